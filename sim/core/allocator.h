@@ -1,0 +1,55 @@
+// An allocator places blocks in an arena of offsets [0, capacity).
+//
+// It deals in offsets only and touches no memory, so one implementation serves the device arena and
+// the pinned host pool, on every backend. Its state is a function of the sequence of calls: no
+// clock, no randomness, ties by the lowest offset. That makes placements comparable byte for byte.
+
+#ifndef SPILLWAY_SIM_CORE_ALLOCATOR_H_
+#define SPILLWAY_SIM_CORE_ALLOCATOR_H_
+
+#include <optional>
+#include <string_view>
+
+#include "sim/core/units.h"
+
+namespace spillway {
+
+// The half-open range [offset, offset + size) of an arena.
+struct Block {
+  Bytes offset;
+  Bytes size;
+
+  Bytes end() const { return offset + size; }
+  bool operator==(const Block&) const = default;
+};
+
+// Which end of the arena a block should prefer. An allocator is free to ignore it.
+enum class Hint : uint8_t { kLow, kHigh };
+
+// PyTorch's meanings of the words.
+struct MemoryStats {
+  Bytes requested;  // bytes that callers asked for and still hold
+  Bytes allocated;  // the same, rounded to the allocator's granularity
+  Bytes reserved;  // bytes taken from the device: never shrinks for an arena with a high-water mark
+  Bytes largest_free;  // the largest request that would succeed now
+};
+
+class Allocator {
+ public:
+  virtual ~Allocator() = default;
+
+  virtual std::string_view Name() const = 0;
+
+  // A block of at least `size` bytes, or nullopt if none fits, in which case nothing has changed.
+  // A request of 0 bytes takes one granule. REQUIRES: size >= 0.
+  virtual std::optional<Block> Allocate(Bytes size, Hint hint = Hint::kLow) = 0;
+
+  // Gives back a block that `Allocate` returned and that has not been freed since.
+  virtual void Free(const Block& block) = 0;
+
+  virtual MemoryStats Stats() const = 0;
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_CORE_ALLOCATOR_H_

@@ -1,0 +1,54 @@
+// What kernels and copies cost on one device, as data: the same numbers for every backend.
+//
+// A cost model knows nothing of contention or order; the engine adds those. Implementations are
+// `TableCostModel` (recorded on hardware) and `RooflineCostModel` (analytic), both in sim/cost.
+
+#ifndef SPILLWAY_SIM_CORE_COST_MODEL_H_
+#define SPILLWAY_SIM_CORE_COST_MODEL_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "sim/core/units.h"
+#include "traces/trace.h"
+
+namespace spillway {
+
+enum class Direction : uint8_t { kToDevice, kToHost };
+
+// One way to execute a slot.
+struct Kernel {
+  std::string algorithm;  // "winograd_nonfused"; "default" where the library offers no choice
+  Duration time;          // alone on the device
+  Bytes workspace;
+  bool deterministic = true;  // gives the same bits on every run
+};
+
+class CostModel {
+ public:
+  virtual ~CostModel() = default;
+
+  // The candidates for `op.slots[slot]` on `batch` samples, fastest first, ties by smaller
+  // workspace and then by name; never empty. The span lives as long as the model. Safe to call from
+  // several threads. REQUIRES: slot < op.slots.size(), 1 <= batch <= op.batch. Throws `InputError`
+  // if the model has no entry, naming signature and batch.
+  virtual std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const = 0;
+
+  // A copy of `size` bytes with the link to itself.
+  virtual Duration CopyTime(Direction direction, Bytes size) const = 0;
+
+  // Where the numbers come from, for people: "recorded on NVIDIA H200, cuDNN 9.14".
+  virtual std::string Provenance() const = 0;
+};
+
+// Index of the kernel with the least workspace; the fastest of those. REQUIRES: kernels is not
+// empty.
+uint32_t LeastWorkspace(std::span<const Kernel> kernels);
+
+// Index of the fastest kernel whose workspace is at most `limit`; `LeastWorkspace` if none is.
+uint32_t FastestWithin(std::span<const Kernel> kernels, Bytes limit);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_CORE_COST_MODEL_H_

@@ -1,0 +1,67 @@
+// A GPU and its host as numbers: what the engine and the cost models know of a machine.
+//
+// One TOML file per device under sim/devices/, each number with its source. Not a model in itself:
+// how the numbers are used is written in sim/engine and sim/cost.
+
+#ifndef SPILLWAY_SIM_CORE_DEVICE_H_
+#define SPILLWAY_SIM_CORE_DEVICE_H_
+
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "sim/core/units.h"
+
+namespace spillway {
+
+// One direction of the interconnect: a transfer of n bytes alone takes latency + n / bandwidth.
+struct Link {
+  Bandwidth bandwidth;
+  Duration latency;
+};
+
+// The cost of a driver call that handles n bytes: fixed + per_mib * n / MiB.
+struct CostLaw {
+  Duration fixed;
+  Duration per_mib;
+
+  Duration At(Bytes size) const {
+    const auto bytes = static_cast<__int128>(size.count());
+    return fixed +
+           Duration::Picoseconds(static_cast<int64_t>(bytes * per_mib.picoseconds() / (1 << 20)));
+  }
+};
+
+struct Device {
+  std::string name;         // file name without extension: "h200"
+  std::string description;  // "NVIDIA H200, PCIe 5 x16"
+  std::string library;      // convolution library whose algorithms `efficiency` lists
+
+  Bytes memory;
+  Bytes alignment;  // granularity of the allocators
+  Bytes host_memory;
+  int64_t flops_per_second = 0;  // fp32, fused multiply-add counted as two
+  Bandwidth dram;
+
+  Link h2d;
+  Link d2h;
+  Bandwidth duplex;  // shared by both directions when they run at once
+
+  Duration launch_overhead;  // host time to enqueue one kernel or copy
+  CostLaw device_malloc;     // cudaMalloc
+  CostLaw device_free;       // cudaFree
+  CostLaw host_malloc;       // cudaMallocHost: pinned memory
+
+  // Achieved fraction of `flops_per_second`, in operations of a direct computation, by algorithm.
+  // An FFT or Winograd algorithm may exceed 1. An algorithm that is not listed does not exist
+  // there.
+  std::map<std::string, double> efficiency;
+};
+
+// Reads a device file. Throws `InputError` naming file, line and column: unknown or missing key,
+// wrong unit, value out of range.
+Device ReadDevice(const std::filesystem::path& path);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_CORE_DEVICE_H_

@@ -1,0 +1,136 @@
+// A policy decides what lives in device memory and when it moves. This is the interface to write
+// one.
+//
+// A policy sees the trace, the device, the cost model and its own past decisions. It sees no clock
+// and no completions, and cannot tell whether a simulator or a GPU executes it: the same object
+// gives the same decisions on both. Every hook has a default that does nothing, so a policy states
+// only what is special about it. One object serves one run; hooks are called from one thread.
+//
+// For each op the runtime calls, in this order:
+//
+//   BeforeOp        then fetches or rebuilds the op's inputs, allocates its outputs and scratch
+//   ChooseKernels   then allocates the workspace
+//   BeforeLaunch    then issues the op, frees the workspace and whatever has no further use
+//   AfterOp         the op is issued; it has not necessarily run
+//
+// Ops that run again to rebuild an evicted tensor get the same calls; `PolicyContext::recomputing`
+// tells them apart.
+
+#ifndef SPILLWAY_SIM_CORE_POLICY_H_
+#define SPILLWAY_SIM_CORE_POLICY_H_
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "sim/core/allocator.h"
+#include "sim/core/backend.h"
+#include "sim/core/cost_model.h"
+#include "sim/core/device.h"
+#include "sim/core/units.h"
+#include "traces/trace.h"
+
+namespace spillway {
+
+struct Report;
+class Policy;
+
+// Where the current contents of a tensor's storage are. A storage that is on the device may have a
+// copy on the host too.
+enum class Residency : uint8_t {
+  kNone,     // not written yet in this iteration, or no longer needed
+  kDevice,   // on the device
+  kBoth,     // on the device, with a host copy that has landed or is in flight
+  kHost,     // released: on the host only
+  kEvicted,  // dropped; the runtime recomputes it at its next use
+};
+
+// How the parts of an op's slots are run. Empty means the fastest kernel of each slot on the whole
+// batch.
+using KernelPlan = std::vector<KernelRun>;
+
+// What a policy may do and know. Tensor arguments stand for their whole storage (the root of
+// `alias_of`). A verb returns false if it is not possible now, and then nothing has changed; every
+// verb is false on a storage that the op being prepared uses (between `BeforeOp` and its issue).
+class PolicyContext {
+ public:
+  virtual ~PolicyContext() = default;
+
+  // Starts the copy to the host; the device copy stays. True if a host copy exists already. False
+  // if the storage is not on the device or the pinned host pool is full.
+  virtual bool Offload(TensorId tensor) = 0;
+
+  // Gives the device block back at once; its next owner waits, on the device, until the copy has
+  // landed and every reader is done. Needs a host copy, landed or in flight.
+  virtual bool Release(TensorId tensor) = 0;
+
+  // Takes a device block and starts the copy from the host. False if the storage is not on the host
+  // only or no block is free; `OnAllocFailure` is not called.
+  virtual bool Prefetch(TensorId tensor) = 0;
+
+  // Drops the storage; the runtime recomputes it at its next use. False if it cannot be rebuilt
+  // then: an op that writes it is not recomputable, or an input of one will be gone or overwritten.
+  virtual bool Evict(TensorId tensor) = 0;
+
+  // Makes the compute stream wait, before the next op, for every copy issued so far.
+  virtual void Fence() = 0;
+
+  // Only in `Plan`. One block for the whole run that the listed storages share; they must not be
+  // live at the same time. The block is as large as the largest of them and at least `at_least`.
+  virtual bool Reserve(std::span<const TensorId> tensors, Bytes at_least = Bytes(0)) = 0;
+
+  // Only in `Plan`. One workspace for the whole run, used by every kernel that fits in it.
+  virtual bool ReserveWorkspace(Bytes size) = 0;
+
+  // A predicted trial run of another policy on the same trace, memory and cost model.
+  // Deterministic.
+  virtual Report WhatIf(Policy& policy) const = 0;
+
+  virtual Residency Where(TensorId tensor) const = 0;
+  // True if an op that is being prepared or rebuilt for needs the storage: verbs on it say false.
+  virtual bool Pinned(TensorId tensor) const = 0;
+  // The next op of the trace that uses the storage: the one being prepared counts, the one just
+  // issued does not. nullopt after its last use. Ops that are run again do not count.
+  virtual std::optional<OpId> NextUse(TensorId tensor) const = 0;
+  virtual MemoryStats Stats() const = 0;
+
+  virtual const Trace& trace() const = 0;
+  virtual const Device& device() const = 0;
+  virtual const CostModel& cost() const = 0;
+  // `cost().Kernels(op, slot, op.batch)`, looked up once per run.
+  virtual std::span<const Kernel> kernels(OpId op, size_t slot) const = 0;
+  // While an op is run again: the op of the trace whose input is being rebuilt.
+  virtual std::optional<OpId> recomputing() const = 0;
+};
+
+class Policy {
+ public:
+  virtual ~Policy() = default;
+
+  // May split ops and tensors of the trace before anything runs. nullopt leaves it as it is.
+  virtual std::optional<Trace> Rewrite(const Trace&, const Device&, const CostModel&) {
+    return std::nullopt;
+  }
+
+  // Called once, with parameters and optimizer state on the device and nothing else.
+  virtual void Plan(PolicyContext&) {}
+
+  virtual void BeforeOp(PolicyContext&, OpId) {}
+  virtual KernelPlan ChooseKernels(PolicyContext&, OpId) { return {}; }
+  virtual void BeforeLaunch(PolicyContext&, OpId) {}
+  virtual void AfterOp(PolicyContext&, OpId) {}
+
+  // At which end of the arena the tensor's block should go.
+  virtual Hint PlacementHint(const PolicyContext&, TensorId) { return Hint::kLow; }
+
+  // No block of `size` bytes is free. Make room and return true to have the request tried again;
+  // true without a release or an eviction since the last call is a `PolicyError`. False ends the
+  // run: the workload does not fit under this policy.
+  virtual bool OnAllocFailure(PolicyContext&, Bytes) { return false; }
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_CORE_POLICY_H_

@@ -1,0 +1,24 @@
+// Whole files in memory: read with transparent Zstandard decompression, written by rename.
+
+#ifndef SPILLWAY_TRACES_FILE_H_
+#define SPILLWAY_TRACES_FILE_H_
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace spillway {
+
+// The contents of `path`, decompressed if they start with Zstandard's magic number. Throws
+// `InputError` if the file is missing, is a directory, is gzipped, is truncated, or grows beyond 4
+// GiB.
+std::string ReadFile(const std::filesystem::path& path);
+
+// Writes `contents` beside `path` under a temporary name and renames it, so that `path` holds
+// either its old contents or all of the new. Compresses if `path` ends in ".zst". Throws
+// `InputError`.
+void WriteFile(const std::filesystem::path& path, std::string_view contents);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_TRACES_FILE_H_

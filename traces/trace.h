@@ -1,0 +1,148 @@
+// A trace: the device-independent program of one iteration, its tensors and the ops that use them.
+//
+// Ops are listed in execution order. An op is one layer's forward or backward step, or one
+// parameter update: the granularity at which all the policies of the literature decide. A trace
+// holds no times and no addresses; those come from a cost model and an allocator. Values of this
+// type are plain data: build one with `LowerNetwork`, read one with `ReadTrace`, then treat it as
+// immutable.
+
+#ifndef SPILLWAY_TRACES_TRACE_H_
+#define SPILLWAY_TRACES_TRACE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/core/units.h"
+
+namespace spillway {
+
+// Indices into `Trace::tensors`, `Trace::ops` and `Trace::layers`.
+enum class TensorId : uint32_t {};
+enum class OpId : uint32_t {};
+enum class LayerId : uint32_t {};
+
+constexpr size_t Index(TensorId id) { return static_cast<size_t>(id); }
+constexpr size_t Index(OpId id) { return static_cast<size_t>(id); }
+constexpr size_t Index(LayerId id) { return static_cast<size_t>(id); }
+
+enum class TensorKind : uint8_t {
+  kInput,              // arrives from outside before the iteration: images, labels
+  kParameter,          // weights and biases; live across iterations
+  kActivation,         // written by a forward op
+  kGradient,           // gradient of an activation
+  kParameterGradient,  // gradient of a parameter
+  kOptimizerState,     // momentum; lives across iterations
+  kScratch,            // private to the ops that list it, contents undefined at the start
+};
+
+// What a layer or an op computes. `kOther` covers ops of imported traces, which have a recorded
+// cost but no implementation here.
+enum class OpType : uint8_t {
+  kInput,
+  kConv2d,
+  kLinear,
+  kMaxPool2d,
+  kAvgPool2d,
+  kRelu,
+  kLrn,
+  kBatchNorm,
+  kDropout,
+  kConcat,
+  kAdd,
+  kFork,
+  kSoftmaxLoss,
+  kSgd,
+  kOther,
+};
+
+enum class Phase : uint8_t { kForward, kBackward, kUpdate };
+
+// The spelling of an enumerator in trace files, and back. The parsers return nullopt for an unknown
+// name.
+std::string_view Name(TensorKind kind);
+std::string_view Name(OpType type);
+std::string_view Name(Phase phase);
+std::optional<TensorKind> ParseTensorKind(std::string_view name);
+std::optional<OpType> ParseOpType(std::string_view name);
+std::optional<Phase> ParsePhase(std::string_view name);
+
+struct Tensor {
+  std::string name;  // unique in the trace
+  TensorKind kind = TensorKind::kActivation;
+  std::vector<int64_t> shape;  // elements per dimension, outermost first (NCHW)
+  Bytes size;
+  // The tensor whose storage this one shares, for in-place operation. Residency, liveness and all
+  // policy verbs act on the storage, which is named by the root of the alias chain.
+  std::optional<TensorId> alias_of;
+};
+
+// A numeric property of an op, for example {"stride_h", 2}. Integers are exact up to 2^53.
+struct Attribute {
+  std::string name;
+  double value = 0;
+};
+
+// One library call inside an op that has algorithm candidates. The slots of an op run one after the
+// other, so an op's workspace is the largest over its slots.
+struct Slot {
+  std::string name;       // "fwd", "bwd_data", "bwd_filter"
+  std::string signature;  // key of the cost table: operation and geometry, without the batch size
+  int64_t flops = 0;  // floating-point operations of a direct computation; a multiply-add is two
+  Bytes traffic;      // least device-memory traffic: each operand read or written once
+};
+
+struct Op {
+  std::string name;  // unique in the trace, for example "conv1_1.fwd"
+  LayerId layer{};
+  OpType type = OpType::kOther;
+  Phase phase = Phase::kForward;
+  int64_t batch = 1;  // samples that one execution processes; the unit of micro-batching
+  // A tensor that is updated in place (an accumulated gradient, a parameter in its update) stands
+  // in both lists. Operand order is part of the contract of each op type; see FORMAT.md.
+  std::vector<TensorId> inputs;
+  std::vector<TensorId> outputs;
+  std::vector<TensorId> scratch;
+  std::vector<Slot> slots;  // at least one
+  std::vector<Attribute> attributes;
+  bool recomputable = false;  // running it again with the same inputs gives the same outputs
+
+  int64_t flops() const;
+  Bytes traffic() const;
+  std::optional<double> FindAttribute(std::string_view attribute) const;
+  // The attribute as an integer. REQUIRES: the attribute exists.
+  int64_t IntAttribute(std::string_view attribute) const;
+};
+
+struct Layer {
+  std::string name;
+  OpType type = OpType::kOther;
+};
+
+struct Trace {
+  std::string name;     // "vgg19:256"
+  std::string network;  // "vgg19"
+  int64_t batch = 1;
+  std::string preset;  // accounting preset that the lowering used; see lowering.h
+  bool training = true;
+  std::vector<Layer> layers;  // in forward order
+  std::vector<Tensor> tensors;
+  std::vector<Op> ops;  // in execution order
+
+  const Tensor& tensor(TensorId id) const { return tensors[Index(id)]; }
+  const Op& op(OpId id) const { return ops[Index(id)]; }
+  const Layer& layer(LayerId id) const { return layers[Index(id)]; }
+  // The tensor at the end of the alias chain: the name of the storage.
+  TensorId Root(TensorId id) const;
+
+  // Throws `InputError` that names the first bad tensor or op: an empty or duplicate name, an id
+  // out of range, a negative size, an alias that is cyclic or larger than its root, an op without
+  // slots, a batch under 1, or an op that reads a tensor which nothing has written.
+  void Validate() const;
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_TRACES_TRACE_H_
