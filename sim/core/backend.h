@@ -78,6 +78,7 @@ struct Interval {
   Duration issued;  // the host had enqueued it
   Duration start;
   Duration end;
+  bool operator==(const Interval&) const = default;
 };
 
 // The intervals of each stream's commands, in issue order: entry i belongs to sequence i + 1.

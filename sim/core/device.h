@@ -26,7 +26,7 @@ struct CostLaw {
   Duration per_mib;
 
   Duration At(Bytes size) const {
-    const auto bytes = static_cast<__int128>(size.count());
+    const auto bytes = static_cast<Int128>(size.count());
     return fixed +
            Duration::Picoseconds(static_cast<int64_t>(bytes * per_mib.picoseconds() / (1 << 20)));
   }

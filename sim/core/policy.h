@@ -79,6 +79,8 @@ class PolicyContext {
 
   // Only in `Plan`. One block for the whole run that the listed storages share; they must not be
   // live at the same time. The block is as large as the largest of them and at least `at_least`.
+  // False if one of them has a block already; if no block is free, the run ends as for any
+  // allocation that fails.
   virtual bool Reserve(std::span<const TensorId> tensors, Bytes at_least = Bytes(0)) = 0;
 
   // Only in `Plan`. One workspace for the whole run, used by every kernel that fits in it.

@@ -46,13 +46,20 @@ struct Decision {
   bool operator==(const Decision&) const = default;
 };
 
-// A block taken or given back on the device or in the host pool.
+enum class PlacementKind : uint8_t {
+  kAllocate,  // a block was taken from the allocator
+  kFree,      // and given back
+  kEnter,     // a tensor or workspace began to use a block that was reserved for the whole run
+  kLeave,     // and ended
+};
+
+// A change of what lies where on the device or in the pinned host pool. The log of an iteration
+// begins with what is held from before: parameters, optimizer state, reservations.
 struct Placement {
+  PlacementKind kind = PlacementKind::kAllocate;
+  bool host = false;
   OpId op{};
   TensorId tensor = kNoTensor;
-  bool host = false;
-  bool taken = true;      // false: given back
-  bool for_run = false;   // held across iterations: parameters, optimizer state, reservations
   uint32_t commands = 0;  // commands issued in this iteration before it
   Bytes requested;
   Block block;
@@ -76,6 +83,8 @@ struct TimelineEntry {
   Block host;        // range of a copy
   Duration nominal;  // the cost model's time
   Interval interval;
+
+  bool operator==(const TimelineEntry&) const = default;
 };
 
 // Why a workload does not fit: the request that failed.

@@ -67,9 +67,9 @@ int64_t ParseQuantity(std::string_view text, std::string_view what, std::span<co
 
 Duration TransferTime(Bytes size, Bandwidth bandwidth) {
   SPILLWAY_CHECK(bandwidth.bytes_per_second > 0);
-  const auto rate = static_cast<__int128>(bandwidth.bytes_per_second);
-  const __int128 picoseconds =
-      (static_cast<__int128>(size.count()) * 1'000'000'000'000 + rate - 1) / rate;
+  const auto rate = static_cast<Int128>(bandwidth.bytes_per_second);
+  const Int128 picoseconds =
+      (static_cast<Int128>(size.count()) * 1'000'000'000'000 + rate - 1) / rate;
   return Duration::Picoseconds(static_cast<int64_t>(picoseconds));
 }
 

@@ -16,6 +16,9 @@
 
 namespace spillway {
 
+// For products of bytes and picoseconds, which overflow 64 bits.
+__extension__ using Int128 = __int128;
+
 // A number of bytes, or an offset into a region of memory.
 class Bytes {
  public:

@@ -1,0 +1,82 @@
+#include "experiments/catalogue.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "sim/core/error.h"
+#include "sim/cost/roofline.h"
+#include "sim/cost/table.h"
+#include "traces/format.h"
+#include "traces/lowering.h"
+#include "traces/zoo/zoo.h"
+
+namespace spillway {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<fs::path> DataDirectories() {
+  std::vector<fs::path> directories;
+  if (const char* chosen = std::getenv("SPILLWAY_DATA")) directories.emplace_back(chosen);
+  directories.emplace_back(SPILLWAY_INSTALLED_DATA);
+  directories.emplace_back(SPILLWAY_SOURCE_DATA);
+  return directories;
+}
+
+}  // namespace
+
+std::optional<fs::path> FindDataFile(const fs::path& relative) {
+  for (const fs::path& directory : DataDirectories()) {
+    std::error_code ignored;
+    if (fs::is_regular_file(directory / relative, ignored)) return directory / relative;
+  }
+  return std::nullopt;
+}
+
+std::vector<std::string> DeviceNames() {
+  std::vector<std::string> names;
+  for (const fs::path& directory : DataDirectories()) {
+    std::error_code ignored;
+    for (const auto& entry : fs::directory_iterator(directory / "sim/devices", ignored)) {
+      if (entry.path().extension() == ".toml") names.push_back(entry.path().stem());
+    }
+  }
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+Device LoadDevice(const std::string& name) {
+  if (name.ends_with(".toml")) return ReadDevice(name);
+  const auto path = FindDataFile(fs::path("sim/devices") / (name + ".toml"));
+  if (!path) throw UsageError(UnknownName("device", name, DeviceNames()));
+  return ReadDevice(*path);
+}
+
+Trace LoadWorkload(const std::string& text, const WorkloadOptions& options) {
+  if (text.ends_with(".json") || text.ends_with(".zst")) return ReadTrace(text);
+  const Workload workload = ParseWorkload(text);
+  return LowerNetwork(BuildNetwork(workload.network),
+                      {workload.batch, options.preset, options.training});
+}
+
+fs::path RecordedTablePath(const std::string& device, const Trace& trace) {
+  return fs::path("traces/recorded") / device /
+         fmt::format("{}-{}.json.zst", trace.network, trace.batch);
+}
+
+std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trace,
+                                    const Device& device) {
+  if (source == "roofline") return std::make_unique<RooflineCostModel>(device);
+  if (source != "auto") {
+    return std::make_unique<TableCostModel>(ReadCostTable(source), device);
+  }
+  if (const auto path = FindDataFile(RecordedTablePath(device.name, trace))) {
+    return std::make_unique<TableCostModel>(ReadCostTable(*path), device);
+  }
+  return std::make_unique<RooflineCostModel>(device);
+}
+
+}  // namespace spillway

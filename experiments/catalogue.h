@@ -1,0 +1,53 @@
+// Finds what a command names: workloads, devices, recorded cost tables and memory budgets.
+//
+// Data files come with the program. They are looked for in the directory named by the environment
+// variable SPILLWAY_DATA, then in the installed tree, then in the source tree that was built.
+
+#ifndef SPILLWAY_EXPERIMENTS_CATALOGUE_H_
+#define SPILLWAY_EXPERIMENTS_CATALOGUE_H_
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/core/cost_model.h"
+#include "sim/core/device.h"
+#include "traces/trace.h"
+
+namespace spillway {
+
+// A data file by its path under sim/devices, traces/recorded or experiments; nullopt if no data
+// directory has it.
+std::optional<std::filesystem::path> FindDataFile(const std::filesystem::path& relative);
+
+// Names of the devices that come with the program, sorted.
+std::vector<std::string> DeviceNames();
+
+// `name` is one of `DeviceNames` or the path of a device file (it ends in ".toml"). Throws
+// `UsageError` with a suggestion for an unknown name.
+Device LoadDevice(const std::string& name);
+
+struct WorkloadOptions {
+  std::string preset = "torch";
+  bool training = true;
+};
+
+// `text` is NETWORK:BATCH, or the path of a trace file (it ends in ".json" or ".zst"), for which
+// the options do not matter. Throws `UsageError` or `InputError`.
+Trace LoadWorkload(const std::string& text, const WorkloadOptions& options);
+
+// `source` is "auto" (the table recorded for this workload on this device if there is one, else the
+// roofline), "roofline", or the path of a cost table.
+std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trace,
+                                    const Device& device);
+
+// Where `spillway record` puts, and "auto" looks for, the table of a workload: under
+// traces/recorded/DEVICE.
+std::filesystem::path RecordedTablePath(const std::string& device, const Trace& trace);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_EXPERIMENTS_CATALOGUE_H_

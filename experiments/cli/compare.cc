@@ -1,0 +1,79 @@
+// spillway compare: several policies on one workload, side by side.
+
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+
+#include "experiments/cli/options.h"
+#include "experiments/cli/verbs.h"
+#include "policies/registry.h"
+
+namespace spillway::cli {
+namespace {
+
+struct CompareOptions {
+  WorkloadOption workload;
+  MachineOption machine;
+  FormatOption format;
+  std::vector<std::string> policies;
+  int jobs = 0;
+};
+
+// Every policy, in both variants where it has the parameter `algo`.
+std::vector<std::string> AllPolicies() {
+  PolicyRegistry registry;
+  RegisterBuiltinPolicies(registry);
+  std::vector<std::string> specifications;
+  for (const PolicyRegistry::Entry& entry : registry.entries()) {
+    const std::vector<ParamInfo> params = registry.Parameters(entry.name);
+    const bool has_algo = std::any_of(params.begin(), params.end(),
+                                      [](const ParamInfo& param) { return param.name == "algo"; });
+    if (has_algo) {
+      specifications.push_back(entry.name + ":algo=memory");
+      specifications.push_back(entry.name + ":algo=performance");
+    } else {
+      specifications.push_back(entry.name);
+    }
+  }
+  return specifications;
+}
+
+int Execute(const CompareOptions& options) {
+  if (PrintHelpValues(options.machine, options.policies)) return kOk;
+  const Scenario scenario(options.workload, options.machine);
+  const std::vector<std::string> policies =
+      options.policies.empty() ? AllPolicies() : options.policies;
+  std::vector<Row> rows(policies.size());
+  tbb::task_arena arena(options.jobs > 0 ? options.jobs : tbb::task_arena::automatic);
+  arena.execute([&] {
+    tbb::parallel_for(size_t{0}, policies.size(),
+                      [&](size_t i) { rows[i] = scenario.Run(policies[i]); });
+  });
+  PrintResults(scenario, rows, options.format.format());
+  const bool any_fits = std::any_of(rows.begin(), rows.end(), [](const Row& row) {
+    return std::any_of(row.begin(), row.end(), [](const Column& column) {
+      return column.name == "status" && column.value == Value(std::string("ok"));
+    });
+  });
+  return any_fits ? kOk : kNegative;
+}
+
+}  // namespace
+
+void AddCompare(CLI::App& app, int& exit_code) {
+  CLI::App* verb =
+      app.add_subcommand("compare", "Simulate several policies; exit code 1 if none fits");
+  auto options = std::make_shared<CompareOptions>();
+  options->workload.Add(*verb);
+  options->machine.Add(*verb);
+  options->format.Add(*verb);
+  verb->add_option("--policy", options->policies,
+                   "NAME or NAME:key=value,..., or help; repeat for more (default: all)");
+  verb->add_option("--jobs", options->jobs,
+                   "Threads; any number gives the same output (default: one per core)")
+      ->check(CLI::Range(1, 1024));
+  verb->callback([options, &exit_code] { exit_code = Execute(*options); });
+}
+
+}  // namespace spillway::cli

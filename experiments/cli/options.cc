@@ -1,0 +1,166 @@
+#include "experiments/cli/options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "policies/registry.h"
+#include "sim/alloc/make_allocator.h"
+#include "sim/core/check.h"
+#include "sim/core/error.h"
+#include "traces/lowering.h"
+#include "traces/zoo/zoo.h"
+
+namespace spillway::cli {
+
+void FormatOption::Add(CLI::App& verb) {
+  verb.add_option("--format", text, "Form of the output")
+      ->check(CLI::IsMember({"table", "csv", "json"}))
+      ->capture_default_str();
+}
+
+Format FormatOption::format() const {
+  return text == "csv" ? Format::kCsv : text == "json" ? Format::kJson : Format::kTable;
+}
+
+void WorkloadOption::Add(CLI::App& verb) {
+  verb.add_option("workload", text, "NETWORK:BATCH (vgg16:256) or a trace file (.json, .json.zst)")
+      ->required();
+  verb.add_option("--preset", preset,
+                  "Memory accounting of the lowering; see spillway list presets")
+      ->capture_default_str();
+  verb.add_option("--mode", mode, "What one iteration is")
+      ->check(CLI::IsMember({"training", "inference"}))
+      ->capture_default_str();
+}
+
+Trace WorkloadOption::Load() const { return LoadWorkload(text, {preset, mode == "training"}); }
+
+void MachineOption::Add(CLI::App& verb) {
+  verb.add_option("--device", device, "A device name, a device file (.toml), or help")
+      ->capture_default_str();
+  verb.add_option(
+      "--memory", memory,
+      "Device memory: a size (12GiB), unlimited, or N%: that far from the least that any "
+      "layer-wise policy needs (0%) to the in-core peak (100%); default: the device's");
+  verb.add_option("--allocator", allocator, "Device allocator, or help")->capture_default_str();
+  verb.add_option(
+          "--cost", cost,
+          "Kernel times: auto (recorded if there is a table, else roofline), roofline, or a "
+          "cost table file")
+      ->capture_default_str();
+  verb.add_flag("--charge-input", charge_input, "Copy the inputs to the device in each iteration");
+  verb.add_flag("--check", check, "Verify every report with the independent checker");
+}
+
+Scenario::Scenario(const WorkloadOption& workload, const MachineOption& machine)
+    : trace_(workload.Load()), device_(LoadDevice(machine.device)), check_(machine.check) {
+  MakeAllocator(machine.allocator, Bytes(0), device_.alignment);  // an unknown name fails early
+  cost_ = LoadCost(machine.cost, trace_, device_);
+  RuntimeOptions options;
+  options.charge_input = machine.charge_input;
+  setup_ = std::make_unique<Setup>(
+      Setup{trace_, device_, *cost_, device_.memory, machine.allocator, options});
+  if (!machine.memory.empty()) setup_->memory = ParseMemory(machine.memory, *setup_);
+  ideal_ = SimulateIdeal(*setup_);
+}
+
+Row Scenario::Run(const std::string& specification) const {
+  PolicyRegistry registry;
+  RegisterBuiltinPolicies(registry);
+  const Outcome outcome = Simulate(*setup_, *registry.Make(specification));
+  if (check_) {
+    const std::vector<std::string> violations = Check(outcome.trace, outcome.report);
+    if (!violations.empty()) {
+      throw PolicyError(fmt::format("policy '{}': the checker found {} violation(s):\n  {}",
+                                    specification, violations.size(),
+                                    fmt::join(violations, "\n  ")));
+    }
+  }
+  return MakeResultRow(*setup_, specification, "sim", outcome, ideal_);
+}
+
+std::string Scenario::Title() const {
+  const std::string memory =
+      setup_->memory == Bytes::Unlimited() ? "unlimited memory" : FormatBytes(setup_->memory);
+  return fmt::format("{} ({}, {}) on {} with {}\nkernel times: {}\n", trace_.name, trace_.preset,
+                     trace_.training ? "training" : "inference", device_.description, memory,
+                     cost_->Provenance());
+}
+
+void PrintResults(const Scenario& scenario, const std::vector<Row>& rows, Format format) {
+  switch (format) {
+    case Format::kCsv:
+      fmt::print("{}", FormatCsv(rows));
+      return;
+    case Format::kJson:
+      fmt::print("{}", FormatJson(rows, "spillway.results/v1"));
+      return;
+    case Format::kTable:
+      fmt::print("{}{}", scenario.Title(), FormatComparison(rows));
+      for (const Row& row : rows) {
+        const auto value = [&](std::string_view name) {
+          return std::get<std::string>(std::find_if(row.begin(), row.end(), [&](const Column& c) {
+                                         return c.name == name;
+                                       })->value);
+        };
+        if (value("status") == "oom") fmt::print("{}: {}\n", value("policy"), value("reason"));
+      }
+  }
+}
+
+std::string DescribePolicies() {
+  PolicyRegistry registry;
+  RegisterBuiltinPolicies(registry);
+  std::string text;
+  for (const PolicyRegistry::Entry& entry : registry.entries()) {
+    text += fmt::format("{}\n    {}\n", entry.name, entry.description);
+    for (const ParamInfo& param : registry.Parameters(entry.name)) {
+      text += fmt::format("    {}={} (default {}): {}\n", param.name, param.type, param.initial,
+                          param.help);
+    }
+  }
+  return text;
+}
+
+std::string DescribeDevices() {
+  std::vector<std::vector<std::string>> cells{{"device", "memory", "description"}};
+  for (const std::string& name : DeviceNames()) {
+    const Device device = LoadDevice(name);
+    cells.push_back({name, FormatBytes(device.memory), device.description});
+  }
+  return FormatTable(cells);
+}
+
+std::string DescribeAllocators() {
+  std::vector<std::vector<std::string>> cells{{"allocator", "description"}};
+  for (const AllocatorInfo& info : Allocators()) cells.push_back({info.name, info.description});
+  return FormatTable(cells);
+}
+
+std::string DescribeNetworks() {
+  std::vector<std::vector<std::string>> cells{{"network", "description"}};
+  for (const ZooEntry& entry : Zoo()) cells.push_back({entry.name, entry.description});
+  return FormatTable(cells);
+}
+
+std::string DescribePresets() {
+  std::vector<std::vector<std::string>> cells{{"preset", "description"}};
+  for (const Preset& preset : Presets()) cells.push_back({preset.name, preset.description});
+  return FormatTable(cells);
+}
+
+bool PrintHelpValues(const MachineOption& machine, const std::vector<std::string>& policies) {
+  bool printed = false;
+  const auto print = [&](bool wanted, std::string (*describe)()) {
+    if (wanted) fmt::print("{}", describe());
+    printed |= wanted;
+  };
+  print(std::find(policies.begin(), policies.end(), "help") != policies.end(), DescribePolicies);
+  print(machine.device == "help", DescribeDevices);
+  print(machine.allocator == "help", DescribeAllocators);
+  return printed;
+}
+
+}  // namespace spillway::cli

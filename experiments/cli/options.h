@@ -1,0 +1,88 @@
+// Options that several verbs share, with the same names, defaults and help everywhere.
+
+#ifndef SPILLWAY_EXPERIMENTS_CLI_OPTIONS_H_
+#define SPILLWAY_EXPERIMENTS_CLI_OPTIONS_H_
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "experiments/catalogue.h"
+#include "experiments/result_row.h"
+#include "experiments/simulate.h"
+
+namespace spillway::cli {
+
+// --format table|csv|json
+struct FormatOption {
+  std::string text = "table";
+
+  void Add(CLI::App& verb);
+  Format format() const;
+};
+
+// What is run: WORKLOAD --preset --mode.
+struct WorkloadOption {
+  std::string text;
+  std::string preset = "torch";
+  std::string mode = "training";
+
+  void Add(CLI::App& verb);
+  Trace Load() const;
+};
+
+// Where it is run: --device --memory --allocator --cost --charge-input --check.
+struct MachineOption {
+  std::string device = "h200";
+  std::string memory;
+  std::string allocator = "best-fit";
+  std::string cost = "auto";
+  bool charge_input = false;
+  bool check = false;
+
+  void Add(CLI::App& verb);
+};
+
+// A workload on a machine, loaded and ready to simulate.
+class Scenario {
+ public:
+  // Throws `UsageError` or `InputError`.
+  Scenario(const WorkloadOption& workload, const MachineOption& machine);
+
+  const Setup& setup() const { return *setup_; }
+  const Report& ideal() const { return ideal_; }
+
+  // Simulates one policy and, where asked for, verifies the report. Throws `PolicyError` if the
+  // verification finds a violation. Safe to call from several threads.
+  Row Run(const std::string& specification) const;
+
+  // One line for people: workload, device, memory and where the costs come from.
+  std::string Title() const;
+
+ private:
+  Trace trace_;
+  Device device_;
+  std::unique_ptr<CostModel> cost_;
+  std::unique_ptr<Setup> setup_;
+  Report ideal_;
+  bool check_;
+};
+
+// The result rows in the chosen format, on standard output.
+void PrintResults(const Scenario& scenario, const std::vector<Row>& rows, Format format);
+
+// The texts behind `--policy help`, `--device help` and `--allocator help`, and `spillway list`.
+std::string DescribePolicies();
+std::string DescribeDevices();
+std::string DescribeAllocators();
+std::string DescribeNetworks();
+std::string DescribePresets();
+
+// If an option was given as "help", prints its description and returns true.
+bool PrintHelpValues(const MachineOption& machine, const std::vector<std::string>& policies);
+
+}  // namespace spillway::cli
+
+#endif  // SPILLWAY_EXPERIMENTS_CLI_OPTIONS_H_

@@ -1,0 +1,30 @@
+// The verbs of the command line, one file each.
+//
+// Each function adds its subcommand to the application; running it sets the exit code: 0 ok, 1 a
+// negative answer, and by exception 2 usage, 3 bad input, 4 policy or invariant failure, 5 missing
+// environment.
+
+#ifndef SPILLWAY_EXPERIMENTS_CLI_VERBS_H_
+#define SPILLWAY_EXPERIMENTS_CLI_VERBS_H_
+
+#include <CLI/CLI.hpp>
+
+namespace spillway::cli {
+
+inline constexpr int kOk = 0;
+inline constexpr int kNegative = 1;
+inline constexpr int kUsage = 2;
+inline constexpr int kBadInput = 3;
+inline constexpr int kPolicyFailure = 4;
+inline constexpr int kMissingEnvironment = 5;
+
+void AddRun(CLI::App& app, int& exit_code);
+void AddCompare(CLI::App& app, int& exit_code);
+void AddList(CLI::App& app, int& exit_code);
+void AddTrace(CLI::App& app, int& exit_code);
+void AddRecord(CLI::App& app, int& exit_code);
+void AddReproduce(CLI::App& app, int& exit_code);
+
+}  // namespace spillway::cli
+
+#endif  // SPILLWAY_EXPERIMENTS_CLI_VERBS_H_

@@ -1,0 +1,217 @@
+#include "experiments/result_row.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "sim/core/error.h"
+
+namespace spillway {
+namespace {
+
+std::string EscapeJson(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      escaped += '\\';
+      escaped += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      escaped += fmt::format("\\u{:04x}", static_cast<int>(c));
+    } else {
+      escaped += c;
+    }
+  }
+  return escaped;
+}
+
+struct JsonValue {
+  std::string operator()(std::monostate) const { return "null"; }
+  std::string operator()(int64_t value) const { return fmt::format("{}", value); }
+  std::string operator()(double value) const { return fmt::format("{}", value); }
+  std::string operator()(bool value) const { return value ? "true" : "false"; }
+  std::string operator()(const std::string& value) const {
+    return fmt::format("\"{}\"", EscapeJson(value));
+  }
+};
+
+struct CsvValue {
+  std::string operator()(std::monostate) const { return ""; }
+  std::string operator()(const std::string& value) const {
+    if (value.find_first_of(",\"\r\n") == std::string::npos) return value;
+    std::string quoted = "\"";
+    for (const char c : value) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+    return quoted + "\"";
+  }
+  template <typename T>
+  std::string operator()(T value) const {
+    return JsonValue()(value);
+  }
+};
+
+const Value& Find(const Row& row, std::string_view name) {
+  for (const Column& column : row) {
+    if (column.name == name) return column.value;
+  }
+  SPILLWAY_CHECK(!"a column of that name");
+  return row.front().value;
+}
+
+// A cell of the comparison: a number in the given scale, or a dash.
+std::string Cell(const Row& row, std::string_view name, double scale, int digits) {
+  const Value& value = Find(row, name);
+  if (const auto* number = std::get_if<double>(&value)) {
+    return fmt::format("{:.{}f}", *number / scale, digits);
+  }
+  if (const auto* number = std::get_if<int64_t>(&value)) {
+    return fmt::format("{:.{}f}", static_cast<double>(*number) / scale, digits);
+  }
+  return "-";
+}
+
+bool LooksNumeric(const std::string& text) {
+  return !text.empty() && text.find_first_not_of("0123456789.-+x%e") == std::string::npos;
+}
+
+}  // namespace
+
+Row MakeResultRow(const Setup& setup, std::string_view policy, std::string_view backend,
+                  const Outcome& outcome, const Report& ideal) {
+  const Report& report = outcome.report;
+  const bool fits = report.fits();
+  const Metrics& metrics = report.metrics;
+  const Stalls& stalls = metrics.stalls;
+  const auto milliseconds = [&](Duration time) -> Value {
+    return fits ? Value(time.milliseconds()) : Value();
+  };
+  const auto bytes = [&](Bytes size) -> Value { return fits ? Value(size.count()) : Value(); };
+  const auto ratio = [&](double numerator, double denominator) -> Value {
+    return fits && denominator > 0 ? Value(numerator / denominator) : Value();
+  };
+  const Duration time_bound = std::max(report.bounds.compute, report.bounds.copy);
+  Row row{
+      {"workload", outcome.trace.name},
+      {"network", outcome.trace.network},
+      {"batch", outcome.trace.batch},
+      {"device", setup.device.name},
+      {"memory_bytes", setup.memory == Bytes::Unlimited() ? Value() : Value(setup.memory.count())},
+      {"policy", std::string(policy)},
+      {"allocator", setup.allocator},
+      {"backend", std::string(backend)},
+      {"status", std::string(fits ? "ok" : "oom")},
+      {"iteration_ms", milliseconds(metrics.iteration)},
+      {"compute_ms", milliseconds(metrics.compute)},
+      {"stall_ms", milliseconds(stalls.total())},
+      {"peak_requested_bytes", bytes(metrics.peak_requested)},
+      {"peak_allocated_bytes", bytes(metrics.peak_allocated)},
+      {"peak_reserved_bytes", bytes(metrics.peak_reserved)},
+      {"avg_requested_bytes", bytes(metrics.average_requested)},
+      {"offloaded_bytes", bytes(metrics.offloaded)},
+      {"prefetched_bytes", bytes(metrics.prefetched)},
+      {"recomputed_ops", fits ? Value(metrics.recomputed_ops) : Value()},
+      {"recompute_ms", milliseconds(metrics.recompute)},
+      {"pinned_peak_bytes", bytes(metrics.pinned_peak)},
+      {"slowdown", ratio(metrics.iteration.milliseconds(), ideal.metrics.iteration.milliseconds())},
+      {"stall_fetch_ms", milliseconds(stalls.fetch)},
+      {"stall_fence_ms", milliseconds(stalls.fence)},
+      {"stall_memory_ms", milliseconds(stalls.memory)},
+      {"stall_launch_ms", milliseconds(stalls.launch)},
+      {"stall_drain_ms", milliseconds(stalls.drain)},
+      {"avg_allocated_bytes", bytes(metrics.average_allocated)},
+      {"avg_reserved_bytes", bytes(metrics.average_reserved)},
+      {"fragmentation", fits ? Value(metrics.fragmentation()) : Value()},
+      {"bound_compute_ms", milliseconds(report.bounds.compute)},
+      {"bound_copy_ms", milliseconds(report.bounds.copy)},
+      {"bound_layer_bytes", report.bounds.layer.count()},
+      {"time_over_bound", ratio(metrics.iteration.milliseconds(), time_bound.milliseconds())},
+      {"memory_over_bound", ratio(static_cast<double>(metrics.peak_allocated.count()),
+                                  static_cast<double>(report.bounds.layer.count()))},
+      {"iterations", fits ? Value(int64_t{report.iterations}) : Value()},
+      {"steady", fits ? Value(report.steady) : Value()},
+      {"shortest_iteration_ms", milliseconds(report.shortest)},
+      {"longest_iteration_ms", milliseconds(report.longest)},
+      {"pinning_ms", milliseconds(report.pinning)},
+      {"preset", outcome.trace.preset},
+      {"mode", std::string(outcome.trace.training ? "training" : "inference")},
+      {"cost", setup.cost.Provenance()},
+      {"reason", fits ? Value() : Value(report.out_of_memory->Message())},
+  };
+  return row;
+}
+
+std::string FormatCsv(const std::vector<Row>& rows) {
+  std::string text;
+  const auto add_line = [&](const Row& row, auto field) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      if (i > 0) text += ',';
+      text += field(row[i]);
+    }
+    text += "\r\n";
+  };
+  if (rows.empty()) return text;
+  add_line(rows.front(), [](const Column& column) { return column.name; });
+  for (const Row& row : rows) {
+    add_line(row, [](const Column& column) { return std::visit(CsvValue(), column.value); });
+  }
+  return text;
+}
+
+std::string FormatJson(const std::vector<Row>& rows, std::string_view schema) {
+  std::string text = fmt::format("{{\n  \"schema\": \"{}\",\n  \"rows\": [", schema);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    text += i == 0 ? "\n    {" : ",\n    {";
+    for (size_t j = 0; j < rows[i].size(); ++j) {
+      text += fmt::format("{}\n      \"{}\": {}", j == 0 ? "" : ",", rows[i][j].name,
+                          std::visit(JsonValue(), rows[i][j].value));
+    }
+    text += "\n    }";
+  }
+  return text + (rows.empty() ? "]\n}\n" : "\n  ]\n}\n");
+}
+
+std::string FormatTable(const std::vector<std::vector<std::string>>& cells) {
+  std::vector<size_t> widths;
+  for (const auto& row : cells) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::vector<bool> right(widths.size(), true);
+  for (size_t r = 1; r < cells.size(); ++r) {
+    for (size_t i = 0; i < cells[r].size(); ++i) {
+      if (!LooksNumeric(cells[r][i])) right[i] = false;
+    }
+  }
+  std::string text;
+  for (const auto& row : cells) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      if (i > 0) line += "  ";
+      line += right[i] ? fmt::format("{:>{}}", row[i], widths[i])
+                       : fmt::format("{:<{}}", row[i], widths[i]);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  }
+  return text;
+}
+
+std::string FormatComparison(const std::vector<Row>& rows) {
+  constexpr double kGiB = 1073741824.0;
+  std::vector<std::vector<std::string>> cells{{"policy", "status", "time ms", "slowdown",
+                                               "peak GiB", "avg GiB", "out GiB", "in GiB",
+                                               "stall ms", "fetch", "fence", "memory", "launch",
+                                               "drain", "x time bound", "x memory bound"}};
+  for (const Row& row : rows) {
+    cells.push_back({std::get<std::string>(Find(row, "policy")),
+                     std::get<std::string>(Find(row, "status")), Cell(row, "iteration_ms", 1, 1),
+                     Cell(row, "slowdown", 1, 3), Cell(row, "peak_allocated_bytes", kGiB, 2),
+                     Cell(row, "avg_allocated_bytes", kGiB, 2),
+                     Cell(row, "offloaded_bytes", kGiB, 2), Cell(row, "prefetched_bytes", kGiB, 2),
+                     Cell(row, "stall_ms", 1, 1), Cell(row, "stall_fetch_ms", 1, 1),
+                     Cell(row, "stall_fence_ms", 1, 1), Cell(row, "stall_memory_ms", 1, 1),
+                     Cell(row, "stall_launch_ms", 1, 1), Cell(row, "stall_drain_ms", 1, 1),
+                     Cell(row, "time_over_bound", 1, 3), Cell(row, "memory_over_bound", 1, 3)});
+  }
+  return FormatTable(cells);
+}
+
+}  // namespace spillway

@@ -1,0 +1,77 @@
+#include "experiments/simulate.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <utility>
+
+#include "sim/alloc/make_allocator.h"
+#include "sim/core/error.h"
+#include "sim/engine/sim_backend.h"
+
+namespace spillway {
+namespace {
+
+// Does nothing: the runtime's own liveness and the fastest kernels.
+class IdealPolicy final : public Policy {};
+
+Report SimulateTrace(const Setup& setup, const Trace& trace, Policy& policy) {
+  const auto arena = MakeAllocator(setup.allocator, setup.memory, setup.device.alignment);
+  const auto host_pool =
+      MakeAllocator("best-fit", setup.device.host_memory, setup.device.alignment);
+  SimBackend backend(setup.device, setup.cost);
+  RuntimeParts parts;
+  parts.trace = &trace;
+  parts.device = &setup.device;
+  parts.cost = &setup.cost;
+  parts.arena = arena.get();
+  parts.host_pool = host_pool.get();
+  parts.backend = &backend;
+  parts.policy = &policy;
+  parts.trial = [&](Policy& other) { return SimulateTrace(setup, trace, other); };
+  return Run(parts, setup.options);
+}
+
+}  // namespace
+
+Outcome Simulate(const Setup& setup, Policy& policy) {
+  Outcome outcome;
+  if (auto rewritten = policy.Rewrite(setup.trace, setup.device, setup.cost)) {
+    outcome.trace = std::move(*rewritten);
+    outcome.trace.Validate();
+  } else {
+    outcome.trace = setup.trace;
+  }
+  outcome.report = SimulateTrace(setup, outcome.trace, policy);
+  return outcome;
+}
+
+Report SimulateIdeal(const Setup& setup) {
+  Setup unlimited = setup;
+  unlimited.memory = Bytes::Unlimited();
+  IdealPolicy policy;
+  return SimulateTrace(unlimited, setup.trace, policy);
+}
+
+Bytes ParseMemory(std::string_view text, const Setup& setup) {
+  if (text == "unlimited") return Bytes::Unlimited();
+  if (!text.ends_with('%')) {
+    try {
+      return ParseBytes(text);
+    } catch (const InputError& error) {
+      throw UsageError(fmt::format("memory: {}; also accepted: N% and unlimited", error.what()));
+    }
+  }
+  double percent = 0;
+  const char* last = text.data() + text.size() - 1;
+  const auto [end, error] = std::from_chars(text.data(), last, percent);
+  if (error != std::errc() || end != last || !(percent >= 0) || percent > 1e6) {
+    throw UsageError(fmt::format("memory: '{}' is not a percentage from 0% up", text));
+  }
+  const Bytes bound = LayerBound(setup.trace, setup.device.alignment);
+  const Bytes peak = SimulateIdeal(setup).metrics.peak_allocated;
+  const double extra = static_cast<double>((peak - bound).count()) * percent / 100;
+  return RoundUp(bound + Bytes(static_cast<int64_t>(extra)), setup.device.alignment);
+}
+
+}  // namespace spillway

@@ -1,0 +1,48 @@
+// One simulated run: puts a trace, a device, a cost model, an allocator and a policy together.
+
+#ifndef SPILLWAY_EXPERIMENTS_SIMULATE_H_
+#define SPILLWAY_EXPERIMENTS_SIMULATE_H_
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "policies/registry.h"
+#include "sim/core/cost_model.h"
+#include "sim/core/device.h"
+#include "sim/core/policy.h"
+#include "sim/core/report.h"
+#include "sim/core/runtime.h"
+#include "traces/trace.h"
+
+namespace spillway {
+
+// Everything of a run but the policy. The references outlive it.
+struct Setup {
+  const Trace& trace;
+  const Device& device;
+  const CostModel& cost;
+  Bytes memory;  // of the device; `Bytes::Unlimited()` for no limit
+  std::string allocator = "best-fit";
+  RuntimeOptions options = {};
+};
+
+struct Outcome {
+  Trace trace;  // the trace that ran: the policy may have rewritten it
+  Report report;
+};
+
+// Runs a policy on the simulator. Throws `PolicyError` if it breaks its contract.
+Outcome Simulate(const Setup& setup, Policy& policy);
+
+// The run that the slowdown of all others refers to: unlimited memory, the fastest algorithms,
+// nothing moved.
+Report SimulateIdeal(const Setup& setup);
+
+// A memory budget: a size ("12GiB"), "unlimited", or "N%", that far from `LayerBound` (0 %) to the
+// peak of the ideal run (100 %). Throws `UsageError`.
+Bytes ParseMemory(std::string_view text, const Setup& setup);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_EXPERIMENTS_SIMULATE_H_

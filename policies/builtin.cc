@@ -1,0 +1,23 @@
+#include "policies/builtin.h"
+
+#include "policies/registry.h"
+
+namespace spillway {
+
+void RegisterBuiltinPolicies(PolicyRegistry& registry) {
+  registry.Add("network-wide",
+               "everything allocated up front, gradient buffers reused (the baseline of vDNN, "
+               "section IV-A)",
+               MakeNetworkWidePolicy);
+  registry.Add("liveness", "tensors freed after their last use, nothing moved", MakeLivenessPolicy);
+  registry.Add("vdnn-all",
+               "offload the inputs of all feature extraction layers (vDNN, section III-C)",
+               MakeVdnnAllPolicy);
+  registry.Add("vdnn-conv", "offload the inputs of convolutions only (vDNN, section III-C)",
+               MakeVdnnConvPolicy);
+  registry.Add("vdnn-dyn",
+               "profiling passes choose offloading and algorithms (dynamic vDNN, section III-C)",
+               MakeVdnnDynPolicy);
+}
+
+}  // namespace spillway

@@ -1,0 +1,21 @@
+// The factories of the built-in policies; each is defined in the file named after its policy.
+
+#ifndef SPILLWAY_POLICIES_BUILTIN_H_
+#define SPILLWAY_POLICIES_BUILTIN_H_
+
+#include <memory>
+
+#include "policies/params.h"
+#include "sim/core/policy.h"
+
+namespace spillway {
+
+std::unique_ptr<Policy> MakeNetworkWidePolicy(Params& params);
+std::unique_ptr<Policy> MakeLivenessPolicy(Params& params);
+std::unique_ptr<Policy> MakeVdnnAllPolicy(Params& params);
+std::unique_ptr<Policy> MakeVdnnConvPolicy(Params& params);
+std::unique_ptr<Policy> MakeVdnnDynPolicy(Params& params);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_POLICIES_BUILTIN_H_

@@ -1,0 +1,28 @@
+// The ways in which the policies of the literature choose convolution algorithms.
+
+#ifndef SPILLWAY_POLICIES_KERNEL_CHOICE_H_
+#define SPILLWAY_POLICIES_KERNEL_CHOICE_H_
+
+#include "policies/params.h"
+#include "sim/core/policy.h"
+
+namespace spillway {
+
+enum class KernelChoice : uint8_t {
+  kPerformance,  // the fastest, whatever workspace it needs
+  kMemory,       // the least workspace; of those, the fastest
+  kGreedy,       // the fastest whose workspace fits in the largest free block right now
+};
+
+// Declares the parameter "algo" with the values memory and performance.
+KernelChoice ReadKernelChoice(Params& params);
+
+// One kernel for each slot of the op, on its whole batch.
+KernelPlan ChooseByRule(KernelChoice rule, const PolicyContext& context, OpId op);
+
+// The workspace that `ChooseByRule` asks for. REQUIRES: rule is not kGreedy.
+Bytes WorkspaceByRule(KernelChoice rule, const PolicyContext& context, OpId op);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_POLICIES_KERNEL_CHOICE_H_

@@ -1,0 +1,71 @@
+#include "policies/params.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+#include "sim/core/error.h"
+
+namespace spillway {
+
+const std::string* Params::Declare(ParamInfo info) {
+  const auto found = values_.find(info.name);
+  declared_.push_back(std::move(info));
+  return found == values_.end() ? nullptr : &found->second;
+}
+
+std::string Params::Choice(const std::string& name, const std::string& initial,
+                           const std::vector<std::string>& valid, const std::string& help) {
+  const std::string* text =
+      Declare({name, fmt::format("{}", fmt::join(valid, "|")), initial, help});
+  if (text == nullptr) return initial;
+  if (std::find(valid.begin(), valid.end(), *text) == valid.end()) {
+    throw UsageError(fmt::format("{}: {}", owner_,
+                                 UnknownName(fmt::format("value of '{}':", name), *text, valid)));
+  }
+  return *text;
+}
+
+int64_t Params::Integer(const std::string& name, int64_t initial, int64_t least, int64_t greatest,
+                        const std::string& help) {
+  const std::string* text = Declare({name, "integer", std::to_string(initial), help});
+  if (text == nullptr) return initial;
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+  if (error != std::errc() || end != text->data() + text->size() || value < least ||
+      value > greatest) {
+    throw UsageError(fmt::format("{}: {}='{}' is not a whole number from {} to {}", owner_, name,
+                                 *text, least, greatest));
+  }
+  return value;
+}
+
+bool Params::Flag(const std::string& name, bool initial, const std::string& help) {
+  return Choice(name, initial ? "true" : "false", {"true", "false"}, help) == "true";
+}
+
+Bytes Params::Size(const std::string& name, Bytes initial, const std::string& help) {
+  const std::string* text = Declare({name, "size", fmt::format("{}B", initial.count()), help});
+  if (text == nullptr) return initial;
+  try {
+    return ParseBytes(*text);
+  } catch (const InputError& error) {
+    throw UsageError(fmt::format("{}: {}: {}", owner_, name, error.what()));
+  }
+}
+
+void Params::Finish() const {
+  std::vector<std::string> names;
+  for (const ParamInfo& info : declared_) names.push_back(info.name);
+  for (const auto& [name, value] : values_) {
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    if (names.empty()) {
+      throw UsageError(fmt::format("{} has no parameters, '{}' was given", owner_, name));
+    }
+    throw UsageError(fmt::format("{}: {}", owner_, UnknownName("parameter", name, names)));
+  }
+}
+
+}  // namespace spillway

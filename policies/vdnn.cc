@@ -1,0 +1,211 @@
+// vDNN (Rhu et al., MICRO 2016): offload the inputs of layers during forward, prefetch them in
+// backward.
+//
+// Static policies (section III-C): `vdnn-conv` offloads the inputs X of convolutions, `vdnn-all`
+// those of all feature extraction layers (convolution, pooling, normalisation, concatenation,
+// dropout; activations work in place and classifier layers are left alone). X is offloaded by its
+// last consumer in forward, while that layer computes, and released at its end; the compute stream
+// waits for the copy there. Before each backward step the search of Fig. 10 finds at most one layer
+// whose X to prefetch; the copy overlaps the step and the compute stream waits for it at its end.
+//
+// `vdnn-dyn` tries configurations with profiling passes and keeps the first that fits.
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "policies/builtin.h"
+#include "policies/kernel_choice.h"
+#include "sim/core/report.h"
+#include "traces/liveness.h"
+
+namespace spillway {
+namespace {
+
+enum class OffloadSet : uint8_t { kNone, kConv, kAll };
+
+bool IsOffloadLayer(OffloadSet set, OpType type) {
+  switch (type) {
+    case OpType::kConv2d:
+      return set != OffloadSet::kNone;
+    case OpType::kMaxPool2d:
+    case OpType::kAvgPool2d:
+    case OpType::kLrn:
+    case OpType::kBatchNorm:
+    case OpType::kDropout:
+    case OpType::kConcat:
+    case OpType::kAdd:
+      return set == OffloadSet::kAll;
+    default:
+      return false;
+  }
+}
+
+class VdnnPolicy final : public Policy {
+ public:
+  VdnnPolicy(OffloadSet set, KernelChoice kernels) : set_(set), kernels_(kernels) {}
+
+  void Plan(PolicyContext& context) override {
+    const Trace& trace = context.trace();
+    const Liveness liveness(trace);
+    layers_.resize(trace.layers.size());
+    for (size_t i = 0; i < trace.ops.size(); ++i) {
+      const Op& op = trace.ops[i];
+      if (op.phase != Phase::kForward || !IsOffloadLayer(set_, op.type)) continue;
+      for (const TensorId input : op.inputs) {
+        const TensorId storage = liveness.Root(input);
+        if (const auto last = LastForwardUse(trace, liveness, storage)) {
+          AddUnique(layers_[Index(trace.op(*last).layer)].inputs, storage);
+        }
+      }
+    }
+  }
+
+  void BeforeOp(PolicyContext& context, OpId op) override {
+    if (op == OpId{0}) {
+      for (LayerState& layer : layers_) layer.offloaded = layer.prefetched = false;
+    }
+    const Op& step = context.trace().op(op);
+    if (step.phase != Phase::kBackward || set_ == OffloadSet::kNone) return;
+    const std::optional<size_t> found = FindPrefetchLayer(context.trace(), Index(step.layer));
+    if (!found) return;
+    for (const TensorId input : layers_[*found].inputs) {
+      // A request that finds no room is left to the runtime, which fetches the tensor when it is
+      // needed.
+      if (context.Prefetch(input)) fence_ = true;
+    }
+  }
+
+  KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
+    return ChooseByRule(kernels_, context, op);
+  }
+
+  void AfterOp(PolicyContext& context, OpId op) override {
+    const Op& step = context.trace().op(op);
+    if (step.phase == Phase::kForward) {
+      LayerState& layer = layers_[Index(step.layer)];
+      for (const TensorId input : layer.inputs) {
+        if (!context.Offload(input)) continue;
+        context.Release(input);
+        layer.offloaded = true;
+        fence_ = true;
+      }
+    }
+    if (std::exchange(fence_, false)) context.Fence();
+  }
+
+ private:
+  struct LayerState {
+    std::vector<TensorId> inputs;  // offloaded at the end of the layer's forward step
+    bool offloaded = false;
+    bool prefetched = false;
+  };
+
+  // The last forward op that uses an activation or the image, if a later phase uses it again.
+  static std::optional<OpId> LastForwardUse(const Trace& trace, const Liveness& liveness,
+                                            TensorId storage) {
+    const TensorKind kind = trace.tensor(storage).kind;
+    if (kind != TensorKind::kActivation && kind != TensorKind::kInput) return std::nullopt;
+    std::optional<OpId> last;
+    for (const OpId use : liveness.Uses(storage)) {
+      if (trace.op(use).phase != Phase::kForward) return last;
+      last = use;
+    }
+    return std::nullopt;
+  }
+
+  static void AddUnique(std::vector<TensorId>& list, TensorId id) {
+    for (const TensorId present : list) {
+      if (present == id) return;
+    }
+    list.push_back(id);
+  }
+
+  // Fig. 10: the nearest layer below `current` that is offloaded and not yet prefetched, looking no
+  // further than the next convolution.
+  std::optional<size_t> FindPrefetchLayer(const Trace& trace, size_t current) {
+    for (size_t id = current; id-- > 0;) {
+      LayerState& layer = layers_[id];
+      if (layer.offloaded && !layer.prefetched) {
+        layer.prefetched = true;
+        return id;
+      }
+      if (trace.layers[id].type == OpType::kConv2d) return std::nullopt;
+    }
+    return std::nullopt;
+  }
+
+  const OffloadSet set_;
+  const KernelChoice kernels_;
+  std::vector<LayerState> layers_;
+  bool fence_ = false;  // a copy was issued for the current step
+};
+
+// Chooses a static configuration in `Plan` and then acts as that.
+class VdnnDynPolicy final : public Policy {
+ public:
+  void Plan(PolicyContext& context) override {
+    const Config least_memory{OffloadSet::kAll, KernelChoice::kMemory};
+    const Report baseline = TryOut(context, least_memory);
+    Config choice = least_memory;
+    if (baseline.fits()) {
+      // The paper's order: nothing offloaded, then more and more, with the fastest algorithms; then
+      // the greedy downgrade of each layer that would not fit.
+      constexpr std::array kPasses{
+          Config{OffloadSet::kNone, KernelChoice::kPerformance},
+          Config{OffloadSet::kConv, KernelChoice::kPerformance},
+          Config{OffloadSet::kAll, KernelChoice::kPerformance},
+          Config{OffloadSet::kConv, KernelChoice::kGreedy},
+          Config{OffloadSet::kAll, KernelChoice::kGreedy},
+      };
+      for (const Config& pass : kPasses) {
+        const Report report = TryOut(context, pass);
+        // A pass that fits is adopted, but never one that is slower than what is known to work.
+        if (!report.fits() || report.metrics.iteration > baseline.metrics.iteration) continue;
+        choice = pass;
+        break;
+      }
+    }
+    chosen_ = Make(choice);
+    chosen_->Plan(context);
+  }
+
+  void BeforeOp(PolicyContext& context, OpId op) override { chosen_->BeforeOp(context, op); }
+  KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
+    return chosen_->ChooseKernels(context, op);
+  }
+  void AfterOp(PolicyContext& context, OpId op) override { chosen_->AfterOp(context, op); }
+
+ private:
+  struct Config {
+    OffloadSet set;
+    KernelChoice kernels;
+  };
+
+  static std::unique_ptr<VdnnPolicy> Make(const Config& config) {
+    return std::make_unique<VdnnPolicy>(config.set, config.kernels);
+  }
+
+  static Report TryOut(PolicyContext& context, const Config& config) {
+    return context.WhatIf(*Make(config));
+  }
+
+  std::unique_ptr<VdnnPolicy> chosen_;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> MakeVdnnAllPolicy(Params& params) {
+  return std::make_unique<VdnnPolicy>(OffloadSet::kAll, ReadKernelChoice(params));
+}
+
+std::unique_ptr<Policy> MakeVdnnConvPolicy(Params& params) {
+  return std::make_unique<VdnnPolicy>(OffloadSet::kConv, ReadKernelChoice(params));
+}
+
+std::unique_ptr<Policy> MakeVdnnDynPolicy(Params&) { return std::make_unique<VdnnDynPolicy>(); }
+
+}  // namespace spillway

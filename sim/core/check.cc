@@ -1,0 +1,325 @@
+#include "sim/core/check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+
+namespace spillway {
+namespace {
+
+// Identifies contents: the op that wrote them last, or kInitial for what was there before the
+// iteration.
+using Contents = int64_t;
+constexpr Contents kInitial = -1;
+
+using Clock = std::array<uint32_t, kStreamCount>;
+
+struct Access {
+  size_t command = 0;
+  Block block;
+  bool write = false;
+};
+
+bool Overlap(const Block& a, const Block& b) { return a.offset < b.end() && b.offset < a.end(); }
+bool Covers(const Block& a, const Block& b) { return a.offset <= b.offset && b.end() <= a.end(); }
+
+// A block that someone holds.
+struct Holding {
+  TensorId tensor = kNoTensor;
+  Block block;
+};
+
+// One arena, as the placement log describes it.
+struct Arena {
+  std::vector<Holding> blocks;     // taken from the allocator
+  std::vector<Holding> occupants;  // of reserved blocks
+  std::map<TensorId, Contents> contents;
+  std::vector<Access> accesses;  // those that a later access may conflict with
+};
+
+class Checker {
+ public:
+  Checker(const Trace& trace, const Report& report, size_t limit)
+      : trace_(trace), report_(report), limit_(limit) {}
+
+  std::vector<std::string> Run() {
+    BuildClocks();
+    FindExpectedContents();
+    for (size_t i = 0; i < report_.timeline.size(); ++i) {
+      ApplyPlacements(i);
+      if (report_.timeline[i].kind == CommandKind::kKernel) {
+        CheckKernel(i);
+      } else {
+        CheckCopy(i);
+      }
+    }
+    ApplyPlacements(report_.timeline.size());
+    return std::move(violations_);
+  }
+
+ private:
+  template <typename... Args>
+  void Fail(fmt::format_string<Args...> format, Args&&... args) {
+    if (violations_.size() < limit_) {
+      violations_.push_back(fmt::format(format, std::forward<Args>(args)...));
+    }
+  }
+
+  std::string TensorName(TensorId id) const {
+    return id == kNoTensor ? "a workspace or reservation" : trace_.tensor(id).name;
+  }
+
+  std::string CommandName(size_t i) const {
+    const TimelineEntry& entry = report_.timeline[i];
+    switch (entry.kind) {
+      case CommandKind::kKernel:
+        return fmt::format("{} {}", entry.recompute ? "rerun of" : "op", trace_.op(entry.op).name);
+      case CommandKind::kToDevice:
+        return fmt::format("copy of {} to the device", TensorName(entry.tensor));
+      default:
+        return fmt::format("copy of {} to the host", TensorName(entry.tensor));
+    }
+  }
+
+  // clock[s] of a command: how many commands of stream s are known to have ended when it starts;
+  // its own sequence for its own stream.
+  void BuildClocks() {
+    std::array<std::vector<size_t>, kStreamCount> by_stream;
+    for (size_t i = 0; i < report_.timeline.size(); ++i) {
+      const TimelineEntry& entry = report_.timeline[i];
+      auto& stream = by_stream[Index(entry.event.stream)];
+      Clock clock{};
+      if (!stream.empty()) {
+        clock = clocks_[stream.back()];
+        const TimelineEntry& previous = report_.timeline[stream.back()];
+        if (entry.interval.start < previous.interval.end) {
+          Fail("{} starts before {}, its predecessor on the stream, ends", CommandName(i),
+               CommandName(stream.back()));
+        }
+      }
+      for (uint32_t w = 0; w < entry.wait_count; ++w) {
+        const Event event = report_.waits[entry.first_wait + w].event;
+        const auto& other = by_stream[Index(event.stream)];
+        if (event.sequence == 0 || event.sequence > other.size()) {
+          Fail("{} waits for a command that was not issued before it", CommandName(i));
+          continue;
+        }
+        const Clock& theirs = clocks_[other[event.sequence - 1]];
+        for (size_t s = 0; s < kStreamCount; ++s) clock[s] = std::max(clock[s], theirs[s]);
+      }
+      stream.push_back(i);
+      clock[Index(entry.event.stream)] = static_cast<uint32_t>(stream.size());
+      clocks_.push_back(clock);
+    }
+  }
+
+  // What each input of each op must hold: the last write by an earlier op of the trace.
+  void FindExpectedContents() {
+    std::vector<Contents> latest(trace_.tensors.size(), kInitial);
+    expected_.resize(trace_.ops.size());
+    for (size_t i = 0; i < trace_.ops.size(); ++i) {
+      for (const TensorId input : trace_.ops[i].inputs) {
+        expected_[i].push_back(latest[Index(trace_.Root(input))]);
+      }
+      for (const TensorId output : trace_.ops[i].outputs) {
+        latest[Index(trace_.Root(output))] = static_cast<Contents>(i);
+      }
+    }
+  }
+
+  // --- Placements -------------------------------------------------------------------------------
+
+  void ApplyPlacements(size_t command) {
+    for (; next_placement_ < report_.placements.size() &&
+           report_.placements[next_placement_].commands <= command;
+         ++next_placement_) {
+      Apply(report_.placements[next_placement_]);
+    }
+  }
+
+  void Apply(const Placement& placement) {
+    Arena& arena = placement.host ? host_ : device_;
+    switch (placement.kind) {
+      case PlacementKind::kAllocate:
+        for (const Holding& other : arena.blocks) {
+          if (Overlap(other.block, placement.block)) {
+            Fail("{} at [{}, {}) overlaps {} at [{}, {})", TensorName(placement.tensor),
+                 placement.block.offset.count(), placement.block.end().count(),
+                 TensorName(other.tensor), other.block.offset.count(), other.block.end().count());
+          }
+        }
+        arena.blocks.push_back({placement.tensor, placement.block});
+        Arrive(placement);
+        return;
+      case PlacementKind::kFree:
+        Remove(arena.blocks, placement);
+        arena.contents.erase(placement.tensor);
+        return;
+      case PlacementKind::kEnter: {
+        const bool inside =
+            std::any_of(arena.blocks.begin(), arena.blocks.end(), [&](const Holding& holding) {
+              return holding.tensor == kNoTensor && Covers(holding.block, placement.block);
+            });
+        if (!inside) Fail("{} lies in no reserved block", TensorName(placement.tensor));
+        for (const Holding& other : arena.occupants) {
+          if (Overlap(other.block, placement.block)) {
+            Fail("{} and {} use the same reserved block", TensorName(placement.tensor),
+                 TensorName(other.tensor));
+          }
+        }
+        arena.occupants.push_back({placement.tensor, placement.block});
+        Arrive(placement);
+        return;
+      }
+      case PlacementKind::kLeave:
+        Remove(arena.occupants, placement);
+        arena.contents.erase(placement.tensor);
+        return;
+    }
+  }
+
+  void Remove(std::vector<Holding>& holdings, const Placement& placement) {
+    const auto found = std::find_if(holdings.begin(), holdings.end(), [&](const Holding& holding) {
+      return holding.tensor == placement.tensor && holding.block == placement.block;
+    });
+    if (found == holdings.end()) {
+      Fail("{} gives back a block that it does not hold", TensorName(placement.tensor));
+    } else {
+      holdings.erase(found);
+    }
+  }
+
+  // Inputs, parameters and optimizer state hold their contents when the iteration begins; where an
+  // input has a host block first, the host holds them.
+  void Arrive(const Placement& placement) {
+    if (placement.tensor == kNoTensor) return;
+    const TensorKind kind = trace_.tensor(placement.tensor).kind;
+    const bool arrives = kind == TensorKind::kInput || kind == TensorKind::kParameter ||
+                         kind == TensorKind::kOptimizerState;
+    if (!arrives || placement.commands > 0) return;
+    const bool persists = kind != TensorKind::kInput;
+    if (!persists && host_.contents.contains(placement.tensor)) return;
+    (placement.host ? host_ : device_).contents[placement.tensor] = kInitial;
+  }
+
+  static std::optional<Block> Find(const Arena& arena, TensorId storage) {
+    for (const auto* holdings : {&arena.blocks, &arena.occupants}) {
+      for (const Holding& holding : *holdings) {
+        if (holding.tensor == storage) return holding.block;
+      }
+    }
+    return std::nullopt;
+  }
+
+  // --- Commands ---------------------------------------------------------------------------------
+
+  void CheckKernel(size_t command) {
+    const TimelineEntry& entry = report_.timeline[command];
+    const Op& op = trace_.op(entry.op);
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      const TensorId storage = trace_.Root(op.inputs[i]);
+      CheckOperand(command, op.inputs[i], /*write=*/false);
+      const auto held = device_.contents.find(storage);
+      if (held == device_.contents.end()) {
+        Fail("{} reads {}, which holds nothing", CommandName(command), TensorName(storage));
+      } else if (held->second != expected_[Index(entry.op)][i]) {
+        Fail("{} reads {} with other contents than the trace says", CommandName(command),
+             TensorName(storage));
+      }
+    }
+    for (const TensorId scratch : op.scratch) CheckOperand(command, scratch, /*write=*/true);
+    for (const TensorId output : op.outputs) {
+      CheckOperand(command, output, /*write=*/true);
+      device_.contents[trace_.Root(output)] = static_cast<Contents>(Index(entry.op));
+    }
+    if (entry.size > Bytes(0)) {
+      const bool held =
+          std::any_of(device_.blocks.begin(), device_.blocks.end(), [&](const Holding& holding) {
+            return holding.tensor == kNoTensor && Covers(holding.block, entry.device);
+          });
+      if (!held) Fail("the workspace of {} is not allocated", CommandName(command));
+      NoteAccess(device_, {command, entry.device, true});
+    }
+  }
+
+  void CheckOperand(size_t command, TensorId tensor, bool write) {
+    const TensorId storage = trace_.Root(tensor);
+    const auto block = Find(device_, storage);
+    if (!block) {
+      Fail("{} uses {}, which is not on the device", CommandName(command), TensorName(storage));
+      return;
+    }
+    NoteAccess(device_, {command, {block->offset, trace_.tensor(tensor).size}, write});
+  }
+
+  void CheckCopy(size_t command) {
+    const TimelineEntry& entry = report_.timeline[command];
+    const bool to_host = entry.kind == CommandKind::kToHost;
+    const auto on_device = Find(device_, entry.tensor);
+    const auto on_host = Find(host_, entry.tensor);
+    if (!on_device || !Covers(*on_device, entry.device) || !on_host ||
+        !Covers(*on_host, entry.host)) {
+      Fail("{} has no block on one side", CommandName(command));
+      return;
+    }
+    const Arena& from = to_host ? device_ : host_;
+    Arena& to = to_host ? host_ : device_;
+    const auto contents = from.contents.find(entry.tensor);
+    if (contents == from.contents.end()) {
+      Fail("{} copies what has not been written", CommandName(command));
+    } else {
+      to.contents[entry.tensor] = contents->second;
+    }
+    NoteAccess(device_, {command, entry.device, !to_host});
+    NoteAccess(host_, {command, entry.host, to_host});
+  }
+
+  // Compares with every earlier access of the same bytes. Accesses that a later write covers need
+  // not be kept: what is ordered after the write is ordered after them.
+  void NoteAccess(Arena& arena, const Access& access) {
+    if (access.block.size == Bytes(0)) return;
+    for (const Access& earlier : arena.accesses) {
+      if (earlier.command == access.command || !(earlier.write || access.write) ||
+          !Overlap(earlier.block, access.block)) {
+        continue;
+      }
+      const TimelineEntry& before = report_.timeline[earlier.command];
+      const TimelineEntry& after = report_.timeline[access.command];
+      if (clocks_[access.command][Index(before.event.stream)] < before.event.sequence) {
+        Fail("{} does not wait for {}, which touches the same bytes", CommandName(access.command),
+             CommandName(earlier.command));
+      } else if (after.interval.start < before.interval.end) {
+        Fail("{} starts before {} ends, which touches the same bytes", CommandName(access.command),
+             CommandName(earlier.command));
+      }
+    }
+    if (access.write) {
+      std::erase_if(arena.accesses, [&](const Access& earlier) {
+        return earlier.command != access.command && Covers(access.block, earlier.block);
+      });
+    }
+    arena.accesses.push_back(access);
+  }
+
+  const Trace& trace_;
+  const Report& report_;
+  const size_t limit_;
+  std::vector<Clock> clocks_;                    // by command
+  std::vector<std::vector<Contents>> expected_;  // by op and input
+  size_t next_placement_ = 0;
+  Arena device_;
+  Arena host_;
+  std::vector<std::string> violations_;
+};
+
+}  // namespace
+
+std::vector<std::string> Check(const Trace& trace, const Report& report, size_t limit) {
+  if (!report.fits()) return {};
+  return Checker(trace, report, limit).Run();
+}
+
+}  // namespace spillway

@@ -1,0 +1,210 @@
+#include "sim/core/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "sim/core/error.h"
+#include "traces/liveness.h"
+
+namespace spillway {
+namespace {
+
+// Follows one arena through the placement log.
+class Usage {
+ public:
+  void Apply(const Placement& placement) {
+    reserved_ = placement.reserved;
+    if (placement.kind == PlacementKind::kAllocate) {
+      requested_ += placement.requested;
+      allocated_ += placement.block.size;
+    } else if (placement.kind == PlacementKind::kFree) {
+      requested_ -= placement.requested;
+      allocated_ -= placement.block.size;
+    }
+    peak_requested_ = std::max(peak_requested_, requested_);
+    peak_allocated_ = std::max(peak_allocated_, allocated_);
+    peak_reserved_ = std::max(peak_reserved_, reserved_);
+  }
+
+  Bytes requested() const { return requested_; }
+  Bytes allocated() const { return allocated_; }
+  Bytes reserved() const { return reserved_; }
+  Bytes peak_requested() const { return peak_requested_; }
+  Bytes peak_allocated() const { return peak_allocated_; }
+  Bytes peak_reserved() const { return peak_reserved_; }
+
+ private:
+  Bytes requested_, allocated_, reserved_;
+  Bytes peak_requested_, peak_allocated_, peak_reserved_;
+};
+
+// Time-weighted sum of a byte count.
+class Average {
+ public:
+  void Add(Bytes value, Duration time) {
+    sum_ += static_cast<Int128>(value.count()) * time.picoseconds();
+  }
+  Bytes Over(Duration total) const {
+    if (total <= Duration()) return Bytes(0);
+    return Bytes(static_cast<int64_t>(sum_ / total.picoseconds()));
+  }
+
+ private:
+  Int128 sum_ = 0;
+};
+
+Duration& StallOf(Stalls& stalls, WaitCause cause) {
+  switch (cause) {
+    case WaitCause::kFetch:
+      return stalls.fetch;
+    case WaitCause::kFence:
+      return stalls.fence;
+    default:
+      return stalls.memory;
+  }
+}
+
+// Adds the compute stream's wait before `entry`, idle since `idle_from`, to the cause that ended
+// last; of causes that ended together, to the first in the order launch, waits as logged.
+void AddStall(const Report& report, const TimelineEntry& entry, Duration idle_from,
+              const std::array<std::vector<const TimelineEntry*>, kStreamCount>& by_stream,
+              Stalls& stalls) {
+  const Duration stall = entry.interval.start - idle_from;
+  if (stall <= Duration()) return;
+  Duration latest = entry.interval.issued;
+  Duration* cause = &stalls.launch;
+  for (uint32_t i = 0; i < entry.wait_count; ++i) {
+    const Wait& wait = report.waits[entry.first_wait + i];
+    const Duration end = by_stream[Index(wait.event.stream)][wait.event.sequence - 1]->interval.end;
+    if (end > latest) {
+      latest = end;
+      cause = &StallOf(stalls, wait.cause);
+    }
+  }
+  *cause += stall;
+}
+
+}  // namespace
+
+std::string_view Name(Verb verb) {
+  constexpr std::array<std::string_view, 10> kNames{
+      "offload", "release",           "prefetch", "evict",     "fence",
+      "reserve", "reserve_workspace", "fetch",    "recompute", "run"};
+  return kNames[static_cast<size_t>(verb)];
+}
+
+std::string OutOfMemory::Message() const {
+  std::string text = fmt::format(
+      "out of {} memory at step {} ({}): the {} needs {} ({} bytes), the largest free block is {}; "
+      "{} "
+      "of {} are allocated",
+      host ? "pinned host" : "device", Index(op), op_name, what, FormatBytes(wanted),
+      wanted.count(), FormatBytes(stats.largest_free), FormatBytes(stats.allocated),
+      FormatBytes(capacity));
+  if (holders.empty()) return text;
+  text += ". Largest holders:";
+  constexpr size_t kShown = 5;
+  for (size_t i = 0; i < std::min(kShown, holders.size()); ++i) {
+    text +=
+        fmt::format("{} {} {}", i == 0 ? "" : ",", holders[i].name, FormatBytes(holders[i].size));
+  }
+  if (holders.size() > kShown) text += fmt::format(" and {} more", holders.size() - kShown);
+  return text;
+}
+
+double Metrics::fragmentation() const {
+  if (peak_reserved <= Bytes(0)) return 0;
+  return 1.0 -
+         static_cast<double>(peak_allocated.count()) / static_cast<double>(peak_reserved.count());
+}
+
+Bytes LayerBound(const Trace& trace, Bytes alignment) {
+  const Liveness liveness(trace);
+  const auto persists = [&](TensorId storage) {
+    const TensorKind kind = trace.tensor(storage).kind;
+    return kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
+  };
+  const auto rounded = [&](TensorId storage) {
+    return RoundUp(trace.tensor(storage).size, alignment);
+  };
+  Bytes persistent;
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    const auto id = static_cast<TensorId>(i);
+    if (liveness.Root(id) == id && persists(id)) persistent += rounded(id);
+  }
+  Bytes largest;
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    Bytes used;
+    for (const TensorId storage : liveness.Storages(static_cast<OpId>(i))) {
+      if (!persists(storage)) used += rounded(storage);
+    }
+    largest = std::max(largest, used);
+  }
+  return persistent + largest;
+}
+
+Metrics ComputeMetrics(const Report& report) {
+  SPILLWAY_CHECK(report.fits());
+  Metrics metrics;
+  std::array<std::vector<const TimelineEntry*>, kStreamCount> by_stream;
+  for (const TimelineEntry& entry : report.timeline) {
+    by_stream[Index(entry.event.stream)].push_back(&entry);
+    metrics.iteration = std::max(metrics.iteration, entry.interval.end);
+  }
+
+  Usage device, host;
+  Average requested, allocated, reserved;
+  size_t next_placement = 0;
+  const auto apply_until = [&](size_t commands) {
+    for (; next_placement < report.placements.size() &&
+           report.placements[next_placement].commands <= commands;
+         ++next_placement) {
+      const Placement& placement = report.placements[next_placement];
+      (placement.host ? host : device).Apply(placement);
+    }
+  };
+
+  Duration idle_from;      // end of the last kernel
+  Duration counted_until;  // the averages cover the time up to here
+  const auto& kernels = by_stream[Index(Stream::kCompute)];
+  size_t next_kernel = 0;
+  for (size_t i = 0; i < report.timeline.size(); ++i) {
+    const TimelineEntry& entry = report.timeline[i];
+    apply_until(i);
+    if (entry.kind != CommandKind::kKernel) {
+      (entry.kind == CommandKind::kToHost ? metrics.offloaded : metrics.prefetched) += entry.size;
+      continue;
+    }
+    const Duration busy = entry.interval.end - entry.interval.start;
+    metrics.compute += busy;
+    if (entry.recompute) {
+      metrics.recompute += busy;
+      ++metrics.recomputed_ops;
+    }
+    AddStall(report, entry, idle_from, by_stream, metrics.stalls);
+    idle_from = entry.interval.end;
+
+    ++next_kernel;
+    const Duration until =
+        next_kernel < kernels.size() ? kernels[next_kernel]->interval.start : metrics.iteration;
+    requested.Add(device.requested(), until - counted_until);
+    allocated.Add(device.allocated(), until - counted_until);
+    reserved.Add(device.reserved(), until - counted_until);
+    counted_until = until;
+  }
+  apply_until(report.timeline.size());
+  metrics.stalls.drain = metrics.iteration - idle_from;
+
+  metrics.peak_requested = device.peak_requested();
+  metrics.peak_allocated = device.peak_allocated();
+  metrics.peak_reserved = device.peak_reserved();
+  metrics.pinned_peak = host.peak_allocated();
+  metrics.average_requested = requested.Over(metrics.iteration);
+  metrics.average_allocated = allocated.Over(metrics.iteration);
+  metrics.average_reserved = reserved.Over(metrics.iteration);
+  return metrics;
+}
+
+}  // namespace spillway

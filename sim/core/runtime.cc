@@ -1,0 +1,804 @@
+#include "sim/core/runtime.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "sim/core/error.h"
+#include "sim/core/hazard_map.h"
+#include "sim/core/rebuild.h"
+#include "traces/liveness.h"
+
+namespace spillway {
+namespace {
+
+constexpr uint32_t kNotReserved = 0xffffffff;
+
+// What the runtime knows of one storage. `device` and `host` are meaningful as `residency` says.
+struct Storage {
+  Residency residency = Residency::kNone;
+  bool persistent = false;   // lives across iterations
+  uint32_t pins = 0;         // ops that need it where it is
+  uint32_t issued_uses = 0;  // uses by ops of the trace issued in this iteration
+  uint32_t reservation = kNotReserved;
+  Block device;
+  Block host;
+};
+
+// A block that one or several storages, or workspaces, use in turn for the whole run.
+struct Reservation {
+  Block block;
+  Bytes requested;
+  TensorId occupant = kNoTensor;
+  std::string what;
+};
+
+// Unwinds a run whose workload does not fit.
+struct DoesNotFit {
+  OutOfMemory reason;
+};
+
+bool OnDevice(Residency residency) {
+  return residency == Residency::kDevice || residency == Residency::kBoth;
+}
+
+class Runtime final : public PolicyContext {
+ public:
+  Runtime(const RuntimeParts& parts, const RuntimeOptions& options)
+      : parts_(parts),
+        options_(options),
+        trace_(*parts.trace),
+        liveness_(trace_),
+        planner_(trace_, liveness_),
+        storages_(trace_.tensors.size()) {
+    LookUpKernels();
+    for (size_t i = 0; i < storages_.size(); ++i) {
+      const TensorKind kind = trace_.tensors[i].kind;
+      storages_[i].persistent =
+          kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
+    }
+  }
+
+  Report Run() {
+    try {
+      StartRun();
+      Iterate();
+    } catch (DoesNotFit& failure) {
+      report_.out_of_memory = std::move(failure.reason);
+    }
+    report_.bounds = ComputeBounds();
+    return std::move(report_);
+  }
+
+  // --- PolicyContext: verbs ---------------------------------------------------------------------
+
+  bool Offload(TensorId tensor) override {
+    const TensorId id = liveness_.Root(tensor);
+    Storage& storage = At(id);
+    return Log(Verb::kOffload, id, [&] {
+      if (storage.pins > 0) return false;
+      if (storage.residency == Residency::kBoth) return true;
+      if (storage.residency != Residency::kDevice || !TakeHostBlock(id)) return false;
+      CopyToHost(id);
+      storage.residency = Residency::kBoth;
+      return true;
+    });
+  }
+
+  bool Release(TensorId tensor) override {
+    const TensorId id = liveness_.Root(tensor);
+    return Log(Verb::kRelease, id, [&] {
+      Storage& storage = At(id);
+      if (storage.pins > 0 || storage.residency != Residency::kBoth) return false;
+      GiveDeviceBlock(id);
+      storage.residency = Residency::kHost;
+      return true;
+    });
+  }
+
+  bool Prefetch(TensorId tensor) override {
+    const TensorId id = liveness_.Root(tensor);
+    return Log(Verb::kPrefetch, id, [&] {
+      Storage& storage = At(id);
+      if (storage.pins > 0 || storage.residency != Residency::kHost) return false;
+      if (storage.reservation != kNotReserved) {
+        Reservation& reservation = reservations_[storage.reservation];
+        if (reservation.occupant != kNoTensor) return false;
+        Enter(id, reservation);
+      } else {
+        const Bytes size = trace_.tensor(id).size;
+        const auto block = parts_.arena->Allocate(size, parts_.policy->PlacementHint(*this, id));
+        if (!block) return false;
+        NoteAllocated(id, size, *block);
+        storage.device = *block;
+      }
+      CopyToDevice(id);
+      return true;
+    });
+  }
+
+  bool Evict(TensorId tensor) override {
+    const TensorId id = liveness_.Root(tensor);
+    return Log(Verb::kEvict, id, [&] {
+      Storage& storage = At(id);
+      const std::optional<OpId> next = NextUse(id);
+      if (storage.pins > 0 || storage.persistent || !OnDevice(storage.residency) || !next) {
+        return false;
+      }
+      const auto available = [&](TensorId other) {
+        return other != id && AvailableAt(other, *next);
+      };
+      if (!planner_.Plan(id, *next, available)) return false;
+      DropHostCopy(id);
+      GiveDeviceBlock(id);
+      storage.residency = Residency::kEvicted;
+      return true;
+    });
+  }
+
+  void Fence() override {
+    fence_ = newest_;
+    Log(Verb::kFence, kNoTensor, [] { return true; });
+  }
+
+  bool Reserve(std::span<const TensorId> tensors, Bytes at_least) override {
+    if (!planning_) throw PolicyError("Reserve was called outside Plan");
+    if (tensors.empty()) return false;
+    Bytes size = at_least;
+    for (const TensorId tensor : tensors) {
+      const TensorId id = liveness_.Root(tensor);
+      const Storage& storage = At(id);
+      if (storage.persistent || storage.residency != Residency::kNone ||
+          storage.reservation != kNotReserved) {
+        return Log(Verb::kReserve, id, [] { return false; });
+      }
+      size = std::max(size, trace_.tensor(id).size);
+    }
+    const auto index = static_cast<uint32_t>(reservations_.size());
+    AddReservation(size, fmt::format("block reserved for {}", trace_.tensor(tensors[0]).name));
+    for (const TensorId tensor : tensors) {
+      const TensorId id = liveness_.Root(tensor);
+      At(id).reservation = index;
+      Log(Verb::kReserve, id, [] { return true; });
+    }
+    return true;
+  }
+
+  bool ReserveWorkspace(Bytes size) override {
+    if (!planning_) throw PolicyError("ReserveWorkspace was called outside Plan");
+    return Log(Verb::kReserveWorkspace, kNoTensor, [&] {
+      if (workspace_reservation_ || size <= Bytes(0)) return false;
+      workspace_reservation_ = static_cast<uint32_t>(reservations_.size());
+      AddReservation(size, "reserved workspace");
+      return true;
+    });
+  }
+
+  Report WhatIf(Policy& policy) const override {
+    if (!parts_.trial) throw PolicyError("WhatIf is not available in this run");
+    return parts_.trial(policy);
+  }
+
+  // --- PolicyContext: facts ---------------------------------------------------------------------
+
+  Residency Where(TensorId tensor) const override { return At(liveness_.Root(tensor)).residency; }
+  bool Pinned(TensorId tensor) const override { return At(liveness_.Root(tensor)).pins > 0; }
+  std::optional<OpId> NextUse(TensorId tensor) const override {
+    const TensorId id = liveness_.Root(tensor);
+    const auto uses = liveness_.Uses(id);
+    const uint32_t issued = At(id).issued_uses;
+    return issued < uses.size() ? std::optional(uses[issued]) : std::nullopt;
+  }
+  MemoryStats Stats() const override { return parts_.arena->Stats(); }
+  const Trace& trace() const override { return trace_; }
+  const Device& device() const override { return *parts_.device; }
+  const CostModel& cost() const override { return *parts_.cost; }
+  std::span<const Kernel> kernels(OpId op, size_t slot) const override {
+    return kernels_[first_slot_[Index(op)] + slot];
+  }
+  std::optional<OpId> recomputing() const override { return recomputing_; }
+
+ private:
+  Storage& At(TensorId id) { return storages_[Index(id)]; }
+  const Storage& At(TensorId id) const { return storages_[Index(id)]; }
+
+  // Runs a verb and logs its outcome.
+  template <typename Action>
+  bool Log(Verb verb, TensorId tensor, Action action) {
+    const bool done = action();
+    report_.decisions.push_back({op_, verb, done, tensor, {}});
+    return done;
+  }
+
+  void LookUpKernels() {
+    for (const Op& op : trace_.ops) {
+      first_slot_.push_back(static_cast<uint32_t>(kernels_.size()));
+      for (size_t slot = 0; slot < op.slots.size(); ++slot) {
+        kernels_.push_back(parts_.cost->Kernels(op, slot, op.batch));
+      }
+    }
+  }
+
+  // --- The run ----------------------------------------------------------------------------------
+
+  void StartRun() {
+    for (size_t i = 0; i < storages_.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      if (!storages_[i].persistent || liveness_.Root(id) != id) continue;
+      TakeDeviceBlock(id);
+    }
+    planning_ = true;
+    parts_.policy->Plan(*this);
+    planning_ = false;
+    planned_ = std::exchange(report_.decisions, {});
+  }
+
+  void Iterate() {
+    Report previous;
+    for (report_.iterations = 1;; ++report_.iterations) {
+      RunIteration();
+      const Duration time = report_.metrics.iteration;
+      report_.shortest = report_.iterations == 1 ? time : std::min(report_.shortest, time);
+      report_.longest = std::max(report_.longest, time);
+      report_.steady = report_.iterations > 1 && previous.decisions == report_.decisions &&
+                       previous.placements == report_.placements &&
+                       previous.timeline == report_.timeline;
+      if (report_.steady || report_.iterations >= options_.max_iterations) break;
+      previous.decisions.swap(report_.decisions);
+      previous.placements.swap(report_.placements);
+      previous.timeline.swap(report_.timeline);
+    }
+    report_.pinning = report_.metrics.pinned_peak > Bytes(0)
+                          ? parts_.device->host_malloc.At(report_.metrics.pinned_peak)
+                          : Duration();
+  }
+
+  void RunIteration() {
+    report_.decisions = planned_;
+    report_.placements.clear();
+    report_.timeline.clear();
+    report_.waits.clear();
+    newest_ = fence_ = {};
+    synced_ = {};
+    device_hazards_.Clear();
+    host_hazards_.Clear();
+    op_ = OpId{0};
+    LogHeldBlocks();
+    ArriveInputs();
+    for (size_t i = 0; i < trace_.ops.size(); ++i) {
+      op_ = static_cast<OpId>(i);
+      Step(op_, /*again=*/false);
+    }
+    parts_.backend->Synchronize();
+    TakeTimes();
+    report_.metrics = ComputeMetrics(report_);
+    for (Storage& storage : storages_) storage.issued_uses = 0;
+  }
+
+  // The blocks that are held from before the iteration open its placement log.
+  void LogHeldBlocks() {
+    for (const Reservation& reservation : reservations_) {
+      LogPlacement(PlacementKind::kAllocate, kNoTensor, reservation.requested, reservation.block);
+    }
+    for (size_t i = 0; i < storages_.size(); ++i) {
+      const Storage& storage = storages_[i];
+      const auto id = static_cast<TensorId>(i);
+      const Bytes size = trace_.tensor(id).size;
+      if (OnDevice(storage.residency)) {
+        LogPlacement(PlacementKind::kAllocate, id, size, storage.device);
+      }
+      if (storage.residency == Residency::kBoth || storage.residency == Residency::kHost) {
+        LogPlacement(PlacementKind::kAllocate, id, size, storage.host, /*host=*/true);
+      }
+    }
+  }
+
+  void ArriveInputs() {
+    for (size_t i = 0; i < storages_.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      if (trace_.tensor(id).kind != TensorKind::kInput || liveness_.Root(id) != id) continue;
+      if (liveness_.Uses(id).empty()) continue;
+      if (options_.charge_input && !TakeHostBlock(id)) {
+        FailHost(id);
+      }
+      TakeDeviceBlock(id);
+      if (options_.charge_input) CopyToDevice(id);
+    }
+  }
+
+  // Runs one op: an op of the trace, or one that runs again to rebuild something.
+  void Step(OpId op_id, bool again) {
+    const Op& op = trace_.op(op_id);
+    const auto storages = liveness_.Storages(op_id);
+    for (const TensorId id : storages) ++At(id).pins;
+
+    parts_.policy->BeforeOp(*this, op_id);
+    for (const TensorId input : op.inputs) MakeResident(liveness_.Root(input));
+    for (const auto* list : {&op.outputs, &op.scratch}) {
+      for (const TensorId tensor : *list) MakeWritable(liveness_.Root(tensor));
+    }
+    KernelPlan plan = parts_.policy->ChooseKernels(*this, op_id);
+    if (plan.empty()) plan = FastestPlan(op);
+    const Bytes workspace_size = CheckPlan(op_id, plan);
+    const std::optional<Block> workspace = TakeWorkspace(workspace_size);
+    parts_.policy->BeforeLaunch(*this, op_id);
+
+    Issue(op_id, again, plan, workspace.value_or(Block{}), workspace_size);
+
+    if (workspace) GiveWorkspace(workspace_size, *workspace);
+    for (const TensorId id : storages) {
+      Storage& storage = At(id);
+      --storage.pins;
+      if (!again) ++storage.issued_uses;
+      if (storage.pins == 0 && !storage.persistent && !NextUse(id)) Drop(id);
+    }
+    parts_.policy->AfterOp(*this, op_id);
+  }
+
+  void Issue(OpId op_id, bool again, const KernelPlan& plan, const Block& workspace,
+             Bytes workspace_size) {
+    const Op& op = trace_.op(op_id);
+    WaitSet fetch, memory;
+    const auto locate = [&](const std::vector<TensorId>& tensors, std::vector<Block>& blocks) {
+      blocks.clear();
+      for (const TensorId tensor : tensors) {
+        const Block& block = At(liveness_.Root(tensor)).device;
+        blocks.push_back({block.offset, trace_.tensor(tensor).size});
+      }
+    };
+    locate(op.inputs, inputs_);
+    locate(op.outputs, outputs_);
+    locate(op.scratch, scratch_);
+    for (const Block& block : inputs_) device_hazards_.AddReadHazards(block, fetch);
+    for (const auto* blocks : {&outputs_, &scratch_}) {
+      for (const Block& block : *blocks) device_hazards_.AddWriteHazards(block, memory);
+    }
+    device_hazards_.AddWriteHazards(workspace, memory);
+
+    TimelineEntry entry;
+    entry.kind = CommandKind::kKernel;
+    entry.recompute = again;
+    entry.op = op_id;
+    entry.size = workspace_size;
+    entry.device = workspace;
+    BeginWaits(entry);
+    AddWaits(Stream::kCompute, fetch, WaitCause::kFetch, entry);
+    AddWaits(Stream::kCompute, memory, WaitCause::kMemory, entry);
+    AddWaits(Stream::kCompute, std::exchange(fence_, {}), WaitCause::kFence, entry);
+    for (const KernelRun& run : plan) {
+      entry.nominal += KernelOf(op_id, run).time;
+      report_.decisions.push_back({op_id, Verb::kRun, true, kNoTensor, run});
+    }
+    if (again) report_.decisions.push_back({op_id, Verb::kRecompute, true, kNoTensor, {}});
+
+    const Launch launch{&trace_,  op_id,    again,     plan,         inputs_,
+                        outputs_, scratch_, workspace, entry.nominal};
+    entry.event = parts_.backend->Enqueue(launch, WaitsOf(entry));
+    for (const Block& block : inputs_) device_hazards_.RecordRead(block, entry.event);
+    for (const auto* blocks : {&outputs_, &scratch_}) {
+      for (const Block& block : *blocks) device_hazards_.RecordWrite(block, entry.event);
+    }
+    device_hazards_.RecordWrite(workspace, entry.event);
+    Commit(entry);
+    for (const TensorId output : op.outputs) DropHostCopy(liveness_.Root(output));
+  }
+
+  // --- Kernels ----------------------------------------------------------------------------------
+
+  KernelPlan FastestPlan(const Op& op) const {
+    KernelPlan plan;
+    for (uint32_t slot = 0; slot < op.slots.size(); ++slot) plan.push_back({slot, 0, op.batch});
+    return plan;
+  }
+
+  const Kernel& KernelOf(OpId op_id, const KernelRun& run) const {
+    const Op& op = trace_.op(op_id);
+    return run.batch == op.batch ? kernels(op_id, run.slot)[run.kernel]
+                                 : parts_.cost->Kernels(op, run.slot, run.batch)[run.kernel];
+  }
+
+  // Returns the workspace that the plan needs. Throws `PolicyError` unless the plan covers each
+  // slot, in order, with the whole batch.
+  Bytes CheckPlan(OpId op_id, const KernelPlan& plan) const {
+    const Op& op = trace_.op(op_id);
+    Bytes workspace;
+    size_t slot = 0;
+    int64_t left = op.batch;
+    for (const KernelRun& run : plan) {
+      if (slot < op.slots.size() && left == 0) ++slot, left = op.batch;
+      if (run.slot != slot || slot >= op.slots.size() || run.batch < 1 || run.batch > left) {
+        throw PolicyError(
+            fmt::format("ChooseKernels({}): slot {} with batch {} does not continue slot {} with "
+                        "{} samples left",
+                        op.name, run.slot, run.batch, slot, left));
+      }
+      const auto candidates = run.batch == op.batch ? kernels(op_id, run.slot)
+                                                    : parts_.cost->Kernels(op, run.slot, run.batch);
+      if (run.kernel >= candidates.size()) {
+        throw PolicyError(fmt::format("ChooseKernels({}): kernel {} of slot {}, which has {}",
+                                      op.name, run.kernel, op.slots[slot].name, candidates.size()));
+      }
+      left -= run.batch;
+      workspace = std::max(workspace, candidates[run.kernel].workspace);
+    }
+    if (slot + 1 != op.slots.size() || left != 0) {
+      throw PolicyError(
+          fmt::format("ChooseKernels({}): the plan ends in slot {} of {} with {} samples "
+                      "left",
+                      op.name, slot, op.slots.size(), left));
+    }
+    return workspace;
+  }
+
+  // --- Residency --------------------------------------------------------------------------------
+
+  // True if the storage will hold its contents when `at` is reached, without running anything
+  // again.
+  bool AvailableAt(TensorId id, OpId at) const {
+    const Storage& storage = At(id);
+    if (storage.residency == Residency::kNone || storage.residency == Residency::kEvicted) {
+      return false;
+    }
+    const auto last = liveness_.LastUse(id);
+    return storage.persistent || (last && *last >= at);
+  }
+
+  void MakeResident(TensorId id) {
+    Storage& storage = At(id);
+    switch (storage.residency) {
+      case Residency::kDevice:
+      case Residency::kBoth:
+        return;
+      case Residency::kHost:
+        Log(Verb::kFetch, id, [] { return true; });
+        PlaceOnDevice(id);
+        CopyToDevice(id);
+        return;
+      case Residency::kNone:
+      case Residency::kEvicted:
+        Rebuild(id);
+        return;
+    }
+  }
+
+  // Gives the storage a block for an op that writes it.
+  void MakeWritable(TensorId id) {
+    Storage& storage = At(id);
+    if (OnDevice(storage.residency)) return;
+    DropHostCopy(id);
+    TakeDeviceBlock(id);
+  }
+
+  void Rebuild(TensorId target) {
+    const OpId at = op_;
+    const auto available = [&](TensorId id) {
+      const Residency residency = At(id).residency;
+      return id != target && (OnDevice(residency) || residency == Residency::kHost);
+    };
+    const auto ops = planner_.Plan(target, at, available);
+    if (!ops) {
+      throw PolicyError(fmt::format("tensor '{}' was evicted and cannot be rebuilt for op '{}'",
+                                    trace_.tensor(target).name, trace_.op(at).name));
+    }
+    const std::optional<OpId> outer = std::exchange(recomputing_, at);
+    // Whatever the ops need stays until the last of them that needs it has been issued.
+    for (const OpId op : *ops) {
+      for (const TensorId id : liveness_.Storages(op)) ++At(id).pins;
+    }
+    for (const OpId op : *ops) {
+      for (const TensorId id : liveness_.Storages(op)) --At(id).pins;
+      Step(op, /*again=*/true);
+    }
+    recomputing_ = outer;
+  }
+
+  // --- Blocks -----------------------------------------------------------------------------------
+
+  // A block for a storage whose contents are about to be written, or have arrived.
+  void TakeDeviceBlock(TensorId id) {
+    PlaceOnDevice(id);
+    At(id).residency = Residency::kDevice;
+  }
+
+  void PlaceOnDevice(TensorId id) {
+    Storage& storage = At(id);
+    if (storage.reservation != kNotReserved) {
+      Reservation& reservation = reservations_[storage.reservation];
+      if (reservation.occupant != kNoTensor) {
+        throw PolicyError(fmt::format(
+            "op '{}': '{}' and '{}' share a reserved block but are live at "
+            "the same time",
+            trace_.op(op_).name, trace_.tensor(id).name, trace_.tensor(reservation.occupant).name));
+      }
+      Enter(id, reservation);
+      return;
+    }
+    const Hint hint = parts_.policy->PlacementHint(*this, id);
+    const Bytes size = trace_.tensor(id).size;
+    storage.device = AllocateOrFail(size, hint, [&] { return trace_.tensor(id).name; });
+    NoteAllocated(id, size, storage.device);
+  }
+
+  void Enter(TensorId id, Reservation& reservation) {
+    reservation.occupant = id;
+    At(id).device = {reservation.block.offset, trace_.tensor(id).size};
+    LogPlacement(PlacementKind::kEnter, id, trace_.tensor(id).size, At(id).device);
+  }
+
+  void GiveDeviceBlock(TensorId id) {
+    Storage& storage = At(id);
+    ++blocks_given_;
+    if (storage.reservation != kNotReserved) {
+      reservations_[storage.reservation].occupant = kNoTensor;
+      LogPlacement(PlacementKind::kLeave, id, trace_.tensor(id).size, storage.device);
+      return;
+    }
+    GiveBlock(id, trace_.tensor(id).size, storage.device);
+  }
+
+  void NoteAllocated(TensorId id, Bytes requested, const Block& block) {
+    parts_.backend->OnAllocate(block);
+    LogPlacement(PlacementKind::kAllocate, id, requested, block);
+  }
+
+  void GiveBlock(TensorId id, Bytes requested, const Block& block) {
+    parts_.arena->Free(block);
+    parts_.backend->OnFree(block);
+    LogPlacement(PlacementKind::kFree, id, requested, block);
+  }
+
+  // Ends a storage's life: everything that it holds is given back.
+  void Drop(TensorId id) {
+    Storage& storage = At(id);
+    if (OnDevice(storage.residency)) GiveDeviceBlock(id);
+    DropHostCopy(id);
+    storage.residency = Residency::kNone;
+  }
+
+  bool TakeHostBlock(TensorId id) {
+    const Bytes size = trace_.tensor(id).size;
+    const auto block = parts_.host_pool->Allocate(size);
+    if (!block) return false;
+    At(id).host = *block;
+    LogPlacement(PlacementKind::kAllocate, id, size, *block, /*host=*/true);
+    return true;
+  }
+
+  // Forgets the host copy, if there is one: it is stale, or no longer needed.
+  void DropHostCopy(TensorId id) {
+    Storage& storage = At(id);
+    if (storage.residency != Residency::kBoth && storage.residency != Residency::kHost) return;
+    parts_.host_pool->Free(storage.host);
+    LogPlacement(PlacementKind::kFree, id, trace_.tensor(id).size, storage.host, /*host=*/true);
+    storage.residency =
+        storage.residency == Residency::kBoth ? Residency::kDevice : Residency::kNone;
+  }
+
+  std::optional<Block> TakeWorkspace(Bytes size) {
+    if (size == Bytes(0)) return std::nullopt;
+    if (UsesReservedWorkspace(size)) {
+      const Block block{reservations_[*workspace_reservation_].block.offset, size};
+      LogPlacement(PlacementKind::kEnter, kNoTensor, size, block);
+      return block;
+    }
+    const Block block = AllocateOrFail(size, Hint::kLow, [] { return std::string("workspace"); });
+    NoteAllocated(kNoTensor, size, block);
+    return block;
+  }
+
+  void GiveWorkspace(Bytes size, const Block& block) {
+    if (UsesReservedWorkspace(size)) {
+      LogPlacement(PlacementKind::kLeave, kNoTensor, size, block);
+    } else {
+      GiveBlock(kNoTensor, size, block);
+    }
+  }
+
+  bool UsesReservedWorkspace(Bytes size) const {
+    return workspace_reservation_ && reservations_[*workspace_reservation_].requested >= size;
+  }
+
+  void AddReservation(Bytes size, std::string what) {
+    const Block block = AllocateOrFail(size, Hint::kLow, [&] { return what; });
+    parts_.backend->OnAllocate(block);
+    reservations_.push_back({block, size, kNoTensor, std::move(what)});
+  }
+
+  // Allocates on the device; where no block is free the policy is asked to make room.
+  template <typename What>
+  Block AllocateOrFail(Bytes size, Hint hint, What what) {
+    for (;;) {
+      if (const auto block = parts_.arena->Allocate(size, hint)) return *block;
+      const uint64_t given = blocks_given_;
+      if (!parts_.policy->OnAllocFailure(*this, size)) throw DoesNotFit{Describe(size, what())};
+      if (blocks_given_ == given) {
+        throw PolicyError(
+            fmt::format("OnAllocFailure said true at op '{}' without having released "
+                        "or evicted anything ({} bytes wanted)",
+                        trace_.op(op_).name, size.count()));
+      }
+    }
+  }
+
+  OutOfMemory Describe(Bytes wanted, std::string what) const {
+    OutOfMemory reason;
+    reason.op = op_;
+    reason.op_name = planning_ || trace_.ops.empty() ? "before the first op" : trace_.op(op_).name;
+    reason.what = std::move(what);
+    reason.wanted = wanted;
+    reason.capacity = parts_.device->memory;
+    reason.stats = parts_.arena->Stats();
+    for (const Reservation& reservation : reservations_) {
+      reason.holders.push_back({reservation.what, reservation.block.size});
+    }
+    for (size_t i = 0; i < storages_.size(); ++i) {
+      const Storage& storage = storages_[i];
+      if (!OnDevice(storage.residency) || storage.reservation != kNotReserved) continue;
+      reason.holders.push_back({trace_.tensors[i].name, storage.device.size});
+    }
+    std::stable_sort(reason.holders.begin(), reason.holders.end(),
+                     [](const auto& a, const auto& b) { return a.size > b.size; });
+    return reason;
+  }
+
+  [[noreturn]] void FailHost(TensorId id) const {
+    OutOfMemory reason;
+    reason.op = op_;
+    reason.op_name = trace_.op(op_).name;
+    reason.host = true;
+    reason.what = trace_.tensor(id).name;
+    reason.wanted = trace_.tensor(id).size;
+    reason.capacity = parts_.device->host_memory;
+    reason.stats = parts_.host_pool->Stats();
+    throw DoesNotFit{std::move(reason)};
+  }
+
+  void LogPlacement(PlacementKind kind, TensorId id, Bytes requested, const Block& block,
+                    bool host = false) {
+    const Allocator& allocator = host ? *parts_.host_pool : *parts_.arena;
+    report_.placements.push_back({kind, host, op_, id,
+                                  static_cast<uint32_t>(report_.timeline.size()), requested, block,
+                                  allocator.Stats().reserved});
+  }
+
+  // --- Copies, waits and times ------------------------------------------------------------------
+
+  void CopyToHost(TensorId id) {
+    WaitSet source, memory;
+    const Bytes size = trace_.tensor(id).size;
+    const Block device{At(id).device.offset, size};
+    const Block host{At(id).host.offset, size};
+    device_hazards_.AddReadHazards(device, source);
+    host_hazards_.AddWriteHazards(host, memory);
+    const Event event = Copy(id, Direction::kToHost, device, host, source, memory);
+    device_hazards_.RecordRead(device, event);
+    host_hazards_.RecordWrite(host, event);
+  }
+
+  // REQUIRES: the storage has a device block and a host block.
+  void CopyToDevice(TensorId id) {
+    WaitSet source, memory;
+    const Bytes size = trace_.tensor(id).size;
+    const Block device{At(id).device.offset, size};
+    const Block host{At(id).host.offset, size};
+    host_hazards_.AddReadHazards(host, source);
+    device_hazards_.AddWriteHazards(device, memory);
+    const Event event = Copy(id, Direction::kToDevice, device, host, source, memory);
+    host_hazards_.RecordRead(host, event);
+    device_hazards_.RecordWrite(device, event);
+    At(id).residency = Residency::kBoth;
+  }
+
+  Event Copy(TensorId id, Direction direction, const Block& device, const Block& host,
+             const WaitSet& source, const WaitSet& memory) {
+    const bool to_host = direction == Direction::kToHost;
+    const Stream stream = to_host ? Stream::kToHost : Stream::kToDevice;
+    TimelineEntry entry;
+    entry.kind = to_host ? CommandKind::kToHost : CommandKind::kToDevice;
+    entry.op = op_;
+    entry.tensor = id;
+    entry.size = device.size;
+    entry.device = device;
+    entry.host = host;
+    entry.nominal = parts_.cost->CopyTime(direction, device.size);
+    BeginWaits(entry);
+    AddWaits(stream, source, WaitCause::kSource, entry);
+    AddWaits(stream, memory, WaitCause::kMemory, entry);
+    entry.event = parts_.backend->Copy(direction, device, host, device.size, WaitsOf(entry));
+    Commit(entry);
+    return entry.event;
+  }
+
+  void BeginWaits(TimelineEntry& entry) const {
+    entry.first_wait = static_cast<uint32_t>(report_.waits.size());
+  }
+
+  std::span<const Wait> WaitsOf(const TimelineEntry& entry) const {
+    return std::span(report_.waits).subspan(entry.first_wait, entry.wait_count);
+  }
+
+  // Adds the waits that `stream` has not made already; its own order needs none.
+  void AddWaits(Stream stream, const WaitSet& set, WaitCause cause, TimelineEntry& entry) {
+    for (size_t other = 0; other < kStreamCount; ++other) {
+      if (other == Index(stream)) continue;
+      const uint32_t sequence = set.newest(static_cast<Stream>(other));
+      uint32_t& synced = synced_[Index(stream)][other];
+      if (sequence <= synced) continue;
+      synced = sequence;
+      report_.waits.push_back({{static_cast<Stream>(other), sequence}, cause});
+      ++entry.wait_count;
+    }
+  }
+
+  void Commit(const TimelineEntry& entry) {
+    newest_.Add(entry.event);
+    report_.timeline.push_back(entry);
+  }
+
+  void TakeTimes() {
+    const StreamTimes times = parts_.backend->TakeTimeline();
+    for (TimelineEntry& entry : report_.timeline) {
+      const auto& stream = times[Index(entry.event.stream)];
+      SPILLWAY_CHECK(entry.event.sequence >= 1 && entry.event.sequence <= stream.size());
+      entry.interval = stream[entry.event.sequence - 1];
+    }
+  }
+
+  Bounds ComputeBounds() const {
+    Bounds bounds;
+    std::array<Duration, kStreamCount> busy;
+    Bytes moved;
+    for (const TimelineEntry& entry : report_.timeline) {
+      busy[Index(entry.event.stream)] += entry.nominal;
+      if (entry.kind != CommandKind::kKernel) moved += entry.size;
+    }
+    bounds.compute = busy[Index(Stream::kCompute)];
+    bounds.copy = std::max({busy[Index(Stream::kToDevice)], busy[Index(Stream::kToHost)],
+                            TransferTime(moved, parts_.device->duplex)});
+    bounds.layer = LayerBound(trace_, parts_.device->alignment);
+    return bounds;
+  }
+
+  const RuntimeParts& parts_;
+  const RuntimeOptions& options_;
+  const Trace& trace_;
+  const Liveness liveness_;
+  const RebuildPlanner planner_;
+
+  // Candidates of all slots; those of op i start at first_slot_[i].
+  std::vector<uint32_t> first_slot_;
+  std::vector<std::span<const Kernel>> kernels_;
+
+  std::vector<Storage> storages_;  // by tensor; only roots are used
+  std::vector<Reservation> reservations_;
+  std::optional<uint32_t> workspace_reservation_;
+  uint64_t blocks_given_ = 0;
+
+  HazardMap device_hazards_;
+  HazardMap host_hazards_;
+  WaitSet newest_;  // last command of each stream
+  WaitSet fence_;   // what the next kernel waits for on the policy's request
+  // synced_[s][t]: the newest command of stream t that stream s has waited for.
+  std::array<std::array<uint32_t, kStreamCount>, kStreamCount> synced_{};
+
+  OpId op_{};  // the op of the trace being prepared or just issued
+  std::optional<OpId> recomputing_;
+  bool planning_ = false;
+  std::vector<Decision> planned_;  // verbs called in Plan; they open each decision log
+  Report report_;
+
+  std::vector<Block> inputs_, outputs_,
+      scratch_;  // of the op being issued; kept to save allocations
+};
+
+}  // namespace
+
+Report Run(const RuntimeParts& parts, const RuntimeOptions& options) {
+  return Runtime(parts, options).Run();
+}
+
+}  // namespace spillway

@@ -1,0 +1,114 @@
+#include "sim/engine/schedule.h"
+
+#include <algorithm>
+
+#include "sim/core/error.h"
+
+namespace spillway {
+namespace {
+
+// Plays one program; all state is per stream.
+class Player {
+ public:
+  Player(const Program& program, const Links& links) : program_(program), links_(links) {
+    for (size_t s = 0; s < kStreamCount; ++s) times_[s].resize(program.streams[s].size());
+  }
+
+  StreamTimes Run() {
+    for (;;) {
+      StartReady();
+      const Duration next = NextEvent();
+      if (next == Duration::Max()) break;
+      Advance(next);
+    }
+    for (size_t s = 0; s < kStreamCount; ++s) {
+      SPILLWAY_CHECK(head_[s] == program_.streams[s].size());  // otherwise: waits in a cycle
+    }
+    return std::move(times_);
+  }
+
+ private:
+  const Command& Head(size_t s) const { return program_.streams[s][head_[s]]; }
+
+  bool WaitsHappened(const Command& command) const {
+    for (uint32_t i = 0; i < command.wait_count; ++i) {
+      const Event event = program_.waits[command.first_wait + i];
+      if (head_[Index(event.stream)] < event.sequence) return false;
+    }
+    return true;
+  }
+
+  bool IsIdle(size_t s) const { return !running_[s] && head_[s] < program_.streams[s].size(); }
+
+  void StartReady() {
+    bool changed = loads_changed_;
+    for (size_t s = 0; s < kStreamCount; ++s) {
+      if (!IsIdle(s)) continue;
+      const Command& command = Head(s);
+      if (command.issued > now_ || !WaitsHappened(command)) continue;
+      running_[s] = true;
+      remaining_[s] = static_cast<Int128>(command.nominal.picoseconds()) * kFullSpeed;
+      demand_[s] = Demand(command);
+      times_[s][head_[s]].issued = command.issued;
+      times_[s][head_[s]].start = now_;
+      changed = true;
+    }
+    if (changed) speeds_ = links_.Share(demand_);
+    loads_changed_ = false;
+  }
+
+  static int64_t Demand(const Command& command) {
+    const int64_t time = command.nominal.picoseconds();
+    if (time == 0) return 0;
+    return static_cast<int64_t>(static_cast<Int128>(command.traffic.count()) * 1'000'000'000'000 /
+                                time);
+  }
+
+  Duration NextEvent() const {
+    Duration next = Duration::Max();
+    for (size_t s = 0; s < kStreamCount; ++s) {
+      if (running_[s]) {
+        const auto left = static_cast<int64_t>((remaining_[s] + speeds_[s] - 1) / speeds_[s]);
+        next = std::min(next, now_ + Duration::Picoseconds(left));
+      } else if (IsIdle(s) && Head(s).issued > now_ && WaitsHappened(Head(s))) {
+        next = std::min(next, Head(s).issued);
+      }
+    }
+    return next;
+  }
+
+  // Moves to `time` and ends the commands that have no work left.
+  void Advance(Duration time) {
+    const int64_t elapsed = (time - now_).picoseconds();
+    now_ = time;
+    for (size_t s = 0; s < kStreamCount; ++s) {
+      if (!running_[s]) continue;
+      remaining_[s] -= static_cast<Int128>(elapsed) * speeds_[s];
+      if (remaining_[s] > 0) continue;
+      times_[s][head_[s]].end = now_;
+      running_[s] = false;
+      demand_[s] = 0;
+      loads_changed_ = true;
+      ++head_[s];
+    }
+  }
+
+  const Program& program_;
+  const Links& links_;
+  StreamTimes times_;
+  Duration now_;
+  std::array<size_t, kStreamCount> head_{};  // also the number of commands that have ended
+  std::array<bool, kStreamCount> running_{};
+  std::array<Int128, kStreamCount> remaining_{};  // picoseconds alone, times kFullSpeed
+  Rates demand_{};
+  Speeds speeds_{};
+  bool loads_changed_ = false;
+};
+
+}  // namespace
+
+StreamTimes RunSchedule(const Program& program, const Links& links) {
+  return Player(program, links).Run();
+}
+
+}  // namespace spillway

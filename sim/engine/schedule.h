@@ -1,0 +1,39 @@
+// The discrete-event core: when each of a list of commands runs, given streams, waits and shared
+// links.
+//
+// A command starts when the host has issued it, its predecessor on the stream has ended and all its
+// waits have happened; while it runs, its speed follows what else runs. At most one command per
+// stream runs, so the next event is the least of a few times and needs no heap. Simultaneous
+// events: ends before starts, streams in the order compute, to device, to host.
+
+#ifndef SPILLWAY_SIM_ENGINE_SCHEDULE_H_
+#define SPILLWAY_SIM_ENGINE_SCHEDULE_H_
+
+#include <array>
+#include <vector>
+
+#include "sim/core/backend.h"
+#include "sim/engine/links.h"
+
+namespace spillway {
+
+struct Command {
+  Duration issued;   // earliest start
+  Duration nominal;  // alone on the machine
+  Bytes traffic;     // bytes moved over the run, on DRAM or the link
+  uint32_t first_wait = 0;
+  uint32_t wait_count = 0;
+};
+
+// Commands by stream, in issue order, and the events they wait for.
+struct Program {
+  std::array<std::vector<Command>, kStreamCount> streams;
+  std::vector<Event> waits;
+};
+
+// Plays the program. REQUIRES: every wait names an event issued before the command that waits.
+StreamTimes RunSchedule(const Program& program, const Links& links);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_ENGINE_SCHEDULE_H_

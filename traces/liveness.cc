@@ -1,0 +1,62 @@
+#include "traces/liveness.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+namespace spillway {
+
+Liveness::Liveness(const Trace& trace) : roots_(trace.tensors.size()) {
+  for (size_t i = 0; i < roots_.size(); ++i) roots_[i] = trace.Root(static_cast<TensorId>(i));
+
+  Rows<TensorId> written;
+  std::vector<uint32_t> seen(roots_.size(), 0);  // number of the last pass that met the storage
+  uint32_t pass = 0;
+  const auto append_row = [&](Rows<TensorId>& rows,
+                              std::initializer_list<const std::vector<TensorId>*> lists) {
+    rows.begin.push_back(static_cast<uint32_t>(rows.values.size()));
+    ++pass;
+    for (const std::vector<TensorId>* list : lists) {
+      for (const TensorId id : *list) {
+        const TensorId root = Root(id);
+        if (seen[Index(root)] == pass) continue;
+        seen[Index(root)] = pass;
+        rows.values.push_back(root);
+      }
+    }
+  };
+  for (const Op& op : trace.ops) {
+    append_row(op_storages_, {&op.inputs, &op.outputs, &op.scratch});
+    append_row(written, {&op.outputs});
+  }
+  append_row(op_storages_, {});
+  append_row(written, {});
+  uses_ = Invert(op_storages_, roots_.size());
+  writers_ = Invert(written, roots_.size());
+}
+
+Liveness::Rows<OpId> Liveness::Invert(const Rows<TensorId>& rows, size_t storages) {
+  Rows<OpId> inverse;
+  inverse.begin.assign(storages + 1, 0);
+  for (const TensorId id : rows.values) ++inverse.begin[Index(id) + 1];
+  for (size_t i = 0; i < storages; ++i) inverse.begin[i + 1] += inverse.begin[i];
+  inverse.values.resize(rows.values.size());
+  std::vector<uint32_t> next(inverse.begin.begin(), inverse.begin.end() - 1);
+  for (size_t op = 0; op + 1 < rows.begin.size(); ++op) {
+    for (const TensorId id : Row(rows, op)) {
+      inverse.values[next[Index(id)]++] = static_cast<OpId>(op);
+    }
+  }
+  return inverse;
+}
+
+std::optional<OpId> Liveness::FirstUse(TensorId storage) const {
+  const auto uses = Uses(storage);
+  return uses.empty() ? std::nullopt : std::optional(uses.front());
+}
+
+std::optional<OpId> Liveness::LastUse(TensorId storage) const {
+  const auto uses = Uses(storage);
+  return uses.empty() ? std::nullopt : std::optional(uses.back());
+}
+
+}  // namespace spillway
