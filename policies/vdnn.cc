@@ -1,19 +1,22 @@
-// vDNN (Rhu et al., MICRO 2016): offload the inputs of layers during forward, prefetch them in
+// vDNN (Rhu et al., MICRO 2016): offload the inputs of layers in forward, prefetch them in
 // backward.
 //
 // Static policies (section III-C): `vdnn-conv` offloads the inputs X of convolutions, `vdnn-all`
 // those of all feature extraction layers (convolution, pooling, normalisation, concatenation,
 // dropout; activations work in place and classifier layers are left alone). X is offloaded by its
 // last consumer in forward, while that layer computes, and released at its end; the compute stream
-// waits for the copy there. Before each backward step the search of Fig. 10 finds at most one layer
+// waits for the copy there. At each backward step the search of Fig. 10 finds at most one layer
 // whose X to prefetch; the copy overlaps the step and the compute stream waits for it at its end.
+// The paper leaves open whether X or the step's own tensors are placed first. By default the step's
+// come first: a prefetch that finds no room is tried again at the next step, whereas a step that
+// finds none ends the run.
 //
 // `vdnn-dyn` tries configurations with profiling passes and keeps the first that fits.
 
 #include <array>
 #include <memory>
 #include <optional>
-#include <string_view>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -26,6 +29,9 @@ namespace spillway {
 namespace {
 
 enum class OffloadSet : uint8_t { kNone, kConv, kAll };
+
+// Which of a prefetched X and the tensors of the step that it overlaps is placed first.
+enum class Order : uint8_t { kPrefetchFirst, kDerivativeFirst };
 
 bool IsOffloadLayer(OffloadSet set, OpType type) {
   switch (type) {
@@ -46,7 +52,8 @@ bool IsOffloadLayer(OffloadSet set, OpType type) {
 
 class VdnnPolicy final : public Policy {
  public:
-  VdnnPolicy(OffloadSet set, KernelChoice kernels) : set_(set), kernels_(kernels) {}
+  VdnnPolicy(OffloadSet set, KernelChoice kernels, Order order = Order::kDerivativeFirst)
+      : set_(set), kernels_(kernels), order_(order) {}
 
   void Plan(PolicyContext& context) override {
     const Trace& trace = context.trace();
@@ -68,19 +75,15 @@ class VdnnPolicy final : public Policy {
     if (op == OpId{0}) {
       for (LayerState& layer : layers_) layer.offloaded = layer.prefetched = false;
     }
-    const Op& step = context.trace().op(op);
-    if (step.phase != Phase::kBackward || set_ == OffloadSet::kNone) return;
-    const std::optional<size_t> found = FindPrefetchLayer(context.trace(), Index(step.layer));
-    if (!found) return;
-    for (const TensorId input : layers_[*found].inputs) {
-      // A request that finds no room is left to the runtime, which fetches the tensor when it is
-      // needed.
-      if (context.Prefetch(input)) fence_ = true;
-    }
+    if (order_ == Order::kPrefetchFirst) PrefetchFor(context, op);
   }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
     return ChooseByRule(kernels_, context, op);
+  }
+
+  void BeforeLaunch(PolicyContext& context, OpId op) override {
+    if (order_ == Order::kDerivativeFirst) PrefetchFor(context, op);
   }
 
   void AfterOp(PolicyContext& context, OpId op) override {
@@ -124,22 +127,36 @@ class VdnnPolicy final : public Policy {
     list.push_back(id);
   }
 
+  void PrefetchFor(PolicyContext& context, OpId op) {
+    const Op& step = context.trace().op(op);
+    if (step.phase != Phase::kBackward) return;
+    LayerState* layer = FindPrefetchLayer(context.trace(), Index(step.layer));
+    if (layer == nullptr) return;
+    layer->prefetched = true;
+    for (const TensorId input : layer->inputs) {
+      if (context.Where(input) != Residency::kHost) continue;
+      if (context.Prefetch(input)) {
+        fence_ = true;
+      } else {
+        layer->prefetched = false;
+      }
+    }
+  }
+
   // Fig. 10: the nearest layer below `current` that is offloaded and not yet prefetched, looking no
-  // further than the next convolution.
-  std::optional<size_t> FindPrefetchLayer(const Trace& trace, size_t current) {
+  // further than the next convolution. nullptr if there is none.
+  LayerState* FindPrefetchLayer(const Trace& trace, size_t current) {
     for (size_t id = current; id-- > 0;) {
       LayerState& layer = layers_[id];
-      if (layer.offloaded && !layer.prefetched) {
-        layer.prefetched = true;
-        return id;
-      }
-      if (trace.layers[id].type == OpType::kConv2d) return std::nullopt;
+      if (layer.offloaded && !layer.prefetched) return &layer;
+      if (trace.layers[id].type == OpType::kConv2d) return nullptr;
     }
-    return std::nullopt;
+    return nullptr;
   }
 
   const OffloadSet set_;
   const KernelChoice kernels_;
+  const Order order_;
   std::vector<LayerState> layers_;
   bool fence_ = false;  // a copy was issued for the current step
 };
@@ -177,6 +194,9 @@ class VdnnDynPolicy final : public Policy {
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
     return chosen_->ChooseKernels(context, op);
   }
+  void BeforeLaunch(PolicyContext& context, OpId op) override {
+    chosen_->BeforeLaunch(context, op);
+  }
   void AfterOp(PolicyContext& context, OpId op) override { chosen_->AfterOp(context, op); }
 
  private:
@@ -196,14 +216,23 @@ class VdnnDynPolicy final : public Policy {
   std::unique_ptr<VdnnPolicy> chosen_;
 };
 
+std::unique_ptr<Policy> MakeStatic(OffloadSet set, Params& params) {
+  const KernelChoice kernels = ReadKernelChoice(params);
+  const std::string order =
+      params.Choice("order", "derivative-first", {"derivative-first", "prefetch-first"},
+                    "what is placed first: the tensors of a backward step, or the X it prefetches");
+  return std::make_unique<VdnnPolicy>(
+      set, kernels, order == "prefetch-first" ? Order::kPrefetchFirst : Order::kDerivativeFirst);
+}
+
 }  // namespace
 
 std::unique_ptr<Policy> MakeVdnnAllPolicy(Params& params) {
-  return std::make_unique<VdnnPolicy>(OffloadSet::kAll, ReadKernelChoice(params));
+  return MakeStatic(OffloadSet::kAll, params);
 }
 
 std::unique_ptr<Policy> MakeVdnnConvPolicy(Params& params) {
-  return std::make_unique<VdnnPolicy>(OffloadSet::kConv, ReadKernelChoice(params));
+  return MakeStatic(OffloadSet::kConv, params);
 }
 
 std::unique_ptr<Policy> MakeVdnnDynPolicy(Params&) { return std::make_unique<VdnnDynPolicy>(); }
