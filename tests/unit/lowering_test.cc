@@ -1,0 +1,198 @@
+#include "traces/lowering.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "sim/core/error.h"
+#include "traces/liveness.h"
+#include "traces/zoo/zoo.h"
+
+namespace spillway {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// data -> conv1 -> relu -> {pool, conv2} -> concat -> fc -> softmax
+Network ForkedNetwork() {
+  Network net("forked", {3, 8, 8});
+  LayerNode x = net.ConvRelu("conv1", net.image(), ConvSpec::Square(4, 3, 1, 1));
+  const LayerNode pool = net.MaxPool("pool", x, {3, 1, 1});
+  const LayerNode conv2 = net.Conv("conv2", x, ConvSpec::Square(6, 1));
+  x = net.Concat("concat", std::array{pool, conv2});
+  net.SoftmaxLoss("softmax", net.Linear("fc", x, 10));
+  return net;
+}
+
+const Op& FindOp(const Trace& trace, const std::string& name) {
+  for (const Op& op : trace.ops) {
+    if (op.name == name) return op;
+  }
+  throw InputError("no op " + name);
+}
+
+std::vector<std::string> Names(const Trace& trace, const std::vector<TensorId>& ids) {
+  std::vector<std::string> names;
+  for (const TensorId id : ids) names.push_back(trace.tensor(id).name);
+  return names;
+}
+
+Bytes SumOf(const Trace& trace, TensorKind kind) {
+  Bytes sum;
+  for (const Tensor& tensor : trace.tensors) {
+    if (tensor.kind == kind && !tensor.alias_of) sum += tensor.size;
+  }
+  return sum;
+}
+
+TEST(GraphTest, ShapesFollowTheWindows) {
+  Network net("n", {3, 224, 224});
+  const LayerNode conv = net.Conv("c", net.image(), ConvSpec::Square(64, 11, 4, 2));
+  EXPECT_EQ(net.layer(conv).output, (Shape{64, 55, 55}));
+  EXPECT_EQ(net.layer(net.MaxPool("p", conv, {3, 2})).output, (Shape{64, 27, 27}));
+  // 55 -> ceil(53 / 2) + 1 = 28 windows, of which the last hangs over the edge.
+  EXPECT_EQ(net.layer(net.MaxPool("q", conv, {2, 2, 0, true})).output, (Shape{64, 28, 28}));
+}
+
+TEST(GraphTest, ImpossibleGeometryNamesTheLayer) {
+  Network net("n", {3, 4, 4});
+  try {
+    net.Conv("big", net.image(), ConvSpec::Square(8, 7));
+    FAIL() << "a 7x7 window was fitted into 4x4";
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("'big'"));
+  }
+  ConvSpec grouped = ConvSpec::Square(8, 1);
+  grouped.groups = 2;
+  EXPECT_THROW(net.Conv("g", net.image(), grouped), InputError);
+  const LayerNode a = net.Conv("a", net.image(), ConvSpec::Square(2, 1));
+  const LayerNode b = net.Conv("b", net.image(), ConvSpec::Square(2, 3));
+  EXPECT_THROW(net.Concat("c", std::array{a, b}), InputError);
+}
+
+TEST(LoweringTest, ForwardOperandsFollowTheContract) {
+  const Trace trace = LowerNetwork(ForkedNetwork(), {2, "torch", true});
+  const Op& conv = FindOp(trace, "conv1.fwd");
+  EXPECT_THAT(Names(trace, conv.inputs), ElementsAre("data.y", "conv1.weight", "conv1.bias"));
+  EXPECT_THAT(Names(trace, conv.outputs), ElementsAre("conv1.y"));
+  EXPECT_EQ(conv.slots[0].flops, 2LL * 2 * 4 * 8 * 8 * 3 * 3 * 3);
+  EXPECT_THAT(conv.slots[0].signature, HasSubstr("conv2d.fwd in=3x8x8 out=4x8x8 kernel=3x3"));
+  EXPECT_EQ(trace.Root(FindOp(trace, "conv1.relu.fwd").outputs[0]), conv.outputs[0]);
+}
+
+// The concatenation hands gradients to both branches; conv2's backward runs first and creates the
+// gradient of the shared input, the pool's adds to it.
+TEST(LoweringTest, ForksAccumulateOneGradient) {
+  const Trace trace = LowerNetwork(ForkedNetwork(), {2, "torch", true});
+  const Op& conv2 = FindOp(trace, "conv2.bwd");
+  const Op& pool = FindOp(trace, "pool.bwd");
+  EXPECT_EQ(conv2.outputs[0], pool.outputs[0]);
+  EXPECT_EQ(conv2.IntAttribute("accumulate"), 0);
+  EXPECT_EQ(pool.IntAttribute("accumulate"), 1);
+  EXPECT_EQ(pool.inputs.back(), pool.outputs[0]);
+  EXPECT_THAT(Names(trace, FindOp(trace, "concat.bwd").outputs),
+              ElementsAre("pool.dy", "conv2.dy"));
+}
+
+TEST(LoweringTest, TheImageHasNoGradient) {
+  const Trace trace = LowerNetwork(ForkedNetwork(), {2, "torch", true});
+  const Op& conv1 = FindOp(trace, "conv1.bwd");
+  EXPECT_EQ(conv1.IntAttribute("needs_dx"), 0);
+  ASSERT_EQ(conv1.slots.size(), 1u);
+  EXPECT_EQ(conv1.slots[0].name, "bwd_filter");
+  const Op& conv2 = FindOp(trace, "conv2.bwd");
+  ASSERT_EQ(conv2.slots.size(), 2u);
+  EXPECT_EQ(conv2.slots[0].name, "bwd_data");
+}
+
+TEST(LoweringTest, TorchKeepsParameterGradientsUntilTheUpdate) {
+  const Trace trace = LowerNetwork(ForkedNetwork(), {2, "torch", true});
+  EXPECT_EQ(SumOf(trace, TensorKind::kParameterGradient), SumOf(trace, TensorKind::kParameter));
+  EXPECT_EQ(SumOf(trace, TensorKind::kOptimizerState), SumOf(trace, TensorKind::kParameter));
+  EXPECT_EQ(trace.ops.back().phase, Phase::kUpdate);
+  EXPECT_THAT(Names(trace, FindOp(trace, "fc.update").outputs),
+              ElementsAre("fc.weight", "fc.weight_momentum", "fc.bias", "fc.bias_momentum"));
+}
+
+TEST(LoweringTest, VdnnUpdatesInsideBackward) {
+  const Trace trace = LowerNetwork(ForkedNetwork(), {2, "vdnn", true});
+  EXPECT_EQ(SumOf(trace, TensorKind::kParameterGradient), Bytes(0));
+  EXPECT_EQ(SumOf(trace, TensorKind::kOptimizerState), Bytes(0));
+  const Op& fc = FindOp(trace, "fc.bwd");
+  EXPECT_THAT(Names(trace, fc.inputs), ElementsAre("concat.y", "fc.weight", "fc.dy", "fc.bias"));
+  EXPECT_THAT(Names(trace, fc.outputs), ElementsAre("concat.dy", "fc.weight", "fc.bias"));
+  EXPECT_EQ(trace.ops.back().phase, Phase::kBackward);
+}
+
+TEST(LoweringTest, InferenceIsForwardOnly) {
+  const Trace trace = LowerNetwork(ForkedNetwork(), {2, "torch", false});
+  for (const Op& op : trace.ops) EXPECT_EQ(op.phase, Phase::kForward) << op.name;
+  EXPECT_EQ(SumOf(trace, TensorKind::kGradient), Bytes(0));
+}
+
+TEST(LoweringTest, UnknownPresetIsAUsageError) {
+  try {
+    LowerNetwork(ForkedNetwork(), {2, "vdn", true});
+    FAIL() << "an unknown preset was accepted";
+  } catch (const UsageError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("did you mean 'vdnn'"));
+  }
+}
+
+TEST(ZooTest, EveryNetworkLowersUnderEveryPreset) {
+  for (const ZooEntry& entry : Zoo()) {
+    for (const Preset& preset : Presets()) {
+      for (const bool training : {true, false}) {
+        const Trace trace = LowerNetwork(entry.build(), {2, preset.name, training});
+        EXPECT_EQ(trace.name, entry.name + ":2");
+        EXPECT_EQ(trace.layers.size(), boost::num_vertices(entry.build().graph()));
+      }
+    }
+  }
+}
+
+// Parameter counts are those of the networks' own papers.
+TEST(ZooTest, ParameterCountsAreRight) {
+  const auto parameters = [](const char* name) {
+    return SumOf(LowerNetwork(BuildNetwork(name), {1, "torch", true}), TensorKind::kParameter)
+               .count() /
+           4;
+  };
+  EXPECT_EQ(parameters("alexnet"), 61'100'840);
+  EXPECT_EQ(parameters("vgg16"), 138'357'544);
+  EXPECT_EQ(parameters("vgg19"), 143'667'240);
+  EXPECT_EQ(parameters("googlenet"), 6'998'552);
+  EXPECT_EQ(parameters("overfeat"), 145'920'872);
+}
+
+// "VGG-E activations 16154.5 MiB at batch 256": every layer's output and the image, ReLU in place.
+TEST(ZooTest, VggActivationsAreWhatVdnnCounts) {
+  const Trace trace = LowerNetwork(BuildNetwork("vgg19"), {256, "vdnn", true});
+  const Bytes labels_and_loss(256 * 4 + 4);
+  const Bytes total =
+      SumOf(trace, TensorKind::kActivation) + SumOf(trace, TensorKind::kInput) - labels_and_loss;
+  EXPECT_NEAR(total.mib(), 16154.5, 0.05);
+  EXPECT_NEAR(SumOf(trace, TensorKind::kParameter).mib(), 548.0, 0.05);
+}
+
+TEST(ZooTest, CountedWorkspaceFollowsTheFormula) {
+  const auto workspace = [](const char* name, int64_t batch) {
+    return FftBaselineWorkspace(LowerNetwork(BuildNetwork(name), {batch, "vdnn", true})).mib();
+  };
+  EXPECT_DOUBLE_EQ(workspace("vgg19", 256), 5200);
+  EXPECT_DOUBLE_EQ(workspace("vgg19", 128), 3120);
+  EXPECT_NEAR(workspace("alexnet", 128), 307.17, 0.01);  // conv2, backward data
+}
+
+TEST(ZooTest, WorkloadsAreParsedStrictly) {
+  EXPECT_EQ(ParseWorkload("vgg16:256").batch, 256);
+  for (const char* bad : {"vgg16", "vgg16:", "vgg16:0", "vgg16:-1", "vgg16:2x", "vgg:2", ":2",
+                          "vgg16:99999999999999999999"}) {
+    EXPECT_THROW(ParseWorkload(bad), UsageError) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace spillway

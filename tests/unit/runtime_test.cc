@@ -1,0 +1,422 @@
+#include "sim/core/runtime.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "sim/core/check.h"
+#include "sim/core/error.h"
+#include "tests/testing/fixtures.h"
+
+namespace spillway {
+namespace {
+
+using testing::ChainTrace;
+using ::testing::ElementsAre;
+using testing::FixedCost;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::RunResult;
+using testing::RunSettings;
+using testing::RunSim;
+using testing::TraceBuilder;
+
+// A policy made of functions, for tests that need one verb at one place.
+class ScriptedPolicy final : public Policy {
+ public:
+  using Hook = std::function<void(PolicyContext&, const std::string& op)>;
+
+  Hook plan, before, before_launch, after;
+  std::function<KernelPlan(PolicyContext&, OpId)> choose;
+  std::function<bool(PolicyContext&, Bytes)> on_failure;
+
+  void Plan(PolicyContext& context) override { Call(plan, context, OpId{0}); }
+  void BeforeOp(PolicyContext& context, OpId op) override { Call(before, context, op); }
+  KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
+    return choose ? choose(context, op) : KernelPlan{};
+  }
+  void BeforeLaunch(PolicyContext& context, OpId op) override { Call(before_launch, context, op); }
+  void AfterOp(PolicyContext& context, OpId op) override { Call(after, context, op); }
+  bool OnAllocFailure(PolicyContext& context, Bytes size) override {
+    return on_failure && on_failure(context, size);
+  }
+
+ private:
+  static void Call(const Hook& hook, PolicyContext& context, OpId op) {
+    if (hook) hook(context, context.trace().op(op).name);
+  }
+};
+
+TensorId Find(const PolicyContext& context, const std::string& name) {
+  const auto& tensors = context.trace().tensors;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].name == name) return static_cast<TensorId>(i);
+  }
+  throw InputError("no tensor " + name);
+}
+
+// Live at f1: x y1. f2: x y1 y2. f3: x y1 y2 y3. b3: x y1 y2 y3 d3. b2: x y1 d3 d2. b1: x d2 d1.
+TEST(RuntimeTest, LivenessFreesAfterTheLastUse) {
+  ScriptedPolicy policy;
+  const RunResult result = RunSim(ChainTrace(), FixedCost(), policy);
+  ASSERT_TRUE(result.report.fits());
+  EXPECT_THAT(result.violations, IsEmpty());
+  EXPECT_EQ(result.report.metrics.peak_requested, Bytes(50));
+  EXPECT_EQ(result.report.metrics.average_requested, Bytes((20 + 30 + 40 + 50 + 40 + 30) / 6));
+  EXPECT_EQ(result.report.metrics.iteration, Duration::Nanoseconds(60));
+  EXPECT_EQ(result.report.metrics.stalls.total(), Duration());
+  EXPECT_TRUE(result.report.steady);
+  EXPECT_EQ(result.report.iterations, 2);
+}
+
+// max(l_i): b3 and b2 use three storages of 10 bytes; f's two.
+TEST(RuntimeTest, LayerBoundIsTheLargestOp) {
+  EXPECT_EQ(LayerBound(ChainTrace(), Bytes(1)), Bytes(30));
+  EXPECT_EQ(LayerBound(ChainTrace(), Bytes(512)), Bytes(3 * 512));
+}
+
+TEST(RuntimeTest, ReportsWhoHoldsTheMemoryWhenItRunsOut) {
+  ScriptedPolicy policy;
+  RunSettings settings;
+  settings.memory = Bytes(45);
+  const RunResult result = RunSim(ChainTrace(), FixedCost(), policy, settings);
+  ASSERT_FALSE(result.report.fits());
+  const OutOfMemory& reason = *result.report.out_of_memory;
+  EXPECT_EQ(reason.op, OpId{3});
+  EXPECT_EQ(reason.op_name, "b3");
+  EXPECT_EQ(reason.what, "d3");
+  EXPECT_EQ(reason.wanted, Bytes(10));
+  EXPECT_EQ(reason.stats.largest_free, Bytes(5));
+  EXPECT_EQ(reason.holders.size(), 4u);
+  EXPECT_THAT(reason.Message(), HasSubstr("step 3 (b3)"));
+}
+
+//   d2h            |--x--|            x is offloaded after its only forward use, while f2 runs
+//   compute  |f1|f2|f3|b3|b2|wait|b1| and b1 fetches it on demand
+TEST(RuntimeTest, AReleasedInputIsFetchedOnDemand) {
+  ScriptedPolicy policy;
+  policy.after = [](PolicyContext& context, const std::string& op) {
+    if (op != "f1") return;
+    EXPECT_FALSE(context.Release(Find(context, "x")));  // no host copy yet
+    EXPECT_TRUE(context.Offload(Find(context, "x")));
+    EXPECT_EQ(context.Where(Find(context, "x")), Residency::kBoth);
+    EXPECT_TRUE(context.Offload(Find(context, "x")));  // there is one already
+    EXPECT_TRUE(context.Release(Find(context, "x")));
+    EXPECT_EQ(context.Where(Find(context, "x")), Residency::kHost);
+    EXPECT_FALSE(context.Offload(Find(context, "x")));
+  };
+  const Trace trace = ChainTrace();
+  const RunResult result = RunSim(trace, FixedCost(), policy);
+  EXPECT_THAT(result.violations, IsEmpty());
+  EXPECT_EQ(testing::TimelineText(trace, result.report),
+            "    0    10 compute f1\n"
+            "    0    10 d2h x\n"
+            "   10    20 compute f2\n"
+            "   20    30 compute f3\n"
+            "   30    40 compute b3\n"
+            "   40    50 compute b2\n"
+            "   10    20 h2d x\n"  // into the bytes that it left, so it waits only for the offload
+            "   50    60 compute b1\n");
+  EXPECT_EQ(result.report.metrics.offloaded, Bytes(10));
+  EXPECT_EQ(result.report.metrics.prefetched, Bytes(10));
+  EXPECT_EQ(result.report.metrics.pinned_peak, Bytes(10));
+}
+
+// With no byte to spare, y2 takes the place of x and has to wait until the slow copy of x has
+// ended.
+//   d2h      |------x 30------|
+//   compute  |f1|  (memory)   |f2 ...
+TEST(RuntimeTest, TheNextOwnerWaitsForTheCopy) {
+  ScriptedPolicy policy;
+  policy.after = [](PolicyContext& context, const std::string& op) {
+    if (op != "f1") return;
+    context.Offload(Find(context, "x"));
+    context.Release(Find(context, "x"));
+  };
+  Trace trace = TraceBuilder()
+                    .Tensor("x", TensorKind::kInput, 30)
+                    .Tensor("y1", TensorKind::kActivation, 10)
+                    .Tensor("y2", TensorKind::kActivation, 30)
+                    .Tensor("y3", TensorKind::kActivation, 10)
+                    .Op("f1", Phase::kForward, {"x"}, {"y1"})
+                    .Op("f2", Phase::kForward, {"y1"}, {"y2"})
+                    .Op("f3", Phase::kForward, {"y2"}, {"y3"})
+                    .Op("b1", Phase::kBackward, {"x", "y3"}, {"y1"})
+                    .Build();
+  RunSettings settings;
+  settings.memory = Bytes(50);
+  const RunResult result = RunSim(trace, FixedCost(), policy, settings);
+  ASSERT_TRUE(result.report.fits());
+  EXPECT_THAT(result.violations, IsEmpty());
+  EXPECT_EQ(result.report.timeline[2].interval.start, Duration::Nanoseconds(30));
+  EXPECT_EQ(result.report.metrics.stalls.memory, Duration::Nanoseconds(20));
+}
+
+TEST(RuntimeTest, AFenceStallsTheNextKernel) {
+  ScriptedPolicy policy;
+  policy.after = [](PolicyContext& context, const std::string& op) {
+    if (op != "f3") return;
+    context.Offload(Find(context, "y1"));
+    context.Fence();
+  };
+  const RunResult result = RunSim(ChainTrace(), FixedCost(), policy);
+  // y1 is there at 10, its copy runs until 20, b3 would start at 30 anyway.
+  EXPECT_EQ(result.report.metrics.stalls.total(), Duration());
+  policy.after = [](PolicyContext& context, const std::string& op) {
+    if (op != "f3") return;
+    context.Offload(Find(context, "y3"));
+    context.Fence();
+  };
+  const RunResult stalled = RunSim(ChainTrace(), FixedCost(), policy);
+  EXPECT_EQ(stalled.report.metrics.stalls.fence, Duration::Nanoseconds(10));
+  EXPECT_EQ(stalled.report.metrics.iteration, Duration::Nanoseconds(70));
+}
+
+TEST(RuntimeTest, VerbsSayNoWhileTheOpUsesTheTensor) {
+  ScriptedPolicy policy;
+  policy.before = [](PolicyContext& context, const std::string& op) {
+    if (op != "b2") return;
+    EXPECT_TRUE(context.Pinned(Find(context, "y1")));
+    EXPECT_FALSE(context.Offload(Find(context, "y1")));
+    EXPECT_FALSE(context.Evict(Find(context, "y1")));
+    EXPECT_TRUE(context.Offload(Find(context, "x")));
+  };
+  EXPECT_THAT(RunSim(ChainTrace(), FixedCost(), policy).violations, IsEmpty());
+}
+
+TEST(RuntimeTest, NextUseMovesOnWhenTheOpIsIssued) {
+  ScriptedPolicy policy;
+  policy.before = [](PolicyContext& context, const std::string& op) {
+    if (op == "f2") {
+      EXPECT_EQ(context.NextUse(Find(context, "y1")), OpId{1});
+    }
+  };
+  policy.after = [](PolicyContext& context, const std::string& op) {
+    if (op == "f2") {
+      EXPECT_EQ(context.NextUse(Find(context, "y1")), OpId{4});
+    }
+    if (op == "b2") {
+      EXPECT_EQ(context.NextUse(Find(context, "y1")), std::nullopt);
+    }
+  };
+  RunSim(ChainTrace(), FixedCost(), policy);
+}
+
+// y1 and y2 are dropped; b3 needs y2, so f1 and f2 run again, and b2 then finds y1 rebuilt.
+TEST(RuntimeTest, EvictedTensorsAreRecomputedThroughTheirAncestors) {
+  ScriptedPolicy policy;
+  policy.after = [](PolicyContext& context, const std::string& op) {
+    if (context.recomputing()) return;
+    if (op == "f2") {
+      EXPECT_TRUE(context.Evict(Find(context, "y1")));
+    }
+    if (op == "f3") {
+      EXPECT_TRUE(context.Evict(Find(context, "y2")));
+    }
+  };
+  const Trace trace = ChainTrace();
+  const RunResult result = RunSim(trace, FixedCost(), policy);
+  EXPECT_THAT(result.violations, IsEmpty());
+  EXPECT_EQ(testing::TimelineText(trace, result.report),
+            "    0    10 compute f1\n"
+            "   10    20 compute f2\n"
+            "   20    30 compute f3\n"
+            "   30    40 compute again f1\n"
+            "   40    50 compute again f2\n"
+            "   50    60 compute b3\n"
+            "   60    70 compute b2\n"
+            "   70    80 compute b1\n");
+  EXPECT_EQ(result.report.metrics.recomputed_ops, 2);
+  EXPECT_EQ(result.report.metrics.recompute, Duration::Nanoseconds(20));
+}
+
+// conv writes s, relu overwrites it in place: rebuilding s runs both again.
+TEST(RuntimeTest, InPlaceChainsAreRebuiltWhole) {
+  const Trace trace = TraceBuilder()
+                          .Tensor("x", TensorKind::kInput, 10)
+                          .Tensor("s", TensorKind::kActivation, 10)
+                          .Tensor("r", TensorKind::kActivation, 10, "s")
+                          .Tensor("y", TensorKind::kActivation, 10)
+                          .Op("conv", Phase::kForward, {"x"}, {"s"})
+                          .Op("relu", Phase::kForward, {"s"}, {"r"})
+                          .Op("next", Phase::kForward, {"r"}, {"y"})
+                          .Op("back", Phase::kBackward, {"r", "x", "y"}, {"y"})
+                          .Build();
+  ScriptedPolicy policy;
+  policy.after = [](PolicyContext& context, const std::string& op) {
+    if (op == "next") {
+      EXPECT_TRUE(context.Evict(Find(context, "r")));
+    }
+  };
+  const RunResult result = RunSim(trace, FixedCost(), policy);
+  EXPECT_THAT(result.violations, IsEmpty());
+  EXPECT_EQ(result.report.metrics.recomputed_ops, 2);
+}
+
+TEST(RuntimeTest, EvictSaysNoWhereNothingCanRebuild) {
+  const Trace trace = TraceBuilder()
+                          .Tensor("x", TensorKind::kInput, 10)
+                          .Tensor("y", TensorKind::kActivation, 10)
+                          .Tensor("z", TensorKind::kActivation, 10)
+                          .Tensor("d", TensorKind::kGradient, 10)
+                          .Op("f1", Phase::kForward, {"x"}, {"y"})
+                          .Op("f2", Phase::kForward, {"y"}, {"z"})
+                          .Op("b2", Phase::kBackward, {"y", "z"}, {"d"})
+                          .Op("b1", Phase::kBackward, {"z", "d"}, {"z"})
+                          .Build();
+  ScriptedPolicy policy;
+  policy.after = [](PolicyContext& context, const std::string& op) {
+    if (op == "f1") {
+      EXPECT_FALSE(context.Evict(Find(context, "x")));  // dead, and an input
+    }
+    if (op == "f2") {
+      EXPECT_FALSE(context.Evict(Find(context, "y")));  // its producer's input is gone
+      EXPECT_TRUE(context.Evict(Find(context, "z")));   // y is still needed at b2
+    }
+    if (op == "b2" && !context.recomputing()) {
+      EXPECT_FALSE(context.Evict(Find(context, "z")));  // y ends here
+      EXPECT_FALSE(context.Evict(Find(context, "d")));  // backward ops do not run again
+    }
+  };
+  EXPECT_THAT(RunSim(trace, FixedCost(), policy).violations, IsEmpty());
+}
+
+TEST(RuntimeTest, OnAllocFailureMayMakeRoom) {
+  ScriptedPolicy policy;
+  policy.on_failure = [](PolicyContext& context, Bytes size) {
+    EXPECT_EQ(size, Bytes(10));
+    return context.Evict(Find(context, "y1"));
+  };
+  RunSettings settings;
+  settings.memory = Bytes(40);
+  const RunResult result = RunSim(ChainTrace(), FixedCost(), policy, settings);
+  ASSERT_TRUE(result.report.fits());
+  EXPECT_THAT(result.violations, IsEmpty());
+  EXPECT_EQ(result.report.metrics.recomputed_ops, 1);
+  EXPECT_EQ(result.report.metrics.peak_requested, Bytes(40));
+}
+
+TEST(RuntimeTest, TrueWithoutARoomMadeIsAPolicyError) {
+  ScriptedPolicy policy;
+  policy.on_failure = [](PolicyContext&, Bytes) { return true; };
+  RunSettings settings;
+  settings.memory = Bytes(40);
+  EXPECT_THROW(RunSim(ChainTrace(), FixedCost(), policy, settings), PolicyError);
+}
+
+TEST(RuntimeTest, PrefetchNeverAsksForRoom) {
+  ScriptedPolicy policy;
+  int failures = 0;
+  policy.on_failure = [&](PolicyContext&, Bytes) { return ++failures, false; };
+  policy.after = [](PolicyContext& context, const std::string& op) {
+    if (op == "f1") {
+      context.Offload(Find(context, "x"));
+      context.Release(Find(context, "x"));
+    }
+    if (op == "f3") {
+      EXPECT_FALSE(context.Prefetch(Find(context, "x")));
+    }
+  };
+  RunSettings settings;
+  settings.memory = Bytes(35);
+  RunSim(ChainTrace(), FixedCost(), policy, settings);
+  EXPECT_EQ(failures, 1);  // of b3's output
+}
+
+TEST(RuntimeTest, ReservedBlocksAreSharedAndHeldForTheRun) {
+  ScriptedPolicy policy;
+  policy.plan = [](PolicyContext& context, const std::string&) {
+    const std::array gradients{Find(context, "d3"), Find(context, "d1")};
+    EXPECT_TRUE(context.Reserve(gradients, Bytes(25)));
+    EXPECT_FALSE(context.Reserve(gradients, Bytes(25)));  // they have one
+  };
+  const RunResult result = RunSim(ChainTrace(), FixedCost(), policy);
+  EXPECT_THAT(result.violations, IsEmpty());
+  // 25 reserved, and at b3 x, y1, y2, y3 besides.
+  EXPECT_EQ(result.report.metrics.peak_requested, Bytes(65));
+}
+
+TEST(RuntimeTest, SharingABlockWhileBothLiveIsAPolicyError) {
+  ScriptedPolicy policy;
+  policy.plan = [](PolicyContext& context, const std::string&) {
+    const std::array gradients{Find(context, "d3"), Find(context, "d2")};
+    context.Reserve(gradients, Bytes(0));
+  };
+  EXPECT_THROW(RunSim(ChainTrace(), FixedCost(), policy), PolicyError);
+}
+
+TEST(RuntimeTest, ReserveOutsidePlanIsAPolicyError) {
+  ScriptedPolicy policy;
+  policy.before = [](PolicyContext& context, const std::string&) {
+    context.ReserveWorkspace(Bytes(1));
+  };
+  EXPECT_THROW(RunSim(ChainTrace(), FixedCost(), policy), PolicyError);
+}
+
+TEST(RuntimeTest, WorkspaceLivesForTheOpOnly) {
+  FixedCost cost;
+  cost.Set("f2", {{"fast", Duration::Nanoseconds(4), Bytes(100)},
+                  {"small", Duration::Nanoseconds(8), Bytes(1)}});
+  ScriptedPolicy policy;
+  EXPECT_EQ(RunSim(ChainTrace(), cost, policy).report.metrics.peak_requested, Bytes(130));
+  policy.choose = [](PolicyContext& context, OpId op) -> KernelPlan {
+    return {{0, LeastWorkspace(context.kernels(op, 0)), context.trace().op(op).batch}};
+  };
+  const RunResult small = RunSim(ChainTrace(), cost, policy);
+  EXPECT_EQ(small.report.metrics.peak_requested, Bytes(50));
+  EXPECT_EQ(small.report.metrics.iteration, Duration::Nanoseconds(58));
+}
+
+TEST(RuntimeTest, KernelPlansMustCoverTheBatch) {
+  ScriptedPolicy policy;
+  for (const KernelPlan& bad : {KernelPlan{{0, 7, 1}}, KernelPlan{{1, 0, 1}}, KernelPlan{{0, 0, 2}},
+                                KernelPlan{{0, 0, 1}, {0, 0, 1}}}) {
+    policy.choose = [&](PolicyContext&, OpId) { return bad; };
+    EXPECT_THROW(RunSim(ChainTrace(), FixedCost(), policy), PolicyError);
+  }
+}
+
+TEST(RuntimeTest, ChargedInputsAreCopiedFirst) {
+  ScriptedPolicy policy;
+  RunSettings settings;
+  settings.options.charge_input = true;
+  const RunResult result = RunSim(ChainTrace(), FixedCost(), policy, settings);
+  EXPECT_THAT(result.violations, IsEmpty());
+  EXPECT_EQ(result.report.metrics.iteration, Duration::Nanoseconds(70));
+  EXPECT_EQ(result.report.metrics.stalls.fetch, Duration::Nanoseconds(10));
+}
+
+TEST(RuntimeTest, WhatIfPredictsAnotherPolicy) {
+  ScriptedPolicy policy;
+  policy.plan = [](PolicyContext& context, const std::string&) {
+    ScriptedPolicy other;
+    EXPECT_EQ(context.WhatIf(other).metrics.iteration, Duration::Nanoseconds(60));
+  };
+  RunSim(ChainTrace(), FixedCost(), policy);
+}
+
+TEST(RuntimeTest, ParametersStayAndTravel) {
+  const Trace trace = TraceBuilder()
+                          .Tensor("x", TensorKind::kInput, 10)
+                          .Tensor("w", TensorKind::kParameter, 10)
+                          .Tensor("y", TensorKind::kActivation, 10)
+                          .Op("f1", Phase::kForward, {"x", "w"}, {"y"})
+                          .Op("b1", Phase::kBackward, {"x", "y", "w"}, {"w"})
+                          .Build();
+  ScriptedPolicy policy;
+  policy.after = [](PolicyContext& context, const std::string& op) {
+    if (op != "b1") return;
+    EXPECT_TRUE(context.Offload(Find(context, "w")));
+    EXPECT_TRUE(context.Release(Find(context, "w")));
+  };
+  const RunResult result = RunSim(trace, FixedCost(), policy);
+  EXPECT_THAT(result.violations, IsEmpty());
+  EXPECT_TRUE(result.report.steady);
+  // From the second iteration on, w starts on the host and is fetched.
+  EXPECT_EQ(result.report.metrics.prefetched, Bytes(10));
+  EXPECT_EQ(result.report.iterations, 3);
+}
+
+}  // namespace
+}  // namespace spillway

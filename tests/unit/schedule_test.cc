@@ -1,0 +1,120 @@
+#include "sim/engine/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/testing/fixtures.h"
+
+namespace spillway {
+namespace {
+
+constexpr size_t kCompute = Index(Stream::kCompute);
+constexpr size_t kIn = Index(Stream::kToDevice);
+constexpr size_t kOut = Index(Stream::kToHost);
+
+Duration Ns(int64_t n) { return Duration::Nanoseconds(n); }
+
+// Adds a command and returns its event.
+Event Add(Program& program, Stream stream, Duration nominal, Bytes traffic = Bytes(0),
+          std::vector<Event> waits = {}, Duration issued = Duration()) {
+  Command command{issued, nominal, traffic, static_cast<uint32_t>(program.waits.size()),
+                  static_cast<uint32_t>(waits.size())};
+  program.waits.insert(program.waits.end(), waits.begin(), waits.end());
+  program.streams[Index(stream)].push_back(command);
+  return {stream, static_cast<uint32_t>(program.streams[Index(stream)].size())};
+}
+
+StreamTimes Play(const Program& program, const Device& device = testing::RoundDevice()) {
+  return RunSchedule(program, Links(device));
+}
+
+//   compute  |--a 10--|--b 5--|
+TEST(ScheduleTest, OneStreamRunsBackToBack) {
+  Program program;
+  Add(program, Stream::kCompute, Ns(10));
+  Add(program, Stream::kCompute, Ns(5));
+  const StreamTimes times = Play(program);
+  EXPECT_EQ(times[kCompute][0].end, Ns(10));
+  EXPECT_EQ(times[kCompute][1].start, Ns(10));
+  EXPECT_EQ(times[kCompute][1].end, Ns(15));
+}
+
+// Tight: not ready a picosecond before its wait, ready at it.
+//   d2h      |----copy 12----|
+//   compute                  |-b-|
+TEST(ScheduleTest, StartsExactlyWhenItsWaitHappens) {
+  Program program;
+  const Event copy = Add(program, Stream::kToHost, Ns(12), Bytes(12));
+  Add(program, Stream::kCompute, Ns(3), Bytes(0), {copy});
+  EXPECT_EQ(Play(program)[kCompute][0].start, Ns(12));
+}
+
+TEST(ScheduleTest, StartsNoEarlierThanIssued) {
+  Program program;
+  Add(program, Stream::kCompute, Ns(3), Bytes(0), {}, Ns(7));
+  const StreamTimes times = Play(program);
+  EXPECT_EQ(times[kCompute][0].start, Ns(7));
+  EXPECT_EQ(times[kCompute][0].issued, Ns(7));
+}
+
+// Two copies of 100 bytes at 1 B/ns each; both together get 1.5 B/ns, so 0.75 each, until 133.3 ns.
+TEST(ScheduleTest, CopiesShareTheDuplexLimit) {
+  Device device = testing::RoundDevice();
+  device.duplex = {1'500'000'000};
+  Program program;
+  Add(program, Stream::kToDevice, Ns(100), Bytes(100));
+  Add(program, Stream::kToHost, Ns(100), Bytes(100));
+  const StreamTimes times = Play(program, device);
+  EXPECT_NEAR(times[kIn][0].end.milliseconds() * 1e6, 133.333, 0.01);
+  EXPECT_EQ(times[kIn][0].end, times[kOut][0].end);
+}
+
+// The second copy is alone once the first has ended: 50 bytes at 0.75, the other 50 at 1.
+TEST(ScheduleTest, SpeedRecoversWhenTheOtherEnds) {
+  Device device = testing::RoundDevice();
+  device.duplex = {1'500'000'000};
+  Program program;
+  Add(program, Stream::kToDevice, Ns(50), Bytes(50));
+  Add(program, Stream::kToHost, Ns(100), Bytes(100));
+  const StreamTimes times = Play(program, device);
+  EXPECT_NEAR(times[kIn][0].end.milliseconds() * 1e6, 66.667, 0.01);
+  EXPECT_NEAR(times[kOut][0].end.milliseconds() * 1e6, 116.667, 0.01);
+}
+
+// A kernel that needs all DRAM bandwidth (2 B/ns) loses what a copy of 1 B/ns takes, while it runs.
+TEST(ScheduleTest, KernelsShareDramWithCopies) {
+  Device device = testing::RoundDevice();
+  device.dram = {2'000'000'000};
+  Program program;
+  Add(program, Stream::kCompute, Ns(100), Bytes(200));
+  Add(program, Stream::kToHost, Ns(50), Bytes(50));
+  const StreamTimes times = Play(program, device);
+  EXPECT_EQ(times[kOut][0].end, Ns(50));
+  EXPECT_EQ(times[kCompute][0].end, Ns(125));
+}
+
+TEST(ScheduleTest, CommandsWithoutDurationEndAtOnce) {
+  Program program;
+  const Event first = Add(program, Stream::kCompute, Ns(0));
+  Add(program, Stream::kToHost, Ns(0), Bytes(0), {first});
+  const StreamTimes times = Play(program);
+  EXPECT_EQ(times[kOut][0].end, Ns(0));
+}
+
+TEST(LinksTest, SharesAreMaxMinFair) {
+  Device device = testing::RoundDevice();
+  device.dram = {9};
+  device.duplex = {100};
+  // The copy of 1 is satisfied; the others split the remaining 8.
+  const Speeds speeds = Links(device).Share({10, 1, 10});
+  EXPECT_EQ(speeds[kIn], kFullSpeed);
+  EXPECT_EQ(speeds[kCompute], kFullSpeed * 4 / 10);
+  EXPECT_EQ(speeds[kOut], kFullSpeed * 4 / 10);
+}
+
+TEST(LinksTest, AnUnloadedMachineRunsAtFullSpeed) {
+  const Speeds speeds = Links(testing::RoundDevice()).Share({0, 0, 0});
+  EXPECT_EQ(speeds, (Speeds{kFullSpeed, kFullSpeed, kFullSpeed}));
+}
+
+}  // namespace
+}  // namespace spillway
