@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <regex>
 #include <sstream>
 #include <string>
 
@@ -143,8 +142,8 @@ TEST(DeviceTest, RefusesBadToml) {
 }
 
 TEST(DeviceTest, ShippedDevicesAreValidAndSourced) {
-  const std::regex number(R"(^\w+ = ("[^"]*\d|\d).*$)");
   size_t devices = 0;
+  size_t numbers = 0;
   for (const auto& file : std::filesystem::directory_iterator(kDevices)) {
     const Device device = ReadDevice(file.path());
     EXPECT_EQ(device.name, file.path().stem());
@@ -152,12 +151,17 @@ TEST(DeviceTest, ShippedDevicesAreValidAndSourced) {
     EXPECT_GE(device.duplex, std::max(device.h2d.bandwidth, device.d2h.bandwidth)) << device.name;
     std::istringstream lines(ReadRaw(file.path()));
     for (std::string line; std::getline(lines, line);) {
-      if (!std::regex_match(line, number) || line.starts_with("description")) continue;
+      // A value without a digit has nothing to prove.
+      const size_t value = line.find(" = ");
+      if (value == std::string::npos || line.starts_with("description")) continue;
+      if (line.find_first_of("0123456789", value) > line.find('#')) continue;
       EXPECT_THAT(line, ::testing::ContainsRegex("# (source|estimate): ")) << file.path();
+      ++numbers;
     }
     ++devices;
   }
   EXPECT_GE(devices, 2);
+  EXPECT_GE(numbers, 20 * devices);
 }
 
 // vDNN, section V-C: memory-optimal algorithms lose 55 % to 58 % on average.
