@@ -26,8 +26,8 @@ constexpr std::string_view kTable = R"({
 {"signature": "conv", "batch": 64, "kernels": [
  {"algorithm": "gemm", "time_ps": 30, "workspace": 0, "deterministic": true, "repeats": 9, "spread": 0.25},
  {"algorithm": "tiles", "time_ps": 20, "workspace": 7, "deterministic": false, "repeats": 9, "spread": 0},
- {"algorithm": "b", "time_ps": 20, "workspace": 5, "deterministic": true, "repeats": 9, "spread": 0},
- {"algorithm": "a", "time_ps": 20, "workspace": 5, "deterministic": true, "repeats": 9, "spread": 0}]},
+ {"algorithm": "y", "time_ps": 20, "workspace": 5, "deterministic": true, "repeats": 9, "spread": 0},
+ {"algorithm": "x", "time_ps": 20, "workspace": 5, "deterministic": true, "repeats": 9, "spread": 0}]},
 {"signature": "conv", "batch": 16, "kernels": [
  {"algorithm": "gemm", "time_ps": 9, "workspace": 0, "deterministic": true, "repeats": 9, "spread": 0}]},
 {"signature": "add", "batch": 64, "kernels": [
@@ -72,8 +72,8 @@ TEST(CostTableTest, ReadsAndSorts) {
   const CostEntry& entry = table.entries[2];
   EXPECT_EQ(entry.batch, 64);
   ASSERT_EQ(entry.kernels.size(), 4);
-  EXPECT_EQ(entry.kernels[0].kernel.algorithm, "a");
-  EXPECT_EQ(entry.kernels[1].kernel.algorithm, "b");
+  EXPECT_EQ(entry.kernels[0].kernel.algorithm, "x");
+  EXPECT_EQ(entry.kernels[1].kernel.algorithm, "y");
   EXPECT_EQ(entry.kernels[2].kernel.algorithm, "tiles");
   EXPECT_FALSE(entry.kernels[2].kernel.deterministic);
   EXPECT_EQ(entry.kernels[2].kernel.workspace, Bytes(7));
@@ -143,7 +143,7 @@ TEST(CostTableTest, ErrorsNameFileAndElement) {
   EXPECT_EQ(ErrorOfEdit(", \"spread\": 0.25", ""),
             "t.json:7:2: entries[0].kernels[0]: the key 'spread' is missing");
   EXPECT_EQ(
-      ErrorOfEdit("\"algorithm\": \"b\"", "\"algorithm\": \"gemm\""),
+      ErrorOfEdit("\"algorithm\": \"y\"", "\"algorithm\": \"gemm\""),
       "t.json:9:16: entries[0].kernels[2].algorithm: algorithm 'gemm' is in this entry already");
   EXPECT_EQ(ErrorOfEdit("\"batch\": 16", "\"batch\": 64"),
             "t.json:11:1: entries[1]: 'conv' at batch 64 is in this table already");
@@ -173,7 +173,7 @@ TEST(TableCostModelTest, FindsKernelsOfSignatureAndBatch) {
   const TableCostModel model(ParseCostTable(kTable, "t.json"), SomeDevice());
   const auto kernels = model.Kernels(OpWith("conv"), 1, 64);
   ASSERT_EQ(kernels.size(), 4);
-  EXPECT_EQ(kernels[0].algorithm, "a");
+  EXPECT_EQ(kernels[0].algorithm, "x");
   EXPECT_EQ(kernels[3].algorithm, "gemm");
   // The span lives as long as the model.
   EXPECT_EQ(model.Kernels(OpWith("conv"), 1, 64).data(), kernels.data());
@@ -235,7 +235,7 @@ TEST(TableCostModelTest, SortsTablesThatWereBuiltByHand) {
   CostTable table = ParseCostTable(kTable, "t.json");
   std::swap(table.entries[2].kernels[0], table.entries[2].kernels[3]);
   const TableCostModel model(table, SomeDevice());
-  EXPECT_EQ(model.Kernels(OpWith("conv"), 1, 64)[0].algorithm, "a");
+  EXPECT_EQ(model.Kernels(OpWith("conv"), 1, 64)[0].algorithm, "x");
 }
 
 }  // namespace
