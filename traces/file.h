@@ -7,16 +7,18 @@
 #include <string>
 #include <string_view>
 
+#include "sim/core/units.h"
+
 namespace spillway {
 
 // The contents of `path`, decompressed if they start with Zstandard's magic number. Throws
-// `InputError` if the file is missing, is a directory, is gzipped, is truncated, or grows beyond 4
-// GiB.
-std::string ReadFile(const std::filesystem::path& path);
+// `InputError` if the file is missing, is a directory, is gzipped, is truncated, or grows beyond
+// `limit`. Memory grows with the data that really comes.
+std::string ReadFile(const std::filesystem::path& path, Bytes limit = Bytes::GiB(4));
 
 // Writes `contents` beside `path` under a temporary name and renames it, so that `path` holds
 // either its old contents or all of the new. Compresses if `path` ends in ".zst". Throws
-// `InputError`.
+// `InputError` with the path and the system's reason; nothing is left behind then.
 void WriteFile(const std::filesystem::path& path, std::string_view contents);
 
 }  // namespace spillway

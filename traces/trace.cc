@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string_view>
 #include <unordered_set>
 
@@ -19,6 +20,9 @@ constexpr std::array<std::string_view, 15> kOpTypeNames{
     "input",   "conv2d", "linear", "maxpool2d", "avgpool2d",    "relu", "lrn",  "batchnorm",
     "dropout", "concat", "add",    "fork",      "softmax_loss", "sgd",  "other"};
 constexpr std::array<std::string_view, 3> kPhaseNames{"forward", "backward", "update"};
+
+constexpr double kMaxExactInteger = 9007199254740992.0;  // 2^53
+constexpr int64_t kMaxTotal = Bytes::Unlimited().count();
 
 template <typename Enum, size_t kSize>
 std::optional<Enum> ParseEnum(const std::array<std::string_view, kSize>& names,
@@ -41,14 +45,17 @@ class Validator {
 
   void Run() {
     if (trace_.batch < 1) Fail(fmt::format("batch is {}, expected at least 1", trace_.batch));
-    for (const Tensor& tensor : trace_.tensors) CheckTensor(tensor);
-    for (const Tensor& tensor : trace_.tensors) CheckAlias(tensor);
+    for (size_t i = 0; i < trace_.layers.size(); ++i) CheckName("layer", i, trace_.layers[i].name);
+    names_.clear();
+    for (size_t i = 0; i < trace_.tensors.size(); ++i) CheckTensor(i, trace_.tensors[i]);
+    FindRoots();
     written_.resize(trace_.tensors.size());
     for (size_t i = 0; i < trace_.tensors.size(); ++i) {
-      if (StartsWritten(trace_.tensors[i].kind)) MarkWritten(static_cast<TensorId>(i));
+      CheckAlias(trace_.tensors[i], trace_.tensors[roots_[i]]);
+      if (StartsWritten(trace_.tensors[i].kind)) written_[roots_[i]] = true;
     }
     names_.clear();
-    for (const Op& op : trace_.ops) CheckOp(op);
+    for (size_t i = 0; i < trace_.ops.size(); ++i) CheckOp(i, trace_.ops[i]);
   }
 
  private:
@@ -56,42 +63,66 @@ class Validator {
     throw InputError(fmt::format("trace '{}': {}", trace_.name, what));
   }
 
-  void MarkWritten(TensorId id) { written_[Index(trace_.Root(id))] = true; }
+  void CheckName(std::string_view what, size_t index, const std::string& name) {
+    if (name.empty()) Fail(fmt::format("{} {} has no name", what, index));
+    if (!names_.insert(name).second) Fail(fmt::format("duplicate {} '{}'", what, name));
+  }
 
-  void CheckTensor(const Tensor& tensor) {
-    if (tensor.name.empty()) Fail(fmt::format("tensor {} has no name", names_.size()));
-    if (!names_.insert(tensor.name).second) Fail(fmt::format("duplicate tensor '{}'", tensor.name));
+  // Adds `amount` to `total` and keeps it where no sum of a reader can overflow.
+  void Add(int64_t amount, std::string_view what, int64_t& total) const {
+    if (amount > kMaxTotal - total) Fail(fmt::format("{} exceed 2^60", what));
+    total += amount;
+  }
+
+  void CheckTensor(size_t index, const Tensor& tensor) {
+    CheckName("tensor", index, tensor.name);
     if (tensor.size < Bytes(0)) {
       Fail(fmt::format("tensor '{}' has the negative size {}", tensor.name, tensor.size.count()));
     }
-    if (tensor.size > Bytes::Unlimited())
-      Fail(fmt::format("tensor '{}' is too large", tensor.name));
+    Add(tensor.size.count(), "the sizes of all tensors together", total_size_);
+    Int128 elements = 1;
     for (const int64_t extent : tensor.shape) {
       if (extent < 0) Fail(fmt::format("tensor '{}' has a negative extent", tensor.name));
+      elements *= extent;
+      if (elements > kMaxTotal) Fail(fmt::format("tensor '{}' is too large", tensor.name));
     }
     if (tensor.alias_of && Index(*tensor.alias_of) >= trace_.tensors.size()) {
       Fail(fmt::format("tensor '{}' aliases a tensor that does not exist", tensor.name));
     }
   }
 
-  void CheckAlias(const Tensor& tensor) const {
-    if (!tensor.alias_of) return;
-    const Tensor* root = &tensor;
-    for (size_t hops = 0; root->alias_of; ++hops) {
-      if (hops > trace_.tensors.size()) {
-        Fail(fmt::format("tensor '{}' is in a cycle of aliases", tensor.name));
+  // Follows each alias chain once, however long it is.
+  void FindRoots() {
+    constexpr size_t kUnknown = static_cast<size_t>(-1);
+    constexpr size_t kOnThisChain = kUnknown - 1;
+    roots_.assign(trace_.tensors.size(), kUnknown);
+    std::vector<size_t> chain;
+    for (size_t i = 0; i < trace_.tensors.size(); ++i) {
+      size_t at = i;
+      while (roots_[at] == kUnknown && trace_.tensors[at].alias_of) {
+        roots_[at] = kOnThisChain;
+        chain.push_back(at);
+        at = Index(*trace_.tensors[at].alias_of);
       }
-      root = &trace_.tensor(*root->alias_of);
-    }
-    if (tensor.size > root->size) {
-      Fail(fmt::format("tensor '{}' is larger than '{}', whose storage it shares", tensor.name,
-                       root->name));
+      if (roots_[at] == kOnThisChain) {
+        Fail(fmt::format("tensor '{}' is in a cycle of aliases", trace_.tensors[at].name));
+      }
+      const size_t root = roots_[at] == kUnknown ? at : roots_[at];
+      roots_[at] = root;
+      for (const size_t link : chain) roots_[link] = root;
+      chain.clear();
     }
   }
 
-  void CheckOp(const Op& op) {
-    if (op.name.empty()) Fail(fmt::format("op {} has no name", names_.size()));
-    if (!names_.insert(op.name).second) Fail(fmt::format("duplicate op '{}'", op.name));
+  void CheckAlias(const Tensor& tensor, const Tensor& root) const {
+    if (tensor.size > root.size) {
+      Fail(fmt::format("tensor '{}' is larger than '{}', whose storage it shares", tensor.name,
+                       root.name));
+    }
+  }
+
+  void CheckOp(size_t index, const Op& op) {
+    CheckName("op", index, op.name);
     if (Index(op.layer) >= trace_.layers.size()) {
       Fail(fmt::format("op '{}' names layer {}, of {}", op.name, Index(op.layer),
                        trace_.layers.size()));
@@ -105,7 +136,10 @@ class Validator {
       if (slot.flops < 0 || slot.traffic < Bytes(0)) {
         Fail(fmt::format("op '{}', slot '{}': negative flops or traffic", op.name, slot.name));
       }
+      Add(slot.flops, "the flops of all ops together", total_flops_);
+      Add(slot.traffic.count(), "the traffic of all ops together", total_traffic_);
     }
+    CheckAttributes(op);
     for (const auto* list : {&op.inputs, &op.outputs, &op.scratch}) {
       for (const TensorId id : *list) {
         if (Index(id) >= trace_.tensors.size()) {
@@ -115,23 +149,44 @@ class Validator {
       }
     }
     for (const TensorId id : op.inputs) {
-      if (!written_[Index(trace_.Root(id))]) {
+      if (!written_[roots_[Index(id)]]) {
         Fail(fmt::format("op '{}' reads tensor '{}' before any op has written it", op.name,
                          trace_.tensor(id).name));
       }
     }
     for (const TensorId id : op.scratch) {
-      if (trace_.tensor(trace_.Root(id)).kind != TensorKind::kScratch) {
+      const TensorKind kind = trace_.tensors[roots_[Index(id)]].kind;
+      if (kind != TensorKind::kScratch) {
         Fail(fmt::format("op '{}' lists tensor '{}' as scratch, but its kind is {}", op.name,
-                         trace_.tensor(id).name, Name(trace_.tensor(id).kind)));
+                         trace_.tensor(id).name, Name(kind)));
       }
     }
-    for (const TensorId id : op.outputs) MarkWritten(id);
+    for (const TensorId id : op.outputs) written_[roots_[Index(id)]] = true;
+  }
+
+  void CheckAttributes(const Op& op) {
+    attribute_names_.clear();
+    for (const Attribute& attribute : op.attributes) {
+      if (!std::isfinite(attribute.value)) {
+        Fail(fmt::format("op '{}': the attribute '{}' is not finite", op.name, attribute.name));
+      }
+      attribute_names_.push_back(attribute.name);
+    }
+    std::sort(attribute_names_.begin(), attribute_names_.end());
+    const auto twice = std::adjacent_find(attribute_names_.begin(), attribute_names_.end());
+    if (twice != attribute_names_.end()) {
+      Fail(fmt::format("op '{}' has the attribute '{}' twice", op.name, *twice));
+    }
   }
 
   const Trace& trace_;
   std::unordered_set<std::string_view> names_;
+  std::vector<std::string_view> attribute_names_;
+  std::vector<size_t> roots_;  // of each tensor's alias chain
   std::vector<bool> written_;  // per storage
+  int64_t total_size_ = 0;
+  int64_t total_flops_ = 0;
+  int64_t total_traffic_ = 0;
 };
 
 }  // namespace
@@ -139,6 +194,10 @@ class Validator {
 std::string_view Name(TensorKind kind) { return kTensorKindNames[static_cast<size_t>(kind)]; }
 std::string_view Name(OpType type) { return kOpTypeNames[static_cast<size_t>(type)]; }
 std::string_view Name(Phase phase) { return kPhaseNames[static_cast<size_t>(phase)]; }
+
+std::span<const std::string_view> TensorKindNames() { return kTensorKindNames; }
+std::span<const std::string_view> OpTypeNames() { return kOpTypeNames; }
+std::span<const std::string_view> PhaseNames() { return kPhaseNames; }
 
 std::optional<TensorKind> ParseTensorKind(std::string_view name) {
   return ParseEnum<TensorKind>(kTensorKindNames, name);
@@ -174,6 +233,10 @@ int64_t Op::IntAttribute(std::string_view attribute) const {
   if (!value) {
     throw InputError(
         fmt::format("op '{}' ({}) lacks the attribute '{}'", name, Name(type), attribute));
+  }
+  if (std::abs(*value) > kMaxExactInteger || std::trunc(*value) != *value) {
+    throw InputError(fmt::format("op '{}' ({}): the attribute '{}' is {}, expected an integer",
+                                 name, Name(type), attribute, *value));
   }
   return static_cast<int64_t>(*value);
 }

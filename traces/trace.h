@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -68,6 +69,10 @@ std::string_view Name(Phase phase);
 std::optional<TensorKind> ParseTensorKind(std::string_view name);
 std::optional<OpType> ParseOpType(std::string_view name);
 std::optional<Phase> ParsePhase(std::string_view name);
+// All the spellings, in the order of the enumerators.
+std::span<const std::string_view> TensorKindNames();
+std::span<const std::string_view> OpTypeNames();
+std::span<const std::string_view> PhaseNames();
 
 struct Tensor {
   std::string name;  // unique in the trace
@@ -112,7 +117,8 @@ struct Op {
   int64_t flops() const;
   Bytes traffic() const;
   std::optional<double> FindAttribute(std::string_view attribute) const;
-  // The attribute as an integer. REQUIRES: the attribute exists.
+  // The attribute as an integer. Throws `InputError` naming op and attribute if it is missing, has
+  // a fraction, or is beyond 2^53 in magnitude.
   int64_t IntAttribute(std::string_view attribute) const;
 };
 
@@ -137,9 +143,12 @@ struct Trace {
   // The tensor at the end of the alias chain: the name of the storage.
   TensorId Root(TensorId id) const;
 
-  // Throws `InputError` that names the first bad tensor or op: an empty or duplicate name, an id
-  // out of range, a negative size, an alias that is cyclic or larger than its root, an op without
-  // slots, a batch under 1, or an op that reads a tensor which nothing has written.
+  // Throws `InputError` that names the first bad layer, tensor or op: an empty or duplicate name,
+  // an id out of range, a negative size, an alias that is cyclic or larger than its root, an op
+  // without slots, a batch under 1, an attribute that is not finite or stands twice, or an op that
+  // reads a tensor which nothing has written. The sums over the whole trace of sizes, flops and
+  // traffic, and the elements of each tensor, are at most 2^60 each, so that no sum of a reader
+  // overflows.
   void Validate() const;
 };
 

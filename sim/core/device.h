@@ -58,7 +58,18 @@ struct Device {
   std::map<std::string, double> efficiency;
 };
 
-// Reads a device file. Throws `InputError` naming file, line and column: unknown or missing key,
+// Reads a device file; `name` is that of the file without its extension. All keys are required, and
+// all values are strings with units (see units.h) but `description`, `library` and the numbers of
+// `efficiency`:
+//   description  library
+//   [memory]      size  alignment (a power of two)  host
+//   [compute]     flops  dram
+//   [link]        h2d  h2d_latency  d2h  d2h_latency  duplex
+//   [host]        launch_overhead
+//   [driver]      malloc_fixed  malloc_per_mib  free_fixed  free_per_mib  pinned_fixed
+//                 pinned_per_mib
+//   [efficiency]  one key per algorithm, a number above 0, at most 4
+// Throws `InputError` of the form "path:line:column: message": unknown or missing key, wrong type,
 // wrong unit, value out of range.
 Device ReadDevice(const std::filesystem::path& path);
 

@@ -38,6 +38,7 @@ std::string UnknownName(std::string_view what, std::string_view name,
     if (distance < best_distance) best = &candidate, best_distance = distance;
   }
   if (best != nullptr) message += fmt::format("; did you mean '{}'?", *best);
+  if (valid.empty()) return message + " (there are none)";
   return message + fmt::format(" (valid: {})", fmt::join(valid, ", "));
 }
 

@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
-#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <span>
@@ -22,6 +22,12 @@ constexpr std::array kByteUnits{
     Unit{"B", 1},           Unit{"KB", 1e3},           Unit{"MB", 1e6},
     Unit{"GB", 1e9},        Unit{"TB", 1e12},          Unit{"KiB", 1024.0},
     Unit{"MiB", 1048576.0}, Unit{"GiB", 1073741824.0}, Unit{"TiB", 1099511627776.0},
+};
+constexpr std::array kShownByteUnits{
+    Unit{"B", 1},
+    Unit{"KiB", 1024.0},
+    Unit{"MiB", 1048576.0},
+    Unit{"GiB", 1073741824.0},
 };
 constexpr std::array kTimeUnits{
     Unit{"ps", 1}, Unit{"ns", 1e3}, Unit{"us", 1e6}, Unit{"ms", 1e9}, Unit{"s", 1e12},
@@ -45,6 +51,7 @@ int64_t ParseQuantity(std::string_view text, std::string_view what, std::span<co
   double number = 0;
   const char* end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if (error == std::errc::result_out_of_range) throw fail("its number is out of range");
   if (error != std::errc() || !std::isfinite(number)) throw fail("no number at its start");
   if (std::signbit(number)) throw fail("it is negative");
   std::string_view unit_name(rest, static_cast<size_t>(end - rest));
@@ -63,14 +70,36 @@ int64_t ParseQuantity(std::string_view text, std::string_view what, std::span<co
   throw fail(fmt::format("unknown unit '{}'", unit_name));
 }
 
+// `number` with three significant digits or all of its whole part, without trailing zeros.
+std::string FormatNumber(double number) {
+  const double magnitude = std::abs(number);
+  const int decimals = magnitude < 9.995 ? 2 : magnitude < 99.95 ? 1 : 0;
+  std::string text = fmt::format("{:.{}f}", number, decimals);
+  if (decimals > 0) {
+    text.erase(text.find_last_not_of('0') + 1);
+    if (text.back() == '.') text.pop_back();
+  }
+  return text;
+}
+
+// `count` in the largest of `units`, which ascend, that leaves at least one of it.
+std::string FormatQuantity(int64_t count, std::span<const Unit> units) {
+  const double value = static_cast<double>(count);
+  const Unit* unit = &units.front();
+  for (const Unit& candidate : units) {
+    if (std::abs(value) >= candidate.scale) unit = &candidate;
+  }
+  return fmt::format("{} {}", FormatNumber(value / unit->scale), unit->name);
+}
+
 }  // namespace
 
 Duration TransferTime(Bytes size, Bandwidth bandwidth) {
   SPILLWAY_CHECK(bandwidth.bytes_per_second > 0);
-  const auto rate = static_cast<Int128>(bandwidth.bytes_per_second);
-  const Int128 picoseconds =
-      (static_cast<Int128>(size.count()) * 1'000'000'000'000 + rate - 1) / rate;
-  return Duration::Picoseconds(static_cast<int64_t>(picoseconds));
+  const Int128 rate = bandwidth.bytes_per_second;
+  const Int128 picoseconds = (Int128{size.count()} * 1'000'000'000'000 + rate - 1) / rate;
+  const Int128 limit = Duration::Max().picoseconds() / 2;
+  return Duration::Picoseconds(static_cast<int64_t>(std::min(picoseconds, limit)));
 }
 
 Bytes ParseBytes(std::string_view text) {
@@ -87,22 +116,8 @@ Bandwidth ParseBandwidth(std::string_view text) {
 
 int64_t ParseFlopRate(std::string_view text) { return ParseQuantity(text, "rate", kFlopUnits, ""); }
 
-std::string FormatBytes(Bytes size) {
-  const double count = static_cast<double>(size.count());
-  if (std::abs(count) < 1024) return fmt::format("{} B", size.count());
-  if (std::abs(count) < 1048576.0) return fmt::format("{:.4g} KiB", count / 1024);
-  if (std::abs(count) < 1073741824.0) return fmt::format("{:.4g} MiB", size.mib());
-  return fmt::format("{:.4g} GiB", size.gib());
-}
+std::string FormatBytes(Bytes size) { return FormatQuantity(size.count(), kShownByteUnits); }
 
-std::string FormatDuration(Duration time) {
-  const double count = static_cast<double>(time.picoseconds());
-  const double magnitude = std::abs(count);
-  if (magnitude < 1e3) return fmt::format("{} ps", time.picoseconds());
-  if (magnitude < 1e6) return fmt::format("{:.3g} ns", count / 1e3);
-  if (magnitude < 1e9) return fmt::format("{:.3g} us", count / 1e6);
-  if (magnitude < 1e12) return fmt::format("{:.4g} ms", count / 1e9);
-  return fmt::format("{:.4g} s", count / 1e12);
-}
+std::string FormatDuration(Duration time) { return FormatQuantity(time.picoseconds(), kTimeUnits); }
 
 }  // namespace spillway

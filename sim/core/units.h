@@ -96,12 +96,13 @@ struct Bandwidth {
   constexpr auto operator<=>(const Bandwidth&) const = default;
 };
 
-// The time that `size` takes at `bandwidth`, rounded up to a picosecond.
-// REQUIRES: bandwidth is positive.
+// The time that `size` takes at `bandwidth`, rounded up to a picosecond, and at most half of
+// `Duration::Max()`, so that a latency can be added. REQUIRES: bandwidth is positive.
 Duration TransferTime(Bytes size, Bandwidth bandwidth);
 
 // Parsers of quantities in files and options. A number (decimals allowed) is followed by a unit,
-// blanks between them allowed. Each throws `InputError` that names the text and the units accepted.
+// blanks between them allowed, and the product is rounded to the nearest integer, at most 10^18.
+// Each throws `InputError` that names the text and the units accepted.
 //   bytes      B KB MB GB TB (powers of 1000), KiB MiB GiB TiB (powers of 1024)
 //   duration   ps ns us ms s
 //   bandwidth  a byte unit followed by "/s"
@@ -111,7 +112,8 @@ Duration ParseDuration(std::string_view text);
 Bandwidth ParseBandwidth(std::string_view text);
 int64_t ParseFlopRate(std::string_view text);
 
-// Spellings for people: "11.9 GiB", "3.58 ms". Three significant digits.
+// Spellings for people: "11.9 GiB", "3.58 ms". Three significant digits, or the whole part where it
+// is longer; no trailing zeros.
 std::string FormatBytes(Bytes size);
 std::string FormatDuration(Duration time);
 

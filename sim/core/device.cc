@@ -1,0 +1,181 @@
+#include "sim/core/device.h"
+
+#include <fmt/format.h>
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "sim/core/error.h"
+#include "traces/file.h"
+
+namespace spillway {
+namespace {
+
+constexpr Bytes kMaxDeviceFile = Bytes::MiB(1);
+constexpr Bandwidth kLeastBandwidth{1'000'000};  // keeps the time of any copy within a Duration
+constexpr double kMaxEfficiency = 4;
+
+// One table of the file. Keys are taken one by one; those left over are errors.
+class Section {
+ public:
+  Section(const toml::table& table, std::string name, std::string origin)
+      : table_(table), name_(std::move(name)), origin_(std::move(origin)) {}
+
+  // The string of `key`, which must be there.
+  std::string String(std::string_view key) {
+    const toml::node& node = Take(key);
+    const toml::value<std::string>* text = node.as_string();
+    if (text == nullptr) Fail(node, key, "expected a string");
+    return text->get();
+  }
+
+  // The quantity in the string of `key`, as `parse` understands it, at least `least`.
+  template <typename Quantity>
+  Quantity Get(std::string_view key, Quantity (*parse)(std::string_view), Quantity least,
+               std::string_view least_name) {
+    const toml::node& node = Take(key);
+    const toml::value<std::string>* text = node.as_string();
+    if (text == nullptr)
+      Fail(node, key, "expected a string with a unit, like \"12GiB\" or \"9us\"");
+    Quantity quantity{};
+    try {
+      quantity = parse(text->get());
+    } catch (const InputError& error) {
+      Fail(node, key, error.what());
+    }
+    if (quantity < least) {
+      Fail(node, key,
+           fmt::format("'{}' is too small, expected at least {}", text->get(), least_name));
+    }
+    return quantity;
+  }
+  Bytes Size(std::string_view key) { return Get(key, ParseBytes, Bytes(1), "1 B"); }
+  Duration Time(std::string_view key) { return Get(key, ParseDuration, Duration(), "0 s"); }
+  Bandwidth Rate(std::string_view key) {
+    return Get(key, ParseBandwidth, kLeastBandwidth, "1 MB/s");
+  }
+
+  Section Subsection(std::string_view key) {
+    const toml::node& node = Take(key);
+    const toml::table* table = node.as_table();
+    if (table == nullptr) Fail(node, key, "expected a table");
+    return Section(*table, std::string(key), origin_);
+  }
+
+  // All remaining keys, each a number in (0, kMaxEfficiency].
+  std::map<std::string, double> Efficiencies() {
+    std::map<std::string, double> efficiencies;
+    for (const auto& [key, node] : table_) {
+      const std::string_view name = key.str();
+      taken_.emplace_back(name);
+      const std::optional<double> number =
+          node.is_number() ? node.value<double>() : std::optional<double>();
+      if (!number || !(*number > 0 && *number <= kMaxEfficiency)) {
+        Fail(node, name, fmt::format("expected a number above 0, at most {}", kMaxEfficiency));
+      }
+      efficiencies.emplace(name, *number);
+    }
+    if (efficiencies.empty()) Fail(table_, "", "expected at least one algorithm");
+    return efficiencies;
+  }
+
+  void ExpectNothingElse() const {
+    for (const auto& [key, node] : table_) {
+      const std::string_view name = key.str();
+      if (std::find(taken_.begin(), taken_.end(), name) == taken_.end()) {
+        Fail(node, "", UnknownName("key", name, taken_));
+      }
+    }
+  }
+
+  [[noreturn]] void Fail(const toml::node& node, std::string_view key,
+                         std::string_view what) const {
+    std::string element = name_;
+    if (!key.empty()) element += fmt::format("{}{}", element.empty() ? "" : ".", key);
+    throw InputError(fmt::format("{}:{}:{}: {}{}{}", origin_, node.source().begin.line,
+                                 node.source().begin.column, element, element.empty() ? "" : ": ",
+                                 what));
+  }
+
+  const toml::node& Node(std::string_view key) const { return *table_.get(key); }
+
+ private:
+  const toml::node& Take(std::string_view key) {
+    const toml::node* node = table_.get(key);
+    if (node == nullptr) Fail(table_, "", fmt::format("the key '{}' is missing", key));
+    taken_.emplace_back(key);
+    return *node;
+  }
+
+  const toml::table& table_;
+  std::string name_;  // empty for the root
+  std::string origin_;
+  std::vector<std::string> taken_;
+};
+
+Link ReadLink(Section& section, std::string_view direction) {
+  return {section.Rate(direction), section.Time(fmt::format("{}_latency", direction))};
+}
+
+CostLaw ReadLaw(Section& section, std::string_view call) {
+  return {section.Time(fmt::format("{}_fixed", call)),
+          section.Time(fmt::format("{}_per_mib", call))};
+}
+
+}  // namespace
+
+Device ReadDevice(const std::filesystem::path& path) {
+  const std::string text = ReadFile(path, kMaxDeviceFile);
+  toml::table root;
+  try {
+    root = toml::parse(text, path.string());
+  } catch (const toml::parse_error& error) {
+    const toml::source_position at = error.source().begin;
+    throw InputError(
+        fmt::format("{}:{}:{}: {}", path.string(), at.line, at.column, error.description()));
+  }
+
+  Device device;
+  device.name = path.stem().string();
+  Section top(root, "", path.string());
+  device.description = top.String("description");
+  device.library = top.String("library");
+
+  Section memory = top.Subsection("memory");
+  device.memory = memory.Size("size");
+  device.alignment = memory.Size("alignment");
+  if ((device.alignment.count() & (device.alignment.count() - 1)) != 0) {
+    memory.Fail(memory.Node("alignment"), "alignment",
+                fmt::format("{} bytes are not a power of two", device.alignment.count()));
+  }
+  device.host_memory = memory.Size("host");
+
+  Section compute = top.Subsection("compute");
+  device.flops_per_second = compute.Get<int64_t>("flops", ParseFlopRate, 1, "1 FLOP/s");
+  device.dram = compute.Rate("dram");
+
+  Section link = top.Subsection("link");
+  device.h2d = ReadLink(link, "h2d");
+  device.d2h = ReadLink(link, "d2h");
+  device.duplex = link.Rate("duplex");
+
+  Section host = top.Subsection("host");
+  device.launch_overhead = host.Time("launch_overhead");
+
+  Section driver = top.Subsection("driver");
+  device.device_malloc = ReadLaw(driver, "malloc");
+  device.device_free = ReadLaw(driver, "free");
+  device.host_malloc = ReadLaw(driver, "pinned");
+
+  device.efficiency = top.Subsection("efficiency").Efficiencies();
+  for (const Section* section : {&top, &memory, &compute, &link, &host, &driver}) {
+    section->ExpectNothingElse();
+  }
+  return device;
+}
+
+}  // namespace spillway

@@ -1,0 +1,65 @@
+// Cost tables on disk, and the cost model that serves them.
+//
+// A table holds what a recorder measured on one GPU with one library version; traces/FORMAT.md
+// describes the file.
+
+#ifndef SPILLWAY_SIM_COST_TABLE_H_
+#define SPILLWAY_SIM_COST_TABLE_H_
+
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "sim/core/cost_model.h"
+#include "sim/core/cost_table.h"
+#include "sim/core/device.h"
+
+namespace spillway {
+
+// Reads a table, Zstandard transparently. Entries come sorted by signature and batch, kernels by
+// time, workspace and name, whatever their order in the file. Throws `InputError` whose message
+// starts with "path:line:column: element": bad JSON, unsupported version, missing or unknown key,
+// wrong type, a time that is not positive, an entry without kernels, or one that stands twice.
+CostTable ReadCostTable(const std::filesystem::path& path);
+
+// As `ReadCostTable` on text in memory; `origin` stands for the path in messages.
+CostTable ParseCostTable(std::string_view text, const std::string& origin);
+
+// The JSON text of `table`, in the order that `ReadCostTable` gives: the same contents give the
+// same bytes. Throws `InputError` for a table that could not be read back.
+std::string FormatCostTable(const CostTable& table);
+
+// Writes `FormatCostTable(table)`, compressed if `path` ends in ".zst". Throws `InputError`.
+void WriteCostTable(const CostTable& table, const std::filesystem::path& path);
+
+// Serves recorded tables. A micro-batch is looked up like any batch: it must have been recorded.
+// Immutable, so safe to use from several threads.
+class TableCostModel final : public CostModel {
+ public:
+  // Of several tables with the same entry the first one counts. `device` gives the links, its
+  // lifetime does not matter. Throws `InputError` if there is no table, or if two differ in gpu,
+  // cudnn or math, for such times must not be mixed.
+  TableCostModel(std::vector<CostTable> tables, const Device& device);
+  TableCostModel(CostTable table, const Device& device);
+
+  std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override;
+  Duration CopyTime(Direction direction, Bytes size) const override;
+  std::string Provenance() const override;
+
+ private:
+  void Add(CostTable table);
+
+  // By signature and batch. Never iterated but over the batches of one signature.
+  std::unordered_map<std::string, std::map<int64_t, std::vector<Kernel>>> kernels_;
+  ::spillway::Provenance provenance_;  // of the first table
+  Link h2d_;
+  Link d2h_;
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_COST_TABLE_H_

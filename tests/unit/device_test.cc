@@ -1,0 +1,198 @@
+#include "sim/core/device.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <sstream>
+#include <string>
+
+#include "tests/testing/files.h"
+
+namespace spillway {
+namespace {
+
+using ::spillway::testing::InputErrorOf;
+using ::spillway::testing::ReadRaw;
+using ::spillway::testing::TemporaryDirectory;
+using ::spillway::testing::WriteRaw;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+
+const std::filesystem::path kDevices = SPILLWAY_SOURCE_DIR "/sim/devices";
+
+constexpr std::string_view kToy = R"(description = "a toy"
+library = "toyDNN 1"
+[memory]
+size = "1GiB"
+alignment = "256B"
+host = "4GiB"
+[compute]
+flops = "2GFLOP/s"
+dram = "3GB/s"
+[link]
+h2d = "4MB/s"
+h2d_latency = "5us"
+d2h = "6MB/s"
+d2h_latency = "7us"
+duplex = "8MB/s"
+[host]
+launch_overhead = "9us"
+[driver]
+malloc_fixed = "10us"
+malloc_per_mib = "11us"
+free_fixed = "12us"
+free_per_mib = "13us"
+pinned_fixed = "14us"
+pinned_per_mib = "15us"
+[efficiency]
+gemm = 0.5
+direct = 1
+)";
+
+// What reading `kToy` with `from` replaced by `to` says, without the directory.
+std::string ErrorOfEdit(std::string_view from, std::string_view to) {
+  const TemporaryDirectory directory;
+  std::string text(kToy);
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  WriteRaw(directory / "toy.toml", text.replace(at, from.size(), to));
+  const std::string message = InputErrorOf([&] { ReadDevice(directory / "toy.toml"); });
+  return message.substr(message.find("toy.toml"));
+}
+
+TEST(DeviceTest, ReadsEveryKey) {
+  const TemporaryDirectory directory;
+  WriteRaw(directory / "toy.toml", kToy);
+  const Device device = ReadDevice(directory / "toy.toml");
+  EXPECT_EQ(device.name, "toy");
+  EXPECT_EQ(device.description, "a toy");
+  EXPECT_EQ(device.library, "toyDNN 1");
+  EXPECT_EQ(device.memory, Bytes::GiB(1));
+  EXPECT_EQ(device.alignment, Bytes(256));
+  EXPECT_EQ(device.host_memory, Bytes::GiB(4));
+  EXPECT_EQ(device.flops_per_second, 2'000'000'000);
+  EXPECT_EQ(device.dram.bytes_per_second, 3'000'000'000);
+  EXPECT_EQ(device.h2d.bandwidth.bytes_per_second, 4'000'000);
+  EXPECT_EQ(device.h2d.latency, Duration::Microseconds(5));
+  EXPECT_EQ(device.d2h.bandwidth.bytes_per_second, 6'000'000);
+  EXPECT_EQ(device.d2h.latency, Duration::Microseconds(7));
+  EXPECT_EQ(device.duplex.bytes_per_second, 8'000'000);
+  EXPECT_EQ(device.launch_overhead, Duration::Microseconds(9));
+  EXPECT_EQ(device.device_malloc.fixed, Duration::Microseconds(10));
+  EXPECT_EQ(device.device_malloc.per_mib, Duration::Microseconds(11));
+  EXPECT_EQ(device.device_free.fixed, Duration::Microseconds(12));
+  EXPECT_EQ(device.device_free.per_mib, Duration::Microseconds(13));
+  EXPECT_EQ(device.host_malloc.fixed, Duration::Microseconds(14));
+  EXPECT_EQ(device.host_malloc.At(Bytes::MiB(2)), Duration::Microseconds(44));
+  EXPECT_EQ(device.host_malloc.At(Bytes::KiB(512)), Duration::Nanoseconds(21'500));
+  EXPECT_EQ(device.efficiency, (std::map<std::string, double>{{"direct", 1.0}, {"gemm", 0.5}}));
+}
+
+TEST(DeviceTest, ErrorsNameLineAndColumn) {
+  EXPECT_EQ(ErrorOfEdit("\"1GiB\"", "\"12 gigs\""),
+            "toy.toml:4:8: memory.size: '12 gigs' is not a size: unknown unit 'gigs' (a number and "
+            "one of: B KB MB GB TB KiB MiB GiB TiB)");
+  EXPECT_EQ(
+      ErrorOfEdit("\"5us\"", "\"5GB\""),
+      "toy.toml:12:15: link.h2d_latency: '5GB' is not a duration: unknown unit 'GB' (a number "
+      "and one of: ps ns us ms s)");
+  EXPECT_EQ(ErrorOfEdit("\"1GiB\"", "12"),
+            "toy.toml:4:8: memory.size: expected a string with a unit, like \"12GiB\" or \"9us\"");
+  EXPECT_EQ(ErrorOfEdit("\"a toy\"", "7"), "toy.toml:1:15: description: expected a string");
+  EXPECT_EQ(ErrorOfEdit("h2d_latency", "h2d_latensy"),
+            "toy.toml:10:1: link: the key 'h2d_latency' is missing");
+  EXPECT_EQ(ErrorOfEdit("duplex = \"8MB/s\"", "duplex = \"8MB/s\"\nduplexx = \"8MB/s\""),
+            "toy.toml:16:11: link: unknown key 'duplexx'; did you mean 'duplex'? (valid: h2d, "
+            "h2d_latency, d2h, d2h_latency, duplex)");
+  EXPECT_THAT(
+      ErrorOfEdit("library", "colour = \"red\"\nlibrary"),
+      HasSubstr("toy.toml:2:10: unknown key 'colour' (valid: description, library, memory, "));
+  EXPECT_THAT(ErrorOfEdit("[host]\nlaunch_overhead = \"9us\"\n", ""),
+              EndsWith("the key 'host' is missing"));
+  EXPECT_EQ(ErrorOfEdit("[host]\nlaunch_overhead = \"9us\"\n[driver]", "[driver]\nhost = 1"),
+            "toy.toml:1:1: the key 'host' is missing");
+}
+
+TEST(DeviceTest, RefusesValuesOutOfRange) {
+  EXPECT_EQ(ErrorOfEdit("\"256B\"", "\"384B\""),
+            "toy.toml:5:13: memory.alignment: 384 bytes are not a power of two");
+  EXPECT_EQ(ErrorOfEdit("\"256B\"", "\"0B\""),
+            "toy.toml:5:13: memory.alignment: '0B' is too small, expected at least 1 B");
+  EXPECT_EQ(ErrorOfEdit("\"1GiB\"", "\"0GiB\""),
+            "toy.toml:4:8: memory.size: '0GiB' is too small, expected at least 1 B");
+  EXPECT_EQ(ErrorOfEdit("\"4MB/s\"", "\"0GB/s\""),
+            "toy.toml:11:7: link.h2d: '0GB/s' is too small, expected at least 1 MB/s");
+  EXPECT_THAT(ErrorOfEdit("\"5us\"", "\"-5us\""), HasSubstr("it is negative"));
+  EXPECT_THAT(ErrorOfEdit("\"2GFLOP/s\"", "\"0FLOP/s\""), HasSubstr("at least 1 FLOP/s"));
+  for (const char* value : {"0", "-1", "4.01", "nan", "inf", "\"1\"", "true", "[1]"}) {
+    EXPECT_EQ(ErrorOfEdit("gemm = 0.5", std::string("gemm = ") + value),
+              "toy.toml:26:8: efficiency.gemm: expected a number above 0, at most 4")
+        << value;
+  }
+  EXPECT_THAT(ErrorOfEdit("gemm = 0.5\ndirect = 1\n", ""),
+              HasSubstr("efficiency: expected at least one algorithm"));
+}
+
+TEST(DeviceTest, RefusesBadToml) {
+  EXPECT_THAT(ErrorOfEdit("[memory]", "[memory"), HasSubstr("toy.toml:3:"));
+  EXPECT_THAT(ErrorOfEdit("host = \"4GiB\"", "size = \"4GiB\""), HasSubstr("toy.toml:6:"));
+  EXPECT_THAT(InputErrorOf([] { ReadDevice("/nonexistent/x.toml"); }),
+              HasSubstr("cannot read '/nonexistent/x.toml'"));
+}
+
+TEST(DeviceTest, ShippedDevicesAreValidAndSourced) {
+  size_t devices = 0;
+  size_t numbers = 0;
+  for (const auto& file : std::filesystem::directory_iterator(kDevices)) {
+    const Device device = ReadDevice(file.path());
+    EXPECT_EQ(device.name, file.path().stem());
+    EXPECT_TRUE(device.efficiency.contains("default")) << device.name;
+    EXPECT_GE(device.duplex, std::max(device.h2d.bandwidth, device.d2h.bandwidth)) << device.name;
+    std::istringstream lines(ReadRaw(file.path()));
+    for (std::string line; std::getline(lines, line);) {
+      // A value without a digit has nothing to prove.
+      const size_t value = line.find(" = ");
+      if (value == std::string::npos || line.starts_with("description")) continue;
+      if (line.find_first_of("0123456789", value) > line.find('#')) continue;
+      EXPECT_THAT(line, ::testing::ContainsRegex("# (source|estimate): ")) << file.path();
+      ++numbers;
+    }
+    ++devices;
+  }
+  EXPECT_GE(devices, 2);
+  EXPECT_GE(numbers, 20 * devices);
+}
+
+// vDNN, section V-C: memory-optimal algorithms lose 55 % to 58 % on average.
+TEST(DeviceTest, TitanXLosesWithMemoryOptimalAlgorithms) {
+  const Device device = ReadDevice(kDevices / "titan_x_maxwell.toml");
+  for (const char* fastest : {"fft", "fft_tiling"}) {
+    for (const char* smallest : {"implicit_gemm", "algo_1"}) {
+      const double ratio = device.efficiency.at(fastest) / device.efficiency.at(smallest);
+      EXPECT_GE(ratio, 2.2);
+      EXPECT_LE(ratio, 2.4);
+    }
+  }
+}
+
+// Measured on VGG conv1_2 at batch 64, fp32.
+TEST(DeviceTest, H200ReproducesItsMeasurements) {
+  const Device device = ReadDevice(kDevices / "h200.toml");
+  const double flops = 2.0 * 64 * 64 * 64 * 9 * 224 * 224;
+  const auto milliseconds = [&](const char* algorithm) {
+    return 1e3 * flops / static_cast<double>(device.flops_per_second) /
+           device.efficiency.at(algorithm);
+  };
+  EXPECT_NEAR(milliseconds("winograd_nonfused"), 3.58, 0.01);
+  EXPECT_NEAR(milliseconds("fft_tiling"), 3.76, 0.01);
+  EXPECT_NEAR(milliseconds("implicit_precomp_gemm"), 5.72, 0.01);
+  EXPECT_NEAR(milliseconds("fft"), 8.66, 0.01);
+  EXPECT_NEAR(milliseconds("implicit_gemm"), 10.5, 0.02);
+  const Bytes megabyte(1'000'000);
+  const Duration copy = device.h2d.latency + TransferTime(megabyte, device.h2d.bandwidth);
+  EXPECT_NEAR(1e-9 * 1e6 / copy.seconds(), 47, 0.05);  // GB/s
+}
+
+}  // namespace
+}  // namespace spillway

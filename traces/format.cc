@@ -1,0 +1,335 @@
+#include "traces/format.h"
+
+#include <fmt/format.h>
+
+#include <iterator>
+#include <limits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "sim/core/error.h"
+#include "traces/file.h"
+#include "traces/json.h"
+
+namespace spillway {
+namespace {
+
+constexpr std::string_view kFormat = "spillway-trace";
+constexpr int kVersion = 1;
+constexpr int64_t kMaxCount = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMaxAmount = Bytes::Unlimited().count();
+
+using Value = JsonDocument::Value;
+
+class TraceReader {
+ public:
+  TraceReader(std::string_view text, const std::string& origin) : json_(text, origin) {}
+
+  Trace Read();
+
+ private:
+  // Indices by name; the names are those in the document.
+  using Names = std::unordered_map<std::string_view, uint32_t>;
+
+  // An `alias_of` that names a tensor further down.
+  struct ForwardAlias {
+    size_t tensor;
+    std::string_view root;
+    JsonDocument::Place place;
+  };
+
+  auto To(std::string& target) {
+    return [this, &target](Value value) { target = json_.ReadString(value); };
+  }
+  auto To(bool& target) {
+    return [this, &target](Value value) { target = json_.ReadBool(value); };
+  }
+  auto To(Bytes& target) {
+    return
+        [this, &target](Value value) { target = Bytes(json_.ReadInteger(value, 0, kMaxAmount)); };
+  }
+  auto To(std::vector<TensorId>& target) {
+    return [this, &target](Value value) {
+      json_.ReadArray(value, [&](Value element) {
+        target.push_back(TensorId{Lookup(element, tensors_, "tensor")});
+      });
+    };
+  }
+  auto ToInteger(int64_t& target, int64_t min, int64_t max) {
+    return [this, &target, min, max](Value value) { target = json_.ReadInteger(value, min, max); };
+  }
+
+  void ReadLayer(Value value) {
+    Layer& layer = trace_.layers.emplace_back();
+    std::string_view name;
+    json_.ReadObject(
+        value, Required("name", [&](Value v) { name = Define(v, layers_, trace_.layers.size()); }),
+        Required("type",
+                 [&](Value v) { layer.type = ReadEnum(v, "type", ParseOpType, OpTypeNames()); }));
+    layer.name = name;
+  }
+
+  void ReadTensor(Value value) {
+    const size_t index = trace_.tensors.size();
+    Tensor& tensor = trace_.tensors.emplace_back();
+    json_.ReadObject(
+        value,
+        Required("name",
+                 [&](Value v) { tensor.name = Define(v, tensors_, trace_.tensors.size()); }),
+        Required("kind",
+                 [&](Value v) {
+                   tensor.kind = ReadEnum(v, "kind", ParseTensorKind, TensorKindNames());
+                 }),
+        Required("shape",
+                 [&](Value v) {
+                   json_.ReadArray(v, [&](Value extent) {
+                     tensor.shape.push_back(json_.ReadInteger(extent, 0, kMaxAmount));
+                   });
+                 }),
+        Required("size", To(tensor.size)), Optional("alias_of", [&](Value v) {
+          const std::string_view root = json_.ReadString(v);
+          if (const auto found = tensors_.find(root); found != tensors_.end()) {
+            tensor.alias_of = static_cast<TensorId>(found->second);
+          } else {
+            forward_aliases_.push_back({index, root, json_.Here()});
+          }
+        }));
+  }
+
+  void ResolveForwardAliases() {
+    for (const ForwardAlias& alias : forward_aliases_) {
+      const auto found = tensors_.find(alias.root);
+      if (found == tensors_.end()) {
+        json_.Fail(alias.place, fmt::format("there is no tensor '{}'", JsonExcerpt(alias.root)));
+      }
+      trace_.tensors[alias.tensor].alias_of = static_cast<TensorId>(found->second);
+    }
+  }
+
+  void ReadOp(Value value) {
+    Op& op = trace_.ops.emplace_back();
+    json_.ReadObject(
+        value, Required("name", To(op.name)),
+        Required("layer", [&](Value v) { op.layer = LayerId{Lookup(v, layers_, "layer")}; }),
+        Required("type",
+                 [&](Value v) { op.type = ReadEnum(v, "type", ParseOpType, OpTypeNames()); }),
+        Required("phase",
+                 [&](Value v) { op.phase = ReadEnum(v, "phase", ParsePhase, PhaseNames()); }),
+        Required("batch", ToInteger(op.batch, 1, kMaxCount)), Required("inputs", To(op.inputs)),
+        Required("outputs", To(op.outputs)), Optional("scratch", To(op.scratch)),
+        Required("slots",
+                 [&](Value v) {
+                   json_.ReadArray(v, [&](Value slot) { ReadSlot(slot, op.slots.emplace_back()); });
+                 }),
+        Optional("attributes",
+                 [&](Value v) {
+                   json_.ReadMap(v, [&](std::string_view name, Value number) {
+                     op.attributes.push_back({std::string(name), json_.ReadNumber(number)});
+                   });
+                 }),
+        Optional("recomputable", To(op.recomputable)));
+  }
+
+  void ReadSlot(Value value, Slot& slot) {
+    json_.ReadObject(value, Required("name", To(slot.name)),
+                     Required("signature", To(slot.signature)),
+                     Required("flops", ToInteger(slot.flops, 0, kMaxAmount)),
+                     Required("traffic", To(slot.traffic)));
+  }
+
+  // Reads the name of the last of `count` elements and enters it.
+  std::string_view Define(Value value, Names& names, size_t count) {
+    const std::string_view name = json_.ReadString(value);
+    const auto index = static_cast<uint32_t>(count - 1);
+    const auto [entry, inserted] = names.emplace(name, index);
+    if (!inserted) {
+      json_.Fail(fmt::format("'{}' is already the name of element [{}]", JsonExcerpt(name),
+                             entry->second));
+    }
+    return name;
+  }
+
+  uint32_t Lookup(Value value, const Names& names, std::string_view what) {
+    const std::string_view name = json_.ReadString(value);
+    const auto found = names.find(name);
+    if (found == names.end()) {
+      json_.Fail(fmt::format("there is no {} '{}'", what, JsonExcerpt(name)));
+    }
+    return found->second;
+  }
+
+  template <typename Enum>
+  Enum ReadEnum(Value value, std::string_view what, std::optional<Enum> (*parse)(std::string_view),
+                std::span<const std::string_view> valid) {
+    const std::string_view name = json_.ReadString(value);
+    const std::optional<Enum> parsed = parse(name);
+    if (!parsed) json_.Fail(UnknownName(what, JsonExcerpt(name), {valid.begin(), valid.end()}));
+    return *parsed;
+  }
+
+  JsonDocument json_;
+  Trace trace_;
+  Names layers_;
+  Names tensors_;
+  std::vector<ForwardAlias> forward_aliases_;
+};
+
+Trace TraceReader::Read() {
+  json_.ReadHeader(kFormat, kVersion);
+  json_.ReadRoot(Required("format", SkipJson), Required("version", SkipJson),
+                 Required("name", To(trace_.name)), Required("network", To(trace_.network)),
+                 Required("batch", ToInteger(trace_.batch, 1, kMaxCount)),
+                 Required("preset", To(trace_.preset)), Required("training", To(trace_.training)),
+                 Required("layers", SkipJson), Required("tensors", SkipJson),
+                 Required("ops", SkipJson));
+  // Ops name layers and tensors, which may stand after them.
+  json_.ReadFromRoot("layers", [this](Value layers) {
+    json_.ReadArray(layers, [this](Value layer) { ReadLayer(layer); });
+  });
+  json_.ReadFromRoot("tensors", [this](Value tensors) {
+    json_.ReadArray(tensors, [this](Value tensor) { ReadTensor(tensor); });
+  });
+  ResolveForwardAliases();
+  json_.ReadFromRoot("ops",
+                     [this](Value ops) { json_.ReadArray(ops, [this](Value op) { ReadOp(op); }); });
+  return std::move(trace_);
+}
+
+class TraceWriter {
+ public:
+  explicit TraceWriter(const Trace& trace) : trace_(trace) {}
+
+  std::string Write() {
+    Format("{{\n  \"format\": \"{}\",\n  \"version\": {},\n  \"name\": ", kFormat, kVersion);
+    String(trace_.name);
+    out_ += ",\n  \"network\": ";
+    String(trace_.network);
+    Format(",\n  \"batch\": {},\n  \"preset\": ", trace_.batch);
+    String(trace_.preset);
+    Format(",\n  \"training\": {}", trace_.training);
+    Section("layers", trace_.layers, [this](const Layer& layer) { WriteLayer(layer); });
+    Section("tensors", trace_.tensors, [this](const Tensor& tensor) { WriteTensor(tensor); });
+    Section("ops", trace_.ops, [this](const Op& op) { WriteOp(op); });
+    out_ += "\n}\n";
+    return std::move(out_);
+  }
+
+ private:
+  void WriteLayer(const Layer& layer) {
+    out_ += "{\"name\": ";
+    String(layer.name);
+    Format(", \"type\": \"{}\"}}", Name(layer.type));
+  }
+
+  void WriteTensor(const Tensor& tensor) {
+    out_ += "{\"name\": ";
+    String(tensor.name);
+    Format(", \"kind\": \"{}\", \"shape\": ", Name(tensor.kind));
+    List(tensor.shape, [this](int64_t extent) { Format("{}", extent); });
+    Format(", \"size\": {}", tensor.size.count());
+    if (tensor.alias_of) {
+      out_ += ", \"alias_of\": ";
+      String(trace_.tensor(*tensor.alias_of).name);
+    }
+    out_ += '}';
+  }
+
+  void WriteOp(const Op& op) {
+    out_ += "{\"name\": ";
+    String(op.name);
+    out_ += ", \"layer\": ";
+    String(trace_.layer(op.layer).name);
+    Format(", \"type\": \"{}\", \"phase\": \"{}\", \"batch\": {}, \"inputs\": ", Name(op.type),
+           Name(op.phase), op.batch);
+    const auto tensor_name = [this](TensorId id) { String(trace_.tensor(id).name); };
+    List(op.inputs, tensor_name);
+    out_ += ", \"outputs\": ";
+    List(op.outputs, tensor_name);
+    if (!op.scratch.empty()) {
+      out_ += ", \"scratch\": ";
+      List(op.scratch, tensor_name);
+    }
+    out_ += ", \"slots\": ";
+    List(op.slots, [this](const Slot& slot) {
+      out_ += "{\"name\": ";
+      String(slot.name);
+      out_ += ", \"signature\": ";
+      String(slot.signature);
+      Format(", \"flops\": {}, \"traffic\": {}}}", slot.flops, slot.traffic.count());
+    });
+    if (!op.attributes.empty()) {
+      out_ += ", \"attributes\": {";
+      for (const Attribute& attribute : op.attributes) {
+        if (&attribute != &op.attributes.front()) out_ += ", ";
+        String(attribute.name);
+        Format(": {}", attribute.value);  // the shortest spelling that reads back the same
+      }
+      out_ += '}';
+    }
+    if (op.recomputable) out_ += ", \"recomputable\": true";
+    out_ += '}';
+  }
+
+  // A key of the root whose array has one line for each element.
+  template <typename Element, typename WriteElement>
+  void Section(std::string_view key, const std::vector<Element>& elements,
+               const WriteElement& write) {
+    Format(",\n  \"{}\": [", key);
+    for (const Element& element : elements) {
+      out_ += &element == &elements.front() ? "\n    " : ",\n    ";
+      write(element);
+    }
+    out_ += elements.empty() ? "]" : "\n  ]";
+  }
+
+  template <typename Element, typename WriteElement>
+  void List(const std::vector<Element>& elements, const WriteElement& write) {
+    out_ += '[';
+    for (const Element& element : elements) {
+      if (&element != &elements.front()) out_ += ", ";
+      write(element);
+    }
+    out_ += ']';
+  }
+
+  template <typename... Args>
+  void Format(fmt::format_string<Args...> format, Args&&... args) {
+    fmt::format_to(std::back_inserter(out_), format, std::forward<Args>(args)...);
+  }
+  void String(std::string_view text) { AppendJsonString(out_, text); }
+
+  const Trace& trace_;
+  std::string out_;
+};
+
+}  // namespace
+
+Trace ReadTrace(const std::filesystem::path& path) {
+  return ParseTrace(ReadFile(path), path.string());
+}
+
+Trace ParseTrace(std::string_view json, const std::string& origin) {
+  Trace trace = TraceReader(json, origin).Read();
+  try {
+    trace.Validate();
+  } catch (const InputError& error) {
+    throw InputError(fmt::format("{}: {}", origin, error.what()));
+  }
+  return trace;
+}
+
+std::string FormatTrace(const Trace& trace) {
+  trace.Validate();
+  std::string text = TraceWriter(trace).Write();
+  if (!simdjson::validate_utf8(text)) {
+    throw InputError(fmt::format("trace '{}': a name is not valid UTF-8", trace.name));
+  }
+  return text;
+}
+
+void WriteTrace(const Trace& trace, const std::filesystem::path& path) {
+  WriteFile(path, FormatTrace(trace));
+}
+
+}  // namespace spillway
