@@ -66,21 +66,19 @@ class Section {
     return Section(*table, std::string(key), origin_);
   }
 
-  // All remaining keys, each a number in (0, kMaxEfficiency].
-  std::map<std::string, double> Efficiencies() {
-    std::map<std::string, double> efficiencies;
+  // All keys, each a number in (0, kMaxEfficiency], put into `efficiencies` under `prefix` + key.
+  void ReadEfficiencies(const std::string& prefix, std::map<std::string, double>& efficiencies) {
     for (const auto& [key, node] : table_) {
       const std::string_view name = key.str();
+      if (node.is_table()) continue;
       taken_.emplace_back(name);
       const std::optional<double> number =
           node.is_number() ? node.value<double>() : std::optional<double>();
       if (!number || !(*number > 0 && *number <= kMaxEfficiency)) {
         Fail(node, name, fmt::format("expected a number above 0, at most {}", kMaxEfficiency));
       }
-      efficiencies.emplace(name, *number);
+      efficiencies.emplace(prefix + std::string(name), *number);
     }
-    if (efficiencies.empty()) Fail(table_, "", "expected at least one algorithm");
-    return efficiencies;
   }
 
   void ExpectNothingElse() const {
@@ -171,8 +169,14 @@ Device ReadDevice(const std::filesystem::path& path) {
   device.device_free = ReadLaw(driver, "free");
   device.host_malloc = ReadLaw(driver, "pinned");
 
-  device.efficiency = top.Subsection("efficiency").Efficiencies();
-  for (const Section* section : {&top, &memory, &compute, &link, &host, &driver}) {
+  Section efficiency = top.Subsection("efficiency");
+  efficiency.ReadEfficiencies("", device.efficiency);
+  for (const char* slot : {"fwd", "bwd_data", "bwd_filter"}) {
+    Section algorithms = efficiency.Subsection(slot);
+    algorithms.ReadEfficiencies(std::string(slot) + ".", device.efficiency);
+    algorithms.ExpectNothingElse();
+  }
+  for (const Section* section : {&top, &memory, &compute, &link, &host, &driver, &efficiency}) {
     section->ExpectNothingElse();
   }
   return device;

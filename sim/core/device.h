@@ -52,9 +52,9 @@ struct Device {
   CostLaw device_free;       // cudaFree
   CostLaw host_malloc;       // cudaMallocHost: pinned memory
 
-  // Achieved fraction of `flops_per_second`, in operations of a direct computation, by algorithm.
-  // An FFT or Winograd algorithm may exceed 1. An algorithm that is not listed does not exist
-  // there.
+  // Achieved fraction of `flops_per_second`, in operations of a direct computation: "default" for
+  // whatever offers no choice, and "SLOT.ALGORITHM" ("fwd.fft") for the convolution algorithms. An
+  // FFT or Winograd algorithm may exceed 1. An algorithm that is not listed does not exist there.
   std::map<std::string, double> efficiency;
 };
 
@@ -68,7 +68,8 @@ struct Device {
 //   [host]        launch_overhead
 //   [driver]      malloc_fixed  malloc_per_mib  free_fixed  free_per_mib  pinned_fixed
 //                 pinned_per_mib
-//   [efficiency]  one key per algorithm, a number above 0, at most 4
+//   [efficiency]  default, a number above 0, at most 4; and the tables fwd, bwd_data and bwd_filter
+//                 with one such number per algorithm
 // Throws `InputError` of the form "path:line:column: message": unknown or missing key, wrong type,
 // wrong unit, value out of range.
 Device ReadDevice(const std::filesystem::path& path);

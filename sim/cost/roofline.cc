@@ -38,6 +38,10 @@ bool IsDeterministic(std::string_view slot, std::string_view algorithm) {
   return true;
 }
 
+std::string EfficiencyKey(const Slot& slot, const std::string& algorithm) {
+  return slot.name + "." + algorithm;
+}
+
 struct ConvShape {
   explicit ConvShape(const Op& op)
       : c(op.IntAttribute("in_channels") / op.IntAttribute("groups")),
@@ -120,7 +124,7 @@ std::vector<Kernel> RooflineCostModel::Candidates(const Op& op, const Slot& slot
   }
   for (const std::string_view name : AlgorithmsOf(slot.name)) {
     const std::string algorithm(name);
-    if (!device_.efficiency.contains(algorithm)) continue;
+    if (!device_.efficiency.contains(EfficiencyKey(slot, algorithm))) continue;
     if (const auto workspace = ConvWorkspace(op, slot.name, algorithm, batch)) {
       kernels.push_back(Estimate(op, slot, batch, algorithm, *workspace));
     }
@@ -140,7 +144,8 @@ std::vector<Kernel> RooflineCostModel::Candidates(const Op& op, const Slot& slot
 Kernel RooflineCostModel::Estimate(const Op& op, const Slot& slot, int64_t batch,
                                    const std::string& algorithm, Bytes workspace) const {
   const double share = static_cast<double>(batch) / static_cast<double>(op.batch);
-  const auto efficiency = device_.efficiency.find(algorithm);
+  const auto efficiency = device_.efficiency.find(
+      op.type == OpType::kConv2d ? EfficiencyKey(slot, algorithm) : algorithm);
   const double rate = static_cast<double>(device_.flops_per_second) *
                       (efficiency == device_.efficiency.end() ? 1.0 : efficiency->second);
   const double arithmetic = static_cast<double>(slot.flops) * share / rate;

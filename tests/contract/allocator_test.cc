@@ -1,0 +1,207 @@
+// One suite for every allocator: what callers rely on, and agreement with a naive model where the
+// placement rule is exact.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "sim/alloc/best_fit.h"
+#include "sim/alloc/make_allocator.h"
+#include "sim/core/error.h"
+
+namespace spillway {
+namespace {
+
+class AllocatorContract : public ::testing::TestWithParam<std::string> {
+ protected:
+  static std::unique_ptr<Allocator> Make(Bytes capacity, Bytes granularity = Bytes(512)) {
+    return MakeAllocator(GetParam(), capacity, granularity);
+  }
+};
+
+std::vector<std::string> AllNames() {
+  std::vector<std::string> names;
+  for (const AllocatorInfo& info : Allocators()) names.push_back(info.name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, AllocatorContract, ::testing::ValuesIn(AllNames()),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST_P(AllocatorContract, NameIsTheOneItWasMadeBy) {
+  EXPECT_EQ(Make(Bytes::MiB(1))->Name(), GetParam());
+}
+
+TEST_P(AllocatorContract, BlocksCoverTheRequestAndStayInside) {
+  const auto allocator = Make(Bytes::MiB(1));
+  const auto block = allocator->Allocate(Bytes(1000));
+  ASSERT_TRUE(block);
+  EXPECT_GE(block->size, Bytes(1000));
+  EXPECT_EQ(block->offset.count() % 512, 0);
+  EXPECT_LE(block->end(), Bytes::MiB(1));
+}
+
+TEST_P(AllocatorContract, AFailedRequestChangesNothing) {
+  const auto allocator = Make(Bytes::MiB(1));
+  ASSERT_TRUE(allocator->Allocate(Bytes::KiB(600)));
+  const MemoryStats before = allocator->Stats();
+  EXPECT_FALSE(allocator->Allocate(Bytes::KiB(600)));
+  const MemoryStats after = allocator->Stats();
+  EXPECT_EQ(after.allocated, before.allocated);
+  EXPECT_EQ(after.requested, before.requested);
+  EXPECT_EQ(after.largest_free, before.largest_free);
+}
+
+TEST_P(AllocatorContract, ARequestOfNothingGetsABlockOfItsOwn) {
+  const auto allocator = Make(Bytes::MiB(1));
+  const auto a = allocator->Allocate(Bytes(0));
+  const auto b = allocator->Allocate(Bytes(0));
+  ASSERT_TRUE(a && b);
+  EXPECT_NE(a->offset, b->offset);
+  allocator->Free(*a);
+  allocator->Free(*b);
+  EXPECT_EQ(allocator->Stats().allocated, Bytes(0));
+}
+
+TEST_P(AllocatorContract, AnEmptyArenaHasNothingToGive) {
+  EXPECT_FALSE(Make(Bytes(0))->Allocate(Bytes(1)));
+  EXPECT_EQ(Make(Bytes(511))->Stats().largest_free, Bytes(0));
+}
+
+// Tight: the largest free block can be had, one byte more cannot.
+TEST_P(AllocatorContract, LargestFreeIsTight) {
+  const auto allocator = Make(Bytes::MiB(1));
+  ASSERT_TRUE(allocator->Allocate(Bytes::KiB(100)));
+  const Bytes largest = allocator->Stats().largest_free;
+  EXPECT_FALSE(allocator->Allocate(largest + Bytes(1)));
+  EXPECT_TRUE(allocator->Allocate(largest));
+}
+
+TEST_P(AllocatorContract, RandomUseKeepsBlocksApartAndTheBooksRight) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 20; ++round) {
+    const auto allocator = Make(Bytes::MiB(2));
+    struct Live {
+      Block block;
+      Bytes requested;
+    };
+    std::vector<Live> live;
+    Bytes requested, allocated;
+    for (int step = 0; step < 400; ++step) {
+      if (live.empty() || random() % 3 != 0) {
+        const Bytes size(static_cast<int64_t>(random() % 40'000));
+        const Hint hint = random() % 2 == 0 ? Hint::kLow : Hint::kHigh;
+        const auto block = allocator->Allocate(size, hint);
+        if (!block) continue;
+        for (const Live& other : live) {
+          ASSERT_TRUE(other.block.end() <= block->offset || block->end() <= other.block.offset);
+        }
+        live.push_back({*block, size});
+        requested += size;
+        allocated += block->size;
+      } else {
+        const size_t victim = random() % live.size();
+        allocator->Free(live[victim].block);
+        requested -= live[victim].requested;
+        allocated -= live[victim].block.size;
+        live.erase(live.begin() + static_cast<std::ptrdiff_t>(victim));
+      }
+      ASSERT_EQ(allocator->Stats().requested, requested);
+      ASSERT_EQ(allocator->Stats().allocated, allocated);
+      ASSERT_GE(allocator->Stats().reserved, allocated);
+    }
+    for (const Live& entry : live) allocator->Free(entry.block);
+    EXPECT_EQ(allocator->Stats().allocated, Bytes(0));
+  }
+}
+
+TEST_P(AllocatorContract, TheSameCallsGiveTheSameBlocks) {
+  const auto run = [] {
+    std::mt19937 random(3);
+    const auto allocator = Make(Bytes::MiB(1));
+    std::vector<Block> blocks;
+    std::vector<Bytes> offsets;
+    for (int step = 0; step < 300; ++step) {
+      if (blocks.size() > 10) {
+        allocator->Free(blocks[step % blocks.size()]);
+        blocks.erase(blocks.begin() + step % static_cast<int>(blocks.size()));
+      }
+      const auto block = allocator->Allocate(Bytes(static_cast<int64_t>(random() % 9000)));
+      if (!block) continue;
+      blocks.push_back(*block);
+      offsets.push_back(block->offset);
+    }
+    return offsets;
+  };
+  EXPECT_EQ(run(), run());
+}
+
+TEST(MakeAllocatorTest, UnknownNamesAreUsageErrors) {
+  EXPECT_THROW(MakeAllocator("bestfit", Bytes(1), Bytes(1)), UsageError);
+}
+
+// Best fit by its definition: look at every gap between the live blocks.
+class NaiveBestFit {
+ public:
+  explicit NaiveBestFit(int64_t capacity) : used_(static_cast<size_t>(capacity)) {}
+
+  std::optional<int64_t> Allocate(int64_t size, Hint hint) {
+    int64_t best = -1;
+    int64_t best_size = 0;
+    const auto capacity = static_cast<int64_t>(used_.size());
+    for (int64_t begin = 0; begin < capacity;) {
+      int64_t end = begin;
+      while (end < capacity && !used_[end]) ++end;
+      if (end - begin >= size && (best < 0 || end - begin < best_size)) {
+        best = begin;
+        best_size = end - begin;
+      }
+      begin = end + 1;
+    }
+    if (best < 0) return std::nullopt;
+    if (hint == Hint::kHigh) best += best_size - size;
+    std::fill_n(used_.begin() + best, size, true);
+    return best;
+  }
+  void Free(int64_t offset, int64_t size) { std::fill_n(used_.begin() + offset, size, false); }
+
+ private:
+  std::vector<bool> used_;
+};
+
+TEST(BestFitTest, AgreesWithANaiveModel) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 100; ++round) {
+    constexpr int64_t kCapacity = 200;
+    BestFit allocator{Bytes(kCapacity), Bytes(1)};
+    NaiveBestFit model(kCapacity);
+    std::vector<Block> live;
+    for (int step = 0; step < 200; ++step) {
+      if (live.empty() || random() % 2 == 0) {
+        const auto size = static_cast<int64_t>(1 + random() % 30);
+        const Hint hint = random() % 4 == 0 ? Hint::kHigh : Hint::kLow;
+        const auto block = allocator.Allocate(Bytes(size), hint);
+        const auto expected = model.Allocate(size, hint);
+        ASSERT_EQ(block.has_value(), expected.has_value());
+        if (!block) continue;
+        ASSERT_EQ(block->offset.count(), *expected);
+        live.push_back(*block);
+      } else {
+        const size_t victim = random() % live.size();
+        allocator.Free(live[victim]);
+        model.Free(live[victim].offset.count(), live[victim].size.count());
+        live.erase(live.begin() + static_cast<std::ptrdiff_t>(victim));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace spillway

@@ -1,0 +1,139 @@
+// One suite for every policy on networks of every topology: the checker is clean, the run is the
+// same twice, and more memory never turns a fit into a misfit.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "experiments/simulate.h"
+#include "sim/core/check.h"
+#include "sim/cost/roofline.h"
+#include "traces/lowering.h"
+#include "traces/zoo/zoo.h"
+
+namespace spillway {
+namespace {
+
+using ::testing::IsEmpty;
+
+Network Chain() {
+  Network net("chain", {3, 16, 16});
+  LayerNode x = net.image();
+  for (int i = 1; i <= 4; ++i) {
+    x = net.ConvRelu("conv" + std::to_string(i), x, ConvSpec::Square(8, 3, 1, 1));
+    if (i % 2 == 0) x = net.MaxPool("pool" + std::to_string(i), x, {2, 2});
+  }
+  net.SoftmaxLoss("softmax", net.Linear("fc", x, 10));
+  return net;
+}
+
+// Two inception-like modules: fork, branches of different depth, concatenation.
+Network ForkJoin() {
+  Network net("forkjoin", {3, 16, 16});
+  LayerNode x = net.ConvRelu("stem", net.image(), ConvSpec::Square(8, 3, 1, 1));
+  for (const char* module : {"a", "b"}) {
+    const std::string name(module);
+    const LayerNode left = net.ConvRelu(name + ".1x1", x, ConvSpec::Square(4, 1));
+    LayerNode middle = net.ConvRelu(name + ".reduce", x, ConvSpec::Square(2, 1));
+    middle = net.ConvRelu(name + ".3x3", middle, ConvSpec::Square(6, 3, 1, 1));
+    const LayerNode right = net.MaxPool(name + ".pool", x, {3, 1, 1});
+    x = net.Concat(name + ".concat", std::array{left, middle, right});
+  }
+  net.SoftmaxLoss("softmax", net.Linear("fc", net.AvgPool("pool", x, {16, 1}), 10));
+  return net;
+}
+
+struct Case {
+  std::string policy;
+  std::string preset;
+  Network (*network)();
+};
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const char* policy :
+       {"network-wide:algo=memory", "network-wide:algo=performance", "liveness:algo=memory",
+        "liveness:algo=performance", "vdnn-all:algo=memory", "vdnn-all:algo=performance",
+        "vdnn-all:order=prefetch-first", "vdnn-conv:algo=memory", "vdnn-conv:algo=performance",
+        "vdnn-conv:order=prefetch-first", "vdnn-dyn"}) {
+    for (const char* preset : {"torch", "vdnn"}) {
+      for (const auto network : {Chain, ForkJoin}) cases.push_back({policy, preset, network});
+    }
+  }
+  return cases;
+}
+
+class PolicyContract : public ::testing::TestWithParam<Case> {
+ protected:
+  PolicyContract() {
+    device_.name = "narrow";
+    device_.alignment = Bytes(512);
+    device_.host_memory = Bytes::GiB(1);
+    device_.flops_per_second = 100'000'000'000;
+    device_.dram = {10'000'000'000};
+    device_.h2d = device_.d2h = {{1'000'000'000}, Duration::Microseconds(2)};
+    device_.duplex = {1'700'000'000};
+    device_.launch_overhead = Duration::Microseconds(1);
+    device_.efficiency = {{"default", 0.5},       {"fwd.implicit_gemm", 0.4},
+                          {"fwd.fft", 1.0},       {"bwd_data.algo_1", 0.4},
+                          {"bwd_data.fft", 1.0},  {"bwd_filter.algo_1", 0.4},
+                          {"bwd_filter.fft", 0.9}};
+    RegisterBuiltinPolicies(registry_);
+  }
+
+  Outcome Run(const Trace& trace, Bytes memory) const {
+    const RooflineCostModel cost(device_);
+    return Simulate({trace, device_, cost, memory}, *registry_.Make(GetParam().policy));
+  }
+
+  Device device_;
+  PolicyRegistry registry_;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, PolicyContract, ::testing::ValuesIn(Cases()), [](const auto& info) {
+  std::string name =
+      info.param.policy + "_" + info.param.preset + "_" + info.param.network().name();
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
+  return name;
+});
+
+TEST_P(PolicyContract, IsSoundAtEveryBudget) {
+  for (const bool training : {true, false}) {
+    const Trace trace = LowerNetwork(GetParam().network(), {4, GetParam().preset, training});
+    const Bytes bound = LayerBound(trace, device_.alignment);
+    bool fitted = false;
+    for (const double factor : {1.0, 1.1, 1.3, 1.6, 2.0, 3.0, 10.0, 100.0}) {
+      const Bytes memory(static_cast<int64_t>(static_cast<double>(bound.count()) * factor));
+      const Outcome outcome = Run(trace, memory);
+      EXPECT_THAT(Check(outcome.trace, outcome.report), IsEmpty()) << factor;
+      if (!outcome.report.fits()) {
+        EXPECT_GT(outcome.report.out_of_memory->wanted,
+                  outcome.report.out_of_memory->stats.largest_free);
+        continue;
+      }
+      fitted = true;
+      const Metrics& metrics = outcome.report.metrics;
+      EXPECT_TRUE(outcome.report.steady) << factor;
+      EXPECT_LE(metrics.peak_allocated, memory);
+      EXPECT_EQ(metrics.iteration, metrics.compute + metrics.stalls.total());
+      EXPECT_GE(metrics.iteration, outcome.report.bounds.compute);
+      EXPECT_GE(metrics.iteration, outcome.report.bounds.copy);
+      EXPECT_GE(metrics.peak_allocated, outcome.report.bounds.layer);
+    }
+    EXPECT_TRUE(fitted);
+  }
+}
+
+TEST_P(PolicyContract, IsDeterministic) {
+  const Trace trace = LowerNetwork(GetParam().network(), {4, GetParam().preset, true});
+  const Report first = Run(trace, Bytes::GiB(1)).report;
+  const Report second = Run(trace, Bytes::GiB(1)).report;
+  EXPECT_EQ(first.decisions, second.decisions);
+  EXPECT_EQ(first.placements, second.placements);
+  EXPECT_EQ(first.timeline, second.timeline);
+}
+
+}  // namespace
+}  // namespace spillway

@@ -1,0 +1,97 @@
+// What the vDNN paper prints, and what it claims, on the model of its GPU.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "experiments/catalogue.h"
+#include "experiments/reproduce.h"
+#include "experiments/simulate.h"
+#include "sim/core/check.h"
+#include "sim/core/error.h"
+#include "sim/cost/roofline.h"
+
+namespace spillway {
+namespace {
+
+using ::testing::IsEmpty;
+
+std::vector<PaperValue> Printed() {
+  return ReadPaperValues(std::string(SPILLWAY_SOURCE_DIR) +
+                         "/experiments/reproduce/paper-values.csv");
+}
+
+TEST(VdnnPaperTest, EveryPrintedNumberIsReproduced) {
+  int judged = 0;
+  for (const PaperValue& value : SelectPaperValues(Printed(), "vdnn")) {
+    const Reproduction result = Reproduce(value);
+    ASSERT_TRUE(result.ours) << value.item;
+    EXPECT_TRUE(result.passes) << value.item << ": " << *result.ours_exact;
+    judged += result.judged ? 1 : 0;
+  }
+  EXPECT_EQ(judged, 4);
+}
+
+TEST(VdnnPaperTest, OtherBatchesAreComputedToo) {
+  const auto selected = SelectPaperValues(Printed(), "base VGG-216(32) GB");
+  ASSERT_EQ(selected.size(), 1u);
+  EXPECT_EQ(selected[0].workload, "vgg216:32");
+  const Reproduction result = Reproduce(selected[0]);
+  EXPECT_FALSE(result.judged);
+  EXPECT_GT(*result.ours, 20);
+  EXPECT_THROW(SelectPaperValues(Printed(), "base VGG-17(32) GB"), UsageError);
+  EXPECT_THROW(SelectPaperValues(Printed(), "nonsense"), UsageError);
+}
+
+TEST(VdnnPaperTest, ItemsOfOtherSystemsAreListedWithoutAnAnswer) {
+  const Reproduction result = Reproduce({"nobody", "Tab1", "vgg16:64", "MB", "1", "="});
+  EXPECT_FALSE(result.ours);
+  EXPECT_FALSE(result.judged);
+}
+
+class TitanXTest : public ::testing::Test {
+ protected:
+  TitanXTest() : device_(LoadDevice("titan_x_maxwell")), cost_(device_) {
+    RegisterBuiltinPolicies(registry_);
+  }
+
+  Report Run(const std::string& workload, const std::string& policy) const {
+    const Trace trace = LoadWorkload(workload, {"vdnn", true});
+    const Outcome outcome =
+        Simulate({trace, device_, cost_, device_.memory}, *registry_.Make(policy));
+    EXPECT_THAT(Check(outcome.trace, outcome.report), IsEmpty()) << workload << " " << policy;
+    return outcome.report;
+  }
+
+  Device device_;
+  RooflineCostModel cost_;
+  PolicyRegistry registry_;
+};
+
+// Section V-A: the baseline cannot train these, dynamic vDNN can.
+TEST_F(TitanXTest, DynTrainsWhatTheBaselineCannot) {
+  for (const char* workload : {"vgg19:128", "vgg19:256"}) {
+    EXPECT_FALSE(Run(workload, "network-wide:algo=performance").fits()) << workload;
+    EXPECT_TRUE(Run(workload, "vdnn-dyn").fits()) << workload;
+  }
+  EXPECT_TRUE(Run("vgg19:128", "network-wide:algo=memory").fits());  // section V-D
+}
+
+TEST_F(TitanXTest, DynIsNeverSlowerThanTheLeastMemory) {
+  for (const char* workload : {"alexnet:128", "overfeat:128", "googlenet:128", "vgg19:64",
+                               "vgg19:128", "vgg19:256", "vgg116:32"}) {
+    const Report dyn = Run(workload, "vdnn-dyn");
+    const Report all = Run(workload, "vdnn-all:algo=memory");
+    ASSERT_TRUE(dyn.fits() && all.fits()) << workload;
+    EXPECT_LE(dyn.metrics.iteration, all.metrics.iteration) << workload;
+  }
+}
+
+// Section V-C: networks that fit are not slowed down.
+TEST_F(TitanXTest, DynOffloadsNothingWhereTheNetworkFits) {
+  for (const char* workload : {"alexnet:128", "overfeat:128", "googlenet:128", "vgg19:64"}) {
+    EXPECT_EQ(Run(workload, "vdnn-dyn").metrics.offloaded, Bytes(0)) << workload;
+  }
+}
+
+}  // namespace
+}  // namespace spillway
