@@ -2,7 +2,8 @@
 //
 // Convolutions, bias and LRN go through cuDNN, GEMMs through cuBLAS, the rest through own kernels.
 // It allocates nothing per launch, places nothing and makes no choices: memory, algorithm and
-// micro-batch come from the caller. Supported: every op type of FORMAT.md but batchnorm and other.
+// micro-batch come from the caller. Supported: every op type of FORMAT.md but batchnorm, fork and
+// other.
 // Conventions that FORMAT.md leaves to the implementation: average pooling divides by the window
 // clipped to the padded input; LRN divides alpha by the window size; the loss is the mean over the
 // op's batch; dropout masks are `DropoutKeeps(seed, layer, element)`; SGD is

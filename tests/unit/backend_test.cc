@@ -1,5 +1,7 @@
 // What of the hardware backends can be tested without the hardware.
 
+#include "backend/backends.h"
+
 #include <gtest/gtest.h>
 
 #include <array>
@@ -72,6 +74,24 @@ TEST(PhiloxTest, DropoutKeepsTheRightFraction) {
     if (DropoutKeeps(7, 3, element, 0.4f)) ++kept;
   }
   EXPECT_NEAR(kept, 60'000, 800);  // five standard deviations
+}
+
+// On a machine with a usable GPU there is nothing to say.
+TEST(BackendsTest, RecordingSaysWhatIsMissing) {
+  std::string missing;
+  try {
+    EXPECT_FALSE(CudaDevice().empty());
+  } catch (const EnvironmentError& error) {
+    missing = error.what();
+  }
+  if (missing.empty()) GTEST_SKIP() << "this machine has a GPU: " << CudaDevice();
+  EXPECT_NE(missing.find(CudaCompiledIn() ? "GPU" : "SPILLWAY_CUDA"), std::string::npos) << missing;
+  try {
+    RecordCosts(Trace{}, RecordOptions{});
+    FAIL() << "recorded without a GPU";
+  } catch (const EnvironmentError& error) {
+    EXPECT_EQ(error.what(), missing);
+  }
 }
 
 }  // namespace
