@@ -1,0 +1,375 @@
+#include "backend/cuda/elementwise.h"
+
+#include <cfloat>
+#include <initializer_list>
+
+#include "backend/cuda/cuda_error.h"
+#include "backend/cuda/philox.h"
+
+namespace spillway {
+namespace {
+
+constexpr int kThreads = 256;
+
+// `kWidth` consecutive floats, moved by one instruction.
+template <int kWidth>
+struct alignas(sizeof(float) * kWidth) Pack {
+  float v[kWidth];
+};
+
+template <int kWidth>
+__device__ Pack<kWidth> Load(const float* from, int64_t i) {
+  return *reinterpret_cast<const Pack<kWidth>*>(from + i);
+}
+
+template <int kWidth>
+__device__ void Store(float* to, int64_t i, const Pack<kWidth>& pack) {
+  *reinterpret_cast<Pack<kWidth>*>(to + i) = pack;
+}
+
+template <int kWidth>
+__device__ void StoreOrAdd(float* to, int64_t i, Pack<kWidth> pack, bool accumulate) {
+  if (accumulate) {
+    const Pack<kWidth> old = Load<kWidth>(to, i);
+    for (int k = 0; k < kWidth; ++k) pack.v[k] += old.v[k];
+  }
+  Store(to, i, pack);
+}
+
+// Calls function.Do<kWidth>(i) for every kWidth-th i in [0, count), and Do<1> for the rest.
+template <int kWidth, typename Function>
+__global__ void ForEachKernel(int64_t count, Function function) {
+  const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kWidth;
+  if (i + kWidth <= count) {
+    function.template Do<kWidth>(i);
+  } else {
+    for (int64_t j = i; j < count; ++j) function.template Do<1>(j);
+  }
+}
+
+bool Aligned(std::initializer_list<const void*> pointers) {
+  for (const void* pointer : pointers) {
+    if (reinterpret_cast<uintptr_t>(pointer) % alignof(Pack<4>) != 0) return false;
+  }
+  return true;
+}
+
+unsigned BlockCount(int64_t threads) {
+  return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+}
+
+// `wide`: four elements at a time are allowed.
+template <typename Function>
+void ForEach(int64_t count, bool wide, const Function& function, cudaStream_t stream) {
+  if (count <= 0) return;
+  if (wide) {
+    ForEachKernel<4><<<BlockCount((count + 3) / 4), kThreads, 0, stream>>>(count, function);
+  } else {
+    ForEachKernel<1><<<BlockCount(count), kThreads, 0, stream>>>(count, function);
+  }
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
+}
+
+struct FillUniformFunction {
+  float* out;
+  uint64_t seed;
+  float low, range;
+
+  template <int kWidth>
+  __device__ void Do(int64_t i) const {
+    const Philox4 random = PhiloxGroup(seed, 0, i / 4);
+    Pack<kWidth> pack;
+    for (int k = 0; k < kWidth; ++k) {
+      pack.v[k] = low + range * UnitFloat(random.word[(i + k) % 4]);
+    }
+    Store(out, i, pack);
+  }
+};
+
+struct FillLabelsFunction {
+  int32_t* out;
+  uint64_t seed;
+  uint32_t classes;
+
+  template <int kWidth>
+  __device__ void Do(int64_t i) const {
+    out[i] = static_cast<int32_t>(PhiloxGroup(seed, 1, i).word[0] % classes);
+  }
+};
+
+struct ReluFunction {
+  const float* x;
+  float* y;
+
+  template <int kWidth>
+  __device__ void Do(int64_t i) const {
+    Pack<kWidth> pack = Load<kWidth>(x, i);
+    for (int k = 0; k < kWidth; ++k) pack.v[k] = pack.v[k] < 0 ? 0 : pack.v[k];
+    Store(y, i, pack);
+  }
+};
+
+struct ReluBackwardFunction {
+  const float* y;
+  const float* dy;
+  float* dx;
+  bool accumulate;
+
+  template <int kWidth>
+  __device__ void Do(int64_t i) const {
+    const Pack<kWidth> value = Load<kWidth>(y, i);
+    Pack<kWidth> pack = Load<kWidth>(dy, i);
+    for (int k = 0; k < kWidth; ++k) pack.v[k] = value.v[k] > 0 ? pack.v[k] : 0;
+    StoreOrAdd(dx, i, pack, accumulate);
+  }
+};
+
+struct AddFunction {
+  const float* a;
+  const float* b;
+  float* y;
+
+  template <int kWidth>
+  __device__ void Do(int64_t i) const {
+    Pack<kWidth> pack = Load<kWidth>(a, i);
+    const Pack<kWidth> other = Load<kWidth>(b, i);
+    for (int k = 0; k < kWidth; ++k) pack.v[k] += other.v[k];
+    Store(y, i, pack);
+  }
+};
+
+struct CopyRowsFunction {
+  const float* from;
+  int64_t from_stride;
+  float* to;
+  int64_t to_stride;
+  int64_t length;
+  bool small;  // indices fit 32 bits, where division is much cheaper
+  bool accumulate;
+
+  template <int kWidth>
+  __device__ void Do(int64_t i) const {
+    const int64_t row =
+        small ? static_cast<uint32_t>(i) / static_cast<uint32_t>(length) : i / length;
+    const int64_t column = i - row * length;
+    StoreOrAdd(to, row * to_stride + column, Load<kWidth>(from, row * from_stride + column),
+               accumulate);
+  }
+};
+
+struct DropoutFunction {
+  const float* x;
+  float* y;
+  int64_t first;
+  uint64_t seed;
+  uint32_t layer;
+  float ratio;
+  float scale;
+  bool accumulate;
+
+  template <int kWidth>
+  __device__ void Do(int64_t i) const {
+    const int64_t element = first + i;  // a multiple of kWidth
+    const Philox4 random = PhiloxGroup(seed, layer, element / 4);
+    Pack<kWidth> pack = Load<kWidth>(x, i);
+    for (int k = 0; k < kWidth; ++k) {
+      const bool keep = UnitFloat(random.word[(element + k) % 4]) >= ratio;
+      pack.v[k] = keep ? pack.v[k] * scale : 0;
+    }
+    StoreOrAdd(y, i, pack, accumulate);
+  }
+};
+
+struct SgdFunction {
+  float* weight;
+  const float* gradient;
+  float* momentum;
+  float learning_rate, momentum_factor, weight_decay;
+
+  template <int kWidth>
+  __device__ void Do(int64_t i) const {
+    Pack<kWidth> w = Load<kWidth>(weight, i);
+    Pack<kWidth> m = Load<kWidth>(momentum, i);
+    const Pack<kWidth> g = Load<kWidth>(gradient, i);
+    for (int k = 0; k < kWidth; ++k) {
+      m.v[k] = momentum_factor * m.v[k] + (g.v[k] + weight_decay * w.v[k]);
+      w.v[k] -= learning_rate * m.v[k];
+    }
+    Store(momentum, i, m);
+    Store(weight, i, w);
+  }
+};
+
+struct SoftmaxBackwardFunction {
+  const float* y;
+  const int32_t* labels;
+  float* dx;
+  int64_t classes;
+  float scale;
+
+  template <int kWidth>
+  __device__ void Do(int64_t i) const {
+    const int64_t row = i / classes;
+    const float target = i - row * classes == labels[row] ? 1.0f : 0.0f;
+    dx[i] = scale * (y[i] - target);
+  }
+};
+
+struct Max {
+  __device__ static float Join(float a, float b) { return fmaxf(a, b); }
+};
+struct Sum {
+  __device__ static float Join(float a, float b) { return a + b; }
+};
+
+// The reduction over the block's kThreads values, in every thread. A fixed tree: deterministic.
+template <typename Operation>
+__device__ float BlockReduce(float value) {
+  __shared__ float shared[kThreads];
+  __syncthreads();  // the previous use of `shared` is over
+  shared[threadIdx.x] = value;
+  __syncthreads();
+  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) {
+      shared[threadIdx.x] = Operation::Join(shared[threadIdx.x], shared[threadIdx.x + half]);
+    }
+    __syncthreads();
+  }
+  return shared[0];
+}
+
+__global__ void SoftmaxKernel(const float* x, float* y, int64_t classes) {
+  const float* in = x + blockIdx.x * classes;
+  float* out = y + blockIdx.x * classes;
+  float largest = -INFINITY;
+  for (int64_t i = threadIdx.x; i < classes; i += kThreads) largest = fmaxf(largest, in[i]);
+  largest = BlockReduce<Max>(largest);
+  float sum = 0;
+  for (int64_t i = threadIdx.x; i < classes; i += kThreads) sum += expf(in[i] - largest);
+  sum = BlockReduce<Sum>(sum);
+  for (int64_t i = threadIdx.x; i < classes; i += kThreads) out[i] = expf(in[i] - largest) / sum;
+}
+
+__global__ void CrossEntropyKernel(const float* y, const int32_t* labels, float* loss, int64_t rows,
+                                   int64_t classes, float scale, bool accumulate) {
+  float sum = 0;
+  for (int64_t row = threadIdx.x; row < rows; row += kThreads) {
+    sum -= logf(fmaxf(y[row * classes + labels[row]], FLT_MIN));
+  }
+  sum = BlockReduce<Sum>(sum);
+  if (threadIdx.x == 0) *loss = (accumulate ? *loss : 0.0f) + scale * sum;
+}
+
+__global__ void CompareKernel(const float* a, const float* b, int64_t count, Comparison* result) {
+  float largest = 0;
+  float difference = 0;
+  bool finite = true;
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
+    finite = finite && isfinite(a[i]);
+    largest = fmaxf(largest, fabsf(a[i]));
+    if (b != nullptr) difference = fmaxf(difference, fabsf(a[i] - b[i]));
+  }
+  largest = BlockReduce<Max>(largest);
+  difference = BlockReduce<Max>(difference);
+  const bool all_finite = __syncthreads_and(finite);
+  if (threadIdx.x != 0) return;
+  // The bits of non-negative floats are ordered as the floats are.
+  atomicMax(&result->largest_bits, __float_as_uint(largest));
+  atomicMax(&result->difference_bits, __float_as_uint(difference));
+  if (!all_finite) atomicMax(&result->not_finite, 1u);
+}
+
+__device__ int64_t Nanoseconds() {
+  int64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+__global__ void SpinKernel(int64_t nanoseconds) {
+  const int64_t start = Nanoseconds();
+  while (Nanoseconds() - start < nanoseconds) {
+  }
+}
+
+}  // namespace
+
+void FillUniform(float* out, int64_t count, uint64_t seed, float low, float high,
+                 cudaStream_t stream) {
+  ForEach(count, Aligned({out}), FillUniformFunction{out, seed, low, high - low}, stream);
+}
+
+void FillLabels(int32_t* out, int64_t count, int32_t classes, uint64_t seed, cudaStream_t stream) {
+  ForEach(count, false, FillLabelsFunction{out, seed, static_cast<uint32_t>(classes)}, stream);
+}
+
+void Relu(const float* x, float* y, int64_t count, cudaStream_t stream) {
+  ForEach(count, Aligned({x, y}), ReluFunction{x, y}, stream);
+}
+
+void ReluBackward(const float* y, const float* dy, float* dx, int64_t count, bool accumulate,
+                  cudaStream_t stream) {
+  ForEach(count, Aligned({y, dy, dx}), ReluBackwardFunction{y, dy, dx, accumulate}, stream);
+}
+
+void AddTensors(const float* a, const float* b, float* y, int64_t count, cudaStream_t stream) {
+  ForEach(count, Aligned({a, b, y}), AddFunction{a, b, y}, stream);
+}
+
+void CopyRows(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t length,
+              int64_t rows, bool accumulate, cudaStream_t stream) {
+  const int64_t count = rows * length;
+  const bool wide =
+      Aligned({from, to}) && length % 4 == 0 && from_stride % 4 == 0 && to_stride % 4 == 0;
+  const bool small = count <= INT64_C(0xffffffff);
+  ForEach(count, wide,
+          CopyRowsFunction{from, from_stride, to, to_stride, length, small, accumulate}, stream);
+}
+
+void Dropout(const float* x, float* y, int64_t count, int64_t first, uint64_t seed, uint32_t layer,
+             float ratio, bool accumulate, cudaStream_t stream) {
+  const bool wide = Aligned({x, y}) && first % 4 == 0;
+  ForEach(count, wide,
+          DropoutFunction{x, y, first, seed, layer, ratio, 1 / (1 - ratio), accumulate}, stream);
+}
+
+void Softmax(const float* x, float* y, int64_t rows, int64_t classes, cudaStream_t stream) {
+  if (rows <= 0) return;
+  SoftmaxKernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(x, y, classes);
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
+}
+
+void CrossEntropy(const float* y, const int32_t* labels, float* loss, int64_t rows, int64_t classes,
+                  float scale, bool accumulate, cudaStream_t stream) {
+  CrossEntropyKernel<<<1, kThreads, 0, stream>>>(y, labels, loss, rows, classes, scale, accumulate);
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
+}
+
+void SoftmaxCrossEntropyBackward(const float* y, const int32_t* labels, float* dx, int64_t rows,
+                                 int64_t classes, float scale, cudaStream_t stream) {
+  ForEach(rows * classes, false, SoftmaxBackwardFunction{y, labels, dx, classes, scale}, stream);
+}
+
+void SgdMomentum(float* weight, const float* gradient, float* momentum, int64_t count,
+                 float learning_rate, float momentum_factor, float weight_decay,
+                 cudaStream_t stream) {
+  ForEach(count, Aligned({weight, gradient, momentum}),
+          SgdFunction{weight, gradient, momentum, learning_rate, momentum_factor, weight_decay},
+          stream);
+}
+
+void Compare(const float* a, const float* b, int64_t count, Comparison* result,
+             cudaStream_t stream) {
+  SPILLWAY_CUDA_CALL(cudaMemsetAsync(result, 0, sizeof(Comparison), stream));
+  if (count <= 0) return;
+  const unsigned blocks = BlockCount(count) < 4096 ? BlockCount(count) : 4096;
+  CompareKernel<<<blocks, kThreads, 0, stream>>>(a, b, count, result);
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
+}
+
+void Spin(int64_t nanoseconds, cudaStream_t stream) {
+  SpinKernel<<<1, 1, 0, stream>>>(nanoseconds);
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
+}
+
+}  // namespace spillway

@@ -1,0 +1,70 @@
+// The small kernels that cuDNN and cuBLAS lack, as host functions that enqueue them on a stream.
+//
+// All pointers are device pointers to dense fp32 (labels: int32) and counts are elements. Nothing
+// synchronises. Where not said otherwise, operands may be the same memory (in-place operation) but
+// must not overlap in part. `accumulate` adds to the output instead of overwriting it. Each throws
+// `Error` if the launch fails. Results are deterministic.
+
+#ifndef SPILLWAY_BACKEND_CUDA_ELEMENTWISE_H_
+#define SPILLWAY_BACKEND_CUDA_ELEMENTWISE_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace spillway {
+
+// Random contents in [low, high), a function of seed and index alone.
+void FillUniform(float* out, int64_t count, uint64_t seed, float low, float high,
+                 cudaStream_t stream);
+// Random labels in [0, classes).
+void FillLabels(int32_t* out, int64_t count, int32_t classes, uint64_t seed, cudaStream_t stream);
+
+// y = max(x, 0); NaN stays NaN.
+void Relu(const float* x, float* y, int64_t count, cudaStream_t stream);
+// dx = y > 0 ? dy : 0.
+void ReluBackward(const float* y, const float* dy, float* dx, int64_t count, bool accumulate,
+                  cudaStream_t stream);
+
+// y = a + b.
+void AddTensors(const float* a, const float* b, float* y, int64_t count, cudaStream_t stream);
+
+// Copies `rows` rows of `length` elements; strides are elements between row starts.
+void CopyRows(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t length,
+              int64_t rows, bool accumulate, cudaStream_t stream);
+
+// y = x / (1 - ratio) where `DropoutKeeps(seed, layer, first + i, ratio)`, else 0. The backward
+// step is the same function on gradients.
+void Dropout(const float* x, float* y, int64_t count, int64_t first, uint64_t seed, uint32_t layer,
+             float ratio, bool accumulate, cudaStream_t stream);
+
+// Row-wise softmax.
+void Softmax(const float* x, float* y, int64_t rows, int64_t classes, cudaStream_t stream);
+// loss = scale * sum over rows of -log(y[row, label]); probabilities are clamped to FLT_MIN.
+void CrossEntropy(const float* y, const int32_t* labels, float* loss, int64_t rows, int64_t classes,
+                  float scale, bool accumulate, cudaStream_t stream);
+// dx = scale * (y - one_hot(label)).
+void SoftmaxCrossEntropyBackward(const float* y, const int32_t* labels, float* dx, int64_t rows,
+                                 int64_t classes, float scale, cudaStream_t stream);
+
+// m = momentum * m + (dw + weight_decay * w); w -= learning_rate * m.
+void SgdMomentum(float* weight, const float* gradient, float* momentum, int64_t count,
+                 float learning_rate, float momentum_factor, float weight_decay,
+                 cudaStream_t stream);
+
+// What `Compare` found; on the device.
+struct Comparison {
+  uint32_t largest_bits = 0;     // bits of max |a|
+  uint32_t difference_bits = 0;  // bits of max |a - b|
+  uint32_t not_finite = 0;       // 1 if a holds a NaN or an infinity
+};
+// Compares two arrays; zeroes and fills `result`. `b` may be null: then only `a` is looked at.
+void Compare(const float* a, const float* b, int64_t count, Comparison* result,
+             cudaStream_t stream);
+
+// Keeps the stream busy for about `nanoseconds`, while the host enqueues what is to be timed.
+void Spin(int64_t nanoseconds, cudaStream_t stream);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_BACKEND_CUDA_ELEMENTWISE_H_

@@ -1,0 +1,168 @@
+#include "backend/cuda/pooling.h"
+
+#include "backend/cuda/cuda_error.h"
+
+namespace spillway {
+namespace {
+
+constexpr int kThreads = 256;
+
+// The half-open range of inputs that output `out` covers along one dimension, clipped.
+struct Window {
+  int begin, end;
+};
+
+__device__ Window InputWindow(int out, int stride, int pad, int kernel, int extent) {
+  const int begin = out * stride - pad;
+  return {max(begin, 0), min(begin + kernel, extent)};
+}
+
+// The half-open range of outputs whose window covers input `in` along one dimension.
+__device__ Window OutputWindow(int in, int stride, int pad, int kernel, int extent) {
+  const int reach = in + pad - kernel;  // the last window start that ends before `in`
+  return {reach < 0 ? 0 : reach / stride + 1, min((in + pad) / stride + 1, extent)};
+}
+
+// Elements that the average of output `out` divides by, along one dimension.
+__device__ int Divisor(int out, int stride, int pad, int kernel, int extent) {
+  const int begin = out * stride - pad;
+  return min(begin + kernel, extent + pad) - begin;
+}
+
+// Position of thread's element in a stack of planes; `Index` is 32 bits wide where that suffices.
+struct Position {
+  int64_t plane;
+  int row, column;
+};
+
+template <typename Index>
+__device__ Position Locate(Index i, int height, int width) {
+  const Index line = i / static_cast<Index>(width);
+  const Index plane = line / static_cast<Index>(height);
+  return {static_cast<int64_t>(plane), static_cast<int>(line - plane * height),
+          static_cast<int>(i - line * width)};
+}
+
+template <typename Index, bool kMax>
+__global__ void PoolKernel(PoolShape s, const float* __restrict__ x, float* __restrict__ y,
+                           Index count) {
+  const Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= count) return;
+  const Position p = Locate(i, s.out_height, s.out_width);
+  const Window rows = InputWindow(p.row, s.stride_h, s.pad_h, s.kernel_h, s.in_height);
+  const Window columns = InputWindow(p.column, s.stride_w, s.pad_w, s.kernel_w, s.in_width);
+  const float* plane = x + p.plane * s.in_height * s.in_width;
+  float result = kMax ? -INFINITY : 0;
+  for (int h = rows.begin; h < rows.end; ++h) {
+    for (int w = columns.begin; w < columns.end; ++w) {
+      const float value = plane[static_cast<int64_t>(h) * s.in_width + w];
+      if (kMax) {
+        if (value > result || isnan(value)) result = value;
+      } else {
+        result += value;
+      }
+    }
+  }
+  if (!kMax) {
+    result /= static_cast<float>(Divisor(p.row, s.stride_h, s.pad_h, s.kernel_h, s.in_height) *
+                                 Divisor(p.column, s.stride_w, s.pad_w, s.kernel_w, s.in_width));
+  }
+  y[i] = result;
+}
+
+// True if an element of the window before (row, column) also has `value`.
+__device__ bool TakenEarlier(const float* plane, int width, Window rows, Window columns, int row,
+                             int column, float value) {
+  for (int h = rows.begin; h <= row; ++h) {
+    const int end = h == row ? column : columns.end;
+    for (int w = columns.begin; w < end; ++w) {
+      if (plane[static_cast<int64_t>(h) * width + w] == value) return true;
+    }
+  }
+  return false;
+}
+
+template <typename Index, bool kMax>
+__global__ void PoolBackwardKernel(PoolShape s, const float* __restrict__ x,
+                                   const float* __restrict__ y, const float* __restrict__ dy,
+                                   float* __restrict__ dx, bool accumulate, Index count) {
+  const Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= count) return;
+  const Position p = Locate(i, s.in_height, s.in_width);
+  const Window out_rows = OutputWindow(p.row, s.stride_h, s.pad_h, s.kernel_h, s.out_height);
+  const Window out_columns = OutputWindow(p.column, s.stride_w, s.pad_w, s.kernel_w, s.out_width);
+  const int64_t out_plane = p.plane * s.out_height * s.out_width;
+  const float* in_plane = kMax ? x + p.plane * s.in_height * s.in_width : nullptr;
+  const float value = kMax ? x[i] : 0;
+  float sum = 0;
+  for (int h = out_rows.begin; h < out_rows.end; ++h) {
+    for (int w = out_columns.begin; w < out_columns.end; ++w) {
+      const int64_t out = out_plane + static_cast<int64_t>(h) * s.out_width + w;
+      if (kMax) {
+        if (value == y[out] &&
+            !TakenEarlier(in_plane, s.in_width,
+                          InputWindow(h, s.stride_h, s.pad_h, s.kernel_h, s.in_height),
+                          InputWindow(w, s.stride_w, s.pad_w, s.kernel_w, s.in_width), p.row,
+                          p.column, value)) {
+          sum += dy[out];
+        }
+      } else {
+        sum +=
+            dy[out] / static_cast<float>(Divisor(h, s.stride_h, s.pad_h, s.kernel_h, s.in_height) *
+                                         Divisor(w, s.stride_w, s.pad_w, s.kernel_w, s.in_width));
+      }
+    }
+  }
+  dx[i] = accumulate ? dx[i] + sum : sum;
+}
+
+// Calls `launch` with the block count and the element count in the narrowest index type.
+template <typename Launcher>
+void WithIndex(int64_t count, const Launcher& launch) {
+  if (count <= 0) return;
+  const unsigned blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
+  if (count < INT32_MAX) {
+    launch(blocks, static_cast<uint32_t>(count));
+  } else {
+    launch(blocks, static_cast<uint64_t>(count));
+  }
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
+}
+
+template <bool kMax>
+void Pool(const PoolShape& shape, const float* x, float* y, cudaStream_t stream) {
+  WithIndex(shape.planes * shape.out_height * shape.out_width, [&](unsigned blocks, auto count) {
+    PoolKernel<decltype(count), kMax><<<blocks, kThreads, 0, stream>>>(shape, x, y, count);
+  });
+}
+
+template <bool kMax>
+void PoolBackward(const PoolShape& shape, const float* x, const float* y, const float* dy,
+                  float* dx, bool accumulate, cudaStream_t stream) {
+  WithIndex(shape.planes * shape.in_height * shape.in_width, [&](unsigned blocks, auto count) {
+    PoolBackwardKernel<decltype(count), kMax>
+        <<<blocks, kThreads, 0, stream>>>(shape, x, y, dy, dx, accumulate, count);
+  });
+}
+
+}  // namespace
+
+void MaxPool(const PoolShape& shape, const float* x, float* y, cudaStream_t stream) {
+  Pool<true>(shape, x, y, stream);
+}
+
+void MaxPoolBackward(const PoolShape& shape, const float* x, const float* y, const float* dy,
+                     float* dx, bool accumulate, cudaStream_t stream) {
+  PoolBackward<true>(shape, x, y, dy, dx, accumulate, stream);
+}
+
+void AveragePool(const PoolShape& shape, const float* x, float* y, cudaStream_t stream) {
+  Pool<false>(shape, x, y, stream);
+}
+
+void AveragePoolBackward(const PoolShape& shape, const float* dy, float* dx, bool accumulate,
+                         cudaStream_t stream) {
+  PoolBackward<false>(shape, nullptr, nullptr, dy, dx, accumulate, stream);
+}
+
+}  // namespace spillway

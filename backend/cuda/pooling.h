@@ -1,0 +1,36 @@
+// Max and average pooling kernels that take the output size as given, so that ceil-mode outputs
+// work, which cuDNN's symmetric padding cannot express.
+//
+// Dense NCHW fp32 on the device. A window is clipped to the input. Backward gathers, without
+// atomics, so results are deterministic; the first maximum of a window, in row-major order, takes
+// the gradient. The divisor of average pooling counts the declared padding but not what a ceil-mode
+// window reaches beyond it (PyTorch's count_include_pad=True). No operand may alias another.
+
+#ifndef SPILLWAY_BACKEND_CUDA_POOLING_H_
+#define SPILLWAY_BACKEND_CUDA_POOLING_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace spillway {
+
+struct PoolShape {
+  int64_t planes = 0;  // samples times channels
+  int in_height = 0, in_width = 0;
+  int out_height = 0, out_width = 0;
+  int kernel_h = 0, kernel_w = 0;
+  int stride_h = 0, stride_w = 0;
+  int pad_h = 0, pad_w = 0;
+};
+
+void MaxPool(const PoolShape& shape, const float* x, float* y, cudaStream_t stream);
+void MaxPoolBackward(const PoolShape& shape, const float* x, const float* y, const float* dy,
+                     float* dx, bool accumulate, cudaStream_t stream);
+void AveragePool(const PoolShape& shape, const float* x, float* y, cudaStream_t stream);
+void AveragePoolBackward(const PoolShape& shape, const float* dy, float* dx, bool accumulate,
+                         cudaStream_t stream);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_BACKEND_CUDA_POOLING_H_

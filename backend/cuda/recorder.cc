@@ -1,0 +1,479 @@
+#include "backend/cuda/recorder.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <ctime>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "backend/cuda/cuda_error.h"
+#include "backend/cuda/device_memory.h"
+#include "backend/cuda/dnn_library.h"
+#include "backend/cuda/elementwise.h"
+#include "backend/cuda/kernels.h"
+#include "sim/core/error.h"
+
+#ifndef SPILLWAY_VERSION
+#define SPILLWAY_VERSION "development"
+#endif
+
+namespace spillway {
+namespace {
+
+constexpr double kFp32Tolerance = 1e-3;
+constexpr double kTf32Tolerance = 1e-2;
+constexpr int kLeastRepeats = 5;
+// Shorter launches are timed in groups that last about this long together.
+constexpr Duration kShort = Duration::Microseconds(50);
+constexpr Duration kGroupTime = Duration::Microseconds(200);
+constexpr int64_t kLargestGroup = 64;
+constexpr Duration kLongestSpin = Duration::Milliseconds(20);
+
+class CudaStream {
+ public:
+  CudaStream() { SPILLWAY_CUDA_CALL(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  ~CudaStream() { cudaStreamDestroy(stream_); }
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+  cudaStream_t get() const { return stream_; }
+  void Synchronize() const { SPILLWAY_CUDA_CALL(cudaStreamSynchronize(stream_)); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+class TimingEvent {
+ public:
+  TimingEvent() { SPILLWAY_CUDA_CALL(cudaEventCreate(&event_)); }
+  ~TimingEvent() { cudaEventDestroy(event_); }
+  TimingEvent(const TimingEvent&) = delete;
+  TimingEvent& operator=(const TimingEvent&) = delete;
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+Duration HostClock() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return Duration::Nanoseconds(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
+Duration FromMilliseconds(double milliseconds) {
+  return Duration::Picoseconds(std::llround(milliseconds * 1e9));
+}
+
+Duration Divide(Duration time, int64_t n) {
+  return Duration::Picoseconds((time.picoseconds() + n / 2) / n);
+}
+
+// The value below which `fraction` of the sorted, non-empty `times` lie, interpolated.
+double Percentile(const std::vector<Duration>& times, double fraction) {
+  const double position = fraction * static_cast<double>(times.size() - 1);
+  const auto below = static_cast<size_t>(position);
+  const size_t above = std::min(below + 1, times.size() - 1);
+  const auto low = static_cast<double>(times[below].picoseconds());
+  const auto high = static_cast<double>(times[above].picoseconds());
+  return low + (position - static_cast<double>(below)) * (high - low);
+}
+
+// One entry to record: the first op of the trace with this signature stands for all.
+struct Job {
+  const Op* op = nullptr;
+  size_t slot = 0;
+  int64_t batch = 0;
+
+  const Slot& slot_data() const { return op->slots[slot]; }
+};
+
+// The distinct (signature, batch) pairs, in that order.
+std::vector<Job> FindJobs(const Trace& trace, const std::vector<int64_t>& micro_batches) {
+  std::map<std::pair<std::string_view, int64_t>, Job> jobs;
+  for (const Op& op : trace.ops) {
+    for (size_t slot = 0; slot < op.slots.size(); ++slot) {
+      const std::string_view signature = op.slots[slot].signature;
+      jobs.try_emplace({signature, op.batch}, Job{&op, slot, op.batch});
+      if (op.type != OpType::kConv2d) continue;
+      for (const int64_t batch : micro_batches) {
+        if (batch < 1 || batch >= op.batch) continue;
+        jobs.try_emplace({signature, batch}, Job{&op, slot, batch});
+      }
+    }
+  }
+  std::vector<Job> sorted;
+  for (const auto& [key, job] : jobs) sorted.push_back(job);
+  return sorted;
+}
+
+// The memory of one op's operands; tensors of one storage share it.
+class OpMemory {
+ public:
+  OpMemory(const Trace& trace, const Op& op, uint64_t seed, cudaStream_t stream) : op_(op) {
+    for (const auto* list : {&op.inputs, &op.outputs, &op.scratch}) {
+      for (const TensorId id : *list) Allocate(trace, id);
+    }
+    inputs_ = Ranges(trace, op.inputs);
+    outputs_ = Ranges(trace, op.outputs);
+    uint64_t sequence = seed << 16;
+    for (auto& [root, buffer] : buffers_) {
+      FillUniform(buffer.floats(), buffer.size().count() / 4, ++sequence, -1, 1, stream);
+    }
+    if (op.type == OpType::kSoftmaxLoss) {
+      FillLabels(reinterpret_cast<int32_t*>(inputs_.at(1).data), op.batch,
+                 static_cast<int32_t>(op.IntAttribute("elements")), ++sequence, stream);
+    }
+  }
+
+  std::span<const DeviceRange> inputs() const { return inputs_; }
+  std::span<const DeviceRange> outputs() const { return outputs_; }
+
+ private:
+  void Allocate(const Trace& trace, TensorId id) {
+    const TensorId root = trace.Root(id);
+    if (buffers_.contains(root)) return;
+    const Bytes size = trace.tensor(root).size;
+    try {
+      buffers_.emplace(root, DeviceBuffer(std::max(size, Bytes(4))));
+    } catch (const EnvironmentError&) {
+      throw;
+    } catch (const Error& error) {
+      throw Error(fmt::format("the operands of op '{}' do not fit: tensor '{}': {}", op_.name,
+                              trace.tensor(root).name, error.what()));
+    }
+  }
+
+  std::vector<DeviceRange> Ranges(const Trace& trace, const std::vector<TensorId>& ids) const {
+    std::vector<DeviceRange> ranges;
+    for (const TensorId id : ids) {
+      ranges.push_back({buffers_.at(trace.Root(id)).data(), trace.tensor(id).size});
+    }
+    return ranges;
+  }
+
+  const Op& op_;
+  std::map<TensorId, DeviceBuffer> buffers_;  // by root
+  std::vector<DeviceRange> inputs_;
+  std::vector<DeviceRange> outputs_;
+};
+
+// The main result of a slot, which verification looks at.
+size_t ResultOf(const Op& op, const Slot& slot) {
+  const bool after_dx = slot.name == "bwd_filter" && op.FindAttribute("needs_dx").value_or(0) != 0;
+  return after_dx ? 1 : 0;
+}
+
+// An op that fills the forward result which a max pooling backward op reads: with unrelated data no
+// element would be a maximum, and the kernel would be too fast.
+Op PoolForward(const Op& backward) {
+  Op forward = backward;
+  forward.phase = Phase::kForward;
+  forward.slots = {{"fwd", "", 0, Bytes(0)}};
+  return forward;
+}
+
+class Recorder {
+ public:
+  Recorder(const Trace& trace, const RecordOptions& options)
+      : trace_(trace),
+        options_(options),
+        tolerance_(
+            options.tolerance.value_or(options.math == "tf32" ? kTf32Tolerance : kFp32Tolerance)),
+        kernels_({.math = options.math, .seed = options.seed}),
+        comparison_(Bytes(sizeof(Comparison))) {}
+
+  CostTable Run() {
+    CostTable table;
+    table.workload = trace_.name;
+    table.provenance = MakeProvenance();
+    const std::vector<Job> jobs = FindJobs(trace_, options_.micro_batches);
+    // Before anything is measured: an op without an implementation should not cost minutes.
+    for (const Job& job : jobs) {
+      static_cast<void>(kernels_.Candidates(*job.op, job.slot, job.batch));
+    }
+    WarmUpClocks();
+    progress_.entries = jobs.size();
+    for (const Job& job : jobs) {
+      progress_.signature = job.slot_data().signature;
+      progress_.batch = job.batch;
+      Report("");
+      table.entries.push_back(Measure(job));
+      ++progress_.entry;
+    }
+    return table;
+  }
+
+ private:
+  void Report(std::string_view note) {
+    if (!options_.progress) return;
+    progress_.note = note;
+    options_.progress(progress_);
+  }
+
+  Provenance MakeProvenance() const;
+  void WarmUpClocks();
+  CostEntry Measure(const Job& job);
+  std::optional<RecordedKernel> TryCandidate(const Job& job, const Candidate& candidate,
+                                             const OpMemory& memory, DeviceBuffer& reference);
+  RecordedKernel Time(const Job& job, const SlotLaunch& launch);
+  std::optional<std::string> CheckResult(const DeviceRange& result, DeviceBuffer& reference);
+  // Runs `count` launches between two events, with the stream held busy for `spin` beforehand.
+  Duration TimeGroup(const Op& op, const SlotLaunch& launch, int64_t count, Duration spin);
+
+  const Trace& trace_;
+  const RecordOptions& options_;
+  const double tolerance_;
+  CudaStream stream_;
+  CudaKernels kernels_;
+  DeviceBuffer comparison_;
+  TimingEvent start_;
+  TimingEvent end_;
+  RecordProgress progress_;
+  std::string last_drop_;  // the latest note on a dropped algorithm
+};
+
+// "580.65.06", or the CUDA version that the driver supports where the kernel module does not say.
+std::string DriverVersion() {
+  std::ifstream file("/proc/driver/nvidia/version");
+  std::string word;
+  while (file >> word) {
+    // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  ..."
+    const bool version = !word.empty() && std::count(word.begin(), word.end(), '.') >= 1 &&
+                         word.find_first_not_of("0123456789.") == std::string::npos;
+    if (version) return word;
+  }
+  int cuda = 0;
+  SPILLWAY_CUDA_CALL(cudaDriverGetVersion(&cuda));
+  return fmt::format("CUDA {}.{}", cuda / 1000, cuda % 1000 / 10);
+}
+
+Provenance Recorder::MakeProvenance() const {
+  cudaDeviceProp properties{};
+  SPILLWAY_CUDA_CALL(cudaGetDeviceProperties(&properties, options_.device));
+  int runtime = 0;
+  SPILLWAY_CUDA_CALL(cudaRuntimeGetVersion(&runtime));
+  Provenance provenance;
+  provenance.gpu = properties.name;
+  provenance.driver = DriverVersion();
+  provenance.cuda = fmt::format("{}.{}", runtime / 1000, runtime % 1000 / 10);
+  provenance.cudnn = DnnLibrary::Version();
+  provenance.math = options_.math;
+  provenance.date = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+  provenance.tool = "spillway " SPILLWAY_VERSION;
+  return provenance;
+}
+
+// Keeps the GPU busy with square GEMMs until its clocks have settled.
+void Recorder::WarmUpClocks() {
+  if (options_.clock_warmup <= Duration()) return;
+  constexpr int64_t kExtent = 4096;
+  const Bytes size(kExtent * kExtent * 4);
+  Op op;
+  op.name = "warm-up";
+  op.type = OpType::kLinear;
+  op.batch = kExtent;
+  op.attributes = {{"in_features", kExtent}, {"out_features", kExtent}};
+  op.slots = {{"fwd", "", 0, Bytes(0)}};
+  const DeviceBuffer x(size), weight(size), y(size);
+  FillUniform(x.floats(), kExtent * kExtent, 1, -1, 1, stream_.get());
+  FillUniform(weight.floats(), kExtent * kExtent, 2, -1, 1, stream_.get());
+  const DeviceRange inputs[] = {x.range(), weight.range()};
+  const DeviceRange outputs[] = {y.range()};
+  const SlotLaunch launch{.batch = kExtent, .inputs = inputs, .outputs = outputs, .workspace = {}};
+  const Duration until = HostClock() + options_.clock_warmup;
+  while (HostClock() < until) {
+    for (int i = 0; i < 8; ++i) kernels_.Launch(op, launch, stream_.get());
+    stream_.Synchronize();
+  }
+}
+
+CostEntry Recorder::Measure(const Job& job) {
+  const Op& op = *job.op;
+  const OpMemory memory(trace_, op, options_.seed, stream_.get());
+  if (op.type == OpType::kMaxPool2d && op.phase == Phase::kBackward) {
+    const Op forward = PoolForward(op);
+    kernels_.Launch(forward,
+                    {.batch = op.batch,
+                     .inputs = memory.inputs().first(1),
+                     .outputs = memory.inputs().subspan(1, 1),
+                     .workspace = {}},
+                    stream_.get());
+  }
+  CostEntry entry;
+  entry.signature = job.slot_data().signature;
+  entry.batch = job.batch;
+  DeviceBuffer reference;  // the first algorithm's result
+  for (const Candidate& candidate : kernels_.Candidates(op, job.slot, job.batch)) {
+    std::optional<RecordedKernel> kernel = TryCandidate(job, candidate, memory, reference);
+    if (kernel) entry.kernels.push_back(std::move(*kernel));
+  }
+  if (entry.kernels.empty()) {
+    throw Error(fmt::format("no algorithm works for {} at batch {} (op '{}'); {}", entry.signature,
+                            entry.batch, op.name, last_drop_));
+  }
+  const auto key = [](const RecordedKernel& kernel) {
+    return std::tie(kernel.kernel.time, kernel.kernel.workspace, kernel.kernel.algorithm);
+  };
+  std::sort(entry.kernels.begin(), entry.kernels.end(),
+            [&](const RecordedKernel& a, const RecordedKernel& b) { return key(a) < key(b); });
+  return entry;
+}
+
+// nullopt if the candidate was dropped. Throws if the failure is not the candidate's own.
+std::optional<RecordedKernel> Recorder::TryCandidate(const Job& job, const Candidate& candidate,
+                                                     const OpMemory& memory,
+                                                     DeviceBuffer& reference) {
+  const auto drop = [&](std::string_view why) {
+    last_drop_ = fmt::format("algorithm {} dropped: {}", candidate.algorithm, why);
+    Report(last_drop_);
+    return std::nullopt;
+  };
+  const std::optional<DeviceBuffer> workspace = DeviceBuffer::TryAllocate(candidate.workspace);
+  if (!workspace) {
+    return drop(fmt::format("no memory for its workspace of {}", FormatBytes(candidate.workspace)));
+  }
+  const SlotLaunch launch{.slot = job.slot,
+                          .algorithm = candidate.algorithm,
+                          .batch = job.batch,
+                          .inputs = memory.inputs(),
+                          .outputs = memory.outputs(),
+                          .workspace = workspace->range()};
+  RecordedKernel recorded;
+  try {
+    if (job.op->type == OpType::kConv2d) {
+      // Zeroed, so that what accumulates and what overwrites can be compared alike.
+      DeviceRange result = memory.outputs()[ResultOf(*job.op, job.slot_data())];
+      SPILLWAY_CUDA_CALL(
+          cudaMemsetAsync(result.data, 0, static_cast<size_t>(result.size.count()), stream_.get()));
+      kernels_.Launch(*job.op, launch, stream_.get());
+      const std::optional<std::string> problem = CheckResult(result, reference);
+      if (problem) return drop(*problem);
+    }
+    recorded = Time(job, launch);
+  } catch (const EnvironmentError&) {
+    throw;
+  } catch (const InputError&) {
+    throw;
+  } catch (const Error& error) {
+    static_cast<void>(cudaGetLastError());
+    // A GPU that no longer answers fails here too, with the true cause.
+    SPILLWAY_CUDA_CALL(cudaDeviceSynchronize(),
+                       {job.op->name, job.slot_data().name, candidate.algorithm});
+    return drop(error.what());
+  }
+  recorded.kernel.algorithm = candidate.algorithm;
+  recorded.kernel.workspace = candidate.workspace;
+  recorded.kernel.deterministic = candidate.deterministic;
+  return recorded;
+}
+
+// What is wrong with `result`, if anything. The first good result becomes the reference.
+std::optional<std::string> Recorder::CheckResult(const DeviceRange& result,
+                                                 DeviceBuffer& reference) {
+  const auto* values = reinterpret_cast<const float*>(result.data);
+  const bool compare = options_.verify && reference.data() != nullptr;
+  auto* on_device = reinterpret_cast<Comparison*>(comparison_.data());
+  Compare(values, compare ? reference.floats() : nullptr, result.size.count() / 4, on_device,
+          stream_.get());
+  Comparison found;
+  SPILLWAY_CUDA_CALL(
+      cudaMemcpyAsync(&found, on_device, sizeof(found), cudaMemcpyDeviceToHost, stream_.get()));
+  stream_.Synchronize();
+  if (found.not_finite != 0) return "its result is not finite";
+  const double largest = std::bit_cast<float>(found.largest_bits);
+  const double difference = std::bit_cast<float>(found.difference_bits);
+  if (difference > tolerance_ * largest) {
+    return fmt::format("its result differs from that of the first algorithm by {:.2g} of {:.2g}",
+                       difference, largest);
+  }
+  if (options_.verify && !compare) {
+    std::optional<DeviceBuffer> copy = DeviceBuffer::TryAllocate(result.size);
+    if (!copy) {
+      Report("not verified: no memory for a second result");
+      return std::nullopt;
+    }
+    reference = std::move(*copy);
+    SPILLWAY_CUDA_CALL(cudaMemcpyAsync(reference.data(), result.data,
+                                       static_cast<size_t>(result.size.count()),
+                                       cudaMemcpyDeviceToDevice, stream_.get()));
+  }
+  return std::nullopt;
+}
+
+Duration Recorder::TimeGroup(const Op& op, const SlotLaunch& launch, int64_t count, Duration spin) {
+  if (spin > Duration()) Spin(spin.picoseconds() / 1000, stream_.get());
+  SPILLWAY_CUDA_CALL(cudaEventRecord(start_.get(), stream_.get()));
+  for (int64_t i = 0; i < count; ++i) kernels_.Launch(op, launch, stream_.get());
+  SPILLWAY_CUDA_CALL(cudaEventRecord(end_.get(), stream_.get()));
+  SPILLWAY_CUDA_CALL(cudaEventSynchronize(end_.get()),
+                     {op.name, op.slots[launch.slot].name, launch.algorithm});
+  float milliseconds = 0;
+  SPILLWAY_CUDA_CALL(cudaEventElapsedTime(&milliseconds, start_.get(), end_.get()));
+  return Divide(FromMilliseconds(milliseconds), count);
+}
+
+RecordedKernel Recorder::Time(const Job& job, const SlotLaunch& launch) {
+  const Op& op = *job.op;
+  static_cast<void>(TimeGroup(op, launch, 1, Duration()));  // loads code, builds plans
+  // The time that the host needs for a launch says how long to hold the stream.
+  stream_.Synchronize();
+  const Duration before = HostClock();
+  kernels_.Launch(op, launch, stream_.get());
+  const Duration host = HostClock() - before;
+  stream_.Synchronize();
+
+  const auto spin = [&](int64_t count) {
+    return std::min(Divide(host * count * 3, 2) + Duration::Microseconds(30), kLongestSpin);
+  };
+  const Duration once = TimeGroup(op, launch, 1, spin(1));
+  int64_t group = 1;
+  if (once < kShort) {
+    const int64_t wanted = kGroupTime.picoseconds() / std::max<int64_t>(once.picoseconds(), 1);
+    group = std::clamp<int64_t>(wanted, 1, kLargestGroup);
+  }
+
+  std::vector<Duration> times;
+  Duration measured;
+  const auto repeats = [&] { return static_cast<int>(times.size()); };
+  const int least = std::max(options_.min_repeats, kLeastRepeats);
+  while (repeats() < std::max(options_.max_repeats, least)) {
+    if (repeats() >= least && measured >= options_.min_time) break;
+    if (repeats() >= kLeastRepeats && measured >= options_.max_time) break;
+    times.push_back(TimeGroup(op, launch, group, spin(group)));
+    measured += times.back() * group;
+  }
+  std::sort(times.begin(), times.end());
+  RecordedKernel recorded;
+  const double median = Percentile(times, 0.5);
+  recorded.kernel.time = Duration::Picoseconds(std::llround(median));
+  recorded.repeats = repeats();
+  recorded.spread = median > 0 ? (Percentile(times, 0.9) - Percentile(times, 0.1)) / median : 0;
+  return recorded;
+}
+
+}  // namespace
+
+CostTable Record(const Trace& trace, const RecordOptions& options) {
+  RequireDevice(options.device);
+  SPILLWAY_CUDA_CALL(cudaSetDevice(options.device));
+  return Recorder(trace, options).Run();
+}
+
+std::string DescribeCudaDevice(int device) {
+  RequireDevice(device);
+  cudaDeviceProp properties{};
+  SPILLWAY_CUDA_CALL(cudaGetDeviceProperties(&properties, device));
+  return fmt::format("{}, {}, compute capability {}.{}", properties.name,
+                     FormatBytes(Bytes(static_cast<int64_t>(properties.totalGlobalMem))),
+                     properties.major, properties.minor);
+}
+
+}  // namespace spillway

@@ -1,0 +1,228 @@
+// What the tests of the CUDA kernel layer share: ops with their operands on the host, and a fixture
+// that executes them and compares the results with references. Without a GPU every test is skipped.
+
+#ifndef SPILLWAY_TESTS_CUDA_KERNELS_FIXTURE_H_
+#define SPILLWAY_TESTS_CUDA_KERNELS_FIXTURE_H_
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/cuda/cuda_error.h"
+#include "backend/cuda/device_memory.h"
+#include "backend/cuda/kernels.h"
+#include "sim/core/error.h"
+#include "tests/cuda/reference.h"
+
+namespace spillway {
+
+using reference::Array;
+using Values = std::vector<float>;
+
+inline constexpr double kTolerance = 1e-4;
+inline constexpr double kLearningRate = 0.25;  // large, so that a wrong update shows
+inline constexpr uint64_t kSeed = 11;
+
+// An op with its operands on the host.
+struct Case {
+  struct Output {
+    size_t elements = 0;
+    int input = -1;  // the input whose memory it shares, or -1
+  };
+  Op op;
+  std::vector<Values> inputs;
+  std::vector<Output> outputs;
+};
+
+inline Op MakeOp(OpType type, Phase phase, int64_t batch, std::vector<Attribute> attributes) {
+  Op op;
+  op.name = std::string(Name(type)) + "." + std::string(Name(phase));
+  op.layer = LayerId{5};
+  op.type = type;
+  op.phase = phase;
+  op.batch = batch;
+  op.attributes = std::move(attributes);
+  const char* slot = phase == Phase::kForward    ? "fwd"
+                     : phase == Phase::kBackward ? "bwd"
+                                                 : "update";
+  op.slots = {{slot, op.name, 0, Bytes(0)}};
+  return op;
+}
+
+inline Values ToFloat(const Array& values) { return {values.begin(), values.end()}; }
+inline Array ToDouble(const Values& values) { return {values.begin(), values.end()}; }
+inline Array operator+(Array a, const Array& b) {
+  for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+  return a;
+}
+inline Array operator*(double factor, Array a) {
+  for (double& value : a) value *= factor;
+  return a;
+}
+
+class KernelsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    try {
+      kernels_ = std::make_unique<CudaKernels>(KernelOptions{.math = "fp32", .seed = kSeed});
+    } catch (const EnvironmentError& error) {
+      GTEST_SKIP() << "NOT TESTED: " << error.what();
+    }
+  }
+
+  // Uniform in [-1, 1).
+  Values Random(size_t count) {
+    std::uniform_real_distribution<float> uniform(-1, 1);
+    Values values(count);
+    for (float& value : values) value = uniform(random_);
+    return values;
+  }
+
+  // Executes the op; `parts` are the batches that each slot is split into, `algorithms` are by
+  // slot name, where not "default". Outputs start as NaN.
+  std::vector<Values> Run(const Case& test, const std::vector<int64_t>& parts,
+                          const std::map<std::string, std::string>& algorithms = {}) {
+    std::vector<DeviceBuffer> buffers;
+    std::vector<DeviceRange> inputs, outputs;
+    for (const Values& values : test.inputs) {
+      const Bytes size(static_cast<int64_t>(values.size() * sizeof(float)));
+      buffers.emplace_back(size);
+      SPILLWAY_CUDA_CALL(cudaMemcpy(buffers.back().data(), values.data(),
+                                    values.size() * sizeof(float), cudaMemcpyHostToDevice));
+      inputs.push_back(buffers.back().range());
+    }
+    for (const Case::Output& output : test.outputs) {
+      if (output.input >= 0) {
+        outputs.push_back(inputs.at(output.input));
+        continue;
+      }
+      const Bytes size(static_cast<int64_t>(output.elements * sizeof(float)));
+      buffers.emplace_back(size);
+      SPILLWAY_CUDA_CALL(cudaMemset(buffers.back().data(), 0xff, size.count()));
+      outputs.push_back(buffers.back().range());
+    }
+    for (size_t slot = 0; slot < test.op.slots.size(); ++slot) {
+      const auto found = algorithms.find(test.op.slots[slot].name);
+      const std::string algorithm = found == algorithms.end() ? "default" : found->second;
+      int64_t first = 0;
+      for (const int64_t batch : parts) {
+        const DeviceBuffer workspace(Workspace(test.op, slot, batch, algorithm));
+        kernels_->Launch(test.op,
+                         {.slot = slot,
+                          .algorithm = algorithm,
+                          .first = first,
+                          .batch = batch,
+                          .inputs = inputs,
+                          .outputs = outputs,
+                          .workspace = workspace.range()},
+                         nullptr);
+        SPILLWAY_CUDA_CALL(cudaDeviceSynchronize());
+        first += batch;
+      }
+    }
+    std::vector<Values> results;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      results.emplace_back(test.outputs[i].elements);
+      SPILLWAY_CUDA_CALL(cudaMemcpy(results.back().data(), outputs[i].data,
+                                    results.back().size() * sizeof(float), cudaMemcpyDeviceToHost));
+    }
+    return results;
+  }
+
+  Bytes Workspace(const Op& op, size_t slot, int64_t batch, const std::string& algorithm) {
+    for (const Candidate& candidate : kernels_->Candidates(op, slot, batch)) {
+      if (candidate.algorithm == algorithm) return candidate.workspace;
+    }
+    throw Error("no candidate " + algorithm);
+  }
+
+  static void ExpectClose(const Values& got, const Array& want, const std::string& what) {
+    ASSERT_EQ(got.size(), want.size()) << what;
+    double largest = 0;
+    for (const double value : want) largest = std::max(largest, std::abs(value));
+    double worst = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+      const double error = std::abs(static_cast<double>(got[i]) - want[i]);
+      ASSERT_FALSE(std::isnan(error)) << what << ": NaN at " << i;
+      worst = std::max(worst, error);
+    }
+    EXPECT_LE(worst, kTolerance * largest) << what << ", largest element " << largest;
+  }
+
+  // Runs the case whole and, if it has more than one sample, in two parts.
+  void Check(const Case& test, const std::vector<Array>& want, bool divisible = true) {
+    std::vector<std::vector<int64_t>> splits{{test.op.batch}};
+    if (divisible && test.op.batch > 1) splits.push_back({1, test.op.batch - 1});
+    for (const std::vector<int64_t>& parts : splits) {
+      const std::vector<Values> got = Run(test, parts);
+      ASSERT_EQ(got.size(), want.size());
+      for (size_t i = 0; i < want.size(); ++i) {
+        ExpectClose(got[i], want[i],
+                    test.op.name + " output " + std::to_string(i) + ", " +
+                        std::to_string(parts.size()) + " parts");
+      }
+    }
+  }
+
+  std::unique_ptr<CudaKernels> kernels_;
+  std::mt19937_64 random_{1};
+};
+
+// What a backward step of a layer with parameters does.
+struct BackwardMode {
+  bool needs_dx, accumulate, fused;
+};
+inline constexpr BackwardMode kModes[] = {{true, false, false},  {true, true, false},
+                                          {true, false, true},   {true, true, true},
+                                          {false, false, false}, {false, false, true}};
+
+inline std::vector<Attribute> With(std::vector<Attribute> attributes, const BackwardMode& mode) {
+  attributes.push_back({"needs_dx", mode.needs_dx ? 1.0 : 0.0});
+  attributes.push_back({"accumulate", mode.accumulate ? 1.0 : 0.0});
+  attributes.push_back({"fused_update", mode.fused ? 1.0 : 0.0});
+  if (mode.fused) attributes.push_back({"learning_rate", kLearningRate});
+  return attributes;
+}
+
+// The operands and expected outputs of a backward step with weight and bias, in contract order.
+struct BackwardCase {
+  Case test;
+  std::vector<Array> want;
+};
+
+inline BackwardCase MakeBackward(Op op, const BackwardMode& mode, const Values& x,
+                                 const Values& weight, const Values& bias, const Values& dy,
+                                 const Values& old_dx, const Array& dx, const Array& dweight,
+                                 const Array& dbias) {
+  BackwardCase result;
+  Case& test = result.test;
+  test.op = std::move(op);
+  test.inputs = {x, weight, dy};
+  const bool has_bias = !bias.empty();
+  if (mode.fused && has_bias) test.inputs.push_back(bias);
+  if (mode.accumulate) test.inputs.push_back(old_dx);
+  if (mode.needs_dx) {
+    const int shared = mode.accumulate ? static_cast<int>(test.inputs.size()) - 1 : -1;
+    test.outputs.push_back({dx.size(), shared});
+    result.want.push_back(mode.accumulate ? dx + ToDouble(old_dx) : dx);
+  }
+  test.outputs.push_back({dweight.size(), mode.fused ? 1 : -1});
+  result.want.push_back(mode.fused ? ToDouble(weight) + -kLearningRate * dweight : dweight);
+  if (has_bias) {
+    test.outputs.push_back({dbias.size(), mode.fused ? 3 : -1});
+    result.want.push_back(mode.fused ? ToDouble(bias) + -kLearningRate * dbias : dbias);
+  }
+  return result;
+}
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_TESTS_CUDA_KERNELS_FIXTURE_H_

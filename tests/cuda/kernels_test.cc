@@ -1,0 +1,306 @@
+// The CUDA kernels of all ops but convolutions against naive references, on a real GPU.
+
+#include "backend/cuda/kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/philox.h"
+#include "tests/cuda/kernels_fixture.h"
+
+namespace spillway {
+namespace {
+
+TEST_F(KernelsTest, Linear) {
+  for (const auto& [batch, in, out] : {std::array{1, 7, 5}, std::array{6, 33, 17}}) {
+    for (const bool has_bias : {false, true}) {
+      const std::vector<Attribute> attributes{{"in_features", static_cast<double>(in)},
+                                              {"out_features", static_cast<double>(out)},
+                                              {"bias", has_bias ? 1.0 : 0.0}};
+      const Values x = Random(batch * in), weight = Random(in * out), dy = Random(batch * out);
+      const Values bias = has_bias ? Random(out) : Values();
+      const Values old_dx = Random(x.size());
+      Array y(batch * out), dx(x.size()), dweight(weight.size());
+      for (int n = 0; n < batch; ++n)
+        for (int o = 0; o < out; ++o)
+          for (int i = 0; i < in; ++i) {
+            y[n * out + o] += static_cast<double>(x[n * in + i]) * weight[o * in + i];
+            dx[n * in + i] += static_cast<double>(dy[n * out + o]) * weight[o * in + i];
+            dweight[o * in + i] += static_cast<double>(dy[n * out + o]) * x[n * in + i];
+          }
+      if (has_bias) reference::AddBias(y, ToDouble(bias), 1);
+      Case forward;
+      forward.op = MakeOp(OpType::kLinear, Phase::kForward, batch, attributes);
+      forward.inputs = {x, weight};
+      if (has_bias) forward.inputs.push_back(bias);
+      forward.outputs = {{y.size(), -1}};
+      Check(forward, {y});
+
+      const Array dbias = reference::BiasGradient(ToDouble(dy), out, 1);
+      for (const BackwardMode& mode : kModes) {
+        const BackwardCase made =
+            MakeBackward(MakeOp(OpType::kLinear, Phase::kBackward, batch, With(attributes, mode)),
+                         mode, x, weight, bias, dy, old_dx, dx, dweight, dbias);
+        Check(made.test, made.want, !(mode.needs_dx && mode.fused));
+      }
+    }
+  }
+}
+
+TEST_F(KernelsTest, Pooling) {
+  // planes are set below; the second is a ceil-mode output, the third asymmetric, the last global.
+  const reference::Pool shapes[] = {
+      {0, 8, 10, 4, 5, 2, 2, 2, 2, 0, 0}, {0, 12, 13, 6, 6, 3, 3, 2, 2, 0, 0},
+      {0, 9, 7, 9, 4, 3, 2, 1, 2, 1, 1},  {0, 14, 14, 7, 7, 3, 3, 2, 2, 0, 0},
+      {0, 7, 7, 7, 7, 3, 3, 1, 1, 1, 1},  {0, 7, 7, 1, 1, 7, 7, 1, 1, 0, 0}};
+  constexpr int kBatch = 3, kChannels = 5;
+  for (reference::Pool p : shapes) {
+    p.planes = kBatch * kChannels;
+    for (const bool max : {true, false}) {
+      const OpType type = max ? OpType::kMaxPool2d : OpType::kAvgPool2d;
+      std::vector<Attribute> attributes{{"channels", kChannels},
+                                        {"in_height", static_cast<double>(p.in_height)},
+                                        {"in_width", static_cast<double>(p.in_width)},
+                                        {"out_height", static_cast<double>(p.out_height)},
+                                        {"out_width", static_cast<double>(p.out_width)},
+                                        {"kernel_h", static_cast<double>(p.kernel_h)},
+                                        {"kernel_w", static_cast<double>(p.kernel_w)},
+                                        {"stride_h", static_cast<double>(p.stride_h)},
+                                        {"stride_w", static_cast<double>(p.stride_w)},
+                                        {"pad_h", static_cast<double>(p.pad_h)},
+                                        {"pad_w", static_cast<double>(p.pad_w)}};
+      Values x = Random(p.in_size());
+      for (float& value : x) value = std::round(value * 4) / 4;  // ties
+      const Values dy = Random(p.out_size()), old_dx = Random(p.in_size());
+      Array y(p.out_size()), dx(p.in_size());
+      if (max) {
+        const std::vector<int> winners = p.Winners(ToDouble(x));
+        for (size_t i = 0; i < y.size(); ++i) {
+          y[i] = x[winners[i]];
+          dx[winners[i]] += dy[i];
+        }
+      } else {
+        p.ForEach([&](int from, int to) {
+          y[to] += x[from] / p.Divisor(to);
+          dx[from] += dy[to] / p.Divisor(to);
+        });
+      }
+      Check({MakeOp(type, Phase::kForward, kBatch, attributes), {x}, {{y.size(), -1}}}, {y});
+
+      std::vector<Values> inputs = {dy};
+      if (max) inputs = {x, ToFloat(y), dy};
+      Check({MakeOp(type, Phase::kBackward, kBatch, attributes), inputs, {{dx.size(), -1}}}, {dx});
+
+      attributes.push_back({"accumulate", 1});
+      inputs.push_back(old_dx);
+      const int last = static_cast<int>(inputs.size()) - 1;
+      Case accumulate{
+          MakeOp(type, Phase::kBackward, kBatch, attributes), inputs, {{dx.size(), last}}};
+      Check(accumulate, {dx + ToDouble(old_dx)});
+    }
+  }
+}
+
+TEST_F(KernelsTest, Relu) {
+  for (const int elements : {1, 12, 37}) {
+    constexpr int kBatch = 5;
+    std::vector<Attribute> attributes{{"elements", static_cast<double>(elements)}};
+    const Values x = Random(kBatch * elements), dy = Random(x.size()), old_dx = Random(x.size());
+    Array y = ToDouble(x), dx = ToDouble(dy);
+    for (size_t i = 0; i < x.size(); ++i) {
+      y[i] = std::max(y[i], 0.0);
+      if (y[i] <= 0) dx[i] = 0;
+    }
+    for (const int in_place : {-1, 0}) {
+      Check(
+          {MakeOp(OpType::kRelu, Phase::kForward, kBatch, attributes), {x}, {{y.size(), in_place}}},
+          {y});
+    }
+    for (const int in_place : {-1, 1}) {
+      Check({MakeOp(OpType::kRelu, Phase::kBackward, kBatch, attributes),
+             {ToFloat(y), dy},
+             {{dx.size(), in_place}}},
+            {dx});
+    }
+    attributes.push_back({"accumulate", 1});
+    Check({MakeOp(OpType::kRelu, Phase::kBackward, kBatch, attributes),
+           {ToFloat(y), dy, old_dx},
+           {{dx.size(), 2}}},
+          {dx + ToDouble(old_dx)});
+  }
+}
+
+TEST_F(KernelsTest, Lrn) {
+  const reference::Lrn lrn{3, 11, 30, 5, 0.3, 0.75, 2};
+  std::vector<Attribute> attributes{{"channels", 11}, {"height", 6},  {"width", 5}, {"size", 5},
+                                    {"alpha", 0.3},   {"beta", 0.75}, {"k", 2}};
+  const Values x = Random(3 * 11 * 30), dy = Random(x.size()), old_dx = Random(x.size());
+  const Array y = lrn.Forward(ToDouble(x));
+  const Array dx = lrn.Backward(ToDouble(x), ToDouble(dy));
+  Check({MakeOp(OpType::kLrn, Phase::kForward, 3, attributes), {x}, {{y.size(), -1}}}, {y});
+  Check({MakeOp(OpType::kLrn, Phase::kBackward, 3, attributes),
+         {x, ToFloat(y), dy},
+         {{dx.size(), -1}}},
+        {dx});
+  attributes.push_back({"accumulate", 1});
+  Check({MakeOp(OpType::kLrn, Phase::kBackward, 3, attributes),
+         {x, ToFloat(y), dy, old_dx},
+         {{dx.size(), 3}}},
+        {dx + ToDouble(old_dx)});
+}
+
+TEST_F(KernelsTest, Dropout) {
+  for (const int elements : {37, 64}) {
+    constexpr int kBatch = 4;
+    constexpr float kRatio = 0.4f;
+    std::vector<Attribute> attributes{{"elements", static_cast<double>(elements)},
+                                      {"ratio", kRatio}};
+    const Values x = Random(kBatch * elements), old_dx = Random(x.size());
+    Array y = ToDouble(x);
+    for (size_t i = 0; i < y.size(); ++i) {
+      const bool keep = DropoutKeeps(kSeed, 5, static_cast<int64_t>(i), kRatio);  // layer 5
+      y[i] = keep ? y[i] / (1 - kRatio) : 0;
+    }
+    for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
+      for (const int in_place : {-1, 0}) {
+        Check({MakeOp(OpType::kDropout, phase, kBatch, attributes), {x}, {{y.size(), in_place}}},
+              {y});
+      }
+    }
+    attributes.push_back({"accumulate", 1});
+    Check({MakeOp(OpType::kDropout, Phase::kBackward, kBatch, attributes),
+           {x, old_dx},
+           {{y.size(), 1}}},
+          {y + ToDouble(old_dx)});
+  }
+}
+
+TEST_F(KernelsTest, Concat) {
+  for (const int plane : {4, 15}) {  // rows that are and are not multiples of 16 bytes
+    constexpr int kBatch = 3;
+    const std::vector<int> channels{2, 5, 3};
+    std::vector<Attribute> attributes{
+        {"parts", 3},      {"height", 1},     {"width", static_cast<double>(plane)},
+        {"channels_0", 2}, {"channels_1", 5}, {"channels_2", 3}};
+    const Values whole = Random(kBatch * 10 * plane);
+    std::vector<Values> parts(3);
+    for (int n = 0; n < kBatch; ++n) {
+      int offset = n * 10 * plane;
+      for (int i = 0; i < 3; ++i) {
+        const int length = channels[i] * plane;
+        parts[i].insert(parts[i].end(), whole.begin() + offset, whole.begin() + offset + length);
+        offset += length;
+      }
+    }
+    Check(
+        {MakeOp(OpType::kConcat, Phase::kForward, kBatch, attributes), parts, {{whole.size(), -1}}},
+        {ToDouble(whole)});
+    Check({MakeOp(OpType::kConcat, Phase::kBackward, kBatch, attributes),
+           {whole},
+           {{parts[0].size(), -1}, {parts[1].size(), -1}, {parts[2].size(), -1}}},
+          {ToDouble(parts[0]), ToDouble(parts[1]), ToDouble(parts[2])});
+    attributes.push_back({"accumulate", 5});  // outputs 0 and 2
+    const Values old_0 = Random(parts[0].size()), old_2 = Random(parts[2].size());
+    Check({MakeOp(OpType::kConcat, Phase::kBackward, kBatch, attributes),
+           {whole, old_0, old_2},
+           {{parts[0].size(), 1}, {parts[1].size(), -1}, {parts[2].size(), 2}}},
+          {ToDouble(parts[0]) + ToDouble(old_0), ToDouble(parts[1]),
+           ToDouble(parts[2]) + ToDouble(old_2)});
+  }
+}
+
+TEST_F(KernelsTest, Add) {
+  for (const int elements : {9, 16}) {
+    constexpr int kBatch = 3;
+    std::vector<Attribute> attributes{{"elements", static_cast<double>(elements)}};
+    const Values a = Random(kBatch * elements), b = Random(a.size());
+    const Array sum = ToDouble(a) + ToDouble(b);
+    for (const int in_place : {-1, 0}) {
+      Check({MakeOp(OpType::kAdd, Phase::kForward, kBatch, attributes),
+             {a, b},
+             {{a.size(), in_place}}},
+            {sum});
+    }
+    for (const int in_place : {-1, 0}) {
+      Check({MakeOp(OpType::kAdd, Phase::kBackward, kBatch, attributes),
+             {a},
+             {{a.size(), in_place}, {a.size(), -1}}},
+            {ToDouble(a), ToDouble(a)});
+    }
+    attributes.push_back({"accumulate", 2});
+    Check({MakeOp(OpType::kAdd, Phase::kBackward, kBatch, attributes),
+           {a, b},
+           {{a.size(), -1}, {a.size(), 1}}},
+          {ToDouble(a), sum});
+  }
+}
+
+TEST_F(KernelsTest, SoftmaxLoss) {
+  constexpr int kBatch = 5;
+  for (const int classes : {3, 1000}) {
+    const std::vector<Attribute> attributes{{"elements", static_cast<double>(classes)}};
+    const Values x = Random(kBatch * classes);
+    Values labels(kBatch);
+    std::vector<int32_t> label(kBatch);
+    for (int n = 0; n < kBatch; ++n) label[n] = (n * 7 + 2) % classes;
+    std::memcpy(labels.data(), label.data(), kBatch * sizeof(float));
+    const Array y = reference::Softmax(ToDouble(x), classes);
+    Array dx = y;
+    double loss = 0;
+    for (int n = 0; n < kBatch; ++n) {
+      loss -= std::log(y[n * classes + label[n]]) / kBatch;
+      dx[n * classes + label[n]] -= 1;
+    }
+    dx = 1.0 / kBatch * dx;
+    for (const int in_place : {-1, 0}) {
+      Check({MakeOp(OpType::kSoftmaxLoss, Phase::kForward, kBatch, attributes),
+             {x, labels},
+             {{y.size(), in_place}, {1, -1}}},
+            {y, {loss}});
+      Check({MakeOp(OpType::kSoftmaxLoss, Phase::kBackward, kBatch, attributes),
+             {ToFloat(y), labels},
+             {{y.size(), in_place}}},
+            {dx});
+    }
+  }
+}
+
+TEST_F(KernelsTest, Sgd) {
+  Case test;
+  test.op = MakeOp(
+      OpType::kSgd, Phase::kUpdate, 1,
+      {{"elements", 37 + 8}, {"learning_rate", 0.1}, {"momentum", 0.9}, {"weight_decay", 0.01}});
+  std::vector<Array> want;
+  for (const size_t count : {37, 8}) {
+    const Values p = Random(count), g = Random(count), m = Random(count);
+    const Array next_m = 0.9 * ToDouble(m) + (ToDouble(g) + 0.01 * ToDouble(p));
+    want.push_back(ToDouble(p) + -0.1 * next_m);
+    want.push_back(next_m);
+    const int base = static_cast<int>(test.inputs.size());
+    test.inputs.insert(test.inputs.end(), {p, g, m});
+    test.outputs.push_back({count, base});
+    test.outputs.push_back({count, base + 2});
+  }
+  Check(test, want);
+}
+
+TEST_F(KernelsTest, UnsupportedTypesAndBadOperandsAreNamed) {
+  const Op batchnorm = MakeOp(OpType::kBatchNorm, Phase::kForward, 1, {});
+  try {
+    kernels_->Candidates(batchnorm, 0, 1);
+    FAIL() << "accepted";
+  } catch (const InputError& error) {
+    EXPECT_NE(std::string(error.what()).find("supported: conv2d"), std::string::npos);
+  }
+  const Op relu = MakeOp(OpType::kRelu, Phase::kForward, 2, {{"elements", 8}});
+  EXPECT_THROW(Run({relu, {Random(15)}, {{16, -1}}}, {2}), InputError);
+  EXPECT_THROW(Run({relu, {Random(16)}, {}}, {2}), InputError);
+}
+
+}  // namespace
+}  // namespace spillway
