@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "backend/backends.h"
@@ -39,27 +41,43 @@ void ShowProgress(const RecordProgress& progress) {
   }
 }
 
-// One table with what every preset needs: the presets share most operations.
-CostTable RecordAllPresets(const Workload& workload, const RecordOptions& options) {
+// What has been measured in this process, by signature and batch: networks and presets share most
+// operations.
+using Measured = std::map<std::pair<std::string, int64_t>, CostEntry>;
+
+// One table with what every preset needs for the workload.
+CostTable RecordAllPresets(const Workload& workload, const RecordOptions& options,
+                           Measured& measured, Provenance& provenance) {
   const Network network = BuildNetwork(workload.network);
-  CostTable table;
-  std::set<std::string> recorded;
+  std::set<std::pair<std::string, int64_t>> needed;
   for (const Preset& preset : Presets()) {
     Trace trace = LowerNetwork(network, {workload.batch, preset.name, true});
-    std::erase_if(trace.ops, [&](const Op& op) {
-      return std::all_of(op.slots.begin(), op.slots.end(),
-                         [&](const Slot& slot) { return recorded.contains(slot.signature); });
-    });
-    if (trace.ops.empty()) continue;
-    CostTable part = RecordCosts(trace, options);
-    for (CostEntry& entry : part.entries) {
-      if (recorded.insert(entry.signature).second || entry.batch != workload.batch) {
-        table.entries.push_back(std::move(entry));
+    const auto is_known = [&](const Op& op) {
+      return std::all_of(op.slots.begin(), op.slots.end(), [&](const Slot& slot) {
+        return measured.contains({slot.signature, op.batch});
+      });
+    };
+    for (const Op& op : trace.ops) {
+      for (const Slot& slot : op.slots) {
+        needed.emplace(slot.signature, op.batch);
+        for (const int64_t batch : options.micro_batches) {
+          if (op.type == OpType::kConv2d && batch < op.batch) needed.emplace(slot.signature, batch);
+        }
       }
     }
-    table.provenance = std::move(part.provenance);
+    std::erase_if(trace.ops, is_known);
+    if (trace.ops.empty()) continue;
+    CostTable part = RecordCosts(trace, options);
+    provenance = part.provenance;
+    for (CostEntry& entry : part.entries) {
+      measured.try_emplace({entry.signature, entry.batch}, std::move(entry));
+    }
   }
-  table.workload = workload.Name();
+  CostTable table{workload.Name(), provenance, {}};
+  for (const auto& key : needed) {
+    const auto entry = measured.find(key);
+    if (entry != measured.end()) table.entries.push_back(entry->second);
+  }
   return table;
 }
 
@@ -67,8 +85,10 @@ int Execute(const RecordCommand& command) {
   std::vector<Workload> workloads;
   for (const std::string& text : command.workloads) workloads.push_back(ParseWorkload(text));
   std::filesystem::create_directories(command.output);
+  Measured measured;
+  Provenance provenance;
   for (const Workload& workload : workloads) {
-    const CostTable table = RecordAllPresets(workload, command.record);
+    const CostTable table = RecordAllPresets(workload, command.record, measured, provenance);
     const std::filesystem::path path =
         std::filesystem::path(command.output) /
         fmt::format("{}-{}.json.zst", workload.network, workload.batch);

@@ -29,8 +29,8 @@ std::vector<std::string> AllNames() {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AllocatorContract, ::testing::ValuesIn(AllNames()),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& test) {
+                           std::string name = test.param;
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });

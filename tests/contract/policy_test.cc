@@ -91,9 +91,9 @@ class PolicyContract : public ::testing::TestWithParam<Case> {
   PolicyRegistry registry_;
 };
 
-INSTANTIATE_TEST_SUITE_P(All, PolicyContract, ::testing::ValuesIn(Cases()), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(All, PolicyContract, ::testing::ValuesIn(Cases()), [](const auto& test) {
   std::string name =
-      info.param.policy + "_" + info.param.preset + "_" + info.param.network().name();
+      test.param.policy + "_" + test.param.preset + "_" + test.param.network().name();
   std::replace_if(
       name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
   return name;
