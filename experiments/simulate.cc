@@ -16,13 +16,14 @@ namespace {
 class IdealPolicy final : public Policy {};
 
 Report SimulateTrace(const Setup& setup, const Trace& trace, Policy& policy) {
-  const auto arena = MakeAllocator(setup.allocator, setup.memory, setup.device.alignment);
-  const auto host_pool =
-      MakeAllocator("best-fit", setup.device.host_memory, setup.device.alignment);
-  SimBackend backend(setup.device, setup.cost);
+  Device device = setup.device;
+  device.memory = setup.memory;
+  const auto arena = MakeAllocator(setup.allocator, device.memory, device.alignment);
+  const auto host_pool = MakeAllocator("best-fit", device.host_memory, device.alignment);
+  SimBackend backend(device, setup.cost);
   RuntimeParts parts;
   parts.trace = &trace;
-  parts.device = &setup.device;
+  parts.device = &device;
   parts.cost = &setup.cost;
   parts.arena = arena.get();
   parts.host_pool = host_pool.get();

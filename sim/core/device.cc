@@ -63,7 +63,8 @@ class Section {
     const toml::node& node = Take(key);
     const toml::table* table = node.as_table();
     if (table == nullptr) Fail(node, key, "expected a table");
-    return Section(*table, std::string(key), origin_);
+    const std::string prefix = name_.empty() ? "" : name_ + ".";
+    return Section(*table, prefix + std::string(key), origin_);
   }
 
   // All keys, each a number in (0, kMaxEfficiency], put into `efficiencies` under `prefix` + key.

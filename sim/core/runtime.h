@@ -36,8 +36,8 @@ struct RuntimeOptions {
 
 // The parts of a run. All of them outlive the runtime and serve no other run meanwhile.
 struct RuntimeParts {
-  const Trace* trace = nullptr;  // validated
-  const Device* device = nullptr;
+  const Trace* trace = nullptr;    // validated
+  const Device* device = nullptr;  // its memory is the budget of the run
   const CostModel* cost = nullptr;
   Allocator* arena = nullptr;
   Allocator* host_pool = nullptr;

@@ -37,8 +37,8 @@ TEST(ConvWorkspaceTest, FftForwardIsAsPrintedByUcudnn) {
 // vDNN++: 750.34 MiB for backward data of conv2 of the ungrouped AlexNet at 256.
 TEST(ConvWorkspaceTest, FftBackwardDataIsAsInferredFromTheTables) {
   Network net("n", {96, 27, 27});
-  net.Conv("conv2", net.Conv("conv1", net.image(), ConvSpec::Square(96, 1)),
-           ConvSpec::Square(256, 5, 1, 2));
+  const LayerNode conv1 = net.Conv("conv1", net.image(), ConvSpec::Square(96, 1));
+  net.SoftmaxLoss("softmax", net.Conv("conv2", conv1, ConvSpec::Square(256, 5, 1, 2)));
   const Trace trace = LowerNetwork(net, {256, "vdnn", true});
   EXPECT_NEAR(ConvWorkspace(FindOp(trace, "conv2.bwd"), "bwd_data", "fft", 256)->mib(), 750.34,
               0.005);

@@ -67,7 +67,8 @@ TEST(RuntimeTest, LivenessFreesAfterTheLastUse) {
   EXPECT_EQ(result.report.metrics.iteration, Duration::Nanoseconds(60));
   EXPECT_EQ(result.report.metrics.stalls.total(), Duration());
   EXPECT_TRUE(result.report.steady);
-  EXPECT_EQ(result.report.iterations, 2);
+  // The first iteration still raises the high-water mark, the second and the third are alike.
+  EXPECT_EQ(result.report.iterations, 3);
 }
 
 // max(l_i): b3 and b2 use three storages of 10 bytes; f's two.
@@ -92,8 +93,9 @@ TEST(RuntimeTest, ReportsWhoHoldsTheMemoryWhenItRunsOut) {
   EXPECT_THAT(reason.Message(), HasSubstr("step 3 (b3)"));
 }
 
-//   d2h            |--x--|            x is offloaded after its only forward use, while f2 runs
-//   compute  |f1|f2|f3|b3|b2|wait|b1| and b1 fetches it on demand
+//   d2h      |x |                      x leaves after its only forward use
+//   compute  |f1|f2|f3|b3|b2|    |b1|  and b1 fetches it on demand
+//   h2d                     | x |
 TEST(RuntimeTest, AReleasedInputIsFetchedOnDemand) {
   ScriptedPolicy policy;
   policy.after = [](PolicyContext& context, const std::string& op) {
@@ -116,8 +118,8 @@ TEST(RuntimeTest, AReleasedInputIsFetchedOnDemand) {
             "   20    30 compute f3\n"
             "   30    40 compute b3\n"
             "   40    50 compute b2\n"
-            "   10    20 h2d x\n"  // into the bytes that it left, so it waits only for the offload
-            "   50    60 compute b1\n");
+            "   50    60 h2d x\n"  // into bytes that b2 has just given back
+            "   60    70 compute b1\n");
   EXPECT_EQ(result.report.metrics.offloaded, Bytes(10));
   EXPECT_EQ(result.report.metrics.prefetched, Bytes(10));
   EXPECT_EQ(result.report.metrics.pinned_peak, Bytes(10));
@@ -270,7 +272,7 @@ TEST(RuntimeTest, EvictSaysNoWhereNothingCanRebuild) {
     if (op == "f1") {
       EXPECT_FALSE(context.Evict(Find(context, "x")));  // dead, and an input
     }
-    if (op == "f2") {
+    if (op == "f2" && !context.recomputing()) {
       EXPECT_FALSE(context.Evict(Find(context, "y")));  // its producer's input is gone
       EXPECT_TRUE(context.Evict(Find(context, "z")));   // y is still needed at b2
     }
