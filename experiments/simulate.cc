@@ -70,7 +70,7 @@ Bytes ParseMemory(std::string_view text, const Setup& setup) {
     throw UsageError(fmt::format("memory: '{}' is not a percentage from 0% up", text));
   }
   const Bytes bound = LayerBound(setup.trace, setup.device.alignment);
-  const Bytes peak = SimulateIdeal(setup).metrics.peak_allocated;
+  const Bytes peak = SimulateIdeal(setup).metrics.peak_reserved;
   const double extra = static_cast<double>((peak - bound).count()) * percent / 100;
   return RoundUp(bound + Bytes(static_cast<int64_t>(extra)), setup.device.alignment);
 }

@@ -39,8 +39,8 @@ Outcome Simulate(const Setup& setup, Policy& policy);
 // nothing moved.
 Report SimulateIdeal(const Setup& setup);
 
-// A memory budget: a size ("12GiB"), "unlimited", or "N%", that far from `LayerBound` (0 %) to the
-// peak of the ideal run (100 %). Throws `UsageError`.
+// A memory budget: a size ("12GiB"), "unlimited", or "N%", that far from `LayerBound` (0 %) to what
+// the ideal run reserves with this allocator (100 %). Throws `UsageError`.
 Bytes ParseMemory(std::string_view text, const Setup& setup);
 
 }  // namespace spillway

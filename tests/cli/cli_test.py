@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+"""The command line's contract: outputs, exit codes, determinism, and clear words for wrong input.
+
+usage: cli_test.py PATH_OF_SPILLWAY
+"""
+
+import csv
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SPILLWAY = None
+
+RESULT_FIELDS = """workload network batch device memory_bytes policy allocator backend status
+    iteration_ms compute_ms stall_ms peak_requested_bytes peak_allocated_bytes peak_reserved_bytes
+    avg_requested_bytes offloaded_bytes prefetched_bytes recomputed_ops recompute_ms
+    pinned_peak_bytes slowdown""".split()
+
+
+def run(*args, **options):
+    return subprocess.run([SPILLWAY, *args], capture_output=True, text=True, check=False, **options)
+
+
+class CliTest(unittest.TestCase):
+    def ok(self, *args, code=0):
+        result = run(*args)
+        self.assertEqual(result.returncode, code, result.stderr)
+        return result.stdout
+
+    def fails(self, code, text, *args):
+        result = run(*args)
+        self.assertEqual(result.returncode, code, result.stderr + result.stdout)
+        self.assertIn(text, result.stderr)
+        self.assertEqual(result.stdout, "")
+
+    def test_run_json_has_the_documented_fields(self):
+        document = json.loads(self.ok("run", "alexnet:32", "--policy", "vdnn-all", "--format", "json"))
+        self.assertEqual(document["schema"], "spillway.results/v1")
+        (row,) = document["rows"]
+        self.assertEqual(list(row)[:len(RESULT_FIELDS)], RESULT_FIELDS)
+        self.assertEqual(row["status"], "ok")
+        self.assertAlmostEqual(row["iteration_ms"], row["compute_ms"] + row["stall_ms"], places=6)
+
+    def test_out_of_memory_is_a_negative_answer(self):
+        stdout = self.ok("run", "vgg19:256", "--memory", "4GiB", "--format", "json", code=1)
+        (row,) = json.loads(stdout)["rows"]
+        self.assertEqual(row["status"], "oom")
+        self.assertIsNone(row["iteration_ms"])
+        self.assertIn("largest free block", row["reason"])
+
+    def test_compare_covers_every_policy(self):
+        rows = list(csv.DictReader(io.StringIO(self.ok("compare", "alexnet:16", "--format", "csv"))))
+        self.assertEqual({row["policy"].split(":")[0] for row in rows},
+                         {"network-wide", "liveness", "vdnn-all", "vdnn-conv", "vdnn-dyn"})
+        self.assertTrue(all(float(row["slowdown"]) >= 1 for row in rows))
+
+    def test_any_number_of_jobs_gives_the_same_bytes(self):
+        args = ("compare", "googlenet:16", "--memory", "50%", "--format", "json", "--check")
+        one = self.ok(*args, "--jobs", "1")
+        self.assertEqual(one, self.ok(*args, "--jobs", "8"))
+        self.assertEqual(one, self.ok(*args))
+
+    def test_memory_percentages_span_bound_to_peak(self):
+        def peak(memory):
+            (row,) = json.loads(self.ok("run", "vgg16:64", "--memory", memory, "--format", "json",
+                                        "--policy", "vdnn-dyn"))["rows"]
+            return row
+        half, full = peak("50%"), peak("100%")
+        self.assertLess(half["memory_bytes"], full["memory_bytes"])
+        self.assertGreater(half["memory_bytes"], half["bound_layer_bytes"])
+        self.assertLessEqual(half["peak_allocated_bytes"], half["memory_bytes"])
+
+    def test_traces_round_trip_and_simulate_alike(self):
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, "a.json.zst")
+            self.ok("trace", "build", "alexnet:8", "--preset", "vdnn", "-o", path)
+            self.assertIn("ok", self.ok("trace", "validate", path))
+            plain = os.path.join(directory, "b.json")
+            pathlib.Path(plain).write_text(self.ok("trace", "build", path), encoding="utf-8")
+            self.assertEqual(pathlib.Path(plain).read_text(encoding="utf-8"),
+                             self.ok("trace", "build", "alexnet:8", "--preset", "vdnn"))
+            self.assertEqual(os.listdir(directory), ["a.json.zst", "b.json"]
+                             if os.listdir(directory)[0] == "a.json.zst" else ["b.json", "a.json.zst"])
+            args = ("--policy", "vdnn-all", "--cost", "roofline", "--format", "json")
+            self.assertEqual(self.ok("run", plain, *args),
+                             self.ok("run", "alexnet:8", "--preset", "vdnn", *args))
+            info = json.loads(self.ok("trace", "info", plain, "--format", "json"))
+            self.assertEqual(info["rows"][0]["parameter_bytes"], 61100840 * 4)
+
+    def test_reproduce_prints_the_documented_columns(self):
+        document = json.loads(self.ok("reproduce", "vdnn", "--format", "json"))
+        for row in document["rows"]:
+            self.assertEqual(list(row)[:8], ["paper", "item", "workload", "printed", "ours",
+                                             "rel_error", "unit", "evidence"])
+        base = {row["item"]: row for row in document["rows"]}["base VGG-16(256) GB"]
+        self.assertEqual((base["printed"], base["ours"]), (28, 28))
+        (row,) = json.loads(self.ok("reproduce", "base VGG-316(32) GB", "--format", "json"))["rows"]
+        self.assertIsNone(row["printed"])
+        self.assertGreater(row["ours"], 30)
+        everything = json.loads(self.ok("reproduce", "all", "--format", "json"))["rows"]
+        self.assertIn(None, [row["ours"] for row in everything])
+
+    def test_help_values_list_what_exists(self):
+        self.assertIn("vdnn-conv", self.ok("run", "alexnet:1", "--policy", "help"))
+        self.assertIn("titan_x_maxwell", self.ok("run", "alexnet:1", "--device", "help"))
+        self.assertIn("best-fit", self.ok("run", "alexnet:1", "--allocator", "help"))
+        everything = self.ok("list")
+        for name in ("googlenet", "network-wide", "h200", "best-fit", "vdnn", "torch"):
+            self.assertIn(name, everything)
+
+    def test_recorded_times_are_used_where_they_exist(self):
+        recorded = self.ok("run", "vgg19:64", "--device", "h200")
+        self.assertIn("recorded on NVIDIA H200", recorded)
+        self.assertIn("analytic", self.ok("run", "vgg19:3", "--device", "h200"))
+
+    def test_wrong_usage_exits_with_2(self):
+        self.fails(2, "did you mean 'vgg19'?", "run", "vgg91:2")
+        self.fails(2, "NETWORK:BATCH", "run", "vgg19")
+        self.fails(2, "whole number", "run", "vgg19:0")
+        self.fails(2, "did you mean 'vdnn-all'?", "run", "vgg19:2", "--policy", "vdnn-al")
+        self.fails(2, "did you mean 'h200'?", "run", "vgg19:2", "--device", "h20")
+        self.fails(2, "did you mean 'best-fit'?", "run", "vgg19:2", "--allocator", "bestfit")
+        self.fails(2, "did you mean 'torch'?", "run", "vgg19:2", "--preset", "torhc")
+        self.fails(2, "10 gigs", "run", "vgg19:2", "--memory", "10 gigs")
+        self.fails(2, "percentage", "run", "vgg19:2", "--memory", "x%")
+        self.fails(2, "--frobnicate", "run", "vgg19:2", "--frobnicate")
+        self.fails(2, "subcommand", )
+        self.fails(2, "item", "reproduce", "nothing")
+
+    def test_bad_input_exits_with_3_and_names_the_place(self):
+        self.fails(3, "nowhere.json", "run", "nowhere.json")
+        with tempfile.TemporaryDirectory() as directory:
+            bad = os.path.join(directory, "bad.json")
+            pathlib.Path(bad).write_text('{"format": "spillway-trace", "version": 9}', encoding="utf-8")
+            self.fails(3, "version", "trace", "validate", bad)
+            pathlib.Path(bad).write_text("{", encoding="utf-8")
+            self.fails(3, bad, "trace", "info", bad)
+            device = os.path.join(directory, "gpu.toml")
+            pathlib.Path(device).write_text('description = "x"\nmemori = 1\n', encoding="utf-8")
+            self.fails(3, "gpu.toml", "run", "vgg19:2", "--device", device)
+            self.fails(3, "", "run", "vgg19:2", "--cost", bad)
+            self.fails(3, directory, "trace", "build", "alexnet:1", "-o",
+                       os.path.join(directory, "no", "such", "dir.json"))
+
+    def test_recording_without_a_gpu_exits_with_5(self):
+        if run("record", "alexnet:1", "-o", tempfile.gettempdir()).returncode == 0:
+            self.skipTest("this machine has a GPU")
+        self.fails(5, "CUDA", "record", "alexnet:1", "-o", tempfile.gettempdir())
+
+    def test_version_and_help_exit_with_0(self):
+        self.assertRegex(self.ok("--version"), r"^spillway \d+\.\d+\.\d+\n$")
+        self.assertIn("Exit codes", self.ok("--help"))
+        for verb in ("run", "compare", "list", "trace", "record", "reproduce"):
+            self.assertIn("--help", self.ok(verb, "--help"))
+
+
+if __name__ == "__main__":
+    SPILLWAY = sys.argv.pop(1)
+    unittest.main()
