@@ -9,6 +9,7 @@
 #include "experiments/simulate.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
+#include "tests/testing/networks.h"
 #include "traces/lowering.h"
 #include "traces/zoo/zoo.h"
 
@@ -16,33 +17,6 @@ namespace spillway {
 namespace {
 
 using ::testing::IsEmpty;
-
-Network Chain() {
-  Network net("chain", {3, 16, 16});
-  LayerNode x = net.image();
-  for (int i = 1; i <= 4; ++i) {
-    x = net.ConvRelu("conv" + std::to_string(i), x, ConvSpec::Square(8, 3, 1, 1));
-    if (i % 2 == 0) x = net.MaxPool("pool" + std::to_string(i), x, {2, 2});
-  }
-  net.SoftmaxLoss("softmax", net.Linear("fc", x, 10));
-  return net;
-}
-
-// Two inception-like modules: fork, branches of different depth, concatenation.
-Network ForkJoin() {
-  Network net("forkjoin", {3, 16, 16});
-  LayerNode x = net.ConvRelu("stem", net.image(), ConvSpec::Square(8, 3, 1, 1));
-  for (const char* module : {"a", "b"}) {
-    const std::string name(module);
-    const LayerNode left = net.ConvRelu(name + ".1x1", x, ConvSpec::Square(4, 1));
-    LayerNode middle = net.ConvRelu(name + ".reduce", x, ConvSpec::Square(2, 1));
-    middle = net.ConvRelu(name + ".3x3", middle, ConvSpec::Square(6, 3, 1, 1));
-    const LayerNode right = net.MaxPool(name + ".pool", x, {3, 1, 1});
-    x = net.Concat(name + ".concat", std::array{left, middle, right});
-  }
-  net.SoftmaxLoss("softmax", net.Linear("fc", net.AvgPool("pool", x, {16, 1}), 10));
-  return net;
-}
 
 struct Case {
   std::string policy;
@@ -58,7 +32,8 @@ std::vector<Case> Cases() {
         "vdnn-all:order=prefetch-first", "vdnn-conv:algo=memory", "vdnn-conv:algo=performance",
         "vdnn-conv:order=prefetch-first", "vdnn-dyn"}) {
     for (const char* preset : {"torch", "vdnn"}) {
-      for (const auto network : {Chain, ForkJoin}) cases.push_back({policy, preset, network});
+      for (const auto network : {testing::Chain, testing::ForkJoin})
+        cases.push_back({policy, preset, network});
     }
   }
   return cases;
@@ -66,21 +41,7 @@ std::vector<Case> Cases() {
 
 class PolicyContract : public ::testing::TestWithParam<Case> {
  protected:
-  PolicyContract() {
-    device_.name = "narrow";
-    device_.alignment = Bytes(512);
-    device_.host_memory = Bytes::GiB(1);
-    device_.flops_per_second = 100'000'000'000;
-    device_.dram = {10'000'000'000};
-    device_.h2d = device_.d2h = {{1'000'000'000}, Duration::Microseconds(2)};
-    device_.duplex = {1'700'000'000};
-    device_.launch_overhead = Duration::Microseconds(1);
-    device_.efficiency = {{"default", 0.5},       {"fwd.implicit_gemm", 0.4},
-                          {"fwd.fft", 1.0},       {"bwd_data.algo_1", 0.4},
-                          {"bwd_data.fft", 1.0},  {"bwd_filter.algo_1", 0.4},
-                          {"bwd_filter.fft", 0.9}};
-    RegisterBuiltinPolicies(registry_);
-  }
+  PolicyContract() : device_(testing::NarrowDevice()) { RegisterBuiltinPolicies(registry_); }
 
   Outcome Run(const Trace& trace, Bytes memory) const {
     const RooflineCostModel cost(device_);

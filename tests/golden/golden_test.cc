@@ -1,0 +1,74 @@
+// Whole reports as text, compared with files: what one build prints, every build prints. Run with
+// SPILLWAY_UPDATE_GOLDEN=1 to write the files anew, and read the difference.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "experiments/simulate.h"
+#include "sim/cost/roofline.h"
+#include "tests/testing/fixtures.h"
+#include "tests/testing/networks.h"
+#include "traces/file.h"
+#include "traces/lowering.h"
+
+namespace spillway {
+namespace {
+
+std::string PlacementText(const Trace& trace, const Report& report) {
+  constexpr std::array kKinds{"allocate", "free", "enter", "leave"};
+  std::string text;
+  for (const Placement& placement : report.placements) {
+    text += fmt::format("{:>3} {}{} {} [{}, {})\n", placement.commands,
+                        placement.host ? "host " : "", kKinds[static_cast<size_t>(placement.kind)],
+                        placement.tensor == kNoTensor ? "-" : trace.tensor(placement.tensor).name,
+                        placement.block.offset.count(), placement.block.end().count());
+  }
+  return text;
+}
+
+struct GoldenCase {
+  std::string file;
+  Network (*network)();
+  std::string policy;
+  double memory;  // as a multiple of the layer bound; 0 for unlimited
+};
+
+class GoldenTest : public ::testing::TestWithParam<GoldenCase> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    All, GoldenTest,
+    ::testing::Values(GoldenCase{"chain_network_wide", testing::Chain, "network-wide", 0},
+                      GoldenCase{"chain_vdnn_conv", testing::Chain, "vdnn-conv", 0},
+                      GoldenCase{"forkjoin_vdnn_all", testing::ForkJoin, "vdnn-all:algo=memory", 2},
+                      GoldenCase{"forkjoin_vdnn_dyn", testing::ForkJoin, "vdnn-dyn", 1.6}),
+    [](const auto& test) { return test.param.file; });
+
+TEST_P(GoldenTest, ReportIsAsRecorded) {
+  const Device device = testing::NarrowDevice();
+  const RooflineCostModel cost(device);
+  const Trace trace = LowerNetwork(GetParam().network(), {4, "vdnn", true});
+  const double bound = static_cast<double>(LayerBound(trace, device.alignment).count());
+  const Bytes memory = GetParam().memory == 0
+                           ? Bytes::Unlimited()
+                           : Bytes(static_cast<int64_t>(bound * GetParam().memory));
+  PolicyRegistry registry;
+  RegisterBuiltinPolicies(registry);
+  const Report report =
+      Simulate({trace, device, cost, memory}, *registry.Make(GetParam().policy)).report;
+  ASSERT_TRUE(report.fits()) << report.out_of_memory->Message();
+  const std::string text = fmt::format(
+      "== timeline (start and end in ns, stream, what)\n{}== decisions\n{}== placements (commands "
+      "issued before, what, half-open byte range)\n{}",
+      testing::TimelineText(trace, report), testing::DecisionText(trace, report),
+      PlacementText(trace, report));
+  const std::string path =
+      std::string(SPILLWAY_SOURCE_DIR) + "/tests/golden/" + GetParam().file + ".txt";
+  if (std::getenv("SPILLWAY_UPDATE_GOLDEN") != nullptr) WriteFile(path, text);
+  EXPECT_EQ(ReadFile(path), text);
+}
+
+}  // namespace
+}  // namespace spillway

@@ -1,0 +1,23 @@
+// Narrow networks of every topology, and a slow device on which they behave like large ones.
+
+#ifndef SPILLWAY_TESTS_TESTING_NETWORKS_H_
+#define SPILLWAY_TESTS_TESTING_NETWORKS_H_
+
+#include "sim/core/device.h"
+#include "traces/graph.h"
+
+namespace spillway::testing {
+
+// Four 3x3 convolutions with two pools, a linear layer, softmax.
+Network Chain();
+
+// Two inception-like modules: a fork, branches of different depth, a concatenation.
+Network ForkJoin();
+
+// 100 GFLOP/s, 10 GB/s DRAM, 1 GB/s links with 2 us latency; a slow algorithm without and a fast
+// one with workspace for each convolution slot.
+Device NarrowDevice();
+
+}  // namespace spillway::testing
+
+#endif  // SPILLWAY_TESTS_TESTING_NETWORKS_H_
