@@ -5,24 +5,10 @@
 #include <algorithm>
 
 #include "sim/core/error.h"
+#include "traces/json.h"
 
 namespace spillway {
 namespace {
-
-std::string EscapeJson(std::string_view text) {
-  std::string escaped;
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      escaped += '\\';
-      escaped += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      escaped += fmt::format("\\u{:04x}", static_cast<int>(c));
-    } else {
-      escaped += c;
-    }
-  }
-  return escaped;
-}
 
 struct JsonValue {
   std::string operator()(std::monostate) const { return "null"; }
@@ -30,7 +16,9 @@ struct JsonValue {
   std::string operator()(double value) const { return fmt::format("{}", value); }
   std::string operator()(bool value) const { return value ? "true" : "false"; }
   std::string operator()(const std::string& value) const {
-    return fmt::format("\"{}\"", EscapeJson(value));
+    std::string text;
+    AppendJsonString(text, value);
+    return text;
   }
 };
 

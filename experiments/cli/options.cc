@@ -98,14 +98,19 @@ void PrintResults(const Scenario& scenario, const std::vector<Row>& rows, Format
       fmt::print("{}", FormatJson(rows, "spillway.results/v1"));
       return;
     case Format::kTable:
-      fmt::print("{}{}", scenario.Title(), FormatComparison(rows));
+      fmt::print("{}\n{}\n", scenario.Title(), FormatComparison(rows));
       for (const Row& row : rows) {
         const auto value = [&](std::string_view name) {
           return std::get<std::string>(std::find_if(row.begin(), row.end(), [&](const Column& c) {
                                          return c.name == name;
                                        })->value);
         };
-        if (value("status") == "oom") fmt::print("{}: {}\n", value("policy"), value("reason"));
+        if (value("status") != "oom") continue;
+        // Among several policies one sentence is enough; a single run also says who holds the
+        // memory.
+        std::string reason = value("reason");
+        if (rows.size() > 1) reason.resize(std::min(reason.find(". Largest"), reason.size()));
+        fmt::print("{}: {}\n", value("policy"), reason);
       }
   }
 }

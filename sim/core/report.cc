@@ -97,7 +97,7 @@ std::string_view Name(Verb verb) {
 
 std::string OutOfMemory::Message() const {
   std::string text = fmt::format(
-      "out of {} memory at step {} ({}): the {} needs {} ({} bytes), the largest free block is {}; "
+      "out of {} memory at step {} ({}): {} needs {} ({} bytes), the largest free block is {}; "
       "{} "
       "of {} are allocated",
       host ? "pinned host" : "device", Index(op), op_name, what, FormatBytes(wanted),

@@ -159,7 +159,7 @@ class Runtime final : public PolicyContext {
       size = std::max(size, trace_.tensor(id).size);
     }
     const auto index = static_cast<uint32_t>(reservations_.size());
-    AddReservation(size, fmt::format("block reserved for {}", trace_.tensor(tensors[0]).name));
+    AddReservation(size, fmt::format("the block reserved for {}", trace_.tensor(tensors[0]).name));
     for (const TensorId tensor : tensors) {
       const TensorId id = liveness_.Root(tensor);
       At(id).reservation = index;
@@ -173,7 +173,7 @@ class Runtime final : public PolicyContext {
     return Log(Verb::kReserveWorkspace, kNoTensor, [&] {
       if (workspace_reservation_ || size <= Bytes(0)) return false;
       workspace_reservation_ = static_cast<uint32_t>(reservations_.size());
-      AddReservation(size, "reserved workspace");
+      AddReservation(size, "the reserved workspace");
       return true;
     });
   }
@@ -369,11 +369,11 @@ class Runtime final : public PolicyContext {
     AddWaits(Stream::kCompute, fetch, WaitCause::kFetch, entry);
     AddWaits(Stream::kCompute, memory, WaitCause::kMemory, entry);
     AddWaits(Stream::kCompute, std::exchange(fence_, {}), WaitCause::kFence, entry);
+    if (again) report_.decisions.push_back({op_id, Verb::kRecompute, true, kNoTensor, {}});
     for (const KernelRun& run : plan) {
       entry.nominal += KernelOf(op_id, run).time;
       report_.decisions.push_back({op_id, Verb::kRun, true, kNoTensor, run});
     }
-    if (again) report_.decisions.push_back({op_id, Verb::kRecompute, true, kNoTensor, {}});
 
     const Launch launch{&trace_,  op_id,    again,     plan,         inputs_,
                         outputs_, scratch_, workspace, entry.nominal};
@@ -585,7 +585,8 @@ class Runtime final : public PolicyContext {
       LogPlacement(PlacementKind::kEnter, kNoTensor, size, block);
       return block;
     }
-    const Block block = AllocateOrFail(size, Hint::kLow, [] { return std::string("workspace"); });
+    const Block block =
+        AllocateOrFail(size, Hint::kLow, [] { return std::string("the workspace"); });
     NoteAllocated(kNoTensor, size, block);
     return block;
   }
