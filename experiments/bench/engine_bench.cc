@@ -43,10 +43,10 @@ void BM_HazardMap(benchmark::State& state) {
   uint32_t sequence = 0;
   for (auto _ : state) {
     const Block& block = blocks[random() % blocks.size()];
-    WaitSet waits;
-    map.AddWriteHazards(block, waits);
-    map.RecordWrite(block, {Stream::kCompute, ++sequence});
-    benchmark::DoNotOptimize(waits);
+    WaitSet touched = map.Take(block);
+    touched.Add({Stream::kCompute, ++sequence});
+    map.Leave(block, touched);
+    benchmark::DoNotOptimize(touched);
   }
   state.SetItemsProcessed(static_cast<int64_t>(state.iterations()));
 }

@@ -27,6 +27,8 @@ struct Storage {
   uint32_t reservation = kNotReserved;
   Block device;
   Block host;
+  Hazards device_hazards;
+  Hazards host_hazards;
 };
 
 // A block that one or several storages, or workspaces, use in turn for the whole run.
@@ -35,6 +37,13 @@ struct Reservation {
   Bytes requested;
   TensorId occupant = kNoTensor;
   std::string what;
+};
+
+// The workspace of one op; all zero if it needs none.
+struct Workspace {
+  Block block;
+  Bytes requested;
+  WaitSet inherited;  // what its first writer waits for
 };
 
 // Unwinds a run whose workload does not fit.
@@ -113,8 +122,7 @@ class Runtime final : public PolicyContext {
         const Bytes size = trace_.tensor(id).size;
         const auto block = parts_.arena->Allocate(size, parts_.policy->PlacementHint(*this, id));
         if (!block) return false;
-        NoteAllocated(id, size, *block);
-        storage.device = *block;
+        Own(id, size, *block);
       }
       CopyToDevice(id);
       return true;
@@ -266,6 +274,10 @@ class Runtime final : public PolicyContext {
     synced_ = {};
     device_hazards_.Clear();
     host_hazards_.Clear();
+    for (Storage& storage : storages_) {
+      storage.issued_uses = 0;
+      storage.device_hazards = storage.host_hazards = Hazards();
+    }
     op_ = OpId{0};
     LogHeldBlocks();
     ArriveInputs();
@@ -276,7 +288,6 @@ class Runtime final : public PolicyContext {
     parts_.backend->Synchronize();
     TakeTimes();
     report_.metrics = ComputeMetrics(report_);
-    for (Storage& storage : storages_) storage.issued_uses = 0;
   }
 
   // The blocks that are held from before the iteration open its placement log.
@@ -321,15 +332,13 @@ class Runtime final : public PolicyContext {
     for (const auto* list : {&op.outputs, &op.scratch}) {
       for (const TensorId tensor : *list) MakeWritable(liveness_.Root(tensor));
     }
-    KernelPlan plan = parts_.policy->ChooseKernels(*this, op_id);
-    if (plan.empty()) plan = FastestPlan(op);
-    const Bytes workspace_size = CheckPlan(op_id, plan);
-    const std::optional<Block> workspace = TakeWorkspace(workspace_size);
+    ChoosePlan(op_id);
+    const Workspace workspace = TakeWorkspace(plan_workspace_);
     parts_.policy->BeforeLaunch(*this, op_id);
 
-    Issue(op_id, again, plan, workspace.value_or(Block{}), workspace_size);
+    const Event issued = Issue(op_id, again, workspace);
 
-    if (workspace) GiveWorkspace(workspace_size, *workspace);
+    GiveWorkspace(workspace, issued);
     for (const TensorId id : storages) {
       Storage& storage = At(id);
       --storage.pins;
@@ -339,82 +348,83 @@ class Runtime final : public PolicyContext {
     parts_.policy->AfterOp(*this, op_id);
   }
 
-  void Issue(OpId op_id, bool again, const KernelPlan& plan, const Block& workspace,
-             Bytes workspace_size) {
+  Event Issue(OpId op_id, bool again, const Workspace& workspace) {
     const Op& op = trace_.op(op_id);
     WaitSet fetch, memory;
-    const auto locate = [&](const std::vector<TensorId>& tensors, std::vector<Block>& blocks) {
-      blocks.clear();
-      for (const TensorId tensor : tensors) {
-        const Block& block = At(liveness_.Root(tensor)).device;
-        blocks.push_back({block.offset, trace_.tensor(tensor).size});
-      }
-    };
-    locate(op.inputs, inputs_);
-    locate(op.outputs, outputs_);
-    locate(op.scratch, scratch_);
-    for (const Block& block : inputs_) device_hazards_.AddReadHazards(block, fetch);
-    for (const auto* blocks : {&outputs_, &scratch_}) {
-      for (const Block& block : *blocks) device_hazards_.AddWriteHazards(block, memory);
+    Locate(op.inputs, inputs_);
+    Locate(op.outputs, outputs_);
+    Locate(op.scratch, scratch_);
+    for (const TensorId input : op.inputs) fetch.Add(HazardsOf(input).ForRead());
+    for (const auto* list : {&op.outputs, &op.scratch}) {
+      for (const TensorId tensor : *list) memory.Add(HazardsOf(tensor).ForWrite());
     }
-    device_hazards_.AddWriteHazards(workspace, memory);
+    memory.Add(workspace.inherited);
 
     TimelineEntry entry;
     entry.kind = CommandKind::kKernel;
     entry.recompute = again;
     entry.op = op_id;
-    entry.size = workspace_size;
-    entry.device = workspace;
+    entry.size = workspace.requested;
+    entry.device = workspace.block;
+    entry.nominal = plan_time_;
     BeginWaits(entry);
     AddWaits(Stream::kCompute, fetch, WaitCause::kFetch, entry);
     AddWaits(Stream::kCompute, memory, WaitCause::kMemory, entry);
     AddWaits(Stream::kCompute, std::exchange(fence_, {}), WaitCause::kFence, entry);
     if (again) report_.decisions.push_back({op_id, Verb::kRecompute, true, kNoTensor, {}});
-    for (const KernelRun& run : plan) {
-      entry.nominal += KernelOf(op_id, run).time;
+    for (const KernelRun& run : plan_) {
       report_.decisions.push_back({op_id, Verb::kRun, true, kNoTensor, run});
     }
 
-    const Launch launch{&trace_,  op_id,    again,     plan,         inputs_,
-                        outputs_, scratch_, workspace, entry.nominal};
+    const Launch launch{&trace_,  op_id,    again,           plan_,        inputs_,
+                        outputs_, scratch_, workspace.block, entry.nominal};
     entry.event = parts_.backend->Enqueue(launch, WaitsOf(entry));
-    for (const Block& block : inputs_) device_hazards_.RecordRead(block, entry.event);
-    for (const auto* blocks : {&outputs_, &scratch_}) {
-      for (const Block& block : *blocks) device_hazards_.RecordWrite(block, entry.event);
+    for (const TensorId input : op.inputs) HazardsOf(input).NoteRead(entry.event);
+    for (const auto* list : {&op.outputs, &op.scratch}) {
+      for (const TensorId tensor : *list) HazardsOf(tensor).NoteWrite(entry.event);
     }
-    device_hazards_.RecordWrite(workspace, entry.event);
     Commit(entry);
     for (const TensorId output : op.outputs) DropHostCopy(liveness_.Root(output));
+    return entry.event;
   }
+
+  // Where the tensors lie on the device.
+  void Locate(const std::vector<TensorId>& tensors, std::vector<Block>& blocks) const {
+    blocks.clear();
+    for (const TensorId tensor : tensors) {
+      blocks.push_back({At(liveness_.Root(tensor)).device.offset, trace_.tensor(tensor).size});
+    }
+  }
+
+  Hazards& HazardsOf(TensorId tensor) { return At(liveness_.Root(tensor)).device_hazards; }
 
   // --- Kernels ----------------------------------------------------------------------------------
 
-  KernelPlan FastestPlan(const Op& op) const {
-    KernelPlan plan;
-    for (uint32_t slot = 0; slot < op.slots.size(); ++slot) plan.push_back({slot, 0, op.batch});
-    return plan;
-  }
-
-  const Kernel& KernelOf(OpId op_id, const KernelRun& run) const {
+  // Asks the policy how to run the op: fills `plan_`, its time and its workspace. Throws
+  // `PolicyError` unless the plan covers each slot, in order, with the whole batch.
+  void ChoosePlan(OpId op_id) {
     const Op& op = trace_.op(op_id);
-    return run.batch == op.batch ? kernels(op_id, run.slot)[run.kernel]
-                                 : parts_.cost->Kernels(op, run.slot, run.batch)[run.kernel];
-  }
-
-  // Returns the workspace that the plan needs. Throws `PolicyError` unless the plan covers each
-  // slot, in order, with the whole batch.
-  Bytes CheckPlan(OpId op_id, const KernelPlan& plan) const {
-    const Op& op = trace_.op(op_id);
-    Bytes workspace;
+    KernelPlan chosen = parts_.policy->ChooseKernels(*this, op_id);
+    plan_time_ = Duration();
+    plan_workspace_ = Bytes(0);
+    if (chosen.empty()) {
+      plan_.clear();
+      for (uint32_t slot = 0; slot < op.slots.size(); ++slot) {
+        plan_.push_back({slot, 0, op.batch});
+        AddToPlan(kernels(op_id, slot).front());
+      }
+      return;
+    }
+    plan_ = std::move(chosen);
     size_t slot = 0;
     int64_t left = op.batch;
-    for (const KernelRun& run : plan) {
+    for (const KernelRun& run : plan_) {
       if (slot < op.slots.size() && left == 0) ++slot, left = op.batch;
       if (run.slot != slot || slot >= op.slots.size() || run.batch < 1 || run.batch > left) {
-        throw PolicyError(
-            fmt::format("ChooseKernels({}): slot {} with batch {} does not continue slot {} with "
-                        "{} samples left",
-                        op.name, run.slot, run.batch, slot, left));
+        throw PolicyError(fmt::format(
+            "ChooseKernels({}): slot {} with batch {} does not continue slot {} with {} samples "
+            "left",
+            op.name, run.slot, run.batch, slot, left));
       }
       const auto candidates = run.batch == op.batch ? kernels(op_id, run.slot)
                                                     : parts_.cost->Kernels(op, run.slot, run.batch);
@@ -423,15 +433,18 @@ class Runtime final : public PolicyContext {
                                       op.name, run.kernel, op.slots[slot].name, candidates.size()));
       }
       left -= run.batch;
-      workspace = std::max(workspace, candidates[run.kernel].workspace);
+      AddToPlan(candidates[run.kernel]);
     }
     if (slot + 1 != op.slots.size() || left != 0) {
       throw PolicyError(
-          fmt::format("ChooseKernels({}): the plan ends in slot {} of {} with {} samples "
-                      "left",
+          fmt::format("ChooseKernels({}): the plan ends in slot {} of {} with {} samples left",
                       op.name, slot, op.slots.size(), left));
     }
-    return workspace;
+  }
+
+  void AddToPlan(const Kernel& kernel) {
+    plan_time_ += kernel.time;
+    plan_workspace_ = std::max(plan_workspace_, kernel.workspace);
   }
 
   // --- Residency --------------------------------------------------------------------------------
@@ -519,19 +532,27 @@ class Runtime final : public PolicyContext {
     }
     const Hint hint = parts_.policy->PlacementHint(*this, id);
     const Bytes size = trace_.tensor(id).size;
-    storage.device = AllocateOrFail(size, hint, [&] { return trace_.tensor(id).name; });
-    NoteAllocated(id, size, storage.device);
+    Own(id, size, AllocateOrFail(size, hint, [&] { return trace_.tensor(id).name; }));
+  }
+
+  // Notes that the storage has a new block.
+  void Own(TensorId id, Bytes requested, const Block& block) {
+    At(id).device = block;
+    At(id).device_hazards = Hazards(device_hazards_.Take(block));
+    NoteAllocated(id, requested, block);
   }
 
   void Enter(TensorId id, Reservation& reservation) {
     reservation.occupant = id;
     At(id).device = {reservation.block.offset, trace_.tensor(id).size};
+    At(id).device_hazards = Hazards(device_hazards_.Take(At(id).device));
     LogPlacement(PlacementKind::kEnter, id, trace_.tensor(id).size, At(id).device);
   }
 
   void GiveDeviceBlock(TensorId id) {
     Storage& storage = At(id);
     ++blocks_given_;
+    device_hazards_.Leave(storage.device, storage.device_hazards.ForWrite());
     if (storage.reservation != kNotReserved) {
       reservations_[storage.reservation].occupant = kNoTensor;
       LogPlacement(PlacementKind::kLeave, id, trace_.tensor(id).size, storage.device);
@@ -564,6 +585,7 @@ class Runtime final : public PolicyContext {
     const auto block = parts_.host_pool->Allocate(size);
     if (!block) return false;
     At(id).host = *block;
+    At(id).host_hazards = Hazards(host_hazards_.Take(*block));
     LogPlacement(PlacementKind::kAllocate, id, size, *block, /*host=*/true);
     return true;
   }
@@ -573,29 +595,39 @@ class Runtime final : public PolicyContext {
     Storage& storage = At(id);
     if (storage.residency != Residency::kBoth && storage.residency != Residency::kHost) return;
     parts_.host_pool->Free(storage.host);
+    host_hazards_.Leave(storage.host, storage.host_hazards.ForWrite());
     LogPlacement(PlacementKind::kFree, id, trace_.tensor(id).size, storage.host, /*host=*/true);
     storage.residency =
         storage.residency == Residency::kBoth ? Residency::kDevice : Residency::kNone;
   }
 
-  std::optional<Block> TakeWorkspace(Bytes size) {
-    if (size == Bytes(0)) return std::nullopt;
+  Workspace TakeWorkspace(Bytes size) {
+    Workspace workspace;
+    if (size == Bytes(0)) return workspace;
+    workspace.requested = size;
     if (UsesReservedWorkspace(size)) {
-      const Block block{reservations_[*workspace_reservation_].block.offset, size};
-      LogPlacement(PlacementKind::kEnter, kNoTensor, size, block);
-      return block;
+      workspace.block = {reservations_[*workspace_reservation_].block.offset, size};
+      LogPlacement(PlacementKind::kEnter, kNoTensor, size, workspace.block);
+    } else {
+      workspace.block =
+          AllocateOrFail(size, Hint::kLow, [] { return std::string("the workspace"); });
+      NoteAllocated(kNoTensor, size, workspace.block);
     }
-    const Block block =
-        AllocateOrFail(size, Hint::kLow, [] { return std::string("the workspace"); });
-    NoteAllocated(kNoTensor, size, block);
-    return block;
+    workspace.inherited = device_hazards_.Take(workspace.block);
+    return workspace;
   }
 
-  void GiveWorkspace(Bytes size, const Block& block) {
+  // Gives it back after the op that `issued` stands for.
+  void GiveWorkspace(const Workspace& workspace, Event issued) {
+    const Bytes size = workspace.requested;
+    if (size == Bytes(0)) return;
+    WaitSet touched = workspace.inherited;
+    touched.Add(issued);
+    device_hazards_.Leave(workspace.block, touched);
     if (UsesReservedWorkspace(size)) {
-      LogPlacement(PlacementKind::kLeave, kNoTensor, size, block);
+      LogPlacement(PlacementKind::kLeave, kNoTensor, size, workspace.block);
     } else {
-      GiveBlock(kNoTensor, size, block);
+      GiveBlock(kNoTensor, size, workspace.block);
     }
   }
 
@@ -668,48 +700,45 @@ class Runtime final : public PolicyContext {
 
   // --- Copies, waits and times ------------------------------------------------------------------
 
+  // REQUIRES: the storage has a device block and a host block.
   void CopyToHost(TensorId id) {
-    WaitSet source, memory;
-    const Bytes size = trace_.tensor(id).size;
-    const Block device{At(id).device.offset, size};
-    const Block host{At(id).host.offset, size};
-    device_hazards_.AddReadHazards(device, source);
-    host_hazards_.AddWriteHazards(host, memory);
-    const Event event = Copy(id, Direction::kToHost, device, host, source, memory);
-    device_hazards_.RecordRead(device, event);
-    host_hazards_.RecordWrite(host, event);
+    Storage& storage = At(id);
+    WaitSet source;
+    source.Add(storage.device_hazards.ForRead());
+    const Event event = Copy(id, Direction::kToHost, source, storage.host_hazards.ForWrite());
+    storage.device_hazards.NoteRead(event);
+    storage.host_hazards.NoteWrite(event);
   }
 
   // REQUIRES: the storage has a device block and a host block.
   void CopyToDevice(TensorId id) {
-    WaitSet source, memory;
+    Storage& storage = At(id);
+    WaitSet source;
+    source.Add(storage.host_hazards.ForRead());
+    const Event event = Copy(id, Direction::kToDevice, source, storage.device_hazards.ForWrite());
+    storage.host_hazards.NoteRead(event);
+    storage.device_hazards.NoteWrite(event);
+    storage.residency = Residency::kBoth;
+  }
+
+  Event Copy(TensorId id, Direction direction, const WaitSet& source, const WaitSet& memory) {
     const Bytes size = trace_.tensor(id).size;
     const Block device{At(id).device.offset, size};
     const Block host{At(id).host.offset, size};
-    host_hazards_.AddReadHazards(host, source);
-    device_hazards_.AddWriteHazards(device, memory);
-    const Event event = Copy(id, Direction::kToDevice, device, host, source, memory);
-    host_hazards_.RecordRead(host, event);
-    device_hazards_.RecordWrite(device, event);
-    At(id).residency = Residency::kBoth;
-  }
-
-  Event Copy(TensorId id, Direction direction, const Block& device, const Block& host,
-             const WaitSet& source, const WaitSet& memory) {
     const bool to_host = direction == Direction::kToHost;
     const Stream stream = to_host ? Stream::kToHost : Stream::kToDevice;
     TimelineEntry entry;
     entry.kind = to_host ? CommandKind::kToHost : CommandKind::kToDevice;
     entry.op = op_;
     entry.tensor = id;
-    entry.size = device.size;
+    entry.size = size;
     entry.device = device;
     entry.host = host;
-    entry.nominal = parts_.cost->CopyTime(direction, device.size);
+    entry.nominal = parts_.cost->CopyTime(direction, size);
     BeginWaits(entry);
     AddWaits(stream, source, WaitCause::kSource, entry);
     AddWaits(stream, memory, WaitCause::kMemory, entry);
-    entry.event = parts_.backend->Copy(direction, device, host, device.size, WaitsOf(entry));
+    entry.event = parts_.backend->Copy(direction, device, host, size, WaitsOf(entry));
     Commit(entry);
     return entry.event;
   }
@@ -792,8 +821,11 @@ class Runtime final : public PolicyContext {
   std::vector<Decision> planned_;  // verbs called in Plan; they open each decision log
   Report report_;
 
-  std::vector<Block> inputs_, outputs_,
-      scratch_;  // of the op being issued; kept to save allocations
+  // Of the op being prepared; kept between ops to save allocations.
+  KernelPlan plan_;
+  Duration plan_time_;
+  Bytes plan_workspace_;
+  std::vector<Block> inputs_, outputs_, scratch_;
 };
 
 }  // namespace
