@@ -20,6 +20,7 @@ constexpr uint32_t kNotReserved = 0xffffffff;
 
 // What the runtime knows of one storage. `device` and `host` are meaningful as `residency` says.
 struct Storage {
+  Bytes size;
   Residency residency = Residency::kNone;
   bool persistent = false;   // lives across iterations
   uint32_t pins = 0;         // ops that need it where it is
@@ -29,6 +30,22 @@ struct Storage {
   Block host;
   Hazards device_hazards;
   Hazards host_hazards;
+};
+
+// What an op reads or writes, and how many bytes of it.
+struct Operand {
+  TensorId storage{};
+  Bytes size;
+};
+
+// The parts of an op that every iteration looks at, side by side in memory.
+struct OpSummary {
+  int64_t batch = 1;
+  Bytes traffic;
+  // Its operands are operands_[inputs, outputs), then outputs until scratch, then scratch until
+  // end.
+  uint32_t inputs = 0, outputs = 0, scratch = 0, end = 0;
+  uint32_t first_slot = 0, end_slot = 0;  // in kernels_
 };
 
 // A block that one or several storages, or workspaces, use in turn for the whole run.
@@ -44,6 +61,41 @@ struct Workspace {
   Block block;
   Bytes requested;
   WaitSet inherited;  // what its first writer waits for
+};
+
+// A log that is written anew in each iteration over that of the one before, and knows whether the
+// two are equal. So the comparison needs no second copy.
+template <typename Entry>
+class RepeatedLog {
+ public:
+  explicit RepeatedLog(std::vector<Entry>& entries) : entries_(entries) {}
+
+  void Begin() {
+    written_ = 0;
+    same_ = true;
+  }
+  void Append(const Entry& entry) {
+    if (written_ < entries_.size()) {
+      same_ = same_ && entries_[written_] == entry;
+      entries_[written_] = entry;
+    } else {
+      same_ = false;
+      entries_.push_back(entry);
+    }
+    ++written_;
+  }
+  // Cuts off what is left of a longer log. True if this log equals the last one.
+  bool End() {
+    same_ = same_ && written_ == entries_.size();
+    entries_.resize(written_);
+    return same_;
+  }
+  size_t written() const { return written_; }
+
+ private:
+  std::vector<Entry>& entries_;
+  size_t written_ = 0;
+  bool same_ = false;
 };
 
 // Unwinds a run whose workload does not fit.
@@ -64,8 +116,9 @@ class Runtime final : public PolicyContext {
         liveness_(trace_),
         planner_(trace_, liveness_),
         storages_(trace_.tensors.size()) {
-    LookUpKernels();
+    SummariseOps();
     for (size_t i = 0; i < storages_.size(); ++i) {
+      storages_[i].size = trace_.tensors[i].size;
       const TensorKind kind = trace_.tensors[i].kind;
       storages_[i].persistent =
           kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
@@ -78,6 +131,9 @@ class Runtime final : public PolicyContext {
       Iterate();
     } catch (DoesNotFit& failure) {
       report_.out_of_memory = std::move(failure.reason);
+      decisions_.End();
+      placements_.End();
+      timeline_.End();
     }
     report_.bounds = ComputeBounds();
     return std::move(report_);
@@ -119,7 +175,7 @@ class Runtime final : public PolicyContext {
         if (reservation.occupant != kNoTensor) return false;
         Enter(id, reservation);
       } else {
-        const Bytes size = trace_.tensor(id).size;
+        const Bytes size = At(id).size;
         const auto block = parts_.arena->Allocate(size, parts_.policy->PlacementHint(*this, id));
         if (!block) return false;
         Own(id, size, *block);
@@ -206,7 +262,7 @@ class Runtime final : public PolicyContext {
   const Device& device() const override { return *parts_.device; }
   const CostModel& cost() const override { return *parts_.cost; }
   std::span<const Kernel> kernels(OpId op, size_t slot) const override {
-    return kernels_[first_slot_[Index(op)] + slot];
+    return kernels_[Summary(op).first_slot + slot];
   }
   std::optional<OpId> recomputing() const override { return recomputing_; }
 
@@ -218,17 +274,50 @@ class Runtime final : public PolicyContext {
   template <typename Action>
   bool Log(Verb verb, TensorId tensor, Action action) {
     const bool done = action();
-    report_.decisions.push_back({op_, verb, done, tensor, {}});
+    decisions_.Append({op_, verb, done, tensor, {}});
     return done;
   }
 
-  void LookUpKernels() {
+  void SummariseOps() {
+    summaries_.reserve(trace_.ops.size());
+    const auto add_operands = [&](const std::vector<TensorId>& tensors) {
+      for (const TensorId id : tensors) {
+        operands_.push_back({liveness_.Root(id), trace_.tensor(id).size});
+      }
+      return static_cast<uint32_t>(operands_.size());
+    };
     for (const Op& op : trace_.ops) {
-      first_slot_.push_back(static_cast<uint32_t>(kernels_.size()));
+      OpSummary summary;
+      summary.batch = op.batch;
+      summary.traffic = op.traffic();
+      summary.inputs = static_cast<uint32_t>(operands_.size());
+      summary.outputs = add_operands(op.inputs);
+      summary.scratch = add_operands(op.outputs);
+      summary.end = add_operands(op.scratch);
+      summary.first_slot = static_cast<uint32_t>(kernels_.size());
       for (size_t slot = 0; slot < op.slots.size(); ++slot) {
         kernels_.push_back(parts_.cost->Kernels(op, slot, op.batch));
       }
+      summary.end_slot = static_cast<uint32_t>(kernels_.size());
+      summaries_.push_back(summary);
     }
+  }
+
+  const OpSummary& Summary(OpId op) const { return summaries_[Index(op)]; }
+  std::span<const Operand> Inputs(OpId op) const {
+    return std::span(operands_).subspan(Summary(op).inputs,
+                                        Summary(op).outputs - Summary(op).inputs);
+  }
+  std::span<const Operand> Outputs(OpId op) const {
+    return std::span(operands_).subspan(Summary(op).outputs,
+                                        Summary(op).scratch - Summary(op).outputs);
+  }
+  std::span<const Operand> Scratch(OpId op) const {
+    return std::span(operands_).subspan(Summary(op).scratch, Summary(op).end - Summary(op).scratch);
+  }
+  // Outputs, then scratch.
+  std::span<const Operand> Written(OpId op) const {
+    return std::span(operands_).subspan(Summary(op).outputs, Summary(op).end - Summary(op).outputs);
   }
 
   // --- The run ----------------------------------------------------------------------------------
@@ -242,34 +331,31 @@ class Runtime final : public PolicyContext {
     planning_ = true;
     parts_.policy->Plan(*this);
     planning_ = false;
-    planned_ = std::exchange(report_.decisions, {});
+    decisions_.End();
+    planned_ = report_.decisions;
   }
 
   void Iterate() {
-    Report previous;
     for (report_.iterations = 1;; ++report_.iterations) {
-      RunIteration();
+      report_.steady = RunIteration();
       const Duration time = report_.metrics.iteration;
       report_.shortest = report_.iterations == 1 ? time : std::min(report_.shortest, time);
       report_.longest = std::max(report_.longest, time);
-      report_.steady = report_.iterations > 1 && previous.decisions == report_.decisions &&
-                       previous.placements == report_.placements &&
-                       previous.timeline == report_.timeline;
       if (report_.steady || report_.iterations >= options_.max_iterations) break;
-      previous.decisions.swap(report_.decisions);
-      previous.placements.swap(report_.placements);
-      previous.timeline.swap(report_.timeline);
     }
+    report_.metrics = ComputeMetrics(report_);
     report_.pinning = report_.metrics.pinned_peak > Bytes(0)
                           ? parts_.device->host_malloc.At(report_.metrics.pinned_peak)
                           : Duration();
   }
 
-  void RunIteration() {
-    report_.decisions = planned_;
-    report_.placements.clear();
-    report_.timeline.clear();
+  // True if the iteration was like the one before in decisions, placements and times.
+  bool RunIteration() {
+    decisions_.Begin();
+    placements_.Begin();
+    timeline_.Begin();
     report_.waits.clear();
+    for (const Decision& decision : planned_) decisions_.Append(decision);
     newest_ = fence_ = {};
     synced_ = {};
     device_hazards_.Clear();
@@ -286,8 +372,10 @@ class Runtime final : public PolicyContext {
       Step(op_, /*again=*/false);
     }
     parts_.backend->Synchronize();
-    TakeTimes();
-    report_.metrics = ComputeMetrics(report_);
+    bool same = decisions_.End();
+    same = placements_.End() && same;
+    same = timeline_.End() && same;
+    return TakeTimes() && same;
   }
 
   // The blocks that are held from before the iteration open its placement log.
@@ -298,7 +386,7 @@ class Runtime final : public PolicyContext {
     for (size_t i = 0; i < storages_.size(); ++i) {
       const Storage& storage = storages_[i];
       const auto id = static_cast<TensorId>(i);
-      const Bytes size = trace_.tensor(id).size;
+      const Bytes size = At(id).size;
       if (OnDevice(storage.residency)) {
         LogPlacement(PlacementKind::kAllocate, id, size, storage.device);
       }
@@ -323,15 +411,12 @@ class Runtime final : public PolicyContext {
 
   // Runs one op: an op of the trace, or one that runs again to rebuild something.
   void Step(OpId op_id, bool again) {
-    const Op& op = trace_.op(op_id);
     const auto storages = liveness_.Storages(op_id);
     for (const TensorId id : storages) ++At(id).pins;
 
     parts_.policy->BeforeOp(*this, op_id);
-    for (const TensorId input : op.inputs) MakeResident(liveness_.Root(input));
-    for (const auto* list : {&op.outputs, &op.scratch}) {
-      for (const TensorId tensor : *list) MakeWritable(liveness_.Root(tensor));
-    }
+    for (const Operand& input : Inputs(op_id)) MakeResident(input.storage);
+    for (const Operand& written : Written(op_id)) MakeWritable(written.storage);
     ChoosePlan(op_id);
     const Workspace workspace = TakeWorkspace(plan_workspace_);
     parts_.policy->BeforeLaunch(*this, op_id);
@@ -349,14 +434,12 @@ class Runtime final : public PolicyContext {
   }
 
   Event Issue(OpId op_id, bool again, const Workspace& workspace) {
-    const Op& op = trace_.op(op_id);
     WaitSet fetch, memory;
-    Locate(op.inputs, inputs_);
-    Locate(op.outputs, outputs_);
-    Locate(op.scratch, scratch_);
-    for (const TensorId input : op.inputs) fetch.Add(HazardsOf(input).ForRead());
-    for (const auto* list : {&op.outputs, &op.scratch}) {
-      for (const TensorId tensor : *list) memory.Add(HazardsOf(tensor).ForWrite());
+    for (const Operand& input : Inputs(op_id)) {
+      fetch.Add(At(input.storage).device_hazards.ForRead());
+    }
+    for (const Operand& written : Written(op_id)) {
+      memory.Add(At(written.storage).device_hazards.ForWrite());
     }
     memory.Add(workspace.inherited);
 
@@ -371,50 +454,63 @@ class Runtime final : public PolicyContext {
     AddWaits(Stream::kCompute, fetch, WaitCause::kFetch, entry);
     AddWaits(Stream::kCompute, memory, WaitCause::kMemory, entry);
     AddWaits(Stream::kCompute, std::exchange(fence_, {}), WaitCause::kFence, entry);
-    if (again) report_.decisions.push_back({op_id, Verb::kRecompute, true, kNoTensor, {}});
+    if (again) decisions_.Append({op_id, Verb::kRecompute, true, kNoTensor, {}});
     for (const KernelRun& run : plan_) {
-      report_.decisions.push_back({op_id, Verb::kRun, true, kNoTensor, run});
+      decisions_.Append({op_id, Verb::kRun, true, kNoTensor, run});
     }
 
-    const Launch launch{&trace_,  op_id,    again,           plan_,        inputs_,
-                        outputs_, scratch_, workspace.block, entry.nominal};
+    Locate(Inputs(op_id), inputs_);
+    Locate(Outputs(op_id), outputs_);
+    Locate(Scratch(op_id), scratch_);
+    Launch launch;
+    launch.trace = &trace_;
+    launch.op = op_id;
+    launch.recompute = again;
+    launch.runs = plan_;
+    launch.inputs = inputs_;
+    launch.outputs = outputs_;
+    launch.scratch = scratch_;
+    launch.workspace = workspace.block;
+    launch.time = entry.nominal;
+    launch.traffic = Summary(op_id).traffic;
     entry.event = parts_.backend->Enqueue(launch, WaitsOf(entry));
-    for (const TensorId input : op.inputs) HazardsOf(input).NoteRead(entry.event);
-    for (const auto* list : {&op.outputs, &op.scratch}) {
-      for (const TensorId tensor : *list) HazardsOf(tensor).NoteWrite(entry.event);
+    for (const Operand& input : Inputs(op_id)) {
+      At(input.storage).device_hazards.NoteRead(entry.event);
+    }
+    for (const Operand& written : Written(op_id)) {
+      At(written.storage).device_hazards.NoteWrite(entry.event);
     }
     Commit(entry);
-    for (const TensorId output : op.outputs) DropHostCopy(liveness_.Root(output));
+    for (const Operand& output : Outputs(op_id)) DropHostCopy(output.storage);
     return entry.event;
   }
 
-  // Where the tensors lie on the device.
-  void Locate(const std::vector<TensorId>& tensors, std::vector<Block>& blocks) const {
+  // Where the operands lie on the device.
+  void Locate(std::span<const Operand> operands, std::vector<Block>& blocks) const {
     blocks.clear();
-    for (const TensorId tensor : tensors) {
-      blocks.push_back({At(liveness_.Root(tensor)).device.offset, trace_.tensor(tensor).size});
+    for (const Operand& operand : operands) {
+      blocks.push_back({At(operand.storage).device.offset, operand.size});
     }
   }
-
-  Hazards& HazardsOf(TensorId tensor) { return At(liveness_.Root(tensor)).device_hazards; }
 
   // --- Kernels ----------------------------------------------------------------------------------
 
   // Asks the policy how to run the op: fills `plan_`, its time and its workspace. Throws
   // `PolicyError` unless the plan covers each slot, in order, with the whole batch.
   void ChoosePlan(OpId op_id) {
-    const Op& op = trace_.op(op_id);
     KernelPlan chosen = parts_.policy->ChooseKernels(*this, op_id);
     plan_time_ = Duration();
     plan_workspace_ = Bytes(0);
     if (chosen.empty()) {
       plan_.clear();
-      for (uint32_t slot = 0; slot < op.slots.size(); ++slot) {
-        plan_.push_back({slot, 0, op.batch});
+      const OpSummary& summary = Summary(op_id);
+      for (uint32_t slot = 0; summary.first_slot + slot < summary.end_slot; ++slot) {
+        plan_.push_back({slot, 0, summary.batch});
         AddToPlan(kernels(op_id, slot).front());
       }
       return;
     }
+    const Op& op = trace_.op(op_id);
     plan_ = std::move(chosen);
     size_t slot = 0;
     int64_t left = op.batch;
@@ -531,7 +627,7 @@ class Runtime final : public PolicyContext {
       return;
     }
     const Hint hint = parts_.policy->PlacementHint(*this, id);
-    const Bytes size = trace_.tensor(id).size;
+    const Bytes size = At(id).size;
     Own(id, size, AllocateOrFail(size, hint, [&] { return trace_.tensor(id).name; }));
   }
 
@@ -544,9 +640,9 @@ class Runtime final : public PolicyContext {
 
   void Enter(TensorId id, Reservation& reservation) {
     reservation.occupant = id;
-    At(id).device = {reservation.block.offset, trace_.tensor(id).size};
+    At(id).device = {reservation.block.offset, At(id).size};
     At(id).device_hazards = Hazards(device_hazards_.Take(At(id).device));
-    LogPlacement(PlacementKind::kEnter, id, trace_.tensor(id).size, At(id).device);
+    LogPlacement(PlacementKind::kEnter, id, At(id).size, At(id).device);
   }
 
   void GiveDeviceBlock(TensorId id) {
@@ -555,10 +651,10 @@ class Runtime final : public PolicyContext {
     device_hazards_.Leave(storage.device, storage.device_hazards.ForWrite());
     if (storage.reservation != kNotReserved) {
       reservations_[storage.reservation].occupant = kNoTensor;
-      LogPlacement(PlacementKind::kLeave, id, trace_.tensor(id).size, storage.device);
+      LogPlacement(PlacementKind::kLeave, id, storage.size, storage.device);
       return;
     }
-    GiveBlock(id, trace_.tensor(id).size, storage.device);
+    GiveBlock(id, storage.size, storage.device);
   }
 
   void NoteAllocated(TensorId id, Bytes requested, const Block& block) {
@@ -581,7 +677,7 @@ class Runtime final : public PolicyContext {
   }
 
   bool TakeHostBlock(TensorId id) {
-    const Bytes size = trace_.tensor(id).size;
+    const Bytes size = At(id).size;
     const auto block = parts_.host_pool->Allocate(size);
     if (!block) return false;
     At(id).host = *block;
@@ -596,7 +692,7 @@ class Runtime final : public PolicyContext {
     if (storage.residency != Residency::kBoth && storage.residency != Residency::kHost) return;
     parts_.host_pool->Free(storage.host);
     host_hazards_.Leave(storage.host, storage.host_hazards.ForWrite());
-    LogPlacement(PlacementKind::kFree, id, trace_.tensor(id).size, storage.host, /*host=*/true);
+    LogPlacement(PlacementKind::kFree, id, storage.size, storage.host, /*host=*/true);
     storage.residency =
         storage.residency == Residency::kBoth ? Residency::kDevice : Residency::kNone;
   }
@@ -693,9 +789,8 @@ class Runtime final : public PolicyContext {
   void LogPlacement(PlacementKind kind, TensorId id, Bytes requested, const Block& block,
                     bool host = false) {
     const Allocator& allocator = host ? *parts_.host_pool : *parts_.arena;
-    report_.placements.push_back({kind, host, op_, id,
-                                  static_cast<uint32_t>(report_.timeline.size()), requested, block,
-                                  allocator.Stats().reserved});
+    placements_.Append({kind, host, op_, id, static_cast<uint32_t>(timeline_.written()), requested,
+                        block, allocator.Stats().reserved});
   }
 
   // --- Copies, waits and times ------------------------------------------------------------------
@@ -722,7 +817,7 @@ class Runtime final : public PolicyContext {
   }
 
   Event Copy(TensorId id, Direction direction, const WaitSet& source, const WaitSet& memory) {
-    const Bytes size = trace_.tensor(id).size;
+    const Bytes size = At(id).size;
     const Block device{At(id).device.offset, size};
     const Block host{At(id).host.offset, size};
     const bool to_host = direction == Direction::kToHost;
@@ -764,18 +859,28 @@ class Runtime final : public PolicyContext {
     }
   }
 
-  void Commit(const TimelineEntry& entry) {
+  void Commit(TimelineEntry& entry) {
     newest_.Add(entry.event);
-    report_.timeline.push_back(entry);
+    // The times of the last iteration stand in until this one's are known.
+    if (timeline_.written() < report_.timeline.size()) {
+      entry.interval = report_.timeline[timeline_.written()].interval;
+    }
+    timeline_.Append(entry);
   }
 
-  void TakeTimes() {
-    const StreamTimes times = parts_.backend->TakeTimeline();
+  // Puts the backend's times into the timeline. True if they equal those of the last iteration.
+  bool TakeTimes() {
+    StreamTimes times = parts_.backend->TakeTimeline();
+    report_.metrics.iteration = Duration();
     for (TimelineEntry& entry : report_.timeline) {
       const auto& stream = times[Index(entry.event.stream)];
       SPILLWAY_CHECK(entry.event.sequence >= 1 && entry.event.sequence <= stream.size());
       entry.interval = stream[entry.event.sequence - 1];
+      report_.metrics.iteration = std::max(report_.metrics.iteration, entry.interval.end);
     }
+    const bool same = times == times_;
+    times_ = std::move(times);
+    return same;
   }
 
   Bounds ComputeBounds() const {
@@ -799,8 +904,8 @@ class Runtime final : public PolicyContext {
   const Liveness liveness_;
   const RebuildPlanner planner_;
 
-  // Candidates of all slots; those of op i start at first_slot_[i].
-  std::vector<uint32_t> first_slot_;
+  std::vector<OpSummary> summaries_;
+  std::vector<Operand> operands_;
   std::vector<std::span<const Kernel>> kernels_;
 
   std::vector<Storage> storages_;  // by tensor; only roots are used
@@ -820,6 +925,10 @@ class Runtime final : public PolicyContext {
   bool planning_ = false;
   std::vector<Decision> planned_;  // verbs called in Plan; they open each decision log
   Report report_;
+  RepeatedLog<Decision> decisions_{report_.decisions};
+  RepeatedLog<Placement> placements_{report_.placements};
+  RepeatedLog<TimelineEntry> timeline_{report_.timeline};
+  StreamTimes times_;  // of the last iteration
 
   // Of the op being prepared; kept between ops to save allocations.
   KernelPlan plan_;
