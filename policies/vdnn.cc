@@ -23,7 +23,6 @@
 #include "policies/builtin.h"
 #include "policies/kernel_choice.h"
 #include "sim/core/report.h"
-#include "traces/liveness.h"
 
 namespace spillway {
 namespace {
@@ -57,7 +56,7 @@ class VdnnPolicy final : public Policy {
 
   void Plan(PolicyContext& context) override {
     const Trace& trace = context.trace();
-    const Liveness liveness(trace);
+    const Liveness& liveness = context.liveness();
     layers_.resize(trace.layers.size());
     for (size_t i = 0; i < trace.ops.size(); ++i) {
       const Op& op = trace.ops[i];

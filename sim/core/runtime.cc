@@ -259,6 +259,7 @@ class Runtime final : public PolicyContext {
   }
   MemoryStats Stats() const override { return parts_.arena->Stats(); }
   const Trace& trace() const override { return trace_; }
+  const Liveness& liveness() const override { return liveness_; }
   const Device& device() const override { return *parts_.device; }
   const CostModel& cost() const override { return *parts_.cost; }
   std::span<const Kernel> kernels(OpId op, size_t slot) const override {
@@ -328,6 +329,11 @@ class Runtime final : public PolicyContext {
       if (!storages_[i].persistent || liveness_.Root(id) != id) continue;
       TakeDeviceBlock(id);
     }
+    // Room for the logs of a policy that moves most activations; memory is used only as it fills.
+    report_.decisions.reserve(4 * trace_.ops.size());
+    report_.placements.reserve(6 * trace_.ops.size());
+    report_.timeline.reserve(2 * trace_.ops.size());
+    report_.waits.reserve(2 * trace_.ops.size());
     planning_ = true;
     parts_.policy->Plan(*this);
     planning_ = false;
