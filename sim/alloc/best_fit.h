@@ -27,6 +27,7 @@ class BestFit final : public Allocator {
   std::optional<Block> Allocate(Bytes size, Hint hint) override;
   void Free(const Block& block) override;
   MemoryStats Stats() const override;
+  Bytes Reserved() const override { return reserved_; }
 
  private:
   static constexpr uint32_t kNone = 0xffffffff;

@@ -796,7 +796,7 @@ class Runtime final : public PolicyContext {
                     bool host = false) {
     const Allocator& allocator = host ? *parts_.host_pool : *parts_.arena;
     placements_.Append({kind, host, op_, id, static_cast<uint32_t>(timeline_.written()), requested,
-                        block, allocator.Stats().reserved});
+                        block, allocator.Reserved()});
   }
 
   // --- Copies, waits and times ------------------------------------------------------------------
