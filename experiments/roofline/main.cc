@@ -1,9 +1,9 @@
-// Prints how far the analytic model of a device is from its recorded tables, as CSV; with --fit,
-// the efficiencies that fit best instead.
+// Prints how far the analytic model of a device is from its recorded tables, as CSV.
 //
-//   roofline_errors [--fit] [--without NETWORK] [--only NETWORK] [DEVICE]
+//   roofline_errors [--fit | --hold-out NETWORK] [DEVICE]
 //
-// --without leaves all workloads of a network out, --only all others. DEVICE is h200 by default.
+// --fit prints the efficiencies that fit best instead; --hold-out fits them on all other networks
+// and prints the errors on this one. DEVICE is h200 by default.
 
 #include <fmt/format.h>
 
@@ -45,33 +45,32 @@ void PrintErrors(const std::vector<std::string>& workloads, const std::vector<Sa
 
 int Main(const std::vector<std::string>& args) {
   bool fit = false;
-  std::string without;
-  std::string only;
+  std::string held_out;
   std::string name = "h200";
   for (size_t i = 0; i < args.size(); ++i) {
     if (args[i] == "--fit") {
       fit = true;
-    } else if (args[i] == "--without" && i + 1 < args.size()) {
-      without = args[++i];
-    } else if (args[i] == "--only" && i + 1 < args.size()) {
-      only = args[++i];
+    } else if (args[i] == "--hold-out" && i + 1 < args.size()) {
+      held_out = args[++i];
     } else if (args[i].starts_with("-")) {
-      throw UsageError(
-          "usage: roofline_errors [--fit] [--without NETWORK] [--only NETWORK] [DEVICE]");
+      throw UsageError("usage: roofline_errors [--fit | --hold-out NETWORK] [DEVICE]");
     } else {
       name = args[i];
     }
   }
-  const Device device = LoadDevice(name);
-  std::vector<std::string> workloads;
-  for (const std::string& workload : RecordedWorkloads(device.name)) {
-    const std::string network = workload.substr(0, workload.find(':'));
-    if (network != without && (only.empty() || network == only)) workloads.push_back(workload);
+  Device device = LoadDevice(name);
+  std::vector<std::string> all = RecordedWorkloads(device.name);
+  std::vector<std::string> judged;
+  std::vector<std::string> others;
+  for (std::string& workload : all) {
+    const bool held = workload.substr(0, workload.find(':')) == held_out;
+    (held_out.empty() || held ? judged : others).push_back(std::move(workload));
   }
-  if (workloads.empty()) throw UsageError(fmt::format("nothing is recorded for '{}'", name));
-  const std::vector<Sample> samples = RecordedSamples(workloads, device.name);
+  if (judged.empty()) throw UsageError(fmt::format("nothing of it is recorded for '{}'", name));
+  const std::vector<Sample> samples = RecordedSamples(judged, device.name);
+  if (!held_out.empty()) device = FitEfficiencies(device, RecordedSamples(others, device.name));
   if (!fit) {
-    PrintErrors(workloads, samples, device);
+    PrintErrors(judged, samples, device);
     return 0;
   }
   fmt::print("efficiency,value\n");
