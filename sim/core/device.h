@@ -52,11 +52,11 @@ struct Device {
   CostLaw device_free;       // cudaFree
   CostLaw host_malloc;       // cudaMallocHost: pinned memory
 
-  // Achieved fraction of `flops_per_second`: "default" for whatever offers no choice, "linear.fwd" and
-  // "linear.bwd" where they differ from it, and "SLOT.ALGORITHM" ("fwd.fft") for the convolution
-  // algorithms. In the operations that the algorithm does from cuDNN 5 on (sim/cost/kernel_time.h);
-  // for other libraries in those of a direct computation, so that FFT or Winograd may exceed 1. An
-  // algorithm that is not listed does not exist there.
+  // Achieved fraction of `flops_per_second`: "default" for whatever offers no choice, "linear.fwd"
+  // and "linear.bwd" where they differ from it, and "SLOT.ALGORITHM" ("fwd.fft") for the
+  // convolution algorithms. In the operations that the algorithm does from cuDNN 5 on
+  // (sim/cost/kernel_time.h); for other libraries in those of a direct computation, so that FFT or
+  // Winograd may exceed 1. An algorithm that is not listed does not exist there.
   std::map<std::string, double> efficiency;
 };
 

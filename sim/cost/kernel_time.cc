@@ -29,8 +29,8 @@ constexpr std::array<Product, 2> kBackwardData{
 constexpr std::array<Product, 3> kBackwardFilter{{{"algo_0", 128, 64, 4096, 40e-6},
                                                   {"algo_1", 256, 128, 16384, 40e-6},
                                                   {"algo_3", 128, 32, 4096, 40e-6}}};
-constexpr Product kOther{"", 0, 0, 64,
-                         20e-6};  // never recorded; "winograd" counts direct operations
+// Algorithms that were never recorded; "winograd" counts the operations of a direct convolution.
+constexpr Product kOther{"", 0, 0, 64, 20e-6};
 
 // Without a workspace "gemm" computes image by image, at this fraction of the rate.
 constexpr double kLoopedGemm = 1.0 / 14;
