@@ -761,7 +761,7 @@ class Runtime final : public PolicyContext {
     bounds.compute = busy[Index(Stream::kCompute)];
     bounds.copy = std::max({busy[Index(Stream::kToDevice)], busy[Index(Stream::kToHost)],
                             TransferTime(moved, parts_.device->duplex)});
-    bounds.layer = LayerBound(trace_, parts_.device->alignment);
+    bounds.layer = LayerBound(trace_, liveness_, parts_.device->alignment);
     return bounds;
   }
 
