@@ -32,6 +32,7 @@ __global__ void MultiplyAddKernel(float* sink, float factor) {
   float value[kChains];
 #pragma unroll
   for (int c = 0; c < kChains; ++c) value[c] = static_cast<float>(threadIdx.x + c);
+#pragma unroll 16
   for (int i = 0; i < kIterations; ++i) {
 #pragma unroll
     for (int c = 0; c < kChains; ++c) value[c] = fmaf(value[c], factor, 1.0f);

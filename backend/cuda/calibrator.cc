@@ -88,11 +88,10 @@ struct Lane {
   TimingEvent start;
   TimingEvent end;
   TimingEvent last;
-  std::function<void()> prime;  // a short one of the same kind, so that the time starts on its
-                                // engine
   std::function<void()> item;
-  int64_t count = 1;  // items that are timed
-  int64_t extra = 0;  // items behind them, beside which the other lanes are timed
+  std::function<void()> prime;  // a short one, so that the start is stamped by the same engine
+  int64_t count = 1;            // items that are timed
+  int64_t extra = 0;            // items behind them, beside which the other lanes are timed
 };
 
 class Calibrator {
@@ -221,8 +220,8 @@ class Calibrator {
     lane.count = std::clamp<int64_t>(time.picoseconds() / once, 1, kLargestGroup);
   }
 
-  // Runs the lanes side by side. False if the times do not count, because the host was too slow or
-  // a lane ended before another's items; both are mended for the next run.
+  // Runs the lanes side by side, all from one gate. False if the times do not count, because the
+  // host was too slow or a lane ended before another's items; both are mended for the next run.
   bool Play(Lanes lanes) {
     const Duration before = HostClock();
     Spin(hold_.picoseconds() / 1000, gate_stream_.get());
@@ -275,6 +274,7 @@ class Calibrator {
     for (std::vector<Duration>& time : times) timings.push_back(Summarise(std::move(time)));
     return timings;
   }
+  // As `Measure`, of one lane.
   Timing MeasureAlone(Lane& lane) {
     Lane* const lanes[] = {&lane};
     lane.extra = 0;
@@ -295,7 +295,8 @@ class Calibrator {
     return Summarise(std::move(times));
   }
 
-  // The time between two time stamps that `enqueue` puts into streams behind `kernel_`'s spin.
+  // The time from `start_` to `end_`, over `count`. `enqueue` records them on the streams of
+  // `kernel_` and `in_`, which are held meanwhile.
   Timing DeviceTime(int64_t count, const std::function<void()>& enqueue) {
     std::vector<Duration> times;
     for (int i = 0; i <= repeats_; ++i) {
@@ -460,7 +461,8 @@ Timing Calibrator::KernelGap() {
     kernel_.stream.Synchronize();
     int64_t nanoseconds = 0;
     for (size_t n = 2; n < host.size(); n += 2) nanoseconds += host[n] - host[n - 1];
-    if (i > 0) gaps.push_back(Divide(Duration::Nanoseconds(nanoseconds), kCalls - 1));
+    const Duration sum = std::max(Duration(), Duration::Nanoseconds(nanoseconds));
+    if (i > 0) gaps.push_back(Divide(sum, kCalls - 1));
   }
   return Summarise(std::move(gaps));
 }
