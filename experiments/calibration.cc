@@ -245,11 +245,11 @@ constexpr std::array kRates{NamedScale{"MB/s", 1e6}, NamedScale{"GB/s", 1e9},
                             NamedScale{"TB/s", 1e12}};
 constexpr std::array kFlops{NamedScale{"GFLOP/s", 1e9}, NamedScale{"TFLOP/s", 1e12}};
 
-// Four significant digits, in the largest unit that leaves at least one of it.
+// Four significant digits, in the largest unit that leaves at least one of it when rounded.
 std::string SpellScaled(double value, std::span<const NamedScale> units) {
   const NamedScale* unit = &units.front();
   for (const NamedScale& candidate : units) {
-    if (value >= candidate.scale) unit = &candidate;
+    if (value >= 0.99995 * candidate.scale) unit = &candidate;
   }
   const double number = value / unit->scale;
   const int whole = number < 1 ? 1 : static_cast<int>(std::floor(std::log10(number))) + 1;
@@ -431,8 +431,8 @@ std::string MergeDevice(std::string_view base, const std::string& base_name,
   std::string out = CommentLines(fmt::format(
       "{} with CUDA {}{}{}{}{}, calibrated by {} on {}. Numbers that say \"measured\" with this "
       "GPU, a driver and a date are fits to the raw times in {}, with their relative error, or "
-      "medians, with their spread: 90th less 10th percentile over the median. The others are those "
-      "of {}.",
+      "medians, with their spread: 90th less 10th percentile over the median. The others are what "
+      "{} said before.",
       machine.gpu, machine.cuda, machine.link.empty() ? "" : ", link ", machine.link,
       machine.host.empty() ? "" : ", host ", machine.host, machine.tool, day, raw_name, base_name));
   out += "\n" + JoinLines(lines);

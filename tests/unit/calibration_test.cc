@@ -239,6 +239,8 @@ TEST(CalibrationTest, SpellingsReadBack) {
   };
   EXPECT_EQ(spell(55.4321e9, Unit::kBytesPerSecond), "55.43GB/s");
   EXPECT_EQ(spell(4.2e12, Unit::kBytesPerSecond), "4.2TB/s");
+  EXPECT_EQ(spell(0.999999e12, Unit::kBytesPerSecond), "1TB/s");
+  EXPECT_EQ(spell(999.9e9, Unit::kBytesPerSecond), "999.9GB/s");
   EXPECT_EQ(spell(123.456e6, Unit::kBytesPerSecond), "123.5MB/s");
   EXPECT_EQ(spell(0, Unit::kSeconds), "0ns");
   EXPECT_EQ(spell(0.12345e-9, Unit::kSeconds), "0.123ns");
