@@ -7,6 +7,7 @@
 #ifndef SPILLWAY_EXPERIMENTS_CALIBRATION_H_
 #define SPILLWAY_EXPERIMENTS_CALIBRATION_H_
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
