@@ -37,6 +37,7 @@ int Main(int argc, char** argv) {
   AddList(app, exit_code);
   AddTrace(app, exit_code);
   AddRecord(app, exit_code);
+  AddCalibrate(app, exit_code);
   AddReproduce(app, exit_code);
   try {
     app.parse(argc, argv);

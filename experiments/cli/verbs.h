@@ -23,6 +23,7 @@ void AddCompare(CLI::App& app, int& exit_code);
 void AddList(CLI::App& app, int& exit_code);
 void AddTrace(CLI::App& app, int& exit_code);
 void AddRecord(CLI::App& app, int& exit_code);
+void AddCalibrate(CLI::App& app, int& exit_code);
 void AddReproduce(CLI::App& app, int& exit_code);
 
 }  // namespace spillway::cli

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "sim/core/units.h"
 
@@ -76,6 +77,9 @@ struct Device {
 // Throws `InputError` of the form "path:line:column: message": unknown or missing key, wrong type,
 // wrong unit, value out of range.
 Device ReadDevice(const std::filesystem::path& path);
+
+// As `ReadDevice` on text in memory; `origin` stands for the path.
+Device ParseDevice(std::string_view text, const std::string& origin);
 
 }  // namespace spillway
 
