@@ -196,6 +196,29 @@ class OutOfTreeTest(unittest.TestCase):
                          "json", code=1)
         self.assertIn("the reserved workspace", json.loads(stdout)["rows"][0]["reason"])
 
+    # --- spillway new-policy ----------------------------------------------------------------------
+
+    def test_new_policy_writes_what_builds_and_runs(self):
+        self.ok("new-policy", "my-first")
+        project = self.plugins / "my-first"
+        self.assertEqual(sorted(path.name for path in project.iterdir()),
+                         ["CMakeLists.txt", "my-first.cc"])
+        self.build(project, project / "build")
+        stdout = self.ok("compare", "googlenet:128", "--check", "--format", "csv", "--policy", "liveness",
+                         "--policy", "my-first/build/my-first.so:at_least=2MiB")
+        liveness, mine = csv.DictReader(io.StringIO(stdout))
+        self.assertLess(int(mine["peak_allocated_bytes"]), int(liveness["peak_allocated_bytes"]))
+        self.assertGreater(int(mine["offloaded_bytes"]), 0)
+        for name in ("A", "a b", "../x", "", "9a", "a-", "a--b", "a_b", "help"):
+            result = self.run_spillway("new-policy", "--", name)
+            self.assertEqual(result.returncode, 2, name)
+            self.assertIn("is no name for a policy", result.stderr)
+        before = {path: path.read_bytes() for path in project.glob("*.*")}
+        result = self.run_spillway("new-policy", "my-first")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("my-first exists already", result.stderr)
+        self.assertEqual(before, {path: path.read_bytes() for path in project.glob("*.*")})
+
 
 if __name__ == "__main__":
     BUILD, CMAKE, GENERATOR, COMPILER = sys.argv[1:5]
