@@ -21,9 +21,9 @@ namespace spillway {
 
 class Plugin {
  public:
-  // Throws `InputError` with the path and the reason: the file is missing, truncated, or no shared object (the
-  // system's words), has no entry point, was built with another version (both sides are named),
-  // registers nothing, a bad name or one name twice, or its register function throws.
+  // Throws `InputError` with the path and the reason: the file is missing, truncated, or no shared
+  // object (the system's words), has no entry point, was built with another version (both sides are
+  // named), registers nothing, a bad name or one name twice, or its register function throws.
   static std::shared_ptr<const Plugin> Load(const std::string& path);
 
   ~Plugin();

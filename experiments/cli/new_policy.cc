@@ -125,7 +125,7 @@ bool IsValidName(std::string_view name) {
   return !name.empty();
 }
 
-// "my-policy" to "MyPolicyPolicy": the suffix keeps it apart from the library's own names.
+// "lru" to "LruPolicy": the suffix keeps it apart from the library's own names.
 std::string ClassName(std::string_view name) {
   std::string result;
   bool start = true;
@@ -133,7 +133,7 @@ std::string ClassName(std::string_view name) {
     if (c != '-') result += start ? static_cast<char>(std::toupper(c)) : c;
     start = c == '-';
   }
-  return result + "Policy";
+  return result.ends_with("Policy") && result != "Policy" ? result : result + "Policy";
 }
 
 std::string Fill(std::string_view text, const std::string& name) {
