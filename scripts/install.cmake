@@ -9,7 +9,9 @@ set(data_dir ${CMAKE_INSTALL_DATADIR}/spillway)
 if(SPILLWAY_BUILD_CLI)
   file(RELATIVE_PATH library_from_program
     ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
-  set_target_properties(spillway_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${library_from_program}")
+  set_target_properties(spillway_cli PROPERTIES
+    INSTALL_RPATH "$ORIGIN/${library_from_program}"
+    INSTALL_RPATH_USE_LINK_PATH ON)  # for CUDA outside the system directories
   install(TARGETS spillway_cli)
 endif()
 install(TARGETS spillway EXPORT spillway INCLUDES DESTINATION ${header_dir})
