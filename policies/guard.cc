@@ -44,6 +44,7 @@ class GuardedContext final : public PolicyContext {
   }
   MemoryStats Stats() const override { return context_.Stats(); }
   const Trace& trace() const override { return context_.trace(); }
+  const Liveness& liveness() const override { return context_.liveness(); }
   const Device& device() const override { return context_.device(); }
   const CostModel& cost() const override { return context_.cost(); }
   std::span<const Kernel> kernels(OpId op, size_t slot) const override {
