@@ -39,6 +39,7 @@ int Main(int argc, char** argv) {
   AddRecord(app, exit_code);
   AddCalibrate(app, exit_code);
   AddReproduce(app, exit_code);
+  AddNewPolicy(app, exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {  // --help, --version

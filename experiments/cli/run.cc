@@ -31,7 +31,8 @@ void AddRun(CLI::App& app, int& exit_code) {
   options->workload.Add(*verb);
   options->machine.Add(*verb);
   options->format.Add(*verb);
-  verb->add_option("--policy", options->policy, "NAME or NAME:key=value,..., or help")
+  verb->add_option("--policy", options->policy,
+                   "NAME or PLUGIN.so:NAME, then :key=value,...; or help")
       ->capture_default_str();
   verb->callback([options, &exit_code] { exit_code = Execute(*options); });
 }

@@ -25,6 +25,7 @@ void AddTrace(CLI::App& app, int& exit_code);
 void AddRecord(CLI::App& app, int& exit_code);
 void AddCalibrate(CLI::App& app, int& exit_code);
 void AddReproduce(CLI::App& app, int& exit_code);
+void AddNewPolicy(CLI::App& app, int& exit_code);
 
 }  // namespace spillway::cli
 
