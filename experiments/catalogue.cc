@@ -13,7 +13,6 @@
 #include "traces/zoo/zoo.h"
 
 namespace spillway {
-namespace {
 
 namespace fs = std::filesystem;
 
@@ -24,8 +23,6 @@ std::vector<fs::path> DataDirectories() {
   directories.emplace_back(SPILLWAY_SOURCE_DATA);
   return directories;
 }
-
-}  // namespace
 
 std::optional<fs::path> FindDataFile(const fs::path& relative) {
   for (const fs::path& directory : DataDirectories()) {

@@ -19,6 +19,9 @@
 
 namespace spillway {
 
+// Where data files are looked for, in that order; they need not exist.
+std::vector<std::filesystem::path> DataDirectories();
+
 // A data file by its path under sim/devices, traces/recorded or experiments; nullopt if no data
 // directory has it.
 std::optional<std::filesystem::path> FindDataFile(const std::filesystem::path& relative);
