@@ -65,6 +65,7 @@ bool LooksNumeric(const std::string& text) {
 Row MakeResultRow(const Setup& setup, std::string_view policy, std::string_view backend,
                   const Outcome& outcome, const Report& ideal) {
   const Report& report = outcome.report;
+  const Trace& trace = outcome.trace(setup);
   const bool fits = report.fits();
   const Metrics& metrics = report.metrics;
   const Stalls& stalls = metrics.stalls;
@@ -77,9 +78,9 @@ Row MakeResultRow(const Setup& setup, std::string_view policy, std::string_view 
   };
   const Duration time_bound = std::max(report.bounds.compute, report.bounds.copy);
   Row row{
-      {"workload", outcome.trace.name},
-      {"network", outcome.trace.network},
-      {"batch", outcome.trace.batch},
+      {"workload", trace.name},
+      {"network", trace.network},
+      {"batch", trace.batch},
       {"device", setup.device.name},
       {"memory_bytes", setup.memory == Bytes::Unlimited() ? Value() : Value(setup.memory.count())},
       {"policy", std::string(policy)},
@@ -118,8 +119,8 @@ Row MakeResultRow(const Setup& setup, std::string_view policy, std::string_view 
       {"shortest_iteration_ms", milliseconds(report.shortest)},
       {"longest_iteration_ms", milliseconds(report.longest)},
       {"pinning_ms", milliseconds(report.pinning)},
-      {"preset", outcome.trace.preset},
-      {"mode", std::string(outcome.trace.training ? "training" : "inference")},
+      {"preset", trace.preset},
+      {"mode", std::string(trace.training ? "training" : "inference")},
       {"cost", setup.cost.Provenance()},
       {"reason", fits ? Value() : Value(report.out_of_memory->Message())},
   };

@@ -37,13 +37,9 @@ Report SimulateTrace(const Setup& setup, const Trace& trace, Policy& policy) {
 
 Outcome Simulate(const Setup& setup, Policy& policy) {
   Outcome outcome;
-  if (auto rewritten = policy.Rewrite(setup.trace, setup.device, setup.cost)) {
-    outcome.trace = std::move(*rewritten);
-    outcome.trace.Validate();
-  } else {
-    outcome.trace = setup.trace;
-  }
-  outcome.report = SimulateTrace(setup, outcome.trace, policy);
+  outcome.rewritten = policy.Rewrite(setup.trace, setup.device, setup.cost);
+  if (outcome.rewritten) outcome.rewritten->Validate();
+  outcome.report = SimulateTrace(setup, outcome.trace(setup), policy);
   return outcome;
 }
 

@@ -4,6 +4,7 @@
 #define SPILLWAY_EXPERIMENTS_SIMULATE_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -28,8 +29,10 @@ struct Setup {
 };
 
 struct Outcome {
-  Trace trace;  // the trace that ran: the policy may have rewritten it
   Report report;
+  std::optional<Trace> rewritten;  // the trace that ran, where the policy changed it
+
+  const Trace& trace(const Setup& setup) const { return rewritten ? *rewritten : setup.trace; }
 };
 
 // Runs a policy on the simulator. Throws `PolicyError` if it breaks its contract.

@@ -44,7 +44,7 @@ class NetworkWidePolicy final : public Policy {
 
   void Plan(PolicyContext& context) override {
     const Trace& trace = context.trace();
-    const Liveness liveness(trace);
+    const Liveness& liveness = context.liveness();
     std::vector<TensorId> gradients;
     Bytes largest_gradient;
     for (size_t i = 0; i < trace.tensors.size(); ++i) {

@@ -23,7 +23,6 @@
 #include "policies/builtin.h"
 #include "policies/kernel_choice.h"
 #include "sim/core/report.h"
-#include "traces/liveness.h"
 
 namespace spillway {
 namespace {
@@ -57,10 +56,12 @@ class VdnnPolicy final : public Policy {
 
   void Plan(PolicyContext& context) override {
     const Trace& trace = context.trace();
-    const Liveness liveness(trace);
-    layers_.resize(trace.layers.size());
-    for (size_t i = 0; i < trace.ops.size(); ++i) {
-      const Op& op = trace.ops[i];
+    const Liveness& liveness = context.liveness();
+    for (const Layer& layer : trace.layers) {
+      layers_.push_back({{}, layer.type == OpType::kConv2d, false, false});
+    }
+    for (const Op& op : trace.ops) {
+      steps_.push_back({op.phase, static_cast<uint32_t>(Index(op.layer))});
       if (op.phase != Phase::kForward || !IsOffloadLayer(set_, op.type)) continue;
       for (const TensorId input : op.inputs) {
         const TensorId storage = liveness.Root(input);
@@ -87,9 +88,9 @@ class VdnnPolicy final : public Policy {
   }
 
   void AfterOp(PolicyContext& context, OpId op) override {
-    const Op& step = context.trace().op(op);
+    const Step step = steps_[Index(op)];
     if (step.phase == Phase::kForward) {
-      LayerState& layer = layers_[Index(step.layer)];
+      LayerState& layer = layers_[step.layer];
       for (const TensorId input : layer.inputs) {
         if (!context.Offload(input)) continue;
         context.Release(input);
@@ -101,8 +102,14 @@ class VdnnPolicy final : public Policy {
   }
 
  private:
+  // What every hook asks of an op.
+  struct Step {
+    Phase phase = Phase::kForward;
+    uint32_t layer = 0;
+  };
   struct LayerState {
     std::vector<TensorId> inputs;  // offloaded at the end of the layer's forward step
+    bool is_conv = false;
     bool offloaded = false;
     bool prefetched = false;
   };
@@ -128,9 +135,9 @@ class VdnnPolicy final : public Policy {
   }
 
   void PrefetchFor(PolicyContext& context, OpId op) {
-    const Op& step = context.trace().op(op);
+    const Step step = steps_[Index(op)];
     if (step.phase != Phase::kBackward) return;
-    LayerState* layer = FindPrefetchLayer(context.trace(), Index(step.layer));
+    LayerState* layer = FindPrefetchLayer(step.layer);
     if (layer == nullptr) return;
     layer->prefetched = true;
     for (const TensorId input : layer->inputs) {
@@ -145,11 +152,11 @@ class VdnnPolicy final : public Policy {
 
   // Fig. 10: the nearest layer below `current` that is offloaded and not yet prefetched, looking no
   // further than the next convolution. nullptr if there is none.
-  LayerState* FindPrefetchLayer(const Trace& trace, size_t current) {
+  LayerState* FindPrefetchLayer(size_t current) {
     for (size_t id = current; id-- > 0;) {
       LayerState& layer = layers_[id];
       if (layer.offloaded && !layer.prefetched) return &layer;
-      if (trace.layers[id].type == OpType::kConv2d) return nullptr;
+      if (layer.is_conv) return nullptr;
     }
     return nullptr;
   }
@@ -157,6 +164,7 @@ class VdnnPolicy final : public Policy {
   const OffloadSet set_;
   const KernelChoice kernels_;
   const Order order_;
+  std::vector<Step> steps_;  // by op
   std::vector<LayerState> layers_;
   bool fence_ = false;  // a copy was issued for the current step
 };

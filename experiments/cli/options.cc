@@ -71,7 +71,7 @@ Row Scenario::Run(const std::string& specification) const {
   RegisterBuiltinPolicies(registry);
   const Outcome outcome = Simulate(*setup_, *registry.Make(specification));
   if (check_) {
-    const std::vector<std::string> violations = Check(outcome.trace, outcome.report);
+    const std::vector<std::string> violations = Check(outcome.trace(*setup_), outcome.report);
     if (!violations.empty()) {
       throw PolicyError(fmt::format("policy '{}': the checker found {} violation(s):\n  {}",
                                     specification, violations.size(),

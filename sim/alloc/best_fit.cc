@@ -1,7 +1,6 @@
 #include "sim/alloc/best_fit.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "sim/core/error.h"
 
@@ -10,31 +9,68 @@ namespace spillway {
 BestFit::BestFit(Bytes capacity, Bytes granularity) : granularity_(granularity) {
   SPILLWAY_CHECK(granularity > Bytes(0));
   const Bytes usable(capacity.count() / granularity.count() * granularity.count());
-  if (usable > Bytes(0)) AddFree(Bytes(0), usable);
+  if (usable <= Bytes(0)) return;
+  const uint32_t whole = NewChunk();
+  chunks_[whole].size = usable;
+  AddFree(whole);
 }
 
-void BestFit::AddFree(Bytes offset, Bytes size) {
-  free_.emplace(offset, size);
-  free_by_size_.emplace(size, offset);
+uint32_t BestFit::NewChunk() {
+  if (unused_.empty()) {
+    chunks_.emplace_back();
+    return static_cast<uint32_t>(chunks_.size() - 1);
+  }
+  const uint32_t chunk = unused_.back();
+  unused_.pop_back();
+  chunks_[chunk] = Chunk();
+  return chunk;
 }
 
-void BestFit::RemoveFree(std::map<Bytes, Bytes>::iterator block) {
-  free_by_size_.erase({block->second, block->first});
-  free_.erase(block);
+void BestFit::AddFree(uint32_t chunk) {
+  chunks_[chunk].requested = kFree;
+  free_.Insert({chunks_[chunk].size, chunks_[chunk].offset, chunk});
+}
+
+void BestFit::RemoveFree(uint32_t chunk) {
+  free_.Erase({chunks_[chunk].size, chunks_[chunk].offset, chunk});
+}
+
+uint32_t BestFit::CutLow(uint32_t chunk, Bytes size) {
+  const uint32_t low = NewChunk();
+  Chunk& rest = chunks_[chunk];
+  chunks_[low] = {rest.offset, size, kFree, rest.previous, chunk};
+  if (rest.previous != kNone) chunks_[rest.previous].next = low;
+  rest.previous = low;
+  rest.offset += size;
+  rest.size -= size;
+  return low;
+}
+
+void BestFit::JoinNext(uint32_t chunk) {
+  const uint32_t gone = chunks_[chunk].next;
+  chunks_[chunk].size += chunks_[gone].size;
+  chunks_[chunk].next = chunks_[gone].next;
+  if (chunks_[chunk].next != kNone) chunks_[chunks_[chunk].next].previous = chunk;
+  unused_.push_back(gone);
 }
 
 std::optional<Block> BestFit::Allocate(Bytes size, Hint hint) {
   const Bytes rounded = RoundUp(std::max(size, Bytes(1)), granularity_);
-  const auto fit = free_by_size_.lower_bound({rounded, Bytes(0)});
-  if (fit == free_by_size_.end()) return std::nullopt;
-  const auto [free_size, free_offset] = *fit;
-  RemoveFree(free_.find(free_offset));
-  const Bytes rest = free_size - rounded;
-  Bytes offset = free_offset;
-  if (hint == Hint::kHigh) offset += rest;
-  if (rest > Bytes(0)) AddFree(hint == Hint::kHigh ? free_offset : offset + rounded, rest);
-
-  live_.emplace(offset.count(), size);
+  const auto fit = free_.TakeBestFit(rounded);
+  if (!fit) return std::nullopt;
+  uint32_t chunk = fit->chunk;
+  if (const Bytes rest = chunks_[chunk].size - rounded; rest > Bytes(0)) {
+    if (hint == Hint::kHigh) {
+      AddFree(CutLow(chunk, rest));
+    } else {
+      const uint32_t taken = CutLow(chunk, rounded);
+      AddFree(chunk);
+      chunk = taken;
+    }
+  }
+  const Bytes offset = chunks_[chunk].offset;
+  chunks_[chunk].requested = size.count();
+  live_.Insert(offset.count(), chunk);
   requested_ += size;
   allocated_ += rounded;
   reserved_ = std::max(reserved_, offset + rounded);
@@ -42,32 +78,24 @@ std::optional<Block> BestFit::Allocate(Bytes size, Hint hint) {
 }
 
 void BestFit::Free(const Block& block) {
-  const auto live = live_.find(block.offset.count());
-  SPILLWAY_CHECK(live != live_.end());
-  requested_ -= live->second;
+  uint32_t chunk = live_.Take(block.offset.count());
+  SPILLWAY_CHECK(chunks_[chunk].size == block.size);
+  requested_ -= Bytes(chunks_[chunk].requested);
   allocated_ -= block.size;
-  live_.erase(live);
-
-  Bytes begin = block.offset;
-  Bytes end = block.end();
-  auto next = free_.lower_bound(begin);
-  if (next != free_.end() && next->first == end) {
-    end += next->second;
-    RemoveFree(std::exchange(next, std::next(next)));
+  const uint32_t next = chunks_[chunk].next;
+  if (next != kNone && chunks_[next].requested == kFree) {
+    RemoveFree(next);
+    JoinNext(chunk);
   }
-  if (next != free_.begin()) {
-    const auto previous = std::prev(next);
-    if (previous->first + previous->second == begin) {
-      begin = previous->first;
-      RemoveFree(previous);
-    }
+  const uint32_t previous = chunks_[chunk].previous;
+  if (previous != kNone && chunks_[previous].requested == kFree) {
+    RemoveFree(previous);
+    JoinNext(previous);
+    chunk = previous;
   }
-  AddFree(begin, end - begin);
+  AddFree(chunk);
 }
 
-MemoryStats BestFit::Stats() const {
-  const Bytes largest = free_by_size_.empty() ? Bytes(0) : free_by_size_.rbegin()->first;
-  return {requested_, allocated_, reserved_, largest};
-}
+MemoryStats BestFit::Stats() const { return {requested_, allocated_, reserved_, free_.Largest()}; }
 
 }  // namespace spillway

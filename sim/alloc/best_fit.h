@@ -2,17 +2,18 @@
 //
 // Requests are rounded up to a granularity; freed blocks merge with free neighbours at once. The
 // block is cut from the low or the high end of the chosen free block, as the hint says. `reserved`
-// is the high-water mark: the end of the highest block ever handed out. Logarithmic in the free
-// blocks.
+// is the high-water mark: the end of the highest block ever handed out. The arena is a list of
+// chunks in address order, found by their offsets through a hash table; the free ones are also in a
+// set sorted by size and offset. Every operation takes a few look-ups in contiguous memory.
 
 #ifndef SPILLWAY_SIM_ALLOC_BEST_FIT_H_
 #define SPILLWAY_SIM_ALLOC_BEST_FIT_H_
 
-#include <map>
-#include <set>
-#include <unordered_map>
-#include <utility>
+#include <cstdint>
+#include <vector>
 
+#include "sim/alloc/offset_table.h"
+#include "sim/alloc/size_bins.h"
 #include "sim/core/allocator.h"
 
 namespace spillway {
@@ -26,15 +27,33 @@ class BestFit final : public Allocator {
   std::optional<Block> Allocate(Bytes size, Hint hint) override;
   void Free(const Block& block) override;
   MemoryStats Stats() const override;
+  Bytes Reserved() const override { return reserved_; }
 
  private:
-  void AddFree(Bytes offset, Bytes size);
-  void RemoveFree(std::map<Bytes, Bytes>::iterator block);
+  static constexpr uint32_t kNone = 0xffffffff;
+  static constexpr int64_t kFree = -1;
+
+  // A piece of the arena; together the chunks tile it.
+  struct Chunk {
+    Bytes offset;
+    Bytes size;
+    int64_t requested = kFree;  // bytes asked for, or kFree
+    uint32_t previous = kNone;  // neighbours by address
+    uint32_t next = kNone;
+  };
+  void AddFree(uint32_t chunk);
+  void RemoveFree(uint32_t chunk);
+  // Cuts `size` bytes off the low end of a chunk, as a new chunk before it. Returns the new chunk.
+  uint32_t CutLow(uint32_t chunk, Bytes size);
+  // Joins a chunk with its next neighbour, whose record is recycled.
+  void JoinNext(uint32_t chunk);
+  uint32_t NewChunk();
 
   const Bytes granularity_;
-  std::map<Bytes, Bytes> free_;                     // offset to size
-  std::set<std::pair<Bytes, Bytes>> free_by_size_;  // (size, offset)
-  std::unordered_map<int64_t, Bytes> live_;         // offset of a live block to its requested size
+  std::vector<Chunk> chunks_;
+  std::vector<uint32_t> unused_;  // recycled indices into chunks_
+  SizeBins free_;
+  OffsetTable live_;  // offset of each live block to its chunk
   Bytes requested_, allocated_, reserved_;
 };
 

@@ -48,6 +48,9 @@ class Allocator {
   virtual void Free(const Block& block) = 0;
 
   virtual MemoryStats Stats() const = 0;
+
+  // `Stats().reserved` alone, which is logged with every block.
+  virtual Bytes Reserved() const { return Stats().reserved; }
 };
 
 }  // namespace spillway

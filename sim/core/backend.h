@@ -71,6 +71,7 @@ struct Launch {
   std::span<const Block> scratch;  // likewise
   Block workspace;                 // size 0 if none is needed
   Duration time;                   // sum over `runs` of the cost model's times
+  Bytes traffic;                   // the op's least device-memory traffic
 };
 
 // When one command ran, in time since the iteration began.

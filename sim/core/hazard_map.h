@@ -1,66 +1,86 @@
-// Which commands last touched which bytes of an arena: the answer to "what must this access wait
-// for?".
+// What must an access wait for? The hazards of a block while it has an owner, and of memory between
+// two owners.
 //
-// Each byte range keeps its last write and, per stream, its newest read. A reader waits for the
-// write; a writer, also the next owner of a released range, waits for the write and all the reads.
-// Two readers never wait for each other. Ranges are half-open.
+// Each owner keeps its last write and, per stream, the newest command that touched its block. A
+// reader waits for the write; a writer waits for everything. When a block is given back its hazards
+// stay with the bytes, in the `HazardMap`, until the next owner inherits them. Two readers never
+// wait for each other. Ranges are half-open.
 
 #ifndef SPILLWAY_SIM_CORE_HAZARD_MAP_H_
 #define SPILLWAY_SIM_CORE_HAZARD_MAP_H_
 
+#include <algorithm>
 #include <array>
-#include <map>
 
 #include "sim/core/allocator.h"
 #include "sim/core/backend.h"
+#include "sim/core/chunked_set.h"
 
 namespace spillway {
 
-// The newest event per stream that an access must wait for.
+// The newest event of each stream in a set: waiting for these is waiting for all, for streams are
+// FIFO.
 class WaitSet {
  public:
   void Add(Event event) {
     uint32_t& newest = newest_[Index(event.stream)];
-    if (event.sequence > newest) newest = event.sequence;
+    newest = std::max(newest, event.sequence);
+  }
+  void Add(const WaitSet& other) {
+    for (size_t i = 0; i < kStreamCount; ++i) newest_[i] = std::max(newest_[i], other.newest_[i]);
   }
   uint32_t newest(Stream stream) const { return newest_[Index(stream)]; }
+  bool operator==(const WaitSet&) const = default;
 
  private:
   std::array<uint32_t, kStreamCount> newest_{};
 };
 
-class HazardMap {
+// The hazards of one owned block.
+class Hazards {
  public:
-  // Adds to `waits` what a read, or a write, of `block` must wait for.
-  void AddReadHazards(const Block& block, WaitSet& waits) const;
-  void AddWriteHazards(const Block& block, WaitSet& waits) const;
+  Hazards() = default;
+  // Of a new owner; `inherited` is what its first writer waits for.
+  explicit Hazards(const WaitSet& inherited) : touched_(inherited) {}
 
-  // Notes that the command behind `event` reads, or overwrites, `block`. A write forgets what came
-  // before it, so its command must have waited for that.
-  void RecordRead(const Block& block, Event event);
-  void RecordWrite(const Block& block, Event event);
+  // What a reader, or a writer, must wait for.
+  Event ForRead() const { return write_; }
+  const WaitSet& ForWrite() const { return touched_; }
 
-  // Everything issued so far has completed.
-  void Clear() { ranges_.clear(); }
+  void NoteRead(Event event) { touched_.Add(event); }
+  void NoteWrite(Event event) {
+    write_ = event;
+    touched_.Add(event);
+  }
 
  private:
-  struct Accesses {
-    Event write;
-    std::array<uint32_t, kStreamCount> reads{};
-    bool operator==(const Accesses&) const = default;
-  };
+  Event write_;
+  WaitSet touched_;
+};
+
+// The hazards of memory that has no owner.
+class HazardMap {
+ public:
+  // The owner of `block` gives it back; its last accesses are `touched`.
+  void Leave(const Block& block, const WaitSet& touched);
+
+  // What the new owner of `block` inherits: everything that touched any of its bytes.
+  WaitSet Take(const Block& block);
+
+  // Everything issued so far has completed.
+  void Clear() { ranges_.Clear(); }
+
+ private:
   struct Range {
-    Bytes end;
-    Accesses accesses;
+    Bytes begin, end;
+    WaitSet touched;
   };
-  // Ranges by their offset; disjoint. Bytes in no range were never touched.
-  using Ranges = std::map<Bytes, Range>;
+  struct BeginsBefore {
+    bool operator()(const Range& a, const Range& b) const { return a.begin < b.begin; }
+  };
 
-  // Splits the range that contains `offset` in its middle, if one does.
-  void SplitAt(Bytes offset);
-  Ranges::const_iterator FirstOverlap(Bytes offset) const;
-
-  Ranges ranges_;
+  // Disjoint. Bytes in no range were never touched, or have an owner.
+  ChunkedSet<Range, BeginsBefore> ranges_;
 };
 
 }  // namespace spillway

@@ -30,6 +30,7 @@
 #include "sim/core/cost_model.h"
 #include "sim/core/device.h"
 #include "sim/core/units.h"
+#include "traces/liveness.h"
 #include "traces/trace.h"
 
 namespace spillway {
@@ -99,6 +100,8 @@ class PolicyContext {
   virtual MemoryStats Stats() const = 0;
 
   virtual const Trace& trace() const = 0;
+  // Which ops use and write which storage.
+  virtual const Liveness& liveness() const = 0;
   virtual const Device& device() const = 0;
   virtual const CostModel& cost() const = 0;
   // `cost().Kernels(op, slot, op.batch)`, looked up once per run.

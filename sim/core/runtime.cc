@@ -20,6 +20,7 @@ constexpr uint32_t kNotReserved = 0xffffffff;
 
 // What the runtime knows of one storage. `device` and `host` are meaningful as `residency` says.
 struct Storage {
+  Bytes size;
   Residency residency = Residency::kNone;
   bool persistent = false;   // lives across iterations
   uint32_t pins = 0;         // ops that need it where it is
@@ -27,6 +28,24 @@ struct Storage {
   uint32_t reservation = kNotReserved;
   Block device;
   Block host;
+  Hazards device_hazards;
+  Hazards host_hazards;
+};
+
+// What an op reads or writes, and how many bytes of it.
+struct Operand {
+  TensorId storage{};
+  Bytes size;
+};
+
+// The parts of an op that every iteration looks at, side by side in memory.
+struct OpSummary {
+  int64_t batch = 1;
+  Bytes traffic;
+  // Its operands are operands_[inputs, outputs), then outputs until scratch, then scratch until
+  // end.
+  uint32_t inputs = 0, outputs = 0, scratch = 0, end = 0;
+  uint32_t first_slot = 0, end_slot = 0;  // in kernels_
 };
 
 // A block that one or several storages, or workspaces, use in turn for the whole run.
@@ -35,6 +54,48 @@ struct Reservation {
   Bytes requested;
   TensorId occupant = kNoTensor;
   std::string what;
+};
+
+// The workspace of one op; all zero if it needs none.
+struct Workspace {
+  Block block;
+  Bytes requested;
+  WaitSet inherited;  // what its first writer waits for
+};
+
+// A log that is written anew in each iteration over that of the one before, and knows whether the
+// two are equal. So the comparison needs no second copy.
+template <typename Entry>
+class RepeatedLog {
+ public:
+  explicit RepeatedLog(std::vector<Entry>& entries) : entries_(entries) {}
+
+  void Begin() {
+    written_ = 0;
+    same_ = true;
+  }
+  void Append(const Entry& entry) {
+    if (written_ < entries_.size()) {
+      same_ = same_ && entries_[written_] == entry;
+      entries_[written_] = entry;
+    } else {
+      same_ = false;
+      entries_.push_back(entry);
+    }
+    ++written_;
+  }
+  // Cuts off what is left of a longer log. True if this log equals the last one.
+  bool End() {
+    same_ = same_ && written_ == entries_.size();
+    entries_.resize(written_);
+    return same_;
+  }
+  size_t written() const { return written_; }
+
+ private:
+  std::vector<Entry>& entries_;
+  size_t written_ = 0;
+  bool same_ = false;
 };
 
 // Unwinds a run whose workload does not fit.
@@ -55,8 +116,9 @@ class Runtime final : public PolicyContext {
         liveness_(trace_),
         planner_(trace_, liveness_),
         storages_(trace_.tensors.size()) {
-    LookUpKernels();
+    SummariseOps();
     for (size_t i = 0; i < storages_.size(); ++i) {
+      storages_[i].size = trace_.tensors[i].size;
       const TensorKind kind = trace_.tensors[i].kind;
       storages_[i].persistent =
           kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
@@ -69,6 +131,9 @@ class Runtime final : public PolicyContext {
       Iterate();
     } catch (DoesNotFit& failure) {
       report_.out_of_memory = std::move(failure.reason);
+      decisions_.End();
+      placements_.End();
+      timeline_.End();
     }
     report_.bounds = ComputeBounds();
     return std::move(report_);
@@ -110,11 +175,10 @@ class Runtime final : public PolicyContext {
         if (reservation.occupant != kNoTensor) return false;
         Enter(id, reservation);
       } else {
-        const Bytes size = trace_.tensor(id).size;
+        const Bytes size = At(id).size;
         const auto block = parts_.arena->Allocate(size, parts_.policy->PlacementHint(*this, id));
         if (!block) return false;
-        NoteAllocated(id, size, *block);
-        storage.device = *block;
+        Own(id, size, *block);
       }
       CopyToDevice(id);
       return true;
@@ -195,10 +259,11 @@ class Runtime final : public PolicyContext {
   }
   MemoryStats Stats() const override { return parts_.arena->Stats(); }
   const Trace& trace() const override { return trace_; }
+  const Liveness& liveness() const override { return liveness_; }
   const Device& device() const override { return *parts_.device; }
   const CostModel& cost() const override { return *parts_.cost; }
   std::span<const Kernel> kernels(OpId op, size_t slot) const override {
-    return kernels_[first_slot_[Index(op)] + slot];
+    return kernels_[Summary(op).first_slot + slot];
   }
   std::optional<OpId> recomputing() const override { return recomputing_; }
 
@@ -210,17 +275,50 @@ class Runtime final : public PolicyContext {
   template <typename Action>
   bool Log(Verb verb, TensorId tensor, Action action) {
     const bool done = action();
-    report_.decisions.push_back({op_, verb, done, tensor, {}});
+    decisions_.Append({op_, verb, done, tensor, {}});
     return done;
   }
 
-  void LookUpKernels() {
+  void SummariseOps() {
+    summaries_.reserve(trace_.ops.size());
+    const auto add_operands = [&](const std::vector<TensorId>& tensors) {
+      for (const TensorId id : tensors) {
+        operands_.push_back({liveness_.Root(id), trace_.tensor(id).size});
+      }
+      return static_cast<uint32_t>(operands_.size());
+    };
     for (const Op& op : trace_.ops) {
-      first_slot_.push_back(static_cast<uint32_t>(kernels_.size()));
+      OpSummary summary;
+      summary.batch = op.batch;
+      summary.traffic = op.traffic();
+      summary.inputs = static_cast<uint32_t>(operands_.size());
+      summary.outputs = add_operands(op.inputs);
+      summary.scratch = add_operands(op.outputs);
+      summary.end = add_operands(op.scratch);
+      summary.first_slot = static_cast<uint32_t>(kernels_.size());
       for (size_t slot = 0; slot < op.slots.size(); ++slot) {
         kernels_.push_back(parts_.cost->Kernels(op, slot, op.batch));
       }
+      summary.end_slot = static_cast<uint32_t>(kernels_.size());
+      summaries_.push_back(summary);
     }
+  }
+
+  const OpSummary& Summary(OpId op) const { return summaries_[Index(op)]; }
+  std::span<const Operand> Inputs(OpId op) const {
+    return std::span(operands_).subspan(Summary(op).inputs,
+                                        Summary(op).outputs - Summary(op).inputs);
+  }
+  std::span<const Operand> Outputs(OpId op) const {
+    return std::span(operands_).subspan(Summary(op).outputs,
+                                        Summary(op).scratch - Summary(op).outputs);
+  }
+  std::span<const Operand> Scratch(OpId op) const {
+    return std::span(operands_).subspan(Summary(op).scratch, Summary(op).end - Summary(op).scratch);
+  }
+  // Outputs, then scratch.
+  std::span<const Operand> Written(OpId op) const {
+    return std::span(operands_).subspan(Summary(op).outputs, Summary(op).end - Summary(op).outputs);
   }
 
   // --- The run ----------------------------------------------------------------------------------
@@ -231,41 +329,47 @@ class Runtime final : public PolicyContext {
       if (!storages_[i].persistent || liveness_.Root(id) != id) continue;
       TakeDeviceBlock(id);
     }
+    // Room for the logs of a policy that moves most activations; memory is used only as it fills.
+    report_.decisions.reserve(4 * trace_.ops.size());
+    report_.placements.reserve(6 * trace_.ops.size());
+    report_.timeline.reserve(2 * trace_.ops.size());
+    report_.waits.reserve(2 * trace_.ops.size());
     planning_ = true;
     parts_.policy->Plan(*this);
     planning_ = false;
-    planned_ = std::exchange(report_.decisions, {});
+    decisions_.End();
+    planned_ = report_.decisions;
   }
 
   void Iterate() {
-    Report previous;
     for (report_.iterations = 1;; ++report_.iterations) {
-      RunIteration();
+      report_.steady = RunIteration();
       const Duration time = report_.metrics.iteration;
       report_.shortest = report_.iterations == 1 ? time : std::min(report_.shortest, time);
       report_.longest = std::max(report_.longest, time);
-      report_.steady = report_.iterations > 1 && previous.decisions == report_.decisions &&
-                       previous.placements == report_.placements &&
-                       previous.timeline == report_.timeline;
       if (report_.steady || report_.iterations >= options_.max_iterations) break;
-      previous.decisions.swap(report_.decisions);
-      previous.placements.swap(report_.placements);
-      previous.timeline.swap(report_.timeline);
     }
+    report_.metrics = ComputeMetrics(report_);
     report_.pinning = report_.metrics.pinned_peak > Bytes(0)
                           ? parts_.device->host_malloc.At(report_.metrics.pinned_peak)
                           : Duration();
   }
 
-  void RunIteration() {
-    report_.decisions = planned_;
-    report_.placements.clear();
-    report_.timeline.clear();
+  // True if the iteration was like the one before in decisions, placements and times.
+  bool RunIteration() {
+    decisions_.Begin();
+    placements_.Begin();
+    timeline_.Begin();
     report_.waits.clear();
+    for (const Decision& decision : planned_) decisions_.Append(decision);
     newest_ = fence_ = {};
     synced_ = {};
     device_hazards_.Clear();
     host_hazards_.Clear();
+    for (Storage& storage : storages_) {
+      storage.issued_uses = 0;
+      storage.device_hazards = storage.host_hazards = Hazards();
+    }
     op_ = OpId{0};
     LogHeldBlocks();
     ArriveInputs();
@@ -274,9 +378,10 @@ class Runtime final : public PolicyContext {
       Step(op_, /*again=*/false);
     }
     parts_.backend->Synchronize();
-    TakeTimes();
-    report_.metrics = ComputeMetrics(report_);
-    for (Storage& storage : storages_) storage.issued_uses = 0;
+    bool same = decisions_.End();
+    same = placements_.End() && same;
+    same = timeline_.End() && same;
+    return TakeTimes() && same;
   }
 
   // The blocks that are held from before the iteration open its placement log.
@@ -287,7 +392,7 @@ class Runtime final : public PolicyContext {
     for (size_t i = 0; i < storages_.size(); ++i) {
       const Storage& storage = storages_[i];
       const auto id = static_cast<TensorId>(i);
-      const Bytes size = trace_.tensor(id).size;
+      const Bytes size = At(id).size;
       if (OnDevice(storage.residency)) {
         LogPlacement(PlacementKind::kAllocate, id, size, storage.device);
       }
@@ -312,24 +417,19 @@ class Runtime final : public PolicyContext {
 
   // Runs one op: an op of the trace, or one that runs again to rebuild something.
   void Step(OpId op_id, bool again) {
-    const Op& op = trace_.op(op_id);
     const auto storages = liveness_.Storages(op_id);
     for (const TensorId id : storages) ++At(id).pins;
 
     parts_.policy->BeforeOp(*this, op_id);
-    for (const TensorId input : op.inputs) MakeResident(liveness_.Root(input));
-    for (const auto* list : {&op.outputs, &op.scratch}) {
-      for (const TensorId tensor : *list) MakeWritable(liveness_.Root(tensor));
-    }
-    KernelPlan plan = parts_.policy->ChooseKernels(*this, op_id);
-    if (plan.empty()) plan = FastestPlan(op);
-    const Bytes workspace_size = CheckPlan(op_id, plan);
-    const std::optional<Block> workspace = TakeWorkspace(workspace_size);
+    for (const Operand& input : Inputs(op_id)) MakeResident(input.storage);
+    for (const Operand& written : Written(op_id)) MakeWritable(written.storage);
+    ChoosePlan(op_id);
+    const Workspace workspace = TakeWorkspace(plan_workspace_);
     parts_.policy->BeforeLaunch(*this, op_id);
 
-    Issue(op_id, again, plan, workspace.value_or(Block{}), workspace_size);
+    const Event issued = Issue(op_id, again, workspace);
 
-    if (workspace) GiveWorkspace(workspace_size, *workspace);
+    GiveWorkspace(workspace, issued);
     for (const TensorId id : storages) {
       Storage& storage = At(id);
       --storage.pins;
@@ -339,82 +439,94 @@ class Runtime final : public PolicyContext {
     parts_.policy->AfterOp(*this, op_id);
   }
 
-  void Issue(OpId op_id, bool again, const KernelPlan& plan, const Block& workspace,
-             Bytes workspace_size) {
-    const Op& op = trace_.op(op_id);
+  Event Issue(OpId op_id, bool again, const Workspace& workspace) {
     WaitSet fetch, memory;
-    const auto locate = [&](const std::vector<TensorId>& tensors, std::vector<Block>& blocks) {
-      blocks.clear();
-      for (const TensorId tensor : tensors) {
-        const Block& block = At(liveness_.Root(tensor)).device;
-        blocks.push_back({block.offset, trace_.tensor(tensor).size});
-      }
-    };
-    locate(op.inputs, inputs_);
-    locate(op.outputs, outputs_);
-    locate(op.scratch, scratch_);
-    for (const Block& block : inputs_) device_hazards_.AddReadHazards(block, fetch);
-    for (const auto* blocks : {&outputs_, &scratch_}) {
-      for (const Block& block : *blocks) device_hazards_.AddWriteHazards(block, memory);
+    for (const Operand& input : Inputs(op_id)) {
+      fetch.Add(At(input.storage).device_hazards.ForRead());
     }
-    device_hazards_.AddWriteHazards(workspace, memory);
+    for (const Operand& written : Written(op_id)) {
+      memory.Add(At(written.storage).device_hazards.ForWrite());
+    }
+    memory.Add(workspace.inherited);
 
     TimelineEntry entry;
     entry.kind = CommandKind::kKernel;
     entry.recompute = again;
     entry.op = op_id;
-    entry.size = workspace_size;
-    entry.device = workspace;
+    entry.size = workspace.requested;
+    entry.device = workspace.block;
+    entry.nominal = plan_time_;
     BeginWaits(entry);
     AddWaits(Stream::kCompute, fetch, WaitCause::kFetch, entry);
     AddWaits(Stream::kCompute, memory, WaitCause::kMemory, entry);
     AddWaits(Stream::kCompute, std::exchange(fence_, {}), WaitCause::kFence, entry);
-    if (again) report_.decisions.push_back({op_id, Verb::kRecompute, true, kNoTensor, {}});
-    for (const KernelRun& run : plan) {
-      entry.nominal += KernelOf(op_id, run).time;
-      report_.decisions.push_back({op_id, Verb::kRun, true, kNoTensor, run});
+    if (again) decisions_.Append({op_id, Verb::kRecompute, true, kNoTensor, {}});
+    for (const KernelRun& run : plan_) {
+      decisions_.Append({op_id, Verb::kRun, true, kNoTensor, run});
     }
 
-    const Launch launch{&trace_,  op_id,    again,     plan,         inputs_,
-                        outputs_, scratch_, workspace, entry.nominal};
+    Locate(Inputs(op_id), inputs_);
+    Locate(Outputs(op_id), outputs_);
+    Locate(Scratch(op_id), scratch_);
+    Launch launch;
+    launch.trace = &trace_;
+    launch.op = op_id;
+    launch.recompute = again;
+    launch.runs = plan_;
+    launch.inputs = inputs_;
+    launch.outputs = outputs_;
+    launch.scratch = scratch_;
+    launch.workspace = workspace.block;
+    launch.time = entry.nominal;
+    launch.traffic = Summary(op_id).traffic;
     entry.event = parts_.backend->Enqueue(launch, WaitsOf(entry));
-    for (const Block& block : inputs_) device_hazards_.RecordRead(block, entry.event);
-    for (const auto* blocks : {&outputs_, &scratch_}) {
-      for (const Block& block : *blocks) device_hazards_.RecordWrite(block, entry.event);
+    for (const Operand& input : Inputs(op_id)) {
+      At(input.storage).device_hazards.NoteRead(entry.event);
     }
-    device_hazards_.RecordWrite(workspace, entry.event);
+    for (const Operand& written : Written(op_id)) {
+      At(written.storage).device_hazards.NoteWrite(entry.event);
+    }
     Commit(entry);
-    for (const TensorId output : op.outputs) DropHostCopy(liveness_.Root(output));
+    for (const Operand& output : Outputs(op_id)) DropHostCopy(output.storage);
+    return entry.event;
+  }
+
+  // Where the operands lie on the device.
+  void Locate(std::span<const Operand> operands, std::vector<Block>& blocks) const {
+    blocks.clear();
+    for (const Operand& operand : operands) {
+      blocks.push_back({At(operand.storage).device.offset, operand.size});
+    }
   }
 
   // --- Kernels ----------------------------------------------------------------------------------
 
-  KernelPlan FastestPlan(const Op& op) const {
-    KernelPlan plan;
-    for (uint32_t slot = 0; slot < op.slots.size(); ++slot) plan.push_back({slot, 0, op.batch});
-    return plan;
-  }
-
-  const Kernel& KernelOf(OpId op_id, const KernelRun& run) const {
+  // Asks the policy how to run the op: fills `plan_`, its time and its workspace. Throws
+  // `PolicyError` unless the plan covers each slot, in order, with the whole batch.
+  void ChoosePlan(OpId op_id) {
+    KernelPlan chosen = parts_.policy->ChooseKernels(*this, op_id);
+    plan_time_ = Duration();
+    plan_workspace_ = Bytes(0);
+    if (chosen.empty()) {
+      plan_.clear();
+      const OpSummary& summary = Summary(op_id);
+      for (uint32_t slot = 0; summary.first_slot + slot < summary.end_slot; ++slot) {
+        plan_.push_back({slot, 0, summary.batch});
+        AddToPlan(kernels(op_id, slot).front());
+      }
+      return;
+    }
     const Op& op = trace_.op(op_id);
-    return run.batch == op.batch ? kernels(op_id, run.slot)[run.kernel]
-                                 : parts_.cost->Kernels(op, run.slot, run.batch)[run.kernel];
-  }
-
-  // Returns the workspace that the plan needs. Throws `PolicyError` unless the plan covers each
-  // slot, in order, with the whole batch.
-  Bytes CheckPlan(OpId op_id, const KernelPlan& plan) const {
-    const Op& op = trace_.op(op_id);
-    Bytes workspace;
+    plan_ = std::move(chosen);
     size_t slot = 0;
     int64_t left = op.batch;
-    for (const KernelRun& run : plan) {
+    for (const KernelRun& run : plan_) {
       if (slot < op.slots.size() && left == 0) ++slot, left = op.batch;
       if (run.slot != slot || slot >= op.slots.size() || run.batch < 1 || run.batch > left) {
-        throw PolicyError(
-            fmt::format("ChooseKernels({}): slot {} with batch {} does not continue slot {} with "
-                        "{} samples left",
-                        op.name, run.slot, run.batch, slot, left));
+        throw PolicyError(fmt::format(
+            "ChooseKernels({}): slot {} with batch {} does not continue slot {} with {} samples "
+            "left",
+            op.name, run.slot, run.batch, slot, left));
       }
       const auto candidates = run.batch == op.batch ? kernels(op_id, run.slot)
                                                     : parts_.cost->Kernels(op, run.slot, run.batch);
@@ -423,15 +535,18 @@ class Runtime final : public PolicyContext {
                                       op.name, run.kernel, op.slots[slot].name, candidates.size()));
       }
       left -= run.batch;
-      workspace = std::max(workspace, candidates[run.kernel].workspace);
+      AddToPlan(candidates[run.kernel]);
     }
     if (slot + 1 != op.slots.size() || left != 0) {
       throw PolicyError(
-          fmt::format("ChooseKernels({}): the plan ends in slot {} of {} with {} samples "
-                      "left",
+          fmt::format("ChooseKernels({}): the plan ends in slot {} of {} with {} samples left",
                       op.name, slot, op.slots.size(), left));
     }
-    return workspace;
+  }
+
+  void AddToPlan(const Kernel& kernel) {
+    plan_time_ += kernel.time;
+    plan_workspace_ = std::max(plan_workspace_, kernel.workspace);
   }
 
   // --- Residency --------------------------------------------------------------------------------
@@ -518,26 +633,34 @@ class Runtime final : public PolicyContext {
       return;
     }
     const Hint hint = parts_.policy->PlacementHint(*this, id);
-    const Bytes size = trace_.tensor(id).size;
-    storage.device = AllocateOrFail(size, hint, [&] { return trace_.tensor(id).name; });
-    NoteAllocated(id, size, storage.device);
+    const Bytes size = At(id).size;
+    Own(id, size, AllocateOrFail(size, hint, [&] { return trace_.tensor(id).name; }));
+  }
+
+  // Notes that the storage has a new block.
+  void Own(TensorId id, Bytes requested, const Block& block) {
+    At(id).device = block;
+    At(id).device_hazards = Hazards(device_hazards_.Take(block));
+    NoteAllocated(id, requested, block);
   }
 
   void Enter(TensorId id, Reservation& reservation) {
     reservation.occupant = id;
-    At(id).device = {reservation.block.offset, trace_.tensor(id).size};
-    LogPlacement(PlacementKind::kEnter, id, trace_.tensor(id).size, At(id).device);
+    At(id).device = {reservation.block.offset, At(id).size};
+    At(id).device_hazards = Hazards(device_hazards_.Take(At(id).device));
+    LogPlacement(PlacementKind::kEnter, id, At(id).size, At(id).device);
   }
 
   void GiveDeviceBlock(TensorId id) {
     Storage& storage = At(id);
     ++blocks_given_;
+    device_hazards_.Leave(storage.device, storage.device_hazards.ForWrite());
     if (storage.reservation != kNotReserved) {
       reservations_[storage.reservation].occupant = kNoTensor;
-      LogPlacement(PlacementKind::kLeave, id, trace_.tensor(id).size, storage.device);
+      LogPlacement(PlacementKind::kLeave, id, storage.size, storage.device);
       return;
     }
-    GiveBlock(id, trace_.tensor(id).size, storage.device);
+    GiveBlock(id, storage.size, storage.device);
   }
 
   void NoteAllocated(TensorId id, Bytes requested, const Block& block) {
@@ -560,10 +683,11 @@ class Runtime final : public PolicyContext {
   }
 
   bool TakeHostBlock(TensorId id) {
-    const Bytes size = trace_.tensor(id).size;
+    const Bytes size = At(id).size;
     const auto block = parts_.host_pool->Allocate(size);
     if (!block) return false;
     At(id).host = *block;
+    At(id).host_hazards = Hazards(host_hazards_.Take(*block));
     LogPlacement(PlacementKind::kAllocate, id, size, *block, /*host=*/true);
     return true;
   }
@@ -573,29 +697,39 @@ class Runtime final : public PolicyContext {
     Storage& storage = At(id);
     if (storage.residency != Residency::kBoth && storage.residency != Residency::kHost) return;
     parts_.host_pool->Free(storage.host);
-    LogPlacement(PlacementKind::kFree, id, trace_.tensor(id).size, storage.host, /*host=*/true);
+    host_hazards_.Leave(storage.host, storage.host_hazards.ForWrite());
+    LogPlacement(PlacementKind::kFree, id, storage.size, storage.host, /*host=*/true);
     storage.residency =
         storage.residency == Residency::kBoth ? Residency::kDevice : Residency::kNone;
   }
 
-  std::optional<Block> TakeWorkspace(Bytes size) {
-    if (size == Bytes(0)) return std::nullopt;
+  Workspace TakeWorkspace(Bytes size) {
+    Workspace workspace;
+    if (size == Bytes(0)) return workspace;
+    workspace.requested = size;
     if (UsesReservedWorkspace(size)) {
-      const Block block{reservations_[*workspace_reservation_].block.offset, size};
-      LogPlacement(PlacementKind::kEnter, kNoTensor, size, block);
-      return block;
+      workspace.block = {reservations_[*workspace_reservation_].block.offset, size};
+      LogPlacement(PlacementKind::kEnter, kNoTensor, size, workspace.block);
+    } else {
+      workspace.block =
+          AllocateOrFail(size, Hint::kLow, [] { return std::string("the workspace"); });
+      NoteAllocated(kNoTensor, size, workspace.block);
     }
-    const Block block =
-        AllocateOrFail(size, Hint::kLow, [] { return std::string("the workspace"); });
-    NoteAllocated(kNoTensor, size, block);
-    return block;
+    workspace.inherited = device_hazards_.Take(workspace.block);
+    return workspace;
   }
 
-  void GiveWorkspace(Bytes size, const Block& block) {
+  // Gives it back after the op that `issued` stands for.
+  void GiveWorkspace(const Workspace& workspace, Event issued) {
+    const Bytes size = workspace.requested;
+    if (size == Bytes(0)) return;
+    WaitSet touched = workspace.inherited;
+    touched.Add(issued);
+    device_hazards_.Leave(workspace.block, touched);
     if (UsesReservedWorkspace(size)) {
-      LogPlacement(PlacementKind::kLeave, kNoTensor, size, block);
+      LogPlacement(PlacementKind::kLeave, kNoTensor, size, workspace.block);
     } else {
-      GiveBlock(kNoTensor, size, block);
+      GiveBlock(kNoTensor, size, workspace.block);
     }
   }
 
@@ -661,55 +795,51 @@ class Runtime final : public PolicyContext {
   void LogPlacement(PlacementKind kind, TensorId id, Bytes requested, const Block& block,
                     bool host = false) {
     const Allocator& allocator = host ? *parts_.host_pool : *parts_.arena;
-    report_.placements.push_back({kind, host, op_, id,
-                                  static_cast<uint32_t>(report_.timeline.size()), requested, block,
-                                  allocator.Stats().reserved});
+    placements_.Append({kind, host, op_, id, static_cast<uint32_t>(timeline_.written()), requested,
+                        block, allocator.Reserved()});
   }
 
   // --- Copies, waits and times ------------------------------------------------------------------
 
+  // REQUIRES: the storage has a device block and a host block.
   void CopyToHost(TensorId id) {
-    WaitSet source, memory;
-    const Bytes size = trace_.tensor(id).size;
-    const Block device{At(id).device.offset, size};
-    const Block host{At(id).host.offset, size};
-    device_hazards_.AddReadHazards(device, source);
-    host_hazards_.AddWriteHazards(host, memory);
-    const Event event = Copy(id, Direction::kToHost, device, host, source, memory);
-    device_hazards_.RecordRead(device, event);
-    host_hazards_.RecordWrite(host, event);
+    Storage& storage = At(id);
+    WaitSet source;
+    source.Add(storage.device_hazards.ForRead());
+    const Event event = Copy(id, Direction::kToHost, source, storage.host_hazards.ForWrite());
+    storage.device_hazards.NoteRead(event);
+    storage.host_hazards.NoteWrite(event);
   }
 
   // REQUIRES: the storage has a device block and a host block.
   void CopyToDevice(TensorId id) {
-    WaitSet source, memory;
-    const Bytes size = trace_.tensor(id).size;
-    const Block device{At(id).device.offset, size};
-    const Block host{At(id).host.offset, size};
-    host_hazards_.AddReadHazards(host, source);
-    device_hazards_.AddWriteHazards(device, memory);
-    const Event event = Copy(id, Direction::kToDevice, device, host, source, memory);
-    host_hazards_.RecordRead(host, event);
-    device_hazards_.RecordWrite(device, event);
-    At(id).residency = Residency::kBoth;
+    Storage& storage = At(id);
+    WaitSet source;
+    source.Add(storage.host_hazards.ForRead());
+    const Event event = Copy(id, Direction::kToDevice, source, storage.device_hazards.ForWrite());
+    storage.host_hazards.NoteRead(event);
+    storage.device_hazards.NoteWrite(event);
+    storage.residency = Residency::kBoth;
   }
 
-  Event Copy(TensorId id, Direction direction, const Block& device, const Block& host,
-             const WaitSet& source, const WaitSet& memory) {
+  Event Copy(TensorId id, Direction direction, const WaitSet& source, const WaitSet& memory) {
+    const Bytes size = At(id).size;
+    const Block device{At(id).device.offset, size};
+    const Block host{At(id).host.offset, size};
     const bool to_host = direction == Direction::kToHost;
     const Stream stream = to_host ? Stream::kToHost : Stream::kToDevice;
     TimelineEntry entry;
     entry.kind = to_host ? CommandKind::kToHost : CommandKind::kToDevice;
     entry.op = op_;
     entry.tensor = id;
-    entry.size = device.size;
+    entry.size = size;
     entry.device = device;
     entry.host = host;
-    entry.nominal = parts_.cost->CopyTime(direction, device.size);
+    entry.nominal = parts_.cost->CopyTime(direction, size);
     BeginWaits(entry);
     AddWaits(stream, source, WaitCause::kSource, entry);
     AddWaits(stream, memory, WaitCause::kMemory, entry);
-    entry.event = parts_.backend->Copy(direction, device, host, device.size, WaitsOf(entry));
+    entry.event = parts_.backend->Copy(direction, device, host, size, WaitsOf(entry));
     Commit(entry);
     return entry.event;
   }
@@ -735,18 +865,28 @@ class Runtime final : public PolicyContext {
     }
   }
 
-  void Commit(const TimelineEntry& entry) {
+  void Commit(TimelineEntry& entry) {
     newest_.Add(entry.event);
-    report_.timeline.push_back(entry);
+    // The times of the last iteration stand in until this one's are known.
+    if (timeline_.written() < report_.timeline.size()) {
+      entry.interval = report_.timeline[timeline_.written()].interval;
+    }
+    timeline_.Append(entry);
   }
 
-  void TakeTimes() {
-    const StreamTimes times = parts_.backend->TakeTimeline();
+  // Puts the backend's times into the timeline. True if they equal those of the last iteration.
+  bool TakeTimes() {
+    StreamTimes times = parts_.backend->TakeTimeline();
+    report_.metrics.iteration = Duration();
     for (TimelineEntry& entry : report_.timeline) {
       const auto& stream = times[Index(entry.event.stream)];
       SPILLWAY_CHECK(entry.event.sequence >= 1 && entry.event.sequence <= stream.size());
       entry.interval = stream[entry.event.sequence - 1];
+      report_.metrics.iteration = std::max(report_.metrics.iteration, entry.interval.end);
     }
+    const bool same = times == times_;
+    times_ = std::move(times);
+    return same;
   }
 
   Bounds ComputeBounds() const {
@@ -770,8 +910,8 @@ class Runtime final : public PolicyContext {
   const Liveness liveness_;
   const RebuildPlanner planner_;
 
-  // Candidates of all slots; those of op i start at first_slot_[i].
-  std::vector<uint32_t> first_slot_;
+  std::vector<OpSummary> summaries_;
+  std::vector<Operand> operands_;
   std::vector<std::span<const Kernel>> kernels_;
 
   std::vector<Storage> storages_;  // by tensor; only roots are used
@@ -791,9 +931,16 @@ class Runtime final : public PolicyContext {
   bool planning_ = false;
   std::vector<Decision> planned_;  // verbs called in Plan; they open each decision log
   Report report_;
+  RepeatedLog<Decision> decisions_{report_.decisions};
+  RepeatedLog<Placement> placements_{report_.placements};
+  RepeatedLog<TimelineEntry> timeline_{report_.timeline};
+  StreamTimes times_;  // of the last iteration
 
-  std::vector<Block> inputs_, outputs_,
-      scratch_;  // of the op being issued; kept to save allocations
+  // Of the op being prepared; kept between ops to save allocations.
+  KernelPlan plan_;
+  Duration plan_time_;
+  Bytes plan_workspace_;
+  std::vector<Block> inputs_, outputs_, scratch_;
 };
 
 }  // namespace

@@ -19,7 +19,7 @@ Event SimBackend::Add(Stream stream, Command command, std::span<const Wait> wait
 Event SimBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   Command command;
   command.nominal = launch.time;
-  command.traffic = launch.trace->op(launch.op).traffic();
+  command.traffic = launch.traffic;
   return Add(Stream::kCompute, command, waits, launch.runs.size());
 }
 

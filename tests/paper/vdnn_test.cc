@@ -56,10 +56,10 @@ class TitanXTest : public ::testing::Test {
 
   Report Run(const std::string& workload, const std::string& policy) const {
     const Trace trace = LoadWorkload(workload, {"vdnn", true});
-    const Outcome outcome =
-        Simulate({trace, device_, cost_, device_.memory}, *registry_.Make(policy));
-    EXPECT_THAT(Check(outcome.trace, outcome.report), IsEmpty()) << workload << " " << policy;
-    return outcome.report;
+    const Report report =
+        Simulate({trace, device_, cost_, device_.memory}, *registry_.Make(policy)).report;
+    EXPECT_THAT(Check(trace, report), IsEmpty()) << workload << " " << policy;
+    return report;
   }
 
   Device device_;

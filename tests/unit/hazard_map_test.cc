@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -14,92 +15,91 @@ constexpr Event ToHost(uint32_t sequence) { return {Stream::kToHost, sequence}; 
 
 Block Range(int64_t begin, int64_t end) { return {Bytes(begin), Bytes(end - begin)}; }
 
-WaitSet ReadHazards(const HazardMap& map, const Block& block) {
-  WaitSet waits;
-  map.AddReadHazards(block, waits);
-  return waits;
+TEST(HazardsTest, ReaderWaitsForTheWriteOnly) {
+  Hazards hazards;
+  hazards.NoteWrite(Compute(3));
+  hazards.NoteRead(ToHost(1));
+  EXPECT_EQ(hazards.ForRead(), Compute(3));
 }
 
-WaitSet WriteHazards(const HazardMap& map, const Block& block) {
-  WaitSet waits;
-  map.AddWriteHazards(block, waits);
-  return waits;
+TEST(HazardsTest, WriterWaitsForWriteAndReads) {
+  Hazards hazards;
+  hazards.NoteWrite(Compute(3));
+  hazards.NoteRead(ToHost(1));
+  hazards.NoteRead(ToHost(4));
+  EXPECT_EQ(hazards.ForWrite().newest(Stream::kCompute), 3u);
+  EXPECT_EQ(hazards.ForWrite().newest(Stream::kToHost), 4u);
+  EXPECT_EQ(hazards.ForWrite().newest(Stream::kToDevice), 0u);
+}
+
+TEST(HazardsTest, TheNextOwnersWriterInherits) {
+  Hazards before;
+  before.NoteRead(ToHost(4));
+  const Hazards after(before.ForWrite());
+  EXPECT_EQ(after.ForWrite().newest(Stream::kToHost), 4u);
+  EXPECT_FALSE(after.ForRead());  // what the old owner wrote is not read
 }
 
 TEST(HazardMapTest, UntouchedBytesNeedNoWait) {
-  const HazardMap map;
-  EXPECT_EQ(WriteHazards(map, Range(0, 100)).newest(Stream::kCompute), 0u);
-}
-
-TEST(HazardMapTest, ReaderWaitsForTheWriteOnly) {
   HazardMap map;
-  map.RecordWrite(Range(0, 10), Compute(3));
-  map.RecordRead(Range(0, 10), ToHost(1));
-  const WaitSet waits = ReadHazards(map, Range(5, 6));
-  EXPECT_EQ(waits.newest(Stream::kCompute), 3u);
-  EXPECT_EQ(waits.newest(Stream::kToHost), 0u);
-}
-
-TEST(HazardMapTest, WriterWaitsForWriteAndReads) {
-  HazardMap map;
-  map.RecordWrite(Range(0, 10), Compute(3));
-  map.RecordRead(Range(0, 10), ToHost(1));
-  const WaitSet waits = WriteHazards(map, Range(9, 30));
-  EXPECT_EQ(waits.newest(Stream::kCompute), 3u);
-  EXPECT_EQ(waits.newest(Stream::kToHost), 1u);
+  EXPECT_EQ(map.Take(Range(0, 100)), WaitSet());
 }
 
 // Half-open: the byte at `end` is not part of a range.
 TEST(HazardMapTest, NeighboursDoNotConflict) {
+  WaitSet touched;
+  touched.Add(Compute(1));
   HazardMap map;
-  map.RecordWrite(Range(10, 20), Compute(1));
-  EXPECT_EQ(ReadHazards(map, Range(0, 10)).newest(Stream::kCompute), 0u);
-  EXPECT_EQ(ReadHazards(map, Range(20, 30)).newest(Stream::kCompute), 0u);
-  EXPECT_EQ(ReadHazards(map, Range(19, 20)).newest(Stream::kCompute), 1u);
+  map.Leave(Range(10, 20), touched);
+  EXPECT_EQ(map.Take(Range(0, 10)), WaitSet());
+  EXPECT_EQ(map.Take(Range(20, 30)), WaitSet());
+  EXPECT_EQ(map.Take(Range(19, 20)), touched);
+  EXPECT_EQ(map.Take(Range(19, 20)), WaitSet());  // taken
+  EXPECT_EQ(map.Take(Range(0, 100)), touched);    // the rest of it
 }
 
-// Compares with one record per byte over random accesses.
+// Owners come and go over random ranges; one record per byte says what each inherits.
 TEST(HazardMapTest, AgreesWithAMapPerByte) {
-  struct Byte {
-    Event write;
-    std::array<uint32_t, kStreamCount> reads{};
+  constexpr int64_t kSize = 60;
+  struct Owner {
+    Block block;
+    WaitSet touched;
   };
-  constexpr int64_t kSize = 40;
   std::mt19937 random(1);
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < 300; ++round) {
     HazardMap map;
-    std::vector<Byte> bytes(kSize);
-    std::array<uint32_t, kStreamCount> issued{};
-    for (int step = 0; step < 60; ++step) {
+    std::vector<std::optional<WaitSet>> left(kSize);  // by byte: what touched it, unless owned
+    std::vector<bool> owned(kSize);
+    std::vector<Owner> owners;
+    uint32_t sequence = 0;
+    for (int step = 0; step < 80; ++step) {
+      if (!owners.empty() && random() % 2 == 0) {
+        const size_t index = random() % owners.size();
+        const Owner owner = owners[index];
+        owners.erase(owners.begin() + static_cast<std::ptrdiff_t>(index));
+        map.Leave(owner.block, owner.touched);
+        for (int64_t i = owner.block.offset.count(); i < owner.block.end().count(); ++i) {
+          owned[i] = false;
+          left[i] = owner.touched;
+        }
+        continue;
+      }
       const auto begin = static_cast<int64_t>(random() % kSize);
-      const auto size = static_cast<int64_t>(random() % (kSize - begin));
-      const Block block = Range(begin, begin + size);
-      WaitSet reads, writes, expected_reads, expected_writes;
-      map.AddReadHazards(block, reads);
-      map.AddWriteHazards(block, writes);
-      for (int64_t i = begin; i < begin + size; ++i) {
-        expected_reads.Add(bytes[i].write);
-        expected_writes.Add(bytes[i].write);
-        for (size_t s = 0; s < kStreamCount; ++s) {
-          expected_writes.Add({static_cast<Stream>(s), bytes[i].reads[s]});
-        }
+      int64_t end = begin;
+      const auto limit = begin + static_cast<int64_t>(1 + random() % 12);
+      while (end < std::min(kSize, limit) && !owned[end]) ++end;
+      if (end == begin) continue;
+      WaitSet expected;
+      for (int64_t i = begin; i < end; ++i) {
+        if (left[i]) expected.Add(*left[i]);
+        left[i].reset();
+        owned[i] = true;
       }
-      const auto stream = static_cast<Stream>(random() % kStreamCount);
-      const Event event{stream, ++issued[Index(stream)]};
-      const bool is_write = random() % 2 == 0;
-      for (size_t s = 0; s < kStreamCount && size > 0; ++s) {
-        const auto other = static_cast<Stream>(s);
-        ASSERT_EQ(reads.newest(other), expected_reads.newest(other));
-        ASSERT_EQ(writes.newest(other), expected_writes.newest(other));
-      }
-      for (int64_t i = begin; i < begin + size; ++i) {
-        if (is_write) {
-          bytes[i] = {event, {}};
-        } else {
-          bytes[i].reads[Index(stream)] = event.sequence;
-        }
-      }
-      is_write ? map.RecordWrite(block, event) : map.RecordRead(block, event);
+      const WaitSet inherited = map.Take(Range(begin, end));
+      ASSERT_EQ(inherited, expected);
+      Owner owner{Range(begin, end), inherited};
+      owner.touched.Add({static_cast<Stream>(random() % kStreamCount), ++sequence});
+      owners.push_back(owner);
     }
   }
 }

@@ -1,0 +1,56 @@
+// The discrete-event engine and the hazard map alone. An item is one command, or one access.
+
+#include <benchmark/benchmark.h>
+
+#include <random>
+
+#include "experiments/catalogue.h"
+#include "sim/core/hazard_map.h"
+#include "sim/engine/schedule.h"
+
+namespace spillway {
+namespace {
+
+// Kernels with a copy each way, every kernel waiting for the copies of the one before.
+void BM_Schedule(benchmark::State& state) {
+  const Device device = LoadDevice("h200");
+  const Links links(device);
+  Program program;
+  const auto add = [&](Stream stream, Duration nominal, Bytes traffic, std::vector<Event> waits) {
+    auto& commands = program.streams[Index(stream)];
+    commands.push_back({Duration(), nominal, traffic, static_cast<uint32_t>(program.waits.size()),
+                        static_cast<uint32_t>(waits.size())});
+    program.waits.insert(program.waits.end(), waits.begin(), waits.end());
+    return Event{stream, static_cast<uint32_t>(commands.size())};
+  };
+  std::vector<Event> previous;
+  for (int64_t i = 0; i < state.range(0); ++i) {
+    const Event kernel =
+        add(Stream::kCompute, Duration::Microseconds(90 + i % 20), Bytes::MiB(200), previous);
+    previous = {add(Stream::kToHost, Duration::Microseconds(80), Bytes::MiB(4), {kernel}),
+                add(Stream::kToDevice, Duration::Microseconds(70), Bytes::MiB(4), {})};
+  }
+  for (auto _ : state) benchmark::DoNotOptimize(RunSchedule(program, links));
+  state.SetItemsProcessed(static_cast<int64_t>(state.iterations()) * 3 * state.range(0));
+}
+BENCHMARK(BM_Schedule)->Arg(1000)->Arg(100000);
+
+void BM_HazardMap(benchmark::State& state) {
+  HazardMap map;
+  std::mt19937 random(1);
+  std::vector<Block> blocks;
+  for (int64_t i = 0; i < state.range(0); ++i) blocks.push_back({Bytes(i * 512), Bytes(512)});
+  uint32_t sequence = 0;
+  for (auto _ : state) {
+    const Block& block = blocks[random() % blocks.size()];
+    WaitSet touched = map.Take(block);
+    touched.Add({Stream::kCompute, ++sequence});
+    map.Leave(block, touched);
+    benchmark::DoNotOptimize(touched);
+  }
+  state.SetItemsProcessed(static_cast<int64_t>(state.iterations()));
+}
+BENCHMARK(BM_HazardMap)->Arg(100)->Arg(10000);
+
+}  // namespace
+}  // namespace spillway

@@ -1,0 +1,83 @@
+// Simulated ops per second: the runtime, a policy and the engine, all logs on. An item is one op of
+// the trace in one simulated iteration.
+
+#include <benchmark/benchmark.h>
+
+#include <string>
+
+#include "experiments/catalogue.h"
+#include "experiments/simulate.h"
+#include "sim/cost/roofline.h"
+#include "traces/lowering.h"
+#include "traces/zoo/zoo.h"
+
+namespace spillway {
+namespace {
+
+// What a run needs, made once.
+struct Scenario {
+  explicit Scenario(Trace lowered)
+      : trace(std::move(lowered)), device(LoadDevice("titan_x_maxwell")), cost(device) {
+    RegisterBuiltinPolicies(registry);
+  }
+
+  Report Run(const std::string& policy, Bytes memory) const {
+    return Simulate({trace, device, cost, memory}, *registry.Make(policy)).report;
+  }
+
+  Trace trace;
+  Device device;
+  RooflineCostModel cost;
+  PolicyRegistry registry;
+};
+
+Trace Lower(const char* network, int64_t batch) {
+  return LowerNetwork(BuildNetwork(network), {batch, "torch", true});
+}
+
+void Measure(benchmark::State& state, const Scenario& scenario, const std::string& policy) {
+  int64_t iterations = 0;
+  for (auto _ : state) {
+    const Report report = scenario.Run(policy, Bytes::GiB(64));
+    iterations += report.iterations;
+    benchmark::DoNotOptimize(report.metrics.iteration);
+  }
+  const auto ops = static_cast<int64_t>(scenario.trace.ops.size());
+  state.SetItemsProcessed(iterations * ops);
+  state.counters["ops"] = static_cast<double>(ops);
+  state.counters["s_per_iteration"] = benchmark::Counter(
+      static_cast<double>(iterations), benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+}
+
+void BM_SimulateVgg416VdnnAll(benchmark::State& state) {
+  Measure(state, Scenario(Lower("vgg416", 32)), "vdnn-all");
+}
+BENCHMARK(BM_SimulateVgg416VdnnAll);
+
+void BM_SimulateVgg16VdnnAll(benchmark::State& state) {
+  Measure(state, Scenario(Lower("vgg16", 64)), "vdnn-all");
+}
+BENCHMARK(BM_SimulateVgg16VdnnAll);
+
+void BM_SimulateVgg16Liveness(benchmark::State& state) {
+  Measure(state, Scenario(Lower("vgg16", 64)), "liveness");
+}
+BENCHMARK(BM_SimulateVgg16Liveness);
+
+// Chains of 3x3 convolutions with about the given number of ops: how the time per op grows.
+void BM_SimulateChain(benchmark::State& state) {
+  Network net("chain", {16, 16, 16});
+  LayerNode x = net.image();
+  for (int64_t i = 0; i * 5 < state.range(0); ++i) {
+    x = net.ConvRelu("conv" + std::to_string(i), x, ConvSpec::Square(16, 3, 1, 1));
+  }
+  net.SoftmaxLoss("softmax", x);
+  Measure(state, Scenario(LowerNetwork(net, {8, "torch", true})), "vdnn-all");
+}
+BENCHMARK(BM_SimulateChain)
+    ->RangeMultiplier(10)
+    ->Range(1000, 100000)
+    ->Unit(benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace spillway

@@ -1,0 +1,51 @@
+// Reading and lowering traces. Bytes are those of the JSON text; an item is one op.
+
+#include <benchmark/benchmark.h>
+
+#include "traces/format.h"
+#include "traces/liveness.h"
+#include "traces/lowering.h"
+#include "traces/zoo/zoo.h"
+
+namespace spillway {
+namespace {
+
+void BM_ParseTrace(benchmark::State& state, const char* network) {
+  const std::string text = FormatTrace(LowerNetwork(BuildNetwork(network), {32, "torch", true}));
+  for (auto _ : state) benchmark::DoNotOptimize(ParseTrace(text, "bench"));
+  state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * text.size()));
+}
+BENCHMARK_CAPTURE(BM_ParseTrace, vgg16, "vgg16");
+BENCHMARK_CAPTURE(BM_ParseTrace, vgg416, "vgg416");
+
+// A trace of many megabytes.
+void BM_ParseLongTrace(benchmark::State& state) {
+  Network net("chain", {16, 16, 16});
+  LayerNode x = net.image();
+  for (int i = 0; i < 20000; ++i) {
+    x = net.ConvRelu("conv" + std::to_string(i), x, ConvSpec::Square(16, 3, 1, 1));
+  }
+  net.SoftmaxLoss("softmax", x);
+  const std::string text = FormatTrace(LowerNetwork(net, {8, "torch", true}));
+  for (auto _ : state) benchmark::DoNotOptimize(ParseTrace(text, "bench"));
+  state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * text.size()));
+}
+BENCHMARK(BM_ParseLongTrace)->Unit(benchmark::kMillisecond);
+
+void BM_LowerVgg416(benchmark::State& state) {
+  const Network network = BuildNetwork("vgg416");
+  size_t ops = 0;
+  for (auto _ : state) ops = LowerNetwork(network, {32, "torch", true}).ops.size();
+  state.SetItemsProcessed(static_cast<int64_t>(state.iterations() * ops));
+}
+BENCHMARK(BM_LowerVgg416);
+
+void BM_Liveness(benchmark::State& state) {
+  const Trace trace = LowerNetwork(BuildNetwork("vgg416"), {32, "torch", true});
+  for (auto _ : state) benchmark::DoNotOptimize(Liveness(trace));
+  state.SetItemsProcessed(static_cast<int64_t>(state.iterations() * trace.ops.size()));
+}
+BENCHMARK(BM_Liveness);
+
+}  // namespace
+}  // namespace spillway

@@ -1,0 +1,80 @@
+// The containers behind the hot paths, against the standard library's.
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+
+#include "sim/alloc/offset_table.h"
+#include "sim/core/chunked_set.h"
+
+namespace spillway {
+namespace {
+
+TEST(ChunkedSetTest, AgreesWithASet) {
+  std::mt19937 random(5);
+  for (const uint32_t range : {10u, 300u, 5000u}) {
+    ChunkedSet<uint32_t> chunked;
+    std::set<uint32_t> model;
+    for (int step = 0; step < 20000; ++step) {
+      const auto key = static_cast<uint32_t>(random() % range);
+      const auto at = chunked.LowerBound(key);
+      const auto expected = model.lower_bound(key);
+      ASSERT_EQ(at == chunked.End(), expected == model.end());
+      const bool present = expected != model.end() && *expected == key;
+      if (expected != model.end()) {
+        ASSERT_EQ(chunked.At(at), *expected);
+        const auto next = chunked.Next(at);
+        ASSERT_EQ(next == chunked.End(), std::next(expected) == model.end());
+        if (next != chunked.End()) {
+          ASSERT_EQ(chunked.At(next), *std::next(expected));
+        }
+      }
+      if (expected != model.begin()) {
+        ASSERT_EQ(chunked.At(chunked.Previous(at)), *std::prev(expected));
+      }
+      // Grows for a while, then shrinks, so that chunks split and vanish.
+      if (!present && (step % 4000 < 2500 || random() % 4 == 0)) {
+        chunked.Insert(key);
+        model.insert(key);
+      } else if (present) {
+        chunked.Erase(at);
+        model.erase(key);
+      }
+      ASSERT_EQ(chunked.empty(), model.empty());
+      if (!model.empty()) {
+        ASSERT_EQ(chunked.Last(), *model.rbegin());
+        ASSERT_EQ(chunked.At(chunked.Begin()), *model.begin());
+      }
+    }
+  }
+}
+
+TEST(OffsetTableTest, AgreesWithAMap) {
+  std::mt19937 random(9);
+  OffsetTable table;
+  std::map<int64_t, uint32_t> model;
+  for (int step = 0; step < 50000; ++step) {
+    const auto offset = static_cast<int64_t>(random() % 3000) * 512;
+    const auto found = model.find(offset);
+    if (found == model.end()) {
+      table.Insert(offset, static_cast<uint32_t>(step));
+      model.emplace(offset, static_cast<uint32_t>(step));
+    } else {
+      ASSERT_EQ(table.Take(offset), found->second);
+      model.erase(found);
+    }
+    ASSERT_EQ(table.size(), model.size());
+  }
+}
+
+TEST(OffsetTableDeathTest, TakingTwiceAborts) {
+  OffsetTable table;
+  table.Insert(512, 1);
+  table.Take(512);
+  EXPECT_DEATH(table.Take(512), "check failed");
+}
+
+}  // namespace
+}  // namespace spillway
