@@ -27,8 +27,11 @@ StallCause CauseOf(WaitCause cause) {
   }
 }
 
+// Three significant digits, or the whole part where it is longer.
 std::string FormatRate(Bandwidth rate) {
-  return fmt::format("{:.3g} GB/s", static_cast<double>(rate.bytes_per_second) / 1e9);
+  const double gigabytes = static_cast<double>(rate.bytes_per_second) / 1e9;
+  return gigabytes < 999.5 ? fmt::format("{:.3g} GB/s", gigabytes)
+                           : fmt::format("{:.0f} GB/s", gigabytes);
 }
 
 // The rate that moves `size` in `time`, rounded up. REQUIRES: time > 0.

@@ -21,8 +21,8 @@ std::string FormatSeconds(double seconds) {
 std::string FormatProgress(size_t done, size_t total, double seconds, std::string_view what) {
   constexpr size_t kWidth = 20;
   const size_t filled = total > 0 ? kWidth * done / total : kWidth;
-  std::string text = fmt::format("[{:#>{}}{:.>{}}] {}/{}", "", filled, "", kWidth - filled, done,
-                                 total);
+  std::string text =
+      fmt::format("[{:#>{}}{:.>{}}] {}/{}", "", filled, "", kWidth - filled, done, total);
   if (!what.empty()) text += fmt::format(" {}", what.substr(0, 40));
   if (done > 0 && done < total) {
     const double left = seconds / static_cast<double>(done) * static_cast<double>(total - done);
@@ -37,7 +37,7 @@ ProgressBar::ProgressBar(size_t total, bool quiet)
       start_(std::chrono::steady_clock::now()),
       total_(total) {
   const std::lock_guard lock(mutex_);
-  Draw({});
+  if (total > 0) Draw({});
 }
 
 ProgressBar::~ProgressBar() {

@@ -20,6 +20,7 @@ std::string FormatProgress(size_t done, size_t total, double seconds, std::strin
 
 class ProgressBar {
  public:
+  // A total of 0 is not known yet: the bar appears with the first `Set`.
   ProgressBar(size_t total, bool quiet);
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;

@@ -113,10 +113,10 @@ std::string CompilerVersion() {
 
 Settings LibraryVersions() {
   Settings versions;
-  // "fmt 9.1.0;simdjson 3.0.1;..." from the build.
+  // "fmt 9.1.0,simdjson 3.0.1,..." from the build.
   std::string_view left = SPILLWAY_LIBRARIES;
   while (!left.empty()) {
-    const std::string_view one = left.substr(0, left.find(';'));
+    const std::string_view one = left.substr(0, left.find(','));
     left.remove_prefix(std::min(left.size(), one.size() + 1));
     const size_t blank = one.find(' ');
     versions.emplace_back(one.substr(0, blank), one.substr(blank + 1));
