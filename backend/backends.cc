@@ -14,6 +14,8 @@ CostTable RecordCosts(const Trace& trace, const RecordOptions& options) {
   return Record(trace, options);
 }
 
+Measurements MeasureDevice(const CalibrateOptions& options) { return Calibrate(options); }
+
 #else
 
 namespace {
@@ -30,6 +32,8 @@ bool CudaCompiledIn() { return false; }
 std::string CudaDevice(int) { NotCompiledIn(); }
 
 CostTable RecordCosts(const Trace&, const RecordOptions&) { NotCompiledIn(); }
+
+Measurements MeasureDevice(const CalibrateOptions&) { NotCompiledIn(); }
 
 #endif
 

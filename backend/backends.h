@@ -8,7 +8,9 @@
 
 #include <string>
 
+#include "backend/cuda/calibrator.h"
 #include "backend/cuda/recorder.h"
+#include "sim/core/calibration.h"
 #include "sim/core/cost_table.h"
 #include "traces/trace.h"
 
@@ -22,6 +24,9 @@ std::string CudaDevice(int device = 0);
 
 // `Record` of backend/cuda/recorder.h; throws `EnvironmentError` if CUDA is not compiled in.
 CostTable RecordCosts(const Trace& trace, const RecordOptions& options);
+
+// `Calibrate` of backend/cuda/calibrator.h; throws `EnvironmentError` if CUDA is not compiled in.
+Measurements MeasureDevice(const CalibrateOptions& options);
 
 }  // namespace spillway
 

@@ -45,12 +45,14 @@ std::vector<std::string> DeviceNames() {
   return names;
 }
 
-Device LoadDevice(const std::string& name) {
-  if (name.ends_with(".toml")) return ReadDevice(name);
+fs::path DevicePath(const std::string& name) {
+  if (name.ends_with(".toml")) return name;
   const auto path = FindDataFile(fs::path("sim/devices") / (name + ".toml"));
   if (!path) throw UsageError(UnknownName("device", name, DeviceNames()));
-  return ReadDevice(*path);
+  return *path;
 }
+
+Device LoadDevice(const std::string& name) { return ReadDevice(DevicePath(name)); }
 
 Trace LoadWorkload(const std::string& text, const WorkloadOptions& options) {
   if (text.ends_with(".json") || text.ends_with(".zst")) return ReadTrace(text);

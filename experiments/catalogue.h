@@ -31,6 +31,7 @@ std::vector<std::string> DeviceNames();
 
 // `name` is one of `DeviceNames` or the path of a device file (it ends in ".toml"). Throws
 // `UsageError` with a suggestion for an unknown name.
+std::filesystem::path DevicePath(const std::string& name);
 Device LoadDevice(const std::string& name);
 
 struct WorkloadOptions {

@@ -4,13 +4,13 @@
 
 #include <iterator>
 #include <limits>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "sim/core/error.h"
 #include "traces/file.h"
 #include "traces/json.h"
+#include "traces/name_table.h"
 
 namespace spillway {
 namespace {
@@ -29,9 +29,6 @@ class TraceReader {
   Trace Read();
 
  private:
-  // Indices by name; the names are those in the document.
-  using Names = std::unordered_map<std::string_view, uint32_t>;
-
   // An `alias_of` that names a tensor further down.
   struct ForwardAlias {
     size_t tensor;
@@ -89,8 +86,8 @@ class TraceReader {
                  }),
         Required("size", To(tensor.size)), Optional("alias_of", [&](Value v) {
           const std::string_view root = json_.ReadString(v);
-          if (const auto found = tensors_.find(root); found != tensors_.end()) {
-            tensor.alias_of = static_cast<TensorId>(found->second);
+          if (const uint32_t* found = tensors_.Find(root)) {
+            tensor.alias_of = static_cast<TensorId>(*found);
           } else {
             forward_aliases_.push_back({index, root, json_.Here()});
           }
@@ -99,11 +96,11 @@ class TraceReader {
 
   void ResolveForwardAliases() {
     for (const ForwardAlias& alias : forward_aliases_) {
-      const auto found = tensors_.find(alias.root);
-      if (found == tensors_.end()) {
+      const uint32_t* found = tensors_.Find(alias.root);
+      if (found == nullptr) {
         json_.Fail(alias.place, fmt::format("there is no tensor '{}'", JsonExcerpt(alias.root)));
       }
-      trace_.tensors[alias.tensor].alias_of = static_cast<TensorId>(found->second);
+      trace_.tensors[alias.tensor].alias_of = static_cast<TensorId>(*found);
     }
   }
 
@@ -139,24 +136,23 @@ class TraceReader {
   }
 
   // Reads the name of the last of `count` elements and enters it.
-  std::string_view Define(Value value, Names& names, size_t count) {
+  std::string_view Define(Value value, NameTable& names, size_t count) {
     const std::string_view name = json_.ReadString(value);
     const auto index = static_cast<uint32_t>(count - 1);
-    const auto [entry, inserted] = names.emplace(name, index);
-    if (!inserted) {
+    if (!names.Insert(name, index)) {
       json_.Fail(fmt::format("'{}' is already the name of element [{}]", JsonExcerpt(name),
-                             entry->second));
+                             *names.Find(name)));
     }
     return name;
   }
 
-  uint32_t Lookup(Value value, const Names& names, std::string_view what) {
+  uint32_t Lookup(Value value, const NameTable& names, std::string_view what) {
     const std::string_view name = json_.ReadString(value);
-    const auto found = names.find(name);
-    if (found == names.end()) {
+    const uint32_t* found = names.Find(name);
+    if (found == nullptr) {
       json_.Fail(fmt::format("there is no {} '{}'", what, JsonExcerpt(name)));
     }
-    return found->second;
+    return *found;
   }
 
   template <typename Enum>
@@ -170,8 +166,9 @@ class TraceReader {
 
   JsonDocument json_;
   Trace trace_;
-  Names layers_;
-  Names tensors_;
+  // Indices by name; the names are those in the document.
+  NameTable layers_;
+  NameTable tensors_;
   std::vector<ForwardAlias> forward_aliases_;
 };
 

@@ -6,9 +6,9 @@
 #include <array>
 #include <cmath>
 #include <string_view>
-#include <unordered_set>
 
 #include "sim/core/error.h"
+#include "traces/name_table.h"
 
 namespace spillway {
 namespace {
@@ -46,7 +46,7 @@ class Validator {
   void Run() {
     if (trace_.batch < 1) Fail(fmt::format("batch is {}, expected at least 1", trace_.batch));
     for (size_t i = 0; i < trace_.layers.size(); ++i) CheckName("layer", i, trace_.layers[i].name);
-    names_.clear();
+    names_.Clear();
     for (size_t i = 0; i < trace_.tensors.size(); ++i) CheckTensor(i, trace_.tensors[i]);
     FindRoots();
     written_.resize(trace_.tensors.size());
@@ -54,7 +54,7 @@ class Validator {
       CheckAlias(trace_.tensors[i], trace_.tensors[roots_[i]]);
       if (StartsWritten(trace_.tensors[i].kind)) written_[roots_[i]] = true;
     }
-    names_.clear();
+    names_.Clear();
     for (size_t i = 0; i < trace_.ops.size(); ++i) CheckOp(i, trace_.ops[i]);
   }
 
@@ -65,7 +65,8 @@ class Validator {
 
   void CheckName(std::string_view what, size_t index, const std::string& name) {
     if (name.empty()) Fail(fmt::format("{} {} has no name", what, index));
-    if (!names_.insert(name).second) Fail(fmt::format("duplicate {} '{}'", what, name));
+    if (!names_.Insert(name, static_cast<uint32_t>(index)))
+      Fail(fmt::format("duplicate {} '{}'", what, name));
   }
 
   // Adds `amount` to `total` and keeps it where no sum of a reader can overflow.
@@ -180,7 +181,7 @@ class Validator {
   }
 
   const Trace& trace_;
-  std::unordered_set<std::string_view> names_;
+  NameTable names_;
   std::vector<std::string_view> attribute_names_;
   std::vector<size_t> roots_;  // of each tensor's alias chain
   std::vector<bool> written_;  // per storage

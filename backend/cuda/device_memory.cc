@@ -39,4 +39,19 @@ std::optional<DeviceBuffer> DeviceBuffer::TryAllocate(Bytes size) {
   return buffer;
 }
 
+PinnedBuffer::PinnedBuffer(Bytes size) : size_(size) {
+  const cudaError_t code =
+      cudaMallocHost(reinterpret_cast<void**>(&data_), static_cast<size_t>(size.count()));
+  if (code == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());  // not sticky; clear it for the next check
+    throw Error(fmt::format("out of host memory: {} to be pinned", FormatBytes(size)));
+  }
+  CheckCuda(code, "cudaMallocHost");
+}
+
+PinnedBuffer::~PinnedBuffer() {
+  // As for device memory, a failure is either sticky or the process is ending.
+  if (data_ != nullptr) static_cast<void>(cudaFreeHost(data_));
+}
+
 }  // namespace spillway

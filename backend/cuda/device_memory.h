@@ -1,4 +1,5 @@
-// Device memory: a range of it, and a buffer that owns one. Includes no CUDA.
+// Device memory, a range of it and a buffer that owns one, and pinned host memory. Includes no
+// CUDA.
 
 #ifndef SPILLWAY_BACKEND_CUDA_DEVICE_MEMORY_H_
 #define SPILLWAY_BACKEND_CUDA_DEVICE_MEMORY_H_
@@ -40,6 +41,23 @@ class DeviceBuffer {
 
  private:
   DeviceRange range_;
+};
+
+// Pinned host memory of its own, given back at the end of its life.
+class PinnedBuffer {
+ public:
+  // Throws `Error` that names the size if the host has not that much memory to pin.
+  explicit PinnedBuffer(Bytes size);
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
+  ~PinnedBuffer();
+
+  std::byte* data() const { return data_; }
+  Bytes size() const { return size_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  Bytes size_;
 };
 
 }  // namespace spillway

@@ -1,14 +1,10 @@
 #include "backend/cuda/recorder.h"
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cmath>
-#include <ctime>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <set>
@@ -20,11 +16,8 @@
 #include "backend/cuda/dnn_library.h"
 #include "backend/cuda/elementwise.h"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/stream.h"
 #include "sim/core/error.h"
-
-#ifndef SPILLWAY_VERSION
-#define SPILLWAY_VERSION "development"
-#endif
 
 namespace spillway {
 namespace {
@@ -36,55 +29,6 @@ constexpr int kLeastRepeats = 5;
 constexpr Duration kShort = Duration::Microseconds(50);
 constexpr Duration kGroupTime = Duration::Microseconds(200);
 constexpr int64_t kLargestGroup = 64;
-constexpr Duration kLongestSpin = Duration::Milliseconds(20);
-
-class CudaStream {
- public:
-  CudaStream() { SPILLWAY_CUDA_CALL(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
-  ~CudaStream() { cudaStreamDestroy(stream_); }
-  CudaStream(const CudaStream&) = delete;
-  CudaStream& operator=(const CudaStream&) = delete;
-  cudaStream_t get() const { return stream_; }
-  void Synchronize() const { SPILLWAY_CUDA_CALL(cudaStreamSynchronize(stream_)); }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
-class TimingEvent {
- public:
-  TimingEvent() { SPILLWAY_CUDA_CALL(cudaEventCreate(&event_)); }
-  ~TimingEvent() { cudaEventDestroy(event_); }
-  TimingEvent(const TimingEvent&) = delete;
-  TimingEvent& operator=(const TimingEvent&) = delete;
-  cudaEvent_t get() const { return event_; }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
-Duration HostClock() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return Duration::Nanoseconds(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
-}
-
-Duration FromMilliseconds(double milliseconds) {
-  return Duration::Picoseconds(std::llround(milliseconds * 1e9));
-}
-
-Duration Divide(Duration time, int64_t n) {
-  return Duration::Picoseconds((time.picoseconds() + n / 2) / n);
-}
-
-// The value below which `fraction` of the sorted, non-empty `times` lie, interpolated.
-double Percentile(const std::vector<Duration>& times, double fraction) {
-  const double position = fraction * static_cast<double>(times.size() - 1);
-  const auto below = static_cast<size_t>(position);
-  const size_t above = std::min(below + 1, times.size() - 1);
-  const auto low = static_cast<double>(times[below].picoseconds());
-  const auto high = static_cast<double>(times[above].picoseconds());
-  return low + (position - static_cast<double>(below)) * (high - low);
-}
 
 // One entry to record: the first op of the trace with this signature stands for all.
 struct Job {
@@ -240,34 +184,17 @@ class Recorder {
   std::string last_drop_;  // the latest note on a dropped algorithm
 };
 
-// "580.65.06", or the CUDA version that the driver supports where the kernel module does not say.
-std::string DriverVersion() {
-  std::ifstream file("/proc/driver/nvidia/version");
-  std::string word;
-  while (file >> word) {
-    // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  ..."
-    const bool version = !word.empty() && std::count(word.begin(), word.end(), '.') >= 1 &&
-                         word.find_first_not_of("0123456789.") == std::string::npos;
-    if (version) return word;
-  }
-  int cuda = 0;
-  SPILLWAY_CUDA_CALL(cudaDriverGetVersion(&cuda));
-  return fmt::format("CUDA {}.{}", cuda / 1000, cuda % 1000 / 10);
-}
-
 Provenance Recorder::MakeProvenance() const {
   cudaDeviceProp properties{};
   SPILLWAY_CUDA_CALL(cudaGetDeviceProperties(&properties, options_.device));
-  int runtime = 0;
-  SPILLWAY_CUDA_CALL(cudaRuntimeGetVersion(&runtime));
   Provenance provenance;
   provenance.gpu = properties.name;
   provenance.driver = DriverVersion();
-  provenance.cuda = fmt::format("{}.{}", runtime / 1000, runtime % 1000 / 10);
+  provenance.cuda = RuntimeVersion();
   provenance.cudnn = DnnLibrary::Version();
   provenance.math = options_.math;
-  provenance.date = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
-  provenance.tool = "spillway " SPILLWAY_VERSION;
+  provenance.date = DateNow();
+  provenance.tool = ToolVersion();
   return provenance;
 }
 
@@ -410,14 +337,12 @@ std::optional<std::string> Recorder::CheckResult(const DeviceRange& result,
 
 Duration Recorder::TimeGroup(const Op& op, const SlotLaunch& launch, int64_t count, Duration spin) {
   if (spin > Duration()) Spin(spin.picoseconds() / 1000, stream_.get());
-  SPILLWAY_CUDA_CALL(cudaEventRecord(start_.get(), stream_.get()));
+  start_.Record(stream_);
   for (int64_t i = 0; i < count; ++i) kernels_.Launch(op, launch, stream_.get());
-  SPILLWAY_CUDA_CALL(cudaEventRecord(end_.get(), stream_.get()));
+  end_.Record(stream_);
   SPILLWAY_CUDA_CALL(cudaEventSynchronize(end_.get()),
                      {op.name, op.slots[launch.slot].name, launch.algorithm});
-  float milliseconds = 0;
-  SPILLWAY_CUDA_CALL(cudaEventElapsedTime(&milliseconds, start_.get(), end_.get()));
-  return Divide(FromMilliseconds(milliseconds), count);
+  return Divide(Elapsed(start_, end_), count);
 }
 
 RecordedKernel Recorder::Time(const Job& job, const SlotLaunch& launch) {
@@ -452,10 +377,9 @@ RecordedKernel Recorder::Time(const Job& job, const SlotLaunch& launch) {
   }
   std::sort(times.begin(), times.end());
   RecordedKernel recorded;
-  const double median = Percentile(times, 0.5);
-  recorded.kernel.time = Duration::Picoseconds(std::llround(median));
+  recorded.kernel.time = Duration::Picoseconds(std::llround(Percentile(times, 0.5)));
   recorded.repeats = repeats();
-  recorded.spread = median > 0 ? (Percentile(times, 0.9) - Percentile(times, 0.1)) / median : 0;
+  recorded.spread = Spread(times);
   return recorded;
 }
 

@@ -3,6 +3,7 @@
 
 #include <benchmark/benchmark.h>
 
+#include <fstream>
 #include <string>
 
 #include "experiments/catalogue.h"
@@ -35,7 +36,26 @@ Trace Lower(const char* network, int64_t batch) {
   return LowerNetwork(BuildNetwork(network), {batch, "torch", true});
 }
 
+// A line of /proc/self/status, in bytes.
+int64_t ProcessMemory(const std::string& key) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(key)) return std::stoll(line.substr(key.size() + 1)) * 1024;
+  }
+  return 0;
+}
+
+// How far the resident memory of the process rises above its present state while `run` executes.
+template <typename Run>
+int64_t PeakRise(const Run& run) {
+  std::ofstream("/proc/self/clear_refs") << "5";  // resets the peak
+  const int64_t before = ProcessMemory("VmRSS:");
+  run();
+  return ProcessMemory("VmHWM:") - before;
+}
+
 void Measure(benchmark::State& state, const Scenario& scenario, const std::string& policy) {
+  const int64_t peak = PeakRise([&] { scenario.Run(policy, Bytes::GiB(64)); });
   int64_t iterations = 0;
   for (auto _ : state) {
     const Report report = scenario.Run(policy, Bytes::GiB(64));
@@ -45,6 +65,7 @@ void Measure(benchmark::State& state, const Scenario& scenario, const std::strin
   const auto ops = static_cast<int64_t>(scenario.trace.ops.size());
   state.SetItemsProcessed(iterations * ops);
   state.counters["ops"] = static_cast<double>(ops);
+  state.counters["bytes_per_op"] = static_cast<double>(peak) / static_cast<double>(ops);
   state.counters["s_per_iteration"] = benchmark::Counter(
       static_cast<double>(iterations), benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
 }

@@ -38,6 +38,7 @@ int Execute(Session& session) {
   AddList(app, exit_code);
   AddTrace(app, exit_code, session);
   AddRecord(app, exit_code, session);
+  AddCalibrate(app, exit_code, session);
   AddReproduce(app, exit_code, session);
   AddReplayRun(app, exit_code, session, Execute);
   AddDoctor(app, exit_code);

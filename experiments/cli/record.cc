@@ -80,7 +80,7 @@ int Execute(RecordCommand command, Session& session) {
   };
   std::vector<Workload> workloads;
   for (const std::string& text : command.workloads) workloads.push_back(ParseWorkload(text));
-  std::filesystem::create_directories(command.output);
+  CreateDirectory(command.output);
   Measured measured;
   Provenance provenance;
   for (const Workload& workload : workloads) {

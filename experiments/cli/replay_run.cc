@@ -34,6 +34,24 @@ void VerifyInputs(const Manifest& manifest) {
   }
 }
 
+// Writes the files under their own names. Throws `InputError` if two of them have the same.
+void WriteAgain(const std::vector<OutputFile>& files, const std::filesystem::path& directory,
+                Session& session) {
+  const auto name_of = [](const OutputFile& file) {
+    return std::filesystem::path(file.path).filename();
+  };
+  for (size_t i = 0; i < files.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (name_of(files[i]) != name_of(files[j])) continue;
+      throw InputError(fmt::format("'{}' and '{}' would have the same name in '{}'", files[j].path,
+                                   files[i].path, directory.string()));
+    }
+  }
+  CreateDirectory(directory);
+  const auto guard = session.interrupts().Hold();
+  for (const OutputFile& file : files) WriteFile(directory / name_of(file), file.contents);
+}
+
 int Execute(const ReplayOptions& options, Session& session,
             const std::function<int(Session&)>& run) {
   const Manifest manifest = ReadManifest(options.manifest);
@@ -66,14 +84,7 @@ int Execute(const ReplayOptions& options, Session& session,
                     {"replayed_sha256", hash},
                     {"same", equal}});
   }
-  if (!options.output_dir.empty()) {
-    std::filesystem::create_directories(options.output_dir);
-    const auto guard = session.interrupts().Hold();
-    for (const OutputFile& file : files) {
-      const auto name = std::filesystem::path(file.path).filename();
-      WriteFile(std::filesystem::path(options.output_dir) / name, file.contents);
-    }
-  }
+  if (!options.output_dir.empty()) WriteAgain(files, options.output_dir, session);
   switch (options.format.format()) {
     case Format::kCsv:
       session.Print(FormatCsv(rows));

@@ -3,8 +3,9 @@
 #include <fmt/format.h>
 #include <tbb/version.h>
 
+#include <algorithm>
 #include <cstdio>
-#include <filesystem>
+#include <system_error>
 
 #include "experiments/sha256.h"
 #include "sim/core/error.h"
@@ -58,6 +59,15 @@ void Session::Write(const std::vector<OutputFile>& files, Manifest manifest) {
   for (const OutputFile& file : files) {
     WriteFile(file.path, file.contents);
     WriteFile(file.path + ".manifest.json", text);
+  }
+}
+
+void CreateDirectory(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) {
+    throw InputError(
+        fmt::format("cannot create the directory '{}': {}", path.string(), error.message()));
   }
 }
 

@@ -8,6 +8,7 @@
 #ifndef SPILLWAY_EXPERIMENTS_CLI_SESSION_H_
 #define SPILLWAY_EXPERIMENTS_CLI_SESSION_H_
 
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -52,6 +53,9 @@ class Session {
   Interrupts& interrupts_;
   std::vector<OutputFile>* captured_;
 };
+
+// Creates the directory and those above it. Throws `InputError` if that fails.
+void CreateDirectory(const std::filesystem::path& path);
 
 // Notes what a run of policies on a workload depends on.
 void DescribeRun(const WorkloadOption& workload, const MachineOption& machine,

@@ -26,6 +26,7 @@ void AddCompare(CLI::App& app, int& exit_code, Session& session);
 void AddList(CLI::App& app, int& exit_code);
 void AddTrace(CLI::App& app, int& exit_code, Session& session);
 void AddRecord(CLI::App& app, int& exit_code, Session& session);
+void AddCalibrate(CLI::App& app, int& exit_code, Session& session);
 void AddReproduce(CLI::App& app, int& exit_code, Session& session);
 // `run` executes another session's arguments as a command line of its own.
 void AddReplayRun(CLI::App& app, int& exit_code, Session& session,

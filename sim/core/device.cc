@@ -128,19 +128,21 @@ CostLaw ReadLaw(Section& section, std::string_view call) {
 }  // namespace
 
 Device ReadDevice(const std::filesystem::path& path) {
-  const std::string text = ReadFile(path, kMaxDeviceFile);
+  return ParseDevice(ReadFile(path, kMaxDeviceFile), path.string());
+}
+
+Device ParseDevice(std::string_view text, const std::string& origin) {
   toml::table root;
   try {
-    root = toml::parse(text, path.string());
+    root = toml::parse(text, origin);
   } catch (const toml::parse_error& error) {
     const toml::source_position at = error.source().begin;
-    throw InputError(
-        fmt::format("{}:{}:{}: {}", path.string(), at.line, at.column, error.description()));
+    throw InputError(fmt::format("{}:{}:{}: {}", origin, at.line, at.column, error.description()));
   }
 
   Device device;
-  device.name = path.stem().string();
-  Section top(root, "", path.string());
+  device.name = std::filesystem::path(origin).stem().string();
+  Section top(root, "", origin);
   device.description = top.String("description");
   device.library = top.String("library");
 

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "sim/core/units.h"
 
@@ -52,9 +53,11 @@ struct Device {
   CostLaw device_free;       // cudaFree
   CostLaw host_malloc;       // cudaMallocHost: pinned memory
 
-  // Achieved fraction of `flops_per_second`, in operations of a direct computation: "default" for
-  // whatever offers no choice, and "SLOT.ALGORITHM" ("fwd.fft") for the convolution algorithms. An
-  // FFT or Winograd algorithm may exceed 1. An algorithm that is not listed does not exist there.
+  // Achieved fraction of `flops_per_second`: "default" for whatever offers no choice, "linear.fwd"
+  // and "linear.bwd" where they differ from it, and "SLOT.ALGORITHM" ("fwd.fft") for the
+  // convolution algorithms. In the operations that the algorithm does from cuDNN 5 on
+  // (sim/cost/kernel_time.h); for other libraries in those of a direct computation, so that FFT or
+  // Winograd may exceed 1. An algorithm that is not listed does not exist there.
   std::map<std::string, double> efficiency;
 };
 
@@ -68,11 +71,15 @@ struct Device {
 //   [host]        launch_overhead
 //   [driver]      malloc_fixed  malloc_per_mib  free_fixed  free_per_mib  pinned_fixed
 //                 pinned_per_mib
-//   [efficiency]  default, a number above 0, at most 4; and the tables fwd, bwd_data and bwd_filter
-//                 with one such number per algorithm
+//   [efficiency]  default, a number above 0, at most 4; "linear.fwd" and "linear.bwd" alike, which
+//                 need not be there; and the tables fwd, bwd_data and bwd_filter with one such
+//                 number per algorithm
 // Throws `InputError` of the form "path:line:column: message": unknown or missing key, wrong type,
 // wrong unit, value out of range.
 Device ReadDevice(const std::filesystem::path& path);
+
+// As `ReadDevice` on text in memory; `origin` stands for the path.
+Device ParseDevice(std::string_view text, const std::string& origin);
 
 }  // namespace spillway
 

@@ -121,7 +121,10 @@ double Metrics::fragmentation() const {
 }
 
 Bytes LayerBound(const Trace& trace, Bytes alignment) {
-  const Liveness liveness(trace);
+  return LayerBound(trace, Liveness(trace), alignment);
+}
+
+Bytes LayerBound(const Trace& trace, const Liveness& liveness, Bytes alignment) {
   const auto persists = [&](TensorId storage) {
     const TensorKind kind = trace.tensor(storage).kind;
     return kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;

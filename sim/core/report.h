@@ -14,6 +14,7 @@
 #include "sim/core/backend.h"
 #include "sim/core/cost_model.h"
 #include "sim/core/units.h"
+#include "traces/liveness.h"
 #include "traces/trace.h"
 
 namespace spillway {
@@ -166,6 +167,7 @@ struct Report {
 // max(l_i) of the trace: over its ops, the largest sum of distinct storages that one op uses, each
 // rounded up to `alignment`, plus all parameters and optimizer state. SuperNeurons, section 3,
 // gives the idea; parameters are added because they stay on the device.
+Bytes LayerBound(const Trace& trace, const Liveness& liveness, Bytes alignment);
 Bytes LayerBound(const Trace& trace, Bytes alignment);
 
 // The metrics of a run's logs. REQUIRES: the logs are complete (`report.fits()`).

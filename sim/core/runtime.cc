@@ -8,9 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "sim/core/command_log.h"
 #include "sim/core/error.h"
 #include "sim/core/hazard_map.h"
+#include "sim/core/op_table.h"
 #include "sim/core/rebuild.h"
+#include "sim/core/repeated_log.h"
 #include "traces/liveness.h"
 
 namespace spillway {
@@ -32,22 +35,6 @@ struct Storage {
   Hazards host_hazards;
 };
 
-// What an op reads or writes, and how many bytes of it.
-struct Operand {
-  TensorId storage{};
-  Bytes size;
-};
-
-// The parts of an op that every iteration looks at, side by side in memory.
-struct OpSummary {
-  int64_t batch = 1;
-  Bytes traffic;
-  // Its operands are operands_[inputs, outputs), then outputs until scratch, then scratch until
-  // end.
-  uint32_t inputs = 0, outputs = 0, scratch = 0, end = 0;
-  uint32_t first_slot = 0, end_slot = 0;  // in kernels_
-};
-
 // A block that one or several storages, or workspaces, use in turn for the whole run.
 struct Reservation {
   Block block;
@@ -61,41 +48,6 @@ struct Workspace {
   Block block;
   Bytes requested;
   WaitSet inherited;  // what its first writer waits for
-};
-
-// A log that is written anew in each iteration over that of the one before, and knows whether the
-// two are equal. So the comparison needs no second copy.
-template <typename Entry>
-class RepeatedLog {
- public:
-  explicit RepeatedLog(std::vector<Entry>& entries) : entries_(entries) {}
-
-  void Begin() {
-    written_ = 0;
-    same_ = true;
-  }
-  void Append(const Entry& entry) {
-    if (written_ < entries_.size()) {
-      same_ = same_ && entries_[written_] == entry;
-      entries_[written_] = entry;
-    } else {
-      same_ = false;
-      entries_.push_back(entry);
-    }
-    ++written_;
-  }
-  // Cuts off what is left of a longer log. True if this log equals the last one.
-  bool End() {
-    same_ = same_ && written_ == entries_.size();
-    entries_.resize(written_);
-    return same_;
-  }
-  size_t written() const { return written_; }
-
- private:
-  std::vector<Entry>& entries_;
-  size_t written_ = 0;
-  bool same_ = false;
 };
 
 // Unwinds a run whose workload does not fit.
@@ -115,8 +67,8 @@ class Runtime final : public PolicyContext {
         trace_(*parts.trace),
         liveness_(trace_),
         planner_(trace_, liveness_),
+        ops_(trace_, liveness_, *parts.cost),
         storages_(trace_.tensors.size()) {
-    SummariseOps();
     for (size_t i = 0; i < storages_.size(); ++i) {
       storages_[i].size = trace_.tensors[i].size;
       const TensorKind kind = trace_.tensors[i].kind;
@@ -133,7 +85,7 @@ class Runtime final : public PolicyContext {
       report_.out_of_memory = std::move(failure.reason);
       decisions_.End();
       placements_.End();
-      timeline_.End();
+      commands_.Abandon();
     }
     report_.bounds = ComputeBounds();
     return std::move(report_);
@@ -205,7 +157,7 @@ class Runtime final : public PolicyContext {
   }
 
   void Fence() override {
-    fence_ = newest_;
+    commands_.Fence();
     Log(Verb::kFence, kNoTensor, [] { return true; });
   }
 
@@ -263,7 +215,7 @@ class Runtime final : public PolicyContext {
   const Device& device() const override { return *parts_.device; }
   const CostModel& cost() const override { return *parts_.cost; }
   std::span<const Kernel> kernels(OpId op, size_t slot) const override {
-    return kernels_[Summary(op).first_slot + slot];
+    return ops_.kernels(op, slot);
   }
   std::optional<OpId> recomputing() const override { return recomputing_; }
 
@@ -277,48 +229,6 @@ class Runtime final : public PolicyContext {
     const bool done = action();
     decisions_.Append({op_, verb, done, tensor, {}});
     return done;
-  }
-
-  void SummariseOps() {
-    summaries_.reserve(trace_.ops.size());
-    const auto add_operands = [&](const std::vector<TensorId>& tensors) {
-      for (const TensorId id : tensors) {
-        operands_.push_back({liveness_.Root(id), trace_.tensor(id).size});
-      }
-      return static_cast<uint32_t>(operands_.size());
-    };
-    for (const Op& op : trace_.ops) {
-      OpSummary summary;
-      summary.batch = op.batch;
-      summary.traffic = op.traffic();
-      summary.inputs = static_cast<uint32_t>(operands_.size());
-      summary.outputs = add_operands(op.inputs);
-      summary.scratch = add_operands(op.outputs);
-      summary.end = add_operands(op.scratch);
-      summary.first_slot = static_cast<uint32_t>(kernels_.size());
-      for (size_t slot = 0; slot < op.slots.size(); ++slot) {
-        kernels_.push_back(parts_.cost->Kernels(op, slot, op.batch));
-      }
-      summary.end_slot = static_cast<uint32_t>(kernels_.size());
-      summaries_.push_back(summary);
-    }
-  }
-
-  const OpSummary& Summary(OpId op) const { return summaries_[Index(op)]; }
-  std::span<const Operand> Inputs(OpId op) const {
-    return std::span(operands_).subspan(Summary(op).inputs,
-                                        Summary(op).outputs - Summary(op).inputs);
-  }
-  std::span<const Operand> Outputs(OpId op) const {
-    return std::span(operands_).subspan(Summary(op).outputs,
-                                        Summary(op).scratch - Summary(op).outputs);
-  }
-  std::span<const Operand> Scratch(OpId op) const {
-    return std::span(operands_).subspan(Summary(op).scratch, Summary(op).end - Summary(op).scratch);
-  }
-  // Outputs, then scratch.
-  std::span<const Operand> Written(OpId op) const {
-    return std::span(operands_).subspan(Summary(op).outputs, Summary(op).end - Summary(op).outputs);
   }
 
   // --- The run ----------------------------------------------------------------------------------
@@ -344,7 +254,8 @@ class Runtime final : public PolicyContext {
   void Iterate() {
     for (report_.iterations = 1;; ++report_.iterations) {
       report_.steady = RunIteration();
-      const Duration time = report_.metrics.iteration;
+      Duration time;
+      for (const TimelineEntry& entry : report_.timeline) time = std::max(time, entry.interval.end);
       report_.shortest = report_.iterations == 1 ? time : std::min(report_.shortest, time);
       report_.longest = std::max(report_.longest, time);
       if (report_.steady || report_.iterations >= options_.max_iterations) break;
@@ -359,11 +270,8 @@ class Runtime final : public PolicyContext {
   bool RunIteration() {
     decisions_.Begin();
     placements_.Begin();
-    timeline_.Begin();
-    report_.waits.clear();
+    commands_.BeginIteration();
     for (const Decision& decision : planned_) decisions_.Append(decision);
-    newest_ = fence_ = {};
-    synced_ = {};
     device_hazards_.Clear();
     host_hazards_.Clear();
     for (Storage& storage : storages_) {
@@ -380,8 +288,7 @@ class Runtime final : public PolicyContext {
     parts_.backend->Synchronize();
     bool same = decisions_.End();
     same = placements_.End() && same;
-    same = timeline_.End() && same;
-    return TakeTimes() && same;
+    return commands_.EndIteration(parts_.backend->TakeTimeline()) && same;
   }
 
   // The blocks that are held from before the iteration open its placement log.
@@ -421,8 +328,8 @@ class Runtime final : public PolicyContext {
     for (const TensorId id : storages) ++At(id).pins;
 
     parts_.policy->BeforeOp(*this, op_id);
-    for (const Operand& input : Inputs(op_id)) MakeResident(input.storage);
-    for (const Operand& written : Written(op_id)) MakeWritable(written.storage);
+    for (const Operand& input : ops_.Inputs(op_id)) MakeResident(input.storage);
+    for (const Operand& written : ops_.Written(op_id)) MakeWritable(written.storage);
     ChoosePlan(op_id);
     const Workspace workspace = TakeWorkspace(plan_workspace_);
     parts_.policy->BeforeLaunch(*this, op_id);
@@ -441,10 +348,10 @@ class Runtime final : public PolicyContext {
 
   Event Issue(OpId op_id, bool again, const Workspace& workspace) {
     WaitSet fetch, memory;
-    for (const Operand& input : Inputs(op_id)) {
+    for (const Operand& input : ops_.Inputs(op_id)) {
       fetch.Add(At(input.storage).device_hazards.ForRead());
     }
-    for (const Operand& written : Written(op_id)) {
+    for (const Operand& written : ops_.Written(op_id)) {
       memory.Add(At(written.storage).device_hazards.ForWrite());
     }
     memory.Add(workspace.inherited);
@@ -456,18 +363,18 @@ class Runtime final : public PolicyContext {
     entry.size = workspace.requested;
     entry.device = workspace.block;
     entry.nominal = plan_time_;
-    BeginWaits(entry);
-    AddWaits(Stream::kCompute, fetch, WaitCause::kFetch, entry);
-    AddWaits(Stream::kCompute, memory, WaitCause::kMemory, entry);
-    AddWaits(Stream::kCompute, std::exchange(fence_, {}), WaitCause::kFence, entry);
+    commands_.Begin(entry);
+    commands_.AddWaits(Stream::kCompute, fetch, WaitCause::kFetch, entry);
+    commands_.AddWaits(Stream::kCompute, memory, WaitCause::kMemory, entry);
+    commands_.AddFence(entry);
     if (again) decisions_.Append({op_id, Verb::kRecompute, true, kNoTensor, {}});
     for (const KernelRun& run : plan_) {
       decisions_.Append({op_id, Verb::kRun, true, kNoTensor, run});
     }
 
-    Locate(Inputs(op_id), inputs_);
-    Locate(Outputs(op_id), outputs_);
-    Locate(Scratch(op_id), scratch_);
+    Locate(ops_.Inputs(op_id), inputs_);
+    Locate(ops_.Outputs(op_id), outputs_);
+    Locate(ops_.Scratch(op_id), scratch_);
     Launch launch;
     launch.trace = &trace_;
     launch.op = op_id;
@@ -478,16 +385,16 @@ class Runtime final : public PolicyContext {
     launch.scratch = scratch_;
     launch.workspace = workspace.block;
     launch.time = entry.nominal;
-    launch.traffic = Summary(op_id).traffic;
-    entry.event = parts_.backend->Enqueue(launch, WaitsOf(entry));
-    for (const Operand& input : Inputs(op_id)) {
+    launch.traffic = ops_.traffic(op_id);
+    entry.event = parts_.backend->Enqueue(launch, commands_.WaitsOf(entry));
+    for (const Operand& input : ops_.Inputs(op_id)) {
       At(input.storage).device_hazards.NoteRead(entry.event);
     }
-    for (const Operand& written : Written(op_id)) {
+    for (const Operand& written : ops_.Written(op_id)) {
       At(written.storage).device_hazards.NoteWrite(entry.event);
     }
-    Commit(entry);
-    for (const Operand& output : Outputs(op_id)) DropHostCopy(output.storage);
+    commands_.Commit(entry);
+    for (const Operand& output : ops_.Outputs(op_id)) DropHostCopy(output.storage);
     return entry.event;
   }
 
@@ -509,9 +416,8 @@ class Runtime final : public PolicyContext {
     plan_workspace_ = Bytes(0);
     if (chosen.empty()) {
       plan_.clear();
-      const OpSummary& summary = Summary(op_id);
-      for (uint32_t slot = 0; summary.first_slot + slot < summary.end_slot; ++slot) {
-        plan_.push_back({slot, 0, summary.batch});
+      for (uint32_t slot = 0; slot < ops_.slots(op_id); ++slot) {
+        plan_.push_back({slot, 0, ops_.batch(op_id)});
         AddToPlan(kernels(op_id, slot).front());
       }
       return;
@@ -795,7 +701,7 @@ class Runtime final : public PolicyContext {
   void LogPlacement(PlacementKind kind, TensorId id, Bytes requested, const Block& block,
                     bool host = false) {
     const Allocator& allocator = host ? *parts_.host_pool : *parts_.arena;
-    placements_.Append({kind, host, op_, id, static_cast<uint32_t>(timeline_.written()), requested,
+    placements_.Append({kind, host, op_, id, static_cast<uint32_t>(commands_.issued()), requested,
                         block, allocator.Reserved()});
   }
 
@@ -836,57 +742,12 @@ class Runtime final : public PolicyContext {
     entry.device = device;
     entry.host = host;
     entry.nominal = parts_.cost->CopyTime(direction, size);
-    BeginWaits(entry);
-    AddWaits(stream, source, WaitCause::kSource, entry);
-    AddWaits(stream, memory, WaitCause::kMemory, entry);
-    entry.event = parts_.backend->Copy(direction, device, host, size, WaitsOf(entry));
-    Commit(entry);
+    commands_.Begin(entry);
+    commands_.AddWaits(stream, source, WaitCause::kSource, entry);
+    commands_.AddWaits(stream, memory, WaitCause::kMemory, entry);
+    entry.event = parts_.backend->Copy(direction, device, host, size, commands_.WaitsOf(entry));
+    commands_.Commit(entry);
     return entry.event;
-  }
-
-  void BeginWaits(TimelineEntry& entry) const {
-    entry.first_wait = static_cast<uint32_t>(report_.waits.size());
-  }
-
-  std::span<const Wait> WaitsOf(const TimelineEntry& entry) const {
-    return std::span(report_.waits).subspan(entry.first_wait, entry.wait_count);
-  }
-
-  // Adds the waits that `stream` has not made already; its own order needs none.
-  void AddWaits(Stream stream, const WaitSet& set, WaitCause cause, TimelineEntry& entry) {
-    for (size_t other = 0; other < kStreamCount; ++other) {
-      if (other == Index(stream)) continue;
-      const uint32_t sequence = set.newest(static_cast<Stream>(other));
-      uint32_t& synced = synced_[Index(stream)][other];
-      if (sequence <= synced) continue;
-      synced = sequence;
-      report_.waits.push_back({{static_cast<Stream>(other), sequence}, cause});
-      ++entry.wait_count;
-    }
-  }
-
-  void Commit(TimelineEntry& entry) {
-    newest_.Add(entry.event);
-    // The times of the last iteration stand in until this one's are known.
-    if (timeline_.written() < report_.timeline.size()) {
-      entry.interval = report_.timeline[timeline_.written()].interval;
-    }
-    timeline_.Append(entry);
-  }
-
-  // Puts the backend's times into the timeline. True if they equal those of the last iteration.
-  bool TakeTimes() {
-    StreamTimes times = parts_.backend->TakeTimeline();
-    report_.metrics.iteration = Duration();
-    for (TimelineEntry& entry : report_.timeline) {
-      const auto& stream = times[Index(entry.event.stream)];
-      SPILLWAY_CHECK(entry.event.sequence >= 1 && entry.event.sequence <= stream.size());
-      entry.interval = stream[entry.event.sequence - 1];
-      report_.metrics.iteration = std::max(report_.metrics.iteration, entry.interval.end);
-    }
-    const bool same = times == times_;
-    times_ = std::move(times);
-    return same;
   }
 
   Bounds ComputeBounds() const {
@@ -900,7 +761,7 @@ class Runtime final : public PolicyContext {
     bounds.compute = busy[Index(Stream::kCompute)];
     bounds.copy = std::max({busy[Index(Stream::kToDevice)], busy[Index(Stream::kToHost)],
                             TransferTime(moved, parts_.device->duplex)});
-    bounds.layer = LayerBound(trace_, parts_.device->alignment);
+    bounds.layer = LayerBound(trace_, liveness_, parts_.device->alignment);
     return bounds;
   }
 
@@ -909,10 +770,7 @@ class Runtime final : public PolicyContext {
   const Trace& trace_;
   const Liveness liveness_;
   const RebuildPlanner planner_;
-
-  std::vector<OpSummary> summaries_;
-  std::vector<Operand> operands_;
-  std::vector<std::span<const Kernel>> kernels_;
+  const OpTable ops_;
 
   std::vector<Storage> storages_;  // by tensor; only roots are used
   std::vector<Reservation> reservations_;
@@ -921,11 +779,6 @@ class Runtime final : public PolicyContext {
 
   HazardMap device_hazards_;
   HazardMap host_hazards_;
-  WaitSet newest_;  // last command of each stream
-  WaitSet fence_;   // what the next kernel waits for on the policy's request
-  // synced_[s][t]: the newest command of stream t that stream s has waited for.
-  std::array<std::array<uint32_t, kStreamCount>, kStreamCount> synced_{};
-
   OpId op_{};  // the op of the trace being prepared or just issued
   std::optional<OpId> recomputing_;
   bool planning_ = false;
@@ -933,8 +786,7 @@ class Runtime final : public PolicyContext {
   Report report_;
   RepeatedLog<Decision> decisions_{report_.decisions};
   RepeatedLog<Placement> placements_{report_.placements};
-  RepeatedLog<TimelineEntry> timeline_{report_.timeline};
-  StreamTimes times_;  // of the last iteration
+  CommandLog commands_{report_};
 
   // Of the op being prepared; kept between ops to save allocations.
   KernelPlan plan_;

@@ -4,14 +4,19 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <optional>
 
 #include "sim/core/error.h"
+#include "sim/cost/kernel_time.h"
 
 namespace spillway {
 namespace {
+
+// The first major versions of cuDNN with kernels like those that kernel_time.h describes, and with
+// the workspaces of `ConvWorkspace9`.
+constexpr int kFittedTimes = 5;
+constexpr int kNewWorkspaces = 8;
 
 // What starting a kernel costs on the device itself, apart from the host's enqueue.
 constexpr Duration kStartUp = Duration::Microseconds(3);
@@ -42,70 +47,11 @@ std::string EfficiencyKey(const Slot& slot, const std::string& algorithm) {
   return slot.name + "." + algorithm;
 }
 
-struct ConvShape {
-  explicit ConvShape(const Op& op)
-      : c(op.IntAttribute("in_channels") / op.IntAttribute("groups")),
-        k(op.IntAttribute("out_channels") / op.IntAttribute("groups")),
-        h(op.IntAttribute("in_height")),
-        w(op.IntAttribute("in_width")),
-        out_h(op.IntAttribute("out_height")),
-        out_w(op.IntAttribute("out_width")),
-        r(op.IntAttribute("kernel_h")),
-        s(op.IntAttribute("kernel_w")),
-        unit_stride(op.IntAttribute("stride_h") == 1 && op.IntAttribute("stride_w") == 1) {}
-
-  int64_t c, k, h, w, out_h, out_w, r, s;
-  bool unit_stride;
-};
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Bytes of one real plane of n x n in the frequency domain.
-int64_t SpectrumBytes(int64_t n) { return n * (n / 2 + 1) * 8; }
-
-std::optional<Bytes> FftBytes(const ConvShape& conv, std::string_view slot, int64_t batch) {
-  const auto n = static_cast<int64_t>(
-      std::bit_ceil(static_cast<uint64_t>(std::max(conv.h + conv.r, conv.w + conv.s) - 1)));
-  if (!conv.unit_stride || n > 256) return std::nullopt;
-  const int64_t p = SpectrumBytes(n);
-  if (slot == "bwd_data") {
-    return Bytes(2 * (conv.k * batch + conv.c * conv.k) * p +
-                 4 * conv.c * conv.k * conv.r * conv.s);
-  }
-  return Bytes((conv.c * batch + conv.k * batch + conv.c * conv.k) * p);
-}
-
-std::optional<Bytes> FftTilingBytes(const ConvShape& conv) {
-  constexpr int64_t kTile = 32;
-  constexpr int64_t kTilesInFlight = 64;
-  if (!conv.unit_stride || conv.r > kTile || conv.s > kTile) return std::nullopt;
-  return Bytes(((conv.c + conv.k) * kTilesInFlight + conv.c * conv.k) * SpectrumBytes(kTile));
-}
-
-std::optional<Bytes> WinogradBytes(const ConvShape& conv, int64_t batch) {
-  if (!conv.unit_stride || conv.r != 3 || conv.s != 3) return std::nullopt;
-  const int64_t tiles = CeilDiv(conv.h, 4) * CeilDiv(conv.w, 4) * batch;
-  return Bytes(36 * 4 * (tiles * (conv.c + conv.k) + conv.c * conv.k));
-}
-
 Duration Seconds(double seconds) {
   return Duration::Picoseconds(static_cast<int64_t>(std::llround(seconds * 1e12)));
 }
 
 }  // namespace
-
-std::optional<Bytes> ConvWorkspace(const Op& op, std::string_view slot, std::string_view algorithm,
-                                   int64_t batch) {
-  const ConvShape conv(op);
-  if (algorithm == "winograd_nonfused") return WinogradBytes(conv, batch);
-  if (algorithm == "fft") return FftBytes(conv, slot, batch);
-  if (algorithm == "fft_tiling") return FftTilingBytes(conv);
-  if (algorithm == "gemm") return Bytes(conv.c * conv.r * conv.s * conv.out_h * conv.out_w * 4);
-  if (algorithm == "winograd" && (!conv.unit_stride || conv.r != 3 || conv.s != 3)) {
-    return std::nullopt;
-  }
-  return Bytes(0);
-}
 
 std::span<const Kernel> RooflineCostModel::Kernels(const Op& op, size_t slot, int64_t batch) const {
   SPILLWAY_CHECK(slot < op.slots.size() && batch >= 1 && batch <= op.batch);
@@ -119,15 +65,18 @@ std::vector<Kernel> RooflineCostModel::Candidates(const Op& op, const Slot& slot
                                                   int64_t batch) const {
   std::vector<Kernel> kernels;
   if (op.type != OpType::kConv2d) {
-    kernels.push_back(Estimate(op, slot, batch, "default", Bytes(0)));
+    kernels.push_back({"default", TimeOf(op, slot, batch, "default", Bytes(0)), Bytes(0), true});
     return kernels;
   }
   for (const std::string_view name : AlgorithmsOf(slot.name)) {
     const std::string algorithm(name);
     if (!device_.efficiency.contains(EfficiencyKey(slot, algorithm))) continue;
-    if (const auto workspace = ConvWorkspace(op, slot.name, algorithm, batch)) {
-      kernels.push_back(Estimate(op, slot, batch, algorithm, *workspace));
-    }
+    const auto workspace = library_ >= kNewWorkspaces
+                               ? ConvWorkspace9(op, slot.name, algorithm, batch)
+                               : ConvWorkspace(op, slot.name, algorithm, batch);
+    if (!workspace) continue;
+    kernels.push_back({algorithm, TimeOf(op, slot, batch, algorithm, *workspace), *workspace,
+                       IsDeterministic(slot.name, algorithm)});
   }
   if (kernels.empty()) {
     throw InputError(
@@ -141,20 +90,27 @@ std::vector<Kernel> RooflineCostModel::Candidates(const Op& op, const Slot& slot
   return kernels;
 }
 
-Kernel RooflineCostModel::Estimate(const Op& op, const Slot& slot, int64_t batch,
+Duration RooflineCostModel::TimeOf(const Op& op, const Slot& slot, int64_t batch,
                                    const std::string& algorithm, Bytes workspace) const {
+  const bool convolution = op.type == OpType::kConv2d;
+  const auto found =
+      device_.efficiency.find(convolution ? EfficiencyKey(slot, algorithm) : algorithm);
+  const double efficiency = found == device_.efficiency.end() ? 1.0 : found->second;
+  if (library_ < kFittedTimes) return DirectTime(op, slot, batch, efficiency, workspace);
+  if (!convolution) return PlainTime(device_, op, slot, batch);
+  return ConvTime(device_, op, slot, algorithm, batch, workspace, efficiency);
+}
+
+Duration RooflineCostModel::DirectTime(const Op& op, const Slot& slot, int64_t batch,
+                                       double efficiency, Bytes workspace) const {
   const double share = static_cast<double>(batch) / static_cast<double>(op.batch);
-  const auto efficiency = device_.efficiency.find(
-      op.type == OpType::kConv2d ? EfficiencyKey(slot, algorithm) : algorithm);
-  const double rate = static_cast<double>(device_.flops_per_second) *
-                      (efficiency == device_.efficiency.end() ? 1.0 : efficiency->second);
+  const double rate = static_cast<double>(device_.flops_per_second) * efficiency;
   const double arithmetic = static_cast<double>(slot.flops) * share / rate;
   // A workspace is written once and read once.
   const double bytes = static_cast<double>(slot.traffic.count()) * share +
                        2 * static_cast<double>(workspace.count());
   const double memory = bytes / static_cast<double>(device_.dram.bytes_per_second);
-  return {algorithm, Seconds(std::max(arithmetic, memory)) + kStartUp, workspace,
-          op.type != OpType::kConv2d || IsDeterministic(slot.name, algorithm)};
+  return Seconds(std::max(arithmetic, memory)) + kStartUp;
 }
 
 Duration RooflineCostModel::CopyTime(Direction direction, Bytes size) const {

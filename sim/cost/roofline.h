@@ -1,10 +1,12 @@
 // An analytic cost model: each kernel is bound by arithmetic or by memory traffic.
 //
+// Three generations, by the device's `library`. From cuDNN 5 on, times are those of kernel_time.h,
+// whose efficiencies count the operations that an algorithm does. Before that, and for other names,
 // time = max(flops / (peak * efficiency of the algorithm), traffic / DRAM bandwidth) + a fixed
-// start-up. The convolution algorithms offered are those that the device's library has and that
-// apply to the geometry; workspace formulas are those of cuDNN's algorithms as inferred in the
-// literature. For networks that nobody has recorded and devices that nobody has; a recorded table
-// is better.
+// start-up, whose efficiencies count the operations of a direct computation. Workspaces are those
+// of conv_workspace.h, from cuDNN 8 on those of cuDNN 9. The convolution algorithms offered are
+// those that the device's library has and that apply to the geometry. For networks that nobody has
+// recorded and devices that nobody has; a recorded table is better.
 
 #ifndef SPILLWAY_SIM_COST_ROOFLINE_H_
 #define SPILLWAY_SIM_COST_ROOFLINE_H_
@@ -18,12 +20,14 @@
 
 #include "sim/core/cost_model.h"
 #include "sim/core/device.h"
+#include "sim/cost/conv_workspace.h"
 
 namespace spillway {
 
 class RooflineCostModel final : public CostModel {
  public:
-  explicit RooflineCostModel(const Device& device) : device_(device) {}
+  explicit RooflineCostModel(const Device& device)
+      : device_(device), library_(LibraryMajor(device.library)) {}
 
   std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override;
   Duration CopyTime(Direction direction, Bytes size) const override;
@@ -31,26 +35,18 @@ class RooflineCostModel final : public CostModel {
 
  private:
   std::vector<Kernel> Candidates(const Op& op, const Slot& slot, int64_t batch) const;
-  Kernel Estimate(const Op& op, const Slot& slot, int64_t batch, const std::string& algorithm,
+  // `algorithm` is "default" for all but convolutions.
+  Duration TimeOf(const Op& op, const Slot& slot, int64_t batch, const std::string& algorithm,
                   Bytes workspace) const;
+  Duration DirectTime(const Op& op, const Slot& slot, int64_t batch, double efficiency,
+                      Bytes workspace) const;
 
   const Device device_;
+  const int library_;  // major version of cuDNN, 0 if it is something else
   mutable std::mutex mutex_;
   // Candidates already computed, by signature and batch. Node-based, so spans stay valid.
   mutable std::map<std::pair<std::string, int64_t>, std::vector<Kernel>> known_;
 };
-
-// Workspace that a convolution algorithm needs for `batch` samples of `op`, or nullopt if it does
-// not apply to the geometry. `slot` is "fwd", "bwd_data" or "bwd_filter". In bytes, fp32:
-//   winograd_nonfused  36 * 4 * (T (C + K) + C K), T = ceil(H / 4) ceil(W / 4) N   3x3, stride 1
-//   fft                (C N + K N + C K) P, backward data 2 (K N + C K) P + 4 C K R S
-//                      P = n (n / 2 + 1) 8, n = power of two >= H + R - 1   stride 1, n <= 256
-//   fft_tiling         as fft with tiles of 32 x 32, a bounded number of tiles at a time
-//   gemm               C R S * OH * OW * 4 (one lowered image)
-//   all others         0
-// Source: vDNN++ (the formulas reproduce its Tables II and V), cuDNN's published algorithm list.
-std::optional<Bytes> ConvWorkspace(const Op& op, std::string_view slot, std::string_view algorithm,
-                                   int64_t batch);
 
 }  // namespace spillway
 

@@ -14,6 +14,8 @@ import sys
 import tempfile
 import unittest
 
+from harness import load_schema, schema_errors
+
 SPILLWAY = None
 
 RESULT_FIELDS = """workload network batch device memory_bytes policy allocator backend status
@@ -24,6 +26,42 @@ RESULT_FIELDS = """workload network batch device memory_bytes policy allocator b
 
 def run(*args, **options):
     return subprocess.run([SPILLWAY, *args], capture_output=True, text=True, check=False, **options)
+
+
+def measurements():
+    """The raw measurements of a machine that follows its laws exactly, as traces/FORMAT.md has them."""
+    def timing(seconds):
+        return {"median_ps": round(seconds * 1e12), "spread": 0.01, "repeats": 20}
+
+    def sizes(first, last):
+        return [1 << power for power in range(first, last + 1)]
+
+    def copy(size, **fixed):
+        return {"size": size} | {key: timing(us * 1e-6 + size / 50e9) for key, us in fixed.items()}
+
+    def calls(size):
+        return {"size": size, "allocate": timing(40e-6 + size / 2**20 * 2e-8),
+                "release": timing(50e-6 + size / 2**20 * 6e-8)}
+
+    return {
+        "format": "spillway-calibration", "version": 1,
+        "machine": {"gpu": "ACME GPU", "link": "", "host": "", "driver": "1.2", "cuda": "13.0",
+                    "date": "2026-01-02T03:04:05Z", "tool": "spillway 0.1.0", "memory": 2**34,
+                    "l2_cache": 2**22},
+        "copies": [copy(size, h2d=3, d2h=3, h2d_single=6, d2h_single=6, h2d_both=3, d2h_both=3)
+                   for size in sizes(12, 30)],
+        "device_copies": [{"size": size, "time": timing(5e-6 + 2 * size / 1e12)}
+                          for size in sizes(27, 31)],
+        "overlaps": {"kernel_traffic": 2**30, "kernel_flops": 10**10, "copy_size": 2**26, "points": [
+            {"load": "none", "h2d": timing(1e-3)}, {"load": "dram", "kernel": timing(1e-3)},
+            {"load": "dram", "kernel": timing(1.1e-3), "h2d": timing(1.2e-3)}]},
+        "latencies": {key: timing(2e-6) for key in (
+            "enqueue_kernel", "enqueue_h2d", "enqueue_d2h", "record_event", "wait_event",
+            "kernel_period", "kernel_gap", "kernel_after_event", "kernel_waiting", "copy_after_event",
+            "copy_waiting")},
+        "device_memory": [calls(size) for size in sizes(9, 32)],
+        "pinned_memory": [calls(size) for size in sizes(20, 30)],
+    }
 
 
 class CliTest(unittest.TestCase):
@@ -152,10 +190,43 @@ class CliTest(unittest.TestCase):
             self.skipTest("this machine has a GPU")
         self.fails(5, "CUDA", "record", "alexnet:1", "-o", tempfile.gettempdir())
 
+    def test_calibrating_without_a_gpu_exits_with_5(self):
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, "gpu.toml")
+            self.fails(2, "must end in .toml", "calibrate", "-o", directory + "/gpu.json")
+            self.fails(2, "did you mean 'h200'?", "calibrate", "-o", path, "--from", "h20")
+            self.fails(3, "no directory", "calibrate", "-o", os.path.join(directory, "no", "x.toml"))
+            self.fails(3, "nowhere.json", "calibrate", "-o", path, "--refit", "nowhere.json")
+            if run("calibrate", "-o", path, "--quick").returncode == 0:
+                self.skipTest("this machine has a GPU")
+            self.fails(5, "CUDA", "calibrate", "-o", path)
+            self.assertEqual(os.listdir(directory), [])
+
+    def test_calibration_writes_a_device_that_runs(self):
+        with tempfile.TemporaryDirectory() as directory:
+            raw = os.path.join(directory, "raw.json")
+            path = os.path.join(directory, "acme.toml")
+            pathlib.Path(raw).write_text(json.dumps(measurements()), encoding="utf-8")
+            self.fails(2, "--from", "calibrate", "-o", path, "--refit", raw)
+            table = self.ok("calibrate", "-o", path, "--refit", raw, "--from", "titan_x_maxwell")
+            self.assertRegex(table, r"link.h2d +50GB/s +19 points, error mean 0.0 % max 0.0 % +yes")
+            document = json.loads(self.ok("calibrate", "-o", path, "--refit", raw, "--from",
+                                          path, "--format", "json"))
+            self.assertEqual(list(schema_errors(document, load_schema("calibration"))), [])
+            values = {row["name"]: row["value"] for row in document["rows"]}
+            self.assertAlmostEqual(values["link.h2d_latency"] / 3e-6, 1, places=4)
+            self.assertAlmostEqual(values["driver.free_per_mib"] / 6e-8, 1, places=3)
+            self.assertEqual(sorted(os.listdir(directory)), ["acme.toml", "raw.json"])
+            self.assertIn("ACME GPU", self.ok("run", "alexnet:4", "--device", path))
+            pathlib.Path(raw).write_text(json.dumps(measurements() | {"copies": []}), encoding="utf-8")
+            before = pathlib.Path(path).read_bytes()
+            self.fails(3, "0 points", "calibrate", "-o", path, "--refit", raw, "--from", path)
+            self.assertEqual(pathlib.Path(path).read_bytes(), before)
+
     def test_version_and_help_exit_with_0(self):
         self.assertRegex(self.ok("--version"), r"^spillway \d+\.\d+\.\d+\n$")
         self.assertIn("Exit codes", self.ok("--help"))
-        for verb in ("run", "compare", "list", "trace", "record", "reproduce"):
+        for verb in ("run", "compare", "list", "trace", "record", "calibrate", "reproduce"):
             self.assertIn("--help", self.ok(verb, "--help"))
 
 

@@ -77,7 +77,7 @@ TEST(PhiloxTest, DropoutKeepsTheRightFraction) {
 }
 
 // On a machine with a usable GPU there is nothing to say.
-TEST(BackendsTest, RecordingSaysWhatIsMissing) {
+TEST(BackendsTest, MeasuringSaysWhatIsMissing) {
   std::string missing;
   try {
     EXPECT_FALSE(CudaDevice().empty());
@@ -86,12 +86,16 @@ TEST(BackendsTest, RecordingSaysWhatIsMissing) {
   }
   if (missing.empty()) GTEST_SKIP() << "this machine has a GPU: " << CudaDevice();
   EXPECT_NE(missing.find(CudaCompiledIn() ? "GPU" : "SPILLWAY_CUDA"), std::string::npos) << missing;
-  try {
-    RecordCosts(Trace{}, RecordOptions{});
-    FAIL() << "recorded without a GPU";
-  } catch (const EnvironmentError& error) {
-    EXPECT_EQ(error.what(), missing);
-  }
+  const auto expect_missing = [&](const auto& run) {
+    try {
+      run();
+      FAIL() << "ran without a GPU";
+    } catch (const EnvironmentError& error) {
+      EXPECT_EQ(error.what(), missing);
+    }
+  };
+  expect_missing([] { RecordCosts(Trace{}, RecordOptions{}); });
+  expect_missing([] { MeasureDevice(CalibrateOptions{}); });
 }
 
 }  // namespace

@@ -5,9 +5,11 @@
 #include <map>
 #include <random>
 #include <set>
+#include <string>
 
 #include "sim/alloc/offset_table.h"
 #include "sim/core/chunked_set.h"
+#include "traces/name_table.h"
 
 namespace spillway {
 namespace {
@@ -74,6 +76,21 @@ TEST(OffsetTableDeathTest, TakingTwiceAborts) {
   table.Insert(512, 1);
   table.Take(512);
   EXPECT_DEATH(table.Take(512), "check failed");
+}
+
+TEST(NameTableTest, AgreesWithAMap) {
+  std::mt19937 random(2);
+  std::map<std::string, uint32_t, std::less<>> model;
+  NameTable table;
+  for (uint32_t step = 0; step < 20000; ++step) {
+    const std::string name = "tensor" + std::to_string(random() % 5000);
+    const auto [entry, inserted] = model.emplace(name, step);
+    ASSERT_EQ(table.Insert(entry->first, step), inserted);
+    ASSERT_EQ(*table.Find(name), entry->second);
+    ASSERT_EQ(table.Find(name + "x"), nullptr);
+  }
+  table.Clear();
+  EXPECT_EQ(table.Find("tensor1"), nullptr);
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "experiments/catalogue.h"
+#include "experiments/roofline/errors.h"
 #include "sim/core/error.h"
 #include "tests/testing/fixtures.h"
 #include "traces/lowering.h"
@@ -54,6 +56,43 @@ TEST(ConvWorkspaceTest, AlgorithmsApplyOnlyWhereTheyCan) {
   EXPECT_TRUE(ConvWorkspace(FindOp(trace, "conv3.fwd"), "fwd", "winograd_nonfused", 16));
 }
 
+// Bytes as recorded with cuDNN 9.14, see traces/recorded/h200.
+TEST(ConvWorkspaceTest, LaterLibrariesTransformInTwoCopies) {
+  const Trace vgg = LowerNetwork(BuildNetwork("vgg16"), {64, "vdnn", true});
+  const Op forward = FindOp(vgg, "conv2_1.fwd");  // 64 to 128 channels, 112 x 112
+  const Op backward = FindOp(vgg, "conv2_1.bwd");
+  EXPECT_EQ(ConvWorkspace9(forward, "fwd", "fft", 64), Bytes(1636073472));
+  EXPECT_EQ(ConvWorkspace9(forward, "fwd", "fft_tiling", 64), Bytes(142606336));
+  EXPECT_EQ(ConvWorkspace9(forward, "fwd", "gemm", 64), Bytes(1849688064));
+  EXPECT_EQ(ConvWorkspace9(forward, "fwd", "implicit_precomp_gemm", 64), Bytes(1024));
+  EXPECT_EQ(ConvWorkspace9(forward, "fwd", "winograd_nonfused", 64), Bytes(1388445696));
+  EXPECT_EQ(ConvWorkspace9(backward, "bwd_data", "fft", 64), Bytes(2181332992));
+  EXPECT_EQ(ConvWorkspace9(backward, "bwd_filter", "fft", 64), Bytes(2046820352));
+  EXPECT_EQ(ConvWorkspace9(backward, "bwd_filter", "algo_1", 64), Bytes(295504));
+  EXPECT_EQ(ConvWorkspace9(backward, "bwd_filter", "algo_3", 64), Bytes(0));
+  const Op first = FindOp(vgg, "conv1_1.fwd");
+  EXPECT_EQ(ConvWorkspace9(first, "fwd", "gemm", 64), Bytes(0));
+  EXPECT_TRUE(GemmLoops(ConvShape(first)));
+}
+
+// One row of 32 at a time with a 1 x 1 filter: 192 to 16 channels, 28 x 28.
+TEST(ConvWorkspaceTest, TilesOfAnOnePixelFilterAreRows) {
+  Network net("n", {192, 28, 28});
+  net.Conv("conv", net.image(), ConvSpec::Square(16, 1));
+  const Trace trace = LowerNetwork(net, {128, "torch", false});
+  EXPECT_EQ(ConvWorkspace9(trace.ops[0], "fwd", "fft_tiling", 128), Bytes(101801984));
+  EXPECT_EQ(ConvWorkspace9(trace.ops[0], "fwd", "fft", 128), Bytes(240660480));
+}
+
+TEST(ConvWorkspaceTest, LibraryNamesBeginWithTheirMajorVersion) {
+  EXPECT_EQ(LibraryMajor("cuDNN 4"), 4);
+  EXPECT_EQ(LibraryMajor("cuDNN 7.0.5"), 7);
+  EXPECT_EQ(LibraryMajor("cuDNN 12"), 12);
+  EXPECT_EQ(LibraryMajor("cuDNN"), 0);
+  EXPECT_EQ(LibraryMajor("MIOpen 3"), 0);
+  EXPECT_EQ(LibraryMajor(""), 0);
+}
+
 TEST(RooflineTest, TheLargerTermDecides) {
   Device device = testing::RoundDevice();
   device.efficiency = {{"default", 1.0}, {"fwd.implicit_gemm", 0.5}};
@@ -87,6 +126,65 @@ TEST(RooflineTest, CandidatesAreSortedAndMicroBatchesCheaper) {
   const auto half = cost.Kernels(conv, 0, 4);
   EXPECT_LT(half[0].time, kernels[0].time);
   EXPECT_LT(half[0].workspace, kernels[0].workspace);
+}
+
+// By hand, on a device of 1 TFLOP/s and 1 TB/s that gets the times of later libraries.
+TEST(RooflineTest, LaterLibrariesWasteTilesAndStartUp) {
+  Device device = testing::RoundDevice();
+  device.library = "cuDNN 7";
+  device.flops_per_second = 1'000'000'000'000;
+  device.dram = {1'000'000'000'000};
+  device.efficiency = {
+      {"default", 1.0}, {"fwd.implicit_gemm", 0.5}, {"fwd.winograd_nonfused", 0.5}};
+  const RooflineCostModel cost(device);
+  Network net("n", {64, 56, 56});
+  net.Conv("conv", net.image(), ConvSpec::Square(48, 3, 1, 1));
+  const Trace trace = LowerNetwork(net, {8, "torch", false});
+  for (const Kernel& kernel : cost.Kernels(trace.ops[0], 0, 8)) {
+    const double pixels = 8.0 * 56 * 56;
+    if (kernel.algorithm == "implicit_gemm") {
+      // 48 channels in tiles of 32 are 64; the reduction of 576 costs as one of 640.
+      EXPECT_NEAR(kernel.time.seconds(), 2 * pixels * 64 * 640 / 0.5e12 + 20e-6, 1e-9);
+    } else {
+      const double tiles = 8.0 * 14 * 14;  // a multiple of 64 but for 32
+      const double product = 2 * 36 * 1600 * 64 * (64 + 32);
+      const double operands = 4 * (pixels * (64 + 48) + 64 * 48 * 9 + 48);  // x, y, w, b
+      const double bytes = operands + 2 * 4 * 36 * (tiles * (64 + 48) + 64 * 48);
+      EXPECT_NEAR(kernel.time.seconds(), product / 0.5e12 + bytes / 1e12 + 30e-6, 1e-9);
+    }
+  }
+  EXPECT_EQ(cost.Kernels(trace.ops[0], 0, 8).size(), 2u);
+}
+
+// The promise of experiments/roofline/README.md, with some room.
+TEST(RooflineTest, IsCloseToTheRecordedTables) {
+  const Device device = LoadDevice("h200");
+  const RooflineCostModel model(device);
+  const std::vector<std::string> workloads = RecordedWorkloads("h200");
+  ASSERT_GE(workloads.size(), 14u);
+  for (const auto& [key, errors] : SummarizeErrors(RecordedSamples(workloads, "h200"), model)) {
+    if (errors.samples < 50) continue;
+    EXPECT_EQ(errors.missing, 0u) << key;
+    EXPECT_LE(errors.time_median, 0.25) << key;
+    EXPECT_LE(errors.workspace_median, 0.01) << key;
+    if (key.ends_with("fft") || key.ends_with("fft_tiling") || key.ends_with("winograd_nonfused")) {
+      EXPECT_EQ(errors.exact, errors.samples) << key;
+    }
+  }
+  for (const std::string& workload : workloads) {
+    const Trace trace = LoadWorkload(workload, {"torch", true});
+    const Duration recorded = FastestIteration(trace, *LoadCost("auto", trace, device));
+    EXPECT_NEAR(FastestIteration(trace, model).seconds() / recorded.seconds(), 1, 0.2) << workload;
+  }
+}
+
+TEST(RooflineTest, TheFitIsTheOneInTheDeviceFile) {
+  const Device device = LoadDevice("h200");
+  const Device fitted = FitEfficiencies(device, RecordedSamples(RecordedWorkloads("h200"), "h200"));
+  for (const auto& [key, efficiency] : fitted.efficiency) {
+    // Other numbers of the file, such as the DRAM bandwidth, move the fit a little.
+    EXPECT_NEAR(efficiency / device.efficiency.at(key), 1, 0.1) << key;
+  }
 }
 
 TEST(RooflineTest, ADeviceWithoutAlgorithmsIsAnInputError) {

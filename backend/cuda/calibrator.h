@@ -1,0 +1,45 @@
+// The calibrator: measures how fast the GPU of this machine copies, launches and allocates.
+//
+// Raw measurements only; experiments/calibration.h fits laws to them. Every number is the median of
+// repeats after a warm-up. Times on the device exclude host gaps: all streams of a measurement are
+// held until everything is enqueued. The header includes no CUDA.
+
+#ifndef SPILLWAY_BACKEND_CUDA_CALIBRATOR_H_
+#define SPILLWAY_BACKEND_CUDA_CALIBRATOR_H_
+
+#include <cstddef>
+#include <functional>
+#include <string_view>
+
+#include "sim/core/calibration.h"
+#include "sim/core/units.h"
+
+namespace spillway {
+
+// Reported before each step. The view lives until the callback returns.
+struct CalibrateProgress {
+  size_t step = 0;   // from 0
+  size_t steps = 0;  // how many there are
+  std::string_view what;
+};
+
+struct CalibrateOptions {
+  int device = 0;    // CUDA's number of the GPU
+  int repeats = 20;  // of each measurement, at least five; slow host calls stop earlier
+  // Sizes are powers of two up to these, and up to what the device's free memory allows.
+  Bytes largest_copy = Bytes::GiB(1);  // pins twice as much host memory
+  Bytes largest_device_copy = Bytes::GiB(4);
+  Bytes largest_allocation = Bytes::GiB(4);
+  Bytes largest_pinned = Bytes::GiB(1);
+  Duration clock_warmup = Duration::Milliseconds(1000);    // of kernels and copies, at the start
+  std::function<void(const CalibrateProgress&)> progress;  // may be empty
+};
+
+// Needs about 20 seconds and an otherwise idle GPU. Throws `EnvironmentError` that says what is
+// missing if there is no usable GPU; `Error` if memory for the buffers is missing, or the host is
+// too slow to keep the device busy.
+Measurements Calibrate(const CalibrateOptions& options);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_BACKEND_CUDA_CALIBRATOR_H_

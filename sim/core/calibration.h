@@ -1,0 +1,130 @@
+// What a calibration measures on one GPU and its host, as plain data: copies, kernels beside
+// copies, driver calls and latencies.
+//
+// Raw medians only; the laws fitted to them are the business of experiments/calibration.h. All
+// host memory is pinned.
+
+#ifndef SPILLWAY_SIM_CORE_CALIBRATION_H_
+#define SPILLWAY_SIM_CORE_CALIBRATION_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sim/core/units.h"
+
+namespace spillway {
+
+// The repeats of one measurement. Without repeats it was not made.
+struct Timing {
+  Duration median;
+  double spread = 0;  // (90th percentile - 10th percentile) / median of the repeats
+  int repeats = 0;
+
+  bool operator==(const Timing&) const = default;
+};
+
+struct Machine {
+  std::string gpu;     // "NVIDIA H200"
+  std::string link;    // "32.0 GT/s PCIe x16"; empty if unknown
+  std::string host;    // model of the processor; empty if unknown
+  std::string driver;  // "580.65.06"
+  std::string cuda;    // "13.0"
+  std::string date;    // ISO 8601, UTC
+  std::string tool;    // "spillway 0.1.0"
+  Bytes memory;        // what the CUDA runtime calls total
+  Bytes l2_cache;
+
+  bool operator==(const Machine&) const = default;
+};
+
+// Copies of `size` bytes between host and device, the time of each. In a stream of its own, copies
+// follow one another back to back; `both` means that the other direction is kept busy alike.
+struct CopyTiming {
+  Bytes size;
+  Timing h2d;
+  Timing d2h;
+  Timing h2d_single;  // one copy between two events
+  Timing d2h_single;
+  Timing h2d_both;
+  Timing d2h_both;
+
+  bool operator==(const CopyTiming&) const = default;
+};
+
+// cudaMemcpy within the device: `size` bytes read and as many written.
+struct DeviceCopyTiming {
+  Bytes size;
+  Timing time;
+
+  bool operator==(const DeviceCopyTiming&) const = default;
+};
+
+enum class Load : uint8_t {
+  kNone,
+  kDram,     // copies device memory, bound by its bandwidth
+  kCompute,  // multiplies and adds in registers
+};
+
+// Lanes that run side by side, each kept busy while the others are timed: the time of one kernel
+// and of one copy. What takes no part has no repeats.
+struct Overlap {
+  Load load = Load::kNone;
+  Timing kernel;
+  Timing h2d;
+  Timing d2h;
+
+  bool operator==(const Overlap&) const = default;
+};
+
+struct Overlaps {
+  Bytes kernel_traffic;         // of a kDram kernel, read plus written
+  int64_t kernel_flops = 0;     // of a kCompute kernel, a multiply-add counted as two
+  Bytes copy_size;              // of each copy
+  std::vector<Overlap> points;  // each combination of load and copies but the empty one
+
+  bool operator==(const Overlaps&) const = default;
+};
+
+struct Latencies {
+  // Host time of one call on a busy stream.
+  Timing enqueue_kernel;
+  Timing enqueue_h2d;
+  Timing enqueue_d2h;
+  Timing record_event;
+  Timing wait_event;
+  // On the device. "After" is from the time stamp of an event to that of one behind the kernel or
+  // copy; a "waiting" one runs on another stream than the event does and waits for it.
+  Timing kernel_period;       // of empty kernels back to back on one stream
+  Timing kernel_gap;          // from the end of a tiny kernel to the start of the next
+  Timing kernel_after_event;  // an empty kernel, same stream
+  Timing kernel_waiting;      // an empty kernel that waits for an event behind a copy
+  Timing copy_after_event;    // a copy of 4 KiB to the device, same stream
+  Timing copy_waiting;        // such a copy that waits for an event behind a kernel
+  bool operator==(const Latencies&) const = default;
+};
+
+// One call for `size` bytes and the call that gives them back, on an idle device.
+struct AllocationTiming {
+  Bytes size;
+  Timing allocate;
+  Timing release;
+
+  bool operator==(const AllocationTiming&) const = default;
+};
+
+struct Measurements {
+  Machine machine;
+  std::vector<CopyTiming> copies;  // by size
+  std::vector<DeviceCopyTiming> device_copies;
+  Overlaps overlaps;
+  Latencies latencies;
+  std::vector<AllocationTiming> device_memory;  // cudaMalloc, cudaFree
+  std::vector<AllocationTiming> pinned_memory;  // cudaMallocHost, which touches it; cudaFreeHost
+
+  bool operator==(const Measurements&) const = default;
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_CORE_CALIBRATION_H_

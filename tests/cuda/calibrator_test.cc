@@ -1,0 +1,49 @@
+// The calibrator on a real GPU: every timing is there, and the fits make a device.
+
+#include "backend/cuda/calibrator.h"
+
+#include <gtest/gtest.h>
+
+#include <iostream>
+
+#include "experiments/calibration.h"
+#include "sim/core/error.h"
+
+namespace spillway {
+namespace {
+
+TEST(CalibratorTest, MeasuresWhatAFitNeeds) {
+  CalibrateOptions options;
+  options.repeats = 5;
+  options.largest_copy = Bytes::MiB(16);
+  options.largest_device_copy = Bytes::MiB(512);
+  options.largest_allocation = Bytes::MiB(64);
+  options.largest_pinned = Bytes::MiB(8);
+  options.clock_warmup = Duration::Milliseconds(50);
+  size_t reports = 0;
+  options.progress = [&](const CalibrateProgress& progress) {
+    EXPECT_EQ(progress.step, reports++);
+    EXPECT_LT(progress.step, progress.steps);
+  };
+  Measurements measurements;
+  try {
+    measurements = Calibrate(options);
+  } catch (const EnvironmentError& error) {
+    GTEST_SKIP() << error.what();
+  }
+  EXPECT_EQ(reports, 6u);
+  EXPECT_FALSE(measurements.machine.gpu.empty());
+  EXPECT_EQ(measurements.copies.size(), 13u);
+  EXPECT_EQ(measurements.device_copies.size(), 3u);
+  EXPECT_EQ(measurements.overlaps.points.size(), 11u);
+  EXPECT_EQ(measurements.device_memory.size(), 18u);
+  EXPECT_EQ(measurements.pinned_memory.size(), 4u);
+  for (const Quantity& quantity : FitMeasurements(measurements)) {
+    std::cout << "[   NOTE   ] " << quantity.name << " " << Spell(quantity) << " "
+              << Residual(quantity) << "\n";
+    EXPECT_GE(quantity.value, 0) << quantity.name;
+  }
+}
+
+}  // namespace
+}  // namespace spillway
