@@ -1,5 +1,6 @@
 #include "experiments/catalogue.h"
 
+#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,12 +17,35 @@ namespace spillway {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+// Where the shared library that holds this code was loaded from: an installed tree can be moved.
+fs::path LibraryDirectory() {
+  static const char here = 0;  // lies in that library
+  Dl_info info{};
+  if (dladdr(&here, &info) == 0 || info.dli_fname == nullptr) return {};
+  std::error_code ignored;
+  return fs::canonical(info.dli_fname, ignored).parent_path();
+}
+
+}  // namespace
+
 std::vector<fs::path> DataDirectories() {
   std::vector<fs::path> directories;
   if (const char* chosen = std::getenv("SPILLWAY_DATA")) directories.emplace_back(chosen);
-  directories.emplace_back(SPILLWAY_INSTALLED_DATA);
-  directories.emplace_back(SPILLWAY_SOURCE_DATA);
+  const fs::path library = LibraryDirectory();
+  std::error_code ignored;
+  const fs::path installed = library / SPILLWAY_DATA_FROM_LIBRARY;
+  directories.push_back(fs::is_directory(installed, ignored) ? installed.lexically_normal()
+                                                             : fs::path(SPILLWAY_SOURCE_DATA));
   return directories;
+}
+
+std::optional<fs::path> InstallPrefix() {
+  const fs::path library = LibraryDirectory();
+  std::error_code ignored;
+  if (!fs::is_directory(library / SPILLWAY_DATA_FROM_LIBRARY, ignored)) return std::nullopt;
+  return (library / SPILLWAY_PREFIX_FROM_LIBRARY / "").lexically_normal().parent_path();
 }
 
 std::optional<fs::path> FindDataFile(const fs::path& relative) {

@@ -1,7 +1,8 @@
 // Finds what a command names: workloads, devices, recorded cost tables and memory budgets.
 //
 // Data files come with the program. They are looked for in the directory named by the environment
-// variable SPILLWAY_DATA, then in the installed tree, then in the source tree that was built.
+// variable SPILLWAY_DATA, then in the tree that the program is installed in, wherever that was
+// moved to; a program that is not installed finds them in the source tree that it was built from.
 
 #ifndef SPILLWAY_EXPERIMENTS_CATALOGUE_H_
 #define SPILLWAY_EXPERIMENTS_CATALOGUE_H_
@@ -18,6 +19,9 @@
 #include "traces/trace.h"
 
 namespace spillway {
+
+// The directory that this program is installed under; nullopt if it runs from a build tree.
+std::optional<std::filesystem::path> InstallPrefix();
 
 // Where data files are looked for, in that order; they need not exist.
 std::vector<std::filesystem::path> DataDirectories();

@@ -30,7 +30,9 @@ Params::Values ParseValues(std::string_view specification, std::string_view text
 }  // namespace
 
 void PolicyRegistry::Add(std::string name, std::string description, Factory factory) {
-  for (const Entry& entry : entries_) SPILLWAY_CHECK(entry.name != name);
+  for (const Entry& entry : entries_) {
+    if (entry.name == name) throw InputError(fmt::format("policy '{}' is registered twice", name));
+  }
   entries_.push_back({std::move(name), std::move(description), std::move(factory)});
 }
 

@@ -28,7 +28,7 @@ class PolicyRegistry {
     Factory factory;
   };
 
-  // REQUIRES: no policy of that name exists yet.
+  // Throws `InputError` if a policy of that name exists already.
   void Add(std::string name, std::string description, Factory factory);
 
   // Throws `UsageError`: unknown name (with a suggestion), malformed specification, unknown

@@ -86,8 +86,9 @@ void AddCompare(CLI::App& app, int& exit_code, Session& session) {
   options->workload.Add(*verb);
   options->machine.Add(*verb);
   options->format.Add(*verb);
-  verb->add_option("--policy", options->policies,
-                   "NAME or NAME:key=value,..., or help; repeat for more (default: all)");
+  verb->add_option(
+      "--policy", options->policies,
+      "NAME or PLUGIN.so:NAME, then :key=value,...; or help; repeat for more (default: all)");
   verb->add_option("--jobs", options->jobs,
                    "Threads; any number gives the same output (default: one per core)")
       ->check(CLI::Range(1, 1024));

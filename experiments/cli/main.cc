@@ -40,6 +40,7 @@ int Execute(Session& session) {
   AddRecord(app, exit_code, session);
   AddCalibrate(app, exit_code, session);
   AddReproduce(app, exit_code, session);
+  AddNewPolicy(app, exit_code, session);
   AddReplayRun(app, exit_code, session, Execute);
   AddDoctor(app, exit_code);
   AddCompletion(app, exit_code);

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "policies/registry.h"
+#include "policies/library.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/core/check.h"
 #include "sim/core/error.h"
@@ -67,9 +67,7 @@ Scenario::Scenario(const WorkloadOption& workload, const MachineOption& machine)
 }
 
 Outcome Scenario::Play(const std::string& specification) const {
-  PolicyRegistry registry;
-  RegisterBuiltinPolicies(registry);
-  Outcome outcome = Simulate(*setup_, *registry.Make(specification));
+  Outcome outcome = Simulate(*setup_, *PolicyLibrary().Make(specification));
   if (check_) {
     const std::vector<std::string> violations = Check(outcome.trace(*setup_), outcome.report);
     if (!violations.empty()) {
@@ -112,13 +110,20 @@ std::string FormatResults(const Scenario& scenario, const std::vector<Row>& rows
   return text;
 }
 
-std::string DescribePolicies() {
-  PolicyRegistry registry;
-  RegisterBuiltinPolicies(registry);
+std::string DescribePolicies() { return DescribePolicies("help"); }
+
+std::string DescribePolicies(const std::string& specification) {
+  // What stands before "help" chooses: nothing, a plugin, or one policy.
+  PolicySpec spec = ParsePolicySpec(specification);
+  if (spec.policy == "help") spec.policy.clear();
+  PolicyLibrary library;
+  const PolicyRegistry& registry = library.Registry(spec);
   std::string text;
+  if (!spec.policy.empty()) library.Parameters(spec, spec.policy);  // throws if there is none
   for (const PolicyRegistry::Entry& entry : registry.entries()) {
+    if (!spec.policy.empty() && spec.policy != entry.name) continue;
     text += fmt::format("{}\n    {}\n", entry.name, entry.description);
-    for (const ParamInfo& param : registry.Parameters(entry.name)) {
+    for (const ParamInfo& param : library.Parameters(spec, entry.name)) {
       text += fmt::format("    {}={} (default {}): {}\n", param.name, param.type, param.initial,
                           param.help);
     }
@@ -155,11 +160,15 @@ std::string DescribePresets() {
 
 bool PrintHelpValues(const MachineOption& machine, const std::vector<std::string>& policies) {
   bool printed = false;
+  for (const std::string& policy : policies) {
+    if (policy != "help" && !policy.ends_with(":help")) continue;
+    fmt::print("{}", DescribePolicies(policy));
+    printed = true;
+  }
   const auto print = [&](bool wanted, std::string (*describe)()) {
     if (wanted) fmt::print("{}", describe());
     printed |= wanted;
   };
-  print(std::find(policies.begin(), policies.end(), "help") != policies.end(), DescribePolicies);
   print(machine.device == "help", DescribeDevices);
   print(machine.allocator == "help", DescribeAllocators);
   return printed;

@@ -79,6 +79,8 @@ std::string FormatResults(const Scenario& scenario, const std::vector<Row>& rows
 
 // The texts behind `--policy help`, `--device help` and `--allocator help`, and `spillway list`.
 std::string DescribePolicies();
+// Those that a specification ending in "help" asks for: "help", "./mine.so:help", "vdnn-all:help".
+std::string DescribePolicies(const std::string& specification);
 std::string DescribeDevices();
 std::string DescribeAllocators();
 std::string DescribeNetworks();

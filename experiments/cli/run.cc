@@ -101,7 +101,8 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
   options->workload.Add(*verb);
   options->machine.Add(*verb);
   options->format.Add(*verb);
-  verb->add_option("--policy", options->policy, "NAME or NAME:key=value,..., or help")
+  verb->add_option("--policy", options->policy,
+                   "NAME or PLUGIN.so:NAME, then :key=value,...; or help")
       ->capture_default_str();
   verb->add_flag("--explain", options->explain,
                  "Say for each stall what waited for what, and what would have removed it");

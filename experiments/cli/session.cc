@@ -8,19 +8,11 @@
 #include <system_error>
 
 #include "experiments/sha256.h"
+#include "policies/library.h"
 #include "sim/core/error.h"
 #include "traces/file.h"
 
 namespace spillway::cli {
-namespace {
-
-// The library file that a policy specification names ("./mine.so:NAME:key=value"), or nothing.
-std::string PluginOf(const std::string& specification) {
-  const size_t end = specification.find(".so");
-  return end == std::string::npos ? std::string() : specification.substr(0, end + 3);
-}
-
-}  // namespace
 
 void Session::Print(std::string_view text) const {
   if (captured_ == nullptr) fmt::print("{}", text);
@@ -107,7 +99,7 @@ void DescribeRun(const WorkloadOption& workload, const MachineOption& machine,
     add("cost_table", "file", machine.cost);
   }
   for (const std::string& policy : policies) {
-    if (const std::string plugin = PluginOf(policy); !plugin.empty()) {
+    if (const std::string plugin = ParsePolicySpec(policy).plugin; !plugin.empty()) {
       add("policy", "file", plugin);
     }
   }

@@ -28,6 +28,7 @@ void AddTrace(CLI::App& app, int& exit_code, Session& session);
 void AddRecord(CLI::App& app, int& exit_code, Session& session);
 void AddCalibrate(CLI::App& app, int& exit_code, Session& session);
 void AddReproduce(CLI::App& app, int& exit_code, Session& session);
+void AddNewPolicy(CLI::App& app, int& exit_code, Session& session);
 // `run` executes another session's arguments as a command line of its own.
 void AddReplayRun(CLI::App& app, int& exit_code, Session& session,
                   std::function<int(Session& other)> run);

@@ -152,26 +152,29 @@ class BadTableAndDeviceTest(BadInputTest):
     def test_a_table_without_the_kernels_that_are_needed(self):
         self.fails(3, "batch", "run", "vgg16:64", "--cost", self.TABLE)
 
-    def device(self, before, after):
+    def device(self, pattern, replacement):
         text = (ROOT / "sim/devices/h200.toml").read_text(encoding="utf-8")
-        self.assertIn(before, text)
-        return self.file("gpu.toml", text.replace(before, after, 1))
+        changed, count = re.subn(pattern, replacement, text, count=1, flags=re.MULTILINE)
+        self.assertEqual(count, 1, pattern)
+        return self.file("gpu.toml", changed)
 
     def test_device_files(self):
-        for before, after, message in (
-                ("size = ", "sise = \"1MiB\"\nsize = ", "sise"),
-                ("size = ", "# size = ", "size"),
-                ("\"143771MiB\"", "\"143771 gigs\"", "gigs"),
-                ("\"55.4GB/s\"", "\"55.4GB\"", "55.4GB"),
-                ("\"3.23us\"", "\"3.23 bogoseconds\"", "bogoseconds"),
-                ("\"143771MiB\"", "\"-1MiB\"", "-1MiB"),
-                ("\"143771MiB\"", "\"99999999999TiB\"", "too large"),
-                ("\"143771MiB\"", "143771", "size"),
-                ("default = 0.75", "default = nan", "default"),
-                ("default = 0.75", "default = -1.0", "default"),
-                ("[link]", "[link", "gpu.toml")):
-            with self.subTest(after=after):
-                path = self.device(before, after)
+        def value(key, text):
+            return (rf"^{key} = \S+", f"{key} = {text}")
+        for (pattern, replacement), message in (
+                ((r"^size = ", 'sise = "1MiB"\nsize = '), "sise"),
+                ((r"^size = ", "# size = "), "size"),
+                (value("size", '"143771 gigs"'), "gigs"),
+                (value("size", '"-1MiB"'), "-1MiB"),
+                (value("size", '"99999999999TiB"'), "too large"),
+                (value("size", "143771"), "size"),
+                (value("h2d", '"55.4GB"'), "55.4GB"),
+                (value("h2d_latency", '"3.23 bogoseconds"'), "bogoseconds"),
+                (value("default", "nan"), "default"),
+                (value("default", "-1.0"), "default"),
+                ((r"^\[link\]", "[link"), "gpu.toml")):
+            with self.subTest(replacement=replacement):
+                path = self.device(pattern, replacement)
                 error = self.fails(3, message, "run", "alexnet:1", "--device", path)
                 self.assertRegex(error, re.escape(str(path)) + r":\d+:\d+")
         self.fails(3, "gpu2.toml", "run", "alexnet:1", "--device", self.directory / "gpu2.toml")

@@ -182,6 +182,9 @@ class CliTest(unittest.TestCase):
             pathlib.Path(device).write_text('description = "x"\nmemori = 1\n', encoding="utf-8")
             self.fails(3, "gpu.toml", "run", "vgg19:2", "--device", device)
             self.fails(3, "", "run", "vgg19:2", "--cost", bad)
+            for plugin in (bad, directory, os.path.join(directory, "missing.so")):
+                self.fails(3, f"{plugin}: cannot load the plugin: ", "run", "vgg19:2", "--policy",
+                           f"{plugin}:name")
             self.fails(3, directory, "trace", "build", "alexnet:1", "-o",
                        os.path.join(directory, "no", "such", "dir.json"))
 
@@ -226,7 +229,8 @@ class CliTest(unittest.TestCase):
     def test_version_and_help_exit_with_0(self):
         self.assertRegex(self.ok("--version"), r"^spillway \d+\.\d+\.\d+\n$")
         self.assertIn("Exit codes", self.ok("--help"))
-        for verb in ("run", "compare", "list", "trace", "record", "calibrate", "reproduce"):
+        for verb in ("run", "compare", "list", "trace", "record", "calibrate", "reproduce",
+                     "new-policy"):
             self.assertIn("--help", self.ok(verb, "--help"))
 
 

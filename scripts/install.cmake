@@ -1,0 +1,46 @@
+# What `cmake --install` installs: program, library, headers, data, and what other projects find the
+# library with. Everything refers to its neighbours by relative paths, so the tree may be moved.
+
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/spillway)
+set(header_dir ${CMAKE_INSTALL_INCLUDEDIR}/spillway)
+set(data_dir ${CMAKE_INSTALL_DATADIR}/spillway)
+
+if(SPILLWAY_BUILD_CLI)
+  file(RELATIVE_PATH library_from_program
+    ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
+  set_target_properties(spillway_cli PROPERTIES
+    INSTALL_RPATH "$ORIGIN/${library_from_program}"
+    INSTALL_RPATH_USE_LINK_PATH ON)  # for CUDA outside the system directories
+  install(TARGETS spillway_cli)
+endif()
+install(TARGETS spillway EXPORT spillway INCLUDES DESTINATION ${header_dir})
+
+# Headers keep their paths from the root: #include "sim/core/policy.h".
+foreach(folder traces sim policies)
+  install(DIRECTORY ${folder} DESTINATION ${header_dir} FILES_MATCHING PATTERN "*.h"
+    PATTERN json.h EXCLUDE  # of the readers only
+    PATTERN devices EXCLUDE PATTERN recorded EXCLUDE)
+endforeach()
+install(FILES experiments/catalogue.h experiments/simulate.h experiments/result_row.h
+  DESTINATION ${header_dir}/experiments)
+
+# As experiments/catalogue.cc looks for them.
+install(DIRECTORY sim/devices DESTINATION ${data_dir}/sim)
+install(DIRECTORY traces/recorded DESTINATION ${data_dir}/traces)
+install(DIRECTORY experiments/reproduce DESTINATION ${data_dir}/experiments)
+
+install(EXPORT spillway NAMESPACE spillway:: FILE spillwayTargets.cmake DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/spillwayConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES
+  scripts/spillwayConfig.cmake
+  policies/spillway_add_policy.cmake
+  ${PROJECT_BINARY_DIR}/spillwayConfigVersion.cmake
+  DESTINATION ${package_dir})
+
+file(RELATIVE_PATH prefix_from_pc
+  ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+string(REGEX REPLACE "/$" "" prefix_from_pc "${prefix_from_pc}")
+configure_file(scripts/spillway.pc.in ${PROJECT_BINARY_DIR}/spillway.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/spillway.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

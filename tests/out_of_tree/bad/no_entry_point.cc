@@ -1,0 +1,3 @@
+// A shared object, but not a plugin.
+extern "C" int SomethingElse();
+int SomethingElse() { return 0; }

@@ -1,0 +1,9 @@
+// A plugin that forgot its policies.
+#include "policies/plugin.h"
+
+namespace {
+void Register(spillway::PolicyRegistry&) {}
+constexpr spillway::PolicyPlugin kPlugin{.register_policies = Register};
+}  // namespace
+
+const spillway::PolicyPlugin* SpillwayPolicyPlugin() { return &kPlugin; }

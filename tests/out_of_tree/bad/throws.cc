@@ -1,0 +1,115 @@
+// A plugin with two policies that fail at a place of the caller's choice: `throws` with exceptions,
+// `lies` by breaking the rules of the interface.
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "policies/params.h"
+#include "policies/plugin.h"
+#include "policies/registry.h"
+#include "sim/core/error.h"
+#include "sim/core/policy.h"
+
+namespace {
+
+using spillway::OpId;
+using spillway::PolicyContext;
+using spillway::TensorId;
+
+// Known to this plugin alone: its code goes away when the plugin is unloaded.
+class PrivateError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class Throws final : public spillway::Policy {
+ public:
+  Throws(std::string hook, std::string what) : hook_(std::move(hook)), what_(std::move(what)) {}
+
+  std::optional<spillway::Trace> Rewrite(const spillway::Trace&, const spillway::Device&,
+                                         const spillway::CostModel&) override {
+    At("Rewrite");
+    return std::nullopt;
+  }
+  void Plan(PolicyContext&) override { At("Plan"); }
+  void BeforeOp(PolicyContext&, OpId) override { At("BeforeOp"); }
+  spillway::KernelPlan ChooseKernels(PolicyContext&, OpId) override {
+    At("ChooseKernels");
+    return {};
+  }
+  void BeforeLaunch(PolicyContext&, OpId) override { At("BeforeLaunch"); }
+  void AfterOp(PolicyContext&, OpId) override { At("AfterOp"); }
+  spillway::Hint PlacementHint(const PolicyContext&, TensorId) override {
+    At("PlacementHint");
+    return spillway::Hint::kLow;
+  }
+  bool OnAllocFailure(PolicyContext&, spillway::Bytes) override {
+    At("OnAllocFailure");
+    return false;
+  }
+
+ private:
+  void At(const char* hook) const {
+    if (hook_ != hook) return;
+    if (what_ == "number") throw 42;
+    if (what_ == "policy-error") throw spillway::PolicyError("my own words");
+    throw PrivateError("boom");
+  }
+
+  const std::string hook_;
+  const std::string what_;
+};
+
+class Lies final : public spillway::Policy {
+ public:
+  explicit Lies(std::string how) : how_(std::move(how)) {}
+
+  std::optional<spillway::Trace> Rewrite(const spillway::Trace& trace, const spillway::Device&,
+                                         const spillway::CostModel&) override {
+    if (how_ != "trace") return std::nullopt;
+    spillway::Trace broken = trace;
+    broken.ops.front().slots.clear();
+    return broken;
+  }
+  // Far more than any device has: the run does not fit, which is an answer and no error.
+  void Plan(PolicyContext& context) override {
+    if (how_ == "reserve") context.ReserveWorkspace(spillway::Bytes::GiB(1 << 20));
+  }
+  void AfterOp(PolicyContext& context, OpId) override {
+    if (how_ == "tensor") context.Offload(static_cast<TensorId>(context.trace().tensors.size()));
+  }
+  bool OnAllocFailure(PolicyContext&, spillway::Bytes) override { return how_ == "room"; }
+
+ private:
+  const std::string how_;
+};
+
+std::unique_ptr<spillway::Policy> MakeThrows(spillway::Params& params) {
+  std::string hook =
+      params.Choice("hook", "Plan",
+                    {"Rewrite", "Plan", "BeforeOp", "ChooseKernels", "BeforeLaunch", "AfterOp",
+                     "PlacementHint", "OnAllocFailure", "factory", "no-policy"},
+                    "where it throws");
+  std::string what =
+      params.Choice("what", "exception", {"exception", "number", "policy-error"}, "what it throws");
+  if (hook == "factory") throw PrivateError("boom");
+  if (hook == "no-policy") return nullptr;
+  return std::make_unique<Throws>(std::move(hook), std::move(what));
+}
+
+std::unique_ptr<spillway::Policy> MakeLies(spillway::Params& params) {
+  return std::make_unique<Lies>(params.Choice(
+      "how", "tensor", {"tensor", "room", "reserve", "trace"}, "which rule it breaks"));
+}
+
+void Register(spillway::PolicyRegistry& registry) {
+  registry.Add("throws", "throws in the hook of your choice", MakeThrows);
+  registry.Add("lies", "breaks the rule of your choice", MakeLies);
+}
+
+constexpr spillway::PolicyPlugin kPlugin{.register_policies = Register};
+
+}  // namespace
+
+const spillway::PolicyPlugin* SpillwayPolicyPlugin() { return &kPlugin; }

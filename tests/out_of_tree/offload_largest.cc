@@ -1,0 +1,100 @@
+// offload-largest: sends the largest activations to the host between their last use in forward and
+// their first in backward, and asks for them back a few ops early.
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "policies/params.h"
+#include "policies/plugin.h"
+#include "policies/registry.h"
+#include "sim/core/policy.h"
+
+namespace {
+
+using spillway::Index;
+using spillway::OpId;
+using spillway::Phase;
+using spillway::PolicyContext;
+using spillway::Residency;
+using spillway::TensorId;
+
+class OffloadLargest final : public spillway::Policy {
+ public:
+  OffloadLargest(int64_t count, int64_t ahead) : count_(count), ahead_(ahead) {}
+
+  void Plan(PolicyContext& context) override {
+    const spillway::Trace& trace = context.trace();
+    chosen_.assign(trace.tensors.size(), false);
+    wanted_at_.assign(trace.ops.size(), {});
+
+    // Storages, largest first; of equal ones the first in the trace.
+    std::vector<TensorId> activations;
+    for (size_t i = 0; i < trace.tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      if (trace.tensor(id).kind == spillway::TensorKind::kActivation && trace.Root(id) == id) {
+        activations.push_back(id);
+      }
+    }
+    std::stable_sort(activations.begin(), activations.end(), [&](TensorId a, TensorId b) {
+      return trace.tensor(a).size > trace.tensor(b).size;
+    });
+    activations.resize(std::min(activations.size(), static_cast<size_t>(count_)));
+    for (const TensorId id : activations) chosen_[Index(id)] = true;
+
+    // Where each chosen one is used first in backward, less the head start.
+    std::vector<bool> seen(trace.tensors.size(), false);
+    for (size_t i = 0; i < trace.ops.size(); ++i) {
+      if (trace.ops[i].phase != Phase::kBackward) continue;
+      for (const TensorId input : trace.ops[i].inputs) {
+        const TensorId storage = trace.Root(input);
+        if (!chosen_[Index(storage)] || seen[Index(storage)]) continue;
+        seen[Index(storage)] = true;
+        wanted_at_[i - std::min(i, static_cast<size_t>(ahead_))].push_back(storage);
+      }
+    }
+  }
+
+  void BeforeOp(PolicyContext& context, OpId op) override {
+    for (const TensorId storage : wanted_at_[Index(op)]) {
+      // False where there is no room yet: the runtime then fetches it when it is needed.
+      if (context.Where(storage) == Residency::kHost) context.Prefetch(storage);
+    }
+  }
+
+  void AfterOp(PolicyContext& context, OpId op) override {
+    const spillway::Trace& trace = context.trace();
+    if (trace.op(op).phase != Phase::kForward) return;
+    for (const TensorId input : trace.op(op).inputs) {
+      const TensorId storage = trace.Root(input);
+      if (!chosen_[Index(storage)]) continue;
+      const auto next = context.NextUse(storage);
+      if (!next || trace.op(*next).phase == Phase::kForward) continue;
+      if (context.Offload(storage)) context.Release(storage);
+    }
+  }
+
+ private:
+  const int64_t count_;
+  const int64_t ahead_;
+  std::vector<bool> chosen_;                      // by tensor: a storage to offload
+  std::vector<std::vector<TensorId>> wanted_at_;  // by op: storages to prefetch before it
+};
+
+std::unique_ptr<spillway::Policy> Make(spillway::Params& params) {
+  const int64_t count = params.Integer("count", 8, 1, 1'000'000, "how many activations to offload");
+  const int64_t ahead = params.Integer("ahead", 2, 0, 1'000, "ops by which to prefetch early");
+  return std::make_unique<OffloadLargest>(count, ahead);
+}
+
+void RegisterPolicies(spillway::PolicyRegistry& registry) {
+  registry.Add("offload-largest", "offload the largest activations between forward and backward",
+               Make);
+}
+
+constexpr spillway::PolicyPlugin kPlugin{.register_policies = RegisterPolicies};
+
+}  // namespace
+
+const spillway::PolicyPlugin* SpillwayPolicyPlugin() { return &kPlugin; }

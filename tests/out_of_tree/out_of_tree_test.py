@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""Installs Spillway, builds a stranger's plugins against the installed tree alone, and runs them.
+
+usage: out_of_tree_test.py BUILD_DIRECTORY CMAKE GENERATOR CXX_COMPILER [LAUNCHER]
+"""
+
+import csv
+import io
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BUILD, CMAKE, GENERATOR, COMPILER, LAUNCHER = "", "cmake", "Ninja", "c++", ""
+SOURCE = pathlib.Path(__file__).resolve().parent
+
+HOOKS = ("Rewrite", "Plan", "BeforeOp", "ChooseKernels", "BeforeLaunch", "AfterOp", "PlacementHint",
+         "OnAllocFailure")
+
+
+class OutOfTreeTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = tempfile.TemporaryDirectory(prefix="spillway-out-of-tree-")
+        cls.addClassCleanup(cls.directory.cleanup)
+        cls.top = pathlib.Path(cls.directory.name).resolve()
+        # Installed in one place and moved to another, as packages are.
+        cls.command(CMAKE, "--install", BUILD, "--prefix", str(cls.top / "staging"))
+        cls.prefix = cls.top / "moved" / "spillway"
+        cls.prefix.parent.mkdir()
+        (cls.top / "staging").rename(cls.prefix)
+        cls.spillway = cls.prefix / "bin" / "spillway"
+        cls.plugins = cls.top / "build"
+        cls.build(SOURCE, cls.plugins)
+
+    @classmethod
+    def command(cls, *args, cwd=None):
+        result = subprocess.run(args, capture_output=True, text=True, check=False, cwd=cwd,
+                                env=cls.environment())
+        if result.returncode != 0:
+            raise AssertionError(f"{' '.join(args)}\n{result.stdout}{result.stderr}")
+        return result.stdout
+
+    @classmethod
+    def environment(cls):
+        return {key: value for key, value in os.environ.items() if not key.startswith("SPILLWAY_")}
+
+    @classmethod
+    def build(cls, source, build):
+        cls.command(CMAKE, "-S", str(source), "-B", str(build), "-G", GENERATOR,
+                    f"-DCMAKE_PREFIX_PATH={cls.prefix}", f"-DCMAKE_CXX_COMPILER={COMPILER}",
+                    f"-DCMAKE_CXX_COMPILER_LAUNCHER={LAUNCHER}")
+        cls.command(CMAKE, "--build", str(build))
+
+    def run_spillway(self, *args):
+        return subprocess.run([self.spillway, *args], capture_output=True, text=True, check=False,
+                              cwd=self.plugins, env=self.environment())
+
+    def ok(self, *args, code=0):
+        result = self.run_spillway(*args)
+        self.assertEqual(result.returncode, code, result.stderr)
+        return result.stdout
+
+    def fails(self, code, text, policy, *args):
+        result = self.run_spillway("run", "alexnet:4", "--policy", policy, *args)
+        self.assertEqual(result.returncode, code, result.stderr + result.stdout)
+        self.assertIn(text, result.stderr)
+        self.assertEqual(result.stdout, "")
+        return result.stderr
+
+    # --- The installed tree -----------------------------------------------------------------------
+
+    def test_installed_program_finds_its_own_data(self):
+        device = self.prefix / "share/spillway/sim/devices/h200.toml"
+        text = device.read_text(encoding="utf-8")
+        try:
+            device.write_text(text.replace("NVIDIA H200,", "this very file,"), encoding="utf-8")
+            self.assertIn("this very file,", self.ok("run", "vgg19:64"))
+        finally:
+            device.write_text(text, encoding="utf-8")
+        self.assertIn("recorded on", self.ok("run", "vgg19:64"))
+        self.ok("reproduce", "vdnn")
+        self.assertIn("ops", self.command(str(self.plugins / "uses_library")))
+
+    def test_nothing_installed_names_the_place_it_was_built_in(self):
+        for path in self.prefix.rglob("*"):
+            if path.suffix in {".cmake", ".pc", ".h"}:
+                self.assertNotIn(str(BUILD), path.read_text(encoding="utf-8"), path)
+
+    def test_pkg_config(self):
+        if shutil.which("pkg-config") is None:
+            self.skipTest("no pkg-config")
+        (file,) = self.prefix.rglob("spillway.pc")
+        flags = self.command("pkg-config", "--cflags", "--libs", str(file)).split()
+        paths = {flag[:2]: pathlib.Path(flag[2:]) for flag in flags}
+        self.assertIn("-std=c++20", flags)
+        self.assertTrue((paths["-I"] / "sim/core/policy.h").is_file(), flags)
+        self.assertTrue((paths["-L"] / "libspillway.so").is_file(), flags)
+        self.assertEqual(str(paths["-l"]), "spillway")
+
+    # --- A plugin that works ----------------------------------------------------------------------
+
+    def test_plugin_runs_by_every_spelling(self):
+        def row(policy):
+            stdout = self.ok("run", "googlenet:128", "--policy", policy, "--format", "json", "--check")
+            (result,) = json.loads(stdout)["rows"]
+            self.assertEqual(result.pop("policy"), policy)
+            return result
+        named = row("./offload-largest.so:offload-largest:count=3,ahead=1")
+        self.assertEqual(named, row("./offload-largest.so:count=3,ahead=1"))
+        self.assertEqual(named, row("offload-largest.so:count=3,ahead=1"))
+        self.assertEqual(named, row(f"{self.plugins}/offload-largest.so:count=3,ahead=1"))
+        self.assertGreater(named["offloaded_bytes"], 0)
+        self.assertEqual(named["offloaded_bytes"], named["prefetched_bytes"])
+        default = row("./offload-largest.so")
+        self.assertGreater(default["offloaded_bytes"], named["offloaded_bytes"])
+        self.assertLess(default["peak_allocated_bytes"], named["peak_allocated_bytes"])
+
+    def test_plugin_is_compared_with_built_in_policies(self):
+        args = ("compare", "googlenet:128", "--check", "--memory", "80%", "--format", "csv")
+        for policy in ("liveness", "./offload-largest.so:count=50", "./offload-largest.so:count=90"):
+            args += ("--policy", policy)
+        stdout = self.ok(*args, "--jobs", "4")
+        self.assertEqual(stdout, self.ok(*args, "--jobs", "1"))
+        rows = list(csv.DictReader(io.StringIO(stdout)))
+        self.assertEqual([row["status"] for row in rows], ["oom", "ok", "ok"])
+
+    def test_help_lists_policies_and_parameters(self):
+        text = self.ok("run", "alexnet:4", "--policy", "./offload-largest.so:help")
+        self.assertIn("offload the largest activations", text)
+        self.assertIn("ahead=integer (default 2)", text)
+        self.assertNotIn("vdnn", text)
+        text = self.ok("run", "alexnet:4", "--policy", "./throws.so:lies:help")
+        self.assertIn("how=tensor|room", text)
+        self.assertNotIn("hook=", text)
+        self.assertIn("order=", self.ok("compare", "alexnet:4", "--policy", "vdnn-all:help"))
+
+    def test_wrong_names_and_parameters_are_wrong_usage(self):
+        self.fails(2, "did you mean 'count'?", "./offload-largest.so:coutn=3")
+        self.fails(2, "from 1 to", "./offload-largest.so:count=0")
+        self.fails(2, "did you mean 'offload-largest'?", "./offload-largest.so:ofload-largest")
+        self.fails(2, "the plugin has 2 policies, name one: ./throws.so:NAME (valid: throws, lies)",
+                   "./throws.so:how=room")
+
+    # --- Plugins that do not ----------------------------------------------------------------------
+
+    def test_what_is_no_plugin_is_bad_input(self):
+        (self.plugins / "text.so").write_text("not a shared object, but long enough to look\n" * 9,
+                                              encoding="utf-8")
+        (self.plugins / "empty.so").touch()
+        (self.plugins / "directory.so").mkdir(exist_ok=True)
+        (self.plugins / "cut.so").write_bytes(
+            (self.plugins / "offload-largest.so").read_bytes()[:5000])
+        self.fails(3, "./missing.so: cannot load the plugin: cannot open shared object file",
+                   "./missing.so:p")
+        self.fails(3, "text.so: cannot load the plugin: invalid ELF header", "text.so")
+        self.fails(3, "empty.so: cannot load the plugin: file too short", "./empty.so")
+        self.fails(3, "directory.so: cannot load the plugin:", "./directory.so")
+        self.fails(3, "cut.so: cannot load the plugin: the file is truncated", "./cut.so")
+        self.fails(3, "no_entry_point.so: not a policy plugin: it has no function "
+                      "SpillwayPolicyPlugin", "./no_entry_point.so")
+        self.fails(3, "no_descriptor.so: SpillwayPolicyPlugin returned no descriptor",
+                   "./no_descriptor.so")
+        self.fails(3, "registers no policy", "./registers_nothing.so")
+        self.fails(3, "policy 'twin' is registered twice", "./registers_twice.so")
+
+    def test_other_versions_are_refused_and_both_sides_named(self):
+        self.fails(3, "./wrong_api_version.so: the plugin was built with plugin API version 999, "
+                      "this program with 1", "./wrong_api_version.so")
+        message = self.fails(3, "./wrong_build_tag.so: the plugin was built with another compiler, "
+                                "this program with ", "./wrong_build_tag.so")
+        self.assertRegex(message, r"with \S+ \d+, lib\S+ .*, Spillway \d+\.\d+\.\d+")
+
+    def test_exceptions_end_the_run_with_policy_hook_and_op(self):
+        for hook in HOOKS:
+            message = self.fails(4, f"policy 'throws', {hook}", f"./throws.so:throws:hook={hook}",
+                                 "--memory", "0%")
+            self.assertTrue(message.endswith("failed: boom\n"), message)
+            self.fails(4, "it threw something that is not a std::exception",
+                       f"./throws.so:throws:hook={hook},what=number", "--memory", "0%")
+        for hook in ("BeforeOp", "ChooseKernels", "BeforeLaunch", "AfterOp"):
+            self.fails(4, f"{hook}(conv1.fwd)", f"./throws.so:throws:hook={hook}")
+        self.fails(4, "spillway: my own words\n", "./throws.so:throws:hook=Plan,what=policy-error")
+        self.fails(4, "policy 'throws', making it failed: boom", "./throws.so:throws:hook=factory")
+        self.fails(4, "its factory made none", "./throws.so:throws:hook=no-policy")
+
+    def test_broken_rules_end_the_run_and_a_misfit_does_not(self):
+        self.fails(4, "Offload: tensor", "./throws.so:lies:how=tensor")
+        self.fails(4, "Rewrite(alexnet:4) made an invalid trace", "./throws.so:lies:how=trace")
+        self.fails(4, "OnAllocFailure said true", "./throws.so:lies:how=room", "--memory", "0%")
+        stdout = self.ok("run", "alexnet:4", "--policy", "./throws.so:lies:how=reserve", "--format",
+                         "json", code=1)
+        self.assertIn("the reserved workspace", json.loads(stdout)["rows"][0]["reason"])
+
+    # --- spillway new-policy ----------------------------------------------------------------------
+
+    def test_new_policy_writes_what_builds_and_runs(self):
+        self.ok("new-policy", "my-first")
+        project = self.plugins / "my-first"
+        self.assertEqual(sorted(path.name for path in project.iterdir()),
+                         ["CMakeLists.txt", "my-first.cc"])
+        self.build(project, project / "build")
+        stdout = self.ok("compare", "googlenet:128", "--check", "--format", "csv", "--policy", "liveness",
+                         "--policy", "my-first/build/my-first.so:at_least=2MiB")
+        liveness, mine = csv.DictReader(io.StringIO(stdout))
+        self.assertLess(int(mine["peak_allocated_bytes"]), int(liveness["peak_allocated_bytes"]))
+        self.assertGreater(int(mine["offloaded_bytes"]), 0)
+        self.follow_the_readme(project / "my-first.cc")
+        self.command(CMAKE, "--build", str(project / "build"))
+        stdout = self.ok("run", "googlenet:128", "--check", "--format", "csv", "--policy",
+                         "my-first/build/my-first.so:at_least=2MiB")
+        (asks_earlier,) = csv.DictReader(io.StringIO(stdout))
+        self.assertLess(float(asks_earlier["stall_ms"]), float(mine["stall_ms"]))
+        for name in ("A", "a b", "../x", "", "9a", "a-", "a--b", "a_b", "help"):
+            result = self.run_spillway("new-policy", "--", name)
+            self.assertEqual(result.returncode, 2, name)
+            self.assertIn("is no name for a policy", result.stderr)
+        before = {path: path.read_bytes() for path in project.glob("*.*")}
+        result = self.run_spillway("new-policy", "my-first")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("my-first exists already", result.stderr)
+        self.assertEqual(before, {path: path.read_bytes() for path in project.glob("*.*")})
+
+    def follow_the_readme(self, source):
+        """Makes the changes of "A policy in ten minutes" in what new-policy wrote."""
+        readme = (SOURCE.parents[1] / "policies" / "README.md").read_text(encoding="utf-8")
+        send, before_op, members, on_failure = re.findall(r"```cpp\n(.*?)```", readme, re.S)[:4]
+        text = source.read_text(encoding="utf-8")
+        for old, new in (
+                ("      if (context.Offload(input)) context.Release(input);\n", send),
+                ("  void BeforeOp(PolicyContext&, OpId) override {}\n", before_op),
+                ("  const Bytes at_least_;\n", "  const Bytes at_least_;\n" + members),
+                ("  bool OnAllocFailure(PolicyContext&, Bytes) override { return false; }\n",
+                 on_failure),
+                ("#include <memory>\n", "#include <memory>\n#include <vector>\n")):
+            self.assertEqual(text.count(old), 1, old)
+            text = text.replace(old, new)
+        source.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    BUILD, CMAKE, GENERATOR, COMPILER = sys.argv[1:5]
+    LAUNCHER = sys.argv[5] if len(sys.argv) > 5 else ""
+    unittest.main(argv=sys.argv[:1])

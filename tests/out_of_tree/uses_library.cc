@@ -1,0 +1,13 @@
+// Prints the parameters and optimizer state of a network, and where its device file was found.
+
+#include <cstdio>
+
+#include "experiments/catalogue.h"
+
+int main() {
+  const spillway::Trace trace = spillway::LoadWorkload("alexnet:4", {});
+  const spillway::Device device = spillway::LoadDevice("h200");
+  std::printf("%zu ops, %lld bytes\n", trace.ops.size(),
+              static_cast<long long>(device.memory.count()));
+  return 0;
+}

@@ -1,0 +1,128 @@
+// The pictures of policies/README.md: when the work of each verb happens on the device. An op takes
+// 5 ns and a copy 10 ns; a column of three characters is 5 ns.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "tests/testing/fixtures.h"
+
+namespace spillway {
+namespace {
+
+using ::testing::IsEmpty;
+
+using Act = std::function<void(PolicyContext& context, TensorId y1)>;
+
+// Acts after f2 and before b3.
+class Scripted final : public Policy {
+ public:
+  Scripted(Act after_f2, Act before_b3)
+      : after_f2_(std::move(after_f2)), before_b3_(std::move(before_b3)) {}
+
+  void BeforeOp(PolicyContext& context, OpId op) override { Call(before_b3_, "b3", context, op); }
+  void AfterOp(PolicyContext& context, OpId op) override { Call(after_f2_, "f2", context, op); }
+
+ private:
+  static void Call(const Act& act, std::string_view at, PolicyContext& context, OpId op) {
+    if (!act || context.trace().op(op).name != at) return;
+    const auto& tensors = context.trace().tensors;
+    const auto y1 = std::find_if(tensors.begin(), tensors.end(),
+                                 [](const Tensor& tensor) { return tensor.name == "y1"; });
+    act(context, static_cast<TensorId>(y1 - tensors.begin()));
+  }
+
+  const Act after_f2_;
+  const Act before_b3_;
+};
+
+std::string Timeline(Act after_f2, Act before_b3 = {}) {
+  const Trace trace = testing::ChainTrace();
+  Scripted policy(std::move(after_f2), std::move(before_b3));
+  const auto result = testing::RunSim(trace, testing::FixedCost(Duration::Nanoseconds(5)), policy);
+  EXPECT_THAT(result.violations, IsEmpty());
+  return testing::TimelineText(trace, result.report);
+}
+
+void Send(PolicyContext& context, TensorId y1) {
+  EXPECT_TRUE(context.Offload(y1));
+  EXPECT_TRUE(context.Release(y1));
+}
+
+//   kernels  |f1|f2|f3|b3|b2|b1|
+//   to host     | y1  |
+TEST(VerbsTest, OffloadRunsBesideReaders) {
+  EXPECT_EQ(Timeline([](PolicyContext& context, TensorId y1) { context.Offload(y1); }),
+            "    0     5 compute f1\n"
+            "    5    10 compute f2\n"
+            "    5    15 d2h y1\n"
+            "   10    15 compute f3\n"
+            "   15    20 compute b3\n"
+            "   20    25 compute b2\n"
+            "   25    30 compute b1\n");
+}
+
+//   kernels  |f1|f2|  |f3|b3|     |b2|b1|
+//   to host     | y1  |
+//   to device               | y1  |
+TEST(VerbsTest, ReleaseMakesTheNextOwnerWait) {
+  EXPECT_EQ(Timeline(Send),
+            "    0     5 compute f1\n"
+            "    5    10 compute f2\n"
+            "    5    15 d2h y1\n"
+            "   15    20 compute f3\n"
+            "   20    25 compute b3\n"
+            "   25    35 h2d y1\n"
+            "   35    40 compute b2\n"
+            "   40    45 compute b1\n");
+}
+
+//   kernels  |f1|f2|  |f3|b3|b2|b1|
+//   to host     | y1  |
+//   to device         | y1  |
+TEST(VerbsTest, PrefetchStartsAsSoonAsItsBytesAreThere) {
+  EXPECT_EQ(Timeline(Send, [](PolicyContext& context, TensorId y1) { context.Prefetch(y1); }),
+            "    0     5 compute f1\n"
+            "    5    10 compute f2\n"
+            "    5    15 d2h y1\n"
+            "   15    20 compute f3\n"
+            "   15    25 h2d y1\n"
+            "   20    25 compute b3\n"
+            "   25    30 compute b2\n"
+            "   30    35 compute b1\n");
+}
+
+//   kernels  |f1|f2|  |f3|b3|b2|b1|
+//   to host     | y1  |
+TEST(VerbsTest, FenceHoldsTheNextKernel) {
+  EXPECT_EQ(Timeline([](PolicyContext& context, TensorId y1) {
+              context.Offload(y1);
+              context.Fence();
+            }),
+            "    0     5 compute f1\n"
+            "    5    10 compute f2\n"
+            "    5    15 d2h y1\n"
+            "   15    20 compute f3\n"
+            "   20    25 compute b3\n"
+            "   25    30 compute b2\n"
+            "   30    35 compute b1\n");
+}
+
+//   kernels  |f1|f2|f3|b3|f1|b2|b1|
+TEST(VerbsTest, EvictRunsTheProducerAgain) {
+  EXPECT_EQ(Timeline([](PolicyContext& context, TensorId y1) { context.Evict(y1); }),
+            "    0     5 compute f1\n"
+            "    5    10 compute f2\n"
+            "   10    15 compute f3\n"
+            "   15    20 compute b3\n"
+            "   20    25 compute again f1\n"
+            "   25    30 compute b2\n"
+            "   30    35 compute b1\n");
+}
+
+}  // namespace
+}  // namespace spillway
