@@ -268,6 +268,20 @@ class ExportsTest(CommandTest):
         self.fails(3, "cannot read", "replay-run", self.directory / "none.manifest.json")
         self.fails(3, "schema", "replay-run", path)
 
+    def test_replay_cannot_write_two_files_of_one_name(self):
+        (self.directory / "a").mkdir()
+        (self.directory / "b").mkdir()
+        first, second = self.directory / "a" / "x", self.directory / "b" / "x"
+        self.ok("run", "alexnet:8", "-o", first, "--export-memory", second)
+        again = self.directory / "again"
+        self.fails(3, "same name", "replay-run", f"{first}.manifest.json", "--output-dir", again)
+        self.assertFalse(again.exists())
+        self.ok("replay-run", f"{second}.manifest.json")
+        single = self.directory / "single"
+        self.ok("run", "alexnet:8", "-o", single)
+        self.fails(3, "cannot create the directory", "replay-run", f"{single}.manifest.json",
+                   "--output-dir", single / "below")
+
     def test_two_exports_cannot_share_a_file(self):
         path = self.directory / "same"
         self.fails(2, "same file", "run", "alexnet:8", "-o", path, "--export-memory", path)
