@@ -21,6 +21,14 @@ struct ReplayOptions {
   FormatOption format;
 };
 
+// Throws `InputError` unless the verb is one that makes manifests: replaying must not write files.
+void CheckVerb(const Manifest& manifest, const std::string& path) {
+  const std::string verb = manifest.arguments.empty() ? std::string() : manifest.arguments.front();
+  if (verb == "run" || verb == "compare" || verb == "reproduce") return;
+  throw InputError(fmt::format(
+      "{}: arguments: '{}' cannot be replayed (valid: run, compare, reproduce)", path, verb));
+}
+
 // Throws `InputError` that names the first input that is not what it was.
 void VerifyInputs(const Manifest& manifest) {
   for (const ManifestInput& input : manifest.inputs) {
@@ -55,6 +63,7 @@ void WriteAgain(const std::vector<OutputFile>& files, const std::filesystem::pat
 int Execute(const ReplayOptions& options, Session& session,
             const std::function<int(Session&)>& run) {
   const Manifest manifest = ReadManifest(options.manifest);
+  CheckVerb(manifest, options.manifest);
   VerifyInputs(manifest);
   const Manifest ours = session.NewManifest();
   if (ours.version != manifest.version || ours.compiler != manifest.compiler) {

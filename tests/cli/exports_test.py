@@ -241,6 +241,10 @@ class ExportsTest(CommandTest):
         document["outputs"][0]["sha256"] = "0" * 64
         manifest.write_text(json.dumps(document), encoding="utf-8")
         self.assertIn("DIFFERENT", self.ok("replay-run", manifest, code=1))
+        document["arguments"] = ["trace", "build", "alexnet:1", "-o", str(self.directory / "new")]
+        manifest.write_text(json.dumps(document), encoding="utf-8")
+        self.fails(3, "cannot be replayed", "replay-run", manifest)
+        self.assertFalse((self.directory / "new").exists())
 
     def test_replay_names_an_input_that_has_changed(self):
         trace, device = self.directory / "t.json.zst", self.directory / "gpu.toml"

@@ -115,6 +115,21 @@ class CompletionTest(CommandTest):
                     self.skipTest(f"{shell} is not installed")
                 subprocess.run([shell, "-n"], input=script, text=True, check=True)
 
+    def test_fish_completes_verbs_options_and_values(self):
+        if shutil.which("fish") is None:
+            self.skipTest("fish is not installed")
+        script = self.ok("completion", "fish")
+        path = f"{pathlib.Path(Spillway.path).parent}:{os.environ['PATH']}"
+        for line, expected in (("spillway comp", "compare"), ("spillway run --form", "--format"),
+                               ("spillway run --format ", "json"),
+                               ("spillway trace in", "info"),
+                               ("spillway run x --policy vdnn-d", "vdnn-dyn")):
+            with self.subTest(line=line):
+                offered = subprocess.run(
+                    ["fish", "--no-config", "-c", f"{script}\ncomplete -C '{line}'"],
+                    env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True)
+                self.assertIn(expected, [word.split("\t")[0] for word in offered.stdout.splitlines()])
+
     def test_names_come_one_per_line(self):
         self.assertIn("vdnn-dyn", self.ok("completion", "policies").splitlines())
         self.assertIn("h200", self.ok("completion", "devices").splitlines())
