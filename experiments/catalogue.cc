@@ -14,9 +14,10 @@
 #include "traces/zoo/zoo.h"
 
 namespace spillway {
-namespace {
 
 namespace fs = std::filesystem;
+
+namespace {
 
 // Where the shared library that holds this code was loaded from: an installed tree can be moved.
 fs::path LibraryDirectory() {
@@ -26,6 +27,8 @@ fs::path LibraryDirectory() {
   std::error_code ignored;
   return fs::canonical(info.dli_fname, ignored).parent_path();
 }
+
+}  // namespace
 
 std::vector<fs::path> DataDirectories() {
   std::vector<fs::path> directories;
@@ -37,8 +40,6 @@ std::vector<fs::path> DataDirectories() {
                                                              : fs::path(SPILLWAY_SOURCE_DATA));
   return directories;
 }
-
-}  // namespace
 
 std::optional<fs::path> InstallPrefix() {
   const fs::path library = LibraryDirectory();

@@ -23,6 +23,9 @@ namespace spillway {
 // The directory that this program is installed under; nullopt if it runs from a build tree.
 std::optional<std::filesystem::path> InstallPrefix();
 
+// Where data files are looked for, in that order; they need not exist.
+std::vector<std::filesystem::path> DataDirectories();
+
 // A data file by its path under sim/devices, traces/recorded or experiments; nullopt if no data
 // directory has it.
 std::optional<std::filesystem::path> FindDataFile(const std::filesystem::path& relative);

@@ -144,6 +144,8 @@ std::string FormatCsv(const std::vector<Row>& rows) {
   return text;
 }
 
+std::string FormatJsonValue(const Value& value) { return std::visit(JsonValue(), value); }
+
 std::string FormatJson(const std::vector<Row>& rows, std::string_view schema) {
   std::string text = fmt::format("{{\n  \"schema\": \"{}\",\n  \"rows\": [", schema);
   for (size_t i = 0; i < rows.size(); ++i) {

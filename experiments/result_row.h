@@ -34,6 +34,8 @@ Row MakeResultRow(const Setup& setup, std::string_view policy, std::string_view 
 
 // The rows as one text, ending in a newline. REQUIRES: all rows have the same columns.
 std::string FormatCsv(const std::vector<Row>& rows);
+// The spelling of one value in JSON.
+std::string FormatJsonValue(const Value& value);
 // {"schema": schema, "rows": [...]}
 std::string FormatJson(const std::vector<Row>& rows, std::string_view schema);
 

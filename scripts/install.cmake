@@ -29,6 +29,7 @@ install(FILES experiments/catalogue.h experiments/simulate.h experiments/result_
 install(DIRECTORY sim/devices DESTINATION ${data_dir}/sim)
 install(DIRECTORY traces/recorded DESTINATION ${data_dir}/traces)
 install(DIRECTORY experiments/reproduce DESTINATION ${data_dir}/experiments)
+install(DIRECTORY experiments/schemas DESTINATION ${data_dir}/experiments)
 
 install(EXPORT spillway NAMESPACE spillway:: FILE spillwayTargets.cmake DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/spillwayConfigVersion.cmake

@@ -13,6 +13,8 @@
 #include "experiments/calibration.h"
 #include "experiments/catalogue.h"
 #include "experiments/cli/options.h"
+#include "experiments/cli/progress.h"
+#include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
 #include "sim/core/error.h"
 #include "sim/cost/measurements.h"
@@ -34,10 +36,6 @@ struct CalibrateCommand {
   FormatOption format;
 };
 
-void ShowProgress(const CalibrateProgress& progress) {
-  fmt::print(stderr, "[{}/{}] {}\n", progress.step + 1, progress.steps, progress.what);
-}
-
 CalibrateOptions MakeOptions(const CalibrateCommand& command) {
   CalibrateOptions options;
   options.device = command.device;
@@ -49,7 +47,6 @@ CalibrateOptions MakeOptions(const CalibrateCommand& command) {
     options.largest_pinned = Bytes::MiB(128);
     options.clock_warmup = Duration::Milliseconds(500);
   }
-  if (!command.quiet) options.progress = ShowProgress;
   return options;
 }
 
@@ -148,7 +145,7 @@ void Print(const Measurements& measurements, const std::vector<Quantity>& quanti
   }
 }
 
-int Execute(const CalibrateCommand& command) {
+int Execute(const CalibrateCommand& command, Session& session) {
   const fs::path output = command.output;
   if (output.extension() != ".toml") {
     throw UsageError(fmt::format("--output '{}' must end in .toml", command.output));
@@ -170,15 +167,25 @@ int Execute(const CalibrateCommand& command) {
     const std::string gpu = CudaDevice(command.device);
     if (base.empty()) base = FindBase(gpu.substr(0, gpu.find(',')));
     if (!command.quiet) fmt::print(stderr, "calibrating {}\n", gpu);
-    measurements = MeasureDevice(MakeOptions(command));
+    ProgressBar bar(0, command.quiet);
+    CalibrateOptions measure = MakeOptions(command);
+    measure.progress = [&](const CalibrateProgress& progress) {
+      bar.Set(progress.step, progress.steps, progress.what);
+    };
+    measurements = MeasureDevice(measure);
+    const auto guard = session.interrupts().Hold();
     WriteFile(raw, FormatMeasurements(measurements));
   }
   if (base.empty()) base = FindBase(measurements.machine.gpu);
   const fs::path source = command.refit.empty() ? raw : fs::path(command.refit);
   const std::vector<Quantity> quantities = FitMeasurements(measurements);
   const bool described = Describes(ReadDevice(base), measurements.machine.gpu);
-  WriteFile(output, MergeDevice(ReadFile(base, Bytes::MiB(1)), base.filename().string(),
-                                measurements, quantities, source.filename().string()));
+  const std::string text = MergeDevice(ReadFile(base, Bytes::MiB(1)), base.filename().string(),
+                                       measurements, quantities, source.filename().string());
+  {
+    const auto guard = session.interrupts().Hold();
+    WriteFile(output, text);
+  }
   Print(measurements, quantities, command.format.format());
   if (!command.quiet && !described) {
     fmt::print(stderr,
@@ -191,7 +198,7 @@ int Execute(const CalibrateCommand& command) {
 
 }  // namespace
 
-void AddCalibrate(CLI::App& app, int& exit_code) {
+void AddCalibrate(CLI::App& app, int& exit_code, Session& session) {
   CLI::App* verb = app.add_subcommand(
       "calibrate",
       "Measure copies, launches and allocations on this machine's GPU and write a device file; "
@@ -211,7 +218,7 @@ void AddCalibrate(CLI::App& app, int& exit_code) {
   verb->add_flag("--quick", command->quick, "Fewer repeats and smaller sizes");
   verb->add_flag("--quiet", command->quiet, "No progress on standard error");
   command->format.Add(*verb);
-  verb->callback([command, &exit_code] { exit_code = Execute(*command); });
+  verb->callback([command, &exit_code, &session] { exit_code = Execute(*command, session); });
 }
 
 }  // namespace spillway::cli

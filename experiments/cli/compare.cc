@@ -4,8 +4,11 @@
 #include <tbb/task_arena.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "experiments/cli/options.h"
+#include "experiments/cli/progress.h"
+#include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
 #include "policies/registry.h"
 
@@ -17,7 +20,9 @@ struct CompareOptions {
   MachineOption machine;
   FormatOption format;
   std::vector<std::string> policies;
+  std::string output;
   int jobs = 0;
+  bool quiet = false;
 };
 
 // Every policy, in both variants where it has the parameter `algo`.
@@ -39,29 +44,42 @@ std::vector<std::string> AllPolicies() {
   return specifications;
 }
 
-int Execute(const CompareOptions& options) {
+int Execute(const CompareOptions& options, Session& session) {
   if (PrintHelpValues(options.machine, options.policies)) return kOk;
   const Scenario scenario(options.workload, options.machine);
   const std::vector<std::string> policies =
       options.policies.empty() ? AllPolicies() : options.policies;
   std::vector<Row> rows(policies.size());
+  std::optional<ProgressBar> progress(std::in_place, policies.size(), options.quiet);
   tbb::task_arena arena(options.jobs > 0 ? options.jobs : tbb::task_arena::automatic);
   arena.execute([&] {
-    tbb::parallel_for(size_t{0}, policies.size(),
-                      [&](size_t i) { rows[i] = scenario.Run(policies[i]); });
+    tbb::parallel_for(size_t{0}, policies.size(), [&](size_t i) {
+      rows[i] = scenario.Run(policies[i]);
+      progress->Advance(policies[i]);
+    });
   });
-  PrintResults(scenario, rows, options.format.format());
+  progress.reset();
+  const std::string text = FormatResults(scenario, rows, options.format.format());
   const bool any_fits = std::any_of(rows.begin(), rows.end(), [](const Row& row) {
     return std::any_of(row.begin(), row.end(), [](const Column& column) {
       return column.name == "status" && column.value == Value(std::string("ok"));
     });
   });
-  return any_fits ? kOk : kNegative;
+  const int exit_code = any_fits ? kOk : kNegative;
+  if (options.output.empty()) {
+    session.Print(text);
+  } else {
+    Manifest manifest = session.NewManifest();
+    manifest.exit_code = exit_code;
+    DescribeRun(options.workload, options.machine, scenario, policies, manifest);
+    session.Write({{"--output", options.output, text}}, manifest);
+  }
+  return exit_code;
 }
 
 }  // namespace
 
-void AddCompare(CLI::App& app, int& exit_code) {
+void AddCompare(CLI::App& app, int& exit_code, Session& session) {
   CLI::App* verb =
       app.add_subcommand("compare", "Simulate several policies; exit code 1 if none fits");
   auto options = std::make_shared<CompareOptions>();
@@ -74,7 +92,11 @@ void AddCompare(CLI::App& app, int& exit_code) {
   verb->add_option("--jobs", options->jobs,
                    "Threads; any number gives the same output (default: one per core)")
       ->check(CLI::Range(1, 1024));
-  verb->callback([options, &exit_code] { exit_code = Execute(*options); });
+  verb->add_option("-o,--output", options->output,
+                   "Write the results to FILE, with a manifest beside it, instead of printing them")
+      ->type_name("FILE");
+  verb->add_flag("--quiet", options->quiet, "No progress on standard error");
+  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
 }
 
 }  // namespace spillway::cli

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <exception>
 
+#include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
 #include "sim/core/error.h"
 
@@ -23,7 +24,7 @@ int Fail(int exit_code, const std::exception& error) {
   return exit_code;
 }
 
-int Main(int argc, char** argv) {
+int Execute(Session& session) {
   CLI::App app{
       "Spillway: under this memory policy, on this GPU, does this network fit, how fast is it, and "
       "why?",
@@ -32,16 +33,20 @@ int Main(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(kFooter);
   int exit_code = kOk;
-  AddRun(app, exit_code);
-  AddCompare(app, exit_code);
+  AddRun(app, exit_code, session);
+  AddCompare(app, exit_code, session);
   AddList(app, exit_code);
-  AddTrace(app, exit_code);
-  AddRecord(app, exit_code);
-  AddCalibrate(app, exit_code);
-  AddReproduce(app, exit_code);
-  AddNewPolicy(app, exit_code);
+  AddTrace(app, exit_code, session);
+  AddRecord(app, exit_code, session);
+  AddCalibrate(app, exit_code, session);
+  AddReproduce(app, exit_code, session);
+  AddNewPolicy(app, exit_code, session);
+  AddReplayRun(app, exit_code, session, Execute);
+  AddDoctor(app, exit_code);
+  AddCompletion(app, exit_code);
   try {
-    app.parse(argc, argv);
+    // CLI11 takes a vector from its end.
+    app.parse(std::vector<std::string>(session.arguments().rbegin(), session.arguments().rend()));
   } catch (const CLI::Success& help) {  // --help, --version
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
@@ -68,4 +73,8 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace spillway::cli
 
-int main(int argc, char** argv) { return spillway::cli::Main(argc, argv); }
+int main(int argc, char** argv) {
+  spillway::cli::Interrupts interrupts;
+  spillway::cli::Session session({argv + 1, argv + argc}, interrupts);
+  return spillway::cli::Execute(session);
+}

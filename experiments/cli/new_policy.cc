@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "experiments/catalogue.h"
+#include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
 #include "sim/core/error.h"
 #include "sim/core/version.h"
@@ -150,7 +151,7 @@ std::string Fill(std::string_view text, const std::string& name) {
   return result;
 }
 
-int Execute(const std::string& name) {
+int Execute(const std::string& name, Session& session) {
   if (!IsValidName(name)) {
     throw UsageError(
         fmt::format("'{}' is no name for a policy: lower-case letters, digits and "
@@ -159,6 +160,7 @@ int Execute(const std::string& name) {
                     name));
   }
   const fs::path directory = name;
+  const auto guard = session.interrupts().Hold();
   std::error_code error;
   if (!fs::create_directory(directory, error)) {
     if (!error || fs::exists(directory)) {
@@ -191,12 +193,12 @@ int Execute(const std::string& name) {
 
 }  // namespace
 
-void AddNewPolicy(CLI::App& app, int& exit_code) {
+void AddNewPolicy(CLI::App& app, int& exit_code, Session& session) {
   CLI::App* verb = app.add_subcommand(
       "new-policy", "Write a commented policy plugin to start from: NAME/NAME.cc and its build");
   auto name = std::make_shared<std::string>();
   verb->add_option("name", *name, "Name of the policy and of the new directory")->required();
-  verb->callback([name, &exit_code] { exit_code = Execute(*name); });
+  verb->callback([name, &exit_code, &session] { exit_code = Execute(*name, session); });
 }
 
 }  // namespace spillway::cli

@@ -66,8 +66,8 @@ Scenario::Scenario(const WorkloadOption& workload, const MachineOption& machine)
   ideal_ = SimulateIdeal(*setup_);
 }
 
-Row Scenario::Run(const std::string& specification) const {
-  const Outcome outcome = Simulate(*setup_, *PolicyLibrary().Make(specification));
+Outcome Scenario::Play(const std::string& specification) const {
+  Outcome outcome = Simulate(*setup_, *PolicyLibrary().Make(specification));
   if (check_) {
     const std::vector<std::string> violations = Check(outcome.trace(*setup_), outcome.report);
     if (!violations.empty()) {
@@ -76,6 +76,10 @@ Row Scenario::Run(const std::string& specification) const {
                                     fmt::join(violations, "\n  ")));
     }
   }
+  return outcome;
+}
+
+Row Scenario::RowOf(const std::string& specification, const Outcome& outcome) const {
   return MakeResultRow(*setup_, specification, "sim", outcome, ideal_);
 }
 
@@ -87,30 +91,23 @@ std::string Scenario::Title() const {
                      cost_->Provenance());
 }
 
-void PrintResults(const Scenario& scenario, const std::vector<Row>& rows, Format format) {
-  switch (format) {
-    case Format::kCsv:
-      fmt::print("{}", FormatCsv(rows));
-      return;
-    case Format::kJson:
-      fmt::print("{}", FormatJson(rows, "spillway.results/v1"));
-      return;
-    case Format::kTable:
-      fmt::print("{}\n{}\n", scenario.Title(), FormatComparison(rows));
-      for (const Row& row : rows) {
-        const auto value = [&](std::string_view name) {
-          return std::get<std::string>(std::find_if(row.begin(), row.end(), [&](const Column& c) {
-                                         return c.name == name;
-                                       })->value);
-        };
-        if (value("status") != "oom") continue;
-        // Among several policies one sentence is enough; a single run also says who holds the
-        // memory.
-        std::string reason = value("reason");
-        if (rows.size() > 1) reason.resize(std::min(reason.find(". Largest"), reason.size()));
-        fmt::print("{}: {}\n", value("policy"), reason);
-      }
+std::string FormatResults(const Scenario& scenario, const std::vector<Row>& rows, Format format) {
+  if (format == Format::kCsv) return FormatCsv(rows);
+  if (format == Format::kJson) return FormatJson(rows, "spillway.results/v1");
+  std::string text = fmt::format("{}\n{}\n", scenario.Title(), FormatComparison(rows));
+  for (const Row& row : rows) {
+    const auto value = [&](std::string_view name) {
+      return std::get<std::string>(std::find_if(row.begin(), row.end(), [&](const Column& c) {
+                                     return c.name == name;
+                                   })->value);
+    };
+    if (value("status") != "oom") continue;
+    // Among several policies one sentence is enough; a single run also says who holds the memory.
+    std::string reason = value("reason");
+    if (rows.size() > 1) reason.resize(std::min(reason.find(". Largest"), reason.size()));
+    text += fmt::format("{}: {}\n", value("policy"), reason);
   }
+  return text;
 }
 
 std::string DescribePolicies() { return DescribePolicies("help"); }

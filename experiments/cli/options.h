@@ -56,7 +56,11 @@ class Scenario {
 
   // Simulates one policy and, where asked for, verifies the report. Throws `PolicyError` if the
   // verification finds a violation. Safe to call from several threads.
-  Row Run(const std::string& specification) const;
+  Outcome Play(const std::string& specification) const;
+  Row RowOf(const std::string& specification, const Outcome& outcome) const;
+  Row Run(const std::string& specification) const {
+    return RowOf(specification, Play(specification));
+  }
 
   // One line for people: workload, device, memory and where the costs come from.
   std::string Title() const;
@@ -70,8 +74,8 @@ class Scenario {
   bool check_;
 };
 
-// The result rows in the chosen format, on standard output.
-void PrintResults(const Scenario& scenario, const std::vector<Row>& rows, Format format);
+// The result rows in the chosen format.
+std::string FormatResults(const Scenario& scenario, const std::vector<Row>& rows, Format format);
 
 // The texts behind `--policy help`, `--device help` and `--allocator help`, and `spillway list`.
 std::string DescribePolicies();

@@ -1,10 +1,8 @@
 // spillway record: measure a network's kernels on the GPU of this machine.
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -13,6 +11,8 @@
 
 #include "backend/backends.h"
 #include "experiments/catalogue.h"
+#include "experiments/cli/progress.h"
+#include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
 #include "sim/core/error.h"
 #include "sim/cost/table.h"
@@ -28,18 +28,6 @@ struct RecordCommand {
   RecordOptions record;
   bool quiet = false;
 };
-
-// Shows which entry is being measured on a terminal, and every note on a line of its own.
-void ShowProgress(const RecordProgress& progress) {
-  const bool terminal = isatty(fileno(stderr)) == 1;
-  if (!progress.note.empty()) {
-    fmt::print(stderr, "{}{} batch {}: {}\n", terminal ? "\r\033[K" : "", progress.signature,
-               progress.batch, progress.note);
-  } else if (terminal) {
-    fmt::print(stderr, "\r\033[K[{}/{}] {}", progress.entry + 1, progress.entries,
-               progress.signature);
-  }
-}
 
 // What has been measured in this process, by signature and batch: networks and presets share most
 // operations.
@@ -81,10 +69,18 @@ CostTable RecordAllPresets(const Workload& workload, const RecordOptions& option
   return table;
 }
 
-int Execute(const RecordCommand& command) {
+int Execute(RecordCommand command, Session& session) {
+  ProgressBar bar(0, command.quiet);
+  command.record.progress = [&](const RecordProgress& progress) {
+    if (!progress.note.empty()) {
+      bar.Note(fmt::format("{} batch {}: {}", progress.signature, progress.batch, progress.note));
+    } else {
+      bar.Set(progress.entry, progress.entries, progress.signature);
+    }
+  };
   std::vector<Workload> workloads;
   for (const std::string& text : command.workloads) workloads.push_back(ParseWorkload(text));
-  std::filesystem::create_directories(command.output);
+  CreateDirectory(command.output);
   Measured measured;
   Provenance provenance;
   for (const Workload& workload : workloads) {
@@ -92,6 +88,7 @@ int Execute(const RecordCommand& command) {
     const std::filesystem::path path =
         std::filesystem::path(command.output) /
         fmt::format("{}-{}.json.zst", workload.network, workload.batch);
+    const auto guard = session.interrupts().Hold();
     WriteCostTable(table, path);
     fmt::print("{}: {} entries, {}, cuDNN {}, {}\n", path.string(), table.entries.size(),
                table.provenance.gpu, table.provenance.cudnn, table.provenance.math);
@@ -101,7 +98,7 @@ int Execute(const RecordCommand& command) {
 
 }  // namespace
 
-void AddRecord(CLI::App& app, int& exit_code) {
+void AddRecord(CLI::App& app, int& exit_code, Session& session) {
   CLI::App* verb = app.add_subcommand(
       "record", "Measure the kernels of networks on this machine's GPU; exit code 5 without one");
   auto command = std::make_shared<RecordCommand>();
@@ -119,10 +116,7 @@ void AddRecord(CLI::App& app, int& exit_code) {
   verb->add_option("--seed", command->record.seed, "Seed of the random operands")
       ->capture_default_str();
   verb->add_flag("--quiet", command->quiet, "No progress on standard error");
-  verb->callback([command, &exit_code] {
-    if (!command->quiet) command->record.progress = ShowProgress;
-    exit_code = Execute(*command);
-  });
+  verb->callback([command, &exit_code, &session] { exit_code = Execute(*command, session); });
 }
 
 }  // namespace spillway::cli

@@ -8,6 +8,7 @@
 
 #include "experiments/catalogue.h"
 #include "experiments/cli/options.h"
+#include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
 #include "sim/core/error.h"
 
@@ -17,6 +18,7 @@ namespace {
 struct ReproduceOptions {
   std::string item;
   FormatOption format;
+  std::string output;
 };
 
 std::string FormatReproductions(const std::vector<Reproduction>& results) {
@@ -38,34 +40,43 @@ std::string FormatReproductions(const std::vector<Reproduction>& results) {
   return FormatTable(cells);
 }
 
-int Execute(const ReproduceOptions& options) {
-  const auto path = FindDataFile("experiments/reproduce/paper-values.csv");
-  if (!path) throw InputError("experiments/reproduce/paper-values.csv: not found");
+int Execute(const ReproduceOptions& options, Session& session) {
+  const std::string list = "experiments/reproduce/paper-values.csv";
+  const auto path = FindDataFile(list);
+  if (!path) throw InputError(list + ": not found");
   std::vector<Reproduction> results;
   for (const PaperValue& value : SelectPaperValues(ReadPaperValues(*path), options.item)) {
     results.push_back(Reproduce(value));
   }
   std::vector<Row> rows;
   for (const Reproduction& result : results) rows.push_back(MakeReproductionRow(result));
-  switch (options.format.format()) {
-    case Format::kCsv:
-      fmt::print("{}", FormatCsv(rows));
-      break;
-    case Format::kJson:
-      fmt::print("{}", FormatJson(rows, "spillway.reproduce/v1"));
-      break;
-    case Format::kTable:
-      fmt::print("{}", FormatReproductions(results));
-  }
+  const Format format = options.format.format();
+  const std::string text = format == Format::kCsv    ? FormatCsv(rows)
+                           : format == Format::kJson ? FormatJson(rows, "spillway.reproduce/v1")
+                                                     : FormatReproductions(results);
   const bool all_pass = std::all_of(results.begin(), results.end(), [](const Reproduction& result) {
     return !result.judged || result.passes;
   });
-  return all_pass ? kOk : kNegative;
+  const int exit_code = all_pass ? kOk : kNegative;
+  if (options.output.empty()) {
+    session.Print(text);
+    return exit_code;
+  }
+  Manifest manifest = session.NewManifest();
+  manifest.exit_code = exit_code;
+  manifest.configuration = {{"item", options.item}};
+  manifest.inputs.push_back({"paper_values", "data", list, {}});
+  for (const std::string& device : DeviceNames()) {
+    manifest.inputs.push_back({"device", "data", fmt::format("sim/devices/{}.toml", device), {}});
+  }
+  for (ManifestInput& input : manifest.inputs) input.sha256 = HashInput(input, {});
+  session.Write({{"--output", options.output, text}}, manifest);
+  return exit_code;
 }
 
 }  // namespace
 
-void AddReproduce(CLI::App& app, int& exit_code) {
+void AddReproduce(CLI::App& app, int& exit_code, Session& session) {
   CLI::App* verb = app.add_subcommand(
       "reproduce", "Compute a paper's printed numbers; exit code 1 if one is out of tolerance");
   auto options = std::make_shared<ReproduceOptions>();
@@ -73,7 +84,10 @@ void AddReproduce(CLI::App& app, int& exit_code) {
                    "all, a paper (vdnn), or an item such as 'base VGG-16(256) GB'")
       ->required();
   options->format.Add(*verb);
-  verb->callback([options, &exit_code] { exit_code = Execute(*options); });
+  verb->add_option("-o,--output", options->output,
+                   "Write the results to FILE, with a manifest beside it, instead of printing them")
+      ->type_name("FILE");
+  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
 }
 
 }  // namespace spillway::cli

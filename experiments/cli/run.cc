@@ -1,7 +1,13 @@
-// spillway run: one policy on one workload.
+// spillway run: one policy on one workload, explained and exported where asked for.
 
+#include <fmt/format.h>
+
+#include "experiments/chrome_trace.h"
 #include "experiments/cli/options.h"
+#include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
+#include "experiments/explain.h"
+#include "experiments/memory_timeline.h"
 
 namespace spillway::cli {
 namespace {
@@ -11,21 +17,85 @@ struct RunOptions {
   MachineOption machine;
   FormatOption format;
   std::string policy = "liveness";
+  bool explain = false;
+  std::string output;
+  std::string export_trace;
+  std::string export_memory;
 };
 
-int Execute(const RunOptions& options) {
+// How many stalls a table explains.
+constexpr size_t kShownStalls = 10;
+
+std::string FormatExplained(const Scenario& scenario, const RunOptions& options,
+                            const Outcome& outcome, const Row& row) {
+  const Report& report = outcome.report;
+  const Format format = options.format.format();
+  const auto stalls = report.fits() ? ExplainStalls(outcome.trace(scenario.setup()), report)
+                                    : std::vector<StallExplanation>();
+  if (format == Format::kJson)
+    return FormatExplanationJson(outcome.trace(scenario.setup()), report, row, stalls);
+  if (format == Format::kCsv)
+    return FormatCsv(ExplanationRows(outcome.trace(scenario.setup()), report, stalls));
+  std::string text = FormatResults(scenario, {row}, format);
+  if (report.fits()) {
+    text += FormatExplanation(outcome.trace(scenario.setup()), report, stalls, kShownStalls);
+  }
+  return text;
+}
+
+ChromeTraceOrigin OriginOf(const Scenario& scenario, const std::string& policy,
+                           const Manifest& manifest) {
+  const Setup& setup = scenario.setup();
+  return {
+      setup.device.description + " (simulated)",
+      {{"tool", std::string("spillway")},
+       {"version", manifest.version},
+       {"workload", setup.trace.name},
+       {"policy", policy},
+       {"device", setup.device.name},
+       {"memory_bytes", setup.memory == Bytes::Unlimited() ? Value() : Value(setup.memory.count())},
+       {"cost", setup.cost.Provenance()},
+       {"run_sha256", RunSha256(manifest)}}};
+}
+
+int Execute(const RunOptions& options, Session& session) {
   if (PrintHelpValues(options.machine, {options.policy})) return kOk;
   const Scenario scenario(options.workload, options.machine);
-  const Row row = scenario.Run(options.policy);
-  PrintResults(scenario, {row}, options.format.format());
-  const auto status = std::find_if(row.begin(), row.end(),
-                                   [](const Column& column) { return column.name == "status"; });
-  return status->value == Value(std::string("ok")) ? kOk : kNegative;
+  const Outcome outcome = scenario.Play(options.policy);
+  const Row row = scenario.RowOf(options.policy, outcome);
+  const bool fits = outcome.report.fits();
+  const std::string text = options.explain
+                               ? FormatExplained(scenario, options, outcome, row)
+                               : FormatResults(scenario, {row}, options.format.format());
+
+  std::vector<OutputFile> files;
+  if (!options.output.empty()) files.push_back({"--output", options.output, text});
+  Manifest manifest = session.NewManifest();
+  manifest.exit_code = fits ? kOk : kNegative;
+  if (!options.output.empty() || !options.export_trace.empty() || !options.export_memory.empty()) {
+    DescribeRun(options.workload, options.machine, scenario, {options.policy}, manifest);
+  }
+  if (fits && !options.export_trace.empty()) {
+    files.push_back(
+        {"--export-trace", options.export_trace,
+         FormatChromeTrace(outcome.trace(scenario.setup()), outcome.report, scenario.setup().cost,
+                           OriginOf(scenario, options.policy, manifest))});
+  }
+  if (fits && !options.export_memory.empty()) {
+    files.push_back({"--export-memory", options.export_memory,
+                     FormatMemoryCsv(outcome.trace(scenario.setup()), outcome.report)});
+  }
+  if (!files.empty()) session.Write(files, manifest);
+  if (options.output.empty()) session.Print(text);
+  if (!fits && (!options.export_trace.empty() || !options.export_memory.empty())) {
+    session.Remark("the workload does not fit: no trace and no memory curve were written");
+  }
+  return manifest.exit_code;
 }
 
 }  // namespace
 
-void AddRun(CLI::App& app, int& exit_code) {
+void AddRun(CLI::App& app, int& exit_code, Session& session) {
   CLI::App* verb = app.add_subcommand("run", "Simulate one policy; exit code 1 if it does not fit");
   auto options = std::make_shared<RunOptions>();
   options->workload.Add(*verb);
@@ -34,7 +104,18 @@ void AddRun(CLI::App& app, int& exit_code) {
   verb->add_option("--policy", options->policy,
                    "NAME or PLUGIN.so:NAME, then :key=value,...; or help")
       ->capture_default_str();
-  verb->callback([options, &exit_code] { exit_code = Execute(*options); });
+  verb->add_flag("--explain", options->explain,
+                 "Say for each stall what waited for what, and what would have removed it");
+  verb->add_option("-o,--output", options->output,
+                   "Write the results to FILE, with a manifest beside it, instead of printing them")
+      ->type_name("FILE");
+  verb->add_option("--export-trace", options->export_trace,
+                   "Write the iteration as Chrome/Perfetto JSON, for ui.perfetto.dev")
+      ->type_name("FILE");
+  verb->add_option("--export-memory", options->export_memory,
+                   "Write the memory over the iteration as CSV, one line per change")
+      ->type_name("FILE");
+  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
 }
 
 }  // namespace spillway::cli

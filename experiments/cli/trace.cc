@@ -6,6 +6,7 @@
 
 #include "experiments/catalogue.h"
 #include "experiments/cli/options.h"
+#include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
 #include "sim/core/report.h"
 #include "traces/format.h"
@@ -69,7 +70,7 @@ void PrintInfo(const Trace& trace, Format format) {
   }
 }
 
-void AddBuild(CLI::App& trace) {
+void AddBuild(CLI::App& trace, Session& session) {
   struct Options {
     WorkloadOption workload;
     std::string output = "-";
@@ -80,11 +81,12 @@ void AddBuild(CLI::App& trace) {
   verb->add_option("-o,--output", options->output,
                    "File to write, compressed if it ends in .zst; - for standard output")
       ->capture_default_str();
-  verb->callback([options] {
+  verb->callback([options, &session] {
     const Trace built = options->workload.Load();
     if (options->output == "-") {
       fmt::print("{}", FormatTrace(built));
     } else {
+      const auto guard = session.interrupts().Hold();
       WriteTrace(built, options->output);
     }
   });
@@ -117,10 +119,10 @@ void AddValidate(CLI::App& trace) {
 
 }  // namespace
 
-void AddTrace(CLI::App& app, int& exit_code) {
+void AddTrace(CLI::App& app, int& exit_code, Session& session) {
   CLI::App* verb = app.add_subcommand("trace", "Build, inspect and validate trace files");
   verb->require_subcommand(1);
-  AddBuild(*verb);
+  AddBuild(*verb, session);
   AddInfo(*verb);
   AddValidate(*verb);
   verb->callback([&exit_code] { exit_code = kOk; });

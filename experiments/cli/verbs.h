@@ -8,8 +8,11 @@
 #define SPILLWAY_EXPERIMENTS_CLI_VERBS_H_
 
 #include <CLI/CLI.hpp>
+#include <functional>
 
 namespace spillway::cli {
+
+class Session;
 
 inline constexpr int kOk = 0;
 inline constexpr int kNegative = 1;
@@ -18,14 +21,19 @@ inline constexpr int kBadInput = 3;
 inline constexpr int kPolicyFailure = 4;
 inline constexpr int kMissingEnvironment = 5;
 
-void AddRun(CLI::App& app, int& exit_code);
-void AddCompare(CLI::App& app, int& exit_code);
+void AddRun(CLI::App& app, int& exit_code, Session& session);
+void AddCompare(CLI::App& app, int& exit_code, Session& session);
 void AddList(CLI::App& app, int& exit_code);
-void AddTrace(CLI::App& app, int& exit_code);
-void AddRecord(CLI::App& app, int& exit_code);
-void AddCalibrate(CLI::App& app, int& exit_code);
-void AddReproduce(CLI::App& app, int& exit_code);
-void AddNewPolicy(CLI::App& app, int& exit_code);
+void AddTrace(CLI::App& app, int& exit_code, Session& session);
+void AddRecord(CLI::App& app, int& exit_code, Session& session);
+void AddCalibrate(CLI::App& app, int& exit_code, Session& session);
+void AddReproduce(CLI::App& app, int& exit_code, Session& session);
+void AddNewPolicy(CLI::App& app, int& exit_code, Session& session);
+// `run` executes another session's arguments as a command line of its own.
+void AddReplayRun(CLI::App& app, int& exit_code, Session& session,
+                  std::function<int(Session& other)> run);
+void AddDoctor(CLI::App& app, int& exit_code);
+void AddCompletion(CLI::App& app, int& exit_code);
 
 }  // namespace spillway::cli
 

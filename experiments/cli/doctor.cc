@@ -1,0 +1,161 @@
+// spillway doctor: what is compiled in, what this machine can run, and how to get what is missing.
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "backend/backends.h"
+#include "experiments/catalogue.h"
+#include "experiments/cli/options.h"
+#include "experiments/cli/session.h"
+#include "experiments/cli/verbs.h"
+#include "sim/core/error.h"
+
+namespace spillway::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What the doctor found; `remedy` is empty where nothing is to be done.
+struct Finding {
+  std::string item;
+  enum class Status : uint8_t { kPresent, kMissing, kBroken } status = Status::kPresent;
+  std::string value;
+  std::string remedy = {};
+};
+
+std::string_view Name(Finding::Status status) {
+  constexpr std::array<std::string_view, 3> kNames{"ok", "missing", "broken"};
+  return kNames[static_cast<size_t>(status)];
+}
+
+// Simulation needs data files; a GPU is needed for recording alone.
+void LookAtData(std::vector<Finding>& findings) {
+  using enum Finding::Status;
+  const char* chosen = std::getenv("SPILLWAY_DATA");
+  size_t devices = 0;
+  for (const fs::path& directory : DataDirectories()) {
+    std::error_code ignored;
+    const bool found = fs::is_directory(directory / "sim/devices", ignored);
+    const bool by_variable = chosen != nullptr && directory == chosen;
+    devices += found ? 1 : 0;
+    if (found) {
+      findings.push_back({"data directory", kPresent, directory});
+    } else if (by_variable) {
+      findings.push_back({"data directory", kBroken, directory.string() + ": no sim/devices in it",
+                          "correct or unset SPILLWAY_DATA"});
+    }
+  }
+  if (devices == 0) {
+    findings.push_back({"data directory", kBroken, "none found",
+                        "set SPILLWAY_DATA to the source tree, or install with cmake --install"});
+    return;
+  }
+  for (const std::string& name : DeviceNames()) {
+    try {
+      const Device device = LoadDevice(name);
+      size_t tables = 0;
+      for (const fs::path& directory : DataDirectories()) {
+        std::error_code ignored;
+        for (const auto& entry :
+             fs::directory_iterator(directory / "traces/recorded" / name, ignored)) {
+          tables += entry.path().extension() == ".zst" ? 1 : 0;
+        }
+        if (tables > 0) break;
+      }
+      findings.push_back(
+          {"device " + name, kPresent,
+           fmt::format("{}, {} of memory, {}", device.description, FormatBytes(device.memory),
+                       tables == 0 ? std::string("no recorded kernel times")
+                                   : fmt::format("{} recorded tables", tables))});
+    } catch (const Error& error) {
+      findings.push_back({"device " + name, kBroken, error.what(), "correct the device file"});
+    }
+  }
+}
+
+void LookForGpu(std::vector<Finding>& findings) {
+  using enum Finding::Status;
+  if (CudaCompiledIn()) {
+    findings.push_back({"CUDA backend", kPresent, "compiled in"});
+  } else {
+    findings.push_back(
+        {"CUDA backend", kMissing, "not compiled in; spillway record needs it",
+         "install the CUDA toolkit and cuDNN 9 (NVIDIA's Debian repository: cuda-toolkit, "
+         "cudnn9-cuda-12), then build with -DSPILLWAY_CUDA=ON"});
+  }
+  std::ifstream driver("/proc/driver/nvidia/version");
+  std::string version;
+  if (driver && std::getline(driver, version)) {
+    findings.push_back({"NVIDIA driver", kPresent, version});
+  } else {
+    findings.push_back({"NVIDIA driver", kMissing, "not loaded; spillway record needs it",
+                        "on a machine with an NVIDIA GPU: apt-get install nvidia-driver (Debian "
+                        "non-free)"});
+  }
+  try {
+    findings.push_back({"GPU", kPresent, CudaDevice()});
+  } catch (const EnvironmentError& error) {
+    findings.push_back({"GPU", kMissing, error.what(),
+                        "simulate here, and record on a machine with an NVIDIA GPU"});
+  }
+}
+
+int Execute(const FormatOption& format) {
+  using enum Finding::Status;
+  std::vector<Finding> findings{{"spillway", kPresent, SPILLWAY_VERSION},
+                                {"compiler", kPresent, CompilerVersion()}};
+  for (const auto& [name, version] : LibraryVersions()) {
+    findings.push_back({"library " + name, kPresent, version});
+  }
+  findings.push_back(
+      {"processor threads", kPresent, fmt::format("{}", std::thread::hardware_concurrency())});
+  LookAtData(findings);
+  LookForGpu(findings);
+
+  std::vector<Row> rows;
+  std::vector<std::vector<std::string>> cells{{"item", "status", "value"}};
+  std::string remedies;
+  int exit_code = kOk;
+  for (const Finding& finding : findings) {
+    if (finding.status == kBroken) exit_code = kNegative;
+    rows.push_back({{"item", finding.item},
+                    {"status", std::string(Name(finding.status))},
+                    {"value", finding.value},
+                    {"remedy", finding.remedy.empty() ? Value() : Value(finding.remedy)}});
+    cells.push_back({finding.item, std::string(Name(finding.status)), finding.value});
+    if (!finding.remedy.empty()) {
+      remedies += fmt::format("{}: {}\n", finding.item, finding.remedy);
+    }
+  }
+  switch (format.format()) {
+    case Format::kCsv:
+      fmt::print("{}", FormatCsv(rows));
+      break;
+    case Format::kJson:
+      fmt::print("{}", FormatJson(rows, "spillway.doctor/v1"));
+      break;
+    case Format::kTable:
+      fmt::print("{}", FormatTable(cells));
+      if (!remedies.empty()) fmt::print("\nHow to get what is missing:\n{}", remedies);
+  }
+  return exit_code;
+}
+
+}  // namespace
+
+void AddDoctor(CLI::App& app, int& exit_code) {
+  CLI::App* verb = app.add_subcommand(
+      "doctor",
+      "Say what is compiled in, what this machine can run and what is missing; exit code 1 if "
+      "something that every verb needs is broken");
+  auto format = std::make_shared<FormatOption>();
+  format->Add(*verb);
+  verb->callback([format, &exit_code] { exit_code = Execute(*format); });
+}
+
+}  // namespace spillway::cli

@@ -1,0 +1,136 @@
+// spillway replay-run: makes an exported result again from its manifest, and compares the bytes.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "experiments/cli/options.h"
+#include "experiments/cli/session.h"
+#include "experiments/cli/verbs.h"
+#include "experiments/sha256.h"
+#include "sim/core/error.h"
+#include "traces/file.h"
+
+namespace spillway::cli {
+namespace {
+
+struct ReplayOptions {
+  std::string manifest;
+  std::string output_dir;
+  FormatOption format;
+};
+
+// Throws `InputError` unless the verb is one that makes manifests: replaying must not write files.
+void CheckVerb(const Manifest& manifest, const std::string& path) {
+  const std::string verb = manifest.arguments.empty() ? std::string() : manifest.arguments.front();
+  if (verb == "run" || verb == "compare" || verb == "reproduce") return;
+  throw InputError(fmt::format(
+      "{}: arguments: '{}' cannot be replayed (valid: run, compare, reproduce)", path, verb));
+}
+
+// Throws `InputError` that names the first input that is not what it was.
+void VerifyInputs(const Manifest& manifest) {
+  for (const ManifestInput& input : manifest.inputs) {
+    const auto now = HashInput(input, manifest.configuration);
+    if (now == input.sha256) continue;
+    const auto state = [](const std::optional<std::string>& hash) {
+      return hash ? fmt::format("has the SHA-256 {}", *hash) : std::string("does not exist");
+    };
+    throw InputError(fmt::format("{} '{}' has changed: it {}, the manifest was made when it {}",
+                                 input.role, input.name, state(now), state(input.sha256)));
+  }
+}
+
+// Writes the files under their own names. Throws `InputError` if two of them have the same.
+void WriteAgain(const std::vector<OutputFile>& files, const std::filesystem::path& directory,
+                Session& session) {
+  const auto name_of = [](const OutputFile& file) {
+    return std::filesystem::path(file.path).filename();
+  };
+  for (size_t i = 0; i < files.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (name_of(files[i]) != name_of(files[j])) continue;
+      throw InputError(fmt::format("'{}' and '{}' would have the same name in '{}'", files[j].path,
+                                   files[i].path, directory.string()));
+    }
+  }
+  CreateDirectory(directory);
+  const auto guard = session.interrupts().Hold();
+  for (const OutputFile& file : files) WriteFile(directory / name_of(file), file.contents);
+}
+
+int Execute(const ReplayOptions& options, Session& session,
+            const std::function<int(Session&)>& run) {
+  const Manifest manifest = ReadManifest(options.manifest);
+  CheckVerb(manifest, options.manifest);
+  VerifyInputs(manifest);
+  const Manifest ours = session.NewManifest();
+  if (ours.version != manifest.version || ours.compiler != manifest.compiler) {
+    session.Remark(fmt::format("the manifest was made by version {} ({}), this is version {} ({})",
+                               manifest.version, manifest.compiler, ours.version, ours.compiler));
+  }
+  std::vector<OutputFile> files;
+  Session replayed(manifest.arguments, session.interrupts(), &files);
+  const int exit_code = run(replayed);
+  bool same = exit_code == manifest.exit_code;
+  if (!same) {
+    session.Remark(
+        fmt::format("the run ended with exit code {}, not {}", exit_code, manifest.exit_code));
+  }
+
+  std::vector<Row> rows;
+  for (const ManifestOutput& output : manifest.outputs) {
+    const auto file = std::find_if(files.begin(), files.end(), [&](const OutputFile& candidate) {
+      return candidate.option == output.option;
+    });
+    const Value hash = file == files.end() ? Value() : Value(Sha256(file->contents));
+    const bool equal = hash == Value(output.sha256);
+    same &= equal;
+    rows.push_back({{"option", output.option},
+                    {"path", output.path},
+                    {"sha256", output.sha256},
+                    {"replayed_sha256", hash},
+                    {"same", equal}});
+  }
+  if (!options.output_dir.empty()) WriteAgain(files, options.output_dir, session);
+  switch (options.format.format()) {
+    case Format::kCsv:
+      session.Print(FormatCsv(rows));
+      break;
+    case Format::kJson:
+      session.Print(FormatJson(rows, "spillway.replay-run/v1"));
+      break;
+    case Format::kTable:
+      for (const ManifestOutput& output : manifest.outputs) {
+        const bool equal =
+            rows[static_cast<size_t>(&output - manifest.outputs.data())].back().value ==
+            Value(true);
+        session.Print(fmt::format("{}: {}\n", output.path, equal ? "same" : "DIFFERENT"));
+      }
+  }
+  return same ? kOk : kNegative;
+}
+
+}  // namespace
+
+void AddReplayRun(CLI::App& app, int& exit_code, Session& session,
+                  std::function<int(Session&)> run) {
+  CLI::App* verb = app.add_subcommand(
+      "replay-run",
+      "Make an exported result again from its manifest and compare the bytes; exit code 1 if they "
+      "differ, 3 if an input has changed");
+  auto options = std::make_shared<ReplayOptions>();
+  verb->add_option("manifest", options->manifest, "FILE.manifest.json, as written beside a result")
+      ->required();
+  verb->add_option(
+          "--output-dir", options->output_dir,
+          "Also write the files that were made again, under their names, to this directory")
+      ->type_name("DIR");
+  options->format.Add(*verb);
+  verb->callback([options, run = std::move(run), &exit_code, &session] {
+    exit_code = Execute(*options, session, run);
+  });
+}
+
+}  // namespace spillway::cli

@@ -1,0 +1,131 @@
+#include "experiments/cli/session.h"
+
+#include <fmt/format.h>
+#include <tbb/version.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <system_error>
+
+#include "experiments/sha256.h"
+#include "policies/library.h"
+#include "sim/core/error.h"
+#include "traces/file.h"
+
+namespace spillway::cli {
+
+void Session::Print(std::string_view text) const {
+  if (captured_ == nullptr) fmt::print("{}", text);
+}
+
+void Session::Remark(std::string_view line) const {
+  if (captured_ == nullptr) fmt::print(stderr, "spillway: {}\n", line);
+}
+
+Manifest Session::NewManifest() const {
+  Manifest manifest;
+  manifest.version = SPILLWAY_VERSION;
+  manifest.compiler = CompilerVersion();
+  manifest.libraries = LibraryVersions();
+  manifest.arguments = arguments_;
+  return manifest;
+}
+
+void Session::Write(const std::vector<OutputFile>& files, Manifest manifest) {
+  for (const OutputFile& file : files) {
+    for (const ManifestOutput& other : manifest.outputs) {
+      if (other.path == file.path) {
+        throw UsageError(fmt::format("{} and {} name the same file, '{}'", other.option,
+                                     file.option, file.path));
+      }
+    }
+    manifest.outputs.push_back({file.option, file.path, Sha256(file.contents),
+                                static_cast<int64_t>(file.contents.size())});
+  }
+  if (captured_ != nullptr) {
+    captured_->insert(captured_->end(), files.begin(), files.end());
+    return;
+  }
+  const std::string text = FormatManifest(manifest);
+  const auto guard = interrupts_.Hold();
+  for (const OutputFile& file : files) {
+    WriteFile(file.path, file.contents);
+    WriteFile(file.path + ".manifest.json", text);
+  }
+}
+
+void CreateDirectory(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) {
+    throw InputError(
+        fmt::format("cannot create the directory '{}': {}", path.string(), error.message()));
+  }
+}
+
+void DescribeRun(const WorkloadOption& workload, const MachineOption& machine,
+                 const Scenario& scenario, const std::vector<std::string>& policies,
+                 Manifest& manifest) {
+  const Setup& setup = scenario.setup();
+  const auto flag = [](bool value) { return std::string(value ? "true" : "false"); };
+  manifest.configuration = {
+      {"workload", workload.text},
+      {"preset", setup.trace.preset},
+      {"mode", setup.trace.training ? "training" : "inference"},
+      {"device", machine.device},
+      {"memory", setup.memory == Bytes::Unlimited() ? "unlimited"
+                                                    : fmt::format("{} B", setup.memory.count())},
+      {"allocator", setup.allocator},
+      {"cost", setup.cost.Provenance()},
+      {"charge-input", flag(machine.charge_input)},
+      {"check", flag(machine.check)},
+      {"policy", fmt::format("{}", fmt::join(policies, " "))},
+  };
+  const auto add = [&](const char* role, const char* source, const std::string& name) {
+    ManifestInput input{role, source, name, {}};
+    input.sha256 = HashInput(input, manifest.configuration);
+    manifest.inputs.push_back(std::move(input));
+  };
+  const bool file = workload.text.ends_with(".json") || workload.text.ends_with(".zst");
+  add("trace", file ? "file" : "generated", workload.text);
+  if (machine.device.ends_with(".toml")) {
+    add("device", "file", machine.device);
+  } else {
+    add("device", "data", fmt::format("sim/devices/{}.toml", machine.device));
+  }
+  if (machine.cost == "auto") {
+    add("cost_table", "data", RecordedTablePath(setup.device.name, setup.trace));
+  } else if (machine.cost != "roofline") {
+    add("cost_table", "file", machine.cost);
+  }
+  for (const std::string& policy : policies) {
+    if (const std::string plugin = ParsePolicySpec(policy).plugin; !plugin.empty()) {
+      add("policy", "file", plugin);
+    }
+  }
+}
+
+std::string CompilerVersion() {
+#ifdef __clang__
+  return "Clang " __clang_version__;
+#else
+  return "GCC " __VERSION__;
+#endif
+}
+
+Settings LibraryVersions() {
+  Settings versions;
+  // "fmt 9.1.0,simdjson 3.0.1,..." from the build.
+  std::string_view left = SPILLWAY_LIBRARIES;
+  while (!left.empty()) {
+    const std::string_view one = left.substr(0, left.find(','));
+    left.remove_prefix(std::min(left.size(), one.size() + 1));
+    const size_t blank = one.find(' ');
+    versions.emplace_back(one.substr(0, blank), one.substr(blank + 1));
+  }
+  versions.emplace_back("oneTBB", fmt::format("{}.{}", TBB_VERSION_MAJOR, TBB_VERSION_MINOR));
+  versions.emplace_back("CLI11", CLI11_VERSION);
+  return versions;
+}
+
+}  // namespace spillway::cli

@@ -1,0 +1,71 @@
+// One invocation of the command line: its arguments, where its output goes, and the files it
+// writes.
+//
+// Verbs hand over whole texts; a session prints them or writes them, each file with its manifest
+// beside it. Under `spillway replay-run` a session keeps the files in memory instead and prints
+// nothing.
+
+#ifndef SPILLWAY_EXPERIMENTS_CLI_SESSION_H_
+#define SPILLWAY_EXPERIMENTS_CLI_SESSION_H_
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "experiments/cli/interrupts.h"
+#include "experiments/cli/options.h"
+#include "experiments/manifest.h"
+
+namespace spillway::cli {
+
+// A file that a verb was asked for.
+struct OutputFile {
+  std::string option;  // "--output"
+  std::string path;
+  std::string contents;
+};
+
+class Session {
+ public:
+  // `captured` takes the files of a replayed run; nullptr in an ordinary one.
+  Session(std::vector<std::string> arguments, Interrupts& interrupts,
+          std::vector<OutputFile>* captured = nullptr)
+      : arguments_(std::move(arguments)), interrupts_(interrupts), captured_(captured) {}
+
+  const std::vector<std::string>& arguments() const { return arguments_; }
+  Interrupts& interrupts() { return interrupts_; }
+
+  // Prints data on standard output.
+  void Print(std::string_view text) const;
+  // Prints a remark on standard error.
+  void Remark(std::string_view line) const;
+
+  // A manifest of this invocation, to be completed with configuration and inputs.
+  Manifest NewManifest() const;
+
+  // Writes each file whole, then its manifest. Throws `InputError` if a file cannot be written, or
+  // if two have one path.
+  void Write(const std::vector<OutputFile>& files, Manifest manifest);
+
+ private:
+  std::vector<std::string> arguments_;
+  Interrupts& interrupts_;
+  std::vector<OutputFile>* captured_;
+};
+
+// Creates the directory and those above it. Throws `InputError` if that fails.
+void CreateDirectory(const std::filesystem::path& path);
+
+// Notes what a run of policies on a workload depends on.
+void DescribeRun(const WorkloadOption& workload, const MachineOption& machine,
+                 const Scenario& scenario, const std::vector<std::string>& policies,
+                 Manifest& manifest);
+
+// The compiler that built the program, and the libraries that it was built with.
+std::string CompilerVersion();
+Settings LibraryVersions();
+
+}  // namespace spillway::cli
+
+#endif  // SPILLWAY_EXPERIMENTS_CLI_SESSION_H_

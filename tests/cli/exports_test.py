@@ -1,0 +1,296 @@
+#!/usr/bin/env python3
+"""Exported traces, memory curves, explanations and manifests.
+
+usage: exports_test.py PATH_OF_SPILLWAY
+"""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import pathlib
+import tempfile
+from decimal import Decimal
+
+from harness import CommandTest, ROOT, main, run
+
+# A run with offloads, prefetches, fetches and stalls of several causes.
+RUN = ("run", "vgg16:64", "--policy", "vdnn-dyn", "--memory", "30%")
+
+
+def trace_errors(document, text):
+    """The rules of the Chrome/Perfetto JSON format that a viewer depends on."""
+    events = document["traceEvents"]
+    exact = json.loads(text, parse_float=Decimal, parse_int=Decimal)["traceEvents"]
+    named = {(e["pid"], e.get("tid")) for e in events if e["ph"] == "M"
+             and e["name"] in ("process_name", "thread_name")}
+    phases = [e["ph"] for e in events]
+    last_meta = max(i for i, ph in enumerate(phases) if ph == "M")
+    if "M" not in phases or last_meta != phases.count("M") - 1:
+        yield "metadata does not come first"
+    time = Decimal(0)
+    open_until = {}
+    slices = {}
+    starts, ends = {}, {}
+    counters = set()
+    for event in exact[last_meta + 1:]:
+        pid, tid, ts = event["pid"], event.get("tid"), event["ts"]
+        if ts < time:
+            yield f"{event['name']} at {ts} comes after {time}"
+        time = ts
+        if (pid, None) not in named or (pid, tid) not in named:
+            yield f"pid {pid} tid {tid} has no name"
+        if ts.as_tuple().exponent < -6:
+            yield f"{ts} is finer than a picosecond"
+        if event["ph"] == "X":
+            if ts < open_until.get((pid, tid), Decimal(0)):
+                yield f"{event['name']} overlaps its predecessor on track {tid}"
+            open_until[(pid, tid)] = ts + event["dur"]
+            slices.setdefault((pid, tid), []).append((ts, ts + event["dur"], event))
+        elif event["ph"] == "C":
+            counters |= {f"{event['name']} {key}" for key in event["args"]}
+            if any(value < 0 for value in event["args"].values()):
+                yield f"counter {event['name']} is negative at {ts}"
+        else:
+            flow = starts if event["ph"] == "s" else ends
+            key = (event["id"], event["cat"], event["name"])
+            if key in flow:
+                yield f"flow {key} has two ends '{event['ph']}'"
+            flow[key] = event
+            if event["ph"] == "f" and event.get("bp") != "e":
+                yield f"flow {key} does not bind to the enclosing slice"
+    if starts.keys() != ends.keys():
+        yield f"flows with one end: {sorted(starts.keys() ^ ends.keys())}"
+    for key, start in starts.items():
+        if key in ends and ends[key]["ts"] < start["ts"]:
+            yield f"flow {key} goes back in time"
+        for end in (start, ends.get(key, start)):
+            track = slices.get((end["pid"], end["tid"]), [])
+            if not any(begin <= end["ts"] < finish for begin, finish, _ in track):
+                yield f"flow {key} has an end outside every slice"
+    missing = {"device memory requested", "device memory allocated", "device memory reserved",
+               "pinned host memory pinned"} - counters
+    if missing:
+        yield f"no counter {sorted(missing)}"
+
+
+class ExportsTest(CommandTest):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = pathlib.Path(directory.name)
+
+    def row(self, *args):
+        return json.loads(self.ok(*args, "--format", "json"))["rows"][0]
+
+    def export(self, *args):
+        path = self.directory / "trace.json"
+        self.ok(*args, "--export-trace", path)
+        text = path.read_text(encoding="utf-8")
+        return self.conforms(text, "chrome-trace"), text
+
+    def test_traces_follow_the_rules_of_the_format(self):
+        for args in (RUN, ("run", "alexnet:16"), ("run", "googlenet:16", "--policy", "vdnn-all",
+                                                  "--charge-input")):
+            with self.subTest(args=args):
+                document, text = self.export(*args)
+                self.assertEqual(list(trace_errors(document, text)), [])
+
+    def test_the_checker_finds_what_is_planted(self):
+        document, text = self.export(*RUN)
+        events = document["traceEvents"]
+
+        def errors_after(change):
+            broken = json.loads(text)
+            change(broken["traceEvents"])
+            return list(trace_errors(broken, json.dumps(broken)))
+        first = next(i for i, e in enumerate(events) if e["ph"] == "X")
+        flow = next(i for i, e in enumerate(events) if e["ph"] == "f")
+        for change in (lambda e: e[first].update(dur=1e6),
+                       lambda e: e.pop(flow),
+                       lambda e: e[flow].pop("bp"),
+                       lambda e: e[first].update(tid=9),
+                       lambda e: e[-1].update(ts=0),
+                       lambda e: e.reverse()):
+            self.assertNotEqual(errors_after(change), [])
+
+    def test_a_trace_agrees_with_the_result_row(self):
+        row = self.row(*RUN)
+        document, _ = self.export(*RUN)
+        events = document["traceEvents"]
+        slices = [e for e in events if e["ph"] == "X"]
+        self.assertAlmostEqual(max(e["ts"] + e["dur"] for e in slices) / 1e3, row["iteration_ms"])
+        kernels = [e for e in slices if e["cat"].startswith("kernel")]
+        self.assertAlmostEqual(sum(e["dur"] for e in kernels) / 1e3, row["compute_ms"])
+        self.assertAlmostEqual(sum(e["args"].get("stall_us", 0) for e in kernels) / 1e3,
+                               row["stall_ms"] - row["stall_drain_ms"])
+        offloads = [e for e in slices if e["name"].startswith("offload ")]
+        self.assertEqual(sum(e["args"]["bytes"] for e in offloads), row["offloaded_bytes"])
+        memory = [e["args"] for e in events if e["ph"] == "C" and e["name"] == "device memory"]
+        self.assertEqual(max(m["allocated"] for m in memory), row["peak_allocated_bytes"])
+        self.assertEqual(max(m["reserved"] for m in memory), row["peak_reserved_bytes"])
+        self.assertTrue(any("winograd" in e["args"].get("algorithms", "") for e in kernels))
+        flows = [e["name"] for e in events if e["ph"] == "s"]
+        self.assertEqual(flows.count("offload and return"), flows.count("return and use"))
+        self.assertEqual(flows.count("return and use"),
+                         sum(e["name"].startswith(("prefetch ", "fetch ")) for e in slices))
+
+    def test_memory_over_the_iteration_integrates_to_the_averages(self):
+        path = self.directory / "memory.csv"
+        self.ok(*RUN, "--export-memory", path)
+        row = self.row(*RUN)
+        samples = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+        self.assertEqual(list(samples[0]), ["time_ms", "step", "op", "change", "tensor",
+                                            "change_bytes", "requested_bytes", "allocated_bytes",
+                                            "reserved_bytes", "pinned_bytes"])
+        times = [Decimal(s["time_ms"]) for s in samples]
+        self.assertEqual(times, sorted(times))
+        times.append(Decimal(repr(row["iteration_ms"])))
+        for name in ("requested", "allocated", "reserved"):
+            values = [int(s[f"{name}_bytes"]) for s in samples]
+            self.assertEqual(max(values), row[f"peak_{name}_bytes"])
+            integral = sum(v * (b - a) for v, a, b in zip(values, times, times[1:]))
+            self.assertAlmostEqual(float(integral / times[-1]) / row[f"avg_{name}_bytes"], 1)
+        self.assertEqual(max(int(s["pinned_bytes"]) for s in samples), row["pinned_peak_bytes"])
+
+    def test_explained_stalls_add_up(self):
+        for args in (RUN, ("run", "vgg19:256", "--policy", "vdnn-all:algo=memory", "--memory",
+                           "12GiB"), ("run", "alexnet:16")):
+            document = self.conforms(self.ok(*args, "--explain", "--format", "json"), "explain")
+            row, stalls = document["row"], document["stalls"]
+            self.assertAlmostEqual(sum(s["stall_ms"] for s in stalls), row["stall_ms"])
+            for cause in ("fetch", "fence", "memory", "launch", "drain"):
+                self.assertAlmostEqual(sum(s["stall_ms"] for s in stalls if s["cause"] == cause),
+                                       row[f"stall_{cause}_ms"])
+            lengths = [s["stall_ms"] for s in stalls]
+            self.assertEqual(lengths, sorted(lengths, reverse=True))
+            self.assertTrue(all(s["suggestions"] for s in stalls if s["cause"] == "fetch"))
+            rows = list(csv.DictReader(io.StringIO(self.ok(*args, "--explain", "--format", "csv"))))
+            self.assertEqual(len(rows), len(stalls))
+
+    def test_an_explanation_names_op_copy_and_remedy(self):
+        text = self.ok("run", "vgg19:256", "--policy", "vdnn-all:algo=memory", "--memory", "12GiB",
+                       "--explain")
+        self.assertRegex(text, r"1\. .* ms \((fetch|fence)\): \S+ waited from .* for \w+ of \S+ ")
+        self.assertRegex(text, r"a link of [\d.]+ GB/s hides it")
+        self.assertIn("without the fence before", text)
+        self.assertRegex(text, r"\d+ shorter waits")
+        # Every wait is listed in JSON; a run that does not fit has none.
+        document = self.conforms(self.ok("run", "vgg19:256", "--memory", "4GiB", "--explain",
+                                         "--format", "json", code=1), "explain")
+        self.assertEqual(document["stalls"], [])
+
+    def test_a_run_that_does_not_fit_exports_nothing(self):
+        path = self.directory / "trace.json"
+        result = run("run", "vgg19:256", "--memory", "4GiB", "--export-trace", path)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("does not fit", result.stderr)
+        self.assertEqual(os.listdir(self.directory), [])
+
+    # --- manifests ------------------------------------------------------------------------------
+
+    def export_all(self):
+        files = {option: self.directory / name for option, name in
+                 (("--output", "result.json"), ("--export-trace", "trace.json"),
+                  ("--export-memory", "memory.csv"))}
+        stdout = self.ok(*RUN, "--format", "json",
+                         *[word for pair in files.items() for word in pair])
+        self.assertEqual(stdout, "")
+        return files
+
+    def test_a_manifest_stands_beside_each_result(self):
+        files = self.export_all()
+        self.assertEqual(len(os.listdir(self.directory)), 6)
+        self.conforms(files["--output"].read_text(encoding="utf-8"), "results")
+        for path in files.values():
+            manifest = self.conforms(pathlib.Path(f"{path}.manifest.json").read_text("utf-8"),
+                                     "manifest")
+            for output in manifest["outputs"]:
+                contents = pathlib.Path(output["path"]).read_bytes()
+                self.assertEqual(hashlib.sha256(contents).hexdigest(), output["sha256"])
+                self.assertEqual(len(contents), output["bytes"])
+            inputs = {i["role"]: i for i in manifest["inputs"]}
+            self.assertEqual(inputs["trace"]["sha256"], hashlib.sha256(
+                self.ok("trace", "build", "vgg16:64").encode()).hexdigest())
+            self.assertEqual(inputs["device"]["sha256"], hashlib.sha256(
+                (ROOT / "sim/devices/h200.toml").read_bytes()).hexdigest())
+            self.assertEqual(inputs["cost_table"]["name"],
+                             "traces/recorded/h200/vgg16-64.json.zst")
+            trace = json.loads(files["--export-trace"].read_text(encoding="utf-8"))
+            self.assertEqual(trace["otherData"]["run_sha256"], manifest["run_sha256"])
+
+    def test_replay_makes_the_same_bytes(self):
+        files = self.export_all()
+        again = self.directory / "again"
+        manifest = f"{files['--output']}.manifest.json"
+        before = sorted(os.listdir(self.directory))
+        document = self.conforms(self.ok("replay-run", manifest, "--format", "json"), "replay-run")
+        self.assertEqual([row["same"] for row in document["rows"]], [True] * 3)
+        self.assertEqual(sorted(os.listdir(self.directory)), before)
+        self.ok("replay-run", manifest, "--output-dir", again)
+        for path in files.values():
+            self.assertEqual(path.read_bytes(), (again / path.name).read_bytes())
+
+    def test_replay_says_when_the_result_differs(self):
+        path = self.directory / "r.csv"
+        self.ok("compare", "alexnet:8", "--format", "csv", "-o", path)
+        manifest = pathlib.Path(f"{path}.manifest.json")
+        self.ok("replay-run", manifest)
+        document = json.loads(manifest.read_text(encoding="utf-8"))
+        document["outputs"][0]["sha256"] = "0" * 64
+        manifest.write_text(json.dumps(document), encoding="utf-8")
+        self.assertIn("DIFFERENT", self.ok("replay-run", manifest, code=1))
+        document["arguments"] = ["trace", "build", "alexnet:1", "-o", str(self.directory / "new")]
+        manifest.write_text(json.dumps(document), encoding="utf-8")
+        self.fails(3, "cannot be replayed", "replay-run", manifest)
+        self.assertFalse((self.directory / "new").exists())
+
+    def test_replay_names_an_input_that_has_changed(self):
+        trace, device = self.directory / "t.json.zst", self.directory / "gpu.toml"
+        table = ROOT / "traces/recorded/h200/alexnet-128.json.zst"
+        self.ok("trace", "build", "alexnet:128", "-o", trace)
+        device.write_bytes((ROOT / "sim/devices/h200.toml").read_bytes())
+        result = self.directory / "r.json"
+        self.ok("run", trace, "--device", device, "--cost", table, "-o", result)
+        manifest = f"{result}.manifest.json"
+        self.ok("replay-run", manifest)
+        device.write_text(device.read_text("utf-8").replace("# ", "#  ", 1), encoding="utf-8")
+        self.assertIn(str(device), self.fails(3, "has changed", "replay-run", manifest))
+        device.write_bytes((ROOT / "sim/devices/h200.toml").read_bytes())
+        self.ok("replay-run", manifest)
+        self.ok("trace", "build", "alexnet:64", "-o", trace)
+        self.assertIn(str(trace), self.fails(3, "has changed", "replay-run", manifest))
+        trace.unlink()
+        self.fails(3, "does not exist", "replay-run", manifest)
+
+    def test_replay_covers_reproduce_and_refuses_bad_manifests(self):
+        path = self.directory / "papers.json"
+        self.ok("reproduce", "vdnn", "--format", "json", "-o", path)
+        self.conforms(path.read_text(encoding="utf-8"), "reproduce")
+        self.ok("replay-run", f"{path}.manifest.json")
+        self.fails(3, "cannot read", "replay-run", self.directory / "none.manifest.json")
+        self.fails(3, "schema", "replay-run", path)
+
+    def test_replay_cannot_write_two_files_of_one_name(self):
+        (self.directory / "a").mkdir()
+        (self.directory / "b").mkdir()
+        first, second = self.directory / "a" / "x", self.directory / "b" / "x"
+        self.ok("run", "alexnet:8", "-o", first, "--export-memory", second)
+        again = self.directory / "again"
+        self.fails(3, "same name", "replay-run", f"{first}.manifest.json", "--output-dir", again)
+        self.assertFalse(again.exists())
+        self.ok("replay-run", f"{second}.manifest.json")
+        single = self.directory / "single"
+        self.ok("run", "alexnet:8", "-o", single)
+        self.fails(3, "cannot create the directory", "replay-run", f"{single}.manifest.json",
+                   "--output-dir", single / "below")
+
+    def test_two_exports_cannot_share_a_file(self):
+        path = self.directory / "same"
+        self.fails(2, "same file", "run", "alexnet:8", "-o", path, "--export-memory", path)
+        self.assertEqual(os.listdir(self.directory), [])
+
+
+if __name__ == "__main__":
+    main()

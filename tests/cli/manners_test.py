@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+"""The command line's manners: schemas, completion, progress, quiet, interrupts, and the doctor.
+
+usage: manners_test.py PATH_OF_SPILLWAY
+"""
+
+import json
+import os
+import pathlib
+import pty
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+from harness import CommandTest, SCHEMAS, Spillway, load_schema, main, schema_errors
+
+
+def on_a_terminal(*args, **variables):
+    """Runs a command whose standard error is a terminal; returns exit code, stdout and stderr."""
+    master, slave = pty.openpty()
+    with subprocess.Popen([Spillway.path, *args], stdout=subprocess.PIPE, stderr=slave,
+                          env={**os.environ, **variables}) as process:
+        os.close(slave)
+        talk = b""
+        while True:
+            try:
+                piece = os.read(master, 1 << 16)
+            except OSError:  # the other end is closed
+                break
+            if not piece:
+                break
+            talk += piece
+        data = process.stdout.read()
+    os.close(master)
+    return process.returncode, data.decode(), talk.decode()
+
+
+class SchemaTest(CommandTest):
+    def test_every_json_output_conforms(self):
+        for name, args in (("results", ("run", "alexnet:8")),
+                           ("results", ("compare", "vgg16:64", "--memory", "30%")),
+                           ("explain", ("run", "alexnet:8", "--explain")),
+                           ("trace-info", ("trace", "info", "googlenet:8")),
+                           ("reproduce", ("reproduce", "all")),
+                           ("doctor", ("doctor",))):
+            with self.subTest(args=args):
+                self.conforms(self.ok(*args, "--format", "json"), name)
+        self.conforms(self.ok("run", "vgg19:256", "--memory", "4GiB", "--format", "json", code=1),
+                      "results")
+
+    def test_the_schemas_are_named_after_their_files(self):
+        for path in SCHEMAS.glob("*.json"):
+            schema = load_schema(path.stem)
+            self.assertEqual(schema["$id"], f"spillway.{path.stem}/v1")
+            self.assertIn("2020-12", schema["$schema"])
+
+    def test_the_validator_finds_errors(self):
+        document = json.loads(self.ok("run", "alexnet:8", "--format", "json"))
+        schema = load_schema("results")
+        for change in (lambda d: d["rows"][0].pop("slowdown"),
+                       lambda d: d["rows"][0].update(extra=1),
+                       lambda d: d["rows"][0].update(status="fine"),
+                       lambda d: d["rows"][0].update(batch=0),
+                       lambda d: d["rows"][0].update(memory_bytes="8"),
+                       lambda d: d.update(schema="spillway.results/v2")):
+            broken = json.loads(json.dumps(document))
+            change(broken)
+            self.assertEqual(len(list(schema_errors(broken, schema))), 1)
+
+
+class CompletionTest(CommandTest):
+    def complete_in_bash(self, *words):
+        """What bash offers for the last of the words."""
+        script = """
+            PATH="$1:$PATH"; shift
+            source <(spillway completion bash)
+            COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+            _spillway
+            printf '%s\\n' "${COMPREPLY[@]}"
+        """
+        result = subprocess.run(
+            ["bash", "-c", script, "bash", str(pathlib.Path(Spillway.path).parent), *words],
+            capture_output=True, text=True, check=True)
+        self.assertEqual(result.stderr, "")
+        return result.stdout.split()
+
+    def test_bash_completes_verbs_options_and_values(self):
+        for words, expected in (
+                (("spillway", "comp"), {"compare", "completion"}),
+                (("spillway", "run", "--form"), {"--format"}),
+                (("spillway", "run", "--format", ""), {"table", "csv", "json"}),
+                (("spillway", "run", "--format", "=", "j"), {"json"}),
+                (("spillway", "trace", "in"), {"info"}),
+                (("spillway", "trace", "info", "--format", "t"), {"table"}),
+                (("spillway", "run", "x", "--policy", "vdnn-a"), {"vdnn-all"}),
+                (("spillway", "compare", "x", "--device", "titan"), {"titan_x_maxwell"}),
+                (("spillway", "run", "--preset", "to"), {"torch"}),
+                (("spillway", "run", "googl"), {"googlenet:"}),
+                (("spillway", "record", "x", "-o", "/et"), {"/etc"}),
+                (("spillway", "completion", "z"), {"zsh"})):
+            with self.subTest(words=words):
+                self.assertLessEqual(expected, set(self.complete_in_bash(*words)))
+                self.assertTrue(all(word.startswith(words[-1])
+                                    for word in self.complete_in_bash(*words)))
+
+    def test_every_shell_accepts_its_script(self):
+        for shell in ("bash", "zsh", "fish"):
+            script = self.ok("completion", shell)
+            for word in ("replay-run", "export-trace", "table csv json"):
+                self.assertIn(word, script)
+            with self.subTest(shell=shell):
+                if shutil.which(shell) is None:
+                    self.skipTest(f"{shell} is not installed")
+                subprocess.run([shell, "-n"], input=script, text=True, check=True)
+
+    def test_fish_completes_verbs_options_and_values(self):
+        if shutil.which("fish") is None:
+            self.skipTest("fish is not installed")
+        script = self.ok("completion", "fish")
+        path = f"{pathlib.Path(Spillway.path).parent}:{os.environ['PATH']}"
+        for line, expected in (("spillway comp", "compare"), ("spillway run --form", "--format"),
+                               ("spillway run --format ", "json"),
+                               ("spillway trace in", "info"),
+                               ("spillway run x --policy vdnn-d", "vdnn-dyn")):
+            with self.subTest(line=line):
+                offered = subprocess.run(
+                    ["fish", "--no-config", "-c", f"{script}\ncomplete -C '{line}'"],
+                    env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True)
+                self.assertIn(expected, [word.split("\t")[0] for word in offered.stdout.splitlines()])
+
+    def test_names_come_one_per_line(self):
+        self.assertIn("vdnn-dyn", self.ok("completion", "policies").splitlines())
+        self.assertIn("h200", self.ok("completion", "devices").splitlines())
+        self.fails(2, "tcsh", "completion", "tcsh")
+
+
+class TalkTest(CommandTest):
+    ARGS = ("compare", "alexnet:16", "--format", "csv")
+
+    def test_progress_is_shown_on_a_terminal_only(self):
+        code, data, talk = on_a_terminal(*self.ARGS, "--jobs", "1")
+        self.assertEqual(code, 0)
+        self.assertIn("] 1/9 network-wide:algo=memory, 0 s left", talk)
+        self.assertIn("[####################] 9/9", talk)
+        self.assertTrue(talk.endswith("\r\033[K"))  # wiped
+        self.assertEqual(data.replace("\r\n", "\n"), self.ok(*self.ARGS))
+        result = subprocess.run([Spillway.path, *self.ARGS], capture_output=True, check=True)
+        self.assertEqual(result.stderr, b"")
+
+    def test_quiet_and_no_color_are_honoured(self):
+        self.assertEqual(on_a_terminal(*self.ARGS, "--quiet")[2], "")
+        for variables in ({}, {"NO_COLOR": "1"}):
+            self.assertNotRegex(on_a_terminal(*self.ARGS, **variables)[2], r"\033\[[0-9;]*m")
+
+    def test_the_doctor_says_what_is_there(self):
+        rows = {row["item"]: row for row in
+                self.conforms(self.ok("doctor", "--format", "json"), "doctor")["rows"]}
+        for item in ("spillway", "compiler", "library fmt", "library simdjson", "library toml++",
+                     "library Zstandard", "library CLI11", "library oneTBB", "data directory",
+                     "device h200"):
+            self.assertEqual(rows[item]["status"], "ok", item)
+            self.assertRegex(rows[item]["value"], r"\S")
+        self.assertIn("recorded tables", rows["device h200"]["value"])
+        for item in ("CUDA backend", "NVIDIA driver", "GPU"):
+            self.assertEqual(rows[item]["status"] == "ok", rows[item]["remedy"] is None)
+
+    def test_the_doctor_finds_a_wrong_data_directory(self):
+        with tempfile.TemporaryDirectory() as directory:
+            environment = {**os.environ, "SPILLWAY_DATA": directory}
+            text = self.ok("doctor", code=1, env=environment)
+            self.assertIn("correct or unset SPILLWAY_DATA", text)
+            devices = pathlib.Path(directory) / "sim" / "devices"
+            devices.mkdir(parents=True)
+            (devices / "mine.toml").write_text("memory = 1", encoding="utf-8")
+            self.assertIn("mine.toml", self.ok("doctor", code=1, env=environment))
+
+
+class InterruptTest(CommandTest):
+    def interrupt(self, *args, signal_number=signal.SIGINT, delay=0.3):
+        # A shell may have started the test with interrupts ignored.
+        with subprocess.Popen([Spillway.path, *args], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True,
+                              preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as p:
+            time.sleep(delay)
+            p.send_signal(signal_number)
+            stdout, stderr = p.communicate(timeout=60)
+        return p.returncode, stdout, stderr
+
+    def test_an_interrupt_ends_a_long_compare_with_130(self):
+        with tempfile.TemporaryDirectory() as directory:
+            output = os.path.join(directory, "result.json")
+            # Minutes of work if it were let.
+            args = ["compare", "vgg416:32", "-o", output] + ["--policy", "vdnn-dyn"] * 5000
+            code, stdout, stderr = self.interrupt(*args)
+            self.assertEqual(code, 130, stderr)
+            self.assertEqual((stdout, stderr), ("", "spillway: interrupted\n"))
+            self.assertEqual(os.listdir(directory), [])
+            self.assertEqual(self.interrupt(*args, signal_number=signal.SIGTERM)[0], 143)
+
+    def test_whenever_it_comes_no_file_is_half_written(self):
+        with tempfile.TemporaryDirectory() as directory:
+            output = os.path.join(directory, "trace.json")
+            for step in range(12):
+                code, _, stderr = self.interrupt("trace", "build", "vgg416:32", "-o", output,
+                                                 delay=0.004 * step)
+                self.assertIn(code, (0, 130, -signal.SIGINT), stderr)
+                self.assertLessEqual(set(os.listdir(directory)), {"trace.json"})
+                if os.path.exists(output):
+                    self.ok("trace", "validate", output)
+                    os.remove(output)
+
+    def test_nohup_is_respected(self):
+        with subprocess.Popen([Spillway.path, "compare", "vgg416:32"] +
+                              ["--policy", "liveness"] * 200, stdout=subprocess.DEVNULL,
+                              preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) as p:
+            time.sleep(0.05)
+            p.send_signal(signal.SIGINT)
+            self.assertEqual(p.wait(timeout=120), 0)
+
+
+if __name__ == "__main__":
+    main()
