@@ -70,16 +70,16 @@ std::optional<Block> BestFit::Allocate(Bytes size, Hint hint) {
   }
   const Bytes offset = chunks_[chunk].offset;
   chunks_[chunk].requested = size.count();
-  live_.Insert(offset.count(), chunk);
   requested_ += size;
   allocated_ += rounded;
   reserved_ = std::max(reserved_, offset + rounded);
-  return Block{offset, rounded};
+  return Block{offset, rounded, chunk};
 }
 
 void BestFit::Free(const Block& block) {
-  uint32_t chunk = live_.Take(block.offset.count());
-  SPILLWAY_CHECK(chunks_[chunk].size == block.size);
+  uint32_t chunk = block.handle;
+  SPILLWAY_CHECK(chunk < chunks_.size() && chunks_[chunk].offset == block.offset &&
+                 chunks_[chunk].size == block.size && chunks_[chunk].requested != kFree);
   requested_ -= Bytes(chunks_[chunk].requested);
   allocated_ -= block.size;
   const uint32_t next = chunks_[chunk].next;

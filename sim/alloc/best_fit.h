@@ -3,8 +3,8 @@
 // Requests are rounded up to a granularity; freed blocks merge with free neighbours at once. The
 // block is cut from the low or the high end of the chosen free block, as the hint says. `reserved`
 // is the high-water mark: the end of the highest block ever handed out. The arena is a list of
-// chunks in address order, found by their offsets through a hash table; the free ones are also in a
-// set sorted by size and offset. Every operation takes a few look-ups in contiguous memory.
+// chunks in address order, whose numbers blocks carry as their handles; the free ones are also in
+// bins by size. Every operation takes a few look-ups in contiguous memory.
 
 #ifndef SPILLWAY_SIM_ALLOC_BEST_FIT_H_
 #define SPILLWAY_SIM_ALLOC_BEST_FIT_H_
@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "sim/alloc/offset_table.h"
 #include "sim/alloc/size_bins.h"
 #include "sim/core/allocator.h"
 
@@ -53,7 +52,6 @@ class BestFit final : public Allocator {
   std::vector<Chunk> chunks_;
   std::vector<uint32_t> unused_;  // recycled indices into chunks_
   SizeBins free_;
-  OffsetTable live_;  // offset of each live block to its chunk
   Bytes requested_, allocated_, reserved_;
 };
 

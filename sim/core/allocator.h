@@ -19,8 +19,12 @@ struct Block {
   Bytes offset;
   Bytes size;
 
+  // The allocator's own number of the block, so that it need not search for it when the block is
+  // given back. No part of where the block is.
+  uint32_t handle = 0;
+
   Bytes end() const { return offset + size; }
-  bool operator==(const Block&) const = default;
+  bool operator==(const Block& other) const { return offset == other.offset && size == other.size; }
 };
 
 // Which end of the arena a block should prefer. An allocator is free to ignore it.

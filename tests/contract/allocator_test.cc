@@ -143,6 +143,16 @@ TEST_P(AllocatorContract, TheSameCallsGiveTheSameBlocks) {
   EXPECT_EQ(run(), run());
 }
 
+using AllocatorDeathTest = AllocatorContract;
+INSTANTIATE_TEST_SUITE_P(All, AllocatorDeathTest, ::testing::ValuesIn(AllNames()));
+
+TEST_P(AllocatorDeathTest, GivingABlockBackTwiceAborts) {
+  const auto allocator = Make(Bytes::MiB(1));
+  const auto block = allocator->Allocate(Bytes(512));
+  allocator->Free(*block);
+  EXPECT_DEATH(allocator->Free(*block), "check failed");
+}
+
 TEST(MakeAllocatorTest, UnknownNamesAreUsageErrors) {
   EXPECT_THROW(MakeAllocator("bestfit", Bytes(1), Bytes(1)), UsageError);
 }

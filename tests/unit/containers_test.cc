@@ -7,7 +7,6 @@
 #include <set>
 #include <string>
 
-#include "sim/alloc/offset_table.h"
 #include "sim/core/chunked_set.h"
 #include "traces/name_table.h"
 
@@ -51,31 +50,6 @@ TEST(ChunkedSetTest, AgreesWithASet) {
       }
     }
   }
-}
-
-TEST(OffsetTableTest, AgreesWithAMap) {
-  std::mt19937 random(9);
-  OffsetTable table;
-  std::map<int64_t, uint32_t> model;
-  for (int step = 0; step < 50000; ++step) {
-    const auto offset = static_cast<int64_t>(random() % 3000) * 512;
-    const auto found = model.find(offset);
-    if (found == model.end()) {
-      table.Insert(offset, static_cast<uint32_t>(step));
-      model.emplace(offset, static_cast<uint32_t>(step));
-    } else {
-      ASSERT_EQ(table.Take(offset), found->second);
-      model.erase(found);
-    }
-    ASSERT_EQ(table.size(), model.size());
-  }
-}
-
-TEST(OffsetTableDeathTest, TakingTwiceAborts) {
-  OffsetTable table;
-  table.Insert(512, 1);
-  table.Take(512);
-  EXPECT_DEATH(table.Take(512), "check failed");
 }
 
 TEST(NameTableTest, AgreesWithAMap) {
