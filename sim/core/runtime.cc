@@ -10,7 +10,7 @@
 
 #include "sim/core/command_log.h"
 #include "sim/core/error.h"
-#include "sim/core/hazard_map.h"
+#include "sim/core/memory_table.h"
 #include "sim/core/op_table.h"
 #include "sim/core/rebuild.h"
 #include "sim/core/repeated_log.h"
@@ -18,46 +18,6 @@
 
 namespace spillway {
 namespace {
-
-constexpr uint32_t kNotReserved = 0xffffffff;
-
-// What the runtime knows of one storage. `device` and `host` are meaningful as `residency` says.
-struct Storage {
-  Bytes size;
-  Residency residency = Residency::kNone;
-  bool persistent = false;   // lives across iterations
-  uint32_t pins = 0;         // ops that need it where it is
-  uint32_t issued_uses = 0;  // uses by ops of the trace issued in this iteration
-  uint32_t reservation = kNotReserved;
-  Block device;
-  Block host;
-  Hazards device_hazards;
-  Hazards host_hazards;
-};
-
-// A block that one or several storages, or workspaces, use in turn for the whole run.
-struct Reservation {
-  Block block;
-  Bytes requested;
-  TensorId occupant = kNoTensor;
-  std::string what;
-};
-
-// The workspace of one op; all zero if it needs none.
-struct Workspace {
-  Block block;
-  Bytes requested;
-  WaitSet inherited;  // what its first writer waits for
-};
-
-// Unwinds a run whose workload does not fit.
-struct DoesNotFit {
-  OutOfMemory reason;
-};
-
-bool OnDevice(Residency residency) {
-  return residency == Residency::kDevice || residency == Residency::kBoth;
-}
 
 class Runtime final : public PolicyContext {
  public:
@@ -68,14 +28,10 @@ class Runtime final : public PolicyContext {
         liveness_(trace_),
         planner_(trace_, liveness_),
         ops_(trace_, liveness_, *parts.cost),
-        storages_(trace_.tensors.size()) {
-    for (size_t i = 0; i < storages_.size(); ++i) {
-      storages_[i].size = trace_.tensors[i].size;
-      const TensorKind kind = trace_.tensors[i].kind;
-      storages_[i].persistent =
-          kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
-    }
-  }
+        commands_(report_),
+        memory_(parts, liveness_, commands_, report_,
+                {[this](TensorId id) { return parts_.policy->PlacementHint(*this, id); },
+                 [this](Bytes size) { return parts_.policy->OnAllocFailure(*this, size); }}) {}
 
   Report Run() {
     try {
@@ -84,7 +40,7 @@ class Runtime final : public PolicyContext {
     } catch (DoesNotFit& failure) {
       report_.out_of_memory = std::move(failure.reason);
       decisions_.End();
-      placements_.End();
+      memory_.EndIteration();
       commands_.Abandon();
     }
     report_.bounds = ComputeBounds();
@@ -99,7 +55,7 @@ class Runtime final : public PolicyContext {
     return Log(Verb::kOffload, id, [&] {
       if (storage.pins > 0) return false;
       if (storage.residency == Residency::kBoth) return true;
-      if (storage.residency != Residency::kDevice || !TakeHostBlock(id)) return false;
+      if (storage.residency != Residency::kDevice || !memory_.TakeHostBlock(id)) return false;
       CopyToHost(id);
       storage.residency = Residency::kBoth;
       return true;
@@ -111,7 +67,7 @@ class Runtime final : public PolicyContext {
     return Log(Verb::kRelease, id, [&] {
       Storage& storage = At(id);
       if (storage.pins > 0 || storage.residency != Residency::kBoth) return false;
-      GiveDeviceBlock(id);
+      memory_.GiveDeviceBlock(id);
       storage.residency = Residency::kHost;
       return true;
     });
@@ -122,16 +78,7 @@ class Runtime final : public PolicyContext {
     return Log(Verb::kPrefetch, id, [&] {
       Storage& storage = At(id);
       if (storage.pins > 0 || storage.residency != Residency::kHost) return false;
-      if (storage.reservation != kNotReserved) {
-        Reservation& reservation = reservations_[storage.reservation];
-        if (reservation.occupant != kNoTensor) return false;
-        Enter(id, reservation);
-      } else {
-        const Bytes size = At(id).size;
-        const auto block = parts_.arena->Allocate(size, parts_.policy->PlacementHint(*this, id));
-        if (!block) return false;
-        Own(id, size, *block);
-      }
+      if (!memory_.TryPlaceOnDevice(id)) return false;
       CopyToDevice(id);
       return true;
     });
@@ -149,8 +96,8 @@ class Runtime final : public PolicyContext {
         return other != id && AvailableAt(other, *next);
       };
       if (!planner_.Plan(id, *next, available)) return false;
-      DropHostCopy(id);
-      GiveDeviceBlock(id);
+      memory_.DropHostCopy(id);
+      memory_.GiveDeviceBlock(id);
       storage.residency = Residency::kEvicted;
       return true;
     });
@@ -164,34 +111,27 @@ class Runtime final : public PolicyContext {
   bool Reserve(std::span<const TensorId> tensors, Bytes at_least) override {
     if (!planning_) throw PolicyError("Reserve was called outside Plan");
     if (tensors.empty()) return false;
+    std::vector<TensorId> ids;
     Bytes size = at_least;
     for (const TensorId tensor : tensors) {
       const TensorId id = liveness_.Root(tensor);
       const Storage& storage = At(id);
       if (storage.persistent || storage.residency != Residency::kNone ||
-          storage.reservation != kNotReserved) {
+          storage.reservation != Storage::kNotReserved) {
         return Log(Verb::kReserve, id, [] { return false; });
       }
-      size = std::max(size, trace_.tensor(id).size);
+      ids.push_back(id);
+      size = std::max(size, storage.size);
     }
-    const auto index = static_cast<uint32_t>(reservations_.size());
-    AddReservation(size, fmt::format("the block reserved for {}", trace_.tensor(tensors[0]).name));
-    for (const TensorId tensor : tensors) {
-      const TensorId id = liveness_.Root(tensor);
-      At(id).reservation = index;
-      Log(Verb::kReserve, id, [] { return true; });
-    }
+    memory_.Reserve(ids, size);
+    for (const TensorId id : ids) Log(Verb::kReserve, id, [] { return true; });
     return true;
   }
 
   bool ReserveWorkspace(Bytes size) override {
     if (!planning_) throw PolicyError("ReserveWorkspace was called outside Plan");
-    return Log(Verb::kReserveWorkspace, kNoTensor, [&] {
-      if (workspace_reservation_ || size <= Bytes(0)) return false;
-      workspace_reservation_ = static_cast<uint32_t>(reservations_.size());
-      AddReservation(size, "the reserved workspace");
-      return true;
-    });
+    return Log(Verb::kReserveWorkspace, kNoTensor,
+               [&] { return size > Bytes(0) && memory_.ReserveWorkspace(size); });
   }
 
   Report WhatIf(Policy& policy) const override {
@@ -220,8 +160,8 @@ class Runtime final : public PolicyContext {
   std::optional<OpId> recomputing() const override { return recomputing_; }
 
  private:
-  Storage& At(TensorId id) { return storages_[Index(id)]; }
-  const Storage& At(TensorId id) const { return storages_[Index(id)]; }
+  Storage& At(TensorId id) { return memory_.At(id); }
+  const Storage& At(TensorId id) const { return memory_.At(id); }
 
   // Runs a verb and logs its outcome.
   template <typename Action>
@@ -234,10 +174,9 @@ class Runtime final : public PolicyContext {
   // --- The run ----------------------------------------------------------------------------------
 
   void StartRun() {
-    for (size_t i = 0; i < storages_.size(); ++i) {
+    for (size_t i = 0; i < trace_.tensors.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
-      if (!storages_[i].persistent || liveness_.Root(id) != id) continue;
-      TakeDeviceBlock(id);
+      if (At(id).persistent) memory_.TakeDeviceBlock(id);
     }
     // Room for the logs of a policy that moves most activations; memory is used only as it fills.
     report_.decisions.reserve(4 * trace_.ops.size());
@@ -269,55 +208,33 @@ class Runtime final : public PolicyContext {
   // True if the iteration was like the one before in decisions, placements and times.
   bool RunIteration() {
     decisions_.Begin();
-    placements_.Begin();
-    commands_.BeginIteration();
     for (const Decision& decision : planned_) decisions_.Append(decision);
-    device_hazards_.Clear();
-    host_hazards_.Clear();
-    for (Storage& storage : storages_) {
-      storage.issued_uses = 0;
-      storage.device_hazards = storage.host_hazards = Hazards();
-    }
-    op_ = OpId{0};
-    LogHeldBlocks();
+    commands_.BeginIteration();
+    StartOp(OpId{0});
+    memory_.BeginIteration();
     ArriveInputs();
     for (size_t i = 0; i < trace_.ops.size(); ++i) {
-      op_ = static_cast<OpId>(i);
+      StartOp(static_cast<OpId>(i));
       Step(op_, /*again=*/false);
     }
     parts_.backend->Synchronize();
     bool same = decisions_.End();
-    same = placements_.End() && same;
+    same = memory_.EndIteration() && same;
     return commands_.EndIteration(parts_.backend->TakeTimeline()) && same;
   }
 
-  // The blocks that are held from before the iteration open its placement log.
-  void LogHeldBlocks() {
-    for (const Reservation& reservation : reservations_) {
-      LogPlacement(PlacementKind::kAllocate, kNoTensor, reservation.requested, reservation.block);
-    }
-    for (size_t i = 0; i < storages_.size(); ++i) {
-      const Storage& storage = storages_[i];
-      const auto id = static_cast<TensorId>(i);
-      const Bytes size = At(id).size;
-      if (OnDevice(storage.residency)) {
-        LogPlacement(PlacementKind::kAllocate, id, size, storage.device);
-      }
-      if (storage.residency == Residency::kBoth || storage.residency == Residency::kHost) {
-        LogPlacement(PlacementKind::kAllocate, id, size, storage.host, /*host=*/true);
-      }
-    }
+  void StartOp(OpId op) {
+    op_ = op;
+    memory_.SetOp(op);
   }
 
   void ArriveInputs() {
-    for (size_t i = 0; i < storages_.size(); ++i) {
+    for (size_t i = 0; i < trace_.tensors.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
       if (trace_.tensor(id).kind != TensorKind::kInput || liveness_.Root(id) != id) continue;
       if (liveness_.Uses(id).empty()) continue;
-      if (options_.charge_input && !TakeHostBlock(id)) {
-        FailHost(id);
-      }
-      TakeDeviceBlock(id);
+      if (options_.charge_input && !memory_.TakeHostBlock(id)) memory_.FailHost(id);
+      memory_.TakeDeviceBlock(id);
       if (options_.charge_input) CopyToDevice(id);
     }
   }
@@ -331,17 +248,17 @@ class Runtime final : public PolicyContext {
     for (const Operand& input : ops_.Inputs(op_id)) MakeResident(input.storage);
     for (const Operand& written : ops_.Written(op_id)) MakeWritable(written.storage);
     ChoosePlan(op_id);
-    const Workspace workspace = TakeWorkspace(plan_workspace_);
+    const Workspace workspace = memory_.TakeWorkspace(plan_workspace_);
     parts_.policy->BeforeLaunch(*this, op_id);
 
     const Event issued = Issue(op_id, again, workspace);
 
-    GiveWorkspace(workspace, issued);
+    memory_.GiveWorkspace(workspace, issued);
     for (const TensorId id : storages) {
       Storage& storage = At(id);
       --storage.pins;
       if (!again) ++storage.issued_uses;
-      if (storage.pins == 0 && !storage.persistent && !NextUse(id)) Drop(id);
+      if (storage.pins == 0 && !storage.persistent && !NextUse(id)) memory_.Drop(id);
     }
     parts_.policy->AfterOp(*this, op_id);
   }
@@ -394,7 +311,7 @@ class Runtime final : public PolicyContext {
       At(written.storage).device_hazards.NoteWrite(entry.event);
     }
     commands_.Commit(entry);
-    for (const Operand& output : ops_.Outputs(op_id)) DropHostCopy(output.storage);
+    for (const Operand& output : ops_.Outputs(op_id)) memory_.DropHostCopy(output.storage);
     return entry.event;
   }
 
@@ -476,7 +393,7 @@ class Runtime final : public PolicyContext {
         return;
       case Residency::kHost:
         Log(Verb::kFetch, id, [] { return true; });
-        PlaceOnDevice(id);
+        memory_.PlaceOnDevice(id);
         CopyToDevice(id);
         return;
       case Residency::kNone:
@@ -490,8 +407,8 @@ class Runtime final : public PolicyContext {
   void MakeWritable(TensorId id) {
     Storage& storage = At(id);
     if (OnDevice(storage.residency)) return;
-    DropHostCopy(id);
-    TakeDeviceBlock(id);
+    memory_.DropHostCopy(id);
+    memory_.TakeDeviceBlock(id);
   }
 
   void Rebuild(TensorId target) {
@@ -515,194 +432,6 @@ class Runtime final : public PolicyContext {
       Step(op, /*again=*/true);
     }
     recomputing_ = outer;
-  }
-
-  // --- Blocks -----------------------------------------------------------------------------------
-
-  // A block for a storage whose contents are about to be written, or have arrived.
-  void TakeDeviceBlock(TensorId id) {
-    PlaceOnDevice(id);
-    At(id).residency = Residency::kDevice;
-  }
-
-  void PlaceOnDevice(TensorId id) {
-    Storage& storage = At(id);
-    if (storage.reservation != kNotReserved) {
-      Reservation& reservation = reservations_[storage.reservation];
-      if (reservation.occupant != kNoTensor) {
-        throw PolicyError(fmt::format(
-            "op '{}': '{}' and '{}' share a reserved block but are live at "
-            "the same time",
-            trace_.op(op_).name, trace_.tensor(id).name, trace_.tensor(reservation.occupant).name));
-      }
-      Enter(id, reservation);
-      return;
-    }
-    const Hint hint = parts_.policy->PlacementHint(*this, id);
-    const Bytes size = At(id).size;
-    Own(id, size, AllocateOrFail(size, hint, [&] { return trace_.tensor(id).name; }));
-  }
-
-  // Notes that the storage has a new block.
-  void Own(TensorId id, Bytes requested, const Block& block) {
-    At(id).device = block;
-    At(id).device_hazards = Hazards(device_hazards_.Take(block));
-    NoteAllocated(id, requested, block);
-  }
-
-  void Enter(TensorId id, Reservation& reservation) {
-    reservation.occupant = id;
-    At(id).device = {reservation.block.offset, At(id).size};
-    At(id).device_hazards = Hazards(device_hazards_.Take(At(id).device));
-    LogPlacement(PlacementKind::kEnter, id, At(id).size, At(id).device);
-  }
-
-  void GiveDeviceBlock(TensorId id) {
-    Storage& storage = At(id);
-    ++blocks_given_;
-    device_hazards_.Leave(storage.device, storage.device_hazards.ForWrite());
-    if (storage.reservation != kNotReserved) {
-      reservations_[storage.reservation].occupant = kNoTensor;
-      LogPlacement(PlacementKind::kLeave, id, storage.size, storage.device);
-      return;
-    }
-    GiveBlock(id, storage.size, storage.device);
-  }
-
-  void NoteAllocated(TensorId id, Bytes requested, const Block& block) {
-    parts_.backend->OnAllocate(block);
-    LogPlacement(PlacementKind::kAllocate, id, requested, block);
-  }
-
-  void GiveBlock(TensorId id, Bytes requested, const Block& block) {
-    parts_.arena->Free(block);
-    parts_.backend->OnFree(block);
-    LogPlacement(PlacementKind::kFree, id, requested, block);
-  }
-
-  // Ends a storage's life: everything that it holds is given back.
-  void Drop(TensorId id) {
-    Storage& storage = At(id);
-    if (OnDevice(storage.residency)) GiveDeviceBlock(id);
-    DropHostCopy(id);
-    storage.residency = Residency::kNone;
-  }
-
-  bool TakeHostBlock(TensorId id) {
-    const Bytes size = At(id).size;
-    const auto block = parts_.host_pool->Allocate(size);
-    if (!block) return false;
-    At(id).host = *block;
-    At(id).host_hazards = Hazards(host_hazards_.Take(*block));
-    LogPlacement(PlacementKind::kAllocate, id, size, *block, /*host=*/true);
-    return true;
-  }
-
-  // Forgets the host copy, if there is one: it is stale, or no longer needed.
-  void DropHostCopy(TensorId id) {
-    Storage& storage = At(id);
-    if (storage.residency != Residency::kBoth && storage.residency != Residency::kHost) return;
-    parts_.host_pool->Free(storage.host);
-    host_hazards_.Leave(storage.host, storage.host_hazards.ForWrite());
-    LogPlacement(PlacementKind::kFree, id, storage.size, storage.host, /*host=*/true);
-    storage.residency =
-        storage.residency == Residency::kBoth ? Residency::kDevice : Residency::kNone;
-  }
-
-  Workspace TakeWorkspace(Bytes size) {
-    Workspace workspace;
-    if (size == Bytes(0)) return workspace;
-    workspace.requested = size;
-    if (UsesReservedWorkspace(size)) {
-      workspace.block = {reservations_[*workspace_reservation_].block.offset, size};
-      LogPlacement(PlacementKind::kEnter, kNoTensor, size, workspace.block);
-    } else {
-      workspace.block =
-          AllocateOrFail(size, Hint::kLow, [] { return std::string("the workspace"); });
-      NoteAllocated(kNoTensor, size, workspace.block);
-    }
-    workspace.inherited = device_hazards_.Take(workspace.block);
-    return workspace;
-  }
-
-  // Gives it back after the op that `issued` stands for.
-  void GiveWorkspace(const Workspace& workspace, Event issued) {
-    const Bytes size = workspace.requested;
-    if (size == Bytes(0)) return;
-    WaitSet touched = workspace.inherited;
-    touched.Add(issued);
-    device_hazards_.Leave(workspace.block, touched);
-    if (UsesReservedWorkspace(size)) {
-      LogPlacement(PlacementKind::kLeave, kNoTensor, size, workspace.block);
-    } else {
-      GiveBlock(kNoTensor, size, workspace.block);
-    }
-  }
-
-  bool UsesReservedWorkspace(Bytes size) const {
-    return workspace_reservation_ && reservations_[*workspace_reservation_].requested >= size;
-  }
-
-  void AddReservation(Bytes size, std::string what) {
-    const Block block = AllocateOrFail(size, Hint::kLow, [&] { return what; });
-    parts_.backend->OnAllocate(block);
-    reservations_.push_back({block, size, kNoTensor, std::move(what)});
-  }
-
-  // Allocates on the device; where no block is free the policy is asked to make room.
-  template <typename What>
-  Block AllocateOrFail(Bytes size, Hint hint, What what) {
-    for (;;) {
-      if (const auto block = parts_.arena->Allocate(size, hint)) return *block;
-      const uint64_t given = blocks_given_;
-      if (!parts_.policy->OnAllocFailure(*this, size)) throw DoesNotFit{Describe(size, what())};
-      if (blocks_given_ == given) {
-        throw PolicyError(
-            fmt::format("OnAllocFailure said true at op '{}' without having released "
-                        "or evicted anything ({} bytes wanted)",
-                        trace_.op(op_).name, size.count()));
-      }
-    }
-  }
-
-  OutOfMemory Describe(Bytes wanted, std::string what) const {
-    OutOfMemory reason;
-    reason.op = op_;
-    reason.op_name = planning_ || trace_.ops.empty() ? "before the first op" : trace_.op(op_).name;
-    reason.what = std::move(what);
-    reason.wanted = wanted;
-    reason.capacity = parts_.device->memory;
-    reason.stats = parts_.arena->Stats();
-    for (const Reservation& reservation : reservations_) {
-      reason.holders.push_back({reservation.what, reservation.block.size});
-    }
-    for (size_t i = 0; i < storages_.size(); ++i) {
-      const Storage& storage = storages_[i];
-      if (!OnDevice(storage.residency) || storage.reservation != kNotReserved) continue;
-      reason.holders.push_back({trace_.tensors[i].name, storage.device.size});
-    }
-    std::stable_sort(reason.holders.begin(), reason.holders.end(),
-                     [](const auto& a, const auto& b) { return a.size > b.size; });
-    return reason;
-  }
-
-  [[noreturn]] void FailHost(TensorId id) const {
-    OutOfMemory reason;
-    reason.op = op_;
-    reason.op_name = trace_.op(op_).name;
-    reason.host = true;
-    reason.what = trace_.tensor(id).name;
-    reason.wanted = trace_.tensor(id).size;
-    reason.capacity = parts_.device->host_memory;
-    reason.stats = parts_.host_pool->Stats();
-    throw DoesNotFit{std::move(reason)};
-  }
-
-  void LogPlacement(PlacementKind kind, TensorId id, Bytes requested, const Block& block,
-                    bool host = false) {
-    const Allocator& allocator = host ? *parts_.host_pool : *parts_.arena;
-    placements_.Append({kind, host, op_, id, static_cast<uint32_t>(commands_.issued()), requested,
-                        block, allocator.Reserved()});
   }
 
   // --- Copies, waits and times ------------------------------------------------------------------
@@ -772,21 +501,14 @@ class Runtime final : public PolicyContext {
   const RebuildPlanner planner_;
   const OpTable ops_;
 
-  std::vector<Storage> storages_;  // by tensor; only roots are used
-  std::vector<Reservation> reservations_;
-  std::optional<uint32_t> workspace_reservation_;
-  uint64_t blocks_given_ = 0;
-
-  HazardMap device_hazards_;
-  HazardMap host_hazards_;
   OpId op_{};  // the op of the trace being prepared or just issued
   std::optional<OpId> recomputing_;
   bool planning_ = false;
   std::vector<Decision> planned_;  // verbs called in Plan; they open each decision log
   Report report_;
   RepeatedLog<Decision> decisions_{report_.decisions};
-  RepeatedLog<Placement> placements_{report_.placements};
-  CommandLog commands_{report_};
+  CommandLog commands_;
+  MemoryTable memory_;
 
   // Of the op being prepared; kept between ops to save allocations.
   KernelPlan plan_;
