@@ -60,7 +60,7 @@ int Execute(Session& session) {
     return Fail(kPolicyFailure, error);
   } catch (const EnvironmentError& error) {
     return Fail(kMissingEnvironment, error);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {  // other errors, and memory that ran out here
     return Fail(kPolicyFailure, error);
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
