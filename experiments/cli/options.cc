@@ -68,19 +68,43 @@ Scenario::Scenario(const WorkloadOption& workload, const MachineOption& machine)
 
 Outcome Scenario::Play(const std::string& specification) const {
   Outcome outcome = Simulate(*setup_, *PolicyLibrary().Make(specification));
-  if (check_) {
-    const std::vector<std::string> violations = Check(outcome.trace(*setup_), outcome.report);
-    if (!violations.empty()) {
-      throw PolicyError(fmt::format("policy '{}': the checker found {} violation(s):\n  {}",
-                                    specification, violations.size(),
-                                    fmt::join(violations, "\n  ")));
-    }
-  }
+  Verify(specification, outcome);
   return outcome;
+}
+
+Execution Scenario::PlayOnCpu(const std::string& specification,
+                              const ExecuteOptions& options) const {
+  Execution execution = ExecuteOnCpu(*setup_, *PolicyLibrary().Make(specification), options);
+  Verify(specification, execution.outcome);
+  return execution;
+}
+
+void Scenario::Verify(const std::string& specification, const Outcome& outcome) const {
+  if (!check_) return;
+  const std::vector<std::string> violations = Check(outcome.trace(*setup_), outcome.report);
+  if (violations.empty()) return;
+  throw PolicyError(fmt::format("policy '{}': the checker found {} violation(s):\n  {}",
+                                specification, violations.size(), fmt::join(violations, "\n  ")));
 }
 
 Row Scenario::RowOf(const std::string& specification, const Outcome& outcome) const {
   return MakeResultRow(*setup_, specification, "sim", outcome, ideal_);
+}
+
+Row Scenario::RowOf(const std::string& specification, const Execution& execution) const {
+  Row row = MakeResultRow(*setup_, specification, "cpu", execution.outcome, ideal_);
+  for (Column& column : row) {
+    // The order of execution is no time, and what is weighted by it means nothing.
+    const std::string& name = column.name;
+    if (name.ends_with("_ms") || name.starts_with("avg_") || name == "slowdown" ||
+        name == "time_over_bound") {
+      column.value = Value();
+    }
+  }
+  row.push_back({"loss", execution.loss ? Value(double{*execution.loss}) : Value()});
+  row.push_back({"weights_digest",
+                 execution.weights_digest.empty() ? Value() : Value(execution.weights_digest)});
+  return row;
 }
 
 std::string Scenario::Title() const {

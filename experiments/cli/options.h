@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "experiments/catalogue.h"
+#include "experiments/execute/execute.h"
 #include "experiments/result_row.h"
 #include "experiments/simulate.h"
 
@@ -58,6 +59,11 @@ class Scenario {
   // verification finds a violation. Safe to call from several threads.
   Outcome Play(const std::string& specification) const;
   Row RowOf(const std::string& specification, const Outcome& outcome) const;
+
+  // Runs one policy on real bytes, verified likewise. Its row has no times, but loss and
+  // weights_digest.
+  Execution PlayOnCpu(const std::string& specification, const ExecuteOptions& options) const;
+  Row RowOf(const std::string& specification, const Execution& execution) const;
   Row Run(const std::string& specification) const {
     return RowOf(specification, Play(specification));
   }
@@ -66,6 +72,9 @@ class Scenario {
   std::string Title() const;
 
  private:
+  // Throws `PolicyError` if verification was asked for and finds a violation.
+  void Verify(const std::string& specification, const Outcome& outcome) const;
+
   Trace trace_;
   Device device_;
   std::unique_ptr<CostModel> cost_;

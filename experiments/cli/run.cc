@@ -8,6 +8,7 @@
 #include "experiments/cli/verbs.h"
 #include "experiments/explain.h"
 #include "experiments/memory_timeline.h"
+#include "sim/core/error.h"
 
 namespace spillway::cli {
 namespace {
@@ -21,6 +22,8 @@ struct RunOptions {
   std::string output;
   std::string export_trace;
   std::string export_memory;
+  std::string backend = "sim";
+  ExecuteOptions execute;
 };
 
 // How many stalls a table explains.
@@ -58,9 +61,34 @@ ChromeTraceOrigin OriginOf(const Scenario& scenario, const std::string& policy,
        {"run_sha256", RunSha256(manifest)}}};
 }
 
+// On real bytes: what fits, loss and digest, but no times and so nothing to explain.
+int ExecuteOnCpu(const RunOptions& options, const Scenario& scenario, Session& session) {
+  if (options.explain || !options.export_trace.empty() || !options.export_memory.empty()) {
+    throw UsageError("--explain and the exports show predicted times: use them with --backend sim");
+  }
+  const Execution execution = scenario.PlayOnCpu(options.policy, options.execute);
+  const Row row = scenario.RowOf(options.policy, execution);
+  std::string text = FormatResults(scenario, {row}, options.format.format());
+  if (options.format.format() == Format::kTable && execution.loss) {
+    text += fmt::format("loss {} after {} iteration(s), weights {}\n", *execution.loss,
+                        options.execute.iterations, execution.weights_digest);
+  }
+  const int exit_code = execution.outcome.report.fits() ? kOk : kNegative;
+  if (options.output.empty()) {
+    session.Print(text);
+    return exit_code;
+  }
+  Manifest manifest = session.NewManifest();
+  manifest.exit_code = exit_code;
+  DescribeRun(options.workload, options.machine, scenario, {options.policy}, manifest);
+  session.Write({{"--output", options.output, text}}, manifest);
+  return exit_code;
+}
+
 int Execute(const RunOptions& options, Session& session) {
   if (PrintHelpValues(options.machine, {options.policy})) return kOk;
   const Scenario scenario(options.workload, options.machine);
+  if (options.backend == "cpu") return ExecuteOnCpu(options, scenario, session);
   const Outcome outcome = scenario.Play(options.policy);
   const Row row = scenario.RowOf(options.policy, outcome);
   const bool fits = outcome.report.fits();
@@ -103,6 +131,17 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
   options->format.Add(*verb);
   verb->add_option("--policy", options->policy,
                    "NAME or PLUGIN.so:NAME, then :key=value,...; or help")
+      ->capture_default_str();
+  verb->add_option("--backend", options->backend,
+                   "sim predicts; cpu executes on real bytes, with synthetic data")
+      ->check(CLI::IsMember({"sim", "cpu"}))
+      ->capture_default_str();
+  verb->add_option("--seed", options->execute.seed, "cpu: seed of parameters, data and dropout")
+      ->capture_default_str();
+  verb->add_option("--drain-seed", options->execute.drain_seed,
+                   "cpu: execute in a legal order drawn from this seed instead of as issued");
+  verb->add_option("--iterations", options->execute.iterations, "cpu: training steps")
+      ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
   verb->add_flag("--explain", options->explain,
                  "Say for each stall what waited for what, and what would have removed it");

@@ -109,6 +109,11 @@ class Backend {
   // driver each time, a backend performs or charges the call here.
   virtual void OnAllocate(const Block&) {}
   virtual void OnFree(const Block&) {}
+
+  // The contents of a tensor arrive from outside, in a block on the device or in the host pool:
+  // inputs before each iteration, parameters and optimizer state before the first. Nothing issued
+  // is pending.
+  virtual void OnArrive(TensorId, const Block&, bool /*host*/) {}
 };
 
 }  // namespace spillway

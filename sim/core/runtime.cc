@@ -176,7 +176,9 @@ class Runtime final : public PolicyContext {
   void StartRun() {
     for (size_t i = 0; i < trace_.tensors.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
-      if (At(id).persistent) memory_.TakeDeviceBlock(id);
+      if (!At(id).persistent) continue;
+      memory_.TakeDeviceBlock(id);
+      parts_.backend->OnArrive(id, At(id).device, /*host=*/false);
     }
     // Room for the logs of a policy that moves most activations; memory is used only as it fills.
     report_.decisions.reserve(4 * trace_.ops.size());
@@ -197,7 +199,11 @@ class Runtime final : public PolicyContext {
       for (const TimelineEntry& entry : report_.timeline) time = std::max(time, entry.interval.end);
       report_.shortest = report_.iterations == 1 ? time : std::min(report_.shortest, time);
       report_.longest = std::max(report_.longest, time);
-      if (report_.steady || report_.iterations >= options_.max_iterations) break;
+      if (options_.iterations > 0
+              ? report_.iterations == options_.iterations
+              : report_.steady || report_.iterations >= options_.max_iterations) {
+        break;
+      }
     }
     report_.metrics = ComputeMetrics(report_);
     report_.pinning = report_.metrics.pinned_peak > Bytes(0)
@@ -235,7 +241,12 @@ class Runtime final : public PolicyContext {
       if (liveness_.Uses(id).empty()) continue;
       if (options_.charge_input && !memory_.TakeHostBlock(id)) memory_.FailHost(id);
       memory_.TakeDeviceBlock(id);
-      if (options_.charge_input) CopyToDevice(id);
+      if (options_.charge_input) {
+        parts_.backend->OnArrive(id, At(id).host, /*host=*/true);
+        CopyToDevice(id);
+      } else {
+        parts_.backend->OnArrive(id, At(id).device, /*host=*/false);
+      }
     }
   }
 

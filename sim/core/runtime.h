@@ -29,6 +29,8 @@ using Trial = std::function<Report(Policy& policy)>;
 struct RuntimeOptions {
   // Iterations stop when two in a row agree in decisions, placements and times, or at this number.
   int max_iterations = 8;
+  // If positive: exactly this many, steady or not.
+  int iterations = 0;
   // Copy the inputs to the device in each iteration and charge for it; otherwise they arrive
   // before.
   bool charge_input = false;

@@ -1,0 +1,210 @@
+#include "backend/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "backend/cpu/kernels.h"
+#include "sim/core/error.h"
+
+namespace spillway {
+namespace {
+
+bool Overlap(const Block& a, const Block& b) { return a.offset < b.end() && b.offset < a.end(); }
+
+// All bits set: a NaN in every element.
+void Poison(std::span<std::byte> bytes) { std::memset(bytes.data(), 0xff, bytes.size()); }
+
+// The next of a sequence of well-mixed numbers (splitmix64).
+uint64_t Next(uint64_t& state) {
+  state += 0x9e3779b97f4a7c15ull;
+  uint64_t mixed = state;
+  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9ull;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebull;
+  return mixed ^ (mixed >> 31);
+}
+
+// Uniform in [-scale, scale).
+void FillUniform(std::span<std::byte> bytes, float scale, uint64_t state) {
+  const size_t count = bytes.size() / sizeof(float);
+  for (size_t i = 0; i < count; ++i) {
+    const auto unit = static_cast<float>(Next(state) >> 40) * 0x1p-24f;
+    const float value = scale * (2 * unit - 1);
+    std::memcpy(bytes.data() + i * sizeof(float), &value, sizeof(float));
+  }
+}
+
+}  // namespace
+
+CpuBackend::CpuBackend(const Trace& trace, const CpuOptions& options)
+    : trace_(trace),
+      options_(options),
+      device_(options.memory),
+      host_(options.host_memory),
+      random_(options.drain_seed.value_or(0)) {}
+
+// --- Issue
+// ----------------------------------------------------------------------------------------
+
+Event CpuBackend::Add(Stream stream, Command command, std::span<const Wait> waits) {
+  for (const Wait& wait : waits) command.waits.push_back(wait.event);
+  command.issued = issued_++;
+  auto& commands = streams_[Index(stream)];
+  commands.push_back(std::move(command));
+  return {stream, static_cast<uint32_t>(commands.size())};
+}
+
+Event CpuBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
+  Command command;
+  command.op = launch.op;
+  command.recompute = launch.recompute;
+  command.inputs.assign(launch.inputs.begin(), launch.inputs.end());
+  command.outputs.assign(launch.outputs.begin(), launch.outputs.end());
+  for (const auto blocks : {launch.inputs, launch.outputs, launch.scratch}) {
+    command.touched.insert(command.touched.end(), blocks.begin(), blocks.end());
+  }
+  command.touched.push_back(launch.workspace);
+  return Add(Stream::kCompute, std::move(command), waits);
+}
+
+Event CpuBackend::Copy(Direction direction, const Block& device, const Block& host, Bytes size,
+                       std::span<const Wait> waits) {
+  const bool to_host = direction == Direction::kToHost;
+  Command command;
+  command.kind = to_host ? Kind::kToHost : Kind::kToDevice;
+  command.inputs = {{device.offset, size}};
+  command.outputs = {{host.offset, size}};
+  command.touched = command.inputs;
+  return Add(to_host ? Stream::kToHost : Stream::kToDevice, std::move(command), waits);
+}
+
+void CpuBackend::OnFree(const Block& block) {
+  Released released{block};
+  for (size_t s = 0; s < kStreamCount; ++s) released.before[s] = streams_[s].size();
+  released_.push_back(released);
+}
+
+void CpuBackend::OnArrive(TensorId id, const Block& block, bool host) {
+  const Tensor& tensor = trace_.tensor(id);
+  const std::span<std::byte> bytes = (host ? host_ : device_).At({block.offset, tensor.size});
+  uint64_t state = options_.seed * 0x100000001b3ull + Index(id);
+  if (tensor.kind == TensorKind::kParameter) {
+    // He initialisation of weights; biases start small but not at zero, so that they matter.
+    int64_t fan_in = 1;
+    for (size_t i = 1; i < tensor.shape.size(); ++i) fan_in *= tensor.shape[i];
+    const bool is_weight = tensor.shape.size() > 1;
+    FillUniform(bytes, is_weight ? std::sqrt(6.0f / static_cast<float>(fan_in)) : 0.1f, state);
+    return;
+  }
+  if (tensor.kind == TensorKind::kOptimizerState) {
+    std::memset(bytes.data(), 0, bytes.size());
+    return;
+  }
+  state += 0x51ed27f5ull * (iteration_ + 1);  // each iteration has its own data
+  for (const Op& op : trace_.ops) {
+    if (op.type != OpType::kSoftmaxLoss || op.inputs.size() < 2 || op.inputs[1] != id) continue;
+    const auto classes = static_cast<uint64_t>(op.IntAttribute("elements"));
+    for (size_t i = 0; i < bytes.size() / sizeof(int32_t); ++i) {
+      const auto label = static_cast<int32_t>(Next(state) % classes);
+      std::memcpy(bytes.data() + i * sizeof(int32_t), &label, sizeof(int32_t));
+    }
+    return;
+  }
+  FillUniform(bytes, 1, state);
+}
+
+// --- Execution
+// ------------------------------------------------------------------------------------
+
+bool CpuBackend::IsReady(const Command& command) const {
+  return std::all_of(command.waits.begin(), command.waits.end(), [&](const Event& event) {
+    return done_[Index(event.stream)] >= event.sequence;
+  });
+}
+
+size_t CpuBackend::NextStream() {
+  std::array<size_t, kStreamCount> ready{};
+  size_t count = 0;
+  for (size_t s = 0; s < kStreamCount; ++s) {
+    if (done_[s] < streams_[s].size() && IsReady(streams_[s][done_[s]])) ready[count++] = s;
+  }
+  SPILLWAY_CHECK(count > 0);  // otherwise: waits in a cycle
+  if (options_.drain_seed) return ready[random_() % count];
+  return *std::min_element(ready.begin(), ready.begin() + static_cast<std::ptrdiff_t>(count),
+                           [&](size_t a, size_t b) {
+                             return streams_[a][done_[a]].issued < streams_[b][done_[b]].issued;
+                           });
+}
+
+void CpuBackend::Synchronize() {
+  for (size_t s = 0; s < kStreamCount; ++s) times_[s].resize(streams_[s].size());
+  for (size_t left = issued_; left > 0; --left) {
+    PoisonReleased();
+    const size_t s = NextStream();
+    times_[s][done_[s]] = {Duration(), Duration::Picoseconds(ran_),
+                           Duration::Picoseconds(ran_ + 1)};
+    Run(streams_[s][done_[s]]);
+    ++ran_;
+    ++done_[s];
+  }
+  PoisonReleased();
+}
+
+void CpuBackend::PoisonReleased() {
+  std::erase_if(released_, [&](const Released& released) {
+    for (size_t s = 0; s < kStreamCount; ++s) {
+      if (done_[s] < released.before[s]) return false;  // may still be needed
+    }
+    for (size_t s = 0; s < kStreamCount; ++s) {
+      for (size_t i = released.before[s]; i < done_[s]; ++i) {
+        for (const Block& block : streams_[s][i].touched) {
+          if (Overlap(block, released.block)) return true;  // in use again
+        }
+      }
+    }
+    Poison(device_.At(released.block));
+    return true;
+  });
+}
+
+void CpuBackend::Run(const Command& command) {
+  if (command.kind == Kind::kKernel) return RunKernel(command);
+  const std::span<std::byte> device = device_.At(command.inputs[0]);
+  const std::span<std::byte> host = host_.At(command.outputs[0]);
+  if (command.kind == Kind::kToHost) {
+    std::memcpy(host.data(), device.data(), device.size());
+  } else {
+    std::memcpy(device.data(), host.data(), device.size());
+  }
+}
+
+void CpuBackend::RunKernel(const Command& command) {
+  const Op& op = trace_.op(command.op);
+  std::vector<std::byte*> inputs, outputs;
+  for (const Block& block : command.inputs) inputs.push_back(device_.At(block).data());
+  for (const Block& block : command.outputs) {
+    const bool in_place = std::any_of(command.inputs.begin(), command.inputs.end(),
+                                      [&](const Block& input) { return Overlap(input, block); });
+    if (!in_place) Poison(device_.At(block));
+    outputs.push_back(device_.At(block).data());
+  }
+  RunOp<float>(op, inputs, outputs, options_.seed);
+  if (op.type == OpType::kSoftmaxLoss && op.phase == Phase::kForward && !command.recompute) {
+    float loss = 0;
+    std::memcpy(&loss, outputs[1], sizeof(loss));
+    loss_ = loss;
+  }
+}
+
+StreamTimes CpuBackend::TakeTimeline() {
+  for (auto& commands : streams_) commands.clear();
+  done_ = {};
+  issued_ = 0;
+  ran_ = 0;
+  ++iteration_;
+  released_.clear();
+  return std::exchange(times_, {});
+}
+
+}  // namespace spillway

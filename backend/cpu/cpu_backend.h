@@ -1,0 +1,96 @@
+// A backend that executes policies on real bytes: kernels on the CPU, copies between two regions.
+//
+// Commands are collected and run by `Synchronize`, in the order issued or in any other order that
+// streams and waits allow, drawn from a seed: a result that depends on the order is a lost wait.
+// Memory that is given back is poisoned once nothing that was issued before still needs it, and
+// outputs are poisoned before an op writes them; poison is NaN. There is no clock: a command's
+// interval is its place in the order of execution, in picoseconds, so that the checker sees what
+// really happened.
+
+#ifndef SPILLWAY_BACKEND_CPU_CPU_BACKEND_H_
+#define SPILLWAY_BACKEND_CPU_CPU_BACKEND_H_
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "backend/cpu/region.h"
+#include "sim/core/backend.h"
+#include "traces/trace.h"
+
+namespace spillway {
+
+struct CpuOptions {
+  Bytes memory;                        // of the device arena
+  Bytes host_memory;                   // of the pinned host pool
+  uint64_t seed = 1;                   // of parameters, inputs and dropout
+  std::optional<uint64_t> drain_seed;  // draws the order of execution; as issued if not given
+};
+
+class CpuBackend final : public Backend {
+ public:
+  // The trace is the one that runs, and outlives the backend.
+  CpuBackend(const Trace& trace, const CpuOptions& options);
+
+  std::string_view Name() const override { return "cpu"; }
+  Event Enqueue(const Launch& launch, std::span<const Wait> waits) override;
+  Event Copy(Direction direction, const Block& device, const Block& host, Bytes size,
+             std::span<const Wait> waits) override;
+  void Synchronize() override;
+  StreamTimes TakeTimeline() override;
+  void OnFree(const Block& block) override;
+  void OnArrive(TensorId tensor, const Block& block, bool host) override;
+
+  // The loss of the last iteration; nullopt if the trace has none.
+  std::optional<float> loss() const { return loss_; }
+  const Region& device() const { return device_; }
+  const Region& host() const { return host_; }
+
+ private:
+  enum class Kind : uint8_t { kKernel, kToDevice, kToHost };
+
+  struct Command {
+    Kind kind = Kind::kKernel;
+    OpId op{};
+    bool recompute = false;
+    std::vector<Block> inputs, outputs;  // of a kernel; of a copy, the device and the host range
+    std::vector<Block> touched;          // device ranges that it reads or writes
+    std::vector<Event> waits;
+    size_t issued = 0;  // place in the order of issue
+  };
+  // A block that was given back, and how many commands of each stream had been issued before.
+  struct Released {
+    Block block;
+    std::array<size_t, kStreamCount> before{};
+  };
+
+  Event Add(Stream stream, Command command, std::span<const Wait> waits);
+  bool IsReady(const Command& command) const;
+  // The stream whose next command runs now. REQUIRES: not all commands have run.
+  size_t NextStream();
+  void Run(const Command& command);
+  void RunKernel(const Command& command);
+  // Poisons what was given back and that no command may still need or has begun to use again.
+  void PoisonReleased();
+
+  const Trace& trace_;
+  const CpuOptions options_;
+  Region device_;
+  Region host_;
+  std::mt19937_64 random_;
+
+  std::array<std::vector<Command>, kStreamCount> streams_;
+  std::array<size_t, kStreamCount> done_{};
+  StreamTimes times_;
+  size_t issued_ = 0;
+  int64_t ran_ = 0;
+  std::vector<Released> released_;
+  uint64_t iteration_ = 0;
+  std::optional<float> loss_;
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_BACKEND_CPU_CPU_BACKEND_H_
