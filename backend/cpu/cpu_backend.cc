@@ -181,18 +181,18 @@ void CpuBackend::Run(const Command& command) {
 
 void CpuBackend::RunKernel(const Command& command) {
   const Op& op = trace_.op(command.op);
-  std::vector<std::byte*> inputs, outputs;
-  for (const Block& block : command.inputs) inputs.push_back(device_.At(block).data());
+  std::vector<std::span<std::byte>> inputs, outputs;
+  for (const Block& block : command.inputs) inputs.push_back(device_.At(block));
   for (const Block& block : command.outputs) {
     const bool in_place = std::any_of(command.inputs.begin(), command.inputs.end(),
                                       [&](const Block& input) { return Overlap(input, block); });
     if (!in_place) Poison(device_.At(block));
-    outputs.push_back(device_.At(block).data());
+    outputs.push_back(device_.At(block));
   }
   RunOp<float>(op, inputs, outputs, options_.seed);
   if (op.type == OpType::kSoftmaxLoss && op.phase == Phase::kForward && !command.recompute) {
     float loss = 0;
-    std::memcpy(&loss, outputs[1], sizeof(loss));
+    std::memcpy(&loss, outputs[1].data(), sizeof(loss));
     loss_ = loss;
   }
 }

@@ -4,7 +4,7 @@
 #include <initializer_list>
 
 #include "backend/cuda/cuda_error.h"
-#include "backend/cuda/philox.h"
+#include "sim/core/counter_random.h"
 
 namespace spillway {
 namespace {

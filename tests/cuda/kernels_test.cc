@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/cuda/philox.h"
+#include "sim/core/counter_random.h"
 #include "tests/cuda/kernels_fixture.h"
 
 namespace spillway {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "backend/cuda/conv_algorithm.h"
-#include "backend/cuda/philox.h"
+#include "sim/core/counter_random.h"
 #include "sim/core/error.h"
 
 namespace spillway {

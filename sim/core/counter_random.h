@@ -1,13 +1,19 @@
-// Philox4x32-10, a counter-based random number generator: a pure function of key and counter.
+// The random numbers of every backend: Philox4x32-10, a pure function of key and counter.
 //
 // J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
 // Forward and backward draw the same dropout mask from it without storing one, in any order and in
-// any split of the batch. Compiles for host and device (nvcc: --expt-relaxed-constexpr).
+// any split of the batch, on the CPU as on a GPU. Compiles as C++17, for host and device.
 
-#ifndef SPILLWAY_BACKEND_CUDA_PHILOX_H_
-#define SPILLWAY_BACKEND_CUDA_PHILOX_H_
+#ifndef SPILLWAY_SIM_CORE_COUNTER_RANDOM_H_
+#define SPILLWAY_SIM_CORE_COUNTER_RANDOM_H_
 
 #include <cstdint>
+
+#ifdef __CUDACC__
+#define SPILLWAY_HOST_DEVICE __host__ __device__
+#else
+#define SPILLWAY_HOST_DEVICE
+#endif
 
 namespace spillway {
 
@@ -16,7 +22,8 @@ struct Philox4 {
 };
 
 // Four independent words for the 128-bit counter {c0, c1, c2, c3}.
-constexpr Philox4 Philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+SPILLWAY_HOST_DEVICE constexpr Philox4 Philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2,
+                                              uint32_t c3) {
   uint32_t k0 = static_cast<uint32_t>(key);
   uint32_t k1 = static_cast<uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
@@ -33,19 +40,22 @@ constexpr Philox4 Philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, ui
 }
 
 // The four words that belong to elements 4 * group .. 4 * group + 3 of sequence `stream`.
-constexpr Philox4 PhiloxGroup(uint64_t seed, uint32_t stream, int64_t group) {
+SPILLWAY_HOST_DEVICE constexpr Philox4 PhiloxGroup(uint64_t seed, uint32_t stream, int64_t group) {
   return Philox(seed, static_cast<uint32_t>(group),
                 static_cast<uint32_t>(static_cast<uint64_t>(group) >> 32), stream, 0);
 }
 
 // A word as a number in [0, 1), 24 bits of it.
-constexpr float UnitFloat(uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
+SPILLWAY_HOST_DEVICE constexpr float UnitFloat(uint32_t word) {
+  return static_cast<float>(word >> 8) * 0x1p-24f;
+}
 
 // Whether dropout keeps element `element` of layer `layer`.
-constexpr bool DropoutKeeps(uint64_t seed, uint32_t layer, int64_t element, float ratio) {
+SPILLWAY_HOST_DEVICE constexpr bool DropoutKeeps(uint64_t seed, uint32_t layer, int64_t element,
+                                                 float ratio) {
   return UnitFloat(PhiloxGroup(seed, layer, element / 4).word[element % 4]) >= ratio;
 }
 
 }  // namespace spillway
 
-#endif  // SPILLWAY_BACKEND_CUDA_PHILOX_H_
+#endif  // SPILLWAY_SIM_CORE_COUNTER_RANDOM_H_

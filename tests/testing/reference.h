@@ -3,8 +3,8 @@
 // Arrays are dense NCHW. Nothing here knows about kernels, slots
 // or devices.
 
-#ifndef SPILLWAY_TESTS_CUDA_REFERENCE_H_
-#define SPILLWAY_TESTS_CUDA_REFERENCE_H_
+#ifndef SPILLWAY_TESTS_TESTING_REFERENCE_H_
+#define SPILLWAY_TESTS_TESTING_REFERENCE_H_
 
 #include <algorithm>
 #include <cmath>
@@ -157,4 +157,4 @@ inline Array Softmax(const Array& x, int classes) {
 
 }  // namespace spillway::reference
 
-#endif  // SPILLWAY_TESTS_CUDA_REFERENCE_H_
+#endif  // SPILLWAY_TESTS_TESTING_REFERENCE_H_
