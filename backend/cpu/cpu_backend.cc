@@ -90,11 +90,11 @@ void CpuBackend::OnArrive(TensorId id, const Block& block, bool host) {
   const std::span<std::byte> bytes = (host ? host_ : device_).At({block.offset, tensor.size});
   uint64_t state = options_.seed * 0x100000001b3ull + Index(id);
   if (tensor.kind == TensorKind::kParameter) {
-    // He initialisation of weights; biases start small but not at zero, so that they matter.
+    // Variance 1 / fan-in for weights; biases start small but not at zero, so that they matter.
     int64_t fan_in = 1;
     for (size_t i = 1; i < tensor.shape.size(); ++i) fan_in *= tensor.shape[i];
     const bool is_weight = tensor.shape.size() > 1;
-    FillUniform(bytes, is_weight ? std::sqrt(6.0f / static_cast<float>(fan_in)) : 0.1f, state);
+    FillUniform(bytes, is_weight ? std::sqrt(3.0f / static_cast<float>(fan_in)) : 0.1f, state);
     return;
   }
   if (tensor.kind == TensorKind::kOptimizerState) {
