@@ -25,11 +25,11 @@ struct alignas(64) Line {
   std::byte bytes[64];
 };
 
-// An operand, filled with 0xff bytes, which is NaN.
+// An operand, filled with 0xff bytes, which is NaN. It starts `skip` lines into its memory.
 struct Buffer {
-  explicit Buffer(size_t size) : lines(size / sizeof(Line) + 1) {
+  Buffer(size_t size, size_t skip) : lines(skip + size / sizeof(Line) + 1) {
     std::memset(lines.data(), 0xff, lines.size() * sizeof(Line));
-    span = {lines.front().bytes, size};
+    span = {lines[skip].bytes, size};
   }
   std::vector<Line> lines;
   std::span<std::byte> span;
@@ -38,12 +38,12 @@ struct Buffer {
 // Runs the op in `Scalar` and gives its outputs. Labels are given as numbers.
 template <typename Scalar>
 std::vector<Array> Execute(const Op& op, const std::vector<Array>& inputs,
-                           const std::vector<Case::Output>& outputs) {
+                           const std::vector<Case::Output>& outputs, size_t skip = 0) {
   std::vector<Buffer> buffers;
   std::vector<std::span<std::byte>> in, out;
   for (const Array& values : inputs) {
     const bool labels = op.type == OpType::kSoftmaxLoss && in.size() == 1;
-    buffers.emplace_back(values.size() * (labels ? sizeof(int32_t) : sizeof(Scalar)));
+    buffers.emplace_back(values.size() * (labels ? sizeof(int32_t) : sizeof(Scalar)), skip);
     in.push_back(buffers.back().span);
     for (size_t i = 0; i < values.size(); ++i) {
       if (labels) {
@@ -54,7 +54,7 @@ std::vector<Array> Execute(const Op& op, const std::vector<Array>& inputs,
     }
   }
   for (const Case::Output& output : outputs) {
-    if (output.input < 0) buffers.emplace_back(output.elements * sizeof(Scalar));
+    if (output.input < 0) buffers.emplace_back(output.elements * sizeof(Scalar), skip);
     out.push_back(output.input < 0 ? buffers.back().span : in.at(output.input));
   }
   RunOp<Scalar>(op, in, out, kSeed);
@@ -524,6 +524,32 @@ TEST_F(CpuKernelsTest, SoftmaxLoss) {
   Check({op, {{1000, 1000}, {1}}, {{2, 0}, {1, -1}}}, {{0.5, 0.5}, {std::log(2)}});
   for (const double label : {-1.0, 2.0}) {
     EXPECT_THROW(Execute<float>(op, {{1, 2}, {label}}, {{2, -1}, {1, -1}}), InputError);
+  }
+}
+
+// Large enough for every path of a blocked matrix product, of odd sizes, in float.
+TEST_F(CpuKernelsTest, TheSameBitsWhereverOperandsLie) {
+  const reference::Conv c{2, 34, 13, 11, 46, 3, 3, 1, 1, 1, 1, 2};
+  const reference::Conv pixel{37, 301, 1, 1, 53, 1, 1, 1, 1, 0, 0, 1};
+  const std::vector<Attribute> linear{{"in_features", 301}, {"out_features", 53}, {"bias", 1}};
+  for (const bool conv : {true, false}) {
+    const reference::Conv& shape = conv ? c : pixel;
+    const OpType type = conv ? OpType::kConv2d : OpType::kLinear;
+    const std::vector<Attribute> attributes = conv ? Attributes(c, true) : linear;
+    const size_t in = shape.batch * shape.in_size(), out = shape.batch * shape.out_size();
+    const size_t weights = shape.weight_size(), channels = shape.out_channels;
+    const Array x = ToDouble(Random(in)), weight = ToDouble(Random(weights));
+    const Array bias = ToDouble(Random(channels)), dy = ToDouble(Random(out));
+    const Op forward = MakeOp(type, Phase::kForward, shape.batch, attributes);
+    const Op backward =
+        MakeOp(type, Phase::kBackward, shape.batch, With(attributes, {true, false, false}));
+    const std::vector<Case::Output> gradients{{in, -1}, {weights, -1}, {channels, -1}};
+    const auto y = Execute<float>(forward, {x, weight, bias}, {{out, -1}});
+    const auto d = Execute<float>(backward, {x, weight, dy}, gradients);
+    for (const size_t skip : {1, 2, 3, 7, 64}) {
+      EXPECT_EQ(Execute<float>(forward, {x, weight, bias}, {{out, -1}}, skip), y) << skip;
+      EXPECT_EQ(Execute<float>(backward, {x, weight, dy}, gradients, skip), d) << skip;
+    }
   }
 }
 
