@@ -17,6 +17,8 @@
 #include "sim/core/counter_random.h"
 #include "sim/core/error.h"
 #include "tests/testing/kernel_cases.h"
+#include "tests/testing/networks.h"
+#include "traces/lowering.h"
 
 namespace spillway {
 namespace {
@@ -126,7 +128,7 @@ void CheckInputGradient(const Op& forward, const std::vector<Array>& inputs, siz
   CheckGradient(loss, inputs[i], gradient, forward.name + " by input " + std::to_string(i));
 }
 
-class CpuKernelsTest : public testing::Test {
+class CpuKernelsTest : public ::testing::Test {
  protected:
   // Uniform in [-1, 1), and no closer to 0 than 0.01, where relu has a kink.
   Values Random(size_t count) {
@@ -351,7 +353,7 @@ TEST_F(WeightLayerTest, Conv2d) {
   };
   for (const reference::Conv& c : shapes) {
     for (const bool bias : {false, true}) {
-      SCOPED_TRACE(testing::PrintToString(c) + (bias ? " with bias" : ""));
+      SCOPED_TRACE(::testing::PrintToString(c) + (bias ? " with bias" : ""));
       CheckLayer({OpType::kConv2d, Attributes(c, bias), c}, bias);
     }
   }
@@ -362,7 +364,7 @@ TEST_F(WeightLayerTest, Linear) {
   for (const auto& [batch, in, out] :
        {std::array{1, 7, 5}, std::array{6, 13, 11}, std::array{3, 1, 1}, std::array{2, 1, 9}}) {
     for (const bool bias : {false, true}) {
-      SCOPED_TRACE(testing::Message() << batch << ": " << in << " to " << out);
+      SCOPED_TRACE(::testing::Message() << batch << ": " << in << " to " << out);
       CheckLayer({OpType::kLinear,
                   {{"in_features", static_cast<double>(in)},
                    {"out_features", static_cast<double>(out)},
@@ -409,7 +411,7 @@ TEST_F(CpuKernelsTest, Pooling) {
   };
   for (const reference::Pool& p : shapes) {
     for (const bool max : {true, false}) {
-      SCOPED_TRACE(testing::Message()
+      SCOPED_TRACE(::testing::Message()
                    << (max ? "max " : "average ") << p.in_height << "x" << p.in_width << " to "
                    << p.out_height << "x" << p.out_width);
       const OpType type = max ? OpType::kMaxPool2d : OpType::kAvgPool2d;
@@ -588,6 +590,71 @@ TEST_F(CpuKernelsTest, UnsupportedTypesAndBadOperandsAreNamed) {
       OpType::kConcat, Phase::kForward, 1 << 30,
       {{"parts", 1}, {"height", 0x7fffffff}, {"width", 0x7fffffff}, {"channels_0", 1 << 30}});
   EXPECT_THROW(Execute<float>(huge, {Array(1)}, {{1, -1}}), InputError);
+}
+
+// The losses of `iterations` iterations on one batch. All memory but the state that lives across
+// iterations is NaN at the start of each.
+std::vector<float> Train(const Trace& trace, int iterations) {
+  std::vector<Buffer> storage;
+  for (const Tensor& tensor : trace.tensors) {
+    storage.emplace_back(static_cast<size_t>(tensor.size.count()), 0);
+  }
+  const auto span = [&](TensorId id) {
+    return storage[Index(trace.Root(id))].span.first(
+        static_cast<size_t>(trace.tensor(id).size.count()));
+  };
+  const auto spans = [&](const std::vector<TensorId>& ids) {
+    std::vector<std::span<std::byte>> result;
+    for (const TensorId id : ids) result.push_back(span(id));
+    return result;
+  };
+  std::mt19937_64 random(1);
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    const TensorKind kind = trace.tensors[i].kind;
+    const float width = kind == TensorKind::kInput       ? 1.0f
+                        : kind == TensorKind::kParameter ? 0.2f
+                                                         : 0.0f;
+    std::uniform_real_distribution<float> uniform(-width, width);
+    auto* values = reinterpret_cast<float*>(storage[i].span.data());
+    for (size_t j = 0; j < storage[i].span.size() / sizeof(float); ++j) {
+      if (width > 0) values[j] = uniform(random);
+      if (kind == TensorKind::kOptimizerState) values[j] = 0;
+    }
+  }
+  std::vector<float> losses;
+  for (int iteration = 0; iteration < iterations; ++iteration) {
+    for (size_t i = 0; i < trace.tensors.size(); ++i) {
+      const TensorKind kind = trace.tensors[i].kind;
+      if (kind == TensorKind::kActivation || kind == TensorKind::kGradient ||
+          kind == TensorKind::kParameterGradient || kind == TensorKind::kScratch) {
+        std::memset(storage[i].span.data(), 0xff, storage[i].span.size());
+      }
+    }
+    for (const Op& op : trace.ops) {
+      const bool loss = op.type == OpType::kSoftmaxLoss && op.phase == Phase::kForward;
+      if (loss) {
+        auto* labels = reinterpret_cast<int32_t*>(span(op.inputs[1]).data());
+        for (int32_t n = 0; n < op.batch; ++n) labels[n] = n % 3;
+      }
+      RunOp<float>(op, spans(op.inputs), spans(op.outputs), kSeed);
+      if (loss) losses.push_back(*reinterpret_cast<float*>(span(op.outputs[1]).data()));
+    }
+  }
+  return losses;
+}
+
+TEST_F(CpuKernelsTest, LoweredNetworksTrain) {
+  for (const Network& network : {spillway::testing::Chain(), spillway::testing::ForkJoin()}) {
+    for (const char* preset : {"torch", "vdnn"}) {
+      const Trace trace = LowerNetwork(network, {.batch = 4, .preset = preset});
+      SCOPED_TRACE(trace.name + " " + preset);
+      const std::vector<float> losses = Train(trace, 5);
+      ASSERT_EQ(losses.size(), 5u);
+      EXPECT_TRUE(std::isfinite(losses.back()));
+      EXPECT_LT(losses.back(), losses.front());
+      EXPECT_EQ(Train(trace, 5), losses);
+    }
+  }
 }
 
 }  // namespace
