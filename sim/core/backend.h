@@ -62,8 +62,7 @@ struct KernelRun {
 
 // One op to execute. The spans live until the call returns.
 struct Launch {
-  const Trace* trace = nullptr;
-  OpId op{};
+  OpId op{};  // of the trace that the backend was made for
   bool recompute = false;
   std::span<const KernelRun> runs;
   std::span<const Block> inputs;   // where each of op.inputs lies, in its order

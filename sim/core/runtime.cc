@@ -304,7 +304,6 @@ class Runtime final : public PolicyContext {
     Locate(ops_.Outputs(op_id), outputs_);
     Locate(ops_.Scratch(op_id), scratch_);
     Launch launch;
-    launch.trace = &trace_;
     launch.op = op_id;
     launch.recompute = again;
     launch.runs = plan_;
