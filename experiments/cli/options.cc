@@ -85,25 +85,29 @@ Scenario::Scenario(const WorkloadOption& workload, const MachineOption& machine,
 }
 
 Outcome Scenario::Play(const std::string& specification) const {
-  Outcome outcome = Simulate(*setup_, *PolicyLibrary().Make(specification));
-  Verify(specification, outcome);
+  return Play(specification, [&] { return PolicyLibrary().Make(specification); });
+}
+
+Outcome Scenario::Play(const std::string& name, const PolicyMaker& make) const {
+  Outcome outcome = Simulate(*setup_, *make());
+  Verify(name, outcome);
   return outcome;
 }
 
-Execution Scenario::PlayOnCpu(const std::string& specification,
+Execution Scenario::PlayOnCpu(const std::string& name, const PolicyMaker& make,
                               const ExecuteOptions& options) const {
-  Execution execution = ExecuteOnCpu(*setup_, *PolicyLibrary().Make(specification), options);
-  Verify(specification, execution.outcome);
+  Execution execution = ExecuteOnCpu(*setup_, *make(), options);
+  Verify(name, execution.outcome);
   return execution;
 }
 
-Execution Scenario::PlayOnCuda(const std::string& specification, CudaMachine& machine,
-                               const ExecuteOptions& options) const {
-  const Outcome predicted = Simulate(*setup_, *PolicyLibrary().Make(specification));
-  if (!predicted.report.fits()) return {predicted, std::nullopt, {}, {}};
-  Execution execution = ExecuteOnCuda(*setup_, *PolicyLibrary().Make(specification),
-                                      predicted.report, machine, options);
-  Verify(specification, execution.outcome);
+Execution Scenario::PlayOnCuda(const std::string& name, const PolicyMaker& make,
+                               CudaMachine& machine, const ExecuteOptions& options) const {
+  Execution execution;
+  execution.outcome = Simulate(*setup_, *make());
+  if (!execution.outcome.report.fits()) return execution;
+  execution = ExecuteOnCuda(*setup_, *make(), execution.outcome.report, machine, options);
+  Verify(name, execution.outcome);
   return execution;
 }
 

@@ -4,6 +4,7 @@
 #define SPILLWAY_EXPERIMENTS_CLI_OPTIONS_H_
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -52,6 +53,9 @@ struct MachineOption {
 // The help of --memory.
 extern const char* const kMemoryHelp;
 
+// Makes a policy object for one run; called once per run.
+using PolicyMaker = std::function<std::unique_ptr<Policy>()>;
+
 // A workload on a machine, loaded and ready to simulate.
 class Scenario {
  public:
@@ -65,12 +69,14 @@ class Scenario {
   // Simulates one policy and, where asked for, verifies the report. Throws `PolicyError` if the
   // verification finds a violation. Safe to call from several threads.
   Outcome Play(const std::string& specification) const;
+  Outcome Play(const std::string& name, const PolicyMaker& make) const;
   Row RowOf(const std::string& specification, const Outcome& outcome) const;
 
   // Runs one policy on real bytes, verified likewise. The row of such a run also has loss and
   // weights_digest, and on the CPU no times.
-  Execution PlayOnCpu(const std::string& specification, const ExecuteOptions& options) const;
-  Execution PlayOnCuda(const std::string& specification, CudaMachine& machine,
+  Execution PlayOnCpu(const std::string& name, const PolicyMaker& make,
+                      const ExecuteOptions& options) const;
+  Execution PlayOnCuda(const std::string& name, const PolicyMaker& make, CudaMachine& machine,
                        const ExecuteOptions& options) const;
   Row RowOf(const std::string& specification, const Execution& execution) const;
   Row Run(const std::string& specification) const {
