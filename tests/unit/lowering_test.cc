@@ -70,6 +70,9 @@ TEST(GraphTest, ImpossibleGeometryNamesTheLayer) {
   const LayerNode a = net.Conv("a", net.image(), ConvSpec::Square(2, 1));
   const LayerNode b = net.Conv("b", net.image(), ConvSpec::Square(2, 3));
   EXPECT_THROW(net.Concat("c", std::array{a, b}), InputError);
+  EXPECT_THROW(net.Add("c", a, b), InputError);
+  EXPECT_THROW(net.Dropout("d", a, 1), InputError);
+  EXPECT_THROW(net.Lrn("l", a, {.size = 0}), InputError);
 }
 
 TEST(LoweringTest, ForwardOperandsFollowTheContract) {
