@@ -25,14 +25,25 @@ uint64_t Next(uint64_t& state) {
   return mixed ^ (mixed >> 31);
 }
 
-// Uniform in [-scale, scale).
-void FillUniform(std::span<std::byte> bytes, float scale, uint64_t state) {
+// Uniform in [centre - scale, centre + scale).
+void FillUniform(std::span<std::byte> bytes, float scale, uint64_t state, float centre = 0) {
   const size_t count = bytes.size() / sizeof(float);
   for (size_t i = 0; i < count; ++i) {
     const auto unit = static_cast<float>(Next(state) >> 40) * 0x1p-24f;
-    const float value = scale * (2 * unit - 1);
+    const float value = centre + scale * (2 * unit - 1);
     std::memcpy(bytes.data() + i * sizeof(float), &value, sizeof(float));
   }
+}
+
+// Whether the tensor scales: the weight or the running variance of a batch normalisation, at these
+// places in the inputs of a forward and a backward op.
+bool IsScale(const Trace& trace, TensorId id) {
+  return std::any_of(trace.ops.begin(), trace.ops.end(), [&](const Op& op) {
+    if (op.type != OpType::kBatchNorm) return false;
+    const size_t variance = op.phase == Phase::kForward ? 4 : 6;
+    return (op.inputs.size() > 1 && op.inputs[1] == id) ||
+           (op.inputs.size() > variance && op.inputs[variance] == id);
+  });
 }
 
 }  // namespace
@@ -94,11 +105,12 @@ void CpuBackend::OnArrive(TensorId id, const Block& block, bool host) {
     int64_t fan_in = 1;
     for (size_t i = 1; i < tensor.shape.size(); ++i) fan_in *= tensor.shape[i];
     const bool is_weight = tensor.shape.size() > 1;
-    FillUniform(bytes, is_weight ? std::sqrt(3.0f / static_cast<float>(fan_in)) : 0.1f, state);
+    FillUniform(bytes, is_weight ? std::sqrt(3.0f / static_cast<float>(fan_in)) : 0.1f, state,
+                IsScale(trace_, id) ? 1.0f : 0.0f);
     return;
   }
   if (tensor.kind == TensorKind::kOptimizerState) {
-    std::memset(bytes.data(), 0, bytes.size());
+    FillUniform(bytes, 0, state, IsScale(trace_, id) ? 1.0f : 0.0f);
     return;
   }
   state += 0x51ed27f5ull * (iteration_ + 1);  // each iteration has its own data

@@ -34,7 +34,9 @@ std::string DigestWeights(const Trace& trace, const Report& report, const CpuBac
   std::string bytes;
   for (size_t i = 0; i < trace.tensors.size(); ++i) {
     const Tensor& tensor = trace.tensors[i];
-    if (tensor.kind != TensorKind::kParameter || tensor.alias_of) continue;
+    const bool trained =
+        tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState;
+    if (!trained || tensor.alias_of) continue;
     const Placement& placement = placements.at(static_cast<TensorId>(i));
     const Region& region = placement.host ? backend.host() : backend.device();
     const auto contents = region.At({placement.block.offset, tensor.size});
