@@ -23,8 +23,8 @@ struct Execution {
   Outcome outcome;            // its times are places in the order of execution
   std::optional<float> loss;  // of the last iteration
   // SHA-256 over all parameters and optimizer state (momentum, running statistics) after the last
-  // iteration, in the order of the trace. It must not
-  // depend on policy, allocator, memory or `drain_seed`. Empty if the workload does not fit.
+  // iteration, in the order of the trace. It must not depend on policy, allocator, memory or
+  // `drain_seed`. Empty if the workload does not fit.
   std::string weights_digest;
 };
 
