@@ -52,6 +52,17 @@ void SgdMomentum(float* weight, const float* gradient, float* momentum, int64_t 
                  float learning_rate, float momentum_factor, float weight_decay,
                  cudaStream_t stream);
 
+// The parameter gradients of a batch normalisation, by channel: dbias = sum of dy, dweight = sum of
+// dy * (x - mean) * inv_std, over `batch` samples of planes of `plane` elements.
+void BatchNormParameterGradients(const float* x, const float* dy, const float* mean,
+                                 const float* inv_std, float* dweight, float* dbias, int64_t batch,
+                                 int64_t channels, int64_t plane, cudaStream_t stream);
+// running = running + momentum * (statistic - running), for the mean and the unbiased variance of
+// `count` values, where inv_std = 1 / sqrt(biased variance + epsilon).
+void MoveRunningStatistics(const float* mean, const float* inv_std, float* running_mean,
+                           float* running_var, int64_t channels, int64_t count, float epsilon,
+                           float momentum, cudaStream_t stream);
+
 // What `Compare` found; on the device.
 struct Comparison {
   uint32_t largest_bits = 0;     // bits of max |a|
