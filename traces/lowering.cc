@@ -581,9 +581,9 @@ Bytes FftWorkspace(const Op& op) {
 const std::vector<Preset>& Presets() {
   static const std::vector<Preset> presets{
       {.name = "torch",
-       .description = "a modern framework: ReLU and residual sums in place, gradients of "
-                      "parameters kept until an SGD "
-                      "step with momentum after backward",
+       .description =
+           "a modern framework: ReLU and sums in place, gradients of parameters kept until an SGD "
+           "step with momentum after backward",
        .counting = {"MiB", Bytes::MiB(1)}},
       {.name = "vdnn",
        .description =

@@ -24,7 +24,7 @@ enum class Update : uint8_t {
 };
 
 // What an activation with several consumers becomes.
-enum class Forks {
+enum class Forks : uint8_t {
   kShare,     // they read the same tensor and add to one gradient; there is no fork op
   kShareOne,  // a fork op: the first consumer shares it, the others get copies
   kCopy,      // a fork op: each consumer gets a copy
