@@ -228,7 +228,8 @@ void CudaBackend::OnArrive(TensorId id, const Block& block, bool host) {
       SPILLWAY_CUDA_CALL(cudaMemsetAsync(out, 0, static_cast<size_t>(tensor.size.count()), stream));
       return;
     case DataKind::kUniform:
-      return FillUniform(reinterpret_cast<float*>(out), count, data.seed, data.scale, stream);
+      return FillUniform(reinterpret_cast<float*>(out), count, data.seed, data.scale, stream,
+                         data.centre);
     case DataKind::kLabels:
       return FillLabels(reinterpret_cast<int32_t*>(out), count, data.classes, data.seed, stream);
   }

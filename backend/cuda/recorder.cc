@@ -75,6 +75,10 @@ class OpMemory {
       FillLabels(reinterpret_cast<int32_t*>(inputs_.at(1).data), op.batch,
                  static_cast<int32_t>(op.IntAttribute("elements")), ++sequence, stream);
     }
+    if (op.type == OpType::kBatchNorm && inputs_.size() > 4) {  // a variance or its inverse root
+      FillUniform(reinterpret_cast<float*>(inputs_[4].data), inputs_[4].size.count() / 4,
+                  ++sequence, 0.5f, stream, 1);
+    }
   }
 
   std::span<const DeviceRange> inputs() const { return inputs_; }
@@ -377,7 +381,9 @@ RecordedKernel Recorder::Time(const Job& job, const SlotLaunch& launch) {
   }
   std::sort(times.begin(), times.end());
   RecordedKernel recorded;
-  recorded.kernel.time = Duration::Picoseconds(std::llround(Percentile(times, 0.5)));
+  // An op whose operands share their storage may launch nothing; no time is 0.
+  recorded.kernel.time =
+      Duration::Picoseconds(std::max<int64_t>(std::llround(Percentile(times, 0.5)), 1));
   recorded.repeats = repeats();
   recorded.spread = Spread(times);
   return recorded;

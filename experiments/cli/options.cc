@@ -209,6 +209,7 @@ std::string DescribeAllocators() {
 std::string DescribeNetworks() {
   std::vector<std::vector<std::string>> cells{{"network", "description"}};
   for (const ZooEntry& entry : Zoo()) cells.push_back({entry.name, entry.description});
+  for (const auto& [pattern, description] : ZooPatterns()) cells.push_back({pattern, description});
   return FormatTable(cells);
 }
 

@@ -38,7 +38,9 @@ std::string DigestWeights(const Trace& trace, const Report& report, const Execut
   std::string bytes;
   for (size_t i = 0; i < trace.tensors.size(); ++i) {
     const Tensor& tensor = trace.tensors[i];
-    if (tensor.kind != TensorKind::kParameter || tensor.alias_of) continue;
+    const bool trained =
+        tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState;
+    if (!trained || tensor.alias_of) continue;
     const Placement& placement = placements.at(static_cast<TensorId>(i));
     contents.resize(static_cast<size_t>(tensor.size.count()));
     backend.Read(placement.block, placement.host, contents);

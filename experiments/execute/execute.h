@@ -26,9 +26,9 @@ struct ExecuteOptions {
 struct Execution {
   Outcome outcome;            // times of the last iteration; on the CPU, places in the order
   std::optional<float> loss;  // of the last iteration
-  // SHA-256 over all parameters after the last iteration, in the order of the trace. It must not
-  // depend on policy, allocator, memory or `drain_seed`. Empty if the workload does not fit or
-  // nothing is computed.
+  // SHA-256 over all parameters and optimizer state (momentum, running statistics) after the last
+  // iteration, in the order of the trace. It must not depend on policy, allocator, memory or
+  // `drain_seed`. Empty if the workload does not fit or nothing is computed.
   std::string weights_digest;
   std::vector<Duration> iteration_times;  // CUDA: of all iterations; the last is slowed by stamps
 

@@ -17,13 +17,14 @@ enum class DataKind : uint8_t { kZero, kUniform, kLabels };
 struct SyntheticData {
   DataKind kind = DataKind::kZero;
   uint64_t seed = 0;
-  float scale = 0;      // kUniform: in [-scale, scale)
+  float scale = 0;  // kUniform: in [centre - scale, centre + scale)
+  float centre = 0;
   int32_t classes = 0;  // kLabels: in [0, classes)
 };
 
-// Parameters: weights of variance 1 / fan-in, small biases that are not zero, so that they matter.
-// Optimizer state: zero. Inputs differ from iteration to iteration: labels where a loss reads them
-// as such, else uniform in [-1, 1).
+// Parameters: weights of variance 1 / fan-in, small biases that are not zero, so that they matter,
+// scales of batch normalisations near 1. Optimizer state: zero, running variances 1. Inputs differ
+// from iteration to iteration: labels where a loss reads them as such, else uniform in [-1, 1).
 SyntheticData SyntheticDataOf(const Trace& trace, TensorId tensor, uint64_t seed,
                               uint64_t iteration);
 

@@ -35,7 +35,8 @@ std::vector<Case> Cases() {
        {"network-wide", "liveness", "vdnn-all", "vdnn-all:order=prefetch-first",
         "vdnn-conv:algo=memory", "vdnn-dyn"}) {
     for (const char* preset : {"torch", "vdnn"}) {
-      for (const auto network : {testing::Chain, testing::ForkJoin}) {
+      for (const auto network :
+           {testing::Chain, testing::ForkJoin, testing::Residual, testing::Normalized}) {
         cases.push_back({policy, preset, network});
       }
     }
