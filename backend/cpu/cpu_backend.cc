@@ -16,6 +16,9 @@ bool Overlap(const Block& a, const Block& b) { return a.offset < b.end() && b.of
 // All bits set: a NaN in every element.
 void Poison(std::span<std::byte> bytes) { std::memset(bytes.data(), 0xff, bytes.size()); }
 
+// Large workspaces are poisoned as far as this, so that memory is taken for what is used only.
+constexpr Bytes kPoisoned = Bytes::MiB(16);
+
 // The next of a sequence of well-mixed numbers (splitmix64).
 uint64_t Next(uint64_t& state) {
   state += 0x9e3779b97f4a7c15ull;
@@ -37,9 +40,10 @@ void FillUniform(std::span<std::byte> bytes, float scale, uint64_t state) {
 
 }  // namespace
 
-CpuBackend::CpuBackend(const Trace& trace, const CpuOptions& options)
+CpuBackend::CpuBackend(const Trace& trace, const CpuOptions& options, OpExecutor run_op)
     : trace_(trace),
       options_(options),
+      run_op_(std::move(run_op)),
       device_(options.memory),
       host_(options.host_memory),
       random_(options.drain_seed.value_or(0)) {}
@@ -64,6 +68,9 @@ Event CpuBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   for (const auto blocks : {launch.inputs, launch.outputs, launch.scratch}) {
     command.touched.insert(command.touched.end(), blocks.begin(), blocks.end());
   }
+  command.undefined.assign(launch.scratch.begin(), launch.scratch.end());
+  command.undefined.push_back(
+      {launch.workspace.offset, std::min(launch.workspace.size, kPoisoned)});
   command.touched.push_back(launch.workspace);
   return Add(Stream::kCompute, std::move(command), waits);
 }
@@ -79,8 +86,8 @@ Event CpuBackend::Copy(Direction direction, const Block& device, const Block& ho
   return Add(to_host ? Stream::kToHost : Stream::kToDevice, std::move(command), waits);
 }
 
-void CpuBackend::OnFree(const Block& block) {
-  Released released{block};
+void CpuBackend::Abandon(const Block& block, bool host) {
+  Released released{block, host};
   for (size_t s = 0; s < kStreamCount; ++s) released.before[s] = streams_[s].size();
   released_.push_back(released);
 }
@@ -88,6 +95,9 @@ void CpuBackend::OnFree(const Block& block) {
 void CpuBackend::OnArrive(TensorId id, const Block& block, bool host) {
   const Tensor& tensor = trace_.tensor(id);
   const std::span<std::byte> bytes = (host ? host_ : device_).At({block.offset, tensor.size});
+  std::erase_if(released_, [&](const Released& released) {
+    return released.host == host && Overlap(released.block, block);  // in use again
+  });
   uint64_t state = options_.seed * 0x100000001b3ull + Index(id);
   if (tensor.kind == TensorKind::kParameter) {
     // Variance 1 / fan-in for weights; biases start small but not at zero, so that they matter.
@@ -158,14 +168,20 @@ void CpuBackend::PoisonReleased() {
     }
     for (size_t s = 0; s < kStreamCount; ++s) {
       for (size_t i = released.before[s]; i < done_[s]; ++i) {
-        for (const Block& block : streams_[s][i].touched) {
-          if (Overlap(block, released.block)) return true;  // in use again
-        }
+        if (Touches(streams_[s][i], released)) return true;  // in use again
       }
     }
-    Poison(device_.At(released.block));
+    Poison((released.host ? host_ : device_).At(released.block));
     return true;
   });
+}
+
+bool CpuBackend::Touches(const Command& command, const Released& released) const {
+  const auto overlaps = [&](const Block& block) { return Overlap(block, released.block); };
+  if (!released.host) {
+    return std::any_of(command.touched.begin(), command.touched.end(), overlaps);
+  }
+  return command.kind != Kind::kKernel && overlaps(command.outputs[0]);
 }
 
 void CpuBackend::Run(const Command& command) {
@@ -189,7 +205,8 @@ void CpuBackend::RunKernel(const Command& command) {
     if (!in_place) Poison(device_.At(block));
     outputs.push_back(device_.At(block));
   }
-  RunOp<float>(op, inputs, outputs, options_.seed);
+  for (const Block& block : command.undefined) Poison(device_.At(block));
+  run_op_(op, inputs, outputs, options_.seed);
   if (op.type == OpType::kSoftmaxLoss && op.phase == Phase::kForward && !command.recompute) {
     float loss = 0;
     std::memcpy(&loss, outputs[1].data(), sizeof(loss));
@@ -198,11 +215,11 @@ void CpuBackend::RunKernel(const Command& command) {
 }
 
 StreamTimes CpuBackend::TakeTimeline() {
+  if (!streams_[Index(Stream::kCompute)].empty()) ++iteration_;  // Plan may have moved things only
   for (auto& commands : streams_) commands.clear();
   done_ = {};
   issued_ = 0;
   ran_ = 0;
-  ++iteration_;
   released_.clear();
   return std::exchange(times_, {});
 }
