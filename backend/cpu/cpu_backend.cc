@@ -72,6 +72,7 @@ Event CpuBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   command.undefined.push_back(
       {launch.workspace.offset, std::min(launch.workspace.size, kPoisoned)});
   command.touched.push_back(launch.workspace);
+  for (const Block& block : command.touched) device_.At(block);  // throws here, not when it runs
   return Add(Stream::kCompute, std::move(command), waits);
 }
 
@@ -83,6 +84,8 @@ Event CpuBackend::Copy(Direction direction, const Block& device, const Block& ho
   command.inputs = {{device.offset, size}};
   command.outputs = {{host.offset, size}};
   command.touched = command.inputs;
+  device_.At(command.inputs[0]);
+  host_.At(command.outputs[0]);
   return Add(to_host ? Stream::kToHost : Stream::kToDevice, std::move(command), waits);
 }
 
