@@ -20,7 +20,7 @@
 
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/region.h"
-#include "sim/core/backend.h"
+#include "sim/core/executor.h"
 #include "traces/trace.h"
 
 namespace spillway {
@@ -37,7 +37,7 @@ using OpExecutor =
     std::function<void(const Op& op, std::span<const std::span<std::byte>> inputs,
                        std::span<const std::span<std::byte>> outputs, uint64_t seed)>;
 
-class CpuBackend final : public Backend {
+class CpuBackend final : public Executor {
  public:
   // The trace is the one that runs, and outlives the backend.
   CpuBackend(const Trace& trace, const CpuOptions& options, OpExecutor run_op = RunOp<float>);
@@ -52,10 +52,8 @@ class CpuBackend final : public Backend {
   void OnAbandon(const Block& block, bool host) override { Abandon(block, host); }
   void OnArrive(TensorId tensor, const Block& block, bool host) override;
 
-  // The loss of the last iteration; nullopt if the trace has none.
-  std::optional<float> loss() const { return loss_; }
-  const Region& device() const { return device_; }
-  const Region& host() const { return host_; }
+  std::optional<float> loss() const override { return loss_; }
+  void Read(const Block& block, bool host, std::span<std::byte> bytes) const override;
 
  private:
   enum class Kind : uint8_t { kKernel, kToDevice, kToHost };

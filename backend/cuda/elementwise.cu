@@ -73,15 +73,12 @@ void ForEach(int64_t count, bool wide, const Function& function, cudaStream_t st
 struct FillUniformFunction {
   float* out;
   uint64_t seed;
-  float low, range;
+  float scale;
 
   template <int kWidth>
   __device__ void Do(int64_t i) const {
-    const Philox4 random = PhiloxGroup(seed, 0, i / 4);
     Pack<kWidth> pack;
-    for (int k = 0; k < kWidth; ++k) {
-      pack.v[k] = low + range * UnitFloat(random.word[(i + k) % 4]);
-    }
+    for (int k = 0; k < kWidth; ++k) pack.v[k] = RandomFloat(seed, i + k, scale);
     Store(out, i, pack);
   }
 };
@@ -89,11 +86,11 @@ struct FillUniformFunction {
 struct FillLabelsFunction {
   int32_t* out;
   uint64_t seed;
-  uint32_t classes;
+  int32_t classes;
 
   template <int kWidth>
   __device__ void Do(int64_t i) const {
-    out[i] = static_cast<int32_t>(PhiloxGroup(seed, 1, i).word[0] % classes);
+    out[i] = RandomLabel(seed, i, classes);
   }
 };
 
@@ -294,13 +291,12 @@ __global__ void SpinKernel(int64_t nanoseconds) {
 
 }  // namespace
 
-void FillUniform(float* out, int64_t count, uint64_t seed, float low, float high,
-                 cudaStream_t stream) {
-  ForEach(count, Aligned({out}), FillUniformFunction{out, seed, low, high - low}, stream);
+void FillUniform(float* out, int64_t count, uint64_t seed, float scale, cudaStream_t stream) {
+  ForEach(count, Aligned({out}), FillUniformFunction{out, seed, scale}, stream);
 }
 
 void FillLabels(int32_t* out, int64_t count, int32_t classes, uint64_t seed, cudaStream_t stream) {
-  ForEach(count, false, FillLabelsFunction{out, seed, static_cast<uint32_t>(classes)}, stream);
+  ForEach(count, false, FillLabelsFunction{out, seed, classes}, stream);
 }
 
 void Relu(const float* x, float* y, int64_t count, cudaStream_t stream) {

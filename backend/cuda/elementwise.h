@@ -14,10 +14,8 @@
 
 namespace spillway {
 
-// Random contents in [low, high), a function of seed and index alone.
-void FillUniform(float* out, int64_t count, uint64_t seed, float low, float high,
-                 cudaStream_t stream);
-// Random labels in [0, classes).
+// `RandomFloat` and `RandomLabel` of sim/core/counter_random.h for each element.
+void FillUniform(float* out, int64_t count, uint64_t seed, float scale, cudaStream_t stream);
 void FillLabels(int32_t* out, int64_t count, int32_t classes, uint64_t seed, cudaStream_t stream);
 
 // y = max(x, 0); NaN stays NaN.

@@ -69,7 +69,7 @@ class OpMemory {
     outputs_ = Ranges(trace, op.outputs);
     uint64_t sequence = seed << 16;
     for (auto& [root, buffer] : buffers_) {
-      FillUniform(buffer.floats(), buffer.size().count() / 4, ++sequence, -1, 1, stream);
+      FillUniform(buffer.floats(), buffer.size().count() / 4, ++sequence, 1, stream);
     }
     if (op.type == OpType::kSoftmaxLoss) {
       FillLabels(reinterpret_cast<int32_t*>(inputs_.at(1).data), op.batch,
@@ -210,8 +210,8 @@ void Recorder::WarmUpClocks() {
   op.attributes = {{"in_features", kExtent}, {"out_features", kExtent}};
   op.slots = {{"fwd", "", 0, Bytes(0)}};
   const DeviceBuffer x(size), weight(size), y(size);
-  FillUniform(x.floats(), kExtent * kExtent, 1, -1, 1, stream_.get());
-  FillUniform(weight.floats(), kExtent * kExtent, 2, -1, 1, stream_.get());
+  FillUniform(x.floats(), kExtent * kExtent, 1, 1, stream_.get());
+  FillUniform(weight.floats(), kExtent * kExtent, 2, 1, stream_.get());
   const DeviceRange inputs[] = {x.range(), weight.range()};
   const DeviceRange outputs[] = {y.range()};
   const SlotLaunch launch{.batch = kExtent, .inputs = inputs, .outputs = outputs, .workspace = {}};

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "backend/backends.h"
 #include "experiments/chrome_trace.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
@@ -23,6 +24,7 @@ struct RunOptions {
   std::string export_trace;
   std::string export_memory;
   std::string backend = "sim";
+  std::string math = "fp32";
   ExecuteOptions execute;
 };
 
@@ -61,12 +63,18 @@ ChromeTraceOrigin OriginOf(const Scenario& scenario, const std::string& policy,
        {"run_sha256", RunSha256(manifest)}}};
 }
 
-// On real bytes: what fits, loss and digest, but no times and so nothing to explain.
-int ExecuteOnCpu(const RunOptions& options, const Scenario& scenario, Session& session) {
+// On real bytes: what fits, loss and digest; the times of a GPU are exported from `validate`.
+int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session& session) {
   if (options.explain || !options.export_trace.empty() || !options.export_memory.empty()) {
     throw UsageError("--explain and the exports show predicted times: use them with --backend sim");
   }
-  const Execution execution = scenario.PlayOnCpu(options.policy, options.execute);
+  Execution execution;
+  if (options.backend == "cpu") {
+    execution = scenario.PlayOnCpu(options.policy, options.execute);
+  } else {
+    const auto machine = OpenCuda({0, options.math, options.execute.seed});
+    execution = scenario.PlayOnCuda(options.policy, *machine, options.execute);
+  }
   const Row row = scenario.RowOf(options.policy, execution);
   std::string text = FormatResults(scenario, {row}, options.format.format());
   if (options.format.format() == Format::kTable && execution.loss) {
@@ -88,7 +96,7 @@ int ExecuteOnCpu(const RunOptions& options, const Scenario& scenario, Session& s
 int Execute(const RunOptions& options, Session& session) {
   if (PrintHelpValues(options.machine, {options.policy})) return kOk;
   const Scenario scenario(options.workload, options.machine);
-  if (options.backend == "cpu") return ExecuteOnCpu(options, scenario, session);
+  if (options.backend != "sim") return ExecuteForReal(options, scenario, session);
   const Outcome outcome = scenario.Play(options.policy);
   const Row row = scenario.RowOf(options.policy, outcome);
   const bool fits = outcome.report.fits();
@@ -133,15 +141,19 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
                    "NAME or PLUGIN.so:NAME, then :key=value,...; or help")
       ->capture_default_str();
   verb->add_option("--backend", options->backend,
-                   "sim predicts; cpu executes on real bytes, with synthetic data")
-      ->check(CLI::IsMember({"sim", "cpu"}))
+                   "sim predicts; cpu and cuda execute on real bytes, with synthetic data")
+      ->check(CLI::IsMember({"sim", "cpu", "cuda"}))
       ->capture_default_str();
-  verb->add_option("--seed", options->execute.seed, "cpu: seed of parameters, data and dropout")
+  verb->add_option("--seed", options->execute.seed,
+                   "cpu, cuda: seed of parameters, data and dropout")
       ->capture_default_str();
   verb->add_option("--drain-seed", options->execute.drain_seed,
                    "cpu: execute in a legal order drawn from this seed instead of as issued");
-  verb->add_option("--iterations", options->execute.iterations, "cpu: training steps")
+  verb->add_option("--iterations", options->execute.iterations, "cpu, cuda: training steps")
       ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  verb->add_option("--math", options->math, "cuda: arithmetic of convolutions and products")
+      ->check(CLI::IsMember({"fp32", "tf32"}))
       ->capture_default_str();
   verb->add_flag("--explain", options->explain,
                  "Say for each stall what waited for what, and what would have removed it");

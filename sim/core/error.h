@@ -64,6 +64,8 @@ auto WithContext(const Action& action, const Context& context) {
     throw PolicyError(message(error));
   } catch (const EnvironmentError& error) {
     throw EnvironmentError(message(error));
+  } catch (const Error& error) {
+    throw Error(message(error));
   }
 }
 

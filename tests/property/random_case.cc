@@ -89,8 +89,9 @@ std::map<TensorId, uint64_t> HashPersistent(const Trace& trace, const Report& re
   std::map<TensorId, uint64_t> hashes;
   for (const auto& [tensor, placement] : device) {
     if (tensor == kNoTensor) continue;
-    const Region& region = placement.host ? backend.host() : backend.device();
-    hashes[tensor] = HashBytes(region.At({placement.block.offset, trace.tensor(tensor).size}), 0);
+    std::vector<std::byte> bytes(static_cast<size_t>(trace.tensor(tensor).size.count()));
+    backend.Read(placement.block, placement.host, bytes);
+    hashes[tensor] = HashBytes(bytes, 0);
   }
   return hashes;
 }
