@@ -52,7 +52,8 @@ class ExecutionContract : public ::testing::TestWithParam<Case> {
 
   Execution Execute(const std::string& policy, Bytes memory,
                     std::optional<uint64_t> drain_seed = std::nullopt) const {
-    return ExecuteOnCpu(SetupFor(memory), *registry_.Make(policy), {7, 3, drain_seed, CudaWork::kKernels});
+    return ExecuteOnCpu(SetupFor(memory), *registry_.Make(policy),
+                        {7, 3, drain_seed, CudaWork::kKernels});
   }
 
   Device device_;
