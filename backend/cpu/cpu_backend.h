@@ -4,9 +4,8 @@
 // streams and waits allow, drawn from a seed: a result that depends on the order is a lost wait.
 // Memory that is given back, on the device or the host, is poisoned once nothing that was issued
 // before still needs it; outputs, scratch and workspace are poisoned before an op runs. Poison is
-// NaN. There is no clock: a command's
-// interval is its place in the order of execution, in picoseconds, so that the checker sees what
-// really happened.
+// NaN. There is no clock: a command's interval is its place in the order of execution, in
+// picoseconds, so that the checker sees what really happened.
 
 #ifndef SPILLWAY_BACKEND_CPU_CPU_BACKEND_H_
 #define SPILLWAY_BACKEND_CPU_CPU_BACKEND_H_

@@ -568,7 +568,7 @@ class Runtime final : public PolicyContext {
   OpId op_{};  // the op of the trace being prepared or just issued
   std::optional<OpId> recomputing_;
   bool planning_ = false;
-  bool arriving_ = false;          // the inputs of an iteration are being placed
+  bool arriving_ = false;          // parameters, or the inputs of an iteration, are being placed
   std::vector<Decision> planned_;  // verbs called in Plan; they open each decision log
   Report report_;
   RepeatedLog<Decision> decisions_{report_.decisions};
