@@ -14,7 +14,7 @@ namespace {
 bool Overlap(const Block& a, const Block& b) { return a.offset < b.end() && b.offset < a.end(); }
 
 // All bits set: a NaN in every element.
-void Poison(std::span<std::byte> bytes) { std::memset(bytes.data(), 0xff, bytes.size()); }
+void Poison(std::span<std::byte> bytes) { std::ranges::fill(bytes, std::byte{0xff}); }
 
 // Large workspaces are poisoned as far as this, so that memory is taken for what is used only.
 constexpr Bytes kPoisoned = Bytes::MiB(16);
@@ -87,7 +87,7 @@ void CpuBackend::OnArrive(TensorId id, const Block& block, bool host) {
 
 void CpuBackend::Read(const Block& block, bool host, std::span<std::byte> bytes) const {
   const auto size = Bytes(static_cast<int64_t>(bytes.size()));
-  std::memcpy(bytes.data(), (host ? host_ : device_).At({block.offset, size}).data(), bytes.size());
+  std::ranges::copy((host ? host_ : device_).At({block.offset, size}), bytes.begin());
 }
 
 // --- Execution
