@@ -14,13 +14,17 @@ namespace {
 bool Overlap(const Block& a, const Block& b) { return a.offset < b.end() && b.offset < a.end(); }
 
 // All bits set: a NaN in every element.
-void Poison(std::span<std::byte> bytes) { std::memset(bytes.data(), 0xff, bytes.size()); }
+void Poison(std::span<std::byte> bytes) { std::ranges::fill(bytes, std::byte{0xff}); }
+
+// Large workspaces are poisoned as far as this, so that memory is taken for what is used only.
+constexpr Bytes kPoisoned = Bytes::MiB(16);
 
 }  // namespace
 
-CpuBackend::CpuBackend(const Trace& trace, const CpuOptions& options)
+CpuBackend::CpuBackend(const Trace& trace, const CpuOptions& options, OpExecutor run_op)
     : trace_(trace),
       options_(options),
+      run_op_(std::move(run_op)),
       device_(options.memory),
       host_(options.host_memory),
       random_(options.drain_seed.value_or(0)) {}
@@ -45,7 +49,11 @@ Event CpuBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   for (const auto blocks : {launch.inputs, launch.outputs, launch.scratch}) {
     command.touched.insert(command.touched.end(), blocks.begin(), blocks.end());
   }
+  command.undefined.assign(launch.scratch.begin(), launch.scratch.end());
+  command.undefined.push_back(
+      {launch.workspace.offset, std::min(launch.workspace.size, kPoisoned)});
   command.touched.push_back(launch.workspace);
+  for (const Block& block : command.touched) device_.At(block);  // throws here, not when it runs
   return Add(Stream::kCompute, std::move(command), waits);
 }
 
@@ -57,16 +65,21 @@ Event CpuBackend::Copy(Direction direction, const Block& device, const Block& ho
   command.inputs = {{device.offset, size}};
   command.outputs = {{host.offset, size}};
   command.touched = command.inputs;
+  device_.At(command.inputs[0]);
+  host_.At(command.outputs[0]);
   return Add(to_host ? Stream::kToHost : Stream::kToDevice, std::move(command), waits);
 }
 
-void CpuBackend::OnFree(const Block& block) {
-  Released released{block};
+void CpuBackend::Abandon(const Block& block, bool host) {
+  Released released{block, host};
   for (size_t s = 0; s < kStreamCount; ++s) released.before[s] = streams_[s].size();
   released_.push_back(released);
 }
 
 void CpuBackend::OnArrive(TensorId id, const Block& block, bool host) {
+  std::erase_if(released_, [&](const Released& released) {
+    return released.host == host && Overlap(released.block, block);  // in use again
+  });
   const Block contents{block.offset, trace_.tensor(id).size};
   Fill(SyntheticDataOf(trace_, id, options_.seed, iteration_),
        (host ? host_ : device_).At(contents));
@@ -74,7 +87,7 @@ void CpuBackend::OnArrive(TensorId id, const Block& block, bool host) {
 
 void CpuBackend::Read(const Block& block, bool host, std::span<std::byte> bytes) const {
   const auto size = Bytes(static_cast<int64_t>(bytes.size()));
-  std::memcpy(bytes.data(), (host ? host_ : device_).At({block.offset, size}).data(), bytes.size());
+  std::ranges::copy((host ? host_ : device_).At({block.offset, size}), bytes.begin());
 }
 
 // --- Execution
@@ -121,14 +134,20 @@ void CpuBackend::PoisonReleased() {
     }
     for (size_t s = 0; s < kStreamCount; ++s) {
       for (size_t i = released.before[s]; i < done_[s]; ++i) {
-        for (const Block& block : streams_[s][i].touched) {
-          if (Overlap(block, released.block)) return true;  // in use again
-        }
+        if (Touches(streams_[s][i], released)) return true;  // in use again
       }
     }
-    Poison(device_.At(released.block));
+    Poison((released.host ? host_ : device_).At(released.block));
     return true;
   });
+}
+
+bool CpuBackend::Touches(const Command& command, const Released& released) const {
+  const auto overlaps = [&](const Block& block) { return Overlap(block, released.block); };
+  if (!released.host) {
+    return std::any_of(command.touched.begin(), command.touched.end(), overlaps);
+  }
+  return command.kind != Kind::kKernel && overlaps(command.outputs[0]);
 }
 
 void CpuBackend::Run(const Command& command) {
@@ -152,7 +171,8 @@ void CpuBackend::RunKernel(const Command& command) {
     if (!in_place) Poison(device_.At(block));
     outputs.push_back(device_.At(block));
   }
-  RunOp<float>(op, inputs, outputs, options_.seed);
+  for (const Block& block : command.undefined) Poison(device_.At(block));
+  run_op_(op, inputs, outputs, options_.seed);
   if (op.type == OpType::kSoftmaxLoss && op.phase == Phase::kForward && !command.recompute) {
     float loss = 0;
     std::memcpy(&loss, outputs[1].data(), sizeof(loss));
@@ -161,11 +181,11 @@ void CpuBackend::RunKernel(const Command& command) {
 }
 
 StreamTimes CpuBackend::TakeTimeline() {
+  if (!streams_[Index(Stream::kCompute)].empty()) ++iteration_;  // Plan may have moved things only
   for (auto& commands : streams_) commands.clear();
   done_ = {};
   issued_ = 0;
   ran_ = 0;
-  ++iteration_;
   released_.clear();
   return std::exchange(times_, {});
 }

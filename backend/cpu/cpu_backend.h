@@ -2,20 +2,22 @@
 //
 // Commands are collected and run by `Synchronize`, in the order issued or in any other order that
 // streams and waits allow, drawn from a seed: a result that depends on the order is a lost wait.
-// Memory that is given back is poisoned once nothing that was issued before still needs it, and
-// outputs are poisoned before an op writes them; poison is NaN. There is no clock: a command's
-// interval is its place in the order of execution, in picoseconds, so that the checker sees what
-// really happened.
+// Memory that is given back, on the device or the host, is poisoned once nothing that was issued
+// before still needs it; outputs, scratch and workspace are poisoned before an op runs. Poison is
+// NaN. There is no clock: a command's interval is its place in the order of execution, in
+// picoseconds, so that the checker sees what really happened.
 
 #ifndef SPILLWAY_BACKEND_CPU_CPU_BACKEND_H_
 #define SPILLWAY_BACKEND_CPU_CPU_BACKEND_H_
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <random>
 #include <vector>
 
+#include "backend/cpu/kernels.h"
 #include "backend/cpu/region.h"
 #include "sim/core/executor.h"
 #include "traces/trace.h"
@@ -29,10 +31,15 @@ struct CpuOptions {
   std::optional<uint64_t> drain_seed;  // draws the order of execution; as issued if not given
 };
 
+// Executes one op on host memory, as `RunOp` does.
+using OpExecutor =
+    std::function<void(const Op& op, std::span<const std::span<std::byte>> inputs,
+                       std::span<const std::span<std::byte>> outputs, uint64_t seed)>;
+
 class CpuBackend final : public Executor {
  public:
   // The trace is the one that runs, and outlives the backend.
-  CpuBackend(const Trace& trace, const CpuOptions& options);
+  CpuBackend(const Trace& trace, const CpuOptions& options, OpExecutor run_op = RunOp<float>);
 
   std::string_view Name() const override { return "cpu"; }
   Event Enqueue(const Launch& launch, std::span<const Wait> waits) override;
@@ -40,7 +47,8 @@ class CpuBackend final : public Executor {
              std::span<const Wait> waits) override;
   void Synchronize() override;
   StreamTimes TakeTimeline() override;
-  void OnFree(const Block& block) override;
+  void OnFree(const Block& block) override { Abandon(block, /*host=*/false); }
+  void OnAbandon(const Block& block, bool host) override { Abandon(block, host); }
   void OnArrive(TensorId tensor, const Block& block, bool host) override;
 
   std::optional<float> loss() const override { return loss_; }
@@ -54,27 +62,32 @@ class CpuBackend final : public Executor {
     OpId op{};
     bool recompute = false;
     std::vector<Block> inputs, outputs;  // of a kernel; of a copy, the device and the host range
+    std::vector<Block> undefined;        // scratch and workspace of a kernel
     std::vector<Block> touched;          // device ranges that it reads or writes
     std::vector<Event> waits;
     size_t issued = 0;  // place in the order of issue
   };
-  // A block that was given back, and how many commands of each stream had been issued before.
+  // A range that was given up, and how many commands of each stream had been issued before.
   struct Released {
     Block block;
+    bool host = false;
     std::array<size_t, kStreamCount> before{};
   };
 
+  void Abandon(const Block& block, bool host);
   Event Add(Stream stream, Command command, std::span<const Wait> waits);
   bool IsReady(const Command& command) const;
   // The stream whose next command runs now. REQUIRES: not all commands have run.
   size_t NextStream();
   void Run(const Command& command);
   void RunKernel(const Command& command);
+  bool Touches(const Command& command, const Released& released) const;
   // Poisons what was given back and that no command may still need or has begun to use again.
   void PoisonReleased();
 
   const Trace& trace_;
   const CpuOptions options_;
+  const OpExecutor run_op_;
   Region device_;
   Region host_;
   std::mt19937_64 random_;

@@ -354,6 +354,8 @@ void CudaBackend::Synchronize() {
 StreamTimes CudaBackend::TakeTimeline() {
   StreamTimes times;
   Duration iteration;
+  // Without kernels these were the copies of a policy's Plan, which belong to no iteration.
+  const bool iterated = !machine_.streams[Index(Stream::kCompute)].issued.empty();
   for (size_t s = 0; s < kStreamCount; ++s) {
     StreamState& state = machine_.streams[s];
     const size_t count = state.issued.size();
@@ -372,8 +374,10 @@ StreamTimes CudaBackend::TakeTimeline() {
     if (!stamped()) times[s].back().end = drained;
     state.issued.clear();
   }
-  iteration_times_.push_back(iteration);
-  ++iteration_;
+  if (iterated) {
+    iteration_times_.push_back(iteration);
+    ++iteration_;
+  }
   begun_ = false;
   return times;
 }

@@ -109,6 +109,11 @@ class Backend {
   virtual void OnAllocate(const Block&) {}
   virtual void OnFree(const Block&) {}
 
+  // What a range holds has been given up by the commands issued so far, without a block going back
+  // to the device allocator: a tensor or workspace has left a reserved block, or a host copy was
+  // dropped. A backend that executes may overwrite it once those commands have run.
+  virtual void OnAbandon(const Block&, bool /*host*/) {}
+
   // The contents of a tensor arrive from outside, in a block on the device or in the host pool:
   // inputs before each iteration, parameters and optimizer state before the first. Nothing issued
   // is pending.

@@ -6,6 +6,7 @@
 #include <array>
 #include <map>
 #include <optional>
+#include <set>
 
 namespace spillway {
 namespace {
@@ -192,16 +193,19 @@ class Checker {
     }
   }
 
-  // Inputs, parameters and optimizer state hold their contents when the iteration begins; where an
-  // input has a host block first, the host holds them.
+  // Parameters and optimizer state hold their contents when the iteration begins. Inputs arrive in
+  // the first block that they get, on the device or on the host.
   void Arrive(const Placement& placement) {
     if (placement.tensor == kNoTensor) return;
     const TensorKind kind = trace_.tensor(placement.tensor).kind;
     const bool arrives = kind == TensorKind::kInput || kind == TensorKind::kParameter ||
                          kind == TensorKind::kOptimizerState;
-    if (!arrives || placement.commands > 0) return;
-    const bool persists = kind != TensorKind::kInput;
-    if (!persists && host_.contents.contains(placement.tensor)) return;
+    if (!arrives) return;
+    if (kind == TensorKind::kInput) {
+      if (!arrived_.insert(placement.tensor).second) return;
+    } else if (placement.commands > 0) {
+      return;
+    }
     (placement.host ? host_ : device_).contents[placement.tensor] = kInitial;
   }
 
@@ -230,7 +234,10 @@ class Checker {
              TensorName(storage));
       }
     }
-    for (const TensorId scratch : op.scratch) CheckOperand(command, scratch, /*write=*/true);
+    for (const TensorId scratch : op.scratch) {
+      CheckOperand(command, scratch, /*write=*/true);
+      device_.contents[trace_.Root(scratch)] = static_cast<Contents>(Index(entry.op));
+    }
     for (const TensorId output : op.outputs) {
       CheckOperand(command, output, /*write=*/true);
       device_.contents[trace_.Root(output)] = static_cast<Contents>(Index(entry.op));
@@ -310,6 +317,7 @@ class Checker {
   std::vector<Clock> clocks_;                    // by command
   std::vector<std::vector<Contents>> expected_;  // by op and input
   size_t next_placement_ = 0;
+  std::set<TensorId> arrived_;  // inputs
   Arena device_;
   Arena host_;
   std::vector<std::string> violations_;

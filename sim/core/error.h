@@ -47,6 +47,28 @@ class EnvironmentError : public Error {
   using Error::Error;
 };
 
+// The result of `action()`. An `Error` that leaves it gets `context()` and a colon before its
+// message and keeps its class; anything else passes as it is.
+template <typename Action, typename Context>
+auto WithContext(const Action& action, const Context& context) {
+  const auto message = [&](const Error& error) {
+    return std::string(context()) + ": " + error.what();
+  };
+  try {
+    return action();
+  } catch (const UsageError& error) {
+    throw UsageError(message(error));
+  } catch (const InputError& error) {
+    throw InputError(message(error));
+  } catch (const PolicyError& error) {
+    throw PolicyError(message(error));
+  } catch (const EnvironmentError& error) {
+    throw EnvironmentError(message(error));
+  } catch (const Error& error) {
+    throw Error(message(error));
+  }
+}
+
 // "unknown policy 'vdn-all'; did you mean 'vdnn-all'? (valid: a, b, c)". The suggestion is the
 // valid name at the smallest edit distance, left out when none is close; `valid` keeps its order.
 std::string UnknownName(std::string_view what, std::string_view name,

@@ -25,6 +25,15 @@ MemoryTable::MemoryTable(const RuntimeParts& parts, const Liveness& liveness,
   }
 }
 
+MemoryTable::~MemoryTable() {
+  for (const Reservation& reservation : reservations_) parts_.arena->Free(reservation.block);
+  for (const Storage& storage : storages_) {
+    if (storage.holds_device) parts_.arena->Free(storage.device);
+    if (storage.holds_host) parts_.host_pool->Free(storage.host);
+  }
+  if (workspace_) parts_.arena->Free(*workspace_);
+}
+
 void MemoryTable::BeginIteration() {
   placements_.Begin();
   device_hazards_.Clear();
@@ -40,7 +49,7 @@ void MemoryTable::BeginIteration() {
     if (OnDevice(storage.residency)) {
       LogPlacement(PlacementKind::kAllocate, id, storage.size, storage.device);
     }
-    if (storage.residency == Residency::kBoth || storage.residency == Residency::kHost) {
+    if (OnHost(storage.residency)) {
       LogPlacement(PlacementKind::kAllocate, id, storage.size, storage.host, /*host=*/true);
     }
   }
@@ -87,6 +96,7 @@ bool MemoryTable::TryPlaceOnDevice(TensorId id) {
 void MemoryTable::Own(TensorId id, const Block& block) {
   Storage& storage = At(id);
   storage.device = block;
+  storage.holds_device = true;
   storage.device_hazards = Hazards(device_hazards_.Take(block));
   NoteAllocated(id, storage.size, block);
 }
@@ -100,14 +110,15 @@ void MemoryTable::Enter(TensorId id, Reservation& reservation) {
 }
 
 void MemoryTable::GiveDeviceBlock(TensorId id) {
-  const Storage& storage = At(id);
+  Storage& storage = At(id);
   ++blocks_given_;
   device_hazards_.Leave(storage.device, storage.device_hazards.ForWrite());
   if (storage.reservation != Storage::kNotReserved) {
     reservations_[storage.reservation].occupant = kNoTensor;
-    LogPlacement(PlacementKind::kLeave, id, storage.size, storage.device);
+    LeaveReserved(id, storage.size, storage.device);
     return;
   }
+  storage.holds_device = false;
   GiveBlock(id, storage.size, storage.device);
 }
 
@@ -122,6 +133,11 @@ void MemoryTable::GiveBlock(TensorId id, Bytes requested, const Block& block) {
   LogPlacement(PlacementKind::kFree, id, requested, block);
 }
 
+void MemoryTable::LeaveReserved(TensorId id, Bytes requested, const Block& block) {
+  parts_.backend->OnAbandon(block, /*host=*/false);
+  LogPlacement(PlacementKind::kLeave, id, requested, block);
+}
+
 // --- Host blocks
 // ----------------------------------------------------------------------------------
 
@@ -130,6 +146,7 @@ bool MemoryTable::TakeHostBlock(TensorId id) {
   const auto block = parts_.host_pool->Allocate(storage.size);
   if (!block) return false;
   storage.host = *block;
+  storage.holds_host = true;
   storage.host_hazards = Hazards(host_hazards_.Take(*block));
   LogPlacement(PlacementKind::kAllocate, id, storage.size, *block, /*host=*/true);
   return true;
@@ -137,8 +154,10 @@ bool MemoryTable::TakeHostBlock(TensorId id) {
 
 void MemoryTable::DropHostCopy(TensorId id) {
   Storage& storage = At(id);
-  if (storage.residency != Residency::kBoth && storage.residency != Residency::kHost) return;
+  if (!OnHost(storage.residency)) return;
+  storage.holds_host = false;
   parts_.host_pool->Free(storage.host);
+  parts_.backend->OnAbandon(storage.host, /*host=*/true);
   host_hazards_.Leave(storage.host, storage.host_hazards.ForWrite());
   LogPlacement(PlacementKind::kFree, id, storage.size, storage.host, /*host=*/true);
   storage.residency = storage.residency == Residency::kBoth ? Residency::kDevice : Residency::kNone;
@@ -162,6 +181,7 @@ Workspace MemoryTable::TakeWorkspace(Bytes size) {
     LogPlacement(PlacementKind::kEnter, kNoTensor, size, workspace.block);
   } else {
     workspace.block = AllocateOrFail(size, Hint::kLow, [] { return std::string("the workspace"); });
+    workspace_ = workspace.block;
     NoteAllocated(kNoTensor, size, workspace.block);
   }
   workspace.inherited = device_hazards_.Take(workspace.block);
@@ -175,8 +195,9 @@ void MemoryTable::GiveWorkspace(const Workspace& workspace, Event issued) {
   touched.Add(issued);
   device_hazards_.Leave(workspace.block, touched);
   if (UsesReservedWorkspace(size)) {
-    LogPlacement(PlacementKind::kLeave, kNoTensor, size, workspace.block);
+    LeaveReserved(kNoTensor, size, workspace.block);
   } else {
+    workspace_.reset();
     GiveBlock(kNoTensor, size, workspace.block);
   }
 }
@@ -195,8 +216,8 @@ bool MemoryTable::ReserveWorkspace(Bytes size) {
 
 uint32_t MemoryTable::AddReservation(Bytes size, std::string what) {
   const Block block = AllocateOrFail(size, Hint::kLow, [&] { return what; });
-  parts_.backend->OnAllocate(block);
   reservations_.push_back({block, size, kNoTensor, std::move(what)});
+  parts_.backend->OnAllocate(block);
   return static_cast<uint32_t>(reservations_.size() - 1);
 }
 

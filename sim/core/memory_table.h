@@ -27,6 +27,10 @@ inline bool OnDevice(Residency residency) {
   return residency == Residency::kDevice || residency == Residency::kBoth;
 }
 
+inline bool OnHost(Residency residency) {
+  return residency == Residency::kHost || residency == Residency::kBoth;
+}
+
 // What a run knows of one storage. `device` and `host` are meaningful as `residency` says.
 struct Storage {
   static constexpr uint32_t kNotReserved = 0xffffffff;
@@ -37,6 +41,8 @@ struct Storage {
   uint32_t pins = 0;         // ops that need it where it is
   uint32_t issued_uses = 0;  // uses by ops of the trace issued in this iteration
   uint32_t reservation = kNotReserved;
+  bool holds_device = false;  // `device` is a block of the arena, not a part of a reserved one
+  bool holds_host = false;    // `host` is a block of the host pool
   Block device;
   Block host;
   Hazards device_hazards;
@@ -66,6 +72,10 @@ class MemoryTable {
   // The arguments outlive the table.
   MemoryTable(const RuntimeParts& parts, const Liveness& liveness, const CommandLog& commands,
               Report& report, Callbacks callbacks);
+  // Gives back to arena and host pool whatever is still held. The backend is not told.
+  ~MemoryTable();
+  MemoryTable(const MemoryTable&) = delete;
+  MemoryTable& operator=(const MemoryTable&) = delete;
 
   Storage& At(TensorId id) { return storages_[Index(id)]; }
   const Storage& At(TensorId id) const { return storages_[Index(id)]; }
@@ -123,6 +133,8 @@ class MemoryTable {
   void Enter(TensorId id, Reservation& reservation);
   void NoteAllocated(TensorId id, Bytes requested, const Block& block);
   void GiveBlock(TensorId id, Bytes requested, const Block& block);
+  // Ends the use of a block that stays reserved.
+  void LeaveReserved(TensorId id, Bytes requested, const Block& block);
   bool UsesReservedWorkspace(Bytes size) const {
     return workspace_reservation_ && reservations_[*workspace_reservation_].requested >= size;
   }
@@ -146,6 +158,7 @@ class MemoryTable {
   std::vector<Storage> storages_;  // by tensor; only roots are used
   std::vector<Reservation> reservations_;
   std::optional<uint32_t> workspace_reservation_;
+  std::optional<Block> workspace_;  // a block of the arena, held by the op being prepared
   HazardMap device_hazards_;
   HazardMap host_hazards_;
   uint64_t blocks_given_ = 0;

@@ -55,6 +55,8 @@ using KernelPlan = std::vector<KernelRun>;
 // What a policy may do and know. Tensor arguments stand for their whole storage (the root of
 // `alias_of`). A verb returns false if it is not possible now, and then nothing has changed; every
 // verb is false on a storage that the op being prepared uses (between `BeforeOp` and its issue).
+// `OnAllocFailure` may be called before the first op, where parameters or inputs find no block:
+// no copy can be started there, and what has a host copy can be released.
 class PolicyContext {
  public:
   virtual ~PolicyContext() = default;

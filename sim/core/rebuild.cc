@@ -1,7 +1,6 @@
 #include "sim/core/rebuild.h"
 
 #include <algorithm>
-#include <set>
 
 namespace spillway {
 namespace {
@@ -19,29 +18,21 @@ size_t RebuildPlanner::VersionAt(TensorId storage, OpId op) const {
                              writers.begin());
 }
 
-bool RebuildPlanner::CanRunAgain(OpId op, OpId at, const Available& available) const {
-  const Op& again = trace_.op(op);
-  if (!again.recomputable) return false;
-  for (const TensorId input : again.inputs) {
-    const TensorId storage = liveness_.Root(input);
-    // A storage that the op updates in place must be rebuilt up to the version before the op.
-    if (Names(again.outputs, storage, liveness_)) {
-      if (available(storage) || VersionAt(storage, op) == 0) return false;
-    } else if (VersionAt(storage, op) != VersionAt(storage, at)) {
-      return false;
-    }
-  }
-  // Its other outputs are written again; contents that have moved on since must not be on the
-  // device.
-  for (const TensorId output : again.outputs) {
-    const TensorId storage = liveness_.Root(output);
-    if (available(storage) && VersionAt(storage, op) + 1 != VersionAt(storage, at)) return false;
-  }
-  return true;
+bool RebuildPlanner::LeavesNothingStale(const std::set<OpId>& ops, OpId at,
+                                        const Predicate& live) const {
+  return std::all_of(ops.begin(), ops.end(), [&](OpId op) {
+    const auto& outputs = trace_.op(op).outputs;
+    return std::all_of(outputs.begin(), outputs.end(), [&](TensorId output) {
+      const TensorId storage = liveness_.Root(output);
+      const OpId last_writer = liveness_.Writers(storage)[VersionAt(storage, at) - 1];
+      return ops.contains(last_writer) || !live(storage);
+    });
+  });
 }
 
 std::optional<std::vector<OpId>> RebuildPlanner::Plan(TensorId storage, OpId at,
-                                                      const Available& available) const {
+                                                      const Predicate& available,
+                                                      const Predicate& live) const {
   std::set<OpId> ops;
   std::set<TensorId> planned{storage};
   std::vector<TensorId> open{storage};
@@ -51,14 +42,21 @@ std::optional<std::vector<OpId>> RebuildPlanner::Plan(TensorId storage, OpId at,
     const auto writers = liveness_.Writers(wanted).first(VersionAt(wanted, at));
     if (writers.empty()) return std::nullopt;
     for (const OpId op : writers) {
-      if (!CanRunAgain(op, at, available)) return std::nullopt;
       if (!ops.insert(op).second) continue;
-      for (const TensorId input : trace_.op(op).inputs) {
+      const Op& again = trace_.op(op);
+      if (!again.recomputable) return std::nullopt;
+      for (const TensorId input : again.inputs) {
         const TensorId needed = liveness_.Root(input);
-        if (!available(needed) && planned.insert(needed).second) open.push_back(needed);
+        const bool in_place = Names(again.outputs, needed, liveness_);
+        if (!in_place && VersionAt(needed, op) != VersionAt(needed, at)) return std::nullopt;
+        if (in_place && VersionAt(needed, op) == 0) return std::nullopt;
+        if ((in_place || !available(needed)) && planned.insert(needed).second) {
+          open.push_back(needed);
+        }
       }
     }
   }
+  if (!LeavesNothingStale(ops, at, live)) return std::nullopt;
   return std::vector<OpId>(ops.begin(), ops.end());
 }
 

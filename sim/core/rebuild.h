@@ -1,13 +1,17 @@
 // Which ops must run again to rebuild a storage that was dropped, and whether that is possible.
 //
 // A storage is rebuilt by running again, in trace order, all ops that had written it; their inputs
-// must be at the version that they had then, on the device, on the host, or rebuildable in turn.
+// must be at the version that they had then, on the device, on the host, or rebuildable in turn. A
+// storage that one of the ops updates in place is rebuilt from its first write on, even if it is
+// there; whatever else the ops write is either brought back to its present version by them too, or
+// no longer needed.
 
 #ifndef SPILLWAY_SIM_CORE_REBUILD_H_
 #define SPILLWAY_SIM_CORE_REBUILD_H_
 
 #include <functional>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "traces/liveness.h"
@@ -20,18 +24,21 @@ class RebuildPlanner {
   RebuildPlanner(const Trace& trace, const Liveness& liveness)
       : trace_(trace), liveness_(liveness) {}
 
-  // True if the contents of a storage need not be rebuilt: they are, or will be, on device or host.
-  using Available = std::function<bool(TensorId storage)>;
+  // Of a storage. `available`: its contents need not be rebuilt, for they are, or will be, on
+  // device or host. `live`: its contents are needed by ops yet to come, or by the next iteration.
+  using Predicate = std::function<bool(TensorId storage)>;
 
   // The ops to run again, ascending, so that `storage` holds at op `at` what it held before it was
   // dropped; nullopt if that is not possible. REQUIRES: `available(storage)` is false.
-  std::optional<std::vector<OpId>> Plan(TensorId storage, OpId at,
-                                        const Available& available) const;
+  std::optional<std::vector<OpId>> Plan(TensorId storage, OpId at, const Predicate& available,
+                                        const Predicate& live) const;
 
  private:
   // Number of ops before `op` that write the storage: the version that `op` sees.
   size_t VersionAt(TensorId storage, OpId op) const;
-  bool CanRunAgain(OpId op, OpId at, const Available& available) const;
+
+  // True if the ops leave nothing behind that is needed at a later version.
+  bool LeavesNothingStale(const std::set<OpId>& ops, OpId at, const Predicate& live) const;
 
   const Trace& trace_;
   const Liveness& liveness_;

@@ -55,7 +55,8 @@ class Runtime final : public PolicyContext {
     return Log(Verb::kOffload, id, [&] {
       if (storage.pins > 0) return false;
       if (storage.residency == Residency::kBoth) return true;
-      if (storage.residency != Residency::kDevice || !memory_.TakeHostBlock(id)) return false;
+      if (arriving_ || storage.residency != Residency::kDevice) return false;
+      if (!memory_.TakeHostBlock(id)) return false;
       CopyToHost(id);
       storage.residency = Residency::kBoth;
       return true;
@@ -77,7 +78,7 @@ class Runtime final : public PolicyContext {
     const TensorId id = liveness_.Root(tensor);
     return Log(Verb::kPrefetch, id, [&] {
       Storage& storage = At(id);
-      if (storage.pins > 0 || storage.residency != Residency::kHost) return false;
+      if (arriving_ || storage.pins > 0 || storage.residency != Residency::kHost) return false;
       if (!memory_.TryPlaceOnDevice(id)) return false;
       CopyToDevice(id);
       return true;
@@ -92,10 +93,7 @@ class Runtime final : public PolicyContext {
       if (storage.pins > 0 || storage.persistent || !OnDevice(storage.residency) || !next) {
         return false;
       }
-      const auto available = [&](TensorId other) {
-        return other != id && AvailableAt(other, *next);
-      };
-      if (!planner_.Plan(id, *next, available)) return false;
+      if (!CanRebuild(id, *next, id) || BreaksAPromise(id, *next)) return false;
       memory_.DropHostCopy(id);
       memory_.GiveDeviceBlock(id);
       storage.residency = Residency::kEvicted;
@@ -174,12 +172,14 @@ class Runtime final : public PolicyContext {
   // --- The run ----------------------------------------------------------------------------------
 
   void StartRun() {
+    arriving_ = true;
     for (size_t i = 0; i < trace_.tensors.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
       if (!At(id).persistent) continue;
       memory_.TakeDeviceBlock(id);
       parts_.backend->OnArrive(id, At(id).device, /*host=*/false);
     }
+    arriving_ = false;
     // Room for the logs of a policy that moves most activations; memory is used only as it fills.
     report_.decisions.reserve(4 * trace_.ops.size());
     report_.placements.reserve(6 * trace_.ops.size());
@@ -190,6 +190,19 @@ class Runtime final : public PolicyContext {
     planning_ = false;
     decisions_.End();
     planned_ = report_.decisions;
+    if (commands_.issued() == 0) return;
+    // What the plan moved has arrived before the first iteration begins.
+    Synchronize();
+    parts_.backend->TakeTimeline();
+  }
+
+  void Synchronize() {
+    WithContext([&] { parts_.backend->Synchronize(); },
+                [&] {
+                  return report_.iterations == 0
+                             ? std::string("after Plan")
+                             : fmt::format("in iteration {}", report_.iterations);
+                });
   }
 
   void Iterate() {
@@ -223,7 +236,7 @@ class Runtime final : public PolicyContext {
       StartOp(static_cast<OpId>(i));
       Step(op_, /*again=*/false);
     }
-    parts_.backend->Synchronize();
+    Synchronize();
     bool same = decisions_.End();
     same = memory_.EndIteration() && same;
     return commands_.EndIteration(parts_.backend->TakeTimeline()) && same;
@@ -234,11 +247,17 @@ class Runtime final : public PolicyContext {
     memory_.SetOp(op);
   }
 
+  // Backends put the inputs where they belong at once, so that nothing issued may touch those
+  // bytes: a policy that has to make room here can give back copies that it has, but start none.
   void ArriveInputs() {
+    arriving_ = true;
+    std::vector<TensorId> arrived;
     for (size_t i = 0; i < trace_.tensors.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
       if (trace_.tensor(id).kind != TensorKind::kInput || liveness_.Root(id) != id) continue;
       if (liveness_.Uses(id).empty()) continue;
+      ++At(id).pins;
+      arrived.push_back(id);
       if (options_.charge_input && !memory_.TakeHostBlock(id)) memory_.FailHost(id);
       memory_.TakeDeviceBlock(id);
       if (options_.charge_input) {
@@ -248,6 +267,8 @@ class Runtime final : public PolicyContext {
         parts_.backend->OnArrive(id, At(id).device, /*host=*/false);
       }
     }
+    for (const TensorId id : arrived) --At(id).pins;
+    arriving_ = false;
   }
 
   // Runs one op: an op of the trace, or one that runs again to rebuild something.
@@ -313,7 +334,9 @@ class Runtime final : public PolicyContext {
     launch.workspace = workspace.block;
     launch.time = entry.nominal;
     launch.traffic = ops_.traffic(op_id);
-    entry.event = parts_.backend->Enqueue(launch, commands_.WaitsOf(entry));
+    entry.event =
+        WithContext([&] { return parts_.backend->Enqueue(launch, commands_.WaitsOf(entry)); },
+                    [&] { return fmt::format("op '{}'", trace_.op(op_id).name); });
     for (const Operand& input : ops_.Inputs(op_id)) {
       At(input.storage).device_hazards.NoteRead(entry.event);
     }
@@ -395,6 +418,30 @@ class Runtime final : public PolicyContext {
     return storage.persistent || (last && *last >= at);
   }
 
+  // True if the storage's contents matter from here on.
+  bool Live(TensorId id) const { return At(id).persistent || NextUse(id).has_value(); }
+
+  // True if the storage can be rebuilt when `at` is reached, `evicted` being gone too.
+  bool CanRebuild(TensorId id, OpId at, TensorId evicted) const {
+    const auto available = [&](TensorId other) {
+      return other != id && other != evicted && AvailableAt(other, at);
+    };
+    return planner_.Plan(id, at, available, [&](TensorId other) { return Live(other); })
+        .has_value();
+  }
+
+  // True if one of the storages evicted before could not be rebuilt at its next use without `id`,
+  // which is rebuilt after that.
+  bool BreaksAPromise(TensorId id, OpId next) const {
+    for (size_t i = 0; i < trace_.tensors.size(); ++i) {
+      const auto other = static_cast<TensorId>(i);
+      if (At(other).residency != Residency::kEvicted) continue;
+      const std::optional<OpId> use = NextUse(other);
+      if (use && *use < next && !CanRebuild(other, *use, id)) return true;
+    }
+    return false;
+  }
+
   void MakeResident(TensorId id) {
     Storage& storage = At(id);
     switch (storage.residency) {
@@ -427,7 +474,7 @@ class Runtime final : public PolicyContext {
       const Residency residency = At(id).residency;
       return id != target && (OnDevice(residency) || residency == Residency::kHost);
     };
-    const auto ops = planner_.Plan(target, at, available);
+    const auto ops = planner_.Plan(target, at, available, [&](TensorId id) { return Live(id); });
     if (!ops) {
       throw PolicyError(fmt::format("tensor '{}' was evicted and cannot be rebuilt for op '{}'",
                                     trace_.tensor(target).name, trace_.op(at).name));
@@ -484,7 +531,14 @@ class Runtime final : public PolicyContext {
     commands_.Begin(entry);
     commands_.AddWaits(stream, source, WaitCause::kSource, entry);
     commands_.AddWaits(stream, memory, WaitCause::kMemory, entry);
-    entry.event = parts_.backend->Copy(direction, device, host, size, commands_.WaitsOf(entry));
+    entry.event = WithContext(
+        [&] {
+          return parts_.backend->Copy(direction, device, host, size, commands_.WaitsOf(entry));
+        },
+        [&] {
+          return fmt::format("copy of '{}' to the {}, issued at op '{}'", trace_.tensor(id).name,
+                             to_host ? "host" : "device", trace_.op(op_).name);
+        });
     commands_.Commit(entry);
     return entry.event;
   }
@@ -514,6 +568,7 @@ class Runtime final : public PolicyContext {
   OpId op_{};  // the op of the trace being prepared or just issued
   std::optional<OpId> recomputing_;
   bool planning_ = false;
+  bool arriving_ = false;          // parameters, or the inputs of an iteration, are being placed
   std::vector<Decision> planned_;  // verbs called in Plan; they open each decision log
   Report report_;
   RepeatedLog<Decision> decisions_{report_.decisions};

@@ -50,7 +50,10 @@ struct RuntimeParts {
 
 // Runs the trace to its steady state. A workload that does not fit gives a report with
 // `out_of_memory` set. Throws `PolicyError` if the policy breaks its contract and `InputError` if
-// the cost model lacks an entry.
+// the cost model lacks an entry; an error of the backend gets the op, or the copy, before its
+// message. However it ends, arena and host pool are as empty as before, and can serve another run.
+// The backend can after a run that came to its end; the last contents of blocks that the placement
+// log ends with stay where they are until it does.
 Report Run(const RuntimeParts& parts, const RuntimeOptions& options = {});
 
 }  // namespace spillway

@@ -389,6 +389,111 @@ TEST(RuntimeTest, ChargedInputsAreCopiedFirst) {
   EXPECT_EQ(result.report.metrics.stalls.fetch, Duration::Nanoseconds(10));
 }
 
+TEST(RuntimeTest, EveryChargedInputArrivesOnTheHost) {
+  const Trace trace = TraceBuilder()
+                          .Tensor("x", TensorKind::kInput, 10)
+                          .Tensor("labels", TensorKind::kInput, 10)
+                          .Tensor("y", TensorKind::kActivation, 10)
+                          .Op("f1", Phase::kForward, {"x", "labels"}, {"y"})
+                          .Build();
+  ScriptedPolicy policy;
+  RunSettings settings;
+  settings.options.charge_input = true;
+  const RunResult result = RunSim(trace, FixedCost(), policy, settings);
+  EXPECT_THAT(result.violations, IsEmpty());
+  EXPECT_EQ(result.report.metrics.prefetched, Bytes(20));
+}
+
+// w is away before the iteration begins: its copy is no command of the iteration, and nothing of
+// the iteration can race with it.
+TEST(RuntimeTest, WhatPlanMovesHasArrived) {
+  const Trace trace = TraceBuilder()
+                          .Tensor("x", TensorKind::kInput, 10)
+                          .Tensor("w", TensorKind::kParameter, 10)
+                          .Tensor("y", TensorKind::kActivation, 10)
+                          .Op("f1", Phase::kForward, {"x"}, {"y"})
+                          .Op("f2", Phase::kForward, {"y", "w"}, {"y"})
+                          .Build();
+  ScriptedPolicy policy;
+  policy.plan = [](PolicyContext& context, const std::string&) {
+    EXPECT_TRUE(context.Offload(Find(context, "w")));
+    EXPECT_TRUE(context.Release(Find(context, "w")));
+  };
+  policy.after = [](PolicyContext& context, const std::string& op) {
+    EXPECT_EQ(context.Offload(Find(context, "y")), op == "f1");
+  };
+  RunSettings settings;
+  settings.options.iterations = 1;
+  const RunResult result = RunSim(trace, FixedCost(), policy, settings);
+  EXPECT_THAT(result.violations, IsEmpty());
+  EXPECT_EQ(testing::TimelineText(trace, result.report),
+            "    0    10 compute f1\n"
+            "   10    20 d2h y\n"
+            "   10    20 h2d w\n"  // issued after f1, which has freed its place
+            "   20    30 compute f2\n");
+}
+
+TEST(RuntimeTest, NoCopyStartsWhileInputsArrive) {
+  const Trace trace = TraceBuilder()
+                          .Tensor("x", TensorKind::kInput, 30)
+                          .Tensor("w", TensorKind::kParameter, 10)
+                          .Tensor("y", TensorKind::kActivation, 10)
+                          .Op("f1", Phase::kForward, {"x", "w"}, {"y"})
+                          .Build();
+  ScriptedPolicy policy;
+  int calls = 0;
+  policy.on_failure = [&](PolicyContext& context, Bytes) {
+    ++calls;
+    EXPECT_FALSE(context.Offload(Find(context, "w")));
+    return false;
+  };
+  RunSettings settings;
+  settings.memory = Bytes(35);
+  EXPECT_FALSE(RunSim(trace, FixedCost(), policy, settings).report.fits());
+  EXPECT_EQ(calls, 1);
+}
+
+// To rebuild b for f3, f1 would have to run again and bring back an a that f4 must not read.
+TEST(RuntimeTest, EvictRefusesWhatWouldLeaveStaleContents) {
+  const Trace trace = TraceBuilder()
+                          .Tensor("x", TensorKind::kInput, 10)
+                          .Tensor("a", TensorKind::kActivation, 10)
+                          .Tensor("b", TensorKind::kActivation, 10)
+                          .Tensor("c", TensorKind::kActivation, 10)
+                          .Op("f1", Phase::kForward, {"x"}, {"a", "b"})
+                          .Op("f2", Phase::kForward, {"x"}, {"a"})
+                          .Op("f3", Phase::kForward, {"b", "x"}, {"c"})
+                          .Op("f4", Phase::kForward, {"a"}, {"c"})
+                          .Build();
+  ScriptedPolicy policy;
+  policy.after = [](PolicyContext& context, const std::string& op) {
+    if (op != "f1") return;
+    EXPECT_TRUE(context.Evict(Find(context, "a")));  // f2 writes it anew
+    EXPECT_FALSE(context.Evict(Find(context, "b")));
+  };
+  EXPECT_THAT(RunSim(trace, FixedCost(), policy).violations, IsEmpty());
+}
+
+// f2 updates a in place: to run it again, f1 must too, though a is there.
+TEST(RuntimeTest, AnInPlaceUpdateIsRepeatedFromItsBeginning) {
+  const Trace trace = TraceBuilder()
+                          .Tensor("x", TensorKind::kInput, 10)
+                          .Tensor("a", TensorKind::kActivation, 10)
+                          .Tensor("b", TensorKind::kActivation, 10)
+                          .Op("f1", Phase::kForward, {"x"}, {"a"})
+                          .Op("f2", Phase::kForward, {"a"}, {"a", "b"})
+                          .Op("b2", Phase::kBackward, {"x", "a", "b"}, {"b"})
+                          .Build();
+  ScriptedPolicy policy;
+  policy.after = [](PolicyContext& context, const std::string& op) {
+    if (op != "f2" || context.recomputing()) return;
+    EXPECT_TRUE(context.Evict(Find(context, "b")));
+  };
+  const RunResult result = RunSim(trace, FixedCost(), policy);
+  EXPECT_THAT(result.violations, IsEmpty());
+  EXPECT_EQ(result.report.metrics.recomputed_ops, 2);
+}
+
 TEST(RuntimeTest, WhatIfPredictsAnotherPolicy) {
   ScriptedPolicy policy;
   policy.plan = [](PolicyContext& context, const std::string&) {

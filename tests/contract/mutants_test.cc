@@ -1,0 +1,409 @@
+// The tests can fail: each mutant here breaks one rule of the seam, as a wrapper around sound
+// parts, and what the suites look at (bits, order, overlaps, parity) must tell.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/cpu/cpu_backend.h"
+#include "sim/alloc/best_fit.h"
+#include "sim/core/check.h"
+#include "sim/core/runtime.h"
+#include "sim/cost/roofline.h"
+#include "sim/engine/sim_backend.h"
+#include "tests/testing/forwarding.h"
+#include "tests/testing/mixing.h"
+#include "tests/testing/networks.h"
+#include "traces/lowering.h"
+
+namespace spillway {
+namespace {
+
+using testing::ForwardingAllocator;
+using testing::ForwardingBackend;
+using ::testing::IsEmpty;
+
+constexpr Bytes kMemory = Bytes::MiB(64);
+
+bool Overlap(const Block& a, const Block& b) { return a.offset < b.end() && b.offset < a.end(); }
+
+// Sends every activation away after each forward op that reads it and never fences: all that stands
+// between it and wrong bits are the runtime's own waits.
+class EagerPolicy final : public Policy {
+ public:
+  void AfterOp(PolicyContext& context, OpId op) override {
+    const Op& step = context.trace().op(op);
+    if (step.phase != Phase::kForward) return;
+    for (const TensorId input : step.inputs) {
+      if (context.trace().tensor(input).kind == TensorKind::kParameter) continue;
+      if (context.Offload(input)) context.Release(input);
+    }
+  }
+};
+
+class Mutants : public ::testing::Test {
+ protected:
+  struct Result {
+    Report report;
+    std::vector<std::vector<uint64_t>> read;  // by op: see MixingOps
+    std::vector<std::string> violations;
+
+    bool in_order() const {
+      return std::none_of(violations.begin(), violations.end(), [](const std::string& violation) {
+        return violation.find("starts before") != std::string::npos;
+      });
+    }
+  };
+
+  Mutants()
+      : trace_(LowerNetwork(testing::Chain(), {3, "vdnn", true})),
+        device_(testing::NarrowDevice()),
+        cost_(device_) {}
+
+  Report Run(Backend& backend, Allocator& arena) const {
+    EagerPolicy policy;
+    BestFit host_pool(kMemory, device_.alignment);
+    RuntimeParts parts;
+    parts.trace = &trace_;
+    parts.device = &device_;
+    parts.cost = &cost_;
+    parts.arena = &arena;
+    parts.host_pool = &host_pool;
+    parts.backend = &backend;
+    parts.policy = &policy;
+    RuntimeOptions options;
+    options.iterations = 3;
+    return spillway::Run(parts, options);
+  }
+
+  // On the CPU, behind the backend that `wrap` makes of it.
+  template <typename Wrap>
+  Result Execute(std::optional<uint64_t> drain_seed, Allocator& arena, Wrap wrap) const {
+    testing::MixingOps ops(trace_);
+    CpuBackend backend(trace_, {kMemory, kMemory, 7, drain_seed},
+                       [&](const Op& op, const auto& inputs, const auto& outputs, uint64_t seed) {
+                         ops.Run(op, inputs, outputs, seed);
+                       });
+    auto wrapped = wrap(backend);
+    Result result{Run(wrapped, arena), ops.read(), {}};
+    result.violations = Check(trace_, result.report, 1000);
+    return result;
+  }
+  template <typename Wrap>
+  Result Execute(std::optional<uint64_t> drain_seed, Wrap wrap) const {
+    BestFit arena(kMemory, device_.alignment);
+    return Execute(drain_seed, arena, wrap);
+  }
+  static ForwardingBackend AsItIs(Backend& backend) { return ForwardingBackend(backend); }
+
+  // Out of 30 legal orders of a mutant's commands, several must show wrong bits, and several a
+  // wrong order.
+  template <typename Wrap>
+  void ExpectNoticed(Wrap wrap) const {
+    const Result reference = Execute(std::nullopt, AsItIs);
+    int wrong_bits = 0, wrong_order = 0;
+    for (uint64_t seed = 0; seed < 30; ++seed) {
+      const Result result = Execute(seed, wrap);
+      wrong_bits += result.read == reference.read ? 0 : 1;
+      wrong_order += result.in_order() ? 0 : 1;
+    }
+    EXPECT_GE(wrong_bits, 5);
+    EXPECT_GE(wrong_order, 5);
+  }
+
+  const Trace trace_;
+  const Device device_;
+  const RooflineCostModel cost_;
+};
+
+TEST_F(Mutants, SoundRunsAgreeInEveryOrder) {
+  const Result reference = Execute(std::nullopt, AsItIs);
+  for (uint64_t seed = 1; seed < 20; ++seed) {
+    const Result result = Execute(seed, AsItIs);
+    EXPECT_EQ(result.read, reference.read);
+    EXPECT_THAT(result.violations, IsEmpty());
+  }
+}
+
+// --- Lost waits
+// -----------------------------------------------------------------------------------
+
+// Passes everything on but the waits of one cause.
+class LosesWaits final : public ForwardingBackend {
+ public:
+  LosesWaits(Backend& backend, WaitCause lost) : ForwardingBackend(backend), lost_(lost) {}
+
+  Event Enqueue(const Launch& launch, std::span<const Wait> waits) override {
+    return ForwardingBackend::Enqueue(launch, Kept(waits));
+  }
+  Event Copy(Direction direction, const Block& device, const Block& host, Bytes size,
+             std::span<const Wait> waits) override {
+    return ForwardingBackend::Copy(direction, device, host, size, Kept(waits));
+  }
+
+ private:
+  const std::vector<Wait>& Kept(std::span<const Wait> waits) {
+    kept_.clear();
+    std::copy_if(waits.begin(), waits.end(), std::back_inserter(kept_),
+                 [&](const Wait& wait) { return wait.cause != lost_; });
+    return kept_;
+  }
+
+  const WaitCause lost_;
+  std::vector<Wait> kept_;
+};
+
+class LostWaits : public Mutants, public ::testing::WithParamInterface<WaitCause> {};
+
+// kFetch: a kernel does not wait for its input. kSource: a copy does not wait for what it copies.
+// kMemory: memory is used again whatever its earlier owners still do.
+INSTANTIATE_TEST_SUITE_P(ByCause, LostWaits,
+                         ::testing::Values(WaitCause::kFetch, WaitCause::kSource,
+                                           WaitCause::kMemory));
+
+TEST_P(LostWaits, AreSeenInTheBitsAndInTheOrder) {
+  ExpectNoticed([](Backend& backend) { return LosesWaits(backend, GetParam()); });
+}
+
+// --- A hazard map that ignores reads
+// ---------------------------------------------------------------
+
+// Waits for the memory that a command writes only as far as earlier commands wrote it too: those
+// that only read it are not waited for.
+class IgnoresReads final : public ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+
+  Event Enqueue(const Launch& launch, std::span<const Wait> waits) override {
+    Writes writes;
+    for (const auto blocks : {launch.outputs, launch.scratch}) {
+      writes.device.insert(writes.device.end(), blocks.begin(), blocks.end());
+    }
+    writes.device.push_back(launch.workspace);
+    const Event event = ForwardingBackend::Enqueue(launch, ForWrites(waits, writes));
+    Log(event.stream).push_back(std::move(writes));
+    return event;
+  }
+  Event Copy(Direction direction, const Block& device, const Block& host, Bytes size,
+             std::span<const Wait> waits) override {
+    Writes writes;
+    (direction == Direction::kToDevice ? writes.device : writes.host)
+        .push_back(direction == Direction::kToDevice ? device : host);
+    const Event event =
+        ForwardingBackend::Copy(direction, device, host, size, ForWrites(waits, writes));
+    Log(event.stream).push_back(std::move(writes));
+    return event;
+  }
+  StreamTimes TakeTimeline() override {
+    for (auto& log : logs_) log.clear();
+    return ForwardingBackend::TakeTimeline();
+  }
+
+ private:
+  struct Writes {
+    std::vector<Block> device, host;
+  };
+
+  std::vector<Writes>& Log(Stream stream) { return logs_[Index(stream)]; }
+
+  static bool Meet(const std::vector<Block>& a, const std::vector<Block>& b) {
+    return std::any_of(a.begin(), a.end(), [&](const Block& block) {
+      return std::any_of(b.begin(), b.end(),
+                         [&](const Block& other) { return Overlap(block, other); });
+    });
+  }
+
+  // Each memory wait goes back to the newest command of its stream that wrote the same bytes.
+  const std::vector<Wait>& ForWrites(std::span<const Wait> waits, const Writes& writes) {
+    kept_.clear();
+    for (Wait wait : waits) {
+      if (wait.cause == WaitCause::kMemory) {
+        const auto& log = Log(wait.event.stream);
+        while (wait.event && !Meet(log[wait.event.sequence - 1].device, writes.device) &&
+               !Meet(log[wait.event.sequence - 1].host, writes.host)) {
+          --wait.event.sequence;
+        }
+      }
+      if (wait.event) kept_.push_back(wait);
+    }
+    return kept_;
+  }
+
+  std::array<std::vector<Writes>, kStreamCount> logs_;
+  std::vector<Wait> kept_;
+};
+
+TEST_F(Mutants, AHazardMapWithoutReadsIsSeenInTheBitsAndInTheOrder) {
+  ExpectNoticed([](Backend& backend) { return IgnoresReads(backend); });
+}
+
+// --- Release on completion
+// ------------------------------------------------------------------------
+
+// A device on which a command has completed once `lag` more have been issued: how fast it is, seen
+// from the host.
+class Progress final : public ForwardingBackend {
+ public:
+  Progress(Backend& backend, size_t lag) : ForwardingBackend(backend), lag_(lag) {}
+
+  Event Enqueue(const Launch& launch, std::span<const Wait> waits) override {
+    ++issued_;
+    return ForwardingBackend::Enqueue(launch, waits);
+  }
+  Event Copy(Direction direction, const Block& device, const Block& host, Bytes size,
+             std::span<const Wait> waits) override {
+    ++issued_;
+    return ForwardingBackend::Copy(direction, device, host, size, waits);
+  }
+
+  size_t issued() const { return issued_; }
+  size_t completed() const { return issued_ - std::min(issued_, lag_); }
+
+ private:
+  const size_t lag_;
+  size_t issued_ = 0;
+};
+
+// Memory is free when the commands issued before have completed, not when it is given back.
+class FreesOnCompletion final : public ForwardingAllocator {
+ public:
+  FreesOnCompletion(Allocator& allocator, const Progress& progress)
+      : ForwardingAllocator(allocator), progress_(progress) {}
+
+  std::optional<Block> Allocate(Bytes size, Hint hint) override {
+    while (!waiting_.empty() && waiting_.front().first <= progress_.completed()) {
+      ForwardingAllocator::Free(waiting_.front().second);
+      waiting_.pop_front();
+    }
+    return ForwardingAllocator::Allocate(size, hint);
+  }
+  void Free(const Block& block) override { waiting_.emplace_back(progress_.issued(), block); }
+
+ private:
+  const Progress& progress_;
+  std::deque<std::pair<size_t, Block>> waiting_;
+};
+
+TEST_F(Mutants, ReleaseOnCompletionBreaksParity) {
+  const auto placements = [&](size_t lag, bool simulated, bool mutant) {
+    testing::MixingOps ops(trace_);
+    CpuBackend cpu(trace_, {kMemory, kMemory, 7, 3},
+                   [&](const Op& op, const auto& inputs, const auto& outputs, uint64_t seed) {
+                     ops.Run(op, inputs, outputs, seed);
+                   });
+    SimBackend sim(device_, cost_);
+    Progress progress(simulated ? static_cast<Backend&>(sim) : cpu, lag);
+    BestFit arena(kMemory, device_.alignment);
+    FreesOnCompletion late(arena, progress);
+    return Run(progress, mutant ? static_cast<Allocator&>(late) : arena).placements;
+  };
+  // Sound: equal on both backends, however fast they are.
+  const auto sound = placements(0, /*simulated=*/true, /*mutant=*/false);
+  for (const size_t lag : {0, 1, 2, 4, 8}) {
+    EXPECT_EQ(placements(lag, /*simulated=*/false, /*mutant=*/false), sound) << lag;
+  }
+  // The mutant: equal at equal speed alone.
+  const auto fast = placements(0, /*simulated=*/true, /*mutant=*/true);
+  EXPECT_EQ(placements(0, /*simulated=*/false, /*mutant=*/true), fast);
+  for (const size_t lag : {1, 2, 4, 8}) {
+    EXPECT_NE(placements(lag, /*simulated=*/false, /*mutant=*/true), fast) << lag;
+  }
+}
+
+// --- A release too early
+// --------------------------------------------------------------------------
+
+// Gives one block back too early: before the last request that precedes its release, so that the
+// block's hazards do not exist yet when its bytes get their next owner. Which: the `victim`-th
+// release, in the order in which a sound run makes them.
+class ReleasesEarly final : public ForwardingAllocator {
+ public:
+  // The requests and releases of a run: requests are numbered, a release says whose it is.
+  struct Script {
+    struct Release {
+      size_t request;  // of the block
+      size_t before;   // requests made before it
+    };
+    std::vector<Release> releases;
+  };
+
+  // Without a victim it only writes the script.
+  ReleasesEarly(Allocator& allocator, Script& script, std::optional<size_t> victim)
+      : ForwardingAllocator(allocator), script_(script), victim_(victim) {}
+
+  std::optional<Block> Allocate(Bytes size, Hint hint) override {
+    if (victim_) {
+      const Script::Release& release = script_.releases[*victim_];
+      if (release.before == requests_ + 1 && release.request < requests_) {
+        early_ = held_.at(release.request);
+        ForwardingAllocator::Free(*early_);
+      }
+    }
+    const auto block = ForwardingAllocator::Allocate(size, hint);
+    if (early_ && block && held_.contains(script_.releases[*victim_].request)) {
+      overlapped_ = overlapped_ || Overlap(*early_, *block);
+    }
+    held_[requests_++] = *block;
+    return block;
+  }
+
+  void Free(const Block& block) override {
+    const auto owner = std::find_if(held_.begin(), held_.end(), [&](const auto& entry) {
+      return entry.second == block && entry.second.handle == block.handle;
+    });
+    const size_t request = owner->first;
+    held_.erase(owner);
+    if (!victim_) script_.releases.push_back({request, requests_});
+    if (early_ && request == script_.releases[*victim_].request) return;  // it is free already
+    ForwardingAllocator::Free(block);
+  }
+
+  // Two live blocks shared bytes.
+  bool overlapped() const { return overlapped_; }
+
+ private:
+  Script& script_;
+  const std::optional<size_t> victim_;
+  size_t requests_ = 0;
+  std::map<size_t, Block> held_;  // by request
+  std::optional<Block> early_;
+  bool overlapped_ = false;
+};
+
+TEST_F(Mutants, AReleaseTooEarlyIsAlwaysNoticed) {
+  ReleasesEarly::Script script;
+  const auto run = [&](std::optional<size_t> victim, bool& overlapped) {
+    BestFit arena(kMemory, device_.alignment);
+    ReleasesEarly mutant(arena, script, victim);
+    Result result = Execute(5, mutant, AsItIs);
+    overlapped = mutant.overlapped();
+    return result;
+  };
+  bool overlapped = false;
+  const Result reference = run(std::nullopt, overlapped);
+  EXPECT_FALSE(overlapped);
+  EXPECT_THAT(reference.violations, IsEmpty());
+  int shared = 0, wrong_bits = 0, complaints = 0;
+  for (size_t victim = 0; victim < script.releases.size(); ++victim) {
+    const Result result = run(victim, overlapped);
+    if (!overlapped) continue;
+    ++shared;
+    const bool bits = result.read != reference.read;
+    wrong_bits += bits ? 1 : 0;
+    complaints += result.violations.empty() ? 0 : 1;
+    EXPECT_TRUE(bits || !result.violations.empty()) << "release " << victim;
+  }
+  EXPECT_GE(shared, 20);
+  EXPECT_GE(wrong_bits, 5);
+  EXPECT_GE(complaints, 5);
+}
+
+}  // namespace
+}  // namespace spillway

@@ -1,0 +1,238 @@
+#include "tests/property/random_case.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "backend/cpu/cpu_backend.h"
+#include "sim/alloc/make_allocator.h"
+#include "sim/core/check.h"
+#include "sim/core/error.h"
+#include "sim/core/runtime.h"
+#include "sim/engine/sim_backend.h"
+#include "tests/testing/accounting.h"
+#include "tests/testing/mixing.h"
+
+namespace spillway::testing {
+namespace {
+
+constexpr Bytes kAmple = Bytes::GiB(1);
+
+// What every run of a case shares.
+struct Circumstances {
+  Trace trace;
+  FixedCost cost;
+  Device device;
+  std::string allocator;
+  RuntimeOptions options;
+};
+
+struct Result {
+  Report report;
+  std::vector<std::vector<uint64_t>> read;  // by op: see MixingOps
+  std::map<TensorId, uint64_t> left;        // hashes of what persists
+};
+
+std::string AllocatorName(uint8_t number) {
+  const auto all = Allocators();
+  return all[number % all.size()].name;
+}
+
+Bytes Alignment(uint8_t number) {
+  constexpr std::array<int64_t, 4> kAlignments{4, 512, 1, 64};
+  return Bytes(kAlignments[number % kAlignments.size()]);
+}
+
+// From 7/8 of the layer bound, which never fits, to six times as much.
+Bytes Memory(uint8_t budget, const Trace& trace, Bytes alignment) {
+  if (budget == 0) return kAmple;
+  return Bytes(LayerBound(trace, alignment).count() * (0x100 - budget + 0x28) / 0x30);
+}
+
+Bytes HostMemory(uint8_t number) {
+  constexpr std::array<int64_t, 6> kSizes{0, 1 << 30, 1000, 20000, 100000, 1 << 30};
+  return number == 0 ? kAmple : Bytes(kSizes[number % kSizes.size()]);
+}
+
+Circumstances MakeCircumstances(const RandomCase& random_case) {
+  Circumstances made{MakeTrace(random_case.trace),
+                     MakeCost(),
+                     RoundDevice(),
+                     AllocatorName(random_case.allocator),
+                     {}};
+  made.device.alignment = Alignment(random_case.alignment);
+  made.device.memory = Memory(random_case.budget, made.trace, made.device.alignment);
+  made.device.host_memory = HostMemory(random_case.host_pool);
+  made.options.iterations = 2;
+  made.options.charge_input = random_case.charge_input % 2 == 1;
+  return made;
+}
+
+// The bytes of all that persists, wherever it lies at the end.
+std::map<TensorId, uint64_t> HashPersistent(const Trace& trace, const Report& report,
+                                            const CpuBackend& backend) {
+  std::map<TensorId, Placement> device, host;
+  for (const Placement& placement : report.placements) {
+    auto& held = placement.host ? host : device;
+    if (placement.kind == PlacementKind::kAllocate) {
+      held[placement.tensor] = placement;
+    } else if (placement.kind == PlacementKind::kFree) {
+      held.erase(placement.tensor);
+    }
+  }
+  device.merge(host);
+  std::map<TensorId, uint64_t> hashes;
+  for (const auto& [tensor, placement] : device) {
+    if (tensor == kNoTensor) continue;
+    std::vector<std::byte> bytes(static_cast<size_t>(trace.tensor(tensor).size.count()));
+    backend.Read(placement.block, placement.host, bytes);
+    hashes[tensor] = HashBytes(bytes, 0);
+  }
+  return hashes;
+}
+
+class CaseRunner {
+ public:
+  CaseRunner(const RandomCase& random_case, const Circumstances& made, Tally& tally,
+             std::vector<std::string>& violations)
+      : case_(random_case), made_(made), tally_(tally), violations_(violations) {}
+
+  // On the CPU; nullopt if something was thrown.
+  std::optional<Result> Execute(std::string_view what, std::optional<uint64_t> drain_seed) {
+    MixingOps ops(made_.trace);
+    CpuBackend backend(made_.trace, {made_.device.memory, made_.device.host_memory, 11, drain_seed},
+                       [&](const Op& op, const auto& inputs, const auto& outputs, uint64_t seed) {
+                         ops.Run(op, inputs, outputs, seed);
+                       });
+    auto report = Run(what, backend);
+    if (!report) return std::nullopt;
+    Result result{std::move(*report), ops.read(), {}};
+    if (result.report.fits()) result.left = HashPersistent(made_.trace, result.report, backend);
+    return result;
+  }
+
+  std::optional<Report> Predict() {
+    SimBackend backend(made_.device, made_.cost);
+    return Run("simulator", backend);
+  }
+
+  void Fail(std::string_view what, std::string_view violation) {
+    violations_.push_back(fmt::format("{}: {}", what, violation));
+  }
+
+ private:
+  std::optional<Report> Run(std::string_view what, Backend& backend) {
+    const Device& device = made_.device;
+    const auto arena = MakeAllocator(made_.allocator, device.memory, device.alignment);
+    const auto pool = MakeAllocator("best-fit", device.host_memory, device.alignment);
+    AccountingAllocator arena_books(*arena, device.memory, device.alignment);
+    AccountingAllocator pool_books(*pool, device.host_memory, device.alignment);
+    RandomPolicy policy(case_.policy, pool_books);
+    RuntimeParts parts;
+    parts.trace = &made_.trace;
+    parts.device = &device;
+    parts.cost = &made_.cost;
+    parts.arena = &arena_books;
+    parts.host_pool = &pool_books;
+    parts.backend = &backend;
+    parts.policy = &policy;
+    std::optional<Report> report;
+    try {
+      report = spillway::Run(parts, made_.options);
+    } catch (const Error& error) {
+      Fail(what, fmt::format("threw \"{}\"", error.what()));
+    }
+    tally_.verbs += static_cast<int64_t>(policy.verbs());
+    for (const std::string& violation : policy.violations()) Fail(what, violation);
+    if (!report) return report;
+    for (const std::string& violation : Check(made_.trace, *report)) Fail(what, violation);
+    std::vector<std::string> books;
+    arena_books.Compare(made_.trace, *report, /*host=*/false, books);
+    pool_books.Compare(made_.trace, *report, /*host=*/true, books);
+    for (const std::string& violation : books) Fail(what, violation);
+    return report;
+  }
+
+  const RandomCase& case_;
+  const Circumstances& made_;
+  Tally& tally_;
+  std::vector<std::string>& violations_;
+};
+
+// In core: ample memory, nothing moved, in order.
+std::optional<Result> ExecuteReference(const Circumstances& made, Tally& tally,
+                                       std::vector<std::string>& violations) {
+  Circumstances ample = made;
+  ample.device.memory = ample.device.host_memory = kAmple;
+  return CaseRunner({}, ample, tally, violations).Execute("in core", std::nullopt);
+}
+
+bool IsPrefix(const std::vector<uint64_t>& part, const std::vector<uint64_t>& whole) {
+  return part.size() <= whole.size() && std::equal(part.begin(), part.end(), whole.begin());
+}
+
+}  // namespace
+
+std::vector<std::string> Violations(const RandomCase& random_case, Tally& tally) {
+  std::vector<std::string> violations;
+  const Circumstances made = MakeCircumstances(random_case);
+  const auto reference = ExecuteReference(made, tally, violations);
+  CaseRunner runner(random_case, made, tally, violations);
+  const auto predicted = runner.Predict();
+  ++tally.cases;
+  if (!reference || !predicted) return violations;
+  if (predicted->fits()) {
+    ++tally.fitted;
+    for (const TimelineEntry& entry : predicted->timeline) {
+      tally.copies += entry.kind == CommandKind::kKernel ? 0 : 1;
+      tally.reruns += entry.recompute ? 1 : 0;
+    }
+  }
+  for (const auto& [what, seed] :
+       {std::pair("in order", std::optional<uint64_t>()),
+        std::pair("reordered", std::optional<uint64_t>(random_case.drain_seed)),
+        std::pair("reordered again", std::optional<uint64_t>(random_case.drain_seed + 256u))}) {
+    const auto executed = runner.Execute(what, seed);
+    if (!executed) continue;
+    if (executed->report.decisions != predicted->decisions) {
+      runner.Fail(what, "decisions are not the simulator's");
+    }
+    if (executed->report.placements != predicted->placements) {
+      runner.Fail(what, "placements are not the simulator's");
+    }
+    if (executed->report.fits() != predicted->fits()) {
+      runner.Fail(what, "fits, or does not, other than on the simulator");
+    }
+    const bool fits = executed->report.fits();
+    for (size_t i = 0; i < made.trace.ops.size(); ++i) {
+      const auto& read = executed->read[i];
+      if (fits ? read != reference->read[i] : !IsPrefix(read, reference->read[i])) {
+        runner.Fail(what, fmt::format("{} reads other bytes than in core", made.trace.ops[i].name));
+      }
+    }
+    if (fits && executed->left != reference->left) {
+      runner.Fail(what, "other bytes are left than in core");
+    }
+  }
+  if (!violations.empty()) {
+    violations.push_back("the simulator's decisions:\n" + DecisionText(made.trace, *predicted));
+  }
+  return violations;
+}
+
+std::string Describe(const RandomCase& random_case) {
+  const Circumstances made = MakeCircumstances(random_case);
+  return fmt::format(
+      "memory {} (layer bound {}), host {}, alignment {}, allocator {}, {}drain seed {}\n{}{}",
+      made.device.memory.count(), LayerBound(made.trace, made.device.alignment).count(),
+      made.device.host_memory.count(), made.device.alignment.count(), made.allocator,
+      made.options.charge_input ? "inputs charged, " : "", random_case.drain_seed,
+      Describe(made.trace), RandomPolicy::Describe(random_case.policy, made.trace));
+}
+
+}  // namespace spillway::testing

@@ -1,0 +1,145 @@
+#include "tests/testing/accounting.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace spillway::testing {
+namespace {
+
+bool Same(const MemoryStats& a, const MemoryStats& b) {
+  return a.requested == b.requested && a.allocated == b.allocated && a.reserved == b.reserved &&
+         a.largest_free == b.largest_free;
+}
+
+bool Persists(const Trace& trace, TensorId tensor) {
+  if (tensor == kNoTensor) return true;  // reserved for the whole run
+  const TensorKind kind = trace.tensor(tensor).kind;
+  return kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
+}
+
+}  // namespace
+
+std::optional<Block> AccountingAllocator::Allocate(Bytes size, Hint hint) {
+  const MemoryStats before = Stats();
+  const auto block = ForwardingAllocator::Allocate(size, hint);
+  const Bytes rounded = RoundUp(std::max(size, Bytes(1)), granularity_);
+  if (!block) {
+    if (!Same(before, Stats())) Fail("a refused request changed the allocator");
+    if (before.largest_free >= rounded) Fail("a request was refused that would have fitted");
+    return block;
+  }
+  if (block->size != rounded) {
+    Fail(fmt::format("{} bytes were rounded to {}", size.count(), block->size.count()));
+  }
+  if (block->offset < Bytes(0) || block->end() > capacity_) Fail("a block lies outside the arena");
+  const auto next = live_.lower_bound(block->offset);
+  const bool before_next = next == live_.end() || block->end() <= next->first;
+  const bool after_previous =
+      next == live_.begin() ||
+      std::prev(next)->first + std::prev(next)->second.first <= block->offset;
+  if (!before_next || !after_previous) Fail("two live blocks overlap");
+  live_[block->offset] = {block->size, size};
+  calls_.push_back({true, *block, Stats().allocated});
+  CompareSums();
+  return block;
+}
+
+void AccountingAllocator::Free(const Block& block) {
+  if (live_.erase(block.offset) == 0) {
+    Fail("a block was given back that nobody holds");
+    return;
+  }
+  ForwardingAllocator::Free(block);
+  calls_.push_back({false, block, Stats().allocated});
+  CompareSums();
+}
+
+void AccountingAllocator::CompareSums() {
+  Bytes allocated, requested;
+  for (const auto& [offset, sizes] : live_) {
+    allocated += sizes.first;
+    requested += sizes.second;
+  }
+  const MemoryStats stats = Stats();
+  if (allocated != stats.allocated || requested != stats.requested) {
+    Fail(fmt::format("live blocks add up to {} ({} requested), the allocator says {} ({})",
+                     allocated.count(), requested.count(), stats.allocated.count(),
+                     stats.requested.count()));
+  }
+  if (stats.reserved < stats.allocated) Fail("less is reserved than allocated");
+}
+
+void AccountingAllocator::Compare(const Trace& trace, const Report& report, bool host,
+                                  std::vector<std::string>& violations) const {
+  const char* const pool = host ? "host pool" : "arena";
+  const auto fail = [&](std::string_view what) {
+    violations.push_back(fmt::format("{}: {}", pool, what));
+  };
+  for (const std::string& violation : violations_) fail(violation);
+  if (live() > 0) fail(fmt::format("{} blocks were not given back", live()));
+
+  // The log forwards: its sums, its peak, and what it ends with.
+  struct Entry {
+    const Placement* placement;
+    Bytes allocated;  // just after
+  };
+  std::vector<Entry> log;
+  Bytes allocated, peak;
+  std::vector<const Placement*> held;
+  for (const Placement& placement : report.placements) {
+    if (placement.host != host) continue;
+    if (placement.kind == PlacementKind::kAllocate) {
+      allocated += RoundUp(std::max(placement.block.size, Bytes(1)), granularity_);
+      held.push_back(&placement);
+    } else if (placement.kind == PlacementKind::kFree) {
+      allocated = allocated - RoundUp(std::max(placement.block.size, Bytes(1)), granularity_);
+      const auto freed = std::find_if(held.begin(), held.end(), [&](const Placement* other) {
+        return other->tensor == placement.tensor && other->block == placement.block;
+      });
+      if (freed == held.end()) return fail("the log frees what is not held");
+      held.erase(freed);
+    } else {
+      continue;
+    }
+    peak = std::max(peak, allocated);
+    log.push_back({&placement, allocated});
+  }
+  if (report.fits()) {
+    const bool only_persistent =
+        std::all_of(held.begin(), held.end(),
+                    [&](const Placement* placement) { return Persists(trace, placement->tensor); });
+    if (!only_persistent) fail("something that does not persist is held at the end");
+    if (!host && peak != report.metrics.peak_allocated) fail("the peak is not that of the log");
+  }
+
+  if (report.iterations == 0) return;  // it ended in Plan, before there was a log of an iteration
+  // And backwards, beside the calls; the last calls gave back what was held at the end.
+  if (calls_.size() < held.size()) return fail("fewer calls than blocks");
+  size_t call = calls_.size() - held.size();
+  size_t entry = log.size();
+  while (entry > 0 && call > 0) {
+    const Call& made = calls_[call - 1];
+    const bool allocate = log[entry - 1].placement->kind == PlacementKind::kAllocate;
+    if (made.allocate != allocate || !(made.block == log[entry - 1].placement->block) ||
+        made.allocated != log[entry - 1].allocated) {
+      break;
+    }
+    --call, --entry;
+  }
+  // What is left of the log stands for blocks held from before the iteration.
+  for (size_t i = 0; i < entry; ++i) {
+    const Placement& placement = *log[i].placement;
+    if (placement.kind != PlacementKind::kAllocate || placement.commands > 0 ||
+        !Persists(trace, placement.tensor)) {
+      return fail(fmt::format("entry {} of the log is no call that was made", i));
+    }
+  }
+  const Bytes from_before = entry == 0 ? Bytes(0) : log[entry - 1].allocated;
+  if (call > 0 && calls_[call - 1].allocated != from_before) {
+    fail("the log begins with other sums than the allocator had");
+  }
+}
+
+}  // namespace spillway::testing
