@@ -16,6 +16,7 @@ namespace spillway {
 namespace {
 
 constexpr Bytes kMaxDeviceFile = Bytes::MiB(1);
+constexpr size_t kMaxDots = 1000;                // ten times those of the files that exist
 constexpr Bandwidth kLeastBandwidth{1'000'000};  // keeps the time of any copy within a Duration
 constexpr double kMaxEfficiency = 4;
 
@@ -125,6 +126,24 @@ CostLaw ReadLaw(Section& section, std::string_view call) {
           section.Time(fmt::format("{}_per_mib", call))};
 }
 
+// The parser recurses into dotted keys, "a.b.c", without a limit of its own.
+void CheckDepth(std::string_view text, const std::string& origin) {
+  size_t dots = 0;
+  size_t line = 1;
+  size_t column = 1;
+  for (const char c : text) {
+    if (c == '.' && ++dots > kMaxDots) {
+      throw InputError(fmt::format("{}:{}:{}: more than {} dots, which keys could nest as deep as",
+                                   origin, line, column, kMaxDots));
+    }
+    ++column;
+    if (c == '\n') {
+      ++line;
+      column = 1;
+    }
+  }
+}
+
 }  // namespace
 
 Device ReadDevice(const std::filesystem::path& path) {
@@ -132,6 +151,7 @@ Device ReadDevice(const std::filesystem::path& path) {
 }
 
 Device ParseDevice(std::string_view text, const std::string& origin) {
+  CheckDepth(text, origin);
   toml::table root;
   try {
     root = toml::parse(text, origin);

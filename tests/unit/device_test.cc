@@ -146,6 +146,26 @@ TEST(DeviceTest, RefusesBadToml) {
               HasSubstr("cannot read '/nonexistent/x.toml'"));
 }
 
+// Of any depth: the parser and the destructor of what it builds recurse.
+TEST(DeviceTest, RefusesKeysThatNestTooDeep) {
+  std::string key = "a";
+  for (int depth = 0; depth < 1000; ++depth) key += ".a";
+  const auto error_of = [](const std::string& text) {
+    return InputErrorOf([&] { ParseDevice(text, "toy.toml"); });
+  };
+  EXPECT_EQ(error_of("[" + key + "]"), "toy.toml:1:1: the key 'description' is missing");
+  EXPECT_EQ(error_of("\n[" + key + ".a]"),
+            "toy.toml:2:2003: more than 1000 dots, which keys could nest as deep as");
+  EXPECT_THAT(error_of("x = " + std::string(100'000, '[')), HasSubstr("toy.toml:1:"));
+}
+
+TEST(DeviceTest, CostLawsStayInRange) {
+  const CostLaw law{Duration::Microseconds(1), Duration::Milliseconds(1'000'000'000)};
+  EXPECT_EQ(law.At(Bytes(0)), law.fixed);
+  EXPECT_EQ(law.At(Bytes::MiB(1)), law.fixed + law.per_mib);
+  EXPECT_GT(law.At(Bytes::Unlimited()) + law.At(Bytes::Unlimited()), law.At(Bytes::MiB(1)));
+}
+
 TEST(DeviceTest, ShippedDevicesAreValidAndSourced) {
   size_t devices = 0;
   size_t numbers = 0;
