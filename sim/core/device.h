@@ -78,8 +78,8 @@ struct Device {
 //                 need not be there; and the tables fwd, bwd_data and bwd_filter with one such
 //                 number per algorithm
 // Throws `InputError` of the form "path:line:column: message": unknown or missing key, wrong type,
-// wrong unit, value out of range. A file has 1 MiB and 1000 dots at most, comments included: dotted
-// keys nest as deep as they have dots.
+// wrong unit, value out of range, a time beyond 1000 s. A file has 1 MiB and 1000 dots at most,
+// comments included: dotted keys nest as deep as they have dots.
 Device ReadDevice(const std::filesystem::path& path);
 
 // As `ReadDevice` on text in memory; `origin` stands for the path.

@@ -128,12 +128,19 @@ TEST(DeviceTest, RefusesValuesOutOfRange) {
   EXPECT_EQ(ErrorOfEdit("\"4MB/s\"", "\"0GB/s\""),
             "toy.toml:11:7: link.h2d: '0GB/s' is too small, expected at least 1 MB/s");
   EXPECT_THAT(ErrorOfEdit("\"5us\"", "\"-5us\""), HasSubstr("it is negative"));
+  EXPECT_THAT(ErrorOfEdit("\"5us\"", "\"1000.1s\""), HasSubstr("expected at most 1000 s"));
   EXPECT_THAT(ErrorOfEdit("\"2GFLOP/s\"", "\"0FLOP/s\""), HasSubstr("at least 1 FLOP/s"));
   for (const char* value : {"0", "-1", "4.01", "nan", "inf", "\"1\"", "true", "[1]"}) {
     EXPECT_EQ(ErrorOfEdit("default = 0.5", std::string("default = ") + value),
               "toy.toml:26:11: efficiency.default: expected a number above 0, at most 4")
         << value;
   }
+  EXPECT_EQ(ErrorOfEdit("default = 0.5", ""),
+            "toy.toml:25:1: efficiency: the key 'default' is missing");
+  EXPECT_THAT(ErrorOfEdit("default = 0.5", "default = 0.5\nlinear = 0.5"),
+              HasSubstr("toy.toml:27:10: efficiency: unknown key 'linear'"));
+  EXPECT_THAT(ErrorOfEdit("direct = 1", "direct = [1]"),
+              HasSubstr("toy.toml:28:10: efficiency.fwd.direct"));
   EXPECT_THAT(ErrorOfEdit("direct = 1", "direct = 0"),
               HasSubstr("toy.toml:28:10: efficiency.fwd.direct"));
   EXPECT_THAT(ErrorOfEdit("[efficiency.bwd_data]", "[efficiency.bwd]"), HasSubstr("bwd_data"));
