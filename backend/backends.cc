@@ -16,6 +16,10 @@ CostTable RecordCosts(const Trace& trace, const RecordOptions& options) {
 
 Measurements MeasureDevice(const CalibrateOptions& options) { return Calibrate(options); }
 
+std::unique_ptr<CudaMachine> OpenCuda(const CudaMachine::Options& options) {
+  return std::make_unique<CudaMachine>(options);
+}
+
 #else
 
 namespace {
@@ -34,6 +38,19 @@ std::string CudaDevice(int) { NotCompiledIn(); }
 CostTable RecordCosts(const Trace&, const RecordOptions&) { NotCompiledIn(); }
 
 Measurements MeasureDevice(const CalibrateOptions&) { NotCompiledIn(); }
+
+std::unique_ptr<CudaMachine> OpenCuda(const CudaMachine::Options&) { NotCompiledIn(); }
+
+// Never made in such a build; the class is complete for those who hold one.
+struct CudaMachine::Impl {};
+CudaMachine::CudaMachine(const Options&) { NotCompiledIn(); }
+CudaMachine::~CudaMachine() = default;
+std::unique_ptr<Executor> CudaMachine::Open(const Trace&, const CostModel&, const CudaRunOptions&) {
+  NotCompiledIn();
+}
+std::string CudaMachine::gpu() const { NotCompiledIn(); }
+std::string CudaMachine::cudnn() const { NotCompiledIn(); }
+Bytes CudaMachine::free_memory() const { NotCompiledIn(); }
 
 #endif
 

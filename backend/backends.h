@@ -6,9 +6,11 @@
 #ifndef SPILLWAY_BACKEND_BACKENDS_H_
 #define SPILLWAY_BACKEND_BACKENDS_H_
 
+#include <memory>
 #include <string>
 
 #include "backend/cuda/calibrator.h"
+#include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/recorder.h"
 #include "sim/core/calibration.h"
 #include "sim/core/cost_table.h"
@@ -27,6 +29,10 @@ CostTable RecordCosts(const Trace& trace, const RecordOptions& options);
 
 // `Calibrate` of backend/cuda/calibrator.h; throws `EnvironmentError` if CUDA is not compiled in.
 Measurements MeasureDevice(const CalibrateOptions& options);
+
+// `CudaMachine` of backend/cuda/cuda_backend.h; throws `EnvironmentError` if CUDA is not compiled
+// in.
+std::unique_ptr<CudaMachine> OpenCuda(const CudaMachine::Options& options);
 
 }  // namespace spillway
 

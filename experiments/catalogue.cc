@@ -90,14 +90,19 @@ fs::path RecordedTablePath(const std::string& device, const Trace& trace) {
          fmt::format("{}-{}.json.zst", trace.network, trace.batch);
 }
 
+std::optional<CostTable> FindRecordedTable(const Trace& trace, const Device& device) {
+  const auto path = FindDataFile(RecordedTablePath(device.name, trace));
+  return path ? std::optional(ReadCostTable(*path)) : std::nullopt;
+}
+
 std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trace,
                                     const Device& device) {
   if (source == "roofline") return std::make_unique<RooflineCostModel>(device);
   if (source != "auto") {
     return std::make_unique<TableCostModel>(ReadCostTable(source), device);
   }
-  if (const auto path = FindDataFile(RecordedTablePath(device.name, trace))) {
-    return std::make_unique<TableCostModel>(ReadCostTable(*path), device);
+  if (auto table = FindRecordedTable(trace, device)) {
+    return std::make_unique<TableCostModel>(std::move(*table), device);
   }
   return std::make_unique<RooflineCostModel>(device);
 }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "sim/core/cost_model.h"
+#include "sim/core/cost_table.h"
 #include "sim/core/device.h"
 #include "traces/trace.h"
 
@@ -46,6 +47,9 @@ struct WorkloadOptions {
 // `text` is NETWORK:BATCH, or the path of a trace file (it ends in ".json" or ".zst"), for which
 // the options do not matter. Throws `UsageError` or `InputError`.
 Trace LoadWorkload(const std::string& text, const WorkloadOptions& options);
+
+// The table that "auto" finds for the workload on the device; nullopt if none was recorded.
+std::optional<CostTable> FindRecordedTable(const Trace& trace, const Device& device);
 
 // `source` is "auto" (the table recorded for this workload on this device if there is one, else the
 // roofline), "roofline", or the path of a cost table.

@@ -20,7 +20,7 @@ Report SimulateTrace(const Setup& setup, const Trace& trace, Policy& policy) {
   device.memory = setup.memory;
   const auto arena = MakeAllocator(setup.allocator, device.memory, device.alignment);
   const auto host_pool = MakeAllocator("best-fit", device.host_memory, device.alignment);
-  SimBackend backend(device, setup.cost);
+  SimBackend backend(device, setup.cost, arena->UsesDriver());
   RuntimeParts parts;
   parts.trace = &trace;
   parts.device = &device;

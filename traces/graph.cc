@@ -32,10 +32,10 @@ double Number(int64_t value) { return static_cast<double>(value); }
 }  // namespace
 
 Network::Network(std::string name, Shape image) : name_(std::move(name)) {
-  Add({.name = "data", .type = OpType::kInput, .output = image}, {});
+  AddLayer({.name = "data", .type = OpType::kInput, .output = image}, {});
 }
 
-LayerNode Network::Add(LayerSpec spec, std::span<const LayerNode> inputs) {
+LayerNode Network::AddLayer(LayerSpec spec, std::span<const LayerNode> inputs) {
   const LayerNode node = boost::add_vertex(std::move(spec), graph_);
   for (const LayerNode input : inputs) boost::add_edge(input, node, graph_);
   return node;
@@ -78,7 +78,7 @@ LayerNode Network::Conv(std::string name, LayerNode x, const ConvSpec& spec) {
                      {"bias", spec.bias ? 1.0 : 0.0}},
       .weight_shape = {spec.channels, in.channels / spec.groups, spec.kernel_h, spec.kernel_w},
       .bias_elements = spec.bias ? spec.channels : 0};
-  return Add(std::move(layer), std::array{x});
+  return AddLayer(std::move(layer), std::array{x});
 }
 
 LayerNode Network::Linear(std::string name, LayerNode x, int64_t features) {
@@ -91,7 +91,7 @@ LayerNode Network::Linear(std::string name, LayerNode x, int64_t features) {
                                  {"bias", 1.0}},
                   .weight_shape = {features, in},
                   .bias_elements = features};
-  return Add(std::move(layer), std::array{x});
+  return AddLayer(std::move(layer), std::array{x});
 }
 
 LayerNode Network::Pool(OpType type, std::string name, LayerNode x, const PoolSpec& spec) {
@@ -113,7 +113,7 @@ LayerNode Network::Pool(OpType type, std::string name, LayerNode x, const PoolSp
                                  {"stride_w", Number(spec.stride)},
                                  {"pad_h", Number(spec.pad)},
                                  {"pad_w", Number(spec.pad)}}};
-  return Add(std::move(layer), std::array{x});
+  return AddLayer(std::move(layer), std::array{x});
 }
 
 LayerNode Network::MaxPool(std::string name, LayerNode x, const PoolSpec& spec) {
@@ -126,11 +126,71 @@ LayerNode Network::AvgPool(std::string name, LayerNode x, const PoolSpec& spec) 
 
 LayerNode Network::Relu(std::string name, LayerNode x) {
   const Shape shape = graph_[x].output;
-  return Add({.name = std::move(name),
-              .type = OpType::kRelu,
-              .output = shape,
-              .attributes = {{"elements", Number(shape.elements())}}},
-             std::array{x});
+  return AddLayer({.name = std::move(name),
+                   .type = OpType::kRelu,
+                   .output = shape,
+                   .attributes = {{"elements", Number(shape.elements())}}},
+                  std::array{x});
+}
+
+LayerNode Network::Lrn(std::string name, LayerNode x, const LrnSpec& spec) {
+  const Shape shape = graph_[x].output;
+  if (spec.size < 1) {
+    throw InputError(fmt::format("layer '{}': a window of {} channels is empty", name, spec.size));
+  }
+  return AddLayer({.name = std::move(name),
+                   .type = OpType::kLrn,
+                   .output = shape,
+                   .attributes = {{"channels", Number(shape.channels)},
+                                  {"height", Number(shape.height)},
+                                  {"width", Number(shape.width)},
+                                  {"size", Number(spec.size)},
+                                  {"alpha", spec.alpha},
+                                  {"beta", spec.beta},
+                                  {"k", spec.k}}},
+                  std::array{x});
+}
+
+LayerNode Network::BatchNorm(std::string name, LayerNode x) {
+  const Shape shape = graph_[x].output;
+  return AddLayer({.name = std::move(name),
+                   .type = OpType::kBatchNorm,
+                   .output = shape,
+                   .attributes = {{"channels", Number(shape.channels)},
+                                  {"height", Number(shape.height)},
+                                  {"width", Number(shape.width)},
+                                  {"epsilon", 1e-5},
+                                  {"momentum", 0.1}},
+                   .weight_shape = {shape.channels},
+                   .bias_elements = shape.channels},
+                  std::array{x});
+}
+
+LayerNode Network::Dropout(std::string name, LayerNode x, double ratio) {
+  if (!(ratio >= 0 && ratio < 1)) {
+    throw InputError(fmt::format("layer '{}': the ratio {} is not in [0, 1)", name, ratio));
+  }
+  const Shape shape = graph_[x].output;
+  return AddLayer({.name = std::move(name),
+                   .type = OpType::kDropout,
+                   .output = shape,
+                   .attributes = {{"elements", Number(shape.elements())}, {"ratio", ratio}}},
+                  std::array{x});
+}
+
+LayerNode Network::Add(std::string name, LayerNode a, LayerNode b) {
+  const Shape shape = graph_[a].output;
+  const Shape other = graph_[b].output;
+  if (shape != other) {
+    throw InputError(fmt::format("layer '{}': '{}' is {}x{}x{}, '{}' is {}x{}x{}", name,
+                                 graph_[a].name, shape.channels, shape.height, shape.width,
+                                 graph_[b].name, other.channels, other.height, other.width));
+  }
+  return AddLayer({.name = std::move(name),
+                   .type = OpType::kAdd,
+                   .output = shape,
+                   .attributes = {{"elements", Number(shape.elements())}}},
+                  std::array{a, b});
 }
 
 LayerNode Network::Concat(std::string name, std::span<const LayerNode> parts) {
@@ -155,16 +215,16 @@ LayerNode Network::Concat(std::string name, std::span<const LayerNode> parts) {
     layer.attributes.push_back(
         {fmt::format("channels_{}", i), Number(graph_[parts[i]].output.channels)});
   }
-  return Add(std::move(layer), parts);
+  return AddLayer(std::move(layer), parts);
 }
 
 LayerNode Network::SoftmaxLoss(std::string name, LayerNode x) {
   const Shape shape = graph_[x].output;
-  return Add({.name = std::move(name),
-              .type = OpType::kSoftmaxLoss,
-              .output = shape,
-              .attributes = {{"elements", Number(shape.elements())}}},
-             std::array{x});
+  return AddLayer({.name = std::move(name),
+                   .type = OpType::kSoftmaxLoss,
+                   .output = shape,
+                   .attributes = {{"elements", Number(shape.elements())}}},
+                  std::array{x});
 }
 
 LayerNode Network::ConvRelu(const std::string& name, LayerNode x, const ConvSpec& spec) {
@@ -173,6 +233,14 @@ LayerNode Network::ConvRelu(const std::string& name, LayerNode x, const ConvSpec
 
 LayerNode Network::LinearRelu(const std::string& name, LayerNode x, int64_t features) {
   return Relu(name + ".relu", Linear(name, x, features));
+}
+
+LayerNode Network::ConvNorm(const std::string& name, LayerNode x, const ConvSpec& spec) {
+  return BatchNorm(name + ".bn", Conv(name, x, spec));
+}
+
+LayerNode Network::ConvNormRelu(const std::string& name, LayerNode x, const ConvSpec& spec) {
+  return Relu(name + ".relu", ConvNorm(name, x, spec));
 }
 
 }  // namespace spillway

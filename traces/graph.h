@@ -56,6 +56,14 @@ struct ConvSpec {
   }
 };
 
+// As in Caffe's reference model; alpha is divided by the window.
+struct LrnSpec {
+  int64_t size = 5;  // channels of the window
+  double alpha = 1e-4;
+  double beta = 0.75;
+  double k = 1;
+};
+
 struct PoolSpec {
   int64_t kernel = 2;
   int64_t stride = 2;
@@ -63,9 +71,10 @@ struct PoolSpec {
   bool ceil = false;  // round the output extent up: the last window may hang over the edge
 };
 
-// Builds the graph layer by layer. Every method returns the new node. Throws `InputError` that
-// names the layer if a geometry does not work out: an empty output, or operands of different
-// shapes.
+// Builds the graph layer by layer. A node may be the operand of any number of later ones; whether
+// they share its output or get copies is a matter of the lowering. Every method returns the new
+// node. Throws `InputError` that names the layer if a geometry does not work out: an empty output,
+// or operands of different shapes.
 class Network {
  public:
   Network(std::string name, Shape image);
@@ -76,12 +85,19 @@ class Network {
   LayerNode MaxPool(std::string name, LayerNode x, const PoolSpec& spec);
   LayerNode AvgPool(std::string name, LayerNode x, const PoolSpec& spec);
   LayerNode Relu(std::string name, LayerNode x);
+  LayerNode Lrn(std::string name, LayerNode x, const LrnSpec& spec = {});
+  LayerNode BatchNorm(std::string name, LayerNode x);
+  LayerNode Dropout(std::string name, LayerNode x, double ratio = 0.5);
   LayerNode Concat(std::string name, std::span<const LayerNode> parts);
+  LayerNode Add(std::string name, LayerNode a, LayerNode b);
   LayerNode SoftmaxLoss(std::string name, LayerNode x);
 
   // A convolution or a linear layer followed by a ReLU named `name` + ".relu".
   LayerNode ConvRelu(const std::string& name, LayerNode x, const ConvSpec& spec);
   LayerNode LinearRelu(const std::string& name, LayerNode x, int64_t features);
+  // A convolution and a batch normalisation named `name` + ".bn"; then a ReLU, too.
+  LayerNode ConvNorm(const std::string& name, LayerNode x, const ConvSpec& spec);
+  LayerNode ConvNormRelu(const std::string& name, LayerNode x, const ConvSpec& spec);
 
   const std::string& name() const { return name_; }
   const LayerGraph& graph() const { return graph_; }
@@ -89,7 +105,7 @@ class Network {
   std::vector<LayerNode> Inputs(LayerNode node) const;
 
  private:
-  LayerNode Add(LayerSpec spec, std::span<const LayerNode> inputs);
+  LayerNode AddLayer(LayerSpec spec, std::span<const LayerNode> inputs);
   LayerNode Pool(OpType type, std::string name, LayerNode x, const PoolSpec& spec);
 
   std::string name_;

@@ -54,9 +54,30 @@ std::string Geometry(const Op& op) {
       }
       return text;
     }
+    case OpType::kBatchNorm:
+      return fmt::format("in={}x{}x{}", attribute("channels"), attribute("height"),
+                         attribute("width"));
+    case OpType::kLrn:
+      return fmt::format("in={}x{}x{} size={}", attribute("channels"), attribute("height"),
+                         attribute("width"), attribute("size"));
+    case OpType::kFork:
+      return fmt::format("elements={} parts={}", attribute("elements"), attribute("parts"));
     default:
       return fmt::format("elements={}", attribute("elements"));
   }
+}
+
+// Whether the backward step reads the layer's output, which must then not be overwritten.
+bool KeepsOutput(OpType type) {
+  return type == OpType::kMaxPool2d || type == OpType::kRelu || type == OpType::kLrn ||
+         type == OpType::kSoftmaxLoss;
+}
+
+// The channels that a local response normalisation looks at.
+int64_t WindowOf(const LayerSpec& lrn) {
+  const auto size = std::find_if(lrn.attributes.begin(), lrn.attributes.end(),
+                                 [](const Attribute& a) { return a.name == "size"; });
+  return size == lrn.attributes.end() ? 1 : static_cast<int64_t>(size->value);
 }
 
 // Lowers one network; the tensors of a node are created as its ops are.
@@ -72,9 +93,15 @@ class Lowering {
   }
 
   Trace Run() {
-    for (LayerNode node = 0; node < nodes_.size(); ++node) Forward(node);
+    for (LayerNode node = 0; node < nodes_.size(); ++node) {
+      Forward(node);
+      if (IsForked(node)) Fork(node);
+    }
     if (trace_.training) {
-      for (LayerNode node = nodes_.size(); node-- > 1;) Backward(node);
+      for (LayerNode node = nodes_.size(); node-- > 1;) {
+        if (IsForked(node)) JoinGradients(node);
+        Backward(node);
+      }
       if (preset_.update == Update::kSeparate) {
         for (LayerNode node = 1; node < nodes_.size(); ++node) UpdateParameters(node);
       }
@@ -89,15 +116,31 @@ class Lowering {
     TensorId value{};
     std::optional<TensorId> gradient;
   };
+  // An activation as its consumers see it: a layer's output, or a copy of it.
+  struct Value {
+    TensorId tensor{};
+    std::string gradient_name;
+    std::optional<TensorId> gradient;
+    bool gradient_written = false;
+  };
+  using ValueId = size_t;
   // What has been created for a layer so far.
   struct NodeTensors {
-    TensorId output{};
-    std::optional<TensorId> gradient;  // of the output
-    bool gradient_written = false;
+    LayerId layer{};
+    std::vector<ValueId> inputs;
+    ValueId output = 0;
     std::vector<Parameter> parameters;
+    std::vector<TensorId> statistics;  // batchnorm: mean, inv_std, running_mean, running_var
+    LayerId fork{};
+    std::vector<ValueId> copies;  // one for each consumer, if the output is forked
+    size_t taken = 0;             // of the copies
   };
 
   const LayerSpec& layer(LayerNode node) const { return network_.layer(node); }
+  size_t ConsumerCount(LayerNode node) const { return boost::out_degree(node, network_.graph()); }
+  const Value& InputValue(LayerNode node, size_t i) const {
+    return values_[nodes_[node].inputs[i]];
+  }
 
   std::vector<int64_t> ActivationShape(const Shape& shape) const {
     if (shape.height == 1 && shape.width == 1) return {trace_.batch, shape.channels};
@@ -111,27 +154,54 @@ class Lowering {
     return static_cast<TensorId>(trace_.tensors.size() - 1);
   }
 
-  Op MakeOp(LayerNode node, Phase phase, std::string_view suffix) const {
+  ValueId AddValue(TensorId tensor, std::string gradient_name) {
+    values_.push_back({tensor, std::move(gradient_name), std::nullopt, false});
+    return values_.size() - 1;
+  }
+
+  LayerId AddLayer(std::string name, OpType type) {
+    trace_.layers.push_back({std::move(name), type});
+    return static_cast<LayerId>(trace_.layers.size() - 1);
+  }
+
+  Op MakeOp(LayerId layer, Phase phase, std::string_view suffix,
+            std::vector<Attribute> attributes) const {
     Op op;
-    op.name = fmt::format("{}.{}", layer(node).name, suffix);
-    op.layer = static_cast<LayerId>(node);
-    op.type = layer(node).type;
+    op.name = fmt::format("{}.{}", trace_.layer(layer).name, suffix);
+    op.layer = layer;
+    op.type = trace_.layer(layer).type;
     op.phase = phase;
     op.batch = trace_.batch;
-    op.attributes = layer(node).attributes;
+    op.attributes = std::move(attributes);
     op.recomputable = phase == Phase::kForward;
     return op;
   }
 
-  // Appends a slot. `traffic` starts as every operand once.
-  void AddSlot(Op& op, std::string_view name, int64_t flops, std::string_view detail = "") {
+  // Every operand once.
+  Bytes OperandTraffic(const Op& op) const {
     Bytes traffic;
     for (const auto* list : {&op.inputs, &op.outputs}) {
       for (const TensorId id : *list) traffic += trace_.tensor(id).size;
     }
+    return traffic;
+  }
+
+  void AddSlot(Op& op, std::string_view name, int64_t flops, std::string_view detail = "") {
     const std::string signature =
         fmt::format("{}.{} {}{}", Name(op.type), name, Geometry(op), detail);
-    op.slots.push_back({std::string(name), signature, flops, traffic});
+    op.slots.push_back({std::string(name), signature, flops, OperandTraffic(op)});
+  }
+
+  // A slot that only copies inputs[0] to the outputs; those that share its storage cost nothing.
+  void AddCopySlot(Op& op, std::string_view name) {
+    const Bytes size = trace_.tensor(op.inputs.front()).size;
+    int64_t copies = 0;
+    for (const TensorId output : op.outputs) {
+      copies += trace_.Root(output) == trace_.Root(op.inputs.front()) ? 0 : 1;
+    }
+    AddSlot(op, name, 0, fmt::format(" copies={}", copies));
+    const auto added_to = static_cast<int64_t>(op.inputs.size()) - 1;
+    op.slots.back().traffic = copies == 0 ? Bytes(0) : size * (1 + copies + added_to);
   }
 
   // Operations of one pass over the layer's data, for one sample.
@@ -145,45 +215,85 @@ class Lowering {
         return 2 * elements * spec.weight_shape[1];
       case OpType::kConcat:
         return 0;
+      case OpType::kBatchNorm:
+        return 8 * elements;  // sums of x and x^2, then a product and a sum; backward is alike
+      case OpType::kLrn:
+        return elements * (2 * WindowOf(spec) + 4);
       default:
         return elements;
     }
   }
 
-  // True if the layer may overwrite its only input: nothing else reads it, and it is no image.
-  bool RunsInPlace(LayerNode node) const {
+  // In inference a dropout hands on what it gets.
+  bool IsPassedThrough(LayerNode node) const {
+    return layer(node).type == OpType::kDropout && !trace_.training;
+  }
+
+  // True if a consumer of the node may overwrite its output: it is the only one, backward does not
+  // read it, and it is no image.
+  bool MayBeOverwritten(LayerNode node) const {
+    if (layer(node).type == OpType::kInput || ConsumerCount(node) != 1) return false;
+    if (IsPassedThrough(node)) return MayBeOverwritten(network_.Inputs(node).front());
+    return !trace_.training || !KeepsOutput(layer(node).type);
+  }
+
+  // The input that the layer overwrites, if any.
+  std::optional<size_t> OverwrittenInput(LayerNode node) const {
     const OpType type = layer(node).type;
     const bool wanted = (type == OpType::kRelu && preset_.relu_in_place) ||
+                        (type == OpType::kAdd && preset_.add_in_place) ||
                         (type == OpType::kSoftmaxLoss && preset_.softmax_in_place);
-    const LayerNode input = network_.Inputs(node).front();
-    return wanted && layer(input).type != OpType::kInput &&
-           boost::out_degree(input, network_.graph()) == 1;
+    if (!wanted) return std::nullopt;
+    const std::vector<LayerNode> inputs = network_.Inputs(node);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (MayBeOverwritten(inputs[i])) return i;
+    }
+    return std::nullopt;
+  }
+
+  // --- Forward
+
+  // The input's output, or the next copy of it.
+  ValueId Take(LayerNode input) {
+    NodeTensors& tensors = nodes_[input];
+    return tensors.copies.empty() ? tensors.output : tensors.copies[tensors.taken++];
   }
 
   void Forward(LayerNode node) {
     const LayerSpec& spec = layer(node);
-    trace_.layers.push_back({spec.name, spec.type});
+    NodeTensors& tensors = nodes_[node];
+    tensors.layer = AddLayer(spec.name, spec.type);
     if (spec.type == OpType::kInput) {
-      nodes_[node].output =
-          AddTensor(spec.name + ".y", TensorKind::kInput, ActivationShape(spec.output));
+      tensors.output = AddValue(
+          AddTensor(spec.name + ".y", TensorKind::kInput, ActivationShape(spec.output)), "");
       return;
     }
-    Op op = MakeOp(node, Phase::kForward, "fwd");
-    for (const LayerNode input : network_.Inputs(node)) op.inputs.push_back(nodes_[input].output);
+    for (const LayerNode input : network_.Inputs(node)) tensors.inputs.push_back(Take(input));
+    if (IsPassedThrough(node)) {
+      tensors.output = tensors.inputs.front();
+      return;
+    }
+    Op op = MakeOp(tensors.layer, Phase::kForward, "fwd", spec.attributes);
+    for (const ValueId input : tensors.inputs) op.inputs.push_back(values_[input].tensor);
     AddParameters(node);
-    for (const Parameter& parameter : nodes_[node].parameters) op.inputs.push_back(parameter.value);
+    for (const Parameter& parameter : tensors.parameters) op.inputs.push_back(parameter.value);
 
     std::optional<TensorId> alias;
-    if (RunsInPlace(node)) alias = op.inputs.front();
-    nodes_[node].output =
+    if (const auto overwritten = OverwrittenInput(node)) alias = op.inputs[*overwritten];
+    const TensorId y =
         AddTensor(spec.name + ".y", TensorKind::kActivation, ActivationShape(spec.output), alias);
-    op.outputs = {nodes_[node].output};
+    tensors.output = AddValue(y, spec.name + ".dy");
+    op.outputs = {y};
+    std::string detail;
     if (spec.type == OpType::kSoftmaxLoss) {
       labels_ = AddTensor("labels", TensorKind::kInput, {trace_.batch});
       op.inputs.push_back(*labels_);
       op.outputs.push_back(AddTensor("loss", TensorKind::kActivation, {1}));
+    } else if (spec.type == OpType::kBatchNorm) {
+      AddStatistics(node, op);
+      detail = fmt::format(" training={}", trace_.training ? 1 : 0);
     }
-    AddSlot(op, "fwd", trace_.batch * FlopsPerSample(node));
+    AddSlot(op, "fwd", trace_.batch * FlopsPerSample(node), detail);
     trace_.ops.push_back(std::move(op));
   }
 
@@ -198,41 +308,117 @@ class Lowering {
     if (spec.bias_elements > 0) add("bias", {spec.bias_elements});
   }
 
-  // The gradient of the node's output; created at the first call, sharing `alias_of` if given.
-  TensorId OutputGradient(LayerNode node, std::optional<TensorId> alias_of = std::nullopt) {
-    NodeTensors& tensors = nodes_[node];
-    if (!tensors.gradient) {
-      tensors.gradient = AddTensor(layer(node).name + ".dy", TensorKind::kGradient,
-                                   ActivationShape(layer(node).output), alias_of);
+  // The statistics of a batch normalisation: forward writes the first two in training and reads the
+  // last two in inference.
+  void AddStatistics(LayerNode node, Op& forward) {
+    std::vector<TensorId>& statistics = nodes_[node].statistics;
+    const auto add = [&](const char* suffix, TensorKind kind) {
+      statistics.push_back(AddTensor(fmt::format("{}.{}", layer(node).name, suffix), kind,
+                                     {layer(node).output.channels}));
+    };
+    if (trace_.training) {
+      add("mean", TensorKind::kActivation);
+      add("inv_std", TensorKind::kActivation);
+      forward.outputs.insert(forward.outputs.end(), statistics.begin(), statistics.end());
     }
-    return *tensors.gradient;
+    add("running_mean", TensorKind::kOptimizerState);
+    add("running_var", TensorKind::kOptimizerState);
+    if (!trace_.training) {
+      forward.inputs.insert(forward.inputs.end(), statistics.begin(), statistics.end());
+    }
+    forward.attributes.push_back({"training", trace_.training ? 1.0 : 0.0});
+  }
+
+  // --- Forks
+
+  bool IsForked(LayerNode node) const {
+    return preset_.forks != Forks::kShare && ConsumerCount(node) > 1 &&
+           layer(node).type != OpType::kInput;
+  }
+
+  std::vector<Attribute> ForkAttributes(LayerNode node) const {
+    return {{"elements", static_cast<double>(layer(node).output.elements())},
+            {"parts", static_cast<double>(ConsumerCount(node))}};
+  }
+
+  void Fork(LayerNode node) {
+    NodeTensors& tensors = nodes_[node];
+    const std::string name = layer(node).name + ".fork";
+    tensors.fork = AddLayer(name, OpType::kFork);
+    Op op = MakeOp(tensors.fork, Phase::kForward, "fwd", ForkAttributes(node));
+    op.inputs = {values_[tensors.output].tensor};
+    for (size_t i = 0; i < ConsumerCount(node); ++i) {
+      std::optional<TensorId> alias;
+      if (i == 0 && preset_.forks == Forks::kShareOne) alias = op.inputs.front();
+      op.outputs.push_back(AddTensor(fmt::format("{}.y{}", name, i + 1), TensorKind::kActivation,
+                                     ActivationShape(layer(node).output), alias));
+      tensors.copies.push_back(AddValue(op.outputs.back(), fmt::format("{}.dy{}", name, i + 1)));
+    }
+    AddCopySlot(op, "fwd");
+    trace_.ops.push_back(std::move(op));
+  }
+
+  void JoinGradients(LayerNode node) {
+    NodeTensors& tensors = nodes_[node];
+    Op op = MakeOp(tensors.fork, Phase::kBackward, "bwd", ForkAttributes(node));
+    for (const ValueId copy : tensors.copies) op.inputs.push_back(Gradient(copy));
+    std::optional<TensorId> alias;
+    if (preset_.forks == Forks::kShareOne) alias = op.inputs.front();
+    op.outputs = {Gradient(tensors.output, alias)};
+    values_[tensors.output].gradient_written = true;
+    op.attributes.push_back({"needs_dx", 1});
+    op.attributes.push_back({"accumulate", 0});
+    const int64_t elements = trace_.batch * layer(node).output.elements();
+    AddSlot(op, "bwd", elements * static_cast<int64_t>(tensors.copies.size() - 1));
+    trace_.ops.push_back(std::move(op));
+  }
+
+  // --- Backward
+
+  // The gradient of a value; created at the first call, sharing `alias_of` if given.
+  TensorId Gradient(ValueId id, std::optional<TensorId> alias_of = std::nullopt) {
+    Value& value = values_[id];
+    if (!value.gradient) {
+      value.gradient = AddTensor(value.gradient_name, TensorKind::kGradient,
+                                 trace_.tensor(value.tensor).shape, alias_of);
+    }
+    return *value.gradient;
   }
 
   void Backward(LayerNode node) {
     const LayerSpec& spec = layer(node);
+    const NodeTensors& tensors = nodes_[node];
     const std::vector<LayerNode> inputs = network_.Inputs(node);
-    Op op = MakeOp(node, Phase::kBackward, "bwd");
-    AddSavedOperands(node, inputs.front(), op);
-    if (spec.type != OpType::kSoftmaxLoss) op.inputs.push_back(OutputGradient(node));
+    Op op = MakeOp(tensors.layer, Phase::kBackward, "bwd", spec.attributes);
+    AddSavedOperands(node, op);
+    if (spec.type != OpType::kSoftmaxLoss) op.inputs.push_back(Gradient(tensors.output));
+    if (spec.type == OpType::kBatchNorm) {
+      op.inputs.insert(op.inputs.end(), tensors.statistics.begin(), tensors.statistics.end());
+    }
 
     // Gradients of the inputs; those that an earlier backward op has begun are added to.
     int64_t accumulate = 0;
     bool needs_dx = false;
     std::vector<TensorId> added_to;
-    for (const LayerNode input : inputs) {
-      if (layer(input).type == OpType::kInput) continue;
+    const std::vector<bool> shared = SharedGradients(node);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (layer(inputs[i]).type == OpType::kInput) continue;
       needs_dx = true;
+      Value& value = values_[tensors.inputs[i]];
       std::optional<TensorId> alias;
-      if (spec.type == OpType::kRelu && RunsInPlace(node)) alias = nodes_[node].gradient;
-      const TensorId gradient = OutputGradient(input, alias);
-      if (nodes_[input].gradient_written) {
+      if (shared[i]) alias = values_[tensors.output].gradient;
+      const TensorId gradient = Gradient(tensors.inputs[i], alias);
+      if (value.gradient_written) {
         accumulate |= int64_t{1} << op.outputs.size();
         added_to.push_back(gradient);
       }
-      nodes_[input].gradient_written = true;
+      value.gradient_written = true;
       op.outputs.push_back(gradient);
     }
     AddParameterGradients(node, op);
+    if (spec.type == OpType::kBatchNorm) {  // the running statistics move on
+      op.outputs.insert(op.outputs.end(), tensors.statistics.end() - 2, tensors.statistics.end());
+    }
     op.inputs.insert(op.inputs.end(), added_to.begin(), added_to.end());
     op.attributes.push_back({"needs_dx", needs_dx ? 1.0 : 0.0});
     op.attributes.push_back({"accumulate", static_cast<double>(accumulate)});
@@ -240,21 +426,58 @@ class Lowering {
     trace_.ops.push_back(std::move(op));
   }
 
-  // What backward reads besides gradients, in the operand order of FORMAT.md.
-  void AddSavedOperands(LayerNode node, LayerNode input, Op& op) const {
+  // For each input, whether its gradient is, or is made in place of, the gradient of the output.
+  std::vector<bool> SharedGradients(LayerNode node) const {
+    const NodeTensors& tensors = nodes_[node];
+    std::vector<bool> shared(tensors.inputs.size());
+    if (layer(node).type == OpType::kRelu) shared[0] = OverwrittenInput(node).has_value();
+    if (layer(node).type != OpType::kAdd || !preset_.add_in_place) return shared;
+    const std::vector<LayerNode> inputs = network_.Inputs(node);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      shared[i] = layer(inputs[i]).type != OpType::kInput && !InputValue(node, i).gradient_written;
+    }
+    if (shared[0] && shared[1] && !MayShareOneGradient(inputs)) shared[1] = false;
+    return shared;
+  }
+
+  // Whether one storage can be the gradient of both operands of a sum. The later of the two layers
+  // runs backward first and reads it; until then nothing may write it: neither that layer itself,
+  // nor a second consumer of either, which would add to it.
+  bool MayShareOneGradient(const std::vector<LayerNode>& operands) const {
+    const auto [earlier, later] = std::minmax(operands[0], operands[1]);
+    const OpType type = layer(later).type;
+    if (earlier == later || preset_.forks != Forks::kShare || ConsumerCount(later) != 1 ||
+        type == OpType::kRelu || type == OpType::kAdd) {
+      return false;
+    }
+    int after = 0;  // consumers of the earlier layer whose backward runs before the later layer's
+    for (const auto& edge :
+         boost::make_iterator_range(boost::out_edges(earlier, network_.graph()))) {
+      if (boost::target(edge, network_.graph()) >= later) ++after;
+    }
+    return after == 1;  // the sum
+  }
+
+  // What backward reads before the gradient, in the operand order of FORMAT.md.
+  void AddSavedOperands(LayerNode node, Op& op) const {
+    const NodeTensors& tensors = nodes_[node];
+    const TensorId x = InputValue(node, 0).tensor;
+    const TensorId y = values_[tensors.output].tensor;
     switch (layer(node).type) {
       case OpType::kConv2d:
       case OpType::kLinear:
-        op.inputs = {nodes_[input].output, nodes_[node].parameters.front().value};
+      case OpType::kBatchNorm:
+        op.inputs = {x, tensors.parameters.front().value};
         break;
       case OpType::kMaxPool2d:
-        op.inputs = {nodes_[input].output, nodes_[node].output};
+      case OpType::kLrn:
+        op.inputs = {x, y};
         break;
       case OpType::kRelu:
-        op.inputs = {nodes_[node].output};
+        op.inputs = {y};
         break;
       case OpType::kSoftmaxLoss:
-        op.inputs = {nodes_[node].output, *labels_};
+        op.inputs = {y, *labels_};
         break;
       default:
         break;
@@ -284,15 +507,21 @@ class Lowering {
 
   void AddBackwardSlots(LayerNode node, bool needs_dx, Op& op) {
     const int64_t flops = trace_.batch * FlopsPerSample(node);
+    const std::string detail =
+        fmt::format(" dx={} fused={}", needs_dx ? 1 : 0, preset_.update == Update::kFused ? 1 : 0);
     switch (layer(node).type) {
       case OpType::kConv2d:
         if (needs_dx) AddSlot(op, "bwd_data", flops);
         AddSlot(op, "bwd_filter", flops);
         break;
       case OpType::kLinear:
-        AddSlot(op, "bwd", needs_dx ? 2 * flops : flops,
-                fmt::format(" dx={} fused={}", needs_dx ? 1 : 0,
-                            preset_.update == Update::kFused ? 1 : 0));
+        AddSlot(op, "bwd", needs_dx ? 2 * flops : flops, detail);
+        break;
+      case OpType::kBatchNorm:
+        AddSlot(op, "bwd", flops, detail);
+        break;
+      case OpType::kAdd:
+        AddCopySlot(op, "bwd");
         break;
       default:
         AddSlot(op, "bwd", flops);
@@ -302,7 +531,7 @@ class Lowering {
   void UpdateParameters(LayerNode node) {
     NodeTensors& tensors = nodes_[node];
     if (tensors.parameters.empty()) return;
-    Op op = MakeOp(node, Phase::kUpdate, "update");
+    Op op = MakeOp(tensors.layer, Phase::kUpdate, "update", {});
     op.type = OpType::kSgd;
     op.batch = 1;
     int64_t elements = 0;
@@ -327,6 +556,7 @@ class Lowering {
   const Preset& preset_;
   Trace trace_;
   std::vector<NodeTensors> nodes_;
+  std::vector<Value> values_;
   std::optional<TensorId> labels_;
 };
 
@@ -352,12 +582,12 @@ const std::vector<Preset>& Presets() {
   static const std::vector<Preset> presets{
       {.name = "torch",
        .description =
-           "a modern framework: ReLU in place, gradients of parameters kept until an SGD "
+           "a modern framework: ReLU and sums in place, gradients of parameters kept until an SGD "
            "step with momentum after backward",
        .counting = {"MiB", Bytes::MiB(1)}},
       {.name = "vdnn",
        .description =
-           "vDNN's memory manager and its baseline: ReLU and softmax in place, parameters "
+           "vDNN's memory manager and its baseline: ReLU, sums and softmax in place, parameters "
            "updated inside backward (plain SGD); a GB is 1000 MiB",
        .softmax_in_place = true,
        .update = Update::kFused,
@@ -376,7 +606,11 @@ const Preset& FindPreset(std::string_view name) {
 }
 
 Trace LowerNetwork(const Network& network, const LoweringOptions& options) {
-  return Lowering(network, options, FindPreset(options.preset)).Run();
+  return LowerNetwork(network, options, FindPreset(options.preset));
+}
+
+Trace LowerNetwork(const Network& network, const LoweringOptions& options, const Preset& preset) {
+  return Lowering(network, options, preset).Run();
 }
 
 Bytes FftBaselineWorkspace(const Trace& trace) {

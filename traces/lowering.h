@@ -23,6 +23,13 @@ enum class Update : uint8_t {
   kFused,     // plain SGD inside each backward op: no parameter gradients, no momentum
 };
 
+// What an activation with several consumers becomes.
+enum class Forks : uint8_t {
+  kShare,     // they read the same tensor and add to one gradient; there is no fork op
+  kShareOne,  // a fork op: the first consumer shares it, the others get copies
+  kCopy,      // a fork op: each consumer gets a copy
+};
+
 // How a paper turns bytes into printed figures.
 struct Counting {
   std::string unit;         // as printed: "GB", "MB"
@@ -37,7 +44,9 @@ struct Preset {
   std::string name;
   std::string description;
   bool relu_in_place = true;      // forward on its input, backward on its gradient
+  bool add_in_place = true;       // a sum overwrites one operand; both share its gradient
   bool softmax_in_place = false;  // the probabilities overwrite the scores
+  Forks forks = Forks::kShare;
   Update update = Update::kSeparate;
   Counting counting;
 };
@@ -56,10 +65,14 @@ struct LoweringOptions {
 
 // The trace of one iteration: forward in construction order, backward in reverse, then the updates.
 // What a backward op keeps alive: a convolution or linear layer its input and weights, a ReLU its
-// output, a max pool both input and output, an average pool and a concatenation nothing. An
+// output, a max pool and an LRN both input and output, a batch normalisation its input and the
+// statistics of the batch, all others nothing. A layer works in place, where the preset says so, if
+// nothing else needs what it overwrites. A dropout is no op in inference. With shared forks, an
 // activation with several consumers has one gradient, to which the later consumers in backward
 // order add. The gradient of the image is not computed. Throws `UsageError` for an unknown preset.
 Trace LowerNetwork(const Network& network, const LoweringOptions& options);
+// Under a preset of the caller's; `options.preset` is not looked at.
+Trace LowerNetwork(const Network& network, const LoweringOptions& options, const Preset& preset);
 
 // The workspace that vDNN's baseline counts, in bytes: the largest FFT workspace over the network's
 // stride-1 convolutions whose plane, padded to a power of two, is at most 128 wide. With P the

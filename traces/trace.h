@@ -35,7 +35,7 @@ enum class TensorKind : uint8_t {
   kActivation,         // written by a forward op
   kGradient,           // gradient of an activation
   kParameterGradient,  // gradient of a parameter
-  kOptimizerState,     // momentum; lives across iterations
+  kOptimizerState,     // momentum, running statistics; lives across iterations
   kScratch,            // private to the ops that list it, contents undefined at the start
 };
 

@@ -1,12 +1,12 @@
 #include "backend/cpu/cpu_backend.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "backend/cpu/kernels.h"
 #include "sim/core/error.h"
+#include "sim/core/synthetic_data.h"
 
 namespace spillway {
 namespace {
@@ -15,25 +15,6 @@ bool Overlap(const Block& a, const Block& b) { return a.offset < b.end() && b.of
 
 // All bits set: a NaN in every element.
 void Poison(std::span<std::byte> bytes) { std::memset(bytes.data(), 0xff, bytes.size()); }
-
-// The next of a sequence of well-mixed numbers (splitmix64).
-uint64_t Next(uint64_t& state) {
-  state += 0x9e3779b97f4a7c15ull;
-  uint64_t mixed = state;
-  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9ull;
-  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebull;
-  return mixed ^ (mixed >> 31);
-}
-
-// Uniform in [-scale, scale).
-void FillUniform(std::span<std::byte> bytes, float scale, uint64_t state) {
-  const size_t count = bytes.size() / sizeof(float);
-  for (size_t i = 0; i < count; ++i) {
-    const auto unit = static_cast<float>(Next(state) >> 40) * 0x1p-24f;
-    const float value = scale * (2 * unit - 1);
-    std::memcpy(bytes.data() + i * sizeof(float), &value, sizeof(float));
-  }
-}
 
 }  // namespace
 
@@ -86,32 +67,14 @@ void CpuBackend::OnFree(const Block& block) {
 }
 
 void CpuBackend::OnArrive(TensorId id, const Block& block, bool host) {
-  const Tensor& tensor = trace_.tensor(id);
-  const std::span<std::byte> bytes = (host ? host_ : device_).At({block.offset, tensor.size});
-  uint64_t state = options_.seed * 0x100000001b3ull + Index(id);
-  if (tensor.kind == TensorKind::kParameter) {
-    // Variance 1 / fan-in for weights; biases start small but not at zero, so that they matter.
-    int64_t fan_in = 1;
-    for (size_t i = 1; i < tensor.shape.size(); ++i) fan_in *= tensor.shape[i];
-    const bool is_weight = tensor.shape.size() > 1;
-    FillUniform(bytes, is_weight ? std::sqrt(3.0f / static_cast<float>(fan_in)) : 0.1f, state);
-    return;
-  }
-  if (tensor.kind == TensorKind::kOptimizerState) {
-    std::memset(bytes.data(), 0, bytes.size());
-    return;
-  }
-  state += 0x51ed27f5ull * (iteration_ + 1);  // each iteration has its own data
-  for (const Op& op : trace_.ops) {
-    if (op.type != OpType::kSoftmaxLoss || op.inputs.size() < 2 || op.inputs[1] != id) continue;
-    const auto classes = static_cast<uint64_t>(op.IntAttribute("elements"));
-    for (size_t i = 0; i < bytes.size() / sizeof(int32_t); ++i) {
-      const auto label = static_cast<int32_t>(Next(state) % classes);
-      std::memcpy(bytes.data() + i * sizeof(int32_t), &label, sizeof(int32_t));
-    }
-    return;
-  }
-  FillUniform(bytes, 1, state);
+  const Block contents{block.offset, trace_.tensor(id).size};
+  Fill(SyntheticDataOf(trace_, id, options_.seed, iteration_),
+       (host ? host_ : device_).At(contents));
+}
+
+void CpuBackend::Read(const Block& block, bool host, std::span<std::byte> bytes) const {
+  const auto size = Bytes(static_cast<int64_t>(bytes.size()));
+  std::memcpy(bytes.data(), (host ? host_ : device_).At({block.offset, size}).data(), bytes.size());
 }
 
 // --- Execution

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "backend/cpu/region.h"
-#include "sim/core/backend.h"
+#include "sim/core/executor.h"
 #include "traces/trace.h"
 
 namespace spillway {
@@ -29,7 +29,7 @@ struct CpuOptions {
   std::optional<uint64_t> drain_seed;  // draws the order of execution; as issued if not given
 };
 
-class CpuBackend final : public Backend {
+class CpuBackend final : public Executor {
  public:
   // The trace is the one that runs, and outlives the backend.
   CpuBackend(const Trace& trace, const CpuOptions& options);
@@ -43,10 +43,8 @@ class CpuBackend final : public Backend {
   void OnFree(const Block& block) override;
   void OnArrive(TensorId tensor, const Block& block, bool host) override;
 
-  // The loss of the last iteration; nullopt if the trace has none.
-  std::optional<float> loss() const { return loss_; }
-  const Region& device() const { return device_; }
-  const Region& host() const { return host_; }
+  std::optional<float> loss() const override { return loss_; }
+  void Read(const Block& block, bool host, std::span<std::byte> bytes) const override;
 
  private:
   enum class Kind : uint8_t { kKernel, kToDevice, kToHost };

@@ -83,25 +83,28 @@ void RunOp(const Op& op, std::span<const std::span<std::byte>> inputs,
       return cpu::RunRelu(call);
     case OpType::kLrn:
       return cpu::RunLrn(call);
+    case OpType::kBatchNorm:
+      return cpu::RunBatchNorm(call);
     case OpType::kDropout:
       return cpu::RunDropout(call);
     case OpType::kConcat:
       return cpu::RunConcat(call);
     case OpType::kAdd:
       return cpu::RunAdd(call);
+    case OpType::kFork:
+      return cpu::RunFork(call);
     case OpType::kSoftmaxLoss:
       return cpu::RunSoftmaxLoss(call);
     case OpType::kSgd:
       return cpu::RunSgd(call);
     case OpType::kInput:
-    case OpType::kBatchNorm:
-    case OpType::kFork:
     case OpType::kOther:
       break;
   }
   throw InputError(
       fmt::format("op '{}': the CPU backend cannot execute {} ops; supported: conv2d, linear, "
-                  "maxpool2d, avgpool2d, relu, lrn, dropout, concat, add, softmax_loss, sgd",
+                  "maxpool2d, avgpool2d, relu, lrn, batchnorm, dropout, concat, add, fork, "
+                  "softmax_loss, sgd",
                   op.name, Name(op.type)));
 }
 

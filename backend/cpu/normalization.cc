@@ -1,4 +1,4 @@
-// Local response normalisation across channels, and softmax with its cross-entropy loss.
+// Local response and batch normalisation, and softmax with its cross-entropy loss.
 
 #include <fmt/format.h>
 
@@ -11,6 +11,141 @@
 #include "sim/core/error.h"
 
 namespace spillway::cpu {
+namespace {
+
+// The geometry of a batch normalisation: the values of one channel are `batch` planes.
+struct Channels {
+  int64_t batch, channels, plane;
+
+  explicit Channels(const Op& op)
+      : batch(op.batch),
+        channels(IntOf(op, "channels")),
+        plane(Product(op, {IntOf(op, "height"), IntOf(op, "width")})) {}
+
+  int64_t count() const { return batch * plane; }  // of one channel
+
+  // Calls visit(element) for the elements of channel c.
+  template <typename Visitor>
+  void ForEach(int64_t c, const Visitor& visit) const {
+    for (int64_t n = 0; n < batch; ++n) {
+      const int64_t first = (n * channels + c) * plane;
+      for (int64_t i = first; i < first + plane; ++i) visit(i);
+    }
+  }
+};
+
+// y = weight * (x - mean) * inv_std + bias. Sums are in double for both types.
+template <typename Scalar>
+void BatchNormForward(const Call<Scalar>& call) {
+  const Op& op = call.op;
+  const Channels shape(op);
+  const int64_t total = Product(op, {shape.channels, shape.batch, shape.plane});
+  const bool training = Flag(op, "training");
+  const double epsilon = NumberOf(op, "epsilon");
+  const Scalar* x = call.Input(0, total);
+  const Scalar* weight = call.Input(1, shape.channels);
+  const Scalar* bias = call.Input(2, shape.channels);
+  const Scalar* running_mean = training ? nullptr : call.Input(3, shape.channels);
+  const Scalar* running_var = training ? nullptr : call.Input(4, shape.channels);
+  Scalar* y = call.Output(0, total);
+  Scalar* saved_mean = training ? call.Output(1, shape.channels) : nullptr;
+  Scalar* saved_inv_std = training ? call.Output(2, shape.channels) : nullptr;
+  const auto count = static_cast<double>(shape.count());
+  for (int64_t c = 0; c < shape.channels; ++c) {
+    double mean = 0, variance = 0;
+    if (training) {
+      shape.ForEach(c, [&](int64_t i) { mean += static_cast<double>(x[i]); });
+      mean /= count;
+      shape.ForEach(c, [&](int64_t i) {
+        const double deviation = static_cast<double>(x[i]) - mean;
+        variance += deviation * deviation;
+      });
+      variance /= count;
+    } else {
+      mean = static_cast<double>(running_mean[c]);
+      variance = static_cast<double>(running_var[c]);
+    }
+    const double inv_std = 1 / std::sqrt(variance + epsilon);
+    if (training) {
+      saved_mean[c] = static_cast<Scalar>(mean);
+      saved_inv_std[c] = static_cast<Scalar>(inv_std);
+    }
+    const auto centre = static_cast<Scalar>(mean);
+    const auto scale = static_cast<Scalar>(static_cast<double>(weight[c]) * inv_std);
+    shape.ForEach(c, [&](int64_t i) { y[i] = scale * (x[i] - centre) + bias[c]; });
+  }
+}
+
+// With x^ = (x - mean) * inv_std and the means taken over the channel:
+// dx = weight * inv_std * (dy - mean(dy) - x^ * mean(dy * x^)).
+template <typename Scalar>
+void BatchNormBackward(const Call<Scalar>& call) {
+  const Op& op = call.op;
+  const Channels shape(op);
+  const int64_t total = Product(op, {shape.channels, shape.batch, shape.plane});
+  const bool needs_dx = Flag(op, "needs_dx");
+  const bool fused = Flag(op, "fused_update");
+  const double rate = fused ? NumberOf(op, "learning_rate") : 0;
+  const double epsilon = NumberOf(op, "epsilon");
+  const double momentum = NumberOf(op, "momentum");
+  const Scalar* x = call.Input(0, total);
+  const Scalar* weight = call.Input(1, shape.channels);
+  const Scalar* dy = call.Input(2, total);
+  const Scalar* mean = call.Input(3, shape.channels);
+  const Scalar* inv_std = call.Input(4, shape.channels);
+  const Scalar* old_mean = call.Input(5, shape.channels);
+  const Scalar* old_var = call.Input(6, shape.channels);
+  const Scalar* bias = fused ? call.Input(7, shape.channels) : nullptr;
+  const size_t first = needs_dx ? 1 : 0;
+  Scalar* dx = needs_dx ? call.Output(0, total) : nullptr;
+  Scalar* dweight = call.Output(first, shape.channels);
+  Scalar* dbias = call.Output(first + 1, shape.channels);
+  Scalar* running_mean = call.Output(first + 2, shape.channels);
+  Scalar* running_var = call.Output(first + 3, shape.channels);
+  const bool accumulate = needs_dx && Accumulates(op, 0);
+  const auto count = static_cast<double>(shape.count());
+  for (int64_t c = 0; c < shape.channels; ++c) {
+    const auto normal = [&](int64_t i) {
+      return static_cast<double>(x[i] - mean[c]) * static_cast<double>(inv_std[c]);
+    };
+    double sum = 0, product = 0;
+    shape.ForEach(c, [&](int64_t i) {
+      sum += static_cast<double>(dy[i]);
+      product += static_cast<double>(dy[i]) * normal(i);
+    });
+    if (needs_dx) {
+      const double scale = static_cast<double>(weight[c]) * static_cast<double>(inv_std[c]);
+      shape.ForEach(c, [&](int64_t i) {
+        const double gradient =
+            scale * (static_cast<double>(dy[i]) - (sum + normal(i) * product) / count);
+        Store(dx, i, static_cast<Scalar>(gradient), accumulate);
+      });
+    }
+    // Fused, these are the parameters themselves.
+    const double old_weight = fused ? static_cast<double>(weight[c]) : 0;
+    const double old_bias = fused ? static_cast<double>(bias[c]) : 0;
+    dweight[c] = static_cast<Scalar>(fused ? old_weight - rate * product : product);
+    dbias[c] = static_cast<Scalar>(fused ? old_bias - rate * sum : sum);
+
+    const double deviation = 1 / static_cast<double>(inv_std[c]);
+    const double variance =
+        (deviation * deviation - epsilon) * (count > 1 ? count / (count - 1) : 1);
+    const auto move = [&](Scalar old, double target) {
+      return static_cast<Scalar>(static_cast<double>(old) +
+                                 momentum * (target - static_cast<double>(old)));
+    };
+    running_mean[c] = move(old_mean[c], static_cast<double>(mean[c]));
+    running_var[c] = move(old_var[c], variance);
+  }
+}
+
+}  // namespace
+
+template <typename Scalar>
+void RunBatchNorm(const Call<Scalar>& call) {
+  if (call.op.phase == Phase::kForward) return BatchNormForward(call);
+  BatchNormBackward(call);
+}
 
 // y = x * s^-beta with s = k + alpha / size * (the sum of x^2 over the window of channels).
 template <typename Scalar>
@@ -109,6 +244,8 @@ void RunSoftmaxLoss(const Call<Scalar>& call) {
 
 template void RunLrn(const Call<float>&);
 template void RunLrn(const Call<double>&);
+template void RunBatchNorm(const Call<float>&);
+template void RunBatchNorm(const Call<double>&);
 template void RunSoftmaxLoss(const Call<float>&);
 template void RunSoftmaxLoss(const Call<double>&);
 

@@ -66,6 +66,8 @@ void RunPool2d(const Call<Scalar>& call);
 template <typename Scalar>
 void RunLrn(const Call<Scalar>& call);
 template <typename Scalar>
+void RunBatchNorm(const Call<Scalar>& call);
+template <typename Scalar>
 void RunSoftmaxLoss(const Call<Scalar>& call);
 // pointwise.cc
 template <typename Scalar>
@@ -74,6 +76,8 @@ template <typename Scalar>
 void RunDropout(const Call<Scalar>& call);
 template <typename Scalar>
 void RunAdd(const Call<Scalar>& call);
+template <typename Scalar>
+void RunFork(const Call<Scalar>& call);
 template <typename Scalar>
 void RunConcat(const Call<Scalar>& call);
 template <typename Scalar>

@@ -1,8 +1,9 @@
-// Relu, dropout, add, concat and sgd.
+// Relu, dropout, add, fork, concat and sgd.
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "backend/cpu/operands.h"
 #include "sim/core/counter_random.h"
@@ -60,10 +61,33 @@ void RunAdd(const Call<Scalar>& call) {
     for (int64_t i = 0; i < count; ++i) y[i] = in[i] + other[i];
     return;
   }
-  for (size_t part = 0; part < 2; ++part) {
+  for (size_t part = 0; part < call.outputs.size(); ++part) {
     Scalar* dx = call.Output(part, count);
     const bool accumulate = Accumulates(call.op, part);
     for (int64_t i = 0; i < count; ++i) Store(dx, i, in[i], accumulate);
+  }
+}
+
+template <typename Scalar>
+void RunFork(const Call<Scalar>& call) {
+  const int64_t count = Product(call.op, {call.op.batch, IntOf(call.op, "elements")});
+  const auto parts = static_cast<size_t>(IntOf(call.op, "parts", 1));
+  if (call.op.phase == Phase::kForward) {
+    const Scalar* x = call.Input(0, count);
+    for (size_t part = 0; part < parts; ++part) {
+      Scalar* y = call.Output(part, count);
+      if (y != x) std::copy_n(x, count, y);
+    }
+    return;
+  }
+  Scalar* dx = call.Output(0, count);
+  std::vector<const Scalar*> dy;
+  for (size_t part = 0; part < parts; ++part) dy.push_back(call.Input(part, count));
+  const bool accumulate = Accumulates(call.op, 0);
+  for (int64_t i = 0; i < count; ++i) {
+    Scalar sum = dy[0][i];
+    for (size_t part = 1; part < parts; ++part) sum += dy[part][i];
+    Store(dx, i, sum, accumulate);
   }
 }
 
@@ -143,6 +167,8 @@ template void RunDropout(const Call<float>&);
 template void RunDropout(const Call<double>&);
 template void RunAdd(const Call<float>&);
 template void RunAdd(const Call<double>&);
+template void RunFork(const Call<float>&);
+template void RunFork(const Call<double>&);
 template void RunConcat(const Call<float>&);
 template void RunConcat(const Call<double>&);
 template void RunSgd(const Call<float>&);

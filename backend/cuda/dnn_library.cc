@@ -8,7 +8,7 @@
 
 #include "sim/core/error.h"
 
-// The v7-style convolution interface is deprecated in cuDNN 9 but complete.
+// The v7-style interface is deprecated in cuDNN 9 but complete.
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
 namespace spillway {
@@ -131,12 +131,20 @@ struct DnnLibrary::Impl {
         activity);
   }
 
+  void SetBatchNorm(const BatchNormGeometry& s, const Activity& activity) {
+    SetTensor(tensor, s.batch, s.channels, s.height, s.width, activity);
+    SPILLWAY_CUDNN_CALL(
+        cudnnDeriveBNTensorDescriptor(channel.get(), tensor.get(), CUDNN_BATCHNORM_SPATIAL),
+        activity);
+  }
+
   cudnnHandle_t handle = nullptr;
   bool tf32 = false;
   std::map<ConvShape, std::unique_ptr<ConvDescriptors>> convolutions;
   // Set before each use.
   TensorDescriptor tensor;
   TensorDescriptor bias;
+  TensorDescriptor channel;
   LrnDescriptor lrn;
 };
 
@@ -249,6 +257,48 @@ void DnnLibrary::LrnBackward(const LrnShape& shape, const float* x, const float*
       cudnnLRNCrossChannelBackward(impl_->handle, impl_->lrn.get(), CUDNN_LRN_CROSS_CHANNEL_DIM1,
                                    &one, tensor, y, tensor, dy, tensor, x, &beta, tensor, dx),
       activity);
+}
+
+void DnnLibrary::BatchNormTraining(const BatchNormGeometry& shape, const float* x,
+                                   const float* weight, const float* bias, float* y, float* mean,
+                                   float* inv_std, const Activity& activity) {
+  const float one = 1;
+  const float zero = 0;
+  impl_->SetBatchNorm(shape, activity);
+  const cudnnTensorDescriptor_t tensor = impl_->tensor.get();
+  SPILLWAY_CUDNN_CALL(
+      cudnnBatchNormalizationForwardTraining(
+          impl_->handle, CUDNN_BATCHNORM_SPATIAL, &one, &zero, tensor, x, tensor, y,
+          impl_->channel.get(), weight, bias, 1, nullptr, nullptr, shape.epsilon, mean, inv_std),
+      activity);
+}
+
+void DnnLibrary::BatchNormInference(const BatchNormGeometry& shape, const float* x,
+                                    const float* weight, const float* bias, const float* mean,
+                                    const float* variance, float* y, const Activity& activity) {
+  const float one = 1;
+  const float zero = 0;
+  impl_->SetBatchNorm(shape, activity);
+  const cudnnTensorDescriptor_t tensor = impl_->tensor.get();
+  SPILLWAY_CUDNN_CALL(cudnnBatchNormalizationForwardInference(
+                          impl_->handle, CUDNN_BATCHNORM_SPATIAL, &one, &zero, tensor, x, tensor, y,
+                          impl_->channel.get(), weight, bias, mean, variance, shape.epsilon),
+                      activity);
+}
+
+void DnnLibrary::BatchNormBackward(const BatchNormGeometry& shape, const float* x,
+                                   const float* weight, const float* dy, const float* mean,
+                                   const float* inv_std, float beta, float* dx, float* dweight,
+                                   float* dbias, const Activity& activity) {
+  const float one = 1;
+  const float zero = 0;
+  impl_->SetBatchNorm(shape, activity);
+  const cudnnTensorDescriptor_t tensor = impl_->tensor.get();
+  SPILLWAY_CUDNN_CALL(cudnnBatchNormalizationBackward(impl_->handle, CUDNN_BATCHNORM_SPATIAL, &one,
+                                                      &beta, &one, &zero, tensor, x, tensor, dy,
+                                                      tensor, dx, impl_->channel.get(), weight,
+                                                      dweight, dbias, shape.epsilon, mean, inv_std),
+                      activity);
 }
 
 }  // namespace spillway

@@ -1,4 +1,4 @@
-// cuDNN behind plain types: convolutions, bias and local response normalisation.
+// cuDNN behind plain types: convolutions, bias, local response and batch normalisation.
 //
 // The only file of the project that includes cuDNN is dnn_library.cc; it uses the v7-style
 // convolution calls, which name their algorithms and workspaces, as the papers do. Dense NCHW fp32;
@@ -40,6 +40,13 @@ struct LrnShape {
   double alpha = 0, beta = 0, k = 0;
 };
 
+// Normalisation per channel, over the samples and the plane.
+struct BatchNormGeometry {
+  int batch = 0;
+  int channels = 0, height = 0, width = 0;
+  double epsilon = 0;
+};
+
 class DnnLibrary {
  public:
   // Opens cuDNN on the current device. `tf32` allows tensor cores with rounded inputs.
@@ -75,6 +82,18 @@ class DnnLibrary {
   // dx = gradient + beta * dx.
   void LrnBackward(const LrnShape& shape, const float* x, const float* y, const float* dy,
                    float beta, float* dx, const Activity& activity);
+
+  // The statistics are those of x; puts them out, inv_std = 1 / sqrt(biased variance + epsilon).
+  void BatchNormTraining(const BatchNormGeometry& shape, const float* x, const float* weight,
+                         const float* bias, float* y, float* mean, float* inv_std,
+                         const Activity& activity);
+  void BatchNormInference(const BatchNormGeometry& shape, const float* x, const float* weight,
+                          const float* bias, const float* mean, const float* variance, float* y,
+                          const Activity& activity);
+  // dx = gradient + beta * dx. dweight and dbias are overwritten and must not be weight or bias.
+  void BatchNormBackward(const BatchNormGeometry& shape, const float* x, const float* weight,
+                         const float* dy, const float* mean, const float* inv_std, float beta,
+                         float* dx, float* dweight, float* dbias, const Activity& activity);
 
  private:
   struct Impl;

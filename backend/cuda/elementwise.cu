@@ -73,14 +73,14 @@ void ForEach(int64_t count, bool wide, const Function& function, cudaStream_t st
 struct FillUniformFunction {
   float* out;
   uint64_t seed;
-  float low, range;
+  float scale, centre;
 
   template <int kWidth>
   __device__ void Do(int64_t i) const {
-    const Philox4 random = PhiloxGroup(seed, 0, i / 4);
     Pack<kWidth> pack;
     for (int k = 0; k < kWidth; ++k) {
-      pack.v[k] = low + range * UnitFloat(random.word[(i + k) % 4]);
+      // Rounded like the host's sum: not fused into the product.
+      pack.v[k] = __fadd_rn(centre, RandomFloat(seed, i + k, scale));
     }
     Store(out, i, pack);
   }
@@ -89,11 +89,11 @@ struct FillUniformFunction {
 struct FillLabelsFunction {
   int32_t* out;
   uint64_t seed;
-  uint32_t classes;
+  int32_t classes;
 
   template <int kWidth>
   __device__ void Do(int64_t i) const {
-    out[i] = static_cast<int32_t>(PhiloxGroup(seed, 1, i).word[0] % classes);
+    out[i] = RandomLabel(seed, i, classes);
   }
 };
 
@@ -200,6 +200,22 @@ struct SgdFunction {
   }
 };
 
+struct MoveStatisticsFunction {
+  const float* mean;
+  const float* inv_std;
+  float* running_mean;
+  float* running_var;
+  float epsilon, momentum, unbiased;
+
+  template <int kWidth>
+  __device__ void Do(int64_t i) const {
+    const float deviation = 1 / inv_std[i];
+    const float variance = (deviation * deviation - epsilon) * unbiased;
+    running_mean[i] += momentum * (mean[i] - running_mean[i]);
+    running_var[i] += momentum * (variance - running_var[i]);
+  }
+};
+
 struct SoftmaxBackwardFunction {
   const float* y;
   const int32_t* labels;
@@ -260,6 +276,27 @@ __global__ void CrossEntropyKernel(const float* y, const int32_t* labels, float*
   if (threadIdx.x == 0) *loss = (accumulate ? *loss : 0.0f) + scale * sum;
 }
 
+// One block per channel.
+__global__ void ParameterGradientsKernel(const float* x, const float* dy, const float* mean,
+                                         const float* inv_std, float* dweight, float* dbias,
+                                         int64_t batch, int64_t plane) {
+  const int64_t channel = blockIdx.x;
+  float sum = 0;
+  float product = 0;
+  for (int64_t n = 0; n < batch; ++n) {
+    const int64_t first = (n * gridDim.x + channel) * plane;
+    for (int64_t i = first + threadIdx.x; i < first + plane; i += kThreads) {
+      sum += dy[i];
+      product += dy[i] * (x[i] - mean[channel]) * inv_std[channel];
+    }
+  }
+  sum = BlockReduce<Sum>(sum);
+  product = BlockReduce<Sum>(product);
+  if (threadIdx.x != 0) return;
+  dbias[channel] = sum;
+  dweight[channel] = product;
+}
+
 __global__ void CompareKernel(const float* a, const float* b, int64_t count, Comparison* result) {
   float largest = 0;
   float difference = 0;
@@ -294,13 +331,13 @@ __global__ void SpinKernel(int64_t nanoseconds) {
 
 }  // namespace
 
-void FillUniform(float* out, int64_t count, uint64_t seed, float low, float high,
-                 cudaStream_t stream) {
-  ForEach(count, Aligned({out}), FillUniformFunction{out, seed, low, high - low}, stream);
+void FillUniform(float* out, int64_t count, uint64_t seed, float scale, cudaStream_t stream,
+                 float centre) {
+  ForEach(count, Aligned({out}), FillUniformFunction{out, seed, scale, centre}, stream);
 }
 
 void FillLabels(int32_t* out, int64_t count, int32_t classes, uint64_t seed, cudaStream_t stream) {
-  ForEach(count, false, FillLabelsFunction{out, seed, static_cast<uint32_t>(classes)}, stream);
+  ForEach(count, false, FillLabelsFunction{out, seed, classes}, stream);
 }
 
 void Relu(const float* x, float* y, int64_t count, cudaStream_t stream) {
@@ -356,6 +393,26 @@ void SgdMomentum(float* weight, const float* gradient, float* momentum, int64_t 
   ForEach(count, Aligned({weight, gradient, momentum}),
           SgdFunction{weight, gradient, momentum, learning_rate, momentum_factor, weight_decay},
           stream);
+}
+
+void BatchNormParameterGradients(const float* x, const float* dy, const float* mean,
+                                 const float* inv_std, float* dweight, float* dbias, int64_t batch,
+                                 int64_t channels, int64_t plane, cudaStream_t stream) {
+  if (channels <= 0) return;
+  ParameterGradientsKernel<<<static_cast<unsigned>(channels), kThreads, 0, stream>>>(
+      x, dy, mean, inv_std, dweight, dbias, batch, plane);
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
+}
+
+void MoveRunningStatistics(const float* mean, const float* inv_std, float* running_mean,
+                           float* running_var, int64_t channels, int64_t count, float epsilon,
+                           float momentum, cudaStream_t stream) {
+  const float unbiased =
+      count > 1 ? static_cast<float>(count) / static_cast<float>(count - 1) : 1.0f;
+  ForEach(
+      channels, false,
+      MoveStatisticsFunction{mean, inv_std, running_mean, running_var, epsilon, momentum, unbiased},
+      stream);
 }
 
 void Compare(const float* a, const float* b, int64_t count, Comparison* result,

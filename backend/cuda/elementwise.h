@@ -14,10 +14,9 @@
 
 namespace spillway {
 
-// Random contents in [low, high), a function of seed and index alone.
-void FillUniform(float* out, int64_t count, uint64_t seed, float low, float high,
-                 cudaStream_t stream);
-// Random labels in [0, classes).
+// `RandomFloat` (around a centre) and `RandomLabel` of sim/core/counter_random.h for each element.
+void FillUniform(float* out, int64_t count, uint64_t seed, float scale, cudaStream_t stream,
+                 float centre = 0);
 void FillLabels(int32_t* out, int64_t count, int32_t classes, uint64_t seed, cudaStream_t stream);
 
 // y = max(x, 0); NaN stays NaN.
@@ -51,6 +50,17 @@ void SoftmaxCrossEntropyBackward(const float* y, const int32_t* labels, float* d
 void SgdMomentum(float* weight, const float* gradient, float* momentum, int64_t count,
                  float learning_rate, float momentum_factor, float weight_decay,
                  cudaStream_t stream);
+
+// The parameter gradients of a batch normalisation, by channel: dbias = sum of dy, dweight = sum of
+// dy * (x - mean) * inv_std, over `batch` samples of planes of `plane` elements.
+void BatchNormParameterGradients(const float* x, const float* dy, const float* mean,
+                                 const float* inv_std, float* dweight, float* dbias, int64_t batch,
+                                 int64_t channels, int64_t plane, cudaStream_t stream);
+// running = running + momentum * (statistic - running), for the mean and the unbiased variance of
+// `count` values, where inv_std = 1 / sqrt(biased variance + epsilon).
+void MoveRunningStatistics(const float* mean, const float* inv_std, float* running_mean,
+                           float* running_var, int64_t channels, int64_t count, float epsilon,
+                           float momentum, cudaStream_t stream);
 
 // What `Compare` found; on the device.
 struct Comparison {

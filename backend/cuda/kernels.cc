@@ -15,11 +15,14 @@ namespace spillway {
 namespace {
 
 constexpr int64_t kElementSize = sizeof(float);
+// Of a batch normalisation with a fused update, at most.
+constexpr int64_t kMostChannels = 65536;
 
 [[noreturn]] void Unsupported(const Op& op) {
   throw InputError(
       fmt::format("op '{}': the CUDA backend cannot execute {} ops; supported: conv2d, linear, "
-                  "maxpool2d, avgpool2d, relu, lrn, dropout, concat, add, softmax_loss, sgd",
+                  "maxpool2d, avgpool2d, relu, lrn, batchnorm, dropout, concat, add, fork, "
+                  "softmax_loss, sgd",
                   op.name, Name(op.type)));
 }
 
@@ -32,13 +35,17 @@ int IntOf(const Op& op, std::string_view attribute) {
   return static_cast<int>(value);
 }
 
-float FloatOf(const Op& op, std::string_view attribute) {
+double NumberOf(const Op& op, std::string_view attribute) {
   const std::optional<double> value = op.FindAttribute(attribute);
   if (!value) {
     throw InputError(
         fmt::format("op '{}' ({}) lacks the attribute '{}'", op.name, Name(op.type), attribute));
   }
-  return static_cast<float>(*value);
+  return *value;
+}
+
+float FloatOf(const Op& op, std::string_view attribute) {
+  return static_cast<float>(NumberOf(op, attribute));
 }
 
 bool Flag(const Op& op, std::string_view attribute) {
@@ -139,7 +146,10 @@ bool ParseTf32(const std::string& math) {
 
 struct CudaKernels::Impl {
   explicit Impl(const KernelOptions& options)
-      : seed(options.seed), tf32(ParseTf32(options.math)), dnn(tf32) {
+      : seed(options.seed),
+        tf32(ParseTf32(options.math)),
+        dnn(tf32),
+        parameter_gradients(Bytes(2 * kMostChannels * kElementSize)) {
     SPILLWAY_CUBLAS_CALL(cublasCreate(&blas));
     SPILLWAY_CUBLAS_CALL(
         cublasSetMathMode(blas, tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH));
@@ -169,7 +179,12 @@ struct CudaKernels::Impl {
   void Pooling(const Op& op, const SlotLaunch& launch, const Operands& operands);
   void Normalise(const Op& op, const SlotLaunch& launch, const Operands& operands,
                  const Activity& activity);
+  void BatchNorm(const Op& op, const SlotLaunch& launch, const Operands& operands,
+                 const Activity& activity);
+  void BatchNormBackward(const Op& op, const BatchNormGeometry& shape, const Operands& operands,
+                         const Activity& activity);
   void Pointwise(const Op& op, const SlotLaunch& launch, const Operands& operands);
+  void Fork(const Op& op, const SlotLaunch& launch, const Operands& operands);
   void Concatenate(const Op& op, const SlotLaunch& launch, const Operands& operands);
   void Loss(const Op& op, const SlotLaunch& launch, const Operands& operands);
   void Sgd(const Op& op, const SlotLaunch& launch, const Operands& operands);
@@ -177,6 +192,8 @@ struct CudaKernels::Impl {
   uint64_t seed;
   bool tf32;
   DnnLibrary dnn;
+  // Where cuDNN puts the gradients of a weight that it still reads and that they will be added to.
+  DeviceBuffer parameter_gradients;
   cublasHandle_t blas = nullptr;
   cudaStream_t stream = nullptr;
   bool stream_set = false;
@@ -321,6 +338,73 @@ void CudaKernels::Impl::Normalise(const Op& op, const SlotLaunch& launch, const 
   }
 }
 
+void CudaKernels::Impl::BatchNorm(const Op& op, const SlotLaunch& launch, const Operands& operands,
+                                  const Activity& activity) {
+  BatchNormGeometry s;
+  s.batch = static_cast<int>(launch.batch);
+  s.channels = IntOf(op, "channels");
+  s.height = IntOf(op, "height");
+  s.width = IntOf(op, "width");
+  s.epsilon = NumberOf(op, "epsilon");
+  const bool backward = op.phase == Phase::kBackward;
+  if ((backward || Flag(op, "training")) && launch.batch != op.batch) {
+    throw InputError(
+        fmt::format("op '{}': a batch normalisation in training cannot be split", op.name));
+  }
+  if (backward) return BatchNormBackward(op, s, operands, activity);
+  const int64_t elements = int64_t{s.channels} * s.height * s.width;
+  const float* x = operands.Input(0, elements);
+  const float* weight = operands.SharedInput(1, s.channels);
+  const float* bias = operands.SharedInput(2, s.channels);
+  float* y = operands.Output(0, elements);
+  if (Flag(op, "training")) {
+    dnn.BatchNormTraining(s, x, weight, bias, y, operands.SharedOutput(1, s.channels),
+                          operands.SharedOutput(2, s.channels), activity);
+  } else {
+    dnn.BatchNormInference(s, x, weight, bias, operands.SharedInput(3, s.channels),
+                           operands.SharedInput(4, s.channels), y, activity);
+  }
+}
+
+void CudaKernels::Impl::BatchNormBackward(const Op& op, const BatchNormGeometry& shape,
+                                          const Operands& operands, const Activity& activity) {
+  const int64_t channels = shape.channels;
+  const int64_t plane = int64_t{shape.height} * shape.width;
+  const bool needs_dx = Flag(op, "needs_dx");
+  const bool fused = Flag(op, "fused_update");
+  if (fused && channels > kMostChannels) {
+    throw InputError(
+        fmt::format("op '{}': {} channels with a fused update, at most {} are possible", op.name,
+                    channels, kMostChannels));
+  }
+  const float* x = operands.Input(0, channels * plane);
+  const float* weight = operands.SharedInput(1, channels);
+  const float* dy = operands.Input(2, channels * plane);
+  const float* mean = operands.SharedInput(3, channels);
+  const float* inv_std = operands.SharedInput(4, channels);
+  const size_t first = needs_dx ? 1 : 0;
+  float* const weight_out = operands.SharedOutput(first, channels);
+  float* const bias_out = operands.SharedOutput(first + 1, channels);
+  float* dweight = fused ? parameter_gradients.floats() : weight_out;
+  float* dbias = fused ? parameter_gradients.floats() + kMostChannels : bias_out;
+  if (needs_dx) {
+    dnn.BatchNormBackward(shape, x, weight, dy, mean, inv_std, Accumulates(op, 0) ? 1.0f : 0.0f,
+                          operands.Output(0, channels * plane), dweight, dbias, activity);
+  } else {
+    BatchNormParameterGradients(x, dy, mean, inv_std, dweight, dbias, shape.batch, channels, plane,
+                                stream);
+  }
+  if (fused) {
+    const float scale = -FloatOf(op, "learning_rate");
+    const auto n = static_cast<int>(channels);
+    SPILLWAY_CUBLAS_CALL(cublasSaxpy(blas, n, &scale, dweight, 1, weight_out, 1), activity);
+    SPILLWAY_CUBLAS_CALL(cublasSaxpy(blas, n, &scale, dbias, 1, bias_out, 1), activity);
+  }
+  MoveRunningStatistics(mean, inv_std, operands.SharedOutput(first + 2, channels),
+                        operands.SharedOutput(first + 3, channels), channels, shape.batch * plane,
+                        FloatOf(op, "epsilon"), FloatOf(op, "momentum"), stream);
+}
+
 // Relu, dropout and add.
 void CudaKernels::Impl::Pointwise(const Op& op, const SlotLaunch& launch,
                                   const Operands& operands) {
@@ -346,6 +430,30 @@ void CudaKernels::Impl::Pointwise(const Op& op, const SlotLaunch& launch,
       const bool accumulate = Accumulates(op, i);
       if (dx == in && !accumulate) continue;  // in place: it is there already
       CopyRows(in, count, dx, count, count, 1, accumulate, stream);
+    }
+  }
+}
+
+void CudaKernels::Impl::Fork(const Op& op, const SlotLaunch& launch, const Operands& operands) {
+  const int64_t elements = op.IntAttribute("elements");
+  const int64_t count = launch.batch * elements;
+  const auto parts = static_cast<size_t>(IntOf(op, "parts"));
+  if (op.phase == Phase::kForward) {
+    const float* x = operands.Input(0, elements);
+    for (size_t i = 0; i < parts; ++i) {
+      float* y = operands.Output(i, elements);
+      if (y != x) CopyRows(x, count, y, count, count, 1, false, stream);
+    }
+    return;
+  }
+  float* dx = operands.Output(0, elements);
+  const bool accumulate = Accumulates(op, 0);
+  for (size_t i = 0; i < parts; ++i) {
+    const float* dy = operands.Input(i, elements);
+    if (i == 0 && !accumulate) {
+      if (dy != dx) CopyRows(dy, count, dx, count, count, 1, false, stream);
+    } else {
+      AddTensors(dx, dy, dx, count, stream);
     }
   }
 }
@@ -436,15 +544,15 @@ std::vector<Candidate> CudaKernels::Candidates(const Op& op, size_t slot, int64_
     case OpType::kAvgPool2d:
     case OpType::kRelu:
     case OpType::kLrn:
+    case OpType::kBatchNorm:
     case OpType::kDropout:
     case OpType::kConcat:
     case OpType::kAdd:
+    case OpType::kFork:
     case OpType::kSoftmaxLoss:
     case OpType::kSgd:
       return {{"default", Bytes(0), true}};
     case OpType::kInput:
-    case OpType::kBatchNorm:
-    case OpType::kFork:
     case OpType::kOther:
       Unsupported(op);
   }
@@ -482,6 +590,10 @@ void CudaKernels::Launch(const Op& op, const SlotLaunch& launch, CUstream_st* st
       return impl_->Pooling(op, launch, operands);
     case OpType::kLrn:
       return impl_->Normalise(op, launch, operands, activity);
+    case OpType::kBatchNorm:
+      return impl_->BatchNorm(op, launch, operands, activity);
+    case OpType::kFork:
+      return impl_->Fork(op, launch, operands);
     case OpType::kRelu:
     case OpType::kDropout:
     case OpType::kAdd:
@@ -493,8 +605,6 @@ void CudaKernels::Launch(const Op& op, const SlotLaunch& launch, CUstream_st* st
     case OpType::kSgd:
       return impl_->Sgd(op, launch, operands);
     case OpType::kInput:
-    case OpType::kBatchNorm:
-    case OpType::kFork:
     case OpType::kOther:
       Unsupported(op);
   }

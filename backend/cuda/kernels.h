@@ -1,14 +1,15 @@
 // The kernel layer of the CUDA backend: executes any slot of any op on real device memory.
 //
-// Convolutions, bias and LRN go through cuDNN, GEMMs through cuBLAS, the rest through own kernels.
-// It allocates nothing per launch, places nothing and makes no choices: memory, algorithm and
-// micro-batch come from the caller. Supported: every op type of FORMAT.md but batchnorm, fork and
-// other.
+// Convolutions, bias, LRN and batch normalisation go through cuDNN, GEMMs through cuBLAS, the rest
+// through own kernels. It allocates nothing per launch, places nothing and makes no choices:
+// memory, algorithm and micro-batch come from the caller. Supported: every op type that FORMAT.md
+// gives a contract.
 // Conventions that FORMAT.md leaves to the implementation: average pooling divides by the window
 // clipped to the padded input; LRN divides alpha by the window size; the loss is the mean over the
 // op's batch; dropout masks are `DropoutKeeps(seed, layer, element)`; SGD is
 // m = momentum * m + (dw + weight_decay * w), w -= learning_rate * m.
-// Not thread-safe. cuBLAS takes a fixed workspace of its own (32 MiB on Hopper) outside the arena.
+// Not thread-safe, and for one stream at a time. Outside the arena, cuBLAS takes a fixed workspace
+// of its own (32 MiB on Hopper), and gradients of a fused batch normalisation pass through 512 KiB.
 
 #ifndef SPILLWAY_BACKEND_CUDA_KERNELS_H_
 #define SPILLWAY_BACKEND_CUDA_KERNELS_H_
@@ -71,7 +72,8 @@ class CudaKernels {
 
   // Enqueues one launch on `stream`. Throws `InputError` that names the op if an operand is missing
   // or too small, or the op type or algorithm is unknown; `Error` if a library call fails.
-  // REQUIRES: a linear backward op with a fused update and dx runs as one part.
+  // REQUIRES: a linear backward op with a fused update and dx, and a batchnorm op of training, run
+  // as one part.
   void Launch(const Op& op, const SlotLaunch& launch, CUstream_st* stream);
 
  private:

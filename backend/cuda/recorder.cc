@@ -69,11 +69,15 @@ class OpMemory {
     outputs_ = Ranges(trace, op.outputs);
     uint64_t sequence = seed << 16;
     for (auto& [root, buffer] : buffers_) {
-      FillUniform(buffer.floats(), buffer.size().count() / 4, ++sequence, -1, 1, stream);
+      FillUniform(buffer.floats(), buffer.size().count() / 4, ++sequence, 1, stream);
     }
     if (op.type == OpType::kSoftmaxLoss) {
       FillLabels(reinterpret_cast<int32_t*>(inputs_.at(1).data), op.batch,
                  static_cast<int32_t>(op.IntAttribute("elements")), ++sequence, stream);
+    }
+    if (op.type == OpType::kBatchNorm && inputs_.size() > 4) {  // a variance or its inverse root
+      FillUniform(reinterpret_cast<float*>(inputs_[4].data), inputs_[4].size.count() / 4,
+                  ++sequence, 0.5f, stream, 1);
     }
   }
 
@@ -210,8 +214,8 @@ void Recorder::WarmUpClocks() {
   op.attributes = {{"in_features", kExtent}, {"out_features", kExtent}};
   op.slots = {{"fwd", "", 0, Bytes(0)}};
   const DeviceBuffer x(size), weight(size), y(size);
-  FillUniform(x.floats(), kExtent * kExtent, 1, -1, 1, stream_.get());
-  FillUniform(weight.floats(), kExtent * kExtent, 2, -1, 1, stream_.get());
+  FillUniform(x.floats(), kExtent * kExtent, 1, 1, stream_.get());
+  FillUniform(weight.floats(), kExtent * kExtent, 2, 1, stream_.get());
   const DeviceRange inputs[] = {x.range(), weight.range()};
   const DeviceRange outputs[] = {y.range()};
   const SlotLaunch launch{.batch = kExtent, .inputs = inputs, .outputs = outputs, .workspace = {}};
@@ -377,7 +381,9 @@ RecordedKernel Recorder::Time(const Job& job, const SlotLaunch& launch) {
   }
   std::sort(times.begin(), times.end());
   RecordedKernel recorded;
-  recorded.kernel.time = Duration::Picoseconds(std::llround(Percentile(times, 0.5)));
+  // An op whose operands share their storage may launch nothing; no time is 0.
+  recorded.kernel.time =
+      Duration::Picoseconds(std::max<int64_t>(std::llround(Percentile(times, 0.5)), 1));
   recorded.repeats = repeats();
   recorded.spread = Spread(times);
   return recorded;

@@ -38,6 +38,7 @@ int Execute(Session& session) {
   AddList(app, exit_code);
   AddTrace(app, exit_code, session);
   AddRecord(app, exit_code, session);
+  AddValidate(app, exit_code, session);
   AddCalibrate(app, exit_code, session);
   AddReproduce(app, exit_code, session);
   AddNewPolicy(app, exit_code, session);

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "policies/library.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/core/check.h"
 #include "sim/core/error.h"
+#include "sim/cost/deterministic.h"
 #include "traces/lowering.h"
 #include "traces/zoo/zoo.h"
 
@@ -27,6 +29,10 @@ Format FormatOption::format() const {
 void WorkloadOption::Add(CLI::App& verb) {
   verb.add_option("workload", text, "NETWORK:BATCH (vgg16:256) or a trace file (.json, .json.zst)")
       ->required();
+  AddLowering(verb);
+}
+
+void WorkloadOption::AddLowering(CLI::App& verb) {
   verb.add_option("--preset", preset,
                   "Memory accounting of the lowering; see spillway list presets")
       ->capture_default_str();
@@ -37,27 +43,39 @@ void WorkloadOption::Add(CLI::App& verb) {
 
 Trace WorkloadOption::Load() const { return LoadWorkload(text, {preset, mode == "training"}); }
 
+const char* const kMemoryHelp =
+    "Device memory: a size (12GiB), unlimited, or N%: that far from the least that any "
+    "layer-wise policy needs (0%) to the in-core peak (100%); default: the device's";
+
 void MachineOption::Add(CLI::App& verb) {
+  AddAllButMemory(verb);
+  verb.add_option("--memory", memory, kMemoryHelp);
+}
+
+void MachineOption::AddAllButMemory(CLI::App& verb) {
   verb.add_option("--device", device, "A device name, a device file (.toml), or help")
       ->capture_default_str();
-  verb.add_option(
-      "--memory", memory,
-      "Device memory: a size (12GiB), unlimited, or N%: that far from the least that any "
-      "layer-wise policy needs (0%) to the in-core peak (100%); default: the device's");
   verb.add_option("--allocator", allocator, "Device allocator, or help")->capture_default_str();
   verb.add_option(
           "--cost", cost,
           "Kernel times: auto (recorded if there is a table, else roofline), roofline, or a "
           "cost table file")
       ->capture_default_str();
+  verb.add_flag("--deterministic", deterministic,
+                "Only kernels that give the same bits on every run");
   verb.add_flag("--charge-input", charge_input, "Copy the inputs to the device in each iteration");
   verb.add_flag("--check", check, "Verify every report with the independent checker");
 }
 
-Scenario::Scenario(const WorkloadOption& workload, const MachineOption& machine)
-    : trace_(workload.Load()), device_(LoadDevice(machine.device)), check_(machine.check) {
+Scenario::Scenario(const WorkloadOption& workload, const MachineOption& machine,
+                   std::unique_ptr<const CostModel> cost)
+    : trace_(workload.Load()),
+      device_(LoadDevice(machine.device)),
+      cost_(std::move(cost)),
+      check_(machine.check) {
   MakeAllocator(machine.allocator, Bytes(0), device_.alignment);  // an unknown name fails early
-  cost_ = LoadCost(machine.cost, trace_, device_);
+  if (!cost_) cost_ = LoadCost(machine.cost, trace_, device_);
+  if (machine.deterministic) cost_ = std::make_unique<DeterministicCostModel>(std::move(cost_));
   RuntimeOptions options;
   options.charge_input = machine.charge_input;
   setup_ = std::make_unique<Setup>(
@@ -67,15 +85,29 @@ Scenario::Scenario(const WorkloadOption& workload, const MachineOption& machine)
 }
 
 Outcome Scenario::Play(const std::string& specification) const {
-  Outcome outcome = Simulate(*setup_, *PolicyLibrary().Make(specification));
-  Verify(specification, outcome);
+  return Play(specification, [&] { return PolicyLibrary().Make(specification); });
+}
+
+Outcome Scenario::Play(const std::string& name, const PolicyMaker& make) const {
+  Outcome outcome = Simulate(*setup_, *make());
+  Verify(name, outcome);
   return outcome;
 }
 
-Execution Scenario::PlayOnCpu(const std::string& specification,
+Execution Scenario::PlayOnCpu(const std::string& name, const PolicyMaker& make,
                               const ExecuteOptions& options) const {
-  Execution execution = ExecuteOnCpu(*setup_, *PolicyLibrary().Make(specification), options);
-  Verify(specification, execution.outcome);
+  Execution execution = ExecuteOnCpu(*setup_, *make(), options);
+  Verify(name, execution.outcome);
+  return execution;
+}
+
+Execution Scenario::PlayOnCuda(const std::string& name, const PolicyMaker& make,
+                               CudaMachine& machine, const ExecuteOptions& options) const {
+  Execution execution;
+  execution.outcome = Simulate(*setup_, *make());
+  if (!execution.outcome.report.fits()) return execution;
+  execution = ExecuteOnCuda(*setup_, *make(), execution.outcome.report, machine, options);
+  Verify(name, execution.outcome);
   return execution;
 }
 
@@ -92,13 +124,17 @@ Row Scenario::RowOf(const std::string& specification, const Outcome& outcome) co
 }
 
 Row Scenario::RowOf(const std::string& specification, const Execution& execution) const {
-  Row row = MakeResultRow(*setup_, specification, "cpu", execution.outcome, ideal_);
+  const bool timed = !execution.iteration_times.empty();
+  Row row =
+      MakeResultRow(*setup_, specification, timed ? "cuda" : "cpu", execution.outcome, ideal_);
   for (Column& column : row) {
-    // The order of execution is no time, and what is weighted by it means nothing.
     const std::string& name = column.name;
-    if (name.ends_with("_ms") || name.starts_with("avg_") || name == "slowdown" ||
-        name == "time_over_bound") {
-      column.value = Value();
+    if (timed) {
+      // The iteration that was broken down is slowed by its time stamps.
+      if (name == "iteration_ms") column.value = execution.typical_iteration().milliseconds();
+    } else if (name.ends_with("_ms") || name.starts_with("avg_") || name == "slowdown" ||
+               name == "time_over_bound") {
+      column.value = Value();  // the order of execution is no time
     }
   }
   row.push_back({"loss", execution.loss ? Value(double{*execution.loss}) : Value()});
@@ -173,6 +209,7 @@ std::string DescribeAllocators() {
 std::string DescribeNetworks() {
   std::vector<std::vector<std::string>> cells{{"network", "description"}};
   for (const ZooEntry& entry : Zoo()) cells.push_back({entry.name, entry.description});
+  for (const auto& [pattern, description] : ZooPatterns()) cells.push_back({pattern, description});
   return FormatTable(cells);
 }
 

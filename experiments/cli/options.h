@@ -4,6 +4,7 @@
 #define SPILLWAY_EXPERIMENTS_CLI_OPTIONS_H_
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -31,26 +32,36 @@ struct WorkloadOption {
   std::string mode = "training";
 
   void Add(CLI::App& verb);
+  void AddLowering(CLI::App& verb);  // --preset and --mode alone
   Trace Load() const;
 };
 
-// Where it is run: --device --memory --allocator --cost --charge-input --check.
+// Where it is run: --device --memory --allocator --cost --deterministic --charge-input --check.
 struct MachineOption {
   std::string device = "h200";
   std::string memory;
   std::string allocator = "best-fit";
   std::string cost = "auto";
+  bool deterministic = false;
   bool charge_input = false;
   bool check = false;
 
   void Add(CLI::App& verb);
+  void AddAllButMemory(CLI::App& verb);
 };
+
+// The help of --memory.
+extern const char* const kMemoryHelp;
+
+// Makes a policy object for one run; called once per run.
+using PolicyMaker = std::function<std::unique_ptr<Policy>()>;
 
 // A workload on a machine, loaded and ready to simulate.
 class Scenario {
  public:
-  // Throws `UsageError` or `InputError`.
-  Scenario(const WorkloadOption& workload, const MachineOption& machine);
+  // Throws `UsageError` or `InputError`. `cost` takes the place of what the options name, if given.
+  Scenario(const WorkloadOption& workload, const MachineOption& machine,
+           std::unique_ptr<const CostModel> cost = nullptr);
 
   const Setup& setup() const { return *setup_; }
   const Report& ideal() const { return ideal_; }
@@ -58,11 +69,15 @@ class Scenario {
   // Simulates one policy and, where asked for, verifies the report. Throws `PolicyError` if the
   // verification finds a violation. Safe to call from several threads.
   Outcome Play(const std::string& specification) const;
+  Outcome Play(const std::string& name, const PolicyMaker& make) const;
   Row RowOf(const std::string& specification, const Outcome& outcome) const;
 
-  // Runs one policy on real bytes, verified likewise. Its row has no times, but loss and
-  // weights_digest.
-  Execution PlayOnCpu(const std::string& specification, const ExecuteOptions& options) const;
+  // Runs one policy on real bytes, verified likewise. The row of such a run also has loss and
+  // weights_digest, and on the CPU no times.
+  Execution PlayOnCpu(const std::string& name, const PolicyMaker& make,
+                      const ExecuteOptions& options) const;
+  Execution PlayOnCuda(const std::string& name, const PolicyMaker& make, CudaMachine& machine,
+                       const ExecuteOptions& options) const;
   Row RowOf(const std::string& specification, const Execution& execution) const;
   Row Run(const std::string& specification) const {
     return RowOf(specification, Play(specification));
@@ -77,7 +92,7 @@ class Scenario {
 
   Trace trace_;
   Device device_;
-  std::unique_ptr<CostModel> cost_;
+  std::unique_ptr<const CostModel> cost_;
   std::unique_ptr<Setup> setup_;
   Report ideal_;
   bool check_;

@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 
+#include "backend/backends.h"
 #include "experiments/chrome_trace.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
+#include "experiments/decisions.h"
 #include "experiments/explain.h"
 #include "experiments/memory_timeline.h"
+#include "policies/library.h"
 #include "sim/core/error.h"
 
 namespace spillway::cli {
@@ -22,7 +25,10 @@ struct RunOptions {
   std::string output;
   std::string export_trace;
   std::string export_memory;
+  std::string export_decisions;
+  std::string kernels_from;
   std::string backend = "sim";
+  std::string math = "fp32";
   ExecuteOptions execute;
 };
 
@@ -61,36 +67,73 @@ ChromeTraceOrigin OriginOf(const Scenario& scenario, const std::string& policy,
        {"run_sha256", RunSha256(manifest)}}};
 }
 
-// On real bytes: what fits, loss and digest, but no times and so nothing to explain.
-int ExecuteOnCpu(const RunOptions& options, const Scenario& scenario, Session& session) {
+// The policy asked for, or the in-core run with another run's kernels.
+PolicyMaker MakerOf(const RunOptions& options) {
+  if (options.kernels_from.empty()) {
+    return [policy = options.policy] { return PolicyLibrary().Make(policy); };
+  }
+  return [records = ReadKernelRecords(options.kernels_from)] {
+    return std::make_unique<FixedKernels>(records);
+  };
+}
+
+std::string PolicyName(const RunOptions& options) {
+  return options.kernels_from.empty() ? options.policy : "kernels-from:" + options.kernels_from;
+}
+
+// Those that a manifest describes.
+std::vector<std::string> PoliciesOf(const RunOptions& options) {
+  return options.kernels_from.empty() ? std::vector{options.policy} : std::vector<std::string>();
+}
+
+OutputFile DecisionsFile(const Scenario& scenario, const RunOptions& options,
+                         const Outcome& outcome) {
+  return {"--export-decisions", options.export_decisions,
+          FormatDecisions(outcome.trace(scenario.setup()), outcome.report, scenario.setup().cost)};
+}
+
+// On real bytes: what fits, loss and digest; the times of a GPU are exported from `validate`.
+int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session& session) {
   if (options.explain || !options.export_trace.empty() || !options.export_memory.empty()) {
     throw UsageError("--explain and the exports show predicted times: use them with --backend sim");
   }
-  const Execution execution = scenario.PlayOnCpu(options.policy, options.execute);
-  const Row row = scenario.RowOf(options.policy, execution);
+  Execution execution;
+  if (options.backend == "cpu") {
+    execution = scenario.PlayOnCpu(PolicyName(options), MakerOf(options), options.execute);
+  } else {
+    const auto machine = OpenCuda({0, options.math, options.execute.seed});
+    execution =
+        scenario.PlayOnCuda(PolicyName(options), MakerOf(options), *machine, options.execute);
+  }
+  const Row row = scenario.RowOf(PolicyName(options), execution);
   std::string text = FormatResults(scenario, {row}, options.format.format());
   if (options.format.format() == Format::kTable && execution.loss) {
     text += fmt::format("loss {} after {} iteration(s), weights {}\n", *execution.loss,
                         options.execute.iterations, execution.weights_digest);
   }
-  const int exit_code = execution.outcome.report.fits() ? kOk : kNegative;
-  if (options.output.empty()) {
-    session.Print(text);
-    return exit_code;
+  const bool fits = execution.outcome.report.fits();
+  std::vector<OutputFile> files;
+  if (!options.output.empty()) files.push_back({"--output", options.output, text});
+  if (fits && !options.export_decisions.empty()) {
+    files.push_back(DecisionsFile(scenario, options, execution.outcome));
   }
   Manifest manifest = session.NewManifest();
-  manifest.exit_code = exit_code;
-  DescribeRun(options.workload, options.machine, scenario, {options.policy}, manifest);
-  session.Write({{"--output", options.output, text}}, manifest);
-  return exit_code;
+  manifest.exit_code = fits ? kOk : kNegative;
+  if (!files.empty()) {
+    DescribeRun(options.workload, options.machine, scenario, PoliciesOf(options), manifest);
+    session.Write(files, manifest);
+  }
+  if (options.output.empty()) session.Print(text);
+  return manifest.exit_code;
 }
 
 int Execute(const RunOptions& options, Session& session) {
   if (PrintHelpValues(options.machine, {options.policy})) return kOk;
   const Scenario scenario(options.workload, options.machine);
-  if (options.backend == "cpu") return ExecuteOnCpu(options, scenario, session);
-  const Outcome outcome = scenario.Play(options.policy);
-  const Row row = scenario.RowOf(options.policy, outcome);
+  if (options.backend != "sim") return ExecuteForReal(options, scenario, session);
+  const std::string policy = PolicyName(options);
+  const Outcome outcome = scenario.Play(policy, MakerOf(options));
+  const Row row = scenario.RowOf(policy, outcome);
   const bool fits = outcome.report.fits();
   const std::string text = options.explain
                                ? FormatExplained(scenario, options, outcome, row)
@@ -100,23 +143,28 @@ int Execute(const RunOptions& options, Session& session) {
   if (!options.output.empty()) files.push_back({"--output", options.output, text});
   Manifest manifest = session.NewManifest();
   manifest.exit_code = fits ? kOk : kNegative;
-  if (!options.output.empty() || !options.export_trace.empty() || !options.export_memory.empty()) {
-    DescribeRun(options.workload, options.machine, scenario, {options.policy}, manifest);
+  const bool exports = !options.export_trace.empty() || !options.export_memory.empty() ||
+                       !options.export_decisions.empty();
+  if (!options.output.empty() || exports) {
+    DescribeRun(options.workload, options.machine, scenario, PoliciesOf(options), manifest);
   }
   if (fits && !options.export_trace.empty()) {
     files.push_back(
         {"--export-trace", options.export_trace,
          FormatChromeTrace(outcome.trace(scenario.setup()), outcome.report, scenario.setup().cost,
-                           OriginOf(scenario, options.policy, manifest))});
+                           OriginOf(scenario, policy, manifest))});
   }
   if (fits && !options.export_memory.empty()) {
     files.push_back({"--export-memory", options.export_memory,
                      FormatMemoryCsv(outcome.trace(scenario.setup()), outcome.report)});
   }
+  if (fits && !options.export_decisions.empty()) {
+    files.push_back(DecisionsFile(scenario, options, outcome));
+  }
   if (!files.empty()) session.Write(files, manifest);
   if (options.output.empty()) session.Print(text);
-  if (!fits && (!options.export_trace.empty() || !options.export_memory.empty())) {
-    session.Remark("the workload does not fit: no trace and no memory curve were written");
+  if (!fits && exports) {
+    session.Remark("the workload does not fit: nothing was exported");
   }
   return manifest.exit_code;
 }
@@ -129,19 +177,23 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
   options->workload.Add(*verb);
   options->machine.Add(*verb);
   options->format.Add(*verb);
-  verb->add_option("--policy", options->policy,
-                   "NAME or PLUGIN.so:NAME, then :key=value,...; or help")
-      ->capture_default_str();
+  CLI::Option* const policy = verb->add_option(
+      "--policy", options->policy, "NAME or PLUGIN.so:NAME, then :key=value,...; or help");
+  policy->capture_default_str();
   verb->add_option("--backend", options->backend,
-                   "sim predicts; cpu executes on real bytes, with synthetic data")
-      ->check(CLI::IsMember({"sim", "cpu"}))
+                   "sim predicts; cpu and cuda execute on real bytes, with synthetic data")
+      ->check(CLI::IsMember({"sim", "cpu", "cuda"}))
       ->capture_default_str();
-  verb->add_option("--seed", options->execute.seed, "cpu: seed of parameters, data and dropout")
+  verb->add_option("--seed", options->execute.seed,
+                   "cpu, cuda: seed of parameters, data and dropout")
       ->capture_default_str();
   verb->add_option("--drain-seed", options->execute.drain_seed,
                    "cpu: execute in a legal order drawn from this seed instead of as issued");
-  verb->add_option("--iterations", options->execute.iterations, "cpu: training steps")
+  verb->add_option("--iterations", options->execute.iterations, "cpu, cuda: training steps")
       ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  verb->add_option("--math", options->math, "cuda: arithmetic of convolutions and products")
+      ->check(CLI::IsMember({"fp32", "tf32"}))
       ->capture_default_str();
   verb->add_flag("--explain", options->explain,
                  "Say for each stall what waited for what, and what would have removed it");
@@ -154,6 +206,14 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
   verb->add_option("--export-memory", options->export_memory,
                    "Write the memory over the iteration as CSV, one line per change")
       ->type_name("FILE");
+  verb->add_option("--export-decisions", options->export_decisions,
+                   "Write every decision and placement as JSON")
+      ->type_name("FILE");
+  verb->add_option("--kernels-from", options->kernels_from,
+                   "Stay in-core, with the kernels of a run that was written by "
+                   "--export-decisions: the reference for its bits")
+      ->type_name("FILE")
+      ->excludes(policy);
   verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
 }
 

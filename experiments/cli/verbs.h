@@ -26,6 +26,7 @@ void AddCompare(CLI::App& app, int& exit_code, Session& session);
 void AddList(CLI::App& app, int& exit_code);
 void AddTrace(CLI::App& app, int& exit_code, Session& session);
 void AddRecord(CLI::App& app, int& exit_code, Session& session);
+void AddValidate(CLI::App& app, int& exit_code, Session& session);
 void AddCalibrate(CLI::App& app, int& exit_code, Session& session);
 void AddReproduce(CLI::App& app, int& exit_code, Session& session);
 void AddNewPolicy(CLI::App& app, int& exit_code, Session& session);

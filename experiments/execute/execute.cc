@@ -1,12 +1,15 @@
 #include "experiments/execute/execute.h"
 
+#include <algorithm>
+#include <functional>
 #include <map>
-#include <string_view>
+#include <memory>
 #include <utility>
 
 #include "backend/cpu/cpu_backend.h"
 #include "experiments/sha256.h"
 #include "sim/alloc/make_allocator.h"
+#include "sim/core/error.h"
 
 namespace spillway {
 namespace {
@@ -29,23 +32,35 @@ std::map<TensorId, Placement> FinalPlacements(const Report& report) {
   return device;
 }
 
-std::string DigestWeights(const Trace& trace, const Report& report, const CpuBackend& backend) {
+std::string DigestWeights(const Trace& trace, const Report& report, const Executor& backend) {
   const auto placements = FinalPlacements(report);
+  std::vector<std::byte> contents;
   std::string bytes;
   for (size_t i = 0; i < trace.tensors.size(); ++i) {
     const Tensor& tensor = trace.tensors[i];
-    if (tensor.kind != TensorKind::kParameter || tensor.alias_of) continue;
+    const bool trained =
+        tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState;
+    if (!trained || tensor.alias_of) continue;
     const Placement& placement = placements.at(static_cast<TensorId>(i));
-    const Region& region = placement.host ? backend.host() : backend.device();
-    const auto contents = region.At({placement.block.offset, tensor.size});
+    contents.resize(static_cast<size_t>(tensor.size.count()));
+    backend.Read(placement.block, placement.host, contents);
     bytes.append(reinterpret_cast<const char*>(contents.data()), contents.size());
   }
   return Sha256(bytes);
 }
 
-}  // namespace
+// The end of the furthest block of an arena that a run uses.
+Bytes Touched(const Report& report, bool host) {
+  Bytes end = host ? Bytes(0) : report.metrics.peak_reserved;
+  for (const Placement& placement : report.placements) {
+    if (placement.host == host) end = std::max(end, placement.block.end());
+  }
+  return end;
+}
 
-Execution ExecuteOnCpu(const Setup& setup, Policy& policy, const ExecuteOptions& options) {
+// Runs on any backend; `make` gets the trace that runs.
+Execution Execute(const Setup& setup, Policy& policy, const ExecuteOptions& options,
+                  const std::function<std::unique_ptr<Executor>(const Trace&)>& make) {
   Execution execution;
   Outcome& outcome = execution.outcome;
   outcome.rewritten = policy.Rewrite(setup.trace, setup.device, setup.cost);
@@ -56,14 +71,14 @@ Execution ExecuteOnCpu(const Setup& setup, Policy& policy, const ExecuteOptions&
   device.memory = setup.memory;
   const auto arena = MakeAllocator(setup.allocator, device.memory, device.alignment);
   const auto host_pool = MakeAllocator("best-fit", device.host_memory, device.alignment);
-  CpuBackend backend(trace, {device.memory, device.host_memory, options.seed, options.drain_seed});
+  const std::unique_ptr<Executor> backend = make(trace);
   RuntimeParts parts;
   parts.trace = &trace;
   parts.device = &device;
   parts.cost = &setup.cost;
   parts.arena = arena.get();
   parts.host_pool = host_pool.get();
-  parts.backend = &backend;
+  parts.backend = backend.get();
   parts.policy = &policy;
   // Trial runs are predictions, here as on every backend.
   Setup trial = {trace, setup.device, setup.cost, setup.memory, setup.allocator, setup.options};
@@ -71,11 +86,45 @@ Execution ExecuteOnCpu(const Setup& setup, Policy& policy, const ExecuteOptions&
   RuntimeOptions runtime = setup.options;
   runtime.iterations = options.iterations;
   outcome.report = Run(parts, runtime);
-  if (outcome.report.fits()) {
-    execution.loss = backend.loss();
-    execution.weights_digest = DigestWeights(trace, outcome.report, backend);
+  if (!outcome.report.fits()) return execution;
+  execution.iteration_times = backend->iteration_times();
+  execution.loss = backend->loss();
+  if (options.work == CudaWork::kKernels) {
+    execution.weights_digest = DigestWeights(trace, outcome.report, *backend);
   }
   return execution;
+}
+
+}  // namespace
+
+Duration Execution::typical_iteration() const {
+  SPILLWAY_CHECK(!iteration_times.empty());
+  if (iteration_times.size() < kWarmUp + 2) return iteration_times.back();
+  std::vector<Duration> timed(iteration_times.begin() + kWarmUp, iteration_times.end() - 1);
+  const auto middle = timed.begin() + static_cast<std::ptrdiff_t>(timed.size() / 2);
+  std::nth_element(timed.begin(), middle, timed.end());
+  return *middle;
+}
+
+Execution ExecuteOnCpu(const Setup& setup, Policy& policy, const ExecuteOptions& options) {
+  const auto make = [&](const Trace& trace) {
+    return std::make_unique<CpuBackend>(trace, CpuOptions{setup.memory, setup.device.host_memory,
+                                                          options.seed, options.drain_seed});
+  };
+  return Execute(setup, policy, options, make);
+}
+
+Execution ExecuteOnCuda(const Setup& setup, Policy& policy, const Report& predicted,
+                        CudaMachine& machine, const ExecuteOptions& options) {
+  CudaRunOptions run;
+  run.memory = Touched(predicted, /*host=*/false);
+  run.host_memory = Touched(predicted, /*host=*/true);
+  run.work = options.work;
+  run.native = MakeAllocator(setup.allocator, Bytes(0), setup.device.alignment)->UsesDriver();
+  run.stamped_iteration = options.iterations;
+  run.seed = options.seed;
+  const auto make = [&](const Trace& trace) { return machine.Open(trace, setup.cost, run); };
+  return Execute(setup, policy, options, make);
 }
 
 }  // namespace spillway

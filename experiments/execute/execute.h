@@ -1,4 +1,4 @@
-// One run on real bytes: the CPU backend under the same runtime, allocators and policies as a
+// One run on real bytes: an executing backend under the same runtime, allocators and policies as a
 // simulation.
 
 #ifndef SPILLWAY_EXPERIMENTS_EXECUTE_EXECUTE_H_
@@ -7,29 +7,48 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "backend/cuda/cuda_backend.h"
 #include "experiments/simulate.h"
 #include "sim/core/policy.h"
 
 namespace spillway {
 
 struct ExecuteOptions {
-  uint64_t seed = 1;                   // of parameters, data and dropout
-  std::optional<uint64_t> drain_seed;  // draws a legal order of execution; as issued if not given
+  uint64_t seed = 1;  // of parameters and data
   int iterations = 1;
+  std::optional<uint64_t> drain_seed;  // CPU: draws a legal order of execution; as issued if not
+                                       // given
+  CudaWork work = CudaWork::kKernels;  // CUDA
 };
 
 struct Execution {
-  Outcome outcome;            // its times are places in the order of execution
+  Outcome outcome;            // times of the last iteration; on the CPU, places in the order
   std::optional<float> loss;  // of the last iteration
-  // SHA-256 over all parameters after the last iteration, in the order of the trace. It must not
-  // depend on policy, allocator, memory or `drain_seed`. Empty if the workload does not fit.
+  // SHA-256 over all parameters and optimizer state (momentum, running statistics) after the last
+  // iteration, in the order of the trace. It must not depend on policy, allocator, memory or
+  // `drain_seed`. Empty if the workload does not fit or nothing is computed.
   std::string weights_digest;
+  std::vector<Duration> iteration_times;  // CUDA: of all iterations; the last is slowed by stamps
+
+  // The median of `iteration_times` but the first `kWarmUp` and the last, where there are that
+  // many; else of the last. REQUIRES: the run fits, on CUDA.
+  Duration typical_iteration() const;
 };
+
+// Iterations that are not timed: libraries load, caches and clocks settle.
+inline constexpr int kWarmUp = 3;
 
 // Trains, or infers, on synthetic data. Throws `PolicyError` if the policy breaks its contract and
 // `InputError` for an op that the CPU cannot execute.
 Execution ExecuteOnCpu(const Setup& setup, Policy& policy, const ExecuteOptions& options);
+
+// As above on a GPU. `predicted` is the simulated run of the same setup with a policy like this
+// one: it says how much memory the run touches. Throws `Error` also if the GPU or the host has not
+// that much memory left.
+Execution ExecuteOnCuda(const Setup& setup, Policy& policy, const Report& predicted,
+                        CudaMachine& machine, const ExecuteOptions& options);
 
 }  // namespace spillway
 

@@ -55,6 +55,10 @@ class Allocator {
 
   // `Stats().reserved` alone, which is logged with every block.
   virtual Bytes Reserved() const { return Stats().reserved; }
+
+  // Whether each block is a call of cudaMalloc, and of cudaFree when it is given back: a backend
+  // performs or charges them.
+  virtual bool UsesDriver() const { return false; }
 };
 
 }  // namespace spillway

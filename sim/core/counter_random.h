@@ -56,6 +56,19 @@ SPILLWAY_HOST_DEVICE constexpr bool DropoutKeeps(uint64_t seed, uint32_t layer, 
   return UnitFloat(PhiloxGroup(seed, layer, element / 4).word[element % 4]) >= ratio;
 }
 
+// Element `element` of a sequence that is uniform in [-scale, scale). The same bits on host and
+// device: only the product is rounded.
+SPILLWAY_HOST_DEVICE constexpr float RandomFloat(uint64_t seed, int64_t element, float scale) {
+  return scale * (2 * UnitFloat(PhiloxGroup(seed, 0, element / 4).word[element % 4]) - 1);
+}
+
+// Element `element` of a sequence of labels in [0, classes).
+SPILLWAY_HOST_DEVICE constexpr int32_t RandomLabel(uint64_t seed, int64_t element,
+                                                   int32_t classes) {
+  return static_cast<int32_t>(PhiloxGroup(seed, 1, element).word[0] %
+                              static_cast<uint32_t>(classes));
+}
+
 }  // namespace spillway
 
 #endif  // SPILLWAY_SIM_CORE_COUNTER_RANDOM_H_

@@ -218,6 +218,15 @@ Duration PlainTime(const Device& device, const Op& op, const Slot& slot, int64_t
     case OpType::kMaxPool2d:
       if (LibraryMajor(device.library) >= kSlowPooling) bytes = PoolBytes(op, samples);
       break;
+    case OpType::kBatchNorm: {
+      // The sums over a channel take a pass of their own, over x and, backward, over dy.
+      const auto elements = static_cast<double>(
+          op.IntAttribute("channels") * op.IntAttribute("height") * op.IntAttribute("width"));
+      const double pass = 4 * samples * elements;
+      if (op.phase == Phase::kBackward) bytes += 2 * pass;
+      if (op.FindAttribute("training").value_or(0) != 0) bytes += pass;
+      break;
+    }
     case OpType::kConcat:
       bytes /= kConcatShare;
       break;

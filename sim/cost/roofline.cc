@@ -89,6 +89,8 @@ std::vector<Kernel> RooflineCostModel::Candidates(const Op& op, const Slot& slot
 
 Duration RooflineCostModel::TimeOf(const Op& op, const Slot& slot, int64_t batch,
                                    const std::string& algorithm, Bytes workspace) const {
+  // Operands that share their storage leave nothing to do, and no kernel is launched.
+  if (slot.flops == 0 && slot.traffic == Bytes(0)) return Duration::Picoseconds(1);
   const bool convolution = op.type == OpType::kConv2d;
   const auto found =
       device_.efficiency.find(convolution ? EfficiencyKey(slot, algorithm) : algorithm);

@@ -1,5 +1,6 @@
 #include "sim/engine/sim_backend.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace spillway {
@@ -9,11 +10,15 @@ Event SimBackend::Add(Stream stream, Command command, std::span<const Wait> wait
   command.issued = host_now_ + device_.launch_overhead;
   host_now_ += device_.launch_overhead * static_cast<int64_t>(calls);
   command.first_wait = static_cast<uint32_t>(program_.waits.size());
-  command.wait_count = static_cast<uint32_t>(waits.size());
-  for (const Wait& wait : waits) program_.waits.push_back(wait.event);
+  for (const Wait& wait : waits) {
+    const uint32_t played = played_[Index(wait.event.stream)];
+    if (wait.event.sequence <= played) continue;  // has happened
+    program_.waits.push_back({wait.event.stream, wait.event.sequence - played});
+    ++command.wait_count;
+  }
   auto& commands = program_.streams[Index(stream)];
   commands.push_back(command);
-  return {stream, static_cast<uint32_t>(commands.size())};
+  return {stream, played_[Index(stream)] + static_cast<uint32_t>(commands.size())};
 }
 
 Event SimBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
@@ -32,12 +37,37 @@ Event SimBackend::Copy(Direction direction, const Block&, const Block&, Bytes si
   return Add(stream, command, waits, 1);
 }
 
-void SimBackend::Synchronize() { times_ = RunSchedule(program_, links_); }
+// Nothing that is played started before `drained_`: it was issued later.
+void SimBackend::Drain() {
+  StreamTimes times = RunSchedule(program_, links_);
+  for (size_t s = 0; s < kStreamCount; ++s) {
+    played_[s] += static_cast<uint32_t>(times[s].size());
+    for (const Interval& interval : times[s]) drained_ = std::max(drained_, interval.end);
+    if (times_[s].empty()) {
+      times_[s] = std::move(times[s]);
+    } else {
+      times_[s].insert(times_[s].end(), times[s].begin(), times[s].end());
+    }
+    program_.streams[s].clear();
+  }
+  program_.waits.clear();
+}
+
+void SimBackend::OnAllocate(const Block& block) {
+  if (charge_driver_ && begun()) host_now_ += device_.device_malloc.At(block.size);
+}
+
+void SimBackend::OnFree(const Block& block) {
+  if (!charge_driver_ || !begun()) return;
+  Drain();
+  host_now_ = std::max(host_now_, drained_) + device_.device_free.At(block.size);
+}
+
+void SimBackend::Synchronize() { Drain(); }
 
 StreamTimes SimBackend::TakeTimeline() {
-  for (auto& commands : program_.streams) commands.clear();
-  program_.waits.clear();
-  host_now_ = Duration();
+  played_ = {};
+  drained_ = host_now_ = Duration();
   return std::exchange(times_, {});
 }
 

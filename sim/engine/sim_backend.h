@@ -2,6 +2,8 @@
 //
 // The host enqueues one library call at a time, `launch_overhead` each; commands are collected
 // until `Synchronize`, which plays them in one go. Nothing is executed and no memory is touched.
+// Where blocks come from the driver, cudaMalloc holds up the host, and cudaFree waits besides until
+// everything issued has ended: what follows is played on its own from there.
 
 #ifndef SPILLWAY_SIM_ENGINE_SIM_BACKEND_H_
 #define SPILLWAY_SIM_ENGINE_SIM_BACKEND_H_
@@ -16,9 +18,10 @@ namespace spillway {
 
 class SimBackend final : public Backend {
  public:
-  // Both outlive the backend.
-  SimBackend(const Device& device, const CostModel& cost)
-      : device_(device), cost_(cost), links_(device) {}
+  // Device and cost model outlive the backend. `charge_driver`: blocks are calls of the driver
+  // (`Allocator::UsesDriver`); those before an iteration's first command are not part of it.
+  SimBackend(const Device& device, const CostModel& cost, bool charge_driver = false)
+      : device_(device), cost_(cost), links_(device), charge_driver_(charge_driver) {}
 
   std::string_view Name() const override { return "sim"; }
   Event Enqueue(const Launch& launch, std::span<const Wait> waits) override;
@@ -26,16 +29,25 @@ class SimBackend final : public Backend {
              std::span<const Wait> waits) override;
   void Synchronize() override;
   StreamTimes TakeTimeline() override;
+  void OnAllocate(const Block& block) override;
+  void OnFree(const Block& block) override;
 
  private:
+  // Plays what has been issued since the last time.
+  void Drain();
+  bool begun() const { return host_now_ > Duration(); }
   Event Add(Stream stream, Command command, std::span<const Wait> waits, size_t calls);
 
   const Device& device_;
   const CostModel& cost_;
   const Links links_;
+  const bool charge_driver_;
   Program program_;
   StreamTimes times_;
   Duration host_now_;
+  // Commands of each stream whose times are known, and when the last of them ended.
+  std::array<uint32_t, kStreamCount> played_{};
+  Duration drained_;
 };
 
 }  // namespace spillway

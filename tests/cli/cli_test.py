@@ -147,8 +147,16 @@ class CliTest(unittest.TestCase):
         self.assertIn("titan_x_maxwell", self.ok("run", "alexnet:1", "--device", "help"))
         self.assertIn("best-fit", self.ok("run", "alexnet:1", "--allocator", "help"))
         everything = self.ok("list")
-        for name in ("googlenet", "network-wide", "h200", "best-fit", "vdnn", "torch"):
+        for name in ("googlenet", "resnet50", "resnet(n1,n2,n3,n4)", "network-wide", "h200", "best-fit",
+                     "vdnn", "torch"):
             self.assertIn(name, everything)
+
+    def test_networks_can_be_given_a_depth_and_an_image_size(self):
+        row = json.loads(self.ok("run", "resnet(1,2,1,1)@64:2", "--format", "json"))["rows"][0]
+        self.assertEqual((row["network"], row["batch"], row["status"]), ("resnet(1,2,1,1)@64", 2, "ok"))
+        self.fails(2, "resnet(n1,n2,n3,n4)", "run", "resnet(1,2):2")
+        self.fails(2, "image size", "run", "vgg16@big:2")
+        self.fails(3, "pool1", "run", "vgg16@1:2")
 
     def test_recorded_times_are_used_where_they_exist(self):
         recorded = self.ok("run", "vgg19:64", "--device", "h200")

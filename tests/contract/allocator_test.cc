@@ -10,6 +10,7 @@
 
 #include "sim/alloc/best_fit.h"
 #include "sim/alloc/make_allocator.h"
+#include "sim/alloc/native.h"
 #include "sim/core/error.h"
 
 namespace spillway {
@@ -36,23 +37,23 @@ INSTANTIATE_TEST_SUITE_P(All, AllocatorContract, ::testing::ValuesIn(AllNames())
                          });
 
 TEST_P(AllocatorContract, NameIsTheOneItWasMadeBy) {
-  EXPECT_EQ(Make(Bytes::MiB(1))->Name(), GetParam());
+  EXPECT_EQ(Make(Bytes::MiB(64))->Name(), GetParam());
 }
 
 TEST_P(AllocatorContract, BlocksCoverTheRequestAndStayInside) {
-  const auto allocator = Make(Bytes::MiB(1));
+  const auto allocator = Make(Bytes::MiB(64));
   const auto block = allocator->Allocate(Bytes(1000));
   ASSERT_TRUE(block);
   EXPECT_GE(block->size, Bytes(1000));
   EXPECT_EQ(block->offset.count() % 512, 0);
-  EXPECT_LE(block->end(), Bytes::MiB(1));
+  EXPECT_LE(block->end(), Bytes::MiB(64));
 }
 
 TEST_P(AllocatorContract, AFailedRequestChangesNothing) {
-  const auto allocator = Make(Bytes::MiB(1));
-  ASSERT_TRUE(allocator->Allocate(Bytes::KiB(600)));
+  const auto allocator = Make(Bytes::MiB(64));
+  ASSERT_TRUE(allocator->Allocate(Bytes::MiB(40)));
   const MemoryStats before = allocator->Stats();
-  EXPECT_FALSE(allocator->Allocate(Bytes::KiB(600)));
+  EXPECT_FALSE(allocator->Allocate(Bytes::MiB(40)));
   const MemoryStats after = allocator->Stats();
   EXPECT_EQ(after.allocated, before.allocated);
   EXPECT_EQ(after.requested, before.requested);
@@ -60,7 +61,7 @@ TEST_P(AllocatorContract, AFailedRequestChangesNothing) {
 }
 
 TEST_P(AllocatorContract, ARequestOfNothingGetsABlockOfItsOwn) {
-  const auto allocator = Make(Bytes::MiB(1));
+  const auto allocator = Make(Bytes::MiB(64));
   const auto a = allocator->Allocate(Bytes(0));
   const auto b = allocator->Allocate(Bytes(0));
   ASSERT_TRUE(a && b);
@@ -77,8 +78,8 @@ TEST_P(AllocatorContract, AnEmptyArenaHasNothingToGive) {
 
 // Tight: the largest free block can be had, one byte more cannot.
 TEST_P(AllocatorContract, LargestFreeIsTight) {
-  const auto allocator = Make(Bytes::MiB(1));
-  ASSERT_TRUE(allocator->Allocate(Bytes::KiB(100)));
+  const auto allocator = Make(Bytes::MiB(64));
+  ASSERT_TRUE(allocator->Allocate(Bytes::KiB(6400)));
   const Bytes largest = allocator->Stats().largest_free;
   EXPECT_FALSE(allocator->Allocate(largest + Bytes(1)));
   EXPECT_TRUE(allocator->Allocate(largest));
@@ -87,7 +88,7 @@ TEST_P(AllocatorContract, LargestFreeIsTight) {
 TEST_P(AllocatorContract, RandomUseKeepsBlocksApartAndTheBooksRight) {
   std::mt19937 random(7);
   for (int round = 0; round < 20; ++round) {
-    const auto allocator = Make(Bytes::MiB(2));
+    const auto allocator = Make(Bytes::MiB(128));
     struct Live {
       Block block;
       Bytes requested;
@@ -96,7 +97,7 @@ TEST_P(AllocatorContract, RandomUseKeepsBlocksApartAndTheBooksRight) {
     Bytes requested, allocated;
     for (int step = 0; step < 400; ++step) {
       if (live.empty() || random() % 3 != 0) {
-        const Bytes size(static_cast<int64_t>(random() % 40'000));
+        const Bytes size(static_cast<int64_t>(random() % 2'560'000));
         const Hint hint = random() % 2 == 0 ? Hint::kLow : Hint::kHigh;
         const auto block = allocator->Allocate(size, hint);
         if (!block) continue;
@@ -125,7 +126,7 @@ TEST_P(AllocatorContract, RandomUseKeepsBlocksApartAndTheBooksRight) {
 TEST_P(AllocatorContract, TheSameCallsGiveTheSameBlocks) {
   const auto run = [] {
     std::mt19937 random(3);
-    const auto allocator = Make(Bytes::MiB(1));
+    const auto allocator = Make(Bytes::MiB(64));
     std::vector<Block> blocks;
     std::vector<Bytes> offsets;
     for (int step = 0; step < 300; ++step) {
@@ -133,7 +134,7 @@ TEST_P(AllocatorContract, TheSameCallsGiveTheSameBlocks) {
         allocator->Free(blocks[step % blocks.size()]);
         blocks.erase(blocks.begin() + step % static_cast<int>(blocks.size()));
       }
-      const auto block = allocator->Allocate(Bytes(static_cast<int64_t>(random() % 9000)));
+      const auto block = allocator->Allocate(Bytes(static_cast<int64_t>(random() % 576'000)));
       if (!block) continue;
       blocks.push_back(*block);
       offsets.push_back(block->offset);
@@ -147,7 +148,7 @@ using AllocatorDeathTest = AllocatorContract;
 INSTANTIATE_TEST_SUITE_P(All, AllocatorDeathTest, ::testing::ValuesIn(AllNames()));
 
 TEST_P(AllocatorDeathTest, GivingABlockBackTwiceAborts) {
-  const auto allocator = Make(Bytes::MiB(1));
+  const auto allocator = Make(Bytes::MiB(64));
   const auto block = allocator->Allocate(Bytes(512));
   allocator->Free(*block);
   EXPECT_DEATH(allocator->Free(*block), "check failed");
@@ -155,6 +156,32 @@ TEST_P(AllocatorDeathTest, GivingABlockBackTwiceAborts) {
 
 TEST(MakeAllocatorTest, UnknownNamesAreUsageErrors) {
   EXPECT_THROW(MakeAllocator("bestfit", Bytes(1), Bytes(1)), UsageError);
+}
+
+// Pages that are apart serve requests, which an arena could not: rounding is all that is lost.
+TEST(NativeTest, HasNoExternalFragmentation) {
+  Native allocator(Bytes::MiB(16), Bytes(512));
+  std::vector<Block> blocks;
+  for (int i = 0; i < 4; ++i) blocks.push_back(*allocator.Allocate(Bytes::MiB(4), Hint::kLow));
+  EXPECT_FALSE(allocator.Allocate(Bytes(1), Hint::kLow));
+  allocator.Free(blocks[0]);
+  allocator.Free(blocks[2]);
+  EXPECT_EQ(allocator.Stats().largest_free, Bytes::MiB(8));
+  EXPECT_TRUE(allocator.Allocate(Bytes::MiB(8), Hint::kLow));
+  EXPECT_EQ(allocator.Reserved(), Bytes::MiB(16));
+}
+
+TEST(NativeTest, SmallBlocksSharePagesAndGiveThemBack) {
+  Native allocator(Bytes::MiB(16), Bytes(512));
+  const auto a = allocator.Allocate(Bytes::KiB(900), Hint::kLow);
+  const auto b = allocator.Allocate(Bytes::KiB(900), Hint::kLow);
+  const auto c = allocator.Allocate(Bytes::KiB(900), Hint::kLow);
+  EXPECT_EQ(allocator.Reserved(), Bytes::MiB(4));
+  allocator.Free(*c);
+  EXPECT_EQ(allocator.Reserved(), Bytes::MiB(2));
+  allocator.Free(*a);
+  allocator.Free(*b);
+  EXPECT_EQ(allocator.Reserved(), Bytes(0));
 }
 
 // Best fit by its definition: look at every gap between the live blocks.

@@ -35,7 +35,8 @@ std::vector<Case> Cases() {
        {"network-wide", "liveness", "vdnn-all", "vdnn-all:order=prefetch-first",
         "vdnn-conv:algo=memory", "vdnn-dyn"}) {
     for (const char* preset : {"torch", "vdnn"}) {
-      for (const auto network : {testing::Chain, testing::ForkJoin}) {
+      for (const auto network :
+           {testing::Chain, testing::ForkJoin, testing::Residual, testing::Normalized}) {
         cases.push_back({policy, preset, network});
       }
     }
@@ -56,7 +57,7 @@ class ExecutionContract : public ::testing::TestWithParam<Case> {
 
   Execution Execute(const std::string& policy, Bytes memory,
                     std::optional<uint64_t> drain_seed = std::nullopt) const {
-    return ExecuteOnCpu(SetupFor(memory), *registry_.Make(policy), {7, drain_seed, 3});
+    return ExecuteOnCpu(SetupFor(memory), *registry_.Make(policy), {7, 3, drain_seed, CudaWork::kKernels});
   }
 
   Device device_;

@@ -240,6 +240,50 @@ TEST_F(KernelsTest, Add) {
   }
 }
 
+TEST_F(KernelsTest, BatchNorm) {
+  for (const BatchNormShape& shape : kBatchNormShapes) {
+    const size_t count = shape.elements(), channels = shape.channels;
+    BatchNormOperands v{Random(count), Random(channels), Random(channels), Random(count),
+                        Random(count), Random(channels), Random(channels)};
+    for (float& variance : v.running_var) variance = std::abs(variance);
+    const BackwardCase training = BatchNormTraining(shape, v);
+    Check(training.test, training.want, false);
+    const BackwardCase inference = BatchNormInference(shape, v);
+    Check(inference.test, inference.want);
+    for (const BackwardMode& mode : kModes) {
+      const BackwardCase backward = BatchNormBackward(shape, mode, v);
+      Check(backward.test, backward.want, false);
+    }
+    if (shape.batch > 1) {
+      EXPECT_THROW(Run(training.test, {1, shape.batch - 1}), InputError);
+    }
+  }
+}
+
+TEST_F(KernelsTest, Fork) {
+  for (const int elements : {9, 16}) {
+    constexpr int kBatch = 3;
+    std::vector<Attribute> attributes{{"elements", static_cast<double>(elements)}, {"parts", 3}};
+    const Values a = Random(kBatch * elements), b = Random(a.size()), c = Random(a.size());
+    const Array copy = ToDouble(a), sum = copy + ToDouble(b) + ToDouble(c);
+    for (const int shared : {-1, 0}) {
+      Check({MakeOp(OpType::kFork, Phase::kForward, kBatch, attributes),
+             {a},
+             {{a.size(), shared}, {a.size(), -1}, {a.size(), -1}}},
+            {copy, copy, copy});
+      Check({MakeOp(OpType::kFork, Phase::kBackward, kBatch, attributes),
+             {a, b, c},
+             {{a.size(), shared}}},
+            {sum});
+    }
+    attributes.push_back({"accumulate", 1});
+    Check({MakeOp(OpType::kFork, Phase::kBackward, kBatch, attributes),
+           {a, b, c, a},
+           {{a.size(), 3}}},
+          {sum + copy});
+  }
+}
+
 TEST_F(KernelsTest, SoftmaxLoss) {
   constexpr int kBatch = 5;
   for (const int classes : {3, 1000}) {
@@ -290,9 +334,9 @@ TEST_F(KernelsTest, Sgd) {
 }
 
 TEST_F(KernelsTest, UnsupportedTypesAndBadOperandsAreNamed) {
-  const Op batchnorm = MakeOp(OpType::kBatchNorm, Phase::kForward, 1, {});
+  const Op other = MakeOp(OpType::kOther, Phase::kForward, 1, {});
   try {
-    kernels_->Candidates(batchnorm, 0, 1);
+    kernels_->Candidates(other, 0, 1);
     FAIL() << "accepted";
   } catch (const InputError& error) {
     EXPECT_NE(std::string(error.what()).find("supported: conv2d"), std::string::npos);

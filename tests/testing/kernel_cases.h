@@ -73,7 +73,7 @@ inline std::vector<Attribute> With(std::vector<Attribute> attributes, const Back
   return attributes;
 }
 
-// The operands and expected outputs of a backward step with weight and bias, in contract order.
+// Operands and expected outputs in contract order; of a backward step, where not said otherwise.
 struct BackwardCase {
   Case test;
   std::vector<Array> want;
@@ -102,6 +102,89 @@ inline BackwardCase MakeBackward(Op op, const BackwardMode& mode, const Values& 
     result.want.push_back(mode.fused ? ToDouble(bias) + -kLearningRate * dbias : dbias);
   }
   return result;
+}
+
+// A batch normalisation and its numbers.
+struct BatchNormShape {
+  int batch, channels, height, width;
+
+  reference::BatchNorm Reference() const { return {batch, channels, height * width, 1e-3, 0.3}; }
+  size_t elements() const { return static_cast<size_t>(batch) * channels * height * width; }
+  std::vector<Attribute> Attributes() const {
+    return {{"channels", static_cast<double>(channels)},
+            {"height", static_cast<double>(height)},
+            {"width", static_cast<double>(width)},
+            {"epsilon", Reference().epsilon},
+            {"momentum", Reference().momentum}};
+  }
+};
+inline constexpr BatchNormShape kBatchNormShapes[] = {
+    {2, 3, 4, 5}, {3, 1, 1, 7}, {5, 4, 1, 1}, {1, 2, 3, 3}, {4, 37, 9, 1}};
+
+struct BatchNormOperands {
+  Values x, weight, bias, dy, old_dx, running_mean, running_var;
+};
+
+// The steps of a batch normalisation, each with the outputs wanted.
+inline BackwardCase BatchNormTraining(const BatchNormShape& shape, const BatchNormOperands& v) {
+  const reference::BatchNorm norm = shape.Reference();
+  const Array x = ToDouble(v.x), mean = norm.Mean(x), variance = norm.Variance(x);
+  BackwardCase made;
+  std::vector<Attribute> attributes = shape.Attributes();
+  attributes.push_back({"training", 1});
+  made.test.op = MakeOp(OpType::kBatchNorm, Phase::kForward, shape.batch, std::move(attributes));
+  made.test.inputs = {v.x, v.weight, v.bias};
+  made.test.outputs = {{x.size(), -1}, {mean.size(), -1}, {mean.size(), -1}};
+  made.want = {norm.Forward(x, mean, variance, ToDouble(v.weight), ToDouble(v.bias)), mean,
+               norm.InvStd(variance)};
+  return made;
+}
+
+inline BackwardCase BatchNormInference(const BatchNormShape& shape, const BatchNormOperands& v) {
+  BackwardCase made;
+  std::vector<Attribute> attributes = shape.Attributes();
+  attributes.push_back({"training", 0});
+  made.test.op = MakeOp(OpType::kBatchNorm, Phase::kForward, shape.batch, std::move(attributes));
+  made.test.inputs = {v.x, v.weight, v.bias, v.running_mean, v.running_var};
+  made.test.outputs = {{v.x.size(), -1}};
+  made.want = {shape.Reference().Forward(ToDouble(v.x), ToDouble(v.running_mean),
+                                         ToDouble(v.running_var), ToDouble(v.weight),
+                                         ToDouble(v.bias))};
+  return made;
+}
+
+inline BackwardCase BatchNormBackward(const BatchNormShape& shape, const BackwardMode& mode,
+                                      const BatchNormOperands& v) {
+  const reference::BatchNorm norm = shape.Reference();
+  const Array x = ToDouble(v.x), mean = norm.Mean(x), variance = norm.Variance(x);
+  const auto gradients = norm.Backward(x, ToDouble(v.weight), ToDouble(v.dy));
+  BackwardCase made;
+  Case& test = made.test;
+  test.op =
+      MakeOp(OpType::kBatchNorm, Phase::kBackward, shape.batch, With(shape.Attributes(), mode));
+  test.inputs = {
+      v.x,          v.weight, v.dy, ToFloat(mean), ToFloat(norm.InvStd(variance)), v.running_mean,
+      v.running_var};
+  if (mode.fused) test.inputs.push_back(v.bias);
+  if (mode.accumulate) test.inputs.push_back(v.old_dx);
+  if (mode.needs_dx) {
+    const int shared = mode.accumulate ? static_cast<int>(test.inputs.size()) - 1 : -1;
+    test.outputs.push_back({x.size(), shared});
+    made.want.push_back(mode.accumulate ? gradients.dx + ToDouble(v.old_dx) : gradients.dx);
+  }
+  const size_t channels = mean.size();
+  test.outputs.push_back({channels, mode.fused ? 1 : -1});
+  test.outputs.push_back({channels, mode.fused ? 7 : -1});
+  test.outputs.push_back({channels, 5});
+  test.outputs.push_back({channels, 6});
+  const auto parameter = [&](const Values& old, const Array& gradient) {
+    return mode.fused ? ToDouble(old) + -kLearningRate * gradient : gradient;
+  };
+  made.want.push_back(parameter(v.weight, gradients.dweight));
+  made.want.push_back(parameter(v.bias, gradients.dbias));
+  made.want.push_back(norm.Move(ToDouble(v.running_mean), mean, 1));
+  made.want.push_back(norm.Move(ToDouble(v.running_var), variance, norm.Unbiased()));
+  return made;
 }
 
 }  // namespace spillway

@@ -31,6 +31,38 @@ Network ForkJoin() {
   return net;
 }
 
+Network Residual() {
+  Network net("residual", {3, 16, 16});
+  const auto conv = [](int64_t channels, int64_t kernel, int64_t stride) {
+    ConvSpec spec = ConvSpec::Square(channels, kernel, stride, kernel / 2);
+    spec.bias = false;
+    return spec;
+  };
+  LayerNode x = net.ConvNormRelu("stem", net.image(), conv(8, 3, 1));
+  LayerNode branch = net.ConvNormRelu("a.conv1", x, conv(4, 1, 1));
+  branch = net.ConvNorm("a.conv2", branch, conv(8, 3, 1));
+  x = net.Relu("a.relu", net.Add("a.add", branch, x));
+  branch = net.ConvNormRelu("b.conv1", x, conv(6, 3, 2));
+  branch = net.ConvNorm("b.conv2", branch, conv(12, 3, 1));
+  const LayerNode shortcut = net.ConvNorm("b.shortcut", x, conv(12, 1, 2));
+  x = net.Relu("b.relu", net.Add("b.add", branch, shortcut));
+  net.SoftmaxLoss("softmax", net.Linear("fc", net.AvgPool("pool", x, {8, 1}), 10));
+  return net;
+}
+
+Network Normalized() {
+  Network net("normalized", {3, 16, 16});
+  LayerNode x = net.ConvRelu("conv1", net.image(), ConvSpec::Square(8, 3, 1, 1));
+  x = net.MaxPool("pool1", net.Lrn("lrn1", x), {3, 2, 1});
+  const LayerNode left = net.ConvRelu("left", x, ConvSpec::Square(4, 1));
+  const LayerNode right = net.Lrn("right.lrn", net.Conv("right", x, ConvSpec::Square(6, 3, 1, 1)));
+  x = net.Concat("concat", std::array{left, right});
+  x = net.Relu("relu2", net.Add("add", x, net.Lrn("lrn2", x)));
+  x = net.Dropout("drop", net.LinearRelu("fc1", x, 12));
+  net.SoftmaxLoss("softmax", net.Linear("fc2", x, 10));
+  return net;
+}
+
 Device NarrowDevice() {
   Device device;
   device.name = "narrow";

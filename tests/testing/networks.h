@@ -14,6 +14,14 @@ Network Chain();
 // Two inception-like modules: a fork, branches of different depth, a concatenation.
 Network ForkJoin();
 
+// Two residual blocks of convolutions with batch normalisation: one whose shortcut is the identity,
+// one that halves the image and projects its shortcut.
+Network Residual();
+
+// A network in the manner of AlexNet and Inception: LRN, two branches that are concatenated, the
+// sum of an activation and its LRN, dropout between linear layers.
+Network Normalized();
+
 // 100 GFLOP/s, 10 GB/s DRAM, 1 GB/s links with 2 us latency; a slow algorithm without and a fast
 // one with workspace for each convolution slot.
 Device NarrowDevice();

@@ -145,6 +145,76 @@ struct Lrn {
   }
 };
 
+struct BatchNorm {
+  int batch, channels, plane;
+  double epsilon, momentum;
+
+  int channel(size_t i) const { return static_cast<int>(i) / plane % channels; }
+  // The sum of values[i] over the samples and the plane, by channel, over their number.
+  Array Mean(const Array& values) const {
+    Array mean(channels);
+    for (size_t i = 0; i < values.size(); ++i) mean[channel(i)] += values[i] / (batch * plane);
+    return mean;
+  }
+  Array Variance(const Array& x) const {  // biased
+    const Array mean = Mean(x);
+    Array squares(x.size());
+    for (size_t i = 0; i < x.size(); ++i) {
+      squares[i] = (x[i] - mean[channel(i)]) * (x[i] - mean[channel(i)]);
+    }
+    return Mean(squares);
+  }
+  Array InvStd(const Array& variance) const {
+    Array result(channels);
+    for (int c = 0; c < channels; ++c) result[c] = 1 / std::sqrt(variance[c] + epsilon);
+    return result;
+  }
+  Array Normal(const Array& x, const Array& mean, const Array& variance) const {
+    const Array inv_std = InvStd(variance);
+    Array normal(x.size());
+    for (size_t i = 0; i < x.size(); ++i) {
+      normal[i] = (x[i] - mean[channel(i)]) * inv_std[channel(i)];
+    }
+    return normal;
+  }
+  Array Forward(const Array& x, const Array& mean, const Array& variance, const Array& weight,
+                const Array& bias) const {
+    Array y = Normal(x, mean, variance);
+    for (size_t i = 0; i < y.size(); ++i) y[i] = weight[channel(i)] * y[i] + bias[channel(i)];
+    return y;
+  }
+  struct Gradients {
+    Array dx, dweight, dbias;
+  };
+  Gradients Backward(const Array& x, const Array& weight, const Array& dy) const {
+    const Array variance = Variance(x), inv_std = InvStd(variance);
+    const Array normal = Normal(x, Mean(x), variance);
+    Gradients result{Array(x.size()), Array(channels), Array(channels)};
+    for (size_t i = 0; i < x.size(); ++i) {
+      result.dweight[channel(i)] += dy[i] * normal[i];
+      result.dbias[channel(i)] += dy[i];
+    }
+    for (size_t i = 0; i < x.size(); ++i) {
+      const int c = channel(i);
+      const double mean = (result.dbias[c] + normal[i] * result.dweight[c]) / (batch * plane);
+      result.dx[i] = weight[c] * inv_std[c] * (dy[i] - mean);
+    }
+    return result;
+  }
+  // The running statistics after one more batch of these.
+  Array Move(const Array& running, const Array& batch_statistic, double factor) const {
+    Array moved(channels);
+    for (int c = 0; c < channels; ++c) {
+      moved[c] = (1 - momentum) * running[c] + momentum * factor * batch_statistic[c];
+    }
+    return moved;
+  }
+  double Unbiased() const {
+    const double n = batch * plane;
+    return n > 1 ? n / (n - 1) : 1;
+  }
+};
+
 inline Array Softmax(const Array& x, int classes) {
   Array y(x.size());
   for (size_t row = 0; row < x.size(); row += classes) {

@@ -8,7 +8,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <random>
 #include <string>
@@ -16,150 +15,12 @@
 
 #include "sim/core/counter_random.h"
 #include "sim/core/error.h"
-#include "tests/testing/kernel_cases.h"
 #include "tests/testing/networks.h"
+#include "tests/unit/cpu_kernels_fixture.h"
 #include "traces/lowering.h"
 
 namespace spillway {
 namespace {
-
-struct alignas(64) Line {
-  std::byte bytes[64];
-};
-
-// An operand, filled with 0xff bytes, which is NaN. It starts `skip` lines into its memory.
-struct Buffer {
-  Buffer(size_t size, size_t skip) : lines(skip + size / sizeof(Line) + 1) {
-    std::memset(lines.data(), 0xff, lines.size() * sizeof(Line));
-    span = {lines[skip].bytes, size};
-  }
-  std::vector<Line> lines;
-  std::span<std::byte> span;
-};
-
-// Runs the op in `Scalar` and gives its outputs. Labels are given as numbers.
-template <typename Scalar>
-std::vector<Array> Execute(const Op& op, const std::vector<Array>& inputs,
-                           const std::vector<Case::Output>& outputs, size_t skip = 0) {
-  std::vector<Buffer> buffers;
-  std::vector<std::span<std::byte>> in, out;
-  for (const Array& values : inputs) {
-    const bool labels = op.type == OpType::kSoftmaxLoss && in.size() == 1;
-    buffers.emplace_back(values.size() * (labels ? sizeof(int32_t) : sizeof(Scalar)), skip);
-    in.push_back(buffers.back().span);
-    for (size_t i = 0; i < values.size(); ++i) {
-      if (labels) {
-        reinterpret_cast<int32_t*>(in.back().data())[i] = static_cast<int32_t>(values[i]);
-      } else {
-        reinterpret_cast<Scalar*>(in.back().data())[i] = static_cast<Scalar>(values[i]);
-      }
-    }
-  }
-  for (const Case::Output& output : outputs) {
-    if (output.input < 0) buffers.emplace_back(output.elements * sizeof(Scalar), skip);
-    out.push_back(output.input < 0 ? buffers.back().span : in.at(output.input));
-  }
-  RunOp<Scalar>(op, in, out, kSeed);
-  std::vector<Array> results;
-  for (size_t i = 0; i < out.size(); ++i) {
-    const auto* values = reinterpret_cast<const Scalar*>(out[i].data());
-    results.emplace_back(values, values + outputs[i].elements);
-  }
-  return results;
-}
-
-// Every element within `tolerance` of the largest element wanted.
-void ExpectClose(const Array& got, const Array& want, double tolerance, const std::string& what) {
-  ASSERT_EQ(got.size(), want.size()) << what;
-  double largest = 0;
-  for (const double value : want) largest = std::max(largest, std::abs(value));
-  for (size_t i = 0; i < got.size(); ++i) {
-    ASSERT_TRUE(std::abs(got[i] - want[i]) <= tolerance * largest)
-        << what << ", element " << i << ": got " << got[i] << ", want " << want[i];
-  }
-}
-
-std::vector<Array> AllToDouble(const std::vector<Values>& inputs) {
-  std::vector<Array> result;
-  for (const Values& values : inputs) result.emplace_back(values.begin(), values.end());
-  return result;
-}
-
-// Runs the case in both types.
-void Check(const Case& test, const std::vector<Array>& want) {
-  const std::vector<Array> inputs = AllToDouble(test.inputs);
-  const std::vector<Array> exact = Execute<double>(test.op, inputs, test.outputs);
-  const std::vector<Array> rounded = Execute<float>(test.op, inputs, test.outputs);
-  ASSERT_EQ(exact.size(), want.size());
-  for (size_t i = 0; i < want.size(); ++i) {
-    const std::string what = test.op.name + " output " + std::to_string(i);
-    // 1e-6 and not less, because some operands are outputs that were rounded to float.
-    ExpectClose(exact[i], want[i], 1e-6, what);
-    ExpectClose(rounded[i], exact[i], 1e-4, what + " in float");
-  }
-}
-
-// Compares `gradient` with central differences of `loss` by the elements of `at`.
-void CheckGradient(const std::function<double(const Array&)>& loss, const Array& at,
-                   const Array& gradient, const std::string& what) {
-  constexpr double kStep = 1e-5;
-  Array differences(at.size());
-  for (size_t i = 0; i < at.size(); ++i) {
-    Array moved = at;
-    moved[i] = at[i] + kStep;
-    const double up = loss(moved);
-    moved[i] = at[i] - kStep;
-    differences[i] = (up - loss(moved)) / (2 * kStep);
-  }
-  ExpectClose(gradient, differences, 1e-6, what);
-}
-
-// The derivative by inputs[i] of the sum of weights * (the first output of the op).
-void CheckInputGradient(const Op& forward, const std::vector<Array>& inputs, size_t i,
-                        const Array& weights, const Array& gradient) {
-  const auto loss = [&](const Array& value) {
-    std::vector<Array> moved = inputs;
-    moved[i] = value;
-    const Array y = Execute<double>(forward, moved, {{weights.size(), -1}})[0];
-    double sum = 0;
-    for (size_t j = 0; j < y.size(); ++j) sum += weights[j] * y[j];
-    return sum;
-  };
-  CheckGradient(loss, inputs[i], gradient, forward.name + " by input " + std::to_string(i));
-}
-
-class CpuKernelsTest : public ::testing::Test {
- protected:
-  // Uniform in [-1, 1), and no closer to 0 than 0.01, where relu has a kink.
-  Values Random(size_t count) {
-    std::uniform_real_distribution<float> uniform(-1, 1);
-    Values values(count);
-    for (float& value : values) {
-      do value = uniform(random_);
-      while (std::abs(value) < 0.01f);
-    }
-    return values;
-  }
-
-  // Different numbers at least 1e-3 apart, so that a small step changes no maximum.
-  Values Distinct(size_t count) {
-    Values values(count);
-    for (size_t i = 0; i < count; ++i) {
-      values[i] = 1e-3f * (static_cast<float>(i) - static_cast<float>(count) / 2);
-    }
-    std::shuffle(values.begin(), values.end(), random_);
-    return values;
-  }
-
-  std::mt19937_64 random_{1};
-};
-
-Array RandomLike(const Array& y, std::mt19937_64& random) {
-  std::uniform_real_distribution<double> uniform(-1, 1);
-  Array values(y.size());
-  for (double& value : values) value = uniform(random);
-  return values;
-}
 
 TEST_F(CpuKernelsTest, Relu) {
   std::vector<Attribute> attributes{{"elements", 4}};
@@ -568,7 +429,7 @@ TEST_F(CpuKernelsTest, UninitialisedMemoryShows) {
 }
 
 TEST_F(CpuKernelsTest, UnsupportedTypesAndBadOperandsAreNamed) {
-  for (const OpType type : {OpType::kInput, OpType::kBatchNorm, OpType::kFork, OpType::kOther}) {
+  for (const OpType type : {OpType::kInput, OpType::kOther}) {
     try {
       RunOp<float>(MakeOp(type, Phase::kForward, 1, {}), {}, {}, kSeed);
       FAIL() << "accepted";
@@ -644,7 +505,8 @@ std::vector<float> Train(const Trace& trace, int iterations) {
 }
 
 TEST_F(CpuKernelsTest, LoweredNetworksTrain) {
-  for (const Network& network : {spillway::testing::Chain(), spillway::testing::ForkJoin()}) {
+  for (const Network& network : {spillway::testing::Chain(), spillway::testing::ForkJoin(),
+                                 spillway::testing::Residual(), spillway::testing::Normalized()}) {
     for (const char* preset : {"torch", "vdnn"}) {
       const Trace trace = LowerNetwork(network, {.batch = 4, .preset = preset});
       SCOPED_TRACE(trace.name + " " + preset);
@@ -653,6 +515,32 @@ TEST_F(CpuKernelsTest, LoweredNetworksTrain) {
       EXPECT_TRUE(std::isfinite(losses.back()));
       EXPECT_LT(losses.back(), losses.front());
       EXPECT_EQ(Train(trace, 5), losses);
+    }
+  }
+}
+
+// What works in place and what forks copy is accounting: it changes no bit. But forks add up
+// gradients in another order, which only two do not notice, and are layers, whose numbers choose
+// the masks of a dropout.
+TEST_F(CpuKernelsTest, AccountingChangesNoBit) {
+  for (const Network& network : {spillway::testing::ForkJoin(), spillway::testing::Residual(),
+                                 spillway::testing::Normalized()}) {
+    const LoweringOptions options{.batch = 4};
+    const std::vector<float> losses = Train(LowerNetwork(network, options), 3);
+    for (const bool in_place : {true, false}) {
+      for (const Forks forks : {Forks::kShare, Forks::kShareOne, Forks::kCopy}) {
+        Preset preset = FindPreset("torch");
+        preset.relu_in_place = preset.add_in_place = in_place;
+        preset.softmax_in_place = in_place;
+        preset.forks = forks;
+        const std::vector<float> got = Train(LowerNetwork(network, options, preset), 3);
+        if (forks == Forks::kShare || network.name() == "residual") {
+          EXPECT_EQ(got, losses) << network.name() << " " << in_place;
+        } else if (network.name() == "forkjoin") {
+          EXPECT_EQ(got.front(), losses.front());
+          EXPECT_NEAR(got.back(), losses.back(), 1e-5);
+        }
+      }
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 #include "sim/core/error.h"
@@ -70,6 +71,9 @@ TEST(GraphTest, ImpossibleGeometryNamesTheLayer) {
   const LayerNode a = net.Conv("a", net.image(), ConvSpec::Square(2, 1));
   const LayerNode b = net.Conv("b", net.image(), ConvSpec::Square(2, 3));
   EXPECT_THROW(net.Concat("c", std::array{a, b}), InputError);
+  EXPECT_THROW(net.Add("c", a, b), InputError);
+  EXPECT_THROW(net.Dropout("d", a, 1), InputError);
+  EXPECT_THROW(net.Lrn("l", a, {.size = 0}), InputError);
 }
 
 TEST(LoweringTest, ForwardOperandsFollowTheContract) {
@@ -145,9 +149,10 @@ TEST(ZooTest, EveryNetworkLowersUnderEveryPreset) {
   for (const ZooEntry& entry : Zoo()) {
     for (const Preset& preset : Presets()) {
       for (const bool training : {true, false}) {
-        const Trace trace = LowerNetwork(entry.build(), {2, preset.name, training});
+        const Network network = BuildNetwork(entry.name);
+        const Trace trace = LowerNetwork(network, {2, preset.name, training});
         EXPECT_EQ(trace.name, entry.name + ":2");
-        EXPECT_EQ(trace.layers.size(), boost::num_vertices(entry.build().graph()));
+        EXPECT_EQ(trace.layers.size(), boost::num_vertices(network.graph()));
       }
     }
   }
@@ -165,6 +170,60 @@ TEST(ZooTest, ParameterCountsAreRight) {
   EXPECT_EQ(parameters("vgg19"), 143'667'240);
   EXPECT_EQ(parameters("googlenet"), 6'998'552);
   EXPECT_EQ(parameters("overfeat"), 145'920'872);
+  EXPECT_EQ(parameters("alexnet-227"), 62'378'344);
+  EXPECT_EQ(parameters("resnet18"), 11'689'512);
+  EXPECT_EQ(parameters("resnet50"), 25'557'032);
+  EXPECT_EQ(parameters("resnet(3,4,6,3)"), 25'557'032);
+  EXPECT_EQ(parameters("resnet50@227"), 25'557'032);
+  EXPECT_EQ(parameters("resnet101"), 44'549'160);
+  EXPECT_EQ(parameters("resnet152"), 60'192'808);
+}
+
+// "221.56 142.38 49.51 49.51": the outputs of AlexNet's first convolutions at batch 200, in MiB.
+// 101.531 and 24.5: conv1 and pool1 of ResNet-50 at batch 32 and 227.
+TEST(ZooTest, SizesAreThoseThatSuperNeuronsPrints) {
+  const auto output = [](const Trace& trace, const std::string& name) {
+    const auto tensor = std::find_if(trace.tensors.begin(), trace.tensors.end(),
+                                     [&](const Tensor& t) { return t.name == name + ".y"; });
+    return tensor->size.mib();
+  };
+  const Trace alexnet = LowerNetwork(BuildNetwork("alexnet-227"), {200, "torch", true});
+  EXPECT_EQ(alexnet.layers.size(), 24u);  // "23 layers", and the image
+  EXPECT_NEAR(output(alexnet, "conv1"), 221.56, 0.005);
+  EXPECT_NEAR(output(alexnet, "conv2"), 142.38, 0.005);
+  EXPECT_NEAR(output(alexnet, "conv3"), 49.51, 0.005);
+  EXPECT_NEAR(output(alexnet, "conv4"), 49.51, 0.005);
+  const Trace resnet = LowerNetwork(BuildNetwork("resnet50@227"), {32, "torch", true});
+  EXPECT_NEAR(output(resnet, "conv1"), 101.531, 0.0005);
+  EXPECT_NEAR(output(resnet, "pool1"), 24.5, 1e-9);
+  EXPECT_NEAR(output(resnet, "pool5"), 0.25, 1e-9);
+}
+
+// Nodes of the released networks, which have a fork before each block, and the image.
+TEST(ZooTest, ResNetsHaveTheLayersThatSuperNeuronsCounts) {
+  Preset preset = FindPreset("torch");
+  preset.forks = Forks::kCopy;
+  const auto layers = [&](const char* name) {
+    return LowerNetwork(BuildNetwork(name), {.batch = 1}, preset).layers.size();
+  };
+  EXPECT_EQ(layers("resnet50"), 192u);
+  EXPECT_EQ(layers("resnet101"), 379u);
+  EXPECT_EQ(layers("resnet152"), 566u);
+  EXPECT_EQ(layers("resnet(6,32,788,6)"), 9168u);
+}
+
+// The published sizes of the stages: 56, 28, 14, 7.
+TEST(ZooTest, ResNetsHalveEvenlyAtEitherSize) {
+  for (const char* name : {"resnet18", "resnet18@227", "resnet50", "resnet50@227"}) {
+    const Network network = BuildNetwork(name);
+    std::set<int64_t> extents;
+    for (LayerNode node = 1; node < boost::num_vertices(network.graph()); ++node) {
+      if (network.layer(node).type == OpType::kAdd) {
+        extents.insert(network.layer(node).output.height);
+      }
+    }
+    EXPECT_THAT(extents, ElementsAre(7, 14, 28, 56)) << name;
+  }
 }
 
 // "VGG-E activations 16154.5 MiB at batch 256": every layer's output and the image, ReLU in place.
@@ -188,8 +247,12 @@ TEST(ZooTest, CountedWorkspaceFollowsTheFormula) {
 
 TEST(ZooTest, WorkloadsAreParsedStrictly) {
   EXPECT_EQ(ParseWorkload("vgg16:256").batch, 256);
-  for (const char* bad : {"vgg16", "vgg16:", "vgg16:0", "vgg16:-1", "vgg16:2x", "vgg:2", ":2",
-                          "vgg16:99999999999999999999"}) {
+  EXPECT_EQ(ParseWorkload("resnet(1,2,3,4)@64:8").network, "resnet(1,2,3,4)@64");
+  for (const char* bad :
+       {"vgg16", "vgg16:", "vgg16:0", "vgg16:-1", "vgg16:2x", "vgg:2", ":2",
+        "vgg16:99999999999999999999", "vgg16@:2", "vgg16@0:2", "vgg16@5000:2", "vgg16@2@2:2",
+        "resnet:2", "resnet(1,2,3):2", "resnet(1,2,3,4:2", "resnet(1,2,3,4,5):2",
+        "resnet(1,2,3,0):2", "resnet(1,2,3,4)x:2", "resnet(1,2,3,10001):2"}) {
     EXPECT_THROW(ParseWorkload(bad), UsageError) << bad;
   }
 }

@@ -159,6 +159,30 @@ TEST(RooflineTest, LaterLibrariesWasteTilesAndStartUp) {
   EXPECT_EQ(cost.Kernels(trace.ops[0], 0, 8).size(), 2u);
 }
 
+// By hand, on a device of 1 TB/s: 8 x 8 x 10 x 10 floats are 25.6 kB.
+TEST(RooflineTest, ResidualNetworksAreBoundByTheirPasses) {
+  Device device = testing::RoundDevice();
+  device.library = "cuDNN 7";
+  device.flops_per_second = 1'000'000'000'000'000;
+  device.dram = {1'000'000'000'000};
+  device.efficiency = {{"default", 1.0}, {"fwd.implicit_gemm", 0.5}};
+  const RooflineCostModel cost(device);
+  Network net("n", {8, 10, 10});
+  const LayerNode x = net.Conv("conv", net.image(), ConvSpec::Square(8, 3, 1, 1));
+  const LayerNode norm = net.ConvNorm("other", x, ConvSpec::Square(8, 1));
+  net.SoftmaxLoss("softmax", net.Linear("fc", net.Add("add", norm, x), 10));
+  const Trace trace = LowerNetwork(net, {8, "torch", true});
+  const auto time = [&](const char* name) {
+    return cost.Kernels(FindOp(trace, name), 0, 8)[0].time.seconds();
+  };
+  const double pass = 25.6e3 / 1e12, vector = 32 / 1e12, start = 1.7e-6;
+  EXPECT_NEAR(time("other.bn.fwd"), 3 * pass + 4 * vector + start, 1e-12);
+  EXPECT_NEAR(time("other.bn.bwd"), 5 * pass + 9 * vector + start, 1e-12);
+  EXPECT_NEAR(time("add.fwd"), 3 * pass + start, 1e-12);
+  // Both operands have the gradient of the sum: nothing is launched.
+  EXPECT_LE(time("add.bwd"), 1e-12);
+}
+
 // The promise of experiments/roofline/README.md, with some room.
 TEST(RooflineTest, IsCloseToTheRecordedTables) {
   const Device device = LoadDevice("h200");

@@ -1,9 +1,11 @@
+#include <utility>
+
 #include "traces/zoo/zoo.h"
 
 namespace spillway {
 
-Network BuildAlexNet() {
-  Network net("alexnet", {3, 224, 224});
+Network BuildAlexNet(std::string name, int64_t image) {
+  Network net(std::move(name), {3, image, image});
   LayerNode x = net.image();
   x = net.ConvRelu("conv1", x, ConvSpec::Square(64, 11, 4, 2));
   x = net.MaxPool("pool1", x, {3, 2});
@@ -15,6 +17,24 @@ Network BuildAlexNet() {
   x = net.MaxPool("pool5", x, {3, 2});
   x = net.LinearRelu("fc6", x, 4096);
   x = net.LinearRelu("fc7", x, 4096);
+  x = net.Linear("fc8", x, 1000);
+  net.SoftmaxLoss("softmax", x);
+  return net;
+}
+
+Network BuildAlexNet227(std::string name, int64_t image) {
+  Network net(std::move(name), {3, image, image});
+  LayerNode x = net.image();
+  x = net.Lrn("norm1", net.ConvRelu("conv1", x, ConvSpec::Square(96, 11, 4)));
+  x = net.MaxPool("pool1", x, {3, 2});
+  x = net.Lrn("norm2", net.ConvRelu("conv2", x, ConvSpec::Square(256, 5, 1, 2)));
+  x = net.MaxPool("pool2", x, {3, 2});
+  x = net.ConvRelu("conv3", x, ConvSpec::Square(384, 3, 1, 1));
+  x = net.ConvRelu("conv4", x, ConvSpec::Square(384, 3, 1, 1));
+  x = net.ConvRelu("conv5", x, ConvSpec::Square(256, 3, 1, 1));
+  x = net.MaxPool("pool5", x, {3, 2});
+  x = net.Dropout("drop6", net.LinearRelu("fc6", x, 4096));
+  x = net.Dropout("drop7", net.LinearRelu("fc7", x, 4096));
   x = net.Linear("fc8", x, 1000);
   net.SoftmaxLoss("softmax", x);
   return net;

@@ -1,5 +1,6 @@
 #include <array>
 #include <string>
+#include <utility>
 
 #include "traces/zoo/zoo.h"
 
@@ -28,8 +29,8 @@ LayerNode AddInception(Network& net, LayerNode x, const Inception& spec) {
 
 }  // namespace
 
-Network BuildGoogLeNet() {
-  Network net("googlenet", {3, 224, 224});
+Network BuildGoogLeNet(std::string name, int64_t image) {
+  Network net(std::move(name), {3, image, image});
   LayerNode x = net.image();
   x = net.ConvRelu("conv1", x, ConvSpec::Square(64, 7, 2, 3));
   x = net.MaxPool("pool1", x, {3, 2, 1});

@@ -1,9 +1,11 @@
+#include <utility>
+
 #include "traces/zoo/zoo.h"
 
 namespace spillway {
 
-Network BuildOverFeat() {
-  Network net("overfeat", {3, 231, 231});
+Network BuildOverFeat(std::string name, int64_t image) {
+  Network net(std::move(name), {3, image, image});
   LayerNode x = net.image();
   x = net.ConvRelu("conv1", x, ConvSpec::Square(96, 11, 4));
   x = net.MaxPool("pool1", x, {2, 2});

@@ -8,10 +8,10 @@
 
 namespace spillway {
 
-Network BuildVgg(std::string name, const std::vector<int>& convs) {
+Network BuildVgg(std::string name, int64_t image, const std::vector<int>& convs) {
   constexpr std::array<int64_t, 5> kChannels{64, 128, 256, 512, 512};
   SPILLWAY_CHECK(convs.size() == kChannels.size());
-  Network net(std::move(name), {3, 224, 224});
+  Network net(std::move(name), {3, image, image});
   LayerNode x = net.image();
   for (size_t group = 0; group < convs.size(); ++group) {
     for (int i = 1; i <= convs[group]; ++i) {

@@ -3,11 +3,24 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <optional>
+#include <utility>
 
 #include "sim/core/error.h"
 
 namespace spillway {
 namespace {
+
+// Blocks in one stage of a residual network, at most.
+constexpr int kMostBlocks = 10'000;
+constexpr int64_t kLargestImage = 4096;
+
+// A network's name, taken apart. Exactly one of `entry` and `blocks` is set.
+struct NetworkName {
+  const ZooEntry* entry = nullptr;
+  std::optional<std::array<int, 4>> blocks;
+  std::optional<int64_t> image;
+};
 
 std::vector<std::string> Names() {
   std::vector<std::string> names;
@@ -15,51 +28,123 @@ std::vector<std::string> Names() {
   return names;
 }
 
-const ZooEntry& Find(std::string_view name) {
-  for (const ZooEntry& entry : Zoo()) {
-    if (entry.name == name) return entry;
+// The whole text as a number in [1, most].
+template <typename Integer>
+std::optional<Integer> ParseCount(std::string_view text, Integer most) {
+  Integer value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 1 || value > most) {
+    return std::nullopt;
   }
-  throw UsageError(UnknownName("network", name, Names()));
+  return value;
+}
+
+// "resnet(3,4,6,3)", or nullopt if it begins otherwise.
+std::optional<std::array<int, 4>> ParseBlocks(std::string_view name) {
+  constexpr std::string_view kPrefix = "resnet(";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  const auto fail = [&] {
+    throw UsageError(
+        fmt::format("'{}' is no residual network: expected resnet(n1,n2,n3,n4) with whole numbers "
+                    "of blocks from 1 to {}, for example resnet(3,4,6,3)",
+                    name, kMostBlocks));
+  };
+  std::string_view rest = name.substr(kPrefix.size());
+  std::array<int, 4> blocks{};
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const size_t end = rest.find(i + 1 < blocks.size() ? ',' : ')');
+    if (end == std::string_view::npos) fail();
+    const auto count = ParseCount(rest.substr(0, end), kMostBlocks);
+    if (!count) fail();
+    blocks[i] = *count;
+    rest.remove_prefix(end + 1);
+  }
+  if (!rest.empty()) fail();
+  return blocks;
+}
+
+// Throws `UsageError`.
+NetworkName Parse(std::string_view text) {
+  NetworkName name;
+  const size_t at = text.find('@');
+  const std::string_view base = text.substr(0, at);
+  if (at != std::string_view::npos) {
+    name.image = ParseCount(text.substr(at + 1), kLargestImage);
+    if (!name.image) {
+      throw UsageError(fmt::format("'{}': the image size '{}' is not a whole number from 1 to {}",
+                                   text, text.substr(at + 1), kLargestImage));
+    }
+  }
+  name.blocks = ParseBlocks(base);
+  if (name.blocks) return name;
+  for (const ZooEntry& entry : Zoo()) {
+    if (entry.name == base) name.entry = &entry;
+  }
+  if (name.entry == nullptr) throw UsageError(UnknownName("network", base, Names()));
+  return name;
+}
+
+template <int... kConvs>
+Network Vgg(std::string name, int64_t image) {
+  return BuildVgg(std::move(name), image, {kConvs...});
+}
+
+template <ResidualBlock kBlock, int... kBlocks>
+Network ResNet(std::string name, int64_t image) {
+  return BuildResNet(std::move(name), image, kBlock, {kBlocks...});
 }
 
 }  // namespace
 
 const std::vector<ZooEntry>& Zoo() {
+  constexpr ResidualBlock kBasic = ResidualBlock::kBasic;
+  constexpr ResidualBlock kBottleneck = ResidualBlock::kBottleneck;
   static const std::vector<ZooEntry> zoo{
-      {"alexnet", "AlexNet, one-weird-trick variant, 224x224 (convnet-benchmarks; vDNN)",
+      {"alexnet", "AlexNet, one-weird-trick variant, 224x224 (convnet-benchmarks; vDNN)", 224,
        BuildAlexNet},
-      {"overfeat", "OverFeat, fast model, 231x231 (convnet-benchmarks; vDNN)", BuildOverFeat},
-      {"googlenet", "GoogLeNet, no auxiliary classifiers, no LRN (convnet-benchmarks; vDNN)",
+      {"alexnet-227", "AlexNet, one tower, LRN and dropout, 227x227 (SuperNeurons)", 227,
+       BuildAlexNet227},
+      {"overfeat", "OverFeat, fast model, 231x231 (convnet-benchmarks; vDNN)", 231, BuildOverFeat},
+      {"googlenet", "GoogLeNet, no auxiliary classifiers, no LRN (convnet-benchmarks; vDNN)", 224,
        BuildGoogLeNet},
-      {"vgg16", "VGG configuration D: 13 convolutions (Simonyan and Zisserman 2015)",
-       [] {
-         return BuildVgg("vgg16", {2, 2, 3, 3, 3});
-       }},
-      {"vgg19", "VGG configuration E: 16 convolutions, called VGG-16 by vDNN",
-       [] {
-         return BuildVgg("vgg19", {2, 2, 4, 4, 4});
-       }},
-      {"vgg116", "VGG-E with 20 more convolutions per group (vDNN, very deep)",
-       [] {
-         return BuildVgg("vgg116", {22, 22, 24, 24, 24});
-       }},
-      {"vgg216", "VGG-E with 40 more convolutions per group (vDNN, very deep)",
-       [] {
-         return BuildVgg("vgg216", {42, 42, 44, 44, 44});
-       }},
-      {"vgg316", "VGG-E with 60 more convolutions per group (vDNN, very deep)",
-       [] {
-         return BuildVgg("vgg316", {62, 62, 64, 64, 64});
-       }},
-      {"vgg416", "VGG-E with 80 more convolutions per group (vDNN, very deep)",
-       [] {
-         return BuildVgg("vgg416", {82, 82, 84, 84, 84});
-       }},
+      {"vgg16", "VGG configuration D: 13 convolutions (Simonyan and Zisserman 2015)", 224,
+       Vgg<2, 2, 3, 3, 3>},
+      {"vgg19", "VGG configuration E: 16 convolutions, called VGG-16 by vDNN", 224,
+       Vgg<2, 2, 4, 4, 4>},
+      {"vgg116", "VGG-E with 20 more convolutions per group (vDNN, very deep)", 224,
+       Vgg<22, 22, 24, 24, 24>},
+      {"vgg216", "VGG-E with 40 more convolutions per group (vDNN, very deep)", 224,
+       Vgg<42, 42, 44, 44, 44>},
+      {"vgg316", "VGG-E with 60 more convolutions per group (vDNN, very deep)", 224,
+       Vgg<62, 62, 64, 64, 64>},
+      {"vgg416", "VGG-E with 80 more convolutions per group (vDNN, very deep)", 224,
+       Vgg<82, 82, 84, 84, 84>},
+      {"resnet18", "ResNet-18, basic blocks (He et al. 2016)", 224, ResNet<kBasic, 2, 2, 2, 2>},
+      {"resnet50", "ResNet-50, bottlenecks (He et al. 2016)", 224, ResNet<kBottleneck, 3, 4, 6, 3>},
+      {"resnet101", "ResNet-101, bottlenecks (He et al. 2016)", 224,
+       ResNet<kBottleneck, 3, 4, 23, 3>},
+      {"resnet152", "ResNet-152, bottlenecks (He et al. 2016)", 224,
+       ResNet<kBottleneck, 3, 8, 36, 3>},
   };
   return zoo;
 }
 
-Network BuildNetwork(std::string_view name) { return Find(name).build(); }
+const std::vector<std::pair<std::string, std::string>>& ZooPatterns() {
+  static const std::vector<std::pair<std::string, std::string>> patterns{
+      {"resnet(n1,n2,n3,n4)", "ResNet with so many bottlenecks in its four stages (SuperNeurons)"},
+      {"NETWORK@IMAGE", "any of these for images of another size: resnet50@227, vgg16@227"},
+  };
+  return patterns;
+}
+
+Network BuildNetwork(std::string_view name) {
+  const NetworkName parsed = Parse(name);
+  if (parsed.blocks) {
+    return BuildResNet(std::string(name), parsed.image.value_or(224), ResidualBlock::kBottleneck,
+                       *parsed.blocks);
+  }
+  return parsed.entry->build(std::string(name), parsed.image.value_or(parsed.entry->image));
+}
 
 std::string Workload::Name() const { return fmt::format("{}:{}", network, batch); }
 
@@ -72,7 +157,7 @@ Workload ParseWorkload(std::string_view text) {
                     text));
   }
   Workload workload{std::string(text.substr(0, colon))};
-  Find(workload.network);
+  static_cast<void>(Parse(workload.network));
   const std::string_view batch = text.substr(colon + 1);
   const auto [end, error] =
       std::from_chars(batch.data(), batch.data() + batch.size(), workload.batch);

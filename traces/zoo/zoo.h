@@ -3,8 +3,11 @@
 #ifndef SPILLWAY_TRACES_ZOO_ZOO_H_
 #define SPILLWAY_TRACES_ZOO_ZOO_H_
 
+#include <array>
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "traces/graph.h"
@@ -14,13 +17,20 @@ namespace spillway {
 struct ZooEntry {
   std::string name;
   std::string description;  // variant and source
-  Network (*build)();
+  int64_t image = 224;      // height and width
+  Network (*build)(std::string name, int64_t image);
 };
 
 // All networks, in the order in which they should be listed.
 const std::vector<ZooEntry>& Zoo();
 
-// Throws `UsageError` with a suggestion and the valid names.
+// What names besides those of the zoo a network can have, with descriptions: residual networks of
+// any depth, "resnet(3,4,6,3)", and NAME@IMAGE, any network for square images of another size:
+// "vgg16@227".
+const std::vector<std::pair<std::string, std::string>>& ZooPatterns();
+
+// Throws `UsageError` with a suggestion and the valid names, or `InputError` that names a layer if
+// the network cannot be built for images of the size given.
 Network BuildNetwork(std::string_view name);
 
 // A network and a batch size: "vgg19:256".
@@ -34,12 +44,22 @@ struct Workload {
 // Throws `UsageError`: no colon, an unknown network, or a batch that is not in [1, 65536].
 Workload ParseWorkload(std::string_view text);
 
-// Builders, one file per family.
-Network BuildAlexNet();    // "one weird trick" variant, 224x224, no LRN (vDNN's reference)
-Network BuildOverFeat();   // fast model, 231x231
-Network BuildGoogLeNet();  // without auxiliary classifiers and LRN
+// Builders, one file per family. `image` is the height and width of the input.
+Network BuildAlexNet(std::string name, int64_t image);     // "one weird trick", no LRN (vDNN)
+Network BuildAlexNet227(std::string name, int64_t image);  // one tower, LRN, dropout (SuperNeurons)
+Network BuildOverFeat(std::string name, int64_t image);    // fast model
+Network BuildGoogLeNet(std::string name, int64_t image);   // no auxiliary classifiers, no LRN
 // VGG with `convs[i]` 3x3 convolutions in group i, of 64, 128, 256, 512, 512 channels.
-Network BuildVgg(std::string name, const std::vector<int>& convs);
+Network BuildVgg(std::string name, int64_t image, const std::vector<int>& convs);
+
+// The residual block of a network: two 3x3 convolutions, or 1x1, 3x3 and 1x1 with four times the
+// channels, of which the first has the stride. He et al. 2016, figure 5.
+enum class ResidualBlock { kBasic, kBottleneck };
+// ResNet with `blocks[i]` blocks in stage i, of 64, 128, 256, 512 channels. pool1 is padded only if
+// the stages could not halve its output evenly otherwise: at 224 (112 to 56) and not at 227 (114 to
+// 56, SuperNeurons).
+Network BuildResNet(std::string name, int64_t image, ResidualBlock block,
+                    const std::array<int, 4>& blocks);
 
 }  // namespace spillway
 

@@ -1,0 +1,403 @@
+#include "backend/cuda/cuda_backend.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+#include <nvtx3/nvToolsExt.h>
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "backend/cuda/cuda_error.h"
+#include "backend/cuda/device_memory.h"
+#include "backend/cuda/dnn_library.h"
+#include "backend/cuda/elementwise.h"
+#include "backend/cuda/kernels.h"
+#include "backend/cuda/stream.h"
+#include "sim/core/error.h"
+#include "sim/core/synthetic_data.h"
+
+namespace spillway {
+namespace {
+
+// An event without a time stamp, which costs the GPU next to nothing.
+class OrderEvent {
+ public:
+  OrderEvent() { SPILLWAY_CUDA_CALL(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+  ~OrderEvent() { cudaEventDestroy(event_); }
+  OrderEvent(const OrderEvent&) = delete;
+  OrderEvent& operator=(const OrderEvent&) = delete;
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+// The i-th element, made at its first use and kept for the next iteration.
+template <typename T>
+T& Grown(std::deque<T>& list, size_t i) {
+  while (list.size() <= i) list.emplace_back();
+  return list[i];
+}
+
+struct StreamState {
+  CudaStream stream;
+  std::deque<OrderEvent> ends;         // of command i of the iteration
+  std::deque<TimingEvent> start, end;  // likewise, in a stamped iteration
+  TimingEvent drained;                 // everything issued has completed
+  std::vector<Duration> issued;        // of this iteration's commands, by the host's clock
+};
+
+// Marks a range of the host's time for profilers.
+class NvtxRange {
+ public:
+  explicit NvtxRange(const char* name) { nvtxRangePushA(name); }
+  ~NvtxRange() { nvtxRangePop(); }
+  NvtxRange(const NvtxRange&) = delete;
+  NvtxRange& operator=(const NvtxRange&) = delete;
+};
+
+cudaDeviceProp Properties(int device) {
+  RequireDevice(device);
+  SPILLWAY_CUDA_CALL(cudaSetDevice(device));
+  cudaDeviceProp properties;
+  SPILLWAY_CUDA_CALL(cudaGetDeviceProperties(&properties, device));
+  return properties;
+}
+
+}  // namespace
+
+struct CudaMachine::Impl {
+  explicit Impl(const Options& options)
+      : properties(Properties(options.device)), kernels({options.math, options.dropout_seed}) {
+    CalibrateSpin();
+  }
+
+  // Pinned memory is slow to get, so the largest piece asked for is kept.
+  PinnedBuffer& Pinned(Bytes size) {
+    if (!pinned || pinned->size() < size) {
+      pinned.reset();
+      pinned.emplace(size);
+    }
+    return *pinned;
+  }
+
+  // What a busy wait takes longer than it was asked to, back to back.
+  void CalibrateSpin() {
+    constexpr int kSpins = 100;
+    constexpr auto kAsked = Duration::Microseconds(20);
+    const CudaStream& stream = streams[0].stream;
+    TimingEvent start, end;
+    for (int warm = 0; warm < 2; ++warm) {
+      Spin(Duration::Milliseconds(2).picoseconds() / 1000, stream.get());
+      start.Record(stream);
+      for (int i = 0; i < kSpins; ++i) Spin(kAsked.picoseconds() / 1000, stream.get());
+      end.Record(stream);
+      stream.Synchronize();
+    }
+    spin_excess = std::max(Duration(), Divide(Elapsed(start, end), kSpins) - kAsked);
+  }
+
+  cudaDeviceProp properties;
+  CudaKernels kernels;
+  std::array<StreamState, kStreamCount> streams;
+  TimingEvent begin;
+  std::optional<PinnedBuffer> pinned;
+  Duration spin_excess;
+};
+
+namespace {
+
+class CudaBackend final : public Executor {
+ public:
+  CudaBackend(const Trace& trace, const CostModel& cost, const CudaRunOptions& options,
+              CudaMachine::Impl& machine, PinnedBuffer* pinned);
+  ~CudaBackend() override;
+
+  std::string_view Name() const override { return "cuda"; }
+  Event Enqueue(const Launch& launch, std::span<const Wait> waits) override;
+  Event Copy(Direction direction, const Block& device, const Block& host, Bytes size,
+             std::span<const Wait> waits) override;
+  void Synchronize() override;
+  StreamTimes TakeTimeline() override;
+  void OnAllocate(const Block& block) override;
+  void OnFree(const Block& block) override;
+  void OnArrive(TensorId tensor, const Block& block, bool host) override;
+
+  std::optional<float> loss() const override { return loss_; }
+  void Read(const Block& block, bool host, std::span<std::byte> bytes) const override;
+  std::vector<Duration> iteration_times() const override { return iteration_times_; }
+
+ private:
+  DeviceRange DeviceAt(const Block& block) const;
+  std::byte* HostAt(const Block& block) const;
+  void DeviceRanges(std::span<const Block> blocks, std::vector<DeviceRange>& ranges) const;
+
+  bool stamped() const { return iteration_ == options_.stamped_iteration; }
+  void BeginIteration();
+  // Before and after what one command enqueues.
+  void Begin(Stream stream, std::span<const Wait> waits, const Activity& activity);
+  Event End(Stream stream);
+  void LaunchKernels(const Op& op, const Launch& launch);
+  void TakeLoss(const Op& op, const Launch& launch);
+
+  const Trace& trace_;
+  const CostModel& cost_;
+  const CudaRunOptions options_;
+  CudaMachine::Impl& machine_;
+  DeviceBuffer arena_;
+  std::map<Bytes, DeviceBuffer> native_;  // by offset, in native mode
+  PinnedBuffer* const pinned_;            // null if nothing leaves the device
+  PinnedBuffer loss_landing_{Bytes(sizeof(float))};
+
+  int iteration_ = 1;
+  bool begun_ = false;
+  Duration host_begin_;
+  std::vector<Duration> iteration_times_;
+  std::optional<float> loss_;
+  bool loss_pending_ = false;
+  std::vector<DeviceRange> inputs_, outputs_;  // kept between ops to save allocations
+};
+
+CudaBackend::CudaBackend(const Trace& trace, const CostModel& cost, const CudaRunOptions& options,
+                         CudaMachine::Impl& machine, PinnedBuffer* pinned)
+    : trace_(trace),
+      cost_(cost),
+      options_(options),
+      machine_(machine),
+      arena_(options.native ? Bytes(0) : options.memory),
+      pinned_(pinned) {}
+
+CudaBackend::~CudaBackend() {
+  // What is in flight may still use the memory that goes with this object.
+  static_cast<void>(cudaDeviceSynchronize());
+}
+
+// --- Memory
+// ---------------------------------------------------------------------------------------
+
+DeviceRange CudaBackend::DeviceAt(const Block& block) const {
+  if (options_.native) {
+    const auto found = native_.find(block.offset);
+    SPILLWAY_CHECK(found != native_.end() && block.size <= found->second.size());
+    return {found->second.data(), block.size};
+  }
+  SPILLWAY_CHECK(block.end() <= arena_.size());
+  return {arena_.data() + block.offset.count(), block.size};
+}
+
+std::byte* CudaBackend::HostAt(const Block& block) const {
+  SPILLWAY_CHECK(pinned_ != nullptr && block.end() <= pinned_->size());
+  return pinned_->data() + block.offset.count();
+}
+
+void CudaBackend::DeviceRanges(std::span<const Block> blocks,
+                               std::vector<DeviceRange>& ranges) const {
+  ranges.clear();
+  for (const Block& block : blocks) ranges.push_back(DeviceAt(block));
+}
+
+void CudaBackend::OnAllocate(const Block& block) {
+  if (!options_.native) return;
+  native_.insert_or_assign(block.offset, DeviceBuffer(block.size));
+}
+
+// cudaFree returns when the device has nothing left to do, so no reader is cut off.
+void CudaBackend::OnFree(const Block& block) {
+  if (options_.native) native_.erase(block.offset);
+}
+
+void CudaBackend::OnArrive(TensorId id, const Block& block, bool host) {
+  const Tensor& tensor = trace_.tensor(id);
+  const SyntheticData data =
+      SyntheticDataOf(trace_, id, options_.seed, static_cast<uint64_t>(iteration_ - 1));
+  const Block contents{block.offset, tensor.size};
+  if (host) {
+    Fill(data, {HostAt(contents), static_cast<size_t>(tensor.size.count())});
+    return;
+  }
+  std::byte* const out = DeviceAt(contents).data;
+  const int64_t count = tensor.size.count() / static_cast<int64_t>(sizeof(float));
+  cudaStream_t const stream = machine_.streams[Index(Stream::kCompute)].stream.get();
+  switch (data.kind) {
+    case DataKind::kZero:
+      SPILLWAY_CUDA_CALL(cudaMemsetAsync(out, 0, static_cast<size_t>(tensor.size.count()), stream));
+      return;
+    case DataKind::kUniform:
+      return FillUniform(reinterpret_cast<float*>(out), count, data.seed, data.scale, stream,
+                         data.centre);
+    case DataKind::kLabels:
+      return FillLabels(reinterpret_cast<int32_t*>(out), count, data.classes, data.seed, stream);
+  }
+}
+
+void CudaBackend::Read(const Block& block, bool host, std::span<std::byte> bytes) const {
+  const Block contents{block.offset, Bytes(static_cast<int64_t>(bytes.size()))};
+  if (host) {
+    std::copy_n(HostAt(contents), bytes.size(), bytes.data());
+  } else {
+    SPILLWAY_CUDA_CALL(
+        cudaMemcpy(bytes.data(), DeviceAt(contents).data, bytes.size(), cudaMemcpyDeviceToHost));
+  }
+}
+
+// --- Issue
+// ----------------------------------------------------------------------------------------
+
+void CudaBackend::BeginIteration() {
+  if (begun_) return;
+  begun_ = true;
+  const CudaStream& compute = machine_.streams[Index(Stream::kCompute)].stream;
+  compute.Synchronize();  // inputs have arrived
+  machine_.begin.Record(compute);
+  host_begin_ = HostClock();
+}
+
+void CudaBackend::Begin(Stream stream, std::span<const Wait> waits, const Activity& activity) {
+  BeginIteration();
+  StreamState& state = machine_.streams[Index(stream)];
+  for (const Wait& wait : waits) {
+    if (wait.event.stream == stream) continue;  // a stream keeps its own order
+    const OrderEvent& end =
+        machine_.streams[Index(wait.event.stream)].ends[wait.event.sequence - 1];
+    SPILLWAY_CUDA_CALL(cudaStreamWaitEvent(state.stream.get(), end.get(), 0), activity);
+  }
+  if (stamped()) Grown(state.start, state.issued.size()).Record(state.stream);
+}
+
+Event CudaBackend::End(Stream stream) {
+  StreamState& state = machine_.streams[Index(stream)];
+  const size_t i = state.issued.size();
+  if (stamped()) Grown(state.end, i).Record(state.stream);
+  SPILLWAY_CUDA_CALL(cudaEventRecord(Grown(state.ends, i).get(), state.stream.get()));
+  state.issued.push_back(HostClock() - host_begin_);
+  return {stream, static_cast<uint32_t>(state.issued.size())};
+}
+
+Event CudaBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
+  const Op& op = trace_.op(launch.op);
+  const NvtxRange range(op.name.c_str());
+  Begin(Stream::kCompute, waits, {op.name, {}, {}});
+  if (options_.work == CudaWork::kSpin) {
+    const Duration time = launch.time - machine_.spin_excess;
+    if (time > Duration()) {
+      Spin(time.picoseconds() / 1000, machine_.streams[Index(Stream::kCompute)].stream.get());
+    }
+  } else {
+    LaunchKernels(op, launch);
+  }
+  return End(Stream::kCompute);
+}
+
+void CudaBackend::LaunchKernels(const Op& op, const Launch& launch) {
+  cudaStream_t const stream = machine_.streams[Index(Stream::kCompute)].stream.get();
+  DeviceRanges(launch.inputs, inputs_);
+  DeviceRanges(launch.outputs, outputs_);
+  SlotLaunch part;
+  part.inputs = inputs_;
+  part.outputs = outputs_;
+  if (launch.workspace.size > Bytes(0)) part.workspace = DeviceAt(launch.workspace);
+  for (const KernelRun& run : launch.runs) {
+    if (run.slot != part.slot) part.first = 0;
+    part.slot = run.slot;
+    part.batch = run.batch;
+    part.algorithm = cost_.Kernels(op, run.slot, run.batch)[run.kernel].algorithm;
+    machine_.kernels.Launch(op, part, stream);
+    part.first += run.batch;
+  }
+  if (stamped() && !launch.recompute) TakeLoss(op, launch);
+}
+
+void CudaBackend::TakeLoss(const Op& op, const Launch& launch) {
+  if (op.type != OpType::kSoftmaxLoss || op.phase != Phase::kForward) return;
+  if (launch.outputs.size() < 2) return;
+  SPILLWAY_CUDA_CALL(cudaMemcpyAsync(loss_landing_.data(), DeviceAt(launch.outputs[1]).data,
+                                     sizeof(float), cudaMemcpyDeviceToHost,
+                                     machine_.streams[Index(Stream::kCompute)].stream.get()),
+                     {op.name, {}, {}});
+  loss_pending_ = true;
+}
+
+Event CudaBackend::Copy(Direction direction, const Block& device, const Block& host, Bytes size,
+                        std::span<const Wait> waits) {
+  const bool to_host = direction == Direction::kToHost;
+  const Stream stream = to_host ? Stream::kToHost : Stream::kToDevice;
+  const NvtxRange range(to_host ? "offload" : "prefetch");
+  const Activity activity{to_host ? "copy to the host" : "copy to the device", {}, {}};
+  Begin(stream, waits, activity);
+  std::byte* const on_device = DeviceAt({device.offset, size}).data;
+  std::byte* const on_host = HostAt({host.offset, size});
+  SPILLWAY_CUDA_CALL(cudaMemcpyAsync(to_host ? on_host : on_device, to_host ? on_device : on_host,
+                                     static_cast<size_t>(size.count()),
+                                     to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice,
+                                     machine_.streams[Index(stream)].stream.get()),
+                     activity);
+  return End(stream);
+}
+
+// --- Completion
+// -----------------------------------------------------------------------------------
+
+void CudaBackend::Synchronize() {
+  if (!begun_) return;
+  for (const StreamState& state : machine_.streams) state.drained.Record(state.stream);
+  for (const StreamState& state : machine_.streams) state.stream.Synchronize();
+  if (!loss_pending_) return;
+  loss_ = *reinterpret_cast<const float*>(loss_landing_.data());
+  loss_pending_ = false;
+}
+
+StreamTimes CudaBackend::TakeTimeline() {
+  StreamTimes times;
+  Duration iteration;
+  for (size_t s = 0; s < kStreamCount; ++s) {
+    StreamState& state = machine_.streams[s];
+    const size_t count = state.issued.size();
+    times[s].resize(count);
+    if (count == 0) continue;
+    const Duration drained = Elapsed(machine_.begin, state.drained);
+    iteration = std::max(iteration, drained);
+    for (size_t i = 0; i < count; ++i) {
+      // All times are rounded from one origin, which keeps their order.
+      times[s][i].issued = state.issued[i];
+      if (stamped()) {
+        times[s][i].start = Elapsed(machine_.begin, state.start[i]);
+        times[s][i].end = Elapsed(machine_.begin, state.end[i]);
+      }
+    }
+    if (!stamped()) times[s].back().end = drained;
+    state.issued.clear();
+  }
+  iteration_times_.push_back(iteration);
+  ++iteration_;
+  begun_ = false;
+  return times;
+}
+
+}  // namespace
+
+CudaMachine::CudaMachine(const Options& options) : impl_(std::make_unique<Impl>(options)) {}
+CudaMachine::~CudaMachine() = default;
+
+std::unique_ptr<Executor> CudaMachine::Open(const Trace& trace, const CostModel& cost,
+                                            const CudaRunOptions& options) {
+  PinnedBuffer* const pinned =
+      options.host_memory > Bytes(0) ? &impl_->Pinned(options.host_memory) : nullptr;
+  for (StreamState& state : impl_->streams) state.issued.clear();
+  return std::make_unique<CudaBackend>(trace, cost, options, *impl_, pinned);
+}
+
+std::string CudaMachine::gpu() const { return impl_->properties.name; }
+std::string CudaMachine::cudnn() const { return DnnLibrary::Version(); }
+Bytes CudaMachine::free_memory() const {
+  size_t free = 0;
+  size_t total = 0;
+  SPILLWAY_CUDA_CALL(cudaMemGetInfo(&free, &total));
+  return Bytes(static_cast<int64_t>(free));
+}
+
+}  // namespace spillway

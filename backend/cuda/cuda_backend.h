@@ -1,0 +1,76 @@
+// A backend that executes policies on a GPU: kernels, copies between device and pinned host memory,
+// and waits, on three streams.
+//
+// Commands go to the GPU as they are issued; a wait is a CUDA event, so nothing ever blocks the
+// host but `Synchronize` and, with a driver allocator, cudaMalloc and cudaFree. Time stamps around
+// each command slow small kernels down, so only one iteration of a run is stamped; of the others
+// the backend takes the time of the whole. The header includes no CUDA.
+
+#ifndef SPILLWAY_BACKEND_CUDA_CUDA_BACKEND_H_
+#define SPILLWAY_BACKEND_CUDA_CUDA_BACKEND_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "sim/core/cost_model.h"
+#include "sim/core/executor.h"
+#include "sim/core/units.h"
+#include "traces/trace.h"
+
+namespace spillway {
+
+// What runs on the compute stream.
+enum class CudaWork : uint8_t {
+  kKernels,  // the ops, on real data
+  kSpin,     // a busy wait of the time that the cost model gives; copies are real, data is not
+};
+
+struct CudaRunOptions {
+  Bytes memory;       // bytes of the device arena that the run touches
+  Bytes host_memory;  // likewise of the pinned host pool
+  CudaWork work = CudaWork::kKernels;
+  bool native = false;        // cudaMalloc and cudaFree for each block instead of an arena
+  int stamped_iteration = 1;  // from 1: the one whose timeline and loss are wanted
+  uint64_t seed = 1;          // of parameters and data
+};
+
+// A GPU opened for execution: libraries, streams, events and pinned memory, which runs share one
+// after the other.
+class CudaMachine {
+ public:
+  struct Options {
+    int device = 0;
+    std::string math = "fp32";  // "fp32" (fused multiply-add, no TF32) or "tf32"
+    uint64_t dropout_seed = 1;
+  };
+
+  // Throws `EnvironmentError` that says what is missing if there is no usable GPU.
+  explicit CudaMachine(const Options& options);
+  ~CudaMachine();
+  CudaMachine(const CudaMachine&) = delete;
+  CudaMachine& operator=(const CudaMachine&) = delete;
+
+  // A backend for one run. The trace is the one that runs; it, the cost model, whose algorithm
+  // names are executed, and the machine outlive the backend. In a timeline `issued` is the host's
+  // clock since the first command. Throws `Error` if the device or the host has not that much
+  // memory left; the backend's methods throw `Error` that names op, call and code, and `InputError`
+  // for an op that the kernel layer cannot execute. REQUIRES: no other backend of the machine is
+  // alive.
+  std::unique_ptr<Executor> Open(const Trace& trace, const CostModel& cost,
+                                 const CudaRunOptions& options);
+
+  // Of the GPU and the libraries, as a recorded table names them.
+  std::string gpu() const;
+  std::string cudnn() const;
+  Bytes free_memory() const;
+
+  struct Impl;  // of cuda_backend.cc
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_BACKEND_CUDA_CUDA_BACKEND_H_

@@ -1,0 +1,179 @@
+// spillway validate: predictions checked against the GPU of this machine.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/backends.h"
+#include "experiments/catalogue.h"
+#include "experiments/cli/options.h"
+#include "experiments/cli/progress.h"
+#include "experiments/cli/session.h"
+#include "experiments/cli/verbs.h"
+#include "experiments/execute/validation.h"
+#include "policies/library.h"
+#include "sim/core/error.h"
+#include "sim/cost/table.h"
+
+namespace spillway::cli {
+namespace {
+
+struct ValidateOptions {
+  std::vector<std::string> workloads;
+  WorkloadOption workload;  // preset and mode of all of them
+  MachineOption machine;
+  FormatOption format;
+  std::vector<std::string> policies{"liveness"};
+  std::vector<std::string> memories;
+  std::string tolerance = "5%";
+  std::string math = "fp32";
+  std::string kernels = "real";
+  bool any_table = false;
+  ExecuteOptions execute;
+  std::string output;
+  std::string commands;
+  bool quiet = false;
+};
+
+// "5%" as 0.05. Throws `UsageError`.
+double ParseTolerance(const std::string& text) {
+  try {
+    size_t used = 0;
+    const double percent = std::stod(text, &used);
+    if (text.substr(used) == "%" && percent >= 0 && std::isfinite(percent)) return percent / 100;
+  } catch (const std::logic_error&) {
+  }
+  throw UsageError(fmt::format("--tolerance: '{}' is no percentage such as 5%", text));
+}
+
+// The costs that the prediction is made with: the table given or found, which must be of this
+// machine, else one recorded now.
+CostTable TableFor(const ValidateOptions& options, const Trace& trace, const Device& device,
+                   const CudaMachine& machine, Session& session) {
+  const std::string& source = options.machine.cost;
+  if (source == "roofline") {
+    throw UsageError("--cost roofline: a measured run needs kernels by name; give auto or a table");
+  }
+  std::optional<CostTable> table =
+      source == "auto" ? FindRecordedTable(trace, device) : ReadCostTable(source);
+  if (table) {
+    if (!options.any_table) CheckProvenance(table->provenance, machine, options.math);
+    return std::move(*table);
+  }
+  session.Remark(fmt::format("{}: no table for {}; recording (keep one with spillway record)",
+                             trace.name, device.name));
+  RecordOptions record;
+  record.math = options.math;
+  return RecordCosts(trace, record);
+}
+
+int Execute(ValidateOptions options, Session& session) {
+  if (PrintHelpValues(options.machine, options.policies)) return kOk;
+  const double tolerance = ParseTolerance(options.tolerance);
+  options.execute.work = options.kernels == "spin" ? CudaWork::kSpin : CudaWork::kKernels;
+  if (options.memories.empty()) options.memories = {""};
+  const bool spin = options.execute.work == CudaWork::kSpin;
+  const auto machine = OpenCuda({0, options.math, options.execute.seed});
+
+  std::vector<Row> rows, commands;
+  bool agree = true;
+  ProgressBar bar(options.workloads.size() * options.policies.size() * options.memories.size(),
+                  options.quiet);
+  for (const std::string& workload : options.workloads) {
+    options.workload.text = workload;
+    const Trace trace = options.workload.Load();
+    const Device device = LoadDevice(options.machine.device);
+    std::optional<CostTable> table;
+    if (!spin) table = TableFor(options, trace, device, *machine, session);
+    for (const std::string& memory : options.memories) {
+      options.machine.memory = memory;
+      const Scenario scenario(options.workload, options.machine,
+                              table ? std::make_unique<TableCostModel>(*table, device) : nullptr);
+      for (const std::string& policy : options.policies) {
+        PolicyLibrary library;
+        const auto make = [&] { return library.Make(policy); };
+        const Validation validation = Validate(scenario.setup(), make, *machine, options.execute);
+        for (const std::string& violation : validation.violations) {
+          session.Remark(fmt::format("{} {}: {}", workload, policy, violation));
+        }
+        agree = agree && Agrees(validation, tolerance);
+        rows.push_back(MakeValidationRow(scenario.setup(), policy, validation));
+        bar.Advance(fmt::format("{} {}", workload, policy));
+        if (options.commands.empty() || !validation.fits() || !validation.parity()) continue;
+        for (Row& row : CommandRows(scenario.setup(), validation)) {
+          row.insert(row.begin(), {{"workload", workload},
+                                   {"policy", policy},
+                                   {"memory", memory.empty() ? "all" : memory}});
+          commands.push_back(std::move(row));
+        }
+      }
+    }
+  }
+  const std::string text = options.format.format() == Format::kCsv ? FormatCsv(rows)
+                           : options.format.format() == Format::kJson
+                               ? FormatJson(rows, "spillway.validation/v1")
+                               : FormatValidation(rows);
+  Manifest manifest = session.NewManifest();
+  manifest.exit_code = agree ? kOk : kNegative;
+  std::vector<OutputFile> files;
+  if (!options.output.empty()) files.push_back({"--output", options.output, text});
+  if (!options.commands.empty()) {
+    files.push_back({"--export-commands", options.commands, FormatCsv(commands)});
+  }
+  if (!files.empty()) session.Write(files, manifest);
+  if (options.output.empty()) session.Print(text);
+  return manifest.exit_code;
+}
+
+}  // namespace
+
+void AddValidate(CLI::App& app, int& exit_code, Session& session) {
+  CLI::App* verb = app.add_subcommand(
+      "validate",
+      "Check predictions on this machine's GPU; exit code 1 out of tolerance, 5 without a GPU");
+  auto options = std::make_shared<ValidateOptions>();
+  verb->add_option("workloads", options->workloads, "NETWORK:BATCH or a trace file, one or more")
+      ->required();
+  options->workload.AddLowering(*verb);
+  options->machine.AddAllButMemory(*verb);
+  options->format.Add(*verb);
+  verb->add_option("--policy", options->policies,
+                   "NAME or PLUGIN.so:NAME, then :key=value,...; or help; repeat for more")
+      ->capture_default_str();
+  verb->add_option("--memory", options->memories, std::string(kMemoryHelp) + "; repeat for more");
+  verb->add_option("--tolerance", options->tolerance, "Largest error of the iteration time")
+      ->capture_default_str();
+  verb->add_option("--iterations", options->execute.iterations,
+                   "Iterations per case: three to warm up, the last to stamp each command, the "
+                   "others timed")
+      ->check(CLI::Range(kWarmUp + 2, 1000000))
+      ->default_val(25);
+  verb->add_option("--math", options->math, "Arithmetic of convolutions and products")
+      ->check(CLI::IsMember({"fp32", "tf32"}))
+      ->capture_default_str();
+  verb->add_option("--kernels", options->kernels,
+                   "real, or spin: busy waits of the predicted times, for any trace")
+      ->check(CLI::IsMember({"real", "spin"}))
+      ->capture_default_str();
+  verb->add_flag("--any-table", options->any_table,
+                 "Accept a cost table of another GPU, cuDNN or arithmetic");
+  verb->add_option("--seed", options->execute.seed, "Seed of parameters, data and dropout")
+      ->capture_default_str();
+  verb->add_option("-o,--output", options->output,
+                   "Write the results to FILE, with a manifest beside it, instead of printing them")
+      ->type_name("FILE");
+  verb->add_option("--export-commands", options->commands,
+                   "Write every kernel and copy, predicted and measured, as CSV")
+      ->type_name("FILE");
+  verb->add_flag("--quiet", options->quiet, "No progress on standard error");
+  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+}
+
+}  // namespace spillway::cli

@@ -1,0 +1,300 @@
+#!/usr/bin/env python3
+"""Times training iterations of the same networks in PyTorch and in Spillway, on one GPU, in one run.
+
+Each network is built from Spillway's own trace of it, so both sides compute the same thing: forward,
+backward and a step of SGD with momentum, fp32 without TF32 (or TF32 on both sides). Compared are
+PyTorch eager, eager with cuDNN's autotuner, torch.autograd.graph.save_on_cpu(pin_memory=True) and
+checkpoint_sequential (chains only), with Spillway in-core and offloading by vdnn-dyn. Peaks are what
+each side's allocator took from the device; the CUDA context is outside of both.
+
+Needs a CUDA build of PyTorch, a GPU, and a spillway with the CUDA backend.
+"""
+
+import argparse
+import csv
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+FIELDS = ["workload", "side", "method", "iteration_ms", "shortest_iteration_ms",
+          "longest_iteration_ms", "peak_bytes", "time_over_eager", "note"]
+WARM_UP = 5
+
+
+class Plan:
+    """The forward half of a trace, as steps that PyTorch can take."""
+
+    def __init__(self, trace):
+        self.tensors = {t["name"]: t for t in trace["tensors"]}
+        self.steps = [op for op in trace["ops"] if op["phase"] == "forward"]
+        self.batch = trace["batch"]
+        self.sgd = next((op["attributes"] for op in trace["ops"] if op["type"] == "sgd"), None)
+
+    def parameters(self):
+        return [t for t in self.tensors.values() if t["kind"] == "parameter"]
+
+    def inputs(self):
+        return [t for t in self.tensors.values() if t["kind"] == "input"]
+
+    def is_chain(self):
+        """True if each step reads nothing but the step's before, parameters and labels."""
+        previous = None
+        for op in self.steps:
+            activations = [n for n in op["inputs"] if self.tensors[n]["kind"] == "activation"]
+            if any(n != previous for n in activations):
+                return False
+            previous = op["outputs"][0]
+        return True
+
+
+def needs_ceil(a, axis):
+    """Whether a pooling step's extent along `axis` ("height", "width") was rounded up."""
+    letter = axis[0]
+    span = a[f"in_{axis}"] + 2 * a[f"pad_{letter}"] - a[f"kernel_{letter}"]
+    return a[f"out_{axis}"] > span // a[f"stride_{letter}"] + 1
+
+
+def apply(torch, plan, op, values, parameters, in_place=True):
+    """Executes one forward step; returns its first output."""
+    functional = torch.nn.functional
+    a = op["attributes"]
+    x = [parameters[n] if n in parameters else values[n] for n in op["inputs"]]
+    kind = op["type"]
+    if kind == "conv2d":
+        return functional.conv2d(x[0], x[1], x[2] if a["bias"] else None,
+                                 (a["stride_h"], a["stride_w"]), (a["pad_h"], a["pad_w"]),
+                                 groups=int(a["groups"]))
+    if kind == "linear":
+        return functional.linear(x[0].flatten(1), x[1], x[2] if a["bias"] else None)
+    if kind == "relu":
+        shares = "alias_of" in plan.tensors[op["outputs"][0]]
+        return functional.relu(x[0], inplace=in_place and shares)
+    if kind in ("maxpool2d", "avgpool2d"):
+        window = ((a["kernel_h"], a["kernel_w"]), (a["stride_h"], a["stride_w"]),
+                  (a["pad_h"], a["pad_w"]))
+        ceil = needs_ceil(a, "height") or needs_ceil(a, "width")
+        if kind == "maxpool2d":
+            return functional.max_pool2d(x[0], *window, ceil_mode=ceil)
+        return functional.avg_pool2d(x[0], *window, ceil_mode=ceil, count_include_pad=False)
+    if kind == "concat":
+        return torch.cat(x, 1)
+    if kind == "add":
+        return x[0] + x[1]
+    if kind == "fork":
+        return x[0]
+    if kind == "dropout":
+        return functional.dropout(x[0], a["ratio"], training=True)
+    if kind == "lrn":
+        return functional.local_response_norm(x[0], int(a["size"]), a["alpha"], a["beta"], a["k"])
+    if kind == "batchnorm":
+        return functional.batch_norm(x[0], None, None, x[1], x[2], training=True)
+    if kind == "softmax_loss":
+        return functional.cross_entropy(x[0].flatten(1), x[1])
+    raise SystemExit(f"compare_pytorch: no PyTorch counterpart of op type '{kind}'")
+
+
+class Trainer:
+    """One network on the GPU: parameters, data, and an iteration under one of the methods."""
+
+    def __init__(self, torch, plan, method):
+        self.torch, self.plan, self.method = torch, plan, method
+        torch.manual_seed(1)
+        self.parameters = {}
+        for t in plan.parameters():
+            fan_in = math.prod(t["shape"][1:]) if len(t["shape"]) > 1 else 1
+            bound = math.sqrt(3 / fan_in) if len(t["shape"]) > 1 else 0.1
+            value = torch.empty(t["shape"], device="cuda").uniform_(-bound, bound)
+            self.parameters[t["name"]] = value.requires_grad_()
+        labels = plan.steps[-1]["inputs"][1]
+        classes = int(plan.steps[-1]["attributes"]["elements"])
+        self.data = {}
+        for t in plan.inputs():
+            self.data[t["name"]] = (torch.randint(classes, (plan.batch,), device="cuda")
+                                    if t["name"] == labels
+                                    else torch.empty(t["shape"], device="cuda").uniform_(-1, 1))
+        sgd = plan.sgd or {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 0}
+        self.optimizer = torch.optim.SGD(self.parameters.values(), lr=sgd["learning_rate"],
+                                         momentum=sgd["momentum"],
+                                         weight_decay=sgd["weight_decay"])
+
+    def forward(self):
+        values = dict(self.data)
+        for op in self.plan.steps:
+            values[op["outputs"][0]] = apply(self.torch, self.plan, op, values, self.parameters)
+            for name in op["inputs"]:  # as a module's local variables would be: gone when used
+                if self.last_use[name] is op and name in values:
+                    del values[name]
+        return values[self.plan.steps[-1]["outputs"][0]]
+
+    def forward_checkpointed(self):
+        """checkpoint_sequential over the chain, in about sqrt(steps) segments."""
+        steps = self.plan.steps[:-1]
+
+        def layer(op):
+            def run(x):
+                values = dict(self.data)
+                first = next(n for n in op["inputs"] if n not in self.parameters)
+                values[first] = x
+                # A segment's input is needed again, so nothing may overwrite it.
+                return apply(self.torch, self.plan, op, values, self.parameters, in_place=False)
+            return run
+
+        image = self.data[steps[0]["inputs"][0]]
+        from torch.utils.checkpoint import checkpoint_sequential
+        segments = max(1, round(math.sqrt(len(steps))))
+        scores = checkpoint_sequential([layer(op) for op in steps], segments, image,
+                                       use_reentrant=False)
+        values = dict(self.data)
+        values[self.plan.steps[-1]["inputs"][0]] = scores
+        return apply(self.torch, self.plan, self.plan.steps[-1], values, self.parameters)
+
+    def iterate(self):
+        self.last_use = {name: op for op in self.plan.steps for name in op["inputs"]}
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.method == "save_on_cpu":
+            with self.torch.autograd.graph.save_on_cpu(pin_memory=True):
+                loss = self.forward()
+        elif self.method == "checkpoint_sequential":
+            loss = self.forward_checkpointed()
+        else:
+            loss = self.forward()
+        loss.backward()
+        self.optimizer.step()
+
+
+def time_pytorch(torch, plan, method, iterations):
+    """(times in ms, peak bytes taken from the device)"""
+    torch.backends.cudnn.benchmark = method == "eager, autotuned"
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    trainer = Trainer(torch, plan, method)
+    times = []
+    for i in range(WARM_UP + iterations):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        if i == WARM_UP:
+            torch.cuda.reset_peak_memory_stats()
+        start.record()
+        trainer.iterate()
+        end.record()
+        torch.cuda.synchronize()
+        if i >= WARM_UP:
+            times.append(start.elapsed_time(end))
+    peak = torch.cuda.max_memory_allocated()
+    del trainer
+    torch.cuda.empty_cache()
+    return times, peak
+
+
+def spillway(binary, *arguments):
+    """The program's standard output; its exit code 1 is an answer, not a failure."""
+    result = subprocess.run([binary, *arguments], capture_output=True, text=True, check=False)
+    if result.returncode not in (0, 1):
+        raise SystemExit(f"compare_pytorch: {binary} {' '.join(arguments)}: exit code "
+                         f"{result.returncode}: {result.stderr.strip()}")
+    return result.stdout
+
+
+def load_plan(binary, workload):
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "trace.json")
+        spillway(binary, "trace", "build", workload, "-o", path)
+        with open(path, encoding="utf-8") as file:
+            return Plan(json.load(file))
+
+
+def row(workload, side, method, times, peak, note=""):
+    return {"workload": workload, "side": side, "method": method,
+            "iteration_ms": round(statistics.median(times), 3),
+            "shortest_iteration_ms": round(min(times), 3),
+            "longest_iteration_ms": round(max(times), 3), "peak_bytes": peak, "note": note}
+
+
+def compare(torch, arguments, workload):
+    plan = load_plan(arguments.spillway, workload)
+    rows = []
+    methods = ["eager", "eager, autotuned", "save_on_cpu"]
+    if plan.is_chain():
+        methods.append("checkpoint_sequential")
+    for method in methods:
+        try:
+            times, peak = time_pytorch(torch, plan, method, arguments.iterations)
+            rows.append(row(workload, "pytorch", method, times, peak))
+        except torch.cuda.OutOfMemoryError:
+            print(f"{workload} {method}: out of memory", file=sys.stderr)
+    torch.cuda.empty_cache()
+    for policy, memory in [("liveness", "unlimited"), ("vdnn-dyn", "50%"), ("vdnn-dyn", "25%")]:
+        text = spillway(arguments.spillway, "validate", workload, "--policy", policy, "--memory",
+                        memory, "--math", arguments.math, "--iterations",
+                        str(arguments.iterations + 4), "--format", "json", "--quiet",
+                        *(["--any-table"] if arguments.any_table else []))
+        result = json.loads(text)["rows"][0]
+        if result["status"] != "ok":
+            continue
+        rows.append(row(workload, "spillway", f"{policy}, --memory {memory}",
+                        [result["measured_iteration_ms"], result["shortest_iteration_ms"],
+                         result["longest_iteration_ms"]], result["measured_peak_allocated_bytes"],
+                        note=f"predicted {result['predicted_iteration_ms']:.3f} ms"))
+    eager = next((r["iteration_ms"] for r in rows if r["method"] == "eager"), None)
+    for r in rows:
+        r["time_over_eager"] = round(r["iteration_ms"] / eager, 3) if eager else ""
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="+", metavar="NETWORK:BATCH")
+    parser.add_argument("--spillway", default="build/release/bin/spillway",
+                        help="the program (default: %(default)s)")
+    parser.add_argument("--iterations", type=int, default=20, help="timed ones (default: 20)")
+    parser.add_argument("--math", choices=["fp32", "tf32"], default="fp32")
+    parser.add_argument("--any-table", action="store_true",
+                        help="accept a cost table of another GPU, cuDNN or arithmetic")
+    parser.add_argument("-o", "--output", help="CSV file (default: a table alone)")
+    parser.add_argument("--plan-only", action="store_true",
+                        help="say what would be run and stop; needs no PyTorch and no GPU")
+    arguments = parser.parse_args()
+    if arguments.iterations < 1:
+        parser.error("--iterations must be at least 1")
+    if arguments.plan_only:
+        for workload in arguments.workloads:
+            plan = load_plan(arguments.spillway, workload)
+            print(f"{workload}: {len(plan.steps)} steps, {len(plan.parameters())} parameters, "
+                  f"{'a chain' if plan.is_chain() else 'no chain'}")
+        return 0
+    try:
+        import torch
+    except ImportError:
+        print("compare_pytorch: PyTorch is missing (python3 -c 'import torch')", file=sys.stderr)
+        return 5
+    if not torch.cuda.is_available():
+        print("compare_pytorch: PyTorch finds no GPU", file=sys.stderr)
+        return 5
+    torch.backends.cuda.matmul.allow_tf32 = arguments.math == "tf32"
+    torch.backends.cudnn.allow_tf32 = arguments.math == "tf32"
+    rows = []
+    for workload in arguments.workloads:
+        rows += compare(torch, arguments, workload)
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, "
+          f"cuDNN {torch.backends.cudnn.version()}, {arguments.math}")
+    print(f"{'workload':14} {'side':9} {'method':28} {'ms':>9} {'x eager':>8} {'peak MiB':>9}")
+    for r in rows:
+        print(f"{r['workload']:14} {r['side']:9} {r['method']:28} {r['iteration_ms']:9.2f} "
+              f"{r['time_over_eager']:8} {r['peak_bytes'] / 2**20:9.0f}")
+    if arguments.output:
+        temporary = arguments.output + ".part"
+        with open(temporary, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, FIELDS)
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(temporary, arguments.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

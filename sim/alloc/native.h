@@ -1,0 +1,55 @@
+// cudaMalloc and cudaFree as an allocator: every block comes from the driver and goes back to it.
+//
+// Memory is mapped in pages of 2 MiB. A request of more than half a page takes pages of its own;
+// smaller ones share pages, in which they are placed by best fit at the arena's granularity, and a
+// page without blocks is given back. Offsets are virtual addresses, so that free pages never need
+// to be next to each other: there is no external fragmentation, only rounding. `reserved` is the
+// sum of the pages held.
+
+#ifndef SPILLWAY_SIM_ALLOC_NATIVE_H_
+#define SPILLWAY_SIM_ALLOC_NATIVE_H_
+
+#include <map>
+#include <memory>
+
+#include "sim/alloc/best_fit.h"
+#include "sim/core/allocator.h"
+
+namespace spillway {
+
+class Native final : public Allocator {
+ public:
+  static constexpr Bytes kPage = Bytes::MiB(2);
+
+  // REQUIRES: granularity > 0 divides the page.
+  Native(Bytes capacity, Bytes granularity);
+
+  std::string_view Name() const override { return "native"; }
+  std::optional<Block> Allocate(Bytes size, Hint hint) override;
+  void Free(const Block& block) override;
+  MemoryStats Stats() const override;
+  Bytes Reserved() const override { return reserved_; }
+  bool UsesDriver() const override { return true; }
+
+ private:
+  struct SharedPage {
+    Block page;
+    std::unique_ptr<BestFit> blocks;
+    int live = 0;
+  };
+
+  std::optional<Block> TakePages(Bytes size);
+  void GivePages(const Block& pages);
+  std::optional<Block> AllocateSmall(Bytes size);
+
+  const Bytes capacity_;
+  const Bytes granularity_;
+  BestFit addresses_;
+  std::map<Bytes, SharedPage> shared_;   // by offset
+  std::map<Bytes, Bytes> requested_of_;  // live blocks of their own pages: offset, bytes asked for
+  Bytes requested_, allocated_, reserved_;
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_ALLOC_NATIVE_H_

@@ -1,0 +1,39 @@
+#include "sim/cost/deterministic.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "sim/core/error.h"
+
+namespace spillway {
+
+std::span<const Kernel> DeterministicCostModel::Kernels(const Op& op, size_t slot,
+                                                        int64_t batch) const {
+  const std::span<const Kernel> all = model_->Kernels(op, slot, batch);
+  const std::lock_guard lock(mutex_);
+  const auto [entry, added] = kept_.try_emplace({op.slots[slot].signature, batch});
+  std::vector<Kernel>& kernels = entry->second;
+  if (added) {
+    std::copy_if(all.begin(), all.end(), std::back_inserter(kernels),
+                 [](const Kernel& kernel) { return kernel.deterministic; });
+  }
+  if (kernels.empty()) {
+    throw InputError(
+        fmt::format("op '{}', slot '{}': no kernel for '{}' at batch {} is "
+                    "deterministic",
+                    op.name, op.slots[slot].name, op.slots[slot].signature, batch));
+  }
+  return kernels;
+}
+
+Duration DeterministicCostModel::CopyTime(Direction direction, Bytes size) const {
+  return model_->CopyTime(direction, size);
+}
+
+std::string DeterministicCostModel::Provenance() const {
+  return model_->Provenance() + ", deterministic kernels only";
+}
+
+}  // namespace spillway

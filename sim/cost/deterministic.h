@@ -1,0 +1,39 @@
+// A cost model without the kernels that give different bits from run to run.
+
+#ifndef SPILLWAY_SIM_COST_DETERMINISTIC_H_
+#define SPILLWAY_SIM_COST_DETERMINISTIC_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sim/core/cost_model.h"
+
+namespace spillway {
+
+// Serves what another model serves, in its order, but the kernels whose `deterministic` is false.
+// `Kernels` throws `InputError` where nothing is left. Safe to use from several threads.
+class DeterministicCostModel final : public CostModel {
+ public:
+  explicit DeterministicCostModel(std::unique_ptr<const CostModel> model)
+      : model_(std::move(model)) {}
+
+  std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override;
+  Duration CopyTime(Direction direction, Bytes size) const override;
+  std::string Provenance() const override;
+
+ private:
+  std::unique_ptr<const CostModel> model_;
+  mutable std::mutex mutex_;
+  // By signature and batch.
+  mutable std::map<std::pair<std::string, int64_t>, std::vector<Kernel>> kept_;
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_COST_DETERMINISTIC_H_

@@ -1,0 +1,68 @@
+// Dropping activations and running forward ops again gives the bits of a run that keeps everything:
+// for batch normalisation, whose running statistics must move on once, and for dropout, whose mask
+// must be the same again.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "experiments/execute/execute.h"
+#include "sim/core/check.h"
+#include "sim/cost/roofline.h"
+#include "tests/testing/networks.h"
+#include "traces/lowering.h"
+
+namespace spillway {
+namespace {
+
+using ::testing::IsEmpty;
+
+// Drops every activation as soon as the op that wrote or read it has been issued.
+class EvictEverything final : public Policy {
+ public:
+  void AfterOp(PolicyContext& context, OpId id) override {
+    const Op& op = context.trace().op(id);
+    if (op.phase == Phase::kUpdate || context.recomputing()) return;
+    for (const auto* list : {&op.inputs, &op.outputs}) {
+      for (const TensorId tensor : *list) {
+        if (context.trace().tensor(tensor).kind != TensorKind::kActivation) continue;
+        if (context.NextUse(tensor)) context.Evict(tensor);
+      }
+    }
+  }
+};
+
+struct Case {
+  Network (*network)();
+  std::string preset;
+};
+
+class Recomputation : public ::testing::TestWithParam<Case> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    All, Recomputation,
+    ::testing::Values(Case{testing::Chain, "torch"}, Case{testing::ForkJoin, "torch"},
+                      Case{testing::Residual, "torch"}, Case{testing::Residual, "vdnn"},
+                      Case{testing::Normalized, "torch"}, Case{testing::Normalized, "vdnn"}),
+    [](const auto& test) { return test.param.network().name() + "_" + test.param.preset; });
+
+TEST_P(Recomputation, ChangesNoBit) {
+  const Trace trace = LowerNetwork(GetParam().network(), {3, GetParam().preset, true});
+  const Device device = testing::NarrowDevice();
+  const RooflineCostModel cost(device);
+  const spillway::Setup setup{trace, device, cost, Bytes::GiB(1)};
+  Policy keep_everything;
+  const Execution kept = ExecuteOnCpu(setup, keep_everything, {7, 3, std::nullopt, CudaWork::kKernels});
+  EXPECT_EQ(kept.outcome.report.metrics.recomputed_ops, 0);
+  EvictEverything evict_everything;
+  const Execution evicted = ExecuteOnCpu(setup, evict_everything, {7, 3, std::nullopt, CudaWork::kKernels});
+  ASSERT_TRUE(evicted.outcome.report.fits());
+  EXPECT_GE(evicted.outcome.report.metrics.recomputed_ops, 5);
+  EXPECT_THAT(Check(trace, evicted.outcome.report), IsEmpty());
+  EXPECT_EQ(evicted.loss, kept.loss);
+  EXPECT_EQ(evicted.weights_digest, kept.weights_digest);
+}
+
+}  // namespace
+}  // namespace spillway

@@ -1,0 +1,115 @@
+// Policies on a real GPU: the simulator's decisions and placements, and bits that depend on neither
+// policy nor memory.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/recorder.h"
+#include "experiments/execute/execute.h"
+#include "experiments/execute/validation.h"
+#include "policies/registry.h"
+#include "sim/core/check.h"
+#include "sim/core/error.h"
+#include "sim/cost/deterministic.h"
+#include "sim/cost/table.h"
+#include "tests/testing/networks.h"
+#include "traces/lowering.h"
+
+namespace spillway {
+namespace {
+
+using ::testing::IsEmpty;
+
+// Of every policy the fastest kernels, so that all runs compute the same.
+constexpr const char* kPolicies[] = {"network-wide:algo=performance", "liveness:algo=performance",
+                                     "vdnn-all:algo=performance", "vdnn-conv:algo=performance"};
+
+class CudaExecution : public ::testing::TestWithParam<Network (*)()> {
+ protected:
+  void SetUp() override {
+    try {
+      machine_ = std::make_unique<CudaMachine>(CudaMachine::Options{0, "fp32", kSeed});
+    } catch (const EnvironmentError& error) {
+      GTEST_SKIP() << "NOT TESTED: " << error.what();
+    }
+    RegisterBuiltinPolicies(registry_);
+    device_ = testing::NarrowDevice();
+    trace_ = LowerNetwork(GetParam()(), {3, "torch", true});
+    RecordOptions record;
+    record.min_repeats = record.max_repeats = 5;
+    record.min_time = record.clock_warmup = Duration();
+    cost_ = std::make_unique<DeterministicCostModel>(
+        std::make_unique<TableCostModel>(Record(trace_, record), device_));
+  }
+
+  spillway::Setup SetupFor(Bytes memory, std::string allocator = "best-fit") const {
+    return {trace_, device_, *cost_, memory, std::move(allocator)};
+  }
+
+  Validation Run(const spillway::Setup& setup, const std::string& policy,
+                 CudaWork work = CudaWork::kKernels) const {
+    const ExecuteOptions options{kSeed, 3, std::nullopt, work};
+    return Validate(
+        setup, [&] { return registry_.Make(policy); }, *machine_, options);
+  }
+
+  static constexpr uint64_t kSeed = 7;
+  PolicyRegistry registry_;
+  Device device_;
+  Trace trace_;
+  std::unique_ptr<CostModel> cost_;
+  std::unique_ptr<CudaMachine> machine_;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, CudaExecution, ::testing::Values(testing::Chain, testing::ForkJoin),
+                         [](const auto& test) { return test.param().name(); });
+
+TEST_P(CudaExecution, SameBitsDecisionsAndPlacementsUnderEveryPolicy) {
+  const Validation reference = Run(SetupFor(Bytes::GiB(1)), "liveness:algo=performance");
+  ASSERT_TRUE(reference.measured.loss && std::isfinite(*reference.measured.loss));
+  ASSERT_FALSE(reference.measured.weights_digest.empty());
+  const Bytes bound = LayerBound(trace_, device_.alignment);
+  int fitted = 0;
+  for (const char* policy : kPolicies) {
+    for (const double factor : {1.2, 2.0, 8.0, 100.0}) {
+      const Bytes memory(static_cast<int64_t>(static_cast<double>(bound.count()) * factor));
+      const Validation validation = Run(SetupFor(memory), policy);
+      if (!validation.predicted.report.fits()) continue;
+      ++fitted;
+      EXPECT_TRUE(validation.decisions_equal) << policy << " " << factor;
+      EXPECT_TRUE(validation.placements_equal) << policy << " " << factor;
+      EXPECT_THAT(validation.violations, IsEmpty()) << policy << " " << factor;
+      EXPECT_EQ(validation.measured.loss, reference.measured.loss) << policy << " " << factor;
+      EXPECT_EQ(validation.measured.weights_digest, reference.measured.weights_digest)
+          << policy << " " << factor;
+    }
+  }
+  EXPECT_GE(fitted, 6);
+}
+
+TEST_P(CudaExecution, LosesAsTheCpuBackendDoes) {
+  const spillway::Setup setup = SetupFor(Bytes::GiB(1));
+  const Validation validation = Run(setup, "liveness");
+  const Execution cpu =
+      ExecuteOnCpu(setup, *registry_.Make("liveness"), {kSeed, 3, std::nullopt, {}});
+  ASSERT_TRUE(cpu.loss && validation.measured.loss);
+  EXPECT_NEAR(*validation.measured.loss, *cpu.loss, 1e-4 * std::abs(*cpu.loss));
+}
+
+TEST_P(CudaExecution, SpinsForThePredictedTime) {
+  const Validation validation = Run(SetupFor(Bytes::GiB(1)), "liveness", CudaWork::kSpin);
+  EXPECT_TRUE(validation.parity());
+  EXPECT_TRUE(validation.measured.weights_digest.empty());  // nothing was computed
+}
+
+}  // namespace
+}  // namespace spillway
