@@ -220,8 +220,9 @@ Duration PlainTime(const Device& device, const Op& op, const Slot& slot, int64_t
       break;
     case OpType::kBatchNorm: {
       // The sums over a channel take a pass of their own, over x and, backward, over dy.
-      const auto elements = static_cast<double>(
-          op.IntAttribute("channels") * op.IntAttribute("height") * op.IntAttribute("width"));
+      const double elements = static_cast<double>(Extent(op, "channels")) *
+                              static_cast<double>(Extent(op, "height")) *
+                              static_cast<double>(Extent(op, "width"));
       const double pass = 4 * samples * elements;
       if (op.phase == Phase::kBackward) bytes += 2 * pass;
       if (op.FindAttribute("training").value_or(0) != 0) bytes += pass;
