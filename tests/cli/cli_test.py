@@ -195,6 +195,15 @@ class CliTest(unittest.TestCase):
             self.fails(3, directory, "trace", "build", "alexnet:1", "-o",
                        os.path.join(directory, "no", "such", "dir.json"))
 
+    def test_validation_without_a_gpu_exits_with_5(self):
+        if run("validate", "alexnet:1", "--iterations", "5").returncode in (0, 1):
+            self.skipTest("this machine has a GPU")
+        for args in (("validate", "alexnet:1"), ("run", "alexnet:1", "--backend", "cuda")):
+            self.fails(5, "CUDA", *args)
+        self.fails(2, "did you mean 'alexnet'?", "validate", "alexnett:1")
+        self.fails(2, "did you mean", "validate", "alexnet:1", "--policy", "vdnn-al")
+        self.fails(2, "5%", "validate", "alexnet:1", "--tolerance", "five")
+
     def test_recording_without_a_gpu_exits_with_5(self):
         if run("record", "alexnet:1", "-o", tempfile.gettempdir()).returncode == 0:
             self.skipTest("this machine has a GPU")
@@ -252,7 +261,7 @@ class CliTest(unittest.TestCase):
     def test_version_and_help_exit_with_0(self):
         self.assertRegex(self.ok("--version"), r"^spillway \d+\.\d+\.\d+\n$")
         self.assertIn("Exit codes", self.ok("--help"))
-        for verb in ("run", "compare", "list", "trace", "record", "calibrate", "reproduce",
+        for verb in ("run", "compare", "list", "trace", "record", "validate", "calibrate", "reproduce",
                      "new-policy"):
             self.assertIn("--help", self.ok(verb, "--help"))
 
