@@ -51,7 +51,8 @@ PlacementOrder ReadPlacementOrder(Params& params) {
 
 void VdnnLayers::Plan(const Trace& trace, const Liveness& liveness, OffloadSet set) {
   for (const spillway::Layer& layer : trace.layers) {
-    layers_.push_back({{}, layer.type == OpType::kConv2d, false, false});
+    const bool is_part = layer.type == OpType::kRelu || layer.type == OpType::kSoftmaxLoss;
+    layers_.push_back({.is_conv = layer.type == OpType::kConv2d, .is_step = !is_part});
   }
   leaves_.resize(trace.tensors.size());
   size_t convolutions = 0;
@@ -81,7 +82,7 @@ VdnnLayers::Layer* VdnnLayers::OffloadedWith(OpId op) {
 
 VdnnLayers::Layer* VdnnLayers::FindPrefetchLayer(OpId op) {
   const Step step = steps_[Index(op)];
-  if (step.phase != Phase::kBackward) return nullptr;
+  if (step.phase != Phase::kBackward || !layers_[step.layer].is_step) return nullptr;
   for (size_t id = step.layer; id-- > 0;) {
     Layer& layer = layers_[id];
     if (layer.offloaded && !layer.prefetched) return &layer;

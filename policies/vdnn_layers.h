@@ -35,8 +35,9 @@ PlacementOrder ReadPlacementOrder(Params& params);
 class VdnnLayers {
  public:
   struct Layer {
-    std::vector<TensorId> inputs;  // offloaded at the end of the layer's forward step
+    std::vector<TensorId> inputs{};  // offloaded at the end of the layer's forward step
     bool is_conv = false;
+    bool is_step = true;      // false: works in place and is a part of the layer before it
     bool offloaded = false;   // in this iteration
     bool prefetched = false;  // likewise
   };
@@ -50,7 +51,8 @@ class VdnnLayers {
   Layer* OffloadedWith(OpId op);
 
   // Fig. 10: the nearest layer below that of `op` that is offloaded and not yet prefetched, looking
-  // no further than the next convolution. nullptr if there is none, or for a forward step.
+  // no further than the next convolution. nullptr if there is none, for a forward step, and for a
+  // ReLU or a loss, which overlap nothing.
   Layer* FindPrefetchLayer(OpId op);
 
   // Prefetches X of a layer, as far as there is room. True if a copy was issued; the layer counts

@@ -1,9 +1,8 @@
 // vDNN++ (Shriram et al., IPDPS 2019): vDNN whose computation never waits for a copy as such.
 //
 // What is offloaded and when it is prefetched is vDNN's (section II-B; vdnn_layers.h), `offload`
-// says of which layers. A ReLU or a loss is a part of the layer before it and no step of its own.
-// Nothing is fenced (section IV-A): an op waits for a copy only where the copy brings its own
-// input, or where its memory is still being copied from.
+// says of which layers. Nothing is fenced (section IV-A): an op waits for a copy only where the
+// copy brings its own input, or where its memory is still being copied from.
 //
 // `release=eager` gives X back with the step that offloads it, as vDNN does: in issue order, which
 // is the sequence of requests that the paper's Tables II and V count. `release=lazy` keeps X until
@@ -107,8 +106,6 @@ class StaticPolicy final : public Policy {
 
  private:
   void PrefetchFor(PolicyContext& context, OpId op) {
-    const OpType type = context.trace().op(op).type;
-    if (type == OpType::kRelu || type == OpType::kSoftmaxLoss) return;
     if (VdnnLayers::Layer* layer = layers_.FindPrefetchLayer(op)) {
       VdnnLayers::Prefetch(context, *layer);
     }

@@ -45,7 +45,9 @@ Trace WorkloadOption::Load() const { return LoadWorkload(text, {preset, mode == 
 
 const char* const kMemoryHelp =
     "Device memory: a size (12GiB), unlimited, or N%: that far from the least that any "
-    "layer-wise policy needs (0%) to the in-core peak (100%); default: the device's";
+    "layer-wise policy needs (0%) to the in-core peak (100%), or a built-in policy (vdnn-conv): "
+    "what "
+    "that one needs; default: the device's";
 
 void MachineOption::Add(CLI::App& verb) {
   AddAllButMemory(verb);
