@@ -10,13 +10,14 @@
 // memory that is there is used before memory that is still being copied from. Lazy release leaves
 // another pattern of holes for backward and may not fit where eager release does (the paper's
 // VGG-16(64) aconv(p)): `release=auto` tries both and takes lazy unless eager is faster or alone
-// fits.
+// fits. Likewise `algo=auto` tries the fastest algorithms, the fastest that fit at each step, and
+// those with the least workspace, and `offload=dyn` tries nothing, every other convolution, all
+// convolutions and all feature extraction layers. vDNN adopts the first of such passes that fits;
+// here it is the fastest.
 //
 // `order` is the paper's prefetch-first or derivative-first and `hint` its high-end allocation
 // (section IV-B). The paper's text sends tensors that leave to the high end of the arena
 // (`offloaded`), its code and Table V those that stay (`kept`).
-//
-// `offload=dyn` tries configurations with profiling passes and keeps the first that fits.
 
 #include <algorithm>
 #include <memory>
@@ -117,17 +118,14 @@ class StaticPolicy final : public Policy {
   std::vector<TensorId> unreleased_;  // offloaded and still on the device, oldest first
 };
 
-// Chooses among static configurations in `Plan` and then acts as that.
+// Tries out static configurations in `Plan` and then acts as the fastest that fits.
 class ChoosingPolicy final : public Policy {
  public:
-  // Without `set`: all that `dyn` tries. Without `release`: the better of both.
-  ChoosingPolicy(const Config& config, std::optional<OffloadSet> set,
-                 std::optional<ReleaseTime> release)
-      : config_(config), set_(set), release_(release) {}
+  // In the order of preference where two are equally fast. REQUIRES: not empty.
+  explicit ChoosingPolicy(std::vector<Config> candidates) : candidates_(std::move(candidates)) {}
 
   void Plan(PolicyContext& context) override {
-    chosen_ = std::make_unique<StaticPolicy>(
-        set_ ? BestRelease(context, *set_, config_.kernels).config : Dynamic(context));
+    chosen_ = std::make_unique<StaticPolicy>(Choose(context));
     chosen_->Plan(context);
   }
 
@@ -148,99 +146,80 @@ class ChoosingPolicy final : public Policy {
   }
 
  private:
-  struct Attempt {
-    Config config;
-    bool fits = false;
-    Duration iteration;  // meaningful if it fits
-  };
-
-  static Attempt TryOut(PolicyContext& context, const Config& config) {
-    StaticPolicy policy(config);
-    const Report report = context.WhatIf(policy);
-    return {config, report.fits(), report.metrics.iteration};
-  }
-
-  Attempt BestRelease(PolicyContext& context, OffloadSet set, KernelChoice kernels) const {
-    Config eager = config_;
-    eager.set = set;
-    eager.kernels = kernels;
-    eager.release = ReleaseTime::kEager;
-    Config lazy = eager;
-    lazy.release = ReleaseTime::kLazy;
-    if (release_) return TryOut(context, *release_ == ReleaseTime::kLazy ? lazy : eager);
-    const Attempt with_eager = TryOut(context, eager);
-    if (set == OffloadSet::kNone) return with_eager;  // there is nothing to release
-    const Attempt with_lazy = TryOut(context, lazy);
-    const bool slower = with_eager.fits && with_lazy.iteration > with_eager.iteration;
-    return with_lazy.fits && !slower ? with_lazy : with_eager;
-  }
-
-  // The paper's order: nothing offloaded, then more and more, with the fastest algorithms; then the
-  // greedy downgrade of each layer that would not fit; then the least workspace.
-  Config Dynamic(PolicyContext& context) const {
-    struct Pass {
-      OffloadSet set;
-      KernelChoice kernels;
-    };
-    constexpr Pass kPasses[] = {
-        {OffloadSet::kNone, KernelChoice::kPerformance},
-        {OffloadSet::kAlternateConv, KernelChoice::kPerformance},
-        {OffloadSet::kConv, KernelChoice::kPerformance},
-        {OffloadSet::kAll, KernelChoice::kPerformance},
-        {OffloadSet::kConv, KernelChoice::kGreedy},
-        {OffloadSet::kAll, KernelChoice::kGreedy},
-        {OffloadSet::kConv, KernelChoice::kMemory},
-    };
-    const Attempt baseline = BestRelease(context, OffloadSet::kAll, KernelChoice::kMemory);
-    if (!baseline.fits) return baseline.config;
-    for (const Pass& pass : kPasses) {
-      const Attempt attempt = BestRelease(context, pass.set, pass.kernels);
-      // A pass that fits is adopted, but never one that is slower than what is known to work.
-      if (attempt.fits && attempt.iteration <= baseline.iteration) return attempt.config;
+  // The last candidate if none fits.
+  Config Choose(PolicyContext& context) const {
+    std::optional<Config> best;
+    Duration shortest;
+    for (const Config& candidate : candidates_) {
+      StaticPolicy policy(candidate);
+      const Report report = context.WhatIf(policy);
+      if (!report.fits() || (best && report.metrics.iteration >= shortest)) continue;
+      best = candidate;
+      shortest = report.metrics.iteration;
+      // Nothing is moved and every kernel is the fastest: there is nothing to gain.
+      if (candidate.set == OffloadSet::kNone && candidate.kernels == KernelChoice::kPerformance) {
+        break;
+      }
     }
-    return baseline.config;
+    return best.value_or(candidates_.back());
   }
 
-  const Config config_;
-  const std::optional<OffloadSet> set_;
-  const std::optional<ReleaseTime> release_;
+  const std::vector<Config> candidates_;
   std::unique_ptr<StaticPolicy> chosen_;
 };
 
-}  // namespace
-
-std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params) {
-  Config config;
-  const std::string offload =
-      params.Choice("offload", "dyn", {"all", "conv", "aconv", "dyn"},
-                    "whose inputs leave: all feature extraction layers, convolutions, every other "
-                    "convolution, or what profiling passes choose (algorithms, too)");
-  config.kernels = ReadKernelChoice(params);
-  config.order = ReadPlacementOrder(params);
-  const std::string release =
-      params.Choice("release", "auto", {"auto", "lazy", "eager"},
-                    "when an offloaded X is given back: where memory is short and at the end of "
-                    "forward, at the end of its step, or the better of both");
+HighEnd ReadHint(Params& params) {
   const std::string hint =
       params.Choice("hint", "none", {"none", "kept", "offloaded"},
                     "which activations go to the high end of the arena: those that stay on the "
                     "device (the authors' code) or those that leave (the paper's text)");
-  config.high_end = hint == "kept"        ? HighEnd::kKept
-                    : hint == "offloaded" ? HighEnd::kOffloaded
-                                          : HighEnd::kNothing;
-  std::optional<OffloadSet> set;
-  if (offload == "all") set = OffloadSet::kAll;
-  if (offload == "conv") set = OffloadSet::kConv;
-  if (offload == "aconv") set = OffloadSet::kAlternateConv;
-  std::optional<ReleaseTime> when;
-  if (release == "lazy") when = ReleaseTime::kLazy;
-  if (release == "eager") when = ReleaseTime::kEager;
-  if (set && when) {
-    config.set = *set;
-    config.release = *when;
-    return std::make_unique<StaticPolicy>(config);
+  return hint == "kept"        ? HighEnd::kKept
+         : hint == "offloaded" ? HighEnd::kOffloaded
+                               : HighEnd::kNothing;
+}
+
+}  // namespace
+
+std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params) {
+  const std::string offload =
+      params.Choice("offload", "dyn", {"all", "conv", "aconv", "dyn"},
+                    "whose inputs leave: all feature extraction layers, convolutions, every other "
+                    "convolution, or what is fastest in trial runs");
+  const std::string algo =
+      params.Choice("algo", "auto", {"auto", "memory", "performance"},
+                    "convolution algorithms: the least workspace, the fastest, or what is fastest "
+                    "in trial runs, which also try the fastest that fit");
+  const std::string release =
+      params.Choice("release", "auto", {"auto", "lazy", "eager"},
+                    "when an offloaded X is given back: where memory is short and at the end of "
+                    "forward, at the end of its step, or what is faster in trial runs");
+  const PlacementOrder order = ReadPlacementOrder(params);
+  const HighEnd high_end = ReadHint(params);
+
+  std::vector<OffloadSet> sets;
+  if (offload == "dyn") sets.push_back(OffloadSet::kNone);
+  if (offload == "dyn" || offload == "aconv") sets.push_back(OffloadSet::kAlternateConv);
+  if (offload == "dyn" || offload == "conv") sets.push_back(OffloadSet::kConv);
+  if (offload == "dyn" || offload == "all") sets.push_back(OffloadSet::kAll);
+  std::vector<KernelChoice> kernels;
+  if (algo != "memory") kernels.push_back(KernelChoice::kPerformance);
+  if (algo == "auto") kernels.push_back(KernelChoice::kGreedy);
+  if (algo != "performance") kernels.push_back(KernelChoice::kMemory);
+  std::vector<ReleaseTime> releases;
+  if (release != "eager") releases.push_back(ReleaseTime::kLazy);
+  if (release != "lazy") releases.push_back(ReleaseTime::kEager);
+
+  std::vector<Config> candidates;
+  for (const KernelChoice choice : kernels) {
+    for (const OffloadSet set : sets) {
+      for (const ReleaseTime when : releases) {
+        candidates.push_back({set, choice, order, high_end, when});
+        if (set == OffloadSet::kNone) break;  // there is nothing to release
+      }
+    }
   }
-  return std::make_unique<ChoosingPolicy>(config, set, when);
+  if (candidates.size() == 1) return std::make_unique<StaticPolicy>(candidates.front());
+  return std::make_unique<ChoosingPolicy>(std::move(candidates));
 }
 
 }  // namespace spillway

@@ -133,6 +133,18 @@ TEST(VdnnppTest, AutoTakesTheBetterRelease) {
   }
 }
 
+TEST(VdnnppTest, DynIsAsFastAsTheBestOfItsModes) {
+  for (const int memory : {20, 30, 40, 50, 60, 100}) {
+    const Report dyn = Play("vdnnpp", Bytes(memory)).report;
+    for (const std::string offload : {"conv", "aconv", "all"}) {
+      const Report mode = Play("vdnnpp:offload=" + offload, Bytes(memory)).report;
+      if (!mode.fits()) continue;
+      ASSERT_TRUE(dyn.fits()) << offload << " " << memory;
+      EXPECT_LE(dyn.metrics.iteration, mode.metrics.iteration) << offload << " " << memory;
+    }
+  }
+}
+
 TEST(VdnnppTest, DynMovesNothingWhereItFits) {
   EXPECT_EQ(Play("vdnnpp").report.metrics.offloaded, Bytes(0));
   const Report tight = Play("vdnnpp", Bytes(50)).report;
