@@ -11,6 +11,8 @@
 
 #include "experiments/catalogue.h"
 #include "experiments/simulate.h"
+#include "sim/alloc/allocation_log.h"
+#include "sim/alloc/make_allocator.h"
 #include "sim/core/error.h"
 #include "sim/cost/roofline.h"
 #include "traces/graph.h"
@@ -109,17 +111,18 @@ const std::vector<DocumentedAlgorithms>& Documented() {
 // Offers, for the convolutions of a network, the documented algorithm alone.
 class PaperCostModel final : public CostModel {
  public:
-  // `device` outlives the model.
-  PaperCostModel(const Device& device, std::string_view network) : roofline_(device) {
+  // `model` outlives this one.
+  PaperCostModel(const CostModel& model, std::string_view network, std::string_view device)
+      : model_(model) {
     for (const DocumentedAlgorithms& documented : Documented()) {
-      if (documented.network == network && documented.device == device.name) {
+      if (documented.network == network && documented.device == device) {
         documented_ = &documented;
       }
     }
   }
 
   std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override {
-    const auto kernels = roofline_.Kernels(op, slot, batch);
+    const auto kernels = model_.Kernels(op, slot, batch);
     if (documented_ == nullptr || op.type != OpType::kConv2d) return kernels;
     const std::string_view layer = std::string_view(op.name).substr(0, op.name.find('.'));
     const auto named = documented_->layers.find(layer);
@@ -131,12 +134,12 @@ class PaperCostModel final : public CostModel {
     return kernels.subspan(LeastWorkspace(kernels), 1);
   }
   Duration CopyTime(Direction direction, Bytes size) const override {
-    return roofline_.CopyTime(direction, size);
+    return model_.CopyTime(direction, size);
   }
   std::string Provenance() const override { return "algorithms documented for vDNN++"; }
 
  private:
-  const RooflineCostModel roofline_;
+  const CostModel& model_;
   const DocumentedAlgorithms* documented_ = nullptr;
 };
 
@@ -174,10 +177,12 @@ Outcome Play(const Setup& setup, const std::string& policy) {
   return Simulate(setup, *registry.Make(policy));
 }
 
-// The run whose requests Tables II and V count: vDNN's memory, whatever the device has.
+// The run whose requests Tables II and V count, in unlimited memory.
 Report EagerRun(const Scene& scene, const Mode& mode, std::string_view order,
                 std::string_view hint) {
-  const PaperCostModel cost(scene.device, scene.trace.network);
+  const RooflineCostModel modelled(scene.device);
+  const PaperCostModel documented(modelled, scene.trace.network, scene.device.name);
+  const CostModel& cost = mode.fastest ? static_cast<const CostModel&>(documented) : modelled;
   return Play({scene.trace, scene.device, cost, Bytes::Unlimited()},
               fmt::format("vdnnpp:offload={},algo={},release=eager,order={},hint={}", mode.offload,
                           mode.algo(), order, hint))
@@ -223,6 +228,54 @@ double Aggregate(const Scene& scene, const Mode& mode) {
   const Report report = EagerRun(scene, mode, "prefetch-first", "none");
   return (PoolPeaks(scene.trace, report).both() + WeightsFootprint(scene.trace, scene.device.name))
       .mib();
+}
+
+// The requests to the pool. In the runs of Table V the image is never given back in forward, though
+// backward requests it again: `image_leaks`.
+AllocationLog PoolRequests(const Trace& trace, const Report& report, bool image_leaks) {
+  const std::vector<bool> in_pool = InPool(trace);
+  const TensorId image = trace.op(OpId{0}).inputs.front();
+  const auto is_image = [&](const Placement& placement) {
+    return !placement.host && placement.tensor == image;
+  };
+  const bool comes_back =
+      std::count_if(report.placements.begin(), report.placements.end(), is_image) > 2;
+  AllocationLog log;
+  std::map<TensorId, uint32_t> live;
+  bool leaks = image_leaks && comes_back;
+  for (const Placement& placement : report.placements) {
+    const TensorId id = placement.tensor;
+    if (placement.host || (id != kNoTensor && !in_pool[Index(id)])) continue;
+    if (placement.kind == PlacementKind::kAllocate) {
+      live[id] = log.Allocate(placement.requested, placement.hint);
+    } else if (leaks && id == image) {
+      leaks = false;
+    } else {
+      log.Free(live.at(id));
+    }
+  }
+  return log;
+}
+
+// The smallest pool that the paper's search finds (section IV-B), beginning with the aggregate.
+Bytes SearchedPool(const AllocationLog& requests, const std::string& allocator, Bytes aggregate,
+                   Bytes granularity) {
+  for (Bytes pool = aggregate;;) {
+    const auto arena = MakeAllocator(allocator, pool, granularity);
+    const auto failure = Replay(requests, *arena);
+    if (!failure) return pool;
+    pool += RoundUp(failure->wanted, granularity) - failure->largest_free;
+  }
+}
+
+// A cell of Table V. `heuristic` is best-fit or high-end, which is where tensors that stay go.
+double TableFive(const Workload& workload, const Mode& mode, std::string_view order,
+                 const std::string& heuristic) {
+  const Scene scene(workload, kLargeGpu);
+  const Report report = EagerRun(scene, mode, order, heuristic == "high-end" ? "kept" : "none");
+  const Bytes pool = SearchedPool(PoolRequests(scene.trace, report, true), heuristic,
+                                  PoolPeaks(scene.trace, report).both(), scene.device.alignment);
+  return (pool + WeightsFootprint(scene.trace, scene.device.name)).mib();
 }
 
 // --- Items --------------------------------------------------------------------------------------
@@ -336,6 +389,12 @@ std::optional<ComputableItem> ParseTableItem(std::string_view table, const Workl
           PoolPeaks(scene.trace, EagerRun(scene, mode, "prefetch-first", "none"));
       return (column == "forward" ? peaks.forward : peaks.backward).mib();
     };
+  } else if (table == "Tab5") {
+    const std::string order(TakeWord(rest));
+    const std::string heuristic(rest);
+    if (order != "prefetch-first" && order != "derivative-first") return std::nullopt;
+    if (heuristic != "best-fit" && heuristic != "high-end") return std::nullopt;
+    item.compute = [=, mode = *mode] { return TableFive(workload, mode, order, heuristic); };
   } else {
     return std::nullopt;
   }
