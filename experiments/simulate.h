@@ -3,6 +3,7 @@
 #ifndef SPILLWAY_EXPERIMENTS_SIMULATE_H_
 #define SPILLWAY_EXPERIMENTS_SIMULATE_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -42,8 +43,15 @@ Outcome Simulate(const Setup& setup, Policy& policy);
 // nothing moved.
 Report SimulateIdeal(const Setup& setup);
 
-// A memory budget: a size ("12GiB"), "unlimited", or "N%", that far from `LayerBound` (0 %) to what
-// the ideal run reserves with this allocator (100 %). Throws `UsageError`.
+// The memory that a policy needs for the setup's trace with its allocator; its memory does not
+// matter. Found by the search of vDNN++ (section IV-B): from the most bytes that the policy holds
+// with unlimited memory, up by what the request that fails lacks, until it fits. REQUIRES: the
+// policy can be made again and again.
+Bytes NeededMemory(const Setup& setup, const std::function<std::unique_ptr<Policy>()>& make_policy);
+
+// A memory budget: a size ("12GiB"), "unlimited", "N%", that far from `LayerBound` (0 %) to what
+// the ideal run reserves with this allocator (100 %), or a built-in policy ("vdnn-conv"), for what
+// that one needs. Throws `UsageError`.
 Bytes ParseMemory(std::string_view text, const Setup& setup);
 
 }  // namespace spillway

@@ -14,7 +14,9 @@ std::unique_ptr<Policy> MakeNetworkWidePolicy(Params& params);
 std::unique_ptr<Policy> MakeLivenessPolicy(Params& params);
 std::unique_ptr<Policy> MakeVdnnAllPolicy(Params& params);
 std::unique_ptr<Policy> MakeVdnnConvPolicy(Params& params);
+std::unique_ptr<Policy> MakeVdnnAlternateConvPolicy(Params& params);
 std::unique_ptr<Policy> MakeVdnnDynPolicy(Params& params);
+std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params);
 
 }  // namespace spillway
 

@@ -45,7 +45,9 @@ Trace WorkloadOption::Load() const { return LoadWorkload(text, {preset, mode == 
 
 const char* const kMemoryHelp =
     "Device memory: a size (12GiB), unlimited, or N%: that far from the least that any "
-    "layer-wise policy needs (0%) to the in-core peak (100%); default: the device's";
+    "layer-wise policy needs (0%) to the in-core peak (100%), or a built-in policy (vdnn-conv): "
+    "what "
+    "that one needs; default: the device's";
 
 void MachineOption::Add(CLI::App& verb) {
   AddAllButMemory(verb);
@@ -201,9 +203,15 @@ std::string DescribeDevices() {
 }
 
 std::string DescribeAllocators() {
-  std::vector<std::vector<std::string>> cells{{"allocator", "description"}};
-  for (const AllocatorInfo& info : Allocators()) cells.push_back({info.name, info.description});
-  return FormatTable(cells);
+  std::string text;
+  for (const AllocatorInfo& info : Allocators()) {
+    text += fmt::format("{}\n    {}\n", info.name, info.description);
+    for (const ParamInfo& param : info.parameters) {
+      text += fmt::format("    {}={} (default {}): {}\n", param.name, param.type, param.initial,
+                          param.help);
+    }
+  }
+  return text;
 }
 
 std::string DescribeNetworks() {

@@ -53,6 +53,10 @@ class Allocator {
 
   virtual MemoryStats Stats() const = 0;
 
+  // The largest request with this hint that would succeed now. Of an allocator whose hints decide
+  // what fits, `Stats().largest_free` is that of the low hint.
+  virtual Bytes LargestFree(Hint /*hint*/) const { return Stats().largest_free; }
+
   // `Stats().reserved` alone, which is logged with every block.
   virtual Bytes Reserved() const { return Stats().reserved; }
 

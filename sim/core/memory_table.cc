@@ -47,7 +47,8 @@ void MemoryTable::BeginIteration() {
     storage.issued_uses = 0;
     storage.device_hazards = storage.host_hazards = Hazards();
     if (OnDevice(storage.residency)) {
-      LogPlacement(PlacementKind::kAllocate, id, storage.size, storage.device);
+      LogPlacement(PlacementKind::kAllocate, id, storage.size, storage.device, /*host=*/false,
+                   storage.hint);
     }
     if (OnHost(storage.residency)) {
       LogPlacement(PlacementKind::kAllocate, id, storage.size, storage.host, /*host=*/true);
@@ -76,7 +77,7 @@ void MemoryTable::PlaceOnDevice(TensorId id) {
     return;
   }
   const Hint hint = callbacks_.hint(id);
-  Own(id, AllocateOrFail(storage.size, hint, [&] { return NameOf(id); }));
+  Own(id, AllocateOrFail(storage.size, hint, [&] { return NameOf(id); }), hint);
 }
 
 bool MemoryTable::TryPlaceOnDevice(TensorId id) {
@@ -87,18 +88,20 @@ bool MemoryTable::TryPlaceOnDevice(TensorId id) {
     Enter(id, reservation);
     return true;
   }
-  const auto block = parts_.arena->Allocate(storage.size, callbacks_.hint(id));
+  const Hint hint = callbacks_.hint(id);
+  const auto block = parts_.arena->Allocate(storage.size, hint);
   if (!block) return false;
-  Own(id, *block);
+  Own(id, *block, hint);
   return true;
 }
 
-void MemoryTable::Own(TensorId id, const Block& block) {
+void MemoryTable::Own(TensorId id, const Block& block, Hint hint) {
   Storage& storage = At(id);
   storage.device = block;
+  storage.hint = hint;
   storage.holds_device = true;
   storage.device_hazards = Hazards(device_hazards_.Take(block));
-  NoteAllocated(id, storage.size, block);
+  NoteAllocated(id, storage.size, block, hint);
 }
 
 void MemoryTable::Enter(TensorId id, Reservation& reservation) {
@@ -122,9 +125,9 @@ void MemoryTable::GiveDeviceBlock(TensorId id) {
   GiveBlock(id, storage.size, storage.device);
 }
 
-void MemoryTable::NoteAllocated(TensorId id, Bytes requested, const Block& block) {
+void MemoryTable::NoteAllocated(TensorId id, Bytes requested, const Block& block, Hint hint) {
   parts_.backend->OnAllocate(block);
-  LogPlacement(PlacementKind::kAllocate, id, requested, block);
+  LogPlacement(PlacementKind::kAllocate, id, requested, block, /*host=*/false, hint);
 }
 
 void MemoryTable::GiveBlock(TensorId id, Bytes requested, const Block& block) {
@@ -182,7 +185,7 @@ Workspace MemoryTable::TakeWorkspace(Bytes size) {
   } else {
     workspace.block = AllocateOrFail(size, Hint::kLow, [] { return std::string("the workspace"); });
     workspace_ = workspace.block;
-    NoteAllocated(kNoTensor, size, workspace.block);
+    NoteAllocated(kNoTensor, size, workspace.block, Hint::kLow);
   }
   workspace.inherited = device_hazards_.Take(workspace.block);
   return workspace;
@@ -277,10 +280,10 @@ void MemoryTable::FailHost(TensorId id) const {
 }
 
 void MemoryTable::LogPlacement(PlacementKind kind, TensorId id, Bytes requested, const Block& block,
-                               bool host) {
+                               bool host, Hint hint) {
   const Allocator& allocator = host ? *parts_.host_pool : *parts_.arena;
   placements_.Append({kind, host, op_, id, static_cast<uint32_t>(commands_.issued()), requested,
-                      block, allocator.Reserved()});
+                      block, allocator.Reserved(), hint});
 }
 
 }  // namespace spillway

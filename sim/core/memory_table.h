@@ -44,6 +44,7 @@ struct Storage {
   bool holds_device = false;  // `device` is a block of the arena, not a part of a reserved one
   bool holds_host = false;    // `host` is a block of the host pool
   Block device;
+  Hint hint = Hint::kLow;  // that `device` was asked for with
   Block host;
   Hazards device_hazards;
   Hazards host_hazards;
@@ -129,9 +130,9 @@ class MemoryTable {
 
   const std::string& NameOf(TensorId id) const { return parts_.trace->tensor(id).name; }
   // Notes that the storage has a new block.
-  void Own(TensorId id, const Block& block);
+  void Own(TensorId id, const Block& block, Hint hint);
   void Enter(TensorId id, Reservation& reservation);
-  void NoteAllocated(TensorId id, Bytes requested, const Block& block);
+  void NoteAllocated(TensorId id, Bytes requested, const Block& block, Hint hint);
   void GiveBlock(TensorId id, Bytes requested, const Block& block);
   // Ends the use of a block that stays reserved.
   void LeaveReserved(TensorId id, Bytes requested, const Block& block);
@@ -146,7 +147,7 @@ class MemoryTable {
   OutOfMemory Describe(Bytes wanted, std::string what) const;
   std::string OpName() const;
   void LogPlacement(PlacementKind kind, TensorId id, Bytes requested, const Block& block,
-                    bool host = false);
+                    bool host = false, Hint hint = Hint::kLow);
 
   const RuntimeParts& parts_;
   const CommandLog& commands_;

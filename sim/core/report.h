@@ -64,7 +64,8 @@ struct Placement {
   uint32_t commands = 0;  // commands issued in this iteration before it
   Bytes requested;
   Block block;
-  Bytes reserved;  // the allocator's reserved bytes just after
+  Bytes reserved;          // the allocator's reserved bytes just after
+  Hint hint = Hint::kLow;  // of the request for a device block
   bool operator==(const Placement&) const = default;
 };
 

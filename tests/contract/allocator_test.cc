@@ -1,6 +1,7 @@
 // One suite for every allocator: what callers rely on, and agreement with a naive model where the
 // placement rule is exact.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,13 +9,14 @@
 #include <random>
 #include <vector>
 
-#include "sim/alloc/best_fit.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/alloc/native.h"
 #include "sim/core/error.h"
 
 namespace spillway {
 namespace {
+
+using ::testing::HasSubstr;
 
 class AllocatorContract : public ::testing::TestWithParam<std::string> {
  protected:
@@ -154,8 +156,27 @@ TEST_P(AllocatorDeathTest, GivingABlockBackTwiceAborts) {
   EXPECT_DEATH(allocator->Free(*block), "check failed");
 }
 
-TEST(MakeAllocatorTest, UnknownNamesAreUsageErrors) {
-  EXPECT_THROW(MakeAllocator("bestfit", Bytes(1), Bytes(1)), UsageError);
+TEST(MakeAllocatorTest, SaysWhatIsWrongWithASpecification) {
+  const auto message = [](const std::string& specification) -> std::string {
+    try {
+      MakeAllocator(specification, Bytes::MiB(64), Bytes(512));
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  EXPECT_THAT(message("bestfit"), HasSubstr("did you mean 'best-fit'?"));
+  EXPECT_THAT(message("first-fit:granularty=1KiB"), HasSubstr("did you mean 'granularity'?"));
+  EXPECT_THAT(message("first-fit:granularity"), HasSubstr("'granularity' is not key=value"));
+  EXPECT_THAT(message("first-fit:granularity=700B"), HasSubstr("not a multiple"));
+  EXPECT_THAT(message("high-end:reading=paper"), HasSubstr("valid: code, text"));
+  EXPECT_THAT(message("native:granularity=1KiB"), HasSubstr("has no parameters"));
+}
+
+TEST(FirstFitTest, RoundsToItsGranularity) {
+  const auto allocator = MakeAllocator("first-fit:granularity=1KiB", Bytes::MiB(1), Bytes(512));
+  EXPECT_EQ(allocator->Allocate(Bytes(1))->size, Bytes(1024));
+  EXPECT_EQ(allocator->Allocate(Bytes(1))->offset, Bytes(1024));
 }
 
 // Pages that are apart serve requests, which an arena could not: rounding is all that is lost.
@@ -184,55 +205,116 @@ TEST(NativeTest, SmallBlocksSharePagesAndGiveThemBack) {
   EXPECT_EQ(allocator.Reserved(), Bytes(0));
 }
 
-// Best fit by its definition: look at every gap between the live blocks.
-class NaiveBestFit {
+// A placement rule by its definition: look at every gap between the live blocks, lowest first.
+class NaiveArena {
  public:
-  explicit NaiveBestFit(int64_t capacity) : used_(static_cast<size_t>(capacity)) {}
+  struct Gap {
+    int64_t begin, end;
+    int64_t size() const { return end - begin; }
+  };
+  // The gap to take, or nullptr.
+  using Choice = const Gap* (*)(const std::vector<Gap>& gaps, int64_t size, Hint hint);
+
+  NaiveArena(int64_t capacity, Choice choose, bool hints)
+      : used_(static_cast<size_t>(capacity)), choose_(choose), hints_(hints) {}
 
   std::optional<int64_t> Allocate(int64_t size, Hint hint) {
-    int64_t best = -1;
-    int64_t best_size = 0;
+    std::vector<Gap> gaps;
     const auto capacity = static_cast<int64_t>(used_.size());
     for (int64_t begin = 0; begin < capacity;) {
       int64_t end = begin;
       while (end < capacity && !used_[end]) ++end;
-      if (end - begin >= size && (best < 0 || end - begin < best_size)) {
-        best = begin;
-        best_size = end - begin;
-      }
+      if (end > begin) gaps.push_back({begin, end});
       begin = end + 1;
     }
-    if (best < 0) return std::nullopt;
-    if (hint == Hint::kHigh) best += best_size - size;
-    std::fill_n(used_.begin() + best, size, true);
-    return best;
+    const Gap* const gap = choose_(gaps, size, hint);
+    if (gap == nullptr) return std::nullopt;
+    const int64_t offset = hints_ && hint == Hint::kHigh ? gap->end - size : gap->begin;
+    std::fill_n(used_.begin() + offset, size, true);
+    return offset;
   }
   void Free(int64_t offset, int64_t size) { std::fill_n(used_.begin() + offset, size, false); }
 
  private:
   std::vector<bool> used_;
+  const Choice choose_;
+  const bool hints_;
 };
 
-TEST(BestFitTest, AgreesWithANaiveModel) {
+using Gaps = std::vector<NaiveArena::Gap>;
+
+const NaiveArena::Gap* SmallestThatSuffices(const Gaps& gaps, int64_t size, Hint) {
+  const NaiveArena::Gap* best = nullptr;
+  for (const auto& gap : gaps) {
+    if (gap.size() >= size && (best == nullptr || gap.size() < best->size())) best = &gap;
+  }
+  return best;
+}
+
+const NaiveArena::Gap* LowestThatSuffices(const Gaps& gaps, int64_t size, Hint) {
+  for (const auto& gap : gaps) {
+    if (gap.size() >= size) return &gap;
+  }
+  return nullptr;
+}
+
+const NaiveArena::Gap* LastIfHigh(const Gaps& gaps, int64_t size, Hint hint) {
+  if (hint == Hint::kLow) return SmallestThatSuffices(gaps, size, hint);
+  return !gaps.empty() && gaps.back().size() >= size ? &gaps.back() : nullptr;
+}
+
+const NaiveArena::Gap* HighestIfHigh(const Gaps& gaps, int64_t size, Hint hint) {
+  if (hint == Hint::kLow) return SmallestThatSuffices(gaps, size, hint);
+  const NaiveArena::Gap* highest = nullptr;
+  for (const auto& gap : gaps) {
+    if (gap.size() >= size) highest = &gap;
+  }
+  return highest;
+}
+
+struct ModelCase {
+  std::string allocator;
+  NaiveArena::Choice choose;
+  bool hints = true;
+  int64_t capacity = 200, largest = 30;  // sizes of blocks are below
+};
+
+class AllocatorModel : public ::testing::TestWithParam<ModelCase> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    All, AllocatorModel,
+    ::testing::Values(ModelCase{"best-fit", SmallestThatSuffices},
+                      ModelCase{"first-fit", LowestThatSuffices, false},
+                      ModelCase{"high-end", LastIfHigh},
+                      ModelCase{"high-end:reading=text", HighestIfHigh},
+                      // Enough blocks for indices of several levels.
+                      ModelCase{"best-fit", SmallestThatSuffices, true, 4000, 30},
+                      ModelCase{"first-fit", LowestThatSuffices, false, 4000, 30},
+                      ModelCase{"high-end:reading=text", HighestIfHigh, true, 4000, 30}));
+
+TEST_P(AllocatorModel, AgreesWithTheDefinition) {
   std::mt19937 random(11);
-  for (int round = 0; round < 100; ++round) {
-    constexpr int64_t kCapacity = 200;
-    BestFit allocator{Bytes(kCapacity), Bytes(1)};
-    NaiveBestFit model(kCapacity);
+  const int64_t capacity = GetParam().capacity;
+  for (int64_t round = 0; round < 20'000 / capacity; ++round) {
+    const auto allocator = MakeAllocator(GetParam().allocator, Bytes(capacity), Bytes(1));
+    NaiveArena model(capacity, GetParam().choose, GetParam().hints);
     std::vector<Block> live;
-    for (int step = 0; step < 200; ++step) {
-      if (live.empty() || random() % 2 == 0) {
-        const auto size = static_cast<int64_t>(1 + random() % 30);
+    for (int64_t step = 0; step < capacity; ++step) {
+      // Fills up first, so that later requests meet many gaps.
+      if (live.empty() || random() % (step < capacity / 2 ? 4 : 2) != 0) {
+        const auto size = static_cast<int64_t>(1 + random() % GetParam().largest);
         const Hint hint = random() % 4 == 0 ? Hint::kHigh : Hint::kLow;
-        const auto block = allocator.Allocate(Bytes(size), hint);
+        const Bytes largest = allocator->LargestFree(hint);
+        const auto block = allocator->Allocate(Bytes(size), hint);
         const auto expected = model.Allocate(size, hint);
         ASSERT_EQ(block.has_value(), expected.has_value());
+        ASSERT_EQ(block.has_value(), largest >= Bytes(size));
         if (!block) continue;
         ASSERT_EQ(block->offset.count(), *expected);
         live.push_back(*block);
       } else {
         const size_t victim = random() % live.size();
-        allocator.Free(live[victim]);
+        allocator->Free(live[victim]);
         model.Free(live[victim].offset.count(), live[victim].size.count());
         live.erase(live.begin() + static_cast<std::ptrdiff_t>(victim));
       }

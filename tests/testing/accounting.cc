@@ -23,11 +23,12 @@ bool Persists(const Trace& trace, TensorId tensor) {
 
 std::optional<Block> AccountingAllocator::Allocate(Bytes size, Hint hint) {
   const MemoryStats before = Stats();
+  const Bytes largest = LargestFree(hint);
   const auto block = ForwardingAllocator::Allocate(size, hint);
   const Bytes rounded = RoundUp(std::max(size, Bytes(1)), granularity_);
   if (!block) {
     if (!Same(before, Stats())) Fail("a refused request changed the allocator");
-    if (before.largest_free >= rounded) Fail("a request was refused that would have fitted");
+    if (largest >= rounded) Fail("a request was refused that would have fitted");
     return block;
   }
   if (block->size != rounded) {

@@ -46,6 +46,7 @@ class ForwardingAllocator : public Allocator {
   }
   void Free(const Block& block) override { allocator_.Free(block); }
   MemoryStats Stats() const override { return allocator_.Stats(); }
+  Bytes LargestFree(Hint hint) const override { return allocator_.LargestFree(hint); }
   Bytes Reserved() const override { return allocator_.Reserved(); }
 
  private:
