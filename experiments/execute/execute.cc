@@ -89,7 +89,7 @@ Execution Execute(const Setup& setup, Policy& policy, const ExecuteOptions& opti
   if (!outcome.report.fits()) return execution;
   execution.iteration_times = backend->iteration_times();
   execution.loss = backend->loss();
-  if (options.work == CudaWork::kKernels) {
+  if (options.digest && options.work == CudaWork::kKernels) {
     execution.weights_digest = DigestWeights(trace, outcome.report, *backend);
   }
   return execution;
