@@ -178,17 +178,30 @@ HighEnd ReadHint(Params& params) {
                                : HighEnd::kNothing;
 }
 
+std::string ReadOffload(Params& params) {
+  return params.Choice("offload", "dyn", {"all", "conv", "aconv", "dyn"},
+                       "whose inputs leave: all feature extraction layers, convolutions, every "
+                       "other convolution, or what is fastest in trial runs");
+}
+
+std::string ReadAlgorithms(Params& params) {
+  return params.Choice("algo", "auto", {"auto", "memory", "performance"},
+                       "convolution algorithms: the least workspace, the fastest, or what is "
+                       "fastest in trial runs, which also try the fastest that fit");
+}
+
 }  // namespace
 
+std::string MemoryOfVdnnpp(Params& params) {
+  const std::string offload = ReadOffload(params);
+  const std::string algo = ReadAlgorithms(params);
+  if (offload == "dyn") return {};
+  return "vdnn-" + offload + ":algo=" + (algo == "auto" ? "performance" : algo);
+}
+
 std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params) {
-  const std::string offload =
-      params.Choice("offload", "dyn", {"all", "conv", "aconv", "dyn"},
-                    "whose inputs leave: all feature extraction layers, convolutions, every other "
-                    "convolution, or what is fastest in trial runs");
-  const std::string algo =
-      params.Choice("algo", "auto", {"auto", "memory", "performance"},
-                    "convolution algorithms: the least workspace, the fastest, or what is fastest "
-                    "in trial runs, which also try the fastest that fit");
+  const std::string offload = ReadOffload(params);
+  const std::string algo = ReadAlgorithms(params);
   const std::string release =
       params.Choice("release", "auto", {"auto", "lazy", "eager"},
                     "when an offloaded X is given back: where memory is short and at the end of "

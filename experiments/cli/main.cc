@@ -62,7 +62,7 @@ int Execute(Session& session) {
   } catch (const EnvironmentError& error) {
     return Fail(kMissingEnvironment, error);
   } catch (const std::exception& error) {  // other errors, and memory that ran out here
-    return Fail(kPolicyFailure, error);
+    if (std::ferror(stdout) == 0) return Fail(kPolicyFailure, error);
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     fmt::print(stderr, "spillway: cannot write the output\n");

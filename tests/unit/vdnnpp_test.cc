@@ -3,8 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "experiments/simulate.h"
+#include "policies/library.h"
 #include "policies/registry.h"
+#include "sim/core/error.h"
+#include "sim/cost/roofline.h"
 #include "tests/testing/fixtures.h"
+#include "tests/testing/networks.h"
+#include "traces/lowering.h"
 
 namespace spillway {
 namespace {
@@ -169,6 +175,47 @@ TEST(VdnnppTest, HintsSendOneKindToTheHighEnd) {
   EXPECT_EQ(first_block(policy + "kept", "y1"), 90);
   EXPECT_EQ(first_block(policy + "offloaded", "x"), 90);
   EXPECT_EQ(first_block(policy + "offloaded", "y1"), 0);
+}
+
+// Section IV-A: "the allowed peak memory of vDNN++ is maintained at the same level as consumed by
+// vDNN".
+TEST(VdnnppTest, EachModeNamesTheVdnnWhoseMemoryItGets) {
+  PolicyLibrary library;
+  EXPECT_EQ(library.MemoryPolicy("vdnnpp"), "");
+  EXPECT_EQ(library.MemoryPolicy("vdnnpp:offload=all"), "vdnn-all:algo=performance");
+  EXPECT_EQ(library.MemoryPolicy("vdnnpp:offload=aconv,algo=memory,release=lazy"),
+            "vdnn-aconv:algo=memory");
+  EXPECT_EQ(library.MemoryPolicy("vdnn-all"), "");
+  EXPECT_EQ(library.MemoryPolicy("./mine.so:vdnnpp:offload=all"), "");
+  EXPECT_THROW(library.MemoryPolicy("vdnnp"), UsageError);
+}
+
+// In it vDNN fits, without holding less than where memory is no object.
+TEST(VdnnppTest, NeededMemoryIsEnough) {
+  const Trace trace = LowerNetwork(testing::ForkJoin(), {4, "vdnnpp", true});
+  const Device device = testing::NarrowDevice();
+  const RooflineCostModel cost(device);
+  PolicyRegistry registry;
+  RegisterBuiltinPolicies(registry);
+  spillway::Setup setup{trace, device, cost, Bytes::Unlimited()};
+  const auto make = [&] { return registry.Make("vdnn-all"); };
+  const Bytes peak = Simulate(setup, *make()).report.metrics.peak_allocated;
+  const auto needed = NeededMemory(setup, make);
+  ASSERT_TRUE(needed);
+  EXPECT_GE(*needed, peak);
+  setup.memory = *needed;
+  EXPECT_TRUE(Simulate(setup, *make()).report.fits());
+  // What the device does not have is not given.
+  Device small = device;
+  small.memory = *needed - device.alignment;
+  EXPECT_EQ(ParseMemory("vdnn-all", {trace, small, cost, Bytes::Unlimited()}), small.memory);
+  small.memory = *needed + Bytes::MiB(1);
+  EXPECT_EQ(ParseMemory("vdnn-all", {trace, small, cost, Bytes::Unlimited()}), *needed);
+  // Nowhere to take the inputs from.
+  small.host_memory = Bytes(0);
+  spillway::Setup charged{trace, small, cost, Bytes::Unlimited()};
+  charged.options.charge_input = true;
+  EXPECT_EQ(NeededMemory(charged, make), std::nullopt);
 }
 
 }  // namespace
