@@ -91,6 +91,8 @@ class Section {
     }
   }
 
+  bool Has(std::string_view key) const { return table_.contains(key); }
+
   [[noreturn]] void Fail(const toml::node& node, std::string_view key,
                          std::string_view what) const {
     std::string element = name_;
@@ -123,6 +125,13 @@ Link ReadLink(Section& section, std::string_view direction) {
 CostLaw ReadLaw(Section& section, std::string_view call) {
   return {section.Time(fmt::format("{}_fixed", call)),
           section.Time(fmt::format("{}_per_mib", call))};
+}
+
+// The law of a call that need not be in the file; `other` if it is not.
+CostLaw ReadLaw(Section& section, std::string_view call, const CostLaw& other) {
+  const bool given =
+      section.Has(fmt::format("{}_fixed", call)) || section.Has(fmt::format("{}_per_mib", call));
+  return given ? ReadLaw(section, call) : other;
 }
 
 }  // namespace
@@ -171,6 +180,8 @@ Device ParseDevice(std::string_view text, const std::string& origin) {
   device.device_malloc = ReadLaw(driver, "malloc");
   device.device_free = ReadLaw(driver, "free");
   device.host_malloc = ReadLaw(driver, "pinned");
+  device.page_map = ReadLaw(driver, "map", device.device_malloc);
+  device.page_unmap = ReadLaw(driver, "unmap", device.device_free);
 
   Section efficiency = top.Subsection("efficiency");
   efficiency.ReadEfficiencies("", device.efficiency);
