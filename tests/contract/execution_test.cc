@@ -31,7 +31,8 @@ std::vector<Case> Cases() {
   for (const char* policy :
        {"network-wide", "liveness", "vdnn-all", "vdnn-all:order=prefetch-first",
         "vdnn-conv:algo=memory", "vdnn-aconv", "vdnn-dyn", "vdnnpp",
-        "vdnnpp:offload=all,release=lazy", "vdnnpp:offload=conv,order=prefetch-first,hint=kept",
+        "vdnnpp:offload=all,release=lazy", "vdnnpp:offload=conv,release=landed",
+        "vdnnpp:offload=conv,order=prefetch-first,hint=kept",
         "vdnnpp:offload=aconv,release=eager,hint=offloaded"}) {
     for (const char* preset : {"torch", "vdnn", "vdnnpp"}) {
       for (const auto network :
