@@ -118,7 +118,7 @@ KernelPlan FixedKernels::ChooseKernels(PolicyContext& context, OpId id) {
     });
     if (kernel == kernels.end()) {
       throw InputError(fmt::format("op '{}': no kernel '{}' for slot '{}' at batch {}", op.name,
-                                    record.algorithm, record.slot, record.batch));
+                                   record.algorithm, record.slot, record.batch));
     }
     plan.push_back({index, static_cast<uint32_t>(kernel - kernels.begin()), record.batch});
   }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include <zstd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
@@ -22,6 +23,9 @@ namespace {
 constexpr std::string_view kZstdMagic("\x28\xb5\x2f\xfd", 4);
 constexpr std::string_view kGzipMagic("\x1f\x8b", 2);
 constexpr int kCompressionLevel = 9;
+// Of decompressed to compressed size, above kAlwaysAllowed. The trace of vgg416:32 reaches 50.
+constexpr int64_t kMaxRatio = 1000;
+constexpr Bytes kAlwaysAllowed = Bytes::MiB(16);
 
 std::string ErrnoText(int code) { return std::generic_category().message(code); }
 
@@ -72,7 +76,8 @@ std::string ReadRaw(const std::filesystem::path& path, Bytes limit) {
   }
 }
 
-// Grows with the data that really comes: sizes that the frame announces are not believed.
+// Grows with the data that really comes: sizes that the frame announces are not believed. What few
+// bytes may become is limited too, as a block of zeros takes four bytes whatever its size.
 std::string Decompress(std::string_view compressed, const std::filesystem::path& path,
                        Bytes limit) {
   const auto fail = [&](std::string_view what) {
@@ -81,6 +86,8 @@ std::string Decompress(std::string_view compressed, const std::filesystem::path&
   const std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> context(ZSTD_createDCtx(),
                                                                      &ZSTD_freeDCtx);
   if (context == nullptr) throw std::bad_alloc();
+  const Bytes plausible =
+      std::max(kAlwaysAllowed, Bytes(static_cast<int64_t>(compressed.size()) * kMaxRatio));
   std::string contents;
   std::array<char, 1 << 16> buffer;
   ZSTD_inBuffer in{compressed.data(), compressed.size(), 0};
@@ -90,7 +97,13 @@ std::string Decompress(std::string_view compressed, const std::filesystem::path&
     if (ZSTD_isError(state)) {
       fail(fmt::format("bad Zstandard data at byte {}: {}", in.pos, ZSTD_getErrorName(state)));
     }
-    if (contents.size() + out.pos > static_cast<size_t>(limit.count())) FailTooLarge(path, limit);
+    const auto size = static_cast<int64_t>(contents.size() + out.pos);
+    if (size > limit.count()) FailTooLarge(path, limit);
+    if (size > plausible.count()) {
+      fail(fmt::format("the contents exceed {}, the most that {} of Zstandard data may hold",
+                       FormatBytes(plausible),
+                       FormatBytes(Bytes(static_cast<int64_t>(compressed.size())))));
+    }
     contents.append(buffer.data(), out.pos);
     if (state == 0 && in.pos == in.size) return contents;
     // A full output buffer may leave more behind, even when all the input is taken.

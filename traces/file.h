@@ -13,7 +13,8 @@ namespace spillway {
 
 // The contents of `path`, decompressed if they start with Zstandard's magic number. Throws
 // `InputError` if the file is missing, is a directory, is gzipped, is truncated, or grows beyond
-// `limit`. Memory grows with the data that really comes.
+// `limit`, or when decompressed beyond both 16 MiB and 1000 times its size. Memory grows with the
+// data that really comes.
 std::string ReadFile(const std::filesystem::path& path, Bytes limit = Bytes::GiB(4));
 
 // Writes `contents` beside `path` under a temporary name and renames it, so that `path` holds

@@ -6,7 +6,7 @@
 namespace spillway {
 
 Liveness::Liveness(const Trace& trace) : roots_(trace.tensors.size()) {
-  for (size_t i = 0; i < roots_.size(); ++i) roots_[i] = trace.Root(static_cast<TensorId>(i));
+  FindRoots(trace);
 
   Rows<TensorId> written;
   std::vector<uint32_t> seen(roots_.size(), 0);  // number of the last pass that met the storage
@@ -32,6 +32,25 @@ Liveness::Liveness(const Trace& trace) : roots_(trace.tensors.size()) {
   append_row(written, {});
   uses_ = Invert(op_storages_, roots_.size());
   writers_ = Invert(written, roots_.size());
+}
+
+// Follows each alias chain once, however long it is.
+void Liveness::FindRoots(const Trace& trace) {
+  std::vector<bool> known(roots_.size());
+  std::vector<TensorId> chain;
+  for (size_t i = 0; i < roots_.size(); ++i) {
+    auto at = static_cast<TensorId>(i);
+    for (; !known[Index(at)] && trace.tensor(at).alias_of; at = *trace.tensor(at).alias_of) {
+      chain.push_back(at);
+    }
+    const TensorId root = known[Index(at)] ? roots_[Index(at)] : at;
+    chain.push_back(at);
+    for (const TensorId link : chain) {
+      roots_[Index(link)] = root;
+      known[Index(link)] = true;
+    }
+    chain.clear();
+  }
 }
 
 Liveness::Rows<OpId> Liveness::Invert(const Rows<TensorId>& rows, size_t storages) {

@@ -42,6 +42,7 @@ class Liveness {
   static std::span<const T> Row(const Rows<T>& rows, size_t i) {
     return std::span(rows.values).subspan(rows.begin[i], rows.begin[i + 1] - rows.begin[i]);
   }
+  void FindRoots(const Trace& trace);
   // Turns op-to-storage rows around.
   static Rows<OpId> Invert(const Rows<TensorId>& rows, size_t storages);
 

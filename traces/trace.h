@@ -82,12 +82,16 @@ struct Tensor {
   // The tensor whose storage this one shares, for in-place operation. Residency, liveness and all
   // policy verbs act on the storage, which is named by the root of the alias chain.
   std::optional<TensorId> alias_of;
+
+  bool operator==(const Tensor&) const = default;
 };
 
 // A numeric property of an op, for example {"stride_h", 2}. Integers are exact up to 2^53.
 struct Attribute {
   std::string name;
   double value = 0;
+
+  bool operator==(const Attribute&) const = default;
 };
 
 // One library call inside an op that has algorithm candidates. The slots of an op run one after the
@@ -97,6 +101,8 @@ struct Slot {
   std::string signature;  // key of the cost table: operation and geometry, without the batch size
   int64_t flops = 0;  // floating-point operations of a direct computation; a multiply-add is two
   Bytes traffic;      // least device-memory traffic: each operand read or written once
+
+  bool operator==(const Slot&) const = default;
 };
 
 struct Op {
@@ -120,11 +126,15 @@ struct Op {
   // The attribute as an integer. Throws `InputError` naming op and attribute if it is missing, has
   // a fraction, or is beyond 2^53 in magnitude.
   int64_t IntAttribute(std::string_view attribute) const;
+
+  bool operator==(const Op&) const = default;
 };
 
 struct Layer {
   std::string name;
   OpType type = OpType::kOther;
+
+  bool operator==(const Layer&) const = default;
 };
 
 struct Trace {
@@ -150,6 +160,8 @@ struct Trace {
   // traffic, and the elements of each tensor, are at most 2^60 each, so that no sum of a reader
   // overflows.
   void Validate() const;
+
+  bool operator==(const Trace&) const = default;
 };
 
 }  // namespace spillway

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <system_error>
 
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
@@ -22,6 +23,11 @@ constexpr const char* kFooter =
 int Fail(int exit_code, const std::exception& error) {
   fmt::print(stderr, "spillway: {}\n", error.what());
   return exit_code;
+}
+
+int CannotWrite() {
+  fmt::print(stderr, "spillway: cannot write the output\n");
+  return kBadInput;
 }
 
 int Execute(Session& session) {
@@ -61,12 +67,14 @@ int Execute(Session& session) {
     return Fail(kPolicyFailure, error);
   } catch (const EnvironmentError& error) {
     return Fail(kMissingEnvironment, error);
+  } catch (const std::system_error& error) {
+    if (std::ferror(stdout) == 0) return Fail(kPolicyFailure, error);
+    return CannotWrite();
   } catch (const std::exception& error) {  // other errors, and memory that ran out here
     if (std::ferror(stdout) == 0) return Fail(kPolicyFailure, error);
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-    fmt::print(stderr, "spillway: cannot write the output\n");
-    return kBadInput;
+    return CannotWrite();
   }
   return exit_code;
 }

@@ -80,6 +80,13 @@ int Execute(ValidateOptions options, Session& session) {
   options.execute.work = options.kernels == "spin" ? CudaWork::kSpin : CudaWork::kKernels;
   if (options.memories.empty()) options.memories = {""};
   const bool spin = options.execute.work == CudaWork::kSpin;
+  // What is misspelt is said before the GPU is opened.
+  LoadDevice(options.machine.device);
+  for (const std::string& policy : options.policies) PolicyLibrary().Make(policy);
+  for (const std::string& workload : options.workloads) {
+    options.workload.text = workload;
+    options.workload.Load();
+  }
   const auto machine = OpenCuda({0, options.math, options.execute.seed});
 
   std::vector<Row> rows, commands;

@@ -23,6 +23,8 @@ struct Kernel {
   Duration time;          // alone on the device
   Bytes workspace;
   bool deterministic = true;  // gives the same bits on every run
+
+  bool operator==(const Kernel&) const = default;
 };
 
 class CostModel {

@@ -16,6 +16,8 @@ struct RecordedKernel {
   Kernel kernel;
   int repeats = 0;
   double spread = 0;  // (90th percentile - 10th percentile) / median of the repeats
+
+  bool operator==(const RecordedKernel&) const = default;
 };
 
 // All the candidates of one operation at one batch size.
@@ -23,6 +25,8 @@ struct CostEntry {
   std::string signature;  // as in `Slot::signature`
   int64_t batch = 1;
   std::vector<RecordedKernel> kernels;
+
+  bool operator==(const CostEntry&) const = default;
 };
 
 // Where a table was recorded. Plain strings, except that a table is refused for another `math`.
@@ -34,12 +38,16 @@ struct Provenance {
   std::string math;  // "fp32" (fused multiply-add, no TF32) or "tf32"
   std::string date;  // ISO 8601, UTC
   std::string tool;  // "spillway 0.1.0"
+
+  bool operator==(const Provenance&) const = default;
 };
 
 struct CostTable {
   std::string workload;  // "vgg19:256"
   Provenance provenance;
   std::vector<CostEntry> entries;  // sorted by signature, then batch
+
+  bool operator==(const CostTable&) const = default;
 };
 
 }  // namespace spillway

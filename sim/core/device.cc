@@ -16,7 +16,9 @@ namespace spillway {
 namespace {
 
 constexpr Bytes kMaxDeviceFile = Bytes::MiB(1);
+constexpr size_t kMaxDots = 1000;                // ten times those of the files that exist
 constexpr Bandwidth kLeastBandwidth{1'000'000};  // keeps the time of any copy within a Duration
+constexpr Duration kMaxTime = Duration::Milliseconds(1'000'000);  // leaves room for sums
 constexpr double kMaxEfficiency = 4;
 
 // One table of the file. Keys are taken one by one; those left over are errors.
@@ -54,7 +56,13 @@ class Section {
     return quantity;
   }
   Bytes Size(std::string_view key) { return Get(key, ParseBytes, Bytes(1), "1 B"); }
-  Duration Time(std::string_view key) { return Get(key, ParseDuration, Duration(), "0 s"); }
+  Duration Time(std::string_view key) {
+    const Duration time = Get(key, ParseDuration, Duration(), "0 s");
+    if (time > kMaxTime) {
+      Fail(*table_.get(key), key, "the time is too long, expected at most 1000 s");
+    }
+    return time;
+  }
   Bandwidth Rate(std::string_view key) {
     return Get(key, ParseBandwidth, kLeastBandwidth, "1 MB/s");
   }
@@ -67,18 +75,24 @@ class Section {
     return Section(*table, prefix + std::string(key), origin_);
   }
 
-  // All keys, each a number in (0, kMaxEfficiency], put into `efficiencies` under `prefix` + key.
+  bool Has(std::string_view key) const { return table_.contains(key); }
+
+  // The number of `key`, in (0, kMaxEfficiency].
+  double Efficiency(std::string_view key) {
+    const toml::node& node = Take(key);
+    const std::optional<double> number =
+        node.is_number() ? node.value<double>() : std::optional<double>();
+    if (!number || !(*number > 0 && *number <= kMaxEfficiency)) {
+      Fail(node, key, fmt::format("expected a number above 0, at most {}", kMaxEfficiency));
+    }
+    return *number;
+  }
+
+  // All keys, put into `efficiencies` under `prefix` + key.
   void ReadEfficiencies(const std::string& prefix, std::map<std::string, double>& efficiencies) {
     for (const auto& [key, node] : table_) {
       const std::string_view name = key.str();
-      if (node.is_table()) continue;
-      taken_.emplace_back(name);
-      const std::optional<double> number =
-          node.is_number() ? node.value<double>() : std::optional<double>();
-      if (!number || !(*number > 0 && *number <= kMaxEfficiency)) {
-        Fail(node, name, fmt::format("expected a number above 0, at most {}", kMaxEfficiency));
-      }
-      efficiencies.emplace(prefix + std::string(name), *number);
+      efficiencies.emplace(prefix + std::string(name), Efficiency(name));
     }
   }
 
@@ -90,8 +104,6 @@ class Section {
       }
     }
   }
-
-  bool Has(std::string_view key) const { return table_.contains(key); }
 
   [[noreturn]] void Fail(const toml::node& node, std::string_view key,
                          std::string_view what) const {
@@ -134,6 +146,24 @@ CostLaw ReadLaw(Section& section, std::string_view call, const CostLaw& other) {
   return given ? ReadLaw(section, call) : other;
 }
 
+// The parser recurses into dotted keys, "a.b.c", without a limit of its own.
+void CheckDepth(std::string_view text, const std::string& origin) {
+  size_t dots = 0;
+  size_t line = 1;
+  size_t column = 1;
+  for (const char c : text) {
+    if (c == '.' && ++dots > kMaxDots) {
+      throw InputError(fmt::format("{}:{}:{}: more than {} dots, which keys could nest as deep as",
+                                   origin, line, column, kMaxDots));
+    }
+    ++column;
+    if (c == '\n') {
+      ++line;
+      column = 1;
+    }
+  }
+}
+
 }  // namespace
 
 Device ReadDevice(const std::filesystem::path& path) {
@@ -141,6 +171,7 @@ Device ReadDevice(const std::filesystem::path& path) {
 }
 
 Device ParseDevice(std::string_view text, const std::string& origin) {
+  CheckDepth(text, origin);
   toml::table root;
   try {
     root = toml::parse(text, origin);
@@ -184,11 +215,13 @@ Device ParseDevice(std::string_view text, const std::string& origin) {
   device.page_unmap = ReadLaw(driver, "unmap", device.device_free);
 
   Section efficiency = top.Subsection("efficiency");
-  efficiency.ReadEfficiencies("", device.efficiency);
+  device.efficiency["default"] = efficiency.Efficiency("default");
+  for (const char* key : {"linear.fwd", "linear.bwd"}) {
+    if (efficiency.Has(key)) device.efficiency[key] = efficiency.Efficiency(key);
+  }
   for (const char* slot : {"fwd", "bwd_data", "bwd_filter"}) {
     Section algorithms = efficiency.Subsection(slot);
     algorithms.ReadEfficiencies(std::string(slot) + ".", device.efficiency);
-    algorithms.ExpectNothingElse();
   }
   for (const Section* section : {&top, &memory, &compute, &link, &host, &driver, &efficiency}) {
     section->ExpectNothingElse();

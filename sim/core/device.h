@@ -6,6 +6,7 @@
 #ifndef SPILLWAY_SIM_CORE_DEVICE_H_
 #define SPILLWAY_SIM_CORE_DEVICE_H_
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -21,15 +22,17 @@ struct Link {
   Duration latency;
 };
 
-// The cost of a driver call that handles n bytes: fixed + per_mib * n / MiB.
+// The cost of a driver call that handles n bytes: fixed + per_mib * n / MiB, at most half of
+// `Duration::Max()`.
 struct CostLaw {
   Duration fixed;
   Duration per_mib;
 
   Duration At(Bytes size) const {
     const auto bytes = static_cast<Int128>(size.count());
-    return fixed +
-           Duration::Picoseconds(static_cast<int64_t>(bytes * per_mib.picoseconds() / (1 << 20)));
+    const Int128 time = fixed.picoseconds() + bytes * per_mib.picoseconds() / (1 << 20);
+    const Int128 limit = Duration::Max().picoseconds() / 2;
+    return Duration::Picoseconds(static_cast<int64_t>(std::min(time, limit)));
   }
 };
 
@@ -77,7 +80,8 @@ struct Device {
 //                 need not be there; and the tables fwd, bwd_data and bwd_filter with one such
 //                 number per algorithm
 // Throws `InputError` of the form "path:line:column: message": unknown or missing key, wrong type,
-// wrong unit, value out of range.
+// wrong unit, value out of range, a time beyond 1000 s. A file has 1 MiB and 1000 dots at most,
+// comments included: dotted keys nest as deep as they have dots.
 Device ReadDevice(const std::filesystem::path& path);
 
 // As `ReadDevice` on text in memory; `origin` stands for the path.

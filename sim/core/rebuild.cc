@@ -18,16 +18,16 @@ size_t RebuildPlanner::VersionAt(TensorId storage, OpId op) const {
                              writers.begin());
 }
 
-bool RebuildPlanner::LeavesNothingStale(const std::set<OpId>& ops, OpId at,
-                                        const Predicate& live) const {
-  return std::all_of(ops.begin(), ops.end(), [&](OpId op) {
-    const auto& outputs = trace_.op(op).outputs;
-    return std::all_of(outputs.begin(), outputs.end(), [&](TensorId output) {
+std::optional<TensorId> RebuildPlanner::LeftStale(const std::set<OpId>& ops, OpId at,
+                                                  const Predicate& live) const {
+  for (const OpId op : ops) {
+    for (const TensorId output : trace_.op(op).outputs) {
       const TensorId storage = liveness_.Root(output);
       const OpId last_writer = liveness_.Writers(storage)[VersionAt(storage, at) - 1];
-      return ops.contains(last_writer) || !live(storage);
-    });
-  });
+      if (!ops.contains(last_writer) && live(storage)) return storage;
+    }
+  }
+  return std::nullopt;
 }
 
 std::optional<std::vector<OpId>> RebuildPlanner::Plan(TensorId storage, OpId at,
@@ -36,7 +36,14 @@ std::optional<std::vector<OpId>> RebuildPlanner::Plan(TensorId storage, OpId at,
   std::set<OpId> ops;
   std::set<TensorId> planned{storage};
   std::vector<TensorId> open{storage};
-  while (!open.empty()) {
+  for (;;) {
+    if (open.empty()) {
+      // What the ops overwrite and others still need comes back to its present version with them.
+      const std::optional<TensorId> stale = LeftStale(ops, at, live);
+      if (!stale) break;
+      if (!planned.insert(*stale).second) return std::nullopt;
+      open.push_back(*stale);
+    }
     const TensorId wanted = open.back();
     open.pop_back();
     const auto writers = liveness_.Writers(wanted).first(VersionAt(wanted, at));
@@ -56,7 +63,6 @@ std::optional<std::vector<OpId>> RebuildPlanner::Plan(TensorId storage, OpId at,
       }
     }
   }
-  if (!LeavesNothingStale(ops, at, live)) return std::nullopt;
   return std::vector<OpId>(ops.begin(), ops.end());
 }
 

@@ -3,8 +3,8 @@
 // A storage is rebuilt by running again, in trace order, all ops that had written it; their inputs
 // must be at the version that they had then, on the device, on the host, or rebuildable in turn. A
 // storage that one of the ops updates in place is rebuilt from its first write on, even if it is
-// there; whatever else the ops write is either brought back to its present version by them too, or
-// no longer needed.
+// there; whatever else the ops write is brought back to its present version by them too, unless it
+// is no longer needed. So what can be rebuilt stays so when more becomes available.
 
 #ifndef SPILLWAY_SIM_CORE_REBUILD_H_
 #define SPILLWAY_SIM_CORE_REBUILD_H_
@@ -37,8 +37,9 @@ class RebuildPlanner {
   // Number of ops before `op` that write the storage: the version that `op` sees.
   size_t VersionAt(TensorId storage, OpId op) const;
 
-  // True if the ops leave nothing behind that is needed at a later version.
-  bool LeavesNothingStale(const std::set<OpId>& ops, OpId at, const Predicate& live) const;
+  // A storage that the ops leave behind at an earlier version than is needed; nullopt if none is.
+  std::optional<TensorId> LeftStale(const std::set<OpId>& ops, OpId at,
+                                    const Predicate& live) const;
 
   const Trace& trace_;
   const Liveness& liveness_;

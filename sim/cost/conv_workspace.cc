@@ -1,11 +1,22 @@
 #include "sim/cost/conv_workspace.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <cctype>
 
+#include "sim/core/error.h"
+
 namespace spillway {
 namespace {
+
+constexpr int64_t kMaxExtent = int64_t{1} << 31;
+// Limits on products, far above what any machine holds. The largest formulas are those of fft, with
+// six times kMaxElements planes of 2^18 bytes at most, and of gemm, with four bytes an element of a
+// lowered batch.
+constexpr double kMaxElements = 1LL << 40;  // of filters; of x and y at their common bounds
+constexpr double kMaxLowered = 1LL << 58;   // of a batch, each window copied out
 
 constexpr int64_t kElement = 4;  // fp32
 constexpr int64_t kTile = 32;    // side of a tile of fft_tiling
@@ -76,17 +87,41 @@ int64_t FilterGradientBytes(const ConvShape& conv) {
 
 }  // namespace
 
+int64_t Extent(const Op& op, std::string_view attribute) {
+  const int64_t value = op.IntAttribute(attribute);
+  if (value < 1 || value > kMaxExtent) {
+    throw InputError(fmt::format("op '{}' ({}): the attribute '{}' is {}, expected 1 to {}",
+                                 op.name, Name(op.type), attribute, value, kMaxExtent));
+  }
+  return value;
+}
+
 ConvShape::ConvShape(const Op& op)
-    : c(op.IntAttribute("in_channels") / op.IntAttribute("groups")),
-      k(op.IntAttribute("out_channels") / op.IntAttribute("groups")),
-      h(op.IntAttribute("in_height")),
-      w(op.IntAttribute("in_width")),
-      out_h(op.IntAttribute("out_height")),
-      out_w(op.IntAttribute("out_width")),
-      r(op.IntAttribute("kernel_h")),
-      s(op.IntAttribute("kernel_w")),
-      groups(op.IntAttribute("groups")),
-      unit_stride(op.IntAttribute("stride_h") == 1 && op.IntAttribute("stride_w") == 1) {}
+    : c(Extent(op, "in_channels") / Extent(op, "groups")),
+      k(Extent(op, "out_channels") / Extent(op, "groups")),
+      h(Extent(op, "in_height")),
+      w(Extent(op, "in_width")),
+      out_h(Extent(op, "out_height")),
+      out_w(Extent(op, "out_width")),
+      r(Extent(op, "kernel_h")),
+      s(Extent(op, "kernel_w")),
+      groups(Extent(op, "groups")),
+      unit_stride(Extent(op, "stride_h") == 1 && Extent(op, "stride_w") == 1) {
+  if (c < 1 || k < 1) {
+    throw InputError(
+        fmt::format("op '{}' (conv2d) has more groups than channels: {}", op.name, groups));
+  }
+  const auto channels = static_cast<double>(c + k);
+  const auto window = static_cast<double>(r * s);
+  const double elements = static_cast<double>(op.batch) * channels *
+                          static_cast<double>(std::max(h, out_h)) *
+                          static_cast<double>(std::max(w, out_w));
+  const double filters = static_cast<double>(c * k) * window;
+  if (elements > kMaxElements || filters > kMaxElements || elements * window > kMaxLowered) {
+    throw InputError(
+        fmt::format("op '{}' (conv2d): its batch and attributes make it too large", op.name));
+  }
+}
 
 int64_t FftSide(const ConvShape& conv) { return std::max<int64_t>(16, PowerOfTwo(conv)); }
 

@@ -15,8 +15,14 @@
 
 namespace spillway {
 
+// An attribute that counts something: IntAttribute in [1, 2^31]. Throws `InputError` that names op,
+// attribute and value.
+int64_t Extent(const Op& op, std::string_view attribute);
+
 // The integers of a conv2d op that its cost depends on; channels are those of one group.
 struct ConvShape {
+  // Throws `InputError` for an attribute that `Extent` refuses, and for a convolution so large that
+  // a workspace of the formulas below would exceed 64 bits.
   explicit ConvShape(const Op& op);
 
   int64_t c, k, h, w, out_h, out_w, r, s, groups;

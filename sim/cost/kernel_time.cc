@@ -75,10 +75,6 @@ constexpr double kSoftmaxStart = 6.5e-6;  // three small kernels
 double Dram(const Device& device) { return static_cast<double>(device.dram.bytes_per_second); }
 double Peak(const Device& device) { return static_cast<double>(device.flops_per_second); }
 
-Duration Seconds(double seconds) {
-  return Duration::Picoseconds(static_cast<int64_t>(std::llround(seconds * 1e12)));
-}
-
 double RoundUp(double value, double tile) { return std::ceil(value / tile) * tile; }
 
 Product ProductOf(std::string_view slot, std::string_view algorithm) {
@@ -158,13 +154,10 @@ double TransformSeconds(const Device& device, const ConvShape& conv, const Trans
 // cuDNN 9's pooling is far from DRAM-bound. As if it read its window again for each sample, the
 // more windows overlap the more often.
 double PoolBytes(const Op& op, double batch) {
-  const auto input =
-      4 * batch *
-      static_cast<double>(op.IntAttribute("channels") * op.IntAttribute("in_height") *
-                          op.IntAttribute("in_width"));
+  const auto extent = [&](const char* name) { return static_cast<double>(Extent(op, name)); };
+  const double input = 4 * batch * extent("channels") * extent("in_height") * extent("in_width");
   const double overlap =
-      static_cast<double>(op.IntAttribute("kernel_h") * op.IntAttribute("kernel_w")) /
-      static_cast<double>(op.IntAttribute("stride_h") * op.IntAttribute("stride_w"));
+      extent("kernel_h") * extent("kernel_w") / (extent("stride_h") * extent("stride_w"));
   return op.phase == Phase::kForward ? input * (1 + 0.8 * overlap) : input * (6 + 5 * overlap);
 }
 
@@ -178,6 +171,14 @@ double EfficiencyOf(const Device& device, const std::string& key) {
 
 }  // namespace
 
+Duration TimeOfSeconds(double seconds) {
+  constexpr Duration kLongest = Duration::Picoseconds(Duration::Max().picoseconds() / 2);
+  const double picoseconds = seconds * 1e12;
+  // Written so that a NaN is long, too.
+  if (!(picoseconds < static_cast<double>(kLongest.picoseconds()))) return kLongest;
+  return Duration::Picoseconds(std::max<int64_t>(0, std::llround(picoseconds)));
+}
+
 Duration ConvTime(const Device& device, const Op& op, const Slot& slot, std::string_view algorithm,
                   int64_t batch, Bytes workspace, double efficiency) {
   const ConvShape conv(op);
@@ -187,13 +188,13 @@ Duration ConvTime(const Device& device, const Op& op, const Slot& slot, std::str
   double rate = Peak(device) * efficiency;
   for (const Transform& transform : kTransforms) {
     if (transform.slot == slot.name && transform.algorithm == algorithm) {
-      return Seconds(TransformSeconds(device, conv, transform, samples, bytes, rate));
+      return TimeOfSeconds(TransformSeconds(device, conv, transform, samples, bytes, rate));
     }
   }
   if (algorithm == "gemm" && workspace == Bytes(0)) rate *= kLoopedGemm;
   // A workspace is written once and read once.
   const double all = bytes + 2 * static_cast<double>(workspace.count());
-  return Seconds(ProductSeconds(device, conv, slot, algorithm, samples, all, rate));
+  return TimeOfSeconds(ProductSeconds(device, conv, slot, algorithm, samples, all, rate));
 }
 
 Duration PlainTime(const Device& device, const Op& op, const Slot& slot, int64_t batch) {
@@ -208,19 +209,20 @@ Duration PlainTime(const Device& device, const Op& op, const Slot& slot, int64_t
       const bool forward = op.phase == Phase::kForward;
       const std::string key = forward ? "linear.fwd" : "linear.bwd";
       if (!forward) {
-        operations *= 1 + kLinearBackward / static_cast<double>(op.IntAttribute("in_features"));
-        operations *= 1 + kLinearBackward / static_cast<double>(op.IntAttribute("out_features"));
+        operations *= 1 + kLinearBackward / static_cast<double>(Extent(op, "in_features"));
+        operations *= 1 + kLinearBackward / static_cast<double>(Extent(op, "out_features"));
       }
       const double rate = Peak(device) * EfficiencyOf(device, key);
-      return Seconds(operations / rate + bytes / Dram(device) + kLinearStart);
+      return TimeOfSeconds(operations / rate + bytes / Dram(device) + kLinearStart);
     }
     case OpType::kMaxPool2d:
       if (LibraryMajor(device.library) >= kSlowPooling) bytes = PoolBytes(op, samples);
       break;
     case OpType::kBatchNorm: {
       // The sums over a channel take a pass of their own, over x and, backward, over dy.
-      const auto elements = static_cast<double>(
-          op.IntAttribute("channels") * op.IntAttribute("height") * op.IntAttribute("width"));
+      const double elements = static_cast<double>(Extent(op, "channels")) *
+                              static_cast<double>(Extent(op, "height")) *
+                              static_cast<double>(Extent(op, "width"));
       const double pass = 4 * samples * elements;
       if (op.phase == Phase::kBackward) bytes += 2 * pass;
       if (op.FindAttribute("training").value_or(0) != 0) bytes += pass;
@@ -239,7 +241,7 @@ Duration PlainTime(const Device& device, const Op& op, const Slot& slot, int64_t
       break;
   }
   const double rate = Peak(device) * EfficiencyOf(device, "default");
-  return Seconds(std::max(operations / rate, bytes / Dram(device)) + start);
+  return TimeOfSeconds(std::max(operations / rate, bytes / Dram(device)) + start);
 }
 
 }  // namespace spillway

@@ -22,6 +22,9 @@
 
 namespace spillway {
 
+// At least 0 and at most half of `Duration::Max()`, whatever the formulas make of an input.
+Duration TimeOfSeconds(double seconds);
+
 // Time of a convolution algorithm on `batch` samples. `workspace` is what it uses; `efficiency` is
 // the device's for it. REQUIRES: op.type == OpType::kConv2d.
 Duration ConvTime(const Device& device, const Op& op, const Slot& slot, std::string_view algorithm,

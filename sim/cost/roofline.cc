@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <optional>
 
 #include "sim/core/error.h"
@@ -47,18 +46,16 @@ std::string EfficiencyKey(const Slot& slot, const std::string& algorithm) {
   return slot.name + "." + algorithm;
 }
 
-Duration Seconds(double seconds) {
-  return Duration::Picoseconds(static_cast<int64_t>(std::llround(seconds * 1e12)));
-}
-
 }  // namespace
 
 std::span<const Kernel> RooflineCostModel::Kernels(const Op& op, size_t slot, int64_t batch) const {
   SPILLWAY_CHECK(slot < op.slots.size() && batch >= 1 && batch <= op.batch);
   const std::lock_guard lock(mutex_);
-  const auto [entry, added] = known_.try_emplace({op.slots[slot].signature, batch});
-  if (added) entry->second = Candidates(op, op.slots[slot], batch);
-  return entry->second;
+  const std::pair key(op.slots[slot].signature, batch);
+  const auto found = known_.find(key);
+  if (found != known_.end()) return found->second;
+  // Nothing is known of what is refused: it is refused again.
+  return known_.emplace(key, Candidates(op, op.slots[slot], batch)).first->second;
 }
 
 std::vector<Kernel> RooflineCostModel::Candidates(const Op& op, const Slot& slot,
@@ -112,7 +109,7 @@ Duration RooflineCostModel::DirectTime(const Op& op, const Slot& slot, int64_t b
   const double bytes = static_cast<double>(slot.traffic.count()) * share +
                        2 * static_cast<double>(workspace.count());
   const double memory = bytes / static_cast<double>(device_.dram.bytes_per_second);
-  return Seconds(std::max(arithmetic, memory)) + kStartUp;
+  return TimeOfSeconds(std::max(arithmetic, memory)) + kStartUp;
 }
 
 Duration RooflineCostModel::CopyTime(Direction direction, Bytes size) const {

@@ -23,7 +23,8 @@ namespace spillway {
 // Reads a table, Zstandard transparently. Entries come sorted by signature and batch, kernels by
 // time, workspace and name, whatever their order in the file. Throws `InputError` whose message
 // starts with "path:line:column: element": bad JSON, unsupported version, missing or unknown key,
-// wrong type, a time that is not positive, an entry without kernels, or one that stands twice.
+// wrong type, a time that is not positive or beyond 1000 s, an entry without kernels, or one that
+// stands twice.
 CostTable ReadCostTable(const std::filesystem::path& path);
 
 // As `ReadCostTable` on text in memory; `origin` stands for the path in messages.

@@ -94,8 +94,8 @@ class CliTest(unittest.TestCase):
     def test_compare_covers_every_policy(self):
         rows = list(csv.DictReader(io.StringIO(self.ok("compare", "alexnet:16", "--format", "csv"))))
         self.assertEqual({row["policy"].split(":")[0] for row in rows},
-                         {"network-wide", "liveness", "vdnn-all", "vdnn-conv", "vdnn-aconv",
-                          "vdnn-dyn", "vdnnpp"})
+                         {"network-wide", "liveness", "vdnn-all", "vdnn-conv", "vdnn-aconv", "vdnn-dyn",
+                          "vdnnpp"})
         self.assertTrue(all(float(row["slowdown"]) >= 1 for row in rows))
 
     def test_any_number_of_jobs_gives_the_same_bytes(self):
@@ -196,6 +196,15 @@ class CliTest(unittest.TestCase):
             self.fails(3, directory, "trace", "build", "alexnet:1", "-o",
                        os.path.join(directory, "no", "such", "dir.json"))
 
+    def test_validation_without_a_gpu_exits_with_5(self):
+        if run("validate", "alexnet:1", "--iterations", "5").returncode in (0, 1):
+            self.skipTest("this machine has a GPU")
+        for args in (("validate", "alexnet:1"), ("run", "alexnet:1", "--backend", "cuda")):
+            self.fails(5, "CUDA", *args)
+        self.fails(2, "did you mean 'alexnet'?", "validate", "alexnett:1")
+        self.fails(2, "did you mean", "validate", "alexnet:1", "--policy", "vdnn-al")
+        self.fails(2, "5%", "validate", "alexnet:1", "--tolerance", "five")
+
     def test_recording_without_a_gpu_exits_with_5(self):
         if run("record", "alexnet:1", "-o", tempfile.gettempdir()).returncode == 0:
             self.skipTest("this machine has a GPU")
@@ -253,7 +262,7 @@ class CliTest(unittest.TestCase):
     def test_version_and_help_exit_with_0(self):
         self.assertRegex(self.ok("--version"), r"^spillway \d+\.\d+\.\d+\n$")
         self.assertIn("Exit codes", self.ok("--help"))
-        for verb in ("run", "compare", "list", "trace", "record", "calibrate", "reproduce",
+        for verb in ("run", "compare", "list", "trace", "record", "validate", "calibrate", "reproduce",
                      "new-policy"):
             self.assertIn("--help", self.ok(verb, "--help"))
 

@@ -292,5 +292,43 @@ class ExportsTest(CommandTest):
         self.assertEqual(os.listdir(self.directory), [])
 
 
+
+class DecisionsTest(CommandTest):
+    def test_decisions_conform_and_their_kernels_can_be_repeated(self):
+        with tempfile.TemporaryDirectory() as directory:
+            decisions = pathlib.Path(directory) / "decisions.json"
+            again = pathlib.Path(directory) / "again.json"
+            self.ok(*RUN, "--export-decisions", str(decisions))
+            document = self.conforms(decisions.read_text(), "decisions")
+            verbs = {d["verb"] for d in document["decisions"]}
+            self.assertLessEqual({"offload", "release", "run"}, verbs)
+            self.ok("run", "vgg16:64", "--kernels-from", str(decisions),
+                    "--export-decisions", str(again))
+            repeated = self.conforms(again.read_text(), "decisions")
+            runs = [d for d in document["decisions"] if d["verb"] == "run"]
+            self.assertEqual([d for d in repeated["decisions"] if d["verb"] == "run"], runs)
+            self.assertEqual({d["verb"] for d in repeated["decisions"]}, {"run"})
+
+    def test_the_cpu_backend_writes_what_the_simulator_writes(self):
+        with tempfile.TemporaryDirectory() as directory:
+            paths = [pathlib.Path(directory) / name for name in ("sim.json", "cpu.json")]
+            for path, backend in zip(paths, ("sim", "cpu")):
+                self.ok("run", "alexnet:1", "--policy", "vdnn-all", "--backend", backend,
+                        "--export-decisions", str(path))
+            self.assertEqual(paths[0].read_bytes(), paths[1].read_bytes())
+
+    def test_kernels_of_another_network_are_bad_input(self):
+        with tempfile.TemporaryDirectory() as directory:
+            path = pathlib.Path(directory) / "decisions.json"
+            self.ok("run", "alexnet:8", "--export-decisions", str(path))
+            failed = run("run", "vgg16:8", "--kernels-from", str(path))
+            self.assertEqual(failed.returncode, 3)
+            self.assertIn("conv1_1.fwd", failed.stderr)
+            path.write_text(path.read_text().replace('"batch": 8', '"batch": 0', 1))
+            failed = run("run", "alexnet:8", "--kernels-from", str(path))
+            self.assertEqual(failed.returncode, 3)
+            self.assertIn("decisions[0].batch", failed.stderr)
+
+
 if __name__ == "__main__":
     main()

@@ -131,7 +131,9 @@ TEST(CostTableTest, EmptyTable) {
 TEST(CostTableTest, ErrorsNameFileAndElement) {
   EXPECT_EQ(ErrorOfEdit("\"time_ps\": 30", "\"time_ps\": 0"),
             "t.json:7:35: entries[0].kernels[0].time_ps: expected an integer from 1 to "
-            "4611686018427387903, got '0'");
+            "1000000000000000, got '0'");
+  EXPECT_THAT(ErrorOfEdit("\"time_ps\": 30", "\"time_ps\": 1000000000000001"),
+              HasSubstr("got '1000000000000001'"));
   EXPECT_THAT(ErrorOfEdit("\"time_ps\": 30", "\"time_ps\": -30"), HasSubstr("got '-30'"));
   EXPECT_THAT(ErrorOfEdit("\"time_ps\": 30", "\"time_ps\": 30.5"), HasSubstr("got '30.5'"));
   EXPECT_EQ(ErrorOfEdit("\"time_ps\": 30", "\"time\": 30"),

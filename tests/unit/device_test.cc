@@ -140,12 +140,19 @@ TEST(DeviceTest, RefusesValuesOutOfRange) {
   EXPECT_EQ(ErrorOfEdit("\"4MB/s\"", "\"0GB/s\""),
             "toy.toml:11:7: link.h2d: '0GB/s' is too small, expected at least 1 MB/s");
   EXPECT_THAT(ErrorOfEdit("\"5us\"", "\"-5us\""), HasSubstr("it is negative"));
+  EXPECT_THAT(ErrorOfEdit("\"5us\"", "\"1000.1s\""), HasSubstr("expected at most 1000 s"));
   EXPECT_THAT(ErrorOfEdit("\"2GFLOP/s\"", "\"0FLOP/s\""), HasSubstr("at least 1 FLOP/s"));
   for (const char* value : {"0", "-1", "4.01", "nan", "inf", "\"1\"", "true", "[1]"}) {
     EXPECT_EQ(ErrorOfEdit("default = 0.5", std::string("default = ") + value),
               "toy.toml:26:11: efficiency.default: expected a number above 0, at most 4")
         << value;
   }
+  EXPECT_EQ(ErrorOfEdit("default = 0.5", ""),
+            "toy.toml:25:1: efficiency: the key 'default' is missing");
+  EXPECT_THAT(ErrorOfEdit("default = 0.5", "default = 0.5\nlinear = 0.5"),
+              HasSubstr("toy.toml:27:10: efficiency: unknown key 'linear'"));
+  EXPECT_THAT(ErrorOfEdit("direct = 1", "direct = [1]"),
+              HasSubstr("toy.toml:28:10: efficiency.fwd.direct"));
   EXPECT_THAT(ErrorOfEdit("direct = 1", "direct = 0"),
               HasSubstr("toy.toml:28:10: efficiency.fwd.direct"));
   EXPECT_THAT(ErrorOfEdit("[efficiency.bwd_data]", "[efficiency.bwd]"), HasSubstr("bwd_data"));
@@ -156,6 +163,26 @@ TEST(DeviceTest, RefusesBadToml) {
   EXPECT_THAT(ErrorOfEdit("host = \"4GiB\"", "size = \"4GiB\""), HasSubstr("toy.toml:6:"));
   EXPECT_THAT(InputErrorOf([] { ReadDevice("/nonexistent/x.toml"); }),
               HasSubstr("cannot read '/nonexistent/x.toml'"));
+}
+
+// Of any depth: the parser and the destructor of what it builds recurse.
+TEST(DeviceTest, RefusesKeysThatNestTooDeep) {
+  std::string key = "a";
+  for (int depth = 0; depth < 1000; ++depth) key += ".a";
+  const auto error_of = [](const std::string& text) {
+    return InputErrorOf([&] { ParseDevice(text, "toy.toml"); });
+  };
+  EXPECT_EQ(error_of("[" + key + "]"), "toy.toml:1:1: the key 'description' is missing");
+  EXPECT_EQ(error_of("\n[" + key + ".a]"),
+            "toy.toml:2:2003: more than 1000 dots, which keys could nest as deep as");
+  EXPECT_THAT(error_of("x = " + std::string(100'000, '[')), HasSubstr("toy.toml:1:"));
+}
+
+TEST(DeviceTest, CostLawsStayInRange) {
+  const CostLaw law{Duration::Microseconds(1), Duration::Milliseconds(1'000'000'000)};
+  EXPECT_EQ(law.At(Bytes(0)), law.fixed);
+  EXPECT_EQ(law.At(Bytes::MiB(1)), law.fixed + law.per_mib);
+  EXPECT_GT(law.At(Bytes::Unlimited()) + law.At(Bytes::Unlimited()), law.At(Bytes::MiB(1)));
 }
 
 TEST(DeviceTest, ShippedDevicesAreValidAndSourced) {

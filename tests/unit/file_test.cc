@@ -122,6 +122,34 @@ TEST(FileTest, RefusesMoreThanTheLimit) {
   }
 }
 
+// `blocks` blocks of 128 KiB in four bytes each; RFC 8878, section 3.1.1.
+std::string ManyBytesFromFew(size_t blocks) {
+  constexpr size_t kBlock = 128 << 10;
+  std::string frame = std::string(kZstdMagic) + std::string("\x00\x58", 2);  // a window of 2 MiB
+  for (size_t i = 1; i <= blocks; ++i) {
+    const size_t header = kBlock << 3 | 1 << 1 | (i == blocks ? 1 : 0);
+    for (const int shift : {0, 8, 16}) frame += static_cast<char>(header >> shift & 0xff);
+    frame += ' ';
+  }
+  return frame;
+}
+
+TEST(FileTest, RefusesWhatFewBytesCannotHold) {
+  const TemporaryDirectory directory;
+  WriteRaw(directory / "least", ManyBytesFromFew(128));
+  EXPECT_EQ(ReadFile(directory / "least").size(), size_t{16} << 20);
+  WriteRaw(directory / "bomb", ManyBytesFromFew(129));
+  EXPECT_THAT(InputErrorOf([&] { ReadFile(directory / "bomb"); }),
+              HasSubstr("bomb: the contents exceed 16 MiB, the most that 522 B of Zstandard data "
+                        "may hold"));
+  // Beyond 16 MiB the size of the file counts: 17 MB, and all that fits into them.
+  const std::string large(17'000, '\xa5');
+  const std::string skipped = std::string("\x50\x2a\x4d\x18\x68\x42\x00\x00", 8) + large;
+  const std::string frame = ManyBytesFromFew(129);
+  WriteRaw(directory / "large", frame + skipped);
+  EXPECT_EQ(ReadFile(directory / "large").size(), size_t{129} << 17);
+}
+
 TEST(FileTest, WritingFailsWithTheReason) {
   EXPECT_EQ(InputErrorOf([] { WriteFile("/nonexistent/out.json", "text"); }),
             "cannot write '/nonexistent/out.json': No such file or directory");

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
+
 #include "tests/testing/fixtures.h"
 
 namespace spillway {
@@ -30,6 +33,29 @@ TEST(LivenessTest, UsesAndWritersAreByStorage) {
   EXPECT_THAT(liveness.Storages(OpId{2}), ElementsAre(y, builder.Id("x")));
   EXPECT_EQ(liveness.LastUse(builder.Id("unused")), std::nullopt);
   EXPECT_EQ(liveness.FirstUse(y), OpId{0});
+}
+
+// Chains in both directions, met at their ends and in the middle.
+TEST(LivenessTest, RootsAreThoseOfTheTrace) {
+  testing::TraceBuilder builder;
+  builder.Tensor("a", TensorKind::kScratch, 4);
+  for (const char* link : {"ab", "bc", "cd", "ae"}) {
+    builder.Tensor(std::string(1, link[1]), TensorKind::kScratch, 4, std::string(1, link[0]));
+  }
+  Trace trace = builder.Build();
+  for (int turn = 0; turn < 2; ++turn) {
+    const Liveness liveness(trace);
+    for (size_t i = 0; i < trace.tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      EXPECT_EQ(liveness.Root(id), trace.Root(id)) << turn << " " << i;
+    }
+    std::reverse(trace.tensors.begin(), trace.tensors.end());
+    for (Tensor& tensor : trace.tensors) {
+      if (tensor.alias_of) {
+        tensor.alias_of = static_cast<TensorId>(trace.tensors.size() - 1 - Index(*tensor.alias_of));
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "experiments/catalogue.h"
 #include "experiments/roofline/errors.h"
 #include "sim/core/error.h"
+#include "sim/cost/kernel_time.h"
+#include "tests/testing/files.h"
 #include "tests/testing/fixtures.h"
 #include "traces/lowering.h"
 #include "traces/zoo/zoo.h"
@@ -211,10 +214,46 @@ TEST(RooflineTest, TheFitIsTheOneInTheDeviceFile) {
   }
 }
 
-TEST(RooflineTest, ADeviceWithoutAlgorithmsIsAnInputError) {
+TEST(RooflineTest, ADeviceWithoutAlgorithmsIsAnInputErrorEachTime) {
   const RooflineCostModel cost(testing::RoundDevice());
   const Trace trace = LowerNetwork(BuildNetwork("alexnet"), {1, "torch", false});
   EXPECT_THROW(cost.Kernels(trace.ops[0], 0, 1), InputError);
+  EXPECT_THROW(cost.Kernels(trace.ops[0], 0, 1), InputError);
+}
+
+void SetAttribute(Op& op, std::string_view name, double value) {
+  for (Attribute& attribute : op.attributes) {
+    if (attribute.name == name) attribute.value = value;
+  }
+}
+
+// Found by the fuzz target `trace`: nothing but the attributes says how large a convolution is.
+TEST(RooflineTest, RefusesGeometriesThatOverflow) {
+  const Device device = LoadDevice("h200");
+  const Trace trace = LowerNetwork(BuildNetwork("vgg16"), {1, "torch", false});
+  const auto error_of = [&](std::string_view attribute, double value) {
+    Op op = FindOp(trace, "conv1_2.fwd");
+    SetAttribute(op, attribute, value);
+    return testing::InputErrorOf([&] { RooflineCostModel(device).Kernels(op, 0, 1); });
+  };
+  EXPECT_EQ(error_of("groups", 0),
+            "op 'conv1_2.fwd' (conv2d): the attribute 'groups' is 0, expected 1 to 2147483648");
+  EXPECT_EQ(error_of("in_height", -8),
+            "op 'conv1_2.fwd' (conv2d): the attribute 'in_height' is -8, expected 1 to 2147483648");
+  EXPECT_EQ(error_of("groups", 65), "op 'conv1_2.fwd' (conv2d) has more groups than channels: 65");
+  for (const char* attribute : {"in_channels", "out_width", "kernel_h"}) {
+    EXPECT_EQ(error_of(attribute, 2147483648),
+              "op 'conv1_2.fwd' (conv2d): its batch and attributes make it too large");
+  }
+}
+
+TEST(RooflineTest, TimesStayInRangeWhateverTheFormulasSay) {
+  const Duration longest = TimeOfSeconds(std::numeric_limits<double>::infinity());
+  EXPECT_GT(longest + longest, longest);
+  EXPECT_EQ(TimeOfSeconds(std::numeric_limits<double>::quiet_NaN()), longest);
+  EXPECT_EQ(TimeOfSeconds(1e300), longest);
+  EXPECT_EQ(TimeOfSeconds(-1), Duration());
+  EXPECT_EQ(TimeOfSeconds(2.5e-12), Duration::Picoseconds(3));
 }
 
 }  // namespace

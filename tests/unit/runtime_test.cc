@@ -453,25 +453,29 @@ TEST(RuntimeTest, NoCopyStartsWhileInputsArrive) {
   EXPECT_EQ(calls, 1);
 }
 
-// To rebuild b for f3, f1 would have to run again and bring back an a that f4 must not read.
-TEST(RuntimeTest, EvictRefusesWhatWouldLeaveStaleContents) {
-  const Trace trace = TraceBuilder()
-                          .Tensor("x", TensorKind::kInput, 10)
-                          .Tensor("a", TensorKind::kActivation, 10)
-                          .Tensor("b", TensorKind::kActivation, 10)
-                          .Tensor("c", TensorKind::kActivation, 10)
-                          .Op("f1", Phase::kForward, {"x"}, {"a", "b"})
-                          .Op("f2", Phase::kForward, {"x"}, {"a"})
-                          .Op("f3", Phase::kForward, {"b", "x"}, {"c"})
-                          .Op("f4", Phase::kForward, {"a"}, {"c"})
-                          .Build();
-  ScriptedPolicy policy;
-  policy.after = [](PolicyContext& context, const std::string& op) {
-    if (op != "f1") return;
-    EXPECT_TRUE(context.Evict(Find(context, "a")));  // f2 writes it anew
-    EXPECT_FALSE(context.Evict(Find(context, "b")));
-  };
-  EXPECT_THAT(RunSim(trace, FixedCost(), policy).violations, IsEmpty());
+// To rebuild b for f3, f1 runs again; it overwrites a, so f2 must run again too, and be allowed to.
+TEST(RuntimeTest, RebuildingLeavesNothingStale) {
+  for (const Phase phase : {Phase::kForward, Phase::kUpdate}) {
+    const Trace trace = TraceBuilder()
+                            .Tensor("x", TensorKind::kInput, 10)
+                            .Tensor("a", TensorKind::kActivation, 10)
+                            .Tensor("b", TensorKind::kActivation, 10)
+                            .Tensor("c", TensorKind::kActivation, 10)
+                            .Op("f1", Phase::kForward, {"x"}, {"a", "b"})
+                            .Op("f2", phase, {"x"}, {"a"})
+                            .Op("f3", Phase::kForward, {"b", "x"}, {"c"})
+                            .Op("f4", Phase::kForward, {"a"}, {"c"})
+                            .Build();
+    ASSERT_EQ(trace.ops[1].recomputable, phase == Phase::kForward);
+    ScriptedPolicy policy;
+    policy.after = [&](PolicyContext& context, const std::string& op) {
+      if (op != "f2" || context.recomputing()) return;
+      EXPECT_EQ(context.Evict(Find(context, "b")), phase == Phase::kForward);
+    };
+    const RunResult result = RunSim(trace, FixedCost(), policy);
+    EXPECT_THAT(result.violations, IsEmpty());
+    EXPECT_EQ(result.report.metrics.recomputed_ops, phase == Phase::kForward ? 2 : 0);
+  }
 }
 
 // f2 updates a in place: to run it again, f1 must too, though a is there.

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <vector>
+
+#include "sim/engine/sim_backend.h"
 #include "tests/testing/fixtures.h"
 
 namespace spillway {
@@ -114,6 +118,45 @@ TEST(LinksTest, SharesAreMaxMinFair) {
 TEST(LinksTest, AnUnloadedMachineRunsAtFullSpeed) {
   const Speeds speeds = Links(testing::RoundDevice()).Share({0, 0, 0});
   EXPECT_EQ(speeds, (Speeds{kFullSpeed, kFullSpeed, kFullSpeed}));
+}
+
+// Each launch costs the host 1 us; cudaMalloc 10 us; cudaFree 20 us, after everything has ended.
+TEST(SimBackendTest, DriverCallsHoldUpTheHostAndFreeingDrainsTheStreams) {
+  Device device;
+  device.launch_overhead = Duration::Microseconds(1);
+  device.device_malloc.fixed = Duration::Microseconds(10);
+  device.device_free.fixed = Duration::Microseconds(20);
+  device.duplex = device.dram = {1'000'000'000'000};
+  const testing::FixedCost cost;
+  const Block block{Bytes(0), Bytes(512)};
+  const auto launch = [](int microseconds) {
+    Launch result;
+    result.time = Duration::Microseconds(microseconds);
+    static const KernelRun run;
+    result.runs = {&run, 1};
+    return result;
+  };
+  const auto run = [&](bool charge_driver) {
+    SimBackend backend(device, cost, charge_driver);
+    backend.OnAllocate(block);  // before the iteration: not charged
+    const Event first = backend.Enqueue(launch(100), {});
+    backend.OnAllocate(block);
+    backend.Enqueue(launch(5), {});
+    backend.OnFree(block);
+    const std::array<Wait, 1> waits{Wait{first, WaitCause::kMemory}};
+    const Event last = backend.Enqueue(launch(5), waits);
+    EXPECT_EQ(last.sequence, 3u);
+    backend.Synchronize();
+    std::vector<int64_t> times;
+    const StreamTimes intervals = backend.TakeTimeline();
+    for (const Interval& interval : intervals[kCompute]) {
+      times.push_back(interval.start.picoseconds() / 1'000'000);
+      times.push_back(interval.end.picoseconds() / 1'000'000);
+    }
+    return times;
+  };
+  EXPECT_EQ(run(false), (std::vector<int64_t>{1, 101, 101, 106, 106, 111}));
+  EXPECT_EQ(run(true), (std::vector<int64_t>{1, 101, 101, 106, 127, 132}));
 }
 
 }  // namespace

@@ -1,0 +1,81 @@
+// Fuzz target: policy specifications and their parameters.
+//
+// Taking a specification apart loses nothing. Making a policy of it works or throws `UsageError`;
+// so does a policy with one parameter of every type. Plugins are never loaded.
+
+#include <memory>
+#include <string>
+
+#include "policies/library.h"
+#include "policies/registry.h"
+#include "tests/fuzz/property.h"
+
+namespace spillway::fuzz {
+namespace {
+
+class Idle final : public Policy {};
+
+void RegisterAllTypes(PolicyRegistry& registry) {
+  registry.Add("all", "One parameter of every type.", [](Params& params) {
+    const std::string choice = params.Choice("choice", "a", {"a", "b"}, "a choice");
+    SPILLWAY_CHECK(choice == "a" || choice == "b");
+    const int64_t integer = params.Integer("integer", 1, -5, 5, "an integer");
+    SPILLWAY_CHECK(integer >= -5 && integer <= 5);
+    params.Flag("flag", false, "a flag");
+    SPILLWAY_CHECK(params.Size("size", Bytes::MiB(1), "a size") >= Bytes(0));
+    return std::make_unique<Idle>();
+  });
+}
+
+// The shortest specification that means `spec`. The name of a plugin's policy may only be left out
+// together with its colon if what follows cannot be taken for it.
+std::string Spell(const PolicySpec& spec) {
+  std::string text = spec.plugin;
+  const std::string first = spec.parameters.substr(0, spec.parameters.find(':'));
+  const bool name_left_out =
+      spec.policy.empty() && (spec.parameters.empty() || first.find('=') != std::string::npos);
+  if (!spec.plugin.empty() && !name_left_out) text += ':';
+  text += spec.policy;
+  if (!spec.parameters.empty()) text += ':' + spec.parameters;
+  return text;
+}
+
+void CheckSpelling(std::string_view text) {
+  const PolicySpec spec = ParsePolicySpec(text);
+  const std::string spelling = Spell(spec);
+  SPILLWAY_CHECK(spelling.size() <= text.size());
+  const PolicySpec again = ParsePolicySpec(spelling);
+  SPILLWAY_CHECK(again.plugin == spec.plugin && again.policy == spec.policy &&
+                 again.parameters == spec.parameters);
+}
+
+// True if `run` returns, false if it throws a `UsageError` with a message.
+template <typename Run>
+bool IsUsable(const Run& run) {
+  try {
+    run();
+    return true;
+  } catch (const UsageError& error) {
+    SPILLWAY_CHECK(!std::string_view(error.what()).empty());
+    return false;
+  }
+}
+
+}  // namespace
+}  // namespace spillway::fuzz
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace spillway;
+  const std::string text(fuzz::Text(data, size));
+  fuzz::CheckSpelling(text);
+  PolicyRegistry registry;
+  fuzz::RegisterAllTypes(registry);
+  fuzz::IsUsable([&] { SPILLWAY_CHECK(registry.Make(text) != nullptr); });
+  fuzz::IsUsable([&] { SPILLWAY_CHECK(registry.Make("all:" + text) != nullptr); });
+  if (!ParsePolicySpec(text).plugin.empty()) return 0;
+  PolicyLibrary library;
+  fuzz::IsUsable([&] { SPILLWAY_CHECK(library.Make(text) != nullptr); });
+  const PolicySpec spec = ParsePolicySpec(text);
+  fuzz::IsUsable([&] { library.Parameters(spec, spec.policy); });
+  return 0;
+}

@@ -1,0 +1,72 @@
+// What the fuzz targets share: the one error that a reader may throw, and the place that it names.
+//
+// A target is one function that runs one input; a broken property aborts through `SPILLWAY_CHECK`,
+// and any exception but the documented one ends the process.
+
+#ifndef SPILLWAY_TESTS_FUZZ_PROPERTY_H_
+#define SPILLWAY_TESTS_FUZZ_PROPERTY_H_
+
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <system_error>
+
+#include "sim/core/error.h"
+
+// The entry point that every target defines and that libFuzzer, or replay_main.cc, calls.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+
+namespace spillway::fuzz {
+
+inline std::string_view Text(const uint8_t* data, size_t size) {
+  return {reinterpret_cast<const char*>(data), size};
+}
+
+// Takes "N:", N from 1, off the front of `text`.
+inline bool TakeNumber(std::string_view& text) {
+  size_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || number == 0 || rest == end || *rest != ':') return false;
+  text.remove_prefix(static_cast<size_t>(rest + 1 - text.data()));
+  return true;
+}
+
+// True for "ORIGIN:LINE:COLUMN: ..", and for "ORIGIN: .." with `whole` behind it: an error that
+// concerns the file as a whole. An empty `whole` takes any.
+inline bool NamesPlace(std::string_view message, std::string_view origin, std::string_view whole) {
+  if (!message.starts_with(origin)) return false;
+  message.remove_prefix(origin.size());
+  if (!message.starts_with(':')) return false;
+  message.remove_prefix(1);
+  if (message.starts_with(' ')) return message.substr(1).starts_with(whole);
+  return TakeNumber(message) && TakeNumber(message) && message.starts_with(' ');
+}
+
+// True if `run` returns, false if it throws an `InputError` that names its place; see `NamesPlace`.
+template <typename Run>
+bool Accepts(std::string_view origin, std::string_view whole, const Run& run) {
+  try {
+    run();
+    return true;
+  } catch (const InputError& error) {
+    SPILLWAY_CHECK(NamesPlace(error.what(), origin, whole));
+    return false;
+  }
+}
+
+// As `Accepts`, for steps behind the reader, whose errors need not name a place in the file.
+template <typename Run>
+bool Runs(const Run& run) {
+  try {
+    run();
+    return true;
+  } catch (const InputError&) {
+    return false;
+  }
+}
+
+}  // namespace spillway::fuzz
+
+#endif  // SPILLWAY_TESTS_FUZZ_PROPERTY_H_
