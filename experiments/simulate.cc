@@ -51,16 +51,17 @@ Report SimulateIdeal(const Setup& setup) {
   return SimulateTrace(unlimited, setup.trace, policy);
 }
 
-Bytes NeededMemory(const Setup& setup,
-                   const std::function<std::unique_ptr<Policy>()>& make_policy) {
+std::optional<Bytes> NeededMemory(const Setup& setup,
+                                  const std::function<std::unique_ptr<Policy>()>& make_policy) {
   Setup trial = setup;
   trial.memory = Bytes::Unlimited();
   const Report unlimited = Simulate(trial, *make_policy()).report;
-  SPILLWAY_CHECK(unlimited.fits());
+  if (!unlimited.fits()) return std::nullopt;
   for (trial.memory = unlimited.metrics.peak_allocated;;) {
     const Report report = Simulate(trial, *make_policy()).report;
     if (report.fits()) return trial.memory;
     const OutOfMemory& failure = *report.out_of_memory;
+    if (failure.host) return std::nullopt;
     const Bytes lacking =
         RoundUp(failure.wanted, setup.device.alignment) - failure.stats.largest_free;
     trial.memory += std::max(lacking, setup.device.alignment);
@@ -73,7 +74,8 @@ Bytes ParseMemory(std::string_view text, const Setup& setup) {
   RegisterBuiltinPolicies(registry);
   for (const PolicyRegistry::Entry& entry : registry.entries()) {
     if (text.substr(0, text.find(':')) != entry.name) continue;
-    return NeededMemory(setup, [&] { return registry.Make(text); });
+    const auto needed = NeededMemory(setup, [&] { return registry.Make(text); });
+    return std::min(needed.value_or(setup.device.memory), setup.device.memory);
   }
   if (!text.ends_with('%')) {
     try {

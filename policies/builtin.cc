@@ -23,7 +23,7 @@ void RegisterBuiltinPolicies(PolicyRegistry& registry) {
   registry.Add("vdnnpp",
                "vDNN whose computation waits for a copy only where it lacks memory or its own "
                "input (vDNN++, section IV)",
-               MakeVdnnppPolicy);
+               MakeVdnnppPolicy, MemoryOfVdnnpp);
 }
 
 }  // namespace spillway

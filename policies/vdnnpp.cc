@@ -7,11 +7,14 @@
 // `release=eager` gives X back with the step that offloads it, as vDNN does: in issue order, which
 // is the sequence of requests that the paper's Tables II and V count. `release=lazy` keeps X until
 // a request finds no room, then gives back the oldest first, and the rest at the end of forward; so
-// memory that is there is used before memory that is still being copied from. Lazy release leaves
-// another pattern of holes for backward and may not fit where eager release does (the paper's
-// VGG-16(64) aconv(p)): `release=auto` tries both and takes lazy unless eager is faster or alone
-// fits. Likewise `algo=auto` tries the fastest algorithms, the fastest that fit at each step, and
-// those with the least workspace, and `offload=dyn` tries nothing, every other convolution, all
+// memory that is there is used before memory that is still being copied from. But what is kept
+// meanwhile leaves holes, so that lazy release may not fit where eager release does (the paper's
+// VGG-16(64) aconv(p)). `release=landed` is lazy, too, and besides gives X back as soon as its copy
+// has landed by the cost model, as the paper's waiting threads do by the clock.
+//
+// `release=auto` tries all of them and acts as the fastest that fits, the laziest of equals.
+// Likewise `algo=auto` tries the fastest algorithms, the fastest that fit at each step, and those
+// with the least workspace, and `offload=dyn` tries nothing, every other convolution, all
 // convolutions and all feature extraction layers. vDNN adopts the first of such passes that fits;
 // here it is the fastest.
 //
@@ -34,7 +37,7 @@
 namespace spillway {
 namespace {
 
-enum class ReleaseTime : uint8_t { kEager, kLazy };
+enum class ReleaseTime : uint8_t { kEager, kLanded, kLazy };
 enum class HighEnd : uint8_t { kNothing, kKept, kOffloaded };
 
 struct Config {
@@ -61,12 +64,22 @@ class StaticPolicy final : public Policy {
     if (op == OpId{0}) {
       layers_.BeginIteration();
       unreleased_.clear();
+      computed_ = copied_ = Duration();
+    }
+    if (config_.release == ReleaseTime::kLanded) {
+      ReleaseWhere(context, [this](const Offloaded& x) { return x.landed <= computed_; });
     }
     if (config_.order == PlacementOrder::kPrefetchFirst) PrefetchFor(context, op);
   }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
-    return ChooseByRule(config_.kernels, context, op);
+    KernelPlan plan = ChooseByRule(config_.kernels, context, op);
+    started_ = computed_;
+    for (size_t slot = 0; slot < context.trace().op(op).slots.size(); ++slot) {
+      const uint32_t kernel = plan.empty() ? 0 : plan[slot].kernel;
+      computed_ += context.kernels(op, slot)[kernel].time;
+    }
+    return plan;
   }
 
   void BeforeLaunch(PolicyContext& context, OpId op) override {
@@ -79,11 +92,13 @@ class StaticPolicy final : public Policy {
     for (const TensorId input : layer->inputs) {
       if (!context.Offload(input)) continue;
       layer->offloaded = true;
-      unreleased_.push_back(input);
+      copied_ = std::max(copied_, started_) +
+                context.cost().CopyTime(Direction::kToHost, context.trace().tensor(input).size);
+      unreleased_.push_back({input, copied_});
     }
-    if (config_.release == ReleaseTime::kLazy && op != last_forward_) return;
-    for (const TensorId input : unreleased_) context.Release(input);
-    unreleased_.clear();
+    if (config_.release == ReleaseTime::kEager || op == last_forward_) {
+      ReleaseWhere(context, [](const Offloaded&) { return true; });
+    }
   }
 
   Hint PlacementHint(const PolicyContext& context, TensorId tensor) override {
@@ -98,7 +113,7 @@ class StaticPolicy final : public Policy {
 
   bool OnAllocFailure(PolicyContext& context, Bytes) override {
     for (auto oldest = unreleased_.begin(); oldest != unreleased_.end(); ++oldest) {
-      if (!context.Release(*oldest)) continue;
+      if (!context.Release(oldest->storage)) continue;
       unreleased_.erase(oldest);
       return true;
     }
@@ -106,6 +121,17 @@ class StaticPolicy final : public Policy {
   }
 
  private:
+  struct Offloaded {
+    TensorId storage{};
+    Duration landed;  // by the cost model, from the start of the iteration
+  };
+
+  template <typename Condition>
+  void ReleaseWhere(PolicyContext& context, Condition condition) {
+    std::erase_if(unreleased_,
+                  [&](const Offloaded& x) { return condition(x) && context.Release(x.storage); });
+  }
+
   void PrefetchFor(PolicyContext& context, OpId op) {
     if (VdnnLayers::Layer* layer = layers_.FindPrefetchLayer(op)) {
       VdnnLayers::Prefetch(context, *layer);
@@ -115,7 +141,10 @@ class StaticPolicy final : public Policy {
   const Config config_;
   VdnnLayers layers_;
   OpId last_forward_{};
-  std::vector<TensorId> unreleased_;  // offloaded and still on the device, oldest first
+  std::vector<Offloaded> unreleased_;  // still on the device, oldest first
+  // By the cost model, without any waiting: when the op being issued starts, when it ends, and when
+  // all copies to the host so far have ended.
+  Duration started_, computed_, copied_;
 };
 
 // Tries out static configurations in `Plan` and then acts as the fastest that fits.
@@ -178,21 +207,35 @@ HighEnd ReadHint(Params& params) {
                                : HighEnd::kNothing;
 }
 
+std::string ReadOffload(Params& params) {
+  return params.Choice("offload", "dyn", {"all", "conv", "aconv", "dyn"},
+                       "whose inputs leave: all feature extraction layers, convolutions, every "
+                       "other convolution, or what is fastest in trial runs");
+}
+
+std::string ReadAlgorithms(Params& params) {
+  return params.Choice("algo", "auto", {"auto", "memory", "performance"},
+                       "convolution algorithms: the least workspace, the fastest, or what is "
+                       "fastest in trial runs, which also try the fastest that fit");
+}
+
 }  // namespace
 
+std::string MemoryOfVdnnpp(Params& params) {
+  const std::string offload = ReadOffload(params);
+  const std::string algo = ReadAlgorithms(params);
+  if (offload == "dyn") return {};
+  return "vdnn-" + offload + ":algo=" + (algo == "auto" ? "performance" : algo);
+}
+
 std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params) {
-  const std::string offload =
-      params.Choice("offload", "dyn", {"all", "conv", "aconv", "dyn"},
-                    "whose inputs leave: all feature extraction layers, convolutions, every other "
-                    "convolution, or what is fastest in trial runs");
-  const std::string algo =
-      params.Choice("algo", "auto", {"auto", "memory", "performance"},
-                    "convolution algorithms: the least workspace, the fastest, or what is fastest "
-                    "in trial runs, which also try the fastest that fit");
+  const std::string offload = ReadOffload(params);
+  const std::string algo = ReadAlgorithms(params);
   const std::string release =
-      params.Choice("release", "auto", {"auto", "lazy", "eager"},
+      params.Choice("release", "auto", {"auto", "lazy", "landed", "eager"},
                     "when an offloaded X is given back: where memory is short and at the end of "
-                    "forward, at the end of its step, or what is faster in trial runs");
+                    "forward, also when by the cost model its copy has landed, at the end of its "
+                    "step, or what is fastest in trial runs");
   const PlacementOrder order = ReadPlacementOrder(params);
   const HighEnd high_end = ReadHint(params);
 
@@ -206,8 +249,9 @@ std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params) {
   if (algo == "auto") kernels.push_back(KernelChoice::kGreedy);
   if (algo != "performance") kernels.push_back(KernelChoice::kMemory);
   std::vector<ReleaseTime> releases;
-  if (release != "eager") releases.push_back(ReleaseTime::kLazy);
-  if (release != "lazy") releases.push_back(ReleaseTime::kEager);
+  if (release == "auto" || release == "lazy") releases.push_back(ReleaseTime::kLazy);
+  if (release == "auto" || release == "landed") releases.push_back(ReleaseTime::kLanded);
+  if (release == "auto" || release == "eager") releases.push_back(ReleaseTime::kEager);
 
   std::vector<Config> candidates;
   for (const KernelChoice choice : kernels) {

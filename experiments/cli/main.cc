@@ -71,7 +71,7 @@ int Execute(Session& session) {
     if (std::ferror(stdout) == 0) return Fail(kPolicyFailure, error);
     return CannotWrite();
   } catch (const std::exception& error) {  // other errors, and memory that ran out here
-    return Fail(kPolicyFailure, error);
+    if (std::ferror(stdout) == 0) return Fail(kPolicyFailure, error);
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     return CannotWrite();

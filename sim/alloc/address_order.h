@@ -105,6 +105,13 @@ class AddressOrder {
     return std::nullopt;
   }
 
+  // The lowest entry above `offset`.
+  std::optional<Entry> After(Bytes offset) const {
+    const size_t at = RunOf(offset + Bytes(1));
+    if (at == runs_.size()) return std::nullopt;
+    return *Find(*runs_[at], offset + Bytes(1));
+  }
+
   // The size of the largest entry; 0 if there is none.
   Bytes Largest() const {
     return largest_.empty() ? Bytes(0) : *std::max_element(largest_.begin(), largest_.end());

@@ -18,14 +18,17 @@ class ChunkList {
  public:
   static constexpr uint32_t kNone = 0xffffffff;
   static constexpr int64_t kFree = -1;
+  static constexpr int64_t kUnmapped = -2;  // addresses without memory behind them
+  static constexpr int64_t kGone = -3;      // a number that stands for no chunk now
 
   struct Chunk {
     Bytes offset;
     Bytes size;
-    int64_t requested = kFree;  // bytes asked for, or kFree
+    int64_t requested = kFree;  // bytes asked for, or one of the above
     uint32_t previous = kNone;  // neighbours by address in the same segment
     uint32_t next = kNone;
     bool free() const { return requested == kFree; }
+    bool taken() const { return requested >= 0; }
   };
 
   Chunk& operator[](uint32_t chunk) { return chunks_[chunk]; }
@@ -39,9 +42,13 @@ class ChunkList {
     return chunk;
   }
   // REQUIRES: the chunk is a whole segment.
-  void RemoveSegment(uint32_t chunk) { unused_.push_back(chunk); }
+  void RemoveSegment(uint32_t chunk) { Recycle(chunk); }
 
-  // Cuts `size` bytes off the low end, as a new free chunk before it. Returns the new chunk.
+  // One more than the largest number in use.
+  uint32_t end() const { return static_cast<uint32_t>(chunks_.size()); }
+
+  // Cuts `size` bytes off the low end, as a new chunk before it that is free. Returns the new
+  // chunk.
   uint32_t CutLow(uint32_t chunk, Bytes size) {
     const uint32_t low = New();
     Chunk& rest = chunks_[chunk];
@@ -59,7 +66,7 @@ class ChunkList {
     chunks_[chunk].size += chunks_[gone].size;
     chunks_[chunk].next = chunks_[gone].next;
     if (chunks_[chunk].next != kNone) chunks_[chunks_[chunk].next].previous = chunk;
-    unused_.push_back(gone);
+    Recycle(gone);
   }
 
   // The neighbour if it exists and is free, else kNone.
@@ -70,10 +77,15 @@ class ChunkList {
   void CheckTaken(const Block& block) const {
     SPILLWAY_CHECK(block.handle < chunks_.size());
     const Chunk& chunk = chunks_[block.handle];
-    SPILLWAY_CHECK(chunk.offset == block.offset && chunk.size == block.size && !chunk.free());
+    SPILLWAY_CHECK(chunk.offset == block.offset && chunk.size == block.size && chunk.taken());
   }
 
  private:
+  void Recycle(uint32_t chunk) {
+    chunks_[chunk].requested = kGone;
+    unused_.push_back(chunk);
+  }
+
   uint32_t IfFree(uint32_t chunk) const {
     return chunk != kNone && chunks_[chunk].free() ? chunk : kNone;
   }

@@ -5,9 +5,11 @@
 #include <utility>
 
 #include "sim/alloc/best_fit.h"
+#include "sim/alloc/cnmem.h"
 #include "sim/alloc/first_fit.h"
 #include "sim/alloc/high_end.h"
 #include "sim/alloc/native.h"
+#include "sim/alloc/pytorch.h"
 #include "sim/core/error.h"
 
 namespace spillway {
@@ -46,6 +48,27 @@ std::unique_ptr<Allocator> MakeHighEnd(const Arena& arena, Params& params) {
                                    code ? HighEnd::Reading::kCode : HighEnd::Reading::kText);
 }
 
+std::unique_ptr<Allocator> MakeCnmem(const Arena& arena, Params& params) {
+  const Bytes granularity = ReadGranularity(params, arena.granularity);
+  const Bytes initial = params.Size("initial", Bytes(0), "size of the pool before it grows");
+  return std::make_unique<Cnmem>(arena.capacity, granularity, initial);
+}
+
+std::unique_ptr<Allocator> MakePyTorch(const Arena& arena, Params& params) {
+  PyTorch::Options options;
+  options.max_split_size =
+      params.Size("max_split_size", options.max_split_size,
+                  "larger cached blocks are not split; at least 20 MiB, the default is no limit");
+  options.expandable_segments =
+      params.Flag("expandable_segments", options.expandable_segments,
+                  "map memory into one range of addresses per pool instead of taking segments");
+  if (options.max_split_size < Bytes::MiB(20)) {
+    throw UsageError(fmt::format("allocator 'pytorch': max_split_size={}B is less than 20MiB",
+                                 options.max_split_size.count()));
+  }
+  return std::make_unique<PyTorch>(arena.capacity, options);
+}
+
 std::unique_ptr<Allocator> MakeNative(const Arena& arena, Params&) {
   return std::make_unique<Native>(arena.capacity, arena.granularity);
 }
@@ -60,6 +83,10 @@ const Entry kEntries[] = {
     {"best-fit", "smallest free block that suffices, ties to the lowest offset", MakeBestFit},
     {"first-fit", "lowest free block that suffices", MakeFirstFit},
     {"high-end", "best fit, but what the policy hints at comes from the top (vDNN++)", MakeHighEnd},
+    {"cnmem", "best fit in a pool that grows by segments of the size wanted, never merged (CNMeM)",
+     MakeCnmem},
+    {"pytorch", "PyTorch's caching allocator: segments from the driver, split and kept",
+     MakePyTorch},
     {"native", "cudaMalloc and cudaFree for each block: no external fragmentation, but slow",
      MakeNative},
 };

@@ -8,6 +8,7 @@
 #define SPILLWAY_SIM_CORE_ALLOCATOR_H_
 
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "sim/core/units.h"
@@ -30,6 +31,24 @@ struct Block {
 // Which end of the arena a block should prefer. An allocator is free to ignore it.
 enum class Hint : uint8_t { kLow, kHigh };
 
+// A call of the driver that an allocator makes to get memory behind its addresses, or to give it
+// back.
+struct DriverCall {
+  enum class Kind : uint8_t {
+    kMalloc,  // cudaMalloc of a segment
+    kFree,    // cudaFree of one: waits until everything issued has completed
+    kMap,     // memory is mapped at addresses that were reserved before
+    kUnmap,   // and taken away from them: waits likewise
+  };
+
+  Kind kind = Kind::kMalloc;
+  Block range;  // of addresses
+  // kMap: where in the device's memory, if that is the allocator's to say: the same memory may then
+  // be mapped at several addresses, and hazards follow the memory.
+  std::optional<Bytes> physical;
+  bool operator==(const DriverCall&) const = default;
+};
+
 // PyTorch's meanings of the words.
 struct MemoryStats {
   Bytes requested;  // bytes that callers asked for and still hold
@@ -44,8 +63,9 @@ class Allocator {
 
   virtual std::string_view Name() const = 0;
 
-  // A block of at least `size` bytes, or nullopt if none fits, in which case nothing has changed.
-  // A request of 0 bytes takes one granule. REQUIRES: size >= 0.
+  // A block of at least `size` bytes, or nullopt if none fits, in which case nothing has changed
+  // but that cached memory may have gone back to the driver. A request of 0 bytes takes one
+  // granule. REQUIRES: size >= 0.
   virtual std::optional<Block> Allocate(Bytes size, Hint hint = Hint::kLow) = 0;
 
   // Gives back a block that `Allocate` returned and that has not been freed since.
@@ -59,6 +79,10 @@ class Allocator {
 
   // `Stats().reserved` alone, which is logged with every block.
   virtual Bytes Reserved() const { return Stats().reserved; }
+
+  // The calls of the driver made so far, in order: those of one `Allocate` or `Free` are appended
+  // by it. A request that fails may make calls too. Empty for one arena, taken before everything.
+  virtual std::span<const DriverCall> driver_calls() const { return {}; }
 
   // Whether each block is a call of cudaMalloc, and of cudaFree when it is given back: a backend
   // performs or charges them.

@@ -15,7 +15,8 @@ MemoryTable::MemoryTable(const RuntimeParts& parts, const Liveness& liveness,
       commands_(commands),
       callbacks_(std::move(callbacks)),
       placements_(report.placements),
-      storages_(parts.trace->tensors.size()) {
+      storages_(parts.trace->tensors.size()),
+      driver_calls_(parts.arena->driver_calls().size()) {
   for (size_t i = 0; i < storages_.size(); ++i) {
     const Tensor& tensor = parts.trace->tensors[i];
     const bool is_root = Index(liveness.Root(static_cast<TensorId>(i))) == i;
@@ -90,6 +91,7 @@ bool MemoryTable::TryPlaceOnDevice(TensorId id) {
   }
   const Hint hint = callbacks_.hint(id);
   const auto block = parts_.arena->Allocate(storage.size, hint);
+  PassDriverCalls();
   if (!block) return false;
   Own(id, *block, hint);
   return true;
@@ -125,6 +127,13 @@ void MemoryTable::GiveDeviceBlock(TensorId id) {
   GiveBlock(id, storage.size, storage.device);
 }
 
+void MemoryTable::PassDriverCalls() {
+  const auto calls = parts_.arena->driver_calls();
+  for (; driver_calls_ < calls.size(); ++driver_calls_) {
+    parts_.backend->OnDriverCall(calls[driver_calls_]);
+  }
+}
+
 void MemoryTable::NoteAllocated(TensorId id, Bytes requested, const Block& block, Hint hint) {
   parts_.backend->OnAllocate(block);
   LogPlacement(PlacementKind::kAllocate, id, requested, block, /*host=*/false, hint);
@@ -133,6 +142,7 @@ void MemoryTable::NoteAllocated(TensorId id, Bytes requested, const Block& block
 void MemoryTable::GiveBlock(TensorId id, Bytes requested, const Block& block) {
   parts_.arena->Free(block);
   parts_.backend->OnFree(block);
+  PassDriverCalls();
   LogPlacement(PlacementKind::kFree, id, requested, block);
 }
 
@@ -230,7 +240,9 @@ uint32_t MemoryTable::AddReservation(Bytes size, std::string what) {
 template <typename What>
 Block MemoryTable::AllocateOrFail(Bytes size, Hint hint, What what) {
   for (;;) {
-    if (const auto block = parts_.arena->Allocate(size, hint)) return *block;
+    const auto block = parts_.arena->Allocate(size, hint);
+    PassDriverCalls();
+    if (block) return *block;
     const uint64_t given = blocks_given_;
     if (!callbacks_.make_room(size)) throw DoesNotFit{Describe(size, what())};
     if (blocks_given_ == given) {

@@ -129,6 +129,8 @@ class MemoryTable {
   };
 
   const std::string& NameOf(TensorId id) const { return parts_.trace->tensor(id).name; }
+  // Tells the backend of the driver calls that the arena has made since the last time.
+  void PassDriverCalls();
   // Notes that the storage has a new block.
   void Own(TensorId id, const Block& block, Hint hint);
   void Enter(TensorId id, Reservation& reservation);
@@ -163,6 +165,7 @@ class MemoryTable {
   HazardMap device_hazards_;
   HazardMap host_hazards_;
   uint64_t blocks_given_ = 0;
+  size_t driver_calls_ = 0;  // of the arena, that the backend has been told of
 };
 
 }  // namespace spillway

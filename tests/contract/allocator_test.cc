@@ -28,18 +28,25 @@ class AllocatorContract : public ::testing::TestWithParam<std::string> {
 std::vector<std::string> AllNames() {
   std::vector<std::string> names;
   for (const AllocatorInfo& info : Allocators()) names.push_back(info.name);
+  for (const char* other :
+       {"first-fit:granularity=1KiB", "high-end:reading=text", "cnmem:initial=5MiB",
+        "pytorch:max_split_size=20MiB", "pytorch:expandable_segments=true"}) {
+    names.push_back(other);
+  }
   return names;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AllocatorContract, ::testing::ValuesIn(AllNames()),
                          [](const auto& test) {
                            std::string name = test.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
+                           std::replace_if(
+                               name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
+                               '_');
                            return name;
                          });
 
 TEST_P(AllocatorContract, NameIsTheOneItWasMadeBy) {
-  EXPECT_EQ(Make(Bytes::MiB(64))->Name(), GetParam());
+  EXPECT_EQ(Make(Bytes::MiB(64))->Name(), ParseSpecification("allocator", GetParam()).name);
 }
 
 TEST_P(AllocatorContract, BlocksCoverTheRequestAndStayInside) {
@@ -180,6 +187,146 @@ TEST(FirstFitTest, RoundsToItsGranularity) {
 }
 
 // Pages that are apart serve requests, which an arena could not: rounding is all that is lost.
+TEST(CnmemTest, GrowsBySegmentsThatNeverMerge) {
+  const auto allocator = MakeAllocator("cnmem:initial=4KiB", Bytes::KiB(16), Bytes(512));
+  EXPECT_EQ(allocator->Reserved(), Bytes::KiB(4));
+  const auto a = allocator->Allocate(Bytes::KiB(3));
+  const auto b = allocator->Allocate(Bytes::KiB(3));  // a segment of its own
+  const auto c = allocator->Allocate(Bytes::KiB(1));  // the rest of the first
+  EXPECT_EQ(b->offset, Bytes::KiB(4));
+  EXPECT_EQ(c->offset, Bytes::KiB(3));
+  EXPECT_EQ(allocator->Reserved(), Bytes::KiB(7));
+  allocator->Free(*a);
+  allocator->Free(*b);
+  allocator->Free(*c);
+  EXPECT_EQ(allocator->Allocate(Bytes::KiB(5))->offset, Bytes::KiB(7));  // 4 + 3 do not make 5
+  EXPECT_EQ(allocator->driver_calls().size(), 2u);
+}
+
+// CNMeM's growth by its definition: a list of segments, each an arena of its own.
+TEST(CnmemTest, AgreesWithANaiveModel) {
+  std::mt19937 random(17);
+  for (int round = 0; round < 100; ++round) {
+    const auto allocator = MakeAllocator("cnmem:initial=60B", Bytes(300), Bytes(1));
+    std::vector<std::vector<bool>> segments{std::vector<bool>(60)};
+    std::vector<Block> live;
+    const auto locate = [&](Bytes offset) {
+      auto at = static_cast<size_t>(offset.count());
+      size_t segment = 0;
+      while (at >= segments[segment].size()) at -= segments[segment++].size();
+      return std::pair(segment, at);
+    };
+    for (int step = 0; step < 200; ++step) {
+      if (!live.empty() && random() % 2 == 0) {
+        const size_t victim = random() % live.size();
+        allocator->Free(live[victim]);
+        const auto [segment, at] = locate(live[victim].offset);
+        std::fill_n(segments[segment].begin() + static_cast<std::ptrdiff_t>(at),
+                    live[victim].size.count(), false);
+        live.erase(live.begin() + static_cast<std::ptrdiff_t>(victim));
+        continue;
+      }
+      const size_t size = 1 + random() % 40;
+      size_t best = 1000, best_offset = 0, best_segment = 0, base = 0;
+      for (size_t s = 0; s < segments.size(); base += segments[s++].size()) {
+        for (size_t begin = 0, end; begin < segments[s].size(); begin = end + 1) {
+          end = begin;
+          while (end < segments[s].size() && !segments[s][end]) ++end;
+          if (end - begin >= size && end - begin < best) {
+            best = end - begin;
+            best_offset = base + begin;
+            best_segment = s;
+          }
+        }
+      }
+      if (best == 1000 && base + size <= 300) {
+        best_offset = base;
+        best_segment = segments.size();
+        segments.emplace_back(size);
+        best = size;
+      }
+      const auto block = allocator->Allocate(Bytes(static_cast<int64_t>(size)));
+      ASSERT_EQ(block.has_value(), best != 1000);
+      if (!block) continue;
+      ASSERT_EQ(block->offset.count(), static_cast<int64_t>(best_offset));
+      const auto [segment, at] = locate(block->offset);
+      ASSERT_EQ(segment, best_segment);
+      std::fill_n(segments[segment].begin() + static_cast<std::ptrdiff_t>(at), size, true);
+      live.push_back(*block);
+    }
+  }
+}
+
+TEST(PyTorchTest, RoundsAndPoolsAsDocumented) {
+  const auto allocator = MakeAllocator("pytorch", Bytes::GiB(1), Bytes(512));
+  EXPECT_EQ(allocator->Allocate(Bytes(1))->size, Bytes(512));
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(2));
+  EXPECT_EQ(allocator->Allocate(Bytes::MiB(1))->offset, Bytes(512));  // the same small segment
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(2));
+  EXPECT_EQ(allocator->Allocate(Bytes::MiB(1) + Bytes(1))->size, Bytes::MiB(1) + Bytes(512));
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(22));
+  // What is left of the large segment serves, a segment of its own is 2 MiB aligned, and what is
+  // too little to split off stays with the block.
+  EXPECT_EQ(allocator->Allocate(Bytes::MiB(15))->size, Bytes::MiB(15));
+  EXPECT_EQ(allocator->Allocate(Bytes::KiB(11 * 1024 + 512))->size, Bytes::MiB(12));
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(34));
+  EXPECT_EQ(allocator->driver_calls().size(), 3u);
+}
+
+TEST(PyTorchTest, GivesIdleSegmentsBackWhenMemoryRunsOut) {
+  const auto allocator = MakeAllocator("pytorch", Bytes::MiB(64), Bytes(512));
+  const auto a = allocator->Allocate(Bytes::MiB(30));
+  const auto b = allocator->Allocate(Bytes::MiB(20));
+  allocator->Free(*a);
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(50));
+  EXPECT_EQ(allocator->Stats().largest_free, Bytes::MiB(44));
+  const auto c = allocator->Allocate(Bytes::MiB(40));
+  ASSERT_TRUE(c);
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(60));
+  ASSERT_EQ(allocator->driver_calls().size(), 4u);
+  EXPECT_EQ(allocator->driver_calls()[2].kind, DriverCall::Kind::kFree);
+  EXPECT_EQ(allocator->driver_calls()[2].range.size, Bytes::MiB(30));
+  allocator->Free(*b);
+  allocator->Free(*c);
+}
+
+// 100 MiB cached serve 30 MiB, unless they are too large to split; then only one of the cached
+// segments goes back.
+TEST(PyTorchTest, LeavesOversizedBlocksWhole) {
+  const auto run = [](const std::string& specification) {
+    const auto allocator = MakeAllocator(specification, Bytes::MiB(140), Bytes(512));
+    const auto a = allocator->Allocate(Bytes::MiB(100));
+    const auto b = allocator->Allocate(Bytes::MiB(24));
+    allocator->Free(*a);
+    allocator->Free(*b);
+    allocator->Allocate(Bytes::MiB(30));
+    return allocator->Reserved();
+  };
+  EXPECT_EQ(run("pytorch"), Bytes::MiB(124));
+  EXPECT_EQ(run("pytorch:max_split_size=64MiB"), Bytes::MiB(54));
+}
+
+TEST(PyTorchTest, ExpandsSegmentsInPlace) {
+  const auto allocator =
+      MakeAllocator("pytorch:expandable_segments=true", Bytes::MiB(128), Bytes(512));
+  const auto a = allocator->Allocate(Bytes::MiB(30));
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(40));
+  const auto b = allocator->Allocate(Bytes::MiB(50));  // 10 MiB are there, 40 more are mapped
+  EXPECT_EQ(b->offset, a->end());
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(80));
+  allocator->Free(*a);
+  allocator->Free(*b);
+  const auto c = allocator->Allocate(Bytes::MiB(100));  // the two have merged; 20 MiB more
+  EXPECT_EQ(c->offset, a->offset);
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(100));
+  allocator->Free(*c);
+  // Memory that the small pool needs comes from pages of the large one.
+  std::vector<Block> small;
+  for (int i = 0; i < 40; ++i) small.push_back(*allocator->Allocate(Bytes::MiB(1)));
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(40));
+  EXPECT_EQ(allocator->driver_calls().back().kind, DriverCall::Kind::kMap);
+}
+
 TEST(NativeTest, HasNoExternalFragmentation) {
   Native allocator(Bytes::MiB(16), Bytes(512));
   std::vector<Block> blocks;

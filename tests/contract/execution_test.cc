@@ -23,6 +23,7 @@ struct Case {
   std::string policy;
   std::string preset;
   Network (*network)();
+  std::string allocator = "best-fit";
 };
 
 std::vector<Case> Cases() {
@@ -30,13 +31,21 @@ std::vector<Case> Cases() {
   for (const char* policy :
        {"network-wide", "liveness", "vdnn-all", "vdnn-all:order=prefetch-first",
         "vdnn-conv:algo=memory", "vdnn-aconv", "vdnn-dyn", "vdnnpp",
-        "vdnnpp:offload=all,release=lazy", "vdnnpp:offload=conv,order=prefetch-first,hint=kept",
+        "vdnnpp:offload=all,release=lazy", "vdnnpp:offload=conv,release=landed",
+        "vdnnpp:offload=conv,order=prefetch-first,hint=kept",
         "vdnnpp:offload=aconv,release=eager,hint=offloaded"}) {
     for (const char* preset : {"torch", "vdnn", "vdnnpp"}) {
       for (const auto network :
            {testing::Chain, testing::ForkJoin, testing::Residual, testing::Normalized}) {
         cases.push_back({policy, preset, network});
       }
+    }
+  }
+  for (const char* allocator :
+       {"first-fit:granularity=1KiB", "high-end", "high-end:reading=text", "cnmem:initial=8KiB",
+        "pytorch", "pytorch:expandable_segments=true", "native"}) {
+    for (const char* policy : {"vdnn-all", "vdnn-conv:order=prefetch-first"}) {
+      cases.push_back({policy, "torch", testing::Residual, allocator});
     }
   }
   return cases;
@@ -51,7 +60,9 @@ class ExecutionContract : public ::testing::TestWithParam<Case> {
     RegisterBuiltinPolicies(registry_);
   }
 
-  spillway::Setup SetupFor(Bytes memory) const { return {trace_, device_, cost_, memory}; }
+  spillway::Setup SetupFor(Bytes memory) const {
+    return {trace_, device_, cost_, memory, GetParam().allocator};
+  }
 
   Execution Execute(const std::string& policy, Bytes memory,
                     std::optional<uint64_t> drain_seed = std::nullopt) const {
@@ -68,7 +79,8 @@ class ExecutionContract : public ::testing::TestWithParam<Case> {
 INSTANTIATE_TEST_SUITE_P(All, ExecutionContract, ::testing::ValuesIn(Cases()),
                          [](const auto& test) {
                            std::string name = test.param.policy + "_" + test.param.preset + "_" +
-                                              test.param.network().name();
+                                              test.param.network().name() + "_" +
+                                              test.param.allocator;
                            std::replace_if(
                                name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
                                '_');

@@ -1,5 +1,6 @@
 // Tables II and V of vDNN++: fragmentation, by the requests that its authors' code makes.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -9,6 +10,7 @@
 
 #include "experiments/smallest_pool.h"
 #include "sim/alloc/allocation_log.h"
+#include "sim/alloc/make_allocator.h"
 
 namespace spillway {
 namespace {
@@ -164,6 +166,26 @@ TEST(VdnnppTableV, AlexNetWithMemoryOptimalAlgorithms) {
       EXPECT_EQ(Floor(SearchPool(high.log(), "high-end", kGranularity, aggregate)->size, kWeights),
                 row.high_end[order]);
     }
+  }
+}
+
+// CNMeM starts with the aggregate and grows by what fails. The image is freed like all others.
+TEST(VdnnppTableII, AlexNetWithMemoryOptimalAlgorithms) {
+  constexpr double kWeights = 240, kRest = 177.9;
+  const Net net = AlexNet(128);
+  struct Cell {
+    Iteration::Mode mode;
+    int64_t expected, actual;
+  };
+  for (const Cell& cell :
+       {Cell{Iteration::Mode::kConv, 710, 1121}, Cell{Iteration::Mode::kAll, 667, 987}}) {
+    const Iteration iteration(net, {cell.mode, true, false, false});
+    const Bytes aggregate = iteration.log().Peak(kGranularity);
+    EXPECT_EQ(Floor(aggregate, kWeights), cell.expected);
+    const auto cnmem = MakeAllocator(fmt::format("cnmem:initial={}B", aggregate.count()),
+                                     Bytes::GiB(4), kGranularity);
+    EXPECT_FALSE(Replay(iteration.log(), *cnmem));
+    EXPECT_EQ(Floor(cnmem->Reserved(), kWeights + kRest), cell.actual);
   }
 }
 

@@ -26,14 +26,13 @@ std::vector<PaperValue> Printed() {
 TEST(VdnnppPaperTest, EveryPrintedNumberIsReproduced) {
   int judged = 0;
   for (const PaperValue& value : SelectPaperValues(Printed(), "vdnnpp")) {
-    if (value.item.ends_with(" actual")) continue;  // pools that grow
     const Reproduction result = Reproduce(value);
     ASSERT_TRUE(result.ours) << value.item;
     if (!result.judged) continue;
     EXPECT_EQ(result.rel_error, 0) << value.item << ": " << *result.ours_exact;
     ++judged;
   }
-  EXPECT_EQ(judged, 47);
+  EXPECT_EQ(judged, 57);
 }
 
 TEST(VdnnppPaperTest, OtherNetworksAndBatchesAreComputedToo) {
@@ -158,8 +157,8 @@ TEST_F(Gtx1080TiTest, TheGainGrowsWithTheConstructedNetwork) {
   }
 }
 
-// Table IV: aconv(p) is the fastest mode of VGG-116 and the one where vDNN++ gains most; conv(p)
-// comes next and all(p) last.
+// Table IV: aconv(p) is the fastest mode of VGG-116 and the one where vDNN++ gains by far the most,
+// 9.2 % of the time; conv(p) comes next and all(p) last, where it gains 1.2 % and 1.3 %.
 TEST_F(Gtx1080TiTest, VeryDeepNetworksGainAsInTableFour) {
   const Trace trace = LoadWorkload("vgg116-d:32", {"vdnnpp", true});
   const auto both = [&](const Mode& mode) {
@@ -171,7 +170,9 @@ TEST_F(Gtx1080TiTest, VeryDeepNetworksGainAsInTableFour) {
   const auto [vdnn_aconv, aconv] = both(kModes[5]);
   EXPECT_LT(conv, vdnn_conv);
   EXPECT_LT(all, vdnn_all);
-  EXPECT_LT(aconv, vdnn_aconv);
+  EXPECT_NEAR(1 - aconv / vdnn_aconv, 0.092, 0.02);
+  EXPECT_GT(vdnn_aconv - aconv, 2 * (vdnn_conv - conv));
+  EXPECT_GT(vdnn_aconv - aconv, 2 * (vdnn_all - all));
   EXPECT_LT(aconv, conv);
   EXPECT_LT(conv, all);
   EXPECT_LT(vdnn_aconv, vdnn_conv);

@@ -38,9 +38,12 @@ struct Result {
   std::map<TensorId, uint64_t> left;        // hashes of what persists
 };
 
+// PyTorch's is left out: its segments are larger than all tensors of a random trace together, and
+// its largest free block says nothing of smaller ones. The execution tests have it.
 std::string AllocatorName(uint8_t number) {
-  const auto all = Allocators();
-  return all[number % all.size()].name;
+  constexpr std::array<const char*, 6> kAllocators{
+      "best-fit", "first-fit", "high-end", "high-end:reading=text", "cnmem", "native"};
+  return kAllocators[number % kAllocators.size()];
 }
 
 Bytes Alignment(uint8_t number) {
