@@ -10,6 +10,7 @@
 #include "sim/alloc/high_end.h"
 #include "sim/alloc/native.h"
 #include "sim/alloc/pytorch.h"
+#include "sim/alloc/stitched.h"
 #include "sim/core/error.h"
 
 namespace spillway {
@@ -73,6 +74,17 @@ std::unique_ptr<Allocator> MakeNative(const Arena& arena, Params&) {
   return std::make_unique<Native>(arena.capacity, arena.granularity);
 }
 
+std::unique_ptr<Allocator> MakeStitched(const Arena& arena, Params& params) {
+  const Bytes page = params.Size("page", Bytes::MiB(2), "what is mapped at a time");
+  if (page < Bytes::KiB(4) || page.count() % 4096 != 0 ||
+      page.count() % arena.granularity.count() != 0) {
+    throw UsageError(fmt::format(
+        "allocator 'stitched': page={}B is not a multiple of 4KiB and the device's alignment",
+        page.count()));
+  }
+  return std::make_unique<Stitched>(arena.capacity, arena.granularity, page);
+}
+
 struct Entry {
   const char* name;
   const char* description;
@@ -89,6 +101,8 @@ const Entry kEntries[] = {
      MakePyTorch},
     {"native", "cudaMalloc and cudaFree for each block: no external fragmentation, but slow",
      MakeNative},
+    {"stitched", "pages mapped side by side wherever they lie: no external fragmentation",
+     MakeStitched},
 };
 
 // The granularity that parameters are described with.

@@ -40,7 +40,7 @@ std::vector<Case> Cases() {
   }
   for (const char* allocator :
        {"first-fit:granularity=1KiB", "high-end", "high-end:reading=text", "cnmem:initial=8KiB",
-        "pytorch", "pytorch:expandable_segments=true", "native"}) {
+        "pytorch", "pytorch:expandable_segments=true", "native", "stitched:page=4KiB"}) {
     for (const char* policy : {"vdnn-all", "vdnn-conv:order=prefetch-first"}) {
       cases.push_back({policy, "torch", testing::Residual, allocator});
     }

@@ -53,10 +53,12 @@ TEST_P(Recomputation, ChangesNoBit) {
   const RooflineCostModel cost(device);
   const spillway::Setup setup{trace, device, cost, Bytes::GiB(1)};
   Policy keep_everything;
-  const Execution kept = ExecuteOnCpu(setup, keep_everything, {7, 3, std::nullopt, CudaWork::kKernels});
+  const Execution kept =
+      ExecuteOnCpu(setup, keep_everything, {7, 3, std::nullopt, CudaWork::kKernels});
   EXPECT_EQ(kept.outcome.report.metrics.recomputed_ops, 0);
   EvictEverything evict_everything;
-  const Execution evicted = ExecuteOnCpu(setup, evict_everything, {7, 3, std::nullopt, CudaWork::kKernels});
+  const Execution evicted =
+      ExecuteOnCpu(setup, evict_everything, {7, 3, std::nullopt, CudaWork::kKernels});
   ASSERT_TRUE(evicted.outcome.report.fits());
   EXPECT_GE(evicted.outcome.report.metrics.recomputed_ops, 5);
   EXPECT_THAT(Check(trace, evicted.outcome.report), IsEmpty());
