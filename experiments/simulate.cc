@@ -24,7 +24,7 @@ Report SimulateTrace(const Setup& setup, const Trace& trace, Policy& policy,
   if (given == nullptr) own = MakeArena(setup, device.memory);
   Allocator* const arena = given == nullptr ? own.get() : given;
   const auto host_pool = MakeAllocator("best-fit", device.host_memory, device.alignment);
-  SimBackend backend(device, setup.cost, arena->UsesDriver());
+  SimBackend backend(device, setup.cost, arena->backing() == Backing::kBlocks);
   RuntimeParts parts;
   parts.trace = &trace;
   parts.device = &device;

@@ -125,7 +125,7 @@ Execution ExecuteOnCuda(const Setup& setup, Policy& policy, const Report& predic
   run.memory = Touched(predicted, /*host=*/false);
   run.host_memory = Touched(predicted, /*host=*/true);
   run.work = options.work;
-  run.native = MakeAllocator(setup.allocator, Bytes(0), setup.device.alignment)->UsesDriver();
+  run.backing = MakeArena(setup, Bytes(0))->backing();
   run.stamped_iteration = options.iterations;
   run.seed = options.seed;
   const auto make = [&](const Trace& trace) { return machine.Open(trace, setup.cost, run); };
