@@ -98,7 +98,10 @@ std::optional<Block> PyTorch::Allocate(Bytes size, Hint) {
   uint32_t chunk = TakeCached(rounded, small);
   if (chunk == ChunkList::kNone) chunk = TakeNew(rounded, small);
   if (chunk == ChunkList::kNone && ReleaseOversized(rounded)) chunk = TakeNew(rounded, small);
-  if (chunk == ChunkList::kNone && ReleaseAll()) chunk = TakeNew(rounded, small);
+  if (chunk == ChunkList::kNone) {
+    ReleaseAll();
+    chunk = TakeNew(rounded, small);
+  }
   if (chunk == ChunkList::kNone) return std::nullopt;
   if (ShouldSplit(chunks_[chunk].size, rounded, small)) {
     const uint32_t taken = CutLow(chunk, rounded);
@@ -232,8 +235,7 @@ bool PyTorch::ReleaseOversized(Bytes size) {
   return released >= wanted;
 }
 
-bool PyTorch::ReleaseAll() {
-  const Bytes before = reserved_;
+void PyTorch::ReleaseAll() {
   if (options_.expandable_segments) {
     const auto cached = [&](uint32_t chunk) {
       return chunks_[chunk].free() && WholePages(chunk).size > Bytes(0);
@@ -244,7 +246,6 @@ bool PyTorch::ReleaseAll() {
       ReleaseSegment(chunk);
     }
   }
-  return reserved_ < before;
 }
 
 Block PyTorch::WholePages(uint32_t chunk) const {

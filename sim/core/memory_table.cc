@@ -16,7 +16,9 @@ MemoryTable::MemoryTable(const RuntimeParts& parts, const Liveness& liveness,
       callbacks_(std::move(callbacks)),
       placements_(report.placements),
       storages_(parts.trace->tensors.size()),
-      driver_calls_(parts.arena->driver_calls().size()) {
+      mappings_(report.mappings) {
+  // What an arena that served another run has mapped before. The backend is new to it all.
+  PassDriverCalls();
   for (size_t i = 0; i < storages_.size(); ++i) {
     const Tensor& tensor = parts.trace->tensors[i];
     const bool is_root = Index(liveness.Root(static_cast<TensorId>(i))) == i;
@@ -102,7 +104,7 @@ void MemoryTable::Own(TensorId id, const Block& block, Hint hint) {
   storage.device = block;
   storage.hint = hint;
   storage.holds_device = true;
-  storage.device_hazards = Hazards(device_hazards_.Take(block));
+  storage.device_hazards = Hazards(TakeHazards(block));
   NoteAllocated(id, storage.size, block, hint);
 }
 
@@ -110,14 +112,14 @@ void MemoryTable::Enter(TensorId id, Reservation& reservation) {
   Storage& storage = At(id);
   reservation.occupant = id;
   storage.device = {reservation.block.offset, storage.size};
-  storage.device_hazards = Hazards(device_hazards_.Take(storage.device));
+  storage.device_hazards = Hazards(TakeHazards(storage.device));
   LogPlacement(PlacementKind::kEnter, id, storage.size, storage.device);
 }
 
 void MemoryTable::GiveDeviceBlock(TensorId id) {
   Storage& storage = At(id);
   ++blocks_given_;
-  device_hazards_.Leave(storage.device, storage.device_hazards.ForWrite());
+  LeaveHazards(storage.device, storage.device_hazards.ForWrite());
   if (storage.reservation != Storage::kNotReserved) {
     reservations_[storage.reservation].occupant = kNoTensor;
     LeaveReserved(id, storage.size, storage.device);
@@ -130,8 +132,24 @@ void MemoryTable::GiveDeviceBlock(TensorId id) {
 void MemoryTable::PassDriverCalls() {
   const auto calls = parts_.arena->driver_calls();
   for (; driver_calls_ < calls.size(); ++driver_calls_) {
-    parts_.backend->OnDriverCall(calls[driver_calls_]);
+    const DriverCall& call = calls[driver_calls_];
+    parts_.backend->OnDriverCall(call);
+    if (!call.physical) continue;
+    pages_.Note(call);
+    mappings_.push_back(call);
   }
+}
+
+WaitSet MemoryTable::TakeHazards(const Block& block) {
+  if (pages_.empty()) return device_hazards_.Take(block);
+  WaitSet inherited;
+  pages_.ForEach(block, [&](const Block& memory) { inherited.Add(device_hazards_.Take(memory)); });
+  return inherited;
+}
+
+void MemoryTable::LeaveHazards(const Block& block, const WaitSet& touched) {
+  if (pages_.empty()) return device_hazards_.Leave(block, touched);
+  pages_.ForEach(block, [&](const Block& memory) { device_hazards_.Leave(memory, touched); });
 }
 
 void MemoryTable::NoteAllocated(TensorId id, Bytes requested, const Block& block, Hint hint) {
@@ -197,7 +215,7 @@ Workspace MemoryTable::TakeWorkspace(Bytes size) {
     workspace_ = workspace.block;
     NoteAllocated(kNoTensor, size, workspace.block, Hint::kLow);
   }
-  workspace.inherited = device_hazards_.Take(workspace.block);
+  workspace.inherited = TakeHazards(workspace.block);
   return workspace;
 }
 
@@ -206,7 +224,7 @@ void MemoryTable::GiveWorkspace(const Workspace& workspace, Event issued) {
   if (size == Bytes(0)) return;
   WaitSet touched = workspace.inherited;
   touched.Add(issued);
-  device_hazards_.Leave(workspace.block, touched);
+  LeaveHazards(workspace.block, touched);
   if (UsesReservedWorkspace(size)) {
     LeaveReserved(kNoTensor, size, workspace.block);
   } else {

@@ -15,6 +15,7 @@
 
 #include "sim/core/command_log.h"
 #include "sim/core/hazard_map.h"
+#include "sim/core/page_table.h"
 #include "sim/core/policy.h"
 #include "sim/core/repeated_log.h"
 #include "sim/core/report.h"
@@ -131,6 +132,9 @@ class MemoryTable {
   const std::string& NameOf(TensorId id) const { return parts_.trace->tensor(id).name; }
   // Tells the backend of the driver calls that the arena has made since the last time.
   void PassDriverCalls();
+  // Hazards between owners, which follow the memory behind a block's addresses.
+  WaitSet TakeHazards(const Block& block);
+  void LeaveHazards(const Block& block, const WaitSet& touched);
   // Notes that the storage has a new block.
   void Own(TensorId id, const Block& block, Hint hint);
   void Enter(TensorId id, Reservation& reservation);
@@ -165,6 +169,8 @@ class MemoryTable {
   HazardMap device_hazards_;
   HazardMap host_hazards_;
   uint64_t blocks_given_ = 0;
+  PageTable pages_;
+  std::vector<DriverCall>& mappings_;
   size_t driver_calls_ = 0;  // of the arena, that the backend has been told of
 };
 

@@ -151,6 +151,9 @@ struct Report {
   std::vector<Placement> placements;
   std::vector<TimelineEntry> timeline;
   std::vector<Wait> waits;
+  // The mappings of the arena's allocator that say which memory lies behind addresses: blocks on
+  // the device are addresses. Of all iterations.
+  std::vector<DriverCall> mappings;
 
   std::optional<OutOfMemory>
       out_of_memory;  // set: the logs end at the failure, times are not meaningful

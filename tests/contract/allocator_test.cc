@@ -5,12 +5,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <random>
 #include <vector>
 
+#include "sim/alloc/allocation_log.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/alloc/native.h"
+#include "sim/alloc/stitched.h"
 #include "sim/core/error.h"
 
 namespace spillway {
@@ -27,10 +30,12 @@ class AllocatorContract : public ::testing::TestWithParam<std::string> {
 
 std::vector<std::string> AllNames() {
   std::vector<std::string> names;
-  for (const AllocatorInfo& info : Allocators()) names.push_back(info.name);
-  for (const char* other :
-       {"first-fit:granularity=1KiB", "high-end:reading=text", "cnmem:initial=5MiB",
-        "pytorch:max_split_size=20MiB", "pytorch:expandable_segments=true"}) {
+  for (const AllocatorInfo& info : Allocators()) {
+    if (info.name != "auto") names.push_back(info.name);  // it is one of the others
+  }
+  for (const char* other : {"first-fit:granularity=1KiB", "high-end:reading=text",
+                            "cnmem:initial=5MiB", "pytorch:max_split_size=20MiB",
+                            "pytorch:expandable_segments=true", "stitched:page=64KiB"}) {
     names.push_back(other);
   }
   return names;
@@ -177,6 +182,8 @@ TEST(MakeAllocatorTest, SaysWhatIsWrongWithASpecification) {
   EXPECT_THAT(message("first-fit:granularity"), HasSubstr("'granularity' is not key=value"));
   EXPECT_THAT(message("first-fit:granularity=700B"), HasSubstr("not a multiple"));
   EXPECT_THAT(message("high-end:reading=paper"), HasSubstr("valid: code, text"));
+  EXPECT_THAT(message("stitched:page=3KiB"), HasSubstr("not a multiple of 4KiB"));
+  EXPECT_THAT(message("pytorch:max_split_size=1MiB"), HasSubstr("less than 20MiB"));
   EXPECT_THAT(message("native:granularity=1KiB"), HasSubstr("has no parameters"));
 }
 
@@ -257,74 +264,101 @@ TEST(CnmemTest, AgreesWithANaiveModel) {
   }
 }
 
-TEST(PyTorchTest, RoundsAndPoolsAsDocumented) {
-  const auto allocator = MakeAllocator("pytorch", Bytes::GiB(1), Bytes(512));
-  EXPECT_EQ(allocator->Allocate(Bytes(1))->size, Bytes(512));
-  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(2));
-  EXPECT_EQ(allocator->Allocate(Bytes::MiB(1))->offset, Bytes(512));  // the same small segment
-  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(2));
-  EXPECT_EQ(allocator->Allocate(Bytes::MiB(1) + Bytes(1))->size, Bytes::MiB(1) + Bytes(512));
-  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(22));
-  // What is left of the large segment serves, a segment of its own is 2 MiB aligned, and what is
-  // too little to split off stays with the block.
-  EXPECT_EQ(allocator->Allocate(Bytes::MiB(15))->size, Bytes::MiB(15));
-  EXPECT_EQ(allocator->Allocate(Bytes::KiB(11 * 1024 + 512))->size, Bytes::MiB(12));
-  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(34));
-  EXPECT_EQ(allocator->driver_calls().size(), 3u);
+// Pages 0 to 3 are taken, 0 and 2 given back; two pages are then had at an address of their own,
+// and again at the same one.
+TEST(StitchedTest, MapsPagesThatLieApartSideBySide) {
+  const Bytes page = Bytes::KiB(4);
+  Stitched allocator(page * 4, Bytes(512), page);
+  std::vector<Block> blocks;
+  for (int i = 0; i < 4; ++i) blocks.push_back(*allocator.Allocate(page, Hint::kLow));
+  EXPECT_EQ(blocks[3].offset, page * 3);
+  EXPECT_EQ(allocator.driver_calls().size(), 4u);
+  allocator.Free(blocks[0]);
+  allocator.Free(blocks[2]);
+  EXPECT_EQ(allocator.Stats().largest_free, page * 2);
+  const auto stitched = allocator.Allocate(page * 2, Hint::kLow);
+  ASSERT_TRUE(stitched);
+  EXPECT_EQ(stitched->offset, page * 4);
+  const auto calls = allocator.driver_calls();
+  ASSERT_EQ(calls.size(), 6u);
+  EXPECT_EQ(calls[4].range, (Block{page * 4, page}));
+  EXPECT_EQ(calls[4].physical, Bytes(0));
+  EXPECT_EQ(calls[5].range, (Block{page * 5, page}));
+  EXPECT_EQ(calls[5].physical, page * 2);
+  EXPECT_FALSE(allocator.Allocate(Bytes(1), Hint::kLow));
+  allocator.Free(*stitched);
+  EXPECT_EQ(allocator.Allocate(page * 2, Hint::kLow)->offset, page * 4);
+  EXPECT_EQ(allocator.driver_calls().size(), 6u);
 }
 
-TEST(PyTorchTest, GivesIdleSegmentsBackWhenMemoryRunsOut) {
-  const auto allocator = MakeAllocator("pytorch", Bytes::MiB(64), Bytes(512));
-  const auto a = allocator->Allocate(Bytes::MiB(30));
-  const auto b = allocator->Allocate(Bytes::MiB(20));
-  allocator->Free(*a);
-  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(50));
-  EXPECT_EQ(allocator->Stats().largest_free, Bytes::MiB(44));
-  const auto c = allocator->Allocate(Bytes::MiB(40));
-  ASSERT_TRUE(c);
-  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(60));
-  ASSERT_EQ(allocator->driver_calls().size(), 4u);
-  EXPECT_EQ(allocator->driver_calls()[2].kind, DriverCall::Kind::kFree);
-  EXPECT_EQ(allocator->driver_calls()[2].range.size, Bytes::MiB(30));
-  allocator->Free(*b);
-  allocator->Free(*c);
+TEST(StitchedTest, NeedsThePeakAndOnePageForEachBlock) {
+  std::mt19937 random(23);
+  for (int round = 0; round < 50; ++round) {
+    AllocationLog log;
+    std::vector<uint32_t> live;
+    size_t most = 0;
+    for (int step = 0; step < 300; ++step) {
+      if (live.empty() || random() % 2 == 0) {
+        live.push_back(log.Allocate(Bytes(static_cast<int64_t>(random() % 40'000))));
+        most = std::max(most, live.size());
+      } else {
+        const size_t victim = random() % live.size();
+        log.Free(live[victim]);
+        live.erase(live.begin() + static_cast<std::ptrdiff_t>(victim));
+      }
+    }
+    const Bytes page = Bytes::KiB(4);
+    Stitched allocator(log.Peak(Bytes(512)) + page * static_cast<int64_t>(most), Bytes(512), page);
+    EXPECT_FALSE(Replay(log, allocator));
+  }
 }
 
-// 100 MiB cached serve 30 MiB, unless they are too large to split; then only one of the cached
-// segments goes back.
-TEST(PyTorchTest, LeavesOversizedBlocksWhole) {
-  const auto run = [](const std::string& specification) {
-    const auto allocator = MakeAllocator(specification, Bytes::MiB(140), Bytes(512));
-    const auto a = allocator->Allocate(Bytes::MiB(100));
-    const auto b = allocator->Allocate(Bytes::MiB(24));
-    allocator->Free(*a);
-    allocator->Free(*b);
-    allocator->Allocate(Bytes::MiB(30));
-    return allocator->Reserved();
-  };
-  EXPECT_EQ(run("pytorch"), Bytes::MiB(124));
-  EXPECT_EQ(run("pytorch:max_split_size=64MiB"), Bytes::MiB(54));
-}
-
-TEST(PyTorchTest, ExpandsSegmentsInPlace) {
-  const auto allocator =
-      MakeAllocator("pytorch:expandable_segments=true", Bytes::MiB(128), Bytes(512));
-  const auto a = allocator->Allocate(Bytes::MiB(30));
-  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(40));
-  const auto b = allocator->Allocate(Bytes::MiB(50));  // 10 MiB are there, 40 more are mapped
-  EXPECT_EQ(b->offset, a->end());
-  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(80));
-  allocator->Free(*a);
-  allocator->Free(*b);
-  const auto c = allocator->Allocate(Bytes::MiB(100));  // the two have merged; 20 MiB more
-  EXPECT_EQ(c->offset, a->offset);
-  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(100));
-  allocator->Free(*c);
-  // Memory that the small pool needs comes from pages of the large one.
-  std::vector<Block> small;
-  for (int i = 0; i < 40; ++i) small.push_back(*allocator->Allocate(Bytes::MiB(1)));
-  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(40));
-  EXPECT_EQ(allocator->driver_calls().back().kind, DriverCall::Kind::kMap);
+// Blocks that are live together never share memory; which memory that is, a list of booleans and
+// the driver calls say.
+TEST(StitchedTest, AgreesWithANaiveModel) {
+  std::mt19937 random(29);
+  const Bytes page = Bytes::KiB(4);
+  constexpr int64_t kPages = 24;
+  for (int round = 0; round < 100; ++round) {
+    Stitched allocator(page * kPages, Bytes(512), page);
+    std::vector<bool> used(kPages);
+    std::map<Bytes, Bytes> mapped;  // address of a page -> its memory
+    size_t known = 0;
+    struct Held {
+      Block block;
+      std::vector<int64_t> pages;
+    };
+    std::vector<Held> live;
+    for (int step = 0; step < 200; ++step) {
+      if (!live.empty() && random() % 2 == 0) {
+        const size_t victim = random() % live.size();
+        allocator.Free(live[victim].block);
+        for (const int64_t taken : live[victim].pages) used[taken] = false;
+        live.erase(live.begin() + static_cast<std::ptrdiff_t>(victim));
+        continue;
+      }
+      const auto count = static_cast<int64_t>(1 + random() % 6);
+      const auto block = allocator.Allocate(page * count, Hint::kLow);
+      const auto calls = allocator.driver_calls();
+      for (; known < calls.size(); ++known) {
+        for (Bytes at; at < calls[known].range.size; at += page) {
+          ASSERT_TRUE(
+              mapped.emplace(calls[known].range.offset + at, *calls[known].physical + at).second);
+        }
+      }
+      ASSERT_EQ(block.has_value(), count <= std::count(used.begin(), used.end(), false));
+      if (!block) continue;
+      Held held{*block, {}};
+      for (Bytes at; at < block->size; at += page) {
+        const int64_t taken = mapped.at(block->offset + at).count() / page.count();
+        ASSERT_LT(taken, kPages);
+        ASSERT_FALSE(used[taken]);
+        used[taken] = true;
+        held.pages.push_back(taken);
+      }
+      live.push_back(held);
+    }
+  }
 }
 
 TEST(NativeTest, HasNoExternalFragmentation) {

@@ -41,8 +41,9 @@ struct Result {
 // PyTorch's is left out: its segments are larger than all tensors of a random trace together, and
 // its largest free block says nothing of smaller ones. The execution tests have it.
 std::string AllocatorName(uint8_t number) {
-  constexpr std::array<const char*, 6> kAllocators{
-      "best-fit", "first-fit", "high-end", "high-end:reading=text", "cnmem", "native"};
+  constexpr std::array<const char*, 8> kAllocators{
+      "best-fit", "first-fit", "high-end",           "high-end:reading=text",
+      "cnmem",    "native",    "stitched:page=4KiB", "stitched:page=8KiB"};
   return kAllocators[number % kAllocators.size()];
 }
 
@@ -108,7 +109,7 @@ class CaseRunner {
   // On the CPU; nullopt if something was thrown.
   std::optional<Result> Execute(std::string_view what, std::optional<uint64_t> drain_seed) {
     MixingOps ops(made_.trace);
-    CpuBackend backend(made_.trace, {made_.device.memory, made_.device.host_memory, 11, drain_seed},
+    CpuBackend backend(made_.trace, {Bytes::Unlimited(), made_.device.host_memory, 11, drain_seed},
                        [&](const Op& op, const auto& inputs, const auto& outputs, uint64_t seed) {
                          ops.Run(op, inputs, outputs, seed);
                        });
