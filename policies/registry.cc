@@ -7,27 +7,6 @@
 #include "sim/core/error.h"
 
 namespace spillway {
-namespace {
-
-Params::Values ParseValues(std::string_view specification, std::string_view text) {
-  Params::Values values;
-  while (!text.empty()) {
-    const size_t comma = std::min(text.find(','), text.size());
-    const std::string_view item = text.substr(0, comma);
-    const size_t equals = item.find('=');
-    if (equals == std::string_view::npos || equals == 0) {
-      throw UsageError(fmt::format("policy '{}': '{}' is not key=value", specification, item));
-    }
-    const std::string key(item.substr(0, equals));
-    if (!values.emplace(key, item.substr(equals + 1)).second) {
-      throw UsageError(fmt::format("policy '{}': '{}' is given twice", specification, key));
-    }
-    text.remove_prefix(std::min(comma + 1, text.size()));
-  }
-  return values;
-}
-
-}  // namespace
 
 void PolicyRegistry::Add(std::string name, std::string description, Factory factory) {
   for (const Entry& entry : entries_) {
@@ -46,12 +25,9 @@ const PolicyRegistry::Entry& PolicyRegistry::Find(std::string_view name) const {
 }
 
 std::unique_ptr<Policy> PolicyRegistry::Make(std::string_view specification) const {
-  const size_t colon = std::min(specification.find(':'), specification.size());
-  const Entry& entry = Find(specification.substr(0, colon));
-  Params params(fmt::format("policy '{}'", entry.name),
-                colon == specification.size()
-                    ? Params::Values{}
-                    : ParseValues(specification, specification.substr(colon + 1)));
+  Specification parsed = ParseSpecification("policy", specification);
+  const Entry& entry = Find(parsed.name);
+  Params params(fmt::format("policy '{}'", entry.name), std::move(parsed.values));
   std::unique_ptr<Policy> policy = entry.factory(params);
   params.Finish();
   return policy;

@@ -13,6 +13,12 @@ namespace {
 
 bool Overlap(const Block& a, const Block& b) { return a.offset < b.end() && b.offset < a.end(); }
 
+bool AnyOverlap(const std::vector<Block>& some, const std::vector<Block>& others) {
+  return std::any_of(some.begin(), some.end(), [&](const Block& a) {
+    return std::any_of(others.begin(), others.end(), [&](const Block& b) { return Overlap(a, b); });
+  });
+}
+
 // All bits set: a NaN in every element.
 void Poison(std::span<std::byte> bytes) { std::ranges::fill(bytes, std::byte{0xff}); }
 
@@ -46,14 +52,17 @@ Event CpuBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   command.recompute = launch.recompute;
   command.inputs.assign(launch.inputs.begin(), launch.inputs.end());
   command.outputs.assign(launch.outputs.begin(), launch.outputs.end());
+  const auto touch = [&](const Block& block) {
+    device_.At(block);  // throws here, not when it runs
+    pages_.ForEach(block, [&](const Block& memory) { command.touched.push_back(memory); });
+  };
   for (const auto blocks : {launch.inputs, launch.outputs, launch.scratch}) {
-    command.touched.insert(command.touched.end(), blocks.begin(), blocks.end());
+    for (const Block& block : blocks) touch(block);
   }
   command.undefined.assign(launch.scratch.begin(), launch.scratch.end());
   command.undefined.push_back(
       {launch.workspace.offset, std::min(launch.workspace.size, kPoisoned)});
-  command.touched.push_back(launch.workspace);
-  for (const Block& block : command.touched) device_.At(block);  // throws here, not when it runs
+  touch(launch.workspace);
   return Add(Stream::kCompute, std::move(command), waits);
 }
 
@@ -64,21 +73,36 @@ Event CpuBackend::Copy(Direction direction, const Block& device, const Block& ho
   command.kind = to_host ? Kind::kToHost : Kind::kToDevice;
   command.inputs = {{device.offset, size}};
   command.outputs = {{host.offset, size}};
-  command.touched = command.inputs;
+  command.touched = MemoryOf(command.inputs[0], /*host=*/false);
   device_.At(command.inputs[0]);
   host_.At(command.outputs[0]);
   return Add(to_host ? Stream::kToHost : Stream::kToDevice, std::move(command), waits);
 }
 
+std::vector<Block> CpuBackend::MemoryOf(const Block& block, bool host) const {
+  if (host) return {block};
+  std::vector<Block> memory;
+  pages_.ForEach(block, [&](const Block& range) { memory.push_back(range); });
+  return memory;
+}
+
+void CpuBackend::OnDriverCall(const DriverCall& call) {
+  if (!call.physical) return;  // all addresses have memory
+  device_.Map(call.range, *call.physical);
+  pages_.Note(call);
+}
+
 void CpuBackend::Abandon(const Block& block, bool host) {
-  Released released{block, host};
+  Released released{block, MemoryOf(block, host)};
+  released.host = host;
   for (size_t s = 0; s < kStreamCount; ++s) released.before[s] = streams_[s].size();
   released_.push_back(released);
 }
 
 void CpuBackend::OnArrive(TensorId id, const Block& block, bool host) {
+  const std::vector<Block> arrived = MemoryOf(block, host);
   std::erase_if(released_, [&](const Released& released) {
-    return released.host == host && Overlap(released.block, block);  // in use again
+    return released.host == host && AnyOverlap(released.memory, arrived);  // in use again
   });
   const Block contents{block.offset, trace_.tensor(id).size};
   Fill(SyntheticDataOf(trace_, id, options_.seed, iteration_),
@@ -143,11 +167,8 @@ void CpuBackend::PoisonReleased() {
 }
 
 bool CpuBackend::Touches(const Command& command, const Released& released) const {
-  const auto overlaps = [&](const Block& block) { return Overlap(block, released.block); };
-  if (!released.host) {
-    return std::any_of(command.touched.begin(), command.touched.end(), overlaps);
-  }
-  return command.kind != Kind::kKernel && overlaps(command.outputs[0]);
+  if (!released.host) return AnyOverlap(command.touched, released.memory);
+  return command.kind != Kind::kKernel && Overlap(command.outputs[0], released.block);
 }
 
 void CpuBackend::Run(const Command& command) {

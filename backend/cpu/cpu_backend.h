@@ -20,6 +20,7 @@
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/region.h"
 #include "sim/core/executor.h"
+#include "sim/core/page_table.h"
 #include "traces/trace.h"
 
 namespace spillway {
@@ -48,6 +49,7 @@ class CpuBackend final : public Executor {
   void Synchronize() override;
   StreamTimes TakeTimeline() override;
   void OnFree(const Block& block) override { Abandon(block, /*host=*/false); }
+  void OnDriverCall(const DriverCall& call) override;
   void OnAbandon(const Block& block, bool host) override { Abandon(block, host); }
   void OnArrive(TensorId tensor, const Block& block, bool host) override;
 
@@ -63,17 +65,20 @@ class CpuBackend final : public Executor {
     bool recompute = false;
     std::vector<Block> inputs, outputs;  // of a kernel; of a copy, the device and the host range
     std::vector<Block> undefined;        // scratch and workspace of a kernel
-    std::vector<Block> touched;          // device ranges that it reads or writes
+    std::vector<Block> touched;          // device memory that it reads or writes
     std::vector<Event> waits;
     size_t issued = 0;  // place in the order of issue
   };
   // A range that was given up, and how many commands of each stream had been issued before.
   struct Released {
-    Block block;
+    Block block;                // as addressed
+    std::vector<Block> memory;  // where it lies
     bool host = false;
     std::array<size_t, kStreamCount> before{};
   };
 
+  // Where a block lies, behind its addresses.
+  std::vector<Block> MemoryOf(const Block& block, bool host) const;
   void Abandon(const Block& block, bool host);
   Event Add(Stream stream, Command command, std::span<const Wait> waits);
   bool IsReady(const Command& command) const;
@@ -89,6 +94,7 @@ class CpuBackend final : public Executor {
   const CpuOptions options_;
   const OpExecutor run_op_;
   Region device_;
+  PageTable pages_;
   Region host_;
   std::mt19937_64 random_;
 

@@ -1,4 +1,7 @@
 // A range of real memory that an arena's offsets point into; pages are taken as they are touched.
+//
+// Parts of it can be made windows onto a second memory, the same part of which may be seen through
+// several windows: what a GPU's page tables do.
 
 #ifndef SPILLWAY_BACKEND_CPU_REGION_H_
 #define SPILLWAY_BACKEND_CPU_REGION_H_
@@ -20,12 +23,19 @@ class Region {
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
 
+  // From now on the addresses show `memory` bytes of the second memory and what follows them; what
+  // they held is lost. REQUIRES: offsets and size are multiples of 4 KiB. Throws `InputError` if
+  // the addresses lie beyond the region, `EnvironmentError` if the system refuses.
+  void Map(const Block& addresses, Bytes memory);
+
   // The bytes of a block. Throws `InputError` if it lies beyond the region.
   std::span<std::byte> At(const Block& block) const;
 
  private:
   std::byte* data_ = nullptr;
   Bytes size_;
+  int memory_ = -1;  // file descriptor of the second memory, -1 before the first `Map`
+  Bytes memory_size_;
 };
 
 }  // namespace spillway

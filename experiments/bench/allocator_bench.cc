@@ -43,6 +43,13 @@ BENCHMARK_CAPTURE(BM_AllocateFree, best_fit, "best-fit")
     ->Arg(1000)
     ->Arg(10000)
     ->Arg(100000);
+BENCHMARK_CAPTURE(BM_AllocateFree, first_fit, "first-fit")->Arg(1000)->Arg(100000);
+BENCHMARK_CAPTURE(BM_AllocateFree, cnmem, "cnmem:initial=1TiB")->Arg(1000)->Arg(100000);
+BENCHMARK_CAPTURE(BM_AllocateFree, pytorch, "pytorch")->Arg(1000)->Arg(100000);
+BENCHMARK_CAPTURE(BM_AllocateFree, pytorch_expandable, "pytorch:expandable_segments=true")
+    ->Arg(1000)
+    ->Arg(100000);
+BENCHMARK_CAPTURE(BM_AllocateFree, high_end, "high-end")->Arg(1000)->Arg(100000);
 
 }  // namespace
 }  // namespace spillway

@@ -201,9 +201,15 @@ std::string DescribeDevices() {
 }
 
 std::string DescribeAllocators() {
-  std::vector<std::vector<std::string>> cells{{"allocator", "description"}};
-  for (const AllocatorInfo& info : Allocators()) cells.push_back({info.name, info.description});
-  return FormatTable(cells);
+  std::string text;
+  for (const AllocatorInfo& info : Allocators()) {
+    text += fmt::format("{}\n    {}\n", info.name, info.description);
+    for (const ParamInfo& param : info.parameters) {
+      text += fmt::format("    {}={} (default {}): {}\n", param.name, param.type, param.initial,
+                          param.help);
+    }
+  }
+  return text;
 }
 
 std::string DescribeNetworks() {

@@ -107,9 +107,12 @@ Duration Execution::typical_iteration() const {
 }
 
 Execution ExecuteOnCpu(const Setup& setup, Policy& policy, const ExecuteOptions& options) {
+  // Addresses are no memory until they are touched, and an allocator with segments may use more of
+  // them than there is memory.
   const auto make = [&](const Trace& trace) {
-    return std::make_unique<CpuBackend>(trace, CpuOptions{setup.memory, setup.device.host_memory,
-                                                          options.seed, options.drain_seed});
+    return std::make_unique<CpuBackend>(
+        trace,
+        CpuOptions{Bytes::Unlimited(), setup.device.host_memory, options.seed, options.drain_seed});
   };
   return Execute(setup, policy, options, make);
 }

@@ -10,8 +10,8 @@
 #define SPILLWAY_SIM_ALLOC_BEST_FIT_H_
 
 #include <cstdint>
-#include <vector>
 
+#include "sim/alloc/chunk_list.h"
 #include "sim/alloc/size_bins.h"
 #include "sim/core/allocator.h"
 
@@ -29,28 +29,11 @@ class BestFit final : public Allocator {
   Bytes Reserved() const override { return reserved_; }
 
  private:
-  static constexpr uint32_t kNone = 0xffffffff;
-  static constexpr int64_t kFree = -1;
-
-  // A piece of the arena; together the chunks tile it.
-  struct Chunk {
-    Bytes offset;
-    Bytes size;
-    int64_t requested = kFree;  // bytes asked for, or kFree
-    uint32_t previous = kNone;  // neighbours by address
-    uint32_t next = kNone;
-  };
   void AddFree(uint32_t chunk);
   void RemoveFree(uint32_t chunk);
-  // Cuts `size` bytes off the low end of a chunk, as a new chunk before it. Returns the new chunk.
-  uint32_t CutLow(uint32_t chunk, Bytes size);
-  // Joins a chunk with its next neighbour, whose record is recycled.
-  void JoinNext(uint32_t chunk);
-  uint32_t NewChunk();
 
   const Bytes granularity_;
-  std::vector<Chunk> chunks_;
-  std::vector<uint32_t> unused_;  // recycled indices into chunks_
+  ChunkList chunks_;
   SizeBins free_;
   Bytes requested_, allocated_, reserved_;
 };

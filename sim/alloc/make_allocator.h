@@ -1,4 +1,6 @@
 // Allocators by name.
+//
+// A specification is NAME or NAME:key=value,key=value, for example "first-fit:granularity=1KiB".
 
 #ifndef SPILLWAY_SIM_ALLOC_MAKE_ALLOCATOR_H_
 #define SPILLWAY_SIM_ALLOC_MAKE_ALLOCATOR_H_
@@ -9,19 +11,24 @@
 #include <vector>
 
 #include "sim/core/allocator.h"
+#include "sim/core/params.h"
 
 namespace spillway {
 
 struct AllocatorInfo {
   std::string name;
   std::string description;
+  std::vector<ParamInfo> parameters;
 };
 
 // All allocators, in the order in which they should be listed.
 std::vector<AllocatorInfo> Allocators();
 
-// Throws `UsageError` with a suggestion and the valid names.
-std::unique_ptr<Allocator> MakeAllocator(std::string_view name, Bytes capacity, Bytes granularity);
+// `granularity` is what requests are rounded to where the specification does not say otherwise: a
+// device's alignment. Throws `UsageError` with a suggestion and the valid names for an unknown
+// name, parameter or value, and for a granularity that is not a multiple of the device's.
+std::unique_ptr<Allocator> MakeAllocator(std::string_view specification, Bytes capacity,
+                                         Bytes granularity);
 
 }  // namespace spillway
 

@@ -82,8 +82,7 @@ void Native::Free(const Block& block) {
 }
 
 MemoryStats Native::Stats() const {
-  const Bytes pages = capacity_ - reserved_;
-  Bytes largest(pages.count() / kPage.count() * kPage.count());
+  Bytes largest = RoundDown(capacity_ - reserved_, kPage);
   for (const auto& [offset, shared] : shared_) {
     largest = std::max(largest, std::min(shared.blocks->Stats().largest_free, kLargestSmall));
   }

@@ -11,6 +11,7 @@
 #include <bit>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "sim/core/chunked_set.h"
@@ -42,14 +43,15 @@ class SizeBins {
 
   // Removes and returns the best fit for `size`, or nullopt if nothing is large enough.
   std::optional<Entry> TakeBestFit(Bytes size) {
-    size_t bin = BinOf(size);
-    if (bin < bins_.size()) {
-      const auto fit = bins_[bin].LowerBound({size, Bytes(0), 0});
-      if (fit != bins_[bin].End()) return EraseAt(bin, fit);
-    }
-    bin = NextFilled(bin + 1);
+    const auto [bin, fit] = Find(size);
     if (bin == kBins) return std::nullopt;
-    return EraseAt(bin, bins_[bin].Begin());
+    return EraseAt(bin, fit);
+  }
+  // The same, but leaves it.
+  std::optional<Entry> BestFit(Bytes size) const {
+    const auto [bin, fit] = Find(size);
+    if (bin == kBins) return std::nullopt;
+    return bins_[bin].At(fit);
   }
 
   // The size of the largest block; 0 if there is none.
@@ -88,6 +90,17 @@ class SizeBins {
       if (bits != 0) return word * 64 + static_cast<size_t>(std::countr_zero(bits));
     }
     return kBins;
+  }
+
+  // Bin and place of the best fit; kBins if nothing is large enough.
+  std::pair<size_t, Bin::Position> Find(Bytes size) const {
+    size_t bin = BinOf(size);
+    if (bin < bins_.size()) {
+      const auto fit = bins_[bin].LowerBound({size, Bytes(0), 0});
+      if (fit != bins_[bin].End()) return {bin, fit};
+    }
+    bin = NextFilled(bin + 1);
+    return {bin, {}};
   }
 
   Entry EraseAt(size_t bin, Bin::Position position) {

@@ -8,7 +8,9 @@
 #define SPILLWAY_SIM_CORE_ALLOCATOR_H_
 
 #include <optional>
+#include <span>
 #include <string_view>
+#include <vector>
 
 #include "sim/core/units.h"
 
@@ -30,6 +32,38 @@ struct Block {
 // Which end of the arena a block should prefer. An allocator is free to ignore it.
 enum class Hint : uint8_t { kLow, kHigh };
 
+// A call of the driver that an allocator makes to get memory behind its addresses, or to give it
+// back.
+struct DriverCall {
+  enum class Kind : uint8_t {
+    kMalloc,  // cudaMalloc of a segment
+    kFree,    // cudaFree of one: waits until everything issued has completed
+    kMap,     // memory is mapped at addresses that were reserved before
+    kUnmap,   // and taken away from them: waits likewise
+  };
+
+  Kind kind = Kind::kMalloc;
+  Block range;  // of addresses
+  // kMap: where in the device's memory, if that is the allocator's to say: the same memory may then
+  // be mapped at several addresses, and hazards follow the memory.
+  std::optional<Bytes> physical;
+  bool operator==(const DriverCall&) const = default;
+};
+
+// A segment of the driver's that an allocator holds before the first request, with the live blocks
+// in it by offset, which do not overlap.
+struct HeldSegment {
+  struct Held {
+    Bytes offset;  // in the segment
+    Bytes requested;
+  };
+
+  Bytes size;
+  uint64_t stream = 0;
+  bool small = false;  // it serves small requests, where an allocator tells them apart
+  std::vector<Held> blocks;
+};
+
 // PyTorch's meanings of the words.
 struct MemoryStats {
   Bytes requested;  // bytes that callers asked for and still hold
@@ -44,17 +78,47 @@ class Allocator {
 
   virtual std::string_view Name() const = 0;
 
-  // A block of at least `size` bytes, or nullopt if none fits, in which case nothing has changed.
-  // A request of 0 bytes takes one granule. REQUIRES: size >= 0.
+  // A block of at least `size` bytes, or nullopt if none fits, in which case nothing has changed
+  // but that cached memory may have gone back to the driver. A request of 0 bytes takes one
+  // granule. REQUIRES: size >= 0.
   virtual std::optional<Block> Allocate(Bytes size, Hint hint = Hint::kLow) = 0;
 
   // Gives back a block that `Allocate` returned and that has not been freed since.
   virtual void Free(const Block& block) = 0;
 
+  // Says which stream the requests from now on are for; at first it is 0. What one stream has given
+  // back serves no other where an allocator caches per stream; others ignore it.
+  virtual void UseStream(uint64_t /*stream*/) {}
+
+  // Gives cached memory that holds no block back to the driver, as `torch.cuda.empty_cache()` does.
+  virtual void EmptyCache() {}
+
+  // Takes a segment over as it is and returns its blocks in order; nullopt if there is no memory
+  // for it, in which case blocks that were placed stay. Allocators that have no segments allocate
+  // the blocks one by one.
+  virtual std::optional<std::vector<Block>> Adopt(const HeldSegment& segment) {
+    UseStream(segment.stream);
+    std::vector<Block> blocks;
+    for (const HeldSegment::Held& held : segment.blocks) {
+      const auto block = Allocate(held.requested, Hint::kLow);
+      if (!block) return std::nullopt;
+      blocks.push_back(*block);
+    }
+    return blocks;
+  }
+
   virtual MemoryStats Stats() const = 0;
+
+  // The largest request with this hint that would succeed now. Of an allocator whose hints decide
+  // what fits, `Stats().largest_free` is that of the low hint.
+  virtual Bytes LargestFree(Hint /*hint*/) const { return Stats().largest_free; }
 
   // `Stats().reserved` alone, which is logged with every block.
   virtual Bytes Reserved() const { return Stats().reserved; }
+
+  // The calls of the driver made so far, in order: those of one `Allocate` or `Free` are appended
+  // by it. A request that fails may make calls too. Empty for one arena, taken before everything.
+  virtual std::span<const DriverCall> driver_calls() const { return {}; }
 
   // Whether each block is a call of cudaMalloc, and of cudaFree when it is given back: a backend
   // performs or charges them.

@@ -105,9 +105,13 @@ class Backend {
   virtual StreamTimes TakeTimeline() = 0;
 
   // A block was taken from or given back to the device allocator. For allocators that go to the
-  // driver each time, a backend performs or charges the call here.
+  // driver each time (`Allocator::UsesDriver`), a backend performs or charges the call here.
   virtual void OnAllocate(const Block&) {}
   virtual void OnFree(const Block&) {}
+
+  // The device allocator has made a call of the driver, before `OnAllocate` or after `OnFree` of
+  // the block that it was made for.
+  virtual void OnDriverCall(const DriverCall&) {}
 
   // What a range holds has been given up by the commands issued so far, without a block going back
   // to the device allocator: a tensor or workspace has left a reserved block, or a host copy was

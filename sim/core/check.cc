@@ -8,6 +8,8 @@
 #include <optional>
 #include <set>
 
+#include "sim/core/page_table.h"
+
 namespace spillway {
 namespace {
 
@@ -47,6 +49,7 @@ class Checker {
       : trace_(trace), report_(report), limit_(limit) {}
 
   std::vector<std::string> Run() {
+    for (const DriverCall& call : report_.mappings) pages_.Note(call);
     BuildClocks();
     FindExpectedContents();
     for (size_t i = 0; i < report_.timeline.size(); ++i) {
@@ -146,7 +149,8 @@ class Checker {
     switch (placement.kind) {
       case PlacementKind::kAllocate:
         for (const Holding& other : arena.blocks) {
-          if (Overlap(other.block, placement.block)) {
+          if (placement.host ? Overlap(other.block, placement.block)
+                             : pages_.Overlap(other.block, placement.block)) {
             Fail("{} at [{}, {}) overlaps {} at [{}, {})", TensorName(placement.tensor),
                  placement.block.offset.count(), placement.block.end().count(),
                  TensorName(other.tensor), other.block.offset.count(), other.block.end().count());
@@ -248,7 +252,7 @@ class Checker {
             return holding.tensor == kNoTensor && Covers(holding.block, entry.device);
           });
       if (!held) Fail("the workspace of {} is not allocated", CommandName(command));
-      NoteAccess(device_, {command, entry.device, true});
+      NoteDeviceAccess({command, entry.device, true});
     }
   }
 
@@ -259,7 +263,7 @@ class Checker {
       Fail("{} uses {}, which is not on the device", CommandName(command), TensorName(storage));
       return;
     }
-    NoteAccess(device_, {command, {block->offset, trace_.tensor(tensor).size}, write});
+    NoteDeviceAccess({command, {block->offset, trace_.tensor(tensor).size}, write});
   }
 
   void CheckCopy(size_t command) {
@@ -280,8 +284,15 @@ class Checker {
     } else {
       to.contents[entry.tensor] = contents->second;
     }
-    NoteAccess(device_, {command, entry.device, !to_host});
+    NoteDeviceAccess({command, entry.device, !to_host});
     NoteAccess(host_, {command, entry.host, to_host});
+  }
+
+  // Of the memory behind the addresses.
+  void NoteDeviceAccess(const Access& access) {
+    pages_.ForEach(access.block, [&](const Block& memory) {
+      NoteAccess(device_, {access.command, memory, access.write});
+    });
   }
 
   // Compares with every earlier access of the same bytes. Accesses that a later write covers need
@@ -317,6 +328,7 @@ class Checker {
   std::vector<Clock> clocks_;                    // by command
   std::vector<std::vector<Contents>> expected_;  // by op and input
   size_t next_placement_ = 0;
+  PageTable pages_;
   std::set<TensorId> arrived_;  // inputs
   Arena device_;
   Arena host_;

@@ -55,6 +55,8 @@ struct Device {
   CostLaw device_malloc;     // cudaMalloc
   CostLaw device_free;       // cudaFree
   CostLaw host_malloc;       // cudaMallocHost: pinned memory
+  CostLaw page_map;          // memory mapped at reserved addresses: cuMemMap and what goes with it
+  CostLaw page_unmap;        // and taken away from them
 
   // Achieved fraction of `flops_per_second`: "default" for whatever offers no choice, "linear.fwd"
   // and "linear.bwd" where they differ from it, and "SLOT.ALGORITHM" ("fwd.fft") for the
@@ -64,16 +66,16 @@ struct Device {
   std::map<std::string, double> efficiency;
 };
 
-// Reads a device file; `name` is that of the file without its extension. All keys are required, and
-// all values are strings with units (see units.h) but `description`, `library` and the numbers of
-// `efficiency`:
+// Reads a device file; `name` is that of the file without its extension. All keys are required but
+// those of map and unmap, for which malloc and free stand in, and all values are strings with units
+// (see units.h) but `description`, `library` and the numbers of `efficiency`:
 //   description  library
 //   [memory]      size  alignment (a power of two)  host
 //   [compute]     flops  dram
 //   [link]        h2d  h2d_latency  d2h  d2h_latency  duplex
 //   [host]        launch_overhead
 //   [driver]      malloc_fixed  malloc_per_mib  free_fixed  free_per_mib  pinned_fixed
-//                 pinned_per_mib
+//                 pinned_per_mib  map_fixed  map_per_mib  unmap_fixed  unmap_per_mib
 //   [efficiency]  default, a number above 0, at most 4; "linear.fwd" and "linear.bwd" alike, which
 //                 need not be there; and the tables fwd, bwd_data and bwd_filter with one such
 //                 number per algorithm

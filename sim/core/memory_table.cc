@@ -15,7 +15,10 @@ MemoryTable::MemoryTable(const RuntimeParts& parts, const Liveness& liveness,
       commands_(commands),
       callbacks_(std::move(callbacks)),
       placements_(report.placements),
-      storages_(parts.trace->tensors.size()) {
+      storages_(parts.trace->tensors.size()),
+      mappings_(report.mappings) {
+  // What an arena that served another run has mapped before. The backend is new to it all.
+  PassDriverCalls();
   for (size_t i = 0; i < storages_.size(); ++i) {
     const Tensor& tensor = parts.trace->tensors[i];
     const bool is_root = Index(liveness.Root(static_cast<TensorId>(i))) == i;
@@ -47,7 +50,8 @@ void MemoryTable::BeginIteration() {
     storage.issued_uses = 0;
     storage.device_hazards = storage.host_hazards = Hazards();
     if (OnDevice(storage.residency)) {
-      LogPlacement(PlacementKind::kAllocate, id, storage.size, storage.device);
+      LogPlacement(PlacementKind::kAllocate, id, storage.size, storage.device, /*host=*/false,
+                   storage.hint);
     }
     if (OnHost(storage.residency)) {
       LogPlacement(PlacementKind::kAllocate, id, storage.size, storage.host, /*host=*/true);
@@ -76,7 +80,7 @@ void MemoryTable::PlaceOnDevice(TensorId id) {
     return;
   }
   const Hint hint = callbacks_.hint(id);
-  Own(id, AllocateOrFail(storage.size, hint, [&] { return NameOf(id); }));
+  Own(id, AllocateOrFail(storage.size, hint, [&] { return NameOf(id); }), hint);
 }
 
 bool MemoryTable::TryPlaceOnDevice(TensorId id) {
@@ -87,32 +91,35 @@ bool MemoryTable::TryPlaceOnDevice(TensorId id) {
     Enter(id, reservation);
     return true;
   }
-  const auto block = parts_.arena->Allocate(storage.size, callbacks_.hint(id));
+  const Hint hint = callbacks_.hint(id);
+  const auto block = parts_.arena->Allocate(storage.size, hint);
+  PassDriverCalls();
   if (!block) return false;
-  Own(id, *block);
+  Own(id, *block, hint);
   return true;
 }
 
-void MemoryTable::Own(TensorId id, const Block& block) {
+void MemoryTable::Own(TensorId id, const Block& block, Hint hint) {
   Storage& storage = At(id);
   storage.device = block;
+  storage.hint = hint;
   storage.holds_device = true;
-  storage.device_hazards = Hazards(device_hazards_.Take(block));
-  NoteAllocated(id, storage.size, block);
+  storage.device_hazards = Hazards(TakeHazards(block));
+  NoteAllocated(id, storage.size, block, hint);
 }
 
 void MemoryTable::Enter(TensorId id, Reservation& reservation) {
   Storage& storage = At(id);
   reservation.occupant = id;
   storage.device = {reservation.block.offset, storage.size};
-  storage.device_hazards = Hazards(device_hazards_.Take(storage.device));
+  storage.device_hazards = Hazards(TakeHazards(storage.device));
   LogPlacement(PlacementKind::kEnter, id, storage.size, storage.device);
 }
 
 void MemoryTable::GiveDeviceBlock(TensorId id) {
   Storage& storage = At(id);
   ++blocks_given_;
-  device_hazards_.Leave(storage.device, storage.device_hazards.ForWrite());
+  LeaveHazards(storage.device, storage.device_hazards.ForWrite());
   if (storage.reservation != Storage::kNotReserved) {
     reservations_[storage.reservation].occupant = kNoTensor;
     LeaveReserved(id, storage.size, storage.device);
@@ -122,14 +129,38 @@ void MemoryTable::GiveDeviceBlock(TensorId id) {
   GiveBlock(id, storage.size, storage.device);
 }
 
-void MemoryTable::NoteAllocated(TensorId id, Bytes requested, const Block& block) {
+void MemoryTable::PassDriverCalls() {
+  const auto calls = parts_.arena->driver_calls();
+  for (; driver_calls_ < calls.size(); ++driver_calls_) {
+    const DriverCall& call = calls[driver_calls_];
+    parts_.backend->OnDriverCall(call);
+    if (!call.physical) continue;
+    pages_.Note(call);
+    mappings_.push_back(call);
+  }
+}
+
+WaitSet MemoryTable::TakeHazards(const Block& block) {
+  if (pages_.empty()) return device_hazards_.Take(block);
+  WaitSet inherited;
+  pages_.ForEach(block, [&](const Block& memory) { inherited.Add(device_hazards_.Take(memory)); });
+  return inherited;
+}
+
+void MemoryTable::LeaveHazards(const Block& block, const WaitSet& touched) {
+  if (pages_.empty()) return device_hazards_.Leave(block, touched);
+  pages_.ForEach(block, [&](const Block& memory) { device_hazards_.Leave(memory, touched); });
+}
+
+void MemoryTable::NoteAllocated(TensorId id, Bytes requested, const Block& block, Hint hint) {
   parts_.backend->OnAllocate(block);
-  LogPlacement(PlacementKind::kAllocate, id, requested, block);
+  LogPlacement(PlacementKind::kAllocate, id, requested, block, /*host=*/false, hint);
 }
 
 void MemoryTable::GiveBlock(TensorId id, Bytes requested, const Block& block) {
   parts_.arena->Free(block);
   parts_.backend->OnFree(block);
+  PassDriverCalls();
   LogPlacement(PlacementKind::kFree, id, requested, block);
 }
 
@@ -182,9 +213,9 @@ Workspace MemoryTable::TakeWorkspace(Bytes size) {
   } else {
     workspace.block = AllocateOrFail(size, Hint::kLow, [] { return std::string("the workspace"); });
     workspace_ = workspace.block;
-    NoteAllocated(kNoTensor, size, workspace.block);
+    NoteAllocated(kNoTensor, size, workspace.block, Hint::kLow);
   }
-  workspace.inherited = device_hazards_.Take(workspace.block);
+  workspace.inherited = TakeHazards(workspace.block);
   return workspace;
 }
 
@@ -193,7 +224,7 @@ void MemoryTable::GiveWorkspace(const Workspace& workspace, Event issued) {
   if (size == Bytes(0)) return;
   WaitSet touched = workspace.inherited;
   touched.Add(issued);
-  device_hazards_.Leave(workspace.block, touched);
+  LeaveHazards(workspace.block, touched);
   if (UsesReservedWorkspace(size)) {
     LeaveReserved(kNoTensor, size, workspace.block);
   } else {
@@ -227,7 +258,9 @@ uint32_t MemoryTable::AddReservation(Bytes size, std::string what) {
 template <typename What>
 Block MemoryTable::AllocateOrFail(Bytes size, Hint hint, What what) {
   for (;;) {
-    if (const auto block = parts_.arena->Allocate(size, hint)) return *block;
+    const auto block = parts_.arena->Allocate(size, hint);
+    PassDriverCalls();
+    if (block) return *block;
     const uint64_t given = blocks_given_;
     if (!callbacks_.make_room(size)) throw DoesNotFit{Describe(size, what())};
     if (blocks_given_ == given) {
@@ -277,10 +310,10 @@ void MemoryTable::FailHost(TensorId id) const {
 }
 
 void MemoryTable::LogPlacement(PlacementKind kind, TensorId id, Bytes requested, const Block& block,
-                               bool host) {
+                               bool host, Hint hint) {
   const Allocator& allocator = host ? *parts_.host_pool : *parts_.arena;
   placements_.Append({kind, host, op_, id, static_cast<uint32_t>(commands_.issued()), requested,
-                      block, allocator.Reserved()});
+                      block, allocator.Reserved(), hint});
 }
 
 }  // namespace spillway

@@ -15,6 +15,7 @@
 
 #include "sim/core/command_log.h"
 #include "sim/core/hazard_map.h"
+#include "sim/core/page_table.h"
 #include "sim/core/policy.h"
 #include "sim/core/repeated_log.h"
 #include "sim/core/report.h"
@@ -44,6 +45,7 @@ struct Storage {
   bool holds_device = false;  // `device` is a block of the arena, not a part of a reserved one
   bool holds_host = false;    // `host` is a block of the host pool
   Block device;
+  Hint hint = Hint::kLow;  // that `device` was asked for with
   Block host;
   Hazards device_hazards;
   Hazards host_hazards;
@@ -128,10 +130,15 @@ class MemoryTable {
   };
 
   const std::string& NameOf(TensorId id) const { return parts_.trace->tensor(id).name; }
+  // Tells the backend of the driver calls that the arena has made since the last time.
+  void PassDriverCalls();
+  // Hazards between owners, which follow the memory behind a block's addresses.
+  WaitSet TakeHazards(const Block& block);
+  void LeaveHazards(const Block& block, const WaitSet& touched);
   // Notes that the storage has a new block.
-  void Own(TensorId id, const Block& block);
+  void Own(TensorId id, const Block& block, Hint hint);
   void Enter(TensorId id, Reservation& reservation);
-  void NoteAllocated(TensorId id, Bytes requested, const Block& block);
+  void NoteAllocated(TensorId id, Bytes requested, const Block& block, Hint hint);
   void GiveBlock(TensorId id, Bytes requested, const Block& block);
   // Ends the use of a block that stays reserved.
   void LeaveReserved(TensorId id, Bytes requested, const Block& block);
@@ -146,7 +153,7 @@ class MemoryTable {
   OutOfMemory Describe(Bytes wanted, std::string what) const;
   std::string OpName() const;
   void LogPlacement(PlacementKind kind, TensorId id, Bytes requested, const Block& block,
-                    bool host = false);
+                    bool host = false, Hint hint = Hint::kLow);
 
   const RuntimeParts& parts_;
   const CommandLog& commands_;
@@ -162,6 +169,9 @@ class MemoryTable {
   HazardMap device_hazards_;
   HazardMap host_hazards_;
   uint64_t blocks_given_ = 0;
+  PageTable pages_;
+  std::vector<DriverCall>& mappings_;
+  size_t driver_calls_ = 0;  // of the arena, that the backend has been told of
 };
 
 }  // namespace spillway

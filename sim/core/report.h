@@ -64,7 +64,8 @@ struct Placement {
   uint32_t commands = 0;  // commands issued in this iteration before it
   Bytes requested;
   Block block;
-  Bytes reserved;  // the allocator's reserved bytes just after
+  Bytes reserved;          // the allocator's reserved bytes just after
+  Hint hint = Hint::kLow;  // of the request for a device block
   bool operator==(const Placement&) const = default;
 };
 
@@ -150,6 +151,9 @@ struct Report {
   std::vector<Placement> placements;
   std::vector<TimelineEntry> timeline;
   std::vector<Wait> waits;
+  // The mappings of the arena's allocator that say which memory lies behind addresses: blocks on
+  // the device are addresses. Of all iterations.
+  std::vector<DriverCall> mappings;
 
   std::optional<OutOfMemory>
       out_of_memory;  // set: the logs end at the failure, times are not meaningful

@@ -53,6 +53,11 @@ constexpr Bytes RoundUp(Bytes size, Bytes alignment) {
   return Bytes((size.count() + a - 1) / a * a);
 }
 
+// `size` rounded down to a multiple of `alignment`. REQUIRES: size >= 0, alignment > 0.
+constexpr Bytes RoundDown(Bytes size, Bytes alignment) {
+  return Bytes(size.count() / alignment.count() * alignment.count());
+}
+
 // A length of time in integer picoseconds; reaches 106 days.
 class Duration {
  public:

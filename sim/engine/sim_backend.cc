@@ -54,13 +54,35 @@ void SimBackend::Drain() {
 }
 
 void SimBackend::OnAllocate(const Block& block) {
-  if (charge_driver_ && begun()) host_now_ += device_.device_malloc.At(block.size);
+  if (charge_driver_) Charge(DriverCall::Kind::kMalloc, block.size);
 }
 
 void SimBackend::OnFree(const Block& block) {
-  if (!charge_driver_ || !begun()) return;
-  Drain();
-  host_now_ = std::max(host_now_, drained_) + device_.device_free.At(block.size);
+  if (charge_driver_) Charge(DriverCall::Kind::kFree, block.size);
+}
+
+void SimBackend::OnDriverCall(const DriverCall& call) { Charge(call.kind, call.range.size); }
+
+void SimBackend::Charge(DriverCall::Kind kind, Bytes size) {
+  if (!begun()) return;
+  if (kind == DriverCall::Kind::kFree || kind == DriverCall::Kind::kUnmap) {
+    Drain();
+    host_now_ = std::max(host_now_, drained_);
+  }
+  switch (kind) {
+    case DriverCall::Kind::kMalloc:
+      host_now_ += device_.device_malloc.At(size);
+      return;
+    case DriverCall::Kind::kFree:
+      host_now_ += device_.device_free.At(size);
+      return;
+    case DriverCall::Kind::kMap:
+      host_now_ += device_.page_map.At(size);
+      return;
+    case DriverCall::Kind::kUnmap:
+      host_now_ += device_.page_unmap.At(size);
+      return;
+  }
 }
 
 void SimBackend::Synchronize() { Drain(); }

@@ -2,8 +2,8 @@
 //
 // The host enqueues one library call at a time, `launch_overhead` each; commands are collected
 // until `Synchronize`, which plays them in one go. Nothing is executed and no memory is touched.
-// Where blocks come from the driver, cudaMalloc holds up the host, and cudaFree waits besides until
-// everything issued has ended: what follows is played on its own from there.
+// Calls of the driver hold up the host; those that give memory back wait besides until everything
+// issued has ended: what follows is played on its own from there.
 
 #ifndef SPILLWAY_SIM_ENGINE_SIM_BACKEND_H_
 #define SPILLWAY_SIM_ENGINE_SIM_BACKEND_H_
@@ -31,10 +31,13 @@ class SimBackend final : public Backend {
   StreamTimes TakeTimeline() override;
   void OnAllocate(const Block& block) override;
   void OnFree(const Block& block) override;
+  void OnDriverCall(const DriverCall& call) override;
 
  private:
   // Plays what has been issued since the last time.
   void Drain();
+  // Holds up the host for a call of the driver.
+  void Charge(DriverCall::Kind kind, Bytes size);
   bool begun() const { return host_now_ > Duration(); }
   Event Add(Stream stream, Command command, std::span<const Wait> waits, size_t calls);
 

@@ -1,20 +1,25 @@
 // One suite for every allocator: what callers rely on, and agreement with a naive model where the
 // placement rule is exact.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <random>
 #include <vector>
 
-#include "sim/alloc/best_fit.h"
+#include "sim/alloc/allocation_log.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/alloc/native.h"
+#include "sim/alloc/stitched.h"
 #include "sim/core/error.h"
 
 namespace spillway {
 namespace {
+
+using ::testing::HasSubstr;
 
 class AllocatorContract : public ::testing::TestWithParam<std::string> {
  protected:
@@ -26,18 +31,25 @@ class AllocatorContract : public ::testing::TestWithParam<std::string> {
 std::vector<std::string> AllNames() {
   std::vector<std::string> names;
   for (const AllocatorInfo& info : Allocators()) names.push_back(info.name);
+  for (const char* other : {"first-fit:granularity=1KiB", "high-end:reading=text",
+                            "cnmem:initial=5MiB", "pytorch:max_split_size=20MiB",
+                            "pytorch:expandable_segments=true", "stitched:page=64KiB"}) {
+    names.push_back(other);
+  }
   return names;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AllocatorContract, ::testing::ValuesIn(AllNames()),
                          [](const auto& test) {
                            std::string name = test.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
+                           std::replace_if(
+                               name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
+                               '_');
                            return name;
                          });
 
 TEST_P(AllocatorContract, NameIsTheOneItWasMadeBy) {
-  EXPECT_EQ(Make(Bytes::MiB(64))->Name(), GetParam());
+  EXPECT_EQ(Make(Bytes::MiB(64))->Name(), ParseSpecification("allocator", GetParam()).name);
 }
 
 TEST_P(AllocatorContract, BlocksCoverTheRequestAndStayInside) {
@@ -154,11 +166,269 @@ TEST_P(AllocatorDeathTest, GivingABlockBackTwiceAborts) {
   EXPECT_DEATH(allocator->Free(*block), "check failed");
 }
 
-TEST(MakeAllocatorTest, UnknownNamesAreUsageErrors) {
-  EXPECT_THROW(MakeAllocator("bestfit", Bytes(1), Bytes(1)), UsageError);
+TEST(MakeAllocatorTest, SaysWhatIsWrongWithASpecification) {
+  const auto message = [](const std::string& specification) -> std::string {
+    try {
+      MakeAllocator(specification, Bytes::MiB(64), Bytes(512));
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  EXPECT_THAT(message("bestfit"), HasSubstr("did you mean 'best-fit'?"));
+  EXPECT_THAT(message("first-fit:granularty=1KiB"), HasSubstr("did you mean 'granularity'?"));
+  EXPECT_THAT(message("first-fit:granularity"), HasSubstr("'granularity' is not key=value"));
+  EXPECT_THAT(message("first-fit:granularity=700B"), HasSubstr("not a multiple"));
+  EXPECT_THAT(message("high-end:reading=paper"), HasSubstr("valid: code, text"));
+  EXPECT_THAT(message("stitched:page=3KiB"), HasSubstr("not a multiple of 4KiB"));
+  EXPECT_THAT(message("pytorch:max_split_size=1MiB"), HasSubstr("less than 20MiB"));
+  EXPECT_THAT(message("native:granularity=1KiB"), HasSubstr("has no parameters"));
+}
+
+TEST(FirstFitTest, RoundsToItsGranularity) {
+  const auto allocator = MakeAllocator("first-fit:granularity=1KiB", Bytes::MiB(1), Bytes(512));
+  EXPECT_EQ(allocator->Allocate(Bytes(1))->size, Bytes(1024));
+  EXPECT_EQ(allocator->Allocate(Bytes(1))->offset, Bytes(1024));
 }
 
 // Pages that are apart serve requests, which an arena could not: rounding is all that is lost.
+TEST(CnmemTest, GrowsBySegmentsThatNeverMerge) {
+  const auto allocator = MakeAllocator("cnmem:initial=4KiB", Bytes::KiB(16), Bytes(512));
+  EXPECT_EQ(allocator->Reserved(), Bytes::KiB(4));
+  const auto a = allocator->Allocate(Bytes::KiB(3));
+  const auto b = allocator->Allocate(Bytes::KiB(3));  // a segment of its own
+  const auto c = allocator->Allocate(Bytes::KiB(1));  // the rest of the first
+  EXPECT_EQ(b->offset, Bytes::KiB(4));
+  EXPECT_EQ(c->offset, Bytes::KiB(3));
+  EXPECT_EQ(allocator->Reserved(), Bytes::KiB(7));
+  allocator->Free(*a);
+  allocator->Free(*b);
+  allocator->Free(*c);
+  EXPECT_EQ(allocator->Allocate(Bytes::KiB(5))->offset, Bytes::KiB(7));  // 4 + 3 do not make 5
+  EXPECT_EQ(allocator->driver_calls().size(), 2u);
+}
+
+// CNMeM's growth by its definition: a list of segments, each an arena of its own.
+TEST(CnmemTest, AgreesWithANaiveModel) {
+  std::mt19937 random(17);
+  for (int round = 0; round < 100; ++round) {
+    const auto allocator = MakeAllocator("cnmem:initial=60B", Bytes(300), Bytes(1));
+    std::vector<std::vector<bool>> segments{std::vector<bool>(60)};
+    std::vector<Block> live;
+    const auto locate = [&](Bytes offset) {
+      auto at = static_cast<size_t>(offset.count());
+      size_t segment = 0;
+      while (at >= segments[segment].size()) at -= segments[segment++].size();
+      return std::pair(segment, at);
+    };
+    for (int step = 0; step < 200; ++step) {
+      if (!live.empty() && random() % 2 == 0) {
+        const size_t victim = random() % live.size();
+        allocator->Free(live[victim]);
+        const auto [segment, at] = locate(live[victim].offset);
+        std::fill_n(segments[segment].begin() + static_cast<std::ptrdiff_t>(at),
+                    live[victim].size.count(), false);
+        live.erase(live.begin() + static_cast<std::ptrdiff_t>(victim));
+        continue;
+      }
+      const size_t size = 1 + random() % 40;
+      size_t best = 1000, best_offset = 0, best_segment = 0, base = 0;
+      for (size_t s = 0; s < segments.size(); base += segments[s++].size()) {
+        for (size_t begin = 0, end; begin < segments[s].size(); begin = end + 1) {
+          end = begin;
+          while (end < segments[s].size() && !segments[s][end]) ++end;
+          if (end - begin >= size && end - begin < best) {
+            best = end - begin;
+            best_offset = base + begin;
+            best_segment = s;
+          }
+        }
+      }
+      if (best == 1000 && base + size <= 300) {
+        best_offset = base;
+        best_segment = segments.size();
+        segments.emplace_back(size);
+        best = size;
+      }
+      const auto block = allocator->Allocate(Bytes(static_cast<int64_t>(size)));
+      ASSERT_EQ(block.has_value(), best != 1000);
+      if (!block) continue;
+      ASSERT_EQ(block->offset.count(), static_cast<int64_t>(best_offset));
+      const auto [segment, at] = locate(block->offset);
+      ASSERT_EQ(segment, best_segment);
+      std::fill_n(segments[segment].begin() + static_cast<std::ptrdiff_t>(at), size, true);
+      live.push_back(*block);
+    }
+  }
+}
+
+TEST(PyTorchTest, RoundsAndPoolsAsDocumented) {
+  const auto allocator = MakeAllocator("pytorch", Bytes::GiB(1), Bytes(512));
+  EXPECT_EQ(allocator->Allocate(Bytes(1))->size, Bytes(512));
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(2));
+  EXPECT_EQ(allocator->Allocate(Bytes::MiB(1))->offset, Bytes(512));  // the same small segment
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(2));
+  EXPECT_EQ(allocator->Allocate(Bytes::MiB(1) + Bytes(1))->size, Bytes::MiB(1) + Bytes(512));
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(22));
+  // What is left of the large segment serves, a segment of its own is 2 MiB aligned, and what is
+  // too little to split off stays with the block.
+  EXPECT_EQ(allocator->Allocate(Bytes::MiB(15))->size, Bytes::MiB(15));
+  EXPECT_EQ(allocator->Allocate(Bytes::KiB(11 * 1024 + 512))->size, Bytes::MiB(12));
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(34));
+  EXPECT_EQ(allocator->driver_calls().size(), 3u);
+}
+
+TEST(PyTorchTest, GivesIdleSegmentsBackWhenMemoryRunsOut) {
+  const auto allocator = MakeAllocator("pytorch", Bytes::MiB(64), Bytes(512));
+  const auto a = allocator->Allocate(Bytes::MiB(30));
+  const auto b = allocator->Allocate(Bytes::MiB(20));
+  allocator->Free(*a);
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(50));
+  EXPECT_EQ(allocator->Stats().largest_free, Bytes::MiB(44));
+  const auto c = allocator->Allocate(Bytes::MiB(40));
+  ASSERT_TRUE(c);
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(60));
+  ASSERT_EQ(allocator->driver_calls().size(), 4u);
+  EXPECT_EQ(allocator->driver_calls()[2].kind, DriverCall::Kind::kFree);
+  EXPECT_EQ(allocator->driver_calls()[2].range.size, Bytes::MiB(30));
+  allocator->Free(*b);
+  allocator->Free(*c);
+}
+
+// 100 MiB cached serve 30 MiB, unless they are too large to split; then only one of the cached
+// segments goes back.
+TEST(PyTorchTest, LeavesOversizedBlocksWhole) {
+  const auto run = [](const std::string& specification) {
+    const auto allocator = MakeAllocator(specification, Bytes::MiB(140), Bytes(512));
+    const auto a = allocator->Allocate(Bytes::MiB(100));
+    const auto b = allocator->Allocate(Bytes::MiB(24));
+    allocator->Free(*a);
+    allocator->Free(*b);
+    allocator->Allocate(Bytes::MiB(30));
+    return allocator->Reserved();
+  };
+  EXPECT_EQ(run("pytorch"), Bytes::MiB(124));
+  EXPECT_EQ(run("pytorch:max_split_size=64MiB"), Bytes::MiB(54));
+}
+
+TEST(PyTorchTest, ExpandsSegmentsInPlace) {
+  const auto allocator =
+      MakeAllocator("pytorch:expandable_segments=true", Bytes::MiB(128), Bytes(512));
+  const auto a = allocator->Allocate(Bytes::MiB(30));
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(40));
+  const auto b = allocator->Allocate(Bytes::MiB(50));  // 10 MiB are there, 40 more are mapped
+  EXPECT_EQ(b->offset, a->end());
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(80));
+  allocator->Free(*a);
+  allocator->Free(*b);
+  const auto c = allocator->Allocate(Bytes::MiB(100));  // the two have merged; 20 MiB more
+  EXPECT_EQ(c->offset, a->offset);
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(100));
+  allocator->Free(*c);
+  // Memory that the small pool needs comes from pages of the large one.
+  std::vector<Block> small;
+  for (int i = 0; i < 40; ++i) small.push_back(*allocator->Allocate(Bytes::MiB(1)));
+  EXPECT_EQ(allocator->Reserved(), Bytes::MiB(40));
+  EXPECT_EQ(allocator->driver_calls().back().kind, DriverCall::Kind::kMap);
+}
+
+// Pages 0 to 3 are taken, 0 and 2 given back; two pages are then had at an address of their own,
+// and again at the same one.
+TEST(StitchedTest, MapsPagesThatLieApartSideBySide) {
+  const Bytes page = Bytes::KiB(4);
+  Stitched allocator(page * 4, Bytes(512), page);
+  std::vector<Block> blocks;
+  for (int i = 0; i < 4; ++i) blocks.push_back(*allocator.Allocate(page, Hint::kLow));
+  EXPECT_EQ(blocks[3].offset, page * 3);
+  EXPECT_EQ(allocator.driver_calls().size(), 4u);
+  allocator.Free(blocks[0]);
+  allocator.Free(blocks[2]);
+  EXPECT_EQ(allocator.Stats().largest_free, page * 2);
+  const auto stitched = allocator.Allocate(page * 2, Hint::kLow);
+  ASSERT_TRUE(stitched);
+  EXPECT_EQ(stitched->offset, page * 4);
+  const auto calls = allocator.driver_calls();
+  ASSERT_EQ(calls.size(), 6u);
+  EXPECT_EQ(calls[4].range, (Block{page * 4, page}));
+  EXPECT_EQ(calls[4].physical, Bytes(0));
+  EXPECT_EQ(calls[5].range, (Block{page * 5, page}));
+  EXPECT_EQ(calls[5].physical, page * 2);
+  EXPECT_FALSE(allocator.Allocate(Bytes(1), Hint::kLow));
+  allocator.Free(*stitched);
+  EXPECT_EQ(allocator.Allocate(page * 2, Hint::kLow)->offset, page * 4);
+  EXPECT_EQ(allocator.driver_calls().size(), 6u);
+}
+
+TEST(StitchedTest, NeedsThePeakAndOnePageForEachBlock) {
+  std::mt19937 random(23);
+  for (int round = 0; round < 50; ++round) {
+    AllocationLog log;
+    std::vector<uint32_t> live;
+    size_t most = 0;
+    for (int step = 0; step < 300; ++step) {
+      if (live.empty() || random() % 2 == 0) {
+        live.push_back(log.Allocate(Bytes(static_cast<int64_t>(random() % 40'000))));
+        most = std::max(most, live.size());
+      } else {
+        const size_t victim = random() % live.size();
+        log.Free(live[victim]);
+        live.erase(live.begin() + static_cast<std::ptrdiff_t>(victim));
+      }
+    }
+    const Bytes page = Bytes::KiB(4);
+    Stitched allocator(log.Peak(Bytes(512)) + page * static_cast<int64_t>(most), Bytes(512), page);
+    EXPECT_FALSE(Replay(log, allocator));
+  }
+}
+
+// Blocks that are live together never share memory; which memory that is, a list of booleans and
+// the driver calls say.
+TEST(StitchedTest, AgreesWithANaiveModel) {
+  std::mt19937 random(29);
+  const Bytes page = Bytes::KiB(4);
+  constexpr int64_t kPages = 24;
+  for (int round = 0; round < 100; ++round) {
+    Stitched allocator(page * kPages, Bytes(512), page);
+    std::vector<bool> used(kPages);
+    std::map<Bytes, Bytes> mapped;  // address of a page -> its memory
+    size_t known = 0;
+    struct Held {
+      Block block;
+      std::vector<int64_t> pages;
+    };
+    std::vector<Held> live;
+    for (int step = 0; step < 200; ++step) {
+      if (!live.empty() && random() % 2 == 0) {
+        const size_t victim = random() % live.size();
+        allocator.Free(live[victim].block);
+        for (const int64_t taken : live[victim].pages) used[taken] = false;
+        live.erase(live.begin() + static_cast<std::ptrdiff_t>(victim));
+        continue;
+      }
+      const auto count = static_cast<int64_t>(1 + random() % 6);
+      const auto block = allocator.Allocate(page * count, Hint::kLow);
+      const auto calls = allocator.driver_calls();
+      for (; known < calls.size(); ++known) {
+        for (Bytes at; at < calls[known].range.size; at += page) {
+          ASSERT_TRUE(
+              mapped.emplace(calls[known].range.offset + at, *calls[known].physical + at).second);
+        }
+      }
+      ASSERT_EQ(block.has_value(), count <= std::count(used.begin(), used.end(), false));
+      if (!block) continue;
+      Held held{*block, {}};
+      for (Bytes at; at < block->size; at += page) {
+        const int64_t taken = mapped.at(block->offset + at).count() / page.count();
+        ASSERT_LT(taken, kPages);
+        ASSERT_FALSE(used[taken]);
+        used[taken] = true;
+        held.pages.push_back(taken);
+      }
+      live.push_back(held);
+    }
+  }
+}
+
 TEST(NativeTest, HasNoExternalFragmentation) {
   Native allocator(Bytes::MiB(16), Bytes(512));
   std::vector<Block> blocks;
@@ -184,55 +454,116 @@ TEST(NativeTest, SmallBlocksSharePagesAndGiveThemBack) {
   EXPECT_EQ(allocator.Reserved(), Bytes(0));
 }
 
-// Best fit by its definition: look at every gap between the live blocks.
-class NaiveBestFit {
+// A placement rule by its definition: look at every gap between the live blocks, lowest first.
+class NaiveArena {
  public:
-  explicit NaiveBestFit(int64_t capacity) : used_(static_cast<size_t>(capacity)) {}
+  struct Gap {
+    int64_t begin, end;
+    int64_t size() const { return end - begin; }
+  };
+  // The gap to take, or nullptr.
+  using Choice = const Gap* (*)(const std::vector<Gap>& gaps, int64_t size, Hint hint);
+
+  NaiveArena(int64_t capacity, Choice choose, bool hints)
+      : used_(static_cast<size_t>(capacity)), choose_(choose), hints_(hints) {}
 
   std::optional<int64_t> Allocate(int64_t size, Hint hint) {
-    int64_t best = -1;
-    int64_t best_size = 0;
+    std::vector<Gap> gaps;
     const auto capacity = static_cast<int64_t>(used_.size());
     for (int64_t begin = 0; begin < capacity;) {
       int64_t end = begin;
       while (end < capacity && !used_[end]) ++end;
-      if (end - begin >= size && (best < 0 || end - begin < best_size)) {
-        best = begin;
-        best_size = end - begin;
-      }
+      if (end > begin) gaps.push_back({begin, end});
       begin = end + 1;
     }
-    if (best < 0) return std::nullopt;
-    if (hint == Hint::kHigh) best += best_size - size;
-    std::fill_n(used_.begin() + best, size, true);
-    return best;
+    const Gap* const gap = choose_(gaps, size, hint);
+    if (gap == nullptr) return std::nullopt;
+    const int64_t offset = hints_ && hint == Hint::kHigh ? gap->end - size : gap->begin;
+    std::fill_n(used_.begin() + offset, size, true);
+    return offset;
   }
   void Free(int64_t offset, int64_t size) { std::fill_n(used_.begin() + offset, size, false); }
 
  private:
   std::vector<bool> used_;
+  const Choice choose_;
+  const bool hints_;
 };
 
-TEST(BestFitTest, AgreesWithANaiveModel) {
+using Gaps = std::vector<NaiveArena::Gap>;
+
+const NaiveArena::Gap* SmallestThatSuffices(const Gaps& gaps, int64_t size, Hint) {
+  const NaiveArena::Gap* best = nullptr;
+  for (const auto& gap : gaps) {
+    if (gap.size() >= size && (best == nullptr || gap.size() < best->size())) best = &gap;
+  }
+  return best;
+}
+
+const NaiveArena::Gap* LowestThatSuffices(const Gaps& gaps, int64_t size, Hint) {
+  for (const auto& gap : gaps) {
+    if (gap.size() >= size) return &gap;
+  }
+  return nullptr;
+}
+
+const NaiveArena::Gap* LastIfHigh(const Gaps& gaps, int64_t size, Hint hint) {
+  if (hint == Hint::kLow) return SmallestThatSuffices(gaps, size, hint);
+  return !gaps.empty() && gaps.back().size() >= size ? &gaps.back() : nullptr;
+}
+
+const NaiveArena::Gap* HighestIfHigh(const Gaps& gaps, int64_t size, Hint hint) {
+  if (hint == Hint::kLow) return SmallestThatSuffices(gaps, size, hint);
+  const NaiveArena::Gap* highest = nullptr;
+  for (const auto& gap : gaps) {
+    if (gap.size() >= size) highest = &gap;
+  }
+  return highest;
+}
+
+struct ModelCase {
+  std::string allocator;
+  NaiveArena::Choice choose;
+  bool hints = true;
+  int64_t capacity = 200, largest = 30;  // sizes of blocks are below
+};
+
+class AllocatorModel : public ::testing::TestWithParam<ModelCase> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    All, AllocatorModel,
+    ::testing::Values(ModelCase{"best-fit", SmallestThatSuffices},
+                      ModelCase{"first-fit", LowestThatSuffices, false},
+                      ModelCase{"high-end", LastIfHigh},
+                      ModelCase{"high-end:reading=text", HighestIfHigh},
+                      // Enough blocks for indices of several levels.
+                      ModelCase{"best-fit", SmallestThatSuffices, true, 4000, 30},
+                      ModelCase{"first-fit", LowestThatSuffices, false, 4000, 30},
+                      ModelCase{"high-end:reading=text", HighestIfHigh, true, 4000, 30}));
+
+TEST_P(AllocatorModel, AgreesWithTheDefinition) {
   std::mt19937 random(11);
-  for (int round = 0; round < 100; ++round) {
-    constexpr int64_t kCapacity = 200;
-    BestFit allocator{Bytes(kCapacity), Bytes(1)};
-    NaiveBestFit model(kCapacity);
+  const int64_t capacity = GetParam().capacity;
+  for (int64_t round = 0; round < 20'000 / capacity; ++round) {
+    const auto allocator = MakeAllocator(GetParam().allocator, Bytes(capacity), Bytes(1));
+    NaiveArena model(capacity, GetParam().choose, GetParam().hints);
     std::vector<Block> live;
-    for (int step = 0; step < 200; ++step) {
-      if (live.empty() || random() % 2 == 0) {
-        const auto size = static_cast<int64_t>(1 + random() % 30);
+    for (int64_t step = 0; step < capacity; ++step) {
+      // Fills up first, so that later requests meet many gaps.
+      if (live.empty() || random() % (step < capacity / 2 ? 4 : 2) != 0) {
+        const auto size = static_cast<int64_t>(1 + random() % GetParam().largest);
         const Hint hint = random() % 4 == 0 ? Hint::kHigh : Hint::kLow;
-        const auto block = allocator.Allocate(Bytes(size), hint);
+        const Bytes largest = allocator->LargestFree(hint);
+        const auto block = allocator->Allocate(Bytes(size), hint);
         const auto expected = model.Allocate(size, hint);
         ASSERT_EQ(block.has_value(), expected.has_value());
+        ASSERT_EQ(block.has_value(), largest >= Bytes(size));
         if (!block) continue;
         ASSERT_EQ(block->offset.count(), *expected);
         live.push_back(*block);
       } else {
         const size_t victim = random() % live.size();
-        allocator.Free(live[victim]);
+        allocator->Free(live[victim]);
         model.Free(live[victim].offset.count(), live[victim].size.count());
         live.erase(live.begin() + static_cast<std::ptrdiff_t>(victim));
       }

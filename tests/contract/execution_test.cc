@@ -23,6 +23,7 @@ struct Case {
   std::string policy;
   std::string preset;
   Network (*network)();
+  std::string allocator = "best-fit";
 };
 
 std::vector<Case> Cases() {
@@ -37,6 +38,13 @@ std::vector<Case> Cases() {
       }
     }
   }
+  for (const char* allocator :
+       {"first-fit:granularity=1KiB", "high-end", "high-end:reading=text", "cnmem:initial=8KiB",
+        "pytorch", "pytorch:expandable_segments=true", "native", "stitched:page=4KiB"}) {
+    for (const char* policy : {"vdnn-all", "vdnn-conv:order=prefetch-first"}) {
+      cases.push_back({policy, "torch", testing::Residual, allocator});
+    }
+  }
   return cases;
 }
 
@@ -49,7 +57,9 @@ class ExecutionContract : public ::testing::TestWithParam<Case> {
     RegisterBuiltinPolicies(registry_);
   }
 
-  spillway::Setup SetupFor(Bytes memory) const { return {trace_, device_, cost_, memory}; }
+  spillway::Setup SetupFor(Bytes memory) const {
+    return {trace_, device_, cost_, memory, GetParam().allocator};
+  }
 
   Execution Execute(const std::string& policy, Bytes memory,
                     std::optional<uint64_t> drain_seed = std::nullopt) const {
@@ -66,7 +76,8 @@ class ExecutionContract : public ::testing::TestWithParam<Case> {
 INSTANTIATE_TEST_SUITE_P(All, ExecutionContract, ::testing::ValuesIn(Cases()),
                          [](const auto& test) {
                            std::string name = test.param.policy + "_" + test.param.preset + "_" +
-                                              test.param.network().name();
+                                              test.param.network().name() + "_" +
+                                              test.param.allocator;
                            std::replace_if(
                                name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
                                '_');

@@ -38,9 +38,13 @@ struct Result {
   std::map<TensorId, uint64_t> left;        // hashes of what persists
 };
 
+// PyTorch's is left out: its segments are larger than all tensors of a random trace together, and
+// its largest free block says nothing of smaller ones. The execution tests have it.
 std::string AllocatorName(uint8_t number) {
-  const auto all = Allocators();
-  return all[number % all.size()].name;
+  constexpr std::array<const char*, 8> kAllocators{
+      "best-fit", "first-fit", "high-end",           "high-end:reading=text",
+      "cnmem",    "native",    "stitched:page=4KiB", "stitched:page=8KiB"};
+  return kAllocators[number % kAllocators.size()];
 }
 
 Bytes Alignment(uint8_t number) {
@@ -105,7 +109,7 @@ class CaseRunner {
   // On the CPU; nullopt if something was thrown.
   std::optional<Result> Execute(std::string_view what, std::optional<uint64_t> drain_seed) {
     MixingOps ops(made_.trace);
-    CpuBackend backend(made_.trace, {made_.device.memory, made_.device.host_memory, 11, drain_seed},
+    CpuBackend backend(made_.trace, {Bytes::Unlimited(), made_.device.host_memory, 11, drain_seed},
                        [&](const Op& op, const auto& inputs, const auto& outputs, uint64_t seed) {
                          ops.Run(op, inputs, outputs, seed);
                        });

@@ -19,7 +19,7 @@ struct RandomCase {
   uint8_t budget = 0;     // 0: ample; otherwise a part of what the largest op needs, and up
   uint8_t host_pool = 0;  // 0: ample; otherwise none, or little
   uint8_t alignment = 0;
-  uint8_t allocator = 0;     // of `Allocators()`
+  uint8_t allocator = 0;     // one of a list
   uint8_t charge_input = 0;  // odd: inputs are copied in
   uint8_t drain_seed = 0;
 };

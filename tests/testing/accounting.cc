@@ -23,17 +23,29 @@ bool Persists(const Trace& trace, TensorId tensor) {
 
 std::optional<Block> AccountingAllocator::Allocate(Bytes size, Hint hint) {
   const MemoryStats before = Stats();
+  const Bytes largest = LargestFree(hint);
   const auto block = ForwardingAllocator::Allocate(size, hint);
   const Bytes rounded = RoundUp(std::max(size, Bytes(1)), granularity_);
   if (!block) {
     if (!Same(before, Stats())) Fail("a refused request changed the allocator");
-    if (before.largest_free >= rounded) Fail("a request was refused that would have fitted");
+    if (largest >= rounded) Fail("a request was refused that would have fitted");
     return block;
   }
-  if (block->size != rounded) {
+  if (block->size < rounded || block->size.count() % granularity_.count() != 0) {
     Fail(fmt::format("{} bytes were rounded to {}", size.count(), block->size.count()));
   }
-  if (block->offset < Bytes(0) || block->end() > capacity_) Fail("a block lies outside the arena");
+  const auto calls = driver_calls();
+  for (; driver_calls_ < calls.size(); ++driver_calls_) pages_.Note(calls[driver_calls_]);
+  pages_.ForEach(*block, [&](const Block& memory) {
+    if (memory.offset < Bytes(0) || memory.end() > capacity_) {
+      Fail("a block lies outside the arena");
+    }
+  });
+  if (!pages_.empty()) {
+    for (const auto& [offset, sizes] : live_) {
+      if (pages_.Overlap(*block, {offset, sizes.first})) Fail("two live blocks share memory");
+    }
+  }
   const auto next = live_.lower_bound(block->offset);
   const bool before_next = next == live_.end() || block->end() <= next->first;
   const bool after_previous =

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/core/page_table.h"
 #include "sim/core/report.h"
 #include "tests/testing/forwarding.h"
 
@@ -47,6 +48,8 @@ class AccountingAllocator final : public ForwardingAllocator {
   const Bytes capacity_;
   const Bytes granularity_;
   std::map<Bytes, std::pair<Bytes, Bytes>> live_;  // offset -> size, requested
+  PageTable pages_;
+  size_t driver_calls_ = 0;  // that `pages_` knows of
   std::vector<Call> calls_;
   std::vector<std::string> violations_;
 };

@@ -26,6 +26,7 @@ class ForwardingBackend : public Backend {
   StreamTimes TakeTimeline() override { return backend_.TakeTimeline(); }
   void OnAllocate(const Block& block) override { backend_.OnAllocate(block); }
   void OnFree(const Block& block) override { backend_.OnFree(block); }
+  void OnDriverCall(const DriverCall& call) override { backend_.OnDriverCall(call); }
   void OnAbandon(const Block& block, bool host) override { backend_.OnAbandon(block, host); }
   void OnArrive(TensorId tensor, const Block& block, bool host) override {
     backend_.OnArrive(tensor, block, host);
@@ -45,8 +46,16 @@ class ForwardingAllocator : public Allocator {
     return allocator_.Allocate(size, hint);
   }
   void Free(const Block& block) override { allocator_.Free(block); }
+  void UseStream(uint64_t stream) override { allocator_.UseStream(stream); }
+  void EmptyCache() override { allocator_.EmptyCache(); }
+  std::optional<std::vector<Block>> Adopt(const HeldSegment& segment) override {
+    return allocator_.Adopt(segment);
+  }
   MemoryStats Stats() const override { return allocator_.Stats(); }
+  Bytes LargestFree(Hint hint) const override { return allocator_.LargestFree(hint); }
   Bytes Reserved() const override { return allocator_.Reserved(); }
+  std::span<const DriverCall> driver_calls() const override { return allocator_.driver_calls(); }
+  bool UsesDriver() const override { return allocator_.UsesDriver(); }
 
  private:
   Allocator& allocator_;

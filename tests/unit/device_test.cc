@@ -53,6 +53,18 @@ direct = 1
 [efficiency.bwd_filter]
 )";
 
+TEST(DeviceTest, MappingCostsWhatTheFileSaysOrElseWhatMallocDoes) {
+  const Device plain = ParseDevice(kToy, "toy.toml");
+  EXPECT_EQ(plain.page_map.fixed, plain.device_malloc.fixed);
+  EXPECT_EQ(plain.page_unmap.per_mib, plain.device_free.per_mib);
+  std::string text(kToy);
+  text.insert(text.find("[efficiency]"), "map_fixed = \"1us\"\nmap_per_mib = \"2us\"\n");
+  const Device measured = ParseDevice(text, "toy.toml");
+  EXPECT_EQ(measured.page_map.fixed, Duration::Microseconds(1));
+  EXPECT_EQ(measured.page_map.per_mib, Duration::Microseconds(2));
+  EXPECT_EQ(measured.page_unmap.fixed, plain.device_free.fixed);
+}
+
 // What reading `kToy` with `from` replaced by `to` says, without the directory.
 std::string ErrorOfEdit(std::string_view from, std::string_view to) {
   const TemporaryDirectory directory;

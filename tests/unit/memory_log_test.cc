@@ -225,7 +225,7 @@ TEST(PyTorchSnapshotTest, BoundsDepthAndBreadth) {
   // A list that contains itself is only a value referred to a second time.
   EXPECT_THAT(ErrorOf(std::string("\x80\x04]\x94(h\x00"
                                   "e.",
-                                  8)),
+                                  9)),
               HasSubstr("not a memory snapshot"));
 }
 

@@ -1,8 +1,8 @@
 // A hash table from addresses to small numbers, for as many addresses as are live.
 //
 // Open addressing with linear probing; erasing moves followers back, so that a table that lives
-// through millions of events does not fill up with tombstones. Nothing iterates over it in hash
-// order.
+// through millions of events does not fill up with tombstones. It cannot be
+// iterated over.
 
 #ifndef SPILLWAY_TRACES_IMPORT_ADDRESS_TABLE_H_
 #define SPILLWAY_TRACES_IMPORT_ADDRESS_TABLE_H_
@@ -53,14 +53,6 @@ class AddressTable {
     }
     entries_[hole].used = false;
     --size_;
-  }
-
-  // Calls `visit(address, value)` for each entry in no particular order: sort what comes of it.
-  template <typename Visit>
-  void ForEach(const Visit& visit) const {
-    for (const Entry& entry : entries_) {
-      if (entry.used) visit(entry.address, entry.value);
-    }
   }
 
  private:

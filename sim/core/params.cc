@@ -1,4 +1,4 @@
-#include "policies/params.h"
+#include "sim/core/params.h"
 
 #include <fmt/format.h>
 
@@ -66,6 +66,26 @@ void Params::Finish() const {
     }
     throw UsageError(fmt::format("{}: {}", owner_, UnknownName("parameter", name, names)));
   }
+}
+
+Specification ParseSpecification(std::string_view kind, std::string_view text) {
+  const size_t colon = std::min(text.find(':'), text.size());
+  Specification specification{std::string(text.substr(0, colon)), {}};
+  std::string_view rest = text.substr(std::min(colon + 1, text.size()));
+  while (!rest.empty()) {
+    const size_t comma = std::min(rest.find(','), rest.size());
+    const std::string_view item = rest.substr(0, comma);
+    const size_t equals = item.find('=');
+    if (equals == std::string_view::npos || equals == 0) {
+      throw UsageError(fmt::format("{} '{}': '{}' is not key=value", kind, text, item));
+    }
+    const std::string key(item.substr(0, equals));
+    if (!specification.values.emplace(key, item.substr(equals + 1)).second) {
+      throw UsageError(fmt::format("{} '{}': '{}' is given twice", kind, text, key));
+    }
+    rest.remove_prefix(std::min(comma + 1, rest.size()));
+  }
+  return specification;
 }
 
 }  // namespace spillway

@@ -1,0 +1,49 @@
+// Offline placement: offsets for blocks whose sizes and lifetimes are known in advance, in as
+// little memory as can be found.
+//
+// The problem (dynamic storage allocation) is NP-hard. A packing is the best of several heuristics,
+// improved by moving the blocks that stick out to the front, and of an exact search with a limit on
+// the nodes that it visits; there is no clock, so the same intervals give the same offsets. Blocks
+// that live throughout lie at the bottom, and stretches of time that no other block connects are
+// packed apart: neither costs anything.
+
+#ifndef SPILLWAY_SIM_ALLOC_PACKING_H_
+#define SPILLWAY_SIM_ALLOC_PACKING_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sim/alloc/allocation_log.h"
+#include "sim/core/units.h"
+
+namespace spillway {
+
+// A block that is live in the half-open range [begin, end) of steps.
+struct LiveInterval {
+  int64_t begin = 0;
+  int64_t end = 0;
+  Bytes size;
+};
+
+struct Packing {
+  std::vector<Bytes> offsets;  // by interval
+  Bytes height;                // the end of the highest block
+  Bytes bound;                 // the largest sum of live sizes: no packing is lower
+};
+
+struct PackingOptions {
+  Bytes granularity = Bytes(512);  // sizes are rounded up to a multiple of it
+  int improvements = 60;           // rounds of moving blocks to the front
+  int64_t nodes = 20'000;          // of the exact search, in all
+};
+
+// REQUIRES: begin < end and size >= 0 in each interval, granularity > 0.
+Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& options = {});
+
+// The lifetime of each block of a log, in its steps; what is not given back lives to the end.
+std::vector<LiveInterval> IntervalsOf(const AllocationLog& log);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_ALLOC_PACKING_H_

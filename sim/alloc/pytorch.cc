@@ -1,0 +1,363 @@
+#include "sim/alloc/pytorch.h"
+
+#include <algorithm>
+
+#include "sim/core/error.h"
+
+namespace spillway {
+namespace {
+
+constexpr Bytes kGranule(512);
+constexpr Bytes kLargestSmall = Bytes::MiB(1);
+constexpr Bytes kSmallSegment = Bytes::MiB(2);
+constexpr Bytes kLargeSegment = Bytes::MiB(20);
+constexpr Bytes kOwnSegment = Bytes::MiB(10);  // the smallest request that gets one
+constexpr Bytes kPage = Bytes::MiB(2);
+// Enough addresses that they never run out before memory does.
+constexpr Bytes kAddressSpace = Bytes::GiB(int64_t{1} << 24);
+
+Bytes SegmentFor(Bytes size) {
+  if (size <= kLargestSmall) return kSmallSegment;
+  return size < kOwnSegment ? kLargeSegment : RoundUp(size, kPage);
+}
+
+}  // namespace
+
+PyTorch::PyTorch(Bytes capacity, const Options& options)
+    : capacity_(capacity), options_(options), addresses_(kAddressSpace, kPage) {
+  first_pools_[0] = 0;
+  AddPools();
+}
+
+void PyTorch::AddPools() {
+  for (const bool small : {true, false}) {
+    const auto pool = static_cast<uint32_t>(pools_.size());
+    pools_.emplace_back().page = small ? kSmallSegment : kLargeSegment;
+    if (!options_.expandable_segments || capacity_ < kSmallSegment) continue;
+    // Twice the memory, so that addresses run out later than memory does.
+    const auto range = addresses_.Allocate(
+        RoundUp(2 * std::min(capacity_, Bytes::GiB(int64_t{1} << 20)), kLargeSegment), Hint::kLow);
+    if (!range) continue;  // so many streams that addresses have run out
+    const uint32_t chunk = chunks_.AddSegment(range->offset, range->size);
+    SetPool(chunk, pool);
+    chunks_[chunk].requested = ChunkList::kUnmapped;
+    pools_[pool].unmapped.Insert({range->offset, range->size, chunk});
+  }
+}
+
+void PyTorch::UseStream(uint64_t stream) {
+  const auto [found, added] = first_pools_.emplace(stream, static_cast<uint32_t>(pools_.size()));
+  first_pool_ = found->second;
+  if (added) AddPools();
+}
+
+template <typename Predicate>
+std::vector<uint32_t> PyTorch::Select(Predicate wanted) const {
+  std::vector<uint32_t> selected;
+  for (uint32_t chunk = 0; chunk < chunks_.end(); ++chunk) {
+    if (wanted(chunk)) selected.push_back(chunk);
+  }
+  std::sort(selected.begin(), selected.end(),
+            [&](uint32_t a, uint32_t b) { return chunks_[a].offset < chunks_[b].offset; });
+  return selected;
+}
+
+// --- Blocks
+// ---------------------------------------------------------------------------------------
+
+void PyTorch::SetPool(uint32_t chunk, uint32_t pool) {
+  if (chunk >= pool_of_.size()) pool_of_.resize(chunk + 1);
+  pool_of_[chunk] = pool;
+}
+
+uint32_t PyTorch::CutLow(uint32_t chunk, Bytes size) {
+  const uint32_t low = chunks_.CutLow(chunk, size);
+  SetPool(low, pool_of_[chunk]);
+  return low;
+}
+
+void PyTorch::AddFree(uint32_t chunk) {
+  chunks_[chunk].requested = ChunkList::kFree;
+  PoolOf(chunk).free.Insert({chunks_[chunk].size, chunks_[chunk].offset, chunk});
+}
+
+void PyTorch::RemoveFree(uint32_t chunk) {
+  PoolOf(chunk).free.Erase({chunks_[chunk].size, chunks_[chunk].offset, chunk});
+}
+
+void PyTorch::AddMerged(uint32_t chunk) {
+  if (const uint32_t next = chunks_.FreeNext(chunk); next != ChunkList::kNone) {
+    RemoveFree(next);
+    chunks_.JoinNext(chunk);
+  }
+  if (const uint32_t previous = chunks_.FreePrevious(chunk); previous != ChunkList::kNone) {
+    RemoveFree(previous);
+    chunks_.JoinNext(previous);
+    chunk = previous;
+  }
+  AddFree(chunk);
+}
+
+bool PyTorch::ShouldSplit(Bytes block, Bytes size, bool small) const {
+  const Bytes rest = block - size;
+  if (small || options_.expandable_segments) return rest >= kGranule;
+  return size < options_.max_split_size && rest > kLargestSmall;
+}
+
+std::optional<Block> PyTorch::Allocate(Bytes size, Hint) {
+  const Bytes rounded = RoundUp(std::max(size, Bytes(1)), kGranule);
+  const uint32_t pool = PoolFor(rounded <= kLargestSmall);
+  uint32_t chunk = TakeCached(rounded, pool);
+  if (chunk == ChunkList::kNone) chunk = TakeNew(rounded, pool);
+  if (chunk == ChunkList::kNone && ReleaseOversized(rounded)) chunk = TakeNew(rounded, pool);
+  if (chunk == ChunkList::kNone && ReleaseAll()) chunk = TakeNew(rounded, pool);
+  if (chunk == ChunkList::kNone) return std::nullopt;
+  return Take(chunk, size);
+}
+
+Block PyTorch::Take(uint32_t chunk, Bytes requested) {
+  const Bytes rounded = RoundUp(std::max(requested, Bytes(1)), kGranule);
+  if (ShouldSplit(chunks_[chunk].size, rounded, IsSmall(pool_of_[chunk]))) {
+    const uint32_t taken = CutLow(chunk, rounded);
+    AddFree(chunk);
+    chunk = taken;
+  }
+  chunks_[chunk].requested = requested.count();
+  requested_ += requested;
+  allocated_ += chunks_[chunk].size;
+  return {chunks_[chunk].offset, chunks_[chunk].size, chunk};
+}
+
+std::optional<std::vector<Block>> PyTorch::Adopt(const HeldSegment& segment) {
+  if (options_.expandable_segments) return Allocator::Adopt(segment);
+  UseStream(segment.stream);
+  uint32_t rest = AddSegment(segment.size, PoolFor(segment.small));
+  if (rest == ChunkList::kNone) return std::nullopt;
+  const Bytes begin = chunks_[rest].offset;
+  std::vector<Block> blocks;
+  for (size_t i = 0; i < segment.blocks.size(); ++i) {
+    const HeldSegment::Held& held = segment.blocks[i];
+    if (const Bytes before = begin + held.offset - chunks_[rest].offset; before > Bytes(0)) {
+      AddFree(CutLow(rest, before));
+    }
+    // Up to the next block; what could not have been split off belongs to this one.
+    const Bytes end =
+        i + 1 < segment.blocks.size() ? begin + segment.blocks[i + 1].offset : begin + segment.size;
+    uint32_t chunk = rest;
+    if (chunks_[rest].offset + chunks_[rest].size > end) {
+      chunk = CutLow(rest, end - chunks_[rest].offset);
+    }
+    blocks.push_back(Take(chunk, held.requested));
+  }
+  if (blocks.empty()) AddFree(rest);
+  return blocks;
+}
+
+void PyTorch::Free(const Block& block) {
+  chunks_.CheckTaken(block);
+  requested_ -= Bytes(chunks_[block.handle].requested);
+  allocated_ -= block.size;
+  AddMerged(block.handle);
+}
+
+// --- Where memory comes from
+// ----------------------------------------------------------------------
+
+uint32_t PyTorch::TakeCached(Bytes size, uint32_t pool) {
+  SizeBins& free = pools_[pool].free;
+  const auto fit = free.BestFit(size);
+  if (!fit) return ChunkList::kNone;
+  const bool oversized = fit->size >= options_.max_split_size;
+  if (oversized && size < options_.max_split_size) return ChunkList::kNone;
+  if (oversized && fit->size >= size + kLargeSegment) return ChunkList::kNone;
+  free.Erase(*fit);
+  return fit->chunk;
+}
+
+uint32_t PyTorch::TakeNew(Bytes size, uint32_t pool) {
+  return options_.expandable_segments ? TakeExpanded(size, pool) : TakeSegment(size, pool);
+}
+
+uint32_t PyTorch::TakeSegment(Bytes size, uint32_t pool) {
+  return AddSegment(SegmentFor(size), pool);
+}
+
+uint32_t PyTorch::AddSegment(Bytes segment, uint32_t pool) {
+  if (segment > capacity_ - reserved_) return ChunkList::kNone;
+  const auto range = addresses_.Allocate(segment, Hint::kLow);
+  if (!range) return ChunkList::kNone;
+  segments_.emplace(range->offset, *range);
+  reserved_ += segment;
+  Log(DriverCall::Kind::kMalloc, range->offset, segment);
+  const uint32_t chunk = chunks_.AddSegment(range->offset, segment);
+  SetPool(chunk, pool);
+  return chunk;
+}
+
+// The lowest run of free and unmapped chunks that is long enough and not all mapped.
+uint32_t PyTorch::TakeExpanded(Bytes size, uint32_t index) {
+  Pool& pool = pools_[index];
+  const auto usable = [&](uint32_t chunk) {
+    return chunk != ChunkList::kNone && !chunks_[chunk].taken();
+  };
+  for (auto hole = pool.unmapped.Lowest(Bytes(1)); hole; hole = pool.unmapped.After(hole->offset)) {
+    uint32_t chunk = hole->chunk;
+    if (usable(chunks_[chunk].previous)) chunk = chunks_[chunk].previous;
+    Bytes length, missing;
+    for (uint32_t at = chunk; usable(at) && length < size; at = chunks_[at].next) {
+      if (!chunks_[at].free()) missing += ToMap(at, size - length);
+      length += chunks_[at].size;
+    }
+    if (length < size) continue;
+    if (missing > capacity_ - reserved_) return ChunkList::kNone;
+    if (!chunks_[chunk].free()) chunk = Map(chunk, size);
+    while (chunks_[chunk].size < size) {
+      chunk = Map(chunks_[chunk].next, size - chunks_[chunk].size);
+    }
+    RemoveFree(chunk);
+    return chunk;
+  }
+  return ChunkList::kNone;
+}
+
+Bytes PyTorch::ToMap(uint32_t chunk, Bytes size) const {
+  const Bytes page = pools_[pool_of_[chunk]].page;
+  return std::min(RoundUp(size, page), chunks_[chunk].size);
+}
+
+uint32_t PyTorch::Map(uint32_t chunk, Bytes size) {
+  Pool& pool = PoolOf(chunk);
+  const Bytes mapped = ToMap(chunk, size);
+  reserved_ += mapped;
+  Log(DriverCall::Kind::kMap, chunks_[chunk].offset, mapped);
+  pool.unmapped.Erase(chunks_[chunk].offset);
+  uint32_t low = chunk;
+  if (mapped < chunks_[chunk].size) {
+    low = CutLow(chunk, mapped);
+    pool.unmapped.Insert({chunks_[chunk].offset, chunks_[chunk].size, chunk});
+  }
+  const uint32_t previous = chunks_.FreePrevious(low);
+  AddMerged(low);
+  return previous != ChunkList::kNone ? previous : low;
+}
+
+// --- Where it goes back to
+// ------------------------------------------------------------------------
+
+void PyTorch::ReleaseSegment(uint32_t chunk) {
+  RemoveFree(chunk);
+  const auto segment = segments_.find(chunks_[chunk].offset);
+  SPILLWAY_CHECK(segment != segments_.end());
+  Log(DriverCall::Kind::kFree, segment->second.offset, segment->second.size);
+  reserved_ -= segment->second.size;
+  addresses_.Free(segment->second);
+  segments_.erase(segment);
+  chunks_.RemoveSegment(chunk);
+}
+
+bool PyTorch::ReleaseOversized(Bytes size) {
+  if (options_.max_split_size == Bytes::Unlimited() || options_.expandable_segments) return false;
+  const Bytes wanted = std::max(size, options_.max_split_size);
+  std::vector<uint32_t> oversized = Select([&](uint32_t chunk) {
+    return IsIdle(chunk) && !IsSmall(pool_of_[chunk]) &&
+           chunks_[chunk].size >= options_.max_split_size;
+  });
+  std::stable_sort(oversized.begin(), oversized.end(),
+                   [&](uint32_t a, uint32_t b) { return chunks_[a].size < chunks_[b].size; });
+  const auto enough = std::find_if(oversized.begin(), oversized.end(),
+                                   [&](uint32_t chunk) { return chunks_[chunk].size >= wanted; });
+  if (enough != oversized.end()) {
+    ReleaseSegment(*enough);
+    return true;
+  }
+  Bytes released;
+  for (; released < wanted && !oversized.empty(); oversized.pop_back()) {
+    released += chunks_[oversized.back()].size;
+    ReleaseSegment(oversized.back());
+  }
+  return released >= wanted;
+}
+
+bool PyTorch::ReleaseAll() {
+  const Bytes before = reserved_;
+  if (options_.expandable_segments) {
+    const auto cached = [&](uint32_t chunk) {
+      return chunks_[chunk].free() && WholePages(chunk).size > Bytes(0);
+    };
+    for (const uint32_t chunk : Select(cached)) UnmapPages(chunk);
+  } else {
+    for (const uint32_t chunk : Select([&](uint32_t c) { return IsIdle(c); })) {
+      ReleaseSegment(chunk);
+    }
+  }
+  return reserved_ < before;
+}
+
+Block PyTorch::WholePages(uint32_t chunk) const {
+  // Each segment begins at a multiple of either page size.
+  const Bytes page = pools_[pool_of_[chunk]].page;
+  const Bytes begin = RoundUp(chunks_[chunk].offset, page);
+  const Bytes end = RoundDown(chunks_[chunk].offset + chunks_[chunk].size, page);
+  return {begin, std::max(end - begin, Bytes(0))};
+}
+
+void PyTorch::UnmapPages(uint32_t chunk) {
+  Pool& pool = PoolOf(chunk);
+  const Block pages = WholePages(chunk);
+  RemoveFree(chunk);
+  if (const Bytes before = pages.offset - chunks_[chunk].offset; before > Bytes(0)) {
+    AddFree(CutLow(chunk, before));
+  }
+  if (pages.size < chunks_[chunk].size) {
+    const uint32_t low = CutLow(chunk, pages.size);
+    AddFree(chunk);
+    chunk = low;
+  }
+  Log(DriverCall::Kind::kUnmap, pages.offset, pages.size);
+  reserved_ -= pages.size;
+  chunks_[chunk].requested = ChunkList::kUnmapped;
+  const auto is_hole = [&](uint32_t other) {
+    return other != ChunkList::kNone && chunks_[other].requested == ChunkList::kUnmapped;
+  };
+  if (const uint32_t next = chunks_[chunk].next; is_hole(next)) {
+    pool.unmapped.Erase(chunks_[next].offset);
+    chunks_.JoinNext(chunk);
+  }
+  if (const uint32_t previous = chunks_[chunk].previous; is_hole(previous)) {
+    pool.unmapped.Erase(chunks_[previous].offset);
+    chunks_.JoinNext(previous);
+    chunk = previous;
+  }
+  pool.unmapped.Insert({chunks_[chunk].offset, chunks_[chunk].size, chunk});
+}
+
+// A request finds what is cached, or what the driver has once everything idle has been given back.
+MemoryStats PyTorch::Stats() const {
+  const Pool& small = pools_[PoolFor(true)];
+  const Pool& large = pools_[PoolFor(false)];
+  Bytes left = capacity_ - reserved_;
+  for (uint32_t chunk = 0; chunk < chunks_.end(); ++chunk) {
+    if (!chunks_[chunk].free()) continue;
+    if (options_.expandable_segments) {
+      left += WholePages(chunk).size;
+    } else if (IsIdle(chunk)) {
+      left += chunks_[chunk].size;
+    }
+  }
+  Bytes largest = std::min(small.free.Largest(), kLargestSmall);
+  if (left >= kSmallSegment) largest = kLargestSmall;
+  if (large.free.Largest() > kLargestSmall) largest = large.free.Largest();
+  if (options_.expandable_segments) {
+    // New pages at the end, behind the part of a page that is free there.
+    const auto hole = large.unmapped.Highest(Bytes(1));
+    const uint32_t before = hole ? chunks_.FreePrevious(hole->chunk) : ChunkList::kNone;
+    Bytes there = RoundDown(left, kLargeSegment);
+    if (before != ChunkList::kNone) there += chunks_[before].size - WholePages(before).size;
+    if (there > kLargestSmall) largest = std::max(largest, there);
+  } else if (left >= kOwnSegment) {
+    largest = std::max(largest, RoundDown(left, kPage));
+  }
+  return {requested_, allocated_, reserved_, largest};
+}
+
+}  // namespace spillway

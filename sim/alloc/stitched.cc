@@ -1,0 +1,182 @@
+#include "sim/alloc/stitched.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "sim/core/error.h"
+
+namespace spillway {
+namespace {
+
+// Addresses that mean their own page, at most: more than any device has, and little enough that
+// stitched addresses after them can be had from an operating system.
+constexpr Bytes kWindow = Bytes::GiB(256);
+constexpr Bytes kAddressSpace = Bytes::GiB(int64_t{1} << 16);
+
+}  // namespace
+
+Stitched::Stitched(Bytes capacity, Bytes granularity, Bytes page)
+    : page_(page),
+      granularity_(granularity),
+      pages_(capacity.count() / page.count()),
+      window_(std::min(pages_, kWindow.count() / page.count())),
+      next_address_(page * window_) {
+  SPILLWAY_CHECK(granularity > Bytes(0) && page.count() % granularity.count() == 0);
+}
+
+// --- Pages
+// ----------------------------------------------------------------------------------------
+
+void Stitched::Create(int64_t end) {
+  if (end <= created_) return;
+  free_[created_] = end;
+  const auto grown = free_.find(created_);
+  if (grown != free_.begin() && std::prev(grown)->second == created_) {
+    std::prev(grown)->second = end;
+    free_.erase(grown);
+  }
+  if (const int64_t mapped = std::min(end, window_); mapped > created_) {
+    calls_.push_back({DriverCall::Kind::kMap,
+                      {page_ * created_, page_ * (mapped - created_)},
+                      page_ * created_});
+  }
+  created_ = end;
+}
+
+std::optional<Stitched::Pages> Stitched::TakePages(int64_t count) {
+  if (count > pages_ - used_) return std::nullopt;
+  Create(used_ + count);
+  auto best = free_.end();
+  for (auto run = free_.begin(); run != free_.end(); ++run) {
+    const int64_t length = run->second - run->first;
+    if (length < count) continue;
+    if (best == free_.end() || length < best->second - best->first) best = run;
+  }
+  used_ += count;
+  Pages pages;
+  for (auto run = best == free_.end() ? free_.begin() : best; count > 0; run = free_.begin()) {
+    const auto [begin, end] = *run;
+    const int64_t taken = std::min(count, end - begin);
+    pages.push_back({begin, begin + taken});
+    free_.erase(run);
+    if (begin + taken < end) free_[begin + taken] = end;
+    count -= taken;
+  }
+  return pages;
+}
+
+void Stitched::GivePages(const Pages& pages) {
+  for (const Run& run : pages) {
+    used_ -= run.length();
+    auto [begin, end] = run;
+    const auto next = free_.find(end);
+    if (next != free_.end()) {
+      end = next->second;
+      free_.erase(next);
+    }
+    const auto after = free_.lower_bound(begin);
+    if (after != free_.begin() && std::prev(after)->second == begin) {
+      std::prev(after)->second = end;
+    } else {
+      free_[begin] = end;
+    }
+  }
+}
+
+Bytes Stitched::AddressOf(const Pages& pages) {
+  if (pages.size() == 1 && pages[0].end <= window_) return page_ * pages[0].begin;
+  const auto [found, is_new] = stitched_.try_emplace(pages, next_address_);
+  if (is_new) {
+    for (const Run& run : pages) {
+      calls_.push_back(
+          {DriverCall::Kind::kMap, {next_address_, page_ * run.length()}, page_ * run.begin});
+      next_address_ += page_ * run.length();
+    }
+  }
+  return found->second;
+}
+
+// --- Blocks
+// ---------------------------------------------------------------------------------------
+
+uint32_t Stitched::NewLive() {
+  if (unused_.empty()) {
+    live_.emplace_back();
+    return static_cast<uint32_t>(live_.size() - 1);
+  }
+  const uint32_t handle = unused_.back();
+  unused_.pop_back();
+  live_[handle] = Live();
+  return handle;
+}
+
+std::optional<Block> Stitched::Allocate(Bytes size, Hint) {
+  SPILLWAY_CHECK(size >= Bytes(0));
+  Live live;
+  std::optional<Block> block;
+  if (size.count() <= page_.count() / 2) {
+    block = AllocateShared(size, live);
+  } else if (next_address_ + RoundUp(size, page_) <= kAddressSpace) {
+    const Bytes rounded = RoundUp(size, page_);
+    if (auto pages = TakePages(rounded.count() / page_.count())) {
+      live.pages = std::move(*pages);
+      block = Block{AddressOf(live.pages), rounded};
+    }
+  }
+  if (!block) return std::nullopt;
+  live.requested = size;
+  live.taken = true;
+  block->handle = NewLive();
+  live_[block->handle] = std::move(live);
+  requested_ += size;
+  allocated_ += block->size;
+  return block;
+}
+
+std::optional<Block> Stitched::AllocateShared(Bytes size, Live& live) {
+  const auto place = [&](int64_t page, SharedPage& shared) -> std::optional<Block> {
+    const auto inner = shared.blocks->Allocate(size, Hint::kLow);
+    if (!inner) return std::nullopt;
+    ++shared.live;
+    live.shared = page;
+    live.inner = *inner;
+    return Block{shared.address + inner->offset, inner->size};
+  };
+  for (auto& [page, shared] : shared_) {
+    if (const auto block = place(page, shared)) return block;
+  }
+  const auto pages = TakePages(1);
+  if (!pages) return std::nullopt;
+  SharedPage shared{AddressOf(*pages), std::make_unique<BestFit>(page_, granularity_), 0};
+  const auto entry = shared_.emplace(pages->front().begin, std::move(shared)).first;
+  return place(entry->first, entry->second);
+}
+
+void Stitched::Free(const Block& block) {
+  SPILLWAY_CHECK(block.handle < live_.size() && live_[block.handle].taken);
+  const Live live = std::exchange(live_[block.handle], Live());
+  unused_.push_back(block.handle);
+  requested_ -= live.requested;
+  allocated_ -= block.size;
+  if (live.shared < 0) {
+    GivePages(live.pages);
+    return;
+  }
+  const auto shared = shared_.find(live.shared);
+  shared->second.blocks->Free(live.inner);
+  if (--shared->second.live > 0) return;
+  shared_.erase(shared);
+  GivePages({{live.shared, live.shared + 1}});
+}
+
+MemoryStats Stitched::Stats() const {
+  Bytes largest = page_ * (pages_ - used_);
+  for (const auto& [page, shared] : shared_) {
+    const Bytes half(page_.count() / 2);
+    largest = std::max(largest, std::min(shared.blocks->Stats().largest_free, half));
+  }
+  return {requested_, allocated_, Reserved(), largest};
+}
+
+}  // namespace spillway

@@ -1,0 +1,68 @@
+// Which of the device's memory lies behind addresses, where an allocator maps pages itself.
+//
+// Without mappings every address is its own memory, which is so for all allocators but those that
+// map the same memory at several addresses. Mappings are never taken back.
+
+#ifndef SPILLWAY_SIM_CORE_PAGE_TABLE_H_
+#define SPILLWAY_SIM_CORE_PAGE_TABLE_H_
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+
+#include "sim/core/allocator.h"
+
+namespace spillway {
+
+class PageTable {
+ public:
+  // Notes what a call maps; of no effect if it does not say which memory.
+  void Note(const DriverCall& call) {
+    if (call.kind != DriverCall::Kind::kMap || !call.physical) return;
+    mapped_[call.range.offset] = {call.range.end(), *call.physical - call.range.offset};
+  }
+
+  bool empty() const { return mapped_.empty(); }
+
+  // Calls `visit` with each range of memory behind `addresses`, in the order of the addresses.
+  template <typename Visitor>
+  void ForEach(const Block& addresses, Visitor visit) const {
+    Bytes at = addresses.offset;
+    auto mapping = mapped_.upper_bound(at);
+    if (mapping != mapped_.begin()) --mapping;
+    for (; at < addresses.end() && mapping != mapped_.end(); ++mapping) {
+      if (mapping->second.end <= at) continue;
+      if (mapping->first >= addresses.end()) break;
+      if (mapping->first > at) {
+        visit(Block{at, mapping->first - at});
+        at = mapping->first;
+      }
+      const Bytes end = std::min(addresses.end(), mapping->second.end);
+      visit(Block{at + mapping->second.shift, end - at});
+      at = end;
+    }
+    if (at < addresses.end()) visit(Block{at, addresses.end() - at});
+  }
+
+  // Whether two ranges of addresses share memory.
+  bool Overlap(const Block& a, const Block& b) const {
+    bool shared = false;
+    ForEach(a, [&](const Block& one) {
+      ForEach(b, [&](const Block& other) {
+        shared |= one.offset < other.end() && other.offset < one.end();
+      });
+    });
+    return shared;
+  }
+
+ private:
+  struct Mapping {
+    Bytes end;    // of the addresses
+    Bytes shift;  // from an address to its memory
+  };
+  std::map<Bytes, Mapping> mapped_;  // by first address; disjoint
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_CORE_PAGE_TABLE_H_

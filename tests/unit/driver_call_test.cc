@@ -1,0 +1,54 @@
+// What the simulator charges for an allocator's calls of the driver.
+
+#include <gtest/gtest.h>
+
+#include "sim/engine/sim_backend.h"
+#include "tests/testing/fixtures.h"
+
+namespace spillway {
+namespace {
+
+using Kind = DriverCall::Kind;
+
+// Two kernels of 10 ns, issued back to back but for the call between them. A launch takes 1 ns of
+// the host's time. Returns when the second starts, in nanoseconds.
+int64_t SecondStart(Kind kind, bool before_the_first = false) {
+  Device device = testing::RoundDevice();
+  device.launch_overhead = Duration::Nanoseconds(1);
+  device.device_malloc.fixed = Duration::Nanoseconds(20);
+  device.device_free.fixed = Duration::Nanoseconds(30);
+  device.page_map.fixed = Duration::Nanoseconds(40);
+  device.page_unmap.fixed = Duration::Nanoseconds(50);
+  const testing::FixedCost cost;
+  SimBackend backend(device, cost);
+  const KernelRun run{0, 0, 1};
+  Launch launch;
+  launch.runs = {&run, 1};
+  launch.time = Duration::Nanoseconds(10);
+  const DriverCall call{kind, {Bytes(0), Bytes(100)}, std::nullopt};
+  if (before_the_first) backend.OnDriverCall(call);
+  backend.Enqueue(launch, {});
+  if (!before_the_first) backend.OnDriverCall(call);
+  backend.Enqueue(launch, {});
+  backend.Synchronize();
+  return backend.TakeTimeline()[0].at(1).start.picoseconds() / 1000;
+}
+
+// The host enqueues the first at 1, is held up until 1 + 20 and enqueues the second at 22.
+TEST(DriverCallTest, TakingMemoryHoldsUpTheHost) {
+  EXPECT_EQ(SecondStart(Kind::kMalloc), 22);
+  EXPECT_EQ(SecondStart(Kind::kMap), 42);
+}
+
+// The first runs from 1 to 11; only then the call begins.
+TEST(DriverCallTest, GivingMemoryBackWaitsForTheDeviceToo) {
+  EXPECT_EQ(SecondStart(Kind::kFree), 42);
+  EXPECT_EQ(SecondStart(Kind::kUnmap), 62);
+}
+
+TEST(DriverCallTest, WhatPrecedesTheIterationIsNoPartOfIt) {
+  EXPECT_EQ(SecondStart(Kind::kFree, /*before_the_first=*/true), 11);
+}
+
+}  // namespace
+}  // namespace spillway

@@ -1,0 +1,138 @@
+#include "sim/alloc/packing.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+namespace spillway {
+namespace {
+
+// Slow and obvious.
+void ExpectSound(const std::vector<LiveInterval>& intervals, const Packing& packing,
+                 Bytes granularity) {
+  ASSERT_EQ(packing.offsets.size(), intervals.size());
+  Bytes height, bound;
+  for (size_t i = 0; i < intervals.size(); ++i) {
+    const Bytes end =
+        packing.offsets[i] + RoundUp(std::max(intervals[i].size, Bytes(1)), granularity);
+    EXPECT_EQ(packing.offsets[i].count() % granularity.count(), 0);
+    EXPECT_GE(packing.offsets[i], Bytes(0));
+    height = std::max(height, end);
+    Bytes live;
+    for (size_t j = 0; j < intervals.size(); ++j) {
+      const LiveInterval& other = intervals[j];
+      if (other.begin <= intervals[i].begin && intervals[i].begin < other.end) {
+        live += RoundUp(std::max(other.size, Bytes(1)), granularity);
+      }
+      if (j == i || intervals[i].begin >= other.end || other.begin >= intervals[i].end) continue;
+      EXPECT_FALSE(packing.offsets[i] <= packing.offsets[j] && packing.offsets[j] < end)
+          << i << " and " << j << " overlap";
+    }
+    bound = std::max(bound, live);
+  }
+  EXPECT_EQ(packing.height, height);
+  EXPECT_EQ(packing.bound, bound);
+  EXPECT_GE(height, bound);
+}
+
+std::vector<LiveInterval> Draw(std::mt19937& random, int count, int64_t steps, int64_t largest) {
+  std::vector<LiveInterval> intervals;
+  for (int i = 0; i < count; ++i) {
+    const auto a = static_cast<int64_t>(random() % steps);
+    const auto b = static_cast<int64_t>(random() % steps);
+    intervals.push_back(
+        {std::min(a, b), std::max(a, b) + 1, Bytes(static_cast<int64_t>(random() % largest))});
+  }
+  return intervals;
+}
+
+TEST(PackingTest, NothingTakesNothing) { EXPECT_EQ(Pack({}).height, Bytes(0)); }
+
+TEST(PackingTest, BlocksThatNeverMeetShareTheirMemory) {
+  const std::vector<LiveInterval> intervals{{0, 2, Bytes(1000)}, {2, 4, Bytes(600)}};
+  const Packing packing = Pack(intervals);
+  EXPECT_EQ(packing.height, Bytes(1024));
+  EXPECT_EQ(packing.offsets[0], Bytes(0));
+  EXPECT_EQ(packing.offsets[1], Bytes(0));
+}
+
+TEST(PackingTest, RandomPackingsAreSound) {
+  std::mt19937 random(31);
+  for (int round = 0; round < 150; ++round) {
+    const auto intervals = Draw(random, 1 + static_cast<int>(random() % 40), 60, 5000);
+    PackingOptions options;
+    options.granularity = Bytes(round % 2 == 0 ? 1 : 512);
+    options.nodes = 200;
+    ExpectSound(intervals, Pack(intervals, options), options.granularity);
+  }
+}
+
+// Every order of placing each block on top of all that it meets: one of them is optimal.
+int64_t BestOfAllOrders(const std::vector<LiveInterval>& intervals) {
+  std::vector<size_t> order(intervals.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  int64_t best = INT64_MAX;
+  do {
+    std::vector<int64_t> top(intervals.size(), -1);
+    int64_t height = 0;
+    for (const size_t i : order) {
+      int64_t offset = 0;
+      for (size_t j = 0; j < intervals.size(); ++j) {
+        const bool meets =
+            intervals[i].begin < intervals[j].end && intervals[j].begin < intervals[i].end;
+        if (meets && top[j] >= 0) offset = std::max(offset, top[j]);
+      }
+      top[i] = offset + std::max(intervals[i].size.count(), int64_t{1});
+      height = std::max(height, top[i]);
+    }
+    best = std::min(best, height);
+  } while (std::next_permutation(order.begin(), order.end()));
+  return best;
+}
+
+TEST(PackingTest, IsOptimalWhereTheSearchEnds) {
+  std::mt19937 random(37);
+  int above_bound = 0;
+  for (int round = 0; round < 150; ++round) {
+    const auto intervals = Draw(random, 7, 9, 12);
+    PackingOptions options;
+    options.granularity = Bytes(1);
+    const Packing packing = Pack(intervals, options);
+    ASSERT_EQ(packing.height.count(), BestOfAllOrders(intervals)) << "round " << round;
+    above_bound += packing.height > packing.bound ? 1 : 0;
+  }
+  RecordProperty("above_bound", above_bound);
+}
+
+TEST(PackingTest, TheSearchFindsWhatTheHeuristicsMiss) {
+  std::mt19937 random(41);
+  int better = 0;
+  for (int round = 0; round < 100; ++round) {
+    const auto intervals = Draw(random, 14, 20, 30);
+    PackingOptions searched, only;
+    searched.granularity = only.granularity = Bytes(1);
+    searched.improvements = only.improvements = 1;
+    only.nodes = 0;
+    const Packing with = Pack(intervals, searched), without = Pack(intervals, only);
+    ASSERT_LE(with.height, without.height);
+    better += with.height < without.height ? 1 : 0;
+  }
+  EXPECT_GT(better, 3);
+}
+
+TEST(PackingTest, LifetimesAreTheStepsOfTheLog) {
+  AllocationLog log;
+  const uint32_t a = log.Allocate(Bytes(10));
+  log.Allocate(Bytes(20));
+  log.Free(a);
+  const auto intervals = IntervalsOf(log);
+  ASSERT_EQ(intervals.size(), 2u);
+  EXPECT_EQ(intervals[0].begin, 0);
+  EXPECT_EQ(intervals[0].end, 2);
+  EXPECT_EQ(intervals[1].end, 3);
+  EXPECT_EQ(intervals[1].size, Bytes(20));
+}
+
+}  // namespace
+}  // namespace spillway
