@@ -41,6 +41,7 @@ int Execute(Session& session) {
   AddValidate(app, exit_code, session);
   AddCalibrate(app, exit_code, session);
   AddReproduce(app, exit_code, session);
+  AddReplay(app, exit_code, session);
   AddNewPolicy(app, exit_code, session);
   AddReplayRun(app, exit_code, session, Execute);
   AddDoctor(app, exit_code);

@@ -105,7 +105,6 @@ class Section {
     }
   }
 
-
   [[noreturn]] void Fail(const toml::node& node, std::string_view key,
                          std::string_view what) const {
     std::string element = name_;

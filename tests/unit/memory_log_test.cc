@@ -78,7 +78,7 @@ std::string Example() {
                         "small",
                         {{512, 400, "active_allocated"},
                          {1024, 1000, "active_pending_free"},
-                         {2 * kMiB - 1536, 0, "inactive"}}}},
+                         {2 * kMiB - 1536, 3 * kMiB, "inactive"}}}},
                       {{"free_requested", kBase + 4096, 700},
                        {"free_completed", kBase + 4096, 700},
                        {"alloc", kBase + 512, 1000},
@@ -275,7 +275,7 @@ TEST(PyTorchSnapshotTest, RefusesRecordsThatContradictEachOther) {
               HasSubstr("unknown action of an event (valid: alloc, free_requested"));
   EXPECT_THAT(error({{"alloc", 512, -1}}), HasSubstr("'size': expected an integer from 0"));
   EXPECT_THAT(ErrorOf(MakeSnapshot({{512, "medium", {}}}, {})), HasSubstr("(valid: small, large)"));
-  EXPECT_THAT(ErrorOf(MakeSnapshot({{512, "small", {{512, 600}}}}, {})),
+  EXPECT_THAT(ErrorOf(MakeSnapshot({{512, "small", {{512, 600, "active_allocated"}}}}, {})),
               HasSubstr("do not lie one after the other"));
   EXPECT_THAT(ErrorOf(MakeSnapshot({{512, "small", {{512, 1, "lost"}}}}, {})),
               HasSubstr("unknown state of a block"));
@@ -300,7 +300,7 @@ TEST(RmmLogTest, ReadsEventsAndRefusesNonsenseWithItsLine) {
   EXPECT_EQ(ErrorOf(header + "1,t,grab,0x1,1,0\n"),
             "log:2: Action: \"grab\" (valid: allocate, free, allocate failure)");
   EXPECT_EQ(ErrorOf(header + "1,t,free,0x1,x,0\n"),
-            "log:2: Size: expected an integer from 0 to 1152921504606846976, got \"x\"");
+            "log:2: Size: expected an integer from 0 to 4398046511104, got \"x\"");
   EXPECT_EQ(ErrorOf(header + "1,t,free,0x1\n"), "log:2: 4 columns, but the header has 6");
 }
 

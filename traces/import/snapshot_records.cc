@@ -85,6 +85,7 @@ constexpr std::array<std::string_view, 6> kWords{
 constexpr uint32_t kPowers = 31;
 
 constexpr int64_t kLargest = int64_t{1} << 60;
+constexpr int64_t kLargestBlock = int64_t{1} << 42;  // 4 TiB: sums of many stay far from 64 bits
 
 class Handler final : public PickleHandler {
  public:
@@ -213,7 +214,7 @@ class Handler final : public PickleHandler {
     event.time = IntegerOr(kTimeUs, 0);
     event.stream = Stream();
     if (event.action != SnapshotAction::kSnapshot && event.action != SnapshotAction::kUserDefined) {
-      event.size = Bytes(Integer(kSize));
+      event.size = Bytes(Integer(kSize, 0, kLargestBlock));
       if (event.action != SnapshotAction::kOutOfMemory) {
         event.address = static_cast<uint64_t>(Integer(kAddr));
       }
@@ -257,7 +258,7 @@ class Handler final : public PickleHandler {
                        fmt::join(kWords.begin() + 2, kWords.end(), ", ")));
     }
     SnapshotBlock block;
-    block.size = Bytes(Integer(kSize));
+    block.size = Bytes(Integer(kSize, 0, kLargestBlock));
     block.requested = Bytes(IntegerOr(kRequestedSize, block.size.count()));
     block.address = Has(kAddress) ? static_cast<uint64_t>(Integer(kAddress)) : 0;
     block.live = state.name != kInactive;
@@ -275,7 +276,7 @@ class Handler final : public PickleHandler {
     SnapshotSegment segment;
     segment.device = static_cast<int>(Has(kDevice) ? Integer(kDevice, 0, 1 << 16) : 0);
     segment.address = static_cast<uint64_t>(Integer(kAddress));
-    segment.size = Bytes(Integer(kTotalSize));
+    segment.size = Bytes(Integer(kTotalSize, 0, kLargestBlock));
     segment.stream = Stream();
     if (Has(kSegmentType)) {
       const PickleValue& type = values_[kSegmentType];
@@ -294,7 +295,7 @@ class Handler final : public PickleHandler {
       const uint64_t address = segment.address + static_cast<uint64_t>(at.count());
       if (block.address == 0) block.address = address;
       if (block.size > segment.size - at || block.address != address ||
-          block.requested > block.size) {
+          (block.live && block.requested > block.size)) {
         Fail("the blocks of a segment do not lie one after the other in it");
       }
       at += block.size;

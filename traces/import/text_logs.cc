@@ -19,6 +19,7 @@ namespace spillway {
 namespace {
 
 constexpr int64_t kLargest = int64_t{1} << 60;
+constexpr int64_t kLargestBlock = int64_t{1} << 42;  // 4 TiB: sums of many stay far from 64 bits
 constexpr size_t kMaxColumns = 64;
 
 // Lines and fields of a CSV text without quoted fields, which none of the formats has.
@@ -163,7 +164,7 @@ class RmmLog final : public MemoryLog {
       MemoryEvent event;
       event.index = index;
       event.time = static_cast<int64_t>(index);
-      event.size = Bytes(csv.Number<int64_t>(size, "Size", 0, kLargest));
+      event.size = Bytes(csv.Number<int64_t>(size, "Size", 0, kLargestBlock));
       event.stream = csv.Number<uint64_t>(stream, "Stream", 0, UINT64_MAX,
                                           csv.field(stream).starts_with("0x") ? 16 : 10);
       const std::string_view what = csv.field(action);
@@ -235,7 +236,7 @@ std::unique_ptr<MemoryLog> ParseStaticProblem(std::string_view contents,
     const auto end = csv.Number<int64_t>(upper, "upper", -kLargest, kLargest);
     if (begin >= end) csv.Fail(fmt::format("lower {} is not below upper {}", begin, end));
     const auto item = static_cast<uint32_t>(sizes.size());
-    sizes.push_back(Bytes(csv.Number<int64_t>(size, "size", 0, kLargest)));
+    sizes.push_back(Bytes(csv.Number<int64_t>(size, "size", 0, kLargestBlock)));
     ends.push_back({begin, true, item, item});
     ends.push_back({end, false, item, item});
   }
@@ -275,7 +276,8 @@ std::unique_ptr<MemoryLog> ParseDecisionsLog(std::string_view contents, const st
         Required("kind", [&](JsonValue v) { kind = json.ReadString(v); }),
         Required("arena", [&](JsonValue v) { arena = json.ReadString(v); }),
         Required("tensor", SkipJson),
-        Required("requested", [&](JsonValue v) { requested = json.ReadInteger(v, 0, kLargest); }),
+        Required("requested",
+                 [&](JsonValue v) { requested = json.ReadInteger(v, 0, kLargestBlock); }),
         Required("offset", [&](JsonValue v) { offset = json.ReadInteger(v, 0, kLargest); }),
         Required("size", SkipJson));
     if (arena != "device") return;
