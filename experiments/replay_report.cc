@@ -230,21 +230,29 @@ std::string FormatReplayTrace(const Replayed& replayed, const Row& other) {
   JsonWriter json(2);
   json.BeginObject().Put("displayTimeUnit", std::string("ns")).Key("otherData").PutRow(other);
   json.Key("traceEvents").BeginArray();
-  for (size_t i = 0; i < replayed.results.size(); ++i) {
-    const ReplayResult& result = replayed.results[i];
-    const auto pid = static_cast<int64_t>(i + 1);
+  struct Counter {
+    int64_t time;
+    int64_t process;
+    const ReplaySample* sample;
+  };
+  std::vector<Counter> counters;
+  for (const ReplayResult& result : replayed.results) {
+    const int64_t process = &result - replayed.results.data() + 1;
     json.BeginObject().Put("ph", std::string("M")).Put("name", std::string("process_name"));
-    json.Put("pid", pid).Put("tid", int64_t{0}).Key("args");
-    json.PutRow({{"name", result.allocator}}).EndObject();
-    const int64_t start = result.samples.empty() ? 0 : result.samples.front().time;
+    json.Put("pid", process).Key("args").PutRow({{"name", result.allocator}}).EndObject();
     for (const ReplaySample& sample : result.samples) {
-      json.BeginObject().Put("ph", std::string("C")).Put("name", std::string("device memory"));
-      json.Put("pid", pid).Put("tid", int64_t{0}).Put("ts", sample.time - start).Key("args");
-      json.PutRow({{"requested", sample.requested.count()},
-                   {"allocated", sample.allocated.count()},
-                   {"reserved", sample.reserved.count()}});
-      json.EndObject();
+      counters.push_back({sample.time, process, &sample});
     }
+  }
+  std::stable_sort(counters.begin(), counters.end(),
+                   [](const Counter& a, const Counter& b) { return a.time < b.time; });
+  for (const Counter& counter : counters) {
+    json.BeginObject().Put("ph", std::string("C")).Put("name", std::string("device memory"));
+    json.Put("pid", counter.process).Put("ts", counter.time - counters.front().time);
+    json.Key("args").PutRow({{"requested", counter.sample->requested.count()},
+                             {"allocated", counter.sample->allocated.count()},
+                             {"reserved", counter.sample->reserved.count()}});
+    json.EndObject();
   }
   return json.EndArray().EndObject().Take();
 }

@@ -88,7 +88,7 @@ std::unique_ptr<Allocator> Make(const std::string& specification, const MemoryLo
 
 // Whether it is set up as the recorded one was.
 bool IsRecorded(const std::string& specification, const MemoryLog& log) {
-  return specification == "pytorch" && log.Format() == "pytorch";
+  return specification == "pytorch" && log.start().pytorch;
 }
 
 Replayed Replay(const MemoryLog& log, const std::vector<std::string>& specifications, Bytes memory,

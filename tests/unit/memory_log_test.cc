@@ -294,23 +294,23 @@ TEST(RmmLogTest, ReadsEventsAndRefusesNonsenseWithItsLine) {
   EXPECT_EQ(log->Format(), "rmm");
   EXPECT_THAT(Short(*log), ElementsAre("a0:1000", "a1:2000", "f0", "!99", "a0:5"));
   EXPECT_EQ(EventsOf(*log)[1].stream, 2u);
-  EXPECT_EQ(ErrorOf(header + "1,t,free,0x7f00,1,0\n"), "log:2: frees 0x7f00, which is not live");
+  EXPECT_EQ(ErrorOf(header + "1,t,free,0x7f00,1,0\n"), "log:2:10: frees 0x7f00, which is not live");
   EXPECT_EQ(ErrorOf(header + "1,t,allocate,0x1,1,0\n1,t,allocate,0x1,1,0\n"),
-            "log:3: allocates 0x1, which is live");
+            "log:3:14: allocates 0x1, which is live");
   EXPECT_EQ(ErrorOf(header + "1,t,grab,0x1,1,0\n"),
-            "log:2: Action: \"grab\" (valid: allocate, free, allocate failure)");
+            "log:2:5: Action: \"grab\" (valid: allocate, free, allocate failure)");
   EXPECT_EQ(ErrorOf(header + "1,t,free,0x1,x,0\n"),
-            "log:2: Size: expected an integer from 0 to 4398046511104, got \"x\"");
-  EXPECT_EQ(ErrorOf(header + "1,t,free,0x1\n"), "log:2: 4 columns, but the header has 6");
+            "log:2:14: Size: expected an integer from 0 to 4398046511104, got \"x\"");
+  EXPECT_EQ(ErrorOf(header + "1,t,free,0x1\n"), "log:2:1: 4 columns, but the header has 6");
 }
 
 TEST(StaticProblemTest, FreesBeforeItAllocates) {
   const auto log = ParseMemoryLog("id,lower,upper,size\nb,3,9,200\na,0,3,100\nc,2,4,300\n", "log");
   EXPECT_EQ(log->Format(), "static");
   EXPECT_THAT(Short(*log), ElementsAre("a0:100", "a1:300", "f0", "a0:200", "f1", "f0"));
-  EXPECT_EQ(ErrorOf("id,lower,upper,size\na,3,3,1\n"), "log:2: lower 3 is not below upper 3");
+  EXPECT_EQ(ErrorOf("id,lower,upper,size\na,3,3,1\n"), "log:2:5: lower 3 is not below upper 3");
   EXPECT_EQ(ErrorOf("id,lower,upper,size\na,3,x,1\n"),
-            "log:2: upper: expected an integer from -1152921504606846976 to 1152921504606846976, "
+            "log:2:5: upper: expected an integer from -1152921504606846976 to 1152921504606846976, "
             "got \"x\"");
 }
 

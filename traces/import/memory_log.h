@@ -4,7 +4,7 @@
 // number of a freed block is used again, so that a reader's and a replay's memory grow with the
 // live blocks, not with the log. Logs are read from their file each time they are walked: nothing
 // but the start is kept. Errors are `InputError` of the form "path: byte 12: message" or
-// "path:line: message".
+// "path:line:column: message".
 
 #ifndef SPILLWAY_TRACES_IMPORT_MEMORY_LOG_H_
 #define SPILLWAY_TRACES_IMPORT_MEMORY_LOG_H_
@@ -76,7 +76,7 @@ struct MemoryLogStart {
   std::vector<StartSegment> segments;
   std::vector<StartBlock> blocks;  // by address
   bool records_segments = false;
-  std::optional<PyTorchSettings> pytorch;
+  std::optional<PyTorchSettings> pytorch;  // where they were recorded
 };
 
 class MemoryLog {

@@ -64,7 +64,7 @@ class StartFinder {
   }
 
   MemoryLogStart Finish(const SnapshotRecords& records, int device) {
-    bool expandable = records.settings.expandable_segments;
+    bool expandable = records.settings && records.settings->expandable_segments;
     for (const SnapshotSegment& segment : records.segments) {
       if (segment.device != device) continue;
       expandable |= segment.expandable;

@@ -139,6 +139,7 @@ class Handler final : public PickleHandler {
     }
     if (!segments_.empty() && segments_of_ != segments_list_) Fail("segments outside 'segments'");
     if (outer_list_ >= 0 && outer_list_ != traces_list_) Fail("traces outside 'device_traces'");
+    if (!has_settings_) settings_.reset();
     return {std::move(segments_), settings_};
   }
 
@@ -318,20 +319,20 @@ class Handler final : public PickleHandler {
 
   bool OnSettings(const PickleValue& dict) {
     settings_dict_ = dict.number;
-    settings_ = {};
+    PyTorchSettings& settings = settings_.emplace();
     if (Has(kMaxSplitSize)) {
       const int64_t size = Integer(kMaxSplitSize, -1, std::numeric_limits<int64_t>::max());
-      if (size >= 0 && size < kLargest) settings_.max_split_size = Bytes(size);
+      if (size >= 0 && size < kLargest) settings.max_split_size = Bytes(size);
     }
     if (Has(kGarbageCollectionThreshold)) {
       const PickleValue& value = values_[kGarbageCollectionThreshold];
       if (value.kind != Kind::kReal) Fail("'garbage_collection_threshold': expected a real number");
-      settings_.garbage_collection_threshold = value.real;
+      settings.garbage_collection_threshold = value.real;
     }
-    settings_.expandable_segments = BoolOr(kExpandableSegments, false);
+    settings.expandable_segments = BoolOr(kExpandableSegments, false);
     if (Has(kRoundupDivisions) && values_[kRoundupDivisions].kind == Kind::kDict &&
         values_[kRoundupDivisions].number == divisions_dict_) {
-      settings_.roundup_power2_divisions = divisions_;
+      settings.roundup_power2_divisions = divisions_;
     }
     return false;
   }
@@ -342,8 +343,9 @@ class Handler final : public PickleHandler {
     if (Has(kSegments)) segments_list_ = List(kSegments);
     if (Has(kDeviceTraces)) traces_list_ = List(kDeviceTraces);
     if (Has(kAllocatorSettings)) {
+      has_settings_ = true;
       const PickleValue& value = values_[kAllocatorSettings];
-      if (value.kind != Kind::kDict || value.number != settings_dict_) settings_ = {};
+      if (value.kind != Kind::kDict || value.number != settings_dict_) settings_.reset();
     }
     return false;
   }
@@ -368,7 +370,8 @@ class Handler final : public PickleHandler {
   int64_t divisions_dict_ = -1;
   std::vector<std::pair<int64_t, int64_t>> divisions_;
   int64_t settings_dict_ = -1;
-  PyTorchSettings settings_;
+  std::optional<PyTorchSettings> settings_;
+  bool has_settings_ = false;
 
   std::optional<int64_t> root_;
   int64_t segments_list_ = -1;

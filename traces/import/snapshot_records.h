@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "traces/import/byte_source.h"
@@ -59,7 +60,7 @@ struct SnapshotSegment {
 
 struct SnapshotRecords {
   std::vector<SnapshotSegment> segments;
-  PyTorchSettings settings;
+  std::optional<PyTorchSettings> settings;  // nullopt: not recorded
 };
 
 // Reads a snapshot and calls `visit` for each event of each device's trace, until it returns false;

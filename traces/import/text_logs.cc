@@ -36,6 +36,7 @@ class CsvText {
       ++number_;
       if (line.ends_with('\r')) line.remove_suffix(1);
       if (line.empty()) continue;
+      line_ = line;
       Split(line);
       return true;
     }
@@ -45,8 +46,10 @@ class CsvText {
   size_t fields() const { return count_; }
   std::string_view field(size_t i) const { return fields_[i]; }
 
-  [[noreturn]] void Fail(std::string_view message) const {
-    throw InputError(fmt::format("{}:{}: {}", origin_, number_, message));
+  // `at` is the field at fault; its place is the line's beginning if there is none.
+  [[noreturn]] void Fail(std::string_view message, size_t at = kMaxColumns) const {
+    const auto column = at < count_ ? fields_[at].data() - line_.data() : 0;
+    throw InputError(fmt::format("{}:{}:{}: {}", origin_, number_, column + 1, message));
   }
 
   template <typename Integer>
@@ -59,7 +62,8 @@ class CsvText {
     if (error != std::errc() || end != text.data() + text.size() || value < smallest ||
         value > largest) {
       Fail(fmt::format("{}: expected an integer from {} to {}, got \"{}\"", name, smallest, largest,
-                       JsonExcerpt(fields_[column])));
+                       JsonExcerpt(fields_[column])),
+           column);
     }
     return value;
   }
@@ -80,10 +84,11 @@ class CsvText {
   }
 
   std::string_view rest_;
+  std::string_view line_;
   const std::string& origin_;
   std::array<std::string_view, kMaxColumns> fields_;
   size_t count_ = 0;
-  size_t number_ = 0;
+  size_t number_ = 0;  // of the line
 };
 
 bool HasColumns(std::string_view line, std::span<const std::string_view> names) {
@@ -177,21 +182,22 @@ class RmmLog final : public MemoryLog {
         if (what == "allocate") {
           event.block = numbers.Take();
           if (!live.Insert(event.address, event.block)) {
-            csv.Fail(fmt::format("allocates 0x{:x}, which is live", event.address));
+            csv.Fail(fmt::format("allocates 0x{:x}, which is live", event.address), pointer);
           }
         } else if (what == "free") {
           event.kind = MemoryEvent::Kind::kFree;
           const uint32_t* const block = live.Find(event.address);
           if (block == nullptr) {
             if (event.address == 0) continue;
-            csv.Fail(fmt::format("frees 0x{:x}, which is not live", event.address));
+            csv.Fail(fmt::format("frees 0x{:x}, which is not live", event.address), pointer);
           }
           event.block = *block;
           live.Erase(event.address);
           numbers.Give(event.block);
         } else {
           csv.Fail(fmt::format("Action: \"{}\" (valid: allocate, free, allocate failure)",
-                               JsonExcerpt(what)));
+                               JsonExcerpt(what)),
+                   action);
         }
       }
       if (!visit(event)) return;
@@ -234,7 +240,7 @@ std::unique_ptr<MemoryLog> ParseStaticProblem(std::string_view contents,
     }
     const auto begin = csv.Number<int64_t>(lower, "lower", -kLargest, kLargest);
     const auto end = csv.Number<int64_t>(upper, "upper", -kLargest, kLargest);
-    if (begin >= end) csv.Fail(fmt::format("lower {} is not below upper {}", begin, end));
+    if (begin >= end) csv.Fail(fmt::format("lower {} is not below upper {}", begin, end), upper);
     const auto item = static_cast<uint32_t>(sizes.size());
     sizes.push_back(Bytes(csv.Number<int64_t>(size, "size", 0, kLargestBlock)));
     ends.push_back({begin, true, item, item});

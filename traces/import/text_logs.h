@@ -18,7 +18,7 @@
 
 namespace spillway {
 
-// Each throws `InputError` "origin:line: message", the last one also with a column. RMM logs are
+// Each throws `InputError` "origin:line:column: message". RMM logs are
 // checked while they are walked, the others at once.
 std::unique_ptr<MemoryLog> ParseRmmLog(std::string contents, const std::string& origin);
 std::unique_ptr<MemoryLog> ParseStaticProblem(std::string_view contents, const std::string& origin);
