@@ -5,6 +5,7 @@
 #include <charconv>
 #include <utility>
 
+#include "experiments/arena.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/core/error.h"
 #include "sim/engine/sim_backend.h"
@@ -15,37 +16,45 @@ namespace {
 // Does nothing: the runtime's own liveness and the fastest kernels.
 class IdealPolicy final : public Policy {};
 
-Report SimulateTrace(const Setup& setup, const Trace& trace, Policy& policy) {
+Report SimulateTrace(const Setup& setup, const Trace& trace, Policy& policy,
+                     Allocator* given = nullptr) {
   Device device = setup.device;
   device.memory = setup.memory;
-  const auto arena = MakeAllocator(setup.allocator, device.memory, device.alignment);
+  std::unique_ptr<Allocator> own;
+  if (given == nullptr) own = MakeArena(setup, device.memory);
+  Allocator* const arena = given == nullptr ? own.get() : given;
   const auto host_pool = MakeAllocator("best-fit", device.host_memory, device.alignment);
   SimBackend backend(device, setup.cost, arena->UsesDriver());
   RuntimeParts parts;
   parts.trace = &trace;
   parts.device = &device;
   parts.cost = &setup.cost;
-  parts.arena = arena.get();
+  parts.arena = arena;
   parts.host_pool = host_pool.get();
   parts.backend = &backend;
   parts.policy = &policy;
-  parts.trial = [&](Policy& other) { return SimulateTrace(setup, trace, other); };
+  // A plan is for one policy; a trial of another one runs as the recorded run did.
+  Setup trial = setup;
+  trial.plan = nullptr;
+  if (setup.plan) trial.memory = setup.plan->memory;
+  parts.trial = [&](Policy& other) { return SimulateTrace(trial, trace, other); };
   return Run(parts, setup.options);
 }
 
 }  // namespace
 
-Outcome Simulate(const Setup& setup, Policy& policy) {
+Outcome Simulate(const Setup& setup, Policy& policy, Allocator* arena) {
   Outcome outcome;
   outcome.rewritten = policy.Rewrite(setup.trace, setup.device, setup.cost);
   if (outcome.rewritten) outcome.rewritten->Validate();
-  outcome.report = SimulateTrace(setup, outcome.trace(setup), policy);
+  outcome.report = SimulateTrace(setup, outcome.trace(setup), policy, arena);
   return outcome;
 }
 
 Report SimulateIdeal(const Setup& setup) {
   Setup unlimited = setup;
   unlimited.memory = Bytes::Unlimited();
+  unlimited.plan = nullptr;
   IdealPolicy policy;
   return SimulateTrace(unlimited, setup.trace, policy);
 }

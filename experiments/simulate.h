@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "policies/registry.h"
+#include "sim/alloc/planned.h"
 #include "sim/core/cost_model.h"
 #include "sim/core/device.h"
 #include "sim/core/policy.h"
@@ -26,6 +27,7 @@ struct Setup {
   Bytes memory;  // of the device; `Bytes::Unlimited()` for no limit
   std::string allocator = "best-fit";
   RuntimeOptions options = {};
+  std::shared_ptr<const AllocationPlan> plan = nullptr;  // of `planned`: see arena.h
 };
 
 struct Outcome {
@@ -35,8 +37,10 @@ struct Outcome {
   const Trace& trace(const Setup& setup) const { return rewritten ? *rewritten : setup.trace; }
 };
 
-// Runs a policy on the simulator. Throws `PolicyError` if it breaks its contract.
-Outcome Simulate(const Setup& setup, Policy& policy);
+// Runs a policy on the simulator. The allocators `planned` and `auto` are to be resolved before
+// (arena.h). `arena` is used instead of the setup's, if given. Throws `PolicyError` if the policy
+// breaks its contract.
+Outcome Simulate(const Setup& setup, Policy& policy, Allocator* arena = nullptr);
 
 // The run that the slowdown of all others refers to: unlimited memory, the fastest algorithms,
 // nothing moved.

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <system_error>
 #include <exception>
 
 #include "experiments/cli/session.h"
@@ -62,6 +63,9 @@ int Execute(Session& session) {
     return Fail(kPolicyFailure, error);
   } catch (const EnvironmentError& error) {
     return Fail(kMissingEnvironment, error);
+  } catch (const std::system_error& error) {
+    // Of long output fmt notices at once that it cannot be written.
+    if (std::ferror(stdout) == 0) return Fail(kPolicyFailure, error);
   } catch (const std::exception& error) {  // other errors, and memory that ran out here
     return Fail(kPolicyFailure, error);
   }

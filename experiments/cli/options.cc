@@ -85,18 +85,28 @@ Scenario::Scenario(const WorkloadOption& workload, const MachineOption& machine,
 }
 
 Outcome Scenario::Play(const std::string& specification) const {
-  return Play(specification, [&] { return PolicyLibrary().Make(specification); });
+  const bool choose = ParseSpecification("allocator", setup_->allocator).name == "auto";
+  std::vector<PolicyMaker> makers;
+  for (const auto& order : choose ? OrdersOf(specification) : std::vector{specification}) {
+    makers.push_back([order] { return PolicyLibrary().Make(order); });
+  }
+  return Play(specification, makers);
 }
 
 Outcome Scenario::Play(const std::string& name, const PolicyMaker& make) const {
-  Outcome outcome = Simulate(*setup_, *make());
+  return Play(name, std::vector{make});
+}
+
+Outcome Scenario::Play(const std::string& name, const std::vector<PolicyMaker>& makers) const {
+  const Resolved resolved = ResolveAllocator(*setup_, makers);
+  Outcome outcome = Simulate(resolved.setup, *makers[resolved.policy]());
   Verify(name, outcome);
   return outcome;
 }
 
 Execution Scenario::PlayOnCpu(const std::string& name, const PolicyMaker& make,
                               const ExecuteOptions& options) const {
-  Execution execution = ExecuteOnCpu(*setup_, *make(), options);
+  Execution execution = ExecuteOnCpu(ResolveAllocator(*setup_, make), *make(), options);
   Verify(name, execution.outcome);
   return execution;
 }
@@ -104,9 +114,10 @@ Execution Scenario::PlayOnCpu(const std::string& name, const PolicyMaker& make,
 Execution Scenario::PlayOnCuda(const std::string& name, const PolicyMaker& make,
                                CudaMachine& machine, const ExecuteOptions& options) const {
   Execution execution;
-  execution.outcome = Simulate(*setup_, *make());
+  const Setup setup = ResolveAllocator(*setup_, make);
+  execution.outcome = Simulate(setup, *make());
   if (!execution.outcome.report.fits()) return execution;
-  execution = ExecuteOnCuda(*setup_, *make(), execution.outcome.report, machine, options);
+  execution = ExecuteOnCuda(setup, *make(), execution.outcome.report, machine, options);
   Verify(name, execution.outcome);
   return execution;
 }

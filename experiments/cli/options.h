@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "experiments/arena.h"
 #include "experiments/catalogue.h"
 #include "experiments/execute/execute.h"
 #include "experiments/result_row.h"
@@ -53,9 +54,6 @@ struct MachineOption {
 // The help of --memory.
 extern const char* const kMemoryHelp;
 
-// Makes a policy object for one run; called once per run.
-using PolicyMaker = std::function<std::unique_ptr<Policy>()>;
-
 // A workload on a machine, loaded and ready to simulate.
 class Scenario {
  public:
@@ -70,6 +68,8 @@ class Scenario {
   // verification finds a violation. Safe to call from several threads.
   Outcome Play(const std::string& specification) const;
   Outcome Play(const std::string& name, const PolicyMaker& make) const;
+  // The policy that `--allocator auto` chooses, else the first.
+  Outcome Play(const std::string& name, const std::vector<PolicyMaker>& makers) const;
   Row RowOf(const std::string& specification, const Outcome& outcome) const;
 
   // Runs one policy on real bytes, verified likewise. The row of such a run also has loss and

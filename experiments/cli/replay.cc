@@ -80,6 +80,17 @@ std::string WithRecordedSettings(const std::string& specification, const MemoryL
   return given.empty() ? specification : fmt::format("pytorch:{}", fmt::join(given, ","));
 }
 
+// Throws `UsageError` for what is no allocator, or none for a log.
+void Verify(const std::string& specification) {
+  if (specification == kPlanned) return;
+  MakeAllocator(specification, Bytes::MiB(2), kGranularity);
+  const std::string name = specification.substr(0, specification.find(':'));
+  if (name == "auto") {
+    throw UsageError("allocator 'auto' chooses for a run; for a log, name those to compare");
+  }
+  if (name == kPlanned) throw UsageError("allocator 'planned' takes no parameters for a log");
+}
+
 std::unique_ptr<Allocator> Make(const std::string& specification, const MemoryLog& log,
                                 Bytes memory) {
   if (specification == kPlanned) return PlanFor(log, memory);
@@ -158,9 +169,7 @@ int Execute(const ReplayOptions& options, Session& session) {
   }
   const std::vector<std::string> specifications = SplitAllocators(options.allocators);
   const Bytes memory = MemoryOf(options);
-  for (const std::string& specification : specifications) {  // wrong names fail early
-    if (specification != kPlanned) MakeAllocator(specification, Bytes::MiB(2), kGranularity);
-  }
+  for (const std::string& specification : specifications) Verify(specification);
   const auto log = OpenMemoryLog(options.log, options.device);
   RemarkSettings(*log, session);
 

@@ -135,7 +135,8 @@ int Execute(const RunOptions& options, Session& session) {
   const Scenario scenario(options.workload, options.machine);
   if (options.backend != "sim") return ExecuteForReal(options, scenario, session);
   const std::string policy = PolicyName(options);
-  const Outcome outcome = scenario.Play(policy, MakerOf(options));
+  const Outcome outcome = options.kernels_from.empty() ? scenario.Play(policy)
+                                                       : scenario.Play(policy, MakerOf(options));
   const Row row = scenario.RowOf(policy, outcome);
   const bool fits = outcome.report.fits();
   const std::string text = options.explain

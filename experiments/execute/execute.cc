@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backend/cpu/cpu_backend.h"
+#include "experiments/arena.h"
 #include "experiments/sha256.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/core/error.h"
@@ -69,7 +70,7 @@ Execution Execute(const Setup& setup, Policy& policy, const ExecuteOptions& opti
 
   Device device = setup.device;
   device.memory = setup.memory;
-  const auto arena = MakeAllocator(setup.allocator, device.memory, device.alignment);
+  const auto arena = MakeArena(setup, device.memory);
   const auto host_pool = MakeAllocator("best-fit", device.host_memory, device.alignment);
   const std::unique_ptr<Executor> backend = make(trace);
   RuntimeParts parts;
@@ -82,6 +83,7 @@ Execution Execute(const Setup& setup, Policy& policy, const ExecuteOptions& opti
   parts.policy = &policy;
   // Trial runs are predictions, here as on every backend.
   Setup trial = {trace, setup.device, setup.cost, setup.memory, setup.allocator, setup.options};
+  if (setup.plan) trial.memory = setup.plan->memory;
   parts.trial = [&](Policy& other) { return Simulate(trial, other).report; };
   RuntimeOptions runtime = setup.options;
   runtime.iterations = options.iterations;

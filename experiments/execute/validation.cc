@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "experiments/arena.h"
 #include "sim/core/check.h"
 #include "sim/core/error.h"
 
@@ -58,8 +59,9 @@ double Validation::error() const {
   return predicted.report.metrics.iteration.milliseconds() / measured_ms - 1;
 }
 
-Validation Validate(const Setup& setup, const std::function<std::unique_ptr<Policy>()>& make_policy,
+Validation Validate(const Setup& named, const std::function<std::unique_ptr<Policy>()>& make_policy,
                     CudaMachine& machine, const ExecuteOptions& options) {
+  const Setup setup = ResolveAllocator(named, make_policy);
   Validation validation;
   validation.predicted = Simulate(setup, *make_policy());
   if (validation.predicted.report.fits() && !validation.predicted.report.steady) {

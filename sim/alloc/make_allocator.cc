@@ -9,6 +9,7 @@
 #include "sim/alloc/first_fit.h"
 #include "sim/alloc/high_end.h"
 #include "sim/alloc/native.h"
+#include "sim/alloc/planned.h"
 #include "sim/alloc/pytorch.h"
 #include "sim/alloc/stitched.h"
 #include "sim/core/error.h"
@@ -57,9 +58,8 @@ std::unique_ptr<Allocator> MakeCnmem(const Arena& arena, Params& params) {
 
 std::unique_ptr<Allocator> MakePyTorch(const Arena& arena, Params& params) {
   PyTorch::Options options;
-  options.max_split_size =
-      params.Size("max_split_size", options.max_split_size,
-                  "larger cached blocks are not split; at least 20 MiB, the default is no limit");
+  options.max_split_size = params.Size("max_split_size", options.max_split_size,
+                                       "larger cached blocks are not split; at least 20MiB");
   options.expandable_segments =
       params.Flag("expandable_segments", options.expandable_segments,
                   "map memory into one range of addresses per pool instead of taking segments");
@@ -85,6 +85,19 @@ std::unique_ptr<Allocator> MakeStitched(const Arena& arena, Params& params) {
   return std::make_unique<Stitched>(arena.capacity, arena.granularity, page);
 }
 
+std::unique_ptr<Allocator> MakePlanned(const Arena& arena, Params&) {
+  return std::make_unique<Planned>(arena.capacity, arena.granularity);
+}
+
+bool ReadByTime(Params& params) {
+  return params.Choice("by", "memory", {"memory", "time"}, "what is to be least") == "time";
+}
+
+std::unique_ptr<Allocator> MakeAuto(const Arena& arena, Params& params) {
+  ReadByTime(params);
+  return std::make_unique<BestFit>(arena.capacity, arena.granularity);
+}
+
 struct Entry {
   const char* name;
   const char* description;
@@ -103,6 +116,9 @@ const Entry kEntries[] = {
      MakeNative},
     {"stitched", "pages mapped side by side wherever they lie: no external fragmentation",
      MakeStitched},
+    {"planned", "offsets computed ahead of time for the blocks that the policy asks for",
+     MakePlanned},
+    {"auto", "the one of all these, and of the policy's orders, that needs the least", MakeAuto},
 };
 
 // The granularity that parameters are described with.
@@ -133,6 +149,13 @@ std::unique_ptr<Allocator> MakeAllocator(std::string_view specification, Bytes c
     return allocator;
   }
   throw UsageError(UnknownName("allocator", parsed.name, names));
+}
+
+bool AutoByTime(const Specification& specification) {
+  Params params("allocator 'auto'", specification.values);
+  const bool by_time = ReadByTime(params);
+  params.Finish();
+  return by_time;
 }
 
 }  // namespace spillway

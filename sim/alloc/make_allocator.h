@@ -24,11 +24,16 @@ struct AllocatorInfo {
 // All allocators, in the order in which they should be listed.
 std::vector<AllocatorInfo> Allocators();
 
-// `granularity` is what requests are rounded to where the specification does not say otherwise: a
-// device's alignment. Throws `UsageError` with a suggestion and the valid names for an unknown
-// name, parameter or value, and for a granularity that is not a multiple of the device's.
+// `planned` is made for the run that it records, `auto` as best-fit: what they stand for is the
+// business of experiments/arena.h. `granularity` is what requests are rounded to where the
+// specification does not say otherwise: a device's alignment. Throws `UsageError` with a suggestion
+// and the valid names for an unknown name, parameter or value, and for a granularity that is not a
+// multiple of the device's.
 std::unique_ptr<Allocator> MakeAllocator(std::string_view specification, Bytes capacity,
                                          Bytes granularity);
+
+// Whether `auto` is told to look for the fastest run instead of the smallest. Throws as above.
+bool AutoByTime(const Specification& specification);
 
 }  // namespace spillway
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <random>
 #include <utility>
 
 #include "sim/core/error.h"
@@ -51,29 +52,36 @@ int64_t BoundOf(const Problem& problem) {
 enum class Gap : uint8_t { kLowest, kTightest };
 
 // Places the blocks one by one, each in the lowest or the tightest gap between those that it meets.
-Solution Place(const Problem& problem, const Order& order, Gap rule) {
+// Takes the comparisons made off `steps`.
+Solution Place(const Problem& problem, const Order& order, Gap rule, int64_t& steps) {
+  struct Placed {
+    int64_t offset, top, begin, end;
+  };
   Solution solution{std::vector<int64_t>(problem.count(), 0), 0};
-  std::vector<uint32_t> by_offset;  // placed blocks
+  std::vector<Placed> placed;  // by offset
+  placed.reserve(order.size());
   for (const uint32_t block : order) {
+    const int64_t begin = problem.begin[block], end = problem.end[block];
     const int64_t size = problem.size[block];
     int64_t floor = 0, best = -1, best_room = std::numeric_limits<int64_t>::max();
-    for (const uint32_t other : by_offset) {
-      if (!problem.Meet(block, other)) continue;
-      const int64_t room = solution.offset[other] - floor;
+    steps -= static_cast<int64_t>(placed.size());
+    for (const Placed& other : placed) {
+      if (begin >= other.end || other.begin >= end) continue;
+      const int64_t room = other.offset - floor;
       if (room >= size && room < best_room) {
         best = floor;
         best_room = room;
         if (rule == Gap::kLowest) break;
       }
-      floor = std::max(floor, solution.offset[other] + problem.size[other]);
+      floor = std::max(floor, other.top);
     }
     const int64_t offset = best >= 0 ? best : floor;
     solution.offset[block] = offset;
     solution.height = std::max(solution.height, offset + size);
-    const auto place = std::upper_bound(
-        by_offset.begin(), by_offset.end(), offset,
-        [&](int64_t value, uint32_t other) { return value < solution.offset[other]; });
-    by_offset.insert(place, block);
+    const auto place =
+        std::upper_bound(placed.begin(), placed.end(), offset,
+                         [](int64_t value, const Placed& other) { return value < other.offset; });
+    placed.insert(place, {offset, offset + size, begin, end});
   }
   return solution;
 }
@@ -89,13 +97,26 @@ Order OrderBy(const Problem& problem, Key key) {
 
 // Largest first, by one measure or another, and in the order of time.
 std::vector<Order> Orders(const Problem& problem) {
-  const auto& [begin, end, size] = problem;
+  const auto& begin = problem.begin;
+  const auto& end = problem.end;
+  const auto& size = problem.size;
   const auto life = [&](uint32_t i) { return end[i] - begin[i]; };
-  return {OrderBy(problem, [&](uint32_t i) { return std::pair(size[i], life(i)); }),
-          OrderBy(problem, [&](uint32_t i) { return std::pair(life(i), size[i]); }),
-          OrderBy(problem, [&](uint32_t i) { return static_cast<Int128>(size[i]) * life(i); }),
-          OrderBy(problem, [&](uint32_t i) { return std::pair(-begin[i], size[i]); }),
-          OrderBy(problem, [&](uint32_t i) { return std::pair(end[i], size[i]); })};
+  std::vector<Order> orders{
+      OrderBy(problem, [&](uint32_t i) { return std::pair(size[i], life(i)); }),
+      OrderBy(problem, [&](uint32_t i) { return std::pair(life(i), size[i]); }),
+      OrderBy(problem, [&](uint32_t i) { return static_cast<Int128>(size[i]) * life(i); }),
+      OrderBy(problem, [&](uint32_t i) { return std::pair(-begin[i], size[i]); }),
+      OrderBy(problem, [&](uint32_t i) { return std::pair(end[i], size[i]); })};
+  // Long-lived blocks nest in each other, the others are best placed by size.
+  const int64_t first = *std::min_element(begin.begin(), begin.end());
+  const int64_t last = *std::max_element(end.begin(), end.end());
+  for (const int64_t part : {2, 4, 8, 16, 32, 64}) {
+    orders.push_back(OrderBy(problem, [&](uint32_t i) {
+      return life(i) * part >= last - first ? std::pair(life(i), size[i])
+                                            : std::pair(int64_t{0}, size[i]);
+    }));
+  }
+  return orders;
 }
 
 // --- Exact search
@@ -107,9 +128,9 @@ std::vector<Order> Orders(const Problem& problem) {
 // fitted under the one placed.
 class ExactSearch {
  public:
-  // Looks for packings lower than `height`; `nodes` is what is left of the limit.
-  ExactSearch(const Problem& problem, int64_t height, int64_t& nodes)
-      : problem_(problem), height_(height), nodes_(nodes) {
+  // Looks for packings lower than `height`; `steps` is what is left of the limit.
+  ExactSearch(const Problem& problem, int64_t height, int64_t& steps)
+      : problem_(problem), height_(height), steps_(steps) {
     std::vector<int64_t> times;
     for (size_t i = 0; i < problem.count(); ++i) {
       times.push_back(problem.begin[i]);
@@ -149,14 +170,15 @@ class ExactSearch {
     int64_t offset;
   };
 
-  // True when the search is over: found, or out of nodes.
+  // True when the search is over: found, or out of steps.
   bool Descend(int64_t floor) {
     if (unplaced_.empty()) {
       best_.offset = offset_;
       best_.height = *std::max_element(skyline_.begin(), skyline_.end());
       return true;
     }
-    if (--nodes_ < 0) return true;
+    steps_ -= static_cast<int64_t>(skyline_.size());
+    if (steps_ < 0) return true;
     for (size_t s = 0; s < skyline_.size(); ++s) {
       if (left_[s] > 0 && std::max(skyline_[s], floor) + left_[s] >= height_) return false;
     }
@@ -164,6 +186,7 @@ class ExactSearch {
     int64_t lowest_top = std::numeric_limits<int64_t>::max();
     for (const uint32_t block : unplaced_) {
       int64_t offset = floor;
+      steps_ -= static_cast<int64_t>(last_[block] - first_[block]);
       for (size_t s = first_[block]; s < last_[block]; ++s) {
         offset = std::max(offset, skyline_[s]);
       }
@@ -198,7 +221,7 @@ class ExactSearch {
 
   const Problem& problem_;
   const int64_t height_;
-  int64_t& nodes_;
+  int64_t& steps_;
   std::vector<size_t> first_, last_;  // sections of each block, half-open
   std::vector<int64_t> skyline_;      // by section: the top of what is placed
   std::vector<int64_t> left_;         // by section: the sum of what is not
@@ -214,38 +237,157 @@ void Keep(Solution& best, Solution found) {
   if (found.height < best.height) best = std::move(found);
 }
 
-// Moves the blocks that reach above the bound to the front, again and again.
-Solution Improve(const Problem& problem, Order order, Gap rule, int64_t bound, int rounds) {
-  Solution best;
-  for (int round = 0; round < rounds && best.height > bound; ++round) {
-    const Solution found = Place(problem, order, rule);
-    const int64_t limit = std::max(bound, best.height - 1);
-    std::stable_partition(order.begin(), order.end(), [&](uint32_t block) {
-      return found.offset[block] + problem.size[block] > (round % 2 == 0 ? bound : limit);
-    });
-    Keep(best, found);
-  }
-  return best;
-}
+// A heuristic that learns: blocks that stick out come first the next time. In turn these are all
+// that reach above the bound, and those that reach as high as its best packing.
+struct Improver {
+  Order order;
+  Gap rule;
+  int64_t height = std::numeric_limits<int64_t>::max();
+  bool all = true;
 
-Solution Solve(const Problem& problem, const PackingOptions& options, int64_t& nodes) {
-  const int64_t bound = BoundOf(problem);
-  Solution best;
-  const std::vector<Order> orders = Orders(problem);
-  for (const int rounds : {1, options.improvements}) {
-    for (const Order& order : orders) {
-      for (const Gap rule : {Gap::kLowest, Gap::kTightest}) {
-        if (best.height > bound) Keep(best, Improve(problem, order, rule, bound, rounds));
+  Solution Next(const Problem& problem, int64_t bound, int64_t& steps) {
+    Solution found = Place(problem, order, rule, steps);
+    const int64_t limit = all ? bound : std::max(bound, height - 1);
+    std::stable_partition(order.begin(), order.end(), [&](uint32_t block) {
+      return found.offset[block] + problem.size[block] > limit;
+    });
+    height = std::min(height, found.height);
+    all = !all;
+    return found;
+  }
+};
+
+// Swaps two blocks of the order at a time, one of which holds the highest block up, and keeps what
+// is not worse: hill climbing.
+class Climber {
+ public:
+  Climber(const Problem& problem, Order order, Gap rule, int64_t& steps)
+      : problem_(problem), order_(std::move(order)), rule_(rule), steps_(steps) {
+    current_ = Place(problem, order_, rule, steps);
+    meet_.resize(problem.count());
+    for (uint32_t a = 0; a < problem.count(); ++a) {
+      for (uint32_t b = 0; b < problem.count(); ++b) {
+        if (a != b && problem.Meet(a, b)) meet_[a].push_back(b);
       }
     }
+    steps_ -= static_cast<int64_t>(problem.count() * problem.count());
+  }
+
+  // The order found. Stops at `bound`, or when there are no steps left.
+  Order Run(int64_t bound) {
+    std::vector<size_t> place(order_.size());  // of each block in the order
+    while (current_.height > bound && steps_ > 0) {
+      const std::vector<uint32_t> tower = Tower();
+      const uint32_t one = Draw(tower);
+      if (meet_[one].empty()) break;
+      const uint32_t other = Draw(meet_[one]);
+      for (size_t i = 0; i < order_.size(); ++i) place[order_[i]] = i;
+      std::swap(order_[place[one]], order_[place[other]]);
+      Solution found = Place(problem_, order_, rule_, steps_);
+      if (found.height <= current_.height) {
+        current_ = std::move(found);
+      } else {
+        std::swap(order_[place[one]], order_[place[other]]);
+      }
+    }
+    return std::move(order_);
+  }
+
+ private:
+  uint32_t Draw(const std::vector<uint32_t>& blocks) { return blocks[random_() % blocks.size()]; }
+
+  // The highest blocks and what they rest on, down to the ground.
+  std::vector<uint32_t> Tower() {
+    std::vector<uint32_t> tower;
+    std::vector<bool> inside(problem_.count());
+    for (uint32_t block = 0; block < problem_.count(); ++block) {
+      if (current_.offset[block] + problem_.size[block] < current_.height) continue;
+      tower.push_back(block);
+      inside[block] = true;
+    }
+    for (size_t i = 0; i < tower.size(); ++i) {
+      steps_ -= static_cast<int64_t>(meet_[tower[i]].size());
+      for (const uint32_t below : meet_[tower[i]]) {
+        const int64_t top = current_.offset[below] + problem_.size[below];
+        if (inside[below] || top != current_.offset[tower[i]]) continue;
+        tower.push_back(below);
+        inside[below] = true;
+      }
+    }
+    return tower;
+  }
+
+  const Problem& problem_;
+  Order order_;
+  const Gap rule_;
+  int64_t& steps_;
+  Solution current_;
+  std::vector<std::vector<uint32_t>> meet_;
+  std::mt19937 random_{1};
+};
+
+// Climbs with the blocks of a thousandth of the bound and more: the others fit in between, or cost
+// next to nothing on top.
+Solution Climb(const Problem& problem, const Order& order, Gap rule, int64_t bound,
+               int64_t& steps) {
+  Problem large;
+  Order large_order, numbers, rest;
+  for (const uint32_t block : order) {
+    if (problem.size[block] * 1000 < bound) {
+      rest.push_back(block);
+      continue;
+    }
+    large.begin.push_back(problem.begin[block]);
+    large.end.push_back(problem.end[block]);
+    large.size.push_back(problem.size[block]);
+    large_order.push_back(static_cast<uint32_t>(large_order.size()));
+    numbers.push_back(block);
+  }
+  Order found;
+  for (const uint32_t block : Climber(large, large_order, rule, steps).Run(BoundOf(large))) {
+    found.push_back(numbers[block]);
+  }
+  found.insert(found.end(), rest.begin(), rest.end());
+  return Place(problem, found, rule, steps);
+}
+
+Solution Solve(const Problem& problem, const PackingOptions& options, int64_t& steps) {
+  const int64_t bound = BoundOf(problem);
+  const int64_t enough = bound + bound * options.tolerance / 1000;
+  std::vector<Improver> improvers;
+  for (const Order& order : Orders(problem)) {
+    for (const Gap rule : {Gap::kLowest, Gap::kTightest}) improvers.push_back({order, rule});
+  }
+  Solution best;
+  Order best_order;
+  Gap best_rule = Gap::kLowest;
+  int64_t left = steps / 2;
+  steps -= left;
+  do {
+    for (Improver& improver : improvers) {
+      if (best.height <= enough) break;
+      const Order order = improver.order;
+      Solution found = improver.Next(problem, bound, left);  // the first round is for free
+      if (found.height >= best.height) continue;
+      best = std::move(found);
+      best_order = order;
+      best_rule = improver.rule;
+    }
+  } while (best.height > enough && left > 0);
+  steps += std::max(left, int64_t{0});
+  if (best.height > enough && steps > 0) {
+    left = steps / 2;
+    steps -= left;
+    Keep(best, Climb(problem, best_order, best_rule, bound, left));
+    steps += std::max(left, int64_t{0});
   }
   // What would be the optimum first, then anything lower than what there is.
   for (const int64_t height : {bound + 1, best.height}) {
-    if (best.height <= bound || nodes <= 0) break;
-    int64_t share = nodes / 2;
-    nodes -= share;
+    if (best.height <= enough || steps <= 0) break;
+    int64_t share = steps / 2;
+    steps -= share;
     Keep(best, ExactSearch(problem, height, share).Run());
-    nodes += std::max(share, int64_t{0});
+    steps += std::max(share, int64_t{0});
   }
   return best;
 }
@@ -285,7 +427,7 @@ Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& opti
   std::stable_sort(others.begin(), others.end(),
                    [&](size_t a, size_t b) { return intervals[a].begin < intervals[b].begin; });
   packing.bound = bottom * options.granularity;
-  int64_t nodes = options.nodes;
+  int64_t steps = options.steps;
   for (size_t next = 0; next < others.size();) {
     Problem problem;
     const size_t begin = next;
@@ -298,7 +440,7 @@ Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& opti
       problem.end.push_back(interval.end);
       problem.size.push_back(granules(others[next]));
     }
-    const Solution solution = Solve(problem, options, nodes);
+    const Solution solution = Solve(problem, options, steps);
     for (size_t i = begin; i < next; ++i) place(others[i], bottom + solution.offset[i - begin]);
     packing.bound = std::max(packing.bound, (bottom + BoundOf(problem)) * options.granularity);
   }

@@ -2,10 +2,10 @@
 // little memory as can be found.
 //
 // The problem (dynamic storage allocation) is NP-hard. A packing is the best of several heuristics,
-// improved by moving the blocks that stick out to the front, and of an exact search with a limit on
-// the nodes that it visits; there is no clock, so the same intervals give the same offsets. Blocks
-// that live throughout lie at the bottom, and stretches of time that no other block connects are
-// packed apart: neither costs anything.
+// improved by moving the blocks that stick out to the front, and of an exact search, both
+// limited by the steps that they take; there is no clock, so the same intervals give the same
+// offsets. Blocks that live throughout lie at the bottom, and stretches of time that no other block
+// connects are packed apart: neither costs anything.
 
 #ifndef SPILLWAY_SIM_ALLOC_PACKING_H_
 #define SPILLWAY_SIM_ALLOC_PACKING_H_
@@ -34,8 +34,12 @@ struct Packing {
 
 struct PackingOptions {
   Bytes granularity = Bytes(512);  // sizes are rounded up to a multiple of it
-  int improvements = 60;           // rounds of moving blocks to the front
-  int64_t nodes = 20'000;          // of the exact search, in all
+  // How far above the bound is good enough, in thousandths of it.
+  int64_t tolerance = 2;
+  // The effort, in comparisons of two blocks or of a block with a section of time: half of it is
+  // for improvements, a quarter for hill climbing, what is left for the exact search. With 0 the
+  // heuristics are on their own.
+  int64_t steps = 1'000'000'000;
 };
 
 // REQUIRES: begin < end and size >= 0 in each interval, granularity > 0.

@@ -4,11 +4,26 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <utility>
 
 #include "sim/core/error.h"
 
 namespace spillway {
+
+namespace {
+
+// As on the command line: exact, in the largest unit that divides it.
+std::string Spell(Bytes size) {
+  if (size == Bytes::Unlimited()) return "unlimited";
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB"};
+  int64_t count = size.count();
+  size_t unit = 0;
+  for (; unit + 1 < std::size(kUnits) && count != 0 && count % 1024 == 0; ++unit) count /= 1024;
+  return fmt::format("{}{}", count, kUnits[unit]);
+}
+
+}  // namespace
 
 const std::string* Params::Declare(ParamInfo info) {
   const auto found = values_.find(info.name);
@@ -47,8 +62,9 @@ bool Params::Flag(const std::string& name, bool initial, const std::string& help
 }
 
 Bytes Params::Size(const std::string& name, Bytes initial, const std::string& help) {
-  const std::string* text = Declare({name, "size", fmt::format("{}B", initial.count()), help});
+  const std::string* text = Declare({name, "size", Spell(initial), help});
   if (text == nullptr) return initial;
+  if (*text == "unlimited" && initial == Bytes::Unlimited()) return initial;
   try {
     return ParseBytes(*text);
   } catch (const InputError& error) {

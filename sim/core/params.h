@@ -43,6 +43,7 @@ class Params {
   int64_t Integer(const std::string& name, int64_t initial, int64_t least, int64_t greatest,
                   const std::string& help);
   bool Flag(const std::string& name, bool initial, const std::string& help);
+  // "unlimited" is a size where it is the default.
   Bytes Size(const std::string& name, Bytes initial, const std::string& help);
 
   // Throws `UsageError` if a value was given that no reader asked for.

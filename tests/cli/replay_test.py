@@ -158,6 +158,8 @@ class ReplayTest(LogTest):
     def test_wrong_usage_is_told(self):
         path = self.write("gap.csv", GAP)
         self.fails(2, "did you mean 'best-fit'", "replay", path, "--allocator", "best-fitt")
+        self.fails(2, "name those to compare", "replay", path, "--allocator", "auto")
+        self.fails(2, "no parameters", "replay", path, "--allocator", "planned:granularity=1KiB")
         self.fails(3, "unknown format (valid: ", "replay", self.write("x", "hello"))
         self.fails(3, "/nowhere", "replay", "/nowhere")
         self.fails(3, "gap.csv:5:5: ", "replay", self.write("gap.csv", GAP + "d,5,5,1\n"))

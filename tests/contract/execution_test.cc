@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "experiments/arena.h"
 #include "experiments/execute/execute.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
@@ -38,9 +39,9 @@ std::vector<Case> Cases() {
       }
     }
   }
-  for (const char* allocator :
-       {"first-fit:granularity=1KiB", "high-end", "high-end:reading=text", "cnmem:initial=8KiB",
-        "pytorch", "pytorch:expandable_segments=true", "native", "stitched:page=4KiB"}) {
+  for (const char* allocator : {"first-fit:granularity=1KiB", "high-end", "high-end:reading=text",
+                                "cnmem:initial=8KiB", "pytorch", "pytorch:expandable_segments=true",
+                                "native", "stitched:page=4KiB", "planned", "auto"}) {
     for (const char* policy : {"vdnn-all", "vdnn-conv:order=prefetch-first"}) {
       cases.push_back({policy, "torch", testing::Residual, allocator});
     }
@@ -61,12 +62,6 @@ class ExecutionContract : public ::testing::TestWithParam<Case> {
     return {trace_, device_, cost_, memory, GetParam().allocator};
   }
 
-  Execution Execute(const std::string& policy, Bytes memory,
-                    std::optional<uint64_t> drain_seed = std::nullopt) const {
-    return ExecuteOnCpu(SetupFor(memory), *registry_.Make(policy),
-                        {7, 3, drain_seed, CudaWork::kKernels});
-  }
-
   Device device_;
   RooflineCostModel cost_;
   Trace trace_;
@@ -85,18 +80,23 @@ INSTANTIATE_TEST_SUITE_P(All, ExecutionContract, ::testing::ValuesIn(Cases()),
                          });
 
 TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {
-  const Execution reference = Execute("liveness", Bytes::GiB(1));
+  const Execution reference =
+      ExecuteOnCpu({trace_, device_, cost_, Bytes::GiB(1)}, *registry_.Make("liveness"),
+                   {7, 3, std::nullopt, CudaWork::kKernels});
   ASSERT_TRUE(reference.loss && std::isfinite(*reference.loss));
   const Bytes bound = LayerBound(trace_, device_.alignment);
   int fitted = 0;
   for (const double factor : {1.0, 1.2, 1.5, 2.0, 4.0, 50.0}) {
     const Bytes memory(static_cast<int64_t>(static_cast<double>(bound.count()) * factor));
-    spillway::Setup setup = SetupFor(memory);
-    setup.options.iterations = 3;
+    spillway::Setup named = SetupFor(memory);
+    named.options.iterations = 3;
+    const spillway::Setup setup =
+        ResolveAllocator(named, [&] { return registry_.Make(GetParam().policy); });
     const Report predicted = Simulate(setup, *registry_.Make(GetParam().policy)).report;
     for (const std::optional<uint64_t> drain_seed :
          {std::optional<uint64_t>(), std::optional<uint64_t>(1), std::optional<uint64_t>(2)}) {
-      const Execution executed = Execute(GetParam().policy, memory, drain_seed);
+      const Execution executed = ExecuteOnCpu(setup, *registry_.Make(GetParam().policy),
+                                              {7, 3, drain_seed, CudaWork::kKernels});
       const Report& report = executed.outcome.report;
       ASSERT_EQ(report.fits(), predicted.fits());
       EXPECT_EQ(report.decisions, predicted.decisions);

@@ -1,7 +1,7 @@
 // Fuzz target: an allocation log of any format, PyTorch's pickles above all.
 //
 // What is read can be walked again with the same events, which keep the rules of the model, and
-// replayed; a plan of it lies between the lower bound and what is reserved.
+// replayed on allocators that disagree about everything but what was requested.
 
 #include <algorithm>
 #include <memory>

@@ -58,6 +58,13 @@ TEST(ParamsTest, TypedReadersCheckTheirValues) {
     Params wrong("p", {{"n", bad}});
     EXPECT_THROW(wrong.Integer("n", 1, 0, 10, ""), UsageError) << bad;
   }
+  Params sizes("p", {{"none", "unlimited"}});
+  EXPECT_EQ(sizes.Size("none", Bytes::Unlimited(), ""), Bytes::Unlimited());
+  EXPECT_EQ(sizes.Size("page", Bytes::MiB(2), ""), Bytes::MiB(2));
+  EXPECT_EQ(sizes.Size("odd", Bytes(1536), ""), Bytes(1536));
+  EXPECT_EQ(sizes.declared()[0].initial, "unlimited");
+  EXPECT_EQ(sizes.declared()[1].initial, "2MiB");
+  EXPECT_EQ(sizes.declared()[2].initial, "1536B");
   Params wrong_size("p", {{"size", "10 gigs"}});
   EXPECT_THROW(wrong_size.Size("size", Bytes(0), ""), UsageError);
 }

@@ -1,0 +1,161 @@
+#include "experiments/arena.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "policies/library.h"
+#include "sim/alloc/allocation_log.h"
+#include "sim/alloc/make_allocator.h"
+#include "sim/alloc/planned.h"
+#include "sim/core/error.h"
+#include "sim/core/params.h"
+
+namespace spillway {
+namespace {
+
+// How often a plan that does not fit is tried with less memory.
+constexpr int kAttempts = 4;
+
+// Notes the requests that another allocator serves.
+class RecordingAllocator final : public Allocator {
+ public:
+  // `allocator` outlives this one.
+  explicit RecordingAllocator(Allocator& allocator) : allocator_(allocator) {}
+
+  std::string_view Name() const override { return allocator_.Name(); }
+  std::optional<Block> Allocate(Bytes size, Hint hint) override {
+    const auto block = allocator_.Allocate(size, hint);
+    if (block) live_[block->offset] = log_.Allocate(size, hint);
+    return block;
+  }
+  void Free(const Block& block) override {
+    const auto found = live_.find(block.offset);
+    SPILLWAY_CHECK(found != live_.end());
+    log_.Free(found->second);
+    live_.erase(found);
+    allocator_.Free(block);
+  }
+  MemoryStats Stats() const override { return allocator_.Stats(); }
+  Bytes LargestFree(Hint hint) const override { return allocator_.LargestFree(hint); }
+  Bytes Reserved() const override { return allocator_.Reserved(); }
+  std::span<const DriverCall> driver_calls() const override { return allocator_.driver_calls(); }
+
+  const AllocationLog& log() const { return log_; }
+
+ private:
+  Allocator& allocator_;
+  AllocationLog log_;
+  std::map<Bytes, uint32_t> live_;  // by offset
+};
+
+std::string NameOf(const Setup& setup) {
+  return ParseSpecification("allocator", setup.allocator).name;
+}
+
+// Requests of the iteration that a report describes, without what is held from before: as many as
+// are given back, for in the end the same blocks are held.
+size_t RequestsPerIteration(const Report& report) {
+  return static_cast<size_t>(
+      std::count_if(report.placements.begin(), report.placements.end(),
+                    [](const Placement& p) { return !p.host && p.kind == PlacementKind::kFree; }));
+}
+
+Setup WithPlan(const Setup& setup, const PolicyMaker& make) {
+  const Bytes granularity = setup.device.alignment;
+  Setup planned = setup;
+  Bytes memory = setup.memory;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    Setup recorded = setup;
+    recorded.memory = memory;
+    Planned arena(memory, granularity);
+    RecordingAllocator recorder(arena);
+    const Outcome outcome = Simulate(recorded, *make(), &recorder);
+    const size_t period = outcome.report.fits() ? RequestsPerIteration(outcome.report) : 0;
+    planned.plan = std::make_shared<const AllocationPlan>(
+        PlanAllocations(recorder.log(), period, granularity, memory));
+    if (planned.plan->height <= setup.memory) break;
+    memory -= planned.plan->height - setup.memory;
+  }
+  return planned;
+}
+
+// What `auto` tries.
+std::vector<std::string> Candidates() {
+  std::vector<std::string> candidates;
+  for (const AllocatorInfo& info : Allocators()) {
+    if (info.name == "auto") continue;
+    candidates.push_back(info.name);
+    if (info.name == "high-end") candidates.push_back("high-end:reading=text");
+    if (info.name == "pytorch") candidates.push_back("pytorch:expandable_segments=true");
+  }
+  return candidates;
+}
+
+Resolved Choose(const Setup& setup, std::span<const PolicyMaker> policies) {
+  Specification specification = ParseSpecification("allocator", setup.allocator);
+  const bool by_time = AutoByTime(specification);
+  std::optional<Resolved> best;
+  std::pair<int64_t, int64_t> best_cost;
+  for (size_t i = 0; i < policies.size(); ++i) {
+    for (const std::string& candidate : Candidates()) {
+      Setup named = setup;
+      named.allocator = candidate;
+      const Setup tried = ResolveAllocator(named, policies[i]);
+      const Report report = Simulate(tried, *policies[i]()).report;
+      if (!report.fits()) continue;
+      std::pair cost(report.metrics.peak_reserved.count(), report.metrics.iteration.picoseconds());
+      if (by_time) std::swap(cost.first, cost.second);
+      if (best && cost >= best_cost) continue;
+      best.emplace(Resolved{tried, i});
+      best_cost = cost;
+    }
+  }
+  if (best) return *best;
+  Setup fallback = setup;
+  fallback.allocator = "best-fit";
+  return {fallback, 0};
+}
+
+}  // namespace
+
+std::unique_ptr<Allocator> MakeArena(const Setup& setup, Bytes capacity) {
+  if (setup.plan) return std::make_unique<Planned>(setup.plan, setup.device.alignment);
+  return MakeAllocator(setup.allocator, capacity, setup.device.alignment);
+}
+
+Resolved ResolveAllocator(const Setup& setup, std::span<const PolicyMaker> policies) {
+  SPILLWAY_CHECK(!policies.empty());
+  const std::string name = NameOf(setup);
+  if (name == "auto") return Choose(setup, policies);
+  if (name == "planned") return {WithPlan(setup, policies.front()), 0};
+  return {setup, 0};
+}
+
+Setup ResolveAllocator(const Setup& setup, const PolicyMaker& policy) {
+  return ResolveAllocator(setup, std::span(&policy, 1)).setup;
+}
+
+std::vector<std::string> OrdersOf(const std::string& policy) {
+  const PolicySpec spec = ParsePolicySpec(policy);
+  PolicyLibrary library;
+  if (spec.policy.empty()) return {policy};
+  std::vector<std::string> orders;
+  for (const ParamInfo& param : library.Parameters(spec, spec.policy)) {
+    const auto given = ParseSpecification("policy", ":" + spec.parameters).values;
+    if (param.name != "order" || given.contains("order")) continue;
+    std::string_view rest = param.type;
+    while (!rest.empty()) {
+      const std::string_view value = rest.substr(0, rest.find('|'));
+      rest.remove_prefix(std::min(rest.size(), value.size() + 1));
+      orders.push_back(
+          fmt::format("{}{}order={}", policy, spec.parameters.empty() ? ":" : ",", value));
+    }
+  }
+  return orders.empty() ? std::vector{policy} : orders;
+}
+
+}  // namespace spillway

@@ -1,0 +1,48 @@
+// The device allocator of a run, among them those that have to try the run first: `planned` and
+// `auto`.
+
+#ifndef SPILLWAY_EXPERIMENTS_ARENA_H_
+#define SPILLWAY_EXPERIMENTS_ARENA_H_
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "experiments/simulate.h"
+#include "sim/core/allocator.h"
+#include "sim/core/policy.h"
+
+namespace spillway {
+
+// Makes a policy object for one run; called once per run.
+using PolicyMaker = std::function<std::unique_ptr<Policy>()>;
+
+// The arena that `setup` names, with its plan if it has one. Without a plan `planned` is what its
+// recorded run has; `auto` is best-fit.
+std::unique_ptr<Allocator> MakeArena(const Setup& setup, Bytes capacity);
+
+// What to run, and with which of the policies.
+struct Resolved {
+  Setup setup;
+  size_t policy = 0;
+};
+
+// Finds out by simulation what the allocator has to know; all other setups come back as they are.
+// `planned`: the policy runs once, and the blocks that it asks for get offsets. If they do not fit
+// though their sum does, the policy runs again with as much less memory, a few times. `auto`: every
+// allocator is tried with every policy given, and the run that needs the least memory is taken, or
+// the fastest with `auto:by=time`; the other decides between equals, then the order of the lists.
+// If nothing fits it is best-fit with the first policy. Throws as `Simulate`. REQUIRES: there is a
+// policy.
+Resolved ResolveAllocator(const Setup& setup, std::span<const PolicyMaker> policies);
+Setup ResolveAllocator(const Setup& setup, const PolicyMaker& policy);
+
+// The specifications that `auto` tries in place of a policy's: the same with each value of its
+// parameter `order`, the given one alone if there is no such parameter or it has a value.
+std::vector<std::string> OrdersOf(const std::string& policy);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_EXPERIMENTS_ARENA_H_

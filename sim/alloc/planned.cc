@@ -1,0 +1,129 @@
+#include "sim/alloc/planned.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "sim/alloc/packing.h"
+#include "sim/core/error.h"
+
+namespace spillway {
+namespace {
+
+// What a block is in the order of requests: its size, and how many requests are made before it
+// ends.
+struct Request {
+  Bytes size;
+  size_t span = 0;
+  bool operator==(const Request&) const = default;
+};
+
+std::vector<Request> RequestsIn(const AllocationLog& log) {
+  std::vector<Request> requests;
+  for (const AllocationStep& step : log.steps()) {
+    if (step.free) {
+      requests[step.block].span = requests.size() - step.block;
+    } else {
+      requests.push_back({step.size, 0});
+    }
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (requests[i].span == 0) requests[i].span = requests.size() - i;
+  }
+  return requests;
+}
+
+// The first request of the first iteration from which on everything repeats; all if none does.
+size_t FindRepeat(const std::vector<Request>& requests, size_t period) {
+  if (period == 0 || period > requests.size()) return requests.size();
+  size_t repeat = requests.size() - period;
+  while (repeat >= period &&
+         std::equal(requests.begin() + static_cast<std::ptrdiff_t>(repeat - period),
+                    requests.begin() + static_cast<std::ptrdiff_t>(repeat),
+                    requests.begin() + static_cast<std::ptrdiff_t>(repeat))) {
+    repeat -= period;
+  }
+  return repeat;
+}
+
+}  // namespace
+
+AllocationPlan PlanAllocations(const AllocationLog& log, size_t period, Bytes granularity,
+                               Bytes memory) {
+  const std::vector<Request> requests = RequestsIn(log);
+  AllocationPlan plan;
+  plan.repeat = FindRepeat(requests, period);
+  const size_t planned = std::min(requests.size(), plan.repeat + period);
+  std::vector<LiveInterval> intervals = IntervalsOf(log);
+  // What outlives the iterations planned lives to their end, and what began in the one that repeats
+  // is there when it begins again.
+  const int64_t begin = planned > plan.repeat ? intervals[plan.repeat].begin : 0;
+  const int64_t end = planned < requests.size() ? intervals[planned].begin
+                                                : static_cast<int64_t>(log.steps().size());
+  for (size_t i = 0; i < planned; ++i) {
+    const bool outlives = i + requests[i].span > planned;
+    if (outlives && i >= plan.repeat) intervals[i].begin = begin;
+    intervals[i].end = outlives ? end : std::min(intervals[i].end, end);
+    plan.sizes.push_back(requests[i].size);
+  }
+  intervals.resize(planned);
+  PackingOptions options;
+  options.granularity = granularity;
+  Packing packing = Pack(intervals, options);
+  plan.offsets = std::move(packing.offsets);
+  plan.height = packing.height;
+  plan.bound = packing.bound;
+  plan.memory = memory;
+  return plan;
+}
+
+Planned::Planned(Bytes capacity, Bytes granularity)
+    : granularity_(granularity),
+      recording_(std::make_unique<Stitched>(capacity, granularity, granularity)) {}
+
+Planned::Planned(std::shared_ptr<const AllocationPlan> plan, Bytes granularity)
+    : granularity_(granularity), plan_(std::move(plan)) {
+  SPILLWAY_CHECK(granularity > Bytes(0) && plan_ != nullptr);
+}
+
+std::optional<Block> Planned::Allocate(Bytes size, Hint hint) {
+  if (recording_) return recording_->Allocate(size, hint);
+  const Bytes rounded = RoundUp(std::max(size, Bytes(1)), granularity_);
+  if (allocated_ + rounded > plan_->memory) return std::nullopt;
+  if (next_ == plan_->sizes.size()) next_ = plan_->repeat;
+  if (next_ == plan_->sizes.size() || plan_->sizes[next_] != size) {
+    throw PolicyError(fmt::format(
+        "the run asks for {} bytes where the run that 'planned' recorded did not", size.count()));
+  }
+  const Bytes offset = plan_->offsets[next_++];
+  const auto after = live_.lower_bound(offset);
+  if ((after != live_.end() && after->first < offset + rounded) ||
+      (after != live_.begin() && std::prev(after)->second.end > offset)) {
+    throw PolicyError(fmt::format(
+        "the run still holds what lies at offset {}, unlike the run that 'planned' recorded",
+        offset.count()));
+  }
+  live_.emplace_hint(after, offset, Live{offset + rounded, size});
+  requested_ += size;
+  allocated_ += rounded;
+  reserved_ = std::max(reserved_, offset + rounded);
+  return Block{offset, rounded};
+}
+
+void Planned::Free(const Block& block) {
+  if (recording_) return recording_->Free(block);
+  const auto live = live_.find(block.offset);
+  SPILLWAY_CHECK(live != live_.end() && live->second.end == block.end());
+  requested_ -= live->second.requested;
+  allocated_ -= block.size;
+  live_.erase(live);
+}
+
+MemoryStats Planned::Stats() const {
+  if (recording_) return recording_->Stats();
+  return {requested_, allocated_, reserved_, RoundDown(plan_->memory - allocated_, granularity_)};
+}
+
+}  // namespace spillway

@@ -1,0 +1,68 @@
+// Offsets computed ahead of time: the i-th request gets the i-th offset of a plan.
+//
+// Whether a request is served depends on the sum of live blocks alone, so that a policy decides as
+// it did in the run that was recorded for the plan. Without a plan the allocator is good for that
+// recording: it stitches pages of one granule. With one it throws `PolicyError` if the run asks for
+// other blocks than the recorded one, or for a block before its memory is free.
+
+#ifndef SPILLWAY_SIM_ALLOC_PLANNED_H_
+#define SPILLWAY_SIM_ALLOC_PLANNED_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "sim/alloc/allocation_log.h"
+#include "sim/alloc/stitched.h"
+#include "sim/core/allocator.h"
+
+namespace spillway {
+
+struct AllocationPlan {
+  // By request. After the last one come those from `repeat` on again: a steady iteration.
+  std::vector<Bytes> sizes;
+  std::vector<Bytes> offsets;
+  size_t repeat = 0;  // equal to the number of requests if nothing repeats
+  Bytes memory;       // the live blocks may be that much together
+  Bytes height;       // the end of the highest block
+  Bytes bound;        // the largest sum of live blocks: no plan is lower
+};
+
+// Plans for a log of a whole run. `period` is how many requests one steady iteration makes; the
+// repetition begins where all later requests, and when they end, repeat.
+AllocationPlan PlanAllocations(const AllocationLog& log, size_t period, Bytes granularity,
+                               Bytes memory);
+
+class Planned final : public Allocator {
+ public:
+  // REQUIRES: granularity > 0.
+  Planned(Bytes capacity, Bytes granularity);
+  Planned(std::shared_ptr<const AllocationPlan> plan, Bytes granularity);
+
+  std::string_view Name() const override { return "planned"; }
+  std::optional<Block> Allocate(Bytes size, Hint hint) override;
+  void Free(const Block& block) override;
+  MemoryStats Stats() const override;
+  Bytes Reserved() const override { return recording_ ? recording_->Reserved() : reserved_; }
+  std::span<const DriverCall> driver_calls() const override {
+    return recording_ ? recording_->driver_calls() : std::span<const DriverCall>();
+  }
+
+ private:
+  struct Live {
+    Bytes end;
+    Bytes requested;
+  };
+
+  const Bytes granularity_;
+  const std::unique_ptr<Stitched> recording_;  // null with a plan
+  const std::shared_ptr<const AllocationPlan> plan_;
+  size_t next_ = 0;             // request
+  std::map<Bytes, Live> live_;  // by offset
+  Bytes requested_, allocated_, reserved_;
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_ALLOC_PLANNED_H_

@@ -1,0 +1,63 @@
+// The allocator `planned` needs at most 1.01 times the largest sum of live bytes: on some networks
+// here, on the whole zoo where SPILLWAY_WHOLE_ZOO is set.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "experiments/arena.h"
+#include "experiments/catalogue.h"
+#include "sim/alloc/planned.h"
+#include "sim/cost/roofline.h"
+#include "traces/lowering.h"
+#include "traces/zoo/zoo.h"
+
+namespace spillway {
+namespace {
+
+std::vector<std::string> Workloads() {
+  if (std::getenv("SPILLWAY_WHOLE_ZOO") == nullptr) {
+    return {"alexnet:128", "vgg16:64", "googlenet:32", "resnet18:32"};
+  }
+  std::vector<std::string> workloads;
+  for (const ZooEntry& entry : Zoo()) workloads.push_back(entry.name + ":32");
+  return workloads;
+}
+
+class PlannedOnTheZoo : public ::testing::TestWithParam<std::string> {};
+
+INSTANTIATE_TEST_SUITE_P(All, PlannedOnTheZoo, ::testing::ValuesIn(Workloads()));
+
+TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
+  const Device device = LoadDevice("gtx_1080ti");
+  const RooflineCostModel cost(device);
+  PolicyRegistry registry;
+  RegisterBuiltinPolicies(registry);
+  for (const Preset& preset : Presets()) {
+    const Trace trace = LoadWorkload(GetParam(), {preset.name, true});
+    for (const PolicyRegistry::Entry& entry : registry.entries()) {
+      for (const std::string& policy : OrdersOf(entry.name)) {
+        const PolicyMaker make = [&] { return registry.Make(policy); };
+        spillway::Setup setup{trace, device, cost, Bytes::Unlimited(), "planned"};
+        for (const char* memory : {"unlimited", "30%"}) {
+          setup.memory = ParseMemory(memory, setup);
+          const spillway::Setup resolved = ResolveAllocator(setup, make);
+          const auto& plan = *resolved.plan;
+          const std::string what =
+              fmt::format("{}, {}, {}, {}", GetParam(), preset.name, policy, memory);
+          EXPECT_LE(plan.height.count() * 100, plan.bound.count() * 101) << what;
+          const Report report = Simulate(resolved, *make()).report;
+          if (!report.fits()) continue;
+          EXPECT_LE(report.metrics.peak_reserved, plan.height) << what;
+          EXPECT_EQ(report.metrics.peak_allocated, plan.bound) << what;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace spillway
