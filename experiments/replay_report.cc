@@ -27,13 +27,20 @@ std::string Place(const FailedRequest& failure) {
 
 std::string Percent(double part) { return fmt::format("{:.1f}%", 100 * part); }
 
-Row HolderRow(const FailedRequest::Holder& holder) {
+// What is known of the youngest of the blocks, or of the request.
+Value NameOrNull(const MemoryLog& log, uint64_t event) {
+  std::string name = log.Describe(event);
+  return name.empty() ? Value() : Value(std::move(name));
+}
+
+Row HolderRow(const MemoryLog& log, const FailedRequest::Holder& holder) {
   const bool all_from_start = holder.from_start == holder.blocks;
   return {{"size_bytes", holder.size.count()},
           {"blocks", Count(holder.blocks)},
           {"from_start", Count(holder.from_start)},
           {"first_event", all_from_start ? Value() : Count(holder.first_event)},
-          {"last_event", all_from_start ? Value() : Count(holder.last_event)}};
+          {"last_event", all_from_start ? Value() : Count(holder.last_event)},
+          {"last", all_from_start ? Value() : NameOrNull(log, holder.last_event)}};
 }
 
 }  // namespace
@@ -100,13 +107,14 @@ std::string FormatReplayJson(const MemoryLog& log, const Replayed& replayed,
       if (result.fits()) continue;
       const FailedRequest& failure = *result.failure;
       json.BeginObject().Put("allocator", result.allocator).Put("event", EventOf(result));
+      json.Put("wanted", failure.at_start ? Value() : NameOrNull(log, failure.event));
       json.Put("wanted_bytes", failure.wanted.count());
       json.Put("requested_bytes", failure.stats.requested.count());
       json.Put("allocated_bytes", failure.stats.allocated.count());
       json.Put("reserved_bytes", failure.stats.reserved.count());
       json.Put("largest_free_bytes", failure.stats.largest_free.count());
       json.Key("holders").BeginArray();
-      for (const auto& holder : failure.holders) json.PutRow(HolderRow(holder));
+      for (const auto& holder : failure.holders) json.PutRow(HolderRow(log, holder));
       json.EndArray();
       for (const Remedy& remedy : *remedies) {
         if (remedy.allocator != result.allocator) continue;
@@ -153,8 +161,8 @@ std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed,
   return text + FormatTable(cells);
 }
 
-std::string FormatOutOfMemory(const Replayed& replayed, const std::vector<Remedy>& remedies,
-                              Bytes memory) {
+std::string FormatOutOfMemory(const MemoryLog& log, const Replayed& replayed,
+                              const std::vector<Remedy>& remedies, Bytes memory) {
   std::string text;
   for (const ReplayResult& result : replayed.results) {
     if (result.fits()) continue;
@@ -180,11 +188,13 @@ std::string FormatOutOfMemory(const Replayed& replayed, const std::vector<Remedy
                       holder.blocks, FormatBytes(holder.size));
       if (holder.from_start == holder.blocks) {
         text += ", from before the log\n";
-      } else if (holder.first_event == holder.last_event) {
-        text += fmt::format(", since event {}\n", holder.first_event);
-      } else {
-        text += fmt::format(", since events {} to {}\n", holder.first_event, holder.last_event);
+        continue;
       }
+      text += holder.first_event == holder.last_event
+                  ? fmt::format(", since event {}", holder.first_event)
+                  : fmt::format(", since events {} to {}", holder.first_event, holder.last_event);
+      const std::string name = log.Describe(holder.last_event);
+      text += name.empty() ? "\n" : fmt::format(" (the last is {})\n", name);
     }
     if (failure.holders.size() > kShownHolders) {
       text +=

@@ -35,8 +35,8 @@ std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed,
                               const std::vector<Row>& rows);
 // For each allocator that failed: who holds the memory, how much is free but scattered, what would
 // have served the request. `memory` is what the allocators had.
-std::string FormatOutOfMemory(const Replayed& replayed, const std::vector<Remedy>& remedies,
-                              Bytes memory);
+std::string FormatOutOfMemory(const MemoryLog& log, const Replayed& replayed,
+                              const std::vector<Remedy>& remedies, Bytes memory);
 
 // allocator,event,time_us,requested_bytes,allocated_bytes,reserved_bytes,largest_free_bytes,
 // fragmentation in one line: a line per sample.

@@ -194,7 +194,7 @@ int Execute(const ReplayOptions& options, Session& session) {
       break;
     case Format::kTable:
       text = FormatReplayTable(*log, replayed, rows);
-      if (remedies) text += FormatOutOfMemory(replayed, *remedies, memory);
+      if (remedies) text += FormatOutOfMemory(*log, replayed, *remedies, memory);
   }
 
   Manifest manifest = session.NewManifest();

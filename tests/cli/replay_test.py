@@ -101,7 +101,8 @@ class ReplayTest(LogTest):
         self.assertEqual(report["wanted_bytes"], 1536)
         self.assertEqual(report["largest_free_bytes"], 1024)
         self.assertEqual(report["holders"], [{"size_bytes": 512, "blocks": 1, "from_start": 0,
-                                              "first_event": 1, "last_event": 1}])
+                                              "first_event": 1, "last_event": 1, "last": "b"}])
+        self.assertEqual(report["wanted"], "c")
         self.assertEqual(report["would_fit_with"], ["planned"])
         text = self.ok("replay", path, "--allocator", "best-fit", "--memory", "2KiB",
                        "--out-of-memory-report", code=1)

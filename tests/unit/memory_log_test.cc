@@ -325,6 +325,8 @@ TEST(DecisionsLogTest, TakesTheDevicePlacements) {
       "log");
   EXPECT_EQ(log->Format(), "decisions");
   EXPECT_THAT(Short(*log), ElementsAre("a0:5", "f0"));
+  EXPECT_EQ(log->Describe(0), "x at a");
+  EXPECT_EQ(log->Describe(2), "");
   EXPECT_THAT(
       ErrorOf(
           R"({"format": "spillway-decisions", "version": 1, "workload": "w", "decisions": [],

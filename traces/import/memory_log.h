@@ -87,6 +87,9 @@ class MemoryLog {
   virtual std::string_view Format() const = 0;
   virtual const MemoryLogStart& start() const = 0;
 
+  // What is known of the block that the record `index` allocates, for people; empty if nothing.
+  virtual std::string Describe(uint64_t /*index*/) const { return {}; }
+
   // Calls `visit` for each event until it returns false. Throws `InputError`.
   virtual void Walk(const std::function<bool(const MemoryEvent&)>& visit) const = 0;
 };

@@ -128,11 +128,16 @@ std::array<size_t, count> ReadHeader(CsvText& csv, const std::array<std::string_
 // A log whose events are kept in memory.
 class StoredLog final : public MemoryLog {
  public:
-  StoredLog(std::string_view format, std::vector<MemoryEvent> events)
-      : format_(format), events_(std::move(events)) {}
+  // `names` describe the blocks that the events of the same indices allocate.
+  StoredLog(std::string_view format, std::vector<MemoryEvent> events,
+            std::vector<std::string> names)
+      : format_(format), events_(std::move(events)), names_(std::move(names)) {}
 
   std::string_view Format() const override { return format_; }
   const MemoryLogStart& start() const override { return start_; }
+  std::string Describe(uint64_t index) const override {
+    return index < names_.size() ? names_[index] : std::string();
+  }
   void Walk(const std::function<bool(const MemoryEvent&)>& visit) const override {
     for (const MemoryEvent& event : events_) {
       if (!visit(event)) return;
@@ -142,6 +147,7 @@ class StoredLog final : public MemoryLog {
  private:
   std::string_view format_;
   std::vector<MemoryEvent> events_;
+  std::vector<std::string> names_;
   MemoryLogStart start_;
 };
 
@@ -234,6 +240,7 @@ std::unique_ptr<MemoryLog> ParseStaticProblem(std::string_view contents,
   };
   std::vector<End> ends;
   std::vector<Bytes> sizes;
+  std::vector<std::string> ids;
   while (csv.NextLine()) {
     if (csv.fields() != columns) {
       csv.Fail(fmt::format("{} columns, but the header has {}", csv.fields(), columns));
@@ -242,6 +249,7 @@ std::unique_ptr<MemoryLog> ParseStaticProblem(std::string_view contents,
     const auto end = csv.Number<int64_t>(upper, "upper", -kLargest, kLargest);
     if (begin >= end) csv.Fail(fmt::format("lower {} is not below upper {}", begin, end), upper);
     const auto item = static_cast<uint32_t>(sizes.size());
+    ids.push_back(JsonExcerpt(csv.field(id)));
     sizes.push_back(Bytes(csv.Number<int64_t>(size, "size", 0, kLargestBlock)));
     ends.push_back({begin, true, item, item});
     ends.push_back({end, false, item, item});
@@ -251,6 +259,7 @@ std::unique_ptr<MemoryLog> ParseStaticProblem(std::string_view contents,
   });
   std::vector<MemoryEvent> events;
   events.reserve(ends.size());
+  std::vector<std::string> names;
   std::vector<uint32_t> block_of(sizes.size());
   BlockNumbers numbers;
   for (const End& end : ends) {
@@ -263,8 +272,9 @@ std::unique_ptr<MemoryLog> ParseStaticProblem(std::string_view contents,
     event.size = sizes[end.item];
     event.time = end.time;
     events.push_back(event);
+    names.push_back(end.begins ? ids[end.item] : std::string());
   }
-  return std::make_unique<StoredLog>("static", std::move(events));
+  return std::make_unique<StoredLog>("static", std::move(events), std::move(names));
 }
 
 std::unique_ptr<MemoryLog> ParseDecisionsLog(std::string_view contents, const std::string& origin) {
@@ -272,16 +282,20 @@ std::unique_ptr<MemoryLog> ParseDecisionsLog(std::string_view contents, const st
   using JsonValue = JsonDocument::Value;
   json.ReadHeader("spillway-decisions", 1);
   std::vector<MemoryEvent> events;
+  std::vector<std::string> names;
   std::map<int64_t, uint32_t> live;  // by offset
   BlockNumbers numbers;
   const auto read = [&](JsonValue value) {
-    std::string kind, arena;
+    std::string kind, arena, op, tensor;
     int64_t requested = 0, offset = 0;
     json.ReadObject(
-        value, Required("op", SkipJson),
+        value, Required("op", [&](JsonValue v) { op = json.ReadString(v); }),
         Required("kind", [&](JsonValue v) { kind = json.ReadString(v); }),
         Required("arena", [&](JsonValue v) { arena = json.ReadString(v); }),
-        Required("tensor", SkipJson),
+        Required("tensor",
+                 [&](JsonValue v) {
+                   if (!v.is_null()) tensor = json.ReadString(v);
+                 }),
         Required("requested",
                  [&](JsonValue v) { requested = json.ReadInteger(v, 0, kLargestBlock); }),
         Required("offset", [&](JsonValue v) { offset = json.ReadInteger(v, 0, kLargest); }),
@@ -308,11 +322,12 @@ std::unique_ptr<MemoryLog> ParseDecisionsLog(std::string_view contents, const st
       json.Fail("kind: expected allocate, free, enter or leave");
     }
     events.push_back(event);
+    names.push_back(fmt::format("{} at {}", tensor.empty() ? "(no tensor)" : tensor, op));
   };
   json.ReadRoot(Required("format", SkipJson), Required("version", SkipJson),
                 Required("workload", SkipJson), Required("decisions", SkipJson),
                 Required("placements", [&](JsonValue v) { json.ReadArray(v, read); }));
-  return std::make_unique<StoredLog>("decisions", std::move(events));
+  return std::make_unique<StoredLog>("decisions", std::move(events), std::move(names));
 }
 
 }  // namespace spillway
