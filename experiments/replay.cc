@@ -71,6 +71,7 @@ class Player {
       }
       for (const StartSegment& segment : start.segments) recorded_ += segment.size;
     }
+    allocator_.UseStream(stream_);  // whichever streams the start was on
     Grow();
     calls_ = allocator_.driver_calls().size();
   }

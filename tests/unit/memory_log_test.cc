@@ -8,10 +8,13 @@
 
 #include <bit>
 #include <fstream>
+#include <map>
+#include <random>
 
 #include "sim/core/error.h"
 #include "tests/testing/files.h"
 #include "tests/testing/snapshots.h"
+#include "traces/import/address_table.h"
 
 namespace spillway {
 namespace {
@@ -279,6 +282,27 @@ TEST(PyTorchSnapshotTest, RefusesRecordsThatContradictEachOther) {
               HasSubstr("do not lie one after the other"));
   EXPECT_THAT(ErrorOf(MakeSnapshot({{512, "small", {{512, 1, "lost"}}}}, {})),
               HasSubstr("unknown state of a block"));
+}
+
+// Against std::map, with addresses that collide.
+TEST(AddressTableTest, AgreesWithAMap) {
+  AddressTable<int> table;
+  std::map<uint64_t, int> model;
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 200'000; ++i) {
+    const uint64_t address = 512 * (random() % (i < 100'000 ? 60 : 3000));
+    if (random() % 2 == 0) {
+      EXPECT_EQ(table.Insert(address, i), model.emplace(address, i).second);
+    } else if (model.erase(address) == 1) {
+      table.Erase(address);
+    }
+    const uint64_t other = 512 * (random() % 3000);
+    const auto found = model.find(other);
+    const int* const value = table.Find(other);
+    ASSERT_EQ(value != nullptr, found != model.end()) << i;
+    EXPECT_TRUE(value == nullptr || *value == found->second) << i;
+    ASSERT_EQ(table.size(), model.size());
+  }
 }
 
 TEST(RmmLogTest, ReadsEventsAndRefusesNonsenseWithItsLine) {

@@ -238,6 +238,30 @@ TEST(PyTorchReplayTest, EachStreamHasPoolsOfItsOwn) {
   EXPECT_EQ(ReplayOn(*log, "best-fit").peak_reserved, Bytes(1024));
 }
 
+TEST(PyTorchReplayTest, WhatTheStartHasCachedServesItsStreamOnly) {
+  const auto replay = [](int64_t stream, bool takes_segment) {
+    std::vector<testing::SnapshotEventText> events;
+    if (takes_segment) events.push_back({"segment_alloc", kBase + 64 * kMiB, 2 * kMiB, stream});
+    events.push_back({"alloc", takes_segment ? kBase + 64 * kMiB : kBase, 512, stream});
+    std::vector<testing::SnapshotSegmentText> held{{kBase, "small", {{2 * kMiB}}, 7}};
+    // At the end the first block of one of them is in use.
+    const testing::SnapshotSegmentText used{takes_segment ? kBase + 64 * kMiB : kBase,
+                                            "small",
+                                            {{512, 512, "active_allocated"}, {2 * kMiB - 512}},
+                                            stream};
+    if (takes_segment) {
+      held.push_back(used);
+    } else {
+      held = {used};
+    }
+    const auto log = ParseMemoryLog(MakeSnapshot(held, events), "log");
+    return ReplayOn(*log, "pytorch", Bytes::Unlimited(), {}, true);
+  };
+  EXPECT_EQ(replay(7, false).deviates_at, std::nullopt);
+  EXPECT_EQ(replay(0, true).deviates_at, std::nullopt);
+  EXPECT_EQ(replay(0, true).segments, 1u);
+}
+
 // --- Snapshots of simulated runs ----------------------------------------------------------------
 
 TEST(SnapshotTest, ASimulatedRunReadsBackAsWhatItPlaced) {
