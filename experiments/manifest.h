@@ -24,7 +24,7 @@ using Settings = std::vector<std::pair<std::string, std::string>>;
 
 // Something that the result depends on.
 struct ManifestInput {
-  std::string role;    // "trace", "device", "cost_table", "policy", "paper_values"
+  std::string role;    // "trace", "log", "device", "cost_table", "policy", "paper_values"
   std::string source;  // "file", "data" (comes with the program) or "generated" (NETWORK:BATCH)
   std::string name;    // path as given, path below a data directory, or NETWORK:BATCH
   // nullopt: there was no such file, and the run would have used one.

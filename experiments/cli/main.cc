@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <system_error>
 
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
@@ -46,6 +47,7 @@ int Execute(Session& session) {
   AddValidate(app, exit_code, session);
   AddCalibrate(app, exit_code, session);
   AddReproduce(app, exit_code, session);
+  AddReplay(app, exit_code, session);
   AddNewPolicy(app, exit_code, session);
   AddReplayRun(app, exit_code, session, Execute);
   AddDoctor(app, exit_code);

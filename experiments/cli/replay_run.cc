@@ -24,9 +24,10 @@ struct ReplayOptions {
 // Throws `InputError` unless the verb is one that makes manifests: replaying must not write files.
 void CheckVerb(const Manifest& manifest, const std::string& path) {
   const std::string verb = manifest.arguments.empty() ? std::string() : manifest.arguments.front();
-  if (verb == "run" || verb == "compare" || verb == "reproduce") return;
-  throw InputError(fmt::format(
-      "{}: arguments: '{}' cannot be replayed (valid: run, compare, reproduce)", path, verb));
+  if (verb == "run" || verb == "compare" || verb == "replay" || verb == "reproduce") return;
+  throw InputError(
+      fmt::format("{}: arguments: '{}' cannot be replayed (valid: run, compare, replay, reproduce)",
+                  path, verb));
 }
 
 // Throws `InputError` that names the first input that is not what it was.

@@ -10,6 +10,7 @@
 #include "experiments/decisions.h"
 #include "experiments/explain.h"
 #include "experiments/memory_timeline.h"
+#include "experiments/snapshot.h"
 #include "policies/library.h"
 #include "sim/core/error.h"
 
@@ -26,6 +27,7 @@ struct RunOptions {
   std::string export_trace;
   std::string export_memory;
   std::string export_decisions;
+  std::string export_snapshot;
   std::string kernels_from;
   std::string backend = "sim";
   std::string math = "fp32";
@@ -94,7 +96,8 @@ OutputFile DecisionsFile(const Scenario& scenario, const RunOptions& options,
 
 // On real bytes: what fits, loss and digest; the times of a GPU are exported from `validate`.
 int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session& session) {
-  if (options.explain || !options.export_trace.empty() || !options.export_memory.empty()) {
+  if (options.explain || !options.export_trace.empty() || !options.export_memory.empty() ||
+      !options.export_snapshot.empty()) {
     throw UsageError("--explain and the exports show predicted times: use them with --backend sim");
   }
   Execution execution;
@@ -154,7 +157,7 @@ int Execute(const RunOptions& options, Session& session) {
   Manifest manifest = session.NewManifest();
   manifest.exit_code = fits ? kOk : kNegative;
   const bool exports = !options.export_trace.empty() || !options.export_memory.empty() ||
-                       !options.export_decisions.empty();
+                       !options.export_decisions.empty() || !options.export_snapshot.empty();
   if (!options.output.empty() || exports) {
     DescribeRun(options.workload, options.machine, scenario, PoliciesOf(options), manifest);
   }
@@ -170,6 +173,10 @@ int Execute(const RunOptions& options, Session& session) {
   }
   if (fits && !options.export_decisions.empty()) {
     files.push_back(DecisionsFile(scenario, options, outcome));
+  }
+  if (fits && !options.export_snapshot.empty()) {
+    files.push_back({"--export-snapshot", options.export_snapshot,
+                     FormatSnapshot(outcome.trace(scenario.setup()), outcome.report)});
   }
   if (!files.empty()) session.Write(files, manifest);
   if (options.output.empty()) session.Print(text);
@@ -218,6 +225,10 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
       ->type_name("FILE");
   verb->add_option("--export-decisions", options->export_decisions,
                    "Write every decision and placement as JSON")
+      ->type_name("FILE");
+  verb->add_option("--export-snapshot", options->export_snapshot,
+                   "Write the memory over the iteration as a PyTorch memory snapshot (a pickle), "
+                   "for pytorch.org/memory_viz")
       ->type_name("FILE");
   verb->add_option("--kernels-from", options->kernels_from,
                    "Stay in-core, with the kernels of a run that was written by "

@@ -97,7 +97,9 @@ Order OrderBy(const Problem& problem, Key key) {
 
 // Largest first, by one measure or another, and in the order of time.
 std::vector<Order> Orders(const Problem& problem) {
-  const auto& [begin, end, size] = problem;
+  const auto& begin = problem.begin;
+  const auto& end = problem.end;
+  const auto& size = problem.size;
   const auto life = [&](uint32_t i) { return end[i] - begin[i]; };
   std::vector<Order> orders{
       OrderBy(problem, [&](uint32_t i) { return std::pair(size[i], life(i)); }),

@@ -25,18 +25,30 @@ Bytes SegmentFor(Bytes size) {
 
 PyTorch::PyTorch(Bytes capacity, const Options& options)
     : capacity_(capacity), options_(options), addresses_(kAddressSpace, kPage) {
-  pools_[0].page = kSmallSegment;
-  pools_[1].page = kLargeSegment;
-  if (!options.expandable_segments || capacity < kSmallSegment) return;
-  // Twice the memory, so that addresses run out later than memory does.
+  first_pools_[0] = 0;
+  AddPools();
+}
+
+void PyTorch::AddPools() {
   for (const bool small : {true, false}) {
+    const auto pool = static_cast<uint32_t>(pools_.size());
+    pools_.emplace_back().page = small ? kSmallSegment : kLargeSegment;
+    if (!options_.expandable_segments || capacity_ < kSmallSegment) continue;
+    // Twice the memory, so that addresses run out later than memory does.
     const auto range = addresses_.Allocate(
-        RoundUp(2 * std::min(capacity, Bytes::GiB(int64_t{1} << 20)), kLargeSegment), Hint::kLow);
+        RoundUp(2 * std::min(capacity_, Bytes::GiB(int64_t{1} << 20)), kLargeSegment), Hint::kLow);
+    if (!range) continue;  // so many streams that addresses have run out
     const uint32_t chunk = chunks_.AddSegment(range->offset, range->size);
-    SetPool(chunk, small);
+    SetPool(chunk, pool);
     chunks_[chunk].requested = ChunkList::kUnmapped;
-    PoolOf(chunk).unmapped.Insert({range->offset, range->size, chunk});
+    pools_[pool].unmapped.Insert({range->offset, range->size, chunk});
   }
+}
+
+void PyTorch::UseStream(uint64_t stream) {
+  const auto [found, added] = first_pools_.emplace(stream, static_cast<uint32_t>(pools_.size()));
+  first_pool_ = found->second;
+  if (added) AddPools();
 }
 
 template <typename Predicate>
@@ -53,14 +65,14 @@ std::vector<uint32_t> PyTorch::Select(Predicate wanted) const {
 // --- Blocks
 // ---------------------------------------------------------------------------------------
 
-void PyTorch::SetPool(uint32_t chunk, bool small) {
-  if (chunk >= is_small_.size()) is_small_.resize(chunk + 1);
-  is_small_[chunk] = small ? 1 : 0;
+void PyTorch::SetPool(uint32_t chunk, uint32_t pool) {
+  if (chunk >= pool_of_.size()) pool_of_.resize(chunk + 1);
+  pool_of_[chunk] = pool;
 }
 
 uint32_t PyTorch::CutLow(uint32_t chunk, Bytes size) {
   const uint32_t low = chunks_.CutLow(chunk, size);
-  SetPool(low, is_small_[chunk] != 0);
+  SetPool(low, pool_of_[chunk]);
   return low;
 }
 
@@ -94,24 +106,54 @@ bool PyTorch::ShouldSplit(Bytes block, Bytes size, bool small) const {
 
 std::optional<Block> PyTorch::Allocate(Bytes size, Hint) {
   const Bytes rounded = RoundUp(std::max(size, Bytes(1)), kGranule);
-  const bool small = rounded <= kLargestSmall;
-  uint32_t chunk = TakeCached(rounded, small);
-  if (chunk == ChunkList::kNone) chunk = TakeNew(rounded, small);
-  if (chunk == ChunkList::kNone && ReleaseOversized(rounded)) chunk = TakeNew(rounded, small);
+  const uint32_t pool = PoolFor(rounded <= kLargestSmall);
+  uint32_t chunk = TakeCached(rounded, pool);
+  if (chunk == ChunkList::kNone) chunk = TakeNew(rounded, pool);
+  if (chunk == ChunkList::kNone && ReleaseOversized(rounded)) chunk = TakeNew(rounded, pool);
   if (chunk == ChunkList::kNone) {
     ReleaseAll();
-    chunk = TakeNew(rounded, small);
+    chunk = TakeNew(rounded, pool);
   }
   if (chunk == ChunkList::kNone) return std::nullopt;
-  if (ShouldSplit(chunks_[chunk].size, rounded, small)) {
+  return Take(chunk, size);
+}
+
+Block PyTorch::Take(uint32_t chunk, Bytes requested) {
+  const Bytes rounded = RoundUp(std::max(requested, Bytes(1)), kGranule);
+  if (ShouldSplit(chunks_[chunk].size, rounded, IsSmall(pool_of_[chunk]))) {
     const uint32_t taken = CutLow(chunk, rounded);
     AddFree(chunk);
     chunk = taken;
   }
-  chunks_[chunk].requested = size.count();
-  requested_ += size;
+  chunks_[chunk].requested = requested.count();
+  requested_ += requested;
   allocated_ += chunks_[chunk].size;
-  return Block{chunks_[chunk].offset, chunks_[chunk].size, chunk};
+  return {chunks_[chunk].offset, chunks_[chunk].size, chunk};
+}
+
+std::optional<std::vector<Block>> PyTorch::Adopt(const HeldSegment& segment) {
+  if (options_.expandable_segments) return Allocator::Adopt(segment);
+  UseStream(segment.stream);
+  uint32_t rest = AddSegment(segment.size, PoolFor(segment.small));
+  if (rest == ChunkList::kNone) return std::nullopt;
+  const Bytes begin = chunks_[rest].offset;
+  std::vector<Block> blocks;
+  for (size_t i = 0; i < segment.blocks.size(); ++i) {
+    const HeldSegment::Held& held = segment.blocks[i];
+    if (const Bytes before = begin + held.offset - chunks_[rest].offset; before > Bytes(0)) {
+      AddFree(CutLow(rest, before));
+    }
+    // Up to the next block; what could not have been split off belongs to this one.
+    const Bytes end =
+        i + 1 < segment.blocks.size() ? begin + segment.blocks[i + 1].offset : begin + segment.size;
+    uint32_t chunk = rest;
+    if (chunks_[rest].offset + chunks_[rest].size > end) {
+      chunk = CutLow(rest, end - chunks_[rest].offset);
+    }
+    blocks.push_back(Take(chunk, held.requested));
+  }
+  if (blocks.empty()) AddFree(rest);
+  return blocks;
 }
 
 void PyTorch::Free(const Block& block) {
@@ -124,8 +166,8 @@ void PyTorch::Free(const Block& block) {
 // --- Where memory comes from
 // ----------------------------------------------------------------------
 
-uint32_t PyTorch::TakeCached(Bytes size, bool small) {
-  SizeBins& free = pools_[small ? 0 : 1].free;
+uint32_t PyTorch::TakeCached(Bytes size, uint32_t pool) {
+  SizeBins& free = pools_[pool].free;
   const auto fit = free.BestFit(size);
   if (!fit) return ChunkList::kNone;
   const bool oversized = fit->size >= options_.max_split_size;
@@ -135,12 +177,15 @@ uint32_t PyTorch::TakeCached(Bytes size, bool small) {
   return fit->chunk;
 }
 
-uint32_t PyTorch::TakeNew(Bytes size, bool small) {
-  return options_.expandable_segments ? TakeExpanded(size, small) : TakeSegment(size, small);
+uint32_t PyTorch::TakeNew(Bytes size, uint32_t pool) {
+  return options_.expandable_segments ? TakeExpanded(size, pool) : TakeSegment(size, pool);
 }
 
-uint32_t PyTorch::TakeSegment(Bytes size, bool small) {
-  const Bytes segment = SegmentFor(size);
+uint32_t PyTorch::TakeSegment(Bytes size, uint32_t pool) {
+  return AddSegment(SegmentFor(size), pool);
+}
+
+uint32_t PyTorch::AddSegment(Bytes segment, uint32_t pool) {
   if (segment > capacity_ - reserved_) return ChunkList::kNone;
   const auto range = addresses_.Allocate(segment, Hint::kLow);
   if (!range) return ChunkList::kNone;
@@ -148,13 +193,13 @@ uint32_t PyTorch::TakeSegment(Bytes size, bool small) {
   reserved_ += segment;
   Log(DriverCall::Kind::kMalloc, range->offset, segment);
   const uint32_t chunk = chunks_.AddSegment(range->offset, segment);
-  SetPool(chunk, small);
+  SetPool(chunk, pool);
   return chunk;
 }
 
 // The lowest run of free and unmapped chunks that is long enough and not all mapped.
-uint32_t PyTorch::TakeExpanded(Bytes size, bool small) {
-  Pool& pool = pools_[small ? 0 : 1];
+uint32_t PyTorch::TakeExpanded(Bytes size, uint32_t index) {
+  Pool& pool = pools_[index];
   const auto usable = [&](uint32_t chunk) {
     return chunk != ChunkList::kNone && !chunks_[chunk].taken();
   };
@@ -179,7 +224,7 @@ uint32_t PyTorch::TakeExpanded(Bytes size, bool small) {
 }
 
 Bytes PyTorch::ToMap(uint32_t chunk, Bytes size) const {
-  const Bytes page = pools_[is_small_[chunk] != 0 ? 0 : 1].page;
+  const Bytes page = pools_[pool_of_[chunk]].page;
   return std::min(RoundUp(size, page), chunks_[chunk].size);
 }
 
@@ -217,7 +262,8 @@ bool PyTorch::ReleaseOversized(Bytes size) {
   if (options_.max_split_size == Bytes::Unlimited() || options_.expandable_segments) return false;
   const Bytes wanted = std::max(size, options_.max_split_size);
   std::vector<uint32_t> oversized = Select([&](uint32_t chunk) {
-    return IsIdle(chunk) && is_small_[chunk] == 0 && chunks_[chunk].size >= options_.max_split_size;
+    return IsIdle(chunk) && !IsSmall(pool_of_[chunk]) &&
+           chunks_[chunk].size >= options_.max_split_size;
   });
   std::stable_sort(oversized.begin(), oversized.end(),
                    [&](uint32_t a, uint32_t b) { return chunks_[a].size < chunks_[b].size; });
@@ -250,7 +296,7 @@ void PyTorch::ReleaseAll() {
 
 Block PyTorch::WholePages(uint32_t chunk) const {
   // Each segment begins at a multiple of either page size.
-  const Bytes page = pools_[is_small_[chunk] != 0 ? 0 : 1].page;
+  const Bytes page = pools_[pool_of_[chunk]].page;
   const Bytes begin = RoundUp(chunks_[chunk].offset, page);
   const Bytes end = RoundDown(chunks_[chunk].offset + chunks_[chunk].size, page);
   return {begin, std::max(end - begin, Bytes(0))};
@@ -288,6 +334,8 @@ void PyTorch::UnmapPages(uint32_t chunk) {
 
 // A request finds what is cached, or what the driver has once everything idle has been given back.
 MemoryStats PyTorch::Stats() const {
+  const Pool& small = pools_[PoolFor(true)];
+  const Pool& large = pools_[PoolFor(false)];
   Bytes left = capacity_ - reserved_;
   for (uint32_t chunk = 0; chunk < chunks_.end(); ++chunk) {
     if (!chunks_[chunk].free()) continue;
@@ -297,12 +345,12 @@ MemoryStats PyTorch::Stats() const {
       left += chunks_[chunk].size;
     }
   }
-  Bytes largest = std::min(pools_[0].free.Largest(), kLargestSmall);
+  Bytes largest = std::min(small.free.Largest(), kLargestSmall);
   if (left >= kSmallSegment) largest = kLargestSmall;
-  if (pools_[1].free.Largest() > kLargestSmall) largest = pools_[1].free.Largest();
+  if (large.free.Largest() > kLargestSmall) largest = large.free.Largest();
   if (options_.expandable_segments) {
     // New pages at the end, behind the part of a page that is free there.
-    const auto hole = pools_[1].unmapped.Highest(Bytes(1));
+    const auto hole = large.unmapped.Highest(Bytes(1));
     const uint32_t before = hole ? chunks_.FreePrevious(hole->chunk) : ChunkList::kNone;
     Bytes there = RoundDown(left, kLargeSegment);
     if (before != ChunkList::kNone) there += chunks_[before].size - WholePages(before).size;

@@ -1,5 +1,5 @@
-// PyTorch's caching allocator, for one stream: segments from the driver, split into blocks, kept
-// until memory runs out.
+// PyTorch's caching allocator: segments from the driver, split into blocks, kept until memory runs
+// out.
 //
 // The rules, in the terms of its documentation ("CUDA semantics: memory management") and of its
 // source as of 2.4. Requests are rounded up to 512 bytes. Those of at most 1 MiB are served from
@@ -16,12 +16,13 @@
 // (small) or 20 MiB (large) at a time; every remainder of 512 bytes is split off, and what is given
 // back are the whole pages of free blocks.
 //
+// Each stream has pools of its own: what is freed on one is not seen by another.
+//
 // `allocated` counts whole blocks, remainders that were not split off included.
 
 #ifndef SPILLWAY_SIM_ALLOC_PYTORCH_H_
 #define SPILLWAY_SIM_ALLOC_PYTORCH_H_
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <vector>
@@ -46,6 +47,11 @@ class PyTorch final : public Allocator {
   std::string_view Name() const override { return "pytorch"; }
   std::optional<Block> Allocate(Bytes size, Hint hint) override;
   void Free(const Block& block) override;
+  void UseStream(uint64_t stream) override;
+  void EmptyCache() override { ReleaseAll(); }
+  // REQUIRES: the blocks, rounded up to 512 bytes, lie in the segment and do not overlap. With
+  // expandable segments the blocks are allocated one by one.
+  std::optional<std::vector<Block>> Adopt(const HeldSegment& segment) override;
   // `largest_free` may be had though a smaller request may not: one below 10 MiB takes a segment
   // of 20 MiB. With expandable segments it is a lower bound: holes in the middle may add to it.
   MemoryStats Stats() const override;
@@ -62,7 +68,11 @@ class PyTorch final : public Allocator {
     Bytes page;             // what is mapped at a time
   };
 
-  Pool& PoolOf(uint32_t chunk) { return pools_[is_small_[chunk] != 0 ? 0 : 1]; }
+  // Pools come in pairs, one for each stream: small at even indices, large at odd ones.
+  static bool IsSmall(uint32_t pool) { return pool % 2 == 0; }
+  uint32_t PoolFor(bool small) const { return first_pool_ + (small ? 0 : 1); }
+  void AddPools();
+  Pool& PoolOf(uint32_t chunk) { return pools_[pool_of_[chunk]]; }
   // A segment without live blocks.
   bool IsIdle(uint32_t chunk) const {
     return chunks_[chunk].free() && chunks_[chunk].previous == ChunkList::kNone &&
@@ -71,7 +81,7 @@ class PyTorch final : public Allocator {
   // The chunks for which `wanted` says yes, by offset. Slow: for when memory has run out.
   template <typename Predicate>
   std::vector<uint32_t> Select(Predicate wanted) const;
-  void SetPool(uint32_t chunk, bool small);
+  void SetPool(uint32_t chunk, uint32_t pool);
   // Cuts off a low part, of the same pool.
   uint32_t CutLow(uint32_t chunk, Bytes size);
   void AddFree(uint32_t chunk);
@@ -81,10 +91,12 @@ class PyTorch final : public Allocator {
 
   // The sources of memory, in the order in which they are tried; kNone if they have none. The chunk
   // returned is free and in no index.
-  uint32_t TakeCached(Bytes size, bool small);
-  uint32_t TakeNew(Bytes size, bool small);
-  uint32_t TakeSegment(Bytes size, bool small);
-  uint32_t TakeExpanded(Bytes size, bool small);
+  uint32_t TakeCached(Bytes size, uint32_t pool);
+  uint32_t TakeNew(Bytes size, uint32_t pool);
+  uint32_t TakeSegment(Bytes size, uint32_t pool);
+  // A new segment of this size.
+  uint32_t AddSegment(Bytes size, uint32_t pool);
+  uint32_t TakeExpanded(Bytes size, uint32_t pool);
 
   // How much is mapped to have the low `size` bytes of an unmapped chunk.
   Bytes ToMap(uint32_t chunk, Bytes size) const;
@@ -98,6 +110,8 @@ class PyTorch final : public Allocator {
   Block WholePages(uint32_t chunk) const;
   void UnmapPages(uint32_t chunk);
   bool ShouldSplit(Bytes block, Bytes size, bool small) const;
+  // Takes `requested` bytes of a free chunk that is in no index, from its low end.
+  Block Take(uint32_t chunk, Bytes requested);
   void Log(DriverCall::Kind kind, Bytes offset, Bytes size) {
     calls_.push_back({kind, {offset, size}, std::nullopt});
   }
@@ -105,10 +119,12 @@ class PyTorch final : public Allocator {
   const Bytes capacity_;
   const Options options_;
   ChunkList chunks_;
-  std::vector<uint8_t> is_small_;    // by chunk
-  std::array<Pool, 2> pools_;        // small, large
-  BestFit addresses_;                // of segments
-  std::map<Bytes, Block> segments_;  // by offset: what `addresses_` gave
+  std::vector<uint32_t> pool_of_;  // by chunk
+  std::vector<Pool> pools_;
+  std::map<uint64_t, uint32_t> first_pools_;  // by stream
+  uint32_t first_pool_ = 0;                   // of the stream in use
+  BestFit addresses_;                         // of segments
+  std::map<Bytes, Block> segments_;           // by offset: what `addresses_` gave
   std::vector<DriverCall> calls_;
   Bytes requested_, allocated_, reserved_;
 };

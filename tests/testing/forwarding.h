@@ -46,6 +46,11 @@ class ForwardingAllocator : public Allocator {
     return allocator_.Allocate(size, hint);
   }
   void Free(const Block& block) override { allocator_.Free(block); }
+  void UseStream(uint64_t stream) override { allocator_.UseStream(stream); }
+  void EmptyCache() override { allocator_.EmptyCache(); }
+  std::optional<std::vector<Block>> Adopt(const HeldSegment& segment) override {
+    return allocator_.Adopt(segment);
+  }
   MemoryStats Stats() const override { return allocator_.Stats(); }
   Bytes LargestFree(Hint hint) const override { return allocator_.LargestFree(hint); }
   Bytes Reserved() const override { return allocator_.Reserved(); }

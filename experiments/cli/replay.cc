@@ -1,0 +1,269 @@
+// spillway replay: an allocation log on one allocator after the other.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+#include "experiments/cli/options.h"
+#include "experiments/cli/session.h"
+#include "experiments/cli/verbs.h"
+#include "experiments/replay.h"
+#include "experiments/replay_report.h"
+#include "sim/alloc/make_allocator.h"
+#include "sim/core/error.h"
+
+namespace spillway::cli {
+namespace {
+
+constexpr Bytes kGranularity(512);
+// Of one allocator, in exports.
+constexpr size_t kSamples = 16384;
+constexpr const char* kPlanned = "planned";
+
+struct ReplayOptions {
+  std::string log;
+  std::vector<std::string> allocators;
+  std::string memory = "unlimited";
+  std::optional<int> device;
+  FormatOption format;
+  std::string output;
+  std::string export_trace;
+  std::string export_memory;
+  bool out_of_memory_report = false;
+};
+
+int64_t Nanoseconds() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+Bytes MemoryOf(const ReplayOptions& options) {
+  if (options.memory == "unlimited") return Bytes::Unlimited();
+  const Bytes memory = WithContext([&] { return ParseBytes(options.memory); },
+                                   [] { return std::string("--memory"); });
+  return std::min(memory, Bytes::Unlimited());
+}
+
+// "a,b:x=1,y=2,c": a comma also separates the parameters of one allocator.
+std::vector<std::string> SplitAllocators(const std::vector<std::string>& texts) {
+  std::vector<std::string> specifications;
+  for (const std::string& text : texts) {
+    bool has_parameters = false;
+    for (size_t at = 0; at <= text.size();) {
+      const size_t end = std::min(text.find(',', at), text.size());
+      const std::string piece = text.substr(at, end - at);
+      const bool is_parameter = has_parameters && at > 0 && piece.find('=') < piece.find(':');
+      if (is_parameter) {
+        specifications.back() += "," + piece;
+      } else {
+        specifications.push_back(piece);
+        has_parameters = piece.find(':') != std::string::npos;
+      }
+      at = end + 1;
+    }
+  }
+  return specifications;
+}
+
+// The settings that the log recorded, for PyTorch's allocator without settings of its own.
+std::string WithRecordedSettings(const std::string& specification, const MemoryLog& log) {
+  const auto& settings = log.start().pytorch;
+  if (specification != "pytorch" || !settings) return specification;
+  std::vector<std::string> given;
+  if (settings->max_split_size) {
+    given.push_back(fmt::format("max_split_size={}B", settings->max_split_size->count()));
+  }
+  if (settings->expandable_segments) given.push_back("expandable_segments=true");
+  return given.empty() ? specification : fmt::format("pytorch:{}", fmt::join(given, ","));
+}
+
+// Throws `UsageError` for what is no allocator, or none for a log.
+void Verify(const std::string& specification) {
+  if (specification == kPlanned) return;
+  MakeAllocator(specification, Bytes::MiB(2), kGranularity);
+  const std::string name = specification.substr(0, specification.find(':'));
+  if (name == "auto") {
+    throw UsageError("allocator 'auto' chooses for a run; for a log, name those to compare");
+  }
+  if (name == kPlanned) throw UsageError("allocator 'planned' takes no parameters for a log");
+}
+
+std::unique_ptr<Allocator> Make(const std::string& specification, const MemoryLog& log,
+                                Bytes memory) {
+  if (specification == kPlanned) return PlanFor(log, memory);
+  return MakeAllocator(WithRecordedSettings(specification, log), memory, kGranularity);
+}
+
+// Whether it is set up as the recorded one was.
+bool IsRecorded(const std::string& specification, const MemoryLog& log) {
+  return specification == "pytorch" && log.start().pytorch;
+}
+
+Replayed Replay(const MemoryLog& log, const std::vector<std::string>& specifications, Bytes memory,
+                const spillway::ReplayOptions& options) {
+  std::vector<std::unique_ptr<Allocator>> allocators;
+  std::vector<ReplayedAllocator> subjects;
+  for (const std::string& specification : specifications) {
+    allocators.push_back(Make(specification, log, memory));
+    subjects.push_back({specification, allocators.back().get(),
+                        IsRecorded(specification, log) && memory == Bytes::Unlimited()});
+  }
+  return ReplayLog(log, subjects, options);
+}
+
+std::vector<std::string> EveryAllocator() {
+  std::vector<std::string> names;
+  for (const AllocatorInfo& info : Allocators()) {
+    if (info.name != kPlanned && info.name != "auto") names.push_back(info.name);
+  }
+  names.push_back(kPlanned);
+  return names;
+}
+
+// Tries what would have served the requests that failed.
+std::vector<Remedy> FindRemedies(const MemoryLog& log, const Replayed& replayed, Bytes memory) {
+  std::vector<std::string> others;
+  for (const ReplayResult& result : Replay(log, EveryAllocator(), memory, {}).results) {
+    if (result.fits()) others.push_back(result.allocator);
+  }
+  std::vector<Remedy> remedies;
+  for (const ReplayResult& failed : replayed.results) {
+    if (failed.fits()) continue;
+    Remedy remedy{failed.allocator, others, std::nullopt};
+    const auto serves = [&](Bytes size) {
+      return Replay(log, {failed.allocator}, size, {}).results.front();
+    };
+    // What it reserves when nothing limits it, or a little more where a limit changes its choices.
+    const ReplayResult unlimited = serves(Bytes::Unlimited());
+    for (int64_t percent = 100; unlimited.fits() && percent <= 150 && !remedy.memory;
+         percent += 10) {
+      const Bytes size =
+          RoundUp(Bytes(unlimited.peak_reserved.count() / 100 * percent), Bytes::MiB(2));
+      if (serves(size).fits()) remedy.memory = size;
+    }
+    remedies.push_back(std::move(remedy));
+  }
+  return remedies;
+}
+
+// What was recorded and is not modelled.
+void RemarkSettings(const MemoryLog& log, Session& session) {
+  const auto& settings = log.start().pytorch;
+  if (!settings) return;
+  if (settings->garbage_collection_threshold > 0) {
+    session.Remark("the recorded garbage_collection_threshold is not modelled");
+  }
+  if (!settings->roundup_power2_divisions.empty()) {
+    session.Remark("the recorded roundup_power2_divisions are not modelled");
+  }
+}
+
+int Execute(const ReplayOptions& options, Session& session) {
+  if (std::find(options.allocators.begin(), options.allocators.end(), "help") !=
+      options.allocators.end()) {
+    session.Print(DescribeAllocators());
+    return kOk;
+  }
+  const std::vector<std::string> specifications = SplitAllocators(options.allocators);
+  const Bytes memory = MemoryOf(options);
+  for (const std::string& specification : specifications) Verify(specification);
+  const auto log = OpenMemoryLog(options.log, options.device);
+  RemarkSettings(*log, session);
+
+  const bool exports = !options.export_trace.empty() || !options.export_memory.empty();
+  spillway::ReplayOptions replay;
+  // A file is a function of its inputs: it holds no measured time.
+  if (options.output.empty()) replay.clock = Nanoseconds;
+  if (exports) replay.samples = kSamples;
+  const Replayed replayed = WithContext(
+      [&] { return Replay(*log, specifications, memory, replay); }, [&] { return options.log; });
+
+  std::optional<std::vector<Remedy>> remedies;
+  if (options.out_of_memory_report) remedies = FindRemedies(*log, replayed, memory);
+  const std::vector<Row> rows = ReplayRows(replayed);
+  std::string text;
+  switch (options.format.format()) {
+    case Format::kCsv:
+      text = FormatCsv(rows);
+      break;
+    case Format::kJson:
+      text = FormatReplayJson(*log, replayed, rows, remedies);
+      break;
+    case Format::kTable:
+      text = FormatReplayTable(*log, replayed, rows);
+      if (remedies) text += FormatOutOfMemory(*log, replayed, *remedies, memory);
+  }
+
+  Manifest manifest = session.NewManifest();
+  const bool fits = std::all_of(replayed.results.begin(), replayed.results.end(),
+                                [](const ReplayResult& result) { return result.fits(); });
+  manifest.exit_code = fits ? kOk : kNegative;
+  if (exports || !options.output.empty()) {
+    manifest.configuration = {
+        {"log", options.log},
+        {"allocator", fmt::format("{}", fmt::join(specifications, " "))},
+        {"memory",
+         memory == Bytes::Unlimited() ? "unlimited" : fmt::format("{} B", memory.count())}};
+    ManifestInput input{"log", "file", options.log, {}};
+    input.sha256 = HashInput(input, manifest.configuration);
+    manifest.inputs.push_back(std::move(input));
+  }
+  std::vector<OutputFile> files;
+  if (!options.output.empty()) files.push_back({"--output", options.output, text});
+  if (!options.export_trace.empty()) {
+    files.push_back({"--export-trace", options.export_trace,
+                     FormatReplayTrace(replayed, {{"tool", std::string("spillway")},
+                                                  {"version", manifest.version},
+                                                  {"log", options.log},
+                                                  {"run_sha256", RunSha256(manifest)}})});
+  }
+  if (!options.export_memory.empty()) {
+    files.push_back({"--export-memory", options.export_memory, FormatReplayCsv(replayed)});
+  }
+  if (!files.empty()) session.Write(files, manifest);
+  if (options.output.empty()) session.Print(text);
+  return manifest.exit_code;
+}
+
+}  // namespace
+
+void AddReplay(CLI::App& app, int& exit_code, Session& session) {
+  CLI::App* verb = app.add_subcommand(
+      "replay",
+      "Replay an allocation log on other allocators; exit code 1 if one of them does not serve it");
+  auto options = std::make_shared<ReplayOptions>();
+  verb->add_option("log", options->log,
+                   "A PyTorch memory snapshot (.pickle), an RMM log, CSV with id,lower,upper,size, "
+                   "or a file of spillway run --export-decisions")
+      ->required();
+  verb->add_option("--allocator", options->allocators,
+                   "NAME or NAME:key=value,..., several separated by commas; planned knows the log "
+                   "in advance; or help")
+      ->default_val(std::vector<std::string>{"pytorch", "best-fit", kPlanned});
+  verb->add_option("--memory", options->memory,
+                   "What each allocator has: a size (12GiB), unlimited")
+      ->capture_default_str();
+  verb->add_option("--trace-device", options->device,
+                   "Which device of a snapshot, if several have events")
+      ->check(CLI::Range(0, 1 << 16));
+  options->format.Add(*verb);
+  verb->add_flag("--out-of-memory-report", options->out_of_memory_report,
+                 "Say at the failing request who holds the memory, how much is free but scattered, "
+                 "and what would have served it");
+  verb->add_option("-o,--output", options->output,
+                   "Write the results to FILE, with a manifest beside it, instead of printing "
+                   "them; operations per second are left out of it")
+      ->type_name("FILE");
+  verb->add_option("--export-trace", options->export_trace,
+                   "Write the memory over the log as Chrome/Perfetto counters")
+      ->type_name("FILE");
+  verb->add_option("--export-memory", options->export_memory,
+                   "Write the memory over the log as CSV")
+      ->type_name("FILE");
+  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+}
+
+}  // namespace spillway::cli

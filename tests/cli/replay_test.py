@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Replays of allocation logs, and snapshots of simulated runs.
+
+usage: replay_test.py PATH_OF_SPILLWAY
+"""
+
+import csv
+import io
+import json
+import pathlib
+import pickle
+import tempfile
+
+from harness import CommandTest, main, run
+
+BASE = 0x7F00 << 32
+MIB = 1 << 20
+
+# Units of 512 bytes: the gap that a leaves is too small for c.
+GAP = "id,lower,upper,size\na,0,2,1024\nb,1,6,512\nc,3,7,1536\n"
+
+
+def event(action, address, size, stream=0, **more):
+    return {"action": action, "addr": BASE + address, "size": size, "stream": stream,
+            "time_us": 1795179442260570, "frames": [], **more}
+
+
+def snapshot(events, **settings):
+    return {"segments": [], "device_traces": [events],
+            "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "max_split_size": -1,
+                                   "garbage_collection_threshold": 0.0,
+                                   "expandable_segments": False,
+                                   "roundup_power2_divisions": {"1": 0, "2": 0}, **settings}}
+
+
+class LogTest(CommandTest):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = pathlib.Path(directory.name)
+
+    def write(self, name, contents):
+        path = self.directory / name
+        path.write_bytes(contents if isinstance(contents, bytes) else contents.encode())
+        return path
+
+    def replay(self, path, *args, code=0):
+        document = self.ok("replay", path, "--format", "json", *args, code=code)
+        return self.conforms(document, "replay")
+
+
+class ReplayTest(LogTest):
+    def test_every_pickle_protocol_that_python_writes_is_read(self):
+        frames = [{"filename": "a.py", "line": 3, "name": "f"}]
+        events = [event("segment_alloc", 0, 20 * MIB), event("alloc", 0, 3 * MIB, frames=frames),
+                  event("free_requested", 0, 3 * MIB, frames=frames),
+                  event("free_completed", 0, 3 * MIB)]
+        events += [event(action, 0, 2 * MIB) for _ in range(1200)
+                   for action in ("alloc", "free_completed")]
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+            with self.subTest(protocol=protocol):
+                path = self.write("snapshot.pickle", pickle.dumps(snapshot(events), protocol))
+                document = self.replay(path, "--allocator", "pytorch")
+                self.assertEqual(document["log"]["events"], 2402)
+                self.assertEqual(document["rows"][0]["peak_reserved_bytes"], 20 * MIB)
+                self.assertIs(document["rows"][0]["as_recorded"], True)
+        for protocol in (0, 1):
+            path = self.write("snapshot.pickle", pickle.dumps(snapshot(events), protocol))
+            self.fails(3, "snapshot.pickle", "replay", path)
+
+    def test_code_in_a_pickle_is_refused(self):
+        class Hostile:
+            def __reduce__(self):
+                return (print, ("harm",))
+
+        for protocol, name in ((2, "GLOBAL"), (4, "STACK_GLOBAL")):
+            path = self.write("bad.pickle", pickle.dumps(snapshot([Hostile()]), protocol))
+            message = self.fails(3, f"opcode {name} is refused", "replay", path)
+            self.assertRegex(message, r"bad.pickle: byte \d+: ")
+
+    def test_recorded_settings_are_used(self):
+        events = [event("segment_alloc", 0, 64 * MIB), event("alloc", 0, 64 * MIB),
+                  event("free_completed", 0, 64 * MIB),
+                  event("segment_alloc", 256 * MIB, 30 * MIB), event("alloc", 256 * MIB, 30 * MIB)]
+        path = self.write("s.pickle", pickle.dumps(snapshot(events, max_split_size=32 * MIB)))
+        rows = self.replay(path, "--allocator", "pytorch,pytorch:max_split_size=1GiB")["rows"]
+        self.assertEqual([row["peak_reserved_bytes"] for row in rows], [94 * MIB, 64 * MIB])
+        self.assertEqual([row["as_recorded"] for row in rows], [True, None])
+
+    def test_rows_say_what_fits_and_where_it_failed(self):
+        path = self.write("gap.csv", GAP)
+        rows = self.replay(path, "--allocator", "best-fit,first-fit", "--allocator", "planned")["rows"]
+        self.assertEqual([row["allocator"] for row in rows], ["best-fit", "first-fit", "planned"])
+        self.assertEqual([row["peak_reserved_bytes"] for row in rows], [3072, 3072, 2048])
+        self.assertGreater(rows[0]["operations_per_second"], 0)
+        document = self.replay(path, "--allocator", "best-fit,planned", "--memory", "2KiB",
+                               "--out-of-memory-report", code=1)
+        self.assertEqual([row["status"] for row in document["rows"]], ["oom", "ok"])
+        self.assertEqual(document["rows"][0]["failed_event"], 3)
+        (report,) = document["out_of_memory"]
+        self.assertEqual(report["wanted_bytes"], 1536)
+        self.assertEqual(report["largest_free_bytes"], 1024)
+        self.assertEqual(report["holders"], [{"size_bytes": 512, "blocks": 1, "from_start": 0,
+                                              "first_event": 1, "last_event": 1, "last": "b"}])
+        self.assertEqual(report["wanted"], "c")
+        self.assertEqual(report["would_fit_with"], ["planned"])
+        text = self.ok("replay", path, "--allocator", "best-fit", "--memory", "2KiB",
+                       "--out-of-memory-report", code=1)
+        self.assertIn("1 KiB", text)
+        self.assertIn("enough, but scattered", text)
+
+    def test_commas_separate_allocators_and_their_parameters(self):
+        path = self.write("gap.csv", GAP)
+        rows = self.replay(path, "--allocator",
+                           "pytorch:max_split_size=20MiB,expandable_segments=true,best-fit")["rows"]
+        self.assertEqual([row["allocator"] for row in rows],
+                         ["pytorch:max_split_size=20MiB,expandable_segments=true", "best-fit"])
+
+    def test_files_are_functions_of_their_inputs(self):
+        path = self.write("gap.csv", GAP)
+        outputs = {option: self.directory / name for option, name in
+                   (("-o", "rows.json"), ("--export-memory", "memory.csv"),
+                    ("--export-trace", "trace.json"))}
+        args = ["replay", path, "--allocator", "best-fit,planned", "--format", "json"]
+        for option, output in outputs.items():
+            args += [option, output]
+        self.assertEqual(self.ok(*args), "")
+        first = {option: output.read_bytes() for option, output in outputs.items()}
+        document = self.conforms(first["-o"].decode(), "replay")
+        self.assertEqual({row["operations_per_second"] for row in document["rows"]}, {None})
+        self.ok(*args)
+        self.assertEqual(first, {option: output.read_bytes() for option, output in outputs.items()})
+        for output in outputs.values():
+            manifest = pathlib.Path(f"{output}.manifest.json")
+            self.conforms(manifest.read_text(encoding="utf-8"), "manifest")
+            self.ok("replay-run", manifest)
+        path.write_text(GAP + "d,1,2,3\n", encoding="utf-8")
+        self.fails(3, "has changed", "replay-run", f"{outputs['-o']}.manifest.json")
+
+        samples = list(csv.DictReader(io.StringIO(first["--export-memory"].decode())))
+        self.assertEqual(len(samples), 12)
+        self.assertEqual(max(int(s["reserved_bytes"]) for s in samples), 3072)
+        events = json.loads(first["--export-trace"])["traceEvents"]
+        self.assertEqual([e["args"]["name"] for e in events if e["ph"] == "M"],
+                         ["best-fit", "planned"])
+        counters = [e for e in events if e["ph"] == "C"]
+        self.assertEqual(len(counters), 12)
+        self.assertEqual([e["ts"] for e in counters], sorted(e["ts"] for e in counters))
+
+    def test_our_own_runs_can_be_replayed(self):
+        decisions = self.directory / "decisions.json"
+        row = json.loads(self.ok("run", "alexnet:8", "--format", "json", "--export-decisions",
+                                 decisions, "-o", self.directory / "x.json") or "{}")
+        row = json.loads((self.directory / "x.json").read_text(encoding="utf-8"))["rows"][0]
+        replayed = self.replay(decisions, "--allocator", "best-fit")["rows"][0]
+        for column in ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes"):
+            self.assertEqual(replayed[column], row[column])
+
+    def test_wrong_usage_is_told(self):
+        path = self.write("gap.csv", GAP)
+        self.fails(2, "did you mean 'best-fit'", "replay", path, "--allocator", "best-fitt")
+        self.fails(2, "name those to compare", "replay", path, "--allocator", "auto")
+        self.fails(2, "no parameters", "replay", path, "--allocator", "planned:granularity=1KiB")
+        self.fails(3, "unknown format (valid: ", "replay", self.write("x", "hello"))
+        self.fails(3, "/nowhere", "replay", "/nowhere")
+        self.fails(3, "gap.csv:5:5: ", "replay", self.write("gap.csv", GAP + "d,5,5,1\n"))
+        self.assertIn("first-fit", self.ok("replay", path, "--allocator", "help"))
+        self.assertIn("replay", self.ok("completion", "bash"))
+        self.assertNotEqual(run("replay").returncode, 0)
+
+
+class SnapshotTest(LogTest):
+    def test_a_simulated_run_is_a_snapshot_that_python_reads(self):
+        path, decisions = self.directory / "run.pickle", self.directory / "decisions.json"
+        args = ("run", "vgg16:16", "--policy", "vdnn-all")
+        self.ok(*args, "--export-snapshot", path, "--export-decisions", decisions)
+        document = pickle.loads(path.read_bytes())
+        (events,) = document["device_traces"]
+        live, peak = {}, 0
+        for e in events:
+            if e["action"] == "alloc":
+                self.assertNotIn(e["addr"], live)
+                live[e["addr"]] = e["size"]
+            elif e["action"] == "free_completed":
+                self.assertEqual(live.pop(e["addr"]), e["size"])
+            peak = max(peak, sum(live.values()))
+            self.assertTrue(all(set(f) == {"filename", "line", "name"} for f in e["frames"]))
+        blocks = {b["address"]: b["requested_size"] for s in document["segments"]
+                  for b in s["blocks"] if b["state"] == "active_allocated"}
+        self.assertEqual(blocks, live)
+        for segment in document["segments"]:
+            self.assertEqual(sum(b["size"] for b in segment["blocks"]), segment["total_size"])
+        self.assertEqual([e["time_us"] for e in events], sorted(e["time_us"] for e in events))
+        row = json.loads(self.ok(*args, "--format", "json"))["rows"][0]
+        self.assertEqual(peak, row["peak_requested_bytes"])
+        ours, theirs = (self.replay(log, "--allocator", "best-fit,pytorch")["rows"]
+                        for log in (decisions, path))
+        for a, b in zip(ours, theirs):
+            for column in ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes"):
+                self.assertEqual(a[column], b[column])
+
+    def test_real_bytes_have_no_times_to_export(self):
+        self.fails(2, "--backend sim", "run", "alexnet:2", "--backend", "cpu", "--export-snapshot",
+                   self.directory / "x")
+
+
+if __name__ == "__main__":
+    main()
