@@ -4,8 +4,8 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <system_error>
 #include <exception>
+#include <system_error>
 
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
