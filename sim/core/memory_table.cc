@@ -312,8 +312,8 @@ void MemoryTable::FailHost(TensorId id) const {
 void MemoryTable::LogPlacement(PlacementKind kind, TensorId id, Bytes requested, const Block& block,
                                bool host, Hint hint) {
   const Allocator& allocator = host ? *parts_.host_pool : *parts_.arena;
-  placements_.Append({kind, host, op_, id, static_cast<uint32_t>(commands_.issued()), requested,
-                      block, allocator.Reserved(), hint});
+  placements_.Append({kind, host, hint, op_, id, static_cast<uint32_t>(commands_.issued()),
+                      requested, block, allocator.Reserved()});
 }
 
 }  // namespace spillway

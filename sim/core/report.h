@@ -59,13 +59,13 @@ enum class PlacementKind : uint8_t {
 struct Placement {
   PlacementKind kind = PlacementKind::kAllocate;
   bool host = false;
+  Hint hint = Hint::kLow;  // of the request for a device block
   OpId op{};
   TensorId tensor = kNoTensor;
   uint32_t commands = 0;  // commands issued in this iteration before it
   Bytes requested;
   Block block;
-  Bytes reserved;          // the allocator's reserved bytes just after
-  Hint hint = Hint::kLow;  // of the request for a device block
+  Bytes reserved;  // the allocator's reserved bytes just after
   bool operator==(const Placement&) const = default;
 };
 

@@ -48,7 +48,8 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
           const auto& plan = *resolved.plan;
           const std::string what =
               fmt::format("{}, {}, {}, {}", GetParam(), preset.name, policy, memory);
-          // A gap: vDNN++ that prefetches first keeps GoogLeNet's blocks up to 2.2 % over the bound.
+          // A gap: vDNN++ that prefetches first keeps GoogLeNet's blocks up to 2.2 % over the
+          // bound.
           const int percent = policy == "vdnnpp:order=prefetch-first" ? 103 : 101;
           EXPECT_LE(plan.height.count() * 100, plan.bound.count() * percent) << what;
           const Report report = Simulate(resolved, *make()).report;
