@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "experiments/catalogue.h"
+#include "experiments/reproduce_vdnnpp.h"
 #include "experiments/simulate.h"
 #include "sim/core/error.h"
 #include "sim/cost/roofline.h"
@@ -198,8 +199,16 @@ std::vector<PaperValue> SelectPaperValues(const std::vector<PaperValue>& values,
   if (const auto item = ParseVdnnItem(request)) {
     return {{"vdnn", request, item->workload.Name(), "GB", "", ""}};
   }
+  std::vector<std::string> items = VdnnppItemsOf(request);
+  if (items.empty()) items.push_back(request);
+  for (const std::string& name : items) {
+    const auto item = ParseVdnnppItem(name);
+    if (item) selected.push_back({"vdnnpp", name, item->workload, item->unit, "", ""});
+  }
+  if (!selected.empty()) return selected;
   throw UsageError(
-      fmt::format("{}; also an item name such as 'base VGG-16(256) GB', for any network and batch",
+      fmt::format("{}; also Tab4, Fig5, Fig6 and Fig9 (of vDNN++), and an item name such as 'base "
+                  "VGG-16(256) GB', for any network and batch",
                   UnknownName("item", request, names)));
 }
 
@@ -212,6 +221,15 @@ Reproduction Reproduce(const PaperValue& value) {
       result.ours = value.printed.empty() ? *result.ours_exact
                                           : RoundTo(*result.ours_exact, Decimals(value.printed),
                                                     FindPreset("vdnn").counting.round_down);
+    }
+  }
+  if (value.paper == "vdnnpp") {
+    if (const auto item = ParseVdnnppItem(value.item)) {
+      result.ours_exact = item->compute();
+      result.ours = result.ours_exact;
+      if (result.ours && !value.printed.empty()) {
+        result.ours = RoundTo(*result.ours, Decimals(value.printed), item->round_down);
+      }
     }
   }
   Judge(result);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <utility>
 
@@ -24,7 +25,7 @@ Report SimulateTrace(const Setup& setup, const Trace& trace, Policy& policy,
   if (given == nullptr) own = MakeArena(setup, device.memory);
   Allocator* const arena = given == nullptr ? own.get() : given;
   const auto host_pool = MakeAllocator("best-fit", device.host_memory, device.alignment);
-  SimBackend backend(device, setup.cost, arena->UsesDriver());
+  SimBackend backend(device, setup.cost, arena->backing() == Backing::kBlocks);
   RuntimeParts parts;
   parts.trace = &trace;
   parts.device = &device;
@@ -59,13 +60,39 @@ Report SimulateIdeal(const Setup& setup) {
   return SimulateTrace(unlimited, setup.trace, policy);
 }
 
+std::optional<Bytes> NeededMemory(const Setup& setup,
+                                  const std::function<std::unique_ptr<Policy>()>& make_policy) {
+  Setup trial = setup;
+  trial.memory = Bytes::Unlimited();
+  const Report unlimited = Simulate(trial, *make_policy()).report;
+  if (!unlimited.fits()) return std::nullopt;
+  for (trial.memory = unlimited.metrics.peak_allocated;;) {
+    const Report report = Simulate(trial, *make_policy()).report;
+    if (report.fits()) return trial.memory;
+    const OutOfMemory& failure = *report.out_of_memory;
+    if (failure.host) return std::nullopt;
+    const Bytes lacking =
+        RoundUp(failure.wanted, setup.device.alignment) - failure.stats.largest_free;
+    trial.memory += std::max(lacking, setup.device.alignment);
+  }
+}
+
 Bytes ParseMemory(std::string_view text, const Setup& setup) {
   if (text == "unlimited") return Bytes::Unlimited();
+  PolicyRegistry registry;
+  RegisterBuiltinPolicies(registry);
+  for (const PolicyRegistry::Entry& entry : registry.entries()) {
+    if (text.substr(0, text.find(':')) != entry.name) continue;
+    const auto needed = NeededMemory(setup, [&] { return registry.Make(text); });
+    return std::min(needed.value_or(setup.device.memory), setup.device.memory);
+  }
   if (!text.ends_with('%')) {
     try {
       return ParseBytes(text);
     } catch (const InputError& error) {
-      throw UsageError(fmt::format("memory: {}; also accepted: N% and unlimited", error.what()));
+      throw UsageError(
+          fmt::format("memory: {}; also accepted: N%, unlimited and the name of a built-in policy",
+                      error.what()));
     }
   }
   double percent = 0;

@@ -3,6 +3,7 @@
 #ifndef SPILLWAY_EXPERIMENTS_SIMULATE_H_
 #define SPILLWAY_EXPERIMENTS_SIMULATE_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,8 +47,16 @@ Outcome Simulate(const Setup& setup, Policy& policy, Allocator* arena = nullptr)
 // nothing moved.
 Report SimulateIdeal(const Setup& setup);
 
-// A memory budget: a size ("12GiB"), "unlimited", or "N%", that far from `LayerBound` (0 %) to what
-// the ideal run reserves with this allocator (100 %). Throws `UsageError`.
+// The memory that a policy needs for the setup's trace with its allocator; its memory does not
+// matter. Found by the search of vDNN++ (section IV-B): from the most bytes that the policy holds
+// with unlimited memory, up by what the request that fails lacks, until it fits. `make_policy`
+// is called once per trial. nullopt if the pinned host pool is too small for it.
+std::optional<Bytes> NeededMemory(const Setup& setup,
+                                  const std::function<std::unique_ptr<Policy>()>& make_policy);
+
+// A memory budget: a size ("12GiB"), "unlimited", "N%", that far from `LayerBound` (0 %) to what
+// the ideal run reserves with this allocator (100 %), or a built-in policy ("vdnn-conv"), for what
+// that one needs, at most the device's memory. Throws `UsageError`.
 Bytes ParseMemory(std::string_view text, const Setup& setup);
 
 }  // namespace spillway

@@ -15,9 +15,15 @@ void RegisterBuiltinPolicies(PolicyRegistry& registry) {
                MakeVdnnAllPolicy);
   registry.Add("vdnn-conv", "offload the inputs of convolutions only (vDNN, section III-C)",
                MakeVdnnConvPolicy);
+  registry.Add("vdnn-aconv", "offload the inputs of every other convolution (vDNN++, section II-B)",
+               MakeVdnnAlternateConvPolicy);
   registry.Add("vdnn-dyn",
                "profiling passes choose offloading and algorithms (dynamic vDNN, section III-C)",
                MakeVdnnDynPolicy);
+  registry.Add("vdnnpp",
+               "vDNN whose computation waits for a copy only where it lacks memory or its own "
+               "input (vDNN++, section IV)",
+               MakeVdnnppPolicy, MemoryOfVdnnpp);
 }
 
 }  // namespace spillway

@@ -4,6 +4,7 @@
 #define SPILLWAY_POLICIES_BUILTIN_H_
 
 #include <memory>
+#include <string>
 
 #include "policies/params.h"
 #include "sim/core/policy.h"
@@ -14,7 +15,12 @@ std::unique_ptr<Policy> MakeNetworkWidePolicy(Params& params);
 std::unique_ptr<Policy> MakeLivenessPolicy(Params& params);
 std::unique_ptr<Policy> MakeVdnnAllPolicy(Params& params);
 std::unique_ptr<Policy> MakeVdnnConvPolicy(Params& params);
+std::unique_ptr<Policy> MakeVdnnAlternateConvPolicy(Params& params);
 std::unique_ptr<Policy> MakeVdnnDynPolicy(Params& params);
+std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params);
+
+// The vDNN of the same mode; none for `offload=dyn`, which adapts to the memory that it gets.
+std::string MemoryOfVdnnpp(Params& params);
 
 }  // namespace spillway
 

@@ -70,6 +70,11 @@ std::unique_ptr<Policy> PolicyLibrary::Make(std::string_view specification) {
   return std::make_unique<GuardedPolicy>(name, std::move(policy), plugin);
 }
 
+std::string PolicyLibrary::MemoryPolicy(std::string_view specification) const {
+  return ParsePolicySpec(specification).plugin.empty() ? builtin_.MemoryPolicy(specification)
+                                                       : std::string();
+}
+
 const PolicyRegistry& PolicyLibrary::Registry(const PolicySpec& spec) {
   return spec.plugin.empty() ? builtin_ : Load(spec.plugin)->registry();
 }

@@ -44,6 +44,10 @@ class PolicyLibrary {
   // `PolicyError` if the policy cannot be made.
   std::unique_ptr<Policy> Make(std::string_view specification);
 
+  // The built-in policy whose memory this one gets by default, or empty: see
+  // `PolicyRegistry::MemoryOf`. Empty for policies of plugins. Throws as `PolicyRegistry::Make`.
+  std::string MemoryPolicy(std::string_view specification) const;
+
   // The registry that a specification chooses from: of its plugin, or the built-in one. Lives as
   // long as the library. Throws `InputError` as `Plugin::Load`.
   const PolicyRegistry& Registry(const PolicySpec& spec);

@@ -8,11 +8,13 @@
 
 namespace spillway {
 
-void PolicyRegistry::Add(std::string name, std::string description, Factory factory) {
+void PolicyRegistry::Add(std::string name, std::string description, Factory factory,
+                         MemoryOf memory_of) {
   for (const Entry& entry : entries_) {
     if (entry.name == name) throw InputError(fmt::format("policy '{}' is registered twice", name));
   }
-  entries_.push_back({std::move(name), std::move(description), std::move(factory)});
+  entries_.push_back(
+      {std::move(name), std::move(description), std::move(factory), std::move(memory_of)});
 }
 
 const PolicyRegistry::Entry& PolicyRegistry::Find(std::string_view name) const {
@@ -31,6 +33,14 @@ std::unique_ptr<Policy> PolicyRegistry::Make(std::string_view specification) con
   std::unique_ptr<Policy> policy = entry.factory(params);
   params.Finish();
   return policy;
+}
+
+std::string PolicyRegistry::MemoryPolicy(std::string_view specification) const {
+  Specification parsed = ParseSpecification("policy", specification);
+  const Entry& entry = Find(parsed.name);
+  if (!entry.memory_of) return {};
+  Params params(fmt::format("policy '{}'", entry.name), std::move(parsed.values));
+  return entry.memory_of(params);
 }
 
 std::vector<ParamInfo> PolicyRegistry::Parameters(std::string_view name) const {

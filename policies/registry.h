@@ -22,18 +22,27 @@ class PolicyRegistry {
   // Reads its parameters from the argument. Called also just to learn which parameters exist.
   using Factory = std::function<std::unique_ptr<Policy>(Params&)>;
 
+  // The policy, by specification, whose memory a run of this one gets unless it is told otherwise;
+  // empty for all of the device's. Reads what it needs of the parameters.
+  using MemoryOf = std::function<std::string(Params&)>;
+
   struct Entry {
     std::string name;
     std::string description;  // one sentence, with the paper
     Factory factory;
+    MemoryOf memory_of = nullptr;
   };
 
   // Throws `InputError` if a policy of that name exists already.
-  void Add(std::string name, std::string description, Factory factory);
+  void Add(std::string name, std::string description, Factory factory,
+           MemoryOf memory_of = nullptr);
 
   // Throws `UsageError`: unknown name (with a suggestion), malformed specification, unknown
   // parameter or value.
   std::unique_ptr<Policy> Make(std::string_view specification) const;
+
+  // See `MemoryOf`. Throws as `Make`.
+  std::string MemoryPolicy(std::string_view specification) const;
 
   // In the order of registration.
   const std::vector<Entry>& entries() const { return entries_; }

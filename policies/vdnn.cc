@@ -11,72 +11,36 @@
 // come first: a prefetch that finds no room is tried again at the next step, whereas a step that
 // finds none ends the run.
 //
+// `vdnn-aconv` offloads the inputs of every other convolution: vDNN++ (Shriram et al., IPDPS 2019,
+// section II-B) adds it to vDNN's two.
+//
 // `vdnn-dyn` tries configurations with profiling passes and keeps the first that fits.
 
 #include <array>
 #include <memory>
-#include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "policies/builtin.h"
 #include "policies/kernel_choice.h"
+#include "policies/vdnn_layers.h"
 #include "sim/core/report.h"
 
 namespace spillway {
 namespace {
 
-enum class OffloadSet : uint8_t { kNone, kConv, kAll };
-
-// Which of a prefetched X and the tensors of the step that it overlaps is placed first.
-enum class Order : uint8_t { kPrefetchFirst, kDerivativeFirst };
-
-bool IsOffloadLayer(OffloadSet set, OpType type) {
-  switch (type) {
-    case OpType::kConv2d:
-      return set != OffloadSet::kNone;
-    case OpType::kMaxPool2d:
-    case OpType::kAvgPool2d:
-    case OpType::kLrn:
-    case OpType::kBatchNorm:
-    case OpType::kDropout:
-    case OpType::kConcat:
-    case OpType::kAdd:
-      return set == OffloadSet::kAll;
-    default:
-      return false;
-  }
-}
-
 class VdnnPolicy final : public Policy {
  public:
-  VdnnPolicy(OffloadSet set, KernelChoice kernels, Order order = Order::kDerivativeFirst)
+  VdnnPolicy(OffloadSet set, KernelChoice kernels,
+             PlacementOrder order = PlacementOrder::kDerivativeFirst)
       : set_(set), kernels_(kernels), order_(order) {}
 
   void Plan(PolicyContext& context) override {
-    const Trace& trace = context.trace();
-    const Liveness& liveness = context.liveness();
-    for (const Layer& layer : trace.layers) {
-      layers_.push_back({{}, layer.type == OpType::kConv2d, false, false});
-    }
-    for (const Op& op : trace.ops) {
-      steps_.push_back({op.phase, static_cast<uint32_t>(Index(op.layer))});
-      if (op.phase != Phase::kForward || !IsOffloadLayer(set_, op.type)) continue;
-      for (const TensorId input : op.inputs) {
-        const TensorId storage = liveness.Root(input);
-        if (const auto last = LastForwardUse(trace, liveness, storage)) {
-          AddUnique(layers_[Index(trace.op(*last).layer)].inputs, storage);
-        }
-      }
-    }
+    layers_.Plan(context.trace(), context.liveness(), set_);
   }
 
   void BeforeOp(PolicyContext& context, OpId op) override {
-    if (op == OpId{0}) {
-      for (LayerState& layer : layers_) layer.offloaded = layer.prefetched = false;
-    }
-    if (order_ == Order::kPrefetchFirst) PrefetchFor(context, op);
+    if (op == OpId{0}) layers_.BeginIteration();
+    if (order_ == PlacementOrder::kPrefetchFirst) PrefetchFor(context, op);
   }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
@@ -84,17 +48,15 @@ class VdnnPolicy final : public Policy {
   }
 
   void BeforeLaunch(PolicyContext& context, OpId op) override {
-    if (order_ == Order::kDerivativeFirst) PrefetchFor(context, op);
+    if (order_ == PlacementOrder::kDerivativeFirst) PrefetchFor(context, op);
   }
 
   void AfterOp(PolicyContext& context, OpId op) override {
-    const Step step = steps_[Index(op)];
-    if (step.phase == Phase::kForward) {
-      LayerState& layer = layers_[step.layer];
-      for (const TensorId input : layer.inputs) {
+    if (VdnnLayers::Layer* layer = layers_.OffloadedWith(op)) {
+      for (const TensorId input : layer->inputs) {
         if (!context.Offload(input)) continue;
         context.Release(input);
-        layer.offloaded = true;
+        layer->offloaded = true;
         fence_ = true;
       }
     }
@@ -102,70 +64,15 @@ class VdnnPolicy final : public Policy {
   }
 
  private:
-  // What every hook asks of an op.
-  struct Step {
-    Phase phase = Phase::kForward;
-    uint32_t layer = 0;
-  };
-  struct LayerState {
-    std::vector<TensorId> inputs;  // offloaded at the end of the layer's forward step
-    bool is_conv = false;
-    bool offloaded = false;
-    bool prefetched = false;
-  };
-
-  // The last forward op that uses an activation or the image, if a later phase uses it again.
-  static std::optional<OpId> LastForwardUse(const Trace& trace, const Liveness& liveness,
-                                            TensorId storage) {
-    const TensorKind kind = trace.tensor(storage).kind;
-    if (kind != TensorKind::kActivation && kind != TensorKind::kInput) return std::nullopt;
-    std::optional<OpId> last;
-    for (const OpId use : liveness.Uses(storage)) {
-      if (trace.op(use).phase != Phase::kForward) return last;
-      last = use;
-    }
-    return std::nullopt;
-  }
-
-  static void AddUnique(std::vector<TensorId>& list, TensorId id) {
-    for (const TensorId present : list) {
-      if (present == id) return;
-    }
-    list.push_back(id);
-  }
-
   void PrefetchFor(PolicyContext& context, OpId op) {
-    const Step step = steps_[Index(op)];
-    if (step.phase != Phase::kBackward) return;
-    LayerState* layer = FindPrefetchLayer(step.layer);
-    if (layer == nullptr) return;
-    layer->prefetched = true;
-    for (const TensorId input : layer->inputs) {
-      if (context.Where(input) != Residency::kHost) continue;
-      if (context.Prefetch(input)) {
-        fence_ = true;
-      } else {
-        layer->prefetched = false;
-      }
-    }
-  }
-
-  // Fig. 10: the nearest layer below `current` that is offloaded and not yet prefetched, looking no
-  // further than the next convolution. nullptr if there is none.
-  LayerState* FindPrefetchLayer(size_t current) {
-    for (size_t id = current; id-- > 0;) {
-      LayerState& layer = layers_[id];
-      if (layer.offloaded && !layer.prefetched) return &layer;
-      if (layer.is_conv) return nullptr;
-    }
-    return nullptr;
+    VdnnLayers::Layer* layer = layers_.FindPrefetchLayer(op);
+    if (layer != nullptr && VdnnLayers::Prefetch(context, *layer)) fence_ = true;
   }
 
   const OffloadSet set_;
   const KernelChoice kernels_;
-  const Order order_;
-  std::vector<Step> steps_;  // by op
-  std::vector<LayerState> layers_;
+  const PlacementOrder order_;
+  VdnnLayers layers_;
   bool fence_ = false;  // a copy was issued for the current step
 };
 
@@ -226,11 +133,7 @@ class VdnnDynPolicy final : public Policy {
 
 std::unique_ptr<Policy> MakeStatic(OffloadSet set, Params& params) {
   const KernelChoice kernels = ReadKernelChoice(params);
-  const std::string order =
-      params.Choice("order", "derivative-first", {"derivative-first", "prefetch-first"},
-                    "what is placed first: the tensors of a backward step, or the X it prefetches");
-  return std::make_unique<VdnnPolicy>(
-      set, kernels, order == "prefetch-first" ? Order::kPrefetchFirst : Order::kDerivativeFirst);
+  return std::make_unique<VdnnPolicy>(set, kernels, ReadPlacementOrder(params));
 }
 
 }  // namespace
@@ -241,6 +144,10 @@ std::unique_ptr<Policy> MakeVdnnAllPolicy(Params& params) {
 
 std::unique_ptr<Policy> MakeVdnnConvPolicy(Params& params) {
   return MakeStatic(OffloadSet::kConv, params);
+}
+
+std::unique_ptr<Policy> MakeVdnnAlternateConvPolicy(Params& params) {
+  return MakeStatic(OffloadSet::kAlternateConv, params);
 }
 
 std::unique_ptr<Policy> MakeVdnnDynPolicy(Params&) { return std::make_unique<VdnnDynPolicy>(); }

@@ -73,6 +73,11 @@ bool KeepsOutput(OpType type) {
          type == OpType::kSoftmaxLoss;
 }
 
+// Whether the backward step can hold the layer's output without reading it.
+bool MayHoldOutput(OpType type) {
+  return type == OpType::kConv2d || type == OpType::kLinear || type == OpType::kAvgPool2d;
+}
+
 // The channels that a local response normalisation looks at.
 int64_t WindowOf(const LayerSpec& lrn) {
   const auto size = std::find_if(lrn.attributes.begin(), lrn.attributes.end(),
@@ -223,6 +228,9 @@ class Lowering {
         return elements;
     }
   }
+
+  // Parameters are updated inside the backward ops.
+  bool IsFused() const { return preset_.update != Update::kSeparate; }
 
   // In inference a dropout hands on what it gets.
   bool IsPassedThrough(LayerNode node) const {
@@ -423,6 +431,10 @@ class Lowering {
     op.attributes.push_back({"needs_dx", needs_dx ? 1.0 : 0.0});
     op.attributes.push_back({"accumulate", static_cast<double>(accumulate)});
     AddBackwardSlots(node, needs_dx, op);
+    if (preset_.holds_outputs && MayHoldOutput(spec.type)) {
+      op.inputs.push_back(values_[tensors.output].tensor);  // held, not read: no traffic
+      op.attributes.push_back({"holds_y", 1});
+    }
     trace_.ops.push_back(std::move(op));
   }
 
@@ -487,7 +499,7 @@ class Lowering {
   void AddParameterGradients(LayerNode node, Op& op) {
     std::vector<Parameter>& parameters = nodes_[node].parameters;
     if (parameters.empty()) return;
-    const bool fused = preset_.update == Update::kFused;
+    const bool fused = IsFused();
     op.attributes.push_back({"fused_update", fused ? 1.0 : 0.0});
     if (fused) {
       op.attributes.push_back({"learning_rate", kLearningRate});
@@ -495,20 +507,19 @@ class Lowering {
         if (i > 0) op.inputs.push_back(parameters[i].value);
         op.outputs.push_back(parameters[i].value);
       }
-      return;
+      if (preset_.update == Update::kFused) return;
     }
     for (Parameter& parameter : parameters) {
-      parameter.gradient =
-          AddTensor(fmt::format("{}.d{}", layer(node).name, parameter.suffix),
-                    TensorKind::kParameterGradient, trace_.tensor(parameter.value).shape);
-      op.outputs.push_back(*parameter.gradient);
+      parameter.gradient = AddTensor(fmt::format("{}.d{}", layer(node).name, parameter.suffix),
+                                     fused ? TensorKind::kScratch : TensorKind::kParameterGradient,
+                                     trace_.tensor(parameter.value).shape);
+      (fused ? op.scratch : op.outputs).push_back(*parameter.gradient);
     }
   }
 
   void AddBackwardSlots(LayerNode node, bool needs_dx, Op& op) {
     const int64_t flops = trace_.batch * FlopsPerSample(node);
-    const std::string detail =
-        fmt::format(" dx={} fused={}", needs_dx ? 1 : 0, preset_.update == Update::kFused ? 1 : 0);
+    const std::string detail = fmt::format(" dx={} fused={}", needs_dx ? 1 : 0, IsFused() ? 1 : 0);
     switch (layer(node).type) {
       case OpType::kConv2d:
         if (needs_dx) AddSlot(op, "bwd_data", flops);
@@ -592,6 +603,15 @@ const std::vector<Preset>& Presets() {
        .softmax_in_place = true,
        .update = Update::kFused,
        .counting = {"GB", Bytes::MiB(1000), false, true}},
+      {.name = "vdnnpp",
+       .description =
+           "vDNN++'s memory manager: ReLU, sums and softmax in place, outputs held through the "
+           "layer's backward step, parameters updated inside it from gradient buffers; whole MiB, "
+           "cut off",
+       .softmax_in_place = true,
+       .holds_outputs = true,
+       .update = Update::kBuffered,
+       .counting = {"MB", Bytes::MiB(1), true}},
   };
   return presets;
 }

@@ -21,6 +21,7 @@ namespace spillway {
 enum class Update : uint8_t {
   kSeparate,  // gradients of all parameters live until an SGD-with-momentum step after backward
   kFused,     // plain SGD inside each backward op: no parameter gradients, no momentum
+  kBuffered,  // as kFused, with the gradients in buffers that the op has for itself (its scratch)
 };
 
 // What an activation with several consumers becomes.
@@ -46,6 +47,9 @@ struct Preset {
   bool relu_in_place = true;      // forward on its input, backward on its gradient
   bool add_in_place = true;       // a sum overwrites one operand; both share its gradient
   bool softmax_in_place = false;  // the probabilities overwrite the scores
+  // Backward of a convolution, a linear layer or an average pool holds the output until its end,
+  // though it does not read it: the layer is one call with its activation, which does.
+  bool holds_outputs = false;
   Forks forks = Forks::kShare;
   Update update = Update::kSeparate;
   Counting counting;
@@ -66,10 +70,11 @@ struct LoweringOptions {
 // The trace of one iteration: forward in construction order, backward in reverse, then the updates.
 // What a backward op keeps alive: a convolution or linear layer its input and weights, a ReLU its
 // output, a max pool and an LRN both input and output, a batch normalisation its input and the
-// statistics of the batch, all others nothing. A layer works in place, where the preset says so, if
-// nothing else needs what it overwrites. A dropout is no op in inference. With shared forks, an
-// activation with several consumers has one gradient, to which the later consumers in backward
-// order add. The gradient of the image is not computed. Throws `UsageError` for an unknown preset.
+// statistics of the batch, all others nothing; more where the preset holds outputs. A layer works
+// in place, where the preset says so, if nothing else needs what it overwrites. A dropout is no op
+// in inference. With shared forks, an activation with several consumers has one gradient, to which
+// the later consumers in backward order add. The gradient of the image is not computed. Throws
+// `UsageError` for an unknown preset.
 Trace LowerNetwork(const Network& network, const LoweringOptions& options);
 // Under a preset of the caller's; `options.preset` is not looked at.
 Trace LowerNetwork(const Network& network, const LoweringOptions& options, const Preset& preset);

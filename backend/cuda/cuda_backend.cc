@@ -19,6 +19,7 @@
 #include "backend/cuda/dnn_library.h"
 #include "backend/cuda/elementwise.h"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/page_memory.h"
 #include "backend/cuda/stream.h"
 #include "sim/core/error.h"
 #include "sim/core/synthetic_data.h"
@@ -182,6 +183,7 @@ class CudaBackend final : public Executor {
   StreamTimes TakeTimeline() override;
   void OnAllocate(const Block& block) override;
   void OnFree(const Block& block) override;
+  void OnDriverCall(const DriverCall& call) override;
   void OnArrive(TensorId tensor, const Block& block, bool host) override;
 
   std::optional<float> loss() const override { return loss_; }
@@ -214,8 +216,9 @@ class CudaBackend final : public Executor {
   const CudaRunOptions options_;
   CudaMachine::Impl& machine_;
   DeviceBuffer arena_;
-  std::map<Bytes, DeviceBuffer> native_;  // by offset, in native mode
-  PinnedBuffer* const pinned_;            // null if nothing leaves the device
+  std::map<Bytes, DeviceBuffer> segments_;  // by offset; blocks too are segments of their own
+  std::optional<PageMemory> pages_;
+  PinnedBuffer* const pinned_;  // null if nothing leaves the device
   PinnedBuffer loss_landing_{Bytes(sizeof(float))};
 
   int iteration_ = 1;
@@ -236,8 +239,10 @@ CudaBackend::CudaBackend(const Trace& trace, const CostModel& cost, const CudaRu
       cost_(cost),
       options_(options),
       machine_(machine),
-      arena_(options.native ? Bytes(0) : options.memory),
-      pinned_(pinned) {}
+      arena_(options.backing == Backing::kArena ? options.memory : Bytes(0)),
+      pinned_(pinned) {
+  if (options.backing == Backing::kPages) pages_.emplace();
+}
 
 CudaBackend::~CudaBackend() {
   // What is in flight may still use the memory that goes with this object.
@@ -248,13 +253,21 @@ CudaBackend::~CudaBackend() {
 // ---------------------------------------------------------------------------------------
 
 DeviceRange CudaBackend::DeviceAt(const Block& block) const {
-  if (options_.native) {
-    const auto found = native_.find(block.offset);
-    SPILLWAY_CHECK(found != native_.end() && block.size <= found->second.size());
-    return {found->second.data(), block.size};
+  switch (options_.backing) {
+    case Backing::kArena:
+      SPILLWAY_CHECK(block.end() <= arena_.size());
+      return {arena_.data() + block.offset.count(), block.size};
+    case Backing::kPages:
+      return {pages_->At(block), block.size};
+    case Backing::kBlocks:
+    case Backing::kSegments:
+      break;
   }
-  SPILLWAY_CHECK(block.end() <= arena_.size());
-  return {arena_.data() + block.offset.count(), block.size};
+  const auto after = segments_.upper_bound(block.offset);
+  SPILLWAY_CHECK(after != segments_.begin());
+  const auto& [offset, segment] = *std::prev(after);
+  SPILLWAY_CHECK(block.end() <= offset + segment.size());
+  return {segment.data() + (block.offset - offset).count(), block.size};
 }
 
 std::byte* CudaBackend::HostAt(const Block& block) const {
@@ -269,13 +282,31 @@ void CudaBackend::DeviceRanges(std::span<const Block> blocks,
 }
 
 void CudaBackend::OnAllocate(const Block& block) {
-  if (!options_.native) return;
-  native_.insert_or_assign(block.offset, DeviceBuffer(block.size));
+  if (options_.backing != Backing::kBlocks) return;
+  segments_.insert_or_assign(block.offset, DeviceBuffer(block.size));
 }
 
 // cudaFree returns when the device has nothing left to do, so no reader is cut off.
 void CudaBackend::OnFree(const Block& block) {
-  if (options_.native) native_.erase(block.offset);
+  if (options_.backing == Backing::kBlocks) segments_.erase(block.offset);
+}
+
+void CudaBackend::OnDriverCall(const DriverCall& call) {
+  switch (call.kind) {
+    case DriverCall::Kind::kMalloc:
+      if (options_.backing != Backing::kSegments) return;
+      segments_.insert_or_assign(call.range.offset, DeviceBuffer(call.range.size));
+      return;
+    case DriverCall::Kind::kFree:
+      if (options_.backing == Backing::kSegments) segments_.erase(call.range.offset);
+      return;
+    case DriverCall::Kind::kMap:
+      if (pages_) pages_->Map(call.range, call.physical);
+      return;
+    case DriverCall::Kind::kUnmap:
+      if (pages_) pages_->Unmap(call.range);
+      return;
+  }
 }
 
 void CudaBackend::OnArrive(TensorId id, const Block& block, bool host) {

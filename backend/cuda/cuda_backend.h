@@ -2,7 +2,7 @@
 // and waits, on three streams.
 //
 // Commands go to the GPU as they are issued; a wait is a CUDA event, so nothing ever blocks the
-// host but `Synchronize` and, with a driver allocator, cudaMalloc and cudaFree. Time stamps around
+// host but `Synchronize` and the calls of the driver that an allocator makes. Time stamps around
 // each command slow small kernels down, so only one iteration of a run is stamped; of the others
 // the backend takes the time of the whole. The header includes no CUDA.
 
@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 
+#include "sim/core/allocator.h"
 #include "sim/core/cost_model.h"
 #include "sim/core/executor.h"
 #include "sim/core/units.h"
@@ -27,12 +28,12 @@ enum class CudaWork : uint8_t {
 };
 
 struct CudaRunOptions {
-  Bytes memory;       // bytes of the device arena that the run touches
+  Bytes memory;       // bytes of the device arena that the run touches, if it has one
   Bytes host_memory;  // likewise of the pinned host pool
   CudaWork work = CudaWork::kKernels;
-  bool native = false;        // cudaMalloc and cudaFree for each block instead of an arena
-  int stamped_iteration = 1;  // from 1: the one whose timeline and loss are wanted
-  uint64_t seed = 1;          // of parameters and data
+  Backing backing = Backing::kArena;  // of the run's allocator
+  int stamped_iteration = 1;          // from 1: the one whose timeline and loss are wanted
+  uint64_t seed = 1;                  // of parameters and data
 };
 
 // A GPU opened for execution: libraries, streams, events and pinned memory, which runs share one

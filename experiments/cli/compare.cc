@@ -25,15 +25,16 @@ struct CompareOptions {
   bool quiet = false;
 };
 
-// Every policy, in both variants where it has the parameter `algo`.
+// Every policy, in both variants where it has the parameter `algo` and does not choose by itself.
 std::vector<std::string> AllPolicies() {
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
   std::vector<std::string> specifications;
   for (const PolicyRegistry::Entry& entry : registry.entries()) {
     const std::vector<ParamInfo> params = registry.Parameters(entry.name);
-    const bool has_algo = std::any_of(params.begin(), params.end(),
-                                      [](const ParamInfo& param) { return param.name == "algo"; });
+    const bool has_algo = std::any_of(params.begin(), params.end(), [](const ParamInfo& param) {
+      return param.name == "algo" && param.initial != "auto";
+    });
     if (has_algo) {
       specifications.push_back(entry.name + ":algo=memory");
       specifications.push_back(entry.name + ":algo=performance");

@@ -25,6 +25,11 @@ int Fail(int exit_code, const std::exception& error) {
   return exit_code;
 }
 
+int CannotWrite() {
+  fmt::print(stderr, "spillway: cannot write the output\n");
+  return kBadInput;
+}
+
 int Execute(Session& session) {
   CLI::App app{
       "Spillway: under this memory policy, on this GPU, does this network fit, how fast is it, and "
@@ -63,15 +68,12 @@ int Execute(Session& session) {
     return Fail(kPolicyFailure, error);
   } catch (const EnvironmentError& error) {
     return Fail(kMissingEnvironment, error);
-  } catch (const std::system_error& error) {
+  } catch (const std::exception& error) {  // other errors, and memory that ran out here
     // Of long output fmt notices at once that it cannot be written.
     if (std::ferror(stdout) == 0) return Fail(kPolicyFailure, error);
-  } catch (const std::exception& error) {  // other errors, and memory that ran out here
-    return Fail(kPolicyFailure, error);
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-    fmt::print(stderr, "spillway: cannot write the output\n");
-    return kBadInput;
+    return CannotWrite();
   }
   return exit_code;
 }

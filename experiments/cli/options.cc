@@ -44,8 +44,9 @@ void WorkloadOption::AddLowering(CLI::App& verb) {
 Trace WorkloadOption::Load() const { return LoadWorkload(text, {preset, mode == "training"}); }
 
 const char* const kMemoryHelp =
-    "Device memory: a size (12GiB), unlimited, or N%: that far from the least that any "
-    "layer-wise policy needs (0%) to the in-core peak (100%); default: the device's";
+    "Device memory: a size (12GiB), unlimited, N%: that far from the least that any layer-wise "
+    "policy needs (0%) to the in-core peak (100%), or a built-in policy (vdnn-conv): what that one "
+    "needs; default: the device's, in a single run of a static vdnnpp what vDNN needs";
 
 void MachineOption::Add(CLI::App& verb) {
   AddAllButMemory(verb);

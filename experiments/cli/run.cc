@@ -130,9 +130,18 @@ int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session&
   return manifest.exit_code;
 }
 
+// With the memory that the policy gets unless another is asked for.
+MachineOption MachineOf(const RunOptions& options) {
+  MachineOption machine = options.machine;
+  if (machine.memory.empty() && options.kernels_from.empty()) {
+    machine.memory = PolicyLibrary().MemoryPolicy(options.policy);
+  }
+  return machine;
+}
+
 int Execute(const RunOptions& options, Session& session) {
   if (PrintHelpValues(options.machine, {options.policy})) return kOk;
-  const Scenario scenario(options.workload, options.machine);
+  const Scenario scenario(options.workload, MachineOf(options));
   if (options.backend != "sim") return ExecuteForReal(options, scenario, session);
   const std::string policy = PolicyName(options);
   const Outcome outcome = options.kernels_from.empty() ? scenario.Play(policy)

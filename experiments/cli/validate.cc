@@ -78,6 +78,7 @@ int Execute(ValidateOptions options, Session& session) {
   if (PrintHelpValues(options.machine, options.policies)) return kOk;
   const double tolerance = ParseTolerance(options.tolerance);
   options.execute.work = options.kernels == "spin" ? CudaWork::kSpin : CudaWork::kKernels;
+  options.execute.digest = false;
   if (options.memories.empty()) options.memories = {""};
   const bool spin = options.execute.work == CudaWork::kSpin;
   // What is misspelt is said before the GPU is opened.

@@ -91,7 +91,7 @@ Execution Execute(const Setup& setup, Policy& policy, const ExecuteOptions& opti
   if (!outcome.report.fits()) return execution;
   execution.iteration_times = backend->iteration_times();
   execution.loss = backend->loss();
-  if (options.work == CudaWork::kKernels) {
+  if (options.digest && options.work == CudaWork::kKernels) {
     execution.weights_digest = DigestWeights(trace, outcome.report, *backend);
   }
   return execution;
@@ -125,7 +125,7 @@ Execution ExecuteOnCuda(const Setup& setup, Policy& policy, const Report& predic
   run.memory = Touched(predicted, /*host=*/false);
   run.host_memory = Touched(predicted, /*host=*/true);
   run.work = options.work;
-  run.native = MakeAllocator(setup.allocator, Bytes(0), setup.device.alignment)->UsesDriver();
+  run.backing = MakeArena(setup, Bytes(0))->backing();
   run.stamped_iteration = options.iterations;
   run.seed = options.seed;
   const auto make = [&](const Trace& trace) { return machine.Open(trace, setup.cost, run); };

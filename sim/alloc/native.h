@@ -29,7 +29,7 @@ class Native final : public Allocator {
   void Free(const Block& block) override;
   MemoryStats Stats() const override;
   Bytes Reserved() const override { return reserved_; }
-  bool UsesDriver() const override { return true; }
+  Backing backing() const override { return Backing::kBlocks; }
 
  private:
   struct SharedPage {

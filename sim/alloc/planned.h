@@ -48,6 +48,7 @@ class Planned final : public Allocator {
   std::span<const DriverCall> driver_calls() const override {
     return recording_ ? recording_->driver_calls() : std::span<const DriverCall>();
   }
+  Backing backing() const override { return recording_ ? Backing::kPages : Backing::kArena; }
 
  private:
   struct Live {

@@ -110,7 +110,10 @@ std::optional<Block> PyTorch::Allocate(Bytes size, Hint) {
   uint32_t chunk = TakeCached(rounded, pool);
   if (chunk == ChunkList::kNone) chunk = TakeNew(rounded, pool);
   if (chunk == ChunkList::kNone && ReleaseOversized(rounded)) chunk = TakeNew(rounded, pool);
-  if (chunk == ChunkList::kNone && ReleaseAll()) chunk = TakeNew(rounded, pool);
+  if (chunk == ChunkList::kNone) {
+    ReleaseAll();
+    chunk = TakeNew(rounded, pool);
+  }
   if (chunk == ChunkList::kNone) return std::nullopt;
   return Take(chunk, size);
 }
@@ -278,8 +281,7 @@ bool PyTorch::ReleaseOversized(Bytes size) {
   return released >= wanted;
 }
 
-bool PyTorch::ReleaseAll() {
-  const Bytes before = reserved_;
+void PyTorch::ReleaseAll() {
   if (options_.expandable_segments) {
     const auto cached = [&](uint32_t chunk) {
       return chunks_[chunk].free() && WholePages(chunk).size > Bytes(0);
@@ -290,7 +292,6 @@ bool PyTorch::ReleaseAll() {
       ReleaseSegment(chunk);
     }
   }
-  return reserved_ < before;
 }
 
 Block PyTorch::WholePages(uint32_t chunk) const {

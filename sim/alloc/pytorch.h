@@ -57,6 +57,9 @@ class PyTorch final : public Allocator {
   MemoryStats Stats() const override;
   Bytes Reserved() const override { return reserved_; }
   std::span<const DriverCall> driver_calls() const override { return calls_; }
+  Backing backing() const override {
+    return options_.expandable_segments ? Backing::kPages : Backing::kSegments;
+  }
 
  private:
   struct Pool {
@@ -99,9 +102,9 @@ class PyTorch final : public Allocator {
   Bytes ToMap(uint32_t chunk, Bytes size) const;
   // Maps it and joins it with a free chunk before. Returns the free chunk.
   uint32_t Map(uint32_t chunk, Bytes size);
-  // Give cached memory back; false if there is nothing to give, or not what was wanted.
+  // Give cached memory back: oversized blocks, false if they are too few, or all that is idle.
   bool ReleaseOversized(Bytes size);
-  bool ReleaseAll();
+  void ReleaseAll();
   void ReleaseSegment(uint32_t chunk);
   // The whole pages in a free chunk of an expandable segment.
   Block WholePages(uint32_t chunk) const;

@@ -35,6 +35,7 @@ class Stitched final : public Allocator {
   MemoryStats Stats() const override;
   Bytes Reserved() const override { return page_ * created_; }
   std::span<const DriverCall> driver_calls() const override { return calls_; }
+  Backing backing() const override { return Backing::kPages; }
 
  private:
   // Pages [begin, end).

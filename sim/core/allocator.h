@@ -64,6 +64,14 @@ struct HeldSegment {
   std::vector<Held> blocks;
 };
 
+// What an executing backend has to provide behind an allocator's addresses.
+enum class Backing : uint8_t {
+  kArena,   // one piece of memory; driver calls, if any, are not performed
+  kBlocks,  // each block is a cudaMalloc, and a cudaFree when it is given back: no calls are listed
+  kSegments,  // what the driver calls kMalloc and kFree say
+  kPages,     // what the driver calls kMap and kUnmap say
+};
+
 // PyTorch's meanings of the words.
 struct MemoryStats {
   Bytes requested;  // bytes that callers asked for and still hold
@@ -120,9 +128,7 @@ class Allocator {
   // by it. A request that fails may make calls too. Empty for one arena, taken before everything.
   virtual std::span<const DriverCall> driver_calls() const { return {}; }
 
-  // Whether each block is a call of cudaMalloc, and of cudaFree when it is given back: a backend
-  // performs or charges them.
-  virtual bool UsesDriver() const { return false; }
+  virtual Backing backing() const { return Backing::kArena; }
 };
 
 }  // namespace spillway

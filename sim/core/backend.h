@@ -105,7 +105,7 @@ class Backend {
   virtual StreamTimes TakeTimeline() = 0;
 
   // A block was taken from or given back to the device allocator. For allocators that go to the
-  // driver each time (`Allocator::UsesDriver`), a backend performs or charges the call here.
+  // driver each time (`Backing::kBlocks`), a backend performs or charges the call here.
   virtual void OnAllocate(const Block&) {}
   virtual void OnFree(const Block&) {}
 

@@ -19,7 +19,7 @@ namespace spillway {
 class SimBackend final : public Backend {
  public:
   // Device and cost model outlive the backend. `charge_driver`: blocks are calls of the driver
-  // (`Allocator::UsesDriver`); those before an iteration's first command are not part of it.
+  // (`Backing::kBlocks`); those before an iteration's first command are not part of it.
   SimBackend(const Device& device, const CostModel& cost, bool charge_driver = false)
       : device_(device), cost_(cost), links_(device), charge_driver_(charge_driver) {}
 

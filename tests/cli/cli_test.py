@@ -94,7 +94,8 @@ class CliTest(unittest.TestCase):
     def test_compare_covers_every_policy(self):
         rows = list(csv.DictReader(io.StringIO(self.ok("compare", "alexnet:16", "--format", "csv"))))
         self.assertEqual({row["policy"].split(":")[0] for row in rows},
-                         {"network-wide", "liveness", "vdnn-all", "vdnn-conv", "vdnn-dyn"})
+                         {"network-wide", "liveness", "vdnn-all", "vdnn-conv", "vdnn-aconv", "vdnn-dyn",
+                          "vdnnpp"})
         self.assertTrue(all(float(row["slowdown"]) >= 1 for row in rows))
 
     def test_any_number_of_jobs_gives_the_same_bytes(self):

@@ -31,8 +31,11 @@ std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const char* policy :
        {"network-wide", "liveness", "vdnn-all", "vdnn-all:order=prefetch-first",
-        "vdnn-conv:algo=memory", "vdnn-dyn"}) {
-    for (const char* preset : {"torch", "vdnn"}) {
+        "vdnn-conv:algo=memory", "vdnn-aconv", "vdnn-dyn", "vdnnpp",
+        "vdnnpp:offload=all,release=lazy", "vdnnpp:offload=conv,release=landed",
+        "vdnnpp:offload=conv,order=prefetch-first,hint=kept",
+        "vdnnpp:offload=aconv,release=eager,hint=offloaded"}) {
+    for (const char* preset : {"torch", "vdnn", "vdnnpp"}) {
       for (const auto network :
            {testing::Chain, testing::ForkJoin, testing::Residual, testing::Normalized}) {
         cases.push_back({policy, preset, network});

@@ -126,7 +126,8 @@ class Rig {
   PolicyRegistry registry_;
 };
 
-// The least memory, in steps of a sixteenth of what the largest op needs, in which vdnn-dyn fits.
+// The least memory, in steps of a 64th of what the largest op needs, in which vdnn-dyn fits and
+// moves something; kMemory if there is none.
 Bytes TightMemory(const Network& network) {
   const Trace trace = LowerNetwork(network, {3, "vdnn", true});
   const Device device = testing::NarrowDevice();
@@ -134,12 +135,13 @@ Bytes TightMemory(const Network& network) {
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
   const int64_t bound = LayerBound(trace, device.alignment).count();
-  for (int64_t sixteenths = 16;; ++sixteenths) {
-    const Bytes memory(bound * sixteenths / 16);
-    if (Simulate({trace, device, cost, memory}, *registry.Make("vdnn-dyn")).report.fits()) {
-      return memory;
-    }
+  for (int64_t steps = 64; steps < 256; ++steps) {
+    const Bytes memory(bound * steps / 64);
+    const Report report =
+        Simulate({trace, device, cost, memory}, *registry.Make("vdnn-dyn")).report;
+    if (report.fits() && report.metrics.offloaded > Bytes(0)) return memory;
   }
+  return kMemory;
 }
 
 class Faults : public ::testing::TestWithParam<std::tuple<std::string, NetworkMaker, FaultKind>> {};

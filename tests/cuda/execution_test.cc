@@ -96,6 +96,20 @@ TEST_P(CudaExecution, SameBitsDecisionsAndPlacementsUnderEveryPolicy) {
   EXPECT_GE(fitted, 6);
 }
 
+// Memory from the driver: by block, by segment, by page, and pages at two addresses.
+TEST_P(CudaExecution, SameBitsUnderEveryAllocator) {
+  const char* const policy = "vdnn-all:algo=performance";
+  const Validation reference = Run(SetupFor(Bytes::GiB(1)), policy);
+  for (const char* allocator : {"first-fit", "high-end", "cnmem", "native", "pytorch",
+                                "pytorch:expandable_segments=true", "stitched", "planned"}) {
+    const Validation validation = Run(SetupFor(Bytes::GiB(1), allocator), policy);
+    ASSERT_TRUE(validation.predicted.report.fits()) << allocator;
+    EXPECT_TRUE(validation.parity()) << allocator;
+    EXPECT_THAT(validation.violations, IsEmpty()) << allocator;
+    EXPECT_EQ(validation.measured.weights_digest, reference.measured.weights_digest) << allocator;
+  }
+}
+
 TEST_P(CudaExecution, LosesAsTheCpuBackendDoes) {
   const spillway::Setup setup = SetupFor(Bytes::GiB(1));
   const Validation validation = Run(setup, "liveness");

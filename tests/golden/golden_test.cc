@@ -43,7 +43,10 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(GoldenCase{"chain_network_wide", testing::Chain, "network-wide", 0},
                       GoldenCase{"chain_vdnn_conv", testing::Chain, "vdnn-conv", 0},
                       GoldenCase{"forkjoin_vdnn_all", testing::ForkJoin, "vdnn-all:algo=memory", 2},
-                      GoldenCase{"forkjoin_vdnn_dyn", testing::ForkJoin, "vdnn-dyn", 1.6}),
+                      GoldenCase{"forkjoin_vdnn_dyn", testing::ForkJoin, "vdnn-dyn", 1.6},
+                      GoldenCase{"chain_vdnnpp_lazy", testing::Chain,
+                                 "vdnnpp:offload=all,release=lazy", 1.5},
+                      GoldenCase{"forkjoin_vdnnpp_dyn", testing::ForkJoin, "vdnnpp", 1.6}),
     [](const auto& test) { return test.param.file; });
 
 TEST_P(GoldenTest, ReportIsAsRecorded) {

@@ -55,7 +55,7 @@ class ForwardingAllocator : public Allocator {
   Bytes LargestFree(Hint hint) const override { return allocator_.LargestFree(hint); }
   Bytes Reserved() const override { return allocator_.Reserved(); }
   std::span<const DriverCall> driver_calls() const override { return allocator_.driver_calls(); }
-  bool UsesDriver() const override { return allocator_.UsesDriver(); }
+  Backing backing() const override { return allocator_.backing(); }
 
  private:
   Allocator& allocator_;

@@ -130,6 +130,26 @@ TEST(LoweringTest, VdnnUpdatesInsideBackward) {
   EXPECT_EQ(trace.ops.back().phase, Phase::kBackward);
 }
 
+TEST(LoweringTest, VdnnppHoldsOutputsAndBuffersGradients) {
+  const Trace trace = LowerNetwork(ForkedNetwork(), {2, "vdnnpp", true});
+  const Trace vdnn = LowerNetwork(ForkedNetwork(), {2, "vdnn", true});
+  const Op& fc = FindOp(trace, "fc.bwd");
+  EXPECT_THAT(Names(trace, fc.inputs),
+              ElementsAre("concat.y", "fc.weight", "fc.dy", "fc.bias", "fc.y"));
+  EXPECT_THAT(Names(trace, fc.outputs), ElementsAre("concat.dy", "fc.weight", "fc.bias"));
+  EXPECT_THAT(Names(trace, fc.scratch), ElementsAre("fc.dweight", "fc.dbias"));
+  EXPECT_EQ(fc.IntAttribute("holds_y"), 1);
+  // The output is alive until the layer's backward step, not only until that of its ReLU.
+  const Liveness liveness(trace);
+  const auto& ops = trace.ops;
+  const TensorId y = FindOp(trace, "conv1.fwd").outputs[0];
+  EXPECT_EQ(ops[Index(*liveness.LastUse(y))].name, "conv1.bwd");
+  // What is held is not read: the same work under the same signature.
+  const Op& same = FindOp(vdnn, "fc.bwd");
+  EXPECT_EQ(fc.slots[0].signature, same.slots[0].signature);
+  EXPECT_EQ(fc.traffic(), same.traffic());
+}
+
 TEST(LoweringTest, InferenceIsForwardOnly) {
   const Trace trace = LowerNetwork(ForkedNetwork(), {2, "torch", false});
   for (const Op& op : trace.ops) EXPECT_EQ(op.phase, Phase::kForward) << op.name;
@@ -171,6 +191,14 @@ TEST(ZooTest, ParameterCountsAreRight) {
   EXPECT_EQ(parameters("googlenet"), 6'998'552);
   EXPECT_EQ(parameters("overfeat"), 145'920'872);
   EXPECT_EQ(parameters("alexnet-227"), 62'378'344);
+  EXPECT_EQ(parameters("alexnet-plain"), 62'378'344);
+  // D, and 20 or 35 times a 3x3 convolution of each group's channels.
+  constexpr int64_t kOneMore =
+      9 * (64 * 64 + 128 * 128 + 256 * 256 + 2 * 512 * 512) + (64 + 128 + 256 + 2 * 512);
+  EXPECT_EQ(parameters("vgg116-d"), 138'357'544 + 20 * kOneMore);
+  EXPECT_EQ(parameters("vgg191-d"), 138'357'544 + 35 * kOneMore);
+  EXPECT_EQ(parameters("constructed(5)"),
+            27 * 64 + 64 + 5 * (64 * 64 + 64 + 25 * 64 * 64 + 64) + 64 * 3 + 3 + 3 * 2 + 2);
   EXPECT_EQ(parameters("resnet18"), 11'689'512);
   EXPECT_EQ(parameters("resnet50"), 25'557'032);
   EXPECT_EQ(parameters("resnet(3,4,6,3)"), 25'557'032);
@@ -197,6 +225,31 @@ TEST(ZooTest, SizesAreThoseThatSuperNeuronsPrints) {
   EXPECT_NEAR(output(resnet, "conv1"), 101.531, 0.0005);
   EXPECT_NEAR(output(resnet, "pool1"), 24.5, 1e-9);
   EXPECT_NEAR(output(resnet, "pool5"), 0.25, 1e-9);
+}
+
+// vDNN++, Table III: 224 x 224 x 64 throughout, then 1 x 1.
+TEST(ZooTest, ConstructedNetworkIsAsInItsTable) {
+  const Network network = BuildNetwork("constructed(5)");
+  std::vector<Shape> shapes;
+  for (LayerNode node = 1; node < boost::num_vertices(network.graph()); ++node) {
+    if (network.layer(node).type != OpType::kRelu) shapes.push_back(network.layer(node).output);
+  }
+  std::vector<Shape> expected(11, Shape{64, 224, 224});
+  expected.insert(expected.end(), {{64, 1, 1}, {3, 1, 1}, {2, 1, 1}, {2, 1, 1}});
+  EXPECT_EQ(shapes, expected);
+}
+
+// The feature maps of AlexNet without padding in conv1: 55, 27, 27, 13, 13, 13, 13, 6.
+TEST(ZooTest, PlainAlexNetHasTheMapsOfItsPaper) {
+  const Network network = BuildNetwork("alexnet-plain");
+  std::vector<int64_t> extents;
+  for (LayerNode node = 1; node < boost::num_vertices(network.graph()); ++node) {
+    const LayerSpec& layer = network.layer(node);
+    if (layer.type == OpType::kConv2d || layer.type == OpType::kMaxPool2d) {
+      extents.push_back(layer.output.height);
+    }
+  }
+  EXPECT_THAT(extents, ElementsAre(55, 27, 27, 13, 13, 13, 13, 6));
 }
 
 // Nodes of the released networks, which have a fork before each block, and the image.
@@ -248,11 +301,30 @@ TEST(ZooTest, CountedWorkspaceFollowsTheFormula) {
 TEST(ZooTest, WorkloadsAreParsedStrictly) {
   EXPECT_EQ(ParseWorkload("vgg16:256").batch, 256);
   EXPECT_EQ(ParseWorkload("resnet(1,2,3,4)@64:8").network, "resnet(1,2,3,4)@64");
-  for (const char* bad :
-       {"vgg16", "vgg16:", "vgg16:0", "vgg16:-1", "vgg16:2x", "vgg:2", ":2",
-        "vgg16:99999999999999999999", "vgg16@:2", "vgg16@0:2", "vgg16@5000:2", "vgg16@2@2:2",
-        "resnet:2", "resnet(1,2,3):2", "resnet(1,2,3,4:2", "resnet(1,2,3,4,5):2",
-        "resnet(1,2,3,0):2", "resnet(1,2,3,4)x:2", "resnet(1,2,3,10001):2"}) {
+  for (const char* bad : {"vgg16",
+                          "vgg16:",
+                          "vgg16:0",
+                          "vgg16:-1",
+                          "vgg16:2x",
+                          "vgg:2",
+                          ":2",
+                          "vgg16:99999999999999999999",
+                          "vgg16@:2",
+                          "vgg16@0:2",
+                          "vgg16@5000:2",
+                          "vgg16@2@2:2",
+                          "resnet:2",
+                          "resnet(1,2,3):2",
+                          "resnet(1,2,3,4:2",
+                          "resnet(1,2,3,4,5):2",
+                          "constructed:2",
+                          "constructed():2",
+                          "constructed(0):2",
+                          "constructed(5:2",
+                          "constructed(5,6):2",
+                          "resnet(1,2,3,0):2",
+                          "resnet(1,2,3,4)x:2",
+                          "resnet(1,2,3,10001):2"}) {
     EXPECT_THROW(ParseWorkload(bad), UsageError) << bad;
   }
 }

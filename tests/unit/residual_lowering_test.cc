@@ -218,7 +218,7 @@ TEST(ResidualLoweringTest, GradientsAreSharedOnlyIfNobodyWritesThemTooEarly) {
 }
 
 TEST(ForkLoweringTest, ConsumersShareWhereThePresetSaysSo) {
-  for (const char* preset : {"torch", "vdnn"}) {
+  for (const char* preset : {"torch", "vdnn", "vdnnpp"}) {
     for (const Op& op : Lower(testing::ForkJoin(), preset).ops) {
       EXPECT_NE(op.type, OpType::kFork) << op.name;
     }

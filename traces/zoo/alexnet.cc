@@ -40,4 +40,21 @@ Network BuildAlexNet227(std::string name, int64_t image) {
   return net;
 }
 
+Network BuildAlexNetPlain(std::string name, int64_t image) {
+  Network net(std::move(name), {3, image, image});
+  LayerNode x = net.ConvRelu("conv1", net.image(), ConvSpec::Square(96, 11, 4));
+  x = net.MaxPool("pool1", x, {3, 2});
+  x = net.ConvRelu("conv2", x, ConvSpec::Square(256, 5, 1, 2));
+  x = net.MaxPool("pool2", x, {3, 2});
+  x = net.ConvRelu("conv3", x, ConvSpec::Square(384, 3, 1, 1));
+  x = net.ConvRelu("conv4", x, ConvSpec::Square(384, 3, 1, 1));
+  x = net.ConvRelu("conv5", x, ConvSpec::Square(256, 3, 1, 1));
+  x = net.MaxPool("pool5", x, {3, 2});
+  x = net.LinearRelu("fc6", x, 4096);
+  x = net.LinearRelu("fc7", x, 4096);
+  x = net.Linear("fc8", x, 1000);
+  net.SoftmaxLoss("softmax", x);
+  return net;
+}
+
 }  // namespace spillway

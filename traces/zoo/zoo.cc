@@ -15,10 +15,14 @@ namespace {
 constexpr int kMostBlocks = 10'000;
 constexpr int64_t kLargestImage = 4096;
 
-// A network's name, taken apart. Exactly one of `entry` and `blocks` is set.
+// Repetitions in the constructed network, at most.
+constexpr int kMostRepetitions = 10'000;
+
+// A network's name, taken apart. Exactly one of `entry`, `blocks` and `repetitions` is set.
 struct NetworkName {
   const ZooEntry* entry = nullptr;
   std::optional<std::array<int, 4>> blocks;
+  std::optional<int> repetitions;
   std::optional<int64_t> image;
 };
 
@@ -63,6 +67,23 @@ std::optional<std::array<int, 4>> ParseBlocks(std::string_view name) {
   return blocks;
 }
 
+// "constructed(5)", or nullopt if it begins otherwise.
+std::optional<int> ParseRepetitions(std::string_view name) {
+  constexpr std::string_view kPrefix = "constructed(";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  std::string_view rest = name.substr(kPrefix.size());
+  const bool closed = rest.ends_with(')');
+  if (closed) rest.remove_suffix(1);
+  const auto count = ParseCount(rest, kMostRepetitions);
+  if (!closed || !count) {
+    throw UsageError(
+        fmt::format("'{}' is no constructed network: expected constructed(n) with a whole number "
+                    "of repetitions from 1 to {}, for example constructed(5)",
+                    name, kMostRepetitions));
+  }
+  return count;
+}
+
 // Throws `UsageError`.
 NetworkName Parse(std::string_view text) {
   NetworkName name;
@@ -76,7 +97,8 @@ NetworkName Parse(std::string_view text) {
     }
   }
   name.blocks = ParseBlocks(base);
-  if (name.blocks) return name;
+  name.repetitions = ParseRepetitions(base);
+  if (name.blocks || name.repetitions) return name;
   for (const ZooEntry& entry : Zoo()) {
     if (entry.name == base) name.entry = &entry;
   }
@@ -104,6 +126,8 @@ const std::vector<ZooEntry>& Zoo() {
        BuildAlexNet},
       {"alexnet-227", "AlexNet, one tower, LRN and dropout, 227x227 (SuperNeurons)", 227,
        BuildAlexNet227},
+      {"alexnet-plain", "AlexNet, one tower, neither LRN nor dropout, 227x227 (vDNN++)", 227,
+       BuildAlexNetPlain},
       {"overfeat", "OverFeat, fast model, 231x231 (convnet-benchmarks; vDNN)", 231, BuildOverFeat},
       {"googlenet", "GoogLeNet, no auxiliary classifiers, no LRN (convnet-benchmarks; vDNN)", 224,
        BuildGoogLeNet},
@@ -119,6 +143,10 @@ const std::vector<ZooEntry>& Zoo() {
        Vgg<62, 62, 64, 64, 64>},
       {"vgg416", "VGG-E with 80 more convolutions per group (vDNN, very deep)", 224,
        Vgg<82, 82, 84, 84, 84>},
+      {"vgg116-d", "VGG-D with 20 more convolutions per group (vDNN++)", 224,
+       Vgg<22, 22, 23, 23, 23>},
+      {"vgg191-d", "VGG-D with 35 more convolutions per group (vDNN++)", 224,
+       Vgg<37, 37, 38, 38, 38>},
       {"resnet18", "ResNet-18, basic blocks (He et al. 2016)", 224, ResNet<kBasic, 2, 2, 2, 2>},
       {"resnet50", "ResNet-50, bottlenecks (He et al. 2016)", 224, ResNet<kBottleneck, 3, 4, 6, 3>},
       {"resnet101", "ResNet-101, bottlenecks (He et al. 2016)", 224,
@@ -132,6 +160,9 @@ const std::vector<ZooEntry>& Zoo() {
 const std::vector<std::pair<std::string, std::string>>& ZooPatterns() {
   static const std::vector<std::pair<std::string, std::string>> patterns{
       {"resnet(n1,n2,n3,n4)", "ResNet with so many bottlenecks in its four stages (SuperNeurons)"},
+      {"constructed(n)",
+       "n pairs of a 1x1 and a 5x5 convolution: fast and long layers alternate (vDNN++, Table "
+       "III)"},
       {"NETWORK@IMAGE", "any of these for images of another size: resnet50@227, vgg16@227"},
   };
   return patterns;
@@ -139,6 +170,9 @@ const std::vector<std::pair<std::string, std::string>>& ZooPatterns() {
 
 Network BuildNetwork(std::string_view name) {
   const NetworkName parsed = Parse(name);
+  if (parsed.repetitions) {
+    return BuildConstructed(std::string(name), parsed.image.value_or(224), *parsed.repetitions);
+  }
   if (parsed.blocks) {
     return BuildResNet(std::string(name), parsed.image.value_or(224), ResidualBlock::kBottleneck,
                        *parsed.blocks);

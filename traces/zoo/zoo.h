@@ -25,8 +25,8 @@ struct ZooEntry {
 const std::vector<ZooEntry>& Zoo();
 
 // What names besides those of the zoo a network can have, with descriptions: residual networks of
-// any depth, "resnet(3,4,6,3)", and NAME@IMAGE, any network for square images of another size:
-// "vgg16@227".
+// any depth, "resnet(3,4,6,3)", the network that vDNN++ constructs, with any number of repetitions,
+// "constructed(5)", and NAME@IMAGE, any network for square images of another size: "vgg16@227".
 const std::vector<std::pair<std::string, std::string>>& ZooPatterns();
 
 // Throws `UsageError` with a suggestion and the valid names, or `InputError` that names a layer if
@@ -47,10 +47,16 @@ Workload ParseWorkload(std::string_view text);
 // Builders, one file per family. `image` is the height and width of the input.
 Network BuildAlexNet(std::string name, int64_t image);     // "one weird trick", no LRN (vDNN)
 Network BuildAlexNet227(std::string name, int64_t image);  // one tower, LRN, dropout (SuperNeurons)
-Network BuildOverFeat(std::string name, int64_t image);    // fast model
-Network BuildGoogLeNet(std::string name, int64_t image);   // no auxiliary classifiers, no LRN
+// One tower, no LRN, no dropout (vDNN++).
+Network BuildAlexNetPlain(std::string name, int64_t image);
+Network BuildOverFeat(std::string name, int64_t image);   // fast model
+Network BuildGoogLeNet(std::string name, int64_t image);  // no auxiliary classifiers, no LRN
 // VGG with `convs[i]` 3x3 convolutions in group i, of 64, 128, 256, 512, 512 channels.
 Network BuildVgg(std::string name, int64_t image, const std::vector<int>& convs);
+
+// The network that vDNN++ constructs to alternate fast and long layers: `repetitions` pairs of a
+// 1x1 and a 5x5 convolution of 64 channels. Table III there has 5.
+Network BuildConstructed(std::string name, int64_t image, int repetitions);
 
 // The residual block of a network: two 3x3 convolutions, or 1x1, 3x3 and 1x1 with four times the
 // channels, of which the first has the stride. He et al. 2016, figure 5.

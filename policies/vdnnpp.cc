@@ -1,0 +1,269 @@
+// vDNN++ (Shriram et al., IPDPS 2019): vDNN whose computation never waits for a copy as such.
+//
+// What is offloaded and when it is prefetched is vDNN's (section II-B; vdnn_layers.h), `offload`
+// says of which layers. Nothing is fenced (section IV-A): an op waits for a copy only where the
+// copy brings its own input, or where its memory is still being copied from.
+//
+// `release=eager` gives X back with the step that offloads it, as vDNN does: in issue order, which
+// is the sequence of requests that the paper's Tables II and V count. `release=lazy` keeps X until
+// a request finds no room, then gives back the oldest first, and the rest at the end of forward; so
+// memory that is there is used before memory that is still being copied from. But what is kept
+// meanwhile leaves holes, so that lazy release may not fit where eager release does (the paper's
+// VGG-16(64) aconv(p)). `release=landed` is lazy, too, and besides gives X back as soon as its copy
+// has landed by the cost model, as the paper's waiting threads do by the clock.
+//
+// `release=auto` tries all of them and acts as the fastest that fits, the laziest of equals.
+// Likewise `algo=auto` tries the fastest algorithms, the fastest that fit at each step, and those
+// with the least workspace, and `offload=dyn` tries nothing, every other convolution, all
+// convolutions and all feature extraction layers. vDNN adopts the first of such passes that fits;
+// here it is the fastest.
+//
+// `order` is the paper's prefetch-first or derivative-first and `hint` its high-end allocation
+// (section IV-B). The paper's text sends tensors that leave to the high end of the arena
+// (`offloaded`), its code and Table V those that stay (`kept`).
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "policies/builtin.h"
+#include "policies/kernel_choice.h"
+#include "policies/vdnn_layers.h"
+#include "sim/core/report.h"
+
+namespace spillway {
+namespace {
+
+enum class ReleaseTime : uint8_t { kEager, kLanded, kLazy };
+enum class HighEnd : uint8_t { kNothing, kKept, kOffloaded };
+
+struct Config {
+  OffloadSet set = OffloadSet::kConv;
+  KernelChoice kernels = KernelChoice::kPerformance;
+  PlacementOrder order = PlacementOrder::kDerivativeFirst;
+  HighEnd high_end = HighEnd::kNothing;
+  ReleaseTime release = ReleaseTime::kEager;
+};
+
+class StaticPolicy final : public Policy {
+ public:
+  explicit StaticPolicy(const Config& config) : config_(config) {}
+
+  void Plan(PolicyContext& context) override {
+    const Trace& trace = context.trace();
+    layers_.Plan(trace, context.liveness(), config_.set);
+    for (size_t i = 0; i < trace.ops.size(); ++i) {
+      if (trace.ops[i].phase == Phase::kForward) last_forward_ = static_cast<OpId>(i);
+    }
+  }
+
+  void BeforeOp(PolicyContext& context, OpId op) override {
+    if (op == OpId{0}) {
+      layers_.BeginIteration();
+      unreleased_.clear();
+      computed_ = copied_ = Duration();
+    }
+    if (config_.release == ReleaseTime::kLanded) {
+      ReleaseWhere(context, [this](const Offloaded& x) { return x.landed <= computed_; });
+    }
+    if (config_.order == PlacementOrder::kPrefetchFirst) PrefetchFor(context, op);
+  }
+
+  KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
+    KernelPlan plan = ChooseByRule(config_.kernels, context, op);
+    started_ = computed_;
+    for (size_t slot = 0; slot < context.trace().op(op).slots.size(); ++slot) {
+      const uint32_t kernel = plan.empty() ? 0 : plan[slot].kernel;
+      computed_ += context.kernels(op, slot)[kernel].time;
+    }
+    return plan;
+  }
+
+  void BeforeLaunch(PolicyContext& context, OpId op) override {
+    if (config_.order == PlacementOrder::kDerivativeFirst) PrefetchFor(context, op);
+  }
+
+  void AfterOp(PolicyContext& context, OpId op) override {
+    VdnnLayers::Layer* layer = layers_.OffloadedWith(op);
+    if (layer == nullptr) return;
+    for (const TensorId input : layer->inputs) {
+      if (!context.Offload(input)) continue;
+      layer->offloaded = true;
+      copied_ = std::max(copied_, started_) +
+                context.cost().CopyTime(Direction::kToHost, context.trace().tensor(input).size);
+      unreleased_.push_back({input, copied_});
+    }
+    if (config_.release == ReleaseTime::kEager || op == last_forward_) {
+      ReleaseWhere(context, [](const Offloaded&) { return true; });
+    }
+  }
+
+  Hint PlacementHint(const PolicyContext& context, TensorId tensor) override {
+    const TensorKind kind = context.trace().tensor(tensor).kind;
+    if (kind != TensorKind::kActivation && kind != TensorKind::kInput) return Hint::kLow;
+    const bool leaves = layers_.IsOffloaded(context.liveness().Root(tensor));
+    const bool high = config_.high_end == HighEnd::kKept        ? !leaves
+                      : config_.high_end == HighEnd::kOffloaded ? leaves
+                                                                : false;
+    return high ? Hint::kHigh : Hint::kLow;
+  }
+
+  bool OnAllocFailure(PolicyContext& context, Bytes) override {
+    for (auto oldest = unreleased_.begin(); oldest != unreleased_.end(); ++oldest) {
+      if (!context.Release(oldest->storage)) continue;
+      unreleased_.erase(oldest);
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  struct Offloaded {
+    TensorId storage{};
+    Duration landed;  // by the cost model, from the start of the iteration
+  };
+
+  template <typename Condition>
+  void ReleaseWhere(PolicyContext& context, Condition condition) {
+    std::erase_if(unreleased_,
+                  [&](const Offloaded& x) { return condition(x) && context.Release(x.storage); });
+  }
+
+  void PrefetchFor(PolicyContext& context, OpId op) {
+    if (VdnnLayers::Layer* layer = layers_.FindPrefetchLayer(op)) {
+      VdnnLayers::Prefetch(context, *layer);
+    }
+  }
+
+  const Config config_;
+  VdnnLayers layers_;
+  OpId last_forward_{};
+  std::vector<Offloaded> unreleased_;  // still on the device, oldest first
+  // By the cost model, without any waiting: when the op being issued starts, when it ends, and when
+  // all copies to the host so far have ended.
+  Duration started_, computed_, copied_;
+};
+
+// Tries out static configurations in `Plan` and then acts as the fastest that fits.
+class ChoosingPolicy final : public Policy {
+ public:
+  // In the order of preference where two are equally fast. REQUIRES: not empty.
+  explicit ChoosingPolicy(std::vector<Config> candidates) : candidates_(std::move(candidates)) {}
+
+  void Plan(PolicyContext& context) override {
+    chosen_ = std::make_unique<StaticPolicy>(Choose(context));
+    chosen_->Plan(context);
+  }
+
+  void BeforeOp(PolicyContext& context, OpId op) override { chosen_->BeforeOp(context, op); }
+  KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
+    return chosen_->ChooseKernels(context, op);
+  }
+  void BeforeLaunch(PolicyContext& context, OpId op) override {
+    chosen_->BeforeLaunch(context, op);
+  }
+  void AfterOp(PolicyContext& context, OpId op) override { chosen_->AfterOp(context, op); }
+  Hint PlacementHint(const PolicyContext& context, TensorId tensor) override {
+    // Parameters are placed before the plan; no configuration hints at them.
+    return chosen_ ? chosen_->PlacementHint(context, tensor) : Hint::kLow;
+  }
+  bool OnAllocFailure(PolicyContext& context, Bytes size) override {
+    return chosen_ && chosen_->OnAllocFailure(context, size);
+  }
+
+ private:
+  // The last candidate if none fits.
+  Config Choose(PolicyContext& context) const {
+    std::optional<Config> best;
+    Duration shortest;
+    for (const Config& candidate : candidates_) {
+      StaticPolicy policy(candidate);
+      const Report report = context.WhatIf(policy);
+      if (!report.fits() || (best && report.metrics.iteration >= shortest)) continue;
+      best = candidate;
+      shortest = report.metrics.iteration;
+      // Nothing is moved and every kernel is the fastest: there is nothing to gain.
+      if (candidate.set == OffloadSet::kNone && candidate.kernels == KernelChoice::kPerformance) {
+        break;
+      }
+    }
+    return best.value_or(candidates_.back());
+  }
+
+  const std::vector<Config> candidates_;
+  std::unique_ptr<StaticPolicy> chosen_;
+};
+
+HighEnd ReadHint(Params& params) {
+  const std::string hint =
+      params.Choice("hint", "none", {"none", "kept", "offloaded"},
+                    "which activations go to the high end of the arena: those that stay on the "
+                    "device (the authors' code) or those that leave (the paper's text)");
+  return hint == "kept"        ? HighEnd::kKept
+         : hint == "offloaded" ? HighEnd::kOffloaded
+                               : HighEnd::kNothing;
+}
+
+std::string ReadOffload(Params& params) {
+  return params.Choice("offload", "dyn", {"all", "conv", "aconv", "dyn"},
+                       "whose inputs leave: all feature extraction layers, convolutions, every "
+                       "other convolution, or what is fastest in trial runs");
+}
+
+std::string ReadAlgorithms(Params& params) {
+  return params.Choice("algo", "auto", {"auto", "memory", "performance"},
+                       "convolution algorithms: the least workspace, the fastest, or what is "
+                       "fastest in trial runs, which also try the fastest that fit");
+}
+
+}  // namespace
+
+std::string MemoryOfVdnnpp(Params& params) {
+  const std::string offload = ReadOffload(params);
+  const std::string algo = ReadAlgorithms(params);
+  if (offload == "dyn") return {};
+  return "vdnn-" + offload + ":algo=" + (algo == "auto" ? "performance" : algo);
+}
+
+std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params) {
+  const std::string offload = ReadOffload(params);
+  const std::string algo = ReadAlgorithms(params);
+  const std::string release =
+      params.Choice("release", "auto", {"auto", "lazy", "landed", "eager"},
+                    "when an offloaded X is given back: where memory is short and at the end of "
+                    "forward, also when by the cost model its copy has landed, at the end of its "
+                    "step, or what is fastest in trial runs");
+  const PlacementOrder order = ReadPlacementOrder(params);
+  const HighEnd high_end = ReadHint(params);
+
+  std::vector<OffloadSet> sets;
+  if (offload == "dyn") sets.push_back(OffloadSet::kNone);
+  if (offload == "dyn" || offload == "aconv") sets.push_back(OffloadSet::kAlternateConv);
+  if (offload == "dyn" || offload == "conv") sets.push_back(OffloadSet::kConv);
+  if (offload == "dyn" || offload == "all") sets.push_back(OffloadSet::kAll);
+  std::vector<KernelChoice> kernels;
+  if (algo != "memory") kernels.push_back(KernelChoice::kPerformance);
+  if (algo == "auto") kernels.push_back(KernelChoice::kGreedy);
+  if (algo != "performance") kernels.push_back(KernelChoice::kMemory);
+  std::vector<ReleaseTime> releases;
+  if (release == "auto" || release == "lazy") releases.push_back(ReleaseTime::kLazy);
+  if (release == "auto" || release == "landed") releases.push_back(ReleaseTime::kLanded);
+  if (release == "auto" || release == "eager") releases.push_back(ReleaseTime::kEager);
+
+  std::vector<Config> candidates;
+  for (const KernelChoice choice : kernels) {
+    for (const OffloadSet set : sets) {
+      for (const ReleaseTime when : releases) {
+        candidates.push_back({set, choice, order, high_end, when});
+        if (set == OffloadSet::kNone) break;  // there is nothing to release
+      }
+    }
+  }
+  if (candidates.size() == 1) return std::make_unique<StaticPolicy>(candidates.front());
+  return std::make_unique<ChoosingPolicy>(std::move(candidates));
+}
+
+}  // namespace spillway
