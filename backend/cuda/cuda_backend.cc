@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cuda/activity_trace.h"
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/device_memory.h"
 #include "backend/cuda/dnn_library.h"
@@ -98,6 +99,9 @@ bool IsSlowToEnqueue(const Op& op) {
   return op.type == OpType::kConv2d || op.type == OpType::kBatchNorm || op.type == OpType::kLrn;
 }
 
+// Of the i-th command of an iteration on a stream.
+uint64_t CommandId(Stream stream, size_t i) { return uint64_t{Index(stream)} << 32 | i; }
+
 // The host stays between one and two times this many kernels ahead of the GPU: the driver's queue
 // has about a thousand places, and a host that waits for one of them polls.
 constexpr size_t kAhead = 128;
@@ -164,6 +168,7 @@ struct CudaMachine::Impl {
   std::array<StreamState, kStreamCount> streams;
   TimingEvent begin;
   std::optional<PinnedBuffer> pinned;
+  std::optional<ActivityTrace> activity;  // once a run has asked for it
   Duration spin_excess;
 };
 
@@ -199,6 +204,8 @@ class CudaBackend final : public Executor {
   void DeviceRanges(std::span<const Block> blocks, std::vector<DeviceRange>& ranges) const;
 
   bool stamped() const { return iteration_ == options_.stamped_iteration; }
+  bool traced() const { return stamped() && options_.timeline == CudaTimeline::kActivity; }
+  bool stamped_by_events() const { return stamped() && !traced(); }
   void BeginIteration();
   // Before and after what one command enqueues.
   void Begin(Stream stream, std::span<const Wait> waits, const Activity& activity);
@@ -351,6 +358,7 @@ void CudaBackend::BeginIteration() {
   begun_ = true;
   const CudaStream& compute = machine_.streams[Index(Stream::kCompute)].stream;
   compute.Synchronize();  // inputs have arrived
+  if (traced()) machine_.activity->Start();
   machine_.begin.Record(compute);
   host_begin_ = HostClock();
 }
@@ -364,13 +372,15 @@ void CudaBackend::Begin(Stream stream, std::span<const Wait> waits, const Activi
         machine_.streams[Index(wait.event.stream)].ends[wait.event.sequence - 1];
     SPILLWAY_CUDA_CALL(cudaStreamWaitEvent(state.stream.get(), end.get(), 0), activity);
   }
-  if (stamped()) Grown(state.start, state.issued.size()).Record(state.stream);
+  if (stamped_by_events()) Grown(state.start, state.issued.size()).Record(state.stream);
+  if (traced()) machine_.activity->BeginCommand(CommandId(stream, state.issued.size()));
 }
 
 Event CudaBackend::End(Stream stream) {
   StreamState& state = machine_.streams[Index(stream)];
   const size_t i = state.issued.size();
-  if (stamped()) Grown(state.end, i).Record(state.stream);
+  if (traced()) machine_.activity->EndCommand();
+  if (stamped_by_events()) Grown(state.end, i).Record(state.stream);
   SPILLWAY_CUDA_CALL(cudaEventRecord(Grown(state.ends, i).get(), state.stream.get()));
   state.issued.push_back(HostClock() - host_begin_);
   return {stream, static_cast<uint32_t>(state.issued.size())};
@@ -493,6 +503,8 @@ void CudaBackend::Synchronize() {
 StreamTimes CudaBackend::TakeTimeline() {
   StreamTimes times;
   Duration iteration;
+  std::map<uint64_t, ActivityTrace::Interval> ran;
+  if (begun_ && traced()) ran = machine_.activity->Stop();
   // Without kernels these were the copies of a policy's Plan, which belong to no iteration.
   const bool iterated = !machine_.streams[Index(Stream::kCompute)].issued.empty();
   for (size_t s = 0; s < kStreamCount; ++s) {
@@ -505,7 +517,13 @@ StreamTimes CudaBackend::TakeTimeline() {
     for (size_t i = 0; i < count; ++i) {
       // All times are rounded from one origin, which keeps their order.
       times[s][i].issued = state.issued[i];
-      if (stamped()) {
+      if (traced()) {
+        // What ran nothing took no time, at the end of what came before.
+        const auto interval = ran.find(CommandId(static_cast<Stream>(s), i));
+        const Duration before = i == 0 ? Duration() : times[s][i - 1].end;
+        times[s][i].start = interval == ran.end() ? before : interval->second.start;
+        times[s][i].end = interval == ran.end() ? before : interval->second.end;
+      } else if (stamped()) {
         times[s][i].start = Elapsed(machine_.begin, state.start[i]);
         times[s][i].end = Elapsed(machine_.begin, state.end[i]);
       }
@@ -531,6 +549,7 @@ std::unique_ptr<Executor> CudaMachine::Open(const Trace& trace, const CostModel&
   PinnedBuffer* const pinned =
       options.host_memory > Bytes(0) ? &impl_->Pinned(options.host_memory) : nullptr;
   for (StreamState& state : impl_->streams) state.issued.clear();
+  if (options.timeline == CudaTimeline::kActivity && !impl_->activity) impl_->activity.emplace();
   return std::make_unique<CudaBackend>(trace, cost, options, *impl_, pinned);
 }
 

@@ -27,13 +27,20 @@ enum class CudaWork : uint8_t {
   kSpin,     // a busy wait of the time that the cost model gives; copies are real, data is not
 };
 
+// Where the times of the stamped iteration come from.
+enum class CudaTimeline : uint8_t {
+  kEvents,    // events around each command, which include what the GPU takes to begin and end it
+  kActivity,  // CUPTI: from a command's first kernel or copy to its last
+};
+
 struct CudaRunOptions {
   Bytes memory;       // bytes of the device arena that the run touches, if it has one
   Bytes host_memory;  // likewise of the pinned host pool
   CudaWork work = CudaWork::kKernels;
   Backing backing = Backing::kArena;  // of the run's allocator
-  int stamped_iteration = 1;          // from 1: the one whose timeline and loss are wanted
-  uint64_t seed = 1;                  // of parameters and data
+  CudaTimeline timeline = CudaTimeline::kEvents;
+  int stamped_iteration = 1;  // from 1: the one whose timeline and loss are wanted
+  uint64_t seed = 1;          // of parameters and data
 };
 
 // A GPU opened for execution: libraries, streams, events and pinned memory, which runs share one
@@ -55,9 +62,9 @@ class CudaMachine {
   // A backend for one run. The trace is the one that runs; it, the cost model, whose algorithm
   // names are executed, and the machine outlive the backend. In a timeline `issued` is the host's
   // clock since the first command. Throws `Error` if the device or the host has not that much
-  // memory left; the backend's methods throw `Error` that names op, call and code, and `InputError`
-  // for an op that the kernel layer cannot execute. REQUIRES: no other backend of the machine is
-  // alive.
+  // memory left, `EnvironmentError` if it lacks CUPTI and the run asks for it; the backend's
+  // methods throw `Error` that names op, call and code, and `InputError` for an op that the kernel
+  // layer cannot execute. REQUIRES: no other backend of the machine is alive.
   std::unique_ptr<Executor> Open(const Trace& trace, const CostModel& cost,
                                  const CudaRunOptions& options);
 

@@ -35,6 +35,7 @@ struct ValidateOptions {
   std::string tolerance = "5%";
   std::string math = "fp32";
   std::string kernels = "real";
+  std::string timeline = "events";
   bool any_table = false;
   ExecuteOptions execute;
   std::string output;
@@ -78,6 +79,8 @@ int Execute(ValidateOptions options, Session& session) {
   if (PrintHelpValues(options.machine, options.policies)) return kOk;
   const double tolerance = ParseTolerance(options.tolerance);
   options.execute.work = options.kernels == "spin" ? CudaWork::kSpin : CudaWork::kKernels;
+  options.execute.timeline =
+      options.timeline == "cupti" ? CudaTimeline::kActivity : CudaTimeline::kEvents;
   options.execute.digest = false;
   if (options.memories.empty()) options.memories = {""};
   const bool spin = options.execute.work == CudaWork::kSpin;
@@ -169,6 +172,11 @@ void AddValidate(CLI::App& app, int& exit_code, Session& session) {
   verb->add_option("--kernels", options->kernels,
                    "real, or spin: busy waits of the predicted times, for any trace")
       ->check(CLI::IsMember({"real", "spin"}))
+      ->capture_default_str();
+  verb->add_option("--timeline", options->timeline,
+                   "Where measured times of kernels and copies come from: events around them, or "
+                   "cupti, which leaves out what the GPU takes to begin and end them")
+      ->check(CLI::IsMember({"events", "cupti"}))
       ->capture_default_str();
   verb->add_flag("--any-table", options->any_table,
                  "Accept a cost table of another GPU, cuDNN or arithmetic");

@@ -126,6 +126,7 @@ Execution ExecuteOnCuda(const Setup& setup, Policy& policy, const Report& predic
   run.host_memory = Touched(predicted, /*host=*/true);
   run.work = options.work;
   run.backing = MakeArena(setup, Bytes(0))->backing();
+  run.timeline = options.timeline;
   run.stamped_iteration = options.iterations;
   run.seed = options.seed;
   const auto make = [&](const Trace& trace) { return machine.Open(trace, setup.cost, run); };

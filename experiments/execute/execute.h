@@ -21,7 +21,8 @@ struct ExecuteOptions {
   std::optional<uint64_t> drain_seed;  // CPU: draws a legal order of execution; as issued if not
                                        // given
   CudaWork work = CudaWork::kKernels;  // CUDA
-  bool digest = true;                  // whether `weights_digest` is wanted; it takes time
+  CudaTimeline timeline = CudaTimeline::kEvents;  // CUDA
+  bool digest = true;  // whether `weights_digest` is wanted; it takes time
 };
 
 struct Execution {

@@ -110,6 +110,20 @@ TEST_P(CudaExecution, SameBitsUnderEveryAllocator) {
   }
 }
 
+TEST_P(CudaExecution, TimelineOfCuptiIsInOrder) {
+  ExecuteOptions options{kSeed, 3, std::nullopt, CudaWork::kKernels};
+  options.timeline = CudaTimeline::kActivity;
+  const auto make = [&] { return registry_.Make("vdnn-all:algo=performance"); };
+  try {
+    const Validation validation = Validate(SetupFor(Bytes::GiB(1)), make, *machine_, options);
+    EXPECT_TRUE(validation.parity());
+    EXPECT_THAT(validation.violations, IsEmpty());
+    EXPECT_GT(validation.measured.outcome.report.metrics.compute, Duration());
+  } catch (const EnvironmentError& error) {
+    GTEST_SKIP() << "NOT TESTED: " << error.what();
+  }
+}
+
 TEST_P(CudaExecution, LosesAsTheCpuBackendDoes) {
   const spillway::Setup setup = SetupFor(Bytes::GiB(1));
   const Validation validation = Run(setup, "liveness");
