@@ -48,10 +48,7 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
           const auto& plan = *resolved.plan;
           const std::string what =
               fmt::format("{}, {}, {}, {}", GetParam(), preset.name, policy, memory);
-          // A gap: vDNN++ that prefetches first keeps GoogLeNet's blocks up to 2.2 % over the
-          // bound.
-          const int percent = policy == "vdnnpp:order=prefetch-first" ? 103 : 101;
-          EXPECT_LE(plan.height.count() * 100, plan.bound.count() * percent) << what;
+          EXPECT_LE(plan.height.count() * 100, plan.bound.count() * 101) << what;
           const Report report = Simulate(resolved, *make()).report;
           if (!report.fits()) continue;
           EXPECT_LE(report.metrics.peak_reserved, plan.height) << what;
