@@ -8,10 +8,12 @@
 //   Tab2 NET(BATCH) MODE COLUMN     expected, actual: on the GTX 970
 //   Tab4 NET(BATCH) MODE COLUMN     vDNN, vDNN++: time of an iteration on the GTX 1080 Ti, in ms
 //   Tab5 NET(BATCH) MODE COLUMN     aggregate, or prefetch-first or derivative-first, then best-fit
-//                                   or high-end: on the GTX 1080 Ti
+//                                   or high-end, or auto, the least of all allocators and orders:
+//                                   on the GTX 1080 Ti
 //   Fig5 NET(BATCH) MODE COLUMN     forward, backward: most bytes held in that phase under vDNN
 //   Fig6 NET(BATCH) LAYER COLUMN    forward, transfer: time of a layer, and of its input's copy, in
-//   ms Fig9 NET(BATCH) MODE COLUMN     vDNN, vDNN++: time over that of the base with the fastest
+//                                   ms
+//   Fig9 NET(BATCH) MODE COLUMN     vDNN, vDNN++: time over that of the base with the fastest
 //                                   algorithms, on the GTX 1080 Ti, vDNN++ in vDNN's memory
 //
 // Tables II and V count the requests of a run that releases as vDNN does (`release=eager`), with

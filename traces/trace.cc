@@ -150,6 +150,10 @@ class Validator {
       }
     }
     for (const TensorId id : op.inputs) {
+      if (trace_.tensors[roots_[Index(id)]].kind == TensorKind::kScratch) {
+        Fail(fmt::format("op '{}' reads tensor '{}' as an input, but its kind is scratch", op.name,
+                         trace_.tensor(id).name));
+      }
       if (!written_[roots_[Index(id)]]) {
         Fail(fmt::format("op '{}' reads tensor '{}' before any op has written it", op.name,
                          trace_.tensor(id).name));

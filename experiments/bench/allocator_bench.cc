@@ -50,6 +50,8 @@ BENCHMARK_CAPTURE(BM_AllocateFree, pytorch_expandable, "pytorch:expandable_segme
     ->Arg(1000)
     ->Arg(100000);
 BENCHMARK_CAPTURE(BM_AllocateFree, high_end, "high-end")->Arg(1000)->Arg(100000);
+BENCHMARK_CAPTURE(BM_AllocateFree, stitched, "stitched")->Arg(1000);
+BENCHMARK_CAPTURE(BM_AllocateFree, native, "native")->Arg(1000);
 
 }  // namespace
 }  // namespace spillway

@@ -81,8 +81,8 @@ int Execute(const CompareOptions& options, Session& session) {
 }  // namespace
 
 void AddCompare(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb =
-      app.add_subcommand("compare", "Simulate several policies; exit code 1 if none fits");
+  CLI::App* verb = app.add_subcommand(
+      "compare", "Simulate several policies, all in the same memory; exit code 1 if none fits");
   auto options = std::make_shared<CompareOptions>();
   options->workload.Add(*verb);
   options->machine.Add(*verb);

@@ -2,8 +2,9 @@
 // little memory as can be found.
 //
 // The problem (dynamic storage allocation) is NP-hard. A packing is the best of several heuristics,
-// improved by moving the blocks that stick out to the front, and of an exact search, both
-// limited by the steps that they take; there is no clock, so the same intervals give the same
+// improved by moving the blocks that stick out to the front, of guided ejection, in which blocks
+// throw each other out until all have a place, and of an exact search, all of them limited by the
+// steps that they take; there is no clock, so the same intervals give the same
 // offsets. Blocks that live throughout lie at the bottom, and stretches of time that no other block
 // connects are packed apart: neither costs anything.
 
@@ -35,10 +36,10 @@ struct Packing {
 struct PackingOptions {
   Bytes granularity = Bytes(512);  // sizes are rounded up to a multiple of it
   // How far above the bound is good enough, in thousandths of it.
-  int64_t tolerance = 2;
-  // The effort, in comparisons of two blocks or of a block with a section of time: half of it is
-  // for improvements, a quarter for hill climbing, what is left for the exact search. With 0 the
-  // heuristics are on their own.
+  int64_t tolerance = 5;
+  // The effort, in comparisons of two blocks or of a block with a section of time: an eighth for
+  // improving the heuristics, half for ejection where they miss one percent, a little for what is
+  // nearer and for the exact search. With 0 the heuristics are on their own.
   int64_t steps = 1'000'000'000;
 };
 

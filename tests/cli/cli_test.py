@@ -98,6 +98,16 @@ class CliTest(unittest.TestCase):
                           "vdnnpp"})
         self.assertTrue(all(float(row["slowdown"]) >= 1 for row in rows))
 
+    def test_compared_policies_share_the_memory_and_a_single_one_is_capped(self):
+        args = ("alexnet-plain:16", "--device", "gtx_1080ti", "--format", "json",
+                "--policy", "vdnnpp:offload=all")
+        (single,) = json.loads(self.ok("run", *args))["rows"]
+        both = json.loads(self.ok("compare", *args, "--policy", "vdnn-all"))["rows"]
+        self.assertEqual({row["memory_bytes"] for row in both}, {11 * 1024**3})
+        self.assertLess(single["memory_bytes"], 11 * 1024**3)
+        capped = json.loads(self.ok("compare", *args, "--memory", "vdnn-all"))["rows"]
+        self.assertEqual(capped[0]["memory_bytes"], single["memory_bytes"])
+
     def test_any_number_of_jobs_gives_the_same_bytes(self):
         args = ("compare", "googlenet:16", "--memory", "50%", "--format", "json", "--check")
         one = self.ok(*args, "--jobs", "1")

@@ -123,6 +123,46 @@ TEST(PackingTest, EffortFindsWhatTheHeuristicsMiss) {
   EXPECT_GT(better, 3);
 }
 
+// A rectangle of time and memory, cut into blocks again and again: its height is the bound and can
+// be reached.
+std::vector<LiveInterval> Dissect(std::mt19937& random, int blocks, int64_t steps, int64_t height) {
+  std::vector<LiveInterval> intervals{{0, steps, Bytes(height)}};
+  while (static_cast<int>(intervals.size()) < blocks) {
+    LiveInterval& one = intervals[random() % intervals.size()];
+    LiveInterval other = one;
+    const int64_t life = one.end - one.begin, size = one.size.count();
+    if (random() % 2 == 0 && life > 1) {
+      one.end = other.begin = one.begin + 1 + static_cast<int64_t>(random()) % (life - 1);
+    } else if (size > 1) {
+      one.size = Bytes(1 + static_cast<int64_t>(random()) % (size - 1));
+      other.size = Bytes(size) - one.size;
+    } else {
+      continue;
+    }
+    intervals.push_back(other);
+  }
+  return intervals;
+}
+
+TEST(PackingTest, ComesWithinOnePercentOfWhatIsKnownToExist) {
+  std::mt19937 random(43);
+  int missed_by_heuristics = 0;
+  for (int round = 0; round < 12; ++round) {
+    const auto intervals = Dissect(random, 150, 400, 100'000);
+    PackingOptions searched, only;
+    searched.granularity = only.granularity = Bytes(1);
+    searched.tolerance = 10;
+    searched.steps = 100'000'000;
+    only.steps = 0;
+    const Packing packing = Pack(intervals, searched);
+    ExpectSound(intervals, packing, Bytes(1));
+    ASSERT_EQ(packing.bound, Bytes(100'000));
+    EXPECT_LE(packing.height, Bytes(101'000)) << "round " << round;
+    missed_by_heuristics += Pack(intervals, only).height > Bytes(101'000) ? 1 : 0;
+  }
+  EXPECT_GT(missed_by_heuristics, 6);
+}
+
 TEST(PackingTest, LifetimesAreTheStepsOfTheLog) {
   AllocationLog log;
   const uint32_t a = log.Allocate(Bytes(10));

@@ -169,6 +169,8 @@ TEST(TraceTest, RefusesBadOps) {
             "trace 'small': op 'relu.fwd' names tensor 2, of 2");
   EXPECT_EQ(ErrorAfter([](Trace& t) { t.ops[0].inputs = {TensorId{1}}; }),
             "trace 'small': op 'relu.fwd' reads tensor 'y' before any op has written it");
+  EXPECT_EQ(ErrorAfter([](Trace& t) { t.tensors[0].kind = TensorKind::kScratch; }),
+            "trace 'small': op 'relu.fwd' reads tensor 'x' as an input, but its kind is scratch");
   EXPECT_EQ(ErrorAfter([](Trace& t) { t.ops[0].scratch = {TensorId{1}}; }),
             "trace 'small': op 'relu.fwd' lists tensor 'y' as scratch, but its kind is activation");
   EXPECT_EQ(ErrorAfter([](Trace& t) {
