@@ -36,8 +36,8 @@ std::vector<Case> Cases() {
         "vdnnpp:offload=conv,order=prefetch-first,hint=kept",
         "vdnnpp:offload=aconv,release=eager,hint=offloaded"}) {
     for (const char* preset : {"torch", "vdnn", "vdnnpp"}) {
-      for (const auto network :
-           {testing::Chain, testing::ForkJoin, testing::Residual, testing::Normalized}) {
+      for (const auto network : {testing::Chain, testing::ForkJoin, testing::Residual,
+                                 testing::Normalized, testing::Rectangular, testing::Dense}) {
         cases.push_back({policy, preset, network});
       }
     }

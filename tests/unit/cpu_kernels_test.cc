@@ -506,7 +506,8 @@ std::vector<float> Train(const Trace& trace, int iterations) {
 
 TEST_F(CpuKernelsTest, LoweredNetworksTrain) {
   for (const Network& network : {spillway::testing::Chain(), spillway::testing::ForkJoin(),
-                                 spillway::testing::Residual(), spillway::testing::Normalized()}) {
+                                 spillway::testing::Residual(), spillway::testing::Normalized(),
+                                 spillway::testing::Rectangular(), spillway::testing::Dense()}) {
     for (const char* preset : {"torch", "vdnn", "vdnnpp"}) {
       const Trace trace = LowerNetwork(network, {.batch = 4, .preset = preset});
       SCOPED_TRACE(trace.name + " " + preset);
