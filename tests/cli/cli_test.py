@@ -262,7 +262,7 @@ class CliTest(unittest.TestCase):
     def test_version_and_help_exit_with_0(self):
         self.assertRegex(self.ok("--version"), r"^spillway \d+\.\d+\.\d+\n$")
         self.assertIn("Exit codes", self.ok("--help"))
-        for verb in ("run", "compare", "list", "trace", "record", "validate", "calibrate", "reproduce",
+        for verb in ("run", "compare", "limit", "list", "trace", "record", "validate", "calibrate", "reproduce",
                      "new-policy"):
             self.assertIn("--help", self.ok(verb, "--help"))
 

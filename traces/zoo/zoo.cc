@@ -11,12 +11,7 @@
 namespace spillway {
 namespace {
 
-// Blocks in one stage of a residual network, at most.
-constexpr int kMostBlocks = 10'000;
 constexpr int64_t kLargestImage = 4096;
-
-// Repetitions in the constructed network, at most.
-constexpr int kMostRepetitions = 10'000;
 
 // Blocks of a densely connected network, and channels that a layer adds, at most.
 constexpr size_t kMostDenseBlocks = 16;
@@ -64,7 +59,7 @@ std::optional<std::array<int, 4>> ParseBlocks(std::string_view name) {
   for (size_t i = 0; i < blocks.size(); ++i) {
     const size_t end = rest.find(i + 1 < blocks.size() ? ',' : ')');
     if (end == std::string_view::npos) fail();
-    const auto count = ParseCount(rest.substr(0, end), kMostBlocks);
+    const auto count = ParseCount<int>(rest.substr(0, end), kMostBlocks);
     if (!count) fail();
     blocks[i] = *count;
     rest.remove_prefix(end + 1);
@@ -90,7 +85,7 @@ std::optional<DenseNetSpec> ParseDenseNet(std::string_view name) {
       valid = growth && end == std::string_view::npos;  // the last one
       spec.growth = growth.value_or(0);
     } else {
-      const auto layers = ParseCount(part, kMostBlocks);
+      const auto layers = ParseCount<int>(part, kMostBlocks);
       valid = layers.has_value();
       spec.blocks.push_back(layers.value_or(0));
     }
@@ -112,12 +107,12 @@ std::optional<int> ParseRepetitions(std::string_view name) {
   std::string_view rest = name.substr(kPrefix.size());
   const bool closed = rest.ends_with(')');
   if (closed) rest.remove_suffix(1);
-  const auto count = ParseCount(rest, kMostRepetitions);
+  const auto count = ParseCount<int>(rest, kMostBlocks);
   if (!closed || !count) {
     throw UsageError(
         fmt::format("'{}' is no constructed network: expected constructed(n) with a whole number "
                     "of repetitions from 1 to {}, for example constructed(5)",
-                    name, kMostRepetitions));
+                    name, kMostBlocks));
   }
   return count;
 }
@@ -269,9 +264,9 @@ Workload ParseWorkload(std::string_view text) {
   const auto [end, error] =
       std::from_chars(batch.data(), batch.data() + batch.size(), workload.batch);
   if (error != std::errc() || end != batch.data() + batch.size() || workload.batch < 1 ||
-      workload.batch > 65536) {
-    throw UsageError(
-        fmt::format("'{}': the batch '{}' is not a whole number from 1 to 65536", text, batch));
+      workload.batch > kLargestBatch) {
+    throw UsageError(fmt::format("'{}': the batch '{}' is not a whole number from 1 to {}", text,
+                                 batch, kLargestBatch));
   }
   return workload;
 }

@@ -14,6 +14,10 @@
 
 namespace spillway {
 
+// The largest batch of a workload, and the most blocks of a stage, or repetitions.
+inline constexpr int64_t kLargestBatch = 65536;
+inline constexpr int64_t kMostBlocks = 10'000;
+
 struct ZooEntry {
   std::string name;
   std::string description;  // variant and source
