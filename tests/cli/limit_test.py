@@ -85,6 +85,13 @@ class LimitTest(CommandTest):
                    "--memory", "1MiB", "-o", "/nowhere/x.json")
         self.assertIn("vdnn-conv", self.ok("limit", "vgg16", "--policy", "help"))
 
+    def test_the_tables_of_superneurons(self):
+        document = self.ok("reproduce", "superneurons-Tab5", "--format", "json")
+        rows = self.conforms(document, "reproduce")["rows"]
+        self.assertEqual({row["paper"] for row in rows}, {"superneurons"})
+        orders = [row for row in rows if row["item"].endswith(" order")]
+        self.assertEqual([row["judged"] for row in orders], [False] + 5 * [True])
+
     def test_completion(self):
         self.assertIn("limit", self.ok("completion", "bash"))
         families = self.ok("completion", "families").split()
