@@ -630,7 +630,9 @@ Trace LowerNetwork(const Network& network, const LoweringOptions& options) {
 }
 
 Trace LowerNetwork(const Network& network, const LoweringOptions& options, const Preset& preset) {
-  return Lowering(network, options, preset).Run();
+  if (preset.order == Order::kConstruction) return Lowering(network, options, preset).Run();
+  const Network ordered = network.InOrder(ExecutionOrder(network, preset.order));
+  return Lowering(ordered, options, preset).Run();
 }
 
 Bytes FftBaselineWorkspace(const Trace& trace) {

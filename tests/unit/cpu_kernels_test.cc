@@ -520,6 +520,22 @@ TEST_F(CpuKernelsTest, LoweredNetworksTrain) {
   }
 }
 
+// Also in another order, and whatever forks do then.
+TEST_F(CpuKernelsTest, NetworksTrainDepthFirst) {
+  for (const Network& network : {spillway::testing::ForkJoin(), spillway::testing::Residual(),
+                                 spillway::testing::Normalized(), spillway::testing::Rectangular(),
+                                 spillway::testing::Dense()}) {
+    for (const Forks forks : {Forks::kShare, Forks::kShareOne, Forks::kCopy}) {
+      Preset preset = FindPreset("torch");
+      preset.order = Order::kDepthFirst;
+      preset.forks = forks;
+      const std::vector<float> losses = Train(LowerNetwork(network, {.batch = 4}, preset), 5);
+      EXPECT_TRUE(std::isfinite(losses.back()));
+      EXPECT_LT(losses.back(), losses.front()) << network.name();
+    }
+  }
+}
+
 // What works in place and what forks copy is accounting: it changes no bit. But forks add up
 // gradients in another order, which only two do not notice, and are layers, whose numbers choose
 // the masks of a dropout.
