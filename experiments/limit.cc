@@ -110,7 +110,7 @@ Limit FindLimit(int64_t most, int64_t scan, const std::function<bool(int64_t)>& 
   SPILLWAY_CHECK(most >= 1 && scan >= 1);
   Limit limit;
   std::set<int64_t> misfits;
-  const auto tried_fit = [&](int64_t value) {
+  const auto fits_at = [&](int64_t value) {
     if (misfits.contains(value)) return false;
     ++limit.trials;
     const bool fit = fits(value);
@@ -122,7 +122,7 @@ Limit FindLimit(int64_t most, int64_t scan, const std::function<bool(int64_t)>& 
     int64_t misfit = most + 1;
     for (int64_t step = 1; limit.largest < most; step *= 2) {
       const int64_t value = std::min(limit.largest + step, most);
-      if (!tried_fit(value)) {
+      if (!fits_at(value)) {
         misfit = value;
         break;
       }
@@ -130,12 +130,12 @@ Limit FindLimit(int64_t most, int64_t scan, const std::function<bool(int64_t)>& 
     }
     while (misfit - limit.largest > 1) {
       const int64_t middle = limit.largest + (misfit - limit.largest) / 2;
-      (tried_fit(middle) ? limit.largest : misfit) = middle;
+      (fits_at(middle) ? limit.largest : misfit) = middle;
     }
     found = false;
     limit.scanned_to = std::min(limit.largest + scan, most);
     for (int64_t value = misfit + 1; value <= limit.scanned_to && !found; ++value) {
-      found = tried_fit(value);
+      found = fits_at(value);
       if (found) limit.largest = value;
     }
   }

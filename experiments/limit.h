@@ -53,8 +53,8 @@ std::optional<int64_t> ResNetDepth(std::string_view network);
 
 struct Limit {
   int64_t largest = 0;  // seen to fit; 0 if nothing was
-  int64_t scanned_to =
-      0;  // largest + 1 to here does not fit; `largest` itself: no more was allowed
+  // From largest + 1 to here nothing fits. Equal to `largest` if no more was allowed.
+  int64_t scanned_to = 0;
   std::vector<int64_t> misfits;  // all values seen not to fit, ascending
   int trials = 0;
 

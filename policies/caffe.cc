@@ -18,11 +18,18 @@
 #include <vector>
 
 #include "policies/builtin.h"
+#include "policies/kernel_choice.h"
 
 namespace spillway {
 namespace {
 
 constexpr int64_t kStreams = 3;  // for each group of a convolution
+constexpr int64_t kMost = int64_t{1} << 60;
+
+// At most kMost, which fits nowhere.
+Bytes Times(Bytes size, int64_t count) {
+  return size.count() > kMost / count ? Bytes(kMost) : size * count;
+}
 
 class CaffePolicy final : public Policy {
  public:
@@ -36,35 +43,33 @@ class CaffePolicy final : public Policy {
     for (size_t i = 0; i < trace.ops.size(); ++i) {
       const auto id = static_cast<OpId>(i);
       const Op& op = trace.op(id);
-      if (op.type == OpType::kBatchNorm && op.phase == Phase::kForward && trace.training) {
+      if (op.type == OpType::kBatchNorm && op.phase == Phase::kForward && trace.training &&
+          !op.outputs.empty()) {
         copies[Index(liveness.Root(op.outputs.front()))] += 2;
       }
       if (op.phase == Phase::kBackward) CountSplits(trace, liveness, op, copies);
       Bytes& workspace = workspaces[Index(op.layer)];
-      const int64_t groups = static_cast<int64_t>(op.FindAttribute("groups").value_or(1));
+      const bool grouped = op.type == OpType::kConv2d && op.FindAttribute("groups").has_value();
+      const int64_t groups =
+          std::clamp<int64_t>(grouped ? op.IntAttribute("groups") : 1, 1, kMost / kStreams);
       for (const KernelRun& run : ChooseKernels(context, id)) {
-        workspace = std::max(workspace, context.kernels(id, run.slot)[run.kernel].workspace *
-                                            (kStreams * std::max<int64_t>(groups, 1)));
+        const Bytes call = context.kernels(id, run.slot)[run.kernel].workspace;
+        workspace = std::max(workspace, Times(call, kStreams * groups));
       }
     }
     for (size_t i = 0; i < trace.tensors.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
       if (liveness.Root(id) != id || liveness.Uses(id).empty()) continue;
       // Says no to parameters, which have a block already.
-      context.Reserve({&id, 1}, trace.tensor(id).size * copies[i]);
+      context.Reserve({&id, 1}, Times(trace.tensor(id).size, copies[i]));
     }
     Bytes total;
-    for (const Bytes workspace : workspaces) total += workspace;
+    for (const Bytes workspace : workspaces) total = std::min(total + workspace, Bytes(kMost));
     context.ReserveWorkspace(total);
   }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
-    const Op& step = context.trace().op(op);
-    KernelPlan plan;
-    for (uint32_t slot = 0; slot < step.slots.size(); ++slot) {
-      plan.push_back({slot, FastestWithin(context.kernels(op, slot), workspace_), step.batch});
-    }
-    return plan;
+    return ChooseWithin(workspace_, context, op);
   }
 
  private:

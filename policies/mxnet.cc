@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "policies/builtin.h"
+#include "policies/kernel_choice.h"
 
 namespace spillway {
 namespace {
@@ -49,12 +50,7 @@ class MxnetPolicy final : public Policy {
   }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
-    const Op& step = context.trace().op(op);
-    KernelPlan plan;
-    for (uint32_t slot = 0; slot < step.slots.size(); ++slot) {
-      plan.push_back({slot, FastestWithin(context.kernels(op, slot), workspace_), step.batch});
-    }
-    return plan;
+    return ChooseWithin(workspace_, context, op);
   }
 
   void AfterOp(PolicyContext& context, OpId op) override {

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "policies/builtin.h"
+#include "policies/kernel_choice.h"
 
 namespace spillway {
 namespace {
@@ -62,13 +63,7 @@ class TensorFlowPolicy final : public Policy {
   }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
-    const Op& step = context.trace().op(op);
-    const Bytes limit = std::min(workspace_, context.Stats().largest_free);
-    KernelPlan plan;
-    for (uint32_t slot = 0; slot < step.slots.size(); ++slot) {
-      plan.push_back({slot, FastestWithin(context.kernels(op, slot), limit), step.batch});
-    }
-    return plan;
+    return ChooseWithin(std::min(workspace_, context.Stats().largest_free), context, op);
   }
 
   void AfterOp(PolicyContext& context, OpId op) override {

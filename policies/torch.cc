@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "policies/builtin.h"
+#include "policies/kernel_choice.h"
 #include "policies/lifetimes.h"
 
 namespace spillway {
@@ -50,12 +51,7 @@ class TorchPolicy final : public Policy {
   }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
-    const Op& step = context.trace().op(op);
-    KernelPlan plan;
-    for (uint32_t slot = 0; slot < step.slots.size(); ++slot) {
-      plan.push_back({slot, FastestWithin(context.kernels(op, slot), workspace_), step.batch});
-    }
-    return plan;
+    return ChooseWithin(workspace_, context, op);
   }
 
  private:
