@@ -139,6 +139,14 @@ Setup ResolveAllocator(const Setup& setup, const PolicyMaker& policy) {
   return ResolveAllocator(setup, std::span(&policy, 1)).setup;
 }
 
+std::vector<PolicyMaker> MakersOf(const Setup& setup, const std::string& policy) {
+  std::vector<PolicyMaker> makers;
+  for (const auto& order : NameOf(setup) == "auto" ? OrdersOf(policy) : std::vector{policy}) {
+    makers.push_back([order] { return PolicyLibrary().Make(order); });
+  }
+  return makers;
+}
+
 std::vector<std::string> OrdersOf(const std::string& policy) {
   const PolicySpec spec = ParsePolicySpec(policy);
   PolicyLibrary library;

@@ -39,6 +39,10 @@ struct Resolved {
 Resolved ResolveAllocator(const Setup& setup, std::span<const PolicyMaker> policies);
 Setup ResolveAllocator(const Setup& setup, const PolicyMaker& policy);
 
+// The makers of what a specification names, to be resolved with the setup: one, or with the
+// allocator `auto` one for each of `OrdersOf`.
+std::vector<PolicyMaker> MakersOf(const Setup& setup, const std::string& policy);
+
 // The specifications that `auto` tries in place of a policy's: the same with each value of its
 // parameter `order`, the given one alone if there is no such parameter or it has a value.
 std::vector<std::string> OrdersOf(const std::string& policy);

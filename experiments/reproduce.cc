@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "experiments/catalogue.h"
+#include "experiments/reproduce_limits.h"
 #include "experiments/reproduce_vdnnpp.h"
 #include "experiments/simulate.h"
 #include "sim/core/error.h"
@@ -196,6 +197,8 @@ std::vector<PaperValue> SelectPaperValues(const std::vector<PaperValue>& values,
     }
   }
   if (!selected.empty()) return selected;
+  selected = SelectLimitValues(request);
+  if (!selected.empty()) return selected;
   if (const auto item = ParseVdnnItem(request)) {
     return {{"vdnn", request, item->workload.Name(), "GB", "", ""}};
   }
@@ -207,7 +210,8 @@ std::vector<PaperValue> SelectPaperValues(const std::vector<PaperValue>& values,
   }
   if (!selected.empty()) return selected;
   throw UsageError(
-      fmt::format("{}; also Tab4, Fig5, Fig6 and Fig9 (of vDNN++), and an item name such as 'base "
+      fmt::format("{}; also Tab4, Fig5, Fig6 and Fig9 (of vDNN++), superneurons-Tab4 and "
+                  "superneurons-Tab5, and an item name such as 'base "
                   "VGG-16(256) GB', for any network and batch",
                   UnknownName("item", request, names)));
 }
@@ -231,6 +235,9 @@ Reproduction Reproduce(const PaperValue& value) {
         result.ours = RoundTo(*result.ours, Decimals(value.printed), item->round_down);
       }
     }
+  }
+  if (const auto item = ParseLimitItem(value.item); item && value.paper == "superneurons") {
+    result.ours = result.ours_exact = item->compute();
   }
   Judge(result);
   return result;

@@ -24,6 +24,22 @@ void RegisterBuiltinPolicies(PolicyRegistry& registry) {
                "vDNN whose computation waits for a copy only where it lacks memory or its own "
                "input (vDNN++, section IV)",
                MakeVdnnppPolicy, MemoryOfVdnnpp);
+  registry.Add("caffe",
+               "data and gradient of every blob for the whole run, a workspace for each "
+               "convolution (Caffe, as SuperNeurons compares with it)",
+               MakeCaffePolicy);
+  registry.Add("torch",
+               "outputs for the whole run, gradients in shared buffers (Torch 7, as SuperNeurons "
+               "compares with it)",
+               MakeTorchPolicy);
+  registry.Add("mxnet",
+               "liveness, and segments of about sqrt(N) layers computed again in backward (Chen et "
+               "al. 2016)",
+               MakeMxnetPolicy);
+  registry.Add("tensorflow",
+               "liveness, and tensors that live long over the peak swapped to the host "
+               "(TensorFlow's memory optimizer)",
+               MakeTensorFlowPolicy);
 }
 
 }  // namespace spillway

@@ -18,6 +18,10 @@ std::unique_ptr<Policy> MakeVdnnConvPolicy(Params& params);
 std::unique_ptr<Policy> MakeVdnnAlternateConvPolicy(Params& params);
 std::unique_ptr<Policy> MakeVdnnDynPolicy(Params& params);
 std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params);
+std::unique_ptr<Policy> MakeCaffePolicy(Params& params);
+std::unique_ptr<Policy> MakeTorchPolicy(Params& params);
+std::unique_ptr<Policy> MakeMxnetPolicy(Params& params);
+std::unique_ptr<Policy> MakeTensorFlowPolicy(Params& params);
 
 // The vDNN of the same mode; none for `offload=dyn`, which adapts to the memory that it gets.
 std::string MemoryOfVdnnpp(Params& params);

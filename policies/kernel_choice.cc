@@ -28,6 +28,16 @@ KernelPlan ChooseByRule(KernelChoice rule, const PolicyContext& context, OpId op
   return plan;
 }
 
+KernelPlan ChooseWithin(Bytes limit, const PolicyContext& context, OpId op) {
+  const Op& step = context.trace().op(op);
+  KernelPlan plan;
+  plan.reserve(step.slots.size());
+  for (uint32_t slot = 0; slot < step.slots.size(); ++slot) {
+    plan.push_back({slot, FastestWithin(context.kernels(op, slot), limit), step.batch});
+  }
+  return plan;
+}
+
 Bytes WorkspaceByRule(KernelChoice rule, const PolicyContext& context, OpId op) {
   SPILLWAY_CHECK(rule != KernelChoice::kGreedy);
   Bytes largest;

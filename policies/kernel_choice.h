@@ -20,6 +20,10 @@ KernelChoice ReadKernelChoice(Params& params);
 // One kernel for each slot of the op, on its whole batch.
 KernelPlan ChooseByRule(KernelChoice rule, const PolicyContext& context, OpId op);
 
+// For each slot of the op the fastest kernel whose workspace is at most `limit`, on its whole
+// batch; the one with the least workspace where none is.
+KernelPlan ChooseWithin(Bytes limit, const PolicyContext& context, OpId op);
+
 // The workspace that `ChooseByRule` asks for. REQUIRES: rule is not kGreedy.
 Bytes WorkspaceByRule(KernelChoice rule, const PolicyContext& context, OpId op);
 

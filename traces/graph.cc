@@ -49,6 +49,20 @@ std::vector<LayerNode> Network::Inputs(LayerNode node) const {
   return inputs;
 }
 
+Network Network::InOrder(std::span<const LayerNode> order) const {
+  SPILLWAY_CHECK(order.size() == boost::num_vertices(graph_) && order.front() == image());
+  Network reordered(name_, graph_[image()].output);
+  std::vector<LayerNode> moved(order.size());
+  for (const LayerNode node : order.subspan(1)) {
+    std::vector<LayerNode> inputs = Inputs(node);
+    for (LayerNode& input : inputs) {
+      input = moved[input];
+    }
+    moved[node] = reordered.AddLayer(graph_[node], inputs);
+  }
+  return reordered;
+}
+
 LayerNode Network::Conv(std::string name, LayerNode x, const ConvSpec& spec) {
   const Shape in = graph_[x].output;
   if (spec.groups < 1 || in.channels % spec.groups != 0 || spec.channels % spec.groups != 0) {

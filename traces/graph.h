@@ -104,6 +104,10 @@ class Network {
   const LayerSpec& layer(LayerNode node) const { return graph_[node]; }
   std::vector<LayerNode> Inputs(LayerNode node) const;
 
+  // The same layers, built in another order. REQUIRES: `order` names each of them once, inputs
+  // before consumers.
+  Network InOrder(std::span<const LayerNode> order) const;
+
  private:
   LayerNode AddLayer(LayerSpec spec, std::span<const LayerNode> inputs);
   LayerNode Pool(OpType type, std::string name, LayerNode x, const PoolSpec& spec);

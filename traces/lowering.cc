@@ -573,18 +573,18 @@ class Lowering {
 
 // FFT workspace of one convolution; 0 where the algorithm does not apply or is not counted.
 Bytes FftWorkspace(const Op& op) {
-  const int64_t kernel = op.IntAttribute("kernel_h");
-  const auto plane = static_cast<int64_t>(
-      std::bit_ceil(static_cast<uint64_t>(op.IntAttribute("in_height") + kernel - 1)));
+  const int64_t rows = op.IntAttribute("kernel_h");
+  const int64_t columns = op.IntAttribute("kernel_w");
+  const auto plane = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(
+      std::max(op.IntAttribute("in_height") + rows, op.IntAttribute("in_width") + columns) - 1)));
   if (op.IntAttribute("stride_h") != 1 || plane > 128) return Bytes(0);
   const int64_t c = op.IntAttribute("in_channels") / op.IntAttribute("groups");
   const int64_t k = op.IntAttribute("out_channels") / op.IntAttribute("groups");
   const int64_t n = op.batch;
   const int64_t plane_bytes = plane * (plane / 2 + 1) * 8;
   if (op.phase == Phase::kForward) return Bytes((c * n + k * n + c * k) * plane_bytes);
-  if (kernel <= 3) return Bytes(0);
-  return Bytes(2 * (k * n + c * k) * plane_bytes +
-               kElementSize * c * k * kernel * op.IntAttribute("kernel_w"));
+  if (std::max(rows, columns) <= 3) return Bytes(0);
+  return Bytes(2 * (k * n + c * k) * plane_bytes + kElementSize * c * k * rows * columns);
 }
 
 }  // namespace
@@ -630,7 +630,9 @@ Trace LowerNetwork(const Network& network, const LoweringOptions& options) {
 }
 
 Trace LowerNetwork(const Network& network, const LoweringOptions& options, const Preset& preset) {
-  return Lowering(network, options, preset).Run();
+  if (preset.order == Order::kConstruction) return Lowering(network, options, preset).Run();
+  const Network ordered = network.InOrder(ExecutionOrder(network, preset.order));
+  return Lowering(ordered, options, preset).Run();
 }
 
 Bytes FftBaselineWorkspace(const Trace& trace) {

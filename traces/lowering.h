@@ -14,6 +14,7 @@
 
 #include "sim/core/units.h"
 #include "traces/graph.h"
+#include "traces/order.h"
 #include "traces/trace.h"
 
 namespace spillway {
@@ -52,6 +53,7 @@ struct Preset {
   bool holds_outputs = false;
   Forks forks = Forks::kShare;
   Update update = Update::kSeparate;
+  Order order = Order::kConstruction;  // in which layers run forward; backward is its reverse
   Counting counting;
 };
 
@@ -67,7 +69,7 @@ struct LoweringOptions {
   bool training = true;  // false: the forward ops only
 };
 
-// The trace of one iteration: forward in construction order, backward in reverse, then the updates.
+// The trace of one iteration: forward in the preset's order, backward in reverse, then the updates.
 // What a backward op keeps alive: a convolution or linear layer its input and weights, a ReLU its
 // output, a max pool and an LRN both input and output, a batch normalisation its input and the
 // statistics of the batch, all others nothing; more where the preset holds outputs. A layer works

@@ -100,5 +100,14 @@ BENCHMARK(BM_SimulateChain)
     ->Range(1000, 100000)
     ->Unit(benchmark::kMillisecond);
 
+// ResNet of 2498 units, 9168 layers with its forks: SuperNeurons, Table 4 and section 4.2.
+void BM_SimulateResNet2500(benchmark::State& state, const char* policy) {
+  Measure(state, Scenario(Lower("resnet(6,32,788,6)", 1)), policy);
+}
+BENCHMARK_CAPTURE(BM_SimulateResNet2500, liveness, "liveness:algo=memory")
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(BM_SimulateResNet2500, vdnn_dyn, "vdnn-dyn")->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(BM_SimulateResNet2500, vdnnpp, "vdnnpp")->Unit(benchmark::kMillisecond);
+
 }  // namespace
 }  // namespace spillway

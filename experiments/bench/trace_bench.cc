@@ -1,4 +1,4 @@
-// Reading and lowering traces. Bytes are those of the JSON text; an item is one op.
+// Building, lowering and reading traces. Bytes are those of the JSON text; an item is one op.
 
 #include <benchmark/benchmark.h>
 
@@ -39,6 +39,32 @@ void BM_LowerVgg416(benchmark::State& state) {
   state.SetItemsProcessed(static_cast<int64_t>(state.iterations() * ops));
 }
 BENCHMARK(BM_LowerVgg416);
+
+// Residual networks of about the given number of units, SuperNeurons' way of going deeper: from the
+// name to the liveness. An item is one op; the rate must not fall as the depth grows.
+void BM_PrepareResNet(benchmark::State& state) {
+  const std::string name = "resnet(6,32," + std::to_string(state.range(0) / 3 - 44) + ",6)";
+  size_t ops = 0;
+  for (auto _ : state) {
+    const Trace trace = LowerNetwork(BuildNetwork(name), {1, "torch", true});
+    benchmark::DoNotOptimize(Liveness(trace));
+    ops = trace.ops.size();
+  }
+  state.SetItemsProcessed(static_cast<int64_t>(state.iterations() * ops));
+}
+BENCHMARK(BM_PrepareResNet)->Arg(250)->Arg(2500)->Arg(25000)->Unit(benchmark::kMillisecond);
+
+void BM_PrepareDenseNet(benchmark::State& state) {
+  const std::string name = "densenet(" + std::to_string(state.range(0)) + ",k=4)@32";
+  size_t ops = 0;
+  for (auto _ : state) {
+    const Trace trace = LowerNetwork(BuildNetwork(name), {1, "torch", true});
+    benchmark::DoNotOptimize(Liveness(trace));
+    ops = trace.ops.size();
+  }
+  state.SetItemsProcessed(static_cast<int64_t>(state.iterations() * ops));
+}
+BENCHMARK(BM_PrepareDenseNet)->Arg(100)->Arg(1000)->Arg(10000)->Unit(benchmark::kMillisecond);
 
 void BM_Liveness(benchmark::State& state) {
   const Trace trace = LowerNetwork(BuildNetwork("vgg416"), {32, "torch", true});

@@ -10,7 +10,6 @@
 #include "experiments/cli/progress.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
-#include "policies/registry.h"
 
 namespace spillway::cli {
 namespace {
@@ -24,26 +23,6 @@ struct CompareOptions {
   int jobs = 0;
   bool quiet = false;
 };
-
-// Every policy, in both variants where it has the parameter `algo` and does not choose by itself.
-std::vector<std::string> AllPolicies() {
-  PolicyRegistry registry;
-  RegisterBuiltinPolicies(registry);
-  std::vector<std::string> specifications;
-  for (const PolicyRegistry::Entry& entry : registry.entries()) {
-    const std::vector<ParamInfo> params = registry.Parameters(entry.name);
-    const bool has_algo = std::any_of(params.begin(), params.end(), [](const ParamInfo& param) {
-      return param.name == "algo" && param.initial != "auto";
-    });
-    if (has_algo) {
-      specifications.push_back(entry.name + ":algo=memory");
-      specifications.push_back(entry.name + ":algo=performance");
-    } else {
-      specifications.push_back(entry.name);
-    }
-  }
-  return specifications;
-}
 
 int Execute(const CompareOptions& options, Session& session) {
   if (PrintHelpValues(options.machine, options.policies)) return kOk;

@@ -28,12 +28,15 @@ constexpr std::array kNamedValues{
     NamedValues{"--policy", "policies"},      NamedValues{"--device", "devices"},
     NamedValues{"--allocator", "allocators"}, NamedValues{"--preset", "presets"},
     NamedValues{"workload", "networks"},      NamedValues{"workloads", "networks"},
+    NamedValues{"network", "families"},
 };
 
 std::vector<std::string> Names(const std::string& what) {
   std::vector<std::string> names;
   if (what == "networks") {
     for (const ZooEntry& entry : Zoo()) names.push_back(entry.name + ":");
+  } else if (what == "families") {
+    for (const ZooEntry& entry : Zoo()) names.push_back(entry.name);
   } else if (what == "policies") {
     PolicyRegistry registry;
     RegisterBuiltinPolicies(registry);
@@ -286,8 +289,8 @@ void AddCompletion(CLI::App& app, int& exit_code) {
   auto what = std::make_shared<std::string>();
   verb->add_option("what", *what, "A shell, or a kind of names")
       ->required()
-      ->check(CLI::IsMember(
-          {"bash", "zsh", "fish", "networks", "policies", "devices", "allocators", "presets"}));
+      ->check(CLI::IsMember({"bash", "zsh", "fish", "networks", "families", "policies", "devices",
+                             "allocators", "presets"}));
   verb->callback([what, &app, &exit_code] {
     std::vector<Node> nodes;
     Walk(app, "", nodes);

@@ -41,6 +41,7 @@ int Execute(Session& session) {
   int exit_code = kOk;
   AddRun(app, exit_code, session);
   AddCompare(app, exit_code, session);
+  AddLimit(app, exit_code, session);
   AddList(app, exit_code);
   AddTrace(app, exit_code, session);
   AddRecord(app, exit_code, session);

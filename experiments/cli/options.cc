@@ -86,12 +86,7 @@ Scenario::Scenario(const WorkloadOption& workload, const MachineOption& machine,
 }
 
 Outcome Scenario::Play(const std::string& specification) const {
-  const bool choose = ParseSpecification("allocator", setup_->allocator).name == "auto";
-  std::vector<PolicyMaker> makers;
-  for (const auto& order : choose ? OrdersOf(specification) : std::vector{specification}) {
-    makers.push_back([order] { return PolicyLibrary().Make(order); });
-  }
-  return Play(specification, makers);
+  return Play(specification, MakersOf(*setup_, specification));
 }
 
 Outcome Scenario::Play(const std::string& name, const PolicyMaker& make) const {
@@ -180,6 +175,25 @@ std::string FormatResults(const Scenario& scenario, const std::vector<Row>& rows
     text += fmt::format("{}: {}\n", value("policy"), reason);
   }
   return text;
+}
+
+std::vector<std::string> AllPolicies() {
+  PolicyRegistry registry;
+  RegisterBuiltinPolicies(registry);
+  std::vector<std::string> specifications;
+  for (const PolicyRegistry::Entry& entry : registry.entries()) {
+    const std::vector<ParamInfo> params = registry.Parameters(entry.name);
+    const bool has_algo = std::any_of(params.begin(), params.end(), [](const ParamInfo& param) {
+      return param.name == "algo" && param.initial != "auto";
+    });
+    if (has_algo) {
+      specifications.push_back(entry.name + ":algo=memory");
+      specifications.push_back(entry.name + ":algo=performance");
+    } else {
+      specifications.push_back(entry.name);
+    }
+  }
+  return specifications;
 }
 
 std::string DescribePolicies() { return DescribePolicies("help"); }

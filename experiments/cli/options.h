@@ -101,6 +101,10 @@ class Scenario {
 // The result rows in the chosen format.
 std::string FormatResults(const Scenario& scenario, const std::vector<Row>& rows, Format format);
 
+// Every built-in policy, in both variants where it has the parameter `algo` and does not choose by
+// itself.
+std::vector<std::string> AllPolicies();
+
 // The texts behind `--policy help`, `--device help` and `--allocator help`, and `spillway list`.
 std::string DescribePolicies();
 // Those that a specification ending in "help" asks for: "help", "./mine.so:help", "vdnn-all:help".

@@ -24,9 +24,12 @@ struct ReplayOptions {
 // Throws `InputError` unless the verb is one that makes manifests: replaying must not write files.
 void CheckVerb(const Manifest& manifest, const std::string& path) {
   const std::string verb = manifest.arguments.empty() ? std::string() : manifest.arguments.front();
-  if (verb == "run" || verb == "compare" || verb == "replay" || verb == "reproduce") return;
+  for (const char* valid : {"run", "compare", "limit", "replay", "reproduce"}) {
+    if (verb == valid) return;
+  }
   throw InputError(
-      fmt::format("{}: arguments: '{}' cannot be replayed (valid: run, compare, replay, reproduce)",
+      fmt::format("{}: arguments: '{}' cannot be replayed (valid: run, compare, limit, replay, "
+                  "reproduce)",
                   path, verb));
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -97,6 +98,7 @@ class Runtime final : public PolicyContext {
       memory_.DropHostCopy(id);
       memory_.GiveDeviceBlock(id);
       storage.residency = Residency::kEvicted;
+      evicted_.emplace(*next, id);
       return true;
     });
   }
@@ -432,12 +434,15 @@ class Runtime final : public PolicyContext {
 
   // True if one of the storages evicted before could not be rebuilt at its next use without `id`,
   // which is rebuilt after that.
-  bool BreaksAPromise(TensorId id, OpId next) const {
-    for (size_t i = 0; i < trace_.tensors.size(); ++i) {
-      const auto other = static_cast<TensorId>(i);
-      if (At(other).residency != Residency::kEvicted) continue;
-      const std::optional<OpId> use = NextUse(other);
-      if (use && *use < next && !CanRebuild(other, *use, id)) return true;
+  bool BreaksAPromise(TensorId id, OpId next) {
+    for (auto at = evicted_.begin(); at != evicted_.end() && at->first < next;) {
+      const auto [use, other] = *at;
+      if (At(other).residency != Residency::kEvicted || NextUse(other) != use) {
+        at = evicted_.erase(at);
+        continue;
+      }
+      if (!CanRebuild(other, use, id)) return true;
+      ++at;
     }
     return false;
   }
@@ -567,6 +572,9 @@ class Runtime final : public PolicyContext {
 
   OpId op_{};  // the op of the trace being prepared or just issued
   std::optional<OpId> recomputing_;
+  // Storages that were evicted, by their next use then. Those that are back, or that an iteration
+  // has left behind, go when they are met.
+  std::set<std::pair<OpId, TensorId>> evicted_;
   bool planning_ = false;
   bool arriving_ = false;          // parameters, or the inputs of an iteration, are being placed
   std::vector<Decision> planned_;  // verbs called in Plan; they open each decision log

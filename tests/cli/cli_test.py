@@ -95,7 +95,7 @@ class CliTest(unittest.TestCase):
         rows = list(csv.DictReader(io.StringIO(self.ok("compare", "alexnet:16", "--format", "csv"))))
         self.assertEqual({row["policy"].split(":")[0] for row in rows},
                          {"network-wide", "liveness", "vdnn-all", "vdnn-conv", "vdnn-aconv", "vdnn-dyn",
-                          "vdnnpp"})
+                          "vdnnpp", "caffe", "torch", "mxnet", "tensorflow"})
         self.assertTrue(all(float(row["slowdown"]) >= 1 for row in rows))
 
     def test_compared_policies_share_the_memory_and_a_single_one_is_capped(self):
@@ -272,7 +272,7 @@ class CliTest(unittest.TestCase):
     def test_version_and_help_exit_with_0(self):
         self.assertRegex(self.ok("--version"), r"^spillway \d+\.\d+\.\d+\n$")
         self.assertIn("Exit codes", self.ok("--help"))
-        for verb in ("run", "compare", "list", "trace", "record", "validate", "calibrate", "reproduce",
+        for verb in ("run", "compare", "limit", "list", "trace", "record", "validate", "calibrate", "reproduce",
                      "new-policy"):
             self.assertIn("--help", self.ok(verb, "--help"))
 

@@ -34,10 +34,11 @@ std::vector<Case> Cases() {
         "vdnn-conv:algo=memory", "vdnn-aconv", "vdnn-dyn", "vdnnpp",
         "vdnnpp:offload=all,release=lazy", "vdnnpp:offload=conv,release=landed",
         "vdnnpp:offload=conv,order=prefetch-first,hint=kept",
-        "vdnnpp:offload=aconv,release=eager,hint=offloaded"}) {
+        "vdnnpp:offload=aconv,release=eager,hint=offloaded", "caffe", "torch", "mxnet",
+        "tensorflow:target=60,life=0"}) {
     for (const char* preset : {"torch", "vdnn", "vdnnpp"}) {
-      for (const auto network :
-           {testing::Chain, testing::ForkJoin, testing::Residual, testing::Normalized}) {
+      for (const auto network : {testing::Chain, testing::ForkJoin, testing::Residual,
+                                 testing::Normalized, testing::Rectangular, testing::Dense}) {
         cases.push_back({policy, preset, network});
       }
     }

@@ -44,7 +44,8 @@ INSTANTIATE_TEST_SUITE_P(
     All, Recomputation,
     ::testing::Values(Case{testing::Chain, "torch"}, Case{testing::ForkJoin, "torch"},
                       Case{testing::Residual, "torch"}, Case{testing::Residual, "vdnn"},
-                      Case{testing::Normalized, "torch"}, Case{testing::Normalized, "vdnn"}),
+                      Case{testing::Normalized, "torch"}, Case{testing::Normalized, "vdnn"},
+                      Case{testing::Rectangular, "torch"}, Case{testing::Dense, "torch"}),
     [](const auto& test) { return test.param.network().name() + "_" + test.param.preset; });
 
 TEST_P(Recomputation, ChangesNoBit) {

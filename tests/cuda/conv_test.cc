@@ -145,6 +145,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ConvTest,
                                          reference::Conv{4, 6, 14, 14, 8, 3, 3, 1, 1, 1, 1, 2},
                                          reference::Conv{3, 16, 7, 7, 24, 1, 1, 1, 1, 0, 0, 1},
                                          reference::Conv{2, 16, 28, 28, 32, 3, 3, 1, 1, 1, 1, 1},
+                                         reference::Conv{2, 6, 9, 17, 8, 1, 7, 1, 1, 0, 3, 1},
+                                         reference::Conv{2, 6, 17, 9, 8, 7, 1, 1, 1, 3, 0, 1},
                                          reference::Conv{2, 8, 15, 15, 8, 3, 3, 2, 2, 0, 0, 1}),
                          ShapeName);
 

@@ -63,6 +63,48 @@ Network Normalized() {
   return net;
 }
 
+Network Rectangular() {
+  Network net("rectangular", {3, 12, 10});
+  const auto conv = [&](const std::string& name, LayerNode x, ConvSpec spec) {
+    spec.bias = false;
+    return net.ConvNormRelu(name, x, spec);
+  };
+  const LayerNode x = conv("stem", net.image(), ConvSpec::Square(8, 3, 1, 1));
+  const LayerNode a = conv("a.1x7", x, {.channels = 4, .kernel_w = 7, .pad_w = 3});
+  const LayerNode b = conv("b.7x1", a, {.channels = 6, .kernel_h = 7, .pad_h = 3});
+  LayerNode c = conv("c.1x1", x, ConvSpec::Square(4, 1));
+  const LayerNode c1 = conv("c.1x3", c, {.channels = 3, .kernel_w = 3, .pad_w = 1});
+  const LayerNode c2 = conv("c.3x1", c, {.channels = 5, .kernel_h = 3, .pad_h = 1});
+  const LayerNode d = conv("d.proj", net.AvgPool("d.pool", x, {3, 1, 1}), ConvSpec::Square(2, 1));
+  c = net.Concat("concat", std::array{b, c1, c2, d});
+  c = net.MaxPool("pool", conv("last", c, ConvSpec::Square(6, 1)), {3, 2});
+  net.SoftmaxLoss("softmax", net.Linear("fc", net.Dropout("drop", c, 0.2), 10));
+  return net;
+}
+
+Network Dense() {
+  Network net("dense", {3, 8, 8});
+  const auto conv = [](int64_t channels, int64_t kernel) {
+    ConvSpec spec = ConvSpec::Square(channels, kernel, 1, kernel / 2);
+    spec.bias = false;
+    return spec;
+  };
+  LayerNode x = net.Conv("stem", net.image(), conv(6, 3));
+  for (const std::string block : {"a", "b"}) {
+    for (const char* layer : {"1", "2"}) {
+      const std::string name = block + layer;
+      LayerNode y = net.Relu(name + ".relu1", net.BatchNorm(name + ".norm1", x));
+      y = net.Conv(name + ".conv1", y, conv(8, 1));
+      y = net.Relu(name + ".relu2", net.BatchNorm(name + ".norm2", y));
+      x = net.Concat(name + ".concat", std::array{x, net.Conv(name + ".conv2", y, conv(4, 3))});
+    }
+    x = net.Relu(block + ".relu", net.BatchNorm(block + ".norm", x));
+    x = net.AvgPool(block + ".pool", net.Conv(block + ".conv", x, conv(7, 1)), {2, 2});
+  }
+  net.SoftmaxLoss("softmax", net.Linear("fc", x, 10));
+  return net;
+}
+
 Device NarrowDevice() {
   Device device;
   device.name = "narrow";

@@ -22,6 +22,14 @@ Network Residual();
 // sum of an activation and its LRN, dropout between linear layers.
 Network Normalized();
 
+// A module in the manner of Inception v4: rows and columns as filters, padded average pooling, and
+// a branch that forks again, all of it concatenated.
+Network Rectangular();
+
+// Two dense blocks of two layers: what is concatenated is forked, normalised and concatenated
+// again.
+Network Dense();
+
 // 100 GFLOP/s, 10 GB/s DRAM, 1 GB/s links with 2 us latency; a slow algorithm without and a fast
 // one with workspace for each convolution slot.
 Device NarrowDevice();

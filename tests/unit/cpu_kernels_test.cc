@@ -211,6 +211,8 @@ TEST_F(WeightLayerTest, Conv2d) {
       {3, 1, 1, 1, 2, 1, 1, 1, 1, 0, 0, 1},  // one element
       {1, 2, 3, 8, 2, 5, 1, 1, 3, 2, 0, 1},  // kernel larger than the input
       {1, 1, 9, 9, 2, 5, 5, 4, 4, 2, 2, 1},
+      {2, 2, 4, 9, 3, 1, 7, 1, 1, 0, 3, 1},  // a row, padded at its ends alone
+      {2, 2, 9, 4, 3, 7, 1, 1, 1, 3, 0, 1},  // a column
   };
   for (const reference::Conv& c : shapes) {
     for (const bool bias : {false, true}) {
@@ -266,6 +268,7 @@ TEST_F(CpuKernelsTest, Pooling) {
       {4, 7, 5, 4, 3, 3, 3, 2, 2, 1, 1},
       {4, 6, 6, 4, 4, 3, 3, 2, 2, 1, 1},  // rounded up beyond the padding
       {4, 5, 4, 5, 3, 3, 2, 1, 1, 1, 0},  // not square
+      {4, 4, 5, 4, 5, 3, 3, 1, 1, 1, 1},  // the size stays, as in Inception's modules
       {4, 3, 5, 1, 1, 3, 5, 1, 1, 0, 0},  // global
       {4, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0},
       {4, 5, 5, 2, 2, 1, 1, 3, 3, 0, 0},  // elements that are in no window
@@ -506,7 +509,8 @@ std::vector<float> Train(const Trace& trace, int iterations) {
 
 TEST_F(CpuKernelsTest, LoweredNetworksTrain) {
   for (const Network& network : {spillway::testing::Chain(), spillway::testing::ForkJoin(),
-                                 spillway::testing::Residual(), spillway::testing::Normalized()}) {
+                                 spillway::testing::Residual(), spillway::testing::Normalized(),
+                                 spillway::testing::Rectangular(), spillway::testing::Dense()}) {
     for (const char* preset : {"torch", "vdnn", "vdnnpp"}) {
       const Trace trace = LowerNetwork(network, {.batch = 4, .preset = preset});
       SCOPED_TRACE(trace.name + " " + preset);
@@ -515,6 +519,22 @@ TEST_F(CpuKernelsTest, LoweredNetworksTrain) {
       EXPECT_TRUE(std::isfinite(losses.back()));
       EXPECT_LT(losses.back(), losses.front());
       EXPECT_EQ(Train(trace, 5), losses);
+    }
+  }
+}
+
+// Also in another order, and whatever forks do then.
+TEST_F(CpuKernelsTest, NetworksTrainDepthFirst) {
+  for (const Network& network : {spillway::testing::ForkJoin(), spillway::testing::Residual(),
+                                 spillway::testing::Normalized(), spillway::testing::Rectangular(),
+                                 spillway::testing::Dense()}) {
+    for (const Forks forks : {Forks::kShare, Forks::kShareOne, Forks::kCopy}) {
+      Preset preset = FindPreset("torch");
+      preset.order = Order::kDepthFirst;
+      preset.forks = forks;
+      const std::vector<float> losses = Train(LowerNetwork(network, {.batch = 4}, preset), 5);
+      EXPECT_TRUE(std::isfinite(losses.back()));
+      EXPECT_LT(losses.back(), losses.front()) << network.name();
     }
   }
 }

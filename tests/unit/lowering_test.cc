@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "sim/core/error.h"
 #include "traces/liveness.h"
@@ -205,6 +207,13 @@ TEST(ZooTest, ParameterCountsAreRight) {
   EXPECT_EQ(parameters("resnet50@227"), 25'557'032);
   EXPECT_EQ(parameters("resnet101"), 44'549'160);
   EXPECT_EQ(parameters("resnet152"), 60'192'808);
+  EXPECT_EQ(parameters("inception-v4"), 42'679'816);
+  EXPECT_EQ(parameters("densenet121"), 7'978'856);
+  EXPECT_EQ(parameters("densenet(6,12,24,16,k=32)"), 7'978'856);
+  EXPECT_EQ(parameters("densenet(6,12,24,16)@256"), 7'978'856);
+  EXPECT_EQ(parameters("densenet169"), 14'149'480);
+  EXPECT_EQ(parameters("densenet201"), 20'013'928);
+  EXPECT_EQ(parameters("densenet161"), 28'681'000);
 }
 
 // "221.56 142.38 49.51 49.51": the outputs of AlexNet's first convolutions at batch 200, in MiB.
@@ -265,6 +274,63 @@ TEST(ZooTest, ResNetsHaveTheLayersThatSuperNeuronsCounts) {
   EXPECT_EQ(layers("resnet(6,32,788,6)"), 9168u);
 }
 
+// Likewise, with a batch normalisation after every convolution and after the first one alone.
+TEST(ZooTest, InceptionHasTheLayersThatSuperNeuronsCounts) {
+  Preset preset = FindPreset("torch");
+  preset.forks = Forks::kCopy;
+  for (const auto& [name, layers] :
+       {std::pair("inception-v4", 514u), std::pair("inception-v4-nobn", 366u)}) {
+    const Trace trace = LowerNetwork(BuildNetwork(name), {.batch = 1}, preset);
+    EXPECT_EQ(trace.layers.size(), layers) << name;
+    const auto count = [&](std::initializer_list<OpType> types) {
+      return std::count_if(trace.layers.begin(), trace.layers.end(), [&](const Layer& layer) {
+        return std::find(types.begin(), types.end(), layer.type) != types.end();
+      });
+    };
+    EXPECT_EQ(count({OpType::kConv2d}), 149) << name;
+    EXPECT_EQ(count({OpType::kFork}), 25) << name;
+    EXPECT_EQ(count({OpType::kConcat}), 19) << name;
+    EXPECT_EQ(count({OpType::kMaxPool2d, OpType::kAvgPool2d}), 19) << name;
+  }
+}
+
+// What each module of Inception v4 hands on: Szegedy et al. 2017, figure 9.
+TEST(ZooTest, InceptionModulesHaveTheirPublishedSizes) {
+  const Network network = BuildNetwork("inception-v4");
+  std::map<std::string, Shape> shapes;
+  for (LayerNode node = 0; node < boost::num_vertices(network.graph()); ++node) {
+    shapes[network.layer(node).name] = network.layer(node).output;
+  }
+  EXPECT_EQ(shapes["stem.concat3"], (Shape{384, 35, 35}));
+  EXPECT_EQ(shapes["a4.concat"], (Shape{384, 35, 35}));
+  EXPECT_EQ(shapes["reduction_a.concat"], (Shape{1024, 17, 17}));
+  EXPECT_EQ(shapes["b7.concat"], (Shape{1024, 17, 17}));
+  EXPECT_EQ(shapes["reduction_b.concat"], (Shape{1536, 8, 8}));
+  EXPECT_EQ(shapes["c3.concat"], (Shape{1536, 8, 8}));
+  EXPECT_EQ(shapes["drop"], (Shape{1536, 1, 1}));
+}
+
+// Convolutions, and channels before the classifier.
+TEST(ZooTest, DenseNetsAreAsDeepAndWideAsTheirNames) {
+  const auto depth_and_width = [](const char* name) {
+    const Network network = BuildNetwork(name);
+    std::pair<int64_t, int64_t> result{1, 0};  // the linear layer counts
+    for (LayerNode node = 0; node < boost::num_vertices(network.graph()); ++node) {
+      const LayerSpec& layer = network.layer(node);
+      if (layer.type == OpType::kConv2d) ++result.first;
+      if (layer.name == "norm") result.second = layer.output.channels;
+    }
+    return result;
+  };
+  EXPECT_EQ(depth_and_width("densenet121"), std::pair(int64_t{121}, int64_t{1024}));
+  EXPECT_EQ(depth_and_width("densenet169"), std::pair(int64_t{169}, int64_t{1664}));
+  EXPECT_EQ(depth_and_width("densenet201"), std::pair(int64_t{201}, int64_t{1920}));
+  EXPECT_EQ(depth_and_width("densenet161"), std::pair(int64_t{161}, int64_t{2208}));
+  EXPECT_EQ(depth_and_width("densenet40"), std::pair(int64_t{40}, int64_t{16 + 36 * 40}));
+  EXPECT_EQ(depth_and_width("densenet(2,3,k=8)"),
+            std::pair(int64_t{1 + 2 * 5 + 1 + 1}, int64_t{(16 + 2 * 8) / 2 + 3 * 8}));
+}
+
 // The published sizes of the stages: 56, 28, 14, 7.
 TEST(ZooTest, ResNetsHalveEvenlyAtEitherSize) {
   for (const char* name : {"resnet18", "resnet18@227", "resnet50", "resnet50@227"}) {
@@ -296,6 +362,14 @@ TEST(ZooTest, CountedWorkspaceFollowsTheFormula) {
   EXPECT_DOUBLE_EQ(workspace("vgg19", 256), 5200);
   EXPECT_DOUBLE_EQ(workspace("vgg19", 128), 3120);
   EXPECT_NEAR(workspace("alexnet", 128), 307.17, 0.01);  // conv2, backward data
+
+  // A 1x7 filter is larger than 3x3, and it is the wider side that is padded: 26 + 7 - 1 = 32.
+  Network row("row", {4, 10, 26});
+  const LayerNode stem = row.ConvRelu("conv0", row.image(), ConvSpec::Square(8, 1));
+  const LayerNode conv = row.Conv("conv1", stem, {.channels = 16, .kernel_w = 7, .pad_w = 3});
+  row.SoftmaxLoss("softmax", row.Linear("fc", conv, 10));
+  EXPECT_EQ(FftBaselineWorkspace(LowerNetwork(row, {2, "vdnn", true})),
+            Bytes(2 * (16 * 2 + 8 * 16) * (32 * 17 * 8) + 4 * 8 * 16 * 7));
 }
 
 TEST(ZooTest, WorkloadsAreParsedStrictly) {
@@ -317,6 +391,16 @@ TEST(ZooTest, WorkloadsAreParsedStrictly) {
                           "resnet(1,2,3):2",
                           "resnet(1,2,3,4:2",
                           "resnet(1,2,3,4,5):2",
+                          "densenet:2",
+                          "densenet():2",
+                          "densenet(k=32):2",
+                          "densenet(6,12:2",
+                          "densenet(6,,12):2",
+                          "densenet(6,0):2",
+                          "densenet(6,12,k=0):2",
+                          "densenet(6,k=32,12):2",
+                          "densenet(6,12,k=32)x:2",
+                          "densenet(1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1):2",
                           "constructed:2",
                           "constructed():2",
                           "constructed(0):2",

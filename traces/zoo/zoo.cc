@@ -11,17 +11,18 @@
 namespace spillway {
 namespace {
 
-// Blocks in one stage of a residual network, at most.
-constexpr int kMostBlocks = 10'000;
 constexpr int64_t kLargestImage = 4096;
 
-// Repetitions in the constructed network, at most.
-constexpr int kMostRepetitions = 10'000;
+// Blocks of a densely connected network, and channels that a layer adds, at most.
+constexpr size_t kMostDenseBlocks = 16;
+constexpr int64_t kMostGrowth = 1024;
 
-// A network's name, taken apart. Exactly one of `entry`, `blocks` and `repetitions` is set.
+// A network's name, taken apart. Exactly one of `entry`, `blocks`, `dense` and `repetitions` is
+// set.
 struct NetworkName {
   const ZooEntry* entry = nullptr;
   std::optional<std::array<int, 4>> blocks;
+  std::optional<DenseNetSpec> dense;
   std::optional<int> repetitions;
   std::optional<int64_t> image;
 };
@@ -58,13 +59,45 @@ std::optional<std::array<int, 4>> ParseBlocks(std::string_view name) {
   for (size_t i = 0; i < blocks.size(); ++i) {
     const size_t end = rest.find(i + 1 < blocks.size() ? ',' : ')');
     if (end == std::string_view::npos) fail();
-    const auto count = ParseCount(rest.substr(0, end), kMostBlocks);
+    const auto count = ParseCount<int>(rest.substr(0, end), kMostBlocks);
     if (!count) fail();
     blocks[i] = *count;
     rest.remove_prefix(end + 1);
   }
   if (!rest.empty()) fail();
   return blocks;
+}
+
+// "densenet(6,12,24,16,k=32)", or nullopt if it begins otherwise.
+std::optional<DenseNetSpec> ParseDenseNet(std::string_view name) {
+  constexpr std::string_view kPrefix = "densenet(";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  std::string_view rest = name.substr(kPrefix.size());
+  bool valid = rest.ends_with(')');
+  if (valid) rest.remove_suffix(1);
+  DenseNetSpec spec;
+  for (size_t end = 0; valid && end != std::string_view::npos;) {
+    end = rest.find(',');
+    const std::string_view part = rest.substr(0, end);
+    if (end != std::string_view::npos) rest.remove_prefix(end + 1);
+    if (part.starts_with("k=")) {
+      const auto growth = ParseCount(part.substr(2), kMostGrowth);
+      valid = growth && end == std::string_view::npos;  // the last one
+      spec.growth = growth.value_or(0);
+    } else {
+      const auto layers = ParseCount<int>(part, kMostBlocks);
+      valid = layers.has_value();
+      spec.blocks.push_back(layers.value_or(0));
+    }
+  }
+  if (!valid || spec.blocks.empty() || spec.blocks.size() > kMostDenseBlocks) {
+    throw UsageError(fmt::format(
+        "'{}' is no densely connected network: expected densenet(n1,...,k=GROWTH) with 1 to {} "
+        "whole numbers of layers from 1 to {} and, at the end, a growth from 1 to {} or none for "
+        "32, for example densenet(6,12,24,16,k=32)",
+        name, kMostDenseBlocks, kMostBlocks, kMostGrowth));
+  }
+  return spec;
 }
 
 // "constructed(5)", or nullopt if it begins otherwise.
@@ -74,12 +107,12 @@ std::optional<int> ParseRepetitions(std::string_view name) {
   std::string_view rest = name.substr(kPrefix.size());
   const bool closed = rest.ends_with(')');
   if (closed) rest.remove_suffix(1);
-  const auto count = ParseCount(rest, kMostRepetitions);
+  const auto count = ParseCount<int>(rest, kMostBlocks);
   if (!closed || !count) {
     throw UsageError(
         fmt::format("'{}' is no constructed network: expected constructed(n) with a whole number "
                     "of repetitions from 1 to {}, for example constructed(5)",
-                    name, kMostRepetitions));
+                    name, kMostBlocks));
   }
   return count;
 }
@@ -97,8 +130,9 @@ NetworkName Parse(std::string_view text) {
     }
   }
   name.blocks = ParseBlocks(base);
+  name.dense = ParseDenseNet(base);
   name.repetitions = ParseRepetitions(base);
-  if (name.blocks || name.repetitions) return name;
+  if (name.blocks || name.dense || name.repetitions) return name;
   for (const ZooEntry& entry : Zoo()) {
     if (entry.name == base) name.entry = &entry;
   }
@@ -114,6 +148,21 @@ Network Vgg(std::string name, int64_t image) {
 template <ResidualBlock kBlock, int... kBlocks>
 Network ResNet(std::string name, int64_t image) {
   return BuildResNet(std::move(name), image, kBlock, {kBlocks...});
+}
+
+template <Normalization kNormalization>
+Network Inception(std::string name, int64_t image) {
+  return BuildInceptionV4(std::move(name), image, kNormalization);
+}
+
+template <int64_t kGrowth, int... kBlocks>
+Network DenseNet(std::string name, int64_t image) {
+  return BuildDenseNet(std::move(name), image, {.blocks = {kBlocks...}, .growth = kGrowth});
+}
+
+Network DenseNet40(std::string name, int64_t image) {
+  return BuildDenseNet(std::move(name), image,
+                       {.blocks = {12, 12, 12}, .growth = 40, .bottleneck = false, .classes = 10});
 }
 
 }  // namespace
@@ -153,6 +202,20 @@ const std::vector<ZooEntry>& Zoo() {
        ResNet<kBottleneck, 3, 4, 23, 3>},
       {"resnet152", "ResNet-152, bottlenecks (He et al. 2016)", 224,
        ResNet<kBottleneck, 3, 8, 36, 3>},
+      {"inception-v4", "Inception v4, batch normalisation after every convolution, 299x299", 299,
+       Inception<Normalization::kEveryConv>},
+      {"inception-v4-nobn",
+       "Inception v4, batch normalisation after the first convolution alone (SuperNeurons)", 299,
+       Inception<Normalization::kFirstConv>},
+      {"densenet121", "DenseNet-121, growth 32 (Huang et al. 2017)", 224,
+       DenseNet<32, 6, 12, 24, 16>},
+      {"densenet169", "DenseNet-169, growth 32 (Huang et al. 2017)", 224,
+       DenseNet<32, 6, 12, 32, 32>},
+      {"densenet201", "DenseNet-201, growth 32 (Huang et al. 2017)", 224,
+       DenseNet<32, 6, 12, 48, 32>},
+      {"densenet161", "DenseNet-161, growth 48 (Huang et al. 2017)", 224,
+       DenseNet<48, 6, 12, 36, 24>},
+      {"densenet40", "DenseNet-40, growth 40, no bottlenecks, 32x32 (u-cuDNN)", 32, DenseNet40},
   };
   return zoo;
 }
@@ -160,6 +223,8 @@ const std::vector<ZooEntry>& Zoo() {
 const std::vector<std::pair<std::string, std::string>>& ZooPatterns() {
   static const std::vector<std::pair<std::string, std::string>> patterns{
       {"resnet(n1,n2,n3,n4)", "ResNet with so many bottlenecks in its four stages (SuperNeurons)"},
+      {"densenet(n1,...,k=GROWTH)",
+       "DenseNet with so many layers in its blocks, and growth 32 if none is named"},
       {"constructed(n)",
        "n pairs of a 1x1 and a 5x5 convolution: fast and long layers alternate (vDNN++, Table "
        "III)"},
@@ -176,6 +241,9 @@ Network BuildNetwork(std::string_view name) {
   if (parsed.blocks) {
     return BuildResNet(std::string(name), parsed.image.value_or(224), ResidualBlock::kBottleneck,
                        *parsed.blocks);
+  }
+  if (parsed.dense) {
+    return BuildDenseNet(std::string(name), parsed.image.value_or(224), *parsed.dense);
   }
   return parsed.entry->build(std::string(name), parsed.image.value_or(parsed.entry->image));
 }
@@ -196,9 +264,9 @@ Workload ParseWorkload(std::string_view text) {
   const auto [end, error] =
       std::from_chars(batch.data(), batch.data() + batch.size(), workload.batch);
   if (error != std::errc() || end != batch.data() + batch.size() || workload.batch < 1 ||
-      workload.batch > 65536) {
-    throw UsageError(
-        fmt::format("'{}': the batch '{}' is not a whole number from 1 to 65536", text, batch));
+      workload.batch > kLargestBatch) {
+    throw UsageError(fmt::format("'{}': the batch '{}' is not a whole number from 1 to {}", text,
+                                 batch, kLargestBatch));
   }
   return workload;
 }

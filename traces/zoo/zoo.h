@@ -14,6 +14,10 @@
 
 namespace spillway {
 
+// The largest batch of a workload, and the most blocks of a stage, or repetitions.
+inline constexpr int64_t kLargestBatch = 65536;
+inline constexpr int64_t kMostBlocks = 10'000;
+
 struct ZooEntry {
   std::string name;
   std::string description;  // variant and source
@@ -25,7 +29,8 @@ struct ZooEntry {
 const std::vector<ZooEntry>& Zoo();
 
 // What names besides those of the zoo a network can have, with descriptions: residual networks of
-// any depth, "resnet(3,4,6,3)", the network that vDNN++ constructs, with any number of repetitions,
+// any depth, "resnet(3,4,6,3)", densely connected ones of any depth and growth,
+// "densenet(6,12,24,16,k=32)", the network that vDNN++ constructs, with any number of repetitions,
 // "constructed(5)", and NAME@IMAGE, any network for square images of another size: "vgg16@227".
 const std::vector<std::pair<std::string, std::string>>& ZooPatterns();
 
@@ -66,6 +71,23 @@ enum class ResidualBlock { kBasic, kBottleneck };
 // 56, SuperNeurons).
 Network BuildResNet(std::string name, int64_t image, ResidualBlock block,
                     const std::array<int, 4>& blocks);
+
+// Inception v4 (Szegedy et al. 2017) with a batch normalisation after every convolution, or after
+// the first one alone, as in the released SuperNeurons.
+enum class Normalization { kEveryConv, kFirstConv };
+Network BuildInceptionV4(std::string name, int64_t image, Normalization normalization);
+
+// A densely connected network: in a block each layer reads what all before it gave. Huang et al.
+// 2017.
+struct DenseNetSpec {
+  std::vector<int> blocks;  // layers in each, at least one block
+  int64_t growth = 32;      // channels that a layer adds
+  // DenseNet-BC for large images: a 1x1 convolution before each 3x3 one, halved channels between
+  // blocks, and a pooled stem. Without: the plain variant for images of 32x32.
+  bool bottleneck = true;
+  int64_t classes = 1000;
+};
+Network BuildDenseNet(std::string name, int64_t image, const DenseNetSpec& spec);
 
 }  // namespace spillway
 

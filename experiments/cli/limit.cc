@@ -1,0 +1,225 @@
+// spillway limit: the largest batch, or the deepest network, that fits.
+
+#include "experiments/limit.h"
+
+#include <fmt/format.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+
+#include "experiments/cli/options.h"
+#include "experiments/cli/progress.h"
+#include "experiments/cli/session.h"
+#include "experiments/cli/verbs.h"
+#include "policies/library.h"
+#include "sim/alloc/make_allocator.h"
+#include "sim/core/error.h"
+#include "traces/lowering.h"
+
+namespace spillway::cli {
+namespace {
+
+struct LimitOptions {
+  std::string network;
+  std::string vary = "batch";
+  WorkloadOption lowering;
+  MachineOption machine;
+  FormatOption format;
+  std::vector<std::string> policies;
+  int64_t scan = 16;
+  std::string output;
+  int jobs = 0;
+  bool quiet = false;
+};
+
+// Only a size: the others of `ParseMemory` depend on the workload, which is what is looked for.
+Bytes MemoryOf(const MachineOption& machine, const Device& device) {
+  if (machine.memory.empty()) return device.memory;
+  try {
+    return ParseBytes(machine.memory);
+  } catch (const InputError& error) {
+    throw UsageError(
+        fmt::format("memory: {}; a limit is looked for in a fixed size", error.what()));
+  }
+}
+
+LimitSetup SetupOf(const LimitOptions& options) {
+  const MachineOption& machine = options.machine;
+  LimitSetup setup{options.vary == "batch" ? WorkloadFamily::OfBatches(options.network)
+                                           : WorkloadFamily::OfDepths(options.network)};
+  setup.preset = FindPreset(options.lowering.preset).name;
+  setup.training = options.lowering.mode == "training";
+  setup.device = LoadDevice(machine.device);
+  setup.memory = MemoryOf(machine, setup.device);
+  setup.allocator = machine.allocator;
+  MakeAllocator(machine.allocator, Bytes(0), setup.device.alignment);  // bad names fail early
+  setup.cost = machine.cost;
+  setup.deterministic = machine.deterministic;
+  setup.options.charge_input = machine.charge_input;
+  setup.check = machine.check;
+  setup.scan = options.scan;
+  return setup;
+}
+
+std::string FormatLimits(const LimitSetup& setup, const std::vector<LimitResult>& results) {
+  const std::string what = setup.family.deepens() ? "depth" : "batch";
+  std::vector<std::vector<std::string>> cells{{"policy", "status", "limit", "depth", "next",
+                                               "none to", "monotone", "trials", "time ms",
+                                               "peak GiB"}};
+  for (const LimitResult& result : results) {
+    const Row row = MakeLimitRow(setup, result);
+    const auto text = [&](std::string_view name) {
+      const Value& value = std::find_if(row.begin(), row.end(), [&](const Column& column) {
+                             return column.name == name;
+                           })->value;
+      if (const auto* number = std::get_if<int64_t>(&value)) return fmt::format("{}", *number);
+      if (const auto* string = std::get_if<std::string>(&value)) return *string;
+      return std::string("-");
+    };
+    cells.push_back(
+        {result.policy, text("status"), text("limit"), text("depth"), text("next"),
+         text("scanned_to"), result.limit.monotone() ? "yes" : "no", text("trials"),
+         result.metrics ? fmt::format("{:.1f}", result.metrics->iteration.milliseconds()) : "-",
+         result.metrics ? fmt::format("{:.2f}", result.metrics->peak_allocated.mib() / 1024)
+                        : "-"});
+  }
+  std::string out =
+      fmt::format("{} ({}, {}) on {} with {}: the largest {} that fits\n\n{}\n",
+                  setup.family.text(), setup.preset, setup.training ? "training" : "inference",
+                  setup.device.description, FormatBytes(setup.memory), what, FormatTable(cells));
+  for (const LimitResult& result : results) {
+    if (result.next_reason.empty()) continue;
+    std::string reason = result.next_reason;
+    reason.resize(std::min(reason.find(". Largest"), reason.size()));
+    out += fmt::format("{} at {}: {}\n", result.policy, result.limit.largest + 1, reason);
+  }
+  out +=
+      "\nFitting is not monotone. Each limit was seen to fit; the next value, and all up to \"none "
+      "to\",\nwere seen not to. Where \"monotone\" is no, a smaller value does not fit either.\n";
+  return out;
+}
+
+Manifest ManifestOf(const LimitOptions& options, const LimitSetup& setup,
+                    const std::vector<LimitResult>& results, const Session& session) {
+  Manifest manifest = session.NewManifest();
+  const auto flag = [](bool value) { return std::string(value ? "true" : "false"); };
+  std::vector<std::string> policies;
+  for (const LimitResult& result : results) policies.push_back(result.policy);
+  manifest.configuration = {
+      {"network", options.network},
+      {"vary", options.vary},
+      {"preset", setup.preset},
+      {"mode", options.lowering.mode},
+      {"device", options.machine.device},
+      {"memory", fmt::format("{} B", setup.memory.count())},
+      {"allocator", setup.allocator},
+      {"cost", setup.cost},
+      {"deterministic", flag(setup.deterministic)},
+      {"charge-input", flag(setup.options.charge_input)},
+      {"check", flag(setup.check)},
+      {"scan", fmt::format("{}", setup.scan)},
+      {"policy", fmt::format("{}", fmt::join(policies, " "))},
+  };
+  const auto add = [&](const char* role, const char* source, const std::string& name) {
+    const auto same = [&](const ManifestInput& input) { return input.name == name; };
+    if (std::any_of(manifest.inputs.begin(), manifest.inputs.end(), same)) return;
+    ManifestInput input{role, source, name, {}};
+    input.sha256 = HashInput(input, manifest.configuration);
+    manifest.inputs.push_back(std::move(input));
+  };
+  for (const LimitResult& result : results) {
+    if (result.limit.largest == 0) continue;
+    add("trace", "generated", setup.family.At(result.limit.largest).Name());
+  }
+  const bool file = options.machine.device.ends_with(".toml");
+  add("device", file ? "file" : "data",
+      file ? options.machine.device : fmt::format("sim/devices/{}.toml", options.machine.device));
+  if (setup.cost != "auto" && setup.cost != "roofline") add("cost_table", "file", setup.cost);
+  for (const std::string& policy : policies) {
+    if (const std::string plugin = ParsePolicySpec(policy).plugin; !plugin.empty()) {
+      add("policy", "file", plugin);
+    }
+  }
+  return manifest;
+}
+
+int Execute(const LimitOptions& options, Session& session) {
+  if (PrintHelpValues(options.machine, options.policies)) return kOk;
+  const LimitSetup setup = SetupOf(options);
+  const std::vector<std::string> policies =
+      options.policies.empty() ? AllPolicies() : options.policies;
+  for (const std::string& policy : policies) PolicyLibrary().Make(policy);  // bad names fail early
+  std::vector<LimitResult> results(policies.size());
+  std::optional<ProgressBar> progress(std::in_place, policies.size(), options.quiet);
+  std::atomic<size_t> done = 0;
+  tbb::task_arena arena(options.jobs > 0 ? options.jobs : tbb::task_arena::automatic);
+  arena.execute([&] {
+    tbb::parallel_for(size_t{0}, policies.size(), [&](size_t i) {
+      results[i] = FindLimit(setup, policies[i], [&](int64_t value) {
+        progress->Set(done, policies.size(), fmt::format("{} at {}", policies[i], value));
+      });
+      progress->Set(++done, policies.size(), policies[i]);
+    });
+  });
+  progress.reset();
+  std::vector<Row> rows;
+  for (const LimitResult& result : results) rows.push_back(MakeLimitRow(setup, result));
+  const Format format = options.format.format();
+  const std::string text = format == Format::kCsv    ? FormatCsv(rows)
+                           : format == Format::kJson ? FormatJson(rows, "spillway.limit/v1")
+                                                     : FormatLimits(setup, results);
+  const bool any = std::any_of(results.begin(), results.end(),
+                               [](const LimitResult& result) { return result.limit.largest > 0; });
+  const int exit_code = any ? kOk : kNegative;
+  if (options.output.empty()) {
+    session.Print(text);
+    return exit_code;
+  }
+  Manifest manifest = ManifestOf(options, setup, results, session);
+  manifest.exit_code = exit_code;
+  session.Write({{"--output", options.output, text}}, manifest);
+  return exit_code;
+}
+
+}  // namespace
+
+void AddLimit(CLI::App& app, int& exit_code, Session& session) {
+  CLI::App* verb = app.add_subcommand(
+      "limit", "Find the largest batch or depth that fits; exit code 1 if nothing does");
+  auto options = std::make_shared<LimitOptions>();
+  options->machine.cost = "roofline";  // tables are recorded for few batches
+  verb->add_option("network", options->network,
+                   "batch: a network (vgg16); depth: one with a name in the place of a number, and "
+                   "its batch, resnet(6,32,n3,6):16")
+      ->required();
+  verb->add_option("--vary", options->vary, "What grows: the batch, or the number that has a name")
+      ->check(CLI::IsMember({"batch", "depth"}))
+      ->capture_default_str();
+  options->lowering.AddLowering(*verb);
+  options->machine.AddAllButMemory(*verb);
+  verb->get_option("--check")->description(
+      "Verify the runs at the limit and at the next value with the independent checker");
+  verb->add_option("--memory", options->machine.memory,
+                   "Device memory: a size (12GiB); default: the device's");
+  options->format.Add(*verb);
+  verb->add_option(
+      "--policy", options->policies,
+      "NAME or PLUGIN.so:NAME, then :key=value,...; or help; repeat for more (default: all)");
+  verb->add_option("--scan", options->scan,
+                   "How many values above the limit must not fit: fitting is not monotone")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  verb->add_option("--jobs", options->jobs,
+                   "Threads; any number gives the same output (default: one per core)")
+      ->check(CLI::Range(1, 1024));
+  verb->add_option("-o,--output", options->output,
+                   "Write the results to FILE, with a manifest beside it, instead of printing them")
+      ->type_name("FILE");
+  verb->add_flag("--quiet", options->quiet, "No progress on standard error");
+  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+}
+
+}  // namespace spillway::cli

@@ -1,0 +1,98 @@
+// The memory rules of Caffe, as SuperNeurons (Wang et al., PPoPP 2018, section 2.2) compares with
+// it.
+//
+// - A blob is a pair of data and diff (Caffe, tutorial "Blobs, Layers, and Nets"). Both have their
+//   memory for the whole run, and nothing is reused between blobs. What works in place is up to the
+//   network's definition; here the preset says so.
+// - A blob with several readers goes through a Split layer, whose outputs share its data and have a
+//   diff each; they are added up in the diff of the blob (Caffe, util/insert_splits, split_layer).
+// - A batch normalisation keeps its normalised input, data and diff, and one more copy, and the
+//   Scale layer behind it another (batch_norm_layer, scale_layer, in place): of these four, two
+//   stand in the trace as input and output of one op, and two are added to its output.
+// - A convolution uses the fastest algorithm that needs at most 8 MiB of workspace, and has its own
+//   workspace for the whole run: three streams at once, each as large as its neediest call
+//   (cudnn_conv_layer). The sum of them is what one workspace takes here.
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "policies/builtin.h"
+#include "policies/kernel_choice.h"
+
+namespace spillway {
+namespace {
+
+constexpr int64_t kStreams = 3;  // for each group of a convolution
+constexpr int64_t kMost = int64_t{1} << 60;
+
+// At most kMost, which fits nowhere.
+Bytes Times(Bytes size, int64_t count) {
+  return size.count() > kMost / count ? Bytes(kMost) : size * count;
+}
+
+class CaffePolicy final : public Policy {
+ public:
+  explicit CaffePolicy(Bytes workspace) : workspace_(workspace) {}
+
+  void Plan(PolicyContext& context) override {
+    const Trace& trace = context.trace();
+    const Liveness& liveness = context.liveness();
+    std::vector<int64_t> copies(trace.tensors.size(), 1);  // of each storage
+    std::vector<Bytes> workspaces(trace.layers.size());    // of each layer, all streams
+    for (size_t i = 0; i < trace.ops.size(); ++i) {
+      const auto id = static_cast<OpId>(i);
+      const Op& op = trace.op(id);
+      if (op.type == OpType::kBatchNorm && op.phase == Phase::kForward && trace.training &&
+          !op.outputs.empty()) {
+        copies[Index(liveness.Root(op.outputs.front()))] += 2;
+      }
+      if (op.phase == Phase::kBackward) CountSplits(trace, liveness, op, copies);
+      Bytes& workspace = workspaces[Index(op.layer)];
+      const bool grouped = op.type == OpType::kConv2d && op.FindAttribute("groups").has_value();
+      const int64_t groups =
+          std::clamp<int64_t>(grouped ? op.IntAttribute("groups") : 1, 1, kMost / kStreams);
+      for (const KernelRun& run : ChooseKernels(context, id)) {
+        const Bytes call = context.kernels(id, run.slot)[run.kernel].workspace;
+        workspace = std::max(workspace, Times(call, kStreams * groups));
+      }
+    }
+    for (size_t i = 0; i < trace.tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      if (liveness.Root(id) != id || liveness.Uses(id).empty()) continue;
+      // Says no to parameters, which have a block already.
+      context.Reserve({&id, 1}, Times(trace.tensor(id).size, copies[i]));
+    }
+    Bytes total;
+    for (const Bytes workspace : workspaces) total = std::min(total + workspace, Bytes(kMost));
+    context.ReserveWorkspace(total);
+  }
+
+  KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
+    return ChooseWithin(workspace_, context, op);
+  }
+
+ private:
+  // A gradient that `op` adds to has had one more reader's diff added; the first reader's is
+  // counted with the second's.
+  static void CountSplits(const Trace& trace, const Liveness& liveness, const Op& op,
+                          std::vector<int64_t>& copies) {
+    for (const TensorId output : op.outputs) {
+      const bool added = std::find(op.inputs.begin(), op.inputs.end(), output) != op.inputs.end();
+      if (!added || trace.tensor(output).kind != TensorKind::kGradient) continue;
+      int64_t& count = copies[Index(liveness.Root(output))];
+      count += count == 1 ? 2 : 1;
+    }
+  }
+
+  const Bytes workspace_;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> MakeCaffePolicy(Params& params) {
+  return std::make_unique<CaffePolicy>(
+      params.Size("workspace", Bytes::MiB(8), "the most workspace of a call"));
+}
+
+}  // namespace spillway

@@ -1,0 +1,68 @@
+// The memory rules of Torch 7, as SuperNeurons (Wang et al., PPoPP 2018, section 2.2) compares with
+// it.
+//
+// - A module owns its output, which has its memory for the whole run (torch/nn, Module.output).
+//   ReLU and sums work in place where that is possible, in both directions (the models of
+//   fb.resnet.torch); here the preset says so.
+// - Gradients of activations share buffers where they are never needed at the same time, each as
+//   large as its largest user (optnet's training mode; fb.resnet.torch, shareGradInput). Without
+//   analysis of the forward pass: outputs share nothing.
+// - Gradients of parameters are kept beside them.
+// - All convolutions use one workspace (cudnn.torch, getSharedWorkspace). The algorithm is the one
+//   that needs none, as with cudnn.fastest and cudnn.benchmark off, unless `workspace` grants more.
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "policies/builtin.h"
+#include "policies/kernel_choice.h"
+#include "policies/lifetimes.h"
+
+namespace spillway {
+namespace {
+
+class TorchPolicy final : public Policy {
+ public:
+  explicit TorchPolicy(Bytes workspace) : workspace_(workspace) {}
+
+  void Plan(PolicyContext& context) override {
+    const Trace& trace = context.trace();
+    const Liveness& liveness = context.liveness();
+    std::vector<TensorId> gradients;
+    for (size_t i = 0; i < trace.tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      if (liveness.Root(id) != id || liveness.Uses(id).empty()) continue;
+      if (trace.tensor(id).kind == TensorKind::kGradient) {
+        gradients.push_back(id);
+      } else {
+        context.Reserve({&id, 1});  // says no to parameters, which have a block already
+      }
+    }
+    for (const auto& shared : ColourLifetimes(gradients, liveness)) context.Reserve(shared);
+    Bytes workspace;
+    for (size_t i = 0; i < trace.ops.size(); ++i) {
+      const auto op = static_cast<OpId>(i);
+      for (const KernelRun& run : ChooseKernels(context, op)) {
+        workspace = std::max(workspace, context.kernels(op, run.slot)[run.kernel].workspace);
+      }
+    }
+    context.ReserveWorkspace(workspace);
+  }
+
+  KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
+    return ChooseWithin(workspace_, context, op);
+  }
+
+ private:
+  const Bytes workspace_;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> MakeTorchPolicy(Params& params) {
+  return std::make_unique<TorchPolicy>(
+      params.Size("workspace", Bytes(0), "the most workspace of a call"));
+}
+
+}  // namespace spillway
