@@ -54,7 +54,9 @@ using KernelPlan = std::vector<KernelRun>;
 
 // What a policy may do and know. Tensor arguments stand for their whole storage (the root of
 // `alias_of`). A verb returns false if it is not possible now, and then nothing has changed; every
-// verb is false on a storage that the op being prepared uses (between `BeforeOp` and its issue).
+// verb is false on a storage that the op being prepared uses (between `BeforeOp` and its issue),
+// but for one moment: where a block is needed for an input that is fetched or rebuilt, the inputs
+// that come after it in the op's list can still make room, and are brought back in their turn.
 // `OnAllocFailure` may be called before the first op, where parameters or inputs find no block:
 // no copy can be started there, and what has a host copy can be released.
 class PolicyContext {
@@ -94,7 +96,8 @@ class PolicyContext {
   virtual Report WhatIf(Policy& policy) const = 0;
 
   virtual Residency Where(TensorId tensor) const = 0;
-  // True if an op that is being prepared or rebuilt for needs the storage: verbs on it say false.
+  // True if an op that is being prepared or rebuilt for needs the storage where it is: verbs on it
+  // say false.
   virtual bool Pinned(TensorId tensor) const = 0;
   // The next op of the trace that uses the storage: the one being prepared counts, the one just
   // issued does not. nullopt after its last use. Ops that are run again do not count.

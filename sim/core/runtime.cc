@@ -277,7 +277,7 @@ class Runtime final : public PolicyContext {
     for (const TensorId id : storages) ++At(id).pins;
 
     parts_.policy->BeforeOp(*this, op_id);
-    for (const Operand& input : ops_.Inputs(op_id)) MakeResident(input.storage);
+    BringInputs(op_id, again);
     for (const Operand& written : ops_.Written(op_id)) MakeWritable(written.storage);
     ChoosePlan(op_id);
     const Workspace workspace = memory_.TakeWorkspace(plan_workspace_);
@@ -293,6 +293,26 @@ class Runtime final : public PolicyContext {
       if (storage.pins == 0 && !storage.persistent && !NextUse(id)) memory_.Drop(id);
     }
     parts_.policy->AfterOp(*this, op_id);
+  }
+
+  // Fetches or rebuilds the op's inputs in their order. An op of the trace holds those alone whose
+  // turn has come: the others may make room for them, for a moment.
+  void BringInputs(OpId op_id, bool again) {
+    const auto inputs = ops_.Inputs(op_id);
+    if (again) {
+      for (const Operand& input : inputs) MakeResident(input.storage);
+      return;
+    }
+    // The distinct inputs, which come before everything else that the op names.
+    const auto storages = liveness_.Storages(op_id);
+    size_t count = 0;
+    for (const Operand& input : inputs) {
+      if (count < storages.size() && storages[count] == input.storage) --At(storages[count++]).pins;
+    }
+    for (const TensorId id : storages.first(count)) {
+      ++At(id).pins;
+      MakeResident(id);
+    }
   }
 
   Event Issue(OpId op_id, bool again, const Workspace& workspace) {
