@@ -30,6 +30,7 @@
 // The gradients of parameters get blocks of their own for the whole run, as in the released code:
 // the paper counts neither them nor the parameters.
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -109,7 +110,7 @@ class SuperNeuronsPolicy final : public Policy {
       if (steps_.IsData(storage)) Touch(context, storage, served.value_or(op));
     }
     if (served) {
-      if (steps_.DropsWhatItReads(op)) DropInputs(context, op);
+      if (steps_.DropsWhatItReads(op)) DropInputs(context, op, *served);
       return;
     }
     if (config_.cache == Cache::kNone) {
@@ -177,11 +178,15 @@ class SuperNeuronsPolicy final : public Policy {
   }
 
   // After a step that ran again: what it has read goes, unless the step served needs it.
-  void DropInputs(PolicyContext& context, OpId op) const {
+  void DropInputs(PolicyContext& context, OpId op, OpId served) const {
+    const auto needed = context.liveness().Storages(served);
     for (const TensorId input : context.trace().op(op).inputs) {
       const TensorId storage = context.liveness().Root(input);
-      if (!steps_.IsDropped(storage) || context.Pinned(storage)) continue;
-      if (IsOnDevice(context, storage)) context.Evict(storage);
+      if (!steps_.IsDropped(storage) || !IsOnDevice(context, storage)) continue;
+      if (context.Pinned(storage) || std::find(needed.begin(), needed.end(), storage) != needed.end()) {
+        continue;
+      }
+      context.Evict(storage);
     }
   }
 

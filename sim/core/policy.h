@@ -55,8 +55,9 @@ using KernelPlan = std::vector<KernelRun>;
 // What a policy may do and know. Tensor arguments stand for their whole storage (the root of
 // `alias_of`). A verb returns false if it is not possible now, and then nothing has changed; every
 // verb is false on a storage that the op being prepared uses (between `BeforeOp` and its issue),
-// but for one moment: where a block is needed for an input that is fetched or rebuilt, the inputs
-// that come after it in the op's list can still make room, and are brought back in their turn.
+// except in `OnAllocFailure`: while an input is fetched or rebuilt, or an output is placed, the
+// op's inputs that are there already can make room, and are brought back in their turn. Those that
+// the op overwrites cannot once its outputs are placed.
 // `OnAllocFailure` may be called before the first op, where parameters or inputs find no block:
 // no copy can be started there, and what has a host copy can be released.
 class PolicyContext {

@@ -277,8 +277,12 @@ class Runtime final : public PolicyContext {
     for (const TensorId id : storages) ++At(id).pins;
 
     parts_.policy->BeforeOp(*this, op_id);
-    BringInputs(op_id, again);
-    for (const Operand& written : ops_.Written(op_id)) MakeWritable(written.storage);
+    if (again) {
+      for (const Operand& input : ops_.Inputs(op_id)) MakeResident(input.storage);
+      for (const Operand& written : ops_.Written(op_id)) MakeWritable(written.storage);
+    } else {
+      Prepare(op_id);
+    }
     ChoosePlan(op_id);
     const Workspace workspace = memory_.TakeWorkspace(plan_workspace_);
     parts_.policy->BeforeLaunch(*this, op_id);
@@ -295,24 +299,44 @@ class Runtime final : public PolicyContext {
     parts_.policy->AfterOp(*this, op_id);
   }
 
-  // Fetches or rebuilds the op's inputs in their order. An op of the trace holds those alone whose
-  // turn has come: the others may make room for them, for a moment.
-  void BringInputs(OpId op_id, bool again) {
-    const auto inputs = ops_.Inputs(op_id);
-    if (again) {
-      for (const Operand& input : inputs) MakeResident(input.storage);
-      return;
+  // Fetches or rebuilds the inputs of an op of the trace and allocates what it writes. What is
+  // where it belongs can still make room for the rest, and is brought back: an input until it is
+  // its turn, and once more while the outputs are placed, unless the op writes it, too.
+  void Prepare(OpId op_id) {
+    movable_.clear();
+    for (const TensorId id : liveness_.Storages(op_id)) {
+      const auto is_input = [&](const Operand& operand) { return operand.storage == id; };
+      const auto inputs = ops_.Inputs(op_id);
+      if (std::any_of(inputs.begin(), inputs.end(), is_input)) movable_.push_back(id);
     }
-    // The distinct inputs, which come before everything else that the op names.
-    const auto storages = liveness_.Storages(op_id);
-    size_t count = 0;
-    for (const Operand& input : inputs) {
-      if (count < storages.size() && storages[count] == input.storage) --At(storages[count++]).pins;
-    }
-    for (const TensorId id : storages.first(count)) {
+    BringInputs();
+    const auto written = ops_.Written(op_id);
+    std::erase_if(movable_, [&](TensorId id) {
+      return std::any_of(written.begin(), written.end(),
+                         [&](const Operand& operand) { return operand.storage == id; });
+    });
+    for (const TensorId id : movable_) --At(id).pins;
+    for (const Operand& operand : written) MakeWritable(operand.storage);
+    for (const TensorId id : movable_) ++At(id).pins;
+    BringInputs();
+  }
+
+  // Brings the storages of `movable_`, which are pinned, to the device: the first that is missing,
+  // then the first that is missing now, and so on.
+  void BringInputs() {
+    for (const TensorId id : movable_) --At(id).pins;
+    size_t pinned = 0;  // the first so many of `movable_` are
+    for (;;) {
+      const auto missing =
+          std::find_if(movable_.begin() + static_cast<std::ptrdiff_t>(pinned), movable_.end(),
+                       [&](TensorId id) { return !OnDevice(At(id).residency); });
+      if (missing == movable_.end()) break;
+      std::rotate(movable_.begin() + static_cast<std::ptrdiff_t>(pinned), missing, missing + 1);
+      const TensorId id = movable_[pinned++];
       ++At(id).pins;
       MakeResident(id);
     }
+    for (size_t i = pinned; i < movable_.size(); ++i) ++At(movable_[i]).pins;
   }
 
   Event Issue(OpId op_id, bool again, const Workspace& workspace) {
@@ -600,6 +624,7 @@ class Runtime final : public PolicyContext {
   Duration plan_time_;
   Bytes plan_workspace_;
   std::vector<Block> inputs_, outputs_, scratch_;
+  std::vector<TensorId> movable_;
 };
 
 }  // namespace

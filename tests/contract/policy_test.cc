@@ -34,11 +34,17 @@ std::vector<Case> Cases() {
         "vdnnpp:offload=all,algo=memory", "vdnnpp:offload=conv,release=lazy",
         "vdnnpp:offload=all,release=landed", "vdnnpp:offload=aconv,hint=kept",
         "vdnnpp:offload=all,release=lazy,order=prefetch-first",
-        "vdnnpp:offload=all,release=eager,hint=offloaded"}) {
-    for (const char* preset : {"torch", "vdnn", "vdnnpp"}) {
+        "vdnnpp:offload=all,release=eager,hint=offloaded", "superneurons",
+        "superneurons:offload=conv,cache=none", "superneurons:cache=belady,recompute=memory",
+        "superneurons:cache=fifo,recompute=none,workspace=static",
+        "superneurons:offload=none,recompute=speed,workspace=none"}) {
+    for (const char* preset : {"torch", "vdnn", "vdnnpp", "superneurons"}) {
       for (const auto network : {testing::Chain, testing::ForkJoin})
         cases.push_back({policy, preset, network});
     }
+  }
+  for (const std::string& policy : testing::SuperNeuronsCombinations()) {
+    cases.push_back({policy, "superneurons", testing::Normalized});
   }
   return cases;
 }

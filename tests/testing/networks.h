@@ -3,6 +3,9 @@
 #ifndef SPILLWAY_TESTS_TESTING_NETWORKS_H_
 #define SPILLWAY_TESTS_TESTING_NETWORKS_H_
 
+#include <string>
+#include <vector>
+
 #include "sim/core/device.h"
 #include "traces/graph.h"
 
@@ -21,6 +24,9 @@ Network Residual();
 // A network in the manner of AlexNet and Inception: LRN, two branches that are concatenated, the
 // sum of an activation and its LRN, dropout between linear layers.
 Network Normalized();
+
+// The policy `superneurons` with every combination of its parameters.
+std::vector<std::string> SuperNeuronsCombinations();
 
 // 100 GFLOP/s, 10 GB/s DRAM, 1 GB/s links with 2 us latency; a slow algorithm without and a fast
 // one with workspace for each convolution slot.

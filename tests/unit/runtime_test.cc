@@ -187,6 +187,60 @@ TEST(RuntimeTest, VerbsSayNoWhileTheOpUsesTheTensor) {
   EXPECT_THAT(RunSim(ChainTrace(), FixedCost(), policy).violations, IsEmpty());
 }
 
+// b3 finds y1, y2 and y3, which fill the device. Its input y3 makes room for its output d3, then y1
+// for y3; d3, which nobody has written yet, stays where it is.
+TEST(RuntimeTest, InputsMakeRoomForOutputsAndComeBack) {
+  ScriptedPolicy policy;
+  policy.after = [](PolicyContext& context, const std::string& op) {
+    if (op != "f1") return;
+    EXPECT_TRUE(context.Offload(Find(context, "x")));
+    EXPECT_TRUE(context.Release(Find(context, "x")));
+  };
+  int failures = 0;
+  const auto give = [](PolicyContext& context, const char* name) {
+    EXPECT_FALSE(context.Pinned(Find(context, name))) << name;
+    return context.Offload(Find(context, name)) && context.Release(Find(context, name));
+  };
+  policy.on_failure = [&](PolicyContext& context, Bytes) {
+    if (failures++ % 2 == 0) {
+      EXPECT_FALSE(context.Pinned(Find(context, "y2")));
+      return give(context, "y3");
+    }
+    for (const char* name : {"d3", "y3"}) {
+      EXPECT_TRUE(context.Pinned(Find(context, name))) << name;
+      EXPECT_FALSE(context.Offload(Find(context, name))) << name;
+    }
+    return give(context, "y1");
+  };
+  RunSettings settings;
+  settings.memory = Bytes(30);
+  const RunResult result = RunSim(ChainTrace(), FixedCost(), policy, settings);
+  ASSERT_TRUE(result.report.fits());
+  EXPECT_THAT(result.violations, IsEmpty());
+  EXPECT_EQ(failures, 2 * result.report.iterations);
+}
+
+// A tensor that an op reads and writes stays while the op's outputs are placed.
+TEST(RuntimeTest, WhatAnOpUpdatesDoesNotMakeRoomForItsOutputs) {
+  TraceBuilder builder;
+  builder.Tensor("x", TensorKind::kInput, 10).Tensor("a", TensorKind::kActivation, 10);
+  builder.Tensor("b", TensorKind::kActivation, 10);
+  builder.Op("write", Phase::kForward, {"x"}, {"a"});
+  builder.Op("update", Phase::kForward, {"a"}, {"a", "b"});
+  builder.Op("read", Phase::kForward, {"x", "a", "b"}, {});
+  ScriptedPolicy policy;
+  policy.on_failure = [](PolicyContext& context, Bytes) {
+    EXPECT_TRUE(context.Pinned(Find(context, "a")));
+    EXPECT_FALSE(context.Offload(Find(context, "a")));
+    return false;
+  };
+  RunSettings settings;
+  settings.memory = Bytes(25);
+  const RunResult result = RunSim(builder.Build(), FixedCost(), policy, settings);
+  ASSERT_FALSE(result.report.fits());
+  EXPECT_EQ(result.report.out_of_memory->op_name, "update");
+}
+
 TEST(RuntimeTest, NextUseMovesOnWhenTheOpIsIssued) {
   ScriptedPolicy policy;
   policy.before = [](PolicyContext& context, const std::string& op) {

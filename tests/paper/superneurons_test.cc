@@ -1,0 +1,1 @@
+// What the SuperNeurons paper prints, and what it claims.
