@@ -115,9 +115,8 @@ bool InZoo(const std::string& network) {
 double Mib(Bytes bytes) { return bytes.mib(); }
 
 struct Scene {
-  Scene(const Workload& workload, const Preset& preset = FindPreset(kPreset))
-      : trace(LowerNetwork(BuildNetwork(workload.network), {workload.batch, preset.name, true},
-                           preset)),
+  explicit Scene(const Workload& workload)
+      : trace(LowerNetwork(BuildNetwork(workload.network), {workload.batch, kPreset, true})),
         device(LoadDevice(kGpu)),
         cost(device) {}
 
@@ -261,12 +260,14 @@ double Depth(const Workload& workload) {
   return *std::max_element(depth.begin(), depth.end());
 }
 
-// A fork's first consumer shares its input; parameters, their gradients and momentum.
+// Without the first copy of each fork; with parameters, their gradients and momentum.
 double NetworkMemory(const Workload& workload) {
-  Preset preset = FindPreset(kPreset);
-  preset.forks = Forks::kShareOne;
-  const Trace trace = Scene(workload, preset).trace;
+  const Trace trace = Scene(workload).trace;
   Bytes bytes = CountedStorages(trace).bytes;
+  for (const Op& op : trace.ops) {
+    const bool forks = op.type == OpType::kFork && op.phase == Phase::kForward;
+    if (forks) bytes -= trace.tensor(op.outputs.front()).size;
+  }
   for (const Tensor& tensor : trace.tensors) {
     if (tensor.kind == TensorKind::kParameter) bytes += tensor.size * 3;
   }

@@ -467,13 +467,21 @@ class Lowering {
     std::vector<bool> shared(tensors.inputs.size());
     if (layer(node).type == OpType::kRelu) shared[0] = OverwrittenInput(node).has_value();
     if (WorksInPlaceBackward(node)) shared[0] = true;
-    if (layer(node).type != OpType::kAdd || !preset_.add_in_place) return shared;
+    const bool shares = preset_.sum_shares_gradient && preset_.forks == Forks::kCopy;
+    if (layer(node).type != OpType::kAdd || !(preset_.add_in_place || shares)) return shared;
     const std::vector<LayerNode> inputs = network_.Inputs(node);
     for (size_t i = 0; i < inputs.size(); ++i) {
       shared[i] = layer(inputs[i]).type != OpType::kInput && !InputValue(node, i).gradient_written;
     }
-    if (shared[0] && shared[1] && !MayShareOneGradient(inputs)) shared[1] = false;
+    const bool both = shares ? !OverwritesGradient(inputs[0]) && !OverwritesGradient(inputs[1])
+                             : MayShareOneGradient(inputs);
+    if (shared[0] && shared[1] && !both) shared[1] = false;
     return shared;
+  }
+
+  // Whether backward of what follows the sum, the layer or its fork, writes its incoming gradient.
+  bool OverwritesGradient(LayerNode node) const {
+    return nodes_[node].copies.empty() && WorksInPlaceBackward(node);
   }
 
   // Whether one storage can be the gradient of both operands of a sum. The later of the two layers
@@ -639,12 +647,13 @@ const std::vector<Preset>& Presets() {
       {.name = "superneurons",
        .description =
            "SuperNeurons' tensors: each layer has an output of its own and a fork copies; backward "
-           "of a ReLU, an LRN and the loss is in place, a gradient of the image is computed, "
-           "gradients of parameters live until an update after backward",
+           "of a ReLU, an LRN and the loss is in place, a sum's gradient is that of its operands, a "
+           "gradient of the image is computed, gradients of parameters live until an update after backward",
        .relu_in_place = false,
        .add_in_place = false,
        .holds_operands = true,
        .gradients_in_place = true,
+       .sum_shares_gradient = true,
        .image_gradient = true,
        .forks = Forks::kCopy,
        .counting = {"MB", Bytes::MiB(1)}},

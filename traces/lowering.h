@@ -56,6 +56,9 @@ struct Preset {
   // Backward of a ReLU or an LRN overwrites the gradient that comes in, that of the loss the
   // probabilities. A ReLU in place does so by itself.
   bool gradients_in_place = false;
+  // Where each reader of an activation has a copy, the operands of a sum have its gradient for
+  // theirs, though the sum has an output of its own.
+  bool sum_shares_gradient = false;
   bool image_gradient = false;  // the first layers compute the gradient of the image, too
   Forks forks = Forks::kShare;
   Update update = Update::kSeparate;

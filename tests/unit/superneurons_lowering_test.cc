@@ -88,15 +88,32 @@ TEST(SuperNeuronsLoweringTest, TheFirstConvolutionComputesTheGradientOfTheImage)
   EXPECT_EQ(FindOp(torch, "conv1.bwd").slots.size(), 1u);
 }
 
-TEST(SuperNeuronsLoweringTest, ForksCopyAndSumsHaveTheirOwn) {
+TEST(SuperNeuronsLoweringTest, ForksCopyAndSumsPassTheirGradientOn) {
   const Trace trace = Lower(testing::Residual());
   const Op& fork = FindOp(trace, "stem.relu.fork.fwd");
   EXPECT_EQ(fork.slots[0].signature, "fork.fwd elements=2048 parts=2 copies=2");
   const Op& sum = FindOp(trace, "a.add.bwd");
   ASSERT_EQ(sum.outputs.size(), 2u);
-  for (const TensorId dx : sum.outputs) EXPECT_FALSE(SameStorage(trace, dx, sum.inputs[0]));
+  for (const TensorId dx : sum.outputs) EXPECT_TRUE(SameStorage(trace, dx, sum.inputs[0]));
   const Op& pool = FindOp(trace, "pool.bwd");
   EXPECT_THAT(Names(trace, pool.inputs), ElementsAre("pool.dy", "b.relu.y", "pool.y"));
+}
+
+// A relu's backward would overwrite what the sum's other operand has yet to read.
+TEST(SuperNeuronsLoweringTest, ASumSharesItsGradientOnlyIfNobodyOverwritesIt) {
+  Network net("n", {3, 8, 8});
+  const LayerNode x = net.Conv("x", net.image(), ConvSpec::Square(4, 1));
+  const LayerNode relu = net.Relu("relu", net.Conv("a", x, ConvSpec::Square(4, 1)));
+  const LayerNode sum = net.Add("add", relu, x);
+  net.SoftmaxLoss("softmax", net.Linear("fc", net.Add("double", sum, sum), 10));
+  const Trace trace = Lower(net);
+  const Op& add = FindOp(trace, "add.bwd");
+  EXPECT_FALSE(SameStorage(trace, add.outputs[0], add.outputs[1]));
+  const Op& twice = FindOp(trace, "double.bwd");
+  EXPECT_TRUE(SameStorage(trace, twice.outputs[0], twice.outputs[1]));
+  const Op& fork = FindOp(trace, "add.fork.bwd");
+  EXPECT_TRUE(SameStorage(trace, fork.inputs[0], fork.inputs[1]));
+  EXPECT_FALSE(SameStorage(trace, fork.inputs[0], fork.outputs[0]));
 }
 
 // What the image goes into twice adds to one gradient.
