@@ -232,8 +232,8 @@ Reproduction Reproduce(const PaperValue& value) {
     }
   }
   if (value.paper == "vdnnpp" || value.paper == "superneurons") {
-    const auto item = value.paper == "vdnnpp" ? ParseVdnnppItem(value.item)
-                                              : ParseSuperNeuronsItem(value.item);
+    const auto item =
+        value.paper == "vdnnpp" ? ParseVdnnppItem(value.item) : ParseSuperNeuronsItem(value.item);
     if (item) {
       result.ours_exact = item->compute();
       result.ours = result.ours_exact;

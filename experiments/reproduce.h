@@ -45,8 +45,8 @@ struct Reproduction {
 std::vector<PaperValue> ReadPaperValues(const std::filesystem::path& path);
 
 // The values that `request` names: "all", a paper, an item, a figure of vDNN++ (`VdnnppItemsOf`)
-// or SuperNeurons (`SuperNeuronsItemsOf`), or an item of a known kind that is not in the list, such as "base VGG-16(32) GB". Throws
-// `UsageError` if it is none of these.
+// or SuperNeurons (`SuperNeuronsItemsOf`), or an item of a known kind that is not in the list, such
+// as "base VGG-16(32) GB". Throws `UsageError` if it is none of these.
 std::vector<PaperValue> SelectPaperValues(const std::vector<PaperValue>& values,
                                           const std::string& request);
 

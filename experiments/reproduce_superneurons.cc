@@ -224,7 +224,8 @@ double PeakPart(bool own) {
 double PoolAfterOffload() {
   const Trace trace = Scene(Figure10()).trace;
   double sum = PeakMib("liveness");
-  for (const char* conv : {"conv1.fwd", "conv2.fwd", "conv3.fwd"}) sum -= Mib(OutputOf(trace, conv));
+  for (const char* conv : {"conv1.fwd", "conv2.fwd", "conv3.fwd"})
+    sum -= Mib(OutputOf(trace, conv));
   return sum;
 }
 

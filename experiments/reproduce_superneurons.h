@@ -42,9 +42,9 @@ std::vector<std::string> SuperNeuronsItemsOf(std::string_view figure);
 
 // What is held at one step of a run.
 struct StepMemory {
-  Bytes held;         // counted tensors, at the step's worst moment
-  int tensors = 0;    // how many at that moment
-  Bytes needed;       // of these, what the step names and what rebuilding that begins with
+  Bytes held;       // counted tensors, at the step's worst moment
+  int tensors = 0;  // how many at that moment
+  Bytes needed;     // of these, what the step names and what rebuilding that begins with
 };
 
 // One entry for each forward and backward op, in the order of the trace. REQUIRES: the report fits.

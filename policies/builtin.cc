@@ -24,10 +24,11 @@ void RegisterBuiltinPolicies(PolicyRegistry& registry) {
                "vDNN whose computation waits for a copy only where it lacks memory or its own "
                "input (vDNN++, section IV)",
                MakeVdnnppPolicy, MemoryOfVdnnpp);
-  registry.Add("superneurons",
-               "a tensor cache that moves data when memory is short, recomputation of cheap layers, "
-               "workspaces from what is free (SuperNeurons, section 3)",
-               MakeSuperNeuronsPolicy);
+  registry.Add(
+      "superneurons",
+      "a tensor cache that moves data when memory is short, recomputation of cheap layers, "
+      "workspaces from what is free (SuperNeurons, section 3)",
+      MakeSuperNeuronsPolicy);
 }
 
 }  // namespace spillway

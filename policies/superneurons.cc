@@ -75,6 +75,7 @@ class SuperNeuronsPolicy final : public Policy {
   }
 
   void BeforeOp(PolicyContext& context, OpId op) override {
+    if (!context.recomputing()) current_ = op;
     if (op != OpId{0} || context.recomputing()) return;
     order_.clear();
     ranks_.assign(ranks_.size(), std::nullopt);
@@ -127,6 +128,10 @@ class SuperNeuronsPolicy final : public Policy {
   }
 
   bool OnAllocFailure(PolicyContext& context, Bytes) override {
+    // What has been brought back for the op can go again while its other operands are placed.
+    for (const TensorId storage : context.liveness().Storages(current_)) {
+      if (steps_.IsData(storage) && !ranks_[Index(storage)]) Touch(context, storage, current_);
+    }
     for (auto entry = order_.begin(); entry != order_.end();) {
       const TensorId storage = std::get<TensorId>(*entry);
       const bool present = IsOnDevice(context, storage);
@@ -183,7 +188,8 @@ class SuperNeuronsPolicy final : public Policy {
     for (const TensorId input : context.trace().op(op).inputs) {
       const TensorId storage = context.liveness().Root(input);
       if (!steps_.IsDropped(storage) || !IsOnDevice(context, storage)) continue;
-      if (context.Pinned(storage) || std::find(needed.begin(), needed.end(), storage) != needed.end()) {
+      if (context.Pinned(storage) ||
+          std::find(needed.begin(), needed.end(), storage) != needed.end()) {
         continue;
       }
       context.Evict(storage);
@@ -197,6 +203,7 @@ class SuperNeuronsPolicy final : public Policy {
   std::set<Rank> order_;
   std::vector<std::optional<Rank>> ranks_;  // by tensor: its entry in `order_`
   int64_t clock_ = 0;
+  OpId current_{};  // of the trace
 };
 
 }  // namespace

@@ -90,9 +90,8 @@ void SuperNeuronsSteps::FindRoles(const Trace& trace, const Liveness& liveness,
       image.leaves = checkpoints;
     }
     const bool is_conv = op.type == OpType::kConv2d && offload != SuperNeuronsOffload::kNone;
-    const bool is_other =
-        checkpoints && (op.type == OpType::kAdd || op.type == OpType::kConcat ||
-                        op.type == OpType::kFork);
+    const bool is_other = checkpoints && (op.type == OpType::kAdd || op.type == OpType::kConcat ||
+                                          op.type == OpType::kFork);
     for (size_t i = 0; i < op.outputs.size(); ++i) {
       if (!IsResult(op, i)) continue;
       Role& role = roles_[Index(liveness.Root(op.outputs[i]))];

@@ -77,7 +77,7 @@ class SuperNeuronsSteps {
   void FindNeeds(const Trace& trace, const Liveness& liveness);
   void FindPreviousConvs(const Trace& trace);
 
-  std::vector<Role> roles_;                                   // by tensor; of roots
+  std::vector<Role> roles_;                                      // by tensor; of roots
   std::vector<std::vector<TensorId>> written_last_, used_last_;  // by op
   std::vector<std::vector<TensorId>> needs_;                     // by op
   std::vector<std::vector<OpId>> needed_by_;                     // by tensor, ascending

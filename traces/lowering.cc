@@ -272,9 +272,9 @@ class Lowering {
     NodeTensors& tensors = nodes_[node];
     tensors.layer = AddLayer(spec.name, spec.type);
     if (spec.type == OpType::kInput) {
-      tensors.output = AddValue(
-          AddTensor(spec.name + ".y", TensorKind::kInput, ActivationShape(spec.output)),
-          spec.name + ".dy");
+      tensors.output =
+          AddValue(AddTensor(spec.name + ".y", TensorKind::kInput, ActivationShape(spec.output)),
+                   spec.name + ".dy");
       return;
     }
     for (const LayerNode input : network_.Inputs(node)) tensors.inputs.push_back(Take(input));
@@ -647,8 +647,10 @@ const std::vector<Preset>& Presets() {
       {.name = "superneurons",
        .description =
            "SuperNeurons' tensors: each layer has an output of its own and a fork copies; backward "
-           "of a ReLU, an LRN and the loss is in place, a sum's gradient is that of its operands, a "
-           "gradient of the image is computed, gradients of parameters live until an update after backward",
+           "of a ReLU, an LRN and the loss is in place, a sum's gradient is that of its operands, "
+           "a "
+           "gradient of the image is computed, gradients of parameters live until an update after "
+           "backward",
        .relu_in_place = false,
        .add_in_place = false,
        .holds_operands = true,

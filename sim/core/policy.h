@@ -56,10 +56,12 @@ using KernelPlan = std::vector<KernelRun>;
 // `alias_of`). A verb returns false if it is not possible now, and then nothing has changed; every
 // verb is false on a storage that the op being prepared uses (between `BeforeOp` and its issue),
 // except in `OnAllocFailure`: while an input is fetched or rebuilt, or an output is placed, the
-// op's inputs that are there already can make room, and are brought back in their turn. Those that
-// the op overwrites cannot once its outputs are placed.
-// `OnAllocFailure` may be called before the first op, where parameters or inputs find no block:
-// no copy can be started there, and what has a host copy can be released.
+// op's inputs that are there already can make room, and are brought back in their turn; those that
+// the op overwrites, too, only before outputs are placed. Where all that fails, because free blocks
+// lie apart, `OnAllocFailure` is asked once for as much as the op needs, with all its inputs free
+// to go, and everything is placed anew. `OnAllocFailure` may be called before the first op, where
+// parameters or inputs find no block: no copy can be started there, and what has a host copy can be
+// released.
 class PolicyContext {
  public:
   virtual ~PolicyContext() = default;

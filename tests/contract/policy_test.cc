@@ -26,18 +26,30 @@ struct Case {
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
-  for (const char* policy :
-       {"network-wide:algo=memory", "network-wide:algo=performance", "liveness:algo=memory",
-        "liveness:algo=performance", "vdnn-all:algo=memory", "vdnn-all:algo=performance",
-        "vdnn-all:order=prefetch-first", "vdnn-conv:algo=memory", "vdnn-conv:algo=performance",
-        "vdnn-conv:order=prefetch-first", "vdnn-aconv", "vdnn-dyn", "vdnnpp:algo=memory",
-        "vdnnpp:offload=all,algo=memory", "vdnnpp:offload=conv,release=lazy",
-        "vdnnpp:offload=all,release=landed", "vdnnpp:offload=aconv,hint=kept",
-        "vdnnpp:offload=all,release=lazy,order=prefetch-first",
-        "vdnnpp:offload=all,release=eager,hint=offloaded", "superneurons",
-        "superneurons:offload=conv,cache=none", "superneurons:cache=belady,recompute=memory",
-        "superneurons:cache=fifo,recompute=none,workspace=static",
-        "superneurons:offload=none,recompute=speed,workspace=none"}) {
+  for (const char* policy : {"network-wide:algo=memory",
+                             "network-wide:algo=performance",
+                             "liveness:algo=memory",
+                             "liveness:algo=performance",
+                             "vdnn-all:algo=memory",
+                             "vdnn-all:algo=performance",
+                             "vdnn-all:order=prefetch-first",
+                             "vdnn-conv:algo=memory",
+                             "vdnn-conv:algo=performance",
+                             "vdnn-conv:order=prefetch-first",
+                             "vdnn-aconv",
+                             "vdnn-dyn",
+                             "vdnnpp:algo=memory",
+                             "vdnnpp:offload=all,algo=memory",
+                             "vdnnpp:offload=conv,release=lazy",
+                             "vdnnpp:offload=all,release=landed",
+                             "vdnnpp:offload=aconv,hint=kept",
+                             "vdnnpp:offload=all,release=lazy,order=prefetch-first",
+                             "vdnnpp:offload=all,release=eager,hint=offloaded",
+                             "superneurons",
+                             "superneurons:offload=conv,cache=none",
+                             "superneurons:cache=belady,recompute=memory",
+                             "superneurons:cache=fifo,recompute=none,workspace=static",
+                             "superneurons:offload=none,recompute=speed,workspace=none"}) {
     for (const char* preset : {"torch", "vdnn", "vdnnpp", "superneurons"}) {
       for (const auto network : {testing::Chain, testing::ForkJoin})
         cases.push_back({policy, preset, network});
