@@ -24,7 +24,7 @@
 // be rebuilt is dropped again instead of travelling.
 //
 // `workspace=dynamic` takes at each step the fastest algorithm whose workspace is free then
-// (section 3.5), `static` chooses likewise at the first use of each slot and stays with it, as the
+// (section 3.5), `static` chooses likewise at the first use of each step and stays with it, as the
 // released code does, `none` takes the least workspace.
 //
 // The gradients of parameters get blocks of their own for the whole run, as in the released code:
@@ -119,11 +119,11 @@ class SuperNeuronsPolicy final : public Policy {
         if (steps_.Leaves(storage)) context.Offload(storage);
       }
       for (const TensorId storage : steps_.UsedLast(op)) {
-        if (steps_.Leaves(storage)) context.Release(storage);
+        if (steps_.Leaves(storage) && context.Release(storage)) Forget(storage);
       }
     }
     for (const TensorId storage : steps_.UsedLast(op)) {
-      if (steps_.IsDropped(storage)) context.Evict(storage);
+      if (steps_.IsDropped(storage) && context.Evict(storage)) Forget(storage);
     }
   }
 
@@ -156,12 +156,18 @@ class SuperNeuronsPolicy final : public Policy {
     return where == Residency::kDevice || where == Residency::kBoth;
   }
 
+  // Notes that the storage has left.
+  void Forget(TensorId storage) {
+    std::optional<Rank>& rank = ranks_[Index(storage)];
+    if (rank) order_.erase(*rank);
+    rank.reset();
+  }
+
   // Notes that the op has used the storage, or that it has come for a later one.
   void Touch(const PolicyContext& context, TensorId storage, OpId op) {
     std::optional<Rank>& rank = ranks_[Index(storage)];
     if (rank && config_.cache == Cache::kFifo) return;
-    if (rank) order_.erase(*rank);
-    rank.reset();
+    Forget(storage);
     if (!IsOnDevice(context, storage)) return;
     int64_t key = ++clock_;
     if (config_.cache == Cache::kBelady) {
@@ -183,7 +189,7 @@ class SuperNeuronsPolicy final : public Policy {
   }
 
   // After a step that ran again: what it has read goes, unless the step served needs it.
-  void DropInputs(PolicyContext& context, OpId op, OpId served) const {
+  void DropInputs(PolicyContext& context, OpId op, OpId served) {
     const auto needed = context.liveness().Storages(served);
     for (const TensorId input : context.trace().op(op).inputs) {
       const TensorId storage = context.liveness().Root(input);
@@ -192,14 +198,14 @@ class SuperNeuronsPolicy final : public Policy {
           std::find(needed.begin(), needed.end(), storage) != needed.end()) {
         continue;
       }
-      context.Evict(storage);
+      if (context.Evict(storage)) Forget(storage);
     }
   }
 
   const Config config_;
   SuperNeuronsSteps steps_;
   std::vector<KernelPlan> chosen_;  // by op, of workspace=static
-  // What is on the device and may go; what has been freed since is still in it.
+  // What is on the device and may go; what the runtime has freed since is still in it.
   std::set<Rank> order_;
   std::vector<std::optional<Rank>> ranks_;  // by tensor: its entry in `order_`
   int64_t clock_ = 0;

@@ -347,7 +347,8 @@ void CudaKernels::Impl::Normalise(const Op& op, const SlotLaunch& launch, const 
                                  op.name, kLargestLrnWindow));
   }
   LrnBackwardInPlace(x, y, dx, launch.batch, s.channels, int64_t{s.height} * s.width, s.size,
-                     s.alpha, s.beta, s.k, stream);
+                     static_cast<float>(s.alpha), static_cast<float>(s.beta),
+                     static_cast<float>(s.k), stream);
 }
 
 void CudaKernels::Impl::BatchNorm(const Op& op, const SlotLaunch& launch, const Operands& operands,

@@ -279,8 +279,9 @@ class Runtime final : public PolicyContext {
     parts_.policy->BeforeOp(*this, op_id);
     if (again) {
       for (const Operand& input : ops_.Inputs(op_id)) MakeResident(input.storage, /*must=*/true);
-      for (const Operand& written : ops_.Written(op_id))
+      for (const Operand& written : ops_.Written(op_id)) {
         MakeWritable(written.storage, /*must=*/true);
+      }
     } else {
       Prepare(op_id);
     }
@@ -306,7 +307,7 @@ class Runtime final : public PolicyContext {
   // fails, for blocks lie apart, everything goes that can, and what the op needs is placed anew.
   void Prepare(OpId op_id) {
     placed_.clear();
-    if (Place(op_id, /*again=*/false)) return;
+    if (Place(op_id, /*must=*/false)) return;
     for (const TensorId id : placed_) {
       memory_.GiveDeviceBlock(id);
       At(id).residency = Residency::kNone;
@@ -319,7 +320,7 @@ class Runtime final : public PolicyContext {
     for (const TensorId id : movable_) --At(id).pins;
     while (parts_.arena->Stats().largest_free < size && memory_.MakeRoom(size)) continue;
     for (const TensorId id : movable_) ++At(id).pins;
-    Place(op_id, /*again=*/true);
+    Place(op_id, /*must=*/true);
   }
 
   // Collects the op's inputs.
@@ -334,11 +335,11 @@ class Runtime final : public PolicyContext {
     }
   }
 
-  // False if a block could not be had, which ends the run if it happens again; then `placed_` has
-  // the outputs that have one.
-  bool Place(OpId op_id, bool again) {
+  // False if a block could not be had, which ends the run if it must; then `placed_` has the
+  // outputs that have one.
+  bool Place(OpId op_id, bool must) {
     FindMovable(op_id);
-    if (!BringInputs(again)) return false;
+    if (!BringInputs(must)) return false;
     const auto written = ops_.Written(op_id);
     std::erase_if(movable_, [&](TensorId id) {
       return std::any_of(written.begin(), written.end(),
@@ -346,15 +347,15 @@ class Runtime final : public PolicyContext {
     });
     for (const TensorId id : movable_) --At(id).pins;
     const bool all = std::all_of(written.begin(), written.end(), [&](const Operand& operand) {
-      return MakeWritable(operand.storage, again);
+      return MakeWritable(operand.storage, must);
     });
     for (const TensorId id : movable_) ++At(id).pins;
-    return all && BringInputs(again);
+    return all && BringInputs(must);
   }
 
   // Brings the storages of `movable_`, which are pinned, to the device: the first that is missing,
   // then the first that is missing now, and so on.
-  bool BringInputs(bool again) {
+  bool BringInputs(bool must) {
     for (const TensorId id : movable_) --At(id).pins;
     auto pinned = movable_.begin();  // behind those that are
     bool all = true;
@@ -364,7 +365,7 @@ class Runtime final : public PolicyContext {
       if (missing == movable_.end()) break;
       std::rotate(pinned, missing, missing + 1);
       ++At(*pinned).pins;
-      all = MakeResident(*pinned++, again);
+      all = MakeResident(*pinned++, must);
     }
     for (; pinned != movable_.end(); ++pinned) ++At(*pinned).pins;
     return all;
