@@ -80,7 +80,8 @@ TEST(SuperNeuronsLoweringTest, BackwardOfReluLrnAndLossIsInPlace) {
 }
 
 TEST(SuperNeuronsLoweringTest, TheFirstConvolutionComputesTheGradientOfTheImage) {
-  const Op& conv = FindOp(Lower(testing::Chain()), "conv1.bwd");
+  const Trace trace = Lower(testing::Chain());
+  const Op& conv = FindOp(trace, "conv1.bwd");
   EXPECT_EQ(conv.IntAttribute("needs_dx"), 1);
   ASSERT_EQ(conv.slots.size(), 2u);
   EXPECT_EQ(conv.slots[0].name, "bwd_data");
