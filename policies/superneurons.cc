@@ -128,6 +128,7 @@ class SuperNeuronsPolicy final : public Policy {
   }
 
   bool OnAllocFailure(PolicyContext& context, Bytes) override {
+    if (ranks_.empty()) return false;  // before the plan: parameters find no room
     // What has been brought back for the op can go again while its other operands are placed.
     for (const TensorId storage : context.liveness().Storages(current_)) {
       if (steps_.IsData(storage) && !ranks_[Index(storage)]) Touch(context, storage, current_);

@@ -87,7 +87,7 @@ TEST_P(PolicyContract, IsSoundAtEveryBudget) {
     const Trace trace = LowerNetwork(GetParam().network(), {4, GetParam().preset, training});
     const Bytes bound = LayerBound(trace, device_.alignment);
     bool fitted = false;
-    for (const double factor : {1.0, 1.1, 1.3, 1.6, 2.0, 3.0, 10.0, 100.0}) {
+    for (const double factor : {0.1, 1.0, 1.1, 1.3, 1.6, 2.0, 3.0, 10.0, 100.0}) {
       const Bytes memory(static_cast<int64_t>(static_cast<double>(bound.count()) * factor));
       const Outcome outcome = Run(trace, memory);
       EXPECT_THAT(Check(trace, outcome.report), IsEmpty()) << factor;
