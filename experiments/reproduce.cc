@@ -10,6 +10,7 @@
 
 #include "experiments/catalogue.h"
 #include "experiments/reproduce_limits.h"
+#include "experiments/reproduce_superneurons.h"
 #include "experiments/reproduce_vdnnpp.h"
 #include "experiments/simulate.h"
 #include "sim/core/error.h"
@@ -208,11 +209,17 @@ std::vector<PaperValue> SelectPaperValues(const std::vector<PaperValue>& values,
     const auto item = ParseVdnnppItem(name);
     if (item) selected.push_back({"vdnnpp", name, item->workload, item->unit, "", ""});
   }
+  items = SuperNeuronsItemsOf(request);
+  if (items.empty()) items.push_back(request);
+  for (const std::string& name : items) {
+    const auto item = ParseSuperNeuronsItem(name);
+    if (item) selected.push_back({"superneurons", name, item->workload, item->unit, "", ""});
+  }
   if (!selected.empty()) return selected;
   throw UsageError(
-      fmt::format("{}; also Tab4, Fig5, Fig6 and Fig9 (of vDNN++), superneurons-Tab4 and "
-                  "superneurons-Tab5, and an item name such as 'base "
-                  "VGG-16(256) GB', for any network and batch",
+      fmt::format("{}; also Tab4, Fig5, Fig6 and Fig9 (of vDNN++), superneurons-Tab4, "
+                  "superneurons-Tab5, Fig10 and Floor (of SuperNeurons), and an item name such as "
+                  "'base VGG-16(256) GB', for any network and batch",
                   UnknownName("item", request, names)));
 }
 
@@ -227,8 +234,10 @@ Reproduction Reproduce(const PaperValue& value) {
                                                     FindPreset("vdnn").counting.round_down);
     }
   }
-  if (value.paper == "vdnnpp") {
-    if (const auto item = ParseVdnnppItem(value.item)) {
+  if (value.paper == "vdnnpp" || value.paper == "superneurons") {
+    const auto item =
+        value.paper == "vdnnpp" ? ParseVdnnppItem(value.item) : ParseSuperNeuronsItem(value.item);
+    if (item) {
       result.ours_exact = item->compute();
       result.ours = result.ours_exact;
       if (result.ours && !value.printed.empty()) {

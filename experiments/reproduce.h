@@ -44,9 +44,9 @@ struct Reproduction {
 // Throws `InputError` with path and line.
 std::vector<PaperValue> ReadPaperValues(const std::filesystem::path& path);
 
-// The values that `request` names: "all", a paper, an item, a figure of vDNN++ (`VdnnppItemsOf`),
-// or an item of a known kind that is not in the list, such as "base VGG-16(32) GB". Throws
-// `UsageError` if it is none of these.
+// The values that `request` names: "all", a paper, an item, a figure of vDNN++ (`VdnnppItemsOf`)
+// or SuperNeurons (`SuperNeuronsItemsOf`), or an item of a known kind that is not in the list, such
+// as "base VGG-16(32) GB". Throws `UsageError` if it is none of these.
 std::vector<PaperValue> SelectPaperValues(const std::vector<PaperValue>& values,
                                           const std::string& request);
 

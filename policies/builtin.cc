@@ -40,6 +40,11 @@ void RegisterBuiltinPolicies(PolicyRegistry& registry) {
                "liveness, and tensors that live long over the peak swapped to the host "
                "(TensorFlow's memory optimizer)",
                MakeTensorFlowPolicy);
+  registry.Add(
+      "superneurons",
+      "a tensor cache that moves data when memory is short, recomputation of cheap layers, "
+      "workspaces from what is free (SuperNeurons, section 3)",
+      MakeSuperNeuronsPolicy);
 }
 
 }  // namespace spillway

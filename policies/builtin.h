@@ -13,6 +13,7 @@ namespace spillway {
 
 std::unique_ptr<Policy> MakeNetworkWidePolicy(Params& params);
 std::unique_ptr<Policy> MakeLivenessPolicy(Params& params);
+std::unique_ptr<Policy> MakeSuperNeuronsPolicy(Params& params);
 std::unique_ptr<Policy> MakeVdnnAllPolicy(Params& params);
 std::unique_ptr<Policy> MakeVdnnConvPolicy(Params& params);
 std::unique_ptr<Policy> MakeVdnnAlternateConvPolicy(Params& params);

@@ -272,8 +272,9 @@ class Lowering {
     NodeTensors& tensors = nodes_[node];
     tensors.layer = AddLayer(spec.name, spec.type);
     if (spec.type == OpType::kInput) {
-      tensors.output = AddValue(
-          AddTensor(spec.name + ".y", TensorKind::kInput, ActivationShape(spec.output)), "");
+      tensors.output =
+          AddValue(AddTensor(spec.name + ".y", TensorKind::kInput, ActivationShape(spec.output)),
+                   spec.name + ".dy");
       return;
     }
     for (const LayerNode input : network_.Inputs(node)) tensors.inputs.push_back(Take(input));
@@ -410,11 +411,11 @@ class Lowering {
     std::vector<TensorId> added_to;
     const std::vector<bool> shared = SharedGradients(node);
     for (size_t i = 0; i < inputs.size(); ++i) {
-      if (layer(inputs[i]).type == OpType::kInput) continue;
+      if (layer(inputs[i]).type == OpType::kInput && !preset_.image_gradient) continue;
       needs_dx = true;
       Value& value = values_[tensors.inputs[i]];
       std::optional<TensorId> alias;
-      if (shared[i]) alias = values_[tensors.output].gradient;
+      if (shared[i]) alias = IncomingGradient(node);
       const TensorId gradient = Gradient(tensors.inputs[i], alias);
       if (value.gradient_written) {
         accumulate |= int64_t{1} << op.outputs.size();
@@ -431,11 +432,33 @@ class Lowering {
     op.attributes.push_back({"needs_dx", needs_dx ? 1.0 : 0.0});
     op.attributes.push_back({"accumulate", static_cast<double>(accumulate)});
     AddBackwardSlots(node, needs_dx, op);
-    if (preset_.holds_outputs && MayHoldOutput(spec.type)) {
-      op.inputs.push_back(values_[tensors.output].tensor);  // held, not read: no traffic
+    // Held, not read: no traffic.
+    const bool pools = spec.type == OpType::kAvgPool2d;
+    if (preset_.holds_operands && (pools || spec.type == OpType::kRelu)) {
+      op.inputs.push_back(InputValue(node, 0).tensor);
+      op.attributes.push_back({"holds_x", 1});
+    }
+    if ((preset_.holds_outputs && MayHoldOutput(spec.type)) || (preset_.holds_operands && pools)) {
+      op.inputs.push_back(values_[tensors.output].tensor);
       op.attributes.push_back({"holds_y", 1});
     }
     trace_.ops.push_back(std::move(op));
+  }
+
+  // What backward begins with: the gradient of the output, for the loss the probabilities.
+  std::optional<TensorId> IncomingGradient(LayerNode node) const {
+    const Value& output = values_[nodes_[node].output];
+    return layer(node).type == OpType::kSoftmaxLoss ? output.tensor : output.gradient;
+  }
+
+  // Whether backward of the layer may overwrite the gradient that comes in: what it makes of it is
+  // the whole gradient of its only input.
+  bool WorksInPlaceBackward(LayerNode node) const {
+    const OpType type = layer(node).type;
+    if (type != OpType::kRelu && type != OpType::kLrn && type != OpType::kSoftmaxLoss) return false;
+    const LayerNode input = network_.Inputs(node).front();
+    return preset_.gradients_in_place &&
+           (ConsumerCount(input) == 1 || !nodes_[input].copies.empty());
   }
 
   // For each input, whether its gradient is, or is made in place of, the gradient of the output.
@@ -443,13 +466,22 @@ class Lowering {
     const NodeTensors& tensors = nodes_[node];
     std::vector<bool> shared(tensors.inputs.size());
     if (layer(node).type == OpType::kRelu) shared[0] = OverwrittenInput(node).has_value();
-    if (layer(node).type != OpType::kAdd || !preset_.add_in_place) return shared;
+    if (WorksInPlaceBackward(node)) shared[0] = true;
+    const bool shares = preset_.sum_shares_gradient && preset_.forks == Forks::kCopy;
+    if (layer(node).type != OpType::kAdd || !(preset_.add_in_place || shares)) return shared;
     const std::vector<LayerNode> inputs = network_.Inputs(node);
     for (size_t i = 0; i < inputs.size(); ++i) {
       shared[i] = layer(inputs[i]).type != OpType::kInput && !InputValue(node, i).gradient_written;
     }
-    if (shared[0] && shared[1] && !MayShareOneGradient(inputs)) shared[1] = false;
+    const bool both = shares ? !OverwritesGradient(inputs[0]) && !OverwritesGradient(inputs[1])
+                             : MayShareOneGradient(inputs);
+    if (shared[0] && shared[1] && !both) shared[1] = false;
     return shared;
+  }
+
+  // Whether backward of what follows the sum, the layer or its fork, writes its incoming gradient.
+  bool OverwritesGradient(LayerNode node) const {
+    return nodes_[node].copies.empty() && WorksInPlaceBackward(node);
   }
 
   // Whether one storage can be the gradient of both operands of a sum. The later of the two layers
@@ -612,6 +644,21 @@ const std::vector<Preset>& Presets() {
        .holds_outputs = true,
        .update = Update::kBuffered,
        .counting = {"MB", Bytes::MiB(1), true}},
+      {.name = "superneurons",
+       .description =
+           "SuperNeurons' tensors: each layer has an output of its own and a fork copies; backward "
+           "of a ReLU, an LRN and the loss is in place, a sum's gradient is that of its operands, "
+           "a "
+           "gradient of the image is computed, gradients of parameters live until an update after "
+           "backward",
+       .relu_in_place = false,
+       .add_in_place = false,
+       .holds_operands = true,
+       .gradients_in_place = true,
+       .sum_shares_gradient = true,
+       .image_gradient = true,
+       .forks = Forks::kCopy,
+       .counting = {"MB", Bytes::MiB(1)}},
   };
   return presets;
 }

@@ -51,6 +51,16 @@ struct Preset {
   // Backward of a convolution, a linear layer or an average pool holds the output until its end,
   // though it does not read it: the layer is one call with its activation, which does.
   bool holds_outputs = false;
+  // Backward of a ReLU holds its input, and that of an average pool input and output, though it
+  // reads neither: the library calls name them.
+  bool holds_operands = false;
+  // Backward of a ReLU or an LRN overwrites the gradient that comes in, that of the loss the
+  // probabilities. A ReLU in place does so by itself.
+  bool gradients_in_place = false;
+  // Where each reader of an activation has a copy, the operands of a sum have its gradient for
+  // theirs, though the sum has an output of its own.
+  bool sum_shares_gradient = false;
+  bool image_gradient = false;  // the first layers compute the gradient of the image, too
   Forks forks = Forks::kShare;
   Update update = Update::kSeparate;
   Order order = Order::kConstruction;  // in which layers run forward; backward is its reverse
@@ -72,11 +82,11 @@ struct LoweringOptions {
 // The trace of one iteration: forward in the preset's order, backward in reverse, then the updates.
 // What a backward op keeps alive: a convolution or linear layer its input and weights, a ReLU its
 // output, a max pool and an LRN both input and output, a batch normalisation its input and the
-// statistics of the batch, all others nothing; more where the preset holds outputs. A layer works
+// statistics of the batch, all others nothing; more where the preset holds operands. A layer works
 // in place, where the preset says so, if nothing else needs what it overwrites. A dropout is no op
 // in inference. With shared forks, an activation with several consumers has one gradient, to which
-// the later consumers in backward order add. The gradient of the image is not computed. Throws
-// `UsageError` for an unknown preset.
+// the later consumers in backward order add. The gradient of the image is computed, for nobody,
+// where the preset says so. Throws `UsageError` for an unknown preset.
 Trace LowerNetwork(const Network& network, const LoweringOptions& options);
 // Under a preset of the caller's; `options.preset` is not looked at.
 Trace LowerNetwork(const Network& network, const LoweringOptions& options, const Preset& preset);

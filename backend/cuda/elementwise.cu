@@ -329,6 +329,39 @@ __global__ void SpinKernel(int64_t nanoseconds) {
   }
 }
 
+// One thread walks over the channels of one place of one sample. What it reads of dy lies ahead of
+// what it has overwritten; of the channels behind it keeps dy * y / scale, in rings.
+__global__ void LrnBackwardInPlaceKernel(const float* x, const float* y, float* dy, int64_t places,
+                                         int channels, int64_t plane, int size, float alpha,
+                                         float beta, float k) {
+  const int64_t place = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (place >= places) return;
+  const int64_t first = place / plane * channels * plane + place % plane;
+  const int before = (size - 1) / 2;
+  const int after = size - 1 - before;
+  const float share = alpha / static_cast<float>(size);
+  float scales[kLargestLrnWindow];
+  float ratios[kLargestLrnWindow];
+  for (int head = 0; head < channels + before; ++head) {
+    if (head < channels) {
+      float scale = k;
+      for (int c = max(head - before, 0); c <= min(head + after, channels - 1); ++c) {
+        const float value = x[first + c * plane];
+        scale += share * value * value;
+      }
+      const int64_t i = first + head * plane;
+      scales[head % size] = scale;
+      ratios[head % size] = dy[i] * y[i] / scale;
+    }
+    const int c = head - before;
+    if (c < 0) continue;
+    float sum = 0;
+    for (int j = max(c - after, 0); j <= min(head, channels - 1); ++j) sum += ratios[j % size];
+    const int64_t i = first + c * plane;
+    dy[i] = dy[i] * powf(scales[c % size], -beta) - 2 * share * beta * x[i] * sum;
+  }
+}
+
 }  // namespace
 
 void FillUniform(float* out, int64_t count, uint64_t seed, float scale, cudaStream_t stream,
@@ -368,6 +401,16 @@ void Dropout(const float* x, float* y, int64_t count, int64_t first, uint64_t se
   const bool wide = Aligned({x, y}) && first % 4 == 0;
   ForEach(count, wide,
           DropoutFunction{x, y, first, seed, layer, ratio, 1 / (1 - ratio), accumulate}, stream);
+}
+
+void LrnBackwardInPlace(const float* x, const float* y, float* dy, int64_t batch, int channels,
+                        int64_t plane, int size, float alpha, float beta, float k,
+                        cudaStream_t stream) {
+  const int64_t places = batch * plane;
+  if (places <= 0) return;
+  LrnBackwardInPlaceKernel<<<BlockCount(places), kThreads, 0, stream>>>(
+      x, y, dy, places, channels, plane, size, alpha, beta, k);
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
 }
 
 void Softmax(const float* x, float* y, int64_t rows, int64_t classes, cudaStream_t stream) {

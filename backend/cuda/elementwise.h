@@ -62,6 +62,14 @@ void MoveRunningStatistics(const float* mean, const float* inv_std, float* runni
                            float* running_var, int64_t channels, int64_t count, float epsilon,
                            float momentum, cudaStream_t stream);
 
+// The most channels that a local response normalisation may look at.
+inline constexpr int kLargestLrnWindow = 16;
+// Backward of a local response normalisation of planes of `plane` elements, as `DnnLibrary::
+// LrnBackward` computes it, for `dx` that is `dy`. REQUIRES: size <= kLargestLrnWindow.
+void LrnBackwardInPlace(const float* x, const float* y, float* dy, int64_t batch, int channels,
+                        int64_t plane, int size, float alpha, float beta, float k,
+                        cudaStream_t stream);
+
 // What `Compare` found; on the device.
 struct Comparison {
   uint32_t largest_bits = 0;     // bits of max |a|

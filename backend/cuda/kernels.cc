@@ -331,11 +331,24 @@ void CudaKernels::Impl::Normalise(const Op& op, const SlotLaunch& launch, const 
   const int64_t elements = int64_t{s.channels} * s.height * s.width;
   if (op.phase == Phase::kForward) {
     dnn.Lrn(s, operands.Input(0, elements), operands.Output(0, elements), activity);
-  } else {
-    dnn.LrnBackward(s, operands.Input(0, elements), operands.Input(1, elements),
-                    operands.Input(2, elements), Accumulates(op, 0) ? 1.0f : 0.0f,
-                    operands.Output(0, elements), activity);
+    return;
   }
+  const float* x = operands.Input(0, elements);
+  const float* y = operands.Input(1, elements);
+  const float* dy = operands.Input(2, elements);
+  float* dx = operands.Output(0, elements);
+  if (dx != dy) {
+    dnn.LrnBackward(s, x, y, dy, Accumulates(op, 0) ? 1.0f : 0.0f, dx, activity);
+    return;
+  }
+  // cuDNN may read dy of neighbouring channels after it has written dx.
+  if (s.size < 1 || s.size > kLargestLrnWindow) {
+    throw InputError(fmt::format("op '{}': backward in place needs a window of 1 to {} channels",
+                                 op.name, kLargestLrnWindow));
+  }
+  LrnBackwardInPlace(x, y, dx, launch.batch, s.channels, int64_t{s.height} * s.width, s.size,
+                     static_cast<float>(s.alpha), static_cast<float>(s.beta),
+                     static_cast<float>(s.k), stream);
 }
 
 void CudaKernels::Impl::BatchNorm(const Op& op, const SlotLaunch& launch, const Operands& operands,

@@ -83,7 +83,7 @@ void MemoryTable::PlaceOnDevice(TensorId id) {
   Own(id, AllocateOrFail(storage.size, hint, [&] { return NameOf(id); }), hint);
 }
 
-bool MemoryTable::TryPlaceOnDevice(TensorId id) {
+bool MemoryTable::TryPlaceOnDevice(TensorId id, bool ask) {
   const Storage& storage = At(id);
   if (storage.reservation != Storage::kNotReserved) {
     Reservation& reservation = reservations_[storage.reservation];
@@ -92,11 +92,15 @@ bool MemoryTable::TryPlaceOnDevice(TensorId id) {
     return true;
   }
   const Hint hint = callbacks_.hint(id);
-  const auto block = parts_.arena->Allocate(storage.size, hint);
-  PassDriverCalls();
-  if (!block) return false;
-  Own(id, *block, hint);
-  return true;
+  for (;;) {
+    const auto block = parts_.arena->Allocate(storage.size, hint);
+    PassDriverCalls();
+    if (block) {
+      Own(id, *block, hint);
+      return true;
+    }
+    if (!ask || !MakeRoom(storage.size)) return false;
+  }
 }
 
 void MemoryTable::Own(TensorId id, const Block& block, Hint hint) {
@@ -261,15 +265,20 @@ Block MemoryTable::AllocateOrFail(Bytes size, Hint hint, What what) {
     const auto block = parts_.arena->Allocate(size, hint);
     PassDriverCalls();
     if (block) return *block;
-    const uint64_t given = blocks_given_;
-    if (!callbacks_.make_room(size)) throw DoesNotFit{Describe(size, what())};
-    if (blocks_given_ == given) {
-      throw PolicyError(
-          fmt::format("OnAllocFailure said true at op '{}' without having released or "
-                      "evicted anything ({} bytes wanted)",
-                      OpName(), size.count()));
-    }
+    if (!MakeRoom(size)) throw DoesNotFit{Describe(size, what())};
   }
+}
+
+bool MemoryTable::MakeRoom(Bytes size) {
+  const uint64_t given = blocks_given_;
+  if (!callbacks_.make_room(size)) return false;
+  if (blocks_given_ == given) {
+    throw PolicyError(
+        fmt::format("OnAllocFailure said true at op '{}' without having released or "
+                    "evicted anything ({} bytes wanted)",
+                    OpName(), size.count()));
+  }
+  return true;
 }
 
 std::string MemoryTable::OpName() const {

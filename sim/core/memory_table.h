@@ -98,8 +98,10 @@ class MemoryTable {
   void TakeDeviceBlock(TensorId id);
   // The same without a change of residency: a copy will fill it.
   void PlaceOnDevice(TensorId id);
-  // The same, but false if no block is free.
-  bool TryPlaceOnDevice(TensorId id);
+  // The same, but false if no block is free, also after the policy has made room if it is asked to.
+  bool TryPlaceOnDevice(TensorId id, bool ask = false);
+  // Has the policy make room for so many bytes; false if it cannot.
+  bool MakeRoom(Bytes size);
   void GiveDeviceBlock(TensorId id);
 
   // A block in the pinned host pool; false if it is full.

@@ -54,9 +54,14 @@ using KernelPlan = std::vector<KernelRun>;
 
 // What a policy may do and know. Tensor arguments stand for their whole storage (the root of
 // `alias_of`). A verb returns false if it is not possible now, and then nothing has changed; every
-// verb is false on a storage that the op being prepared uses (between `BeforeOp` and its issue).
-// `OnAllocFailure` may be called before the first op, where parameters or inputs find no block:
-// no copy can be started there, and what has a host copy can be released.
+// verb is false on a storage that the op being prepared uses (between `BeforeOp` and its issue),
+// except in `OnAllocFailure`: while an input is fetched or rebuilt, or an output is placed, the
+// op's inputs that are there already can make room, and are brought back in their turn; those that
+// the op overwrites, too, only before outputs are placed. Where all that fails, because free blocks
+// lie apart, `OnAllocFailure` is asked once for as much as the op needs, with all its inputs free
+// to go, and everything is placed anew. `OnAllocFailure` may be called before the first op, where
+// parameters or inputs find no block: no copy can be started there, and what has a host copy can be
+// released.
 class PolicyContext {
  public:
   virtual ~PolicyContext() = default;
@@ -94,7 +99,8 @@ class PolicyContext {
   virtual Report WhatIf(Policy& policy) const = 0;
 
   virtual Residency Where(TensorId tensor) const = 0;
-  // True if an op that is being prepared or rebuilt for needs the storage: verbs on it say false.
+  // True if an op that is being prepared or rebuilt for needs the storage where it is: verbs on it
+  // say false.
   virtual bool Pinned(TensorId tensor) const = 0;
   // The next op of the trace that uses the storage: the one being prepared counts, the one just
   // issued does not. nullopt after its last use. Ops that are run again do not count.

@@ -279,8 +279,14 @@ class Runtime final : public PolicyContext {
     for (const TensorId id : storages) ++At(id).pins;
 
     parts_.policy->BeforeOp(*this, op_id);
-    for (const Operand& input : ops_.Inputs(op_id)) MakeResident(input.storage);
-    for (const Operand& written : ops_.Written(op_id)) MakeWritable(written.storage);
+    if (again) {
+      for (const Operand& input : ops_.Inputs(op_id)) MakeResident(input.storage, /*must=*/true);
+      for (const Operand& written : ops_.Written(op_id)) {
+        MakeWritable(written.storage, /*must=*/true);
+      }
+    } else {
+      Prepare(op_id);
+    }
     ChoosePlan(op_id);
     const Workspace workspace = memory_.TakeWorkspace(plan_workspace_);
     parts_.policy->BeforeLaunch(*this, op_id);
@@ -295,6 +301,76 @@ class Runtime final : public PolicyContext {
       if (storage.pins == 0 && !storage.persistent && !NextUse(id)) memory_.Drop(id);
     }
     parts_.policy->AfterOp(*this, op_id);
+  }
+
+  // Fetches or rebuilds the inputs of an op of the trace and allocates what it writes. What is
+  // where it belongs can still make room for the rest, and is brought back: an input until it is
+  // its turn, and once more while the outputs are placed, unless the op writes it, too. Where that
+  // fails, for blocks lie apart, everything goes that can, and what the op needs is placed anew.
+  void Prepare(OpId op_id) {
+    placed_.clear();
+    if (Place(op_id, /*must=*/false)) return;
+    for (const TensorId id : placed_) {
+      memory_.GiveDeviceBlock(id);
+      At(id).residency = Residency::kNone;
+    }
+    FindMovable(op_id);
+    Bytes size;
+    for (const TensorId id : liveness_.Storages(op_id)) {
+      if (!At(id).persistent) size += At(id).size;
+    }
+    for (const TensorId id : movable_) --At(id).pins;
+    while (parts_.arena->Stats().largest_free < size && memory_.MakeRoom(size)) continue;
+    for (const TensorId id : movable_) ++At(id).pins;
+    Place(op_id, /*must=*/true);
+  }
+
+  // Collects the op's inputs.
+  void FindMovable(OpId op_id) {
+    movable_.clear();
+    const auto inputs = ops_.Inputs(op_id);
+    for (const TensorId id : liveness_.Storages(op_id)) {
+      const bool is_input = std::any_of(inputs.begin(), inputs.end(), [&](const Operand& operand) {
+        return operand.storage == id;
+      });
+      if (is_input) movable_.push_back(id);
+    }
+  }
+
+  // False if a block could not be had, which ends the run if it must; then `placed_` has the
+  // outputs that have one.
+  bool Place(OpId op_id, bool must) {
+    FindMovable(op_id);
+    if (!BringInputs(must)) return false;
+    const auto written = ops_.Written(op_id);
+    std::erase_if(movable_, [&](TensorId id) {
+      return std::any_of(written.begin(), written.end(),
+                         [&](const Operand& operand) { return operand.storage == id; });
+    });
+    for (const TensorId id : movable_) --At(id).pins;
+    const bool all = std::all_of(written.begin(), written.end(), [&](const Operand& operand) {
+      return MakeWritable(operand.storage, must);
+    });
+    for (const TensorId id : movable_) ++At(id).pins;
+    return all && BringInputs(must);
+  }
+
+  // Brings the storages of `movable_`, which are pinned, to the device: the first that is missing,
+  // then the first that is missing now, and so on.
+  bool BringInputs(bool must) {
+    for (const TensorId id : movable_) --At(id).pins;
+    auto pinned = movable_.begin();  // behind those that are
+    bool all = true;
+    while (all) {
+      const auto missing = std::find_if(pinned, movable_.end(),
+                                        [&](TensorId id) { return !OnDevice(At(id).residency); });
+      if (missing == movable_.end()) break;
+      std::rotate(pinned, missing, missing + 1);
+      ++At(*pinned).pins;
+      all = MakeResident(*pinned++, must);
+    }
+    for (; pinned != movable_.end(); ++pinned) ++At(*pinned).pins;
+    return all;
   }
 
   Event Issue(OpId op_id, bool again, const Workspace& workspace) {
@@ -447,30 +523,43 @@ class Runtime final : public PolicyContext {
     return false;
   }
 
-  void MakeResident(TensorId id) {
+  // Both are false if there is no block and there need not be.
+  bool MakeResident(TensorId id, bool must) {
     Storage& storage = At(id);
     switch (storage.residency) {
       case Residency::kDevice:
       case Residency::kBoth:
-        return;
+        return true;
       case Residency::kHost:
+        if (must) {
+          memory_.PlaceOnDevice(id);
+        } else if (!memory_.TryPlaceOnDevice(id, /*ask=*/true)) {
+          return false;
+        }
         Log(Verb::kFetch, id, [] { return true; });
-        memory_.PlaceOnDevice(id);
         CopyToDevice(id);
-        return;
+        return true;
       case Residency::kNone:
       case Residency::kEvicted:
         Rebuild(id);
-        return;
+        return true;
     }
+    return true;
   }
 
   // Gives the storage a block for an op that writes it.
-  void MakeWritable(TensorId id) {
+  bool MakeWritable(TensorId id, bool must) {
     Storage& storage = At(id);
-    if (OnDevice(storage.residency)) return;
+    if (OnDevice(storage.residency)) return true;
     memory_.DropHostCopy(id);
-    memory_.TakeDeviceBlock(id);
+    if (must) {
+      memory_.TakeDeviceBlock(id);
+      return true;
+    }
+    if (!memory_.TryPlaceOnDevice(id, /*ask=*/true)) return false;
+    storage.residency = Residency::kDevice;
+    placed_.push_back(id);
+    return true;
   }
 
   void Rebuild(TensorId target) {
@@ -588,6 +677,8 @@ class Runtime final : public PolicyContext {
   Duration plan_time_;
   Bytes plan_workspace_;
   std::vector<Block> inputs_, outputs_, scratch_;
+  std::vector<TensorId> movable_;  // inputs that can still make room
+  std::vector<TensorId> placed_;   // outputs that have got a block
 };
 
 }  // namespace

@@ -35,13 +35,22 @@ std::vector<Case> Cases() {
         "vdnnpp:offload=all,release=lazy", "vdnnpp:offload=conv,release=landed",
         "vdnnpp:offload=conv,order=prefetch-first,hint=kept",
         "vdnnpp:offload=aconv,release=eager,hint=offloaded", "caffe", "torch", "mxnet",
-        "tensorflow:target=60,life=0"}) {
-    for (const char* preset : {"torch", "vdnn", "vdnnpp"}) {
+        "tensorflow:target=60,life=0", "superneurons",
+        "superneurons:cache=none,recompute=memory"}) {
+    for (const char* preset : {"torch", "vdnn", "vdnnpp", "superneurons"}) {
       for (const auto network : {testing::Chain, testing::ForkJoin, testing::Residual,
                                  testing::Normalized, testing::Rectangular, testing::Dense}) {
         cases.push_back({policy, preset, network});
       }
     }
+  }
+  for (const std::string& policy : testing::SuperNeuronsCombinations()) {
+    for (const auto network : {testing::Residual, testing::Normalized}) {
+      cases.push_back({policy, "superneurons", network});
+    }
+  }
+  for (const char* allocator : {"first-fit:granularity=1KiB", "stitched:page=4KiB", "planned"}) {
+    cases.push_back({"superneurons", "superneurons", testing::Normalized, allocator});
   }
   for (const char* allocator :
        {"first-fit:granularity=1KiB", "high-end", "high-end:reading=text", "cnmem:initial=8KiB",

@@ -52,11 +52,19 @@ std::vector<Case> Cases() {
                              "mxnet",
                              "mxnet:recompute=false",
                              "tensorflow",
-                             "tensorflow:target=40,life=0,workspace=0B"}) {
-    for (const char* preset : {"torch", "vdnn", "vdnnpp"}) {
+                             "tensorflow:target=40,life=0,workspace=0B",
+                             "superneurons",
+                             "superneurons:offload=conv,cache=none",
+                             "superneurons:cache=belady,recompute=memory",
+                             "superneurons:cache=fifo,recompute=none,workspace=static",
+                             "superneurons:offload=none,recompute=speed,workspace=none"}) {
+    for (const char* preset : {"torch", "vdnn", "vdnnpp", "superneurons"}) {
       for (const auto network : {testing::Chain, testing::ForkJoin})
         cases.push_back({policy, preset, network});
     }
+  }
+  for (const std::string& policy : testing::SuperNeuronsCombinations()) {
+    cases.push_back({policy, "superneurons", testing::Normalized});
   }
   return cases;
 }
@@ -87,7 +95,7 @@ TEST_P(PolicyContract, IsSoundAtEveryBudget) {
     const Trace trace = LowerNetwork(GetParam().network(), {4, GetParam().preset, training});
     const Bytes bound = LayerBound(trace, device_.alignment);
     bool fitted = false;
-    for (const double factor : {1.0, 1.1, 1.3, 1.6, 2.0, 3.0, 10.0, 100.0}) {
+    for (const double factor : {0.1, 1.0, 1.1, 1.3, 1.6, 2.0, 3.0, 10.0, 100.0}) {
       const Bytes memory(static_cast<int64_t>(static_cast<double>(bound.count()) * factor));
       const Outcome outcome = Run(trace, memory);
       EXPECT_THAT(Check(trace, outcome.report), IsEmpty()) << factor;

@@ -147,6 +147,11 @@ TEST_F(KernelsTest, Lrn) {
          {x, ToFloat(y), dy},
          {{dx.size(), -1}}},
         {dx});
+  const std::vector<Values> in_place = Run({MakeOp(OpType::kLrn, Phase::kBackward, 3, attributes),
+                                            {x, ToFloat(y), dy},
+                                            {{dx.size(), 2}}},
+                                           {1, 2});
+  ExpectClose(in_place[0], dx, "in place");
   attributes.push_back({"accumulate", 1});
   Check({MakeOp(OpType::kLrn, Phase::kBackward, 3, attributes),
          {x, ToFloat(y), dy, old_dx},

@@ -34,6 +34,7 @@ struct GoldenCase {
   Network (*network)();
   std::string policy;
   double memory;  // as a multiple of the layer bound; 0 for unlimited
+  const char* preset = "vdnn";
 };
 
 class GoldenTest : public ::testing::TestWithParam<GoldenCase> {};
@@ -46,13 +47,15 @@ INSTANTIATE_TEST_SUITE_P(
                       GoldenCase{"forkjoin_vdnn_dyn", testing::ForkJoin, "vdnn-dyn", 1.6},
                       GoldenCase{"chain_vdnnpp_lazy", testing::Chain,
                                  "vdnnpp:offload=all,release=lazy", 1.5},
-                      GoldenCase{"forkjoin_vdnnpp_dyn", testing::ForkJoin, "vdnnpp", 1.6}),
+                      GoldenCase{"forkjoin_vdnnpp_dyn", testing::ForkJoin, "vdnnpp", 1.6},
+                      GoldenCase{"normalized_superneurons", testing::Normalized, "superneurons",
+                                 1.3, "superneurons"}),
     [](const auto& test) { return test.param.file; });
 
 TEST_P(GoldenTest, ReportIsAsRecorded) {
   const Device device = testing::NarrowDevice();
   const RooflineCostModel cost(device);
-  const Trace trace = LowerNetwork(GetParam().network(), {4, "vdnn", true});
+  const Trace trace = LowerNetwork(GetParam().network(), {4, GetParam().preset, true});
   const double bound = static_cast<double>(LayerBound(trace, device.alignment).count());
   const Bytes memory = GetParam().memory == 0
                            ? Bytes::Unlimited()

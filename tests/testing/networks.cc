@@ -105,6 +105,21 @@ Network Dense() {
   return net;
 }
 
+std::vector<std::string> SuperNeuronsCombinations() {
+  std::vector<std::string> policies;
+  for (const char* offload : {"none", "conv", "checkpoints"}) {
+    for (const char* cache : {"lru", "belady", "fifo", "none"}) {
+      for (const char* recompute : {"none", "speed", "memory", "cost-aware"}) {
+        for (const char* workspace : {"none", "static", "dynamic"}) {
+          policies.push_back(std::string("superneurons:offload=") + offload + ",cache=" + cache +
+                             ",recompute=" + recompute + ",workspace=" + workspace);
+        }
+      }
+    }
+  }
+  return policies;
+}
+
 Device NarrowDevice() {
   Device device;
   device.name = "narrow";

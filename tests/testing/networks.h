@@ -3,6 +3,9 @@
 #ifndef SPILLWAY_TESTS_TESTING_NETWORKS_H_
 #define SPILLWAY_TESTS_TESTING_NETWORKS_H_
 
+#include <string>
+#include <vector>
+
 #include "sim/core/device.h"
 #include "traces/graph.h"
 
@@ -29,6 +32,9 @@ Network Rectangular();
 // Two dense blocks of two layers: what is concatenated is forked, normalised and concatenated
 // again.
 Network Dense();
+
+// The policy `superneurons` with every combination of its parameters.
+std::vector<std::string> SuperNeuronsCombinations();
 
 // 100 GFLOP/s, 10 GB/s DRAM, 1 GB/s links with 2 us latency; a slow algorithm without and a fast
 // one with workspace for each convolution slot.

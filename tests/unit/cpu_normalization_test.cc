@@ -61,6 +61,23 @@ TEST_F(BatchNormTest, GradientsAreThoseOfForward) {
   }
 }
 
+TEST_F(CpuKernelsTest, LrnBackwardMayOverwriteTheGradient) {
+  for (const int size : {1, 3, 5}) {
+    const reference::Lrn lrn{3, 11, 30, size, 0.3, 0.75, 2};
+    const Values x = Random(3 * 11 * 30), dy = Random(x.size());
+    const Array y = lrn.Forward(ToDouble(x));
+    const Op op = MakeOp(OpType::kLrn, Phase::kBackward, 3,
+                         {{"channels", 11},
+                          {"height", 6},
+                          {"width", 5},
+                          {"size", static_cast<double>(size)},
+                          {"alpha", 0.3},
+                          {"beta", 0.75},
+                          {"k", 2}});
+    Check({op, {x, ToFloat(y), dy}, {{x.size(), 2}}}, {lrn.Backward(ToDouble(x), ToDouble(dy))});
+  }
+}
+
 // One channel of two samples, 1 and 3: mean 2, variance 1, normalised -1 and 1.
 TEST_F(BatchNormTest, Drawn) {
   const std::vector<Attribute> attributes{{"channels", 1}, {"height", 1},   {"width", 1},

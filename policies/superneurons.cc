@@ -1,0 +1,253 @@
+// SuperNeurons (Wang et al., PPoPP 2018): liveness, a unified tensor pool with a tensor cache,
+// cost-aware recomputation and dynamic workspaces, each a parameter, so that its part can be seen.
+//
+// Liveness is the runtime's (section 3.2). What the paper's DATA, CONV, FC, FORK, JOIN, CONCAT and
+// SOFTMAX layers put out are checkpoints (superneurons_steps.h).
+//
+// `offload` says which tensors travel: `conv` those of section 3.3.1, `checkpoints` also the
+// outputs of joins, concatenations and forks, and the image, without which a network with branches
+// does not come down to max(l_i). With `cache=none` they leave as soon as they are written and are
+// given back after their last use in forward, as in section 3.3.1. With a cache nothing leaves
+// until a request finds no room (section 3.3.2, Alg. 2): then the least recently used tensor that
+// is not locked goes, one at a time; `belady` takes the one that is needed last, by liveness and
+// counting what it takes to rebuild what was dropped, `fifo` the one that came first. Only when
+// nothing of the set is left, other data goes, too: gradients, and what recomputation does not
+// cover. A tensor with a host copy is not copied again. In either case backward of a convolution or
+// a linear layer prefetches what is needed until the convolution below it, as far as there is room
+// (section 3.3.1).
+//
+// `recompute` says what is rebuilt: the outputs of POOL, ACT, LRN, BN and DROPOUT are dropped after
+// their last use in forward and rebuilt from the checkpoint before where backward reads one
+// (section 3.4). `speed` keeps what is rebuilt. `memory` drops what a rebuilding step has read
+// unless the step served reads it. `cost-aware` does that in the segments whose layers' inputs and
+// outputs sum up to more than max(l_i), counted as in the released code. Under pressure, what can
+// be rebuilt is dropped again instead of travelling.
+//
+// `workspace=dynamic` takes at each step the fastest algorithm whose workspace is free then
+// (section 3.5), `static` chooses likewise at the first use of each step and stays with it, as the
+// released code does, `none` takes the least workspace.
+//
+// The gradients of parameters get blocks of their own for the whole run, as in the released code:
+// the paper counts neither them nor the parameters.
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "policies/builtin.h"
+#include "policies/kernel_choice.h"
+#include "policies/superneurons_steps.h"
+
+namespace spillway {
+namespace {
+
+enum class Cache : uint8_t { kNone, kLru, kBelady, kFifo };
+enum class WorkspaceChoice : uint8_t { kNone, kStatic, kDynamic };
+
+struct Config {
+  SuperNeuronsOffload offload = SuperNeuronsOffload::kCheckpoints;
+  Cache cache = Cache::kLru;
+  SuperNeuronsRecompute recompute = SuperNeuronsRecompute::kCostAware;
+  WorkspaceChoice workspace = WorkspaceChoice::kDynamic;
+};
+
+class SuperNeuronsPolicy final : public Policy {
+ public:
+  explicit SuperNeuronsPolicy(const Config& config) : config_(config) {}
+
+  void Plan(PolicyContext& context) override {
+    const Trace& trace = context.trace();
+    steps_.Plan(trace, context.liveness(), config_.offload, config_.recompute);
+    ranks_.resize(trace.tensors.size());
+    chosen_.resize(trace.ops.size());
+    for (size_t i = 0; i < trace.tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      if (trace.tensor(id).kind != TensorKind::kParameterGradient) continue;
+      if (context.liveness().Root(id) != id || context.liveness().Uses(id).empty()) continue;
+      context.Reserve({&id, 1});
+    }
+  }
+
+  void BeforeOp(PolicyContext& context, OpId op) override {
+    if (!context.recomputing()) current_ = op;
+    if (op != OpId{0} || context.recomputing()) return;
+    order_.clear();
+    ranks_.assign(ranks_.size(), std::nullopt);
+  }
+
+  KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
+    if (config_.workspace == WorkspaceChoice::kNone) {
+      return ChooseByRule(KernelChoice::kMemory, context, op);
+    }
+    if (config_.workspace == WorkspaceChoice::kDynamic) {
+      return ChooseByRule(KernelChoice::kGreedy, context, op);
+    }
+    KernelPlan& chosen = chosen_[Index(op)];
+    if (chosen.empty()) chosen = ChooseByRule(KernelChoice::kGreedy, context, op);
+    return chosen;
+  }
+
+  void BeforeLaunch(PolicyContext& context, OpId op) override {
+    const std::optional<OpId> until = steps_.PreviousConv(op);
+    if (!until) return;
+    for (size_t next = Index(op) + 1; next <= Index(*until); ++next) {
+      for (const TensorId storage : steps_.Needs(static_cast<OpId>(next))) {
+        if (context.Where(storage) != Residency::kHost) continue;
+        if (!context.Prefetch(storage)) return;
+        Touch(context, storage, op);
+      }
+    }
+  }
+
+  void AfterOp(PolicyContext& context, OpId op) override {
+    const std::optional<OpId> served = context.recomputing();
+    for (const TensorId storage : context.liveness().Storages(op)) {
+      if (steps_.IsData(storage)) Touch(context, storage, served.value_or(op));
+    }
+    if (served) {
+      if (steps_.DropsWhatItReads(op)) DropInputs(context, op, *served);
+      return;
+    }
+    if (config_.cache == Cache::kNone) {
+      for (const TensorId storage : steps_.WrittenLast(op)) {
+        if (steps_.Leaves(storage)) context.Offload(storage);
+      }
+      for (const TensorId storage : steps_.UsedLast(op)) {
+        if (steps_.Leaves(storage) && context.Release(storage)) Forget(storage);
+      }
+    }
+    for (const TensorId storage : steps_.UsedLast(op)) {
+      if (steps_.IsDropped(storage) && context.Evict(storage)) Forget(storage);
+    }
+  }
+
+  bool OnAllocFailure(PolicyContext& context, Bytes) override {
+    if (ranks_.empty()) return false;  // before the plan: parameters find no room
+    // What has been brought back for the op can go again while its other operands are placed.
+    for (const TensorId storage : context.liveness().Storages(current_)) {
+      if (steps_.IsData(storage) && !ranks_[Index(storage)]) Touch(context, storage, current_);
+    }
+    for (auto entry = order_.begin(); entry != order_.end();) {
+      const TensorId storage = std::get<TensorId>(*entry);
+      const bool present = IsOnDevice(context, storage);
+      if (present && !MakeRoom(context, storage)) {
+        ++entry;
+        continue;
+      }
+      ranks_[Index(storage)].reset();
+      entry = order_.erase(entry);
+      if (present) return true;
+    }
+    return false;
+  }
+
+ private:
+  // Ascending: the first to go comes first. Members of the offload set, then the others; then by
+  // the cache's rule.
+  using Rank = std::tuple<bool, int64_t, TensorId>;
+
+  static bool IsOnDevice(const PolicyContext& context, TensorId storage) {
+    const Residency where = context.Where(storage);
+    return where == Residency::kDevice || where == Residency::kBoth;
+  }
+
+  // Notes that the storage has left.
+  void Forget(TensorId storage) {
+    std::optional<Rank>& rank = ranks_[Index(storage)];
+    if (rank) order_.erase(*rank);
+    rank.reset();
+  }
+
+  // Notes that the op has used the storage, or that it has come for a later one.
+  void Touch(const PolicyContext& context, TensorId storage, OpId op) {
+    std::optional<Rank>& rank = ranks_[Index(storage)];
+    if (rank && config_.cache == Cache::kFifo) return;
+    Forget(storage);
+    if (!IsOnDevice(context, storage)) return;
+    int64_t key = ++clock_;
+    if (config_.cache == Cache::kBelady) {
+      const std::optional<OpId> next = steps_.NextNeed(storage, op);
+      key = next ? -static_cast<int64_t>(Index(*next)) : std::numeric_limits<int64_t>::min();
+    }
+    rank.emplace(!steps_.Leaves(storage), key, storage);
+    order_.insert(*rank);
+  }
+
+  bool MakeRoom(PolicyContext& context, TensorId storage) const {
+    if (context.Pinned(storage)) return false;
+    if (steps_.IsDropped(storage) && context.Evict(storage)) return true;
+    if (context.Where(storage) == Residency::kBoth) return context.Release(storage);
+    if (config_.cache == Cache::kNone || config_.offload == SuperNeuronsOffload::kNone) {
+      return false;
+    }
+    return context.Offload(storage) && context.Release(storage);
+  }
+
+  // After a step that ran again: what it has read goes, unless the step served needs it.
+  void DropInputs(PolicyContext& context, OpId op, OpId served) {
+    const auto needed = context.liveness().Storages(served);
+    for (const TensorId input : context.trace().op(op).inputs) {
+      const TensorId storage = context.liveness().Root(input);
+      if (!steps_.IsDropped(storage) || !IsOnDevice(context, storage)) continue;
+      if (context.Pinned(storage) ||
+          std::find(needed.begin(), needed.end(), storage) != needed.end()) {
+        continue;
+      }
+      if (context.Evict(storage)) Forget(storage);
+    }
+  }
+
+  const Config config_;
+  SuperNeuronsSteps steps_;
+  std::vector<KernelPlan> chosen_;  // by op, of workspace=static
+  // What is on the device and may go; what the runtime has freed since is still in it.
+  std::set<Rank> order_;
+  std::vector<std::optional<Rank>> ranks_;  // by tensor: its entry in `order_`
+  int64_t clock_ = 0;
+  OpId current_{};  // of the trace
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> MakeSuperNeuronsPolicy(Params& params) {
+  Config config;
+  const std::string offload = params.Choice(
+      "offload", "checkpoints", {"none", "conv", "checkpoints"},
+      "what goes to the host first: outputs of convolutions, also of joins, concatenations and "
+      "forks, or nothing");
+  config.offload = offload == "none"   ? SuperNeuronsOffload::kNone
+                   : offload == "conv" ? SuperNeuronsOffload::kConv
+                                       : SuperNeuronsOffload::kCheckpoints;
+  const std::string cache = params.Choice(
+      "cache", "lru", {"lru", "belady", "fifo", "none"},
+      "what leaves when memory is short: the least recently used, the one needed last, the oldest; "
+      "or all leave at once");
+  config.cache = cache == "lru"      ? Cache::kLru
+                 : cache == "belady" ? Cache::kBelady
+                 : cache == "fifo"   ? Cache::kFifo
+                                     : Cache::kNone;
+  const std::string recompute =
+      params.Choice("recompute", "cost-aware", {"none", "speed", "memory", "cost-aware"},
+                    "outputs of cheap layers are dropped and rebuilt once, for each step anew, or "
+                    "whichever keeps to the largest layer's memory");
+  config.recompute = recompute == "none"     ? SuperNeuronsRecompute::kNone
+                     : recompute == "speed"  ? SuperNeuronsRecompute::kSpeed
+                     : recompute == "memory" ? SuperNeuronsRecompute::kMemory
+                                             : SuperNeuronsRecompute::kCostAware;
+  const std::string workspace =
+      params.Choice("workspace", "dynamic", {"none", "static", "dynamic"},
+                    "convolution algorithms: the least workspace, the fastest that fits at first "
+                    "use, or the fastest that fits at each step");
+  config.workspace = workspace == "none"     ? WorkspaceChoice::kNone
+                     : workspace == "static" ? WorkspaceChoice::kStatic
+                                             : WorkspaceChoice::kDynamic;
+  return std::make_unique<SuperNeuronsPolicy>(config);
+}
+
+}  // namespace spillway
