@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "experiments/catalogue.h"
+#include "experiments/csv.h"
 #include "experiments/reproduce_vdnnpp.h"
 #include "experiments/simulate.h"
 #include "sim/core/error.h"
@@ -21,27 +22,6 @@ namespace spillway {
 namespace {
 
 // --- The list of printed values -----------------------------------------------------------------
-
-// The fields of one CSV line; quotes may enclose a field, two quotes inside stand for one.
-std::vector<std::string> SplitCsv(std::string_view line) {
-  std::vector<std::string> fields(1);
-  bool quoted = false;
-  for (size_t i = 0; i < line.size(); ++i) {
-    const char c = line[i];
-    if (c == '"') {
-      if (quoted && i + 1 < line.size() && line[i + 1] == '"') {
-        fields.back() += line[++i];
-      } else {
-        quoted = !quoted;
-      }
-    } else if (c == ',' && !quoted) {
-      fields.emplace_back();
-    } else if (c != '\r') {
-      fields.back() += c;
-    }
-  }
-  return fields;
-}
 
 std::optional<double> ParseNumber(std::string_view text) {
   double value = 0;

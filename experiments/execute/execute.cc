@@ -59,6 +59,12 @@ Bytes Touched(const Report& report, bool host) {
   return end;
 }
 
+// What the host of this trace keeps compressed, if anything.
+std::optional<HostCompression> HostOf(const Setup& setup, const Trace& trace) {
+  if (!setup.compression) return std::nullopt;
+  return CompressionOf(*setup.compression, trace);
+}
+
 // Runs on any backend; `make` gets the trace that runs.
 Execution Execute(const Setup& setup, Policy& policy, const ExecuteOptions& options,
                   const std::function<std::unique_ptr<Executor>(const Trace&)>& make) {
@@ -89,6 +95,12 @@ Execution Execute(const Setup& setup, Policy& policy, const ExecuteOptions& opti
   runtime.iterations = options.iterations;
   outcome.report = Run(parts, runtime);
   if (!outcome.report.fits()) return execution;
+  if (const auto compression = HostOf(setup, trace)) {
+    CompressionSummary summary = Summarize(*setup.compression, *compression, trace, outcome.report);
+    summary.stored = backend->stored();
+    summary.pageable_peak = backend->stored_peak();
+    outcome.compression = std::move(summary);
+  }
   execution.iteration_times = backend->iteration_times();
   execution.loss = backend->loss();
   if (options.digest && options.work == CudaWork::kKernels) {
@@ -113,8 +125,8 @@ Execution ExecuteOnCpu(const Setup& setup, Policy& policy, const ExecuteOptions&
   // them than there is memory.
   const auto make = [&](const Trace& trace) {
     return std::make_unique<CpuBackend>(
-        trace,
-        CpuOptions{Bytes::Unlimited(), setup.device.host_memory, options.seed, options.drain_seed});
+        trace, CpuOptions{Bytes::Unlimited(), setup.device.host_memory, options.seed,
+                          options.drain_seed, HostOf(setup, trace)});
   };
   return Execute(setup, policy, options, make);
 }
