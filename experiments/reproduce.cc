@@ -186,10 +186,10 @@ std::vector<PaperValue> SelectPaperValues(const std::vector<PaperValue>& values,
     if (item) selected.push_back({"vdnnpp", name, item->workload, item->unit, "", ""});
   }
   if (!selected.empty()) return selected;
-  throw UsageError(
-      fmt::format("{}; also Tab4, Fig5, Fig6 and Fig9 (of vDNN++), and an item name such as 'base "
-                  "VGG-16(256) GB', for any network and batch",
-                  UnknownName("item", request, names)));
+  throw UsageError(fmt::format(
+      "{}; also Tab4, Fig5, Fig6, Fig9 and Fig10 (of vDNN++), and an item name such as 'base "
+      "VGG-16(256) GB', for any network and batch",
+      UnknownName("item", request, names)));
 }
 
 Reproduction Reproduce(const PaperValue& value) {

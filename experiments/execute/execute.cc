@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "backend/cpu/cpu_backend.h"
@@ -63,6 +64,18 @@ Bytes Touched(const Report& report, bool host) {
 std::optional<HostCompression> HostOf(const Setup& setup, const Trace& trace) {
   if (!setup.compression) return std::nullopt;
   return CompressionOf(*setup.compression, trace);
+}
+
+// The blocks of the host pool of storages that are not kept compressed, each storage once.
+Bytes PinnedMemory(const Report& report, const HostCompression& compression) {
+  std::set<TensorId> storages;
+  Bytes total;
+  for (const Placement& placement : report.placements) {
+    if (!placement.host || placement.tensor == kNoTensor) continue;
+    if (compression.Keeps(placement.tensor) || !storages.insert(placement.tensor).second) continue;
+    total += placement.block.size;
+  }
+  return total;
 }
 
 // Runs on any backend; `make` gets the trace that runs.
@@ -140,8 +153,16 @@ Execution ExecuteOnCuda(const Setup& setup, Policy& policy, const Report& predic
   run.backing = MakeArena(setup, Bytes(0))->backing();
   run.stamped_iteration = options.iterations;
   run.seed = options.seed;
-  const auto make = [&](const Trace& trace) { return machine.Open(trace, setup.cost, run); };
-  return Execute(setup, policy, options, make);
+  const auto make = [&](const Trace& trace) {
+    run.compression = HostOf(setup, trace);
+    if (run.compression) run.host_memory = PinnedMemory(predicted, *run.compression);
+    return machine.Open(trace, setup.cost, run);
+  };
+  Execution execution = Execute(setup, policy, options, make);
+  if (auto& summary = execution.outcome.compression) {
+    summary->pinned_peak = run.host_memory + summary->staging;  // that was really pinned
+  }
+  return execution;
 }
 
 }  // namespace spillway
