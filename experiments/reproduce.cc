@@ -183,7 +183,12 @@ std::vector<PaperValue> SelectPaperValues(const std::vector<PaperValue>& values,
   if (items.empty()) items.push_back(request);
   for (const std::string& name : items) {
     const auto item = ParseVdnnppItem(name);
-    if (item) selected.push_back({"vdnnpp", name, item->workload, item->unit, "", ""});
+    if (!item) continue;
+    const auto listed = std::find_if(values.begin(), values.end(),
+                                     [&](const PaperValue& v) { return v.item == name; });
+    selected.push_back(listed != values.end() ? *listed
+                                              : PaperValue{"vdnnpp", name, item->workload,
+                                                           item->unit, "", item->evidence});
   }
   if (!selected.empty()) return selected;
   throw UsageError(fmt::format(

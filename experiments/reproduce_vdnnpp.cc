@@ -443,6 +443,7 @@ std::optional<ComputableItem> ParseCompressionItem(bool saving, std::string_view
   ComputableItem item;
   item.workload = workload->Name();
   item.unit = saving ? "%" : "share";
+  item.evidence = "x";
   if (saving && rest == "%") {
     // The paper's densities are in a figure that it does not draw.
     item.compute = [] { return std::nullopt; };
@@ -479,6 +480,7 @@ std::optional<ComputableItem> ParseTableItem(std::string_view table, const Workl
     constexpr std::array<std::string_view, 6> kColumns{"size",    "ratio25",  "ratio50",
                                                        "ratio75", "compress", "decompress"};
     if (std::find(kColumns.begin(), kColumns.end(), column) == kColumns.end()) return std::nullopt;
+    if (column != "size") item.evidence = "x";
     item.unit = column == "size" ? "MB" : column.starts_with("ratio") ? "x" : "ms";
     item.compute = [=] { return FigureTen(workload, layer, column); };
     return item;

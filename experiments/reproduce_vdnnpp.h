@@ -39,6 +39,7 @@ struct ComputableItem {
   std::string workload;
   std::string unit;
   bool round_down = false;  // as the paper prints it; else rounded
+  std::string evidence;     // "x" where it rests on what the paper does not say
   // nullopt where the workload does not fit on the paper's GPU.
   std::function<std::optional<double>()> compute;
 };

@@ -115,7 +115,7 @@ Outcome Scenario::Play(const std::string& name, const std::vector<PolicyMaker>& 
 
 Execution Scenario::PlayOnCpu(const std::string& name, const PolicyMaker& make,
                               const ExecuteOptions& options) const {
-  Execution execution = ExecuteOnCpu(Resolve(make), *make(), options);
+  Execution execution = ExecuteOnCpu(ResolveForExecution(*setup_, make), *make(), options);
   Verify(name, execution.outcome);
   return execution;
 }
@@ -123,20 +123,12 @@ Execution Scenario::PlayOnCpu(const std::string& name, const PolicyMaker& make,
 Execution Scenario::PlayOnCuda(const std::string& name, const PolicyMaker& make,
                                CudaMachine& machine, const ExecuteOptions& options) const {
   Execution execution;
-  const Setup setup = Resolve(make);
+  const Setup setup = ResolveForExecution(*setup_, make);
   execution.outcome = Simulate(setup, *make());
   if (!execution.outcome.report.fits()) return execution;
   execution = ExecuteOnCuda(setup, *make(), execution.outcome.report, machine, options);
   Verify(name, execution.outcome);
   return execution;
-}
-
-// Without densities nothing is chosen: every feature map is compressed, which measures them.
-Setup Scenario::Resolve(const PolicyMaker& make) const {
-  const Setup setup = ResolveAllocator(*setup_, make);
-  const CompressionPlan* const plan = setup.compression.get();
-  if (plan == nullptr || (!plan->only_hidden && !plan->density && !plan->densities)) return setup;
-  return ResolveCompression(setup, make);
 }
 
 void Scenario::Verify(const std::string& specification, const Outcome& outcome) const {

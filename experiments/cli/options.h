@@ -89,8 +89,6 @@ class Scenario {
   std::string Title() const;
 
  private:
-  // The setup with all that has to be found out for a run on real bytes.
-  Setup Resolve(const PolicyMaker& make) const;
   // Throws `PolicyError` if verification was asked for and finds a violation.
   void Verify(const std::string& specification, const Outcome& outcome) const;
 

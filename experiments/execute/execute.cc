@@ -133,6 +133,16 @@ Duration Execution::typical_iteration() const {
   return *middle;
 }
 
+Setup ResolveForExecution(const Setup& setup,
+                          const std::function<std::unique_ptr<Policy>()>& make_policy) {
+  const Setup resolved = ResolveAllocator(setup, make_policy);
+  const CompressionPlan* const plan = resolved.compression.get();
+  if (plan == nullptr || (!plan->only_hidden && !plan->density && !plan->densities)) {
+    return resolved;
+  }
+  return ResolveCompression(resolved, make_policy);
+}
+
 Execution ExecuteOnCpu(const Setup& setup, Policy& policy, const ExecuteOptions& options) {
   // Addresses are no memory until they are touched, and an allocator with segments may use more of
   // them than there is memory.
