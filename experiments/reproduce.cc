@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "experiments/catalogue.h"
+#include "experiments/csv.h"
 #include "experiments/reproduce_limits.h"
 #include "experiments/reproduce_superneurons.h"
 #include "experiments/reproduce_vdnnpp.h"
@@ -23,27 +24,6 @@ namespace spillway {
 namespace {
 
 // --- The list of printed values -----------------------------------------------------------------
-
-// The fields of one CSV line; quotes may enclose a field, two quotes inside stand for one.
-std::vector<std::string> SplitCsv(std::string_view line) {
-  std::vector<std::string> fields(1);
-  bool quoted = false;
-  for (size_t i = 0; i < line.size(); ++i) {
-    const char c = line[i];
-    if (c == '"') {
-      if (quoted && i + 1 < line.size() && line[i + 1] == '"') {
-        fields.back() += line[++i];
-      } else {
-        quoted = !quoted;
-      }
-    } else if (c == ',' && !quoted) {
-      fields.emplace_back();
-    } else if (c != '\r') {
-      fields.back() += c;
-    }
-  }
-  return fields;
-}
 
 std::optional<double> ParseNumber(std::string_view text) {
   double value = 0;
@@ -207,7 +187,12 @@ std::vector<PaperValue> SelectPaperValues(const std::vector<PaperValue>& values,
   if (items.empty()) items.push_back(request);
   for (const std::string& name : items) {
     const auto item = ParseVdnnppItem(name);
-    if (item) selected.push_back({"vdnnpp", name, item->workload, item->unit, "", ""});
+    if (!item) continue;
+    const auto listed = std::find_if(values.begin(), values.end(),
+                                     [&](const PaperValue& v) { return v.item == name; });
+    selected.push_back(listed != values.end() ? *listed
+                                              : PaperValue{"vdnnpp", name, item->workload,
+                                                           item->unit, "", item->evidence});
   }
   items = SuperNeuronsItemsOf(request);
   if (items.empty()) items.push_back(request);
@@ -216,11 +201,11 @@ std::vector<PaperValue> SelectPaperValues(const std::vector<PaperValue>& values,
     if (item) selected.push_back({"superneurons", name, item->workload, item->unit, "", ""});
   }
   if (!selected.empty()) return selected;
-  throw UsageError(
-      fmt::format("{}; also Tab4, Fig5, Fig6 and Fig9 (of vDNN++), superneurons-Tab4, "
-                  "superneurons-Tab5, Fig10 and Floor (of SuperNeurons), and an item name such as "
-                  "'base VGG-16(256) GB', for any network and batch",
-                  UnknownName("item", request, names)));
+  throw UsageError(fmt::format(
+      "{}; also Tab4, Fig5, Fig6 and Fig9 (of vDNN++), superneurons-Tab4, "
+      "superneurons-Tab5 and Floor (of SuperNeurons), Fig10 (of both), and an item name "
+      "such as 'base VGG-16(256) GB', for any network and batch",
+      UnknownName("item", request, names)));
 }
 
 Reproduction Reproduce(const PaperValue& value) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <charconv>
 #include <map>
 #include <memory>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "experiments/simulate.h"
 #include "sim/alloc/allocation_log.h"
 #include "sim/alloc/make_allocator.h"
+#include "sim/codec/zero_value.h"
 #include "sim/core/error.h"
 #include "sim/cost/roofline.h"
 #include "traces/graph.h"
@@ -404,6 +406,93 @@ std::optional<double> FigureSix(const Workload& workload, std::string_view layer
   return std::nullopt;
 }
 
+// --- Compression --------------------------------------------------------------------------------
+
+// The authors' stand-alone test: eight threads, blocks of 1 / 64 of a layer.
+constexpr Growth kPaperGrowth{8, 8};
+
+// What all(m) offloads, by the names of the tensors.
+std::vector<const Tensor*> OffloadedByAll(const Scene& scene) {
+  const Report report = EagerRun(scene, {"all", false}, "prefetch-first", "none");
+  std::vector<const Tensor*> tensors;
+  for (const TimelineEntry& entry : report.timeline) {
+    if (entry.kind == CommandKind::kToHost) tensors.push_back(&scene.trace.tensor(entry.tensor));
+  }
+  return tensors;
+}
+
+// The share of pinned memory that all(m) saves, in percent, if every feature map has this density.
+// The image has no zeros to speak of and stays as it is.
+double SavingAt(const Scene& scene, double density) {
+  Bytes plain, compressed;
+  for (const Tensor* tensor : OffloadedByAll(scene)) {
+    plain += tensor->size;
+    compressed += tensor->kind == TensorKind::kActivation
+                      ? CompressedSize(tensor->size, density, kPaperGrowth)
+                      : tensor->size;
+  }
+  return 100 * (1 - compressed.mib() / plain.mib());
+}
+
+// The density that would explain a saving in percent, to a thousandth; nullopt if none does.
+std::optional<double> DensityFor(const Scene& scene, double saving) {
+  for (int thousandths = 1000; thousandths >= 0; --thousandths) {
+    if (SavingAt(scene, thousandths / 1000.0) >= saving) return thousandths / 1000.0;
+  }
+  return std::nullopt;
+}
+
+// A number of a feature map, "conv1" for its layer's output: size in MB, ratio25, ratio50 or
+// ratio75 for its compressed size over that at a density of so many percent, compress or decompress
+// for the time, in ms, that eight threads need at the rates of the device file.
+std::optional<double> FigureTen(const Workload& workload, std::string_view layer,
+                                std::string_view column) {
+  const Scene scene(workload, kLargeGpu);
+  for (const Tensor* tensor : OffloadedByAll(scene)) {
+    if (std::string_view(tensor->name).substr(0, tensor->name.find('.')) != layer) continue;
+    const auto time = [&](Bandwidth thread) {
+      return TransferTime(tensor->size, {thread.bytes_per_second * kPaperGrowth.threads})
+          .milliseconds();
+    };
+    if (column == "size") return tensor->size.mib();
+    if (column == "compress") return time(scene.device.codec.compress);
+    if (column == "decompress") return time(scene.device.codec.decompress);
+    const double density = column == "ratio25" ? 0.25 : column == "ratio50" ? 0.5 : 0.75;
+    return CompressedSize(tensor->size, density, kPaperGrowth).mib() / tensor->size.mib();
+  }
+  return std::nullopt;
+}
+
+std::optional<double> ParseShare(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole && value >= 0 && value <= 100 ? std::optional(value) : std::nullopt;
+}
+
+// "saving NET(BATCH) %", "saving NET(BATCH) at DENSITY %" and "density NET(BATCH) at PERCENT".
+std::optional<ComputableItem> ParseCompressionItem(bool saving, std::string_view rest) {
+  const auto workload = ParsePaperWorkload(TakeWord(rest));
+  if (!workload) return std::nullopt;
+  ComputableItem item;
+  item.workload = workload->Name();
+  item.unit = saving ? "%" : "share";
+  item.evidence = "x";
+  if (saving && rest == "%") {
+    // The paper's densities are in a figure that it does not draw.
+    item.compute = [] { return std::nullopt; };
+    return item;
+  }
+  if (TakeWord(rest) != "at") return std::nullopt;
+  const auto value = ParseShare(TakeWord(rest));
+  if (!value || rest != (saving ? "%" : "") || (saving && *value > 1)) return std::nullopt;
+  item.compute = [=, workload = *workload, value = *value]() -> std::optional<double> {
+    const Scene scene(workload, kLargeGpu);
+    return saving ? SavingAt(scene, value) : DensityFor(scene, value);
+  };
+  return item;
+}
+
 std::optional<ComputableItem> ParseTableItem(std::string_view table, const Workload& workload,
                                              std::string_view rest) {
   ComputableItem item;
@@ -417,6 +506,17 @@ std::optional<ComputableItem> ParseTableItem(std::string_view table, const Workl
     item.compute = [=, transfer = rest == "transfer"] {
       return FigureSix(workload, layer, transfer);
     };
+    return item;
+  }
+  if (table == "Fig10") {
+    const std::string layer(TakeWord(rest));
+    const std::string column(rest);
+    constexpr std::array<std::string_view, 6> kColumns{"size",    "ratio25",  "ratio50",
+                                                       "ratio75", "compress", "decompress"};
+    if (std::find(kColumns.begin(), kColumns.end(), column) == kColumns.end()) return std::nullopt;
+    if (column != "size") item.evidence = "x";
+    item.unit = column == "size" ? "MB" : column.starts_with("ratio") ? "x" : "ms";
+    item.compute = [=] { return FigureTen(workload, layer, column); };
     return item;
   }
   const auto mode = ParseMode(TakeWord(rest));
@@ -456,7 +556,8 @@ std::optional<ComputableItem> ParseTableItem(std::string_view table, const Workl
 }  // namespace
 
 std::optional<ComputableItem> ParseVdnnppItem(std::string_view text) {
-  constexpr std::array<std::string_view, 6> kTables{"Tab2", "Tab4", "Tab5", "Fig5", "Fig6", "Fig9"};
+  constexpr std::array<std::string_view, 7> kTables{"Tab2", "Tab4", "Tab5", "Fig5",
+                                                    "Fig6", "Fig9", "Fig10"};
   std::string_view rest = text;
   std::string_view word = TakeWord(rest);
   std::optional<ComputableItem> item;
@@ -464,6 +565,8 @@ std::optional<ComputableItem> ParseVdnnppItem(std::string_view text) {
     if (const auto workload = ParsePaperWorkload(TakeWord(rest))) {
       item = ParseTableItem(word, *workload, rest);
     }
+  } else if (word == "saving" || word == "density") {
+    item = ParseCompressionItem(word == "saving", rest);
   } else {
     const bool pinned = word == "pinned";
     if (pinned) word = TakeWord(rest);
@@ -509,6 +612,19 @@ std::vector<std::string> VdnnppItemsOf(std::string_view figure) {
       add(network, {"dyn", "conv(p)", "conv(m)", "all(p)", "all(m)", "aconv(p)", "aconv(m)"},
           {"vDNN", "vDNN++"});
     }
+  }
+  if (figure == "Fig10") {
+    const Scene scene(*ParsePaperWorkload("AlexNet(128)"), kLargeGpu);
+    for (const Tensor* tensor : OffloadedByAll(scene)) {
+      if (tensor->kind != TensorKind::kActivation) continue;
+      const std::string layer = tensor->name.substr(0, tensor->name.find('.'));
+      add("AlexNet(128)", {layer.c_str()},
+          {"size", "ratio25", "ratio50", "ratio75", "compress", "decompress"});
+    }
+    items.push_back("saving AlexNet(128) %");
+    items.push_back("density AlexNet(128) at 36");
+    items.push_back("saving VGG-16(16) %");
+    items.push_back("density VGG-16(16) at 67");
   }
   return items;
 }

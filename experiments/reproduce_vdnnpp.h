@@ -15,6 +15,11 @@
 //                                   ms
 //   Fig9 NET(BATCH) MODE COLUMN     vDNN, vDNN++: time over that of the base with the fastest
 //                                   algorithms, on the GTX 1080 Ti, vDNN++ in vDNN's memory
+//   Fig10 NET(BATCH) LAYER COLUMN   size of the layer's output, ratio25, ratio50 and ratio75 of its
+//                                   compressed size at such densities, compress and decompress: ms
+//   saving NET(BATCH) %             of pinned memory under all(m); the paper's densities are not
+//   known saving NET(BATCH) at DENSITY %  if every feature map has that density, in [0, 1] density
+//   NET(BATCH) at PERCENT   that would explain a saving
 //
 // Tables II and V count the requests of a run that releases as vDNN does (`release=eager`), with
 // what no trace holds added as the preset's accounting says (README.md in experiments/reproduce).
@@ -36,6 +41,7 @@ struct ComputableItem {
   std::string workload;
   std::string unit;
   bool round_down = false;  // as the paper prints it; else rounded
+  std::string evidence;     // "x" where it rests on what the paper does not say
   // nullopt where the workload does not fit on the paper's GPU.
   std::function<std::optional<double>()> compute;
 };
@@ -43,8 +49,8 @@ struct ComputableItem {
 // nullopt if it is none of the above.
 std::optional<ComputableItem> ParseVdnnppItem(std::string_view item);
 
-// The items that make up a table or figure which is no list of printed numbers: Tab4, Fig5, Fig6 or
-// Fig9. Empty for other names.
+// The items that make up a table or figure which is no list of printed numbers: Tab4, Fig5, Fig6,
+// Fig9 or Fig10. Empty for other names.
 std::vector<std::string> VdnnppItemsOf(std::string_view figure);
 
 }  // namespace spillway

@@ -60,6 +60,40 @@ bool LooksNumeric(const std::string& text) {
   return !text.empty() && text.find_first_not_of("0123456789.-+x%e") == std::string::npos;
 }
 
+// The columns of a run with compression; what is pinned is less than the host pool then.
+void AddCompression(const Setup& setup, const Outcome& outcome, Row& row) {
+  const std::optional<CompressionSummary>& summary = outcome.compression;
+  const auto bytes = [&](Bytes CompressionSummary::*size) -> Value {
+    return summary ? Value(((*summary).*size).count()) : Value();
+  };
+  const auto time = [&](Duration CompressionTimes::*duration) -> Value {
+    return summary && summary->times ? Value(((*summary->times).*duration).milliseconds())
+                                     : Value();
+  };
+  if (summary) {
+    for (Column& column : row) {
+      if (column.name == "pinned_peak_bytes") column.value = summary->pinned_peak.count();
+      if (column.name == "pinning_ms") {
+        column.value = setup.device.host_malloc.At(summary->pinned_peak).milliseconds();
+      }
+    }
+  }
+  const bool predicted = summary && summary->baseline;
+  row.push_back({"compressed_storages", summary ? Value(summary->storages) : Value()});
+  row.push_back({"staging_bytes", bytes(&CompressionSummary::staging)});
+  row.push_back({"pageable_peak_bytes", bytes(&CompressionSummary::pageable_peak)});
+  row.push_back({"plain_pinned_peak_bytes", bytes(&CompressionSummary::plain_peak)});
+  row.push_back({"saved_bytes", summary ? Value(summary->saved().count()) : Value()});
+  row.push_back({"compress_ms", time(&CompressionTimes::compress)});
+  row.push_back({"decompress_ms", time(&CompressionTimes::decompress)});
+  row.push_back({"wait_staging_ms", time(&CompressionTimes::staging)});
+  row.push_back({"wait_contents_ms", time(&CompressionTimes::contents)});
+  row.push_back(
+      {"plain_iteration_ms", predicted ? Value(summary->baseline->milliseconds()) : Value()});
+  row.push_back(
+      {"compression_hides", summary && summary->hides ? Value(*summary->hides) : Value()});
+}
+
 }  // namespace
 
 Row MakeResultRow(const Setup& setup, std::string_view policy, std::string_view backend,
@@ -124,6 +158,7 @@ Row MakeResultRow(const Setup& setup, std::string_view policy, std::string_view 
       {"cost", setup.cost.Provenance()},
       {"reason", fits ? Value() : Value(report.out_of_memory->Message())},
   };
+  if (setup.compression) AddCompression(setup, outcome, row);
   return row;
 }
 
@@ -203,6 +238,31 @@ std::string FormatComparison(const std::vector<Row>& rows) {
                      Cell(row, "time_over_bound", 1, 3), Cell(row, "memory_over_bound", 1, 3)});
   }
   return FormatTable(cells);
+}
+
+std::string FormatCompression(const std::vector<Row>& rows) {
+  constexpr double kGiB = 1073741824.0;
+  std::vector<std::vector<std::string>> cells{
+      {"policy", "compressed", "pinned GiB", "was GiB", "pageable GiB", "saved GiB", "compress ms",
+       "decompress ms", "waits out", "waits in", "was ms", "hidden"}};
+  for (const Row& row : rows) {
+    const bool compresses = std::any_of(row.begin(), row.end(), [](const Column& column) {
+      return column.name == "compressed_storages";
+    });
+    if (!compresses) continue;
+    const auto* const hides = std::get_if<bool>(&Find(row, "compression_hides"));
+    cells.push_back(
+        {std::get<std::string>(Find(row, "policy")), Cell(row, "compressed_storages", 1, 0),
+         Cell(row, "pinned_peak_bytes", kGiB, 3), Cell(row, "plain_pinned_peak_bytes", kGiB, 3),
+         Cell(row, "pageable_peak_bytes", kGiB, 3), Cell(row, "saved_bytes", kGiB, 3),
+         Cell(row, "compress_ms", 1, 1), Cell(row, "decompress_ms", 1, 1),
+         Cell(row, "wait_staging_ms", 1, 1), Cell(row, "wait_contents_ms", 1, 1),
+         Cell(row, "plain_iteration_ms", 1, 1),
+         hides == nullptr ? "-"
+         : *hides         ? "yes"
+                          : "no"});
+  }
+  return cells.size() == 1 ? std::string() : FormatTable(cells);
 }
 
 }  // namespace spillway

@@ -46,6 +46,9 @@ std::string FormatTable(const std::vector<std::vector<std::string>>& cells);
 // bounds.
 std::string FormatComparison(const std::vector<Row>& rows);
 
+// What compression saves and costs, likewise; empty for runs without it.
+std::string FormatCompression(const std::vector<Row>& rows);
+
 }  // namespace spillway
 
 #endif  // SPILLWAY_EXPERIMENTS_RESULT_ROW_H_

@@ -18,14 +18,19 @@ namespace {
 class IdealPolicy final : public Policy {};
 
 Report SimulateTrace(const Setup& setup, const Trace& trace, Policy& policy,
-                     Allocator* given = nullptr) {
+                     Allocator* given = nullptr,
+                     std::optional<CompressionSummary>* summary = nullptr) {
   Device device = setup.device;
   device.memory = setup.memory;
   std::unique_ptr<Allocator> own;
   if (given == nullptr) own = MakeArena(setup, device.memory);
   Allocator* const arena = given == nullptr ? own.get() : given;
   const auto host_pool = MakeAllocator("best-fit", device.host_memory, device.alignment);
-  SimBackend backend(device, setup.cost, arena->backing() == Backing::kBlocks);
+  const bool compresses = setup.compression && summary != nullptr;
+  const HostCompression compression =
+      compresses ? CompressionOf(*setup.compression, trace) : HostCompression();
+  SimBackend backend(device, setup.cost, arena->backing() == Backing::kBlocks,
+                     compresses ? &compression : nullptr);
   RuntimeParts parts;
   parts.trace = &trace;
   parts.device = &device;
@@ -34,12 +39,22 @@ Report SimulateTrace(const Setup& setup, const Trace& trace, Policy& policy,
   parts.host_pool = host_pool.get();
   parts.backend = &backend;
   parts.policy = &policy;
-  // A plan is for one policy; a trial of another one runs as the recorded run did.
+  // A plan is for one policy; a trial of another one runs as the recorded run did. Nor does it see
+  // compression.
   Setup trial = setup;
   trial.plan = nullptr;
   if (setup.plan) trial.memory = setup.plan->memory;
   parts.trial = [&](Policy& other) { return SimulateTrace(trial, trace, other); };
-  return Run(parts, setup.options);
+  Report report = Run(parts, setup.options);
+  if (compresses && report.fits()) {
+    *summary = Summarize(*setup.compression, compression, trace, report);
+    (*summary)->times = backend.compression_times();
+    if (setup.compression->baseline) {
+      (*summary)->hides = setup.compression->Hides(report.metrics.iteration);
+    }
+    report.pinning = device.host_malloc.At((*summary)->pinned_peak);
+  }
+  return report;
 }
 
 }  // namespace
@@ -48,7 +63,7 @@ Outcome Simulate(const Setup& setup, Policy& policy, Allocator* arena) {
   Outcome outcome;
   outcome.rewritten = policy.Rewrite(setup.trace, setup.device, setup.cost);
   if (outcome.rewritten) outcome.rewritten->Validate();
-  outcome.report = SimulateTrace(setup, outcome.trace(setup), policy, arena);
+  outcome.report = SimulateTrace(setup, outcome.trace(setup), policy, arena, &outcome.compression);
   return outcome;
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "experiments/compression.h"
 #include "policies/registry.h"
 #include "sim/alloc/planned.h"
 #include "sim/core/cost_model.h"
@@ -29,18 +30,21 @@ struct Setup {
   std::string allocator = "best-fit";
   RuntimeOptions options = {};
   std::shared_ptr<const AllocationPlan> plan = nullptr;  // of `planned`: see arena.h
+  // nullptr: what is offloaded stays as it is, in pinned memory. See compression.h.
+  std::shared_ptr<const CompressionPlan> compression = nullptr;
 };
 
 struct Outcome {
   Report report;
-  std::optional<Trace> rewritten;  // the trace that ran, where the policy changed it
+  std::optional<Trace> rewritten;                 // the trace that ran, where the policy changed it
+  std::optional<CompressionSummary> compression;  // where the setup has a plan and the run fits
 
   const Trace& trace(const Setup& setup) const { return rewritten ? *rewritten : setup.trace; }
 };
 
-// Runs a policy on the simulator. The allocators `planned` and `auto` are to be resolved before
-// (arena.h). `arena` is used instead of the setup's, if given. Throws `PolicyError` if the policy
-// breaks its contract.
+// Runs a policy on the simulator. The allocators `planned` and `auto` and compression are to be
+// resolved before (arena.h, compression.h). `arena` is used instead of the setup's, if given.
+// Throws `PolicyError` if the policy breaks its contract.
 Outcome Simulate(const Setup& setup, Policy& policy, Allocator* arena = nullptr);
 
 // The run that the slowdown of all others refers to: unlimited memory, the fastest algorithms,

@@ -648,8 +648,7 @@ const std::vector<Preset>& Presets() {
        .description =
            "SuperNeurons' tensors: each layer has an output of its own and a fork copies; backward "
            "of a ReLU, an LRN and the loss is in place, a sum's gradient is that of its operands, "
-           "a "
-           "gradient of the image is computed, gradients of parameters live until an update after "
+           "the image has a gradient, gradients of parameters live until an update after "
            "backward",
        .relu_in_place = false,
        .add_in_place = false,
@@ -658,6 +657,7 @@ const std::vector<Preset>& Presets() {
        .sum_shares_gradient = true,
        .image_gradient = true,
        .forks = Forks::kCopy,
+       .order = Order::kDepthFirst,
        .counting = {"MB", Bytes::MiB(1)}},
   };
   return presets;

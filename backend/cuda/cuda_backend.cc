@@ -19,6 +19,7 @@
 #include "backend/cuda/device_memory.h"
 #include "backend/cuda/dnn_library.h"
 #include "backend/cuda/elementwise.h"
+#include "backend/cuda/host_store.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/page_memory.h"
 #include "backend/cuda/stream.h"
@@ -189,11 +190,17 @@ class CudaBackend final : public Executor {
   void OnAllocate(const Block& block) override;
   void OnFree(const Block& block) override;
   void OnDriverCall(const DriverCall& call) override;
+  void OnAbandon(const Block& block, bool host) override;
+  void OnHostBlock(TensorId tensor, const Block& block) override;
   void OnArrive(TensorId tensor, const Block& block, bool host) override;
 
   std::optional<float> loss() const override { return loss_; }
   void Read(const Block& block, bool host, std::span<std::byte> bytes) const override;
   std::vector<Duration> iteration_times() const override { return iteration_times_; }
+  std::vector<StoredContents> stored() const override {
+    return store_ ? store_->stored() : std::vector<StoredContents>();
+  }
+  Bytes stored_peak() const override { return store_ ? store_->peak() : Bytes(0); }
 
  private:
   DeviceRange DeviceAt(const Block& block) const;
@@ -226,6 +233,10 @@ class CudaBackend final : public Executor {
   std::map<Bytes, DeviceBuffer> segments_;  // by offset; blocks too are segments of their own
   std::optional<PageMemory> pages_;
   PinnedBuffer* const pinned_;  // null if nothing leaves the device
+  std::optional<CudaHostStore> store_;
+  std::map<Bytes, TensorId> owners_;  // with a store: of blocks of the host pool, by offset
+  std::map<TensorId, Bytes> places_;  // likewise: where in pinned memory a storage lies
+  Bytes placed_;
   PinnedBuffer loss_landing_{Bytes(sizeof(float))};
 
   int iteration_ = 1;
@@ -249,6 +260,7 @@ CudaBackend::CudaBackend(const Trace& trace, const CostModel& cost, const CudaRu
       arena_(options.backing == Backing::kArena ? options.memory : Bytes(0)),
       pinned_(pinned) {
   if (options.backing == Backing::kPages) pages_.emplace();
+  if (options.compression) store_.emplace(*options.compression);
 }
 
 CudaBackend::~CudaBackend() {
@@ -278,6 +290,11 @@ DeviceRange CudaBackend::DeviceAt(const Block& block) const {
 }
 
 std::byte* CudaBackend::HostAt(const Block& block) const {
+  if (store_) {
+    const Bytes place = places_.at(owners_.at(block.offset));
+    SPILLWAY_CHECK(pinned_ != nullptr && place + block.size <= pinned_->size());
+    return pinned_->data() + place.count();
+  }
   SPILLWAY_CHECK(pinned_ != nullptr && block.end() <= pinned_->size());
   return pinned_->data() + block.offset.count();
 }
@@ -316,6 +333,19 @@ void CudaBackend::OnDriverCall(const DriverCall& call) {
   }
 }
 
+void CudaBackend::OnAbandon(const Block& block, bool host) {
+  if (host && store_) store_->Forget(block);
+}
+
+void CudaBackend::OnHostBlock(TensorId tensor, const Block& block) {
+  if (!store_) return;
+  owners_[block.offset] = tensor;
+  store_->Forget(block);
+  if (store_->Keeps(tensor) || places_.contains(tensor)) return;
+  places_[tensor] = placed_;
+  placed_ += block.size;
+}
+
 void CudaBackend::OnArrive(TensorId id, const Block& block, bool host) {
   const Tensor& tensor = trace_.tensor(id);
   const SyntheticData data =
@@ -342,7 +372,9 @@ void CudaBackend::OnArrive(TensorId id, const Block& block, bool host) {
 
 void CudaBackend::Read(const Block& block, bool host, std::span<std::byte> bytes) const {
   const Block contents{block.offset, Bytes(static_cast<int64_t>(bytes.size()))};
-  if (host) {
+  if (host && store_ && store_->Holds(block)) {
+    store_->Read(block, bytes);
+  } else if (host) {
     std::copy_n(HostAt(contents), bytes.size(), bytes.data());
   } else {
     SPILLWAY_CUDA_CALL(
@@ -476,6 +508,18 @@ Event CudaBackend::Copy(Direction direction, const Block& device, const Block& h
   const Activity activity{to_host ? "copy to the host" : "copy to the device", {}, {}};
   Begin(stream, waits, activity);
   std::byte* const on_device = DeviceAt({device.offset, size}).data;
+  if (store_) {
+    cudaStream_t const copies = machine_.streams[Index(stream)].stream.get();
+    const TensorId storage = owners_.at(host.offset);
+    if (to_host && store_->Keeps(storage)) {
+      store_->CopyOut(storage, on_device, {host.offset, size}, copies);
+      return End(stream);
+    }
+    if (!to_host && store_->Holds(host)) {
+      store_->CopyIn(on_device, {host.offset, size}, copies);
+      return End(stream);
+    }
+  }
   std::byte* const on_host = HostAt({host.offset, size});
   SPILLWAY_CUDA_CALL(cudaMemcpyAsync(to_host ? on_host : on_device, to_host ? on_device : on_host,
                                      static_cast<size_t>(size.count()),
@@ -495,6 +539,7 @@ void CudaBackend::Synchronize() {
     SPILLWAY_CUDA_CALL(cudaEventRecord(state.asleep.get(), state.stream.get()));
     SPILLWAY_CUDA_CALL(cudaEventSynchronize(state.asleep.get()));
   }
+  if (store_) store_->Finish();
   if (!loss_pending_) return;
   loss_ = *reinterpret_cast<const float*>(loss_landing_.data());
   loss_pending_ = false;

@@ -4,16 +4,19 @@
 // Commands go to the GPU as they are issued; a wait is a CUDA event, so nothing ever blocks the
 // host but `Synchronize` and the calls of the driver that an allocator makes. Time stamps around
 // each command slow small kernels down, so only one iteration of a run is stamped; of the others
-// the backend takes the time of the whole. The header includes no CUDA.
+// the backend takes the time of the whole. What the host keeps compressed goes through staging
+// buffers, and threads behind them (host_store.h). The header includes no CUDA.
 
 #ifndef SPILLWAY_BACKEND_CUDA_CUDA_BACKEND_H_
 #define SPILLWAY_BACKEND_CUDA_CUDA_BACKEND_H_
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "sim/core/allocator.h"
+#include "sim/core/compression.h"
 #include "sim/core/cost_model.h"
 #include "sim/core/executor.h"
 #include "sim/core/units.h"
@@ -41,6 +44,9 @@ struct CudaRunOptions {
   CudaTimeline timeline = CudaTimeline::kEvents;
   int stamped_iteration = 1;  // from 1: the one whose timeline and loss are wanted
   uint64_t seed = 1;          // of parameters and data
+  // With it, storages that are not kept compressed have pinned memory each for itself, one after
+  // the other: `host_memory` is the sum of their blocks in the host pool.
+  std::optional<HostCompression> compression = std::nullopt;
 };
 
 // A GPU opened for execution: libraries, streams, events and pinned memory, which runs share one

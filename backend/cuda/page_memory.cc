@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "backend/cuda/cuda_error.h"
+#include "backend/cuda/driver_entry.h"
 #include "sim/core/error.h"
 
 namespace spillway {
@@ -14,23 +15,6 @@ namespace {
 
 // More than all stitched addresses of a run; addresses cost nothing.
 constexpr Bytes kAddressSpace = Bytes::GiB(4096);
-
-template <typename Function>
-Function EntryPoint(const char* name) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-#if CUDART_VERSION >= 12050
-  constexpr unsigned int kVersion = 11020;  // that the signatures below are of
-  SPILLWAY_CUDA_CALL(
-      cudaGetDriverEntryPointByVersion(name, &function, kVersion, cudaEnableDefault, &found));
-#else
-  SPILLWAY_CUDA_CALL(cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &found));
-#endif
-  if (found != cudaDriverEntryPointSuccess || function == nullptr) {
-    throw EnvironmentError(fmt::format("the NVIDIA driver has no {}", name));
-  }
-  return reinterpret_cast<Function>(function);
-}
 
 void Check(CUresult code, const char* call) {
   if (code == CUDA_SUCCESS) return;
@@ -52,15 +36,15 @@ CUmemAllocationProp PageProperties(int device) {
 
 struct PageMemory::Driver {
   decltype(&cuMemGetAllocationGranularity) granularity =
-      EntryPoint<decltype(&cuMemGetAllocationGranularity)>("cuMemGetAllocationGranularity");
+      DriverEntry<decltype(&cuMemGetAllocationGranularity)>("cuMemGetAllocationGranularity");
   decltype(&cuMemAddressReserve) reserve =
-      EntryPoint<decltype(&cuMemAddressReserve)>("cuMemAddressReserve");
-  decltype(&cuMemAddressFree) free = EntryPoint<decltype(&cuMemAddressFree)>("cuMemAddressFree");
-  decltype(&cuMemCreate) create = EntryPoint<decltype(&cuMemCreate)>("cuMemCreate");
-  decltype(&cuMemRelease) release = EntryPoint<decltype(&cuMemRelease)>("cuMemRelease");
-  decltype(&cuMemMap) map = EntryPoint<decltype(&cuMemMap)>("cuMemMap");
-  decltype(&cuMemUnmap) unmap = EntryPoint<decltype(&cuMemUnmap)>("cuMemUnmap");
-  decltype(&cuMemSetAccess) set_access = EntryPoint<decltype(&cuMemSetAccess)>("cuMemSetAccess");
+      DriverEntry<decltype(&cuMemAddressReserve)>("cuMemAddressReserve");
+  decltype(&cuMemAddressFree) free = DriverEntry<decltype(&cuMemAddressFree)>("cuMemAddressFree");
+  decltype(&cuMemCreate) create = DriverEntry<decltype(&cuMemCreate)>("cuMemCreate");
+  decltype(&cuMemRelease) release = DriverEntry<decltype(&cuMemRelease)>("cuMemRelease");
+  decltype(&cuMemMap) map = DriverEntry<decltype(&cuMemMap)>("cuMemMap");
+  decltype(&cuMemUnmap) unmap = DriverEntry<decltype(&cuMemUnmap)>("cuMemUnmap");
+  decltype(&cuMemSetAccess) set_access = DriverEntry<decltype(&cuMemSetAccess)>("cuMemSetAccess");
 };
 
 PageMemory::PageMemory() : driver_(std::make_unique<const Driver>()) {

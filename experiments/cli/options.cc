@@ -57,6 +57,9 @@ void MachineOption::AddAllButMemory(CLI::App& verb) {
   verb.add_option("--device", device, "A device name, a device file (.toml), or help")
       ->capture_default_str();
   verb.add_option("--allocator", allocator, "Device allocator, or help")->capture_default_str();
+  verb.add_option("--compress", compress,
+                  "Keep offloaded feature maps compressed on the host: all, or hidden (where it "
+                  "costs no time), then :key=value,...; or help");
   verb.add_option(
           "--cost", cost,
           "Kernel times: auto (recorded if there is a table, else roofline), roofline, or a "
@@ -81,6 +84,10 @@ Scenario::Scenario(const WorkloadOption& workload, const MachineOption& machine,
   options.charge_input = machine.charge_input;
   setup_ = std::make_unique<Setup>(
       Setup{trace_, device_, *cost_, device_.memory, machine.allocator, options});
+  if (!machine.compress.empty()) {
+    setup_->compression =
+        std::make_shared<const CompressionPlan>(ParseCompression(machine.compress, device_));
+  }
   if (!machine.memory.empty()) setup_->memory = ParseMemory(machine.memory, *setup_);
   ideal_ = SimulateIdeal(*setup_);
 }
@@ -95,14 +102,15 @@ Outcome Scenario::Play(const std::string& name, const PolicyMaker& make) const {
 
 Outcome Scenario::Play(const std::string& name, const std::vector<PolicyMaker>& makers) const {
   const Resolved resolved = ResolveAllocator(*setup_, makers);
-  Outcome outcome = Simulate(resolved.setup, *makers[resolved.policy]());
+  const PolicyMaker& make = makers[resolved.policy];
+  Outcome outcome = Simulate(ResolveCompression(resolved.setup, make), *make());
   Verify(name, outcome);
   return outcome;
 }
 
 Execution Scenario::PlayOnCpu(const std::string& name, const PolicyMaker& make,
                               const ExecuteOptions& options) const {
-  Execution execution = ExecuteOnCpu(ResolveAllocator(*setup_, make), *make(), options);
+  Execution execution = ExecuteOnCpu(ResolveForExecution(*setup_, make), *make(), options);
   Verify(name, execution.outcome);
   return execution;
 }
@@ -110,7 +118,7 @@ Execution Scenario::PlayOnCpu(const std::string& name, const PolicyMaker& make,
 Execution Scenario::PlayOnCuda(const std::string& name, const PolicyMaker& make,
                                CudaMachine& machine, const ExecuteOptions& options) const {
   Execution execution;
-  const Setup setup = ResolveAllocator(*setup_, make);
+  const Setup setup = ResolveForExecution(*setup_, make);
   execution.outcome = Simulate(setup, *make());
   if (!execution.outcome.report.fits()) return execution;
   execution = ExecuteOnCuda(setup, *make(), execution.outcome.report, machine, options);
@@ -162,6 +170,9 @@ std::string FormatResults(const Scenario& scenario, const std::vector<Row>& rows
   if (format == Format::kCsv) return FormatCsv(rows);
   if (format == Format::kJson) return FormatJson(rows, "spillway.results/v1");
   std::string text = fmt::format("{}\n{}\n", scenario.Title(), FormatComparison(rows));
+  if (const std::string compression = FormatCompression(rows); !compression.empty()) {
+    text += compression + "\n";
+  }
   for (const Row& row : rows) {
     const auto value = [&](std::string_view name) {
       return std::get<std::string>(std::find_if(row.begin(), row.end(), [&](const Column& c) {
@@ -264,6 +275,7 @@ bool PrintHelpValues(const MachineOption& machine, const std::vector<std::string
   };
   print(machine.device == "help", DescribeDevices);
   print(machine.allocator == "help", DescribeAllocators);
+  print(machine.compress == "help", DescribeCompression);
   return printed;
 }
 

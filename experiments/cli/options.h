@@ -37,12 +37,14 @@ struct WorkloadOption {
   Trace Load() const;
 };
 
-// Where it is run: --device --memory --allocator --cost --deterministic --charge-input --check.
+// Where it is run: --device --memory --allocator --compress --cost
+// --deterministic --charge-input --check.
 struct MachineOption {
   std::string device = "h200";
   std::string memory;
   std::string allocator = "best-fit";
   std::string cost = "auto";
+  std::string compress;
   bool deterministic = false;
   bool charge_input = false;
   bool check = false;

@@ -28,6 +28,7 @@ struct RunOptions {
   std::string export_memory;
   std::string export_decisions;
   std::string export_snapshot;
+  std::string export_densities;
   std::string kernels_from;
   std::string backend = "sim";
   std::string math = "fp32";
@@ -94,11 +95,24 @@ OutputFile DecisionsFile(const Scenario& scenario, const RunOptions& options,
           FormatDecisions(outcome.trace(scenario.setup()), outcome.report, scenario.setup().cost)};
 }
 
+// What the host kept compressed in the end.
+std::string FormatStored(const Trace& trace, const CompressionSummary& summary) {
+  std::vector<std::vector<std::string>> cells{{"compressed", "density", "bytes", "held"}};
+  for (const StoredContents& contents : summary.stored) {
+    cells.push_back({trace.tensor(contents.storage).name, fmt::format("{:.3f}", contents.density),
+                     std::to_string(contents.size.count()), std::to_string(contents.held.count())});
+  }
+  return cells.size() == 1 ? std::string() : "\n" + FormatTable(cells);
+}
+
 // On real bytes: what fits, loss and digest; the times of a GPU are exported from `validate`.
 int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session& session) {
   if (options.explain || !options.export_trace.empty() || !options.export_memory.empty() ||
       !options.export_snapshot.empty()) {
     throw UsageError("--explain and the exports show predicted times: use them with --backend sim");
+  }
+  if (!options.export_densities.empty() && options.machine.compress.empty()) {
+    throw UsageError("--export-densities needs --compress all: densities are counted there");
   }
   Execution execution;
   if (options.backend == "cpu") {
@@ -114,11 +128,19 @@ int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session&
     text += fmt::format("loss {} after {} iteration(s), weights {}\n", *execution.loss,
                         options.execute.iterations, execution.weights_digest);
   }
+  if (options.format.format() == Format::kTable && execution.outcome.compression) {
+    text += FormatStored(execution.outcome.trace(scenario.setup()), *execution.outcome.compression);
+  }
   const bool fits = execution.outcome.report.fits();
   std::vector<OutputFile> files;
   if (!options.output.empty()) files.push_back({"--output", options.output, text});
   if (fits && !options.export_decisions.empty()) {
     files.push_back(DecisionsFile(scenario, options, execution.outcome));
+  }
+  if (fits && !options.export_densities.empty()) {
+    files.push_back({"--export-densities", options.export_densities,
+                     FormatDensities(execution.outcome.trace(scenario.setup()),
+                                     execution.outcome.compression->stored)});
   }
   Manifest manifest = session.NewManifest();
   manifest.exit_code = fits ? kOk : kNegative;
@@ -143,6 +165,9 @@ int Execute(const RunOptions& options, Session& session) {
   if (PrintHelpValues(options.machine, {options.policy})) return kOk;
   const Scenario scenario(options.workload, MachineOf(options));
   if (options.backend != "sim") return ExecuteForReal(options, scenario, session);
+  if (!options.export_densities.empty()) {
+    throw UsageError("--export-densities needs real bytes: use it with --backend cpu or cuda");
+  }
   const std::string policy = PolicyName(options);
   const Outcome outcome = options.kernels_from.empty() ? scenario.Play(policy)
                                                        : scenario.Play(policy, MakerOf(options));
@@ -229,6 +254,10 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
   verb->add_option("--export-snapshot", options->export_snapshot,
                    "Write the memory over the iteration as a PyTorch memory snapshot (a pickle), "
                    "for pytorch.org/memory_viz")
+      ->type_name("FILE");
+  verb->add_option("--export-densities", options->export_densities,
+                   "cpu, cuda, with --compress: write the share of words that are not zero of each "
+                   "feature map as CSV, which --compress takes as density=FILE")
       ->type_name("FILE");
   verb->add_option("--kernels-from", options->kernels_from,
                    "Stay in-core, with the kernels of a run that was written by "

@@ -81,6 +81,7 @@ void DescribeRun(const WorkloadOption& workload, const MachineOption& machine,
       {"check", flag(machine.check)},
       {"policy", fmt::format("{}", fmt::join(policies, " "))},
   };
+  if (setup.compression) manifest.configuration.emplace_back("compress", machine.compress);
   const auto add = [&](const char* role, const char* source, const std::string& name) {
     ManifestInput input{role, source, name, {}};
     input.sha256 = HashInput(input, manifest.configuration);
@@ -97,6 +98,9 @@ void DescribeRun(const WorkloadOption& workload, const MachineOption& machine,
     add("cost_table", "data", RecordedTablePath(setup.device.name, setup.trace));
   } else if (machine.cost != "roofline") {
     add("cost_table", "file", machine.cost);
+  }
+  if (setup.compression && setup.compression->densities) {
+    add("densities", "file", setup.compression->densities_file);
   }
   for (const std::string& policy : policies) {
     if (const std::string plugin = ParsePolicySpec(policy).plugin; !plugin.empty()) {

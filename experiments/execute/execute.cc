@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "backend/cpu/cpu_backend.h"
@@ -59,6 +60,24 @@ Bytes Touched(const Report& report, bool host) {
   return end;
 }
 
+// What the host of this trace keeps compressed, if anything.
+std::optional<HostCompression> HostOf(const Setup& setup, const Trace& trace) {
+  if (!setup.compression) return std::nullopt;
+  return CompressionOf(*setup.compression, trace);
+}
+
+// The blocks of the host pool of storages that are not kept compressed, each storage once.
+Bytes PinnedMemory(const Report& report, const HostCompression& compression) {
+  std::set<TensorId> storages;
+  Bytes total;
+  for (const Placement& placement : report.placements) {
+    if (!placement.host || placement.tensor == kNoTensor) continue;
+    if (compression.Keeps(placement.tensor) || !storages.insert(placement.tensor).second) continue;
+    total += placement.block.size;
+  }
+  return total;
+}
+
 // Runs on any backend; `make` gets the trace that runs.
 Execution Execute(const Setup& setup, Policy& policy, const ExecuteOptions& options,
                   const std::function<std::unique_ptr<Executor>(const Trace&)>& make) {
@@ -89,6 +108,12 @@ Execution Execute(const Setup& setup, Policy& policy, const ExecuteOptions& opti
   runtime.iterations = options.iterations;
   outcome.report = Run(parts, runtime);
   if (!outcome.report.fits()) return execution;
+  if (const auto compression = HostOf(setup, trace)) {
+    CompressionSummary summary = Summarize(*setup.compression, *compression, trace, outcome.report);
+    summary.stored = backend->stored();
+    summary.pageable_peak = backend->stored_peak();
+    outcome.compression = std::move(summary);
+  }
   execution.iteration_times = backend->iteration_times();
   execution.loss = backend->loss();
   if (options.digest && options.work == CudaWork::kKernels) {
@@ -108,13 +133,23 @@ Duration Execution::typical_iteration() const {
   return *middle;
 }
 
+Setup ResolveForExecution(const Setup& setup,
+                          const std::function<std::unique_ptr<Policy>()>& make_policy) {
+  const Setup resolved = ResolveAllocator(setup, make_policy);
+  const CompressionPlan* const plan = resolved.compression.get();
+  if (plan == nullptr || (!plan->only_hidden && !plan->density && !plan->densities)) {
+    return resolved;
+  }
+  return ResolveCompression(resolved, make_policy);
+}
+
 Execution ExecuteOnCpu(const Setup& setup, Policy& policy, const ExecuteOptions& options) {
   // Addresses are no memory until they are touched, and an allocator with segments may use more of
   // them than there is memory.
   const auto make = [&](const Trace& trace) {
     return std::make_unique<CpuBackend>(
-        trace,
-        CpuOptions{Bytes::Unlimited(), setup.device.host_memory, options.seed, options.drain_seed});
+        trace, CpuOptions{Bytes::Unlimited(), setup.device.host_memory, options.seed,
+                          options.drain_seed, HostOf(setup, trace)});
   };
   return Execute(setup, policy, options, make);
 }
@@ -129,8 +164,16 @@ Execution ExecuteOnCuda(const Setup& setup, Policy& policy, const Report& predic
   run.timeline = options.timeline;
   run.stamped_iteration = options.iterations;
   run.seed = options.seed;
-  const auto make = [&](const Trace& trace) { return machine.Open(trace, setup.cost, run); };
-  return Execute(setup, policy, options, make);
+  const auto make = [&](const Trace& trace) {
+    run.compression = HostOf(setup, trace);
+    if (run.compression) run.host_memory = PinnedMemory(predicted, *run.compression);
+    return machine.Open(trace, setup.cost, run);
+  };
+  Execution execution = Execute(setup, policy, options, make);
+  if (auto& summary = execution.outcome.compression) {
+    summary->pinned_peak = run.host_memory + summary->staging;  // that was really pinned
+  }
+  return execution;
 }
 
 }  // namespace spillway

@@ -5,6 +5,8 @@
 #define SPILLWAY_EXPERIMENTS_EXECUTE_EXECUTE_H_
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -41,6 +43,12 @@ struct Execution {
 
 // Iterations that are not timed: libraries load, caches and clocks settle.
 inline constexpr int kWarmUp = 3;
+
+// The setup with all that has to be found out by simulation before a run on real bytes: as
+// `ResolveAllocator` and `ResolveCompression` do. Compression without densities stays as it is:
+// every feature map is compressed, which measures them.
+Setup ResolveForExecution(const Setup& setup,
+                          const std::function<std::unique_ptr<Policy>()>& make_policy);
 
 // Trains, or infers, on synthetic data. Throws `PolicyError` if the policy breaks its contract and
 // `InputError` for an op that the CPU cannot execute.

@@ -61,7 +61,7 @@ double Validation::error() const {
 
 Validation Validate(const Setup& named, const std::function<std::unique_ptr<Policy>()>& make_policy,
                     CudaMachine& machine, const ExecuteOptions& options) {
-  const Setup setup = ResolveAllocator(named, make_policy);
+  const Setup setup = ResolveForExecution(named, make_policy);
   Validation validation;
   validation.predicted = Simulate(setup, *make_policy());
   if (validation.predicted.report.fits() && !validation.predicted.report.steady) {

@@ -118,6 +118,9 @@ class Backend {
   // dropped. A backend that executes may overwrite it once those commands have run.
   virtual void OnAbandon(const Block&, bool /*host*/) {}
 
+  // A storage has taken a block of the host pool, where its contents will be copied to.
+  virtual void OnHostBlock(TensorId, const Block&) {}
+
   // The contents of a tensor arrive from outside, in a block on the device or in the host pool:
   // inputs before each iteration, parameters and optimizer state before the first. Nothing issued
   // is pending.

@@ -4,6 +4,7 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <charconv>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -65,6 +66,18 @@ class Section {
   }
   Bandwidth Rate(std::string_view key) {
     return Get(key, ParseBandwidth, kLeastBandwidth, "1 MB/s");
+  }
+
+  // A whole number from 1 to `most`, in a string as all values are.
+  int Count(std::string_view key, int most) {
+    const std::string text = String(key);
+    int count = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+    if (error != std::errc() || end != text.data() + text.size() || count < 1 || count > most) {
+      Fail(*table_.get(key), key,
+           fmt::format("'{}' is not a whole number from 1 to {}", text, most));
+    }
+    return count;
   }
 
   Section Subsection(std::string_view key) {
@@ -206,6 +219,9 @@ Device ParseDevice(std::string_view text, const std::string& origin) {
 
   Section host = top.Subsection("host");
   device.launch_overhead = host.Time("launch_overhead");
+  if (host.Has("compress")) device.codec.compress = host.Rate("compress");
+  if (host.Has("decompress")) device.codec.decompress = host.Rate("decompress");
+  if (host.Has("codec_threads")) device.codec.threads = host.Count("codec_threads", 1024);
 
   Section driver = top.Subsection("driver");
   device.device_malloc = ReadLaw(driver, "malloc");

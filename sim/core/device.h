@@ -36,6 +36,14 @@ struct CostLaw {
   }
 };
 
+// Processors of the host that compress what is offloaded; rates are those of one thread, in bytes
+// of the original data.
+struct HostCodec {
+  Bandwidth compress{10'000'000'000};
+  Bandwidth decompress{10'000'000'000};
+  int threads = 8;
+};
+
 struct Device {
   std::string name;         // file name without extension: "h200"
   std::string description;  // "NVIDIA H200, PCIe 5 x16"
@@ -52,11 +60,12 @@ struct Device {
   Bandwidth duplex;  // shared by both directions when they run at once
 
   Duration launch_overhead;  // host time to enqueue one kernel or copy
-  CostLaw device_malloc;     // cudaMalloc
-  CostLaw device_free;       // cudaFree
-  CostLaw host_malloc;       // cudaMallocHost: pinned memory
-  CostLaw page_map;          // memory mapped at reserved addresses: cuMemMap and what goes with it
-  CostLaw page_unmap;        // and taken away from them
+  HostCodec codec;
+  CostLaw device_malloc;  // cudaMalloc
+  CostLaw device_free;    // cudaFree
+  CostLaw host_malloc;    // cudaMallocHost: pinned memory
+  CostLaw page_map;       // memory mapped at reserved addresses: cuMemMap and what goes with it
+  CostLaw page_unmap;     // and taken away from them
 
   // Achieved fraction of `flops_per_second`: "default" for whatever offers no choice, "linear.fwd"
   // and "linear.bwd" where they differ from it, and "SLOT.ALGORITHM" ("fwd.fft") for the
@@ -73,7 +82,8 @@ struct Device {
 //   [memory]      size  alignment (a power of two)  host
 //   [compute]     flops  dram
 //   [link]        h2d  h2d_latency  d2h  d2h_latency  duplex
-//   [host]        launch_overhead
+//   [host]        launch_overhead  compress  decompress (one thread; 10 GB/s if not given)
+//                 codec_threads ("8" if not given)
 //   [driver]      malloc_fixed  malloc_per_mib  free_fixed  free_per_mib  pinned_fixed
 //                 pinned_per_mib  map_fixed  map_per_mib  unmap_fixed  unmap_per_mib
 //   [efficiency]  default, a number above 0, at most 4; "linear.fwd" and "linear.bwd" alike, which

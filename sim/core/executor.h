@@ -12,6 +12,14 @@
 
 namespace spillway {
 
+// What the host keeps compressed, or kept, of one storage, when it was compressed last.
+struct StoredContents {
+  TensorId storage{};
+  Bytes size;
+  Bytes held;          // of the compressed store
+  double density = 1;  // share of its 32-bit words that are not zero
+};
+
 class Executor : public Backend {
  public:
   // The loss of the last iteration that `Synchronize` completed; nullopt if the trace has none.
@@ -24,6 +32,11 @@ class Executor : public Backend {
   // How long each iteration took, from its first command to the end of its last; empty where there
   // is no clock.
   virtual std::vector<Duration> iteration_times() const { return {}; }
+
+  // By storage; empty where nothing is kept compressed.
+  virtual std::vector<StoredContents> stored() const { return {}; }
+  // Most bytes of the compressed store in use at once.
+  virtual Bytes stored_peak() const { return Bytes(0); }
 };
 
 }  // namespace spillway

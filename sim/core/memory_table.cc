@@ -183,6 +183,7 @@ bool MemoryTable::TakeHostBlock(TensorId id) {
   storage.host = *block;
   storage.holds_host = true;
   storage.host_hazards = Hazards(host_hazards_.Take(*block));
+  parts_.backend->OnHostBlock(id, *block);
   LogPlacement(PlacementKind::kAllocate, id, storage.size, *block, /*host=*/true);
   return true;
 }

@@ -11,17 +11,21 @@ namespace {
 class Player {
  public:
   Player(const Program& program, const Links& links) : program_(program), links_(links) {
-    for (size_t s = 0; s < kStreamCount; ++s) times_[s].resize(program.streams[s].size());
+    for (size_t s = 0; s < kLaneCount; ++s) {
+      times_[s].resize(program.streams[s].size());
+      if (!program.streams[s].empty()) lanes_ = std::max(lanes_, s + 1);
+    }
+    lane_speeds_.fill(kFullSpeed);
   }
 
-  StreamTimes Run() {
+  LaneTimes Run() {
     for (;;) {
       StartReady();
       const Duration next = NextEvent();
       if (next == Duration::Max()) break;
       Advance(next);
     }
-    for (size_t s = 0; s < kStreamCount; ++s) {
+    for (size_t s = 0; s < lanes_; ++s) {
       SPILLWAY_CHECK(head_[s] == program_.streams[s].size());  // otherwise: waits in a cycle
     }
     return std::move(times_);
@@ -42,18 +46,21 @@ class Player {
 
   void StartReady() {
     bool changed = loads_changed_;
-    for (size_t s = 0; s < kStreamCount; ++s) {
+    for (size_t s = 0; s < lanes_; ++s) {
       if (!IsIdle(s)) continue;
       const Command& command = Head(s);
       if (command.issued > now_ || !WaitsHappened(command)) continue;
       running_[s] = true;
       remaining_[s] = static_cast<Int128>(command.nominal.picoseconds()) * kFullSpeed;
-      demand_[s] = Demand(command);
+      if (s < kStreamCount) demand_[s] = Demand(command);
       times_[s][head_[s]].issued = command.issued;
       times_[s][head_[s]].start = now_;
       changed = true;
     }
-    if (changed) speeds_ = links_.Share(demand_);
+    if (changed) {
+      const Speeds speeds = links_.Share(demand_);
+      std::copy(speeds.begin(), speeds.end(), lane_speeds_.begin());
+    }
     loads_changed_ = false;
   }
 
@@ -66,9 +73,10 @@ class Player {
 
   Duration NextEvent() const {
     Duration next = Duration::Max();
-    for (size_t s = 0; s < kStreamCount; ++s) {
+    for (size_t s = 0; s < lanes_; ++s) {
       if (running_[s]) {
-        const auto left = static_cast<int64_t>((remaining_[s] + speeds_[s] - 1) / speeds_[s]);
+        const auto left =
+            static_cast<int64_t>((remaining_[s] + lane_speeds_[s] - 1) / lane_speeds_[s]);
         next = std::min(next, now_ + Duration::Picoseconds(left));
       } else if (IsIdle(s) && Head(s).issued > now_ && WaitsHappened(Head(s))) {
         next = std::min(next, Head(s).issued);
@@ -81,33 +89,36 @@ class Player {
   void Advance(Duration time) {
     const int64_t elapsed = (time - now_).picoseconds();
     now_ = time;
-    for (size_t s = 0; s < kStreamCount; ++s) {
+    for (size_t s = 0; s < lanes_; ++s) {
       if (!running_[s]) continue;
-      remaining_[s] -= static_cast<Int128>(elapsed) * speeds_[s];
+      remaining_[s] -= static_cast<Int128>(elapsed) * lane_speeds_[s];
       if (remaining_[s] > 0) continue;
       times_[s][head_[s]].end = now_;
       running_[s] = false;
-      demand_[s] = 0;
-      loads_changed_ = true;
+      if (s < kStreamCount) {
+        demand_[s] = 0;
+        loads_changed_ = true;
+      }
       ++head_[s];
     }
   }
 
   const Program& program_;
   const Links& links_;
-  StreamTimes times_;
+  LaneTimes times_;
   Duration now_;
-  std::array<size_t, kStreamCount> head_{};  // also the number of commands that have ended
-  std::array<bool, kStreamCount> running_{};
-  std::array<Int128, kStreamCount> remaining_{};  // picoseconds alone, times kFullSpeed
+  size_t lanes_ = kStreamCount;            // those in use
+  std::array<size_t, kLaneCount> head_{};  // also the number of commands that have ended
+  std::array<bool, kLaneCount> running_{};
+  std::array<Int128, kLaneCount> remaining_{};  // picoseconds alone, times kFullSpeed
   Rates demand_{};
-  Speeds speeds_{};
+  std::array<int64_t, kLaneCount> lane_speeds_{};
   bool loads_changed_ = false;
 };
 
 }  // namespace
 
-StreamTimes RunSchedule(const Program& program, const Links& links) {
+LaneTimes RunSchedule(const Program& program, const Links& links) {
   return Player(program, links).Run();
 }
 

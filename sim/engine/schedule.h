@@ -17,6 +17,13 @@
 
 namespace spillway {
 
+// Besides the streams: the threads of the host that compress and decompress, which move nothing
+// over the links. Commands of a lane run in the order issued, like those of a stream.
+inline constexpr size_t kLaneCount = kStreamCount + 2;
+inline constexpr Stream kCompressLane{kStreamCount};
+inline constexpr Stream kDecompressLane{kStreamCount + 1};
+using LaneTimes = std::array<std::vector<Interval>, kLaneCount>;
+
 struct Command {
   Duration issued;   // earliest start
   Duration nominal;  // alone on the machine
@@ -25,14 +32,14 @@ struct Command {
   uint32_t wait_count = 0;
 };
 
-// Commands by stream, in issue order, and the events they wait for.
+// Commands by lane, in issue order, and the events they wait for.
 struct Program {
-  std::array<std::vector<Command>, kStreamCount> streams;
+  std::array<std::vector<Command>, kLaneCount> streams;
   std::vector<Event> waits;
 };
 
 // Plays the program. REQUIRES: every wait names an event issued before the command that waits.
-StreamTimes RunSchedule(const Program& program, const Links& links);
+LaneTimes RunSchedule(const Program& program, const Links& links);
 
 }  // namespace spillway
 

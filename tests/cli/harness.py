@@ -12,7 +12,8 @@ SCHEMAS = ROOT / "experiments" / "schemas"
 
 # Keywords that `schema_errors` understands; another one in a schema is an error.
 KEYWORDS = {"$schema", "$id", "title", "type", "const", "enum", "properties", "required",
-            "additionalProperties", "items", "minItems", "minimum", "maximum", "pattern", "$ref"}
+            "additionalProperties", "items", "minItems", "minimum", "maximum", "pattern", "$ref",
+            "description"}
 
 
 class Spillway:

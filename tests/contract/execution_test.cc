@@ -25,6 +25,7 @@ struct Case {
   std::string preset;
   Network (*network)();
   std::string allocator = "best-fit";
+  std::string compression = {};
 };
 
 std::vector<Case> Cases() {
@@ -60,6 +61,12 @@ std::vector<Case> Cases() {
   for (const char* allocator : {"stitched:page=4KiB", "planned"}) {
     cases.push_back({"vdnn-conv:order=prefetch-first", "torch", testing::Normalized, allocator});
   }
+  for (const char* policy : {"vdnn-all", "vdnn-conv", "vdnnpp:offload=all,release=lazy"}) {
+    for (const auto network : {testing::Chain, testing::ForkJoin, testing::Normalized}) {
+      cases.push_back({policy, "torch", network, "best-fit", "all:piece=4KiB,buffers=1,threads=2"});
+    }
+  }
+  cases.push_back({"vdnn-all", "vdnn", testing::Residual, "pytorch", "all:threads=1"});
   return cases;
 }
 
@@ -86,7 +93,7 @@ INSTANTIATE_TEST_SUITE_P(All, ExecutionContract, ::testing::ValuesIn(Cases()),
                          [](const auto& test) {
                            std::string name = test.param.policy + "_" + test.param.preset + "_" +
                                               test.param.network().name() + "_" +
-                                              test.param.allocator;
+                                              test.param.allocator + test.param.compression;
                            std::replace_if(
                                name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
                                '_');
@@ -100,6 +107,7 @@ TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {
   ASSERT_TRUE(reference.loss && std::isfinite(*reference.loss));
   const Bytes bound = LayerBound(trace_, device_.alignment);
   int fitted = 0;
+  int64_t stored = 0;
   for (const double factor : {1.0, 1.2, 1.5, 2.0, 4.0, 50.0}) {
     const Bytes memory(static_cast<int64_t>(static_cast<double>(bound.count()) * factor));
     spillway::Setup named = SetupFor(memory);
@@ -107,9 +115,14 @@ TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {
     const spillway::Setup setup =
         ResolveAllocator(named, [&] { return registry_.Make(GetParam().policy); });
     const Report predicted = Simulate(setup, *registry_.Make(GetParam().policy)).report;
+    spillway::Setup compressed = setup;
+    if (!GetParam().compression.empty()) {
+      compressed.compression = std::make_shared<const CompressionPlan>(
+          ParseCompression(GetParam().compression, device_));
+    }
     for (const std::optional<uint64_t> drain_seed :
          {std::optional<uint64_t>(), std::optional<uint64_t>(1), std::optional<uint64_t>(2)}) {
-      const Execution executed = ExecuteOnCpu(setup, *registry_.Make(GetParam().policy),
+      const Execution executed = ExecuteOnCpu(compressed, *registry_.Make(GetParam().policy),
                                               {7, 3, drain_seed, CudaWork::kKernels});
       const Report& report = executed.outcome.report;
       ASSERT_EQ(report.fits(), predicted.fits());
@@ -117,12 +130,18 @@ TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {
       EXPECT_EQ(report.placements, predicted.placements);
       if (!report.fits()) continue;
       ++fitted;
+      if (compressed.compression) {
+        const CompressionSummary& summary = executed.outcome.compression.value();
+        EXPECT_EQ(summary.stored.size(), static_cast<size_t>(summary.storages));
+        stored += summary.storages;
+      }
       EXPECT_THAT(Check(trace_, report), IsEmpty());
       EXPECT_EQ(executed.loss, reference.loss);
       EXPECT_EQ(executed.weights_digest, reference.weights_digest);
     }
   }
   EXPECT_GE(fitted, 3);
+  EXPECT_EQ(stored > 0, !GetParam().compression.empty());
 }
 
 }  // namespace

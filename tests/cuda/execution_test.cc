@@ -124,6 +124,32 @@ TEST_P(CudaExecution, TimelineOfCuptiIsInOrder) {
   }
 }
 
+// The host keeps feature maps compressed: the same bits, and the densities that the CPU backend
+// measures, up to where arithmetic differs.
+TEST_P(CudaExecution, SameBitsWithCompression) {
+  const char* const policy = "vdnn-all:algo=performance";
+  const spillway::Setup plain = SetupFor(Bytes::GiB(1));
+  const Validation reference = Run(plain, policy);
+  for (const char* text : {"all:piece=4KiB,buffers=1,threads=1",
+                           "all:piece=4KiB,buffers=3,threads=2", "all:threads=4"}) {
+    spillway::Setup setup = plain;
+    setup.compression = std::make_shared<const CompressionPlan>(ParseCompression(text, device_));
+    const Validation validation = Run(setup, policy);
+    EXPECT_TRUE(validation.parity()) << text;
+    EXPECT_THAT(validation.violations, IsEmpty()) << text;
+    EXPECT_EQ(validation.measured.weights_digest, reference.measured.weights_digest) << text;
+    const auto& summary = validation.measured.outcome.compression;
+    ASSERT_TRUE(summary && summary->storages > 0) << text;
+    EXPECT_EQ(summary->stored.size(), static_cast<size_t>(summary->storages));
+    const Execution cpu =
+        ExecuteOnCpu(setup, *registry_.Make(policy), {kSeed, 3, std::nullopt, {}});
+    for (size_t i = 0; i < summary->stored.size(); ++i) {
+      EXPECT_EQ(summary->stored[i].storage, cpu.outcome.compression->stored[i].storage);
+      EXPECT_NEAR(summary->stored[i].density, cpu.outcome.compression->stored[i].density, 0.02);
+    }
+  }
+}
+
 TEST_P(CudaExecution, LosesAsTheCpuBackendDoes) {
   const spillway::Setup setup = SetupFor(Bytes::GiB(1));
   const Validation validation = Run(setup, "liveness");

@@ -28,6 +28,9 @@ class ForwardingBackend : public Backend {
   void OnFree(const Block& block) override { backend_.OnFree(block); }
   void OnDriverCall(const DriverCall& call) override { backend_.OnDriverCall(call); }
   void OnAbandon(const Block& block, bool host) override { backend_.OnAbandon(block, host); }
+  void OnHostBlock(TensorId tensor, const Block& block) override {
+    backend_.OnHostBlock(tensor, block);
+  }
   void OnArrive(TensorId tensor, const Block& block, bool host) override {
     backend_.OnArrive(tensor, block, host);
   }

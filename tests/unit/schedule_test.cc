@@ -27,7 +27,7 @@ Event Add(Program& program, Stream stream, Duration nominal, Bytes traffic = Byt
   return {stream, static_cast<uint32_t>(program.streams[Index(stream)].size())};
 }
 
-StreamTimes Play(const Program& program, const Device& device = testing::RoundDevice()) {
+LaneTimes Play(const Program& program, const Device& device = testing::RoundDevice()) {
   return RunSchedule(program, Links(device));
 }
 
@@ -36,7 +36,7 @@ TEST(ScheduleTest, OneStreamRunsBackToBack) {
   Program program;
   Add(program, Stream::kCompute, Ns(10));
   Add(program, Stream::kCompute, Ns(5));
-  const StreamTimes times = Play(program);
+  const LaneTimes times = Play(program);
   EXPECT_EQ(times[kCompute][0].end, Ns(10));
   EXPECT_EQ(times[kCompute][1].start, Ns(10));
   EXPECT_EQ(times[kCompute][1].end, Ns(15));
@@ -55,7 +55,7 @@ TEST(ScheduleTest, StartsExactlyWhenItsWaitHappens) {
 TEST(ScheduleTest, StartsNoEarlierThanIssued) {
   Program program;
   Add(program, Stream::kCompute, Ns(3), Bytes(0), {}, Ns(7));
-  const StreamTimes times = Play(program);
+  const LaneTimes times = Play(program);
   EXPECT_EQ(times[kCompute][0].start, Ns(7));
   EXPECT_EQ(times[kCompute][0].issued, Ns(7));
 }
@@ -67,7 +67,7 @@ TEST(ScheduleTest, CopiesShareTheDuplexLimit) {
   Program program;
   Add(program, Stream::kToDevice, Ns(100), Bytes(100));
   Add(program, Stream::kToHost, Ns(100), Bytes(100));
-  const StreamTimes times = Play(program, device);
+  const LaneTimes times = Play(program, device);
   EXPECT_NEAR(times[kIn][0].end.milliseconds() * 1e6, 133.333, 0.01);
   EXPECT_EQ(times[kIn][0].end, times[kOut][0].end);
 }
@@ -79,7 +79,7 @@ TEST(ScheduleTest, SpeedRecoversWhenTheOtherEnds) {
   Program program;
   Add(program, Stream::kToDevice, Ns(50), Bytes(50));
   Add(program, Stream::kToHost, Ns(100), Bytes(100));
-  const StreamTimes times = Play(program, device);
+  const LaneTimes times = Play(program, device);
   EXPECT_NEAR(times[kIn][0].end.milliseconds() * 1e6, 66.667, 0.01);
   EXPECT_NEAR(times[kOut][0].end.milliseconds() * 1e6, 116.667, 0.01);
 }
@@ -91,7 +91,7 @@ TEST(ScheduleTest, KernelsShareDramWithCopies) {
   Program program;
   Add(program, Stream::kCompute, Ns(100), Bytes(200));
   Add(program, Stream::kToHost, Ns(50), Bytes(50));
-  const StreamTimes times = Play(program, device);
+  const LaneTimes times = Play(program, device);
   EXPECT_EQ(times[kOut][0].end, Ns(50));
   EXPECT_EQ(times[kCompute][0].end, Ns(125));
 }
@@ -100,7 +100,7 @@ TEST(ScheduleTest, CommandsWithoutDurationEndAtOnce) {
   Program program;
   const Event first = Add(program, Stream::kCompute, Ns(0));
   Add(program, Stream::kToHost, Ns(0), Bytes(0), {first});
-  const StreamTimes times = Play(program);
+  const LaneTimes times = Play(program);
   EXPECT_EQ(times[kOut][0].end, Ns(0));
 }
 

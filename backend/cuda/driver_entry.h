@@ -1,0 +1,33 @@
+// Functions of the NVIDIA driver, found at run time: the program starts without one.
+
+#ifndef SPILLWAY_BACKEND_CUDA_DRIVER_ENTRY_H_
+#define SPILLWAY_BACKEND_CUDA_DRIVER_ENTRY_H_
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include "backend/cuda/cuda_error.h"
+#include "sim/core/error.h"
+
+namespace spillway {
+
+// As of `version` of CUDA: 11020 is 11.2. Throws `EnvironmentError` if there is none.
+template <typename Function>
+Function DriverEntry(const char* name, [[maybe_unused]] unsigned int version = 11020) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
+  SPILLWAY_CUDA_CALL(
+      cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found));
+#else
+  SPILLWAY_CUDA_CALL(cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &found));
+#endif
+  if (found != cudaDriverEntryPointSuccess || function == nullptr) {
+    throw EnvironmentError(fmt::format("the NVIDIA driver has no {}", name));
+  }
+  return reinterpret_cast<Function>(function);
+}
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_BACKEND_CUDA_DRIVER_ENTRY_H_

@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Compressed offload: measured on real bytes, predicted from what was measured, and wrong requests.
+
+usage: compression_test.py PATH_OF_SPILLWAY
+"""
+
+import csv
+import json
+import pathlib
+import tempfile
+
+from harness import CommandTest, main
+
+RUN = ("run", "alexnet:2", "--policy", "vdnn-all")
+
+
+class CompressionTest(CommandTest):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.densities = pathlib.Path(directory.name) / "densities.csv"
+
+    def row(self, *args):
+        document = self.ok(*RUN, "--format", "json", *args)
+        (row,) = self.conforms(document, "results")["rows"]
+        return row
+
+    def test_densities_are_measured_and_serve_predictions(self):
+        plain = self.row("--backend", "cpu")
+        measured = self.row("--backend", "cpu", "--compress", "all:piece=256KiB",
+                            "--export-densities", self.densities)
+        self.assertEqual(measured["weights_digest"], plain["weights_digest"])
+        self.assertNotIn("compressed_storages", plain)
+        self.assertEqual(measured["plain_pinned_peak_bytes"], plain["pinned_peak_bytes"])
+        with self.densities.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual(measured["compressed_storages"], len(rows))
+        for row in rows:
+            self.assertTrue(0 < float(row["density"]) <= 1, row)
+            self.assertLess(int(row["compressed_bytes"]), 1.1 * int(row["bytes"]) + 4096, row)
+
+        # The same network with more images: enough to be worth staging buffers.
+        args = ("run", "alexnet:64", "--policy", "vdnn-all", "--format", "json")
+        (without,) = json.loads(self.ok(*args))["rows"]
+        (row,) = self.conforms(self.ok(*args, "--compress", f"all:density={self.densities},"
+                                       "piece=1MiB"), "results")["rows"]
+        self.assertEqual(row["offloaded_bytes"], without["offloaded_bytes"])
+        self.assertEqual(row["plain_pinned_peak_bytes"], without["pinned_peak_bytes"])
+        self.assertLess(row["pinned_peak_bytes"], without["pinned_peak_bytes"])
+        self.assertGreater(row["saved_bytes"], 0)
+        self.assertEqual(row["plain_iteration_ms"], without["iteration_ms"])
+        (hidden,) = json.loads(self.ok(*args, "--compress", f"hidden:density={self.densities},"
+                                       "piece=1MiB"))["rows"]
+        self.assertLessEqual(hidden["iteration_ms"], without["iteration_ms"])
+        self.assertTrue(hidden["compression_hides"])
+
+    def test_tables_say_what_is_compressed(self):
+        text = self.ok(*RUN, "--backend", "cpu", "--compress", "all")
+        self.assertIn("density", text)
+        self.assertIn("conv1.y", text)
+        self.assertIn("pageable GiB", self.ok(*RUN, "--compress", "all:density=0.5"))
+        self.assertIn("fraction=integer (default 32)", self.ok(*RUN, "--compress", "help"))
+
+    def test_wrong_requests(self):
+        self.fails(2, "density=FILE", *RUN, "--compress", "all")
+        self.fails(2, "did you mean 'hidden'?", *RUN, "--compress", "hiden")
+        self.fails(2, "density='2'", *RUN, "--compress", "all:density=2")
+        self.fails(2, "needs real bytes", *RUN, "--compress", "all:density=1",
+                   "--export-densities", self.densities)
+        self.fails(2, "needs --compress", *RUN, "--backend", "cpu",
+                   "--export-densities", self.densities)
+        self.fails(3, "nowhere.csv", *RUN, "--compress", "all:density=/nowhere.csv")
+        self.densities.write_text("tensor,density\nconv9.y,0.5\n", encoding="utf-8")
+        self.fails(3, "conv9.y", *RUN, "--compress", f"all:density={self.densities}")
+        self.densities.write_text("tensor,density\nconv1.y,half\n", encoding="utf-8")
+        self.fails(3, "densities.csv:2:1", *RUN, "--compress", f"all:density={self.densities}")
+
+
+if __name__ == "__main__":
+    main()
