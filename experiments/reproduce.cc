@@ -183,9 +183,15 @@ std::vector<PaperValue> SelectPaperValues(const std::vector<PaperValue>& values,
   if (const auto item = ParseVdnnItem(request)) {
     return {{"vdnn", request, item->workload.Name(), "GB", "", ""}};
   }
-  std::vector<std::string> items = VdnnppItemsOf(request);
-  if (items.empty()) items.push_back(request);
-  for (const std::string& name : items) {
+  // A figure that two papers number alike is named with its paper: vdnnpp-Fig10.
+  const auto names_for = [&](std::string_view paper, const auto& items_of) {
+    const std::string prefix = fmt::format("{}-", paper);
+    std::vector<std::string> items =
+        items_of(request.starts_with(prefix) ? request.substr(prefix.size()) : request);
+    if (items.empty()) items.push_back(request);
+    return items;
+  };
+  for (const std::string& name : names_for("vdnnpp", VdnnppItemsOf)) {
     const auto item = ParseVdnnppItem(name);
     if (!item) continue;
     const auto listed = std::find_if(values.begin(), values.end(),
@@ -194,18 +200,17 @@ std::vector<PaperValue> SelectPaperValues(const std::vector<PaperValue>& values,
                                               : PaperValue{"vdnnpp", name, item->workload,
                                                            item->unit, "", item->evidence});
   }
-  items = SuperNeuronsItemsOf(request);
-  if (items.empty()) items.push_back(request);
-  for (const std::string& name : items) {
+  for (const std::string& name : names_for("superneurons", SuperNeuronsItemsOf)) {
     const auto item = ParseSuperNeuronsItem(name);
     if (item) selected.push_back({"superneurons", name, item->workload, item->unit, "", ""});
   }
   if (!selected.empty()) return selected;
-  throw UsageError(fmt::format(
-      "{}; also Tab4, Fig5, Fig6 and Fig9 (of vDNN++), superneurons-Tab4, "
-      "superneurons-Tab5 and Floor (of SuperNeurons), Fig10 (of both), and an item name "
-      "such as 'base VGG-16(256) GB', for any network and batch",
-      UnknownName("item", request, names)));
+  throw UsageError(
+      fmt::format("{}; also Tab4, Fig5, Fig6 and Fig9 (of vDNN++), superneurons-Tab4, "
+                  "superneurons-Tab5 and Floor (of SuperNeurons), vdnnpp-Fig10, "
+                  "superneurons-Fig10, and an item name "
+                  "such as 'base VGG-16(256) GB', for any network and batch",
+                  UnknownName("item", request, names)));
 }
 
 Reproduction Reproduce(const PaperValue& value) {

@@ -140,11 +140,17 @@ std::optional<ComputableItem> ParseLimitItem(std::string_view item) {
     const std::string workload(line.family);
     for (const Competitor& column : kColumns) {
       if (item != ItemName(line, column.name)) continue;
-      return ComputableItem{std::string(item), workload, std::string(UnitOf(line)), false,
-                            [&line, &column] { return LimitOf(line, column); }};
+      return ComputableItem{
+          std::string(item), workload, std::string(UnitOf(line)), false, "", [&line, &column] {
+            return LimitOf(line, column);
+          }};
     }
     if (item == ItemName(line, "order")) {
-      return ComputableItem{std::string(item), workload, "count", false,
+      return ComputableItem{std::string(item),
+                            workload,
+                            "count",
+                            false,
+                            "",
                             [&line] { return std::optional(InOrder(line)); }};
     }
   }

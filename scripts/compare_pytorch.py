@@ -4,7 +4,8 @@
 Each network is built from Spillway's own trace of it, so both sides compute the same thing: forward,
 backward and a step of SGD with momentum, fp32 without TF32 (or TF32 on both sides). Compared are
 PyTorch eager, eager with cuDNN's autotuner, torch.autograd.graph.save_on_cpu(pin_memory=True) and
-checkpoint_sequential (chains only), with Spillway in-core and offloading by vdnn-dyn. Peaks are what
+checkpoint_sequential (chains only), with Spillway in-core, offloading by vdnn-dyn, and superneurons, also
+in the memory that save_on_cpu took. Peaks are what
 each side's allocator took from the device; the CUDA context is outside of both.
 
 Needs a CUDA build of PyTorch, a GPU, and a spillway with the CUDA backend.
@@ -227,15 +228,22 @@ def compare(torch, arguments, workload):
         except torch.cuda.OutOfMemoryError:
             print(f"{workload} {method}: out of memory", file=sys.stderr)
     torch.cuda.empty_cache()
-    for policy, memory in [("liveness", "unlimited"), ("vdnn-dyn", "50%"), ("vdnn-dyn", "25%")]:
+    runs = [("liveness", "unlimited"), ("vdnn-dyn", "50%"), ("vdnn-dyn", "25%"),
+            ("superneurons", "50%"), ("superneurons", "25%")]
+    runs = [(policy, memory, "best-fit") for policy, memory in runs]
+    # In so little memory there is no room for holes.
+    runs += [("superneurons", f"{r['peak_bytes']}B", "stitched") for r in rows
+             if r["method"] == "save_on_cpu"]
+    for policy, memory, allocator in runs:
         text = spillway(arguments.spillway, "validate", workload, "--policy", policy, "--memory",
-                        memory, "--math", arguments.math, "--iterations",
+                        memory, "--allocator", allocator, "--math", arguments.math, "--iterations",
                         str(arguments.iterations + 4), "--format", "json", "--quiet",
                         *(["--any-table"] if arguments.any_table else []))
         result = json.loads(text)["rows"][0]
         if result["status"] != "ok":
             continue
-        rows.append(row(workload, "spillway", f"{policy}, --memory {memory}",
+        rows.append(row(workload, "spillway", f"{policy}, --memory {memory}" +
+                        (f" --allocator {allocator}" if allocator != "best-fit" else ""),
                         [result["measured_iteration_ms"], result["shortest_iteration_ms"],
                          result["longest_iteration_ms"]], result["measured_peak_allocated_bytes"],
                         note=f"predicted {result['predicted_iteration_ms']:.3f} ms"))

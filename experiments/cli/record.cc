@@ -26,6 +26,7 @@ struct RecordCommand {
   std::vector<std::string> workloads;
   std::string output = "traces/recorded/h200";
   RecordOptions record;
+  bool add = false;
   bool quiet = false;
 };
 
@@ -69,6 +70,30 @@ CostTable RecordAllPresets(const Workload& workload, const RecordOptions& option
   return table;
 }
 
+// What the table at `path` holds, if there is one, counts as measured.
+void KeepTable(const std::filesystem::path& path, const RecordOptions& options, Measured& measured,
+               Provenance& provenance) {
+  if (!std::filesystem::exists(path)) return;
+  CostTable table = ReadCostTable(path);
+  if (table.provenance.math != options.math) {
+    throw InputError(fmt::format("{}: recorded with {}, not {}", path.string(),
+                                 table.provenance.math, options.math));
+  }
+  provenance = table.provenance;
+  for (CostEntry& entry : table.entries) {
+    std::pair key{entry.signature, entry.batch};
+    measured.try_emplace(std::move(key), std::move(entry));
+  }
+}
+
+// Throws `InputError` if a table that was kept is of another GPU or cuDNN.
+void CheckSameMachine(const Provenance& kept, const Provenance& now,
+                      const std::filesystem::path& path) {
+  if (kept.gpu.empty() || (kept.gpu == now.gpu && kept.cudnn == now.cudnn)) return;
+  throw InputError(fmt::format("{}: recorded on {}, cuDNN {}; this is {}, cuDNN {}", path.string(),
+                               kept.gpu, kept.cudnn, now.gpu, now.cudnn));
+}
+
 int Execute(RecordCommand command, Session& session) {
   ProgressBar bar(0, command.quiet);
   command.record.progress = [&](const RecordProgress& progress) {
@@ -84,10 +109,14 @@ int Execute(RecordCommand command, Session& session) {
   Measured measured;
   Provenance provenance;
   for (const Workload& workload : workloads) {
-    const CostTable table = RecordAllPresets(workload, command.record, measured, provenance);
     const std::filesystem::path path =
         std::filesystem::path(command.output) /
         fmt::format("{}-{}.json.zst", workload.network, workload.batch);
+    Provenance kept;
+    if (command.add) KeepTable(path, command.record, measured, kept);
+    if (provenance.gpu.empty()) provenance = kept;
+    const CostTable table = RecordAllPresets(workload, command.record, measured, provenance);
+    CheckSameMachine(kept, table.provenance, path);
     const auto guard = session.interrupts().Hold();
     WriteCostTable(table, path);
     fmt::print("{}: {} entries, {}, cuDNN {}, {}\n", path.string(), table.entries.size(),
@@ -115,6 +144,8 @@ void AddRecord(CLI::App& app, int& exit_code, Session& session) {
                    "Also record convolutions at this smaller batch; repeat for more");
   verb->add_option("--seed", command->record.seed, "Seed of the random operands")
       ->capture_default_str();
+  verb->add_flag("--add", command->add,
+                 "Keep what the tables in the directory hold and record only what they lack");
   verb->add_flag("--quiet", command->quiet, "No progress on standard error");
   verb->callback([command, &exit_code, &session] { exit_code = Execute(*command, session); });
 }

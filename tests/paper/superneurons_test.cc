@@ -75,7 +75,7 @@ TEST(SuperNeuronsPaperTest, OtherNetworksAreComputedToo) {
 // "A training iteration consists of 1 -> 23 forward steps and 24 -> 46 backward steps." The most
 // tensors are live at step 25, not where the most bytes are.
 TEST(SuperNeuronsPaperTest, FigureTenHasFortySixStepsOfThreeTechniques) {
-  EXPECT_EQ(SelectPaperValues(Printed(), "Fig10").size(), 46u * 3 * 2);
+  EXPECT_EQ(SelectPaperValues(Printed(), "superneurons-Fig10").size(), 46u * 3 * 2);
   double most = 0;
   for (int step = 1; step <= 46; ++step) {
     const std::string end = " step " + std::to_string(step) + " MB";

@@ -110,7 +110,7 @@ TEST(VdnnppPaperTest, SavingsOfCompressionAreThoseOfSomeDensity) {
   const auto ours = [](const std::string& item) {
     return Reproduce({"vdnnpp", item, "", "", "", "x"}).ours;
   };
-  const auto values = SelectPaperValues(Printed(), "Fig10");
+  const auto values = SelectPaperValues(Printed(), "vdnnpp-Fig10");
   ASSERT_EQ(values.size(), 7 * 6u + 4u);
   for (const PaperValue& value : values) {
     if (value.item.starts_with("saving")) {

@@ -124,8 +124,9 @@ TEST(SuperNeuronsLoweringTest, AnImageWithTwoConsumersHasOneGradient) {
   const LayerNode b = net.Conv("b", net.image(), ConvSpec::Square(4, 1));
   net.SoftmaxLoss("softmax", net.Linear("fc", net.Add("add", a, b), 10));
   const Trace trace = Lower(net);
-  EXPECT_EQ(FindOp(trace, "b.bwd").IntAttribute("accumulate"), 0);
-  EXPECT_EQ(FindOp(trace, "a.bwd").IntAttribute("accumulate"), 1);
+  // Depth first, the branch built first runs last, and its backward first.
+  EXPECT_EQ(FindOp(trace, "a.bwd").IntAttribute("accumulate"), 0);
+  EXPECT_EQ(FindOp(trace, "b.bwd").IntAttribute("accumulate"), 1);
   EXPECT_EQ(FindOp(trace, "a.bwd").outputs[0], FindOp(trace, "b.bwd").outputs[0]);
 }
 
