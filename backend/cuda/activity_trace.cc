@@ -87,7 +87,6 @@ class Library {
     Find(dropped_records, "cuptiActivityGetNumDroppedRecords");
     Find(push, "cuptiActivityPushExternalCorrelationId");
     Find(pop, "cuptiActivityPopExternalCorrelationId");
-    Find(timestamp, "cuptiGetTimestamp");
     Find(result_string, "cuptiGetResultString");
   }
 
@@ -106,7 +105,6 @@ class Library {
   decltype(&cuptiActivityGetNumDroppedRecords) dropped_records = nullptr;
   decltype(&cuptiActivityPushExternalCorrelationId) push = nullptr;
   decltype(&cuptiActivityPopExternalCorrelationId) pop = nullptr;
-  decltype(&cuptiGetTimestamp) timestamp = nullptr;
   decltype(&cuptiGetResultString) result_string = nullptr;
 
  private:
@@ -175,7 +173,6 @@ void CUPTIAPI TakeBuffer(CUcontext context, uint32_t stream, uint8_t* buffer, si
 
 struct ActivityTrace::Impl {
   const Library& library = TheLibrary();
-  uint64_t origin = 0;  // ns of CUPTI's clock
   bool recording = false;
 };
 
@@ -202,7 +199,6 @@ void ActivityTrace::Start() {
   for (const CUpti_ActivityKind kind : kKinds) {
     library.Check(library.enable(kind), "cuptiActivityEnable");
   }
-  library.Check(library.timestamp(&impl_->origin), "cuptiGetTimestamp");
 }
 
 void ActivityTrace::BeginCommand(uint64_t id) {
@@ -228,9 +224,13 @@ std::map<uint64_t, ActivityTrace::Interval> ActivityTrace::Stop() {
   if (records.dropped > 0) {
     throw Error(fmt::format("CUPTI dropped {} records of the timeline", records.dropped));
   }
+  // Not since `Start`: CUPTI takes milliseconds to prepare for the first kernel.
+  uint64_t origin = std::numeric_limits<uint64_t>::max();
+  for (const Activity& activity : records.activities) {
+    if (records.commands.contains(activity.correlation)) origin = std::min(origin, activity.start);
+  }
   const auto since_origin = [&](uint64_t time) {
-    const auto ns = static_cast<int64_t>(time) - static_cast<int64_t>(impl_->origin);
-    return Duration::Nanoseconds(std::max<int64_t>(ns, 0));
+    return Duration::Nanoseconds(static_cast<int64_t>(time - origin));
   };
   std::map<uint64_t, Interval> intervals;
   for (const Activity& activity : records.activities) {

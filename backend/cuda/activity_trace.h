@@ -17,7 +17,7 @@ namespace spillway {
 class ActivityTrace {
  public:
   struct Interval {
-    Duration start, end;  // since `Start`
+    Duration start, end;  // since the first command's first kernel or copy began
   };
 
   // Throws `EnvironmentError` if CUPTI is missing, here or when this was built. REQUIRES: no other
