@@ -103,10 +103,6 @@ bool IsSlowToEnqueue(const Op& op) {
 // Of the i-th command of an iteration on a stream.
 uint64_t CommandId(Stream stream, size_t i) { return uint64_t{Index(stream)} << 32 | i; }
 
-// The host stays between one and two times this many kernels ahead of the GPU: the driver's queue
-// has about a thousand places, and a host that waits for one of them polls.
-constexpr size_t kAhead = 128;
-
 // Marks a range of the host's time for profilers.
 class NvtxRange {
  public:
@@ -221,7 +217,8 @@ class CudaBackend final : public Executor {
   // As above, from a graph if the op ran in the same place before.
   void LaunchOnce(const Op& op, const Launch& launch);
   void RunSlots(const Op& op, const Launch& launch);
-  // Sleeps until the host is not too far ahead.
+  // Sleeps until the host is not too far ahead. Beyond about 60 ops the driver's queue is full, and
+  // a host that waits for a place in it polls.
   void Throttle() const;
   void TakeLoss(const Op& op, const Launch& launch);
 
@@ -486,8 +483,9 @@ void CudaBackend::RunSlots(const Op& op, const Launch& launch) {
 void CudaBackend::Throttle() const {
   const StreamState& compute = machine_.streams[Index(Stream::kCompute)];
   const size_t issued = compute.issued.size();
-  if (issued < 2 * kAhead || issued % kAhead != 0) return;
-  SPILLWAY_CUDA_CALL(cudaEventSynchronize(compute.ends[issued - 2 * kAhead].get()));
+  const auto ahead = static_cast<size_t>(options_.launch_ahead);
+  if (issued < 2 * ahead || issued % ahead != 0) return;
+  SPILLWAY_CUDA_CALL(cudaEventSynchronize(compute.ends[issued - 2 * ahead].get()));
 }
 
 void CudaBackend::TakeLoss(const Op& op, const Launch& launch) {

@@ -42,6 +42,7 @@ struct CudaRunOptions {
   CudaWork work = CudaWork::kKernels;
   Backing backing = Backing::kArena;  // of the run's allocator
   CudaTimeline timeline = CudaTimeline::kEvents;
+  int launch_ahead = 32;      // as `Device::launch_ahead`, which the GPU's own queue bounds, too
   int stamped_iteration = 1;  // from 1: the one whose timeline and loss are wanted
   uint64_t seed = 1;          // of parameters and data
   // With it, storages that are not kept compressed have pinned memory each for itself, one after

@@ -162,6 +162,7 @@ Execution ExecuteOnCuda(const Setup& setup, Policy& policy, const Report& predic
   run.work = options.work;
   run.backing = MakeArena(setup, Bytes(0))->backing();
   run.timeline = options.timeline;
+  if (setup.device.launch_ahead > 0) run.launch_ahead = setup.device.launch_ahead;
   run.stamped_iteration = options.iterations;
   run.seed = options.seed;
   const auto make = [&](const Trace& trace) {

@@ -221,6 +221,7 @@ Device ParseDevice(std::string_view text, const std::string& origin) {
   device.launch_overhead = host.Time("launch_overhead");
   if (host.Has("compress")) device.codec.compress = host.Rate("compress");
   if (host.Has("decompress")) device.codec.decompress = host.Rate("decompress");
+  if (host.Has("launch_ahead")) device.launch_ahead = host.Count("launch_ahead", 1024);
   if (host.Has("codec_threads")) device.codec.threads = host.Count("codec_threads", 1024);
 
   Section driver = top.Subsection("driver");

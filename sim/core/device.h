@@ -60,6 +60,9 @@ struct Device {
   Bandwidth duplex;  // shared by both directions when they run at once
 
   Duration launch_overhead;  // host time to enqueue one kernel or copy
+  // The host stays between one and two times this many ops ahead of the GPU: what it enqueues later
+  // waits for that. 0: it may be any number ahead.
+  int launch_ahead = 0;
   HostCodec codec;
   CostLaw device_malloc;  // cudaMalloc
   CostLaw device_free;    // cudaFree
@@ -83,7 +86,7 @@ struct Device {
 //   [compute]     flops  dram
 //   [link]        h2d  h2d_latency  d2h  d2h_latency  duplex
 //   [host]        launch_overhead  compress  decompress (one thread; 10 GB/s if not given)
-//                 codec_threads ("8" if not given)
+//                 codec_threads ("8" if not given)  launch_ahead (no bound if not given)
 //   [driver]      malloc_fixed  malloc_per_mib  free_fixed  free_per_mib  pinned_fixed
 //                 pinned_per_mib  map_fixed  map_per_mib  unmap_fixed  unmap_per_mib
 //   [efficiency]  default, a number above 0, at most 4; "linear.fwd" and "linear.bwd" alike, which

@@ -5,6 +5,24 @@
 
 namespace spillway {
 
+void SimBackend::KeepClose() {
+  const auto ahead = static_cast<uint32_t>(device_.launch_ahead);
+  const uint32_t op = played_[Index(Stream::kCompute)] +
+                      static_cast<uint32_t>(program_.streams[Index(Stream::kCompute)].size());
+  if (ahead == 0 || op < 2 * ahead || op % ahead != 0) return;
+  gate_ = {Stream::kCompute, op - 2 * ahead + 1};
+  gated_.fill(true);
+  gated_[Index(Stream::kCompute)] = false;
+}
+
+void SimBackend::AddGate(Stream lane, Command& command) {
+  if (!std::exchange(gated_[Index(lane)], false)) return;
+  const uint32_t played = played_[Index(gate_.stream)];
+  if (gate_.sequence <= played) return;
+  program_.waits.push_back({gate_.stream, gate_.sequence - played});
+  ++command.wait_count;
+}
+
 Event SimBackend::Add(Stream stream, Command command, std::span<const Wait> waits, size_t calls) {
   // The command can start once its first call has been enqueued; the host goes on with the others.
   command.issued = host_now_ + device_.launch_overhead;
@@ -17,6 +35,7 @@ Event SimBackend::Add(Stream stream, Command command, std::span<const Wait> wait
     program_.waits.push_back({event.stream, event.sequence - played});
     ++command.wait_count;
   }
+  AddGate(stream, command);
   auto& commands = program_.streams[Index(stream)];
   commands.push_back(command);
   const uint32_t sequence = played_[Index(stream)] + static_cast<uint32_t>(commands.size());
@@ -35,6 +54,7 @@ Event SimBackend::AddToLane(Stream lane, Command command, std::span<const Event>
     program_.waits.push_back({event.stream, event.sequence - played});
     ++command.wait_count;
   }
+  AddGate(lane, command);
   auto& commands = program_.streams[Index(lane)];
   commands.push_back(command);
   return {lane, played_[Index(lane)] + static_cast<uint32_t>(commands.size())};
@@ -46,6 +66,7 @@ Event SimBackend::LaneEvent(const Event& event) const {
 }
 
 Event SimBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
+  KeepClose();
   Command command;
   command.nominal = launch.time;
   command.traffic = launch.traffic;
@@ -217,6 +238,7 @@ void SimBackend::Synchronize() { Drain(); }
 
 StreamTimes SimBackend::TakeTimeline() {
   played_ = {};
+  gated_ = {};
   drained_ = host_now_ = Duration();
   StreamTimes streams;
   if (compression_ == nullptr) {

@@ -60,6 +60,11 @@ class SimBackend final : public Backend {
   bool begun() const { return host_now_ > Duration(); }
   // The host goes on after `calls` library calls; the first of them is that of the command.
   Event Add(Stream stream, Command command, std::span<const Wait> waits, size_t calls);
+  // Holds up the host before an op if it is too far ahead of the compute stream.
+  void KeepClose();
+  // The wait of the first command that a lane gets after that; others of the lane come later
+  // anyway.
+  void AddGate(Stream lane, Command& command);
   // Adds a command that can start when it is issued, after commands of other lanes.
   Event AddToLane(Stream lane, Command command, std::span<const Event> waits);
   // Copies by pieces, to and from the compressed store.
@@ -80,6 +85,9 @@ class SimBackend final : public Backend {
   // Commands of each lane whose times are known, and when the last of them ended.
   std::array<uint32_t, kLaneCount> played_{};
   Duration drained_;
+  // The end of the op that the host waited for last, and the lanes that have had nothing since.
+  Event gate_{};
+  std::array<bool, kLaneCount> gated_{};
 
   // With compression alone: the first and the last command of a lane for each of its stream.
   struct Span {

@@ -120,6 +120,31 @@ TEST(LinksTest, AnUnloadedMachineRunsAtFullSpeed) {
   EXPECT_EQ(speeds, (Speeds{kFullSpeed, kFullSpeed, kFullSpeed}));
 }
 
+// The host may be 2 to 4 ops ahead: it issues op 6, and the copy after it, when op 3 has ended.
+TEST(SimBackendTest, AHostThatIsTooFarAheadIssuesNothing) {
+  Device device;
+  device.duplex = device.dram = {1'000'000'000'000};
+  const testing::FixedCost cost;
+  const auto start_of_copy = [&](int launch_ahead, int ops) {
+    device.launch_ahead = launch_ahead;
+    SimBackend backend(device, cost);
+    Launch launch;
+    launch.time = Duration::Microseconds(10);
+    const KernelRun run;
+    launch.runs = {&run, 1};
+    for (int i = 0; i < ops; ++i) backend.Enqueue(launch, {});
+    const Block block{Bytes(0), Bytes(512)};
+    backend.Copy(Direction::kToHost, block, block, Bytes(512), {});
+    backend.Synchronize();
+    return backend.TakeTimeline()[Index(Stream::kToHost)][0].start;
+  };
+  EXPECT_EQ(start_of_copy(0, 7), Duration());
+  EXPECT_EQ(start_of_copy(2, 4), Duration());
+  EXPECT_EQ(start_of_copy(2, 5), Duration::Microseconds(10));
+  EXPECT_EQ(start_of_copy(2, 6), Duration::Microseconds(10));
+  EXPECT_EQ(start_of_copy(2, 7), Duration::Microseconds(30));
+}
+
 // Each launch costs the host 1 us; cudaMalloc 10 us; cudaFree 20 us, after everything has ended.
 TEST(SimBackendTest, DriverCallsHoldUpTheHostAndFreeingDrainsTheStreams) {
   Device device;
