@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Figures of the papers, from what `spillway reproduce` computes.
+
+usage: experiments/reproduce/plot.py [SPILLWAY [DIRECTORY]]
+
+Runs SPILLWAY (default: build/release/bin/spillway) and writes vdnnpp-fig5, -fig6 and -fig9 and
+superneurons-fig10 as PDF and PNG into DIRECTORY (default: figures/ beside this script).
+"""
+
+import csv
+import io
+import pathlib
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent.parent / "scripts"))
+
+
+def items(spillway, name):
+    """The words of each item's name after the figure's, and its value."""
+    text = subprocess.run([spillway, "reproduce", name, "--format", "csv"], check=True,
+                          capture_output=True, text=True).stdout
+    return [(row["item"].split()[1:], float(row["ours"]))
+            for row in csv.DictReader(io.StringIO(text)) if row["ours"]]
+
+
+def above(axes):
+    """The legend in one line over the axes, where it hides nothing."""
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncol=3)
+
+
+def grouped(axes, labels, series):
+    """Bars side by side: `series` maps a name to one value per label."""
+    width = 0.8 / len(series)
+    for i, (name, values) in enumerate(series.items()):
+        axes.bar([x + (i - (len(series) - 1) / 2) * width for x in range(len(labels))], values,
+                 width, label=name, zorder=2)
+    axes.set_xticks(range(len(labels)), labels, rotation=90 if len(labels) > 8 else 30)
+    axes.grid(axis="x", visible=False)
+    above(axes)
+
+
+def bars(axes, rows):
+    """Rows of (label, series, value) in order, every series with every label."""
+    labels = list(dict.fromkeys(label for label, _, _ in rows))
+    series = dict.fromkeys(name for _, name, _ in rows)
+    value = {(label, name): v for label, name, v in rows}
+    grouped(axes, labels, {name: [value[label, name] for label in labels] for name in series})
+
+
+def peaks(figstyle, spillway, path):
+    fig, axes = figstyle.figure(4.6, 2.4)
+    bars(axes, [(mode, phase, mb) for (_, mode, phase), mb in items(spillway, "Fig5")])
+    axes.set(ylabel="peak, AlexNet(256) (MiB)", xlabel="what vDNN offloads (algorithms)")
+    figstyle.save(fig, path)
+
+
+def layers(figstyle, spillway, path):
+    fig, axes = figstyle.figure(4.6, 2.6)
+    bars(axes, [(layer, what, ms) for (_, layer, what), ms in items(spillway, "Fig6")])
+    axes.set(ylabel="VGG-16(64), 1080 Ti model (ms)")
+    figstyle.save(fig, path)
+
+
+def performance(figstyle, spillway, path):
+    rows = [(words[0], words[1], words[2], x) for words, x in items(spillway, "Fig9")]
+    networks = list(dict.fromkeys(network for network, _, _, _ in rows))
+    fig, panels = figstyle.figure(7.0, 2.4, ncols=len(networks), sharey=True)
+    for axes, network in zip(panels, networks):
+        bars(axes, [(mode, policy, x) for n, mode, policy, x in rows if n == network])
+        axes.set(xlabel=network)
+        axes.axhline(1, color="#999999", linewidth=0.8, zorder=1)
+    panels[0].set(ylabel="times the iteration\nin unlimited memory")
+    figstyle.save(fig, path)
+
+
+def steps(figstyle, spillway, path):
+    curves = {}
+    for (technique, _, step, unit), value in items(spillway, "superneurons-Fig10"):
+        curves.setdefault((unit, technique), []).append((int(step), value))
+    fig, panels = figstyle.figure(7.0, 2.4, ncols=2)
+    names = {"liveness": "liveness", "offload": "+ offloading", "recompute": "+ recomputation"}
+    for axes, unit, label in zip(panels, ["MB", "tensors"], ["held (MiB)", "live tensors"]):
+        for technique, name in names.items():
+            axes.plot(*zip(*curves[unit, technique]), label=name, linewidth=1.2)
+        axes.axvline(23.5, color="#999999", linewidth=0.8, linestyle=":")
+        axes.set(xlabel="step (24 to 46: backward)", ylabel=label, ylim=(0, None))
+    above(panels[0])
+    figstyle.save(fig, path)
+
+
+def main():
+    if len(sys.argv) > 3 or "--help" in sys.argv:
+        print(__doc__.strip())
+        return 2
+    spillway = sys.argv[1] if len(sys.argv) > 1 else "build/release/bin/spillway"
+    directory = pathlib.Path(sys.argv[2] if len(sys.argv) > 2 else HERE / "figures")
+    try:
+        import figstyle
+    except ImportError as error:
+        print(f"plot: {error}: install python3-matplotlib", file=sys.stderr)
+        return 5
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        peaks(figstyle, spillway, directory / "vdnnpp-fig5.pdf")
+        layers(figstyle, spillway, directory / "vdnnpp-fig6.pdf")
+        performance(figstyle, spillway, directory / "vdnnpp-fig9.pdf")
+        steps(figstyle, spillway, directory / "superneurons-fig10.pdf")
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"plot: {error}", file=sys.stderr)
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
