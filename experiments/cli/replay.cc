@@ -68,6 +68,17 @@ std::vector<std::string> SplitAllocators(const std::vector<std::string>& texts) 
   return specifications;
 }
 
+// The divisions recorded, if they are the same for all sizes; 0 if there are none, nullopt if they
+// differ, which is not modelled.
+std::optional<int64_t> DivisionsOf(const PyTorchSettings& settings) {
+  constexpr size_t kSizes = 16;  // 1 MiB, 2 MiB, ... as PyTorch knows them
+  const auto& list = settings.roundup_power2_divisions;
+  if (list.empty()) return 0;
+  const auto same = [&](const auto& entry) { return entry.second == list.front().second; };
+  if (list.size() < kSizes || !std::all_of(list.begin(), list.end(), same)) return std::nullopt;
+  return list.front().second;
+}
+
 // The settings that the log recorded, for PyTorch's allocator without settings of its own.
 std::string WithRecordedSettings(const std::string& specification, const MemoryLog& log) {
   const auto& settings = log.start().pytorch;
@@ -77,6 +88,9 @@ std::string WithRecordedSettings(const std::string& specification, const MemoryL
     given.push_back(fmt::format("max_split_size={}B", settings->max_split_size->count()));
   }
   if (settings->expandable_segments) given.push_back("expandable_segments=true");
+  if (const auto divisions = DivisionsOf(*settings); divisions && *divisions > 0) {
+    given.push_back(fmt::format("roundup_power2_divisions={}", *divisions));
+  }
   return given.empty() ? specification : fmt::format("pytorch:{}", fmt::join(given, ","));
 }
 
@@ -156,8 +170,8 @@ void RemarkSettings(const MemoryLog& log, Session& session) {
   if (settings->garbage_collection_threshold > 0) {
     session.Remark("the recorded garbage_collection_threshold is not modelled");
   }
-  if (!settings->roundup_power2_divisions.empty()) {
-    session.Remark("the recorded roundup_power2_divisions are not modelled");
+  if (!DivisionsOf(*settings)) {
+    session.Remark("the recorded roundup_power2_divisions differ by size, which is not modelled");
   }
 }
 

@@ -63,6 +63,14 @@ std::unique_ptr<Allocator> MakePyTorch(const Arena& arena, Params& params) {
   options.expandable_segments =
       params.Flag("expandable_segments", options.expandable_segments,
                   "map memory into one range of addresses per pool instead of taking segments");
+  options.roundup_power2_divisions =
+      params.Integer("roundup_power2_divisions", options.roundup_power2_divisions, 0, 1 << 20,
+                     "round up to one of so many steps between powers of two; a power of two");
+  if ((options.roundup_power2_divisions & (options.roundup_power2_divisions - 1)) != 0) {
+    throw UsageError(
+        fmt::format("allocator 'pytorch': roundup_power2_divisions={} is no power of two",
+                    options.roundup_power2_divisions));
+  }
   if (options.max_split_size < Bytes::MiB(20)) {
     throw UsageError(fmt::format("allocator 'pytorch': max_split_size={}B is less than 20MiB",
                                  options.max_split_size.count()));

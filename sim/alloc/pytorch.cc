@@ -1,6 +1,7 @@
 #include "sim/alloc/pytorch.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "sim/core/error.h"
 
@@ -104,8 +105,17 @@ bool PyTorch::ShouldSplit(Bytes block, Bytes size, bool small) const {
   return size < options_.max_split_size && rest > kLargestSmall;
 }
 
+Bytes PyTorch::Rounded(Bytes size) const {
+  const int64_t divisions = options_.roundup_power2_divisions;
+  if (divisions <= 1 || size <= kGranule * divisions) {
+    return RoundUp(std::max(size, Bytes(1)), kGranule);
+  }
+  const auto floor = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(size.count())));
+  return RoundUp(size, Bytes(floor / divisions));
+}
+
 std::optional<Block> PyTorch::Allocate(Bytes size, Hint) {
-  const Bytes rounded = RoundUp(std::max(size, Bytes(1)), kGranule);
+  const Bytes rounded = Rounded(size);
   const uint32_t pool = PoolFor(rounded <= kLargestSmall);
   uint32_t chunk = TakeCached(rounded, pool);
   if (chunk == ChunkList::kNone) chunk = TakeNew(rounded, pool);
@@ -119,7 +129,7 @@ std::optional<Block> PyTorch::Allocate(Bytes size, Hint) {
 }
 
 Block PyTorch::Take(uint32_t chunk, Bytes requested) {
-  const Bytes rounded = RoundUp(std::max(requested, Bytes(1)), kGranule);
+  const Bytes rounded = Rounded(requested);
   if (ShouldSplit(chunks_[chunk].size, rounded, IsSmall(pool_of_[chunk]))) {
     const uint32_t taken = CutLow(chunk, rounded);
     AddFree(chunk);

@@ -16,6 +16,9 @@
 // (small) or 20 MiB (large) at a time; every remainder of 512 bytes is split off, and what is given
 // back are the whole pages of free blocks.
 //
+// With `roundup_power2_divisions` requests above that many granules are rounded up to the next of
+// so many equal steps between two powers of two.
+//
 // Each stream has pools of its own: what is freed on one is not seen by another.
 //
 // `allocated` counts whole blocks, remainders that were not split off included.
@@ -40,6 +43,7 @@ class PyTorch final : public Allocator {
   struct Options {
     Bytes max_split_size = Bytes::Unlimited();
     bool expandable_segments = false;
+    int64_t roundup_power2_divisions = 0;  // a power of two; 0 or 1: none
   };
 
   PyTorch(Bytes capacity, const Options& options);
@@ -53,7 +57,8 @@ class PyTorch final : public Allocator {
   // expandable segments the blocks are allocated one by one.
   std::optional<std::vector<Block>> Adopt(const HeldSegment& segment) override;
   // `largest_free` may be had though a smaller request may not: one below 10 MiB takes a segment
-  // of 20 MiB. With expandable segments it is a lower bound: holes in the middle may add to it.
+  // of 20 MiB, and divisions round up. With expandable segments it is a lower bound: holes in the
+  // middle may add to it.
   MemoryStats Stats() const override;
   Bytes Reserved() const override { return reserved_; }
   std::span<const DriverCall> driver_calls() const override { return calls_; }
@@ -109,6 +114,7 @@ class PyTorch final : public Allocator {
   // The whole pages in a free chunk of an expandable segment.
   Block WholePages(uint32_t chunk) const;
   void UnmapPages(uint32_t chunk);
+  Bytes Rounded(Bytes size) const;  // to what a request is served with
   bool ShouldSplit(Bytes block, Bytes size, bool small) const;
   // Takes `requested` bytes of a free chunk that is in no index, from its low end.
   Block Take(uint32_t chunk, Bytes requested);

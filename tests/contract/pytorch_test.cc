@@ -89,12 +89,19 @@ TEST(PyTorchTest, ExpandsSegmentsInPlace) {
 // The documented rules once more, over a list of segments, each a list of blocks.
 class NaivePyTorch {
  public:
-  NaivePyTorch(Bytes capacity, Bytes max_split) : capacity_(capacity), max_split_(max_split) {}
+  NaivePyTorch(Bytes capacity, Bytes max_split, int64_t divisions)
+      : capacity_(capacity), max_split_(max_split), divisions_(divisions) {}
 
   // Size of the block and of all segments after the request; nullopt if it fails. A new segment
   // lies at `address`.
   std::optional<std::pair<Bytes, Bytes>> Allocate(Bytes size, int id, Bytes address) {
-    const Bytes rounded = RoundUp(std::max(size, Bytes(1)), Bytes(512));
+    Bytes rounded = RoundUp(std::max(size, Bytes(1)), Bytes(512));
+    if (divisions_ > 1 && size > Bytes(512 * divisions_)) {
+      int64_t power = 1;
+      while (power * 2 <= size.count()) power *= 2;
+      rounded = Bytes(power);
+      while (rounded < size) rounded += Bytes(power / divisions_);
+    }
     const bool small = rounded <= Bytes::MiB(1);
     BlockRef best = Find(rounded, small);
     if (best.segment == nullptr) {
@@ -207,6 +214,7 @@ class NaivePyTorch {
   }
 
   const Bytes capacity_, max_split_;
+  const int64_t divisions_;
   std::vector<Segment> segments_;  // by address
 };
 
@@ -215,8 +223,9 @@ TEST(PyTorchTest, AgreesWithANaiveModel) {
   int refused = 0;
   for (int round = 0; round < 60; ++round) {
     const Bytes max_split = round % 2 == 0 ? Bytes::Unlimited() : Bytes::MiB(24);
-    PyTorch allocator(Bytes::MiB(300), {max_split, false});
-    NaivePyTorch model(Bytes::MiB(300), max_split);
+    const int64_t divisions = round % 3 == 0 ? 0 : round % 3 == 1 ? 4 : 16;
+    PyTorch allocator(Bytes::MiB(300), {max_split, false, divisions});
+    NaivePyTorch model(Bytes::MiB(300), max_split, divisions);
     std::vector<std::pair<Block, int>> live;
     for (int step = 0; step < 300; ++step) {
       if (!live.empty() && random() % 5 < 2) {
