@@ -94,6 +94,7 @@ class Runtime final : public PolicyContext {
       if (storage.pins > 0 || storage.persistent || !OnDevice(storage.residency) || !next) {
         return false;
       }
+      if (overwrites_ && *next == op_) return false;
       if (!CanRebuild(id, *next, id) || BreaksAPromise(id, *next)) return false;
       memory_.DropHostCopy(id);
       memory_.GiveDeviceBlock(id);
@@ -309,6 +310,7 @@ class Runtime final : public PolicyContext {
   // fails, for blocks lie apart, everything goes that can, and what the op needs is placed anew.
   void Prepare(OpId op_id) {
     placed_.clear();
+    overwrites_ = false;
     if (Place(op_id, /*must=*/false)) return;
     for (const TensorId id : placed_) {
       memory_.GiveDeviceBlock(id);
@@ -349,7 +351,11 @@ class Runtime final : public PolicyContext {
     });
     for (const TensorId id : movable_) --At(id).pins;
     const bool all = std::all_of(written.begin(), written.end(), [&](const Operand& operand) {
-      return MakeWritable(operand.storage, must);
+      const Residency before = At(operand.storage).residency;
+      const bool had_contents = before != Residency::kNone && !OnDevice(before);
+      if (!MakeWritable(operand.storage, must)) return false;
+      overwrites_ |= had_contents;
+      return true;
     });
     for (const TensorId id : movable_) ++At(id).pins;
     return all && BringInputs(must);
@@ -679,6 +685,8 @@ class Runtime final : public PolicyContext {
   std::vector<Block> inputs_, outputs_, scratch_;
   std::vector<TensorId> movable_;  // inputs that can still make room
   std::vector<TensorId> placed_;   // outputs that have got a block
+  // One of them had contents before, from which no input of the op can be rebuilt any more.
+  bool overwrites_ = false;
 };
 
 }  // namespace
