@@ -245,6 +245,33 @@ TEST(RuntimeTest, WhatAnOpUpdatesDoesNotMakeRoomForItsOutputs) {
                                     std::pair(Bytes(10), true)));
 }
 
+// Found by the property of random traces: "both" writes over x, which is on the host, and from
+// which its input t would be rebuilt. Once x has a block for what comes, t cannot be evicted.
+TEST(RuntimeTest, AnInputIsNotEvictedOnceItsSourceIsOverwritten) {
+  TraceBuilder builder;
+  builder.Tensor("x", TensorKind::kInput, 10).Tensor("t", TensorKind::kActivation, 10);
+  builder.Tensor("b", TensorKind::kActivation, 10);
+  builder.Op("copy", Phase::kForward, {"x"}, {"t"});
+  builder.Op("both", Phase::kForward, {"t"}, {"x", "b"});
+  ScriptedPolicy policy;
+  policy.after = [](PolicyContext& context, const std::string& op) {
+    if (op != "copy") return;
+    EXPECT_TRUE(context.Offload(Find(context, "x")));
+    EXPECT_TRUE(context.Release(Find(context, "x")));
+  };
+  int failures = 0;
+  policy.on_failure = [&](PolicyContext& context, Bytes) {
+    ++failures;
+    EXPECT_FALSE(context.Evict(Find(context, "t")));
+    return false;
+  };
+  RunSettings settings;
+  settings.memory = Bytes(25);
+  const RunResult result = RunSim(builder.Build(), FixedCost(), policy, settings);
+  EXPECT_FALSE(result.report.fits());
+  EXPECT_GE(failures, 2);
+}
+
 TEST(RuntimeTest, NextUseMovesOnWhenTheOpIsIssued) {
   ScriptedPolicy policy;
   policy.before = [](PolicyContext& context, const std::string& op) {
