@@ -8,6 +8,15 @@ namespace spillway {
 
 KernelChoice ReadKernelChoice(Params& params) {
   const std::string algo =
+      params.Choice("algo", "performance", {"memory", "performance", "greedy"},
+                    "convolution algorithms: the least workspace, the fastest, or the fastest "
+                    "whose workspace fits in the largest free block");
+  if (algo == "greedy") return KernelChoice::kGreedy;
+  return algo == "memory" ? KernelChoice::kMemory : KernelChoice::kPerformance;
+}
+
+KernelChoice ReadFixedKernelChoice(Params& params) {
+  const std::string algo =
       params.Choice("algo", "performance", {"memory", "performance"},
                     "convolution algorithms: the least workspace, or the fastest");
   return algo == "memory" ? KernelChoice::kMemory : KernelChoice::kPerformance;

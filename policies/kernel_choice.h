@@ -14,8 +14,11 @@ enum class KernelChoice : uint8_t {
   kGreedy,       // the fastest whose workspace fits in the largest free block right now
 };
 
-// Declares the parameter "algo" with the values memory and performance.
+// Declares the parameter "algo" with the values memory, performance and greedy.
 KernelChoice ReadKernelChoice(Params& params);
+
+// Likewise without greedy, for a policy that must know each workspace before the iteration.
+KernelChoice ReadFixedKernelChoice(Params& params);
 
 // One kernel for each slot of the op, on its whole batch.
 KernelPlan ChooseByRule(KernelChoice rule, const PolicyContext& context, OpId op);

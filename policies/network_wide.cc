@@ -56,7 +56,7 @@ class NetworkWidePolicy final : public Policy {
 }  // namespace
 
 std::unique_ptr<Policy> MakeNetworkWidePolicy(Params& params) {
-  return std::make_unique<NetworkWidePolicy>(ReadKernelChoice(params));
+  return std::make_unique<NetworkWidePolicy>(ReadFixedKernelChoice(params));
 }
 
 }  // namespace spillway

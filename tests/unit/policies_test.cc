@@ -36,14 +36,14 @@ TEST(RegistryTest, SpecificationsAreParsedStrictly) {
   EXPECT_THAT(UsageErrorOf("vdnn-all:algo=fast"), HasSubstr("valid: memory, performance"));
   EXPECT_THAT(UsageErrorOf("vdnn-all:algos=memory"), HasSubstr("did you mean 'algo'"));
   EXPECT_THAT(UsageErrorOf("vdnn-all:algo=memory,algo=memory"), HasSubstr("given twice"));
-  EXPECT_THAT(UsageErrorOf("vdnn-dyn:algo=memory"), HasSubstr("no parameters"));
+  EXPECT_THAT(UsageErrorOf("vdnn-dyn:algo=memory"), HasSubstr("valid: adopt"));
 }
 
 TEST(RegistryTest, HelpIsWhatTheFactoryReads) {
   const auto parameters = Builtin().Parameters("vdnn-all");
   ASSERT_EQ(parameters.size(), 2u);
   EXPECT_EQ(parameters[0].name, "algo");
-  EXPECT_EQ(parameters[0].type, "memory|performance");
+  EXPECT_EQ(parameters[0].type, "memory|performance|greedy");
   EXPECT_EQ(parameters[0].initial, "performance");
 }
 
@@ -117,6 +117,39 @@ TEST(VdnnTest, DynOffloadsWhereItMust) {
       RunSim(trace, FixedCost(), *Builtin().Make("vdnn-dyn"), settings);
   ASSERT_TRUE(result.report.fits());
   EXPECT_GT(result.report.metrics.offloaded, Bytes(0));
+}
+
+// Whatever the memory, `adopt=fastest` is as fast as the fastest of its passes; the first that fits
+// is not where (all, performance) copies more than the small kernel of (conv, greedy) would cost.
+TEST(VdnnTest, DynAdoptsTheFastestOfItsPasses) {
+  Trace trace = testing::ChainTrace();
+  trace.layers[1].type = OpType::kMaxPool2d;
+  for (const size_t op : {1, 4}) trace.ops[op].type = OpType::kMaxPool2d;
+  FixedCost cost;
+  cost.Set("f3", {{"fast", Duration::Nanoseconds(2), Bytes(30)},
+                  {"small", Duration::Nanoseconds(4), Bytes(0)}});
+  for (const char* op : {"f2", "b2"}) cost.Set(op, {{"pool", Duration::Nanoseconds(1), Bytes(0)}});
+  int faster_than_first = 0;
+  for (int memory = 30; memory <= 70; ++memory) {
+    testing::RunSettings settings;
+    settings.memory = Bytes(memory);
+    const auto play = [&](std::string_view policy) {
+      return RunSim(trace, cost, *Builtin().Make(policy), settings).report;
+    };
+    const Report fastest = play("vdnn-dyn:adopt=fastest");
+    const Report first = play("vdnn-dyn");
+    EXPECT_EQ(fastest.fits(), first.fits()) << memory;
+    if (!fastest.fits()) continue;
+    EXPECT_LE(fastest.metrics.iteration, first.metrics.iteration) << memory;
+    faster_than_first += fastest.metrics.iteration < first.metrics.iteration ? 1 : 0;
+    for (const char* pass :
+         {"liveness", "vdnn-conv", "vdnn-all", "vdnn-conv:algo=greedy", "vdnn-all:algo=greedy"}) {
+      const Report one = play(pass);
+      if (!one.fits()) continue;
+      EXPECT_LE(fastest.metrics.iteration, one.metrics.iteration) << pass << " " << memory;
+    }
+  }
+  EXPECT_GT(faster_than_first, 0);
 }
 
 // Under the least memory, the greedy pass takes the fast kernel where there is room and the small
