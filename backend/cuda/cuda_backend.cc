@@ -29,8 +29,7 @@
 namespace spillway {
 namespace {
 
-// An event without a time stamp, which costs the GPU next to nothing. A host that waits for it
-// sleeps.
+// An event without a time stamp. A host that waits for it sleeps.
 class OrderEvent {
  public:
   OrderEvent() {
@@ -54,8 +53,19 @@ T& Grown(std::deque<T>& list, size_t i) {
 }
 
 struct StreamState {
+  void ForgetIteration() {
+    issued.clear();
+    ended.clear();
+  }
+  void RecordEnd(size_t i) {
+    SPILLWAY_CUDA_CALL(cudaEventRecord(Grown(ends, i).get(), stream.get()));
+    ended[i] = true;
+  }
+
   CudaStream stream;
-  std::deque<OrderEvent> ends;         // of command i of the iteration
+  std::deque<OrderEvent> ends;         // of command i of the iteration, if `ended`
+  std::vector<bool> ended;             // by command of the iteration
+  std::deque<bool> awaited;            // by command: one of its iterations has waited for its end
   std::deque<TimingEvent> start, end;  // likewise, in a stamped iteration
   OrderEvent asleep;                   // for a host that waits for everything
   TimingEvent drained;                 // everything issued has completed
@@ -206,6 +216,11 @@ class CudaBackend final : public Executor {
   std::byte* HostAt(const Block& block) const;
   void DeviceRanges(std::span<const Block> blocks, std::vector<DeviceRange>& ranges) const;
 
+  // An event keeps the kernels on its two sides apart, by some 2 us on an H200. So the ends that
+  // nothing waits for, as far as earlier iterations show, are not recorded.
+  bool RecordsEnd(Stream stream, size_t i) const;
+  // Makes `waiting` wait for `event`.
+  void WaitFor(const Event& event, const CudaStream& waiting, const Activity& activity);
   bool stamped() const { return iteration_ == options_.stamped_iteration; }
   bool traced() const { return stamped() && options_.timeline == CudaTimeline::kActivity; }
   bool stamped_by_events() const { return stamped() && !traced(); }
@@ -397,12 +412,28 @@ void CudaBackend::Begin(Stream stream, std::span<const Wait> waits, const Activi
   StreamState& state = machine_.streams[Index(stream)];
   for (const Wait& wait : waits) {
     if (wait.event.stream == stream) continue;  // a stream keeps its own order
-    const OrderEvent& end =
-        machine_.streams[Index(wait.event.stream)].ends[wait.event.sequence - 1];
-    SPILLWAY_CUDA_CALL(cudaStreamWaitEvent(state.stream.get(), end.get(), 0), activity);
+    WaitFor(wait.event, state.stream, activity);
   }
   if (stamped_by_events()) Grown(state.start, state.issued.size()).Record(state.stream);
   if (traced()) machine_.activity->BeginCommand(CommandId(stream, state.issued.size()));
+}
+
+void CudaBackend::WaitFor(const Event& event, const CudaStream& waiting, const Activity& activity) {
+  StreamState& state = machine_.streams[Index(event.stream)];
+  const size_t i = event.sequence - 1;
+  Grown(state.awaited, i) = true;
+  // Recorded only now, it stands for all that has been issued: for more than asked, which is safe.
+  if (!state.ended[i]) state.RecordEnd(i);
+  SPILLWAY_CUDA_CALL(cudaStreamWaitEvent(waiting.get(), state.ends[i].get(), 0), activity);
+}
+
+bool CudaBackend::RecordsEnd(Stream stream, size_t i) const {
+  if (iteration_ == 1) return true;
+  if (stream == Stream::kCompute && i % static_cast<size_t>(options_.launch_ahead) == 0) {
+    return true;  // `Throttle` waits for it
+  }
+  const auto& awaited = machine_.streams[Index(stream)].awaited;
+  return i < awaited.size() && awaited[i];
 }
 
 Event CudaBackend::End(Stream stream) {
@@ -410,7 +441,8 @@ Event CudaBackend::End(Stream stream) {
   const size_t i = state.issued.size();
   if (traced()) machine_.activity->EndCommand();
   if (stamped_by_events()) Grown(state.end, i).Record(state.stream);
-  SPILLWAY_CUDA_CALL(cudaEventRecord(Grown(state.ends, i).get(), state.stream.get()));
+  state.ended.push_back(false);
+  if (RecordsEnd(stream, i)) state.RecordEnd(i);
   state.issued.push_back(HostClock() - host_begin_);
   return {stream, static_cast<uint32_t>(state.issued.size())};
 }
@@ -572,7 +604,7 @@ StreamTimes CudaBackend::TakeTimeline() {
       }
     }
     if (!stamped()) times[s].back().end = drained;
-    state.issued.clear();
+    state.ForgetIteration();
   }
   if (iterated) {
     iteration_times_.push_back(iteration);
@@ -591,7 +623,10 @@ std::unique_ptr<Executor> CudaMachine::Open(const Trace& trace, const CostModel&
                                             const CudaRunOptions& options) {
   PinnedBuffer* const pinned =
       options.host_memory > Bytes(0) ? &impl_->Pinned(options.host_memory) : nullptr;
-  for (StreamState& state : impl_->streams) state.issued.clear();
+  for (StreamState& state : impl_->streams) {
+    state.ForgetIteration();
+    state.awaited.clear();
+  }
   if (options.timeline == CudaTimeline::kActivity && !impl_->activity) impl_->activity.emplace();
   return std::make_unique<CudaBackend>(trace, cost, options, *impl_, pinned);
 }
