@@ -191,25 +191,25 @@ std::vector<PaperValue> SelectPaperValues(const std::vector<PaperValue>& values,
     if (items.empty()) items.push_back(request);
     return items;
   };
+  const auto add = [&](const char* paper, const std::string& name, const ComputableItem& item) {
+    const auto listed = std::find_if(values.begin(), values.end(), [&](const PaperValue& value) {
+      return value.paper == paper && value.item == name;
+    });
+    selected.push_back(listed != values.end()
+                           ? *listed
+                           : PaperValue{paper, name, item.workload, item.unit, "", item.evidence});
+  };
   for (const std::string& name : names_for("vdnnpp", VdnnppItemsOf)) {
-    const auto item = ParseVdnnppItem(name);
-    if (!item) continue;
-    const auto listed = std::find_if(values.begin(), values.end(),
-                                     [&](const PaperValue& v) { return v.item == name; });
-    selected.push_back(listed != values.end() ? *listed
-                                              : PaperValue{"vdnnpp", name, item->workload,
-                                                           item->unit, "", item->evidence});
+    if (const auto item = ParseVdnnppItem(name)) add("vdnnpp", name, *item);
   }
   for (const std::string& name : names_for("superneurons", SuperNeuronsItemsOf)) {
-    const auto item = ParseSuperNeuronsItem(name);
-    if (item) selected.push_back({"superneurons", name, item->workload, item->unit, "", ""});
+    if (const auto item = ParseSuperNeuronsItem(name)) add("superneurons", name, *item);
   }
   if (!selected.empty()) return selected;
   throw UsageError(
-      fmt::format("{}; also Tab4, Fig5, Fig6 and Fig9 (of vDNN++), superneurons-Tab4, "
-                  "superneurons-Tab5 and Floor (of SuperNeurons), vdnnpp-Fig10, "
-                  "superneurons-Fig10, and an item name "
-                  "such as 'base VGG-16(256) GB', for any network and batch",
+      fmt::format("{}; also Tab4, Fig5, Fig6 and Fig9 (of vDNN++), vdnnpp-Fig10, superneurons- and "
+                  "Tab2 to Tab5, Fig2, Fig8 or Fig10 to Fig13, Floor (of SuperNeurons), and an "
+                  "item name such as 'base VGG-16(256) GB', for any network and batch",
                   UnknownName("item", request, names)));
 }
 

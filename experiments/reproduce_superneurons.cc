@@ -4,134 +4,23 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
-#include <charconv>
 #include <utility>
 
-#include "experiments/catalogue.h"
-#include "experiments/simulate.h"
+#include "experiments/reproduce_superneurons_speed.h"
+#include "experiments/superneurons_setup.h"
 #include "policies/superneurons_steps.h"
 #include "sim/core/error.h"
-#include "sim/cost/roofline.h"
 #include "traces/graph.h"
-#include "traces/lowering.h"
-#include "traces/zoo/zoo.h"
+#include "traces/liveness.h"
 
 namespace spillway {
 namespace {
 
-constexpr const char* kPreset = "superneurons";
-constexpr const char* kGpu = "k40c";
-
-using Computed = std::optional<double>;
-
-// --- Names --------------------------------------------------------------------------------------
-
-std::string Lower(std::string_view text) {
-  std::string lower;
-  for (const char c : text) {
-    lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  }
-  return lower;
-}
-
-bool TakePrefix(std::string_view& text, std::string_view prefix) {
-  if (!text.starts_with(prefix)) return false;
-  text.remove_prefix(prefix.size());
-  return true;
-}
-
-bool TakeSuffix(std::string_view& text, std::string_view suffix) {
-  if (!text.ends_with(suffix)) return false;
-  text.remove_suffix(suffix.size());
-  return true;
-}
-
-std::optional<int64_t> ParseNumber(std::string_view text) {
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
-
-// A network as the paper writes it and its batch there. The released networks take images of 227.
-struct PaperNetwork {
-  std::string_view paper;  // in lower case
-  std::string_view ours;
-  int64_t batch;
-};
-constexpr std::array kNetworks{
-    PaperNetwork{"alexnet", "alexnet-227", 200},
-    PaperNetwork{"vgg16", "vgg16@227", 32},
-    PaperNetwork{"resnet50", "resnet50@227", 32},
-    PaperNetwork{"resnet50/101", "resnet50@227", 32},
-    PaperNetwork{"resnet101", "resnet101@227", 32},
-    PaperNetwork{"resnet152", "resnet152@227", 32},
-    PaperNetwork{"\"resnet151\"", "resnet152@227", 32},
-    PaperNetwork{"resnet2500", "resnet(6,32,788,6)", 1},
-    PaperNetwork{"inception v4", "inception-v4", 32},
-    PaperNetwork{"inceptionv4", "inception-v4", 32},
-    PaperNetwork{"densenet121", "densenet121", 32},
-};
-
-// "AlexNet" or "resnet50@224(64)"; nullopt if it does not look like a network.
-std::optional<Workload> ParseNetwork(std::string_view text) {
-  Workload workload{"", 0};
-  // A batch, but not the blocks of resnet(3,4,6,3).
-  const size_t open = text.rfind('(');
-  if (open != std::string_view::npos && text.ends_with(')')) {
-    if (const auto batch = ParseNumber(text.substr(open + 1, text.size() - open - 2))) {
-      if (*batch < 1 || *batch > 65536) return std::nullopt;
-      workload.batch = *batch;
-      text = text.substr(0, open);
-    }
-  }
-  workload.network = Lower(text);
-  for (const PaperNetwork& known : kNetworks) {
-    if (known.paper != workload.network) continue;
-    workload.network = known.ours;
-    if (workload.batch == 0) workload.batch = known.batch;
-    return workload;  // whether the zoo has it or not
-  }
-  if (workload.batch == 0) workload.batch = 32;
-  try {
-    return ParseWorkload(workload.Name());
-  } catch (const UsageError&) {
-    return std::nullopt;
-  }
-}
-
-bool InZoo(const std::string& network) {
-  try {
-    ParseWorkload(network + ":1");
-    return true;
-  } catch (const UsageError&) {
-    return false;
-  }
-}
-
-// --- Runs ---------------------------------------------------------------------------------------
+using namespace superneurons;
 
 double Mib(Bytes bytes) { return bytes.mib(); }
 
-struct Scene {
-  explicit Scene(const Workload& workload)
-      : trace(LowerNetwork(BuildNetwork(workload.network), {workload.batch, kPreset, true})),
-        device(LoadDevice(kGpu)),
-        cost(device) {}
-
-  Report Run(const std::string& policy, Bytes memory = Bytes::Unlimited(),
-             const std::string& allocator = "best-fit") const {
-    PolicyRegistry registry;
-    RegisterBuiltinPolicies(registry);
-    Setup setup{trace, device, cost, memory, allocator};
-    return Simulate(setup, *registry.Make(policy)).report;
-  }
-
-  Trace trace;
-  Device device;
-  RooflineCostModel cost;
-};
+// --- Runs ---------------------------------------------------------------------------------------
 
 // The paper's techniques, each on top of those before it; every offload at once, nothing cached.
 std::string PolicyOf(std::string_view technique, std::string_view recompute = "cost-aware") {
@@ -148,26 +37,6 @@ std::vector<StepMemory> Profile(const Workload& workload, const std::string& pol
 size_t PeakStep(const std::vector<StepMemory>& steps) {
   const auto less = [](const StepMemory& a, const StepMemory& b) { return a.held < b.held; };
   return static_cast<size_t>(std::max_element(steps.begin(), steps.end(), less) - steps.begin());
-}
-
-// Counted storages, and their bytes.
-struct Total {
-  int tensors = 0;
-  Bytes bytes;
-};
-
-Total CountedStorages(const Trace& trace) {
-  const std::vector<bool> counted = SuperNeuronsCounted(trace);
-  std::vector<bool> seen(trace.tensors.size());
-  Total total;
-  for (size_t i = 0; i < counted.size(); ++i) {
-    const TensorId root = trace.Root(static_cast<TensorId>(i));
-    if (!counted[i] || seen[Index(root)]) continue;
-    seen[Index(root)] = true;
-    ++total.tensors;
-    total.bytes += trace.tensor(root).size;
-  }
-  return total;
 }
 
 // Distinct counted storages that an op names.
@@ -261,20 +130,6 @@ double Depth(const Workload& workload) {
   return *std::max_element(depth.begin(), depth.end());
 }
 
-// Without the first copy of each fork; with parameters, their gradients and momentum.
-double NetworkMemory(const Workload& workload) {
-  const Trace trace = Scene(workload).trace;
-  Bytes bytes = CountedStorages(trace).bytes;
-  for (const Op& op : trace.ops) {
-    const bool forks = op.type == OpType::kFork && op.phase == Phase::kForward;
-    if (forks) bytes -= trace.tensor(op.outputs.front()).size;
-  }
-  for (const Tensor& tensor : trace.tensors) {
-    if (tensor.kind == TensorKind::kParameter) bytes += tensor.size * 3;
-  }
-  return bytes.gib();
-}
-
 // The mean of SuperNeurons' batch over the second largest, of the printed Table 5.
 double WiderOnAverage() {
   constexpr std::array<std::pair<double, double>, 6> kBatches{
@@ -320,18 +175,6 @@ Computed Floor(const Workload& workload, const std::string& allocator) {
     if (scene.Run(kPreset, memory, allocator).fits()) return percent / 100.0;
   }
   return std::nullopt;
-}
-
-ComputableItem MakeItem(const Workload& workload, std::string unit,
-                        std::function<Computed()> compute) {
-  ComputableItem item;
-  item.workload = workload.Name();
-  item.unit = std::move(unit);
-  item.compute = [network = workload.network, compute = std::move(compute)]() -> Computed {
-    if (!InZoo(network)) return std::nullopt;
-    return compute();
-  };
-  return item;
 }
 
 // The items that only the list of printed values has.
@@ -427,24 +270,12 @@ std::optional<ComputableItem> ParseStep(std::string_view rest) {
   return std::nullopt;
 }
 
-std::optional<ComputableItem> ParseFigureTwo(std::string_view rest) {
-  const size_t batch_at = rest.rfind(" B=");
-  if (!TakeSuffix(rest, " GB") || batch_at == std::string_view::npos) return std::nullopt;
-  auto workload = ParseNetwork(rest.substr(0, batch_at));
-  const auto batch = ParseNumber(rest.substr(batch_at + 3));
-  if (!workload || !batch || *batch < 1 || *batch > 65536) return std::nullopt;
-  workload->batch = *batch;
-  return MakeItem(*workload, "GB", [workload = *workload] { return NetworkMemory(workload); });
-}
-
 std::optional<ComputableItem> ParseFloor(std::string_view rest) {
-  const size_t end = rest.rfind(' ');
-  if (end == std::string_view::npos) return std::nullopt;
-  const std::string_view name = rest.substr(end + 1);
+  const std::string_view name = TakeLastWord(rest);
   if (name != "first-fit" && name != "stitched") return std::nullopt;
-  const auto workload = ParseNetwork(rest.substr(0, end));
+  const auto workload = ParseNetwork(rest);
   if (!workload) return std::nullopt;
-  const std::string allocator = name == "stitched" ? "stitched" : "first-fit:granularity=1KiB";
+  const std::string allocator = name == "stitched" ? "stitched" : kPool;
   return MakeItem(*workload, "x", [=, workload = *workload] { return Floor(workload, allocator); });
 }
 
@@ -457,10 +288,10 @@ std::optional<ComputableItem> ParseOfNetwork(std::string_view network, const cha
 
 std::optional<ComputableItem> Parse(std::string_view text) {
   if (auto item = ParseFixedItem(text)) return item;
+  if (auto item = ParseSuperNeuronsSpeedItem(text)) return item;
   std::string_view rest = text;
   if (TakePrefix(rest, "Tab1 ")) return ParseTableOne(rest);
   if (TakePrefix(rest, "Fig10 ")) return ParseStep(rest);
-  if (TakePrefix(rest, "Fig2 ")) return ParseFigureTwo(rest);
   if (TakePrefix(rest, "Floor ")) return ParseFloor(rest);
   if (TakePrefix(rest, "layers in ")) return ParseOfNetwork(rest, "count", LayerCount);
   if (TakeSuffix(rest, " depth")) return ParseOfNetwork(rest, "count", Depth);
@@ -530,7 +361,7 @@ std::optional<ComputableItem> ParseSuperNeuronsItem(std::string_view text) {
 }
 
 std::vector<std::string> SuperNeuronsItemsOf(std::string_view figure) {
-  std::vector<std::string> items;
+  std::vector<std::string> items = SuperNeuronsSpeedItemsOf(figure);
   if (figure == "Fig10") {
     for (const char* technique : {"liveness", "offload", "recompute"}) {
       for (int step = 1; step <= 46; ++step) {

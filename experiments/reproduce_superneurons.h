@@ -9,7 +9,6 @@
 //   Fig10 TECHNIQUE step N MB       held at step N of AlexNet(200); TECHNIQUE is liveness, offload
 //   Fig10 TECHNIQUE step N tensors  (and liveness) or recompute (and both); steps are numbered from
 //                                   1, forward and then backward
-//   Fig2 NET B=BATCH GB             all tensors and three copies of the parameters
 //   layers in NET                   layers, the released code's second data layer included
 //   Floor NET ALLOCATOR             least memory that a run with everything on fits in, as a
 //                                   multiple of max(l_i), parameters, their gradients and optimizer
@@ -36,8 +35,8 @@ namespace spillway {
 // where the zoo lacks the network.
 std::optional<ComputableItem> ParseSuperNeuronsItem(std::string_view item);
 
-// The items of a figure or table that is no list of printed numbers: Fig10 or Floor. Empty for
-// other names.
+// The items of a figure or table: Tab2, Tab3, Fig2, Fig8, Fig10 to Fig13 or Floor. Empty for other
+// names.
 std::vector<std::string> SuperNeuronsItemsOf(std::string_view figure);
 
 // What is held at one step of a run.

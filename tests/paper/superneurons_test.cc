@@ -1,10 +1,14 @@
 // What the SuperNeurons paper prints, and what it claims: that the peak comes down to max(l_i), and
 // that the tensor cache moves nothing while the network fits.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
+#include <utility>
 
 #include "experiments/catalogue.h"
 #include "experiments/reproduce.h"
@@ -62,7 +66,10 @@ TEST(SuperNeuronsPaperTest, OtherNetworksAreComputedToo) {
   for (const char* item :
        {"Tab1 VGG16 extra (mem-centric)", "Tab1 ResNet152(16) cost-centric peak",
         "Tab1 googlenet(4) extra (speed-centric)", "Fig2 vgg19 B=8 GB", "layers in ResNet50",
-        "Fig10 recompute step 44 MB", "Fig10 offload step 39 tensors", "resnet50 depth"}) {
+        "Fig10 recompute step 44 MB", "Fig10 offload step 39 tensors", "resnet50 depth",
+        "Tab2 densenet121(4) speedup", "Tab3 VGG16(8) without GB",
+        "Fig8 googlenet(4) CONCAT time %", "Fig11 googlenet without",
+        "Fig12 VGG16(16) 6GB conv1_2.f assigned"}) {
     EXPECT_GT(Ours(item), 0) << item;
   }
   for (const char* item :
@@ -89,6 +96,128 @@ TEST(SuperNeuronsPaperTest, FigureTenHasFortySixStepsOfThreeTechniques) {
     most = std::max(most, Ours("Fig10 liveness step " + std::to_string(step) + " tensors"));
   }
   EXPECT_EQ(Ours("Fig10 liveness step 25 tensors"), most);
+}
+
+constexpr std::array kFigureNetworks{"AlexNet",  "VGG16",     "InceptionV4",
+                                     "ResNet50", "ResNet101", "ResNet152"};
+
+// Table 2: "the speedups on nonlinear networks are more significant than linear networks", and grow
+// with the depth.
+TEST(SuperNeuronsPaperTest, ThePoolHelpsDeepNetworksMost) {
+  const auto speedup = [](const std::string& network) {
+    const double cuda = Ours("Tab2 " + network + " CUDA"), pool = Ours("Tab2 " + network + " Ours");
+    const double printed = Ours("Tab2 " + network + " speedup");
+    EXPECT_NEAR(printed, pool / cuda, 0.01) << network;
+    return pool / cuda;
+  };
+  const double linear = std::max(speedup("AlexNet"), speedup("VGG16"));
+  EXPECT_GT(std::min(speedup("AlexNet"), speedup("VGG16")), 1);
+  EXPECT_GT(speedup("InceptionV4"), linear);
+  EXPECT_GT(speedup("ResNet50"), linear);
+  EXPECT_GT(speedup("ResNet101"), speedup("ResNet50"));
+  EXPECT_GT(speedup("ResNet152"), speedup("ResNet101"));
+}
+
+// Table 3: no copies up to 896 images; without the cache they "linearly increase along batch
+// sizes": all five convolutions' outputs there and back.
+TEST(SuperNeuronsPaperTest, WithoutTheCacheCopiesGrowWithTheBatch) {
+  for (const int batch : {256, 384, 512, 640, 896}) {
+    const std::string item = "Tab3 AlexNet(" + std::to_string(batch) + ")";
+    EXPECT_EQ(Ours(item + " cache GB"), 0) << batch;
+    const double floats = 96 * 55 * 55 + 256 * 27 * 27 + (384 + 384 + 256) * 13 * 13;
+    EXPECT_NEAR(Ours(item + " without GB"), 2 * 4 * floats * batch / 1e9, 0.005) << batch;
+  }
+}
+
+// Section 2.1 and Fig. 2.
+TEST(SuperNeuronsPaperTest, WorkspacesCostMemoryAndSaveTime) {
+  for (const std::string network : kFigureNetworks) {
+    const std::string item = "Fig2 " + network + (network == "AlexNet" ? " B=200 " : " B=32 ");
+    EXPECT_GT(Ours(item + "workspaces GB"), 1.2 * Ours(item + "GB")) << network;
+    EXPECT_GT(Ours(item + "speedup x"), 1.2) << network;
+  }
+}
+
+// Fig. 8 and its text: convolutions take over half of the time (section 3.5), the forward steps of
+// POOL, ACT, LRN and BN under a tenth (3.4), DROPOUT and SOFTMAX less than 1 % of the memory each,
+// and so does FC (3.3.1).
+TEST(SuperNeuronsPaperTest, TimeAndMemoryByLayerType) {
+  const std::array types{"CONV", "POOL",    "ACT",    "BN",   "LRN", "DROPOUT",
+                         "FC",   "SOFTMAX", "CONCAT", "JOIN", "FORK"};
+  for (const std::string network : kFigureNetworks) {
+    const auto share = [&](const std::string& type, const std::string& column) {
+      return Ours("Fig8 " + network + " " + type + " " + column + " %");
+    };
+    double time = 0, memory = 0, forward = 0;
+    for (const char* type : types) {
+      time += share(type, "time");
+      memory += share(type, "memory");
+      EXPECT_LE(share(type, "forward"), share(type, "time")) << network << " " << type;
+    }
+    EXPECT_NEAR(time, 100, 1e-6) << network;
+    EXPECT_NEAR(memory, 100, 1e-6) << network;
+    EXPECT_GT(share("CONV", "time"), 50) << network;
+    for (const char* type : {"POOL", "ACT", "LRN", "BN"}) forward += share(type, "forward");
+    EXPECT_LT(forward, 10) << network;
+    for (const char* type : {"DROPOUT", "SOFTMAX", "FC"}) {
+      EXPECT_LT(share(type, "memory"), 1) << network << " " << type;
+    }
+  }
+}
+
+// Fig. 11: "up to 33.33% performance loss without using Tensor Cache".
+TEST(SuperNeuronsPaperTest, TheCacheSavesUpToAThird) {
+  for (const std::string network : kFigureNetworks) {
+    const double without = Ours("Fig11 " + network + " without");
+    EXPECT_LT(without, 1) << network;
+    EXPECT_GE(without, 0.66) << network;
+  }
+}
+
+// Fig. 12: "the most workspace for the maximal speed at batch 100", less of it at 300.
+TEST(SuperNeuronsPaperTest, WorkspacesGiveWayInASmallPool) {
+  const auto total = [](const std::string& setup, const char* column) {
+    double sum = 0;
+    for (const char* phase : {"f", "b"}) {
+      for (int conv = 1; conv <= 5; ++conv) {
+        sum += Ours(fmt::format("Fig12 {} conv{}.{} {}", setup, conv, phase, column));
+      }
+    }
+    return sum;
+  };
+  EXPECT_EQ(total("AlexNet(100) 3GB", "assigned"), total("AlexNet(100) 3GB", "fastest"));
+  EXPECT_LT(total("AlexNet(300) 3GB", "assigned"), total("AlexNet(300) 3GB", "fastest"));
+  EXPECT_GT(total("AlexNet(300) 5GB", "assigned"), total("AlexNet(300) 3GB", "assigned"));
+  EXPECT_GT(Ours("Fig12 AlexNet(300) 5GB img/s"), Ours("Fig12 AlexNet(300) 3GB img/s"));
+}
+
+// Fig. 13 at the batches of Table 5, where MXNet has none for Inception v4.
+TEST(SuperNeuronsPaperTest, TableFiveInMemory) {
+  EXPECT_EQ(Ours("Fig13 ResNet50 Caffe x"), 1);
+  EXPECT_GT(Ours("Fig13 ResNet50 SuperNeurons x"), Ours("Fig13 ResNet50 TensorFlow x"));
+  EXPECT_EQ(Ours("Fig13 ResNet50 Torch GB"), Ours("Fig2 ResNet50 B=32 workspaces GB"));
+  EXPECT_THROW(SelectPaperValues(Printed(), "Fig13 InceptionV4 MXNet GB"), UsageError);
+}
+
+TEST(SuperNeuronsPaperTest, ItemsOfTablesAndFiguresAreSelectedByName) {
+  for (const auto& [figure, count] : {std::pair{"Tab2", 19},
+                                      {"Tab3", 12},
+                                      {"Fig2", 18},
+                                      {"Fig8", 198},
+                                      {"Fig11", 6},
+                                      {"Fig12", 63},
+                                      {"Fig13", 56}}) {
+    const auto selected = SelectPaperValues(Printed(), std::string("superneurons-") + figure);
+    EXPECT_EQ(selected.size(), static_cast<size_t>(count)) << figure;
+    for (const PaperValue& value : selected) EXPECT_EQ(value.paper, "superneurons") << value.item;
+  }
+  EXPECT_EQ(SelectPaperValues(Printed(), "superneurons-Tab2").front().printed, "359.4");
+  for (const char* item : {"Tab2 AlexNet ours", "Tab2 AlexNet overhead", "Tab3 AlexNet(0) cache GB",
+                           "Tab3 cache GB", "Fig8 AlexNet RNN time %", "Fig8 AlexNet CONV time",
+                           "Fig11 AlexNet with", "Fig12 AlexNet(100) 0GB img/s",
+                           "Fig12 AlexNet(100) 3GB conv1 assigned", "Fig13 AlexNet Theano GB"}) {
+    EXPECT_THROW(SelectPaperValues(Printed(), item), UsageError) << item;
+  }
 }
 
 class K40Test : public ::testing::Test {
