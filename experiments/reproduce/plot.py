@@ -4,7 +4,8 @@
 usage: experiments/reproduce/plot.py [SPILLWAY [DIRECTORY]]
 
 Runs SPILLWAY (default: build/release/bin/spillway) and writes vdnnpp-fig5, -fig6 and -fig9 and
-superneurons-fig10 as PDF and PNG into DIRECTORY (default: figures/ beside this script).
+superneurons-fig2, -fig8 and -fig10 to -fig13 as PDF and PNG into DIRECTORY (default: figures/
+beside this script).
 """
 
 import csv
@@ -28,6 +29,12 @@ def items(spillway, name):
 def above(axes):
     """The legend in one line over the axes, where it hides nothing."""
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncol=3)
+
+
+def above_all(fig, axes, ncol):
+    """The legend of one of several axes in one line over the figure."""
+    fig.get_layout_engine().set(rect=(0, 0, 1, 0.9))
+    fig.legend(*axes.get_legend_handles_labels(), loc="upper center", ncol=ncol)
 
 
 def grouped(axes, labels, series):
@@ -90,6 +97,100 @@ def steps(figstyle, spillway, path):
     figstyle.save(fig, path)
 
 
+def network_memory(figstyle, spillway, path):
+    rows = [(words[0], " ".join(words[2:-1]), value)
+            for words, value in items(spillway, "superneurons-Fig2")]
+    names = {"": "all tensors", "workspaces": "and workspaces"}
+    fig, axes = figstyle.figure(4.6, 2.6)
+    bars(axes, [(network, names[what], gb) for network, what, gb in rows if what in names])
+    axes.set(ylabel="memory (GiB)")
+    right = axes.twinx()
+    speedups = [x for _, what, x in rows if what == "speedup"]
+    right.plot(range(len(speedups)), speedups, "kX", label="speedup", markersize=7,
+               markeredgecolor="white")
+    right.set(ylabel="speedup by workspaces", ylim=(0, 1.2 * max(speedups)))
+    right.spines["right"].set_visible(True)
+    right.grid(visible=False)
+    handles = [h + r for h, r in zip(axes.get_legend_handles_labels(),
+                                     right.get_legend_handles_labels())]
+    axes.legend(*handles, loc="lower center", bbox_to_anchor=(0.5, 1), ncol=3)
+    figstyle.save(fig, path)
+
+
+def shares(figstyle, spillway, path):
+    """One stack for each network; what the paper does not name and what is too thin to see, as others."""
+    share = {}
+    for (network, kind, column, _), percent in items(spillway, "superneurons-Fig8"):
+        share.setdefault(column, {}).setdefault(network, {})[kind] = percent
+    shown = ["CONV", "POOL", "ACT", "BN", "LRN", "FORK"]
+    fig, panels = figstyle.figure(7.0, 2.8, ncols=2)
+    for axes, column, label in zip(panels, ["time", "memory"],
+                                   ["of the kernels' time (%)", "of the counted tensors (%)"]):
+        networks = list(share[column])
+        bottom = [0.0] * len(networks)
+        for kind in shown + ["others"]:
+            values = [parts[kind] if kind in parts else
+                      sum(v for k, v in parts.items() if k not in shown)
+                      for parts in share[column].values()]
+            axes.bar(networks, values, 0.7, bottom=bottom, label=kind, zorder=2)
+            bottom = [b + v for b, v in zip(bottom, values)]
+        axes.tick_params(axis="x", rotation=30)
+        axes.grid(axis="x", visible=False)
+        axes.set(ylabel=label, ylim=(0, 100))
+    above_all(fig, panels[0], 7)
+    figstyle.save(fig, path)
+
+
+def cache(figstyle, spillway, path):
+    rows = items(spillway, "superneurons-Fig11")
+    fig, axes = figstyle.figure(4.6, 2.2)
+    bars(axes, [(words[0], name, value) for words, without in rows
+                for name, value in [("with the cache", 1.0), ("without", without)]])
+    axes.set(ylabel="images per second,\nnormalised")
+    figstyle.save(fig, path)
+
+
+def workspaces(figstyle, spillway, path):
+    panels_of, speed = {}, {}
+    for words, value in items(spillway, "superneurons-Fig12"):
+        setup = f"{words[0]}, {words[1]}"
+        if words[2] == "img/s":
+            speed[setup] = value
+        else:
+            panels_of.setdefault(setup, []).append((words[2].removeprefix("conv"), words[3], value))
+    fig, panels = figstyle.figure(7.0, 2.4, ncols=len(panels_of), sharey=True)
+    for axes, (setup, rows) in zip(panels, panels_of.items()):
+        names = {"assigned": "given", "fastest": "for the fastest algorithm"}
+        bars(axes, [(step, names[column], mb) for step, column, mb in rows])
+        axes.tick_params(axis="x", rotation=0, labelsize=7)
+        axes.get_legend().remove()
+        axes.set(xlabel=f"{setup}: {speed[setup]:.0f} images/s")
+    panels[0].set(ylabel="workspace (MiB)")
+    above_all(fig, panels[0], 2)
+    figstyle.save(fig, path)
+
+
+def wider(figstyle, spillway, path):
+    value = {tuple(words): v for words, v in items(spillway, "superneurons-Fig13")}
+    networks = list(dict.fromkeys(network for network, _, _ in value))
+    frameworks = list(dict.fromkeys(framework for _, framework, _ in value))
+    fig, axes = figstyle.figure(7.0, 2.8)
+    grouped(axes, networks, {framework: [value.get((network, framework, "GB"), 0)
+                                         for network in networks] for framework in frameworks})
+    axes.tick_params(axis="x", rotation=0)
+    width = 0.8 / len(frameworks)
+    for x, network in enumerate(networks):
+        for i, framework in enumerate(frameworks):
+            if framework == "Caffe" or (network, framework, "x") not in value:
+                continue
+            axes.annotate(f"{value[network, framework, 'x']:.1f}x",
+                          (x + (i - 2) * width, value[network, framework, "GB"]), (0, 2),
+                          textcoords="offset points", ha="center", fontsize=6)
+    axes.set(ylabel="memory (GiB), and over Caffe's,\nat the batch that Table 5 prints")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncol=5)
+    figstyle.save(fig, path)
+
+
 def main():
     if len(sys.argv) > 3 or "--help" in sys.argv:
         print(__doc__.strip())
@@ -106,7 +207,12 @@ def main():
         peaks(figstyle, spillway, directory / "vdnnpp-fig5.pdf")
         layers(figstyle, spillway, directory / "vdnnpp-fig6.pdf")
         performance(figstyle, spillway, directory / "vdnnpp-fig9.pdf")
+        network_memory(figstyle, spillway, directory / "superneurons-fig2.pdf")
+        shares(figstyle, spillway, directory / "superneurons-fig8.pdf")
         steps(figstyle, spillway, directory / "superneurons-fig10.pdf")
+        cache(figstyle, spillway, directory / "superneurons-fig11.pdf")
+        workspaces(figstyle, spillway, directory / "superneurons-fig12.pdf")
+        wider(figstyle, spillway, directory / "superneurons-fig13.pdf")
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"plot: {error}", file=sys.stderr)
         return 3
