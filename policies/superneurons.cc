@@ -12,16 +12,17 @@
 // is not locked goes, one at a time; `belady` takes the one that is needed last, by liveness and
 // counting what it takes to rebuild what was dropped, `fifo` the one that came first. Only when
 // nothing of the set is left, other data goes, too: gradients, and what recomputation does not
-// cover. A tensor with a host copy is not copied again. In either case backward of a convolution or
-// a linear layer prefetches what is needed until the convolution below it, as far as there is room
-// (section 3.3.1).
+// cover; and at last statistics, which are small but lie between free blocks that are large enough
+// only together. A tensor with a host copy is not copied again. In either case backward of a
+// convolution or a linear layer prefetches what is needed until the convolution below it, as far as
+// there is room (section 3.3.1).
 //
 // `recompute` says what is rebuilt: the outputs of POOL, ACT, LRN, BN and DROPOUT are dropped after
 // their last use in forward and rebuilt from the checkpoint before where backward reads one
 // (section 3.4). `speed` keeps what is rebuilt. `memory` drops what a rebuilding step has read
 // unless the step served reads it. `cost-aware` does that in the segments whose layers' inputs and
 // outputs sum up to more than max(l_i), counted as in the released code. Under pressure, what can
-// be rebuilt is dropped again instead of travelling.
+// be rebuilt is dropped again instead of travelling, but for operands of the op at hand.
 //
 // `workspace=dynamic` takes at each step the fastest algorithm whose workspace is free then
 // (section 3.5), `static` chooses likewise at the first use of each step and stays with it, as the
@@ -108,7 +109,7 @@ class SuperNeuronsPolicy final : public Policy {
   void AfterOp(PolicyContext& context, OpId op) override {
     const std::optional<OpId> served = context.recomputing();
     for (const TensorId storage : context.liveness().Storages(op)) {
-      if (steps_.IsData(storage)) Touch(context, storage, served.value_or(op));
+      if (MayGo(storage)) Touch(context, storage, served.value_or(op));
     }
     if (served) {
       if (steps_.DropsWhatItReads(op)) DropInputs(context, op, *served);
@@ -131,7 +132,7 @@ class SuperNeuronsPolicy final : public Policy {
     if (ranks_.empty()) return false;  // before the plan: parameters find no room
     // What has been brought back for the op can go again while its other operands are placed.
     for (const TensorId storage : context.liveness().Storages(current_)) {
-      if (steps_.IsData(storage) && !ranks_[Index(storage)]) Touch(context, storage, current_);
+      if (MayGo(storage) && !ranks_[Index(storage)]) Touch(context, storage, current_);
     }
     for (auto entry = order_.begin(); entry != order_.end();) {
       const TensorId storage = std::get<TensorId>(*entry);
@@ -148,13 +149,22 @@ class SuperNeuronsPolicy final : public Policy {
   }
 
  private:
-  // Ascending: the first to go comes first. Members of the offload set, then the others; then by
-  // the cache's rule.
-  using Rank = std::tuple<bool, int64_t, TensorId>;
+  // Ascending: the first to go comes first. Members of the offload set, then other data, then
+  // statistics; of these by the cache's rule.
+  using Rank = std::tuple<int, int64_t, TensorId>;
+
+  bool MayGo(TensorId storage) const {
+    return steps_.IsData(storage) || steps_.IsStatistic(storage);
+  }
 
   static bool IsOnDevice(const PolicyContext& context, TensorId storage) {
     const Residency where = context.Where(storage);
     return where == Residency::kDevice || where == Residency::kBoth;
+  }
+
+  static bool Names(const PolicyContext& context, OpId op, TensorId storage) {
+    const auto storages = context.liveness().Storages(op);
+    return std::find(storages.begin(), storages.end(), storage) != storages.end();
   }
 
   // Notes that the storage has left.
@@ -175,18 +185,23 @@ class SuperNeuronsPolicy final : public Policy {
       const std::optional<OpId> next = steps_.NextNeed(storage, op);
       key = next ? -static_cast<int64_t>(Index(*next)) : std::numeric_limits<int64_t>::min();
     }
-    rank.emplace(!steps_.Leaves(storage), key, storage);
+    const int tier = steps_.Leaves(storage) ? 0 : steps_.IsData(storage) ? 1 : 2;
+    rank.emplace(tier, key, storage);
     order_.insert(*rank);
   }
 
   bool MakeRoom(PolicyContext& context, TensorId storage) const {
     if (context.Pinned(storage)) return false;
-    if (steps_.IsDropped(storage) && context.Evict(storage)) return true;
-    if (context.Where(storage) == Residency::kBoth) return context.Release(storage);
-    if (config_.cache == Cache::kNone || config_.offload == SuperNeuronsOffload::kNone) {
-      return false;
-    }
-    return context.Offload(storage) && context.Release(storage);
+    const bool travels =
+        config_.cache != Cache::kNone && config_.offload != SuperNeuronsOffload::kNone;
+    const auto drop = [&] { return steps_.IsDropped(storage) && context.Evict(storage); };
+    const auto send = [&] {
+      if (context.Where(storage) == Residency::kBoth) return context.Release(storage);
+      return travels && context.Offload(storage) && context.Release(storage);
+    };
+    // What the op at hand names is set aside for it: rebuilding that between the op's other
+    // operands would take more room than the op itself.
+    return travels && Names(context, current_, storage) ? send() || drop() : drop() || send();
   }
 
   // After a step that ran again: what it has read goes, unless the step served needs it.

@@ -93,8 +93,10 @@ void SuperNeuronsSteps::FindRoles(const Trace& trace, const Liveness& liveness,
     const bool is_other = checkpoints && (op.type == OpType::kAdd || op.type == OpType::kConcat ||
                                           op.type == OpType::kFork);
     for (size_t i = 0; i < op.outputs.size(); ++i) {
+      const TensorId storage = liveness.Root(op.outputs[i]);
+      Role& role = roles_[Index(storage)];
+      role.statistic = !role.data && trace.tensor(storage).kind == TensorKind::kActivation;
       if (!IsResult(op, i)) continue;
-      Role& role = roles_[Index(liveness.Root(op.outputs[i]))];
       role.leaves = role.leaves || is_conv || is_other;
     }
   }

@@ -42,6 +42,9 @@ class SuperNeuronsSteps {
   // Whether the storage is a layer's data: an activation, a gradient or the image, and not a
   // parameter, a statistic, a loss or a label.
   bool IsData(TensorId storage) const { return roles_[Index(storage)].data; }
+  // Whether it is another result of a forward step: the statistics of a batch, the loss. They are
+  // small and no data, but lie between data until backward.
+  bool IsStatistic(TensorId storage) const { return roles_[Index(storage)].statistic; }
   // Whether the storage is of the kind that is sent to the host.
   bool Leaves(TensorId storage) const { return roles_[Index(storage)].leaves; }
   // Whether the storage is dropped after its last use in forward.
@@ -66,6 +69,7 @@ class SuperNeuronsSteps {
  private:
   struct Role {
     bool data = false;
+    bool statistic = false;
     bool leaves = false;
     bool dropped = false;
   };

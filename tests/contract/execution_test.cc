@@ -52,6 +52,7 @@ std::vector<Case> Cases() {
   }
   for (const char* allocator : {"first-fit:granularity=1KiB", "stitched:page=4KiB", "planned"}) {
     cases.push_back({"superneurons", "superneurons", testing::Normalized, allocator});
+    cases.push_back({"superneurons", "superneurons", testing::Dense, allocator});
   }
   for (const char* allocator :
        {"first-fit:granularity=1KiB", "high-end", "high-end:reading=text", "cnmem:initial=8KiB",
