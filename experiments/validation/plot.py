@@ -51,7 +51,7 @@ def summary(rows):
 
 def plot(rows, path):
     import figstyle
-    fig, (left, right) = figstyle.figure(7.0, 2.8, ncols=2)
+    fig, (left, right) = figstyle.figure(7.0, 3.1, ncols=2)
     families = sorted({family(r["policy"]) for r in rows})
     low = min(float(r["measured_iteration_ms"]) for r in rows) * 0.8
     high = max(float(r["measured_iteration_ms"]) for r in rows) * 1.25
@@ -59,13 +59,15 @@ def plot(rows, path):
     for i, name in enumerate(families):
         mine = [r for r in rows if family(r["policy"]) == name]
         measured = [float(r["measured_iteration_ms"]) for r in mine]
-        style = {"s": 12, "marker": figstyle.MARKERS[i % 8], "color": figstyle.COLOURS[i % 8],
+        # After eight families the colours come again, with other markers.
+        style = {"s": 12, "marker": figstyle.MARKERS[(i + i // 8) % 8], "color": figstyle.COLOURS[i % 8],
                  "alpha": 0.8, "linewidths": 0, "zorder": 2}
         left.scatter(measured, [float(r["predicted_iteration_ms"]) for r in mine], label=name, **style)
         right.scatter(measured, [100 * float(r["error"]) for r in mine], **style)
     left.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high),
              xlabel="measured iteration (ms)", ylabel="predicted iteration (ms)")
-    left.legend(fontsize=7)
+    fig.get_layout_engine().set(rect=(0, 0, 1, 0.86))
+    fig.legend(*left.get_legend_handles_labels(), loc="upper center", ncol=7, fontsize=7)
     right.axhline(0, color="#999999", linewidth=0.8)
     for bound in (-5, 5):
         right.axhline(bound, color="#999999", linewidth=0.8, linestyle=":")
