@@ -25,4 +25,23 @@ std::vector<std::vector<TensorId>> ColourLifetimes(const std::vector<TensorId>& 
   return colours;
 }
 
+void ReserveWithSharedGradients(PolicyContext& context, bool one_size) {
+  const Trace& trace = context.trace();
+  const Liveness& liveness = context.liveness();
+  std::vector<TensorId> gradients;
+  Bytes least;
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    const auto id = static_cast<TensorId>(i);
+    const Tensor& tensor = trace.tensor(id);
+    if (liveness.Root(id) != id || liveness.Uses(id).empty()) continue;
+    if (tensor.kind == TensorKind::kGradient) {
+      gradients.push_back(id);
+      if (one_size) least = std::max(least, tensor.size);
+    } else {
+      context.Reserve({&id, 1});  // says no to parameters, which have a block already
+    }
+  }
+  for (const auto& colour : ColourLifetimes(gradients, liveness)) context.Reserve(colour, least);
+}
+
 }  // namespace spillway

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "sim/core/policy.h"
 #include "traces/liveness.h"
 #include "traces/trace.h"
 
@@ -15,6 +16,10 @@ namespace spillway {
 // used.
 std::vector<std::vector<TensorId>> ColourLifetimes(const std::vector<TensorId>& storages,
                                                    const Liveness& liveness);
+
+// Reserves a block for the whole run for each storage that is used and no gradient, and one for
+// each colour of the gradients; with `one_size` each of those is as large as the largest gradient.
+void ReserveWithSharedGradients(PolicyContext& context, bool one_size);
 
 }  // namespace spillway
 

@@ -20,26 +20,9 @@ class NetworkWidePolicy final : public Policy {
   explicit NetworkWidePolicy(KernelChoice kernels) : kernels_(kernels) {}
 
   void Plan(PolicyContext& context) override {
-    const Trace& trace = context.trace();
-    const Liveness& liveness = context.liveness();
-    std::vector<TensorId> gradients;
-    Bytes largest_gradient;
-    for (size_t i = 0; i < trace.tensors.size(); ++i) {
-      const auto id = static_cast<TensorId>(i);
-      const Tensor& tensor = trace.tensor(id);
-      if (liveness.Root(id) != id || liveness.Uses(id).empty()) continue;
-      if (tensor.kind == TensorKind::kGradient) {
-        gradients.push_back(id);
-        largest_gradient = std::max(largest_gradient, tensor.size);
-      } else {
-        context.Reserve({&id, 1});  // says no to parameters, which have a block already
-      }
-    }
-    for (const auto& colour : ColourLifetimes(gradients, liveness)) {
-      context.Reserve(colour, largest_gradient);
-    }
+    ReserveWithSharedGradients(context, /*one_size=*/true);
     Bytes workspace;
-    for (size_t i = 0; i < trace.ops.size(); ++i) {
+    for (size_t i = 0; i < context.trace().ops.size(); ++i) {
       workspace = std::max(workspace, WorkspaceByRule(kernels_, context, static_cast<OpId>(i)));
     }
     context.ReserveWorkspace(workspace);

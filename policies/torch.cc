@@ -28,18 +28,7 @@ class TorchPolicy final : public Policy {
 
   void Plan(PolicyContext& context) override {
     const Trace& trace = context.trace();
-    const Liveness& liveness = context.liveness();
-    std::vector<TensorId> gradients;
-    for (size_t i = 0; i < trace.tensors.size(); ++i) {
-      const auto id = static_cast<TensorId>(i);
-      if (liveness.Root(id) != id || liveness.Uses(id).empty()) continue;
-      if (trace.tensor(id).kind == TensorKind::kGradient) {
-        gradients.push_back(id);
-      } else {
-        context.Reserve({&id, 1});  // says no to parameters, which have a block already
-      }
-    }
-    for (const auto& shared : ColourLifetimes(gradients, liveness)) context.Reserve(shared);
+    ReserveWithSharedGradients(context, /*one_size=*/false);
     Bytes workspace;
     for (size_t i = 0; i < trace.ops.size(); ++i) {
       const auto op = static_cast<OpId>(i);

@@ -18,20 +18,18 @@ struct CompareOptions {
   WorkloadOption workload;
   MachineOption machine;
   FormatOption format;
-  std::vector<std::string> policies;
+  PoliciesOption policies;
   std::string output;
-  int jobs = 0;
-  bool quiet = false;
 };
 
 int Execute(const CompareOptions& options, Session& session) {
-  if (PrintHelpValues(options.machine, options.policies)) return kOk;
+  if (PrintHelpValues(options.machine, options.policies.given)) return kOk;
   const Scenario scenario(options.workload, options.machine);
-  const std::vector<std::string> policies =
-      options.policies.empty() ? AllPolicies() : options.policies;
+  const std::vector<std::string> policies = options.policies.policies();
   std::vector<Row> rows(policies.size());
-  std::optional<ProgressBar> progress(std::in_place, policies.size(), options.quiet);
-  tbb::task_arena arena(options.jobs > 0 ? options.jobs : tbb::task_arena::automatic);
+  std::optional<ProgressBar> progress(std::in_place, policies.size(), options.policies.quiet);
+  tbb::task_arena arena(options.policies.jobs > 0 ? options.policies.jobs
+                                                  : tbb::task_arena::automatic);
   arena.execute([&] {
     tbb::parallel_for(size_t{0}, policies.size(), [&](size_t i) {
       rows[i] = scenario.Run(policies[i]);
@@ -66,16 +64,8 @@ void AddCompare(CLI::App& app, int& exit_code, Session& session) {
   options->workload.Add(*verb);
   options->machine.Add(*verb);
   options->format.Add(*verb);
-  verb->add_option(
-      "--policy", options->policies,
-      "NAME or PLUGIN.so:NAME, then :key=value,...; or help; repeat for more (default: all)");
-  verb->add_option("--jobs", options->jobs,
-                   "Threads; any number gives the same output (default: one per core)")
-      ->check(CLI::Range(1, 1024));
-  verb->add_option("-o,--output", options->output,
-                   "Write the results to FILE, with a manifest beside it, instead of printing them")
-      ->type_name("FILE");
-  verb->add_flag("--quiet", options->quiet, "No progress on standard error");
+  options->policies.Add(*verb);
+  AddOutput(*verb, options->output);
   verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
 }
 

@@ -28,11 +28,9 @@ struct LimitOptions {
   WorkloadOption lowering;
   MachineOption machine;
   FormatOption format;
-  std::vector<std::string> policies;
+  PoliciesOption policies;
   int64_t scan = 16;
   std::string output;
-  int jobs = 0;
-  bool quiet = false;
 };
 
 // Only a size: the others of `ParseMemory` depend on the workload, which is what is looked for.
@@ -147,15 +145,15 @@ Manifest ManifestOf(const LimitOptions& options, const LimitSetup& setup,
 }
 
 int Execute(const LimitOptions& options, Session& session) {
-  if (PrintHelpValues(options.machine, options.policies)) return kOk;
+  if (PrintHelpValues(options.machine, options.policies.given)) return kOk;
   const LimitSetup setup = SetupOf(options);
-  const std::vector<std::string> policies =
-      options.policies.empty() ? AllPolicies() : options.policies;
+  const std::vector<std::string> policies = options.policies.policies();
   for (const std::string& policy : policies) PolicyLibrary().Make(policy);  // bad names fail early
   std::vector<LimitResult> results(policies.size());
-  std::optional<ProgressBar> progress(std::in_place, policies.size(), options.quiet);
+  std::optional<ProgressBar> progress(std::in_place, policies.size(), options.policies.quiet);
   std::atomic<size_t> done = 0;
-  tbb::task_arena arena(options.jobs > 0 ? options.jobs : tbb::task_arena::automatic);
+  tbb::task_arena arena(options.policies.jobs > 0 ? options.policies.jobs
+                                                  : tbb::task_arena::automatic);
   arena.execute([&] {
     tbb::parallel_for(size_t{0}, policies.size(), [&](size_t i) {
       results[i] = FindLimit(setup, policies[i], [&](int64_t value) {
@@ -205,20 +203,12 @@ void AddLimit(CLI::App& app, int& exit_code, Session& session) {
   verb->add_option("--memory", options->machine.memory,
                    "Device memory: a size (12GiB); default: the device's");
   options->format.Add(*verb);
-  verb->add_option(
-      "--policy", options->policies,
-      "NAME or PLUGIN.so:NAME, then :key=value,...; or help; repeat for more (default: all)");
+  options->policies.Add(*verb);
   verb->add_option("--scan", options->scan,
                    "How many values above the limit must not fit: fitting is not monotone")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
-  verb->add_option("--jobs", options->jobs,
-                   "Threads; any number gives the same output (default: one per core)")
-      ->check(CLI::Range(1, 1024));
-  verb->add_option("-o,--output", options->output,
-                   "Write the results to FILE, with a manifest beside it, instead of printing them")
-      ->type_name("FILE");
-  verb->add_flag("--quiet", options->quiet, "No progress on standard error");
+  AddOutput(*verb, options->output);
   verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
 }
 

@@ -26,6 +26,26 @@ Format FormatOption::format() const {
   return text == "csv" ? Format::kCsv : text == "json" ? Format::kJson : Format::kTable;
 }
 
+void PoliciesOption::Add(CLI::App& verb) {
+  verb.add_option(
+      "--policy", given,
+      "NAME or PLUGIN.so:NAME, then :key=value,...; or help; repeat for more (default: all)");
+  verb.add_option("--jobs", jobs,
+                  "Threads; any number gives the same output (default: one per core)")
+      ->check(CLI::Range(1, 1024));
+  verb.add_flag("--quiet", quiet, "No progress on standard error");
+}
+
+std::vector<std::string> PoliciesOption::policies() const {
+  return given.empty() ? AllPolicies() : given;
+}
+
+void AddOutput(CLI::App& verb, std::string& path) {
+  verb.add_option("-o,--output", path,
+                  "Write the results to FILE, with a manifest beside it, instead of printing them")
+      ->type_name("FILE");
+}
+
 void WorkloadOption::Add(CLI::App& verb) {
   verb.add_option("workload", text, "NETWORK:BATCH (vgg16:256) or a trace file (.json, .json.zst)")
       ->required();

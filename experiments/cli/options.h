@@ -26,6 +26,19 @@ struct FormatOption {
   Format format() const;
 };
 
+// Several policies at once: --policy --jobs --quiet.
+struct PoliciesOption {
+  std::vector<std::string> given;
+  int jobs = 0;  // threads; 0: one per core
+  bool quiet = false;
+
+  void Add(CLI::App& verb);
+  std::vector<std::string> policies() const;  // all where none is given
+};
+
+// -o, --output of a verb that prints its results otherwise.
+void AddOutput(CLI::App& verb, std::string& path);
+
 // What is run: WORKLOAD --preset --mode.
 struct WorkloadOption {
   std::string text;

@@ -84,9 +84,7 @@ void AddReproduce(CLI::App& app, int& exit_code, Session& session) {
                    "all, a paper (vdnn), or an item such as 'base VGG-16(256) GB'")
       ->required();
   options->format.Add(*verb);
-  verb->add_option("-o,--output", options->output,
-                   "Write the results to FILE, with a manifest beside it, instead of printing them")
-      ->type_name("FILE");
+  AddOutput(*verb, options->output);
   verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
 }
 

@@ -239,9 +239,7 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
       ->capture_default_str();
   verb->add_flag("--explain", options->explain,
                  "Say for each stall what waited for what, and what would have removed it");
-  verb->add_option("-o,--output", options->output,
-                   "Write the results to FILE, with a manifest beside it, instead of printing them")
-      ->type_name("FILE");
+  AddOutput(*verb, options->output);
   verb->add_option("--export-trace", options->export_trace,
                    "Write the iteration as Chrome/Perfetto JSON, for ui.perfetto.dev")
       ->type_name("FILE");

@@ -182,9 +182,7 @@ void AddValidate(CLI::App& app, int& exit_code, Session& session) {
                  "Accept a cost table of another GPU, cuDNN or arithmetic");
   verb->add_option("--seed", options->execute.seed, "Seed of parameters, data and dropout")
       ->capture_default_str();
-  verb->add_option("-o,--output", options->output,
-                   "Write the results to FILE, with a manifest beside it, instead of printing them")
-      ->type_name("FILE");
+  AddOutput(*verb, options->output);
   verb->add_option("--export-commands", options->commands,
                    "Write every kernel and copy, predicted and measured, as CSV")
       ->type_name("FILE");
