@@ -105,11 +105,6 @@ class KernelGraph {
   cudaGraphExec_t graph_ = nullptr;
 };
 
-// Ops that go through cuDNN.
-bool IsSlowToEnqueue(const Op& op) {
-  return op.type == OpType::kConv2d || op.type == OpType::kBatchNorm || op.type == OpType::kLrn;
-}
-
 // Of the i-th command of an iteration on a stream.
 uint64_t CommandId(Stream stream, size_t i) { return uint64_t{Index(stream)} << 32 | i; }
 
@@ -464,7 +459,9 @@ Event CudaBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
 }
 
 void CudaBackend::LaunchKernels(const Op& op, const Launch& launch) {
-  if (IsSlowToEnqueue(op)) {
+  // Where blocks are allocated each for itself, addresses change between iterations: a graph would
+  // rarely be launched again, and to capture one costs more than the call.
+  if (UsesConvolutionLibrary(op.type) && options_.backing != Backing::kBlocks) {
     LaunchOnce(op, launch);
   } else {
     RunSlots(op, launch);
@@ -633,11 +630,6 @@ std::unique_ptr<Executor> CudaMachine::Open(const Trace& trace, const CostModel&
 
 std::string CudaMachine::gpu() const { return impl_->properties.name; }
 std::string CudaMachine::cudnn() const { return DnnLibrary::Version(); }
-Bytes CudaMachine::free_memory() const {
-  size_t free = 0;
-  size_t total = 0;
-  SPILLWAY_CUDA_CALL(cudaMemGetInfo(&free, &total));
-  return Bytes(static_cast<int64_t>(free));
-}
+Bytes CudaMachine::free_memory() const { return FreeDeviceMemory(); }
 
 }  // namespace spillway

@@ -39,6 +39,13 @@ std::optional<DeviceBuffer> DeviceBuffer::TryAllocate(Bytes size) {
   return buffer;
 }
 
+Bytes FreeDeviceMemory() {
+  size_t free = 0;
+  size_t total = 0;
+  SPILLWAY_CUDA_CALL(cudaMemGetInfo(&free, &total));
+  return Bytes(static_cast<int64_t>(free));
+}
+
 PinnedBuffer::PinnedBuffer(Bytes size) : size_(size) {
   const cudaError_t code =
       cudaMallocHost(reinterpret_cast<void**>(&data_), static_cast<size_t>(size.count()));

@@ -43,6 +43,9 @@ class DeviceBuffer {
   DeviceRange range_;
 };
 
+// What the current device has left.
+Bytes FreeDeviceMemory();
+
 // Pinned host memory of its own, given back at the end of its life.
 class PinnedBuffer {
  public:

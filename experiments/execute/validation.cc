@@ -61,7 +61,11 @@ double Validation::error() const {
 
 Validation Validate(const Setup& named, const std::function<std::unique_ptr<Policy>()>& make_policy,
                     CudaMachine& machine, const ExecuteOptions& options) {
-  const Setup setup = ResolveForExecution(named, make_policy);
+  Device device = named.device;
+  if (options.work == CudaWork::kSpin) device.library_call.reset();  // busy waits call no library
+  const Setup asked{named.trace,     device,        named.cost, named.memory,
+                    named.allocator, named.options, named.plan, named.compression};
+  const Setup setup = ResolveForExecution(asked, make_policy);
   Validation validation;
   validation.predicted = Simulate(setup, *make_policy());
   if (validation.predicted.report.fits() && !validation.predicted.report.steady) {

@@ -219,6 +219,7 @@ Device ParseDevice(std::string_view text, const std::string& origin) {
 
   Section host = top.Subsection("host");
   device.launch_overhead = host.Time("launch_overhead");
+  if (host.Has("library_call")) device.library_call = host.Time("library_call");
   if (host.Has("compress")) device.codec.compress = host.Rate("compress");
   if (host.Has("decompress")) device.codec.decompress = host.Rate("decompress");
   if (host.Has("launch_ahead")) device.launch_ahead = host.Count("launch_ahead", 1024);
@@ -229,7 +230,11 @@ Device ParseDevice(std::string_view text, const std::string& origin) {
   device.device_free = ReadLaw(driver, "free");
   device.host_malloc = ReadLaw(driver, "pinned");
   device.page_map = ReadLaw(driver, "map", device.device_malloc);
+  device.page_map_new = ReadLaw(driver, "map_new", device.page_map);
   device.page_unmap = ReadLaw(driver, "unmap", device.device_free);
+  // After the laws of pages, none of which is small.
+  if (driver.Has("malloc_small")) device.device_malloc.small = driver.Time("malloc_small");
+  if (driver.Has("free_small")) device.device_free.small = driver.Time("free_small");
 
   Section efficiency = top.Subsection("efficiency");
   device.efficiency["default"] = efficiency.Efficiency("default");

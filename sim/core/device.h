@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -23,12 +24,17 @@ struct Link {
 };
 
 // The cost of a driver call that handles n bytes: fixed + per_mib * n / MiB, at most half of
-// `Duration::Max()`.
+// `Duration::Max()`; `small` instead for less than 1 MiB, where it is known: the driver cuts such
+// blocks from pages that it has.
 struct CostLaw {
+  static constexpr Bytes kSmall = Bytes::MiB(1);
+
   Duration fixed;
   Duration per_mib;
+  std::optional<Duration> small = std::nullopt;
 
   Duration At(Bytes size) const {
+    if (small && size < kSmall) return *small;
     const auto bytes = static_cast<Int128>(size.count());
     const Int128 time = fixed.picoseconds() + bytes * per_mib.picoseconds() / (1 << 20);
     const Int128 limit = Duration::Max().picoseconds() / 2;
@@ -60,6 +66,9 @@ struct Device {
   Bandwidth duplex;  // shared by both directions when they run at once
 
   Duration launch_overhead;  // host time to enqueue one kernel or copy
+  // Host time of a call of the convolution library (`UsesConvolutionLibrary`) that is made anew,
+  // not launched from a graph; as `launch_overhead` if not known.
+  std::optional<Duration> library_call;
   // The host stays between one and two times this many ops ahead of the GPU: what it enqueues later
   // waits for that. 0: it may be any number ahead.
   int launch_ahead = 0;
@@ -67,8 +76,9 @@ struct Device {
   CostLaw device_malloc;  // cudaMalloc
   CostLaw device_free;    // cudaFree
   CostLaw host_malloc;    // cudaMallocHost: pinned memory
-  CostLaw page_map;       // memory mapped at reserved addresses: cuMemMap and what goes with it
-  CostLaw page_unmap;     // and taken away from them
+  CostLaw page_map;       // memory that there is, mapped at reserved addresses: cuMemMap and access
+  CostLaw page_map_new;   // likewise new memory: cuMemCreate besides
+  CostLaw page_unmap;     // new memory taken away again: cuMemUnmap and cuMemRelease
 
   // Achieved fraction of `flops_per_second`: "default" for whatever offers no choice, "linear.fwd"
   // and "linear.bwd" where they differ from it, and "SLOT.ALGORITHM" ("fwd.fft") for the
@@ -79,16 +89,20 @@ struct Device {
 };
 
 // Reads a device file; `name` is that of the file without its extension. All keys are required but
-// those of map and unmap, for which malloc and free stand in, and all values are strings with units
-// (see units.h) but `description`, `library` and the numbers of `efficiency`:
+// those of [host] and [driver] that say what stands in for them, and all values are strings with
+// units (see units.h) but `description`, `library` and the numbers of `efficiency`:
 //   description  library
 //   [memory]      size  alignment (a power of two)  host
 //   [compute]     flops  dram
 //   [link]        h2d  h2d_latency  d2h  d2h_latency  duplex
-//   [host]        launch_overhead  compress  decompress (one thread; 10 GB/s if not given)
+//   [host]        launch_overhead  library_call (launch_overhead if not given)
+//                 compress  decompress (one thread; 10 GB/s if not given)
 //                 codec_threads ("8" if not given)  launch_ahead (no bound if not given)
 //   [driver]      malloc_fixed  malloc_per_mib  free_fixed  free_per_mib  pinned_fixed
-//                 pinned_per_mib  map_fixed  map_per_mib  unmap_fixed  unmap_per_mib
+//                 pinned_per_mib
+//                 malloc_small  free_small (below 1 MiB; as other sizes if not given)
+//                 map_fixed  map_per_mib (as malloc)  map_new_fixed  map_new_per_mib (as map)
+//                 unmap_fixed  unmap_per_mib (as free)
 //   [efficiency]  default, a number above 0, at most 4; "linear.fwd" and "linear.bwd" alike, which
 //                 need not be there; and the tables fwd, bwd_data and bwd_filter with one such
 //                 number per algorithm

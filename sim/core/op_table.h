@@ -28,6 +28,7 @@ class OpTable {
 
   int64_t batch(OpId op) const { return At(op).batch; }
   Bytes traffic(OpId op) const { return At(op).traffic; }
+  OpType type(OpId op) const { return At(op).type; }
   std::span<const Operand> Inputs(OpId op) const { return Part(At(op).inputs, At(op).outputs); }
   std::span<const Operand> Outputs(OpId op) const { return Part(At(op).outputs, At(op).scratch); }
   std::span<const Operand> Scratch(OpId op) const { return Part(At(op).scratch, At(op).end); }
@@ -47,6 +48,7 @@ class OpTable {
     // Operands are operands_[inputs, outputs), then outputs until scratch, then scratch until end.
     uint32_t inputs = 0, outputs = 0, scratch = 0, end = 0;
     uint32_t first_slot = 0, end_slot = 0;  // in kernels_
+    OpType type = OpType::kOther;
   };
 
   const Entry& At(OpId op) const { return entries_[Index(op)]; }

@@ -410,6 +410,7 @@ class Runtime final : public PolicyContext {
     Locate(ops_.Scratch(op_id), scratch_);
     Launch launch;
     launch.op = op_id;
+    launch.type = ops_.type(op_id);
     launch.recompute = again;
     launch.runs = plan_;
     launch.inputs = inputs_;

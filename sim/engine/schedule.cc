@@ -51,7 +51,8 @@ class Player {
       const Command& command = Head(s);
       if (command.issued > now_ || !WaitsHappened(command)) continue;
       running_[s] = true;
-      remaining_[s] = static_cast<Int128>(command.nominal.picoseconds()) * kFullSpeed;
+      const Duration alone = std::max(command.nominal, command.least_end - now_);
+      remaining_[s] = static_cast<Int128>(alone.picoseconds()) * kFullSpeed;
       if (s < kStreamCount) demand_[s] = Demand(command);
       times_[s][head_[s]].issued = command.issued;
       times_[s][head_[s]].start = now_;

@@ -30,6 +30,7 @@ struct Command {
   Bytes traffic;     // bytes moved over the run, on DRAM or the link
   uint32_t first_wait = 0;
   uint32_t wait_count = 0;
+  Duration least_end = {};  // not over before: the last of its kernels was issued late
 };
 
 // Commands by lane, in issue order, and the events they wait for.

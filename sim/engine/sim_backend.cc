@@ -23,10 +23,11 @@ void SimBackend::AddGate(Stream lane, Command& command) {
   ++command.wait_count;
 }
 
-Event SimBackend::Add(Stream stream, Command command, std::span<const Wait> waits, size_t calls) {
+Event SimBackend::Add(Stream stream, Command command, std::span<const Wait> waits, size_t calls,
+                      Duration time) {
   // The command can start once its first call has been enqueued; the host goes on with the others.
-  command.issued = host_now_ + device_.launch_overhead;
-  host_now_ += device_.launch_overhead * static_cast<int64_t>(calls);
+  command.issued = host_now_ + time;
+  host_now_ += time * static_cast<int64_t>(calls);
   command.first_wait = static_cast<uint32_t>(program_.waits.size());
   for (const Wait& wait : waits) {
     const Event event = LaneEvent(wait.event);
@@ -70,7 +71,17 @@ Event SimBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   Command command;
   command.nominal = launch.time;
   command.traffic = launch.traffic;
-  return Add(Stream::kCompute, command, waits, launch.runs.size());
+  const size_t calls = launch.runs.size();
+  // Blocks of their own lie elsewhere in each iteration, so no graph of an earlier one serves.
+  if (!charge_driver_ || !UsesConvolutionLibrary(launch.type) || calls == 0) {
+    return Add(Stream::kCompute, command, waits, calls, device_.launch_overhead);
+  }
+  const Duration time = device_.library_call.value_or(device_.launch_overhead);
+  // A GPU that has been drained waits for each of these calls, for the last one too.
+  const auto count = static_cast<int64_t>(calls);
+  command.least_end =
+      host_now_ + time * count + Duration::Picoseconds(launch.time.picoseconds() / count);
+  return Add(Stream::kCompute, command, waits, calls, time);
 }
 
 Event SimBackend::Copy(Direction direction, const Block&, const Block& host, Bytes size,
@@ -89,7 +100,7 @@ Event SimBackend::Copy(Direction direction, const Block&, const Block& host, Byt
   command.nominal = cost_.CopyTime(direction, size);
   command.traffic = size;
   const Stream stream = direction == Direction::kToDevice ? Stream::kToDevice : Stream::kToHost;
-  return Add(stream, command, waits, 1);
+  return Add(stream, command, waits, 1, device_.launch_overhead);
 }
 
 Event SimBackend::CopyCompressed(Direction direction, const Block& host, Bytes size,
@@ -203,22 +214,23 @@ void SimBackend::Drain() {
 }
 
 void SimBackend::OnAllocate(const Block& block) {
-  if (charge_driver_) Charge(DriverCall::Kind::kMalloc, block.size);
+  if (charge_driver_) Charge({DriverCall::Kind::kMalloc, block, std::nullopt});
 }
 
 void SimBackend::OnFree(const Block& block) {
-  if (charge_driver_) Charge(DriverCall::Kind::kFree, block.size);
+  if (charge_driver_) Charge({DriverCall::Kind::kFree, block, std::nullopt});
 }
 
-void SimBackend::OnDriverCall(const DriverCall& call) { Charge(call.kind, call.range.size); }
+void SimBackend::OnDriverCall(const DriverCall& call) { Charge(call); }
 
-void SimBackend::Charge(DriverCall::Kind kind, Bytes size) {
+void SimBackend::Charge(const DriverCall& call) {
   if (!begun()) return;
-  if (kind == DriverCall::Kind::kFree || kind == DriverCall::Kind::kUnmap) {
+  const Bytes size = call.range.size;
+  if (call.kind == DriverCall::Kind::kFree || call.kind == DriverCall::Kind::kUnmap) {
     Drain();
     host_now_ = std::max(host_now_, drained_);
   }
-  switch (kind) {
+  switch (call.kind) {
     case DriverCall::Kind::kMalloc:
       host_now_ += device_.device_malloc.At(size);
       return;
@@ -226,7 +238,8 @@ void SimBackend::Charge(DriverCall::Kind kind, Bytes size) {
       host_now_ += device_.device_free.At(size);
       return;
     case DriverCall::Kind::kMap:
-      host_now_ += device_.page_map.At(size);
+      // Memory that has a name is mapped many times and new but once.
+      host_now_ += (call.physical ? device_.page_map : device_.page_map_new).At(size);
       return;
     case DriverCall::Kind::kUnmap:
       host_now_ += device_.page_unmap.At(size);

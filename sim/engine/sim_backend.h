@@ -1,7 +1,8 @@
 // The simulator behind the seam: a backend that computes when each command would have run.
 //
-// The host enqueues one library call at a time, `launch_overhead` each; commands are collected
-// until `Synchronize`, which plays them in one go. Nothing is executed and no memory is touched.
+// The host enqueues one library call at a time, `launch_overhead` each; those of the convolution
+// library take `library_call` where blocks are calls of the driver. Commands are collected until
+// `Synchronize`, which plays them in one go. Nothing is executed and no memory is touched.
 // Calls of the driver hold up the host; those that give memory back wait besides until everything
 // issued has ended: what follows is played on its own from there. A copy of a storage that the host
 // keeps compressed is played as many: each piece waits for a staging buffer or for its contents.
@@ -56,10 +57,12 @@ class SimBackend final : public Backend {
   // Plays what has been issued since the last time.
   void Drain();
   // Holds up the host for a call of the driver.
-  void Charge(DriverCall::Kind kind, Bytes size);
+  void Charge(const DriverCall& call);
   bool begun() const { return host_now_ > Duration(); }
-  // The host goes on after `calls` library calls; the first of them is that of the command.
-  Event Add(Stream stream, Command command, std::span<const Wait> waits, size_t calls);
+  // The host goes on after `calls` library calls of this time each; the first of them is that of
+  // the command.
+  Event Add(Stream stream, Command command, std::span<const Wait> waits, size_t calls,
+            Duration time);
   // Holds up the host before an op if it is too far ahead of the compute stream.
   void KeepClose();
   // The wait of the first command that a lane gets after that; others of the lane come later

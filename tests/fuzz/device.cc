@@ -22,7 +22,8 @@ void CheckRanges(const Device& device) {
        {device.dram, device.duplex, device.h2d.bandwidth, device.d2h.bandwidth}) {
     SPILLWAY_CHECK(rate >= kLeast);
   }
-  for (const Duration time : {device.h2d.latency, device.d2h.latency, device.launch_overhead}) {
+  for (const Duration time : {device.h2d.latency, device.d2h.latency, device.launch_overhead,
+                              device.library_call.value_or(Duration())}) {
     SPILLWAY_CHECK(time >= Duration());
   }
   SPILLWAY_CHECK(device.efficiency.contains("default"));
@@ -35,8 +36,10 @@ void CheckComputes(const Device& device) {
     for (const Direction direction : {Direction::kToDevice, Direction::kToHost}) {
       SPILLWAY_CHECK(cost.CopyTime(direction, size) >= Duration());
     }
-    for (const CostLaw& law : {device.device_malloc, device.device_free, device.host_malloc}) {
-      SPILLWAY_CHECK(law.At(size) >= law.fixed);
+    for (const CostLaw& law : {device.device_malloc, device.device_free, device.host_malloc,
+                               device.page_map, device.page_map_new, device.page_unmap}) {
+      const bool small = law.small && size < CostLaw::kSmall;
+      SPILLWAY_CHECK(law.At(size) >= (small ? Duration() : law.fixed));
     }
   }
   Op op;

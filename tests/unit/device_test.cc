@@ -62,7 +62,34 @@ TEST(DeviceTest, MappingCostsWhatTheFileSaysOrElseWhatMallocDoes) {
   const Device measured = ParseDevice(text, "toy.toml");
   EXPECT_EQ(measured.page_map.fixed, Duration::Microseconds(1));
   EXPECT_EQ(measured.page_map.per_mib, Duration::Microseconds(2));
+  EXPECT_EQ(measured.page_map_new.per_mib, Duration::Microseconds(2));  // as those that there are
   EXPECT_EQ(measured.page_unmap.fixed, plain.device_free.fixed);
+  text.insert(text.find("[efficiency]"), "map_new_fixed = \"3us\"\nmap_new_per_mib = \"4us\"\n");
+  const Device both = ParseDevice(text, "toy.toml");
+  EXPECT_EQ(both.page_map.fixed, Duration::Microseconds(1));
+  EXPECT_EQ(both.page_map_new.fixed, Duration::Microseconds(3));
+  EXPECT_EQ(both.page_map_new.per_mib, Duration::Microseconds(4));
+}
+
+TEST(DeviceTest, SmallBlocksCostWhatTheFileSaysOrElseWhatOthersDo) {
+  const Device plain = ParseDevice(kToy, "toy.toml");
+  EXPECT_EQ(plain.device_malloc.small, std::nullopt);
+  EXPECT_EQ(plain.device_malloc.At(Bytes(0)), Duration::Microseconds(10));
+  std::string text(kToy);
+  text.insert(text.find("[efficiency]"), "malloc_small = \"1us\"\nfree_small = \"2us\"\n");
+  const Device measured = ParseDevice(text, "toy.toml");
+  EXPECT_EQ(measured.device_malloc.At(Bytes(1)), Duration::Microseconds(1));
+  EXPECT_EQ(measured.device_free.At(Bytes::MiB(1) - Bytes(1)), Duration::Microseconds(2));
+  EXPECT_EQ(measured.device_free.At(Bytes::MiB(1)), Duration::Microseconds(25));
+  EXPECT_EQ(measured.page_map.small, std::nullopt);
+  EXPECT_EQ(measured.page_unmap.small, std::nullopt);
+}
+
+TEST(DeviceTest, TheFileMaySayWhatALibraryCallCosts) {
+  EXPECT_EQ(ParseDevice(kToy, "toy.toml").library_call, std::nullopt);
+  std::string text(kToy);
+  text.insert(text.find("[driver]"), "library_call = \"190us\"\n");
+  EXPECT_EQ(ParseDevice(text, "toy.toml").library_call, Duration::Microseconds(190));
 }
 
 // What reading `kToy` with `from` replaced by `to` says, without the directory.

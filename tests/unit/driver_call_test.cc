@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "sim/engine/sim_backend.h"
 #include "tests/testing/fixtures.h"
 
@@ -12,12 +14,14 @@ using Kind = DriverCall::Kind;
 
 // Two kernels of 10 ns, issued back to back but for the call between them. A launch takes 1 ns of
 // the host's time. Returns when the second starts, in nanoseconds.
-int64_t SecondStart(Kind kind, bool before_the_first = false) {
+int64_t SecondStart(Kind kind, bool before_the_first = false,
+                    std::optional<Bytes> physical = std::nullopt) {
   Device device = testing::RoundDevice();
   device.launch_overhead = Duration::Nanoseconds(1);
   device.device_malloc.fixed = Duration::Nanoseconds(20);
   device.device_free.fixed = Duration::Nanoseconds(30);
-  device.page_map.fixed = Duration::Nanoseconds(40);
+  device.page_map.fixed = Duration::Nanoseconds(25);
+  device.page_map_new.fixed = Duration::Nanoseconds(40);
   device.page_unmap.fixed = Duration::Nanoseconds(50);
   const testing::FixedCost cost;
   SimBackend backend(device, cost);
@@ -25,7 +29,7 @@ int64_t SecondStart(Kind kind, bool before_the_first = false) {
   Launch launch;
   launch.runs = {&run, 1};
   launch.time = Duration::Nanoseconds(10);
-  const DriverCall call{kind, {Bytes(0), Bytes(100)}, std::nullopt};
+  const DriverCall call{kind, {Bytes(0), Bytes(100)}, physical};
   if (before_the_first) backend.OnDriverCall(call);
   backend.Enqueue(launch, {});
   if (!before_the_first) backend.OnDriverCall(call);
@@ -38,6 +42,10 @@ int64_t SecondStart(Kind kind, bool before_the_first = false) {
 TEST(DriverCallTest, TakingMemoryHoldsUpTheHost) {
   EXPECT_EQ(SecondStart(Kind::kMalloc), 22);
   EXPECT_EQ(SecondStart(Kind::kMap), 42);
+}
+
+TEST(DriverCallTest, MemoryWithANameIsNotNew) {
+  EXPECT_EQ(SecondStart(Kind::kMap, /*before_the_first=*/false, Bytes(0)), 27);
 }
 
 // The first runs from 1 to 11; only then the call begins.

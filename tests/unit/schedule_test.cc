@@ -5,6 +5,7 @@
 #include <array>
 #include <vector>
 
+#include "experiments/simulate.h"
 #include "sim/engine/sim_backend.h"
 #include "tests/testing/fixtures.h"
 
@@ -182,6 +183,80 @@ TEST(SimBackendTest, DriverCallsHoldUpTheHostAndFreeingDrainsTheStreams) {
   };
   EXPECT_EQ(run(false), (std::vector<int64_t>{1, 101, 101, 106, 106, 111}));
   EXPECT_EQ(run(true), (std::vector<int64_t>{1, 101, 101, 106, 127, 132}));
+}
+
+// Calls of the convolution library take the host 7 us, others 1 us; a copy comes after all of them.
+TEST(SimBackendTest, LibraryCallsTakeTheirOwnTimeWhereBlocksAreCallsOfTheDriver) {
+  Device device;
+  device.launch_overhead = Duration::Microseconds(1);
+  device.duplex = device.dram = {1'000'000'000'000};
+  const testing::FixedCost cost;
+  const auto start_of_copy = [&](bool charge_driver, OpType type, std::vector<KernelRun> runs) {
+    SimBackend backend(device, cost, charge_driver);
+    Launch launch;
+    launch.type = type;
+    launch.runs = runs;
+    backend.Enqueue(launch, {});
+    const Block block{Bytes(0), Bytes(512)};
+    backend.Copy(Direction::kToHost, block, block, Bytes(512), {});
+    backend.Synchronize();
+    return backend.TakeTimeline()[Index(Stream::kToHost)][0].start.picoseconds() / 1'000'000;
+  };
+  EXPECT_EQ(start_of_copy(true, OpType::kConv2d, {{}}), 2);  // as a launch, if not known
+  device.library_call = Duration::Microseconds(7);
+  for (const OpType type : {OpType::kConv2d, OpType::kBatchNorm, OpType::kLrn}) {
+    EXPECT_EQ(start_of_copy(true, type, {{}}), 8);
+    EXPECT_EQ(start_of_copy(true, type, {{}, {}}), 15);
+    EXPECT_EQ(start_of_copy(false, type, {{}}), 2);
+  }
+  EXPECT_EQ(start_of_copy(true, OpType::kLinear, {{}, {}}), 3);
+}
+
+// Two kernels of half the op's time each, enqueued at 7 and at 14 us.
+TEST(SimBackendTest, TheLastKernelOfAnOpWaitsForItsLibraryCall) {
+  Device device;
+  device.launch_overhead = Duration::Microseconds(1);
+  device.library_call = Duration::Microseconds(7);
+  device.duplex = device.dram = {1'000'000'000'000};
+  const testing::FixedCost cost;
+  const auto end = [&](int microseconds, OpType type) {
+    SimBackend backend(device, cost, /*charge_driver=*/true);
+    const std::array<KernelRun, 2> runs{};
+    Launch launch;
+    launch.type = type;
+    launch.runs = runs;
+    launch.time = Duration::Microseconds(microseconds);
+    backend.Enqueue(launch, {});
+    backend.Synchronize();
+    return backend.TakeTimeline()[kCompute][0].end.picoseconds() / 1'000'000;
+  };
+  EXPECT_EQ(end(4, OpType::kConv2d), 16);
+  EXPECT_EQ(end(14, OpType::kConv2d), 21);
+  EXPECT_EQ(end(20, OpType::kConv2d), 27);
+  EXPECT_EQ(end(4, OpType::kLinear), 5);
+}
+
+// From the trace through the runtime: one op of each kind, of 10 ns. With best fit the second is
+// issued while the first runs, until 11 ns; with native blocks after x was freed then.
+TEST(SimBackendTest, TheRuntimeSaysWhatKindOfOpItLaunches) {
+  Device device = testing::RoundDevice();
+  device.launch_overhead = Duration::Nanoseconds(1);
+  device.library_call = Duration::Nanoseconds(700);
+  testing::TraceBuilder builder;
+  builder.Tensor("x", TensorKind::kInput, 100).Tensor("y", TensorKind::kActivation, 100);
+  builder.Tensor("z", TensorKind::kActivation, 100);
+  builder.Op("relu", Phase::kForward, {"x"}, {"y"}, OpType::kRelu);
+  builder.Op("conv", Phase::kForward, {"y"}, {"z"}, OpType::kConv2d);
+  const Trace trace = builder.Build();
+  const testing::FixedCost cost;
+  const auto iteration = [&](const char* allocator) {
+    class Plain final : public Policy {
+    } policy;
+    const spillway::Setup setup{trace, device, cost, Bytes::GiB(1), allocator};
+    return Simulate(setup, policy).report.metrics.iteration;
+  };
+  EXPECT_EQ(iteration("best-fit"), Duration::Nanoseconds(1 + 10 + 10));
+  EXPECT_EQ(iteration("native"), Duration::Nanoseconds(1 + 10 + 700 + 10));
 }
 
 }  // namespace
