@@ -56,7 +56,9 @@ class Fitter {
     AddMachine();
     AddLinks();
     Add(OfTiming("host.launch_overhead", m_.latencies.enqueue_kernel));
+    AddLibraryCalls();
     AddAllocations();
+    AddPages();
     for (Quantity& quantity : quantities_) quantity.in_device = true;
     for (Quantity& quantity : further_) quantities_.push_back(std::move(quantity));
     further_.clear();
@@ -126,35 +128,76 @@ class Fitter {
     AddFurther(OfFit("link.d2h_single_latency", d2h_single.intercept, Unit::kSeconds, d2h_single));
   }
 
-  static LinearFit FitCalls(const std::vector<AllocationTiming>& calls,
-                            Timing AllocationTiming::*member, Bytes least, std::string_view what) {
+  // One number for several calls: the median of their medians, as a fit with its errors.
+  void AddTypical(const std::string& name, std::vector<double> times) {
+    if (times.empty()) return;
+    std::sort(times.begin(), times.end());
+    const size_t middle = times.size() / 2;
+    LinearFit fit;
+    fit.intercept = times.size() % 2 == 1 ? times[middle] : (times[middle - 1] + times[middle]) / 2;
+    fit.points = times.size();
+    for (const double time : times) {
+      if (time <= 0) throw InputError(fmt::format("{}: a time of 0 was measured", name));
+      const double error = std::abs(fit.intercept - time) / time;
+      fit.mean_error += error / static_cast<double>(times.size());
+      fit.max_error = std::max(fit.max_error, error);
+    }
+    Add(OfFit(name, fit.intercept, Unit::kSeconds, fit));
+  }
+
+  void AddLibraryCalls() {
+    std::vector<double> times;
+    for (const LibraryCallTiming& call : m_.library_calls) times.push_back(Seconds(call.time));
+    AddTypical("host.library_call", std::move(times));
+  }
+
+  // Of calls for at least `least` bytes.
+  template <typename Call>
+  static LinearFit FitCalls(const std::vector<Call>& calls, Timing Call::*member, Bytes least,
+                            std::string_view what) {
     std::vector<Point> points;
-    for (const AllocationTiming& call : calls) {
+    for (const Call& call : calls) {
       if (call.size < least) continue;
       points.push_back({Count(call.size) / kMebibyte, Seconds(call.*member)});
     }
     return FitLine(points, what);
   }
 
+  static void AddLaw(std::vector<Quantity>& list, const std::string& name, const LinearFit& fit) {
+    list.push_back(OfFit(name + "_fixed", fit.intercept, Unit::kSeconds, fit));
+    list.push_back(OfFit(name + "_per_mib", fit.slope, Unit::kSeconds, fit));
+  }
+
   void AddAllocations() {
-    const auto add = [](std::vector<Quantity>& list, const std::string& name,
-                        const LinearFit& fit) {
-      list.push_back(OfFit(name + "_fixed", fit.intercept, Unit::kSeconds, fit));
-      list.push_back(OfFit(name + "_per_mib", fit.slope, Unit::kSeconds, fit));
-    };
-    add(quantities_, "driver.malloc",
+    AddLaw(
+        quantities_, "driver.malloc",
         FitCalls(m_.device_memory, &AllocationTiming::allocate, kDriverGranularity, "cudaMalloc"));
-    add(quantities_, "driver.free",
-        FitCalls(m_.device_memory, &AllocationTiming::release, kDriverGranularity, "cudaFree"));
-    add(quantities_, "driver.pinned",
-        FitCalls(m_.pinned_memory, &AllocationTiming::allocate, Bytes(0), "cudaMallocHost"));
-    add(further_, "driver.pinned_free",
-        FitCalls(m_.pinned_memory, &AllocationTiming::release, Bytes(0), "cudaFreeHost"));
-    const AllocationTiming& smallest = m_.device_memory.front();
-    if (smallest.size < kDriverGranularity) {
-      AddFurther(OfTiming("driver.small_malloc", smallest.allocate));
-      AddFurther(OfTiming("driver.small_free", smallest.release));
+    AddLaw(quantities_, "driver.free",
+           FitCalls(m_.device_memory, &AllocationTiming::release, kDriverGranularity, "cudaFree"));
+    AddSmall("driver.malloc_small", &AllocationTiming::allocate);
+    AddSmall("driver.free_small", &AllocationTiming::release);
+    AddLaw(quantities_, "driver.pinned",
+           FitCalls(m_.pinned_memory, &AllocationTiming::allocate, Bytes(0), "cudaMallocHost"));
+    AddLaw(further_, "driver.pinned_free",
+           FitCalls(m_.pinned_memory, &AllocationTiming::release, Bytes(0), "cudaFreeHost"));
+  }
+
+  void AddSmall(const std::string& name, Timing AllocationTiming::*member) {
+    std::vector<double> times;
+    for (const AllocationTiming& call : m_.device_memory) {
+      if (call.size < CostLaw::kSmall) times.push_back(Seconds(call.*member));
     }
+    AddTypical(name, std::move(times));
+  }
+
+  void AddPages() {
+    if (m_.page_memory.empty()) return;
+    AddLaw(quantities_, "driver.map",
+           FitCalls(m_.page_memory, &PageTiming::map, Bytes(0), "the mapping of pages"));
+    AddLaw(quantities_, "driver.map_new",
+           FitCalls(m_.page_memory, &PageTiming::map_new, Bytes(0), "the mapping of new pages"));
+    AddLaw(quantities_, "driver.unmap",
+           FitCalls(m_.page_memory, &PageTiming::unmap, Bytes(0), "the unmapping of pages"));
   }
 
   void AddLatencies() {
@@ -409,9 +452,21 @@ std::string MergeDevice(std::string_view base, const std::string& base_name,
   const auto first =
       std::find_if(lines.begin(), lines.end(), [](const Line& line) { return !line.code.empty(); });
   lines.erase(lines.begin(), first);
+  // The line of a key. One that is missing follows the others of its table: files need not have all
+  // keys.
   const auto find = [&](const std::string& name) -> Line& {
-    for (Line& line : lines) {
-      if (!line.key.empty() && line.Name() == name) return line;
+    size_t next = 0;
+    const std::string_view table = std::string_view(name).substr(0, name.find('.'));
+    for (size_t i = 0; i < lines.size(); ++i) {
+      if (lines[i].key.empty()) continue;
+      if (lines[i].Name() == name) return lines[i];
+      if (lines[i].table == table) next = i + 1;
+    }
+    if (next > 0) {
+      Line line;
+      line.table = table;
+      line.key = name.substr(table.size() + 1);
+      return *lines.insert(lines.begin() + static_cast<std::ptrdiff_t>(next), std::move(line));
     }
     throw InputError(fmt::format(
         "{}: no line of its own for '{}', which the calibration would replace", base_name, name));

@@ -42,8 +42,10 @@ struct Quantity {
 
 // Everything that the measurements say, what belongs to the device file first, in its order. The
 // laws of cudaMalloc and cudaFree are those of blocks of at least 2 MiB: the driver cuts smaller
-// ones from such a block. Throws `InputError` if there are too few points for a fit or a timing is
-// missing.
+// ones from such a block. What blocks below 1 MiB cost, and calls of the convolution library, is
+// the median over those measured, with the errors of taking it for all. Nothing is said of pages
+// and library calls if none were measured. Throws `InputError` if there are too few points for a
+// fit or a timing is missing.
 std::vector<Quantity> FitMeasurements(const Measurements& measurements);
 
 // "55.4GB/s": the spelling in a device file, four significant digits.
@@ -55,10 +57,11 @@ std::string Residual(const Quantity& quantity);
 // One row per quantity: name, value, unit, points, mean_error, max_error, spread, in_device.
 std::vector<Row> CalibrationRows(const std::vector<Quantity>& quantities);
 
-// The text of a device file: that of `base` with the measured numbers and their sources put in, and
-// a head of its own. `base_name` and `raw_name` are named in it. Where `base` describes another GPU
-// the description is replaced too. Throws `InputError` starting with `base_name` if that is no
-// device file or a measured key has no line of its own there.
+// The text of a device file: that of `base` with the measured numbers and their sources put in, a
+// key that is not there behind the others of its table, and a head of its own. `base_name` and
+// `raw_name` are named in it. Where `base` describes another GPU the description is replaced too.
+// Throws `InputError` starting with `base_name` if that is no device file or no key of a measured
+// one's table has a line of its own there.
 std::string MergeDevice(std::string_view base, const std::string& base_name,
                         const Measurements& measurements, const std::vector<Quantity>& quantities,
                         const std::string& raw_name);

@@ -6,15 +6,14 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cmath>
 #include <fstream>
-#include <memory>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "backend/cuda/calibration_kernels.h"
+#include "backend/cuda/call_timing.h"
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/device_memory.h"
 #include "backend/cuda/elementwise.h"
@@ -25,14 +24,12 @@
 namespace spillway {
 namespace {
 
-constexpr int kLeastRepeats = 5;
 // What is short is timed in groups that last about this long.
 constexpr Duration kGroupTime = Duration::Microseconds(500);
 constexpr Duration kOverlapTime = Duration::Milliseconds(10);
 constexpr int64_t kLargestGroup = 64;
 constexpr int64_t kCalls = 64;  // of one kind, whose host time is taken together
 constexpr Duration kLeastHold = Duration::Microseconds(200);
-constexpr Duration kHostTime = Duration::Milliseconds(500);  // for the repeats of a slow host call
 
 constexpr Bytes kLeastCopy = Bytes::KiB(4);
 constexpr Bytes kPrimeCopy = Bytes::KiB(256);
@@ -40,16 +37,7 @@ constexpr Bytes kEnqueuedCopy = Bytes::MiB(1);
 constexpr Bytes kOverlapCopy = Bytes::MiB(64);
 constexpr Bytes kLoadCopy = Bytes::MiB(512);
 constexpr Bytes kLeastDeviceCopy = Bytes::MiB(128);  // well beyond the cache
-constexpr Bytes kLeastAllocation = Bytes(512);
-constexpr Bytes kLeastPinned = Bytes::MiB(1);
-constexpr int64_t kAllocations = 32;  // blocks that live at once
-
-// `times` need not be sorted. REQUIRES: there is one.
-Timing Summarise(std::vector<Duration> times) {
-  std::sort(times.begin(), times.end());
-  return {Duration::Picoseconds(std::llround(Percentile(times, 0.5))), Spread(times),
-          static_cast<int>(times.size())};
-}
+constexpr Bytes kMostPages = Bytes::GiB(1);
 
 // The first line of a file that starts with `prefix`, without it; empty if there is none.
 std::string FindLine(const std::string& path, std::string_view prefix) {
@@ -73,13 +61,6 @@ std::string LinkName(int device) {
   const std::string speed = FindLine(folder + "/current_link_speed", "");
   const std::string width = FindLine(folder + "/current_link_width", "");
   return speed.empty() || width.empty() ? std::string() : fmt::format("{} x{}", speed, width);
-}
-
-Bytes FreeMemory() {
-  size_t free = 0;
-  size_t total = 0;
-  SPILLWAY_CUDA_CALL(cudaMemGetInfo(&free, &total));
-  return Bytes(static_cast<int64_t>(free));
 }
 
 // A stream and the item that it repeats.
@@ -125,7 +106,9 @@ class Calibrator {
         {"kernels beside copies", &Calibrator::MeasureOverlaps},
         {"launches and events", &Calibrator::MeasureLatencies},
         {"cudaMalloc and cudaFree", &Calibrator::MeasureDeviceMemory},
+        {"mapping of pages", &Calibrator::MeasurePageMemory},
         {"cudaMallocHost and cudaFreeHost", &Calibrator::MeasurePinnedMemory},
+        {"calls of the convolution library", &Calibrator::MeasureLibraryCalls},
     };
     WarmUp(options_.clock_warmup);
     DescribeMachine();  // now that the link has come to speed
@@ -170,8 +153,17 @@ class Calibrator {
   void MeasureDeviceCopies();
   void MeasureOverlaps();
   void MeasureLatencies();
-  void MeasureDeviceMemory();
-  void MeasurePinnedMemory();
+  void MeasureDeviceMemory() {
+    result_.device_memory = TimeDeviceMemory(options_.largest_allocation, repeats_);
+  }
+  void MeasurePageMemory() {
+    result_.page_memory =
+        TimePageMemory(std::min(options_.largest_allocation, kMostPages), repeats_);
+  }
+  void MeasurePinnedMemory() {
+    result_.pinned_memory = TimePinnedMemory(options_.largest_pinned, repeats_);
+  }
+  void MeasureLibraryCalls() { result_.library_calls = TimeLibraryCalls(repeats_); }
 
   Lane& LaneOf(Direction direction) { return direction == Direction::kToDevice ? in_ : out_; }
 
@@ -314,36 +306,6 @@ class Calibrator {
 
   Timing KernelGap();
 
-  // Times `allocate` and `release` of one block at a time.
-  template <typename Buffer>
-  AllocationTiming TimeAllocations(Bytes size, int64_t at_once) {
-    std::vector<Duration> allocate;
-    std::vector<Duration> release;
-    const Duration start = HostClock();
-    const auto enough = [&] {
-      const int count = static_cast<int>(allocate.size());
-      return count >= repeats_ || (count >= kLeastRepeats && HostClock() - start > kHostTime);
-    };
-    bool first = true;  // the first round sets the driver up
-    while (!enough()) {
-      std::vector<std::unique_ptr<Buffer>> blocks;
-      for (int64_t i = 0; i < at_once; ++i) {
-        const Duration before = HostClock();
-        blocks.push_back(std::make_unique<Buffer>(size));
-        const Duration time = HostClock() - before;
-        if (!first) allocate.push_back(time);
-      }
-      for (std::unique_ptr<Buffer>& block : blocks) {
-        const Duration before = HostClock();
-        block.reset();
-        const Duration time = HostClock() - before;
-        if (!first) release.push_back(time);
-      }
-      first = false;
-    }
-    return {size, Summarise(std::move(allocate)), Summarise(std::move(release))};
-  }
-
   const CalibrateOptions& options_;
   const int repeats_;
   const Bytes largest_copy_;
@@ -393,7 +355,7 @@ void Calibrator::MeasureCopies() {
 
 void Calibrator::MeasureDeviceCopies() {
   Bytes largest = options_.largest_device_copy;
-  while (4 * largest > FreeMemory()) largest = Bytes(largest.count() / 2);
+  while (4 * largest > FreeDeviceMemory()) largest = Bytes(largest.count() / 2);
   if (largest < kLeastDeviceCopy) return;
   const DeviceBuffer from(largest);
   const DeviceBuffer to(largest);
@@ -530,21 +492,6 @@ void Calibrator::MeasureLatencies() {
     copy();
     end_.Record(in_.stream);
   });
-}
-
-void Calibrator::MeasureDeviceMemory() {
-  for (Bytes size = kLeastAllocation; size <= options_.largest_allocation; size += size) {
-    const int64_t fitting = FreeMemory().count() / 2 / size.count();
-    if (fitting < 1) break;
-    result_.device_memory.push_back(
-        TimeAllocations<DeviceBuffer>(size, std::min(fitting, kAllocations)));
-  }
-}
-
-void Calibrator::MeasurePinnedMemory() {
-  for (Bytes size = kLeastPinned; size <= options_.largest_pinned; size += size) {
-    result_.pinned_memory.push_back(TimeAllocations<PinnedBuffer>(size, 1));
-  }
 }
 
 }  // namespace

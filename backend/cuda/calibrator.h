@@ -2,7 +2,8 @@
 //
 // Raw measurements only; experiments/calibration.h fits laws to them. Every number is the median of
 // repeats after a warm-up. Times on the device exclude host gaps: all streams of a measurement are
-// held until everything is enqueued. The header includes no CUDA.
+// held until everything is enqueued. Calls for memory and of the convolution library are timed by
+// call_timing.h. The header includes no CUDA.
 
 #ifndef SPILLWAY_BACKEND_CUDA_CALIBRATOR_H_
 #define SPILLWAY_BACKEND_CUDA_CALIBRATOR_H_
@@ -35,7 +36,7 @@ struct CalibrateOptions {
   std::function<void(const CalibrateProgress&)> progress;  // may be empty
 };
 
-// Needs about 20 seconds and an otherwise idle GPU. Throws `EnvironmentError` that says what is
+// Needs less than a minute and an otherwise idle GPU. Throws `EnvironmentError` that says what is
 // missing if there is no usable GPU; `Error` if memory for the buffers is missing, or the host is
 // too slow to keep the device busy.
 Measurements Calibrate(const CalibrateOptions& options);

@@ -117,7 +117,28 @@ std::string AllocationTable(const Measurements& measurements) {
   };
   add("device", measurements.device_memory);
   add("pinned", measurements.pinned_memory);
+  std::vector<AllocationTiming> pages;
+  for (const PageTiming& page : measurements.page_memory) {
+    pages.push_back({page.size, page.map_new, page.unmap});
+  }
+  add("new pages", pages);
+  for (const PageTiming& page : measurements.page_memory) {
+    cells.push_back({fmt::format("pages again {}", FormatBytes(page.size)),
+                     fmt::format("{:.2f}", page.map.median.seconds() * 1e6),
+                     fmt::format("{:.1f} %", 100 * page.map.spread), "", ""});
+  }
   return FormatTable(cells);
+}
+
+// For people: the host's time of calls of the convolution library.
+std::string LibraryTable(const Measurements& measurements) {
+  if (measurements.library_calls.empty()) return {};
+  std::vector<std::vector<std::string>> cells{{"library call", "us", "spread"}};
+  for (const LibraryCallTiming& call : measurements.library_calls) {
+    cells.push_back({call.call, fmt::format("{:.2f}", call.time.median.seconds() * 1e6),
+                     fmt::format("{:.1f} %", 100 * call.time.spread)});
+  }
+  return FormatTable(cells) + "\n";
 }
 
 std::string QuantityTable(const std::vector<Quantity>& quantities) {
@@ -139,9 +160,10 @@ void Print(const Measurements& measurements, const std::vector<Quantity>& quanti
       fmt::print("{}", FormatCsv(CalibrationRows(quantities)));
       break;
     default:
-      fmt::print("{}, driver {}, CUDA {}, {}\n\n{}\n{}\n{}", measurements.machine.gpu,
+      fmt::print("{}, driver {}, CUDA {}, {}\n\n{}\n{}\n{}{}", measurements.machine.gpu,
                  measurements.machine.driver, measurements.machine.cuda, measurements.machine.date,
-                 CopyTable(measurements), AllocationTable(measurements), QuantityTable(quantities));
+                 CopyTable(measurements), AllocationTable(measurements), LibraryTable(measurements),
+                 QuantityTable(quantities));
   }
 }
 

@@ -104,13 +104,32 @@ struct Latencies {
   bool operator==(const Latencies&) const = default;
 };
 
-// One call for `size` bytes and the call that gives them back, on an idle device.
+// One call for `size` bytes and the call that gives them back, on an idle device. Kernels have used
+// device memory before it goes.
 struct AllocationTiming {
   Bytes size;
   Timing allocate;
   Timing release;
 
   bool operator==(const AllocationTiming&) const = default;
+};
+
+// `size` bytes of 2 MiB pages, one call each, on an idle device; kernels have used them.
+struct PageTiming {
+  Bytes size;
+  Timing map;      // memory that there is, at further addresses: cuMemMap and cuMemSetAccess
+  Timing map_new;  // the same with cuMemCreate
+  Timing unmap;    // of new pages: cuMemUnmap and cuMemRelease
+
+  bool operator==(const PageTiming&) const = default;
+};
+
+// Host time of one call of the convolution library on an idle device.
+struct LibraryCallTiming {
+  std::string call;  // "fwd.gemm in=64x56x56 out=64 kernel=3x3 stride=1 batch=16"
+  Timing time;
+
+  bool operator==(const LibraryCallTiming&) const = default;
 };
 
 struct Measurements {
@@ -121,6 +140,8 @@ struct Measurements {
   Latencies latencies;
   std::vector<AllocationTiming> device_memory;  // cudaMalloc, cudaFree
   std::vector<AllocationTiming> pinned_memory;  // cudaMallocHost, which touches it; cudaFreeHost
+  std::vector<PageTiming> page_memory;          // empty where pages cannot be mapped
+  std::vector<LibraryCallTiming> library_calls;
 
   bool operator==(const Measurements&) const = default;
 };

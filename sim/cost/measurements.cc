@@ -68,6 +68,14 @@ constexpr Key<AllocationTiming, Timing> kAllocationTimings[] = {
     {"allocate", &AllocationTiming::allocate},
     {"release", &AllocationTiming::release},
 };
+constexpr Key<PageTiming, Timing> kPageTimings[] = {
+    {"map", &PageTiming::map},
+    {"map_new", &PageTiming::map_new},
+    {"unmap", &PageTiming::unmap},
+};
+constexpr Key<LibraryCallTiming, Timing> kLibraryCallTimings[] = {
+    {"time", &LibraryCallTiming::time},
+};
 
 class MeasurementsReader {
  public:
@@ -88,7 +96,10 @@ class MeasurementsReader {
         Required("device_memory",
                  [this](Value v) { ReadPoints(v, result_.device_memory, kAllocationTimings); }),
         Required("pinned_memory",
-                 [this](Value v) { ReadPoints(v, result_.pinned_memory, kAllocationTimings); }));
+                 [this](Value v) { ReadPoints(v, result_.pinned_memory, kAllocationTimings); }),
+        Optional("page_memory",
+                 [this](Value v) { ReadPoints(v, result_.page_memory, kPageTimings); }),
+        Optional("library_calls", [this](Value v) { ReadLibraryCalls(v); }));
     return std::move(result_);
   }
 
@@ -156,6 +167,20 @@ class MeasurementsReader {
         return true;
       });
       if (point.size == Bytes(0)) json_.Fail("the key 'size' is missing");
+    });
+  }
+
+  void ReadLibraryCalls(Value value) {
+    json_.ReadArray(value, [&](Value element) {
+      LibraryCallTiming& call = result_.library_calls.emplace_back();
+      bool named = false;
+      ReadKeys(element, call, kLibraryCallTimings, true, [&](std::string_view key, Value field) {
+        if (key != "call") return false;
+        if (std::exchange(named, true)) json_.Fail("this key stands here twice");
+        call.call = json_.ReadString(field);
+        return true;
+      });
+      if (!named) json_.Fail("the key 'call' is missing");
     });
   }
 
@@ -301,6 +326,14 @@ std::string FormatMeasurements(const Measurements& measurements) {
   AppendTimings(out, measurements.latencies, kLatencies);
   AppendPoints(out, "device_memory", measurements.device_memory, kAllocationTimings);
   AppendPoints(out, "pinned_memory", measurements.pinned_memory, kAllocationTimings);
+  AppendPoints(out, "page_memory", measurements.page_memory, kPageTimings);
+  out += ",\n  \"library_calls\": [";
+  for (const LibraryCallTiming& call : measurements.library_calls) {
+    Append(out, "{}\n    {{\"call\": ", &call == &measurements.library_calls.front() ? "" : ",");
+    AppendJsonString(out, call.call);
+    AppendTimings(out, call, kLibraryCallTimings);
+  }
+  out += measurements.library_calls.empty() ? "]" : "\n  ]";
   out += "\n}\n";
   return out;
 }

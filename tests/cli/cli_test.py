@@ -61,6 +61,10 @@ def measurements():
             "copy_waiting")},
         "device_memory": [calls(size) for size in sizes(9, 32)],
         "pinned_memory": [calls(size) for size in sizes(20, 30)],
+        "page_memory": [{"size": size, "map": timing(3e-6 * size / 2**20),
+                         "map_new": timing(4e-6 * size / 2**20), "unmap": timing(5e-6 * size / 2**20)}
+                        for size in sizes(21, 30)],
+        "library_calls": [{"call": "fwd.gemm", "time": timing(2e-4)}],
     }
 
 
@@ -246,6 +250,9 @@ class CliTest(unittest.TestCase):
             values = {row["name"]: row["value"] for row in document["rows"]}
             self.assertAlmostEqual(values["link.h2d_latency"] / 3e-6, 1, places=4)
             self.assertAlmostEqual(values["driver.free_per_mib"] / 6e-8, 1, places=3)
+            self.assertAlmostEqual(values["driver.map_per_mib"] / 3e-6, 1, places=3)
+            self.assertRegex(table, r"pages again 2 MiB +6.00 ")
+            self.assertRegex(table, r"fwd.gemm +200.00 +1.0 %")
             self.assertEqual(sorted(os.listdir(directory)), ["acme.toml", "raw.json"])
             self.assertIn("ACME GPU", self.ok("run", "alexnet:4", "--device", path))
             pathlib.Path(raw).write_text(json.dumps(measurements() | {"copies": []}), encoding="utf-8")

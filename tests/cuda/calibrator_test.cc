@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <iostream>
 
 #include "experiments/calibration.h"
@@ -31,13 +32,20 @@ TEST(CalibratorTest, MeasuresWhatAFitNeeds) {
   } catch (const EnvironmentError& error) {
     GTEST_SKIP() << error.what();
   }
-  EXPECT_EQ(reports, 6u);
+  EXPECT_EQ(reports, 8u);
   EXPECT_FALSE(measurements.machine.gpu.empty());
   EXPECT_EQ(measurements.copies.size(), 13u);
   EXPECT_EQ(measurements.device_copies.size(), 3u);
   EXPECT_EQ(measurements.overlaps.points.size(), 11u);
   EXPECT_EQ(measurements.device_memory.size(), 18u);
   EXPECT_EQ(measurements.pinned_memory.size(), 4u);
+  EXPECT_TRUE(measurements.page_memory.empty() || measurements.page_memory.size() == 6);
+  for (const char* step : {"fwd.", "bwd_data.", "bwd_filter."}) {
+    EXPECT_GE(std::count_if(measurements.library_calls.begin(), measurements.library_calls.end(),
+                            [&](const auto& call) { return call.call.starts_with(step); }),
+              4)
+        << step;
+  }
   for (const Quantity& quantity : FitMeasurements(measurements)) {
     std::cout << "[   NOTE   ] " << quantity.name << " " << Spell(quantity) << " "
               << Residual(quantity) << "\n";

@@ -73,6 +73,11 @@ Measurements ExactMeasurements() {
     m.pinned_memory.push_back(
         {size, Law(size, 100e-6, kMebibyte / 0.3e-3), Law(size, 80e-6, kMebibyte / 0.1e-3)});
   }
+  for (Bytes size = Bytes::MiB(2); size <= Bytes::GiB(1); size += size) {
+    m.page_memory.push_back({size, Law(size, 3e-6, kMebibyte / 4e-6),
+                             Law(size, 5e-6, kMebibyte / 6e-6), Law(size, 7e-6, kMebibyte / 8e-6)});
+  }
+  m.library_calls = {{"fwd.gemm", Of(200e-6)}, {"fwd.\"fft\"", Of(400e-6)}, {"bwd", Of(100e-6)}};
   return m;
 }
 

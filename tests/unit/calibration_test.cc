@@ -70,8 +70,15 @@ TEST(CalibrationTest, RecoversTheLaws) {
   expect("driver.pinned_per_mib", 0.3e-3);
   expect("driver.pinned_free_fixed", 80e-6);
   expect("driver.pinned_free_per_mib", 0.1e-3);
-  expect("driver.small_malloc", 2e-6);
-  expect("driver.small_free", 1e-6);
+  expect("driver.malloc_small", 2e-6);
+  expect("driver.free_small", 1e-6);
+  expect("driver.map_fixed", 3e-6);
+  expect("driver.map_per_mib", 4e-6);
+  expect("driver.map_new_fixed", 5e-6);
+  expect("driver.map_new_per_mib", 6e-6);
+  expect("driver.unmap_fixed", 7e-6);
+  expect("driver.unmap_per_mib", 8e-6);
+  expect("host.library_call", 200e-6);
   expect("stream.kernel_period", 2e-6);
   expect("stream.kernel_gap", 0.9e-6);
   expect("stream.kernel_wait", 2e-6);
@@ -88,6 +95,11 @@ TEST(CalibrationTest, RecoversTheLaws) {
   EXPECT_EQ(quantities.at("link.h2d").points, 19u);
   EXPECT_EQ(quantities.at("link.duplex").points, 38u);
   EXPECT_EQ(quantities.at("driver.malloc_fixed").points, 12u);  // from 2 MiB
+  EXPECT_EQ(quantities.at("driver.free_small").points, 11u);    // up to 512 KiB
+  EXPECT_EQ(quantities.at("driver.map_fixed").points, 10u);
+  EXPECT_EQ(quantities.at("host.library_call").points, 3u);
+  EXPECT_NEAR(*quantities.at("host.library_call").mean_error, 0.5, 1e-12);  // 0, 1/2 and 1
+  EXPECT_NEAR(*quantities.at("host.library_call").max_error, 1, 1e-12);
   EXPECT_LT(*quantities.at("link.h2d").max_error, 1e-5);
   EXPECT_EQ(*quantities.at("host.launch_overhead").spread, 0.015);
 }
@@ -106,6 +118,28 @@ TEST(CalibrationTest, NoiseShowsInTheResidual) {
   EXPECT_GT(*quantities.at("link.h2d").mean_error, 0.005);
   EXPECT_GT(*quantities.at("link.h2d").max_error, *quantities.at("link.h2d").mean_error);
   EXPECT_LT(*quantities.at("link.d2h").max_error, 1e-5);
+}
+
+// Files of the time before these were measured have none.
+TEST(CalibrationTest, PagesAndLibraryCallsNeedNotBeMeasured) {
+  Measurements measurements = ExactMeasurements();
+  measurements.page_memory.clear();
+  measurements.library_calls.clear();
+  for (const auto& [name, quantity] : ByName(measurements)) {
+    EXPECT_THAT(name, ::testing::Not(::testing::HasSubstr("map")));
+    EXPECT_NE(name, "host.library_call");
+  }
+  const std::string text = Merge(measurements, ReadRaw(kBase));
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("library_call")));
+}
+
+// Some calls of an even number: between the middle two.
+TEST(CalibrationTest, TheTypicalCallIsTheMedian) {
+  Measurements measurements = ExactMeasurements();
+  measurements.library_calls.push_back({"more", measurements.library_calls[0].time});
+  measurements.library_calls.push_back({"most", {Duration::Microseconds(900), 0.1, 20}});
+  measurements.library_calls.push_back({"next", {Duration::Microseconds(300), 0.1, 20}});
+  EXPECT_NEAR(ByName(measurements).at("host.library_call").value, 250e-6, 1e-12);
 }
 
 // Both directions together carry at least what one alone does, and at most the sum.
@@ -136,6 +170,10 @@ TEST(CalibrationTest, TooLittleDataIsAnError) {
               StartsWith("cannot fit cudaMalloc: 0 points"));
   EXPECT_THAT(error_of([](Measurements& m) { m.pinned_memory.resize(1); }),
               StartsWith("cannot fit cudaMallocHost: 1 points"));
+  EXPECT_THAT(error_of([](Measurements& m) { m.page_memory.resize(2); }),
+              StartsWith("cannot fit the mapping of pages: 2 points"));
+  EXPECT_THAT(error_of([](Measurements& m) { m.library_calls[1].time.median = Duration(); }),
+              StartsWith("host.library_call: a time of 0 was measured"));
   EXPECT_THAT(error_of([](Measurements& m) { m.latencies.enqueue_kernel = {}; }),
               StartsWith("host.launch_overhead was not measured"));
   EXPECT_THAT(error_of([](Measurements& m) { m.latencies.kernel_after_event = {}; }),
@@ -169,6 +207,15 @@ TEST(CalibrationTest, DeviceFilesReadBack) {
   EXPECT_EQ(device.device_free.per_mib, Duration::Nanoseconds(60));
   EXPECT_EQ(device.host_malloc.fixed, Duration::Microseconds(100));
   EXPECT_EQ(device.host_malloc.per_mib, Duration::Microseconds(300));
+  // The base has no line for these.
+  EXPECT_EQ(base.library_call, std::nullopt);
+  EXPECT_EQ(device.library_call, Duration::Microseconds(200));
+  EXPECT_EQ(device.device_malloc.small, Duration::Microseconds(2));
+  EXPECT_EQ(device.device_free.small, Duration::Microseconds(1));
+  EXPECT_EQ(device.page_map.fixed, Duration::Microseconds(3));
+  EXPECT_EQ(device.page_map.per_mib, Duration::Microseconds(4));
+  EXPECT_EQ(device.page_map_new.fixed, Duration::Microseconds(5));
+  EXPECT_EQ(device.page_unmap.per_mib, Duration::Microseconds(8));
   // What cannot be measured is the base's.
   EXPECT_EQ(device.flops_per_second, base.flops_per_second);
   EXPECT_EQ(device.host_memory, base.host_memory);
@@ -195,7 +242,7 @@ TEST(CalibrationTest, EveryNumberHasItsSource) {
     EXPECT_THAT(line, ::testing::ContainsRegex("# (source|estimate): "));
     if (line.find("580.65.06") != std::string::npos) ++measured;
   }
-  EXPECT_EQ(measured, 14u);
+  EXPECT_EQ(measured, 23u);
   // The sources of the others stay.
   const size_t flops = base.find("flops = ");
   EXPECT_THAT(text, HasSubstr(base.substr(flops, base.find('\n', flops) - flops)));

@@ -39,10 +39,24 @@ TEST(MeasurementsTest, RoundTripOfLittle) {
   Measurements written = ExactMeasurements();
   written.copies.clear();
   written.pinned_memory.clear();
+  written.page_memory.clear();
+  written.library_calls.clear();
   written.overlaps.points.resize(1);
   const std::string text = FormatMeasurements(written);
   EXPECT_EQ(ParseMeasurements(text, "raw.json"), written);
   EXPECT_THAT(text, HasSubstr("{\"load\": \"none\",\n      \"h2d\": "));
+}
+
+// As files have it that were written before these were measured.
+TEST(MeasurementsTest, PagesAndLibraryCallsMayBeMissing) {
+  Measurements measurements = ExactMeasurements();
+  std::string text = FormatMeasurements(measurements);
+  const size_t start = text.find(",\n  \"page_memory\"");
+  ASSERT_NE(start, std::string::npos);
+  text.replace(start, std::string::npos, "\n}\n");
+  measurements.page_memory.clear();
+  measurements.library_calls.clear();
+  EXPECT_EQ(ParseMeasurements(text, "raw.json"), measurements);
 }
 
 TEST(MeasurementsTest, ErrorsNameThePlace) {
@@ -63,6 +77,14 @@ TEST(MeasurementsTest, ErrorsNameThePlace) {
   EXPECT_THAT(ErrorOfEdit("\"gpu\"", "\"cpu\""), HasSubstr("machine.cpu: unknown key"));
   EXPECT_THAT(ErrorOfEdit("\"gpu\": \"ACME Accelerator\", ", ""), HasSubstr("machine: expected"));
   EXPECT_THAT(ErrorOfEdit("\"kernel_gap\"", "\"kernel_gab\""), HasSubstr("latencies.kernel_gab"));
+  EXPECT_THAT(ErrorOfEdit("\"map_new\"", "\"map_old\""),
+              HasSubstr("page_memory[0].map_old: unknown key"));
+  EXPECT_THAT(ErrorOfEdit("\"call\": \"fwd.gemm\",", ""),
+              HasSubstr("library_calls[0]: the key 'call' is missing"));
+  EXPECT_THAT(ErrorOfEdit("\"call\": \"bwd\"", "\"call\": \"bwd\", \"call\": \"fwd\""),
+              HasSubstr("library_calls[2].call: this key stands here twice"));
+  EXPECT_THAT(ErrorOfEdit("{\"call\": \"bwd\"", "{\"call\": 3"),
+              HasSubstr("library_calls[2].call: expected a string"));
   const std::string text = FormatMeasurements(ExactMeasurements());
   for (const size_t length : {size_t{0}, size_t{1}, text.size() / 2, text.size() - 2}) {
     EXPECT_THAT(InputErrorOf([&] { ParseMeasurements(text.substr(0, length), "raw.json"); }),
