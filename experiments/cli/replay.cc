@@ -13,6 +13,7 @@
 #include "experiments/replay_report.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/core/error.h"
+#include "sim/core/params.h"
 
 namespace spillway::cli {
 namespace {
@@ -47,13 +48,13 @@ Bytes MemoryOf(const ReplayOptions& options) {
   return std::min(memory, Bytes::Unlimited());
 }
 
-// "a,b:x=1,y=2,c": a comma also separates the parameters of one allocator.
+// "a,b:x=1,y=[2,3],c": a comma also separates the parameters of one allocator.
 std::vector<std::string> SplitAllocators(const std::vector<std::string>& texts) {
   std::vector<std::string> specifications;
   for (const std::string& text : texts) {
     bool has_parameters = false;
     for (size_t at = 0; at <= text.size();) {
-      const size_t end = std::min(text.find(',', at), text.size());
+      const size_t end = at + FindComma(std::string_view(text).substr(at));
       const std::string piece = text.substr(at, end - at);
       const bool is_parameter = has_parameters && at > 0 && piece.find('=') < piece.find(':');
       if (is_parameter) {
@@ -68,15 +69,22 @@ std::vector<std::string> SplitAllocators(const std::vector<std::string>& texts) 
   return specifications;
 }
 
-// The divisions recorded, if they are the same for all sizes; 0 if there are none, nullopt if they
-// differ, which is not modelled.
-std::optional<int64_t> DivisionsOf(const PyTorchSettings& settings) {
-  constexpr size_t kSizes = 16;  // 1 MiB, 2 MiB, ... as PyTorch knows them
-  const auto& list = settings.roundup_power2_divisions;
-  if (list.empty()) return 0;
-  const auto same = [&](const auto& entry) { return entry.second == list.front().second; };
-  if (list.size() < kSizes || !std::all_of(list.begin(), list.end(), same)) return std::nullopt;
-  return list.front().second;
+// The divisions recorded, for every size that PyTorch tells apart.
+std::string DivisionsOf(const PyTorchSettings& settings) {
+  constexpr int64_t kLargest = 32768;  // MiB
+  std::vector<std::string> entries;
+  for (int64_t size = 1; size <= kLargest; size *= 2) {
+    int64_t divisions = 0;
+    for (const auto& [power, recorded] : settings.roundup_power2_divisions) {
+      if (power == size) divisions = recorded;
+    }
+    entries.push_back(fmt::format("{}:{}", size, divisions));
+  }
+  return fmt::format("[{}]", fmt::join(entries, ","));
+}
+
+bool CollectsGarbage(const MemoryLog& log) {
+  return log.start().pytorch && log.start().pytorch->garbage_collection_threshold > 0;
 }
 
 // The settings that the log recorded, for PyTorch's allocator without settings of its own.
@@ -88,8 +96,16 @@ std::string WithRecordedSettings(const std::string& specification, const MemoryL
     given.push_back(fmt::format("max_split_size={}B", settings->max_split_size->count()));
   }
   if (settings->expandable_segments) given.push_back("expandable_segments=true");
-  if (const auto divisions = DivisionsOf(*settings); divisions && *divisions > 0) {
-    given.push_back(fmt::format("roundup_power2_divisions={}", *divisions));
+  if (!settings->roundup_power2_divisions.empty()) {
+    given.push_back(fmt::format("roundup_power2_divisions={}", DivisionsOf(*settings)));
+  }
+  if (settings->max_non_split_rounding) {
+    given.push_back(
+        fmt::format("max_non_split_rounding={}B", settings->max_non_split_rounding->count()));
+  }
+  if (CollectsGarbage(log)) {
+    given.push_back(
+        fmt::format("garbage_collection_threshold={}", settings->garbage_collection_threshold));
   }
   return given.empty() ? specification : fmt::format("pytorch:{}", fmt::join(given, ","));
 }
@@ -111,9 +127,11 @@ std::unique_ptr<Allocator> Make(const std::string& specification, const MemoryLo
   return MakeAllocator(WithRecordedSettings(specification, log), memory, kGranularity);
 }
 
-// Whether it is set up as the recorded one was.
-bool IsRecorded(const std::string& specification, const MemoryLog& log) {
-  return specification == "pytorch" && log.start().pytorch;
+// Whether it is set up as the recorded one was: with all the memory it wanted, or with what it was
+// allowed, of which a collection of garbage keeps a part free.
+bool IsRecorded(const std::string& specification, const MemoryLog& log, Bytes memory) {
+  return specification == "pytorch" && log.start().pytorch &&
+         CollectsGarbage(log) == (memory != Bytes::Unlimited());
 }
 
 Replayed Replay(const MemoryLog& log, const std::vector<std::string>& specifications, Bytes memory,
@@ -122,8 +140,8 @@ Replayed Replay(const MemoryLog& log, const std::vector<std::string>& specificat
   std::vector<ReplayedAllocator> subjects;
   for (const std::string& specification : specifications) {
     allocators.push_back(Make(specification, log, memory));
-    subjects.push_back({specification, allocators.back().get(),
-                        IsRecorded(specification, log) && memory == Bytes::Unlimited()});
+    subjects.push_back(
+        {specification, allocators.back().get(), IsRecorded(specification, log, memory)});
   }
   return ReplayLog(log, subjects, options);
 }
@@ -163,16 +181,13 @@ std::vector<Remedy> FindRemedies(const MemoryLog& log, const Replayed& replayed,
   return remedies;
 }
 
-// What was recorded and is not modelled.
-void RemarkSettings(const MemoryLog& log, Session& session) {
-  const auto& settings = log.start().pytorch;
-  if (!settings) return;
-  if (settings->garbage_collection_threshold > 0) {
-    session.Remark("the recorded garbage_collection_threshold is not modelled");
-  }
-  if (!DivisionsOf(*settings)) {
-    session.Remark("the recorded roundup_power2_divisions differ by size, which is not modelled");
-  }
+// What was recorded and cannot be followed.
+void RemarkSettings(const MemoryLog& log, Bytes memory, Session& session) {
+  if (!CollectsGarbage(log) || memory != Bytes::Unlimited()) return;
+  session.Remark(fmt::format(
+      "the recorded garbage_collection_threshold, {}, is a part of the memory that was allowed, "
+      "which the snapshot does not say: give it as --memory, else nothing is collected",
+      log.start().pytorch->garbage_collection_threshold));
 }
 
 int Execute(const ReplayOptions& options, Session& session) {
@@ -185,7 +200,7 @@ int Execute(const ReplayOptions& options, Session& session) {
   const Bytes memory = MemoryOf(options);
   for (const std::string& specification : specifications) Verify(specification);
   const auto log = OpenMemoryLog(options.log, options.device);
-  RemarkSettings(*log, session);
+  RemarkSettings(*log, memory, session);
 
   const bool exports = !options.export_trace.empty() || !options.export_memory.empty();
   spillway::ReplayOptions replay;

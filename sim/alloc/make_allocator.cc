@@ -2,6 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <optional>
 #include <utility>
 
 #include "sim/alloc/best_fit.h"
@@ -16,6 +21,8 @@
 
 namespace spillway {
 namespace {
+
+constexpr int64_t kMostDivisions = int64_t{1} << 20;
 
 // What an allocator is made for.
 struct Arena {
@@ -56,6 +63,59 @@ std::unique_ptr<Allocator> MakeCnmem(const Arena& arena, Params& params) {
   return std::make_unique<Cnmem>(arena.capacity, granularity, initial);
 }
 
+// PyTorch's own notation: one number for all sizes, or a list of entries SIZE:DIVISIONS, the sizes
+// in MiB, in which the first counts below its size too and ">" for what is above the last.
+std::array<int64_t, 16> ParseDivisions(std::string_view text) {
+  std::array<int64_t, 16> divisions{};
+  const std::string_view whole = text;
+  const auto power = [&](std::string_view number, int64_t most) -> std::optional<int64_t> {
+    int64_t value = -1;
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
+    const bool read = error == std::errc() && end == number.data() + number.size();
+    const bool is_power = value >= 0 && (value & (value - 1)) == 0;
+    return read && is_power && value <= most ? std::optional(value) : std::nullopt;
+  };
+  const auto fail = [&](std::string_view what) {
+    throw UsageError(fmt::format(
+        "allocator 'pytorch': roundup_power2_divisions={}: {} (valid: 0 or a power of two up to "
+        "{}, or [256:1,512:2,>:4] with sizes in MiB that are powers of two from 1 to {})",
+        whole, what, kMostDivisions, 1 << (divisions.size() - 1)));
+  };
+  const auto steps = [&](std::string_view number) {
+    const auto value = power(number, kMostDivisions);
+    if (!value) fail(fmt::format("'{}' is no number of divisions", number));
+    return *value;
+  };
+  if (!text.starts_with('[')) {
+    divisions.fill(steps(text));
+    return divisions;
+  }
+  if (!text.ends_with(']')) fail("']' is missing");
+  text = text.substr(1, text.size() - 2);
+  std::optional<size_t> last;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(','), text.size());
+    const std::string_view entry = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    const size_t colon = entry.find(':');
+    if (colon == std::string_view::npos) fail(fmt::format("'{}' is not SIZE:DIVISIONS", entry));
+    const std::string_view size = entry.substr(0, colon);
+    const int64_t value = steps(entry.substr(colon + 1));
+    if (size == ">") {
+      std::fill(divisions.begin() + (last ? static_cast<int>(*last) + 1 : 0), divisions.end(),
+                value);
+      continue;
+    }
+    const auto mebibytes = power(size, int64_t{1} << (divisions.size() - 1));
+    if (!mebibytes || *mebibytes == 0) fail(fmt::format("'{}' is no size", size));
+    const auto index = static_cast<size_t>(std::countr_zero(static_cast<uint64_t>(*mebibytes)));
+    if (!last) std::fill_n(divisions.begin(), index, value);
+    divisions[index] = value;
+    last = index;
+  }
+  return divisions;
+}
+
 std::unique_ptr<Allocator> MakePyTorch(const Arena& arena, Params& params) {
   PyTorch::Options options;
   options.max_split_size = params.Size("max_split_size", options.max_split_size,
@@ -63,17 +123,27 @@ std::unique_ptr<Allocator> MakePyTorch(const Arena& arena, Params& params) {
   options.expandable_segments =
       params.Flag("expandable_segments", options.expandable_segments,
                   "map memory into one range of addresses per pool instead of taking segments");
-  options.roundup_power2_divisions =
-      params.Integer("roundup_power2_divisions", options.roundup_power2_divisions, 0, 1 << 20,
-                     "round up to one of so many steps between powers of two; a power of two");
-  if ((options.roundup_power2_divisions & (options.roundup_power2_divisions - 1)) != 0) {
+  options.roundup_power2_divisions = ParseDivisions(params.Text(
+      "roundup_power2_divisions", "integer|list", "0",
+      "round up to one of so many steps between powers of two; a power of two, or by size in MiB "
+      "as in [256:1,512:2,>:4]"));
+  options.max_non_split_rounding = params.Size(
+      "max_non_split_rounding", options.max_non_split_rounding,
+      "a block that is not split serves requests that are smaller by less than this; at "
+      "least 20MiB");
+  options.garbage_collection_threshold = params.Share(
+      "garbage_collection_threshold", options.garbage_collection_threshold,
+      "give old cached segments back before a new one is taken while more than this part of memory "
+      "is reserved; less than 1, 0: never");
+  const auto at_least = [](const char* name, Bytes size) {
+    if (size >= Bytes::MiB(20)) return;
     throw UsageError(
-        fmt::format("allocator 'pytorch': roundup_power2_divisions={} is no power of two",
-                    options.roundup_power2_divisions));
-  }
-  if (options.max_split_size < Bytes::MiB(20)) {
-    throw UsageError(fmt::format("allocator 'pytorch': max_split_size={}B is less than 20MiB",
-                                 options.max_split_size.count()));
+        fmt::format("allocator 'pytorch': {}={}B is less than 20MiB", name, size.count()));
+  };
+  at_least("max_split_size", options.max_split_size);
+  at_least("max_non_split_rounding", options.max_non_split_rounding);
+  if (options.garbage_collection_threshold == 1) {
+    throw UsageError("allocator 'pytorch': garbage_collection_threshold=1 is not less than 1");
   }
   return std::make_unique<PyTorch>(arena.capacity, options);
 }

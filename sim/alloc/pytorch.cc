@@ -14,6 +14,7 @@ constexpr Bytes kSmallSegment = Bytes::MiB(2);
 constexpr Bytes kLargeSegment = Bytes::MiB(20);
 constexpr Bytes kOwnSegment = Bytes::MiB(10);  // the smallest request that gets one
 constexpr Bytes kPage = Bytes::MiB(2);
+constexpr uint64_t kFirstDivisions = uint64_t{1} << 20;  // the size of the first entry
 // Enough addresses that they never run out before memory does.
 constexpr Bytes kAddressSpace = Bytes::GiB(int64_t{1} << 24);
 
@@ -79,6 +80,8 @@ uint32_t PyTorch::CutLow(uint32_t chunk, Bytes size) {
 
 void PyTorch::AddFree(uint32_t chunk) {
   chunks_[chunk].requested = ChunkList::kFree;
+  if (chunk >= free_since_.size()) free_since_.resize(chunk + 1);
+  free_since_[chunk] = searches_;
   PoolOf(chunk).free.Insert({chunks_[chunk].size, chunks_[chunk].offset, chunk});
 }
 
@@ -106,20 +109,26 @@ bool PyTorch::ShouldSplit(Bytes block, Bytes size, bool small) const {
 }
 
 Bytes PyTorch::Rounded(Bytes size) const {
-  const int64_t divisions = options_.roundup_power2_divisions;
+  const auto floor = std::bit_floor(static_cast<uint64_t>(size.count()));
+  const auto& all = options_.roundup_power2_divisions;
+  const size_t entry = static_cast<size_t>(std::bit_width(floor / kFirstDivisions));
+  const int64_t divisions = all[std::clamp<size_t>(entry, 1, all.size()) - 1];
   if (divisions <= 1 || size <= kGranule * divisions) {
     return RoundUp(std::max(size, Bytes(1)), kGranule);
   }
-  const auto floor = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(size.count())));
-  return RoundUp(size, Bytes(floor / divisions));
+  return RoundUp(size, Bytes(static_cast<int64_t>(floor) / divisions));
 }
 
 std::optional<Block> PyTorch::Allocate(Bytes size, Hint) {
   const Bytes rounded = Rounded(size);
   const uint32_t pool = PoolFor(rounded <= kLargestSmall);
+  if (!IsSmall(pool)) ++searches_;
   uint32_t chunk = TakeCached(rounded, pool);
-  if (chunk == ChunkList::kNone) chunk = TakeNew(rounded, pool);
-  if (chunk == ChunkList::kNone && ReleaseOversized(rounded)) chunk = TakeNew(rounded, pool);
+  if (chunk == ChunkList::kNone) {
+    if (options_.garbage_collection_threshold > 0) CollectGarbage();
+    chunk = TakeNew(rounded, pool);
+  }
+  if (chunk == ChunkList::kNone && ReleaseOversized(rounded, pool)) chunk = TakeNew(rounded, pool);
   if (chunk == ChunkList::kNone) {
     ReleaseAll();
     chunk = TakeNew(rounded, pool);
@@ -182,7 +191,7 @@ uint32_t PyTorch::TakeCached(Bytes size, uint32_t pool) {
   if (!fit) return ChunkList::kNone;
   const bool oversized = fit->size >= options_.max_split_size;
   if (oversized && size < options_.max_split_size) return ChunkList::kNone;
-  if (oversized && fit->size >= size + kLargeSegment) return ChunkList::kNone;
+  if (oversized && fit->size >= size + options_.max_non_split_rounding) return ChunkList::kNone;
   free.Erase(*fit);
   return fit->chunk;
 }
@@ -268,11 +277,33 @@ void PyTorch::ReleaseSegment(uint32_t chunk) {
   chunks_.RemoveSegment(chunk);
 }
 
-bool PyTorch::ReleaseOversized(Bytes size) {
+void PyTorch::CollectGarbage() {
+  if (options_.expandable_segments) return;
+  const auto threshold = static_cast<int64_t>(options_.garbage_collection_threshold *
+                                              static_cast<double>(capacity_.count()));
+  const auto age = [&](uint32_t chunk) { return searches_ - free_since_[chunk]; };
+  if (reserved_ <= Bytes(threshold)) return;
+  std::vector<uint32_t> idle =
+      Select([&](uint32_t chunk) { return IsIdle(chunk) && !IsSmall(pool_of_[chunk]); });
+  int64_t total = 0;
+  for (const uint32_t chunk : idle) total += age(chunk);
+  while (reserved_ > Bytes(threshold) && !idle.empty()) {
+    const double mean = static_cast<double>(total) / static_cast<double>(idle.size());
+    const size_t released = std::erase_if(idle, [&](uint32_t chunk) {
+      if (static_cast<double>(age(chunk)) < mean) return false;
+      total -= age(chunk);
+      ReleaseSegment(chunk);
+      return true;
+    });
+    SPILLWAY_CHECK(released > 0);  // the oldest is no younger than the mean
+  }
+}
+
+bool PyTorch::ReleaseOversized(Bytes size, uint32_t pool) {
   if (options_.max_split_size == Bytes::Unlimited() || options_.expandable_segments) return false;
   const Bytes wanted = std::max(size, options_.max_split_size);
   std::vector<uint32_t> oversized = Select([&](uint32_t chunk) {
-    return IsIdle(chunk) && !IsSmall(pool_of_[chunk]) &&
+    return IsIdle(chunk) && pool_of_[chunk] == pool &&
            chunks_[chunk].size >= options_.max_split_size;
   });
   std::stable_sort(oversized.begin(), oversized.end(),

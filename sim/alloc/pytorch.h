@@ -8,16 +8,25 @@
 // block that suffices, the lowest of equals. The rest is split off where the block is small and at
 // least 512 bytes remain, or where it is large, more than 1 MiB remains and the request is below
 // `max_split_size`. Blocks of that size and more never serve smaller requests, nor requests that
-// they exceed by 20 MiB. Freed blocks merge with free neighbours of their segment. If the driver
-// has no memory left, cached segments without live blocks are given back, first as few oversized
-// ones as are needed, then all, and the request is tried again.
+// they exceed by `max_non_split_rounding` (20 MiB). Freed blocks merge with free neighbours of
+// their segment. If the driver has no memory left, cached segments without live blocks are given
+// back, first as few oversized ones of the pool as are needed, then all, and the request is tried
+// again.
+//
+// With `garbage_collection_threshold` a request of the large pools that finds nothing cached first
+// gives back what has been cached for long, if more than that part of the capacity is reserved. The
+// capacity stands for what `torch.cuda.set_per_process_memory_fraction` allows, without which
+// PyTorch collects nothing. The age of a cached block is the number of requests of large pools
+// since it became free. Passes give back the segments without live blocks that are at least as old
+// as the mean of those left, until reserved memory is down at the threshold or none is left; a pass
+// is not cut short.
 //
 // With `expandable_segments` each pool is one range of addresses, into which memory is mapped 2 MiB
 // (small) or 20 MiB (large) at a time; every remainder of 512 bytes is split off, and what is given
-// back are the whole pages of free blocks.
+// back are the whole pages of free blocks. Nothing is collected.
 //
 // With `roundup_power2_divisions` requests above that many granules are rounded up to the next of
-// so many equal steps between two powers of two.
+// so many equal steps between two powers of two. How many may differ by size.
 //
 // Each stream has pools of its own: what is freed on one is not seen by another.
 //
@@ -26,6 +35,7 @@
 #ifndef SPILLWAY_SIM_ALLOC_PYTORCH_H_
 #define SPILLWAY_SIM_ALLOC_PYTORCH_H_
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <vector>
@@ -43,7 +53,11 @@ class PyTorch final : public Allocator {
   struct Options {
     Bytes max_split_size = Bytes::Unlimited();
     bool expandable_segments = false;
-    int64_t roundup_power2_divisions = 0;  // a power of two; 0 or 1: none
+    // Powers of two; 0 or 1: none. Entry i is for requests from 2^i MiB up to twice that, the first
+    // also for smaller ones, the last also for larger ones.
+    std::array<int64_t, 16> roundup_power2_divisions{};
+    Bytes max_non_split_rounding = Bytes::MiB(20);
+    double garbage_collection_threshold = 0;  // below 1; 0: never
   };
 
   PyTorch(Bytes capacity, const Options& options);
@@ -107,8 +121,10 @@ class PyTorch final : public Allocator {
   Bytes ToMap(uint32_t chunk, Bytes size) const;
   // Maps it and joins it with a free chunk before. Returns the free chunk.
   uint32_t Map(uint32_t chunk, Bytes size);
-  // Give cached memory back: oversized blocks, false if they are too few, or all that is idle.
-  bool ReleaseOversized(Bytes size);
+  // Give cached memory back: what is old, if too much is reserved; oversized blocks, false if they
+  // are too few; or all that is idle.
+  void CollectGarbage();
+  bool ReleaseOversized(Bytes size, uint32_t pool);
   void ReleaseAll();
   void ReleaseSegment(uint32_t chunk);
   // The whole pages in a free chunk of an expandable segment.
@@ -125,7 +141,9 @@ class PyTorch final : public Allocator {
   const Bytes capacity_;
   const Options options_;
   ChunkList chunks_;
-  std::vector<uint32_t> pool_of_;  // by chunk
+  std::vector<uint32_t> pool_of_;    // by chunk
+  std::vector<int64_t> free_since_;  // by chunk: `searches_` then
+  int64_t searches_ = 0;             // requests of large pools, whatever their stream
   std::vector<Pool> pools_;
   std::map<uint64_t, uint32_t> first_pools_;  // by stream
   uint32_t first_pool_ = 0;                   // of the stream in use

@@ -72,6 +72,24 @@ Bytes Params::Size(const std::string& name, Bytes initial, const std::string& he
   }
 }
 
+double Params::Share(const std::string& name, double initial, const std::string& help) {
+  const std::string* text = Declare({name, "share", fmt::format("{}", initial), help});
+  if (text == nullptr) return initial;
+  double value = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+  const bool whole = error == std::errc() && end == text->data() + text->size();
+  if (!whole || !(value >= 0 && value <= 1)) {
+    throw UsageError(fmt::format("{}: {}='{}' is not a share from 0 to 1", owner_, name, *text));
+  }
+  return value;
+}
+
+std::string Params::Text(const std::string& name, const std::string& type,
+                         const std::string& initial, const std::string& help) {
+  const std::string* text = Declare({name, type, initial, help});
+  return text == nullptr ? initial : *text;
+}
+
 void Params::Finish() const {
   std::vector<std::string> names;
   for (const ParamInfo& info : declared_) names.push_back(info.name);
@@ -84,12 +102,22 @@ void Params::Finish() const {
   }
 }
 
+size_t FindComma(std::string_view text) {
+  int depth = 0;
+  for (size_t at = 0; at < text.size(); ++at) {
+    if (text[at] == '[') ++depth;
+    if (text[at] == ']' && depth > 0) --depth;
+    if (text[at] == ',' && depth == 0) return at;
+  }
+  return text.size();
+}
+
 Specification ParseSpecification(std::string_view kind, std::string_view text) {
   const size_t colon = std::min(text.find(':'), text.size());
   Specification specification{std::string(text.substr(0, colon)), {}};
   std::string_view rest = text.substr(std::min(colon + 1, text.size()));
   while (!rest.empty()) {
-    const size_t comma = std::min(rest.find(','), rest.size());
+    const size_t comma = FindComma(rest);
     const std::string_view item = rest.substr(0, comma);
     const size_t equals = item.find('=');
     if (equals == std::string_view::npos || equals == 0) {

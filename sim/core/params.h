@@ -43,6 +43,11 @@ class Params {
   int64_t Integer(const std::string& name, int64_t initial, int64_t least, int64_t greatest,
                   const std::string& help);
   bool Flag(const std::string& name, bool initial, const std::string& help);
+  // A number from 0 to 1.
+  double Share(const std::string& name, double initial, const std::string& help);
+  // Any text, for the caller to read; `type` says what it takes.
+  std::string Text(const std::string& name, const std::string& type, const std::string& initial,
+                   const std::string& help);
   // "unlimited" is a size where it is the default.
   Bytes Size(const std::string& name, Bytes initial, const std::string& help);
 
@@ -60,7 +65,8 @@ class Params {
   std::vector<ParamInfo> declared_;
 };
 
-// What a command line says of a policy or allocator: NAME or NAME:key=value,key=value.
+// What a command line says of a policy or allocator: NAME or NAME:key=value,key=value. Commas within
+// brackets belong to a value: key=[1:2,3:4].
 struct Specification {
   std::string name;
   Params::Values values;
@@ -69,6 +75,9 @@ struct Specification {
 // `kind` ("policy") stands in messages. Throws `UsageError` for an item that is not key=value and
 // for a key given twice.
 Specification ParseSpecification(std::string_view kind, std::string_view text);
+
+// Where the first comma outside of brackets is; the size of the text if there is none.
+size_t FindComma(std::string_view text);
 
 }  // namespace spillway
 

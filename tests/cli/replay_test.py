@@ -87,6 +87,41 @@ class ReplayTest(LogTest):
         self.assertEqual([row["peak_reserved_bytes"] for row in rows], [94 * MIB, 64 * MIB])
         self.assertEqual([row["as_recorded"] for row in rows], [True, None])
 
+    def test_recorded_divisions_may_differ_by_size(self):
+        divisions = {str(2**i): 0 for i in range(16)} | {"4": 2}
+        events = [event("segment_alloc", 0, 20 * MIB), event("alloc", 0, 5 * MIB)]
+        path = self.write("s.pickle", pickle.dumps(
+            snapshot(events, roundup_power2_divisions=divisions)))
+        rows = self.replay(path, "--allocator", "pytorch,pytorch:roundup_power2_divisions="
+                           "[2:0,4:2,>:0],pytorch:expandable_segments=false")["rows"]
+        self.assertEqual([row["peak_allocated_bytes"] for row in rows],
+                         [6 * MIB, 6 * MIB, 5 * MIB])
+        self.assertEqual([row["as_recorded"] for row in rows], [True, None, None])
+        path = self.write("s.pickle", pickle.dumps(
+            snapshot(events, roundup_power2_divisions={"4": 3})))
+        self.fails(3, "power of two", "replay", path)
+
+    def test_recorded_collections_of_garbage_are_predicted(self):
+        # With 100 MiB, half of them in use: 12, cached for two requests, goes before 20 is taken.
+        at = {size: 64 * MIB * size for size in (12, 14, 16, 18, 20)}
+        events = []
+        for action, size in (("alloc", 12), ("alloc", 14), ("alloc", 16), ("free", 12),
+                             ("alloc", 18), ("free", 14), ("collect", 12), ("alloc", 20)):
+            names = {"alloc": ("segment_alloc", "alloc"), "free": ("free_completed",),
+                     "collect": ("segment_free",)}[action]
+            events += [event(name, at[size], size * MIB) for name in names]
+        path = self.write("s.pickle", pickle.dumps(
+            snapshot(events, garbage_collection_threshold=0.5)))
+        args = ("replay", path, "--allocator", "pytorch", "--format", "json")
+        result = run(*args, "--memory", "100MiB")
+        (row,) = json.loads(result.stdout)["rows"]
+        self.assertEqual((row["peak_reserved_bytes"], row["as_recorded"]), (68 * MIB, True))
+        self.assertEqual(result.stderr, "")
+        result = run(*args)
+        (row,) = json.loads(result.stdout)["rows"]
+        self.assertEqual((row["peak_reserved_bytes"], row["as_recorded"]), (80 * MIB, None))
+        self.assertIn("give it as --memory", result.stderr)
+
     def test_rows_say_what_fits_and_where_it_failed(self):
         path = self.write("gap.csv", GAP)
         rows = self.replay(path, "--allocator", "best-fit,first-fit", "--allocator", "planned")["rows"]

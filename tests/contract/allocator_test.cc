@@ -33,9 +33,10 @@ std::vector<std::string> AllNames() {
   for (const AllocatorInfo& info : Allocators()) {
     if (info.name != "auto") names.push_back(info.name);  // it is one of the others
   }
-  for (const char* other : {"first-fit:granularity=1KiB", "high-end:reading=text",
-                            "cnmem:initial=5MiB", "pytorch:max_split_size=20MiB",
-                            "pytorch:expandable_segments=true", "stitched:page=64KiB"}) {
+  for (const char* other :
+       {"first-fit:granularity=1KiB", "high-end:reading=text", "cnmem:initial=5MiB",
+        "pytorch:max_split_size=20MiB", "pytorch:expandable_segments=true",
+        "pytorch:garbage_collection_threshold=0.3", "stitched:page=64KiB"}) {
     names.push_back(other);
   }
   return names;

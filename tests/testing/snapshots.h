@@ -32,10 +32,17 @@ struct SnapshotSegmentText {
   int64_t stream = 0;
 };
 
+struct SnapshotSettingsText {
+  int64_t max_split_size = -1;
+  double garbage_collection_threshold = 0;
+  std::string_view configuration = {};  // PYTORCH_CUDA_ALLOC_CONF
+  int64_t divisions = 4;                // of powers of two from 256 to 512 MiB
+};
+
 // A snapshot of one device, laid out as PyTorch 2 does.
 inline std::string MakeSnapshot(const std::vector<SnapshotSegmentText>& segments,
                                 const std::vector<SnapshotEventText>& events,
-                                int64_t max_split_size = -1) {
+                                const SnapshotSettingsText& settings = {}) {
   PickleWriter w;
   const auto put = [&](std::string_view key, int64_t value) { w.PutString(key).PutInteger(value); };
   w.BeginDict().PutString("segments").BeginList();
@@ -74,12 +81,13 @@ inline std::string MakeSnapshot(const std::vector<SnapshotSegmentText>& segments
     w.PutString("compile_context").PutString("N/A").EndDict();
   }
   w.EndList().EndList().PutString("allocator_settings").BeginDict();
-  put("max_split_size", max_split_size);
-  w.PutString("garbage_collection_threshold").PutReal(0);
+  w.PutString("PYTORCH_CUDA_ALLOC_CONF").PutString(settings.configuration);
+  put("max_split_size", settings.max_split_size);
+  w.PutString("garbage_collection_threshold").PutReal(settings.garbage_collection_threshold);
   w.PutString("expandable_segments").PutBool(false);
   w.PutString("roundup_power2_divisions").BeginDict();
   put("1", 0);
-  put("256", 4);
+  put("256", settings.divisions);
   w.EndDict().EndDict().PutString("external_annotations").BeginList().EndList().EndDict();
   return w.Take();
 }

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <cmath>
 #include <fstream>
 #include <map>
 #include <random>
@@ -91,7 +92,7 @@ std::string Example() {
                        {"segment_free", kBase + 64 * kMiB, 20 * kMiB, 7},
                        {"segment_free", kBase + 128 * kMiB, 2 * kMiB},
                        {"oom", 0, 5 * kMiB}},
-                      200 * kMiB);
+                      {.max_split_size = 200 * kMiB});
 }
 
 TEST(PyTorchSnapshotTest, FindsWhatWasLiveAtTheStartByGoingBackwards) {
@@ -116,14 +117,71 @@ TEST(PyTorchSnapshotTest, NumbersBlocksAndJoinsRunsOfFreedSegments) {
                                           fmt::format("+{}", 20 * kMiB),
                                           fmt::format("a2:{}", 3 * kMiB),
                                           "f2",
-                                          "e",
                                           fmt::format("-{}", 20 * kMiB),
                                           fmt::format("-{}", 2 * kMiB),
+                                          "e",
                                           fmt::format("!{}", 5 * kMiB)};
   EXPECT_EQ(Short(*log), expected);
   EXPECT_EQ(Short(*log), expected) << "a log can be walked again";
   EXPECT_EQ(EventsOf(*log)[3].stream, 7u);
   EXPECT_EQ(EventsOf(*log).back().index, 8u);
+}
+
+TEST(PyTorchSnapshotTest, ReadsTheSettings) {
+  const auto settings = [](const testing::SnapshotSettingsText& text) {
+    return *ParseMemoryLog(MakeSnapshot({}, {}, text), "log")->start().pytorch;
+  };
+  EXPECT_EQ(settings({}).max_split_size, std::nullopt);
+  EXPECT_EQ(settings({}).max_non_split_rounding, std::nullopt);
+  EXPECT_EQ(settings({}).garbage_collection_threshold, 0);
+  EXPECT_EQ(settings({.garbage_collection_threshold = 0.75}).garbage_collection_threshold, 0.75);
+  const std::string longer(100, 'x');  // more than names have
+  EXPECT_EQ(settings({.configuration = longer + ",max_non_split_rounding_mb:64,y:1"})
+                .max_non_split_rounding,
+            Bytes::MiB(64));
+  EXPECT_EQ(settings({.configuration = "max_split_size_mb:64"}).max_non_split_rounding,
+            std::nullopt);
+
+  const auto error = [](const testing::SnapshotSettingsText& text) {
+    return ErrorOf(MakeSnapshot({}, {}, text));
+  };
+  for (const double threshold : {-0.5, 1.0, 7.0, std::nan("")}) {
+    EXPECT_THAT(error({.garbage_collection_threshold = threshold}),
+                HasSubstr("'garbage_collection_threshold': expected a number from 0"));
+  }
+  for (const int64_t divisions : {int64_t{3}, int64_t{-4}, int64_t{1} << 21}) {
+    EXPECT_THAT(error({.divisions = divisions}),
+                HasSubstr("'roundup_power2_divisions': expected 0 or a power of two"));
+  }
+  for (const char* text : {"max_non_split_rounding_mb:", "max_non_split_rounding_mb:19",
+                           "max_non_split_rounding_mb:99999999999999999999"}) {
+    EXPECT_THAT(error({.configuration = text}), HasSubstr("expected a whole number from 20 to"));
+  }
+}
+
+// With garbage collection, what is freed right before a segment is taken, or before memory runs
+// out, the allocator gave back on its own; else it is an emptied cache.
+TEST(PyTorchSnapshotTest, TellsCollectionsOfGarbageFromEmptiedCaches) {
+  std::vector<testing::SnapshotEventText> events;
+  for (int64_t i = 0; i < 4; ++i) events.push_back({"segment_alloc", kBase + i * 64 * kMiB, kMiB});
+  for (int64_t i = 0; i < 2; ++i) events.push_back({"segment_free", kBase + i * 64 * kMiB, kMiB});
+  events.push_back({"segment_alloc", kBase, kMiB});
+  events.push_back({"segment_free", kBase, kMiB});
+  events.push_back({"oom", 0, kMiB});
+  events.push_back({"segment_free", kBase + 2 * 64 * kMiB, kMiB});
+  events.push_back({"alloc", kBase + 512, 512});
+  events.push_back({"segment_free", kBase + 3 * 64 * kMiB, kMiB});
+  const auto emptied = [&](double threshold) {
+    const auto log = ParseMemoryLog(
+        MakeSnapshot({}, events, {.garbage_collection_threshold = threshold}), "log");
+    std::vector<uint64_t> behind;
+    for (const MemoryEvent& event : EventsOf(*log)) {
+      if (event.kind == MemoryEvent::Kind::kEmptyCache) behind.push_back(event.index);
+    }
+    return behind;
+  };
+  EXPECT_THAT(emptied(0), ElementsAre(5, 7, 9, 11));
+  EXPECT_THAT(emptied(0.5), ElementsAre(9, 11));
 }
 
 TEST(PyTorchSnapshotTest, ReadsAFileLikeItsContents) {

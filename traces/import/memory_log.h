@@ -27,7 +27,7 @@ struct MemoryEvent {
     kAllocate,
     kFree,
     kFailed,           // a request that failed when it was recorded: nothing was held afterwards
-    kEmptyCache,       // cached segments were given back; one event for each run of such records
+    kEmptyCache,       // cached segments were given back; one event behind each run of such records
     kSegmentAllocate,  // recorded, not asked for: the allocator took a segment from the driver
     kSegmentFree,      // recorded, not asked for: the allocator gave one back
   };
@@ -63,9 +63,10 @@ struct StartSegment {
 // What was recorded of PyTorch's allocator settings.
 struct PyTorchSettings {
   std::optional<Bytes> max_split_size;  // nullopt: unlimited
-  double garbage_collection_threshold = 0;
+  std::optional<Bytes> max_non_split_rounding;
+  double garbage_collection_threshold = 0;  // from 0 to below 1
   bool expandable_segments = false;
-  // Divisions of powers of two by the power in MiB, those that are not 0.
+  // Divisions of powers of two by the power in MiB, those that are not 0: powers of two.
   std::vector<std::pair<int64_t, int64_t>> roundup_power2_divisions;
   bool operator==(const PyTorchSettings&) const = default;
 };

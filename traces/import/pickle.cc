@@ -14,7 +14,7 @@ using Kind = PickleValue::Kind;
 
 // More than nested data of any sense needs; picklers hand over lists in batches of 1000.
 constexpr size_t kLargestStack = size_t{1} << 20;
-constexpr size_t kLongestName = 64;
+constexpr size_t kLongestName = 1024;
 
 // The names are those of Python's pickletools.
 enum Opcode : uint8_t {

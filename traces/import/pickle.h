@@ -43,8 +43,8 @@ class PickleHandler {
  public:
   virtual ~PickleHandler() = default;
 
-  // A number from 1 to 65535 for a string of interest, 0 for any other. Strings of more than 64
-  // bytes are not asked about.
+  // A number from 1 to 65535 for a string of interest, 0 for any other. Strings of more than
+  // 1024 bytes are not asked about.
   virtual uint32_t NameOf(std::string_view text) = 0;
 
   // Keys and values, alternating, were put into a dictionary; `below` is the stack under it, the

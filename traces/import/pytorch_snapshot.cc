@@ -127,7 +127,9 @@ class Translator {
  public:
   Translator(const ByteSource& source, const MemoryLogStart& start,
              const std::function<bool(const MemoryEvent&)>& visit)
-      : source_(source), visit_(visit) {
+      : source_(source),
+        visit_(visit),
+        collects_(start.pytorch && start.pytorch->garbage_collection_threshold > 0) {
     for (const StartBlock& block : start.blocks) live_.Insert(block.address, numbers_.Take());
   }
 
@@ -138,8 +140,9 @@ class Translator {
     out.address = event.address;
     out.stream = event.stream;
     out.time = event.time;
-    const bool begins_run = event.action == Action::kSegmentFree && !in_run_;
-    in_run_ = event.action == Action::kSegmentFree;
+    const bool took_a_segment =
+        event.action == Action::kSegmentAlloc || event.action == Action::kOutOfMemory;
+    if (event.action != Action::kSegmentFree && !EndRun(collects_ && took_a_segment)) return false;
     switch (event.action) {
       case Action::kAlloc: {
         out.kind = MemoryEvent::Kind::kAllocate;
@@ -165,26 +168,36 @@ class Translator {
         out.kind = MemoryEvent::Kind::kSegmentAllocate;
         return visit_(out);
       case Action::kSegmentFree:
-        if (begins_run) {
-          MemoryEvent empty = out;
-          empty.kind = MemoryEvent::Kind::kEmptyCache;
-          empty.size = Bytes(0);
-          empty.address = 0;
-          if (!visit_(empty)) return false;
-        }
         out.kind = MemoryEvent::Kind::kSegmentFree;
+        run_ = out;
         return visit_(out);
       default:
         return true;
     }
   }
 
+  // Behind the last event.
+  void Finish() { EndRun(false); }
+
  private:
+  // Ends a run of freed segments, if there is one: `own`, if the allocator gave them back by
+  // itself.
+  bool EndRun(bool own) {
+    if (!run_) return true;
+    MemoryEvent empty = *run_;
+    run_.reset();
+    empty.kind = MemoryEvent::Kind::kEmptyCache;
+    empty.size = Bytes(0);
+    empty.address = 0;
+    return own || visit_(empty);
+  }
+
   const ByteSource& source_;
   const std::function<bool(const MemoryEvent&)>& visit_;
+  const bool collects_;
   AddressTable<uint32_t> live_;
   BlockNumbers numbers_;
-  bool in_run_ = false;  // of segment_free
+  std::optional<MemoryEvent> run_;  // the last freed segment of the run at hand
 };
 
 class PyTorchSnapshot final : public MemoryLog {
@@ -216,9 +229,12 @@ class PyTorchSnapshot final : public MemoryLog {
   void Walk(const std::function<bool(const MemoryEvent&)>& visit) const override {
     const auto source = Open();
     Translator translator(*source, start_, visit);
+    bool wants_more = true;
     ReadSnapshotRecords(*source, [&](const SnapshotEvent& event) {
-      return event.device != device_ || translator.Visit(event);
+      wants_more = event.device != device_ || translator.Visit(event);
+      return wants_more;
     });
+    if (wants_more) translator.Finish();
   }
 
  private:

@@ -6,7 +6,9 @@
 // allocated. The file is walked twice, in memory that grows with the live blocks only.
 //
 // A block ends with its `free_completed`, when no stream uses it any more. A run of `segment_free`
-// is one kEmptyCache. Kinds of events and keys that say nothing of memory are skipped.
+// is one kEmptyCache, unless the recorded allocator collected garbage and took a segment, or ran
+// out of memory, right behind it: then the run was its own doing. Kinds of events and keys that say
+// nothing of memory are skipped.
 
 #ifndef SPILLWAY_TRACES_IMPORT_PYTORCH_SNAPSHOT_H_
 #define SPILLWAY_TRACES_IMPORT_PYTORCH_SNAPSHOT_H_

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <limits>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -38,6 +39,7 @@ enum Key : uint32_t {
   kGarbageCollectionThreshold,
   kExpandableSegments,
   kRoundupDivisions,
+  kAllocConf,
   kSegments,
   kDeviceTraces,
   kAllocatorSettings,
@@ -61,6 +63,7 @@ constexpr std::array<std::string_view, kKeyEnd> kKeys{"",
                                                       "garbage_collection_threshold",
                                                       "expandable_segments",
                                                       "roundup_power2_divisions",
+                                                      "PYTORCH_CUDA_ALLOC_CONF",
                                                       "segments",
                                                       "device_traces",
                                                       "allocator_settings"};
@@ -74,7 +77,8 @@ enum Word : uint32_t {
   kActivePendingFree,
   kActiveAwaitingFree,
   kInactive,
-  kFirstPower,  // "1", "2", "4", ...
+  kConfiguration,  // a text that sets max_non_split_rounding_mb
+  kFirstPower,     // "1", "2", "4", ...
 };
 constexpr std::array<std::string_view, 10> kActions{
     "alloc",       "free_requested", "free_completed", "segment_alloc", "segment_free",
@@ -86,6 +90,10 @@ constexpr uint32_t kPowers = 31;
 
 constexpr int64_t kLargest = int64_t{1} << 60;
 constexpr int64_t kLargestBlock = int64_t{1} << 42;  // 4 TiB: sums of many stay far from 64 bits
+constexpr int64_t kMostDivisions = int64_t{1} << 20;
+
+// The settings are recorded one by one, but for this one, which only the text of all has.
+constexpr std::string_view kRoundingInConfiguration = "max_non_split_rounding_mb:";
 
 class Handler final : public PickleHandler {
  public:
@@ -101,6 +109,10 @@ class Handler final : public PickleHandler {
     }
     for (uint32_t i = 0; i < kWords.size(); ++i) {
       if (kWords[i] == text) return kSmall + i;
+    }
+    if (const size_t at = text.find(kRoundingInConfiguration); at != std::string_view::npos) {
+      configuration_ = text.substr(at + kRoundingInConfiguration.size());
+      return kConfiguration;
     }
     return PowerOf(text);
   }
@@ -310,8 +322,13 @@ class Handler final : public PickleHandler {
     for (size_t i = 0; i < items.size(); i += 2) {
       const uint32_t name = items[i].kind == Kind::kString ? items[i].name : 0;
       if (name < kFirstPower || items[i + 1].kind != Kind::kInteger) return true;
-      if (items[i + 1].number == 0) continue;
-      divisions_.emplace_back(int64_t{1} << (name - kFirstPower), items[i + 1].number);
+      const int64_t number = items[i + 1].number;
+      if (number == 0) continue;
+      if (number < 0 || number > kMostDivisions || (number & (number - 1)) != 0) {
+        Fail(fmt::format("'roundup_power2_divisions': expected 0 or a power of two up to {}",
+                         kMostDivisions));
+      }
+      divisions_.emplace_back(int64_t{1} << (name - kFirstPower), number);
     }
     divisions_dict_ = dict.number;
     return false;
@@ -327,7 +344,14 @@ class Handler final : public PickleHandler {
     if (Has(kGarbageCollectionThreshold)) {
       const PickleValue& value = values_[kGarbageCollectionThreshold];
       if (value.kind != Kind::kReal) Fail("'garbage_collection_threshold': expected a real number");
+      if (!(value.real >= 0 && value.real < 1)) {
+        Fail("'garbage_collection_threshold': expected a number from 0 to less than 1");
+      }
       settings.garbage_collection_threshold = value.real;
+    }
+    if (Has(kAllocConf) && values_[kAllocConf].kind == Kind::kString &&
+        values_[kAllocConf].name == kConfiguration) {
+      settings.max_non_split_rounding = RoundingOf(configuration_);
     }
     settings.expandable_segments = BoolOr(kExpandableSegments, false);
     if (Has(kRoundupDivisions) && values_[kRoundupDivisions].kind == Kind::kDict &&
@@ -335,6 +359,18 @@ class Handler final : public PickleHandler {
       settings.roundup_power2_divisions = divisions_;
     }
     return false;
+  }
+
+  // Of the text behind `kRoundingInConfiguration`.
+  Bytes RoundingOf(std::string_view text) const {
+    constexpr int64_t kLeast = 20, kMost = kLargest >> 20;
+    int64_t mebibytes = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), mebibytes);
+    if (error != std::errc() || mebibytes < kLeast || mebibytes > kMost) {
+      Fail(fmt::format("'max_non_split_rounding_mb': expected a whole number from {} to {}", kLeast,
+                       kMost));
+    }
+    return Bytes::MiB(mebibytes);
   }
 
   bool OnRoot(const PickleValue& dict) {
@@ -367,6 +403,7 @@ class Handler final : public PickleHandler {
   int64_t segments_of_ = -1;
   std::vector<SnapshotSegment> segments_;
 
+  std::string configuration_;
   int64_t divisions_dict_ = -1;
   std::vector<std::pair<int64_t, int64_t>> divisions_;
   int64_t settings_dict_ = -1;
