@@ -1,8 +1,11 @@
 #include "sim/core/command_log.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
+#include "sim/core/cost_model.h"
 #include "sim/core/error.h"
 
 namespace spillway {
@@ -10,8 +13,22 @@ namespace spillway {
 void CommandLog::BeginIteration() {
   timeline_.Begin();
   report_.waits.clear();
+  total_ = Duration();
   newest_ = fence_ = WaitSet();
   synced_ = {};
+}
+
+void CommandLog::Begin(TimelineEntry& entry) {
+  entry.first_wait = static_cast<uint32_t>(report_.waits.size());
+  if (entry.nominal > kLongestIteration - total_) {
+    throw InputError(fmt::format(
+        "op '{}': a {} takes {}, after {} of kernels and copies before it; an iteration may take "
+        "{} "
+        "in all",
+        trace_.op(entry.op).name, entry.kind == CommandKind::kKernel ? "kernel" : "copy",
+        FormatDuration(entry.nominal), FormatDuration(total_), FormatDuration(kLongestIteration)));
+  }
+  total_ += entry.nominal;
 }
 
 void CommandLog::AddWaits(Stream stream, const WaitSet& set, WaitCause cause,

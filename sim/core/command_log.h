@@ -18,8 +18,9 @@ namespace spillway {
 
 class CommandLog {
  public:
-  // Writes `report.timeline` and `report.waits`. The report outlives the log.
-  explicit CommandLog(Report& report) : report_(report), timeline_(report.timeline) {}
+  // Writes `report.timeline` and `report.waits`. The trace and the report outlive the log.
+  CommandLog(const Trace& trace, Report& report)
+      : trace_(trace), report_(report), timeline_(report.timeline) {}
 
   void BeginIteration();
 
@@ -29,10 +30,10 @@ class CommandLog {
   // The next kernel will wait for everything issued so far.
   void Fence() { fence_ = newest_; }
 
-  // For each command: `Begin`, then `AddWaits` any number of times, then `Commit`.
-  void Begin(TimelineEntry& entry) const {
-    entry.first_wait = static_cast<uint32_t>(report_.waits.size());
-  }
+  // For each command: `Begin`, then `AddWaits` any number of times, then `Commit`. Throws
+  // `InputError` with the op if the commands of the iteration add up to more than
+  // `kLongestIteration`.
+  void Begin(TimelineEntry& entry);
   // Makes the entry, on `stream`, wait for a set of events; `stream`'s own order needs no waits.
   void AddWaits(Stream stream, const WaitSet& set, WaitCause cause, TimelineEntry& entry);
   void AddFence(TimelineEntry& entry);
@@ -48,8 +49,10 @@ class CommandLog {
   void Abandon() { timeline_.End(); }
 
  private:
+  const Trace& trace_;
   Report& report_;
   RepeatedLog<TimelineEntry> timeline_;
+  Duration total_;  // of the commands of this iteration, each alone
   WaitSet newest_;  // last command of each stream
   WaitSet fence_;
   // synced_[s][t]: the newest command of stream t that stream s has waited for.

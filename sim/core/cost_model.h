@@ -15,6 +15,10 @@
 
 namespace spillway {
 
+// The longest iteration that is simulated, eleven days: its kernels, each the slowest of its slot,
+// or its commands one after the other may add up to this. `Duration` then holds all sums of times.
+inline constexpr Duration kLongestIteration = Duration::Milliseconds(1'000'000'000);
+
 enum class Direction : uint8_t { kToDevice, kToHost };
 
 // One way to execute a slot.

@@ -1,5 +1,9 @@
 #include "sim/core/op_table.h"
 
+#include <fmt/format.h>
+
+#include "sim/core/error.h"
+
 namespace spillway {
 
 OpTable::OpTable(const Trace& trace, const Liveness& liveness, const CostModel& cost) {
@@ -10,6 +14,7 @@ OpTable::OpTable(const Trace& trace, const Liveness& liveness, const CostModel& 
     }
     return static_cast<uint32_t>(operands_.size());
   };
+  Duration total;
   for (const Op& op : trace.ops) {
     Entry entry;
     entry.batch = op.batch;
@@ -22,6 +27,16 @@ OpTable::OpTable(const Trace& trace, const Liveness& liveness, const CostModel& 
     entry.first_slot = static_cast<uint32_t>(kernels_.size());
     for (size_t slot = 0; slot < op.slots.size(); ++slot) {
       kernels_.push_back(cost.Kernels(op, slot, op.batch));
+      const Duration slowest = kernels_.back().back().time;
+      if (slowest > kLongestIteration - total) {
+        throw InputError(
+            fmt::format("op '{}': slot '{}' takes up to {}, after {} of the ops before it; an "
+                        "iteration of '{}' "
+                        "may take {} in all",
+                        op.name, op.slots[slot].name, FormatDuration(slowest),
+                        FormatDuration(total), trace.name, FormatDuration(kLongestIteration)));
+      }
+      total += slowest;
     }
     entry.end_slot = static_cast<uint32_t>(kernels_.size());
     entries_.push_back(entry);

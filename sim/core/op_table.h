@@ -23,7 +23,8 @@ struct Operand {
 
 class OpTable {
  public:
-  // Throws `InputError` if the cost model lacks an entry. The model outlives the table.
+  // Throws `InputError` if the cost model lacks an entry, and one that names the op with which the
+  // slowest kernels add up to more than `kLongestIteration`. The model outlives the table.
   OpTable(const Trace& trace, const Liveness& liveness, const CostModel& cost);
 
   int64_t batch(OpId op) const { return At(op).batch; }

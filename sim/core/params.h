@@ -65,8 +65,8 @@ class Params {
   std::vector<ParamInfo> declared_;
 };
 
-// What a command line says of a policy or allocator: NAME or NAME:key=value,key=value. Commas within
-// brackets belong to a value: key=[1:2,3:4].
+// What a command line says of a policy or allocator: NAME or NAME:key=value,key=value. Commas
+// within brackets belong to a value: key=[1:2,3:4].
 struct Specification {
   std::string name;
   Params::Values values;

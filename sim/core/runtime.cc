@@ -29,7 +29,7 @@ class Runtime final : public PolicyContext {
         liveness_(trace_),
         planner_(trace_, liveness_),
         ops_(trace_, liveness_, *parts.cost),
-        commands_(report_),
+        commands_(trace_, report_),
         memory_(parts, liveness_, commands_, report_,
                 {[this](TensorId id) { return parts_.policy->PlacementHint(*this, id); },
                  [this](Bytes size) { return parts_.policy->OnAllocFailure(*this, size); }}) {}

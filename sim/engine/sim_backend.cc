@@ -1,9 +1,19 @@
 #include "sim/engine/sim_backend.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
+#include "sim/core/error.h"
+
 namespace spillway {
+namespace {
+
+// Commands that come after still end within what a `Duration` holds.
+constexpr Duration kLongestOnHost = Duration::Picoseconds(Duration::Max().picoseconds() / 2);
+
+}  // namespace
 
 void SimBackend::KeepClose() {
   const auto ahead = static_cast<uint32_t>(device_.launch_ahead);
@@ -23,11 +33,20 @@ void SimBackend::AddGate(Stream lane, Command& command) {
   ++command.wait_count;
 }
 
+void SimBackend::Spend(Duration time) {
+  if (time > kLongestOnHost - host_now_) {
+    throw InputError(
+        fmt::format("device '{}': issuing the commands of an iteration takes more than {}",
+                    device_.name, FormatDuration(kLongestOnHost)));
+  }
+  host_now_ += time;
+}
+
 Event SimBackend::Add(Stream stream, Command command, std::span<const Wait> waits, size_t calls,
                       Duration time) {
   // The command can start once its first call has been enqueued; the host goes on with the others.
   command.issued = host_now_ + time;
-  host_now_ += time * static_cast<int64_t>(calls);
+  Spend(time * static_cast<int64_t>(calls));
   command.first_wait = static_cast<uint32_t>(program_.waits.size());
   for (const Wait& wait : waits) {
     const Event event = LaneEvent(wait.event);
@@ -138,7 +157,7 @@ Event SimBackend::CopyCompressed(Direction direction, const Block& host, Bytes s
       }
       after.push_back(AddToLane(lane, work(piece), ready));
     }
-    host_now_ += device_.launch_overhead;
+    Spend(device_.launch_overhead);
     if (i == 0) {
       for (const Wait& wait : waits) after.push_back(LaneEvent(wait.event));
     }
@@ -232,17 +251,17 @@ void SimBackend::Charge(const DriverCall& call) {
   }
   switch (call.kind) {
     case DriverCall::Kind::kMalloc:
-      host_now_ += device_.device_malloc.At(size);
+      Spend(device_.device_malloc.At(size));
       return;
     case DriverCall::Kind::kFree:
-      host_now_ += device_.device_free.At(size);
+      Spend(device_.device_free.At(size));
       return;
     case DriverCall::Kind::kMap:
       // Memory that has a name is mapped many times and new but once.
-      host_now_ += (call.physical ? device_.page_map : device_.page_map_new).At(size);
+      Spend((call.physical ? device_.page_map : device_.page_map_new).At(size));
       return;
     case DriverCall::Kind::kUnmap:
-      host_now_ += device_.page_unmap.At(size);
+      Spend(device_.page_unmap.At(size));
       return;
   }
 }

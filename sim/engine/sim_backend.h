@@ -40,6 +40,8 @@ class SimBackend final : public Backend {
         compression_(compression) {}
 
   std::string_view Name() const override { return "sim"; }
+  // These and `OnAllocate`, `OnFree` and `OnDriverCall` throw `InputError` if the host would be
+  // busy for more than 53 days in an iteration.
   Event Enqueue(const Launch& launch, std::span<const Wait> waits) override;
   Event Copy(Direction direction, const Block& device, const Block& host, Bytes size,
              std::span<const Wait> waits) override;
@@ -56,6 +58,8 @@ class SimBackend final : public Backend {
  private:
   // Plays what has been issued since the last time.
   void Drain();
+  // The host is busy for so long.
+  void Spend(Duration time);
   // Holds up the host for a call of the driver.
   void Charge(const DriverCall& call);
   bool begun() const { return host_now_ > Duration(); }

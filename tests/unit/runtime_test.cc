@@ -56,6 +56,68 @@ TensorId Find(const PolicyContext& context, const std::string& name) {
   throw InputError("no tensor " + name);
 }
 
+// --- How long an iteration may be ---------------------------------------------------------------
+
+std::string ErrorOfRun(const Trace& trace, const CostModel& cost, Policy& policy,
+                       const RunSettings& settings = {}) {
+  try {
+    RunSim(trace, cost, policy, settings);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// Tight: six ops of a sixth of 10^6 s each, and a millisecond more.
+TEST(RuntimeTest, KernelsMayAddUpToElevenDays) {
+  ScriptedPolicy policy;
+  const Duration sixth = Duration::Milliseconds(166'666'666);
+  const RunResult result = RunSim(ChainTrace(), FixedCost(sixth), policy);
+  EXPECT_EQ(result.report.metrics.iteration, sixth * 6);
+  const FixedCost longer(sixth + Duration::Milliseconds(1));
+  EXPECT_THAT(
+      ErrorOfRun(ChainTrace(), longer, policy),
+      HasSubstr("op 'b1': slot 'run' takes up to 166667 s, after 833333 s of the ops before "
+                "it; an iteration of"));
+  EXPECT_THAT(ErrorOfRun(ChainTrace(), longer, policy), HasSubstr("may take 1000000 s in all"));
+  // Twice the longest time that a clock holds.
+  EXPECT_THAT(ErrorOfRun(ChainTrace(), FixedCost(Duration::Max()), policy), HasSubstr("op 'f1'"));
+}
+
+// The slowest kernel counts, whichever is chosen.
+TEST(RuntimeTest, KernelsThatAreNotChosenCountToo) {
+  ScriptedPolicy policy;
+  const Trace trace = ChainTrace();
+  FixedCost cost;
+  cost.Set(trace.ops[1].slots[0].signature,
+           {{"fast", Duration::Nanoseconds(1), Bytes(0), true},
+            {"slow", kLongestIteration + Duration::Nanoseconds(1), Bytes(0), true}});
+  EXPECT_THAT(ErrorOfRun(trace, cost, policy), HasSubstr("op 'f2'"));
+}
+
+// A byte takes 1 ns: each copy of y takes 6 x 10^5 s.
+TEST(RuntimeTest, CopiesMayAddUpToElevenDays) {
+  const Trace trace = TraceBuilder()
+                          .Tensor("x", TensorKind::kInput, 8)
+                          .Tensor("y", TensorKind::kActivation, 600'000'000'000'000)
+                          .Tensor("z", TensorKind::kActivation, 8)
+                          .Tensor("d", TensorKind::kGradient, 8)
+                          .Op("f1", Phase::kForward, {"x"}, {"y"})
+                          .Op("f2", Phase::kForward, {"y"}, {"z"})
+                          .Op("b1", Phase::kBackward, {"y", "z"}, {"d"})
+                          .Build();
+  ScriptedPolicy policy;
+  policy.after = [](PolicyContext& context, const std::string& op) {
+    if (op == "f1") context.Offload(Find(context, "y"));
+    if (op == "f2") context.Release(Find(context, "y"));
+  };
+  RunSettings settings;
+  settings.device.host_memory = Bytes::Unlimited();
+  EXPECT_THAT(ErrorOfRun(trace, FixedCost(), policy, settings),
+              HasSubstr("op 'b1': a copy takes 600000 s, after 600000 s of kernels and copies "
+                        "before it; an iteration may take 1000000 s in all"));
+}
+
 // Live at f1: x y1. f2: x y1 y2. f3: x y1 y2 y3. b3: x y1 y2 y3 d3. b2: x y1 d3 d2. b1: x d2 d1.
 TEST(RuntimeTest, LivenessFreesAfterTheLastUse) {
   ScriptedPolicy policy;

@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <string>
 #include <vector>
 
 #include "experiments/simulate.h"
+#include "sim/core/error.h"
 #include "sim/engine/sim_backend.h"
 #include "tests/testing/fixtures.h"
 
@@ -257,6 +259,26 @@ TEST(SimBackendTest, TheRuntimeSaysWhatKindOfOpItLaunches) {
   };
   EXPECT_EQ(iteration("best-fit"), Duration::Nanoseconds(1 + 10 + 10));
   EXPECT_EQ(iteration("native"), Duration::Nanoseconds(1 + 10 + 700 + 10));
+}
+
+// Tight: 53 days are 4.61 million seconds.
+TEST(SimBackendTest, RefusesAHostThatIsBusyForMonths) {
+  Device device = testing::RoundDevice();
+  device.launch_overhead = Duration::Milliseconds(1'000'000'000);  // 10^6 s
+  const testing::FixedCost cost;
+  SimBackend backend(device, cost);
+  Launch launch;
+  const std::array<KernelRun, 1> runs{};
+  launch.runs = runs;
+  launch.time = Ns(1);
+  for (int i = 0; i < 4; ++i) backend.Enqueue(launch, {});
+  try {
+    backend.Enqueue(launch, {});
+    FAIL() << "five million seconds were accepted";
+  } catch (const InputError& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "device 'round': issuing the commands of an iteration takes more than 4611686 s");
+  }
 }
 
 }  // namespace
