@@ -286,7 +286,14 @@ CompressionSummary Summarize(const CompressionPlan& plan, const HostCompression&
   CompressionSummary summary;
   summary.baseline = plan.baseline;
   for (const TensorId id : Offloaded(report)) {
-    if (compression.Keeps(id)) ++summary.storages;
+    const Tensor& tensor = trace.tensor(id);
+    OffloadedStorage storage{id, tensor.size, plan.DensityOf(tensor), compression.Keeps(id), {}};
+    if (!IsFeatureMap(tensor)) storage.density.reset();  // the plan's is that of feature maps
+    if (storage.compressed) {
+      ++summary.storages;
+      if (storage.density) storage.held = StoredSize(compression, tensor.size, *storage.density);
+    }
+    summary.offloaded.push_back(storage);
   }
   if (summary.storages > 0) summary.staging = compression.staging();
   Bytes plain, pinned, pageable;
@@ -307,6 +314,19 @@ CompressionSummary Summarize(const CompressionPlan& plan, const HostCompression&
   }
   summary.pinned_peak += summary.staging;
   return summary;
+}
+
+void CompressionSummary::Measured(std::vector<StoredContents> contents, Bytes peak) {
+  stored = std::move(contents);
+  pageable_peak = peak;
+  for (OffloadedStorage& storage : offloaded) {
+    const auto found = std::find_if(
+        stored.begin(), stored.end(),
+        [&](const StoredContents& measured) { return measured.storage == storage.storage; });
+    if (found == stored.end()) continue;
+    storage.density = found->density;
+    storage.held = found->held;
+  }
 }
 
 }  // namespace spillway

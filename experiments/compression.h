@@ -76,18 +76,30 @@ HostCompression CompressionOf(const CompressionPlan& plan, const Trace& trace);
 Setup ResolveCompression(const Setup& setup,
                          const std::function<std::unique_ptr<Policy>()>& make_policy);
 
+// A storage that was on the host during the iteration.
+struct OffloadedStorage {
+  TensorId storage{};
+  Bytes size;
+  std::optional<double> density;  // as measured, else as the plan has it; nullopt: not known
+  bool compressed = false;
+  std::optional<Bytes> held;  // in the compressed store: as measured, else as predicted
+};
+
 // What became of it.
 struct CompressionSummary {
-  int64_t storages = 0;                   // that went to the host and are kept compressed there
-  Bytes staging;                          // pinned: all staging buffers
-  Bytes pinned_peak;                      // those, and what is kept as it is
-  Bytes pageable_peak;                    // most bytes of the compressed store at once
-  Bytes plain_peak;                       // pinned memory of the same run without compression
-  std::optional<Duration> baseline;       // of an iteration without compression, as predicted
-  std::optional<bool> hides;              // of simulated runs with a baseline
-  std::optional<CompressionTimes> times;  // of simulated runs
-  std::vector<StoredContents> stored;     // of runs on real bytes
+  int64_t storages = 0;                     // that went to the host and are kept compressed there
+  Bytes staging;                            // pinned: all staging buffers
+  Bytes pinned_peak;                        // those, and what is kept as it is
+  Bytes pageable_peak;                      // most bytes of the compressed store at once
+  Bytes plain_peak;                         // pinned memory of the same run without compression
+  std::optional<Duration> baseline;         // of an iteration without compression, as predicted
+  std::optional<bool> hides;                // of simulated runs with a baseline
+  std::optional<CompressionTimes> times;    // of simulated runs
+  std::vector<OffloadedStorage> offloaded;  // by storage
+  std::vector<StoredContents> stored;       // of runs on real bytes
 
+  // Takes over what a run on real bytes has measured.
+  void Measured(std::vector<StoredContents> contents, Bytes peak);
   Bytes saved() const { return plain_peak - pinned_peak - pageable_peak; }
 };
 

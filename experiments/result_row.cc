@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "sim/core/error.h"
 #include "traces/json.h"
@@ -19,6 +21,18 @@ struct JsonValue {
     std::string text;
     AppendJsonString(text, value);
     return text;
+  }
+  std::string operator()(const NestedRows& rows) const {
+    std::string text = "[";
+    for (const Row& row : *rows) {
+      text += text.size() == 1 ? "{" : ", {";
+      for (const Column& column : row) {
+        if (&column != &row.front()) text += ", ";
+        text += fmt::format("\"{}\": {}", column.name, std::visit(*this, column.value));
+      }
+      text += "}";
+    }
+    return text + "]";
   }
 };
 
@@ -92,6 +106,19 @@ void AddCompression(const Setup& setup, const Outcome& outcome, Row& row) {
       {"plain_iteration_ms", predicted ? Value(summary->baseline->milliseconds()) : Value()});
   row.push_back(
       {"compression_hides", summary && summary->hides ? Value(*summary->hides) : Value()});
+  std::vector<Row> storages;
+  if (summary) {
+    for (const OffloadedStorage& storage : summary->offloaded) {
+      storages.push_back(
+          {{"tensor", outcome.trace(setup).tensor(storage.storage).name},
+           {"bytes", storage.size.count()},
+           {"density", storage.density ? Value(*storage.density) : Value()},
+           {"compressed", storage.compressed},
+           {"compressed_bytes", storage.held ? Value(storage.held->count()) : Value()}});
+    }
+  }
+  row.push_back(
+      {"offloaded_storages", std::make_shared<const std::vector<Row>>(std::move(storages))});
 }
 
 }  // namespace
@@ -165,11 +192,13 @@ Row MakeResultRow(const Setup& setup, std::string_view policy, std::string_view 
 std::string FormatCsv(const std::vector<Row>& rows) {
   std::string text;
   const auto add_line = [&](const Row& row, auto field) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      if (i > 0) text += ',';
-      text += field(row[i]);
+    std::string line;
+    for (const Column& column : row) {
+      if (std::holds_alternative<NestedRows>(column.value)) continue;
+      if (!line.empty() || &column != &row.front()) line += ',';
+      line += field(column);
     }
-    text += "\r\n";
+    text += line + "\r\n";
   };
   if (rows.empty()) return text;
   add_line(rows.front(), [](const Column& column) { return column.name; });

@@ -6,6 +6,7 @@
 #ifndef SPILLWAY_EXPERIMENTS_RESULT_ROW_H_
 #define SPILLWAY_EXPERIMENTS_RESULT_ROW_H_
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,14 +20,19 @@ namespace spillway {
 
 enum class Format : uint8_t { kTable, kCsv, kJson };
 
+struct Column;
+using Row = std::vector<Column>;
+
+// Rows within a row: an array of objects in JSON, left out of CSV and tables.
+using NestedRows = std::shared_ptr<const std::vector<Row>>;
+
 // Absent values print as an empty CSV field and as null in JSON.
-using Value = std::variant<std::monostate, int64_t, double, bool, std::string>;
+using Value = std::variant<std::monostate, int64_t, double, bool, std::string, NestedRows>;
 
 struct Column {
   std::string name;
   Value value;
 };
-using Row = std::vector<Column>;
 
 // The row of one run. `ideal` is `SimulateIdeal` of the same set-up.
 Row MakeResultRow(const Setup& setup, std::string_view policy, std::string_view backend,

@@ -60,7 +60,9 @@ void PrintInfo(const Trace& trace, Format format) {
       } else {
         std::visit(
             [&](const auto& value) {
-              if constexpr (!std::is_same_v<std::decay_t<decltype(value)>, std::monostate>) {
+              using Type = std::decay_t<decltype(value)>;
+              if constexpr (!std::is_same_v<Type, std::monostate> &&
+                            !std::is_same_v<Type, NestedRows>) {
                 fmt::print("{:<26}{}\n", column.name, value);
               }
             },

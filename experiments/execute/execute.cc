@@ -110,8 +110,7 @@ Execution Execute(const Setup& setup, Policy& policy, const ExecuteOptions& opti
   if (!outcome.report.fits()) return execution;
   if (const auto compression = HostOf(setup, trace)) {
     CompressionSummary summary = Summarize(*setup.compression, *compression, trace, outcome.report);
-    summary.stored = backend->stored();
-    summary.pageable_peak = backend->stored_peak();
+    summary.Measured(backend->stored(), backend->stored_peak());
     outcome.compression = std::move(summary);
   }
   execution.iteration_times = backend->iteration_times();

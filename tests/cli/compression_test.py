@@ -39,6 +39,18 @@ class CompressionTest(CommandTest):
             self.assertTrue(0 < float(row["density"]) <= 1, row)
             self.assertLess(int(row["compressed_bytes"]), 1.1 * int(row["bytes"]) + 4096, row)
 
+        # The report has the same densities, and what is not compressed too.
+        compressed = {s["tensor"]: s for s in measured["offloaded_storages"] if s["compressed"]}
+        self.assertEqual(compressed.keys(), {row["tensor"] for row in rows})
+        for row in rows:
+            storage = compressed[row["tensor"]]
+            self.assertEqual(storage["density"], float(row["density"]))
+            self.assertEqual(storage["compressed_bytes"], int(row["compressed_bytes"]))
+            self.assertEqual(storage["bytes"], int(row["bytes"]))
+        text = self.ok(*RUN, "--format", "csv", "--backend", "cpu", "--compress", "all")
+        self.assertEqual(len({len(line) for line in csv.reader(text.splitlines())}), 1)
+        self.assertNotIn("offloaded_storages", text)
+
         # The same network with more images: enough to be worth staging buffers.
         args = ("run", "alexnet:64", "--policy", "vdnn-all", "--format", "json")
         (without,) = json.loads(self.ok(*args))["rows"]
@@ -48,6 +60,12 @@ class CompressionTest(CommandTest):
         self.assertEqual(row["plain_pinned_peak_bytes"], without["pinned_peak_bytes"])
         self.assertLess(row["pinned_peak_bytes"], without["pinned_peak_bytes"])
         self.assertGreater(row["saved_bytes"], 0)
+        for storage in row["offloaded_storages"]:
+            if storage["tensor"] in compressed:
+                self.assertEqual(storage["density"], compressed[storage["tensor"]]["density"])
+            self.assertEqual(storage["compressed_bytes"] is not None, storage["compressed"])
+        self.assertEqual(row["compressed_storages"],
+                         sum(s["compressed"] for s in row["offloaded_storages"]))
         self.assertEqual(row["plain_iteration_ms"], without["iteration_ms"])
         (hidden,) = json.loads(self.ok(*args, "--compress", f"hidden:density={self.densities},"
                                        "piece=1MiB"))["rows"]

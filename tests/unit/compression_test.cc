@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 
 #include "experiments/simulate.h"
@@ -159,6 +161,48 @@ TEST_F(CompressedRuns, HiddenIsNoSlower) {
   const Outcome all = Run("all:density=0.3,threads=1");
   EXPECT_EQ(all.compression->hides, false);
   EXPECT_GT(all.report.metrics.iteration, plain.report.metrics.iteration);
+}
+
+TEST_F(CompressedRuns, EachOffloadedStorageIsListed) {
+  const Outcome outcome = Run("all:density=0.3,piece=32KiB");
+  std::set<TensorId> copied;
+  for (const TimelineEntry& entry : outcome.report.timeline) {
+    if (entry.kind == CommandKind::kToHost) copied.insert(entry.tensor);
+  }
+  const CompressionSummary& summary = *outcome.compression;
+  ASSERT_EQ(summary.offloaded.size(), copied.size());
+  int64_t compressed = 0;
+  for (const OffloadedStorage& storage : summary.offloaded) {
+    const Tensor& tensor = trace_.tensor(storage.storage);
+    SCOPED_TRACE(tensor.name);
+    EXPECT_TRUE(copied.contains(storage.storage));
+    EXPECT_EQ(storage.size, tensor.size);
+    compressed += storage.compressed ? 1 : 0;
+    ASSERT_EQ(storage.held.has_value(), storage.compressed);
+    if (tensor.kind == TensorKind::kActivation) {
+      EXPECT_EQ(storage.density, 0.3);
+    }
+    if (!storage.held) continue;
+    // The mask takes 1/32 of the words, and blocks of the store may be filled in part.
+    EXPECT_GE(storage.held->count(), storage.size.count() * 3 / 10);
+    EXPECT_LT(*storage.held, storage.size);
+  }
+  EXPECT_EQ(compressed, summary.storages);
+  EXPECT_GT(compressed, 0);
+  const Outcome dense = Run("all:density=1");
+  ASSERT_EQ(dense.compression->offloaded.size(), copied.size());
+  EXPECT_FALSE(dense.compression->offloaded.front().compressed);
+}
+
+TEST(CompressionSummaryTest, WhatWasMeasuredReplacesWhatWasPredicted) {
+  CompressionSummary summary;
+  summary.offloaded = {{TensorId{1}, Bytes(800), 0.5, true, Bytes(500)},
+                       {TensorId{2}, Bytes(800), std::nullopt, false, std::nullopt}};
+  summary.Measured({{TensorId{1}, Bytes(800), Bytes(300), 0.25}}, Bytes(300));
+  EXPECT_EQ(summary.pageable_peak, Bytes(300));
+  EXPECT_EQ(summary.offloaded[0].density, 0.25);
+  EXPECT_EQ(summary.offloaded[0].held, Bytes(300));
+  EXPECT_EQ(summary.offloaded[1].density, std::nullopt);
 }
 
 TEST_F(CompressedRuns, DenseMapsAreLeftAlone) {
