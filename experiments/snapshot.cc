@@ -11,6 +11,10 @@
 namespace spillway {
 namespace {
 
+// Items in a batch of a list, as Python's pickler has it. The viewer hands a batch over as
+// arguments of one call, of which browsers take no more than some ten thousand.
+constexpr size_t kBatch = 1000;
+
 // Addresses look like those of a GPU.
 constexpr int64_t kBase = int64_t{0x7f00} << 32;
 
@@ -46,7 +50,8 @@ class SnapshotWriter {
     pickle_.BeginDict().PutString("device_traces").BeginList().BeginList();
     for (const Block& segment : segments) {
       BeginEvent("segment_alloc", segment.offset, segment.size, Duration());
-      pickle_.PutString("frames").BeginList().EndList().EndDict();
+      pickle_.PutString("frames").BeginList().EndList();
+      EndEvent();
     }
     for (const MemorySample& sample : MemoryTimeline(report_)) {
       const Placement& placement = report_.placements[sample.change];
@@ -61,7 +66,10 @@ class SnapshotWriter {
       }
     }
     pickle_.EndList().EndList().PutString("segments").BeginList();
-    for (const Block& segment : segments) PutSegment(segment);
+    for (size_t i = 0; i < segments.size(); ++i) {
+      if (i > 0 && i % kBatch == 0) pickle_.NextBatch();
+      PutSegment(segments[i]);
+    }
     pickle_.EndList().PutString("external_annotations").BeginList().EndList().EndDict();
     return pickle_.Take();
   }
@@ -81,7 +89,14 @@ class SnapshotWriter {
   void PutEvent(std::string_view action, const Placement& placement, Duration time) {
     BeginEvent(action, placement.block.offset, placement.requested, time);
     PutFrames(placement);
-    pickle_.EndDict();
+    EndEvent();
+  }
+
+  // With the keys that PyTorch adds to every event, as it fills them where there is nothing to say.
+  void EndEvent() {
+    pickle_.PutString("compile_context").PutString("N/A");
+    pickle_.PutString("user_metadata").PutString("").EndDict();
+    if (++events_ % kBatch == 0) pickle_.NextBatch();
   }
 
   void PutFrames(const Placement& placement) {
@@ -121,7 +136,9 @@ class SnapshotWriter {
     pickle_.PutString("frames").BeginList().EndList();
     pickle_.PutString("blocks").BeginList();
     Bytes at = segment.offset;
+    size_t blocks = 0;
     for (auto block = begin; block != end; ++block) {
+      if (++blocks % (kBatch / 2) == 0) pickle_.NextBatch();  // each may have a gap before it
       const Placement& placement = *block->second;
       if (placement.block.offset > at) PutGap(at, placement.block.offset);
       BeginBlock(placement.block.offset, placement.block.size, placement.requested,
@@ -150,6 +167,7 @@ class SnapshotWriter {
   const Trace& trace_;
   const Report& report_;
   PickleWriter pickle_;
+  size_t events_ = 0;                       // written
   std::map<Bytes, const Placement*> live_;  // at the end, by offset
 };
 

@@ -9,6 +9,7 @@ import io
 import json
 import pathlib
 import pickle
+import pickletools
 import tempfile
 
 from harness import CommandTest, main, run
@@ -204,7 +205,107 @@ class ReplayTest(LogTest):
         self.assertNotEqual(run("replay").returncode, 0)
 
 
+def any_string(value):
+    return isinstance(value, str)
+
+
+def any_size(value):
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def is_list(value):
+    return isinstance(value, list)
+
+
+# The fields of a snapshot as `torch.cuda.memory._dump_snapshot` of PyTorch 2.11 writes them, in its
+# order, each with what a value must be. `frames` of events come with the recording of stacks.
+SNAPSHOT_FIELDS = {
+    "root": {"device_traces": is_list, "segments": is_list, "external_annotations": is_list},
+    "segment": {
+        "device": lambda v: v == 0, "address": any_size, "total_size": any_size,
+        "allocated_size": any_size, "active_size": any_size, "requested_size": any_size,
+        "stream": any_size, "segment_type": ("small", "large").__contains__,
+        "segment_pool_id": lambda v: v == (0, 0), "is_expandable": lambda v: v is False,
+        "frames": is_list, "blocks": is_list},
+    "block": {
+        "address": any_size, "size": any_size, "requested_size": any_size,
+        "state": ("active_allocated", "inactive").__contains__, "frames": is_list},
+    "event": {
+        "action": ("segment_alloc", "alloc", "free_requested", "free_completed").__contains__,
+        "addr": any_size, "size": any_size, "stream": any_size, "time_us": any_size,
+        "frames": is_list, "compile_context": any_string, "user_metadata": any_string},
+    "frame": {"filename": any_string, "line": any_size, "name": any_string},
+}
+
+# What the viewer's own reader of pickles knows (torch/utils/viz/MemoryViz.js).
+VIEWER_OPCODES = {
+    "PROTO", "FRAME", "MARK", "STOP", "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET",
+    "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "DICT", "LIST", "TUPLE", "TUPLE1", "TUPLE2",
+    "TUPLE3", "SETITEM", "SETITEMS", "APPEND", "APPENDS", "NONE", "NEWTRUE", "NEWFALSE", "BININT",
+    "BININT1", "BININT2", "LONG1", "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE"}
+
+
+class Batches(pickle._Unpickler):  # pylint: disable=protected-access
+    """Notes how many values are put into a container at once."""
+
+    largest = 0
+
+    def pop_mark(self):
+        items = super().pop_mark()
+        self.largest = max(self.largest, len(items))
+        return items
+
+
 class SnapshotTest(LogTest):
+    def has_fields(self, kind, value):
+        fields = SNAPSHOT_FIELDS[kind]
+        self.assertEqual(set(value), set(fields), kind)
+        for name, holds in fields.items():
+            self.assertTrue(holds(value[name]), f"{kind}: {name}: {value[name]!r}")
+
+    def test_a_written_snapshot_has_what_viewers_read(self):
+        path = self.directory / "run.pickle"
+        self.ok("run", "resnet50:2", "--policy", "vdnn-all", "--export-snapshot", path)
+        document = pickle.loads(path.read_bytes())
+        self.has_fields("root", document)
+        self.assertEqual(document["external_annotations"], [])
+        (events,) = document["device_traces"]
+        self.assertGreater(len(events), 1000)
+        for event_ in events:
+            self.has_fields("event", event_)
+            for frame in event_["frames"]:
+                self.has_fields("frame", frame)
+        free = reserved = 0
+        for segment in document["segments"]:
+            self.has_fields("segment", segment)
+            at, used, requested = segment["address"], 0, 0
+            for block in segment["blocks"]:
+                self.has_fields("block", block)
+                for frame in block["frames"]:
+                    self.has_fields("frame", frame)
+                self.assertEqual(block["address"], at)
+                at += block["size"]
+                if block["state"] == "inactive":
+                    free += block["size"]
+                else:
+                    self.assertLessEqual(block["requested_size"], block["size"])
+                    used += block["size"]
+                    requested += block["requested_size"]
+            self.assertEqual(at, segment["address"] + segment["total_size"])
+            self.assertEqual([segment[k] for k in ("allocated_size", "active_size",
+                                                   "requested_size")], [used, used, requested])
+            reserved += segment["total_size"]
+        self.assertGreater(reserved, free)
+
+        # A viewer in a browser reads numbers of 53 bits, its own opcodes, and short batches.
+        self.assertLess(max(e["addr"] + e["size"] for e in events), 2**53)
+        self.assertLessEqual({opcode.name for opcode, _, _ in pickletools.genops(path.read_bytes())},
+                             VIEWER_OPCODES)
+        with path.open("rb") as file:
+            batches = Batches(file)
+            self.assertEqual(batches.load(), document)
+        self.assertLessEqual(batches.largest, 1000)
+
     def test_a_simulated_run_is_a_snapshot_that_python_reads(self):
         path, decisions = self.directory / "run.pickle", self.directory / "decisions.json"
         args = ("run", "vgg16:16", "--policy", "vdnn-all")

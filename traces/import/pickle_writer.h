@@ -1,7 +1,8 @@
 // Writes plain data as a Python pickle of protocol 4.
 //
 // Calls come in the order of the data. Inside a dictionary keys and values alternate. A string that
-// was written before is referred to.
+// was written before is referred to. Long lists are to be written in batches, as Python does, for
+// readers may handle a batch in one piece.
 
 #ifndef SPILLWAY_TRACES_IMPORT_PICKLE_WRITER_H_
 #define SPILLWAY_TRACES_IMPORT_PICKLE_WRITER_H_
@@ -21,6 +22,8 @@ class PickleWriter {
   PickleWriter& EndDict() { return Raw("u"); }
   PickleWriter& BeginList() { return Raw("]("); }
   PickleWriter& EndList() { return Raw("e"); }
+  // Ends a batch of items and begins another.
+  PickleWriter& NextBatch() { return Raw("e("); }
   PickleWriter& BeginTuple() { return Raw("("); }
   PickleWriter& EndTuple() { return Raw("t"); }
   PickleWriter& PutNone() { return Raw("N"); }
