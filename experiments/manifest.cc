@@ -72,11 +72,15 @@ std::string FormatManifest(const Manifest& manifest) {
 }
 
 Manifest ReadManifest(const std::filesystem::path& path) {
+  return ParseManifest(ReadFile(path, Bytes::MiB(64)), path.string());
+}
+
+Manifest ParseManifest(std::string_view text, const std::string& origin) {
   using Json = JsonDocument::Value;
-  JsonDocument json(ReadFile(path, Bytes::MiB(64)), path.string());
+  JsonDocument json(text, origin);
   Manifest manifest;
-  const auto into = [&](std::string& text) {
-    return [&](Json value) { text = json.ReadString(value); };
+  const auto into = [&](std::string& field) {
+    return [&](Json value) { field = json.ReadString(value); };
   };
   const auto settings = [&](Settings& list) {
     return [&](Json value) {

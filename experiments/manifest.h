@@ -14,6 +14,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -59,6 +60,8 @@ std::string FormatManifest(const Manifest& manifest);
 // Throws `InputError` with path and place: unreadable, bad JSON, another schema, a missing or
 // unknown key.
 Manifest ReadManifest(const std::filesystem::path& path);
+// The same of text in memory; `origin` stands for the path in messages.
+Manifest ParseManifest(std::string_view text, const std::string& origin);
 
 // SHA-256 of the input as it is now; nullopt if there is no such file. `configuration` gives preset
 // and mode of a generated trace. Throws `InputError` if the file is there and cannot be read.

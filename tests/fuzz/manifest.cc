@@ -1,0 +1,51 @@
+// Fuzz target: what runs are repeated from: a manifest (`spillway replay-run`), and the decisions
+// of a run (`--kernels-from`).
+//
+// Each input is handed to both readers; at most one of them takes it.
+
+#include "experiments/manifest.h"
+
+#include <optional>
+#include <string>
+
+#include "experiments/decisions.h"
+#include "tests/fuzz/property.h"
+
+namespace spillway::fuzz {
+namespace {
+
+// Written and read again it is the same manifest, and names the same run.
+void CheckManifest(const Manifest& manifest) {
+  const std::string text = FormatManifest(manifest);
+  const Manifest again = ParseManifest(text, "again");
+  SPILLWAY_CHECK(FormatManifest(again) == text);
+  SPILLWAY_CHECK(RunSha256(again) == RunSha256(manifest));
+  SPILLWAY_CHECK(again.arguments == manifest.arguments);
+  SPILLWAY_CHECK(again.exit_code == manifest.exit_code && again.exit_code >= 0);
+  for (const ManifestOutput& output : again.outputs) SPILLWAY_CHECK(output.bytes >= 0);
+}
+
+void CheckKernels(const KernelRecords& records) {
+  for (const auto& [op, parts] : records) {
+    SPILLWAY_CHECK(!parts.empty());
+    for (const KernelRecord& part : parts) {
+      SPILLWAY_CHECK(!part.slot.empty() && !part.algorithm.empty() && part.batch >= 1);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace spillway::fuzz
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace spillway;
+  const std::string_view text = fuzz::Text(data, size);
+  std::optional<Manifest> manifest;
+  std::optional<KernelRecords> kernels;
+  fuzz::Accepts("manifest", "", [&] { manifest = ParseManifest(text, "manifest"); });
+  fuzz::Accepts("decisions", "", [&] { kernels = ParseKernelRecords(text, "decisions"); });
+  SPILLWAY_CHECK(!manifest || !kernels);
+  if (manifest) fuzz::CheckManifest(*manifest);
+  if (kernels) fuzz::CheckKernels(*kernels);
+  return 0;
+}
