@@ -116,8 +116,7 @@ Manifest ParseManifest(std::string_view text, const std::string& origin) {
                                              Required("source", into(input.source)),
                                              Required("name", into(input.name)),
                                              Required("sha256", [&](Json hash) {
-                                               if (!hash.is_null())
-                                                 input.sha256 = json.ReadString(hash);
+                                               input.sha256 = json.ReadStringOrNull(hash);
                                              }));
                              manifest.inputs.push_back(std::move(input));
                            });

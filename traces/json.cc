@@ -85,6 +85,13 @@ std::string_view JsonDocument::ReadString(Value value) {
   return text;
 }
 
+std::optional<std::string_view> JsonDocument::ReadStringOrNull(Value value) {
+  bool null = false;
+  if (const auto error = value.is_null().get(null)) FailValue(error, "a string or null");
+  if (null) return std::nullopt;
+  return ReadString(value);
+}
+
 bool JsonDocument::ReadBool(Value value) {
   bool truth = false;
   if (const auto error = value.get_bool().get(truth)) FailValue(error, "true or false");

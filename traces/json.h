@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -120,6 +121,8 @@ class JsonDocument {
   }
 
   std::string_view ReadString(Value value);
+  // nullopt for null.
+  std::optional<std::string_view> ReadStringOrNull(Value value);
   bool ReadBool(Value value);
   double ReadNumber(Value value);  // finite
   // An integer without fraction or exponent, in [min, max].

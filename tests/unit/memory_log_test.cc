@@ -396,6 +396,13 @@ TEST(StaticProblemTest, FreesBeforeItAllocates) {
             "got \"x\"");
 }
 
+TEST(DecisionsLogTest, RefusesWhatIsNearlyNull) {
+  EXPECT_THAT(ErrorOf(R"({"format": "spillway-decisions", "version": 1, "workload": "w",
+ "decisions": [], "placements": [
+  {"op": "a", "kind": "allocate", "arena": "device", "tensor": nul, "requested": 5}]})"),
+              HasSubstr("log:3:64: placements[0].tensor: "));
+}
+
 TEST(DecisionsLogTest, TakesTheDevicePlacements) {
   const auto log = ParseMemoryLog(
       R"({"format": "spillway-decisions", "version": 1, "workload": "w", "decisions": [],

@@ -42,6 +42,18 @@ class ByteSource {
     std::memcpy(&value, Take(count), count);  // the project's machines are little-endian
     return value;
   }
+  // The same of a length that the data give. REQUIRES: 1 <= count <= 8.
+  uint64_t TakeInteger(size_t count) {
+    if (end_ - at_ < 8) {
+      uint64_t value = 0;
+      std::memcpy(&value, Take(count), count);
+      return value;
+    }
+    uint64_t value = 0;
+    std::memcpy(&value, at_, 8);  // a load, where a copy of so many bytes would be a call
+    at_ += count;
+    return value & ~uint64_t{0} >> (64 - 8 * count);
+  }
   // Throws `InputError` if fewer than `count` bytes are left.
   void Skip(uint64_t count);
 

@@ -292,10 +292,7 @@ std::unique_ptr<MemoryLog> ParseDecisionsLog(std::string_view contents, const st
         value, Required("op", [&](JsonValue v) { op = json.ReadString(v); }),
         Required("kind", [&](JsonValue v) { kind = json.ReadString(v); }),
         Required("arena", [&](JsonValue v) { arena = json.ReadString(v); }),
-        Required("tensor",
-                 [&](JsonValue v) {
-                   if (!v.is_null()) tensor = json.ReadString(v);
-                 }),
+        Required("tensor", [&](JsonValue v) { tensor = json.ReadStringOrNull(v).value_or(""); }),
         Required("requested",
                  [&](JsonValue v) { requested = json.ReadInteger(v, 0, kLargestBlock); }),
         Required("offset", [&](JsonValue v) { offset = json.ReadInteger(v, 0, kLargest); }),
