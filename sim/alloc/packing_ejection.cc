@@ -1,0 +1,299 @@
+#include "sim/alloc/packing_ejection.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <queue>
+#include <random>
+#include <utility>
+
+namespace spillway::packing {
+namespace {
+
+// Looks for a packing below a height by guided ejection: blocks that have no place yet are put, the
+// largest first, where the blocks in the way weigh least; these are thrown out and look for a place
+// in their turn. A block that had to throw others out weighs more from then on, so that the hard
+// ones settle. After Nagata and Braysy's heuristic for routing problems (2009).
+class Ejector {
+ public:
+  enum class Weight : uint8_t { kArea, kRootOfArea, kOne };
+
+  // No block lies below its entry of `floor`. REQUIRES: each fits between that and `height`.
+  Ejector(const Problem& problem, const std::vector<int64_t>& floor, int64_t height, Weight weight,
+          uint32_t seed)
+      : problem_(problem),
+        floor_(floor),
+        height_(height),
+        rank_(problem.count()),
+        offset_(problem.count(), -1),
+        random_(seed) {
+    const auto life = [&](uint32_t i) { return problem.end[i] - problem.begin[i]; };
+    by_size_ = OrderBy(problem, [&](uint32_t i) { return std::pair(problem.size[i], life(i)); });
+    double largest = 1;
+    const auto area = [&](uint32_t i) {
+      return static_cast<double>(problem.size[i]) * static_cast<double>(life(i));
+    };
+    for (uint32_t i = 0; i < problem.count(); ++i) largest = std::max(largest, area(i));
+    for (uint32_t i = 0; i < problem.count(); ++i) {
+      rank_[by_size_[i]] = i;
+      homeless_.push(i);
+      const double share = area(i) / largest;
+      first_weight_.push_back(
+          static_cast<int64_t>(kHeaviest * (weight == Weight::kArea         ? share
+                                            : weight == Weight::kRootOfArea ? std::sqrt(share)
+                                                                            : 0.001)) +
+          10);
+    }
+    weight_ = first_weight_;
+  }
+
+  // True when all have a place, false when out of `steps`.
+  bool Run(int64_t& steps) {
+    while (!homeless_.empty() && steps > 0) {
+      steps -= static_cast<int64_t>(bottoms_.size());
+      const uint32_t block = by_size_[homeless_.top()];
+      homeless_.pop();
+      const Choice choice = Choose(block);
+      if (choice.weight > 0) {
+        weight_[block] += first_weight_[block] / 10;
+        ThrowOut(block, choice.offset);
+      }
+      offset_[block] = choice.offset;
+      Insert(bottoms_, choice.offset, block);
+      Insert(tops_, choice.offset + problem_.size[block], block);
+    }
+    return homeless_.empty();
+  }
+
+  // By block. REQUIRES: `Run` returned true.
+  const std::vector<int64_t>& offsets() const { return offset_; }
+
+ private:
+  static constexpr double kHeaviest = 1 << 24;
+
+  struct Edge {
+    int64_t at;
+    int64_t begin, end;  // of its block
+    uint32_t block;
+  };
+  struct Weighted {
+    int64_t at;
+    int64_t weight;
+  };
+  struct Choice {
+    int64_t offset;
+    int64_t weight;  // of what is in the way
+  };
+
+  bool Meets(const Edge& edge, uint32_t block) const {
+    return edge.begin < problem_.end[block] && problem_.begin[block] < edge.end;
+  }
+
+  void Insert(std::vector<Edge>& edges, int64_t at, uint32_t block) {
+    const Edge edge{at, problem_.begin[block], problem_.end[block], block};
+    edges.insert(std::upper_bound(edges.begin(), edges.end(), edge,
+                                  [](const Edge& a, const Edge& b) { return a.at < b.at; }),
+                 edge);
+  }
+  static void Erase(std::vector<Edge>& edges, int64_t at, uint32_t block) {
+    auto edge = std::lower_bound(edges.begin(), edges.end(), at,
+                                 [](const Edge& a, int64_t value) { return a.at < value; });
+    while (edge->block != block) ++edge;
+    edges.erase(edge);
+  }
+
+  // The lowest free place, else one of those where the least is in the way. Only places that touch
+  // another block or an end are worth a look.
+  Choice Choose(uint32_t block) {
+    const int64_t size = problem_.size[block], lowest = floor_[block], highest = height_ - size;
+    // What lies at `at` or below is met from the first of these on, and no more from the second.
+    met_.clear();
+    passed_.clear();
+    for (const Edge& edge : bottoms_) {
+      if (Meets(edge, block)) met_.push_back({edge.at - size, weight_[edge.block]});
+    }
+    for (const Edge& edge : tops_) {
+      if (Meets(edge, block)) passed_.push_back({edge.at, weight_[edge.block]});
+    }
+    Choice best{lowest, std::numeric_limits<int64_t>::max()};
+    int64_t weight = 0;
+    uint32_t equals = 0;
+    size_t met = 0, passed = 0;
+    const auto look = [&](int64_t at) {  // at ascending offsets
+      while (met < met_.size() && met_[met].at < at) weight += met_[met++].weight;
+      while (passed < passed_.size() && passed_[passed].at <= at) {
+        weight -= passed_[passed++].weight;
+      }
+      if (weight < best.weight) {
+        best = {at, weight};
+        equals = 1;
+      } else if (weight == best.weight && random_() % ++equals == 0) {
+        best.offset = at;
+      }
+      return weight == 0;
+    };
+    if (look(lowest)) return best;
+    int64_t last = lowest;
+    for (size_t i = 0, j = 0; i < met_.size() || j < passed_.size();) {
+      const bool first = j == passed_.size() || (i < met_.size() && met_[i].at <= passed_[j].at);
+      const int64_t at = first ? met_[i++].at : passed_[j++].at;
+      if (at > highest) break;
+      if (at > last && look(at)) return best;
+      last = std::max(last, at);
+    }
+    if (highest > last) look(highest);
+    return best;
+  }
+
+  void ThrowOut(uint32_t block, int64_t offset) {
+    out_.clear();
+    for (const Edge& edge : bottoms_) {
+      if (edge.at >= offset + problem_.size[block]) break;
+      if (Meets(edge, block) && edge.at + problem_.size[edge.block] > offset) {
+        out_.push_back(edge.block);
+      }
+    }
+    for (const uint32_t other : out_) {
+      Erase(bottoms_, offset_[other], other);
+      Erase(tops_, offset_[other] + problem_.size[other], other);
+      homeless_.push(rank_[other]);
+    }
+  }
+
+  const Problem& problem_;
+  const std::vector<int64_t>& floor_;  // by block
+  const int64_t height_;
+  Order by_size_;               // the largest first
+  std::vector<uint32_t> rank_;  // by block: its place in that
+  std::vector<int64_t> offset_;
+  std::vector<int64_t> first_weight_, weight_;  // by block
+  std::vector<Edge> bottoms_, tops_;            // of what is placed, in ascending order
+  std::priority_queue<uint32_t, std::vector<uint32_t>, std::greater<>> homeless_;  // ranks
+  std::vector<Weighted> met_, passed_;
+  std::vector<uint32_t> out_;
+  std::mt19937 random_;
+};
+
+Problem Part(const Problem& problem, const std::vector<uint32_t>& blocks) {
+  Problem part;
+  for (const uint32_t block : blocks) {
+    part.begin.push_back(problem.begin[block]);
+    part.end.push_back(problem.end[block]);
+    part.size.push_back(problem.size[block]);
+  }
+  return part;
+}
+
+// Blocks smaller than `size` are small, and those that live for `life` or longer.
+Halves Split(const Problem& problem, int64_t size, int64_t life, int64_t& steps) {
+  Halves halves;
+  for (uint32_t block = 0; block < problem.count(); ++block) {
+    const bool small =
+        problem.size[block] < size || problem.end[block] - problem.begin[block] >= life;
+    (small ? halves.small : halves.large).push_back(block);
+  }
+  halves.upper = Part(problem, halves.large);
+  halves.floor.assign(halves.large.size(), 0);
+  if (halves.small.empty()) {
+    halves.bound = BoundOf(problem);
+    return halves;
+  }
+  const Problem lower = Part(problem, halves.small);
+  std::vector<int64_t> times = problem.begin;
+  std::sort(times.begin(), times.end());
+  times.erase(std::unique(times.begin(), times.end()), times.end());
+  const auto section = [&](int64_t time) {  // the first that begins at that time or later
+    return std::lower_bound(times.begin(), times.end(), time) - times.begin();
+  };
+  std::vector<int64_t> load(times.size());  // by section: the sum of large blocks
+  for (size_t i = 0; i < halves.large.size(); ++i) {
+    const auto end = section(halves.upper.end[i]);
+    for (auto s = section(halves.upper.begin[i]); s < end; ++s) {
+      load[static_cast<size_t>(s)] += halves.upper.size[i];
+    }
+  }
+  halves.bound = std::numeric_limits<int64_t>::max();
+  std::vector<int64_t> best;  // the skyline of the packing that leaves most room
+  for (const Order& order : Orders(lower)) {
+    for (const Gap rule : {Gap::kLowest, Gap::kTightest}) {
+      const Solution found = Place(lower, order, rule, steps);
+      std::vector<int64_t> skyline(times.size());
+      for (size_t i = 0; i < halves.small.size(); ++i) {
+        const auto end = section(lower.end[i]);
+        for (auto s = section(lower.begin[i]); s < end; ++s) {
+          int64_t& top = skyline[static_cast<size_t>(s)];
+          top = std::max(top, found.offset[i] + lower.size[i]);
+        }
+      }
+      int64_t bound = 0;
+      for (size_t s = 0; s < times.size(); ++s) bound = std::max(bound, skyline[s] + load[s]);
+      if (bound >= halves.bound) continue;
+      halves.bound = bound;
+      halves.lower_offset = found.offset;
+      best = std::move(skyline);
+    }
+  }
+  for (size_t i = 0; i < halves.large.size(); ++i) {
+    const auto end = section(halves.upper.end[i]);
+    for (auto s = section(halves.upper.begin[i]); s < end; ++s) {
+      halves.floor[i] = std::max(halves.floor[i], best[static_cast<size_t>(s)]);
+    }
+  }
+  return halves;
+}
+
+bool Fits(const Halves& halves, int64_t height) {
+  if (halves.bound > height) return false;
+  for (size_t i = 0; i < halves.large.size(); ++i) {
+    if (halves.floor[i] + halves.upper.size[i] > height) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Ejection::Ejection(const Problem& problem, int64_t bound, int64_t& steps) : problem_(problem) {
+  const int64_t first = *std::min_element(problem.begin.begin(), problem.begin.end());
+  const int64_t last = *std::max_element(problem.end.begin(), problem.end.end());
+  for (const int64_t life : {last - first + 1, (last - first + 1) / 2}) {
+    for (const int64_t part : {1, 2, 0}) {
+      splits_.push_back(Split(problem, bound * part / 1000, life, steps));
+    }
+  }
+}
+
+Solution Ejection::Run(int64_t height, int64_t& steps) {
+  constexpr std::array kWeights{Ejector::Weight::kArea, Ejector::Weight::kRootOfArea,
+                                Ejector::Weight::kOne};
+  const int64_t share = steps / 32 + 1;
+  for (uint32_t round = 0; steps > 0; ++round) {
+    const Halves& halves = splits_[round % splits_.size()];
+    steps -= static_cast<int64_t>(problem_.count());
+    if (!Fits(halves, height)) continue;
+    const auto weight = kWeights[round / splits_.size() % kWeights.size()];
+    Ejector ejector(halves.upper, halves.floor, height, weight, round + 1);
+    int64_t left = std::min(share, steps);
+    steps -= left;
+    const bool found = ejector.Run(left);
+    steps += std::max(left, int64_t{0});
+    if (found) return Join(halves, ejector.offsets());
+  }
+  return {};
+}
+
+Solution Ejection::Join(const Halves& halves, const std::vector<int64_t>& upper) const {
+  Solution solution{std::vector<int64_t>(problem_.count()), 0};
+  const auto place = [&](uint32_t block, int64_t offset) {
+    solution.offset[block] = offset;
+    solution.height = std::max(solution.height, offset + problem_.size[block]);
+  };
+  for (size_t i = 0; i < halves.small.size(); ++i) {
+    place(halves.small[i], halves.lower_offset[i]);
+  }
+  for (size_t i = 0; i < halves.large.size(); ++i) place(halves.large[i], upper[i]);
+  return solution;
+}
+
+}  // namespace spillway::packing
