@@ -64,7 +64,7 @@ SweepSearch::Rule SweepSearch::Draw() {
     rule.pivot = pivots_[random_() % among];
   }
   rule.stack = Pick<Stack>(
-      std::array{Stack::kLongest, Stack::kOldest, Stack::kLastToEnd, Stack::kYoungest}, random_);
+      std::array{Stack::kLongest, Stack::kOldest, Stack::kFirstToEnd, Stack::kYoungest}, random_);
   rule.by_life = random_() % 2 == 0;
   rule.gap = Pick(std::array{0.0, 3.0, 10.0, 30.0}, random_);
   rule.farthest = Pick(std::array{10.0, 20.0, 50.0, 1000.0}, random_);
@@ -102,8 +102,8 @@ SweepSearch::Attempt SweepSearch::Sweep(const Rule& rule, const std::vector<Pin>
         return std::pair(life(i), size[i]);
       case Rule::Stack::kOldest:
         return std::pair(-begin[i], size[i]);
-      case Rule::Stack::kLastToEnd:
-        return std::pair(end[i], size[i]);
+      case Rule::Stack::kFirstToEnd:
+        return std::pair(-end[i], size[i]);
       case Rule::Stack::kYoungest:
         break;
     }
@@ -277,18 +277,20 @@ Solution SweepSearch::Run(int64_t height, int64_t& steps) {
     }
     return found;
   };
-  std::vector<Attempt> starts;
-  for (int i = 0; i < kDraws && steps > 0; ++i) {
-    Attempt attempt = Sweep(Draw(), {}, height, steps);
-    if (attempt.homeless.empty()) return solution(attempt);
-    starts.push_back(std::move(attempt));
-  }
-  std::stable_sort(starts.begin(), starts.end(),
-                   [](const Attempt& a, const Attempt& b) { return a.missing < b.missing; });
-  starts.resize(std::min(starts.size(), kStarts));
-  for (size_t i = 0; steps > 0; ++i) {
-    const Attempt attempt = Repair(starts[i % starts.size()], height, steps);
-    if (attempt.homeless.empty()) return solution(attempt);
+  while (steps > 0) {
+    std::vector<Attempt> starts;
+    for (int i = 0; i < kDraws && steps > 0; ++i) {
+      Attempt attempt = Sweep(Draw(), {}, height, steps);
+      if (attempt.homeless.empty()) return solution(attempt);
+      starts.push_back(std::move(attempt));
+    }
+    std::stable_sort(starts.begin(), starts.end(),
+                     [](const Attempt& a, const Attempt& b) { return a.missing < b.missing; });
+    starts.resize(std::min(starts.size(), kStarts));
+    for (const Attempt& start : starts) {
+      const Attempt attempt = Repair(start, height, steps);
+      if (attempt.homeless.empty()) return solution(attempt);
+    }
   }
   return {};
 }

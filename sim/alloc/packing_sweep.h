@@ -30,7 +30,7 @@ class SweepSearch {
  private:
   // How a sweep decides; drawn at random.
   struct Rule {
-    enum class Stack : uint8_t { kLongest, kOldest, kLastToEnd, kYoungest };
+    enum class Stack : uint8_t { kLongest, kOldest, kFirstToEnd, kYoungest };
 
     int64_t pivot = 0;              // the moment
     Stack stack = Stack::kLongest;  // what lies lowest of the blocks that are live then

@@ -52,11 +52,16 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
           const auto& plan = *resolved.plan;
           const std::string what =
               fmt::format("{}, {}, {}, {}", GetParam(), preset.name, policy, memory);
-          // Gaps: vDNN++ in little memory, on residual and very deep networks
-          // (sim/alloc/README.md); where every layer has an output and forks copy, SuperNeurons
-          // loses up to 1.9 %.
-          const int percent = own ? 102 : WholeZoo() && policy.starts_with("vdnnpp:") ? 106 : 101;
+          // Gaps: vDNN++ in little memory, on deep residual networks (sim/alloc/README.md); where
+          // every layer has an output and forks copy, SuperNeurons loses up to 1.9 %.
+          const int percent = own ? 102 : WholeZoo() && policy.starts_with("vdnnpp:") ? 103 : 101;
           EXPECT_LE(plan.height.count() * 100, plan.bound.count() * percent) << what;
+          if (plan.height.count() * 100 > plan.bound.count() * 101) {
+            fmt::print(
+                "over 1.01: {:.4f}, {}\n",
+                static_cast<double>(plan.height.count()) / static_cast<double>(plan.bound.count()),
+                what);
+          }
           const Report report = Simulate(resolved, *make()).report;
           if (!report.fits()) continue;
           EXPECT_LE(report.metrics.peak_reserved, plan.height) << what;
