@@ -17,6 +17,7 @@
 #include "sim/engine/sim_backend.h"
 #include "tests/testing/accounting.h"
 #include "tests/testing/mixing.h"
+#include "tests/testing/small_pytorch.h"
 
 namespace spillway::testing {
 namespace {
@@ -38,13 +39,29 @@ struct Result {
   std::map<TensorId, uint64_t> left;        // hashes of what persists
 };
 
-// PyTorch's is left out: its segments are larger than all tensors of a random trace together, and
-// its largest free block says nothing of smaller ones. The execution tests have it.
+// PyTorch's are those of a small world (tests/testing/small_pytorch.h).
 std::string AllocatorName(uint8_t number) {
-  constexpr std::array<const char*, 8> kAllocators{
-      "best-fit", "first-fit", "high-end",           "high-end:reading=text",
-      "cnmem",    "native",    "stitched:page=4KiB", "stitched:page=8KiB"};
+  constexpr std::array<const char*, 11> kAllocators{"best-fit",
+                                                    "first-fit",
+                                                    "high-end",
+                                                    "high-end:reading=text",
+                                                    "cnmem",
+                                                    "native",
+                                                    "stitched:page=4KiB",
+                                                    "stitched:page=8KiB",
+                                                    "pytorch",
+                                                    "pytorch:max_split_size=20MiB",
+                                                    "pytorch:expandable_segments=true"};
   return kAllocators[number % kAllocators.size()];
+}
+
+// The options that the name of one of PyTorch's says; none for other allocators.
+std::optional<PyTorch::Options> PyTorchOptions(const std::string& allocator) {
+  if (!allocator.starts_with("pytorch")) return std::nullopt;
+  PyTorch::Options options;
+  if (allocator.ends_with("max_split_size=20MiB")) options.max_split_size = Bytes::MiB(20);
+  options.expandable_segments = allocator.ends_with("expandable_segments=true");
+  return options;
 }
 
 Bytes Alignment(uint8_t number) {
@@ -132,9 +149,18 @@ class CaseRunner {
  private:
   std::optional<Report> Run(std::string_view what, Backend& backend) {
     const Device& device = made_.device;
-    const auto arena = MakeAllocator(made_.allocator, device.memory, device.alignment);
+    std::unique_ptr<Allocator> arena;
+    std::optional<AccountingAllocator::Caching> caching;
+    if (const auto pytorch = PyTorchOptions(made_.allocator)) {
+      auto small = std::make_unique<SmallPyTorch>(device.memory, device.alignment, *pytorch);
+      caching = {SmallPyTorch::kPage,
+                 [allocator = small.get()](Bytes size) { return allocator->MemoryFor(size); }};
+      arena = std::move(small);
+    } else {
+      arena = MakeAllocator(made_.allocator, device.memory, device.alignment);
+    }
     const auto pool = MakeAllocator("best-fit", device.host_memory, device.alignment);
-    AccountingAllocator arena_books(*arena, device.memory, device.alignment);
+    AccountingAllocator arena_books(*arena, device.memory, device.alignment, caching);
     AccountingAllocator pool_books(*pool, device.host_memory, device.alignment);
     RandomPolicy policy(case_.policy, pool_books);
     RuntimeParts parts;

@@ -26,18 +26,21 @@ std::optional<Block> AccountingAllocator::Allocate(Bytes size, Hint hint) {
   const Bytes largest = LargestFree(hint);
   const auto block = ForwardingAllocator::Allocate(size, hint);
   const Bytes rounded = RoundUp(std::max(size, Bytes(1)), granularity_);
+  NoteDriverCalls();
   if (!block) {
-    if (!Same(before, Stats())) Fail("a refused request changed the allocator");
-    if (largest >= rounded) Fail("a request was refused that would have fitted");
+    NoteRefusal(before, largest, rounded);
     return block;
   }
   if (block->size < rounded || block->size.count() % granularity_.count() != 0) {
     Fail(fmt::format("{} bytes were rounded to {}", size.count(), block->size.count()));
   }
-  const auto calls = driver_calls();
-  for (; driver_calls_ < calls.size(); ++driver_calls_) pages_.Note(calls[driver_calls_]);
   pages_.ForEach(*block, [&](const Block& memory) {
-    if (memory.offset < Bytes(0) || memory.end() > capacity_) {
+    if (caching_) {
+      for (Bytes at = RoundDown(memory.offset, caching_->page); at < memory.end();
+           at += caching_->page) {
+        if (!given_.contains(at.count())) Fail("a block lies where the driver gave no memory");
+      }
+    } else if (memory.offset < Bytes(0) || memory.end() > capacity_) {
       Fail("a block lies outside the arena");
     }
   });
@@ -64,8 +67,55 @@ void AccountingAllocator::Free(const Block& block) {
     return;
   }
   ForwardingAllocator::Free(block);
+  NoteDriverCalls();
   calls_.push_back({false, block, Stats().allocated});
   CompareSums();
+}
+
+void AccountingAllocator::NoteDriverCalls() {
+  const auto calls = driver_calls();
+  for (; driver_calls_ < calls.size(); ++driver_calls_) {
+    pages_.Note(calls[driver_calls_]);
+    if (caching_) NotePages(calls[driver_calls_]);
+  }
+}
+
+void AccountingAllocator::NotePages(const DriverCall& call) {
+  const bool takes = call.kind == DriverCall::Kind::kMalloc || call.kind == DriverCall::Kind::kMap;
+  for (Bytes at = call.range.offset; at < call.range.end(); at += caching_->page) {
+    const bool changed = takes ? given_.insert(at.count()).second : given_.erase(at.count()) == 1;
+    if (!changed) Fail(takes ? "memory was taken twice" : "memory was given back twice");
+  }
+  if (call.kind == DriverCall::Kind::kMalloc) segments_[call.range.offset] = call.range.end();
+  if (takes) return;
+  segments_.erase(call.range.offset);
+  const auto next = live_.lower_bound(call.range.end());
+  if (next == live_.begin()) return;
+  const auto& [offset, sizes] = *std::prev(next);
+  if (offset + sizes.first > call.range.offset) Fail("memory was given back with a block in it");
+}
+
+void AccountingAllocator::NoteRefusal(const MemoryStats& before, Bytes largest, Bytes rounded) {
+  const MemoryStats after = Stats();
+  if (!caching_) {
+    if (!Same(before, after)) Fail("a refused request changed the allocator");
+    if (largest >= rounded) Fail("a request was refused that would have fitted");
+    return;
+  }
+  if (before.requested != after.requested || before.allocated != after.allocated ||
+      before.reserved < after.reserved) {
+    Fail("a refused request changed the allocator");
+  }
+  for (const auto& [begin, end] : segments_) {
+    const auto first = live_.lower_bound(begin);
+    if (first == live_.end() || first->first >= end) {
+      Fail("a request was refused while a segment lay idle");
+    }
+  }
+  if (largest == rounded) Fail("the largest request that would succeed was refused");
+  if (caching_->memory_for(rounded) <= capacity_ - after.reserved) {
+    Fail("a request was refused for which the driver has memory");
+  }
 }
 
 void AccountingAllocator::CompareSums() {
@@ -81,6 +131,11 @@ void AccountingAllocator::CompareSums() {
                      stats.requested.count()));
   }
   if (stats.reserved < stats.allocated) Fail("less is reserved than allocated");
+  if (!caching_) return;
+  if (stats.reserved != caching_->page * static_cast<int64_t>(given_.size())) {
+    Fail("other memory is reserved than the driver has given");
+  }
+  if (stats.reserved > capacity_) Fail("more is reserved than there is");
 }
 
 void AccountingAllocator::Compare(const Trace& trace, const Report& report, bool host,
