@@ -2,11 +2,12 @@
 // little memory as can be found.
 //
 // The problem (dynamic storage allocation) is NP-hard. A packing is the best of several heuristics,
-// improved by moving the blocks that stick out to the front, of guided ejection, in which blocks
-// throw each other out until all have a place, and of an exact search, all of them limited by the
-// steps that they take; there is no clock, so the same intervals give the same
-// offsets. Blocks that live throughout lie at the bottom, and stretches of time that no other block
-// connects are packed apart: neither costs anything.
+// improved by moving the blocks that stick out to the front, of sweeps over time
+// (`packing_sweep.h`), of guided ejection, in which blocks throw each other out until all have a
+// place (`packing_ejection.h`), and of an exact search (`packing_exact.h`), all of them limited by
+// the steps that they take; there is no clock, so the same intervals give the same offsets. Blocks
+// that meet all others lie at the bottom, and stretches of time that no other block connects are
+// packed apart: neither costs anything.
 
 #ifndef SPILLWAY_SIM_ALLOC_PACKING_H_
 #define SPILLWAY_SIM_ALLOC_PACKING_H_
@@ -37,9 +38,10 @@ struct PackingOptions {
   Bytes granularity = Bytes(512);  // sizes are rounded up to a multiple of it
   // How far above the bound is good enough, in thousandths of it.
   int64_t tolerance = 5;
-  // The effort, in comparisons of two blocks or of a block with a section of time: an eighth for
-  // improving the heuristics, half for ejection where they miss one percent, a little for what is
-  // nearer and for the exact search. With 0 the heuristics are on their own.
+  // The effort, in comparisons of two blocks or of a block with a section of time: a sixteenth for
+  // improving the heuristics; where they miss one percent a quarter each for sweeps and for
+  // ejection, then as much to come nearer; a little for the exact search. With 0 the heuristics are
+  // on their own.
   int64_t steps = 1'000'000'000;
 };
 

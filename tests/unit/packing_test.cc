@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <random>
 
+#include "sim/alloc/packing_sweep.h"
+
 namespace spillway {
 namespace {
 
@@ -159,6 +161,76 @@ TEST(PackingTest, ComesWithinOnePercentOfWhatIsKnownToExist) {
     ASSERT_EQ(packing.bound, Bytes(100'000));
     EXPECT_LE(packing.height, Bytes(101'000)) << "round " << round;
     missed_by_heuristics += Pack(intervals, only).height > Bytes(101'000) ? 1 : 0;
+  }
+  EXPECT_GT(missed_by_heuristics, 6);
+}
+
+// Moments are the largest sets that are live together: {a}, {b, c}, {c, d}.
+TEST(PackingTest, CompressedTimeKeepsWhatMeets) {
+  const packing::Problem problem{{0, 40, 45, 60}, {10, 50, 70, 80}, {1, 1, 1, 1}};
+  const packing::Problem compressed = packing::Compress(problem);
+  EXPECT_EQ(compressed.begin, (std::vector<int64_t>{0, 1, 1, 2}));
+  EXPECT_EQ(compressed.end, (std::vector<int64_t>{1, 2, 3, 3}));
+}
+
+// An arena that is always full of blocks of three sizes: the oldest blocks end together, and others
+// take their memory.
+packing::Problem AlwaysFull(std::mt19937& random, int64_t steps, int64_t height) {
+  packing::Problem problem;
+  std::vector<uint32_t> live;  // in the order of their offsets
+  const auto fill = [&](size_t at, int64_t room, int64_t now) {
+    while (room > 0) {
+      const int64_t size = std::min<int64_t>(room, int64_t{1600} << random() % 3);
+      live.insert(live.begin() + static_cast<std::ptrdiff_t>(at++),
+                  static_cast<uint32_t>(problem.count()));
+      problem.begin.push_back(now);
+      problem.end.push_back(steps);
+      problem.size.push_back(size);
+      room -= size;
+    }
+  };
+  fill(0, height, 0);
+  for (int64_t now = 1; now < steps; ++now) {
+    size_t first = 0;
+    for (size_t i = 1; i < live.size(); ++i) {
+      if (problem.begin[live[i]] < problem.begin[live[first]]) first = i;
+    }
+    const size_t last = std::min(live.size(), first + 1 + random() % 4);
+    int64_t room = 0;
+    for (size_t i = first; i < last; ++i) {
+      problem.end[live[i]] = now;
+      room += problem.size[live[i]];
+    }
+    live.erase(live.begin() + static_cast<std::ptrdiff_t>(first),
+               live.begin() + static_cast<std::ptrdiff_t>(last));
+    fill(first, room, now);
+  }
+  return problem;
+}
+
+TEST(PackingTest, SweepsPackWhatIsAlwaysFull) {
+  std::mt19937 random(47);
+  int missed_by_heuristics = 0;
+  for (int round = 0; round < 10; ++round) {
+    const packing::Problem problem = AlwaysFull(random, 60, 51'200);
+    const int64_t bound = packing::BoundOf(problem);
+    ASSERT_EQ(bound, 51'200);
+    int64_t steps = 20'000'000;
+    const packing::Solution found = packing::SweepSearch(problem, bound).Run(54'300, steps);
+    EXPECT_LE(found.height, 54'300) << "round " << round;
+    std::vector<LiveInterval> intervals;
+    Packing packing;
+    for (size_t i = 0; i < problem.count() && !found.offset.empty(); ++i) {
+      intervals.push_back({problem.begin[i], problem.end[i], Bytes(problem.size[i])});
+      packing.offsets.push_back(Bytes(found.offset[i]));
+    }
+    packing.height = Bytes(found.height);
+    packing.bound = Bytes(bound);
+    if (!intervals.empty()) ExpectSound(intervals, packing, Bytes(1));
+    PackingOptions only;
+    only.granularity = Bytes(1);
+    only.steps = 0;
+    missed_by_heuristics += Pack(intervals, only).height > Bytes(54'300) ? 1 : 0;
   }
   EXPECT_GT(missed_by_heuristics, 6);
 }
