@@ -66,9 +66,10 @@ Solution Improve(const Problem& problem, int64_t bound, int64_t enough, int64_t&
   return best;
 }
 
-Solution Solve(const Problem& problem, const PackingOptions& options, int64_t& steps) {
+// Looks for a packing that is no higher than `enough`, and puts most of the effort where it is
+// higher than `near`.
+Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& steps) {
   const int64_t bound = BoundOf(problem);
-  const int64_t enough = bound + bound * options.tolerance / 1000;
   Solution best;
   // Runs a search with a part of the steps, and takes off what it used.
   const auto spend = [&](int64_t part, const auto& search) {
@@ -77,7 +78,7 @@ Solution Solve(const Problem& problem, const PackingOptions& options, int64_t& s
     steps -= part - left;
   };
   const int64_t all = steps;
-  spend(all / 16, [&](int64_t& left) { return Improve(problem, bound, enough, left); });
+  spend(all / 8, [&](int64_t& left) { return Improve(problem, bound, enough, left); });
   if (best.height > enough && steps > 0) {
     std::optional<SweepSearch> sweeps;
     const auto sweep = [&](int64_t height, int64_t part) {
@@ -95,9 +96,8 @@ Solution Solve(const Problem& problem, const PackingOptions& options, int64_t& s
       });
       return best.height <= height;
     };
-    // Most of the effort goes where one percent is missed: there, then nearer and nearer to it.
-    const int64_t near = std::max(enough, bound + bound / 100);
-    if (best.height > near && !sweep(near, all / 8) && !eject(near, all / 4) &&
+    // There, then nearer and nearer to it.
+    if (best.height > near && !sweep(near, all / 16) && !eject(near, all / 2) &&
         !sweep(near, all / 8)) {
       int64_t missed = near;
       for (int i = 0; i < 4; ++i) {
@@ -154,23 +154,36 @@ Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& opti
   }
   std::stable_sort(others.begin(), others.end(),
                    [&](size_t a, size_t b) { return intervals[a].begin < intervals[b].begin; });
-  packing.bound = bottom * options.granularity;
-  int64_t steps = options.steps;
-  for (size_t next = 0; next < others.size();) {
+  struct Part {
+    size_t begin;  // in `others`
     Problem problem;
-    const size_t begin = next;
-    int64_t reach = intervals[others[begin]].end;
-    for (; next < others.size() && (next == begin || intervals[others[next]].begin < reach);
+  };
+  std::vector<Part> parts;
+  int64_t bound = bottom;
+  for (size_t next = 0; next < others.size();) {
+    Part part{next, {}};
+    int64_t reach = intervals[others[next]].end;
+    for (; next < others.size() && (next == part.begin || intervals[others[next]].begin < reach);
          ++next) {
       const LiveInterval& interval = intervals[others[next]];
       reach = std::max(reach, interval.end);
-      problem.begin.push_back(interval.begin);
-      problem.end.push_back(interval.end);
-      problem.size.push_back(granules(others[next]));
+      part.problem.begin.push_back(interval.begin);
+      part.problem.end.push_back(interval.end);
+      part.problem.size.push_back(granules(others[next]));
     }
-    const Solution solution = Solve(problem, options, steps);
-    for (size_t i = begin; i < next; ++i) place(others[i], bottom + solution.offset[i - begin]);
-    packing.bound = std::max(packing.bound, (bottom + BoundOf(problem)) * options.granularity);
+    bound = std::max(bound, bottom + BoundOf(part.problem));
+    parts.push_back(std::move(part));
+  }
+  packing.bound = bound * options.granularity;
+  // The slack is that of the whole, whatever lies at the bottom.
+  const int64_t enough = bound + bound * options.tolerance / 1000 - bottom;
+  const int64_t near = std::max(enough, bound + bound / 100 - bottom);
+  int64_t steps = options.steps;
+  for (const Part& part : parts) {
+    const Solution solution = Solve(part.problem, enough, near, steps);
+    for (size_t i = 0; i < part.problem.count(); ++i) {
+      place(others[part.begin + i], bottom + solution.offset[i]);
+    }
   }
   return packing;
 }

@@ -38,10 +38,10 @@ struct PackingOptions {
   Bytes granularity = Bytes(512);  // sizes are rounded up to a multiple of it
   // How far above the bound is good enough, in thousandths of it.
   int64_t tolerance = 5;
-  // The effort, in comparisons of two blocks or of a block with a section of time: a sixteenth for
-  // improving the heuristics; where they miss one percent a quarter each for sweeps and for
-  // ejection, then as much to come nearer; a little for the exact search. With 0 the heuristics are
-  // on their own.
+  // The effort, in comparisons of two blocks or of a block with a section of time: an eighth for
+  // improving the heuristics; where they miss one percent half for ejection and a little less than
+  // a quarter for sweeps, then as much to come nearer; a little for the exact search. With 0 the
+  // heuristics are on their own.
   int64_t steps = 1'000'000'000;
 };
 
