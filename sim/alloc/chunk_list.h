@@ -73,6 +73,21 @@ class ChunkList {
   uint32_t FreeNext(uint32_t chunk) const { return IfFree(chunks_[chunk].next); }
   uint32_t FreePrevious(uint32_t chunk) const { return IfFree(chunks_[chunk].previous); }
 
+  // Joins a chunk with those of its neighbours that are free; `remove` is told each of them before
+  // it goes. Returns the joined chunk.
+  template <typename Remove>
+  uint32_t JoinFree(uint32_t chunk, const Remove& remove) {
+    if (const uint32_t next = FreeNext(chunk); next != kNone) {
+      remove(next);
+      JoinNext(chunk);
+    }
+    const uint32_t previous = FreePrevious(chunk);
+    if (previous == kNone) return chunk;
+    remove(previous);
+    JoinNext(previous);
+    return previous;
+  }
+
   // Aborts if the block is not one of the taken chunks.
   void CheckTaken(const Block& block) const {
     SPILLWAY_CHECK(block.handle < chunks_.size());

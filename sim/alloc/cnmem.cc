@@ -48,19 +48,10 @@ std::optional<Block> Cnmem::Allocate(Bytes size, Hint) {
 
 void Cnmem::Free(const Block& block) {
   chunks_.CheckTaken(block);
-  uint32_t chunk = block.handle;
+  const uint32_t chunk = block.handle;
   requested_ -= Bytes(chunks_[chunk].requested);
   allocated_ -= block.size;
-  if (const uint32_t next = chunks_.FreeNext(chunk); next != ChunkList::kNone) {
-    RemoveFree(next);
-    chunks_.JoinNext(chunk);
-  }
-  if (const uint32_t previous = chunks_.FreePrevious(chunk); previous != ChunkList::kNone) {
-    RemoveFree(previous);
-    chunks_.JoinNext(previous);
-    chunk = previous;
-  }
-  AddFree(chunk);
+  AddFree(chunks_.JoinFree(chunk, [this](uint32_t free) { RemoveFree(free); }));
 }
 
 MemoryStats Cnmem::Stats() const {

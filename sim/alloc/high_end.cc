@@ -57,19 +57,10 @@ std::optional<Block> HighEnd::Allocate(Bytes size, Hint hint) {
 
 void HighEnd::Free(const Block& block) {
   chunks_.CheckTaken(block);
-  uint32_t chunk = block.handle;
+  const uint32_t chunk = block.handle;
   requested_ -= Bytes(chunks_[chunk].requested);
   allocated_ -= block.size;
-  if (const uint32_t next = chunks_.FreeNext(chunk); next != ChunkList::kNone) {
-    RemoveFree(next);
-    chunks_.JoinNext(chunk);
-  }
-  if (const uint32_t previous = chunks_.FreePrevious(chunk); previous != ChunkList::kNone) {
-    RemoveFree(previous);
-    chunks_.JoinNext(previous);
-    chunk = previous;
-  }
-  AddFree(chunk);
+  AddFree(chunks_.JoinFree(chunk, [this](uint32_t free) { RemoveFree(free); }));
 }
 
 Bytes HighEnd::LargestFree(Hint hint) const {

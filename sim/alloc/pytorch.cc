@@ -90,16 +90,7 @@ void PyTorch::RemoveFree(uint32_t chunk) {
 }
 
 void PyTorch::AddMerged(uint32_t chunk) {
-  if (const uint32_t next = chunks_.FreeNext(chunk); next != ChunkList::kNone) {
-    RemoveFree(next);
-    chunks_.JoinNext(chunk);
-  }
-  if (const uint32_t previous = chunks_.FreePrevious(chunk); previous != ChunkList::kNone) {
-    RemoveFree(previous);
-    chunks_.JoinNext(previous);
-    chunk = previous;
-  }
-  AddFree(chunk);
+  AddFree(chunks_.JoinFree(chunk, [this](uint32_t free) { RemoveFree(free); }));
 }
 
 bool PyTorch::ShouldSplit(Bytes block, Bytes size, bool small) const {
