@@ -6,6 +6,8 @@
 #include <array>
 #include <cctype>
 #include <charconv>
+#include <cmath>
+#include <functional>
 #include <map>
 #include <memory>
 #include <utility>
@@ -15,7 +17,6 @@
 #include "experiments/simulate.h"
 #include "sim/alloc/allocation_log.h"
 #include "sim/alloc/make_allocator.h"
-#include "sim/codec/zero_value.h"
 #include "sim/core/error.h"
 #include "sim/cost/roofline.h"
 #include "traces/graph.h"
@@ -408,57 +409,112 @@ std::optional<double> FigureSix(const Workload& workload, std::string_view layer
 
 // --- Compression --------------------------------------------------------------------------------
 
-// The authors' stand-alone test: eight threads, blocks of 1 / 64 of a layer.
-constexpr Growth kPaperGrowth{8, 8};
+// Percent of the words that are not zero, by layer: what the authors' stand-alone test fills its
+// feature maps with, at random (their public code, compression_test/general_compression). The paper
+// prints none.
+using LayerDensities = std::map<std::string_view, int>;
 
-// What all(m) offloads, by the names of the tensors.
+// nullptr if the test does not have the network.
+const LayerDensities* DocumentedDensities(std::string_view network) {
+  static const std::map<std::string_view, LayerDensities> documented{
+      {"alexnet-plain",
+       {{"conv1", 50},
+        {"pool1", 80},
+        {"conv2", 40},
+        {"pool2", 60},
+        {"conv3", 70},
+        {"conv4", 70},
+        {"conv5", 30},
+        {"pool5", 60}}},
+      {"vgg16", {{"conv1_1", 50}, {"conv1_2", 20}, {"pool1", 30},   {"conv2_1", 20},
+                 {"conv2_2", 10}, {"pool2", 20},   {"conv3_1", 20}, {"conv3_2", 20},
+                 {"conv3_3", 10}, {"pool3", 20},   {"conv4_1", 20}, {"conv4_2", 10},
+                 {"conv4_3", 10}, {"pool4", 10},   {"conv5_1", 20}, {"conv5_2", 20},
+                 {"conv5_3", 10}, {"pool5", 15}}}};
+  const auto found = documented.find(network);
+  return found == documented.end() ? nullptr : &found->second;
+}
+
+std::string_view LayerOf(const Tensor& tensor) {
+  return std::string_view(tensor.name).substr(0, tensor.name.find('.'));
+}
+
+// The feature maps that all(m) offloads. The image, which it offloads too, has no zeros to speak of.
 std::vector<const Tensor*> OffloadedByAll(const Scene& scene) {
   const Report report = EagerRun(scene, {"all", false}, "prefetch-first", "none");
   std::vector<const Tensor*> tensors;
   for (const TimelineEntry& entry : report.timeline) {
-    if (entry.kind == CommandKind::kToHost) tensors.push_back(&scene.trace.tensor(entry.tensor));
+    const Tensor& tensor = scene.trace.tensor(entry.tensor);
+    if (entry.kind == CommandKind::kToHost && tensor.kind == TensorKind::kActivation) {
+      tensors.push_back(&tensor);
+    }
   }
   return tensors;
 }
 
-// The share of pinned memory that all(m) saves, in percent, if every feature map has this density.
-// The image has no zeros to speak of and stays as it is.
-double SavingAt(const Scene& scene, double density) {
-  Bytes plain, compressed;
-  for (const Tensor* tensor : OffloadedByAll(scene)) {
-    plain += tensor->size;
-    compressed += tensor->kind == TensorKind::kActivation
-                      ? CompressedSize(tensor->size, density, kPaperGrowth)
-                      : tensor->size;
-  }
-  return 100 * (1 - compressed.mib() / plain.mib());
+// What is left of a feature map, as a share (section IV-C): a mask of one bit per word, and what is
+// not zero, for which each of eight threads takes eighths of its part. Zeros lie at random: where
+// the rest would fill its eighths exactly, every second thread needs one more.
+constexpr int kThreads = 8;
+constexpr int kFraction = 8;
+double CompressedShare(double density) {
+  const double blocks = density * kFraction;
+  const bool exact = blocks == std::floor(blocks) && blocks > 0 && blocks < kFraction;
+  return 1.0 / 32 + (std::ceil(blocks) + (exact ? 0.5 : 0)) / kFraction;
 }
 
-// The density that would explain a saving in percent, to a thousandth; nullopt if none does.
-std::optional<double> DensityFor(const Scene& scene, double saving) {
+using DensityOf = std::function<double(const Tensor&)>;
+
+// The share of the feature maps' bytes that compression saves, in percent. Mask and rounding can
+// take more than zeros save.
+double Saving(const std::vector<const Tensor*>& tensors, const DensityOf& density) {
+  double plain = 0, compressed = 0;
+  for (const Tensor* tensor : tensors) {
+    plain += tensor->size.mib();
+    compressed += tensor->size.mib() * CompressedShare(density(*tensor));
+  }
+  return 100 * (1 - compressed / plain);
+}
+
+// The density of all maps that would explain a saving in percent, to a thousandth; nullopt if none
+// does.
+std::optional<double> DensityFor(const std::vector<const Tensor*>& tensors, double saving) {
   for (int thousandths = 1000; thousandths >= 0; --thousandths) {
-    if (SavingAt(scene, thousandths / 1000.0) >= saving) return thousandths / 1000.0;
+    const double density = thousandths / 1000.0;
+    if (Saving(tensors, [&](const Tensor&) { return density; }) >= saving) return density;
   }
   return std::nullopt;
 }
 
-// A number of a feature map, "conv1" for its layer's output: size in MB, ratio25, ratio50 or
-// ratio75 for its compressed size over that at a density of so many percent, compress or decompress
-// for the time, in ms, that eight threads need at the rates of the device file.
+// The numbers of a feature map and their units: its density in the authors' test; its compressed
+// size over its size, at this density and at 25, 50 and 75 %; the times that eight threads need at
+// the rates of the device file.
+const std::map<std::string_view, std::string_view>& FigureTenColumns() {
+  static const std::map<std::string_view, std::string_view> columns{
+      {"size", "MB"},   {"density", "%"}, {"ratio", "x"},     {"ratio25", "x"},
+      {"ratio50", "x"}, {"ratio75", "x"}, {"compress", "ms"}, {"decompress", "ms"}};
+  return columns;
+}
+
+// `layer` is "conv1" for its output.
 std::optional<double> FigureTen(const Workload& workload, std::string_view layer,
                                 std::string_view column) {
   const Scene scene(workload, kLargeGpu);
   for (const Tensor* tensor : OffloadedByAll(scene)) {
-    if (std::string_view(tensor->name).substr(0, tensor->name.find('.')) != layer) continue;
+    if (LayerOf(*tensor) != layer) continue;
     const auto time = [&](Bandwidth thread) {
-      return TransferTime(tensor->size, {thread.bytes_per_second * kPaperGrowth.threads})
-          .milliseconds();
+      return TransferTime(tensor->size, {thread.bytes_per_second * kThreads}).milliseconds();
     };
     if (column == "size") return tensor->size.mib();
     if (column == "compress") return time(scene.device.codec.compress);
     if (column == "decompress") return time(scene.device.codec.decompress);
-    const double density = column == "ratio25" ? 0.25 : column == "ratio50" ? 0.5 : 0.75;
-    return CompressedSize(tensor->size, density, kPaperGrowth).mib() / tensor->size.mib();
+    if (column == "ratio25") return CompressedShare(0.25);
+    if (column == "ratio50") return CompressedShare(0.5);
+    if (column == "ratio75") return CompressedShare(0.75);
+    const LayerDensities* densities = DocumentedDensities(workload.network);
+    if (densities == nullptr) return std::nullopt;
+    const int percent = densities->at(layer);
+    return column == "density" ? percent : CompressedShare(percent / 100.0);
   }
   return std::nullopt;
 }
@@ -478,9 +534,16 @@ std::optional<ComputableItem> ParseCompressionItem(bool saving, std::string_view
   item.workload = workload->Name();
   item.unit = saving ? "%" : "share";
   item.evidence = "x";
+  item.round_down = saving;
   if (saving && rest == "%") {
-    // The paper's densities are in a figure that it does not draw.
-    item.compute = [] { return std::nullopt; };
+    const LayerDensities* densities = DocumentedDensities(workload->network);
+    if (densities == nullptr) return std::nullopt;
+    item.compute = [=, workload = *workload] {
+      const Scene scene(workload, kLargeGpu);
+      return Saving(OffloadedByAll(scene), [&](const Tensor& tensor) {
+        return densities->at(LayerOf(tensor)) / 100.0;
+      });
+    };
     return item;
   }
   if (TakeWord(rest) != "at") return std::nullopt;
@@ -488,7 +551,9 @@ std::optional<ComputableItem> ParseCompressionItem(bool saving, std::string_view
   if (!value || rest != (saving ? "%" : "") || (saving && *value > 1)) return std::nullopt;
   item.compute = [=, workload = *workload, value = *value]() -> std::optional<double> {
     const Scene scene(workload, kLargeGpu);
-    return saving ? SavingAt(scene, value) : DensityFor(scene, value);
+    const auto tensors = OffloadedByAll(scene);
+    if (!saving) return DensityFor(tensors, value);
+    return Saving(tensors, [=](const Tensor&) { return value; });
   };
   return item;
 }
@@ -511,11 +576,10 @@ std::optional<ComputableItem> ParseTableItem(std::string_view table, const Workl
   if (table == "Fig10") {
     const std::string layer(TakeWord(rest));
     const std::string column(rest);
-    constexpr std::array<std::string_view, 6> kColumns{"size",    "ratio25",  "ratio50",
-                                                       "ratio75", "compress", "decompress"};
-    if (std::find(kColumns.begin(), kColumns.end(), column) == kColumns.end()) return std::nullopt;
+    const auto unit = FigureTenColumns().find(column);
+    if (unit == FigureTenColumns().end()) return std::nullopt;
     if (column != "size") item.evidence = "x";
-    item.unit = column == "size" ? "MB" : column.starts_with("ratio") ? "x" : "ms";
+    item.unit = unit->second;
     item.compute = [=] { return FigureTen(workload, layer, column); };
     return item;
   }
@@ -616,10 +680,10 @@ std::vector<std::string> VdnnppItemsOf(std::string_view figure) {
   if (figure == "Fig10") {
     const Scene scene(*ParsePaperWorkload("AlexNet(128)"), kLargeGpu);
     for (const Tensor* tensor : OffloadedByAll(scene)) {
-      if (tensor->kind != TensorKind::kActivation) continue;
-      const std::string layer = tensor->name.substr(0, tensor->name.find('.'));
-      add("AlexNet(128)", {layer.c_str()},
-          {"size", "ratio25", "ratio50", "ratio75", "compress", "decompress"});
+      const std::string layer(LayerOf(*tensor));
+      for (const auto& [column, unit] : FigureTenColumns()) {
+        items.push_back(fmt::format("Fig10 AlexNet(128) {} {}", layer, column));
+      }
     }
     items.push_back("saving AlexNet(128) %");
     items.push_back("density AlexNet(128) at 36");

@@ -3,7 +3,7 @@
 
 usage: experiments/reproduce/plot.py [SPILLWAY [DIRECTORY]]
 
-Runs SPILLWAY (default: build/release/bin/spillway) and writes vdnnpp-fig5, -fig6 and -fig9 and
+Runs SPILLWAY (default: build/release/bin/spillway) and writes vdnnpp-fig5, -fig6, -fig9 and -fig10 and
 superneurons-fig2, -fig8 and -fig10 to -fig13 as PDF and PNG into DIRECTORY (default: figures/
 beside this script).
 """
@@ -79,6 +79,26 @@ def performance(figstyle, spillway, path):
         axes.set(xlabel=network)
         axes.axhline(1, color="#999999", linewidth=0.8, zorder=1)
     panels[0].set(ylabel="times the iteration\nin unlimited memory")
+    figstyle.save(fig, path)
+
+
+def compression(figstyle, spillway, path):
+    """Times by layer, and on an axis of its own the density and what is left of the bytes."""
+    rows = [words[1:] + [value] for words, value in items(spillway, "vdnnpp-Fig10")
+            if len(words) == 3]
+    fig, axes = figstyle.figure(4.6, 2.8)
+    names = {"compress": "compression", "decompress": "decompression"}
+    bars(axes, [(layer, names[what], ms) for layer, what, ms in rows if what in names])
+    axes.set(ylabel="eight threads, modelled (ms)")
+    right = axes.twinx()
+    right.plot([x / 100 for _, what, x in rows if what == "density"], "k.", label="density")
+    right.plot([x for _, what, x in rows if what == "ratio"], "kx", label="compressed size")
+    right.set(ylabel="share of the map", ylim=(0, 1))
+    right.spines["right"].set_visible(True)
+    right.grid(visible=False)
+    handles = [h + r for h, r in zip(axes.get_legend_handles_labels(),
+                                     right.get_legend_handles_labels())]
+    axes.legend(*handles, loc="lower center", bbox_to_anchor=(0.5, 1), ncol=2)
     figstyle.save(fig, path)
 
 
@@ -207,6 +227,7 @@ def main():
         peaks(figstyle, spillway, directory / "vdnnpp-fig5.pdf")
         layers(figstyle, spillway, directory / "vdnnpp-fig6.pdf")
         performance(figstyle, spillway, directory / "vdnnpp-fig9.pdf")
+        compression(figstyle, spillway, directory / "vdnnpp-fig10.pdf")
         network_memory(figstyle, spillway, directory / "superneurons-fig2.pdf")
         shares(figstyle, spillway, directory / "superneurons-fig8.pdf")
         steps(figstyle, spillway, directory / "superneurons-fig10.pdf")
