@@ -253,6 +253,15 @@ def compare(torch, arguments, workload):
     return rows
 
 
+def write(rows, path):
+    temporary = path + ".part"
+    with open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, FIELDS)
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(temporary, path)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -288,19 +297,14 @@ def main():
     rows = []
     for workload in arguments.workloads:
         rows += compare(torch, arguments, workload)
+        if arguments.output:  # a later workload may run out of memory or time
+            write(rows, arguments.output)
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, "
           f"cuDNN {torch.backends.cudnn.version()}, {arguments.math}")
     print(f"{'workload':14} {'side':9} {'method':40} {'ms':>9} {'x eager':>8} {'peak MiB':>9}")
     for r in rows:
         print(f"{r['workload']:14} {r['side']:9} {r['method']:40} {r['iteration_ms']:9.2f} "
               f"{r['time_over_eager']:8} {r['peak_bytes'] / 2**20:9.0f}")
-    if arguments.output:
-        temporary = arguments.output + ".part"
-        with open(temporary, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, FIELDS)
-            writer.writeheader()
-            writer.writerows(rows)
-        os.replace(temporary, arguments.output)
     return 0
 
 

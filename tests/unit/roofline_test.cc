@@ -189,7 +189,8 @@ std::vector<std::string> FittedWorkloads() {
   std::erase_if(workloads, [](const std::string& name) {
     return name.starts_with("resnet") || name.starts_with("constructed") ||
            name.starts_with("densenet") || name.starts_with("inception") ||
-           name.starts_with("alexnet-plain") || name.find("-d:") != std::string::npos;
+           name.starts_with("alexnet-plain") || name.starts_with("alexnet-227") ||
+           name.find("-d:") != std::string::npos || name.find('@') != std::string::npos;
   });
   return workloads;
 }
