@@ -4,148 +4,37 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
-#include <charconv>
-#include <cmath>
-#include <functional>
 #include <map>
-#include <memory>
-#include <utility>
+#include <vector>
 
 #include "experiments/arena.h"
 #include "experiments/catalogue.h"
+#include "experiments/reproduce_vdnnpp_compression.h"
 #include "experiments/simulate.h"
+#include "experiments/vdnnpp_setup.h"
 #include "sim/alloc/allocation_log.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/core/error.h"
 #include "sim/cost/roofline.h"
 #include "traces/graph.h"
-#include "traces/lowering.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway {
 namespace {
 
-constexpr const char* kLargeGpu = "gtx_1080ti";
-constexpr const char* kSmallGpu = "gtx_970";
+using vdnnpp::EagerPolicy;
+using vdnnpp::EagerRun;
+using vdnnpp::kLargeGpu;
+using vdnnpp::kSmallGpu;
+using vdnnpp::Mode;
+using vdnnpp::PaperCostModel;
+using vdnnpp::ParseMode;
+using vdnnpp::ParsePaperWorkload;
+using vdnnpp::Play;
+using vdnnpp::Scene;
+using vdnnpp::TakeWord;
 
-// --- Names --------------------------------------------------------------------------------------
-
-// Takes what stands before the first blank off `text`.
-std::string_view TakeWord(std::string_view& text) {
-  const size_t end = text.find(' ');
-  const std::string_view word = text.substr(0, end);
-  text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-  return word;
-}
-
-// "VGG-16(64)" as the paper writes it, or nullopt.
-std::optional<Workload> ParsePaperWorkload(std::string_view text) {
-  const size_t open = text.rfind('(');
-  if (open == std::string_view::npos || !text.ends_with(')')) return std::nullopt;
-  std::string network;
-  for (const char c : text.substr(0, open)) {
-    network += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  }
-  constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kNames{
-      {{"alexnet", "alexnet-plain"},
-       {"vgg-16", "vgg16"},
-       {"vgg-116", "vgg116-d"},
-       {"vgg-191", "vgg191-d"},
-       {"resnet-152", "resnet152"}}};
-  for (const auto& [paper, ours] : kNames) {
-    if (network == paper) network = ours;
-  }
-  try {
-    return ParseWorkload(
-        fmt::format("{}:{}", network, text.substr(open + 1, text.size() - open - 2)));
-  } catch (const UsageError&) {
-    return std::nullopt;
-  }
-}
-
-struct Mode {
-  std::string offload;  // as the policies name it
-  bool fastest = true;  // (p); else (m)
-
-  bool dynamic() const { return offload == "dyn"; }
-  std::string algo() const { return fastest ? "performance" : "memory"; }
-  std::string Vdnn() const {
-    return dynamic() ? "vdnn-dyn" : fmt::format("vdnn-{}:algo={}", offload, algo());
-  }
-  std::string Vdnnpp() const {
-    return dynamic() ? "vdnnpp" : fmt::format("vdnnpp:offload={},algo={}", offload, algo());
-  }
-};
-
-std::optional<Mode> ParseMode(std::string_view text) {
-  if (text == "dyn") return Mode{"dyn", true};
-  for (const char* offload : {"all", "conv", "aconv"}) {
-    if (text == fmt::format("{}(m)", offload)) return Mode{offload, false};
-    if (text == fmt::format("{}(p)", offload)) return Mode{offload, true};
-  }
-  return std::nullopt;
-}
-
-// --- The paper's machine ------------------------------------------------------------------------
-
-// Convolution algorithms whose workspaces the totals of Tables II and V contain, by layer; those
-// that are not named need none. The paper does not print them: the library's search chose them on
-// its GPUs. Of other networks the cost model's fastest are taken.
-struct DocumentedAlgorithms {
-  std::string_view network;
-  std::string_view device;
-  std::string_view everywhere;  // the algorithm of layers that are not named
-  std::map<std::string_view, std::string_view> layers;
-};
-
-const std::vector<DocumentedAlgorithms>& Documented() {
-  static const std::vector<DocumentedAlgorithms> documented{
-      {"alexnet-plain",
-       kLargeGpu,
-       "",
-       {{"conv2", "fft"}, {"conv3", "fft"}, {"conv4", "fft"}, {"conv5", "winograd_nonfused"}}},
-      {"alexnet-plain", kSmallGpu, "", {{"conv2", "fft"}, {"conv4", "fft"}}},
-      {"vgg16", kLargeGpu, "winograd_nonfused", {{"conv1_1", ""}, {"conv2_1", ""}}},
-      {"vgg16", kSmallGpu, "winograd_nonfused", {{"conv1_1", ""}, {"conv1_2", ""}}},
-  };
-  return documented;
-}
-
-// Offers, for the convolutions of a network, the documented algorithm alone.
-class PaperCostModel final : public CostModel {
- public:
-  // `model` outlives this one.
-  PaperCostModel(const CostModel& model, std::string_view network, std::string_view device)
-      : model_(model) {
-    for (const DocumentedAlgorithms& documented : Documented()) {
-      if (documented.network == network && documented.device == device) {
-        documented_ = &documented;
-      }
-    }
-  }
-
-  std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override {
-    const auto kernels = model_.Kernels(op, slot, batch);
-    if (documented_ == nullptr || op.type != OpType::kConv2d) return kernels;
-    const std::string_view layer = std::string_view(op.name).substr(0, op.name.find('.'));
-    const auto named = documented_->layers.find(layer);
-    const std::string_view algorithm =
-        named == documented_->layers.end() ? documented_->everywhere : named->second;
-    for (const Kernel& kernel : kernels) {
-      if (kernel.algorithm == algorithm) return {&kernel, 1};
-    }
-    return kernels.subspan(LeastWorkspace(kernels), 1);
-  }
-  Duration CopyTime(Direction direction, Bytes size) const override {
-    return model_.CopyTime(direction, size);
-  }
-  std::string Provenance() const override { return "algorithms documented for vDNN++"; }
-
- private:
-  const CostModel& model_;
-  const DocumentedAlgorithms* documented_ = nullptr;
-};
+// --- Requests -----------------------------------------------------------------------------------
 
 // Memory for weights, which lie outside the pool, each an allocation of the driver. On the 1080 Ti
 // the driver gives large ones whole pages of 2 MiB and packs small ones; the context adds one more.
@@ -162,38 +51,6 @@ Bytes WeightsFootprint(const Trace& trace, std::string_view device) {
   // 0.12 MiB of VGG-16's are unexplained; without them three of its (m) cells print one less.
   const bool unexplained = trace.network == "vgg16" && device == kLargeGpu;
   return unexplained ? footprint + Bytes::KiB(123) : footprint;
-}
-
-// --- Requests -----------------------------------------------------------------------------------
-
-struct Scene {
-  Scene(const Workload& workload, const char* device_name)
-      : trace(LowerNetwork(BuildNetwork(workload.network), {workload.batch, "vdnnpp", true})),
-        device(LoadDevice(device_name)) {}
-
-  Trace trace;
-  Device device;
-};
-
-Outcome Play(const Setup& setup, const std::string& policy) {
-  PolicyRegistry registry;
-  RegisterBuiltinPolicies(registry);
-  return Simulate(setup, *registry.Make(policy));
-}
-
-std::string EagerPolicy(const Mode& mode, std::string_view order, std::string_view hint) {
-  return fmt::format("vdnnpp:offload={},algo={},release=eager,order={},hint={}", mode.offload,
-                     mode.algo(), order, hint);
-}
-
-// The run whose requests Tables II and V count, in unlimited memory.
-Report EagerRun(const Scene& scene, const Mode& mode, std::string_view order,
-                std::string_view hint) {
-  const RooflineCostModel modelled(scene.device);
-  const PaperCostModel documented(modelled, scene.trace.network, scene.device.name);
-  const CostModel& cost = mode.fastest ? static_cast<const CostModel&>(documented) : modelled;
-  return Play({scene.trace, scene.device, cost, Bytes::Unlimited()}, EagerPolicy(mode, order, hint))
-      .report;
 }
 
 // Whether the block lies in the paper's pool: weights, labels and the loss do not.
@@ -407,157 +264,6 @@ std::optional<double> FigureSix(const Workload& workload, std::string_view layer
   return std::nullopt;
 }
 
-// --- Compression --------------------------------------------------------------------------------
-
-// Percent of the words that are not zero, by layer: what the authors' stand-alone test fills its
-// feature maps with, at random (their public code, compression_test/general_compression). The paper
-// prints none.
-using LayerDensities = std::map<std::string_view, int>;
-
-// nullptr if the test does not have the network.
-const LayerDensities* DocumentedDensities(std::string_view network) {
-  static const std::map<std::string_view, LayerDensities> documented{
-      {"alexnet-plain",
-       {{"conv1", 50},
-        {"pool1", 80},
-        {"conv2", 40},
-        {"pool2", 60},
-        {"conv3", 70},
-        {"conv4", 70},
-        {"conv5", 30},
-        {"pool5", 60}}},
-      {"vgg16", {{"conv1_1", 50}, {"conv1_2", 20}, {"pool1", 30},   {"conv2_1", 20},
-                 {"conv2_2", 10}, {"pool2", 20},   {"conv3_1", 20}, {"conv3_2", 20},
-                 {"conv3_3", 10}, {"pool3", 20},   {"conv4_1", 20}, {"conv4_2", 10},
-                 {"conv4_3", 10}, {"pool4", 10},   {"conv5_1", 20}, {"conv5_2", 20},
-                 {"conv5_3", 10}, {"pool5", 15}}}};
-  const auto found = documented.find(network);
-  return found == documented.end() ? nullptr : &found->second;
-}
-
-std::string_view LayerOf(const Tensor& tensor) {
-  return std::string_view(tensor.name).substr(0, tensor.name.find('.'));
-}
-
-// The feature maps that all(m) offloads. The image, which it offloads too, has no zeros to speak of.
-std::vector<const Tensor*> OffloadedByAll(const Scene& scene) {
-  const Report report = EagerRun(scene, {"all", false}, "prefetch-first", "none");
-  std::vector<const Tensor*> tensors;
-  for (const TimelineEntry& entry : report.timeline) {
-    const Tensor& tensor = scene.trace.tensor(entry.tensor);
-    if (entry.kind == CommandKind::kToHost && tensor.kind == TensorKind::kActivation) {
-      tensors.push_back(&tensor);
-    }
-  }
-  return tensors;
-}
-
-// What is left of a feature map, as a share (section IV-C): a mask of one bit per word, and what is
-// not zero, for which each of eight threads takes eighths of its part. Zeros lie at random: where
-// the rest would fill its eighths exactly, every second thread needs one more.
-constexpr int kThreads = 8;
-constexpr int kFraction = 8;
-double CompressedShare(double density) {
-  const double blocks = density * kFraction;
-  const bool exact = blocks == std::floor(blocks) && blocks > 0 && blocks < kFraction;
-  return 1.0 / 32 + (std::ceil(blocks) + (exact ? 0.5 : 0)) / kFraction;
-}
-
-using DensityOf = std::function<double(const Tensor&)>;
-
-// The share of the feature maps' bytes that compression saves, in percent. Mask and rounding can
-// take more than zeros save.
-double Saving(const std::vector<const Tensor*>& tensors, const DensityOf& density) {
-  double plain = 0, compressed = 0;
-  for (const Tensor* tensor : tensors) {
-    plain += tensor->size.mib();
-    compressed += tensor->size.mib() * CompressedShare(density(*tensor));
-  }
-  return 100 * (1 - compressed / plain);
-}
-
-// The density of all maps that would explain a saving in percent, to a thousandth; nullopt if none
-// does.
-std::optional<double> DensityFor(const std::vector<const Tensor*>& tensors, double saving) {
-  for (int thousandths = 1000; thousandths >= 0; --thousandths) {
-    const double density = thousandths / 1000.0;
-    if (Saving(tensors, [&](const Tensor&) { return density; }) >= saving) return density;
-  }
-  return std::nullopt;
-}
-
-// The numbers of a feature map and their units: its density in the authors' test; its compressed
-// size over its size, at this density and at 25, 50 and 75 %; the times that eight threads need at
-// the rates of the device file.
-const std::map<std::string_view, std::string_view>& FigureTenColumns() {
-  static const std::map<std::string_view, std::string_view> columns{
-      {"size", "MB"},   {"density", "%"}, {"ratio", "x"},     {"ratio25", "x"},
-      {"ratio50", "x"}, {"ratio75", "x"}, {"compress", "ms"}, {"decompress", "ms"}};
-  return columns;
-}
-
-// `layer` is "conv1" for its output.
-std::optional<double> FigureTen(const Workload& workload, std::string_view layer,
-                                std::string_view column) {
-  const Scene scene(workload, kLargeGpu);
-  for (const Tensor* tensor : OffloadedByAll(scene)) {
-    if (LayerOf(*tensor) != layer) continue;
-    const auto time = [&](Bandwidth thread) {
-      return TransferTime(tensor->size, {thread.bytes_per_second * kThreads}).milliseconds();
-    };
-    if (column == "size") return tensor->size.mib();
-    if (column == "compress") return time(scene.device.codec.compress);
-    if (column == "decompress") return time(scene.device.codec.decompress);
-    if (column == "ratio25") return CompressedShare(0.25);
-    if (column == "ratio50") return CompressedShare(0.5);
-    if (column == "ratio75") return CompressedShare(0.75);
-    const LayerDensities* densities = DocumentedDensities(workload.network);
-    if (densities == nullptr) return std::nullopt;
-    const int percent = densities->at(layer);
-    return column == "density" ? percent : CompressedShare(percent / 100.0);
-  }
-  return std::nullopt;
-}
-
-std::optional<double> ParseShare(std::string_view text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool whole = error == std::errc() && end == text.data() + text.size();
-  return whole && value >= 0 && value <= 100 ? std::optional(value) : std::nullopt;
-}
-
-// "saving NET(BATCH) %", "saving NET(BATCH) at DENSITY %" and "density NET(BATCH) at PERCENT".
-std::optional<ComputableItem> ParseCompressionItem(bool saving, std::string_view rest) {
-  const auto workload = ParsePaperWorkload(TakeWord(rest));
-  if (!workload) return std::nullopt;
-  ComputableItem item;
-  item.workload = workload->Name();
-  item.unit = saving ? "%" : "share";
-  item.evidence = "x";
-  item.round_down = saving;
-  if (saving && rest == "%") {
-    const LayerDensities* densities = DocumentedDensities(workload->network);
-    if (densities == nullptr) return std::nullopt;
-    item.compute = [=, workload = *workload] {
-      const Scene scene(workload, kLargeGpu);
-      return Saving(OffloadedByAll(scene), [&](const Tensor& tensor) {
-        return densities->at(LayerOf(tensor)) / 100.0;
-      });
-    };
-    return item;
-  }
-  if (TakeWord(rest) != "at") return std::nullopt;
-  const auto value = ParseShare(TakeWord(rest));
-  if (!value || rest != (saving ? "%" : "") || (saving && *value > 1)) return std::nullopt;
-  item.compute = [=, workload = *workload, value = *value]() -> std::optional<double> {
-    const Scene scene(workload, kLargeGpu);
-    const auto tensors = OffloadedByAll(scene);
-    if (!saving) return DensityFor(tensors, value);
-    return Saving(tensors, [=](const Tensor&) { return value; });
-  };
-  return item;
-}
-
 std::optional<ComputableItem> ParseTableItem(std::string_view table, const Workload& workload,
                                              std::string_view rest) {
   ComputableItem item;
@@ -571,16 +277,6 @@ std::optional<ComputableItem> ParseTableItem(std::string_view table, const Workl
     item.compute = [=, transfer = rest == "transfer"] {
       return FigureSix(workload, layer, transfer);
     };
-    return item;
-  }
-  if (table == "Fig10") {
-    const std::string layer(TakeWord(rest));
-    const std::string column(rest);
-    const auto unit = FigureTenColumns().find(column);
-    if (unit == FigureTenColumns().end()) return std::nullopt;
-    if (column != "size") item.evidence = "x";
-    item.unit = unit->second;
-    item.compute = [=] { return FigureTen(workload, layer, column); };
     return item;
   }
   const auto mode = ParseMode(TakeWord(rest));
@@ -620,17 +316,18 @@ std::optional<ComputableItem> ParseTableItem(std::string_view table, const Workl
 }  // namespace
 
 std::optional<ComputableItem> ParseVdnnppItem(std::string_view text) {
-  constexpr std::array<std::string_view, 7> kTables{"Tab2", "Tab4", "Tab5", "Fig5",
-                                                    "Fig6", "Fig9", "Fig10"};
+  constexpr std::array<std::string_view, 6> kTables{"Tab2", "Tab4", "Tab5", "Fig5", "Fig6", "Fig9"};
   std::string_view rest = text;
   std::string_view word = TakeWord(rest);
-  std::optional<ComputableItem> item;
+  std::optional<ComputableItem> item = ParseVdnnppCompressionItem(text);
+  if (item) {
+    item->name = text;
+    return item;
+  }
   if (std::find(kTables.begin(), kTables.end(), word) != kTables.end()) {
     if (const auto workload = ParsePaperWorkload(TakeWord(rest))) {
       item = ParseTableItem(word, *workload, rest);
     }
-  } else if (word == "saving" || word == "density") {
-    item = ParseCompressionItem(word == "saving", rest);
   } else {
     const bool pinned = word == "pinned";
     if (pinned) word = TakeWord(rest);
@@ -648,6 +345,7 @@ std::optional<ComputableItem> ParseVdnnppItem(std::string_view text) {
 }
 
 std::vector<std::string> VdnnppItemsOf(std::string_view figure) {
+  if (figure == "Fig10") return VdnnppCompressionItems();
   std::vector<std::string> items;
   const auto add = [&](std::string_view network, std::initializer_list<const char*> modes,
                        std::initializer_list<const char*> columns) {
@@ -676,19 +374,6 @@ std::vector<std::string> VdnnppItemsOf(std::string_view figure) {
       add(network, {"dyn", "conv(p)", "conv(m)", "all(p)", "all(m)", "aconv(p)", "aconv(m)"},
           {"vDNN", "vDNN++"});
     }
-  }
-  if (figure == "Fig10") {
-    const Scene scene(*ParsePaperWorkload("AlexNet(128)"), kLargeGpu);
-    for (const Tensor* tensor : OffloadedByAll(scene)) {
-      const std::string layer(LayerOf(*tensor));
-      for (const auto& [column, unit] : FigureTenColumns()) {
-        items.push_back(fmt::format("Fig10 AlexNet(128) {} {}", layer, column));
-      }
-    }
-    items.push_back("saving AlexNet(128) %");
-    items.push_back("density AlexNet(128) at 36");
-    items.push_back("saving VGG-16(16) %");
-    items.push_back("density VGG-16(16) at 67");
   }
   return items;
 }

@@ -15,11 +15,7 @@
 //                                   ms
 //   Fig9 NET(BATCH) MODE COLUMN     vDNN, vDNN++: time over that of the base with the fastest
 //                                   algorithms, on the GTX 1080 Ti, vDNN++ in vDNN's memory
-//   Fig10 NET(BATCH) LAYER COLUMN   size of the layer's output, ratio25, ratio50 and ratio75 of its
-//                                   compressed size at such densities, compress and decompress: ms
-//   saving NET(BATCH) %             of pinned memory under all(m); the paper's densities are not
-//   known saving NET(BATCH) at DENSITY %  if every feature map has that density, in [0, 1] density
-//   NET(BATCH) at PERCENT   that would explain a saving
+//   Fig10, saving, density          reproduce_vdnnpp_compression.h
 //
 // Tables II and V count the requests of a run that releases as vDNN does (`release=eager`), with
 // what no trace holds added as the preset's accounting says (README.md in experiments/reproduce).
