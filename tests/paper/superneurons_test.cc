@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -161,6 +162,36 @@ TEST(SuperNeuronsPaperTest, TimeAndMemoryByLayerType) {
     EXPECT_LT(forward, 10) << network;
     for (const char* type : {"DROPOUT", "SOFTMAX", "FC"}) {
       EXPECT_LT(share(type, "memory"), 1) << network << " " << type;
+    }
+  }
+}
+
+// The shares of time are those of the kernels of a simulated iteration in core.
+TEST(SuperNeuronsPaperTest, TimeByLayerTypeIsThatOfASimulatedIteration) {
+  const Device device = LoadDevice("k40c");
+  const RooflineCostModel cost(device);
+  PolicyRegistry registry;
+  RegisterBuiltinPolicies(registry);
+  for (const auto& [network, workload] :
+       {std::pair{"AlexNet(16)", "alexnet-227:16"}, {"ResNet50(4)", "resnet50@227:4"}}) {
+    const Trace trace = LoadWorkload(workload, {"superneurons", true});
+    const auto policy = registry.Make("liveness:algo=performance");
+    const Report report =
+        Simulate({trace, device, cost, Bytes::Unlimited(), "stitched"}, *policy).report;
+    std::map<OpType, double> time;
+    double all = 0;
+    for (const TimelineEntry& entry : report.timeline) {
+      const Op& op = trace.op(entry.op);
+      if (entry.kind != CommandKind::kKernel || op.phase == Phase::kUpdate) continue;
+      time[op.type] += entry.nominal.seconds();
+      all += entry.nominal.seconds();
+    }
+    ASSERT_GT(all, 0);
+    for (const auto& [type, name] :
+         {std::pair{OpType::kConv2d, "CONV"}, {OpType::kRelu, "ACT"}, {OpType::kLinear, "FC"}}) {
+      EXPECT_NEAR(Ours(fmt::format("Fig8 {} {} time %", network, name)), 100 * time[type] / all,
+                  1e-6)
+          << network << " " << name;
     }
   }
 }
