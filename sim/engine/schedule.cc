@@ -1,6 +1,7 @@
 #include "sim/engine/schedule.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "sim/core/error.h"
 
@@ -65,11 +66,12 @@ class Player {
     loads_changed_ = false;
   }
 
+  // In bytes per second; more than any link has where it is more than can be said.
   static int64_t Demand(const Command& command) {
     const int64_t time = command.nominal.picoseconds();
     if (time == 0) return 0;
-    return static_cast<int64_t>(static_cast<Int128>(command.traffic.count()) * 1'000'000'000'000 /
-                                time);
+    const Int128 demand = static_cast<Int128>(command.traffic.count()) * 1'000'000'000'000 / time;
+    return static_cast<int64_t>(std::min<Int128>(demand, std::numeric_limits<int64_t>::max()));
   }
 
   Duration NextEvent() const {

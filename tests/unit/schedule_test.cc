@@ -99,6 +99,13 @@ TEST(ScheduleTest, KernelsShareDramWithCopies) {
   EXPECT_EQ(times[kCompute][0].end, Ns(125));
 }
 
+// 120 MB in a picosecond: a demand beyond what 64 bits hold is still more than the link gives.
+TEST(ScheduleTest, DemandsBeyondSixtyFourBitsAreSlowed) {
+  Program program;
+  Add(program, Stream::kToHost, Duration::Picoseconds(1), Bytes(120'000'000));
+  EXPECT_GT(Play(program)[kOut][0].end, Ns(1));
+}
+
 TEST(ScheduleTest, CommandsWithoutDurationEndAtOnce) {
   Program program;
   const Event first = Add(program, Stream::kCompute, Ns(0));
