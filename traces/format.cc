@@ -104,6 +104,10 @@ class TraceReader {
     }
   }
 
+  void ReadOps(Value value) {
+    json_.ReadArray(value, [this](Value op) { ReadOp(op); });
+  }
+
   void ReadOp(Value value) {
     Op& op = trace_.ops.emplace_back();
     json_.ReadObject(
@@ -174,22 +178,28 @@ class TraceReader {
 
 Trace TraceReader::Read() {
   json_.ReadHeader(kFormat, kVersion);
+  bool has_layers = false, has_tensors = false, has_ops = false;
   json_.ReadRoot(Required("format", SkipJson), Required("version", SkipJson),
                  Required("name", To(trace_.name)), Required("network", To(trace_.network)),
                  Required("batch", ToInteger(trace_.batch, 1, kMaxCount)),
                  Required("preset", To(trace_.preset)), Required("training", To(trace_.training)),
-                 Required("layers", SkipJson), Required("tensors", SkipJson),
-                 Required("ops", SkipJson));
+                 Required("layers",
+                          [&](Value layers) {
+                            json_.ReadArray(layers, [this](Value layer) { ReadLayer(layer); });
+                            has_layers = true;
+                          }),
+                 Required("tensors",
+                          [&](Value tensors) {
+                            json_.ReadArray(tensors, [this](Value tensor) { ReadTensor(tensor); });
+                            ResolveForwardAliases();
+                            has_tensors = true;
+                          }),
+                 Required("ops", [&](Value ops) {
+                   has_ops = has_layers && has_tensors;
+                   if (has_ops) ReadOps(ops);
+                 }));
   // Ops name layers and tensors, which may stand after them.
-  json_.ReadFromRoot("layers", [this](Value layers) {
-    json_.ReadArray(layers, [this](Value layer) { ReadLayer(layer); });
-  });
-  json_.ReadFromRoot("tensors", [this](Value tensors) {
-    json_.ReadArray(tensors, [this](Value tensor) { ReadTensor(tensor); });
-  });
-  ResolveForwardAliases();
-  json_.ReadFromRoot("ops",
-                     [this](Value ops) { json_.ReadArray(ops, [this](Value op) { ReadOp(op); }); });
+  if (!has_ops) json_.ReadFromRoot("ops", [this](Value ops) { ReadOps(ops); });
   return std::move(trace_);
 }
 

@@ -53,7 +53,6 @@ std::string JsonExcerpt(std::string_view text) {
 
 JsonDocument::JsonDocument(std::string_view text, std::string origin)
     : origin_(std::move(origin)), text_(text) {
-  steps_.push_back({});
   if (text_.size() != text.size()) Fail("there is not enough memory to read this file");
   if (const auto error = parser_.iterate(text_).get(document_)) {
     if (error == simdjson::EMPTY) Fail("the file is empty");
@@ -80,9 +79,15 @@ void JsonDocument::ReadHeader(std::string_view format, int64_t version) {
 }
 
 std::string_view JsonDocument::ReadString(Value value) {
+  const std::string_view token = value.raw_json_token();  // with the blanks that follow
+  if (token.starts_with('"') && token.find('\\') == std::string_view::npos) {
+    simdjson::ondemand::raw_json_string in_place;
+    Check(value.get_raw_json_string().get(in_place));
+    return {in_place.raw(), token.rfind('"') - 1};
+  }
   std::string_view text;
   if (const auto error = value.get_string().get(text)) FailValue(error, "a string");
-  return text;
+  return unescaped_.emplace_back(text);
 }
 
 std::optional<std::string_view> JsonDocument::ReadStringOrNull(Value value) {
@@ -114,8 +119,8 @@ int64_t JsonDocument::ReadInteger(Value value, int64_t min, int64_t max) {
 }
 
 JsonDocument::Place JsonDocument::Here() const {
-  Place place{.offset = steps_.back().offset, .element = {}};
-  for (const Step& step : std::span(steps_).subspan(1)) {
+  Place place{.offset = steps_[depth_].offset, .element = {}};
+  for (const Step& step : std::span(steps_).subspan(1, depth_)) {
     if (step.key.data() == nullptr) {
       place.element += fmt::format("[{}]", step.index);
     } else {
@@ -176,12 +181,16 @@ void JsonDocument::FailValue(simdjson::error_code error, std::string_view expect
       error != simdjson::NUMBER_ERROR) {
     Fail(fmt::format("bad JSON: {}", simdjson::error_message(error)));
   }
-  const auto rest = std::string_view(text_.data(), text_.size()).substr(steps_.back().offset);
+  const auto rest = std::string_view(text_.data(), text_.size()).substr(steps_[depth_].offset);
   Fail(fmt::format("expected {}, got {}", expected, Describe(rest)));
 }
 
-void JsonDocument::FailKey(std::string_view key, size_t offset,
+void JsonDocument::FailKey(std::string_view key, size_t offset, size_t value,
                            std::span<const std::string_view> valid) {
+  if (std::find(valid.begin(), valid.end(), key) != valid.end()) {
+    Enter(key, 0, value);
+    Fail("this key stands here twice");
+  }
   Place place = Here();
   place.offset = offset;
   Fail(place, UnknownName("key", JsonExcerpt(key), {valid.begin(), valid.end()}));

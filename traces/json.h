@@ -14,13 +14,15 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <limits>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
+
+#include "sim/core/error.h"
 
 namespace spillway {
 
@@ -44,7 +46,7 @@ JsonField<Read> Optional(std::string_view key, Read read) {
 
 // A document being read: first `ReadHeader`, then `ReadRoot`, then `ReadFromRoot` for what
 // `ReadRoot` skipped. Each value is read once. A `string_view` that comes from the document lives
-// until `ReadHeader` or `ReadRoot` returns; those of `ReadFromRoot` live as long as the document.
+// as long as the document.
 class JsonDocument {
  public:
   using Value = simdjson::ondemand::value;
@@ -97,8 +99,7 @@ class JsonDocument {
     for (auto result : object) {
       simdjson::ondemand::field field;
       Check(std::move(result).get(field));
-      std::string_view key;
-      Check(field.unescaped_key().get(key));
+      const std::string_view key = Key(field);
       Enter(key, 0, Offset(field.value()));
       read(key, field.value());
       Leave();
@@ -150,20 +151,19 @@ class JsonDocument {
       simdjson::ondemand::field field;
       Check(std::move(result).get(field));
       const char* const start = field.key().raw() - 1;  // its quote
-      std::string_view key;
-      Check(field.unescaped_key().get(key));
+      const std::string_view key = Key(field);
       uint32_t bit = 1;
+      // Keys mostly come in the order of the fields: those that were there need no comparison.
       const auto take = [&](const auto& candidate) {
-        if (candidate.key != key) return bit <<= 1, false;
-        Enter(candidate.key, 0, Offset(field.value()));
-        if ((seen & bit) != 0) Fail("this key stands here twice");
+        if ((seen & bit) != 0 || candidate.key != key) return bit <<= 1, false;
         seen |= bit;
+        Enter(candidate.key, 0, Offset(field.value()));
         candidate.read(field.value());
         Leave();
         return true;
       };
       if (!(take(fields) || ...)) {
-        FailKey(key, static_cast<size_t>(start - text_.data()),
+        FailKey(key, static_cast<size_t>(start - text_.data()), Offset(field.value()),
                 std::array<std::string_view, sizeof...(fields)>{fields.key...});
       }
     }
@@ -175,10 +175,22 @@ class JsonDocument {
     (check(fields), ...);
   }
 
-  void Enter(std::string_view key, size_t index, size_t offset) {
-    steps_.push_back({key, index, offset});
+  // The key of a field, in the text unless it has escapes.
+  std::string_view Key(simdjson::ondemand::field& field) {
+    const char* const start = field.key().raw();
+    const char* end = start;
+    while (*end != '"' && *end != '\\') ++end;
+    if (*end == '"') return {start, end};
+    std::string_view key;
+    Check(field.unescaped_key().get(key));
+    return unescaped_.emplace_back(key);
   }
-  void Leave() { steps_.pop_back(); }
+
+  void Enter(std::string_view key, size_t index, size_t offset) {
+    SPILLWAY_CHECK(depth_ + 1 < steps_.size());
+    steps_[++depth_] = {key, index, offset};
+  }
+  void Leave() { --depth_; }
   void Check(simdjson::error_code error) {
     if (error != simdjson::SUCCESS) [[unlikely]]
       FailSyntax(error);
@@ -192,7 +204,7 @@ class JsonDocument {
   void CheckEnd();
   [[noreturn]] void FailSyntax(simdjson::error_code error);
   [[noreturn]] void FailValue(simdjson::error_code error, std::string_view expected) const;
-  [[noreturn]] void FailKey(std::string_view key, size_t offset,
+  [[noreturn]] void FailKey(std::string_view key, size_t offset, size_t value,
                             std::span<const std::string_view> valid);
   [[noreturn]] void FailMissing(std::string_view key) const;
 
@@ -200,7 +212,10 @@ class JsonDocument {
   simdjson::padded_string text_;
   simdjson::ondemand::parser parser_;
   simdjson::ondemand::document document_;
-  std::vector<Step> steps_;  // from the root to the value being read; the first is the root
+  // From the root, which is the first, to the value being read, at `depth_`.
+  std::array<Step, 16> steps_;
+  size_t depth_ = 0;
+  std::deque<std::string> unescaped_;  // strings with escapes, as they are meant
 };
 
 // For `ReadRoot`: accepts any value and reads nothing of it.
