@@ -48,9 +48,8 @@ class TraceReader {
   }
   auto To(std::vector<TensorId>& target) {
     return [this, &target](Value value) {
-      json_.ReadArray(value, [&](Value element) {
-        target.push_back(TensorId{Lookup(element, tensors_, "tensor")});
-      });
+      ReadList(value, ids_, target,
+               [&](Value element) { return TensorId{Lookup(element, tensors_, "tensor")}; });
     };
   }
   auto ToInteger(int64_t& target, int64_t min, int64_t max) {
@@ -60,10 +59,10 @@ class TraceReader {
   void ReadLayer(Value value) {
     Layer& layer = trace_.layers.emplace_back();
     std::string_view name;
-    json_.ReadObject(
-        value, Required("name", [&](Value v) { name = Define(v, layers_, trace_.layers.size()); }),
-        Required("type",
-                 [&](Value v) { layer.type = ReadEnum(v, "type", ParseOpType, OpTypeNames()); }));
+    json_.ReadObject(value, Required("name", [&](Value v) { name = Define(v, layers_); }),
+                     Required("type", [&](Value v) {
+                       layer.type = ReadEnum(v, "type", ParseOpType, OpTypeNames());
+                     }));
     layer.name = name;
   }
 
@@ -71,18 +70,15 @@ class TraceReader {
     const size_t index = trace_.tensors.size();
     Tensor& tensor = trace_.tensors.emplace_back();
     json_.ReadObject(
-        value,
-        Required("name",
-                 [&](Value v) { tensor.name = Define(v, tensors_, trace_.tensors.size()); }),
+        value, Required("name", [&](Value v) { tensor.name = Define(v, tensors_); }),
         Required("kind",
                  [&](Value v) {
                    tensor.kind = ReadEnum(v, "kind", ParseTensorKind, TensorKindNames());
                  }),
         Required("shape",
                  [&](Value v) {
-                   json_.ReadArray(v, [&](Value extent) {
-                     tensor.shape.push_back(json_.ReadInteger(extent, 0, kMaxAmount));
-                   });
+                   ReadList(v, extents_, tensor.shape,
+                            [&](Value extent) { return json_.ReadInteger(extent, 0, kMaxAmount); });
                  }),
         Required("size", To(tensor.size)), Optional("alias_of", [&](Value v) {
           const std::string_view root = json_.ReadString(v);
@@ -125,11 +121,23 @@ class TraceReader {
                  }),
         Optional("attributes",
                  [&](Value v) {
+                   attributes_.clear();
                    json_.ReadMap(v, [&](std::string_view name, Value number) {
-                     op.attributes.push_back({std::string(name), json_.ReadNumber(number)});
+                     attributes_.push_back({std::string(name), json_.ReadNumber(number)});
                    });
+                   op.attributes.assign(std::move_iterator(attributes_.begin()),
+                                        std::move_iterator(attributes_.end()));
                  }),
         Optional("recomputable", To(op.recomputable)));
+  }
+
+  // Reads an array, collected in `buffer` so that `target` takes no more room than it needs.
+  template <typename Element, typename Read>
+  void ReadList(Value value, std::vector<Element>& buffer, std::vector<Element>& target,
+                const Read& read) {
+    buffer.clear();
+    json_.ReadArray(value, [&](Value element) { buffer.push_back(read(element)); });
+    target.assign(buffer.begin(), buffer.end());
   }
 
   void ReadSlot(Value value, Slot& slot) {
@@ -139,11 +147,10 @@ class TraceReader {
                      Required("traffic", To(slot.traffic)));
   }
 
-  // Reads the name of the last of `count` elements and enters it.
-  std::string_view Define(Value value, NameTable& names, size_t count) {
+  // Reads the name of the next element and enters it.
+  std::string_view Define(Value value, NameTable& names) {
     const std::string_view name = json_.ReadString(value);
-    const auto index = static_cast<uint32_t>(count - 1);
-    if (!names.Insert(name, index)) {
+    if (!names.Insert(name)) {
       json_.Fail(fmt::format("'{}' is already the name of element [{}]", JsonExcerpt(name),
                              *names.Find(name)));
     }
@@ -174,6 +181,10 @@ class TraceReader {
   NameTable layers_;
   NameTable tensors_;
   std::vector<ForwardAlias> forward_aliases_;
+  // Of the list being read.
+  std::vector<TensorId> ids_;
+  std::vector<int64_t> extents_;
+  std::vector<Attribute> attributes_;
 };
 
 Trace TraceReader::Read() {

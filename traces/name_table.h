@@ -1,7 +1,7 @@
-// A hash table from names to indices: open addressing, for the hundreds of thousands of names of a
+// A hash table that numbers names: open addressing, for the hundreds of thousands of names of a
 // trace.
 //
-// Names are views; what they look at outlives the table. Never iterated.
+// Names are views; what they look at outlives the table. Fewer than 2^32. Never iterated.
 
 #ifndef SPILLWAY_TRACES_NAME_TABLE_H_
 #define SPILLWAY_TRACES_NAME_TABLE_H_
@@ -18,42 +18,47 @@ class NameTable {
  public:
   // The index of a name, or nullptr.
   const uint32_t* Find(std::string_view name) const {
-    const Slot& slot = slots_[Locate(name, std::hash<std::string_view>()(name))];
-    return slot.used ? &slot.index : nullptr;
+    const Slot& slot = slots_[Locate(name, Hash(name))];
+    return slot.index == kFree ? nullptr : &slot.index;
   }
 
-  // False, and nothing has changed, if the name is there already.
-  bool Insert(std::string_view name, uint32_t index) {
-    if (2 * (size_ + 1) > slots_.size()) Grow();
-    const size_t hash = std::hash<std::string_view>()(name);
+  // Gives a name the next index, from 0. False, and nothing has changed, if it has one already.
+  bool Insert(std::string_view name) {
+    if (2 * (names_.size() + 1) > slots_.size()) Grow();
+    const uint32_t hash = Hash(name);
     Slot& slot = slots_[Locate(name, hash)];
-    if (slot.used) return false;
-    slot = {name, static_cast<uint32_t>(hash >> 32), index, true};
-    ++size_;
+    if (slot.index != kFree) return false;
+    slot = {hash, static_cast<uint32_t>(names_.size())};
+    names_.push_back(name);
     return true;
   }
 
   void Clear() {
     slots_.assign(slots_.size(), Slot());
-    size_ = 0;
+    names_.clear();
   }
 
  private:
   static constexpr size_t kInitialSlots = 64;  // a power of two, as ever after
+  static constexpr uint32_t kFree = 0xffffffff;
 
+  // Small, and apart from the names: a table of many is mostly cache misses. The hash spares
+  // comparisons of names, and growing looks at none.
   struct Slot {
-    std::string_view name;
-    uint32_t tag = 0;  // upper half of the hash: spares most comparisons of names
-    uint32_t index = 0;
-    bool used = false;
+    uint32_t hash = 0;
+    uint32_t index = kFree;
   };
 
+  static uint32_t Hash(std::string_view name) {
+    return static_cast<uint32_t>(std::hash<std::string_view>()(name));
+  }
+
   // The slot that holds the name, or the one where it would go.
-  size_t Locate(std::string_view name, size_t hash) const {
+  size_t Locate(std::string_view name, uint32_t hash) const {
     const size_t mask = slots_.size() - 1;
     size_t slot = hash & mask;
-    while (slots_[slot].used &&
-           (slots_[slot].tag != static_cast<uint32_t>(hash >> 32) || slots_[slot].name != name)) {
+    while (slots_[slot].index != kFree &&
+           (slots_[slot].hash != hash || names_[slots_[slot].index] != name)) {
       slot = (slot + 1) & mask;
     }
     return slot;
@@ -62,14 +67,17 @@ class NameTable {
   void Grow() {
     std::vector<Slot> old(slots_.size() * 2);
     old.swap(slots_);
-    size_ = 0;
-    for (const Slot& slot : old) {
-      if (slot.used) Insert(slot.name, slot.index);
+    const size_t mask = slots_.size() - 1;
+    for (const Slot& taken : old) {
+      if (taken.index == kFree) continue;
+      size_t slot = taken.hash & mask;
+      while (slots_[slot].index != kFree) slot = (slot + 1) & mask;
+      slots_[slot] = taken;
     }
   }
 
   std::vector<Slot> slots_ = std::vector<Slot>(kInitialSlots);
-  size_t size_ = 0;
+  std::vector<std::string_view> names_;  // by index
 };
 
 }  // namespace spillway

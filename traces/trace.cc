@@ -65,8 +65,7 @@ class Validator {
 
   void CheckName(std::string_view what, size_t index, const std::string& name) {
     if (name.empty()) Fail(fmt::format("{} {} has no name", what, index));
-    if (!names_.Insert(name, static_cast<uint32_t>(index)))
-      Fail(fmt::format("duplicate {} '{}'", what, name));
+    if (!names_.Insert(name)) Fail(fmt::format("duplicate {} '{}'", what, name));
   }
 
   // Adds `amount` to `total` and keeps it where no sum of a reader can overflow.
@@ -177,7 +176,10 @@ class Validator {
       }
       attribute_names_.push_back(attribute.name);
     }
-    std::sort(attribute_names_.begin(), attribute_names_.end());
+    std::sort(attribute_names_.begin(), attribute_names_.end(),
+              [](std::string_view a, std::string_view b) {
+                return a.size() != b.size() ? a.size() < b.size() : a < b;  // mostly by size alone
+              });
     const auto twice = std::adjacent_find(attribute_names_.begin(), attribute_names_.end());
     if (twice != attribute_names_.end()) {
       Fail(fmt::format("op '{}' has the attribute '{}' twice", op.name, *twice));

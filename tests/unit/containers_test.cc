@@ -58,8 +58,8 @@ TEST(NameTableTest, AgreesWithAMap) {
   NameTable table;
   for (uint32_t step = 0; step < 20000; ++step) {
     const std::string name = "tensor" + std::to_string(random() % 5000);
-    const auto [entry, inserted] = model.emplace(name, step);
-    ASSERT_EQ(table.Insert(entry->first, step), inserted);
+    const auto [entry, inserted] = model.emplace(name, static_cast<uint32_t>(model.size()));
+    ASSERT_EQ(table.Insert(entry->first), inserted);
     ASSERT_EQ(*table.Find(name), entry->second);
     ASSERT_EQ(table.Find(name + "x"), nullptr);
   }
