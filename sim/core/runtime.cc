@@ -11,6 +11,7 @@
 
 #include "sim/core/command_log.h"
 #include "sim/core/error.h"
+#include "sim/core/kernel_choice.h"
 #include "sim/core/memory_table.h"
 #include "sim/core/op_table.h"
 #include "sim/core/rebuild.h"
@@ -288,8 +289,8 @@ class Runtime final : public PolicyContext {
     } else {
       Prepare(op_id);
     }
-    ChoosePlan(op_id);
-    const Workspace workspace = memory_.TakeWorkspace(plan_workspace_);
+    choice_.Take(op_id, parts_.policy->ChooseKernels(*this, op_id));
+    const Workspace workspace = memory_.TakeWorkspace(choice_.workspace());
     parts_.policy->BeforeLaunch(*this, op_id);
 
     const Event issued = Issue(op_id, again, workspace);
@@ -395,13 +396,13 @@ class Runtime final : public PolicyContext {
     entry.op = op_id;
     entry.size = workspace.requested;
     entry.device = workspace.block;
-    entry.nominal = plan_time_;
+    entry.nominal = choice_.time();
     commands_.Begin(entry);
     commands_.AddWaits(Stream::kCompute, fetch, WaitCause::kFetch, entry);
     commands_.AddWaits(Stream::kCompute, memory, WaitCause::kMemory, entry);
     commands_.AddFence(entry);
     if (again) decisions_.Append({op_id, Verb::kRecompute, true, kNoTensor, {}});
-    for (const KernelRun& run : plan_) {
+    for (const KernelRun& run : choice_.runs()) {
       decisions_.Append({op_id, Verb::kRun, true, kNoTensor, run});
     }
 
@@ -412,7 +413,7 @@ class Runtime final : public PolicyContext {
     launch.op = op_id;
     launch.type = ops_.type(op_id);
     launch.recompute = again;
-    launch.runs = plan_;
+    launch.runs = choice_.runs();
     launch.inputs = inputs_;
     launch.outputs = outputs_;
     launch.scratch = scratch_;
@@ -439,55 +440,6 @@ class Runtime final : public PolicyContext {
     for (const Operand& operand : operands) {
       blocks.push_back({At(operand.storage).device.offset, operand.size});
     }
-  }
-
-  // --- Kernels ----------------------------------------------------------------------------------
-
-  // Asks the policy how to run the op: fills `plan_`, its time and its workspace. Throws
-  // `PolicyError` unless the plan covers each slot, in order, with the whole batch.
-  void ChoosePlan(OpId op_id) {
-    KernelPlan chosen = parts_.policy->ChooseKernels(*this, op_id);
-    plan_time_ = Duration();
-    plan_workspace_ = Bytes(0);
-    if (chosen.empty()) {
-      plan_.clear();
-      for (uint32_t slot = 0; slot < ops_.slots(op_id); ++slot) {
-        plan_.push_back({slot, 0, ops_.batch(op_id)});
-        AddToPlan(kernels(op_id, slot).front());
-      }
-      return;
-    }
-    const Op& op = trace_.op(op_id);
-    plan_ = std::move(chosen);
-    size_t slot = 0;
-    int64_t left = op.batch;
-    for (const KernelRun& run : plan_) {
-      if (slot < op.slots.size() && left == 0) ++slot, left = op.batch;
-      if (run.slot != slot || slot >= op.slots.size() || run.batch < 1 || run.batch > left) {
-        throw PolicyError(fmt::format(
-            "ChooseKernels({}): slot {} with batch {} does not continue slot {} with {} samples "
-            "left",
-            op.name, run.slot, run.batch, slot, left));
-      }
-      const auto candidates = run.batch == op.batch ? kernels(op_id, run.slot)
-                                                    : parts_.cost->Kernels(op, run.slot, run.batch);
-      if (run.kernel >= candidates.size()) {
-        throw PolicyError(fmt::format("ChooseKernels({}): kernel {} of slot {}, which has {}",
-                                      op.name, run.kernel, op.slots[slot].name, candidates.size()));
-      }
-      left -= run.batch;
-      AddToPlan(candidates[run.kernel]);
-    }
-    if (slot + 1 != op.slots.size() || left != 0) {
-      throw PolicyError(
-          fmt::format("ChooseKernels({}): the plan ends in slot {} of {} with {} samples left",
-                      op.name, slot, op.slots.size(), left));
-    }
-  }
-
-  void AddToPlan(const Kernel& kernel) {
-    plan_time_ += kernel.time;
-    plan_workspace_ = std::max(plan_workspace_, kernel.workspace);
   }
 
   // --- Residency --------------------------------------------------------------------------------
@@ -680,9 +632,7 @@ class Runtime final : public PolicyContext {
   MemoryTable memory_;
 
   // Of the op being prepared; kept between ops to save allocations.
-  KernelPlan plan_;
-  Duration plan_time_;
-  Bytes plan_workspace_;
+  KernelChoice choice_{trace_, ops_, *parts_.cost};
   std::vector<Block> inputs_, outputs_, scratch_;
   std::vector<TensorId> movable_;  // inputs that can still make room
   std::vector<TensorId> placed_;   // outputs that have got a block
