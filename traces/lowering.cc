@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "sim/core/error.h"
+#include "traces/in_place.h"
 
 namespace spillway {
 namespace {
@@ -67,12 +68,6 @@ std::string Geometry(const Op& op) {
   }
 }
 
-// Whether the backward step reads the layer's output, which must then not be overwritten.
-bool KeepsOutput(OpType type) {
-  return type == OpType::kMaxPool2d || type == OpType::kRelu || type == OpType::kLrn ||
-         type == OpType::kSoftmaxLoss;
-}
-
 // Whether the backward step can hold the layer's output without reading it.
 bool MayHoldOutput(OpType type) {
   return type == OpType::kConv2d || type == OpType::kLinear || type == OpType::kAvgPool2d;
@@ -89,7 +84,10 @@ int64_t WindowOf(const LayerSpec& lrn) {
 class Lowering {
  public:
   Lowering(const Network& network, const LoweringOptions& options, const Preset& preset)
-      : network_(network), preset_(preset), nodes_(boost::num_vertices(network.graph())) {
+      : network_(network),
+        preset_(preset),
+        in_place_(network, preset, options.training),
+        nodes_(boost::num_vertices(network.graph())) {
     trace_.network = network.name();
     trace_.batch = options.batch;
     trace_.name = fmt::format("{}:{}", network.name(), options.batch);
@@ -100,11 +98,11 @@ class Lowering {
   Trace Run() {
     for (LayerNode node = 0; node < nodes_.size(); ++node) {
       Forward(node);
-      if (IsForked(node)) Fork(node);
+      if (in_place_.IsForked(node)) Fork(node);
     }
     if (trace_.training) {
       for (LayerNode node = nodes_.size(); node-- > 1;) {
-        if (IsForked(node)) JoinGradients(node);
+        if (in_place_.IsForked(node)) JoinGradients(node);
         Backward(node);
       }
       if (preset_.update == Update::kSeparate) {
@@ -232,33 +230,6 @@ class Lowering {
   // Parameters are updated inside the backward ops.
   bool IsFused() const { return preset_.update != Update::kSeparate; }
 
-  // In inference a dropout hands on what it gets.
-  bool IsPassedThrough(LayerNode node) const {
-    return layer(node).type == OpType::kDropout && !trace_.training;
-  }
-
-  // True if a consumer of the node may overwrite its output: it is the only one, backward does not
-  // read it, and it is no image.
-  bool MayBeOverwritten(LayerNode node) const {
-    if (layer(node).type == OpType::kInput || ConsumerCount(node) != 1) return false;
-    if (IsPassedThrough(node)) return MayBeOverwritten(network_.Inputs(node).front());
-    return !trace_.training || !KeepsOutput(layer(node).type);
-  }
-
-  // The input that the layer overwrites, if any.
-  std::optional<size_t> OverwrittenInput(LayerNode node) const {
-    const OpType type = layer(node).type;
-    const bool wanted = (type == OpType::kRelu && preset_.relu_in_place) ||
-                        (type == OpType::kAdd && preset_.add_in_place) ||
-                        (type == OpType::kSoftmaxLoss && preset_.softmax_in_place);
-    if (!wanted) return std::nullopt;
-    const std::vector<LayerNode> inputs = network_.Inputs(node);
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      if (MayBeOverwritten(inputs[i])) return i;
-    }
-    return std::nullopt;
-  }
-
   // --- Forward
 
   // The input's output, or the next copy of it.
@@ -278,7 +249,7 @@ class Lowering {
       return;
     }
     for (const LayerNode input : network_.Inputs(node)) tensors.inputs.push_back(Take(input));
-    if (IsPassedThrough(node)) {
+    if (in_place_.IsPassedThrough(node)) {
       tensors.output = tensors.inputs.front();
       return;
     }
@@ -288,7 +259,7 @@ class Lowering {
     for (const Parameter& parameter : tensors.parameters) op.inputs.push_back(parameter.value);
 
     std::optional<TensorId> alias;
-    if (const auto overwritten = OverwrittenInput(node)) alias = op.inputs[*overwritten];
+    if (const auto overwritten = in_place_.OverwrittenInput(node)) alias = op.inputs[*overwritten];
     const TensorId y =
         AddTensor(spec.name + ".y", TensorKind::kActivation, ActivationShape(spec.output), alias);
     tensors.output = AddValue(y, spec.name + ".dy");
@@ -339,11 +310,6 @@ class Lowering {
   }
 
   // --- Forks
-
-  bool IsForked(LayerNode node) const {
-    return preset_.forks != Forks::kShare && ConsumerCount(node) > 1 &&
-           layer(node).type != OpType::kInput;
-  }
 
   std::vector<Attribute> ForkAttributes(LayerNode node) const {
     return {{"elements", static_cast<double>(layer(node).output.elements())},
@@ -409,7 +375,9 @@ class Lowering {
     int64_t accumulate = 0;
     bool needs_dx = false;
     std::vector<TensorId> added_to;
-    const std::vector<bool> shared = SharedGradients(node);
+    std::vector<bool> begun;
+    for (const ValueId input : tensors.inputs) begun.push_back(values_[input].gradient_written);
+    const std::vector<bool> shared = in_place_.SharedGradients(node, begun);
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (layer(inputs[i]).type == OpType::kInput && !preset_.image_gradient) continue;
       needs_dx = true;
@@ -449,57 +417,6 @@ class Lowering {
   std::optional<TensorId> IncomingGradient(LayerNode node) const {
     const Value& output = values_[nodes_[node].output];
     return layer(node).type == OpType::kSoftmaxLoss ? output.tensor : output.gradient;
-  }
-
-  // Whether backward of the layer may overwrite the gradient that comes in: what it makes of it is
-  // the whole gradient of its only input.
-  bool WorksInPlaceBackward(LayerNode node) const {
-    const OpType type = layer(node).type;
-    if (type != OpType::kRelu && type != OpType::kLrn && type != OpType::kSoftmaxLoss) return false;
-    const LayerNode input = network_.Inputs(node).front();
-    return preset_.gradients_in_place &&
-           (ConsumerCount(input) == 1 || !nodes_[input].copies.empty());
-  }
-
-  // For each input, whether its gradient is, or is made in place of, the gradient of the output.
-  std::vector<bool> SharedGradients(LayerNode node) const {
-    const NodeTensors& tensors = nodes_[node];
-    std::vector<bool> shared(tensors.inputs.size());
-    if (layer(node).type == OpType::kRelu) shared[0] = OverwrittenInput(node).has_value();
-    if (WorksInPlaceBackward(node)) shared[0] = true;
-    const bool shares = preset_.sum_shares_gradient && preset_.forks == Forks::kCopy;
-    if (layer(node).type != OpType::kAdd || !(preset_.add_in_place || shares)) return shared;
-    const std::vector<LayerNode> inputs = network_.Inputs(node);
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      shared[i] = layer(inputs[i]).type != OpType::kInput && !InputValue(node, i).gradient_written;
-    }
-    const bool both = shares ? !OverwritesGradient(inputs[0]) && !OverwritesGradient(inputs[1])
-                             : MayShareOneGradient(inputs);
-    if (shared[0] && shared[1] && !both) shared[1] = false;
-    return shared;
-  }
-
-  // Whether backward of what follows the sum, the layer or its fork, writes its incoming gradient.
-  bool OverwritesGradient(LayerNode node) const {
-    return nodes_[node].copies.empty() && WorksInPlaceBackward(node);
-  }
-
-  // Whether one storage can be the gradient of both operands of a sum. The later of the two layers
-  // runs backward first and reads it; until then nothing may write it: neither that layer itself,
-  // nor a second consumer of either, which would add to it.
-  bool MayShareOneGradient(const std::vector<LayerNode>& operands) const {
-    const auto [earlier, later] = std::minmax(operands[0], operands[1]);
-    const OpType type = layer(later).type;
-    if (earlier == later || preset_.forks != Forks::kShare || ConsumerCount(later) != 1 ||
-        type == OpType::kRelu || type == OpType::kAdd) {
-      return false;
-    }
-    int after = 0;  // consumers of the earlier layer whose backward runs before the later layer's
-    for (const auto& edge :
-         boost::make_iterator_range(boost::out_edges(earlier, network_.graph()))) {
-      if (boost::target(edge, network_.graph()) >= later) ++after;
-    }
-    return after == 1;  // the sum
   }
 
   // What backward reads before the gradient, in the operand order of FORMAT.md.
@@ -597,6 +514,7 @@ class Lowering {
 
   const Network& network_;
   const Preset& preset_;
+  const InPlaceRules in_place_;
   Trace trace_;
   std::vector<NodeTensors> nodes_;
   std::vector<Value> values_;

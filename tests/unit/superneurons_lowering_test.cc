@@ -117,6 +117,17 @@ TEST(SuperNeuronsLoweringTest, ASumSharesItsGradientOnlyIfNobodyOverwritesIt) {
   EXPECT_FALSE(SameStorage(trace, fork.inputs[0], fork.outputs[0]));
 }
 
+// Behind a fork each relu has a copy for itself, and overwrites the gradient that comes in.
+TEST(SuperNeuronsLoweringTest, AReluBehindAForkWorksInPlaceBackward) {
+  Network net("n", {3, 8, 8});
+  const LayerNode x = net.Conv("x", net.image(), ConvSpec::Square(4, 1));
+  const LayerNode a = net.Conv("a", net.Relu("relu", x), ConvSpec::Square(4, 1));
+  net.SoftmaxLoss("softmax", net.Linear("fc", net.Add("add", a, x), 10));
+  const Trace trace = Lower(net);
+  const Op& relu = FindOp(trace, "relu.bwd");
+  EXPECT_TRUE(SameStorage(trace, relu.inputs.at(1), relu.outputs.at(0)));
+}
+
 // What the image goes into twice adds to one gradient.
 TEST(SuperNeuronsLoweringTest, AnImageWithTwoConsumersHasOneGradient) {
   Network net("n", {3, 8, 8});
