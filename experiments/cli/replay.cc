@@ -43,9 +43,11 @@ int64_t Nanoseconds() {
 
 Bytes MemoryOf(const ReplayOptions& options) {
   if (options.memory == "unlimited") return Bytes::Unlimited();
-  const Bytes memory = WithContext([&] { return ParseBytes(options.memory); },
-                                   [] { return std::string("--memory"); });
-  return std::min(memory, Bytes::Unlimited());
+  try {
+    return std::min(ParseBytes(options.memory), Bytes::Unlimited());
+  } catch (const InputError& error) {
+    throw UsageError(fmt::format("memory: {}; also accepted: unlimited", error.what()));
+  }
 }
 
 // "a,b:x=1,y=[2,3],c": a comma also separates the parameters of one allocator.

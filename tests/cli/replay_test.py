@@ -69,6 +69,23 @@ class ReplayTest(LogTest):
             path = self.write("snapshot.pickle", pickle.dumps(snapshot(events), protocol))
             self.fails(3, "snapshot.pickle", "replay", path)
 
+    def test_a_device_without_events_is_refused(self):
+        events = [event("segment_alloc", 0, 2 * MIB), event("alloc", 0, MIB),
+                  event("free_completed", 0, MIB)]
+        two = snapshot([])
+        two["device_traces"] = [[], events, [], [dict(e) for e in events]]
+        path = self.write("two.pickle", pickle.dumps(two))
+        self.fails(3, "devices 1 and 3 both have events: choose one", "replay", path)
+        self.assertEqual(self.replay(path, "--trace-device", "3")["log"]["events"], 2)
+        message = self.fails(3, "device 2 has no events (those that have some: 1, 3)", "replay", path,
+                             "--trace-device", "2")
+        self.assertIn(str(path), message)
+
+    def test_a_wrong_budget_is_wrong_usage(self):
+        path = self.write("gap.csv", GAP)
+        for text in ("50%", "-3GiB", "12", "lots"):
+            self.fails(2, f"memory: '{text}' is not a size", "replay", path, "--memory", text)
+
     def test_code_in_a_pickle_is_refused(self):
         class Hostile:
             def __reduce__(self):

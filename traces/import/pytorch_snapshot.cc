@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "sim/core/error.h"
@@ -209,8 +210,11 @@ class PyTorchSnapshot final : public MemoryLog {
     const auto source = Open();
     StartFinder finder(*source);
     const bool chosen = device.has_value();
+    std::set<int> devices;  // those with events
+    int latest = 0;
     const SnapshotRecords records = ReadSnapshotRecords(*source, [&](const SnapshotEvent& event) {
       if (!device) device = event.device;
+      if (devices.empty() || event.device != latest) devices.insert(latest = event.device);
       if (event.device == *device) {
         finder.Visit(event);
       } else if (!chosen) {
@@ -219,6 +223,10 @@ class PyTorchSnapshot final : public MemoryLog {
       }
       return true;
     });
+    if (chosen && !devices.empty() && !devices.contains(*device)) {
+      throw InputError(fmt::format("{}: device {} has no events (those that have some: {})",
+                                   origin_, *device, fmt::join(devices, ", ")));
+    }
     device_ = device.value_or(0);
     start_ = finder.Finish(records, device_);
   }
