@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstdlib>
 
 #include "sim/core/error.h"
@@ -18,6 +20,63 @@ namespace spillway {
 namespace fs = std::filesystem;
 
 namespace {
+
+constexpr const char* kItsOwn = "as it is";
+
+// The values that the readers of device files accept.
+constexpr Bandwidth kLeastRate{1'000'000};
+constexpr Duration kLongest = Duration::Milliseconds(1'000'000);
+
+// Sets a quantity to what the parameter says, if it is given.
+template <typename Quantity>
+void ChangeTo(Quantity& quantity, Quantity least, Quantity greatest,
+              Quantity (*parse)(std::string_view), Params& params, const std::string& name,
+              const char* type, const char* help) {
+  const std::string text = params.Text(name, type, kItsOwn, help);
+  if (text == kItsOwn) return;
+  try {
+    quantity = parse(text);
+  } catch (const InputError& error) {
+    throw UsageError(fmt::format("device: {}: {}", name, error.what()));
+  }
+  if (quantity < least || quantity > greatest) {
+    throw UsageError(fmt::format("device: {}: '{}' is too {}", name, text,
+                                 quantity < least ? "small" : "large"));
+  }
+}
+
+// How many times as fast the link is.
+double LinkFactor(Params& params) {
+  const std::string text = params.Text("link", "number", "1",
+                                       "how many times as fast the link is, in each direction and "
+                                       "in both together");
+  double factor = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), factor);
+  if (error != std::errc() || end != text.data() + text.size() ||
+      !(factor >= 0.001 && factor <= 1000)) {
+    throw UsageError(
+        fmt::format("device: link: '{}' is not a number from 0.001 to 1000, such as 2", text));
+  }
+  return factor;
+}
+
+// Changes a device as the parameters say.
+void Change(Device& device, Params& params) {
+  const double factor = LinkFactor(params);
+  const auto change_rate = [&](Bandwidth& rate, const char* name, const char* help) {
+    const double scaled = static_cast<double>(rate.bytes_per_second) * factor;
+    const Bandwidth most{1'000'000'000'000'000'000};
+    rate = std::clamp(Bandwidth{std::llround(std::min(scaled, 1e18))}, kLeastRate, most);
+    ChangeTo(rate, kLeastRate, most, ParseBandwidth, params, name, "rate", help);
+  };
+  change_rate(device.h2d.bandwidth, "h2d", "of copies to the device");
+  change_rate(device.d2h.bandwidth, "d2h", "of copies to the host");
+  change_rate(device.duplex, "duplex", "of both directions together");
+  ChangeTo(device.launch_overhead, Duration(), kLongest, ParseDuration, params, "launch_overhead",
+           "time", "host time to enqueue a kernel or copy");
+  ChangeTo(device.host_memory, Bytes(1), Bytes::Unlimited(), ParseBytes, params, "host", "size",
+           "host memory");
+}
 
 // Where the shared library that holds this code was loaded from: an installed tree can be moved.
 fs::path LibraryDirectory() {
@@ -76,7 +135,30 @@ fs::path DevicePath(const std::string& name) {
   return *path;
 }
 
-Device LoadDevice(const std::string& name) { return ReadDevice(DevicePath(name)); }
+std::string DeviceBase(const std::string& specification) {
+  return specification.substr(0, specification.find(':'));
+}
+
+Device LoadDevice(const std::string& specification) {
+  const std::string base = DeviceBase(specification);
+  Device device = ReadDevice(DevicePath(base));
+  if (base == specification) return device;
+  const auto given = ParseSpecification("device", specification);
+  Params params(fmt::format("device '{}'", base), given.values);
+  Change(device, params);
+  params.Finish();
+  const std::string changes = specification.substr(base.size() + 1);
+  device.name += ":" + changes;
+  device.description += " with " + changes;
+  return device;
+}
+
+std::vector<ParamInfo> DeviceParameters() {
+  Device device;
+  Params params("device", {});
+  Change(device, params);
+  return params.declared();
+}
 
 Trace LoadWorkload(const std::string& text, const WorkloadOptions& options) {
   if (text.ends_with(".json") || text.ends_with(".zst")) return ReadTrace(text);
@@ -86,7 +168,7 @@ Trace LoadWorkload(const std::string& text, const WorkloadOptions& options) {
 }
 
 fs::path RecordedTablePath(const std::string& device, const Trace& trace) {
-  return fs::path("traces/recorded") / device /
+  return fs::path("traces/recorded") / DeviceBase(device) /
          fmt::format("{}-{}.json.zst", trace.network, trace.batch);
 }
 

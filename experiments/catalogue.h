@@ -17,6 +17,7 @@
 #include "sim/core/cost_model.h"
 #include "sim/core/cost_table.h"
 #include "sim/core/device.h"
+#include "sim/core/params.h"
 #include "traces/trace.h"
 
 namespace spillway {
@@ -37,7 +38,15 @@ std::vector<std::string> DeviceNames();
 // `name` is one of `DeviceNames` or the path of a device file (it ends in ".toml"). Throws
 // `UsageError` with a suggestion for an unknown name.
 std::filesystem::path DevicePath(const std::string& name);
-Device LoadDevice(const std::string& name);
+
+// A name or path as for `DevicePath`, without a colon, and what is to be different there:
+// "h200:link=2,host=64GiB". The device is then named and described with it. Only what no kernel
+// time depends on can be changed, so that recorded times stay valid. Throws `UsageError`.
+Device LoadDevice(const std::string& specification);
+// What can be changed, of any device.
+std::vector<ParamInfo> DeviceParameters();
+// The name or path alone.
+std::string DeviceBase(const std::string& specification);
 
 struct WorkloadOptions {
   std::string preset = "torch";
@@ -57,7 +66,7 @@ std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trac
                                     const Device& device);
 
 // Where `spillway record` puts, and "auto" looks for, the table of a workload: under
-// traces/recorded/DEVICE.
+// traces/recorded/DEVICE, whatever is different on the device.
 std::filesystem::path RecordedTablePath(const std::string& device, const Trace& trace);
 
 }  // namespace spillway

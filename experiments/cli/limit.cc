@@ -132,9 +132,9 @@ Manifest ManifestOf(const LimitOptions& options, const LimitSetup& setup,
     if (result.limit.largest == 0) continue;
     add("trace", "generated", setup.family.At(result.limit.largest).Name());
   }
-  const bool file = options.machine.device.ends_with(".toml");
-  add("device", file ? "file" : "data",
-      file ? options.machine.device : fmt::format("sim/devices/{}.toml", options.machine.device));
+  const std::string device = DeviceBase(options.machine.device);
+  const bool file = device.ends_with(".toml");
+  add("device", file ? "file" : "data", file ? device : fmt::format("sim/devices/{}.toml", device));
   if (setup.cost != "auto" && setup.cost != "roofline") add("cost_table", "file", setup.cost);
   for (const std::string& policy : policies) {
     if (const std::string plugin = ParsePolicySpec(policy).plugin; !plugin.empty()) {

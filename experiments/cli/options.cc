@@ -74,7 +74,9 @@ void MachineOption::Add(CLI::App& verb) {
 }
 
 void MachineOption::AddAllButMemory(CLI::App& verb) {
-  verb.add_option("--device", device, "A device name, a device file (.toml), or help")
+  verb.add_option("--device", device,
+                  "A device name or a device file (.toml), then :key=value,... for what is "
+                  "different (h200:link=2 has a link twice as fast); or help")
       ->capture_default_str();
   verb.add_option("--allocator", allocator, "Device allocator, or help")->capture_default_str();
   verb.add_option("--compress", compress,
@@ -254,7 +256,12 @@ std::string DescribeDevices() {
     const Device device = LoadDevice(name);
     cells.push_back({name, FormatBytes(device.memory), device.description});
   }
-  return FormatTable(cells);
+  std::string text = FormatTable(cells) + "\nwhat can be different, NAME:key=value,...\n";
+  for (const ParamInfo& param : DeviceParameters()) {
+    text += fmt::format("    {}={} (default {}): {}\n", param.name, param.type, param.initial,
+                        param.help);
+  }
+  return text;
 }
 
 std::string DescribeAllocators() {

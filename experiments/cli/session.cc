@@ -89,10 +89,11 @@ void DescribeRun(const WorkloadOption& workload, const MachineOption& machine,
   };
   const bool file = workload.text.ends_with(".json") || workload.text.ends_with(".zst");
   add("trace", file ? "file" : "generated", workload.text);
-  if (machine.device.ends_with(".toml")) {
-    add("device", "file", machine.device);
+  const std::string device = DeviceBase(machine.device);
+  if (device.ends_with(".toml")) {
+    add("device", "file", device);
   } else {
-    add("device", "data", fmt::format("sim/devices/{}.toml", machine.device));
+    add("device", "data", fmt::format("sim/devices/{}.toml", device));
   }
   if (machine.cost == "auto") {
     add("cost_table", "data", RecordedTablePath(setup.device.name, setup.trace));

@@ -198,6 +198,19 @@ class BadArgumentTest(BadInputTest):
         self.fails(2, "algo", "run", "alexnet:1", "--policy", "vdnn-all:allgo=memory")
         self.fails(2, "fastest", "run", "alexnet:1", "--policy", "vdnn-all:algo=fastest")
 
+    def test_what_is_different_on_a_device(self):
+        for change, message in (("lnik=2", "did you mean 'link'?"),
+                                ("link=fast", "link: 'fast' is not a number from 0.001 to 1000"),
+                                ("link=0", "link: '0'"), ("link=nan", "link: 'nan'"),
+                                ("h2d=110GB", "h2d: '110GB' is not a bandwidth"),
+                                ("h2d=1KB/s", "h2d: '1KB/s' is too small"),
+                                ("host=0B", "host: '0B' is too small"),
+                                ("launch_overhead=2000s", "'2000s' is too large"),
+                                ("link", "'link' is not key=value"),
+                                ("link=2,link=3", "'link' is given twice")):
+            self.fails(2, message, "run", "alexnet:1", "--device", f"h200:{change}")
+        self.fails(2, "did you mean 'h200'?", "run", "alexnet:1", "--device", "h20:link=2")
+
     def test_a_budget_below_one_layers_need_is_a_negative_answer(self):
         for verb in ("run", "compare"):
             result = run(verb, "vgg16:64", "--memory", "1MiB", "--format", "json")

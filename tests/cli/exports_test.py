@@ -291,6 +291,28 @@ class ExportsTest(CommandTest):
         self.fails(2, "same file", "run", "alexnet:8", "-o", path, "--export-memory", path)
         self.assertEqual(os.listdir(self.directory), [])
 
+    def test_what_is_different_on_a_device_is_written_down(self):
+        result = self.directory / "r.json"
+        args = ("--policy", "vdnn-all", "--format", "json")
+        plain = self.row("run", "vgg16:64", "--policy", "vdnn-all")
+        self.ok("run", "vgg16:64", "--device", "h200:link=2", *args, "-o", result)
+        (row,) = json.loads(result.read_text(encoding="utf-8"))["rows"]
+        self.assertEqual(row["device"], "h200:link=2")
+        self.assertEqual(row["cost"], plain["cost"])  # the recorded times
+        self.assertEqual(row["bound_compute_ms"], plain["bound_compute_ms"])
+        self.assertAlmostEqual(row["bound_copy_ms"] / plain["bound_copy_ms"], 0.5, places=3)
+        self.assertLess(row["iteration_ms"], plain["iteration_ms"])
+        manifest = f"{result}.manifest.json"
+        inputs = {i["role"]: i for i in json.loads(pathlib.Path(manifest).read_text())["inputs"]}
+        self.assertEqual(inputs["device"]["name"], "sim/devices/h200.toml")
+        self.assertIsNotNone(inputs["device"]["sha256"])
+        self.ok("replay-run", manifest)
+        slow = self.row("run", "vgg16:64", "--policy", "vdnn-all", "--device",
+                        "h200:h2d=20GB/s,d2h=20GB/s")
+        self.assertGreater(slow["iteration_ms"], plain["iteration_ms"])
+        table = self.ok("limit", "alexnet", "--policy", "liveness", "--memory", "1GiB", "--device",
+                        "k40c:link=2")
+        self.assertIn("with link=2 with 1 GiB: the largest batch", table)
 
 
 class DecisionsTest(CommandTest):
