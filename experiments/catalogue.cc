@@ -181,6 +181,12 @@ std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trac
                                     const Device& device) {
   if (source == "roofline") return std::make_unique<RooflineCostModel>(device);
   if (source != "auto") {
+    std::error_code ignored;
+    const bool is_path = source.find_first_of("./") != std::string::npos;
+    if (!is_path && !fs::exists(source, ignored)) {
+      throw UsageError(UnknownName("cost", source, {"auto", "roofline"}) +
+                       ", or the path of a cost table");
+    }
     return std::make_unique<TableCostModel>(ReadCostTable(source), device);
   }
   if (auto table = FindRecordedTable(trace, device)) {

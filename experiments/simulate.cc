@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "experiments/arena.h"
 #include "sim/alloc/make_allocator.h"
@@ -101,7 +104,14 @@ Bytes ParseMemory(std::string_view text, const Setup& setup) {
     const auto needed = NeededMemory(setup, [&] { return registry.Make(text); });
     return std::min(needed.value_or(setup.device.memory), setup.device.memory);
   }
-  if (!text.ends_with('%')) {
+  const bool is_percentage = text.ends_with('%');
+  if (!is_percentage && !text.empty() && std::isalpha(static_cast<unsigned char>(text[0])) != 0) {
+    std::vector<std::string> names{"unlimited"};
+    for (const PolicyRegistry::Entry& entry : registry.entries()) names.push_back(entry.name);
+    throw UsageError(fmt::format("{}; also accepted: a size such as 12GiB, and N%",
+                                 UnknownName("memory", text, names)));
+  }
+  if (!is_percentage) {
     try {
       return ParseBytes(text);
     } catch (const InputError& error) {

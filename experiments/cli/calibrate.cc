@@ -236,7 +236,9 @@ void AddCalibrate(CLI::App& app, int& exit_code, Session& session) {
   verb->add_option("--refit", command->refit,
                    "Fit the raw measurements of this file instead of measuring; needs no GPU")
       ->excludes(raw);
-  verb->add_option("--gpu", command->device, "CUDA's number of the GPU")->capture_default_str();
+  verb->add_option("--gpu", command->device, "CUDA's number of the GPU")
+      ->check(CLI::Range(0, 1 << 16))
+      ->capture_default_str();
   verb->add_flag("--quick", command->quick, "Fewer repeats and smaller sizes");
   verb->add_flag("--quiet", command->quiet, "No progress on standard error");
   command->format.Add(*verb);

@@ -198,6 +198,7 @@ void AddLimit(CLI::App& app, int& exit_code, Session& session) {
       ->capture_default_str();
   options->lowering.AddLowering(*verb);
   options->machine.AddAllButMemory(*verb);
+  verb->remove_option(verb->get_option("--compress"));  // it changes nothing of what fits
   verb->get_option("--check")->description(
       "Verify the runs at the limit and at the next value with the independent checker");
   verb->add_option("--memory", options->machine.memory,

@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <string>
 #include <system_error>
+#include <vector>
 
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
@@ -28,6 +31,24 @@ int Fail(int exit_code, const std::exception& error) {
 int CannotWrite() {
   fmt::print(stderr, "spillway: cannot write the output\n");
   return kBadInput;
+}
+
+// Throws `UsageError` for a word in the place of a verb that is none; CLI11 would say that one is
+// missing.
+void CheckVerbs(const CLI::App& app, const std::vector<std::string>& arguments) {
+  const CLI::App* at = &app;
+  for (const std::string& word : arguments) {
+    const std::vector<const CLI::App*> verbs = at->get_subcommands({});
+    if (verbs.empty() || word.starts_with('-')) return;
+    const auto named = [&](const CLI::App* verb) { return verb->get_name() == word; };
+    const auto found = std::find_if(verbs.begin(), verbs.end(), named);
+    if (found == verbs.end()) {
+      std::vector<std::string> names;
+      for (const CLI::App* verb : verbs) names.push_back(verb->get_name());
+      throw UsageError(UnknownName("verb", word, names));
+    }
+    at = *found;
+  }
 }
 
 int Execute(Session& session) {
@@ -54,6 +75,7 @@ int Execute(Session& session) {
   AddDoctor(app, exit_code);
   AddCompletion(app, exit_code);
   try {
+    CheckVerbs(app, session.arguments());
     // CLI11 takes a vector from its end.
     app.parse(std::vector<std::string>(session.arguments().rbegin(), session.arguments().rend()));
   } catch (const CLI::Success& help) {  // --help, --version

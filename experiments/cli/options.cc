@@ -40,10 +40,24 @@ std::vector<std::string> PoliciesOption::policies() const {
   return given.empty() ? AllPolicies() : given;
 }
 
+CLI::Validator NotNegative() {
+  const auto check = [](const std::string& text) {
+    return text.starts_with('-') ? fmt::format("{} is negative", text) : std::string();
+  };
+  return CLI::Validator(check, "");
+}
+
+CLI::Option* AddFile(CLI::App& verb, const std::string& names, std::string& path,
+                     const std::string& help) {
+  const auto check = [](const std::string& text) {
+    return text.empty() ? std::string("the name of the file is empty") : std::string();
+  };
+  return verb.add_option(names, path, help)->type_name("FILE")->check(CLI::Validator(check, ""));
+}
+
 void AddOutput(CLI::App& verb, std::string& path) {
-  verb.add_option("-o,--output", path,
-                  "Write the results to FILE, with a manifest beside it, instead of printing them")
-      ->type_name("FILE");
+  AddFile(verb, "-o,--output", path,
+          "Write the results to FILE, with a manifest beside it, instead of printing them");
 }
 
 void WorkloadOption::Add(CLI::App& verb) {
@@ -55,13 +69,28 @@ void WorkloadOption::Add(CLI::App& verb) {
 void WorkloadOption::AddLowering(CLI::App& verb) {
   verb.add_option("--preset", preset,
                   "Memory accounting of the lowering; see spillway list presets")
+      ->each([this](const std::string&) { preset_given = true; })
       ->capture_default_str();
   verb.add_option("--mode", mode, "What one iteration is")
+      ->each([this](const std::string&) { mode_given = true; })
       ->check(CLI::IsMember({"training", "inference"}))
       ->capture_default_str();
 }
 
-Trace WorkloadOption::Load() const { return LoadWorkload(text, {preset, mode == "training"}); }
+Trace WorkloadOption::Load() const {
+  Trace trace = LoadWorkload(text, {preset, mode == "training"});
+  const auto expect = [&](bool given, const char* option, std::string_view wanted,
+                          std::string_view found) {
+    if (!given || wanted == found) return;
+    throw UsageError(
+        fmt::format("{} {}: '{}' is a trace that was lowered with {} {}; build another "
+                    "one with spillway trace build",
+                    option, wanted, text, option, found));
+  };
+  expect(preset_given, "--preset", preset, trace.preset);
+  expect(mode_given, "--mode", mode, trace.training ? "training" : "inference");
+  return trace;
+}
 
 const char* const kMemoryHelp =
     "Device memory: a size (12GiB), unlimited, N%: that far from the least that any layer-wise "

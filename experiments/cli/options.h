@@ -36,6 +36,13 @@ struct PoliciesOption {
   std::vector<std::string> policies() const;  // all where none is given
 };
 
+// The check of an option that takes an unsigned number: CLI11 would wrap -1 around.
+CLI::Validator NotNegative();
+
+// An option that takes the path of a file, which is not empty.
+CLI::Option* AddFile(CLI::App& verb, const std::string& names, std::string& path,
+                     const std::string& help);
+
 // -o, --output of a verb that prints its results otherwise.
 void AddOutput(CLI::App& verb, std::string& path);
 
@@ -44,9 +51,12 @@ struct WorkloadOption {
   std::string text;
   std::string preset = "torch";
   std::string mode = "training";
+  bool preset_given = false;
+  bool mode_given = false;
 
   void Add(CLI::App& verb);
   void AddLowering(CLI::App& verb);  // --preset and --mode alone
+  // Throws `UsageError` if a preset or mode was given and a trace file says another one.
   Trace Load() const;
 };
 

@@ -11,6 +11,7 @@
 
 #include "backend/backends.h"
 #include "experiments/catalogue.h"
+#include "experiments/cli/options.h"
 #include "experiments/cli/progress.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
@@ -105,6 +106,7 @@ int Execute(RecordCommand command, Session& session) {
   };
   std::vector<Workload> workloads;
   for (const std::string& text : command.workloads) workloads.push_back(ParseWorkload(text));
+  CudaDevice();  // without a GPU nothing is left behind
   CreateDirectory(command.output);
   Measured measured;
   Provenance provenance;
@@ -141,8 +143,10 @@ void AddRecord(CLI::App& app, int& exit_code, Session& session) {
       ->check(CLI::Range(5, 10000))
       ->capture_default_str();
   verb->add_option("--micro-batch", command->record.micro_batches,
-                   "Also record convolutions at this smaller batch; repeat for more");
+                   "Also record convolutions at this smaller batch; repeat for more")
+      ->check(CLI::Range(int64_t{1}, kLargestBatch));
   verb->add_option("--seed", command->record.seed, "Seed of the random operands")
+      ->check(NotNegative())
       ->capture_default_str();
   verb->add_flag("--add", command->add,
                  "Keep what the tables in the directory hold and record only what they lack");

@@ -284,16 +284,12 @@ void AddReplay(CLI::App& app, int& exit_code, Session& session) {
   verb->add_flag("--out-of-memory-report", options->out_of_memory_report,
                  "Say at the failing request who holds the memory, how much is free but scattered, "
                  "and what would have served it");
-  verb->add_option("-o,--output", options->output,
-                   "Write the results to FILE, with a manifest beside it, instead of printing "
-                   "them; operations per second are left out of it")
-      ->type_name("FILE");
-  verb->add_option("--export-trace", options->export_trace,
-                   "Write the memory over the log as Chrome/Perfetto counters")
-      ->type_name("FILE");
-  verb->add_option("--export-memory", options->export_memory,
-                   "Write the memory over the log as CSV")
-      ->type_name("FILE");
+  AddFile(*verb, "-o,--output", options->output,
+          "Write the results to FILE, with a manifest beside it, instead of printing "
+          "them; operations per second are left out of it");
+  AddFile(*verb, "--export-trace", options->export_trace,
+          "Write the memory over the log as Chrome/Perfetto counters");
+  AddFile(*verb, "--export-memory", options->export_memory, "Write the memory over the log as CSV");
   verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
 }
 

@@ -2,6 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "backend/backends.h"
 #include "experiments/chrome_trace.h"
 #include "experiments/cli/options.h"
@@ -33,6 +38,8 @@ struct RunOptions {
   std::string backend = "sim";
   std::string math = "fp32";
   ExecuteOptions execute;
+  // Options that were given and have a meaning on some backends only, with these.
+  std::vector<std::pair<std::string, std::vector<std::string>>> of_backends;
 };
 
 // How many stalls a table explains.
@@ -87,6 +94,15 @@ std::string PolicyName(const RunOptions& options) {
 // Those that a manifest describes.
 std::vector<std::string> PoliciesOf(const RunOptions& options) {
   return options.kernels_from.empty() ? std::vector{options.policy} : std::vector<std::string>();
+}
+
+void Describe(const RunOptions& options, const Scenario& scenario, Manifest& manifest) {
+  DescribeRun(options.workload, options.machine, scenario, PoliciesOf(options), manifest);
+  if (options.kernels_from.empty()) return;
+  manifest.configuration.emplace_back("kernels-from", options.kernels_from);
+  ManifestInput input{"decisions", "file", options.kernels_from, {}};
+  input.sha256 = HashInput(input, manifest.configuration);
+  manifest.inputs.push_back(std::move(input));
 }
 
 OutputFile DecisionsFile(const Scenario& scenario, const RunOptions& options,
@@ -145,7 +161,7 @@ int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session&
   Manifest manifest = session.NewManifest();
   manifest.exit_code = fits ? kOk : kNegative;
   if (!files.empty()) {
-    DescribeRun(options.workload, options.machine, scenario, PoliciesOf(options), manifest);
+    Describe(options, scenario, manifest);
     session.Write(files, manifest);
   }
   if (options.output.empty()) session.Print(text);
@@ -161,8 +177,17 @@ MachineOption MachineOf(const RunOptions& options) {
   return machine;
 }
 
+void CheckBackend(const RunOptions& options) {
+  for (const auto& [option, backends] : options.of_backends) {
+    if (std::find(backends.begin(), backends.end(), options.backend) != backends.end()) continue;
+    throw UsageError(fmt::format("{} has no meaning with --backend {}, only with --backend {}",
+                                 option, options.backend, fmt::join(backends, " or ")));
+  }
+}
+
 int Execute(const RunOptions& options, Session& session) {
   if (PrintHelpValues(options.machine, {options.policy})) return kOk;
+  CheckBackend(options);
   const Scenario scenario(options.workload, MachineOf(options));
   if (options.backend != "sim") return ExecuteForReal(options, scenario, session);
   if (!options.export_densities.empty()) {
@@ -184,7 +209,7 @@ int Execute(const RunOptions& options, Session& session) {
   const bool exports = !options.export_trace.empty() || !options.export_memory.empty() ||
                        !options.export_decisions.empty() || !options.export_snapshot.empty();
   if (!options.output.empty() || exports) {
-    DescribeRun(options.workload, options.machine, scenario, PoliciesOf(options), manifest);
+    Describe(options, scenario, manifest);
   }
   if (fits && !options.export_trace.empty()) {
     files.push_back(
@@ -226,41 +251,48 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
                    "sim predicts; cpu and cuda execute on real bytes, with synthetic data")
       ->check(CLI::IsMember({"sim", "cpu", "cuda"}))
       ->capture_default_str();
-  verb->add_option("--seed", options->execute.seed,
-                   "cpu, cuda: seed of parameters, data and dropout")
-      ->capture_default_str();
-  verb->add_option("--drain-seed", options->execute.drain_seed,
-                   "cpu: execute in a legal order drawn from this seed instead of as issued");
-  verb->add_option("--iterations", options->execute.iterations, "cpu, cuda: training steps")
-      ->check(CLI::Range(1, 1000000))
-      ->capture_default_str();
-  verb->add_option("--math", options->math, "cuda: arithmetic of convolutions and products")
-      ->check(CLI::IsMember({"fp32", "tf32"}))
-      ->capture_default_str();
+  const auto only_on = [raw = options.get()](CLI::Option* option,
+                                             std::vector<std::string> backends) {
+    option->each([raw, name = option->get_name(), backends](const std::string&) {
+      raw->of_backends.emplace_back(name, backends);
+    });
+  };
+  only_on(verb->add_option("--seed", options->execute.seed,
+                           "cpu, cuda: seed of parameters, data and dropout")
+              ->check(NotNegative())
+              ->capture_default_str(),
+          {"cpu", "cuda"});
+  only_on(verb->add_option("--drain-seed", options->execute.drain_seed,
+                           "cpu: execute in a legal order drawn from this seed instead of as "
+                           "issued")
+              ->check(NotNegative()),
+          {"cpu"});
+  only_on(verb->add_option("--iterations", options->execute.iterations, "cpu, cuda: training steps")
+              ->check(CLI::Range(1, 1000000))
+              ->capture_default_str(),
+          {"cpu", "cuda"});
+  only_on(verb->add_option("--math", options->math, "cuda: arithmetic of convolutions and products")
+              ->check(CLI::IsMember({"fp32", "tf32"}))
+              ->capture_default_str(),
+          {"cuda"});
   verb->add_flag("--explain", options->explain,
                  "Say for each stall what waited for what, and what would have removed it");
   AddOutput(*verb, options->output);
-  verb->add_option("--export-trace", options->export_trace,
-                   "Write the iteration as Chrome/Perfetto JSON, for ui.perfetto.dev")
-      ->type_name("FILE");
-  verb->add_option("--export-memory", options->export_memory,
-                   "Write the memory over the iteration as CSV, one line per change")
-      ->type_name("FILE");
-  verb->add_option("--export-decisions", options->export_decisions,
-                   "Write every decision and placement as JSON")
-      ->type_name("FILE");
-  verb->add_option("--export-snapshot", options->export_snapshot,
-                   "Write the memory over the iteration as a PyTorch memory snapshot (a pickle), "
-                   "for pytorch.org/memory_viz")
-      ->type_name("FILE");
-  verb->add_option("--export-densities", options->export_densities,
-                   "cpu, cuda, with --compress: write the share of words that are not zero of each "
-                   "feature map as CSV, which --compress takes as density=FILE")
-      ->type_name("FILE");
-  verb->add_option("--kernels-from", options->kernels_from,
-                   "Stay in-core, with the kernels of a run that was written by "
-                   "--export-decisions: the reference for its bits")
-      ->type_name("FILE")
+  AddFile(*verb, "--export-trace", options->export_trace,
+          "Write the iteration as Chrome/Perfetto JSON, for ui.perfetto.dev");
+  AddFile(*verb, "--export-memory", options->export_memory,
+          "Write the memory over the iteration as CSV, one line per change");
+  AddFile(*verb, "--export-decisions", options->export_decisions,
+          "Write every decision and placement as JSON");
+  AddFile(*verb, "--export-snapshot", options->export_snapshot,
+          "Write the memory over the iteration as a PyTorch memory snapshot (a pickle), "
+          "for pytorch.org/memory_viz");
+  AddFile(*verb, "--export-densities", options->export_densities,
+          "cpu, cuda, with --compress: write the share of words that are not zero of each "
+          "feature map as CSV, which --compress takes as density=FILE");
+  AddFile(*verb, "--kernels-from", options->kernels_from,
+          "Stay in-core, with the kernels of a run that was written by "
+          "--export-decisions: the reference for its bits")
       ->excludes(policy);
   verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
 }

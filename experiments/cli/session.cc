@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
+#include <map>
 #include <system_error>
 
 #include "experiments/sha256.h"
@@ -13,6 +15,36 @@
 #include "traces/file.h"
 
 namespace spillway::cli {
+
+namespace {
+
+constexpr const char* kManifestSuffix = ".manifest.json";
+
+// Throws `UsageError` if two files, or the manifest of one and another file, are the same, however
+// they are spelled, or if one of them is an input.
+void CheckPlaces(const std::vector<OutputFile>& files, const std::vector<ManifestInput>& inputs) {
+  const auto place = [](const std::string& path) {
+    std::error_code ignored;
+    const auto absolute = std::filesystem::absolute(path, ignored);
+    const auto canonical = std::filesystem::weakly_canonical(absolute, ignored);
+    return ignored ? absolute : canonical;
+  };
+  std::map<std::filesystem::path, std::string> owners;  // by place
+  for (const ManifestInput& input : inputs) {
+    if (input.source == "file") owners.emplace(place(input.name), "the input");
+  }
+  for (const OutputFile& file : files) {
+    for (const char* suffix : {"", kManifestSuffix}) {
+      const std::string owner = *suffix == 0 ? file.option : "the manifest of " + file.option;
+      const auto [other, is_new] = owners.emplace(place(file.path + suffix), owner);
+      if (is_new) continue;
+      throw UsageError(fmt::format("{} and {} name the same file, '{}'", other->second, owner,
+                                   file.path + suffix));
+    }
+  }
+}
+
+}  // namespace
 
 void Session::Print(std::string_view text) const {
   if (captured_ == nullptr) fmt::print("{}", text);
@@ -32,13 +64,8 @@ Manifest Session::NewManifest() const {
 }
 
 void Session::Write(const std::vector<OutputFile>& files, Manifest manifest) {
+  CheckPlaces(files, manifest.inputs);
   for (const OutputFile& file : files) {
-    for (const ManifestOutput& other : manifest.outputs) {
-      if (other.path == file.path) {
-        throw UsageError(fmt::format("{} and {} name the same file, '{}'", other.option,
-                                     file.option, file.path));
-      }
-    }
     manifest.outputs.push_back({file.option, file.path, Sha256(file.contents),
                                 static_cast<int64_t>(file.contents.size())});
   }
@@ -50,7 +77,7 @@ void Session::Write(const std::vector<OutputFile>& files, Manifest manifest) {
   const auto guard = interrupts_.Hold();
   for (const OutputFile& file : files) {
     WriteFile(file.path, file.contents);
-    WriteFile(file.path + ".manifest.json", text);
+    WriteFile(file.path + kManifestSuffix, text);
   }
 }
 

@@ -59,9 +59,6 @@ double ParseTolerance(const std::string& text) {
 CostTable TableFor(const ValidateOptions& options, const Trace& trace, const Device& device,
                    const CudaMachine& machine, Session& session) {
   const std::string& source = options.machine.cost;
-  if (source == "roofline") {
-    throw UsageError("--cost roofline: a measured run needs kernels by name; give auto or a table");
-  }
   std::optional<CostTable> table =
       source == "auto" ? FindRecordedTable(trace, device) : ReadCostTable(source);
   if (table) {
@@ -86,10 +83,16 @@ int Execute(ValidateOptions options, Session& session) {
   const bool spin = options.execute.work == CudaWork::kSpin;
   // What is misspelt is said before the GPU is opened.
   LoadDevice(options.machine.device);
+  if (!spin && options.machine.cost == "roofline") {
+    throw UsageError("--cost roofline: a measured run needs kernels by name; give auto or a table");
+  }
   for (const std::string& policy : options.policies) PolicyLibrary().Make(policy);
   for (const std::string& workload : options.workloads) {
     options.workload.text = workload;
-    options.workload.Load();
+    for (const std::string& memory : options.memories) {
+      options.machine.memory = memory;
+      static_cast<void>(Scenario(options.workload, options.machine));
+    }
   }
   const auto machine = OpenCuda({0, options.math, options.execute.seed});
 
@@ -181,11 +184,11 @@ void AddValidate(CLI::App& app, int& exit_code, Session& session) {
   verb->add_flag("--any-table", options->any_table,
                  "Accept a cost table of another GPU, cuDNN or arithmetic");
   verb->add_option("--seed", options->execute.seed, "Seed of parameters, data and dropout")
+      ->check(NotNegative())
       ->capture_default_str();
   AddOutput(*verb, options->output);
-  verb->add_option("--export-commands", options->commands,
-                   "Write every kernel and copy, predicted and measured, as CSV")
-      ->type_name("FILE");
+  AddFile(*verb, "--export-commands", options->commands,
+          "Write every kernel and copy, predicted and measured, as CSV");
   verb->add_flag("--quiet", options->quiet, "No progress on standard error");
   verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
 }

@@ -198,6 +198,39 @@ class BadArgumentTest(BadInputTest):
         self.fails(2, "algo", "run", "alexnet:1", "--policy", "vdnn-all:allgo=memory")
         self.fails(2, "fastest", "run", "alexnet:1", "--policy", "vdnn-all:algo=fastest")
 
+    def test_an_unknown_verb_gets_a_suggestion(self):
+        message = self.fails(2, "did you mean 'run'?", "rnu", "alexnet:1")
+        self.assertIn("(valid: run, compare,", message)
+        self.fails(2, "unknown verb 'bulid'; did you mean 'build'?", "trace", "bulid", "alexnet:1")
+
+    def test_unknown_costs_and_budgets_get_a_suggestion(self):
+        self.fails(2, "unknown cost 'rofline'; did you mean 'roofline'?", "run", "alexnet:1", "--cost",
+                   "rofline")
+        self.fails(3, "cannot read 'rofline.json'", "run", "alexnet:1", "--cost", "rofline.json")
+        self.fails(2, "did you mean 'vdnn-conv'?", "run", "alexnet:1", "--memory", "vdnn-cnv")
+        self.fails(2, "also accepted: a size", "run", "alexnet:1", "--memory", "lots")
+
+    def test_a_trace_file_is_not_lowered_again(self):
+        path = self.directory / "t.json"
+        self.ok("trace", "build", "alexnet:1", "--preset", "vdnn", "-o", path)
+        for option, value, found in (("--preset", "torch", "vdnn"),
+                                     ("--mode", "inference", "training")):
+            for verb in (("run",), ("compare",), ("trace", "info")):
+                message = self.fails(2, f"lowered with {option} {found}", *verb, path, option, value)
+                self.assertIn(str(path), message)
+            self.ok("run", path, option, found)
+
+    def test_options_of_another_backend_are_refused(self):
+        for option, value, backends in (("--seed", "3", "cpu or cuda"),
+                                        ("--drain-seed", "3", "cpu"),
+                                        ("--iterations", "3", "cpu or cuda"),
+                                        ("--math", "tf32", "cuda")):
+            self.fails(2, f"{option} has no meaning with --backend sim, only with --backend {backends}",
+                       "run", "alexnet:1", option, value)
+        self.fails(2, "--math", "run", "alexnet:1", "--backend", "cpu", "--math", "tf32")
+        for option in ("--seed", "--drain-seed"):
+            self.fails(2, "-1 is negative", "run", "alexnet:1", "--backend", "cpu", option, "-1")
+
     def test_what_is_different_on_a_device(self):
         for change, message in (("lnik=2", "did you mean 'link'?"),
                                 ("link=fast", "link: 'fast' is not a number from 0.001 to 1000"),
@@ -210,6 +243,19 @@ class BadArgumentTest(BadInputTest):
                                 ("link=2,link=3", "'link' is given twice")):
             self.fails(2, message, "run", "alexnet:1", "--device", f"h200:{change}")
         self.fails(2, "did you mean 'h200'?", "run", "alexnet:1", "--device", "h20:link=2")
+
+    def test_without_a_gpu_what_is_misspelt_is_said_first(self):
+        for args in (("record", "alexnet:1", "--micro-batch", "0"),
+                     ("validate", "alexnet:1", "--memory", "10 gigs"),
+                     ("validate", "alexnet:1", "--cost", "roofline"),
+                     ("calibrate", "-o", "x.toml", "--gpu", "-1")):
+            self.fails(2, args[-1], *args)
+
+    def test_recording_without_a_gpu_leaves_nothing_behind(self):
+        if run("doctor", "--format", "csv").stdout.find("GPU,ok") >= 0:
+            self.skipTest("this machine has a GPU")
+        self.fails(5, "GPU", "record", "alexnet:1", cwd=self.directory)
+        self.assertEqual(os.listdir(self.directory), [])
 
     def test_a_budget_below_one_layers_need_is_a_negative_answer(self):
         for verb in ("run", "compare"):
@@ -245,6 +291,11 @@ WRITERS = (("trace", "build", "vgg416:32", "-o"),
 
 
 class BadPlaceTest(BadInputTest):
+    def test_an_empty_name(self):
+        for args in (("run", "alexnet:1", "-o", ""), ("run", "alexnet:1", "--export-trace", ""),
+                     ("compare", "alexnet:1", "-o", ""), ("replay", "x.csv", "--export-memory", "")):
+            self.fails(2, "the name of the file is empty", *args)
+
     def test_no_such_directory(self):
         for args in WRITERS:
             self.fails(3, "No such file or directory", *args, self.directory / "no" / "x.json")

@@ -290,6 +290,21 @@ class ExportsTest(CommandTest):
         path = self.directory / "same"
         self.fails(2, "same file", "run", "alexnet:8", "-o", path, "--export-memory", path)
         self.assertEqual(os.listdir(self.directory), [])
+        # However it is spelled, and whether as an export or as the manifest of one.
+        for other in ("./same", "link/same", "same.manifest.json"):
+            (self.directory / "link").symlink_to(".")
+            self.fails(2, "same file", "run", "alexnet:8", "-o", "same", "--export-memory", other,
+                       cwd=self.directory)
+            (self.directory / "link").unlink()
+            self.assertEqual(os.listdir(self.directory), [])
+
+    def test_no_output_takes_the_place_of_an_input(self):
+        trace = self.directory / "t.json"
+        self.ok("trace", "build", "alexnet:8", "-o", trace)
+        before = trace.read_bytes()
+        self.fails(2, "the input and --output name the same file", "run", trace, "-o", trace)
+        self.assertEqual(trace.read_bytes(), before)
+        self.assertEqual(os.listdir(self.directory), ["t.json"])
 
     def test_what_is_different_on_a_device_is_written_down(self):
         result = self.directory / "r.json"
@@ -330,6 +345,11 @@ class DecisionsTest(CommandTest):
             runs = [d for d in document["decisions"] if d["verb"] == "run"]
             self.assertEqual([d for d in repeated["decisions"] if d["verb"] == "run"], runs)
             self.assertEqual({d["verb"] for d in repeated["decisions"]}, {"run"})
+            manifest = f"{again}.manifest.json"
+            self.conforms(pathlib.Path(manifest).read_text(encoding="utf-8"), "manifest")
+            self.ok("replay-run", manifest)
+            decisions.write_text(decisions.read_text() + "\n", encoding="utf-8")
+            self.assertIn(str(decisions), self.fails(3, "has changed", "replay-run", manifest))
 
     def test_the_cpu_backend_writes_what_the_simulator_writes(self):
         with tempfile.TemporaryDirectory() as directory:

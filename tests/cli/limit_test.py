@@ -80,6 +80,7 @@ class LimitTest(CommandTest):
         self.fails(2, "did you mean 'k40c'", "limit", "vgg16", "--device", "k40")
         self.fails(2, "did you mean 'vdnn'", "limit", "vgg16", "--preset", "vdn")
         self.fails(2, "--scan", "limit", "vgg16", "--scan", "0")
+        self.fails(2, "--compress", "limit", "vgg16", "--compress", "all:density=0.5")
         self.fails(3, "none.json", "limit", "vgg16", "--cost", "/nowhere/none.json")
         self.fails(3, "/nowhere/x.json", "limit", "densenet(1,k=1)@8", "--policy", "liveness",
                    "--memory", "1MiB", "-o", "/nowhere/x.json")

@@ -255,7 +255,7 @@ Workload ParseWorkload(std::string_view text) {
   if (colon == std::string_view::npos) {
     throw UsageError(
         fmt::format("'{}' is not a workload: expected NETWORK:BATCH, for example vgg16:256, or the "
-                    "path of a trace file",
+                    "path of a trace file (.json, .json.zst)",
                     text));
   }
   Workload workload{std::string(text.substr(0, colon))};
