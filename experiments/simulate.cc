@@ -17,12 +17,21 @@
 namespace spillway {
 namespace {
 
+// How many trial runs may be under way within one another.
+constexpr int kDeepestTrial = 16;
+
 // Does nothing: the runtime's own liveness and the fastest kernels.
 class IdealPolicy final : public Policy {};
 
 Report SimulateTrace(const Setup& setup, const Trace& trace, Policy& policy,
                      Allocator* given = nullptr,
-                     std::optional<CompressionSummary>* summary = nullptr) {
+                     std::optional<CompressionSummary>* summary = nullptr, int depth = 0) {
+  if (depth > kDeepestTrial) {
+    throw PolicyError(
+        fmt::format("WhatIf: more than {} trial runs within one another; does the "
+                    "policy try itself?",
+                    kDeepestTrial));
+  }
   Device device = setup.device;
   device.memory = setup.memory;
   std::unique_ptr<Allocator> own;
@@ -47,7 +56,9 @@ Report SimulateTrace(const Setup& setup, const Trace& trace, Policy& policy,
   Setup trial = setup;
   trial.plan = nullptr;
   if (setup.plan) trial.memory = setup.plan->memory;
-  parts.trial = [&](Policy& other) { return SimulateTrace(trial, trace, other); };
+  parts.trial = [&](Policy& other) {
+    return SimulateTrace(trial, trace, other, nullptr, nullptr, depth + 1);
+  };
   Report report = Run(parts, setup.options);
   if (compresses && report.fits()) {
     *summary = Summarize(*setup.compression, compression, trace, report);

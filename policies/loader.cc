@@ -29,7 +29,15 @@ std::string LinkerError(const std::string& absolute) {
   std::string_view reason = text != nullptr ? text : "unknown error";
   const std::string prefix = absolute + ": ";
   if (reason.starts_with(prefix)) reason.remove_prefix(prefix.size());
-  return std::string(reason);
+  std::string message(reason);
+  // The types in its name may be those of another build.
+  if (reason.find("undefined symbol") != std::string_view::npos) {
+    message += fmt::format(
+        "; was it built with another compiler, C++ library or version of Spillway? This program "
+        "has {}",
+        kBuildTag);
+  }
+  return message;
 }
 
 // The linker maps a file as its header says and is killed where a truncated one ends. What is not

@@ -38,8 +38,9 @@ inline constexpr uint32_t kPluginApiVersion = 1;
 #define SPILLWAY_TEXT_OF(macro) SPILLWAY_TEXT_OF_VALUE(macro)
 
 // What else must agree: compiler, ABI of the C++ library, version of Spillway. For example
-// "g++ 12, libstdc++ with C++11 ABI, Spillway 0.1.0".
-inline constexpr char kBuildTag[] =
+// "g++ 12, libstdc++ with C++11 ABI, Spillway 0.1.0". Hidden, so that the linker does not put the
+// program's own in the place of the plugin's.
+[[gnu::visibility("hidden")]] inline constexpr char kBuildTag[] =
 #if defined(__clang__)
     "clang++ " SPILLWAY_TEXT_OF(__clang_major__)
 #elif defined(__GNUC__)

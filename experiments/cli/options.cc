@@ -143,6 +143,22 @@ Scenario::Scenario(const WorkloadOption& workload, const MachineOption& machine,
   ideal_ = SimulateIdeal(*setup_);
 }
 
+namespace {
+
+// What `run` returns. A `PolicyError` that does not say which policy it is about is told.
+template <typename Run>
+auto NamingPolicy(const std::string& name, Run run) {
+  try {
+    return run();
+  } catch (const PolicyError& error) {
+    const std::string_view text = error.what();
+    if (text.starts_with("policy '")) throw;
+    throw PolicyError(fmt::format("policy '{}': {}", name, text));
+  }
+}
+
+}  // namespace
+
 Outcome Scenario::Play(const std::string& specification) const {
   return Play(specification, MakersOf(*setup_, specification));
 }
@@ -152,16 +168,19 @@ Outcome Scenario::Play(const std::string& name, const PolicyMaker& make) const {
 }
 
 Outcome Scenario::Play(const std::string& name, const std::vector<PolicyMaker>& makers) const {
-  const Resolved resolved = ResolveAllocator(*setup_, makers);
-  const PolicyMaker& make = makers[resolved.policy];
-  Outcome outcome = Simulate(ResolveCompression(resolved.setup, make), *make());
+  Outcome outcome = NamingPolicy(name, [&] {
+    const Resolved resolved = ResolveAllocator(*setup_, makers);
+    const PolicyMaker& make = makers[resolved.policy];
+    return Simulate(ResolveCompression(resolved.setup, make), *make());
+  });
   Verify(name, outcome);
   return outcome;
 }
 
 Execution Scenario::PlayOnCpu(const std::string& name, const PolicyMaker& make,
                               const ExecuteOptions& options) const {
-  Execution execution = ExecuteOnCpu(ResolveForExecution(*setup_, make), *make(), options);
+  Execution execution = NamingPolicy(
+      name, [&] { return ExecuteOnCpu(ResolveForExecution(*setup_, make), *make(), options); });
   Verify(name, execution.outcome);
   return execution;
 }

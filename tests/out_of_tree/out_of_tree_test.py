@@ -175,6 +175,11 @@ class OutOfTreeTest(unittest.TestCase):
         message = self.fails(3, "./wrong_build_tag.so: the plugin was built with another compiler, "
                                 "this program with ", "./wrong_build_tag.so")
         self.assertRegex(message, r"with \S+ \d+, lib\S+ .*, Spillway \d+\.\d+\.\d+")
+        # Its objects have another layout; that it hides no symbols must not hide that.
+        self.fails(3, "in debug mode, Spillway", "./debug_mode.so")
+        message = self.fails(3, "undefined symbol", "./debug_mode_with_containers.so:throws")
+        self.assertIn("another compiler, C++ library or version of Spillway? This program has g++",
+                      message.replace("clang++", "g++"))
 
     def test_exceptions_end_the_run_with_policy_hook_and_op(self):
         for hook in HOOKS:
@@ -185,12 +190,17 @@ class OutOfTreeTest(unittest.TestCase):
                        f"./throws.so:throws:hook={hook},what=number", "--memory", "0%")
         for hook in ("BeforeOp", "ChooseKernels", "BeforeLaunch", "AfterOp"):
             self.fails(4, f"{hook}(conv1.fwd)", f"./throws.so:throws:hook={hook}")
-        self.fails(4, "spillway: my own words\n", "./throws.so:throws:hook=Plan,what=policy-error")
+        specification = "./throws.so:throws:hook=Plan,what=policy-error"
+        self.fails(4, f"spillway: policy '{specification}': my own words\n", specification)
         self.fails(4, "policy 'throws', making it failed: boom", "./throws.so:throws:hook=factory")
         self.fails(4, "its factory made none", "./throws.so:throws:hook=no-policy")
 
     def test_broken_rules_end_the_run_and_a_misfit_does_not(self):
         self.fails(4, "Offload: tensor", "./throws.so:lies:how=tensor")
+        self.fails(4, "policy './throws.so:lies:how=late': Reserve was called outside Plan",
+                   "./throws.so:lies:how=late")
+        self.fails(4, "WhatIf: more than 16 trial runs within one another",
+                   "./throws.so:lies:how=itself")
         self.fails(4, "Rewrite(alexnet:4) made an invalid trace", "./throws.so:lies:how=trace")
         self.fails(4, "OnAllocFailure said true", "./throws.so:lies:how=room", "--memory", "0%")
         stdout = self.ok("run", "alexnet:4", "--policy", "./throws.so:lies:how=reserve", "--format",

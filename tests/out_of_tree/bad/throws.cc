@@ -10,6 +10,7 @@
 #include "policies/registry.h"
 #include "sim/core/error.h"
 #include "sim/core/policy.h"
+#include "sim/core/report.h"
 
 namespace {
 
@@ -74,9 +75,11 @@ class Lies final : public spillway::Policy {
   }
   // Far more than any device has: the run does not fit, which is an answer and no error.
   void Plan(PolicyContext& context) override {
+    if (how_ == "itself") context.WhatIf(*this);
     if (how_ == "reserve") context.ReserveWorkspace(spillway::Bytes::GiB(1 << 20));
   }
   void AfterOp(PolicyContext& context, OpId) override {
+    if (how_ == "late") context.Reserve({}, spillway::Bytes(0));
     if (how_ == "tensor") context.Offload(static_cast<TensorId>(context.trace().tensors.size()));
   }
   bool OnAllocFailure(PolicyContext&, spillway::Bytes) override { return how_ == "room"; }
@@ -99,8 +102,9 @@ std::unique_ptr<spillway::Policy> MakeThrows(spillway::Params& params) {
 }
 
 std::unique_ptr<spillway::Policy> MakeLies(spillway::Params& params) {
-  return std::make_unique<Lies>(params.Choice(
-      "how", "tensor", {"tensor", "room", "reserve", "trace"}, "which rule it breaks"));
+  return std::make_unique<Lies>(
+      params.Choice("how", "tensor", {"tensor", "room", "reserve", "trace", "late", "itself"},
+                    "which rule it breaks"));
 }
 
 void Register(spillway::PolicyRegistry& registry) {
