@@ -149,7 +149,7 @@ Device LoadDevice(const std::string& specification) {
   params.Finish();
   const std::string changes = specification.substr(base.size() + 1);
   device.name += ":" + changes;
-  device.description += " with " + changes;
+  device.description += ", " + changes;
   return device;
 }
 

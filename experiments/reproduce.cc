@@ -32,8 +32,7 @@ std::optional<double> ParseNumber(std::string_view text) {
   return value;
 }
 
-// --- vDNN
-// -----------------------------------------------------------------------------------------
+// --- vDNN ----------------------------------------------------------------------------------------
 
 // A kind of number that the paper prints for a network and batch, in units of its preset.
 struct VdnnKind {
@@ -118,8 +117,7 @@ double ComputeVdnn(const VdnnItem& item) {
   return item.kind->compute({trace, device, cost, Bytes::Unlimited()});
 }
 
-// --- Judging
-// --------------------------------------------------------------------------------------
+// --- Judging -------------------------------------------------------------------------------------
 
 // Digits after the decimal point of a printed number.
 int Decimals(std::string_view printed) {

@@ -11,11 +11,12 @@
 namespace spillway {
 namespace {
 
-// Output extent of a sliding window. Throws if no window fits.
+// Output extent of a sliding window. Throws `InputError` if no window fits.
 int64_t WindowExtent(const std::string& layer, int64_t in, int64_t kernel, int64_t stride,
                      int64_t pad, bool ceil) {
   const int64_t span = in + 2 * pad - kernel;
-  if (span < 0 || stride < 1) {
+  if (stride < 1) throw InputError(fmt::format("layer '{}': a stride of {}", layer, stride));
+  if (span < 0) {
     throw InputError(
         fmt::format("layer '{}': a window of {} does not fit an extent of {} with "
                     "padding {}",

@@ -84,7 +84,8 @@ void LookForGpu(std::vector<Finding>& findings) {
     findings.push_back({"CUDA backend", kPresent, "compiled in"});
   } else {
     findings.push_back(
-        {"CUDA backend", kMissing, "not compiled in; spillway record needs it",
+        {"CUDA backend", kMissing,
+         "not compiled in; record, validate, calibrate and --backend cuda need it",
          "install the CUDA toolkit and cuDNN 9 (NVIDIA's Debian repository: cuda-toolkit, "
          "cudnn9-cuda-12), then build with -DSPILLWAY_CUDA=ON"});
   }
@@ -93,7 +94,8 @@ void LookForGpu(std::vector<Finding>& findings) {
   if (driver && std::getline(driver, version)) {
     findings.push_back({"NVIDIA driver", kPresent, version});
   } else {
-    findings.push_back({"NVIDIA driver", kMissing, "not loaded; spillway record needs it",
+    findings.push_back({"NVIDIA driver", kMissing,
+                        "not loaded; record, validate, calibrate and --backend cuda need it",
                         "on a machine with an NVIDIA GPU: apt-get install nvidia-driver (Debian "
                         "non-free)"});
   }

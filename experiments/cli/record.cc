@@ -134,7 +134,10 @@ void AddRecord(CLI::App& app, int& exit_code, Session& session) {
       "record", "Measure the kernels of networks on this machine's GPU; exit code 5 without one");
   auto command = std::make_shared<RecordCommand>();
   verb->add_option("workloads", command->workloads, "NETWORK:BATCH, one or more")->required();
-  verb->add_option("-o,--output", command->output, "Directory for NETWORK-BATCH.json.zst")
+  verb->add_option(
+          "-o,--output", command->output,
+          "Directory for NETWORK-BATCH.json.zst, which --cost reads; a table that is there is "
+          "replaced")
       ->capture_default_str();
   verb->add_option("--math", command->record.math, "Arithmetic of convolutions and products")
       ->check(CLI::IsMember({"fp32", "tf32"}))

@@ -81,7 +81,9 @@ void AddReproduce(CLI::App& app, int& exit_code, Session& session) {
       "reproduce", "Compute a paper's printed numbers; exit code 1 if one is out of tolerance");
   auto options = std::make_shared<ReproduceOptions>();
   verb->add_option("item", options->item,
-                   "all, a paper (vdnn), or an item such as 'base VGG-16(256) GB'")
+                   "all, a paper (vdnn, vdnnpp, superneurons; of ucudnn and mmcnn only what is "
+                   "printed), a table or figure (superneurons-Tab2), or an item such as "
+                   "'base VGG-16(256) GB'")
       ->required();
   options->format.Add(*verb);
   AddOutput(*verb, options->output);

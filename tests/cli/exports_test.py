@@ -327,7 +327,7 @@ class ExportsTest(CommandTest):
         self.assertGreater(slow["iteration_ms"], plain["iteration_ms"])
         table = self.ok("limit", "alexnet", "--policy", "liveness", "--memory", "1GiB", "--device",
                         "k40c:link=2")
-        self.assertIn("with link=2 with 1 GiB: the largest batch", table)
+        self.assertIn(", link=2 with 1 GiB: the largest batch", table)
 
 
 class DecisionsTest(CommandTest):
