@@ -205,7 +205,16 @@ void Scenario::Verify(const std::string& specification, const Outcome& outcome) 
 }
 
 Row Scenario::RowOf(const std::string& specification, const Outcome& outcome) const {
-  return MakeResultRow(*setup_, specification, "sim", outcome, ideal_);
+  Row row = MakeResultRow(*setup_, specification, "sim", outcome, ideal_);
+  // What `auto` chose, found once more: the outcome does not say.
+  const bool chosen = ParseSpecification("allocator", setup_->allocator).name == "auto";
+  if (chosen && outcome.report.fits() && !specification.starts_with("kernels-from:")) {
+    const Resolved resolved = ResolveAllocator(*setup_, MakersOf(*setup_, specification));
+    for (Column& column : row) {
+      if (column.name == "allocator") column.value = resolved.setup.allocator;
+    }
+  }
+  return row;
 }
 
 Row Scenario::RowOf(const std::string& specification, const Execution& execution) const {
@@ -249,6 +258,9 @@ std::string FormatResults(const Scenario& scenario, const std::vector<Row>& rows
                                      return c.name == name;
                                    })->value);
     };
+    if (scenario.setup().allocator != value("allocator")) {
+      text += fmt::format("{}: allocator {}\n", value("policy"), value("allocator"));
+    }
     if (value("status") != "oom") continue;
     // Among several policies one sentence is enough; a single run also says who holds the memory.
     std::string reason = value("reason");

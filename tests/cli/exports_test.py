@@ -298,6 +298,16 @@ class ExportsTest(CommandTest):
             (self.directory / "link").unlink()
             self.assertEqual(os.listdir(self.directory), [])
 
+    def test_a_chosen_allocator_is_named(self):
+        args = ("resnet50:64", "--policy", "liveness", "--memory", "5.1GiB")
+        self.assertEqual(self.row("run", *args, "--allocator", "best-fit")["allocator"], "best-fit")
+        row = self.row("run", *args, "--allocator", "auto")
+        self.assertEqual(row["allocator"], "planned")  # the least of what is reserved
+        self.assertIn("liveness: allocator planned\n", self.ok("run", *args, "--allocator", "auto"))
+        self.assertEqual(self.row("compare", *args, "--allocator", "auto")["allocator"], "planned")
+        named = self.row("run", *args, "--allocator", "planned")
+        self.assertEqual(named, row)
+
     def test_no_output_takes_the_place_of_an_input(self):
         trace = self.directory / "t.json"
         self.ok("trace", "build", "alexnet:8", "-o", trace)
