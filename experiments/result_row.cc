@@ -145,7 +145,7 @@ Row MakeResultRow(const Setup& setup, std::string_view policy, std::string_view 
       {"device", setup.device.name},
       {"memory_bytes", setup.memory == Bytes::Unlimited() ? Value() : Value(setup.memory.count())},
       {"policy", std::string(policy)},
-      {"allocator", setup.allocator},
+      {"allocator", outcome.allocator},
       {"backend", std::string(backend)},
       {"status", std::string(fits ? "ok" : "oom")},
       {"iteration_ms", milliseconds(metrics.iteration)},

@@ -75,6 +75,7 @@ Report SimulateTrace(const Setup& setup, const Trace& trace, Policy& policy,
 
 Outcome Simulate(const Setup& setup, Policy& policy, Allocator* arena) {
   Outcome outcome;
+  outcome.allocator = setup.allocator;
   outcome.rewritten = policy.Rewrite(setup.trace, setup.device, setup.cost);
   if (outcome.rewritten) outcome.rewritten->Validate();
   outcome.report = SimulateTrace(setup, outcome.trace(setup), policy, arena, &outcome.compression);

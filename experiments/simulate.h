@@ -38,6 +38,7 @@ struct Outcome {
   Report report;
   std::optional<Trace> rewritten;                 // the trace that ran, where the policy changed it
   std::optional<CompressionSummary> compression;  // where the setup has a plan and the run fits
+  std::string allocator;                          // that served it: where `auto`, what it chose
 
   const Trace& trace(const Setup& setup) const { return rewritten ? *rewritten : setup.trace; }
 };

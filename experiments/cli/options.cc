@@ -205,16 +205,7 @@ void Scenario::Verify(const std::string& specification, const Outcome& outcome) 
 }
 
 Row Scenario::RowOf(const std::string& specification, const Outcome& outcome) const {
-  Row row = MakeResultRow(*setup_, specification, "sim", outcome, ideal_);
-  // What `auto` chose, found once more: the outcome does not say.
-  const bool chosen = ParseSpecification("allocator", setup_->allocator).name == "auto";
-  if (chosen && outcome.report.fits() && !specification.starts_with("kernels-from:")) {
-    const Resolved resolved = ResolveAllocator(*setup_, MakersOf(*setup_, specification));
-    for (Column& column : row) {
-      if (column.name == "allocator") column.value = resolved.setup.allocator;
-    }
-  }
-  return row;
+  return MakeResultRow(*setup_, specification, "sim", outcome, ideal_);
 }
 
 Row Scenario::RowOf(const std::string& specification, const Execution& execution) const {

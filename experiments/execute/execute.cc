@@ -83,6 +83,7 @@ Execution Execute(const Setup& setup, Policy& policy, const ExecuteOptions& opti
                   const std::function<std::unique_ptr<Executor>(const Trace&)>& make) {
   Execution execution;
   Outcome& outcome = execution.outcome;
+  outcome.allocator = setup.allocator;
   outcome.rewritten = policy.Rewrite(setup.trace, setup.device, setup.cost);
   if (outcome.rewritten) outcome.rewritten->Validate();
   const Trace& trace = outcome.trace(setup);
