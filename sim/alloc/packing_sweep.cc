@@ -21,97 +21,111 @@ T Pick(const std::array<T, kSize>& values, std::mt19937& random) {
 
 }  // namespace
 
+// Large blocks are hard to place, long-lived ones in less than proportion to their life.
+double WeightOf(const Problem& problem, uint32_t block, double unit) {
+  return static_cast<double>(problem.size[block]) / unit *
+         std::sqrt(static_cast<double>(problem.end[block] - problem.begin[block]));
+}
+
+std::vector<int64_t> FullMoments(const Problem& problem, int64_t bound) {
+  // Memory is fullest after a block has begun and before the next one ends.
+  std::vector<int64_t> times = problem.begin;
+  std::sort(times.begin(), times.end());
+  times.erase(std::unique(times.begin(), times.end()), times.end());
+  std::vector<int64_t> pivots;
+  for (const int64_t time : times) {
+    int64_t live = 0;
+    for (size_t i = 0; i < problem.count(); ++i) {
+      if (problem.begin[i] <= time && time < problem.end[i]) live += problem.size[i];
+    }
+    if (live >= bound - bound / 20) pivots.push_back(time);
+  }
+  return pivots;
+}
+
+SweepRule DrawRule(const std::vector<int64_t>& pivots, std::mt19937& random) {
+  using Stack = SweepRule::Stack;
+  SweepRule rule;
+  // The first moments are the best more often than any others; from either end of time there is
+  // nothing to begin with.
+  const auto where = random() % 16;
+  if (where == 0) {
+    rule.pivot = std::numeric_limits<int64_t>::min();
+  } else if (where == 1) {
+    rule.pivot = std::numeric_limits<int64_t>::max();
+  } else {
+    const size_t among = where % 2 == 0 ? pivots.size() : std::min<size_t>(pivots.size(), 8);
+    rule.pivot = pivots[random() % among];
+  }
+  rule.stack = Pick<Stack>(
+      std::array{Stack::kLongest, Stack::kOldest, Stack::kFirstToEnd, Stack::kYoungest}, random);
+  rule.by_life = random() % 2 == 0;
+  rule.gap = Pick(std::array{0.0, 3.0, 10.0, 30.0}, random);
+  rule.farthest = Pick(std::array{10.0, 20.0, 50.0, 1000.0}, random);
+  rule.origin = Pick(std::array{0.0, 0.0, 0.1, 0.3, 1.0}, random);
+  rule.noise = Pick(std::array{0.0, 0.2, 0.5}, random);
+  rule.seed = static_cast<uint32_t>(random());
+  return rule;
+}
+
+SweepOrder OrderOf(const Problem& problem, const SweepRule& rule) {
+  const auto& begin = problem.begin;
+  const auto& end = problem.end;
+  const auto& size = problem.size;
+  const auto life = [&](uint32_t i) { return end[i] - begin[i]; };
+  SweepOrder order;
+  for (uint32_t i = 0; i < problem.count(); ++i) {
+    (begin[i] > rule.pivot  ? order.later
+     : end[i] <= rule.pivot ? order.earlier
+                            : order.stack)
+        .push_back(i);
+  }
+  const auto sort = [&](std::vector<uint32_t>& blocks, const auto& key) {
+    std::stable_sort(blocks.begin(), blocks.end(),
+                     [&](uint32_t a, uint32_t b) { return key(a) > key(b); });
+  };
+  sort(order.stack, [&](uint32_t i) {
+    switch (rule.stack) {
+      case SweepRule::Stack::kLongest:
+        return std::pair(life(i), size[i]);
+      case SweepRule::Stack::kOldest:
+        return std::pair(-begin[i], size[i]);
+      case SweepRule::Stack::kFirstToEnd:
+        return std::pair(-end[i], size[i]);
+      case SweepRule::Stack::kYoungest:
+        break;
+    }
+    return std::pair(begin[i], size[i]);
+  });
+  const auto rank = [&](uint32_t i) { return rule.by_life ? life(i) : size[i]; };
+  sort(order.later, [&](uint32_t i) { return std::pair(-begin[i], rank(i)); });
+  sort(order.earlier, [&](uint32_t i) { return std::pair(end[i], rank(i)); });
+  return order;
+}
+
 SweepSearch::SweepSearch(const Problem& problem, int64_t bound)
     : problem_(Compress(problem)),
       backward_(problem_),
+      pivots_(FullMoments(problem_, bound)),
       weight_unit_(static_cast<double>(bound)),
       random_(7) {
   for (size_t i = 0; i < problem.count(); ++i) {
     backward_.begin[i] = -problem_.end[i];
     backward_.end[i] = -problem_.begin[i];
   }
-  // Memory is fullest after a block has begun and before the next one ends.
-  std::vector<int64_t> times = problem_.begin;
-  std::sort(times.begin(), times.end());
-  times.erase(std::unique(times.begin(), times.end()), times.end());
-  for (const int64_t time : times) {
-    int64_t live = 0;
-    for (size_t i = 0; i < problem.count(); ++i) {
-      if (problem_.begin[i] <= time && time < problem_.end[i]) live += problem_.size[i];
-    }
-    if (live >= bound - bound / 20) pivots_.push_back(time);
-  }
 }
 
-// Large blocks are hard to place, long-lived ones in less than proportion to their life.
-double SweepSearch::Weight(uint32_t block) const {
-  return static_cast<double>(problem_.size[block]) / weight_unit_ *
-         std::sqrt(static_cast<double>(problem_.end[block] - problem_.begin[block]));
-}
-
-SweepSearch::Rule SweepSearch::Draw() {
-  using Stack = Rule::Stack;
-  Rule rule;
-  // The first moments are the best more often than any others; from either end of time there is
-  // nothing to begin with.
-  const auto where = random_() % 16;
-  if (where == 0) {
-    rule.pivot = std::numeric_limits<int64_t>::min();
-  } else if (where == 1) {
-    rule.pivot = std::numeric_limits<int64_t>::max();
-  } else {
-    const size_t among = where % 2 == 0 ? pivots_.size() : std::min<size_t>(pivots_.size(), 8);
-    rule.pivot = pivots_[random_() % among];
-  }
-  rule.stack = Pick<Stack>(
-      std::array{Stack::kLongest, Stack::kOldest, Stack::kFirstToEnd, Stack::kYoungest}, random_);
-  rule.by_life = random_() % 2 == 0;
-  rule.gap = Pick(std::array{0.0, 3.0, 10.0, 30.0}, random_);
-  rule.farthest = Pick(std::array{10.0, 20.0, 50.0, 1000.0}, random_);
-  rule.origin = Pick(std::array{0.0, 0.0, 0.1, 0.3, 1.0}, random_);
-  rule.noise = Pick(std::array{0.0, 0.2, 0.5}, random_);
-  rule.seed = static_cast<uint32_t>(random_());
-  return rule;
-}
-
-SweepSearch::Attempt SweepSearch::Sweep(const Rule& rule, const std::vector<Pin>& pins,
+SweepSearch::Attempt SweepSearch::Sweep(const SweepRule& rule, const std::vector<Pin>& pins,
                                         int64_t height, int64_t& steps) {
   const auto& begin = problem_.begin;
   const auto& end = problem_.end;
   const auto& size = problem_.size;
-  const auto life = [&](uint32_t i) { return end[i] - begin[i]; };
-  const size_t count = problem_.count();
-  Attempt attempt{rule, std::vector<int64_t>(count, -1), {}, 0};
-  std::vector<bool> pinned(count);
-  std::vector<uint32_t> stack, later, earlier;
-  for (const Pin& pin : pins) {
-    pinned[pin.block] = true;
-    attempt.offset[pin.block] = pin.offset;
+  Attempt attempt{rule, std::vector<int64_t>(problem_.count(), -1), {}, 0};
+  for (const Pin& pin : pins) attempt.offset[pin.block] = pin.offset;
+  SweepOrder order = OrderOf(problem_, rule);
+  for (auto* blocks : {&order.stack, &order.later, &order.earlier}) {
+    std::erase_if(*blocks, [&](uint32_t i) { return attempt.offset[i] >= 0; });
   }
-  for (uint32_t i = 0; i < count; ++i) {
-    if (pinned[i]) continue;
-    (begin[i] > rule.pivot ? later : end[i] <= rule.pivot ? earlier : stack).push_back(i);
-  }
-  const auto sort = [&](std::vector<uint32_t>& blocks, const auto& key) {
-    std::stable_sort(blocks.begin(), blocks.end(),
-                     [&](uint32_t a, uint32_t b) { return key(a) > key(b); });
-  };
-  sort(stack, [&](uint32_t i) {
-    switch (rule.stack) {
-      case Rule::Stack::kLongest:
-        return std::pair(life(i), size[i]);
-      case Rule::Stack::kOldest:
-        return std::pair(-begin[i], size[i]);
-      case Rule::Stack::kFirstToEnd:
-        return std::pair(-end[i], size[i]);
-      case Rule::Stack::kYoungest:
-        break;
-    }
-    return std::pair(begin[i], size[i]);
-  });
-  const auto rank = [&](uint32_t i) { return rule.by_life ? life(i) : size[i]; };
-  sort(later, [&](uint32_t i) { return std::pair(-begin[i], rank(i)); });
-  sort(earlier, [&](uint32_t i) { return std::pair(end[i], rank(i)); });
 
   std::vector<Placed> placed, mirrored;
   const auto put = [&](uint32_t i) {
@@ -122,7 +136,7 @@ SweepSearch::Attempt SweepSearch::Sweep(const Rule& rule, const std::vector<Pin>
   for (const Pin& pin : pins) put(pin.block);
   // The pins may have taken what the stack needs; it goes around them.
   int64_t floor = 0;
-  for (const uint32_t i : stack) {
+  for (const uint32_t i : order.stack) {
     int64_t offset = floor;
     for (bool moved = true; moved;) {
       moved = false;
@@ -144,15 +158,15 @@ SweepSearch::Attempt SweepSearch::Sweep(const Rule& rule, const std::vector<Pin>
     put(i);
   }
   std::mt19937 random(rule.seed);
-  Place(problem_, later, std::move(placed), height, random, attempt, steps);
-  Place(backward_, earlier, std::move(mirrored), height, random, attempt, steps);
+  Place(problem_, order.later, std::move(placed), height, random, attempt, steps);
+  Place(backward_, order.earlier, std::move(mirrored), height, random, attempt, steps);
   return attempt;
 }
 
 void SweepSearch::Place(const Problem& times, const std::vector<uint32_t>& order,
                         std::vector<Placed> placed, int64_t height, std::mt19937& random,
                         Attempt& attempt, int64_t& steps) const {
-  const Rule& rule = attempt.rule;
+  const SweepRule& rule = attempt.rule;
   const auto below = [](const Placed& a, const Placed& b) { return a.offset < b.offset; };
   std::stable_sort(placed.begin(), placed.end(), below);
   for (const uint32_t block : order) {
@@ -257,7 +271,7 @@ SweepSearch::Attempt SweepSearch::Repair(const Attempt& start, int64_t height, i
     });
     if (more.size() == kMostPins) more.erase(more.begin());
     more.push_back(pin);
-    Rule rule = start.rule;
+    SweepRule rule = start.rule;
     rule.seed = static_cast<uint32_t>(random_());
     Attempt next = Sweep(rule, more, height, steps);
     ++idle;
@@ -280,7 +294,7 @@ Solution SweepSearch::Run(int64_t height, int64_t& steps) {
   while (steps > 0) {
     std::vector<Attempt> starts;
     for (int i = 0; i < kDraws && steps > 0; ++i) {
-      Attempt attempt = Sweep(Draw(), {}, height, steps);
+      Attempt attempt = Sweep(DrawRule(pivots_, random_), {}, height, steps);
       if (attempt.homeless.empty()) return solution(attempt);
       starts.push_back(std::move(attempt));
     }

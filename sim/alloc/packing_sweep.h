@@ -18,6 +18,37 @@
 
 namespace spillway::packing {
 
+// How a sweep decides; drawn at random.
+struct SweepRule {
+  enum class Stack : uint8_t { kLongest, kOldest, kFirstToEnd, kYoungest };
+
+  int64_t pivot = 0;              // the moment
+  Stack stack = Stack::kLongest;  // what lies lowest of the blocks that are live then
+  bool by_life = false;  // what comes first of blocks that begin together: else the largest
+  double gap = 0;        // how much worse it is to leave a gap than to fill one
+  double farthest = 0;   // differences of time beyond this are equal
+  double origin = 0;     // the weight of the difference of the other ends
+  double noise = 0;      // part of a choice that is chance
+  uint32_t seed = 0;     // of that
+};
+
+// How hard it is to place a block, in parts of `unit`.
+double WeightOf(const Problem& problem, uint32_t block, double unit);
+
+// Moments at which memory is almost full. REQUIRES: `problem` is compressed.
+std::vector<int64_t> FullMoments(const Problem& problem, int64_t bound);
+
+// REQUIRES: `pivots` is not empty.
+SweepRule DrawRule(const std::vector<int64_t>& pivots, std::mt19937& random);
+
+// The blocks in the order in which they are placed.
+struct SweepOrder {
+  std::vector<uint32_t> stack;  // those that are live at the pivot, the lowest first
+  std::vector<uint32_t> later;
+  std::vector<uint32_t> earlier;  // against the order of time
+};
+SweepOrder OrderOf(const Problem& problem, const SweepRule& rule);
+
 class SweepSearch {
  public:
   // `bound` is that of the problem.
@@ -28,25 +59,12 @@ class SweepSearch {
   Solution Run(int64_t height, int64_t& steps);
 
  private:
-  // How a sweep decides; drawn at random.
-  struct Rule {
-    enum class Stack : uint8_t { kLongest, kOldest, kFirstToEnd, kYoungest };
-
-    int64_t pivot = 0;              // the moment
-    Stack stack = Stack::kLongest;  // what lies lowest of the blocks that are live then
-    bool by_life = false;  // what comes first of blocks that begin together: else the largest
-    double gap = 0;        // how much worse it is to leave a gap than to fill one
-    double farthest = 0;   // differences of time beyond this are equal
-    double origin = 0;     // the weight of the difference of the other ends
-    double noise = 0;      // part of a choice that is chance
-    uint32_t seed = 0;     // of that
-  };
   struct Pin {
     uint32_t block;
     int64_t offset;
   };
   struct Attempt {
-    Rule rule;
+    SweepRule rule;
     std::vector<int64_t> offset;     // by block
     std::vector<uint32_t> homeless;  // blocks without a place
     double missing = 0;              // the sum of their weights
@@ -55,8 +73,8 @@ class SweepSearch {
     int64_t offset, top, begin, end;
   };
 
-  Rule Draw();
-  Attempt Sweep(const Rule& rule, const std::vector<Pin>& pins, int64_t height, int64_t& steps);
+  Attempt Sweep(const SweepRule& rule, const std::vector<Pin>& pins, int64_t height,
+                int64_t& steps);
   // Places blocks, which are in the order of time, among those placed. `times` says the lifetimes.
   void Place(const Problem& times, const std::vector<uint32_t>& order, std::vector<Placed> placed,
              int64_t height, std::mt19937& random, Attempt& attempt, int64_t& steps) const;
@@ -64,12 +82,12 @@ class SweepSearch {
   Attempt Repair(const Attempt& start, int64_t height, int64_t& steps);
   Pin ChoosePin(const Attempt& attempt, const std::vector<Pin>& pins, int64_t height,
                 int64_t& steps);
-  double Weight(uint32_t block) const;
+  double Weight(uint32_t block) const { return WeightOf(problem_, block, weight_unit_); }
   double Uniform() { return static_cast<double>(random_()) / 4294967296.0; }  // in [0, 1)
 
-  const Problem problem_;        // compressed
-  Problem backward_;             // the same with time reversed
-  std::vector<int64_t> pivots_;  // moments at which memory is almost full
+  const Problem problem_;  // compressed
+  Problem backward_;       // the same with time reversed
+  const std::vector<int64_t> pivots_;
   double weight_unit_;
   std::mt19937 random_;
 };
