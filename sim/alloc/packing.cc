@@ -7,6 +7,7 @@
 
 #include "sim/alloc/packing_ejection.h"
 #include "sim/alloc/packing_exact.h"
+#include "sim/alloc/packing_insertion.h"
 #include "sim/alloc/packing_problem.h"
 #include "sim/alloc/packing_sweep.h"
 #include "sim/core/error.h"
@@ -18,6 +19,7 @@ using packing::BoundOf;
 using packing::Compress;
 using packing::Ejection;
 using packing::Gap;
+using packing::InsertionSearch;
 using packing::Order;
 using packing::Orders;
 using packing::Place;
@@ -88,6 +90,13 @@ Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& st
       });
       return best.height <= height;
     };
+    std::optional<InsertionSearch> insertion;
+    // Last, and with steps of its own: what the others find stays as it is.
+    const auto insert = [&](int64_t height, int64_t part) {
+      if (!insertion) insertion.emplace(problem, bound, part);
+      Keep(best, insertion->Run(height, part));
+      return best.height <= height;
+    };
     std::optional<Ejection> ejection;
     const auto eject = [&](int64_t height, int64_t part) {
       spend(part, [&](int64_t& left) {
@@ -98,11 +107,13 @@ Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& st
     };
     // There, then nearer and nearer to it.
     if (best.height > near && !sweep(near, all / 16) && !eject(near, all / 2) &&
-        !sweep(near, all / 8)) {
+        !sweep(near, all / 8) && !insert(near, all / 2)) {
       int64_t missed = near;
       for (int i = 0; i < 4; ++i) {
         const int64_t height = missed + (best.height - missed) / 2;
-        if (!sweep(height, all / 32) && !eject(height, all / 32)) missed = height;
+        if (!sweep(height, all / 32) && !eject(height, all / 32) && !insert(height, all / 16)) {
+          missed = height;
+        }
       }
     }
     if (best.height <= near) {

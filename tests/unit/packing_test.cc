@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <random>
 
+#include "sim/alloc/packing_insertion.h"
 #include "sim/alloc/packing_sweep.h"
 
 namespace spillway {
@@ -234,6 +235,58 @@ TEST(PackingTest, SweepsPackWhatIsAlwaysFull) {
     missed_by_heuristics += Pack(intervals, only).height > Bytes(54'300) ? 1 : 0;
   }
   EXPECT_GT(missed_by_heuristics, 6);
+}
+
+// Rooms whose blocks begin and end together and are mixed with those of other rooms: what lies
+// beside a block matters when the room is needed again.
+packing::Problem Rooms(std::mt19937& random, int64_t steps) {
+  constexpr int64_t kRoom = 6400;
+  struct Block {
+    int64_t end, size;
+  };
+  packing::Problem problem;
+  std::vector<int64_t> ends(16, 0);  // by room
+  for (int64_t now = 0; now < steps; ++now) {
+    std::vector<Block> blocks;
+    for (int64_t& end : ends) {
+      if (end != now) continue;
+      end = std::min<int64_t>(steps, now + 1 + static_cast<int64_t>(random() % 12));
+      for (int64_t room = kRoom; room > 0; room -= blocks.back().size) {
+        const int64_t size = 500 + static_cast<int64_t>(random() % 6) * 700;
+        blocks.push_back({end, std::min(room, size)});
+      }
+    }
+    for (size_t i = blocks.size(); i > 1; --i) std::swap(blocks[i - 1], blocks[random() % i]);
+    for (const Block& block : blocks) {
+      problem.begin.push_back(now);
+      problem.end.push_back(block.end);
+      problem.size.push_back(block.size);
+    }
+  }
+  return problem;
+}
+
+TEST(PackingTest, InsertionMakesRoomInWhatIsAlwaysFull) {
+  std::mt19937 random(47);
+  for (int round = 0; round < 10; ++round) {
+    const packing::Problem problem = Rooms(random, 60);
+    const int64_t bound = packing::BoundOf(problem);
+    ASSERT_EQ(bound, 16 * 6400);
+    int64_t steps = 10'000'000;
+    packing::InsertionSearch search(problem, bound, steps);
+    const packing::Solution found = search.Run(bound + bound * 7 / 100, steps);
+    ASSERT_EQ(found.offset.size(), problem.count()) << "round " << round;
+    EXPECT_LE(found.height, bound + bound * 7 / 100);
+    std::vector<LiveInterval> intervals;
+    Packing packing;
+    for (size_t i = 0; i < problem.count(); ++i) {
+      intervals.push_back({problem.begin[i], problem.end[i], Bytes(problem.size[i])});
+      packing.offsets.push_back(Bytes(found.offset[i]));
+    }
+    packing.height = Bytes(found.height);
+    packing.bound = Bytes(bound);
+    ExpectSound(intervals, packing, Bytes(1));
+  }
 }
 
 TEST(PackingTest, LifetimesAreTheStepsOfTheLog) {
