@@ -65,20 +65,12 @@ size_t RequestsPerIteration(const Report& report) {
 }
 
 Setup WithPlan(const Setup& setup, const PolicyMaker& make) {
-  const Bytes granularity = setup.device.alignment;
   Setup planned = setup;
-  Bytes memory = setup.memory;
+  Setup recorded = setup;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    Setup recorded = setup;
-    recorded.memory = memory;
-    Planned arena(memory, granularity);
-    RecordingAllocator recorder(arena);
-    const Outcome outcome = Simulate(recorded, *make(), &recorder);
-    const size_t period = outcome.report.fits() ? RequestsPerIteration(outcome.report) : 0;
-    planned.plan = std::make_shared<const AllocationPlan>(
-        PlanAllocations(recorder.log(), period, granularity, memory));
+    planned.plan = std::make_shared<const AllocationPlan>(PlanFor(recorded, make));
     if (planned.plan->height <= setup.memory) break;
-    memory -= planned.plan->height - setup.memory;
+    recorded.memory -= planned.plan->height - setup.memory;
   }
   return planned;
 }
@@ -121,6 +113,15 @@ Resolved Choose(const Setup& setup, std::span<const PolicyMaker> policies) {
 }
 
 }  // namespace
+
+AllocationPlan PlanFor(const Setup& setup, const PolicyMaker& make) {
+  const Bytes granularity = setup.device.alignment;
+  Planned arena(setup.memory, granularity);
+  RecordingAllocator recorder(arena);
+  const Outcome outcome = Simulate(setup, *make(), &recorder);
+  const size_t period = outcome.report.fits() ? RequestsPerIteration(outcome.report) : 0;
+  return PlanAllocations(recorder.log(), period, granularity, setup.memory);
+}
 
 std::unique_ptr<Allocator> MakeArena(const Setup& setup, Bytes capacity) {
   if (setup.plan) return std::make_unique<Planned>(setup.plan, setup.device.alignment);

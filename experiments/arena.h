@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "experiments/simulate.h"
+#include "sim/alloc/planned.h"
 #include "sim/core/allocator.h"
 #include "sim/core/policy.h"
 
@@ -22,6 +23,10 @@ using PolicyMaker = std::function<std::unique_ptr<Policy>()>;
 // The arena that `setup` names, with its plan if it has one. Without a plan `planned` is what its
 // recorded run has; `auto` is best-fit.
 std::unique_ptr<Allocator> MakeArena(const Setup& setup, Bytes capacity);
+
+// Offsets for the blocks that the policy asks for when only the sum of what is live has to fit in
+// the setup's memory. They may lie higher than that. REQUIRES: the setup has no plan.
+AllocationPlan PlanFor(const Setup& setup, const PolicyMaker& make);
 
 // What to run, and with which of the policies.
 struct Resolved {

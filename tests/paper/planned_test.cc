@@ -1,10 +1,12 @@
-// The allocator `planned` needs at most 1.01 times the largest sum of live bytes: on some networks
-// here, on the whole zoo, with a known gap, where SPILLWAY_WHOLE_ZOO is set.
+// The allocator `planned` needs at most 1.01 times the largest sum of live bytes of the run in the
+// same memory: on some networks here, on the whole zoo, with a known gap, where SPILLWAY_WHOLE_ZOO
+// is set.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -48,8 +50,7 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
         spillway::Setup setup{trace, device, cost, Bytes::Unlimited(), "planned"};
         for (const char* memory : {"unlimited", "30%"}) {
           setup.memory = ParseMemory(memory, setup);
-          const spillway::Setup resolved = ResolveAllocator(setup, make);
-          const auto& plan = *resolved.plan;
+          const AllocationPlan plan = PlanFor(setup, make);
           const std::string what =
               fmt::format("{}, {}, {}, {}", GetParam(), preset.name, policy, memory);
           // Gaps: policies that keep memory full, on networks with forks (sim/alloc/README.md);
@@ -62,10 +63,16 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
                 static_cast<double>(plan.height.count()) / static_cast<double>(plan.bound.count()),
                 what);
           }
+          // What does not fit is planned again for less memory, which takes as long each time.
+          const bool fits = plan.height <= setup.memory;
+          if (!fits && WholeZoo()) continue;
+          spillway::Setup with_plan = setup;
+          with_plan.plan = std::make_shared<const AllocationPlan>(plan);
+          const spillway::Setup resolved = fits ? with_plan : ResolveAllocator(setup, make);
           const Report report = Simulate(resolved, *make()).report;
           if (!report.fits()) continue;
-          EXPECT_LE(report.metrics.peak_reserved, plan.height) << what;
-          EXPECT_EQ(report.metrics.peak_allocated, plan.bound) << what;
+          EXPECT_LE(report.metrics.peak_reserved, resolved.plan->height) << what;
+          EXPECT_EQ(report.metrics.peak_allocated, resolved.plan->bound) << what;
         }
       }
     }
