@@ -31,6 +31,15 @@ def above(axes):
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncol=3)
 
 
+def above_both(axes, right, ncol):
+    """The legend of axes and of those that share their x axis, over them; the right one has no grid."""
+    right.spines["right"].set_visible(True)
+    right.grid(visible=False)
+    handles = [h + r for h, r in zip(axes.get_legend_handles_labels(),
+                                     right.get_legend_handles_labels())]
+    axes.legend(*handles, loc="lower center", bbox_to_anchor=(0.5, 1), ncol=ncol)
+
+
 def above_all(fig, axes, ncol):
     """The legend of one of several axes in one line over the figure."""
     fig.get_layout_engine().set(rect=(0, 0, 1, 0.9))
@@ -94,11 +103,7 @@ def compression(figstyle, spillway, path):
     right.plot([x / 100 for _, what, x in rows if what == "density"], "k.", label="density")
     right.plot([x for _, what, x in rows if what == "ratio"], "kx", label="compressed size")
     right.set(ylabel="share of the map", ylim=(0, 1))
-    right.spines["right"].set_visible(True)
-    right.grid(visible=False)
-    handles = [h + r for h, r in zip(axes.get_legend_handles_labels(),
-                                     right.get_legend_handles_labels())]
-    axes.legend(*handles, loc="lower center", bbox_to_anchor=(0.5, 1), ncol=2)
+    above_both(axes, right, 2)
     figstyle.save(fig, path)
 
 
@@ -129,11 +134,7 @@ def network_memory(figstyle, spillway, path):
     right.plot(range(len(speedups)), speedups, "kX", label="speedup", markersize=7,
                markeredgecolor="white")
     right.set(ylabel="speedup by workspaces", ylim=(0, 1.2 * max(speedups)))
-    right.spines["right"].set_visible(True)
-    right.grid(visible=False)
-    handles = [h + r for h, r in zip(axes.get_legend_handles_labels(),
-                                     right.get_legend_handles_labels())]
-    axes.legend(*handles, loc="lower center", bbox_to_anchor=(0.5, 1), ncol=3)
+    above_both(axes, right, 3)
     figstyle.save(fig, path)
 
 

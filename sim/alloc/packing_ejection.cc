@@ -78,14 +78,6 @@ class Ejector {
     int64_t begin, end;  // of its block
     uint32_t block;
   };
-  struct Weighted {
-    int64_t at;
-    int64_t weight;
-  };
-  struct Choice {
-    int64_t offset;
-    int64_t weight;  // of what is in the way
-  };
 
   bool Meets(const Edge& edge, uint32_t block) const {
     return edge.begin < problem_.end[block] && problem_.begin[block] < edge.end;
@@ -104,11 +96,9 @@ class Ejector {
     edges.erase(edge);
   }
 
-  // The lowest free place, else one of those where the least is in the way. Only places that touch
-  // another block or an end are worth a look.
+  // The lowest free place, else one of those where the least is in the way.
   Choice Choose(uint32_t block) {
     const int64_t size = problem_.size[block], lowest = floor_[block], highest = height_ - size;
-    // What lies at `at` or below is met from the first of these on, and no more from the second.
     met_.clear();
     passed_.clear();
     for (const Edge& edge : bottoms_) {
@@ -117,34 +107,7 @@ class Ejector {
     for (const Edge& edge : tops_) {
       if (Meets(edge, block)) passed_.push_back({edge.at, weight_[edge.block]});
     }
-    Choice best{lowest, std::numeric_limits<int64_t>::max()};
-    int64_t weight = 0;
-    uint32_t equals = 0;
-    size_t met = 0, passed = 0;
-    const auto look = [&](int64_t at) {  // at ascending offsets
-      while (met < met_.size() && met_[met].at < at) weight += met_[met++].weight;
-      while (passed < passed_.size() && passed_[passed].at <= at) {
-        weight -= passed_[passed++].weight;
-      }
-      if (weight < best.weight) {
-        best = {at, weight};
-        equals = 1;
-      } else if (weight == best.weight && random_() % ++equals == 0) {
-        best.offset = at;
-      }
-      return weight == 0;
-    };
-    if (look(lowest)) return best;
-    int64_t last = lowest;
-    for (size_t i = 0, j = 0; i < met_.size() || j < passed_.size();) {
-      const bool first = j == passed_.size() || (i < met_.size() && met_[i].at <= passed_[j].at);
-      const int64_t at = first ? met_[i++].at : passed_[j++].at;
-      if (at > highest) break;
-      if (at > last && look(at)) return best;
-      last = std::max(last, at);
-    }
-    if (highest > last) look(highest);
-    return best;
+    return LeastInTheWay(met_, passed_, lowest, highest, random_);
   }
 
   void ThrowOut(uint32_t block, int64_t offset) {

@@ -76,14 +76,6 @@ class InsertionSearch::Arena {
     int64_t offset, top;
     uint32_t block;
   };
-  struct Weighted {
-    int64_t at;
-    int64_t weight;
-  };
-  struct Choice {
-    int64_t offset;
-    int64_t weight;  // of what is in the way
-  };
   struct Smaller {
     const Problem& problem;
     bool operator()(uint32_t a, uint32_t b) const {
@@ -193,45 +185,17 @@ class InsertionSearch::Arena {
     return best;
   }
 
-  // Only places that touch another block or an end are worth a look.
   Choice LeastInTheWay(int64_t lowest, int64_t highest, int64_t size) {
+    met_.clear();
     passed_.clear();
-    for (const Placed& other : placed_) passed_.push_back({other.top, weight_[other.block]});
+    for (const Placed& other : placed_) {
+      met_.push_back({other.offset - size, weight_[other.block]});
+      passed_.push_back({other.top, weight_[other.block]});
+    }
     std::sort(passed_.begin(), passed_.end(), [](const Weighted& a, const Weighted& b) {
       return a.at != b.at ? a.at < b.at : a.weight < b.weight;
     });
-    Choice best{lowest, std::numeric_limits<int64_t>::max()};
-    int64_t weight = 0;
-    uint32_t equals = 0;
-    size_t met = 0, passed = 0;
-    const auto look = [&](int64_t at) {  // at ascending offsets
-      while (met < placed_.size() && placed_[met].offset - size < at) {
-        weight += weight_[placed_[met++].block];
-      }
-      while (passed < passed_.size() && passed_[passed].at <= at) {
-        weight -= passed_[passed++].weight;
-      }
-      if (weight < best.weight) {
-        best = {at, weight};
-        equals = 1;
-      } else if (weight == best.weight && random_() % ++equals == 0) {
-        best.offset = at;
-      }
-    };
-    look(lowest);
-    int64_t last = lowest;
-    for (size_t i = 0, j = 0; i < placed_.size() || j < passed_.size();) {
-      const bool first =
-          j == passed_.size() || (i < placed_.size() && placed_[i].offset - size <= passed_[j].at);
-      const int64_t at = first ? placed_[i++].offset - size : passed_[j++].at;
-      if (at > highest) break;
-      if (at > last) {
-        look(at);
-        last = at;
-      }
-    }
-    if (highest > last) look(highest);
-    return best;
+    return packing::LeastInTheWay(met_, passed_, lowest, highest, random_);
   }
 
   const Part& part_;
@@ -247,8 +211,8 @@ class InsertionSearch::Arena {
   std::vector<uint32_t> left_out_;
   double missing_ = 0;  // the weight of that
   bool complete_ = false;
-  std::vector<Placed> placed_;    // by offset
-  std::vector<Weighted> passed_;  // by top
+  std::vector<Placed> placed_;  // by offset
+  std::vector<Weighted> met_, passed_;
 };
 
 InsertionSearch::InsertionSearch(const Problem& problem, int64_t bound, int64_t& steps)
