@@ -319,7 +319,12 @@ TEST(PyTorchSnapshotTest, TakesTracesInOnePieceAndOfSeveralDevices) {
   const auto events = EventsOf(*ParseMemoryLog(make(0b1010), "log", 3));
   ASSERT_EQ(events.size(), 6000u);
   EXPECT_EQ(events[0].address, 4096u);
-  EXPECT_TRUE(EventsOf(*ParseMemoryLog(make(0b1010), "log", 0)).empty());
+  try {
+    ParseMemoryLog(make(0b1010), "log", 0);
+    ADD_FAILURE() << "a device without events was taken";
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("device 0 has no events (those that have some: 1, 3)"));
+  }
 }
 
 TEST(PyTorchSnapshotTest, RefusesRecordsThatContradictEachOther) {
