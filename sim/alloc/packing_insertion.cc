@@ -1,8 +1,6 @@
 #include "sim/alloc/packing_insertion.h"
 
 #include <algorithm>
-#include <array>
-#include <functional>
 #include <queue>
 #include <utility>
 
@@ -72,10 +70,6 @@ class InsertionSearch::Arena {
   const std::vector<int64_t>& offsets() const { return offset_; }
 
  private:
-  struct Placed {
-    int64_t offset, top;
-    uint32_t block;
-  };
   struct Smaller {
     const Problem& problem;
     bool operator()(uint32_t a, uint32_t b) const {
@@ -85,6 +79,12 @@ class InsertionSearch::Arena {
       return life_a != life_b ? life_a < life_b : a > b;
     }
   };
+
+  // The lifetime in the direction of the sweep.
+  int64_t Begin(uint32_t block) const {
+    return forward_ ? upper_.begin[block] : -upper_.end[block];
+  }
+  int64_t End(uint32_t block) const { return forward_ ? upper_.end[block] : -upper_.begin[block]; }
 
   void Insert(uint32_t block) {
     const Choice choice = Choose(block);
@@ -134,55 +134,15 @@ class InsertionSearch::Arena {
     placed_.clear();
     for (const uint32_t other : part_.met[block]) {
       const int64_t offset = offset_[other];
-      if (offset >= 0) placed_.push_back({offset, offset + upper_.size[other], other});
+      if (offset < 0) continue;
+      placed_.push_back({offset, offset + upper_.size[other], Begin(other), End(other), other});
     }
     steps_ -= kComparisons * static_cast<int64_t>(part_.met[block].size() + 1);
     std::sort(placed_.begin(), placed_.end(),
               [](const Placed& a, const Placed& b) { return a.offset < b.offset; });
-    const int64_t free = FreePlace(block, lowest, size);
+    const int64_t free =
+        BestGap(placed_, lowest, height_, size, Begin(block), End(block), rule_, random_);
     return free >= 0 ? Choice{free, 0} : LeastInTheWay(lowest, height_ - size, size);
-  }
-
-  int64_t FreePlace(uint32_t block, int64_t lowest, int64_t size) {
-    const auto difference = [&](int64_t a, int64_t b) {
-      return std::min(static_cast<double>(a < b ? b - a : a - b), rule_.farthest);
-    };
-    // How ill a neighbour suits; null is an end of the arena.
-    const auto distance = [&](const Placed* other) {
-      if (other == nullptr) return (1 + rule_.origin) * rule_.farthest;
-      const double ends = difference(upper_.end[other->block], upper_.end[block]);
-      const double begins = difference(upper_.begin[other->block], upper_.begin[block]);
-      return forward_ ? ends + rule_.origin * begins : begins + rule_.origin * ends;
-    };
-    int64_t best = -1;
-    double best_cost = std::numeric_limits<double>::max();
-    const auto look = [&](int64_t offset, double cost) {
-      if (rule_.noise > 0) {
-        cost *= 1 + rule_.noise * (static_cast<double>(random_()) / 2147483648.0 - 1);
-      }
-      if (cost >= best_cost) return;
-      best = offset;
-      best_cost = cost;
-    };
-    int64_t floor = lowest;
-    const Placed* under = nullptr;
-    const auto gap = [&](int64_t top, const Placed* over) {
-      if (top - floor < size) return;
-      if (top - floor == size) {
-        look(floor, std::min(distance(under), distance(over)) / 2);
-      } else {
-        look(floor, distance(under) + rule_.gap);
-        look(top - size, distance(over) + rule_.gap);
-      }
-    };
-    for (const Placed& other : placed_) {
-      gap(other.offset, &other);
-      if (other.top <= floor) continue;
-      floor = other.top;
-      under = &other;
-    }
-    gap(height_, nullptr);
-    return best;
   }
 
   Choice LeastInTheWay(int64_t lowest, int64_t highest, int64_t size) {

@@ -103,6 +103,48 @@ SweepOrder OrderOf(const Problem& problem, const SweepRule& rule) {
   return order;
 }
 
+int64_t BestGap(const std::vector<Placed>& placed, int64_t lowest, int64_t height, int64_t size,
+                int64_t begin, int64_t end, const SweepRule& rule, std::mt19937& random) {
+  const auto difference = [&](int64_t a, int64_t b) {
+    return std::min(static_cast<double>(a < b ? b - a : a - b), rule.farthest);
+  };
+  // How ill a neighbour suits; null is an end of the arena.
+  const auto distance = [&](const Placed* other) {
+    if (other == nullptr) return (1 + rule.origin) * rule.farthest;
+    return difference(other->end, end) + rule.origin * difference(other->begin, begin);
+  };
+  int64_t best = -1;
+  double best_cost = std::numeric_limits<double>::max();
+  const auto look = [&](int64_t offset, double cost) {
+    if (rule.noise > 0) {
+      cost *= 1 + rule.noise * (static_cast<double>(random()) / 2147483648.0 - 1);
+    }
+    if (cost >= best_cost) return;
+    best = offset;
+    best_cost = cost;
+  };
+  int64_t floor = lowest;
+  const Placed* under = nullptr;
+  const auto gap = [&](int64_t top, const Placed* over) {
+    if (top - floor < size) return;
+    if (top - floor == size) {
+      look(floor, std::min(distance(under), distance(over)) / 2);
+    } else {
+      look(floor, distance(under) + rule.gap);
+      look(top - size, distance(over) + rule.gap);
+    }
+  };
+  for (const Placed& other : placed) {
+    if (other.begin >= end) continue;
+    gap(other.offset, &other);
+    if (other.top <= floor) continue;
+    floor = other.top;
+    under = &other;
+  }
+  gap(height, nullptr);
+  return best;
+}
+
 SweepSearch::SweepSearch(const Problem& problem, int64_t bound)
     : problem_(Compress(problem)),
       backward_(problem_),
@@ -130,8 +172,8 @@ SweepSearch::Attempt SweepSearch::Sweep(const SweepRule& rule, const std::vector
   std::vector<Placed> placed, mirrored;
   const auto put = [&](uint32_t i) {
     const int64_t offset = attempt.offset[i];
-    placed.push_back({offset, offset + size[i], begin[i], end[i]});
-    mirrored.push_back({offset, offset + size[i], -end[i], -begin[i]});
+    placed.push_back({offset, offset + size[i], begin[i], end[i], i});
+    mirrored.push_back({offset, offset + size[i], -end[i], -begin[i], i});
   };
   for (const Pin& pin : pins) put(pin.block);
   // The pins may have taken what the stack needs; it goes around them.
@@ -171,51 +213,16 @@ void SweepSearch::Place(const Problem& times, const std::vector<uint32_t>& order
   std::stable_sort(placed.begin(), placed.end(), below);
   for (const uint32_t block : order) {
     const int64_t begin = times.begin[block], end = times.end[block], size = times.size[block];
-    const auto difference = [&](int64_t a, int64_t b) {
-      return std::min(static_cast<double>(a < b ? b - a : a - b), rule.farthest);
-    };
-    // How ill a neighbour suits; null is the end of the arena.
-    const auto distance = [&](const Placed* other) {
-      if (other == nullptr) return (1 + rule.origin) * rule.farthest;
-      return difference(other->end, end) + rule.origin * difference(other->begin, begin);
-    };
-    int64_t best = -1;
-    double best_cost = std::numeric_limits<double>::max();
-    const auto look = [&](int64_t offset, double cost) {
-      if (rule.noise > 0)
-        cost *= 1 + rule.noise * (static_cast<double>(random()) / 2147483648.0 - 1);
-      if (cost >= best_cost) return;
-      best = offset;
-      best_cost = cost;
-    };
-    const auto gap = [&](int64_t bottom, int64_t top, const Placed* under, const Placed* over) {
-      if (top - bottom < size) return;
-      if (top - bottom == size) {
-        look(bottom, std::min(distance(under), distance(over)) / 2);
-      } else {
-        look(bottom, distance(under) + rule.gap);
-        look(top - size, distance(over) + rule.gap);
-      }
-    };
     std::erase_if(placed, [&](const Placed& other) { return other.end <= begin; });
     steps -= static_cast<int64_t>(placed.size());
-    int64_t floor = 0;
-    const Placed* under = nullptr;
-    for (const Placed& other : placed) {
-      if (other.begin >= end) continue;  // a pin in the future
-      gap(floor, other.offset, under, &other);
-      if (other.top <= floor) continue;
-      floor = other.top;
-      under = &other;
-    }
-    gap(floor, height, under, nullptr);
+    const int64_t best = BestGap(placed, 0, height, size, begin, end, rule, random);
     if (best < 0) {
       attempt.homeless.push_back(block);
       attempt.missing += Weight(block);
       continue;
     }
     attempt.offset[block] = best;
-    const Placed here{best, best + size, begin, end};
+    const Placed here{best, best + size, begin, end, block};
     placed.insert(std::upper_bound(placed.begin(), placed.end(), here, below), here);
   }
 }

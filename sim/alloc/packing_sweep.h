@@ -49,6 +49,18 @@ struct SweepOrder {
 };
 SweepOrder OrderOf(const Problem& problem, const SweepRule& rule);
 
+// A block that has a place. A sweep against the order of time counts it backwards.
+struct Placed {
+  int64_t offset, top, begin, end;
+  uint32_t block;
+};
+
+// The offset of the gap between `lowest` and `height` whose neighbours suit a block best that is
+// live in [begin, end), by the rule; -1 if none is large enough. `placed` is by offset and holds
+// what has begun and lives beyond `begin`; what begins at `end` or later is not in the way.
+int64_t BestGap(const std::vector<Placed>& placed, int64_t lowest, int64_t height, int64_t size,
+                int64_t begin, int64_t end, const SweepRule& rule, std::mt19937& random);
+
 class SweepSearch {
  public:
   // `bound` is that of the problem.
@@ -68,9 +80,6 @@ class SweepSearch {
     std::vector<int64_t> offset;     // by block
     std::vector<uint32_t> homeless;  // blocks without a place
     double missing = 0;              // the sum of their weights
-  };
-  struct Placed {
-    int64_t offset, top, begin, end;
   };
 
   Attempt Sweep(const SweepRule& rule, const std::vector<Pin>& pins, int64_t height,
