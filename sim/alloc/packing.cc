@@ -8,6 +8,7 @@
 #include "sim/alloc/packing_ejection.h"
 #include "sim/alloc/packing_exact.h"
 #include "sim/alloc/packing_insertion.h"
+#include "sim/alloc/packing_neighbourhood.h"
 #include "sim/alloc/packing_problem.h"
 #include "sim/alloc/packing_sweep.h"
 #include "sim/core/error.h"
@@ -20,6 +21,7 @@ using packing::Compress;
 using packing::Ejection;
 using packing::Gap;
 using packing::InsertionSearch;
+using packing::NeighbourhoodSearch;
 using packing::Order;
 using packing::Orders;
 using packing::Place;
@@ -105,15 +107,30 @@ Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& st
       });
       return best.height <= height;
     };
-    // There, then nearer and nearer to it.
+    // Half as far from there as the best packing, again and again.
+    const auto approach = [&](int times, const auto& reach) {
+      int64_t missed = near;
+      for (int i = 0; i < times; ++i) {
+        const int64_t height = missed + (best.height - missed) / 2;
+        if (!reach(height)) missed = height;
+      }
+    };
     if (best.height > near && !sweep(near, all / 16) && !eject(near, all / 2) &&
         !sweep(near, all / 8) && !insert(near, all / 2)) {
-      int64_t missed = near;
-      for (int i = 0; i < 4; ++i) {
-        const int64_t height = missed + (best.height - missed) / 2;
-        if (!sweep(height, all / 32) && !eject(height, all / 32) && !insert(height, all / 16)) {
-          missed = height;
-        }
+      approach(4, [&](int64_t height) {
+        return sweep(height, all / 32) || eject(height, all / 32) || insert(height, all / 16);
+      });
+    }
+    if (best.height > near) {
+      const int64_t much = 8 * all;
+      int64_t left = much;
+      NeighbourhoodSearch neighbourhoods(problem, bound, left);
+      const auto reach = [&](int64_t height, int64_t part) {
+        Keep(best, neighbourhoods.Run(best, height, part));
+        return best.height <= height;
+      };
+      if (!reach(near, much / 4)) {
+        approach(5, [&](int64_t height) { return reach(height, much * 3 / 20); });
       }
     }
     if (best.height <= near) {

@@ -34,7 +34,7 @@ class InsertionSearch::Arena {
 
   // False when it gave up: what was left out weighs `hopeless` or more, or no steps are left.
   bool Sweep(double hopeless) {
-    const SweepOrder order = OrderOf(upper_, rule_);
+    const SweepOrder order = OrderOf(upper_, rule_, AllBlocks(upper_));
     int64_t floor = 0;
     for (const uint32_t block : order.stack) {
       const int64_t offset = std::max(floor, part_.halves.floor[block]);

@@ -60,11 +60,17 @@ struct Weighted {
 Choice LeastInTheWay(const std::vector<Weighted>& met, const std::vector<Weighted>& passed,
                      int64_t lowest, int64_t highest, std::mt19937& random);
 
+// By number.
+inline Order AllBlocks(const Problem& problem) {
+  Order order(problem.count());
+  std::iota(order.begin(), order.end(), 0u);
+  return order;
+}
+
 // The blocks by descending key, equals by number.
 template <typename Key>
 Order OrderBy(const Problem& problem, Key key) {
-  Order order(problem.count());
-  std::iota(order.begin(), order.end(), 0u);
+  Order order = AllBlocks(problem);
   std::stable_sort(order.begin(), order.end(),
                    [&](uint32_t a, uint32_t b) { return key(a) > key(b); });
   return order;

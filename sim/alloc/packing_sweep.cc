@@ -68,20 +68,21 @@ SweepRule DrawRule(const std::vector<int64_t>& pivots, std::mt19937& random) {
   return rule;
 }
 
-SweepOrder OrderOf(const Problem& problem, const SweepRule& rule) {
+SweepOrder OrderOf(const Problem& problem, const SweepRule& rule,
+                   std::span<const uint32_t> blocks) {
   const auto& begin = problem.begin;
   const auto& end = problem.end;
   const auto& size = problem.size;
   const auto life = [&](uint32_t i) { return end[i] - begin[i]; };
   SweepOrder order;
-  for (uint32_t i = 0; i < problem.count(); ++i) {
+  for (const uint32_t i : blocks) {
     (begin[i] > rule.pivot  ? order.later
      : end[i] <= rule.pivot ? order.earlier
                             : order.stack)
         .push_back(i);
   }
-  const auto sort = [&](std::vector<uint32_t>& blocks, const auto& key) {
-    std::stable_sort(blocks.begin(), blocks.end(),
+  const auto sort = [&](std::vector<uint32_t>& some, const auto& key) {
+    std::stable_sort(some.begin(), some.end(),
                      [&](uint32_t a, uint32_t b) { return key(a) > key(b); });
   };
   sort(order.stack, [&](uint32_t i) {
@@ -164,7 +165,7 @@ SweepSearch::Attempt SweepSearch::Sweep(const SweepRule& rule, const std::vector
   const auto& size = problem_.size;
   Attempt attempt{rule, std::vector<int64_t>(problem_.count(), -1), {}, 0};
   for (const Pin& pin : pins) attempt.offset[pin.block] = pin.offset;
-  SweepOrder order = OrderOf(problem_, rule);
+  SweepOrder order = OrderOf(problem_, rule, AllBlocks(problem_));
   for (auto* blocks : {&order.stack, &order.later, &order.earlier}) {
     std::erase_if(*blocks, [&](uint32_t i) { return attempt.offset[i] >= 0; });
   }

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "sim/alloc/packing_problem.h"
@@ -41,13 +42,13 @@ std::vector<int64_t> FullMoments(const Problem& problem, int64_t bound);
 // REQUIRES: `pivots` is not empty.
 SweepRule DrawRule(const std::vector<int64_t>& pivots, std::mt19937& random);
 
-// The blocks in the order in which they are placed.
+// Blocks in the order in which they are placed.
 struct SweepOrder {
   std::vector<uint32_t> stack;  // those that are live at the pivot, the lowest first
   std::vector<uint32_t> later;
   std::vector<uint32_t> earlier;  // against the order of time
 };
-SweepOrder OrderOf(const Problem& problem, const SweepRule& rule);
+SweepOrder OrderOf(const Problem& problem, const SweepRule& rule, std::span<const uint32_t> blocks);
 
 // A block that has a place. A sweep against the order of time counts it backwards.
 struct Placed {

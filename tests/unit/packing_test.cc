@@ -6,6 +6,7 @@
 #include <random>
 
 #include "sim/alloc/packing_insertion.h"
+#include "sim/alloc/packing_neighbourhood.h"
 #include "sim/alloc/packing_sweep.h"
 
 namespace spillway {
@@ -37,6 +38,18 @@ void ExpectSound(const std::vector<LiveInterval>& intervals, const Packing& pack
   EXPECT_EQ(packing.height, height);
   EXPECT_EQ(packing.bound, bound);
   EXPECT_GE(height, bound);
+}
+
+void ExpectSound(const packing::Problem& problem, const packing::Solution& solution) {
+  std::vector<LiveInterval> intervals;
+  Packing packing;
+  for (size_t i = 0; i < problem.count(); ++i) {
+    intervals.push_back({problem.begin[i], problem.end[i], Bytes(problem.size[i])});
+    packing.offsets.push_back(Bytes(solution.offset[i]));
+  }
+  packing.height = Bytes(solution.height);
+  packing.bound = Bytes(packing::BoundOf(problem));
+  ExpectSound(intervals, packing, Bytes(1));
 }
 
 std::vector<LiveInterval> Draw(std::mt19937& random, int count, int64_t steps, int64_t largest) {
@@ -220,15 +233,12 @@ TEST(PackingTest, SweepsPackWhatIsAlwaysFull) {
     int64_t steps = 20'000'000;
     const packing::Solution found = packing::SweepSearch(problem, bound).Run(54'300, steps);
     EXPECT_LE(found.height, 54'300) << "round " << round;
+    ASSERT_EQ(found.offset.size(), problem.count()) << "round " << round;
+    ExpectSound(problem, found);
     std::vector<LiveInterval> intervals;
-    Packing packing;
-    for (size_t i = 0; i < problem.count() && !found.offset.empty(); ++i) {
+    for (size_t i = 0; i < problem.count(); ++i) {
       intervals.push_back({problem.begin[i], problem.end[i], Bytes(problem.size[i])});
-      packing.offsets.push_back(Bytes(found.offset[i]));
     }
-    packing.height = Bytes(found.height);
-    packing.bound = Bytes(bound);
-    if (!intervals.empty()) ExpectSound(intervals, packing, Bytes(1));
     PackingOptions only;
     only.granularity = Bytes(1);
     only.steps = 0;
@@ -277,16 +287,44 @@ TEST(PackingTest, InsertionMakesRoomInWhatIsAlwaysFull) {
     const packing::Solution found = search.Run(bound + bound * 7 / 100, steps);
     ASSERT_EQ(found.offset.size(), problem.count()) << "round " << round;
     EXPECT_LE(found.height, bound + bound * 7 / 100);
-    std::vector<LiveInterval> intervals;
-    Packing packing;
-    for (size_t i = 0; i < problem.count(); ++i) {
-      intervals.push_back({problem.begin[i], problem.end[i], Bytes(problem.size[i])});
-      packing.offsets.push_back(Bytes(found.offset[i]));
-    }
-    packing.height = Bytes(found.height);
-    packing.bound = Bytes(bound);
-    ExpectSound(intervals, packing, Bytes(1));
+    ExpectSound(problem, found);
   }
+}
+
+TEST(PackingTest, NeighbourhoodsImproveWhatIsAlwaysFull) {
+  std::mt19937 random(47);
+  for (int round = 0; round < 5; ++round) {
+    const packing::Problem problem = Rooms(random, 60);
+    const int64_t bound = packing::BoundOf(problem), height = bound + bound * 6 / 100;
+    int64_t steps = 800'000'000;
+    packing::Solution start;
+    for (const packing::Order& order : packing::Orders(problem)) {
+      packing::Solution found = packing::Place(problem, order, packing::Gap::kTightest, steps);
+      if (found.height < start.height) start = std::move(found);
+    }
+    ASSERT_GT(start.height, bound + bound * 7 / 100) << "round " << round;
+    packing::NeighbourhoodSearch search(problem, bound, steps);
+    const packing::Solution found = search.Run(start, height, steps);
+    ASSERT_EQ(found.offset.size(), problem.count()) << "round " << round;
+    EXPECT_LE(found.height, height);
+    ExpectSound(problem, found);
+  }
+}
+
+TEST(PackingTest, NeighbourhoodsEndWithTheSteps) {
+  const packing::Problem problem{{0, 0, 2, 2, 1, 1}, {2, 1, 4, 3, 3, 3}, {2, 2, 2, 2, 1, 1}};
+  const int64_t bound = packing::BoundOf(problem);
+  ASSERT_EQ(bound, 6);
+  const packing::Solution start{{0, 2, 0, 2, 4, 5}, 6};
+  int64_t steps = 1'000'000;
+  packing::NeighbourhoodSearch search(problem, bound, steps);
+  const packing::Solution found = search.Run(start, bound, steps);
+  EXPECT_EQ(found.height, bound);
+  ExpectSound(problem, found);
+  EXPECT_GT(steps, 0);
+  EXPECT_TRUE(search.Run(start, bound - 1, steps).offset.empty());  // below the bound
+  steps = 0;
+  EXPECT_TRUE(search.Run(start, bound, steps).offset.empty());
 }
 
 TEST(PackingTest, LifetimesAreTheStepsOfTheLog) {
