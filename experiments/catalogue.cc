@@ -27,9 +27,9 @@ constexpr const char* kItsOwn = "as it is";
 constexpr Bandwidth kLeastRate{1'000'000};
 constexpr Duration kLongest = Duration::Milliseconds(1'000'000);
 
-// Sets a quantity to what the parameter says, if it is given.
+// Sets a quantity to what the parameter says, if it is given; `range` names its limits.
 template <typename Quantity>
-void ChangeTo(Quantity& quantity, Quantity least, Quantity greatest,
+void ChangeTo(Quantity& quantity, Quantity least, Quantity greatest, const char* range,
               Quantity (*parse)(std::string_view), Params& params, const std::string& name,
               const char* type, const char* help) {
   const std::string text = params.Text(name, type, kItsOwn, help);
@@ -40,8 +40,8 @@ void ChangeTo(Quantity& quantity, Quantity least, Quantity greatest,
     throw UsageError(fmt::format("device: {}: {}", name, error.what()));
   }
   if (quantity < least || quantity > greatest) {
-    throw UsageError(fmt::format("device: {}: '{}' is too {}", name, text,
-                                 quantity < least ? "small" : "large"));
+    throw UsageError(fmt::format("device: {}: '{}' is too {}, expected {}", name, text,
+                                 quantity < least ? "small" : "large", range));
   }
 }
 
@@ -67,15 +67,15 @@ void Change(Device& device, Params& params) {
     const double scaled = static_cast<double>(rate.bytes_per_second) * factor;
     const Bandwidth most{1'000'000'000'000'000'000};
     rate = std::clamp(Bandwidth{std::llround(std::min(scaled, 1e18))}, kLeastRate, most);
-    ChangeTo(rate, kLeastRate, most, ParseBandwidth, params, name, "rate", help);
+    ChangeTo(rate, kLeastRate, most, "at least 1 MB/s", ParseBandwidth, params, name, "rate", help);
   };
   change_rate(device.h2d.bandwidth, "h2d", "of copies to the device");
   change_rate(device.d2h.bandwidth, "d2h", "of copies to the host");
   change_rate(device.duplex, "duplex", "of both directions together");
-  ChangeTo(device.launch_overhead, Duration(), kLongest, ParseDuration, params, "launch_overhead",
-           "time", "host time to enqueue a kernel or copy");
-  ChangeTo(device.host_memory, Bytes(1), Bytes::Unlimited(), ParseBytes, params, "host", "size",
-           "host memory");
+  ChangeTo(device.launch_overhead, Duration(), kLongest, "at most 1000 s", ParseDuration, params,
+           "launch_overhead", "time", "host time to enqueue a kernel or copy");
+  ChangeTo(device.host_memory, Bytes(1), Bytes::Unlimited(), "at least 1 B", ParseBytes, params,
+           "host", "size", "host memory");
 }
 
 // Where the shared library that holds this code was loaded from: an installed tree can be moved.

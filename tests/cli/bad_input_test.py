@@ -236,8 +236,8 @@ class BadArgumentTest(BadInputTest):
                                 ("link=fast", "link: 'fast' is not a number from 0.001 to 1000"),
                                 ("link=0", "link: '0'"), ("link=nan", "link: 'nan'"),
                                 ("h2d=110GB", "h2d: '110GB' is not a bandwidth"),
-                                ("h2d=1KB/s", "h2d: '1KB/s' is too small"),
-                                ("host=0B", "host: '0B' is too small"),
+                                ("h2d=1KB/s", "h2d: '1KB/s' is too small, expected at least 1 MB/s"),
+                                ("host=0B", "host: '0B' is too small, expected at least 1 B"),
                                 ("launch_overhead=2000s", "'2000s' is too large"),
                                 ("link", "'link' is not key=value"),
                                 ("link=2,link=3", "'link' is given twice")):
