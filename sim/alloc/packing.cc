@@ -130,7 +130,8 @@ Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& st
         return best.height <= height;
       };
       if (!reach(near, much / 4)) {
-        approach(5, [&](int64_t height) { return reach(height, much * 3 / 20); });
+        approach(5, [&](int64_t height) { return reach(height, much / 8); });
+        if (best.height > near) reach(near, much / 8);
       }
     }
     if (best.height <= near) {
