@@ -261,16 +261,17 @@ class CliTest(unittest.TestCase):
             self.assertEqual(pathlib.Path(path).read_bytes(), before)
 
     def test_bits_do_not_depend_on_policy_budget_or_order(self):
-        def execute(*args):
+        def execute(*args, allocator="best-fit"):
             stdout = self.ok("run", "alexnet:1", "--backend", "cpu", "--iterations", "2", "--check",
-                             "--format", "json", *args)
+                             "--allocator", allocator, "--format", "json", *args)
             (row,) = json.loads(stdout)["rows"]
             self.assertEqual(row["backend"], "cpu")
+            self.assertEqual(row["allocator"], allocator)
             self.assertIsNone(row["iteration_ms"])
             self.assertRegex(row["weights_digest"], r"^[0-9a-f]{64}$")
             return row["loss"], row["weights_digest"]
         reference = execute()
-        self.assertEqual(execute("--policy", "vdnn-all", "--drain-seed", "3"), reference)
+        self.assertEqual(execute("--policy", "vdnn-all", "--drain-seed", "3", allocator="first-fit"), reference)
         self.assertEqual(execute("--policy", "vdnn-conv:algo=memory", "--memory", "60%"), reference)
         self.assertNotEqual(execute("--seed", "2"), reference)
         self.fails(2, "--backend sim", "run", "alexnet:1", "--backend", "cpu", "--explain")
