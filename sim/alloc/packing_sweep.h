@@ -5,7 +5,8 @@
 // order of time, outwards from a moment at which memory is full, each beside the block whose life
 // ends (towards the past: begins) most nearly when its own does, first where it fills a gap. What
 // finds no place is pinned where it disturbs least, and the sweep is made again around it. Moments,
-// orders and weights are drawn at random, from a fixed seed.
+// orders and weights are drawn at random, from a fixed seed. Insertion and neighbourhood search
+// sweep by the same rules.
 
 #ifndef SPILLWAY_SIM_ALLOC_PACKING_SWEEP_H_
 #define SPILLWAY_SIM_ALLOC_PACKING_SWEEP_H_
@@ -58,7 +59,7 @@ struct Placed {
 
 // The offset of the gap between `lowest` and `height` whose neighbours suit a block best that is
 // live in [begin, end), by the rule; -1 if none is large enough. `placed` is by offset and holds
-// what has begun and lives beyond `begin`; what begins at `end` or later is not in the way.
+// only what ends after `begin`; what begins at `end` or later is not in the way.
 int64_t BestGap(const std::vector<Placed>& placed, int64_t lowest, int64_t height, int64_t size,
                 int64_t begin, int64_t end, const SweepRule& rule, std::mt19937& random);
 
