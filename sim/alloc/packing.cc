@@ -5,12 +5,9 @@
 #include <optional>
 #include <utility>
 
-#include "sim/alloc/packing_ejection.h"
 #include "sim/alloc/packing_exact.h"
-#include "sim/alloc/packing_insertion.h"
 #include "sim/alloc/packing_neighbourhood.h"
 #include "sim/alloc/packing_problem.h"
-#include "sim/alloc/packing_sweep.h"
 #include "sim/core/error.h"
 
 namespace spillway {
@@ -18,9 +15,7 @@ namespace {
 
 using packing::BoundOf;
 using packing::Compress;
-using packing::Ejection;
 using packing::Gap;
-using packing::InsertionSearch;
 using packing::NeighbourhoodSearch;
 using packing::Order;
 using packing::Orders;
@@ -28,7 +23,6 @@ using packing::Place;
 using packing::Problem;
 using packing::SearchExactly;
 using packing::Solution;
-using packing::SweepSearch;
 
 void Keep(Solution& best, Solution found) {
   if (found.height < best.height) best = std::move(found);
@@ -74,74 +68,47 @@ Solution Improve(const Problem& problem, int64_t bound, int64_t enough, int64_t&
 // higher than `near`.
 Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& steps) {
   const int64_t bound = BoundOf(problem);
+  const int64_t all = steps;
   Solution best;
-  // Runs a search with a part of the steps, and takes off what it used.
+  // Runs a search with a part of the steps, takes off what it used, and returns what is left of it.
   const auto spend = [&](int64_t part, const auto& search) {
     int64_t left = part;
     Keep(best, search(left));
     steps -= part - left;
+    return left;
   };
-  const int64_t all = steps;
-  spend(all / 8, [&](int64_t& left) { return Improve(problem, bound, enough, left); });
-  if (best.height > enough && steps > 0) {
-    std::optional<SweepSearch> sweeps;
-    const auto sweep = [&](int64_t height, int64_t part) {
-      spend(part, [&](int64_t& left) {
-        if (!sweeps) sweeps.emplace(problem, bound);
-        return sweeps->Run(height, left);
-      });
-      return best.height <= height;
-    };
-    std::optional<InsertionSearch> insertion;
-    // Last, and with steps of its own: what the others find stays as it is.
-    const auto insert = [&](int64_t height, int64_t part) {
-      if (!insertion) insertion.emplace(problem, bound, part);
-      Keep(best, insertion->Run(height, part));
-      return best.height <= height;
-    };
-    std::optional<Ejection> ejection;
-    const auto eject = [&](int64_t height, int64_t part) {
-      spend(part, [&](int64_t& left) {
-        if (!ejection) ejection.emplace(problem, bound, left);
-        return ejection->Run(height, left);
-      });
-      return best.height <= height;
-    };
-    // Half as far from there as the best packing, again and again.
-    const auto approach = [&](int times, const auto& reach) {
-      int64_t missed = near;
-      for (int i = 0; i < times; ++i) {
-        const int64_t height = missed + (best.height - missed) / 2;
-        if (!reach(height)) missed = height;
-      }
-    };
-    if (best.height > near && !sweep(near, all / 16) && !eject(near, all / 2) &&
-        !sweep(near, all / 8) && !insert(near, all / 2)) {
-      approach(4, [&](int64_t height) {
-        return sweep(height, all / 32) || eject(height, all / 32) || insert(height, all / 16);
-      });
-    }
-    if (best.height > near) {
-      const int64_t much = 8 * all;
-      int64_t left = much;
-      NeighbourhoodSearch neighbourhoods(problem, bound, left);
-      const auto reach = [&](int64_t height, int64_t part) {
-        Keep(best, neighbourhoods.Run(best, height, part));
-        return best.height <= height;
-      };
-      if (!reach(near, much / 4)) {
-        approach(5, [&](int64_t height) { return reach(height, much / 8); });
-        if (best.height > near) reach(near, much / 8);
-      }
-    }
-    if (best.height <= near) {
-      while (best.height > enough && eject(enough + (best.height - enough) / 2, all / 32)) continue;
-    }
+  const auto improve = [&](int64_t& left) { return Improve(problem, bound, enough, left); };
+  spend(0, improve);
+  // Few blocks are packed for good: as low as the bound, or lower again and again.
+  for (int64_t height = bound + 1; best.height > enough && steps > 0; height = best.height) {
+    const int64_t before = best.height;
+    const int64_t left =
+        spend(all / 1024, [&](int64_t& part) { return SearchExactly(problem, height, part); });
+    if (left <= 0) break;
+    if (height == before && best.height == before) return best;  // nothing is lower
   }
-  // What would be the optimum first, then anything lower than what there is.
-  for (const int64_t height : {bound + 1, best.height}) {
-    if (best.height <= enough || steps <= 0) break;
-    spend(all / 32, [&](int64_t& left) { return SearchExactly(problem, height, left); });
+  if (best.height > enough) spend(all / 256, improve);
+  if (best.height <= enough || steps <= 0) return best;
+
+  NeighbourhoodSearch neighbourhoods(problem, bound, steps);
+  const auto reach = [&](int64_t height, int64_t part) {
+    spend(part, [&](int64_t& left) { return neighbourhoods.Run(height, left); });
+    return best.height <= height;
+  };
+  // Half as far from there as the best packing, again and again.
+  const auto approach = [&](int times, int64_t part) {
+    int64_t missed = near;
+    for (int i = 0; i < times && best.height > near; ++i) {
+      const int64_t height = missed + (best.height - missed) / 2;
+      if (!reach(height, part)) missed = height;
+    }
+  };
+  if (best.height > near && !reach(near, all / 64)) {
+    approach(6, all / 64);
+    if (!reach(near, all / 4 * 3)) approach(5, all / 64);
+  }
+  if (best.height <= near) {
+    while (best.height > enough && reach(enough + (best.height - enough) / 2, all / 128)) continue;
   }
   return best;
 }

@@ -2,12 +2,10 @@
 // little memory as can be found.
 //
 // The problem (dynamic storage allocation) is NP-hard. A packing is the best of several heuristics,
-// improved by moving the blocks that stick out to the front, of sweeps over time
-// (`packing_sweep.h`), of guided ejection, in which blocks throw each other out until all have a
-// place (`packing_ejection.h`), of both together (`packing_insertion.h`), of packing a part again
-// while the rest stays (`packing_neighbourhood.h`), and of an exact search (`packing_exact.h`), all
-// of them limited by the steps that they take; there is no clock, so the same intervals give the
-// same offsets. Blocks that meet all others lie at the bottom, and
+// improved by moving the blocks that stick out to the front, of an exact search
+// (`packing_exact.h`), and of packing a part again while the rest stays
+// (`packing_neighbourhood.h`), all of them limited by the steps that they take; there is no clock,
+// so the same intervals give the same offsets. Blocks that meet all others lie at the bottom, and
 // stretches of time that no other block connects are packed apart: neither costs anything.
 
 #ifndef SPILLWAY_SIM_ALLOC_PACKING_H_
@@ -39,13 +37,11 @@ struct PackingOptions {
   Bytes granularity = Bytes(512);  // sizes are rounded up to a multiple of it
   // How far above the bound is good enough, in thousandths of it.
   int64_t tolerance = 5;
-  // The effort, in comparisons of two blocks or of a block with a section of time: an eighth for
-  // improving the heuristics; where they miss one percent half for ejection and a little less than
-  // a quarter for sweeps, then as much to come nearer; a little for the exact search. Insertion
-  // takes up to three quarters on top, where the others miss one percent, and neighbourhood search,
-  // whose comparisons are the fastest, up to eight times as much where that misses it too. With 0
-  // the heuristics are on their own.
-  int64_t steps = 1'000'000'000;
+  // The effort: at most so many comparisons of two blocks or of a block with a section of time.
+  // Where the heuristics miss one percent, nearly all is for packing parts again: most of it to
+  // come within one percent, the rest to come nearer; else little of it is used. With 0 the
+  // heuristics are on their own.
+  int64_t steps = 32'000'000'000;
 };
 
 // REQUIRES: begin < end and size >= 0 in each interval, granularity > 0.

@@ -19,12 +19,10 @@ Problem Part(const Problem& problem, const std::vector<uint32_t>& blocks) {
 
 }  // namespace
 
-Halves Split(const Problem& problem, int64_t size, int64_t life, int64_t& steps) {
+Halves Split(const Problem& problem, int64_t size, int64_t& steps) {
   Halves halves;
   for (uint32_t block = 0; block < problem.count(); ++block) {
-    const bool small =
-        problem.size[block] < size || problem.end[block] - problem.begin[block] >= life;
-    (small ? halves.small : halves.large).push_back(block);
+    (problem.size[block] < size ? halves.small : halves.large).push_back(block);
   }
   halves.upper = Part(problem, halves.large);
   halves.floor.assign(halves.large.size(), 0);

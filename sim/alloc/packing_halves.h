@@ -21,9 +21,8 @@ struct Halves {
   int64_t bound = 0;                   // no packing above this lower half is lower
 };
 
-// Blocks smaller than `size` are small, and those that live for `life` or longer. Takes the
-// comparisons made off `steps`.
-Halves Split(const Problem& problem, int64_t size, int64_t life, int64_t& steps);
+// Blocks smaller than `size` are small. Takes the comparisons made off `steps`.
+Halves Split(const Problem& problem, int64_t size, int64_t& steps);
 
 // False when no packing above the lower half can end at `height`.
 bool Fits(const Halves& halves, int64_t height);

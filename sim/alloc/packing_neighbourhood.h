@@ -1,12 +1,16 @@
 // Packing by taking a part out and placing it again: the search for problems in which memory is
 // full all the time.
 //
-// Large neighbourhood search (Shaw 1998). It begins with the best of some sweeps over time, in
-// which what finds no place below the height stays homeless. Then it takes out what lies around the
-// lifetime of a homeless block, mostly within a band of offsets, and places that and the homeless
-// by another sweep (`packing_sweep.h`). The outcome stays if what is homeless weighs no more than
-// before, or at times a little more; else all is as it was. Where that leads nowhere for a while it
-// begins anew. Everything is drawn at random, from a fixed seed.
+// Large neighbourhood search (Shaw 1998). It begins with the best of some sweeps over time
+// (`packing_sweep.h`), in which what finds no place below the height stays homeless. Then it takes
+// out what lies around the lifetime of a homeless block, mostly within a band of offsets, and
+// sweeps over that and the homeless again. The outcome stays if what is homeless weighs no more
+// than before, or at times a little more; else all is as it was.
+//
+// How far that leads depends on the beginning. So many beginnings race: the better half goes on,
+// again and again, until one is left (successive halving, Jamieson and Talwalkar 2016). Rules of
+// sweeps that were good beginnings are varied. Everything is drawn at random, from fixed seeds.
+// Races run on all cores, and the outcome does not depend on how many there are.
 
 #ifndef SPILLWAY_SIM_ALLOC_PACKING_NEIGHBOURHOOD_H_
 #define SPILLWAY_SIM_ALLOC_PACKING_NEIGHBOURHOOD_H_
@@ -26,10 +30,9 @@ class NeighbourhoodSearch {
   // does.
   NeighbourhoodSearch(const Problem& problem, int64_t bound, int64_t& steps);
 
-  // A packing that is no higher than `height`, or whatever is worse when the steps run out. Begins
-  // in turn from nothing and from what there is: first `start`, a packing of any height, then what
-  // came nearest.
-  Solution Run(const Solution& start, int64_t height, int64_t& steps);
+  // A packing that is no higher than `height`, or the largest height there is when the steps run
+  // out.
+  Solution Run(int64_t height, int64_t& steps);
 
  private:
   // A split of the problem; its upper half in compressed time.
@@ -39,6 +42,7 @@ class NeighbourhoodSearch {
     std::vector<int64_t> pivots;  // moments at which memory is almost full
   };
   class Arena;
+  class Races;
 
   const Problem& problem_;
   std::vector<Part> parts_;

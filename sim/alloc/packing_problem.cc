@@ -110,37 +110,4 @@ std::vector<Order> Orders(const Problem& problem) {
   return orders;
 }
 
-Choice LeastInTheWay(const std::vector<Weighted>& met, const std::vector<Weighted>& passed,
-                     int64_t lowest, int64_t highest, std::mt19937& random) {
-  Choice best{lowest, std::numeric_limits<int64_t>::max()};
-  int64_t weight = 0;
-  uint32_t equals = 0;
-  size_t met_so_far = 0, passed_so_far = 0;
-  // At ascending offsets. True if the place is free.
-  const auto look = [&](int64_t at) {
-    while (met_so_far < met.size() && met[met_so_far].at < at) weight += met[met_so_far++].weight;
-    while (passed_so_far < passed.size() && passed[passed_so_far].at <= at) {
-      weight -= passed[passed_so_far++].weight;
-    }
-    if (weight < best.weight) {
-      best = {at, weight};
-      equals = 1;
-    } else if (weight == best.weight && random() % ++equals == 0) {
-      best.offset = at;
-    }
-    return weight == 0;
-  };
-  if (look(lowest)) return best;
-  int64_t last = lowest;
-  for (size_t i = 0, j = 0; i < met.size() || j < passed.size();) {
-    const bool first = j == passed.size() || (i < met.size() && met[i].at <= passed[j].at);
-    const int64_t at = first ? met[i++].at : passed[j++].at;
-    if (at > highest) break;
-    if (at > last && look(at)) return best;
-    last = std::max(last, at);
-  }
-  if (highest > last) look(highest);
-  return best;
-}
-
 }  // namespace spillway::packing

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <limits>
 #include <numeric>
-#include <random>
 #include <vector>
 
 namespace spillway::packing {
@@ -42,23 +41,6 @@ enum class Gap : uint8_t { kLowest, kTightest };
 // Places the blocks one by one, each in the lowest or the tightest gap between those that it meets.
 // Takes the comparisons made off `steps`.
 Solution Place(const Problem& problem, const Order& order, Gap rule, int64_t& steps);
-
-// A place for a block, and the weight of what is in the way there.
-struct Choice {
-  int64_t offset;
-  int64_t weight;
-};
-// One that may be in the way, with its weight.
-struct Weighted {
-  int64_t at;
-  int64_t weight;
-};
-
-// The lowest free place from `lowest` to `highest`, else one of those where the least is in the
-// way, drawn among equals. A block is in the way of places above its `at` in `met` and below its
-// `at` in `passed`, both ascending; only these and the ends are worth a look.
-Choice LeastInTheWay(const std::vector<Weighted>& met, const std::vector<Weighted>& passed,
-                     int64_t lowest, int64_t highest, std::mt19937& random);
 
 // By number.
 inline Order AllBlocks(const Problem& problem) {

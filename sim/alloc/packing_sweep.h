@@ -1,12 +1,10 @@
-// Packing by sweeping over time: the search for problems in which memory is full all the time.
+// Placing blocks in the order of time.
 //
 // Where a policy keeps the arena full, a block's place is one that others have just left, and a
-// large block fits only where blocks that end together lie together. So blocks are placed in the
-// order of time, outwards from a moment at which memory is full, each beside the block whose life
-// ends (towards the past: begins) most nearly when its own does, first where it fills a gap. What
-// finds no place is pinned where it disturbs least, and the sweep is made again around it. Moments,
-// orders and weights are drawn at random, from a fixed seed. Insertion and neighbourhood search
-// sweep by the same rules.
+// large block fits only where blocks that end together lie together. So blocks are placed outwards
+// from a moment, those that are live then first, each beside the block whose life ends (towards the
+// past: begins) most nearly when its own does, first where it fills a gap. Moments, orders and
+// weights are drawn at random: neighbourhood search (`packing_neighbourhood.h`) makes many sweeps.
 
 #ifndef SPILLWAY_SIM_ALLOC_PACKING_SWEEP_H_
 #define SPILLWAY_SIM_ALLOC_PACKING_SWEEP_H_
@@ -31,7 +29,6 @@ struct SweepRule {
   double farthest = 0;   // differences of time beyond this are equal
   double origin = 0;     // the weight of the difference of the other ends
   double noise = 0;      // part of a choice that is chance
-  uint32_t seed = 0;     // of that
 };
 
 // How hard it is to place a block, in parts of `unit`.
@@ -51,57 +48,22 @@ struct SweepOrder {
 };
 SweepOrder OrderOf(const Problem& problem, const SweepRule& rule, std::span<const uint32_t> blocks);
 
-// A block that has a place. A sweep against the order of time counts it backwards.
+// A block to be placed; live in [begin, end).
+struct Block {
+  int64_t begin, end, size;
+};
+
+// A block that has a place.
 struct Placed {
   int64_t offset, top, begin, end;
   uint32_t block;
 };
 
-// The offset of the gap between `lowest` and `height` whose neighbours suit a block best that is
-// live in [begin, end), by the rule; -1 if none is large enough. `placed` is by offset and holds
-// only what ends after `begin`; what begins at `end` or later is not in the way.
-int64_t BestGap(const std::vector<Placed>& placed, int64_t lowest, int64_t height, int64_t size,
-                int64_t begin, int64_t end, const SweepRule& rule, std::mt19937& random);
-
-class SweepSearch {
- public:
-  // `bound` is that of the problem.
-  SweepSearch(const Problem& problem, int64_t bound);
-
-  // A packing that is no higher than `height`, or whatever is worse if the comparisons made, which
-  // are taken off `steps`, were more than these.
-  Solution Run(int64_t height, int64_t& steps);
-
- private:
-  struct Pin {
-    uint32_t block;
-    int64_t offset;
-  };
-  struct Attempt {
-    SweepRule rule;
-    std::vector<int64_t> offset;     // by block
-    std::vector<uint32_t> homeless;  // blocks without a place
-    double missing = 0;              // the sum of their weights
-  };
-
-  Attempt Sweep(const SweepRule& rule, const std::vector<Pin>& pins, int64_t height,
-                int64_t& steps);
-  // Places blocks, which are in the order of time, among those placed. `times` says the lifetimes.
-  void Place(const Problem& times, const std::vector<uint32_t>& order, std::vector<Placed> placed,
-             int64_t height, std::mt19937& random, Attempt& attempt, int64_t& steps) const;
-  // From an attempt on, pins what found no place until all do or no pins help.
-  Attempt Repair(const Attempt& start, int64_t height, int64_t& steps);
-  Pin ChoosePin(const Attempt& attempt, const std::vector<Pin>& pins, int64_t height,
-                int64_t& steps);
-  double Weight(uint32_t block) const { return WeightOf(problem_, block, weight_unit_); }
-  double Uniform() { return static_cast<double>(random_()) / 4294967296.0; }  // in [0, 1)
-
-  const Problem problem_;  // compressed
-  Problem backward_;       // the same with time reversed
-  const std::vector<int64_t> pivots_;
-  double weight_unit_;
-  std::mt19937 random_;
-};
+// The offset of the gap between `lowest` and `height` whose neighbours suit a block best, by the
+// rule; -1 if none is large enough. `met`: what it meets, by offset. `forward`: in the order of
+// time, in which what ends together belongs together; else what begins together does.
+int64_t BestGap(std::span<const Placed* const> met, int64_t lowest, int64_t height,
+                const Block& block, bool forward, const SweepRule& rule, std::mt19937& random);
 
 }  // namespace spillway::packing
 

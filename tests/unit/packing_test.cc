@@ -1,11 +1,12 @@
 #include "sim/alloc/packing.h"
 
 #include <gtest/gtest.h>
+#include <tbb/global_control.h>
+#include <tbb/task_arena.h>
 
 #include <algorithm>
 #include <random>
 
-#include "sim/alloc/packing_insertion.h"
 #include "sim/alloc/packing_neighbourhood.h"
 #include "sim/alloc/packing_sweep.h"
 
@@ -109,7 +110,6 @@ int64_t BestOfAllOrders(const std::vector<LiveInterval>& intervals) {
 
 TEST(PackingTest, IsOptimalWhereTheSearchEnds) {
   std::mt19937 random(37);
-  int above_bound = 0;
   for (int round = 0; round < 150; ++round) {
     const auto intervals = Draw(random, 7, 9, 12);
     PackingOptions options;
@@ -117,9 +117,22 @@ TEST(PackingTest, IsOptimalWhereTheSearchEnds) {
     options.tolerance = 0;
     const Packing packing = Pack(intervals, options);
     ASSERT_EQ(packing.height.count(), BestOfAllOrders(intervals)) << "round " << round;
-    above_bound += packing.height > packing.bound ? 1 : 0;
   }
-  RecordProperty("above_bound", above_bound);
+}
+
+// Each pair of blocks takes the place of one as large as both, and is followed by such a one: but
+// the second and the fourth, which are not neighbours, end together.
+TEST(PackingTest, WhatCannotReachTheBoundIsOptimal) {
+  const std::vector<LiveInterval> intervals{{0, 1, Bytes(2)}, {0, 2, Bytes(2)}, {1, 3, Bytes(1)},
+                                            {1, 4, Bytes(1)}, {2, 3, Bytes(1)}, {2, 4, Bytes(1)},
+                                            {3, 5, Bytes(2)}, {4, 5, Bytes(2)}};
+  PackingOptions options;
+  options.granularity = Bytes(1);
+  const Packing packing = Pack(intervals, options);
+  EXPECT_EQ(packing.bound, Bytes(4));
+  EXPECT_EQ(packing.height, Bytes(5));
+  EXPECT_EQ(BestOfAllOrders(intervals), 5);
+  ExpectSound(intervals, packing, Bytes(1));
 }
 
 TEST(PackingTest, EffortFindsWhatTheHeuristicsMiss) {
@@ -130,7 +143,7 @@ TEST(PackingTest, EffortFindsWhatTheHeuristicsMiss) {
     PackingOptions searched, only;
     searched.granularity = only.granularity = Bytes(1);
     searched.tolerance = 0;
-    searched.steps = 1'000'000;
+    searched.steps = 30'000'000;
     only.steps = 0;
     const Packing with = Pack(intervals, searched), without = Pack(intervals, only);
     ASSERT_LE(with.height, without.height);
@@ -168,7 +181,7 @@ TEST(PackingTest, ComesWithinOnePercentOfWhatIsKnownToExist) {
     PackingOptions searched, only;
     searched.granularity = only.granularity = Bytes(1);
     searched.tolerance = 10;
-    searched.steps = 100'000'000;
+    searched.steps = 1'000'000'000;
     only.steps = 0;
     const Packing packing = Pack(intervals, searched);
     ExpectSound(intervals, packing, Bytes(1));
@@ -223,16 +236,59 @@ packing::Problem AlwaysFull(std::mt19937& random, int64_t steps, int64_t height)
   return problem;
 }
 
-TEST(PackingTest, SweepsPackWhatIsAlwaysFull) {
+// Four blocks of a stack and a gap on either side of the second.
+TEST(PackingTest, TheBestGapLiesBesideWhatEndsTogether) {
+  const std::vector<packing::Placed> placed{
+      {0, 10, 0, 9, 0}, {20, 30, 0, 5, 1}, {45, 50, 0, 6, 2}, {50, 60, 2, 7, 3}};
+  std::vector<const packing::Placed*> met;
+  for (const packing::Placed& one : placed) met.push_back(&one);
+  packing::SweepRule rule;
+  rule.farthest = 100;
+  rule.gap = 3;
+  std::mt19937 random(1);
+  const auto best = [&](int64_t lowest, int64_t height, const packing::Block& block, bool forward) {
+    return packing::BestGap(met, lowest, height, block, forward, rule, random);
+  };
+  // Of 10 to 20, 30 to 45 and what is above 60; one that it fills costs half the distance.
+  EXPECT_EQ(best(0, 70, {3, 7, 10}, true), 60);
+  EXPECT_EQ(best(0, 90, {3, 9, 8}, true), 10);  // on top of what ends at 9
+  EXPECT_EQ(best(0, 67, {3, 5, 8}, true), 12);  // below what ends at 5, the first of two
+  EXPECT_EQ(best(0, 67, {3, 6, 8}, true), 37);  // below what ends at 6
+  EXPECT_EQ(best(0, 90, {2, 5, 8}, true), 12);
+  EXPECT_EQ(best(0, 90, {2, 5, 8}, false), 60);  // beside what begins at 2
+  EXPECT_EQ(best(35, 67, {3, 5, 8}, true), 37);  // not below 35
+  EXPECT_EQ(best(0, 70, {3, 5, 16}, true), -1);
+}
+
+// By moments: two blocks live at 4, one begins later, two end before.
+TEST(PackingTest, ASweepGoesOutwardsFromItsMoment) {
+  const packing::Problem problem{{0, 2, 3, 5, 1, 5}, {2, 6, 5, 6, 4, 9}, {7, 4, 8, 1, 3, 2}};
+  packing::SweepRule rule;
+  rule.pivot = 4;
+  rule.stack = packing::SweepRule::Stack::kLongest;
+  const auto all = packing::AllBlocks(problem);
+  packing::SweepOrder order = packing::OrderOf(problem, rule, all);
+  EXPECT_EQ(order.stack, (packing::Order{1, 2}));
+  EXPECT_EQ(order.later, (packing::Order{5, 3}));  // the larger first
+  EXPECT_EQ(order.earlier, (packing::Order{4, 0}));
+  rule.stack = packing::SweepRule::Stack::kFirstToEnd;
+  rule.pivot = 5;
+  order = packing::OrderOf(problem, rule, all);
+  EXPECT_EQ(order.stack, (packing::Order{1, 3, 5}));
+  EXPECT_EQ(order.earlier, (packing::Order{2, 4, 0}));
+}
+
+TEST(PackingTest, NeighbourhoodsPackWhatIsAlwaysFull) {
   std::mt19937 random(47);
   int missed_by_heuristics = 0;
   for (int round = 0; round < 10; ++round) {
     const packing::Problem problem = AlwaysFull(random, 60, 51'200);
     const int64_t bound = packing::BoundOf(problem);
     ASSERT_EQ(bound, 51'200);
-    int64_t steps = 20'000'000;
-    const packing::Solution found = packing::SweepSearch(problem, bound).Run(54'300, steps);
-    EXPECT_LE(found.height, 54'300) << "round " << round;
+    int64_t steps = 400'000'000;
+    packing::NeighbourhoodSearch search(problem, bound, steps);
+    const packing::Solution found = search.Run(53'000, steps);
+    EXPECT_LE(found.height, 53'000) << "round " << round;
     ASSERT_EQ(found.offset.size(), problem.count()) << "round " << round;
     ExpectSound(problem, found);
     std::vector<LiveInterval> intervals;
@@ -242,9 +298,9 @@ TEST(PackingTest, SweepsPackWhatIsAlwaysFull) {
     PackingOptions only;
     only.granularity = Bytes(1);
     only.steps = 0;
-    missed_by_heuristics += Pack(intervals, only).height > Bytes(54'300) ? 1 : 0;
+    missed_by_heuristics += Pack(intervals, only).height > Bytes(53'000) ? 1 : 0;
   }
-  EXPECT_GT(missed_by_heuristics, 6);
+  EXPECT_GT(missed_by_heuristics, 8);
 }
 
 // Rooms whose blocks begin and end together and are mixed with those of other rooms: what lies
@@ -276,38 +332,41 @@ packing::Problem Rooms(std::mt19937& random, int64_t steps) {
   return problem;
 }
 
-TEST(PackingTest, InsertionMakesRoomInWhatIsAlwaysFull) {
+TEST(PackingTest, NeighbourhoodsPackRooms) {
   std::mt19937 random(47);
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < 5; ++round) {
     const packing::Problem problem = Rooms(random, 60);
-    const int64_t bound = packing::BoundOf(problem);
-    ASSERT_EQ(bound, 16 * 6400);
-    int64_t steps = 10'000'000;
-    packing::InsertionSearch search(problem, bound, steps);
-    const packing::Solution found = search.Run(bound + bound * 7 / 100, steps);
+    const int64_t bound = packing::BoundOf(problem), height = bound + bound * 5 / 100;
+    int64_t steps = 800'000'000;
+    packing::NeighbourhoodSearch search(problem, bound, steps);
+    const packing::Solution found = search.Run(height, steps);
     ASSERT_EQ(found.offset.size(), problem.count()) << "round " << round;
-    EXPECT_LE(found.height, bound + bound * 7 / 100);
+    EXPECT_LE(found.height, height);
     ExpectSound(problem, found);
   }
 }
 
-TEST(PackingTest, NeighbourhoodsImproveWhatIsAlwaysFull) {
-  std::mt19937 random(47);
-  for (int round = 0; round < 5; ++round) {
-    const packing::Problem problem = Rooms(random, 60);
-    const int64_t bound = packing::BoundOf(problem), height = bound + bound * 6 / 100;
-    int64_t steps = 800'000'000;
-    packing::Solution start;
-    for (const packing::Order& order : packing::Orders(problem)) {
-      packing::Solution found = packing::Place(problem, order, packing::Gap::kTightest, steps);
-      if (found.height < start.height) start = std::move(found);
+TEST(PackingTest, TheNumberOfCoresDoesNotMatter) {
+  const tbb::global_control allow(tbb::global_control::max_allowed_parallelism, 8);
+  std::mt19937 random(53);
+  const packing::Problem problem = Rooms(random, 40);
+  const int64_t bound = packing::BoundOf(problem);
+  for (const int64_t slack : {0, 3, 6}) {
+    std::vector<packing::Solution> found;
+    std::vector<int64_t> left;
+    for (const int cores : {1, 2, 8}) {
+      int64_t steps = 300'000'000;
+      tbb::task_arena(cores).execute([&] {
+        packing::NeighbourhoodSearch search(problem, bound, steps);
+        found.push_back(search.Run(bound + bound * slack / 100, steps));
+      });
+      left.push_back(steps);
     }
-    ASSERT_GT(start.height, bound + bound * 7 / 100) << "round " << round;
-    packing::NeighbourhoodSearch search(problem, bound, steps);
-    const packing::Solution found = search.Run(start, height, steps);
-    ASSERT_EQ(found.offset.size(), problem.count()) << "round " << round;
-    EXPECT_LE(found.height, height);
-    ExpectSound(problem, found);
+    EXPECT_FALSE(found[0].offset.empty()) << slack;
+    for (size_t i = 1; i < found.size(); ++i) {
+      EXPECT_EQ(found[i].offset, found[0].offset) << slack;
+      EXPECT_EQ(left[i], left[0]) << slack;
+    }
   }
 }
 
@@ -315,16 +374,15 @@ TEST(PackingTest, NeighbourhoodsEndWithTheSteps) {
   const packing::Problem problem{{0, 0, 2, 2, 1, 1}, {2, 1, 4, 3, 3, 3}, {2, 2, 2, 2, 1, 1}};
   const int64_t bound = packing::BoundOf(problem);
   ASSERT_EQ(bound, 6);
-  const packing::Solution start{{0, 2, 0, 2, 4, 5}, 6};
   int64_t steps = 1'000'000;
   packing::NeighbourhoodSearch search(problem, bound, steps);
-  const packing::Solution found = search.Run(start, bound, steps);
+  const packing::Solution found = search.Run(bound, steps);
   EXPECT_EQ(found.height, bound);
   ExpectSound(problem, found);
   EXPECT_GT(steps, 0);
-  EXPECT_TRUE(search.Run(start, bound - 1, steps).offset.empty());  // below the bound
+  EXPECT_TRUE(search.Run(bound - 1, steps).offset.empty());  // below the bound
   steps = 0;
-  EXPECT_TRUE(search.Run(start, bound, steps).offset.empty());
+  EXPECT_TRUE(search.Run(bound, steps).offset.empty());
 }
 
 TEST(PackingTest, LifetimesAreTheStepsOfTheLog) {
