@@ -58,14 +58,13 @@ class NeighbourhoodSearch::Arena {
     if (tried_.size() > kTried) tried_.pop_back();
   }
 
-  // With these offsets, -1 for homeless. What sticks out is homeless, above or below.
+  // With these offsets, -1 for homeless.
   void Resume(const std::vector<int64_t>& offsets) {
     Clear();
     for (uint32_t block = 0; block < offsets.size(); ++block) {
-      const int64_t offset = offsets[block];
-      if (offset < part_.halves.floor[block] || offset + upper_.size[block] > height_) continue;
-      offset_[block] = offset;
-      Put(placed_, block, offset);
+      if (offsets[block] < 0) continue;
+      offset_[block] = offsets[block];
+      Put(placed_, block, offsets[block]);
     }
     FindHomeless();
   }
@@ -259,12 +258,29 @@ class NeighbourhoodSearch::Arena {
   double Sweep(const std::vector<uint32_t>& blocks, const SweepRule& rule, double limit) {
     const SweepOrder order = OrderOf(upper_, rule, blocks);
     double missing = 0;
-    for (const auto* part : {&order.stack, &order.later, &order.earlier}) {
-      for (const uint32_t block : *part) {
-        if (Place(block, rule, part != &order.earlier)) continue;
-        missing += part_.weight[block];
-        if (missing > limit) return missing;
+    const auto place = [&](uint32_t block, bool forward) {
+      if (!Place(block, rule, forward)) missing += part_.weight[block];
+      return missing <= limit;
+    };
+    for (const uint32_t block : order.stack) {
+      if (!place(block, true)) return missing;
+    }
+    // Where nothing else is placed the two directions do not meet, and what the sweep has left
+    // behind is in nobody's way.
+    const bool alone = placed_.empty();
+    if (alone) stack_ = local_;
+    for (const uint32_t block : order.later) {
+      if (alone) {
+        std::erase_if(local_, [&](const Placed& o) { return o.end <= upper_.begin[block]; });
       }
+      if (!place(block, true)) return missing;
+    }
+    if (alone) local_ = stack_;
+    for (const uint32_t block : order.earlier) {
+      if (alone) {
+        std::erase_if(local_, [&](const Placed& o) { return o.begin >= upper_.end[block]; });
+      }
+      if (!place(block, false)) return missing;
     }
     return missing;
   }
@@ -314,6 +330,7 @@ class NeighbourhoodSearch::Arena {
   std::vector<int64_t> offset_;  // by block, -1 without a place
   std::vector<Placed> placed_;   // by offset
   std::vector<Placed> local_;    // some of them, and what a move places; by offset
+  std::vector<Placed> stack_;    // what was placed first when nothing else was
   std::vector<uint32_t> homeless_;
   double missing_ = 0;        // what these weigh
   std::vector<Tried> tried_;  // some that were best of a beginning, the best first
