@@ -83,11 +83,11 @@ Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& st
   for (int64_t height = bound + 1; best.height > enough && steps > 0; height = best.height) {
     const int64_t before = best.height;
     const int64_t left =
-        spend(all / 1024, [&](int64_t& part) { return SearchExactly(problem, height, part); });
+        spend(all / 2048, [&](int64_t& part) { return SearchExactly(problem, height, part); });
     if (left <= 0) break;
     if (height == before && best.height == before) return best;  // nothing is lower
   }
-  if (best.height > enough) spend(all / 256, improve);
+  if (best.height > enough) spend(all / 512, improve);
   if (best.height <= enough || steps <= 0) return best;
 
   NeighbourhoodSearch neighbourhoods(problem, bound, steps);
@@ -103,12 +103,12 @@ Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& st
       if (!reach(height, part)) missed = height;
     }
   };
-  if (best.height > near && !reach(near, all / 64)) {
-    approach(6, all / 64);
-    if (!reach(near, all / 4 * 3)) approach(5, all / 64);
+  if (best.height > near && !reach(near, all / 128)) {
+    approach(6, all / 128);
+    if (!reach(near, all / 8 * 7)) approach(5, all / 128);
   }
   if (best.height <= near) {
-    while (best.height > enough && reach(enough + (best.height - enough) / 2, all / 128)) continue;
+    while (best.height > enough && reach(enough + (best.height - enough) / 2, all / 256)) continue;
   }
   return best;
 }

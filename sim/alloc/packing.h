@@ -41,7 +41,7 @@ struct PackingOptions {
   // Where the heuristics miss one percent, nearly all is for packing parts again: most of it to
   // come within one percent, the rest to come nearer; else little of it is used. With 0 the
   // heuristics are on their own.
-  int64_t steps = 32'000'000'000;
+  int64_t steps = 64'000'000'000;
 };
 
 // REQUIRES: begin < end and size >= 0 in each interval, granularity > 0.

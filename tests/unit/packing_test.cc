@@ -143,7 +143,7 @@ TEST(PackingTest, EffortFindsWhatTheHeuristicsMiss) {
     PackingOptions searched, only;
     searched.granularity = only.granularity = Bytes(1);
     searched.tolerance = 0;
-    searched.steps = 30'000'000;
+    searched.steps = 60'000'000;
     only.steps = 0;
     const Packing with = Pack(intervals, searched), without = Pack(intervals, only);
     ASSERT_LE(with.height, without.height);
@@ -181,7 +181,7 @@ TEST(PackingTest, ComesWithinOnePercentOfWhatIsKnownToExist) {
     PackingOptions searched, only;
     searched.granularity = only.granularity = Bytes(1);
     searched.tolerance = 10;
-    searched.steps = 1'000'000'000;
+    searched.steps = 2'000'000'000;
     only.steps = 0;
     const Packing packing = Pack(intervals, searched);
     ExpectSound(intervals, packing, Bytes(1));
