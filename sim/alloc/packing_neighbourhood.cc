@@ -109,7 +109,6 @@ class NeighbourhoodSearch::Arena {
     uint32_t block;
     int64_t offset;
   };
-
   struct Tried {
     double missing;
     SweepRule rule;
@@ -223,7 +222,8 @@ class NeighbourhoodSearch::Arena {
   }
 
   // Leaves what lay in the window, and what is homeless at its time, in `taken_`, and the others
-  // that these meet in `local_`; returns what the homeless weigh.
+  // that these meet in `local_`; returns what the homeless weigh. REQUIRES: `met_` is as
+  // `DrawWindow` left it.
   double TakeOut(const Window& window) {
     taken_.clear();
     double homeless = 0;

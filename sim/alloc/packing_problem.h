@@ -21,7 +21,6 @@ struct Problem {
   std::vector<int64_t> begin, end, size;  // by block
 
   size_t count() const { return size.size(); }
-  bool Meet(uint32_t a, uint32_t b) const { return begin[a] < end[b] && begin[b] < end[a]; }
 };
 
 struct Solution {

@@ -260,7 +260,7 @@ TEST(PackingTest, TheBestGapLiesBesideWhatEndsTogether) {
   EXPECT_EQ(best(0, 70, {3, 5, 16}, true), -1);
 }
 
-// By moments: two blocks live at 4, one begins later, two end before.
+// By moments: two blocks live at 4, two begin later, two end before.
 TEST(PackingTest, ASweepGoesOutwardsFromItsMoment) {
   const packing::Problem problem{{0, 2, 3, 5, 1, 5}, {2, 6, 5, 6, 4, 9}, {7, 4, 8, 1, 3, 2}};
   packing::SweepRule rule;
