@@ -23,10 +23,6 @@ namespace {
 
 constexpr const char* kItsOwn = "as it is";
 
-// The values that the readers of device files accept.
-constexpr Bandwidth kLeastRate{1'000'000};
-constexpr Duration kLongest = Duration::Milliseconds(1'000'000);
-
 // Sets a quantity to what the parameter says, if it is given; `range` names its limits.
 template <typename Quantity>
 void ChangeTo(Quantity& quantity, Quantity least, Quantity greatest, const char* range,
@@ -66,14 +62,16 @@ void Change(Device& device, Params& params) {
   const auto change_rate = [&](Bandwidth& rate, const char* name, const char* help) {
     const double scaled = static_cast<double>(rate.bytes_per_second) * factor;
     const Bandwidth most{1'000'000'000'000'000'000};
-    rate = std::clamp(Bandwidth{std::llround(std::min(scaled, 1e18))}, kLeastRate, most);
-    ChangeTo(rate, kLeastRate, most, "at least 1 MB/s", ParseBandwidth, params, name, "rate", help);
+    rate =
+        std::clamp(Bandwidth{std::llround(std::min(scaled, 1e18))}, Device::kLeastBandwidth, most);
+    ChangeTo(rate, Device::kLeastBandwidth, most, "at least 1 MB/s", ParseBandwidth, params, name,
+             "rate", help);
   };
   change_rate(device.h2d.bandwidth, "h2d", "of copies to the device");
   change_rate(device.d2h.bandwidth, "d2h", "of copies to the host");
   change_rate(device.duplex, "duplex", "of both directions together");
-  ChangeTo(device.launch_overhead, Duration(), kLongest, "at most 1000 s", ParseDuration, params,
-           "launch_overhead", "time", "host time to enqueue a kernel or copy");
+  ChangeTo(device.launch_overhead, Duration(), Device::kMaxTime, "at most 1000 s", ParseDuration,
+           params, "launch_overhead", "time", "host time to enqueue a kernel or copy");
   ChangeTo(device.host_memory, Bytes(1), Bytes::Unlimited(), "at least 1 B", ParseBytes, params,
            "host", "size", "host memory");
 }

@@ -17,9 +17,7 @@ namespace spillway {
 namespace {
 
 constexpr Bytes kMaxDeviceFile = Bytes::MiB(1);
-constexpr size_t kMaxDots = 1000;                // ten times those of the files that exist
-constexpr Bandwidth kLeastBandwidth{1'000'000};  // keeps the time of any copy within a Duration
-constexpr Duration kMaxTime = Duration::Milliseconds(1'000'000);  // leaves room for sums
+constexpr size_t kMaxDots = 1000;  // ten times those of the files that exist
 constexpr double kMaxEfficiency = 4;
 
 // One table of the file. Keys are taken one by one; those left over are errors.
@@ -59,13 +57,13 @@ class Section {
   Bytes Size(std::string_view key) { return Get(key, ParseBytes, Bytes(1), "1 B"); }
   Duration Time(std::string_view key) {
     const Duration time = Get(key, ParseDuration, Duration(), "0 s");
-    if (time > kMaxTime) {
+    if (time > Device::kMaxTime) {
       Fail(*table_.get(key), key, "the time is too long, expected at most 1000 s");
     }
     return time;
   }
   Bandwidth Rate(std::string_view key) {
-    return Get(key, ParseBandwidth, kLeastBandwidth, "1 MB/s");
+    return Get(key, ParseBandwidth, Device::kLeastBandwidth, "1 MB/s");
   }
 
   // A whole number from 1 to `most`, in a string as all values are.

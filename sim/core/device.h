@@ -51,6 +51,9 @@ struct HostCodec {
 };
 
 struct Device {
+  static constexpr Bandwidth kLeastBandwidth{1'000'000};  // keeps the time of any copy in range
+  static constexpr Duration kMaxTime = Duration::Milliseconds(1'000'000);  // leaves room for sums
+
   std::string name;         // file name without extension: "h200"
   std::string description;  // "NVIDIA H200, PCIe 5 x16"
   std::string library;      // convolution library whose algorithms `efficiency` lists
