@@ -195,9 +195,7 @@ const Entry kEntries[] = {
     {"stitched", "pages mapped side by side wherever they lie: no external fragmentation",
      MakeStitched},
     {"planned",
-     "offsets computed ahead of time for the blocks that the policy asks for: up to minutes of "
-     "work "
-     "where memory is tight",
+     "offsets computed ahead of time for the blocks that the policy asks for; may take minutes",
      MakePlanned},
     {"auto", "the one of all these, and of the policy's orders, that needs the least", MakeAuto},
 };

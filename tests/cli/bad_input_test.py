@@ -238,7 +238,7 @@ class BadArgumentTest(BadInputTest):
                                 ("h2d=110GB", "h2d: '110GB' is not a bandwidth"),
                                 ("h2d=1KB/s", "h2d: '1KB/s' is too small, expected at least 1 MB/s"),
                                 ("host=0B", "host: '0B' is too small, expected at least 1 B"),
-                                ("launch_overhead=2000s", "'2000s' is too large"),
+                                ("launch_overhead=1000.1s", "'1000.1s' is too large"),
                                 ("link", "'link' is not key=value"),
                                 ("link=2,link=3", "'link' is given twice")):
             self.fails(2, message, "run", "alexnet:1", "--device", f"h200:{change}")
