@@ -17,8 +17,10 @@
 namespace spillway {
 namespace {
 
-// How often a plan that does not fit is tried with less memory.
+// How often a plan that does not fit is tried with less memory, and how far above its bound,
+// in thousandths, it may be then: as far as there is memory.
 constexpr int kAttempts = 4;
+constexpr int64_t kAnything = 1000;
 
 // Notes the requests that another allocator serves.
 class RecordingAllocator final : public Allocator {
@@ -64,13 +66,31 @@ size_t RequestsPerIteration(const Report& report) {
                     [](const Placement& p) { return !p.host && p.kind == PlacementKind::kFree; }));
 }
 
+AllocationPlan PlanFor(const Setup& recorded, const PolicyMaker& make,
+                       const PackingOptions& options) {
+  Planned arena(recorded.memory, options.granularity);
+  RecordingAllocator recorder(arena);
+  const Outcome outcome = Simulate(recorded, *make(), &recorder);
+  const size_t period = outcome.report.fits() ? RequestsPerIteration(outcome.report) : 0;
+  return PlanAllocations(recorder.log(), period, recorded.memory, options);
+}
+
+PackingOptions PackingFor(const Setup& setup) {
+  PackingOptions options;
+  options.granularity = setup.device.alignment;
+  options.memory = setup.memory;
+  return options;
+}
+
 Setup WithPlan(const Setup& setup, const PolicyMaker& make) {
+  PackingOptions options = PackingFor(setup);
   Setup planned = setup;
   Setup recorded = setup;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    planned.plan = std::make_shared<const AllocationPlan>(PlanFor(recorded, make));
+    planned.plan = std::make_shared<const AllocationPlan>(PlanFor(recorded, make, options));
     if (planned.plan->height <= setup.memory) break;
     recorded.memory -= planned.plan->height - setup.memory;
+    options.tolerance = kAnything;
   }
   return planned;
 }
@@ -115,12 +135,7 @@ Resolved Choose(const Setup& setup, std::span<const PolicyMaker> policies) {
 }  // namespace
 
 AllocationPlan PlanFor(const Setup& setup, const PolicyMaker& make) {
-  const Bytes granularity = setup.device.alignment;
-  Planned arena(setup.memory, granularity);
-  RecordingAllocator recorder(arena);
-  const Outcome outcome = Simulate(setup, *make(), &recorder);
-  const size_t period = outcome.report.fits() ? RequestsPerIteration(outcome.report) : 0;
-  return PlanAllocations(recorder.log(), period, granularity, setup.memory);
+  return PlanFor(setup, make, PackingFor(setup));
 }
 
 std::unique_ptr<Allocator> MakeArena(const Setup& setup, Bytes capacity) {

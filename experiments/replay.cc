@@ -386,7 +386,9 @@ std::unique_ptr<Allocator> PlanFor(const MemoryLog& log, Bytes capacity) {
   for (LiveInterval& interval : intervals) {
     if (interval.end < 0) interval.end = now + 1;
   }
-  const Packing packing = Pack(intervals);
+  PackingOptions options;
+  options.memory = capacity;
+  const Packing packing = Pack(intervals, options);
   std::vector<Block> places;
   for (size_t i = 0; i < intervals.size(); ++i) {
     places.push_back({packing.offsets[i], Ledger::Rounded(intervals[i].size)});

@@ -171,7 +171,8 @@ Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& opti
   }
   packing.bound = bound * options.granularity;
   // The slack is that of the whole, whatever lies at the bottom.
-  const int64_t enough = bound + bound * options.tolerance / 1000 - bottom;
+  const int64_t memory = std::max(bound, options.memory.count() / options.granularity.count());
+  const int64_t enough = std::min(memory, bound + bound * options.tolerance / 1000) - bottom;
   const int64_t near = std::max(enough, bound + bound / 100 - bottom);
   int64_t steps = options.steps;
   for (const Part& part : parts) {

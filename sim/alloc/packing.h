@@ -35,8 +35,9 @@ struct Packing {
 
 struct PackingOptions {
   Bytes granularity = Bytes(512);  // sizes are rounded up to a multiple of it
-  // How far above the bound is good enough, in thousandths of it.
+  // How far above the bound is good enough, in thousandths of it, if that is within the memory.
   int64_t tolerance = 5;
+  Bytes memory = Bytes::Unlimited();
   // The effort: at most so many comparisons of two blocks or of a block with a section of time.
   // Where the heuristics miss one percent, nearly all is for packing parts again: most of it to
   // come within one percent, the rest to come nearer; else little of it is used. With 0 the

@@ -6,7 +6,6 @@
 #include <iterator>
 #include <utility>
 
-#include "sim/alloc/packing.h"
 #include "sim/core/error.h"
 
 namespace spillway {
@@ -50,8 +49,8 @@ size_t FindRepeat(const std::vector<Request>& requests, size_t period) {
 
 }  // namespace
 
-AllocationPlan PlanAllocations(const AllocationLog& log, size_t period, Bytes granularity,
-                               Bytes memory) {
+AllocationPlan PlanAllocations(const AllocationLog& log, size_t period, Bytes memory,
+                               const PackingOptions& options) {
   const std::vector<Request> requests = RequestsIn(log);
   AllocationPlan plan;
   plan.repeat = FindRepeat(requests, period);
@@ -69,8 +68,6 @@ AllocationPlan PlanAllocations(const AllocationLog& log, size_t period, Bytes gr
     plan.sizes.push_back(requests[i].size);
   }
   intervals.resize(planned);
-  PackingOptions options;
-  options.granularity = granularity;
   Packing packing = Pack(intervals, options);
   plan.offsets = std::move(packing.offsets);
   plan.height = packing.height;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "sim/alloc/allocation_log.h"
+#include "sim/alloc/packing.h"
 #include "sim/alloc/stitched.h"
 #include "sim/core/allocator.h"
 
@@ -29,10 +30,11 @@ struct AllocationPlan {
   Bytes bound;        // the largest sum of live blocks: no plan is lower
 };
 
-// Plans for a log of a whole run. `period` is how many requests one steady iteration makes; the
-// repetition begins where all later requests, and when they end, repeat.
-AllocationPlan PlanAllocations(const AllocationLog& log, size_t period, Bytes granularity,
-                               Bytes memory);
+// Plans for a log of a whole run, in which `memory` may be live together. `period` is how many
+// requests one steady iteration makes; the repetition begins where all later requests, and when
+// they end, repeat.
+AllocationPlan PlanAllocations(const AllocationLog& log, size_t period, Bytes memory,
+                               const PackingOptions& options);
 
 class Planned final : public Allocator {
  public:

@@ -152,6 +152,28 @@ TEST(PackingTest, EffortFindsWhatTheHeuristicsMiss) {
   EXPECT_GT(better, 3);
 }
 
+TEST(PackingTest, LooksForWhatFitsInTheMemoryAndNoFurther) {
+  std::mt19937 random(41);
+  int better = 0;
+  for (int round = 0; round < 20; ++round) {
+    const auto intervals = Draw(random, 40, 40, 30);
+    PackingOptions options;
+    options.granularity = Bytes(1);
+    options.steps = 0;
+    const Bytes first = Pack(intervals, options).height;
+    options.steps = 60'000'000;
+    options.tolerance = 0;
+    const Bytes best = Pack(intervals, options).height;
+    options.tolerance = 1000;
+    for (const Bytes memory : {first, best}) {
+      options.memory = memory;
+      EXPECT_EQ(Pack(intervals, options).height, memory);
+    }
+    better += best < first ? 1 : 0;
+  }
+  EXPECT_GT(better, 0);
+}
+
 // A rectangle of time and memory, cut into blocks again and again: its height is the bound and can
 // be reached.
 std::vector<LiveInterval> Dissect(std::mt19937& random, int blocks, int64_t steps, int64_t height) {
