@@ -17,8 +17,8 @@
 namespace spillway {
 namespace {
 
-// How often a plan that does not fit is tried with less memory, and how far above its bound,
-// in thousandths, it may be then: as far as there is memory.
+// How often a run is planned until its plan fits, and how far above its bound a later plan may be,
+// in thousandths: so far that only the memory counts.
 constexpr int kAttempts = 4;
 constexpr int64_t kAnything = 1000;
 

@@ -62,8 +62,12 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
                 static_cast<double>(plan.height.count()) / static_cast<double>(plan.bound.count()),
                 what);
           }
-          // What does not fit is planned again for less memory, which takes as long each time.
           const bool fits = plan.height <= setup.memory;
+          // What is near the bound is not good enough before it fits; one misses that by 0.1 %.
+          if (!WholeZoo() && plan.height.count() * 1000 <= plan.bound.count() * 1005) {
+            EXPECT_LE(plan.height - Bytes(plan.height.count() / 1000), setup.memory) << what;
+          }
+          // What does not fit is planned again for less memory, which takes minutes if it misses.
           if (!fits && WholeZoo()) continue;
           spillway::Setup with_plan = setup;
           with_plan.plan = std::make_shared<const AllocationPlan>(plan);

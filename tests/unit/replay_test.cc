@@ -67,6 +67,18 @@ TEST(ReplayTest, TellsWhatFitsAndWhatIsNeeded) {
   EXPECT_FALSE(ReplayOn(*log, "planned", Bytes(2047)).fits());
 }
 
+// Half a percent above the bound is good enough for a plan, but not where the memory ends before.
+TEST(ReplayTest, PlansForTheMemoryThereIs) {
+  const auto log = Static(
+      "a,0,2,5120\nb,0,1,2560\nc,0,16,512\nd,4,16,1024\ne,0,4,2560\nf,13,16,2048\ng,1,13,1024\n"
+      "h,4,16,6656\ni,2,4,5120\nj,0,16,1536\nk,13,16,512\nl,1,13,1536\nm,0,16,5120000\n");
+  const Bytes bound(10'024 * 512);
+  const ReplayResult result = ReplayOn(*log, "planned");
+  EXPECT_EQ(result.peak_allocated, bound);
+  EXPECT_GT(result.peak_reserved, bound);
+  EXPECT_TRUE(ReplayOn(*log, "planned", bound).fits());
+}
+
 TEST(ReplayTest, SumsTheLogUpWhateverTheAllocatorsDo) {
   const auto log = Static("a,0,2,1\nb,1,3,513\nc,2,4,0\n");
   const auto allocator = MakeAllocator("best-fit", Bytes(512), Bytes(512));
