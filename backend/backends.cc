@@ -1,6 +1,6 @@
 #include "backend/backends.h"
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 

@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "policies/params.h"
 #include "sim/core/policy.h"
+#include "traces/base/params.h"
 
 namespace spillway {
 

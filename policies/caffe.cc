@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "policies/builtin.h"
-#include "policies/kernel_choice.h"
+#include "policies/kernels/kernel_choice.h"
 
 namespace spillway {
 namespace {

@@ -5,8 +5,8 @@
 #include <exception>
 #include <utility>
 
-#include "sim/core/error.h"
 #include "sim/core/report.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "policies/guard.h"
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

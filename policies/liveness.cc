@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "policies/builtin.h"
-#include "policies/kernel_choice.h"
+#include "policies/kernels/kernel_choice.h"
 
 namespace spillway {
 namespace {

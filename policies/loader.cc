@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "policies/plugin.h"
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

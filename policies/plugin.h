@@ -24,7 +24,7 @@
 #include <cstddef>  // the C++ library's own macros, for the build tag
 #include <cstdint>
 
-#include "sim/core/version.h"
+#include "traces/base/version.h"
 
 namespace spillway {
 

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 

@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
-#include "policies/params.h"
 #include "sim/core/policy.h"
+#include "traces/base/params.h"
 
 namespace spillway {
 

@@ -42,7 +42,7 @@
 #include <vector>
 
 #include "policies/builtin.h"
-#include "policies/kernel_choice.h"
+#include "policies/kernels/kernel_choice.h"
 #include "policies/superneurons_steps.h"
 
 namespace spillway {

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "policies/params.h"
 #include "sim/core/policy.h"
+#include "traces/base/params.h"
 
 namespace spillway {
 

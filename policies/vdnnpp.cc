@@ -30,7 +30,7 @@
 #include <vector>
 
 #include "policies/builtin.h"
-#include "policies/kernel_choice.h"
+#include "policies/kernels/kernel_choice.h"
 #include "policies/vdnn_layers.h"
 #include "sim/core/report.h"
 

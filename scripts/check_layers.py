@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Checks who includes whom: the layers of the source tree and the libraries that belong to one folder.
+"""Checks who includes whom: the layers of the source tree, the libraries that belong to one folder, and
+that no modules depend on one another in a circle. A header and its source are one module.
+
+usage: check_layers.py [ROOT]    ROOT is this repository unless given
 
 Prints each violation as path:line and exits with 1 if there is any.
 """
@@ -8,77 +11,154 @@ import pathlib
 import re
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-
-# Folder -> project folders that its files may include besides their own. The longest prefix counts.
+# Folder -> the folders that its files may include besides their own. The longest folder that contains a
+# file is the file's; "traces" stands for traces/ itself. A name that ends in "/" allows all below it.
+TRACES = ["traces/base", "traces/ops", "traces", "traces/lowering", "traces/zoo", "traces/logs"]
+CORE = ["traces/", "sim/core"]
+RUN = [*CORE, "sim/", "policies/", "backend/"]
 LAYERS = {
-    "traces": [],
-    "sim/core": ["traces"],
-    "sim/alloc": ["traces", "sim/core"],
-    "sim/codec": ["sim/core"],
-    "sim/cost": ["traces", "sim/core"],
-    "sim/engine": ["traces", "sim/core"],
-    "policies": ["traces", "sim/core"],
-    "backend": ["traces", "sim/core", "backend/cuda"],
-    "backend/cpu": ["traces", "sim/core", "sim/codec"],
-    "backend/cuda": ["traces", "sim/core", "sim/codec"],
-    "experiments": ["traces", "sim", "policies", "backend"],
-    "tests": ["traces", "sim", "policies", "backend", "experiments"],
+    **{folder: TRACES[:i] for i, folder in enumerate(TRACES)},
+    "sim/core": ["traces/"],
+    "sim/runtime": CORE,
+    "sim/packing": CORE,
+    "sim/alloc/pool": CORE,
+    "sim/alloc": [*CORE, "sim/alloc/pool", "sim/packing"],
+    "sim/cost/records": CORE,
+    "sim/cost": [*CORE, "sim/cost/records"],
+    "sim/compression": CORE,
+    "sim/engine": [*CORE, "sim/compression"],
+    "policies/kernels": CORE,
+    "policies": [*CORE, "sim/packing", "policies/kernels"],
+    "backend/common": CORE,
+    "backend/cpu": [*CORE, "sim/compression", "backend/common"],
+    "backend/cuda": [*CORE, "sim/compression", "backend/common"],
+    "backend": [*CORE, "backend/"],
+    "experiments/run": RUN,
+    "experiments/output": [*RUN, "experiments/run"],
+    "experiments/limit": [*RUN, "experiments/run", "experiments/output"],
+    "experiments/replay": [*RUN, "experiments/run", "experiments/output"],
+    "experiments/calibrate": [*RUN, "experiments/run", "experiments/output"],
+    "experiments/validate": [*RUN, "experiments/run", "experiments/output"],
+    "experiments/roofline": [*RUN, "experiments/run"],
+    "experiments/bench": [*RUN, "experiments/"],
+    "tests": ["traces/", "sim/", "policies/", "backend/", "experiments/", "tests/"],
 }
-# Leaves that include nothing of the project; every folder may include them.
-LEAVES = {"sim/core/units.h", "sim/core/error.h"}
+_TOOLS = [f"experiments/{name}" for name in ("run", "output", "limit", "replay", "calibrate", "validate")]
+LAYERS["experiments/reproduce"] = [*RUN, *_TOOLS]
+LAYERS["experiments/cli"] = [*RUN, *_TOOLS, "experiments/reproduce"]
 
-# A library header -> the folders that may include it.
+# A library header -> the folders that may include it, with all below them.
 LIBRARIES = {
-    r"boost/": ["traces", "policies"],
-    r"Eigen/": ["backend/cpu", "experiments"],
-    r"cuda|cublas|curand|nvtx": ["backend/cuda", "tests/cuda"],
+    r"boost/": ["traces/lowering", "policies"],
+    r"Eigen/": ["backend/cpu", "experiments/calibrate"],
+    r"(cuda|cublas|curand|cupti|nvtx)": ["backend/cuda", "tests/cuda"],
     r"cudnn": ["backend/cuda"],
     r"CLI/": ["experiments/cli"],
     r"benchmark/": ["experiments/bench"],
-    r"simdjson": ["traces", "sim/cost"],
+    r"(simdjson|zstd)": ["traces/base"],
     r"toml\+\+": ["sim/core"],
+    r"(tbb|oneapi)/": ["experiments", "sim/packing", "tests"],
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+SOURCES = {".h", ".cc", ".cu"}
+TOP = ["traces", "sim", "policies", "backend", "experiments", "tests"]
 
 
-def folder_of(path: str, folders) -> str | None:
-    """The longest of `folders` that contains `path`."""
-    matching = [f for f in folders if path.startswith(f + "/")]
-    return max(matching, key=len, default=None)
+def folder_of(path: str) -> str | None:
+    """The folder of `LAYERS` that a file belongs to: the one that it stands in, or for tests, below."""
+    folder = path.rpartition("/")[0]
+    return folder if folder in LAYERS else "tests" if path.startswith("tests/") else None
 
 
-def violations(path: pathlib.Path):
-    relative = path.relative_to(ROOT).as_posix()
-    own = folder_of(relative, LAYERS)
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        match = INCLUDE.match(line)
-        if not match:
-            continue
-        quote, header = match.groups()
-        place = f"{relative}:{number}"
-        if quote == "<":
-            for pattern, allowed in LIBRARIES.items():
-                if re.match(pattern, header) and not folder_of(relative, allowed):
-                    yield f"{place}: <{header}> belongs to {', '.join(allowed)}"
-            continue
-        if not (ROOT / header).is_file():
-            yield f'{place}: "{header}" is not a path from the root'
-        elif relative in LEAVES:
-            yield f'{place}: {relative} is a leaf but includes "{header}"'
-        elif header not in LEAVES and folder_of(header, LAYERS) != own:
-            if not folder_of(header, LAYERS[own]):
-                yield f'{place}: {own} must not include "{header}"'
+def allows(rules, folder: str) -> bool:
+    return any(folder == rule or (rule.endswith("/") and (folder + "/").startswith(rule)) for rule in rules)
+
+
+def module_of(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+class Tree:
+    """The files of a source tree with what they include."""
+
+    def __init__(self, root: pathlib.Path):
+        self.files = {}  # path -> [(line, quote, header)]
+        for top in TOP:
+            for path in sorted((root / top).rglob("*")):
+                if path.suffix not in SOURCES:
+                    continue
+                lines = path.read_text(encoding="utf-8").splitlines()
+                matches = [(n, INCLUDE.match(line)) for n, line in enumerate(lines, start=1)]
+                self.files[path.relative_to(root).as_posix()] = [(n, *m.groups()) for n, m in matches if m]
+
+    def violations(self):
+        # tests/out_of_tree is another project's: it includes installed headers.
+        for path, includes in self.files.items():
+            if path.startswith("tests/out_of_tree/"):
+                continue
+            own = folder_of(path)
+            if own is None:
+                yield f"{path}:1: {path.rpartition('/')[0]}/ has no rule in scripts/check_layers.py"
+                continue
+            for line, quote, header in includes:
+                problem = self.library(path, header) if quote == "<" else self.layer(own, header)
+                if problem:
+                    yield f"{path}:{line}: {problem}"
+
+    @staticmethod
+    def library(path: str, header: str):
+        for pattern, homes in LIBRARIES.items():
+            if re.match(pattern, header) and not any(path.startswith(home + "/") for home in homes):
+                return f"<{header}> belongs to {', '.join(homes)}"
+        return None
+
+    def layer(self, own: str, header: str):
+        if header not in self.files:
+            return f'"{header}" is not a path from the root'
+        folder = folder_of(header)
+        if folder != own and not allows(LAYERS[own], folder):
+            return f'{own} must not include "{header}"'
+        return None
+
+    def circles(self):
+        """Each set of modules that depend on one another (Tarjan's algorithm)."""
+        uses = {}
+        for path, includes in self.files.items():
+            names = (module_of(h) for _, quote, h in includes if quote == '"' and h in self.files)
+            uses.setdefault(module_of(path), set()).update(names)
+        index, low, stack = {}, {}, []
+        found = []
+
+        def visit(module):
+            index[module] = low[module] = len(index)
+            stack.append(module)
+            for used in sorted(uses.get(module, ())):
+                if used == module:
+                    continue
+                if used not in index:
+                    visit(used)
+                    low[module] = min(low[module], low[used])
+                elif used in stack:
+                    low[module] = min(low[module], index[used])
+            if low[module] == index[module]:
+                at = stack.index(module)
+                circle = sorted(stack[at:])
+                del stack[at:]
+                if len(circle) > 1:
+                    found.append(circle)
+
+        sys.setrecursionlimit(10000)
+        for module in sorted(uses):
+            if module not in index:
+                visit(module)
+        return found
 
 
 def main() -> int:
-    found = []
-    for folder in LAYERS:
-        for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in {".h", ".cc", ".cu"} and folder_of(
-                    path.relative_to(ROOT).as_posix(), LAYERS) == folder:
-                found.extend(violations(path))
+    root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent
+    tree = Tree(root)
+    found = [*tree.violations(), *(f"a circle of modules: {' '.join(c)}" for c in tree.circles())]
     for line in found:
         print(line)
     return 1 if found else 0

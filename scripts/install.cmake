@@ -19,16 +19,17 @@ install(TARGETS spillway EXPORT spillway INCLUDES DESTINATION ${header_dir})
 # Headers keep their paths from the root: #include "sim/core/policy.h".
 foreach(folder traces sim policies)
   install(DIRECTORY ${folder} DESTINATION ${header_dir} FILES_MATCHING PATTERN "*.h"
-    PATTERN json.h EXCLUDE  # of the readers only
+    PATTERN base/json.h EXCLUDE  # of the readers only
     PATTERN devices EXCLUDE PATTERN recorded EXCLUDE)
 endforeach()
-install(FILES experiments/catalogue.h experiments/simulate.h experiments/result_row.h
-  DESTINATION ${header_dir}/experiments)
+install(DIRECTORY experiments/run experiments/output DESTINATION ${header_dir}/experiments
+  FILES_MATCHING PATTERN "*.h" PATTERN execute.h EXCLUDE)  # execute.h: of the backends
 
-# As experiments/catalogue.cc looks for them.
+# As experiments/run/catalogue.cc looks for them.
 install(DIRECTORY sim/devices DESTINATION ${data_dir}/sim)
 install(DIRECTORY traces/recorded DESTINATION ${data_dir}/traces)
-install(DIRECTORY experiments/reproduce DESTINATION ${data_dir}/experiments)
+install(DIRECTORY experiments/reproduce DESTINATION ${data_dir}/experiments
+  PATTERN "*.h" EXCLUDE PATTERN "*.cc" EXCLUDE)
 install(DIRECTORY experiments/schemas DESTINATION ${data_dir}/experiments)
 
 install(EXPORT spillway NAMESPACE spillway:: FILE spillwayTargets.cmake DESTINATION ${package_dir})

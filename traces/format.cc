@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "sim/core/error.h"
-#include "traces/file.h"
-#include "traces/json.h"
+#include "traces/base/error.h"
+#include "traces/base/file.h"
+#include "traces/base/json.h"
 #include "traces/name_table.h"
 
 namespace spillway {

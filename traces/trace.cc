@@ -7,7 +7,7 @@
 #include <cmath>
 #include <string_view>
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 #include "traces/name_table.h"
 
 namespace spillway {

@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 
 namespace spillway {
 
@@ -141,7 +141,7 @@ struct Trace {
   std::string name;     // "vgg19:256"
   std::string network;  // "vgg19"
   int64_t batch = 1;
-  std::string preset;  // accounting preset that the lowering used; see lowering.h
+  std::string preset;  // accounting preset that the lowering used; see lowering/preset.h
   bool training = true;
   std::vector<Layer> layers;  // in forward order
   std::vector<Tensor> tensors;

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "backend/cpu/operands.h"
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway::cpu {
 namespace {

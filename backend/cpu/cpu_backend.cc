@@ -4,9 +4,9 @@
 #include <cstring>
 #include <utility>
 
+#include "backend/common/synthetic_data.h"
 #include "backend/cpu/kernels.h"
-#include "sim/core/error.h"
-#include "sim/core/synthetic_data.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

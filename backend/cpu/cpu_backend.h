@@ -21,7 +21,7 @@
 
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/region.h"
-#include "sim/codec/zero_value.h"
+#include "sim/compression/zero_value.h"
 #include "sim/core/compression.h"
 #include "sim/core/executor.h"
 #include "sim/core/page_table.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "backend/cpu/operands.h"
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway::cpu {
 namespace {

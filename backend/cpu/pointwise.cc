@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "backend/cpu/operands.h"
-#include "sim/core/counter_random.h"
-#include "sim/core/error.h"
+#include "traces/base/counter_random.h"
+#include "traces/base/error.h"
 
 namespace spillway::cpu {
 

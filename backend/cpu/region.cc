@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 

@@ -1,6 +1,6 @@
 #include "backend/cuda/activity_trace.h"
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 #ifndef SPILLWAY_HAS_CUPTI
 

@@ -10,7 +10,7 @@
 #include <map>
 #include <memory>
 
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 
 namespace spillway {
 

@@ -19,7 +19,7 @@
 #include "backend/cuda/elementwise.h"
 #include "backend/cuda/stream.h"
 #include "sim/core/cost_model.h"
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

@@ -16,7 +16,7 @@
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/page_memory.h"
 #include "backend/cuda/stream.h"
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "sim/core/calibration.h"
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 
 namespace spillway {
 

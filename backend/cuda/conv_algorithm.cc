@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/common/synthetic_data.h"
 #include "backend/cuda/activity_trace.h"
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/device_memory.h"
@@ -23,8 +24,7 @@
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/page_memory.h"
 #include "backend/cuda/stream.h"
-#include "sim/core/error.h"
-#include "sim/core/synthetic_data.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

@@ -19,7 +19,7 @@
 #include "sim/core/compression.h"
 #include "sim/core/cost_model.h"
 #include "sim/core/executor.h"
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 #include "traces/trace.h"
 
 namespace spillway {

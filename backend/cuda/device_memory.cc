@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "backend/cuda/cuda_error.h"
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 

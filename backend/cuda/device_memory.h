@@ -8,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 
 namespace spillway {
 

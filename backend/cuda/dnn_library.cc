@@ -6,7 +6,7 @@
 #include <array>
 #include <map>
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 // The v7-style interface is deprecated in cuDNN 9 but complete.
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"

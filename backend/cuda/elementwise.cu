@@ -4,7 +4,7 @@
 #include <initializer_list>
 
 #include "backend/cuda/cuda_error.h"
-#include "sim/core/counter_random.h"
+#include "traces/base/counter_random.h"
 
 namespace spillway {
 namespace {

@@ -14,7 +14,8 @@
 
 namespace spillway {
 
-// `RandomFloat` (around a centre) and `RandomLabel` of sim/core/counter_random.h for each element.
+// `RandomFloat` (around a centre) and `RandomLabel` of traces/base/counter_random.h for each
+// element.
 void FillUniform(float* out, int64_t count, uint64_t seed, float scale, cudaStream_t stream,
                  float centre = 0);
 void FillLabels(int32_t* out, int64_t count, int32_t classes, uint64_t seed, cudaStream_t stream);

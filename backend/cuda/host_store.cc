@@ -8,7 +8,7 @@
 
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/driver_entry.h"
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "backend/cuda/device_memory.h"
-#include "sim/codec/zero_value.h"
+#include "sim/compression/zero_value.h"
 #include "sim/core/allocator.h"
 #include "sim/core/compression.h"
 #include "sim/core/executor.h"

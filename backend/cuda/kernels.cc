@@ -9,7 +9,7 @@
 #include "backend/cuda/dnn_library.h"
 #include "backend/cuda/elementwise.h"
 #include "backend/cuda/pooling.h"
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

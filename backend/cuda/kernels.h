@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "backend/cuda/device_memory.h"
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 #include "traces/trace.h"
 
 struct CUstream_st;  // *CUstream_st is a cudaStream_t

@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "sim/core/allocator.h"
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 
 namespace spillway {
 

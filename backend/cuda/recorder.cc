@@ -17,7 +17,7 @@
 #include "backend/cuda/elementwise.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/stream.h"
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "sim/core/cost_table.h"
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 #include "traces/trace.h"
 
 namespace spillway {

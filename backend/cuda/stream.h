@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 
 namespace spillway {
 

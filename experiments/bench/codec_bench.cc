@@ -9,7 +9,7 @@
 #include <random>
 #include <string>
 
-#include "sim/codec/zero_value.h"
+#include "sim/compression/zero_value.h"
 
 namespace spillway {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <random>
 
-#include "experiments/catalogue.h"
-#include "sim/core/hazard_map.h"
+#include "experiments/run/catalogue.h"
 #include "sim/engine/schedule.h"
+#include "sim/runtime/hazard_map.h"
 
 namespace spillway {
 namespace {

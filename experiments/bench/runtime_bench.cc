@@ -6,10 +6,11 @@
 #include <fstream>
 #include <string>
 
-#include "experiments/catalogue.h"
-#include "experiments/simulate.h"
+#include "experiments/run/catalogue.h"
+#include "experiments/run/simulate.h"
+#include "policies/registry.h"
 #include "sim/cost/roofline.h"
-#include "traces/lowering.h"
+#include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway {

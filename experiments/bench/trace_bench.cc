@@ -4,7 +4,7 @@
 
 #include "traces/format.h"
 #include "traces/liveness.h"
-#include "traces/lowering.h"
+#include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway {

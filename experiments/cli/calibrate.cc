@@ -10,15 +10,15 @@
 #include <vector>
 
 #include "backend/backends.h"
-#include "experiments/calibration.h"
-#include "experiments/catalogue.h"
+#include "experiments/calibrate/calibration.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/progress.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
-#include "sim/core/error.h"
-#include "sim/cost/measurements.h"
-#include "traces/file.h"
+#include "experiments/run/catalogue.h"
+#include "sim/cost/records/measurements.h"
+#include "traces/base/error.h"
+#include "traces/base/file.h"
 
 namespace spillway::cli {
 namespace {

@@ -13,7 +13,7 @@
 #include "experiments/cli/verbs.h"
 #include "policies/registry.h"
 #include "sim/alloc/make_allocator.h"
-#include "traces/lowering.h"
+#include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway::cli {

@@ -9,11 +9,11 @@
 #include <thread>
 
 #include "backend/backends.h"
-#include "experiments/catalogue.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
-#include "sim/core/error.h"
+#include "experiments/run/catalogue.h"
+#include "traces/base/error.h"
 
 namespace spillway::cli {
 namespace {

@@ -1,6 +1,6 @@
 // spillway limit: the largest batch, or the deepest network, that fits.
 
-#include "experiments/limit.h"
+#include "experiments/limit/limit.h"
 
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
@@ -16,8 +16,8 @@
 #include "experiments/cli/verbs.h"
 #include "policies/library.h"
 #include "sim/alloc/make_allocator.h"
-#include "sim/core/error.h"
-#include "traces/lowering.h"
+#include "traces/base/error.h"
+#include "traces/lowering/lowering.h"
 
 namespace spillway::cli {
 namespace {

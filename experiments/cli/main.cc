@@ -12,7 +12,7 @@
 
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway::cli {
 namespace {

@@ -7,12 +7,12 @@
 #include <string>
 #include <string_view>
 
-#include "experiments/catalogue.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
-#include "sim/core/error.h"
-#include "sim/core/version.h"
-#include "traces/file.h"
+#include "experiments/run/catalogue.h"
+#include "traces/base/error.h"
+#include "traces/base/file.h"
+#include "traces/base/version.h"
 
 namespace spillway::cli {
 namespace {
@@ -31,7 +31,7 @@ constexpr std::string_view kSource =
 
 #include <memory>
 
-#include "policies/params.h"
+#include "traces/base/params.h"
 #include "policies/plugin.h"
 #include "policies/registry.h"
 #include "sim/core/policy.h"

@@ -7,11 +7,12 @@
 #include <utility>
 
 #include "policies/library.h"
+#include "policies/registry.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/core/check.h"
-#include "sim/core/error.h"
 #include "sim/cost/deterministic.h"
-#include "traces/lowering.h"
+#include "traces/base/error.h"
+#include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway::cli {

@@ -10,11 +10,11 @@
 #include <string_view>
 #include <vector>
 
-#include "experiments/arena.h"
-#include "experiments/catalogue.h"
-#include "experiments/execute/execute.h"
-#include "experiments/result_row.h"
-#include "experiments/simulate.h"
+#include "experiments/output/result_row.h"
+#include "experiments/run/catalogue.h"
+#include "experiments/run/execute.h"
+#include "experiments/run/resolve.h"
+#include "experiments/run/simulate.h"
 
 namespace spillway::cli {
 

@@ -10,14 +10,14 @@
 #include <utility>
 
 #include "backend/backends.h"
-#include "experiments/catalogue.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/progress.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
-#include "sim/core/error.h"
+#include "experiments/run/catalogue.h"
 #include "sim/cost/table.h"
-#include "traces/lowering.h"
+#include "traces/base/error.h"
+#include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway::cli {

@@ -9,11 +9,12 @@
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
-#include "experiments/replay.h"
-#include "experiments/replay_report.h"
+#include "experiments/replay/replay.h"
+#include "experiments/replay/replay_report.h"
 #include "sim/alloc/make_allocator.h"
-#include "sim/core/error.h"
-#include "sim/core/params.h"
+#include "traces/base/error.h"
+#include "traces/base/params.h"
+#include "traces/logs/open_log.h"
 
 namespace spillway::cli {
 namespace {

@@ -8,9 +8,9 @@
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
-#include "experiments/sha256.h"
-#include "sim/core/error.h"
-#include "traces/file.h"
+#include "traces/base/error.h"
+#include "traces/base/file.h"
+#include "traces/base/sha256.h"
 
 namespace spillway::cli {
 namespace {

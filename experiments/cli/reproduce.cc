@@ -1,16 +1,16 @@
 // spillway reproduce: the papers' numbers, computed again.
 
-#include "experiments/reproduce.h"
+#include "experiments/reproduce/reproduce.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "experiments/catalogue.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
-#include "sim/core/error.h"
+#include "experiments/run/catalogue.h"
+#include "traces/base/error.h"
 
 namespace spillway::cli {
 namespace {

@@ -8,16 +8,16 @@
 #include <vector>
 
 #include "backend/backends.h"
-#include "experiments/chrome_trace.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
-#include "experiments/decisions.h"
-#include "experiments/explain.h"
-#include "experiments/memory_timeline.h"
-#include "experiments/snapshot.h"
+#include "experiments/output/chrome_trace.h"
+#include "experiments/output/decisions.h"
+#include "experiments/output/explain.h"
+#include "experiments/output/memory_timeline.h"
+#include "experiments/output/snapshot_export.h"
 #include "policies/library.h"
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway::cli {
 namespace {

@@ -9,10 +9,10 @@
 #include <map>
 #include <system_error>
 
-#include "experiments/sha256.h"
 #include "policies/library.h"
-#include "sim/core/error.h"
-#include "traces/file.h"
+#include "traces/base/error.h"
+#include "traces/base/file.h"
+#include "traces/base/sha256.h"
 
 namespace spillway::cli {
 

@@ -15,7 +15,7 @@
 
 #include "experiments/cli/interrupts.h"
 #include "experiments/cli/options.h"
-#include "experiments/manifest.h"
+#include "experiments/output/manifest.h"
 
 namespace spillway::cli {
 

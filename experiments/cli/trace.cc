@@ -4,10 +4,10 @@
 
 #include <array>
 
-#include "experiments/catalogue.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
+#include "experiments/run/catalogue.h"
 #include "sim/core/report.h"
 #include "traces/format.h"
 

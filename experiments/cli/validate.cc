@@ -12,15 +12,15 @@
 #include <vector>
 
 #include "backend/backends.h"
-#include "experiments/catalogue.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/progress.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
-#include "experiments/execute/validation.h"
+#include "experiments/run/catalogue.h"
+#include "experiments/validate/validation.h"
 #include "policies/library.h"
-#include "sim/core/error.h"
 #include "sim/cost/table.h"
+#include "traces/base/error.h"
 
 namespace spillway::cli {
 namespace {

@@ -11,10 +11,10 @@
 #include <tuple>
 #include <utility>
 
-#include "experiments/catalogue.h"
-#include "sim/core/error.h"
+#include "experiments/run/catalogue.h"
 #include "sim/cost/roofline.h"
 #include "sim/cost/table.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

@@ -13,11 +13,11 @@
 #include <string>
 #include <vector>
 
-#include "experiments/catalogue.h"
 #include "experiments/roofline/errors.h"
-#include "sim/core/error.h"
+#include "experiments/run/catalogue.h"
 #include "sim/cost/roofline.h"
 #include "sim/cost/table.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

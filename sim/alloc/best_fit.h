@@ -11,8 +11,8 @@
 
 #include <cstdint>
 
-#include "sim/alloc/chunk_list.h"
-#include "sim/alloc/size_bins.h"
+#include "sim/alloc/pool/chunk_list.h"
+#include "sim/alloc/pool/size_bins.h"
 #include "sim/core/allocator.h"
 
 namespace spillway {

@@ -10,8 +10,8 @@
 
 #include <vector>
 
-#include "sim/alloc/chunk_list.h"
-#include "sim/alloc/size_bins.h"
+#include "sim/alloc/pool/chunk_list.h"
+#include "sim/alloc/pool/size_bins.h"
 #include "sim/core/allocator.h"
 
 namespace spillway {

@@ -8,8 +8,8 @@
 #ifndef SPILLWAY_SIM_ALLOC_FIRST_FIT_H_
 #define SPILLWAY_SIM_ALLOC_FIRST_FIT_H_
 
-#include "sim/alloc/address_order.h"
-#include "sim/alloc/chunk_list.h"
+#include "sim/alloc/pool/address_order.h"
+#include "sim/alloc/pool/chunk_list.h"
 #include "sim/core/allocator.h"
 
 namespace spillway {

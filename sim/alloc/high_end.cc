@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 

@@ -11,9 +11,9 @@
 
 #include <cstdint>
 
-#include "sim/alloc/address_order.h"
-#include "sim/alloc/chunk_list.h"
-#include "sim/alloc/size_bins.h"
+#include "sim/alloc/pool/address_order.h"
+#include "sim/alloc/pool/chunk_list.h"
+#include "sim/alloc/pool/size_bins.h"
 #include "sim/core/allocator.h"
 
 namespace spillway {

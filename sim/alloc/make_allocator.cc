@@ -17,7 +17,7 @@
 #include "sim/alloc/planned.h"
 #include "sim/alloc/pytorch.h"
 #include "sim/alloc/stitched.h"
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

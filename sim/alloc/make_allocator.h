@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "sim/core/allocator.h"
-#include "sim/core/params.h"
+#include "traces/base/params.h"
 
 namespace spillway {
 
@@ -25,7 +25,7 @@ struct AllocatorInfo {
 std::vector<AllocatorInfo> Allocators();
 
 // `planned` is made for the run that it records, `auto` as best-fit: what they stand for is the
-// business of experiments/arena.h. `granularity` is what requests are rounded to where the
+// business of experiments/run/resolve.h. `granularity` is what requests are rounded to where the
 // specification does not say otherwise: a device's alignment. Throws `UsageError` with a suggestion
 // and the valid names for an unknown name, parameter or value, and for a granularity that is not a
 // multiple of the device's.

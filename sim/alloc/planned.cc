@@ -6,7 +6,7 @@
 #include <iterator>
 #include <utility>
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

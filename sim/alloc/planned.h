@@ -13,10 +13,10 @@
 #include <memory>
 #include <vector>
 
-#include "sim/alloc/allocation_log.h"
-#include "sim/alloc/packing.h"
 #include "sim/alloc/stitched.h"
 #include "sim/core/allocator.h"
+#include "sim/packing/allocation_log.h"
+#include "sim/packing/packing.h"
 
 namespace spillway {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

@@ -40,10 +40,10 @@
 #include <map>
 #include <vector>
 
-#include "sim/alloc/address_order.h"
 #include "sim/alloc/best_fit.h"
-#include "sim/alloc/chunk_list.h"
-#include "sim/alloc/size_bins.h"
+#include "sim/alloc/pool/address_order.h"
+#include "sim/alloc/pool/chunk_list.h"
+#include "sim/alloc/pool/size_bins.h"
 #include "sim/core/allocator.h"
 
 namespace spillway {

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 
 namespace spillway {
 

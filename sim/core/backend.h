@@ -16,7 +16,7 @@
 
 #include "sim/core/allocator.h"
 #include "sim/core/cost_model.h"
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 #include "traces/trace.h"
 
 namespace spillway {

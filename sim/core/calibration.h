@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 
 namespace spillway {
 

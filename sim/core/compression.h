@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 #include "traces/trace.h"
 
 namespace spillway {

@@ -1,6 +1,6 @@
 #include "sim/core/cost_model.h"
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 

@@ -10,7 +10,7 @@
 #include <span>
 #include <string>
 
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 #include "traces/trace.h"
 
 namespace spillway {

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "sim/core/error.h"
-#include "traces/file.h"
+#include "traces/base/error.h"
+#include "traces/base/file.h"
 
 namespace spillway {
 namespace {

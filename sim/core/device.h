@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 
 namespace spillway {
 

@@ -29,7 +29,7 @@
 #include "sim/core/backend.h"
 #include "sim/core/cost_model.h"
 #include "sim/core/device.h"
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 #include "traces/liveness.h"
 #include "traces/trace.h"
 

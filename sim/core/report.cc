@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 #include "traces/liveness.h"
 
 namespace spillway {

@@ -13,7 +13,7 @@
 #include "sim/core/allocator.h"
 #include "sim/core/backend.h"
 #include "sim/core/cost_model.h"
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 #include "traces/liveness.h"
 #include "traces/trace.h"
 

@@ -6,7 +6,7 @@
 #include <bit>
 #include <cctype>
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

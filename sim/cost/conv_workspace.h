@@ -10,7 +10,7 @@
 #include <optional>
 #include <string_view>
 
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 #include "traces/trace.h"
 
 namespace spillway {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 

@@ -17,7 +17,7 @@
 #include <string_view>
 
 #include "sim/core/device.h"
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 #include "traces/trace.h"
 
 namespace spillway {

@@ -6,8 +6,8 @@
 #include <array>
 #include <optional>
 
-#include "sim/core/error.h"
 #include "sim/cost/kernel_time.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

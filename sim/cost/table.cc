@@ -10,9 +10,9 @@
 #include <tuple>
 #include <utility>
 
-#include "sim/core/error.h"
-#include "traces/file.h"
-#include "traces/json.h"
+#include "traces/base/error.h"
+#include "traces/base/file.h"
+#include "traces/base/json.h"
 
 namespace spillway {
 namespace {

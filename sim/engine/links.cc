@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "sim/core/units.h"
+#include "traces/base/units.h"
 
 namespace spillway {
 namespace {

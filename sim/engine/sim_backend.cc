@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

@@ -10,11 +10,11 @@
 #include <random>
 #include <vector>
 
-#include "sim/alloc/allocation_log.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/alloc/native.h"
 #include "sim/alloc/stitched.h"
-#include "sim/core/error.h"
+#include "sim/packing/allocation_log.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

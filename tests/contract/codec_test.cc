@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "sim/codec/zero_value.h"
-#include "sim/core/error.h"
+#include "sim/compression/zero_value.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

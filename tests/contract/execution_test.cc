@@ -8,12 +8,13 @@
 #include <algorithm>
 #include <cmath>
 
-#include "experiments/arena.h"
-#include "experiments/execute/execute.h"
+#include "experiments/run/execute.h"
+#include "experiments/run/resolve.h"
+#include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/networks.h"
-#include "traces/lowering.h"
+#include "traces/lowering/lowering.h"
 
 namespace spillway {
 namespace {

@@ -17,16 +17,17 @@
 #include <vector>
 
 #include "backend/cpu/cpu_backend.h"
-#include "experiments/simulate.h"
+#include "experiments/run/simulate.h"
+#include "policies/registry.h"
 #include "sim/alloc/best_fit.h"
 #include "sim/core/check.h"
-#include "sim/core/error.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/faults.h"
 #include "tests/testing/mixing.h"
 #include "tests/testing/networks.h"
 #include "tests/testing/random_policy.h"
-#include "traces/lowering.h"
+#include "traces/base/error.h"
+#include "traces/lowering/lowering.h"
 
 namespace spillway {
 namespace {

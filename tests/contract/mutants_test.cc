@@ -15,13 +15,13 @@
 #include "backend/cpu/cpu_backend.h"
 #include "sim/alloc/best_fit.h"
 #include "sim/core/check.h"
-#include "sim/core/runtime.h"
 #include "sim/cost/roofline.h"
 #include "sim/engine/sim_backend.h"
+#include "sim/runtime/runtime.h"
 #include "tests/testing/forwarding.h"
 #include "tests/testing/mixing.h"
 #include "tests/testing/networks.h"
-#include "traces/lowering.h"
+#include "traces/lowering/lowering.h"
 
 namespace spillway {
 namespace {

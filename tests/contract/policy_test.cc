@@ -6,11 +6,12 @@
 
 #include <algorithm>
 
-#include "experiments/simulate.h"
+#include "experiments/run/simulate.h"
+#include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/networks.h"
-#include "traces/lowering.h"
+#include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "sim/alloc/make_allocator.h"
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

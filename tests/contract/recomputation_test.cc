@@ -7,11 +7,11 @@
 
 #include <string>
 
-#include "experiments/execute/execute.h"
+#include "experiments/run/execute.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/networks.h"
-#include "traces/lowering.h"
+#include "traces/lowering/lowering.h"
 
 namespace spillway {
 namespace {

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <iostream>
 
-#include "experiments/calibration.h"
-#include "sim/core/error.h"
+#include "experiments/calibrate/calibration.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

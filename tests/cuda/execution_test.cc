@@ -14,15 +14,15 @@
 
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/recorder.h"
-#include "experiments/execute/execute.h"
-#include "experiments/execute/validation.h"
+#include "experiments/run/execute.h"
+#include "experiments/validate/validation.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
-#include "sim/core/error.h"
 #include "sim/cost/deterministic.h"
 #include "sim/cost/table.h"
 #include "tests/testing/networks.h"
-#include "traces/lowering.h"
+#include "traces/base/error.h"
+#include "traces/lowering/lowering.h"
 
 namespace spillway {
 namespace {

@@ -19,8 +19,8 @@
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/device_memory.h"
 #include "backend/cuda/kernels.h"
-#include "sim/core/error.h"
 #include "tests/testing/kernel_cases.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "sim/core/counter_random.h"
 #include "tests/cuda/kernels_fixture.h"
+#include "traces/base/counter_random.h"
 
 namespace spillway {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "experiments/calibration.h"
-#include "sim/cost/measurements.h"
+#include "experiments/calibrate/calibration.h"
+#include "sim/cost/records/measurements.h"
 #include "tests/fuzz/property.h"
 
 namespace spillway::fuzz {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/codec/zero_value.h"
+#include "sim/compression/zero_value.h"
 #include "tests/fuzz/property.h"
 
 namespace spillway::fuzz {

@@ -3,12 +3,12 @@
 //
 // Each input is handed to both readers; at most one of them takes it.
 
-#include "experiments/manifest.h"
+#include "experiments/output/manifest.h"
 
 #include <optional>
 #include <string>
 
-#include "experiments/decisions.h"
+#include "experiments/output/decisions.h"
 #include "tests/fuzz/property.h"
 
 namespace spillway::fuzz {

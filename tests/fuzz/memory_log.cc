@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "experiments/replay.h"
+#include "experiments/replay/replay.h"
 #include "sim/alloc/make_allocator.h"
 #include "tests/fuzz/property.h"
-#include "traces/import/memory_log.h"
+#include "traces/logs/open_log.h"
 
 namespace spillway::fuzz {
 namespace {

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 // The entry point that every target defines and that libFuzzer, or replay_main.cc, calls.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "tests/fuzz/property.h"
-#include "traces/file.h"
+#include "traces/base/file.h"
 
 namespace {
 

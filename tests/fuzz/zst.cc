@@ -11,7 +11,7 @@
 #include <string>
 
 #include "tests/fuzz/property.h"
-#include "traces/file.h"
+#include "traces/base/file.h"
 #include "traces/format.h"
 
 namespace spillway::fuzz {

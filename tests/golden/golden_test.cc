@@ -7,12 +7,13 @@
 #include <cstdlib>
 #include <string>
 
-#include "experiments/simulate.h"
+#include "experiments/run/simulate.h"
+#include "policies/registry.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/fixtures.h"
 #include "tests/testing/networks.h"
-#include "traces/file.h"
-#include "traces/lowering.h"
+#include "traces/base/file.h"
+#include "traces/lowering/lowering.h"
 
 namespace spillway {
 namespace {

@@ -6,10 +6,10 @@
 #include <memory>
 #include <vector>
 
-#include "policies/params.h"
 #include "policies/plugin.h"
 #include "policies/registry.h"
 #include "sim/core/policy.h"
+#include "traces/base/params.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-#include "experiments/catalogue.h"
+#include "experiments/run/catalogue.h"
 
 int main() {
   const spillway::Trace trace = spillway::LoadWorkload("alexnet:4", {});

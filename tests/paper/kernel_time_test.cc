@@ -5,9 +5,9 @@
 #include <map>
 #include <string>
 
-#include "experiments/catalogue.h"
+#include "experiments/run/catalogue.h"
 #include "sim/cost/roofline.h"
-#include "traces/lowering.h"
+#include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway {

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "experiments/reproduce_limits.h"
+#include "experiments/reproduce/limits.h"
 
 namespace spillway {
 namespace {

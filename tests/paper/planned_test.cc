@@ -10,11 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "experiments/arena.h"
-#include "experiments/catalogue.h"
+#include "experiments/run/catalogue.h"
+#include "experiments/run/resolve.h"
+#include "policies/registry.h"
 #include "sim/alloc/planned.h"
 #include "sim/cost/roofline.h"
-#include "traces/lowering.h"
+#include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "experiments/smallest_pool.h"
-#include "sim/alloc/allocation_log.h"
+#include "experiments/limit/smallest_pool.h"
 #include "sim/alloc/make_allocator.h"
+#include "sim/packing/allocation_log.h"
 
 namespace spillway {
 namespace {

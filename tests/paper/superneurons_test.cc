@@ -11,14 +11,15 @@
 #include <string>
 #include <utility>
 
-#include "experiments/catalogue.h"
-#include "experiments/reproduce.h"
-#include "experiments/reproduce_superneurons.h"
-#include "experiments/simulate.h"
+#include "experiments/reproduce/reproduce.h"
+#include "experiments/reproduce/superneurons.h"
+#include "experiments/run/catalogue.h"
+#include "experiments/run/simulate.h"
+#include "policies/registry.h"
 #include "policies/superneurons_steps.h"
 #include "sim/core/check.h"
-#include "sim/core/error.h"
 #include "sim/cost/roofline.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

@@ -3,12 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "experiments/catalogue.h"
-#include "experiments/reproduce.h"
-#include "experiments/simulate.h"
+#include "experiments/reproduce/reproduce.h"
+#include "experiments/run/catalogue.h"
+#include "experiments/run/simulate.h"
+#include "policies/registry.h"
 #include "sim/core/check.h"
-#include "sim/core/error.h"
 #include "sim/cost/roofline.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

@@ -10,13 +10,14 @@
 #include <map>
 #include <string>
 
-#include "experiments/catalogue.h"
-#include "experiments/reproduce.h"
-#include "experiments/reproduce_vdnnpp.h"
-#include "experiments/simulate.h"
+#include "experiments/reproduce/reproduce.h"
+#include "experiments/reproduce/vdnnpp.h"
+#include "experiments/run/catalogue.h"
+#include "experiments/run/simulate.h"
+#include "policies/registry.h"
 #include "sim/core/check.h"
-#include "sim/core/error.h"
 #include "sim/cost/roofline.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

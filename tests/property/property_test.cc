@@ -11,8 +11,8 @@
 #include <sstream>
 #include <string>
 
-#include "sim/core/error.h"
 #include "tests/property/random_case.h"
+#include "traces/base/error.h"
 
 namespace rc {
 

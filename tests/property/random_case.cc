@@ -12,12 +12,12 @@
 #include "backend/cpu/cpu_backend.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/core/check.h"
-#include "sim/core/error.h"
-#include "sim/core/runtime.h"
 #include "sim/engine/sim_backend.h"
+#include "sim/runtime/runtime.h"
 #include "tests/testing/accounting.h"
 #include "tests/testing/mixing.h"
 #include "tests/testing/small_pytorch.h"
+#include "traces/base/error.h"
 
 namespace spillway::testing {
 namespace {

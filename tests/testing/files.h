@@ -12,7 +12,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway::testing {
 

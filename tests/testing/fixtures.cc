@@ -6,8 +6,8 @@
 
 #include "sim/alloc/best_fit.h"
 #include "sim/core/check.h"
-#include "sim/core/error.h"
 #include "sim/engine/sim_backend.h"
+#include "traces/base/error.h"
 
 namespace spillway::testing {
 

@@ -14,7 +14,7 @@
 #include "sim/core/device.h"
 #include "sim/core/policy.h"
 #include "sim/core/report.h"
-#include "sim/core/runtime.h"
+#include "sim/runtime/runtime.h"
 #include "traces/trace.h"
 
 namespace spillway::testing {

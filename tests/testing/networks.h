@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "sim/core/device.h"
-#include "traces/graph.h"
+#include "traces/lowering/graph.h"
 
 namespace spillway::testing {
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "traces/import/pickle_writer.h"
+#include "traces/logs/pickle_writer.h"
 
 namespace spillway::testing {
 

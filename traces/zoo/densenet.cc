@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway {

@@ -3,7 +3,7 @@
 #include <array>
 #include <utility>
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway {

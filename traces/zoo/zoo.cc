@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "sim/core/error.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {

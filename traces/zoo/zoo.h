@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "traces/graph.h"
+#include "traces/lowering/graph.h"
 
 namespace spillway {
 

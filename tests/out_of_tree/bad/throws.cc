@@ -5,12 +5,12 @@
 #include <string>
 #include <utility>
 
-#include "policies/params.h"
 #include "policies/plugin.h"
 #include "policies/registry.h"
-#include "sim/core/error.h"
 #include "sim/core/policy.h"
 #include "sim/core/report.h"
+#include "traces/base/error.h"
+#include "traces/base/params.h"
 
 namespace {
 

@@ -1,0 +1,74 @@
+#include "backend/common/synthetic_data.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "traces/base/counter_random.h"
+
+namespace spillway {
+namespace {
+
+// A key of its own for each seed, tensor and iteration.
+uint64_t KeyOf(uint64_t seed, TensorId tensor, uint64_t iteration) {
+  const Philox4 mixed =
+      Philox(seed, static_cast<uint32_t>(Index(tensor)), static_cast<uint32_t>(iteration),
+             static_cast<uint32_t>(iteration >> 32), /*c3=*/1);
+  return (uint64_t{mixed.word[0]} << 32) | mixed.word[1];
+}
+
+// Whether the tensor scales: the weight or the running variance of a batch normalisation, at these
+// places in the inputs of a forward and a backward op.
+bool IsScale(const Trace& trace, TensorId id) {
+  return std::any_of(trace.ops.begin(), trace.ops.end(), [&](const Op& op) {
+    if (op.type != OpType::kBatchNorm) return false;
+    const size_t variance = op.phase == Phase::kForward ? 4 : 6;
+    return (op.inputs.size() > 1 && op.inputs[1] == id) ||
+           (op.inputs.size() > variance && op.inputs[variance] == id);
+  });
+}
+
+}  // namespace
+
+SyntheticData SyntheticDataOf(const Trace& trace, TensorId id, uint64_t seed, uint64_t iteration) {
+  const Tensor& tensor = trace.tensor(id);
+  if (tensor.kind == TensorKind::kOptimizerState) {
+    if (!IsScale(trace, id)) return {};
+    return {DataKind::kUniform, 0, 0, /*centre=*/1, 0};
+  }
+  if (tensor.kind == TensorKind::kParameter) {
+    int64_t fan_in = 1;
+    for (size_t i = 1; i < tensor.shape.size(); ++i) fan_in *= tensor.shape[i];
+    const bool is_weight = tensor.shape.size() > 1;
+    const float scale = is_weight ? std::sqrt(3.0f / static_cast<float>(fan_in)) : 0.1f;
+    const float centre = IsScale(trace, id) ? 1.0f : 0.0f;
+    return {DataKind::kUniform, KeyOf(seed, id, 0), scale, centre, 0};
+  }
+  const uint64_t key = KeyOf(seed, id, iteration + 1);
+  for (const Op& op : trace.ops) {
+    if (op.type != OpType::kSoftmaxLoss || op.inputs.size() < 2 || op.inputs[1] != id) continue;
+    return {DataKind::kLabels, key, 0, 0, static_cast<int32_t>(op.IntAttribute("elements"))};
+  }
+  return {DataKind::kUniform, key, 1, 0, 0};
+}
+
+void Fill(const SyntheticData& data, std::span<std::byte> bytes) {
+  static_assert(sizeof(float) == sizeof(int32_t));
+  if (data.kind == DataKind::kZero) {
+    std::memset(bytes.data(), 0, bytes.size());
+    return;
+  }
+  const auto count = static_cast<int64_t>(bytes.size() / sizeof(float));
+  for (int64_t i = 0; i < count; ++i) {
+    std::byte* element = bytes.data() + static_cast<size_t>(i) * sizeof(float);
+    if (data.kind == DataKind::kUniform) {
+      const float value = data.centre + RandomFloat(data.seed, i, data.scale);
+      std::memcpy(element, &value, sizeof(value));
+    } else {
+      const int32_t label = RandomLabel(data.seed, i, data.classes);
+      std::memcpy(element, &label, sizeof(label));
+    }
+  }
+}
+
+}  // namespace spillway

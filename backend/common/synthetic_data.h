@@ -1,0 +1,36 @@
+// What tensors hold when they arrive from outside: the same bytes on every backend.
+
+#ifndef SPILLWAY_BACKEND_COMMON_SYNTHETIC_DATA_H_
+#define SPILLWAY_BACKEND_COMMON_SYNTHETIC_DATA_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "traces/trace.h"
+
+namespace spillway {
+
+enum class DataKind : uint8_t { kZero, kUniform, kLabels };
+
+// A recipe: element i is a function of it and of i alone (counter_random.h).
+struct SyntheticData {
+  DataKind kind = DataKind::kZero;
+  uint64_t seed = 0;
+  float scale = 0;  // kUniform: in [centre - scale, centre + scale)
+  float centre = 0;
+  int32_t classes = 0;  // kLabels: in [0, classes)
+};
+
+// Parameters: weights of variance 1 / fan-in, small biases that are not zero, so that they matter,
+// scales of batch normalisations near 1. Optimizer state: zero, running variances 1. Inputs differ
+// from iteration to iteration: labels where a loss reads them as such, else uniform in [-1, 1).
+SyntheticData SyntheticDataOf(const Trace& trace, TensorId tensor, uint64_t seed,
+                              uint64_t iteration);
+
+// Fills fp32 elements, or int32 for labels; a rest that is no whole element is left as it is.
+void Fill(const SyntheticData& data, std::span<std::byte> bytes);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_BACKEND_COMMON_SYNTHETIC_DATA_H_

@@ -1,0 +1,211 @@
+#include "experiments/limit/limit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "experiments/run/catalogue.h"
+#include "experiments/run/resolve.h"
+#include "sim/core/check.h"
+#include "sim/cost/deterministic.h"
+#include "traces/base/error.h"
+#include "traces/lowering/lowering.h"
+
+namespace spillway {
+namespace {
+
+// A name that stands for a number: n, or n and a digit.
+bool IsVariable(std::string_view text) {
+  return text == "n" || (text.size() == 2 && text[0] == 'n' && text[1] >= '1' && text[1] <= '9');
+}
+
+// One trial: the workload at a value, simulated and, where asked for, verified.
+Report Try(const LimitSetup& setup, const std::string& policy, int64_t value, bool check) {
+  const Workload workload = setup.family.At(value);
+  const Trace trace =
+      LowerNetwork(BuildNetwork(workload.network), {workload.batch, setup.preset, setup.training});
+  std::unique_ptr<const CostModel> cost = LoadCost(setup.cost, trace, setup.device);
+  if (setup.deterministic) cost = std::make_unique<DeterministicCostModel>(std::move(cost));
+  const Setup run{trace, setup.device, *cost, setup.memory, setup.allocator, setup.options};
+  const std::vector<PolicyMaker> makers = MakersOf(run, policy);
+  const Resolved resolved = ResolveAllocator(run, makers);
+  Outcome outcome = Simulate(resolved.setup, *makers[resolved.policy]());
+  if (check) {
+    const std::vector<std::string> violations = Check(outcome.trace(run), outcome.report);
+    if (!violations.empty()) {
+      throw PolicyError(fmt::format("policy '{}' on {}: the checker found {} violation(s):\n  {}",
+                                    policy, workload.Name(), violations.size(),
+                                    fmt::join(violations, "\n  ")));
+    }
+  }
+  return std::move(outcome.report);
+}
+
+}  // namespace
+
+WorkloadFamily WorkloadFamily::OfBatches(std::string_view network) {
+  if (const size_t colon = network.rfind(':'); colon != std::string_view::npos) {
+    throw UsageError(
+        fmt::format("'{}': the batch is what is looked for, expected a network alone, '{}'; a "
+                    "depth is looked for with --vary depth",
+                    network, network.substr(0, colon)));
+  }
+  WorkloadFamily family(network, network, 0, kLargestBatch);
+  ParseWorkload(family.At(1).Name());
+  return family;
+}
+
+WorkloadFamily WorkloadFamily::OfDepths(std::string_view workload) {
+  const size_t colon = workload.rfind(':');
+  const size_t open = workload.find('(');
+  std::vector<std::pair<size_t, size_t>> variables;  // begin, end
+  for (size_t begin = open; begin != std::string_view::npos && ++begin < workload.size();) {
+    const size_t end = workload.find_first_of(",)", begin);
+    if (end == std::string_view::npos) break;
+    if (IsVariable(workload.substr(begin, end - begin))) variables.emplace_back(begin, end);
+    begin = workload[end] == ',' ? end : std::string_view::npos;
+  }
+  if (variables.size() != 1 || colon == std::string_view::npos || colon < variables[0].second) {
+    throw UsageError(
+        fmt::format("'{}' has no depth to vary: expected a network with a name in the place of one "
+                    "number, and its batch, for example resnet(6,32,n3,6):16",
+                    workload));
+  }
+  const auto [begin, end] = variables[0];
+  // The batch, and all of the name, are parsed with a number put in.
+  const Workload least =
+      ParseWorkload(fmt::format("{}1{}", workload.substr(0, begin), workload.substr(end)));
+  WorkloadFamily family(workload, workload.substr(0, begin), least.batch, kMostBlocks);
+  family.after_ = workload.substr(end, colon - end);
+  return family;
+}
+
+Workload WorkloadFamily::At(int64_t value) const {
+  SPILLWAY_CHECK(value >= 1 && value <= most_);
+  if (!deepens()) return {before_, value};
+  return {fmt::format("{}{}{}", before_, value, after_), batch_};
+}
+
+std::optional<int64_t> ResNetDepth(std::string_view network) {
+  constexpr std::string_view kPrefix = "resnet(";
+  if (!network.starts_with(kPrefix)) return std::nullopt;
+  int64_t sum = 0;
+  for (const char* at = network.data() + kPrefix.size(); at < network.data() + network.size();) {
+    int64_t blocks = 0;
+    const auto [end, error] = std::from_chars(at, network.data() + network.size(), blocks);
+    if (error != std::errc()) return std::nullopt;
+    sum += blocks;
+    if (*end != ',') break;
+    at = end + 1;
+  }
+  return 3 * sum + 2;
+}
+
+Limit FindLimit(int64_t most, int64_t scan, const std::function<bool(int64_t)>& fits) {
+  SPILLWAY_CHECK(most >= 1 && scan >= 1);
+  Limit limit;
+  std::set<int64_t> misfits;
+  const auto fits_at = [&](int64_t value) {
+    if (misfits.contains(value)) return false;
+    ++limit.trials;
+    const bool fit = fits(value);
+    if (!fit) misfits.insert(value);
+    return fit;
+  };
+  bool found = true;
+  while (found) {
+    int64_t misfit = most + 1;
+    for (int64_t step = 1; limit.largest < most; step *= 2) {
+      const int64_t value = std::min(limit.largest + step, most);
+      if (!fits_at(value)) {
+        misfit = value;
+        break;
+      }
+      limit.largest = value;
+    }
+    while (misfit - limit.largest > 1) {
+      const int64_t middle = limit.largest + (misfit - limit.largest) / 2;
+      (fits_at(middle) ? limit.largest : misfit) = middle;
+    }
+    found = false;
+    limit.scanned_to = std::min(limit.largest + scan, most);
+    for (int64_t value = misfit + 1; value <= limit.scanned_to && !found; ++value) {
+      found = fits_at(value);
+      if (found) limit.largest = value;
+    }
+  }
+  limit.misfits.assign(misfits.begin(), misfits.end());
+  return limit;
+}
+
+LimitResult FindLimit(const LimitSetup& setup, const std::string& policy,
+                      const std::function<void(int64_t)>& progress) {
+  LimitResult result;
+  result.policy = policy;
+  std::map<int64_t, std::string> reasons;
+  int64_t largest = 0;
+  result.limit = FindLimit(setup.family.most(), setup.scan, [&](int64_t value) {
+    progress(value);
+    const Report report = Try(setup, policy, value, false);
+    if (!report.fits()) {
+      reasons[value] = report.out_of_memory->Message();
+    } else if (value > largest) {
+      largest = value;
+      result.metrics = report.metrics;
+    }
+    return report.fits();
+  });
+  if (setup.check) {
+    for (const int64_t value : {largest, largest + 1}) {
+      if (value >= 1 && value <= setup.family.most()) Try(setup, policy, value, true);
+    }
+  }
+  const auto next = reasons.find(result.limit.largest + 1);
+  if (next != reasons.end()) result.next_reason = next->second;
+  return result;
+}
+
+Row MakeLimitRow(const LimitSetup& setup, const LimitResult& result) {
+  const Limit& limit = result.limit;
+  const bool any = limit.largest > 0;
+  const bool bounded = limit.largest == setup.family.most();
+  const auto when = [](bool known, Value value) { return known ? std::move(value) : Value(); };
+  const Workload workload = setup.family.At(std::max<int64_t>(limit.largest, 1));
+  const auto depth = ResNetDepth(workload.network);
+  const Metrics metrics = result.metrics.value_or(Metrics());
+  return {
+      {"network", setup.family.text()},
+      {"vary", std::string(setup.family.deepens() ? "depth" : "batch")},
+      {"preset", setup.preset},
+      {"mode", std::string(setup.training ? "training" : "inference")},
+      {"device", setup.device.name},
+      {"memory_bytes", setup.memory.count()},
+      {"allocator", setup.allocator},
+      {"policy", result.policy},
+      {"status", std::string(bounded ? "bounded"
+                             : any   ? "ok"
+                                     : "none")},
+      {"limit", when(any, limit.largest)},
+      {"workload", when(any, workload.Name())},
+      {"depth", when(any && depth, depth.value_or(0))},
+      {"next", when(!bounded, limit.largest + 1)},
+      {"next_reason", when(!bounded, result.next_reason)},
+      {"scanned_to", limit.scanned_to},
+      {"monotone", limit.monotone()},
+      {"least_misfit", limit.misfits.empty() ? Value() : Value(limit.misfits.front())},
+      {"trials", int64_t{limit.trials}},
+      {"checked", setup.check},
+      {"iteration_ms", when(any, metrics.iteration.milliseconds())},
+      {"peak_requested_bytes", when(any, metrics.peak_requested.count())},
+      {"peak_allocated_bytes", when(any, metrics.peak_allocated.count())},
+      {"offloaded_bytes", when(any, metrics.offloaded.count())},
+      {"recomputed_ops", when(any, metrics.recomputed_ops)},
+  };
+}
+
+}  // namespace spillway

@@ -1,0 +1,522 @@
+#include "experiments/output/explain.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "experiments/output/json_writer.h"
+#include "experiments/output/memory_timeline.h"
+#include "traces/base/error.h"
+#include "traces/liveness.h"
+
+namespace spillway {
+namespace {
+
+StallCause CauseOf(WaitCause cause) {
+  switch (cause) {
+    case WaitCause::kFetch:
+      return StallCause::kFetch;
+    case WaitCause::kFence:
+      return StallCause::kFence;
+    default:
+      return StallCause::kMemory;
+  }
+}
+
+// Three significant digits, or the whole part where it is longer.
+std::string FormatRate(Bandwidth rate) {
+  const double gigabytes = static_cast<double>(rate.bytes_per_second) / 1e9;
+  return gigabytes < 999.5 ? fmt::format("{:.3g} GB/s", gigabytes)
+                           : fmt::format("{:.0f} GB/s", gigabytes);
+}
+
+// The rate that moves `size` in `time`, rounded up. REQUIRES: time > 0.
+Bandwidth RateOf(Bytes size, Duration time) {
+  const Int128 numerator = Int128{size.count()} * 1'000'000'000'000;
+  const Int128 rate = (numerator + time.picoseconds() - 1) / time.picoseconds();
+  return {static_cast<int64_t>(std::min(rate, Int128{std::numeric_limits<int64_t>::max()}))};
+}
+
+Bytes Overlap(const Block& a, const Block& b) {
+  return std::max(Bytes(0), std::min(a.end(), b.end()) - std::max(a.offset, b.offset));
+}
+
+class Explainer {
+ public:
+  Explainer(const Trace& trace, const Report& report)
+      : trace_(trace),
+        report_(report),
+        liveness_(trace),
+        reasons_(CopyReasons(report)),
+        memory_(MemoryTimeline(report)) {
+    for (size_t i = 0; i < report.timeline.size(); ++i) {
+      by_stream_[Index(report.timeline[i].event.stream)].push_back(i);
+    }
+  }
+
+  std::vector<StallExplanation> Explain() {
+    Duration idle_from;  // end of the last kernel
+    std::optional<size_t> last_kernel;
+    for (const size_t i : by_stream_[Index(Stream::kCompute)]) {
+      FollowPlacements(i);
+      const TimelineEntry& entry = report_.timeline[i];
+      if (entry.interval.start > idle_from) ExplainKernel(i, idle_from);
+      idle_from = entry.interval.end;
+      last_kernel = i;
+    }
+    if (report_.metrics.iteration > idle_from) ExplainDrain(last_kernel, idle_from);
+    std::stable_sort(stalls_.begin(), stalls_.end(),
+                     [](const auto& a, const auto& b) { return a.length > b.length; });
+    return std::move(stalls_);
+  }
+
+ private:
+  const TimelineEntry& At(size_t command) const { return report_.timeline[command]; }
+  const Interval& TimeOf(size_t command) const { return report_.timeline[command].interval; }
+  size_t CommandOf(Event event) const {
+    return by_stream_[Index(event.stream)][event.sequence - 1];
+  }
+  const std::string& TensorName(size_t copy) const { return trace_.tensor(At(copy).tensor).name; }
+  const std::string& OpName(size_t command) const { return trace_.op(At(command).op).name; }
+
+  // Keeps `live_` at the device blocks of tensors when command `i` is issued.
+  void FollowPlacements(size_t i) {
+    for (; next_placement_ < report_.placements.size() &&
+           report_.placements[next_placement_].commands <= i;
+         ++next_placement_) {
+      const Placement& placement = report_.placements[next_placement_];
+      if (placement.host || placement.tensor == kNoTensor) continue;
+      const bool takes =
+          placement.kind == PlacementKind::kAllocate || placement.kind == PlacementKind::kEnter;
+      if (takes) {
+        live_[placement.tensor] = placement.block;
+      } else {
+        live_.erase(placement.tensor);
+      }
+    }
+  }
+
+  // The wait before kernel `i`. Of causes that ended together the first in the order launch, waits
+  // as logged counts, as in `ComputeMetrics`.
+  void ExplainKernel(size_t i, Duration idle_from) {
+    const TimelineEntry& entry = At(i);
+    StallExplanation stall;
+    stall.cause = StallCause::kLaunch;
+    stall.command = i;
+    stall.op = entry.op;
+    stall.since = idle_from;
+    stall.length = entry.interval.start - idle_from;
+    Duration latest = entry.interval.issued;
+    Duration latest_but_fence = latest;
+    for (uint32_t w = 0; w < entry.wait_count; ++w) {
+      const Wait& wait = report_.waits[entry.first_wait + w];
+      const size_t command = CommandOf(wait.event);
+      const Duration end = TimeOf(command).end;
+      if (wait.cause != WaitCause::kFence) latest_but_fence = std::max(latest_but_fence, end);
+      if (end <= latest) continue;
+      latest = end;
+      stall.cause = CauseOf(wait.cause);
+      stall.awaited = command;
+    }
+    if (!stall.awaited) {
+      stall.waited_for = "the host, which had not issued it yet";
+      Suggestion suggestion{.kind = SuggestionKind::kFasterHost, .earlier = stall.length};
+      suggestion.text = fmt::format(
+          "the host would have to issue it {} earlier: fewer commands before it, or a lower launch "
+          "overhead",
+          FormatDuration(stall.length));
+      stall.suggestions.push_back(std::move(suggestion));
+    } else {
+      Describe(stall);
+      if (stall.cause == StallCause::kFence) {
+        SuggestNoFence(stall, std::max(latest_but_fence, idle_from));
+      }
+      SuggestEarlierStart(stall);
+      SuggestMemory(stall);
+      SuggestLink(stall);
+    }
+    stalls_.push_back(std::move(stall));
+  }
+
+  void ExplainDrain(std::optional<size_t> last_kernel, Duration idle_from) {
+    StallExplanation stall;
+    stall.cause = StallCause::kDrain;
+    stall.since = idle_from;
+    stall.length = report_.metrics.iteration - idle_from;
+    if (last_kernel) stall.op = At(*last_kernel).op;
+    for (size_t i = 0; i < report_.timeline.size(); ++i) {
+      if (!stall.awaited || TimeOf(i).end > TimeOf(*stall.awaited).end) stall.awaited = i;
+    }
+    Describe(stall);
+    SuggestEarlierStart(stall);
+    SuggestLink(stall);
+    stalls_.push_back(std::move(stall));
+  }
+
+  std::string CommandText(size_t i) const {
+    const TimelineEntry& entry = At(i);
+    if (entry.kind == CommandKind::kKernel) return OpName(i);
+    return fmt::format("{} of {}", Name(reasons_[i]), TensorName(i));
+  }
+
+  void Describe(StallExplanation& stall) const {
+    const size_t awaited = *stall.awaited;
+    const TimelineEntry& entry = At(awaited);
+    const Interval& time = entry.interval;
+    stall.waited_for = CommandText(awaited);
+    if (entry.kind != CommandKind::kKernel) {
+      stall.waited_for += fmt::format(" ({}, issued at {}, {})", FormatBytes(entry.size),
+                                      OpName(awaited), FormatDuration(time.end - time.start));
+    }
+    if (time.start == time.issued) {
+      stall.why_late = "it started as soon as it was issued";
+    } else if (const auto before = Predecessor(awaited);
+               before && TimeOf(*before).end == time.start) {
+      stall.why_late = fmt::format("its stream was busy until {} with {}",
+                                   FormatDuration(time.start), CommandText(*before));
+    } else {
+      for (uint32_t w = 0; w < entry.wait_count; ++w) {
+        const Wait& wait = report_.waits[entry.first_wait + w];
+        const size_t command = CommandOf(wait.event);
+        if (TimeOf(command).end != time.start) continue;
+        stall.why_late =
+            fmt::format("{} {} until {}",
+                        wait.cause == WaitCause::kSource ? "its source was being written by"
+                                                         : "the memory it fills was in use by",
+                        CommandText(command), FormatDuration(time.start));
+        break;
+      }
+    }
+  }
+
+  // The command before `i` on its stream.
+  std::optional<size_t> Predecessor(size_t i) const {
+    const Event event = At(i).event;
+    if (event.sequence < 2) return std::nullopt;
+    return by_stream_[Index(event.stream)][event.sequence - 2];
+  }
+
+  void SuggestNoFence(StallExplanation& stall, Duration start_without) const {
+    const Duration gain = stall.since + stall.length - start_without;
+    Suggestion suggestion{.kind = SuggestionKind::kNoFence, .earlier = gain};
+    suggestion.suffices = gain == stall.length;
+    suggestion.text = fmt::format("without the fence before {} it starts {} earlier{}",
+                                  trace_.op(stall.op).name, FormatDuration(gain),
+                                  suggestion.suffices ? ""
+                                                      : ", and then waits for memory "
+                                                        "or for its own inputs");
+    stall.suggestions.push_back(std::move(suggestion));
+  }
+
+  // The earliest time at which copy `i` has something to copy: the last write of its source.
+  Duration SourceReady(size_t i) const {
+    const TimelineEntry& copy = At(i);
+    const bool to_host = copy.kind == CommandKind::kToHost;
+    for (size_t j = i; j-- > 0;) {
+      const TimelineEntry& entry = At(j);
+      if (to_host && entry.kind == CommandKind::kKernel) {
+        for (const TensorId output : trace_.op(entry.op).outputs) {
+          if (liveness_.Root(output) == copy.tensor) return entry.interval.end;
+        }
+      } else if (to_host ? entry.kind == CommandKind::kToDevice
+                         : entry.kind == CommandKind::kToHost) {
+        if (entry.tensor == copy.tensor) return entry.interval.end;
+      }
+    }
+    return Duration();
+  }
+
+  // The kernel that runs, or ran last, at `time`.
+  std::optional<size_t> KernelAt(Duration time) const {
+    const auto& kernels = by_stream_[Index(Stream::kCompute)];
+    const auto after =
+        std::upper_bound(kernels.begin(), kernels.end(), time,
+                         [&](Duration value, size_t i) { return value < TimeOf(i).start; });
+    if (after == kernels.begin()) return std::nullopt;
+    return *(after - 1);
+  }
+
+  void SuggestEarlierStart(StallExplanation& stall) const {
+    const size_t copy = *stall.awaited;
+    if (At(copy).kind == CommandKind::kKernel) return;
+    const Interval& time = TimeOf(copy);
+    const Duration ready = SourceReady(copy);
+    const Duration wanted = time.start - stall.length;
+    const Duration start = std::max(wanted, ready);
+    if (start >= time.start) return;  // it could not have started any earlier
+    Suggestion suggestion{.kind = SuggestionKind::kStartEarlier, .earlier = time.start - start};
+    suggestion.suffices = start == wanted;
+    const auto kernel = KernelAt(start);
+    if (kernel) suggestion.op = At(*kernel).op;
+    const char* verb = At(copy).kind == CommandKind::kToHost ? "offload" : "prefetch";
+    suggestion.text = fmt::format(
+        "the copy would have had to start {} earlier, at {}: {} {} {}",
+        FormatDuration(stall.length),
+        wanted < Duration() ? "a time before the iteration" : FormatDuration(wanted), verb,
+        TensorName(copy),
+        kernel ? fmt::format("at or before {}", OpName(*kernel)) : std::string("at the start"));
+    if (!suggestion.suffices) {
+      suggestion.text = fmt::format(
+          "the copy could have started {} earlier at most, when its source was complete: {} {} {}",
+          FormatDuration(suggestion.earlier), verb, TensorName(copy),
+          kernel ? fmt::format("during {}", OpName(*kernel)) : std::string("at the start"));
+    }
+    stall.suggestions.push_back(std::move(suggestion));
+  }
+
+  void SuggestMemory(StallExplanation& stall) const {
+    const TimelineEntry& awaited = At(*stall.awaited);
+    if (awaited.kind == CommandKind::kKernel) return;
+    Suggestion suggestion{.kind = SuggestionKind::kMoreMemory};
+    if (stall.cause == StallCause::kMemory) {
+      suggestion.memory = BytesInTheWay(*stall.command, awaited.device);
+      if (suggestion.memory == Bytes(0)) return;
+      suggestion.text = fmt::format("{} more device memory would let {} write elsewhere",
+                                    FormatBytes(suggestion.memory), trace_.op(stall.op).name);
+    } else if (awaited.kind == CommandKind::kToDevice) {
+      const auto peak = PeakIfKept(*stall.awaited);
+      if (!peak) return;
+      const Bytes now = report_.metrics.peak_allocated;
+      suggestion.memory = std::max(Bytes(0), *peak - now);
+      suggestion.text =
+          suggestion.memory == Bytes(0)
+              ? fmt::format("keeping {} on the device would stay under the present peak of {}",
+                            TensorName(*stall.awaited), FormatBytes(now))
+              : fmt::format("{} more device memory would let {} stay",
+                            FormatBytes(suggestion.memory), TensorName(*stall.awaited));
+    } else {
+      return;
+    }
+    stall.suggestions.push_back(std::move(suggestion));
+  }
+
+  // Bytes of what kernel `i` writes, workspace included, that lie in `range`.
+  Bytes BytesInTheWay(size_t i, const Block& range) const {
+    const TimelineEntry& kernel = At(i);
+    Bytes bytes = kernel.size > Bytes(0) && Overlap(kernel.device, range) > Bytes(0)
+                      ? kernel.device.size
+                      : Bytes(0);
+    const Op& op = trace_.op(kernel.op);
+    std::vector<TensorId> counted;
+    for (const auto* list : {&op.outputs, &op.scratch}) {
+      for (const TensorId tensor : *list) {
+        const TensorId root = liveness_.Root(tensor);
+        const auto block = live_.find(root);
+        if (block == live_.end() || Overlap(block->second, range) == Bytes(0) ||
+            std::find(counted.begin(), counted.end(), root) != counted.end()) {
+          continue;
+        }
+        counted.push_back(root);
+        bytes += block->second.size;
+      }
+    }
+    return bytes;
+  }
+
+  // The largest sum of allocated bytes if the tensor that copy `i` brings back had stayed on the
+  // device; nullopt if it lies in a block that is reserved for the whole run, or came from outside.
+  std::optional<Bytes> PeakIfKept(size_t i) const {
+    const TensorId tensor = At(i).tensor;
+    std::optional<size_t> released, returned;
+    for (size_t p = 0; p < report_.placements.size(); ++p) {
+      const Placement& placement = report_.placements[p];
+      if (placement.commands > i) break;
+      if (placement.host || placement.tensor != tensor) continue;
+      if (placement.kind == PlacementKind::kAllocate) returned = p;
+      if (placement.kind == PlacementKind::kFree) released = p;
+      if (placement.kind == PlacementKind::kEnter) return std::nullopt;
+    }
+    if (!returned || !released || *released > *returned) return std::nullopt;
+    Bytes peak;
+    for (const MemorySample& sample : memory_) {
+      if (sample.change >= *released && sample.change < *returned) {
+        peak = std::max(peak, sample.allocated + report_.placements[*returned].block.size);
+      }
+    }
+    return peak;
+  }
+
+  // Copies that follow each other without a gap would all have to be faster.
+  void SuggestLink(StallExplanation& stall) const {
+    const size_t last = *stall.awaited;
+    if (At(last).kind == CommandKind::kKernel) return;
+    size_t first = last;
+    Bytes moved = At(last).size;
+    int64_t copies = 1;
+    while (const auto before = Predecessor(first)) {
+      if (TimeOf(*before).end != TimeOf(first).start) break;
+      if (TimeOf(last).end - TimeOf(first).start > stall.length) break;
+      first = *before;
+      moved += At(first).size;
+      ++copies;
+    }
+    const Duration taken = TimeOf(last).end - TimeOf(first).start;
+    if (taken <= stall.length || moved == Bytes(0)) return;  // no link is fast enough
+    Suggestion suggestion{.kind = SuggestionKind::kFasterLink};
+    suggestion.link = RateOf(moved, taken - stall.length);
+    suggestion.text = fmt::format(
+        "a link of {} hides it; {} moved at {}", FormatRate(suggestion.link),
+        copies == 1 ? std::string("the copy") : fmt::format("the {} copies up to it", copies),
+        FormatRate(RateOf(moved, taken)));
+    stall.suggestions.push_back(std::move(suggestion));
+  }
+
+  const Trace& trace_;
+  const Report& report_;
+  const Liveness liveness_;
+  const std::vector<CopyReason> reasons_;
+  const std::vector<MemorySample> memory_;
+  std::array<std::vector<size_t>, kStreamCount> by_stream_;  // commands, in issue order
+  std::map<TensorId, Block> live_;  // device blocks of storages, as the last kernel found them
+  size_t next_placement_ = 0;
+  std::vector<StallExplanation> stalls_;
+};
+
+}  // namespace
+
+std::string_view Name(StallCause cause) {
+  constexpr std::array<std::string_view, 5> kNames{"fetch", "fence", "memory", "launch", "drain"};
+  return kNames[static_cast<size_t>(cause)];
+}
+
+std::string_view Name(SuggestionKind kind) {
+  constexpr std::array<std::string_view, 5> kNames{"start_earlier", "more_memory", "faster_link",
+                                                   "no_fence", "faster_host"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+std::string_view Name(CopyReason reason) {
+  constexpr std::array<std::string_view, 4> kNames{"offload", "prefetch", "fetch", "input"};
+  return kNames[static_cast<size_t>(reason)];
+}
+
+// The n-th copy of a tensor to the device belongs to its n-th decision to make one, counted from
+// the end: an input arrives before all decisions, and what `Plan` moved was moved before the
+// iteration.
+std::vector<CopyReason> CopyReasons(const Report& report) {
+  std::map<TensorId, std::vector<CopyReason>> decided;
+  for (const Decision& decision : report.decisions) {
+    if (!decision.done) continue;
+    if (decision.verb == Verb::kPrefetch) decided[decision.tensor].push_back(CopyReason::kPrefetch);
+    if (decision.verb == Verb::kFetch) decided[decision.tensor].push_back(CopyReason::kFetch);
+  }
+  std::vector<CopyReason> reasons(report.timeline.size(), CopyReason::kOffload);
+  for (size_t i = report.timeline.size(); i-- > 0;) {
+    const TimelineEntry& entry = report.timeline[i];
+    if (entry.kind != CommandKind::kToDevice) continue;
+    std::vector<CopyReason>& left = decided[entry.tensor];
+    reasons[i] = left.empty() ? CopyReason::kInput : left.back();
+    if (!left.empty()) left.pop_back();
+  }
+  return reasons;
+}
+
+std::vector<StallExplanation> ExplainStalls(const Trace& trace, const Report& report) {
+  SPILLWAY_CHECK(report.fits());
+  return Explainer(trace, report).Explain();
+}
+
+std::string FormatExplanation(const Trace& trace, const Report& report,
+                              const std::vector<StallExplanation>& stalls, size_t limit) {
+  const Duration iteration = report.metrics.iteration;
+  const Duration total = report.metrics.stalls.total();
+  std::string text =
+      fmt::format("The compute stream ran kernels for {} of {} and waited {} times, {} in all.\n",
+                  FormatDuration(report.metrics.compute), FormatDuration(iteration), stalls.size(),
+                  FormatDuration(total));
+  Duration shown;
+  for (size_t i = 0; i < std::min(limit, stalls.size()); ++i) {
+    const StallExplanation& stall = stalls[i];
+    shown += stall.length;
+    const std::string who =
+        stall.cause == StallCause::kDrain           ? std::string("the end of the iteration")
+        : report.timeline[*stall.command].recompute ? trace.op(stall.op).name + " (run again)"
+                                                    : trace.op(stall.op).name;
+    text += fmt::format("\n{:>3}. {} ({}): {} waited from {} for {}\n", i + 1,
+                        FormatDuration(stall.length), Name(stall.cause), who,
+                        FormatDuration(stall.since), stall.waited_for);
+    if (!stall.why_late.empty()) text += fmt::format("     {}\n", stall.why_late);
+    for (const Suggestion& suggestion : stall.suggestions) {
+      text += fmt::format("     - {}\n", suggestion.text);
+    }
+  }
+  if (stalls.size() > limit) {
+    text += fmt::format("\n{} shorter waits, {} together; --format json lists all.\n",
+                        stalls.size() - limit, FormatDuration(total - shown));
+  }
+  return text;
+}
+
+std::vector<Row> ExplanationRows(const Trace& trace, const Report& report,
+                                 const std::vector<StallExplanation>& stalls) {
+  std::vector<Row> rows;
+  const std::vector<CopyReason> reasons = CopyReasons(report);
+  for (const StallExplanation& stall : stalls) {
+    const TimelineEntry* awaited = stall.awaited ? &report.timeline[*stall.awaited] : nullptr;
+    const bool copy = awaited != nullptr && awaited->kind != CommandKind::kKernel;
+    std::string removed_by;
+    for (const Suggestion& suggestion : stall.suggestions) {
+      removed_by += (removed_by.empty() ? "" : "; ") + suggestion.text;
+    }
+    const auto text = [](const std::string& value) {
+      return value.empty() ? Value() : Value(value);
+    };
+    rows.push_back({
+        {"rank", static_cast<int64_t>(rows.size()) + 1},
+        {"cause", std::string(Name(stall.cause))},
+        {"step", static_cast<int64_t>(Index(stall.op))},
+        {"op", trace.op(stall.op).name},
+        {"since_ms", stall.since.milliseconds()},
+        {"stall_ms", stall.length.milliseconds()},
+        {"waited_for", stall.waited_for},
+        {"tensor", copy ? Value(trace.tensor(awaited->tensor).name) : Value()},
+        {"copy", copy ? Value(std::string(Name(reasons[*stall.awaited]))) : Value()},
+        {"bytes", copy ? Value(awaited->size.count()) : Value()},
+        {"issued_at", awaited ? Value(trace.op(awaited->op).name) : Value()},
+        {"start_ms", awaited ? Value(awaited->interval.start.milliseconds()) : Value()},
+        {"end_ms", awaited ? Value(awaited->interval.end.milliseconds()) : Value()},
+        {"why_late", text(stall.why_late)},
+        {"removed_by", text(removed_by)},
+    });
+  }
+  return rows;
+}
+
+std::string FormatExplanationJson(const Trace& trace, const Report& report, const Row& result,
+                                  const std::vector<StallExplanation>& stalls) {
+  JsonWriter json(3);
+  json.BeginObject().Put("schema", std::string("spillway.explain/v1"));
+  json.Key("row").PutRow(result);
+  json.Key("stalls").BeginArray();
+  const std::vector<Row> rows = ExplanationRows(trace, report, stalls);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    json.BeginObject();
+    for (const Column& column : rows[i]) json.Put(column.name, column.value);
+    json.Key("suggestions").BeginArray();
+    for (const Suggestion& suggestion : stalls[i].suggestions) {
+      const auto optional = [](bool present, const Value& value) {
+        return present ? value : Value();
+      };
+      json.PutRow({
+          {"kind", std::string(Name(suggestion.kind))},
+          {"suffices", suggestion.suffices},
+          {"earlier_ms",
+           optional(suggestion.earlier > Duration(), suggestion.earlier.milliseconds())},
+          {"op", suggestion.op ? Value(trace.op(*suggestion.op).name) : Value()},
+          {"memory_bytes",
+           optional(suggestion.kind == SuggestionKind::kMoreMemory, suggestion.memory.count())},
+          {"link_bytes_per_second", optional(suggestion.kind == SuggestionKind::kFasterLink,
+                                             suggestion.link.bytes_per_second)},
+          {"text", suggestion.text},
+      });
+    }
+    json.EndArray().EndObject();
+  }
+  return json.EndArray().EndObject().Take();
+}
+
+}  // namespace spillway

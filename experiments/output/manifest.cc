@@ -1,0 +1,162 @@
+#include "experiments/output/manifest.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "experiments/output/json_writer.h"
+#include "experiments/run/catalogue.h"
+#include "traces/base/error.h"
+#include "traces/base/file.h"
+#include "traces/base/json.h"
+#include "traces/base/sha256.h"
+#include "traces/format.h"
+
+namespace spillway {
+namespace {
+
+constexpr std::string_view kSchema = "spillway.manifest/v1";
+
+void PutSettings(JsonWriter& json, const Settings& settings) {
+  json.BeginObject();
+  for (const auto& [name, value] : settings) json.Put(name, value);
+  json.EndObject();
+}
+
+Row InputRow(const ManifestInput& input) {
+  return {{"role", input.role},
+          {"source", input.source},
+          {"name", input.name},
+          {"sha256", input.sha256 ? Value(*input.sha256) : Value()}};
+}
+
+std::string Setting(const Settings& settings, std::string_view name) {
+  for (const auto& [key, value] : settings) {
+    if (key == name) return value;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string RunSha256(const Manifest& manifest) {
+  JsonWriter json(0);
+  json.BeginObject().Put("version", manifest.version).Key("configuration");
+  PutSettings(json, manifest.configuration);
+  json.Key("inputs").BeginArray();
+  for (const ManifestInput& input : manifest.inputs) json.PutRow(InputRow(input));
+  return Sha256(json.EndArray().EndObject().Take());
+}
+
+std::string FormatManifest(const Manifest& manifest) {
+  JsonWriter json(2);
+  json.BeginObject().Put("schema", std::string(kSchema));
+  json.Put("tool", std::string("spillway")).Put("version", manifest.version);
+  json.Put("compiler", manifest.compiler).Key("libraries");
+  PutSettings(json, manifest.libraries);
+  json.Key("arguments").BeginArray();
+  for (const std::string& argument : manifest.arguments) json.Put(argument);
+  json.EndArray().Key("configuration");
+  PutSettings(json, manifest.configuration);
+  json.Put("seed", Value());  // nothing that is simulated is random
+  json.Key("inputs").BeginArray();
+  for (const ManifestInput& input : manifest.inputs) json.PutRow(InputRow(input));
+  json.EndArray().Put("run_sha256", RunSha256(manifest)).Key("outputs").BeginArray();
+  for (const ManifestOutput& output : manifest.outputs) {
+    json.PutRow({{"option", output.option},
+                 {"path", output.path},
+                 {"sha256", output.sha256},
+                 {"bytes", output.bytes}});
+  }
+  return json.EndArray().Put("exit_code", int64_t{manifest.exit_code}).EndObject().Take();
+}
+
+Manifest ReadManifest(const std::filesystem::path& path) {
+  return ParseManifest(ReadFile(path, Bytes::MiB(64)), path.string());
+}
+
+Manifest ParseManifest(std::string_view text, const std::string& origin) {
+  using Json = JsonDocument::Value;
+  JsonDocument json(text, origin);
+  Manifest manifest;
+  const auto into = [&](std::string& field) {
+    return [&](Json value) { field = json.ReadString(value); };
+  };
+  const auto settings = [&](Settings& list) {
+    return [&](Json value) {
+      json.ReadMap(value, [&](std::string_view key, Json element) {
+        list.emplace_back(std::string(key), std::string(json.ReadString(element)));
+      });
+    };
+  };
+  json.ReadRoot(Required("schema",
+                         [&](Json value) {
+                           const std::string_view found = json.ReadString(value);
+                           if (found != kSchema) {
+                             json.Fail(fmt::format("expected \"{}\", got \"{}\"", kSchema,
+                                                   JsonExcerpt(found)));
+                           }
+                         }),
+                Required("tool", SkipJson), Required("version", into(manifest.version)),
+                Required("compiler", into(manifest.compiler)),
+                Required("libraries", settings(manifest.libraries)),
+                Required("arguments",
+                         [&](Json value) {
+                           json.ReadArray(value, [&](Json element) {
+                             manifest.arguments.emplace_back(json.ReadString(element));
+                           });
+                         }),
+                Required("configuration", settings(manifest.configuration)),
+                Required("seed", SkipJson),
+                Required("inputs",
+                         [&](Json value) {
+                           json.ReadArray(value, [&](Json element) {
+                             ManifestInput input;
+                             json.ReadObject(element, Required("role", into(input.role)),
+                                             Required("source", into(input.source)),
+                                             Required("name", into(input.name)),
+                                             Required("sha256", [&](Json hash) {
+                                               input.sha256 = json.ReadStringOrNull(hash);
+                                             }));
+                             manifest.inputs.push_back(std::move(input));
+                           });
+                         }),
+                Required("run_sha256", SkipJson),
+                Required("outputs",
+                         [&](Json value) {
+                           json.ReadArray(value, [&](Json element) {
+                             ManifestOutput output;
+                             json.ReadObject(element, Required("option", into(output.option)),
+                                             Required("path", into(output.path)),
+                                             Required("sha256", into(output.sha256)),
+                                             Required("bytes", [&](Json bytes) {
+                                               output.bytes = json.ReadInteger(
+                                                   bytes, 0, std::numeric_limits<int64_t>::max());
+                                             }));
+                             manifest.outputs.push_back(std::move(output));
+                           });
+                         }),
+                Required("exit_code", [&](Json value) {
+                  manifest.exit_code = static_cast<int>(json.ReadInteger(value, 0, 255));
+                }));
+  return manifest;
+}
+
+std::optional<std::string> HashInput(const ManifestInput& input, const Settings& configuration) {
+  if (input.source == "generated") {
+    const Trace trace = LoadWorkload(input.name, {Setting(configuration, "preset"),
+                                                  Setting(configuration, "mode") == "training"});
+    return Sha256(FormatTrace(trace));
+  }
+  std::filesystem::path path = input.name;
+  if (input.source == "data") {
+    const auto found = FindDataFile(input.name);
+    if (!found) return std::nullopt;
+    path = *found;
+  }
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return std::nullopt;
+  return Sha256(ReadFile(path));
+}
+
+}  // namespace spillway

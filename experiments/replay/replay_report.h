@@ -1,0 +1,51 @@
+// What a replay found, as rows, tables, JSON, CSV and counters over time.
+
+#ifndef SPILLWAY_EXPERIMENTS_REPLAY_REPLAY_REPORT_H_
+#define SPILLWAY_EXPERIMENTS_REPLAY_REPLAY_REPORT_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "experiments/output/result_row.h"
+#include "experiments/replay/replay.h"
+
+namespace spillway {
+
+// What would have served a request that failed, found by trying.
+struct Remedy {
+  std::string allocator;            // that failed
+  std::vector<std::string> others;  // allocators that serve the whole log in the same memory
+  std::optional<Bytes> memory;      // that this allocator serves the log in; not always the least
+};
+
+// One row per allocator: allocator status peak_requested_bytes peak_allocated_bytes
+// peak_reserved_bytes lower_bound_bytes failed_event operations_per_second, then fragmentation,
+// over_lower_bound (reserved), largest_free_bytes (at the failure, else at the end of the last
+// sample), as_recorded and deviates_at. The peaks of an allocator that failed are those until then.
+std::vector<Row> ReplayRows(const Replayed& replayed);
+
+// {"schema": "spillway.replay/v1", "log": .., "rows": [..], "out_of_memory": [..]}; the last only
+// with remedies.
+std::string FormatReplayJson(const MemoryLog& log, const Replayed& replayed,
+                             const std::vector<Row>& rows,
+                             const std::optional<std::vector<Remedy>>& remedies);
+// For people.
+std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed,
+                              const std::vector<Row>& rows);
+// For each allocator that failed: who holds the memory, how much is free but scattered, what would
+// have served the request. `memory` is what the allocators had.
+std::string FormatOutOfMemory(const MemoryLog& log, const Replayed& replayed,
+                              const std::vector<Remedy>& remedies, Bytes memory);
+
+// allocator,event,time_us,requested_bytes,allocated_bytes,reserved_bytes,largest_free_bytes,
+// fragmentation in one line: a line per sample.
+std::string FormatReplayCsv(const Replayed& replayed);
+
+// The samples as counters in the Chrome/Perfetto format, one process per allocator. `other` goes to
+// "otherData".
+std::string FormatReplayTrace(const Replayed& replayed, const Row& other);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_EXPERIMENTS_REPLAY_REPLAY_REPORT_H_

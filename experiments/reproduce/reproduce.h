@@ -1,0 +1,50 @@
+// The papers' printed numbers, computed again by running the policies that they describe.
+//
+// An item is named as in experiments/reproduce/paper-values.csv, which holds what was printed and
+// how strong the evidence is. Nothing is fitted to an item: one preset per paper gives all of its
+// numbers, and the same kind of item for a network or batch that the paper does not print is
+// computed likewise.
+
+#ifndef SPILLWAY_EXPERIMENTS_REPRODUCE_REPRODUCE_H_
+#define SPILLWAY_EXPERIMENTS_REPRODUCE_REPRODUCE_H_
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "experiments/output/result_row.h"
+#include "experiments/reproduce/item.h"
+
+namespace spillway {
+
+struct Reproduction {
+  PaperValue value;
+  // Rounded as the paper prints it; unrounded where it prints nothing. nullopt: not computed by
+  // this version.
+  std::optional<double> ours;
+  std::optional<double> ours_exact;  // before rounding
+  std::optional<double> rel_error;   // (ours - printed) / printed
+  bool judged = false;
+  bool passes = true;
+};
+
+// Reads the list of printed values (CSV with the header paper,item,workload,unit,printed,evidence).
+// Throws `InputError` with path and line.
+std::vector<PaperValue> ReadPaperValues(const std::filesystem::path& path);
+
+// The values that `request` names: "all", a paper, an item, a figure of vDNN++ (`VdnnppItemsOf`)
+// or SuperNeurons (`SuperNeuronsItemsOf`), or an item of a known kind that is not in the list, such
+// as "base VGG-16(32) GB". Throws `UsageError` if it is none of these.
+std::vector<PaperValue> SelectPaperValues(const std::vector<PaperValue>& values,
+                                          const std::string& request);
+
+Reproduction Reproduce(const PaperValue& value);
+
+// {paper, item, workload, printed, ours, rel_error, unit, evidence, ours_exact, judged, passes}
+Row MakeReproductionRow(const Reproduction& reproduction);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_EXPERIMENTS_REPRODUCE_REPRODUCE_H_

@@ -1,0 +1,196 @@
+#include "experiments/run/catalogue.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+
+#include "sim/cost/roofline.h"
+#include "sim/cost/table.h"
+#include "traces/base/error.h"
+#include "traces/format.h"
+#include "traces/lowering/lowering.h"
+#include "traces/zoo/zoo.h"
+
+namespace spillway {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kItsOwn = "as it is";
+
+// Sets a quantity to what the parameter says, if it is given; `range` names its limits.
+template <typename Quantity>
+void ChangeTo(Quantity& quantity, Quantity least, Quantity greatest, const char* range,
+              Quantity (*parse)(std::string_view), Params& params, const std::string& name,
+              const char* type, const char* help) {
+  const std::string text = params.Text(name, type, kItsOwn, help);
+  if (text == kItsOwn) return;
+  try {
+    quantity = parse(text);
+  } catch (const InputError& error) {
+    throw UsageError(fmt::format("device: {}: {}", name, error.what()));
+  }
+  if (quantity < least || quantity > greatest) {
+    throw UsageError(fmt::format("device: {}: '{}' is too {}, expected {}", name, text,
+                                 quantity < least ? "small" : "large", range));
+  }
+}
+
+// How many times as fast the link is.
+double LinkFactor(Params& params) {
+  const std::string text = params.Text("link", "number", "1",
+                                       "how many times as fast the link is, in each direction and "
+                                       "in both together");
+  double factor = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), factor);
+  if (error != std::errc() || end != text.data() + text.size() ||
+      !(factor >= 0.001 && factor <= 1000)) {
+    throw UsageError(
+        fmt::format("device: link: '{}' is not a number from 0.001 to 1000, such as 2", text));
+  }
+  return factor;
+}
+
+// Changes a device as the parameters say.
+void Change(Device& device, Params& params) {
+  const double factor = LinkFactor(params);
+  const auto change_rate = [&](Bandwidth& rate, const char* name, const char* help) {
+    const double scaled = static_cast<double>(rate.bytes_per_second) * factor;
+    const Bandwidth most{1'000'000'000'000'000'000};
+    rate =
+        std::clamp(Bandwidth{std::llround(std::min(scaled, 1e18))}, Device::kLeastBandwidth, most);
+    ChangeTo(rate, Device::kLeastBandwidth, most, "at least 1 MB/s", ParseBandwidth, params, name,
+             "rate", help);
+  };
+  change_rate(device.h2d.bandwidth, "h2d", "of copies to the device");
+  change_rate(device.d2h.bandwidth, "d2h", "of copies to the host");
+  change_rate(device.duplex, "duplex", "of both directions together");
+  ChangeTo(device.launch_overhead, Duration(), Device::kMaxTime, "at most 1000 s", ParseDuration,
+           params, "launch_overhead", "time", "host time to enqueue a kernel or copy");
+  ChangeTo(device.host_memory, Bytes(1), Bytes::Unlimited(), "at least 1 B", ParseBytes, params,
+           "host", "size", "host memory");
+}
+
+// Where the shared library that holds this code was loaded from: an installed tree can be moved.
+fs::path LibraryDirectory() {
+  static const char here = 0;  // lies in that library
+  Dl_info info{};
+  if (dladdr(&here, &info) == 0 || info.dli_fname == nullptr) return {};
+  std::error_code ignored;
+  return fs::canonical(info.dli_fname, ignored).parent_path();
+}
+
+}  // namespace
+
+std::vector<fs::path> DataDirectories() {
+  std::vector<fs::path> directories;
+  if (const char* chosen = std::getenv("SPILLWAY_DATA")) directories.emplace_back(chosen);
+  const fs::path library = LibraryDirectory();
+  std::error_code ignored;
+  const fs::path installed = library / SPILLWAY_DATA_FROM_LIBRARY;
+  directories.push_back(fs::is_directory(installed, ignored) ? installed.lexically_normal()
+                                                             : fs::path(SPILLWAY_SOURCE_DATA));
+  return directories;
+}
+
+std::optional<fs::path> InstallPrefix() {
+  const fs::path library = LibraryDirectory();
+  std::error_code ignored;
+  if (!fs::is_directory(library / SPILLWAY_DATA_FROM_LIBRARY, ignored)) return std::nullopt;
+  return (library / SPILLWAY_PREFIX_FROM_LIBRARY / "").lexically_normal().parent_path();
+}
+
+std::optional<fs::path> FindDataFile(const fs::path& relative) {
+  for (const fs::path& directory : DataDirectories()) {
+    std::error_code ignored;
+    if (fs::is_regular_file(directory / relative, ignored)) return directory / relative;
+  }
+  return std::nullopt;
+}
+
+std::vector<std::string> DeviceNames() {
+  std::vector<std::string> names;
+  for (const fs::path& directory : DataDirectories()) {
+    std::error_code ignored;
+    for (const auto& entry : fs::directory_iterator(directory / "sim/devices", ignored)) {
+      if (entry.path().extension() == ".toml") names.push_back(entry.path().stem());
+    }
+  }
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+fs::path DevicePath(const std::string& name) {
+  if (name.ends_with(".toml")) return name;
+  const auto path = FindDataFile(fs::path("sim/devices") / (name + ".toml"));
+  if (!path) throw UsageError(UnknownName("device", name, DeviceNames()));
+  return *path;
+}
+
+std::string DeviceBase(const std::string& specification) {
+  return specification.substr(0, specification.find(':'));
+}
+
+Device LoadDevice(const std::string& specification) {
+  const std::string base = DeviceBase(specification);
+  Device device = ReadDevice(DevicePath(base));
+  if (base == specification) return device;
+  const auto given = ParseSpecification("device", specification);
+  Params params(fmt::format("device '{}'", base), given.values);
+  Change(device, params);
+  params.Finish();
+  const std::string changes = specification.substr(base.size() + 1);
+  device.name += ":" + changes;
+  device.description += ", " + changes;
+  return device;
+}
+
+std::vector<ParamInfo> DeviceParameters() {
+  Device device;
+  Params params("device", {});
+  Change(device, params);
+  return params.declared();
+}
+
+Trace LoadWorkload(const std::string& text, const WorkloadOptions& options) {
+  if (text.ends_with(".json") || text.ends_with(".zst")) return ReadTrace(text);
+  const Workload workload = ParseWorkload(text);
+  return LowerNetwork(BuildNetwork(workload.network),
+                      {workload.batch, options.preset, options.training});
+}
+
+fs::path RecordedTablePath(const std::string& device, const Trace& trace) {
+  return fs::path("traces/recorded") / DeviceBase(device) /
+         fmt::format("{}-{}.json.zst", trace.network, trace.batch);
+}
+
+std::optional<CostTable> FindRecordedTable(const Trace& trace, const Device& device) {
+  const auto path = FindDataFile(RecordedTablePath(device.name, trace));
+  return path ? std::optional(ReadCostTable(*path)) : std::nullopt;
+}
+
+std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trace,
+                                    const Device& device) {
+  if (source == "roofline") return std::make_unique<RooflineCostModel>(device);
+  if (source != "auto") {
+    std::error_code ignored;
+    const bool is_path = source.find_first_of("./") != std::string::npos;
+    if (!is_path && !fs::exists(source, ignored)) {
+      throw UsageError(UnknownName("cost", source, {"auto", "roofline"}) +
+                       ", or the path of a cost table");
+    }
+    return std::make_unique<TableCostModel>(ReadCostTable(source), device);
+  }
+  if (auto table = FindRecordedTable(trace, device)) {
+    return std::make_unique<TableCostModel>(std::move(*table), device);
+  }
+  return std::make_unique<RooflineCostModel>(device);
+}
+
+}  // namespace spillway

@@ -1,0 +1,74 @@
+// Finds what a command names: workloads, devices, recorded cost tables and memory budgets.
+//
+// Data files come with the program. They are looked for in the directory named by the environment
+// variable SPILLWAY_DATA, then in the tree that the program is installed in, wherever that was
+// moved to; a program that is not installed finds them in the source tree that it was built from.
+
+#ifndef SPILLWAY_EXPERIMENTS_RUN_CATALOGUE_H_
+#define SPILLWAY_EXPERIMENTS_RUN_CATALOGUE_H_
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/core/cost_model.h"
+#include "sim/core/cost_table.h"
+#include "sim/core/device.h"
+#include "traces/base/params.h"
+#include "traces/trace.h"
+
+namespace spillway {
+
+// The directory that this program is installed under; nullopt if it runs from a build tree.
+std::optional<std::filesystem::path> InstallPrefix();
+
+// Where data files are looked for, in that order; they need not exist.
+std::vector<std::filesystem::path> DataDirectories();
+
+// A data file by its path under sim/devices, traces/recorded or experiments; nullopt if no data
+// directory has it.
+std::optional<std::filesystem::path> FindDataFile(const std::filesystem::path& relative);
+
+// Names of the devices that come with the program, sorted.
+std::vector<std::string> DeviceNames();
+
+// `name` is one of `DeviceNames` or the path of a device file (it ends in ".toml"). Throws
+// `UsageError` with a suggestion for an unknown name.
+std::filesystem::path DevicePath(const std::string& name);
+
+// A name or path as for `DevicePath`, without a colon, and what is to be different there:
+// "h200:link=2,host=64GiB". The device is then named and described with it. Only what no kernel
+// time depends on can be changed, so that recorded times stay valid. Throws `UsageError`.
+Device LoadDevice(const std::string& specification);
+// What can be changed, of any device.
+std::vector<ParamInfo> DeviceParameters();
+// The name or path alone.
+std::string DeviceBase(const std::string& specification);
+
+struct WorkloadOptions {
+  std::string preset = "torch";
+  bool training = true;
+};
+
+// `text` is NETWORK:BATCH, or the path of a trace file (it ends in ".json" or ".zst"), for which
+// the options do not matter. Throws `UsageError` or `InputError`.
+Trace LoadWorkload(const std::string& text, const WorkloadOptions& options);
+
+// The table that "auto" finds for the workload on the device; nullopt if none was recorded.
+std::optional<CostTable> FindRecordedTable(const Trace& trace, const Device& device);
+
+// `source` is "auto" (the table recorded for this workload on this device if there is one, else the
+// roofline), "roofline", or the path of a cost table.
+std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trace,
+                                    const Device& device);
+
+// Where `spillway record` puts, and "auto" looks for, the table of a workload: under
+// traces/recorded/DEVICE, whatever is different on the device.
+std::filesystem::path RecordedTablePath(const std::string& device, const Trace& trace);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_EXPERIMENTS_RUN_CATALOGUE_H_

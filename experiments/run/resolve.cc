@@ -1,0 +1,228 @@
+#include "experiments/run/resolve.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "experiments/run/simulate.h"
+#include "policies/library.h"
+#include "sim/alloc/make_allocator.h"
+#include "sim/alloc/planned.h"
+#include "sim/packing/allocation_log.h"
+#include "traces/base/error.h"
+#include "traces/base/params.h"
+
+namespace spillway {
+namespace {
+
+// How often a run is planned until its plan fits, and how far above its bound a later plan may be,
+// in thousandths: so far that only the memory counts.
+constexpr int kAttempts = 4;
+constexpr int64_t kAnything = 1000;
+
+// Notes the requests that another allocator serves.
+class RecordingAllocator final : public Allocator {
+ public:
+  // `allocator` outlives this one.
+  explicit RecordingAllocator(Allocator& allocator) : allocator_(allocator) {}
+
+  std::string_view Name() const override { return allocator_.Name(); }
+  std::optional<Block> Allocate(Bytes size, Hint hint) override {
+    const auto block = allocator_.Allocate(size, hint);
+    if (block) live_[block->offset] = log_.Allocate(size, hint);
+    return block;
+  }
+  void Free(const Block& block) override {
+    const auto found = live_.find(block.offset);
+    SPILLWAY_CHECK(found != live_.end());
+    log_.Free(found->second);
+    live_.erase(found);
+    allocator_.Free(block);
+  }
+  MemoryStats Stats() const override { return allocator_.Stats(); }
+  Bytes LargestFree(Hint hint) const override { return allocator_.LargestFree(hint); }
+  Bytes Reserved() const override { return allocator_.Reserved(); }
+  std::span<const DriverCall> driver_calls() const override { return allocator_.driver_calls(); }
+
+  const AllocationLog& log() const { return log_; }
+
+ private:
+  Allocator& allocator_;
+  AllocationLog log_;
+  std::map<Bytes, uint32_t> live_;  // by offset
+};
+
+std::string NameOf(const Setup& setup) {
+  return ParseSpecification("allocator", setup.allocator).name;
+}
+
+// Requests of the iteration that a report describes, without what is held from before: as many as
+// are given back, for in the end the same blocks are held.
+size_t RequestsPerIteration(const Report& report) {
+  return static_cast<size_t>(
+      std::count_if(report.placements.begin(), report.placements.end(),
+                    [](const Placement& p) { return !p.host && p.kind == PlacementKind::kFree; }));
+}
+
+AllocationPlan PlanFor(const Setup& recorded, const PolicyMaker& make,
+                       const PackingOptions& options) {
+  Planned arena(recorded.memory, options.granularity);
+  RecordingAllocator recorder(arena);
+  const Outcome outcome = Simulate(recorded, *make(), &recorder);
+  const size_t period = outcome.report.fits() ? RequestsPerIteration(outcome.report) : 0;
+  return PlanAllocations(recorder.log(), period, recorded.memory, options);
+}
+
+PackingOptions PackingFor(const Setup& setup) {
+  PackingOptions options;
+  options.granularity = setup.device.alignment;
+  options.memory = setup.memory;
+  return options;
+}
+
+Setup WithPlan(const Setup& setup, const PolicyMaker& make) {
+  PackingOptions options = PackingFor(setup);
+  Setup planned = setup;
+  Setup recorded = setup;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    planned.plan = std::make_shared<const AllocationPlan>(PlanFor(recorded, make, options));
+    if (planned.plan->height <= setup.memory) break;
+    recorded.memory -= planned.plan->height - setup.memory;
+    options.tolerance = kAnything;
+  }
+  return planned;
+}
+
+// What `auto` tries.
+std::vector<std::string> Candidates() {
+  std::vector<std::string> candidates;
+  for (const AllocatorInfo& info : Allocators()) {
+    if (info.name == "auto") continue;
+    candidates.push_back(info.name);
+    if (info.name == "high-end") candidates.push_back("high-end:reading=text");
+    if (info.name == "pytorch") candidates.push_back("pytorch:expandable_segments=true");
+  }
+  return candidates;
+}
+
+Resolved Choose(const Setup& setup, std::span<const PolicyMaker> policies) {
+  Specification specification = ParseSpecification("allocator", setup.allocator);
+  const bool by_time = AutoByTime(specification);
+  std::optional<Resolved> best;
+  std::pair<int64_t, int64_t> best_cost;
+  for (size_t i = 0; i < policies.size(); ++i) {
+    for (const std::string& candidate : Candidates()) {
+      Setup named = setup;
+      named.allocator = candidate;
+      const Setup tried = ResolveAllocator(named, policies[i]);
+      const Report report = Simulate(tried, *policies[i]()).report;
+      if (!report.fits()) continue;
+      std::pair cost(report.metrics.peak_reserved.count(), report.metrics.iteration.picoseconds());
+      if (by_time) std::swap(cost.first, cost.second);
+      if (best && cost >= best_cost) continue;
+      best.emplace(Resolved{tried, i});
+      best_cost = cost;
+    }
+  }
+  if (best) return *best;
+  Setup fallback = setup;
+  fallback.allocator = "best-fit";
+  return {fallback, 0};
+}
+
+}  // namespace
+
+AllocationPlan PlanFor(const Setup& setup, const PolicyMaker& make) {
+  return PlanFor(setup, make, PackingFor(setup));
+}
+
+Resolved ResolveAllocator(const Setup& setup, std::span<const PolicyMaker> policies) {
+  SPILLWAY_CHECK(!policies.empty());
+  const std::string name = NameOf(setup);
+  if (name == "auto") return Choose(setup, policies);
+  if (name == "planned") return {WithPlan(setup, policies.front()), 0};
+  return {setup, 0};
+}
+
+Setup ResolveAllocator(const Setup& setup, const PolicyMaker& policy) {
+  return ResolveAllocator(setup, std::span(&policy, 1)).setup;
+}
+
+Setup ResolveCompression(const Setup& setup, const PolicyMaker& make_policy) {
+  if (!setup.compression || setup.compression->chosen) return setup;
+  CompressionPlan plan = *setup.compression;
+  if (!plan.density && !plan.densities) {
+    throw UsageError(
+        "compression: predictions need the densities of the feature maps: density=FILE with what "
+        "--export-densities of a run on real bytes wrote, or density=0.4 for all of them");
+  }
+  Setup trial = setup;
+  trial.compression = nullptr;
+  const Outcome plain = Simulate(trial, *make_policy());
+  const Trace& trace = plain.trace(setup);
+  if (plan.densities) {
+    std::vector<std::string> names;
+    for (const Tensor& tensor : trace.tensors) names.push_back(tensor.name);
+    for (const auto& [name, density] : *plan.densities) {
+      if (std::find(names.begin(), names.end(), name) == names.end()) {
+        throw InputError(
+            fmt::format("{}: {}", plan.densities_file, UnknownName("tensor", name, names)));
+      }
+    }
+  }
+  plan.chosen.emplace();
+  std::vector<FeatureMap> candidates;
+  if (plain.report.fits()) candidates = WorthKeeping(plan, trace, plain.report);
+  for (const FeatureMap& candidate : candidates) plan.chosen->insert(candidate.name);
+  const auto resolved = [&] {
+    trial.compression = std::make_shared<const CompressionPlan>(plan);
+    return trial;
+  };
+  if (!plain.report.fits()) return resolved();
+  plan.baseline = plain.report.metrics.iteration;
+  const auto hides = [&] {
+    const Outcome outcome = Simulate(resolved(), *make_policy());
+    return plan.Hides(outcome.report.metrics.iteration);
+  };
+  if (!plan.only_hidden || hides()) return resolved();
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const FeatureMap& a, const FeatureMap& b) { return a.density < b.density; });
+  plan.chosen->clear();
+  for (const FeatureMap& candidate : candidates) {
+    plan.chosen->insert(candidate.name);
+    if (!hides()) plan.chosen->erase(candidate.name);
+  }
+  return resolved();
+}
+
+std::vector<PolicyMaker> MakersOf(const Setup& setup, const std::string& policy) {
+  std::vector<PolicyMaker> makers;
+  for (const auto& order : NameOf(setup) == "auto" ? OrdersOf(policy) : std::vector{policy}) {
+    makers.push_back([order] { return PolicyLibrary().Make(order); });
+  }
+  return makers;
+}
+
+std::vector<std::string> OrdersOf(const std::string& policy) {
+  const PolicySpec spec = ParsePolicySpec(policy);
+  PolicyLibrary library;
+  if (spec.policy.empty()) return {policy};
+  std::vector<std::string> orders;
+  for (const ParamInfo& param : library.Parameters(spec, spec.policy)) {
+    const auto given = ParseSpecification("policy", ":" + spec.parameters).values;
+    if (param.name != "order" || given.contains("order")) continue;
+    std::string_view rest = param.type;
+    while (!rest.empty()) {
+      const std::string_view value = rest.substr(0, rest.find('|'));
+      rest.remove_prefix(std::min(rest.size(), value.size() + 1));
+      orders.push_back(
+          fmt::format("{}{}order={}", policy, spec.parameters.empty() ? ":" : ",", value));
+    }
+  }
+  return orders.empty() ? std::vector{policy} : orders;
+}
+
+}  // namespace spillway

@@ -1,0 +1,40 @@
+// One simulated run: puts a trace, a device, a cost model, an allocator and a policy together.
+
+#ifndef SPILLWAY_EXPERIMENTS_RUN_SIMULATE_H_
+#define SPILLWAY_EXPERIMENTS_RUN_SIMULATE_H_
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "experiments/run/setup.h"
+#include "sim/core/policy.h"
+#include "sim/core/report.h"
+
+namespace spillway {
+
+// Runs a policy on the simulator. The allocators `planned` and `auto` and compression are to be
+// resolved before (resolve.h). `arena` is used instead of the setup's, if given.
+// Throws `PolicyError` if the policy breaks its contract.
+Outcome Simulate(const Setup& setup, Policy& policy, Allocator* arena = nullptr);
+
+// The run that the slowdown of all others refers to: unlimited memory, the fastest algorithms,
+// nothing moved.
+Report SimulateIdeal(const Setup& setup);
+
+// The memory that a policy needs for the setup's trace with its allocator; its memory does not
+// matter. Found by the search of vDNN++ (section IV-B): from the most bytes that the policy holds
+// with unlimited memory, up by what the request that fails lacks, until it fits. `make_policy`
+// is called once per trial. nullopt if the pinned host pool is too small for it.
+std::optional<Bytes> NeededMemory(const Setup& setup,
+                                  const std::function<std::unique_ptr<Policy>()>& make_policy);
+
+// A memory budget: a size ("12GiB"), "unlimited", "N%", that far from `LayerBound` (0 %) to what
+// the ideal run reserves with this allocator (100 %), or a built-in policy ("vdnn-conv"), for what
+// that one needs, at most the device's memory. Throws `UsageError`.
+Bytes ParseMemory(std::string_view text, const Setup& setup);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_EXPERIMENTS_RUN_SIMULATE_H_

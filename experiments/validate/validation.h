@@ -1,0 +1,57 @@
+// Prediction against measurement: one policy on the simulator and on the GPU, side by side.
+
+#ifndef SPILLWAY_EXPERIMENTS_VALIDATE_VALIDATION_H_
+#define SPILLWAY_EXPERIMENTS_VALIDATE_VALIDATION_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "experiments/output/result_row.h"
+#include "experiments/run/execute.h"
+#include "sim/core/cost_table.h"
+
+namespace spillway {
+
+struct Validation {
+  Outcome predicted;
+  Execution measured;
+  bool decisions_equal = false;
+  bool placements_equal = false;
+  std::vector<std::string> violations;  // what the checker says of the measured order
+
+  bool fits() const { return predicted.report.fits() && measured.outcome.report.fits(); }
+  // Decisions, placements and so bytes and peaks agree, and nothing ran out of order.
+  bool parity() const { return decisions_equal && placements_equal && violations.empty(); }
+  // (predicted - measured) / measured iteration time. REQUIRES: fits().
+  double error() const;
+};
+
+// Simulates, then executes with another policy object of the same kind. Throws as `Simulate` and
+// `ExecuteOnCuda` do.
+Validation Validate(const Setup& setup, const std::function<std::unique_ptr<Policy>()>& make_policy,
+                    CudaMachine& machine, const ExecuteOptions& options);
+
+// True if the times agree within `tolerance` (0.05 is 5 %) and `parity` holds, or if the workload
+// fits on neither side.
+bool Agrees(const Validation& validation, double tolerance);
+
+Row MakeValidationRow(const Setup& setup, std::string_view policy, const Validation& validation);
+
+// The rows for people.
+std::string FormatValidation(const std::vector<Row>& rows);
+
+// One op or copy of the iteration: {op, kind, predicted_ms, measured_ms}, in issue order.
+// REQUIRES: validation.fits() and validation.parity().
+std::vector<Row> CommandRows(const Setup& setup, const Validation& validation);
+
+// Throws `InputError` that says what differs if the table was recorded on another GPU, with another
+// cuDNN or in other arithmetic than the machine runs.
+void CheckProvenance(const Provenance& provenance, const CudaMachine& machine,
+                     std::string_view math);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_EXPERIMENTS_VALIDATE_VALIDATION_H_

@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Tests of check_layers.py: the repository passes, and whatever is planted in a copy of it is found."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CHECK = ROOT / "scripts" / "check_layers.py"
+
+
+def check(root: pathlib.Path) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, str(CHECK), str(root)], capture_output=True, text=True, check=False)
+
+
+class CheckLayersTest(unittest.TestCase):
+    def planted(self, path: str, include: str) -> str:
+        """What the check prints after one more include at the end of a file."""
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for top in ("traces", "sim", "policies", "backend", "experiments"):
+                shutil.copytree(ROOT / top, root / top, ignore=shutil.ignore_patterns("recorded"))
+            file = root / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write(f"#include {include}\n")
+            result = check(root)
+        self.assertEqual(result.returncode, 1)
+        return result.stdout
+
+    def test_the_repository_passes(self):
+        result = check(ROOT)
+        self.assertEqual((result.returncode, result.stdout), (0, ""))
+
+    def test_an_arrow_up(self):
+        self.assertRegex(self.planted("sim/core/device.h", '"sim/runtime/parts.h"'),
+                         r'sim/core/device.h:\d+: sim/core must not include "sim/runtime/parts.h"')
+
+    def test_an_arrow_through_an_inner_wall(self):
+        self.assertIn("traces/base must not include", self.planted("traces/base/units.h", '"traces/trace.h"'))
+        self.assertIn("experiments/run must not include",
+                      self.planted("experiments/run/setup.h", '"experiments/output/manifest.h"'))
+
+    def test_a_circle(self):
+        self.assertIn("a circle of modules: traces/logs/memory_log traces/logs/snapshot_records",
+                      self.planted("traces/logs/memory_log.h", '"traces/logs/snapshot_records.h"'))
+
+    def test_a_library_away_from_home(self):
+        self.assertIn("<simdjson.h> belongs to traces/base", self.planted("sim/cost/table.h", "<simdjson.h>"))
+
+    def test_no_rule(self):
+        self.assertIn("sim/magic/ has no rule", self.planted("sim/magic/wand.h", '"traces/trace.h"'))
+        self.assertIn("not a path from the root", self.planted("sim/core/device.h", '"units.h"'))
+
+
+if __name__ == "__main__":
+    unittest.main()

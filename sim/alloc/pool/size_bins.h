@@ -1,0 +1,119 @@
+// Free blocks by size: finds the smallest that suffices, ties to the lowest offset, in a few steps.
+//
+// Sizes fall into bins, sixteen to each power of two, each sorted by size and offset; a bitmap
+// tells which bins hold anything. Most bins hold a handful of blocks, so most steps touch one cache
+// line; a bin with very many blocks is still a sorted set.
+
+#ifndef SPILLWAY_SIM_ALLOC_POOL_SIZE_BINS_H_
+#define SPILLWAY_SIM_ALLOC_POOL_SIZE_BINS_H_
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "traces/base/chunked_set.h"
+#include "traces/base/error.h"
+#include "traces/base/units.h"
+
+namespace spillway {
+
+class SizeBins {
+ public:
+  struct Entry {
+    Bytes size;
+    Bytes offset;
+    uint32_t chunk = 0;  // the caller's own number of the block
+  };
+
+  void Insert(const Entry& entry) {
+    const size_t bin = BinOf(entry.size);
+    if (bin >= bins_.size()) bins_.resize(bin + 1);
+    bins_[bin].Insert(entry);
+    filled_[bin / 64] |= uint64_t{1} << (bin % 64);
+  }
+
+  // REQUIRES: the entry is present; only size and offset count.
+  void Erase(const Entry& entry) {
+    const size_t bin = BinOf(entry.size);
+    EraseAt(bin, bins_[bin].LowerBound(entry));
+  }
+
+  // Removes and returns the best fit for `size`, or nullopt if nothing is large enough.
+  std::optional<Entry> TakeBestFit(Bytes size) {
+    const auto [bin, fit] = Find(size);
+    if (bin == kBins) return std::nullopt;
+    return EraseAt(bin, fit);
+  }
+  // The same, but leaves it.
+  std::optional<Entry> BestFit(Bytes size) const {
+    const auto [bin, fit] = Find(size);
+    if (bin == kBins) return std::nullopt;
+    return bins_[bin].At(fit);
+  }
+
+  // The size of the largest block; 0 if there is none.
+  Bytes Largest() const {
+    for (size_t word = filled_.size(); word-- > 0;) {
+      if (filled_[word] == 0) continue;
+      return bins_[word * 64 + 63 - std::countl_zero(filled_[word])].Last().size;
+    }
+    return Bytes(0);
+  }
+
+ private:
+  static constexpr size_t kBins = 1024;
+
+  struct SmallerThenLower {
+    bool operator()(const Entry& a, const Entry& b) const {
+      // Without a branch: which of the two decides cannot be predicted.
+      return (a.size < b.size) | ((a.size == b.size) & (a.offset < b.offset));
+    }
+  };
+  using Bin = ChunkedSet<Entry, SmallerThenLower>;
+
+  // Monotone in the size: the exponent, then the four bits below the leading one.
+  static size_t BinOf(Bytes size) {
+    const auto value = static_cast<uint64_t>(size.count());
+    if (value < 16) return static_cast<size_t>(value);
+    const int exponent = 63 - std::countl_zero(value);
+    return static_cast<size_t>(exponent - 3) * 16 + ((value >> (exponent - 4)) & 15);
+  }
+
+  // The first filled bin from `bin` on, or kBins.
+  size_t NextFilled(size_t bin) const {
+    for (size_t word = bin / 64; word < filled_.size(); ++word) {
+      uint64_t bits = filled_[word];
+      if (word == bin / 64) bits &= ~uint64_t{0} << (bin % 64);
+      if (bits != 0) return word * 64 + static_cast<size_t>(std::countr_zero(bits));
+    }
+    return kBins;
+  }
+
+  // Bin and place of the best fit; kBins if nothing is large enough.
+  std::pair<size_t, Bin::Position> Find(Bytes size) const {
+    size_t bin = BinOf(size);
+    if (bin < bins_.size()) {
+      const auto fit = bins_[bin].LowerBound({size, Bytes(0), 0});
+      if (fit != bins_[bin].End()) return {bin, fit};
+    }
+    bin = NextFilled(bin + 1);
+    return {bin, {}};
+  }
+
+  Entry EraseAt(size_t bin, Bin::Position position) {
+    const Entry entry = bins_[bin].At(position);
+    bins_[bin].Erase(position);
+    if (bins_[bin].empty()) filled_[bin / 64] &= ~(uint64_t{1} << (bin % 64));
+    return entry;
+  }
+
+  std::vector<Bin> bins_;
+  std::array<uint64_t, kBins / 64> filled_{};
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_ALLOC_POOL_SIZE_BINS_H_

@@ -1,0 +1,452 @@
+#include "sim/packing/neighbourhood.h"
+
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <limits>
+#include <utility>
+
+#include "sim/packing/sweep.h"
+
+namespace spillway::packing {
+namespace {
+
+constexpr size_t kRaces = 16;            // at a time, at most
+constexpr int64_t kSteps = 100'000'000;  // each of these gets at least, where there are two
+constexpr size_t kRunners = 8;           // in a race
+constexpr int kSweeps = 30;              // to begin with
+constexpr size_t kTried = 8;             // rules of sweeps that are varied
+constexpr int kMoves = 500;              // of a runner until the first comparison
+constexpr int kPatience = 8000;          // moves in a row of the last one that may bring nothing
+constexpr int kBands = 3;                // of which the emptiest is chosen
+constexpr double kHeat = 0.0014;         // how much worse every second move may be
+
+}  // namespace
+
+// The large blocks of a split, some of them placed below a height.
+class NeighbourhoodSearch::Arena {
+ public:
+  Arena(const Part& part, int64_t height, std::mt19937& random, int64_t& steps)
+      : part_(part),
+        upper_(part.halves.upper),
+        height_(height),
+        random_(random),
+        steps_(steps),
+        offset_(upper_.count(), -1) {}
+
+  // The best of some sweeps.
+  void Begin() {
+    std::vector<int64_t> best;
+    Tried tried{std::numeric_limits<double>::max(), {}};
+    const Order all = AllBlocks(upper_);
+    for (int i = 0; i < kSweeps; ++i) {
+      Clear();
+      const SweepRule rule = DrawFirstRule();
+      const double missing = Sweep(all, rule, tried.missing);
+      if (missing >= tried.missing) continue;
+      tried = {missing, rule};
+      best = offset_;
+    }
+    Resume(best);
+    tried_.insert(
+        std::upper_bound(tried_.begin(), tried_.end(), tried,
+                         [](const Tried& a, const Tried& b) { return a.missing < b.missing; }),
+        tried);
+    if (tried_.size() > kTried) tried_.pop_back();
+  }
+
+  // With these offsets, -1 for homeless.
+  void Resume(const std::vector<int64_t>& offsets) {
+    Clear();
+    for (uint32_t block = 0; block < offsets.size(); ++block) {
+      if (offsets[block] < 0) continue;
+      offset_[block] = offsets[block];
+      Put(placed_, block, offsets[block]);
+    }
+    FindHomeless();
+  }
+
+  // REQUIRES: something is homeless.
+  void Move() {
+    const uint32_t block = homeless_[random_() % homeless_.size()];
+    const Window window = DrawWindow(block);
+    const double limit = TakeOut(window) + kHeat * std::countr_zero(random_() | uint32_t{1} << 31);
+    SweepRule rule = DrawRule(part_.pivots, random_);
+    rule.pivot = DrawPivot(window);
+    again_.clear();
+    for (const Taken& taken : taken_) again_.push_back(taken.block);
+    // The one it is about may come first, and disturb the others.
+    if (random_() % 5 == 0 && Place(block, rule, true)) std::erase(again_, block);
+    if (Sweep(again_, rule, limit) > limit) {
+      for (const Taken& taken : taken_) offset_[taken.block] = taken.offset;
+      return;
+    }
+    std::erase_if(placed_,
+                  [&](const Placed& other) { return offset_[other.block] != other.offset; });
+    for (const Taken& taken : taken_) {
+      const int64_t offset = offset_[taken.block];
+      if (offset >= 0 && offset != taken.offset) Put(placed_, taken.block, offset);
+    }
+    FindHomeless();
+  }
+
+  bool complete() const { return homeless_.empty(); }
+  double missing() const { return missing_; }
+  // By block, -1 for homeless.
+  const std::vector<int64_t>& offsets() const { return offset_; }
+
+ private:
+  struct Window {
+    int64_t begin, end;     // of time
+    int64_t bottom, top;    // of offsets
+    int64_t longest;        // what lives longer stays
+    uint32_t stays_one_in;  // of the others that many stay; all move if it is 0
+  };
+  struct Taken {
+    uint32_t block;
+    int64_t offset;
+  };
+  struct Tried {
+    double missing;
+    SweepRule rule;
+  };
+
+  // Any, or one of the best that have been tried with something changed.
+  SweepRule DrawFirstRule() {
+    const SweepRule drawn = DrawRule(part_.pivots, random_);
+    if (tried_.empty() || random_() % 2 == 0) return drawn;
+    SweepRule rule = tried_[random_() % tried_.size()].rule;
+    switch (random_() % 7) {
+      case 0:
+        rule.pivot = drawn.pivot;
+        break;
+      case 1:
+        rule.stack = drawn.stack;
+        break;
+      case 2:
+        rule.by_life = drawn.by_life;
+        break;
+      case 3:
+        rule.gap = drawn.gap;
+        break;
+      case 4:
+        rule.farthest = drawn.farthest;
+        break;
+      case 5:
+        rule.origin = drawn.origin;
+        break;
+      default:
+        rule.noise = drawn.noise;
+        break;
+    }
+    if (rule.noise == 0) rule.noise = 0.2;
+    return rule;
+  }
+
+  int64_t Life(uint32_t block) const { return upper_.end[block] - upper_.begin[block]; }
+  int64_t Draw(int64_t count) {  // in [0, count)
+    return static_cast<int64_t>(random_() % static_cast<uint64_t>(count));
+  }
+
+  // Leaves what is placed at its time in `met_`.
+  Window DrawWindow(uint32_t block) {
+    const int64_t around = int64_t{1} << Draw(6);
+    int64_t begin = upper_.begin[block], end = upper_.end[block];
+    if (Life(block) > 2 * around && random_() % 2 == 0) {  // a part of its life
+      begin += Draw(Life(block));
+      end = begin;
+    }
+    Window window{begin - around, end + around, 0, height_, std::numeric_limits<int64_t>::max(), 0};
+    Meet(placed_, window.begin, window.end);
+    if (random_() % 16 != 0) {
+      DrawBand(block, upper_.size[block] * (1 + Draw(4)) + Draw(height_ / 10 + 1), window);
+    }
+    if (random_() % 2 == 0) window.longest = 4 * around + 2;
+    if (random_() % 2 == 0) window.stays_one_in = 2 + random_() % 4;
+    return window;
+  }
+
+  // Any, or the emptiest of some.
+  void DrawBand(uint32_t block, int64_t band, Window& window) {
+    const int draws = random_() % 2 == 0 ? kBands : 1;
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (int i = 0; i < draws; ++i) {
+      const int64_t bottom = Draw(std::max<int64_t>(1, height_ - band));
+      const int64_t used = draws > 1 ? UsedIn(window, block, bottom, bottom + band) : 0;
+      if (used >= least) continue;
+      least = used;
+      window.bottom = bottom;
+      window.top = bottom + band;
+    }
+  }
+
+  // Granules times moments, while the block lives.
+  int64_t UsedIn(const Window& window, uint32_t block, int64_t bottom, int64_t top) {
+    const int64_t begin = std::max(window.begin, upper_.begin[block]);
+    const int64_t end = std::min(window.end, upper_.end[block]);
+    int64_t used = 0;
+    for (const Placed* other : met_) {
+      const int64_t high = std::min(other->top, top) - std::max(other->offset, bottom);
+      const int64_t wide = std::min(other->end, end) - std::max(other->begin, begin);
+      if (high > 0 && wide > 0) used += high * wide;
+    }
+    steps_ -= static_cast<int64_t>(met_.size());
+    return used;
+  }
+
+  // Leaves those that live in [begin, end) in `met_`. Most do not, and which is hard to predict.
+  void Meet(const std::vector<Placed>& placed, int64_t begin, int64_t end) {
+    met_.resize(placed.size());
+    size_t count = 0;
+    for (const Placed& other : placed) {
+      met_[count] = &other;
+      count += static_cast<size_t>(other.begin < end) & static_cast<size_t>(other.end > begin);
+    }
+    met_.resize(count);
+    steps_ -= static_cast<int64_t>(placed.size());
+  }
+
+  // Somewhere within, or at one of the ends.
+  int64_t DrawPivot(const Window& window) {
+    switch (random_() % 8) {
+      case 0:
+        return window.begin - 1;
+      case 1:
+        return window.end;
+      default:
+        return window.begin + Draw(window.end - window.begin);
+    }
+  }
+
+  // Leaves what lay in the window, and what is homeless at its time, in `taken_`, and the others
+  // that these meet in `local_`; returns what the homeless weigh. REQUIRES: `met_` is as
+  // `DrawWindow` left it.
+  double TakeOut(const Window& window) {
+    taken_.clear();
+    double homeless = 0;
+    int64_t begin = window.begin, end = window.end;  // of all that is taken
+    const auto take = [&](uint32_t block) {
+      taken_.push_back({block, offset_[block]});
+      offset_[block] = -1;
+      begin = std::min(begin, upper_.begin[block]);
+      end = std::max(end, upper_.end[block]);
+    };
+    for (const uint32_t block : homeless_) {
+      if (upper_.begin[block] >= window.end || upper_.end[block] <= window.begin) continue;
+      take(block);
+      homeless += part_.weight[block];
+    }
+    for (const Placed* other : met_) {
+      if (other->offset >= window.top || other->top <= window.bottom) continue;
+      if (other->end - other->begin > window.longest) continue;
+      if (window.stays_one_in > 0 && random_() % window.stays_one_in == 0) continue;
+      take(other->block);
+    }
+    Meet(placed_, begin, end);
+    local_.clear();
+    for (const Placed* other : met_) {
+      if (offset_[other->block] >= 0) local_.push_back(*other);
+    }
+    return homeless;
+  }
+
+  // Places what it can of the blocks in `local_`; returns the weight of the others, or what is
+  // above `limit` when it gave up.
+  double Sweep(const std::vector<uint32_t>& blocks, const SweepRule& rule, double limit) {
+    const SweepOrder order = OrderOf(upper_, rule, blocks);
+    double missing = 0;
+    const auto place = [&](uint32_t block, bool forward) {
+      if (!Place(block, rule, forward)) missing += part_.weight[block];
+      return missing <= limit;
+    };
+    for (const uint32_t block : order.stack) {
+      if (!place(block, true)) return missing;
+    }
+    // Where nothing else is placed the two directions do not meet, and what the sweep has left
+    // behind is in nobody's way.
+    const bool alone = placed_.empty();
+    if (alone) stack_ = local_;
+    for (const uint32_t block : order.later) {
+      if (alone) {
+        std::erase_if(local_, [&](const Placed& o) { return o.end <= upper_.begin[block]; });
+      }
+      if (!place(block, true)) return missing;
+    }
+    if (alone) local_ = stack_;
+    for (const uint32_t block : order.earlier) {
+      if (alone) {
+        std::erase_if(local_, [&](const Placed& o) { return o.begin >= upper_.end[block]; });
+      }
+      if (!place(block, false)) return missing;
+    }
+    return missing;
+  }
+
+  // False if there is no free place in `local_`. `forward`: it is placed in the order of time.
+  bool Place(uint32_t block, const SweepRule& rule, bool forward) {
+    Meet(local_, upper_.begin[block], upper_.end[block]);
+    const Block wanted{upper_.begin[block], upper_.end[block], upper_.size[block]};
+    const int64_t offset =
+        BestGap(met_, part_.halves.floor[block], height_, wanted, forward, rule, random_);
+    if (offset < 0) return false;
+    offset_[block] = offset;
+    Put(local_, block, offset);
+    return true;
+  }
+
+  void Put(std::vector<Placed>& among, uint32_t block, int64_t offset) const {
+    const Placed here{offset, offset + upper_.size[block], upper_.begin[block], upper_.end[block],
+                      block};
+    among.insert(
+        std::upper_bound(among.begin(), among.end(), here,
+                         [](const Placed& a, const Placed& b) { return a.offset < b.offset; }),
+        here);
+  }
+
+  void Clear() {
+    placed_.clear();
+    local_.clear();
+    offset_.assign(upper_.count(), -1);
+  }
+
+  void FindHomeless() {
+    homeless_.clear();
+    missing_ = 0;
+    for (uint32_t block = 0; block < upper_.count(); ++block) {
+      if (offset_[block] >= 0) continue;
+      homeless_.push_back(block);
+      missing_ += part_.weight[block];
+    }
+  }
+
+  const Part& part_;
+  const Problem& upper_;
+  const int64_t height_;
+  std::mt19937& random_;
+  int64_t& steps_;
+  std::vector<int64_t> offset_;  // by block, -1 without a place
+  std::vector<Placed> placed_;   // by offset
+  std::vector<Placed> local_;    // some of them, and what a move places; by offset
+  std::vector<Placed> stack_;    // what was placed first when nothing else was
+  std::vector<uint32_t> homeless_;
+  double missing_ = 0;        // what these weigh
+  std::vector<Tried> tried_;  // some that were best of a beginning, the best first
+  std::vector<const Placed*> met_;
+  std::vector<Taken> taken_;
+  std::vector<uint32_t> again_;
+};
+
+// One race after the other, until one of them leads to a packing below a height.
+class NeighbourhoodSearch::Races {
+ public:
+  Races(const Part& part, int64_t height, uint32_t seed, int64_t& steps)
+      : steps_(steps), random_(seed), arena_(part, height, random_, steps) {}
+
+  // The offsets of the large blocks; none when the steps run out or `stop()`.
+  template <typename Stop>
+  std::vector<int64_t> Run(const Stop& stop) {
+    while (steps_ > 0 && !stop()) {
+      if (Race(stop)) return arena_.offsets();
+    }
+    return {};
+  }
+
+ private:
+  struct Runner {
+    double missing;
+    std::vector<int64_t> offsets;
+  };
+
+  // True when a runner has a place for everything: it is in the arena.
+  template <typename Stop>
+  bool Race(const Stop& stop) {
+    std::vector<Runner> runners;
+    while (runners.size() < kRunners && steps_ > 0 && !stop()) {
+      arena_.Begin();
+      if (arena_.complete()) return true;
+      runners.push_back({arena_.missing(), arena_.offsets()});
+    }
+    // Twice the moves for the better half, again and again; the last runs until it is tired.
+    for (int moves = kMoves; !runners.empty(); moves *= 2) {
+      const bool last = runners.size() == 1;
+      for (Runner& runner : runners) {
+        arena_.Resume(runner.offsets);
+        double least = arena_.missing();
+        int idle = 0;  // moves since it came to that
+        for (int i = 0; last ? idle < kPatience : i < moves; ++i, ++idle) {
+          if (steps_ <= 0 || stop()) return false;
+          arena_.Move();
+          if (arena_.complete()) return true;
+          if (arena_.missing() >= least) continue;
+          least = arena_.missing();
+          idle = 0;
+        }
+        runner = {arena_.missing(), arena_.offsets()};
+      }
+      std::stable_sort(runners.begin(), runners.end(),
+                       [](const Runner& a, const Runner& b) { return a.missing < b.missing; });
+      runners.resize(runners.size() / 2);
+    }
+    return false;
+  }
+
+  int64_t& steps_;
+  std::mt19937 random_;
+  Arena arena_;
+};
+
+NeighbourhoodSearch::NeighbourhoodSearch(const Problem& problem, int64_t bound, int64_t& steps)
+    : problem_(problem), random_(7) {
+  for (const int64_t part : {2500, 1000, 5000}) {
+    Halves halves = Split(problem, bound / part, steps);
+    if (halves.large.empty()) continue;
+    halves.upper = Compress(halves.upper);
+    const Problem& upper = halves.upper;
+    const int64_t upper_bound = BoundOf(upper);
+    std::vector<double> weight;
+    for (uint32_t i = 0; i < upper.count(); ++i) {
+      weight.push_back(WeightOf(upper, i, static_cast<double>(upper_bound)));
+    }
+    std::vector<int64_t> pivots = FullMoments(upper, upper_bound);
+    parts_.push_back({std::move(halves), std::move(weight), std::move(pivots)});
+  }
+}
+
+Solution NeighbourhoodSearch::Run(int64_t height, int64_t& steps) {
+  std::vector<const Part*> parts;
+  for (const Part& part : parts_) {
+    if (Fits(part.halves, height)) parts.push_back(&part);
+  }
+  if (parts.empty() || steps <= 0) return {};
+  struct Outcome {
+    std::vector<int64_t> offsets;
+    int64_t steps;  // that are left
+  };
+  const size_t count = std::clamp<size_t>(static_cast<size_t>(steps / kSteps), 1, kRaces);
+  const int64_t share = steps / static_cast<int64_t>(count) + 1;
+  std::vector<Outcome> outcomes(count, {{}, share});
+  const auto part_of = [&](size_t i) -> const Part& { return *parts[i % parts.size()]; };
+  const uint32_t seed = static_cast<uint32_t>(random_());
+  // The first in their order that succeeds counts, whichever is done first: so they begin in that
+  // order, and those after it are stopped.
+  std::atomic<size_t> next = 0, first = count;
+  tbb::this_task_arena::isolate([&] {
+    tbb::parallel_for(size_t{0}, count, [&](size_t) {
+      const size_t i = next++;
+      Outcome& outcome = outcomes[i];
+      Races races(part_of(i), height, seed + static_cast<uint32_t>(i), outcome.steps);
+      outcome.offsets = races.Run([&] { return first < i; });
+      if (outcome.offsets.empty()) return;
+      for (size_t before = first; i < before && !first.compare_exchange_weak(before, i);) continue;
+    });
+  });
+  const size_t last = std::min<size_t>(first, count - 1);
+  for (size_t i = 0; i <= last; ++i) steps -= share - outcomes[i].steps;
+  if (first == count) return {};
+  return Join(problem_, part_of(first).halves, outcomes[first].offsets);
+}
+
+}  // namespace spillway::packing

@@ -1,0 +1,201 @@
+#include "sim/packing/packing.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "sim/packing/exact.h"
+#include "sim/packing/neighbourhood.h"
+#include "sim/packing/problem.h"
+#include "traces/base/error.h"
+
+namespace spillway {
+namespace {
+
+using packing::BoundOf;
+using packing::Compress;
+using packing::Gap;
+using packing::NeighbourhoodSearch;
+using packing::Order;
+using packing::Orders;
+using packing::Place;
+using packing::Problem;
+using packing::SearchExactly;
+using packing::Solution;
+
+void Keep(Solution& best, Solution found) {
+  if (found.height < best.height) best = std::move(found);
+}
+
+// A heuristic that learns: blocks that stick out come first the next time. In turn these are all
+// that reach above the bound, and those that reach as high as its best packing.
+struct Improver {
+  Order order;
+  Gap rule;
+  int64_t height = std::numeric_limits<int64_t>::max();
+  bool all = true;
+
+  Solution Next(const Problem& problem, int64_t bound, int64_t& steps) {
+    Solution found = Place(problem, order, rule, steps);
+    const int64_t limit = all ? bound : std::max(bound, height - 1);
+    std::stable_partition(order.begin(), order.end(), [&](uint32_t block) {
+      return found.offset[block] + problem.size[block] > limit;
+    });
+    height = std::min(height, found.height);
+    all = !all;
+    return found;
+  }
+};
+
+// The heuristics once, then again and again with what they have learnt, until `enough`.
+Solution Improve(const Problem& problem, int64_t bound, int64_t enough, int64_t& steps) {
+  std::vector<Improver> improvers;
+  for (const Order& order : Orders(problem)) {
+    for (const Gap rule : {Gap::kLowest, Gap::kTightest}) improvers.push_back({order, rule});
+  }
+  Solution best;
+  do {
+    for (Improver& improver : improvers) {
+      if (best.height <= enough) break;
+      Keep(best, improver.Next(problem, bound, steps));  // the first round is for free
+    }
+  } while (best.height > enough && steps > 0);
+  return best;
+}
+
+// Looks for a packing that is no higher than `enough`, and puts most of the effort where it is
+// higher than `near`.
+Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& steps) {
+  const int64_t bound = BoundOf(problem);
+  const int64_t all = steps;
+  Solution best;
+  // Runs a search with a part of the steps, takes off what it used, and returns what is left of it.
+  const auto spend = [&](int64_t part, const auto& search) {
+    int64_t left = part;
+    Keep(best, search(left));
+    steps -= part - left;
+    return left;
+  };
+  const auto improve = [&](int64_t& left) { return Improve(problem, bound, enough, left); };
+  spend(0, improve);
+  // Few blocks are packed for good: as low as the bound, or lower again and again.
+  for (int64_t height = bound + 1; best.height > enough && steps > 0; height = best.height) {
+    const int64_t before = best.height;
+    const int64_t left =
+        spend(all / 2048, [&](int64_t& part) { return SearchExactly(problem, height, part); });
+    if (left <= 0) break;
+    if (height == before && best.height == before) return best;  // nothing is lower
+  }
+  if (best.height > enough) spend(all / 512, improve);
+  if (best.height <= enough || steps <= 0) return best;
+
+  NeighbourhoodSearch neighbourhoods(problem, bound, steps);
+  const auto reach = [&](int64_t height, int64_t part) {
+    spend(part, [&](int64_t& left) { return neighbourhoods.Run(height, left); });
+    return best.height <= height;
+  };
+  // Half as far from there as the best packing, again and again.
+  const auto approach = [&](int times, int64_t part) {
+    int64_t missed = near;
+    for (int i = 0; i < times && best.height > near; ++i) {
+      const int64_t height = missed + (best.height - missed) / 2;
+      if (!reach(height, part)) missed = height;
+    }
+  };
+  if (best.height > near && !reach(near, all / 128)) {
+    approach(6, all / 128);
+    if (!reach(near, all / 8 * 7)) approach(5, all / 128);
+  }
+  if (best.height <= near) {
+    while (best.height > enough && reach(enough + (best.height - enough) / 2, all / 256)) continue;
+  }
+  return best;
+}
+
+}  // namespace
+
+Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& options) {
+  SPILLWAY_CHECK(options.granularity > Bytes(0));
+  Packing packing;
+  packing.offsets.resize(intervals.size());
+  Problem times;
+  for (const LiveInterval& interval : intervals) {
+    SPILLWAY_CHECK(interval.begin < interval.end && interval.size >= Bytes(0));
+    times.begin.push_back(interval.begin);
+    times.end.push_back(interval.end);
+    times.size.push_back(interval.size.count());
+  }
+  times = Compress(times);
+  const int64_t last =
+      intervals.empty() ? 0 : *std::max_element(times.end.begin(), times.end.end());
+  const auto granules = [&](size_t i) {
+    return RoundUp(std::max(intervals[i].size, Bytes(1)), options.granularity).count() /
+           options.granularity.count();
+  };
+  const auto place = [&](size_t i, int64_t offset) {
+    packing.offsets[i] = offset * options.granularity;
+    packing.height = std::max(packing.height, (offset + granules(i)) * options.granularity);
+  };
+
+  int64_t bottom = 0;
+  std::vector<size_t> others;
+  for (size_t i = 0; i < intervals.size(); ++i) {
+    if (times.begin[i] == 0 && times.end[i] == last) {
+      place(i, bottom);
+      bottom += granules(i);
+    } else {
+      others.push_back(i);
+    }
+  }
+  std::stable_sort(others.begin(), others.end(),
+                   [&](size_t a, size_t b) { return intervals[a].begin < intervals[b].begin; });
+  struct Part {
+    size_t begin;  // in `others`
+    Problem problem;
+  };
+  std::vector<Part> parts;
+  int64_t bound = bottom;
+  for (size_t next = 0; next < others.size();) {
+    Part part{next, {}};
+    int64_t reach = intervals[others[next]].end;
+    for (; next < others.size() && (next == part.begin || intervals[others[next]].begin < reach);
+         ++next) {
+      const LiveInterval& interval = intervals[others[next]];
+      reach = std::max(reach, interval.end);
+      part.problem.begin.push_back(interval.begin);
+      part.problem.end.push_back(interval.end);
+      part.problem.size.push_back(granules(others[next]));
+    }
+    bound = std::max(bound, bottom + BoundOf(part.problem));
+    parts.push_back(std::move(part));
+  }
+  packing.bound = bound * options.granularity;
+  // The slack is that of the whole, whatever lies at the bottom.
+  const int64_t memory = std::max(bound, options.memory.count() / options.granularity.count());
+  const int64_t enough = std::min(memory, bound + bound * options.tolerance / 1000) - bottom;
+  const int64_t near = std::max(enough, bound + bound / 100 - bottom);
+  int64_t steps = options.steps;
+  for (const Part& part : parts) {
+    const Solution solution = Solve(part.problem, enough, near, steps);
+    for (size_t i = 0; i < part.problem.count(); ++i) {
+      place(others[part.begin + i], bottom + solution.offset[i]);
+    }
+  }
+  return packing;
+}
+
+std::vector<LiveInterval> IntervalsOf(const AllocationLog& log) {
+  const auto last = static_cast<int64_t>(log.steps().size());
+  std::vector<LiveInterval> intervals(log.blocks());
+  for (int64_t i = 0; i < last; ++i) {
+    const AllocationStep& step = log.steps()[static_cast<size_t>(i)];
+    if (step.free) {
+      intervals[step.block].end = i;
+    } else {
+      intervals[step.block] = {i, last, step.size};
+    }
+  }
+  return intervals;
+}
+
+}  // namespace spillway

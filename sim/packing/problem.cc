@@ -1,0 +1,113 @@
+#include "sim/packing/problem.h"
+
+#include <compare>
+#include <utility>
+
+#include "traces/base/units.h"
+
+namespace spillway::packing {
+
+int64_t BoundOf(const Problem& problem) {
+  struct Change {
+    int64_t at;
+    int64_t size;
+    bool operator<(const Change& other) const {
+      return at != other.at ? at < other.at : size < other.size;  // ends before beginnings
+    }
+  };
+  std::vector<Change> changes;
+  for (size_t i = 0; i < problem.count(); ++i) {
+    changes.push_back({problem.begin[i], problem.size[i]});
+    changes.push_back({problem.end[i], -problem.size[i]});
+  }
+  std::sort(changes.begin(), changes.end());
+  int64_t live = 0, bound = 0;
+  for (const Change& change : changes) bound = std::max(bound, live += change.size);
+  return bound;
+}
+
+Problem Compress(const Problem& problem) {
+  struct Change {
+    int64_t at;
+    bool begins;
+    size_t block;
+    auto operator<=>(const Change&) const = default;  // ends before beginnings
+  };
+  std::vector<Change> changes;
+  for (size_t i = 0; i < problem.count(); ++i) {
+    changes.push_back({problem.begin[i], true, i});
+    changes.push_back({problem.end[i], false, i});
+  }
+  std::sort(changes.begin(), changes.end());
+  Problem compressed = problem;
+  int64_t moment = 0;
+  bool ended = false;  // something has, since the last beginning
+  for (const Change& change : changes) {
+    if (change.begins && ended) ++moment;
+    ended = !change.begins;
+    if (change.begins) {
+      compressed.begin[change.block] = moment;
+    } else {
+      compressed.end[change.block] = moment + 1;
+    }
+  }
+  return compressed;
+}
+
+Solution Place(const Problem& problem, const Order& order, Gap rule, int64_t& steps) {
+  struct Placed {
+    int64_t offset, top, begin, end;
+  };
+  Solution solution{std::vector<int64_t>(problem.count(), 0), 0};
+  std::vector<Placed> placed;  // by offset
+  placed.reserve(order.size());
+  for (const uint32_t block : order) {
+    const int64_t begin = problem.begin[block], end = problem.end[block];
+    const int64_t size = problem.size[block];
+    int64_t floor = 0, best = -1, best_room = std::numeric_limits<int64_t>::max();
+    steps -= static_cast<int64_t>(placed.size());
+    for (const Placed& other : placed) {
+      if (begin >= other.end || other.begin >= end) continue;
+      const int64_t room = other.offset - floor;
+      if (room >= size && room < best_room) {
+        best = floor;
+        best_room = room;
+        if (rule == Gap::kLowest) break;
+      }
+      floor = std::max(floor, other.top);
+    }
+    const int64_t offset = best >= 0 ? best : floor;
+    solution.offset[block] = offset;
+    solution.height = std::max(solution.height, offset + size);
+    const auto place =
+        std::upper_bound(placed.begin(), placed.end(), offset,
+                         [](int64_t value, const Placed& other) { return value < other.offset; });
+    placed.insert(place, {offset, offset + size, begin, end});
+  }
+  return solution;
+}
+
+std::vector<Order> Orders(const Problem& problem) {
+  const auto& begin = problem.begin;
+  const auto& end = problem.end;
+  const auto& size = problem.size;
+  const auto life = [&](uint32_t i) { return end[i] - begin[i]; };
+  std::vector<Order> orders{
+      OrderBy(problem, [&](uint32_t i) { return std::pair(size[i], life(i)); }),
+      OrderBy(problem, [&](uint32_t i) { return std::pair(life(i), size[i]); }),
+      OrderBy(problem, [&](uint32_t i) { return static_cast<Int128>(size[i]) * life(i); }),
+      OrderBy(problem, [&](uint32_t i) { return std::pair(-begin[i], size[i]); }),
+      OrderBy(problem, [&](uint32_t i) { return std::pair(end[i], size[i]); })};
+  // Long-lived blocks nest in each other, the others are best placed by size.
+  const int64_t first = *std::min_element(begin.begin(), begin.end());
+  const int64_t last = *std::max_element(end.begin(), end.end());
+  for (const int64_t part : {2, 4, 8, 16, 32, 64}) {
+    orders.push_back(OrderBy(problem, [&](uint32_t i) {
+      return life(i) * part >= last - first ? std::pair(life(i), size[i])
+                                            : std::pair(int64_t{0}, size[i]);
+    }));
+  }
+  return orders;
+}
+
+}  // namespace spillway::packing

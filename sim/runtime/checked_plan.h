@@ -1,0 +1,46 @@
+// How an op is about to run: the kernels that the policy chose, checked, with their time and
+// workspace.
+//
+// It asks nobody and remembers one op. Owned by the runtime, which keeps it from op to op to save
+// allocations.
+
+#ifndef SPILLWAY_SIM_RUNTIME_CHECKED_PLAN_H_
+#define SPILLWAY_SIM_RUNTIME_CHECKED_PLAN_H_
+
+#include <span>
+
+#include "sim/core/cost_model.h"
+#include "sim/core/policy.h"
+#include "sim/runtime/op_facts.h"
+
+namespace spillway {
+
+class KernelChoice {
+ public:
+  // The arguments outlive the choice.
+  KernelChoice(const Trace& trace, const OpTable& ops, const CostModel& cost)
+      : trace_(trace), ops_(ops), cost_(cost) {}
+
+  // Takes a policy's plan for an op; an empty one stands for the fastest kernel of each slot on the
+  // whole batch. Throws `PolicyError` unless the plan covers each slot, in order, with the whole
+  // batch.
+  void Take(OpId op, KernelPlan plan);
+
+  std::span<const KernelRun> runs() const { return runs_; }
+  Duration time() const { return time_; }         // of all runs, one after the other
+  Bytes workspace() const { return workspace_; }  // the largest of all runs
+
+ private:
+  void Add(const Kernel& kernel);
+
+  const Trace& trace_;
+  const OpTable& ops_;
+  const CostModel& cost_;
+  KernelPlan runs_;
+  Duration time_;
+  Bytes workspace_;
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_RUNTIME_CHECKED_PLAN_H_

@@ -1,0 +1,649 @@
+#include "sim/runtime/runtime.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "sim/runtime/checked_plan.h"
+#include "sim/runtime/command_log.h"
+#include "sim/runtime/memory_table.h"
+#include "sim/runtime/op_facts.h"
+#include "sim/runtime/rebuild.h"
+#include "sim/runtime/repeated_log.h"
+#include "traces/base/error.h"
+#include "traces/liveness.h"
+
+namespace spillway {
+namespace {
+
+class Runtime final : public PolicyContext {
+ public:
+  Runtime(const RuntimeParts& parts, const RuntimeOptions& options)
+      : parts_(parts),
+        options_(options),
+        trace_(*parts.trace),
+        liveness_(trace_),
+        planner_(trace_, liveness_),
+        ops_(trace_, liveness_, *parts.cost),
+        commands_(trace_, report_),
+        memory_(parts, liveness_, commands_, report_,
+                {[this](TensorId id) { return parts_.policy->PlacementHint(*this, id); },
+                 [this](Bytes size) { return parts_.policy->OnAllocFailure(*this, size); }}) {}
+
+  Report Run() {
+    try {
+      StartRun();
+      Iterate();
+    } catch (DoesNotFit& failure) {
+      report_.out_of_memory = std::move(failure.reason);
+      decisions_.End();
+      memory_.EndIteration();
+      commands_.Abandon();
+    }
+    report_.bounds = ComputeBounds();
+    return std::move(report_);
+  }
+
+  // --- PolicyContext: verbs ---------------------------------------------------------------------
+
+  bool Offload(TensorId tensor) override {
+    const TensorId id = liveness_.Root(tensor);
+    Storage& storage = At(id);
+    return Log(Verb::kOffload, id, [&] {
+      if (storage.pins > 0) return false;
+      if (storage.residency == Residency::kBoth) return true;
+      if (arriving_ || storage.residency != Residency::kDevice) return false;
+      if (!memory_.TakeHostBlock(id)) return false;
+      CopyToHost(id);
+      storage.residency = Residency::kBoth;
+      return true;
+    });
+  }
+
+  bool Release(TensorId tensor) override {
+    const TensorId id = liveness_.Root(tensor);
+    return Log(Verb::kRelease, id, [&] {
+      Storage& storage = At(id);
+      if (storage.pins > 0 || storage.residency != Residency::kBoth) return false;
+      memory_.GiveDeviceBlock(id);
+      storage.residency = Residency::kHost;
+      return true;
+    });
+  }
+
+  bool Prefetch(TensorId tensor) override {
+    const TensorId id = liveness_.Root(tensor);
+    return Log(Verb::kPrefetch, id, [&] {
+      Storage& storage = At(id);
+      if (arriving_ || storage.pins > 0 || storage.residency != Residency::kHost) return false;
+      if (!memory_.TryPlaceOnDevice(id)) return false;
+      CopyToDevice(id);
+      return true;
+    });
+  }
+
+  bool Evict(TensorId tensor) override {
+    const TensorId id = liveness_.Root(tensor);
+    return Log(Verb::kEvict, id, [&] {
+      Storage& storage = At(id);
+      const std::optional<OpId> next = NextUse(id);
+      if (storage.pins > 0 || storage.persistent || !OnDevice(storage.residency) || !next) {
+        return false;
+      }
+      if (overwrites_ && *next == op_) return false;
+      if (!CanRebuild(id, *next, id) || BreaksAPromise(id, *next)) return false;
+      memory_.DropHostCopy(id);
+      memory_.GiveDeviceBlock(id);
+      storage.residency = Residency::kEvicted;
+      evicted_.emplace(*next, id);
+      return true;
+    });
+  }
+
+  void Fence() override {
+    commands_.Fence();
+    Log(Verb::kFence, kNoTensor, [] { return true; });
+  }
+
+  bool Reserve(std::span<const TensorId> tensors, Bytes at_least) override {
+    if (!planning_) throw PolicyError("Reserve was called outside Plan");
+    if (tensors.empty()) return false;
+    std::vector<TensorId> ids;
+    Bytes size = at_least;
+    for (const TensorId tensor : tensors) {
+      const TensorId id = liveness_.Root(tensor);
+      const Storage& storage = At(id);
+      if (storage.persistent || storage.residency != Residency::kNone ||
+          storage.reservation != Storage::kNotReserved) {
+        return Log(Verb::kReserve, id, [] { return false; });
+      }
+      ids.push_back(id);
+      size = std::max(size, storage.size);
+    }
+    memory_.Reserve(ids, size);
+    for (const TensorId id : ids) Log(Verb::kReserve, id, [] { return true; });
+    return true;
+  }
+
+  bool ReserveWorkspace(Bytes size) override {
+    if (!planning_) throw PolicyError("ReserveWorkspace was called outside Plan");
+    return Log(Verb::kReserveWorkspace, kNoTensor,
+               [&] { return size > Bytes(0) && memory_.ReserveWorkspace(size); });
+  }
+
+  Report WhatIf(Policy& policy) const override {
+    if (!parts_.trial) throw PolicyError("WhatIf is not available in this run");
+    return parts_.trial(policy);
+  }
+
+  // --- PolicyContext: facts ---------------------------------------------------------------------
+
+  Residency Where(TensorId tensor) const override { return At(liveness_.Root(tensor)).residency; }
+  bool Pinned(TensorId tensor) const override { return At(liveness_.Root(tensor)).pins > 0; }
+  std::optional<OpId> NextUse(TensorId tensor) const override {
+    const TensorId id = liveness_.Root(tensor);
+    const auto uses = liveness_.Uses(id);
+    const uint32_t issued = At(id).issued_uses;
+    return issued < uses.size() ? std::optional(uses[issued]) : std::nullopt;
+  }
+  MemoryStats Stats() const override { return parts_.arena->Stats(); }
+  const Trace& trace() const override { return trace_; }
+  const Liveness& liveness() const override { return liveness_; }
+  const Device& device() const override { return *parts_.device; }
+  const CostModel& cost() const override { return *parts_.cost; }
+  std::span<const Kernel> kernels(OpId op, size_t slot) const override {
+    return ops_.kernels(op, slot);
+  }
+  std::optional<OpId> recomputing() const override { return recomputing_; }
+
+ private:
+  Storage& At(TensorId id) { return memory_.At(id); }
+  const Storage& At(TensorId id) const { return memory_.At(id); }
+
+  // Runs a verb and logs its outcome.
+  template <typename Action>
+  bool Log(Verb verb, TensorId tensor, Action action) {
+    const bool done = action();
+    decisions_.Append({op_, verb, done, tensor, {}});
+    return done;
+  }
+
+  // --- The run ----------------------------------------------------------------------------------
+
+  void StartRun() {
+    arriving_ = true;
+    for (size_t i = 0; i < trace_.tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      if (!At(id).persistent) continue;
+      memory_.TakeDeviceBlock(id);
+      parts_.backend->OnArrive(id, At(id).device, /*host=*/false);
+    }
+    arriving_ = false;
+    // Room for the logs of a policy that moves most activations; memory is used only as it fills.
+    report_.decisions.reserve(4 * trace_.ops.size());
+    report_.placements.reserve(6 * trace_.ops.size());
+    report_.timeline.reserve(2 * trace_.ops.size());
+    report_.waits.reserve(2 * trace_.ops.size());
+    planning_ = true;
+    parts_.policy->Plan(*this);
+    planning_ = false;
+    decisions_.End();
+    planned_ = report_.decisions;
+    if (commands_.issued() == 0) return;
+    // What the plan moved has arrived before the first iteration begins.
+    Synchronize();
+    parts_.backend->TakeTimeline();
+  }
+
+  void Synchronize() {
+    WithContext([&] { parts_.backend->Synchronize(); },
+                [&] {
+                  return report_.iterations == 0
+                             ? std::string("after Plan")
+                             : fmt::format("in iteration {}", report_.iterations);
+                });
+  }
+
+  void Iterate() {
+    for (report_.iterations = 1;; ++report_.iterations) {
+      report_.steady = RunIteration();
+      Duration time;
+      for (const TimelineEntry& entry : report_.timeline) time = std::max(time, entry.interval.end);
+      report_.shortest = report_.iterations == 1 ? time : std::min(report_.shortest, time);
+      report_.longest = std::max(report_.longest, time);
+      if (options_.iterations > 0
+              ? report_.iterations == options_.iterations
+              : report_.steady || report_.iterations >= options_.max_iterations) {
+        break;
+      }
+    }
+    report_.metrics = ComputeMetrics(report_);
+    report_.pinning = report_.metrics.pinned_peak > Bytes(0)
+                          ? parts_.device->host_malloc.At(report_.metrics.pinned_peak)
+                          : Duration();
+  }
+
+  // True if the iteration was like the one before in decisions, placements and times.
+  bool RunIteration() {
+    decisions_.Begin();
+    for (const Decision& decision : planned_) decisions_.Append(decision);
+    commands_.BeginIteration();
+    StartOp(OpId{0});
+    memory_.BeginIteration();
+    ArriveInputs();
+    for (size_t i = 0; i < trace_.ops.size(); ++i) {
+      StartOp(static_cast<OpId>(i));
+      Step(op_, /*again=*/false);
+    }
+    Synchronize();
+    bool same = decisions_.End();
+    same = memory_.EndIteration() && same;
+    return commands_.EndIteration(parts_.backend->TakeTimeline()) && same;
+  }
+
+  void StartOp(OpId op) {
+    op_ = op;
+    memory_.SetOp(op);
+  }
+
+  // Backends put the inputs where they belong at once, so that nothing issued may touch those
+  // bytes: a policy that has to make room here can give back copies that it has, but start none.
+  void ArriveInputs() {
+    arriving_ = true;
+    std::vector<TensorId> arrived;
+    for (size_t i = 0; i < trace_.tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      if (trace_.tensor(id).kind != TensorKind::kInput || liveness_.Root(id) != id) continue;
+      if (liveness_.Uses(id).empty()) continue;
+      ++At(id).pins;
+      arrived.push_back(id);
+      if (options_.charge_input && !memory_.TakeHostBlock(id)) memory_.FailHost(id);
+      memory_.TakeDeviceBlock(id);
+      if (options_.charge_input) {
+        parts_.backend->OnArrive(id, At(id).host, /*host=*/true);
+        CopyToDevice(id);
+      } else {
+        parts_.backend->OnArrive(id, At(id).device, /*host=*/false);
+      }
+    }
+    for (const TensorId id : arrived) --At(id).pins;
+    arriving_ = false;
+  }
+
+  // Runs one op: an op of the trace, or one that runs again to rebuild something.
+  void Step(OpId op_id, bool again) {
+    const auto storages = liveness_.Storages(op_id);
+    for (const TensorId id : storages) ++At(id).pins;
+
+    parts_.policy->BeforeOp(*this, op_id);
+    if (again) {
+      for (const Operand& input : ops_.Inputs(op_id)) MakeResident(input.storage, /*must=*/true);
+      for (const Operand& written : ops_.Written(op_id)) {
+        MakeWritable(written.storage, /*must=*/true);
+      }
+    } else {
+      Prepare(op_id);
+    }
+    choice_.Take(op_id, parts_.policy->ChooseKernels(*this, op_id));
+    const Workspace workspace = memory_.TakeWorkspace(choice_.workspace());
+    parts_.policy->BeforeLaunch(*this, op_id);
+
+    const Event issued = Issue(op_id, again, workspace);
+
+    memory_.GiveWorkspace(workspace, issued);
+    for (const TensorId id : storages) {
+      Storage& storage = At(id);
+      --storage.pins;
+      if (!again) ++storage.issued_uses;
+      if (storage.pins == 0 && !storage.persistent && !NextUse(id)) memory_.Drop(id);
+    }
+    parts_.policy->AfterOp(*this, op_id);
+  }
+
+  // Fetches or rebuilds the inputs of an op of the trace and allocates what it writes. What is
+  // where it belongs can still make room for the rest, and is brought back: an input until it is
+  // its turn, and once more while the outputs are placed, unless the op writes it, too. Where that
+  // fails, for blocks lie apart, everything goes that can, and what the op needs is placed anew.
+  void Prepare(OpId op_id) {
+    placed_.clear();
+    overwrites_ = false;
+    if (Place(op_id, /*must=*/false)) return;
+    for (const TensorId id : placed_) {
+      memory_.GiveDeviceBlock(id);
+      At(id).residency = Residency::kNone;
+    }
+    FindMovable(op_id);
+    Bytes size;
+    for (const TensorId id : liveness_.Storages(op_id)) {
+      if (!At(id).persistent) size += At(id).size;
+    }
+    for (const TensorId id : movable_) --At(id).pins;
+    while (parts_.arena->Stats().largest_free < size && memory_.MakeRoom(size)) continue;
+    for (const TensorId id : movable_) ++At(id).pins;
+    Place(op_id, /*must=*/true);
+  }
+
+  // Collects the op's inputs.
+  void FindMovable(OpId op_id) {
+    movable_.clear();
+    const auto inputs = ops_.Inputs(op_id);
+    for (const TensorId id : liveness_.Storages(op_id)) {
+      const bool is_input = std::any_of(inputs.begin(), inputs.end(), [&](const Operand& operand) {
+        return operand.storage == id;
+      });
+      if (is_input) movable_.push_back(id);
+    }
+  }
+
+  // False if a block could not be had, which ends the run if it must; then `placed_` has the
+  // outputs that have one.
+  bool Place(OpId op_id, bool must) {
+    FindMovable(op_id);
+    if (!BringInputs(must)) return false;
+    const auto written = ops_.Written(op_id);
+    std::erase_if(movable_, [&](TensorId id) {
+      return std::any_of(written.begin(), written.end(),
+                         [&](const Operand& operand) { return operand.storage == id; });
+    });
+    for (const TensorId id : movable_) --At(id).pins;
+    const bool all = std::all_of(written.begin(), written.end(), [&](const Operand& operand) {
+      const Residency before = At(operand.storage).residency;
+      const bool had_contents = before != Residency::kNone && !OnDevice(before);
+      if (!MakeWritable(operand.storage, must)) return false;
+      overwrites_ |= had_contents;
+      return true;
+    });
+    for (const TensorId id : movable_) ++At(id).pins;
+    return all && BringInputs(must);
+  }
+
+  // Brings the storages of `movable_`, which are pinned, to the device: the first that is missing,
+  // then the first that is missing now, and so on.
+  bool BringInputs(bool must) {
+    for (const TensorId id : movable_) --At(id).pins;
+    auto pinned = movable_.begin();  // behind those that are
+    bool all = true;
+    while (all) {
+      const auto missing = std::find_if(pinned, movable_.end(),
+                                        [&](TensorId id) { return !OnDevice(At(id).residency); });
+      if (missing == movable_.end()) break;
+      std::rotate(pinned, missing, missing + 1);
+      ++At(*pinned).pins;
+      all = MakeResident(*pinned++, must);
+    }
+    for (; pinned != movable_.end(); ++pinned) ++At(*pinned).pins;
+    return all;
+  }
+
+  Event Issue(OpId op_id, bool again, const Workspace& workspace) {
+    WaitSet fetch, memory;
+    for (const Operand& input : ops_.Inputs(op_id)) {
+      fetch.Add(At(input.storage).device_hazards.ForRead());
+    }
+    for (const Operand& written : ops_.Written(op_id)) {
+      memory.Add(At(written.storage).device_hazards.ForWrite());
+    }
+    memory.Add(workspace.inherited);
+
+    TimelineEntry entry;
+    entry.kind = CommandKind::kKernel;
+    entry.recompute = again;
+    entry.op = op_id;
+    entry.size = workspace.requested;
+    entry.device = workspace.block;
+    entry.nominal = choice_.time();
+    commands_.Begin(entry);
+    commands_.AddWaits(Stream::kCompute, fetch, WaitCause::kFetch, entry);
+    commands_.AddWaits(Stream::kCompute, memory, WaitCause::kMemory, entry);
+    commands_.AddFence(entry);
+    if (again) decisions_.Append({op_id, Verb::kRecompute, true, kNoTensor, {}});
+    for (const KernelRun& run : choice_.runs()) {
+      decisions_.Append({op_id, Verb::kRun, true, kNoTensor, run});
+    }
+
+    Locate(ops_.Inputs(op_id), inputs_);
+    Locate(ops_.Outputs(op_id), outputs_);
+    Locate(ops_.Scratch(op_id), scratch_);
+    Launch launch;
+    launch.op = op_id;
+    launch.type = ops_.type(op_id);
+    launch.recompute = again;
+    launch.runs = choice_.runs();
+    launch.inputs = inputs_;
+    launch.outputs = outputs_;
+    launch.scratch = scratch_;
+    launch.workspace = workspace.block;
+    launch.time = entry.nominal;
+    launch.traffic = ops_.traffic(op_id);
+    entry.event =
+        WithContext([&] { return parts_.backend->Enqueue(launch, commands_.WaitsOf(entry)); },
+                    [&] { return fmt::format("op '{}'", trace_.op(op_id).name); });
+    for (const Operand& input : ops_.Inputs(op_id)) {
+      At(input.storage).device_hazards.NoteRead(entry.event);
+    }
+    for (const Operand& written : ops_.Written(op_id)) {
+      At(written.storage).device_hazards.NoteWrite(entry.event);
+    }
+    commands_.Commit(entry);
+    for (const Operand& output : ops_.Outputs(op_id)) memory_.DropHostCopy(output.storage);
+    return entry.event;
+  }
+
+  // Where the operands lie on the device.
+  void Locate(std::span<const Operand> operands, std::vector<Block>& blocks) const {
+    blocks.clear();
+    for (const Operand& operand : operands) {
+      blocks.push_back({At(operand.storage).device.offset, operand.size});
+    }
+  }
+
+  // --- Residency --------------------------------------------------------------------------------
+
+  // True if the storage will hold its contents when `at` is reached, without running anything
+  // again.
+  bool AvailableAt(TensorId id, OpId at) const {
+    const Storage& storage = At(id);
+    if (storage.residency == Residency::kNone || storage.residency == Residency::kEvicted) {
+      return false;
+    }
+    const auto last = liveness_.LastUse(id);
+    return storage.persistent || (last && *last >= at);
+  }
+
+  // True if the storage's contents matter from here on.
+  bool Live(TensorId id) const { return At(id).persistent || NextUse(id).has_value(); }
+
+  // True if the storage can be rebuilt when `at` is reached, `evicted` being gone too.
+  bool CanRebuild(TensorId id, OpId at, TensorId evicted) const {
+    const auto available = [&](TensorId other) {
+      return other != id && other != evicted && AvailableAt(other, at);
+    };
+    return planner_.Plan(id, at, available, [&](TensorId other) { return Live(other); })
+        .has_value();
+  }
+
+  // True if one of the storages evicted before could not be rebuilt at its next use without `id`,
+  // which is rebuilt after that.
+  bool BreaksAPromise(TensorId id, OpId next) {
+    for (auto at = evicted_.begin(); at != evicted_.end() && at->first < next;) {
+      const auto [use, other] = *at;
+      if (At(other).residency != Residency::kEvicted || NextUse(other) != use) {
+        at = evicted_.erase(at);
+        continue;
+      }
+      if (!CanRebuild(other, use, id)) return true;
+      ++at;
+    }
+    return false;
+  }
+
+  // Both are false if there is no block and there need not be.
+  bool MakeResident(TensorId id, bool must) {
+    Storage& storage = At(id);
+    switch (storage.residency) {
+      case Residency::kDevice:
+      case Residency::kBoth:
+        return true;
+      case Residency::kHost:
+        if (must) {
+          memory_.PlaceOnDevice(id);
+        } else if (!memory_.TryPlaceOnDevice(id, /*ask=*/true)) {
+          return false;
+        }
+        Log(Verb::kFetch, id, [] { return true; });
+        CopyToDevice(id);
+        return true;
+      case Residency::kNone:
+      case Residency::kEvicted:
+        Rebuild(id);
+        return true;
+    }
+    return true;
+  }
+
+  // Gives the storage a block for an op that writes it.
+  bool MakeWritable(TensorId id, bool must) {
+    Storage& storage = At(id);
+    if (OnDevice(storage.residency)) return true;
+    memory_.DropHostCopy(id);
+    if (must) {
+      memory_.TakeDeviceBlock(id);
+      return true;
+    }
+    if (!memory_.TryPlaceOnDevice(id, /*ask=*/true)) return false;
+    storage.residency = Residency::kDevice;
+    placed_.push_back(id);
+    return true;
+  }
+
+  void Rebuild(TensorId target) {
+    const OpId at = op_;
+    const auto available = [&](TensorId id) {
+      const Residency residency = At(id).residency;
+      return id != target && (OnDevice(residency) || residency == Residency::kHost);
+    };
+    const auto ops = planner_.Plan(target, at, available, [&](TensorId id) { return Live(id); });
+    if (!ops) {
+      throw PolicyError(fmt::format("tensor '{}' was evicted and cannot be rebuilt for op '{}'",
+                                    trace_.tensor(target).name, trace_.op(at).name));
+    }
+    const std::optional<OpId> outer = std::exchange(recomputing_, at);
+    // Whatever the ops need stays until the last of them that needs it has been issued.
+    for (const OpId op : *ops) {
+      for (const TensorId id : liveness_.Storages(op)) ++At(id).pins;
+    }
+    for (const OpId op : *ops) {
+      for (const TensorId id : liveness_.Storages(op)) --At(id).pins;
+      Step(op, /*again=*/true);
+    }
+    recomputing_ = outer;
+  }
+
+  // --- Copies, waits and times ------------------------------------------------------------------
+
+  // REQUIRES: the storage has a device block and a host block.
+  void CopyToHost(TensorId id) {
+    Storage& storage = At(id);
+    WaitSet source;
+    source.Add(storage.device_hazards.ForRead());
+    const Event event = Copy(id, Direction::kToHost, source, storage.host_hazards.ForWrite());
+    storage.device_hazards.NoteRead(event);
+    storage.host_hazards.NoteWrite(event);
+  }
+
+  // REQUIRES: the storage has a device block and a host block.
+  void CopyToDevice(TensorId id) {
+    Storage& storage = At(id);
+    WaitSet source;
+    source.Add(storage.host_hazards.ForRead());
+    const Event event = Copy(id, Direction::kToDevice, source, storage.device_hazards.ForWrite());
+    storage.host_hazards.NoteRead(event);
+    storage.device_hazards.NoteWrite(event);
+    storage.residency = Residency::kBoth;
+  }
+
+  Event Copy(TensorId id, Direction direction, const WaitSet& source, const WaitSet& memory) {
+    const Bytes size = At(id).size;
+    const Block device{At(id).device.offset, size};
+    const Block host{At(id).host.offset, size};
+    const bool to_host = direction == Direction::kToHost;
+    const Stream stream = to_host ? Stream::kToHost : Stream::kToDevice;
+    TimelineEntry entry;
+    entry.kind = to_host ? CommandKind::kToHost : CommandKind::kToDevice;
+    entry.op = op_;
+    entry.tensor = id;
+    entry.size = size;
+    entry.device = device;
+    entry.host = host;
+    entry.nominal = parts_.cost->CopyTime(direction, size);
+    commands_.Begin(entry);
+    commands_.AddWaits(stream, source, WaitCause::kSource, entry);
+    commands_.AddWaits(stream, memory, WaitCause::kMemory, entry);
+    entry.event = WithContext(
+        [&] {
+          return parts_.backend->Copy(direction, device, host, size, commands_.WaitsOf(entry));
+        },
+        [&] {
+          return fmt::format("copy of '{}' to the {}, issued at op '{}'", trace_.tensor(id).name,
+                             to_host ? "host" : "device", trace_.op(op_).name);
+        });
+    commands_.Commit(entry);
+    return entry.event;
+  }
+
+  Bounds ComputeBounds() const {
+    Bounds bounds;
+    std::array<Duration, kStreamCount> busy;
+    Bytes moved;
+    for (const TimelineEntry& entry : report_.timeline) {
+      busy[Index(entry.event.stream)] += entry.nominal;
+      if (entry.kind != CommandKind::kKernel) moved += entry.size;
+    }
+    bounds.compute = busy[Index(Stream::kCompute)];
+    bounds.copy = std::max({busy[Index(Stream::kToDevice)], busy[Index(Stream::kToHost)],
+                            TransferTime(moved, parts_.device->duplex)});
+    bounds.layer = LayerBound(trace_, liveness_, parts_.device->alignment);
+    return bounds;
+  }
+
+  const RuntimeParts& parts_;
+  const RuntimeOptions& options_;
+  const Trace& trace_;
+  const Liveness liveness_;
+  const RebuildPlanner planner_;
+  const OpTable ops_;
+
+  OpId op_{};  // the op of the trace being prepared or just issued
+  std::optional<OpId> recomputing_;
+  // Storages that were evicted, by their next use then. Those that are back, or that an iteration
+  // has left behind, go when they are met.
+  std::set<std::pair<OpId, TensorId>> evicted_;
+  bool planning_ = false;
+  bool arriving_ = false;          // parameters, or the inputs of an iteration, are being placed
+  std::vector<Decision> planned_;  // verbs called in Plan; they open each decision log
+  Report report_;
+  RepeatedLog<Decision> decisions_{report_.decisions};
+  CommandLog commands_;
+  MemoryTable memory_;
+
+  // Of the op being prepared; kept between ops to save allocations.
+  KernelChoice choice_{trace_, ops_, *parts_.cost};
+  std::vector<Block> inputs_, outputs_, scratch_;
+  std::vector<TensorId> movable_;  // inputs that can still make room
+  std::vector<TensorId> placed_;   // outputs that have got a block
+  // One of them had contents before, from which no input of the op can be rebuilt any more.
+  bool overwrites_ = false;
+};
+
+}  // namespace
+
+Report Run(const RuntimeParts& parts, const RuntimeOptions& options) {
+  return Runtime(parts, options).Run();
+}
+
+}  // namespace spillway

@@ -1,0 +1,71 @@
+// Synthetic contents: a function of seed, tensor, iteration and element.
+
+#include "backend/common/synthetic_data.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <set>
+#include <vector>
+
+#include "tests/testing/networks.h"
+#include "traces/lowering/lowering.h"
+
+namespace spillway {
+namespace {
+
+std::vector<float> Floats(const SyntheticData& data, size_t count) {
+  std::vector<float> values(count);
+  Fill(data, std::as_writable_bytes(std::span(values)));
+  return values;
+}
+
+TEST(SyntheticDataTest, EachKindOfTensorGetsItsOwn) {
+  const Trace trace = LowerNetwork(testing::Residual(), {2, "torch", true});
+  std::set<uint64_t> seeds;
+  int scales = 0, labels = 0;
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    const Tensor& tensor = trace.tensors[i];
+    const auto id = static_cast<TensorId>(i);
+    const SyntheticData data = SyntheticDataOf(trace, id, 7, 0);
+    const bool again = SyntheticDataOf(trace, id, 7, 1).seed == data.seed;
+    if (tensor.kind == TensorKind::kParameter) {
+      EXPECT_TRUE(again) << tensor.name;  // parameters arrive once
+      EXPECT_TRUE(seeds.insert(data.seed).second) << tensor.name;
+      scales += data.centre == 1 ? 1 : 0;
+    } else if (tensor.kind == TensorKind::kInput) {
+      EXPECT_FALSE(again) << tensor.name;
+      labels += data.kind == DataKind::kLabels ? 1 : 0;
+    } else if (tensor.kind == TensorKind::kOptimizerState && data.kind == DataKind::kUniform) {
+      EXPECT_EQ(Floats(data, 3), std::vector<float>(3, 1.0f)) << tensor.name;  // a variance
+    }
+  }
+  EXPECT_GT(scales, 0);
+  EXPECT_EQ(labels, 1);
+}
+
+TEST(SyntheticDataTest, ElementsAreUniformAroundTheirCentre) {
+  const std::vector<float> values = Floats({DataKind::kUniform, 3, 0.5f, 1, 0}, 10'000);
+  double sum = 0, squares = 0;
+  for (const float value : values) {
+    ASSERT_GE(value, 0.5f);
+    ASSERT_LT(value, 1.5f);
+    sum += value;
+    squares += (value - 1.0) * (value - 1.0);
+  }
+  EXPECT_NEAR(sum / 10'000, 1.0, 0.02);
+  EXPECT_NEAR(squares / 10'000, 1.0 / 12, 0.005);
+}
+
+TEST(SyntheticDataTest, LabelsAreClasses) {
+  std::vector<int32_t> labels(1000);
+  Fill({DataKind::kLabels, 3, 0, 0, 10}, std::as_writable_bytes(std::span(labels)));
+  const std::set<int32_t> seen(labels.begin(), labels.end());
+  EXPECT_EQ(seen.size(), 10u);
+  EXPECT_EQ(*seen.begin(), 0);
+  EXPECT_EQ(*seen.rbegin(), 9);
+}
+
+}  // namespace
+}  // namespace spillway

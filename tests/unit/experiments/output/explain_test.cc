@@ -1,0 +1,370 @@
+// Explanations, memory curves and exported traces of iterations small enough to draw.
+
+#include "experiments/output/explain.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+
+#include "experiments/output/chrome_trace.h"
+#include "experiments/output/memory_timeline.h"
+#include "experiments/run/simulate.h"
+#include "policies/registry.h"
+#include "sim/cost/roofline.h"
+#include "tests/testing/fixtures.h"
+#include "tests/testing/networks.h"
+#include "traces/base/error.h"
+#include "traces/lowering/lowering.h"
+
+namespace spillway {
+namespace {
+
+using testing::ChainTrace;
+using ::testing::ElementsAre;
+using testing::FixedCost;
+using ::testing::HasSubstr;
+using testing::RunSettings;
+using testing::RunSim;
+using testing::TraceBuilder;
+
+Duration Ns(int64_t n) { return Duration::Nanoseconds(n); }
+
+// Calls `after` when an op has been issued.
+class AfterPolicy final : public Policy {
+ public:
+  using Hook = std::function<void(PolicyContext&, const std::string& op)>;
+  explicit AfterPolicy(Hook after) : after_(std::move(after)) {}
+  void AfterOp(PolicyContext& context, OpId op) override {
+    after_(context, context.trace().op(op).name);
+  }
+
+ private:
+  Hook after_;
+};
+
+TensorId Find(const Trace& trace, const std::string& name) {
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    if (trace.tensors[i].name == name) return static_cast<TensorId>(i);
+  }
+  throw InputError("no tensor " + name);
+}
+
+const Suggestion* FindSuggestion(const StallExplanation& stall, SuggestionKind kind) {
+  for (const Suggestion& suggestion : stall.suggestions) {
+    if (suggestion.kind == kind) return &suggestion;
+  }
+  return nullptr;
+}
+
+// x leaves after f1 and returns at its last use, b1.
+Report FetchOnDemand(const Trace& trace, RunSettings settings = {}) {
+  AfterPolicy policy([&](PolicyContext& context, const std::string& op) {
+    if (op != "f1") return;
+    context.Offload(Find(trace, "x"));
+    context.Release(Find(trace, "x"));
+  });
+  return RunSim(trace, FixedCost(), policy, settings).report;
+}
+
+//   d2h      |x |
+//   compute  |f1|f2|f3|b3|b2|    |b1|
+//   h2d                     | x |        10 ns too late: during b2 is the time to start
+TEST(ExplainTest, AFetchIsExplainedByItsCopy) {
+  const Trace trace = ChainTrace();
+  const Report report = FetchOnDemand(trace);
+  const auto stalls = ExplainStalls(trace, report);
+  ASSERT_EQ(stalls.size(), 1u);
+  const StallExplanation& stall = stalls[0];
+  EXPECT_EQ(stall.cause, StallCause::kFetch);
+  EXPECT_EQ(trace.op(stall.op).name, "b1");
+  EXPECT_EQ(stall.since, Ns(50));
+  EXPECT_EQ(stall.length, Ns(10));
+  EXPECT_EQ(stall.waited_for, "fetch of x (10 B, issued at b1, 10 ns)");
+  EXPECT_EQ(stall.why_late, "the memory it fills was in use by b2 until 50 ns");
+
+  const Suggestion* earlier = FindSuggestion(stall, SuggestionKind::kStartEarlier);
+  ASSERT_NE(earlier, nullptr);
+  EXPECT_TRUE(earlier->suffices);
+  EXPECT_EQ(earlier->earlier, Ns(10));
+  EXPECT_EQ(trace.op(*earlier->op).name, "b2");
+  EXPECT_THAT(earlier->text, HasSubstr("prefetch x at or before b2"));
+
+  // Live without x, in tens of bytes: f2 2, f3 3, b3 4, b2 3, and b1 2 with x. Keeping x makes 5 at
+  // b3, the peak is 4.
+  const Suggestion* memory = FindSuggestion(stall, SuggestionKind::kMoreMemory);
+  ASSERT_NE(memory, nullptr);
+  EXPECT_EQ(memory->memory, Bytes(10));
+
+  // The copy takes as long as the stall: no link is fast enough.
+  EXPECT_EQ(FindSuggestion(stall, SuggestionKind::kFasterLink), nullptr);
+}
+
+// With an h2d link that needs 10 ns for x and a prefetch 4 ns of work too late, a link of 10 bytes
+// in 4 ns would do.
+//   compute  |f1 10|f2 10|f3 10|b3 10|b2 6|   |b1|
+//   h2d                              |  x  |
+TEST(ExplainTest, ALinkThatIsFastEnoughIsNamed) {
+  Trace trace = ChainTrace();
+  trace.ops[4].slots[0].signature = "short";
+  FixedCost cost;
+  cost.Set("short", {{"default", Ns(6), Bytes(0), true}});
+  AfterPolicy policy([&](PolicyContext& context, const std::string& op) {
+    const TensorId x = Find(trace, "x");
+    if (op == "f1") {
+      EXPECT_TRUE(context.Offload(x) && context.Release(x));
+    } else if (op == "b3") {
+      EXPECT_TRUE(context.Prefetch(x));
+    }
+  });
+  const Report report = RunSim(trace, cost, policy).report;
+  const auto stalls = ExplainStalls(trace, report);
+  ASSERT_EQ(stalls.size(), 1u) << testing::TimelineText(trace, report);
+  EXPECT_EQ(stalls[0].length, Ns(4));
+  EXPECT_THAT(stalls[0].waited_for, HasSubstr("prefetch of x"));
+  const Suggestion* link = FindSuggestion(stalls[0], SuggestionKind::kFasterLink);
+  ASSERT_NE(link, nullptr);
+  EXPECT_EQ(link->link.bytes_per_second, 1'666'666'667);  // 10 bytes in 6 ns
+}
+
+// With no byte to spare, y2 takes the place of x, whose copy is slow.
+//   d2h      |------x 30------|
+//   compute  |f1|  (memory)   |f2|    (fetch)       |b1|
+//   h2d                           |------x 30------|
+TEST(ExplainTest, MemoryInUseIsExplainedByTheCopyThatReadsIt) {
+  const Trace trace = TraceBuilder()
+                          .Tensor("x", TensorKind::kInput, 30)
+                          .Tensor("y1", TensorKind::kActivation, 10)
+                          .Tensor("y2", TensorKind::kActivation, 30)
+                          .Tensor("d", TensorKind::kGradient, 5)
+                          .Op("f1", Phase::kForward, {"x"}, {"y1"})
+                          .Op("f2", Phase::kForward, {"y1"}, {"y2"})
+                          .Op("b1", Phase::kBackward, {"x"}, {"d"})
+                          .Build();
+  RunSettings settings;
+  settings.memory = Bytes(40);
+  const Report report = FetchOnDemand(trace, settings);
+  ASSERT_TRUE(report.fits());
+  const auto stalls = ExplainStalls(trace, report);
+  ASSERT_EQ(stalls.size(), 2u) << testing::TimelineText(trace, report);
+  EXPECT_EQ(stalls[0].cause, StallCause::kFetch);
+  const StallExplanation& stall = stalls[1];
+  EXPECT_EQ(stall.cause, StallCause::kMemory);
+  EXPECT_EQ(trace.op(stall.op).name, "f2");
+  EXPECT_EQ(stall.length, Ns(20));
+  EXPECT_EQ(stall.waited_for, "offload of x (30 B, issued at f1, 30 ns)");
+  EXPECT_EQ(stall.why_late, "it started as soon as it was issued");
+  EXPECT_EQ(FindSuggestion(stall, SuggestionKind::kStartEarlier), nullptr);  // it began at 0
+  ASSERT_NE(FindSuggestion(stall, SuggestionKind::kMoreMemory), nullptr);
+  EXPECT_EQ(FindSuggestion(stall, SuggestionKind::kMoreMemory)->memory, Bytes(30));
+  ASSERT_NE(FindSuggestion(stall, SuggestionKind::kFasterLink), nullptr);
+  EXPECT_EQ(FindSuggestion(stall, SuggestionKind::kFasterLink)->link.bytes_per_second,
+            3'000'000'000);  // 30 bytes in the 10 ns of f1
+}
+
+// The last copy outlives the last op.
+//   compute  |f1|..|b1|
+//   d2h               |------|
+TEST(ExplainTest, TheDrainIsExplainedByTheLastCopy) {
+  const Trace trace = TraceBuilder()
+                          .Tensor("x", TensorKind::kInput, 10)
+                          .Tensor("w", TensorKind::kParameter, 25)
+                          .Tensor("y", TensorKind::kActivation, 10)
+                          .Op("f1", Phase::kForward, {"x", "w"}, {"y"})
+                          .Build();
+  AfterPolicy policy(
+      [&](PolicyContext& context, const std::string&) { context.Offload(Find(trace, "w")); });
+  RunSettings settings;
+  settings.options.max_iterations = 1;
+  const Report report = RunSim(trace, FixedCost(), policy, settings).report;
+  const auto stalls = ExplainStalls(trace, report);
+  ASSERT_EQ(stalls.size(), 1u);
+  EXPECT_EQ(stalls[0].cause, StallCause::kDrain);
+  EXPECT_EQ(stalls[0].command, std::nullopt);
+  EXPECT_EQ(stalls[0].length, Ns(15));
+  EXPECT_THAT(stalls[0].waited_for, HasSubstr("offload of w"));
+}
+
+// A fence makes f2 wait for a copy that it has no need of.
+//   d2h      |----x 30----|
+//   compute  |f1| (fence) |f2|
+TEST(ExplainTest, AFenceIsNamedWithWhatItCosts) {
+  const Trace trace = TraceBuilder()
+                          .Tensor("x", TensorKind::kInput, 30)
+                          .Tensor("y1", TensorKind::kActivation, 10)
+                          .Tensor("y2", TensorKind::kActivation, 10)
+                          .Op("f1", Phase::kForward, {"x"}, {"y1"})
+                          .Op("f2", Phase::kForward, {"y1"}, {"y2"})
+                          .Op("b1", Phase::kBackward, {"y2", "x"}, {"y1"})
+                          .Build();
+  AfterPolicy policy([&](PolicyContext& context, const std::string& op) {
+    if (op != "f1") return;
+    context.Offload(Find(trace, "x"));
+    context.Fence();
+  });
+  const Report report = RunSim(trace, FixedCost(), policy).report;
+  const auto stalls = ExplainStalls(trace, report);
+  ASSERT_EQ(stalls.size(), 1u) << testing::TimelineText(trace, report);
+  EXPECT_EQ(stalls[0].cause, StallCause::kFence);
+  EXPECT_EQ(stalls[0].length, Ns(20));
+  const Suggestion* fence = FindSuggestion(stalls[0], SuggestionKind::kNoFence);
+  ASSERT_NE(fence, nullptr);
+  EXPECT_TRUE(fence->suffices);
+  EXPECT_EQ(fence->earlier, Ns(20));
+  // The input is complete from the start, and the copy started then.
+  EXPECT_EQ(FindSuggestion(stalls[0], SuggestionKind::kStartEarlier), nullptr);
+  const Suggestion* link = FindSuggestion(stalls[0], SuggestionKind::kFasterLink);
+  ASSERT_NE(link, nullptr);
+  EXPECT_EQ(link->link.bytes_per_second, 3'000'000'000);  // 30 bytes in the 10 ns of f1
+}
+
+// The host issues each op 15 ns after the last, the ops take 10.
+TEST(ExplainTest, ALateHostIsNamed) {
+  const Trace trace = ChainTrace();
+  AfterPolicy policy([](PolicyContext&, const std::string&) {});
+  RunSettings settings;
+  settings.device.launch_overhead = Ns(15);
+  const Report report = RunSim(trace, FixedCost(), policy, settings).report;
+  const auto stalls = ExplainStalls(trace, report);
+  ASSERT_EQ(stalls.size(), 6u);
+  EXPECT_EQ(stalls[0].cause, StallCause::kLaunch);
+  EXPECT_EQ(stalls[0].length, Ns(15));
+  EXPECT_EQ(stalls[1].length, Ns(5));
+  EXPECT_NE(FindSuggestion(stalls[1], SuggestionKind::kFasterHost), nullptr);
+}
+
+// --- What must hold for every report
+// ----------------------------------------------------------------------------------
+
+struct Case {
+  std::string name;
+  Network (*network)();
+  std::string policy;
+  double memory;  // as a multiple of the layer bound; 0 for unlimited
+};
+
+class EveryReportTest : public ::testing::TestWithParam<Case> {
+ protected:
+  EveryReportTest()
+      : device_(testing::NarrowDevice()),
+        cost_(device_),
+        trace_(LowerNetwork(GetParam().network(), {4, "vdnn", true})) {
+    const double bound = static_cast<double>(LayerBound(trace_, device_.alignment).count());
+    const Bytes memory = GetParam().memory == 0
+                             ? Bytes::Unlimited()
+                             : Bytes(static_cast<int64_t>(bound * GetParam().memory));
+    PolicyRegistry registry;
+    RegisterBuiltinPolicies(registry);
+    report_ = Simulate({trace_, device_, cost_, memory}, *registry.Make(GetParam().policy)).report;
+  }
+
+  const Device device_;
+  const RooflineCostModel cost_;
+  const Trace trace_;
+  Report report_;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, EveryReportTest,
+                         ::testing::Values(Case{"network_wide", testing::Chain, "network-wide", 0},
+                                           Case{"liveness", testing::ForkJoin, "liveness", 0},
+                                           Case{"vdnn_conv", testing::Chain, "vdnn-conv", 0},
+                                           Case{"vdnn_all", testing::ForkJoin,
+                                                "vdnn-all:algo=memory", 2},
+                                           Case{"vdnn_dyn", testing::ForkJoin, "vdnn-dyn", 1.6}),
+                         [](const auto& test) { return test.param.name; });
+
+TEST_P(EveryReportTest, ExplainedStallsAddUpToTheMetrics) {
+  ASSERT_TRUE(report_.fits());
+  std::map<StallCause, Duration> by_cause;
+  Duration before = Duration::Max();
+  for (const StallExplanation& stall : ExplainStalls(trace_, report_)) {
+    by_cause[stall.cause] += stall.length;
+    EXPECT_LE(stall.length, before);
+    before = stall.length;
+    EXPECT_FALSE(stall.waited_for.empty());
+    EXPECT_FALSE(FormatExplanation(trace_, report_, {stall}, 1).empty());
+  }
+  const Stalls& stalls = report_.metrics.stalls;
+  EXPECT_EQ(by_cause[StallCause::kFetch], stalls.fetch);
+  EXPECT_EQ(by_cause[StallCause::kFence], stalls.fence);
+  EXPECT_EQ(by_cause[StallCause::kMemory], stalls.memory);
+  EXPECT_EQ(by_cause[StallCause::kLaunch], stalls.launch);
+  EXPECT_EQ(by_cause[StallCause::kDrain], stalls.drain);
+}
+
+// The curve's integral and maximum are the averages and peaks of the metrics.
+TEST_P(EveryReportTest, TheMemoryCurveAgreesWithTheMetrics) {
+  const std::vector<MemorySample> samples = MemoryTimeline(report_);
+  const Metrics& metrics = report_.metrics;
+  Int128 requested = 0, allocated = 0, reserved = 0;
+  Bytes peak_requested, peak_allocated, peak_reserved, pinned_peak;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const Duration until = i + 1 < samples.size() ? samples[i + 1].time : metrics.iteration;
+    const int64_t time = (until - samples[i].time).picoseconds();
+    ASSERT_GE(time, 0);
+    requested += static_cast<Int128>(samples[i].requested.count()) * time;
+    allocated += static_cast<Int128>(samples[i].allocated.count()) * time;
+    reserved += static_cast<Int128>(samples[i].reserved.count()) * time;
+    peak_requested = std::max(peak_requested, samples[i].requested);
+    peak_allocated = std::max(peak_allocated, samples[i].allocated);
+    peak_reserved = std::max(peak_reserved, samples[i].reserved);
+    pinned_peak = std::max(pinned_peak, samples[i].pinned);
+  }
+  const int64_t total = metrics.iteration.picoseconds();
+  EXPECT_EQ(Bytes(static_cast<int64_t>(requested / total)), metrics.average_requested);
+  EXPECT_EQ(Bytes(static_cast<int64_t>(allocated / total)), metrics.average_allocated);
+  EXPECT_EQ(Bytes(static_cast<int64_t>(reserved / total)), metrics.average_reserved);
+  EXPECT_EQ(peak_requested, metrics.peak_requested);
+  EXPECT_EQ(peak_allocated, metrics.peak_allocated);
+  EXPECT_EQ(peak_reserved, metrics.peak_reserved);
+  EXPECT_EQ(pinned_peak, metrics.pinned_peak);
+}
+
+TEST_P(EveryReportTest, TheExportedTraceNamesEveryCommandOnce) {
+  const std::string text =
+      FormatChromeTrace(trace_, report_, cost_, {"machine", {{"tool", std::string("x")}}});
+  size_t slices = 0;
+  for (size_t at = 0; (at = text.find("\"ph\": \"X\"", at)) != std::string::npos; ++at) ++slices;
+  EXPECT_EQ(slices, report_.timeline.size());
+  EXPECT_EQ(text,
+            FormatChromeTrace(trace_, report_, cost_, {"machine", {{"tool", std::string("x")}}}));
+}
+
+TEST(CopyReasonsTest, TellsPrefetchFetchAndInputApart) {
+  const Trace trace = ChainTrace();
+  AfterPolicy policy([&](PolicyContext& context, const std::string& op) {
+    const TensorId x = Find(trace, "x");
+    if (op == "f1") context.Offload(x), context.Release(x);
+    if (op == "f2") context.Prefetch(x), context.Release(x);
+  });
+  RunSettings settings;
+  settings.options.charge_input = true;
+  const Report report = RunSim(trace, FixedCost(), policy, settings).report;
+  std::vector<std::string> reasons;
+  const std::vector<CopyReason> all = CopyReasons(report);
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (report.timeline[i].kind != CommandKind::kKernel) reasons.emplace_back(Name(all[i]));
+  }
+  EXPECT_THAT(reasons, ElementsAre("input", "prefetch", "fetch"));
+}
+
+TEST(MemoryCsvTest, HasOneLinePerChange) {
+  const Trace trace = TraceBuilder()
+                          .Tensor("x", TensorKind::kInput, 10)
+                          .Tensor("y", TensorKind::kActivation, 20)
+                          .Op("f1", Phase::kForward, {"x"}, {"y"})
+                          .Build();
+  AfterPolicy policy([](PolicyContext&, const std::string&) {});
+  const Report report = RunSim(trace, FixedCost(), policy).report;
+  EXPECT_EQ(FormatMemoryCsv(trace, report),
+            "time_ms,step,op,change,tensor,change_bytes,requested_bytes,allocated_bytes,"
+            "reserved_bytes,pinned_bytes\r\n"
+            "0.000000000,0,f1,allocate,x,10,10,10,30,0\r\n"
+            "0.000000000,0,f1,allocate,y,20,30,30,30,0\r\n"
+            "0.000010000,0,f1,free,x,10,20,20,30,0\r\n"
+            "0.000010000,0,f1,free,y,20,0,0,30,0\r\n");
+}
+
+}  // namespace
+}  // namespace spillway

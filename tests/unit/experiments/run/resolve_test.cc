@@ -1,0 +1,119 @@
+// Allocators that try the run first.
+
+#include "experiments/run/resolve.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "policies/registry.h"
+#include "sim/alloc/make_allocator.h"
+#include "sim/core/check.h"
+#include "sim/cost/roofline.h"
+#include "tests/testing/networks.h"
+#include "traces/base/error.h"
+#include "traces/lowering/lowering.h"
+
+namespace spillway {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class ArenaTest : public ::testing::Test {
+ protected:
+  ArenaTest()
+      : device_(testing::NarrowDevice()),
+        cost_(device_),
+        trace_(LowerNetwork(testing::Residual(), {3, "torch", true})) {
+    RegisterBuiltinPolicies(registry_);
+  }
+
+  spillway::Setup SetupFor(const std::string& allocator, Bytes memory) const {
+    return {trace_, device_, cost_, memory, allocator};
+  }
+  PolicyMaker Maker(const std::string& policy) const {
+    return [this, policy] { return registry_.Make(policy); };
+  }
+  Report Run(const std::string& allocator, Bytes memory, const std::string& policy) const {
+    const spillway::Setup setup = ResolveAllocator(SetupFor(allocator, memory), Maker(policy));
+    const Report report = Simulate(setup, *registry_.Make(policy)).report;
+    EXPECT_THAT(Check(trace_, report), IsEmpty());
+    return report;
+  }
+
+  Device device_;
+  RooflineCostModel cost_;
+  Trace trace_;
+  PolicyRegistry registry_;
+};
+
+TEST_F(ArenaTest, PlannedNeedsTheSumOfWhatIsLiveAndLittleMore) {
+  for (const char* policy :
+       {"network-wide", "liveness", "vdnn-all", "vdnn-conv:order=prefetch-first"}) {
+    const Report report = Run("planned", Bytes::Unlimited(), policy);
+    ASSERT_TRUE(report.fits()) << policy;
+    EXPECT_TRUE(report.steady) << policy;
+    EXPECT_LE(report.metrics.peak_reserved.count() * 100,
+              report.metrics.peak_allocated.count() * 101)
+        << policy;
+  }
+}
+
+TEST_F(ArenaTest, PlannedDecidesAsItsRecordedRun) {
+  const Report planned = Run("planned", Bytes::Unlimited(), "vdnn-all");
+  EXPECT_EQ(planned.decisions, Run("stitched", Bytes::Unlimited(), "vdnn-all").decisions);
+}
+
+// Whatever fits online fits when it is planned.
+TEST_F(ArenaTest, PlannedFitsWhereBestFitDoes) {
+  const Bytes peak = Run("planned", Bytes::Unlimited(), "vdnn-all").metrics.peak_allocated;
+  for (Bytes memory = peak - Bytes(8192); memory < peak * 2; memory += Bytes(4096)) {
+    if (!Run("best-fit", memory, "vdnn-all").fits()) continue;
+    EXPECT_TRUE(Run("planned", memory, "vdnn-all").fits()) << memory.count();
+  }
+}
+
+TEST_F(ArenaTest, APlanIsForOneRun) {
+  const spillway::Setup setup =
+      ResolveAllocator(SetupFor("planned", Bytes::Unlimited()), Maker("vdnn-all"));
+  EXPECT_THROW(Simulate(setup, *registry_.Make("network-wide")), PolicyError);
+}
+
+TEST_F(ArenaTest, AutoIsNeverWorseThanWhatItTries) {
+  const std::vector<PolicyMaker> orders{Maker("vdnn-all"), Maker("vdnn-all:order=prefetch-first")};
+  const auto run = [&](const std::string& allocator) {
+    const Resolved resolved = ResolveAllocator(SetupFor(allocator, Bytes::Unlimited()), orders);
+    return Simulate(resolved.setup, *orders[resolved.policy]()).report.metrics;
+  };
+  const Metrics least = run("auto"), fastest = run("auto:by=time");
+  for (const AllocatorInfo& info : Allocators()) {
+    if (info.name == "auto") continue;
+    for (const char* policy : {"vdnn-all", "vdnn-all:order=prefetch-first"}) {
+      const Metrics other = Run(info.name, Bytes::Unlimited(), policy).metrics;
+      EXPECT_LE(least.peak_reserved, other.peak_reserved) << info.name;
+      EXPECT_LE(fastest.iteration, other.iteration) << info.name;
+    }
+  }
+}
+
+TEST_F(ArenaTest, AutoFallsBackWhereNothingFits) {
+  const Resolved resolved =
+      ResolveAllocator(SetupFor("auto", Bytes(512)), std::vector{Maker("vdnn-all")});
+  EXPECT_EQ(resolved.setup.allocator, "best-fit");
+  EXPECT_THROW(ResolveAllocator(SetupFor("auto:by=luck", Bytes(512)), Maker("vdnn-all")),
+               UsageError);
+}
+
+TEST(OrdersTest, EveryValueIsTriedUnlessOneIsGiven) {
+  EXPECT_THAT(OrdersOf("vdnn-all"),
+              ElementsAre("vdnn-all:order=derivative-first", "vdnn-all:order=prefetch-first"));
+  EXPECT_THAT(OrdersOf("vdnn-all:algo=memory"),
+              ElementsAre("vdnn-all:algo=memory,order=derivative-first",
+                          "vdnn-all:algo=memory,order=prefetch-first"));
+  EXPECT_THAT(OrdersOf("vdnn-all:order=prefetch-first"),
+              ElementsAre("vdnn-all:order=prefetch-first"));
+  EXPECT_THAT(OrdersOf("liveness"), ElementsAre("liveness"));
+}
+
+}  // namespace
+}  // namespace spillway

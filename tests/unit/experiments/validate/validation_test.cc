@@ -1,0 +1,100 @@
+// Comparing a prediction with a measurement, on reports that are made by hand: no GPU is needed.
+
+#include "experiments/validate/validation.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "policies/registry.h"
+#include "sim/cost/roofline.h"
+#include "tests/testing/networks.h"
+#include "traces/lowering/lowering.h"
+
+namespace spillway {
+namespace {
+
+class ValidationTest : public ::testing::Test {
+ protected:
+  ValidationTest()
+      : device_(testing::NarrowDevice()),
+        cost_(device_),
+        trace_(LowerNetwork(testing::Chain(), {3, "torch", true})) {
+    PolicyRegistry registry;
+    RegisterBuiltinPolicies(registry);
+    validation_.predicted = Simulate(SetupFor(), *registry.Make("vdnn-all"));
+    validation_.measured.outcome = validation_.predicted;
+    validation_.decisions_equal = validation_.placements_equal = true;
+    MeasureTimes(1.0);
+  }
+
+  spillway::Setup SetupFor() const { return {trace_, device_, cost_, Bytes::MiB(64)}; }
+
+  // As if each iteration took `factor` times as long as predicted; warm-up and stamps far longer.
+  void MeasureTimes(double factor) {
+    const double predicted =
+        static_cast<double>(validation_.predicted.report.metrics.iteration.picoseconds());
+    validation_.measured.iteration_times.clear();
+    for (const double f : {9.0, 8.0, 7.0, factor, factor * 1.01, factor * 0.99, 6.0}) {
+      validation_.measured.iteration_times.push_back(
+          Duration::Picoseconds(static_cast<int64_t>(predicted * f)));
+    }
+  }
+
+  Value Find(const Row& row, const std::string& name) const {
+    const auto column =
+        std::find_if(row.begin(), row.end(), [&](const Column& c) { return c.name == name; });
+    return column == row.end() ? Value(std::string("no such column")) : column->value;
+  }
+
+  Device device_;
+  RooflineCostModel cost_;
+  Trace trace_;
+  Validation validation_;
+};
+
+TEST_F(ValidationTest, WarmUpAndTheStampedIterationDoNotCount) {
+  MeasureTimes(1.25);
+  EXPECT_NEAR(validation_.error(), -0.2, 1e-6);
+  EXPECT_TRUE(Agrees(validation_, 0.21));
+  EXPECT_FALSE(Agrees(validation_, 0.19));
+  EXPECT_EQ(Find(MakeValidationRow(SetupFor(), "vdnn-all", validation_), "timed_iterations"),
+            Value(int64_t{3}));
+}
+
+TEST_F(ValidationTest, OtherDecisionsPlacementsOrOrderAreNoAgreement) {
+  ASSERT_TRUE(Agrees(validation_, 0.05));
+  for (bool* flag : {&validation_.decisions_equal, &validation_.placements_equal}) {
+    *flag = false;
+    EXPECT_FALSE(Agrees(validation_, 0.05));
+    *flag = true;
+  }
+  validation_.violations = {"a copy starts before its source is written"};
+  EXPECT_FALSE(Agrees(validation_, 0.05));
+  const std::string text =
+      FormatValidation({MakeValidationRow(SetupFor(), "vdnn-all", validation_)});
+  EXPECT_NE(text.find("NO"), std::string::npos);
+}
+
+TEST_F(ValidationTest, WhatFitsOnNeitherSideAgreesAndHasNoFigures) {
+  validation_.predicted.report.out_of_memory = OutOfMemory();
+  EXPECT_TRUE(Agrees(validation_, 0));
+  const Row row = MakeValidationRow(SetupFor(), "vdnn-all", validation_);
+  EXPECT_EQ(Find(row, "status"), Value(std::string("oom")));
+  EXPECT_EQ(Find(row, "error"), Value());
+}
+
+TEST_F(ValidationTest, CommandsStandBesideEachOther) {
+  auto& entry = validation_.measured.outcome.report.timeline.front();
+  entry.interval.end += Duration::Milliseconds(1);
+  const auto rows = CommandRows(SetupFor(), validation_);
+  ASSERT_EQ(rows.size(), validation_.predicted.report.timeline.size());
+  const double more = std::get<double>(Find(rows[0], "measured_ms")) -
+                      std::get<double>(Find(rows[0], "predicted_ms"));
+  EXPECT_NEAR(more, 1.0, 1e-9);
+  EXPECT_EQ(Find(rows[0], "kind"), Value(std::string("kernel")));
+}
+
+}  // namespace
+}  // namespace spillway

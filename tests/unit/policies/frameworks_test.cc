@@ -1,0 +1,200 @@
+// The memory rules of the frameworks that SuperNeurons compares with, against sums over the trace.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <set>
+
+#include "experiments/run/simulate.h"
+#include "policies/registry.h"
+#include "sim/core/check.h"
+#include "sim/cost/roofline.h"
+#include "tests/testing/networks.h"
+#include "traces/liveness.h"
+#include "traces/lowering/lowering.h"
+
+namespace spillway {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class FrameworksTest : public ::testing::Test {
+ protected:
+  FrameworksTest() : device_(Exact()), cost_(device_) { RegisterBuiltinPolicies(registry_); }
+
+  // Blocks of 1 byte, and fastest algorithms that need workspace.
+  static Device Exact() {
+    Device device = testing::NarrowDevice();
+    device.alignment = Bytes(1);
+    device.dram = {1'000'000'000'000};
+    return device;
+  }
+
+  Report Run(const Trace& trace, const std::string& policy, Bytes memory = Bytes::Unlimited()) {
+    const spillway::Setup setup{trace, device_, cost_, memory};
+    Report report = Simulate(setup, *registry_.Make(policy)).report;
+    EXPECT_THAT(Check(trace, report), IsEmpty()) << policy;
+    return report;
+  }
+
+  // The sum over the storages that are used.
+  static Bytes Sum(const Trace& trace, const std::function<bool(const Tensor&)>& counted) {
+    const Liveness liveness(trace);
+    Bytes sum;
+    for (size_t i = 0; i < trace.tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      if (liveness.Root(id) == id && counted(trace.tensor(id))) sum += trace.tensor(id).size;
+    }
+    return sum;
+  }
+  static Bytes SizeOf(const Trace& trace, const std::string& name) {
+    return std::find_if(trace.tensors.begin(), trace.tensors.end(),
+                        [&](const Tensor& tensor) { return tensor.name == name; })
+        ->size;
+  }
+  static bool Any(const Tensor&) { return true; }
+
+  Device device_;
+  RooflineCostModel cost_;
+  PolicyRegistry registry_;
+};
+
+// Convolutions of equal outputs, each with one kernel and no ReLU.
+Network UniformChain(int length) {
+  Network net("uniform", {4, 8, 8});
+  LayerNode x = net.image();
+  for (int i = 1; i <= length; ++i) {
+    x = net.Conv("conv" + std::to_string(i), x, ConvSpec::Square(4, 3, 1, 1));
+  }
+  net.SoftmaxLoss("softmax", net.Linear("fc", x, 2));
+  return net;
+}
+
+TEST_F(FrameworksTest, CaffeHoldsDataAndDiffOfEveryBlob) {
+  const Trace trace = LowerNetwork(testing::Chain(), {4, "torch", true});
+  EXPECT_EQ(Run(trace, "caffe:workspace=0B").metrics.peak_requested, Sum(trace, Any));
+}
+
+// Three streams for each of the five convolutions of the module, the neediest call of each.
+TEST_F(FrameworksTest, CaffeHasAWorkspaceForEachConvolution) {
+  const Trace trace = LowerNetwork(testing::Chain(), {64, "torch", true});
+  Bytes expected;
+  for (const Layer& layer : trace.layers) {
+    Bytes neediest;
+    for (const Op& op : trace.ops) {
+      if (trace.layer(op.layer).name != layer.name) continue;
+      for (size_t slot = 0; slot < op.slots.size(); ++slot) {
+        neediest = std::max(neediest, cost_.Kernels(op, slot, op.batch).front().workspace);
+      }
+    }
+    expected += 3 * neediest;
+  }
+  EXPECT_GT(expected, Bytes(0));
+  EXPECT_EQ(Run(trace, "caffe:workspace=1GiB").metrics.peak_requested, Sum(trace, Any) + expected);
+}
+
+// The stem and module a are read by three layers each, and have three more diffs.
+TEST_F(FrameworksTest, CaffeSplitsWhatHasSeveralReaders) {
+  const Trace trace = LowerNetwork(testing::ForkJoin(), {4, "torch", true});
+  EXPECT_EQ(Run(trace, "caffe:workspace=0B").metrics.peak_requested,
+            Sum(trace, Any) + 3 * SizeOf(trace, "stem.y") + 3 * SizeOf(trace, "a.concat.y"));
+}
+
+TEST_F(FrameworksTest, CaffeKeepsTwoMoreCopiesForABatchNormalisation) {
+  Network net("norm", {3, 8, 8});
+  net.SoftmaxLoss("softmax", net.Linear("fc", net.ConvNormRelu("conv", 0, {4, 3, 3}), 2));
+  const Trace trace = LowerNetwork(net, {4, "torch", true});
+  EXPECT_EQ(Run(trace, "caffe:workspace=0B").metrics.peak_requested,
+            Sum(trace, Any) + 2 * SizeOf(trace, "conv.bn.y"));
+  const Trace inference = LowerNetwork(net, {4, "torch", false});
+  EXPECT_EQ(Run(inference, "caffe:workspace=0B").metrics.peak_requested, Sum(inference, Any));
+}
+
+// Everything but gradients of activations for itself; those of a chain in two buffers by turns.
+TEST_F(FrameworksTest, TorchSharesGradientsAlone) {
+  const Trace trace = LowerNetwork(testing::Chain(), {4, "torch", true});
+  const Liveness liveness(trace);
+  std::vector<Bytes> gradients;  // in the order in which backward writes them
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    const auto id = static_cast<TensorId>(i);
+    if (trace.tensor(id).kind == TensorKind::kGradient && liveness.Root(id) == id) {
+      gradients.push_back(trace.tensor(id).size);
+    }
+  }
+  Bytes even, odd;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    Bytes& buffer = i % 2 == 0 ? even : odd;
+    buffer = std::max(buffer, gradients[i]);
+  }
+  const Bytes rest = Sum(trace, [](const Tensor& t) { return t.kind != TensorKind::kGradient; });
+  EXPECT_EQ(Run(trace, "torch").metrics.peak_requested, rest + even + odd);
+}
+
+// 64 equal layers: 8 cuts and segments of 8, one more than the budget of 7, are the best. What the
+// last segment computes stays, as does what is handed on; all else runs again, once.
+TEST_F(FrameworksTest, MxnetCutsAChainIntoSquareRootSegments) {
+  const Trace trace = LowerNetwork(UniformChain(64), {4, "torch", true});
+  const Report report = Run(trace, "mxnet:workspace=0B");
+  std::set<OpId> again;
+  for (const Decision& decision : report.decisions) {
+    if (decision.verb != Verb::kRecompute) continue;
+    EXPECT_TRUE(again.insert(decision.op).second);
+  }
+  EXPECT_GE(report.metrics.recomputed_ops, 64 - 16 - 2);
+  EXPECT_LE(report.metrics.recomputed_ops, 64 - 8);
+  // 16 activations instead of 64, and the two gradients at work.
+  const Bytes layer = SizeOf(trace, "conv1.y");
+  const Bytes all = Run(trace, "mxnet:recompute=false,workspace=0B").metrics.peak_requested;
+  EXPECT_NEAR((all - report.metrics.peak_requested).mib() / layer.mib(), 64 - 16, 3);
+  EXPECT_EQ(Run(trace, "liveness:algo=memory").metrics.peak_requested, all);
+}
+
+// Where the stem's output skips module after module, nothing can be cut.
+TEST_F(FrameworksTest, MxnetCutsOnlyWhereOneActivationIsHandedOn) {
+  Network net("skip", {4, 8, 8});
+  const LayerNode stem = net.Conv("stem", net.image(), ConvSpec::Square(4, 3, 1, 1));
+  LayerNode x = stem;
+  for (int i = 1; i <= 8; ++i) {
+    x = net.Conv("conv" + std::to_string(i), x, ConvSpec::Square(4, 3, 1, 1));
+  }
+  net.SoftmaxLoss("softmax", net.Linear("fc", net.Add("add", x, stem), 2));
+  const Trace trace = LowerNetwork(net, {4, "torch", true});
+  EXPECT_LE(Run(trace, "mxnet").metrics.recomputed_ops, 9);
+  for (const Decision& decision : Run(trace, "mxnet").decisions) {
+    EXPECT_TRUE(decision.verb != Verb::kEvict || decision.tensor != TensorId{2});
+  }
+}
+
+TEST_F(FrameworksTest, MxnetRespectsTheLimitOfAWorkspace) {
+  const Trace trace = LowerNetwork(testing::Chain(), {64, "torch", true});
+  const Bytes none = Run(trace, "mxnet:recompute=false,workspace=0B").metrics.peak_requested;
+  EXPECT_GT(Run(trace, "mxnet:recompute=false").metrics.peak_requested, none);
+}
+
+// Nothing moves in enough memory. With less, the first layers' outputs go, which live longest, and
+// the run fits where liveness does not.
+TEST_F(FrameworksTest, TensorFlowSwapsWhatLivesLongest) {
+  const Trace trace = LowerNetwork(UniformChain(64), {256, "torch", true});
+  const Bytes all = Run(trace, "liveness:algo=memory").metrics.peak_requested;
+  EXPECT_EQ(Run(trace, "tensorflow", 2 * all).metrics.offloaded, Bytes(0));
+  const Bytes memory(all.count() * 6 / 10);
+  EXPECT_FALSE(Run(trace, "liveness:algo=memory", memory).fits());
+  const Report report = Run(trace, "tensorflow:life=0", memory);
+  ASSERT_TRUE(report.fits());
+  std::vector<std::string> moved;
+  for (const Decision& decision : report.decisions) {
+    if (decision.verb == Verb::kOffload) moved.push_back(trace.tensor(decision.tensor).name);
+  }
+  ASSERT_GE(moved.size(), 20u);
+  moved.resize(3);
+  EXPECT_THAT(moved, ElementsAre("conv1.y", "conv2.y", "conv3.y"));
+  // As many as the estimate asks for, no more: 15 per cent of the memory stay free for the rest.
+  EXPECT_LT(report.metrics.offloaded, all - memory + Bytes(memory.count() / 5));
+  EXPECT_EQ(report.metrics.prefetched, report.metrics.offloaded);
+}
+
+}  // namespace
+}  // namespace spillway

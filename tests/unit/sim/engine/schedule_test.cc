@@ -1,0 +1,292 @@
+#include "sim/engine/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "experiments/run/simulate.h"
+#include "sim/engine/sim_backend.h"
+#include "tests/testing/fixtures.h"
+#include "traces/base/error.h"
+
+namespace spillway {
+namespace {
+
+constexpr size_t kCompute = Index(Stream::kCompute);
+constexpr size_t kIn = Index(Stream::kToDevice);
+constexpr size_t kOut = Index(Stream::kToHost);
+
+Duration Ns(int64_t n) { return Duration::Nanoseconds(n); }
+
+// Adds a command and returns its event.
+Event Add(Program& program, Stream stream, Duration nominal, Bytes traffic = Bytes(0),
+          std::vector<Event> waits = {}, Duration issued = Duration()) {
+  Command command{issued, nominal, traffic, static_cast<uint32_t>(program.waits.size()),
+                  static_cast<uint32_t>(waits.size())};
+  program.waits.insert(program.waits.end(), waits.begin(), waits.end());
+  program.streams[Index(stream)].push_back(command);
+  return {stream, static_cast<uint32_t>(program.streams[Index(stream)].size())};
+}
+
+LaneTimes Play(const Program& program, const Device& device = testing::RoundDevice()) {
+  return RunSchedule(program, Links(device));
+}
+
+//   compute  |--a 10--|--b 5--|
+TEST(ScheduleTest, OneStreamRunsBackToBack) {
+  Program program;
+  Add(program, Stream::kCompute, Ns(10));
+  Add(program, Stream::kCompute, Ns(5));
+  const LaneTimes times = Play(program);
+  EXPECT_EQ(times[kCompute][0].end, Ns(10));
+  EXPECT_EQ(times[kCompute][1].start, Ns(10));
+  EXPECT_EQ(times[kCompute][1].end, Ns(15));
+}
+
+// Tight: not ready a picosecond before its wait, ready at it.
+//   d2h      |----copy 12----|
+//   compute                  |-b-|
+TEST(ScheduleTest, StartsExactlyWhenItsWaitHappens) {
+  Program program;
+  const Event copy = Add(program, Stream::kToHost, Ns(12), Bytes(12));
+  Add(program, Stream::kCompute, Ns(3), Bytes(0), {copy});
+  EXPECT_EQ(Play(program)[kCompute][0].start, Ns(12));
+}
+
+TEST(ScheduleTest, StartsNoEarlierThanIssued) {
+  Program program;
+  Add(program, Stream::kCompute, Ns(3), Bytes(0), {}, Ns(7));
+  const LaneTimes times = Play(program);
+  EXPECT_EQ(times[kCompute][0].start, Ns(7));
+  EXPECT_EQ(times[kCompute][0].issued, Ns(7));
+}
+
+// Two copies of 100 bytes at 1 B/ns each; both together get 1.5 B/ns, so 0.75 each, until 133.3 ns.
+TEST(ScheduleTest, CopiesShareTheDuplexLimit) {
+  Device device = testing::RoundDevice();
+  device.duplex = {1'500'000'000};
+  Program program;
+  Add(program, Stream::kToDevice, Ns(100), Bytes(100));
+  Add(program, Stream::kToHost, Ns(100), Bytes(100));
+  const LaneTimes times = Play(program, device);
+  EXPECT_NEAR(times[kIn][0].end.milliseconds() * 1e6, 133.333, 0.01);
+  EXPECT_EQ(times[kIn][0].end, times[kOut][0].end);
+}
+
+// The second copy is alone once the first has ended: 50 bytes at 0.75, the other 50 at 1.
+TEST(ScheduleTest, SpeedRecoversWhenTheOtherEnds) {
+  Device device = testing::RoundDevice();
+  device.duplex = {1'500'000'000};
+  Program program;
+  Add(program, Stream::kToDevice, Ns(50), Bytes(50));
+  Add(program, Stream::kToHost, Ns(100), Bytes(100));
+  const LaneTimes times = Play(program, device);
+  EXPECT_NEAR(times[kIn][0].end.milliseconds() * 1e6, 66.667, 0.01);
+  EXPECT_NEAR(times[kOut][0].end.milliseconds() * 1e6, 116.667, 0.01);
+}
+
+// A kernel that needs all DRAM bandwidth (2 B/ns) loses what a copy of 1 B/ns takes, while it runs.
+TEST(ScheduleTest, KernelsShareDramWithCopies) {
+  Device device = testing::RoundDevice();
+  device.dram = {2'000'000'000};
+  Program program;
+  Add(program, Stream::kCompute, Ns(100), Bytes(200));
+  Add(program, Stream::kToHost, Ns(50), Bytes(50));
+  const LaneTimes times = Play(program, device);
+  EXPECT_EQ(times[kOut][0].end, Ns(50));
+  EXPECT_EQ(times[kCompute][0].end, Ns(125));
+}
+
+// 120 MB in a picosecond: a demand beyond what 64 bits hold is still more than the link gives.
+TEST(ScheduleTest, DemandsBeyondSixtyFourBitsAreSlowed) {
+  Program program;
+  Add(program, Stream::kToHost, Duration::Picoseconds(1), Bytes(120'000'000));
+  EXPECT_GT(Play(program)[kOut][0].end, Ns(1));
+}
+
+TEST(ScheduleTest, CommandsWithoutDurationEndAtOnce) {
+  Program program;
+  const Event first = Add(program, Stream::kCompute, Ns(0));
+  Add(program, Stream::kToHost, Ns(0), Bytes(0), {first});
+  const LaneTimes times = Play(program);
+  EXPECT_EQ(times[kOut][0].end, Ns(0));
+}
+
+TEST(LinksTest, SharesAreMaxMinFair) {
+  Device device = testing::RoundDevice();
+  device.dram = {9};
+  device.duplex = {100};
+  // The copy of 1 is satisfied; the others split the remaining 8.
+  const Speeds speeds = Links(device).Share({10, 1, 10});
+  EXPECT_EQ(speeds[kIn], kFullSpeed);
+  EXPECT_EQ(speeds[kCompute], kFullSpeed * 4 / 10);
+  EXPECT_EQ(speeds[kOut], kFullSpeed * 4 / 10);
+}
+
+TEST(LinksTest, AnUnloadedMachineRunsAtFullSpeed) {
+  const Speeds speeds = Links(testing::RoundDevice()).Share({0, 0, 0});
+  EXPECT_EQ(speeds, (Speeds{kFullSpeed, kFullSpeed, kFullSpeed}));
+}
+
+// The host may be 2 to 4 ops ahead: it issues op 6, and the copy after it, when op 3 has ended.
+TEST(SimBackendTest, AHostThatIsTooFarAheadIssuesNothing) {
+  Device device;
+  device.duplex = device.dram = {1'000'000'000'000};
+  const testing::FixedCost cost;
+  const auto start_of_copy = [&](int launch_ahead, int ops) {
+    device.launch_ahead = launch_ahead;
+    SimBackend backend(device, cost);
+    Launch launch;
+    launch.time = Duration::Microseconds(10);
+    const KernelRun run;
+    launch.runs = {&run, 1};
+    for (int i = 0; i < ops; ++i) backend.Enqueue(launch, {});
+    const Block block{Bytes(0), Bytes(512)};
+    backend.Copy(Direction::kToHost, block, block, Bytes(512), {});
+    backend.Synchronize();
+    return backend.TakeTimeline()[Index(Stream::kToHost)][0].start;
+  };
+  EXPECT_EQ(start_of_copy(0, 7), Duration());
+  EXPECT_EQ(start_of_copy(2, 4), Duration());
+  EXPECT_EQ(start_of_copy(2, 5), Duration::Microseconds(10));
+  EXPECT_EQ(start_of_copy(2, 6), Duration::Microseconds(10));
+  EXPECT_EQ(start_of_copy(2, 7), Duration::Microseconds(30));
+}
+
+// Each launch costs the host 1 us; cudaMalloc 10 us; cudaFree 20 us, after everything has ended.
+TEST(SimBackendTest, DriverCallsHoldUpTheHostAndFreeingDrainsTheStreams) {
+  Device device;
+  device.launch_overhead = Duration::Microseconds(1);
+  device.device_malloc.fixed = Duration::Microseconds(10);
+  device.device_free.fixed = Duration::Microseconds(20);
+  device.duplex = device.dram = {1'000'000'000'000};
+  const testing::FixedCost cost;
+  const Block block{Bytes(0), Bytes(512)};
+  const auto launch = [](int microseconds) {
+    Launch result;
+    result.time = Duration::Microseconds(microseconds);
+    static const KernelRun run;
+    result.runs = {&run, 1};
+    return result;
+  };
+  const auto run = [&](bool charge_driver) {
+    SimBackend backend(device, cost, charge_driver);
+    backend.OnAllocate(block);  // before the iteration: not charged
+    const Event first = backend.Enqueue(launch(100), {});
+    backend.OnAllocate(block);
+    backend.Enqueue(launch(5), {});
+    backend.OnFree(block);
+    const std::array<Wait, 1> waits{Wait{first, WaitCause::kMemory}};
+    const Event last = backend.Enqueue(launch(5), waits);
+    EXPECT_EQ(last.sequence, 3u);
+    backend.Synchronize();
+    std::vector<int64_t> times;
+    const StreamTimes intervals = backend.TakeTimeline();
+    for (const Interval& interval : intervals[kCompute]) {
+      times.push_back(interval.start.picoseconds() / 1'000'000);
+      times.push_back(interval.end.picoseconds() / 1'000'000);
+    }
+    return times;
+  };
+  EXPECT_EQ(run(false), (std::vector<int64_t>{1, 101, 101, 106, 106, 111}));
+  EXPECT_EQ(run(true), (std::vector<int64_t>{1, 101, 101, 106, 127, 132}));
+}
+
+// Calls of the convolution library take the host 7 us, others 1 us; a copy comes after all of them.
+TEST(SimBackendTest, LibraryCallsTakeTheirOwnTimeWhereBlocksAreCallsOfTheDriver) {
+  Device device;
+  device.launch_overhead = Duration::Microseconds(1);
+  device.duplex = device.dram = {1'000'000'000'000};
+  const testing::FixedCost cost;
+  const auto start_of_copy = [&](bool charge_driver, OpType type, std::vector<KernelRun> runs) {
+    SimBackend backend(device, cost, charge_driver);
+    Launch launch;
+    launch.type = type;
+    launch.runs = runs;
+    backend.Enqueue(launch, {});
+    const Block block{Bytes(0), Bytes(512)};
+    backend.Copy(Direction::kToHost, block, block, Bytes(512), {});
+    backend.Synchronize();
+    return backend.TakeTimeline()[Index(Stream::kToHost)][0].start.picoseconds() / 1'000'000;
+  };
+  EXPECT_EQ(start_of_copy(true, OpType::kConv2d, {{}}), 2);  // as a launch, if not known
+  device.library_call = Duration::Microseconds(7);
+  for (const OpType type : {OpType::kConv2d, OpType::kBatchNorm, OpType::kLrn}) {
+    EXPECT_EQ(start_of_copy(true, type, {{}}), 8);
+    EXPECT_EQ(start_of_copy(true, type, {{}, {}}), 15);
+    EXPECT_EQ(start_of_copy(false, type, {{}}), 2);
+  }
+  EXPECT_EQ(start_of_copy(true, OpType::kLinear, {{}, {}}), 3);
+}
+
+// Two kernels of half the op's time each, enqueued at 7 and at 14 us.
+TEST(SimBackendTest, TheLastKernelOfAnOpWaitsForItsLibraryCall) {
+  Device device;
+  device.launch_overhead = Duration::Microseconds(1);
+  device.library_call = Duration::Microseconds(7);
+  device.duplex = device.dram = {1'000'000'000'000};
+  const testing::FixedCost cost;
+  const auto end = [&](int microseconds, OpType type) {
+    SimBackend backend(device, cost, /*charge_driver=*/true);
+    const std::array<KernelRun, 2> runs{};
+    Launch launch;
+    launch.type = type;
+    launch.runs = runs;
+    launch.time = Duration::Microseconds(microseconds);
+    backend.Enqueue(launch, {});
+    backend.Synchronize();
+    return backend.TakeTimeline()[kCompute][0].end.picoseconds() / 1'000'000;
+  };
+  EXPECT_EQ(end(4, OpType::kConv2d), 16);
+  EXPECT_EQ(end(14, OpType::kConv2d), 21);
+  EXPECT_EQ(end(20, OpType::kConv2d), 27);
+  EXPECT_EQ(end(4, OpType::kLinear), 5);
+}
+
+// From the trace through the runtime: one op of each kind, of 10 ns. With best fit the second is
+// issued while the first runs, until 11 ns; with native blocks after x was freed then.
+TEST(SimBackendTest, TheRuntimeSaysWhatKindOfOpItLaunches) {
+  Device device = testing::RoundDevice();
+  device.launch_overhead = Duration::Nanoseconds(1);
+  device.library_call = Duration::Nanoseconds(700);
+  testing::TraceBuilder builder;
+  builder.Tensor("x", TensorKind::kInput, 100).Tensor("y", TensorKind::kActivation, 100);
+  builder.Tensor("z", TensorKind::kActivation, 100);
+  builder.Op("relu", Phase::kForward, {"x"}, {"y"}, OpType::kRelu);
+  builder.Op("conv", Phase::kForward, {"y"}, {"z"}, OpType::kConv2d);
+  const Trace trace = builder.Build();
+  const testing::FixedCost cost;
+  const auto iteration = [&](const char* allocator) {
+    class Plain final : public Policy {
+    } policy;
+    const spillway::Setup setup{trace, device, cost, Bytes::GiB(1), allocator};
+    return Simulate(setup, policy).report.metrics.iteration;
+  };
+  EXPECT_EQ(iteration("best-fit"), Duration::Nanoseconds(1 + 10 + 10));
+  EXPECT_EQ(iteration("native"), Duration::Nanoseconds(1 + 10 + 700 + 10));
+}
+
+// Tight: 53 days are 4.61 million seconds.
+TEST(SimBackendTest, RefusesAHostThatIsBusyForMonths) {
+  Device device = testing::RoundDevice();
+  device.launch_overhead = Duration::Milliseconds(1'000'000'000);  // 10^6 s
+  const testing::FixedCost cost;
+  SimBackend backend(device, cost);
+  Launch launch;
+  const std::array<KernelRun, 1> runs{};
+  launch.runs = runs;
+  launch.time = Ns(1);
+  for (int i = 0; i < 4; ++i) backend.Enqueue(launch, {});
+  try {
+    backend.Enqueue(launch, {});
+    FAIL() << "five million seconds were accepted";
+  } catch (const InputError& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "device 'round': issuing the commands of an iteration takes more than 4611686 s");
+  }
+}
+
+}  // namespace
+}  // namespace spillway

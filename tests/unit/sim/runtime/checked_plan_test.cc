@@ -1,0 +1,84 @@
+#include "sim/runtime/checked_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/testing/fixtures.h"
+#include "traces/base/error.h"
+#include "traces/liveness.h"
+
+namespace spillway {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::FixedCost;
+using ::testing::HasSubstr;
+using testing::TraceBuilder;
+
+// One op of 4 samples with two slots: the first has a fast kernel with a workspace of 7 bytes and a
+// slow one with none, the second one kernel with 5 bytes.
+Trace TwoSlots() {
+  Trace trace = TraceBuilder()
+                    .Tensor("x", TensorKind::kInput, 1)
+                    .Tensor("y", TensorKind::kActivation, 1)
+                    .Op("f", Phase::kForward, {"x"}, {"y"})
+                    .Build();
+  trace.ops[0].batch = 4;
+  trace.ops[0].slots = {{"a", "first", 0, Bytes(0)}, {"b", "second", 0, Bytes(0)}};
+  return trace;
+}
+
+FixedCost TwoSlotsCost() {
+  FixedCost cost;
+  cost.Set("first", {{"fast", Duration::Nanoseconds(10), Bytes(7)},
+                     {"slow", Duration::Nanoseconds(30), Bytes(0)}});
+  cost.Set("second", {{"only", Duration::Nanoseconds(20), Bytes(5)}});
+  return cost;
+}
+
+struct KernelChoiceTest : ::testing::Test {
+  const Trace trace = TwoSlots();
+  const FixedCost cost = TwoSlotsCost();
+  const OpTable ops{trace, Liveness(trace), cost};
+  KernelChoice choice{trace, ops, cost};
+
+  std::string ErrorOf(const KernelPlan& plan) {
+    try {
+      choice.Take(OpId{0}, plan);
+    } catch (const PolicyError& error) {
+      return error.what();
+    }
+    return "";
+  }
+};
+
+TEST_F(KernelChoiceTest, NoPlanMeansTheFastestKernels) {
+  choice.Take(OpId{0}, {});
+  EXPECT_THAT(choice.runs(), ElementsAre(KernelRun{0, 0, 4}, KernelRun{1, 0, 4}));
+  EXPECT_EQ(choice.time(), Duration::Nanoseconds(30));
+  EXPECT_EQ(choice.workspace(), Bytes(7));
+}
+
+TEST_F(KernelChoiceTest, RunsFollowEachOther) {
+  choice.Take(OpId{0}, {{0, 1, 3}, {0, 0, 1}, {1, 0, 4}});
+  EXPECT_EQ(choice.time(), Duration::Nanoseconds(60));
+  EXPECT_EQ(choice.workspace(), Bytes(7));
+  choice.Take(OpId{0}, {{0, 1, 4}, {1, 0, 4}});  // nothing of the plan before is left
+  EXPECT_EQ(choice.time(), Duration::Nanoseconds(50));
+  EXPECT_EQ(choice.workspace(), Bytes(5));
+}
+
+TEST_F(KernelChoiceTest, RefusesAPlanThatDoesNotCoverTheOp) {
+  EXPECT_THAT(ErrorOf({{1, 0, 4}}), HasSubstr("ChooseKernels(f): slot 1 with batch 4"));
+  EXPECT_THAT(ErrorOf({{0, 0, 5}}), HasSubstr("slot 0 with batch 5 does not continue slot 0"));
+  EXPECT_THAT(ErrorOf({{0, 0, 0}}), HasSubstr("slot 0 with batch 0"));
+  EXPECT_THAT(ErrorOf({{0, 0, 3}, {1, 0, 4}}), HasSubstr("with 1 samples left"));
+  EXPECT_THAT(ErrorOf({{0, 2, 4}}), HasSubstr("kernel 2 of slot a, which has 2"));
+  EXPECT_THAT(ErrorOf({{0, 0, 4}}), HasSubstr("the plan ends in slot 0 of 2 with 0 samples left"));
+  EXPECT_THAT(ErrorOf({{0, 0, 4}, {1, 0, 4}, {2, 0, 4}}), HasSubstr("slot 2 with batch 4"));
+}
+
+}  // namespace
+}  // namespace spillway

@@ -1,0 +1,46 @@
+#include "traces/base/error.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace spillway {
+namespace {
+
+const std::vector<std::string> kPolicies{"none", "vdnn-all", "vdnn-conv", "vdnn-dyn"};
+
+TEST(ErrorTest, SuggestsTheClosestName) {
+  EXPECT_EQ(UnknownName("policy", "vdn-all", kPolicies),
+            "unknown policy 'vdn-all'; did you mean 'vdnn-all'? (valid: none, vdnn-all, vdnn-conv, "
+            "vdnn-dyn)");
+  EXPECT_EQ(UnknownName("policy", "nome", kPolicies),
+            "unknown policy 'nome'; did you mean 'none'? (valid: none, vdnn-all, vdnn-conv, "
+            "vdnn-dyn)");
+}
+
+TEST(ErrorTest, SuggestsNothingFarAway) {
+  EXPECT_EQ(UnknownName("policy", "lru", kPolicies),
+            "unknown policy 'lru' (valid: none, vdnn-all, vdnn-conv, vdnn-dyn)");
+  EXPECT_EQ(UnknownName("policy", "", kPolicies),
+            "unknown policy '' (valid: none, vdnn-all, vdnn-conv, vdnn-dyn)");
+}
+
+TEST(ErrorTest, FirstOfEquallyCloseNames) {
+  EXPECT_EQ(UnknownName("key", "h3d", {"h2d", "d2h", "h4d"}),
+            "unknown key 'h3d'; did you mean 'h2d'? (valid: h2d, d2h, h4d)");
+}
+
+TEST(ErrorTest, NothingIsValid) {
+  EXPECT_EQ(UnknownName("plugin", "x", {}), "unknown plugin 'x' (there are none)");
+}
+
+TEST(ErrorDeathTest, CheckNamesPlaceAndCondition) {
+  const int one = 1;
+  EXPECT_DEATH(SPILLWAY_CHECK(one == 2),
+               "error_test.cc:[0-9]+: internal error, check failed: one == 2");
+  SPILLWAY_CHECK(one == 1);
+}
+
+}  // namespace
+}  // namespace spillway

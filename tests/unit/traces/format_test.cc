@@ -1,0 +1,438 @@
+#include "traces/format.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <random>
+#include <string>
+
+#include "tests/testing/files.h"
+#include "traces/base/file.h"
+
+namespace spillway {
+namespace {
+
+using ::spillway::testing::InputErrorOf;
+using ::spillway::testing::TemporaryDirectory;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+// The `index`-th JSON block of the specification.
+std::string ExampleOfSpecification(int index) {
+  const std::string text = ReadFile(SPILLWAY_SOURCE_DIR "/traces/FORMAT.md");
+  size_t begin = 0;
+  for (int i = 0; i <= index; ++i) begin = text.find("```json\n", begin) + 8;
+  return text.substr(begin, text.find("```", begin) - begin);
+}
+
+// The smallest trace with every kind of value, one element on a line.
+constexpr std::string_view kSmall = R"({
+"format": "spillway-trace", "version": 1, "name": "n:2", "network": "n", "batch": 2,
+"preset": "torch", "training": true,
+"layers": [{"name": "l", "type": "relu"}],
+"tensors": [
+{"name": "x", "kind": "input", "shape": [2, 3], "size": 24},
+{"name": "y", "kind": "activation", "shape": [2, 3], "size": 24, "alias_of": "x"},
+{"name": "s", "kind": "scratch", "shape": [], "size": 0}],
+"ops": [
+{"name": "l.fwd", "layer": "l", "type": "relu", "phase": "forward", "batch": 2, "inputs": ["x"],
+ "outputs": ["y"], "scratch": ["s"], "attributes": {"elements": 3, "alpha": 0.5},
+ "slots": [{"name": "fwd", "signature": "relu.fwd elements=3", "flops": 6, "traffic": 48}],
+ "recomputable": true}]})";
+
+// `kSmall` with the first `from` replaced by `to`.
+std::string Edited(std::string_view from, std::string_view to) {
+  std::string text(kSmall);
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+std::string ErrorOfEdit(std::string_view from, std::string_view to) {
+  return InputErrorOf([&] { ParseTrace(Edited(from, to), "t.json"); });
+}
+
+TEST(FormatTest, ReadsEveryField) {
+  const Trace trace = ParseTrace(kSmall, "t.json");
+  EXPECT_EQ(trace.name, "n:2");
+  EXPECT_EQ(trace.network, "n");
+  EXPECT_EQ(trace.batch, 2);
+  EXPECT_EQ(trace.preset, "torch");
+  EXPECT_TRUE(trace.training);
+  ASSERT_EQ(trace.layers.size(), 1);
+  EXPECT_EQ(trace.layers[0].name, "l");
+  EXPECT_EQ(trace.layers[0].type, OpType::kRelu);
+  ASSERT_EQ(trace.tensors.size(), 3);
+  EXPECT_EQ(trace.tensors[0].kind, TensorKind::kInput);
+  EXPECT_THAT(trace.tensors[0].shape, ::testing::ElementsAre(2, 3));
+  EXPECT_EQ(trace.tensors[0].size, Bytes(24));
+  EXPECT_EQ(trace.tensors[0].alias_of, std::nullopt);
+  EXPECT_EQ(trace.tensors[1].alias_of, TensorId{0});
+  ASSERT_EQ(trace.ops.size(), 1);
+  const Op& op = trace.ops[0];
+  EXPECT_EQ(op.name, "l.fwd");
+  EXPECT_EQ(op.layer, LayerId{0});
+  EXPECT_EQ(op.type, OpType::kRelu);
+  EXPECT_EQ(op.phase, Phase::kForward);
+  EXPECT_EQ(op.batch, 2);
+  EXPECT_THAT(op.inputs, ::testing::ElementsAre(TensorId{0}));
+  EXPECT_THAT(op.outputs, ::testing::ElementsAre(TensorId{1}));
+  EXPECT_THAT(op.scratch, ::testing::ElementsAre(TensorId{2}));
+  ASSERT_EQ(op.slots.size(), 1);
+  EXPECT_EQ(op.slots[0].signature, "relu.fwd elements=3");
+  EXPECT_EQ(op.flops(), 6);
+  EXPECT_EQ(op.traffic(), Bytes(48));
+  EXPECT_EQ(op.IntAttribute("elements"), 3);
+  EXPECT_EQ(op.FindAttribute("alpha"), 0.5);
+  EXPECT_TRUE(op.recomputable);
+}
+
+TEST(FormatTest, ExampleOfSpecificationRoundTripsToItsOwnBytes) {
+  const std::string example = ExampleOfSpecification(0);
+  const Trace trace = ParseTrace(example, "FORMAT.md");
+  EXPECT_EQ(trace.layers.size(), 2);
+  EXPECT_EQ(trace.ops.size(), 5);
+  const auto root = trace.Root(TensorId{9});
+  EXPECT_EQ(trace.tensor(TensorId{9}).name, "loss.dx");
+  EXPECT_EQ(trace.tensor(root).name, "fc.y");
+  EXPECT_EQ(FormatTrace(trace), example);
+}
+
+TEST(FormatTest, RoundTripsThroughFiles) {
+  const TemporaryDirectory directory;
+  const Trace trace = ParseTrace(kSmall, "t.json");
+  for (const char* name : {"a.json", "a.json.zst"}) {
+    WriteTrace(trace, directory / name);
+    EXPECT_EQ(FormatTrace(ReadTrace(directory / name)), FormatTrace(trace));
+  }
+}
+
+// `text`, laid out as `kSmall`, with ops before tensors before layers and the header last.
+std::string Shuffled(const std::string& text) {
+  const size_t layers = text.find("\"layers\""), tensors = text.find("\"tensors\""),
+               ops = text.find("\"ops\"");
+  const std::string shuffled = "{" + text.substr(ops, text.size() - ops - 1) + "," +
+                               text.substr(tensors, ops - tensors) +
+                               text.substr(layers, tensors - layers) + text.substr(1, layers - 1);
+  return shuffled.substr(0, shuffled.rfind(',')) + "}";
+}
+
+TEST(FormatTest, OrderOfKeysDoesNotMatter) {
+  const std::string small(kSmall);
+  EXPECT_EQ(FormatTrace(ParseTrace(Shuffled(small), "t.json")),
+            FormatTrace(ParseTrace(small, "t.json")));
+}
+
+// An escape may stand for any character, and blanks behind a string are not part of it.
+TEST(FormatTest, SpellingDoesNotMatter) {
+  std::string text(kSmall);
+  using Spelling = std::pair<std::string_view, std::string_view>;
+  for (const auto& [plain, other] : {Spelling{R"("name")", R"("n\u0061me" )"},
+                                     {R"("alpha")", R"("\u0061lpha")"},
+                                     {R"("l")", R"("\u006c")"},
+                                     {R"("x")", R"("\u0078" )"},
+                                     {R"("y")", "\"y\" \n\t"}}) {
+    size_t at = 0;
+    while ((at = text.find(plain, at)) != std::string::npos) {
+      text.replace(at, plain.size(), other);
+      at += other.size();
+    }
+  }
+  const std::string expected = FormatTrace(ParseTrace(kSmall, "t.json"));
+  EXPECT_EQ(FormatTrace(ParseTrace(text, "t.json")), expected);
+  EXPECT_EQ(FormatTrace(ParseTrace(Shuffled(text), "t.json")), expected);
+}
+
+TEST(FormatTest, AliasMayNameALaterTensor) {
+  const Trace trace = ParseTrace(Edited(R"("size": 24},)", R"("size": 24, "alias_of": "z"},
+{"name": "z", "kind": "input", "shape": [6], "size": 24},)"),
+                                 "t.json");
+  EXPECT_EQ(trace.tensors[0].alias_of, TensorId{1});
+  EXPECT_EQ(trace.tensor(trace.Root(TensorId{2})).name, "z");
+}
+
+TEST(FormatTest, EscapesStrings) {
+  Trace trace = ParseTrace(kSmall, "t.json");
+  std::string all;
+  for (char c = 0; c < 127; ++c) all += c;
+  all += "\x7f\u00e9\u2014\U0001F600/";
+  trace.tensors[0].name = all;
+  trace.ops[0].attributes.push_back({all, 1});
+  const std::string text = FormatTrace(trace);
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\0'), 0);
+  const Trace read = ParseTrace(text, "t.json");
+  EXPECT_EQ(read.tensors[0].name, all);
+  EXPECT_EQ(read.ops[0].attributes.back().name, all);
+  EXPECT_EQ(FormatTrace(read), text);
+}
+
+TEST(FormatTest, NumbersKeepEveryBit) {
+  Trace trace = ParseTrace(kSmall, "t.json");
+  auto& attributes = trace.ops[0].attributes;
+  attributes.clear();
+  for (const double value : {0.1, -0.0, 1e-5, 5e-324, 1.7976931348623157e308, 9007199254740992.0,
+                             -3.0, 1.0 / 3, 1e22, 123456789012345680.0}) {
+    attributes.push_back({"a" + std::to_string(attributes.size()), value});
+  }
+  const Trace read = ParseTrace(FormatTrace(trace), "t.json");
+  for (size_t i = 0; i < attributes.size(); ++i) {
+    EXPECT_EQ(std::bit_cast<uint64_t>(read.ops[0].attributes[i].value),
+              std::bit_cast<uint64_t>(attributes[i].value))
+        << attributes[i].value;
+  }
+  EXPECT_EQ(FormatTrace(read), FormatTrace(trace));
+}
+
+TEST(FormatTest, WriterRefusesWhatCouldNotBeReadBack) {
+  Trace trace = ParseTrace(kSmall, "t.json");
+  trace.network = "\xff";
+  EXPECT_EQ(InputErrorOf([&] { FormatTrace(trace); }), "trace 'n:2': a name is not valid UTF-8");
+  trace = ParseTrace(kSmall, "t.json");
+  trace.ops[0].attributes[0].value = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(InputErrorOf([&] { FormatTrace(trace); }),
+            "trace 'n:2': op 'l.fwd': the attribute 'elements' is not finite");
+}
+
+// Draws a valid trace: chains of aliases, odd names, empty lists.
+Trace RandomTrace(uint32_t seed) {
+  std::mt19937 random(seed);
+  const auto draw = [&](int64_t n) { return static_cast<int64_t>(random() % n); };
+  const auto name = [&](const char* prefix, size_t i) {
+    static constexpr const char* kTails[] = {"", "\"", "\\", "\n", " {}", "\u00e9", "/", "\x01"};
+    return prefix + std::to_string(i) + kTails[draw(8)];
+  };
+  Trace trace;
+  trace.name = name("trace", seed);
+  trace.network = name("network", 0);
+  trace.batch = 1 + draw(512);
+  trace.training = draw(2) == 0;
+  for (int64_t i = 0; i <= draw(5); ++i) {
+    trace.layers.push_back({name("layer", i), static_cast<OpType>(draw(15))});
+  }
+  const int64_t tensors = 1 + draw(30);
+  for (int64_t i = 0; i < tensors; ++i) {
+    Tensor tensor{
+        name("t", i), static_cast<TensorKind>(draw(7)), {}, Bytes(draw(int64_t{1} << 31)), {}};
+    for (int64_t d = draw(5); d > 0; --d) tensor.shape.push_back(draw(1000));
+    if (draw(3) == 0 && i + 1 < tensors) {
+      tensor.alias_of = static_cast<TensorId>(i + 1 + draw(tensors - i - 1));
+      tensor.size = Bytes(0);
+    }
+    trace.tensors.push_back(tensor);
+  }
+  std::vector<TensorId> readable, scratch;
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    const TensorId id{static_cast<uint32_t>(i)};
+    const TensorKind kind = trace.tensor(trace.Root(id)).kind;
+    if (kind == TensorKind::kInput || kind == TensorKind::kParameter) readable.push_back(id);
+    if (kind == TensorKind::kScratch) scratch.push_back(id);
+  }
+  for (int64_t i = draw(20); i > 0; --i) {
+    Op op;
+    op.name = name("op", i);
+    op.layer = static_cast<LayerId>(draw(static_cast<int64_t>(trace.layers.size())));
+    op.type = static_cast<OpType>(draw(15));
+    op.phase = static_cast<Phase>(draw(3));
+    op.recomputable = op.phase == Phase::kForward && draw(2) == 0;
+    op.batch = 1 + draw(100);
+    for (int64_t k = draw(4); k > 0 && !readable.empty(); --k) {
+      op.inputs.push_back(readable[draw(static_cast<int64_t>(readable.size()))]);
+    }
+    for (int64_t k = draw(3); k > 0; --k)
+      op.outputs.push_back(static_cast<TensorId>(draw(tensors)));
+    if (draw(2) == 0 && !scratch.empty()) op.scratch.push_back(scratch.front());
+    for (int64_t k = draw(3); k >= 0; --k) {
+      op.slots.push_back({name("slot", k), name("signature", draw(9)), draw(int64_t{1} << 31),
+                          Bytes(draw(int64_t{1} << 31))});
+    }
+    for (int64_t k = draw(4); k > 0; --k) {
+      op.attributes.push_back({name("a", k), static_cast<double>(random()) / 1000});
+    }
+    trace.ops.push_back(op);
+  }
+  return trace;
+}
+
+TEST(FormatTest, RandomTracesRoundTripToIdenticalBytes) {
+  for (uint32_t seed = 0; seed < 500; ++seed) {
+    const std::string text = FormatTrace(RandomTrace(seed));
+    EXPECT_EQ(FormatTrace(ParseTrace(text, "t.json")), text) << "seed " << seed;
+  }
+}
+
+// Whatever is cut or changed: an `InputError` or a valid trace, never anything else.
+TEST(FormatTest, EveryTruncationIsAnInputError) {
+  for (size_t size = 0; size < kSmall.size(); ++size) {
+    EXPECT_THAT(InputErrorOf([&] { ParseTrace(kSmall.substr(0, size), "t.json"); }),
+                StartsWith("t.json:"))
+        << size;
+  }
+}
+
+TEST(FormatTest, RandomDamageNeverEscapes) {
+  std::mt19937 random(1);
+  static constexpr std::string_view kBytes = "\"\\{}[]:,0-eE.1tfn \n\x00\xff\xc3";
+  for (int i = 0; i < 20000; ++i) {
+    std::string text(kSmall);
+    for (size_t edits = 1 + random() % 3; edits > 0; --edits) {
+      const size_t at = random() % text.size();
+      switch (random() % 3) {
+        case 0:
+          text[at] = kBytes[random() % kBytes.size()];
+          break;
+        case 1:
+          text.erase(at, 1 + random() % 20);
+          break;
+        default:
+          text.insert(at, text.substr(random() % text.size(), random() % 20));
+      }
+    }
+    try {
+      ParseTrace(text, "t.json").Validate();
+    } catch (const InputError& error) {
+      EXPECT_THAT(error.what(), StartsWith("t.json:"));
+    }
+  }
+}
+
+TEST(FormatTest, DeepNestingIsAnInputError) {
+  const std::string deep(1'000'000, '[');
+  EXPECT_THROW(ParseTrace(deep, "t.json"), InputError);
+  EXPECT_THAT(ErrorOfEdit("\"shape\": [2, 3]", "\"shape\": " + deep),
+              HasSubstr("tensors[0].shape[0]: expected an integer"));
+  EXPECT_THAT(ErrorOfEdit("\"shape\": [2, 3]",
+                          "\"shape\": " + std::string(5000, '[') + std::string(5000, ']')),
+              HasSubstr("tensors[0].shape[0]: expected an integer"));
+}
+
+TEST(FormatErrorTest, Json) {
+  EXPECT_EQ(InputErrorOf([] { ParseTrace("", "t.json"); }), "t.json:1:1: the file is empty");
+  EXPECT_EQ(InputErrorOf([] { ParseTrace(" \n", "t.json"); }), "t.json:1:1: the file is empty");
+  EXPECT_EQ(InputErrorOf([] { ParseTrace("[]", "t.json"); }), "t.json:1:1: expected an object");
+  EXPECT_EQ(InputErrorOf([] { ParseTrace("7", "t.json"); }), "t.json:1:1: expected an object");
+  EXPECT_EQ(InputErrorOf([] { ParseTrace(std::string(kSmall) + " {}", "t.json"); }),
+            "t.json:13:26: unexpected text after the last '}'");
+  EXPECT_THAT(ErrorOfEdit("24},", "24}"), StartsWith("t.json:7:1: tensors: bad JSON: "));
+  EXPECT_THAT(ErrorOfEdit("\"n\"", "\"\xff\""),
+              HasSubstr("bad JSON: The input is not valid UTF-8"));
+  EXPECT_THAT(ErrorOfEdit("\"n:2\"", "\"\\q\""), StartsWith("t.json:2:51: name: bad JSON: "));
+}
+
+TEST(FormatErrorTest, FormatAndVersion) {
+  EXPECT_EQ(ErrorOfEdit("spillway-trace", "spillway-cost-table"),
+            "t.json:2:11: format: expected \"spillway-trace\", got \"spillway-cost-table\"");
+  EXPECT_EQ(ErrorOfEdit("\"version\": 1", "\"version\": 2"),
+            "t.json:2:40: version: unsupported version 2; this program reads version 1");
+  EXPECT_EQ(ErrorOfEdit("\"format\": \"spillway-trace\", ", ""),
+            "t.json:1:1: the key 'format' is missing");
+  // The version is checked before anything that a later version may have added.
+  EXPECT_THAT(ErrorOfEdit("\"version\": 1, \"name\"", "\"new\": {}, \"version\": 7, \"name\""),
+              HasSubstr("unsupported version 7"));
+}
+
+TEST(FormatErrorTest, Keys) {
+  EXPECT_EQ(
+      ErrorOfEdit("\"alias_of\"", "\"aliasof\""),
+      "t.json:7:66: tensors[1]: unknown key 'aliasof'; did you mean 'alias_of'? (valid: name, "
+      "kind, shape, size, alias_of)");
+  EXPECT_EQ(ErrorOfEdit("\"size\": 24, \"alias_of\"", "\"alias_of\""),
+            "t.json:7:1: tensors[1]: the key 'size' is missing");
+  EXPECT_EQ(ErrorOfEdit("\"size\": 24, \"alias_of\"", "\"size\": 24, \"size\": 24, \"alias_of\""),
+            "t.json:7:74: tensors[1].size: this key stands here twice");
+  EXPECT_EQ(ErrorOfEdit("\"size\": 24", "\"size\": 24, \"s\\u0069ze\": 24"),
+            "t.json:6:74: tensors[0].size: this key stands here twice");
+  EXPECT_EQ(ErrorOfEdit("\"preset\": \"torch\", ", ""), "t.json:1:1: the key 'preset' is missing");
+  EXPECT_EQ(
+      ErrorOfEdit("\"preset\": \"torch\", ", "\"preset\": \"torch\", \"extra\": 1, "),
+      "t.json:3:20: unknown key 'extra' (valid: format, version, name, network, batch, preset, "
+      "training, layers, tensors, ops)");
+  EXPECT_EQ(ErrorOfEdit(", \"flops\": 6", ""),
+            "t.json:12:12: ops[0].slots[0]: the key 'flops' is missing");
+}
+
+TEST(FormatErrorTest, Types) {
+  EXPECT_EQ(ErrorOfEdit("\"size\": 24", "\"size\": \"24\""),
+            "t.json:6:57: tensors[0].size: expected an integer from 0 to 1152921504606846976, got "
+            "\"24\"");
+  EXPECT_THAT(ErrorOfEdit("\"name\": \"x\"", "\"name\": null"),
+              HasSubstr("tensors[0].name: expected a string, got 'null'"));
+  EXPECT_THAT(ErrorOfEdit("\"training\": true", "\"training\": 1"),
+              HasSubstr("training: expected true or false, got '1'"));
+  EXPECT_THAT(ErrorOfEdit("\"shape\": [2, 3]", "\"shape\": {}"),
+              HasSubstr("tensors[0].shape: expected an array, got an object"));
+  EXPECT_THAT(ErrorOfEdit("{\"elements\": 3, \"alpha\": 0.5}", "[3]"),
+              HasSubstr("ops[0].attributes: expected an object, got an array"));
+  EXPECT_THAT(ErrorOfEdit("\"elements\": 3", "\"elements\": \"three\""),
+              HasSubstr("ops[0].attributes.elements: expected a finite number, got \"three\""));
+  EXPECT_THAT(ErrorOfEdit("\"alias_of\": \"x\"", "\"alias_of\": null"),
+              HasSubstr("tensors[1].alias_of: expected a string, got 'null'"));
+}
+
+TEST(FormatErrorTest, Numbers) {
+  for (const char* number : {"-1", "24.0", "2.4e1", "1e2", "9223372036854775808",
+                             "1152921504606846977", "1e400", "NaN", "Infinity", "0x18", "024"}) {
+    EXPECT_THAT(ErrorOfEdit("\"size\": 24", std::string("\"size\": ") + number),
+                StartsWith("t.json:6:"))
+        << number;
+  }
+  for (const char* number : {"1e400", "-1e400", "NaN", "Infinity", "true", "1."}) {
+    EXPECT_THAT(ErrorOfEdit("\"alpha\": 0.5", std::string("\"alpha\": ") + number),
+                StartsWith("t.json:11:77: ops[0].attributes.alpha: expected a finite number"))
+        << number;
+  }
+  EXPECT_THAT(ErrorOfEdit("\"batch\": 2", "\"batch\": 0"),
+              HasSubstr("batch: expected an integer from 1 to 9223372036854775807, got '0'"));
+}
+
+TEST(FormatErrorTest, Names) {
+  EXPECT_EQ(ErrorOfEdit("\"inputs\": [\"x\"]", "\"inputs\": [\"x\", \"w\"]"),
+            "t.json:10:97: ops[0].inputs[1]: there is no tensor 'w'");
+  EXPECT_EQ(ErrorOfEdit("\"layer\": \"l\"", "\"layer\": \"m\""),
+            "t.json:10:28: ops[0].layer: there is no layer 'm'");
+  EXPECT_EQ(ErrorOfEdit("\"alias_of\": \"x\"", "\"alias_of\": \"q\""),
+            "t.json:7:78: tensors[1].alias_of: there is no tensor 'q'");
+  EXPECT_EQ(ErrorOfEdit("\"name\": \"y\"", "\"name\": \"x\""),
+            "t.json:7:10: tensors[1].name: 'x' is already the name of element [0]");
+  EXPECT_EQ(
+      ErrorOfEdit("{\"name\": \"l\", \"type\": \"relu\"}",
+                  "{\"name\": \"l\", \"type\": \"relu\"}, {\"name\": \"l\", \"type\": \"relu\"}"),
+      "t.json:4:52: layers[1].name: 'l' is already the name of element [0]");
+}
+
+TEST(FormatErrorTest, Enumerations) {
+  EXPECT_EQ(ErrorOfEdit("\"kind\": \"activation\"", "\"kind\": \"activations\""),
+            "t.json:7:23: tensors[1].kind: unknown kind 'activations'; did you mean 'activation'? "
+            "(valid: input, parameter, activation, gradient, parameter_gradient, optimizer_state, "
+            "scratch)");
+  EXPECT_THAT(
+      ErrorOfEdit("\"type\": \"relu\"", "\"type\": \"Relu\""),
+      HasSubstr("layers[0].type: unknown type 'Relu'; did you mean 'relu'? (valid: input, "));
+  EXPECT_THAT(
+      ErrorOfEdit("\"forward\"", "\"sideways\""),
+      HasSubstr("ops[0].phase: unknown phase 'sideways' (valid: forward, backward, update)"));
+}
+
+TEST(FormatErrorTest, WholeTrace) {
+  EXPECT_EQ(ErrorOfEdit("\"kind\": \"input\"", "\"kind\": \"activation\""),
+            "t.json: trace 'n:2': op 'l.fwd' reads tensor 'x' before any op has written it");
+}
+
+TEST(FormatErrorTest, LongTextIsCut) {
+  const std::string message = ErrorOfEdit("[\"x\"]", "[\"" + std::string(100'000, 'w') + "\"]");
+  EXPECT_THAT(message, HasSubstr("there is no tensor 'www"));
+  EXPECT_LT(message.size(), 200);
+}
+
+TEST(FormatErrorTest, NamesThePath) {
+  const TemporaryDirectory directory;
+  WriteFile(directory / "bad.json.zst", Edited("\"size\": 24", "\"size\": -1"));
+  const std::string path = (directory / "bad.json.zst").string();
+  EXPECT_THAT(InputErrorOf([&] { ReadTrace(path); }),
+              StartsWith(path + ":6:57: tensors[0].size: expected an integer"));
+}
+
+}  // namespace
+}  // namespace spillway

@@ -1,0 +1,152 @@
+// A sorted set of small trivially copyable entries, kept in chunks: what a balanced tree offers, in
+// contiguous memory.
+//
+// Entries lie sorted in chunks of at most `kCapacity`; a separate array of each chunk's last entry
+// is searched first. A look-up touches two cache-friendly arrays, an insertion moves at most one
+// chunk. Good up to millions of entries. Positions are invalidated by `Insert` and `Erase`.
+
+#ifndef SPILLWAY_TRACES_BASE_CHUNKED_SET_H_
+#define SPILLWAY_TRACES_BASE_CHUNKED_SET_H_
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+namespace spillway {
+
+template <typename Entry, typename Less = std::less<Entry>>
+class ChunkedSet {
+  static_assert(std::is_trivially_copyable_v<Entry>);
+
+ public:
+  // Where an entry is. The position after the last entry is `End`.
+  struct Position {
+    size_t chunk = 0;
+    uint32_t index = 0;
+    bool operator==(const Position&) const = default;
+  };
+
+  bool empty() const { return chunks_.empty(); }
+  Position Begin() const { return {0, 0}; }
+  Position End() const { return {chunks_.size(), 0}; }
+
+  // The first entry that is not less than `key`.
+  Position LowerBound(const Entry& key) const {
+    const size_t chunk = CountLess(last_.data(), last_.size(), key);
+    if (chunk == last_.size()) return End();
+    const Chunk& entries = *chunks_[chunk];
+    return {chunk, static_cast<uint32_t>(CountLess(entries.entries.data(), entries.count, key))};
+  }
+
+  // REQUIRES: `position` is not `End`, and for `Previous` not `Begin`.
+  const Entry& At(Position position) const {
+    return chunks_[position.chunk]->entries[position.index];
+  }
+  Position Next(Position position) const {
+    if (position.index + 1 < chunks_[position.chunk]->count) {
+      return {position.chunk, position.index + 1};
+    }
+    return {position.chunk + 1, 0};
+  }
+  Position Previous(Position position) const {
+    if (position.index > 0) return {position.chunk, position.index - 1};
+    return {position.chunk - 1, chunks_[position.chunk - 1]->count - 1};
+  }
+  const Entry& Last() const { return last_.back(); }
+
+  // REQUIRES: no equal entry is in the set.
+  void Insert(const Entry& entry) {
+    if (chunks_.empty()) {
+      chunks_.push_back(NewChunk());
+      last_.push_back(entry);
+    }
+    size_t chunk = std::min(CountLess(last_.data(), last_.size(), entry), last_.size() - 1);
+    if (chunks_[chunk]->count == kCapacity) {
+      Split(chunk);
+      if (Less()(last_[chunk], entry)) ++chunk;
+    }
+    Chunk& target = *chunks_[chunk];
+    Entry* const begin = target.entries.data();
+    Entry* const end = begin + target.count;
+    Entry* const place = begin + CountLess(begin, target.count, entry);
+    std::copy_backward(place, end, end + 1);
+    *place = entry;
+    ++target.count;
+    last_[chunk] = target.entries[target.count - 1];
+  }
+
+  void Erase(Position position) {
+    Chunk& target = *chunks_[position.chunk];
+    Entry* const begin = target.entries.data();
+    std::copy(begin + position.index + 1, begin + target.count, begin + position.index);
+    if (--target.count == 0) {
+      spare_ = std::move(chunks_[position.chunk]);
+      chunks_.erase(chunks_.begin() + static_cast<std::ptrdiff_t>(position.chunk));
+      last_.erase(last_.begin() + static_cast<std::ptrdiff_t>(position.chunk));
+    } else {
+      last_[position.chunk] = target.entries[target.count - 1];
+    }
+  }
+
+  // REQUIRES: `replacement` sorts exactly where the entry at `position` does.
+  void Replace(Position position, const Entry& replacement) {
+    Chunk& target = *chunks_[position.chunk];
+    target.entries[position.index] = replacement;
+    last_[position.chunk] = target.entries[target.count - 1];
+  }
+
+  void Clear() {
+    chunks_.clear();
+    last_.clear();
+  }
+
+ private:
+  static constexpr uint32_t kCapacity = 32;
+
+  struct Chunk {
+    uint32_t count = 0;
+    std::array<Entry, kCapacity> entries;
+  };
+
+  std::unique_ptr<Chunk> NewChunk() {
+    return spare_ ? std::move(spare_) : std::make_unique<Chunk>();
+  }
+
+  // How many of the sorted entries are less than `key`. The loop has no branch to mispredict: where
+  // the key lies decides only how far `base` moves.
+  static size_t CountLess(const Entry* entries, size_t count, const Entry& key) {
+    const Entry* base = entries;
+    while (count > 1) {
+      const size_t half = count / 2;
+      base += Less()(base[half - 1], key) ? half : 0;
+      count -= half;
+    }
+    return static_cast<size_t>(base - entries) + (count == 1 && Less()(*base, key) ? 1 : 0);
+  }
+
+  // Moves the upper half of a full chunk into a new one after it.
+  void Split(size_t chunk) {
+    auto upper = NewChunk();
+    Chunk& lower = *chunks_[chunk];
+    constexpr uint32_t kHalf = kCapacity / 2;
+    std::copy(lower.entries.begin() + kHalf, lower.entries.end(), upper->entries.begin());
+    upper->count = kCapacity - kHalf;
+    lower.count = kHalf;
+    const auto after = static_cast<std::ptrdiff_t>(chunk) + 1;
+    last_.insert(last_.begin() + after, last_[chunk]);
+    last_[chunk] = lower.entries[kHalf - 1];
+    chunks_.insert(chunks_.begin() + after, std::move(upper));
+  }
+
+  std::vector<std::unique_ptr<Chunk>> chunks_;  // none is empty
+  std::vector<Entry> last_;                     // the last entry of each chunk
+  std::unique_ptr<Chunk> spare_;                // kept for sets that are often almost empty
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_TRACES_BASE_CHUNKED_SET_H_

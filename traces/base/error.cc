@@ -1,0 +1,55 @@
+#include "traces/base/error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <utility>
+
+namespace spillway {
+namespace {
+
+// Insertions, deletions, replacements and swaps of neighbours that turn one word into the other.
+// Keeps the last three rows of the table: row[j] is for all of `a` read so far and the first j
+// letters of `b`.
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> before, previous, row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    before = std::exchange(previous, row);
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replace = previous[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      row[j] = std::min({replace, row[j - 1] + 1, previous[j] + 1});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        row[j] = std::min(row[j], before[j - 2] + 1);
+      }
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+std::string UnknownName(std::string_view what, std::string_view name,
+                        const std::vector<std::string>& valid) {
+  std::string message = fmt::format("unknown {} '{}'", what, name);
+  const std::string* best = nullptr;
+  size_t best_distance = std::max<size_t>(1, name.size() / 3) + 1;
+  for (const std::string& candidate : valid) {
+    const size_t distance = EditDistance(name, candidate);
+    if (distance < best_distance) best = &candidate, best_distance = distance;
+  }
+  if (best != nullptr) message += fmt::format("; did you mean '{}'?", *best);
+  if (valid.empty()) return message + " (there are none)";
+  return message + fmt::format(" (valid: {})", fmt::join(valid, ", "));
+}
+
+void CheckFailed(const char* file, int line, const char* condition) {
+  fmt::print(stderr, "{}:{}: internal error, check failed: {}\n", file, line, condition);
+  std::abort();
+}
+
+}  // namespace spillway

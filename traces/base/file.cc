@@ -1,0 +1,204 @@
+#include "traces/base/file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+#include <new>
+#include <system_error>
+#include <utility>
+
+#include "traces/base/error.h"
+
+namespace spillway {
+namespace {
+
+constexpr std::string_view kZstdMagic("\x28\xb5\x2f\xfd", 4);
+constexpr std::string_view kGzipMagic("\x1f\x8b", 2);
+constexpr int kCompressionLevel = 9;
+// Of decompressed to compressed size, above kAlwaysAllowed. The trace of vgg416:32 reaches 50.
+constexpr int64_t kMaxRatio = 1000;
+constexpr Bytes kAlwaysAllowed = Bytes::MiB(16);
+
+std::string ErrnoText(int code) { return std::generic_category().message(code); }
+
+// An open file descriptor.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+[[noreturn]] void FailTooLarge(const std::filesystem::path& path, Bytes limit) {
+  throw InputError(fmt::format("{}: the contents exceed {}", path.string(), FormatBytes(limit)));
+}
+
+std::string ReadRaw(const std::filesystem::path& path, Bytes limit) {
+  const auto fail = [&](int code) {
+    throw InputError(fmt::format("cannot read '{}': {}", path.string(), ErrnoText(code)));
+  };
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) fail(errno);
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) fail(errno);
+  if (S_ISDIR(status.st_mode)) {
+    throw InputError(fmt::format("cannot read '{}': it is a directory", path.string()));
+  }
+  std::string contents;
+  if (status.st_size > 0 && status.st_size <= limit.count()) {
+    contents.reserve(static_cast<size_t>(status.st_size));
+  }
+  std::array<char, 1 << 16> buffer;
+  while (true) {
+    const ssize_t count = ::read(file.get(), buffer.data(), buffer.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail(errno);
+    if (count == 0) return contents;
+    if (contents.size() + static_cast<size_t>(count) > static_cast<size_t>(limit.count())) {
+      FailTooLarge(path, limit);
+    }
+    contents.append(buffer.data(), static_cast<size_t>(count));
+  }
+}
+
+// Grows with the data that really comes: sizes that the frame announces are not believed. What few
+// bytes may become is limited too, as a block of zeros takes four bytes whatever its size.
+std::string Decompress(std::string_view compressed, const std::filesystem::path& path,
+                       Bytes limit) {
+  const auto fail = [&](std::string_view what) {
+    throw InputError(fmt::format("{}: {}", path.string(), what));
+  };
+  const std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> context(ZSTD_createDCtx(),
+                                                                     &ZSTD_freeDCtx);
+  if (context == nullptr) throw std::bad_alloc();
+  const Bytes plausible =
+      std::max(kAlwaysAllowed, Bytes(static_cast<int64_t>(compressed.size()) * kMaxRatio));
+  std::string contents;
+  std::array<char, 1 << 16> buffer;
+  ZSTD_inBuffer in{compressed.data(), compressed.size(), 0};
+  while (true) {
+    ZSTD_outBuffer out{buffer.data(), buffer.size(), 0};
+    const size_t state = ZSTD_decompressStream(context.get(), &out, &in);
+    if (ZSTD_isError(state)) {
+      fail(fmt::format("bad Zstandard data at byte {}: {}", in.pos, ZSTD_getErrorName(state)));
+    }
+    const auto size = static_cast<int64_t>(contents.size() + out.pos);
+    if (size > limit.count()) FailTooLarge(path, limit);
+    if (size > plausible.count()) {
+      fail(fmt::format("the contents exceed {}, the most that {} of Zstandard data may hold",
+                       FormatBytes(plausible),
+                       FormatBytes(Bytes(static_cast<int64_t>(compressed.size())))));
+    }
+    contents.append(buffer.data(), out.pos);
+    if (state == 0 && in.pos == in.size) return contents;
+    // A full output buffer may leave more behind, even when all the input is taken.
+    if (in.pos == in.size && out.pos < out.size) fail("the Zstandard data is truncated");
+  }
+}
+
+std::string Compress(std::string_view contents) {
+  const std::unique_ptr<ZSTD_CCtx, decltype(&ZSTD_freeCCtx)> context(ZSTD_createCCtx(),
+                                                                     &ZSTD_freeCCtx);
+  if (context == nullptr) throw std::bad_alloc();
+  ZSTD_CCtx_setParameter(context.get(), ZSTD_c_compressionLevel, kCompressionLevel);
+  ZSTD_CCtx_setParameter(context.get(), ZSTD_c_checksumFlag, 1);
+  std::string compressed(ZSTD_compressBound(contents.size()), '\0');
+  const size_t size = ZSTD_compress2(context.get(), compressed.data(), compressed.size(),
+                                     contents.data(), contents.size());
+  if (ZSTD_isError(size)) throw std::bad_alloc();  // nothing else can go wrong with these sizes
+  compressed.resize(size);
+  return compressed;
+}
+
+// A new file beside `path`, removed again unless `Commit` renames it to `path`.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const std::filesystem::path& path) : path_(path) {
+    for (int attempt = 0; file_ < 0 && attempt < 1000; ++attempt) {
+      name_ = path.parent_path() /
+              fmt::format(".{}.{}-{}.tmp", path.filename().string(), ::getpid(), attempt);
+      file_ = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      if (file_ < 0 && errno != EEXIST) break;
+    }
+    if (file_ < 0) Fail(errno);
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  ~TemporaryFile() {
+    if (file_ >= 0) ::close(file_);
+    if (!committed_) ::unlink(name_.c_str());
+  }
+
+  void Write(std::string_view contents) {
+    while (!contents.empty()) {
+      const ssize_t count = ::write(file_, contents.data(), contents.size());
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) Fail(errno);
+      contents.remove_prefix(static_cast<size_t>(count));
+    }
+  }
+
+  void Commit() {
+    if (::close(std::exchange(file_, -1)) != 0) Fail(errno);
+    if (::rename(name_.c_str(), path_.c_str()) != 0) Fail(errno);
+    committed_ = true;
+  }
+
+ private:
+  [[noreturn]] void Fail(int code) const {
+    throw InputError(fmt::format("cannot write '{}': {}", path_.string(), ErrnoText(code)));
+  }
+
+  std::filesystem::path path_;
+  std::filesystem::path name_;
+  int file_ = -1;
+  bool committed_ = false;
+};
+
+}  // namespace
+
+std::string ReadFile(const std::filesystem::path& path, Bytes limit) {
+  std::string contents = ReadRaw(path, limit);
+  if (contents.starts_with(kZstdMagic)) return Decompress(contents, path, limit);
+  if (contents.starts_with(kGzipMagic)) {
+    throw InputError(
+        fmt::format("{}: gzip is not supported; decompress it (gunzip) or re-compress it with zstd",
+                    path.string()));
+  }
+  return contents;
+}
+
+void WriteFile(const std::filesystem::path& path, std::string_view contents) {
+  // Renaming over a device or a pipe would replace it.
+  std::error_code ignored;
+  const auto status = std::filesystem::status(path, ignored);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    throw InputError(
+        fmt::format("cannot write '{}': it is {}", path.string(),
+                    std::filesystem::is_directory(status) ? "a directory" : "not a regular file"));
+  }
+  TemporaryFile file(path);
+  if (path.extension() == ".zst") {
+    file.Write(Compress(contents));
+  } else {
+    file.Write(contents);
+  }
+  file.Commit();
+}
+
+}  // namespace spillway

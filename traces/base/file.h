@@ -1,0 +1,27 @@
+// Whole files in memory: read with transparent Zstandard decompression, written by rename.
+
+#ifndef SPILLWAY_TRACES_BASE_FILE_H_
+#define SPILLWAY_TRACES_BASE_FILE_H_
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "traces/base/units.h"
+
+namespace spillway {
+
+// The contents of `path`, decompressed if they start with Zstandard's magic number. Throws
+// `InputError` if the file is missing, is a directory, is gzipped, is truncated, or grows beyond
+// `limit`, or when decompressed beyond both 16 MiB and 1000 times its size. Memory grows with the
+// data that really comes.
+std::string ReadFile(const std::filesystem::path& path, Bytes limit = Bytes::GiB(4));
+
+// Writes `contents` beside `path` under a temporary name and renames it, so that `path` holds
+// either its old contents or all of the new. Compresses if `path` ends in ".zst". Throws
+// `InputError` with the path and the system's reason; nothing is left behind then.
+void WriteFile(const std::filesystem::path& path, std::string_view contents);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_TRACES_BASE_FILE_H_

@@ -1,0 +1,230 @@
+#include "traces/base/json.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "traces/base/error.h"
+
+namespace spillway {
+namespace {
+
+constexpr size_t kMaxQuoted = 60;  // bytes of the document that a message repeats
+
+// The scalar that starts `text`, or a word for what it is.
+std::string Describe(std::string_view text) {
+  if (text.empty()) return "the end of the file";
+  switch (text.front()) {
+    case '{':
+      return "an object";
+    case '[':
+      return "an array";
+    case '"': {
+      size_t end = 1;
+      while (end < text.size() && text[end] != '"') end += text[end] == '\\' ? 2 : 1;
+      return JsonExcerpt(text.substr(0, end + 1));
+    }
+    default:
+      return fmt::format("'{}'", JsonExcerpt(text.substr(0, text.find_first_of(",:]} \t\r\n"))));
+  }
+}
+
+}  // namespace
+
+std::string JsonExcerpt(std::string_view text) {
+  size_t size = std::min(text.size(), kMaxQuoted);
+  const auto is_continuation = [&] {
+    return (static_cast<unsigned char>(text[size]) & 0xc0) == 0x80;
+  };
+  while (size > 0 && size < text.size() && is_continuation()) --size;
+  std::string out;
+  for (const char c : text.substr(0, size)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte != 0x7f) {
+      out += c;
+    } else {
+      fmt::format_to(std::back_inserter(out), "\\x{:02x}", byte);
+    }
+  }
+  if (size < text.size()) out += "...";
+  return out;
+}
+
+JsonDocument::JsonDocument(std::string_view text, std::string origin)
+    : origin_(std::move(origin)), text_(text) {
+  if (text_.size() != text.size()) Fail("there is not enough memory to read this file");
+  if (const auto error = parser_.iterate(text_).get(document_)) {
+    if (error == simdjson::EMPTY) Fail("the file is empty");
+    Fail(fmt::format("bad JSON: {}", simdjson::error_message(error)));
+  }
+}
+
+void JsonDocument::ReadHeader(std::string_view format, int64_t version) {
+  Value value = Find("format");
+  Enter("format", 0, Offset(value));
+  if (const std::string_view found = ReadString(value); found != format) {
+    Fail(fmt::format("expected \"{}\", got \"{}\"", format, JsonExcerpt(found)));
+  }
+  Leave();
+  value = Find("version");
+  Enter("version", 0, Offset(value));
+  const int64_t found =
+      ReadInteger(value, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max());
+  if (found != version) {
+    Fail(fmt::format("unsupported version {}; this program reads version {}", found, version));
+  }
+  Leave();
+  document_.rewind();
+}
+
+std::string_view JsonDocument::ReadString(Value value) {
+  const std::string_view token = value.raw_json_token();  // with the blanks that follow
+  if (token.starts_with('"') && token.find('\\') == std::string_view::npos) {
+    simdjson::ondemand::raw_json_string in_place;
+    Check(value.get_raw_json_string().get(in_place));
+    return {in_place.raw(), token.rfind('"') - 1};
+  }
+  std::string_view text;
+  if (const auto error = value.get_string().get(text)) FailValue(error, "a string");
+  return unescaped_.emplace_back(text);
+}
+
+std::optional<std::string_view> JsonDocument::ReadStringOrNull(Value value) {
+  bool null = false;
+  if (const auto error = value.is_null().get(null)) FailValue(error, "a string or null");
+  if (null) return std::nullopt;
+  return ReadString(value);
+}
+
+bool JsonDocument::ReadBool(Value value) {
+  bool truth = false;
+  if (const auto error = value.get_bool().get(truth)) FailValue(error, "true or false");
+  return truth;
+}
+
+double JsonDocument::ReadNumber(Value value) {
+  double number = 0;
+  if (const auto error = value.get_double().get(number)) FailValue(error, "a finite number");
+  return number;
+}
+
+int64_t JsonDocument::ReadInteger(Value value, int64_t min, int64_t max) {
+  int64_t number = 0;
+  const auto error = value.get_int64().get(number);
+  if (error != simdjson::SUCCESS || number < min || number > max) {
+    FailValue(error, fmt::format("an integer from {} to {}", min, max));
+  }
+  return number;
+}
+
+JsonDocument::Place JsonDocument::Here() const {
+  Place place{.offset = steps_[depth_].offset, .element = {}};
+  for (const Step& step : std::span(steps_).subspan(1, depth_)) {
+    if (step.key.data() == nullptr) {
+      place.element += fmt::format("[{}]", step.index);
+    } else {
+      place.element += fmt::format("{}{}", place.element.empty() ? "" : ".", JsonExcerpt(step.key));
+    }
+  }
+  return place;
+}
+
+void JsonDocument::Fail(std::string_view what) const { Fail(Here(), what); }
+
+void JsonDocument::Fail(const Place& place, std::string_view what) const {
+  const std::string_view before =
+      std::string_view(text_.data(), text_.size()).substr(0, place.offset);
+  const auto line = std::count(before.begin(), before.end(), '\n') + 1;
+  const size_t column = before.size() - (before.rfind('\n') + 1) + 1;  // npos + 1 is 0
+  throw InputError(fmt::format("{}:{}:{}: {}{}{}", origin_, line, column, place.element,
+                               place.element.empty() ? "" : ": ", what));
+}
+
+simdjson::ondemand::object JsonDocument::Root() {
+  simdjson::ondemand::object object;
+  if (const auto error = document_.get_object().get(object)) {
+    if (error == simdjson::INCORRECT_TYPE) Fail("expected an object");
+    FailSyntax(error);
+  }
+  return object;
+}
+
+JsonDocument::Value JsonDocument::Find(std::string_view key) {
+  Value value;
+  const auto error = document_.find_field_unordered(key).get(value);
+  if (error == simdjson::NO_SUCH_FIELD) FailMissing(key);
+  if (error == simdjson::INCORRECT_TYPE) Fail("expected an object");
+  Check(error);
+  return value;
+}
+
+void JsonDocument::CheckEnd() {
+  const char* location = nullptr;
+  if (document_.current_location().get(location)) return;
+  Fail({static_cast<size_t>(location - text_.data()), {}}, "unexpected text after the last '}'");
+}
+
+void JsonDocument::FailSyntax(simdjson::error_code error) {
+  Place place = Here();
+  const char* location = nullptr;
+  if (document_.current_location().get(location) == simdjson::SUCCESS) {
+    place.offset = static_cast<size_t>(location - text_.data());
+  } else {
+    place.offset = text_.size();
+  }
+  Fail(place, fmt::format("bad JSON: {}", simdjson::error_message(error)));
+}
+
+void JsonDocument::FailValue(simdjson::error_code error, std::string_view expected) const {
+  if (error != simdjson::SUCCESS && error != simdjson::INCORRECT_TYPE &&
+      error != simdjson::NUMBER_ERROR) {
+    Fail(fmt::format("bad JSON: {}", simdjson::error_message(error)));
+  }
+  const auto rest = std::string_view(text_.data(), text_.size()).substr(steps_[depth_].offset);
+  Fail(fmt::format("expected {}, got {}", expected, Describe(rest)));
+}
+
+void JsonDocument::FailKey(std::string_view key, size_t offset, size_t value,
+                           std::span<const std::string_view> valid) {
+  if (std::find(valid.begin(), valid.end(), key) != valid.end()) {
+    Enter(key, 0, value);
+    Fail("this key stands here twice");
+  }
+  Place place = Here();
+  place.offset = offset;
+  Fail(place, UnknownName("key", JsonExcerpt(key), {valid.begin(), valid.end()}));
+}
+
+void JsonDocument::FailMissing(std::string_view key) const {
+  Fail(fmt::format("the key '{}' is missing", key));
+}
+
+void AppendJsonString(std::string& out, std::string_view text) {
+  out += '"';
+  for (const char c : text) {
+    switch (c) {
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      default:
+        if (static_cast<unsigned char>(c) < 0x20) {
+          fmt::format_to(std::back_inserter(out), "\\u{:04x}", static_cast<unsigned char>(c));
+        } else {
+          out += c;
+        }
+    }
+  }
+  out += '"';
+}
+
+}  // namespace spillway

@@ -1,0 +1,232 @@
+// Reading JSON documents with errors that name the place, and the spelling of JSON strings.
+//
+// Internal to the file formats: the one header that shows simdjson. Documents are read on demand,
+// field by field, into the caller's types; nothing is built in between. The format decides how deep
+// reading goes, never the document. Everything in a document must be expected: an unknown, repeated
+// or missing key, a wrong type and a number out of range all end in an `InputError` of the form
+//   path:line:column: tensors[12].size: expected an integer from 0 to 9, got "twelve"
+
+#ifndef SPILLWAY_TRACES_BASE_JSON_H_
+#define SPILLWAY_TRACES_BASE_JSON_H_
+
+#include <simdjson.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "traces/base/error.h"
+
+namespace spillway {
+
+// One key of an object and the function that reads its value.
+template <typename Read>
+struct JsonField {
+  std::string_view key;  // a literal: it outlives the document
+  bool required;
+  Read read;  // void(simdjson::ondemand::value)
+};
+
+template <typename Read>
+JsonField<Read> Required(std::string_view key, Read read) {
+  return {key, true, std::move(read)};
+}
+
+template <typename Read>
+JsonField<Read> Optional(std::string_view key, Read read) {
+  return {key, false, std::move(read)};
+}
+
+// A document being read: first `ReadHeader`, then `ReadRoot`, then `ReadFromRoot` for what
+// `ReadRoot` skipped. Each value is read once. A `string_view` that comes from the document lives
+// as long as the document.
+class JsonDocument {
+ public:
+  using Value = simdjson::ondemand::value;
+
+  // A value to come back to in an error message.
+  struct Place {
+    size_t offset = 0;
+    std::string element;
+  };
+
+  // Copies `text`. `origin` stands for the path in messages.
+  JsonDocument(std::string_view text, std::string origin);
+  JsonDocument(const JsonDocument&) = delete;
+  JsonDocument& operator=(const JsonDocument&) = delete;
+
+  // Throws unless the root object has "format" equal to `format` and "version" equal to `version`,
+  // wherever they stand in it.
+  void ReadHeader(std::string_view format, int64_t version);
+
+  // Reads the root object, and checks that nothing follows it.
+  template <typename... Reads>
+  void ReadRoot(const JsonField<Reads>&... fields) {
+    ReadFields(Root(), fields...);
+    CheckEnd();
+    document_.rewind();
+  }
+
+  // Reads one key of the root object, which must be there: for values that need those of another
+  // key first, in whatever order they stand.
+  template <typename Read>
+  void ReadFromRoot(std::string_view key, const Read& read) {
+    const Value value = Find(key);
+    Enter(key, 0, Offset(value));
+    read(value);
+    Leave();
+  }
+
+  template <typename... Reads>
+  void ReadObject(Value value, const JsonField<Reads>&... fields) {
+    simdjson::ondemand::object object;
+    if (const auto error = value.get_object().get(object)) FailValue(error, "an object");
+    ReadFields(object, fields...);
+  }
+
+  // Calls `read(key, value)` for each field of an object with arbitrary keys.
+  template <typename Read>
+  void ReadMap(Value value, const Read& read) {
+    simdjson::ondemand::object object;
+    if (const auto error = value.get_object().get(object)) FailValue(error, "an object");
+    for (auto result : object) {
+      simdjson::ondemand::field field;
+      Check(std::move(result).get(field));
+      const std::string_view key = Key(field);
+      Enter(key, 0, Offset(field.value()));
+      read(key, field.value());
+      Leave();
+    }
+  }
+
+  // Calls `read(element)` for each element.
+  template <typename Read>
+  void ReadArray(Value value, const Read& read) {
+    simdjson::ondemand::array array;
+    if (const auto error = value.get_array().get(array)) FailValue(error, "an array");
+    size_t index = 0;
+    for (auto result : array) {
+      Value element;
+      Check(std::move(result).get(element));
+      Enter({}, index++, Offset(element));
+      read(element);
+      Leave();
+    }
+  }
+
+  std::string_view ReadString(Value value);
+  // nullopt for null.
+  std::optional<std::string_view> ReadStringOrNull(Value value);
+  bool ReadBool(Value value);
+  double ReadNumber(Value value);  // finite
+  // An integer without fraction or exponent, in [min, max].
+  int64_t ReadInteger(Value value, int64_t min, int64_t max);
+
+  // The value being read now.
+  Place Here() const;
+
+  // Throws an `InputError` at the value being read now, or at an earlier one.
+  [[noreturn]] void Fail(std::string_view what) const;
+  [[noreturn]] void Fail(const Place& place, std::string_view what) const;
+
+ private:
+  struct Step {
+    std::string_view key;  // of an object; null for an element of an array
+    size_t index = 0;      // in the array
+    size_t offset = 0;
+  };
+
+  template <typename... Reads>
+  void ReadFields(simdjson::ondemand::object object, const JsonField<Reads>&... fields) {
+    static_assert(sizeof...(Reads) <= 32);
+    uint32_t seen = 0;
+    for (auto result : object) {
+      simdjson::ondemand::field field;
+      Check(std::move(result).get(field));
+      const char* const start = field.key().raw() - 1;  // its quote
+      const std::string_view key = Key(field);
+      uint32_t bit = 1;
+      // Keys mostly come in the order of the fields: those that were there need no comparison.
+      const auto take = [&](const auto& candidate) {
+        if ((seen & bit) != 0 || candidate.key != key) return bit <<= 1, false;
+        seen |= bit;
+        Enter(candidate.key, 0, Offset(field.value()));
+        candidate.read(field.value());
+        Leave();
+        return true;
+      };
+      if (!(take(fields) || ...)) {
+        FailKey(key, static_cast<size_t>(start - text_.data()), Offset(field.value()),
+                std::array<std::string_view, sizeof...(fields)>{fields.key...});
+      }
+    }
+    uint32_t bit = 1;
+    const auto check = [&](const auto& field) {
+      if (field.required && (seen & bit) == 0) FailMissing(field.key);
+      bit <<= 1;
+    };
+    (check(fields), ...);
+  }
+
+  // The key of a field, in the text unless it has escapes.
+  std::string_view Key(simdjson::ondemand::field& field) {
+    const char* const start = field.key().raw();
+    const char* end = start;
+    while (*end != '"' && *end != '\\') ++end;
+    if (*end == '"') return {start, end};
+    std::string_view key;
+    Check(field.unescaped_key().get(key));
+    return unescaped_.emplace_back(key);
+  }
+
+  void Enter(std::string_view key, size_t index, size_t offset) {
+    SPILLWAY_CHECK(depth_ + 1 < steps_.size());
+    steps_[++depth_] = {key, index, offset};
+  }
+  void Leave() { --depth_; }
+  void Check(simdjson::error_code error) {
+    if (error != simdjson::SUCCESS) [[unlikely]]
+      FailSyntax(error);
+  }
+  size_t Offset(Value value) const {
+    return static_cast<size_t>(value.raw_json_token().data() - text_.data());
+  }
+
+  simdjson::ondemand::object Root();
+  Value Find(std::string_view key);
+  void CheckEnd();
+  [[noreturn]] void FailSyntax(simdjson::error_code error);
+  [[noreturn]] void FailValue(simdjson::error_code error, std::string_view expected) const;
+  [[noreturn]] void FailKey(std::string_view key, size_t offset, size_t value,
+                            std::span<const std::string_view> valid);
+  [[noreturn]] void FailMissing(std::string_view key) const;
+
+  std::string origin_;
+  simdjson::padded_string text_;
+  simdjson::ondemand::parser parser_;
+  simdjson::ondemand::document document_;
+  // From the root, which is the first, to the value being read, at `depth_`.
+  std::array<Step, 16> steps_;
+  size_t depth_ = 0;
+  std::deque<std::string> unescaped_;  // strings with escapes, as they are meant
+};
+
+// For `ReadRoot`: accepts any value and reads nothing of it.
+inline void SkipJson(JsonDocument::Value) {}
+
+// A printable piece of a document, at most 60 bytes, for a message.
+std::string JsonExcerpt(std::string_view text);
+
+// Appends `text` as a JSON string with its quotes. Bytes outside ASCII are passed on as they are.
+void AppendJsonString(std::string& out, std::string_view text);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_TRACES_BASE_JSON_H_

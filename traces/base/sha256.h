@@ -1,0 +1,16 @@
+// SHA-256 (FIPS 180-4) of a text in memory, to recognise files by. Not meant for secrets.
+
+#ifndef SPILLWAY_TRACES_BASE_SHA256_H_
+#define SPILLWAY_TRACES_BASE_SHA256_H_
+
+#include <string>
+#include <string_view>
+
+namespace spillway {
+
+// 64 lower-case hexadecimal digits.
+std::string Sha256(std::string_view text);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_TRACES_BASE_SHA256_H_

@@ -1,0 +1,123 @@
+#include "traces/base/units.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <span>
+
+#include "traces/base/error.h"
+
+namespace spillway {
+namespace {
+
+struct Unit {
+  std::string_view name;
+  double scale;
+};
+
+constexpr std::array kByteUnits{
+    Unit{"B", 1},           Unit{"KB", 1e3},           Unit{"MB", 1e6},
+    Unit{"GB", 1e9},        Unit{"TB", 1e12},          Unit{"KiB", 1024.0},
+    Unit{"MiB", 1048576.0}, Unit{"GiB", 1073741824.0}, Unit{"TiB", 1099511627776.0},
+};
+constexpr std::array kShownByteUnits{
+    Unit{"B", 1},
+    Unit{"KiB", 1024.0},
+    Unit{"MiB", 1048576.0},
+    Unit{"GiB", 1073741824.0},
+};
+constexpr std::array kTimeUnits{
+    Unit{"ps", 1}, Unit{"ns", 1e3}, Unit{"us", 1e6}, Unit{"ms", 1e9}, Unit{"s", 1e12},
+};
+constexpr std::array kFlopUnits{
+    Unit{"FLOP/s", 1},     Unit{"MFLOP/s", 1e6},  Unit{"GFLOP/s", 1e9},
+    Unit{"TFLOP/s", 1e12}, Unit{"PFLOP/s", 1e15},
+};
+
+// Parses "<number> <unit>" and returns the number times the unit's scale, rounded to an integer.
+int64_t ParseQuantity(std::string_view text, std::string_view what, std::span<const Unit> units,
+                      std::string_view suffix) {
+  const auto fail = [&](std::string_view why) -> InputError {
+    std::string names;
+    for (const Unit& unit : units) {
+      names += fmt::format("{}{}{}", names.empty() ? "" : " ", unit.name, suffix);
+    }
+    return InputError(
+        fmt::format("'{}' is not a {}: {} (a number and one of: {})", text, what, why, names));
+  };
+  double number = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if (error == std::errc::result_out_of_range) throw fail("its number is out of range");
+  if (error != std::errc() || !std::isfinite(number)) throw fail("no number at its start");
+  if (std::signbit(number)) throw fail("it is negative");
+  std::string_view unit_name(rest, static_cast<size_t>(end - rest));
+  while (!unit_name.empty() && unit_name.front() == ' ') unit_name.remove_prefix(1);
+  if (unit_name.empty()) throw fail("the unit is missing");
+  if (!suffix.empty()) {
+    if (!unit_name.ends_with(suffix)) throw fail(fmt::format("unknown unit '{}'", unit_name));
+    unit_name.remove_suffix(suffix.size());
+  }
+  for (const Unit& unit : units) {
+    if (unit.name != unit_name) continue;
+    const double value = number * unit.scale;
+    if (value > 1e18) throw fail("it is too large");
+    return std::llround(value);
+  }
+  throw fail(fmt::format("unknown unit '{}'", unit_name));
+}
+
+// `number` with three significant digits or all of its whole part, without trailing zeros.
+std::string FormatNumber(double number) {
+  const double magnitude = std::abs(number);
+  const int decimals = magnitude < 9.995 ? 2 : magnitude < 99.95 ? 1 : 0;
+  std::string text = fmt::format("{:.{}f}", number, decimals);
+  if (decimals > 0) {
+    text.erase(text.find_last_not_of('0') + 1);
+    if (text.back() == '.') text.pop_back();
+  }
+  return text;
+}
+
+// `count` in the largest of `units`, which ascend, that leaves at least one of it.
+std::string FormatQuantity(int64_t count, std::span<const Unit> units) {
+  const double value = static_cast<double>(count);
+  const Unit* unit = &units.front();
+  for (const Unit& candidate : units) {
+    if (std::abs(value) >= candidate.scale) unit = &candidate;
+  }
+  return fmt::format("{} {}", FormatNumber(value / unit->scale), unit->name);
+}
+
+}  // namespace
+
+Duration TransferTime(Bytes size, Bandwidth bandwidth) {
+  SPILLWAY_CHECK(bandwidth.bytes_per_second > 0);
+  const Int128 rate = bandwidth.bytes_per_second;
+  const Int128 picoseconds = (Int128{size.count()} * 1'000'000'000'000 + rate - 1) / rate;
+  const Int128 limit = Duration::Max().picoseconds() / 2;
+  return Duration::Picoseconds(static_cast<int64_t>(std::min(picoseconds, limit)));
+}
+
+Bytes ParseBytes(std::string_view text) {
+  return Bytes(ParseQuantity(text, "size", kByteUnits, ""));
+}
+
+Duration ParseDuration(std::string_view text) {
+  return Duration::Picoseconds(ParseQuantity(text, "duration", kTimeUnits, ""));
+}
+
+Bandwidth ParseBandwidth(std::string_view text) {
+  return {ParseQuantity(text, "bandwidth", kByteUnits, "/s")};
+}
+
+int64_t ParseFlopRate(std::string_view text) { return ParseQuantity(text, "rate", kFlopUnits, ""); }
+
+std::string FormatBytes(Bytes size) { return FormatQuantity(size.count(), kShownByteUnits); }
+
+std::string FormatDuration(Duration time) { return FormatQuantity(time.picoseconds(), kTimeUnits); }
+
+}  // namespace spillway

@@ -1,0 +1,29 @@
+// Numbers the live blocks of a log: each gets the number freed last, or else a new one.
+
+#ifndef SPILLWAY_TRACES_LOGS_BLOCK_NUMBERS_H_
+#define SPILLWAY_TRACES_LOGS_BLOCK_NUMBERS_H_
+
+#include <cstdint>
+#include <vector>
+
+namespace spillway {
+
+class BlockNumbers {
+ public:
+  uint32_t Take() {
+    if (free_.empty()) return end_++;
+    const uint32_t number = free_.back();
+    free_.pop_back();
+    return number;
+  }
+  // REQUIRES: the number is taken.
+  void Give(uint32_t number) { free_.push_back(number); }
+
+ private:
+  std::vector<uint32_t> free_;
+  uint32_t end_ = 0;
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_TRACES_LOGS_BLOCK_NUMBERS_H_

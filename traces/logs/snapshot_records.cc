@@ -1,0 +1,428 @@
+#include "traces/logs/snapshot_records.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "traces/base/error.h"
+#include "traces/logs/pickle.h"
+
+namespace spillway {
+namespace {
+
+using Kind = PickleValue::Kind;
+
+// Strings of interest, numbered from 1.
+enum Key : uint32_t {
+  kNoKey,
+  kAction,
+  kAddr,
+  kSize,
+  kStream,
+  kTimeUs,
+  kAddress,
+  kRequestedSize,
+  kState,
+  kTotalSize,
+  kSegmentType,
+  kIsExpandable,
+  kBlocks,
+  kDevice,
+  kMaxSplitSize,
+  kGarbageCollectionThreshold,
+  kExpandableSegments,
+  kRoundupDivisions,
+  kAllocConf,
+  kSegments,
+  kDeviceTraces,
+  kAllocatorSettings,
+  kKeyEnd,
+};
+constexpr std::array<std::string_view, kKeyEnd> kKeys{"",
+                                                      "action",
+                                                      "addr",
+                                                      "size",
+                                                      "stream",
+                                                      "time_us",
+                                                      "address",
+                                                      "requested_size",
+                                                      "state",
+                                                      "total_size",
+                                                      "segment_type",
+                                                      "is_expandable",
+                                                      "blocks",
+                                                      "device",
+                                                      "max_split_size",
+                                                      "garbage_collection_threshold",
+                                                      "expandable_segments",
+                                                      "roundup_power2_divisions",
+                                                      "PYTORCH_CUDA_ALLOC_CONF",
+                                                      "segments",
+                                                      "device_traces",
+                                                      "allocator_settings"};
+
+// Values, numbered after the keys.
+enum Word : uint32_t {
+  kFirstAction = kKeyEnd,
+  kSmall = kFirstAction + 10,
+  kLarge,
+  kActiveAllocated,
+  kActivePendingFree,
+  kActiveAwaitingFree,
+  kInactive,
+  kConfiguration,  // a text that sets max_non_split_rounding_mb
+  kFirstPower,     // "1", "2", "4", ...
+};
+constexpr std::array<std::string_view, 10> kActions{
+    "alloc",       "free_requested", "free_completed", "segment_alloc", "segment_free",
+    "segment_map", "segment_unmap",  "snapshot",       "oom",           "user_defined"};
+constexpr std::array<std::string_view, 6> kWords{
+    "small",   "large", "active_allocated", "active_pending_free", "active_awaiting_free",
+    "inactive"};
+constexpr uint32_t kPowers = 31;
+
+constexpr int64_t kLargest = int64_t{1} << 60;
+constexpr int64_t kLargestBlock = int64_t{1} << 42;  // 4 TiB: sums of many stay far from 64 bits
+constexpr int64_t kMostDivisions = int64_t{1} << 20;
+
+// The settings are recorded one by one, but for this one, which only the text of all has.
+constexpr std::string_view kRoundingInConfiguration = "max_non_split_rounding_mb:";
+
+class Handler final : public PickleHandler {
+ public:
+  Handler(ByteSource& source, const std::function<bool(const SnapshotEvent&)>& visit)
+      : source_(source), visit_(visit) {}
+
+  uint32_t NameOf(std::string_view text) override {
+    for (uint32_t key = 1; key < kKeys.size(); ++key) {
+      if (kKeys[key] == text) return key;
+    }
+    for (uint32_t i = 0; i < kActions.size(); ++i) {
+      if (kActions[i] == text) return kFirstAction + i;
+    }
+    for (uint32_t i = 0; i < kWords.size(); ++i) {
+      if (kWords[i] == text) return kSmall + i;
+    }
+    if (const size_t at = text.find(kRoundingInConfiguration); at != std::string_view::npos) {
+      configuration_ = text.substr(at + kRoundingInConfiguration.size());
+      return kConfiguration;
+    }
+    return PowerOf(text);
+  }
+
+  bool OnItems(const PickleValue& dict, std::span<const PickleValue> items,
+               std::span<const PickleValue> below) override {
+    present_ = 0;
+    for (size_t i = 0; i < items.size(); i += 2) {
+      if (items[i].kind != Kind::kString) continue;
+      const uint32_t key = items[i].name;
+      if (key - 1 < kKeyEnd - 1) {
+        present_ |= uint64_t{1} << key;
+        values_[key] = items[i + 1];
+      } else if (key >= kFirstPower) {
+        return OnDivisions(dict, items);
+      }
+    }
+    if (present_ == 0) return true;
+    if (Has(kAction)) return OnEvent(below);
+    if (Has(kState)) return OnBlock(below);
+    if (Has(kBlocks)) return OnSegment(below);
+    if (Has(kMaxSplitSize) || Has(kExpandableSegments)) return OnSettings(dict);
+    if (Has(kSegments) || Has(kDeviceTraces) || Has(kAllocatorSettings)) return OnRoot(dict);
+    return true;
+  }
+
+  bool wants_more() const override { return wants_more_; }
+
+  SnapshotRecords Finish(const PickleValue& root) {
+    if (root.kind != Kind::kDict || !root_ || *root_ != root.number) {
+      Fail("not a memory snapshot: the root has no 'segments' and 'device_traces'");
+    }
+    if (segments_list_ < 0 || traces_list_ < 0) {
+      Fail(fmt::format("the snapshot lacks '{}'",
+                       segments_list_ < 0 ? "segments" : "device_traces"));
+    }
+    if (!segments_.empty() && segments_of_ != segments_list_) Fail("segments outside 'segments'");
+    if (outer_list_ >= 0 && outer_list_ != traces_list_) Fail("traces outside 'device_traces'");
+    if (!has_settings_) settings_.reset();
+    return {std::move(segments_), settings_};
+  }
+
+ private:
+  [[noreturn]] void Fail(std::string_view message) const {
+    source_.Fail(source_.offset(), message);
+  }
+
+  static uint32_t PowerOf(std::string_view text) {
+    uint32_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size()) return kNoKey;
+    for (uint32_t power = 0; power < kPowers; ++power) {
+      if (value == uint32_t{1} << power) return kFirstPower + power;
+    }
+    return kNoKey;
+  }
+
+  bool Has(Key key) const { return (present_ >> key & 1) != 0; }
+
+  int64_t Integer(Key key, int64_t smallest = 0, int64_t largest = kLargest) const {
+    if (!Has(key)) Fail(fmt::format("a record lacks '{}'", kKeys[key]));
+    const PickleValue& value = values_[key];
+    if (value.kind != Kind::kInteger || value.number < smallest || value.number > largest) {
+      Fail(fmt::format("'{}': expected an integer from {} to {}", kKeys[key], smallest, largest));
+    }
+    return value.number;
+  }
+  int64_t IntegerOr(Key key, int64_t fallback) const { return Has(key) ? Integer(key) : fallback; }
+  bool BoolOr(Key key, bool fallback) const {
+    if (!Has(key)) return fallback;
+    if (values_[key].kind != Kind::kBool) Fail(fmt::format("'{}': expected a bool", kKeys[key]));
+    return values_[key].number != 0;
+  }
+  int64_t List(Key key) const {
+    if (values_[key].kind != Kind::kList) Fail(fmt::format("'{}': expected a list", kKeys[key]));
+    return values_[key].number;
+  }
+  // Streams are handles or addresses: any 64 bits.
+  uint64_t Stream() const {
+    if (!Has(kStream)) return 0;
+    if (values_[kStream].kind != Kind::kInteger) Fail("'stream': expected an integer");
+    return static_cast<uint64_t>(values_[kStream].number);
+  }
+
+  // The index in `below` of the list that the dictionary on top of it goes into.
+  static std::optional<size_t> ListBelow(std::span<const PickleValue> below) {
+    size_t at = below.size();
+    while (at > 0 && below[at - 1].kind == Kind::kDone) --at;
+    if (at > 0 && below[at - 1].kind == Kind::kMark) --at;
+    if (at == 0 || below[at - 1].kind != Kind::kList) return std::nullopt;
+    return at - 1;
+  }
+
+  bool OnEvent(std::span<const PickleValue> below) {
+    const auto list = ListBelow(below);
+    if (!list) return true;
+    if (below[*list].number != trace_list_) {
+      if (!EnterTrace(below.first(*list))) return true;
+      trace_list_ = below[*list].number;
+      index_ = 0;
+    }
+    const PickleValue& action = values_[kAction];
+    if (action.kind != Kind::kString || action.name < kFirstAction ||
+        action.name >= kFirstAction + kActions.size()) {
+      Fail(fmt::format("unknown action of an event (valid: {})", fmt::join(kActions, ", ")));
+    }
+    SnapshotEvent event;
+    event.action = static_cast<SnapshotAction>(action.name - kFirstAction);
+    event.device = device_;
+    event.index = index_++;
+    event.offset = source_.offset();
+    event.time = IntegerOr(kTimeUs, 0);
+    event.stream = Stream();
+    if (event.action != SnapshotAction::kSnapshot && event.action != SnapshotAction::kUserDefined) {
+      event.size = Bytes(Integer(kSize, 0, kLargestBlock));
+      if (event.action != SnapshotAction::kOutOfMemory) {
+        event.address = static_cast<uint64_t>(Integer(kAddr));
+      }
+    }
+    wants_more_ = visit_(event);
+    return true;
+  }
+
+  // Of a trace, finds its device from what lies below: lists of earlier devices, the list of all,
+  // and its key.
+  bool EnterTrace(std::span<const PickleValue> below) {
+    size_t at = below.size();
+    int before = 0;
+    if (at == 0) return false;
+    if (below[at - 1].kind != Kind::kMark) {
+      while (at > 1 && below[at - 1].kind == Kind::kList && below[at - 2].kind == Kind::kList) {
+        --at;
+        ++before;
+      }
+      if (at > 1 && below[at - 1].kind == Kind::kList && below[at - 2].kind == Kind::kMark) {
+        --at;
+        ++before;
+      }
+    }
+    if (at > 0 && below[at - 1].kind == Kind::kMark) --at;
+    if (at < 2 || below[at - 1].kind != Kind::kList || below[at - 2].kind != Kind::kString ||
+        below[at - 2].name != kDeviceTraces) {
+      return false;
+    }
+    outer_list_ = below[at - 1].number;
+    device_ = before;
+    return true;
+  }
+
+  bool OnBlock(std::span<const PickleValue> below) {
+    const auto list = ListBelow(below);
+    if (!list) return true;
+    const PickleValue& state = values_[kState];
+    if (state.kind != Kind::kString || state.name < kActiveAllocated || state.name > kInactive) {
+      Fail(fmt::format("unknown state of a block (valid: {})",
+                       fmt::join(kWords.begin() + 2, kWords.end(), ", ")));
+    }
+    SnapshotBlock block;
+    block.size = Bytes(Integer(kSize, 0, kLargestBlock));
+    block.requested = Bytes(IntegerOr(kRequestedSize, block.size.count()));
+    block.address = Has(kAddress) ? static_cast<uint64_t>(Integer(kAddress)) : 0;
+    block.live = state.name != kInactive;
+    if (below[*list].number != blocks_list_) blocks_.clear();
+    blocks_list_ = below[*list].number;
+    blocks_.push_back(block);
+    return true;
+  }
+
+  bool OnSegment(std::span<const PickleValue> below) {
+    const auto list = ListBelow(below);
+    if (!list) return true;
+    if (segments_of_ >= 0 && segments_of_ != below[*list].number) Fail("segments in two lists");
+    segments_of_ = below[*list].number;
+    SnapshotSegment segment;
+    segment.device = static_cast<int>(Has(kDevice) ? Integer(kDevice, 0, 1 << 16) : 0);
+    segment.address = static_cast<uint64_t>(Integer(kAddress));
+    segment.size = Bytes(Integer(kTotalSize, 0, kLargestBlock));
+    segment.stream = Stream();
+    if (Has(kSegmentType)) {
+      const PickleValue& type = values_[kSegmentType];
+      if (type.kind != Kind::kString || (type.name != kSmall && type.name != kLarge)) {
+        Fail("unknown 'segment_type' (valid: small, large)");
+      }
+      segment.small = type.name == kSmall;
+    }
+    segment.expandable = BoolOr(kIsExpandable, false);
+    if (List(kBlocks) == blocks_list_) {
+      segment.blocks.swap(blocks_);
+      blocks_list_ = -1;
+    }
+    Bytes at;
+    for (SnapshotBlock& block : segment.blocks) {
+      const uint64_t address = segment.address + static_cast<uint64_t>(at.count());
+      if (block.address == 0) block.address = address;
+      if (block.size > segment.size - at || block.address != address ||
+          (block.live && block.requested > block.size)) {
+        Fail("the blocks of a segment do not lie one after the other in it");
+      }
+      at += block.size;
+    }
+    segments_.push_back(std::move(segment));
+    return true;
+  }
+
+  bool OnDivisions(const PickleValue& dict, std::span<const PickleValue> items) {
+    divisions_.clear();
+    for (size_t i = 0; i < items.size(); i += 2) {
+      const uint32_t name = items[i].kind == Kind::kString ? items[i].name : 0;
+      if (name < kFirstPower || items[i + 1].kind != Kind::kInteger) return true;
+      const int64_t number = items[i + 1].number;
+      if (number == 0) continue;
+      if (number < 0 || number > kMostDivisions || (number & (number - 1)) != 0) {
+        Fail(fmt::format("'roundup_power2_divisions': expected 0 or a power of two up to {}",
+                         kMostDivisions));
+      }
+      divisions_.emplace_back(int64_t{1} << (name - kFirstPower), number);
+    }
+    divisions_dict_ = dict.number;
+    return false;
+  }
+
+  bool OnSettings(const PickleValue& dict) {
+    settings_dict_ = dict.number;
+    PyTorchSettings& settings = settings_.emplace();
+    if (Has(kMaxSplitSize)) {
+      const int64_t size = Integer(kMaxSplitSize, -1, std::numeric_limits<int64_t>::max());
+      if (size >= 0 && size < kLargest) settings.max_split_size = Bytes(size);
+    }
+    if (Has(kGarbageCollectionThreshold)) {
+      const PickleValue& value = values_[kGarbageCollectionThreshold];
+      if (value.kind != Kind::kReal) Fail("'garbage_collection_threshold': expected a real number");
+      if (!(value.real >= 0 && value.real < 1)) {
+        Fail("'garbage_collection_threshold': expected a number from 0 to less than 1");
+      }
+      settings.garbage_collection_threshold = value.real;
+    }
+    if (Has(kAllocConf) && values_[kAllocConf].kind == Kind::kString &&
+        values_[kAllocConf].name == kConfiguration) {
+      settings.max_non_split_rounding = RoundingOf(configuration_);
+    }
+    settings.expandable_segments = BoolOr(kExpandableSegments, false);
+    if (Has(kRoundupDivisions) && values_[kRoundupDivisions].kind == Kind::kDict &&
+        values_[kRoundupDivisions].number == divisions_dict_) {
+      settings.roundup_power2_divisions = divisions_;
+    }
+    return false;
+  }
+
+  // Of the text behind `kRoundingInConfiguration`.
+  Bytes RoundingOf(std::string_view text) const {
+    constexpr int64_t kLeast = 20, kMost = kLargest >> 20;
+    int64_t mebibytes = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), mebibytes);
+    if (error != std::errc() || mebibytes < kLeast || mebibytes > kMost) {
+      Fail(fmt::format("'max_non_split_rounding_mb': expected a whole number from {} to {}", kLeast,
+                       kMost));
+    }
+    return Bytes::MiB(mebibytes);
+  }
+
+  bool OnRoot(const PickleValue& dict) {
+    if (root_ && *root_ != dict.number) Fail("two objects have the keys of a snapshot");
+    root_ = dict.number;
+    if (Has(kSegments)) segments_list_ = List(kSegments);
+    if (Has(kDeviceTraces)) traces_list_ = List(kDeviceTraces);
+    if (Has(kAllocatorSettings)) {
+      has_settings_ = true;
+      const PickleValue& value = values_[kAllocatorSettings];
+      if (value.kind != Kind::kDict || value.number != settings_dict_) settings_.reset();
+    }
+    return false;
+  }
+
+  ByteSource& source_;
+  const std::function<bool(const SnapshotEvent&)>& visit_;
+  bool wants_more_ = true;
+
+  uint64_t present_ = 0;  // bits of keys of the dictionary at hand
+  std::array<PickleValue, kKeyEnd> values_;
+
+  int64_t trace_list_ = -1;  // the trace at hand
+  int64_t outer_list_ = -1;  // the list of all traces
+  int device_ = 0;
+  uint64_t index_ = 0;
+
+  int64_t blocks_list_ = -1;
+  std::vector<SnapshotBlock> blocks_;  // of the list
+  int64_t segments_of_ = -1;
+  std::vector<SnapshotSegment> segments_;
+
+  std::string configuration_;
+  int64_t divisions_dict_ = -1;
+  std::vector<std::pair<int64_t, int64_t>> divisions_;
+  int64_t settings_dict_ = -1;
+  std::optional<PyTorchSettings> settings_;
+  bool has_settings_ = false;
+
+  std::optional<int64_t> root_;
+  int64_t segments_list_ = -1;
+  int64_t traces_list_ = -1;
+};
+
+}  // namespace
+
+SnapshotRecords ReadSnapshotRecords(ByteSource& source,
+                                    const std::function<bool(const SnapshotEvent&)>& visit) {
+  Handler handler(source, visit);
+  const PickleValue root = ReadPickle(source, handler);
+  if (!handler.wants_more()) return {};
+  return handler.Finish(root);
+}
+
+}  // namespace spillway

@@ -1,0 +1,73 @@
+// The records of a PyTorch memory snapshot, picked out of its pickle.
+//
+// Internal to the snapshot reader. Records are dictionaries, told apart by their keys and by where
+// they stand; the rest of the pickle (stack frames, annotations) is passed over.
+
+#ifndef SPILLWAY_TRACES_LOGS_SNAPSHOT_RECORDS_H_
+#define SPILLWAY_TRACES_LOGS_SNAPSHOT_RECORDS_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "traces/logs/byte_source.h"
+#include "traces/logs/memory_log.h"
+
+namespace spillway {
+
+enum class SnapshotAction : uint8_t {
+  kAlloc,
+  kFreeRequested,
+  kFreeCompleted,
+  kSegmentAlloc,
+  kSegmentFree,
+  kSegmentMap,
+  kSegmentUnmap,
+  kSnapshot,
+  kOutOfMemory,
+  kUserDefined,
+};
+
+// An event of a device's trace.
+struct SnapshotEvent {
+  SnapshotAction action = SnapshotAction::kAlloc;
+  int device = 0;
+  uint64_t index = 0;  // in the device's trace
+  uint64_t address = 0;
+  Bytes size;
+  uint64_t stream = 0;
+  int64_t time = 0;
+  uint64_t offset = 0;  // of the record's end in the file
+};
+
+struct SnapshotBlock {
+  uint64_t address = 0;
+  Bytes size;
+  Bytes requested;
+  bool live = false;
+};
+
+struct SnapshotSegment {
+  int device = 0;
+  uint64_t address = 0;
+  Bytes size;
+  uint64_t stream = 0;
+  bool small = false;
+  bool expandable = false;
+  std::vector<SnapshotBlock> blocks;
+};
+
+struct SnapshotRecords {
+  std::vector<SnapshotSegment> segments;
+  std::optional<PyTorchSettings> settings;  // nullopt: not recorded
+};
+
+// Reads a snapshot and calls `visit` for each event of each device's trace, until it returns false;
+// what is returned is complete only if it never does. Throws `InputError`.
+SnapshotRecords ReadSnapshotRecords(ByteSource& source,
+                                    const std::function<bool(const SnapshotEvent&)>& visit);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_TRACES_LOGS_SNAPSHOT_RECORDS_H_

@@ -1,0 +1,121 @@
+// A network as a graph of layers with shapes: what is built, before any decision on memory.
+//
+// Nodes are layers, edges carry activations for one sample. A node can only be built from nodes
+// that exist, so the order of construction is a topological order, and it is the order of
+// execution.
+
+#ifndef SPILLWAY_TRACES_LOWERING_GRAPH_H_
+#define SPILLWAY_TRACES_LOWERING_GRAPH_H_
+
+#include <boost/graph/adjacency_list.hpp>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "traces/trace.h"
+
+namespace spillway {
+
+// Extent of one sample's activation. A vector has height and width 1.
+struct Shape {
+  int64_t channels = 0;
+  int64_t height = 1;
+  int64_t width = 1;
+
+  int64_t elements() const { return channels * height * width; }
+  bool operator==(const Shape&) const = default;
+};
+
+struct LayerSpec {
+  std::string name;
+  OpType type = OpType::kOther;
+  Shape output{};
+  std::vector<Attribute> attributes{};  // geometry, named as in FORMAT.md
+  // Elements of the layer's parameters: empty, or weight and perhaps bias.
+  std::vector<int64_t> weight_shape{};
+  int64_t bias_elements = 0;
+};
+
+// In-edges of a node stand in operand order.
+using LayerGraph =
+    boost::adjacency_list<boost::vecS, boost::vecS, boost::bidirectionalS, LayerSpec>;
+using LayerNode = LayerGraph::vertex_descriptor;
+
+struct ConvSpec {
+  int64_t channels = 0;  // of the output
+  int64_t kernel_h = 1, kernel_w = 1;
+  int64_t stride = 1;
+  int64_t pad_h = 0, pad_w = 0;
+  int64_t groups = 1;
+  bool bias = true;
+
+  static ConvSpec Square(int64_t channels, int64_t kernel, int64_t stride = 1, int64_t pad = 0) {
+    return {channels, kernel, kernel, stride, pad, pad, 1, true};
+  }
+};
+
+// As in Caffe's reference model; alpha is divided by the window.
+struct LrnSpec {
+  int64_t size = 5;  // channels of the window
+  double alpha = 1e-4;
+  double beta = 0.75;
+  double k = 1;
+};
+
+struct PoolSpec {
+  int64_t kernel = 2;
+  int64_t stride = 2;
+  int64_t pad = 0;
+  bool ceil = false;  // round the output extent up: the last window may hang over the edge
+};
+
+// Builds the graph layer by layer. A node may be the operand of any number of later ones; whether
+// they share its output or get copies is a matter of the lowering. Every method returns the new
+// node. Throws `InputError` that names the layer if a geometry does not work out: an empty output,
+// or operands of different shapes.
+class Network {
+ public:
+  Network(std::string name, Shape image);
+
+  LayerNode image() const { return 0; }
+  LayerNode Conv(std::string name, LayerNode x, const ConvSpec& spec);
+  LayerNode Linear(std::string name, LayerNode x, int64_t features);
+  LayerNode MaxPool(std::string name, LayerNode x, const PoolSpec& spec);
+  LayerNode AvgPool(std::string name, LayerNode x, const PoolSpec& spec);
+  LayerNode Relu(std::string name, LayerNode x);
+  LayerNode Lrn(std::string name, LayerNode x, const LrnSpec& spec = {});
+  LayerNode BatchNorm(std::string name, LayerNode x);
+  LayerNode Dropout(std::string name, LayerNode x, double ratio = 0.5);
+  LayerNode Concat(std::string name, std::span<const LayerNode> parts);
+  LayerNode Add(std::string name, LayerNode a, LayerNode b);
+  LayerNode SoftmaxLoss(std::string name, LayerNode x);
+
+  // A convolution or a linear layer followed by a ReLU named `name` + ".relu".
+  LayerNode ConvRelu(const std::string& name, LayerNode x, const ConvSpec& spec);
+  LayerNode LinearRelu(const std::string& name, LayerNode x, int64_t features);
+  // A convolution and a batch normalisation named `name` + ".bn"; then a ReLU, too.
+  LayerNode ConvNorm(const std::string& name, LayerNode x, const ConvSpec& spec);
+  LayerNode ConvNormRelu(const std::string& name, LayerNode x, const ConvSpec& spec);
+
+  const std::string& name() const { return name_; }
+  const LayerGraph& graph() const { return graph_; }
+  const LayerSpec& layer(LayerNode node) const { return graph_[node]; }
+  std::vector<LayerNode> Inputs(LayerNode node) const;
+
+  // The same layers, built in another order. REQUIRES: `order` names each of them once, inputs
+  // before consumers.
+  Network InOrder(std::span<const LayerNode> order) const;
+
+ private:
+  LayerNode AddLayer(LayerSpec spec, std::span<const LayerNode> inputs);
+  LayerNode Pool(OpType type, std::string name, LayerNode x, const PoolSpec& spec);
+
+  std::string name_;
+  LayerGraph graph_;
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_TRACES_LOWERING_GRAPH_H_

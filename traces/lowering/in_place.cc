@@ -1,0 +1,87 @@
+#include "traces/lowering/in_place.h"
+
+#include <algorithm>
+
+namespace spillway {
+namespace {
+
+// Whether the backward step reads the layer's output, which must then not be overwritten.
+bool KeepsOutput(OpType type) {
+  return type == OpType::kMaxPool2d || type == OpType::kRelu || type == OpType::kLrn ||
+         type == OpType::kSoftmaxLoss;
+}
+
+}  // namespace
+
+bool InPlaceRules::IsForked(LayerNode node) const {
+  return preset_.forks != Forks::kShare && ConsumerCount(node) > 1 && type(node) != OpType::kInput;
+}
+
+bool InPlaceRules::IsPassedThrough(LayerNode node) const {
+  return type(node) == OpType::kDropout && !training_;
+}
+
+bool InPlaceRules::MayBeOverwritten(LayerNode node) const {
+  if (type(node) == OpType::kInput || ConsumerCount(node) != 1) return false;
+  if (IsPassedThrough(node)) return MayBeOverwritten(network_.Inputs(node).front());
+  return !training_ || !KeepsOutput(type(node));
+}
+
+std::optional<size_t> InPlaceRules::OverwrittenInput(LayerNode node) const {
+  const bool wanted = (type(node) == OpType::kRelu && preset_.relu_in_place) ||
+                      (type(node) == OpType::kAdd && preset_.add_in_place) ||
+                      (type(node) == OpType::kSoftmaxLoss && preset_.softmax_in_place);
+  if (!wanted) return std::nullopt;
+  const std::vector<LayerNode> inputs = network_.Inputs(node);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (MayBeOverwritten(inputs[i])) return i;
+  }
+  return std::nullopt;
+}
+
+bool InPlaceRules::WorksInPlaceBackward(LayerNode node) const {
+  if (type(node) != OpType::kRelu && type(node) != OpType::kLrn &&
+      type(node) != OpType::kSoftmaxLoss) {
+    return false;
+  }
+  const LayerNode input = network_.Inputs(node).front();
+  return preset_.gradients_in_place && (ConsumerCount(input) == 1 || IsForked(input));
+}
+
+std::vector<bool> InPlaceRules::SharedGradients(LayerNode node,
+                                                const std::vector<bool>& begun) const {
+  std::vector<bool> shared(begun.size());
+  if (type(node) == OpType::kRelu) shared[0] = OverwrittenInput(node).has_value();
+  if (WorksInPlaceBackward(node)) shared[0] = true;
+  const bool shares = preset_.sum_shares_gradient && preset_.forks == Forks::kCopy;
+  if (type(node) != OpType::kAdd || !(preset_.add_in_place || shares)) return shared;
+  const std::vector<LayerNode> inputs = network_.Inputs(node);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    shared[i] = type(inputs[i]) != OpType::kInput && !begun[i];
+  }
+  const bool both = shares ? !OverwritesGradient(inputs[0]) && !OverwritesGradient(inputs[1])
+                           : MayShareOneGradient(inputs);
+  if (shared[0] && shared[1] && !both) shared[1] = false;
+  return shared;
+}
+
+bool InPlaceRules::OverwritesGradient(LayerNode node) const {
+  return !IsForked(node) && WorksInPlaceBackward(node);
+}
+
+// The later of the two layers runs backward first and reads the gradient; until then nothing may
+// write it: neither that layer itself, nor a second consumer of either, which would add to it.
+bool InPlaceRules::MayShareOneGradient(const std::vector<LayerNode>& operands) const {
+  const auto [earlier, later] = std::minmax(operands[0], operands[1]);
+  if (earlier == later || preset_.forks != Forks::kShare || ConsumerCount(later) != 1 ||
+      type(later) == OpType::kRelu || type(later) == OpType::kAdd) {
+    return false;
+  }
+  int after = 0;  // consumers of the earlier layer whose backward runs before the later layer's
+  for (const auto& edge : boost::make_iterator_range(boost::out_edges(earlier, network_.graph()))) {
+    if (boost::target(edge, network_.graph()) >= later) ++after;
+  }
+  return after == 1;  // the sum
+}
+
+}  // namespace spillway

@@ -1,0 +1,58 @@
+#include "traces/lowering/preset.h"
+
+#include "traces/base/error.h"
+
+namespace spillway {
+
+const std::vector<Preset>& Presets() {
+  static const std::vector<Preset> presets{
+      {.name = "torch",
+       .description =
+           "a modern framework: ReLU and sums in place, gradients of parameters kept until an SGD "
+           "step with momentum after backward",
+       .counting = {"MiB", Bytes::MiB(1)}},
+      {.name = "vdnn",
+       .description =
+           "vDNN's memory manager and its baseline: ReLU, sums and softmax in place, parameters "
+           "updated inside backward (plain SGD); a GB is 1000 MiB",
+       .softmax_in_place = true,
+       .update = Update::kFused,
+       .counting = {"GB", Bytes::MiB(1000), false, true}},
+      {.name = "vdnnpp",
+       .description =
+           "vDNN++'s memory manager: ReLU, sums and softmax in place, outputs held through the "
+           "layer's backward step, parameters updated inside it from gradient buffers; whole MiB, "
+           "cut off",
+       .softmax_in_place = true,
+       .holds_outputs = true,
+       .update = Update::kBuffered,
+       .counting = {"MB", Bytes::MiB(1), true}},
+      {.name = "superneurons",
+       .description =
+           "SuperNeurons' tensors: each layer has an output of its own and a fork copies; backward "
+           "of a ReLU, an LRN and the loss is in place, a sum's gradient is that of its operands, "
+           "the image has a gradient, gradients of parameters live until an update after "
+           "backward",
+       .relu_in_place = false,
+       .add_in_place = false,
+       .holds_operands = true,
+       .gradients_in_place = true,
+       .sum_shares_gradient = true,
+       .image_gradient = true,
+       .forks = Forks::kCopy,
+       .order = Order::kDepthFirst,
+       .counting = {"MB", Bytes::MiB(1)}},
+  };
+  return presets;
+}
+
+const Preset& FindPreset(std::string_view name) {
+  std::vector<std::string> names;
+  for (const Preset& preset : Presets()) {
+    if (preset.name == name) return preset;
+    names.push_back(preset.name);
+  }
+  throw UsageError(UnknownName("preset", name, names));
+}
+
+}  // namespace spillway
