@@ -10,6 +10,7 @@
 #include "experiments/run/simulate.h"
 #include "policies/registry.h"
 #include "sim/cost/roofline.h"
+#include "tests/testing/files.h"
 #include "tests/testing/fixtures.h"
 #include "tests/testing/networks.h"
 #include "traces/base/file.h"
@@ -72,7 +73,7 @@ TEST_P(GoldenTest, ReportIsAsRecorded) {
       testing::TimelineText(trace, report), testing::DecisionText(trace, report),
       PlacementText(trace, report));
   const std::string path =
-      std::string(SPILLWAY_SOURCE_DIR) + "/tests/golden/" + GetParam().file + ".txt";
+      testing::InSource(std::string("tests/golden/") + GetParam().file + ".txt");
   if (std::getenv("SPILLWAY_UPDATE_GOLDEN") != nullptr) WriteFile(path, text);
   EXPECT_EQ(ReadFile(path), text);
 }

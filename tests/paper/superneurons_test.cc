@@ -19,6 +19,7 @@
 #include "policies/superneurons_steps.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
+#include "tests/testing/files.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -27,8 +28,7 @@ namespace {
 using ::testing::IsEmpty;
 
 std::vector<PaperValue> Printed() {
-  return ReadPaperValues(std::string(SPILLWAY_SOURCE_DIR) +
-                         "/experiments/reproduce/paper-values.csv");
+  return ReadPaperValues(testing::InSource("experiments/reproduce/paper-values.csv"));
 }
 
 double Ours(const std::string& item) {

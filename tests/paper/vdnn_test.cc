@@ -9,6 +9,7 @@
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
+#include "tests/testing/files.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -17,8 +18,7 @@ namespace {
 using ::testing::IsEmpty;
 
 std::vector<PaperValue> Printed() {
-  return ReadPaperValues(std::string(SPILLWAY_SOURCE_DIR) +
-                         "/experiments/reproduce/paper-values.csv");
+  return ReadPaperValues(testing::InSource("experiments/reproduce/paper-values.csv"));
 }
 
 TEST(VdnnPaperTest, EveryPrintedNumberIsReproduced) {

@@ -17,6 +17,7 @@
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
+#include "tests/testing/files.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -25,8 +26,7 @@ namespace {
 using ::testing::IsEmpty;
 
 std::vector<PaperValue> Printed() {
-  return ReadPaperValues(std::string(SPILLWAY_SOURCE_DIR) +
-                         "/experiments/reproduce/paper-values.csv");
+  return ReadPaperValues(testing::InSource("experiments/reproduce/paper-values.csv"));
 }
 
 // Tables II and V and the pinned sizes, to the printed digit whatever the evidence.

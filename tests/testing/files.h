@@ -1,4 +1,5 @@
-// What tests of files share: a directory that goes away, and the message of an error.
+// What tests of files share: the repository's own, a directory that goes away, and the message of
+// an error.
 
 #ifndef SPILLWAY_TESTS_TESTING_FILES_H_
 #define SPILLWAY_TESTS_TESTING_FILES_H_
@@ -15,6 +16,9 @@
 #include "traces/base/error.h"
 
 namespace spillway::testing {
+
+// A file of this repository, by its path from the root.
+std::filesystem::path InSource(std::string_view path);
 
 // An empty directory of the test's own, removed with all its contents at the end.
 class TemporaryDirectory {

@@ -10,6 +10,7 @@
 #include "policies/guard.h"
 #include "policies/library.h"
 #include "policies/registry.h"
+#include "tests/testing/files.h"
 #include "tests/testing/fixtures.h"
 #include "traces/base/error.h"
 
@@ -62,8 +63,8 @@ TEST(PluginTest, WhatIsNoPluginIsBadInput) {
     return std::string("loaded");
   };
   EXPECT_THAT(reason("nowhere/at-all.so"), HasSubstr("nowhere/at-all.so: cannot load the plugin"));
-  EXPECT_THAT(reason(SPILLWAY_SOURCE_DIR), HasSubstr("cannot load"));
-  EXPECT_THAT(reason(SPILLWAY_SOURCE_DIR "/README.md"), HasSubstr("cannot load"));
+  EXPECT_THAT(reason(testing::InSource("").string()), HasSubstr("cannot load"));
+  EXPECT_THAT(reason(testing::InSource("README.md").string()), HasSubstr("cannot load"));
 }
 
 TEST(PluginTest, BuildTagNamesCompilerLibraryAndVersion) {

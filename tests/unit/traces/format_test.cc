@@ -22,7 +22,7 @@ using ::testing::StartsWith;
 
 // The `index`-th JSON block of the specification.
 std::string ExampleOfSpecification(int index) {
-  const std::string text = ReadFile(SPILLWAY_SOURCE_DIR "/traces/FORMAT.md");
+  const std::string text = ReadFile(testing::InSource("traces/FORMAT.md"));
   size_t begin = 0;
   for (int i = 0; i <= index; ++i) begin = text.find("```json\n", begin) + 8;
   return text.substr(begin, text.find("```", begin) - begin);

@@ -26,7 +26,7 @@ using ::spillway::testing::WriteRaw;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-const std::filesystem::path kBase = SPILLWAY_SOURCE_DIR "/sim/devices/titan_x_maxwell.toml";
+const std::filesystem::path kBase = testing::InSource("sim/devices/titan_x_maxwell.toml");
 
 std::map<std::string, Quantity> ByName(const Measurements& measurements) {
   std::map<std::string, Quantity> quantities;

@@ -19,7 +19,7 @@ using ::spillway::testing::WriteRaw;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
-const std::filesystem::path kDevices = SPILLWAY_SOURCE_DIR "/sim/devices";
+const std::filesystem::path kDevices = testing::InSource("sim/devices");
 
 constexpr std::string_view kToy = R"(description = "a toy"
 library = "toyDNN 1"

@@ -103,7 +103,7 @@ TEST(CostTableTest, WritingDoesNotDependOnTheOrder) {
 }
 
 TEST(CostTableTest, ExampleOfSpecificationRoundTripsToItsOwnBytes) {
-  const std::string text = ReadFile(SPILLWAY_SOURCE_DIR "/traces/FORMAT.md");
+  const std::string text = ReadFile(testing::InSource("traces/FORMAT.md"));
   const size_t begin = text.rfind("```json\n") + 8;
   const std::string example = text.substr(begin, text.find("```", begin) - begin);
   EXPECT_EQ(FormatCostTable(ParseCostTable(example, "FORMAT.md")), example);
