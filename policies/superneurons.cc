@@ -232,36 +232,36 @@ class SuperNeuronsPolicy final : public Policy {
 
 std::unique_ptr<Policy> MakeSuperNeuronsPolicy(Params& params) {
   Config config;
-  const std::string offload = params.Choice(
-      "offload", "checkpoints", {"none", "conv", "checkpoints"},
+  config.offload = params.Enum<SuperNeuronsOffload>(
+      "offload", "checkpoints",
+      {{"none", SuperNeuronsOffload::kNone},
+       {"conv", SuperNeuronsOffload::kConv},
+       {"checkpoints", SuperNeuronsOffload::kCheckpoints}},
       "what goes to the host first: outputs of convolutions, also of joins, concatenations and "
       "forks, or nothing");
-  config.offload = offload == "none"   ? SuperNeuronsOffload::kNone
-                   : offload == "conv" ? SuperNeuronsOffload::kConv
-                                       : SuperNeuronsOffload::kCheckpoints;
-  const std::string cache = params.Choice(
-      "cache", "lru", {"lru", "belady", "fifo", "none"},
+  config.cache = params.Enum<Cache>(
+      "cache", "lru",
+      {{"lru", Cache::kLru},
+       {"belady", Cache::kBelady},
+       {"fifo", Cache::kFifo},
+       {"none", Cache::kNone}},
       "what leaves when memory is short: the least recently used, the one needed last, the oldest; "
       "or all leave at once");
-  config.cache = cache == "lru"      ? Cache::kLru
-                 : cache == "belady" ? Cache::kBelady
-                 : cache == "fifo"   ? Cache::kFifo
-                                     : Cache::kNone;
-  const std::string recompute =
-      params.Choice("recompute", "cost-aware", {"none", "speed", "memory", "cost-aware"},
-                    "outputs of cheap layers are dropped and rebuilt once, for each step anew, or "
-                    "whichever keeps to the largest layer's memory");
-  config.recompute = recompute == "none"     ? SuperNeuronsRecompute::kNone
-                     : recompute == "speed"  ? SuperNeuronsRecompute::kSpeed
-                     : recompute == "memory" ? SuperNeuronsRecompute::kMemory
-                                             : SuperNeuronsRecompute::kCostAware;
-  const std::string workspace =
-      params.Choice("workspace", "dynamic", {"none", "static", "dynamic"},
-                    "convolution algorithms: the least workspace, the fastest that fits at first "
-                    "use, or the fastest that fits at each step");
-  config.workspace = workspace == "none"     ? WorkspaceChoice::kNone
-                     : workspace == "static" ? WorkspaceChoice::kStatic
-                                             : WorkspaceChoice::kDynamic;
+  config.recompute = params.Enum<SuperNeuronsRecompute>(
+      "recompute", "cost-aware",
+      {{"none", SuperNeuronsRecompute::kNone},
+       {"speed", SuperNeuronsRecompute::kSpeed},
+       {"memory", SuperNeuronsRecompute::kMemory},
+       {"cost-aware", SuperNeuronsRecompute::kCostAware}},
+      "outputs of cheap layers are dropped and rebuilt once, for each step anew, or "
+      "whichever keeps to the largest layer's memory");
+  config.workspace = params.Enum<WorkspaceChoice>(
+      "workspace", "dynamic",
+      {{"none", WorkspaceChoice::kNone},
+       {"static", WorkspaceChoice::kStatic},
+       {"dynamic", WorkspaceChoice::kDynamic}},
+      "convolution algorithms: the least workspace, the fastest that fits at first "
+      "use, or the fastest that fits at each step");
   return std::make_unique<SuperNeuronsPolicy>(config);
 }
 

@@ -160,11 +160,10 @@ std::unique_ptr<Policy> MakeVdnnAlternateConvPolicy(Params& params) {
 }
 
 std::unique_ptr<Policy> MakeVdnnDynPolicy(Params& params) {
-  const std::string adopt = params.Choice("adopt", "first", {"first", "fastest"},
-                                          "of the profiling passes that fit: the first, as in the "
-                                          "paper, or the fastest");
-  return std::make_unique<VdnnDynPolicy>(adopt == "fastest" ? VdnnDynPolicy::Adopt::kFastest
-                                                            : VdnnDynPolicy::Adopt::kFirst);
+  using Adopt = VdnnDynPolicy::Adopt;
+  return std::make_unique<VdnnDynPolicy>(params.Enum<Adopt>(
+      "adopt", "first", {{"first", Adopt::kFirst}, {"fastest", Adopt::kFastest}},
+      "of the profiling passes that fit: the first, as in the paper, or the fastest"));
 }
 
 }  // namespace spillway

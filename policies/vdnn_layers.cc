@@ -42,11 +42,11 @@ void AddUnique(std::vector<TensorId>& list, TensorId id) {
 }  // namespace
 
 PlacementOrder ReadPlacementOrder(Params& params) {
-  const std::string order =
-      params.Choice("order", "derivative-first", {"derivative-first", "prefetch-first"},
-                    "what is placed first: the tensors of a backward step, or the X it prefetches");
-  return order == "prefetch-first" ? PlacementOrder::kPrefetchFirst
-                                   : PlacementOrder::kDerivativeFirst;
+  return params.Enum<PlacementOrder>(
+      "order", "derivative-first",
+      {{"derivative-first", PlacementOrder::kDerivativeFirst},
+       {"prefetch-first", PlacementOrder::kPrefetchFirst}},
+      "what is placed first: the tensors of a backward step, or the X it prefetches");
 }
 
 void VdnnLayers::Plan(const Trace& trace, const Liveness& liveness, OffloadSet set) {

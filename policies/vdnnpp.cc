@@ -198,13 +198,11 @@ class ChoosingPolicy final : public Policy {
 };
 
 HighEnd ReadHint(Params& params) {
-  const std::string hint =
-      params.Choice("hint", "none", {"none", "kept", "offloaded"},
-                    "which activations go to the high end of the arena: those that stay on the "
-                    "device (the authors' code) or those that leave (the paper's text)");
-  return hint == "kept"        ? HighEnd::kKept
-         : hint == "offloaded" ? HighEnd::kOffloaded
-                               : HighEnd::kNothing;
+  return params.Enum<HighEnd>(
+      "hint", "none",
+      {{"none", HighEnd::kNothing}, {"kept", HighEnd::kKept}, {"offloaded", HighEnd::kOffloaded}},
+      "which activations go to the high end of the arena: those that stay on the device (the "
+      "authors' code) or those that leave (the paper's text)");
 }
 
 std::string ReadOffload(Params& params) {
@@ -231,11 +229,16 @@ std::string MemoryOfVdnnpp(Params& params) {
 std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params) {
   const std::string offload = ReadOffload(params);
   const std::string algo = ReadAlgorithms(params);
-  const std::string release =
-      params.Choice("release", "auto", {"auto", "lazy", "landed", "eager"},
-                    "when an offloaded X is given back: where memory is short and at the end of "
-                    "forward, also when by the cost model its copy has landed, at the end of its "
-                    "step, or what is fastest in trial runs");
+  using Releases = std::vector<ReleaseTime>;
+  const auto releases = params.Enum<Releases>(
+      "release", "auto",
+      {{"auto", {ReleaseTime::kLazy, ReleaseTime::kLanded, ReleaseTime::kEager}},
+       {"lazy", {ReleaseTime::kLazy}},
+       {"landed", {ReleaseTime::kLanded}},
+       {"eager", {ReleaseTime::kEager}}},
+      "when an offloaded X is given back: where memory is short and at the end of forward, also "
+      "when by the cost model its copy has landed, at the end of its step, or what is fastest in "
+      "trial runs");
   const PlacementOrder order = ReadPlacementOrder(params);
   const HighEnd high_end = ReadHint(params);
 
@@ -248,10 +251,6 @@ std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params) {
   if (algo != "memory") kernels.push_back(KernelChoice::kPerformance);
   if (algo == "auto") kernels.push_back(KernelChoice::kGreedy);
   if (algo != "performance") kernels.push_back(KernelChoice::kMemory);
-  std::vector<ReleaseTime> releases;
-  if (release == "auto" || release == "lazy") releases.push_back(ReleaseTime::kLazy);
-  if (release == "auto" || release == "landed") releases.push_back(ReleaseTime::kLanded);
-  if (release == "auto" || release == "eager") releases.push_back(ReleaseTime::kEager);
 
   std::vector<Config> candidates;
   for (const KernelChoice choice : kernels) {

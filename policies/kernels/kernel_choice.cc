@@ -7,19 +7,20 @@
 namespace spillway {
 
 KernelChoice ReadKernelChoice(Params& params) {
-  const std::string algo =
-      params.Choice("algo", "performance", {"memory", "performance", "greedy"},
-                    "convolution algorithms: the least workspace, the fastest, or the fastest "
-                    "whose workspace fits in the largest free block");
-  if (algo == "greedy") return KernelChoice::kGreedy;
-  return algo == "memory" ? KernelChoice::kMemory : KernelChoice::kPerformance;
+  return params.Enum<KernelChoice>(
+      "algo", "performance",
+      {{"memory", KernelChoice::kMemory},
+       {"performance", KernelChoice::kPerformance},
+       {"greedy", KernelChoice::kGreedy}},
+      "convolution algorithms: the least workspace, the fastest, or the fastest whose workspace "
+      "fits in the largest free block");
 }
 
 KernelChoice ReadFixedKernelChoice(Params& params) {
-  const std::string algo =
-      params.Choice("algo", "performance", {"memory", "performance"},
-                    "convolution algorithms: the least workspace, or the fastest");
-  return algo == "memory" ? KernelChoice::kMemory : KernelChoice::kPerformance;
+  return params.Enum<KernelChoice>(
+      "algo", "performance",
+      {{"memory", KernelChoice::kMemory}, {"performance", KernelChoice::kPerformance}},
+      "convolution algorithms: the least workspace, or the fastest");
 }
 
 KernelPlan ChooseByRule(KernelChoice rule, const PolicyContext& context, OpId op) {

@@ -11,10 +11,12 @@
 #ifndef SPILLWAY_TRACES_BASE_PARAMS_H_
 #define SPILLWAY_TRACES_BASE_PARAMS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "traces/base/units.h"
@@ -40,6 +42,16 @@ class Params {
   // parameter, the value and the valid ones.
   std::string Choice(const std::string& name, const std::string& initial,
                      const std::vector<std::string>& valid, const std::string& help);
+  // The same where each name stands for a value of the caller's: {{"lru", Cache::kLru}, ...}.
+  template <typename T>
+  T Enum(const std::string& name, const std::string& initial,
+         const std::vector<std::pair<std::string, T>>& valid, const std::string& help) {
+    std::vector<std::string> names;
+    for (const auto& [text, value] : valid) names.push_back(text);
+    const std::string chosen = Choice(name, initial, names, help);
+    return valid[static_cast<size_t>(std::find(names.begin(), names.end(), chosen) - names.begin())]
+        .second;
+  }
   int64_t Integer(const std::string& name, int64_t initial, int64_t least, int64_t greatest,
                   const std::string& help);
   bool Flag(const std::string& name, bool initial, const std::string& help);
