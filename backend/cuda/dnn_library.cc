@@ -74,7 +74,7 @@ struct ConvDescriptors {
   FilterDescriptor weight;
   ConvDescriptor conv;
 
-  ConvDescriptors(const ConvShape& s, bool tf32, const Activity& activity) {
+  ConvDescriptors(const ConvDescription& s, bool tf32, const Activity& activity) {
     SetTensor(x, s.batch, s.in_channels, s.in_height, s.in_width, activity);
     SetTensor(y, s.batch, s.out_channels, s.out_height, s.out_width, activity);
     SPILLWAY_CUDNN_CALL(cudnnSetFilter4dDescriptor(
@@ -93,7 +93,7 @@ struct ConvDescriptors {
   }
 
  private:
-  void CheckOutput(const ConvShape& s, const Activity& activity) const {
+  void CheckOutput(const ConvDescription& s, const Activity& activity) const {
     int n = 0, c = 0, h = 0, w = 0;
     SPILLWAY_CUDNN_CALL(
         cudnnGetConvolution2dForwardOutputDim(conv.get(), x.get(), weight.get(), &n, &c, &h, &w),
@@ -118,7 +118,7 @@ struct DnnLibrary::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  const ConvDescriptors& Conv(const ConvShape& shape, const Activity& activity) {
+  const ConvDescriptors& Conv(const ConvDescription& shape, const Activity& activity) {
     std::unique_ptr<ConvDescriptors>& entry = convolutions[shape];
     if (!entry) entry = std::make_unique<ConvDescriptors>(shape, tf32, activity);
     return *entry;
@@ -140,7 +140,7 @@ struct DnnLibrary::Impl {
 
   cudnnHandle_t handle = nullptr;
   bool tf32 = false;
-  std::map<ConvShape, std::unique_ptr<ConvDescriptors>> convolutions;
+  std::map<ConvDescription, std::unique_ptr<ConvDescriptors>> convolutions;
   // Set before each use.
   TensorDescriptor tensor;
   TensorDescriptor bias;
@@ -160,8 +160,8 @@ void DnnLibrary::SetStream(cudaStream_t stream) {
   SPILLWAY_CUDNN_CALL(cudnnSetStream(impl_->handle, stream));
 }
 
-std::optional<Bytes> DnnLibrary::ConvWorkspace(ConvStep step, const ConvShape& shape, int algorithm,
-                                               const Activity& activity) {
+std::optional<Bytes> DnnLibrary::ConvWorkspace(ConvStep step, const ConvDescription& shape,
+                                               int algorithm, const Activity& activity) {
   const ConvDescriptors& d = impl_->Conv(shape, activity);
   const cudnnHandle_t handle = impl_->handle;
   size_t size = 0;
@@ -188,7 +188,7 @@ std::optional<Bytes> DnnLibrary::ConvWorkspace(ConvStep step, const ConvShape& s
   return Bytes(static_cast<int64_t>(size));
 }
 
-void DnnLibrary::Convolve(ConvStep step, const ConvShape& shape, int algorithm, float alpha,
+void DnnLibrary::Convolve(ConvStep step, const ConvDescription& shape, int algorithm, float alpha,
                           const float* a, const float* b, float beta, float* out,
                           const DeviceRange& workspace, const Activity& activity) {
   const ConvDescriptors& d = impl_->Conv(shape, activity);

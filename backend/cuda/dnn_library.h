@@ -19,7 +19,7 @@
 
 namespace spillway {
 
-struct ConvShape {
+struct ConvDescription {
   int batch = 0;
   int in_channels = 0, in_height = 0, in_width = 0;
   int out_channels = 0, out_height = 0, out_width = 0;
@@ -28,7 +28,7 @@ struct ConvShape {
   int pad_h = 0, pad_w = 0;
   int groups = 1;
 
-  auto operator<=>(const ConvShape&) const = default;
+  auto operator<=>(const ConvDescription&) const = default;
 };
 
 // Cross-channel normalisation, y = x / (k + alpha / size * sum of squares)^beta: alpha is divided
@@ -62,14 +62,14 @@ class DnnLibrary {
 
   // Workspace that the algorithm needs, or nullopt if cuDNN does not support it for this shape.
   // Throws `InputError` if the output extents are not those that cuDNN computes.
-  std::optional<Bytes> ConvWorkspace(ConvStep step, const ConvShape& shape, int algorithm,
+  std::optional<Bytes> ConvWorkspace(ConvStep step, const ConvDescription& shape, int algorithm,
                                      const Activity& activity);
 
   // out = alpha * step(a, b) + beta * out, where a, b and out are x, weight, y (kForward),
   // weight, dy, dx (kBackwardData) or x, dy, dweight (kBackwardFilter).
-  void Convolve(ConvStep step, const ConvShape& shape, int algorithm, float alpha, const float* a,
-                const float* b, float beta, float* out, const DeviceRange& workspace,
-                const Activity& activity);
+  void Convolve(ConvStep step, const ConvDescription& shape, int algorithm, float alpha,
+                const float* a, const float* b, float beta, float* out,
+                const DeviceRange& workspace, const Activity& activity);
 
   // y[n, c, :] += bias[c], planes of `plane` elements.
   void AddBias(int batch, int channels, int plane, const float* bias, float* y,

@@ -58,9 +58,9 @@ bool Accumulates(const Op& op, size_t output) {
   return output < 64 && ((mask >> output) & 1) != 0;
 }
 
-ConvShape ConvShapeOf(const Op& op, int64_t batch) {
+ConvDescription ConvShapeOf(const Op& op, int64_t batch) {
   const auto get = [&](std::string_view attribute) { return IntOf(op, attribute); };
-  ConvShape shape;
+  ConvDescription shape;
   shape.batch = static_cast<int>(batch);
   shape.in_channels = get("in_channels");
   shape.in_height = get("in_height");
@@ -202,7 +202,7 @@ struct CudaKernels::Impl {
 void CudaKernels::Impl::Convolution(const Op& op, const SlotLaunch& launch,
                                     const Operands& operands, const Activity& activity) {
   const ConvStep step = ParseConvStep(op.slots[launch.slot].name);
-  const ConvShape s = ConvShapeOf(op, launch.batch);
+  const ConvDescription s = ConvShapeOf(op, launch.batch);
   const int algorithm = FindConvAlgorithm(step, launch.algorithm).value;
   const int64_t in = int64_t{s.in_channels} * s.in_height * s.in_width;
   const int64_t out = int64_t{s.out_channels} * s.out_height * s.out_width;
@@ -543,7 +543,7 @@ CudaKernels::~CudaKernels() = default;
 // cuDNN's Winograd transforms for filters larger than 3x3 lose three decimal digits (1e-3 to 2e-2
 // of the largest element, measured with cuDNN 9.14): such results are not those of an fp32
 // convolution.
-static bool IsInaccurate(const ConvAlgorithm& algorithm, const ConvShape& shape) {
+static bool IsInaccurate(const ConvAlgorithm& algorithm, const ConvDescription& shape) {
   return algorithm.name == "winograd_nonfused" && std::max(shape.kernel_h, shape.kernel_w) > 3;
 }
 
@@ -570,7 +570,7 @@ std::vector<Candidate> CudaKernels::Candidates(const Op& op, size_t slot, int64_
       Unsupported(op);
   }
   const ConvStep step = ParseConvStep(op.slots[slot].name);
-  const ConvShape shape = ConvShapeOf(op, batch);
+  const ConvDescription shape = ConvShapeOf(op, batch);
   std::vector<Candidate> candidates;
   for (const ConvAlgorithm& algorithm : ConvAlgorithms(step)) {
     if (IsInaccurate(algorithm, shape)) continue;

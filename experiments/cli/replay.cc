@@ -126,7 +126,7 @@ void Verify(const std::string& specification) {
 
 std::unique_ptr<Allocator> Make(const std::string& specification, const MemoryLog& log,
                                 Bytes memory) {
-  if (specification == kPlanned) return PlanFor(log, memory);
+  if (specification == kPlanned) return PlannedFor(log, memory);
   return MakeAllocator(WithRecordedSettings(specification, log), memory, kGranularity);
 }
 

@@ -363,7 +363,7 @@ class PlannedPlaces final : public Allocator {
 
 }  // namespace
 
-std::unique_ptr<Allocator> PlanFor(const MemoryLog& log, Bytes capacity) {
+std::unique_ptr<Allocator> PlannedFor(const MemoryLog& log, Bytes capacity) {
   std::vector<LiveInterval> intervals;
   std::vector<size_t> interval_of;  // by block number
   int64_t now = 0;

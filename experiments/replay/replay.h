@@ -116,7 +116,7 @@ Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& a
 // An allocator that knows the log in advance: offsets packed offline (`sim/packing/packing.h`).
 // Unlike a replay its memory grows with the log. A request whose place ends beyond `capacity`
 // fails.
-std::unique_ptr<Allocator> PlanFor(const MemoryLog& log, Bytes capacity);
+std::unique_ptr<Allocator> PlannedFor(const MemoryLog& log, Bytes capacity);
 
 }  // namespace spillway
 

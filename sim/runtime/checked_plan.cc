@@ -9,7 +9,7 @@
 
 namespace spillway {
 
-void KernelChoice::Take(OpId op_id, KernelPlan plan) {
+void CheckedPlan::Take(OpId op_id, KernelPlan plan) {
   time_ = Duration();
   workspace_ = Bytes(0);
   if (plan.empty()) {
@@ -48,7 +48,7 @@ void KernelChoice::Take(OpId op_id, KernelPlan plan) {
   }
 }
 
-void KernelChoice::Add(const Kernel& kernel) {
+void CheckedPlan::Add(const Kernel& kernel) {
   time_ += kernel.time;
   workspace_ = std::max(workspace_, kernel.workspace);
 }

@@ -15,10 +15,10 @@
 
 namespace spillway {
 
-class KernelChoice {
+class CheckedPlan {
  public:
   // The arguments outlive the choice.
-  KernelChoice(const Trace& trace, const OpTable& ops, const CostModel& cost)
+  CheckedPlan(const Trace& trace, const OpTable& ops, const CostModel& cost)
       : trace_(trace), ops_(ops), cost_(cost) {}
 
   // Takes a policy's plan for an op; an empty one stands for the fastest kernel of each slot on the

@@ -632,7 +632,7 @@ class Runtime final : public PolicyContext {
   MemoryTable memory_;
 
   // Of the op being prepared; kept between ops to save allocations.
-  KernelChoice choice_{trace_, ops_, *parts_.cost};
+  CheckedPlan choice_{trace_, ops_, *parts_.cost};
   std::vector<Block> inputs_, outputs_, scratch_;
   std::vector<TensorId> movable_;  // inputs that can still make room
   std::vector<TensorId> placed_;   // outputs that have got a block

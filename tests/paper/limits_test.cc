@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "experiments/reproduce/limits.h"
+#include "experiments/reproduce/reproduce.h"
 
 namespace spillway {
 namespace {

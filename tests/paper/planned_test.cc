@@ -12,6 +12,7 @@
 
 #include "experiments/run/catalogue.h"
 #include "experiments/run/resolve.h"
+#include "experiments/run/simulate.h"
 #include "policies/registry.h"
 #include "sim/alloc/planned.h"
 #include "sim/cost/roofline.h"

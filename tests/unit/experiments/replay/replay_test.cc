@@ -19,6 +19,7 @@
 #include "sim/cost/roofline.h"
 #include "tests/testing/snapshots.h"
 #include "traces/base/error.h"
+#include "traces/logs/open_log.h"
 
 namespace spillway {
 namespace {
@@ -33,7 +34,7 @@ ReplayResult ReplayOn(const MemoryLog& log, const std::string& specification,
                       Bytes memory = Bytes::Unlimited(), const ReplayOptions& options = {},
                       bool compare = false) {
   const auto allocator = specification == "planned"
-                             ? PlanFor(log, memory)
+                             ? PlannedFor(log, memory)
                              : MakeAllocator(specification, memory, Bytes(512));
   return ReplayLog(log, {{specification, allocator.get(), compare}}, options).results.front();
 }
@@ -327,7 +328,7 @@ TEST(RecordedSnapshotTest, PyTorchReservesWhatWasRecordedAtEveryEvent) {
     PyTorch::Options options;
     options.max_split_size = log->start().pytorch->max_split_size.value_or(Bytes::Unlimited());
     PyTorch pytorch(Bytes::Unlimited(), options);
-    const auto planned = PlanFor(*log, Bytes::Unlimited());
+    const auto planned = PlannedFor(*log, Bytes::Unlimited());
     const Replayed replayed =
         ReplayLog(*log, {{"pytorch", &pytorch, true}, {"planned", planned.get()}});
     const ReplayResult& result = replayed.results[0];

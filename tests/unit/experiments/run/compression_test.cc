@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 
+#include "experiments/run/resolve.h"
 #include "experiments/run/simulate.h"
 #include "policies/registry.h"
 #include "sim/compression/zero_value.h"

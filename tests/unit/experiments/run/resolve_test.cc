@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "experiments/run/simulate.h"
 #include "policies/registry.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/core/check.h"

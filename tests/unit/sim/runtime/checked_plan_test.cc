@@ -38,11 +38,11 @@ FixedCost TwoSlotsCost() {
   return cost;
 }
 
-struct KernelChoiceTest : ::testing::Test {
+struct CheckedPlanTest : ::testing::Test {
   const Trace trace = TwoSlots();
   const FixedCost cost = TwoSlotsCost();
   const OpTable ops{trace, Liveness(trace), cost};
-  KernelChoice choice{trace, ops, cost};
+  CheckedPlan choice{trace, ops, cost};
 
   std::string ErrorOf(const KernelPlan& plan) {
     try {
@@ -54,14 +54,14 @@ struct KernelChoiceTest : ::testing::Test {
   }
 };
 
-TEST_F(KernelChoiceTest, NoPlanMeansTheFastestKernels) {
+TEST_F(CheckedPlanTest, NoPlanMeansTheFastestKernels) {
   choice.Take(OpId{0}, {});
   EXPECT_THAT(choice.runs(), ElementsAre(KernelRun{0, 0, 4}, KernelRun{1, 0, 4}));
   EXPECT_EQ(choice.time(), Duration::Nanoseconds(30));
   EXPECT_EQ(choice.workspace(), Bytes(7));
 }
 
-TEST_F(KernelChoiceTest, RunsFollowEachOther) {
+TEST_F(CheckedPlanTest, RunsFollowEachOther) {
   choice.Take(OpId{0}, {{0, 1, 3}, {0, 0, 1}, {1, 0, 4}});
   EXPECT_EQ(choice.time(), Duration::Nanoseconds(60));
   EXPECT_EQ(choice.workspace(), Bytes(7));
@@ -70,7 +70,7 @@ TEST_F(KernelChoiceTest, RunsFollowEachOther) {
   EXPECT_EQ(choice.workspace(), Bytes(5));
 }
 
-TEST_F(KernelChoiceTest, RefusesAPlanThatDoesNotCoverTheOp) {
+TEST_F(CheckedPlanTest, RefusesAPlanThatDoesNotCoverTheOp) {
   EXPECT_THAT(ErrorOf({{1, 0, 4}}), HasSubstr("ChooseKernels(f): slot 1 with batch 4"));
   EXPECT_THAT(ErrorOf({{0, 0, 5}}), HasSubstr("slot 0 with batch 5 does not continue slot 0"));
   EXPECT_THAT(ErrorOf({{0, 0, 0}}), HasSubstr("slot 0 with batch 0"));
