@@ -10,6 +10,7 @@
 #include "experiments/reproduce/vdnnpp_compression.h"
 #include "experiments/reproduce/vdnnpp_setup.h"
 #include "experiments/run/catalogue.h"
+#include "experiments/run/pool_search.h"
 #include "experiments/run/resolve.h"
 #include "experiments/run/simulate.h"
 #include "policies/registry.h"
@@ -122,25 +123,16 @@ AllocationLog PoolRequests(const Trace& trace, const Report& report, bool image_
   return log;
 }
 
-// The smallest pool that the paper's search finds (section IV-B), beginning with the aggregate.
-Bytes SearchedPool(const AllocationLog& requests, const std::string& allocator, Bytes aggregate,
-                   Bytes granularity) {
-  for (Bytes pool = aggregate;;) {
-    const auto arena = MakeAllocator(allocator, pool, granularity);
-    const auto failure = Replay(requests, *arena);
-    if (!failure) return pool;
-    pool += RoundUp(failure->wanted, granularity) - failure->largest_free;
-  }
-}
-
-// A cell of Table V. `heuristic` is best-fit or high-end, which is where tensors that stay go.
-double TableFive(const Workload& workload, const Mode& mode, std::string_view order,
-                 const std::string& heuristic) {
+// A cell of Table V, by the paper's search from the aggregate up. `heuristic` is best-fit or
+// high-end, which is where tensors that stay go.
+std::optional<double> TableFive(const Workload& workload, const Mode& mode, std::string_view order,
+                                const std::string& heuristic) {
   const Scene scene(workload, kLargeGpu);
   const Report report = EagerRun(scene, mode, order, heuristic == "high-end" ? "kept" : "none");
-  const Bytes pool = SearchedPool(PoolRequests(scene.trace, report, true), heuristic,
-                                  PoolPeaks(scene.trace, report).both(), scene.device.alignment);
-  return (pool + WeightsFootprint(scene.trace, scene.device.name)).mib();
+  const auto pool = SearchPool(PoolRequests(scene.trace, report, true), heuristic,
+                               scene.device.alignment, PoolPeaks(scene.trace, report).both());
+  if (!pool) return std::nullopt;
+  return (*pool + WeightsFootprint(scene.trace, scene.device.name)).mib();
 }
 
 // What `auto` makes of the row: the least that any allocator reserves with any of the orders and
