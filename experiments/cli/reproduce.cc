@@ -45,8 +45,8 @@ int Execute(const ReproduceOptions& options, Session& session) {
   const auto path = FindDataFile(list);
   if (!path) throw InputError(list + ": not found");
   std::vector<Reproduction> results;
-  for (const PaperValue& value : SelectPaperValues(ReadPaperValues(*path), options.item)) {
-    results.push_back(Reproduce(value));
+  for (const PaperItem& item : SelectItems(ReadPaperValues(*path), options.item)) {
+    results.push_back(Reproduce(item));
   }
   std::vector<Row> rows;
   for (const Reproduction& result : results) rows.push_back(MakeReproductionRow(result));
@@ -80,10 +80,14 @@ void AddReproduce(CLI::App& app, int& exit_code, Session& session) {
   CLI::App* verb = app.add_subcommand(
       "reproduce", "Compute a paper's printed numbers; exit code 1 if one is out of tolerance");
   auto options = std::make_shared<ReproduceOptions>();
+  std::vector<std::string_view> computed, printed;
+  for (const Paper& paper : Papers()) {
+    (paper.tables != nullptr ? computed : printed).push_back(paper.name);
+  }
   verb->add_option("item", options->item,
-                   "all, a paper (vdnn, vdnnpp, superneurons; of ucudnn and mmcnn only what is "
-                   "printed), a table or figure (superneurons-Tab2), or an item such as "
-                   "'base VGG-16(256) GB'")
+                   fmt::format("all, a paper ({}; of {} only what is printed), a table or figure "
+                               "(superneurons-Tab2), or an item such as 'base VGG-16(256) GB'",
+                               fmt::join(computed, ", "), fmt::join(printed, " and ")))
       ->required();
   options->format.Add(*verb);
   AddOutput(*verb, options->output);

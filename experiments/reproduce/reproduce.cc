@@ -3,119 +3,98 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cmath>
 #include <utility>
 
-#include "experiments/reproduce/limits.h"
-#include "experiments/reproduce/superneurons.h"
-#include "experiments/reproduce/vdnnpp.h"
-#include "experiments/run/catalogue.h"
-#include "experiments/run/simulate.h"
-#include "policies/registry.h"
-#include "sim/cost/roofline.h"
 #include "traces/base/csv.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
-#include "traces/lowering/lowering.h"
-#include "traces/zoo/zoo.h"
 
 namespace spillway {
 namespace {
 
-// --- The list of printed values -----------------------------------------------------------------
+// --- Requests -----------------------------------------------------------------------------------
 
-std::optional<double> ParseNumber(std::string_view text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
-// --- vDNN ----------------------------------------------------------------------------------------
-
-// A kind of number that the paper prints for a network and batch, in units of its preset.
-struct VdnnKind {
-  std::string_view name;  // item names are NAME NETWORK(BATCH) UNIT
-  double (*compute)(const Setup& setup);
+struct Cell {
+  std::string_view paper;
+  const PaperTable* table;
+  const PaperColumn* column;
+  PaperRow row;
 };
 
-Metrics RunPolicy(const Setup& setup, std::string_view policy) {
-  PolicyRegistry registry;
-  RegisterBuiltinPolicies(registry);
-  const Outcome outcome = Simulate(setup, *registry.Make(policy));
-  SPILLWAY_CHECK(outcome.report.fits());  // memory is unlimited
-  return outcome.report.metrics;
-}
+// The tables of all papers.
+class Shelf {
+ public:
+  explicit Shelf(const PaperValues& printed) {
+    for (const Paper& paper : Papers()) {
+      if (paper.tables == nullptr) continue;
+      for (PaperTable& table : paper.tables(printed)) {
+        tables_.emplace_back(paper.name, std::move(table));
+      }
+    }
+  }
 
-double InUnits(const Setup& setup, Bytes size) {
-  return static_cast<double>(size.count()) /
-         static_cast<double>(FindPreset(setup.trace.preset).counting.bytes_per_unit.count());
-}
+  // The first cell of that name in each paper, or in the one that is wanted.
+  std::vector<Cell> Find(std::string_view item, std::string_view wanted = "") const {
+    std::vector<Cell> cells;
+    for (const auto& [paper, table] : tables_) {
+      if (!wanted.empty() && wanted != paper) continue;
+      for (const PaperColumn& column : table.columns) {
+        if (!cells.empty() && cells.back().paper == paper) break;
+        const auto row = RowOf(table, column, item);
+        if (row) cells.push_back({paper, &table, &column, *row});
+      }
+    }
+    return cells;
+  }
 
-// All tensors of the network-wide run, and the workspace that the paper counts.
-double BaselineMemory(const Setup& setup) {
-  return InUnits(setup, RunPolicy(setup, "network-wide:algo=memory").peak_requested +
-                            FftBaselineWorkspace(setup.trace));
-}
+  // The cells of the tables that a request means, as "Tab2" or "superneurons-Tab2".
+  std::vector<Cell> CellsOf(std::string_view request) const {
+    std::vector<Cell> cells;
+    for (const auto& [paper, table] : tables_) {
+      const bool bare = table.request == PaperRequest::kName && request == table.name;
+      const bool full = request == FullName(paper, table.name) ||
+                        (!table.group.empty() && request == FullName(paper, table.group));
+      if (table.name.empty() || (!bare && !full)) continue;
+      for (const PaperRow& row : table.rows) {
+        for (const PaperColumn& column : table.columns) {
+          cells.push_back({paper, &table, &column, row});
+        }
+      }
+    }
+    return cells;
+  }
 
-constexpr std::array kVdnnKinds{
-    VdnnKind{"base", BaselineMemory},
-    VdnnKind{"offload all",
-             [](const Setup& s) { return InUnits(s, RunPolicy(s, "vdnn-all").offloaded); }},
-    VdnnKind{"offload conv",
-             [](const Setup& s) { return InUnits(s, RunPolicy(s, "vdnn-conv").offloaded); }},
-    VdnnKind{"all(m) max",
-             [](const Setup& s) {
-               return InUnits(s, RunPolicy(s, "vdnn-all:algo=memory").peak_requested);
-             }},
-    VdnnKind{"conv(m) max",
-             [](const Setup& s) {
-               return InUnits(s, RunPolicy(s, "vdnn-conv:algo=memory").peak_requested);
-             }},
+  // The full names of the tables with rows.
+  std::vector<std::string> Names() const {
+    std::vector<std::string> names;
+    for (const auto& [paper, table] : tables_) {
+      const std::string name = FullName(paper, table.name);
+      const bool known = std::find(names.begin(), names.end(), name) != names.end();
+      if (!table.name.empty() && !table.rows.empty() && !known) names.push_back(name);
+    }
+    return names;
+  }
+
+ private:
+  static std::string FullName(std::string_view paper, std::string_view table) {
+    return fmt::format("{}-{}", paper, table);
+  }
+
+  std::vector<std::pair<std::string_view, PaperTable>> tables_;
 };
 
-// "VGG-16(256)" as the paper writes it, or nullopt. Its VGG-16 is configuration E, our vgg19.
-std::optional<Workload> ParsePaperWorkload(std::string_view text) {
-  const size_t open = text.find('(');
-  if (open == std::string_view::npos || !text.ends_with(')')) return std::nullopt;
-  std::string network;
-  for (const char c : text.substr(0, open)) {
-    if (c != '-' && c != ' ') network += static_cast<char>(std::tolower(c));
-  }
-  if (network == "vgg16") network = "vgg19";
-  const std::string_view batch = text.substr(open + 1, text.size() - open - 2);
-  try {
-    return ParseWorkload(fmt::format("{}:{}", network, batch));
-  } catch (const UsageError&) {
-    return std::nullopt;
-  }
-}
-
-struct VdnnItem {
-  const VdnnKind* kind;
-  Workload workload;
-};
-
-std::optional<VdnnItem> ParseVdnnItem(std::string_view item) {
-  constexpr std::string_view kUnit = " GB";
-  if (!item.ends_with(kUnit)) return std::nullopt;
-  item.remove_suffix(kUnit.size());
-  for (const VdnnKind& kind : kVdnnKinds) {
-    if (!item.starts_with(kind.name) || item.size() <= kind.name.size() + 1) continue;
-    const auto workload = ParsePaperWorkload(item.substr(kind.name.size() + 1));
-    if (workload) return VdnnItem{&kind, *workload};
-  }
-  return std::nullopt;
-}
-
-double ComputeVdnn(const VdnnItem& item) {
-  const Trace trace =
-      LowerNetwork(BuildNetwork(item.workload.network), {item.workload.batch, "vdnn", true});
-  const Device device = LoadDevice("titan_x_maxwell");
-  const RooflineCostModel cost(device);
-  return item.kind->compute({trace, device, cost, Bytes::Unlimited()});
+// With what the list says of it, if it does.
+PaperItem MakeItem(const PaperValues& printed, const std::string& name, const Cell& cell) {
+  const auto listed = std::find_if(printed.begin(), printed.end(), [&](const PaperValue& value) {
+    return value.paper == cell.paper && value.item == name;
+  });
+  const PaperColumn& column = *cell.column;
+  return {listed != printed.end()
+              ? *listed
+              : PaperValue{std::string(cell.paper), name, cell.row.workload.Name(), column.unit, "",
+                           column.evidence},
+          column.round_down, [compute = column.compute, row = cell.row] { return compute(row); }};
 }
 
 // --- Judging -------------------------------------------------------------------------------------
@@ -133,7 +112,7 @@ double RoundTo(double value, int decimals, bool down) {
 }
 
 void Judge(Reproduction& result) {
-  const std::optional<double> printed = ParseNumber(result.value.printed);
+  const std::optional<double> printed = ReadNumber(result.value.printed);
   if (!printed || !result.ours) return;
   if (*printed != 0) result.rel_error = (*result.ours - *printed) / *printed;
   const std::string& evidence = result.value.evidence;
@@ -145,9 +124,9 @@ void Judge(Reproduction& result) {
 
 }  // namespace
 
-std::vector<PaperValue> ReadPaperValues(const std::filesystem::path& path) {
+PaperValues ReadPaperValues(const std::filesystem::path& path) {
   const std::string text = ReadFile(path);
-  std::vector<PaperValue> values;
+  PaperValues values;
   size_t line_number = 0;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
@@ -164,78 +143,43 @@ std::vector<PaperValue> ReadPaperValues(const std::filesystem::path& path) {
   return values;
 }
 
-std::vector<PaperValue> SelectPaperValues(const std::vector<PaperValue>& values,
-                                          const std::string& request) {
-  std::vector<PaperValue> selected;
+std::vector<PaperItem> SelectItems(const PaperValues& printed, const std::string& request) {
+  const Shelf shelf(printed);
+  std::vector<PaperItem> items;
   std::vector<std::string> names{"all"};
-  for (const PaperValue& value : values) {
-    if (request == "all" || request == value.paper || request == value.item) {
-      selected.push_back(value);
-    }
+  for (const PaperValue& value : printed) {
     if (std::find(names.begin(), names.end(), value.paper) == names.end()) {
       names.push_back(value.paper);
     }
+    if (request != "all" && request != value.paper && request != value.item) continue;
+    const auto cells = shelf.Find(value.item, value.paper);
+    if (cells.empty()) {
+      items.push_back({value, false, {}});
+    } else if (cells[0].table->request != PaperRequest::kAlone || request == value.item) {
+      items.push_back(MakeItem(printed, value.item, cells[0]));
+    }
   }
-  if (!selected.empty()) return selected;
-  selected = SelectLimitValues(request);
-  if (!selected.empty()) return selected;
-  if (const auto item = ParseVdnnItem(request)) {
-    return {{"vdnn", request, item->workload.Name(), "GB", "", ""}};
+  if (!items.empty()) return items;
+  for (const Cell& cell : shelf.CellsOf(request)) {
+    items.push_back(MakeItem(printed, ItemName(*cell.table, *cell.column, cell.row), cell));
   }
-  // A figure that two papers number alike is named with its paper: vdnnpp-Fig10.
-  const auto names_for = [&](std::string_view paper, const auto& items_of) {
-    const std::string prefix = fmt::format("{}-", paper);
-    std::vector<std::string> items =
-        items_of(request.starts_with(prefix) ? request.substr(prefix.size()) : request);
-    if (items.empty()) items.push_back(request);
-    return items;
-  };
-  const auto add = [&](const char* paper, const std::string& name, const ComputableItem& item) {
-    const auto listed = std::find_if(values.begin(), values.end(), [&](const PaperValue& value) {
-      return value.paper == paper && value.item == name;
-    });
-    selected.push_back(listed != values.end()
-                           ? *listed
-                           : PaperValue{paper, name, item.workload, item.unit, "", item.evidence});
-  };
-  for (const std::string& name : names_for("vdnnpp", VdnnppItemsOf)) {
-    if (const auto item = ParseVdnnppItem(name)) add("vdnnpp", name, *item);
-  }
-  for (const std::string& name : names_for("superneurons", SuperNeuronsItemsOf)) {
-    if (const auto item = ParseSuperNeuronsItem(name)) add("superneurons", name, *item);
-  }
-  if (!selected.empty()) return selected;
+  if (!items.empty()) return items;
+  for (const Cell& cell : shelf.Find(request)) items.push_back(MakeItem(printed, request, cell));
+  if (!items.empty()) return items;
+  const std::vector<std::string> tables = shelf.Names();
+  names.insert(names.end(), tables.begin(), tables.end());
   throw UsageError(
-      fmt::format("{}; also Tab4, Fig5, Fig6 and Fig9 (of vDNN++), vdnnpp-Fig10, superneurons- and "
-                  "Tab2 to Tab5, Fig2, Fig8 or Fig10 to Fig13, Floor (of SuperNeurons), and an "
-                  "item name such as 'base VGG-16(256) GB', for any network and batch",
+      fmt::format("{}; also an item name such as 'base VGG-16(256) GB', for any network and batch",
                   UnknownName("item", request, names)));
 }
 
-Reproduction Reproduce(const PaperValue& value) {
+Reproduction Reproduce(const PaperItem& item) {
   Reproduction result;
-  result.value = value;
-  if (value.paper == "vdnn") {
-    if (const auto item = ParseVdnnItem(value.item)) {
-      result.ours_exact = ComputeVdnn(*item);
-      result.ours = value.printed.empty() ? *result.ours_exact
-                                          : RoundTo(*result.ours_exact, Decimals(value.printed),
-                                                    FindPreset("vdnn").counting.round_down);
-    }
-  }
-  if (value.paper == "vdnnpp" || value.paper == "superneurons") {
-    const auto item =
-        value.paper == "vdnnpp" ? ParseVdnnppItem(value.item) : ParseSuperNeuronsItem(value.item);
-    if (item) {
-      result.ours_exact = item->compute();
-      result.ours = result.ours_exact;
-      if (result.ours && !value.printed.empty()) {
-        result.ours = RoundTo(*result.ours, Decimals(value.printed), item->round_down);
-      }
-    }
-  }
-  if (const auto item = ParseLimitItem(value.item); item && value.paper == "superneurons") {
-    result.ours = result.ours_exact = item->compute();
+  result.value = item.value;
+  if (item.compute) result.ours = result.ours_exact = item.compute();
+  const std::string& printed = item.value.printed;
+  if (result.ours && !printed.empty()) {
+    result.ours = RoundTo(*result.ours, Decimals(printed), item.round_down);
   }
   Judge(result);
   return result;
@@ -253,7 +197,7 @@ Row MakeReproductionRow(const Reproduction& reproduction) {
       {"paper", value.paper},
       {"item", value.item},
       {"workload", value.workload},
-      {"printed", number(ParseNumber(value.printed))},
+      {"printed", number(ReadNumber(value.printed))},
       {"ours", number(reproduction.ours)},
       {"rel_error", number(reproduction.rel_error)},
       {"unit", value.unit},

@@ -1,23 +1,29 @@
 // The papers' printed numbers, computed again by running the policies that they describe.
 //
 // An item is named as in experiments/reproduce/paper-values.csv, which holds what was printed and
-// how strong the evidence is. Nothing is fitted to an item: one preset per paper gives all of its
-// numbers, and the same kind of item for a network or batch that the paper does not print is
-// computed likewise.
+// how strong the evidence is; the papers' tables (paper.h) name and compute it. Nothing is fitted
+// to an item: one preset per paper gives all of its numbers, and the same kind of item for a
+// network or batch that the paper does not print is computed likewise.
 
 #ifndef SPILLWAY_EXPERIMENTS_REPRODUCE_REPRODUCE_H_
 #define SPILLWAY_EXPERIMENTS_REPRODUCE_REPRODUCE_H_
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "experiments/output/result_row.h"
-#include "experiments/reproduce/item.h"
+#include "experiments/reproduce/paper.h"
 
 namespace spillway {
+
+struct PaperItem {
+  PaperValue value;
+  bool round_down = false;
+  std::function<std::optional<double>()> compute = {};  // empty: no table has it
+};
 
 struct Reproduction {
   PaperValue value;
@@ -32,15 +38,14 @@ struct Reproduction {
 
 // Reads the list of printed values (CSV with the header paper,item,workload,unit,printed,evidence).
 // Throws `InputError` with path and line.
-std::vector<PaperValue> ReadPaperValues(const std::filesystem::path& path);
+PaperValues ReadPaperValues(const std::filesystem::path& path);
 
-// The values that `request` names: "all", a paper, an item, a figure of vDNN++ (`VdnnppItemsOf`)
-// or SuperNeurons (`SuperNeuronsItemsOf`), or an item of a known kind that is not in the list, such
-// as "base VGG-16(32) GB". Throws `UsageError` if it is none of these.
-std::vector<PaperValue> SelectPaperValues(const std::vector<PaperValue>& values,
-                                          const std::string& request);
+// What `request` names: "all", a paper, a table or figure ("Tab2", "superneurons-Tab2"), an item,
+// or one of a table's kind that is not in the list, such as "base VGG-16(32) GB". Throws
+// `UsageError` if it is none of these.
+std::vector<PaperItem> SelectItems(const PaperValues& printed, const std::string& request);
 
-Reproduction Reproduce(const PaperValue& value);
+Reproduction Reproduce(const PaperItem& item);
 
 // {paper, item, workload, printed, ours, rel_error, unit, evidence, ours_exact, judged, passes}
 Row MakeReproductionRow(const Reproduction& reproduction);

@@ -1,56 +1,60 @@
-// What the items of SuperNeurons (Wang et al., PPoPP 2018) have in common: the paper's names of
-// networks, its GPU and preset, and how text becomes an item. Private to
-// superneurons*.cc.
+// What the tables of SuperNeurons (Wang et al., PPoPP 2018) have in common: the paper's names of
+// networks, its GPU, preset and pool, and what it counts: outputs of layers and gradients of
+// activations; no image, labels, statistics, parameters or workspaces. Private to superneurons*.cc.
 
 #ifndef SPILLWAY_EXPERIMENTS_REPRODUCE_SUPERNEURONS_SETUP_H_
 #define SPILLWAY_EXPERIMENTS_REPRODUCE_SUPERNEURONS_SETUP_H_
 
-#include <functional>
+#include <array>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
-#include "experiments/reproduce/item.h"
-#include "sim/core/device.h"
-#include "sim/core/report.h"
-#include "sim/cost/roofline.h"
-#include "traces/trace.h"
-#include "traces/zoo/zoo.h"
+#include "experiments/reproduce/paper.h"
+#include "experiments/reproduce/scene.h"
 
 namespace spillway::superneurons {
 
-inline constexpr const char* kPreset = "superneurons";
+inline constexpr std::string_view kPaper = "superneurons";  // also its policy and preset
+inline constexpr const char* kGpu = "k40c";
 // The paper's pool (section 3.2.1).
 inline constexpr const char* kPool = "first-fit:granularity=1KiB";
 
-// nullopt: not computed, or it does not fit.
-using Computed = std::optional<double>;
+// Of Table 5 and most figures, as the zoo has them.
+inline constexpr std::array kNetworks{"alexnet-227",  "vgg16@227",     "inception-v4",
+                                      "resnet50@227", "resnet101@227", "resnet152@227"};
 
-// Take the prefix or suffix off the text if it has it; false if not.
-bool TakePrefix(std::string_view& text, std::string_view prefix);
-bool TakeSuffix(std::string_view& text, std::string_view suffix);
-// What follows the last blank, taken off with it; all of a text without blanks.
-std::string_view TakeLastWord(std::string_view& text);
-std::optional<int64_t> ParseNumber(std::string_view text);
-
-// "AlexNet" or "resnet50@224(64)", as the paper or the zoo writes it: with `batch` where it has
-// none, or with the paper's usual one where that is 0. nullopt if it does not look like a network.
-std::optional<Workload> ParseNetwork(std::string_view text, int64_t batch = 0);
-
-// `compute` is called only where the zoo has the network.
-ComputableItem MakeItem(const Workload& workload, std::string unit,
-                        std::function<Computed()> compute);
-
-// A workload on the model of a K40c, the GPU of Tables 4 and 5.
-struct Scene {
-  explicit Scene(const Workload& workload);
-  Report Run(const std::string& policy, Bytes memory = Bytes::Unlimited(),
-             const std::string& allocator = "best-fit") const;
-
-  Trace trace;
-  Device device;
-  RooflineCostModel cost;
+// Of Tables 4 and 5.
+struct Framework {
+  std::string_view name;    // as the paper prints it
+  std::string_view policy;  // and the preset that it is run under
+  std::string_view preset;
 };
+inline constexpr std::array kFrameworks{
+    Framework{"Caffe", "caffe", "torch"},
+    Framework{"MXNet", "mxnet", "torch"},
+    Framework{"Torch", "torch", "torch"},
+    Framework{"TensorFlow", "tensorflow", "torch"},
+    Framework{"SuperNeurons", "superneurons", "superneurons"},
+};
+
+// The released networks take images of 227. AlexNet has a larger batch than the others.
+PaperNames Names(int64_t alexnet = 200, int64_t others = 32);
+
+// A row for each network, at its usual batch.
+std::vector<PaperRow> RowsOf(const PaperNames& names, std::span<const char* const> networks);
+
+// As the paper writes it.
+std::string NameOf(std::string_view network);
+
+// The batch that Table 5 prints; nullopt: "N/A".
+std::optional<int64_t> PrintedBatch(const PaperValues& printed, std::string_view network,
+                                    const Framework& framework);
+
+// On the model of a K40c, the GPU of Tables 4 and 5.
+Scene SceneOf(const Workload& workload);
 
 // Tensors that the paper counts, each storage once: how many, and their bytes.
 struct Total {
@@ -62,6 +66,11 @@ Total CountedStorages(const Trace& trace);
 // What all layers together hold: the counted tensors but the first copy of each fork, and
 // parameters with their gradients and momentum.
 Bytes NetworkMemory(const Trace& trace);
+
+// Tables 2 and 3, Figs. 2, 8 and 11 to 13: time, copies and workspaces.
+std::vector<PaperTable> SpeedTables(const PaperValues& printed);
+// Tables 4 and 5: the limits of five frameworks.
+std::vector<PaperTable> LimitTables(const PaperValues& printed);
 
 }  // namespace spillway::superneurons
 

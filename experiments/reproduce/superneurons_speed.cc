@@ -1,24 +1,24 @@
-#include "experiments/reproduce/superneurons_speed.h"
+// The tables and figures of SuperNeurons (Wang et al., PPoPP 2018) that are about time, copies and
+// workspaces: Tables 2 and 3, Figs. 2, 8 and 11 to 13.
+//
+// Times and algorithms are those of the model of a K40c with 12 GiB. The paper names that GPU for
+// its Tables 4 and 5 only, and nobody here has measured one: all of this is shown, not judged. The
+// pool is first fit of 1 KiB unless an item says otherwise.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
-#include <utility>
+#include <cmath>
 
-#include "experiments/reproduce/limits.h"
 #include "experiments/reproduce/superneurons_setup.h"
 #include "policies/superneurons_steps.h"
-#include "traces/base/error.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::superneurons {
 namespace {
 
-using namespace superneurons;
-
-constexpr std::array kFigureNetworks{"AlexNet",  "VGG16",     "InceptionV4",
-                                     "ResNet50", "ResNet101", "ResNet152"};
+using Computed = std::optional<double>;
 
 // --- Runs ---------------------------------------------------------------------------------------
 
@@ -41,55 +41,54 @@ Computed Speed(const Scene& scene, const Report& report) {
 
 Computed Ratio(Computed a, Computed b) { return a && b ? std::optional(*a / *b) : std::nullopt; }
 
-// The paper has a larger batch for AlexNet than for the other networks.
-std::optional<Workload> ParseWithBatch(std::string_view text, int64_t alexnet, int64_t others) {
-  const auto network = ParseNetwork(text);
-  const bool is_alexnet = network && network->network == "alexnet-227";
-  return ParseNetwork(text, is_alexnet ? alexnet : others);
-}
-
 // --- Tables 2 and 3 -----------------------------------------------------------------------------
 
 Computed PoolSpeed(const Workload& workload, const std::string& allocator) {
-  const Scene scene(workload);
+  const Scene scene = SceneOf(workload);
   return Speed(scene, RunOnGpu(scene, kLiveness, allocator));
 }
 
-std::optional<ComputableItem> ParseTableTwo(std::string_view rest) {
-  const bool overhead = TakeSuffix(rest, " overhead %");
-  const std::string_view column = overhead ? "overhead" : TakeLastWord(rest);
-  const auto network = ParseWithBatch(rest, 128, 16);
-  if (!network) return std::nullopt;
-  const auto speed = [workload = *network](const char* allocator) {
-    return [=] { return PoolSpeed(workload, allocator); };
-  };
-  const auto gain = [workload = *network] {
+// Images per second under liveness, with cudaMalloc and cudaFree or with the pool; `overhead` is
+// the part of the former's time that the pool saves.
+std::vector<PaperTable> TableTwo() {
+  const PaperNames names = Names(128, 16);
+  const auto gain = [](const Workload& workload) {
     return Ratio(PoolSpeed(workload, kPool), PoolSpeed(workload, "native"));
   };
-  if (column == "CUDA") return MakeItem(*network, "img/s", speed("native"));
-  if (column == "Ours") return MakeItem(*network, "img/s", speed(kPool));
-  if (column == "speedup") return MakeItem(*network, "x", gain);
-  if (!overhead) return std::nullopt;
-  return MakeItem(*network, "%", [gain]() -> Computed {
-    const Computed faster = gain();
+  const auto overhead = [=](const Workload& workload) -> Computed {
+    const Computed faster = gain(workload);
     return faster ? std::optional(100 * (1 - 1 / *faster)) : std::nullopt;
-  });
+  };
+  return {{"Tab2",
+           names,
+           RowsOf(names, kNetworks),
+           {{"Tab2 {workload} CUDA", "img/s", OfWorkload(PoolSpeed, "native")},
+            {"Tab2 {workload} Ours", "img/s", OfWorkload(PoolSpeed, kPool)},
+            {"Tab2 {workload} speedup", "x", OfWorkload(gain)}}},
+          {"Tab2",
+           names,
+           {{{"resnet50@227", 16}}},
+           {{"Tab2 {workload} overhead %", "%", OfWorkload(overhead)}}}};
 }
 
+// Copied in both directions where outputs of convolutions leave, in 10^9 bytes.
 Computed Copied(const Workload& workload, const char* policy) {
-  const Scene scene(workload);
+  const Scene scene = SceneOf(workload);
   const Report report = RunOnGpu(scene, policy);
   if (!report.fits()) return std::nullopt;
   return static_cast<double>((report.metrics.offloaded + report.metrics.prefetched).count()) / 1e9;
 }
 
-std::optional<ComputableItem> ParseTableThree(std::string_view rest) {
-  if (!TakeSuffix(rest, " GB")) return std::nullopt;
-  const std::string_view column = TakeLastWord(rest);
-  const auto workload = ParseNetwork(rest);
-  if (!workload || (column != "without" && column != "cache")) return std::nullopt;
-  const char* policy = column == "cache" ? kCached : kUncached;
-  return MakeItem(*workload, "GB", [=, workload = *workload] { return Copied(workload, policy); });
+PaperTable TableThree() {
+  PaperTable table{"Tab3",
+                   Names(),
+                   {},
+                   {{"Tab3 {workload} without GB", "GB", OfWorkload(Copied, kUncached)},
+                    {"Tab3 {workload} cache GB", "GB", OfWorkload(Copied, kCached)}}};
+  for (const int batch : {256, 384, 512, 640, 896, 1024}) {
+    table.rows.push_back({{"alexnet-227", batch}});
+  }
+  return table;
 }
 
 // --- Figs. 2 and 13: the memory of whole networks -----------------------------------------------
@@ -107,74 +106,52 @@ Bytes Workspaces(const Scene& scene) {
   return sum;
 }
 
+// All tensors and three copies of the parameters.
 double TotalMemory(const Workload& workload, bool workspaces) {
-  const Scene scene(workload);
+  const Scene scene = SceneOf(workload);
   return (NetworkMemory(scene.trace) + (workspaces ? Workspaces(scene) : Bytes(0))).gib();
 }
 
 // In unlimited memory: the paper's K40 would not hold all of these networks.
 Computed WorkspaceSpeedup(const Workload& workload) {
-  const Scene scene(workload);
+  const Scene scene = SceneOf(workload);
   const std::string policy = std::string(kLiveness) + ",workspace=";
   return Ratio(Speed(scene, scene.Run(policy + "dynamic")),
                Speed(scene, scene.Run(policy + "none")));
 }
 
-std::optional<ComputableItem> ParseFigureTwo(std::string_view rest) {
-  const bool speedup = TakeSuffix(rest, " speedup x");
-  const bool workspaces = !speedup && TakeSuffix(rest, " workspaces GB");
-  if (!speedup && !workspaces && !TakeSuffix(rest, " GB")) return std::nullopt;
-  std::string_view batch_text = TakeLastWord(rest);
-  if (!TakePrefix(batch_text, "B=")) return std::nullopt;
-  const auto batch = ParseNumber(batch_text);
-  auto workload = ParseNetwork(rest);
-  if (!workload || !batch || *batch < 1 || *batch > 65536) return std::nullopt;
-  workload->batch = *batch;
-  if (speedup) {
-    return MakeItem(*workload, "x", [workload = *workload] { return WorkspaceSpeedup(workload); });
+PaperTable FigureTwo() {
+  return {"Fig2",
+          Names(),
+          RowsOf(Names(), kNetworks),
+          {{"Fig2 {workload} B={batch} GB", "GB", OfWorkload(TotalMemory, false)},
+           {"Fig2 {workload} B={batch} workspaces GB", "GB", OfWorkload(TotalMemory, true)},
+           {"Fig2 {workload} B={batch} speedup x", "x", OfWorkload(WorkspaceSpeedup)}}};
+}
+
+// With workspaces, at the batches that Table 5 prints, and over Caffe's.
+std::vector<PaperTable> FigureThirteen(const PaperValues& printed) {
+  std::vector<PaperTable> tables;
+  for (const char* network : kNetworks) {
+    const auto smallest = PrintedBatch(printed, network, kFrameworks[0]);
+    for (const Framework& framework : kFrameworks) {
+      const auto batch = PrintedBatch(printed, network, framework);
+      if (!batch || !smallest) continue;
+      const std::string item = fmt::format("Fig13 {} {}", NameOf(network), framework.name);
+      const auto ratio = [=](const Workload& workload) {
+        return TotalMemory(workload, true) / TotalMemory({network, *smallest}, true);
+      };
+      tables.push_back({"Fig13",
+                        Names(),
+                        {{{network, *batch}}},
+                        {{item + " GB", "GB", OfWorkload(TotalMemory, true)},
+                         {item + " x", "x", OfWorkload(ratio)}}});
+    }
   }
-  return MakeItem(*workload, "GB",
-                  [=, workload = *workload] { return TotalMemory(workload, workspaces); });
-}
-
-// The batch that the paper's Table 5 prints for a network and framework.
-std::optional<int64_t> WidestPrinted(std::string_view network, std::string_view framework) {
-  const auto printed = SelectLimitValues(fmt::format("Tab5 {} {}", network, framework));
-  return printed.size() == 1 ? ParseNumber(printed.front().printed) : std::nullopt;
-}
-
-std::optional<ComputableItem> ParseFigureThirteen(std::string_view rest) {
-  const bool ratio = TakeSuffix(rest, " x");
-  if (!ratio && !TakeSuffix(rest, " GB")) return std::nullopt;
-  const std::string_view framework = TakeLastWord(rest);
-  const auto batch = WidestPrinted(rest, framework), base = WidestPrinted(rest, "Caffe");
-  if (!batch || !base) return std::nullopt;
-  const auto workload = ParseNetwork(rest, *batch), smallest = ParseNetwork(rest, *base);
-  if (!workload || !smallest) return std::nullopt;
-  return MakeItem(*workload, ratio ? "x" : "GB",
-                  [=, workload = *workload, smallest = *smallest]() -> Computed {
-                    const double memory = TotalMemory(workload, true);
-                    return ratio ? memory / TotalMemory(smallest, true) : memory;
-                  });
+  return tables;
 }
 
 // --- Fig. 8: where time and memory go -----------------------------------------------------------
-
-struct LayerType {
-  std::string_view name;  // as the paper writes it
-  std::vector<OpType> types;
-};
-const std::vector<LayerType>& LayerTypes() {
-  static const std::vector<LayerType> types{
-      {"CONV", {OpType::kConv2d}},   {"POOL", {OpType::kMaxPool2d, OpType::kAvgPool2d}},
-      {"ACT", {OpType::kRelu}},      {"BN", {OpType::kBatchNorm}},
-      {"LRN", {OpType::kLrn}},       {"DROPOUT", {OpType::kDropout}},
-      {"FC", {OpType::kLinear}},     {"SOFTMAX", {OpType::kSoftmaxLoss}},
-      {"CONCAT", {OpType::kConcat}}, {"JOIN", {OpType::kAdd}},
-      {"FORK", {OpType::kFork}},
-  };
-  return types;
-}
 
 // The part, in percent, of what `amount` gives for each op that is not an update; of the types'
 // ops, in forward only or in both passes.
@@ -195,7 +172,7 @@ double ShareOf(const Trace& trace, const std::vector<OpType>& types, bool forwar
 
 // Of the kernels' time, with the fastest algorithms.
 double TimeShare(const Workload& workload, const std::vector<OpType>& types, bool forward_only) {
-  const Scene scene(workload);
+  const Scene scene = SceneOf(workload);
   return ShareOf(scene.trace, types, forward_only, [&](OpId id) {
     const Op& op = scene.trace.op(id);
     double seconds = 0;
@@ -208,7 +185,7 @@ double TimeShare(const Workload& workload, const std::vector<OpType>& types, boo
 
 // Of the tensors that the paper counts, each with the step that writes it first.
 double MemoryShare(const Workload& workload, const std::vector<OpType>& types) {
-  const Trace trace = Scene(workload).trace;
+  const Trace trace = SceneOf(workload).trace;
   const Liveness liveness(trace);
   const std::vector<bool> counted = SuperNeuronsCounted(trace);
   return ShareOf(trace, types, false, [&](OpId id) {
@@ -225,39 +202,42 @@ double MemoryShare(const Workload& workload, const std::vector<OpType>& types) {
   });
 }
 
-std::optional<ComputableItem> ParseFigureEight(std::string_view rest) {
-  if (!TakeSuffix(rest, " %")) return std::nullopt;
-  const std::string_view column = TakeLastWord(rest);
-  const std::string_view name = TakeLastWord(rest);
-  const auto workload = ParseNetwork(rest);
-  const auto type = std::find_if(LayerTypes().begin(), LayerTypes().end(),
-                                 [&](const LayerType& known) { return known.name == name; });
-  if (!workload || type == LayerTypes().end()) return std::nullopt;
-  if (column == "memory") {
-    return MakeItem(*workload, "%",
-                    [=, workload = *workload] { return MemoryShare(workload, type->types); });
+PaperTable FigureEight() {
+  const std::pair<const char*, std::vector<OpType>> types[] = {
+      {"CONV", {OpType::kConv2d}},   {"POOL", {OpType::kMaxPool2d, OpType::kAvgPool2d}},
+      {"ACT", {OpType::kRelu}},      {"BN", {OpType::kBatchNorm}},
+      {"LRN", {OpType::kLrn}},       {"DROPOUT", {OpType::kDropout}},
+      {"FC", {OpType::kLinear}},     {"SOFTMAX", {OpType::kSoftmaxLoss}},
+      {"CONCAT", {OpType::kConcat}}, {"JOIN", {OpType::kAdd}},
+      {"FORK", {OpType::kFork}},
+  };
+  PaperTable table{"Fig8", Names(), RowsOf(Names(), kNetworks), {}};
+  for (const auto& [name, of] : types) {
+    const std::string item = fmt::format("Fig8 {{workload}} {} ", name);
+    table.columns.push_back({item + "time %", "%", OfWorkload(TimeShare, of, false)});
+    table.columns.push_back({item + "forward %", "%", OfWorkload(TimeShare, of, true)});
+    table.columns.push_back({item + "memory %", "%", OfWorkload(MemoryShare, of)});
   }
-  if (column != "time" && column != "forward") return std::nullopt;
-  return MakeItem(*workload, "%", [=, workload = *workload, forward = column == "forward"] {
-    return TimeShare(workload, type->types, forward);
-  });
+  return table;
 }
 
 // --- Figs. 11 and 12 ----------------------------------------------------------------------------
 
-std::optional<ComputableItem> ParseFigureEleven(std::string_view rest) {
-  if (!TakeSuffix(rest, " without")) return std::nullopt;
-  const auto workload = ParseWithBatch(rest, 128, 32);
-  if (!workload) return std::nullopt;
-  return MakeItem(*workload, "x", [workload = *workload] {
-    const Scene scene(workload);
-    return Ratio(Speed(scene, RunOnGpu(scene, kUncached)), Speed(scene, RunOnGpu(scene, kCached)));
-  });
+PaperTable FigureEleven() {
+  const PaperNames names = Names(128, 32);
+  return {"Fig11",
+          names,
+          RowsOf(names, kNetworks),
+          {{"Fig11 {workload} without", "x", [](const PaperRow& row) {
+              const Scene scene = SceneOf(row.workload);
+              return Ratio(Speed(scene, RunOnGpu(scene, kUncached)),
+                           Speed(scene, RunOnGpu(scene, kCached)));
+            }}}};
 }
 
 // The workspace that a step is given in a pool, or would have for its fastest algorithm, in MB.
 Computed Workspace(const Workload& workload, Bytes pool, const std::string& op_name, bool fastest) {
-  const Scene scene(workload);
+  const Scene scene = SceneOf(workload);
   const Report report = scene.Run(kCached, fastest ? Bytes::Unlimited() : pool, kPool);
   if (!report.fits()) return std::nullopt;
   for (const TimelineEntry& entry : report.timeline) {
@@ -268,105 +248,61 @@ Computed Workspace(const Workload& workload, Bytes pool, const std::string& op_n
 }
 
 // "3GB": the released code's pool is one of 3 x 1000 MiB.
-std::optional<Bytes> ParsePool(std::string_view text) {
-  const auto size = TakeSuffix(text, "GB") ? ParseNumber(text) : std::nullopt;
-  if (!size || *size < 1 || *size > 1000) return std::nullopt;
-  return Bytes::MiB(1000 * *size);
-}
+Bytes PoolOf(const PaperRow& row) { return Bytes::MiB(1000 * static_cast<int64_t>(row.number)); }
 
-std::optional<ComputableItem> ParseFigureTwelve(std::string_view rest) {
-  const std::string_view column = TakeLastWord(rest);
-  const std::string_view step = column == "img/s" ? "" : TakeLastWord(rest);
-  const auto pool = ParsePool(TakeLastWord(rest));
-  const auto workload = ParseNetwork(rest);
-  if (!pool || !workload) return std::nullopt;
-  if (column == "img/s") {
-    return MakeItem(*workload, "img/s", [pool = *pool, workload = *workload] {
-      const Scene scene(workload);
-      return Speed(scene, scene.Run(kCached, pool, kPool));
-    });
+// Workspaces of convolutions, forward (f) and backward (b), for each of the paper's setups.
+std::vector<PaperTable> FigureTwelve() {
+  const auto is_pool = [](const PaperRow& row) {
+    return row.number >= 1 && row.number <= 1000 && row.number == std::floor(row.number);
+  };
+  const auto workspaces = [&](const std::string& phase, const std::string& suffix) {
+    PaperTable table{"Fig12", Names(), {}, {}};
+    for (const bool fastest : {false, true}) {
+      table.columns.push_back({fmt::format("Fig12 {{workload}} {{number}}GB {{layer}}.{} {}", phase,
+                                           fastest ? "fastest" : "assigned"),
+                               "MB",
+                               [=](const PaperRow& row) {
+                                 return Workspace(row.workload, PoolOf(row), row.layer + suffix,
+                                                  fastest);
+                               },
+                               false, "", is_pool});
+    }
+    return table;
+  };
+  std::vector<PaperTable> tables;
+  for (const PaperRow& setup :
+       {PaperRow{{"alexnet-227", 100}, 3}, PaperRow{{"alexnet-227", 300}, 3},
+        PaperRow{{"alexnet-227", 300}, 5}}) {
+    for (PaperTable table : {workspaces("f", ".fwd"), workspaces("b", ".bwd")}) {
+      for (const char* layer : {"conv1", "conv2", "conv3", "conv4", "conv5"}) {
+        table.rows.push_back({setup.workload, setup.number, layer});
+      }
+      tables.push_back(table);
+    }
+    tables.push_back({"Fig12",
+                      Names(),
+                      {setup},
+                      {{"Fig12 {workload} {number}GB img/s", "img/s",
+                        [](const PaperRow& row) {
+                          const Scene scene = SceneOf(row.workload);
+                          return Speed(scene, scene.Run(kCached, PoolOf(row), kPool));
+                        },
+                        false, "", is_pool}}});
   }
-  std::string_view layer = step;
-  const bool forward = TakeSuffix(layer, ".f");
-  if (!forward && !TakeSuffix(layer, ".b")) return std::nullopt;
-  if (column != "assigned" && column != "fastest") return std::nullopt;
-  const std::string op_name = fmt::format("{}.{}", layer, forward ? "fwd" : "bwd");
-  return MakeItem(*workload, "MB", [=, pool = *pool, workload = *workload] {
-    return Workspace(workload, pool, op_name, column == "fastest");
-  });
+  return tables;
 }
 
 }  // namespace
 
-std::optional<ComputableItem> ParseSuperNeuronsSpeedItem(std::string_view text) {
-  if (TakePrefix(text, "Tab2 ")) return ParseTableTwo(text);
-  if (TakePrefix(text, "Tab3 ")) return ParseTableThree(text);
-  if (TakePrefix(text, "Fig2 ")) return ParseFigureTwo(text);
-  if (TakePrefix(text, "Fig8 ")) return ParseFigureEight(text);
-  if (TakePrefix(text, "Fig11 ")) return ParseFigureEleven(text);
-  if (TakePrefix(text, "Fig12 ")) return ParseFigureTwelve(text);
-  if (TakePrefix(text, "Fig13 ")) return ParseFigureThirteen(text);
-  return std::nullopt;
-}
-
-std::vector<std::string> SuperNeuronsSpeedItemsOf(std::string_view figure) {
-  std::vector<std::string> items;
-  const auto for_networks = [&](auto add) {
-    for (const std::string_view network : kFigureNetworks) add(network);
+std::vector<PaperTable> SpeedTables(const PaperValues& printed) {
+  std::vector<PaperTable> tables = TableTwo();
+  const auto add = [&](const std::vector<PaperTable>& more) {
+    tables.insert(tables.end(), more.begin(), more.end());
   };
-  if (figure == "Tab2") {
-    for_networks([&](std::string_view network) {
-      for (const char* column : {"CUDA", "Ours", "speedup"}) {
-        items.push_back(fmt::format("Tab2 {} {}", network, column));
-      }
-    });
-    items.push_back("Tab2 ResNet50 overhead %");
-  } else if (figure == "Tab3") {
-    for (const int batch : {256, 384, 512, 640, 896, 1024}) {
-      for (const char* column : {"without", "cache"}) {
-        items.push_back(fmt::format("Tab3 AlexNet({}) {} GB", batch, column));
-      }
-    }
-  } else if (figure == "Fig2") {
-    for_networks([&](std::string_view network) {
-      for (const char* column : {"GB", "workspaces GB", "speedup x"}) {
-        items.push_back(
-            fmt::format("Fig2 {} B={} {}", network, network == "AlexNet" ? 200 : 32, column));
-      }
-    });
-  } else if (figure == "Fig8") {
-    for_networks([&](std::string_view network) {
-      for (const LayerType& type : LayerTypes()) {
-        for (const char* column : {"time", "forward", "memory"}) {
-          items.push_back(fmt::format("Fig8 {} {} {} %", network, type.name, column));
-        }
-      }
-    });
-  } else if (figure == "Fig11") {
-    for_networks([&](std::string_view network) {
-      items.push_back(fmt::format("Fig11 {} without", network));
-    });
-  } else if (figure == "Fig12") {
-    for (const char* setup : {"AlexNet(100) 3GB", "AlexNet(300) 3GB", "AlexNet(300) 5GB"}) {
-      for (const char* phase : {"f", "b"}) {
-        for (int conv = 1; conv <= 5; ++conv) {
-          for (const char* column : {"assigned", "fastest"}) {
-            items.push_back(fmt::format("Fig12 {} conv{}.{} {}", setup, conv, phase, column));
-          }
-        }
-      }
-      items.push_back(fmt::format("Fig12 {} img/s", setup));
-    }
-  } else if (figure == "Fig13") {
-    for_networks([&](std::string_view network) {
-      for (const char* framework : {"Caffe", "MXNet", "Torch", "TensorFlow", "SuperNeurons"}) {
-        for (const char* unit : {"GB", "x"}) {
-          items.push_back(fmt::format("Fig13 {} {} {}", network, framework, unit));
-        }
-      }
-    });
-  }
-  return items;
+  add({TableThree(), FigureTwo(), FigureEight(), FigureEleven()});
+  add(FigureTwelve());
+  add(FigureThirteen(printed));
+  return tables;
 }
 
-}  // namespace spillway
+}  // namespace spillway::superneurons

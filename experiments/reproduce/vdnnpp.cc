@@ -1,39 +1,32 @@
-#include "experiments/reproduce/vdnnpp.h"
+// The tables of vDNN++ (Shriram et al., IPDPS 2019).
+//
+// Tables II and V and Fig. 5 count the requests of a run that releases as vDNN does
+// (`release=eager`), with what no trace holds added as the preset's accounting says (README.md in
+// experiments/reproduce). Times are those of the model of the GTX 1080 Ti.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <map>
-#include <vector>
+#include <span>
 
-#include "experiments/reproduce/vdnnpp_compression.h"
 #include "experiments/reproduce/vdnnpp_setup.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/pool_search.h"
 #include "experiments/run/resolve.h"
-#include "experiments/run/simulate.h"
 #include "policies/registry.h"
 #include "sim/alloc/make_allocator.h"
-#include "sim/cost/roofline.h"
-#include "sim/packing/allocation_log.h"
 #include "traces/base/error.h"
 #include "traces/lowering/graph.h"
-#include "traces/zoo/zoo.h"
 
 namespace spillway {
 namespace {
 
-using vdnnpp::EagerPolicy;
-using vdnnpp::EagerRun;
-using vdnnpp::kLargeGpu;
-using vdnnpp::kSmallGpu;
-using vdnnpp::Mode;
-using vdnnpp::PaperCostModel;
-using vdnnpp::ParseMode;
-using vdnnpp::ParsePaperWorkload;
-using vdnnpp::Play;
-using vdnnpp::Scene;
-using vdnnpp::TakeWord;
+using namespace vdnnpp;
+
+constexpr std::array kModes{Mode{"dyn"},        Mode{"conv"},  Mode{"conv", false}, Mode{"all"},
+                            Mode{"all", false}, Mode{"aconv"}, Mode{"aconv", false}};
+constexpr std::array kOrders{"prefetch-first", "derivative-first"};
 
 // --- Requests -----------------------------------------------------------------------------------
 
@@ -89,10 +82,14 @@ PhasePeaks PoolPeaks(const Trace& trace, const Report& report) {
   return peaks;
 }
 
-double Aggregate(const Scene& scene, const Mode& mode) {
-  const Report report = EagerRun(scene, mode, "prefetch-first", "none");
-  return (PoolPeaks(scene.trace, report).both() + WeightsFootprint(scene.trace, scene.device.name))
-      .mib();
+// In MB, with the weights.
+double Footprint(const Scene& scene, Bytes pool) {
+  return (pool + WeightsFootprint(scene.trace, scene.device.name)).mib();
+}
+
+double Aggregate(const Workload& workload, const Mode& mode, const char* device) {
+  const Scene scene = SceneOn(device, workload);
+  return Footprint(scene, PoolPeaks(scene.trace, EagerRun(scene, mode)).both());
 }
 
 // The requests to the pool. In the runs of Table V the image is never given back in forward, though
@@ -122,46 +119,32 @@ AllocationLog PoolRequests(const Trace& trace, const Report& report, bool image_
   return log;
 }
 
-// The smallest pool that the paper's search finds (section IV-B), beginning with the aggregate.
-Bytes SearchedPool(const AllocationLog& requests, const std::string& allocator, Bytes aggregate,
-                   Bytes granularity) {
-  for (Bytes pool = aggregate;;) {
-    const auto arena = MakeAllocator(allocator, pool, granularity);
-    const auto failure = Replay(requests, *arena);
-    if (!failure) return pool;
-    pool += RoundUp(failure->wanted, granularity) - failure->largest_free;
-  }
-}
-
-// A cell of Table V. `heuristic` is best-fit or high-end, which is where tensors that stay go.
-double TableFive(const Workload& workload, const Mode& mode, std::string_view order,
-                 const std::string& heuristic) {
-  const Scene scene(workload, kLargeGpu);
+// A cell of Table V, by the paper's search from the aggregate up. `heuristic` is best-fit or
+// high-end, which is where tensors that stay go.
+std::optional<double> TableFive(const Workload& workload, const Mode& mode, std::string_view order,
+                                const std::string& heuristic) {
+  const Scene scene = SceneOn(kLargeGpu, workload);
   const Report report = EagerRun(scene, mode, order, heuristic == "high-end" ? "kept" : "none");
-  const Bytes pool = SearchedPool(PoolRequests(scene.trace, report, true), heuristic,
-                                  PoolPeaks(scene.trace, report).both(), scene.device.alignment);
-  return (pool + WeightsFootprint(scene.trace, scene.device.name)).mib();
+  const auto pool = SearchPool(PoolRequests(scene.trace, report, true), heuristic,
+                               scene.device.alignment, PoolPeaks(scene.trace, report).both());
+  return pool ? std::optional(Footprint(scene, *pool)) : std::nullopt;
 }
 
 // What `auto` makes of the row: the least that any allocator reserves with any of the orders and
 // hints, weights counted as in the other cells.
 std::optional<double> TableFiveAuto(const Workload& workload, const Mode& mode) {
-  const Scene scene(workload, kLargeGpu);
-  const RooflineCostModel modelled(scene.device);
-  const PaperCostModel documented(modelled, scene.trace.network, scene.device.name);
-  const CostModel& cost = mode.fastest ? static_cast<const CostModel&>(documented) : modelled;
+  const Scene scene = SceneOn(kLargeGpu, workload);
+  const auto cost = CostOf(scene, mode);
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
   std::vector<PolicyMaker> policies;
-  for (const char* order : {"prefetch-first", "derivative-first"}) {
+  for (const char* order : kOrders) {
     for (const char* hint : {"none", "kept"}) {
-      policies.push_back([&registry, &mode, order, hint] {
-        return registry.Make(EagerPolicy(mode, order, hint));
-      });
+      policies.push_back([&, order, hint] { return registry.Make(mode.Eager(order, hint)); });
     }
   }
   const Resolved resolved =
-      ResolveAllocator({scene.trace, scene.device, cost, Bytes::Unlimited(), "auto"}, policies);
+      ResolveAllocator({scene.trace, scene.device, *cost, Bytes::Unlimited(), "auto"}, policies);
   const Report report = Simulate(resolved.setup, *policies[resolved.policy]()).report;
   if (!report.fits()) return std::nullopt;
   Bytes weights;
@@ -169,22 +152,20 @@ std::optional<double> TableFiveAuto(const Workload& workload, const Mode& mode) 
     if (tensor.kind != TensorKind::kParameter) continue;
     weights += RoundUp(tensor.size, scene.device.alignment);
   }
-  return (report.metrics.peak_reserved - weights + WeightsFootprint(scene.trace, scene.device.name))
-      .mib();
+  return Footprint(scene, report.metrics.peak_reserved - weights);
 }
-
-// The driver's own on the GTX 970: what all ten cells of Table II have beyond the pool and weights.
-constexpr double kContextMiB = 177.9;
 
 // A cell of Table II: a pool of the aggregate's size that grows where it fails.
 double TableTwo(const Workload& workload, const Mode& mode) {
-  const Scene scene(workload, kSmallGpu);
-  const Report report = EagerRun(scene, mode, "prefetch-first", "none");
+  // The driver's own on the GTX 970: what all ten cells have beyond the pool and weights.
+  constexpr double kContextMiB = 177.9;
+  const Scene scene = SceneOn(kSmallGpu, workload);
+  const Report report = EagerRun(scene, mode);
   const auto pool =
       MakeAllocator(fmt::format("cnmem:initial={}B", PoolPeaks(scene.trace, report).both().count()),
                     Bytes::Unlimited(), scene.device.alignment);
   SPILLWAY_CHECK(!Replay(PoolRequests(scene.trace, report, false), *pool));
-  return (pool->Reserved() + WeightsFootprint(scene.trace, scene.device.name)).mib() + kContextMiB;
+  return Footprint(scene, pool->Reserved()) + kContextMiB;
 }
 
 // --- Items --------------------------------------------------------------------------------------
@@ -217,166 +198,140 @@ double Pinned(const Workload& workload) {
 }
 
 double BaseMemory(const Workload& workload) {
-  const Scene scene(workload, kLargeGpu);
-  const RooflineCostModel cost(scene.device);
-  return Play({scene.trace, scene.device, cost, Bytes::Unlimited()}, "network-wide:algo=memory")
-      .report.metrics.peak_requested.gib();
+  return SceneOn(kLargeGpu, workload).Run("network-wide:algo=memory").metrics.peak_requested.gib();
 }
 
-// Time of an iteration in the memory given; nullopt if it does not fit.
+// In milliseconds; nullopt if it does not fit.
 std::optional<double> IterationTime(const Setup& setup, const std::string& policy) {
-  const Report report = Play(setup, policy).report;
+  const Report report = Play(setup, policy);
   if (!report.fits()) return std::nullopt;
   return report.metrics.iteration.milliseconds();
 }
 
-std::optional<double> TableFour(const Workload& workload, const Mode& mode, bool plus_plus) {
-  const Scene scene(workload, kLargeGpu);
-  const RooflineCostModel cost(scene.device);
-  return IterationTime({scene.trace, scene.device, cost, scene.device.memory},
-                       plus_plus ? mode.Vdnnpp() : mode.Vdnn());
+std::optional<double> TableFour(const Workload& workload, const Mode&, const std::string& policy) {
+  const Scene scene = SceneOn(kLargeGpu, workload);
+  return IterationTime(scene.In(scene.device.memory), policy);
 }
 
-std::optional<double> FigureNine(const Workload& workload, const Mode& mode, bool plus_plus) {
-  const Scene scene(workload, kLargeGpu);
-  const RooflineCostModel cost(scene.device);
-  Setup setup{scene.trace, scene.device, cost, Bytes::Unlimited()};
+// Time over that of the base with the fastest algorithms; of vDNN++, in vDNN's memory.
+std::optional<double> FigureNine(const Workload& workload, const Mode& mode,
+                                 const std::string& policy) {
+  const Scene scene = SceneOn(kLargeGpu, workload);
+  Setup setup = scene.In(Bytes::Unlimited());
   const auto base = IterationTime(setup, "network-wide:algo=performance");
-  setup.memory = mode.dynamic() ? scene.device.memory
-                                : std::min(ParseMemory(mode.Vdnn(), setup), scene.device.memory);
-  const auto time = IterationTime(setup, plus_plus ? mode.Vdnnpp() : mode.Vdnn());
+  setup.memory = mode.dynamic() ? scene.device.memory : ParseMemory(mode.Vdnn(), setup);
+  const auto time = IterationTime(setup, policy);
   if (!base || !time) return std::nullopt;
   return *time / *base;
 }
 
+// Most bytes held in the phase.
+double FigureFive(const Workload& workload, const Mode& mode, Bytes PhasePeaks::*phase) {
+  const Scene scene = SceneOn(kLargeGpu, workload);
+  return (PoolPeaks(scene.trace, EagerRun(scene, mode)).*phase).mib();
+}
+
 // Time of a layer's forward step, or of the copy of its input, in milliseconds.
-std::optional<double> FigureSix(const Workload& workload, std::string_view layer, bool transfer) {
-  const Scene scene(workload, kLargeGpu);
-  const RooflineCostModel cost(scene.device);
+std::optional<double> FigureSix(const PaperRow& row, bool transfer) {
+  const Scene scene = SceneOn(kLargeGpu, row.workload);
   for (const Op& op : scene.trace.ops) {
-    if (op.phase != Phase::kForward || scene.trace.layer(op.layer).name != layer) continue;
+    if (op.phase != Phase::kForward || scene.trace.layer(op.layer).name != row.layer) continue;
     if (transfer) {
-      return cost.CopyTime(Direction::kToHost, scene.trace.tensor(op.inputs[0]).size)
+      return scene.cost.CopyTime(Direction::kToHost, scene.trace.tensor(op.inputs[0]).size)
           .milliseconds();
     }
-    const auto kernels = cost.Kernels(op, 0, op.batch);
+    const auto kernels = scene.cost.Kernels(op, 0, op.batch);
     return kernels[LeastWorkspace(kernels)].time.milliseconds();
   }
   return std::nullopt;
 }
 
-std::optional<ComputableItem> ParseTableItem(std::string_view table, const Workload& workload,
-                                             std::string_view rest) {
-  ComputableItem item;
-  item.workload = workload.Name();
-  const bool of_memory = table == "Tab2" || table == "Tab5" || table == "Fig5";
-  item.unit = of_memory ? "MB" : table == "Fig9" ? "x" : "ms";
-  item.round_down = of_memory;
-  if (table == "Fig6") {
-    const std::string layer(TakeWord(rest));
-    if (rest != "forward" && rest != "transfer") return std::nullopt;
-    item.compute = [=, transfer = rest == "transfer"] {
-      return FigureSix(workload, layer, transfer);
-    };
-    return item;
+PaperTable TableOfLayers() {
+  PaperTable table{"Fig6", Names(), {}, {}};
+  for (const bool transfer : {false, true}) {
+    table.columns.push_back(
+        {fmt::format("Fig6 {{workload}} {{layer}} {}", transfer ? "transfer" : "forward"), "ms",
+         [=](const PaperRow& row) { return FigureSix(row, transfer); }});
   }
-  const auto mode = ParseMode(TakeWord(rest));
-  if (!mode) return std::nullopt;
-  const std::string column(rest);
-  if (table == "Tab4" || table == "Fig9") {
-    if (column != "vDNN" && column != "vDNN++") return std::nullopt;
-    const auto compute = table == "Tab4" ? TableFour : FigureNine;
-    item.compute = [=, mode = *mode] { return compute(workload, mode, column == "vDNN++"); };
-  } else if (table == "Tab2" && column == "expected") {
-    item.compute = [=, mode = *mode] { return Aggregate(Scene(workload, kSmallGpu), mode); };
-  } else if (table == "Tab2" && column == "actual") {
-    item.compute = [=, mode = *mode] { return TableTwo(workload, mode); };
-  } else if (table == "Tab5" && column == "aggregate") {
-    item.compute = [=, mode = *mode] { return Aggregate(Scene(workload, kLargeGpu), mode); };
-  } else if (table == "Tab5" && column == "auto") {
-    item.compute = [=, mode = *mode] { return TableFiveAuto(workload, mode); };
-  } else if (table == "Fig5" && (column == "forward" || column == "backward")) {
-    item.compute = [=, mode = *mode] {
-      const Scene scene(workload, kLargeGpu);
-      const PhasePeaks peaks =
-          PoolPeaks(scene.trace, EagerRun(scene, mode, "prefetch-first", "none"));
-      return (column == "forward" ? peaks.forward : peaks.backward).mib();
-    };
-  } else if (table == "Tab5") {
-    const std::string order(TakeWord(rest));
-    const std::string heuristic(rest);
-    if (order != "prefetch-first" && order != "derivative-first") return std::nullopt;
-    if (heuristic != "best-fit" && heuristic != "high-end") return std::nullopt;
-    item.compute = [=, mode = *mode] { return TableFive(workload, mode, order, heuristic); };
-  } else {
-    return std::nullopt;
+  const Workload vgg{"vgg16", 64};
+  const Network network = BuildNetwork(vgg.network);
+  for (LayerNode node = 1; node < boost::num_vertices(network.graph()); ++node) {
+    const LayerSpec& layer = network.layer(node);
+    const bool shown = layer.type == OpType::kConv2d || layer.type == OpType::kMaxPool2d;
+    if (shown) table.rows.push_back({vgg, 0, layer.name});
   }
-  return item;
+  return table;
+}
+
+struct ModeColumn {
+  std::string name;
+  std::function<std::optional<double>(const Workload&, const Mode&)> compute;
+};
+
+// Items "TABLE NET(BATCH) MODE COLUMN". Memory is cut off, times are rounded.
+PaperTable TableOfModes(const std::string& name, std::vector<PaperRow> rows,
+                        std::span<const Mode> modes, const std::string& unit,
+                        const std::vector<ModeColumn>& columns,
+                        PaperRequest request = PaperRequest::kName) {
+  PaperTable table{name, Names(), std::move(rows), {}, request};
+  for (const Mode& mode : modes) {
+    for (const ModeColumn& column : columns) {
+      table.columns.push_back({fmt::format("{} {{workload}} {} {}", name, mode.Name(), column.name),
+                               unit, OfWorkload(column.compute, mode), unit == "MB"});
+    }
+  }
+  return table;
 }
 
 }  // namespace
 
-std::optional<ComputableItem> ParseVdnnppItem(std::string_view text) {
-  constexpr std::array<std::string_view, 6> kTables{"Tab2", "Tab4", "Tab5", "Fig5", "Fig6", "Fig9"};
-  std::string_view rest = text;
-  std::string_view word = TakeWord(rest);
-  std::optional<ComputableItem> item = ParseVdnnppCompressionItem(text);
-  if (item) {
-    item->name = text;
-    return item;
-  }
-  if (std::find(kTables.begin(), kTables.end(), word) != kTables.end()) {
-    if (const auto workload = ParsePaperWorkload(TakeWord(rest))) {
-      item = ParseTableItem(word, *workload, rest);
-    }
-  } else {
-    const bool pinned = word == "pinned";
-    if (pinned) word = TakeWord(rest);
-    const auto workload = ParsePaperWorkload(word);
-    if (workload && rest == (pinned ? "MB" : "GB")) {
-      const auto compute = pinned ? Pinned : BaseMemory;
-      item.emplace();
-      item->workload = workload->Name();
-      item->unit = rest;
-      item->compute = [compute, workload = *workload] { return compute(workload); };
-    }
-  }
-  if (item) item->name = text;
-  return item;
-}
+std::vector<PaperTable> VdnnppTables(const PaperValues& printed) {
+  std::vector<PaperTable> tables = CompressionTables(printed);
+  // Host memory for everything that can leave (section III-C); what the base memory manager needs
+  // (section V-A).
+  tables.push_back({"",
+                    Names(),
+                    {},
+                    {{"pinned {workload} MB", "MB", OfWorkload(Pinned)},
+                     {"{workload} GB", "GB", OfWorkload(BaseMemory)}}});
 
-std::vector<std::string> VdnnppItemsOf(std::string_view figure) {
-  if (figure == "Fig10") return VdnnppCompressionItems();
-  std::vector<std::string> items;
-  const auto add = [&](std::string_view network, std::initializer_list<const char*> modes,
-                       std::initializer_list<const char*> columns) {
-    for (const char* mode : modes) {
-      for (const char* column : columns) {
-        items.push_back(fmt::format("{} {} {} {}", figure, network, mode, column));
-      }
-    }
+  const auto aggregate = [](const char* device) {
+    return [=](auto& w, auto& mode) { return Aggregate(w, mode, device); };
   };
-  if (figure == "Tab4") {
-    for (const char* network : {"VGG-116(32)", "VGG-191(32)"}) {
-      add(network, {"dyn", "conv(p)", "all(p)", "aconv(p)"}, {"vDNN", "vDNN++"});
-    }
-  } else if (figure == "Fig5") {
-    add("AlexNet(256)", {"dyn", "conv(p)", "conv(m)", "all(p)", "all(m)", "aconv(p)", "aconv(m)"},
-        {"forward", "backward"});
-  } else if (figure == "Fig6") {
-    const Network network = BuildNetwork("vgg16");
-    for (LayerNode node = 1; node < boost::num_vertices(network.graph()); ++node) {
-      const LayerSpec& layer = network.layer(node);
-      if (layer.type != OpType::kConv2d && layer.type != OpType::kMaxPool2d) continue;
-      add("VGG-16(64)", {layer.name.c_str()}, {"forward", "transfer"});
-    }
-  } else if (figure == "Fig9") {
-    for (const char* network : {"AlexNet(256)", "VGG-16(64)"}) {
-      add(network, {"dyn", "conv(p)", "conv(m)", "all(p)", "all(m)", "aconv(p)", "aconv(m)"},
-          {"vDNN", "vDNN++"});
+  tables.push_back(TableOfModes("Tab2", {{{"alexnet-plain", 128}}, {{"vgg16", 16}}}, kModes, "MB",
+                                {{"expected", aggregate(kSmallGpu)}, {"actual", TableTwo}},
+                                PaperRequest::kPaperName));
+  std::vector<ModeColumn> heuristics{{"aggregate", aggregate(kLargeGpu)}};
+  for (const char* heuristic : {"best-fit", "high-end"}) {
+    for (const char* order : kOrders) {
+      heuristics.push_back({fmt::format("{} {}", order, heuristic), [=](auto& w, auto& mode) {
+                              return TableFive(w, mode, order, heuristic);
+                            }});
     }
   }
-  return items;
+  heuristics.push_back({"auto", TableFiveAuto});
+  tables.push_back(TableOfModes("Tab5", {{{"alexnet-plain", 256}}}, kModes, "MB", heuristics,
+                                PaperRequest::kPaperName));
+
+  const auto both = [](auto compute) -> std::vector<ModeColumn> {
+    return {{"vDNN", [=](auto& w, auto& mode) { return compute(w, mode, mode.Vdnn()); }},
+            {"vDNN++", [=](auto& w, auto& mode) { return compute(w, mode, mode.Vdnnpp()); }}};
+  };
+  constexpr std::array kPrinted{Mode{"dyn"}, Mode{"conv"}, Mode{"all"}, Mode{"aconv"}};
+  tables.push_back(TableOfModes("Tab4", {{{"vgg116-d", 32}}, {{"vgg191-d", 32}}}, kPrinted, "ms",
+                                both(TableFour)));
+  tables.push_back(TableOfModes("Tab4", {}, kModes, "ms", both(TableFour)));
+
+  const auto peak = [](Bytes PhasePeaks::*phase) {
+    return [=](auto& w, auto& mode) { return FigureFive(w, mode, phase); };
+  };
+  tables.push_back(TableOfModes(
+      "Fig5", {{{"alexnet-plain", 256}}}, kModes, "MB",
+      {{"forward", peak(&PhasePeaks::forward)}, {"backward", peak(&PhasePeaks::backward)}}));
+  tables.push_back(TableOfLayers());
+  tables.push_back(TableOfModes("Fig9", {{{"alexnet-plain", 256}}, {{"vgg16", 64}}}, kModes, "x",
+                                both(FigureNine)));
+  return tables;
 }
 
 }  // namespace spillway

@@ -1,23 +1,15 @@
-#include "experiments/reproduce/vdnnpp_compression.h"
+// Compression in vDNN++ (Shriram et al., IPDPS 2019, sections IV-C and V-C).
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <cmath>
 #include <functional>
 #include <map>
 
 #include "experiments/reproduce/vdnnpp_setup.h"
-#include "sim/core/report.h"
 
-namespace spillway {
+namespace spillway::vdnnpp {
 namespace {
-
-using vdnnpp::EagerRun;
-using vdnnpp::kLargeGpu;
-using vdnnpp::ParsePaperWorkload;
-using vdnnpp::Scene;
-using vdnnpp::TakeWord;
 
 // Percent of the words that are not zero, by layer: what the authors' stand-alone test fills its
 // feature maps with, at random (their public code, compression_test/general_compression). The paper
@@ -43,7 +35,7 @@ std::string_view LayerOf(const Tensor& tensor) {
 // The feature maps that all(m) offloads. The image, which it offloads too, has no zeros to speak
 // of.
 std::vector<const Tensor*> OffloadedByAll(const Scene& scene) {
-  const Report report = EagerRun(scene, {"all", false}, "prefetch-first", "none");
+  const Report report = EagerRun(scene, {"all", false});
   std::vector<const Tensor*> tensors;
   for (const TimelineEntry& entry : report.timeline) {
     const Tensor& tensor = scene.trace.tensor(entry.tensor);
@@ -65,11 +57,10 @@ double CompressedShare(double density) {
   return 1.0 / 32 + (std::ceil(blocks) + (exact ? 0.5 : 0)) / kFraction;
 }
 
-using DensityOf = std::function<double(const Tensor&)>;
-
 // The share of the feature maps' bytes that compression saves, in percent. Mask and rounding can
 // take more than zeros save.
-double Saving(const std::vector<const Tensor*>& tensors, const DensityOf& density) {
+double Saving(const std::vector<const Tensor*>& tensors,
+              const std::function<double(const Tensor&)>& density) {
   double plain = 0, compressed = 0;
   for (const Tensor* tensor : tensors) {
     plain += tensor->size.mib();
@@ -88,113 +79,84 @@ std::optional<double> DensityFor(const std::vector<const Tensor*>& tensors, doub
   return std::nullopt;
 }
 
-// The numbers of a feature map and their units: its density in the authors' test; its compressed
-// size over its size, at this density and at 25, 50 and 75 %; the times that eight threads need at
-// the rates of the device file.
-const std::map<std::string_view, std::string_view>& FigureTenColumns() {
-  static const std::map<std::string_view, std::string_view> columns{
-      {"size", "MB"},   {"density", "%"}, {"ratio", "x"},     {"ratio25", "x"},
-      {"ratio50", "x"}, {"ratio75", "x"}, {"compress", "ms"}, {"decompress", "ms"}};
-  return columns;
+// In milliseconds, of eight threads at the device file's rate of one.
+double Time(Bytes size, Bandwidth thread) {
+  return TransferTime(size, {thread.bytes_per_second * kThreads}).milliseconds();
 }
 
-// `layer` is "conv1" for its output.
-std::optional<double> FigureTen(const Workload& workload, std::string_view layer,
-                                std::string_view column) {
-  const Scene scene(workload, kLargeGpu);
-  for (const Tensor* tensor : OffloadedByAll(scene)) {
-    if (LayerOf(*tensor) != layer) continue;
-    const auto time = [&](Bandwidth thread) {
-      return TransferTime(tensor->size, {thread.bytes_per_second * kThreads}).milliseconds();
-    };
-    if (column == "size") return tensor->size.mib();
-    if (column == "compress") return time(scene.device.codec.compress);
-    if (column == "decompress") return time(scene.device.codec.decompress);
-    if (column == "ratio25") return CompressedShare(0.25);
-    if (column == "ratio50") return CompressedShare(0.5);
-    if (column == "ratio75") return CompressedShare(0.75);
-    const LayerDensities* densities = DocumentedDensities(workload.network);
-    if (densities == nullptr) return std::nullopt;
-    const int percent = densities->at(layer);
-    return column == "density" ? percent : CompressedShare(percent / 100.0);
+// Of each layer's output that leaves, with the density of the authors' test where that has the
+// network. A ratio is compressed size over size: at that density, or at 25, 50 and 75 %.
+PaperTable FigureTen() {
+  using Number = std::optional<double>;
+  PaperTable table{"Fig10", Names(), {}, {}};
+  const Workload alexnet{"alexnet-plain", 128};
+  for (const char* layer : {"conv1", "pool1", "conv2", "pool2", "conv3", "conv4", "conv5"}) {
+    table.rows.push_back({alexnet, 0, layer});
   }
-  return std::nullopt;
-}
-
-std::optional<double> ParseShare(std::string_view text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool whole = error == std::errc() && end == text.data() + text.size();
-  return whole && value >= 0 && value <= 100 ? std::optional(value) : std::nullopt;
-}
-
-std::optional<ComputableItem> ParseFigureTen(const Workload& workload, std::string_view rest) {
-  const std::string layer(TakeWord(rest));
-  const std::string column(rest);
-  const auto unit = FigureTenColumns().find(column);
-  if (unit == FigureTenColumns().end()) return std::nullopt;
-  ComputableItem item;
-  item.unit = unit->second;
-  if (column != "size") item.evidence = "x";
-  item.compute = [=] { return FigureTen(workload, layer, column); };
-  return item;
-}
-
-// "saving NET(BATCH) %", "saving NET(BATCH) at DENSITY %" and "density NET(BATCH) at PERCENT".
-std::optional<ComputableItem> ParseSaving(bool saving, const Workload& workload,
-                                          std::string_view rest) {
-  ComputableItem item;
-  item.unit = saving ? "%" : "share";
-  item.evidence = "x";
-  item.round_down = saving;
-  if (saving && rest == "%") {
-    const LayerDensities* densities = DocumentedDensities(workload.network);
-    if (densities == nullptr) return std::nullopt;
-    item.compute = [=] {
-      const Scene scene(workload, kLargeGpu);
-      return Saving(OffloadedByAll(scene),
-                    [&](const Tensor& tensor) { return densities->at(LayerOf(tensor)) / 100.0; });
+  const auto add = [&](const std::string& name, const char* unit, auto compute) {
+    const auto of_layer = [=](const PaperRow& row) -> Number {
+      const Scene scene = SceneOn(kLargeGpu, row.workload);
+      const LayerDensities* densities = DocumentedDensities(row.workload.network);
+      for (const Tensor* tensor : OffloadedByAll(scene)) {
+        if (LayerOf(*tensor) != row.layer) continue;
+        const auto percent = densities ? std::optional(densities->at(row.layer)) : std::nullopt;
+        return compute(scene.device.codec, tensor->size, percent);
+      }
+      return std::nullopt;
     };
-    return item;
-  }
-  if (TakeWord(rest) != "at") return std::nullopt;
-  const auto value = ParseShare(TakeWord(rest));
-  if (!value || rest != (saving ? "%" : "") || (saving && *value > 1)) return std::nullopt;
-  item.compute = [=, value = *value]() -> std::optional<double> {
-    const Scene scene(workload, kLargeGpu);
-    const auto tensors = OffloadedByAll(scene);
-    if (!saving) return DensityFor(tensors, value);
-    return Saving(tensors, [=](const Tensor&) { return value; });
+    table.columns.push_back(
+        {"Fig10 {workload} {layer} " + name, unit, of_layer, false, name == "size" ? "" : "x"});
   };
-  return item;
+  add("compress", "ms", [](auto& codec, Bytes size, auto) { return Time(size, codec.compress); });
+  add("decompress", "ms",
+      [](auto& codec, Bytes size, auto) { return Time(size, codec.decompress); });
+  add("density", "%", [](auto&, Bytes, std::optional<int> percent) { return Number(percent); });
+  add("ratio", "x", [](auto&, Bytes, std::optional<int> percent) {
+    return percent ? Number(CompressedShare(*percent / 100.0)) : std::nullopt;
+  });
+  for (const int at : {25, 50, 75}) {
+    add(fmt::format("ratio{}", at), "x",
+        [=](auto&, Bytes, auto) { return CompressedShare(at / 100.0); });
+  }
+  add("size", "MB", [](auto&, Bytes size, auto) { return size.mib(); });
+  return table;
+}
+
+// Of all feature maps at the densities of the test.
+std::optional<double> SavingInTest(const PaperRow& row) {
+  const Scene scene = SceneOn(kLargeGpu, row.workload);
+  const LayerDensities& densities = *DocumentedDensities(row.workload.network);
+  return Saving(OffloadedByAll(scene),
+                [&](const Tensor& tensor) { return densities.at(LayerOf(tensor)) / 100.0; });
 }
 
 }  // namespace
 
-std::optional<ComputableItem> ParseVdnnppCompressionItem(std::string_view text) {
-  const std::string_view word = TakeWord(text);
-  if (word != "Fig10" && word != "saving" && word != "density") return std::nullopt;
-  const auto workload = ParsePaperWorkload(TakeWord(text));
-  if (!workload) return std::nullopt;
-  auto item = word == "Fig10" ? ParseFigureTen(*workload, text)
-                              : ParseSaving(word == "saving", *workload, text);
-  if (item) item->workload = workload->Name();
-  return item;
-}
-
-std::vector<std::string> VdnnppCompressionItems() {
-  std::vector<std::string> items;
-  const Scene scene(*ParsePaperWorkload("AlexNet(128)"), kLargeGpu);
-  for (const Tensor* tensor : OffloadedByAll(scene)) {
-    for (const auto& [column, unit] : FigureTenColumns()) {
-      items.push_back(fmt::format("Fig10 AlexNet(128) {} {}", LayerOf(*tensor), column));
-    }
+std::vector<PaperTable> CompressionTables(const PaperValues& printed) {
+  PaperTable savings{"Fig10", Names(), {{{"alexnet-plain", 128}}, {{"vgg16", 16}}}, {}};
+  for (PaperRow& row : savings.rows) {
+    const std::string saving = fmt::format("saving {} %", Names().Write(row.workload));
+    row.number = PrintedNumber(printed, "vdnnpp", saving).value_or(0);
   }
-  items.push_back("saving AlexNet(128) %");
-  items.push_back("density AlexNet(128) at 36");
-  items.push_back("saving VGG-16(16) %");
-  items.push_back("density VGG-16(16) at 67");
-  return items;
+  savings.columns = {
+      {"saving {workload} %", "%", SavingInTest, true, "x",
+       [](const PaperRow& row) { return DocumentedDensities(row.workload.network) != nullptr; }},
+      // The density that would explain a saving.
+      {"density {workload} at {number}", "share",
+       [](const PaperRow& row) {
+         return DensityFor(OffloadedByAll(SceneOn(kLargeGpu, row.workload)), row.number);
+       },
+       false, "x", [](const PaperRow& row) { return row.number >= 0 && row.number <= 100; }}};
+  // If every map has that density.
+  PaperTable uniform{"Fig10", Names(), {}, {}};
+  uniform.columns = {{"saving {workload} at {number} %", "%",
+                      [](const PaperRow& row) {
+                        return Saving(OffloadedByAll(SceneOn(kLargeGpu, row.workload)),
+                                      [&](const Tensor&) { return row.number; });
+                      },
+                      true, "x",
+                      [](const PaperRow& row) { return row.number >= 0 && row.number <= 1; }}};
+  return {FigureTen(), savings, uniform};
 }
 
-}  // namespace spillway
+}  // namespace spillway::vdnnpp

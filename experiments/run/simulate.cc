@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "experiments/run/pool_search.h"
 #include "policies/registry.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/engine/sim_backend.h"
@@ -96,15 +97,16 @@ std::optional<Bytes> NeededMemory(const Setup& setup,
   trial.memory = Bytes::Unlimited();
   const Report unlimited = Simulate(trial, *make_policy()).report;
   if (!unlimited.fits()) return std::nullopt;
-  for (trial.memory = unlimited.metrics.peak_allocated;;) {
+  return SearchPool(unlimited.metrics.peak_allocated, [&](Bytes memory) -> std::optional<Bytes> {
+    trial.memory = memory;
     const Report report = Simulate(trial, *make_policy()).report;
-    if (report.fits()) return trial.memory;
+    if (report.fits()) return Bytes(0);
     const OutOfMemory& failure = *report.out_of_memory;
     if (failure.host) return std::nullopt;
     const Bytes lacking =
         RoundUp(failure.wanted, setup.device.alignment) - failure.stats.largest_free;
-    trial.memory += std::max(lacking, setup.device.alignment);
-  }
+    return std::max(lacking, setup.device.alignment);
+  });
 }
 
 Bytes ParseMemory(std::string_view text, const Setup& setup) {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "experiments/limit/smallest_pool.h"
+#include "experiments/run/pool_search.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/packing/allocation_log.h"
 
@@ -160,10 +160,10 @@ TEST(VdnnppTableV, AlexNetWithMemoryOptimalAlgorithms) {
     EXPECT_EQ(Floor(aggregate, kWeights), row.aggregate);
     for (const int order : {0, 1}) {
       const Iteration best({net}, {row.mode, order == 0, false});
-      EXPECT_EQ(Floor(SearchPool(best.log(), "best-fit", kGranularity, aggregate)->size, kWeights),
+      EXPECT_EQ(Floor(*SearchPool(best.log(), "best-fit", kGranularity, aggregate), kWeights),
                 row.best_fit[order]);
       const Iteration high({net}, {row.mode, order == 0, true});
-      EXPECT_EQ(Floor(SearchPool(high.log(), "high-end", kGranularity, aggregate)->size, kWeights),
+      EXPECT_EQ(Floor(*SearchPool(high.log(), "high-end", kGranularity, aggregate), kWeights),
                 row.high_end[order]);
     }
   }

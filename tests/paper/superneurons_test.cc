@@ -11,40 +11,33 @@
 #include <string>
 #include <utility>
 
-#include "experiments/reproduce/reproduce.h"
-#include "experiments/reproduce/superneurons.h"
 #include "experiments/run/catalogue.h"
 #include "experiments/run/simulate.h"
 #include "policies/registry.h"
 #include "policies/superneurons_steps.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
-#include "tests/testing/files.h"
+#include "tests/testing/papers.h"
 #include "traces/base/error.h"
 
 namespace spillway {
 namespace {
 
 using ::testing::IsEmpty;
-
-std::vector<PaperValue> Printed() {
-  return ReadPaperValues(testing::InSource("experiments/reproduce/paper-values.csv"));
-}
+using testing::ReproduceOne;
+using testing::Select;
 
 double Ours(const std::string& item) {
-  const auto selected = SelectPaperValues(Printed(), item);
-  EXPECT_EQ(selected.size(), 1u) << item;
-  return Reproduce(selected.at(0)).ours.value_or(-1);
+  EXPECT_EQ(Select(item).size(), 1u) << item;
+  return ReproduceOne(item).ours.value_or(-1);
 }
 
-// Networks that the zoo lacks are skipped.
 TEST(SuperNeuronsPaperTest, EveryPrintedNumberIsReproduced) {
   int judged = 0;
-  for (const PaperValue& value : SelectPaperValues(Printed(), "superneurons")) {
-    const Reproduction result = Reproduce(value);
-    if (value.workload.starts_with("inception") && !result.ours) continue;
-    ASSERT_TRUE(result.ours) << value.item;
-    EXPECT_TRUE(result.passes) << value.item << ": " << *result.ours_exact;
+  for (const PaperItem& item : Select("superneurons")) {
+    const Reproduction result = Reproduce(item);
+    ASSERT_TRUE(result.ours) << item.value.item;
+    EXPECT_TRUE(result.passes) << item.value.item << ": " << *result.ours_exact;
     judged += result.judged ? 1 : 0;
   }
   EXPECT_GE(judged, 30);
@@ -77,14 +70,14 @@ TEST(SuperNeuronsPaperTest, OtherNetworksAreComputedToo) {
   for (const char* item :
        {"Tab1 VGG17 extra (mem-centric)", "Tab1 VGG16 extra (best-centric)",
         "Fig10 liveness step 47 MB", "Floor AlexNet best-fit", "Fig2 AlexNet B=0 GB"}) {
-    EXPECT_THROW(SelectPaperValues(Printed(), item), UsageError) << item;
+    EXPECT_THROW(Select(item), UsageError) << item;
   }
 }
 
 // "A training iteration consists of 1 -> 23 forward steps and 24 -> 46 backward steps." The most
 // tensors are live at step 25, not where the most bytes are.
 TEST(SuperNeuronsPaperTest, FigureTenHasFortySixStepsOfThreeTechniques) {
-  EXPECT_EQ(SelectPaperValues(Printed(), "superneurons-Fig10").size(), 46u * 3 * 2);
+  EXPECT_EQ(Select("superneurons-Fig10").size(), 46u * 3 * 2);
   double most = 0;
   for (int step = 1; step <= 46; ++step) {
     const std::string end = " step " + std::to_string(step) + " MB";
@@ -228,7 +221,7 @@ TEST(SuperNeuronsPaperTest, TableFiveInMemory) {
   EXPECT_EQ(Ours("Fig13 ResNet50 Caffe x"), 1);
   EXPECT_GT(Ours("Fig13 ResNet50 SuperNeurons x"), Ours("Fig13 ResNet50 TensorFlow x"));
   EXPECT_EQ(Ours("Fig13 ResNet50 Torch GB"), Ours("Fig2 ResNet50 B=32 workspaces GB"));
-  EXPECT_THROW(SelectPaperValues(Printed(), "Fig13 InceptionV4 MXNet GB"), UsageError);
+  EXPECT_THROW(Select("Fig13 InceptionV4 MXNet GB"), UsageError);
 }
 
 TEST(SuperNeuronsPaperTest, ItemsOfTablesAndFiguresAreSelectedByName) {
@@ -239,16 +232,18 @@ TEST(SuperNeuronsPaperTest, ItemsOfTablesAndFiguresAreSelectedByName) {
                                       {"Fig11", 6},
                                       {"Fig12", 63},
                                       {"Fig13", 56}}) {
-    const auto selected = SelectPaperValues(Printed(), std::string("superneurons-") + figure);
+    const auto selected = Select(std::string("superneurons-") + figure);
     EXPECT_EQ(selected.size(), static_cast<size_t>(count)) << figure;
-    for (const PaperValue& value : selected) EXPECT_EQ(value.paper, "superneurons") << value.item;
+    for (const PaperItem& item : selected) {
+      EXPECT_EQ(item.value.paper, "superneurons") << item.value.item;
+    }
   }
-  EXPECT_EQ(SelectPaperValues(Printed(), "superneurons-Tab2").front().printed, "359.4");
+  EXPECT_EQ(Select("superneurons-Tab2").front().value.printed, "359.4");
   for (const char* item : {"Tab2 AlexNet ours", "Tab2 AlexNet overhead", "Tab3 AlexNet(0) cache GB",
                            "Tab3 cache GB", "Fig8 AlexNet RNN time %", "Fig8 AlexNet CONV time",
                            "Fig11 AlexNet with", "Fig12 AlexNet(100) 0GB img/s",
                            "Fig12 AlexNet(100) 3GB conv1 assigned", "Fig13 AlexNet Theano GB"}) {
-    EXPECT_THROW(SelectPaperValues(Printed(), item), UsageError) << item;
+    EXPECT_THROW(Select(item), UsageError) << item;
   }
 }
 

@@ -3,48 +3,44 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "experiments/reproduce/reproduce.h"
 #include "experiments/run/catalogue.h"
 #include "experiments/run/simulate.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
-#include "tests/testing/files.h"
+#include "tests/testing/papers.h"
 #include "traces/base/error.h"
 
 namespace spillway {
 namespace {
 
 using ::testing::IsEmpty;
-
-std::vector<PaperValue> Printed() {
-  return ReadPaperValues(testing::InSource("experiments/reproduce/paper-values.csv"));
-}
+using testing::Select;
 
 TEST(VdnnPaperTest, EveryPrintedNumberIsReproduced) {
   int judged = 0;
-  for (const PaperValue& value : SelectPaperValues(Printed(), "vdnn")) {
-    const Reproduction result = Reproduce(value);
-    ASSERT_TRUE(result.ours) << value.item;
-    EXPECT_TRUE(result.passes) << value.item << ": " << *result.ours_exact;
+  for (const PaperItem& item : Select("vdnn")) {
+    const Reproduction result = Reproduce(item);
+    ASSERT_TRUE(result.ours) << item.value.item;
+    EXPECT_TRUE(result.passes) << item.value.item << ": " << *result.ours_exact;
     judged += result.judged ? 1 : 0;
   }
   EXPECT_EQ(judged, 4);
 }
 
 TEST(VdnnPaperTest, OtherBatchesAreComputedToo) {
-  const auto selected = SelectPaperValues(Printed(), "base VGG-216(32) GB");
+  const auto selected = Select("base VGG-216(32) GB");
   ASSERT_EQ(selected.size(), 1u);
-  EXPECT_EQ(selected[0].workload, "vgg216:32");
+  EXPECT_EQ(selected[0].value.workload, "vgg216:32");
   const Reproduction result = Reproduce(selected[0]);
   EXPECT_FALSE(result.judged);
   EXPECT_GT(*result.ours, 20);
-  EXPECT_THROW(SelectPaperValues(Printed(), "base VGG-17(32) GB"), UsageError);
-  EXPECT_THROW(SelectPaperValues(Printed(), "nonsense"), UsageError);
+  EXPECT_THROW(Select("base VGG-17(32) GB"), UsageError);
+  EXPECT_THROW(Select("nonsense"), UsageError);
 }
 
 TEST(VdnnPaperTest, ItemsOfOtherSystemsAreListedWithoutAnAnswer) {
-  const Reproduction result = Reproduce({"nobody", "Tab1", "vgg16:64", "MB", "1", "="});
+  const Reproduction result = Reproduce({{"nobody", "Tab1", "vgg16:64", "MB", "1", "="}});
   EXPECT_FALSE(result.ours);
   EXPECT_FALSE(result.judged);
 }

@@ -10,33 +10,29 @@
 #include <map>
 #include <string>
 
-#include "experiments/reproduce/reproduce.h"
-#include "experiments/reproduce/vdnnpp.h"
 #include "experiments/run/catalogue.h"
 #include "experiments/run/simulate.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
-#include "tests/testing/files.h"
+#include "tests/testing/papers.h"
 #include "traces/base/error.h"
 
 namespace spillway {
 namespace {
 
 using ::testing::IsEmpty;
-
-std::vector<PaperValue> Printed() {
-  return ReadPaperValues(testing::InSource("experiments/reproduce/paper-values.csv"));
-}
+using testing::ReproduceOne;
+using testing::Select;
 
 // Tables II and V and the pinned sizes, to the printed digit whatever the evidence.
 TEST(VdnnppPaperTest, EveryPrintedNumberIsReproduced) {
   int judged = 0;
-  for (const PaperValue& value : SelectPaperValues(Printed(), "vdnnpp")) {
-    const Reproduction result = Reproduce(value);
-    ASSERT_TRUE(result.ours) << value.item;
+  for (const PaperItem& item : Select("vdnnpp")) {
+    const Reproduction result = Reproduce(item);
+    ASSERT_TRUE(result.ours) << item.value.item;
     if (!result.judged) continue;
-    EXPECT_EQ(result.rel_error, 0) << value.item << ": " << *result.ours_exact;
+    EXPECT_EQ(result.rel_error, 0) << item.value.item << ": " << *result.ours_exact;
     ++judged;
   }
   EXPECT_EQ(judged, 57);
@@ -46,7 +42,7 @@ TEST(VdnnppPaperTest, EveryPrintedNumberIsReproduced) {
 // printed the choice is at least as good as the best cell.
 TEST(VdnnppPaperTest, AutoIsNeverWorseThanTheBestCellOfItsRow) {
   std::map<std::string, double> best;  // by row
-  for (const PaperValue& value : SelectPaperValues(Printed(), "vdnnpp")) {
+  for (const auto& [value, round_down, compute] : Select("vdnnpp")) {
     if (!value.item.starts_with("Tab5 ") || value.item.ends_with("aggregate")) continue;
     size_t end = value.item.find(' ', 5);
     end = value.item.find(' ', end + 1);
@@ -61,15 +57,15 @@ TEST(VdnnppPaperTest, AutoIsNeverWorseThanTheBestCellOfItsRow) {
     for (const char* cell : {" prefetch-first best-fit", " derivative-first best-fit",
                              " prefetch-first high-end", " derivative-first high-end"}) {
       const std::string item = withheld + std::string(cell);
-      least = std::min(least, *Reproduce(SelectPaperValues(Printed(), item)[0]).ours);
+      least = std::min(least, *ReproduceOne(item).ours);
     }
     best[withheld] = least;
   }
   for (const auto& [row, cell] : best) {
-    const auto ours = Reproduce(SelectPaperValues(Printed(), row + " auto")[0]).ours;
+    const auto ours = ReproduceOne(row + " auto").ours;
     ASSERT_TRUE(ours) << row;
     EXPECT_LE(*ours, cell) << row;
-    const auto aggregate = Reproduce(SelectPaperValues(Printed(), row + " aggregate")[0]).ours;
+    const auto aggregate = ReproduceOne(row + " aggregate").ours;
     EXPECT_GE(*ours, *aggregate - 1) << row;
   }
 }
@@ -79,7 +75,7 @@ TEST(VdnnppPaperTest, OtherNetworksAndBatchesAreComputedToo) {
        {"pinned ResNet-152(128) MB", "pinned GoogLeNet(64) MB",
         "Tab5 VGG-16(64) conv(m) prefetch-first high-end", "Tab5 VGG-16(64) dyn aggregate",
         "Tab2 AlexNet(64) all(p) expected", "Tab4 VGG-16(64) all(m) vDNN++", "VGG-16(64) GB"}) {
-    const auto selected = SelectPaperValues(Printed(), item);
+    const auto selected = Select(item);
     ASSERT_EQ(selected.size(), 1u) << item;
     const Reproduction result = Reproduce(selected[0]);
     EXPECT_FALSE(result.judged) << item;
@@ -88,36 +84,32 @@ TEST(VdnnppPaperTest, OtherNetworksAndBatchesAreComputedToo) {
   }
   for (const char* item : {"pinned VGG-17(128) MB", "Tab5 VGG-16(64) conv(x) aggregate",
                            "Tab5 VGG-16(64) conv(m) best-fit", "Tab9 VGG-16(64) dyn vDNN"}) {
-    EXPECT_THROW(SelectPaperValues(Printed(), item), UsageError) << item;
+    EXPECT_THROW(Select(item), UsageError) << item;
   }
 }
 
 TEST(VdnnppPaperTest, FiguresAreListsOfItems) {
-  EXPECT_EQ(SelectPaperValues(Printed(), "Fig5").size(), 14u);
-  EXPECT_EQ(SelectPaperValues(Printed(), "Fig6").size(), 2 * (13u + 5u));
-  EXPECT_EQ(SelectPaperValues(Printed(), "Fig9").size(), 28u);
+  EXPECT_EQ(Select("Fig5").size(), 14u);
+  EXPECT_EQ(Select("Fig6").size(), 2 * (13u + 5u));
+  EXPECT_EQ(Select("Fig9").size(), 28u);
   // Section III-A: forward needs much less memory than backward.
-  for (const PaperValue& value : SelectPaperValues(Printed(), "Fig5")) {
-    if (!value.item.ends_with("forward")) continue;
-    PaperValue backward = value;
-    backward.item.replace(backward.item.size() - 7, 7, "backward");
-    EXPECT_LT(*Reproduce(value).ours, *Reproduce(backward).ours) << value.item;
+  for (const char* mode : {"dyn", "conv(p)", "all(m)", "aconv(m)"}) {
+    const std::string item = fmt::format("Fig5 AlexNet(256) {} ", mode);
+    EXPECT_LT(*ReproduceOne(item + "forward").ours, *ReproduceOne(item + "backward").ours) << item;
   }
 }
 
 // Section V-C: 36 % of AlexNet's pinned memory are saved and 67 % of VGG-16's. The densities are
 // those of the authors' test; the sizes follow from mask and blocks.
 TEST(VdnnppPaperTest, SavingsOfCompressionAreThoseOfTheAuthorsDensities) {
-  const auto ours = [](const std::string& item) {
-    return Reproduce({"vdnnpp", item, "", "", "", "x"}).ours;
-  };
-  const auto exact = [](const std::string& item) {
-    return *Reproduce({"vdnnpp", item, "", "", "", "x"}).ours_exact;
-  };
-  const auto values = SelectPaperValues(Printed(), "vdnnpp-Fig10");
+  const auto ours = [](const std::string& item) { return ReproduceOne(item).ours; };
+  const auto exact = [](const std::string& item) { return *ReproduceOne(item).ours_exact; };
+  const auto values = Select("vdnnpp-Fig10");
   ASSERT_EQ(values.size(), 7 * 8u + 4u);
-  for (const PaperValue& value : values) {
-    const Reproduction result = Reproduce(value);
+  for (const PaperItem& item : values) {
+    const PaperValue& value = item.value;
+    const Reproduction result = Reproduce(item);
+    ASSERT_TRUE(result.ours) << value.item;
     EXPECT_FALSE(result.judged && value.item.starts_with("saving"));
     if (!value.printed.empty()) {
       EXPECT_EQ(fmt::format("{}", *result.ours), value.printed) << value.item;
@@ -136,10 +128,10 @@ TEST(VdnnppPaperTest, SavingsOfCompressionAreThoseOfTheAuthorsDensities) {
   EXPECT_NEAR(exact("saving AlexNet(128) at 1 %"), -3.125, 1e-9);
   EXPECT_NEAR(ours("density VGG-16(16) at 67").value(), 0.249, 1e-9);
   EXPECT_FALSE(ours("density AlexNet(128) at 99").has_value());  // the mask stays
-  EXPECT_FALSE(ParseVdnnppItem("saving AlexNet(128) at 2 %"));
-  EXPECT_FALSE(ParseVdnnppItem("saving ResNet-152(16) %"));
-  EXPECT_FALSE(ParseVdnnppItem("density AlexNet(128) at x"));
-  EXPECT_FALSE(ParseVdnnppItem("Fig10 AlexNet(128) conv1 ratio30"));
+  for (const char* item : {"saving AlexNet(128) at 2 %", "saving ResNet-152(16) %",
+                           "density AlexNet(128) at x", "Fig10 AlexNet(128) conv1 ratio30"}) {
+    EXPECT_THROW(Select(item), UsageError) << item;
+  }
   EXPECT_FALSE(ours("Fig10 AlexNet(128) fc1 size").has_value());
 }
 
@@ -147,7 +139,7 @@ TEST(VdnnppPaperTest, SavingsOfCompressionAreThoseOfTheAuthorsDensities) {
 // successor.
 TEST(VdnnppPaperTest, PoolingCannotHideItsTransferAndTheNextLayerCan) {
   const auto ours = [](const std::string& item) {
-    return *Reproduce({"vdnnpp", "Fig6 VGG-16(64) " + item, "", "ms", "", ""}).ours;
+    return *ReproduceOne("Fig6 VGG-16(64) " + item).ours;
   };
   EXPECT_GT(ours("pool3 transfer"), 10 * ours("pool3 forward"));
   EXPECT_GT(ours("conv4_1 forward"), ours("conv4_1 transfer") + ours("pool3 transfer") - 1);

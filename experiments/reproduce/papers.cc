@@ -1,0 +1,13 @@
+#include "experiments/reproduce/paper.h"
+
+namespace spillway {
+
+const std::vector<Paper>& Papers() {
+  static const std::vector<Paper> papers{
+      {"vdnn", VdnnTables}, {"vdnnpp", VdnnppTables}, {"superneurons", SuperNeuronsTables},
+      {"ucudnn", nullptr},  {"mmcnn", nullptr},
+  };
+  return papers;
+}
+
+}  // namespace spillway

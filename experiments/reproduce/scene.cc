@@ -1,0 +1,28 @@
+#include "experiments/reproduce/scene.h"
+
+#include "experiments/run/catalogue.h"
+#include "policies/registry.h"
+#include "traces/lowering/lowering.h"
+
+namespace spillway {
+
+Scene::Scene(const Workload& workload, const std::string& preset, const std::string& device_name)
+    : trace(LowerNetwork(BuildNetwork(workload.network), {workload.batch, preset, true})),
+      device(LoadDevice(device_name)),
+      cost(device) {}
+
+Setup Scene::In(Bytes memory, const std::string& allocator) const {
+  return {trace, device, cost, memory, allocator};
+}
+
+Report Scene::Run(const std::string& policy, Bytes memory, const std::string& allocator) const {
+  return Play(In(memory, allocator), policy);
+}
+
+Report Play(const Setup& setup, const std::string& policy) {
+  PolicyRegistry registry;
+  RegisterBuiltinPolicies(registry);
+  return Simulate(setup, *registry.Make(policy)).report;
+}
+
+}  // namespace spillway

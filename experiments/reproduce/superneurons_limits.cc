@@ -1,0 +1,87 @@
+// The limits that SuperNeurons (Wang et al., PPoPP 2018) prints for it and for the frameworks that
+// it compares with, found again: Table 4, the deepest ResNet, 3 (n1 + n2 + n3 + n4) + 2 layers of
+// resnet(6,32,n3,6) at batch 16, and Table 5, the largest batch, on a K40 with 12 GiB.
+//
+// A framework's column depends on versions and allocators that no rule here knows, so it is shown
+// and not judged. The order is: pairs of frameworks that stand in the paper's order, of those for
+// which it prints different numbers. On AlexNet it does not follow from the frameworks' rules:
+// MXNet ends before Torch, though it frees what Torch keeps.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "experiments/limit/limit.h"
+#include "experiments/reproduce/superneurons_setup.h"
+#include "experiments/run/catalogue.h"
+
+namespace spillway::superneurons {
+namespace {
+
+// As the paper counts it.
+double LimitOf(const WorkloadFamily& family, const Framework& framework) {
+  LimitSetup setup{family};
+  setup.preset = framework.preset;
+  setup.device = LoadDevice(kGpu);
+  setup.memory = Bytes::GiB(12);
+  setup.scan = 1;
+  const int64_t largest =
+      FindLimit(setup, std::string(framework.policy), [](int64_t) {}).limit.largest;
+  if (largest == 0) return 0;
+  const Workload workload = family.At(largest);
+  return static_cast<double>(family.deepens() ? *ResNetDepth(workload.network) : workload.batch);
+}
+
+struct PrintedLimit {
+  Framework framework;
+  double limit;
+};
+
+// How many pairs of the paper's frameworks are in its order. Its own column is none of them.
+double InOrder(const WorkloadFamily& family, std::vector<PrintedLimit> printed) {
+  std::erase_if(printed,
+                [](const PrintedLimit& limit) { return limit.framework.policy == kPaper; });
+  std::vector<double> ours;
+  for (const PrintedLimit& limit : printed) ours.push_back(LimitOf(family, limit.framework));
+  int pairs = 0;
+  for (size_t less = 0; less < ours.size(); ++less) {
+    for (size_t more = 0; more < ours.size(); ++more) {
+      pairs += printed[less].limit < printed[more].limit && ours[less] < ours[more] ? 1 : 0;
+    }
+  }
+  return pairs;
+}
+
+// Of one line, without what the paper has as "N/A".
+PaperTable TableOf(const PaperValues& printed, const std::string& table, const std::string& line,
+                   const std::string& unit, const WorkloadFamily& family) {
+  PaperTable limits{table, Names(), {{}}, {}, PaperRequest::kAlone, "limits"};
+  std::vector<PrintedLimit> known;
+  for (const Framework& framework : kFrameworks) {
+    const std::string item = fmt::format("{} {}", line, framework.name);
+    const auto limit = PrintedNumber(printed, kPaper, item);
+    if (!limit) continue;
+    known.push_back({framework, *limit});
+    limits.columns.push_back(
+        {item, unit, [=](const PaperRow&) { return LimitOf(family, framework); }});
+  }
+  limits.columns.push_back(
+      {line + " order", "count", [=](const PaperRow&) { return InOrder(family, known); }});
+  return limits;
+}
+
+}  // namespace
+
+std::vector<PaperTable> LimitTables(const PaperValues& printed) {
+  std::vector<PaperTable> tables{TableOf(printed, "Tab4", "Tab4", "layers",
+                                         WorkloadFamily::OfDepths("resnet(6,32,n3,6)@227:16"))};
+  const PaperNames names = Names();
+  for (const char* network : kNetworks) {
+    const std::string name = names.Write({network, names.UsualBatch(network)});
+    tables.push_back(
+        TableOf(printed, "Tab5", "Tab5 " + name, "images", WorkloadFamily::OfBatches(network)));
+  }
+  return tables;
+}
+
+}  // namespace spillway::superneurons

@@ -1,0 +1,27 @@
+// What the papers print, computed again, for tests.
+
+#ifndef SPILLWAY_TESTS_TESTING_PAPERS_H_
+#define SPILLWAY_TESTS_TESTING_PAPERS_H_
+
+#include <string>
+#include <vector>
+
+#include "experiments/reproduce/reproduce.h"
+#include "tests/testing/files.h"
+
+namespace spillway::testing {
+
+inline PaperValues Printed() {
+  return ReadPaperValues(InSource("experiments/reproduce/paper-values.csv"));
+}
+
+inline std::vector<PaperItem> Select(const std::string& request) {
+  return SelectItems(Printed(), request);
+}
+
+// REQUIRES: the request names an item.
+inline Reproduction ReproduceOne(const std::string& item) { return Reproduce(Select(item).at(0)); }
+
+}  // namespace spillway::testing
+
+#endif  // SPILLWAY_TESTS_TESTING_PAPERS_H_
