@@ -47,9 +47,13 @@ TEST(PaperNamesTest, WritesTheFirstNameAndAnUnusualBatch) {
 
 TEST(PaperTableTest, APatternNamesItsRowsAndRecognisesOthers) {
   const auto compute = [](const PaperRow& row) { return row.number; };
+  PaperRow printed;
+  printed.workload = {"alexnet-227", 200};
+  printed.number = 3;
+  printed.layer = "conv1";
   const PaperTable table{"Tab9",
                          kNames,
-                         {{{"alexnet-227", 200}, 3, "conv1"}},
+                         {printed},
                          {{"Tab9 {workload} {number}GB {layer}.f", "MB", compute, false, "",
                            [](const PaperRow& row) { return row.number < 10; }},
                           {"Tab9 {workload} B={batch} all", "MB", compute},
