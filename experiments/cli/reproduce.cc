@@ -84,10 +84,14 @@ void AddReproduce(CLI::App& app, int& exit_code, Session& session) {
   for (const Paper& paper : Papers()) {
     (paper.tables != nullptr ? computed : printed).push_back(paper.name);
   }
+  std::string papers = fmt::format("{}", fmt::join(computed, ", "));
+  if (!printed.empty()) {
+    papers += fmt::format("; of {} only what is printed", fmt::join(printed, " and "));
+  }
   verb->add_option("item", options->item,
-                   fmt::format("all, a paper ({}; of {} only what is printed), a table or figure "
-                               "(superneurons-Tab2), or an item such as 'base VGG-16(256) GB'",
-                               fmt::join(computed, ", "), fmt::join(printed, " and ")))
+                   fmt::format("all, a paper ({}), a table or figure (superneurons-Tab2), or an "
+                               "item such as 'base VGG-16(256) GB'",
+                               papers))
       ->required();
   options->format.Add(*verb);
   AddOutput(*verb, options->output);
