@@ -15,10 +15,11 @@
 #include "backend/cpu/cpu_backend.h"
 #include "sim/alloc/best_fit.h"
 #include "sim/core/check.h"
+#include "sim/core/forwarding_allocator.h"
+#include "sim/core/forwarding_backend.h"
 #include "sim/cost/roofline.h"
 #include "sim/engine/sim_backend.h"
 #include "sim/runtime/runtime.h"
-#include "tests/testing/forwarding.h"
 #include "tests/testing/mixing.h"
 #include "tests/testing/networks.h"
 #include "traces/lowering/lowering.h"
@@ -26,8 +27,6 @@
 namespace spillway {
 namespace {
 
-using testing::ForwardingAllocator;
-using testing::ForwardingBackend;
 using ::testing::IsEmpty;
 
 constexpr Bytes kMemory = Bytes::MiB(64);
