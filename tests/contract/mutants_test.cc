@@ -31,8 +31,6 @@ using ::testing::IsEmpty;
 
 constexpr Bytes kMemory = Bytes::MiB(64);
 
-bool Overlap(const Block& a, const Block& b) { return a.offset < b.end() && b.offset < a.end(); }
-
 // Sends every activation away after each forward op that reads it and never fences: all that stands
 // between it and wrong bits are the runtime's own waits.
 class EagerPolicy final : public Policy {
