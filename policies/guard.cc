@@ -5,7 +5,7 @@
 #include <exception>
 #include <utility>
 
-#include "sim/core/report.h"
+#include "sim/core/forwarding_policy_context.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -13,53 +13,44 @@ namespace {
 
 // The context that a guarded policy sees: checks ids, and remembers an exception with which the
 // runtime unwinds the run through the policy.
-class GuardedContext final : public PolicyContext {
+class GuardedContext final : public ForwardingPolicyContext {
  public:
-  explicit GuardedContext(PolicyContext& context) : context_(context) {}
+  using ForwardingPolicyContext::ForwardingPolicyContext;
 
   // True inside a handler of the exception that the runtime threw through the policy.
   bool IsUnwinding() const {
     return unwinding_ != nullptr && unwinding_ == std::current_exception();
   }
 
-  bool Offload(TensorId tensor) override { return context_.Offload(Known(tensor, "Offload")); }
-  bool Release(TensorId tensor) override { return context_.Release(Known(tensor, "Release")); }
-  bool Prefetch(TensorId tensor) override { return context_.Prefetch(Known(tensor, "Prefetch")); }
-  bool Evict(TensorId tensor) override { return context_.Evict(Known(tensor, "Evict")); }
-  void Fence() override { context_.Fence(); }
-
+  bool Offload(TensorId tensor) override { return Base::Offload(Known(tensor, "Offload")); }
+  bool Release(TensorId tensor) override { return Base::Release(Known(tensor, "Release")); }
+  bool Prefetch(TensorId tensor) override { return Base::Prefetch(Known(tensor, "Prefetch")); }
+  bool Evict(TensorId tensor) override { return Base::Evict(Known(tensor, "Evict")); }
   bool Reserve(std::span<const TensorId> tensors, Bytes at_least) override {
     for (const TensorId tensor : tensors) Known(tensor, "Reserve");
-    return Remembering([&] { return context_.Reserve(tensors, at_least); });
+    return Remembering([&] { return Base::Reserve(tensors, at_least); });
   }
   bool ReserveWorkspace(Bytes size) override {
-    return Remembering([&] { return context_.ReserveWorkspace(size); });
+    return Remembering([&] { return Base::ReserveWorkspace(size); });
   }
-
-  Report WhatIf(Policy& policy) const override { return context_.WhatIf(policy); }
-  Residency Where(TensorId tensor) const override { return context_.Where(Known(tensor, "Where")); }
-  bool Pinned(TensorId tensor) const override { return context_.Pinned(Known(tensor, "Pinned")); }
+  Residency Where(TensorId tensor) const override { return Base::Where(Known(tensor, "Where")); }
+  bool Pinned(TensorId tensor) const override { return Base::Pinned(Known(tensor, "Pinned")); }
   std::optional<OpId> NextUse(TensorId tensor) const override {
-    return context_.NextUse(Known(tensor, "NextUse"));
+    return Base::NextUse(Known(tensor, "NextUse"));
   }
-  MemoryStats Stats() const override { return context_.Stats(); }
-  const Trace& trace() const override { return context_.trace(); }
-  const Liveness& liveness() const override { return context_.liveness(); }
-  const Device& device() const override { return context_.device(); }
-  const CostModel& cost() const override { return context_.cost(); }
   std::span<const Kernel> kernels(OpId op, size_t slot) const override {
-    const Trace& trace = context_.trace();
-    if (Index(op) >= trace.ops.size() || slot >= trace.op(op).slots.size()) {
+    if (Index(op) >= trace().ops.size() || slot >= trace().op(op).slots.size()) {
       throw PolicyError(
           fmt::format("kernels: the trace has no op {} with a slot {}", Index(op), slot));
     }
-    return context_.kernels(op, slot);
+    return Base::kernels(op, slot);
   }
-  std::optional<OpId> recomputing() const override { return context_.recomputing(); }
 
  private:
+  using Base = ForwardingPolicyContext;
+
   TensorId Known(TensorId tensor, const char* verb) const {
-    const size_t count = context_.trace().tensors.size();
+    const size_t count = trace().tensors.size();
     if (Index(tensor) >= count) {
       throw PolicyError(
           fmt::format("{}: tensor {}, but the trace has {} tensors", verb, Index(tensor), count));
@@ -81,7 +72,6 @@ class GuardedContext final : public PolicyContext {
     }
   }
 
-  PolicyContext& context_;
   std::exception_ptr unwinding_;
 };
 

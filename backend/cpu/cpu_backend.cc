@@ -11,19 +11,19 @@
 namespace spillway {
 namespace {
 
-bool Overlap(const Block& a, const Block& b) { return a.offset < b.end() && b.offset < a.end(); }
-
 bool AnyOverlap(const std::vector<Block>& some, const std::vector<Block>& others) {
   return std::any_of(some.begin(), some.end(), [&](const Block& a) {
     return std::any_of(others.begin(), others.end(), [&](const Block& b) { return Overlap(a, b); });
   });
 }
 
-// All bits set: a NaN in every element.
-void Poison(std::span<std::byte> bytes) { std::ranges::fill(bytes, std::byte{0xff}); }
-
 // Large workspaces are poisoned as far as this, so that memory is taken for what is used only.
 constexpr Bytes kPoisoned = Bytes::MiB(16);
+
+std::unique_ptr<CpuCopyPath> MakeCopyPath(const CpuOptions& options) {
+  if (!options.compression) return std::make_unique<CpuCopyPath>(options.host_memory);
+  return std::make_unique<CpuCompressedCopyPath>(options.host_memory, *options.compression);
+}
 
 }  // namespace
 
@@ -32,12 +32,8 @@ CpuBackend::CpuBackend(const Trace& trace, const CpuOptions& options, OpExecutor
       options_(options),
       run_op_(std::move(run_op)),
       device_(options.memory),
-      host_(options.host_memory),
-      random_(options.drain_seed.value_or(0)) {
-  if (!options.compression) return;
-  codec_.emplace(Growth{options.compression->fraction, options.compression->threads});
-  staging_.resize(static_cast<size_t>(options.compression->piece.count()));
-}
+      copies_(MakeCopyPath(options)),
+      random_(options.drain_seed.value_or(0)) {}
 
 // --- Issue
 // ----------------------------------------------------------------------------------------
@@ -79,11 +75,8 @@ Event CpuBackend::Copy(Direction direction, const Block& device, const Block& ho
   command.outputs = {{host.offset, size}};
   command.touched = MemoryOf(command.inputs[0], /*host=*/false);
   device_.At(command.inputs[0]);
-  host_.At(command.outputs[0]);
-  const auto owner = owners_.find(host.offset);
-  if (to_host && owner != owners_.end() && options_.compression->Keeps(owner->second)) {
-    command.keeps = owner->second;
-  }
+  copies_->Check(command.outputs[0]);
+  if (to_host) command.kept = copies_->Keeps(host);
   return Add(to_host ? Stream::kToHost : Stream::kToDevice, std::move(command), waits);
 }
 
@@ -107,34 +100,20 @@ void CpuBackend::Abandon(const Block& block, bool host) {
   released_.push_back(released);
 }
 
-void CpuBackend::OnHostBlock(TensorId tensor, const Block& block) {
-  if (options_.compression) owners_[block.offset] = tensor;
-}
-
 void CpuBackend::OnArrive(TensorId id, const Block& block, bool host) {
   const std::vector<Block> arrived = MemoryOf(block, host);
   std::erase_if(released_, [&](const Released& released) {
     return released.host == host && AnyOverlap(released.memory, arrived);  // in use again
   });
   const Block contents{block.offset, trace_.tensor(id).size};
-  if (host) ForgetStored(contents);
   Fill(SyntheticDataOf(trace_, id, options_.seed, iteration_),
-       (host ? host_ : device_).At(contents));
+       host ? copies_->Overwrite(contents) : device_.At(contents));
 }
 
 void CpuBackend::Read(const Block& block, bool host, std::span<std::byte> bytes) const {
+  if (host) return copies_->Read(block, bytes);
   const auto size = Bytes(static_cast<int64_t>(bytes.size()));
-  const auto stored = host ? stored_.find(block.offset) : stored_.end();
-  if (stored != stored_.end()) {
-    std::vector<std::byte> contents;
-    for (const CompressedData& piece : stored->second) {
-      contents.resize(contents.size() + static_cast<size_t>(piece.original().count()));
-    }
-    Decompress(stored->second, contents);
-    std::copy_n(contents.begin(), bytes.size(), bytes.begin());
-    return;
-  }
-  std::ranges::copy((host ? host_ : device_).At({block.offset, size}), bytes.begin());
+  std::ranges::copy(device_.At({block.offset, size}), bytes.begin());
 }
 
 // --- Execution
@@ -184,11 +163,10 @@ void CpuBackend::PoisonReleased() {
         if (Touches(streams_[s][i], released)) return true;  // in use again
       }
     }
-    // Contents that were compressed are forgotten; their block of the host pool has no memory yet.
-    if (released.host && stored_.contains(released.block.offset)) {
-      ForgetStored(released.block);
+    if (released.host) {
+      copies_->Abandon(released.block);
     } else {
-      Poison((released.host ? host_ : device_).At(released.block));
+      Poison(device_.At(released.block));
     }
     return true;
   });
@@ -206,63 +184,11 @@ void CpuBackend::Run(const Command& command) {
 
 void CpuBackend::RunCopy(const Command& command) {
   const std::span<std::byte> device = device_.At(command.inputs[0]);
-  const Block& block = command.outputs[0];
-  const std::span<std::byte> host = host_.At(block);
   if (command.kind == Kind::kToHost) {
-    ForgetStored(block);
-    if (command.keeps) return Compress(*command.keeps, device, block);
-    std::memcpy(host.data(), device.data(), device.size());
-    return;
+    copies_->CopyOut(command.kept, device, command.outputs[0]);
+  } else {
+    copies_->CopyIn(command.outputs[0], device);
   }
-  const auto stored = stored_.find(block.offset);
-  if (stored != stored_.end()) return Decompress(stored->second, device);
-  std::memcpy(device.data(), host.data(), device.size());
-}
-
-void CpuBackend::Compress(TensorId storage, std::span<const std::byte> device, const Block& host) {
-  const HostCompression& compression = *options_.compression;
-  Stored& stored = stored_[host.offset];
-  StoredContents contents;
-  contents.storage = storage;
-  contents.size = host.size;
-  int64_t nonzero = 0;
-  int64_t words = 0;
-  for (int64_t i = 0; i < compression.pieces(host.size); ++i) {
-    const auto begin = static_cast<size_t>((compression.piece * i).count());
-    const auto size = static_cast<size_t>(compression.PieceOf(host.size, i).count());
-    std::memcpy(staging_.data(), device.data() + begin, size);
-    CompressedData& piece = stored.emplace_back(blocks_);
-    codec_->Compress(std::span(staging_).first(size), piece);
-    contents.held += piece.held();
-    nonzero += piece.nonzero();
-    words += piece.words();
-  }
-  contents.density = words > 0 ? static_cast<double>(nonzero) / static_cast<double>(words) : 0;
-  latest_[storage] = contents;
-}
-
-void CpuBackend::Decompress(const Stored& stored, std::span<std::byte> out) const {
-  size_t begin = 0;
-  for (const CompressedData& piece : stored) {
-    const auto size = static_cast<size_t>(piece.original().count());
-    codec_->Decompress(piece, std::span(staging_).first(size));
-    std::memcpy(out.data() + begin, staging_.data(), size);
-    begin += size;
-  }
-}
-
-void CpuBackend::ForgetStored(const Block& host) {
-  for (auto i = stored_.begin(); i != stored_.end();) {
-    Bytes size;
-    for (const CompressedData& piece : i->second) size += piece.original();
-    i = Overlap({i->first, size}, host) ? stored_.erase(i) : std::next(i);
-  }
-}
-
-std::vector<StoredContents> CpuBackend::stored() const {
-  std::vector<StoredContents> contents;
-  for (const auto& [storage, latest] : latest_) contents.push_back(latest);
-  return contents;
 }
 
 void CpuBackend::RunKernel(const Command& command) {

@@ -4,9 +4,8 @@
 // streams and waits allow, drawn from a seed: a result that depends on the order is a lost wait.
 // Memory that is given back, on the device or the host, is poisoned once nothing that was issued
 // before still needs it; outputs, scratch and workspace are poisoned before an op runs. Poison is
-// NaN. What the host keeps compressed is compressed when the copy runs, through a staging buffer,
-// and never touches its block of the host pool. There is no clock: a command's interval is its
-// place in the order of execution, in picoseconds, so that the checker sees what really happened.
+// NaN. There is no clock: a command's interval is its place in the order of execution, in
+// picoseconds, so that the checker sees what really happened.
 
 #ifndef SPILLWAY_BACKEND_CPU_CPU_BACKEND_H_
 #define SPILLWAY_BACKEND_CPU_CPU_BACKEND_H_
@@ -14,14 +13,14 @@
 #include <array>
 #include <cstdint>
 #include <functional>
-#include <map>
+#include <memory>
 #include <optional>
 #include <random>
 #include <vector>
 
+#include "backend/cpu/copy_path.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/region.h"
-#include "sim/compression/zero_value.h"
 #include "sim/core/compression.h"
 #include "sim/core/executor.h"
 #include "sim/core/page_table.h"
@@ -56,11 +55,13 @@ class CpuBackend final : public Executor {
   void OnFree(const Block& block) override { Abandon(block, /*host=*/false); }
   void OnDriverCall(const DriverCall& call) override;
   void OnAbandon(const Block& block, bool host) override { Abandon(block, host); }
-  void OnHostBlock(TensorId tensor, const Block& block) override;
+  void OnHostBlock(TensorId tensor, const Block& block) override {
+    copies_->OnHostBlock(tensor, block);
+  }
   void OnArrive(TensorId tensor, const Block& block, bool host) override;
 
-  std::vector<StoredContents> stored() const override;
-  Bytes stored_peak() const override { return blocks_.peak(); }
+  std::vector<StoredContents> stored() const override { return copies_->stored(); }
+  Bytes stored_peak() const override { return copies_->stored_peak(); }
   std::optional<float> loss() const override { return loss_; }
   void Read(const Block& block, bool host, std::span<std::byte> bytes) const override;
 
@@ -75,11 +76,9 @@ class CpuBackend final : public Executor {
     std::vector<Block> undefined;        // scratch and workspace of a kernel
     std::vector<Block> touched;          // device memory that it reads or writes
     std::vector<Event> waits;
-    size_t issued = 0;              // place in the order of issue
-    std::optional<TensorId> keeps;  // of a copy to the host: the storage to be kept compressed
+    size_t issued = 0;             // place in the order of issue
+    std::optional<TensorId> kept;  // of a copy to the host: as `CpuCopyPath::Keeps`
   };
-  // What a block of the host pool holds, compressed by pieces.
-  using Stored = std::vector<CompressedData>;
   // A range that was given up, and how many commands of each stream had been issued before.
   struct Released {
     Block block;                // as addressed
@@ -98,10 +97,6 @@ class CpuBackend final : public Executor {
   void Run(const Command& command);
   void RunKernel(const Command& command);
   void RunCopy(const Command& command);
-  void Compress(TensorId storage, std::span<const std::byte> device, const Block& host);
-  void Decompress(const Stored& stored, std::span<std::byte> out) const;
-  // Forgets what is kept for blocks of the host pool that overlap this one.
-  void ForgetStored(const Block& host);
   bool Touches(const Command& command, const Released& released) const;
   // Poisons what was given back and that no command may still need or has begun to use again.
   void PoisonReleased();
@@ -111,15 +106,8 @@ class CpuBackend final : public Executor {
   const OpExecutor run_op_;
   Region device_;
   PageTable pages_;
-  Region host_;
+  const std::unique_ptr<CpuCopyPath> copies_;
   std::mt19937_64 random_;
-
-  BlockPool blocks_;
-  mutable std::optional<ZeroValueCodec> codec_;  // its threads are idle between calls
-  std::map<Bytes, TensorId> owners_;             // of blocks of the host pool, by offset
-  std::map<Bytes, Stored> stored_;               // likewise
-  std::map<TensorId, StoredContents> latest_;    // of each storage, as it was compressed last
-  mutable std::vector<std::byte> staging_;
 
   std::array<std::vector<Command>, kStreamCount> streams_;
   std::array<size_t, kStreamCount> done_{};

@@ -6,6 +6,7 @@
 #ifndef SPILLWAY_BACKEND_CPU_REGION_H_
 #define SPILLWAY_BACKEND_CPU_REGION_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 
@@ -37,6 +38,14 @@ class Region {
   int memory_ = -1;  // file descriptor of the second memory, -1 before the first `Map`
   Bytes memory_size_;
 };
+
+// Whether the blocks have a byte in common.
+inline bool Overlap(const Block& a, const Block& b) {
+  return a.offset < b.end() && b.offset < a.end();
+}
+
+// All bits set: a NaN in every element.
+inline void Poison(std::span<std::byte> bytes) { std::ranges::fill(bytes, std::byte{0xff}); }
 
 }  // namespace spillway
 

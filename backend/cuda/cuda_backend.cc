@@ -16,11 +16,11 @@
 
 #include "backend/common/synthetic_data.h"
 #include "backend/cuda/activity_trace.h"
+#include "backend/cuda/copy_path.h"
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/device_memory.h"
 #include "backend/cuda/dnn_library.h"
 #include "backend/cuda/elementwise.h"
-#include "backend/cuda/host_store.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/page_memory.h"
 #include "backend/cuda/stream.h"
@@ -179,7 +179,7 @@ namespace {
 class CudaBackend final : public Executor {
  public:
   CudaBackend(const Trace& trace, const CostModel& cost, const CudaRunOptions& options,
-              CudaMachine::Impl& machine, PinnedBuffer* pinned);
+              CudaMachine::Impl& machine, const PinnedBuffer* pinned);
   ~CudaBackend() override;
 
   std::string_view Name() const override { return "cuda"; }
@@ -191,24 +191,25 @@ class CudaBackend final : public Executor {
   void OnAllocate(const Block& block) override;
   void OnFree(const Block& block) override;
   void OnDriverCall(const DriverCall& call) override;
-  void OnAbandon(const Block& block, bool host) override;
-  void OnHostBlock(TensorId tensor, const Block& block) override;
+  void OnAbandon(const Block& block, bool host) override {
+    if (host) copies_->Forget(block);
+  }
+  void OnHostBlock(TensorId tensor, const Block& block) override {
+    copies_->OnHostBlock(tensor, block);
+  }
   void OnArrive(TensorId tensor, const Block& block, bool host) override;
 
   std::optional<float> loss() const override { return loss_; }
   void Read(const Block& block, bool host, std::span<std::byte> bytes) const override;
   std::vector<Duration> iteration_times() const override { return iteration_times_; }
-  std::vector<StoredContents> stored() const override {
-    return store_ ? store_->stored() : std::vector<StoredContents>();
-  }
-  Bytes stored_peak() const override { return store_ ? store_->peak() : Bytes(0); }
+  std::vector<StoredContents> stored() const override { return copies_->stored(); }
+  Bytes stored_peak() const override { return copies_->stored_peak(); }
 
  private:
   DeviceRange DeviceAt(const Block& block) const;
   int64_t DeviceAddress(const Block& block) const {
     return static_cast<int64_t>(reinterpret_cast<intptr_t>(DeviceAt(block).data));
   }
-  std::byte* HostAt(const Block& block) const;
   void DeviceRanges(std::span<const Block> blocks, std::vector<DeviceRange>& ranges) const;
 
   // An event keeps the kernels on its two sides apart, by some 2 us on an H200. So the ends that
@@ -239,11 +240,7 @@ class CudaBackend final : public Executor {
   DeviceBuffer arena_;
   std::map<Bytes, DeviceBuffer> segments_;  // by offset; blocks too are segments of their own
   std::optional<PageMemory> pages_;
-  PinnedBuffer* const pinned_;  // null if nothing leaves the device
-  std::optional<CudaHostStore> store_;
-  std::map<Bytes, TensorId> owners_;  // with a store: of blocks of the host pool, by offset
-  std::map<TensorId, Bytes> places_;  // likewise: where in pinned memory a storage lies
-  Bytes placed_;
+  const std::unique_ptr<CudaCopyPath> copies_;
   PinnedBuffer loss_landing_{Bytes(sizeof(float))};
 
   int iteration_ = 1;
@@ -258,16 +255,21 @@ class CudaBackend final : public Executor {
   std::vector<DeviceRange> inputs_, outputs_;  // kept between ops to save allocations
 };
 
+std::unique_ptr<CudaCopyPath> MakeCopyPath(const PinnedBuffer* pinned,
+                                           const std::optional<HostCompression>& compression) {
+  if (!compression) return std::make_unique<CudaCopyPath>(pinned);
+  return std::make_unique<CudaCompressedCopyPath>(pinned, *compression);
+}
+
 CudaBackend::CudaBackend(const Trace& trace, const CostModel& cost, const CudaRunOptions& options,
-                         CudaMachine::Impl& machine, PinnedBuffer* pinned)
+                         CudaMachine::Impl& machine, const PinnedBuffer* pinned)
     : trace_(trace),
       cost_(cost),
       options_(options),
       machine_(machine),
       arena_(options.backing == Backing::kArena ? options.memory : Bytes(0)),
-      pinned_(pinned) {
+      copies_(MakeCopyPath(pinned, options.compression)) {
   if (options.backing == Backing::kPages) pages_.emplace();
-  if (options.compression) store_.emplace(*options.compression);
 }
 
 CudaBackend::~CudaBackend() {
@@ -294,16 +296,6 @@ DeviceRange CudaBackend::DeviceAt(const Block& block) const {
   const auto& [offset, segment] = *std::prev(after);
   SPILLWAY_CHECK(block.end() <= offset + segment.size());
   return {segment.data() + (block.offset - offset).count(), block.size};
-}
-
-std::byte* CudaBackend::HostAt(const Block& block) const {
-  if (store_) {
-    const Bytes place = places_.at(owners_.at(block.offset));
-    SPILLWAY_CHECK(pinned_ != nullptr && place + block.size <= pinned_->size());
-    return pinned_->data() + place.count();
-  }
-  SPILLWAY_CHECK(pinned_ != nullptr && block.end() <= pinned_->size());
-  return pinned_->data() + block.offset.count();
 }
 
 void CudaBackend::DeviceRanges(std::span<const Block> blocks,
@@ -340,26 +332,13 @@ void CudaBackend::OnDriverCall(const DriverCall& call) {
   }
 }
 
-void CudaBackend::OnAbandon(const Block& block, bool host) {
-  if (host && store_) store_->Forget(block);
-}
-
-void CudaBackend::OnHostBlock(TensorId tensor, const Block& block) {
-  if (!store_) return;
-  owners_[block.offset] = tensor;
-  store_->Forget(block);
-  if (store_->Keeps(tensor) || places_.contains(tensor)) return;
-  places_[tensor] = placed_;
-  placed_ += block.size;
-}
-
 void CudaBackend::OnArrive(TensorId id, const Block& block, bool host) {
   const Tensor& tensor = trace_.tensor(id);
   const SyntheticData data =
       SyntheticDataOf(trace_, id, options_.seed, static_cast<uint64_t>(iteration_ - 1));
   const Block contents{block.offset, tensor.size};
   if (host) {
-    Fill(data, {HostAt(contents), static_cast<size_t>(tensor.size.count())});
+    Fill(data, {copies_->At(contents), static_cast<size_t>(tensor.size.count())});
     return;
   }
   std::byte* const out = DeviceAt(contents).data;
@@ -378,15 +357,10 @@ void CudaBackend::OnArrive(TensorId id, const Block& block, bool host) {
 }
 
 void CudaBackend::Read(const Block& block, bool host, std::span<std::byte> bytes) const {
+  if (host) return copies_->Read(block, bytes);
   const Block contents{block.offset, Bytes(static_cast<int64_t>(bytes.size()))};
-  if (host && store_ && store_->Holds(block)) {
-    store_->Read(block, bytes);
-  } else if (host) {
-    std::copy_n(HostAt(contents), bytes.size(), bytes.data());
-  } else {
-    SPILLWAY_CUDA_CALL(
-        cudaMemcpy(bytes.data(), DeviceAt(contents).data, bytes.size(), cudaMemcpyDeviceToHost));
-  }
+  SPILLWAY_CUDA_CALL(
+      cudaMemcpy(bytes.data(), DeviceAt(contents).data, bytes.size(), cudaMemcpyDeviceToHost));
 }
 
 // --- Issue
@@ -534,25 +508,8 @@ Event CudaBackend::Copy(Direction direction, const Block& device, const Block& h
   const NvtxRange range(to_host ? "offload" : "prefetch");
   const Activity activity{to_host ? "copy to the host" : "copy to the device", {}, {}};
   Begin(stream, waits, activity);
-  std::byte* const on_device = DeviceAt({device.offset, size}).data;
-  if (store_) {
-    cudaStream_t const copies = machine_.streams[Index(stream)].stream.get();
-    const TensorId storage = owners_.at(host.offset);
-    if (to_host && store_->Keeps(storage)) {
-      store_->CopyOut(storage, on_device, {host.offset, size}, copies);
-      return End(stream);
-    }
-    if (!to_host && store_->Holds(host)) {
-      store_->CopyIn(on_device, {host.offset, size}, copies);
-      return End(stream);
-    }
-  }
-  std::byte* const on_host = HostAt({host.offset, size});
-  SPILLWAY_CUDA_CALL(cudaMemcpyAsync(to_host ? on_host : on_device, to_host ? on_device : on_host,
-                                     static_cast<size_t>(size.count()),
-                                     to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice,
-                                     machine_.streams[Index(stream)].stream.get()),
-                     activity);
+  copies_->Copy(direction, DeviceAt({device.offset, size}).data, {host.offset, size},
+                machine_.streams[Index(stream)].stream.get(), activity);
   return End(stream);
 }
 
@@ -566,7 +523,7 @@ void CudaBackend::Synchronize() {
     SPILLWAY_CUDA_CALL(cudaEventRecord(state.asleep.get(), state.stream.get()));
     SPILLWAY_CUDA_CALL(cudaEventSynchronize(state.asleep.get()));
   }
-  if (store_) store_->Finish();
+  copies_->Finish();
   if (!loss_pending_) return;
   loss_ = *reinterpret_cast<const float*>(loss_landing_.data());
   loss_pending_ = false;

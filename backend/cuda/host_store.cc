@@ -90,7 +90,6 @@ void CudaHostStore::CopyOut(TensorId storage, const std::byte* device, const Blo
                             cudaStream_t stream) {
   const auto entry = std::make_shared<Entry>();
   entry->storage = storage;
-  entry->size = host.size;
   const int64_t pieces = compression_.pieces(host.size);
   entry->pieces.reserve(static_cast<size_t>(pieces));
   for (int64_t i = 0; i < pieces; ++i) entry->pieces.emplace_back(blocks_);
@@ -172,17 +171,7 @@ void CudaHostStore::Compress(Lane& lane, const Task& task) {
   CompressedData& piece = entry.pieces[task.piece];
   lane.codec.Compress({BufferOf(lane, task.number), SizeOf(task.size)}, piece);
   if (task.piece + 1 < entry.pieces.size()) return;
-  StoredContents contents;
-  contents.storage = entry.storage;
-  contents.size = entry.size;
-  int64_t nonzero = 0;
-  int64_t words = 0;
-  for (const CompressedData& each : entry.pieces) {
-    contents.held += each.held();
-    nonzero += each.nonzero();
-    words += each.words();
-  }
-  contents.density = words > 0 ? static_cast<double>(nonzero) / static_cast<double>(words) : 0;
+  const StoredContents contents = Describe(entry.storage, entry.pieces);
   const std::lock_guard lock(mutex_);
   latest_[entry.storage] = contents;
 }
@@ -209,16 +198,8 @@ void CudaHostStore::Finish() {
 
 void CudaHostStore::Read(const Block& host, std::span<std::byte> bytes) const {
   ZeroValueCodec codec({compression_.fraction, 1});
-  std::vector<std::byte> contents(SizeOf(compression_.piece));
-  size_t begin = 0;
-  for (const CompressedData& piece : stored_.at(host.offset)->pieces) {
-    if (begin >= bytes.size()) return;
-    const std::span<std::byte> whole = std::span(contents).first(SizeOf(piece.original()));
-    codec.Decompress(piece, whole);
-    const size_t wanted = std::min(whole.size(), bytes.size() - begin);
-    std::copy_n(whole.begin(), wanted, bytes.begin() + static_cast<ptrdiff_t>(begin));
-    begin += wanted;
-  }
+  std::vector<std::byte> buffer(SizeOf(compression_.piece));
+  spillway::Decompress(stored_.at(host.offset)->pieces, codec, buffer, bytes);
 }
 
 std::vector<StoredContents> CudaHostStore::stored() const {

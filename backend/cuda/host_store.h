@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "backend/cuda/device_memory.h"
-#include "sim/compression/zero_value.h"
+#include "sim/compression/pieces.h"
 #include "sim/core/allocator.h"
 #include "sim/core/compression.h"
 #include "sim/core/executor.h"
@@ -78,8 +78,7 @@ class CudaHostStore {
   };
   struct Entry {
     TensorId storage{};
-    Bytes size;
-    std::vector<CompressedData> pieces;
+    CompressedPieces pieces;
     size_t compressed = 0;  // pieces that are there
   };
   struct Task {

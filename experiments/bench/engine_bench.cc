@@ -16,19 +16,19 @@ void BM_Schedule(benchmark::State& state) {
   const Device device = LoadDevice("h200");
   const Links links(device);
   Program program;
-  const auto add = [&](Stream stream, Duration nominal, Bytes traffic, std::vector<Event> waits) {
-    auto& commands = program.streams[Index(stream)];
+  const auto add = [&](Lane lane, Duration nominal, Bytes traffic, std::vector<LaneEvent> waits) {
+    auto& commands = program.lanes[Index(lane)];
     commands.push_back({Duration(), nominal, traffic, static_cast<uint32_t>(program.waits.size()),
                         static_cast<uint32_t>(waits.size())});
     program.waits.insert(program.waits.end(), waits.begin(), waits.end());
-    return Event{stream, static_cast<uint32_t>(commands.size())};
+    return LaneEvent{lane, static_cast<uint32_t>(commands.size())};
   };
-  std::vector<Event> previous;
+  std::vector<LaneEvent> previous;
   for (int64_t i = 0; i < state.range(0); ++i) {
-    const Event kernel =
-        add(Stream::kCompute, Duration::Microseconds(90 + i % 20), Bytes::MiB(200), previous);
-    previous = {add(Stream::kToHost, Duration::Microseconds(80), Bytes::MiB(4), {kernel}),
-                add(Stream::kToDevice, Duration::Microseconds(70), Bytes::MiB(4), {})};
+    const LaneEvent kernel =
+        add(Lane::kCompute, Duration::Microseconds(90 + i % 20), Bytes::MiB(200), previous);
+    previous = {add(Lane::kToHost, Duration::Microseconds(80), Bytes::MiB(4), {kernel}),
+                add(Lane::kToDevice, Duration::Microseconds(70), Bytes::MiB(4), {})};
   }
   for (auto _ : state) benchmark::DoNotOptimize(RunSchedule(program, links));
   state.SetItemsProcessed(static_cast<int64_t>(state.iterations()) * 3 * state.range(0));

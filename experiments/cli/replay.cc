@@ -124,8 +124,8 @@ void Verify(const std::string& specification) {
   if (name == kPlanned) throw UsageError("allocator 'planned' takes no parameters for a log");
 }
 
-std::unique_ptr<Allocator> Make(const std::string& specification, const MemoryLog& log,
-                                Bytes memory) {
+std::unique_ptr<ReplayableAllocator> Make(const std::string& specification, const MemoryLog& log,
+                                          Bytes memory) {
   if (specification == kPlanned) return PlannedFor(log, memory);
   return MakeAllocator(WithRecordedSettings(specification, log), memory, kGranularity);
 }
@@ -139,7 +139,7 @@ bool IsRecorded(const std::string& specification, const MemoryLog& log, Bytes me
 
 Replayed Replay(const MemoryLog& log, const std::vector<std::string>& specifications, Bytes memory,
                 const spillway::ReplayOptions& options) {
-  std::vector<std::unique_ptr<Allocator>> allocators;
+  std::vector<std::unique_ptr<ReplayableAllocator>> allocators;
   std::vector<ReplayedAllocator> subjects;
   for (const std::string& specification : specifications) {
     allocators.push_back(Make(specification, log, memory));

@@ -204,7 +204,7 @@ class Player {
     per_sample_ *= 2;
   }
 
-  Allocator& allocator_;
+  ReplayableAllocator& allocator_;
   ReplayResult result_;
   std::vector<Block> blocks_;        // by number
   std::vector<Bytes> requested_of_;  // likewise
@@ -325,7 +325,7 @@ class Ledger {
 };
 
 // Places given in advance, one for each request in order.
-class PlannedPlaces final : public Allocator {
+class PlannedPlaces final : public ReplayableAllocator {
  public:
   PlannedPlaces(std::vector<Block> places, Bytes capacity)
       : places_(std::move(places)), capacity_(capacity) {}
@@ -363,7 +363,7 @@ class PlannedPlaces final : public Allocator {
 
 }  // namespace
 
-std::unique_ptr<Allocator> PlannedFor(const MemoryLog& log, Bytes capacity) {
+std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capacity) {
   std::vector<LiveInterval> intervals;
   std::vector<size_t> interval_of;  // by block number
   int64_t now = 0;

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/core/allocator.h"
+#include "sim/core/replayable_allocator.h"
 #include "traces/logs/memory_log.h"
 
 namespace spillway {
@@ -95,7 +95,7 @@ struct ReplayOptions {
 
 struct ReplayedAllocator {
   std::string name;
-  Allocator* allocator = nullptr;  // holds nothing yet
+  ReplayableAllocator* allocator = nullptr;  // holds nothing yet
   // It is set up like the allocator that was recorded: compare what it takes from the driver.
   bool compare = false;
 };
@@ -105,18 +105,18 @@ struct Replayed {
   std::vector<ReplayResult> results;  // one per allocator, in their order
 };
 
-// What was live at the start is taken over first, segment by segment (`Allocator::Adopt`) where the
-// log records them, else block by block in the order of addresses. A request that failed when it
-// was recorded is tried, and given back, if no other follows it: the program went on without those
-// that others follow. Throws what reading the log throws, and `InputError` for a log that holds
-// more than 1 EiB.
+// What was live at the start is taken over first, segment by segment
+// (`ReplayableAllocator::Adopt`) where the log records them, else block by block in the order of
+// addresses. A request that failed when it was recorded is tried, and given back, if no other
+// follows it: the program went on without those that others follow. Throws what reading the log
+// throws, and `InputError` for a log that holds more than 1 EiB.
 Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& allocators,
                    const ReplayOptions& options = {});
 
 // An allocator that knows the log in advance: offsets packed offline (`sim/packing/packing.h`).
 // Unlike a replay its memory grows with the log. A request whose place ends beyond `capacity`
 // fails.
-std::unique_ptr<Allocator> PlannedFor(const MemoryLog& log, Bytes capacity);
+std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capacity);
 
 }  // namespace spillway
 

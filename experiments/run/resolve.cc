@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <utility>
 
@@ -11,6 +10,7 @@
 #include "policies/library.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/alloc/planned.h"
+#include "sim/alloc/recording.h"
 #include "sim/packing/allocation_log.h"
 #include "traces/base/error.h"
 #include "traces/base/params.h"
@@ -22,38 +22,6 @@ namespace {
 // in thousandths: so far that only the memory counts.
 constexpr int kAttempts = 4;
 constexpr int64_t kAnything = 1000;
-
-// Notes the requests that another allocator serves.
-class RecordingAllocator final : public Allocator {
- public:
-  // `allocator` outlives this one.
-  explicit RecordingAllocator(Allocator& allocator) : allocator_(allocator) {}
-
-  std::string_view Name() const override { return allocator_.Name(); }
-  std::optional<Block> Allocate(Bytes size, Hint hint) override {
-    const auto block = allocator_.Allocate(size, hint);
-    if (block) live_[block->offset] = log_.Allocate(size, hint);
-    return block;
-  }
-  void Free(const Block& block) override {
-    const auto found = live_.find(block.offset);
-    SPILLWAY_CHECK(found != live_.end());
-    log_.Free(found->second);
-    live_.erase(found);
-    allocator_.Free(block);
-  }
-  MemoryStats Stats() const override { return allocator_.Stats(); }
-  Bytes LargestFree(Hint hint) const override { return allocator_.LargestFree(hint); }
-  Bytes Reserved() const override { return allocator_.Reserved(); }
-  std::span<const DriverCall> driver_calls() const override { return allocator_.driver_calls(); }
-
-  const AllocationLog& log() const { return log_; }
-
- private:
-  Allocator& allocator_;
-  AllocationLog log_;
-  std::map<Bytes, uint32_t> live_;  // by offset
-};
 
 std::string NameOf(const Setup& setup) {
   return ParseSpecification("allocator", setup.allocator).name;

@@ -4,46 +4,65 @@
 // Which tensors get the high hint is the policy's business; where the top is has two readings. The
 // paper's text: "the highest available address", so the highest free block that suffices. The
 // authors' code: the last free block in address order; if that one is too small the request fails,
-// even where another would do. Granularity, merging and `reserved` are best fit's.
+// even where another would do.
 
 #ifndef SPILLWAY_SIM_ALLOC_HIGH_END_H_
 #define SPILLWAY_SIM_ALLOC_HIGH_END_H_
 
-#include <cstdint>
-
-#include "sim/alloc/pool/address_order.h"
-#include "sim/alloc/pool/chunk_list.h"
+#include "sim/alloc/pool/chunk_arena.h"
+#include "sim/alloc/pool/free_block.h"
 #include "sim/alloc/pool/size_bins.h"
-#include "sim/core/allocator.h"
 
 namespace spillway {
 
-class HighEnd final : public Allocator {
+class HighEndBlocks {
  public:
   enum class Reading : uint8_t { kCode, kText };
 
-  // REQUIRES: granularity > 0. The arena holds `capacity` rounded down to the granularity.
-  HighEnd(Bytes capacity, Bytes granularity, Reading reading);
+  explicit HighEndBlocks(Reading reading) : reading_(reading) {}
 
-  std::string_view Name() const override { return "high-end"; }
-  std::optional<Block> Allocate(Bytes size, Hint hint) override;
-  void Free(const Block& block) override;
-  MemoryStats Stats() const override;
-  Bytes LargestFree(Hint hint) const override;
-  Bytes Reserved() const override { return reserved_; }
+  void Insert(const FreeBlock& block) {
+    by_size_.Insert(block);
+    by_address_.Insert(block);
+  }
+  void Erase(const FreeBlock& block) {
+    by_size_.Erase(block);
+    by_address_.Erase(block);
+  }
+  std::optional<FreeBlock> Take(Bytes size, Hint hint) {
+    const auto block = hint == Hint::kLow ? by_size_.BestFit(size) : Highest(size);
+    if (!block || block->size < size) return std::nullopt;
+    Erase(*block);
+    return block;
+  }
+  Bytes Largest() const { return by_size_.Largest(); }
+  Bytes Largest(Hint hint) const {
+    if (hint == Hint::kLow || reading_ == Reading::kText) return Largest();
+    const auto last = Highest(Bytes(0));
+    return last ? last->size : Bytes(0);
+  }
 
  private:
-  void AddFree(uint32_t chunk);
-  void RemoveFree(uint32_t chunk);
-  // The free chunk that a request takes, or kNone.
-  uint32_t Choose(Bytes rounded, Hint hint) const;
+  // The block that a request with a high hint looks at.
+  std::optional<FreeBlock> Highest(Bytes size) const {
+    const auto at = by_address_.LastAtLeast(reading_ == Reading::kCode ? Bytes(0) : size);
+    return at == by_address_.End() ? std::nullopt : std::optional(by_address_.At(at));
+  }
 
-  const Bytes granularity_;
-  const Reading reading_;
-  ChunkList chunks_;
+  Reading reading_;
   SizeBins by_size_;
   AddressOrder by_address_;
-  Bytes requested_, allocated_, reserved_;
+};
+
+class HighEnd final : public ChunkArena<HighEndBlocks> {
+ public:
+  using Reading = HighEndBlocks::Reading;
+
+  HighEnd(Bytes capacity, Bytes granularity, Reading reading)
+      : ChunkArena(capacity, granularity, HighEndBlocks(reading)) {}
+
+  std::string_view Name() const override { return "high-end"; }
+  Bytes LargestFree(Hint hint) const override { return free_.Largest(hint); }
 };
 
 }  // namespace spillway

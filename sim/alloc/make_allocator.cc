@@ -40,15 +40,15 @@ Bytes ReadGranularity(Params& params, Bytes initial) {
   return granularity;
 }
 
-std::unique_ptr<Allocator> MakeBestFit(const Arena& arena, Params& params) {
+std::unique_ptr<ReplayableAllocator> MakeBestFit(const Arena& arena, Params& params) {
   return std::make_unique<BestFit>(arena.capacity, ReadGranularity(params, arena.granularity));
 }
 
-std::unique_ptr<Allocator> MakeFirstFit(const Arena& arena, Params& params) {
+std::unique_ptr<ReplayableAllocator> MakeFirstFit(const Arena& arena, Params& params) {
   return std::make_unique<FirstFit>(arena.capacity, ReadGranularity(params, arena.granularity));
 }
 
-std::unique_ptr<Allocator> MakeHighEnd(const Arena& arena, Params& params) {
+std::unique_ptr<ReplayableAllocator> MakeHighEnd(const Arena& arena, Params& params) {
   const Bytes granularity = ReadGranularity(params, arena.granularity);
   const bool code = params.Choice("reading", "code", {"code", "text"},
                                   "a high hint means the last free block, as in the authors' code, "
@@ -57,7 +57,7 @@ std::unique_ptr<Allocator> MakeHighEnd(const Arena& arena, Params& params) {
                                    code ? HighEnd::Reading::kCode : HighEnd::Reading::kText);
 }
 
-std::unique_ptr<Allocator> MakeCnmem(const Arena& arena, Params& params) {
+std::unique_ptr<ReplayableAllocator> MakeCnmem(const Arena& arena, Params& params) {
   const Bytes granularity = ReadGranularity(params, arena.granularity);
   const Bytes initial = params.Size("initial", Bytes(0), "size of the pool before it grows");
   return std::make_unique<Cnmem>(arena.capacity, granularity, initial);
@@ -116,7 +116,7 @@ std::array<int64_t, 16> ParseDivisions(std::string_view text) {
   return divisions;
 }
 
-std::unique_ptr<Allocator> MakePyTorch(const Arena& arena, Params& params) {
+std::unique_ptr<ReplayableAllocator> MakePyTorch(const Arena& arena, Params& params) {
   PyTorch::Options options;
   options.max_split_size = params.Size("max_split_size", options.max_split_size,
                                        "larger cached blocks are not split; at least 20MiB");
@@ -148,11 +148,11 @@ std::unique_ptr<Allocator> MakePyTorch(const Arena& arena, Params& params) {
   return std::make_unique<PyTorch>(arena.capacity, options);
 }
 
-std::unique_ptr<Allocator> MakeNative(const Arena& arena, Params&) {
+std::unique_ptr<ReplayableAllocator> MakeNative(const Arena& arena, Params&) {
   return std::make_unique<Native>(arena.capacity, arena.granularity);
 }
 
-std::unique_ptr<Allocator> MakeStitched(const Arena& arena, Params& params) {
+std::unique_ptr<ReplayableAllocator> MakeStitched(const Arena& arena, Params& params) {
   const Bytes page = params.Size("page", Bytes::MiB(2), "what is mapped at a time");
   if (page < Bytes::KiB(4) || page.count() % 4096 != 0 ||
       page.count() % arena.granularity.count() != 0) {
@@ -163,7 +163,7 @@ std::unique_ptr<Allocator> MakeStitched(const Arena& arena, Params& params) {
   return std::make_unique<Stitched>(arena.capacity, arena.granularity, page);
 }
 
-std::unique_ptr<Allocator> MakePlanned(const Arena& arena, Params&) {
+std::unique_ptr<ReplayableAllocator> MakePlanned(const Arena& arena, Params&) {
   return std::make_unique<Planned>(arena.capacity, arena.granularity);
 }
 
@@ -171,7 +171,7 @@ bool ReadByTime(Params& params) {
   return params.Choice("by", "memory", {"memory", "time"}, "what is to be least") == "time";
 }
 
-std::unique_ptr<Allocator> MakeAuto(const Arena& arena, Params& params) {
+std::unique_ptr<ReplayableAllocator> MakeAuto(const Arena& arena, Params& params) {
   ReadByTime(params);
   return std::make_unique<BestFit>(arena.capacity, arena.granularity);
 }
@@ -179,7 +179,7 @@ std::unique_ptr<Allocator> MakeAuto(const Arena& arena, Params& params) {
 struct Entry {
   const char* name;
   const char* description;
-  std::unique_ptr<Allocator> (*make)(const Arena& arena, Params& params);
+  std::unique_ptr<ReplayableAllocator> (*make)(const Arena& arena, Params& params);
 };
 
 const Entry kEntries[] = {
@@ -215,8 +215,8 @@ std::vector<AllocatorInfo> Allocators() {
   return infos;
 }
 
-std::unique_ptr<Allocator> MakeAllocator(std::string_view specification, Bytes capacity,
-                                         Bytes granularity) {
+std::unique_ptr<ReplayableAllocator> MakeAllocator(std::string_view specification, Bytes capacity,
+                                                   Bytes granularity) {
   Specification parsed = ParseSpecification("allocator", specification);
   std::vector<std::string> names;
   for (const Entry& entry : kEntries) {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "sim/core/allocator.h"
+#include "sim/core/replayable_allocator.h"
 #include "traces/base/params.h"
 
 namespace spillway {
@@ -29,8 +29,8 @@ std::vector<AllocatorInfo> Allocators();
 // specification does not say otherwise: a device's alignment. Throws `UsageError` with a suggestion
 // and the valid names for an unknown name, parameter or value, and for a granularity that is not a
 // multiple of the device's.
-std::unique_ptr<Allocator> MakeAllocator(std::string_view specification, Bytes capacity,
-                                         Bytes granularity);
+std::unique_ptr<ReplayableAllocator> MakeAllocator(std::string_view specification, Bytes capacity,
+                                                   Bytes granularity);
 
 // Whether `auto` is told to look for the fastest run instead of the smallest. Throws as above.
 bool AutoByTime(const Specification& specification);

@@ -10,14 +10,14 @@
 #define SPILLWAY_SIM_ALLOC_NATIVE_H_
 
 #include <map>
-#include <memory>
 
 #include "sim/alloc/best_fit.h"
-#include "sim/core/allocator.h"
+#include "sim/alloc/shared_pages.h"
+#include "sim/core/replayable_allocator.h"
 
 namespace spillway {
 
-class Native final : public Allocator {
+class Native final : public ReplayableAllocator {
  public:
   static constexpr Bytes kPage = Bytes::MiB(2);
 
@@ -32,20 +32,14 @@ class Native final : public Allocator {
   Backing backing() const override { return Backing::kBlocks; }
 
  private:
-  struct SharedPage {
-    Block page;
-    std::unique_ptr<BestFit> blocks;
-    int live = 0;
-  };
-
   std::optional<Block> TakePages(Bytes size);
   void GivePages(const Block& pages);
-  std::optional<Block> AllocateSmall(Bytes size);
+  std::optional<SharedPages::Page> TakeSharedPage();
+  static int64_t PageOf(const Block& block) { return block.offset.count() / kPage.count(); }
 
   const Bytes capacity_;
-  const Bytes granularity_;
   BestFit addresses_;
-  std::map<Bytes, SharedPage> shared_;   // by offset
+  SharedPages shared_;
   std::map<Bytes, Bytes> requested_of_;  // live blocks of their own pages: offset, bytes asked for
   Bytes requested_, allocated_, reserved_;
 };

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "sim/alloc/stitched.h"
-#include "sim/core/allocator.h"
+#include "sim/core/replayable_allocator.h"
 #include "sim/packing/allocation_log.h"
 #include "sim/packing/packing.h"
 
@@ -36,7 +36,7 @@ struct AllocationPlan {
 AllocationPlan PlanAllocations(const AllocationLog& log, size_t period, Bytes memory,
                                const PackingOptions& options);
 
-class Planned final : public Allocator {
+class Planned final : public ReplayableAllocator {
  public:
   // REQUIRES: granularity > 0.
   Planned(Bytes capacity, Bytes granularity);

@@ -43,7 +43,7 @@ void PyTorch::AddPools() {
     const uint32_t chunk = chunks_.AddSegment(range->offset, range->size);
     SetPool(chunk, pool);
     chunks_[chunk].requested = ChunkList::kUnmapped;
-    pools_[pool].unmapped.Insert({range->offset, range->size, chunk});
+    pools_[pool].unmapped.Insert(chunks_.AsFree(chunk));
   }
 }
 
@@ -82,12 +82,10 @@ void PyTorch::AddFree(uint32_t chunk) {
   chunks_[chunk].requested = ChunkList::kFree;
   if (chunk >= free_since_.size()) free_since_.resize(chunk + 1);
   free_since_[chunk] = searches_;
-  PoolOf(chunk).free.Insert({chunks_[chunk].size, chunks_[chunk].offset, chunk});
+  PoolOf(chunk).free.Insert(chunks_.AsFree(chunk));
 }
 
-void PyTorch::RemoveFree(uint32_t chunk) {
-  PoolOf(chunk).free.Erase({chunks_[chunk].size, chunks_[chunk].offset, chunk});
-}
+void PyTorch::RemoveFree(uint32_t chunk) { PoolOf(chunk).free.Erase(chunks_.AsFree(chunk)); }
 
 void PyTorch::AddMerged(uint32_t chunk) {
   AddFree(chunks_.JoinFree(chunk, [this](uint32_t free) { RemoveFree(free); }));
@@ -142,7 +140,7 @@ Block PyTorch::Take(uint32_t chunk, Bytes requested) {
 }
 
 std::optional<std::vector<Block>> PyTorch::Adopt(const HeldSegment& segment) {
-  if (options_.expandable_segments) return Allocator::Adopt(segment);
+  if (options_.expandable_segments) return ReplayableAllocator::Adopt(segment);
   UseStream(segment.stream);
   uint32_t rest = AddSegment(segment.size, PoolFor(segment.small));
   if (rest == ChunkList::kNone) return std::nullopt;
@@ -209,12 +207,12 @@ uint32_t PyTorch::AddSegment(Bytes segment, uint32_t pool) {
 
 // The lowest run of free and unmapped chunks that is long enough and not all mapped.
 uint32_t PyTorch::TakeExpanded(Bytes size, uint32_t index) {
-  Pool& pool = pools_[index];
+  const AddressOrder& unmapped = pools_[index].unmapped;
   const auto usable = [&](uint32_t chunk) {
     return chunk != ChunkList::kNone && !chunks_[chunk].taken();
   };
-  for (auto hole = pool.unmapped.Lowest(Bytes(1)); hole; hole = pool.unmapped.After(hole->offset)) {
-    uint32_t chunk = hole->chunk;
+  for (auto hole = unmapped.Begin(); hole != unmapped.End(); hole = unmapped.Next(hole)) {
+    uint32_t chunk = unmapped.At(hole).chunk;
     if (usable(chunks_[chunk].previous)) chunk = chunks_[chunk].previous;
     Bytes length, missing;
     for (uint32_t at = chunk; usable(at) && length < size; at = chunks_[at].next) {
@@ -243,11 +241,11 @@ uint32_t PyTorch::Map(uint32_t chunk, Bytes size) {
   const Bytes mapped = ToMap(chunk, size);
   reserved_ += mapped;
   Log(DriverCall::Kind::kMap, chunks_[chunk].offset, mapped);
-  pool.unmapped.Erase(chunks_[chunk].offset);
+  pool.unmapped.Erase(chunks_.AsFree(chunk));
   uint32_t low = chunk;
   if (mapped < chunks_[chunk].size) {
     low = CutLow(chunk, mapped);
-    pool.unmapped.Insert({chunks_[chunk].offset, chunks_[chunk].size, chunk});
+    pool.unmapped.Insert(chunks_.AsFree(chunk));
   }
   const uint32_t previous = chunks_.FreePrevious(low);
   AddMerged(low);
@@ -353,15 +351,15 @@ void PyTorch::UnmapPages(uint32_t chunk) {
     return other != ChunkList::kNone && chunks_[other].requested == ChunkList::kUnmapped;
   };
   if (const uint32_t next = chunks_[chunk].next; is_hole(next)) {
-    pool.unmapped.Erase(chunks_[next].offset);
+    pool.unmapped.Erase(chunks_.AsFree(next));
     chunks_.JoinNext(chunk);
   }
   if (const uint32_t previous = chunks_[chunk].previous; is_hole(previous)) {
-    pool.unmapped.Erase(chunks_[previous].offset);
+    pool.unmapped.Erase(chunks_.AsFree(previous));
     chunks_.JoinNext(previous);
     chunk = previous;
   }
-  pool.unmapped.Insert({chunks_[chunk].offset, chunks_[chunk].size, chunk});
+  pool.unmapped.Insert(chunks_.AsFree(chunk));
 }
 
 // A request finds what is cached, or what the driver has once everything idle has been given back.
@@ -382,8 +380,9 @@ MemoryStats PyTorch::Stats() const {
   if (large.free.Largest() > kLargestSmall) largest = large.free.Largest();
   if (options_.expandable_segments) {
     // New pages at the end, behind the part of a page that is free there.
-    const auto hole = large.unmapped.Highest(Bytes(1));
-    const uint32_t before = hole ? chunks_.FreePrevious(hole->chunk) : ChunkList::kNone;
+    const uint32_t before = large.unmapped.empty()
+                                ? ChunkList::kNone
+                                : chunks_.FreePrevious(large.unmapped.Last().chunk);
     Bytes there = RoundDown(left, kLargeSegment);
     if (before != ChunkList::kNone) there += chunks_[before].size - WholePages(before).size;
     if (there > kLargestSmall) largest = std::max(largest, there);

@@ -41,14 +41,14 @@
 #include <vector>
 
 #include "sim/alloc/best_fit.h"
-#include "sim/alloc/pool/address_order.h"
 #include "sim/alloc/pool/chunk_list.h"
+#include "sim/alloc/pool/free_block.h"
 #include "sim/alloc/pool/size_bins.h"
-#include "sim/core/allocator.h"
+#include "sim/core/replayable_allocator.h"
 
 namespace spillway {
 
-class PyTorch final : public Allocator {
+class PyTorch final : public ReplayableAllocator {
  public:
   struct Options {
     Bytes max_split_size = Bytes::Unlimited();

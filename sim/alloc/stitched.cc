@@ -18,10 +18,10 @@ constexpr Bytes kAddressSpace = Bytes::GiB(int64_t{1} << 16);
 
 Stitched::Stitched(Bytes capacity, Bytes granularity, Bytes page)
     : page_(page),
-      granularity_(granularity),
       pages_(capacity.count() / page.count()),
       window_(std::min(pages_, kWindow.count() / page.count())),
-      next_address_(page * window_) {
+      next_address_(page * window_),
+      shared_(page, granularity) {
   SPILLWAY_CHECK(granularity > Bytes(0) && page.count() % granularity.count() == 0);
 }
 
@@ -115,8 +115,12 @@ std::optional<Block> Stitched::Allocate(Bytes size, Hint) {
   SPILLWAY_CHECK(size >= Bytes(0));
   Live live;
   std::optional<Block> block;
-  if (size.count() <= page_.count() / 2) {
-    block = AllocateShared(size, live);
+  if (shared_.Serves(size)) {
+    if (const auto placed = shared_.Allocate(size, [this] { return TakeSharedPage(); })) {
+      live.shared = placed->page;
+      live.inner = placed->block;
+      block = placed->block;
+    }
   } else if (next_address_ + RoundUp(size, page_) <= kAddressSpace) {
     const Bytes rounded = RoundUp(size, page_);
     if (auto pages = TakePages(rounded.count() / page_.count())) {
@@ -134,23 +138,10 @@ std::optional<Block> Stitched::Allocate(Bytes size, Hint) {
   return block;
 }
 
-std::optional<Block> Stitched::AllocateShared(Bytes size, Live& live) {
-  const auto place = [&](int64_t page, SharedPage& shared) -> std::optional<Block> {
-    const auto inner = shared.blocks->Allocate(size, Hint::kLow);
-    if (!inner) return std::nullopt;
-    ++shared.live;
-    live.shared = page;
-    live.inner = *inner;
-    return Block{shared.address + inner->offset, inner->size};
-  };
-  for (auto& [page, shared] : shared_) {
-    if (const auto block = place(page, shared)) return block;
-  }
+std::optional<SharedPages::Page> Stitched::TakeSharedPage() {
   const auto pages = TakePages(1);
   if (!pages) return std::nullopt;
-  SharedPage shared{AddressOf(*pages), std::make_unique<BestFit>(page_, granularity_), 0};
-  const auto entry = shared_.emplace(pages->front().begin, std::move(shared)).first;
-  return place(entry->first, entry->second);
+  return SharedPages::Page{pages->front().begin, {AddressOf(*pages), page_}};
 }
 
 void Stitched::Free(const Block& block) {
@@ -161,21 +152,13 @@ void Stitched::Free(const Block& block) {
   allocated_ -= block.size;
   if (live.shared < 0) {
     GivePages(live.pages);
-    return;
+  } else if (shared_.Free(live.shared, live.inner)) {
+    GivePages({{live.shared, live.shared + 1}});
   }
-  const auto shared = shared_.find(live.shared);
-  shared->second.blocks->Free(live.inner);
-  if (--shared->second.live > 0) return;
-  shared_.erase(shared);
-  GivePages({{live.shared, live.shared + 1}});
 }
 
 MemoryStats Stitched::Stats() const {
-  Bytes largest = page_ * (pages_ - used_);
-  for (const auto& [page, shared] : shared_) {
-    const Bytes half(page_.count() / 2);
-    largest = std::max(largest, std::min(shared.blocks->Stats().largest_free, half));
-  }
+  const Bytes largest = std::max(page_ * (pages_ - used_), shared_.Largest());
   return {requested_, allocated_, Reserved(), largest};
 }
 

@@ -16,15 +16,14 @@
 #define SPILLWAY_SIM_ALLOC_STITCHED_H_
 
 #include <map>
-#include <memory>
 #include <vector>
 
-#include "sim/alloc/best_fit.h"
-#include "sim/core/allocator.h"
+#include "sim/alloc/shared_pages.h"
+#include "sim/core/replayable_allocator.h"
 
 namespace spillway {
 
-class Stitched final : public Allocator {
+class Stitched final : public ReplayableAllocator {
  public:
   // REQUIRES: granularity > 0 divides the page.
   Stitched(Bytes capacity, Bytes granularity, Bytes page = Bytes::MiB(2));
@@ -53,23 +52,16 @@ class Stitched final : public Allocator {
     int64_t shared = -1;  // the shared page
     Block inner;          // in it
   };
-  struct SharedPage {
-    Bytes address;
-    std::unique_ptr<BestFit> blocks;
-    int live = 0;
-  };
-
   // nullopt if there are not that many free pages, or no addresses left.
   std::optional<Pages> TakePages(int64_t count);
   void GivePages(const Pages& pages);
   // Where the pages can be used in one piece.
   Bytes AddressOf(const Pages& pages);
   void Create(int64_t end);
-  std::optional<Block> AllocateShared(Bytes size, Live& live);
+  std::optional<SharedPages::Page> TakeSharedPage();
   uint32_t NewLive();
 
   const Bytes page_;
-  const Bytes granularity_;
   const int64_t pages_;              // of the device
   const int64_t window_;             // pages that have an address of their own: lower ones
   int64_t created_ = 0;              // pages used so far: the lowest
@@ -77,8 +69,8 @@ class Stitched final : public Allocator {
   std::map<int64_t, int64_t> free_;  // runs of created pages: begin, end
   std::map<Pages, Bytes> stitched_;  // addresses of lists of pages
   Bytes next_address_;
-  std::map<int64_t, SharedPage> shared_;  // by page
-  std::vector<Live> live_;                // by handle
+  SharedPages shared_;
+  std::vector<Live> live_;  // by handle
   std::vector<uint32_t> unused_;
   std::vector<DriverCall> calls_;
   Bytes requested_, allocated_;

@@ -69,12 +69,6 @@ Packed PackChunk(const CodecKernels& kernels, const std::byte* words, size_t cou
   return packed;
 }
 
-// Whether a chunk of so many words can be stored in `size` bytes at all.
-bool IsPossible(size_t size, size_t count) {
-  const size_t mask_bytes = 4 * GroupsOf(count);
-  return size == 0 || size == 4 * count || (size % 4 == 0 && size > mask_bytes && size < 4 * count);
-}
-
 // Whether the mask of a chunk stored in `size` bytes agrees with it.
 bool MaskAgrees(const CodecKernels& kernels, const std::byte* record, size_t size, size_t count) {
   const size_t groups = GroupsOf(count);
@@ -85,8 +79,8 @@ bool MaskAgrees(const CodecKernels& kernels, const std::byte* record, size_t siz
   return last >> count % kGroup == 0;
 }
 
-// Unpacks a chunk of a possible size; false if it is not what was packed. `words` has room for the
-// chunk, and is a multiple of 64 with `stream`.
+// Unpacks a chunk; false if it is not what was packed. `words` has room for the chunk, and is a
+// multiple of 64 with `stream`.
 bool UnpackChunk(const CodecKernels& kernels, const std::byte* record, size_t size, uint32_t digest,
                  size_t count, std::byte* words, bool stream) {
   ChunkSums sums;
@@ -114,102 +108,6 @@ bool UnpackChunk(const CodecKernels& kernels, const std::byte* record, size_t si
     std::memcpy(words + 4 * whole * kGroup, group.words.data(), 4 * left);
   }
   return digest == sums.Digest();
-}
-
-// --- The frame ----------------------------------------------------------------------------------
-
-struct FrameHeader {
-  std::array<char, 4> magic{'S', 'Z', 'V', 'C'};
-  uint16_t version = 1;
-  uint16_t unused = 0;
-  uint64_t original = 0;  // bytes
-  uint32_t chunk_words = kChunkWords;
-  uint32_t chunk_count = 0;
-  uint64_t payload = 0;  // bytes behind the table
-  uint32_t rest = 0;
-  uint32_t digest = 0;  // of the header with this as 0, and of the table
-};
-static_assert(sizeof(FrameHeader) == 40);
-
-struct FrameChunk {
-  uint32_t size = 0;
-  uint32_t digest = 0;
-};
-
-uint32_t DigestOf(FrameHeader header, std::span<const FrameChunk> table) {
-  header.digest = 0;
-  ChunkSums sums;
-  size_t index = 0;
-  const auto add = [&](const void* data, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += 4) {
-      uint32_t word = 0;
-      std::memcpy(&word, static_cast<const char*>(data) + i, 4);
-      sums.Add(index++, word);
-    }
-  };
-  add(&header, sizeof(header));
-  add(table.data(), table.size_bytes());
-  return sums.Digest();
-}
-
-[[noreturn]] void Refuse(std::string_view origin, size_t byte, std::string_view what) {
-  throw InputError(fmt::format("{}: byte {}: {}", origin, byte, what));
-}
-
-struct ParsedFrame {
-  FrameHeader header;
-  std::vector<FrameChunk> table;
-  std::span<const std::byte> payload;
-};
-
-// Everything but what is in the chunks.
-ParsedFrame ParseFrame(std::span<const std::byte> frame, std::string_view origin) {
-  ParsedFrame parsed;
-  FrameHeader& header = parsed.header;
-  if (frame.size() < sizeof(header)) Refuse(origin, frame.size(), "the header is cut off");
-  std::memcpy(&header, frame.data(), sizeof(header));
-  if (header.magic != FrameHeader().magic) Refuse(origin, 0, "not compressed data");
-  if (header.version != 1 || header.unused != 0) {
-    Refuse(origin, 4, fmt::format("version {}, expected 1", header.version));
-  }
-  if (header.chunk_words != kChunkWords) {
-    Refuse(origin, 16,
-           fmt::format("chunks of {} words, expected {}", header.chunk_words, kChunkWords));
-  }
-  if (header.chunk_count != ChunkCount(header.original)) {
-    Refuse(origin, 20,
-           fmt::format("{} chunks do not make {} bytes", header.chunk_count, header.original));
-  }
-  const size_t rest_bits = 8 * (header.original % 4);
-  if (header.rest >> rest_bits != 0) Refuse(origin, 32, "bytes beyond the end are not zero");
-  const size_t table_bytes = header.chunk_count * sizeof(FrameChunk);
-  const size_t left = frame.size() - sizeof(header);
-  if (left < table_bytes) Refuse(origin, frame.size(), "the table of chunks is cut off");
-  if (left - table_bytes != header.payload) {
-    Refuse(origin, frame.size(),
-           fmt::format("{} bytes of chunks, expected {}", left - table_bytes, header.payload));
-  }
-  parsed.table.resize(header.chunk_count);
-  if (table_bytes > 0) {
-    std::memcpy(parsed.table.data(), frame.data() + sizeof(header), table_bytes);
-  }
-  if (header.digest != DigestOf(header, parsed.table)) {
-    Refuse(origin, 36, "header and table do not have the checksum that they say");
-  }
-  uint64_t payload = 0;
-  for (size_t i = 0; i < parsed.table.size(); ++i) {
-    const size_t size = parsed.table[i].size;
-    if (!IsPossible(size, WordsOf(i, header.original / 4))) {
-      Refuse(origin, sizeof(header) + i * sizeof(FrameChunk),
-             fmt::format("chunk {} cannot have {} bytes", i, size));
-    }
-    payload += size;
-  }
-  if (payload != header.payload) {
-    Refuse(origin, 24, fmt::format("chunks of {} bytes do not make {}", payload, header.payload));
-  }
-  parsed.payload = frame.subspan(sizeof(header) + table_bytes);
-  return parsed;
 }
 
 }  // namespace
@@ -420,67 +318,6 @@ void ZeroValueCodec::DecompressPart(const CompressedData& data, const Compressed
     }
   }
   if (stream) FenceStreams();
-}
-
-// --- Frames -------------------------------------------------------------------------------------
-
-std::vector<std::byte> ZeroValueCodec::Frame(const CompressedData& data) {
-  FrameHeader header;
-  header.original = static_cast<uint64_t>(data.original_.count());
-  header.chunk_count = static_cast<uint32_t>(data.chunks_.size());
-  header.rest = data.rest_;
-  std::vector<FrameChunk> table;
-  for (const CompressedData::Chunk& chunk : data.chunks_) {
-    table.push_back({chunk.size, chunk.digest});
-    header.payload += chunk.size;
-  }
-  header.digest = DigestOf(header, table);
-  std::vector<std::byte> frame(sizeof(header) + table.size() * sizeof(FrameChunk) + header.payload);
-  size_t written = 0;
-  const auto append = [&](const void* from, size_t bytes) {
-    if (bytes > 0) std::memcpy(frame.data() + written, from, bytes);
-    written += bytes;
-  };
-  append(&header, sizeof(header));
-  append(table.data(), table.size() * sizeof(FrameChunk));
-  const auto block_size = static_cast<size_t>(data.block_size_.count());
-  for (const CompressedData::Part& part : data.parts_) {
-    size_t position = 0;
-    for (size_t i = part.first_chunk; i < part.first_chunk + part.chunk_count; ++i) {
-      for (size_t left = data.chunks_[i].size; left > 0;) {
-        const size_t offset = position % block_size;
-        const size_t bytes = std::min(left, block_size - offset);
-        append(part.blocks[position / block_size].get() + offset, bytes);
-        position += bytes;
-        left -= bytes;
-      }
-      position = RoundUpTo(position, kLine);
-    }
-  }
-  return frame;
-}
-
-Bytes ZeroValueCodec::OriginalSize(std::span<const std::byte> frame, std::string_view origin) {
-  return Bytes(static_cast<int64_t>(ParseFrame(frame, origin).header.original));
-}
-
-void ZeroValueCodec::DecompressFrame(std::span<const std::byte> frame, std::span<std::byte> out,
-                                     std::string_view origin) {
-  const ParsedFrame parsed = ParseFrame(frame, origin);
-  SPILLWAY_CHECK(out.size() == parsed.header.original);
-  const CodecKernels& kernels = KernelsOf(path_);
-  size_t position = 0;
-  for (size_t i = 0; i < parsed.table.size(); ++i) {
-    const FrameChunk& chunk = parsed.table[i];
-    if (!UnpackChunk(kernels, parsed.payload.data() + position, chunk.size, chunk.digest,
-                     WordsOf(i, out.size() / 4), out.data() + i * kChunkBytes, false)) {
-      Refuse(origin, frame.size() - parsed.payload.size() + position,
-             fmt::format("chunk {} is not what was compressed", i));
-    }
-    position += chunk.size;
-  }
-  const size_t rest = out.size() % 4;
-  if (rest > 0) std::memcpy(out.data() + out.size() - rest, &parsed.header.rest, rest);
 }
 
 }  // namespace spillway

@@ -6,7 +6,7 @@
 // of a NaN come back as they were. Data is cut into chunks of 16 KiB that are independent of one
 // another, so that threads share the work; memory for the result is taken in blocks of a fixed
 // fraction of the data as it turns out to be needed, for counting zeros first would take as long
-// again. README.md beside this file describes the format.
+// again.
 
 #ifndef SPILLWAY_SIM_COMPRESSION_ZERO_VALUE_H_
 #define SPILLWAY_SIM_COMPRESSION_ZERO_VALUE_H_
@@ -18,7 +18,6 @@
 #include <mutex>
 #include <optional>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "sim/compression/kernels.h"
@@ -125,15 +124,6 @@ class ZeroValueCodec {
   // REQUIRES: `out` has data.original() bytes. Throws `Error` if the data has changed in memory
   // since it was compressed; what `out` holds is undefined then.
   void Decompress(const CompressedData& data, std::span<std::byte> out);
-
-  // The data as one piece that can be stored, and back. Both parsers throw `InputError` that names
-  // `origin` and the byte for anything that `Frame` has not written, whatever the bytes are, and
-  // read and write nothing beyond the spans. REQUIRES: `out` has as many bytes as
-  // `OriginalSize(frame)`.
-  static std::vector<std::byte> Frame(const CompressedData& data);
-  static Bytes OriginalSize(std::span<const std::byte> frame, std::string_view origin);
-  void DecompressFrame(std::span<const std::byte> frame, std::span<std::byte> out,
-                       std::string_view origin);
 
  private:
   void CompressPart(std::span<const std::byte> data, CompressedData& out,

@@ -10,7 +10,6 @@
 #include <optional>
 #include <span>
 #include <string_view>
-#include <vector>
 
 #include "traces/base/units.h"
 
@@ -58,20 +57,6 @@ enum class Backing : uint8_t {
   kPages,     // what the driver calls kMap and kUnmap say
 };
 
-// A segment of the driver's that an allocator holds before the first request, with the live blocks
-// in it by offset, which do not overlap.
-struct HeldSegment {
-  struct Held {
-    Bytes offset;  // in the segment
-    Bytes requested;
-  };
-
-  Bytes size;
-  uint64_t stream = 0;
-  bool small = false;  // it serves small requests, where an allocator tells them apart
-  std::vector<Held> blocks;
-};
-
 // PyTorch's meanings of the words.
 struct MemoryStats {
   Bytes requested;  // bytes that callers asked for and still hold
@@ -93,27 +78,6 @@ class Allocator {
 
   // Gives back a block that `Allocate` returned and that has not been freed since.
   virtual void Free(const Block& block) = 0;
-
-  // Says which stream the requests from now on are for; at first it is 0. What one stream has given
-  // back serves no other where an allocator caches per stream; others ignore it.
-  virtual void UseStream(uint64_t /*stream*/) {}
-
-  // Gives cached memory that holds no block back to the driver, as `torch.cuda.empty_cache()` does.
-  virtual void EmptyCache() {}
-
-  // Takes a segment over as it is and returns its blocks in order; nullopt if there is no memory
-  // for it, in which case blocks that were placed stay. Allocators that have no segments allocate
-  // the blocks one by one.
-  virtual std::optional<std::vector<Block>> Adopt(const HeldSegment& segment) {
-    UseStream(segment.stream);
-    std::vector<Block> blocks;
-    for (const HeldSegment::Held& held : segment.blocks) {
-      const auto block = Allocate(held.requested, Hint::kLow);
-      if (!block) return std::nullopt;
-      blocks.push_back(*block);
-    }
-    return blocks;
-  }
 
   virtual MemoryStats Stats() const = 0;
 

@@ -53,15 +53,18 @@ enum class Residency : uint8_t {
 using KernelPlan = std::vector<KernelRun>;
 
 // What a policy may do and know. Tensor arguments stand for their whole storage (the root of
-// `alias_of`). A verb returns false if it is not possible now, and then nothing has changed; every
-// verb is false on a storage that the op being prepared uses (between `BeforeOp` and its issue),
-// except in `OnAllocFailure`: while an input is fetched or rebuilt, or an output is placed, the
-// op's inputs that are there already can make room, and are brought back in their turn; those that
-// the op overwrites, too, only before outputs are placed. Where all that fails, because free blocks
-// lie apart, `OnAllocFailure` is asked once for as much as the op needs, with all its inputs free
-// to go, and everything is placed anew. `OnAllocFailure` may be called before the first op, where
-// parameters or inputs find no block: no copy can be started there, and what has a host copy can be
-// released.
+// `alias_of`). A verb returns false if it is not possible now, and then nothing has changed.
+//
+//   when                           verbs say false on
+//   from `BeforeOp` to the issue   every storage that the op uses
+//   `OnAllocFailure` in between    the same, but for inputs that are there already: they can make
+//                                  room and are brought back in their turn; one that the op writes,
+//                                  too, only until outputs are placed. Where free blocks lie apart,
+//                                  the hook is asked once for as much as the op needs, with all
+//                                  inputs free to go, and everything is placed anew
+//   `OnAllocFailure` before the    everything but what has a host copy, which can be released: no
+//     first op, for parameters     copy can be started yet
+//     and inputs
 class PolicyContext {
  public:
   virtual ~PolicyContext() = default;

@@ -8,13 +8,13 @@
 namespace spillway {
 namespace {
 
-// Plays one program; all state is per stream.
+// Plays one program; all state is per lane.
 class Player {
  public:
   Player(const Program& program, const Links& links) : program_(program), links_(links) {
     for (size_t s = 0; s < kLaneCount; ++s) {
-      times_[s].resize(program.streams[s].size());
-      if (!program.streams[s].empty()) lanes_ = std::max(lanes_, s + 1);
+      times_[s].resize(program.lanes[s].size());
+      if (!program.lanes[s].empty()) lanes_ = std::max(lanes_, s + 1);
     }
     lane_speeds_.fill(kFullSpeed);
   }
@@ -27,23 +27,23 @@ class Player {
       Advance(next);
     }
     for (size_t s = 0; s < lanes_; ++s) {
-      SPILLWAY_CHECK(head_[s] == program_.streams[s].size());  // otherwise: waits in a cycle
+      SPILLWAY_CHECK(head_[s] == program_.lanes[s].size());  // otherwise: waits in a cycle
     }
     return std::move(times_);
   }
 
  private:
-  const Command& Head(size_t s) const { return program_.streams[s][head_[s]]; }
+  const Command& Head(size_t s) const { return program_.lanes[s][head_[s]]; }
 
   bool WaitsHappened(const Command& command) const {
     for (uint32_t i = 0; i < command.wait_count; ++i) {
-      const Event event = program_.waits[command.first_wait + i];
-      if (head_[Index(event.stream)] < event.sequence) return false;
+      const LaneEvent event = program_.waits[command.first_wait + i];
+      if (head_[Index(event.lane)] < event.sequence) return false;
     }
     return true;
   }
 
-  bool IsIdle(size_t s) const { return !running_[s] && head_[s] < program_.streams[s].size(); }
+  bool IsIdle(size_t s) const { return !running_[s] && head_[s] < program_.lanes[s].size(); }
 
   void StartReady() {
     bool changed = loads_changed_;

@@ -1,15 +1,16 @@
-// The discrete-event core: when each of a list of commands runs, given streams, waits and shared
+// The discrete-event core: when each of a list of commands runs, given lanes, waits and shared
 // links.
 //
-// A command starts when the host has issued it, its predecessor on the stream has ended and all its
+// A command starts when the host has issued it, its predecessor on the lane has ended and all its
 // waits have happened; while it runs, its speed follows what else runs. At most one command per
-// stream runs, so the next event is the least of a few times and needs no heap. Simultaneous
-// events: ends before starts, streams in the order compute, to device, to host.
+// lane runs, so the next event is the least of a few times and needs no heap. Simultaneous events:
+// ends before starts, lanes in their order.
 
 #ifndef SPILLWAY_SIM_ENGINE_SCHEDULE_H_
 #define SPILLWAY_SIM_ENGINE_SCHEDULE_H_
 
 #include <array>
+#include <cstdint>
 #include <vector>
 
 #include "sim/core/backend.h"
@@ -17,11 +18,23 @@
 
 namespace spillway {
 
-// Besides the streams: the threads of the host that compress and decompress, which move nothing
-// over the links. Commands of a lane run in the order issued, like those of a stream.
-inline constexpr size_t kLaneCount = kStreamCount + 2;
-inline constexpr Stream kCompressLane{kStreamCount};
-inline constexpr Stream kDecompressLane{kStreamCount + 1};
+// What commands queue on: the streams of the seam, and the threads of the host that compress and
+// decompress, which move nothing over the links.
+enum class Lane : uint8_t { kCompute, kToDevice, kToHost, kCompress, kDecompress };
+inline constexpr size_t kLaneCount = 5;
+
+constexpr size_t Index(Lane lane) { return static_cast<size_t>(lane); }
+// The lanes of the streams come first, in their order.
+constexpr Lane LaneOf(Stream stream) { return static_cast<Lane>(Index(stream)); }
+static_assert(LaneOf(Stream::kToHost) == Lane::kToHost && Index(Lane::kCompress) == kStreamCount);
+
+// The completion of one command: the `sequence`-th on its lane, from 1. 0 has always happened.
+struct LaneEvent {
+  Lane lane = Lane::kCompute;
+  uint32_t sequence = 0;
+};
+
+// The intervals of each lane's commands, in issue order.
 using LaneTimes = std::array<std::vector<Interval>, kLaneCount>;
 
 struct Command {
@@ -35,8 +48,8 @@ struct Command {
 
 // Commands by lane, in issue order, and the events they wait for.
 struct Program {
-  std::array<std::vector<Command>, kLaneCount> streams;
-  std::vector<Event> waits;
+  std::array<std::vector<Command>, kLaneCount> lanes;
+  std::vector<LaneEvent> waits;
 };
 
 // Plays the program. REQUIRES: every wait names an event issued before the command that waits.

@@ -270,6 +270,10 @@ Block MemoryTable::AllocateOrFail(Bytes size, Hint hint, What what) {
   }
 }
 
+void MemoryTable::MakeRoomFor(Bytes size) {
+  while (parts_.arena->Stats().largest_free < size && MakeRoom(size)) continue;
+}
+
 bool MemoryTable::MakeRoom(Bytes size) {
   const uint64_t given = blocks_given_;
   if (!callbacks_.make_room(size)) return false;

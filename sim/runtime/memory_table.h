@@ -100,8 +100,8 @@ class MemoryTable {
   void PlaceOnDevice(TensorId id);
   // The same, but false if no block is free, also after the policy has made room if it is asked to.
   bool TryPlaceOnDevice(TensorId id, bool ask = false);
-  // Has the policy make room for so many bytes; false if it cannot.
-  bool MakeRoom(Bytes size);
+  // Has the policy make room until so many bytes are free in one piece, or it cannot.
+  void MakeRoomFor(Bytes size);
   void GiveDeviceBlock(TensorId id);
 
   // A block in the pinned host pool; false if it is full.
@@ -152,6 +152,8 @@ class MemoryTable {
   // the request in a failure.
   template <typename What>
   Block AllocateOrFail(Bytes size, Hint hint, What what);
+  // Has the policy make room once; false if it cannot.
+  bool MakeRoom(Bytes size);
   OutOfMemory Describe(Bytes wanted, std::string what) const;
   std::string OpName() const;
   void LogPlacement(PlacementKind kind, TensorId id, Bytes requested, const Block& block,

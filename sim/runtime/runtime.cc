@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <optional>
 #include <set>
 #include <utility>
@@ -13,6 +14,8 @@
 #include "sim/runtime/command_log.h"
 #include "sim/runtime/memory_table.h"
 #include "sim/runtime/op_facts.h"
+#include "sim/runtime/operand_placer.h"
+#include "sim/runtime/pins.h"
 #include "sim/runtime/rebuild.h"
 #include "sim/runtime/repeated_log.h"
 #include "traces/base/error.h"
@@ -33,7 +36,15 @@ class Runtime final : public PolicyContext {
         commands_(trace_, report_),
         memory_(parts, liveness_, commands_, report_,
                 {[this](TensorId id) { return parts_.policy->PlacementHint(*this, id); },
-                 [this](Bytes size) { return parts_.policy->OnAllocFailure(*this, size); }}) {}
+                 [this](Bytes size) { return parts_.policy->OnAllocFailure(*this, size); }}),
+        placer_(trace_, liveness_, ops_, memory_,
+                [this](TensorId id, bool must) { return Bring(id, must); }) {
+    for (size_t i = 0; i < trace_.tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      const bool arrives = trace_.tensor(id).kind == TensorKind::kInput && liveness_.Root(id) == id;
+      if (arrives && !liveness_.Uses(id).empty()) arrivals_.push_back(id);
+    }
+  }
 
   Report Run() {
     try {
@@ -95,7 +106,7 @@ class Runtime final : public PolicyContext {
       if (storage.pins > 0 || storage.persistent || !OnDevice(storage.residency) || !next) {
         return false;
       }
-      if (overwrites_ && *next == op_) return false;
+      if (placer_.overwrites() && *next == op_) return false;
       if (!CanRebuild(id, *next, id) || BreaksAPromise(id, *next)) return false;
       memory_.DropHostCopy(id);
       memory_.GiveDeviceBlock(id);
@@ -255,13 +266,9 @@ class Runtime final : public PolicyContext {
   // bytes: a policy that has to make room here can give back copies that it has, but start none.
   void ArriveInputs() {
     arriving_ = true;
-    std::vector<TensorId> arrived;
-    for (size_t i = 0; i < trace_.tensors.size(); ++i) {
-      const auto id = static_cast<TensorId>(i);
-      if (trace_.tensor(id).kind != TensorKind::kInput || liveness_.Root(id) != id) continue;
-      if (liveness_.Uses(id).empty()) continue;
-      ++At(id).pins;
-      arrived.push_back(id);
+    std::deque<ScopedPins> arrived;
+    for (const TensorId& id : arrivals_) {
+      arrived.emplace_back(memory_, std::span(&id, 1));
       if (options_.charge_input && !memory_.TakeHostBlock(id)) memory_.FailHost(id);
       memory_.TakeDeviceBlock(id);
       if (options_.charge_input) {
@@ -271,113 +278,28 @@ class Runtime final : public PolicyContext {
         parts_.backend->OnArrive(id, At(id).device, /*host=*/false);
       }
     }
-    for (const TensorId id : arrived) --At(id).pins;
     arriving_ = false;
   }
 
   // Runs one op: an op of the trace, or one that runs again to rebuild something.
   void Step(OpId op_id, bool again) {
     const auto storages = liveness_.Storages(op_id);
-    for (const TensorId id : storages) ++At(id).pins;
-
-    parts_.policy->BeforeOp(*this, op_id);
-    if (again) {
-      for (const Operand& input : ops_.Inputs(op_id)) MakeResident(input.storage, /*must=*/true);
-      for (const Operand& written : ops_.Written(op_id)) {
-        MakeWritable(written.storage, /*must=*/true);
-      }
-    } else {
-      Prepare(op_id);
+    {
+      const ScopedPins pins(memory_, storages);
+      parts_.policy->BeforeOp(*this, op_id);
+      again ? placer_.PlaceAgain(op_id) : placer_.Place(op_id);
+      choice_.Take(op_id, parts_.policy->ChooseKernels(*this, op_id));
+      const Workspace workspace = memory_.TakeWorkspace(choice_.workspace());
+      parts_.policy->BeforeLaunch(*this, op_id);
+      const Event issued = Issue(op_id, again, workspace);
+      memory_.GiveWorkspace(workspace, issued);
     }
-    choice_.Take(op_id, parts_.policy->ChooseKernels(*this, op_id));
-    const Workspace workspace = memory_.TakeWorkspace(choice_.workspace());
-    parts_.policy->BeforeLaunch(*this, op_id);
-
-    const Event issued = Issue(op_id, again, workspace);
-
-    memory_.GiveWorkspace(workspace, issued);
     for (const TensorId id : storages) {
       Storage& storage = At(id);
-      --storage.pins;
       if (!again) ++storage.issued_uses;
       if (storage.pins == 0 && !storage.persistent && !NextUse(id)) memory_.Drop(id);
     }
     parts_.policy->AfterOp(*this, op_id);
-  }
-
-  // Fetches or rebuilds the inputs of an op of the trace and allocates what it writes. What is
-  // where it belongs can still make room for the rest, and is brought back: an input until it is
-  // its turn, and once more while the outputs are placed, unless the op writes it, too. Where that
-  // fails, for blocks lie apart, everything goes that can, and what the op needs is placed anew.
-  void Prepare(OpId op_id) {
-    placed_.clear();
-    overwrites_ = false;
-    if (Place(op_id, /*must=*/false)) return;
-    for (const TensorId id : placed_) {
-      memory_.GiveDeviceBlock(id);
-      At(id).residency = Residency::kNone;
-    }
-    FindMovable(op_id);
-    Bytes size;
-    for (const TensorId id : liveness_.Storages(op_id)) {
-      if (!At(id).persistent) size += At(id).size;
-    }
-    for (const TensorId id : movable_) --At(id).pins;
-    while (parts_.arena->Stats().largest_free < size && memory_.MakeRoom(size)) continue;
-    for (const TensorId id : movable_) ++At(id).pins;
-    Place(op_id, /*must=*/true);
-  }
-
-  // Collects the op's inputs.
-  void FindMovable(OpId op_id) {
-    movable_.clear();
-    const auto inputs = ops_.Inputs(op_id);
-    for (const TensorId id : liveness_.Storages(op_id)) {
-      const bool is_input = std::any_of(inputs.begin(), inputs.end(), [&](const Operand& operand) {
-        return operand.storage == id;
-      });
-      if (is_input) movable_.push_back(id);
-    }
-  }
-
-  // False if a block could not be had, which ends the run if it must; then `placed_` has the
-  // outputs that have one.
-  bool Place(OpId op_id, bool must) {
-    FindMovable(op_id);
-    if (!BringInputs(must)) return false;
-    const auto written = ops_.Written(op_id);
-    std::erase_if(movable_, [&](TensorId id) {
-      return std::any_of(written.begin(), written.end(),
-                         [&](const Operand& operand) { return operand.storage == id; });
-    });
-    for (const TensorId id : movable_) --At(id).pins;
-    const bool all = std::all_of(written.begin(), written.end(), [&](const Operand& operand) {
-      const Residency before = At(operand.storage).residency;
-      const bool had_contents = before != Residency::kNone && !OnDevice(before);
-      if (!MakeWritable(operand.storage, must)) return false;
-      overwrites_ |= had_contents;
-      return true;
-    });
-    for (const TensorId id : movable_) ++At(id).pins;
-    return all && BringInputs(must);
-  }
-
-  // Brings the storages of `movable_`, which are pinned, to the device: the first that is missing,
-  // then the first that is missing now, and so on.
-  bool BringInputs(bool must) {
-    for (const TensorId id : movable_) --At(id).pins;
-    auto pinned = movable_.begin();  // behind those that are
-    bool all = true;
-    while (all) {
-      const auto missing = std::find_if(pinned, movable_.end(),
-                                        [&](TensorId id) { return !OnDevice(At(id).residency); });
-      if (missing == movable_.end()) break;
-      std::rotate(pinned, missing, missing + 1);
-      ++At(*pinned).pins;
-      all = MakeResident(*pinned++, must);
-    }
-    for (; pinned != movable_.end(); ++pinned) ++At(*pinned).pins;
-    return all;
   }
 
   Event Issue(OpId op_id, bool again, const Workspace& workspace) {
@@ -482,10 +404,9 @@ class Runtime final : public PolicyContext {
     return false;
   }
 
-  // Both are false if there is no block and there need not be.
-  bool MakeResident(TensorId id, bool must) {
-    Storage& storage = At(id);
-    switch (storage.residency) {
+  // Fetches or rebuilds what is not on the device, as the placer asks.
+  bool Bring(TensorId id, bool must) {
+    switch (At(id).residency) {
       case Residency::kDevice:
       case Residency::kBoth:
         return true;
@@ -506,21 +427,6 @@ class Runtime final : public PolicyContext {
     return true;
   }
 
-  // Gives the storage a block for an op that writes it.
-  bool MakeWritable(TensorId id, bool must) {
-    Storage& storage = At(id);
-    if (OnDevice(storage.residency)) return true;
-    memory_.DropHostCopy(id);
-    if (must) {
-      memory_.TakeDeviceBlock(id);
-      return true;
-    }
-    if (!memory_.TryPlaceOnDevice(id, /*ask=*/true)) return false;
-    storage.residency = Residency::kDevice;
-    placed_.push_back(id);
-    return true;
-  }
-
   void Rebuild(TensorId target) {
     const OpId at = op_;
     const auto available = [&](TensorId id) {
@@ -534,11 +440,10 @@ class Runtime final : public PolicyContext {
     }
     const std::optional<OpId> outer = std::exchange(recomputing_, at);
     // Whatever the ops need stays until the last of them that needs it has been issued.
+    std::deque<ScopedPins> needed;
+    for (const OpId op : *ops) needed.emplace_back(memory_, liveness_.Storages(op));
     for (const OpId op : *ops) {
-      for (const TensorId id : liveness_.Storages(op)) ++At(id).pins;
-    }
-    for (const OpId op : *ops) {
-      for (const TensorId id : liveness_.Storages(op)) --At(id).pins;
+      needed.pop_front();
       Step(op, /*again=*/true);
     }
     recomputing_ = outer;
@@ -630,14 +535,12 @@ class Runtime final : public PolicyContext {
   RepeatedLog<Decision> decisions_{report_.decisions};
   CommandLog commands_;
   MemoryTable memory_;
+  OperandPlacer placer_;
+  std::vector<TensorId> arrivals_;  // inputs that arrive before each iteration
 
   // Of the op being prepared; kept between ops to save allocations.
   CheckedPlan choice_{trace_, ops_, *parts_.cost};
   std::vector<Block> inputs_, outputs_, scratch_;
-  std::vector<TensorId> movable_;  // inputs that can still make room
-  std::vector<TensorId> placed_;   // outputs that have got a block
-  // One of them had contents before, from which no input of the op can be rebuilt any more.
-  bool overwrites_ = false;
 };
 
 }  // namespace

@@ -1,7 +1,6 @@
-// The zero-value codec on every path that this machine has: whatever the bytes, they come back, all
-// paths write the same frame, and nothing but a frame is read.
+// The zero-value codec on every path that this machine has: whatever the bytes, they come back, by
+// whichever path they were written and read, and what has changed in memory is noticed.
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,9 +17,6 @@
 
 namespace spillway {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 using Data = std::vector<std::byte>;
 
@@ -72,16 +68,14 @@ class CodecContract : public ::testing::TestWithParam<Path> {
     Data out(data.size(), std::byte{0xa5});
     codec_.Decompress(compressed, out);
 
-    const Data frame = ZeroValueCodec::Frame(compressed);
-    EXPECT_EQ(ZeroValueCodec::OriginalSize(frame, "frame"), compressed.original());
-    Data framed(data.size(), std::byte{0x5a});
-    codec_.DecompressFrame(frame, framed, "frame");
-    EXPECT_EQ(framed, out);
-    // The simplest way to say it: one thread without vectors.
+    // The simplest way to say it: one thread without vectors. Each reads what the other wrote.
     ZeroValueCodec plain({8, 1}, CodecPath::kScalar);
-    CompressedData reference(pool_);
-    plain.Compress(data, reference);
-    EXPECT_EQ(ZeroValueCodec::Frame(reference), frame);
+    Data again(data.size(), std::byte{0x5a});
+    plain.Decompress(compressed, again);
+    EXPECT_EQ(again, out);
+    plain.Compress(data, compressed);
+    codec_.Decompress(compressed, again);
+    EXPECT_EQ(again, out);
     return out;
   }
 
@@ -191,66 +185,29 @@ TEST_P(CodecContract, HoldsWholeBlocksAndGivesThemBack) {
   EXPECT_EQ(compressed.held(), Bytes(0));
 }
 
-// --- Frames of others ---------------------------------------------------------------------------
-
-class CodecFrame : public CodecContract {
- protected:
-  Data FrameOf(const Data& data) {
+// A chunk as mask and words, and as the words are.
+TEST_P(CodecContract, NoticesEveryBitThatHasChangedInMemory) {
+  for (const double density : {0.5, 1.0}) {
+    const Data data = Random(1400, density);
+    // The block that the data will lie in: a pool gives the one that it got.
+    ZeroValueCodec codec({1, 1}, GetParam().path);
+    const Bytes size = Growth{1, 1}.BlockSize(Bytes(1400));
+    BlockPool::Memory memory = pool_.Take(size);
+    std::byte* const block = memory.get();
+    pool_.Give(std::move(memory), size);
     CompressedData compressed(pool_);
-    codec_.Compress(data, compressed);
-    return ZeroValueCodec::Frame(compressed);
-  }
-  // What the parser says against it; empty if it takes it.
-  std::string Refusal(const Data& frame) {
-    try {
-      Data out(static_cast<size_t>(ZeroValueCodec::OriginalSize(frame, "f").count()));
-      codec_.DecompressFrame(frame, out, "f");
-    } catch (const InputError& error) {
-      return error.what();
+    codec.Compress(data, compressed);
+    ASSERT_EQ(compressed.held(), size);
+    Data out(data.size());
+    const size_t stored = density == 1.0 ? 1400 : 44 + 4 * WordsSet(data);
+    for (size_t bit = 0; bit < 8 * stored; ++bit) {
+      block[bit / 8] ^= std::byte{static_cast<uint8_t>(1U << bit % 8)};
+      ASSERT_THROW(codec.Decompress(compressed, out), Error) << bit;
+      block[bit / 8] ^= std::byte{static_cast<uint8_t>(1U << bit % 8)};
     }
-    return {};
+    codec.Decompress(compressed, out);
+    EXPECT_EQ(out, data);
   }
-};
-
-INSTANTIATE_TEST_SUITE_P(All, CodecFrame, ::testing::ValuesIn(Paths()), [](const auto& test) {
-  return std::string(Name(test.param.path)) + "_" + std::to_string(test.param.threads);
-});
-
-TEST_P(CodecFrame, RefusesEveryTruncation) {
-  const Data frame = FrameOf(Random(kChunkBytes + 1001, 0.3));
-  ASSERT_EQ(Refusal(frame), "");
-  for (size_t size = 0; size < frame.size(); ++size) {
-    ASSERT_THAT(Refusal(Data(frame.begin(), frame.begin() + static_cast<ptrdiff_t>(size))),
-                StartsWith("f: byte "))
-        << size;
-  }
-  Data longer = frame;
-  longer.push_back(std::byte{0});
-  EXPECT_THAT(Refusal(longer), HasSubstr("bytes of chunks, expected"));
-}
-
-TEST_P(CodecFrame, RefusesEveryFlippedBit) {
-  const Data frame = FrameOf(Random(1403, 0.5));
-  for (size_t bit = 0; bit < 8 * frame.size(); ++bit) {
-    Data flipped = frame;
-    flipped[bit / 8] ^= std::byte{static_cast<uint8_t>(1U << bit % 8)};
-    ASSERT_THAT(Refusal(flipped), StartsWith("f: byte ")) << bit;
-  }
-}
-
-TEST_P(CodecFrame, SaysWhatIsWrong) {
-  const Data frame = FrameOf(Random(1403, 0.5));
-  const auto with = [&](size_t byte, uint8_t value) {
-    Data changed = frame;
-    changed[byte] = std::byte{value};
-    return Refusal(changed);
-  };
-  EXPECT_THAT(with(0, 'X'), HasSubstr("not compressed data"));
-  EXPECT_THAT(with(4, 2), HasSubstr("version 2, expected 1"));
-  EXPECT_THAT(with(16, 1), HasSubstr("words, expected 4096"));
-  EXPECT_THAT(with(15, 0x7f), HasSubstr("do not make"));
-  EXPECT_THAT(with(22, 1), HasSubstr("do not make"));
-  EXPECT_THAT(with(frame.size() - 1, 0xfe), HasSubstr("chunk 0 is not what was compressed"));
 }
 
 }  // namespace

@@ -15,10 +15,11 @@
 #include "backend/cpu/cpu_backend.h"
 #include "sim/alloc/best_fit.h"
 #include "sim/core/check.h"
+#include "sim/core/forwarding_allocator.h"
+#include "sim/core/forwarding_backend.h"
 #include "sim/cost/roofline.h"
 #include "sim/engine/sim_backend.h"
 #include "sim/runtime/runtime.h"
-#include "tests/testing/forwarding.h"
 #include "tests/testing/mixing.h"
 #include "tests/testing/networks.h"
 #include "traces/lowering/lowering.h"
@@ -26,13 +27,9 @@
 namespace spillway {
 namespace {
 
-using testing::ForwardingAllocator;
-using testing::ForwardingBackend;
 using ::testing::IsEmpty;
 
 constexpr Bytes kMemory = Bytes::MiB(64);
-
-bool Overlap(const Block& a, const Block& b) { return a.offset < b.end() && b.offset < a.end(); }
 
 // Sends every activation away after each forward op that reads it and never fences: all that stands
 // between it and wrong bits are the runtime's own waits.

@@ -46,7 +46,7 @@ void CheckRules(const MemoryLog& log, const std::vector<MemoryEvent>& events) {
 }
 
 void ReplayEverywhere(const MemoryLog& log, Bytes memory) {
-  std::vector<std::unique_ptr<Allocator>> allocators;
+  std::vector<std::unique_ptr<ReplayableAllocator>> allocators;
   std::vector<ReplayedAllocator> subjects;
   for (const char* name : {"best-fit", "first-fit", "pytorch", "native"}) {
     allocators.push_back(MakeAllocator(name, memory, Bytes(512)));

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "sim/core/forwarding_allocator.h"
 #include "sim/core/page_table.h"
 #include "sim/core/report.h"
-#include "tests/testing/forwarding.h"
 
 namespace spillway::testing {
 

@@ -7,7 +7,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "tests/testing/forwarding.h"
+#include "sim/core/forwarding_allocator.h"
+#include "sim/core/forwarding_backend.h"
 #include "traces/trace.h"
 
 namespace spillway::testing {

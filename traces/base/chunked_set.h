@@ -3,7 +3,9 @@
 //
 // Entries lie sorted in chunks of at most `kCapacity`; a separate array of each chunk's last entry
 // is searched first. A look-up touches two cache-friendly arrays, an insertion moves at most one
-// chunk. Good up to millions of entries. Positions are invalidated by `Insert` and `Erase`.
+// chunk. Good up to millions of entries. Positions are invalidated by `Insert` and `Erase`. With a
+// `Weight` it keeps the largest weight of each chunk besides, and so skips whole chunks in search
+// of the first or last entry that weighs enough.
 
 #ifndef SPILLWAY_TRACES_BASE_CHUNKED_SET_H_
 #define SPILLWAY_TRACES_BASE_CHUNKED_SET_H_
@@ -12,17 +14,30 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
 namespace spillway {
 
-template <typename Entry, typename Less = std::less<Entry>>
+// The weight of entries that are not searched for by it.
+struct NoWeight {
+  template <typename Entry>
+  int operator()(const Entry&) const {
+    return 0;
+  }
+};
+
+template <typename Entry, typename Less = std::less<Entry>, typename Weight = NoWeight>
 class ChunkedSet {
   static_assert(std::is_trivially_copyable_v<Entry>);
+  static constexpr bool kWeighs = !std::is_same_v<Weight, NoWeight>;
 
  public:
+  using WeightValue = std::invoke_result_t<Weight, const Entry&>;
+
   // Where an entry is. The position after the last entry is `End`.
   struct Position {
     size_t chunk = 0;
@@ -58,11 +73,36 @@ class ChunkedSet {
   }
   const Entry& Last() const { return last_.back(); }
 
+  // The first, or the last, entry of at least this weight; `End` if there is none.
+  Position FirstAtLeast(const WeightValue& weight) const {
+    for (size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+      if (largest_[chunk] < weight) continue;
+      const Entry* entry = chunks_[chunk]->entries.data();
+      while (Weight()(*entry) < weight) ++entry;
+      return {chunk, IndexOf(chunk, entry)};
+    }
+    return End();
+  }
+  Position LastAtLeast(const WeightValue& weight) const {
+    for (size_t chunk = chunks_.size(); chunk-- > 0;) {
+      if (largest_[chunk] < weight) continue;
+      const Entry* entry = chunks_[chunk]->entries.data() + chunks_[chunk]->count - 1;
+      while (Weight()(*entry) < weight) --entry;
+      return {chunk, IndexOf(chunk, entry)};
+    }
+    return End();
+  }
+  // The largest weight; a value-initialised one if the set is empty.
+  WeightValue Largest() const {
+    return empty() ? WeightValue() : *std::max_element(largest_.begin(), largest_.end());
+  }
+
   // REQUIRES: no equal entry is in the set.
   void Insert(const Entry& entry) {
     if (chunks_.empty()) {
       chunks_.push_back(NewChunk());
       last_.push_back(entry);
+      if constexpr (kWeighs) largest_.push_back(Weight()(entry));
     }
     size_t chunk = std::min(CountLess(last_.data(), last_.size(), entry), last_.size() - 1);
     if (chunks_[chunk]->count == kCapacity) {
@@ -77,22 +117,40 @@ class ChunkedSet {
     *place = entry;
     ++target.count;
     last_[chunk] = target.entries[target.count - 1];
+    if constexpr (kWeighs) largest_[chunk] = std::max(largest_[chunk], Weight()(entry));
   }
 
   void Erase(Position position) {
     Chunk& target = *chunks_[position.chunk];
     Entry* const begin = target.entries.data();
+    const WeightValue weight = Weight()(begin[position.index]);
     std::copy(begin + position.index + 1, begin + target.count, begin + position.index);
     if (--target.count == 0) {
       spare_ = std::move(chunks_[position.chunk]);
       chunks_.erase(chunks_.begin() + static_cast<std::ptrdiff_t>(position.chunk));
       last_.erase(last_.begin() + static_cast<std::ptrdiff_t>(position.chunk));
+      if constexpr (kWeighs) {
+        largest_.erase(largest_.begin() + static_cast<std::ptrdiff_t>(position.chunk));
+      }
     } else {
       last_[position.chunk] = target.entries[target.count - 1];
+      if constexpr (kWeighs) {
+        if (weight == largest_[position.chunk]) largest_[position.chunk] = HeaviestOf(target);
+      }
     }
   }
+  // REQUIRES: an entry is neither less nor greater than `key`.
+  void Erase(const Entry& key) { Erase(LowerBound(key)); }
 
-  // REQUIRES: `replacement` sorts exactly where the entry at `position` does.
+  // Removes and returns the entry there; nullopt at `End`.
+  std::optional<Entry> TakeAt(Position position) {
+    if (position == End()) return std::nullopt;
+    const Entry entry = At(position);
+    Erase(position);
+    return entry;
+  }
+
+  // REQUIRES: `replacement` sorts exactly where the entry at `position` does, and weighs as much.
   void Replace(Position position, const Entry& replacement) {
     Chunk& target = *chunks_[position.chunk];
     target.entries[position.index] = replacement;
@@ -102,6 +160,7 @@ class ChunkedSet {
   void Clear() {
     chunks_.clear();
     last_.clear();
+    if constexpr (kWeighs) largest_.clear();
   }
 
  private:
@@ -114,6 +173,17 @@ class ChunkedSet {
 
   std::unique_ptr<Chunk> NewChunk() {
     return spare_ ? std::move(spare_) : std::make_unique<Chunk>();
+  }
+
+  uint32_t IndexOf(size_t chunk, const Entry* entry) const {
+    return static_cast<uint32_t>(entry - chunks_[chunk]->entries.data());
+  }
+  static WeightValue HeaviestOf(const Chunk& chunk) {
+    WeightValue heaviest = Weight()(chunk.entries[0]);
+    for (uint32_t i = 1; i < chunk.count; ++i) {
+      heaviest = std::max(heaviest, Weight()(chunk.entries[i]));
+    }
+    return heaviest;
   }
 
   // How many of the sorted entries are less than `key`. The loop has no branch to mispredict: where
@@ -139,12 +209,19 @@ class ChunkedSet {
     const auto after = static_cast<std::ptrdiff_t>(chunk) + 1;
     last_.insert(last_.begin() + after, last_[chunk]);
     last_[chunk] = lower.entries[kHalf - 1];
+    if constexpr (kWeighs) {
+      largest_.insert(largest_.begin() + after, HeaviestOf(*upper));
+      largest_[chunk] = HeaviestOf(lower);
+    }
     chunks_.insert(chunks_.begin() + after, std::move(upper));
   }
 
   std::vector<std::unique_ptr<Chunk>> chunks_;  // none is empty
   std::vector<Entry> last_;                     // the last entry of each chunk
   std::unique_ptr<Chunk> spare_;                // kept for sets that are often almost empty
+  struct Nothing {};
+  // The largest weight in each chunk.
+  [[no_unique_address]] std::conditional_t<kWeighs, std::vector<WeightValue>, Nothing> largest_;
 };
 
 }  // namespace spillway

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "sim/alloc/pool/free_block.h"
 #include "sim/core/allocator.h"
 #include "traces/base/error.h"
 
@@ -33,6 +34,10 @@ class ChunkList {
 
   Chunk& operator[](uint32_t chunk) { return chunks_[chunk]; }
   const Chunk& operator[](uint32_t chunk) const { return chunks_[chunk]; }
+
+  FreeBlock AsFree(uint32_t chunk) const {
+    return {chunks_[chunk].offset, chunks_[chunk].size, chunk};
+  }
 
   // A segment of its own: one free chunk.
   uint32_t AddSegment(Bytes offset, Bytes size) {

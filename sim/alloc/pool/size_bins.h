@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "sim/alloc/pool/free_block.h"
+#include "sim/core/allocator.h"
 #include "traces/base/chunked_set.h"
 #include "traces/base/error.h"
 #include "traces/base/units.h"
@@ -22,13 +24,7 @@ namespace spillway {
 
 class SizeBins {
  public:
-  struct Entry {
-    Bytes size;
-    Bytes offset;
-    uint32_t chunk = 0;  // the caller's own number of the block
-  };
-
-  void Insert(const Entry& entry) {
+  void Insert(const FreeBlock& entry) {
     const size_t bin = BinOf(entry.size);
     if (bin >= bins_.size()) bins_.resize(bin + 1);
     bins_[bin].Insert(entry);
@@ -36,19 +32,20 @@ class SizeBins {
   }
 
   // REQUIRES: the entry is present; only size and offset count.
-  void Erase(const Entry& entry) {
+  void Erase(const FreeBlock& entry) {
     const size_t bin = BinOf(entry.size);
     EraseAt(bin, bins_[bin].LowerBound(entry));
   }
 
-  // Removes and returns the best fit for `size`, or nullopt if nothing is large enough.
-  std::optional<Entry> TakeBestFit(Bytes size) {
+  // Removes and returns the best fit for `size`, or nullopt if nothing is large enough. Hints do
+  // not matter.
+  std::optional<FreeBlock> Take(Bytes size, Hint) {
     const auto [bin, fit] = Find(size);
     if (bin == kBins) return std::nullopt;
     return EraseAt(bin, fit);
   }
   // The same, but leaves it.
-  std::optional<Entry> BestFit(Bytes size) const {
+  std::optional<FreeBlock> BestFit(Bytes size) const {
     const auto [bin, fit] = Find(size);
     if (bin == kBins) return std::nullopt;
     return bins_[bin].At(fit);
@@ -67,12 +64,12 @@ class SizeBins {
   static constexpr size_t kBins = 1024;
 
   struct SmallerThenLower {
-    bool operator()(const Entry& a, const Entry& b) const {
+    bool operator()(const FreeBlock& a, const FreeBlock& b) const {
       // Without a branch: which of the two decides cannot be predicted.
       return (a.size < b.size) | ((a.size == b.size) & (a.offset < b.offset));
     }
   };
-  using Bin = ChunkedSet<Entry, SmallerThenLower>;
+  using Bin = ChunkedSet<FreeBlock, SmallerThenLower>;
 
   // Monotone in the size: the exponent, then the four bits below the leading one.
   static size_t BinOf(Bytes size) {
@@ -96,15 +93,15 @@ class SizeBins {
   std::pair<size_t, Bin::Position> Find(Bytes size) const {
     size_t bin = BinOf(size);
     if (bin < bins_.size()) {
-      const auto fit = bins_[bin].LowerBound({size, Bytes(0), 0});
+      const auto fit = bins_[bin].LowerBound({Bytes(0), size});
       if (fit != bins_[bin].End()) return {bin, fit};
     }
     bin = NextFilled(bin + 1);
     return {bin, {}};
   }
 
-  Entry EraseAt(size_t bin, Bin::Position position) {
-    const Entry entry = bins_[bin].At(position);
+  FreeBlock EraseAt(size_t bin, Bin::Position position) {
+    const FreeBlock entry = bins_[bin].At(position);
     bins_[bin].Erase(position);
     if (bins_[bin].empty()) filled_[bin / 64] &= ~(uint64_t{1} << (bin % 64));
     return entry;

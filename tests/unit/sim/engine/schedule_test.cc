@@ -21,13 +21,13 @@ constexpr size_t kOut = Index(Stream::kToHost);
 Duration Ns(int64_t n) { return Duration::Nanoseconds(n); }
 
 // Adds a command and returns its event.
-Event Add(Program& program, Stream stream, Duration nominal, Bytes traffic = Bytes(0),
-          std::vector<Event> waits = {}, Duration issued = Duration()) {
+LaneEvent Add(Program& program, Lane lane, Duration nominal, Bytes traffic = Bytes(0),
+              std::vector<LaneEvent> waits = {}, Duration issued = Duration()) {
   Command command{issued, nominal, traffic, static_cast<uint32_t>(program.waits.size()),
                   static_cast<uint32_t>(waits.size())};
   program.waits.insert(program.waits.end(), waits.begin(), waits.end());
-  program.streams[Index(stream)].push_back(command);
-  return {stream, static_cast<uint32_t>(program.streams[Index(stream)].size())};
+  program.lanes[Index(lane)].push_back(command);
+  return {lane, static_cast<uint32_t>(program.lanes[Index(lane)].size())};
 }
 
 LaneTimes Play(const Program& program, const Device& device = testing::RoundDevice()) {
@@ -37,8 +37,8 @@ LaneTimes Play(const Program& program, const Device& device = testing::RoundDevi
 //   compute  |--a 10--|--b 5--|
 TEST(ScheduleTest, OneStreamRunsBackToBack) {
   Program program;
-  Add(program, Stream::kCompute, Ns(10));
-  Add(program, Stream::kCompute, Ns(5));
+  Add(program, Lane::kCompute, Ns(10));
+  Add(program, Lane::kCompute, Ns(5));
   const LaneTimes times = Play(program);
   EXPECT_EQ(times[kCompute][0].end, Ns(10));
   EXPECT_EQ(times[kCompute][1].start, Ns(10));
@@ -50,14 +50,14 @@ TEST(ScheduleTest, OneStreamRunsBackToBack) {
 //   compute                  |-b-|
 TEST(ScheduleTest, StartsExactlyWhenItsWaitHappens) {
   Program program;
-  const Event copy = Add(program, Stream::kToHost, Ns(12), Bytes(12));
-  Add(program, Stream::kCompute, Ns(3), Bytes(0), {copy});
+  const LaneEvent copy = Add(program, Lane::kToHost, Ns(12), Bytes(12));
+  Add(program, Lane::kCompute, Ns(3), Bytes(0), {copy});
   EXPECT_EQ(Play(program)[kCompute][0].start, Ns(12));
 }
 
 TEST(ScheduleTest, StartsNoEarlierThanIssued) {
   Program program;
-  Add(program, Stream::kCompute, Ns(3), Bytes(0), {}, Ns(7));
+  Add(program, Lane::kCompute, Ns(3), Bytes(0), {}, Ns(7));
   const LaneTimes times = Play(program);
   EXPECT_EQ(times[kCompute][0].start, Ns(7));
   EXPECT_EQ(times[kCompute][0].issued, Ns(7));
@@ -68,8 +68,8 @@ TEST(ScheduleTest, CopiesShareTheDuplexLimit) {
   Device device = testing::RoundDevice();
   device.duplex = {1'500'000'000};
   Program program;
-  Add(program, Stream::kToDevice, Ns(100), Bytes(100));
-  Add(program, Stream::kToHost, Ns(100), Bytes(100));
+  Add(program, Lane::kToDevice, Ns(100), Bytes(100));
+  Add(program, Lane::kToHost, Ns(100), Bytes(100));
   const LaneTimes times = Play(program, device);
   EXPECT_NEAR(times[kIn][0].end.milliseconds() * 1e6, 133.333, 0.01);
   EXPECT_EQ(times[kIn][0].end, times[kOut][0].end);
@@ -80,8 +80,8 @@ TEST(ScheduleTest, SpeedRecoversWhenTheOtherEnds) {
   Device device = testing::RoundDevice();
   device.duplex = {1'500'000'000};
   Program program;
-  Add(program, Stream::kToDevice, Ns(50), Bytes(50));
-  Add(program, Stream::kToHost, Ns(100), Bytes(100));
+  Add(program, Lane::kToDevice, Ns(50), Bytes(50));
+  Add(program, Lane::kToHost, Ns(100), Bytes(100));
   const LaneTimes times = Play(program, device);
   EXPECT_NEAR(times[kIn][0].end.milliseconds() * 1e6, 66.667, 0.01);
   EXPECT_NEAR(times[kOut][0].end.milliseconds() * 1e6, 116.667, 0.01);
@@ -92,8 +92,8 @@ TEST(ScheduleTest, KernelsShareDramWithCopies) {
   Device device = testing::RoundDevice();
   device.dram = {2'000'000'000};
   Program program;
-  Add(program, Stream::kCompute, Ns(100), Bytes(200));
-  Add(program, Stream::kToHost, Ns(50), Bytes(50));
+  Add(program, Lane::kCompute, Ns(100), Bytes(200));
+  Add(program, Lane::kToHost, Ns(50), Bytes(50));
   const LaneTimes times = Play(program, device);
   EXPECT_EQ(times[kOut][0].end, Ns(50));
   EXPECT_EQ(times[kCompute][0].end, Ns(125));
@@ -102,14 +102,14 @@ TEST(ScheduleTest, KernelsShareDramWithCopies) {
 // 120 MB in a picosecond: a demand beyond what 64 bits hold is still more than the link gives.
 TEST(ScheduleTest, DemandsBeyondSixtyFourBitsAreSlowed) {
   Program program;
-  Add(program, Stream::kToHost, Duration::Picoseconds(1), Bytes(120'000'000));
+  Add(program, Lane::kToHost, Duration::Picoseconds(1), Bytes(120'000'000));
   EXPECT_GT(Play(program)[kOut][0].end, Ns(1));
 }
 
 TEST(ScheduleTest, CommandsWithoutDurationEndAtOnce) {
   Program program;
-  const Event first = Add(program, Stream::kCompute, Ns(0));
-  Add(program, Stream::kToHost, Ns(0), Bytes(0), {first});
+  const LaneEvent first = Add(program, Lane::kCompute, Ns(0));
+  Add(program, Lane::kToHost, Ns(0), Bytes(0), {first});
   const LaneTimes times = Play(program);
   EXPECT_EQ(times[kOut][0].end, Ns(0));
 }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <set>
@@ -49,6 +50,42 @@ TEST(ChunkedSetTest, AgreesWithASet) {
         ASSERT_EQ(chunked.At(chunked.Begin()), *model.begin());
       }
     }
+  }
+}
+
+TEST(ChunkedSetTest, FindsTheFirstAndTheLastOfAWeight) {
+  struct Entry {
+    uint32_t key, weight;
+  };
+  struct Before {
+    bool operator()(const Entry& a, const Entry& b) const { return a.key < b.key; }
+  };
+  struct WeightOf {
+    uint32_t operator()(const Entry& entry) const { return entry.weight; }
+  };
+  std::mt19937 random(6);
+  ChunkedSet<Entry, Before, WeightOf> chunked;
+  std::map<uint32_t, uint32_t> model;  // weight by key
+  for (int step = 0; step < 20000; ++step) {
+    const auto key = static_cast<uint32_t>(random() % 500);
+    if (model.erase(key) != 0) {
+      chunked.Erase(Entry{key, 0});
+    } else if (step % 4000 < 2500 || random() % 4 == 0) {
+      // Few are heavy, so that most chunks are skipped.
+      model[key] = random() % 8 == 0 ? static_cast<uint32_t>(random() % 100) : 1;
+      chunked.Insert({key, model[key]});
+    }
+    const auto least = static_cast<uint32_t>(random() % 110);
+    const auto enough = [&](const auto& entry) { return entry.second >= least; };
+    const auto first = std::find_if(model.begin(), model.end(), enough);
+    const auto last = std::find_if(model.rbegin(), model.rend(), enough);
+    const auto lowest = chunked.FirstAtLeast(least), highest = chunked.LastAtLeast(least);
+    ASSERT_EQ(lowest == chunked.End(), first == model.end());
+    ASSERT_EQ(highest == chunked.End(), first == model.end());
+    ASSERT_EQ(chunked.Largest() >= least, least == 0 || first != model.end());
+    if (first == model.end()) continue;
+    ASSERT_EQ(chunked.At(lowest).key, first->first);
+    ASSERT_EQ(chunked.At(highest).key, last->first);
   }
 }
 

@@ -1,0 +1,85 @@
+// One arena cut into chunks: what allocators share that differ only in which free block they take.
+//
+// Requests are rounded up to a granularity; freed blocks merge with free neighbours at once. A
+// block is cut from the low or the high end of the free block, as the hint says. `reserved` is the
+// high-water mark: the end of the highest block ever handed out. The arena is a list of chunks in
+// address order, whose numbers blocks carry as their handles; the free ones are in an index as
+// well.
+//
+// An `Index` is the placement rule. It has `Insert(FreeBlock)`, `Erase(FreeBlock)`, `Largest()`,
+// and `Take(size, hint)`, which removes and returns the free block for a request, or nullopt.
+
+#ifndef SPILLWAY_SIM_ALLOC_POOL_CHUNK_ARENA_H_
+#define SPILLWAY_SIM_ALLOC_POOL_CHUNK_ARENA_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "sim/alloc/pool/chunk_list.h"
+#include "sim/core/replayable_allocator.h"
+#include "traces/base/error.h"
+
+namespace spillway {
+
+template <typename Index>
+class ChunkArena : public ReplayableAllocator {
+ public:
+  // REQUIRES: granularity > 0. The arena holds `capacity` rounded down to the granularity.
+  ChunkArena(Bytes capacity, Bytes granularity, Index index = Index())
+      : granularity_(granularity), free_(std::move(index)) {
+    SPILLWAY_CHECK(granularity > Bytes(0));
+    const Bytes usable = RoundDown(capacity, granularity);
+    if (usable > Bytes(0)) AddFree(chunks_.AddSegment(Bytes(0), usable));
+  }
+
+  std::optional<Block> Allocate(Bytes size, Hint hint) override {
+    const Bytes rounded = RoundUp(std::max(size, Bytes(1)), granularity_);
+    const auto fit = free_.Take(rounded, hint);
+    uint32_t chunk = fit ? fit->chunk : Grow(rounded);
+    if (chunk == ChunkList::kNone) return std::nullopt;
+    if (const Bytes rest = chunks_[chunk].size - rounded; rest > Bytes(0)) {
+      const uint32_t low = chunks_.CutLow(chunk, hint == Hint::kHigh ? rest : rounded);
+      AddFree(hint == Hint::kHigh ? low : chunk);
+      if (hint == Hint::kLow) chunk = low;
+    }
+    const Bytes offset = chunks_[chunk].offset;
+    chunks_[chunk].requested = size.count();
+    requested_ += size;
+    allocated_ += rounded;
+    reserved_ = std::max(reserved_, offset + rounded);
+    return Block{offset, rounded, chunk};
+  }
+
+  void Free(const Block& block) override {
+    chunks_.CheckTaken(block);
+    requested_ -= Bytes(chunks_[block.handle].requested);
+    allocated_ -= block.size;
+    AddFree(chunks_.JoinFree(block.handle,
+                             [this](uint32_t free) { free_.Erase(chunks_.AsFree(free)); }));
+  }
+
+  MemoryStats Stats() const override {
+    return {requested_, allocated_, reserved_, free_.Largest()};
+  }
+  Bytes Reserved() const override { return reserved_; }
+
+ protected:
+  // A new free chunk that suffices and is in no index, for an arena that grows; else kNone.
+  virtual uint32_t Grow(Bytes /*rounded*/) { return ChunkList::kNone; }
+
+  const Bytes granularity_;
+  ChunkList chunks_;
+  Index free_;
+  Bytes requested_, allocated_, reserved_;
+
+ private:
+  void AddFree(uint32_t chunk) {
+    chunks_[chunk].requested = ChunkList::kFree;
+    free_.Insert(chunks_.AsFree(chunk));
+  }
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_ALLOC_POOL_CHUNK_ARENA_H_

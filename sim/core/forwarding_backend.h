@@ -1,0 +1,43 @@
+// A backend that passes everything on to another one: what wrappers derive from, to change one
+// thing.
+
+#ifndef SPILLWAY_SIM_CORE_FORWARDING_BACKEND_H_
+#define SPILLWAY_SIM_CORE_FORWARDING_BACKEND_H_
+
+#include "sim/core/backend.h"
+
+namespace spillway {
+
+class ForwardingBackend : public Backend {
+ public:
+  // `backend` outlives the wrapper.
+  explicit ForwardingBackend(Backend& backend) : backend_(backend) {}
+
+  std::string_view Name() const override { return backend_.Name(); }
+  Event Enqueue(const Launch& launch, std::span<const Wait> waits) override {
+    return backend_.Enqueue(launch, waits);
+  }
+  Event Copy(Direction direction, const Block& device, const Block& host, Bytes size,
+             std::span<const Wait> waits) override {
+    return backend_.Copy(direction, device, host, size, waits);
+  }
+  void Synchronize() override { backend_.Synchronize(); }
+  StreamTimes TakeTimeline() override { return backend_.TakeTimeline(); }
+  void OnAllocate(const Block& block) override { backend_.OnAllocate(block); }
+  void OnFree(const Block& block) override { backend_.OnFree(block); }
+  void OnDriverCall(const DriverCall& call) override { backend_.OnDriverCall(call); }
+  void OnAbandon(const Block& block, bool host) override { backend_.OnAbandon(block, host); }
+  void OnHostBlock(TensorId tensor, const Block& block) override {
+    backend_.OnHostBlock(tensor, block);
+  }
+  void OnArrive(TensorId tensor, const Block& block, bool host) override {
+    backend_.OnArrive(tensor, block, host);
+  }
+
+ private:
+  Backend& backend_;
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_CORE_FORWARDING_BACKEND_H_

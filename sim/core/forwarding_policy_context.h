@@ -1,0 +1,46 @@
+// What a policy may do and know, passed on to another context: what wrappers derive from, to change
+// one thing.
+
+#ifndef SPILLWAY_SIM_CORE_FORWARDING_POLICY_CONTEXT_H_
+#define SPILLWAY_SIM_CORE_FORWARDING_POLICY_CONTEXT_H_
+
+#include "sim/core/policy.h"
+#include "sim/core/report.h"
+
+namespace spillway {
+
+class ForwardingPolicyContext : public PolicyContext {
+ public:
+  // `context` outlives the wrapper.
+  explicit ForwardingPolicyContext(PolicyContext& context) : context_(context) {}
+
+  bool Offload(TensorId tensor) override { return context_.Offload(tensor); }
+  bool Release(TensorId tensor) override { return context_.Release(tensor); }
+  bool Prefetch(TensorId tensor) override { return context_.Prefetch(tensor); }
+  bool Evict(TensorId tensor) override { return context_.Evict(tensor); }
+  void Fence() override { context_.Fence(); }
+  bool Reserve(std::span<const TensorId> tensors, Bytes at_least) override {
+    return context_.Reserve(tensors, at_least);
+  }
+  bool ReserveWorkspace(Bytes size) override { return context_.ReserveWorkspace(size); }
+  Report WhatIf(Policy& policy) const override { return context_.WhatIf(policy); }
+  Residency Where(TensorId tensor) const override { return context_.Where(tensor); }
+  bool Pinned(TensorId tensor) const override { return context_.Pinned(tensor); }
+  std::optional<OpId> NextUse(TensorId tensor) const override { return context_.NextUse(tensor); }
+  MemoryStats Stats() const override { return context_.Stats(); }
+  const Trace& trace() const override { return context_.trace(); }
+  const Liveness& liveness() const override { return context_.liveness(); }
+  const Device& device() const override { return context_.device(); }
+  const CostModel& cost() const override { return context_.cost(); }
+  std::span<const Kernel> kernels(OpId op, size_t slot) const override {
+    return context_.kernels(op, slot);
+  }
+  std::optional<OpId> recomputing() const override { return context_.recomputing(); }
+
+ private:
+  PolicyContext& context_;
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_CORE_FORWARDING_POLICY_CONTEXT_H_

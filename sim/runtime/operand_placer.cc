@@ -1,0 +1,112 @@
+#include "sim/runtime/operand_placer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "sim/runtime/pins.h"
+
+namespace spillway {
+namespace {
+
+bool Names(std::span<const Operand> operands, TensorId id) {
+  return std::any_of(operands.begin(), operands.end(),
+                     [&](const Operand& operand) { return operand.storage == id; });
+}
+
+}  // namespace
+
+OperandPlacer::OperandPlacer(const Trace& trace, const Liveness& liveness, const OpTable& ops,
+                             MemoryTable& memory, Bring bring)
+    : liveness_(liveness), ops_(ops), memory_(memory), bring_(std::move(bring)) {
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    const auto op = static_cast<OpId>(i);
+    Row row;
+    row.kept = static_cast<uint32_t>(kept_.size());
+    for (const TensorId id : liveness.Storages(op)) {
+      if (!Names(ops.Inputs(op), id)) break;  // inputs come first
+      ++row.inputs;
+      if (!Names(ops.Written(op), id)) kept_.push_back(id);
+    }
+    row.kept_end = static_cast<uint32_t>(kept_.size());
+    rows_.push_back(row);
+  }
+}
+
+OperandPlacer::Inputs OperandPlacer::InputsOf(OpId op) const {
+  const Row& row = rows_[Index(op)];
+  return {liveness_.Storages(op).first(row.inputs),
+          std::span(kept_).subspan(row.kept, row.kept_end - row.kept)};
+}
+
+void OperandPlacer::Place(OpId op) {
+  overwrites_ = false;
+  if (TryPlace(op, /*must=*/false)) return;
+  Bytes size;
+  for (const TensorId id : liveness_.Storages(op)) {
+    if (!memory_.At(id).persistent) size += memory_.At(id).size;
+  }
+  {
+    const ScopedUnpins movable(memory_, InputsOf(op).all);
+    memory_.MakeRoomFor(size);
+  }
+  TryPlace(op, /*must=*/true);
+}
+
+void OperandPlacer::PlaceAgain(OpId op) {
+  for (const Operand& input : ops_.Inputs(op)) bring_(input.storage, /*must=*/true);
+  for (const Operand& written : ops_.Written(op)) MakeWritable(written.storage, /*must=*/true);
+}
+
+bool OperandPlacer::TryPlace(OpId op, bool must) {
+  const Inputs inputs = InputsOf(op);
+  placed_.clear();
+  if (BringAll(inputs.all, must) && TryPlaceOutputs(op, must) && BringAll(inputs.kept, must)) {
+    return true;
+  }
+  for (const TensorId id : placed_) {
+    memory_.GiveDeviceBlock(id);
+    memory_.At(id).residency = Residency::kNone;
+  }
+  return false;
+}
+
+bool OperandPlacer::TryPlaceOutputs(OpId op, bool must) {
+  const ScopedUnpins movable(memory_, InputsOf(op).kept);
+  for (const Operand& written : ops_.Written(op)) {
+    const Residency before = memory_.At(written.storage).residency;
+    if (OnDevice(before)) continue;
+    if (!MakeWritable(written.storage, must)) return false;
+    placed_.push_back(written.storage);
+    overwrites_ |= before != Residency::kNone;
+  }
+  return true;
+}
+
+bool OperandPlacer::BringAll(std::span<const TensorId> storages, bool must) {
+  const ScopedUnpins movable(memory_, storages);
+  return BringMissing(storages, must);
+}
+
+bool OperandPlacer::BringMissing(std::span<const TensorId> storages, bool must) {
+  const auto missing = std::find_if(storages.begin(), storages.end(), [&](TensorId id) {
+    return !OnDevice(memory_.At(id).residency);
+  });
+  if (missing == storages.end()) return true;
+  const ScopedPins stays(memory_, std::span(missing, 1));
+  return bring_(*missing, must) && BringMissing(storages, must);
+}
+
+bool OperandPlacer::MakeWritable(TensorId id, bool must) {
+  Storage& storage = memory_.At(id);
+  if (OnDevice(storage.residency)) return true;
+  memory_.DropHostCopy(id);
+  if (must) {
+    memory_.TakeDeviceBlock(id);
+    return true;
+  }
+  if (!memory_.TryPlaceOnDevice(id, /*ask=*/true)) return false;
+  storage.residency = Residency::kDevice;
+  return true;
+}
+
+}  // namespace spillway
