@@ -74,7 +74,8 @@ TEST(PaperTableTest, APatternNamesItsRowsAndRecognisesOthers) {
   for (const char* item :
        {"Tab9 AlexNet 3GB conv1.b", "Tab9 AlexNet 10GB conv1.f", "Tab9 AlexNet xGB conv1.f",
         "Tab9 AlexNet 3GB .f", "Tab9 LexNet 3GB conv1.f", "Tab9 AlexNet 3GB conv 1.f",
-        "Tab9 AlexNet B=0 all", "Tab9 AlexNet B=1.5 all", "Tab9 AlexNet B=7 alls", "Tab9 ", ""}) {
+        "Tab9 AlexNet B=0 all", "Tab9 AlexNet B=99999 all", "Tab9 AlexNet B=1.5 all",
+        "Tab9 AlexNet B=7 alls", "Tab9 ", ""}) {
     for (const PaperColumn& column : table.columns) {
       EXPECT_FALSE(RowOf(table, column, item)) << column.pattern << ": " << item;
     }
