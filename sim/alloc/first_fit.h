@@ -12,7 +12,14 @@
 namespace spillway {
 
 struct LowestFirst : AddressOrder {
-  std::optional<FreeBlock> Take(Bytes size, Hint) { return TakeAt(FirstAtLeast(size)); }
+  template <typename Cut>
+  bool Take(Bytes size, Hint, const Cut& cut) {
+    const Position at = FirstAtLeast(size);
+    if (at == End()) return false;
+    const auto rest = cut(At(at));
+    rest ? Replace(at, *rest) : Erase(at);
+    return true;
+  }
 };
 
 class FirstFit final : public ChunkArena<LowestFirst> {

@@ -29,11 +29,16 @@ class HighEndBlocks {
     by_size_.Erase(block);
     by_address_.Erase(block);
   }
-  std::optional<FreeBlock> Take(Bytes size, Hint hint) {
+  template <typename Cut>
+  bool Take(Bytes size, Hint hint, const Cut& cut) {
     const auto block = hint == Hint::kLow ? by_size_.BestFit(size) : Highest(size);
-    if (!block || block->size < size) return std::nullopt;
-    Erase(*block);
-    return block;
+    if (!block || block->size < size) return false;
+    by_size_.Erase(*block);
+    const auto at = by_address_.LowerBound(*block);
+    const auto rest = cut(*block);
+    if (rest) by_size_.Insert(*rest);
+    rest ? by_address_.Replace(at, *rest) : by_address_.Erase(at);
+    return true;
   }
   Bytes Largest() const { return by_size_.Largest(); }
   Bytes Largest(Hint hint) const {

@@ -47,15 +47,16 @@ Command SimCompressedCopyPath::Piece(Direction direction, Bytes piece) const {
 // Each piece is copied into a buffer that an earlier one has left, and compressed out of it.
 Event SimCompressedCopyPath::CopyOut(const Block& host, Bytes size, std::span<const Wait> waits) {
   const auto buffers = static_cast<uint32_t>(compression_.buffers);
-  stored_[host.offset] = queue_.Next(Lane::kCompress).sequence;
-  const LaneEvent first = queue_.Next(Lane::kToHost);
+  stored_[host.offset] = queue_.Latest(Lane::kCompress).sequence + 1;
+  LaneEvent first;
   for (int64_t i = 0; i < compression_.pieces(size); ++i) {
     const Bytes piece = compression_.PieceOf(size, i);
-    const uint32_t number = queue_.Next(Lane::kCompress).sequence;  // of all pieces
+    const uint32_t number = queue_.Latest(Lane::kCompress).sequence + 1;  // of all pieces
     Command copy = Piece(Direction::kToHost, piece);
     if (number > buffers) queue_.WaitFor({Lane::kCompress, number - buffers}, copy);
     if (i == 0) queue_.WaitFor(waits, copy);
     const LaneEvent copied = queue_.Add(Lane::kToHost, copy);
+    if (i == 0) first = copied;
     Command compress = Work(piece, compression_.compress);
     queue_.WaitFor(copied, compress);
     queue_.Add(Lane::kCompress, compress);
@@ -67,10 +68,10 @@ Event SimCompressedCopyPath::CopyOut(const Block& host, Bytes size, std::span<co
 Event SimCompressedCopyPath::CopyIn(const Block& host, Bytes size, std::span<const Wait> waits) {
   const auto buffers = static_cast<uint32_t>(compression_.buffers);
   const uint32_t first_stored = stored_.at(host.offset);
-  const LaneEvent first = queue_.Next(Lane::kToDevice);
+  LaneEvent first;
   for (int64_t i = 0; i < compression_.pieces(size); ++i) {
     const Bytes piece = compression_.PieceOf(size, i);
-    const uint32_t number = queue_.Next(Lane::kDecompress).sequence;  // of all pieces
+    const uint32_t number = queue_.Latest(Lane::kDecompress).sequence + 1;  // of all pieces
     Command decompress = Work(piece, compression_.decompress);
     if (number > buffers) queue_.WaitFor(landed_[number - buffers - 1], decompress);
     if (first_stored > 0) {
@@ -81,6 +82,7 @@ Event SimCompressedCopyPath::CopyIn(const Block& host, Bytes size, std::span<con
     queue_.WaitFor(ready, copy);
     if (i == 0) queue_.WaitFor(waits, copy);
     landed_.push_back(queue_.Add(Lane::kToDevice, copy));
+    if (i == 0) first = landed_.back();
   }
   return queue_.Join(Stream::kToDevice, first);
 }

@@ -26,35 +26,11 @@ void IssueQueue::Spend(Duration time) {
 
 void IssueQueue::KeepClose() {
   const auto ahead = static_cast<uint32_t>(device_.launch_ahead);
-  const uint32_t op = Next(Lane::kCompute).sequence - 1;
+  const uint32_t op = Latest(Lane::kCompute).sequence;
   if (ahead == 0 || op < 2 * ahead || op % ahead != 0) return;
   gate_ = {Lane::kCompute, op - 2 * ahead + 1};
   gated_.fill(true);
   gated_[Index(Lane::kCompute)] = false;
-}
-
-void IssueQueue::WaitFor(const LaneEvent& event, Command& command) {
-  const uint32_t played = played_[Index(event.lane)];
-  if (event.sequence <= played) return;  // has happened
-  if (command.wait_count++ == 0) command.first_wait = static_cast<uint32_t>(program_.waits.size());
-  program_.waits.push_back({event.lane, event.sequence - played});
-}
-
-void IssueQueue::WaitFor(std::span<const Wait> waits, Command& command) {
-  for (const Wait& wait : waits) WaitFor(Locate(wait.event), command);
-}
-
-LaneEvent IssueQueue::Add(Lane lane, Command command) {
-  // The first command that a lane gets after a gate; others of the lane come later anyway.
-  if (std::exchange(gated_[Index(lane)], false)) WaitFor(gate_, command);
-  const LaneEvent event = Next(lane);
-  program_.lanes[Index(lane)].push_back(command);
-  return event;
-}
-
-LaneEvent IssueQueue::Next(Lane lane) const {
-  const size_t i = Index(lane);
-  return {lane, played_[i] + static_cast<uint32_t>(program_.lanes[i].size()) + 1};
 }
 
 Event IssueQueue::Issue(Stream stream, Command command, std::span<const Wait> waits, size_t calls,
@@ -63,13 +39,6 @@ Event IssueQueue::Issue(Stream stream, Command command, std::span<const Wait> wa
   Spend(time * static_cast<int64_t>(calls));
   WaitFor(waits, command);
   return Join(stream, Add(LaneOf(stream), command));
-}
-
-Event IssueQueue::Join(Stream stream, const LaneEvent& first) {
-  if (!splits_) return {stream, first.sequence};
-  auto& runs = runs_[Index(stream)];
-  runs.push_back({first.sequence, Next(first.lane).sequence - 1});
-  return {stream, static_cast<uint32_t>(runs.size())};
 }
 
 // Nothing that is played started before `drained_`: it was issued later.

@@ -36,18 +36,40 @@ class IssueQueue {
   void KeepClose();
 
   // Has a command that is about to be added wait for an event. No other command is added meanwhile.
-  void WaitFor(const LaneEvent& event, Command& command);
-  void WaitFor(std::span<const Wait> waits, Command& command);
-  LaneEvent Add(Lane lane, Command command);
-  // What the next command of the lane will be.
-  LaneEvent Next(Lane lane) const;
+  void WaitFor(const LaneEvent& event, Command& command) {
+    const uint32_t played = played_[Index(event.lane)];
+    if (event.sequence <= played) return;  // has happened
+    if (command.wait_count++ == 0) {
+      command.first_wait = static_cast<uint32_t>(program_.waits.size());
+    }
+    program_.waits.push_back({event.lane, event.sequence - played});
+  }
+  void WaitFor(std::span<const Wait> waits, Command& command) {
+    for (const Wait& wait : waits) WaitFor(Locate(wait.event), command);
+  }
+  LaneEvent Add(Lane lane, Command& command) {
+    // The first command that a lane gets after a gate; others of the lane come later anyway.
+    if (std::exchange(gated_[Index(lane)], false)) WaitFor(gate_, command);
+    program_.lanes[Index(lane)].push_back(command);
+    return Latest(lane);
+  }
+  // The command of the lane that was added last.
+  LaneEvent Latest(Lane lane) const {
+    const size_t i = Index(lane);
+    return {lane, played_[i] + static_cast<uint32_t>(program_.lanes[i].size())};
+  }
 
   // Adds a command of a stream for which the host makes `calls` library calls of this time each; it
   // can start once the first has been made.
   Event Issue(Stream stream, Command command, std::span<const Wait> waits, size_t calls,
               Duration time);
   // Makes a run of the stream's lane, its latest commands from `first` on, a command of the stream.
-  Event Join(Stream stream, const LaneEvent& first);
+  Event Join(Stream stream, const LaneEvent& first) {
+    if (!splits_) return {stream, first.sequence};
+    auto& runs = runs_[Index(stream)];
+    runs.push_back({first.sequence, Latest(first.lane).sequence});
+    return {stream, static_cast<uint32_t>(runs.size())};
+  }
 
   // Plays what has been issued since the last time. `note` sees the program, its times and when all
   // before it had ended.

@@ -1,6 +1,7 @@
 #include "sim/runtime/operand_placer.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "sim/runtime/pins.h"
@@ -18,24 +19,20 @@ bool Names(std::span<const Operand> operands, TensorId id) {
 OperandPlacer::OperandPlacer(const Trace& trace, const Liveness& liveness, const OpTable& ops,
                              MemoryTable& memory, Bring bring)
     : liveness_(liveness), ops_(ops), memory_(memory), bring_(std::move(bring)) {
+  size_t most = 0;
+  for (const Op& op : trace.ops) most += op.inputs.size();
+  kept_.reserve(most);  // rows are pointed to
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     const auto op = static_cast<OpId>(i);
-    Row row;
-    row.kept = static_cast<uint32_t>(kept_.size());
-    for (const TensorId id : liveness.Storages(op)) {
-      if (!Names(ops.Inputs(op), id)) break;  // inputs come first
-      ++row.inputs;
-      if (!Names(ops.Written(op), id)) kept_.push_back(id);
-    }
-    row.kept_end = static_cast<uint32_t>(kept_.size());
-    rows_.push_back(row);
+    const auto storages = liveness.Storages(op);
+    // Inputs come first.
+    const auto end = std::find_if_not(storages.begin(), storages.end(),
+                                      [&](TensorId id) { return Names(ops.Inputs(op), id); });
+    const size_t kept = kept_.size();
+    std::copy_if(storages.begin(), end, std::back_inserter(kept_),
+                 [&](TensorId id) { return !Names(ops.Written(op), id); });
+    inputs_.push_back({{storages.begin(), end}, std::span(kept_).subspan(kept)});
   }
-}
-
-OperandPlacer::Inputs OperandPlacer::InputsOf(OpId op) const {
-  const Row& row = rows_[Index(op)];
-  return {liveness_.Storages(op).first(row.inputs),
-          std::span(kept_).subspan(row.kept, row.kept_end - row.kept)};
 }
 
 void OperandPlacer::Place(OpId op) {
@@ -46,7 +43,7 @@ void OperandPlacer::Place(OpId op) {
     if (!memory_.At(id).persistent) size += memory_.At(id).size;
   }
   {
-    const ScopedUnpins movable(memory_, InputsOf(op).all);
+    const ScopedUnpins movable(memory_, inputs_[Index(op)].all);
     memory_.MakeRoomFor(size);
   }
   TryPlace(op, /*must=*/true);
@@ -58,7 +55,7 @@ void OperandPlacer::PlaceAgain(OpId op) {
 }
 
 bool OperandPlacer::TryPlace(OpId op, bool must) {
-  const Inputs inputs = InputsOf(op);
+  const Inputs& inputs = inputs_[Index(op)];
   placed_.clear();
   if (BringAll(inputs.all, must) && TryPlaceOutputs(op, must) && BringAll(inputs.kept, must)) {
     return true;
@@ -71,7 +68,7 @@ bool OperandPlacer::TryPlace(OpId op, bool must) {
 }
 
 bool OperandPlacer::TryPlaceOutputs(OpId op, bool must) {
-  const ScopedUnpins movable(memory_, InputsOf(op).kept);
+  const ScopedUnpins movable(memory_, inputs_[Index(op)].kept);
   for (const Operand& written : ops_.Written(op)) {
     const Residency before = memory_.At(written.storage).residency;
     if (OnDevice(before)) continue;

@@ -43,7 +43,6 @@ class OperandPlacer {
   struct Inputs {
     std::span<const TensorId> all, kept;
   };
-  Inputs InputsOf(OpId op) const;
 
   // False if a block could not be had that need not be; then outputs that got one have given it
   // back.
@@ -56,16 +55,11 @@ class OperandPlacer {
   // Gives a storage a block for an op that writes it.
   bool MakeWritable(TensorId id, bool must);
 
-  struct Row {
-    uint32_t inputs = 0;              // of the op's storages, the first so many
-    uint32_t kept = 0, kept_end = 0;  // in kept_
-  };
-
   const Liveness& liveness_;
   const OpTable& ops_;
   MemoryTable& memory_;
   const Bring bring_;
-  std::vector<Row> rows_;  // by op
+  std::vector<Inputs> inputs_;  // by op
   std::vector<TensorId> kept_;
   bool overwrites_ = false;
   std::vector<TensorId> placed_;  // of one attempt; kept between ops to save allocations

@@ -16,7 +16,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -142,19 +141,17 @@ class ChunkedSet {
   // REQUIRES: an entry is neither less nor greater than `key`.
   void Erase(const Entry& key) { Erase(LowerBound(key)); }
 
-  // Removes and returns the entry there; nullopt at `End`.
-  std::optional<Entry> TakeAt(Position position) {
-    if (position == End()) return std::nullopt;
-    const Entry entry = At(position);
-    Erase(position);
-    return entry;
-  }
-
-  // REQUIRES: `replacement` sorts exactly where the entry at `position` does, and weighs as much.
+  // REQUIRES: `replacement` sorts exactly where the entry at `position` does.
   void Replace(Position position, const Entry& replacement) {
     Chunk& target = *chunks_[position.chunk];
+    const WeightValue weight = Weight()(target.entries[position.index]);
     target.entries[position.index] = replacement;
     last_[position.chunk] = target.entries[target.count - 1];
+    if constexpr (kWeighs) {
+      WeightValue& largest = largest_[position.chunk];
+      const bool was_largest = weight == largest;
+      largest = was_largest ? HeaviestOf(target) : std::max(largest, Weight()(replacement));
+    }
   }
 
   void Clear() {

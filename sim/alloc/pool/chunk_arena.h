@@ -35,14 +35,18 @@ class ChunkArena : public ReplayableAllocator {
 
   std::optional<Block> Allocate(Bytes size, Hint hint) override {
     const Bytes rounded = RoundUp(std::max(size, Bytes(1)), granularity_);
-    const auto fit = free_.Take(rounded, hint);
-    uint32_t chunk = fit ? fit->chunk : Grow(rounded);
-    if (chunk == ChunkList::kNone) return std::nullopt;
-    if (const Bytes rest = chunks_[chunk].size - rounded; rest > Bytes(0)) {
+    uint32_t chunk = ChunkList::kNone;
+    const auto cut = [&](const FreeBlock& block) -> std::optional<FreeBlock> {
+      chunk = block.chunk;
+      const Bytes rest = block.size - rounded;
+      if (rest == Bytes(0)) return std::nullopt;
       const uint32_t low = chunks_.CutLow(chunk, hint == Hint::kHigh ? rest : rounded);
-      AddFree(hint == Hint::kHigh ? low : chunk);
+      const uint32_t left = hint == Hint::kHigh ? low : chunk;
       if (hint == Hint::kLow) chunk = low;
-    }
+      return chunks_.AsFree(left);
+    };
+    if (!free_.Take(rounded, hint, cut)) chunk = Grow(rounded);
+    if (chunk == ChunkList::kNone) return std::nullopt;
     const Bytes offset = chunks_[chunk].offset;
     chunks_[chunk].requested = size.count();
     requested_ += size;
@@ -65,7 +69,7 @@ class ChunkArena : public ReplayableAllocator {
   Bytes Reserved() const override { return reserved_; }
 
  protected:
-  // A new free chunk that suffices and is in no index, for an arena that grows; else kNone.
+  // A new chunk of just that size, which is in no index, for an arena that grows; else kNone.
   virtual uint32_t Grow(Bytes /*rounded*/) { return ChunkList::kNone; }
 
   const Bytes granularity_;

@@ -37,14 +37,16 @@ class SizeBins {
     EraseAt(bin, bins_[bin].LowerBound(entry));
   }
 
-  // Removes and returns the best fit for `size`, or nullopt if nothing is large enough. Hints do
-  // not matter.
-  std::optional<FreeBlock> Take(Bytes size, Hint) {
+  // Replaces the best fit for `size`, if there is one, by what `cut` leaves of it: an optional
+  // block. Hints do not matter.
+  template <typename Cut>
+  bool Take(Bytes size, Hint, const Cut& cut) {
     const auto [bin, fit] = Find(size);
-    if (bin == kBins) return std::nullopt;
-    return EraseAt(bin, fit);
+    if (bin == kBins) return false;
+    if (const auto rest = cut(EraseAt(bin, fit))) Insert(*rest);
+    return true;
   }
-  // The same, but leaves it.
+  // The best fit for `size`, or nullopt if nothing is large enough.
   std::optional<FreeBlock> BestFit(Bytes size) const {
     const auto [bin, fit] = Find(size);
     if (bin == kBins) return std::nullopt;
