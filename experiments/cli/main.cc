@@ -72,7 +72,7 @@ int Execute(Session& session) {
   AddReplay(app, exit_code, session);
   AddNewPolicy(app, exit_code, session);
   AddReplayRun(app, exit_code, session, Execute);
-  AddDoctor(app, exit_code);
+  AddDoctor(app, exit_code, session);
   AddCompletion(app, exit_code);
   try {
     CheckVerbs(app, session.arguments());

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "experiments/output/result_row.h"
+#include "experiments/output/columns.h"
 #include "experiments/reproduce/item.h"
 
 namespace spillway {
@@ -42,8 +42,7 @@ std::vector<PaperValue> SelectPaperValues(const std::vector<PaperValue>& values,
 
 Reproduction Reproduce(const PaperValue& value);
 
-// {paper, item, workload, printed, ours, rel_error, unit, evidence, ours_exact, judged, passes}
-Row MakeReproductionRow(const Reproduction& reproduction);
+Columns<Reproduction> ReproductionColumns();
 
 }  // namespace spillway
 
