@@ -10,6 +10,7 @@
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/base/json.h"
+#include "traces/base/json_writer.h"
 #include "traces/name_table.h"
 
 namespace spillway {
@@ -219,106 +220,55 @@ class TraceWriter {
   explicit TraceWriter(const Trace& trace) : trace_(trace) {}
 
   std::string Write() {
-    Format("{{\n  \"format\": \"{}\",\n  \"version\": {},\n  \"name\": ", kFormat, kVersion);
-    String(trace_.name);
-    out_ += ",\n  \"network\": ";
-    String(trace_.network);
-    Format(",\n  \"batch\": {},\n  \"preset\": ", trace_.batch);
-    String(trace_.preset);
-    Format(",\n  \"training\": {}", trace_.training);
-    Section("layers", trace_.layers, [this](const Layer& layer) { WriteLayer(layer); });
-    Section("tensors", trace_.tensors, [this](const Tensor& tensor) { WriteTensor(tensor); });
-    Section("ops", trace_.ops, [this](const Op& op) { WriteOp(op); });
-    out_ += "\n}\n";
-    return std::move(out_);
+    json_.BeginObject().Put("format", kFormat).Put("version", kVersion);
+    json_.Put("name", trace_.name).Put("network", trace_.network).Put("batch", trace_.batch);
+    json_.Put("preset", trace_.preset).Put("training", trace_.training);
+    List("layers", trace_.layers, [this](const Layer& layer) {
+      json_.BeginObject().Put("name", layer.name).Put("type", Name(layer.type)).EndObject();
+    });
+    List("tensors", trace_.tensors, [this](const Tensor& tensor) { WriteTensor(tensor); });
+    List("ops", trace_.ops, [this](const Op& op) { WriteOp(op); });
+    return json_.EndObject().Take();
   }
 
  private:
-  void WriteLayer(const Layer& layer) {
-    out_ += "{\"name\": ";
-    String(layer.name);
-    Format(", \"type\": \"{}\"}}", Name(layer.type));
-  }
-
   void WriteTensor(const Tensor& tensor) {
-    out_ += "{\"name\": ";
-    String(tensor.name);
-    Format(", \"kind\": \"{}\", \"shape\": ", Name(tensor.kind));
-    List(tensor.shape, [this](int64_t extent) { Format("{}", extent); });
-    Format(", \"size\": {}", tensor.size.count());
-    if (tensor.alias_of) {
-      out_ += ", \"alias_of\": ";
-      String(trace_.tensor(*tensor.alias_of).name);
-    }
-    out_ += '}';
+    json_.BeginObject().Put("name", tensor.name).Put("kind", Name(tensor.kind));
+    List("shape", tensor.shape, [this](int64_t extent) { json_.Put(extent); });
+    json_.Put("size", tensor.size);
+    if (tensor.alias_of) json_.Put("alias_of", trace_.tensor(*tensor.alias_of).name);
+    json_.EndObject();
   }
 
   void WriteOp(const Op& op) {
-    out_ += "{\"name\": ";
-    String(op.name);
-    out_ += ", \"layer\": ";
-    String(trace_.layer(op.layer).name);
-    Format(", \"type\": \"{}\", \"phase\": \"{}\", \"batch\": {}, \"inputs\": ", Name(op.type),
-           Name(op.phase), op.batch);
-    const auto tensor_name = [this](TensorId id) { String(trace_.tensor(id).name); };
-    List(op.inputs, tensor_name);
-    out_ += ", \"outputs\": ";
-    List(op.outputs, tensor_name);
-    if (!op.scratch.empty()) {
-      out_ += ", \"scratch\": ";
-      List(op.scratch, tensor_name);
-    }
-    out_ += ", \"slots\": ";
-    List(op.slots, [this](const Slot& slot) {
-      out_ += "{\"name\": ";
-      String(slot.name);
-      out_ += ", \"signature\": ";
-      String(slot.signature);
-      Format(", \"flops\": {}, \"traffic\": {}}}", slot.flops, slot.traffic.count());
+    json_.BeginObject().Put("name", op.name).Put("layer", trace_.layer(op.layer).name);
+    json_.Put("type", Name(op.type)).Put("phase", Name(op.phase)).Put("batch", op.batch);
+    const auto tensor_name = [this](TensorId id) { json_.Put(trace_.tensor(id).name); };
+    List("inputs", op.inputs, tensor_name);
+    List("outputs", op.outputs, tensor_name);
+    if (!op.scratch.empty()) List("scratch", op.scratch, tensor_name);
+    List("slots", op.slots, [this](const Slot& slot) {
+      json_.BeginObject().Put("name", slot.name).Put("signature", slot.signature);
+      json_.Put("flops", slot.flops).Put("traffic", slot.traffic).EndObject();
     });
     if (!op.attributes.empty()) {
-      out_ += ", \"attributes\": {";
-      for (const Attribute& attribute : op.attributes) {
-        if (&attribute != &op.attributes.front()) out_ += ", ";
-        String(attribute.name);
-        Format(": {}", attribute.value);  // the shortest spelling that reads back the same
-      }
-      out_ += '}';
+      json_.Key("attributes").BeginObject();
+      for (const Attribute& attribute : op.attributes) json_.Put(attribute.name, attribute.value);
+      json_.EndObject();
     }
-    if (op.recomputable) out_ += ", \"recomputable\": true";
-    out_ += '}';
-  }
-
-  // A key of the root whose array has one line for each element.
-  template <typename Element, typename WriteElement>
-  void Section(std::string_view key, const std::vector<Element>& elements,
-               const WriteElement& write) {
-    Format(",\n  \"{}\": [", key);
-    for (const Element& element : elements) {
-      out_ += &element == &elements.front() ? "\n    " : ",\n    ";
-      write(element);
-    }
-    out_ += elements.empty() ? "]" : "\n  ]";
+    if (op.recomputable) json_.Put("recomputable", true);
+    json_.EndObject();
   }
 
   template <typename Element, typename WriteElement>
-  void List(const std::vector<Element>& elements, const WriteElement& write) {
-    out_ += '[';
-    for (const Element& element : elements) {
-      if (&element != &elements.front()) out_ += ", ";
-      write(element);
-    }
-    out_ += ']';
+  void List(std::string_view key, const std::vector<Element>& elements, const WriteElement& write) {
+    json_.Key(key).BeginArray();
+    for (const Element& element : elements) write(element);
+    json_.EndArray();
   }
-
-  template <typename... Args>
-  void Format(fmt::format_string<Args...> format, Args&&... args) {
-    fmt::format_to(std::back_inserter(out_), format, std::forward<Args>(args)...);
-  }
-  void String(std::string_view text) { AppendJsonString(out_, text); }
 
   const Trace& trace_;
-  std::string out_;
+  JsonWriter json_{2};  // a line for each layer, tensor and op
 };
 
 }  // namespace

@@ -418,23 +418,21 @@ std::string Residual(const Quantity& quantity) {
   return quantity.spread ? fmt::format("spread {:.1f} %", 100 * *quantity.spread) : std::string();
 }
 
-std::vector<Row> CalibrationRows(const std::vector<Quantity>& quantities) {
-  constexpr std::string_view kUnits[] = {"B", "s", "B/s", "FLOP/s", "1"};
-  const auto optional = [](const std::optional<double>& number) {
-    return number ? Value(*number) : Value();
+Columns<Quantity> CalibrationColumns() {
+  return {
+      {"name", "", "of the number", &Quantity::name},
+      {"value", "", "in the unit", &Quantity::value},
+      {"unit", "", "B, s, B/s, FLOP/s or 1",
+       [](auto& quantity) {
+         constexpr std::string_view kUnits[] = {"B", "s", "B/s", "FLOP/s", "1"};
+         return kUnits[static_cast<size_t>(quantity.unit)];
+       }},
+      {"points", "1", "that it was fitted to", &Quantity::points},
+      {"mean_error", "1", "relative, of a fit", &Quantity::mean_error},
+      {"max_error", "1", "relative, of a fit", &Quantity::max_error},
+      {"spread", "1", "relative, of a median", &Quantity::spread},
+      {"in_device", "", "device files have it", &Quantity::in_device},
   };
-  std::vector<Row> rows;
-  for (const Quantity& quantity : quantities) {
-    rows.push_back({{"name", quantity.name},
-                    {"value", quantity.value},
-                    {"unit", std::string(kUnits[static_cast<size_t>(quantity.unit)])},
-                    {"points", static_cast<int64_t>(quantity.points)},
-                    {"mean_error", optional(quantity.mean_error)},
-                    {"max_error", optional(quantity.max_error)},
-                    {"spread", optional(quantity.spread)},
-                    {"in_device", quantity.in_device}});
-  }
-  return rows;
 }
 
 bool Describes(const Device& device, std::string_view gpu) {

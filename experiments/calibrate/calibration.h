@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "experiments/output/result_row.h"
+#include "experiments/output/columns.h"
 #include "sim/core/calibration.h"
 #include "sim/core/device.h"
 
@@ -54,8 +54,7 @@ std::string Spell(const Quantity& quantity);
 // "19 points, error mean 1.2 % max 4.5 %" or "spread 3.1 %"; empty if it has none.
 std::string Residual(const Quantity& quantity);
 
-// One row per quantity: name, value, unit, points, mean_error, max_error, spread, in_device.
-std::vector<Row> CalibrationRows(const std::vector<Quantity>& quantities);
+Columns<Quantity> CalibrationColumns();
 
 // The text of a device file: that of `base` with the measured numbers and their sources put in, a
 // key that is not there behind the others of its table, and a head of its own. `base_name` and

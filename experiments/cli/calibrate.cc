@@ -154,10 +154,10 @@ void Print(const Measurements& measurements, const std::vector<Quantity>& quanti
            Format format) {
   switch (format) {
     case Format::kJson:
-      fmt::print("{}", FormatJson(CalibrationRows(quantities), "spillway.calibration/v1"));
+      fmt::print("{}", FormatJson(CalibrationColumns(), quantities, "spillway.calibration/v1"));
       break;
     case Format::kCsv:
-      fmt::print("{}", FormatCsv(CalibrationRows(quantities)));
+      fmt::print("{}", FormatCsv(CalibrationColumns(), quantities));
       break;
     default:
       fmt::print("{}, driver {}, CUDA {}, {}\n\n{}\n{}\n{}{}", measurements.machine.gpu,

@@ -26,33 +26,24 @@ int Execute(const CompareOptions& options, Session& session) {
   if (PrintHelpValues(options.machine, options.policies.given)) return kOk;
   const Scenario scenario(options.workload, options.machine);
   const std::vector<std::string> policies = options.policies.policies();
-  std::vector<Row> rows(policies.size());
+  std::vector<RunResult> results(policies.size());
   std::optional<ProgressBar> progress(std::in_place, policies.size(), options.policies.quiet);
   tbb::task_arena arena(options.policies.jobs > 0 ? options.policies.jobs
                                                   : tbb::task_arena::automatic);
   arena.execute([&] {
     tbb::parallel_for(size_t{0}, policies.size(), [&](size_t i) {
-      rows[i] = scenario.Run(policies[i]);
+      results[i] = scenario.Run(policies[i]);
       progress->Advance(policies[i]);
     });
   });
   progress.reset();
-  const std::string text = FormatResults(scenario, rows, options.format.format());
-  const bool any_fits = std::any_of(rows.begin(), rows.end(), [](const Row& row) {
-    return std::any_of(row.begin(), row.end(), [](const Column& column) {
-      return column.name == "status" && column.value == Value(std::string("ok"));
-    });
-  });
-  const int exit_code = any_fits ? kOk : kNegative;
-  if (options.output.empty()) {
-    session.Print(text);
-  } else {
-    Manifest manifest = session.NewManifest();
-    manifest.exit_code = exit_code;
-    DescribeRun(options.workload, options.machine, scenario, policies, manifest);
-    session.Write({{"--output", options.output, text}}, manifest);
-  }
-  return exit_code;
+  const bool any_fits = std::any_of(results.begin(), results.end(),
+                                    [](const RunResult& result) { return result.fits(); });
+  return session.Finish(FormatResults(scenario, results, options.format.format()), options.output,
+                        {}, any_fits ? kOk : kNegative, [&](Manifest& manifest) {
+                          DescribeRun(options.workload, options.machine, scenario, policies,
+                                      manifest);
+                        });
 }
 
 }  // namespace

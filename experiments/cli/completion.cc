@@ -149,13 +149,10 @@ std::string ShellCases(const std::vector<Node>& nodes) {
       values += ShellCase(pattern, option);
     }
     rest += fmt::format("    \"{} -\") offer=\"{}\" ;;\n", node.path, fmt::join(spellings, " "));
-    if (!node.verbs.empty()) {
-      Completed verbs;
-      for (const auto& [name, help] : node.verbs) verbs.choices.push_back(name);
-      rest += ShellCase(fmt::format("\"{} \"", node.path), verbs);
-    } else if (!node.arguments.empty()) {
-      rest += ShellCase(fmt::format("\"{} \"", node.path), node.arguments.front());
-    }
+    if (node.verbs.empty() && node.arguments.empty()) continue;
+    Completed next = node.arguments.empty() ? Completed() : node.arguments.front();
+    for (const auto& [name, help] : node.verbs) next.choices.push_back(name);
+    rest += ShellCase(fmt::format("\"{} \"", node.path), next);
   }
   return fmt::format(
       "  case \"$at $prev\" in\n{}    *) matched=0 ;;\n  esac\n"
@@ -273,7 +270,7 @@ std::string FishScript(const std::vector<Node>& nodes) {
       if (option.takes_value) text += option.files ? " -r -F" : " -x";
       text += FishWords(option) + " -d " + FishQuote(option.help) + "\n";
     }
-    if (node.verbs.empty() && !node.arguments.empty()) {
+    if (!node.arguments.empty()) {
       const Completed& argument = node.arguments.front();
       text += prefix + (argument.files ? " -F" : "") + FishWords(argument) + "\n";
     }

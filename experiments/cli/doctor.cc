@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <filesystem>
@@ -12,6 +13,7 @@
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
+#include "experiments/output/columns.h"
 #include "experiments/run/catalogue.h"
 #include "traces/base/error.h"
 
@@ -31,6 +33,15 @@ struct Finding {
 std::string_view Name(Finding::Status status) {
   constexpr std::array<std::string_view, 3> kNames{"ok", "missing", "broken"};
   return kNames[static_cast<size_t>(status)];
+}
+
+Columns<Finding> FindingColumns() {
+  return {
+      {"item", "", "what was looked for", &Finding::item, "item"},
+      {"status", "", "ok, missing or broken", [](auto& f) { return Name(f.status); }, "status"},
+      {"value", "", "what was found", &Finding::value, "value"},
+      {"remedy", "", "how to get it", [](auto& f) { return IfAny(f.remedy); }},
+  };
 }
 
 // Simulation needs data files; a GPU is needed for recording alone.
@@ -107,7 +118,7 @@ void LookForGpu(std::vector<Finding>& findings) {
   }
 }
 
-int Execute(const FormatOption& format) {
+int Execute(const FormatOption& format, const Session& session) {
   using enum Finding::Status;
   std::vector<Finding> findings{{"spillway", kPresent, SPILLWAY_VERSION},
                                 {"compiler", kPresent, CompilerVersion()}};
@@ -119,45 +130,33 @@ int Execute(const FormatOption& format) {
   LookAtData(findings);
   LookForGpu(findings);
 
-  std::vector<Row> rows;
-  std::vector<std::vector<std::string>> cells{{"item", "status", "value"}};
-  std::string remedies;
-  int exit_code = kOk;
-  for (const Finding& finding : findings) {
-    if (finding.status == kBroken) exit_code = kNegative;
-    rows.push_back({{"item", finding.item},
-                    {"status", std::string(Name(finding.status))},
-                    {"value", finding.value},
-                    {"remedy", finding.remedy.empty() ? Value() : Value(finding.remedy)}});
-    cells.push_back({finding.item, std::string(Name(finding.status)), finding.value});
-    if (!finding.remedy.empty()) {
-      remedies += fmt::format("{}: {}\n", finding.item, finding.remedy);
-    }
-  }
-  switch (format.format()) {
-    case Format::kCsv:
-      fmt::print("{}", FormatCsv(rows));
-      break;
-    case Format::kJson:
-      fmt::print("{}", FormatJson(rows, "spillway.doctor/v1"));
-      break;
-    case Format::kTable:
-      fmt::print("{}", FormatTable(cells));
-      if (!remedies.empty()) fmt::print("\nHow to get what is missing:\n{}", remedies);
-  }
-  return exit_code;
+  const std::string text =
+      FormatAs(format.format(), FindingColumns(), findings, "spillway.doctor/v1", [&] {
+        constexpr std::string_view kShown[] = {"item", "status", "value"};
+        std::string table = FormatTable(FindingColumns(), kShown, findings);
+        std::string remedies;
+        for (const Finding& finding : findings) {
+          if (finding.remedy.empty()) continue;
+          remedies += fmt::format("{}: {}\n", finding.item, finding.remedy);
+        }
+        if (!remedies.empty()) table += "\nHow to get what is missing:\n" + remedies;
+        return table;
+      });
+  const bool broken = std::any_of(findings.begin(), findings.end(),
+                                  [](const Finding& finding) { return finding.status == kBroken; });
+  return session.Finish(text, broken ? kNegative : kOk);
 }
 
 }  // namespace
 
-void AddDoctor(CLI::App& app, int& exit_code) {
+void AddDoctor(CLI::App& app, int& exit_code, Session& session) {
   CLI::App* verb = app.add_subcommand(
       "doctor",
       "Say what is compiled in, what this machine can run and what is missing; exit code 1 if "
       "something that every verb needs is broken");
   auto format = std::make_shared<FormatOption>();
   format->Add(*verb);
-  verb->callback([format, &exit_code] { exit_code = Execute(*format); });
+  verb->callback([format, &exit_code, &session] { exit_code = Execute(*format, session); });
 }
 
 }  // namespace spillway::cli

@@ -64,30 +64,13 @@ LimitSetup SetupOf(const LimitOptions& options) {
 
 std::string FormatLimits(const LimitSetup& setup, const std::vector<LimitResult>& results) {
   const std::string what = setup.family.deepens() ? "depth" : "batch";
-  std::vector<std::vector<std::string>> cells{{"policy", "status", "limit", "depth", "next",
-                                               "none to", "monotone", "trials", "time ms",
-                                               "peak GiB"}};
-  for (const LimitResult& result : results) {
-    const Row row = MakeLimitRow(setup, result);
-    const auto text = [&](std::string_view name) {
-      const Value& value = std::find_if(row.begin(), row.end(), [&](const Column& column) {
-                             return column.name == name;
-                           })->value;
-      if (const auto* number = std::get_if<int64_t>(&value)) return fmt::format("{}", *number);
-      if (const auto* string = std::get_if<std::string>(&value)) return *string;
-      return std::string("-");
-    };
-    cells.push_back(
-        {result.policy, text("status"), text("limit"), text("depth"), text("next"),
-         text("scanned_to"), result.limit.monotone() ? "yes" : "no", text("trials"),
-         result.metrics ? fmt::format("{:.1f}", result.metrics->iteration.milliseconds()) : "-",
-         result.metrics ? fmt::format("{:.2f}", result.metrics->peak_allocated.mib() / 1024)
-                        : "-"});
-  }
-  std::string out =
-      fmt::format("{} ({}, {}) on {} with {}: the largest {} that fits\n\n{}\n",
-                  setup.family.text(), setup.preset, setup.training ? "training" : "inference",
-                  setup.device.description, FormatBytes(setup.memory), what, FormatTable(cells));
+  constexpr std::string_view kShown[] = {
+      "policy",     "status",   "limit",  "depth",        "next",
+      "scanned_to", "monotone", "trials", "iteration_ms", "peak_allocated_bytes"};
+  std::string out = fmt::format(
+      "{} ({}, {}) on {} with {}: the largest {} that fits\n\n{}\n", setup.family.text(),
+      setup.preset, setup.training ? "training" : "inference", setup.device.description,
+      FormatBytes(setup.memory), what, FormatTable(LimitColumns(setup), kShown, results));
   for (const LimitResult& result : results) {
     if (result.next_reason.empty()) continue;
     std::string reason = result.next_reason;
@@ -100,9 +83,8 @@ std::string FormatLimits(const LimitSetup& setup, const std::vector<LimitResult>
   return out;
 }
 
-Manifest ManifestOf(const LimitOptions& options, const LimitSetup& setup,
-                    const std::vector<LimitResult>& results, const Session& session) {
-  Manifest manifest = session.NewManifest();
+void Describe(const LimitOptions& options, const LimitSetup& setup,
+              const std::vector<LimitResult>& results, Manifest& manifest) {
   const auto flag = [](bool value) { return std::string(value ? "true" : "false"); };
   std::vector<std::string> policies;
   for (const LimitResult& result : results) policies.push_back(result.policy);
@@ -141,7 +123,6 @@ Manifest ManifestOf(const LimitOptions& options, const LimitSetup& setup,
       add("policy", "file", plugin);
     }
   }
-  return manifest;
 }
 
 int Execute(const LimitOptions& options, Session& session) {
@@ -163,23 +144,13 @@ int Execute(const LimitOptions& options, Session& session) {
     });
   });
   progress.reset();
-  std::vector<Row> rows;
-  for (const LimitResult& result : results) rows.push_back(MakeLimitRow(setup, result));
-  const Format format = options.format.format();
-  const std::string text = format == Format::kCsv    ? FormatCsv(rows)
-                           : format == Format::kJson ? FormatJson(rows, "spillway.limit/v1")
-                                                     : FormatLimits(setup, results);
+  const std::string text =
+      FormatAs(options.format.format(), LimitColumns(setup), results, "spillway.limit/v1",
+               [&] { return FormatLimits(setup, results); });
   const bool any = std::any_of(results.begin(), results.end(),
                                [](const LimitResult& result) { return result.limit.largest > 0; });
-  const int exit_code = any ? kOk : kNegative;
-  if (options.output.empty()) {
-    session.Print(text);
-    return exit_code;
-  }
-  Manifest manifest = ManifestOf(options, setup, results, session);
-  manifest.exit_code = exit_code;
-  session.Write({{"--output", options.output, text}}, manifest);
-  return exit_code;
+  return session.Finish(text, options.output, {}, any ? kOk : kNegative,
+                        [&](Manifest& manifest) { Describe(options, setup, results, manifest); });
 }
 
 }  // namespace

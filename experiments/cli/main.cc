@@ -39,7 +39,7 @@ void CheckVerbs(const CLI::App& app, const std::vector<std::string>& arguments) 
   const CLI::App* at = &app;
   for (const std::string& word : arguments) {
     const std::vector<const CLI::App*> verbs = at->get_subcommands({});
-    if (verbs.empty() || word.starts_with('-')) return;
+    if (at->get_require_subcommand_min() == 0 || word.starts_with('-')) return;
     const auto named = [&](const CLI::App* verb) { return verb->get_name() == word; };
     const auto found = std::find_if(verbs.begin(), verbs.end(), named);
     if (found == verbs.end()) {
@@ -63,7 +63,7 @@ int Execute(Session& session) {
   AddRun(app, exit_code, session);
   AddCompare(app, exit_code, session);
   AddLimit(app, exit_code, session);
-  AddList(app, exit_code);
+  AddList(app, exit_code, session);
   AddTrace(app, exit_code, session);
   AddRecord(app, exit_code, session);
   AddValidate(app, exit_code, session);
@@ -72,7 +72,7 @@ int Execute(Session& session) {
   AddReplay(app, exit_code, session);
   AddNewPolicy(app, exit_code, session);
   AddReplayRun(app, exit_code, session, Execute);
-  AddDoctor(app, exit_code);
+  AddDoctor(app, exit_code, session);
   AddCompletion(app, exit_code);
   try {
     CheckVerbs(app, session.arguments());

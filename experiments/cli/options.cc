@@ -205,28 +205,20 @@ void Scenario::Verify(const std::string& specification, const Outcome& outcome) 
                                 specification, violations.size(), fmt::join(violations, "\n  ")));
 }
 
-Row Scenario::RowOf(const std::string& specification, const Outcome& outcome) const {
-  return MakeResultRow(*setup_, specification, "sim", outcome, ideal_);
+RunResult Scenario::ResultOf(const std::string& specification, const Outcome& outcome) const {
+  return MakeRunResult(*setup_, specification, "sim", outcome, ideal_);
 }
 
-Row Scenario::RowOf(const std::string& specification, const Execution& execution) const {
+RunResult Scenario::ResultOf(const std::string& specification, const Execution& execution) const {
   const bool timed = !execution.iteration_times.empty();
-  Row row =
-      MakeResultRow(*setup_, specification, timed ? "cuda" : "cpu", execution.outcome, ideal_);
-  for (Column& column : row) {
-    const std::string& name = column.name;
-    if (timed) {
-      // The iteration that was broken down is slowed by its time stamps.
-      if (name == "iteration_ms") column.value = execution.typical_iteration().milliseconds();
-    } else if (name.ends_with("_ms") || name.starts_with("avg_") || name == "slowdown" ||
-               name == "time_over_bound") {
-      column.value = Value();  // the order of execution is no time
-    }
-  }
-  row.push_back({"loss", execution.loss ? Value(double{*execution.loss}) : Value()});
-  row.push_back({"weights_digest",
-                 execution.weights_digest.empty() ? Value() : Value(execution.weights_digest)});
-  return row;
+  RunResult result =
+      MakeRunResult(*setup_, specification, timed ? "cuda" : "cpu", execution.outcome, ideal_);
+  result.timed = timed;
+  if (timed) result.iteration = execution.typical_iteration();
+  result.executed = true;
+  result.loss = execution.loss;
+  result.weights_digest = execution.weights_digest;
+  return result;
 }
 
 std::string Scenario::Title() const {
@@ -237,29 +229,25 @@ std::string Scenario::Title() const {
                      cost_->Provenance());
 }
 
-std::string FormatResults(const Scenario& scenario, const std::vector<Row>& rows, Format format) {
-  if (format == Format::kCsv) return FormatCsv(rows);
-  if (format == Format::kJson) return FormatJson(rows, "spillway.results/v1");
-  std::string text = fmt::format("{}\n{}\n", scenario.Title(), FormatComparison(rows));
-  if (const std::string compression = FormatCompression(rows); !compression.empty()) {
-    text += compression + "\n";
-  }
-  for (const Row& row : rows) {
-    const auto value = [&](std::string_view name) {
-      return std::get<std::string>(std::find_if(row.begin(), row.end(), [&](const Column& c) {
-                                     return c.name == name;
-                                   })->value);
-    };
-    if (scenario.setup().allocator != value("allocator")) {
-      text += fmt::format("{}: allocator {}\n", value("policy"), value("allocator"));
+std::string FormatResults(const Scenario& scenario, std::span<const RunResult> results,
+                          Format format) {
+  return FormatAs(format, ResultColumns(), results, "spillway.results/v1", [&] {
+    std::string text = fmt::format("{}\n{}\n", scenario.Title(), FormatComparison(results));
+    if (const std::string compression = FormatCompression(results); !compression.empty()) {
+      text += compression + "\n";
     }
-    if (value("status") != "oom") continue;
-    // Among several policies one sentence is enough; a single run also says who holds the memory.
-    std::string reason = value("reason");
-    if (rows.size() > 1) reason.resize(std::min(reason.find(". Largest"), reason.size()));
-    text += fmt::format("{}: {}\n", value("policy"), reason);
-  }
-  return text;
+    for (const RunResult& result : results) {
+      if (scenario.setup().allocator != result.allocator) {
+        text += fmt::format("{}: allocator {}\n", result.policy, result.allocator);
+      }
+      if (result.fits()) continue;
+      // Among several policies one sentence is enough; a single run also says who holds the memory.
+      std::string reason = result.report.out_of_memory->Message();
+      if (results.size() > 1) reason.resize(std::min(reason.find(". Largest"), reason.size()));
+      text += fmt::format("{}: {}\n", result.policy, reason);
+    }
+    return text;
+  });
 }
 
 std::vector<std::string> AllPolicies() {

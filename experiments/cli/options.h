@@ -6,11 +6,12 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "experiments/output/result_row.h"
+#include "experiments/output/run_result.h"
 #include "experiments/run/catalogue.h"
 #include "experiments/run/execute.h"
 #include "experiments/run/resolve.h"
@@ -95,17 +96,17 @@ class Scenario {
   Outcome Play(const std::string& name, const PolicyMaker& make) const;
   // The policy that `--allocator auto` chooses, else the first.
   Outcome Play(const std::string& name, const std::vector<PolicyMaker>& makers) const;
-  Row RowOf(const std::string& specification, const Outcome& outcome) const;
+  RunResult ResultOf(const std::string& specification, const Outcome& outcome) const;
 
-  // Runs one policy on real bytes, verified likewise. The row of such a run also has loss and
-  // weights_digest, and on the CPU no times.
+  // Runs one policy on real bytes, verified likewise. The result of such a run also has loss
+  // and weights_digest, and on the CPU no times.
   Execution PlayOnCpu(const std::string& name, const PolicyMaker& make,
                       const ExecuteOptions& options) const;
   Execution PlayOnCuda(const std::string& name, const PolicyMaker& make, CudaMachine& machine,
                        const ExecuteOptions& options) const;
-  Row RowOf(const std::string& specification, const Execution& execution) const;
-  Row Run(const std::string& specification) const {
-    return RowOf(specification, Play(specification));
+  RunResult ResultOf(const std::string& specification, const Execution& execution) const;
+  RunResult Run(const std::string& specification) const {
+    return ResultOf(specification, Play(specification));
   }
 
   // One line for people: workload, device, memory and where the costs come from.
@@ -123,8 +124,9 @@ class Scenario {
   bool check_;
 };
 
-// The result rows in the chosen format.
-std::string FormatResults(const Scenario& scenario, const std::vector<Row>& rows, Format format);
+// The results in the chosen format.
+std::string FormatResults(const Scenario& scenario, std::span<const RunResult> results,
+                          Format format);
 
 // Every built-in policy, in both variants where it has the parameter `algo` and does not choose by
 // itself.

@@ -215,49 +215,39 @@ int Execute(const ReplayOptions& options, Session& session) {
 
   std::optional<std::vector<Remedy>> remedies;
   if (options.out_of_memory_report) remedies = FindRemedies(*log, replayed, memory);
-  const std::vector<Row> rows = ReplayRows(replayed);
   std::string text;
   switch (options.format.format()) {
     case Format::kCsv:
-      text = FormatCsv(rows);
+      text = FormatCsv(ReplayColumns(replayed), replayed.results);
       break;
     case Format::kJson:
-      text = FormatReplayJson(*log, replayed, rows, remedies);
+      text = FormatReplayJson(*log, replayed, remedies);
       break;
     case Format::kTable:
-      text = FormatReplayTable(*log, replayed, rows);
+      text = FormatReplayTable(*log, replayed);
       if (remedies) text += FormatOutOfMemory(*log, replayed, *remedies, memory);
   }
 
-  Manifest manifest = session.NewManifest();
   const bool fits = std::all_of(replayed.results.begin(), replayed.results.end(),
                                 [](const ReplayResult& result) { return result.fits(); });
-  manifest.exit_code = fits ? kOk : kNegative;
-  if (exports || !options.output.empty()) {
-    manifest.configuration = {
-        {"log", options.log},
-        {"allocator", fmt::format("{}", fmt::join(specifications, " "))},
-        {"memory",
-         memory == Bytes::Unlimited() ? "unlimited" : fmt::format("{} B", memory.count())}};
-    ManifestInput input{"log", "file", options.log, {}};
-    input.sha256 = HashInput(input, manifest.configuration);
-    manifest.inputs.push_back(std::move(input));
-  }
-  std::vector<OutputFile> files;
-  if (!options.output.empty()) files.push_back({"--output", options.output, text});
-  if (!options.export_trace.empty()) {
-    files.push_back({"--export-trace", options.export_trace,
-                     FormatReplayTrace(replayed, {{"tool", std::string("spillway")},
-                                                  {"version", manifest.version},
-                                                  {"log", options.log},
-                                                  {"run_sha256", RunSha256(manifest)}})});
-  }
-  if (!options.export_memory.empty()) {
-    files.push_back({"--export-memory", options.export_memory, FormatReplayCsv(replayed)});
-  }
-  if (!files.empty()) session.Write(files, manifest);
-  if (options.output.empty()) session.Print(text);
-  return manifest.exit_code;
+  const std::vector<Export> files{
+      {"--export-trace", options.export_trace,
+       [&](const Manifest& manifest) {
+         return FormatReplayTrace(replayed, {manifest.version, options.log, RunSha256(manifest)});
+       }},
+      {"--export-memory", options.export_memory,
+       [&](const Manifest&) { return FormatReplayCsv(replayed); }}};
+  return session.Finish(
+      text, options.output, files, fits ? kOk : kNegative, [&](Manifest& manifest) {
+        manifest.configuration = {
+            {"log", options.log},
+            {"allocator", fmt::format("{}", fmt::join(specifications, " "))},
+            {"memory",
+             memory == Bytes::Unlimited() ? "unlimited" : fmt::format("{} B", memory.count())}};
+        ManifestInput input{"log", "file", options.log, {}};
+        input.sha256 = HashInput(input, manifest.configuration);
+        manifest.inputs.push_back(std::move(input));
+      });
 }
 
 }  // namespace

@@ -4,16 +4,36 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
+#include "experiments/output/columns.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/base/sha256.h"
 
 namespace spillway::cli {
 namespace {
+
+// A file of the manifest, and what became of it now.
+struct ReplayedOutput {
+  const ManifestOutput* recorded;
+  std::optional<std::string> sha256;  // nullopt: it was not made
+
+  bool same() const { return sha256 == recorded->sha256; }
+};
+
+Columns<ReplayedOutput> OutputColumns() {
+  return {
+      {"option", "", "that asked for it", [](auto& output) { return output.recorded->option; }},
+      {"path", "", "as given", [](auto& output) { return output.recorded->path; }},
+      {"sha256", "", "as recorded", [](auto& output) { return output.recorded->sha256; }},
+      {"replayed_sha256", "", "as made again", &ReplayedOutput::sha256},
+      {"same", "", "both are equal", &ReplayedOutput::same},
+  };
+}
 
 struct ReplayOptions {
   std::string manifest;
@@ -83,37 +103,26 @@ int Execute(const ReplayOptions& options, Session& session,
         fmt::format("the run ended with exit code {}, not {}", exit_code, manifest.exit_code));
   }
 
-  std::vector<Row> rows;
+  std::vector<ReplayedOutput> outputs;
   for (const ManifestOutput& output : manifest.outputs) {
     const auto file = std::find_if(files.begin(), files.end(), [&](const OutputFile& candidate) {
       return candidate.option == output.option;
     });
-    const Value hash = file == files.end() ? Value() : Value(Sha256(file->contents));
-    const bool equal = hash == Value(output.sha256);
-    same &= equal;
-    rows.push_back({{"option", output.option},
-                    {"path", output.path},
-                    {"sha256", output.sha256},
-                    {"replayed_sha256", hash},
-                    {"same", equal}});
+    outputs.push_back({&output, std::nullopt});
+    if (file != files.end()) outputs.back().sha256 = Sha256(file->contents);
+    same &= outputs.back().same();
   }
   if (!options.output_dir.empty()) WriteAgain(files, options.output_dir, session);
-  switch (options.format.format()) {
-    case Format::kCsv:
-      session.Print(FormatCsv(rows));
-      break;
-    case Format::kJson:
-      session.Print(FormatJson(rows, "spillway.replay-run/v1"));
-      break;
-    case Format::kTable:
-      for (const ManifestOutput& output : manifest.outputs) {
-        const bool equal =
-            rows[static_cast<size_t>(&output - manifest.outputs.data())].back().value ==
-            Value(true);
-        session.Print(fmt::format("{}: {}\n", output.path, equal ? "same" : "DIFFERENT"));
-      }
-  }
-  return same ? kOk : kNegative;
+  const std::string text =
+      FormatAs(options.format.format(), OutputColumns(), outputs, "spillway.replay-run/v1", [&] {
+        std::string lines;
+        for (const ReplayedOutput& output : outputs) {
+          lines +=
+              fmt::format("{}: {}\n", output.recorded->path, output.same() ? "same" : "DIFFERENT");
+        }
+        return lines;
+      });
+  return session.Finish(text, same ? kOk : kNegative);
 }
 
 }  // namespace

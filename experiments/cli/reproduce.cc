@@ -48,30 +48,23 @@ int Execute(const ReproduceOptions& options, Session& session) {
   for (const PaperItem& item : SelectItems(ReadPaperValues(*path), options.item)) {
     results.push_back(Reproduce(item));
   }
-  std::vector<Row> rows;
-  for (const Reproduction& result : results) rows.push_back(MakeReproductionRow(result));
-  const Format format = options.format.format();
-  const std::string text = format == Format::kCsv    ? FormatCsv(rows)
-                           : format == Format::kJson ? FormatJson(rows, "spillway.reproduce/v1")
-                                                     : FormatReproductions(results);
+  const std::string text =
+      FormatAs(options.format.format(), ReproductionColumns(), results, "spillway.reproduce/v1",
+               [&] { return FormatReproductions(results); });
   const bool all_pass = std::all_of(results.begin(), results.end(), [](const Reproduction& result) {
     return !result.judged || result.passes;
   });
-  const int exit_code = all_pass ? kOk : kNegative;
-  if (options.output.empty()) {
-    session.Print(text);
-    return exit_code;
-  }
-  Manifest manifest = session.NewManifest();
-  manifest.exit_code = exit_code;
-  manifest.configuration = {{"item", options.item}};
-  manifest.inputs.push_back({"paper_values", "data", list, {}});
-  for (const std::string& device : DeviceNames()) {
-    manifest.inputs.push_back({"device", "data", fmt::format("sim/devices/{}.toml", device), {}});
-  }
-  for (ManifestInput& input : manifest.inputs) input.sha256 = HashInput(input, {});
-  session.Write({{"--output", options.output, text}}, manifest);
-  return exit_code;
+  return session.Finish(text, options.output, {}, all_pass ? kOk : kNegative,
+                        [&](Manifest& manifest) {
+                          manifest.configuration = {{"item", options.item}};
+                          manifest.inputs.push_back({"paper_values", "data", list, {}});
+                          for (const std::string& device : DeviceNames()) {
+                            manifest.inputs.push_back(
+                                {"device", "data", fmt::format("sim/devices/{}.toml", device), {}});
+                          }
+                          for (ManifestInput& input : manifest.inputs)
+                            input.sha256 = HashInput(input, {});
+                        });
 }
 
 }  // namespace

@@ -46,35 +46,30 @@ struct RunOptions {
 constexpr size_t kShownStalls = 10;
 
 std::string FormatExplained(const Scenario& scenario, const RunOptions& options,
-                            const Outcome& outcome, const Row& row) {
+                            const Outcome& outcome, const RunResult& result) {
   const Report& report = outcome.report;
+  const Trace& trace = outcome.trace(scenario.setup());
   const Format format = options.format.format();
-  const auto stalls = report.fits() ? ExplainStalls(outcome.trace(scenario.setup()), report)
-                                    : std::vector<StallExplanation>();
-  if (format == Format::kJson)
-    return FormatExplanationJson(outcome.trace(scenario.setup()), report, row, stalls);
-  if (format == Format::kCsv)
-    return FormatCsv(ExplanationRows(outcome.trace(scenario.setup()), report, stalls));
-  std::string text = FormatResults(scenario, {row}, format);
-  if (report.fits()) {
-    text += FormatExplanation(outcome.trace(scenario.setup()), report, stalls, kShownStalls);
-  }
+  const auto stalls =
+      report.fits() ? ExplainStalls(trace, report) : std::vector<StallExplanation>();
+  if (format == Format::kJson) return FormatExplanationJson(trace, report, result, stalls);
+  if (format == Format::kCsv) return FormatExplanationCsv(trace, report, stalls);
+  std::string text = FormatResults(scenario, {&result, 1}, format);
+  if (report.fits()) text += FormatExplanation(trace, report, stalls, kShownStalls);
   return text;
 }
 
 ChromeTraceOrigin OriginOf(const Scenario& scenario, const std::string& policy,
                            const Manifest& manifest) {
   const Setup& setup = scenario.setup();
-  return {
-      setup.device.description + " (simulated)",
-      {{"tool", std::string("spillway")},
-       {"version", manifest.version},
-       {"workload", setup.trace.name},
-       {"policy", policy},
-       {"device", setup.device.name},
-       {"memory_bytes", setup.memory == Bytes::Unlimited() ? Value() : Value(setup.memory.count())},
-       {"cost", setup.cost.Provenance()},
-       {"run_sha256", RunSha256(manifest)}}};
+  return {setup.device.description + " (simulated)",
+          manifest.version,
+          setup.trace.name,
+          policy,
+          setup.device.name,
+          IfLimited(setup.memory),
+          setup.cost.Provenance(),
+          RunSha256(manifest)};
 }
 
 // The policy asked for, or the in-core run with another run's kernels.
@@ -105,10 +100,11 @@ void Describe(const RunOptions& options, const Scenario& scenario, Manifest& man
   manifest.inputs.push_back(std::move(input));
 }
 
-OutputFile DecisionsFile(const Scenario& scenario, const RunOptions& options,
-                         const Outcome& outcome) {
-  return {"--export-decisions", options.export_decisions,
-          FormatDecisions(outcome.trace(scenario.setup()), outcome.report, scenario.setup().cost)};
+Export DecisionsFile(const Scenario& scenario, const RunOptions& options, const Outcome& outcome) {
+  return {"--export-decisions", options.export_decisions, [&](const Manifest&) {
+            return FormatDecisions(outcome.trace(scenario.setup()), outcome.report,
+                                   scenario.setup().cost);
+          }};
 }
 
 // What the host kept compressed in the end.
@@ -138,34 +134,26 @@ int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session&
     execution =
         scenario.PlayOnCuda(PolicyName(options), MakerOf(options), *machine, options.execute);
   }
-  const Row row = scenario.RowOf(PolicyName(options), execution);
-  std::string text = FormatResults(scenario, {row}, options.format.format());
+  const Outcome& outcome = execution.outcome;
+  const Trace& trace = outcome.trace(scenario.setup());
+  const RunResult result = scenario.ResultOf(PolicyName(options), execution);
+  std::string text = FormatResults(scenario, {&result, 1}, options.format.format());
   if (options.format.format() == Format::kTable && execution.loss) {
     text += fmt::format("loss {} after {} iteration(s), weights {}\n", *execution.loss,
                         options.execute.iterations, execution.weights_digest);
   }
-  if (options.format.format() == Format::kTable && execution.outcome.compression) {
-    text += FormatStored(execution.outcome.trace(scenario.setup()), *execution.outcome.compression);
+  if (options.format.format() == Format::kTable && outcome.compression) {
+    text += FormatStored(trace, *outcome.compression);
   }
-  const bool fits = execution.outcome.report.fits();
-  std::vector<OutputFile> files;
-  if (!options.output.empty()) files.push_back({"--output", options.output, text});
-  if (fits && !options.export_decisions.empty()) {
-    files.push_back(DecisionsFile(scenario, options, execution.outcome));
+  std::vector<Export> files;
+  if (result.fits()) {
+    files = {DecisionsFile(scenario, options, outcome),
+             {"--export-densities", options.export_densities, [&](const Manifest&) {
+                return FormatDensities(trace, outcome.compression->stored);
+              }}};
   }
-  if (fits && !options.export_densities.empty()) {
-    files.push_back({"--export-densities", options.export_densities,
-                     FormatDensities(execution.outcome.trace(scenario.setup()),
-                                     execution.outcome.compression->stored)});
-  }
-  Manifest manifest = session.NewManifest();
-  manifest.exit_code = fits ? kOk : kNegative;
-  if (!files.empty()) {
-    Describe(options, scenario, manifest);
-    session.Write(files, manifest);
-  }
-  if (options.output.empty()) session.Print(text);
-  return manifest.exit_code;
+  return session.Finish(text, options.output, files, result.fits() ? kOk : kNegative,
+                        [&](Manifest& manifest) { Describe(options, scenario, manifest); });
 }
 
 // With the memory that the policy gets unless another is asked for.
@@ -196,44 +184,32 @@ int Execute(const RunOptions& options, Session& session) {
   const std::string policy = PolicyName(options);
   const Outcome outcome = options.kernels_from.empty() ? scenario.Play(policy)
                                                        : scenario.Play(policy, MakerOf(options));
-  const Row row = scenario.RowOf(policy, outcome);
-  const bool fits = outcome.report.fits();
+  const RunResult result = scenario.ResultOf(policy, outcome);
+  const Trace& trace = outcome.trace(scenario.setup());
+  const Report& report = outcome.report;
   const std::string text = options.explain
-                               ? FormatExplained(scenario, options, outcome, row)
-                               : FormatResults(scenario, {row}, options.format.format());
-
-  std::vector<OutputFile> files;
-  if (!options.output.empty()) files.push_back({"--output", options.output, text});
-  Manifest manifest = session.NewManifest();
-  manifest.exit_code = fits ? kOk : kNegative;
-  const bool exports = !options.export_trace.empty() || !options.export_memory.empty() ||
-                       !options.export_decisions.empty() || !options.export_snapshot.empty();
-  if (!options.output.empty() || exports) {
-    Describe(options, scenario, manifest);
-  }
-  if (fits && !options.export_trace.empty()) {
-    files.push_back(
-        {"--export-trace", options.export_trace,
-         FormatChromeTrace(outcome.trace(scenario.setup()), outcome.report, scenario.setup().cost,
-                           OriginOf(scenario, policy, manifest))});
-  }
-  if (fits && !options.export_memory.empty()) {
-    files.push_back({"--export-memory", options.export_memory,
-                     FormatMemoryCsv(outcome.trace(scenario.setup()), outcome.report)});
-  }
-  if (fits && !options.export_decisions.empty()) {
-    files.push_back(DecisionsFile(scenario, options, outcome));
-  }
-  if (fits && !options.export_snapshot.empty()) {
-    files.push_back({"--export-snapshot", options.export_snapshot,
-                     FormatSnapshot(outcome.trace(scenario.setup()), outcome.report)});
-  }
-  if (!files.empty()) session.Write(files, manifest);
-  if (options.output.empty()) session.Print(text);
-  if (!fits && exports) {
+                               ? FormatExplained(scenario, options, outcome, result)
+                               : FormatResults(scenario, {&result, 1}, options.format.format());
+  const std::vector<Export> exports{
+      {"--export-trace", options.export_trace,
+       [&](const Manifest& manifest) {
+         return FormatChromeTrace(trace, report, scenario.setup().cost,
+                                  OriginOf(scenario, policy, manifest));
+       }},
+      {"--export-memory", options.export_memory,
+       [&](const Manifest&) { return FormatMemoryCsv(trace, report); }},
+      DecisionsFile(scenario, options, outcome),
+      {"--export-snapshot", options.export_snapshot,
+       [&](const Manifest&) { return FormatSnapshot(trace, report); }}};
+  const int exit_code =
+      session.Finish(text, options.output, result.fits() ? exports : std::vector<Export>(),
+                     result.fits() ? kOk : kNegative,
+                     [&](Manifest& manifest) { Describe(options, scenario, manifest); });
+  if (!result.fits() && std::any_of(exports.begin(), exports.end(),
+                                    [](const Export& file) { return !file.path.empty(); })) {
     session.Remark("the workload does not fit: nothing was exported");
   }
-  return manifest.exit_code;
+  return exit_code;
 }
 
 }  // namespace

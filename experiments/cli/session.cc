@@ -63,6 +63,29 @@ Manifest Session::NewManifest() const {
   return manifest;
 }
 
+int Session::Finish(std::string results, const std::string& output,
+                    const std::vector<Export>& exports, int exit_code,
+                    const std::function<void(Manifest&)>& describe) {
+  Manifest manifest = NewManifest();
+  manifest.exit_code = exit_code;
+  const bool exporting = std::any_of(exports.begin(), exports.end(),
+                                     [](const Export& file) { return !file.path.empty(); });
+  if (output.empty() && !exporting) return Finish(results, exit_code);
+  describe(manifest);
+  std::vector<OutputFile> files;
+  if (!output.empty()) files.push_back({"--output", output, std::move(results)});
+  for (const Export& file : exports) {
+    if (!file.path.empty()) files.push_back({file.option, file.path, file.contents(manifest)});
+  }
+  Write(files, std::move(manifest));
+  return output.empty() ? Finish(results, exit_code) : exit_code;
+}
+
+int Session::Finish(std::string_view results, int exit_code) const {
+  Print(results);
+  return exit_code;
+}
+
 void Session::Write(const std::vector<OutputFile>& files, Manifest manifest) {
   CheckPlaces(files, manifest.inputs);
   for (const OutputFile& file : files) {

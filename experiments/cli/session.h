@@ -9,6 +9,7 @@
 #define SPILLWAY_EXPERIMENTS_CLI_SESSION_H_
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,13 @@
 #include "experiments/output/manifest.h"
 
 namespace spillway::cli {
+
+// A file that a verb can be asked for, by an option.
+struct Export {
+  std::string option;  // "--export-trace"
+  std::string path;    // empty: not asked for
+  std::function<std::string(const Manifest&)> contents;
+};
 
 // A file that a verb was asked for.
 struct OutputFile {
@@ -41,14 +49,21 @@ class Session {
   // Prints a remark on standard error.
   void Remark(std::string_view line) const;
 
-  // A manifest of this invocation, to be completed with configuration and inputs.
+  // A manifest of this invocation, without configuration and inputs.
   Manifest NewManifest() const;
 
-  // Writes each file whole, then its manifest. Throws `InputError` if a file cannot be written, or
-  // if two have one path.
-  void Write(const std::vector<OutputFile>& files, Manifest manifest);
+  // The end of a verb: writes the exports, and its results to the file `output`, or prints them
+  // where that is empty. Each file is written whole, then its manifest, which `describe` has
+  // completed with configuration and inputs. Returns `exit_code`. Throws `InputError` if a file
+  // cannot be written, or if two have one path.
+  int Finish(std::string results, const std::string& output, const std::vector<Export>& exports,
+             int exit_code, const std::function<void(Manifest&)>& describe);
+  // Of a verb that writes no files.
+  int Finish(std::string_view results, int exit_code) const;
 
  private:
+  void Write(const std::vector<OutputFile>& files, Manifest manifest);
+
   std::vector<std::string> arguments_;
   Interrupts& interrupts_;
   std::vector<OutputFile>* captured_;

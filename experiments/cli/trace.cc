@@ -2,11 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <array>
+#include <algorithm>
 
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
+#include "experiments/output/columns.h"
 #include "experiments/run/catalogue.h"
 #include "sim/core/report.h"
 #include "traces/format.h"
@@ -14,62 +15,59 @@
 namespace spillway::cli {
 namespace {
 
-Row InfoRow(const Trace& trace) {
-  std::array<Bytes, 7> by_kind{};
-  for (const Tensor& tensor : trace.tensors) {
-    if (!tensor.alias_of) by_kind[static_cast<size_t>(tensor.kind)] += tensor.size;
-  }
-  std::array<int64_t, 3> by_phase{};
-  int64_t flops = 0;
-  for (const Op& op : trace.ops) {
-    ++by_phase[static_cast<size_t>(op.phase)];
-    flops += op.flops();
-  }
-  Row row{
-      {"workload", trace.name},
-      {"network", trace.network},
-      {"batch", trace.batch},
-      {"preset", trace.preset},
-      {"mode", std::string(trace.training ? "training" : "inference")},
-      {"layers", static_cast<int64_t>(trace.layers.size())},
-      {"tensors", static_cast<int64_t>(trace.tensors.size())},
-      {"ops", static_cast<int64_t>(trace.ops.size())},
-      {"forward_ops", by_phase[0]},
-      {"backward_ops", by_phase[1]},
-      {"update_ops", by_phase[2]},
-      {"gflops", static_cast<double>(flops) / 1e9},
+Columns<Trace> InfoColumns() {
+  const auto ops_in = [](Phase phase) {
+    return [phase](const Trace& trace) {
+      return std::count_if(trace.ops.begin(), trace.ops.end(),
+                           [&](const Op& op) { return op.phase == phase; });
+    };
   };
-  for (size_t i = 0; i < by_kind.size(); ++i) {
-    row.push_back({fmt::format("{}_bytes", Name(static_cast<TensorKind>(i))), by_kind[i].count()});
+  Columns<Trace> columns{
+      {"workload", "", "network and batch, or the name in the file", &Trace::name},
+      {"network", "", "its name", &Trace::network},
+      {"batch", "1", "images per iteration", &Trace::batch},
+      {"preset", "", "how memory is counted", &Trace::preset},
+      {"mode", "", "training or inference",
+       [](auto& trace) { return trace.training ? "training" : "inference"; }},
+      {"layers", "1", "of the network", [](auto& trace) { return trace.layers.size(); }},
+      {"tensors", "1", "aliases included", [](auto& trace) { return trace.tensors.size(); }},
+      {"ops", "1", "of one iteration", [](auto& trace) { return trace.ops.size(); }},
+      {"forward_ops", "1", "of these", ops_in(Phase::kForward)},
+      {"backward_ops", "1", "of these", ops_in(Phase::kBackward)},
+      {"update_ops", "1", "of these", ops_in(Phase::kUpdate)},
+      {"gflops", "1e9", "operations of one iteration",
+       [](auto& trace) {
+         int64_t flops = 0;
+         for (const Op& op : trace.ops) flops += op.flops();
+         return static_cast<double>(flops) / 1e9;
+       }},
+  };
+  for (const std::string_view name : TensorKindNames()) {
+    columns.push_back({fmt::format("{}_bytes", name), "B", "tensors of this kind",
+                       [kind = ParseTensorKind(name)](const Trace& trace) {
+                         Bytes size;
+                         for (const Tensor& tensor : trace.tensors) {
+                           if (tensor.kind == kind && !tensor.alias_of) size += tensor.size;
+                         }
+                         return size;
+                       }});
   }
-  row.push_back({"bound_layer_bytes", LayerBound(trace, Bytes(512)).count()});
-  return row;
+  columns.push_back({"bound_layer_bytes", "B", "the least that any layer-wise policy needs",
+                     [](auto& trace) { return LayerBound(trace, Bytes(512)); }});
+  return columns;
 }
 
-void PrintInfo(const Trace& trace, Format format) {
-  const Row row = InfoRow(trace);
-  if (format == Format::kCsv) {
-    fmt::print("{}", FormatCsv({row}));
-  } else if (format == Format::kJson) {
-    fmt::print("{}", FormatJson({row}, "spillway.trace-info/v1"));
-  } else {
-    for (const Column& column : row) {
-      if (const auto* bytes = std::get_if<int64_t>(&column.value);
-          bytes != nullptr && column.name.ends_with("_bytes")) {
-        fmt::print("{:<26}{} ({})\n", column.name, *bytes, FormatBytes(Bytes(*bytes)));
-      } else {
-        std::visit(
-            [&](const auto& value) {
-              using Type = std::decay_t<decltype(value)>;
-              if constexpr (!std::is_same_v<Type, std::monostate> &&
-                            !std::is_same_v<Type, NestedRows>) {
-                fmt::print("{:<26}{}\n", column.name, value);
-              }
-            },
-            column.value);
-      }
+std::string FormatInfo(const Trace& trace) {
+  std::string text;
+  for (const Column<Trace>& column : InfoColumns()) {
+    std::string value;
+    AppendCsv(value, column.get(trace));
+    if (column.unit == "B") {
+      value += fmt::format(" ({})", FormatBytes(Bytes(std::get<int64_t>(column.get(trace)))));
     }
+    text += fmt::format("{:<26}{}\n", column.name, value);
   }
+  return text;
 }
 
 void AddBuild(CLI::App& trace, Session& session) {
@@ -94,7 +92,7 @@ void AddBuild(CLI::App& trace, Session& session) {
   });
 }
 
-void AddInfo(CLI::App& trace) {
+void AddInfo(CLI::App& trace, Session& session) {
   struct Options {
     WorkloadOption workload;
     FormatOption format;
@@ -103,7 +101,11 @@ void AddInfo(CLI::App& trace) {
   auto options = std::make_shared<Options>();
   options->workload.Add(*verb);
   options->format.Add(*verb);
-  verb->callback([options] { PrintInfo(options->workload.Load(), options->format.format()); });
+  verb->callback([options, &session] {
+    const Trace loaded = options->workload.Load();
+    session.Print(FormatAs(options->format.format(), InfoColumns(), {&loaded, 1},
+                           "spillway.trace-info/v1", [&] { return FormatInfo(loaded); }));
+  });
 }
 
 void AddValidate(CLI::App& trace) {
@@ -125,7 +127,7 @@ void AddTrace(CLI::App& app, int& exit_code, Session& session) {
   CLI::App* verb = app.add_subcommand("trace", "Build, inspect and validate trace files");
   verb->require_subcommand(1);
   AddBuild(*verb, session);
-  AddInfo(*verb);
+  AddInfo(*verb, session);
   AddValidate(*verb);
   verb->callback([&exit_code] { exit_code = kOk; });
 }

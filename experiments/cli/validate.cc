@@ -96,7 +96,8 @@ int Execute(ValidateOptions options, Session& session) {
   }
   const auto machine = OpenCuda({0, options.math, options.execute.seed});
 
-  std::vector<Row> rows, commands;
+  std::vector<ValidationResult> results;
+  std::vector<ValidatedCommand> commands;
   bool agree = true;
   ProgressBar bar(options.workloads.size() * options.policies.size() * options.memories.size(),
                   options.quiet);
@@ -113,37 +114,31 @@ int Execute(ValidateOptions options, Session& session) {
       for (const std::string& policy : options.policies) {
         PolicyLibrary library;
         const auto make = [&] { return library.Make(policy); };
-        const Validation validation = Validate(scenario.setup(), make, *machine, options.execute);
+        Validation validation = Validate(scenario.setup(), make, *machine, options.execute);
         for (const std::string& violation : validation.violations) {
           session.Remark(fmt::format("{} {}: {}", workload, policy, violation));
         }
         agree = agree && Agrees(validation, tolerance);
-        rows.push_back(MakeValidationRow(scenario.setup(), policy, validation));
         bar.Advance(fmt::format("{} {}", workload, policy));
-        if (options.commands.empty() || !validation.fits() || !validation.parity()) continue;
-        for (Row& row : CommandRows(scenario.setup(), validation)) {
-          row.insert(row.begin(), {{"workload", workload},
-                                   {"policy", policy},
-                                   {"memory", memory.empty() ? "all" : memory}});
-          commands.push_back(std::move(row));
+        if (!options.commands.empty() && validation.fits() && validation.parity()) {
+          for (ValidatedCommand& command : CommandsOf(scenario.setup(), validation)) {
+            command.workload = workload;
+            command.policy = policy;
+            command.memory = memory.empty() ? "all" : memory;
+            commands.push_back(std::move(command));
+          }
         }
+        results.push_back(MakeValidationResult(scenario.setup(), policy, std::move(validation)));
       }
     }
   }
-  const std::string text = options.format.format() == Format::kCsv ? FormatCsv(rows)
-                           : options.format.format() == Format::kJson
-                               ? FormatJson(rows, "spillway.validation/v1")
-                               : FormatValidation(rows);
-  Manifest manifest = session.NewManifest();
-  manifest.exit_code = agree ? kOk : kNegative;
-  std::vector<OutputFile> files;
-  if (!options.output.empty()) files.push_back({"--output", options.output, text});
-  if (!options.commands.empty()) {
-    files.push_back({"--export-commands", options.commands, FormatCsv(commands)});
-  }
-  if (!files.empty()) session.Write(files, manifest);
-  if (options.output.empty()) session.Print(text);
-  return manifest.exit_code;
+  const std::string text =
+      FormatAs(options.format.format(), ValidationColumns(), results, "spillway.validation/v1",
+               [&] { return FormatValidation(results); });
+  const Export exported{"--export-commands", options.commands,
+                        [&](const Manifest&) { return FormatCsv(CommandColumns(), commands); }};
+  return session.Finish(text, options.output, {exported}, agree ? kOk : kNegative,
+                        [](Manifest&) {});
 }
 
 }  // namespace

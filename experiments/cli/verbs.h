@@ -24,7 +24,7 @@ inline constexpr int kMissingEnvironment = 5;
 void AddRun(CLI::App& app, int& exit_code, Session& session);
 void AddCompare(CLI::App& app, int& exit_code, Session& session);
 void AddLimit(CLI::App& app, int& exit_code, Session& session);
-void AddList(CLI::App& app, int& exit_code);
+void AddList(CLI::App& app, int& exit_code, Session& session);
 void AddTrace(CLI::App& app, int& exit_code, Session& session);
 void AddRecord(CLI::App& app, int& exit_code, Session& session);
 void AddValidate(CLI::App& app, int& exit_code, Session& session);
@@ -35,7 +35,7 @@ void AddNewPolicy(CLI::App& app, int& exit_code, Session& session);
 // `run` executes another session's arguments as a command line of its own.
 void AddReplayRun(CLI::App& app, int& exit_code, Session& session,
                   std::function<int(Session& other)> run);
-void AddDoctor(CLI::App& app, int& exit_code);
+void AddDoctor(CLI::App& app, int& exit_code, Session& session);
 void AddCompletion(CLI::App& app, int& exit_code);
 
 }  // namespace spillway::cli

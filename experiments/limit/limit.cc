@@ -170,41 +170,67 @@ LimitResult FindLimit(const LimitSetup& setup, const std::string& policy,
   return result;
 }
 
-Row MakeLimitRow(const LimitSetup& setup, const LimitResult& result) {
-  const Limit& limit = result.limit;
-  const bool any = limit.largest > 0;
-  const bool bounded = limit.largest == setup.family.most();
-  const auto when = [](bool known, Value value) { return known ? std::move(value) : Value(); };
-  const Workload workload = setup.family.At(std::max<int64_t>(limit.largest, 1));
-  const auto depth = ResNetDepth(workload.network);
-  const Metrics metrics = result.metrics.value_or(Metrics());
+Columns<LimitResult> LimitColumns(const LimitSetup& setup) {
+  const auto bounded = [most = setup.family.most()](const LimitResult& result) {
+    return result.limit.largest == most;
+  };
+  const auto if_any = [](auto get) {
+    return [get](const LimitResult& result) { return When(result.limit.largest > 0, get(result)); };
+  };
+  const auto metric = [=](auto member) {
+    return if_any(
+        [member](const LimitResult& result) { return result.metrics.value_or(Metrics()).*member; });
+  };
+  const auto workload = [&setup](const LimitResult& result) {
+    return setup.family.At(std::max<int64_t>(result.limit.largest, 1));
+  };
   return {
-      {"network", setup.family.text()},
-      {"vary", std::string(setup.family.deepens() ? "depth" : "batch")},
-      {"preset", setup.preset},
-      {"mode", std::string(setup.training ? "training" : "inference")},
-      {"device", setup.device.name},
-      {"memory_bytes", setup.memory.count()},
-      {"allocator", setup.allocator},
-      {"policy", result.policy},
-      {"status", std::string(bounded ? "bounded"
-                             : any   ? "ok"
-                                     : "none")},
-      {"limit", when(any, limit.largest)},
-      {"workload", when(any, workload.Name())},
-      {"depth", when(any && depth, depth.value_or(0))},
-      {"next", when(!bounded, limit.largest + 1)},
-      {"next_reason", when(!bounded, result.next_reason)},
-      {"scanned_to", limit.scanned_to},
-      {"monotone", limit.monotone()},
-      {"least_misfit", limit.misfits.empty() ? Value() : Value(limit.misfits.front())},
-      {"trials", int64_t{limit.trials}},
-      {"checked", setup.check},
-      {"iteration_ms", when(any, metrics.iteration.milliseconds())},
-      {"peak_requested_bytes", when(any, metrics.peak_requested.count())},
-      {"peak_allocated_bytes", when(any, metrics.peak_allocated.count())},
-      {"offloaded_bytes", when(any, metrics.offloaded.count())},
-      {"recomputed_ops", when(any, metrics.recomputed_ops)},
+      {"network", "", "as given", [&](auto&) { return setup.family.text(); }},
+      {"vary", "", "batch or depth",
+       [&](auto&) { return setup.family.deepens() ? "depth" : "batch"; }},
+      {"preset", "", "how memory is counted", [&](auto&) { return setup.preset; }},
+      {"mode", "", "training or inference",
+       [&](auto&) { return setup.training ? "training" : "inference"; }},
+      {"device", "", "name of the GPU", [&](auto&) { return setup.device.name; }},
+      {"memory_bytes", "B", "device memory", [&](auto&) { return setup.memory; }},
+      {"allocator", "", "as given", [&](auto&) { return setup.allocator; }},
+      {"policy", "", "as given", &LimitResult::policy, "policy"},
+      {"status", "", "ok, none (nothing fits) or bounded (all that was allowed fits)",
+       [=](auto& r) { return bounded(r)            ? "bounded"
+                             : r.limit.largest > 0 ? "ok"
+                                                   : "none"; },
+       "status"},
+      {"limit", "1", "the largest that was seen to fit",
+       if_any([](auto& r) { return r.limit.largest; }), "limit"},
+      {"workload", "", "it as a workload", if_any([=](auto& r) { return workload(r).Name(); })},
+      {"depth", "1", "of a residual network, in layers",
+       [=](auto& r) {
+         return r.limit.largest > 0 ? ResNetDepth(workload(r).network) : std::nullopt;
+       },
+       "depth"},
+      {"next", "1", "the next one, which does not fit",
+       [=](auto& r) { return When(!bounded(r), r.limit.largest + 1); }, "next"},
+      {"next_reason", "", "why it does not",
+       [=](auto& r) { return When(!bounded(r), r.next_reason); }},
+      {"scanned_to", "1", "nothing above the limit fits up to here",
+       [](auto& r) { return r.limit.scanned_to; }, "none to"},
+      {"monotone", "", "nothing smaller was seen not to fit",
+       [](auto& r) { return r.limit.monotone(); }, "monotone"},
+      {"least_misfit", "1", "the smallest that was seen not to fit",
+       [](auto& r) {
+         const auto& misfits = r.limit.misfits;
+         return misfits.empty() ? std::nullopt : std::optional(misfits.front());
+       }},
+      {"trials", "1", "runs", [](auto& r) { return r.limit.trials; }, "trials"},
+      {"checked", "", "with the independent checker", [&](auto&) { return setup.check; }},
+      {"iteration_ms", "ms", "at the limit, as are the next ones", metric(&Metrics::iteration),
+       "time ms", 1},
+      {"peak_requested_bytes", "B", "most bytes asked for at once",
+       metric(&Metrics::peak_requested)},
+      {"peak_allocated_bytes", "B", "most bytes in blocks at once",
+       metric(&Metrics::peak_allocated), "peak GiB", 2},
+      {"offloaded_bytes", "B", "copied to the host", metric(&Metrics::offloaded)},
+      {"recomputed_ops", "1", "ops that ran again", metric(&Metrics::recomputed_ops)},
   };
 }
 

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "experiments/output/result_row.h"
+#include "experiments/output/columns.h"
 #include "experiments/run/simulate.h"
 #include "sim/core/device.h"
 #include "traces/zoo/zoo.h"
@@ -95,10 +95,8 @@ struct LimitResult {
 LimitResult FindLimit(const LimitSetup& setup, const std::string& policy,
                       const std::function<void(int64_t value)>& progress);
 
-// {network, vary, policy, status, limit, workload, depth, next, next_reason, scanned_to, monotone,
-// least_misfit, trials, ...}; status is "ok", "none" (nothing fits) or "bounded" (all that was
-// allowed fits).
-Row MakeLimitRow(const LimitSetup& setup, const LimitResult& result);
+// `setup` outlives them.
+Columns<LimitResult> LimitColumns(const LimitSetup& setup);
 
 }  // namespace spillway
 

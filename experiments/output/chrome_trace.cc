@@ -4,15 +4,16 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <tuple>
 #include <utility>
 
 #include "experiments/output/explain.h"
-#include "experiments/output/json_writer.h"
 #include "experiments/output/memory_timeline.h"
 #include "traces/base/error.h"
+#include "traces/base/json_writer.h"
 
 namespace spillway {
 namespace {
@@ -53,27 +54,29 @@ class Writer {
     std::stable_sort(records_.begin(), records_.end(),
                      [](const Record& a, const Record& b) { return a.time < b.time; });
     JsonWriter json(2);
-    json.BeginObject().Put("displayTimeUnit", std::string("ns"));
-    json.Key("otherData").PutRow(origin.other);
+    json.BeginObject().Put("displayTimeUnit", "ns");
+    json.Key("otherData").BeginObject().Put("tool", "spillway").Put("version", origin.version);
+    json.Put("workload", origin.workload).Put("policy", origin.policy);
+    json.Put("device", origin.device).Put("memory_bytes", origin.memory).Put("cost", origin.cost);
+    json.Put("run_sha256", origin.run_sha256).EndObject();
     json.Key("traceEvents").BeginArray();
     AddNames(json, origin.machine);
-    for (const Record& record : records_) json.PutNumber(record.text);
+    for (const Record& record : records_) json.PutJson(record.text);
     return json.EndArray().EndObject().Take();
   }
 
  private:
   static void AddNames(JsonWriter& json, const std::string& machine) {
-    const auto meta = [&](std::string_view name, int thread, const Row& args) {
-      json.BeginObject().Put("ph", std::string("M")).Put("name", std::string(name));
-      json.Put("pid", int64_t{kProcess});
-      if (thread > 0) json.Put("tid", int64_t{thread});
-      json.Key("args").PutRow(args).EndObject();
+    const auto meta = [&](const char* name, int thread, const char* key, const auto& value) {
+      json.BeginObject().Put("ph", "M").Put("name", name).Put("pid", kProcess);
+      if (thread > 0) json.Put("tid", thread);
+      json.Key("args").BeginObject().Put(key, value).EndObject().EndObject();
     };
-    meta("process_name", 0, {{"name", machine}});
+    meta("process_name", 0, "name", machine);
     for (size_t s = 0; s < kStreamCount; ++s) {
       const int thread = Thread(static_cast<Stream>(s));
-      meta("thread_name", thread, {{"name", std::string(kThreadNames[s])}});
-      meta("thread_sort_index", thread, {{"sort_index", int64_t{thread}}});
+      meta("thread_name", thread, "name", kThreadNames[s]);
+      meta("thread_sort_index", thread, "sort_index", thread);
     }
   }
 
@@ -82,11 +85,11 @@ class Writer {
   void Add(const char* phase, std::string_view category, std::string_view name, Duration time,
            std::optional<Stream> stream, Fill fill) {
     JsonWriter json(0);
-    json.BeginObject().Put("ph", std::string(phase));
-    if (!category.empty()) json.Put("cat", std::string(category));
-    json.Put("name", std::string(name)).Put("pid", int64_t{kProcess});
-    if (stream) json.Put("tid", int64_t{Thread(*stream)});
-    json.Key("ts").PutNumber(Microseconds(time));
+    json.BeginObject().Put("ph", phase);
+    if (!category.empty()) json.Put("cat", category);
+    json.Put("name", name).Put("pid", kProcess);
+    if (stream) json.Put("tid", Thread(*stream));
+    json.Key("ts").PutJson(Microseconds(time));
     fill(json);
     std::string text = json.EndObject().Take();
     text.pop_back();  // the newline
@@ -100,35 +103,32 @@ class Writer {
       const Interval& interval = entry.interval;
       const bool kernel = entry.kind == CommandKind::kKernel;
       const Op& op = trace_.op(entry.op);
-      Row args{{"op", static_cast<int64_t>(Index(entry.op))}};
-      if (kernel) {
-        args.push_back({"layer", trace_.layer(op.layer).name});
-        args.push_back({"type", std::string(spillway::Name(op.type))});
-        args.push_back({"phase", std::string(spillway::Name(op.phase))});
-        args.push_back({"algorithms", Algorithms(entry.op, next_decision)});
-        args.push_back({"flops", op.flops()});
-        args.push_back({"workspace_bytes", entry.size.count()});
-      } else {
-        args.push_back({"op_name", op.name});
-        args.push_back({"tensor", trace_.tensor(entry.tensor).name});
-        args.push_back({"bytes", entry.size.count()});
-        args.push_back({"gb_per_s", GigabytesPerSecond(entry.size, interval.end - interval.start)});
-        args.push_back({"device_offset", entry.device.offset.count()});
-      }
-      args.push_back({"issued_us", interval.issued.milliseconds() * 1e3});
-      args.push_back({"alone_us", entry.nominal.milliseconds() * 1e3});
-      if (const auto stall = stalls_.find(i); stall != stalls_.end()) {
-        args.push_back({"stall_us", stall->second.length.milliseconds() * 1e3});
-        args.push_back({"stall_cause", std::string(spillway::Name(stall->second.cause))});
-        args.push_back({"waited_for", stall->second.waited_for});
-      }
       const std::string name = kernel ? op.name
                                       : fmt::format("{} {}", spillway::Name(reasons_[i]),
                                                     trace_.tensor(entry.tensor).name);
       Add("X", kernel ? (entry.recompute ? "kernel,recompute" : "kernel") : "copy", name,
           interval.start, entry.event.stream, [&](JsonWriter& json) {
-            json.Key("dur").PutNumber(Microseconds(interval.end - interval.start));
-            json.Key("args").PutRow(args);
+            json.Key("dur").PutJson(Microseconds(interval.end - interval.start));
+            json.Key("args").BeginObject().Put("op", Index(entry.op));
+            if (kernel) {
+              json.Put("layer", trace_.layer(op.layer).name).Put("type", spillway::Name(op.type));
+              json.Put("phase", spillway::Name(op.phase));
+              json.Put("algorithms", Algorithms(entry.op, next_decision));
+              json.Put("flops", op.flops()).Put("workspace_bytes", entry.size);
+            } else {
+              json.Put("op_name", op.name).Put("tensor", trace_.tensor(entry.tensor).name);
+              json.Put("bytes", entry.size);
+              json.Put("gb_per_s", GigabytesPerSecond(entry.size, interval.end - interval.start));
+              json.Put("device_offset", entry.device.offset);
+            }
+            json.Put("issued_us", interval.issued.milliseconds() * 1e3);
+            json.Put("alone_us", entry.nominal.milliseconds() * 1e3);
+            if (const auto stall = stalls_.find(i); stall != stalls_.end()) {
+              json.Put("stall_us", stall->second.length.milliseconds() * 1e3);
+              json.Put("stall_cause", spillway::Name(stall->second.cause));
+              json.Put("waited_for", stall->second.waited_for);
+            }
+            json.EndObject();
           });
     }
   }
@@ -153,8 +153,8 @@ class Writer {
     return text;
   }
 
-  static Value GigabytesPerSecond(Bytes size, Duration time) {
-    if (time <= Duration()) return {};
+  static std::optional<double> GigabytesPerSecond(Bytes size, Duration time) {
+    if (time <= Duration()) return std::nullopt;
     return static_cast<double>(size.count()) / time.seconds() / 1e9;
   }
 
@@ -186,7 +186,7 @@ class Writer {
     const auto end = [&](const char* phase, const TimelineEntry& entry) {
       Add(phase, "flow", name, entry.interval.start, entry.event.stream, [&](JsonWriter& json) {
         json.Put("id", id);
-        if (*phase == 'f') json.Put("bp", std::string("e"));
+        if (*phase == 'f') json.Put("bp", "e");
       });
     };
     end("s", report_.timeline[from]);
@@ -194,22 +194,26 @@ class Writer {
   }
 
   void AddCounters() {
-    const auto counter = [&](std::string_view name, Duration time, const Row& values) {
-      Add("C", "", name, time, std::nullopt,
-          [&](JsonWriter& json) { json.Key("args").PutRow(values); });
+    const auto counter = [&](std::string_view name, Duration time,
+                             std::initializer_list<std::pair<const char*, Bytes>> values) {
+      Add("C", "", name, time, std::nullopt, [&](JsonWriter& json) {
+        json.Key("args").BeginObject();
+        for (const auto& [key, size] : values) json.Put(key, size);
+        json.EndObject();
+      });
     };
     for (const MemorySample& sample : MemoryTimeline(report_)) {
       if (report_.placements[sample.change].host) {
-        counter("pinned host memory", sample.time, {{"pinned", sample.pinned.count()}});
+        counter("pinned host memory", sample.time, {{"pinned", sample.pinned}});
       } else {
         counter("device memory", sample.time,
-                {{"requested", sample.requested.count()},
-                 {"allocated", sample.allocated.count()},
-                 {"reserved", sample.reserved.count()}});
+                {{"requested", sample.requested},
+                 {"allocated", sample.allocated},
+                 {"reserved", sample.reserved}});
       }
     }
     if (report_.metrics.pinned_peak == Bytes(0)) {
-      counter("pinned host memory", Duration(), {{"pinned", int64_t{0}}});
+      counter("pinned host memory", Duration(), {{"pinned", Bytes(0)}});
     }
   }
 

@@ -10,9 +10,9 @@
 #ifndef SPILLWAY_EXPERIMENTS_OUTPUT_CHROME_TRACE_H_
 #define SPILLWAY_EXPERIMENTS_OUTPUT_CHROME_TRACE_H_
 
+#include <optional>
 #include <string>
 
-#include "experiments/output/result_row.h"
 #include "sim/core/cost_model.h"
 #include "sim/core/report.h"
 #include "traces/trace.h"
@@ -22,7 +22,13 @@ namespace spillway {
 // What the file says about its origin.
 struct ChromeTraceOrigin {
   std::string machine;  // names the process: "NVIDIA H200, PCIe 5 x16 (simulated)"
-  Row other;            // goes to "otherData": tool, version, policy, ...
+  std::string version;  // this and what follows goes to "otherData"
+  std::string workload;
+  std::string policy;
+  std::string device;
+  std::optional<Bytes> memory;  // nullopt: unlimited
+  std::string cost;
+  std::string run_sha256;
 };
 
 // The document. The same report gives the same bytes. `cost` is the model that the run used; it

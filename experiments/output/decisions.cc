@@ -6,10 +6,10 @@
 #include <array>
 #include <optional>
 
-#include "experiments/output/json_writer.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/base/json.h"
+#include "traces/base/json_writer.h"
 
 namespace spillway {
 namespace {
@@ -22,20 +22,20 @@ std::string_view KindName(PlacementKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-Value NameOrNull(const Trace& trace, TensorId tensor) {
-  return tensor == kNoTensor ? Value() : Value(trace.tensor(tensor).name);
+std::optional<std::string> NameOrNull(const Trace& trace, TensorId tensor) {
+  return tensor == kNoTensor ? std::nullopt : std::optional(trace.tensor(tensor).name);
 }
 
 }  // namespace
 
 std::string FormatDecisions(const Trace& trace, const Report& report, const CostModel& cost) {
   JsonWriter json(2);
-  json.BeginObject().Put("format", std::string(kFormat)).Put("version", kVersion);
+  json.BeginObject().Put("format", kFormat).Put("version", kVersion);
   json.Put("workload", trace.name);
   json.Key("decisions").BeginArray();
   for (const Decision& decision : report.decisions) {
     const Op& op = trace.op(decision.op);
-    json.BeginObject().Put("op", op.name).Put("verb", std::string(Name(decision.verb)));
+    json.BeginObject().Put("op", op.name).Put("verb", Name(decision.verb));
     if (decision.verb == Verb::kRun) {
       const KernelRun& run = decision.run;
       json.Put("slot", op.slots[run.slot].name);
@@ -50,12 +50,12 @@ std::string FormatDecisions(const Trace& trace, const Report& report, const Cost
   for (const Placement& placement : report.placements) {
     json.BeginObject()
         .Put("op", trace.op(placement.op).name)
-        .Put("kind", std::string(KindName(placement.kind)))
-        .Put("arena", std::string(placement.host ? "host" : "device"))
+        .Put("kind", KindName(placement.kind))
+        .Put("arena", placement.host ? "host" : "device")
         .Put("tensor", NameOrNull(trace, placement.tensor))
-        .Put("requested", placement.requested.count())
-        .Put("offset", placement.block.offset.count())
-        .Put("size", placement.block.size.count())
+        .Put("requested", placement.requested)
+        .Put("offset", placement.block.offset)
+        .Put("size", placement.block.size)
         .EndObject();
   }
   return json.EndArray().EndObject().Take();

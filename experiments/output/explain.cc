@@ -8,7 +8,6 @@
 #include <map>
 #include <utility>
 
-#include "experiments/output/json_writer.h"
 #include "experiments/output/memory_timeline.h"
 #include "traces/base/error.h"
 #include "traces/liveness.h"
@@ -376,6 +375,74 @@ class Explainer {
   std::vector<StallExplanation> stalls_;
 };
 
+Columns<Suggestion> SuggestionColumns(const Trace& trace) {
+  return {
+      {"kind", "", "", [](auto& s) { return Name(s.kind); }},
+      {"suffices", "", "it removes the whole stall", &Suggestion::suffices},
+      {"earlier_ms", "ms", "start so much earlier",
+       [](auto& s) { return When(s.earlier > Duration(), s.earlier); }},
+      {"op", "", "at or before this op",
+       [&](auto& s) { return s.op ? std::optional(trace.op(*s.op).name) : std::nullopt; }},
+      {"memory_bytes", "B", "with so much more device memory",
+       [](auto& s) { return When(s.kind == SuggestionKind::kMoreMemory, s.memory); }},
+      {"link_bytes_per_second", "B/s", "with such a link",
+       [](auto& s) {
+         return When(s.kind == SuggestionKind::kFasterLink, s.link.bytes_per_second);
+       }},
+      {"text", "", "a sentence for people", &Suggestion::text},
+  };
+}
+
+// `stalls` are those that the rows are made of.
+Columns<StallExplanation> StallColumns(const Trace& trace, const Report& report,
+                                       const std::vector<StallExplanation>& stalls) {
+  using Stall = StallExplanation;
+  const auto if_awaited = [&report](auto get) {
+    return [&report, get](const Stall& stall) {
+      return stall.awaited ? std::optional(get(report.timeline[*stall.awaited])) : std::nullopt;
+    };
+  };
+  const auto if_copy = [&report](auto get) {
+    return [&report, get](const Stall& stall) {
+      const bool copy =
+          stall.awaited && report.timeline[*stall.awaited].kind != CommandKind::kKernel;
+      return copy ? std::optional(get(*stall.awaited)) : std::nullopt;
+    };
+  };
+  return {
+      {"rank", "1", "1 is the longest", [&](auto& stall) { return &stall - stalls.data() + 1; }},
+      {"cause", "", "fetch, fence, memory, launch or drain", [](auto& s) { return Name(s.cause); }},
+      {"step", "1", "the op that waited", [](auto& stall) { return Index(stall.op); }},
+      {"op", "", "its name", [&](auto& stall) { return trace.op(stall.op).name; }},
+      {"since_ms", "ms", "the wait began", &Stall::since},
+      {"stall_ms", "ms", "it lasted", &Stall::length},
+      {"waited_for", "", "what the op waited for", &Stall::waited_for},
+      {"tensor", "", "of the copy that it waited for",
+       if_copy([&](size_t i) { return trace.tensor(report.timeline[i].tensor).name; })},
+      {"copy", "", "offload, prefetch, fetch or input",
+       if_copy([reasons = CopyReasons(report)](size_t i) { return Name(reasons[i]); })},
+      {"bytes", "B", "of the copy", if_copy([&](size_t i) { return report.timeline[i].size; })},
+      {"issued_at", "", "the op at which it was issued",
+       if_awaited([&](auto& entry) { return trace.op(entry.op).name; })},
+      {"start_ms", "ms", "what it waited for began",
+       if_awaited([](auto& entry) { return entry.interval.start; })},
+      {"end_ms", "ms", "and ended", if_awaited([](auto& entry) { return entry.interval.end; })},
+      {"why_late", "", "what held it up", [](auto& stall) { return IfAny(stall.why_late); }},
+      {"removed_by", "", "what would have removed the wait",
+       [](auto& stall) {
+         std::string all;
+         for (const Suggestion& suggestion : stall.suggestions) {
+           all += (all.empty() ? "" : "; ") + suggestion.text;
+         }
+         return IfAny(all);
+       }},
+      {"suggestions", "", "each of them: JSON only",
+       [columns = SuggestionColumns(trace)](auto& stall) {
+         return NestRows(columns, stall.suggestions);
+       }},
+  };
+}
+
 }  // namespace
 
 std::string_view Name(StallCause cause) {
@@ -451,72 +518,18 @@ std::string FormatExplanation(const Trace& trace, const Report& report,
   return text;
 }
 
-std::vector<Row> ExplanationRows(const Trace& trace, const Report& report,
+std::string FormatExplanationCsv(const Trace& trace, const Report& report,
                                  const std::vector<StallExplanation>& stalls) {
-  std::vector<Row> rows;
-  const std::vector<CopyReason> reasons = CopyReasons(report);
-  for (const StallExplanation& stall : stalls) {
-    const TimelineEntry* awaited = stall.awaited ? &report.timeline[*stall.awaited] : nullptr;
-    const bool copy = awaited != nullptr && awaited->kind != CommandKind::kKernel;
-    std::string removed_by;
-    for (const Suggestion& suggestion : stall.suggestions) {
-      removed_by += (removed_by.empty() ? "" : "; ") + suggestion.text;
-    }
-    const auto text = [](const std::string& value) {
-      return value.empty() ? Value() : Value(value);
-    };
-    rows.push_back({
-        {"rank", static_cast<int64_t>(rows.size()) + 1},
-        {"cause", std::string(Name(stall.cause))},
-        {"step", static_cast<int64_t>(Index(stall.op))},
-        {"op", trace.op(stall.op).name},
-        {"since_ms", stall.since.milliseconds()},
-        {"stall_ms", stall.length.milliseconds()},
-        {"waited_for", stall.waited_for},
-        {"tensor", copy ? Value(trace.tensor(awaited->tensor).name) : Value()},
-        {"copy", copy ? Value(std::string(Name(reasons[*stall.awaited]))) : Value()},
-        {"bytes", copy ? Value(awaited->size.count()) : Value()},
-        {"issued_at", awaited ? Value(trace.op(awaited->op).name) : Value()},
-        {"start_ms", awaited ? Value(awaited->interval.start.milliseconds()) : Value()},
-        {"end_ms", awaited ? Value(awaited->interval.end.milliseconds()) : Value()},
-        {"why_late", text(stall.why_late)},
-        {"removed_by", text(removed_by)},
-    });
-  }
-  return rows;
+  return FormatCsv(StallColumns(trace, report, stalls), stalls);
 }
 
-std::string FormatExplanationJson(const Trace& trace, const Report& report, const Row& result,
+std::string FormatExplanationJson(const Trace& trace, const Report& report, const RunResult& result,
                                   const std::vector<StallExplanation>& stalls) {
   JsonWriter json(3);
-  json.BeginObject().Put("schema", std::string("spillway.explain/v1"));
-  json.Key("row").PutRow(result);
-  json.Key("stalls").BeginArray();
-  const std::vector<Row> rows = ExplanationRows(trace, report, stalls);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    json.BeginObject();
-    for (const Column& column : rows[i]) json.Put(column.name, column.value);
-    json.Key("suggestions").BeginArray();
-    for (const Suggestion& suggestion : stalls[i].suggestions) {
-      const auto optional = [](bool present, const Value& value) {
-        return present ? value : Value();
-      };
-      json.PutRow({
-          {"kind", std::string(Name(suggestion.kind))},
-          {"suffices", suggestion.suffices},
-          {"earlier_ms",
-           optional(suggestion.earlier > Duration(), suggestion.earlier.milliseconds())},
-          {"op", suggestion.op ? Value(trace.op(*suggestion.op).name) : Value()},
-          {"memory_bytes",
-           optional(suggestion.kind == SuggestionKind::kMoreMemory, suggestion.memory.count())},
-          {"link_bytes_per_second", optional(suggestion.kind == SuggestionKind::kFasterLink,
-                                             suggestion.link.bytes_per_second)},
-          {"text", suggestion.text},
-      });
-    }
-    json.EndArray().EndObject();
-  }
-  return json.EndArray().EndObject().Take();
+  json.BeginObject().Put("schema", "spillway.explain/v1");
+  PutRow(json.Key("row"), ResultColumns(), result);
+  PutRows(json.Key("stalls"), StallColumns(trace, report, stalls), stalls);
+  return json.EndObject().Take();
 }
 
 }  // namespace spillway

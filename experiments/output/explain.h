@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "experiments/output/result_row.h"
+#include "experiments/output/run_result.h"
 #include "sim/core/report.h"
 #include "traces/trace.h"
 
@@ -69,14 +69,13 @@ std::vector<StallExplanation> ExplainStalls(const Trace& trace, const Report& re
 std::string FormatExplanation(const Trace& trace, const Report& report,
                               const std::vector<StallExplanation>& stalls, size_t limit);
 
-// One row per stall: {rank, cause, op, since_ms, stall_ms, waited_for, tensor, copy, bytes,
-// issued_at, start_ms, end_ms, why_late, removed_by}. Columns that do not apply are absent values.
-std::vector<Row> ExplanationRows(const Trace& trace, const Report& report,
+// One row per stall.
+std::string FormatExplanationCsv(const Trace& trace, const Report& report,
                                  const std::vector<StallExplanation>& stalls);
 
-// {"schema": "spillway.explain/v1", "row": the result row, "stalls": [rows, each with its
+// {"schema": "spillway.explain/v1", "row": the result, "stalls": [rows, each with its
 // "suggestions"]}. A run that does not fit has no stalls.
-std::string FormatExplanationJson(const Trace& trace, const Report& report, const Row& result,
+std::string FormatExplanationJson(const Trace& trace, const Report& report, const RunResult& result,
                                   const std::vector<StallExplanation>& stalls);
 
 }  // namespace spillway

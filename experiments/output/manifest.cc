@@ -4,11 +4,11 @@
 
 #include <limits>
 
-#include "experiments/output/json_writer.h"
 #include "experiments/run/catalogue.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/base/json.h"
+#include "traces/base/json_writer.h"
 #include "traces/base/sha256.h"
 #include "traces/format.h"
 
@@ -23,11 +23,13 @@ void PutSettings(JsonWriter& json, const Settings& settings) {
   json.EndObject();
 }
 
-Row InputRow(const ManifestInput& input) {
-  return {{"role", input.role},
-          {"source", input.source},
-          {"name", input.name},
-          {"sha256", input.sha256 ? Value(*input.sha256) : Value()}};
+void PutInputs(JsonWriter& json, const std::vector<ManifestInput>& inputs) {
+  json.Key("inputs").BeginArray();
+  for (const ManifestInput& input : inputs) {
+    json.BeginObject().Put("role", input.role).Put("source", input.source);
+    json.Put("name", input.name).Put("sha256", input.sha256).EndObject();
+  }
+  json.EndArray();
 }
 
 std::string Setting(const Settings& settings, std::string_view name) {
@@ -43,32 +45,28 @@ std::string RunSha256(const Manifest& manifest) {
   JsonWriter json(0);
   json.BeginObject().Put("version", manifest.version).Key("configuration");
   PutSettings(json, manifest.configuration);
-  json.Key("inputs").BeginArray();
-  for (const ManifestInput& input : manifest.inputs) json.PutRow(InputRow(input));
-  return Sha256(json.EndArray().EndObject().Take());
+  PutInputs(json, manifest.inputs);
+  return Sha256(json.EndObject().Take());
 }
 
 std::string FormatManifest(const Manifest& manifest) {
   JsonWriter json(2);
-  json.BeginObject().Put("schema", std::string(kSchema));
-  json.Put("tool", std::string("spillway")).Put("version", manifest.version);
+  json.BeginObject().Put("schema", kSchema);
+  json.Put("tool", "spillway").Put("version", manifest.version);
   json.Put("compiler", manifest.compiler).Key("libraries");
   PutSettings(json, manifest.libraries);
   json.Key("arguments").BeginArray();
   for (const std::string& argument : manifest.arguments) json.Put(argument);
   json.EndArray().Key("configuration");
   PutSettings(json, manifest.configuration);
-  json.Put("seed", Value());  // nothing that is simulated is random
-  json.Key("inputs").BeginArray();
-  for (const ManifestInput& input : manifest.inputs) json.PutRow(InputRow(input));
-  json.EndArray().Put("run_sha256", RunSha256(manifest)).Key("outputs").BeginArray();
+  json.Put("seed", std::nullopt);  // nothing that is simulated is random
+  PutInputs(json, manifest.inputs);
+  json.Put("run_sha256", RunSha256(manifest)).Key("outputs").BeginArray();
   for (const ManifestOutput& output : manifest.outputs) {
-    json.PutRow({{"option", output.option},
-                 {"path", output.path},
-                 {"sha256", output.sha256},
-                 {"bytes", output.bytes}});
+    json.BeginObject().Put("option", output.option).Put("path", output.path);
+    json.Put("sha256", output.sha256).Put("bytes", output.bytes).EndObject();
   }
-  return json.EndArray().Put("exit_code", int64_t{manifest.exit_code}).EndObject().Take();
+  return json.EndArray().Put("exit_code", manifest.exit_code).EndObject().Take();
 }
 
 Manifest ReadManifest(const std::filesystem::path& path) {

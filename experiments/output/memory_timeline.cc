@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "experiments/output/result_row.h"
+#include "experiments/output/columns.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -41,26 +41,35 @@ std::vector<MemorySample> MemoryTimeline(const Report& report) {
 }
 
 std::string FormatMemoryCsv(const Trace& trace, const Report& report) {
-  std::vector<Row> rows;
-  for (const MemorySample& sample : MemoryTimeline(report)) {
-    const Placement& placement = report.placements[sample.change];
-    const bool takes = placement.kind == PlacementKind::kAllocate;
-    const char* change = placement.host ? (takes ? "pin" : "unpin") : (takes ? "allocate" : "free");
-    const int64_t time = sample.time.picoseconds();
-    rows.push_back(
-        {{"time_ms", fmt::format("{}.{:09}", time / 1'000'000'000, time % 1'000'000'000)},
-         {"step", static_cast<int64_t>(Index(sample.op))},
-         {"op", trace.op(sample.op).name},
-         {"change", std::string(change)},
-         {"tensor",
-          placement.tensor == kNoTensor ? Value() : Value(trace.tensor(placement.tensor).name)},
-         {"change_bytes", placement.block.size.count()},
-         {"requested_bytes", sample.requested.count()},
-         {"allocated_bytes", sample.allocated.count()},
-         {"reserved_bytes", sample.reserved.count()},
-         {"pinned_bytes", sample.pinned.count()}});
-  }
-  return FormatCsv(rows);
+  const auto placement = [&](const MemorySample& sample) -> const Placement& {
+    return report.placements[sample.change];
+  };
+  const Columns<MemorySample> columns{
+      {"time_ms", "ms", "exact to the picosecond",
+       [](auto& sample) {
+         const int64_t time = sample.time.picoseconds();
+         return fmt::format("{}.{:09}", time / 1'000'000'000, time % 1'000'000'000);
+       }},
+      {"step", "1", "the op of the trace at which the change was made",
+       [](auto& sample) { return Index(sample.op); }},
+      {"op", "", "its name", [&](auto& sample) { return trace.op(sample.op).name; }},
+      {"change", "", "allocate, free, pin or unpin",
+       [&](auto& sample) {
+         const bool takes = placement(sample).kind == PlacementKind::kAllocate;
+         return placement(sample).host ? (takes ? "pin" : "unpin") : (takes ? "allocate" : "free");
+       }},
+      {"tensor", "", "absent for a workspace and for a reserved block",
+       [&](auto& sample) {
+         const TensorId tensor = placement(sample).tensor;
+         return tensor == kNoTensor ? std::nullopt : std::optional(trace.tensor(tensor).name);
+       }},
+      {"change_bytes", "B", "of the block", [&](auto& s) { return placement(s).block.size; }},
+      {"requested_bytes", "B", "on the device", &MemorySample::requested},
+      {"allocated_bytes", "B", "on the device", &MemorySample::allocated},
+      {"reserved_bytes", "B", "on the device", &MemorySample::reserved},
+      {"pinned_bytes", "B", "on the host", &MemorySample::pinned},
+  };
+  return FormatCsv(columns, MemoryTimeline(report));
 }
 
 }  // namespace spillway

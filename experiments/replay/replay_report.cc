@@ -3,19 +3,29 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 
-#include "experiments/output/json_writer.h"
+#include "traces/base/csv.h"
+#include "traces/base/json_writer.h"
 
 namespace spillway {
 namespace {
 
 constexpr size_t kShownHolders = 10;
 
-Value Count(uint64_t value) { return static_cast<int64_t>(value); }
+std::optional<uint64_t> EventOf(const ReplayResult& result) {
+  if (result.fits() || result.failure->at_start) return std::nullopt;
+  return result.failure->event;
+}
 
-Value EventOf(const ReplayResult& result) {
-  if (result.fits() || result.failure->at_start) return {};
-  return Count(result.failure->event);
+std::optional<double> OperationsPerSecond(const ReplayResult& result) {
+  if (result.nanoseconds.value_or(0) <= 0) return std::nullopt;
+  return static_cast<double>(result.operations) * 1e9 / static_cast<double>(*result.nanoseconds);
+}
+
+std::optional<double> OverBound(const ReplayResult& result, Bytes bound) {
+  if (!result.fits() || bound <= Bytes(0)) return std::nullopt;
+  return static_cast<double>(result.peak_reserved.count()) / static_cast<double>(bound.count());
 }
 
 // What is free in `memory` when the request fails, in whole and in one piece.
@@ -28,100 +38,94 @@ std::string Place(const FailedRequest& failure) {
 std::string Percent(double part) { return fmt::format("{:.1f}%", 100 * part); }
 
 // What is known of the youngest of the blocks, or of the request.
-Value NameOrNull(const MemoryLog& log, uint64_t event) {
-  std::string name = log.Describe(event);
-  return name.empty() ? Value() : Value(std::move(name));
+std::optional<std::string> NameOrNull(const MemoryLog& log, uint64_t event) {
+  return IfAny(log.Describe(event));
 }
 
-Row HolderRow(const MemoryLog& log, const FailedRequest::Holder& holder) {
-  const bool all_from_start = holder.from_start == holder.blocks;
-  return {{"size_bytes", holder.size.count()},
-          {"blocks", Count(holder.blocks)},
-          {"from_start", Count(holder.from_start)},
-          {"first_event", all_from_start ? Value() : Count(holder.first_event)},
-          {"last_event", all_from_start ? Value() : Count(holder.last_event)},
-          {"last", all_from_start ? Value() : NameOrNull(log, holder.last_event)}};
+Columns<FailedRequest::Holder> HolderColumns(const MemoryLog& log) {
+  using Holder = FailedRequest::Holder;
+  const auto if_later = [](auto get) {
+    return [get](const Holder& holder) {
+      return holder.from_start == holder.blocks ? std::nullopt : std::optional(get(holder));
+    };
+  };
+  return {
+      {"size_bytes", "B", "of each block, as requested", &Holder::size},
+      {"blocks", "1", "of this size", &Holder::blocks},
+      {"from_start", "1", "of these, live before the first event", &Holder::from_start},
+      {"first_event", "1", "that allocated one of the others",
+       if_later(std::mem_fn(&Holder::first_event))},
+      {"last_event", "1", "that did", if_later(std::mem_fn(&Holder::last_event))},
+      {"last", "", "what is known of that one",
+       [=, &log](const Holder& holder) {
+         return holder.from_start == holder.blocks ? std::nullopt
+                                                   : NameOrNull(log, holder.last_event);
+       }},
+  };
 }
 
 }  // namespace
 
-std::vector<Row> ReplayRows(const Replayed& replayed) {
-  std::vector<Row> rows;
-  const int64_t bound = replayed.summary.lower_bound.count();
-  for (const ReplayResult& result : replayed.results) {
-    Value per_second, over_bound, largest_free;
-    if (result.nanoseconds && *result.nanoseconds > 0) {
-      per_second =
-          static_cast<double>(result.operations) * 1e9 / static_cast<double>(*result.nanoseconds);
-    }
-    if (result.fits() && bound > 0) {
-      over_bound = static_cast<double>(result.peak_reserved.count()) / static_cast<double>(bound);
-    }
-    if (!result.fits()) {
-      largest_free = result.failure->stats.largest_free.count();
-    } else if (!result.samples.empty()) {
-      largest_free = result.samples.back().largest_free.count();
-    }
-    rows.push_back(
-        {{"allocator", result.allocator},
-         {"status", std::string(result.fits() ? "ok" : "oom")},
-         {"peak_requested_bytes", result.peak_requested.count()},
-         {"peak_allocated_bytes", result.peak_allocated.count()},
-         {"peak_reserved_bytes", result.peak_reserved.count()},
-         {"lower_bound_bytes", bound},
-         {"failed_event", EventOf(result)},
-         {"operations_per_second", per_second},
-         {"fragmentation", result.fragmentation()},
-         {"over_lower_bound", over_bound},
-         {"largest_free_bytes", largest_free},
-         {"as_recorded",
-          result.compared && result.fits() ? Value(!result.deviates_at.has_value()) : Value()},
-         {"deviates_at", result.deviates_at ? Count(*result.deviates_at) : Value()}});
-  }
-  return rows;
+Columns<ReplayResult> ReplayColumns(const Replayed& replayed) {
+  const Bytes bound = replayed.summary.lower_bound;
+  return {
+      {"allocator", "", "as given", &ReplayResult::allocator},
+      {"status", "", "ok, or oom if a request could not be served",
+       [](auto& r) { return r.fits() ? "ok" : "oom"; }},
+      {"peak_requested_bytes", "B", "most bytes asked for at once, until a failure",
+       &ReplayResult::peak_requested},
+      {"peak_allocated_bytes", "B", "most bytes in blocks at once, likewise",
+       &ReplayResult::peak_allocated},
+      {"peak_reserved_bytes", "B", "most bytes held, free blocks included, likewise",
+       &ReplayResult::peak_reserved},
+      {"lower_bound_bytes", "B", "what any allocator needs", [=](auto&) { return bound; }},
+      {"failed_event", "1", "of the request that could not be served", EventOf},
+      {"operations_per_second", "1/s", "allocations and releases", OperationsPerSecond},
+      {"fragmentation", "1", "1 - peak allocated / peak reserved", &ReplayResult::fragmentation},
+      {"over_lower_bound", "1", "peak reserved over the lower bound",
+       [=](auto& r) { return OverBound(r, bound); }},
+      {"largest_free_bytes", "B", "at the failure, else at the last sample",
+       [](auto& r) -> std::optional<Bytes> {
+         if (!r.fits()) return r.failure->stats.largest_free;
+         if (r.samples.empty()) return std::nullopt;
+         return r.samples.back().largest_free;
+       }},
+      {"as_recorded", "", "it took from the driver what was recorded",
+       [](auto& r) { return When(r.compared && r.fits(), !r.deviates_at.has_value()); }},
+      {"deviates_at", "1", "the first event at which it did not", &ReplayResult::deviates_at},
+  };
 }
 
 std::string FormatReplayJson(const MemoryLog& log, const Replayed& replayed,
-                             const std::vector<Row>& rows,
                              const std::optional<std::vector<Remedy>>& remedies) {
   const LogSummary& summary = replayed.summary;
   JsonWriter json(3);
-  json.BeginObject().Put("schema", std::string("spillway.replay/v1"));
-  json.Key("log").PutRow(
-      {{"format", std::string(log.Format())},
-       {"events", Count(summary.events)},
-       {"allocations", Count(summary.allocations)},
-       {"start_blocks", Count(log.start().blocks.size())},
-       {"peak_blocks", Count(summary.peak_blocks)},
-       {"peak_requested_bytes", summary.peak_requested.count()},
-       {"lower_bound_bytes", summary.lower_bound.count()},
-       {"recorded_peak_reserved_bytes", summary.recorded_peak_reserved
-                                            ? Value(summary.recorded_peak_reserved->count())
-                                            : Value()}});
-  json.Key("rows").BeginArray();
-  for (const Row& row : rows) json.PutRow(row);
-  json.EndArray();
+  json.BeginObject().Put("schema", "spillway.replay/v1");
+  json.Key("log").BeginObject().Put("format", log.Format()).Put("events", summary.events);
+  json.Put("allocations", summary.allocations).Put("start_blocks", log.start().blocks.size());
+  json.Put("peak_blocks", summary.peak_blocks);
+  json.Put("peak_requested_bytes", summary.peak_requested);
+  json.Put("lower_bound_bytes", summary.lower_bound);
+  json.Put("recorded_peak_reserved_bytes", summary.recorded_peak_reserved).EndObject();
+  PutRows(json.Key("rows"), ReplayColumns(replayed), replayed.results);
   if (remedies) {
     json.Key("out_of_memory").BeginArray();
     for (const ReplayResult& result : replayed.results) {
       if (result.fits()) continue;
       const FailedRequest& failure = *result.failure;
       json.BeginObject().Put("allocator", result.allocator).Put("event", EventOf(result));
-      json.Put("wanted", failure.at_start ? Value() : NameOrNull(log, failure.event));
-      json.Put("wanted_bytes", failure.wanted.count());
-      json.Put("requested_bytes", failure.stats.requested.count());
-      json.Put("allocated_bytes", failure.stats.allocated.count());
-      json.Put("reserved_bytes", failure.stats.reserved.count());
-      json.Put("largest_free_bytes", failure.stats.largest_free.count());
-      json.Key("holders").BeginArray();
-      for (const auto& holder : failure.holders) json.PutRow(HolderRow(log, holder));
-      json.EndArray();
+      json.Put("wanted", failure.at_start ? std::nullopt : NameOrNull(log, failure.event));
+      json.Put("wanted_bytes", failure.wanted);
+      json.Put("requested_bytes", failure.stats.requested);
+      json.Put("allocated_bytes", failure.stats.allocated);
+      json.Put("reserved_bytes", failure.stats.reserved);
+      json.Put("largest_free_bytes", failure.stats.largest_free);
+      PutRows(json.Key("holders"), HolderColumns(log), failure.holders);
       for (const Remedy& remedy : *remedies) {
         if (remedy.allocator != result.allocator) continue;
         json.Key("would_fit_with").BeginArray();
         for (const std::string& other : remedy.others) json.Put(other);
-        json.EndArray();
-        json.Put("would_fit_in_bytes", remedy.memory ? Value(remedy.memory->count()) : Value());
+        json.EndArray().Put("would_fit_in_bytes", remedy.memory);
         break;
       }
       json.EndObject();
@@ -131,8 +135,7 @@ std::string FormatReplayJson(const MemoryLog& log, const Replayed& replayed,
   return json.EndObject().Take();
 }
 
-std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed,
-                              const std::vector<Row>& rows) {
+std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed) {
   const LogSummary& summary = replayed.summary;
   std::string text = fmt::format(
       "{} log: {} events, {} blocks live at its start, at most {}; at least {} are needed\n",
@@ -145,18 +148,16 @@ std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed,
   std::vector<std::vector<std::string>> cells{{"allocator", "status", "requested", "allocated",
                                                "reserved", "over bound", "lost", "Mop/s",
                                                "as recorded"}};
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const ReplayResult& result = replayed.results[i];
-    const auto* over = std::get_if<double>(&rows[i][9].value);
-    const auto* speed = std::get_if<double>(&rows[i][7].value);
+  for (const ReplayResult& result : replayed.results) {
+    const auto over = OverBound(result, summary.lower_bound);
+    const auto speed = OperationsPerSecond(result);
     std::string recorded = result.compared && result.fits() ? "yes" : "";
     if (result.deviates_at) recorded = fmt::format("until event {}", *result.deviates_at);
     cells.push_back({result.allocator, result.fits() ? "ok" : "oom " + Place(*result.failure),
                      FormatBytes(result.peak_requested), FormatBytes(result.peak_allocated),
-                     FormatBytes(result.peak_reserved),
-                     over != nullptr ? fmt::format("{:.3f}x", *over) : "",
+                     FormatBytes(result.peak_reserved), over ? fmt::format("{:.3f}x", *over) : "",
                      Percent(result.fragmentation()),
-                     speed != nullptr ? fmt::format("{:.1f}", *speed / 1e6) : "", recorded});
+                     speed ? fmt::format("{:.1f}", *speed / 1e6) : "", recorded});
   }
   return text + FormatTable(cells);
 }
@@ -220,9 +221,7 @@ std::string FormatReplayCsv(const Replayed& replayed) {
       "allocator,event,time_us,requested_bytes,allocated_bytes,reserved_bytes,largest_free_bytes,"
       "fragmentation\r\n";
   for (const ReplayResult& result : replayed.results) {
-    // A specification may hold commas, which FormatCsv would quote; so is it here.
-    const bool quoted = result.allocator.find(',') != std::string::npos;
-    const std::string name = quoted ? '"' + result.allocator + '"' : result.allocator;
+    const std::string name = CsvField(result.allocator);
     for (const ReplaySample& sample : result.samples) {
       const int64_t reserved = sample.reserved.count();
       const double lost = reserved == 0 ? 0
@@ -236,9 +235,11 @@ std::string FormatReplayCsv(const Replayed& replayed) {
   return text;
 }
 
-std::string FormatReplayTrace(const Replayed& replayed, const Row& other) {
+std::string FormatReplayTrace(const Replayed& replayed, const ReplayTraceOrigin& origin) {
   JsonWriter json(2);
-  json.BeginObject().Put("displayTimeUnit", std::string("ns")).Key("otherData").PutRow(other);
+  json.BeginObject().Put("displayTimeUnit", "ns").Key("otherData").BeginObject();
+  json.Put("tool", "spillway").Put("version", origin.version).Put("log", origin.log);
+  json.Put("run_sha256", origin.run_sha256).EndObject();
   json.Key("traceEvents").BeginArray();
   struct Counter {
     int64_t time;
@@ -248,21 +249,19 @@ std::string FormatReplayTrace(const Replayed& replayed, const Row& other) {
   std::vector<Counter> counters;
   for (const ReplayResult& result : replayed.results) {
     const int64_t process = &result - replayed.results.data() + 1;
-    json.BeginObject().Put("ph", std::string("M")).Put("name", std::string("process_name"));
-    json.Put("pid", process).Key("args").PutRow({{"name", result.allocator}}).EndObject();
+    json.BeginObject().Put("ph", "M").Put("name", "process_name").Put("pid", process);
+    json.Key("args").BeginObject().Put("name", result.allocator).EndObject().EndObject();
     for (const ReplaySample& sample : result.samples) {
       counters.push_back({sample.time, process, &sample});
     }
   }
   std::stable_sort(counters.begin(), counters.end(),
                    [](const Counter& a, const Counter& b) { return a.time < b.time; });
-  for (const Counter& counter : counters) {
-    json.BeginObject().Put("ph", std::string("C")).Put("name", std::string("device memory"));
-    json.Put("pid", counter.process).Put("ts", counter.time - counters.front().time);
-    json.Key("args").PutRow({{"requested", counter.sample->requested.count()},
-                             {"allocated", counter.sample->allocated.count()},
-                             {"reserved", counter.sample->reserved.count()}});
-    json.EndObject();
+  for (const auto& [time, process, sample] : counters) {
+    json.BeginObject().Put("ph", "C").Put("name", "device memory").Put("pid", process);
+    json.Put("ts", time - counters.front().time).Key("args").BeginObject();
+    json.Put("requested", sample->requested).Put("allocated", sample->allocated);
+    json.Put("reserved", sample->reserved).EndObject().EndObject();
   }
   return json.EndArray().EndObject().Take();
 }

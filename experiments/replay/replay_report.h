@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "experiments/output/result_row.h"
+#include "experiments/output/columns.h"
 #include "experiments/replay/replay.h"
 
 namespace spillway {
@@ -19,20 +19,15 @@ struct Remedy {
   std::optional<Bytes> memory;      // that this allocator serves the log in; not always the least
 };
 
-// One row per allocator: allocator status peak_requested_bytes peak_allocated_bytes
-// peak_reserved_bytes lower_bound_bytes failed_event operations_per_second, then fragmentation,
-// over_lower_bound (reserved), largest_free_bytes (at the failure, else at the end of the last
-// sample), as_recorded and deviates_at. The peaks of an allocator that failed are those until then.
-std::vector<Row> ReplayRows(const Replayed& replayed);
+// One row per allocator.
+Columns<ReplayResult> ReplayColumns(const Replayed& replayed);
 
 // {"schema": "spillway.replay/v1", "log": .., "rows": [..], "out_of_memory": [..]}; the last only
 // with remedies.
 std::string FormatReplayJson(const MemoryLog& log, const Replayed& replayed,
-                             const std::vector<Row>& rows,
                              const std::optional<std::vector<Remedy>>& remedies);
 // For people.
-std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed,
-                              const std::vector<Row>& rows);
+std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed);
 // For each allocator that failed: who holds the memory, how much is free but scattered, what would
 // have served the request. `memory` is what the allocators had.
 std::string FormatOutOfMemory(const MemoryLog& log, const Replayed& replayed,
@@ -42,9 +37,13 @@ std::string FormatOutOfMemory(const MemoryLog& log, const Replayed& replayed,
 // fragmentation in one line: a line per sample.
 std::string FormatReplayCsv(const Replayed& replayed);
 
-// The samples as counters in the Chrome/Perfetto format, one process per allocator. `other` goes to
-// "otherData".
-std::string FormatReplayTrace(const Replayed& replayed, const Row& other);
+// What the file says about its origin.
+struct ReplayTraceOrigin {
+  std::string version, log, run_sha256;
+};
+
+// The samples as counters in the Chrome/Perfetto format, one process per allocator.
+std::string FormatReplayTrace(const Replayed& replayed, const ReplayTraceOrigin& origin);
 
 }  // namespace spillway
 

@@ -185,26 +185,21 @@ Reproduction Reproduce(const PaperItem& item) {
   return result;
 }
 
-Row MakeReproductionRow(const Reproduction& reproduction) {
-  const PaperValue& value = reproduction.value;
-  const auto number = [](const std::optional<double>& optional) -> Value {
-    return optional ? Value(*optional) : Value();
-  };
-  const auto text = [](const std::string& string) -> Value {
-    return string.empty() ? Value() : Value(string);
-  };
+Columns<Reproduction> ReproductionColumns() {
+  using R = Reproduction;
   return {
-      {"paper", value.paper},
-      {"item", value.item},
-      {"workload", value.workload},
-      {"printed", number(ReadNumber(value.printed))},
-      {"ours", number(reproduction.ours)},
-      {"rel_error", number(reproduction.rel_error)},
-      {"unit", value.unit},
-      {"evidence", text(value.evidence)},
-      {"ours_exact", number(reproduction.ours_exact)},
-      {"judged", reproduction.judged},
-      {"passes", reproduction.judged ? Value(reproduction.passes) : Value()},
+      {"paper", "", "the paper", [](auto& r) { return r.value.paper; }},
+      {"item", "", "what it prints", [](auto& r) { return r.value.item; }},
+      {"workload", "", "of what", [](auto& r) { return r.value.workload; }},
+      {"printed", "", "in the paper", [](auto& r) { return ReadNumber(r.value.printed); }},
+      {"ours", "", "rounded as the paper does", &R::ours},
+      {"rel_error", "1", "(ours - printed) / printed", &R::rel_error},
+      {"unit", "", "of both", [](auto& r) { return r.value.unit; }},
+      {"evidence", "", "how the printed number is known",
+       [](auto& r) { return IfAny(r.value.evidence); }},
+      {"ours_exact", "", "before rounding", &R::ours_exact},
+      {"judged", "", "whether the number has to agree", &R::judged},
+      {"passes", "", "whether it does", [](auto& r) { return When(r.judged, r.passes); }},
   };
 }
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "experiments/output/result_row.h"
+#include "experiments/output/columns.h"
 #include "experiments/reproduce/paper.h"
 
 namespace spillway {
@@ -47,8 +47,7 @@ std::vector<PaperItem> SelectItems(const PaperValues& printed, const std::string
 
 Reproduction Reproduce(const PaperItem& item);
 
-// {paper, item, workload, printed, ours, rel_error, unit, evidence, ours_exact, judged, passes}
-Row MakeReproductionRow(const Reproduction& reproduction);
+Columns<Reproduction> ReproductionColumns();
 
 }  // namespace spillway
 

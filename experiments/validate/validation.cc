@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <utility>
 
 #include "experiments/run/resolve.h"
 #include "sim/core/check.h"
@@ -12,32 +14,26 @@
 namespace spillway {
 namespace {
 
+Duration LengthOf(const Interval& interval) { return interval.end - interval.start; }
+
 // Time that copies ran, the sum over both directions.
 Duration CopyTime(const Report& report) {
   Duration time;
   for (const TimelineEntry& entry : report.timeline) {
-    if (entry.kind != CommandKind::kKernel) time += entry.interval.end - entry.interval.start;
+    if (entry.kind != CommandKind::kKernel) time += LengthOf(entry.interval);
   }
   return time;
 }
 
-const Value& Find(const Row& row, std::string_view name) {
-  const auto column =
-      std::find_if(row.begin(), row.end(), [&](const Column& c) { return c.name == name; });
-  SPILLWAY_CHECK(column != row.end());
-  return column->value;
-}
-
-// "12.3", or "-" where there is no number.
-std::string Number(const Row& row, std::string_view name, double unit, int digits) {
-  const Value& value = Find(row, name);
-  if (const auto* number = std::get_if<double>(&value)) {
-    return fmt::format("{:.{}f}", *number / unit, digits);
+// Of the iterations that were timed, ascending. REQUIRES: validation.fits().
+std::vector<Duration> TimesOf(const Validation& validation) {
+  std::vector<Duration> times = validation.measured.iteration_times;
+  if (times.size() > static_cast<size_t>(kWarmUp) + 1) {
+    times.erase(times.begin(), times.begin() + kWarmUp);
+    times.pop_back();
   }
-  if (const auto* number = std::get_if<int64_t>(&value)) {
-    return fmt::format("{:.{}f}", static_cast<double>(*number) / unit, digits);
-  }
-  return "-";
+  std::sort(times.begin(), times.end());
+  return times;
 }
 
 std::string_view KindName(CommandKind kind) {
@@ -93,115 +89,139 @@ bool Agrees(const Validation& validation, double tolerance) {
   return validation.fits() && validation.parity() && std::abs(validation.error()) <= tolerance;
 }
 
-Row MakeValidationRow(const Setup& setup, std::string_view policy, const Validation& validation) {
-  const Trace& trace = validation.predicted.trace(setup);
-  const Report& predicted = validation.predicted.report;
-  const Report& measured = validation.measured.outcome.report;
-  const bool fits = validation.fits();
-  Row row{
-      {"workload", trace.name},
-      {"policy", std::string(policy)},
-      {"memory_bytes", setup.memory == Bytes::Unlimited() ? Value() : Value(setup.memory.count())},
-      {"allocator", setup.allocator},
-      {"status", std::string(fits ? "ok" : "oom")},
-  };
-  const auto add = [&](std::string name, auto value) {
-    row.push_back({std::move(name), fits ? Value(value) : Value()});
-  };
-  const auto add_times = [&](const std::string& name, Duration p, Duration m) {
-    add("predicted_" + name + "_ms", p.milliseconds());
-    add("measured_" + name + "_ms", m.milliseconds());
-  };
-  const auto add_bytes = [&](const std::string& name, Bytes p, Bytes m) {
-    add("predicted_" + name + "_bytes", p.count());
-    add("measured_" + name + "_bytes", m.count());
-  };
-  const Metrics& p = predicted.metrics;
-  const Metrics& m = measured.metrics;
-  const Duration typical = fits ? validation.measured.typical_iteration() : Duration();
-  add_times("iteration", p.iteration, typical);
-  add("error", fits ? validation.error() : 0.0);
-  add("decisions_equal", validation.decisions_equal);
-  add("placements_equal", validation.placements_equal);
-  add("violations", static_cast<int64_t>(validation.violations.size()));
-  add_times("compute", p.compute, m.compute);
-  add_times("copy", CopyTime(predicted), CopyTime(measured));
-  add_times("stall", p.stalls.total(), m.stalls.total());
-  add_times("stall_fetch", p.stalls.fetch, m.stalls.fetch);
-  add_times("stall_fence", p.stalls.fence, m.stalls.fence);
-  add_times("stall_memory", p.stalls.memory, m.stalls.memory);
-  add_times("stall_launch", p.stalls.launch, m.stalls.launch);
-  add_times("stall_drain", p.stalls.drain, m.stalls.drain);
-  add_bytes("peak_reserved", p.peak_reserved, m.peak_reserved);
-  add_bytes("peak_allocated", p.peak_allocated, m.peak_allocated);
-  add_bytes("offloaded", p.offloaded, m.offloaded);
-  add_bytes("prefetched", p.prefetched, m.prefetched);
-  add_bytes("pinned_peak", p.pinned_peak, m.pinned_peak);
-  // The stamped iteration, in which the measured parts above were taken, and the spread of the
-  // others.
-  add("stamped_iteration_ms", m.iteration.milliseconds());
-  std::vector<Duration> times = validation.measured.iteration_times;
-  if (times.size() > static_cast<size_t>(kWarmUp) + 1) {
-    times.erase(times.begin(), times.begin() + kWarmUp);
-    times.pop_back();
-  }
-  const auto [shortest, longest] = std::minmax_element(times.begin(), times.end());
-  add("shortest_iteration_ms", times.empty() ? 0.0 : shortest->milliseconds());
-  add("longest_iteration_ms", times.empty() ? 0.0 : longest->milliseconds());
-  add("timed_iterations", static_cast<int64_t>(times.size()));
-  row.push_back({"preset", trace.preset});
-  row.push_back({"device", setup.device.name});
-  row.push_back({"cost", setup.cost.Provenance()});
-  row.push_back({"reason", predicted.fits() ? Value() : Value(predicted.out_of_memory->Message())});
-  return row;
+ValidationResult MakeValidationResult(const Setup& setup, std::string_view policy,
+                                      Validation validation) {
+  return {FactsOf(setup, validation.predicted.trace(setup), policy), setup.allocator,
+          std::move(validation)};
 }
 
-std::string FormatValidation(const std::vector<Row>& rows) {
-  constexpr double kGiB = 1073741824.0;
+Columns<ValidationResult> ValidationColumns() {
+  using R = ValidationResult;
+  Columns<R> columns{
+      {"workload", "", "network and batch", &R::workload},
+      {"policy", "", "as given", &R::policy},
+      {"memory_bytes", "B", "device memory that the run may use; absent if unlimited",
+       [](auto& r) { return IfLimited(r.memory); }},
+      {"allocator", "", "as given", &R::allocator},
+      {"status", "", "ok, or oom if the workload does not fit",
+       [](auto& r) { return r.validation.fits() ? "ok" : "oom"; }},
+  };
+  const auto add = [&](std::string name, std::string_view unit, std::string_view help, auto get) {
+    columns.push_back({std::move(name), unit, help, [get](const R& r) {
+                         const Validation& v = r.validation;
+                         return v.fits() ? std::optional(std::invoke(get, v)) : std::nullopt;
+                       }});
+  };
+  // As predicted and as measured; `get` takes a report.
+  const auto add_pair = [&](const std::string& name, std::string_view unit, std::string_view help,
+                            auto get) {
+    add("predicted_" + name, unit, help, [get](auto& v) { return get(v.predicted.report); });
+    add("measured_" + name, unit, help, [get](auto& v) { return get(v.measured.outcome.report); });
+  };
+  const auto metric = [](auto member) {
+    return [member](const Report& report) { return report.metrics.*member; };
+  };
+  const auto stall = [](auto member) {
+    return [member](const Report& report) { return std::invoke(member, report.metrics.stalls); };
+  };
+  add("predicted_iteration_ms", "ms", "one iteration",
+      [](auto& v) { return v.predicted.report.metrics.iteration; });
+  add("measured_iteration_ms", "ms", "the median of those timed",
+      [](auto& v) { return v.measured.typical_iteration(); });
+  add("error", "1", "(predicted - measured) / measured", &Validation::error);
+  add("decisions_equal", "", "all of them", &Validation::decisions_equal);
+  add("placements_equal", "", "all of them", &Validation::placements_equal);
+  add("violations", "1", "of the measured order", [](auto& v) { return v.violations.size(); });
+  add_pair("compute_ms", "ms", "kernels ran", metric(&Metrics::compute));
+  add_pair("copy_ms", "ms", "copies ran, the sum over both directions", CopyTime);
+  add_pair("stall_ms", "ms", "kernels waited", stall(&Stalls::total));
+  add_pair("stall_fetch_ms", "ms", "for an input", stall(&Stalls::fetch));
+  add_pair("stall_fence_ms", "ms", "at the end of a layer", stall(&Stalls::fence));
+  add_pair("stall_memory_ms", "ms", "for memory", stall(&Stalls::memory));
+  add_pair("stall_launch_ms", "ms", "for the host", stall(&Stalls::launch));
+  add_pair("stall_drain_ms", "ms", "last copies", stall(&Stalls::drain));
+  add_pair("peak_reserved_bytes", "B", "most bytes held", metric(&Metrics::peak_reserved));
+  add_pair("peak_allocated_bytes", "B", "most bytes in blocks", metric(&Metrics::peak_allocated));
+  add_pair("offloaded_bytes", "B", "copied to the host", metric(&Metrics::offloaded));
+  add_pair("prefetched_bytes", "B", "copied to the device", metric(&Metrics::prefetched));
+  add_pair("pinned_peak_bytes", "B", "most pinned host memory", metric(&Metrics::pinned_peak));
+  add("stamped_iteration_ms", "ms", "the one in which the measured parts were taken",
+      [](auto& v) { return v.measured.outcome.report.metrics.iteration; });
+  add("shortest_iteration_ms", "ms", "of those timed", [](auto& v) { return TimesOf(v).front(); });
+  add("longest_iteration_ms", "ms", "of those timed", [](auto& v) { return TimesOf(v).back(); });
+  add("timed_iterations", "1", "their number", [](auto& v) { return TimesOf(v).size(); });
+  columns.push_back({"preset", "", "how memory is counted", &R::preset});
+  columns.push_back({"device", "", "name of the GPU", &R::device});
+  columns.push_back({"cost", "", "where kernel times come from", &R::cost});
+  columns.push_back({"reason", "", "why the workload does not fit", [](auto& r) {
+                       const auto& failure = r.validation.predicted.report.out_of_memory;
+                       return failure ? std::optional(failure->Message()) : std::nullopt;
+                     }});
+  return columns;
+}
+
+std::string FormatValidation(std::span<const ValidationResult> results) {
   std::vector<std::vector<std::string>> cells{
       {"workload", "policy", "memory GiB", "predicted ms", "measured ms", "error %", "parity",
        "compute ms", "measured", "copy ms", "measured", "stall ms", "measured"}};
-  for (const Row& row : rows) {
-    const bool fits = Find(row, "status") == Value(std::string("ok"));
-    const bool parity = fits && Find(row, "decisions_equal") == Value(true) &&
-                        Find(row, "placements_equal") == Value(true) &&
-                        Find(row, "violations") == Value(int64_t{0});
+  for (const ValidationResult& result : results) {
+    const Validation& v = result.validation;
+    const bool fits = v.fits();
+    const Report& predicted = v.predicted.report;
+    const Report& measured = v.measured.outcome.report;
+    const auto cell = [&](auto value, int digits) {
+      return fits ? FormatCell(ToValue(value), "", digits) : "-";
+    };
+    const auto typical = fits ? v.measured.typical_iteration() : Duration();
     cells.push_back(
-        {std::get<std::string>(Find(row, "workload")), std::get<std::string>(Find(row, "policy")),
-         Number(row, "memory_bytes", kGiB, 2), Number(row, "predicted_iteration_ms", 1, 2),
-         Number(row, "measured_iteration_ms", 1, 2), Number(row, "error", 0.01, 1),
-         !fits    ? "oom"
-         : parity ? "yes"
-                  : "NO",
-         Number(row, "predicted_compute_ms", 1, 2), Number(row, "measured_compute_ms", 1, 2),
-         Number(row, "predicted_copy_ms", 1, 1), Number(row, "measured_copy_ms", 1, 1),
-         Number(row, "predicted_stall_ms", 1, 2), Number(row, "measured_stall_ms", 1, 2)});
+        {result.workload, result.policy, FormatCell(ToValue(IfLimited(result.memory)), "B", 2),
+         cell(predicted.metrics.iteration, 2), cell(typical, 2),
+         cell(fits ? v.error() / 0.01 : 0, 1),
+         !fits        ? "oom"
+         : v.parity() ? "yes"
+                      : "NO",
+         cell(predicted.metrics.compute, 2), cell(measured.metrics.compute, 2),
+         cell(CopyTime(predicted), 1), cell(CopyTime(measured), 1),
+         cell(predicted.metrics.stalls.total(), 2), cell(measured.metrics.stalls.total(), 2)});
   }
   return FormatTable(cells);
 }
 
-std::vector<Row> CommandRows(const Setup& setup, const Validation& validation) {
+std::vector<ValidatedCommand> CommandsOf(const Setup& setup, const Validation& validation) {
   const Trace& trace = validation.predicted.trace(setup);
   const auto& predicted = validation.predicted.report.timeline;
   const auto& measured = validation.measured.outcome.report.timeline;
   SPILLWAY_CHECK(predicted.size() == measured.size());
-  std::vector<Row> rows;
+  std::vector<ValidatedCommand> commands(predicted.size());
   for (size_t i = 0; i < predicted.size(); ++i) {
-    const TimelineEntry& p = predicted[i];
-    const TimelineEntry& m = measured[i];
-    rows.push_back(
-        {{"op", trace.op(p.op).name},
-         {"kind", std::string(KindName(p.kind))},
-         {"tensor", p.tensor == kNoTensor ? Value() : Value(trace.tensor(p.tensor).name)},
-         {"recompute", p.recompute},
-         {"predicted_start_ms", p.interval.start.milliseconds()},
-         {"measured_start_ms", m.interval.start.milliseconds()},
-         {"predicted_ms", (p.interval.end - p.interval.start).milliseconds()},
-         {"measured_ms", (m.interval.end - m.interval.start).milliseconds()},
-         {"nominal_ms", p.nominal.milliseconds()},
-         {"issued_ms", m.interval.issued.milliseconds()}});
+    commands[i].predicted = predicted[i];
+    commands[i].measured = measured[i];
+    commands[i].op = trace.op(predicted[i].op).name;
+    if (predicted[i].tensor != kNoTensor) {
+      commands[i].tensor = trace.tensor(predicted[i].tensor).name;
+    }
   }
-  return rows;
+  return commands;
+}
+
+Columns<ValidatedCommand> CommandColumns() {
+  using Command = ValidatedCommand;
+  return {
+      {"workload", "", "as given", &Command::workload},
+      {"policy", "", "as given", &Command::policy},
+      {"memory", "", "as given", &Command::memory},
+      {"op", "", "executed, or at which the copy was issued", &Command::op},
+      {"kind", "", "kernel, prefetch or offload",
+       [](auto& c) { return KindName(c.predicted.kind); }},
+      {"tensor", "", "of a copy", &Command::tensor},
+      {"recompute", "", "an op that runs again", [](auto& c) { return c.predicted.recompute; }},
+      {"predicted_start_ms", "ms", "", [](auto& c) { return c.predicted.interval.start; }},
+      {"measured_start_ms", "ms", "", [](auto& c) { return c.measured.interval.start; }},
+      {"predicted_ms", "ms", "", [](auto& c) { return LengthOf(c.predicted.interval); }},
+      {"measured_ms", "ms", "", [](auto& c) { return LengthOf(c.measured.interval); }},
+      {"nominal_ms", "ms", "of the cost model", [](auto& c) { return c.predicted.nominal; }},
+      {"issued_ms", "ms", "as measured", [](auto& c) { return c.measured.interval.issued; }},
+  };
 }
 
 void CheckProvenance(const Provenance& provenance, const CudaMachine& machine,

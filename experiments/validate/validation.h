@@ -5,11 +5,13 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "experiments/output/result_row.h"
+#include "experiments/output/run_result.h"
 #include "experiments/run/execute.h"
 #include "sim/core/cost_table.h"
 
@@ -38,14 +40,32 @@ Validation Validate(const Setup& setup, const std::function<std::unique_ptr<Poli
 // fits on neither side.
 bool Agrees(const Validation& validation, double tolerance);
 
-Row MakeValidationRow(const Setup& setup, std::string_view policy, const Validation& validation);
+struct ValidationResult : RunFacts {
+  std::string allocator;
+  Validation validation;
+};
 
-// The rows for people.
-std::string FormatValidation(const std::vector<Row>& rows);
+ValidationResult MakeValidationResult(const Setup& setup, std::string_view policy,
+                                      Validation validation);
 
-// One op or copy of the iteration: {op, kind, predicted_ms, measured_ms}, in issue order.
-// REQUIRES: validation.fits() and validation.parity().
-std::vector<Row> CommandRows(const Setup& setup, const Validation& validation);
+// Of `spillway validate`.
+Columns<ValidationResult> ValidationColumns();
+
+// The results for people.
+std::string FormatValidation(std::span<const ValidationResult> results);
+
+// One op or copy of the iteration.
+struct ValidatedCommand {
+  std::string workload, policy, memory;  // left to the caller
+  std::string op;
+  std::optional<std::string> tensor;
+  TimelineEntry predicted, measured;
+};
+
+// In issue order. REQUIRES: validation.fits() and validation.parity().
+std::vector<ValidatedCommand> CommandsOf(const Setup& setup, const Validation& validation);
+
+Columns<ValidatedCommand> CommandColumns();
 
 // Throws `InputError` that says what differs if the table was recorded on another GPU, with another
 // cuDNN or in other arithmetic than the machine runs.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <limits>
 #include <set>
 #include <tuple>
@@ -13,6 +12,7 @@
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/base/json.h"
+#include "traces/base/json_writer.h"
 
 namespace spillway {
 namespace {
@@ -135,40 +135,16 @@ class TableReader {
   std::set<std::pair<std::string, int64_t>> known_;
 };
 
-template <typename... Args>
-void Append(std::string& out, fmt::format_string<Args...> format, Args&&... args) {
-  fmt::format_to(std::back_inserter(out), format, std::forward<Args>(args)...);
-}
-
-void AppendProvenance(std::string& out, const Provenance& provenance) {
-  const std::pair<std::string_view, const std::string*> fields[] = {
-      {"gpu", &provenance.gpu},     {"driver", &provenance.driver}, {"cuda", &provenance.cuda},
-      {"cudnn", &provenance.cudnn}, {"math", &provenance.math},     {"date", &provenance.date},
-      {"tool", &provenance.tool},
-  };
-  out += '{';
-  for (const auto& [key, value] : fields) {
-    Append(out, "{}\"{}\": ", out.back() == '{' ? "" : ", ", key);
-    AppendJsonString(out, *value);
+void PutEntry(JsonWriter& json, const CostEntry& entry) {
+  json.BeginObject().Put("signature", entry.signature).Put("batch", entry.batch);
+  json.Key("kernels").BeginArray();
+  for (const auto& [kernel, repeats, spread] : entry.kernels) {
+    json.Break(6).BeginObject().Put("algorithm", kernel.algorithm);
+    json.Put("time_ps", kernel.time.picoseconds()).Put("workspace", kernel.workspace);
+    json.Put("deterministic", kernel.deterministic).Put("repeats", repeats);
+    json.Put("spread", spread).EndObject();
   }
-  out += '}';
-}
-
-void AppendEntry(std::string& out, const CostEntry& entry) {
-  out += "{\"signature\": ";
-  AppendJsonString(out, entry.signature);
-  Append(out, ", \"batch\": {}, \"kernels\": [", entry.batch);
-  for (const RecordedKernel& recorded : entry.kernels) {
-    const Kernel& kernel = recorded.kernel;
-    Append(out, "{}\n      {{\"algorithm\": ", &recorded == &entry.kernels.front() ? "" : ",");
-    AppendJsonString(out, kernel.algorithm);
-    Append(out,
-           ", \"time_ps\": {}, \"workspace\": {}, \"deterministic\": {}, \"repeats\": {}, "
-           "\"spread\": {}}}",
-           kernel.time.picoseconds(), kernel.workspace.count(), kernel.deterministic,
-           recorded.repeats, recorded.spread);
-  }
-  out += "]}";
+  json.EndArray().EndObject();
 }
 
 }  // namespace
@@ -184,17 +160,16 @@ CostTable ParseCostTable(std::string_view text, const std::string& origin) {
 std::string FormatCostTable(const CostTable& table) {
   CostTable sorted = table;
   Sort(sorted);
-  std::string out;
-  Append(out, "{{\n  \"format\": \"{}\",\n  \"version\": {},\n  \"workload\": ", kFormat, kVersion);
-  AppendJsonString(out, sorted.workload);
-  out += ",\n  \"provenance\": ";
-  AppendProvenance(out, sorted.provenance);
-  out += ",\n  \"entries\": [";
-  for (const CostEntry& entry : sorted.entries) {
-    out += &entry == &sorted.entries.front() ? "\n    " : ",\n    ";
-    AppendEntry(out, entry);
-  }
-  out += sorted.entries.empty() ? "]\n}\n" : "\n  ]\n}\n";
+  const Provenance& provenance = sorted.provenance;
+  JsonWriter json(2);
+  json.BeginObject().Put("format", kFormat).Put("version", kVersion);
+  json.Put("workload", sorted.workload).Key("provenance");
+  json.BeginObjectOnOneLine().Put("gpu", provenance.gpu).Put("driver", provenance.driver);
+  json.Put("cuda", provenance.cuda).Put("cudnn", provenance.cudnn).Put("math", provenance.math);
+  json.Put("date", provenance.date).Put("tool", provenance.tool).EndObject();
+  json.Key("entries").BeginArray();
+  for (const CostEntry& entry : sorted.entries) PutEntry(json, entry);
+  std::string out = json.EndArray().EndObject().Take();
   ParseCostTable(out,
                  fmt::format("cost table '{}'", table.workload));  // throws what a reader would
   return out;

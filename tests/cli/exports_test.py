@@ -10,6 +10,8 @@ import io
 import json
 import os
 import pathlib
+import subprocess
+import sys
 import tempfile
 from decimal import Decimal
 
@@ -135,6 +137,25 @@ class ExportsTest(CommandTest):
         self.assertEqual(flows.count("offload and return"), flows.count("return and use"))
         self.assertEqual(flows.count("return and use"),
                          sum(e["name"].startswith(("prefetch ", "fetch ")) for e in slices))
+
+    def test_the_picture_reads_traces_and_nothing_else(self):
+        row = self.row(*RUN)
+        self.export(*RUN)
+        script = ROOT / "scripts" / "plot_timeline.py"
+        sys.path.insert(0, str(script.parent))
+        import plot_timeline
+        _, capacity, memory, kernels, copies = plot_timeline.read(str(self.directory / "trace.json"))
+        self.assertAlmostEqual(capacity * 2 ** 30, row["memory_bytes"])
+        self.assertAlmostEqual(sum(length for _, length, *_ in kernels), row["compute_ms"])
+        self.assertLessEqual(max(size for _, size in memory) * 2 ** 30, row["peak_allocated_bytes"])
+        self.assertEqual({out for *_, out in copies}, {True, False})
+        other = self.directory / "other.json"
+        for text in ("", "[]", "{}", '{"otherData": {}, "traceEvents": []}'):
+            other.write_text(text, encoding="utf-8")
+            result = subprocess.run([sys.executable, script, other, self.directory / "t.png"],
+                                    capture_output=True, text=True, check=False)
+            self.assertEqual(result.returncode, 3, text)
+            self.assertTrue(result.stderr.startswith(f"plot_timeline.py: {other}: "), result.stderr)
 
     def test_memory_over_the_iteration_integrates_to_the_averages(self):
         path = self.directory / "memory.csv"

@@ -44,7 +44,7 @@ class SchemaTest(CommandTest):
                            ("explain", ("run", "alexnet:8", "--explain")),
                            ("trace-info", ("trace", "info", "googlenet:8")),
                            ("reproduce", ("reproduce", "all")),
-                           ("doctor", ("doctor",))):
+                           ("doctor", ("doctor",)), ("columns", ("list", "columns"))):
             with self.subTest(args=args):
                 self.conforms(self.ok(*args, "--format", "json"), name)
         self.conforms(self.ok("run", "vgg19:256", "--memory", "4GiB", "--format", "json", code=1),
@@ -55,6 +55,20 @@ class SchemaTest(CommandTest):
             schema = load_schema(path.stem)
             self.assertEqual(schema["$id"], f"spillway.{path.stem}/v1")
             self.assertIn("2020-12", schema["$schema"])
+
+    def test_results_have_the_columns_that_are_listed(self):
+        row = load_schema("results")["properties"]["rows"]["items"]
+        columns = json.loads(self.ok("list", "columns", "--format", "json"))["rows"]
+        self.assertEqual(sorted(column["name"] for column in columns), sorted(row["properties"]))
+        for column in columns:
+            types = row["properties"][column["name"]].get("type", "string")  # else an enumeration
+            types = [types] if isinstance(types, str) else types
+            self.assertEqual(column["type"], " or ".join(types), column["name"])
+        plain = json.loads(self.ok("run", "alexnet:8", "--format", "json"))["rows"][0]
+        self.assertEqual(list(plain), row["required"])
+        table = self.ok("list", "columns").splitlines()
+        self.assertEqual(len(table), len(columns) + 1)
+        self.assertEqual(table[0].split(), ["column", "unit", "meaning"])
 
     def test_the_validator_finds_errors(self):
         document = json.loads(self.ok("run", "alexnet:8", "--format", "json"))
@@ -93,6 +107,8 @@ class CompletionTest(CommandTest):
                 (("spillway", "run", "--format", ""), {"table", "csv", "json"}),
                 (("spillway", "run", "--format", "=", "j"), {"json"}),
                 (("spillway", "trace", "in"), {"info"}),
+                (("spillway", "list", ""), {"columns", "policies"}),
+                (("spillway", "list", "columns", "--format", "c"), {"csv"}),
                 (("spillway", "trace", "info", "--format", "t"), {"table"}),
                 (("spillway", "run", "x", "--policy", "vdnn-a"), {"vdnn-all"}),
                 (("spillway", "compare", "x", "--device", "titan"), {"titan_x_maxwell"}),

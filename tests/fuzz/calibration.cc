@@ -64,7 +64,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   SPILLWAY_CHECK(FormatMeasurements(again) == text);
   fuzz::Runs([&] {
     const std::vector<Quantity> quantities = FitMeasurements(measurements);
-    CalibrationRows(quantities);
+    FormatCsv(CalibrationColumns(), quantities);
     const std::string device =
         MergeDevice(fuzz::kBase, "base.toml", measurements, quantities, "measured.json");
     ParseDevice(device, "merged.toml");

@@ -224,9 +224,6 @@ inline void SkipJson(JsonDocument::Value) {}
 // A printable piece of a document, at most 60 bytes, for a message.
 std::string JsonExcerpt(std::string_view text);
 
-// Appends `text` as a JSON string with its quotes. Bytes outside ASCII are passed on as they are.
-void AppendJsonString(std::string& out, std::string_view text);
-
 }  // namespace spillway
 
 #endif  // SPILLWAY_TRACES_BASE_JSON_H_

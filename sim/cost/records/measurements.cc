@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <iterator>
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "traces/base/file.h"
 #include "traces/base/json.h"
+#include "traces/base/json_writer.h"
 
 namespace spillway {
 namespace {
@@ -245,34 +245,27 @@ class MeasurementsReader {
   Measurements result_;
 };
 
-template <typename... Args>
-void Append(std::string& out, fmt::format_string<Args...> format, Args&&... args) {
-  fmt::format_to(std::back_inserter(out), format, std::forward<Args>(args)...);
-}
-
-// The timings that were made, each on a line of its own behind `first`, which starts the object.
+// The timings that were made, each on a line of its own.
 template <typename Struct, size_t kCount>
-void AppendTimings(std::string& out, const Struct& source,
-                   const Key<Struct, Timing> (&keys)[kCount]) {
+void PutTimings(JsonWriter& json, const Struct& source, const Key<Struct, Timing> (&keys)[kCount]) {
   for (const auto& [name, member] : keys) {
     const Timing& timing = source.*member;
     if (timing.repeats == 0) continue;
-    Append(out, "{}\n      \"{}\": {{\"median_ps\": {}, \"spread\": {}, \"repeats\": {}}}",
-           out.back() == '{' ? "" : ",", name, timing.median.picoseconds(), timing.spread,
-           timing.repeats);
+    json.Break(6).Key(name).BeginObject().Put("median_ps", timing.median.picoseconds());
+    json.Put("spread", timing.spread).Put("repeats", timing.repeats).EndObject();
   }
-  out += '}';
 }
 
 template <typename Point, size_t kCount>
-void AppendPoints(std::string& out, std::string_view key, const std::vector<Point>& points,
-                  const Key<Point, Timing> (&keys)[kCount]) {
-  Append(out, ",\n  \"{}\": [", key);
+void PutPoints(JsonWriter& json, std::string_view key, const std::vector<Point>& points,
+               const Key<Point, Timing> (&keys)[kCount]) {
+  json.Key(key).BeginArray();
   for (const Point& point : points) {
-    Append(out, "{}\n    {{\"size\": {}", &point == &points.front() ? "" : ",", point.size.count());
-    AppendTimings(out, point, keys);
+    json.BeginObject().Put("size", point.size);
+    PutTimings(json, point, keys);
+    json.EndObject();
   }
-  out += points.empty() ? "]" : "\n  ]";
+  json.EndArray();
 }
 
 }  // namespace
@@ -297,45 +290,38 @@ Measurements ParseMeasurements(std::string_view text, const std::string& origin)
 }
 
 std::string FormatMeasurements(const Measurements& measurements) {
-  std::string out;
-  Append(out, "{{\n  \"format\": \"{}\",\n  \"version\": {},\n  \"machine\": {{", kFormat,
-         kVersion);
-  for (const auto& [name, member] : kMachineNames) {
-    Append(out, "\"{}\": ", name);
-    AppendJsonString(out, measurements.machine.*member);
-    out += ", ";
-  }
-  for (const auto& [name, member] : kMachineSizes) {
-    Append(out, "{}\"{}\": {}", out.ends_with(", ") ? "" : ", ", name,
-           (measurements.machine.*member).count());
-  }
-  out += '}';
-  AppendPoints(out, "copies", measurements.copies, kCopyTimings);
-  AppendPoints(out, "device_copies", measurements.device_copies, kDeviceCopyTimings);
+  const Machine& machine = measurements.machine;
   const Overlaps& overlaps = measurements.overlaps;
-  Append(out,
-         ",\n  \"overlaps\": {{\"kernel_traffic\": {}, \"kernel_flops\": {}, \"copy_size\": {}, "
-         "\"points\": [",
-         overlaps.kernel_traffic.count(), overlaps.kernel_flops, overlaps.copy_size.count());
+  JsonWriter json(2);
+  json.BeginObject().Put("format", kFormat).Put("version", kVersion);
+  json.Key("machine").BeginObjectOnOneLine();
+  for (const auto& [name, member] : kMachineNames) json.Put(name, machine.*member);
+  for (const auto& [name, member] : kMachineSizes) json.Put(name, machine.*member);
+  json.EndObject();
+  PutPoints(json, "copies", measurements.copies, kCopyTimings);
+  PutPoints(json, "device_copies", measurements.device_copies, kDeviceCopyTimings);
+  json.Key("overlaps").BeginObjectOnOneLine();
+  json.Put("kernel_traffic", overlaps.kernel_traffic).Put("kernel_flops", overlaps.kernel_flops);
+  json.Put("copy_size", overlaps.copy_size);
+  json.Key("points").BeginArray();
   for (const Overlap& point : overlaps.points) {
-    Append(out, "{}\n    {{\"load\": \"{}\"", &point == &overlaps.points.front() ? "" : ",",
-           Name(point.load));
-    AppendTimings(out, point, kOverlapTimings);
+    json.Break(4).BeginObject().Put("load", Name(point.load));
+    PutTimings(json, point, kOverlapTimings);
+    json.EndObject();
   }
-  out += "]},\n  \"latencies\": {";
-  AppendTimings(out, measurements.latencies, kLatencies);
-  AppendPoints(out, "device_memory", measurements.device_memory, kAllocationTimings);
-  AppendPoints(out, "pinned_memory", measurements.pinned_memory, kAllocationTimings);
-  AppendPoints(out, "page_memory", measurements.page_memory, kPageTimings);
-  out += ",\n  \"library_calls\": [";
+  json.EndArray().EndObject().Key("latencies").BeginObjectOnOneLine();
+  PutTimings(json, measurements.latencies, kLatencies);
+  json.EndObject();
+  PutPoints(json, "device_memory", measurements.device_memory, kAllocationTimings);
+  PutPoints(json, "pinned_memory", measurements.pinned_memory, kAllocationTimings);
+  PutPoints(json, "page_memory", measurements.page_memory, kPageTimings);
+  json.Key("library_calls").BeginArray();
   for (const LibraryCallTiming& call : measurements.library_calls) {
-    Append(out, "{}\n    {{\"call\": ", &call == &measurements.library_calls.front() ? "" : ",");
-    AppendJsonString(out, call.call);
-    AppendTimings(out, call, kLibraryCallTimings);
+    json.BeginObject().Put("call", call.call);
+    PutTimings(json, call, kLibraryCallTimings);
+    json.EndObject();
   }
-  out += measurements.library_calls.empty() ? "]" : "\n  ]";
-  out += "\n}\n";
-  return out;
+  return json.EndArray().EndObject().Take();
 }
 
 }  // namespace spillway

@@ -300,12 +300,11 @@ TEST(CalibrationTest, SpellingsReadBack) {
 }
 
 TEST(CalibrationTest, RowsHaveTheDocumentedColumns) {
-  const std::vector<Row> rows = CalibrationRows(FitMeasurements(ExactMeasurements()));
-  std::vector<std::string> names;
-  for (const Column& column : rows.at(0)) names.push_back(column.name);
-  EXPECT_EQ(names, (std::vector<std::string>{"name", "value", "unit", "points", "mean_error",
-                                             "max_error", "spread", "in_device"}));
-  EXPECT_THAT(FormatJson(rows, "spillway.calibration/v1"), HasSubstr("\"unit\": \"B/s\""));
+  const std::vector<Quantity> quantities = FitMeasurements(ExactMeasurements());
+  EXPECT_THAT(FormatCsv(CalibrationColumns(), quantities),
+              StartsWith("name,value,unit,points,mean_error,max_error,spread,in_device\r\n"));
+  EXPECT_THAT(FormatJson(CalibrationColumns(), quantities, "spillway.calibration/v1"),
+              HasSubstr("\"unit\": \"B/s\""));
 }
 
 }  // namespace

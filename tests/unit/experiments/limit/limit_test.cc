@@ -124,10 +124,9 @@ TEST(LimitTest, OfPolicies) {
   const LimitResult vdnn = FindLimit(setup, "vdnn-all:algo=memory", [](int64_t) {});
   EXPECT_GE(vdnn.limit.largest, liveness.limit.largest);
 
-  const Row row = MakeLimitRow(setup, liveness);
   const auto value = [&](std::string_view name) {
-    for (const Column& column : row) {
-      if (column.name == name) return column.value;
+    for (const auto& column : LimitColumns(setup)) {
+      if (column.name == name) return column.get(liveness);
     }
     return Value();
   };

@@ -322,13 +322,13 @@ TEST_P(EveryReportTest, TheMemoryCurveAgreesWithTheMetrics) {
 }
 
 TEST_P(EveryReportTest, TheExportedTraceNamesEveryCommandOnce) {
-  const std::string text =
-      FormatChromeTrace(trace_, report_, cost_, {"machine", {{"tool", std::string("x")}}});
+  ChromeTraceOrigin origin;
+  origin.machine = "machine";
+  const std::string text = FormatChromeTrace(trace_, report_, cost_, origin);
   size_t slices = 0;
   for (size_t at = 0; (at = text.find("\"ph\": \"X\"", at)) != std::string::npos; ++at) ++slices;
   EXPECT_EQ(slices, report_.timeline.size());
-  EXPECT_EQ(text,
-            FormatChromeTrace(trace_, report_, cost_, {"machine", {{"tool", std::string("x")}}}));
+  EXPECT_EQ(text, FormatChromeTrace(trace_, report_, cost_, origin));
 }
 
 TEST(CopyReasonsTest, TellsPrefetchFetchAndInputApart) {

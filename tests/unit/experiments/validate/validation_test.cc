@@ -42,10 +42,13 @@ class ValidationTest : public ::testing::Test {
     }
   }
 
-  Value Find(const Row& row, const std::string& name) const {
-    const auto column =
-        std::find_if(row.begin(), row.end(), [&](const Column& c) { return c.name == name; });
-    return column == row.end() ? Value(std::string("no such column")) : column->value;
+  ValidationResult Result() { return MakeValidationResult(SetupFor(), "vdnn-all", validation_); }
+
+  template <typename T>
+  Value Find(const Columns<T>& columns, const T& item, const std::string& name) const {
+    const auto column = std::find_if(columns.begin(), columns.end(),
+                                     [&](const Column<T>& c) { return c.name == name; });
+    return column == columns.end() ? Value(std::string("no such column")) : column->get(item);
   }
 
   Device device_;
@@ -59,8 +62,7 @@ TEST_F(ValidationTest, WarmUpAndTheStampedIterationDoNotCount) {
   EXPECT_NEAR(validation_.error(), -0.2, 1e-6);
   EXPECT_TRUE(Agrees(validation_, 0.21));
   EXPECT_FALSE(Agrees(validation_, 0.19));
-  EXPECT_EQ(Find(MakeValidationRow(SetupFor(), "vdnn-all", validation_), "timed_iterations"),
-            Value(int64_t{3}));
+  EXPECT_EQ(Find(ValidationColumns(), Result(), "timed_iterations"), Value(int64_t{3}));
 }
 
 TEST_F(ValidationTest, OtherDecisionsPlacementsOrOrderAreNoAgreement) {
@@ -72,28 +74,25 @@ TEST_F(ValidationTest, OtherDecisionsPlacementsOrOrderAreNoAgreement) {
   }
   validation_.violations = {"a copy starts before its source is written"};
   EXPECT_FALSE(Agrees(validation_, 0.05));
-  const std::string text =
-      FormatValidation({MakeValidationRow(SetupFor(), "vdnn-all", validation_)});
-  EXPECT_NE(text.find("NO"), std::string::npos);
+  EXPECT_NE(FormatValidation(std::vector{Result()}).find("NO"), std::string::npos);
 }
 
 TEST_F(ValidationTest, WhatFitsOnNeitherSideAgreesAndHasNoFigures) {
   validation_.predicted.report.out_of_memory = OutOfMemory();
   EXPECT_TRUE(Agrees(validation_, 0));
-  const Row row = MakeValidationRow(SetupFor(), "vdnn-all", validation_);
-  EXPECT_EQ(Find(row, "status"), Value(std::string("oom")));
-  EXPECT_EQ(Find(row, "error"), Value());
+  EXPECT_EQ(Find(ValidationColumns(), Result(), "status"), Value(std::string("oom")));
+  EXPECT_EQ(Find(ValidationColumns(), Result(), "error"), Value());
 }
 
 TEST_F(ValidationTest, CommandsStandBesideEachOther) {
   auto& entry = validation_.measured.outcome.report.timeline.front();
   entry.interval.end += Duration::Milliseconds(1);
-  const auto rows = CommandRows(SetupFor(), validation_);
-  ASSERT_EQ(rows.size(), validation_.predicted.report.timeline.size());
-  const double more = std::get<double>(Find(rows[0], "measured_ms")) -
-                      std::get<double>(Find(rows[0], "predicted_ms"));
-  EXPECT_NEAR(more, 1.0, 1e-9);
-  EXPECT_EQ(Find(rows[0], "kind"), Value(std::string("kernel")));
+  const auto commands = CommandsOf(SetupFor(), validation_);
+  ASSERT_EQ(commands.size(), validation_.predicted.report.timeline.size());
+  const auto first = [&](const char* name) { return Find(CommandColumns(), commands[0], name); };
+  EXPECT_NEAR(std::get<double>(first("measured_ms")) - std::get<double>(first("predicted_ms")), 1.0,
+              1e-9);
+  EXPECT_EQ(first("kind"), Value(std::string("kernel")));
 }
 
 }  // namespace

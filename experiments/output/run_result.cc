@@ -1,0 +1,291 @@
+#include "experiments/output/run_result.h"
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+
+namespace spillway {
+namespace {
+
+// The part of a result that has the member.
+const RunResult& PartOf(const RunResult& result, const RunResult*) { return result; }
+const Report& PartOf(const RunResult& result, const Report*) { return result.report; }
+const Metrics& PartOf(const RunResult& result, const Metrics*) { return result.report.metrics; }
+const Stalls& PartOf(const RunResult& result, const Stalls*) {
+  return result.report.metrics.stalls;
+}
+const Bounds& PartOf(const RunResult& result, const Bounds*) { return result.report.bounds; }
+
+// Getters of members, and of what they return, that have something to say of some runs only.
+template <typename Part, typename T>
+auto IfFits(T Part::*member) {
+  return [member](const RunResult& result) {
+    const Part& part = PartOf(result, static_cast<Part*>(nullptr));
+    return result.fits() ? std::optional(std::invoke(member, part)) : std::nullopt;
+  };
+}
+
+template <typename Part, typename T>
+auto IfTimed(T Part::*member) {
+  return [member](const RunResult& result) {
+    return result.timed ? IfFits(member)(result) : std::nullopt;
+  };
+}
+
+template <typename T>
+auto IfCompressed(T CompressionSummary::*member) {
+  return [member](const RunResult& result) {
+    const auto& summary = result.compression;
+    return summary ? std::optional(std::invoke(member, *summary)) : std::nullopt;
+  };
+}
+
+auto Time(Duration CompressionTimes::*member) {
+  return [member](const RunResult& result) {
+    const bool known = result.timed && result.compression && result.compression->times;
+    return known ? std::optional((*result.compression->times).*member) : std::nullopt;
+  };
+}
+
+std::optional<double> Ratio(bool known, double numerator, double denominator) {
+  return known && denominator > 0 ? std::optional(numerator / denominator) : std::nullopt;
+}
+
+std::optional<double> TimesOver(const RunResult& result, Duration reference) {
+  return Ratio(result.fits() && result.timed, result.report.metrics.iteration.milliseconds(),
+               reference.milliseconds());
+}
+
+struct Offloaded {
+  std::string_view tensor;
+  const OffloadedStorage* storage;
+};
+
+Nested OffloadedStorages(const RunResult& result) {
+  const Columns<Offloaded> columns{
+      {"tensor", "", "", [](auto& row) { return row.tensor; }},
+      {"bytes", "B", "", [](auto& row) { return row.storage->size; }},
+      {"density", "1", "", [](auto& row) { return row.storage->density; }},
+      {"compressed", "", "", [](auto& row) { return row.storage->compressed; }},
+      {"compressed_bytes", "B", "", [](auto& row) { return row.storage->held; }},
+  };
+  std::vector<Offloaded> rows;
+  for (size_t i = 0; i < result.offloaded.size(); ++i) {
+    rows.push_back({result.offloaded[i], &result.compression->offloaded[i]});
+  }
+  return NestRows(columns, rows);
+}
+
+// With --compress.
+Columns<RunResult> CompressionColumns() {
+  using Summary = CompressionSummary;
+  return {
+      {"compressed_storages", "1", "tensors that the host keeps compressed",
+       IfCompressed(&Summary::storages), "compressed"},
+      {"staging_bytes", "B", "pinned buffers that copies go through",
+       IfCompressed(&Summary::staging)},
+      {"pageable_peak_bytes", "B", "most compressed bytes at once",
+       IfCompressed(&Summary::pageable_peak), "pageable GiB", 3},
+      {"plain_pinned_peak_bytes", "B", "pinned_peak_bytes without compression",
+       IfCompressed(&Summary::plain_peak), "was GiB", 3},
+      {"saved_bytes", "B", "host memory that compression saves; negative if it costs some",
+       IfCompressed(&Summary::saved), "saved GiB", 3},
+      {"compress_ms", "ms", "threads compressed", Time(&CompressionTimes::compress), "compress ms",
+       1},
+      {"decompress_ms", "ms", "threads decompressed", Time(&CompressionTimes::decompress),
+       "decompress ms", 1},
+      {"wait_staging_ms", "ms", "copies to the host waited for a staging buffer",
+       Time(&CompressionTimes::staging), "waits out", 1},
+      {"wait_contents_ms", "ms", "copies to the device waited for decompressed contents",
+       Time(&CompressionTimes::contents), "waits in", 1},
+      {"plain_iteration_ms", "ms", "iteration_ms without compression",
+       [](auto& r) { return r.timed && r.compression ? r.compression->baseline : std::nullopt; },
+       "was ms", 1},
+      {"compression_hides", "", "the iteration is as short as without compression",
+       [](auto& r) { return r.compression ? r.compression->hides : std::nullopt; }, "hidden"},
+      {"offloaded_storages", "", "each tensor that was on the host: JSON only", OffloadedStorages},
+  };
+}
+
+// With --backend cpu or cuda.
+Columns<RunResult> ExecutionColumns() {
+  return {
+      {"loss", "1", "of the last iteration", &RunResult::loss},
+      {"weights_digest", "", "SHA-256 over parameters and optimizer state after the last iteration",
+       [](auto& r) { return IfAny(r.weights_digest); }},
+  };
+}
+
+}  // namespace
+
+RunFacts FactsOf(const Setup& setup, const Trace& trace, std::string_view policy) {
+  return {trace.name,    trace.network,     trace.preset, trace.batch,
+          trace.training, setup.device.name, setup.memory, setup.cost.Provenance(),
+          std::string(policy)};
+}
+
+RunResult MakeRunResult(const Setup& setup, std::string_view policy, std::string_view backend,
+                        const Outcome& outcome, const Report& ideal) {
+  const Trace& trace = outcome.trace(setup);
+  const Report& report = outcome.report;
+  RunResult result;
+  static_cast<RunFacts&>(result) = FactsOf(setup, trace, policy);
+  result.allocator = outcome.allocator;
+  result.backend = backend;
+  result.report.out_of_memory = report.out_of_memory;
+  result.report.metrics = report.metrics;
+  result.report.bounds = report.bounds;
+  result.report.iterations = report.iterations;
+  result.report.steady = report.steady;
+  result.report.shortest = report.shortest;
+  result.report.longest = report.longest;
+  result.iteration = report.metrics.iteration;
+  result.ideal = ideal.metrics.iteration;
+  result.pinned_peak = report.metrics.pinned_peak;
+  result.pinning = report.pinning;
+  result.compresses = setup.compression != nullptr;
+  if (result.compresses && outcome.compression) {
+    result.compression = outcome.compression;
+    // What is pinned is less than the host pool then.
+    result.pinned_peak = outcome.compression->pinned_peak;
+    result.pinning = setup.device.host_malloc.At(result.pinned_peak);
+    for (const OffloadedStorage& storage : outcome.compression->offloaded) {
+      result.offloaded.push_back(trace.tensor(storage.storage).name);
+    }
+  }
+  return result;
+}
+
+Columns<RunResult> ResultColumns() {
+  Columns<RunResult> columns{
+      {"workload", "", "network and batch, or the name in the trace file", &RunResult::workload},
+      {"network", "", "name of the network", &RunResult::network},
+      {"batch", "1", "images per iteration", &RunResult::batch},
+      {"device", "", "name of the GPU", &RunResult::device},
+      {"memory_bytes", "B", "device memory that the run may use; absent if unlimited",
+       [](auto& r) { return IfLimited(r.memory); }},
+      {"policy", "", "as given", &RunResult::policy, "policy"},
+      {"allocator", "", "that served the run; what auto chose", &RunResult::allocator},
+      {"backend", "", "sim, cpu or cuda", &RunResult::backend},
+      {"status", "", "ok, or oom if the workload does not fit",
+       [](auto& r) { return r.fits() ? "ok" : "oom"; }, "status"},
+      {"iteration_ms", "ms", "one iteration, until everything issued has completed",
+       IfTimed(&RunResult::iteration), "time ms", 1},
+      {"compute_ms", "ms", "kernels ran", IfTimed(&Metrics::compute)},
+      {"stall_ms", "ms", "kernels waited, for whatever cause", IfTimed(&Stalls::total), "stall ms",
+       1},
+      {"peak_requested_bytes", "B", "most bytes asked for at once",
+       IfFits(&Metrics::peak_requested)},
+      {"peak_allocated_bytes", "B", "most bytes in blocks at once, with their rounding",
+       IfFits(&Metrics::peak_allocated), "peak GiB", 2},
+      {"peak_reserved_bytes", "B", "most bytes that the allocator held, free blocks included",
+       IfFits(&Metrics::peak_reserved)},
+      {"avg_requested_bytes", "B", "bytes asked for, averaged over the iteration",
+       IfTimed(&Metrics::average_requested)},
+      {"offloaded_bytes", "B", "copied to the host", IfFits(&Metrics::offloaded), "out GiB", 2},
+      {"prefetched_bytes", "B", "copied to the device", IfFits(&Metrics::prefetched), "in GiB", 2},
+      {"recomputed_ops", "1", "ops that ran again", IfFits(&Metrics::recomputed_ops)},
+      {"recompute_ms", "ms", "their time", IfTimed(&Metrics::recompute)},
+      {"pinned_peak_bytes", "B", "most pinned host memory", IfFits(&RunResult::pinned_peak),
+       "pinned GiB", 3},
+      {"slowdown", "1", "iteration over that with unlimited memory and the fastest algorithms",
+       [](auto& r) { return TimesOver(r, r.ideal); }, "slowdown", 3},
+      {"stall_fetch_ms", "ms", "kernels waited for an input that was not back yet",
+       IfTimed(&Stalls::fetch), "fetch", 1},
+      {"stall_fence_ms", "ms", "kernels waited for copies at the end of a layer",
+       IfTimed(&Stalls::fence), "fence", 1},
+      {"stall_memory_ms", "ms", "kernels waited for memory that was still copied from",
+       IfTimed(&Stalls::memory), "memory", 1},
+      {"stall_launch_ms", "ms", "kernels waited for the host to issue them",
+       IfTimed(&Stalls::launch), "launch", 1},
+      {"stall_drain_ms", "ms", "last copies, after the last kernel", IfTimed(&Stalls::drain),
+       "drain", 1},
+      {"avg_allocated_bytes", "B", "bytes in blocks, averaged over the iteration",
+       IfTimed(&Metrics::average_allocated), "avg GiB", 2},
+      {"avg_reserved_bytes", "B", "bytes that the allocator held, likewise",
+       IfTimed(&Metrics::average_reserved)},
+      {"fragmentation", "1", "1 - peak allocated / peak reserved",
+       IfFits(&Metrics::fragmentation)},
+      {"bound_compute_ms", "ms", "the kernels chosen, back to back", IfTimed(&Bounds::compute)},
+      {"bound_copy_ms", "ms", "the bytes moved, over the links alone", IfTimed(&Bounds::copy)},
+      {"bound_layer_bytes", "B", "the least that any layer-wise policy needs",
+       [](auto& r) { return r.report.bounds.layer; }},
+      {"time_over_bound", "1", "iteration over the larger of the bounds of compute and copy",
+       [](auto& r) {
+         return TimesOver(r, std::max(r.report.bounds.compute, r.report.bounds.copy));
+       },
+       "x time bound", 3},
+      {"memory_over_bound", "1", "peak allocated over the bound of a layer",
+       [](auto& r) {
+         return Ratio(r.fits(), static_cast<double>(r.report.metrics.peak_allocated.count()),
+                      static_cast<double>(r.report.bounds.layer.count()));
+       },
+       "x memory bound", 3},
+      {"iterations", "1", "iterations run until two agreed", IfFits(&Report::iterations)},
+      {"steady", "", "the last two agreed in decisions, placements and time",
+       IfFits(&Report::steady)},
+      {"shortest_iteration_ms", "ms", "of the iterations run", IfTimed(&Report::shortest)},
+      {"longest_iteration_ms", "ms", "of the iterations run", IfTimed(&Report::longest)},
+      {"pinning_ms", "ms", "pinning the host memory, once before the first iteration",
+       IfTimed(&RunResult::pinning)},
+      {"preset", "", "how memory is counted", &RunResult::preset},
+      {"mode", "", "training or inference",
+       [](auto& r) { return r.training ? "training" : "inference"; }},
+      {"cost", "", "where kernel times come from", &RunResult::cost},
+      {"reason", "", "why the workload does not fit",
+       [](auto& r) {
+         return r.fits() ? std::nullopt : std::optional(r.report.out_of_memory->Message());
+       }},
+  };
+  const auto append = [&](Columns<RunResult> others, bool RunResult::*present) {
+    for (Column<RunResult>& column : others) {
+      column.present = [present](const RunResult& result) { return result.*present; };
+      columns.push_back(std::move(column));
+    }
+  };
+  append(CompressionColumns(), &RunResult::compresses);
+  append(ExecutionColumns(), &RunResult::executed);
+  return columns;
+}
+
+std::string FormatComparison(std::span<const RunResult> results) {
+  constexpr std::string_view kShown[] = {"policy",
+                                         "status",
+                                         "iteration_ms",
+                                         "slowdown",
+                                         "peak_allocated_bytes",
+                                         "avg_allocated_bytes",
+                                         "offloaded_bytes",
+                                         "prefetched_bytes",
+                                         "stall_ms",
+                                         "stall_fetch_ms",
+                                         "stall_fence_ms",
+                                         "stall_memory_ms",
+                                         "stall_launch_ms",
+                                         "stall_drain_ms",
+                                         "time_over_bound",
+                                         "memory_over_bound"};
+  return FormatTable(ResultColumns(), kShown, results);
+}
+
+std::string FormatCompression(std::span<const RunResult> results) {
+  constexpr std::string_view kShown[] = {"policy",
+                                         "compressed_storages",
+                                         "pinned_peak_bytes",
+                                         "plain_pinned_peak_bytes",
+                                         "pageable_peak_bytes",
+                                         "saved_bytes",
+                                         "compress_ms",
+                                         "decompress_ms",
+                                         "wait_staging_ms",
+                                         "wait_contents_ms",
+                                         "plain_iteration_ms",
+                                         "compression_hides"};
+  std::vector<RunResult> compressing;
+  std::copy_if(results.begin(), results.end(), std::back_inserter(compressing),
+               [](const RunResult& result) { return result.compresses; });
+  if (compressing.empty()) return {};
+  return FormatTable(ResultColumns(), kShown, compressing);
+}
+
+}  // namespace spillway

@@ -1,0 +1,68 @@
+// What one run comes to, as plain values, and the table of its columns.
+
+#ifndef SPILLWAY_EXPERIMENTS_OUTPUT_RUN_RESULT_H_
+#define SPILLWAY_EXPERIMENTS_OUTPUT_RUN_RESULT_H_
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "experiments/output/columns.h"
+#include "experiments/run/setup.h"
+#include "sim/core/report.h"
+
+namespace spillway {
+
+// What was run.
+struct RunFacts {
+  std::string workload, network, preset;
+  int64_t batch = 0;
+  bool training = true;
+  std::string device;
+  Bytes memory = {};
+  std::string cost;  // where kernel times come from
+  std::string policy;
+};
+
+RunFacts FactsOf(const Setup& setup, const Trace& trace, std::string_view policy);
+
+struct RunResult : RunFacts {
+  std::string allocator, backend;
+  Report report;            // without its logs
+  Duration iteration = {};  // on a GPU: typical, as the one in the report is slowed by time stamps
+  Duration ideal = {};      // of `SimulateIdeal`
+  Bytes pinned_peak = {};   // of the host, with compression if there is any
+  Duration pinning = {};
+  bool timed = true;  // false: places in an order of execution take the place of times
+
+  bool compresses = false;  // where the setup asks for it
+  std::optional<CompressionSummary> compression;
+  std::vector<std::string> offloaded;  // names of `compression->offloaded`
+
+  bool executed = false;  // on real bytes
+  std::optional<double> loss;
+  std::string weights_digest;  // may be empty
+
+  bool fits() const { return report.fits(); }
+};
+
+// `ideal` is `SimulateIdeal` of the same set-up.
+RunResult MakeRunResult(const Setup& setup, std::string_view policy, std::string_view backend,
+                        const Outcome& outcome, const Report& ideal);
+
+// Of `spillway run` and `compare`; experiments/schemas/results.json describes their rows.
+Columns<RunResult> ResultColumns();
+
+// The comparison of policies for people: times, memory, traffic, stalls by cause, distance to the
+// bounds.
+std::string FormatComparison(std::span<const RunResult> results);
+
+// What compression saves and costs, likewise; empty for runs without it.
+std::string FormatCompression(std::span<const RunResult> results);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_EXPERIMENTS_OUTPUT_RUN_RESULT_H_
