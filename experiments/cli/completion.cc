@@ -152,6 +152,10 @@ std::string ShellCases(const std::vector<Node>& nodes) {
     if (!node.verbs.empty()) {
       Completed verbs;
       for (const auto& [name, help] : node.verbs) verbs.choices.push_back(name);
+      if (!node.arguments.empty()) {  // either one
+        const std::vector<std::string>& offered = node.arguments.front().choices;
+        verbs.choices.insert(verbs.choices.end(), offered.begin(), offered.end());
+      }
       rest += ShellCase(fmt::format("\"{} \"", node.path), verbs);
     } else if (!node.arguments.empty()) {
       rest += ShellCase(fmt::format("\"{} \"", node.path), node.arguments.front());
@@ -273,7 +277,7 @@ std::string FishScript(const std::vector<Node>& nodes) {
       if (option.takes_value) text += option.files ? " -r -F" : " -x";
       text += FishWords(option) + " -d " + FishQuote(option.help) + "\n";
     }
-    if (node.verbs.empty() && !node.arguments.empty()) {
+    if (!node.arguments.empty()) {
       const Completed& argument = node.arguments.front();
       text += prefix + (argument.files ? " -F" : "") + FishWords(argument) + "\n";
     }
