@@ -19,6 +19,7 @@
 
 #include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
+#include "traces/ops/table.h"
 
 namespace spillway {
 namespace {
@@ -43,9 +44,8 @@ class CaffePolicy final : public Policy {
     for (size_t i = 0; i < trace.ops.size(); ++i) {
       const auto id = static_cast<OpId>(i);
       const Op& op = trace.op(id);
-      if (op.type == OpType::kBatchNorm && op.phase == Phase::kForward && trace.training &&
-          !op.outputs.empty()) {
-        copies[Index(liveness.Root(op.outputs.front()))] += 2;
+      if (op.type == OpType::kBatchNorm && trace.training) {
+        if (const auto y = FindOutput(op, Role::kY)) copies[Index(liveness.Root(*y))] += 2;
       }
       if (op.phase == Phase::kBackward) CountSplits(trace, liveness, op, copies);
       Bytes& workspace = workspaces[Index(op.layer)];

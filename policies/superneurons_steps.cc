@@ -2,13 +2,14 @@
 
 #include <algorithm>
 
+#include "traces/ops/table.h"
+
 namespace spillway {
 namespace {
 
 // Whether output `i` of the op is a layer's result: not a statistic of the batch, not the loss.
 bool IsResult(const Op& op, size_t i) {
-  return op.phase == Phase::kForward &&
-         (i == 0 || (op.type != OpType::kBatchNorm && op.type != OpType::kSoftmaxLoss));
+  return op.phase == Phase::kForward && (!StepOf(op).exists() || OutputRole(op, i) == Role::kY);
 }
 
 // Bytes of the flagged tensors that the op names, those that share a storage counted apart.
@@ -27,20 +28,6 @@ void AddUnique(std::vector<TensorId>& list, TensorId id) {
 }
 
 }  // namespace
-
-bool IsCheckpoint(OpType type) {
-  switch (type) {
-    case OpType::kMaxPool2d:
-    case OpType::kAvgPool2d:
-    case OpType::kRelu:
-    case OpType::kLrn:
-    case OpType::kBatchNorm:
-    case OpType::kDropout:
-      return false;
-    default:
-      return true;
-  }
-}
 
 std::vector<bool> SuperNeuronsCounted(const Trace& trace) {
   std::vector<bool> counted(trace.tensors.size());
@@ -90,8 +77,8 @@ void SuperNeuronsSteps::FindRoles(const Trace& trace, const Liveness& liveness,
       image.leaves = checkpoints;
     }
     const bool is_conv = op.type == OpType::kConv2d && offload != SuperNeuronsOffload::kNone;
-    const bool is_other = checkpoints && (op.type == OpType::kAdd || op.type == OpType::kConcat ||
-                                          op.type == OpType::kFork);
+    const OpStep& step = StepOf(op);  // a join, a concatenation or a fork has several x or y
+    const bool is_other = checkpoints && (step.inputs.repeats || step.outputs.repeats);
     for (size_t i = 0; i < op.outputs.size(); ++i) {
       const TensorId storage = liveness.Root(op.outputs[i]);
       Role& role = roles_[Index(storage)];
@@ -107,7 +94,7 @@ void SuperNeuronsSteps::FindRoles(const Trace& trace, const Liveness& liveness,
     const auto writers = liveness.Writers(id);
     roles_[i].dropped = std::all_of(writers.begin(), writers.end(), [&](OpId writer) {
       const Op& op = trace.op(writer);
-      return op.recomputable && op.phase == Phase::kForward && !IsCheckpoint(op.type);
+      return op.recomputable && op.phase == Phase::kForward && RowOf(op.type).cheap;
     });
   }
 }
@@ -150,7 +137,7 @@ void SuperNeuronsSteps::FindSegments(const Trace& trace, const Liveness& livenes
     const Op& op = trace.ops[i];
     if (op.phase != Phase::kForward) continue;
     uint32_t segment = kNoSegment;
-    if (!IsCheckpoint(op.type)) {
+    if (RowOf(op.type).cheap) {
       if (!op.inputs.empty()) segment = segment_of_storage[Index(liveness.Root(op.inputs.front()))];
       if (segment == kNoSegment) {
         segment = static_cast<uint32_t>(cost.size());

@@ -3,8 +3,8 @@
 // memory is short.
 //
 // Checkpoints are CONV, FC, FORK, JOIN, CONCAT, DATA and SOFTMAX layers, and everything else that
-// is not cheap (section 3.4). The layers between two checkpoints form a segment; their outputs are
-// dropped after their last use in forward.
+// is not cheap (section 3.4): what the op table does not call so. The layers between two
+// checkpoints form a segment; their outputs are dropped after their last use in forward.
 
 #ifndef SPILLWAY_POLICIES_SUPERNEURONS_STEPS_H_
 #define SPILLWAY_POLICIES_SUPERNEURONS_STEPS_H_
@@ -96,9 +96,6 @@ std::vector<bool> SuperNeuronsCounted(const Trace& trace);
 // max(l_i) as the paper has it: the largest sum of the counted tensors that one backward op names,
 // a tensor counted twice where one is made in place of the other (released code; section 3.4).
 Bytes SuperNeuronsLayerPeak(const Trace& trace);
-
-// Whether a layer of this type is a checkpoint.
-bool IsCheckpoint(OpType type);
 
 }  // namespace spillway
 

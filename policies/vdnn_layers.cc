@@ -2,25 +2,17 @@
 
 #include <algorithm>
 
+#include "traces/ops/table.h"
+
 namespace spillway {
 namespace {
 
 // Whether the set holds the inputs of a layer; `ordinal` counts convolutions from 0.
 bool IsOffloadLayer(OffloadSet set, OpType type, size_t ordinal) {
-  switch (type) {
-    case OpType::kConv2d:
-      return set == OffloadSet::kAlternateConv ? ordinal % 2 == 0 : set != OffloadSet::kNone;
-    case OpType::kMaxPool2d:
-    case OpType::kAvgPool2d:
-    case OpType::kLrn:
-    case OpType::kBatchNorm:
-    case OpType::kDropout:
-    case OpType::kConcat:
-    case OpType::kAdd:
-      return set == OffloadSet::kAll;
-    default:
-      return false;
+  if (type != OpType::kConv2d) {
+    return set == OffloadSet::kAll && RowOf(type).group == LayerGroup::kFeature;
   }
+  return set == OffloadSet::kAlternateConv ? ordinal % 2 == 0 : set != OffloadSet::kNone;
 }
 
 // The last forward op that uses an activation or the image, if a later phase uses it again.
@@ -51,8 +43,8 @@ PlacementOrder ReadPlacementOrder(Params& params) {
 
 void VdnnLayers::Plan(const Trace& trace, const Liveness& liveness, OffloadSet set) {
   for (const spillway::Layer& layer : trace.layers) {
-    const bool is_part = layer.type == OpType::kRelu || layer.type == OpType::kSoftmaxLoss;
-    layers_.push_back({.is_conv = layer.type == OpType::kConv2d, .is_step = !is_part});
+    layers_.push_back({.is_conv = layer.type == OpType::kConv2d,
+                       .is_step = RowOf(layer.type).group != LayerGroup::kInPlace});
   }
   leaves_.resize(trace.tensors.size());
   size_t convolutions = 0;

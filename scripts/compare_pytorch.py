@@ -26,14 +26,35 @@ FIELDS = ["workload", "side", "method", "iteration_ms", "shortest_iteration_ms",
 WARM_UP = 5
 
 
+class OpTable:
+    """What `spillway list ops` says of the operands of each op type."""
+
+    def __init__(self, document):
+        self.rows = {(row["type"], row["phase"]): row for row in document["rows"]}
+
+    def operands(self, op, side):
+        """The names of op[side] ("inputs", "outputs") by role; of a role that repeats, all of them."""
+        words = [word.partition("?") for word in self.rows[op["type"], op["phase"]][side].split()]
+        roles = [role for role, _, when in words if role != "..." and self.holds(op, when)]
+        if words[-1][0] == "...":
+            return {role: op[side][i::len(roles)] for i, role in enumerate(roles)}
+        return dict(zip(roles, op[side]))
+
+    @staticmethod
+    def holds(op, when):
+        flags = [flag for flag in when.split("&") if flag]
+        return all(bool(op["attributes"].get(flag.lstrip("!"))) != flag.startswith("!") for flag in flags)
+
+
 class Plan:
     """The forward half of a trace, as steps that PyTorch can take."""
 
-    def __init__(self, trace):
+    def __init__(self, trace, ops):
+        self.ops = ops
         self.tensors = {t["name"]: t for t in trace["tensors"]}
         self.steps = [op for op in trace["ops"] if op["phase"] == "forward"]
         self.batch = trace["batch"]
-        self.sgd = next((op["attributes"] for op in trace["ops"] if op["type"] == "sgd"), None)
+        self.sgd = next((op["attributes"] for op in trace["ops"] if op["phase"] == "update"), None)
 
     def parameters(self):
         return [t for t in self.tensors.values() if t["kind"] == "parameter"]
@@ -48,8 +69,14 @@ class Plan:
             activations = [n for n in op["inputs"] if self.tensors[n]["kind"] == "activation"]
             if any(n != previous for n in activations):
                 return False
-            previous = op["outputs"][0]
+            previous = self.output(op)
         return True
+
+    def operands(self, op):
+        return self.ops.operands(op, "inputs")
+
+    def output(self, op):
+        return self.ops.operands(op, "outputs")["y"]
 
 
 def needs_ceil(a, axis):
@@ -60,41 +87,46 @@ def needs_ceil(a, axis):
 
 
 def apply(torch, plan, op, values, parameters, in_place=True):
-    """Executes one forward step; returns its first output."""
+    """Executes one forward step; returns its output y."""
     functional = torch.nn.functional
     a = op["attributes"]
-    x = [parameters[n] if n in parameters else values[n] for n in op["inputs"]]
+
+    def value(name):
+        if isinstance(name, list):
+            return [value(n) for n in name]
+        return parameters[name] if name in parameters else values[name]
+
+    v = {role: value(name) for role, name in plan.operands(op).items()}
+    x = v["x"]
     kind = op["type"]
     if kind == "conv2d":
-        return functional.conv2d(x[0], x[1], x[2] if a["bias"] else None,
+        return functional.conv2d(x, v["weight"], v.get("bias"),
                                  (a["stride_h"], a["stride_w"]), (a["pad_h"], a["pad_w"]),
                                  groups=int(a["groups"]))
     if kind == "linear":
-        return functional.linear(x[0].flatten(1), x[1], x[2] if a["bias"] else None)
+        return functional.linear(x.flatten(1), v["weight"], v.get("bias"))
     if kind == "relu":
-        shares = "alias_of" in plan.tensors[op["outputs"][0]]
-        return functional.relu(x[0], inplace=in_place and shares)
+        shares = "alias_of" in plan.tensors[plan.output(op)]
+        return functional.relu(x, inplace=in_place and shares)
     if kind in ("maxpool2d", "avgpool2d"):
         window = ((a["kernel_h"], a["kernel_w"]), (a["stride_h"], a["stride_w"]),
                   (a["pad_h"], a["pad_w"]))
         ceil = needs_ceil(a, "height") or needs_ceil(a, "width")
         if kind == "maxpool2d":
-            return functional.max_pool2d(x[0], *window, ceil_mode=ceil)
-        return functional.avg_pool2d(x[0], *window, ceil_mode=ceil, count_include_pad=False)
+            return functional.max_pool2d(x, *window, ceil_mode=ceil)
+        return functional.avg_pool2d(x, *window, ceil_mode=ceil, count_include_pad=False)
     if kind == "concat":
         return torch.cat(x, 1)
     if kind == "add":
         return x[0] + x[1]
-    if kind == "fork":
-        return x[0]
     if kind == "dropout":
-        return functional.dropout(x[0], a["ratio"], training=True)
+        return functional.dropout(x, a["ratio"], training=True)
     if kind == "lrn":
-        return functional.local_response_norm(x[0], int(a["size"]), a["alpha"], a["beta"], a["k"])
+        return functional.local_response_norm(x, int(a["size"]), a["alpha"], a["beta"], a["k"])
     if kind == "batchnorm":
-        return functional.batch_norm(x[0], None, None, x[1], x[2], training=True)
+        return functional.batch_norm(x, None, None, v["weight"], v["bias"], training=True)
     if kind == "softmax_loss":
-        return functional.cross_entropy(x[0].flatten(1), x[1])
+        return functional.cross_entropy(x.flatten(1), v["labels"])
     raise SystemExit(f"compare_pytorch: no PyTorch counterpart of op type '{kind}'")
 
 
@@ -110,7 +142,7 @@ class Trainer:
             bound = math.sqrt(3 / fan_in) if len(t["shape"]) > 1 else 0.1
             value = torch.empty(t["shape"], device="cuda").uniform_(-bound, bound)
             self.parameters[t["name"]] = value.requires_grad_()
-        labels = plan.steps[-1]["inputs"][1]
+        labels = plan.operands(plan.steps[-1])["labels"]
         classes = int(plan.steps[-1]["attributes"]["elements"])
         self.data = {}
         for t in plan.inputs():
@@ -125,11 +157,11 @@ class Trainer:
     def forward(self):
         values = dict(self.data)
         for op in self.plan.steps:
-            values[op["outputs"][0]] = apply(self.torch, self.plan, op, values, self.parameters)
+            values[self.plan.output(op)] = apply(self.torch, self.plan, op, values, self.parameters)
             for name in op["inputs"]:  # as a module's local variables would be: gone when used
                 if self.last_use[name] is op and name in values:
                     del values[name]
-        return values[self.plan.steps[-1]["outputs"][0]]
+        return values[self.plan.output(self.plan.steps[-1])]
 
     def forward_checkpointed(self):
         """checkpoint_sequential over the chain, in about sqrt(steps) segments."""
@@ -138,19 +170,18 @@ class Trainer:
         def layer(op):
             def run(x):
                 values = dict(self.data)
-                first = next(n for n in op["inputs"] if n not in self.parameters)
-                values[first] = x
+                values[self.plan.operands(op)["x"]] = x
                 # A segment's input is needed again, so nothing may overwrite it.
                 return apply(self.torch, self.plan, op, values, self.parameters, in_place=False)
             return run
 
-        image = self.data[steps[0]["inputs"][0]]
+        image = self.data[self.plan.operands(steps[0])["x"]]
         from torch.utils.checkpoint import checkpoint_sequential
         segments = max(1, round(math.sqrt(len(steps))))
         scores = checkpoint_sequential([layer(op) for op in steps], segments, image,
                                        use_reentrant=False)
         values = dict(self.data)
-        values[self.plan.steps[-1]["inputs"][0]] = scores
+        values[self.plan.operands(self.plan.steps[-1])["x"]] = scores
         return apply(self.torch, self.plan, self.plan.steps[-1], values, self.parameters)
 
     def iterate(self):
@@ -205,7 +236,8 @@ def load_plan(binary, workload):
         path = os.path.join(folder, "trace.json")
         spillway(binary, "trace", "build", workload, "-o", path)
         with open(path, encoding="utf-8") as file:
-            return Plan(json.load(file))
+            trace = json.load(file)
+    return Plan(trace, OpTable(json.loads(spillway(binary, "list", "ops", "--format", "json"))))
 
 
 def row(workload, side, method, times, peak, note=""):

@@ -16,12 +16,7 @@ namespace {
 constexpr std::array<std::string_view, 7> kTensorKindNames{
     "input",           "parameter", "activation", "gradient", "parameter_gradient",
     "optimizer_state", "scratch"};
-constexpr std::array<std::string_view, 15> kOpTypeNames{
-    "input",   "conv2d", "linear", "maxpool2d", "avgpool2d",    "relu", "lrn",  "batchnorm",
-    "dropout", "concat", "add",    "fork",      "softmax_loss", "sgd",  "other"};
-constexpr std::array<std::string_view, 3> kPhaseNames{"forward", "backward", "update"};
 
-constexpr double kMaxExactInteger = 9007199254740992.0;  // 2^53
 constexpr int64_t kMaxTotal = Bytes::Unlimited().count();
 
 template <typename Enum, size_t kSize>
@@ -199,8 +194,6 @@ class Validator {
 }  // namespace
 
 std::string_view Name(TensorKind kind) { return kTensorKindNames[static_cast<size_t>(kind)]; }
-std::string_view Name(OpType type) { return kOpTypeNames[static_cast<size_t>(type)]; }
-std::string_view Name(Phase phase) { return kPhaseNames[static_cast<size_t>(phase)]; }
 
 std::span<const std::string_view> TensorKindNames() { return kTensorKindNames; }
 std::span<const std::string_view> OpTypeNames() { return kOpTypeNames; }
@@ -214,38 +207,6 @@ std::optional<OpType> ParseOpType(std::string_view name) {
 }
 std::optional<Phase> ParsePhase(std::string_view name) {
   return ParseEnum<Phase>(kPhaseNames, name);
-}
-
-int64_t Op::flops() const {
-  int64_t total = 0;
-  for (const Slot& slot : slots) total += slot.flops;
-  return total;
-}
-
-Bytes Op::traffic() const {
-  Bytes total;
-  for (const Slot& slot : slots) total += slot.traffic;
-  return total;
-}
-
-std::optional<double> Op::FindAttribute(std::string_view attribute) const {
-  for (const Attribute& entry : attributes) {
-    if (entry.name == attribute) return entry.value;
-  }
-  return std::nullopt;
-}
-
-int64_t Op::IntAttribute(std::string_view attribute) const {
-  const std::optional<double> value = FindAttribute(attribute);
-  if (!value) {
-    throw InputError(
-        fmt::format("op '{}' ({}) lacks the attribute '{}'", name, Name(type), attribute));
-  }
-  if (std::abs(*value) > kMaxExactInteger || std::trunc(*value) != *value) {
-    throw InputError(fmt::format("op '{}' ({}): the attribute '{}' is {}, expected an integer",
-                                 name, Name(type), attribute, *value));
-  }
-  return static_cast<int64_t>(*value);
 }
 
 TensorId Trace::Root(TensorId id) const {

@@ -9,6 +9,7 @@
 #ifndef SPILLWAY_TRACES_TRACE_H_
 #define SPILLWAY_TRACES_TRACE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -17,17 +18,9 @@
 #include <vector>
 
 #include "traces/base/units.h"
+#include "traces/ops/op.h"
 
 namespace spillway {
-
-// Indices into `Trace::tensors`, `Trace::ops` and `Trace::layers`.
-enum class TensorId : uint32_t {};
-enum class OpId : uint32_t {};
-enum class LayerId : uint32_t {};
-
-constexpr size_t Index(TensorId id) { return static_cast<size_t>(id); }
-constexpr size_t Index(OpId id) { return static_cast<size_t>(id); }
-constexpr size_t Index(LayerId id) { return static_cast<size_t>(id); }
 
 enum class TensorKind : uint8_t {
   kInput,              // arrives from outside before the iteration: images, labels
@@ -39,33 +32,9 @@ enum class TensorKind : uint8_t {
   kScratch,            // private to the ops that list it, contents undefined at the start
 };
 
-// What a layer or an op computes. `kOther` covers ops of imported traces, which have a recorded
-// cost but no implementation here.
-enum class OpType : uint8_t {
-  kInput,
-  kConv2d,
-  kLinear,
-  kMaxPool2d,
-  kAvgPool2d,
-  kRelu,
-  kLrn,
-  kBatchNorm,
-  kDropout,
-  kConcat,
-  kAdd,
-  kFork,
-  kSoftmaxLoss,
-  kSgd,
-  kOther,
-};
-
-enum class Phase : uint8_t { kForward, kBackward, kUpdate };
-
 // The spelling of an enumerator in trace files, and back. The parsers return nullopt for an unknown
 // name.
 std::string_view Name(TensorKind kind);
-std::string_view Name(OpType type);
-std::string_view Name(Phase phase);
 std::optional<TensorKind> ParseTensorKind(std::string_view name);
 std::optional<OpType> ParseOpType(std::string_view name);
 std::optional<Phase> ParsePhase(std::string_view name);
@@ -84,50 +53,6 @@ struct Tensor {
   std::optional<TensorId> alias_of;
 
   bool operator==(const Tensor&) const = default;
-};
-
-// A numeric property of an op, for example {"stride_h", 2}. Integers are exact up to 2^53.
-struct Attribute {
-  std::string name;
-  double value = 0;
-
-  bool operator==(const Attribute&) const = default;
-};
-
-// One library call inside an op that has algorithm candidates. The slots of an op run one after the
-// other, so an op's workspace is the largest over its slots.
-struct Slot {
-  std::string name;       // "fwd", "bwd_data", "bwd_filter"
-  std::string signature;  // key of the cost table: operation and geometry, without the batch size
-  int64_t flops = 0;  // floating-point operations of a direct computation; a multiply-add is two
-  Bytes traffic;      // least device-memory traffic: each operand read or written once
-
-  bool operator==(const Slot&) const = default;
-};
-
-struct Op {
-  std::string name;  // unique in the trace, for example "conv1_1.fwd"
-  LayerId layer{};
-  OpType type = OpType::kOther;
-  Phase phase = Phase::kForward;
-  int64_t batch = 1;  // samples that one execution processes; the unit of micro-batching
-  // A tensor that is updated in place (an accumulated gradient, a parameter in its update) stands
-  // in both lists. Operand order is part of the contract of each op type; see FORMAT.md.
-  std::vector<TensorId> inputs;
-  std::vector<TensorId> outputs;
-  std::vector<TensorId> scratch;
-  std::vector<Slot> slots;  // at least one
-  std::vector<Attribute> attributes;
-  bool recomputable = false;  // running it again with the same inputs gives the same outputs
-
-  int64_t flops() const;
-  Bytes traffic() const;
-  std::optional<double> FindAttribute(std::string_view attribute) const;
-  // The attribute as an integer. Throws `InputError` naming op and attribute if it is missing, has
-  // a fraction, or is beyond 2^53 in magnitude.
-  int64_t IntAttribute(std::string_view attribute) const;
-
-  bool operator==(const Op&) const = default;
 };
 
 struct Layer {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "traces/base/counter_random.h"
+#include "traces/ops/table.h"
 
 namespace spillway {
 namespace {
@@ -17,14 +18,11 @@ uint64_t KeyOf(uint64_t seed, TensorId tensor, uint64_t iteration) {
   return (uint64_t{mixed.word[0]} << 32) | mixed.word[1];
 }
 
-// Whether the tensor scales: the weight or the running variance of a batch normalisation, at these
-// places in the inputs of a forward and a backward op.
+// Whether the tensor scales: the weight or the running variance of a batch normalisation.
 bool IsScale(const Trace& trace, TensorId id) {
   return std::any_of(trace.ops.begin(), trace.ops.end(), [&](const Op& op) {
-    if (op.type != OpType::kBatchNorm) return false;
-    const size_t variance = op.phase == Phase::kForward ? 4 : 6;
-    return (op.inputs.size() > 1 && op.inputs[1] == id) ||
-           (op.inputs.size() > variance && op.inputs[variance] == id);
+    return op.type == OpType::kBatchNorm &&
+           (FindInput(op, Role::kWeight) == id || FindInput(op, Role::kRunningVar) == id);
   });
 }
 
@@ -46,7 +44,7 @@ SyntheticData SyntheticDataOf(const Trace& trace, TensorId id, uint64_t seed, ui
   }
   const uint64_t key = KeyOf(seed, id, iteration + 1);
   for (const Op& op : trace.ops) {
-    if (op.type != OpType::kSoftmaxLoss || op.inputs.size() < 2 || op.inputs[1] != id) continue;
+    if (FindInput(op, Role::kLabels) != id) continue;
     return {DataKind::kLabels, key, 0, 0, static_cast<int32_t>(op.IntAttribute("elements"))};
   }
   return {DataKind::kUniform, key, 1, 0, 0};

@@ -23,19 +23,19 @@ struct Shape {
   int64_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, groups;
 
   explicit Shape(const Op& op)
-      : in_channels(IntOf(op, "in_channels")),
-        in_height(IntOf(op, "in_height")),
-        in_width(IntOf(op, "in_width")),
-        out_channels(IntOf(op, "out_channels")),
-        out_height(IntOf(op, "out_height")),
-        out_width(IntOf(op, "out_width")),
-        kernel_h(IntOf(op, "kernel_h", 1)),
-        kernel_w(IntOf(op, "kernel_w", 1)),
-        stride_h(IntOf(op, "stride_h", 1)),
-        stride_w(IntOf(op, "stride_w", 1)),
-        pad_h(IntOf(op, "pad_h")),
-        pad_w(IntOf(op, "pad_w")),
-        groups(IntOf(op, "groups", 1)) {
+      : in_channels(op.IntAttribute("in_channels", 0)),
+        in_height(op.IntAttribute("in_height", 0)),
+        in_width(op.IntAttribute("in_width", 0)),
+        out_channels(op.IntAttribute("out_channels", 0)),
+        out_height(op.IntAttribute("out_height", 0)),
+        out_width(op.IntAttribute("out_width", 0)),
+        kernel_h(op.IntAttribute("kernel_h", 1)),
+        kernel_w(op.IntAttribute("kernel_w", 1)),
+        stride_h(op.IntAttribute("stride_h", 1)),
+        stride_w(op.IntAttribute("stride_w", 1)),
+        pad_h(op.IntAttribute("pad_h", 0)),
+        pad_w(op.IntAttribute("pad_w", 0)),
+        groups(op.IntAttribute("groups", 1)) {
     if (in_channels % groups != 0 || out_channels % groups != 0) {
       throw InputError(fmt::format("op '{}' (conv2d): {} groups do not divide {} and {} channels",
                                    op.name, groups, in_channels, out_channels));
@@ -74,19 +74,17 @@ struct Shape {
   }
 };
 
-// Where the gradient of parameter `input` goes: outputs[output], overwritten, or with a fused
-// update the parameter itself.
+// Overwrites the gradient of a parameter, or with a fused update changes the parameter itself.
 template <typename Scalar>
-void StoreParameterGradient(const Call<Scalar>& call, size_t input, size_t output,
-                            const Matrix<Scalar>& gradient) {
+void StoreParameterGradient(const Call<Scalar>& call, Role role, const Matrix<Scalar>& gradient) {
   const int64_t count = gradient.size();
-  Scalar* out = call.Output(output, count);
-  if (!Flag(call.op, "fused_update")) {
+  Scalar* out = call.Output(GradientOf(role), count);
+  if (!call.op.Flag("fused_update")) {
     std::copy_n(gradient.data(), count, out);
     return;
   }
-  const Scalar* parameter = call.Input(input, count);
-  const auto learning_rate = static_cast<Scalar>(NumberOf(call.op, "learning_rate"));
+  const Scalar* parameter = call.Input(role, count);
+  const auto learning_rate = static_cast<Scalar>(call.op.NumberAttribute("learning_rate"));
   for (int64_t i = 0; i < count; ++i) {
     out[i] = parameter[i] - learning_rate * gradient.data()[i];
   }
@@ -116,14 +114,12 @@ void AddBias(Scalar* y, const Scalar* bias, int64_t batch, int64_t channels, int
   }
 }
 
-}  // namespace
-
 template <typename Scalar>
 void RunConv2d(const Call<Scalar>& call) {
   const Op& op = call.op;
   const Shape s(op);
   const bool forward = op.phase == Phase::kForward;
-  const bool needs_dx = !forward && Flag(op, "needs_dx");
+  const bool needs_dx = !forward && op.Flag("needs_dx");
   const bool plain = s.IsPlain();
   const int64_t in_group = Product(op, {s.depth_channels(), s.in_height, s.in_width});
   const int64_t out_channels = s.out_channels / s.groups;
@@ -132,12 +128,12 @@ void RunConv2d(const Call<Scalar>& call) {
   const int64_t in = Product(op, {op.batch, s.groups, in_group});
   const int64_t out = Product(op, {op.batch, s.groups, out_group});
 
-  const Scalar* x = call.Input(0, in);
-  const Scalar* weight = call.Input(1, Product(op, {s.groups, weight_group}));
-  const Scalar* dy = forward ? nullptr : call.Input(2, out);
-  Scalar* y = forward ? call.Output(0, out) : nullptr;
-  Scalar* dx = needs_dx ? call.Output(0, in) : nullptr;
-  if (needs_dx && !Accumulates(op, 0)) std::fill_n(dx, in, Scalar(0));
+  const Scalar* x = call.Input(kX, in);
+  const Scalar* weight = call.Input(kWeight, Product(op, {s.groups, weight_group}));
+  const Scalar* dy = forward ? nullptr : call.Input(kDy, out);
+  Scalar* y = forward ? call.Output(kY, out) : nullptr;
+  Scalar* dx = needs_dx ? call.Output(kDx, in) : nullptr;
+  if (needs_dx && !op.Accumulates(0)) std::fill_n(dx, in, Scalar(0));
   Matrix<Scalar> columns(plain ? 0 : s.depth(), plain ? 0 : s.out_plane());
   Matrix<Scalar> dcolumns;
   Matrix<Scalar> dweight =
@@ -173,58 +169,64 @@ void RunConv2d(const Call<Scalar>& call) {
       }
     }
   }
-  const bool bias = Flag(op, "bias");
+  const bool bias = op.Flag("bias");
   if (forward) {
     if (bias) {
-      AddBias(y, call.Input(2, s.out_channels), op.batch, s.out_channels, s.out_plane());
+      AddBias(y, call.Input(kBias, s.out_channels), op.batch, s.out_channels, s.out_plane());
     }
     return;
   }
-  const size_t gradient = needs_dx ? 1 : 0;
-  StoreParameterGradient(call, 1, gradient, dweight);
+  StoreParameterGradient(call, kWeight, dweight);
   if (bias) {
-    StoreParameterGradient(call, 3, gradient + 1,
-                           BiasGradient(dy, op.batch, s.out_channels, s.out_plane()));
+    StoreParameterGradient(call, kBias, BiasGradient(dy, op.batch, s.out_channels, s.out_plane()));
   }
 }
 
 template <typename Scalar>
 void RunLinear(const Call<Scalar>& call) {
   const Op& op = call.op;
-  const int64_t in = IntOf(op, "in_features");
-  const int64_t out = IntOf(op, "out_features");
+  const int64_t in = op.IntAttribute("in_features", 0);
+  const int64_t out = op.IntAttribute("out_features", 0);
   const int64_t in_total = Product(op, {op.batch, in});
   const int64_t out_total = Product(op, {op.batch, out});
-  const bool bias = Flag(op, "bias");
-  const ConstView<Scalar> x(call.Input(0, in_total), op.batch, in);
-  const ConstView<Scalar> weight(call.Input(1, Product(op, {out, in})), out, in);
+  const bool bias = op.Flag("bias");
+  const ConstView<Scalar> x(call.Input(kX, in_total), op.batch, in);
+  const ConstView<Scalar> weight(call.Input(kWeight, Product(op, {out, in})), out, in);
   if (op.phase == Phase::kForward) {
-    Scalar* y = call.Output(0, out_total);
+    Scalar* y = call.Output(kY, out_total);
     View<Scalar>(y, op.batch, out).noalias() = x * weight.transpose();
-    if (bias) AddBias(y, call.Input(2, out), op.batch, out, 1);
+    if (bias) AddBias(y, call.Input(kBias, out), op.batch, out, 1);
     return;
   }
-  const ConstView<Scalar> dy(call.Input(2, out_total), op.batch, out);
-  const bool needs_dx = Flag(op, "needs_dx");
-  if (needs_dx) {
-    View<Scalar> dx(call.Output(0, in_total), op.batch, in);
-    if (Accumulates(op, 0)) {
+  const ConstView<Scalar> dy(call.Input(kDy, out_total), op.batch, out);
+  if (op.Flag("needs_dx")) {
+    View<Scalar> dx(call.Output(kDx, in_total), op.batch, in);
+    if (op.Accumulates(0)) {
       dx.noalias() += dy * weight;
     } else {
       dx.noalias() = dy * weight;
     }
   }
-  const size_t gradient = needs_dx ? 1 : 0;
   const Matrix<Scalar> dweight = dy.transpose() * x;
-  StoreParameterGradient(call, 1, gradient, dweight);
-  if (bias) {
-    StoreParameterGradient(call, 3, gradient + 1, BiasGradient(dy.data(), op.batch, out, 1));
+  StoreParameterGradient(call, kWeight, dweight);
+  if (bias) StoreParameterGradient(call, kBias, BiasGradient(dy.data(), op.batch, out, 1));
+}
+
+}  // namespace
+
+template <typename Scalar>
+bool RunProduct(const Call<Scalar>& call) {
+  switch (call.op.type) {
+    case OpType::kConv2d:
+      return RunConv2d(call), true;
+    case OpType::kLinear:
+      return RunLinear(call), true;
+    default:
+      return false;
   }
 }
 
-template void RunConv2d(const Call<float>&);
-template void RunConv2d(const Call<double>&);
-template void RunLinear(const Call<float>&);
-template void RunLinear(const Call<double>&);
+template bool RunProduct(const Call<float>&);
+template bool RunProduct(const Call<double>&);
 
 }  // namespace spillway::cpu

@@ -7,6 +7,7 @@
 #include "backend/common/synthetic_data.h"
 #include "backend/cpu/kernels.h"
 #include "traces/base/error.h"
+#include "traces/ops/table.h"
 
 namespace spillway {
 namespace {
@@ -203,10 +204,10 @@ void CpuBackend::RunKernel(const Command& command) {
   }
   for (const Block& block : command.undefined) Poison(device_.At(block));
   run_op_(op, inputs, outputs, options_.seed);
-  if (op.type == OpType::kSoftmaxLoss && op.phase == Phase::kForward && !command.recompute) {
-    float loss = 0;
-    std::memcpy(&loss, outputs[1].data(), sizeof(loss));
-    loss_ = loss;
+  const std::optional<size_t> loss = OutputIndex(op, Role::kLoss);
+  if (loss && !command.recompute) {
+    loss_.emplace();
+    std::memcpy(&*loss_, outputs[*loss].data(), sizeof(float));
   }
 }
 

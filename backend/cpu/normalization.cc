@@ -19,8 +19,8 @@ struct Channels {
 
   explicit Channels(const Op& op)
       : batch(op.batch),
-        channels(IntOf(op, "channels")),
-        plane(Product(op, {IntOf(op, "height"), IntOf(op, "width")})) {}
+        channels(op.IntAttribute("channels", 0)),
+        plane(Product(op, {op.IntAttribute("height", 0), op.IntAttribute("width", 0)})) {}
 
   int64_t count() const { return batch * plane; }  // of one channel
 
@@ -40,16 +40,16 @@ void BatchNormForward(const Call<Scalar>& call) {
   const Op& op = call.op;
   const Channels shape(op);
   const int64_t total = Product(op, {shape.channels, shape.batch, shape.plane});
-  const bool training = Flag(op, "training");
-  const double epsilon = NumberOf(op, "epsilon");
-  const Scalar* x = call.Input(0, total);
-  const Scalar* weight = call.Input(1, shape.channels);
-  const Scalar* bias = call.Input(2, shape.channels);
-  const Scalar* running_mean = training ? nullptr : call.Input(3, shape.channels);
-  const Scalar* running_var = training ? nullptr : call.Input(4, shape.channels);
-  Scalar* y = call.Output(0, total);
-  Scalar* saved_mean = training ? call.Output(1, shape.channels) : nullptr;
-  Scalar* saved_inv_std = training ? call.Output(2, shape.channels) : nullptr;
+  const bool training = op.Flag("training");
+  const double epsilon = op.NumberAttribute("epsilon");
+  const Scalar* x = call.Input(kX, total);
+  const Scalar* weight = call.Input(kWeight, shape.channels);
+  const Scalar* bias = call.Input(kBias, shape.channels);
+  const Scalar* running_mean = training ? nullptr : call.Input(kRunningMean, shape.channels);
+  const Scalar* running_var = training ? nullptr : call.Input(kRunningVar, shape.channels);
+  Scalar* y = call.Output(kY, total);
+  Scalar* saved_mean = training ? call.Output(kMean, shape.channels) : nullptr;
+  Scalar* saved_inv_std = training ? call.Output(kInvStd, shape.channels) : nullptr;
   const auto count = static_cast<double>(shape.count());
   for (int64_t c = 0; c < shape.channels; ++c) {
     double mean = 0, variance = 0;
@@ -83,26 +83,25 @@ void BatchNormBackward(const Call<Scalar>& call) {
   const Op& op = call.op;
   const Channels shape(op);
   const int64_t total = Product(op, {shape.channels, shape.batch, shape.plane});
-  const bool needs_dx = Flag(op, "needs_dx");
-  const bool fused = Flag(op, "fused_update");
-  const double rate = fused ? NumberOf(op, "learning_rate") : 0;
-  const double epsilon = NumberOf(op, "epsilon");
-  const double momentum = NumberOf(op, "momentum");
-  const Scalar* x = call.Input(0, total);
-  const Scalar* weight = call.Input(1, shape.channels);
-  const Scalar* dy = call.Input(2, total);
-  const Scalar* mean = call.Input(3, shape.channels);
-  const Scalar* inv_std = call.Input(4, shape.channels);
-  const Scalar* old_mean = call.Input(5, shape.channels);
-  const Scalar* old_var = call.Input(6, shape.channels);
-  const Scalar* bias = fused ? call.Input(7, shape.channels) : nullptr;
-  const size_t first = needs_dx ? 1 : 0;
-  Scalar* dx = needs_dx ? call.Output(0, total) : nullptr;
-  Scalar* dweight = call.Output(first, shape.channels);
-  Scalar* dbias = call.Output(first + 1, shape.channels);
-  Scalar* running_mean = call.Output(first + 2, shape.channels);
-  Scalar* running_var = call.Output(first + 3, shape.channels);
-  const bool accumulate = needs_dx && Accumulates(op, 0);
+  const bool needs_dx = op.Flag("needs_dx");
+  const bool fused = op.Flag("fused_update");
+  const double rate = fused ? op.NumberAttribute("learning_rate") : 0;
+  const double epsilon = op.NumberAttribute("epsilon");
+  const double momentum = op.NumberAttribute("momentum");
+  const Scalar* x = call.Input(kX, total);
+  const Scalar* weight = call.Input(kWeight, shape.channels);
+  const Scalar* dy = call.Input(kDy, total);
+  const Scalar* mean = call.Input(kMean, shape.channels);
+  const Scalar* inv_std = call.Input(kInvStd, shape.channels);
+  const Scalar* old_mean = call.Input(kRunningMean, shape.channels);
+  const Scalar* old_var = call.Input(kRunningVar, shape.channels);
+  const Scalar* bias = fused ? call.Input(kBias, shape.channels) : nullptr;
+  Scalar* dx = needs_dx ? call.Output(kDx, total) : nullptr;
+  Scalar* dweight = call.Output(kDweight, shape.channels);
+  Scalar* dbias = call.Output(kDbias, shape.channels);
+  Scalar* running_mean = call.Output(kRunningMean, shape.channels);
+  Scalar* running_var = call.Output(kRunningVar, shape.channels);
+  const bool accumulate = needs_dx && op.Accumulates(0);
   const auto count = static_cast<double>(shape.count());
   for (int64_t c = 0; c < shape.channels; ++c) {
     const auto normal = [&](int64_t i) {
@@ -139,8 +138,6 @@ void BatchNormBackward(const Call<Scalar>& call) {
   }
 }
 
-}  // namespace
-
 template <typename Scalar>
 void RunBatchNorm(const Call<Scalar>& call) {
   if (call.op.phase == Phase::kForward) return BatchNormForward(call);
@@ -151,22 +148,22 @@ void RunBatchNorm(const Call<Scalar>& call) {
 template <typename Scalar>
 void RunLrn(const Call<Scalar>& call) {
   const Op& op = call.op;
-  const int64_t channels = IntOf(op, "channels");
-  const int64_t plane = Product(op, {IntOf(op, "height"), IntOf(op, "width")});
-  const int64_t size = IntOf(op, "size", 1);
+  const int64_t channels = op.IntAttribute("channels", 0);
+  const int64_t plane = Product(op, {op.IntAttribute("height", 0), op.IntAttribute("width", 0)});
+  const int64_t size = op.IntAttribute("size", 1);
   const int64_t before = (size - 1) / 2;  // channels of the window before its centre
   const int64_t after = size - 1 - before;
-  const auto share = static_cast<Scalar>(NumberOf(op, "alpha") / static_cast<double>(size));
-  const auto beta = static_cast<Scalar>(NumberOf(op, "beta"));
-  const auto k = static_cast<Scalar>(NumberOf(op, "k"));
+  const auto share = static_cast<Scalar>(op.NumberAttribute("alpha") / static_cast<double>(size));
+  const auto beta = static_cast<Scalar>(op.NumberAttribute("beta"));
+  const auto k = static_cast<Scalar>(op.NumberAttribute("k"));
   const int64_t elements = Product(op, {channels, plane});
   const int64_t total = Product(op, {op.batch, elements});
   const bool forward = op.phase == Phase::kForward;
-  const Scalar* x = call.Input(0, total);
-  const Scalar* y = forward ? nullptr : call.Input(1, total);
-  const Scalar* dy = forward ? nullptr : call.Input(2, total);
-  Scalar* out = call.Output(0, total);
-  const bool accumulate = !forward && Accumulates(op, 0);
+  const Scalar* x = call.Input(kX, total);
+  const Scalar* y = forward ? nullptr : call.Input(kY, total);
+  const Scalar* dy = forward ? nullptr : call.Input(kDy, total);
+  Scalar* out = call.Output(forward ? kY : kDx, total);
+  const bool accumulate = !forward && op.Accumulates(0);
 
   // Calls visit(element, element of the channel at the same place) for the channels from
   // c - low to c + high, for every element of a sample.
@@ -203,12 +200,13 @@ void RunLrn(const Call<Scalar>& call) {
 template <typename Scalar>
 void RunSoftmaxLoss(const Call<Scalar>& call) {
   const Op& op = call.op;
-  const int64_t classes = IntOf(op, "elements", 1);
+  const int64_t classes = op.IntAttribute("elements", 1);
   const int64_t total = Product(op, {op.batch, classes});
-  const Scalar* in = call.Input(0, total);
-  const auto* labels = reinterpret_cast<const int32_t*>(
-      TakeOperand(op, call.inputs, 1, "input", op.batch * int64_t{sizeof(int32_t)}));
-  Scalar* out = call.Output(0, total);
+  const bool forward = op.phase == Phase::kForward;
+  const Scalar* in = call.Input(forward ? kX : kY, total);
+  const auto* labels = reinterpret_cast<const int32_t*>(TakeOperand(
+      op, call.inputs, InputIndex(op, kLabels), "input", op.batch * int64_t{sizeof(int32_t)}));
+  Scalar* out = call.Output(forward ? kY : kDx, total);
   for (int64_t n = 0; n < op.batch; ++n) {
     if (labels[n] < 0 || labels[n] >= classes) {
       throw InputError(fmt::format("op '{}' (softmax_loss): label {} is {}, expected 0 to {}",
@@ -216,7 +214,7 @@ void RunSoftmaxLoss(const Call<Scalar>& call) {
     }
   }
   const auto scale = 1 / static_cast<Scalar>(op.batch);
-  if (op.phase == Phase::kBackward) {
+  if (!forward) {
     for (int64_t n = 0; n < op.batch; ++n) {
       for (int64_t i = n * classes; i < (n + 1) * classes; ++i) {
         out[i] = scale * (in[i] - Scalar(i - n * classes == labels[n] ? 1 : 0));
@@ -239,14 +237,26 @@ void RunSoftmaxLoss(const Call<Scalar>& call) {
     const auto least = static_cast<Scalar>(std::numeric_limits<float>::min());
     loss -= std::log(std::max(y[labels[n]], least));
   }
-  *call.Output(1, 1) = scale * loss;
+  *call.Output(kLoss, 1) = scale * loss;
 }
 
-template void RunLrn(const Call<float>&);
-template void RunLrn(const Call<double>&);
-template void RunBatchNorm(const Call<float>&);
-template void RunBatchNorm(const Call<double>&);
-template void RunSoftmaxLoss(const Call<float>&);
-template void RunSoftmaxLoss(const Call<double>&);
+}  // namespace
+
+template <typename Scalar>
+bool RunNormalization(const Call<Scalar>& call) {
+  switch (call.op.type) {
+    case OpType::kLrn:
+      return RunLrn(call), true;
+    case OpType::kBatchNorm:
+      return RunBatchNorm(call), true;
+    case OpType::kSoftmaxLoss:
+      return RunSoftmaxLoss(call), true;
+    default:
+      return false;
+  }
+}
+
+template bool RunNormalization(const Call<float>&);
+template bool RunNormalization(const Call<double>&);
 
 }  // namespace spillway::cpu

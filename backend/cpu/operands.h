@@ -7,28 +7,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <span>
 #include <string_view>
 
-#include "traces/trace.h"
+#include "traces/ops/table.h"
 
 namespace spillway::cpu {
 
-// The attribute. Throws `InputError` that names it and the op if it is missing, or, for the
-// integer, not in [least, 2^31).
-int64_t IntOf(const Op& op, std::string_view attribute, int64_t least = 0);
-double NumberOf(const Op& op, std::string_view attribute);
+using enum Role;
+
 // The number of elements that the factors make. Throws `InputError` that names the op if a factor
 // is negative or the product is beyond 2^56.
 int64_t Product(const Op& op, std::initializer_list<int64_t> factors);
-// Whether the attribute is there and not 0.
-bool Flag(const Op& op, std::string_view attribute);
-// Whether outputs[output], the gradient of an activation, is added to.
-bool Accumulates(const Op& op, size_t output);
-
 // The first `bytes` bytes of operands[i]. Throws `InputError` if it is missing or smaller.
-std::byte* TakeOperand(const Op& op, std::span<const std::span<std::byte>> operands, size_t i,
-                       std::string_view what, int64_t bytes);
+// REQUIRES: the op's row names the operand, so that there is an index.
+std::byte* TakeOperand(const Op& op, std::span<const std::span<std::byte>> operands,
+                       std::optional<size_t> i, std::string_view what, int64_t bytes);
 
 template <typename Scalar>
 struct Call {
@@ -37,14 +32,14 @@ struct Call {
   std::span<const std::span<std::byte>> outputs;
   uint64_t seed;
 
-  // Operand i, of at least `elements` elements.
-  const Scalar* Input(size_t i, int64_t elements) const {
-    return reinterpret_cast<const Scalar*>(
-        TakeOperand(op, inputs, i, "input", elements * int64_t{sizeof(Scalar)}));
+  // An operand of at least `elements` elements; `part` as for `InputIndex`.
+  const Scalar* Input(Role role, int64_t elements, size_t part = 0) const {
+    return reinterpret_cast<const Scalar*>(TakeOperand(
+        op, inputs, InputIndex(op, role, part), "input", elements * int64_t{sizeof(Scalar)}));
   }
-  Scalar* Output(size_t i, int64_t elements) const {
-    return reinterpret_cast<Scalar*>(
-        TakeOperand(op, outputs, i, "output", elements * int64_t{sizeof(Scalar)}));
+  Scalar* Output(Role role, int64_t elements, size_t part = 0) const {
+    return reinterpret_cast<Scalar*>(TakeOperand(op, outputs, OutputIndex(op, role, part), "output",
+                                                 elements * int64_t{sizeof(Scalar)}));
   }
 };
 
@@ -54,34 +49,15 @@ void Store(Scalar* out, int64_t i, Scalar value, bool accumulate) {
   out[i] = accumulate ? out[i] + value : value;
 }
 
-// convolution.cc
+// Each executes the op if its type is one of those named; false if it is another.
 template <typename Scalar>
-void RunConv2d(const Call<Scalar>& call);
+bool RunProduct(const Call<Scalar>& call);  // convolution.cc: conv2d, linear
 template <typename Scalar>
-void RunLinear(const Call<Scalar>& call);
-// pooling.cc: maximum and average
+bool RunPooling(const Call<Scalar>& call);
 template <typename Scalar>
-void RunPool2d(const Call<Scalar>& call);
-// normalization.cc
+bool RunNormalization(const Call<Scalar>& call);  // and softmax_loss
 template <typename Scalar>
-void RunLrn(const Call<Scalar>& call);
-template <typename Scalar>
-void RunBatchNorm(const Call<Scalar>& call);
-template <typename Scalar>
-void RunSoftmaxLoss(const Call<Scalar>& call);
-// pointwise.cc
-template <typename Scalar>
-void RunRelu(const Call<Scalar>& call);
-template <typename Scalar>
-void RunDropout(const Call<Scalar>& call);
-template <typename Scalar>
-void RunAdd(const Call<Scalar>& call);
-template <typename Scalar>
-void RunFork(const Call<Scalar>& call);
-template <typename Scalar>
-void RunConcat(const Call<Scalar>& call);
-template <typename Scalar>
-void RunSgd(const Call<Scalar>& call);
+bool RunPointwise(const Call<Scalar>& call);  // and what moves data
 
 }  // namespace spillway::cpu
 

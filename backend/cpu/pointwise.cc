@@ -10,38 +10,43 @@
 #include "traces/base/error.h"
 
 namespace spillway::cpu {
+namespace {
+
+int64_t Elements(const Op& op) { return Product(op, {op.batch, op.IntAttribute("elements", 0)}); }
 
 template <typename Scalar>
 void RunRelu(const Call<Scalar>& call) {
-  const int64_t count = Product(call.op, {call.op.batch, IntOf(call.op, "elements")});
-  const Scalar* in = call.Input(0, count);
-  Scalar* out = call.Output(0, count);
+  const int64_t count = Elements(call.op);
   if (call.op.phase == Phase::kForward) {
-    for (int64_t i = 0; i < count; ++i) out[i] = in[i] <= 0 ? Scalar(0) : in[i];
+    const Scalar* x = call.Input(kX, count);
+    Scalar* y = call.Output(kY, count);
+    for (int64_t i = 0; i < count; ++i) y[i] = x[i] <= 0 ? Scalar(0) : x[i];
     return;
   }
-  const Scalar* dy = call.Input(1, count);
-  const bool accumulate = Accumulates(call.op, 0);
+  const Scalar* y = call.Input(kY, count);
+  const Scalar* dy = call.Input(kDy, count);
+  Scalar* dx = call.Output(kDx, count);
+  const bool accumulate = call.op.Accumulates(0);
   for (int64_t i = 0; i < count; ++i) {
-    const Scalar y = in[i];
-    Store(out, i, y > 0 ? dy[i] : y <= 0 ? Scalar(0) : y, accumulate);  // the last: NaN
+    Store(dx, i, y[i] > 0 ? dy[i] : y[i] <= 0 ? Scalar(0) : y[i], accumulate);  // the last: NaN
   }
 }
 
 template <typename Scalar>
 void RunDropout(const Call<Scalar>& call) {
   const Op& op = call.op;
-  const int64_t count = Product(op, {op.batch, IntOf(op, "elements")});
-  const double ratio = NumberOf(op, "ratio");
+  const int64_t count = Elements(op);
+  const bool forward = op.phase == Phase::kForward;
+  const double ratio = op.NumberAttribute("ratio");
   if (!(ratio >= 0 && ratio < 1)) {
     throw InputError(fmt::format(
         "op '{}' (dropout): attribute 'ratio' is {}, expected a number in [0, 1)", op.name, ratio));
   }
-  const Scalar* in = call.Input(0, count);
-  Scalar* out = call.Output(0, count);
+  const Scalar* in = call.Input(forward ? kX : kDy, count);
+  Scalar* out = call.Output(forward ? kY : kDx, count);
   const auto scale = static_cast<Scalar>(1 / (1 - ratio));
   const auto threshold = static_cast<float>(ratio);
-  const bool accumulate = op.phase == Phase::kBackward && Accumulates(op, 0);
+  const bool accumulate = !forward && op.Accumulates(0);
   for (int64_t first = 0; first < count; first += 4) {
     const Philox4 random = PhiloxGroup(call.seed, static_cast<uint32_t>(op.layer), first / 4);
     for (int64_t i = first; i < std::min(first + 4, count); ++i) {
@@ -53,37 +58,38 @@ void RunDropout(const Call<Scalar>& call) {
 
 template <typename Scalar>
 void RunAdd(const Call<Scalar>& call) {
-  const int64_t count = Product(call.op, {call.op.batch, IntOf(call.op, "elements")});
-  const Scalar* in = call.Input(0, count);
+  const int64_t count = Elements(call.op);
   if (call.op.phase == Phase::kForward) {
-    const Scalar* other = call.Input(1, count);
-    Scalar* y = call.Output(0, count);
-    for (int64_t i = 0; i < count; ++i) y[i] = in[i] + other[i];
+    const Scalar* a = call.Input(kX, count, 0);
+    const Scalar* b = call.Input(kX, count, 1);
+    Scalar* y = call.Output(kY, count);
+    for (int64_t i = 0; i < count; ++i) y[i] = a[i] + b[i];
     return;
   }
+  const Scalar* dy = call.Input(kDy, count);
   for (size_t part = 0; part < call.outputs.size(); ++part) {
-    Scalar* dx = call.Output(part, count);
-    const bool accumulate = Accumulates(call.op, part);
-    for (int64_t i = 0; i < count; ++i) Store(dx, i, in[i], accumulate);
+    Scalar* dx = call.Output(kDx, count, part);
+    const bool accumulate = call.op.Accumulates(part);
+    for (int64_t i = 0; i < count; ++i) Store(dx, i, dy[i], accumulate);
   }
 }
 
 template <typename Scalar>
 void RunFork(const Call<Scalar>& call) {
-  const int64_t count = Product(call.op, {call.op.batch, IntOf(call.op, "elements")});
-  const auto parts = static_cast<size_t>(IntOf(call.op, "parts", 1));
+  const int64_t count = Elements(call.op);
+  const auto parts = static_cast<size_t>(call.op.IntAttribute("parts", 1));
   if (call.op.phase == Phase::kForward) {
-    const Scalar* x = call.Input(0, count);
+    const Scalar* x = call.Input(kX, count);
     for (size_t part = 0; part < parts; ++part) {
-      Scalar* y = call.Output(part, count);
+      Scalar* y = call.Output(kY, count, part);
       if (y != x) std::copy_n(x, count, y);
     }
     return;
   }
-  Scalar* dx = call.Output(0, count);
+  Scalar* dx = call.Output(kDx, count);
   std::vector<const Scalar*> dy;
-  for (size_t part = 0; part < parts; ++part) dy.push_back(call.Input(part, count));
-  const bool accumulate = Accumulates(call.op, 0);
+  for (size_t part = 0; part < parts; ++part) dy.push_back(call.Input(kDy, count, part));
+  const bool accumulate = call.op.Accumulates(0);
   for (int64_t i = 0; i < count; ++i) {
     Scalar sum = dy[0][i];
     for (size_t part = 1; part < parts; ++part) sum += dy[part][i];
@@ -94,10 +100,10 @@ void RunFork(const Call<Scalar>& call) {
 template <typename Scalar>
 void RunConcat(const Call<Scalar>& call) {
   const Op& op = call.op;
-  const auto parts = static_cast<size_t>(IntOf(op, "parts", 1));
+  const auto parts = static_cast<size_t>(op.IntAttribute("parts", 1));
   const auto length = [&](size_t part) {  // of the part in a sample
-    return Product(op, {op.IntAttribute(fmt::format("channels_{}", part)), IntOf(op, "height"),
-                        IntOf(op, "width")});
+    return Product(op, {op.IntAttribute(fmt::format("channels_{}", part)),
+                        op.IntAttribute("height", 0), op.IntAttribute("width", 0)});
   };
   int64_t total = 0;
   for (size_t part = 0; part < parts; ++part) total = Product(op, {1, total + length(part)});
@@ -105,15 +111,15 @@ void RunConcat(const Call<Scalar>& call) {
   for (size_t part = 0; part < parts; ++part) {
     const int64_t size = length(part);
     if (op.phase == Phase::kForward) {
-      const Scalar* x = call.Input(part, Product(op, {op.batch, size}));
-      Scalar* y = call.Output(0, Product(op, {op.batch, total}));
+      const Scalar* x = call.Input(kX, Product(op, {op.batch, size}), part);
+      Scalar* y = call.Output(kY, Product(op, {op.batch, total}));
       for (int64_t n = 0; n < op.batch; ++n) {
         std::copy_n(x + n * size, size, y + n * total + offset);
       }
     } else {
-      const Scalar* dy = call.Input(0, Product(op, {op.batch, total}));
-      Scalar* dx = call.Output(part, Product(op, {op.batch, size}));
-      const bool accumulate = Accumulates(op, part);
+      const Scalar* dy = call.Input(kDy, Product(op, {op.batch, total}));
+      Scalar* dx = call.Output(kDx, Product(op, {op.batch, size}), part);
+      const bool accumulate = op.Accumulates(part);
       for (int64_t n = 0; n < op.batch; ++n) {
         for (int64_t i = 0; i < size; ++i) {
           Store(dx, n * size + i, dy[n * total + offset + i], accumulate);
@@ -127,31 +133,28 @@ void RunConcat(const Call<Scalar>& call) {
 template <typename Scalar>
 void RunSgd(const Call<Scalar>& call) {
   const Op& op = call.op;
-  if (call.inputs.size() % 3 != 0 || call.outputs.size() * 3 != call.inputs.size() * 2) {
-    throw InputError(
-        fmt::format("op '{}' (sgd) has {} inputs and {} outputs, needs 3 and 2 per parameter",
-                    op.name, call.inputs.size(), call.outputs.size()));
-  }
-  const size_t parameters = call.inputs.size() / 3;
+  const size_t parameters = ParameterCount(op, call.inputs.size(), call.outputs.size());
+  const auto count_of = [&](size_t i) {
+    const std::span<std::byte> parameter = call.inputs[InputIndex(op, kParameter, i).value()];
+    return static_cast<int64_t>(parameter.size() / sizeof(Scalar));
+  };
   int64_t total = 0;
-  for (size_t i = 0; i < parameters; ++i) {
-    total += static_cast<int64_t>(call.inputs[3 * i].size() / sizeof(Scalar));
-  }
+  for (size_t i = 0; i < parameters; ++i) total += count_of(i);
   if (total != op.IntAttribute("elements")) {
     throw InputError(
         fmt::format("op '{}' (sgd): the parameters have {} elements, attribute 'elements' is {}",
                     op.name, total, op.IntAttribute("elements")));
   }
-  const auto learning_rate = static_cast<Scalar>(NumberOf(op, "learning_rate"));
-  const auto momentum = static_cast<Scalar>(NumberOf(op, "momentum"));
-  const auto weight_decay = static_cast<Scalar>(NumberOf(op, "weight_decay"));
+  const auto learning_rate = static_cast<Scalar>(op.NumberAttribute("learning_rate"));
+  const auto momentum = static_cast<Scalar>(op.NumberAttribute("momentum"));
+  const auto weight_decay = static_cast<Scalar>(op.NumberAttribute("weight_decay"));
   for (size_t i = 0; i < parameters; ++i) {
-    const auto count = static_cast<int64_t>(call.inputs[3 * i].size() / sizeof(Scalar));
-    const Scalar* w = call.Input(3 * i, count);
-    const Scalar* dw = call.Input(3 * i + 1, count);
-    const Scalar* m = call.Input(3 * i + 2, count);
-    Scalar* next_w = call.Output(2 * i, count);
-    Scalar* next_m = call.Output(2 * i + 1, count);
+    const int64_t count = count_of(i);
+    const Scalar* w = call.Input(kParameter, count, i);
+    const Scalar* dw = call.Input(kGradient, count, i);
+    const Scalar* m = call.Input(kMomentum, count, i);
+    Scalar* next_w = call.Output(kParameter, count, i);
+    Scalar* next_m = call.Output(kMomentum, count, i);
     for (int64_t j = 0; j < count; ++j) {
       const Scalar old = w[j];
       const Scalar velocity = momentum * m[j] + (dw[j] + weight_decay * old);
@@ -161,17 +164,29 @@ void RunSgd(const Call<Scalar>& call) {
   }
 }
 
-template void RunRelu(const Call<float>&);
-template void RunRelu(const Call<double>&);
-template void RunDropout(const Call<float>&);
-template void RunDropout(const Call<double>&);
-template void RunAdd(const Call<float>&);
-template void RunAdd(const Call<double>&);
-template void RunFork(const Call<float>&);
-template void RunFork(const Call<double>&);
-template void RunConcat(const Call<float>&);
-template void RunConcat(const Call<double>&);
-template void RunSgd(const Call<float>&);
-template void RunSgd(const Call<double>&);
+}  // namespace
+
+template <typename Scalar>
+bool RunPointwise(const Call<Scalar>& call) {
+  switch (call.op.type) {
+    case OpType::kRelu:
+      return RunRelu(call), true;
+    case OpType::kDropout:
+      return RunDropout(call), true;
+    case OpType::kAdd:
+      return RunAdd(call), true;
+    case OpType::kFork:
+      return RunFork(call), true;
+    case OpType::kConcat:
+      return RunConcat(call), true;
+    case OpType::kSgd:
+      return RunSgd(call), true;
+    default:
+      return false;
+  }
+}
+
+template bool RunPointwise(const Call<float>&);
+template bool RunPointwise(const Call<double>&);
 
 }  // namespace spillway::cpu

@@ -31,11 +31,13 @@ struct Shape {
   Axis rows, columns;
 
   explicit Shape(const Op& op)
-      : planes(Product(op, {op.batch, IntOf(op, "channels")})),
-        rows{IntOf(op, "in_height"), IntOf(op, "out_height"), IntOf(op, "kernel_h", 1),
-             IntOf(op, "stride_h", 1), IntOf(op, "pad_h")},
-        columns{IntOf(op, "in_width"), IntOf(op, "out_width"), IntOf(op, "kernel_w", 1),
-                IntOf(op, "stride_w", 1), IntOf(op, "pad_w")} {}
+      : planes(Product(op, {op.batch, op.IntAttribute("channels", 0)})),
+        rows{op.IntAttribute("in_height", 0), op.IntAttribute("out_height", 0),
+             op.IntAttribute("kernel_h", 1), op.IntAttribute("stride_h", 1),
+             op.IntAttribute("pad_h", 0)},
+        columns{op.IntAttribute("in_width", 0), op.IntAttribute("out_width", 0),
+                op.IntAttribute("kernel_w", 1), op.IntAttribute("stride_w", 1),
+                op.IntAttribute("pad_w", 0)} {}
 
   int64_t in_plane() const { return rows.in * columns.in; }
   int64_t out_plane() const { return rows.out * columns.out; }
@@ -65,14 +67,15 @@ struct Shape {
 }  // namespace
 
 template <typename Scalar>
-void RunPool2d(const Call<Scalar>& call) {
+bool RunPooling(const Call<Scalar>& call) {
+  if (call.op.type != OpType::kMaxPool2d && call.op.type != OpType::kAvgPool2d) return false;
   const Shape shape(call.op);
   const int64_t in = Product(call.op, {shape.planes, shape.in_plane()});
   const int64_t out = Product(call.op, {shape.planes, shape.out_plane()});
   const bool max = call.op.type == OpType::kMaxPool2d;
   if (call.op.phase == Phase::kForward) {
-    const Scalar* x = call.Input(0, in);
-    Scalar* y = call.Output(0, out);
+    const Scalar* x = call.Input(kX, in);
+    Scalar* y = call.Output(kY, out);
     shape.ForEachWindow([&](int64_t plane, int64_t to, const Window& h, const Window& w) {
       Scalar result = max ? -std::numeric_limits<Scalar>::infinity() : Scalar(0);
       shape.ForEachElement(h, w, [&](int64_t i) {
@@ -86,13 +89,13 @@ void RunPool2d(const Call<Scalar>& call) {
       const int64_t divisor = max ? 1 : std::max<int64_t>(h.length * w.length, 1);
       y[to] = result / static_cast<Scalar>(divisor);
     });
-    return;
+    return true;
   }
-  const Scalar* x = max ? call.Input(0, in) : nullptr;
-  const Scalar* y = max ? call.Input(1, out) : nullptr;
-  const Scalar* dy = call.Input(max ? 2 : 0, out);
-  Scalar* dx = call.Output(0, in);
-  if (!Accumulates(call.op, 0)) std::fill_n(dx, in, Scalar(0));
+  const Scalar* x = max ? call.Input(kX, in) : nullptr;
+  const Scalar* y = max ? call.Input(kY, out) : nullptr;
+  const Scalar* dy = call.Input(kDy, out);
+  Scalar* dx = call.Output(kDx, in);
+  if (!call.op.Accumulates(0)) std::fill_n(dx, in, Scalar(0));
   shape.ForEachWindow([&](int64_t plane, int64_t to, const Window& h, const Window& w) {
     if (max) {
       int64_t first = -1, winner = -1;
@@ -111,9 +114,10 @@ void RunPool2d(const Call<Scalar>& call) {
       shape.ForEachElement(h, w, [&](int64_t i) { dx[plane + i] += share; });
     }
   });
+  return true;
 }
 
-template void RunPool2d(const Call<float>&);
-template void RunPool2d(const Call<double>&);
+template bool RunPooling(const Call<float>&);
+template bool RunPooling(const Call<double>&);
 
 }  // namespace spillway::cpu

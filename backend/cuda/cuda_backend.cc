@@ -25,6 +25,7 @@
 #include "backend/cuda/page_memory.h"
 #include "backend/cuda/stream.h"
 #include "traces/base/error.h"
+#include "traces/ops/table.h"
 
 namespace spillway {
 namespace {
@@ -435,7 +436,8 @@ Event CudaBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
 void CudaBackend::LaunchKernels(const Op& op, const Launch& launch) {
   // Where blocks are allocated each for itself, addresses change between iterations: a graph would
   // rarely be launched again, and to capture one costs more than the call.
-  if (UsesConvolutionLibrary(op.type) && options_.backing != Backing::kBlocks) {
+  const bool by_library = RowOf(op.type).library == Library::kConvolution;
+  if (by_library && options_.backing != Backing::kBlocks) {
     LaunchOnce(op, launch);
   } else {
     RunSlots(op, launch);
@@ -492,9 +494,9 @@ void CudaBackend::Throttle() const {
 }
 
 void CudaBackend::TakeLoss(const Op& op, const Launch& launch) {
-  if (op.type != OpType::kSoftmaxLoss || op.phase != Phase::kForward) return;
-  if (launch.outputs.size() < 2) return;
-  SPILLWAY_CUDA_CALL(cudaMemcpyAsync(loss_landing_.data(), DeviceAt(launch.outputs[1]).data,
+  const std::optional<size_t> loss = OutputIndex(op, Role::kLoss);
+  if (!loss || *loss >= launch.outputs.size()) return;
+  SPILLWAY_CUDA_CALL(cudaMemcpyAsync(loss_landing_.data(), DeviceAt(launch.outputs[*loss]).data,
                                      sizeof(float), cudaMemcpyDeviceToHost,
                                      machine_.streams[Index(Stream::kCompute)].stream.get()),
                      {op.name, {}, {}});

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <limits>
+#include <optional>
 
 #include "backend/cuda/conv_algorithm.h"
 #include "backend/cuda/cuda_error.h"
@@ -10,6 +10,7 @@
 #include "backend/cuda/elementwise.h"
 #include "backend/cuda/pooling.h"
 #include "traces/base/error.h"
+#include "traces/ops/table.h"
 
 namespace spillway {
 namespace {
@@ -18,44 +19,14 @@ constexpr int64_t kElementSize = sizeof(float);
 // Of a batch normalisation with a fused update, at most.
 constexpr int64_t kMostChannels = 65536;
 
-[[noreturn]] void Unsupported(const Op& op) {
-  throw InputError(
-      fmt::format("op '{}': the CUDA backend cannot execute {} ops; supported: conv2d, linear, "
-                  "maxpool2d, avgpool2d, relu, lrn, batchnorm, dropout, concat, add, fork, "
-                  "softmax_loss, sgd",
-                  op.name, Name(op.type)));
-}
+using enum Role;
 
 int IntOf(const Op& op, std::string_view attribute) {
-  const int64_t value = op.IntAttribute(attribute);
-  if (value < 0 || value > std::numeric_limits<int>::max()) {
-    throw InputError(
-        fmt::format("op '{}': attribute '{}' is {}, out of range", op.name, attribute, value));
-  }
-  return static_cast<int>(value);
-}
-
-double NumberOf(const Op& op, std::string_view attribute) {
-  const std::optional<double> value = op.FindAttribute(attribute);
-  if (!value) {
-    throw InputError(
-        fmt::format("op '{}' ({}) lacks the attribute '{}'", op.name, Name(op.type), attribute));
-  }
-  return *value;
+  return static_cast<int>(op.IntAttribute(attribute, 0));
 }
 
 float FloatOf(const Op& op, std::string_view attribute) {
-  return static_cast<float>(NumberOf(op, attribute));
-}
-
-bool Flag(const Op& op, std::string_view attribute) {
-  return op.FindAttribute(attribute).value_or(0) != 0;
-}
-
-// Whether outputs[output], the gradient of an activation, is added to.
-bool Accumulates(const Op& op, size_t output) {
-  const auto mask = static_cast<uint64_t>(op.FindAttribute("accumulate").value_or(0));
-  return output < 64 && ((mask >> output) & 1) != 0;
+  return static_cast<float>(op.NumberAttribute(attribute));
 }
 
 ConvDescription ConvShapeOf(const Op& op, int64_t batch) {
@@ -88,36 +59,37 @@ class Operands {
  public:
   Operands(const Op& op, const SlotLaunch& launch) : op_(op), launch_(launch) {}
 
-  // Operand of `elements` per sample, at the launch's first sample.
-  const float* Input(size_t i, int64_t elements) const {
-    return Take(launch_.inputs, i, "input", (launch_.first + launch_.batch) * elements) +
+  // Operand of `elements` per sample, at the launch's first sample; `part` as for `InputIndex`.
+  const float* Input(Role role, int64_t elements, size_t part = 0) const {
+    return SharedInput(role, (launch_.first + launch_.batch) * elements, part) +
            launch_.first * elements;
   }
-  float* Output(size_t i, int64_t elements) const {
-    return Take(launch_.outputs, i, "output", (launch_.first + launch_.batch) * elements) +
+  float* Output(Role role, int64_t elements, size_t part = 0) const {
+    return SharedOutput(role, (launch_.first + launch_.batch) * elements, part) +
            launch_.first * elements;
   }
   // Operand without a batch dimension.
-  const float* SharedInput(size_t i, int64_t elements) const {
-    return Take(launch_.inputs, i, "input", elements);
+  const float* SharedInput(Role role, int64_t elements, size_t part = 0) const {
+    return Take(launch_.inputs, InputIndex(op_, role, part), "input", elements);
   }
-  float* SharedOutput(size_t i, int64_t elements) const {
-    return Take(launch_.outputs, i, "output", elements);
+  float* SharedOutput(Role role, int64_t elements, size_t part = 0) const {
+    return Take(launch_.outputs, OutputIndex(op_, role, part), "output", elements);
   }
 
  private:
-  float* Take(std::span<const DeviceRange> ranges, size_t i, const char* what,
+  float* Take(std::span<const DeviceRange> ranges, std::optional<size_t> i, const char* what,
               int64_t elements) const {
-    if (i >= ranges.size()) {
+    SPILLWAY_CHECK(i.has_value());  // the op's row names what its kernels ask for
+    if (*i >= ranges.size()) {
       throw InputError(fmt::format("op '{}' ({}) has {} {}s, needs {}", op_.name, Name(op_.type),
-                                   ranges.size(), what, i + 1));
+                                   ranges.size(), what, *i + 1));
     }
-    if (ranges[i].size < Bytes(elements * kElementSize)) {
+    if (ranges[*i].size < Bytes(elements * kElementSize)) {
       throw InputError(fmt::format("op '{}' ({}): {} {} has {} bytes, needs {}", op_.name,
-                                   Name(op_.type), what, i, ranges[i].size.count(),
+                                   Name(op_.type), what, *i, ranges[*i].size.count(),
                                    elements * kElementSize));
     }
-    return reinterpret_cast<float*>(ranges[i].data);
+    return reinterpret_cast<float*>(ranges[*i].data);
   }
 
   const Op& op_;
@@ -131,7 +103,7 @@ struct GradientScale {
 };
 
 GradientScale ParameterScale(const Op& op, const SlotLaunch& launch) {
-  if (Flag(op, "fused_update")) return {-FloatOf(op, "learning_rate"), 1};
+  if (op.Flag("fused_update")) return {-FloatOf(op, "learning_rate"), 1};
   return {1, launch.first > 0 ? 1.0f : 0.0f};
 }
 
@@ -209,32 +181,31 @@ void CudaKernels::Impl::Convolution(const Op& op, const SlotLaunch& launch,
   const int64_t weights =
       int64_t{s.out_channels} * (s.in_channels / s.groups) * s.kernel_h * s.kernel_w;
   const int plane = s.out_height * s.out_width;
-  const bool bias = Flag(op, "bias");
+  const bool bias = op.Flag("bias");
   switch (step) {
     case ConvStep::kForward: {
-      float* y = operands.Output(0, out);
-      dnn.Convolve(step, s, algorithm, 1, operands.Input(0, in), operands.SharedInput(1, weights),
-                   0, y, launch.workspace, activity);
+      float* y = operands.Output(kY, out);
+      dnn.Convolve(step, s, algorithm, 1, operands.Input(kX, in),
+                   operands.SharedInput(kWeight, weights), 0, y, launch.workspace, activity);
       if (bias) {
-        dnn.AddBias(s.batch, s.out_channels, plane, operands.SharedInput(2, s.out_channels), y,
+        dnn.AddBias(s.batch, s.out_channels, plane, operands.SharedInput(kBias, s.out_channels), y,
                     activity);
       }
       return;
     }
     case ConvStep::kBackwardData:
-      dnn.Convolve(step, s, algorithm, 1, operands.SharedInput(1, weights), operands.Input(2, out),
-                   Accumulates(op, 0) ? 1.0f : 0.0f, operands.Output(0, in), launch.workspace,
-                   activity);
+      dnn.Convolve(step, s, algorithm, 1, operands.SharedInput(kWeight, weights),
+                   operands.Input(kDy, out), op.Accumulates(0) ? 1.0f : 0.0f,
+                   operands.Output(kDx, in), launch.workspace, activity);
       return;
     case ConvStep::kBackwardFilter: {
-      const size_t gradient = Flag(op, "needs_dx") ? 1 : 0;
       const GradientScale scale = ParameterScale(op, launch);
-      const float* dy = operands.Input(2, out);
-      dnn.Convolve(step, s, algorithm, scale.alpha, operands.Input(0, in), dy, scale.beta,
-                   operands.SharedOutput(gradient, weights), launch.workspace, activity);
+      const float* dy = operands.Input(kDy, out);
+      dnn.Convolve(step, s, algorithm, scale.alpha, operands.Input(kX, in), dy, scale.beta,
+                   operands.SharedOutput(kDweight, weights), launch.workspace, activity);
       if (bias) {
         dnn.BiasGradient(s.batch, s.out_channels, plane, scale.alpha, dy, scale.beta,
-                         operands.SharedOutput(gradient + 1, s.out_channels), activity);
+                         operands.SharedOutput(kDbias, s.out_channels), activity);
       }
       return;
     }
@@ -256,32 +227,26 @@ void CudaKernels::Impl::Linear(const Op& op, const SlotLaunch& launch, const Ope
   const int in = IntOf(op, "in_features");
   const int out = IntOf(op, "out_features");
   const auto n = static_cast<int>(launch.batch);
-  const bool bias = Flag(op, "bias");
-  const float* x = operands.Input(0, in);
-  const float* weight = operands.SharedInput(1, int64_t{in} * out);
+  const bool bias = op.Flag("bias");
+  const float* x = operands.Input(kX, in);
+  const float* weight = operands.SharedInput(kWeight, int64_t{in} * out);
   if (op.phase == Phase::kForward) {
-    float* y = operands.Output(0, out);
+    float* y = operands.Output(kY, out);
     Gemm(true, false, out, n, in, 1, weight, in, x, in, 0, y, out, activity);
-    if (bias) dnn.AddBias(n, out, 1, operands.SharedInput(2, out), y, activity);
+    if (bias) dnn.AddBias(n, out, 1, operands.SharedInput(kBias, out), y, activity);
     return;
   }
-  const bool needs_dx = Flag(op, "needs_dx");
-  if (needs_dx && Flag(op, "fused_update") && launch.batch != op.batch) {
-    throw InputError(fmt::format(
-        "op '{}': a linear backward step that updates its weight cannot be split", op.name));
+  const float* dy = operands.Input(kDy, out);
+  if (op.Flag("needs_dx")) {
+    Gemm(false, false, in, n, out, 1, weight, in, dy, out, op.Accumulates(0) ? 1.0f : 0.0f,
+         operands.Output(kDx, in), in, activity);
   }
-  const float* dy = operands.Input(2, out);
-  if (needs_dx) {
-    Gemm(false, false, in, n, out, 1, weight, in, dy, out, Accumulates(op, 0) ? 1.0f : 0.0f,
-         operands.Output(0, in), in, activity);
-  }
-  const size_t gradient = needs_dx ? 1 : 0;
   const GradientScale scale = ParameterScale(op, launch);
   Gemm(false, true, in, out, n, scale.alpha, x, in, dy, out, scale.beta,
-       operands.SharedOutput(gradient, int64_t{in} * out), in, activity);
+       operands.SharedOutput(kDweight, int64_t{in} * out), in, activity);
   if (bias) {
-    dnn.BiasGradient(n, out, 1, scale.alpha, dy, scale.beta,
-                     operands.SharedOutput(gradient + 1, out), activity);
+    dnn.BiasGradient(n, out, 1, scale.alpha, dy, scale.beta, operands.SharedOutput(kDbias, out),
+                     activity);
   }
 }
 
@@ -307,12 +272,12 @@ void CudaKernels::Impl::Pooling(const Op& op, const SlotLaunch& launch, const Op
   const int64_t out = channels * s.out_height * s.out_width;
   const bool max = op.type == OpType::kMaxPool2d;
   if (op.phase == Phase::kForward) {
-    (max ? MaxPool : AveragePool)(s, operands.Input(0, in), operands.Output(0, out), stream);
+    (max ? MaxPool : AveragePool)(s, operands.Input(kX, in), operands.Output(kY, out), stream);
   } else if (max) {
-    MaxPoolBackward(s, operands.Input(0, in), operands.Input(1, out), operands.Input(2, out),
-                    operands.Output(0, in), Accumulates(op, 0), stream);
+    MaxPoolBackward(s, operands.Input(kX, in), operands.Input(kY, out), operands.Input(kDy, out),
+                    operands.Output(kDx, in), op.Accumulates(0), stream);
   } else {
-    AveragePoolBackward(s, operands.Input(0, out), operands.Output(0, in), Accumulates(op, 0),
+    AveragePoolBackward(s, operands.Input(kDy, out), operands.Output(kDx, in), op.Accumulates(0),
                         stream);
   }
 }
@@ -330,15 +295,15 @@ void CudaKernels::Impl::Normalise(const Op& op, const SlotLaunch& launch, const 
   s.k = FloatOf(op, "k");
   const int64_t elements = int64_t{s.channels} * s.height * s.width;
   if (op.phase == Phase::kForward) {
-    dnn.Lrn(s, operands.Input(0, elements), operands.Output(0, elements), activity);
+    dnn.Lrn(s, operands.Input(kX, elements), operands.Output(kY, elements), activity);
     return;
   }
-  const float* x = operands.Input(0, elements);
-  const float* y = operands.Input(1, elements);
-  const float* dy = operands.Input(2, elements);
-  float* dx = operands.Output(0, elements);
+  const float* x = operands.Input(kX, elements);
+  const float* y = operands.Input(kY, elements);
+  const float* dy = operands.Input(kDy, elements);
+  float* dx = operands.Output(kDx, elements);
   if (dx != dy) {
-    dnn.LrnBackward(s, x, y, dy, Accumulates(op, 0) ? 1.0f : 0.0f, dx, activity);
+    dnn.LrnBackward(s, x, y, dy, op.Accumulates(0) ? 1.0f : 0.0f, dx, activity);
     return;
   }
   // cuDNN may read dy of neighbouring channels after it has written dx.
@@ -358,24 +323,19 @@ void CudaKernels::Impl::BatchNorm(const Op& op, const SlotLaunch& launch, const 
   s.channels = IntOf(op, "channels");
   s.height = IntOf(op, "height");
   s.width = IntOf(op, "width");
-  s.epsilon = NumberOf(op, "epsilon");
-  const bool backward = op.phase == Phase::kBackward;
-  if ((backward || Flag(op, "training")) && launch.batch != op.batch) {
-    throw InputError(
-        fmt::format("op '{}': a batch normalisation in training cannot be split", op.name));
-  }
-  if (backward) return BatchNormBackward(op, s, operands, activity);
+  s.epsilon = op.NumberAttribute("epsilon");
+  if (op.phase == Phase::kBackward) return BatchNormBackward(op, s, operands, activity);
   const int64_t elements = int64_t{s.channels} * s.height * s.width;
-  const float* x = operands.Input(0, elements);
-  const float* weight = operands.SharedInput(1, s.channels);
-  const float* bias = operands.SharedInput(2, s.channels);
-  float* y = operands.Output(0, elements);
-  if (Flag(op, "training")) {
-    dnn.BatchNormTraining(s, x, weight, bias, y, operands.SharedOutput(1, s.channels),
-                          operands.SharedOutput(2, s.channels), activity);
+  const float* x = operands.Input(kX, elements);
+  const float* weight = operands.SharedInput(kWeight, s.channels);
+  const float* bias = operands.SharedInput(kBias, s.channels);
+  float* y = operands.Output(kY, elements);
+  if (op.Flag("training")) {
+    dnn.BatchNormTraining(s, x, weight, bias, y, operands.SharedOutput(kMean, s.channels),
+                          operands.SharedOutput(kInvStd, s.channels), activity);
   } else {
-    dnn.BatchNormInference(s, x, weight, bias, operands.SharedInput(3, s.channels),
-                           operands.SharedInput(4, s.channels), y, activity);
+    dnn.BatchNormInference(s, x, weight, bias, operands.SharedInput(kRunningMean, s.channels),
+                           operands.SharedInput(kRunningVar, s.channels), y, activity);
   }
 }
 
@@ -383,26 +343,24 @@ void CudaKernels::Impl::BatchNormBackward(const Op& op, const BatchNormGeometry&
                                           const Operands& operands, const Activity& activity) {
   const int64_t channels = shape.channels;
   const int64_t plane = int64_t{shape.height} * shape.width;
-  const bool needs_dx = Flag(op, "needs_dx");
-  const bool fused = Flag(op, "fused_update");
+  const bool fused = op.Flag("fused_update");
   if (fused && channels > kMostChannels) {
     throw InputError(
         fmt::format("op '{}': {} channels with a fused update, at most {} are possible", op.name,
                     channels, kMostChannels));
   }
-  const float* x = operands.Input(0, channels * plane);
-  const float* weight = operands.SharedInput(1, channels);
-  const float* dy = operands.Input(2, channels * plane);
-  const float* mean = operands.SharedInput(3, channels);
-  const float* inv_std = operands.SharedInput(4, channels);
-  const size_t first = needs_dx ? 1 : 0;
-  float* const weight_out = operands.SharedOutput(first, channels);
-  float* const bias_out = operands.SharedOutput(first + 1, channels);
+  const float* x = operands.Input(kX, channels * plane);
+  const float* weight = operands.SharedInput(kWeight, channels);
+  const float* dy = operands.Input(kDy, channels * plane);
+  const float* mean = operands.SharedInput(kMean, channels);
+  const float* inv_std = operands.SharedInput(kInvStd, channels);
+  float* const weight_out = operands.SharedOutput(kDweight, channels);
+  float* const bias_out = operands.SharedOutput(kDbias, channels);
   float* dweight = fused ? parameter_gradients.floats() : weight_out;
   float* dbias = fused ? parameter_gradients.floats() + kMostChannels : bias_out;
-  if (needs_dx) {
-    dnn.BatchNormBackward(shape, x, weight, dy, mean, inv_std, Accumulates(op, 0) ? 1.0f : 0.0f,
-                          operands.Output(0, channels * plane), dweight, dbias, activity);
+  if (op.Flag("needs_dx")) {
+    dnn.BatchNormBackward(shape, x, weight, dy, mean, inv_std, op.Accumulates(0) ? 1.0f : 0.0f,
+                          operands.Output(kDx, channels * plane), dweight, dbias, activity);
   } else {
     BatchNormParameterGradients(x, dy, mean, inv_std, dweight, dbias, shape.batch, channels, plane,
                                 stream);
@@ -413,8 +371,8 @@ void CudaKernels::Impl::BatchNormBackward(const Op& op, const BatchNormGeometry&
     SPILLWAY_CUBLAS_CALL(cublasSaxpy(blas, n, &scale, dweight, 1, weight_out, 1), activity);
     SPILLWAY_CUBLAS_CALL(cublasSaxpy(blas, n, &scale, dbias, 1, bias_out, 1), activity);
   }
-  MoveRunningStatistics(mean, inv_std, operands.SharedOutput(first + 2, channels),
-                        operands.SharedOutput(first + 3, channels), channels, shape.batch * plane,
+  MoveRunningStatistics(mean, inv_std, operands.SharedOutput(kRunningMean, channels),
+                        operands.SharedOutput(kRunningVar, channels), channels, shape.batch * plane,
                         FloatOf(op, "epsilon"), FloatOf(op, "momentum"), stream);
 }
 
@@ -424,25 +382,26 @@ void CudaKernels::Impl::Pointwise(const Op& op, const SlotLaunch& launch,
   const int64_t elements = op.IntAttribute("elements");
   const int64_t count = launch.batch * elements;
   const bool forward = op.phase == Phase::kForward;
-  const float* in = operands.Input(0, elements);
-  float* out = operands.Output(0, elements);
+  const float* in = operands.Input(forward ? kX : kDy, elements);
+  float* out = operands.Output(forward ? kY : kDx, elements);
+  const bool accumulate = !forward && op.Accumulates(0);
   if (op.type == OpType::kRelu) {
     if (forward) {
       Relu(in, out, count, stream);
     } else {
-      ReluBackward(in, operands.Input(1, elements), out, count, Accumulates(op, 0), stream);
+      ReluBackward(operands.Input(kY, elements), in, out, count, accumulate, stream);
     }
   } else if (op.type == OpType::kDropout) {
     Dropout(in, out, count, launch.first * elements, seed, static_cast<uint32_t>(op.layer),
-            FloatOf(op, "ratio"), !forward && Accumulates(op, 0), stream);
+            FloatOf(op, "ratio"), accumulate, stream);
   } else if (forward) {
-    AddTensors(in, operands.Input(1, elements), out, count, stream);
+    AddTensors(in, operands.Input(kX, elements, 1), out, count, stream);
   } else {
     for (size_t i = 0; i < launch.outputs.size(); ++i) {
-      float* dx = operands.Output(i, elements);
-      const bool accumulate = Accumulates(op, i);
-      if (dx == in && !accumulate) continue;  // in place: it is there already
-      CopyRows(in, count, dx, count, count, 1, accumulate, stream);
+      float* dx = operands.Output(kDx, elements, i);
+      const bool adds = op.Accumulates(i);
+      if (dx == in && !adds) continue;  // in place: it is there already
+      CopyRows(in, count, dx, count, count, 1, adds, stream);
     }
   }
 }
@@ -452,17 +411,17 @@ void CudaKernels::Impl::Fork(const Op& op, const SlotLaunch& launch, const Opera
   const int64_t count = launch.batch * elements;
   const auto parts = static_cast<size_t>(IntOf(op, "parts"));
   if (op.phase == Phase::kForward) {
-    const float* x = operands.Input(0, elements);
+    const float* x = operands.Input(kX, elements);
     for (size_t i = 0; i < parts; ++i) {
-      float* y = operands.Output(i, elements);
+      float* y = operands.Output(kY, elements, i);
       if (y != x) CopyRows(x, count, y, count, count, 1, false, stream);
     }
     return;
   }
-  float* dx = operands.Output(0, elements);
-  const bool accumulate = Accumulates(op, 0);
+  float* dx = operands.Output(kDx, elements);
+  const bool accumulate = op.Accumulates(0);
   for (size_t i = 0; i < parts; ++i) {
-    const float* dy = operands.Input(i, elements);
+    const float* dy = operands.Input(kDy, elements, i);
     if (i == 0 && !accumulate) {
       if (dy != dx) CopyRows(dy, count, dx, count, count, 1, false, stream);
     } else {
@@ -486,11 +445,11 @@ void CudaKernels::Impl::Concatenate(const Op& op, const SlotLaunch& launch,
   for (size_t i = 0; i < lengths.size(); ++i) {
     const int64_t length = lengths[i];
     if (forward) {
-      CopyRows(operands.Input(i, length), length, operands.Output(0, total) + offset, total, length,
-               launch.batch, false, stream);
+      CopyRows(operands.Input(kX, length, i), length, operands.Output(kY, total) + offset, total,
+               length, launch.batch, false, stream);
     } else {
-      CopyRows(operands.Input(0, total) + offset, total, operands.Output(i, length), length, length,
-               launch.batch, Accumulates(op, i), stream);
+      CopyRows(operands.Input(kDy, total) + offset, total, operands.Output(kDx, length, i), length,
+               length, launch.batch, op.Accumulates(i), stream);
     }
     offset += length;
   }
@@ -498,13 +457,14 @@ void CudaKernels::Impl::Concatenate(const Op& op, const SlotLaunch& launch,
 
 void CudaKernels::Impl::Loss(const Op& op, const SlotLaunch& launch, const Operands& operands) {
   const int64_t classes = op.IntAttribute("elements");
-  const auto* labels = reinterpret_cast<const int32_t*>(operands.Input(1, 1));
-  const float* in = operands.Input(0, classes);
-  float* out = operands.Output(0, classes);
+  const auto* labels = reinterpret_cast<const int32_t*>(operands.Input(kLabels, 1));
+  const bool forward = op.phase == Phase::kForward;
+  const float* in = operands.Input(forward ? kX : kY, classes);
+  float* out = operands.Output(forward ? kY : kDx, classes);
   const float scale = 1 / static_cast<float>(op.batch);
-  if (op.phase == Phase::kForward) {
+  if (forward) {
     Softmax(in, out, launch.batch, classes, stream);
-    CrossEntropy(out, labels, operands.SharedOutput(1, 1), launch.batch, classes, scale,
+    CrossEntropy(out, labels, operands.SharedOutput(kLoss, 1), launch.batch, classes, scale,
                  launch.first > 0, stream);
   } else {
     SoftmaxCrossEntropyBackward(in, labels, out, launch.batch, classes, scale, stream);
@@ -512,18 +472,15 @@ void CudaKernels::Impl::Loss(const Op& op, const SlotLaunch& launch, const Opera
 }
 
 void CudaKernels::Impl::Sgd(const Op& op, const SlotLaunch& launch, const Operands& operands) {
-  if (launch.inputs.size() % 3 != 0 || launch.outputs.size() * 3 != launch.inputs.size() * 2) {
-    throw InputError(
-        fmt::format("op '{}' (sgd) has {} inputs and {} outputs, needs 3 and 2 per "
-                    "parameter",
-                    op.name, launch.inputs.size(), launch.outputs.size()));
-  }
+  const size_t parameters = ParameterCount(op, launch.inputs.size(), launch.outputs.size());
   int64_t left = op.IntAttribute("elements");
-  for (size_t i = 0; 3 * i < launch.inputs.size(); ++i) {
-    const int64_t count = launch.inputs[3 * i].size.count() / kElementSize;
+  for (size_t i = 0; i < parameters; ++i) {
+    const DeviceRange& parameter = launch.inputs[InputIndex(op, kParameter, i).value()];
+    const int64_t count = parameter.size.count() / kElementSize;
     left -= count;
-    SgdMomentum(operands.SharedOutput(2 * i, count), operands.SharedInput(3 * i + 1, count),
-                operands.SharedOutput(2 * i + 1, count), count, FloatOf(op, "learning_rate"),
+    SgdMomentum(operands.SharedOutput(kParameter, count, i),
+                operands.SharedInput(kGradient, count, i),
+                operands.SharedOutput(kMomentum, count, i), count, FloatOf(op, "learning_rate"),
                 FloatOf(op, "momentum"), FloatOf(op, "weight_decay"), stream);
   }
   if (left != 0) {
@@ -549,26 +506,8 @@ static bool IsInaccurate(const ConvAlgorithm& algorithm, const ConvDescription& 
 
 std::vector<Candidate> CudaKernels::Candidates(const Op& op, size_t slot, int64_t batch) {
   SPILLWAY_CHECK(slot < op.slots.size());
-  switch (op.type) {
-    case OpType::kConv2d:
-      break;
-    case OpType::kLinear:
-    case OpType::kMaxPool2d:
-    case OpType::kAvgPool2d:
-    case OpType::kRelu:
-    case OpType::kLrn:
-    case OpType::kBatchNorm:
-    case OpType::kDropout:
-    case OpType::kConcat:
-    case OpType::kAdd:
-    case OpType::kFork:
-    case OpType::kSoftmaxLoss:
-    case OpType::kSgd:
-      return {{"default", Bytes(0), true}};
-    case OpType::kInput:
-    case OpType::kOther:
-      Unsupported(op);
-  }
+  RequireExecutable(op, "CUDA");
+  if (!RowOf(op.type).algorithms) return {{"default", Bytes(0), RowOf(op.type).deterministic}};
   const ConvStep step = ParseConvStep(op.slots[slot].name);
   const ConvDescription shape = ConvShapeOf(op, batch);
   std::vector<Candidate> candidates;
@@ -590,6 +529,11 @@ std::vector<Candidate> CudaKernels::Candidates(const Op& op, size_t slot, int64_
 void CudaKernels::Launch(const Op& op, const SlotLaunch& launch, CUstream_st* stream) {
   SPILLWAY_CHECK(launch.slot < op.slots.size());
   SPILLWAY_CHECK(launch.first >= 0 && launch.batch >= 1 && launch.first + launch.batch <= op.batch);
+  RequireExecutable(op, "CUDA");
+  if (launch.batch != op.batch && Holds(op, StepOf(op).whole_batch)) {
+    throw InputError(
+        fmt::format("op '{}' ({}): its batch cannot be split", op.name, Name(op.type)));
+  }
   impl_->UseStream(stream);
   const Operands operands(op, launch);
   const Activity activity{op.name, op.slots[launch.slot].name, launch.algorithm};
@@ -619,7 +563,7 @@ void CudaKernels::Launch(const Op& op, const SlotLaunch& launch, CUstream_st* st
       return impl_->Sgd(op, launch, operands);
     case OpType::kInput:
     case OpType::kOther:
-      Unsupported(op);
+      break;
   }
 }
 

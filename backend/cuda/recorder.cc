@@ -18,6 +18,7 @@
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/stream.h"
 #include "traces/base/error.h"
+#include "traces/ops/table.h"
 
 namespace spillway {
 namespace {
@@ -46,7 +47,7 @@ std::vector<Job> FindJobs(const Trace& trace, const std::vector<int64_t>& micro_
     for (size_t slot = 0; slot < op.slots.size(); ++slot) {
       const std::string_view signature = op.slots[slot].signature;
       jobs.try_emplace({signature, op.batch}, Job{&op, slot, op.batch});
-      if (op.type != OpType::kConv2d) continue;
+      if (!RowOf(op.type).algorithms) continue;
       for (const int64_t batch : micro_batches) {
         if (batch < 1 || batch >= op.batch) continue;
         jobs.try_emplace({signature, batch}, Job{&op, slot, batch});
@@ -71,13 +72,15 @@ class OpMemory {
     for (auto& [root, buffer] : buffers_) {
       FillUniform(buffer.floats(), buffer.size().count() / 4, ++sequence, 1, stream);
     }
-    if (op.type == OpType::kSoftmaxLoss) {
-      FillLabels(reinterpret_cast<int32_t*>(inputs_.at(1).data), op.batch,
+    if (const auto labels = InputIndex(op, Role::kLabels)) {
+      FillLabels(reinterpret_cast<int32_t*>(inputs_.at(*labels).data), op.batch,
                  static_cast<int32_t>(op.IntAttribute("elements")), ++sequence, stream);
     }
-    if (op.type == OpType::kBatchNorm && inputs_.size() > 4) {  // a variance or its inverse root
-      FillUniform(reinterpret_cast<float*>(inputs_[4].data), inputs_[4].size.count() / 4,
-                  ++sequence, 0.5f, stream, 1);
+    const bool forward = op.phase == Phase::kForward;
+    if (const auto scale = InputIndex(op, forward ? Role::kRunningVar : Role::kInvStd)) {
+      const DeviceRange& range = inputs_.at(*scale);
+      FillUniform(reinterpret_cast<float*>(range.data), range.size.count() / 4, ++sequence, 0.5f,
+                  stream, 1);
     }
   }
 
@@ -115,8 +118,7 @@ class OpMemory {
 
 // The main result of a slot, which verification looks at.
 size_t ResultOf(const Op& op, const Slot& slot) {
-  const bool after_dx = slot.name == "bwd_filter" && op.FindAttribute("needs_dx").value_or(0) != 0;
-  return after_dx ? 1 : 0;
+  return slot.name == "bwd_filter" ? OutputIndex(op, Role::kDweight).value() : 0;
 }
 
 // An op that fills the forward result which a max pooling backward op reads: with unrelated data no
@@ -233,8 +235,8 @@ CostEntry Recorder::Measure(const Job& job) {
     const Op forward = PoolForward(op);
     kernels_.Launch(forward,
                     {.batch = op.batch,
-                     .inputs = memory.inputs().first(1),
-                     .outputs = memory.inputs().subspan(1, 1),
+                     .inputs = memory.inputs().subspan(InputIndex(op, Role::kX).value(), 1),
+                     .outputs = memory.inputs().subspan(InputIndex(op, Role::kY).value(), 1),
                      .workspace = {}},
                     stream_.get());
   }
@@ -279,7 +281,7 @@ std::optional<RecordedKernel> Recorder::TryCandidate(const Job& job, const Candi
                           .workspace = workspace->range()};
   RecordedKernel recorded;
   try {
-    if (job.op->type == OpType::kConv2d) {
+    if (RowOf(job.op->type).algorithms) {
       // Zeroed, so that what accumulates and what overwrites can be compared alike.
       DeviceRange result = memory.outputs()[ResultOf(*job.op, job.slot_data())];
       SPILLWAY_CUDA_CALL(

@@ -43,6 +43,8 @@ void CheckVerbs(const CLI::App& app, const std::vector<std::string>& arguments) 
     const auto named = [&](const CLI::App* verb) { return verb->get_name() == word; };
     const auto found = std::find_if(verbs.begin(), verbs.end(), named);
     if (found == verbs.end()) {
+      const auto is_argument = [](const CLI::Option* option) { return option->get_positional(); };
+      if (!at->get_options(is_argument).empty()) return;  // it may be that
       std::vector<std::string> names;
       for (const CLI::App* verb : verbs) names.push_back(verb->get_name());
       throw UsageError(UnknownName("verb", word, names));

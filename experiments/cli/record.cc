@@ -18,6 +18,7 @@
 #include "sim/cost/table.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
+#include "traces/ops/table.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway::cli {
@@ -51,7 +52,7 @@ CostTable RecordAllPresets(const Workload& workload, const RecordOptions& option
       for (const Slot& slot : op.slots) {
         needed.emplace(slot.signature, op.batch);
         for (const int64_t batch : options.micro_batches) {
-          if (op.type == OpType::kConv2d && batch < op.batch) needed.emplace(slot.signature, batch);
+          if (RowOf(op.type).algorithms && batch < op.batch) needed.emplace(slot.signature, batch);
         }
       }
     }

@@ -15,6 +15,7 @@
 #include "sim/cost/roofline.h"
 #include "sim/cost/table.h"
 #include "traces/base/error.h"
+#include "traces/ops/table.h"
 
 namespace spillway {
 namespace {
@@ -51,7 +52,7 @@ double MeanTimeError(const std::vector<const Sample*>& samples, const CostModel&
 
 std::string ErrorKeyOf(const Op& op, size_t slot, const std::string& algorithm) {
   const Slot& call = op.slots[slot];
-  if (op.type == OpType::kConv2d) return call.name + "." + algorithm;
+  if (RowOf(op.type).algorithms) return call.name + "." + algorithm;
   return call.signature.substr(0, call.signature.find(' '));
 }
 

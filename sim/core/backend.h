@@ -60,12 +60,6 @@ struct KernelRun {
   bool operator==(const KernelRun&) const = default;
 };
 
-// Ops whose kernels the convolution library launches. It takes hundreds of microseconds to find out
-// what to launch, so a backend that can launches them from graphs.
-constexpr bool UsesConvolutionLibrary(OpType type) {
-  return type == OpType::kConv2d || type == OpType::kBatchNorm || type == OpType::kLrn;
-}
-
 // One op to execute. The spans live until the call returns.
 struct Launch {
   OpId op{};  // of the trace that the backend was made for

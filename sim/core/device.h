@@ -69,7 +69,7 @@ struct Device {
   Bandwidth duplex;  // shared by both directions when they run at once
 
   Duration launch_overhead;  // host time to enqueue one kernel or copy
-  // Host time of a call of the convolution library (`UsesConvolutionLibrary`) that is made anew,
+  // Host time of a call of the convolution library (`Library` of the op table) that is made anew,
   // not launched from a graph; as `launch_overhead` if not known.
   std::optional<Duration> library_call;
   // The host stays between one and two times this many ops ahead of the GPU: what it enqueues later

@@ -88,12 +88,7 @@ int64_t FilterGradientBytes(const ConvShape& conv) {
 }  // namespace
 
 int64_t Extent(const Op& op, std::string_view attribute) {
-  const int64_t value = op.IntAttribute(attribute);
-  if (value < 1 || value > kMaxExtent) {
-    throw InputError(fmt::format("op '{}' ({}): the attribute '{}' is {}, expected 1 to {}",
-                                 op.name, Name(op.type), attribute, value, kMaxExtent));
-  }
-  return value;
+  return op.IntAttribute(attribute, 1, kMaxExtent);
 }
 
 ConvShape::ConvShape(const Op& op)

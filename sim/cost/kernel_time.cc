@@ -225,7 +225,7 @@ Duration PlainTime(const Device& device, const Op& op, const Slot& slot, int64_t
                               static_cast<double>(Extent(op, "width"));
       const double pass = 4 * samples * elements;
       if (op.phase == Phase::kBackward) bytes += 2 * pass;
-      if (op.FindAttribute("training").value_or(0) != 0) bytes += pass;
+      if (op.Flag("training")) bytes += pass;
       break;
     }
     case OpType::kConcat:

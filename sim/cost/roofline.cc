@@ -8,6 +8,7 @@
 
 #include "sim/cost/kernel_time.h"
 #include "traces/base/error.h"
+#include "traces/ops/table.h"
 
 namespace spillway {
 namespace {
@@ -61,8 +62,9 @@ std::span<const Kernel> RooflineCostModel::Kernels(const Op& op, size_t slot, in
 std::vector<Kernel> RooflineCostModel::Candidates(const Op& op, const Slot& slot,
                                                   int64_t batch) const {
   std::vector<Kernel> kernels;
-  if (op.type != OpType::kConv2d) {
-    kernels.push_back({"default", TimeOf(op, slot, batch, "default", Bytes(0)), Bytes(0), true});
+  if (!RowOf(op.type).algorithms) {
+    kernels.push_back({"default", TimeOf(op, slot, batch, "default", Bytes(0)), Bytes(0),
+                       RowOf(op.type).deterministic});
     return kernels;
   }
   for (const std::string_view name : AlgorithmsOf(slot.name)) {
@@ -91,7 +93,7 @@ Duration RooflineCostModel::TimeOf(const Op& op, const Slot& slot, int64_t batch
                                    const std::string& algorithm, Bytes workspace) const {
   // Operands that share their storage leave nothing to do, and no kernel is launched.
   if (slot.flops == 0 && slot.traffic == Bytes(0)) return Duration::Picoseconds(1);
-  const bool convolution = op.type == OpType::kConv2d;
+  const bool convolution = RowOf(op.type).algorithms;
   const auto found =
       device_.efficiency.find(convolution ? EfficiencyKey(slot, algorithm) : algorithm);
   const double efficiency = found == device_.efficiency.end() ? 1.0 : found->second;

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "traces/ops/table.h"
+
 namespace spillway {
 namespace {
 
@@ -27,7 +29,7 @@ Event SimBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   command.traffic = launch.traffic;
   const size_t calls = launch.runs.size();
   // Blocks of their own lie elsewhere in each iteration, so no graph of an earlier one serves.
-  if (!charge_driver_ || !UsesConvolutionLibrary(launch.type) || calls == 0) {
+  if (!charge_driver_ || RowOf(launch.type).library != Library::kConvolution || calls == 0) {
     return queue_.Issue(Stream::kCompute, command, waits, calls, device_.launch_overhead);
   }
   const Duration time = device_.library_call.value_or(device_.launch_overhead);

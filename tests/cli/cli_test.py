@@ -166,6 +166,24 @@ class CliTest(unittest.TestCase):
                      "vdnn", "torch"):
             self.assertIn(name, everything)
 
+    def test_the_op_table_is_listed(self):
+        table = self.ok("list", "ops")
+        self.assertRegex(table, r"conv2d +backward +x weight dy bias\?fused_update&bias +dx\?needs_dx")
+        rows = json.loads(self.ok("list", "ops", "--format", "json"))["rows"]
+        by_step = {(row["type"], row["phase"]): row for row in rows}
+        self.assertEqual(len(by_step), len(rows))
+        self.assertEqual(by_step["relu", "backward"]["saved"], "y")
+        self.assertEqual(by_step["concat", "forward"]["inputs"], "x ...")
+        self.assertEqual(by_step["sgd", "update"]["whole_batch"], "always")
+        self.assertEqual(by_step["add", "forward"]["overwrites_x"], "add_in_place")
+        lines = self.ok("list", "ops", "--format", "csv").splitlines()
+        self.assertEqual(lines[0].split(","), list(rows[0]))
+        self.assertEqual(len(lines), len(rows) + 1)
+        # What can be named on the command line is another kind of list.
+        self.assertNotIn("dx?needs_dx", self.ok("list"))
+        self.fails(2, "--format", "list", "networks", "--format", "json")
+        self.fails(2, "opps", "list", "opps")
+
     def test_networks_can_be_given_a_depth_and_an_image_size(self):
         row = json.loads(self.ok("run", "resnet(1,2,1,1)@64:2", "--format", "json"))["rows"][0]
         self.assertEqual((row["network"], row["batch"], row["status"]), ("resnet(1,2,1,1)@64", 2, "ok"))

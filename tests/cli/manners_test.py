@@ -44,6 +44,7 @@ class SchemaTest(CommandTest):
                            ("explain", ("run", "alexnet:8", "--explain")),
                            ("trace-info", ("trace", "info", "googlenet:8")),
                            ("reproduce", ("reproduce", "all")),
+                           ("ops", ("list", "ops")),
                            ("doctor", ("doctor",)), ("columns", ("list", "columns"))):
             with self.subTest(args=args):
                 self.conforms(self.ok(*args, "--format", "json"), name)
@@ -115,6 +116,8 @@ class CompletionTest(CommandTest):
                 (("spillway", "run", "--preset", "to"), {"torch"}),
                 (("spillway", "run", "googl"), {"googlenet:"}),
                 (("spillway", "record", "x", "-o", "/et"), {"/etc"}),
+                (("spillway", "list", ""), {"ops", "networks"}),
+                (("spillway", "list", "ops", "--format", "c"), {"csv"}),
                 (("spillway", "completion", "z"), {"zsh"})):
             with self.subTest(words=words):
                 self.assertLessEqual(expected, set(self.complete_in_bash(*words)))

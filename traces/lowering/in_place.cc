@@ -3,35 +3,22 @@
 #include <algorithm>
 
 namespace spillway {
-namespace {
-
-// Whether the backward step reads the layer's output, which must then not be overwritten.
-bool KeepsOutput(OpType type) {
-  return type == OpType::kMaxPool2d || type == OpType::kRelu || type == OpType::kLrn ||
-         type == OpType::kSoftmaxLoss;
-}
-
-}  // namespace
-
 bool InPlaceRules::IsForked(LayerNode node) const {
   return preset_.forks != Forks::kShare && ConsumerCount(node) > 1 && type(node) != OpType::kInput;
 }
 
 bool InPlaceRules::IsPassedThrough(LayerNode node) const {
-  return type(node) == OpType::kDropout && !training_;
+  return RowOf(type(node)).training_only && !training_;
 }
 
 bool InPlaceRules::MayBeOverwritten(LayerNode node) const {
   if (type(node) == OpType::kInput || ConsumerCount(node) != 1) return false;
   if (IsPassedThrough(node)) return MayBeOverwritten(network_.Inputs(node).front());
-  return !training_ || !KeepsOutput(type(node));
+  return !training_ || !RowOf(type(node)).backward.inputs.Has(Role::kY);
 }
 
 std::optional<size_t> InPlaceRules::OverwrittenInput(LayerNode node) const {
-  const bool wanted = (type(node) == OpType::kRelu && preset_.relu_in_place) ||
-                      (type(node) == OpType::kAdd && preset_.add_in_place) ||
-                      (type(node) == OpType::kSoftmaxLoss && preset_.softmax_in_place);
-  if (!wanted) return std::nullopt;
+  if (!preset_.HasAny(RowOf(type(node)).overwrites_x)) return std::nullopt;
   const std::vector<LayerNode> inputs = network_.Inputs(node);
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (MayBeOverwritten(inputs[i])) return i;
@@ -40,21 +27,19 @@ std::optional<size_t> InPlaceRules::OverwrittenInput(LayerNode node) const {
 }
 
 bool InPlaceRules::WorksInPlaceBackward(LayerNode node) const {
-  if (type(node) != OpType::kRelu && type(node) != OpType::kLrn &&
-      type(node) != OpType::kSoftmaxLoss) {
-    return false;
-  }
+  if (!preset_.HasAny(RowOf(type(node)).overwrites_dy)) return false;
   const LayerNode input = network_.Inputs(node).front();
-  return preset_.gradients_in_place && (ConsumerCount(input) == 1 || IsForked(input));
+  return ConsumerCount(input) == 1 || IsForked(input);
 }
 
 std::vector<bool> InPlaceRules::SharedGradients(LayerNode node,
                                                 const std::vector<bool>& begun) const {
   std::vector<bool> shared(begun.size());
-  if (type(node) == OpType::kRelu) shared[0] = OverwrittenInput(node).has_value();
+  const Rules overwrites = RowOf(type(node)).overwrites_x;
+  if (overwrites == kReluInPlace) shared[0] = OverwrittenInput(node).has_value();
   if (WorksInPlaceBackward(node)) shared[0] = true;
   const bool shares = preset_.sum_shares_gradient && preset_.forks == Forks::kCopy;
-  if (type(node) != OpType::kAdd || !(preset_.add_in_place || shares)) return shared;
+  if (overwrites != kAddInPlace || !(preset_.add_in_place || shares)) return shared;
   const std::vector<LayerNode> inputs = network_.Inputs(node);
   for (size_t i = 0; i < inputs.size(); ++i) {
     shared[i] = type(inputs[i]) != OpType::kInput && !begun[i];
@@ -74,7 +59,7 @@ bool InPlaceRules::OverwritesGradient(LayerNode node) const {
 bool InPlaceRules::MayShareOneGradient(const std::vector<LayerNode>& operands) const {
   const auto [earlier, later] = std::minmax(operands[0], operands[1]);
   if (earlier == later || preset_.forks != Forks::kShare || ConsumerCount(later) != 1 ||
-      type(later) == OpType::kRelu || type(later) == OpType::kAdd) {
+      (RowOf(type(later)).overwrites_x & (kReluInPlace | kAddInPlace)) != 0) {
     return false;
   }
   int after = 0;  // consumers of the earlier layer whose backward runs before the later layer's

@@ -11,73 +11,31 @@
 
 #include "traces/base/error.h"
 #include "traces/lowering/in_place.h"
+#include "traces/ops/table.h"
 
 namespace spillway {
 namespace {
 
 constexpr int64_t kElementSize = 4;  // fp32
-constexpr double kLearningRate = 0.01;
-constexpr double kMomentum = 0.9;
-constexpr double kWeightDecay = 5e-4;
+constexpr std::array kParameters{Role::kWeight, Role::kBias};
 
 int64_t Product(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-// The geometry part of a signature, for example "in=3x224x224 out=64x224x224 kernel=3x3 ...".
-std::string Geometry(const Op& op) {
-  const auto attribute = [&](std::string_view name) { return op.IntAttribute(name); };
-  switch (op.type) {
-    case OpType::kConv2d:
-      return fmt::format(
-          "in={}x{}x{} out={}x{}x{} kernel={}x{} stride={}x{} pad={}x{} groups={} "
-          "bias={}",
-          attribute("in_channels"), attribute("in_height"), attribute("in_width"),
-          attribute("out_channels"), attribute("out_height"), attribute("out_width"),
-          attribute("kernel_h"), attribute("kernel_w"), attribute("stride_h"),
-          attribute("stride_w"), attribute("pad_h"), attribute("pad_w"), attribute("groups"),
-          attribute("bias"));
-    case OpType::kMaxPool2d:
-    case OpType::kAvgPool2d:
-      return fmt::format("in={}x{}x{} out={}x{}x{} kernel={}x{} stride={}x{} pad={}x{}",
-                         attribute("channels"), attribute("in_height"), attribute("in_width"),
-                         attribute("channels"), attribute("out_height"), attribute("out_width"),
-                         attribute("kernel_h"), attribute("kernel_w"), attribute("stride_h"),
-                         attribute("stride_w"), attribute("pad_h"), attribute("pad_w"));
-    case OpType::kLinear:
-      return fmt::format("in={} out={} bias={}", attribute("in_features"),
-                         attribute("out_features"), attribute("bias"));
-    case OpType::kConcat: {
-      std::string text =
-          fmt::format("plane={}x{} channels=", attribute("height"), attribute("width"));
-      for (int64_t i = 0; i < attribute("parts"); ++i) {
-        text += fmt::format("{}{}", i == 0 ? "" : "+", attribute(fmt::format("channels_{}", i)));
-      }
-      return text;
-    }
-    case OpType::kBatchNorm:
-      return fmt::format("in={}x{}x{}", attribute("channels"), attribute("height"),
-                         attribute("width"));
-    case OpType::kLrn:
-      return fmt::format("in={}x{}x{} size={}", attribute("channels"), attribute("height"),
-                         attribute("width"), attribute("size"));
-    case OpType::kFork:
-      return fmt::format("elements={} parts={}", attribute("elements"), attribute("parts"));
+TensorKind KindOf(Role role) {
+  switch (role) {
+    case Role::kWeight:
+    case Role::kBias:
+      return TensorKind::kParameter;
+    case Role::kRunningMean:
+    case Role::kRunningVar:
+      return TensorKind::kOptimizerState;
+    case Role::kLabels:
+      return TensorKind::kInput;
     default:
-      return fmt::format("elements={}", attribute("elements"));
+      return TensorKind::kActivation;
   }
-}
-
-// Whether the backward step can hold the layer's output without reading it.
-bool MayHoldOutput(OpType type) {
-  return type == OpType::kConv2d || type == OpType::kLinear || type == OpType::kAvgPool2d;
-}
-
-// The channels that a local response normalisation looks at.
-int64_t WindowOf(const LayerSpec& lrn) {
-  const auto size = std::find_if(lrn.attributes.begin(), lrn.attributes.end(),
-                                 [](const Attribute& a) { return a.name == "size"; });
-  return size == lrn.attributes.end() ? 1 : static_cast<int64_t>(size->value);
 }
 
 // Lowers one network; the tensors of a node are created as its ops are.
@@ -114,11 +72,6 @@ class Lowering {
   }
 
  private:
-  struct Parameter {
-    std::string suffix;  // "weight", "bias"
-    TensorId value{};
-    std::optional<TensorId> gradient;
-  };
   // An activation as its consumers see it: a layer's output, or a copy of it.
   struct Value {
     TensorId tensor{};
@@ -132,8 +85,8 @@ class Lowering {
     LayerId layer{};
     std::vector<ValueId> inputs;
     ValueId output = 0;
-    std::vector<Parameter> parameters;
-    std::vector<TensorId> statistics;  // batchnorm: mean, inv_std, running_mean, running_var
+    // All but activations and their gradients, of the roles that the layer's type has.
+    std::array<std::optional<TensorId>, kRoleNames.size()> tensors;
     LayerId fork{};
     std::vector<ValueId> copies;  // one for each consumer, if the output is forked
     size_t taken = 0;             // of the copies
@@ -189,46 +142,26 @@ class Lowering {
     return traffic;
   }
 
-  void AddSlot(Op& op, std::string_view name, int64_t flops, std::string_view detail = "") {
-    const std::string signature =
-        fmt::format("{}.{} {}{}", Name(op.type), name, Geometry(op), detail);
-    op.slots.push_back({std::string(name), signature, flops, OperandTraffic(op)});
-  }
-
-  // A slot that only copies inputs[0] to the outputs; those that share its storage cost nothing.
-  void AddCopySlot(Op& op, std::string_view name) {
-    const Bytes size = trace_.tensor(op.inputs.front()).size;
-    int64_t copies = 0;
-    for (const TensorId output : op.outputs) {
-      copies += trace_.Root(output) == trace_.Root(op.inputs.front()) ? 0 : 1;
-    }
-    AddSlot(op, name, 0, fmt::format(" copies={}", copies));
-    const auto added_to = static_cast<int64_t>(op.inputs.size()) - 1;
-    op.slots.back().traffic = copies == 0 ? Bytes(0) : size * (1 + copies + added_to);
-  }
-
-  // Operations of one pass over the layer's data, for one sample.
-  int64_t FlopsPerSample(LayerNode node) const {
-    const LayerSpec& spec = layer(node);
-    const int64_t elements = spec.output.elements();
-    switch (spec.type) {
-      case OpType::kConv2d:
-        return 2 * elements * spec.weight_shape[1] * spec.weight_shape[2] * spec.weight_shape[3];
-      case OpType::kLinear:
-        return 2 * elements * spec.weight_shape[1];
-      case OpType::kConcat:
-        return 0;
-      case OpType::kBatchNorm:
-        return 8 * elements;  // sums of x and x^2, then a product and a sum; backward is alike
-      case OpType::kLrn:
-        return elements * (2 * WindowOf(spec) + 4);
-      default:
-        return elements;
+  void AddSlots(Op& op) const {
+    for (const OpSlot& slot : StepOf(op).slots) {
+      if (slot.name.empty() || !Holds(op, slot.when)) continue;
+      std::string signature = SignatureOf(op, slot);
+      int64_t flops = 0;
+      Bytes traffic = OperandTraffic(op);
+      if (slot.flops != nullptr) {
+        flops = op.batch * slot.flops(op);
+      } else {
+        const Bytes size = trace_.tensor(op.inputs.front()).size;
+        const int64_t copies = std::ranges::count_if(op.outputs, [&](TensorId output) {
+          return trace_.Root(output) != trace_.Root(op.inputs.front());
+        });
+        const auto added_to = static_cast<int64_t>(op.inputs.size()) - 1;
+        traffic = copies == 0 ? Bytes(0) : size * (1 + copies + added_to);
+        signature += fmt::format(" copies={}", copies);
+      }
+      op.slots.push_back({std::string(slot.name), std::move(signature), flops, traffic});
     }
   }
-
-  // Parameters are updated inside the backward ops.
-  bool IsFused() const { return preset_.update != Update::kSeparate; }
 
   // --- Forward
 
@@ -253,60 +186,66 @@ class Lowering {
       tensors.output = tensors.inputs.front();
       return;
     }
+    const OpRow& row = RowOf(spec.type);
     Op op = MakeOp(tensors.layer, Phase::kForward, "fwd", spec.attributes);
-    for (const ValueId input : tensors.inputs) op.inputs.push_back(values_[input].tensor);
-    AddParameters(node);
-    for (const Parameter& parameter : tensors.parameters) op.inputs.push_back(parameter.value);
-
-    std::optional<TensorId> alias;
-    if (const auto overwritten = in_place_.OverwrittenInput(node)) alias = op.inputs[*overwritten];
-    const TensorId y =
-        AddTensor(spec.name + ".y", TensorKind::kActivation, ActivationShape(spec.output), alias);
-    tensors.output = AddValue(y, spec.name + ".dy");
-    op.outputs = {y};
-    std::string detail;
-    if (spec.type == OpType::kSoftmaxLoss) {
-      labels_ = AddTensor("labels", TensorKind::kInput, {trace_.batch});
-      op.inputs.push_back(*labels_);
-      op.outputs.push_back(AddTensor("loss", TensorKind::kActivation, {1}));
-    } else if (spec.type == OpType::kBatchNorm) {
-      AddStatistics(node, op);
-      detail = fmt::format(" training={}", trace_.training ? 1 : 0);
+    if (!row.forward.mode.empty()) {
+      op.attributes.push_back({std::string(row.forward.mode), trace_.training ? 1.0 : 0.0});
     }
-    AddSlot(op, "fwd", trace_.batch * FlopsPerSample(node), detail);
+    for (const Role role : kParameters) {
+      if (InputIndex(op, role)) Own(node, role);
+    }
+    std::optional<TensorId> alias;
+    if (const auto overwritten = in_place_.OverwrittenInput(node)) {
+      alias = InputValue(node, *overwritten).tensor;
+    }
+    tensors.output = AddValue(
+        AddTensor(spec.name + ".y", TensorKind::kActivation, ActivationShape(spec.output), alias),
+        spec.name + ".dy");
+    AddOperands(node, op, row.forward.inputs, op.inputs);
+    AddOperands(node, op, row.forward.outputs, op.outputs);
+    // State that backward moves on stands beside what forward makes.
+    for (const Operand& operand : row.backward.inputs.span()) {
+      if (trace_.training && KindOf(operand.role) == TensorKind::kOptimizerState) {
+        Own(node, operand.role);
+      }
+    }
+    AddSlots(op);
     trace_.ops.push_back(std::move(op));
   }
 
-  void AddParameters(LayerNode node) {
+  // The layer's tensor of a role, made at the first call.
+  TensorId Own(LayerNode node, Role role) {
     const LayerSpec& spec = layer(node);
-    const auto add = [&](const char* suffix, std::vector<int64_t> shape) {
-      const TensorId id = AddTensor(fmt::format("{}.{}", spec.name, suffix), TensorKind::kParameter,
-                                    std::move(shape));
-      nodes_[node].parameters.push_back({suffix, id, std::nullopt});
-    };
-    if (!spec.weight_shape.empty()) add("weight", spec.weight_shape);
-    if (spec.bias_elements > 0) add("bias", {spec.bias_elements});
+    std::optional<TensorId>& tensor = nodes_[node].tensors[Index(role)];
+    if (!tensor) {
+      const std::string name(Name(role));
+      const bool global = role == Role::kLabels || role == Role::kLoss;
+      tensor = AddTensor(global ? name : fmt::format("{}.{}", spec.name, name), KindOf(role),
+                         role == Role::kWeight   ? spec.weight_shape
+                         : role == Role::kBias   ? std::vector{spec.bias_elements}
+                         : role == Role::kLabels ? std::vector{trace_.batch}
+                         : role == Role::kLoss   ? std::vector<int64_t>{1}
+                                                 : std::vector{spec.output.channels});
+    }
+    return *tensor;
   }
 
-  // The statistics of a batch normalisation: forward writes the first two in training and reads the
-  // last two in inference.
-  void AddStatistics(LayerNode node, Op& forward) {
-    std::vector<TensorId>& statistics = nodes_[node].statistics;
-    const auto add = [&](const char* suffix, TensorKind kind) {
-      statistics.push_back(AddTensor(fmt::format("{}.{}", layer(node).name, suffix), kind,
-                                     {layer(node).output.channels}));
-    };
-    if (trace_.training) {
-      add("mean", TensorKind::kActivation);
-      add("inv_std", TensorKind::kActivation);
-      forward.outputs.insert(forward.outputs.end(), statistics.begin(), statistics.end());
+  // The operands of a step of the layer, but the gradients that it puts out.
+  void AddOperands(LayerNode node, const Op& op, const OperandList& list,
+                   std::vector<TensorId>& to) {
+    const NodeTensors& tensors = nodes_[node];
+    for (const Operand& operand : list.span()) {
+      if (operand.role == Role::kDx || !Holds(op, operand.when)) continue;
+      if (operand.role == Role::kX) {
+        for (const ValueId input : tensors.inputs) to.push_back(values_[input].tensor);
+      } else if (operand.role == Role::kY) {
+        to.push_back(values_[tensors.output].tensor);
+      } else if (operand.role == Role::kDy) {
+        to.push_back(Gradient(tensors.output));
+      } else {
+        to.push_back(Own(node, operand.role));
+      }
     }
-    add("running_mean", TensorKind::kOptimizerState);
-    add("running_var", TensorKind::kOptimizerState);
-    if (!trace_.training) {
-      forward.inputs.insert(forward.inputs.end(), statistics.begin(), statistics.end());
-    }
-    forward.attributes.push_back({"training", trace_.training ? 1.0 : 0.0});
   }
 
   // --- Forks
@@ -329,7 +268,7 @@ class Lowering {
                                      ActivationShape(layer(node).output), alias));
       tensors.copies.push_back(AddValue(op.outputs.back(), fmt::format("{}.dy{}", name, i + 1)));
     }
-    AddCopySlot(op, "fwd");
+    AddSlots(op);
     trace_.ops.push_back(std::move(op));
   }
 
@@ -343,8 +282,7 @@ class Lowering {
     values_[tensors.output].gradient_written = true;
     op.attributes.push_back({"needs_dx", 1});
     op.attributes.push_back({"accumulate", 0});
-    const int64_t elements = trace_.batch * layer(node).output.elements();
-    AddSlot(op, "bwd", elements * static_cast<int64_t>(tensors.copies.size() - 1));
+    AddSlots(op);
     trace_.ops.push_back(std::move(op));
   }
 
@@ -361,52 +299,45 @@ class Lowering {
   }
 
   void Backward(LayerNode node) {
-    const LayerSpec& spec = layer(node);
+    const OpRow& row = RowOf(layer(node).type);
     const NodeTensors& tensors = nodes_[node];
     const std::vector<LayerNode> inputs = network_.Inputs(node);
-    Op op = MakeOp(tensors.layer, Phase::kBackward, "bwd", spec.attributes);
-    AddSavedOperands(node, op);
-    if (spec.type != OpType::kSoftmaxLoss) op.inputs.push_back(Gradient(tensors.output));
-    if (spec.type == OpType::kBatchNorm) {
-      op.inputs.insert(op.inputs.end(), tensors.statistics.begin(), tensors.statistics.end());
-    }
+    Op op = MakeOp(tensors.layer, Phase::kBackward, "bwd", layer(node).attributes);
+    if (row.backward.inputs.Has(Role::kDy)) Gradient(tensors.output);
 
     // Gradients of the inputs; those that an earlier backward op has begun are added to.
     int64_t accumulate = 0;
-    bool needs_dx = false;
-    std::vector<TensorId> added_to;
+    std::vector<TensorId> gradients, added_to;
     std::vector<bool> begun;
     for (const ValueId input : tensors.inputs) begun.push_back(values_[input].gradient_written);
     const std::vector<bool> shared = in_place_.SharedGradients(node, begun);
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (layer(inputs[i]).type == OpType::kInput && !preset_.image_gradient) continue;
-      needs_dx = true;
       Value& value = values_[tensors.inputs[i]];
       std::optional<TensorId> alias;
       if (shared[i]) alias = IncomingGradient(node);
       const TensorId gradient = Gradient(tensors.inputs[i], alias);
       if (value.gradient_written) {
-        accumulate |= int64_t{1} << op.outputs.size();
+        accumulate |= int64_t{1} << gradients.size();
         added_to.push_back(gradient);
       }
       value.gradient_written = true;
-      op.outputs.push_back(gradient);
+      gradients.push_back(gradient);
     }
     AddParameterGradients(node, op);
-    if (spec.type == OpType::kBatchNorm) {  // the running statistics move on
-      op.outputs.insert(op.outputs.end(), tensors.statistics.end() - 2, tensors.statistics.end());
-    }
-    op.inputs.insert(op.inputs.end(), added_to.begin(), added_to.end());
-    op.attributes.push_back({"needs_dx", needs_dx ? 1.0 : 0.0});
+    op.attributes.push_back({"needs_dx", gradients.empty() ? 0.0 : 1.0});
     op.attributes.push_back({"accumulate", static_cast<double>(accumulate)});
-    AddBackwardSlots(node, needs_dx, op);
+    AddOperands(node, op, row.backward.inputs, op.inputs);
+    op.inputs.insert(op.inputs.end(), added_to.begin(), added_to.end());
+    op.outputs = gradients;
+    AddOperands(node, op, row.backward.outputs, op.outputs);
+    AddSlots(op);
     // Held, not read: no traffic.
-    const bool pools = spec.type == OpType::kAvgPool2d;
-    if (preset_.holds_operands && (pools || spec.type == OpType::kRelu)) {
+    if (preset_.HasAny(row.holds_x)) {
       op.inputs.push_back(InputValue(node, 0).tensor);
       op.attributes.push_back({"holds_x", 1});
     }
-    if ((preset_.holds_outputs && MayHoldOutput(spec.type)) || (preset_.holds_operands && pools)) {
+    if (preset_.HasAny(row.holds_y)) {
       op.inputs.push_back(values_[tensors.output].tensor);
       op.attributes.push_back({"holds_y", 1});
     }
@@ -416,99 +347,71 @@ class Lowering {
   // What backward begins with: the gradient of the output, for the loss the probabilities.
   std::optional<TensorId> IncomingGradient(LayerNode node) const {
     const Value& output = values_[nodes_[node].output];
-    return layer(node).type == OpType::kSoftmaxLoss ? output.tensor : output.gradient;
+    const OperandList& reads = RowOf(layer(node).type).backward.inputs;
+    return reads.Has(Role::kDy) ? output.gradient : output.tensor;
   }
 
-  // What backward reads before the gradient, in the operand order of FORMAT.md.
-  void AddSavedOperands(LayerNode node, Op& op) const {
-    const NodeTensors& tensors = nodes_[node];
-    const TensorId x = InputValue(node, 0).tensor;
-    const TensorId y = values_[tensors.output].tensor;
-    switch (layer(node).type) {
-      case OpType::kConv2d:
-      case OpType::kLinear:
-      case OpType::kBatchNorm:
-        op.inputs = {x, tensors.parameters.front().value};
-        break;
-      case OpType::kMaxPool2d:
-      case OpType::kLrn:
-        op.inputs = {x, y};
-        break;
-      case OpType::kRelu:
-        op.inputs = {y};
-        break;
-      case OpType::kSoftmaxLoss:
-        op.inputs = {y, *labels_};
-        break;
-      default:
-        break;
-    }
-  }
-
+  // Fused, what is put out for the gradient of a parameter is the parameter itself.
   void AddParameterGradients(LayerNode node, Op& op) {
-    std::vector<Parameter>& parameters = nodes_[node].parameters;
-    if (parameters.empty()) return;
-    const bool fused = IsFused();
+    auto& tensors = nodes_[node].tensors;
+    if (!tensors[Index(Role::kWeight)]) return;
+    const bool fused = preset_.update != Update::kSeparate;
     op.attributes.push_back({"fused_update", fused ? 1.0 : 0.0});
     if (fused) {
-      op.attributes.push_back({"learning_rate", kLearningRate});
-      for (size_t i = 0; i < parameters.size(); ++i) {
-        if (i > 0) op.inputs.push_back(parameters[i].value);
-        op.outputs.push_back(parameters[i].value);
+      const auto rule = RowOf(preset_.update_rule).attribute_list();
+      const auto rate = std::ranges::find(rule, "learning_rate", &AttributeInfo::name);
+      SPILLWAY_CHECK(rate != rule.end());
+      op.attributes.push_back({"learning_rate", rate->initial});
+    }
+    for (const Role role : kParameters) {
+      const std::optional<TensorId> parameter = tensors[Index(role)];
+      if (!parameter) continue;
+      std::optional<TensorId>& gradient = tensors[Index(GradientOf(role))];
+      if (preset_.update != Update::kFused) {
+        gradient = AddTensor(fmt::format("{}.{}", layer(node).name, Name(GradientOf(role))),
+                             fused ? TensorKind::kScratch : TensorKind::kParameterGradient,
+                             trace_.tensor(*parameter).shape);
+        if (fused) op.scratch.push_back(*gradient);
       }
-      if (preset_.update == Update::kFused) return;
-    }
-    for (Parameter& parameter : parameters) {
-      parameter.gradient = AddTensor(fmt::format("{}.d{}", layer(node).name, parameter.suffix),
-                                     fused ? TensorKind::kScratch : TensorKind::kParameterGradient,
-                                     trace_.tensor(parameter.value).shape);
-      (fused ? op.scratch : op.outputs).push_back(*parameter.gradient);
-    }
-  }
-
-  void AddBackwardSlots(LayerNode node, bool needs_dx, Op& op) {
-    const int64_t flops = trace_.batch * FlopsPerSample(node);
-    const std::string detail = fmt::format(" dx={} fused={}", needs_dx ? 1 : 0, IsFused() ? 1 : 0);
-    switch (layer(node).type) {
-      case OpType::kConv2d:
-        if (needs_dx) AddSlot(op, "bwd_data", flops);
-        AddSlot(op, "bwd_filter", flops);
-        break;
-      case OpType::kLinear:
-        AddSlot(op, "bwd", needs_dx ? 2 * flops : flops, detail);
-        break;
-      case OpType::kBatchNorm:
-        AddSlot(op, "bwd", flops, detail);
-        break;
-      case OpType::kAdd:
-        AddCopySlot(op, "bwd");
-        break;
-      default:
-        AddSlot(op, "bwd", flops);
+      if (fused) gradient = parameter;
     }
   }
 
   void UpdateParameters(LayerNode node) {
-    NodeTensors& tensors = nodes_[node];
-    if (tensors.parameters.empty()) return;
+    const NodeTensors& tensors = nodes_[node];
+    if (!tensors.tensors[Index(Role::kWeight)]) return;
+    const OpRow& rule = RowOf(preset_.update_rule);
     Op op = MakeOp(tensors.layer, Phase::kUpdate, "update", {});
-    op.type = OpType::kSgd;
+    op.type = rule.type;
     op.batch = 1;
     int64_t elements = 0;
-    for (const Parameter& parameter : tensors.parameters) {
-      const std::vector<int64_t> shape = trace_.tensor(parameter.value).shape;
-      const TensorId momentum =
-          AddTensor(fmt::format("{}.{}_momentum", layer(node).name, parameter.suffix),
-                    TensorKind::kOptimizerState, shape);
-      op.inputs.insert(op.inputs.end(), {parameter.value, *parameter.gradient, momentum});
-      op.outputs.insert(op.outputs.end(), {parameter.value, momentum});
+    for (const Role role : kParameters) {
+      const std::optional<TensorId> parameter = tensors.tensors[Index(role)];
+      if (!parameter) continue;
+      const std::vector<int64_t> shape = trace_.tensor(*parameter).shape;
+      std::array<std::optional<TensorId>, kRoleNames.size()> operands;
+      operands[Index(Role::kParameter)] = parameter;
+      operands[Index(Role::kGradient)] = tensors.tensors[Index(GradientOf(role))];
+      for (const Operand& input : rule.update.inputs.span()) {
+        std::optional<TensorId>& operand = operands[Index(input.role)];
+        if (!operand) {
+          operand =
+              AddTensor(fmt::format("{}.{}_{}", layer(node).name, Name(role), Name(input.role)),
+                        TensorKind::kOptimizerState, shape);
+        }
+        op.inputs.push_back(*operand);
+      }
+      for (const Operand& output : rule.update.outputs.span()) {
+        op.outputs.push_back(operands[Index(output.role)].value());
+      }
       elements += Product(shape);
     }
-    op.attributes = {{"elements", static_cast<double>(elements)},
-                     {"learning_rate", kLearningRate},
-                     {"momentum", kMomentum},
-                     {"weight_decay", kWeightDecay}};
-    AddSlot(op, "update", 4 * elements);
+    for (const AttributeInfo& info : rule.attribute_list()) {
+      const bool count = info.name == "elements";
+      op.attributes.push_back(
+          {std::string(info.name), count ? static_cast<double>(elements) : info.initial});
+    }
+    AddSlots(op);
     trace_.ops.push_back(std::move(op));
   }
 
@@ -518,7 +421,6 @@ class Lowering {
   Trace trace_;
   std::vector<NodeTensors> nodes_;
   std::vector<Value> values_;
-  std::optional<TensorId> labels_;
 };
 
 // FFT workspace of one convolution; 0 where the algorithm does not apply or is not counted.

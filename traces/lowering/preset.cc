@@ -4,6 +4,17 @@
 
 namespace spillway {
 
+bool Preset::HasAny(Rules rules) const {
+  Rules own = 0;
+  if (relu_in_place) own |= kReluInPlace;
+  if (add_in_place) own |= kAddInPlace;
+  if (softmax_in_place) own |= kSoftmaxInPlace;
+  if (gradients_in_place) own |= kGradientsInPlace;
+  if (holds_outputs) own |= kHoldsOutputs;
+  if (holds_operands) own |= kHoldsOperands;
+  return (own & rules) != 0;
+}
+
 const std::vector<Preset>& Presets() {
   static const std::vector<Preset> presets{
       {.name = "torch",

@@ -12,6 +12,7 @@
 
 #include "traces/base/units.h"
 #include "traces/lowering/order.h"
+#include "traces/ops/table.h"
 
 namespace spillway {
 
@@ -59,8 +60,12 @@ struct Preset {
   bool image_gradient = false;  // the first layers compute the gradient of the image, too
   Forks forks = Forks::kShare;
   Update update = Update::kSeparate;
+  OpType update_rule = OpType::kSgd;   // of its row in the op table; fused, without its state
   Order order = Order::kConstruction;  // in which layers run forward; backward is its reverse
   Counting counting;
+
+  // Whether one of these rules of the op table is among those above.
+  bool HasAny(Rules rules) const;
 };
 
 // All presets, in the order in which they should be listed.

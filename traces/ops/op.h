@@ -1,0 +1,83 @@
+// An op of a trace: one layer's forward or backward step, or one parameter update.
+
+#ifndef SPILLWAY_TRACES_OPS_OP_H_
+#define SPILLWAY_TRACES_OPS_OP_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "traces/base/units.h"
+#include "traces/ops/op_type.h"
+
+namespace spillway {
+
+// Indices into `Trace::tensors`, `Trace::ops` and `Trace::layers`.
+enum class TensorId : uint32_t {};
+enum class OpId : uint32_t {};
+enum class LayerId : uint32_t {};
+
+constexpr size_t Index(TensorId id) { return static_cast<size_t>(id); }
+constexpr size_t Index(OpId id) { return static_cast<size_t>(id); }
+constexpr size_t Index(LayerId id) { return static_cast<size_t>(id); }
+
+// A numeric property of an op, for example {"stride_h", 2}. Integers are exact up to 2^53.
+struct Attribute {
+  std::string name;
+  double value = 0;
+
+  bool operator==(const Attribute&) const = default;
+};
+
+// One library call inside an op that has algorithm candidates. The slots of an op run one after the
+// other, so an op's workspace is the largest over its slots.
+struct Slot {
+  std::string name;       // "fwd", "bwd_data", "bwd_filter"
+  std::string signature;  // key of the cost table: operation and geometry, without the batch size
+  int64_t flops = 0;  // floating-point operations of a direct computation; a multiply-add is two
+  Bytes traffic;      // least device-memory traffic: each operand read or written once
+
+  bool operator==(const Slot&) const = default;
+};
+
+struct Op {
+  std::string name;  // unique in the trace, for example "conv1_1.fwd"
+  LayerId layer{};
+  OpType type = OpType::kOther;
+  Phase phase = Phase::kForward;
+  int64_t batch = 1;  // samples that one execution processes; the unit of micro-batching
+  // A tensor that is updated in place (an accumulated gradient, a parameter in its update) stands
+  // in both lists. Operand order is part of the contract of each op type; see ops/table.h, which
+  // finds an operand by its role.
+  std::vector<TensorId> inputs;
+  std::vector<TensorId> outputs;
+  std::vector<TensorId> scratch;
+  std::vector<Slot> slots;  // at least one
+  std::vector<Attribute> attributes;
+  bool recomputable = false;  // running it again with the same inputs gives the same outputs
+
+  int64_t flops() const;
+  Bytes traffic() const;
+
+  std::optional<double> FindAttribute(std::string_view attribute) const;
+  // The others throw `InputError` that names op and attribute if it is missing; an integer, too, if
+  // it has a fraction, is beyond 2^53 in magnitude, or is not in [least, most].
+  double NumberAttribute(std::string_view attribute) const;
+  int64_t IntAttribute(std::string_view attribute) const;
+  int64_t IntAttribute(std::string_view attribute, int64_t least,
+                       int64_t most = std::numeric_limits<int32_t>::max()) const;
+  // Whether the attribute is there and not 0.
+  bool Flag(std::string_view attribute) const;
+  // Whether outputs[output], the gradient of an activation, is added to.
+  bool Accumulates(size_t output) const;
+
+  bool operator==(const Op&) const = default;
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_TRACES_OPS_OP_H_

@@ -1,0 +1,46 @@
+// The types of layers and ops and the phases of an iteration, as they are spelled in files.
+
+#ifndef SPILLWAY_TRACES_OPS_OP_TYPE_H_
+#define SPILLWAY_TRACES_OPS_OP_TYPE_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace spillway {
+
+// What a layer or an op computes; ops/table.h says what is known about each. `kOther` covers ops of
+// imported traces, which have a recorded cost but no implementation here.
+enum class OpType : uint8_t {
+  kInput,
+  kConv2d,
+  kLinear,
+  kMaxPool2d,
+  kAvgPool2d,
+  kRelu,
+  kLrn,
+  kBatchNorm,
+  kDropout,
+  kConcat,
+  kAdd,
+  kFork,
+  kSoftmaxLoss,
+  kSgd,
+  kOther,
+};
+inline constexpr std::array kOpTypeNames = std::to_array<std::string_view>(
+    {"input", "conv2d", "linear", "maxpool2d", "avgpool2d", "relu", "lrn", "batchnorm", "dropout",
+     "concat", "add", "fork", "softmax_loss", "sgd", "other"});
+inline constexpr size_t kOpTypeCount = kOpTypeNames.size();
+
+enum class Phase : uint8_t { kForward, kBackward, kUpdate };
+inline constexpr std::array<std::string_view, 3> kPhaseNames{"forward", "backward", "update"};
+
+constexpr size_t Index(OpType type) { return static_cast<size_t>(type); }
+constexpr std::string_view Name(OpType type) { return kOpTypeNames[Index(type)]; }
+constexpr std::string_view Name(Phase phase) { return kPhaseNames[static_cast<size_t>(phase)]; }
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_TRACES_OPS_OP_TYPE_H_
