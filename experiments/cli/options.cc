@@ -125,23 +125,22 @@ void MachineOption::AddAllButMemory(CLI::App& verb) {
 
 Scenario::Scenario(const WorkloadOption& workload, const MachineOption& machine,
                    std::unique_ptr<const CostModel> cost)
-    : trace_(workload.Load()),
-      device_(LoadDevice(machine.device)),
-      cost_(std::move(cost)),
-      check_(machine.check) {
-  MakeAllocator(machine.allocator, Bytes(0), device_.alignment);  // an unknown name fails early
-  if (!cost_) cost_ = LoadCost(machine.cost, trace_, device_);
-  if (machine.deterministic) cost_ = std::make_unique<DeterministicCostModel>(std::move(cost_));
-  RuntimeOptions options;
-  options.charge_input = machine.charge_input;
-  setup_ = std::make_unique<Setup>(
-      Setup{trace_, device_, *cost_, device_.memory, machine.allocator, options});
+    : check_(machine.check) {
+  setup_.trace = std::make_shared<const Trace>(workload.Load());
+  setup_.device = LoadDevice(machine.device);
+  setup_.memory = setup_.device.memory;
+  setup_.allocator = machine.allocator;
+  setup_.options.charge_input = machine.charge_input;
+  MakeArena(setup_, Bytes(0));  // an unknown name fails early
+  if (!cost) cost = LoadCost(machine.cost, *setup_.trace, setup_.device);
+  if (machine.deterministic) cost = std::make_unique<DeterministicCostModel>(std::move(cost));
+  setup_.cost = std::move(cost);
   if (!machine.compress.empty()) {
-    setup_->compression =
-        std::make_shared<const CompressionPlan>(ParseCompression(machine.compress, device_));
+    setup_.compression =
+        std::make_shared<const CompressionPlan>(ParseCompression(machine.compress, setup_.device));
   }
-  if (!machine.memory.empty()) setup_->memory = ParseMemory(machine.memory, *setup_);
-  ideal_ = SimulateIdeal(*setup_);
+  if (!machine.memory.empty()) setup_.memory = ParseMemory(machine.memory, setup_);
+  ideal_ = SimulateIdeal(setup_);
 }
 
 namespace {
@@ -161,7 +160,7 @@ auto NamingPolicy(const std::string& name, Run run) {
 }  // namespace
 
 Outcome Scenario::Play(const std::string& specification) const {
-  return Play(specification, MakersOf(*setup_, specification));
+  return Play(specification, MakersOf(setup_, specification));
 }
 
 Outcome Scenario::Play(const std::string& name, const PolicyMaker& make) const {
@@ -170,7 +169,7 @@ Outcome Scenario::Play(const std::string& name, const PolicyMaker& make) const {
 
 Outcome Scenario::Play(const std::string& name, const std::vector<PolicyMaker>& makers) const {
   Outcome outcome = NamingPolicy(name, [&] {
-    const Resolved resolved = ResolveAllocator(*setup_, makers);
+    const Resolved resolved = ResolveAllocator(setup_, makers);
     const PolicyMaker& make = makers[resolved.policy];
     return Simulate(ResolveCompression(resolved.setup, make), *make());
   });
@@ -181,7 +180,7 @@ Outcome Scenario::Play(const std::string& name, const std::vector<PolicyMaker>& 
 Execution Scenario::PlayOnCpu(const std::string& name, const PolicyMaker& make,
                               const ExecuteOptions& options) const {
   Execution execution = NamingPolicy(
-      name, [&] { return ExecuteOnCpu(ResolveForExecution(*setup_, make), *make(), options); });
+      name, [&] { return ExecuteOnCpu(ResolveForExecution(setup_, make), *make(), options); });
   Verify(name, execution.outcome);
   return execution;
 }
@@ -189,7 +188,7 @@ Execution Scenario::PlayOnCpu(const std::string& name, const PolicyMaker& make,
 Execution Scenario::PlayOnCuda(const std::string& name, const PolicyMaker& make,
                                CudaMachine& machine, const ExecuteOptions& options) const {
   Execution execution;
-  const Setup setup = ResolveForExecution(*setup_, make);
+  const Setup setup = ResolveForExecution(setup_, make);
   execution.outcome = Simulate(setup, *make());
   if (!execution.outcome.report.fits()) return execution;
   execution = ExecuteOnCuda(setup, *make(), execution.outcome.report, machine, options);
@@ -199,20 +198,19 @@ Execution Scenario::PlayOnCuda(const std::string& name, const PolicyMaker& make,
 
 void Scenario::Verify(const std::string& specification, const Outcome& outcome) const {
   if (!check_) return;
-  const std::vector<std::string> violations = Check(outcome.trace(*setup_), outcome.report);
+  const std::vector<std::string> violations = Check(*outcome.trace, outcome.report);
   if (violations.empty()) return;
   throw PolicyError(fmt::format("policy '{}': the checker found {} violation(s):\n  {}",
                                 specification, violations.size(), fmt::join(violations, "\n  ")));
 }
 
 Row Scenario::RowOf(const std::string& specification, const Outcome& outcome) const {
-  return MakeResultRow(*setup_, specification, "sim", outcome, ideal_);
+  return MakeResultRow(setup_, specification, "sim", outcome, ideal_);
 }
 
 Row Scenario::RowOf(const std::string& specification, const Execution& execution) const {
   const bool timed = !execution.iteration_times.empty();
-  Row row =
-      MakeResultRow(*setup_, specification, timed ? "cuda" : "cpu", execution.outcome, ideal_);
+  Row row = MakeResultRow(setup_, specification, timed ? "cuda" : "cpu", execution.outcome, ideal_);
   for (Column& column : row) {
     const std::string& name = column.name;
     if (timed) {
@@ -231,10 +229,10 @@ Row Scenario::RowOf(const std::string& specification, const Execution& execution
 
 std::string Scenario::Title() const {
   const std::string memory =
-      setup_->memory == Bytes::Unlimited() ? "unlimited memory" : FormatBytes(setup_->memory);
-  return fmt::format("{} ({}, {}) on {} with {}\nkernel times: {}\n", trace_.name, trace_.preset,
-                     trace_.training ? "training" : "inference", device_.description, memory,
-                     cost_->Provenance());
+      setup_.memory == Bytes::Unlimited() ? "unlimited memory" : FormatBytes(setup_.memory);
+  return fmt::format("{} ({}, {}) on {} with {}\nkernel times: {}\n", setup_.trace->name,
+                     setup_.trace->preset, setup_.trace->training ? "training" : "inference",
+                     setup_.device.description, memory, setup_.cost->Provenance());
 }
 
 std::string FormatResults(const Scenario& scenario, const std::vector<Row>& rows, Format format) {

@@ -86,7 +86,7 @@ class Scenario {
   Scenario(const WorkloadOption& workload, const MachineOption& machine,
            std::unique_ptr<const CostModel> cost = nullptr);
 
-  const Setup& setup() const { return *setup_; }
+  const Setup& setup() const { return setup_; }
   const Report& ideal() const { return ideal_; }
 
   // Simulates one policy and, where asked for, verifies the report. Throws `PolicyError` if the
@@ -115,10 +115,7 @@ class Scenario {
   // Throws `PolicyError` if verification was asked for and finds a violation.
   void Verify(const std::string& specification, const Outcome& outcome) const;
 
-  Trace trace_;
-  Device device_;
-  std::unique_ptr<const CostModel> cost_;
-  std::unique_ptr<Setup> setup_;
+  Setup setup_;
   Report ideal_;
   bool check_;
 };

@@ -49,15 +49,13 @@ std::string FormatExplained(const Scenario& scenario, const RunOptions& options,
                             const Outcome& outcome, const Row& row) {
   const Report& report = outcome.report;
   const Format format = options.format.format();
-  const auto stalls = report.fits() ? ExplainStalls(outcome.trace(scenario.setup()), report)
-                                    : std::vector<StallExplanation>();
-  if (format == Format::kJson)
-    return FormatExplanationJson(outcome.trace(scenario.setup()), report, row, stalls);
-  if (format == Format::kCsv)
-    return FormatCsv(ExplanationRows(outcome.trace(scenario.setup()), report, stalls));
+  const auto stalls =
+      report.fits() ? ExplainStalls(*outcome.trace, report) : std::vector<StallExplanation>();
+  if (format == Format::kJson) return FormatExplanationJson(*outcome.trace, report, row, stalls);
+  if (format == Format::kCsv) return FormatCsv(ExplanationRows(*outcome.trace, report, stalls));
   std::string text = FormatResults(scenario, {row}, format);
   if (report.fits()) {
-    text += FormatExplanation(outcome.trace(scenario.setup()), report, stalls, kShownStalls);
+    text += FormatExplanation(*outcome.trace, report, stalls, kShownStalls);
   }
   return text;
 }
@@ -69,11 +67,11 @@ ChromeTraceOrigin OriginOf(const Scenario& scenario, const std::string& policy,
       setup.device.description + " (simulated)",
       {{"tool", std::string("spillway")},
        {"version", manifest.version},
-       {"workload", setup.trace.name},
+       {"workload", setup.trace->name},
        {"policy", policy},
        {"device", setup.device.name},
        {"memory_bytes", setup.memory == Bytes::Unlimited() ? Value() : Value(setup.memory.count())},
-       {"cost", setup.cost.Provenance()},
+       {"cost", setup.cost->Provenance()},
        {"run_sha256", RunSha256(manifest)}}};
 }
 
@@ -108,7 +106,7 @@ void Describe(const RunOptions& options, const Scenario& scenario, Manifest& man
 OutputFile DecisionsFile(const Scenario& scenario, const RunOptions& options,
                          const Outcome& outcome) {
   return {"--export-decisions", options.export_decisions,
-          FormatDecisions(outcome.trace(scenario.setup()), outcome.report, scenario.setup().cost)};
+          FormatDecisions(*outcome.trace, outcome.report, *scenario.setup().cost)};
 }
 
 // What the host kept compressed in the end.
@@ -145,7 +143,7 @@ int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session&
                         options.execute.iterations, execution.weights_digest);
   }
   if (options.format.format() == Format::kTable && execution.outcome.compression) {
-    text += FormatStored(execution.outcome.trace(scenario.setup()), *execution.outcome.compression);
+    text += FormatStored(*execution.outcome.trace, *execution.outcome.compression);
   }
   const bool fits = execution.outcome.report.fits();
   std::vector<OutputFile> files;
@@ -154,9 +152,9 @@ int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session&
     files.push_back(DecisionsFile(scenario, options, execution.outcome));
   }
   if (fits && !options.export_densities.empty()) {
-    files.push_back({"--export-densities", options.export_densities,
-                     FormatDensities(execution.outcome.trace(scenario.setup()),
-                                     execution.outcome.compression->stored)});
+    files.push_back(
+        {"--export-densities", options.export_densities,
+         FormatDensities(*execution.outcome.trace, execution.outcome.compression->stored)});
   }
   Manifest manifest = session.NewManifest();
   manifest.exit_code = fits ? kOk : kNegative;
@@ -212,21 +210,20 @@ int Execute(const RunOptions& options, Session& session) {
     Describe(options, scenario, manifest);
   }
   if (fits && !options.export_trace.empty()) {
-    files.push_back(
-        {"--export-trace", options.export_trace,
-         FormatChromeTrace(outcome.trace(scenario.setup()), outcome.report, scenario.setup().cost,
-                           OriginOf(scenario, policy, manifest))});
+    files.push_back({"--export-trace", options.export_trace,
+                     FormatChromeTrace(*outcome.trace, outcome.report, *scenario.setup().cost,
+                                       OriginOf(scenario, policy, manifest))});
   }
   if (fits && !options.export_memory.empty()) {
     files.push_back({"--export-memory", options.export_memory,
-                     FormatMemoryCsv(outcome.trace(scenario.setup()), outcome.report)});
+                     FormatMemoryCsv(*outcome.trace, outcome.report)});
   }
   if (fits && !options.export_decisions.empty()) {
     files.push_back(DecisionsFile(scenario, options, outcome));
   }
   if (fits && !options.export_snapshot.empty()) {
     files.push_back({"--export-snapshot", options.export_snapshot,
-                     FormatSnapshot(outcome.trace(scenario.setup()), outcome.report)});
+                     FormatSnapshot(*outcome.trace, outcome.report)});
   }
   if (!files.empty()) session.Write(files, manifest);
   if (options.output.empty()) session.Print(text);

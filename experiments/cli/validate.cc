@@ -121,7 +121,7 @@ int Execute(ValidateOptions options, Session& session) {
         rows.push_back(MakeValidationRow(scenario.setup(), policy, validation));
         bar.Advance(fmt::format("{} {}", workload, policy));
         if (options.commands.empty() || !validation.fits() || !validation.parity()) continue;
-        for (Row& row : CommandRows(scenario.setup(), validation)) {
+        for (Row& row : CommandRows(validation)) {
           row.insert(row.begin(), {{"workload", workload},
                                    {"policy", policy},
                                    {"memory", memory.empty() ? "all" : memory}});

@@ -27,16 +27,17 @@ bool IsVariable(std::string_view text) {
 // One trial: the workload at a value, simulated and, where asked for, verified.
 Report Try(const LimitSetup& setup, const std::string& policy, int64_t value, bool check) {
   const Workload workload = setup.family.At(value);
-  const Trace trace =
-      LowerNetwork(BuildNetwork(workload.network), {workload.batch, setup.preset, setup.training});
-  std::unique_ptr<const CostModel> cost = LoadCost(setup.cost, trace, setup.device);
+  const auto trace = std::make_shared<const Trace>(
+      LowerNetwork(BuildNetwork(workload.network), {workload.batch, setup.preset, setup.training}));
+  std::unique_ptr<const CostModel> cost = LoadCost(setup.cost, *trace, setup.device);
   if (setup.deterministic) cost = std::make_unique<DeterministicCostModel>(std::move(cost));
-  const Setup run{trace, setup.device, *cost, setup.memory, setup.allocator, setup.options};
+  const Setup run{trace,        setup.device,    std::move(cost),
+                  setup.memory, setup.allocator, setup.options};
   const std::vector<PolicyMaker> makers = MakersOf(run, policy);
   const Resolved resolved = ResolveAllocator(run, makers);
   Outcome outcome = Simulate(resolved.setup, *makers[resolved.policy]());
   if (check) {
-    const std::vector<std::string> violations = Check(outcome.trace(run), outcome.report);
+    const std::vector<std::string> violations = Check(*outcome.trace, outcome.report);
     if (!violations.empty()) {
       throw PolicyError(fmt::format("policy '{}' on {}: the checker found {} violation(s):\n  {}",
                                     policy, workload.Name(), violations.size(),

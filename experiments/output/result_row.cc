@@ -106,7 +106,7 @@ void AddCompression(const Setup& setup, const Outcome& outcome, Row& row) {
   if (summary) {
     for (const OffloadedStorage& storage : summary->offloaded) {
       storages.push_back(
-          {{"tensor", outcome.trace(setup).tensor(storage.storage).name},
+          {{"tensor", outcome.trace->tensor(storage.storage).name},
            {"bytes", storage.size.count()},
            {"density", storage.density ? Value(*storage.density) : Value()},
            {"compressed", storage.compressed},
@@ -122,7 +122,7 @@ void AddCompression(const Setup& setup, const Outcome& outcome, Row& row) {
 Row MakeResultRow(const Setup& setup, std::string_view policy, std::string_view backend,
                   const Outcome& outcome, const Report& ideal) {
   const Report& report = outcome.report;
-  const Trace& trace = outcome.trace(setup);
+  const Trace& trace = *outcome.trace;
   const bool fits = report.fits();
   const Metrics& metrics = report.metrics;
   const Stalls& stalls = metrics.stalls;
@@ -178,7 +178,7 @@ Row MakeResultRow(const Setup& setup, std::string_view policy, std::string_view 
       {"pinning_ms", milliseconds(report.pinning)},
       {"preset", trace.preset},
       {"mode", std::string(trace.training ? "training" : "inference")},
-      {"cost", setup.cost.Provenance()},
+      {"cost", setup.cost->Provenance()},
       {"reason", fits ? Value() : Value(report.out_of_memory->Message())},
   };
   if (setup.compression) AddCompression(setup, outcome, row);

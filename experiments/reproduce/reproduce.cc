@@ -51,13 +51,13 @@ Metrics RunPolicy(const Setup& setup, std::string_view policy) {
 
 double InUnits(const Setup& setup, Bytes size) {
   return static_cast<double>(size.count()) /
-         static_cast<double>(FindPreset(setup.trace.preset).counting.bytes_per_unit.count());
+         static_cast<double>(FindPreset(setup.trace->preset).counting.bytes_per_unit.count());
 }
 
 // All tensors of the network-wide run, and the workspace that the paper counts.
 double BaselineMemory(const Setup& setup) {
   return InUnits(setup, RunPolicy(setup, "network-wide:algo=memory").peak_requested +
-                            FftBaselineWorkspace(setup.trace));
+                            FftBaselineWorkspace(*setup.trace));
 }
 
 constexpr std::array kVdnnKinds{
@@ -115,7 +115,7 @@ double ComputeVdnn(const VdnnItem& item) {
       LowerNetwork(BuildNetwork(item.workload.network), {item.workload.batch, "vdnn", true});
   const Device device = LoadDevice("titan_x_maxwell");
   const RooflineCostModel cost(device);
-  return item.kind->compute({trace, device, cost, Bytes::Unlimited()});
+  return item.kind->compute({Borrow(trace), device, Borrow(cost), Bytes::Unlimited()});
 }
 
 // --- Judging -------------------------------------------------------------------------------------

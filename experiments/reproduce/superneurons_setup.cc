@@ -129,7 +129,8 @@ Scene::Scene(const Workload& workload)
 Report Scene::Run(const std::string& policy, Bytes memory, const std::string& allocator) const {
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
-  return Simulate({trace, device, cost, memory, allocator}, *registry.Make(policy)).report;
+  return Simulate({Borrow(trace), device, Borrow(cost), memory, allocator}, *registry.Make(policy))
+      .report;
 }
 
 Total CountedStorages(const Trace& trace) {

@@ -160,8 +160,8 @@ std::optional<double> TableFiveAuto(const Workload& workload, const Mode& mode) 
       });
     }
   }
-  const Resolved resolved =
-      ResolveAllocator({scene.trace, scene.device, cost, Bytes::Unlimited(), "auto"}, policies);
+  const Resolved resolved = ResolveAllocator(
+      {Borrow(scene.trace), scene.device, Borrow(cost), Bytes::Unlimited(), "auto"}, policies);
   const Report report = Simulate(resolved.setup, *policies[resolved.policy]()).report;
   if (!report.fits()) return std::nullopt;
   Bytes weights;
@@ -219,7 +219,8 @@ double Pinned(const Workload& workload) {
 double BaseMemory(const Workload& workload) {
   const Scene scene(workload, kLargeGpu);
   const RooflineCostModel cost(scene.device);
-  return Play({scene.trace, scene.device, cost, Bytes::Unlimited()}, "network-wide:algo=memory")
+  return Play({Borrow(scene.trace), scene.device, Borrow(cost), Bytes::Unlimited()},
+              "network-wide:algo=memory")
       .report.metrics.peak_requested.gib();
 }
 
@@ -233,14 +234,14 @@ std::optional<double> IterationTime(const Setup& setup, const std::string& polic
 std::optional<double> TableFour(const Workload& workload, const Mode& mode, bool plus_plus) {
   const Scene scene(workload, kLargeGpu);
   const RooflineCostModel cost(scene.device);
-  return IterationTime({scene.trace, scene.device, cost, scene.device.memory},
+  return IterationTime({Borrow(scene.trace), scene.device, Borrow(cost), scene.device.memory},
                        plus_plus ? mode.Vdnnpp() : mode.Vdnn());
 }
 
 std::optional<double> FigureNine(const Workload& workload, const Mode& mode, bool plus_plus) {
   const Scene scene(workload, kLargeGpu);
   const RooflineCostModel cost(scene.device);
-  Setup setup{scene.trace, scene.device, cost, Bytes::Unlimited()};
+  Setup setup{Borrow(scene.trace), scene.device, Borrow(cost), Bytes::Unlimited()};
   const auto base = IterationTime(setup, "network-wide:algo=performance");
   setup.memory = mode.dynamic() ? scene.device.memory
                                 : std::min(ParseMemory(mode.Vdnn(), setup), scene.device.memory);

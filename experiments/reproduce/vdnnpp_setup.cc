@@ -132,7 +132,8 @@ Report EagerRun(const Scene& scene, const Mode& mode, std::string_view order,
   const RooflineCostModel modelled(scene.device);
   const PaperCostModel documented(modelled, scene.trace.network, scene.device.name);
   const CostModel& cost = mode.fastest ? static_cast<const CostModel&>(documented) : modelled;
-  return Play({scene.trace, scene.device, cost, Bytes::Unlimited()}, EagerPolicy(mode, order, hint))
+  return Play({Borrow(scene.trace), scene.device, Borrow(cost), Bytes::Unlimited()},
+              EagerPolicy(mode, order, hint))
       .report;
 }
 

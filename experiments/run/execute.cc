@@ -84,9 +84,8 @@ Execution Execute(const Setup& setup, Policy& policy, const ExecuteOptions& opti
   Execution execution;
   Outcome& outcome = execution.outcome;
   outcome.allocator = setup.allocator;
-  outcome.rewritten = policy.Rewrite(setup.trace, setup.device, setup.cost);
-  if (outcome.rewritten) outcome.rewritten->Validate();
-  const Trace& trace = outcome.trace(setup);
+  outcome.trace = Rewritten(setup, policy);
+  const Trace& trace = *outcome.trace;
 
   Device device = setup.device;
   device.memory = setup.memory;
@@ -96,13 +95,16 @@ Execution Execute(const Setup& setup, Policy& policy, const ExecuteOptions& opti
   RuntimeParts parts;
   parts.trace = &trace;
   parts.device = &device;
-  parts.cost = &setup.cost;
+  parts.cost = setup.cost.get();
   parts.arena = arena.get();
   parts.host_pool = host_pool.get();
   parts.backend = backend.get();
   parts.policy = &policy;
   // Trial runs are predictions, here as on every backend.
-  Setup trial = {trace, setup.device, setup.cost, setup.memory, setup.allocator, setup.options};
+  Setup trial = setup;
+  trial.trace = outcome.trace;
+  trial.plan = nullptr;
+  trial.compression = nullptr;
   if (setup.plan) trial.memory = setup.plan->memory;
   parts.trial = [&](Policy& other) { return Simulate(trial, other).report; };
   RuntimeOptions runtime = setup.options;
@@ -168,7 +170,7 @@ Execution ExecuteOnCuda(const Setup& setup, Policy& policy, const Report& predic
   const auto make = [&](const Trace& trace) {
     run.compression = HostOf(setup, trace);
     if (run.compression) run.host_memory = PinnedMemory(predicted, *run.compression);
-    return machine.Open(trace, setup.cost, run);
+    return machine.Open(trace, *setup.cost, run);
   };
   Execution execution = Execute(setup, policy, options, make);
   if (auto& summary = execution.outcome.compression) {

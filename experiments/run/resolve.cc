@@ -162,7 +162,7 @@ Setup ResolveCompression(const Setup& setup, const PolicyMaker& make_policy) {
   Setup trial = setup;
   trial.compression = nullptr;
   const Outcome plain = Simulate(trial, *make_policy());
-  const Trace& trace = plain.trace(setup);
+  const Trace& trace = *plain.trace;
   if (plan.densities) {
     std::vector<std::string> names;
     for (const Tensor& tensor : trace.tensors) names.push_back(tensor.name);

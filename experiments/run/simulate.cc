@@ -41,12 +41,12 @@ Report SimulateTrace(const Setup& setup, const Trace& trace, Policy& policy,
   const bool compresses = setup.compression && summary != nullptr;
   const HostCompression compression =
       compresses ? CompressionOf(*setup.compression, trace) : HostCompression();
-  SimBackend backend(device, setup.cost, arena->backing() == Backing::kBlocks,
+  SimBackend backend(device, *setup.cost, arena->backing() == Backing::kBlocks,
                      compresses ? &compression : nullptr);
   RuntimeParts parts;
   parts.trace = &trace;
   parts.device = &device;
-  parts.cost = &setup.cost;
+  parts.cost = setup.cost.get();
   parts.arena = arena;
   parts.host_pool = host_pool.get();
   parts.backend = &backend;
@@ -76,9 +76,8 @@ Report SimulateTrace(const Setup& setup, const Trace& trace, Policy& policy,
 Outcome Simulate(const Setup& setup, Policy& policy, Allocator* arena) {
   Outcome outcome;
   outcome.allocator = setup.allocator;
-  outcome.rewritten = policy.Rewrite(setup.trace, setup.device, setup.cost);
-  if (outcome.rewritten) outcome.rewritten->Validate();
-  outcome.report = SimulateTrace(setup, outcome.trace(setup), policy, arena, &outcome.compression);
+  outcome.trace = Rewritten(setup, policy);
+  outcome.report = SimulateTrace(setup, *outcome.trace, policy, arena, &outcome.compression);
   return outcome;
 }
 
@@ -87,7 +86,7 @@ Report SimulateIdeal(const Setup& setup) {
   unlimited.memory = Bytes::Unlimited();
   unlimited.plan = nullptr;
   IdealPolicy policy;
-  return SimulateTrace(unlimited, setup.trace, policy);
+  return SimulateTrace(unlimited, *setup.trace, policy);
 }
 
 std::optional<Bytes> NeededMemory(const Setup& setup,
@@ -138,7 +137,7 @@ Bytes ParseMemory(std::string_view text, const Setup& setup) {
   if (error != std::errc() || end != last || !(percent >= 0) || percent > 1e6) {
     throw UsageError(fmt::format("memory: '{}' is not a percentage from 0% up", text));
   }
-  const Bytes bound = LayerBound(setup.trace, setup.device.alignment);
+  const Bytes bound = LayerBound(*setup.trace, setup.device.alignment);
   const Bytes peak = SimulateIdeal(setup).metrics.peak_reserved;
   const double extra = static_cast<double>((peak - bound).count()) * percent / 100;
   return RoundUp(bound + Bytes(static_cast<int64_t>(extra)), setup.device.alignment);

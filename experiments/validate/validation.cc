@@ -61,10 +61,10 @@ double Validation::error() const {
 
 Validation Validate(const Setup& named, const std::function<std::unique_ptr<Policy>()>& make_policy,
                     CudaMachine& machine, const ExecuteOptions& options) {
-  Device device = named.device;
-  if (options.work == CudaWork::kSpin) device.library_call.reset();  // busy waits call no library
-  const Setup asked{named.trace,     device,        named.cost, named.memory,
-                    named.allocator, named.options, named.plan, named.compression};
+  Setup asked = named;
+  if (options.work == CudaWork::kSpin) {
+    asked.device.library_call.reset();  // busy waits call no library
+  }
   const Setup setup = ResolveForExecution(asked, make_policy);
   Validation validation;
   validation.predicted = Simulate(setup, *make_policy());
@@ -83,7 +83,7 @@ Validation Validate(const Setup& named, const std::function<std::unique_ptr<Poli
   validation.decisions_equal = measured.decisions == predicted.decisions;
   validation.placements_equal = measured.placements == predicted.placements;
   if (measured.fits()) {
-    validation.violations = Check(validation.measured.outcome.trace(setup), measured);
+    validation.violations = Check(*validation.measured.outcome.trace, measured);
   }
   return validation;
 }
@@ -94,7 +94,7 @@ bool Agrees(const Validation& validation, double tolerance) {
 }
 
 Row MakeValidationRow(const Setup& setup, std::string_view policy, const Validation& validation) {
-  const Trace& trace = validation.predicted.trace(setup);
+  const Trace& trace = *validation.predicted.trace;
   const Report& predicted = validation.predicted.report;
   const Report& measured = validation.measured.outcome.report;
   const bool fits = validation.fits();
@@ -151,7 +151,7 @@ Row MakeValidationRow(const Setup& setup, std::string_view policy, const Validat
   add("timed_iterations", static_cast<int64_t>(times.size()));
   row.push_back({"preset", trace.preset});
   row.push_back({"device", setup.device.name});
-  row.push_back({"cost", setup.cost.Provenance()});
+  row.push_back({"cost", setup.cost->Provenance()});
   row.push_back({"reason", predicted.fits() ? Value() : Value(predicted.out_of_memory->Message())});
   return row;
 }
@@ -180,8 +180,8 @@ std::string FormatValidation(const std::vector<Row>& rows) {
   return FormatTable(cells);
 }
 
-std::vector<Row> CommandRows(const Setup& setup, const Validation& validation) {
-  const Trace& trace = validation.predicted.trace(setup);
+std::vector<Row> CommandRows(const Validation& validation) {
+  const Trace& trace = *validation.predicted.trace;
   const auto& predicted = validation.predicted.report.timeline;
   const auto& measured = validation.measured.outcome.report.timeline;
   SPILLWAY_CHECK(predicted.size() == measured.size());

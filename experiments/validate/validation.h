@@ -45,7 +45,7 @@ std::string FormatValidation(const std::vector<Row>& rows);
 
 // One op or copy of the iteration: {op, kind, predicted_ms, measured_ms}, in issue order.
 // REQUIRES: validation.fits() and validation.parity().
-std::vector<Row> CommandRows(const Setup& setup, const Validation& validation);
+std::vector<Row> CommandRows(const Validation& validation);
 
 // Throws `InputError` that says what differs if the table was recorded on another GPU, with another
 // cuDNN or in other arithmetic than the machine runs.

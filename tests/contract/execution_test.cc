@@ -82,7 +82,7 @@ class ExecutionContract : public ::testing::TestWithParam<Case> {
   }
 
   spillway::Setup SetupFor(Bytes memory) const {
-    return {trace_, device_, cost_, memory, GetParam().allocator};
+    return {Borrow(trace_), device_, Borrow(cost_), memory, GetParam().allocator};
   }
 
   Device device_;
@@ -104,8 +104,8 @@ INSTANTIATE_TEST_SUITE_P(All, ExecutionContract, ::testing::ValuesIn(Cases()),
 
 TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {
   const Execution reference =
-      ExecuteOnCpu({trace_, device_, cost_, Bytes::GiB(1)}, *registry_.Make("liveness"),
-                   {7, 3, std::nullopt, CudaWork::kKernels});
+      ExecuteOnCpu({Borrow(trace_), device_, Borrow(cost_), Bytes::GiB(1)},
+                   *registry_.Make("liveness"), {7, 3, std::nullopt, CudaWork::kKernels});
   ASSERT_TRUE(reference.loss && std::isfinite(*reference.loss));
   const Bytes bound = LayerBound(trace_, device_.alignment);
   int fitted = 0;

@@ -52,7 +52,7 @@ TEST_P(Recomputation, ChangesNoBit) {
   const Trace trace = LowerNetwork(GetParam().network(), {3, GetParam().preset, true});
   const Device device = testing::NarrowDevice();
   const RooflineCostModel cost(device);
-  const spillway::Setup setup{trace, device, cost, Bytes::GiB(1)};
+  const spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(1)};
   Policy keep_everything;
   const Execution kept =
       ExecuteOnCpu(setup, keep_everything, {7, 3, std::nullopt, CudaWork::kKernels});

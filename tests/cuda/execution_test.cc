@@ -52,7 +52,7 @@ class CudaExecution : public ::testing::TestWithParam<Network (*)()> {
   }
 
   spillway::Setup SetupFor(Bytes memory, std::string allocator = "best-fit") const {
-    return {trace_, device_, *cost_, memory, std::move(allocator)};
+    return {Borrow(trace_), device_, Borrow(*cost_), memory, std::move(allocator)};
   }
 
   Validation Run(const spillway::Setup& setup, const std::string& policy,

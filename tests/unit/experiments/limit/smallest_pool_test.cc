@@ -98,7 +98,7 @@ TEST(SmallestPoolTest, APolicyFitsIntoIt) {
   const Trace trace = testing::ChainTrace();
   const testing::FixedCost cost;
   const Device device = testing::RoundDevice();
-  const spillway::Setup setup{trace, device, cost, device.memory};
+  const spillway::Setup setup{Borrow(trace), device, Borrow(cost), device.memory};
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
   const AllocationLog log = RequestsOf(setup, *registry.Make("vdnn-conv"));

@@ -29,7 +29,9 @@ class ValidationTest : public ::testing::Test {
     MeasureTimes(1.0);
   }
 
-  spillway::Setup SetupFor() const { return {trace_, device_, cost_, Bytes::MiB(64)}; }
+  spillway::Setup SetupFor() const {
+    return {Borrow(trace_), device_, Borrow(cost_), Bytes::MiB(64)};
+  }
 
   // As if each iteration took `factor` times as long as predicted; warm-up and stamps far longer.
   void MeasureTimes(double factor) {
@@ -88,7 +90,7 @@ TEST_F(ValidationTest, WhatFitsOnNeitherSideAgreesAndHasNoFigures) {
 TEST_F(ValidationTest, CommandsStandBesideEachOther) {
   auto& entry = validation_.measured.outcome.report.timeline.front();
   entry.interval.end += Duration::Milliseconds(1);
-  const auto rows = CommandRows(SetupFor(), validation_);
+  const auto rows = CommandRows(validation_);
   ASSERT_EQ(rows.size(), validation_.predicted.report.timeline.size());
   const double more = std::get<double>(Find(rows[0], "measured_ms")) -
                       std::get<double>(Find(rows[0], "predicted_ms"));
