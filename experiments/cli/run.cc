@@ -3,11 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "backend/backends.h"
+#include "backend/cuda/cuda_backend.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
@@ -132,7 +133,8 @@ int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session&
   if (options.backend == "cpu") {
     execution = scenario.PlayOnCpu(PolicyName(options), MakerOf(options), options.execute);
   } else {
-    const auto machine = OpenCuda({0, options.math, options.execute.seed});
+    const auto machine =
+        std::make_unique<CudaMachine>(CudaMachine::Options{0, options.math, options.execute.seed});
     execution =
         scenario.PlayOnCuda(PolicyName(options), MakerOf(options), *machine, options.execute);
   }

@@ -11,7 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "backend/backends.h"
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/recorder.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/progress.h"
 #include "experiments/cli/session.h"
@@ -69,7 +70,7 @@ CostTable TableFor(const ValidateOptions& options, const Trace& trace, const Dev
                              trace.name, device.name));
   RecordOptions record;
   record.math = options.math;
-  return RecordCosts(trace, record);
+  return Record(trace, record);
 }
 
 int Execute(ValidateOptions options, Session& session) {
@@ -94,7 +95,8 @@ int Execute(ValidateOptions options, Session& session) {
       static_cast<void>(Scenario(options.workload, options.machine));
     }
   }
-  const auto machine = OpenCuda({0, options.math, options.execute.seed});
+  const auto machine =
+      std::make_unique<CudaMachine>(CudaMachine::Options{0, options.math, options.execute.seed});
 
   std::vector<Row> rows, commands;
   bool agree = true;
