@@ -9,8 +9,6 @@
 #include "policies/library.h"
 #include "policies/registry.h"
 #include "sim/alloc/make_allocator.h"
-#include "sim/core/check.h"
-#include "sim/cost/deterministic.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
@@ -123,94 +121,12 @@ void MachineOption::AddAllButMemory(CLI::App& verb) {
   verb.add_flag("--check", check, "Verify every report with the independent checker");
 }
 
-Scenario::Scenario(const WorkloadOption& workload, const MachineOption& machine,
-                   std::unique_ptr<const CostModel> cost)
-    : check_(machine.check) {
-  setup_.trace = std::make_shared<const Trace>(workload.Load());
-  setup_.device = LoadDevice(machine.device);
-  setup_.memory = setup_.device.memory;
-  setup_.allocator = machine.allocator;
-  setup_.options.charge_input = machine.charge_input;
-  MakeArena(setup_, Bytes(0));  // an unknown name fails early
-  if (!cost) cost = LoadCost(machine.cost, *setup_.trace, setup_.device);
-  if (machine.deterministic) cost = std::make_unique<DeterministicCostModel>(std::move(cost));
-  setup_.cost = std::move(cost);
-  if (!machine.compress.empty()) {
-    setup_.compression =
-        std::make_shared<const CompressionPlan>(ParseCompression(machine.compress, setup_.device));
-  }
-  if (!machine.memory.empty()) setup_.memory = ParseMemory(machine.memory, setup_);
-  ideal_ = SimulateIdeal(setup_);
-}
-
-namespace {
-
-// What `run` returns. A `PolicyError` that does not say which policy it is about is told.
-template <typename Run>
-auto NamingPolicy(const std::string& name, Run run) {
-  try {
-    return run();
-  } catch (const PolicyError& error) {
-    const std::string_view text = error.what();
-    if (text.starts_with("policy '")) throw;
-    throw PolicyError(fmt::format("policy '{}': {}", name, text));
-  }
-}
-
-}  // namespace
-
-Outcome Scenario::Play(const std::string& specification) const {
-  return Play(specification, MakersOf(setup_, specification));
-}
-
-Outcome Scenario::Play(const std::string& name, const PolicyMaker& make) const {
-  return Play(name, std::vector{make});
-}
-
-Outcome Scenario::Play(const std::string& name, const std::vector<PolicyMaker>& makers) const {
-  Outcome outcome = NamingPolicy(name, [&] {
-    const Resolved resolved = ResolveAllocator(setup_, makers);
-    const PolicyMaker& make = makers[resolved.policy];
-    return Simulate(ResolveCompression(resolved.setup, make), *make());
-  });
-  Verify(name, outcome);
-  return outcome;
-}
-
-Execution Scenario::PlayOnCpu(const std::string& name, const PolicyMaker& make,
-                              const ExecuteOptions& options) const {
-  Execution execution = NamingPolicy(
-      name, [&] { return ExecuteOnCpu(ResolveForExecution(setup_, make), *make(), options); });
-  Verify(name, execution.outcome);
-  return execution;
-}
-
-Execution Scenario::PlayOnCuda(const std::string& name, const PolicyMaker& make,
-                               CudaMachine& machine, const ExecuteOptions& options) const {
-  Execution execution;
-  const Setup setup = ResolveForExecution(setup_, make);
-  execution.outcome = Simulate(setup, *make());
-  if (!execution.outcome.report.fits()) return execution;
-  execution = ExecuteOnCuda(setup, *make(), execution.outcome.report, machine, options);
-  Verify(name, execution.outcome);
-  return execution;
-}
-
-void Scenario::Verify(const std::string& specification, const Outcome& outcome) const {
-  if (!check_) return;
-  const std::vector<std::string> violations = Check(*outcome.trace, outcome.report);
-  if (violations.empty()) return;
-  throw PolicyError(fmt::format("policy '{}': the checker found {} violation(s):\n  {}",
-                                specification, violations.size(), fmt::join(violations, "\n  ")));
-}
-
-Row Scenario::RowOf(const std::string& specification, const Outcome& outcome) const {
-  return MakeResultRow(setup_, specification, "sim", outcome, ideal_);
-}
-
-Row Scenario::RowOf(const std::string& specification, const Execution& execution) const {
+Row RowOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome) {
+  const Setup& setup = scenario.setup();
+  Row row = MakeResultRow(setup, policy, setup.backend, outcome, scenario.ideal());
+  if (setup.backend == kSimulator) return row;
+  const Execution execution = outcome.execution.value_or(Execution());
   const bool timed = !execution.iteration_times.empty();
-  Row row = MakeResultRow(setup_, specification, timed ? "cuda" : "cpu", execution.outcome, ideal_);
   for (Column& column : row) {
     const std::string& name = column.name;
     if (timed) {
@@ -227,18 +143,23 @@ Row Scenario::RowOf(const std::string& specification, const Execution& execution
   return row;
 }
 
-std::string Scenario::Title() const {
+namespace {
+
+// One line for people: workload, device, memory and where the costs come from.
+std::string Title(const Setup& setup) {
   const std::string memory =
-      setup_.memory == Bytes::Unlimited() ? "unlimited memory" : FormatBytes(setup_.memory);
-  return fmt::format("{} ({}, {}) on {} with {}\nkernel times: {}\n", setup_.trace->name,
-                     setup_.trace->preset, setup_.trace->training ? "training" : "inference",
-                     setup_.device.description, memory, setup_.cost->Provenance());
+      setup.memory == Bytes::Unlimited() ? "unlimited memory" : FormatBytes(setup.memory);
+  return fmt::format("{} ({}, {}) on {} with {}\nkernel times: {}\n", setup.trace->name,
+                     setup.trace->preset, setup.trace->training ? "training" : "inference",
+                     setup.device.description, memory, setup.cost->Provenance());
 }
+
+}  // namespace
 
 std::string FormatResults(const Scenario& scenario, const std::vector<Row>& rows, Format format) {
   if (format == Format::kCsv) return FormatCsv(rows);
   if (format == Format::kJson) return FormatJson(rows, "spillway.results/v1");
-  std::string text = fmt::format("{}\n{}\n", scenario.Title(), FormatComparison(rows));
+  std::string text = fmt::format("{}\n{}\n", Title(scenario.setup()), FormatComparison(rows));
   if (const std::string compression = FormatCompression(rows); !compression.empty()) {
     text += compression + "\n";
   }

@@ -12,9 +12,7 @@
 
 #include "experiments/output/result_row.h"
 #include "experiments/run/catalogue.h"
-#include "experiments/run/execute.h"
-#include "experiments/run/resolve.h"
-#include "experiments/run/simulate.h"
+#include "experiments/run/scenario.h"
 
 namespace spillway::cli {
 
@@ -62,16 +60,7 @@ struct WorkloadOption {
 
 // Where it is run: --device --memory --allocator --compress --cost
 // --deterministic --charge-input --check.
-struct MachineOption {
-  std::string device = "h200";
-  std::string memory;
-  std::string allocator = "best-fit";
-  std::string cost = "auto";
-  std::string compress;
-  bool deterministic = false;
-  bool charge_input = false;
-  bool check = false;
-
+struct MachineOption : MachineText {
   void Add(CLI::App& verb);
   void AddAllButMemory(CLI::App& verb);
 };
@@ -79,46 +68,9 @@ struct MachineOption {
 // The help of --memory.
 extern const char* const kMemoryHelp;
 
-// A workload on a machine, loaded and ready to simulate.
-class Scenario {
- public:
-  // Throws `UsageError` or `InputError`. `cost` takes the place of what the options name, if given.
-  Scenario(const WorkloadOption& workload, const MachineOption& machine,
-           std::unique_ptr<const CostModel> cost = nullptr);
-
-  const Setup& setup() const { return setup_; }
-  const Report& ideal() const { return ideal_; }
-
-  // Simulates one policy and, where asked for, verifies the report. Throws `PolicyError` if the
-  // verification finds a violation. Safe to call from several threads.
-  Outcome Play(const std::string& specification) const;
-  Outcome Play(const std::string& name, const PolicyMaker& make) const;
-  // The policy that `--allocator auto` chooses, else the first.
-  Outcome Play(const std::string& name, const std::vector<PolicyMaker>& makers) const;
-  Row RowOf(const std::string& specification, const Outcome& outcome) const;
-
-  // Runs one policy on real bytes, verified likewise. The row of such a run also has loss and
-  // weights_digest, and on the CPU no times.
-  Execution PlayOnCpu(const std::string& name, const PolicyMaker& make,
-                      const ExecuteOptions& options) const;
-  Execution PlayOnCuda(const std::string& name, const PolicyMaker& make, CudaMachine& machine,
-                       const ExecuteOptions& options) const;
-  Row RowOf(const std::string& specification, const Execution& execution) const;
-  Row Run(const std::string& specification) const {
-    return RowOf(specification, Play(specification));
-  }
-
-  // One line for people: workload, device, memory and where the costs come from.
-  std::string Title() const;
-
- private:
-  // Throws `PolicyError` if verification was asked for and finds a violation.
-  void Verify(const std::string& specification, const Outcome& outcome) const;
-
-  Setup setup_;
-  Report ideal_;
-  bool check_;
-};
+// The row of one run. That of a run on real bytes also has loss and weights_digest, and on the CPU
+// no times.
+Row RowOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome);
 
 // The result rows in the chosen format.
 std::string FormatResults(const Scenario& scenario, const std::vector<Row>& rows, Format format);

@@ -11,7 +11,7 @@
 
 #include "experiments/run/catalogue.h"
 #include "experiments/run/resolve.h"
-#include "sim/core/check.h"
+#include "experiments/run/scenario.h"
 #include "sim/cost/deterministic.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
@@ -27,23 +27,14 @@ bool IsVariable(std::string_view text) {
 // One trial: the workload at a value, simulated and, where asked for, verified.
 Report Try(const LimitSetup& setup, const std::string& policy, int64_t value, bool check) {
   const Workload workload = setup.family.At(value);
-  const auto trace = std::make_shared<const Trace>(
+  Setup run = setup.run;
+  run.trace = std::make_shared<const Trace>(
       LowerNetwork(BuildNetwork(workload.network), {workload.batch, setup.preset, setup.training}));
-  std::unique_ptr<const CostModel> cost = LoadCost(setup.cost, *trace, setup.device);
+  std::unique_ptr<const CostModel> cost = LoadCost(setup.cost, *run.trace, run.device);
   if (setup.deterministic) cost = std::make_unique<DeterministicCostModel>(std::move(cost));
-  const Setup run{trace,        setup.device,    std::move(cost),
-                  setup.memory, setup.allocator, setup.options};
-  const std::vector<PolicyMaker> makers = MakersOf(run, policy);
-  const Resolved resolved = ResolveAllocator(run, makers);
-  Outcome outcome = Simulate(resolved.setup, *makers[resolved.policy]());
-  if (check) {
-    const std::vector<std::string> violations = Check(*outcome.trace, outcome.report);
-    if (!violations.empty()) {
-      throw PolicyError(fmt::format("policy '{}' on {}: the checker found {} violation(s):\n  {}",
-                                    policy, workload.Name(), violations.size(),
-                                    fmt::join(violations, "\n  ")));
-    }
-  }
+  run.cost = std::move(cost);
+  Outcome outcome = Play(run, MakersOf(run, policy));
+  if (check) Verify(fmt::format("policy '{}' on {}", policy, workload.Name()), outcome);
   return std::move(outcome.report);
 }
 
@@ -184,9 +175,9 @@ Row MakeLimitRow(const LimitSetup& setup, const LimitResult& result) {
       {"vary", std::string(setup.family.deepens() ? "depth" : "batch")},
       {"preset", setup.preset},
       {"mode", std::string(setup.training ? "training" : "inference")},
-      {"device", setup.device.name},
-      {"memory_bytes", setup.memory.count()},
-      {"allocator", setup.allocator},
+      {"device", setup.run.device.name},
+      {"memory_bytes", setup.run.memory.count()},
+      {"allocator", setup.run.allocator},
       {"policy", result.policy},
       {"status", std::string(bounded ? "bounded"
                              : any   ? "ok"

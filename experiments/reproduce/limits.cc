@@ -81,8 +81,8 @@ std::optional<double> LimitOf(const Line& line, const Competitor& column) {
   LimitSetup setup{line.name.empty() ? WorkloadFamily::OfDepths(line.family)
                                      : WorkloadFamily::OfBatches(line.family)};
   setup.preset = column.preset;
-  setup.device = LoadDevice("k40c");
-  setup.memory = Bytes::GiB(12);
+  setup.run.device = LoadDevice("k40c");
+  setup.run.memory = Bytes::GiB(12);
   setup.scan = 1;
   const int64_t largest =
       FindLimit(setup, std::string(column.policy), [](int64_t) {}).limit.largest;

@@ -160,9 +160,10 @@ std::optional<double> TableFiveAuto(const Workload& workload, const Mode& mode) 
       });
     }
   }
-  const Resolved resolved = ResolveAllocator(
-      {Borrow(scene.trace), scene.device, Borrow(cost), Bytes::Unlimited(), "auto"}, policies);
-  const Report report = Simulate(resolved.setup, *policies[resolved.policy]()).report;
+  const Report report =
+      spillway::Play({Borrow(scene.trace), scene.device, Borrow(cost), Bytes::Unlimited(), "auto"},
+                     policies)
+          .report;
   if (!report.fits()) return std::nullopt;
   Bytes weights;
   for (const Tensor& tensor : scene.trace.tensors) {

@@ -1,16 +1,20 @@
 #include "experiments/run/setup.h"
 
-#include <utility>
+#include <algorithm>
+#include <cstddef>
 
 #include "sim/alloc/make_allocator.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 
-std::shared_ptr<const Trace> Rewritten(const Setup& setup, Policy& policy) {
-  auto rewritten = policy.Rewrite(*setup.trace, setup.device, *setup.cost);
-  if (!rewritten) return setup.trace;
-  rewritten->Validate();
-  return std::make_shared<const Trace>(*std::move(rewritten));
+Duration Execution::typical_iteration() const {
+  SPILLWAY_CHECK(!iteration_times.empty());
+  if (iteration_times.size() < kWarmUp + 2) return iteration_times.back();
+  std::vector<Duration> timed(iteration_times.begin() + kWarmUp, iteration_times.end() - 1);
+  const auto middle = timed.begin() + static_cast<std::ptrdiff_t>(timed.size() / 2);
+  std::nth_element(timed.begin(), middle, timed.end());
+  return *middle;
 }
 
 std::unique_ptr<Allocator> MakeArena(const Setup& setup, Bytes capacity) {

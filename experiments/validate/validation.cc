@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "experiments/run/resolve.h"
 #include "sim/core/check.h"
 #include "traces/base/error.h"
 
@@ -55,36 +54,30 @@ std::string_view KindName(CommandKind kind) {
 }  // namespace
 
 double Validation::error() const {
-  const double measured_ms = measured.typical_iteration().milliseconds();
+  const double measured_ms = measured.execution->typical_iteration().milliseconds();
   return predicted.report.metrics.iteration.milliseconds() / measured_ms - 1;
 }
 
-Validation Validate(const Setup& named, const std::function<std::unique_ptr<Policy>()>& make_policy,
-                    CudaMachine& machine, const ExecuteOptions& options) {
-  Setup asked = named;
-  if (options.work == CudaWork::kSpin) {
-    asked.device.library_call.reset();  // busy waits call no library
-  }
-  const Setup setup = ResolveForExecution(asked, make_policy);
+Validation Validate(const Setup& setup, const PolicyMaker& make, const BackendFactories& backends) {
+  Setup resolved = Resolve(setup, {&make, 1}).setup;
   Validation validation;
-  validation.predicted = Simulate(setup, *make_policy());
+  validation.predicted = Simulate(resolved, *make());
   if (validation.predicted.report.fits() && !validation.predicted.report.steady) {
-    Setup as_often = setup;  // iterations differ, so compare the same one
-    as_often.options.iterations = options.iterations;
-    validation.predicted = Simulate(as_often, *make_policy());
+    Setup as_often = resolved;  // iterations differ, so compare the same one
+    as_often.backend = kSimulator;
+    validation.predicted = RunPolicy(as_often, *make());
   }
   const Report& predicted = validation.predicted.report;
   if (!predicted.fits()) {
-    validation.measured.outcome = validation.predicted;  // nothing was run
+    validation.measured = validation.predicted;  // nothing was run
     return validation;
   }
-  validation.measured = ExecuteOnCuda(setup, *make_policy(), predicted, machine, options);
-  const Report& measured = validation.measured.outcome.report;
+  resolved.footprint = FootprintOf(resolved, validation.predicted);
+  validation.measured = RunPolicy(resolved, *make(), backends);
+  const Report& measured = validation.measured.report;
   validation.decisions_equal = measured.decisions == predicted.decisions;
   validation.placements_equal = measured.placements == predicted.placements;
-  if (measured.fits()) {
-    validation.violations = Check(*validation.measured.outcome.trace, measured);
-  }
+  if (measured.fits()) validation.violations = Check(*validation.measured.trace, measured);
   return validation;
 }
 
@@ -96,7 +89,7 @@ bool Agrees(const Validation& validation, double tolerance) {
 Row MakeValidationRow(const Setup& setup, std::string_view policy, const Validation& validation) {
   const Trace& trace = *validation.predicted.trace;
   const Report& predicted = validation.predicted.report;
-  const Report& measured = validation.measured.outcome.report;
+  const Report& measured = validation.measured.report;
   const bool fits = validation.fits();
   Row row{
       {"workload", trace.name},
@@ -118,7 +111,7 @@ Row MakeValidationRow(const Setup& setup, std::string_view policy, const Validat
   };
   const Metrics& p = predicted.metrics;
   const Metrics& m = measured.metrics;
-  const Duration typical = fits ? validation.measured.typical_iteration() : Duration();
+  const Duration typical = fits ? validation.measured.execution->typical_iteration() : Duration();
   add_times("iteration", p.iteration, typical);
   add("error", fits ? validation.error() : 0.0);
   add("decisions_equal", validation.decisions_equal);
@@ -140,7 +133,8 @@ Row MakeValidationRow(const Setup& setup, std::string_view policy, const Validat
   // The stamped iteration, in which the measured parts above were taken, and the spread of the
   // others.
   add("stamped_iteration_ms", m.iteration.milliseconds());
-  std::vector<Duration> times = validation.measured.iteration_times;
+  std::vector<Duration> times;
+  if (const auto& execution = validation.measured.execution) times = execution->iteration_times;
   if (times.size() > static_cast<size_t>(kWarmUp) + 1) {
     times.erase(times.begin(), times.begin() + kWarmUp);
     times.pop_back();
@@ -183,7 +177,7 @@ std::string FormatValidation(const std::vector<Row>& rows) {
 std::vector<Row> CommandRows(const Validation& validation) {
   const Trace& trace = *validation.predicted.trace;
   const auto& predicted = validation.predicted.report.timeline;
-  const auto& measured = validation.measured.outcome.report.timeline;
+  const auto& measured = validation.measured.report.timeline;
   SPILLWAY_CHECK(predicted.size() == measured.size());
   std::vector<Row> rows;
   for (size_t i = 0; i < predicted.size(); ++i) {
@@ -204,18 +198,18 @@ std::vector<Row> CommandRows(const Validation& validation) {
   return rows;
 }
 
-void CheckProvenance(const Provenance& provenance, const CudaMachine& machine,
+void CheckProvenance(const Provenance& provenance, std::string_view gpu, std::string_view cudnn,
                      std::string_view math) {
-  const auto require = [&](std::string_view what, std::string_view recorded,
-                           std::string_view running) {
+  const auto require = [](std::string_view what, std::string_view recorded,
+                          std::string_view running) {
     if (recorded == running) return;
     throw InputError(fmt::format(
         "the cost table was recorded with {} {}, but this machine runs {}; record it here with "
         "spillway record, or allow any table",
         what, recorded, running));
   };
-  require("GPU", provenance.gpu, machine.gpu());
-  require("cuDNN", provenance.cudnn, machine.cudnn());
+  require("GPU", provenance.gpu, gpu);
+  require("cuDNN", provenance.cudnn, cudnn);
   require("arithmetic", provenance.math, math);
 }
 

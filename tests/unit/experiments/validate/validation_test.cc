@@ -24,7 +24,8 @@ class ValidationTest : public ::testing::Test {
     PolicyRegistry registry;
     RegisterBuiltinPolicies(registry);
     validation_.predicted = Simulate(SetupFor(), *registry.Make("vdnn-all"));
-    validation_.measured.outcome = validation_.predicted;
+    validation_.measured = validation_.predicted;
+    validation_.measured.execution.emplace();
     validation_.decisions_equal = validation_.placements_equal = true;
     MeasureTimes(1.0);
   }
@@ -37,9 +38,9 @@ class ValidationTest : public ::testing::Test {
   void MeasureTimes(double factor) {
     const double predicted =
         static_cast<double>(validation_.predicted.report.metrics.iteration.picoseconds());
-    validation_.measured.iteration_times.clear();
+    validation_.measured.execution->iteration_times.clear();
     for (const double f : {9.0, 8.0, 7.0, factor, factor * 1.01, factor * 0.99, 6.0}) {
-      validation_.measured.iteration_times.push_back(
+      validation_.measured.execution->iteration_times.push_back(
           Duration::Picoseconds(static_cast<int64_t>(predicted * f)));
     }
   }
@@ -88,7 +89,7 @@ TEST_F(ValidationTest, WhatFitsOnNeitherSideAgreesAndHasNoFigures) {
 }
 
 TEST_F(ValidationTest, CommandsStandBesideEachOther) {
-  auto& entry = validation_.measured.outcome.report.timeline.front();
+  auto& entry = validation_.measured.report.timeline.front();
   entry.interval.end += Duration::Milliseconds(1);
   const auto rows = CommandRows(validation_);
   ASSERT_EQ(rows.size(), validation_.predicted.report.timeline.size());
