@@ -572,6 +572,8 @@ StreamTimes CudaBackend::TakeTimeline() {
 
 }  // namespace
 
+bool CudaCompiledIn() { return true; }
+
 CudaMachine::CudaMachine(const Options& options) : impl_(std::make_unique<Impl>(options)) {}
 CudaMachine::~CudaMachine() = default;
 

@@ -24,6 +24,9 @@
 
 namespace spillway {
 
+// Whether this build can use a GPU; else what would says so by an `EnvironmentError`.
+bool CudaCompiledIn();
+
 // What runs on the compute stream.
 enum class CudaWork : uint8_t {
   kKernels,  // the ops, on real data

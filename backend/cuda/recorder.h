@@ -59,7 +59,7 @@ struct RecordOptions {
 CostTable Record(const Trace& trace, const RecordOptions& options);
 
 // "NVIDIA H200, 140 GiB, compute capability 9.0". Throws `EnvironmentError`.
-std::string DescribeCudaDevice(int device);
+std::string DescribeCudaDevice(int device = 0);
 
 }  // namespace spillway
 

@@ -24,7 +24,7 @@ struct Scenario {
   }
 
   Report Run(const std::string& policy, Bytes memory) const {
-    return Simulate({trace, device, cost, memory}, *registry.Make(policy)).report;
+    return Simulate({Borrow(trace), device, Borrow(cost), memory}, *registry.Make(policy)).report;
   }
 
   Trace trace;

@@ -9,7 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "backend/backends.h"
+#include "backend/cuda/calibrator.h"
+#include "backend/cuda/recorder.h"
 #include "experiments/calibrate/calibration.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/progress.h"
@@ -186,7 +187,7 @@ int Execute(const CalibrateCommand& command, Session& session) {
   if (!command.refit.empty()) {
     measurements = ReadMeasurements(command.refit);
   } else {
-    const std::string gpu = CudaDevice(command.device);
+    const std::string gpu = DescribeCudaDevice(command.device);
     if (base.empty()) base = FindBase(gpu.substr(0, gpu.find(',')));
     if (!command.quiet) fmt::print(stderr, "calibrating {}\n", gpu);
     ProgressBar bar(0, command.quiet);
@@ -194,7 +195,7 @@ int Execute(const CalibrateCommand& command, Session& session) {
     measure.progress = [&](const CalibrateProgress& progress) {
       bar.Set(progress.step, progress.steps, progress.what);
     };
-    measurements = MeasureDevice(measure);
+    measurements = Calibrate(measure);
     const auto guard = session.interrupts().Hold();
     WriteFile(raw, FormatMeasurements(measurements));
   }

@@ -24,7 +24,7 @@ struct CompareOptions {
 
 int Execute(const CompareOptions& options, Session& session) {
   if (PrintHelpValues(options.machine, options.policies.given)) return kOk;
-  const Scenario scenario(options.workload, options.machine);
+  const Scenario scenario(options.workload.Load(), options.machine);
   const std::vector<std::string> policies = options.policies.policies();
   std::vector<RunResult> results(policies.size());
   std::optional<ProgressBar> progress(std::in_place, policies.size(), options.policies.quiet);
@@ -32,7 +32,7 @@ int Execute(const CompareOptions& options, Session& session) {
                                                   : tbb::task_arena::automatic);
   arena.execute([&] {
     tbb::parallel_for(size_t{0}, policies.size(), [&](size_t i) {
-      results[i] = scenario.Run(policies[i]);
+      results[i] = ResultOf(scenario, policies[i], scenario.Play(policies[i]));
       progress->Advance(policies[i]);
     });
   });

@@ -9,7 +9,8 @@
 #include <fstream>
 #include <thread>
 
-#include "backend/backends.h"
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/recorder.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
@@ -111,7 +112,7 @@ void LookForGpu(std::vector<Finding>& findings) {
                         "non-free)"});
   }
   try {
-    findings.push_back({"GPU", kPresent, CudaDevice()});
+    findings.push_back({"GPU", kPresent, DescribeCudaDevice()});
   } catch (const EnvironmentError& error) {
     findings.push_back({"GPU", kMissing, error.what(),
                         "simulate here, and record on a machine with an NVIDIA GPU"});

@@ -15,7 +15,6 @@
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
 #include "policies/library.h"
-#include "sim/alloc/make_allocator.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
@@ -50,13 +49,10 @@ LimitSetup SetupOf(const LimitOptions& options) {
                                            : WorkloadFamily::OfDepths(options.network)};
   setup.preset = FindPreset(options.lowering.preset).name;
   setup.training = options.lowering.mode == "training";
-  setup.device = LoadDevice(machine.device);
-  setup.memory = MemoryOf(machine, setup.device);
-  setup.allocator = machine.allocator;
-  MakeAllocator(machine.allocator, Bytes(0), setup.device.alignment);  // bad names fail early
+  setup.run = LoadMachine(machine);
+  setup.run.memory = MemoryOf(machine, setup.run.device);
   setup.cost = machine.cost;
   setup.deterministic = machine.deterministic;
-  setup.options.charge_input = machine.charge_input;
   setup.check = machine.check;
   setup.scan = options.scan;
   return setup;
@@ -69,8 +65,8 @@ std::string FormatLimits(const LimitSetup& setup, const std::vector<LimitResult>
       "scanned_to", "monotone", "trials", "iteration_ms", "peak_allocated_bytes"};
   std::string out = fmt::format(
       "{} ({}, {}) on {} with {}: the largest {} that fits\n\n{}\n", setup.family.text(),
-      setup.preset, setup.training ? "training" : "inference", setup.device.description,
-      FormatBytes(setup.memory), what, FormatTable(LimitColumns(setup), kShown, results));
+      setup.preset, setup.training ? "training" : "inference", setup.run.device.description,
+      FormatBytes(setup.run.memory), what, FormatTable(LimitColumns(setup), kShown, results));
   for (const LimitResult& result : results) {
     if (result.next_reason.empty()) continue;
     std::string reason = result.next_reason;
@@ -94,11 +90,11 @@ void Describe(const LimitOptions& options, const LimitSetup& setup,
       {"preset", setup.preset},
       {"mode", options.lowering.mode},
       {"device", options.machine.device},
-      {"memory", fmt::format("{} B", setup.memory.count())},
-      {"allocator", setup.allocator},
+      {"memory", fmt::format("{} B", setup.run.memory.count())},
+      {"allocator", setup.run.allocator},
       {"cost", setup.cost},
       {"deterministic", flag(setup.deterministic)},
-      {"charge-input", flag(setup.options.charge_input)},
+      {"charge-input", flag(setup.run.options.charge_input)},
       {"check", flag(setup.check)},
       {"scan", fmt::format("{}", setup.scan)},
       {"policy", fmt::format("{}", fmt::join(policies, " "))},

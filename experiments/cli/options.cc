@@ -9,8 +9,6 @@
 #include "policies/library.h"
 #include "policies/registry.h"
 #include "sim/alloc/make_allocator.h"
-#include "sim/core/check.h"
-#include "sim/cost/deterministic.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
@@ -123,116 +121,27 @@ void MachineOption::AddAllButMemory(CLI::App& verb) {
   verb.add_flag("--check", check, "Verify every report with the independent checker");
 }
 
-Scenario::Scenario(const WorkloadOption& workload, const MachineOption& machine,
-                   std::unique_ptr<const CostModel> cost)
-    : trace_(workload.Load()),
-      device_(LoadDevice(machine.device)),
-      cost_(std::move(cost)),
-      check_(machine.check) {
-  MakeAllocator(machine.allocator, Bytes(0), device_.alignment);  // an unknown name fails early
-  if (!cost_) cost_ = LoadCost(machine.cost, trace_, device_);
-  if (machine.deterministic) cost_ = std::make_unique<DeterministicCostModel>(std::move(cost_));
-  RuntimeOptions options;
-  options.charge_input = machine.charge_input;
-  setup_ = std::make_unique<Setup>(
-      Setup{trace_, device_, *cost_, device_.memory, machine.allocator, options});
-  if (!machine.compress.empty()) {
-    setup_->compression =
-        std::make_shared<const CompressionPlan>(ParseCompression(machine.compress, device_));
-  }
-  if (!machine.memory.empty()) setup_->memory = ParseMemory(machine.memory, *setup_);
-  ideal_ = SimulateIdeal(*setup_);
+RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome) {
+  return MakeRunResult(scenario.setup(), policy, outcome, scenario.ideal());
 }
 
 namespace {
 
-// What `run` returns. A `PolicyError` that does not say which policy it is about is told.
-template <typename Run>
-auto NamingPolicy(const std::string& name, Run run) {
-  try {
-    return run();
-  } catch (const PolicyError& error) {
-    const std::string_view text = error.what();
-    if (text.starts_with("policy '")) throw;
-    throw PolicyError(fmt::format("policy '{}': {}", name, text));
-  }
+// One line for people: workload, device, memory and where the costs come from.
+std::string Title(const Setup& setup) {
+  const std::string memory =
+      setup.memory == Bytes::Unlimited() ? "unlimited memory" : FormatBytes(setup.memory);
+  return fmt::format("{} ({}, {}) on {} with {}\nkernel times: {}\n", setup.trace->name,
+                     setup.trace->preset, setup.trace->training ? "training" : "inference",
+                     setup.device.description, memory, setup.cost->Provenance());
 }
 
 }  // namespace
 
-Outcome Scenario::Play(const std::string& specification) const {
-  return Play(specification, MakersOf(*setup_, specification));
-}
-
-Outcome Scenario::Play(const std::string& name, const PolicyMaker& make) const {
-  return Play(name, std::vector{make});
-}
-
-Outcome Scenario::Play(const std::string& name, const std::vector<PolicyMaker>& makers) const {
-  Outcome outcome = NamingPolicy(name, [&] {
-    const Resolved resolved = ResolveAllocator(*setup_, makers);
-    const PolicyMaker& make = makers[resolved.policy];
-    return Simulate(ResolveCompression(resolved.setup, make), *make());
-  });
-  Verify(name, outcome);
-  return outcome;
-}
-
-Execution Scenario::PlayOnCpu(const std::string& name, const PolicyMaker& make,
-                              const ExecuteOptions& options) const {
-  Execution execution = NamingPolicy(
-      name, [&] { return ExecuteOnCpu(ResolveForExecution(*setup_, make), *make(), options); });
-  Verify(name, execution.outcome);
-  return execution;
-}
-
-Execution Scenario::PlayOnCuda(const std::string& name, const PolicyMaker& make,
-                               CudaMachine& machine, const ExecuteOptions& options) const {
-  Execution execution;
-  const Setup setup = ResolveForExecution(*setup_, make);
-  execution.outcome = Simulate(setup, *make());
-  if (!execution.outcome.report.fits()) return execution;
-  execution = ExecuteOnCuda(setup, *make(), execution.outcome.report, machine, options);
-  Verify(name, execution.outcome);
-  return execution;
-}
-
-void Scenario::Verify(const std::string& specification, const Outcome& outcome) const {
-  if (!check_) return;
-  const std::vector<std::string> violations = Check(outcome.trace(*setup_), outcome.report);
-  if (violations.empty()) return;
-  throw PolicyError(fmt::format("policy '{}': the checker found {} violation(s):\n  {}",
-                                specification, violations.size(), fmt::join(violations, "\n  ")));
-}
-
-RunResult Scenario::ResultOf(const std::string& specification, const Outcome& outcome) const {
-  return MakeRunResult(*setup_, specification, "sim", outcome, ideal_);
-}
-
-RunResult Scenario::ResultOf(const std::string& specification, const Execution& execution) const {
-  const bool timed = !execution.iteration_times.empty();
-  RunResult result =
-      MakeRunResult(*setup_, specification, timed ? "cuda" : "cpu", execution.outcome, ideal_);
-  result.timed = timed;
-  if (timed) result.iteration = execution.typical_iteration();
-  result.executed = true;
-  result.loss = execution.loss;
-  result.weights_digest = execution.weights_digest;
-  return result;
-}
-
-std::string Scenario::Title() const {
-  const std::string memory =
-      setup_->memory == Bytes::Unlimited() ? "unlimited memory" : FormatBytes(setup_->memory);
-  return fmt::format("{} ({}, {}) on {} with {}\nkernel times: {}\n", trace_.name, trace_.preset,
-                     trace_.training ? "training" : "inference", device_.description, memory,
-                     cost_->Provenance());
-}
-
 std::string FormatResults(const Scenario& scenario, std::span<const RunResult> results,
                           Format format) {
   return FormatAs(format, ResultColumns(), results, "spillway.results/v1", [&] {
-    std::string text = fmt::format("{}\n{}\n", scenario.Title(), FormatComparison(results));
+    std::string text = fmt::format("{}\n{}\n", Title(scenario.setup()), FormatComparison(results));
     if (const std::string compression = FormatCompression(results); !compression.empty()) {
       text += compression + "\n";
     }

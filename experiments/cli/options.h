@@ -13,9 +13,7 @@
 
 #include "experiments/output/run_result.h"
 #include "experiments/run/catalogue.h"
-#include "experiments/run/execute.h"
-#include "experiments/run/resolve.h"
-#include "experiments/run/simulate.h"
+#include "experiments/run/scenario.h"
 
 namespace spillway::cli {
 
@@ -63,16 +61,7 @@ struct WorkloadOption {
 
 // Where it is run: --device --memory --allocator --compress --cost
 // --deterministic --charge-input --check.
-struct MachineOption {
-  std::string device = "h200";
-  std::string memory;
-  std::string allocator = "best-fit";
-  std::string cost = "auto";
-  std::string compress;
-  bool deterministic = false;
-  bool charge_input = false;
-  bool check = false;
-
+struct MachineOption : MachineText {
   void Add(CLI::App& verb);
   void AddAllButMemory(CLI::App& verb);
 };
@@ -80,49 +69,7 @@ struct MachineOption {
 // The help of --memory.
 extern const char* const kMemoryHelp;
 
-// A workload on a machine, loaded and ready to simulate.
-class Scenario {
- public:
-  // Throws `UsageError` or `InputError`. `cost` takes the place of what the options name, if given.
-  Scenario(const WorkloadOption& workload, const MachineOption& machine,
-           std::unique_ptr<const CostModel> cost = nullptr);
-
-  const Setup& setup() const { return *setup_; }
-  const Report& ideal() const { return ideal_; }
-
-  // Simulates one policy and, where asked for, verifies the report. Throws `PolicyError` if the
-  // verification finds a violation. Safe to call from several threads.
-  Outcome Play(const std::string& specification) const;
-  Outcome Play(const std::string& name, const PolicyMaker& make) const;
-  // The policy that `--allocator auto` chooses, else the first.
-  Outcome Play(const std::string& name, const std::vector<PolicyMaker>& makers) const;
-  RunResult ResultOf(const std::string& specification, const Outcome& outcome) const;
-
-  // Runs one policy on real bytes, verified likewise. The result of such a run also has loss
-  // and weights_digest, and on the CPU no times.
-  Execution PlayOnCpu(const std::string& name, const PolicyMaker& make,
-                      const ExecuteOptions& options) const;
-  Execution PlayOnCuda(const std::string& name, const PolicyMaker& make, CudaMachine& machine,
-                       const ExecuteOptions& options) const;
-  RunResult ResultOf(const std::string& specification, const Execution& execution) const;
-  RunResult Run(const std::string& specification) const {
-    return ResultOf(specification, Play(specification));
-  }
-
-  // One line for people: workload, device, memory and where the costs come from.
-  std::string Title() const;
-
- private:
-  // Throws `PolicyError` if verification was asked for and finds a violation.
-  void Verify(const std::string& specification, const Outcome& outcome) const;
-
-  Trace trace_;
-  Device device_;
-  std::unique_ptr<const CostModel> cost_;
-  std::unique_ptr<Setup> setup_;
-  Report ideal_;
-  bool check_;
-};
+RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome);
 
 // The results in the chosen format.
 std::string FormatResults(const Scenario& scenario, std::span<const RunResult> results,

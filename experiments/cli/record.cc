@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "backend/backends.h"
+#include "backend/cuda/recorder.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/progress.h"
 #include "experiments/cli/session.h"
@@ -58,7 +58,7 @@ CostTable RecordAllPresets(const Workload& workload, const RecordOptions& option
     }
     std::erase_if(trace.ops, is_known);
     if (trace.ops.empty()) continue;
-    CostTable part = RecordCosts(trace, options);
+    CostTable part = Record(trace, options);
     provenance = part.provenance;
     for (CostEntry& entry : part.entries) {
       measured.try_emplace({entry.signature, entry.batch}, std::move(entry));
@@ -107,7 +107,7 @@ int Execute(RecordCommand command, Session& session) {
   };
   std::vector<Workload> workloads;
   for (const std::string& text : command.workloads) workloads.push_back(ParseWorkload(text));
-  CudaDevice();  // without a GPU nothing is left behind
+  DescribeCudaDevice();  // without a GPU nothing is left behind
   CreateDirectory(command.output);
   Measured measured;
   Provenance provenance;

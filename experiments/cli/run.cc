@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "backend/backends.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
@@ -16,6 +18,7 @@
 #include "experiments/output/explain.h"
 #include "experiments/output/memory_timeline.h"
 #include "experiments/output/snapshot_export.h"
+#include "experiments/run/execute.h"
 #include "policies/library.h"
 #include "traces/base/error.h"
 
@@ -35,9 +38,10 @@ struct RunOptions {
   std::string export_snapshot;
   std::string export_densities;
   std::string kernels_from;
-  std::string backend = "sim";
   std::string math = "fp32";
-  ExecuteOptions execute;
+  uint64_t seed = 1;
+  std::optional<uint64_t> drain_seed;
+  int iterations = 1;
   // Options that were given and have a meaning on some backends only, with these.
   std::vector<std::pair<std::string, std::vector<std::string>>> of_backends;
 };
@@ -48,7 +52,7 @@ constexpr size_t kShownStalls = 10;
 std::string FormatExplained(const Scenario& scenario, const RunOptions& options,
                             const Outcome& outcome, const RunResult& result) {
   const Report& report = outcome.report;
-  const Trace& trace = outcome.trace(scenario.setup());
+  const Trace& trace = *outcome.trace;
   const Format format = options.format.format();
   const auto stalls =
       report.fits() ? ExplainStalls(trace, report) : std::vector<StallExplanation>();
@@ -64,22 +68,20 @@ ChromeTraceOrigin OriginOf(const Scenario& scenario, const std::string& policy,
   const Setup& setup = scenario.setup();
   return {setup.device.description + " (simulated)",
           manifest.version,
-          setup.trace.name,
+          setup.trace->name,
           policy,
           setup.device.name,
           IfLimited(setup.memory),
-          setup.cost.Provenance(),
+          setup.cost->Provenance(),
           RunSha256(manifest)};
 }
 
 // The policy asked for, or the in-core run with another run's kernels.
-PolicyMaker MakerOf(const RunOptions& options) {
-  if (options.kernels_from.empty()) {
-    return [policy = options.policy] { return PolicyLibrary().Make(policy); };
-  }
-  return [records = ReadKernelRecords(options.kernels_from)] {
+std::vector<PolicyMaker> MakersOf(const RunOptions& options, const Scenario& scenario) {
+  if (options.kernels_from.empty()) return spillway::MakersOf(scenario.setup(), options.policy);
+  return {[records = ReadKernelRecords(options.kernels_from)] {
     return std::make_unique<FixedKernels>(records);
-  };
+  }};
 }
 
 std::string PolicyName(const RunOptions& options) {
@@ -102,8 +104,7 @@ void Describe(const RunOptions& options, const Scenario& scenario, Manifest& man
 
 Export DecisionsFile(const Scenario& scenario, const RunOptions& options, const Outcome& outcome) {
   return {"--export-decisions", options.export_decisions, [&](const Manifest&) {
-            return FormatDecisions(outcome.trace(scenario.setup()), outcome.report,
-                                   scenario.setup().cost);
+            return FormatDecisions(*outcome.trace, outcome.report, *scenario.setup().cost);
           }};
 }
 
@@ -117,6 +118,18 @@ std::string FormatStored(const Trace& trace, const CompressionSummary& summary) 
   return cells.size() == 1 ? std::string() : "\n" + FormatTable(cells);
 }
 
+// The backends, with the one that executes opened if it is asked for.
+BackendFactories BackendsOf(const RunOptions& options) {
+  BackendFactories backends;
+  if (options.machine.backend == "cpu") {
+    backends.Add("cpu", CpuFactory({options.seed, options.drain_seed}));
+  } else if (options.machine.backend == "cuda") {
+    const CudaMachine::Options machine{0, options.math, options.seed};
+    backends.Add("cuda", CudaFactory(std::make_shared<CudaMachine>(machine), {options.seed}));
+  }
+  return backends;
+}
+
 // On real bytes: what fits, loss and digest; the times of a GPU are exported from `validate`.
 int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session& session) {
   if (options.explain || !options.export_trace.empty() || !options.export_memory.empty() ||
@@ -126,30 +139,22 @@ int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session&
   if (!options.export_densities.empty() && options.machine.compress.empty()) {
     throw UsageError("--export-densities needs --compress all: densities are counted there");
   }
-  Execution execution;
-  if (options.backend == "cpu") {
-    execution = scenario.PlayOnCpu(PolicyName(options), MakerOf(options), options.execute);
-  } else {
-    const auto machine = OpenCuda({0, options.math, options.execute.seed});
-    execution =
-        scenario.PlayOnCuda(PolicyName(options), MakerOf(options), *machine, options.execute);
-  }
-  const Outcome& outcome = execution.outcome;
-  const Trace& trace = outcome.trace(scenario.setup());
-  const RunResult result = scenario.ResultOf(PolicyName(options), execution);
+  const BackendFactories backends = BackendsOf(options);
+  const Outcome outcome = scenario.Play(PolicyName(options), MakersOf(options, scenario), backends);
+  const RunResult result = ResultOf(scenario, PolicyName(options), outcome);
   std::string text = FormatResults(scenario, {&result, 1}, options.format.format());
-  if (options.format.format() == Format::kTable && execution.loss) {
-    text += fmt::format("loss {} after {} iteration(s), weights {}\n", *execution.loss,
-                        options.execute.iterations, execution.weights_digest);
+  if (options.format.format() == Format::kTable && outcome.execution && outcome.execution->loss) {
+    text += fmt::format("loss {} after {} iteration(s), weights {}\n", *outcome.execution->loss,
+                        options.iterations, outcome.execution->weights_digest);
   }
   if (options.format.format() == Format::kTable && outcome.compression) {
-    text += FormatStored(trace, *outcome.compression);
+    text += FormatStored(*outcome.trace, *outcome.compression);
   }
   std::vector<Export> files;
   if (result.fits()) {
     files = {DecisionsFile(scenario, options, outcome),
              {"--export-densities", options.export_densities, [&](const Manifest&) {
-                return FormatDensities(trace, outcome.compression->stored);
+                return FormatDensities(*outcome.trace, outcome.compression->stored);
               }}};
   }
   return session.Finish(text, options.output, files, result.fits() ? kOk : kNegative,
@@ -159,6 +164,7 @@ int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session&
 // With the memory that the policy gets unless another is asked for.
 MachineOption MachineOf(const RunOptions& options) {
   MachineOption machine = options.machine;
+  if (machine.backend != kSimulator) machine.iterations = options.iterations;
   if (machine.memory.empty() && options.kernels_from.empty()) {
     machine.memory = PolicyLibrary().MemoryPolicy(options.policy);
   }
@@ -167,25 +173,25 @@ MachineOption MachineOf(const RunOptions& options) {
 
 void CheckBackend(const RunOptions& options) {
   for (const auto& [option, backends] : options.of_backends) {
-    if (std::find(backends.begin(), backends.end(), options.backend) != backends.end()) continue;
+    if (std::find(backends.begin(), backends.end(), options.machine.backend) != backends.end())
+      continue;
     throw UsageError(fmt::format("{} has no meaning with --backend {}, only with --backend {}",
-                                 option, options.backend, fmt::join(backends, " or ")));
+                                 option, options.machine.backend, fmt::join(backends, " or ")));
   }
 }
 
 int Execute(const RunOptions& options, Session& session) {
   if (PrintHelpValues(options.machine, {options.policy})) return kOk;
   CheckBackend(options);
-  const Scenario scenario(options.workload, MachineOf(options));
-  if (options.backend != "sim") return ExecuteForReal(options, scenario, session);
+  const Scenario scenario(options.workload.Load(), MachineOf(options));
+  if (options.machine.backend != kSimulator) return ExecuteForReal(options, scenario, session);
   if (!options.export_densities.empty()) {
     throw UsageError("--export-densities needs real bytes: use it with --backend cpu or cuda");
   }
   const std::string policy = PolicyName(options);
-  const Outcome outcome = options.kernels_from.empty() ? scenario.Play(policy)
-                                                       : scenario.Play(policy, MakerOf(options));
-  const RunResult result = scenario.ResultOf(policy, outcome);
-  const Trace& trace = outcome.trace(scenario.setup());
+  const Outcome outcome = scenario.Play(policy, MakersOf(options, scenario));
+  const RunResult result = ResultOf(scenario, policy, outcome);
+  const Trace& trace = *outcome.trace;
   const Report& report = outcome.report;
   const std::string text = options.explain
                                ? FormatExplained(scenario, options, outcome, result)
@@ -193,7 +199,7 @@ int Execute(const RunOptions& options, Session& session) {
   const std::vector<Export> exports{
       {"--export-trace", options.export_trace,
        [&](const Manifest& manifest) {
-         return FormatChromeTrace(trace, report, scenario.setup().cost,
+         return FormatChromeTrace(trace, report, *scenario.setup().cost,
                                   OriginOf(scenario, policy, manifest));
        }},
       {"--export-memory", options.export_memory,
@@ -223,7 +229,7 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
   CLI::Option* const policy = verb->add_option(
       "--policy", options->policy, "NAME or PLUGIN.so:NAME, then :key=value,...; or help");
   policy->capture_default_str();
-  verb->add_option("--backend", options->backend,
+  verb->add_option("--backend", options->machine.backend,
                    "sim predicts; cpu and cuda execute on real bytes, with synthetic data")
       ->check(CLI::IsMember({"sim", "cpu", "cuda"}))
       ->capture_default_str();
@@ -233,17 +239,17 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
       raw->of_backends.emplace_back(name, backends);
     });
   };
-  only_on(verb->add_option("--seed", options->execute.seed,
-                           "cpu, cuda: seed of parameters, data and dropout")
-              ->check(NotNegative())
-              ->capture_default_str(),
-          {"cpu", "cuda"});
-  only_on(verb->add_option("--drain-seed", options->execute.drain_seed,
+  only_on(
+      verb->add_option("--seed", options->seed, "cpu, cuda: seed of parameters, data and dropout")
+          ->check(NotNegative())
+          ->capture_default_str(),
+      {"cpu", "cuda"});
+  only_on(verb->add_option("--drain-seed", options->drain_seed,
                            "cpu: execute in a legal order drawn from this seed instead of as "
                            "issued")
               ->check(NotNegative()),
           {"cpu"});
-  only_on(verb->add_option("--iterations", options->execute.iterations, "cpu, cuda: training steps")
+  only_on(verb->add_option("--iterations", options->iterations, "cpu, cuda: training steps")
               ->check(CLI::Range(1, 1000000))
               ->capture_default_str(),
           {"cpu", "cuda"});

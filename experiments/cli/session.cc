@@ -120,13 +120,13 @@ void DescribeRun(const WorkloadOption& workload, const MachineOption& machine,
   const auto flag = [](bool value) { return std::string(value ? "true" : "false"); };
   manifest.configuration = {
       {"workload", workload.text},
-      {"preset", setup.trace.preset},
-      {"mode", setup.trace.training ? "training" : "inference"},
+      {"preset", setup.trace->preset},
+      {"mode", setup.trace->training ? "training" : "inference"},
       {"device", machine.device},
       {"memory", setup.memory == Bytes::Unlimited() ? "unlimited"
                                                     : fmt::format("{} B", setup.memory.count())},
       {"allocator", setup.allocator},
-      {"cost", setup.cost.Provenance()},
+      {"cost", setup.cost->Provenance()},
       {"charge-input", flag(machine.charge_input)},
       {"check", flag(machine.check)},
       {"policy", fmt::format("{}", fmt::join(policies, " "))},
@@ -146,7 +146,7 @@ void DescribeRun(const WorkloadOption& workload, const MachineOption& machine,
     add("device", "data", fmt::format("sim/devices/{}.toml", device));
   }
   if (machine.cost == "auto") {
-    add("cost_table", "data", RecordedTablePath(setup.device.name, setup.trace));
+    add("cost_table", "data", RecordedTablePath(setup.device.name, *setup.trace));
   } else if (machine.cost != "roofline") {
     add("cost_table", "file", machine.cost);
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -11,12 +12,13 @@
 #include <utility>
 #include <vector>
 
-#include "backend/backends.h"
+#include "backend/cuda/recorder.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/progress.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
 #include "experiments/run/catalogue.h"
+#include "experiments/run/execute.h"
 #include "experiments/validate/validation.h"
 #include "policies/library.h"
 #include "sim/cost/table.h"
@@ -37,7 +39,7 @@ struct ValidateOptions {
   std::string kernels = "real";
   std::string timeline = "events";
   bool any_table = false;
-  ExecuteOptions execute;
+  uint64_t seed = 1;
   std::string output;
   std::string commands;
   bool quiet = false;
@@ -62,25 +64,27 @@ CostTable TableFor(const ValidateOptions& options, const Trace& trace, const Dev
   std::optional<CostTable> table =
       source == "auto" ? FindRecordedTable(trace, device) : ReadCostTable(source);
   if (table) {
-    if (!options.any_table) CheckProvenance(table->provenance, machine, options.math);
+    if (!options.any_table) {
+      CheckProvenance(table->provenance, machine.gpu(), machine.cudnn(), options.math);
+    }
     return std::move(*table);
   }
   session.Remark(fmt::format("{}: no table for {}; recording (keep one with spillway record)",
                              trace.name, device.name));
   RecordOptions record;
   record.math = options.math;
-  return RecordCosts(trace, record);
+  return Record(trace, record);
 }
 
 int Execute(ValidateOptions options, Session& session) {
   if (PrintHelpValues(options.machine, options.policies)) return kOk;
   const double tolerance = ParseTolerance(options.tolerance);
-  options.execute.work = options.kernels == "spin" ? CudaWork::kSpin : CudaWork::kKernels;
-  options.execute.timeline =
-      options.timeline == "cupti" ? CudaTimeline::kActivity : CudaTimeline::kEvents;
-  options.execute.digest = false;
+  const bool spin = options.kernels == "spin";
+  CudaRun run{options.seed, spin ? CudaWork::kSpin : CudaWork::kKernels};
+  if (options.timeline == "cupti") run.timeline = CudaTimeline::kActivity;
+  run.digest = false;
+  options.machine.backend = "cuda";
   if (options.memories.empty()) options.memories = {""};
-  const bool spin = options.execute.work == CudaWork::kSpin;
   // What is misspelt is said before the GPU is opened.
   LoadDevice(options.machine.device);
   if (!spin && options.machine.cost == "roofline") {
@@ -91,10 +95,13 @@ int Execute(ValidateOptions options, Session& session) {
     options.workload.text = workload;
     for (const std::string& memory : options.memories) {
       options.machine.memory = memory;
-      static_cast<void>(Scenario(options.workload, options.machine));
+      static_cast<void>(Scenario(options.workload.Load(), options.machine));
     }
   }
-  const auto machine = OpenCuda({0, options.math, options.execute.seed});
+  const auto machine =
+      std::make_shared<CudaMachine>(CudaMachine::Options{0, options.math, options.seed});
+  BackendFactories backends;
+  backends.Add("cuda", CudaFactory(machine, run));
 
   std::vector<ValidationResult> results;
   std::vector<ValidatedCommand> commands;
@@ -109,19 +116,21 @@ int Execute(ValidateOptions options, Session& session) {
     if (!spin) table = TableFor(options, trace, device, *machine, session);
     for (const std::string& memory : options.memories) {
       options.machine.memory = memory;
-      const Scenario scenario(options.workload, options.machine,
+      const Scenario scenario(trace, options.machine,
                               table ? std::make_unique<TableCostModel>(*table, device) : nullptr);
+      Setup setup = scenario.setup();
+      if (spin) setup.device.library_call.reset();  // busy waits call no library
       for (const std::string& policy : options.policies) {
         PolicyLibrary library;
         const auto make = [&] { return library.Make(policy); };
-        Validation validation = Validate(scenario.setup(), make, *machine, options.execute);
+        Validation validation = Validate(setup, make, backends);
         for (const std::string& violation : validation.violations) {
           session.Remark(fmt::format("{} {}: {}", workload, policy, violation));
         }
         agree = agree && Agrees(validation, tolerance);
         bar.Advance(fmt::format("{} {}", workload, policy));
         if (!options.commands.empty() && validation.fits() && validation.parity()) {
-          for (ValidatedCommand& command : CommandsOf(scenario.setup(), validation)) {
+          for (ValidatedCommand& command : CommandsOf(validation)) {
             command.workload = workload;
             command.policy = policy;
             command.memory = memory.empty() ? "all" : memory;
@@ -159,7 +168,7 @@ void AddValidate(CLI::App& app, int& exit_code, Session& session) {
   verb->add_option("--memory", options->memories, std::string(kMemoryHelp) + "; repeat for more");
   verb->add_option("--tolerance", options->tolerance, "Largest error of the iteration time")
       ->capture_default_str();
-  verb->add_option("--iterations", options->execute.iterations,
+  verb->add_option("--iterations", options->machine.iterations,
                    "Iterations per case: three to warm up, the last to stamp each command, the "
                    "others timed")
       ->check(CLI::Range(kWarmUp + 2, 1000000))
@@ -178,7 +187,7 @@ void AddValidate(CLI::App& app, int& exit_code, Session& session) {
       ->capture_default_str();
   verb->add_flag("--any-table", options->any_table,
                  "Accept a cost table of another GPU, cuDNN or arithmetic");
-  verb->add_option("--seed", options->execute.seed, "Seed of parameters, data and dropout")
+  verb->add_option("--seed", options->seed, "Seed of parameters, data and dropout")
       ->check(NotNegative())
       ->capture_default_str();
   AddOutput(*verb, options->output);

@@ -11,7 +11,7 @@
 
 #include "experiments/run/catalogue.h"
 #include "experiments/run/resolve.h"
-#include "sim/core/check.h"
+#include "experiments/run/scenario.h"
 #include "sim/cost/deterministic.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
@@ -27,22 +27,14 @@ bool IsVariable(std::string_view text) {
 // One trial: the workload at a value, simulated and, where asked for, verified.
 Report Try(const LimitSetup& setup, const std::string& policy, int64_t value, bool check) {
   const Workload workload = setup.family.At(value);
-  const Trace trace =
-      LowerNetwork(BuildNetwork(workload.network), {workload.batch, setup.preset, setup.training});
-  std::unique_ptr<const CostModel> cost = LoadCost(setup.cost, trace, setup.device);
+  Setup run = setup.run;
+  run.trace = std::make_shared<const Trace>(
+      LowerNetwork(BuildNetwork(workload.network), {workload.batch, setup.preset, setup.training}));
+  std::unique_ptr<const CostModel> cost = LoadCost(setup.cost, *run.trace, run.device);
   if (setup.deterministic) cost = std::make_unique<DeterministicCostModel>(std::move(cost));
-  const Setup run{trace, setup.device, *cost, setup.memory, setup.allocator, setup.options};
-  const std::vector<PolicyMaker> makers = MakersOf(run, policy);
-  const Resolved resolved = ResolveAllocator(run, makers);
-  Outcome outcome = Simulate(resolved.setup, *makers[resolved.policy]());
-  if (check) {
-    const std::vector<std::string> violations = Check(outcome.trace(run), outcome.report);
-    if (!violations.empty()) {
-      throw PolicyError(fmt::format("policy '{}' on {}: the checker found {} violation(s):\n  {}",
-                                    policy, workload.Name(), violations.size(),
-                                    fmt::join(violations, "\n  ")));
-    }
-  }
+  run.cost = std::move(cost);
+  Outcome outcome = Play(run, MakersOf(run, policy));
+  if (check) Verify(fmt::format("policy '{}' on {}", policy, workload.Name()), outcome);
   return std::move(outcome.report);
 }
 
@@ -191,9 +183,9 @@ Columns<LimitResult> LimitColumns(const LimitSetup& setup) {
       {"preset", "", "how memory is counted", [&](auto&) { return setup.preset; }},
       {"mode", "", "training or inference",
        [&](auto&) { return setup.training ? "training" : "inference"; }},
-      {"device", "", "name of the GPU", [&](auto&) { return setup.device.name; }},
-      {"memory_bytes", "B", "device memory", [&](auto&) { return setup.memory; }},
-      {"allocator", "", "as given", [&](auto&) { return setup.allocator; }},
+      {"device", "", "name of the GPU", [&](auto&) { return setup.run.device.name; }},
+      {"memory_bytes", "B", "device memory", [&](auto&) { return setup.run.memory; }},
+      {"allocator", "", "as given", [&](auto&) { return setup.run.allocator; }},
       {"policy", "", "as given", &LimitResult::policy, "policy"},
       {"status", "", "ok, none (nothing fits) or bounded (all that was allowed fits)",
        [=](auto& r) { return bounded(r)            ? "bounded"

@@ -15,8 +15,7 @@
 #include <vector>
 
 #include "experiments/output/columns.h"
-#include "experiments/run/simulate.h"
-#include "sim/core/device.h"
+#include "experiments/run/setup.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway {
@@ -72,12 +71,9 @@ struct LimitSetup {
   WorkloadFamily family;
   std::string preset = "torch";
   bool training = true;
-  Device device{};
-  Bytes memory{};
-  std::string allocator = "best-fit";
+  Setup run = {};                 // all but trace and cost model, which are the workload's
   std::string cost = "roofline";  // as for `LoadCost`
   bool deterministic = false;
-  RuntimeOptions options = {};
   bool check = false;  // verify the runs at the limit and above it with the independent checker
   int64_t scan = 16;
 };

@@ -119,19 +119,19 @@ Columns<RunResult> ExecutionColumns() {
 }  // namespace
 
 RunFacts FactsOf(const Setup& setup, const Trace& trace, std::string_view policy) {
-  return {trace.name,    trace.network,     trace.preset, trace.batch,
-          trace.training, setup.device.name, setup.memory, setup.cost.Provenance(),
+  return {trace.name,         trace.network,     trace.preset, trace.batch,
+          trace.training,     setup.device.name, setup.memory, setup.cost->Provenance(),
           std::string(policy)};
 }
 
-RunResult MakeRunResult(const Setup& setup, std::string_view policy, std::string_view backend,
-                        const Outcome& outcome, const Report& ideal) {
-  const Trace& trace = outcome.trace(setup);
+RunResult MakeRunResult(const Setup& setup, std::string_view policy, const Outcome& outcome,
+                        const Report& ideal) {
+  const Trace& trace = *outcome.trace;
   const Report& report = outcome.report;
   RunResult result;
   static_cast<RunFacts&>(result) = FactsOf(setup, trace, policy);
   result.allocator = outcome.allocator;
-  result.backend = backend;
+  result.backend = setup.backend;
   result.report.out_of_memory = report.out_of_memory;
   result.report.metrics = report.metrics;
   result.report.bounds = report.bounds;
@@ -153,6 +153,13 @@ RunResult MakeRunResult(const Setup& setup, std::string_view policy, std::string
       result.offloaded.push_back(trace.tensor(storage.storage).name);
     }
   }
+  result.executed = setup.backend != kSimulator;
+  if (!result.executed) return result;
+  const Execution execution = outcome.execution.value_or(Execution());
+  result.timed = !execution.iteration_times.empty();
+  if (result.timed) result.iteration = execution.typical_iteration();
+  result.loss = execution.loss;
+  result.weights_digest = execution.weights_digest;
   return result;
 }
 
@@ -204,8 +211,7 @@ Columns<RunResult> ResultColumns() {
        IfTimed(&Metrics::average_allocated), "avg GiB", 2},
       {"avg_reserved_bytes", "B", "bytes that the allocator held, likewise",
        IfTimed(&Metrics::average_reserved)},
-      {"fragmentation", "1", "1 - peak allocated / peak reserved",
-       IfFits(&Metrics::fragmentation)},
+      {"fragmentation", "1", "1 - peak allocated / peak reserved", IfFits(&Metrics::fragmentation)},
       {"bound_compute_ms", "ms", "the kernels chosen, back to back", IfTimed(&Bounds::compute)},
       {"bound_copy_ms", "ms", "the bytes moved, over the links alone", IfTimed(&Bounds::copy)},
       {"bound_layer_bytes", "B", "the least that any layer-wise policy needs",

@@ -50,8 +50,8 @@ struct RunResult : RunFacts {
 };
 
 // `ideal` is `SimulateIdeal` of the same set-up.
-RunResult MakeRunResult(const Setup& setup, std::string_view policy, std::string_view backend,
-                        const Outcome& outcome, const Report& ideal);
+RunResult MakeRunResult(const Setup& setup, std::string_view policy, const Outcome& outcome,
+                        const Report& ideal);
 
 // Of `spillway run` and `compare`; experiments/schemas/results.json describes their rows.
 Columns<RunResult> ResultColumns();

@@ -12,7 +12,7 @@ Scene::Scene(const Workload& workload, const std::string& preset, const std::str
       cost(device) {}
 
 Setup Scene::In(Bytes memory, const std::string& allocator) const {
-  return {trace, device, cost, memory, allocator};
+  return {Borrow(trace), device, Borrow<CostModel>(cost), memory, allocator};
 }
 
 Report Scene::Run(const std::string& policy, Bytes memory, const std::string& allocator) const {

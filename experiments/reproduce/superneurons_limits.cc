@@ -22,8 +22,8 @@ namespace {
 double LimitOf(const WorkloadFamily& family, const Framework& framework) {
   LimitSetup setup{family};
   setup.preset = framework.preset;
-  setup.device = LoadDevice(kGpu);
-  setup.memory = Bytes::GiB(12);
+  setup.run.device = LoadDevice(kGpu);
+  setup.run.memory = Bytes::GiB(12);
   setup.scan = 1;
   const int64_t largest =
       FindLimit(setup, std::string(framework.policy), [](int64_t) {}).limit.largest;

@@ -143,8 +143,8 @@ std::optional<double> TableFiveAuto(const Workload& workload, const Mode& mode) 
       policies.push_back([&, order, hint] { return registry.Make(mode.Eager(order, hint)); });
     }
   }
-  const Resolved resolved =
-      ResolveAllocator({scene.trace, scene.device, *cost, Bytes::Unlimited(), "auto"}, policies);
+  const Resolved resolved = ResolveAllocator(
+      {Borrow(scene.trace), scene.device, Borrow(*cost), Bytes::Unlimited(), "auto"}, policies);
   const Report report = Simulate(resolved.setup, *policies[resolved.policy]()).report;
   if (!report.fits()) return std::nullopt;
   Bytes weights;

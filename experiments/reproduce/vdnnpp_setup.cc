@@ -99,7 +99,8 @@ std::unique_ptr<const CostModel> CostOf(const Scene& scene, const Mode& mode) {
 Report EagerRun(const Scene& scene, const Mode& mode, std::string_view order,
                 std::string_view hint) {
   const auto cost = CostOf(scene, mode);
-  return Play({scene.trace, scene.device, *cost, Bytes::Unlimited()}, mode.Eager(order, hint));
+  return Play({Borrow(scene.trace), scene.device, Borrow(*cost), Bytes::Unlimited()},
+              mode.Eager(order, hint));
 }
 
 }  // namespace spillway::vdnnpp

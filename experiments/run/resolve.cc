@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <utility>
 
-#include "experiments/run/simulate.h"
 #include "policies/library.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/alloc/planned.h"
@@ -101,6 +101,27 @@ Resolved Choose(const Setup& setup, std::span<const PolicyMaker> policies) {
   return {fallback, 0};
 }
 
+// The end of the furthest block of an arena that a run uses.
+Bytes Touched(const Report& report, bool host) {
+  Bytes end = host ? Bytes(0) : report.metrics.peak_reserved;
+  for (const Placement& placement : report.placements) {
+    if (placement.host == host) end = std::max(end, placement.block.end());
+  }
+  return end;
+}
+
+// The blocks of the host pool of storages that are not kept compressed, each storage once.
+Bytes PinnedMemory(const Report& report, const HostCompression& compression) {
+  std::set<TensorId> storages;
+  Bytes total;
+  for (const Placement& placement : report.placements) {
+    if (!placement.host || placement.tensor == kNoTensor) continue;
+    if (compression.Keeps(placement.tensor) || !storages.insert(placement.tensor).second) continue;
+    total += placement.block.size;
+  }
+  return total;
+}
+
 }  // namespace
 
 AllocationPlan PlanFor(const Setup& setup, const PolicyMaker& make) {
@@ -123,6 +144,7 @@ Setup ResolveCompression(const Setup& setup, const PolicyMaker& make_policy) {
   if (!setup.compression || setup.compression->chosen) return setup;
   CompressionPlan plan = *setup.compression;
   if (!plan.density && !plan.densities) {
+    if (setup.backend != kSimulator && !plan.only_hidden) return setup;
     throw UsageError(
         "compression: predictions need the densities of the feature maps: density=FILE with what "
         "--export-densities of a run on real bytes wrote, or density=0.4 for all of them");
@@ -130,7 +152,7 @@ Setup ResolveCompression(const Setup& setup, const PolicyMaker& make_policy) {
   Setup trial = setup;
   trial.compression = nullptr;
   const Outcome plain = Simulate(trial, *make_policy());
-  const Trace& trace = plain.trace(setup);
+  const Trace& trace = *plain.trace;
   if (plan.densities) {
     std::vector<std::string> names;
     for (const Tensor& tensor : trace.tensors) names.push_back(tensor.name);
@@ -164,6 +186,32 @@ Setup ResolveCompression(const Setup& setup, const PolicyMaker& make_policy) {
     if (!hides()) plan.chosen->erase(candidate.name);
   }
   return resolved();
+}
+
+Footprint FootprintOf(const Setup& setup, const Outcome& predicted) {
+  const Report& report = predicted.report;
+  return {Touched(report, /*host=*/false),
+          setup.compression
+              ? PinnedMemory(report, CompressionOf(*setup.compression, *predicted.trace))
+              : Touched(report, /*host=*/true)};
+}
+
+Resolved Resolve(const Setup& setup, std::span<const PolicyMaker> policies) {
+  Resolved resolved = ResolveAllocator(setup, policies);
+  resolved.setup = ResolveCompression(resolved.setup, policies[resolved.policy]);
+  return resolved;
+}
+
+Outcome Play(const Setup& setup, std::span<const PolicyMaker> policies,
+             const BackendFactories& backends) {
+  Resolved resolved = Resolve(setup, policies);
+  const PolicyMaker& make = policies[resolved.policy];
+  if (backends.Find(setup.backend).needs_footprint) {
+    Outcome predicted = Simulate(resolved.setup, *make());
+    if (!predicted.report.fits()) return predicted;
+    resolved.setup.footprint = FootprintOf(resolved.setup, predicted);
+  }
+  return RunPolicy(resolved.setup, *make(), backends);
 }
 
 std::vector<PolicyMaker> MakersOf(const Setup& setup, const std::string& policy) {

@@ -1,5 +1,5 @@
 // What has to be found out by simulation before a run: the plan of the allocator `planned`, what
-// `auto` is to be, and which storages compression keeps.
+// `auto` is to be, which storages compression keeps, and how much memory a backend has to take.
 
 #ifndef SPILLWAY_EXPERIMENTS_RUN_RESOLVE_H_
 #define SPILLWAY_EXPERIMENTS_RUN_RESOLVE_H_
@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "experiments/run/assembler.h"
 #include "experiments/run/setup.h"
 #include "sim/alloc/planned.h"
 #include "sim/core/allocator.h"
@@ -43,9 +44,21 @@ Setup ResolveAllocator(const Setup& setup, const PolicyMaker& policy);
 // Chooses by simulation of the setup with this policy: of the feature maps that leave the device
 // those that save enough; with `only_hidden` as many, the sparsest first, as leave the iteration as
 // short as it is without. Setups without a plan, or with one that has chosen, come back as they
-// are. Throws `UsageError` if densities are needed and not known, `InputError` if they name tensors
-// that the trace does not have.
+// are; so do those for execution without densities, unless `only_hidden`: every feature map is
+// compressed, which measures them. Throws `UsageError` if densities are needed and not known,
+// `InputError` if they name tensors that the trace does not have.
 Setup ResolveCompression(const Setup& setup, const PolicyMaker& make_policy);
+
+// What a run touches that is predicted so, for a backend that needs it. REQUIRES: it fits.
+Footprint FootprintOf(const Setup& setup, const Outcome& predicted);
+
+// The allocator, then compression.
+Resolved Resolve(const Setup& setup, std::span<const PolicyMaker> policies);
+
+// Resolves the setup and runs it. A backend that needs a footprint does not run what is predicted
+// not to fit: the prediction is the outcome.
+Outcome Play(const Setup& setup, std::span<const PolicyMaker> policies,
+             const BackendFactories& backends = {});
 
 // The makers of what a specification names, to be resolved with the setup: one, or with the
 // allocator `auto` one for each of `OrdersOf`.

@@ -11,84 +11,23 @@
 
 #include "experiments/run/pool_search.h"
 #include "policies/registry.h"
-#include "sim/alloc/make_allocator.h"
-#include "sim/engine/sim_backend.h"
 #include "traces/base/error.h"
 
 namespace spillway {
 namespace {
 
-// How many trial runs may be under way within one another.
-constexpr int kDeepestTrial = 16;
-
 // Does nothing: the runtime's own liveness and the fastest kernels.
 class IdealPolicy final : public Policy {};
 
-Report SimulateTrace(const Setup& setup, const Trace& trace, Policy& policy,
-                     Allocator* given = nullptr,
-                     std::optional<CompressionSummary>* summary = nullptr, int depth = 0) {
-  if (depth > kDeepestTrial) {
-    throw PolicyError(
-        fmt::format("WhatIf: more than {} trial runs within one another; does the "
-                    "policy try itself?",
-                    kDeepestTrial));
-  }
-  Device device = setup.device;
-  device.memory = setup.memory;
-  std::unique_ptr<Allocator> own;
-  if (given == nullptr) own = MakeArena(setup, device.memory);
-  Allocator* const arena = given == nullptr ? own.get() : given;
-  const auto host_pool = MakeAllocator("best-fit", device.host_memory, device.alignment);
-  const bool compresses = setup.compression && summary != nullptr;
-  const HostCompression compression =
-      compresses ? CompressionOf(*setup.compression, trace) : HostCompression();
-  SimBackend backend(device, setup.cost, arena->backing() == Backing::kBlocks,
-                     compresses ? &compression : nullptr);
-  RuntimeParts parts;
-  parts.trace = &trace;
-  parts.device = &device;
-  parts.cost = &setup.cost;
-  parts.arena = arena;
-  parts.host_pool = host_pool.get();
-  parts.backend = &backend;
-  parts.policy = &policy;
-  // A plan is for one policy; a trial of another one runs as the recorded run did. Nor does it see
-  // compression.
-  Setup trial = setup;
-  trial.plan = nullptr;
-  if (setup.plan) trial.memory = setup.plan->memory;
-  parts.trial = [&](Policy& other) {
-    return SimulateTrace(trial, trace, other, nullptr, nullptr, depth + 1);
-  };
-  Report report = Run(parts, setup.options);
-  if (compresses && report.fits()) {
-    *summary = Summarize(*setup.compression, compression, trace, report);
-    (*summary)->times = backend.compression_times();
-    if (setup.compression->baseline) {
-      (*summary)->hides = setup.compression->Hides(report.metrics.iteration);
-    }
-    report.pinning = device.host_malloc.At((*summary)->pinned_peak);
-  }
-  return report;
-}
-
 }  // namespace
-
-Outcome Simulate(const Setup& setup, Policy& policy, Allocator* arena) {
-  Outcome outcome;
-  outcome.allocator = setup.allocator;
-  outcome.rewritten = policy.Rewrite(setup.trace, setup.device, setup.cost);
-  if (outcome.rewritten) outcome.rewritten->Validate();
-  outcome.report = SimulateTrace(setup, outcome.trace(setup), policy, arena, &outcome.compression);
-  return outcome;
-}
 
 Report SimulateIdeal(const Setup& setup) {
   Setup unlimited = setup;
   unlimited.memory = Bytes::Unlimited();
   unlimited.plan = nullptr;
+  unlimited.compression = nullptr;
   IdealPolicy policy;
-  return SimulateTrace(unlimited, setup.trace, policy);
+  return Simulate(unlimited, policy).report;
 }
 
 std::optional<Bytes> NeededMemory(const Setup& setup,
@@ -140,7 +79,7 @@ Bytes ParseMemory(std::string_view text, const Setup& setup) {
   if (error != std::errc() || end != last || !(percent >= 0) || percent > 1e6) {
     throw UsageError(fmt::format("memory: '{}' is not a percentage from 0% up", text));
   }
-  const Bytes bound = LayerBound(setup.trace, setup.device.alignment);
+  const Bytes bound = LayerBound(*setup.trace, setup.device.alignment);
   const Bytes peak = SimulateIdeal(setup).metrics.peak_reserved;
   const double extra = static_cast<double>((peak - bound).count()) * percent / 100;
   return RoundUp(bound + Bytes(static_cast<int64_t>(extra)), setup.device.alignment);

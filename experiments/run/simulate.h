@@ -1,4 +1,4 @@
-// One simulated run: puts a trace, a device, a cost model, an allocator and a policy together.
+// What simulation alone finds out: the ideal run, and how much memory a policy needs.
 
 #ifndef SPILLWAY_EXPERIMENTS_RUN_SIMULATE_H_
 #define SPILLWAY_EXPERIMENTS_RUN_SIMULATE_H_
@@ -8,16 +8,11 @@
 #include <optional>
 #include <string_view>
 
-#include "experiments/run/setup.h"
+#include "experiments/run/assembler.h"
 #include "sim/core/policy.h"
 #include "sim/core/report.h"
 
 namespace spillway {
-
-// Runs a policy on the simulator. The allocators `planned` and `auto` and compression are to be
-// resolved before (resolve.h). `arena` is used instead of the setup's, if given.
-// Throws `PolicyError` if the policy breaks its contract.
-Outcome Simulate(const Setup& setup, Policy& policy, Allocator* arena = nullptr);
 
 // The run that the slowdown of all others refers to: unlimited memory, the fastest algorithms,
 // nothing moved.

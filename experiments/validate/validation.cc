@@ -7,7 +7,6 @@
 #include <functional>
 #include <utility>
 
-#include "experiments/run/resolve.h"
 #include "sim/core/check.h"
 #include "traces/base/error.h"
 
@@ -27,7 +26,7 @@ Duration CopyTime(const Report& report) {
 
 // Of the iterations that were timed, ascending. REQUIRES: validation.fits().
 std::vector<Duration> TimesOf(const Validation& validation) {
-  std::vector<Duration> times = validation.measured.iteration_times;
+  std::vector<Duration> times = validation.measured.execution->iteration_times;
   if (times.size() > static_cast<size_t>(kWarmUp) + 1) {
     times.erase(times.begin(), times.begin() + kWarmUp);
     times.pop_back();
@@ -51,36 +50,30 @@ std::string_view KindName(CommandKind kind) {
 }  // namespace
 
 double Validation::error() const {
-  const double measured_ms = measured.typical_iteration().milliseconds();
+  const double measured_ms = measured.execution->typical_iteration().milliseconds();
   return predicted.report.metrics.iteration.milliseconds() / measured_ms - 1;
 }
 
-Validation Validate(const Setup& named, const std::function<std::unique_ptr<Policy>()>& make_policy,
-                    CudaMachine& machine, const ExecuteOptions& options) {
-  Device device = named.device;
-  if (options.work == CudaWork::kSpin) device.library_call.reset();  // busy waits call no library
-  const Setup asked{named.trace,     device,        named.cost, named.memory,
-                    named.allocator, named.options, named.plan, named.compression};
-  const Setup setup = ResolveForExecution(asked, make_policy);
+Validation Validate(const Setup& setup, const PolicyMaker& make, const BackendFactories& backends) {
+  Setup resolved = Resolve(setup, {&make, 1}).setup;
   Validation validation;
-  validation.predicted = Simulate(setup, *make_policy());
+  validation.predicted = Simulate(resolved, *make());
   if (validation.predicted.report.fits() && !validation.predicted.report.steady) {
-    Setup as_often = setup;  // iterations differ, so compare the same one
-    as_often.options.iterations = options.iterations;
-    validation.predicted = Simulate(as_often, *make_policy());
+    Setup as_often = resolved;  // iterations differ, so compare the same one
+    as_often.backend = kSimulator;
+    validation.predicted = RunPolicy(as_often, *make());
   }
   const Report& predicted = validation.predicted.report;
   if (!predicted.fits()) {
-    validation.measured.outcome = validation.predicted;  // nothing was run
+    validation.measured = validation.predicted;  // nothing was run
     return validation;
   }
-  validation.measured = ExecuteOnCuda(setup, *make_policy(), predicted, machine, options);
-  const Report& measured = validation.measured.outcome.report;
+  resolved.footprint = FootprintOf(resolved, validation.predicted);
+  validation.measured = RunPolicy(resolved, *make(), backends);
+  const Report& measured = validation.measured.report;
   validation.decisions_equal = measured.decisions == predicted.decisions;
   validation.placements_equal = measured.placements == predicted.placements;
-  if (measured.fits()) {
-    validation.violations = Check(validation.measured.outcome.trace(setup), measured);
-  }
+  if (measured.fits()) validation.violations = Check(*validation.measured.trace, measured);
   return validation;
 }
 
@@ -91,7 +84,7 @@ bool Agrees(const Validation& validation, double tolerance) {
 
 ValidationResult MakeValidationResult(const Setup& setup, std::string_view policy,
                                       Validation validation) {
-  return {FactsOf(setup, validation.predicted.trace(setup), policy), setup.allocator,
+  return {FactsOf(setup, *validation.predicted.trace, policy), setup.allocator,
           std::move(validation)};
 }
 
@@ -116,7 +109,7 @@ Columns<ValidationResult> ValidationColumns() {
   const auto add_pair = [&](const std::string& name, std::string_view unit, std::string_view help,
                             auto get) {
     add("predicted_" + name, unit, help, [get](auto& v) { return get(v.predicted.report); });
-    add("measured_" + name, unit, help, [get](auto& v) { return get(v.measured.outcome.report); });
+    add("measured_" + name, unit, help, [get](auto& v) { return get(v.measured.report); });
   };
   const auto metric = [](auto member) {
     return [member](const Report& report) { return report.metrics.*member; };
@@ -127,7 +120,7 @@ Columns<ValidationResult> ValidationColumns() {
   add("predicted_iteration_ms", "ms", "one iteration",
       [](auto& v) { return v.predicted.report.metrics.iteration; });
   add("measured_iteration_ms", "ms", "the median of those timed",
-      [](auto& v) { return v.measured.typical_iteration(); });
+      [](auto& v) { return v.measured.execution->typical_iteration(); });
   add("error", "1", "(predicted - measured) / measured", &Validation::error);
   add("decisions_equal", "", "all of them", &Validation::decisions_equal);
   add("placements_equal", "", "all of them", &Validation::placements_equal);
@@ -146,7 +139,7 @@ Columns<ValidationResult> ValidationColumns() {
   add_pair("prefetched_bytes", "B", "copied to the device", metric(&Metrics::prefetched));
   add_pair("pinned_peak_bytes", "B", "most pinned host memory", metric(&Metrics::pinned_peak));
   add("stamped_iteration_ms", "ms", "the one in which the measured parts were taken",
-      [](auto& v) { return v.measured.outcome.report.metrics.iteration; });
+      [](auto& v) { return v.measured.report.metrics.iteration; });
   add("shortest_iteration_ms", "ms", "of those timed", [](auto& v) { return TimesOf(v).front(); });
   add("longest_iteration_ms", "ms", "of those timed", [](auto& v) { return TimesOf(v).back(); });
   add("timed_iterations", "1", "their number", [](auto& v) { return TimesOf(v).size(); });
@@ -168,11 +161,11 @@ std::string FormatValidation(std::span<const ValidationResult> results) {
     const Validation& v = result.validation;
     const bool fits = v.fits();
     const Report& predicted = v.predicted.report;
-    const Report& measured = v.measured.outcome.report;
+    const Report& measured = v.measured.report;
     const auto cell = [&](auto value, int digits) {
       return fits ? FormatCell(ToValue(value), "", digits) : "-";
     };
-    const auto typical = fits ? v.measured.typical_iteration() : Duration();
+    const auto typical = fits ? v.measured.execution->typical_iteration() : Duration();
     cells.push_back(
         {result.workload, result.policy, FormatCell(ToValue(IfLimited(result.memory)), "B", 2),
          cell(predicted.metrics.iteration, 2), cell(typical, 2),
@@ -187,10 +180,10 @@ std::string FormatValidation(std::span<const ValidationResult> results) {
   return FormatTable(cells);
 }
 
-std::vector<ValidatedCommand> CommandsOf(const Setup& setup, const Validation& validation) {
-  const Trace& trace = validation.predicted.trace(setup);
+std::vector<ValidatedCommand> CommandsOf(const Validation& validation) {
+  const Trace& trace = *validation.predicted.trace;
   const auto& predicted = validation.predicted.report.timeline;
-  const auto& measured = validation.measured.outcome.report.timeline;
+  const auto& measured = validation.measured.report.timeline;
   SPILLWAY_CHECK(predicted.size() == measured.size());
   std::vector<ValidatedCommand> commands(predicted.size());
   for (size_t i = 0; i < predicted.size(); ++i) {
@@ -224,18 +217,18 @@ Columns<ValidatedCommand> CommandColumns() {
   };
 }
 
-void CheckProvenance(const Provenance& provenance, const CudaMachine& machine,
+void CheckProvenance(const Provenance& provenance, std::string_view gpu, std::string_view cudnn,
                      std::string_view math) {
-  const auto require = [&](std::string_view what, std::string_view recorded,
-                           std::string_view running) {
+  const auto require = [](std::string_view what, std::string_view recorded,
+                          std::string_view running) {
     if (recorded == running) return;
     throw InputError(fmt::format(
         "the cost table was recorded with {} {}, but this machine runs {}; record it here with "
         "spillway record, or allow any table",
         what, recorded, running));
   };
-  require("GPU", provenance.gpu, machine.gpu());
-  require("cuDNN", provenance.cudnn, machine.cudnn());
+  require("GPU", provenance.gpu, gpu);
+  require("cuDNN", provenance.cudnn, cudnn);
   require("arithmetic", provenance.math, math);
 }
 

@@ -3,8 +3,6 @@
 #ifndef SPILLWAY_EXPERIMENTS_VALIDATE_VALIDATION_H_
 #define SPILLWAY_EXPERIMENTS_VALIDATE_VALIDATION_H_
 
-#include <functional>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -12,29 +10,28 @@
 #include <vector>
 
 #include "experiments/output/run_result.h"
-#include "experiments/run/execute.h"
+#include "experiments/run/resolve.h"
 #include "sim/core/cost_table.h"
 
 namespace spillway {
 
 struct Validation {
   Outcome predicted;
-  Execution measured;
+  Outcome measured;  // the prediction where that does not fit
   bool decisions_equal = false;
   bool placements_equal = false;
   std::vector<std::string> violations;  // what the checker says of the measured order
 
-  bool fits() const { return predicted.report.fits() && measured.outcome.report.fits(); }
+  bool fits() const { return predicted.report.fits() && measured.report.fits(); }
   // Decisions, placements and so bytes and peaks agree, and nothing ran out of order.
   bool parity() const { return decisions_equal && placements_equal && violations.empty(); }
   // (predicted - measured) / measured iteration time. REQUIRES: fits().
   double error() const;
 };
 
-// Simulates, then executes with another policy object of the same kind. Throws as `Simulate` and
-// `ExecuteOnCuda` do.
-Validation Validate(const Setup& setup, const std::function<std::unique_ptr<Policy>()>& make_policy,
-                    CudaMachine& machine, const ExecuteOptions& options);
+// Simulates, then executes with another policy object of the same kind on the setup's backend, and
+// as many iterations as it says. Throws as `RunPolicy` does.
+Validation Validate(const Setup& setup, const PolicyMaker& make, const BackendFactories& backends);
 
 // True if the times agree within `tolerance` (0.05 is 5 %) and `parity` holds, or if the workload
 // fits on neither side.
@@ -63,13 +60,13 @@ struct ValidatedCommand {
 };
 
 // In issue order. REQUIRES: validation.fits() and validation.parity().
-std::vector<ValidatedCommand> CommandsOf(const Setup& setup, const Validation& validation);
+std::vector<ValidatedCommand> CommandsOf(const Validation& validation);
 
 Columns<ValidatedCommand> CommandColumns();
 
 // Throws `InputError` that says what differs if the table was recorded on another GPU, with another
-// cuDNN or in other arithmetic than the machine runs.
-void CheckProvenance(const Provenance& provenance, const CudaMachine& machine,
+// cuDNN or in other arithmetic than runs here.
+void CheckProvenance(const Provenance& provenance, std::string_view gpu, std::string_view cudnn,
                      std::string_view math);
 
 }  // namespace spillway

@@ -97,8 +97,8 @@ class PolicyContext {
   // Only in `Plan`. One workspace for the whole run, used by every kernel that fits in it.
   virtual bool ReserveWorkspace(Bytes size) = 0;
 
-  // A predicted trial run of another policy on the same trace, memory and cost model.
-  // Deterministic.
+  // A predicted trial run of another policy with the same memory and cost model, from the trace as
+  // it was before `Rewrite`. Deterministic.
   virtual Report WhatIf(Policy& policy) const = 0;
 
   virtual Residency Where(TensorId tensor) const = 0;
@@ -125,7 +125,7 @@ class Policy {
  public:
   virtual ~Policy() = default;
 
-  // May split ops and tensors of the trace before anything runs. nullopt leaves it as it is.
+  // May split ops and tensors, for a device with the run's memory. nullopt leaves the trace alone.
   virtual std::optional<Trace> Rewrite(const Trace&, const Device&, const CostModel&) {
     return std::nullopt;
   }

@@ -15,8 +15,8 @@
 
 namespace spillway {
 
-// Predicts a run of `policy` on the same trace, device, memory and cost model: behind
-// `PolicyContext::WhatIf`. Injected, so that the core does not depend on a simulator.
+// Predicts a run of `policy` on the same device, memory and cost model, from the trace that no
+// policy has rewritten: `PolicyContext::WhatIf`. Injected: the core depends on no simulator.
 using Trial = std::function<Report(Policy& policy)>;
 
 struct RuntimeOptions {

@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "experiments/run/execute.h"
 #include "experiments/run/resolve.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
+#include "tests/testing/execute.h"
 #include "tests/testing/networks.h"
 #include "traces/lowering/lowering.h"
 
@@ -82,7 +82,7 @@ class ExecutionContract : public ::testing::TestWithParam<Case> {
   }
 
   spillway::Setup SetupFor(Bytes memory) const {
-    return {trace_, device_, cost_, memory, GetParam().allocator};
+    return {Borrow(trace_), device_, Borrow(cost_), memory, GetParam().allocator};
   }
 
   Device device_;
@@ -103,10 +103,9 @@ INSTANTIATE_TEST_SUITE_P(All, ExecutionContract, ::testing::ValuesIn(Cases()),
                          });
 
 TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {
-  const Execution reference =
-      ExecuteOnCpu({trace_, device_, cost_, Bytes::GiB(1)}, *registry_.Make("liveness"),
-                   {7, 3, std::nullopt, CudaWork::kKernels});
-  ASSERT_TRUE(reference.loss && std::isfinite(*reference.loss));
+  const Outcome reference = testing::RunOnCpu(
+      {Borrow(trace_), device_, Borrow(cost_), Bytes::GiB(1)}, *registry_.Make("liveness"), 3);
+  ASSERT_TRUE(reference.execution->loss && std::isfinite(*reference.execution->loss));
   const Bytes bound = LayerBound(trace_, device_.alignment);
   int fitted = 0;
   int64_t stored = 0;
@@ -116,7 +115,7 @@ TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {
     named.options.iterations = 3;
     const spillway::Setup setup =
         ResolveAllocator(named, [&] { return registry_.Make(GetParam().policy); });
-    const Report predicted = Simulate(setup, *registry_.Make(GetParam().policy)).report;
+    const Report predicted = RunPolicy(setup, *registry_.Make(GetParam().policy)).report;
     spillway::Setup compressed = setup;
     if (!GetParam().compression.empty()) {
       compressed.compression = std::make_shared<const CompressionPlan>(
@@ -124,22 +123,22 @@ TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {
     }
     for (const std::optional<uint64_t> drain_seed :
          {std::optional<uint64_t>(), std::optional<uint64_t>(1), std::optional<uint64_t>(2)}) {
-      const Execution executed = ExecuteOnCpu(compressed, *registry_.Make(GetParam().policy),
-                                              {7, 3, drain_seed, CudaWork::kKernels});
-      const Report& report = executed.outcome.report;
+      const Outcome executed =
+          testing::RunOnCpu(compressed, *registry_.Make(GetParam().policy), 3, drain_seed);
+      const Report& report = executed.report;
       ASSERT_EQ(report.fits(), predicted.fits());
       EXPECT_EQ(report.decisions, predicted.decisions);
       EXPECT_EQ(report.placements, predicted.placements);
       if (!report.fits()) continue;
       ++fitted;
       if (compressed.compression) {
-        const CompressionSummary& summary = executed.outcome.compression.value();
+        const CompressionSummary& summary = executed.compression.value();
         EXPECT_EQ(summary.stored.size(), static_cast<size_t>(summary.storages));
         stored += summary.storages;
       }
       EXPECT_THAT(Check(trace_, report), IsEmpty());
-      EXPECT_EQ(executed.loss, reference.loss);
-      EXPECT_EQ(executed.weights_digest, reference.weights_digest);
+      EXPECT_EQ(executed.execution->loss, reference.execution->loss);
+      EXPECT_EQ(executed.execution->weights_digest, reference.execution->weights_digest);
     }
   }
   EXPECT_GE(fitted, 3);

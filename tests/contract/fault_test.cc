@@ -82,7 +82,7 @@ class Rig {
     parts.host_pool = &host_pool;
     parts.backend = &backend;
     parts.policy = policy.get();
-    const Setup trial{trace_, device_, cost_, device_.memory};
+    const Setup trial{Borrow(trace_), device_, Borrow(cost_), device_.memory};
     parts.trial = [&](Policy& other) { return Simulate(trial, other).report; };
     RuntimeOptions options;
     options.iterations = 2;
@@ -139,7 +139,7 @@ Bytes TightMemory(const Network& network) {
   for (int64_t steps = 64; steps < 256; ++steps) {
     const Bytes memory(bound * steps / 64);
     const Report report =
-        Simulate({trace, device, cost, memory}, *registry.Make("vdnn-dyn")).report;
+        Simulate({Borrow(trace), device, Borrow(cost), memory}, *registry.Make("vdnn-dyn")).report;
     if (report.fits() && report.metrics.offloaded > Bytes(0)) return memory;
   }
   return kMemory;

@@ -76,7 +76,8 @@ class PolicyContract : public ::testing::TestWithParam<Case> {
 
   Outcome Run(const Trace& trace, Bytes memory) const {
     const RooflineCostModel cost(device_);
-    return Simulate({trace, device_, cost, memory}, *registry_.Make(GetParam().policy));
+    return Simulate({Borrow(trace), device_, Borrow(cost), memory},
+                    *registry_.Make(GetParam().policy));
   }
 
   Device device_;

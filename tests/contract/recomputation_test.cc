@@ -7,9 +7,9 @@
 
 #include <string>
 
-#include "experiments/run/execute.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
+#include "tests/testing/execute.h"
 #include "tests/testing/networks.h"
 #include "traces/lowering/lowering.h"
 
@@ -52,19 +52,17 @@ TEST_P(Recomputation, ChangesNoBit) {
   const Trace trace = LowerNetwork(GetParam().network(), {3, GetParam().preset, true});
   const Device device = testing::NarrowDevice();
   const RooflineCostModel cost(device);
-  const spillway::Setup setup{trace, device, cost, Bytes::GiB(1)};
+  const spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(1)};
   Policy keep_everything;
-  const Execution kept =
-      ExecuteOnCpu(setup, keep_everything, {7, 3, std::nullopt, CudaWork::kKernels});
-  EXPECT_EQ(kept.outcome.report.metrics.recomputed_ops, 0);
+  const Outcome kept = testing::RunOnCpu(setup, keep_everything, 3);
+  EXPECT_EQ(kept.report.metrics.recomputed_ops, 0);
   EvictEverything evict_everything;
-  const Execution evicted =
-      ExecuteOnCpu(setup, evict_everything, {7, 3, std::nullopt, CudaWork::kKernels});
-  ASSERT_TRUE(evicted.outcome.report.fits());
-  EXPECT_GE(evicted.outcome.report.metrics.recomputed_ops, 5);
-  EXPECT_THAT(Check(trace, evicted.outcome.report), IsEmpty());
-  EXPECT_EQ(evicted.loss, kept.loss);
-  EXPECT_EQ(evicted.weights_digest, kept.weights_digest);
+  const Outcome evicted = testing::RunOnCpu(setup, evict_everything, 3);
+  ASSERT_TRUE(evicted.report.fits());
+  EXPECT_GE(evicted.report.metrics.recomputed_ops, 5);
+  EXPECT_THAT(Check(trace, evicted.report), IsEmpty());
+  EXPECT_EQ(evicted.execution->loss, kept.execution->loss);
+  EXPECT_EQ(evicted.execution->weights_digest, kept.execution->weights_digest);
 }
 
 }  // namespace

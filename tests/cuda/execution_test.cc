@@ -20,6 +20,7 @@
 #include "sim/core/check.h"
 #include "sim/cost/deterministic.h"
 #include "sim/cost/table.h"
+#include "tests/testing/execute.h"
 #include "tests/testing/networks.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
@@ -37,7 +38,7 @@ class CudaExecution : public ::testing::TestWithParam<Network (*)()> {
  protected:
   void SetUp() override {
     try {
-      machine_ = std::make_unique<CudaMachine>(CudaMachine::Options{0, "fp32", kSeed});
+      machine_ = std::make_shared<CudaMachine>(CudaMachine::Options{0, "fp32", kSeed});
     } catch (const EnvironmentError& error) {
       GTEST_SKIP() << "NOT TESTED: " << error.what();
     }
@@ -52,14 +53,17 @@ class CudaExecution : public ::testing::TestWithParam<Network (*)()> {
   }
 
   spillway::Setup SetupFor(Bytes memory, std::string allocator = "best-fit") const {
-    return {trace_, device_, *cost_, memory, std::move(allocator)};
+    return {Borrow(trace_), device_, Borrow(*cost_), memory, std::move(allocator)};
   }
 
-  Validation Run(const spillway::Setup& setup, const std::string& policy,
-                 CudaWork work = CudaWork::kKernels) const {
-    const ExecuteOptions options{kSeed, 3, std::nullopt, work};
+  Validation Run(spillway::Setup setup, const std::string& policy, CudaRun run = {}) const {
+    run.seed = kSeed;
+    BackendFactories backends;
+    backends.Add("cuda", CudaFactory(machine_, run));
+    setup.backend = "cuda";
+    setup.options.iterations = 3;
     return Validate(
-        setup, [&] { return registry_.Make(policy); }, *machine_, options);
+        setup, [&] { return registry_.Make(policy); }, backends);
   }
 
   static constexpr uint64_t kSeed = 7;
@@ -67,7 +71,7 @@ class CudaExecution : public ::testing::TestWithParam<Network (*)()> {
   Device device_;
   Trace trace_;
   std::unique_ptr<CostModel> cost_;
-  std::unique_ptr<CudaMachine> machine_;
+  std::shared_ptr<CudaMachine> machine_;
 };
 
 INSTANTIATE_TEST_SUITE_P(All, CudaExecution, ::testing::Values(testing::Chain, testing::ForkJoin),
@@ -75,8 +79,9 @@ INSTANTIATE_TEST_SUITE_P(All, CudaExecution, ::testing::Values(testing::Chain, t
 
 TEST_P(CudaExecution, SameBitsDecisionsAndPlacementsUnderEveryPolicy) {
   const Validation reference = Run(SetupFor(Bytes::GiB(1)), "liveness:algo=performance");
-  ASSERT_TRUE(reference.measured.loss && std::isfinite(*reference.measured.loss));
-  ASSERT_FALSE(reference.measured.weights_digest.empty());
+  ASSERT_TRUE(reference.measured.execution->loss &&
+              std::isfinite(*reference.measured.execution->loss));
+  ASSERT_FALSE(reference.measured.execution->weights_digest.empty());
   const Bytes bound = LayerBound(trace_, device_.alignment);
   int fitted = 0;
   for (const char* policy : kPolicies) {
@@ -88,8 +93,10 @@ TEST_P(CudaExecution, SameBitsDecisionsAndPlacementsUnderEveryPolicy) {
       EXPECT_TRUE(validation.decisions_equal) << policy << " " << factor;
       EXPECT_TRUE(validation.placements_equal) << policy << " " << factor;
       EXPECT_THAT(validation.violations, IsEmpty()) << policy << " " << factor;
-      EXPECT_EQ(validation.measured.loss, reference.measured.loss) << policy << " " << factor;
-      EXPECT_EQ(validation.measured.weights_digest, reference.measured.weights_digest)
+      EXPECT_EQ(validation.measured.execution->loss, reference.measured.execution->loss)
+          << policy << " " << factor;
+      EXPECT_EQ(validation.measured.execution->weights_digest,
+                reference.measured.execution->weights_digest)
           << policy << " " << factor;
     }
   }
@@ -106,19 +113,20 @@ TEST_P(CudaExecution, SameBitsUnderEveryAllocator) {
     ASSERT_TRUE(validation.predicted.report.fits()) << allocator;
     EXPECT_TRUE(validation.parity()) << allocator;
     EXPECT_THAT(validation.violations, IsEmpty()) << allocator;
-    EXPECT_EQ(validation.measured.weights_digest, reference.measured.weights_digest) << allocator;
+    EXPECT_EQ(validation.measured.execution->weights_digest,
+              reference.measured.execution->weights_digest)
+        << allocator;
   }
 }
 
 TEST_P(CudaExecution, TimelineOfCuptiIsInOrder) {
-  ExecuteOptions options{kSeed, 3, std::nullopt, CudaWork::kKernels};
-  options.timeline = CudaTimeline::kActivity;
-  const auto make = [&] { return registry_.Make("vdnn-all:algo=performance"); };
+  CudaRun run;
+  run.timeline = CudaTimeline::kActivity;
   try {
-    const Validation validation = Validate(SetupFor(Bytes::GiB(1)), make, *machine_, options);
+    const Validation validation = Run(SetupFor(Bytes::GiB(1)), "vdnn-all:algo=performance", run);
     EXPECT_TRUE(validation.parity());
     EXPECT_THAT(validation.violations, IsEmpty());
-    EXPECT_GT(validation.measured.outcome.report.metrics.compute, Duration());
+    EXPECT_GT(validation.measured.report.metrics.compute, Duration());
   } catch (const EnvironmentError& error) {
     GTEST_SKIP() << "NOT TESTED: " << error.what();
   }
@@ -137,15 +145,16 @@ TEST_P(CudaExecution, SameBitsWithCompression) {
     const Validation validation = Run(setup, policy);
     EXPECT_TRUE(validation.parity()) << text;
     EXPECT_THAT(validation.violations, IsEmpty()) << text;
-    EXPECT_EQ(validation.measured.weights_digest, reference.measured.weights_digest) << text;
-    const auto& summary = validation.measured.outcome.compression;
+    EXPECT_EQ(validation.measured.execution->weights_digest,
+              reference.measured.execution->weights_digest)
+        << text;
+    const auto& summary = validation.measured.compression;
     ASSERT_TRUE(summary && summary->storages > 0) << text;
     EXPECT_EQ(summary->stored.size(), static_cast<size_t>(summary->storages));
-    const Execution cpu =
-        ExecuteOnCpu(setup, *registry_.Make(policy), {kSeed, 3, std::nullopt, {}});
+    const Outcome cpu = testing::RunOnCpu(setup, *registry_.Make(policy), 3);
     for (size_t i = 0; i < summary->stored.size(); ++i) {
-      EXPECT_EQ(summary->stored[i].storage, cpu.outcome.compression->stored[i].storage);
-      EXPECT_NEAR(summary->stored[i].density, cpu.outcome.compression->stored[i].density, 0.02);
+      EXPECT_EQ(summary->stored[i].storage, cpu.compression->stored[i].storage);
+      EXPECT_NEAR(summary->stored[i].density, cpu.compression->stored[i].density, 0.02);
     }
   }
 }
@@ -153,16 +162,16 @@ TEST_P(CudaExecution, SameBitsWithCompression) {
 TEST_P(CudaExecution, LosesAsTheCpuBackendDoes) {
   const spillway::Setup setup = SetupFor(Bytes::GiB(1));
   const Validation validation = Run(setup, "liveness");
-  const Execution cpu =
-      ExecuteOnCpu(setup, *registry_.Make("liveness"), {kSeed, 3, std::nullopt, {}});
-  ASSERT_TRUE(cpu.loss && validation.measured.loss);
-  EXPECT_NEAR(*validation.measured.loss, *cpu.loss, 1e-4 * std::abs(*cpu.loss));
+  const Outcome cpu = testing::RunOnCpu(setup, *registry_.Make("liveness"), 3);
+  ASSERT_TRUE(cpu.execution->loss && validation.measured.execution->loss);
+  EXPECT_NEAR(*validation.measured.execution->loss, *cpu.execution->loss,
+              1e-4 * std::abs(*cpu.execution->loss));
 }
 
 TEST_P(CudaExecution, SpinsForThePredictedTime) {
-  const Validation validation = Run(SetupFor(Bytes::GiB(1)), "liveness", CudaWork::kSpin);
+  const Validation validation = Run(SetupFor(Bytes::GiB(1)), "liveness", {1, CudaWork::kSpin});
   EXPECT_TRUE(validation.parity());
-  EXPECT_TRUE(validation.measured.weights_digest.empty());  // nothing was computed
+  EXPECT_TRUE(validation.measured.execution->weights_digest.empty());  // nothing was computed
 }
 
 }  // namespace

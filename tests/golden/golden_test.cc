@@ -65,7 +65,8 @@ TEST_P(GoldenTest, ReportIsAsRecorded) {
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
   const Report report =
-      Simulate({trace, device, cost, memory}, *registry.Make(GetParam().policy)).report;
+      Simulate({Borrow(trace), device, Borrow(cost), memory}, *registry.Make(GetParam().policy))
+          .report;
   ASSERT_TRUE(report.fits()) << report.out_of_memory->Message();
   const std::string text = fmt::format(
       "== timeline (start and end in ns, stream, what)\n{}== decisions\n{}== placements (commands "

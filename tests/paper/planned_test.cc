@@ -49,7 +49,7 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
       if (own && entry.name != "superneurons") continue;
       for (const std::string& policy : OrdersOf(entry.name)) {
         const PolicyMaker make = [&] { return registry.Make(policy); };
-        spillway::Setup setup{trace, device, cost, Bytes::Unlimited(), "planned"};
+        spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited(), "planned"};
         for (const char* memory : {"unlimited", "30%"}) {
           setup.memory = ParseMemory(memory, setup);
           const AllocationPlan plan = PlanFor(setup, make);

@@ -171,7 +171,8 @@ TEST(SuperNeuronsPaperTest, TimeByLayerTypeIsThatOfASimulatedIteration) {
     const Trace trace = LoadWorkload(workload, {"superneurons", true});
     const auto policy = registry.Make("liveness:algo=performance");
     const Report report =
-        Simulate({trace, device, cost, Bytes::Unlimited(), "stitched"}, *policy).report;
+        Simulate({Borrow(trace), device, Borrow(cost), Bytes::Unlimited(), "stitched"}, *policy)
+            .report;
     std::map<OpType, double> time;
     double all = 0;
     for (const TimelineEntry& entry : report.timeline) {
@@ -253,8 +254,9 @@ class K40Test : public ::testing::Test {
 
   Report Run(const Trace& trace, const std::string& policy, Bytes memory,
              const std::string& allocator = "best-fit") const {
-    const Report report =
-        Simulate({trace, device_, cost_, memory, allocator}, *registry_.Make(policy)).report;
+    const Report report = Simulate({Borrow(trace), device_, Borrow(cost_), memory, allocator},
+                                   *registry_.Make(policy))
+                              .report;
     EXPECT_THAT(Check(trace, report), IsEmpty()) << trace.name << " " << policy;
     return report;
   }

@@ -54,7 +54,8 @@ class TitanXTest : public ::testing::Test {
   Report Run(const std::string& workload, const std::string& policy) const {
     const Trace trace = LoadWorkload(workload, {"vdnn", true});
     const Report report =
-        Simulate({trace, device_, cost_, device_.memory}, *registry_.Make(policy)).report;
+        Simulate({Borrow(trace), device_, Borrow(cost_), device_.memory}, *registry_.Make(policy))
+            .report;
     EXPECT_THAT(Check(trace, report), IsEmpty()) << workload << " " << policy;
     return report;
   }

@@ -152,13 +152,14 @@ class Gtx1080TiTest : public ::testing::Test {
   }
 
   Report Run(const Trace& trace, const std::string& policy, Bytes memory) const {
-    const Report report = Simulate({trace, device_, cost_, memory}, *registry_.Make(policy)).report;
+    const Report report =
+        Simulate({Borrow(trace), device_, Borrow(cost_), memory}, *registry_.Make(policy)).report;
     EXPECT_THAT(Check(trace, report), IsEmpty()) << trace.name << " " << policy;
     return report;
   }
 
   Bytes MemoryOf(const Trace& trace, const std::string& policy) const {
-    return ParseMemory(policy, {trace, device_, cost_, Bytes::Unlimited()});
+    return ParseMemory(policy, {Borrow(trace), device_, Borrow(cost_), Bytes::Unlimited()});
   }
 
   // In milliseconds.

@@ -1,14 +1,15 @@
 // What of the hardware backends can be tested without the hardware.
 
-#include "backend/backends.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
 #include <set>
 #include <string>
 
+#include "backend/cuda/calibrator.h"
 #include "backend/cuda/conv_algorithm.h"
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/recorder.h"
 #include "traces/base/counter_random.h"
 #include "traces/base/error.h"
 
@@ -80,11 +81,11 @@ TEST(PhiloxTest, DropoutKeepsTheRightFraction) {
 TEST(BackendsTest, MeasuringSaysWhatIsMissing) {
   std::string missing;
   try {
-    EXPECT_FALSE(CudaDevice().empty());
+    EXPECT_FALSE(DescribeCudaDevice().empty());
   } catch (const EnvironmentError& error) {
     missing = error.what();
   }
-  if (missing.empty()) GTEST_SKIP() << "this machine has a GPU: " << CudaDevice();
+  if (missing.empty()) GTEST_SKIP() << "this machine has a GPU: " << DescribeCudaDevice();
   EXPECT_NE(missing.find(CudaCompiledIn() ? "GPU" : "SPILLWAY_CUDA"), std::string::npos) << missing;
   const auto expect_missing = [&](const auto& run) {
     try {
@@ -94,8 +95,8 @@ TEST(BackendsTest, MeasuringSaysWhatIsMissing) {
       EXPECT_EQ(error.what(), missing);
     }
   };
-  expect_missing([] { RecordCosts(Trace{}, RecordOptions{}); });
-  expect_missing([] { MeasureDevice(CalibrateOptions{}); });
+  expect_missing([] { Record(Trace{}, RecordOptions{}); });
+  expect_missing([] { Calibrate(CalibrateOptions{}); });
 }
 
 }  // namespace

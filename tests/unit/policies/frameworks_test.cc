@@ -34,7 +34,7 @@ class FrameworksTest : public ::testing::Test {
   }
 
   Report Run(const Trace& trace, const std::string& policy, Bytes memory = Bytes::Unlimited()) {
-    const spillway::Setup setup{trace, device_, cost_, memory};
+    const spillway::Setup setup{Borrow(trace), device_, Borrow(cost_), memory};
     Report report = Simulate(setup, *registry_.Make(policy)).report;
     EXPECT_THAT(Check(trace, report), IsEmpty()) << policy;
     return report;

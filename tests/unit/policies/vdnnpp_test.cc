@@ -205,7 +205,7 @@ TEST(VdnnppTest, NeededMemoryIsEnough) {
   const RooflineCostModel cost(device);
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
-  spillway::Setup setup{trace, device, cost, Bytes::Unlimited()};
+  spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited()};
   const auto make = [&] { return registry.Make("vdnn-all"); };
   const Bytes peak = Simulate(setup, *make()).report.metrics.peak_allocated;
   const auto needed = NeededMemory(setup, make);
@@ -216,12 +216,14 @@ TEST(VdnnppTest, NeededMemoryIsEnough) {
   // What the device does not have is not given.
   Device small = device;
   small.memory = *needed - device.alignment;
-  EXPECT_EQ(ParseMemory("vdnn-all", {trace, small, cost, Bytes::Unlimited()}), small.memory);
+  EXPECT_EQ(ParseMemory("vdnn-all", {Borrow(trace), small, Borrow(cost), Bytes::Unlimited()}),
+            small.memory);
   small.memory = *needed + Bytes::MiB(1);
-  EXPECT_EQ(ParseMemory("vdnn-all", {trace, small, cost, Bytes::Unlimited()}), *needed);
+  EXPECT_EQ(ParseMemory("vdnn-all", {Borrow(trace), small, Borrow(cost), Bytes::Unlimited()}),
+            *needed);
   // Nowhere to take the inputs from.
   small.host_memory = Bytes(0);
-  spillway::Setup charged{trace, small, cost, Bytes::Unlimited()};
+  spillway::Setup charged{Borrow(trace), small, Borrow(cost), Bytes::Unlimited()};
   charged.options.charge_input = true;
   EXPECT_EQ(NeededMemory(charged, make), std::nullopt);
 }

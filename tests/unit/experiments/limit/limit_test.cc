@@ -109,8 +109,8 @@ TEST(WorkloadFamilyTest, VariesTheNumberThatHasAName) {
 // The limits of two policies on a small device, with what holds whatever the numbers are.
 TEST(LimitTest, OfPolicies) {
   LimitSetup setup{WorkloadFamily::OfBatches("densenet(1,1,k=2)@16")};
-  setup.device = testing::NarrowDevice();
-  setup.memory = Bytes::MiB(1);
+  setup.run.device = testing::NarrowDevice();
+  setup.run.memory = Bytes::MiB(1);
   setup.check = true;
   setup.scan = 5;
   int64_t last = 0;
@@ -120,7 +120,7 @@ TEST(LimitTest, OfPolicies) {
   EXPECT_EQ(last, liveness.limit.scanned_to);
   EXPECT_THAT(liveness.next_reason, HasSubstr("out of device memory"));
   ASSERT_TRUE(liveness.metrics);
-  EXPECT_LE(liveness.metrics->peak_allocated, setup.memory);
+  EXPECT_LE(liveness.metrics->peak_allocated, setup.run.memory);
   const LimitResult vdnn = FindLimit(setup, "vdnn-all:algo=memory", [](int64_t) {});
   EXPECT_GE(vdnn.limit.largest, liveness.limit.largest);
 
@@ -134,7 +134,7 @@ TEST(LimitTest, OfPolicies) {
   EXPECT_EQ(value("limit"), Value(liveness.limit.largest));
   EXPECT_EQ(value("next"), Value(liveness.limit.largest + 1));
 
-  setup.memory = Bytes(1);
+  setup.run.memory = Bytes(1);
   const LimitResult none = FindLimit(setup, "liveness", [](int64_t) {});
   EXPECT_EQ(none.limit.largest, 0);
   EXPECT_FALSE(none.metrics);

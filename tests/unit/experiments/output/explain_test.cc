@@ -256,7 +256,9 @@ class EveryReportTest : public ::testing::TestWithParam<Case> {
                              : Bytes(static_cast<int64_t>(bound * GetParam().memory));
     PolicyRegistry registry;
     RegisterBuiltinPolicies(registry);
-    report_ = Simulate({trace_, device_, cost_, memory}, *registry.Make(GetParam().policy)).report;
+    report_ = Simulate({Borrow(trace_), device_, Borrow(cost_), memory},
+                       *registry.Make(GetParam().policy))
+                  .report;
   }
 
   const Device device_;

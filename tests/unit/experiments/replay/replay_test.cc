@@ -285,8 +285,8 @@ TEST(SnapshotTest, ASimulatedRunReadsBackAsWhatItPlaced) {
     SCOPED_TRACE(name);
     PolicyLibrary library;
     const auto policy = library.Make(name);
-    const Outcome outcome = Simulate({trace, device, cost, Bytes::Unlimited()}, *policy);
-    ASSERT_FALSE(outcome.rewritten);
+    const Outcome outcome =
+        Simulate({Borrow(trace), device, Borrow(cost), Bytes::Unlimited()}, *policy);
     const auto log = ParseMemoryLog(FormatSnapshot(trace, outcome.report), "log");
     EXPECT_FALSE(log->start().pytorch);
     EXPECT_TRUE(log->start().records_segments);

@@ -119,7 +119,7 @@ class CompressedRuns : public ::testing::Test {
   std::unique_ptr<Policy> Make() const { return registry_.Make(policy_); }
 
   Outcome Run(const std::string& compression) const {
-    spillway::Setup setup{trace_, device_, cost_, Bytes::GiB(1)};
+    spillway::Setup setup{Borrow(trace_), device_, Borrow(cost_), Bytes::GiB(1)};
     if (!compression.empty()) {
       setup.compression =
           std::make_shared<const CompressionPlan>(ParseCompression(compression, device_));

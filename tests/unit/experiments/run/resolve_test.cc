@@ -30,7 +30,7 @@ class ArenaTest : public ::testing::Test {
   }
 
   spillway::Setup SetupFor(const std::string& allocator, Bytes memory) const {
-    return {trace_, device_, cost_, memory, allocator};
+    return {Borrow(trace_), device_, Borrow(cost_), memory, allocator};
   }
   PolicyMaker Maker(const std::string& policy) const {
     return [this, policy] { return registry_.Make(policy); };

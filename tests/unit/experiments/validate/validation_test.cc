@@ -24,20 +24,23 @@ class ValidationTest : public ::testing::Test {
     PolicyRegistry registry;
     RegisterBuiltinPolicies(registry);
     validation_.predicted = Simulate(SetupFor(), *registry.Make("vdnn-all"));
-    validation_.measured.outcome = validation_.predicted;
+    validation_.measured = validation_.predicted;
+    validation_.measured.execution.emplace();
     validation_.decisions_equal = validation_.placements_equal = true;
     MeasureTimes(1.0);
   }
 
-  spillway::Setup SetupFor() const { return {trace_, device_, cost_, Bytes::MiB(64)}; }
+  spillway::Setup SetupFor() const {
+    return {Borrow(trace_), device_, Borrow(cost_), Bytes::MiB(64)};
+  }
 
   // As if each iteration took `factor` times as long as predicted; warm-up and stamps far longer.
   void MeasureTimes(double factor) {
     const double predicted =
         static_cast<double>(validation_.predicted.report.metrics.iteration.picoseconds());
-    validation_.measured.iteration_times.clear();
+    validation_.measured.execution->iteration_times.clear();
     for (const double f : {9.0, 8.0, 7.0, factor, factor * 1.01, factor * 0.99, 6.0}) {
-      validation_.measured.iteration_times.push_back(
+      validation_.measured.execution->iteration_times.push_back(
           Duration::Picoseconds(static_cast<int64_t>(predicted * f)));
     }
   }
@@ -85,9 +88,9 @@ TEST_F(ValidationTest, WhatFitsOnNeitherSideAgreesAndHasNoFigures) {
 }
 
 TEST_F(ValidationTest, CommandsStandBesideEachOther) {
-  auto& entry = validation_.measured.outcome.report.timeline.front();
+  auto& entry = validation_.measured.report.timeline.front();
   entry.interval.end += Duration::Milliseconds(1);
-  const auto commands = CommandsOf(SetupFor(), validation_);
+  const auto commands = CommandsOf(validation_);
   ASSERT_EQ(commands.size(), validation_.predicted.report.timeline.size());
   const auto first = [&](const char* name) { return Find(CommandColumns(), commands[0], name); };
   EXPECT_NEAR(std::get<double>(first("measured_ms")) - std::get<double>(first("predicted_ms")), 1.0,

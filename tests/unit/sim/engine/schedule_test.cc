@@ -261,7 +261,7 @@ TEST(SimBackendTest, TheRuntimeSaysWhatKindOfOpItLaunches) {
   const auto iteration = [&](const char* allocator) {
     class Plain final : public Policy {
     } policy;
-    const spillway::Setup setup{trace, device, cost, Bytes::GiB(1), allocator};
+    const spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(1), allocator};
     return Simulate(setup, policy).report.metrics.iteration;
   };
   EXPECT_EQ(iteration("best-fit"), Duration::Nanoseconds(1 + 10 + 10));

@@ -1,0 +1,180 @@
+#include "experiments/run/assembler.h"
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sim/alloc/make_allocator.h"
+#include "sim/engine/sim_backend.h"
+#include "traces/base/error.h"
+#include "traces/base/sha256.h"
+
+namespace spillway {
+namespace {
+
+// How many trial runs may be under way within one another.
+constexpr int kDeepestTrial = 16;
+
+RunBackend MakeSimulator(const BackendRequest& request) {
+  auto simulator = std::make_unique<SimBackend>(
+      request.setup.device, *request.setup.cost, request.backing == Backing::kBlocks,
+      request.compression ? &*request.compression : nullptr);
+  RunBackend made;
+  made.complete = [raw = simulator.get()](CompressionSummary& summary) {
+    summary.times = raw->compression_times();
+  };
+  made.backend = std::move(simulator);
+  return made;
+}
+
+// Where each tensor lies at the end of a placement log, the device before the host.
+std::map<TensorId, Placement> FinalPlacements(const Report& report) {
+  std::map<TensorId, Placement> device, host;
+  for (const Placement& placement : report.placements) {
+    if (placement.tensor == kNoTensor) continue;
+    auto& held = placement.host ? host : device;
+    const bool taken =
+        placement.kind == PlacementKind::kAllocate || placement.kind == PlacementKind::kEnter;
+    if (taken) {
+      held[placement.tensor] = placement;
+    } else {
+      held.erase(placement.tensor);
+    }
+  }
+  device.merge(host);
+  return device;
+}
+
+std::string DigestWeights(const Trace& trace, const Report& report, const Executor& backend) {
+  const auto placements = FinalPlacements(report);
+  std::vector<std::byte> contents;
+  std::string bytes;
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    const Tensor& tensor = trace.tensors[i];
+    const bool trained =
+        tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState;
+    if (!trained || tensor.alias_of) continue;
+    const Placement& placement = placements.at(static_cast<TensorId>(i));
+    contents.resize(static_cast<size_t>(tensor.size.count()));
+    backend.Read(placement.block, placement.host, contents);
+    bytes.append(reinterpret_cast<const char*>(contents.data()), contents.size());
+  }
+  return Sha256(bytes);
+}
+
+Execution ExecutionOf(const RunBackend& made, const Trace& trace, const Report& report) {
+  const Executor& executor = *made.executor;
+  return {executor.loss(), made.digest ? DigestWeights(trace, report, executor) : std::string(),
+          executor.iteration_times()};
+}
+
+CompressionSummary SummaryOf(const RunBackend& made, const Setup& setup,
+                             const HostCompression& compression, const Trace& trace,
+                             const Report& report) {
+  CompressionSummary summary = Summarize(*setup.compression, compression, trace, report);
+  if (made.executor != nullptr) {
+    summary.Measured(made.executor->stored(), made.executor->stored_peak());
+  } else if (setup.compression->baseline) {
+    summary.hides = setup.compression->Hides(report.metrics.iteration);
+  }
+  if (made.complete) made.complete(summary);
+  return summary;
+}
+
+Setup PredictionOf(const Setup& setup) {
+  Setup prediction = setup;
+  prediction.backend = kSimulator;
+  prediction.options.iterations = 0;
+  return prediction;
+}
+
+// What a trial run of another policy gets. A plan is for one policy; another one runs as the
+// recorded run did.
+Setup TrialOf(const Setup& setup) {
+  Setup trial = PredictionOf(setup);
+  if (setup.plan) trial.memory = setup.plan->memory;
+  trial.plan = nullptr;
+  trial.compression = nullptr;
+  return trial;
+}
+
+std::shared_ptr<const Trace> Rewritten(const Setup& setup, Policy& policy) {
+  auto rewritten = policy.Rewrite(*setup.trace, setup.device, *setup.cost);
+  if (!rewritten) return setup.trace;
+  rewritten->Validate();
+  return std::make_shared<const Trace>(*std::move(rewritten));
+}
+
+Outcome Assemble(Setup setup, Policy& policy, const BackendFactories& backends, Allocator* given,
+                 int depth) {
+  if (depth > kDeepestTrial) {
+    throw PolicyError(
+        fmt::format("WhatIf: more than {} trial runs within one another; does the "
+                    "policy try itself?",
+                    kDeepestTrial));
+  }
+  setup.device.memory = setup.memory;
+  Outcome outcome;
+  outcome.allocator = setup.allocator;
+  outcome.trace = Rewritten(setup, policy);
+  const Trace& trace = *outcome.trace;
+  std::unique_ptr<Allocator> own;
+  if (given == nullptr) own = MakeArena(setup, setup.memory);
+  Allocator& arena = given == nullptr ? *own : *given;
+  const auto host_pool =
+      MakeAllocator("best-fit", setup.device.host_memory, setup.device.alignment);
+  std::optional<HostCompression> compression;
+  if (setup.compression) compression = CompressionOf(*setup.compression, trace);
+  const RunBackend made =
+      backends.Find(setup.backend).make({setup, trace, arena.backing(), compression});
+  RuntimeParts parts;
+  parts.trace = &trace;
+  parts.device = &setup.device;
+  parts.cost = setup.cost.get();
+  parts.arena = &arena;
+  parts.host_pool = host_pool.get();
+  parts.backend = made.backend.get();
+  parts.policy = &policy;
+  parts.trial = [&](Policy& other) {
+    return Assemble(TrialOf(setup), other, backends, nullptr, depth + 1).report;
+  };
+  Report& report = outcome.report;
+  report = Run(parts, setup.options);
+  if (!report.fits()) return outcome;
+  if (compression) {
+    outcome.compression = SummaryOf(made, setup, *compression, trace, report);
+    report.pinning = setup.device.host_malloc.At(outcome.compression->pinned_peak);
+  }
+  if (made.executor != nullptr) outcome.execution = ExecutionOf(made, trace, report);
+  return outcome;
+}
+
+}  // namespace
+
+BackendFactories::BackendFactories() { Add(kSimulator, {MakeSimulator}); }
+
+void BackendFactories::Add(const std::string& name, BackendFactory factory) {
+  factories_.insert_or_assign(name, std::move(factory));
+}
+
+const BackendFactory& BackendFactories::Find(const std::string& name) const {
+  if (const auto found = factories_.find(name); found != factories_.end()) return found->second;
+  std::vector<std::string> names;
+  for (const auto& [known, factory] : factories_) names.push_back(known);
+  throw UsageError(UnknownName("backend", name, names));
+}
+
+Outcome RunPolicy(const Setup& setup, Policy& policy, const BackendFactories& backends,
+                  Allocator* arena) {
+  return Assemble(setup, policy, backends, arena, 0);
+}
+
+Outcome Simulate(const Setup& setup, Policy& policy, Allocator* arena) {
+  return Assemble(PredictionOf(setup), policy, {}, arena, 0);
+}
+
+}  // namespace spillway

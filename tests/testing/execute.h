@@ -1,0 +1,25 @@
+// Runs on real bytes, in one call.
+
+#ifndef SPILLWAY_TESTS_TESTING_EXECUTE_H_
+#define SPILLWAY_TESTS_TESTING_EXECUTE_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "experiments/run/execute.h"
+
+namespace spillway::testing {
+
+// A number of iterations on the CPU, with a seed of their own.
+inline Outcome RunOnCpu(spillway::Setup setup, Policy& policy, int iterations,
+                        std::optional<uint64_t> drain_seed = std::nullopt) {
+  BackendFactories backends;
+  backends.Add("cpu", CpuFactory({7, drain_seed}));
+  setup.backend = "cpu";
+  setup.options.iterations = iterations;
+  return RunPolicy(setup, policy, backends);
+}
+
+}  // namespace spillway::testing
+
+#endif  // SPILLWAY_TESTS_TESTING_EXECUTE_H_

@@ -1,0 +1,137 @@
+// One run assembled: what policies are given, and trials that start where the run did.
+
+#include "experiments/run/assembler.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "experiments/run/resolve.h"
+#include "sim/cost/roofline.h"
+#include "tests/testing/execute.h"
+#include "tests/testing/networks.h"
+#include "traces/base/error.h"
+#include "traces/lowering/lowering.h"
+
+namespace spillway {
+namespace {
+
+// Gives the first op one more scratch tensor, of some size; then tries another policy, if any.
+class Widening final : public Policy {
+ public:
+  explicit Widening(Bytes size, Policy* other = nullptr) : size_(size), other_(other) {}
+
+  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
+                               const CostModel&) override {
+    budget = device.memory;
+    Trace wider = trace;
+    Op& op = wider.ops.front();
+    op.scratch.push_back(static_cast<TensorId>(wider.tensors.size()));
+    wider.tensors.push_back(
+        {"wider", TensorKind::kScratch, {size_.count() / 4}, size_, std::nullopt});
+    return wider;
+  }
+  void Plan(PolicyContext& context) override {
+    if (other_ != nullptr) tried = context.WhatIf(*other_);
+  }
+
+  Bytes budget;
+  std::optional<Report> tried;
+
+ private:
+  const Bytes size_;
+  Policy* const other_;
+};
+
+class AssemblerTest : public ::testing::Test {
+ protected:
+  AssemblerTest() {
+    const Device device = testing::NarrowDevice();
+    setup_ = {std::make_shared<const Trace>(LowerNetwork(testing::Chain(), {3, "torch", true})),
+              device, std::make_shared<const RooflineCostModel>(device), Bytes::MiB(64)};
+  }
+
+  spillway::Setup setup_;
+};
+
+TEST_F(AssemblerTest, ATrialStartsFromTheOriginalTraceAndIsRewritten) {
+  Widening alone(Bytes::MiB(4));
+  const Report expected = Simulate(setup_, alone).report;
+  for (const char* backend : {"sim", "cpu"}) {
+    SCOPED_TRACE(backend);
+    Widening other(Bytes::MiB(4));
+    Widening policy(Bytes::MiB(1), &other);
+    const Outcome outcome = std::string(backend) == "sim" ? RunPolicy(setup_, policy)
+                                                          : testing::RunOnCpu(setup_, policy, 1);
+    EXPECT_EQ(outcome.trace->tensors.back().size, Bytes::MiB(1));
+    ASSERT_TRUE(policy.tried);
+    EXPECT_EQ(policy.tried->placements, expected.placements);
+    EXPECT_EQ(policy.tried->timeline, expected.timeline);
+  }
+}
+
+TEST_F(AssemblerTest, RewriteGetsTheMemoryOfTheRun) {
+  Widening other(Bytes::MiB(1)), policy(Bytes::MiB(1), &other);
+  Simulate(setup_, policy);
+  EXPECT_EQ(policy.budget, setup_.memory);
+  EXPECT_EQ(other.budget, setup_.memory);
+}
+
+TEST_F(AssemblerTest, OnlyABackendThatExecutesHasAnExecution) {
+  Policy policy;
+  EXPECT_FALSE(RunPolicy(setup_, policy).execution);
+  const auto execution = testing::RunOnCpu(setup_, policy, 1).execution;
+  ASSERT_TRUE(execution);
+  EXPECT_TRUE(execution->loss);
+  EXPECT_FALSE(execution->weights_digest.empty());
+  EXPECT_TRUE(execution->iteration_times.empty());  // no clock
+}
+
+TEST_F(AssemblerTest, APredictionDependsOnNeitherBackendNorIterations) {
+  Policy policy;
+  const Report expected = Simulate(setup_, policy).report;
+  setup_.backend = "cpu";
+  setup_.options.iterations = 5;
+  const Report report = Simulate(setup_, policy).report;
+  EXPECT_EQ(report.iterations, expected.iterations);
+  EXPECT_EQ(report.timeline, expected.timeline);
+  setup_.backend = kSimulator;
+  EXPECT_EQ(RunPolicy(setup_, policy).report.iterations, 5);
+}
+
+TEST_F(AssemblerTest, AnUnknownBackendIsAUsageError) {
+  Policy policy;
+  setup_.backend = "cpu";
+  EXPECT_THROW(RunPolicy(setup_, policy), UsageError);  // this program has not added it
+}
+
+// As a backend that takes its memory before the run.
+TEST_F(AssemblerTest, ABackendThatNeedsAFootprintGetsWhatIsPredicted) {
+  int made = 0;
+  std::optional<Footprint> footprint;
+  BackendFactories backends;
+  backends.Add("cpu", {[&](const BackendRequest& request) {
+                         ++made;
+                         footprint = request.setup.footprint;
+                         return CpuFactory().make(request);
+                       },
+                       true});
+  setup_.backend = "cpu";
+  setup_.options.iterations = 1;
+  const PolicyMaker make = [] { return std::make_unique<Policy>(); };
+  const Outcome outcome = Play(setup_, {&make, 1}, backends);
+  EXPECT_TRUE(outcome.execution);
+  ASSERT_TRUE(footprint);
+  EXPECT_EQ(footprint->device, outcome.report.metrics.peak_reserved);
+  EXPECT_EQ(footprint->host, Bytes(0));
+  setup_.memory = Bytes::KiB(1);
+  EXPECT_FALSE(Play(setup_, {&make, 1}, backends).report.fits());
+  EXPECT_EQ(made, 1);  // what does not fit is not run
+}
+
+}  // namespace
+}  // namespace spillway
