@@ -36,8 +36,7 @@ CpuBackend::CpuBackend(const Trace& trace, const CpuOptions& options, OpExecutor
       copies_(MakeCopyPath(options)),
       random_(options.drain_seed.value_or(0)) {}
 
-// --- Issue
-// ----------------------------------------------------------------------------------------
+// --- Issue --------------------------------------------------------------------------------------
 
 Event CpuBackend::Add(Stream stream, Command command, std::span<const Wait> waits) {
   for (const Wait& wait : waits) command.waits.push_back(wait.event);
@@ -117,8 +116,7 @@ void CpuBackend::Read(const Block& block, bool host, std::span<std::byte> bytes)
   std::ranges::copy(device_.At({block.offset, size}), bytes.begin());
 }
 
-// --- Execution
-// ------------------------------------------------------------------------------------
+// --- Execution ----------------------------------------------------------------------------------
 
 bool CpuBackend::IsReady(const Command& command) const {
   return std::all_of(command.waits.begin(), command.waits.end(), [&](const Event& event) {

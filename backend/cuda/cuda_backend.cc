@@ -278,8 +278,7 @@ CudaBackend::~CudaBackend() {
   static_cast<void>(cudaDeviceSynchronize());
 }
 
-// --- Memory
-// ---------------------------------------------------------------------------------------
+// --- Memory -------------------------------------------------------------------------------------
 
 DeviceRange CudaBackend::DeviceAt(const Block& block) const {
   switch (options_.backing) {
@@ -364,8 +363,7 @@ void CudaBackend::Read(const Block& block, bool host, std::span<std::byte> bytes
       cudaMemcpy(bytes.data(), DeviceAt(contents).data, bytes.size(), cudaMemcpyDeviceToHost));
 }
 
-// --- Issue
-// ----------------------------------------------------------------------------------------
+// --- Issue --------------------------------------------------------------------------------------
 
 void CudaBackend::BeginIteration() {
   if (begun_) return;
@@ -515,8 +513,7 @@ Event CudaBackend::Copy(Direction direction, const Block& device, const Block& h
   return End(stream);
 }
 
-// --- Completion
-// -----------------------------------------------------------------------------------
+// --- Completion ---------------------------------------------------------------------------------
 
 void CudaBackend::Synchronize() {
   if (!begun_) return;

@@ -64,8 +64,7 @@ std::vector<uint32_t> PyTorch::Select(Predicate wanted) const {
   return selected;
 }
 
-// --- Blocks
-// ---------------------------------------------------------------------------------------
+// --- Blocks -------------------------------------------------------------------------------------
 
 void PyTorch::SetPool(uint32_t chunk, uint32_t pool) {
   if (chunk >= pool_of_.size()) pool_of_.resize(chunk + 1);
@@ -171,8 +170,7 @@ void PyTorch::Free(const Block& block) {
   AddMerged(block.handle);
 }
 
-// --- Where memory comes from
-// ----------------------------------------------------------------------
+// --- Where memory comes from --------------------------------------------------------------------
 
 uint32_t PyTorch::TakeCached(Bytes size, uint32_t pool) {
   SizeBins& free = pools_[pool].free;
@@ -252,8 +250,7 @@ uint32_t PyTorch::Map(uint32_t chunk, Bytes size) {
   return previous != ChunkList::kNone ? previous : low;
 }
 
-// --- Where it goes back to
-// ------------------------------------------------------------------------
+// --- Where it goes back to ----------------------------------------------------------------------
 
 void PyTorch::ReleaseSegment(uint32_t chunk) {
   RemoveFree(chunk);

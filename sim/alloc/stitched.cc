@@ -25,8 +25,7 @@ Stitched::Stitched(Bytes capacity, Bytes granularity, Bytes page)
   SPILLWAY_CHECK(granularity > Bytes(0) && page.count() % granularity.count() == 0);
 }
 
-// --- Pages
-// ----------------------------------------------------------------------------------------
+// --- Pages --------------------------------------------------------------------------------------
 
 void Stitched::Create(int64_t end) {
   if (end <= created_) return;
@@ -97,8 +96,7 @@ Bytes Stitched::AddressOf(const Pages& pages) {
   return found->second;
 }
 
-// --- Blocks
-// ---------------------------------------------------------------------------------------
+// --- Blocks -------------------------------------------------------------------------------------
 
 uint32_t Stitched::NewLive() {
   if (unused_.empty()) {

@@ -59,8 +59,7 @@ void MemoryTable::BeginIteration() {
   }
 }
 
-// --- Device blocks
-// --------------------------------------------------------------------------------
+// --- Device blocks ------------------------------------------------------------------------------
 
 void MemoryTable::TakeDeviceBlock(TensorId id) {
   PlaceOnDevice(id);
@@ -173,8 +172,7 @@ void MemoryTable::LeaveReserved(TensorId id, Bytes requested, const Block& block
   LogPlacement(PlacementKind::kLeave, id, requested, block);
 }
 
-// --- Host blocks
-// ----------------------------------------------------------------------------------
+// --- Host blocks --------------------------------------------------------------------------------
 
 bool MemoryTable::TakeHostBlock(TensorId id) {
   Storage& storage = At(id);
@@ -205,8 +203,7 @@ void MemoryTable::Drop(TensorId id) {
   At(id).residency = Residency::kNone;
 }
 
-// --- Workspaces and reservations
-// ------------------------------------------------------------------
+// --- Workspaces and reservations ----------------------------------------------------------------
 
 Workspace MemoryTable::TakeWorkspace(Bytes size) {
   Workspace workspace;
@@ -257,8 +254,7 @@ uint32_t MemoryTable::AddReservation(Bytes size, std::string what) {
   return static_cast<uint32_t>(reservations_.size() - 1);
 }
 
-// --- Failures and the log
-// -------------------------------------------------------------------------
+// --- Failures and the log -----------------------------------------------------------------------
 
 template <typename What>
 Block MemoryTable::AllocateOrFail(Bytes size, Hint hint, What what) {

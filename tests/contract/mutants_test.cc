@@ -129,8 +129,7 @@ TEST_F(Mutants, SoundRunsAgreeInEveryOrder) {
   }
 }
 
-// --- Lost waits
-// -----------------------------------------------------------------------------------
+// --- Lost waits ---------------------------------------------------------------------------------
 
 // Passes everything on but the waits of one cause.
 class LosesWaits final : public ForwardingBackend {
@@ -169,8 +168,7 @@ TEST_P(LostWaits, AreSeenInTheBitsAndInTheOrder) {
   ExpectNoticed([](Backend& backend) { return LosesWaits(backend, GetParam()); });
 }
 
-// --- A hazard map that ignores reads
-// ---------------------------------------------------------------
+// --- A hazard map that ignores reads ------------------------------------------------------------
 
 // Waits for the memory that a command writes only as far as earlier commands wrote it too: those
 // that only read it are not waited for.
@@ -241,8 +239,7 @@ TEST_F(Mutants, AHazardMapWithoutReadsIsSeenInTheBitsAndInTheOrder) {
   ExpectNoticed([](Backend& backend) { return IgnoresReads(backend); });
 }
 
-// --- Release on completion
-// ------------------------------------------------------------------------
+// --- Release on completion ----------------------------------------------------------------------
 
 // A device on which a command has completed once `lag` more have been issued: how fast it is, seen
 // from the host.
@@ -314,8 +311,7 @@ TEST_F(Mutants, ReleaseOnCompletionBreaksParity) {
   }
 }
 
-// --- A release too early
-// --------------------------------------------------------------------------
+// --- A release too early ------------------------------------------------------------------------
 
 // Gives one block back too early: before the last request that precedes its release, so that the
 // block's hazards do not exist yet when its bytes get their next owner. Which: the `victim`-th

@@ -38,8 +38,7 @@ RandomPolicy::Facts RandomPolicy::Take(const PolicyContext& context) const {
   return facts;
 }
 
-// --- Hooks
-// ----------------------------------------------------------------------------------------
+// --- Hooks --------------------------------------------------------------------------------------
 
 void RandomPolicy::Plan(PolicyContext& context) { ActAt(context, Hook::kPlan, OpId{0}); }
 
@@ -107,8 +106,7 @@ void RandomPolicy::ActAt(PolicyContext& context, Hook hook, OpId op) {
   }
 }
 
-// --- Verbs
-// ----------------------------------------------------------------------------------------
+// --- Verbs --------------------------------------------------------------------------------------
 
 TensorId RandomPolicy::Pick(const PolicyContext& context, uint8_t number) {
   const size_t tensors = context.trace().tensors.size();

@@ -234,8 +234,7 @@ TEST(ExplainTest, ALateHostIsNamed) {
   EXPECT_NE(FindSuggestion(stalls[1], SuggestionKind::kFasterHost), nullptr);
 }
 
-// --- What must hold for every report
-// ----------------------------------------------------------------------------------
+// --- What must hold for every report ------------------------------------------------------------
 
 struct Case {
   std::string name;
