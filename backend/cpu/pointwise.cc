@@ -1,4 +1,4 @@
-// Relu, dropout, add, fork, concat and sgd.
+// Activations, dropout, add, fork, concat and sgd.
 
 #include <fmt/format.h>
 
@@ -14,22 +14,30 @@ namespace {
 
 int64_t Elements(const Op& op) { return Product(op, {op.batch, op.IntAttribute("elements", 0)}); }
 
-template <typename Scalar>
-void RunRelu(const Call<Scalar>& call) {
+// y = value(x) and dx = gradient(s, dy), s being what backward reads by the op table: x or y.
+template <typename Scalar, typename Value, typename Gradient>
+void RunActivation(const Call<Scalar>& call, Value value, Gradient gradient) {
   const int64_t count = Elements(call.op);
   if (call.op.phase == Phase::kForward) {
     const Scalar* x = call.Input(kX, count);
     Scalar* y = call.Output(kY, count);
-    for (int64_t i = 0; i < count; ++i) y[i] = x[i] <= 0 ? Scalar(0) : x[i];
+    for (int64_t i = 0; i < count; ++i) y[i] = value(x[i]);
     return;
   }
-  const Scalar* y = call.Input(kY, count);
+  const Scalar* saved = call.Input(InputIndex(call.op, kY) ? kY : kX, count);
   const Scalar* dy = call.Input(kDy, count);
   Scalar* dx = call.Output(kDx, count);
   const bool accumulate = call.op.Accumulates(0);
-  for (int64_t i = 0; i < count; ++i) {
-    Store(dx, i, y[i] > 0 ? dy[i] : y[i] <= 0 ? Scalar(0) : y[i], accumulate);  // the last: NaN
-  }
+  for (int64_t i = 0; i < count; ++i) Store(dx, i, gradient(saved[i], dy[i]), accumulate);
+}
+
+template <typename Scalar>
+void RunRelu(const Call<Scalar>& call) {
+  RunActivation(
+      call, [](Scalar x) { return x <= 0 ? Scalar(0) : x; },
+      [](Scalar y, Scalar dy) { return y > 0    ? dy
+                                       : y <= 0 ? Scalar(0)
+                                                : y; });  // the last: NaN
 }
 
 template <typename Scalar>

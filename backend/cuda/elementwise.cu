@@ -5,6 +5,7 @@
 
 #include "backend/cuda/cuda_error.h"
 #include "traces/base/counter_random.h"
+#include "traces/base/error.h"
 
 namespace spillway {
 namespace {
@@ -97,29 +98,48 @@ struct FillLabelsFunction {
   }
 };
 
-struct ReluFunction {
+// An activation: its value, and from what backward reads of it, y or x, the gradient of x.
+struct ReluActivation {
+  __device__ static float Value(float x) { return x < 0 ? 0 : x; }
+  __device__ static float Gradient(float y, float dy) { return y > 0 ? dy : 0; }
+};
+
+// Calls run(activation) with that of the op type.
+template <typename Run>
+void WithActivation(OpType type, const Run& run) {
+  switch (type) {
+    case OpType::kRelu:
+      return run(ReluActivation());
+    default:
+      SPILLWAY_CHECK(false);
+  }
+}
+
+template <typename Activation>
+struct ActivationFunction {
   const float* x;
   float* y;
 
   template <int kWidth>
   __device__ void Do(int64_t i) const {
     Pack<kWidth> pack = Load<kWidth>(x, i);
-    for (int k = 0; k < kWidth; ++k) pack.v[k] = pack.v[k] < 0 ? 0 : pack.v[k];
+    for (int k = 0; k < kWidth; ++k) pack.v[k] = Activation::Value(pack.v[k]);
     Store(y, i, pack);
   }
 };
 
-struct ReluBackwardFunction {
-  const float* y;
+template <typename Activation>
+struct ActivationBackwardFunction {
+  const float* saved;
   const float* dy;
   float* dx;
   bool accumulate;
 
   template <int kWidth>
   __device__ void Do(int64_t i) const {
-    const Pack<kWidth> value = Load<kWidth>(y, i);
+    const Pack<kWidth> value = Load<kWidth>(saved, i);
     Pack<kWidth> pack = Load<kWidth>(dy, i);
-    for (int k = 0; k < kWidth; ++k) pack.v[k] = value.v[k] > 0 ? pack.v[k] : 0;
+    for (int k = 0; k < kWidth; ++k) pack.v[k] = Activation::Gradient(value.v[k], pack.v[k]);
     StoreOrAdd(dx, i, pack, accumulate);
   }
 };
@@ -373,13 +393,18 @@ void FillLabels(int32_t* out, int64_t count, int32_t classes, uint64_t seed, cud
   ForEach(count, false, FillLabelsFunction{out, seed, classes}, stream);
 }
 
-void Relu(const float* x, float* y, int64_t count, cudaStream_t stream) {
-  ForEach(count, Aligned({x, y}), ReluFunction{x, y}, stream);
+void Activate(OpType type, const float* x, float* y, int64_t count, cudaStream_t stream) {
+  WithActivation(type, [&](auto activation) {
+    ForEach(count, Aligned({x, y}), ActivationFunction<decltype(activation)>{x, y}, stream);
+  });
 }
 
-void ReluBackward(const float* y, const float* dy, float* dx, int64_t count, bool accumulate,
-                  cudaStream_t stream) {
-  ForEach(count, Aligned({y, dy, dx}), ReluBackwardFunction{y, dy, dx, accumulate}, stream);
+void ActivateBackward(OpType type, const float* saved, const float* dy, float* dx, int64_t count,
+                      bool accumulate, cudaStream_t stream) {
+  WithActivation(type, [&](auto activation) {
+    ForEach(count, Aligned({saved, dy, dx}),
+            ActivationBackwardFunction<decltype(activation)>{saved, dy, dx, accumulate}, stream);
+  });
 }
 
 void AddTensors(const float* a, const float* b, float* y, int64_t count, cudaStream_t stream) {

@@ -12,6 +12,8 @@
 
 #include <cstdint>
 
+#include "traces/ops/op_type.h"
+
 namespace spillway {
 
 // `RandomFloat` (around a centre) and `RandomLabel` of traces/base/counter_random.h for each
@@ -20,11 +22,12 @@ void FillUniform(float* out, int64_t count, uint64_t seed, float scale, cudaStre
                  float centre = 0);
 void FillLabels(int32_t* out, int64_t count, int32_t classes, uint64_t seed, cudaStream_t stream);
 
-// y = max(x, 0); NaN stays NaN.
-void Relu(const float* x, float* y, int64_t count, cudaStream_t stream);
-// dx = y > 0 ? dy : 0.
-void ReluBackward(const float* y, const float* dy, float* dx, int64_t count, bool accumulate,
-                  cudaStream_t stream);
+// y = f(x) with the activation of the op type; NaN stays NaN. REQUIRES: a type of traces/FORMAT.md
+// that is an activation.
+void Activate(OpType type, const float* x, float* y, int64_t count, cudaStream_t stream);
+// dx = f'(x) dy, from what backward reads by the op table: x or y.
+void ActivateBackward(OpType type, const float* saved, const float* dy, float* dx, int64_t count,
+                      bool accumulate, cudaStream_t stream);
 
 // y = a + b.
 void AddTensors(const float* a, const float* b, float* y, int64_t count, cudaStream_t stream);

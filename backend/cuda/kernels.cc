@@ -376,7 +376,7 @@ void CudaKernels::Impl::BatchNormBackward(const Op& op, const BatchNormGeometry&
                         FloatOf(op, "epsilon"), FloatOf(op, "momentum"), stream);
 }
 
-// Relu, dropout and add.
+// Activations, dropout and add.
 void CudaKernels::Impl::Pointwise(const Op& op, const SlotLaunch& launch,
                                   const Operands& operands) {
   const int64_t elements = op.IntAttribute("elements");
@@ -385,15 +385,14 @@ void CudaKernels::Impl::Pointwise(const Op& op, const SlotLaunch& launch,
   const float* in = operands.Input(forward ? kX : kDy, elements);
   float* out = operands.Output(forward ? kY : kDx, elements);
   const bool accumulate = !forward && op.Accumulates(0);
-  if (op.type == OpType::kRelu) {
-    if (forward) {
-      Relu(in, out, count, stream);
-    } else {
-      ReluBackward(operands.Input(kY, elements), in, out, count, accumulate, stream);
-    }
-  } else if (op.type == OpType::kDropout) {
+  if (op.type == OpType::kDropout) {
     Dropout(in, out, count, launch.first * elements, seed, static_cast<uint32_t>(op.layer),
             FloatOf(op, "ratio"), accumulate, stream);
+  } else if (op.type != OpType::kAdd && forward) {
+    Activate(op.type, in, out, count, stream);
+  } else if (op.type != OpType::kAdd) {
+    const float* saved = operands.Input(InputIndex(op, kY) ? kY : kX, elements);
+    ActivateBackward(op.type, saved, in, out, count, accumulate, stream);
   } else if (forward) {
     AddTensors(in, operands.Input(kX, elements, 1), out, count, stream);
   } else {

@@ -139,10 +139,10 @@ LayerNode Network::AvgPool(std::string name, LayerNode x, const PoolSpec& spec) 
   return Pool(OpType::kAvgPool2d, std::move(name), x, spec);
 }
 
-LayerNode Network::Relu(std::string name, LayerNode x) {
+LayerNode Network::Activation(OpType type, std::string name, LayerNode x) {
   const Shape shape = graph_[x].output;
   return AddLayer({.name = std::move(name),
-                   .type = OpType::kRelu,
+                   .type = type,
                    .output = shape,
                    .attributes = {{"elements", Number(shape.elements())}}},
                   std::array{x});

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "traces/trace.h"
@@ -84,7 +85,11 @@ class Network {
   LayerNode Linear(std::string name, LayerNode x, int64_t features);
   LayerNode MaxPool(std::string name, LayerNode x, const PoolSpec& spec);
   LayerNode AvgPool(std::string name, LayerNode x, const PoolSpec& spec);
-  LayerNode Relu(std::string name, LayerNode x);
+  LayerNode Relu(std::string name, LayerNode x) {
+    return Activation(OpType::kRelu, std::move(name), x);
+  }
+  // A function of each element. REQUIRES: the op type has "elements" as its one attribute.
+  LayerNode Activation(OpType type, std::string name, LayerNode x);
   LayerNode Lrn(std::string name, LayerNode x, const LrnSpec& spec = {});
   LayerNode BatchNorm(std::string name, LayerNode x);
   LayerNode Dropout(std::string name, LayerNode x, double ratio = 0.5);
