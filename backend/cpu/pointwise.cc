@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <numbers>
 #include <vector>
 
 #include "backend/cpu/operands.h"
@@ -38,6 +40,21 @@ void RunRelu(const Call<Scalar>& call) {
       [](Scalar y, Scalar dy) { return y > 0    ? dy
                                        : y <= 0 ? Scalar(0)
                                                 : y; });  // the last: NaN
+}
+
+// The exact form, x times the normal distribution at x: Hendrycks and Gimpel, 2016.
+template <typename Scalar>
+void RunGelu(const Call<Scalar>& call) {
+  const auto distribution = [](Scalar x) {
+    return (1 + std::erf(x * static_cast<Scalar>(std::numbers::sqrt2 / 2))) / 2;
+  };
+  const auto density = [](Scalar x) {
+    constexpr double kScale = std::numbers::inv_sqrtpi * std::numbers::sqrt2 / 2;
+    return std::exp(-x * x / 2) * static_cast<Scalar>(kScale);
+  };
+  RunActivation(
+      call, [=](Scalar x) { return x * distribution(x); },
+      [=](Scalar x, Scalar dy) { return dy * (distribution(x) + x * density(x)); });
 }
 
 template <typename Scalar>
@@ -179,6 +196,8 @@ bool RunPointwise(const Call<Scalar>& call) {
   switch (call.op.type) {
     case OpType::kRelu:
       return RunRelu(call), true;
+    case OpType::kGelu:
+      return RunGelu(call), true;
     case OpType::kDropout:
       return RunDropout(call), true;
     case OpType::kAdd:

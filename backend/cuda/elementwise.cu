@@ -104,12 +104,22 @@ struct ReluActivation {
   __device__ static float Gradient(float y, float dy) { return y > 0 ? dy : 0; }
 };
 
+struct GeluActivation {
+  __device__ static float Distribution(float x) { return 0.5f * (1 + erff(x * 0.70710678f)); }
+  __device__ static float Value(float x) { return x * Distribution(x); }
+  __device__ static float Gradient(float x, float dy) {
+    return dy * (Distribution(x) + x * 0.39894228f * expf(-0.5f * x * x));
+  }
+};
+
 // Calls run(activation) with that of the op type.
 template <typename Run>
 void WithActivation(OpType type, const Run& run) {
   switch (type) {
     case OpType::kRelu:
       return run(ReluActivation());
+    case OpType::kGelu:
+      return run(GeluActivation());
     default:
       SPILLWAY_CHECK(false);
   }

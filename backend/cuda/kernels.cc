@@ -551,6 +551,7 @@ void CudaKernels::Launch(const Op& op, const SlotLaunch& launch, CUstream_st* st
     case OpType::kFork:
       return impl_->Fork(op, launch, operands);
     case OpType::kRelu:
+    case OpType::kGelu:
     case OpType::kDropout:
     case OpType::kAdd:
       return impl_->Pointwise(op, launch, operands);

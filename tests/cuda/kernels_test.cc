@@ -135,6 +135,28 @@ TEST_F(KernelsTest, Relu) {
   }
 }
 
+TEST_F(KernelsTest, Gelu) {
+  for (const int elements : {1, 12, 37}) {
+    constexpr int kBatch = 5;
+    const std::vector<Attribute> attributes{{"elements", static_cast<double>(elements)}};
+    const Values x = Random(kBatch * elements), dy = Random(x.size());
+    Array y = ToDouble(x), dx = ToDouble(dy);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double distribution = 0.5 * (1 + std::erf(y[i] / std::sqrt(2.0)));
+      const double density = std::exp(-y[i] * y[i] / 2) * 0.3989422804014327;
+      dx[i] *= distribution + y[i] * density;
+      y[i] *= distribution;
+    }
+    Check({MakeOp(OpType::kGelu, Phase::kForward, kBatch, attributes), {x}, {{y.size(), -1}}}, {y});
+    for (const int in_place : {-1, 1}) {
+      Check({MakeOp(OpType::kGelu, Phase::kBackward, kBatch, attributes),
+             {x, dy},
+             {{dx.size(), in_place}}},
+            {dx});
+    }
+  }
+}
+
 TEST_F(KernelsTest, Lrn) {
   const reference::Lrn lrn{3, 11, 30, 5, 0.3, 0.75, 2};
   std::vector<Attribute> attributes{{"channels", 11}, {"height", 6},  {"width", 5}, {"size", 5},

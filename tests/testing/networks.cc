@@ -95,7 +95,7 @@ Network Dense() {
       const std::string name = block + layer;
       LayerNode y = net.Relu(name + ".relu1", net.BatchNorm(name + ".norm1", x));
       y = net.Conv(name + ".conv1", y, conv(8, 1));
-      y = net.Relu(name + ".relu2", net.BatchNorm(name + ".norm2", y));
+      y = net.Activation(OpType::kGelu, name + ".gelu", net.BatchNorm(name + ".norm2", y));
       x = net.Concat(name + ".concat", std::array{x, net.Conv(name + ".conv2", y, conv(4, 3))});
     }
     x = net.Relu(block + ".relu", net.BatchNorm(block + ".norm", x));

@@ -19,6 +19,7 @@ enum class OpType : uint8_t {
   kMaxPool2d,
   kAvgPool2d,
   kRelu,
+  kGelu,
   kLrn,
   kBatchNorm,
   kDropout,
@@ -30,8 +31,8 @@ enum class OpType : uint8_t {
   kOther,
 };
 inline constexpr std::array kOpTypeNames = std::to_array<std::string_view>(
-    {"input", "conv2d", "linear", "maxpool2d", "avgpool2d", "relu", "lrn", "batchnorm", "dropout",
-     "concat", "add", "fork", "softmax_loss", "sgd", "other"});
+    {"input", "conv2d", "linear", "maxpool2d", "avgpool2d", "relu", "gelu", "lrn", "batchnorm",
+     "dropout", "concat", "add", "fork", "softmax_loss", "sgd", "other"});
 inline constexpr size_t kOpTypeCount = kOpTypeNames.size();
 
 enum class Phase : uint8_t { kForward, kBackward, kUpdate };

@@ -41,6 +41,27 @@ TEST_F(CpuKernelsTest, Relu) {
                      Execute<double>(backward, {out, weights}, {{8, 1}})[0]);
 }
 
+TEST_F(CpuKernelsTest, Gelu) {
+  std::vector<Attribute> attributes{{"elements", 4}};
+  const Op forward = MakeOp(OpType::kGelu, Phase::kForward, 2, attributes);
+  const Op backward = MakeOp(OpType::kGelu, Phase::kBackward, 2, attributes);
+  const Values x{-1, 2, 0, 3, 0.5f, -0.5f, -6, 7};
+  // x times the normal distribution at x, from a table of it.
+  const Array y{-0.158655254, 1.954499736, 0, 2.995950306, 0.345731231, -0.154268769, -5.9e-9, 7};
+  Check({forward, {x}, {{8, -1}}}, {y});
+
+  const Array at = ToDouble(Random(8)), weights = RandomLike(at, random_);
+  const auto gradient_of = [&](const Array& dy) {
+    return Execute<double>(backward, {at, dy}, {{8, 1}})[0];
+  };
+  CheckInputGradient(forward, {at}, 0, weights, gradient_of(weights));
+  attributes.push_back({"accumulate", 1});
+  const Values old_dx = Random(8);
+  Check(
+      {MakeOp(OpType::kGelu, Phase::kBackward, 2, attributes), {ToFloat(at), x, old_dx}, {{8, 2}}},
+      {gradient_of(ToDouble(x)) + ToDouble(old_dx)});
+}
+
 TEST_F(CpuKernelsTest, Dropout) {
   for (const int elements : {1, 37, 64}) {
     constexpr int kBatch = 4;
