@@ -114,15 +114,10 @@ struct GeluActivation {
 
 // Calls run(activation) with that of the op type.
 template <typename Run>
-void WithActivation(OpType type, const Run& run) {
-  switch (type) {
-    case OpType::kRelu:
-      return run(ReluActivation());
-    case OpType::kGelu:
-      return run(GeluActivation());
-    default:
-      SPILLWAY_CHECK(false);
-  }
+void WithActivation(std::string_view type, const Run& run) {
+  if (type == "relu") return run(ReluActivation());
+  if (type == "gelu") return run(GeluActivation());
+  SPILLWAY_CHECK(false);
 }
 
 template <typename Activation>
@@ -403,14 +398,14 @@ void FillLabels(int32_t* out, int64_t count, int32_t classes, uint64_t seed, cud
   ForEach(count, false, FillLabelsFunction{out, seed, classes}, stream);
 }
 
-void Activate(OpType type, const float* x, float* y, int64_t count, cudaStream_t stream) {
+void Activate(std::string_view type, const float* x, float* y, int64_t count, cudaStream_t stream) {
   WithActivation(type, [&](auto activation) {
     ForEach(count, Aligned({x, y}), ActivationFunction<decltype(activation)>{x, y}, stream);
   });
 }
 
-void ActivateBackward(OpType type, const float* saved, const float* dy, float* dx, int64_t count,
-                      bool accumulate, cudaStream_t stream) {
+void ActivateBackward(std::string_view type, const float* saved, const float* dy, float* dx,
+                      int64_t count, bool accumulate, cudaStream_t stream) {
   WithActivation(type, [&](auto activation) {
     ForEach(count, Aligned({saved, dy, dx}),
             ActivationBackwardFunction<decltype(activation)>{saved, dy, dx, accumulate}, stream);

@@ -11,8 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-
-#include "traces/ops/op_type.h"
+#include <string_view>
 
 namespace spillway {
 
@@ -22,12 +21,12 @@ void FillUniform(float* out, int64_t count, uint64_t seed, float scale, cudaStre
                  float centre = 0);
 void FillLabels(int32_t* out, int64_t count, int32_t classes, uint64_t seed, cudaStream_t stream);
 
-// y = f(x) with the activation of the op type; NaN stays NaN. REQUIRES: a type of traces/FORMAT.md
-// that is an activation.
-void Activate(OpType type, const float* x, float* y, int64_t count, cudaStream_t stream);
+// y = f(x) with the activation that is the op type of that name; NaN stays NaN. REQUIRES: there is
+// one.
+void Activate(std::string_view type, const float* x, float* y, int64_t count, cudaStream_t stream);
 // dx = f'(x) dy, from what backward reads by the op table: x or y.
-void ActivateBackward(OpType type, const float* saved, const float* dy, float* dx, int64_t count,
-                      bool accumulate, cudaStream_t stream);
+void ActivateBackward(std::string_view type, const float* saved, const float* dy, float* dx,
+                      int64_t count, bool accumulate, cudaStream_t stream);
 
 // y = a + b.
 void AddTensors(const float* a, const float* b, float* y, int64_t count, cudaStream_t stream);

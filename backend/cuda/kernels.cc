@@ -389,10 +389,10 @@ void CudaKernels::Impl::Pointwise(const Op& op, const SlotLaunch& launch,
     Dropout(in, out, count, launch.first * elements, seed, static_cast<uint32_t>(op.layer),
             FloatOf(op, "ratio"), accumulate, stream);
   } else if (op.type != OpType::kAdd && forward) {
-    Activate(op.type, in, out, count, stream);
+    Activate(Name(op.type), in, out, count, stream);
   } else if (op.type != OpType::kAdd) {
     const float* saved = operands.Input(InputIndex(op, kY) ? kY : kX, elements);
-    ActivateBackward(op.type, saved, in, out, count, accumulate, stream);
+    ActivateBackward(Name(op.type), saved, in, out, count, accumulate, stream);
   } else if (forward) {
     AddTensors(in, operands.Input(kX, elements, 1), out, count, stream);
   } else {
