@@ -212,11 +212,13 @@ class InterruptTest(CommandTest):
             output = os.path.join(directory, "result.json")
             # Minutes of work if it were let.
             args = ["compare", "vgg416:32", "-o", output] + ["--policy", "vdnn-dyn"] * 5000
-            code, stdout, stderr = self.interrupt(*args)
+            # A program with the CUDA libraries takes most of a second to begin.
+            code, stdout, stderr = self.interrupt(*args, delay=2)
             self.assertEqual(code, 130, stderr)
             self.assertEqual((stdout, stderr), ("", "spillway: interrupted\n"))
             self.assertEqual(os.listdir(directory), [])
-            self.assertEqual(self.interrupt(*args, signal_number=signal.SIGTERM)[0], 143)
+            self.assertEqual(self.interrupt(*args, signal_number=signal.SIGTERM, delay=2)[0],
+                             143)
 
     def test_whenever_it_comes_no_file_is_half_written(self):
         with tempfile.TemporaryDirectory() as directory:
