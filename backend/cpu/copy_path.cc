@@ -1,16 +1,17 @@
 #include "backend/cpu/copy_path.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace spillway {
 
 void CpuCopyPath::CopyOut(std::optional<TensorId>, std::span<const std::byte> device,
                           const Block& host) {
-  std::memcpy(host_.At(host).data(), device.data(), device.size());
+  std::ranges::copy(device, host_.At(host).begin());
 }
 
 void CpuCopyPath::CopyIn(const Block& host, std::span<std::byte> device) const {
-  std::memcpy(device.data(), host_.At(host).data(), device.size());
+  std::ranges::copy(host_.At(host).first(device.size()), device.begin());
 }
 
 void CpuCopyPath::Read(const Block& host, std::span<std::byte> bytes) const {
