@@ -63,6 +63,20 @@ std::string LinkName(int device) {
   return speed.empty() || width.empty() ? std::string() : fmt::format("{} x{}", speed, width);
 }
 
+int DeviceAttribute(cudaDeviceAttr attribute, int device) {
+  int value = 0;
+  SPILLWAY_CUDA_CALL(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+
+// fp32 multiply-adds that a multiprocessor begins per clock, by compute capability (CUDA's
+// programming guide, arithmetic instructions).
+int64_t MultiplyAddsPerClock(int major, int minor) {
+  if (major == 3) return 192;
+  const bool half = (major == 6 && minor == 0) || major == 7 || (major == 8 && minor == 0);
+  return half ? 64 : 128;
+}
+
 // A stream and the item that it repeats.
 struct Lane {
   CudaStream stream;
@@ -88,12 +102,8 @@ class Calibrator {
         load_from_(kLoadCopy),
         load_to_(kLoadCopy),
         sink_(Bytes(2 * kCalls * int64_t{sizeof(int64_t)})) {
-    cudaDeviceProp properties{};
-    SPILLWAY_CUDA_CALL(cudaGetDeviceProperties(&properties, options.device));
-    multiprocessors_ = properties.multiProcessorCount;
-    machine_.gpu = properties.name;
-    machine_.memory = Bytes(static_cast<int64_t>(properties.totalGlobalMem));
-    machine_.l2_cache = Bytes(properties.l2CacheSize);
+    machine_ = DescribeGpu(options.device);
+    multiprocessors_ = DeviceAttribute(cudaDevAttrMultiProcessorCount, options.device);
     for (const PinnedBuffer* buffer : {&host_in_, &host_out_}) {
       std::fill_n(buffer->data(), buffer->size().count(), std::byte{1});
     }
@@ -495,6 +505,21 @@ void Calibrator::MeasureLatencies() {
 }
 
 }  // namespace
+
+Machine DescribeGpu(int device) {
+  RequireDevice(device);
+  cudaDeviceProp properties{};
+  SPILLWAY_CUDA_CALL(cudaGetDeviceProperties(&properties, device));
+  Machine machine;
+  machine.gpu = properties.name;
+  machine.memory = Bytes(static_cast<int64_t>(properties.totalGlobalMem));
+  machine.l2_cache = Bytes(properties.l2CacheSize);
+  machine.compute_capability = fmt::format("{}.{}", properties.major, properties.minor);
+  const int64_t kilohertz = DeviceAttribute(cudaDevAttrClockRate, device);
+  machine.flops = 2 * MultiplyAddsPerClock(properties.major, properties.minor) *
+                  properties.multiProcessorCount * kilohertz * 1000;
+  return machine;
+}
 
 Measurements Calibrate(const CalibrateOptions& options) {
   RequireDevice(options.device);

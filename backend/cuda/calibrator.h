@@ -36,6 +36,10 @@ struct CalibrateOptions {
   std::function<void(const CalibrateProgress&)> progress;  // may be empty
 };
 
+// The GPU as its driver describes it: `gpu`, `memory`, `l2_cache`, `compute_capability` and
+// `flops`. Throws `EnvironmentError` as `Calibrate` does.
+Machine DescribeGpu(int device);
+
 // Needs less than a minute and an otherwise idle GPU. Throws `EnvironmentError` that says what is
 // missing if there is no usable GPU; `Error` if memory for the buffers is missing, or the host is
 // too slow to keep the device busy.

@@ -10,7 +10,8 @@ namespace {
 
 [[noreturn]] void NotCompiledIn() {
   throw EnvironmentError(
-      "this build has no CUDA backend; it needs nvcc and cuDNN at build time (-DSPILLWAY_CUDA=ON)");
+      "this build has no CUDA backend, so it uses no GPU; it needs nvcc and cuDNN at build time "
+      "(-DSPILLWAY_CUDA=ON)");
 }
 
 }  // namespace
@@ -18,6 +19,7 @@ namespace {
 bool CudaCompiledIn() { return false; }
 std::string DescribeCudaDevice(int) { NotCompiledIn(); }
 CostTable Record(const Trace&, const RecordOptions&) { NotCompiledIn(); }
+Machine DescribeGpu(int) { NotCompiledIn(); }
 Measurements Calibrate(const CalibrateOptions&) { NotCompiledIn(); }
 
 // Never made; the class is complete for those who hold one.

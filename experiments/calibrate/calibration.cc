@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <map>
-#include <span>
+#include <tuple>
 #include <utility>
 
 #include "experiments/calibrate/linear_fit.h"
@@ -436,9 +437,27 @@ Columns<Quantity> CalibrationColumns() {
 }
 
 bool Describes(const Device& device, std::string_view gpu) {
-  const std::string_view description = device.description;
-  return !gpu.empty() && description.starts_with(gpu) &&
-         (description.size() == gpu.size() || description[gpu.size()] == ',');
+  return std::find(device.gpus.begin(), device.gpus.end(), gpu) != device.gpus.end();
+}
+
+const Device* NearestDevice(std::span<const Device> devices, const Machine& machine) {
+  for (const Device& device : devices) {
+    if (Describes(device, machine.gpu)) return &device;
+  }
+  const std::optional<int> capability = ParseCapability(machine.compute_capability);
+  if (!capability) return nullptr;
+  // Less is nearer.
+  const auto distance = [&](const Device& device) {
+    const int above = *ParseCapability(device.compute_capability) - *capability;
+    const int64_t memory = (device.memory - machine.memory).count();
+    return std::tuple(above > 0, std::abs(above), std::abs(memory));
+  };
+  const Device* nearest = nullptr;
+  for (const Device& device : devices) {
+    if (device.compute_capability.empty()) continue;
+    if (nearest == nullptr || distance(device) < distance(*nearest)) nearest = &device;
+  }
+  return nearest;
 }
 
 std::string MergeDevice(std::string_view base, const std::string& base_name,
@@ -454,7 +473,8 @@ std::string MergeDevice(std::string_view base, const std::string& base_name,
   // keys.
   const auto find = [&](const std::string& name) -> Line& {
     size_t next = 0;
-    const std::string_view table = std::string_view(name).substr(0, name.find('.'));
+    const size_t dot = name.find('.');
+    const std::string table = dot == std::string::npos ? "" : name.substr(0, dot);
     for (size_t i = 0; i < lines.size(); ++i) {
       if (lines[i].key.empty()) continue;
       if (lines[i].Name() == name) return lines[i];
@@ -463,7 +483,7 @@ std::string MergeDevice(std::string_view base, const std::string& base_name,
     if (next > 0) {
       Line line;
       line.table = table;
-      line.key = name.substr(table.size() + 1);
+      line.key = dot == std::string::npos ? name : name.substr(dot + 1);
       return *lines.insert(lines.begin() + static_cast<std::ptrdiff_t>(next), std::move(line));
     }
     throw InputError(fmt::format(
@@ -471,6 +491,17 @@ std::string MergeDevice(std::string_view base, const std::string& base_name,
   };
   if (!Describes(ParseDevice(base, base_name), machine.gpu)) {
     find("description").code = fmt::format("description = \"{}\"", machine.gpu);
+    find("gpus").code = fmt::format("gpus = [\"{}\"]", machine.gpu);
+    if (!machine.compute_capability.empty()) {
+      find("compute_capability").code =
+          fmt::format("compute_capability = \"{}\"", machine.compute_capability);
+    }
+    if (machine.flops > 0) {
+      Line& line = find("compute.flops");
+      line.code =
+          fmt::format("flops = \"{}\"", SpellScaled(static_cast<double>(machine.flops), kFlops));
+      line.comment = "# source: its multiprocessors at their highest clock";
+    }
   }
   for (const Quantity& quantity : quantities) {
     if (!quantity.in_device) continue;

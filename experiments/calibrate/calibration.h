@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -58,15 +59,21 @@ Columns<Quantity> CalibrationColumns();
 
 // The text of a device file: that of `base` with the measured numbers and their sources put in, a
 // key that is not there behind the others of its table, and a head of its own. `base_name` and
-// `raw_name` are named in it. Where `base` describes another GPU the description is replaced too.
+// `raw_name` are named in it. Where `base` describes another GPU, what names the GPU is replaced
+// too, and its peak FLOP/s if the measurements know it.
 // Throws `InputError` starting with `base_name` if that is no device file or no key of a measured
 // one's table has a line of its own there.
 std::string MergeDevice(std::string_view base, const std::string& base_name,
                         const Measurements& measurements, const std::vector<Quantity>& quantities,
                         const std::string& raw_name);
 
-// True if the description starts with the name of `gpu` and ends there or goes on with a comma.
+// True if `gpu` is one of the names that drivers report for the device.
 bool Describes(const Device& device, std::string_view gpu);
+
+// The device to start from for what cannot be measured: the one that describes the machine's GPU;
+// else, by compute capability, the nearest below it, or above it if there is none, and of equals
+// the one with the memory most like it. Null if no device has the name and none the capability.
+const Device* NearestDevice(std::span<const Device> devices, const Machine& machine);
 
 }  // namespace spillway
 

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "backend/cuda/calibrator.h"
-#include "backend/cuda/recorder.h"
 #include "experiments/calibrate/calibration.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/progress.h"
@@ -64,17 +63,17 @@ void CheckFolder(const fs::path& path) {
   }
 }
 
-// The device file that describes `gpu`, of those that come with the program.
-fs::path FindBase(const std::string& gpu) {
-  std::string names;
-  for (const std::string& name : DeviceNames()) {
-    if (Describes(LoadDevice(name), gpu)) return DevicePath(name);
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", name);
-  }
+// Of the device files that come with the program, the one to start from.
+fs::path FindBase(const Machine& machine) {
+  const std::vector<std::string> names = DeviceNames();
+  std::vector<Device> devices;
+  for (const std::string& name : names) devices.push_back(LoadDevice(name));
+  const Device* nearest = NearestDevice(devices, machine);
+  if (nearest != nullptr) return DevicePath(nearest->name);
   throw UsageError(fmt::format(
       "no device file describes '{}'; name one with --from for what cannot be measured: peak "
       "FLOP/s, host memory and efficiencies (valid: {}, or a file)",
-      gpu, names));
+      machine.gpu, fmt::join(names, ", ")));
 }
 
 std::string Cell(double rate) { return fmt::format("{:.2f}", rate / 1e9); }
@@ -187,9 +186,12 @@ int Execute(const CalibrateCommand& command, Session& session) {
   if (!command.refit.empty()) {
     measurements = ReadMeasurements(command.refit);
   } else {
-    const std::string gpu = DescribeCudaDevice(command.device);
-    if (base.empty()) base = FindBase(gpu.substr(0, gpu.find(',')));
-    if (!command.quiet) fmt::print(stderr, "calibrating {}\n", gpu);
+    const Machine gpu = DescribeGpu(command.device);
+    if (base.empty()) base = FindBase(gpu);
+    if (!command.quiet) {
+      fmt::print(stderr, "calibrating {}, {}, compute capability {}\n", gpu.gpu,
+                 FormatBytes(gpu.memory), gpu.compute_capability);
+    }
     ProgressBar bar(0, command.quiet);
     CalibrateOptions measure = MakeOptions(command);
     measure.progress = [&](const CalibrateProgress& progress) {
@@ -199,10 +201,11 @@ int Execute(const CalibrateCommand& command, Session& session) {
     const auto guard = session.interrupts().Hold();
     WriteFile(raw, FormatMeasurements(measurements));
   }
-  if (base.empty()) base = FindBase(measurements.machine.gpu);
+  if (base.empty()) base = FindBase(measurements.machine);
   const fs::path source = command.refit.empty() ? raw : fs::path(command.refit);
   const std::vector<Quantity> quantities = FitMeasurements(measurements);
-  const bool described = Describes(ReadDevice(base), measurements.machine.gpu);
+  const Machine& machine = measurements.machine;
+  const bool described = Describes(ReadDevice(base), machine.gpu);
   const std::string text = MergeDevice(ReadFile(base, Bytes::MiB(1)), base.filename().string(),
                                        measurements, quantities, source.filename().string());
   {
@@ -212,9 +215,15 @@ int Execute(const CalibrateCommand& command, Session& session) {
   Print(measurements, quantities, command.format.format());
   if (!command.quiet && !described) {
     fmt::print(stderr,
-               "note: peak FLOP/s, host memory and efficiencies are those of {}, which is not this "
-               "GPU\n",
-               base.string());
+               "note: no device file describes '{}'{}: assumed host memory and efficiencies of {}, "
+               "{}; --from names another\n",
+               machine.gpu,
+               machine.compute_capability.empty()
+                   ? ""
+                   : fmt::format(" (compute capability {})", machine.compute_capability),
+               base.filename().string(),
+               machine.flops > 0 ? "peak FLOP/s of its multiprocessors at their highest clock"
+                                 : "and its peak FLOP/s");
   }
   return kOk;
 }
@@ -230,7 +239,8 @@ void AddCalibrate(CLI::App& app, int& exit_code, Session& session) {
   verb->add_option("-o,--output", command->output, "Device file to write (.toml)")->required();
   verb->add_option("--from", command->from,
                    "Device name or file that gives what cannot be measured: peak FLOP/s, host "
-                   "memory, efficiencies; default: the one that describes this GPU");
+                   "memory, efficiencies; default: the one that describes this GPU, else the "
+                   "nearest by compute capability");
   auto* raw = verb->add_option("--raw", command->raw,
                                "File for all raw measurements (.json, .json.zst); default: beside "
                                "the device file, NAME.calibration.json");

@@ -34,6 +34,8 @@ struct Machine {
   std::string tool;    // "spillway 0.1.0"
   Bytes memory;        // what the CUDA runtime calls total
   Bytes l2_cache;
+  std::string compute_capability;  // "9.0"; empty if not recorded
+  int64_t flops = 0;  // peak fp32, of its multiprocessors at their highest clock; 0 if not known
 
   bool operator==(const Machine&) const = default;
 };

@@ -34,6 +34,21 @@ class Section {
     return text->get();
   }
 
+  // The strings of the array `key`; none if it is not there.
+  std::vector<std::string> Strings(std::string_view key) {
+    std::vector<std::string> strings;
+    if (!Has(key)) return strings;
+    const toml::node& node = Take(key);
+    const toml::array* array = node.as_array();
+    if (array == nullptr) Fail(node, key, "expected an array of strings");
+    for (const toml::node& element : *array) {
+      const toml::value<std::string>* text = element.as_string();
+      if (text == nullptr) Fail(element, key, "expected a string");
+      strings.push_back(text->get());
+    }
+    return strings;
+  }
+
   // The quantity in the string of `key`, as `parse` understands it, at least `least`.
   template <typename Quantity>
   Quantity Get(std::string_view key, Quantity (*parse)(std::string_view), Quantity least,
@@ -177,6 +192,18 @@ void CheckDepth(std::string_view text, const std::string& origin) {
 
 }  // namespace
 
+std::optional<int> ParseCapability(std::string_view text) {
+  int major = 0;
+  int minor = 0;
+  const char* end = text.data() + text.size();
+  const auto dot = std::from_chars(text.data(), end, major);
+  if (dot.ec != std::errc() || dot.ptr == end || *dot.ptr != '.') return std::nullopt;
+  const auto rest = std::from_chars(dot.ptr + 1, end, minor);
+  if (rest.ec != std::errc() || rest.ptr != end) return std::nullopt;
+  if (major < 0 || major > 999 || minor < 0 || minor > 9) return std::nullopt;
+  return 10 * major + minor;
+}
+
 Device ReadDevice(const std::filesystem::path& path) {
   return ParseDevice(ReadFile(path, kMaxDeviceFile), path.string());
 }
@@ -196,6 +223,14 @@ Device ParseDevice(std::string_view text, const std::string& origin) {
   Section top(root, "", origin);
   device.description = top.String("description");
   device.library = top.String("library");
+  device.gpus = top.Strings("gpus");
+  if (top.Has("compute_capability")) {
+    device.compute_capability = top.String("compute_capability");
+    if (!ParseCapability(device.compute_capability)) {
+      top.Fail(top.Node("compute_capability"), "compute_capability",
+               fmt::format("'{}' is not of the form \"9.0\"", device.compute_capability));
+    }
+  }
 
   Section memory = top.Subsection("memory");
   device.memory = memory.Size("size");

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "traces/base/units.h"
 
@@ -54,9 +55,11 @@ struct Device {
   static constexpr Bandwidth kLeastBandwidth{1'000'000};  // keeps the time of any copy in range
   static constexpr Duration kMaxTime = Duration::Milliseconds(1'000'000);  // leaves room for sums
 
-  std::string name;         // file name without extension: "h200"
-  std::string description;  // "NVIDIA H200, PCIe 5 x16"
-  std::string library;      // convolution library whose algorithms `efficiency` lists
+  std::string name;                // file name without extension: "h200"
+  std::string description;         // "NVIDIA H200, PCIe 5 x16"
+  std::string library;             // convolution library whose algorithms `efficiency` lists
+  std::vector<std::string> gpus;   // names that drivers report for it: "NVIDIA H200"
+  std::string compute_capability;  // "9.0"; empty if not known
 
   Bytes memory;
   Bytes alignment;  // granularity of the allocators
@@ -91,10 +94,14 @@ struct Device {
   std::map<std::string, double> efficiency;
 };
 
+// Ten times the compute capability "9.0"; nothing for what is none.
+std::optional<int> ParseCapability(std::string_view text);
+
 // Reads a device file; `name` is that of the file without its extension. All keys are required but
 // those of [host] and [driver] that say what stands in for them, and all values are strings with
-// units (see units.h) but `description`, `library` and the numbers of `efficiency`:
+// units (see units.h) but `description`, `library`, `gpus` and the numbers of `efficiency`:
 //   description  library
+//   gpus (an array of strings)  compute_capability; neither need be there
 //   [memory]      size  alignment (a power of two)  host
 //   [compute]     flops  dram
 //   [link]        h2d  h2d_latency  d2h  d2h_latency  duplex

@@ -46,7 +46,9 @@ Measurements ExactMeasurements() {
                "2026-01-02T03:04:05Z",
                "spillway 0.1.0",
                Bytes::MiB(80'000) + Bytes(77),
-               Bytes::MiB(50)};
+               Bytes::MiB(50),
+               "8.9",
+               80'000'000'000'000};
   for (Bytes size = Bytes::KiB(4); size <= Bytes::GiB(1); size += size) {
     CopyTiming copy;
     copy.size = size;

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "sim/core/device.h"
 #include "traces/base/file.h"
 #include "traces/base/json.h"
 #include "traces/base/json_writer.h"
@@ -188,6 +189,15 @@ class MeasurementsReader {
     Machine& machine = result_.machine;
     size_t seen = 0;
     json_.ReadMap(value, [&](std::string_view key, Value field) {
+      if (key == "compute_capability") {
+        machine.compute_capability = json_.ReadString(field);
+        if (!ParseCapability(machine.compute_capability)) json_.Fail("expected one like \"9.0\"");
+        return;
+      }
+      if (key == "flops") {
+        machine.flops = json_.ReadInteger(field, 1, std::numeric_limits<int64_t>::max());
+        return;
+      }
       ++seen;
       for (const auto& [name, member] : kMachineNames) {
         if (name == key) {
@@ -297,6 +307,10 @@ std::string FormatMeasurements(const Measurements& measurements) {
   json.Key("machine").BeginObjectOnOneLine();
   for (const auto& [name, member] : kMachineNames) json.Put(name, machine.*member);
   for (const auto& [name, member] : kMachineSizes) json.Put(name, machine.*member);
+  if (!machine.compute_capability.empty()) {
+    json.Put("compute_capability", machine.compute_capability);
+  }
+  if (machine.flops > 0) json.Put("flops", machine.flops);
   json.EndObject();
   PutPoints(json, "copies", measurements.copies, kCopyTimings);
   PutPoints(json, "device_copies", measurements.device_copies, kDeviceCopyTimings);

@@ -216,8 +216,11 @@ TEST(CalibrationTest, DeviceFilesReadBack) {
   EXPECT_EQ(device.page_map.per_mib, Duration::Microseconds(4));
   EXPECT_EQ(device.page_map_new.fixed, Duration::Microseconds(5));
   EXPECT_EQ(device.page_unmap.per_mib, Duration::Microseconds(8));
+  // What the driver says of another GPU than the base's.
+  EXPECT_THAT(device.gpus, ::testing::ElementsAre("ACME Accelerator"));
+  EXPECT_EQ(device.compute_capability, "8.9");
+  EXPECT_EQ(device.flops_per_second, 80'000'000'000'000);
   // What cannot be measured is the base's.
-  EXPECT_EQ(device.flops_per_second, base.flops_per_second);
   EXPECT_EQ(device.host_memory, base.host_memory);
   EXPECT_EQ(device.alignment, base.alignment);
   EXPECT_EQ(device.efficiency, base.efficiency);
@@ -238,29 +241,82 @@ TEST(CalibrationTest, EveryNumberHasItsSource) {
     const size_t value = line.find(" = ");
     if (line.starts_with('#') || value == std::string::npos) continue;
     if (line.find_first_of("0123456789", value) > line.find('#')) continue;
-    if (line.starts_with("description")) continue;
+    if (line.starts_with("description") || line.starts_with("compute_capability")) continue;
     EXPECT_THAT(line, ::testing::ContainsRegex("# (source|estimate): "));
     if (line.find("580.65.06") != std::string::npos) ++measured;
   }
   EXPECT_EQ(measured, 23u);
   // The sources of the others stay.
-  const size_t flops = base.find("flops = ");
-  EXPECT_THAT(text, HasSubstr(base.substr(flops, base.find('\n', flops) - flops)));
+  const size_t host = base.find("host = ");
+  EXPECT_THAT(text, HasSubstr(base.substr(host, base.find('\n', host) - host)));
   // Calibrating again changes nothing but the name of the base.
   EXPECT_EQ(Merge(ExactMeasurements(), text), text);
 }
 
 TEST(CalibrationTest, TheSameGpuKeepsItsDescription) {
   Measurements measurements = ExactMeasurements();
-  measurements.machine.gpu = "NVIDIA Titan X (Maxwell)";
-  EXPECT_THAT(Merge(measurements, ReadRaw(kBase)),
-              HasSubstr("description = \"NVIDIA Titan X (Maxwell), PCIe"));
-  Device device;
-  device.description = "NVIDIA H200, PCIe 5 x16";
-  EXPECT_TRUE(Describes(device, "NVIDIA H200"));
-  EXPECT_FALSE(Describes(device, "NVIDIA H20"));
-  EXPECT_FALSE(Describes(device, "NVIDIA H200 NVL"));
-  EXPECT_FALSE(Describes(device, ""));
+  measurements.machine.gpu = "GeForce GTX TITAN X";
+  const std::string text = Merge(measurements, ReadRaw(kBase));
+  EXPECT_THAT(text, HasSubstr("description = \"NVIDIA Titan X (Maxwell), PCIe"));
+  const Device base = ReadDevice(kBase);
+  const Device device = ParseDevice(text, "titan.toml");
+  EXPECT_EQ(device.gpus, base.gpus);
+  EXPECT_EQ(device.flops_per_second, base.flops_per_second);
+}
+
+TEST(CalibrationTest, FilesWithoutNamesGetThem) {
+  std::string base = ReadRaw(kBase);
+  for (const char* key : {"gpus", "compute_capability"}) {
+    const size_t line = base.find(key);
+    base.erase(line, base.find('\n', line) + 1 - line);
+  }
+  ASSERT_TRUE(ParseDevice(base, "base.toml").gpus.empty());
+  EXPECT_TRUE(
+      Describes(ParseDevice(Merge(ExactMeasurements(), base), "acme.toml"), "ACME Accelerator"));
+}
+
+std::vector<Device> ShippedDevices() {
+  std::vector<Device> devices;
+  for (const auto& entry : std::filesystem::directory_iterator(kBase.parent_path())) {
+    if (entry.path().extension() == ".toml") devices.push_back(ReadDevice(entry.path()));
+  }
+  return devices;
+}
+
+TEST(NearestDeviceTest, DriversNamesFindTheShippedFiles) {
+  const std::vector<Device> devices = ShippedDevices();
+  for (const Device& device : devices) {
+    ASSERT_FALSE(device.gpus.empty()) << device.name;
+    for (const std::string& gpu : device.gpus) {
+      Machine machine;
+      machine.gpu = gpu;
+      ASSERT_NE(NearestDevice(devices, machine), nullptr) << gpu;
+      EXPECT_EQ(NearestDevice(devices, machine)->name, device.name) << gpu;
+    }
+  }
+}
+
+TEST(NearestDeviceTest, OthersStartFromTheNearestCapability) {
+  struct {
+    const char* capability;
+    Bytes memory;
+    const char* name;
+  } cases[] = {
+      {"9.0", Bytes::GiB(94), "h100"},   {"9.0", Bytes::GiB(141), "h200"},
+      {"8.9", Bytes::GiB(24), "a100"},   {"12.0", Bytes::GiB(180), "h200"},
+      {"7.5", Bytes::GiB(16), "v100"},   {"6.1", Bytes::GiB(8), "gtx_1080ti"},
+      {"5.2", Bytes::GiB(4), "gtx_970"}, {"3.0", Bytes::GiB(4), "k40c"},
+  };
+  const std::vector<Device> devices = ShippedDevices();
+  for (const auto& [capability, memory, name] : cases) {
+    Machine machine;
+    machine.gpu = "NVIDIA H20";  // the start of a name is not the name
+    machine.memory = memory;
+    machine.compute_capability = capability;
+    ASSERT_NE(NearestDevice(devices, machine), nullptr) << capability;
+    EXPECT_EQ(NearestDevice(devices, machine)->name, name) << capability;
+  }
+  EXPECT_EQ(NearestDevice(devices, Machine()), nullptr);
 }
 
 TEST(CalibrationTest, ABaseThatCannotBeEditedIsAnError) {

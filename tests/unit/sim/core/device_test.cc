@@ -1,5 +1,6 @@
 #include "sim/core/device.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -131,6 +132,21 @@ TEST(DeviceTest, ReadsEveryKey) {
   EXPECT_EQ(device.host_malloc.At(Bytes::KiB(512)), Duration::Nanoseconds(21'500));
   EXPECT_EQ(device.efficiency,
             (std::map<std::string, double>{{"default", 0.5}, {"fwd.direct", 1.0}}));
+}
+
+TEST(DeviceTest, TheFileMaySayWhatDriversCallTheGpu) {
+  const auto with = [](std::string_view line) { return fmt::format("{}\n{}", line, kToy); };
+  const Device device =
+      ParseDevice(with("gpus = [\"ACME A\", \"A\"]\ncompute_capability = \"9.0\""), "toy.toml");
+  EXPECT_THAT(device.gpus, ::testing::ElementsAre("ACME A", "A"));
+  EXPECT_EQ(device.compute_capability, "9.0");
+  const auto error = [&](std::string_view line) {
+    return InputErrorOf([&] { ParseDevice(with(line), "toy.toml"); });
+  };
+  EXPECT_EQ(error("gpus = \"ACME A\""), "toy.toml:1:8: gpus: expected an array of strings");
+  EXPECT_EQ(error("gpus = [\"A\", 7]"), "toy.toml:1:14: gpus: expected a string");
+  EXPECT_THAT(error("compute_capability = \"nine\""),
+              EndsWith("'nine' is not of the form \"9.0\""));
 }
 
 TEST(DeviceTest, ErrorsNameLineAndColumn) {
