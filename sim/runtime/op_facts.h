@@ -15,8 +15,8 @@
 
 namespace spillway {
 
-// A storage that an op reads or writes, and how many bytes of it.
-struct Operand {
+// A storage that an op reads or writes (touches), and how many bytes of it.
+struct Touched {
   TensorId storage{};
   Bytes size;
 };
@@ -30,11 +30,11 @@ class OpTable {
   int64_t batch(OpId op) const { return At(op).batch; }
   Bytes traffic(OpId op) const { return At(op).traffic; }
   OpType type(OpId op) const { return At(op).type; }
-  std::span<const Operand> Inputs(OpId op) const { return Part(At(op).inputs, At(op).outputs); }
-  std::span<const Operand> Outputs(OpId op) const { return Part(At(op).outputs, At(op).scratch); }
-  std::span<const Operand> Scratch(OpId op) const { return Part(At(op).scratch, At(op).end); }
+  std::span<const Touched> Inputs(OpId op) const { return Part(At(op).inputs, At(op).outputs); }
+  std::span<const Touched> Outputs(OpId op) const { return Part(At(op).outputs, At(op).scratch); }
+  std::span<const Touched> Scratch(OpId op) const { return Part(At(op).scratch, At(op).end); }
   // Outputs, then scratch.
-  std::span<const Operand> Written(OpId op) const { return Part(At(op).outputs, At(op).end); }
+  std::span<const Touched> Written(OpId op) const { return Part(At(op).outputs, At(op).end); }
 
   uint32_t slots(OpId op) const { return At(op).end_slot - At(op).first_slot; }
   // The candidates of a slot on the op's whole batch, fastest first.
@@ -53,12 +53,12 @@ class OpTable {
   };
 
   const Entry& At(OpId op) const { return entries_[Index(op)]; }
-  std::span<const Operand> Part(uint32_t begin, uint32_t end) const {
+  std::span<const Touched> Part(uint32_t begin, uint32_t end) const {
     return std::span(operands_).subspan(begin, end - begin);
   }
 
   std::vector<Entry> entries_;
-  std::vector<Operand> operands_;
+  std::vector<Touched> operands_;
   std::vector<std::span<const Kernel>> kernels_;
 };
 

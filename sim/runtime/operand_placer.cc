@@ -9,9 +9,9 @@
 namespace spillway {
 namespace {
 
-bool Names(std::span<const Operand> operands, TensorId id) {
+bool Names(std::span<const Touched> operands, TensorId id) {
   return std::any_of(operands.begin(), operands.end(),
-                     [&](const Operand& operand) { return operand.storage == id; });
+                     [&](const Touched& operand) { return operand.storage == id; });
 }
 
 }  // namespace
@@ -50,8 +50,8 @@ void OperandPlacer::Place(OpId op) {
 }
 
 void OperandPlacer::PlaceAgain(OpId op) {
-  for (const Operand& input : ops_.Inputs(op)) bring_(input.storage, /*must=*/true);
-  for (const Operand& written : ops_.Written(op)) MakeWritable(written.storage, /*must=*/true);
+  for (const Touched& input : ops_.Inputs(op)) bring_(input.storage, /*must=*/true);
+  for (const Touched& written : ops_.Written(op)) MakeWritable(written.storage, /*must=*/true);
 }
 
 bool OperandPlacer::TryPlace(OpId op, bool must) {
@@ -69,7 +69,7 @@ bool OperandPlacer::TryPlace(OpId op, bool must) {
 
 bool OperandPlacer::TryPlaceOutputs(OpId op, bool must) {
   const ScopedUnpins movable(memory_, inputs_[Index(op)].kept);
-  for (const Operand& written : ops_.Written(op)) {
+  for (const Touched& written : ops_.Written(op)) {
     const Residency before = memory_.At(written.storage).residency;
     if (OnDevice(before)) continue;
     if (!MakeWritable(written.storage, must)) return false;

@@ -304,10 +304,10 @@ class Runtime final : public PolicyContext {
 
   Event Issue(OpId op_id, bool again, const Workspace& workspace) {
     WaitSet fetch, memory;
-    for (const Operand& input : ops_.Inputs(op_id)) {
+    for (const Touched& input : ops_.Inputs(op_id)) {
       fetch.Add(At(input.storage).device_hazards.ForRead());
     }
-    for (const Operand& written : ops_.Written(op_id)) {
+    for (const Touched& written : ops_.Written(op_id)) {
       memory.Add(At(written.storage).device_hazards.ForWrite());
     }
     memory.Add(workspace.inherited);
@@ -345,21 +345,21 @@ class Runtime final : public PolicyContext {
     entry.event =
         WithContext([&] { return parts_.backend->Enqueue(launch, commands_.WaitsOf(entry)); },
                     [&] { return fmt::format("op '{}'", trace_.op(op_id).name); });
-    for (const Operand& input : ops_.Inputs(op_id)) {
+    for (const Touched& input : ops_.Inputs(op_id)) {
       At(input.storage).device_hazards.NoteRead(entry.event);
     }
-    for (const Operand& written : ops_.Written(op_id)) {
+    for (const Touched& written : ops_.Written(op_id)) {
       At(written.storage).device_hazards.NoteWrite(entry.event);
     }
     commands_.Commit(entry);
-    for (const Operand& output : ops_.Outputs(op_id)) memory_.DropHostCopy(output.storage);
+    for (const Touched& output : ops_.Outputs(op_id)) memory_.DropHostCopy(output.storage);
     return entry.event;
   }
 
   // Where the operands lie on the device.
-  void Locate(std::span<const Operand> operands, std::vector<Block>& blocks) const {
+  void Locate(std::span<const Touched> operands, std::vector<Block>& blocks) const {
     blocks.clear();
-    for (const Operand& operand : operands) {
+    for (const Touched& operand : operands) {
       blocks.push_back({At(operand.storage).device.offset, operand.size});
     }
   }
