@@ -13,6 +13,7 @@ if(SPILLWAY_BUILD_CLI)
     INSTALL_RPATH "$ORIGIN/${library_from_program}"
     INSTALL_RPATH_USE_LINK_PATH ON)  # for CUDA outside the system directories
   install(TARGETS spillway_cli)
+  install(FILES ${PROJECT_BINARY_DIR}/spillway.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 endif()
 install(TARGETS spillway EXPORT spillway INCLUDES DESTINATION ${header_dir})
 

@@ -32,7 +32,6 @@ struct CalibrateCommand {
   std::string refit;
   int device = 0;
   bool quick = false;
-  bool quiet = false;
   FormatOption format;
 };
 
@@ -188,16 +187,15 @@ int Execute(const CalibrateCommand& command, Session& session) {
   } else {
     const Machine gpu = DescribeGpu(command.device);
     if (base.empty()) base = FindBase(gpu);
-    if (!command.quiet) {
-      fmt::print(stderr, "calibrating {}, {}, compute capability {}\n", gpu.gpu,
-                 FormatBytes(gpu.memory), gpu.compute_capability);
-    }
-    ProgressBar bar(0, command.quiet);
+    ProgressBar& bar = session.progress();
+    bar.Note(fmt::format("calibrating {}, {}, compute capability {}", gpu.gpu,
+                         FormatBytes(gpu.memory), gpu.compute_capability));
     CalibrateOptions measure = MakeOptions(command);
     measure.progress = [&](const CalibrateProgress& progress) {
       bar.Set(progress.step, progress.steps, progress.what);
     };
     measurements = Calibrate(measure);
+    bar.Wipe();
     const auto guard = session.interrupts().Hold();
     WriteFile(raw, FormatMeasurements(measurements));
   }
@@ -213,17 +211,17 @@ int Execute(const CalibrateCommand& command, Session& session) {
     WriteFile(output, text);
   }
   Print(measurements, quantities, command.format.format());
-  if (!command.quiet && !described) {
-    fmt::print(stderr,
-               "note: no device file describes '{}'{}: assumed host memory and efficiencies of {}, "
-               "{}; --from names another\n",
-               machine.gpu,
-               machine.compute_capability.empty()
-                   ? ""
-                   : fmt::format(" (compute capability {})", machine.compute_capability),
-               base.filename().string(),
-               machine.flops > 0 ? "peak FLOP/s of its multiprocessors at their highest clock"
-                                 : "and its peak FLOP/s");
+  if (!described) {
+    session.progress().Note(fmt::format(
+        "note: no device file describes '{}'{}: assumed host memory and efficiencies of {}, {}; "
+        "--from names another",
+        machine.gpu,
+        machine.compute_capability.empty()
+            ? ""
+            : fmt::format(" (compute capability {})", machine.compute_capability),
+        base.filename().string(),
+        machine.flops > 0 ? "peak FLOP/s of its multiprocessors at their highest clock"
+                          : "and its peak FLOP/s"));
   }
   return kOk;
 }
@@ -251,7 +249,6 @@ void AddCalibrate(CLI::App& app, int& exit_code, Session& session) {
       ->check(CLI::Range(0, 1 << 16))
       ->capture_default_str();
   verb->add_flag("--quick", command->quick, "Fewer repeats and smaller sizes");
-  verb->add_flag("--quiet", command->quiet, "No progress on standard error");
   command->format.Add(*verb);
   verb->callback([command, &exit_code, &session] { exit_code = Execute(*command, session); });
 }

@@ -28,7 +28,7 @@ constexpr std::array kNamedValues{
     NamedValues{"--policy", "policies"},      NamedValues{"--device", "devices"},
     NamedValues{"--allocator", "allocators"}, NamedValues{"--preset", "presets"},
     NamedValues{"workload", "networks"},      NamedValues{"workloads", "networks"},
-    NamedValues{"network", "families"},
+    NamedValues{"network", "families"},       NamedValues{"verb", "verbs"},
 };
 
 std::vector<std::string> Names(const std::string& what) {
@@ -287,7 +287,7 @@ void AddCompletion(CLI::App& app, int& exit_code) {
   verb->add_option("what", *what, "A shell, or a kind of names")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish", "networks", "families", "policies", "devices",
-                             "allocators", "presets"}));
+                             "allocators", "presets", "verbs"}));
   verb->callback([what, &app, &exit_code] {
     std::vector<Node> nodes;
     Walk(app, "", nodes);
@@ -297,6 +297,8 @@ void AddCompletion(CLI::App& app, int& exit_code) {
       fmt::print("{}", ZshScript(nodes));
     } else if (*what == "fish") {
       fmt::print("{}", FishScript(nodes));
+    } else if (*what == "verbs") {
+      for (const auto& [name, help] : nodes.front().verbs) fmt::print("{}\n", name);
     } else {
       for (const std::string& name : Names(*what)) fmt::print("{}\n", name);
     }

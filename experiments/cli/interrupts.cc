@@ -41,6 +41,10 @@ void Interrupts::Watch() {
   int signal = 0;
   if (::sigwait(&signals_, &signal) != 0 || stopping_) return;
   const std::lock_guard lock(writing_);
+  try {
+    if (before_end_) before_end_();
+  } catch (...) {  // the program ends all the same
+  }
   constexpr std::string_view kMessage = "spillway: interrupted\n";
   const bool terminal = ::isatty(STDERR_FILENO) == 1;
   if (terminal && ::write(STDERR_FILENO, "\n", 1) != 1) ::_exit(128 + signal);

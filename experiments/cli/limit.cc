@@ -7,11 +7,10 @@
 #include <tbb/task_arena.h>
 
 #include <algorithm>
-#include <atomic>
 #include <optional>
 
+#include "experiments/cli/finished_rows.h"
 #include "experiments/cli/options.h"
-#include "experiments/cli/progress.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
 #include "policies/library.h"
@@ -58,15 +57,17 @@ LimitSetup SetupOf(const LimitOptions& options) {
   return setup;
 }
 
-std::string FormatLimits(const LimitSetup& setup, const std::vector<LimitResult>& results) {
+std::string FormatLimits(const LimitSetup& setup, const std::vector<LimitResult>& results,
+                         size_t width) {
   const std::string what = setup.family.deepens() ? "depth" : "batch";
   constexpr std::string_view kShown[] = {
       "policy",     "status",   "limit",  "depth",        "next",
       "scanned_to", "monotone", "trials", "iteration_ms", "peak_allocated_bytes"};
-  std::string out = fmt::format(
-      "{} ({}, {}) on {} with {}: the largest {} that fits\n\n{}\n", setup.family.text(),
-      setup.preset, setup.training ? "training" : "inference", setup.run.device.description,
-      FormatBytes(setup.run.memory), what, FormatTable(LimitColumns(setup), kShown, results));
+  std::string out =
+      fmt::format("{} ({}, {}) on {} with {}: the largest {} that fits\n\n{}\n",
+                  setup.family.text(), setup.preset, setup.training ? "training" : "inference",
+                  setup.run.device.description, FormatBytes(setup.run.memory), what,
+                  FormatTable(LimitColumns(setup), kShown, results, width));
   for (const LimitResult& result : results) {
     if (result.next_reason.empty()) continue;
     std::string reason = result.next_reason;
@@ -99,24 +100,19 @@ void Describe(const LimitOptions& options, const LimitSetup& setup,
       {"scan", fmt::format("{}", setup.scan)},
       {"policy", fmt::format("{}", fmt::join(policies, " "))},
   };
-  const auto add = [&](const char* role, const char* source, const std::string& name) {
-    const auto same = [&](const ManifestInput& input) { return input.name == name; };
-    if (std::any_of(manifest.inputs.begin(), manifest.inputs.end(), same)) return;
-    ManifestInput input{role, source, name, {}};
-    input.sha256 = HashInput(input, manifest.configuration);
-    manifest.inputs.push_back(std::move(input));
-  };
   for (const LimitResult& result : results) {
     if (result.limit.largest == 0) continue;
-    add("trace", "generated", setup.family.At(result.limit.largest).Name());
+    manifest.AddInput("trace", "generated", setup.family.At(result.limit.largest).Name());
   }
   const std::string device = DeviceBase(options.machine.device);
   const bool file = device.ends_with(".toml");
-  add("device", file ? "file" : "data", file ? device : fmt::format("sim/devices/{}.toml", device));
-  if (setup.cost != "auto" && setup.cost != "roofline") add("cost_table", "file", setup.cost);
+  manifest.AddInput("device", file ? "file" : "data",
+                    file ? device : fmt::format("sim/devices/{}.toml", device));
+  if (setup.cost != "auto" && setup.cost != "roofline")
+    manifest.AddInput("cost_table", "file", setup.cost);
   for (const std::string& policy : policies) {
     if (const std::string plugin = ParsePolicySpec(policy).plugin; !plugin.empty()) {
-      add("policy", "file", plugin);
+      manifest.AddInput("policy", "file", plugin);
     }
   }
 }
@@ -126,26 +122,30 @@ int Execute(const LimitOptions& options, Session& session) {
   const LimitSetup setup = SetupOf(options);
   const std::vector<std::string> policies = options.policies.policies();
   for (const std::string& policy : policies) PolicyLibrary().Make(policy);  // bad names fail early
-  std::vector<LimitResult> results(policies.size());
-  std::optional<ProgressBar> progress(std::in_place, policies.size(), options.policies.quiet);
-  std::atomic<size_t> done = 0;
+  const auto format = [&](const std::vector<LimitResult>& results) {
+    return FormatAs(options.format.format(), LimitColumns(setup), results, "spillway.limit/v1",
+                    [&] { return FormatLimits(setup, results, options.format.width()); });
+  };
+  std::optional<FinishedRows<LimitResult>> rows;
+  rows.emplace(session, policies.size(),
+               options.output.empty() ? format : FinishedRows<LimitResult>::Format());
   tbb::task_arena arena(options.policies.jobs > 0 ? options.policies.jobs
                                                   : tbb::task_arena::automatic);
   arena.execute([&] {
     tbb::parallel_for(size_t{0}, policies.size(), [&](size_t i) {
-      results[i] = FindLimit(setup, policies[i], [&](int64_t value) {
-        progress->Set(done, policies.size(), fmt::format("{} at {}", policies[i], value));
+      LimitResult result = FindLimit(setup, policies[i], [&](int64_t value) {
+        session.progress().Say(fmt::format("{} at {}", policies[i], value));
       });
-      progress->Set(++done, policies.size(), policies[i]);
+      const int64_t largest = result.limit.largest;
+      rows->Finish(i, std::move(result), policies[i],
+                   largest > 0 ? fmt::format("{}", largest) : "nothing fits");
     });
   });
-  progress.reset();
-  const std::string text =
-      FormatAs(options.format.format(), LimitColumns(setup), results, "spillway.limit/v1",
-               [&] { return FormatLimits(setup, results); });
+  const std::vector<LimitResult> results = rows->Take();
+  rows.reset();
   const bool any = std::any_of(results.begin(), results.end(),
                                [](const LimitResult& result) { return result.limit.largest > 0; });
-  return session.Finish(text, options.output, {}, any ? kOk : kNegative,
+  return session.Finish(format(results), options.output, {}, any ? kOk : kNegative,
                         [&](Manifest& manifest) { Describe(options, setup, results, manifest); });
 }
 
@@ -169,14 +169,15 @@ void AddLimit(CLI::App& app, int& exit_code, Session& session) {
   verb->get_option("--check")->description(
       "Verify the runs at the limit and at the next value with the independent checker");
   verb->add_option("--memory", options->machine.memory,
-                   "Device memory: a size (12GiB); default: the device's");
+                   "Device memory: a size (12GiB); default: the device's")
+      ->check(MemoryGiven());
   options->format.Add(*verb);
   options->policies.Add(*verb);
   verb->add_option("--scan", options->scan,
                    "How many values above the limit must not fit: fitting is not monotone")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
-  AddOutput(*verb, options->output);
+  AddOutput(*verb, options->output, options->format);
   verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
 }
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <malloc.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -10,6 +12,7 @@
 #include <system_error>
 #include <vector>
 
+#include "experiments/cli/commit.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
 #include "traces/base/error.h"
@@ -21,7 +24,7 @@ constexpr const char* kFooter =
     "Exit codes: 0 ok; 1 a negative answer (does not fit, out of tolerance); 2 usage; 3 bad "
     "input;\n"
     "4 policy or invariant failure; 5 missing environment (no GPU); 130 interrupted.\n"
-    "Help on one verb: spillway VERB --help";
+    "Help on one verb: spillway help VERB";
 
 int Fail(int exit_code, const std::exception& error) {
   fmt::print(stderr, "spillway: {}\n", error.what());
@@ -53,12 +56,23 @@ void CheckVerbs(const CLI::App& app, const std::vector<std::string>& arguments) 
   }
 }
 
+// A session looks for it among its arguments: here it is declared.
+void AddQuiet(CLI::App& app) {
+  const std::string help = "Nothing but errors on standard error";
+  const auto verbs = app.get_subcommands([](CLI::App*) { return true; });
+  for (CLI::App* verb : verbs) {
+    verb->add_flag("--quiet", help);
+    AddQuiet(*verb);
+  }
+}
+
 int Execute(Session& session) {
   CLI::App app{
       "Spillway: under this memory policy, on this GPU, does this network fit, how fast is it, and "
       "why?",
       "spillway"};
-  app.set_version_flag("--version", "spillway " SPILLWAY_VERSION);
+  app.set_version_flag("--version",
+                       fmt::format("spillway {} (commit {})", SPILLWAY_VERSION, kCommit));
   app.require_subcommand(1);
   app.footer(kFooter);
   int exit_code = kOk;
@@ -76,6 +90,8 @@ int Execute(Session& session) {
   AddReplayRun(app, exit_code, session, Execute);
   AddDoctor(app, exit_code, session);
   AddCompletion(app, exit_code);
+  AddHelp(app, exit_code, session);
+  AddQuiet(app);
   try {
     CheckVerbs(app, session.arguments());
     // CLI11 takes a vector from its end.
@@ -107,6 +123,10 @@ int Execute(Session& session) {
 }  // namespace spillway::cli
 
 int main(int argc, char** argv) {
+  // A run takes and gives back much memory many times: the system need not fill it with zeros each
+  // time.
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
   spillway::cli::Interrupts interrupts;
   spillway::cli::Session session({argv + 1, argv + argc}, interrupts);
   return spillway::cli::Execute(session);

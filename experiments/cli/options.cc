@@ -1,24 +1,49 @@
 #include "experiments/cli/options.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <utility>
 
 #include "policies/library.h"
 #include "policies/registry.h"
 #include "sim/alloc/make_allocator.h"
 #include "traces/base/error.h"
+#include "traces/base/params.h"
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway::cli {
 
 void FormatOption::Add(CLI::App& verb) {
-  verb.add_option("--format", text, "Form of the output")
-      ->check(CLI::IsMember({"table", "csv", "json"}))
-      ->capture_default_str();
+  option = verb.add_option("--format", text, "Form of the output")
+               ->check(CLI::IsMember({"table", "csv", "json"}))
+               ->capture_default_str();
+  verb.add_flag("--wide", wide, "Tables with all columns and rows, whatever the terminal's width");
+}
+
+void FormatOption::Follow(const std::string& output) {
+  to_file = !output.empty();
+  std::filesystem::path path = output;
+  if (path.extension() == ".zst") path = path.stem();
+  for (const char* named : {"csv", "json"}) {
+    if (path.extension() != fmt::format(".{}", named)) continue;
+    if (option->count() > 0 && text != named) {
+      throw UsageError(
+          fmt::format("--output '{}' names a {} file, --format says {}", output, named, text));
+    }
+    text = named;
+  }
+}
+
+size_t FormatOption::width() const {
+  winsize size{};
+  if (wide || to_file || ::isatty(STDOUT_FILENO) != 1) return 0;
+  return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
 Format FormatOption::format() const {
@@ -32,7 +57,6 @@ void PoliciesOption::Add(CLI::App& verb) {
   verb.add_option("--jobs", jobs,
                   "Threads; any number gives the same output (default: one per core)")
       ->check(CLI::Range(1, 1024));
-  verb.add_flag("--quiet", quiet, "No progress on standard error");
 }
 
 std::vector<std::string> PoliciesOption::policies() const {
@@ -49,14 +73,55 @@ CLI::Validator NotNegative() {
 CLI::Option* AddFile(CLI::App& verb, const std::string& names, std::string& path,
                      const std::string& help) {
   const auto check = [](const std::string& text) {
-    return text.empty() ? std::string("the name of the file is empty") : std::string();
+    return text.empty()  ? std::string("the name of the file is empty")
+           : text == "-" ? std::string("only --output takes - for standard output")
+                         : std::string();
   };
   return verb.add_option(names, path, help)->type_name("FILE")->check(CLI::Validator(check, ""));
 }
 
-void AddOutput(CLI::App& verb, std::string& path) {
-  AddFile(verb, "-o,--output", path,
-          "Write the results to FILE, with a manifest beside it, instead of printing them");
+void AddOutput(CLI::App& verb, std::string& path, FormatOption& format, const std::string& remark) {
+  const auto check = [](const std::string& text) {
+    return text.empty() ? std::string("the name of the file is empty") : std::string();
+  };
+  verb.add_option("-o,--output", path,
+                  "Write the results to FILE, with a manifest beside it, instead of printing them, "
+                  "as - does; .csv and .json imply the format" +
+                      remark)
+      ->type_name("FILE")
+      ->check(CLI::Validator(check, ""));
+  verb.parse_complete_callback([&path, &format] {
+    if (path == "-") path.clear();
+    format.Follow(path);
+  });
+}
+
+CLI::Validator MemoryGiven() {
+  const auto check = [](const std::string& text) {
+    return text.empty() ? std::string("no size; leave --memory out for all of the device's")
+                        : std::string();
+  };
+  return CLI::Validator(check, "");
+}
+
+std::vector<std::string> SplitSpecifications(const std::vector<std::string>& texts) {
+  std::vector<std::string> specifications;
+  for (const std::string& text : texts) {
+    bool has_parameters = false;
+    for (size_t at = 0; at <= text.size();) {
+      const size_t end = at + FindComma(std::string_view(text).substr(at));
+      const std::string piece = text.substr(at, end - at);
+      const bool is_parameter = has_parameters && at > 0 && piece.find('=') < piece.find(':');
+      if (is_parameter) {
+        specifications.back() += "," + piece;
+      } else {
+        specifications.push_back(piece);
+        has_parameters = piece.find(':') != std::string::npos;
+      }
+      at = end + 1;
+    }
+  }
+  return specifications;
 }
 
 void WorkloadOption::Add(CLI::App& verb) {
@@ -98,7 +163,7 @@ const char* const kMemoryHelp =
 
 void MachineOption::Add(CLI::App& verb) {
   AddAllButMemory(verb);
-  verb.add_option("--memory", memory, kMemoryHelp);
+  verb.add_option("--memory", memory, kMemoryHelp)->check(MemoryGiven());
 }
 
 void MachineOption::AddAllButMemory(CLI::App& verb) {
@@ -127,33 +192,63 @@ RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Ou
 
 namespace {
 
-// One line for people: workload, device, memory and where the costs come from.
-std::string Title(const Setup& setup) {
-  const std::string memory =
-      setup.memory == Bytes::Unlimited() ? "unlimited memory" : FormatBytes(setup.memory);
-  return fmt::format("{} ({}, {}) on {} with {}\nkernel times: {}\n", setup.trace->name,
-                     setup.trace->preset, setup.trace->training ? "training" : "inference",
-                     setup.device.description, memory, setup.cost->Provenance());
+// For people: workload, device, memory and where the costs come from.
+std::string Title(const Scenario& scenario) {
+  const Setup& setup = scenario.setup();
+  const bool limited = setup.memory != Bytes::Unlimited();
+  const std::string memory = limited ? FormatBytes(setup.memory) : "unlimited memory";
+  const std::string& request = setup.memory_request;
+  return fmt::format(
+      "{} ({}, {}) on {} with {}\nmemory: {}; floor (0%) {}, in-core peak (100%) {}\n"
+      "kernel times: {}\n",
+      setup.trace->name, setup.trace->preset, setup.trace->training ? "training" : "inference",
+      setup.device.description, memory,
+      !request.empty() ? fmt::format("{} was asked for", request) : "all of the device",
+      FormatBytes(scenario.ideal().bounds.layer),
+      FormatBytes(scenario.ideal().metrics.peak_reserved), setup.cost->Provenance());
+}
+
+// Why a policy does not fit.
+std::string FormatMisfit(const RunResult& result, bool alone, size_t width) {
+  // Among several policies one sentence is enough; a single run also says who holds the memory.
+  std::string reason = result.report.out_of_memory->Message();
+  if (!alone) reason.resize(std::min(reason.find(". Largest"), reason.size()));
+  std::string line = fmt::format("{}: {}", result.policy, reason);
+  if (width > 3 && !alone && line.size() > width) line = line.substr(0, width - 3) + "...";
+  return line + "\n";
+}
+
+std::string FormatScenario(const Scenario& scenario, std::span<const RunResult> results,
+                           size_t width) {
+  std::string text = Title(scenario) + "\n";
+  if (const std::string table = FormatComparison(results, width); !table.empty()) {
+    text += table + "\n";
+  }
+  if (const std::string compression = FormatCompression(results); !compression.empty()) {
+    text += compression + "\n";
+  }
+  for (const RunResult& result : results) {
+    if (scenario.setup().allocator != result.allocator) {
+      text += fmt::format("{}: allocator {}\n", result.policy, result.allocator);
+    }
+    if (!result.fits()) text += FormatMisfit(result, results.size() == 1, width);
+  }
+  return text;
 }
 
 }  // namespace
 
-std::string FormatResults(const Scenario& scenario, std::span<const RunResult> results,
-                          Format format) {
-  return FormatAs(format, ResultColumns(), results, "spillway.results/v1", [&] {
-    std::string text = fmt::format("{}\n{}\n", Title(scenario.setup()), FormatComparison(results));
-    if (const std::string compression = FormatCompression(results); !compression.empty()) {
-      text += compression + "\n";
-    }
-    for (const RunResult& result : results) {
-      if (scenario.setup().allocator != result.allocator) {
-        text += fmt::format("{}: allocator {}\n", result.policy, result.allocator);
-      }
-      if (result.fits()) continue;
-      // Among several policies one sentence is enough; a single run also says who holds the memory.
-      std::string reason = result.report.out_of_memory->Message();
-      if (results.size() > 1) reason.resize(std::min(reason.find(". Largest"), reason.size()));
-      text += fmt::format("{}: {}\n", result.policy, reason);
+std::string FormatResults(std::span<const ScenarioResults> groups, const FormatOption& format) {
+  std::vector<RunResult> all;
+  for (const ScenarioResults& group : groups) {
+    all.insert(all.end(), group.results.begin(), group.results.end());
+  }
+  return FormatAs(format.format(), ResultColumns(), all, "spillway.results/v1", [&] {
+    std::string text;
+    for (const ScenarioResults& group : groups) {
+      if (group.results.empty()) continue;
+      text += text.empty() ? "" : "\n";
+      text += FormatScenario(*group.scenario, group.results, format.width());
     }
     return text;
   });

@@ -17,19 +17,27 @@
 
 namespace spillway::cli {
 
-// --format table|csv|json
+// --format table|csv|json --wide
 struct FormatOption {
   std::string text = "table";
+  bool wide = false;
+  const CLI::Option* option = nullptr;
+  bool to_file = false;
 
   void Add(CLI::App& verb);
+  // Results go to the file `output`, where it is not empty, in the format that its name says.
+  // Throws `UsageError` if another one was given.
+  void Follow(const std::string& output);
   Format format() const;
+  // Of a table: the columns of the terminal that standard output is; 0 where it is none, or with
+  // --wide: as wide as it gets.
+  size_t width() const;
 };
 
-// Several policies at once: --policy --jobs --quiet.
+// Several policies at once: --policy --jobs.
 struct PoliciesOption {
   std::vector<std::string> given;
   int jobs = 0;  // threads; 0: one per core
-  bool quiet = false;
 
   void Add(CLI::App& verb);
   std::vector<std::string> policies() const;  // all where none is given
@@ -42,8 +50,16 @@ CLI::Validator NotNegative();
 CLI::Option* AddFile(CLI::App& verb, const std::string& names, std::string& path,
                      const std::string& help);
 
-// -o, --output of a verb that prints its results otherwise.
-void AddOutput(CLI::App& verb, std::string& path);
+// -o, --output of a verb that prints its results otherwise, as with "-", which leaves the path
+// empty. `format` follows it. REQUIRES: both live as long as the verb's callback.
+void AddOutput(CLI::App& verb, std::string& path, FormatOption& format,
+               const std::string& remark = "");
+
+// The check of --memory, which is not empty.
+CLI::Validator MemoryGiven();
+
+// "a,b:x=1,y=[2,3],c": a comma also separates the parameters of one specification.
+std::vector<std::string> SplitSpecifications(const std::vector<std::string>& texts);
 
 // What is run: WORKLOAD --preset --mode.
 struct WorkloadOption {
@@ -71,9 +87,14 @@ extern const char* const kMemoryHelp;
 
 RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome);
 
-// The results in the chosen format.
-std::string FormatResults(const Scenario& scenario, std::span<const RunResult> results,
-                          Format format);
+// Results of policies in one scenario.
+struct ScenarioResults {
+  const Scenario* scenario;
+  std::vector<RunResult> results;
+};
+
+// The results in the chosen format. The table of each scenario stands for itself.
+std::string FormatResults(std::span<const ScenarioResults> groups, const FormatOption& format);
 
 // Every built-in policy, in both variants where it has the parameter `algo` and does not choose by
 // itself.

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <utility>
 
 namespace spillway::cli {
 namespace {
@@ -31,43 +32,94 @@ std::string FormatProgress(size_t done, size_t total, double seconds, std::strin
   return text;
 }
 
-ProgressBar::ProgressBar(size_t total, bool quiet)
-    : quiet_(quiet),
-      shown_(!quiet && ::isatty(STDERR_FILENO) == 1),
-      start_(std::chrono::steady_clock::now()),
-      total_(total) {
-  const std::lock_guard lock(mutex_);
-  if (total > 0) Draw({});
+ProgressBar::ProgressBar(std::string command, bool quiet)
+    : command_(std::move(command)),
+      quiet_(quiet),
+      terminal_(!quiet && ::isatty(STDERR_FILENO) == 1) {
+  if (!quiet) watcher_ = std::thread([this] { Watch(); });
 }
 
 ProgressBar::~ProgressBar() {
-  if (shown_) fmt::print(stderr, "{}", kWipe);
+  Wipe();
+  if (!watcher_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  stop_.notify_all();
+  watcher_.join();
+}
+
+void ProgressBar::Start(size_t total) {
+  const std::lock_guard lock(mutex_);
+  start_ = Clock::now();
+  done_ = 0;
+  total_ = total;
+  what_.clear();
+  if (total > 0) Draw();
 }
 
 void ProgressBar::Set(size_t done, size_t total, std::string_view what) {
   const std::lock_guard lock(mutex_);
   done_ = done;
   total_ = total;
-  Draw(what);
+  what_ = what;
+  Draw();
+}
+
+void ProgressBar::Say(std::string_view what) {
+  const std::lock_guard lock(mutex_);
+  what_ = what;
+  Draw();
 }
 
 void ProgressBar::Advance(std::string_view what) {
   const std::lock_guard lock(mutex_);
   ++done_;
-  Draw(what);
+  what_ = what;
+  Draw();
 }
 
 void ProgressBar::Note(std::string_view line) {
   if (quiet_) return;
   const std::lock_guard lock(mutex_);
-  fmt::print(stderr, "{}{}\n", shown_ ? kWipe : "", line);
+  fmt::print(stderr, "{}{}\n", active_ ? kWipe : "", line);
+  said_ = Clock::now();
+  if (active_) Draw();
 }
 
-void ProgressBar::Draw(std::string_view what) {
-  if (!shown_) return;
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
-  fmt::print(stderr, "{}{}", kWipe, FormatProgress(done_, total_, elapsed.count(), what));
+void ProgressBar::NoteOnTerminal(std::string_view line) {
+  if (terminal_) Note(line);
+}
+
+void ProgressBar::Wipe() {
+  const std::lock_guard lock(mutex_);
+  if (active_) fmt::print(stderr, "{}", kWipe);
+  active_ = false;
+  total_ = 0;
+  what_.clear();
+}
+
+// A line where nothing has been said for long.
+void ProgressBar::Watch() {
+  std::unique_lock lock(mutex_);
+  while (!stop_.wait_until(lock, said_ + kSilence, [&] { return stopping_; })) {
+    if (Clock::now() < said_ + kSilence) continue;
+    said_ = Clock::now();
+    if (active_) continue;
+    const std::chrono::duration<double> elapsed = said_ - start_;
+    fmt::print(stderr, "spillway: {}\n",
+               total_ > 0 ? FormatProgress(done_, total_, elapsed.count(), what_)
+                          : fmt::format("{}: {} so far", command_, FormatSeconds(elapsed.count())));
+  }
+}
+
+void ProgressBar::Draw() {
+  if (!terminal_) return;
+  const std::chrono::duration<double> elapsed = Clock::now() - start_;
+  fmt::print(stderr, "{}{}", kWipe, FormatProgress(done_, total_, elapsed.count(), what_));
   std::fflush(stderr);
+  active_ = true;
 }
 
 }  // namespace spillway::cli

@@ -1,16 +1,19 @@
-// A progress bar with the time left, on standard error.
+// What a command is doing, on standard error.
 //
-// Shown only where standard error is a terminal and nobody asked for quiet; otherwise every call
-// does nothing but `Note`. It is redrawn in place and wiped at the end. No colours are used, so
-// there is nothing for NO_COLOR to switch off. Safe to use from several threads.
+// On a terminal a bar with the time left, redrawn in place and wiped at the end. Elsewhere, and
+// where a command has no bar, a line whenever nothing was said for `kSilence`. Nothing if quiet. No
+// colours are used, so there is nothing for NO_COLOR to switch off. Safe to use from several
+// threads.
 
 #ifndef SPILLWAY_EXPERIMENTS_CLI_PROGRESS_H_
 #define SPILLWAY_EXPERIMENTS_CLI_PROGRESS_H_
 
 #include <chrono>
+#include <condition_variable>
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
 
 namespace spillway::cli {
 
@@ -20,28 +23,47 @@ std::string FormatProgress(size_t done, size_t total, double seconds, std::strin
 
 class ProgressBar {
  public:
-  // A total of 0 is not known yet: the bar appears with the first `Set`.
-  ProgressBar(size_t total, bool quiet);
+  static constexpr std::chrono::seconds kSilence{4};
+
+  // `command` is what a line says until a step is known.
+  ProgressBar(std::string command, bool quiet);
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
   ~ProgressBar();
 
+  // From here on there are `total` steps; with 0 their number is not known yet.
+  void Start(size_t total);
   // `done` of `total` steps are done, `what` is the step at hand.
   void Set(size_t done, size_t total, std::string_view what);
+  // The step at hand, or a part of it.
+  void Say(std::string_view what);
   // One more step is done.
   void Advance(std::string_view what);
   // A line that stays, also where the bar is not shown, unless quiet.
   void Note(std::string_view line);
+  // The same on a terminal only.
+  void NoteOnTerminal(std::string_view line);
+  // The bar is done with.
+  void Wipe();
 
  private:
-  void Draw(std::string_view what);
+  using Clock = std::chrono::steady_clock;
 
+  void Watch();
+  void Draw();
+
+  const std::string command_;
   const bool quiet_;
-  const bool shown_;
-  const std::chrono::steady_clock::time_point start_;
+  const bool terminal_;
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point said_ = start_;
   std::mutex mutex_;
-  size_t done_ = 0;
-  size_t total_;
+  bool active_ = false;  // a bar is on the terminal
+  size_t done_ = 0, total_ = 0;
+  std::string what_;
+  bool stopping_ = false;
+  std::condition_variable stop_;
+  std::thread watcher_;
 };
 
 }  // namespace spillway::cli

@@ -29,7 +29,6 @@ struct RecordCommand {
   std::string output = "traces/recorded/h200";
   RecordOptions record;
   bool add = false;
-  bool quiet = false;
 };
 
 // What has been measured in this process, by signature and batch: networks and presets share most
@@ -97,7 +96,7 @@ void CheckSameMachine(const Provenance& kept, const Provenance& now,
 }
 
 int Execute(RecordCommand command, Session& session) {
-  ProgressBar bar(0, command.quiet);
+  ProgressBar& bar = session.progress();
   command.record.progress = [&](const RecordProgress& progress) {
     if (!progress.note.empty()) {
       bar.Note(fmt::format("{} batch {}: {}", progress.signature, progress.batch, progress.note));
@@ -122,6 +121,7 @@ int Execute(RecordCommand command, Session& session) {
     CheckSameMachine(kept, table.provenance, path);
     const auto guard = session.interrupts().Hold();
     WriteCostTable(table, path);
+    bar.Wipe();
     fmt::print("{}: {} entries, {}, cuDNN {}, {}\n", path.string(), table.entries.size(),
                table.provenance.gpu, table.provenance.cudnn, table.provenance.math);
   }
@@ -154,7 +154,6 @@ void AddRecord(CLI::App& app, int& exit_code, Session& session) {
       ->capture_default_str();
   verb->add_flag("--add", command->add,
                  "Keep what the tables in the directory hold and record only what they lack");
-  verb->add_flag("--quiet", command->quiet, "No progress on standard error");
   verb->callback([command, &exit_code, &session] { exit_code = Execute(*command, session); });
 }
 

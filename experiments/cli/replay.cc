@@ -51,27 +51,6 @@ Bytes MemoryOf(const ReplayOptions& options) {
   }
 }
 
-// "a,b:x=1,y=[2,3],c": a comma also separates the parameters of one allocator.
-std::vector<std::string> SplitAllocators(const std::vector<std::string>& texts) {
-  std::vector<std::string> specifications;
-  for (const std::string& text : texts) {
-    bool has_parameters = false;
-    for (size_t at = 0; at <= text.size();) {
-      const size_t end = at + FindComma(std::string_view(text).substr(at));
-      const std::string piece = text.substr(at, end - at);
-      const bool is_parameter = has_parameters && at > 0 && piece.find('=') < piece.find(':');
-      if (is_parameter) {
-        specifications.back() += "," + piece;
-      } else {
-        specifications.push_back(piece);
-        has_parameters = piece.find(':') != std::string::npos;
-      }
-      at = end + 1;
-    }
-  }
-  return specifications;
-}
-
 // The divisions recorded, for every size that PyTorch tells apart.
 std::string DivisionsOf(const PyTorchSettings& settings) {
   constexpr int64_t kLargest = 32768;  // MiB
@@ -199,7 +178,7 @@ int Execute(const ReplayOptions& options, Session& session) {
     session.Print(DescribeAllocators());
     return kOk;
   }
-  const std::vector<std::string> specifications = SplitAllocators(options.allocators);
+  const std::vector<std::string> specifications = SplitSpecifications(options.allocators);
   const Bytes memory = MemoryOf(options);
   for (const std::string& specification : specifications) Verify(specification);
   const auto log = OpenMemoryLog(options.log, options.device);
@@ -275,9 +254,7 @@ void AddReplay(CLI::App& app, int& exit_code, Session& session) {
   verb->add_flag("--out-of-memory-report", options->out_of_memory_report,
                  "Say at the failing request who holds the memory, how much is free but scattered, "
                  "and what would have served it");
-  AddFile(*verb, "-o,--output", options->output,
-          "Write the results to FILE, with a manifest beside it, instead of printing "
-          "them; operations per second are left out of it");
+  AddOutput(*verb, options->output, options->format, "; operations per second are left out of it");
   AddFile(*verb, "--export-trace", options->export_trace,
           "Write the memory over the log as Chrome/Perfetto counters");
   AddFile(*verb, "--export-memory", options->export_memory, "Write the memory over the log as CSV");

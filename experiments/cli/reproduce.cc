@@ -21,9 +21,22 @@ struct ReproduceOptions {
   std::string output;
 };
 
-std::string FormatReproductions(const std::vector<Reproduction>& results) {
+// How the printed numbers are known, and what became of them.
+std::string FormatLegend(const std::vector<Reproduction>& results) {
+  size_t agree = 0, miss = 0, shown = 0, missing = 0;
+  for (const Reproduction& result : results) {
+    ++(!result.ours ? missing : !result.judged ? shown : result.passes ? agree : miss);
+  }
+  return fmt::format(
+      "\n{} items: {} agree, {} miss, {} shown and not judged, {} not computed\n"
+      "evidence: = has to agree to the printed digits, c within 1 %, ~ within 2 %;\n"
+      "f (a fit) and x (not explained) are shown and not judged\n",
+      results.size(), agree, miss, shown, missing);
+}
+
+std::string FormatReproductions(const std::vector<Reproduction>& results, size_t width) {
   std::vector<std::vector<std::string>> cells{
-      {"paper", "item", "workload", "unit", "evidence", "printed", "ours", "exact", "verdict"}};
+      {"paper", "item", "verdict", "printed", "ours", "unit", "evidence", "workload", "exact"}};
   const auto number = [](const std::optional<double>& value) {
     return value ? fmt::format("{:.6g}", *value) : std::string("-");
   };
@@ -33,11 +46,11 @@ std::string FormatReproductions(const std::vector<Reproduction>& results) {
                           : !result.judged ? "shown"
                           : result.passes  ? "ok"
                                            : "MISS";
-    cells.push_back({value.paper, value.item, value.workload, value.unit, value.evidence,
-                     value.printed.empty() ? "-" : value.printed, number(result.ours),
-                     number(result.ours_exact), verdict});
+    cells.push_back({value.paper, value.item, verdict, value.printed.empty() ? "-" : value.printed,
+                     number(result.ours), value.unit, value.evidence, value.workload,
+                     number(result.ours_exact)});
   }
-  return FormatTable(cells);
+  return FormatTable(std::move(cells), width) + FormatLegend(results);
 }
 
 int Execute(const ReproduceOptions& options, Session& session) {
@@ -45,26 +58,29 @@ int Execute(const ReproduceOptions& options, Session& session) {
   const auto path = FindDataFile(list);
   if (!path) throw InputError(list + ": not found");
   std::vector<Reproduction> results;
-  for (const PaperItem& item : SelectItems(ReadPaperValues(*path), options.item)) {
+  const std::vector<PaperItem> items = SelectItems(ReadPaperValues(*path), options.item);
+  ProgressBar& progress = session.progress();
+  progress.Start(items.size());
+  for (const PaperItem& item : items) {
+    progress.Say(item.value.item);
     results.push_back(Reproduce(item));
+    progress.Advance(item.value.item);
   }
+  progress.Wipe();
   const std::string text =
       FormatAs(options.format.format(), ReproductionColumns(), results, "spillway.reproduce/v1",
-               [&] { return FormatReproductions(results); });
+               [&] { return FormatReproductions(results, options.format.width()); });
   const bool all_pass = std::all_of(results.begin(), results.end(), [](const Reproduction& result) {
     return !result.judged || result.passes;
   });
-  return session.Finish(text, options.output, {}, all_pass ? kOk : kNegative,
-                        [&](Manifest& manifest) {
-                          manifest.configuration = {{"item", options.item}};
-                          manifest.inputs.push_back({"paper_values", "data", list, {}});
-                          for (const std::string& device : DeviceNames()) {
-                            manifest.inputs.push_back(
-                                {"device", "data", fmt::format("sim/devices/{}.toml", device), {}});
-                          }
-                          for (ManifestInput& input : manifest.inputs)
-                            input.sha256 = HashInput(input, {});
-                        });
+  return session.Finish(
+      text, options.output, {}, all_pass ? kOk : kNegative, [&](Manifest& manifest) {
+        manifest.configuration = {{"item", options.item}};
+        manifest.AddInput("paper_values", "data", list);
+        for (const std::string& device : DeviceNames()) {
+          manifest.AddInput("device", "data", fmt::format("sim/devices/{}.toml", device));
+        }
+      });
 }
 
 }  // namespace
@@ -87,7 +103,7 @@ void AddReproduce(CLI::App& app, int& exit_code, Session& session) {
                                papers))
       ->required();
   options->format.Add(*verb);
-  AddOutput(*verb, options->output);
+  AddOutput(*verb, options->output, options->format);
   verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
 }
 

@@ -58,7 +58,7 @@ std::string FormatExplained(const Scenario& scenario, const RunOptions& options,
       report.fits() ? ExplainStalls(trace, report) : std::vector<StallExplanation>();
   if (format == Format::kJson) return FormatExplanationJson(trace, report, result, stalls);
   if (format == Format::kCsv) return FormatExplanationCsv(trace, report, stalls);
-  std::string text = FormatResults(scenario, {&result, 1}, format);
+  std::string text = FormatResults({{{&scenario, {result}}}}, options.format);
   if (report.fits()) text += FormatExplanation(trace, report, stalls, kShownStalls);
   return text;
 }
@@ -94,12 +94,10 @@ std::vector<std::string> PoliciesOf(const RunOptions& options) {
 }
 
 void Describe(const RunOptions& options, const Scenario& scenario, Manifest& manifest) {
-  DescribeRun(options.workload, options.machine, scenario, PoliciesOf(options), manifest);
+  DescribeRun({{options.workload.text, &scenario}}, options.machine, PoliciesOf(options), manifest);
   if (options.kernels_from.empty()) return;
   manifest.configuration.emplace_back("kernels-from", options.kernels_from);
-  ManifestInput input{"decisions", "file", options.kernels_from, {}};
-  input.sha256 = HashInput(input, manifest.configuration);
-  manifest.inputs.push_back(std::move(input));
+  manifest.AddInput("decisions", "file", options.kernels_from);
 }
 
 Export DecisionsFile(const Scenario& scenario, const RunOptions& options, const Outcome& outcome) {
@@ -142,7 +140,7 @@ int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session&
   const BackendFactories backends = BackendsOf(options);
   const Outcome outcome = scenario.Play(PolicyName(options), MakersOf(options, scenario), backends);
   const RunResult result = ResultOf(scenario, PolicyName(options), outcome);
-  std::string text = FormatResults(scenario, {&result, 1}, options.format.format());
+  std::string text = FormatResults({{{&scenario, {result}}}}, options.format);
   if (options.format.format() == Format::kTable && outcome.execution && outcome.execution->loss) {
     text += fmt::format("loss {} after {} iteration(s), weights {}\n", *outcome.execution->loss,
                         options.iterations, outcome.execution->weights_digest);
@@ -195,7 +193,7 @@ int Execute(const RunOptions& options, Session& session) {
   const Report& report = outcome.report;
   const std::string text = options.explain
                                ? FormatExplained(scenario, options, outcome, result)
-                               : FormatResults(scenario, {&result, 1}, options.format.format());
+                               : FormatResults({{{&scenario, {result}}}}, options.format);
   const std::vector<Export> exports{
       {"--export-trace", options.export_trace,
        [&](const Manifest& manifest) {
@@ -259,7 +257,7 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
           {"cuda"});
   verb->add_flag("--explain", options->explain,
                  "Say for each stall what waited for what, and what would have removed it");
-  AddOutput(*verb, options->output);
+  AddOutput(*verb, options->output, options->format);
   AddFile(*verb, "--export-trace", options->export_trace,
           "Write the iteration as Chrome/Perfetto JSON, for ui.perfetto.dev");
   AddFile(*verb, "--export-memory", options->export_memory,

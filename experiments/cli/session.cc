@@ -1,14 +1,20 @@
 #include "experiments/cli/session.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <tbb/version.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <system_error>
+#include <utility>
 
+#include "experiments/cli/commit.h"
 #include "policies/library.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
@@ -44,19 +50,63 @@ void CheckPlaces(const std::vector<OutputFile>& files, const std::vector<Manifes
   }
 }
 
+// Locks directories against other sessions that write there. A file system without locks does
+// without.
+class DirectoryLocks {
+ public:
+  // In the order of the set, which is the same for all, so that nobody waits in a circle.
+  explicit DirectoryLocks(const std::set<std::filesystem::path>& directories) {
+    for (const std::filesystem::path& directory : directories) {
+      const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+      if (fd < 0) continue;  // writing there will say why
+      while (::flock(fd, LOCK_EX) != 0 && errno == EINTR) {
+      }
+      locked_.push_back(fd);
+    }
+  }
+  DirectoryLocks(const DirectoryLocks&) = delete;
+  DirectoryLocks& operator=(const DirectoryLocks&) = delete;
+  ~DirectoryLocks() {
+    for (const int fd : locked_) ::close(fd);
+  }
+
+ private:
+  std::vector<int> locked_;
+};
+
+// What a person calls the command: its words before the first option, at most two.
+std::string CommandOf(const std::vector<std::string>& arguments) {
+  std::string command;
+  for (size_t i = 0; i < std::min<size_t>(arguments.size(), 2); ++i) {
+    if (arguments[i].starts_with('-')) break;
+    command += (i == 0 ? "" : " ") + arguments[i];
+  }
+  return command;
+}
+
 }  // namespace
+
+Session::Session(std::vector<std::string> arguments, Interrupts& interrupts,
+                 std::vector<OutputFile>* captured)
+    : arguments_(std::move(arguments)),
+      interrupts_(interrupts),
+      captured_(captured),
+      quiet_(captured != nullptr ||
+             std::find(arguments_.begin(), arguments_.end(), "--quiet") != arguments_.end()),
+      progress_(CommandOf(arguments_), quiet_) {}
 
 void Session::Print(std::string_view text) const {
   if (captured_ == nullptr) fmt::print("{}", text);
 }
 
 void Session::Remark(std::string_view line) const {
-  if (captured_ == nullptr) fmt::print(stderr, "spillway: {}\n", line);
+  if (!quiet_) fmt::print(stderr, "spillway: {}\n", line);
 }
 
 Manifest Session::NewManifest() const {
   Manifest manifest;
   manifest.version = SPILLWAY_VERSION;
+  manifest.commit = kCommit;
   manifest.compiler = CompilerVersion();
   manifest.libraries = LibraryVersions();
   manifest.arguments = arguments_;
@@ -97,10 +147,20 @@ void Session::Write(const std::vector<OutputFile>& files, Manifest manifest) {
     return;
   }
   const std::string text = FormatManifest(manifest);
-  const auto guard = interrupts_.Hold();
+  std::vector<std::string> paths;
+  std::set<std::filesystem::path> directories;
   for (const OutputFile& file : files) {
-    WriteFile(file.path, file.contents);
-    WriteFile(file.path + kManifestSuffix, text);
+    const std::filesystem::path path = FollowLinks(file.path);
+    std::error_code ignored;
+    directories.insert(std::filesystem::canonical(
+        path.has_parent_path() ? path.parent_path() : std::filesystem::path("."), ignored));
+    paths.push_back(path.string());
+  }
+  const DirectoryLocks locks(directories);
+  const auto guard = interrupts_.Hold();
+  for (size_t i = 0; i < files.size(); ++i) {
+    WriteFile(paths[i], files[i].contents);
+    WriteFile(paths[i] + kManifestSuffix, text);
   }
 }
 
@@ -113,49 +173,64 @@ void CreateDirectory(const std::filesystem::path& path) {
   }
 }
 
-void DescribeRun(const WorkloadOption& workload, const MachineOption& machine,
-                 const Scenario& scenario, const std::vector<std::string>& policies,
-                 Manifest& manifest) {
-  const Setup& setup = scenario.setup();
+void DescribeRun(const std::vector<NamedScenario>& scenarios, const MachineOption& machine,
+                 const std::vector<std::string>& policies, Manifest& manifest) {
+  const auto is_file = [](const NamedScenario& named) {
+    return named.workload.ends_with(".json") || named.workload.ends_with(".zst");
+  };
+  // What each scenario says, once where several say the same.
+  const auto all = [&](const auto& say) {
+    std::vector<std::string> said;
+    for (const NamedScenario& named : scenarios) {
+      const std::string one = say(named);
+      if (std::find(said.begin(), said.end(), one) == said.end()) said.push_back(one);
+    }
+    return fmt::format("{}", fmt::join(said, " "));
+  };
+  // Generated traces have one preset and mode; files may have others.
+  const auto generated = std::find_if_not(scenarios.begin(), scenarios.end(), is_file);
+  const Setup& setup =
+      (generated == scenarios.end() ? scenarios.begin() : generated)->scenario->setup();
   const auto flag = [](bool value) { return std::string(value ? "true" : "false"); };
   manifest.configuration = {
-      {"workload", workload.text},
+      {"workload", all([](auto& named) { return named.workload; })},
       {"preset", setup.trace->preset},
       {"mode", setup.trace->training ? "training" : "inference"},
       {"device", machine.device},
-      {"memory", setup.memory == Bytes::Unlimited() ? "unlimited"
-                                                    : fmt::format("{} B", setup.memory.count())},
+      {"memory", all([](auto& named) {
+         const Bytes memory = named.scenario->setup().memory;
+         return memory == Bytes::Unlimited() ? "unlimited" : fmt::format("{} B", memory.count());
+       })},
       {"allocator", setup.allocator},
-      {"cost", setup.cost->Provenance()},
+      {"cost", all([](auto& named) { return named.scenario->setup().cost->Provenance(); })},
       {"charge-input", flag(machine.charge_input)},
       {"check", flag(machine.check)},
       {"policy", fmt::format("{}", fmt::join(policies, " "))},
   };
   if (setup.compression) manifest.configuration.emplace_back("compress", machine.compress);
-  const auto add = [&](const char* role, const char* source, const std::string& name) {
-    ManifestInput input{role, source, name, {}};
-    input.sha256 = HashInput(input, manifest.configuration);
-    manifest.inputs.push_back(std::move(input));
-  };
-  const bool file = workload.text.ends_with(".json") || workload.text.ends_with(".zst");
-  add("trace", file ? "file" : "generated", workload.text);
+  for (const NamedScenario& named : scenarios) {
+    manifest.AddInput("trace", is_file(named) ? "file" : "generated", named.workload);
+  }
   const std::string device = DeviceBase(machine.device);
   if (device.ends_with(".toml")) {
-    add("device", "file", device);
+    manifest.AddInput("device", "file", device);
   } else {
-    add("device", "data", fmt::format("sim/devices/{}.toml", device));
+    manifest.AddInput("device", "data", fmt::format("sim/devices/{}.toml", device));
   }
   if (machine.cost == "auto") {
-    add("cost_table", "data", RecordedTablePath(setup.device.name, *setup.trace));
+    for (const NamedScenario& named : scenarios) {
+      const Trace& trace = *named.scenario->setup().trace;
+      manifest.AddInput("cost_table", "data", RecordedTablePath(setup.device.name, trace));
+    }
   } else if (machine.cost != "roofline") {
-    add("cost_table", "file", machine.cost);
+    manifest.AddInput("cost_table", "file", machine.cost);
   }
   if (setup.compression && setup.compression->densities) {
-    add("densities", "file", setup.compression->densities_file);
+    manifest.AddInput("densities", "file", setup.compression->densities_file);
   }
   for (const std::string& policy : policies) {
     if (const std::string plugin = ParsePolicySpec(policy).plugin; !plugin.empty()) {
-      add("policy", "file", plugin);
+      manifest.AddInput("policy", "file", plugin);
     }
   }
 }

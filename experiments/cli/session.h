@@ -16,6 +16,7 @@
 
 #include "experiments/cli/interrupts.h"
 #include "experiments/cli/options.h"
+#include "experiments/cli/progress.h"
 #include "experiments/output/manifest.h"
 
 namespace spillway::cli {
@@ -38,15 +39,15 @@ class Session {
  public:
   // `captured` takes the files of a replayed run; nullptr in an ordinary one.
   Session(std::vector<std::string> arguments, Interrupts& interrupts,
-          std::vector<OutputFile>* captured = nullptr)
-      : arguments_(std::move(arguments)), interrupts_(interrupts), captured_(captured) {}
+          std::vector<OutputFile>* captured = nullptr);
 
   const std::vector<std::string>& arguments() const { return arguments_; }
   Interrupts& interrupts() { return interrupts_; }
+  ProgressBar& progress() { return progress_; }
 
   // Prints data on standard output.
   void Print(std::string_view text) const;
-  // Prints a remark on standard error.
+  // Prints a remark on standard error, unless --quiet is given.
   void Remark(std::string_view line) const;
 
   // A manifest of this invocation, without configuration and inputs.
@@ -54,8 +55,10 @@ class Session {
 
   // The end of a verb: writes the exports, and its results to the file `output`, or prints them
   // where that is empty. Each file is written whole, then its manifest, which `describe` has
-  // completed with configuration and inputs. Returns `exit_code`. Throws `InputError` if a file
-  // cannot be written, or if two have one path.
+  // completed with configuration and inputs. Where the path is a symbolic link, the file that it
+  // names is written, and has its manifest beside it. Nobody else's session writes to the same
+  // directories meanwhile, so that a file and its manifest are of one run. Returns `exit_code`.
+  // Throws `InputError` if a file cannot be written, or if two have one path.
   int Finish(std::string results, const std::string& output, const std::vector<Export>& exports,
              int exit_code, const std::function<void(Manifest&)>& describe);
   // Of a verb that writes no files.
@@ -67,15 +70,23 @@ class Session {
   std::vector<std::string> arguments_;
   Interrupts& interrupts_;
   std::vector<OutputFile>* captured_;
+  const bool quiet_;
+  ProgressBar progress_;
 };
 
 // Creates the directory and those above it. Throws `InputError` if that fails.
 void CreateDirectory(const std::filesystem::path& path);
 
-// Notes what a run of policies on a workload depends on.
-void DescribeRun(const WorkloadOption& workload, const MachineOption& machine,
-                 const Scenario& scenario, const std::vector<std::string>& policies,
-                 Manifest& manifest);
+// A workload that was loaded, by the text that named it.
+struct NamedScenario {
+  std::string workload;
+  const Scenario* scenario;
+};
+
+// Notes what runs of policies on workloads depend on. REQUIRES: all are on the same machine but for
+// its memory.
+void DescribeRun(const std::vector<NamedScenario>& scenarios, const MachineOption& machine,
+                 const std::vector<std::string>& policies, Manifest& manifest);
 
 // The compiler that built the program, and the libraries that it was built with.
 std::string CompilerVersion();

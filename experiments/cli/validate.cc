@@ -42,7 +42,6 @@ struct ValidateOptions {
   uint64_t seed = 1;
   std::string output;
   std::string commands;
-  bool quiet = false;
 };
 
 // "5%" as 0.05. Throws `UsageError`.
@@ -106,8 +105,8 @@ int Execute(ValidateOptions options, Session& session) {
   std::vector<ValidationResult> results;
   std::vector<ValidatedCommand> commands;
   bool agree = true;
-  ProgressBar bar(options.workloads.size() * options.policies.size() * options.memories.size(),
-                  options.quiet);
+  ProgressBar& bar = session.progress();
+  bar.Start(options.workloads.size() * options.policies.size() * options.memories.size());
   for (const std::string& workload : options.workloads) {
     options.workload.text = workload;
     const Trace trace = options.workload.Load();
@@ -141,6 +140,7 @@ int Execute(ValidateOptions options, Session& session) {
       }
     }
   }
+  bar.Wipe();
   const std::string text =
       FormatAs(options.format.format(), ValidationColumns(), results, "spillway.validation/v1",
                [&] { return FormatValidation(results); });
@@ -165,7 +165,8 @@ void AddValidate(CLI::App& app, int& exit_code, Session& session) {
   verb->add_option("--policy", options->policies,
                    "NAME or PLUGIN.so:NAME, then :key=value,...; or help; repeat for more")
       ->capture_default_str();
-  verb->add_option("--memory", options->memories, std::string(kMemoryHelp) + "; repeat for more");
+  verb->add_option("--memory", options->memories, std::string(kMemoryHelp) + "; repeat for more")
+      ->check(MemoryGiven());
   verb->add_option("--tolerance", options->tolerance, "Largest error of the iteration time")
       ->capture_default_str();
   verb->add_option("--iterations", options->machine.iterations,
@@ -190,10 +191,9 @@ void AddValidate(CLI::App& app, int& exit_code, Session& session) {
   verb->add_option("--seed", options->seed, "Seed of parameters, data and dropout")
       ->check(NotNegative())
       ->capture_default_str();
-  AddOutput(*verb, options->output);
+  AddOutput(*verb, options->output, options->format);
   AddFile(*verb, "--export-commands", options->commands,
           "Write every kernel and copy, predicted and measured, as CSV");
-  verb->add_flag("--quiet", options->quiet, "No progress on standard error");
   verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
 }
 

@@ -37,6 +37,7 @@ void AddReplayRun(CLI::App& app, int& exit_code, Session& session,
                   std::function<int(Session& other)> run);
 void AddDoctor(CLI::App& app, int& exit_code, Session& session);
 void AddCompletion(CLI::App& app, int& exit_code);
+void AddHelp(CLI::App& app, int& exit_code, Session& session);
 
 }  // namespace spillway::cli
 

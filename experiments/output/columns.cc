@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cstddef>
+
 #include "traces/base/csv.h"
 
 namespace spillway {
@@ -45,7 +47,30 @@ std::string FormatCell(const Value& value, std::string_view unit, int digits) {
                     value);
 }
 
-std::string FormatTable(const std::vector<std::vector<std::string>>& cells) {
+std::string FormatTable(std::vector<std::vector<std::string>> cells, size_t width) {
+  size_t left_out = 0;
+  if (width > 0) {
+    size_t used = 0;
+    for (size_t i = 0; i < cells[0].size();) {
+      size_t widest = 0;
+      bool dashes = cells.size() > 1;
+      for (size_t r = 0; r < cells.size(); ++r) {
+        widest = std::max(widest, cells[r][i].size());
+        dashes = dashes && (r == 0 || cells[r][i] == "-");
+      }
+      const size_t end = used + (i > 0 ? 2 : 0) + widest;
+      if (!dashes && (i == 0 || end <= width)) {
+        used = end;
+        ++i;
+        continue;
+      }
+      if (!dashes) {
+        used = width;  // nothing behind it
+        ++left_out;
+      }
+      for (auto& row : cells) row.erase(row.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
   std::vector<size_t> widths;
   for (const auto& row : cells) {
     widths.resize(std::max(widths.size(), row.size()));
@@ -68,6 +93,7 @@ std::string FormatTable(const std::vector<std::vector<std::string>>& cells) {
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + "\n";
   }
+  if (left_out > 0) text += fmt::format("({} more columns with --wide)\n", left_out);
   return text;
 }
 

@@ -124,8 +124,10 @@ void AppendCsv(std::string& line, const Value& value);
 // The cell of a table: a number of bytes in GiB.
 std::string FormatCell(const Value& value, std::string_view unit, int digits);
 
-// Cells in aligned columns; the first row is the header. Numbers are aligned to the right.
-std::string FormatTable(const std::vector<std::vector<std::string>>& cells);
+// Cells in aligned columns; the first row is the header. Numbers are aligned to the right. With a
+// width, columns of dashes alone are left out, then those to the right that do not fit, and a last
+// line says how many.
+std::string FormatTable(std::vector<std::vector<std::string>> cells, size_t width = 0);
 
 // The item as one object.
 template <typename T>
@@ -188,7 +190,7 @@ std::string FormatCsv(const Columns<T>& columns, Items<T> items) {
 // For people: the columns named, in that order.
 template <typename T>
 std::string FormatTable(const Columns<T>& columns, std::span<const std::string_view> names,
-                        Items<T> items) {
+                        Items<T> items, size_t width = 0) {
   std::vector<std::vector<std::string>> cells(items.size() + 1);
   for (const std::string_view name : names) {
     const auto column = std::find_if(columns.begin(), columns.end(),
@@ -199,7 +201,7 @@ std::string FormatTable(const Columns<T>& columns, std::span<const std::string_v
       cells[i + 1].push_back(FormatCell(column->get(items[i]), column->unit, column->digits));
     }
   }
-  return FormatTable(cells);
+  return FormatTable(std::move(cells), width);
 }
 
 // The items in the format asked for; `table()` is the text for people.

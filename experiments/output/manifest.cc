@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "experiments/run/catalogue.h"
 #include "traces/base/error.h"
@@ -41,6 +43,16 @@ std::string Setting(const Settings& settings, std::string_view name) {
 
 }  // namespace
 
+void Manifest::AddInput(std::string_view role, std::string_view source, std::string name) {
+  const bool known = std::any_of(inputs.begin(), inputs.end(), [&](const ManifestInput& input) {
+    return input.role == role && input.name == name;
+  });
+  if (known) return;
+  ManifestInput input{std::string(role), std::string(source), std::move(name), {}};
+  input.sha256 = HashInput(input, configuration);
+  inputs.push_back(std::move(input));
+}
+
 std::string RunSha256(const Manifest& manifest) {
   JsonWriter json(0);
   json.BeginObject().Put("version", manifest.version).Key("configuration");
@@ -53,6 +65,7 @@ std::string FormatManifest(const Manifest& manifest) {
   JsonWriter json(2);
   json.BeginObject().Put("schema", kSchema);
   json.Put("tool", "spillway").Put("version", manifest.version);
+  json.Put("commit", manifest.commit);
   json.Put("compiler", manifest.compiler).Key("libraries");
   PutSettings(json, manifest.libraries);
   json.Key("arguments").BeginArray();
@@ -87,56 +100,55 @@ Manifest ParseManifest(std::string_view text, const std::string& origin) {
       });
     };
   };
-  json.ReadRoot(Required("schema",
-                         [&](Json value) {
-                           const std::string_view found = json.ReadString(value);
-                           if (found != kSchema) {
-                             json.Fail(fmt::format("expected \"{}\", got \"{}\"", kSchema,
-                                                   JsonExcerpt(found)));
-                           }
-                         }),
-                Required("tool", SkipJson), Required("version", into(manifest.version)),
-                Required("compiler", into(manifest.compiler)),
-                Required("libraries", settings(manifest.libraries)),
-                Required("arguments",
-                         [&](Json value) {
-                           json.ReadArray(value, [&](Json element) {
-                             manifest.arguments.emplace_back(json.ReadString(element));
-                           });
-                         }),
-                Required("configuration", settings(manifest.configuration)),
-                Required("seed", SkipJson),
-                Required("inputs",
-                         [&](Json value) {
-                           json.ReadArray(value, [&](Json element) {
-                             ManifestInput input;
-                             json.ReadObject(element, Required("role", into(input.role)),
-                                             Required("source", into(input.source)),
-                                             Required("name", into(input.name)),
-                                             Required("sha256", [&](Json hash) {
-                                               input.sha256 = json.ReadStringOrNull(hash);
-                                             }));
-                             manifest.inputs.push_back(std::move(input));
-                           });
-                         }),
-                Required("run_sha256", SkipJson),
-                Required("outputs",
-                         [&](Json value) {
-                           json.ReadArray(value, [&](Json element) {
-                             ManifestOutput output;
-                             json.ReadObject(element, Required("option", into(output.option)),
-                                             Required("path", into(output.path)),
-                                             Required("sha256", into(output.sha256)),
-                                             Required("bytes", [&](Json bytes) {
-                                               output.bytes = json.ReadInteger(
-                                                   bytes, 0, std::numeric_limits<int64_t>::max());
-                                             }));
-                             manifest.outputs.push_back(std::move(output));
-                           });
-                         }),
-                Required("exit_code", [&](Json value) {
-                  manifest.exit_code = static_cast<int>(json.ReadInteger(value, 0, 255));
-                }));
+  json.ReadRoot(
+      Required("schema",
+               [&](Json value) {
+                 const std::string_view found = json.ReadString(value);
+                 if (found != kSchema) {
+                   json.Fail(
+                       fmt::format("expected \"{}\", got \"{}\"", kSchema, JsonExcerpt(found)));
+                 }
+               }),
+      Required("tool", SkipJson), Required("version", into(manifest.version)),
+      Optional("commit", into(manifest.commit)), Required("compiler", into(manifest.compiler)),
+      Required("libraries", settings(manifest.libraries)),
+      Required("arguments",
+               [&](Json value) {
+                 json.ReadArray(value, [&](Json element) {
+                   manifest.arguments.emplace_back(json.ReadString(element));
+                 });
+               }),
+      Required("configuration", settings(manifest.configuration)), Required("seed", SkipJson),
+      Required("inputs",
+               [&](Json value) {
+                 json.ReadArray(value, [&](Json element) {
+                   ManifestInput input;
+                   json.ReadObject(
+                       element, Required("role", into(input.role)),
+                       Required("source", into(input.source)), Required("name", into(input.name)),
+                       Required("sha256",
+                                [&](Json hash) { input.sha256 = json.ReadStringOrNull(hash); }));
+                   manifest.inputs.push_back(std::move(input));
+                 });
+               }),
+      Required("run_sha256", SkipJson),
+      Required("outputs",
+               [&](Json value) {
+                 json.ReadArray(value, [&](Json element) {
+                   ManifestOutput output;
+                   json.ReadObject(
+                       element, Required("option", into(output.option)),
+                       Required("path", into(output.path)), Required("sha256", into(output.sha256)),
+                       Required("bytes", [&](Json bytes) {
+                         output.bytes =
+                             json.ReadInteger(bytes, 0, std::numeric_limits<int64_t>::max());
+                       }));
+                   manifest.outputs.push_back(std::move(output));
+                 });
+               }),
+      Required("exit_code", [&](Json value) {
+        manifest.exit_code = static_cast<int>(json.ReadInteger(value, 0, 255));
+      }));
   return manifest;
 }
 

@@ -41,6 +41,7 @@ struct ManifestOutput {
 
 struct Manifest {
   std::string version;                 // of the program
+  std::string commit;                  // that it was built from, or "unknown"
   std::string compiler;                // that built it
   Settings libraries;                  // name and version
   std::vector<std::string> arguments;  // the command line, without the program's name
@@ -48,6 +49,10 @@ struct Manifest {
   std::vector<ManifestInput> inputs;
   std::vector<ManifestOutput> outputs;
   int exit_code = 0;
+
+  // Adds an input that is not there yet, as it is now. Uses the configuration; throws as
+  // `HashInput`.
+  void AddInput(std::string_view role, std::string_view source, std::string name);
 };
 
 // Names a run by configuration, inputs and program version; it does not depend on where results

@@ -140,6 +140,9 @@ RunResult MakeRunResult(const Setup& setup, std::string_view policy, const Outco
   result.report.shortest = report.shortest;
   result.report.longest = report.longest;
   result.iteration = report.metrics.iteration;
+  result.memory_request = setup.memory_request;
+  result.floor = ideal.bounds.layer;
+  result.in_core_peak = ideal.metrics.peak_reserved;
   result.ideal = ideal.metrics.iteration;
   result.pinned_peak = report.metrics.pinned_peak;
   result.pinning = report.pinning;
@@ -242,6 +245,12 @@ Columns<RunResult> ResultColumns() {
        [](auto& r) {
          return r.fits() ? std::nullopt : std::optional(r.report.out_of_memory->Message());
        }},
+      {"memory_request", "", "--memory as given; absent if all of the device's",
+       [](auto& r) { return IfAny(r.memory_request); }},
+      {"memory_floor_bytes", "B", "0% of --memory: parameters, and the most that one op needs",
+       &RunResult::floor},
+      {"in_core_peak_bytes", "B", "100% of --memory: what the run needs that moves nothing",
+       &RunResult::in_core_peak},
   };
   const auto append = [&](Columns<RunResult> others, bool RunResult::*present) {
     for (Column<RunResult>& column : others) {
@@ -254,7 +263,7 @@ Columns<RunResult> ResultColumns() {
   return columns;
 }
 
-std::string FormatComparison(std::span<const RunResult> results) {
+std::string FormatComparison(std::span<const RunResult> results, size_t width) {
   constexpr std::string_view kShown[] = {"policy",
                                          "status",
                                          "iteration_ms",
@@ -271,7 +280,10 @@ std::string FormatComparison(std::span<const RunResult> results) {
                                          "stall_drain_ms",
                                          "time_over_bound",
                                          "memory_over_bound"};
-  return FormatTable(ResultColumns(), kShown, results);
+  std::vector<RunResult> shown(results.begin(), results.end());
+  if (width > 0) std::erase_if(shown, [](const RunResult& result) { return !result.fits(); });
+  if (shown.empty()) return {};
+  return FormatTable(ResultColumns(), kShown, shown, width);
 }
 
 std::string FormatCompression(std::span<const RunResult> results) {

@@ -33,8 +33,10 @@ struct RunResult : RunFacts {
   std::string allocator, backend;
   Report report;            // without its logs
   Duration iteration = {};  // on a GPU: typical, as the one in the report is slowed by time stamps
-  Duration ideal = {};      // of `SimulateIdeal`
-  Bytes pinned_peak = {};   // of the host, with compression if there is any
+  std::string memory_request;
+  Bytes floor = {}, in_core_peak = {};  // 0 % and 100 % of a percentage
+  Duration ideal = {};                  // of `SimulateIdeal`
+  Bytes pinned_peak = {};               // of the host, with compression if there is any
   Duration pinning = {};
   bool timed = true;  // false: places in an order of execution take the place of times
 
@@ -57,8 +59,9 @@ RunResult MakeRunResult(const Setup& setup, std::string_view policy, const Outco
 Columns<RunResult> ResultColumns();
 
 // The comparison of policies for people: times, memory, traffic, stalls by cause, distance to the
-// bounds.
-std::string FormatComparison(std::span<const RunResult> results);
+// bounds. With a width it is for a terminal of that many columns, and shows only what fits; empty
+// if nothing does.
+std::string FormatComparison(std::span<const RunResult> results, size_t width = 0);
 
 // What compression saves and costs, likewise; empty for runs without it.
 std::string FormatCompression(std::span<const RunResult> results);

@@ -42,6 +42,7 @@ Scenario::Scenario(Trace trace, const MachineText& machine, std::unique_ptr<cons
   if (!cost) cost = LoadCost(machine.cost, *setup_.trace, setup_.device);
   if (machine.deterministic) cost = std::make_unique<DeterministicCostModel>(std::move(cost));
   setup_.cost = std::move(cost);
+  setup_.memory_request = machine.memory;
   if (!machine.memory.empty()) setup_.memory = ParseMemory(machine.memory, setup_);
   ideal_ = SimulateIdeal(setup_);
 }

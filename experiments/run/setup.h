@@ -43,6 +43,7 @@ struct Setup {
   std::shared_ptr<const CompressionPlan> compression = nullptr;
   std::string backend = kSimulator;                   // see assembler.h
   std::optional<Footprint> footprint = std::nullopt;  // for backends that need it: see resolve.h
+  std::string memory_request = {};  // what `memory` was resolved from; empty: all of the device's
 };
 
 // A setup's view of a trace or cost model that is held elsewhere and outlives the setup.

@@ -296,7 +296,7 @@ class CliTest(unittest.TestCase):
         self.ok("run", "alexnet:1", "--backend", "cpu", "--memory", "1MiB", code=1)
 
     def test_version_and_help_exit_with_0(self):
-        self.assertRegex(self.ok("--version"), r"^spillway \d+\.\d+\.\d+\n$")
+        self.assertRegex(self.ok("--version"), r"^spillway \d+\.\d+\.\d+ \(commit (unknown|[0-9a-f]+(-dirty)?)\)\n$")
         self.assertIn("Exit codes", self.ok("--help"))
         for verb in ("run", "compare", "limit", "list", "trace", "record", "validate", "calibrate", "reproduce",
                      "new-policy"):

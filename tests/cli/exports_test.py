@@ -327,6 +327,8 @@ class ExportsTest(CommandTest):
         self.assertIn("liveness: allocator planned\n", self.ok("run", *args, "--allocator", "auto"))
         self.assertEqual(self.row("compare", *args, "--allocator", "auto")["allocator"], "planned")
         named = self.row("run", *args, "--allocator", "planned")
+        for one in (named, row):  # without a limit auto is best-fit
+            del one["in_core_peak_bytes"]
         self.assertEqual(named, row)
 
     def test_no_output_takes_the_place_of_an_input(self):

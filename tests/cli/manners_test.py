@@ -4,14 +4,18 @@
 usage: manners_test.py PATH_OF_SPILLWAY
 """
 
+import fcntl
 import json
 import os
 import pathlib
 import pty
+import re
 import shutil
 import signal
+import struct
 import subprocess
 import tempfile
+import termios
 import time
 
 from harness import CommandTest, SCHEMAS, Spillway, load_schema, main, schema_errors
@@ -118,6 +122,9 @@ class CompletionTest(CommandTest):
                 (("spillway", "record", "x", "-o", "/et"), {"/etc"}),
                 (("spillway", "list", ""), {"ops", "networks"}),
                 (("spillway", "list", "ops", "--format", "c"), {"csv"}),
+                (("spillway", "help", "comp"), {"compare", "completion"}),
+                (("spillway", "list", "ops", "--q"), {"--quiet"}),
+                (("spillway", "compare", "x", "--w"), {"--wide"}),
                 (("spillway", "completion", "z"), {"zsh"})):
             with self.subTest(words=words):
                 self.assertLessEqual(expected, set(self.complete_in_bash(*words)))
@@ -196,7 +203,122 @@ class TalkTest(CommandTest):
             self.assertIn("mine.toml", self.ok("doctor", code=1, env=environment))
 
 
+    def test_finished_rows_show_on_a_terminal(self):
+        code, data, talk = on_a_terminal(*self.ARGS, "--jobs", "1")
+        self.assertEqual(code, 0)
+        self.assertRegex(talk, r"\r\033\[Kvdnn-dyn: [\d.]+ ms, peak [\d.]+ MiB\r\n")
+        self.assertNotIn("peak", data.splitlines()[1])
+        self.assertRegex(on_a_terminal("limit", "alexnet", "--memory", "1GiB", "--policy",
+                                       "liveness")[2], r"\033\[Kliveness: \d+\r\n")
+
+    def test_long_commands_say_what_they_do(self):
+        args = ["compare", "vgg416:32", "--jobs", "1"] + ["--policy", "vdnn-dyn"] * 5000
+        started = [subprocess.Popen([Spillway.path, *args, *quiet], stdout=subprocess.DEVNULL,
+                                    stderr=subprocess.PIPE, text=True)
+                   for quiet in ([], ["--quiet"])]
+        time.sleep(4.9)
+        for process in started:
+            process.kill()
+        talk, silence = (process.communicate()[1] for process in started)
+        self.assertRegex(talk, r"^(spillway: \[[#.]{20}\] \d+/5000 vdnn-dyn, .* left\n)+$")
+        self.assertEqual(silence, "")
+
+    def test_every_verb_can_be_quiet(self):
+        for verb in VERBS:
+            self.assertIn("--quiet", self.ok("help", *verb.split()), verb)
+
+
+class TableTest(CommandTest):
+    def table(self, width, *args):
+        """What a command prints on a terminal of that width."""
+        master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+        subprocess.run([Spillway.path, *args], stdout=slave, check=True)
+        os.close(slave)
+        text = b""
+        try:
+            while piece := os.read(master, 1 << 16):
+                text += piece
+        except OSError:
+            pass
+        os.close(master)
+        return text.decode().replace("\r\n", "\n")
+
+    ARGS = ("compare", "vgg16:64", "--memory", "30%", "--quiet")
+
+    def test_tables_fit_the_terminal(self):
+        for width in (60, 100, 400):
+            text = self.table(width, *self.ARGS)
+            table = text.split("\n\n")[1].splitlines()
+            self.assertTrue(all(len(line) <= width for line in table), text)
+            self.assertFalse([line for line in table if " oom " in line], text)
+            self.assertTrue(all(len(line) <= width for line in text.splitlines()[6:]), text)
+        self.assertIn("x memory bound", text)
+        self.assertIn("more columns with --wide)", self.table(60, *self.ARGS))
+
+    def test_wide_tables_and_pipes_have_everything(self):
+        everything = self.ok(*self.ARGS)
+        self.assertIn("liveness:algo=memory", everything.split("\n\n")[1])
+        self.assertEqual(self.table(60, *self.ARGS, "--wide"), everything)
+
+    def test_columns_of_dashes_are_hidden(self):
+        args = ("limit", "alexnet", "--memory", "1GiB", "--policy", "liveness")
+        self.assertIn("depth", self.ok(*args).split("\n\n")[1])
+        self.assertNotIn("depth", self.table(200, *args).split("\n\n")[1])
+
+    def test_reproduce_explains_its_table(self):
+        text = self.ok("reproduce", "all")
+        self.assertRegex(text, r"\d+ items: \d+ agree, 0 miss, \d+ shown and not judged, "
+                               r"(\d+) not computed\nevidence: = has to agree")
+        self.assertIn(f" {text.count('not computed yet')} not computed\n", text)
+
+
+VERBS = ("run", "compare", "limit", "list", "list ops", "trace build", "trace info", "record",
+         "validate", "calibrate", "reproduce", "replay", "new-policy", "replay-run", "doctor",
+         "completion", "help")
+
+
+class HelpTest(CommandTest):
+    def test_help_on_verbs(self):
+        for verb in VERBS:
+            self.assertEqual(self.ok("help", *verb.split()), self.ok(*verb.split(), "--help"))
+        self.assertEqual(self.ok("help"), self.ok("--help"))
+        self.fails(2, "did you mean 'compare'", "help", "comprae")
+        self.fails(2, "has no verbs", "help", "run", "it")
+
+    def test_the_manual_page_has_all_that_help_has(self):
+        page = self.ok("help", "--man")
+        self.assertTrue(page.startswith(".TH SPILLWAY 1"))
+        for verb in VERBS:
+            self.assertIn(f'.SS "{verb}"'.replace("-", "\\-"), page)
+        self.assertIn("\\fB\\-\\-export\\-trace\\fR", page)
+        if shutil.which("man"):
+            told = subprocess.run(["man", "--warnings", "-l", "-"], input=page, capture_output=True,
+                                  text=True, check=True)
+            self.assertEqual(told.stderr, "")
+            self.assertIn("EXIT", told.stdout.upper())
+
+    def test_the_version_names_the_commit(self):
+        commit = re.fullmatch(r"spillway \S+ \(commit (\S+)\)\n", self.ok("--version"))[1]
+        with tempfile.TemporaryDirectory() as directory:
+            self.ok("run", "alexnet:8", "-o", f"{directory}/r.csv")
+            with open(f"{directory}/r.csv.manifest.json", encoding="utf-8") as file:
+                self.assertEqual(json.load(file)["commit"], commit)
+
+
 class InterruptTest(CommandTest):
+    def test_an_interrupt_prints_what_is_finished(self):
+        policies = ["liveness", "mxnet"] + ["vdnn-dyn"] * 5000
+        args = ["compare", "vgg416:32", "--jobs", "1", "--memory", "20GiB"]
+        for policy in policies:
+            args += ["--policy", policy]
+        code, stdout, stderr = self.interrupt(*args, delay=2)
+        self.assertEqual((code, stderr), (130, "spillway: interrupted\n"))
+        table = stdout.split("\n\n")[1].splitlines()
+        shown = [line.split()[0] for line in table[1:]]
+        self.assertEqual(shown, policies[:len(shown)])
+        self.assertGreaterEqual(len(shown), 2)
+
     def interrupt(self, *args, signal_number=signal.SIGINT, delay=0.3):
         # A shell may have started the test with interrupts ignored.
         with subprocess.Popen([Spillway.path, *args], stdout=subprocess.PIPE,

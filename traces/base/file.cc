@@ -183,7 +183,20 @@ std::string ReadFile(const std::filesystem::path& path, Bytes limit) {
   return contents;
 }
 
-void WriteFile(const std::filesystem::path& path, std::string_view contents) {
+std::filesystem::path FollowLinks(std::filesystem::path path) {
+  constexpr int kMostLinks = 40;
+  std::error_code error;
+  for (int links = 0; std::filesystem::is_symlink(path, error); ++links) {
+    if (links == kMostLinks) {
+      throw InputError(fmt::format("cannot write '{}': {}", path.string(), ErrnoText(ELOOP)));
+    }
+    path = path.parent_path() / std::filesystem::read_symlink(path, error);
+  }
+  return path;
+}
+
+void WriteFile(const std::filesystem::path& given, std::string_view contents) {
+  const std::filesystem::path path = FollowLinks(given);
   // Renaming over a device or a pipe would replace it.
   std::error_code ignored;
   const auto status = std::filesystem::status(path, ignored);

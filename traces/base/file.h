@@ -17,9 +17,13 @@ namespace spillway {
 // data that really comes.
 std::string ReadFile(const std::filesystem::path& path, Bytes limit = Bytes::GiB(4));
 
-// Writes `contents` beside `path` under a temporary name and renames it, so that `path` holds
-// either its old contents or all of the new. Compresses if `path` ends in ".zst". Throws
-// `InputError` with the path and the system's reason; nothing is left behind then.
+// The path that symbolic links at the end of `path` lead to, which need not exist. Throws
+// `InputError` if there are too many of them.
+std::filesystem::path FollowLinks(std::filesystem::path path);
+
+// Writes `contents` beside what `FollowLinks` says of `path` under a temporary name and renames it,
+// so that the file holds either its old contents or all of the new. Compresses if `path` ends in
+// ".zst". Throws `InputError` with the path and the system's reason; nothing is left behind then.
 void WriteFile(const std::filesystem::path& path, std::string_view contents);
 
 }  // namespace spillway

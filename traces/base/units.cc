@@ -37,6 +37,13 @@ constexpr std::array kFlopUnits{
     Unit{"TFLOP/s", 1e12}, Unit{"PFLOP/s", 1e15},
 };
 
+std::string Lower(std::string_view text) {
+  std::string lower(text);
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+  return lower;
+}
+
 // Parses "<number> <unit>" and returns the number times the unit's scale, rounded to an integer.
 int64_t ParseQuantity(std::string_view text, std::string_view what, std::span<const Unit> units,
                       std::string_view suffix) {
@@ -67,7 +74,17 @@ int64_t ParseQuantity(std::string_view text, std::string_view what, std::span<co
     if (value > 1e18) throw fail("it is too large");
     return std::llround(value);
   }
-  throw fail(fmt::format("unknown unit '{}'", unit_name));
+  std::string why = fmt::format("unknown unit '{}'", unit_name);
+  // "gib", "G" and "Gi" stand for units whose names they begin or spell in another case.
+  std::string_view before = "; did you mean ";
+  for (const Unit& unit : units) {
+    const std::string name = Lower(unit.name);
+    const std::string given = Lower(unit_name);
+    if (name != given && name != given + "b" && name != given + "ib") continue;
+    why += fmt::format("{}{}{}{}", before, std::string_view(text.data(), rest), unit.name, suffix);
+    before = " or ";
+  }
+  throw fail(why + (before == " or " ? "?" : ""));
 }
 
 // `number` with three significant digits or all of its whole part, without trailing zeros.

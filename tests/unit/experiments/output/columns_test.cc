@@ -74,6 +74,15 @@ TEST(ColumnsTest, WriteTables) {
   EXPECT_EQ(FormatCell(Value(), "1", 0), "-");
 }
 
+TEST(ColumnsTest, TablesFitAWidth) {
+  const std::vector<std::vector<std::string>> cells{{"name", "none", "one", "two"},
+                                                    {"a", "-", "1", "2"}};
+  EXPECT_EQ(FormatTable(cells), "name  none  one  two\na        -    1    2\n");
+  EXPECT_EQ(FormatTable(cells, 14), "name  one  two\na       1    2\n");
+  EXPECT_EQ(FormatTable(cells, 13), "name  one\na       1\n(1 more columns with --wide)\n");
+  EXPECT_EQ(FormatTable(cells, 1), "name\na\n(2 more columns with --wide)\n");
+}
+
 TEST(ColumnsTest, SomeColumnsAreOfSomeItemsOnly) {
   Planet mars;
   mars.name = "Mars";

@@ -89,7 +89,8 @@ TEST(RunResultTest, WhatDoesNotFitHasNoFigures) {
     if (!column.IsIn(result) || column.unit.empty()) continue;
     if (column.get(result) != Value()) numbers.push_back(column.name);
   }
-  EXPECT_THAT(numbers, ElementsAre("batch", "memory_bytes", "bound_layer_bytes"));
+  EXPECT_THAT(numbers, ElementsAre("batch", "memory_bytes", "bound_layer_bytes",
+                                   "memory_floor_bytes", "in_core_peak_bytes"));
   EXPECT_EQ(Find(result, "status"), Value("oom"));
   EXPECT_THAT(std::get<std::string>(Find(result, "reason")), HasSubstr("out of"));
 }

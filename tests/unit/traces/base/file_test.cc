@@ -69,6 +69,20 @@ TEST(FileTest, ReplacesAnOldFile) {
   EXPECT_EQ(directory.CountFiles(), 1);
 }
 
+TEST(FileTest, FollowsLinks) {
+  const TemporaryDirectory directory;
+  std::filesystem::create_symlink("b", directory / "a");
+  std::filesystem::create_symlink(directory / "c", directory / "b");
+  EXPECT_EQ(FollowLinks(directory / "a"), directory / "c");
+  for (const char* text : {"new", "old"}) {
+    WriteFile(directory / "a", text);
+    EXPECT_EQ(ReadFile(directory / "c"), text);
+  }
+  EXPECT_TRUE(std::filesystem::is_symlink(directory / "b"));
+  std::filesystem::create_symlink("loop", directory / "loop");
+  EXPECT_THAT(InputErrorOf([&] { FollowLinks(directory / "loop"); }), HasSubstr("symbolic links"));
+}
+
 TEST(FileTest, RefusesMissingFile) {
   EXPECT_EQ(InputErrorOf([] { ReadFile("/nonexistent/vgg16.json"); }),
             "cannot read '/nonexistent/vgg16.json': No such file or directory");

@@ -55,6 +55,14 @@ TEST(UnitsTest, ErrorNamesTextAndUnits) {
   EXPECT_THAT(InputErrorOf([] { ParseFlopRate("7 flops"); }), HasSubstr("FLOP/s MFLOP/s"));
 }
 
+TEST(UnitsTest, ErrorSuggestsUnitsThatAreNear) {
+  EXPECT_THAT(InputErrorOf([] { ParseBytes("12G"); }),
+              HasSubstr("unknown unit 'G'; did you mean 12GB or 12GiB? (a number"));
+  EXPECT_THAT(InputErrorOf([] { ParseBytes("1.5 gib"); }), HasSubstr("did you mean 1.5GiB? ("));
+  EXPECT_THAT(InputErrorOf([] { ParseDuration("3MS"); }), HasSubstr("did you mean 3ms? ("));
+  EXPECT_THAT(InputErrorOf([] { ParseBandwidth("3gb/s"); }), HasSubstr("did you mean 3GB/s? ("));
+}
+
 TEST(UnitsTest, RefusesWhatIsNotAQuantity) {
   for (const char* text :
        {"",      " ",      "GiB",     "12",    "12 ",     "-1GiB",  "-0GiB",

@@ -1,0 +1,17 @@
+# Writes a source file with the commit of the source tree SOURCE to OUTPUT, where it differs from what is
+# there. "unknown" where the tree is not the top of a Git working tree, as when it was unpacked.
+cmake_minimum_required(VERSION 3.25)
+execute_process(COMMAND git -C ${SOURCE} rev-parse --show-cdup
+  OUTPUT_VARIABLE up RESULT_VARIABLE failed ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+set(commit unknown)
+if(failed EQUAL 0 AND up STREQUAL "")
+  execute_process(COMMAND git -C ${SOURCE} describe --always --dirty --abbrev=12 --exclude=*
+    OUTPUT_VARIABLE described RESULT_VARIABLE failed ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+  if(failed EQUAL 0 AND described MATCHES "^[-0-9a-z]+$")
+    set(commit ${described})
+  endif()
+endif()
+file(CONFIGURE OUTPUT ${OUTPUT} CONTENT "#include \"experiments/cli/commit.h\"
+
+const char* const spillway::cli::kCommit = \"@commit@\";
+" @ONLY)
