@@ -100,9 +100,10 @@ std::string OutOfMemory::Message() const {
       "out of {} memory at step {} ({}): {} needs {} ({} bytes), the largest free block is {}; "
       "{} "
       "of {} are allocated",
-      host ? "pinned host" : "device", Index(op), op_name, what, FormatBytes(wanted),
-      wanted.count(), FormatBytes(stats.largest_free), FormatBytes(stats.allocated),
-      FormatBytes(capacity));
+      host ? "pinned host" : "device", Index(op), op_name, what,
+      FormatBytes(wanted, stats.largest_free), wanted.count(),
+      FormatBytes(stats.largest_free, wanted), FormatBytes(stats.allocated, capacity),
+      FormatBytes(capacity, stats.allocated));
   if (holders.empty()) return text;
   text += ". Largest holders:";
   constexpr size_t kShown = 5;

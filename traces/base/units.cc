@@ -87,10 +87,11 @@ int64_t ParseQuantity(std::string_view text, std::string_view what, std::span<co
   throw fail(why + (before == " or " ? "?" : ""));
 }
 
-// `number` with three significant digits or all of its whole part, without trailing zeros.
-std::string FormatNumber(double number) {
+// `number` with three significant digits or all of its whole part, and `more` digits, without
+// trailing zeros.
+std::string FormatNumber(double number, int more = 0) {
   const double magnitude = std::abs(number);
-  const int decimals = magnitude < 9.995 ? 2 : magnitude < 99.95 ? 1 : 0;
+  const int decimals = (magnitude < 9.995 ? 2 : magnitude < 99.95 ? 1 : 0) + more;
   std::string text = fmt::format("{:.{}f}", number, decimals);
   if (decimals > 0) {
     text.erase(text.find_last_not_of('0') + 1);
@@ -99,14 +100,18 @@ std::string FormatNumber(double number) {
   return text;
 }
 
-// `count` in the largest of `units`, which ascend, that leaves at least one of it.
-std::string FormatQuantity(int64_t count, std::span<const Unit> units) {
-  const double value = static_cast<double>(count);
+// The largest of `units`, which ascend, of which `count` holds at least one.
+const Unit& UnitOf(int64_t count, std::span<const Unit> units) {
   const Unit* unit = &units.front();
   for (const Unit& candidate : units) {
-    if (std::abs(value) >= candidate.scale) unit = &candidate;
+    if (std::abs(static_cast<double>(count)) >= candidate.scale) unit = &candidate;
   }
-  return fmt::format("{} {}", FormatNumber(value / unit->scale), unit->name);
+  return *unit;
+}
+
+std::string FormatQuantity(int64_t count, std::span<const Unit> units) {
+  const Unit& unit = UnitOf(count, units);
+  return fmt::format("{} {}", FormatNumber(static_cast<double>(count) / unit.scale), unit.name);
 }
 
 }  // namespace
@@ -134,6 +139,19 @@ Bandwidth ParseBandwidth(std::string_view text) {
 int64_t ParseFlopRate(std::string_view text) { return ParseQuantity(text, "rate", kFlopUnits, ""); }
 
 std::string FormatBytes(Bytes size) { return FormatQuantity(size.count(), kShownByteUnits); }
+
+std::string FormatBytes(Bytes size, Bytes beside) {
+  const Unit& unit = UnitOf(std::max(size, beside).count(), kShownByteUnits);
+  const auto in_unit = [&](Bytes bytes, int more) {
+    return FormatNumber(static_cast<double>(bytes.count()) / unit.scale, more);
+  };
+  if (size == beside || in_unit(size, 0) != in_unit(beside, 0)) return FormatBytes(size);
+  for (int more = 1; more < 10; ++more) {
+    if (in_unit(size, more) == in_unit(beside, more)) continue;
+    return fmt::format("{} {}", in_unit(size, more), unit.name);
+  }
+  return fmt::format("{} B", size.count());
+}
 
 std::string FormatDuration(Duration time) { return FormatQuantity(time.picoseconds(), kTimeUnits); }
 

@@ -120,6 +120,9 @@ int64_t ParseFlopRate(std::string_view text);
 // Spellings for people: "11.9 GiB", "3.58 ms". Three significant digits, or the whole part where it
 // is longer; no trailing zeros.
 std::string FormatBytes(Bytes size);
+// With as many digits as tell `size` from `beside`, which stands in the same sentence: of 49.1 MiB
+// and 49.2 MiB neither is "49 MiB".
+std::string FormatBytes(Bytes size, Bytes beside);
 std::string FormatDuration(Duration time);
 
 }  // namespace spillway

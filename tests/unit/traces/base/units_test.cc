@@ -96,6 +96,17 @@ TEST(UnitsTest, FormatsThreeDigits) {
   EXPECT_EQ(FormatDuration(Duration()), "0 ps");
 }
 
+TEST(UnitsTest, SizesThatDifferLookDifferent) {
+  const Bytes one = Bytes::MiB(49), more = one + Bytes(512);
+  EXPECT_EQ(FormatBytes(more, one), "49.0005 MiB");
+  EXPECT_EQ(FormatBytes(one, more), "49 MiB");
+  EXPECT_EQ(FormatBytes(one, one), "49 MiB");
+  EXPECT_EQ(FormatBytes(one, Bytes::GiB(2)), "49 MiB");
+  EXPECT_EQ(FormatBytes(Bytes::MiB(1) - Bytes(1), Bytes::MiB(1)), "0.999999 MiB");
+  EXPECT_EQ(FormatBytes(Bytes::Unlimited(), Bytes::Unlimited() - Bytes(1)),
+            "1152921504606846976 B");
+}
+
 TEST(UnitsTest, TransferTimeRoundsUp) {
   EXPECT_EQ(TransferTime(Bytes(0), {1'000'000}), Duration());
   EXPECT_EQ(TransferTime(Bytes(1), {1'000'000'000'000}), Duration::Picoseconds(1));
