@@ -20,17 +20,19 @@ constexpr Bytes kMaxDeviceFile = Bytes::MiB(1);
 constexpr size_t kMaxDots = 1000;  // ten times those of the files that exist
 constexpr double kMaxEfficiency = 4;
 
-// One table of the file. Keys are taken one by one; those left over are errors.
+// One table of the file. Keys are taken one by one; those left over, and then those missing, are
+// errors.
 class Section {
  public:
   Section(const toml::table& table, std::string name, std::string origin)
       : table_(table), name_(std::move(name)), origin_(std::move(origin)) {}
 
-  // The string of `key`, which must be there.
+  // The string of `key`. What is missing gets a value of no meaning until `ExpectNothingElse`.
   std::string String(std::string_view key) {
-    const toml::node& node = Take(key);
-    const toml::value<std::string>* text = node.as_string();
-    if (text == nullptr) Fail(node, key, "expected a string");
+    const toml::node* node = Take(key);
+    if (node == nullptr) return {};
+    const toml::value<std::string>* text = node->as_string();
+    if (text == nullptr) Fail(*node, key, "expected a string");
     return text->get();
   }
 
@@ -53,18 +55,19 @@ class Section {
   template <typename Quantity>
   Quantity Get(std::string_view key, Quantity (*parse)(std::string_view), Quantity least,
                std::string_view least_name) {
-    const toml::node& node = Take(key);
-    const toml::value<std::string>* text = node.as_string();
+    const toml::node* node = Take(key);
+    if (node == nullptr) return least;
+    const toml::value<std::string>* text = node->as_string();
     if (text == nullptr)
-      Fail(node, key, "expected a string with a unit, like \"12GiB\" or \"9us\"");
+      Fail(*node, key, "expected a string with a unit, like \"12GiB\" or \"9us\"");
     Quantity quantity{};
     try {
       quantity = parse(text->get());
     } catch (const InputError& error) {
-      Fail(node, key, error.what());
+      Fail(*node, key, error.what());
     }
     if (quantity < least) {
-      Fail(node, key,
+      Fail(*node, key,
            fmt::format("'{}' is too small, expected at least {}", text->get(), least_name));
     }
     return quantity;
@@ -94,9 +97,10 @@ class Section {
   }
 
   Section Subsection(std::string_view key) {
-    const toml::node& node = Take(key);
-    const toml::table* table = node.as_table();
-    if (table == nullptr) Fail(node, key, "expected a table");
+    static const toml::table kNothing;
+    const toml::node* node = Take(key);
+    const toml::table* table = node == nullptr ? &kNothing : node->as_table();
+    if (table == nullptr) Fail(*node, key, "expected a table");
     const std::string prefix = name_.empty() ? "" : name_ + ".";
     return Section(*table, prefix + std::string(key), origin_);
   }
@@ -105,11 +109,12 @@ class Section {
 
   // The number of `key`, in (0, kMaxEfficiency].
   double Efficiency(std::string_view key) {
-    const toml::node& node = Take(key);
+    const toml::node* node = Take(key);
+    if (node == nullptr) return kMaxEfficiency;
     const std::optional<double> number =
-        node.is_number() ? node.value<double>() : std::optional<double>();
+        node->is_number() ? node->value<double>() : std::optional<double>();
     if (!number || !(*number > 0 && *number <= kMaxEfficiency)) {
-      Fail(node, key, fmt::format("expected a number above 0, at most {}", kMaxEfficiency));
+      Fail(*node, key, fmt::format("expected a number above 0, at most {}", kMaxEfficiency));
     }
     return *number;
   }
@@ -129,6 +134,7 @@ class Section {
         Fail(node, "", UnknownName("key", name, taken_));
       }
     }
+    if (!missing_.empty()) Fail(table_, "", fmt::format("the key '{}' is missing", missing_));
   }
 
   [[noreturn]] void Fail(const toml::node& node, std::string_view key,
@@ -143,17 +149,20 @@ class Section {
   const toml::node& Node(std::string_view key) const { return *table_.get(key); }
 
  private:
-  const toml::node& Take(std::string_view key) {
-    const toml::node* node = table_.get(key);
-    if (node == nullptr) Fail(table_, "", fmt::format("the key '{}' is missing", key));
+  // The key's node, or null where it is missing. That is said when all keys have been asked for: it
+  // may stand there under a name that nobody asks for.
+  const toml::node* Take(std::string_view key) {
     taken_.emplace_back(key);
-    return *node;
+    const toml::node* node = table_.get(key);
+    if (node == nullptr && missing_.empty()) missing_ = key;
+    return node;
   }
 
   const toml::table& table_;
   std::string name_;  // empty for the root
   std::string origin_;
   std::vector<std::string> taken_;
+  std::string missing_;  // the first key that was asked for and is not there
 };
 
 Link ReadLink(Section& section, std::string_view direction) {
@@ -208,7 +217,8 @@ Device ReadDevice(const std::filesystem::path& path) {
   return ParseDevice(ReadFile(path, kMaxDeviceFile), path.string());
 }
 
-Device ParseDevice(std::string_view text, const std::string& origin) {
+Device ParseDevice(std::string_view contents, const std::string& origin) {
+  const std::string_view text = PlainText(contents, origin);
   CheckDepth(text, origin);
   toml::table root;
   try {

@@ -160,8 +160,10 @@ TEST(DeviceTest, ErrorsNameLineAndColumn) {
   EXPECT_EQ(ErrorOfEdit("\"1GiB\"", "12"),
             "toy.toml:4:8: memory.size: expected a string with a unit, like \"12GiB\" or \"9us\"");
   EXPECT_EQ(ErrorOfEdit("\"a toy\"", "7"), "toy.toml:1:15: description: expected a string");
-  EXPECT_EQ(ErrorOfEdit("h2d_latency", "h2d_latensy"),
-            "toy.toml:10:1: link: the key 'h2d_latency' is missing");
+  EXPECT_EQ(
+      ErrorOfEdit("h2d_latency", "h2d_latensy"),
+      "toy.toml:12:15: link: unknown key 'h2d_latensy'; did you mean 'h2d_latency'? (valid: h2d, "
+      "h2d_latency, d2h, d2h_latency, duplex)");
   EXPECT_EQ(ErrorOfEdit("duplex = \"8MB/s\"", "duplex = \"8MB/s\"\nduplexx = \"8MB/s\""),
             "toy.toml:16:11: link: unknown key 'duplexx'; did you mean 'duplex'? (valid: h2d, "
             "h2d_latency, d2h, d2h_latency, duplex)");
@@ -216,7 +218,7 @@ TEST(DeviceTest, RefusesKeysThatNestTooDeep) {
   const auto error_of = [](const std::string& text) {
     return InputErrorOf([&] { ParseDevice(text, "toy.toml"); });
   };
-  EXPECT_EQ(error_of("[" + key + "]"), "toy.toml:1:1: the key 'description' is missing");
+  EXPECT_THAT(error_of("[" + key + "]"), ::testing::StartsWith("toy.toml:1:1: unknown key 'a'"));
   EXPECT_EQ(error_of("\n[" + key + ".a]"),
             "toy.toml:2:2003: more than 1000 dots, which keys could nest as deep as");
   EXPECT_THAT(error_of("x = " + std::string(100'000, '[')), HasSubstr("toy.toml:1:"));
