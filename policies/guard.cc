@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 
+#include "policies/crash.h"
 #include "sim/core/forwarding_policy_context.h"
 #include "traces/base/error.h"
 
@@ -105,6 +106,7 @@ GuardedPolicy::GuardedPolicy(std::string name, std::unique_ptr<Policy> policy,
 // Calls `hook` with a context of its own; `place` says for which op, if it throws.
 template <typename Hook, typename Place>
 auto GuardedPolicy::Call(const char* hook_name, PolicyContext& context, Hook hook, Place place) {
+  const InHook record(name_.c_str(), hook_name);
   GuardedContext guarded(context);
   try {
     return hook(guarded);
@@ -116,6 +118,7 @@ auto GuardedPolicy::Call(const char* hook_name, PolicyContext& context, Hook hoo
 
 std::optional<Trace> GuardedPolicy::Rewrite(const Trace& trace, const Device& device,
                                             const CostModel& cost) {
+  const InHook record(name_.c_str(), "Rewrite");
   const std::string where = fmt::format("policy '{}', Rewrite({})", name_, trace.name);
   std::optional<Trace> rewritten;
   try {

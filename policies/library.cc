@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "policies/crash.h"
 #include "policies/guard.h"
 #include "traces/base/error.h"
 
@@ -61,6 +62,7 @@ std::unique_ptr<Policy> PolicyLibrary::Make(std::string_view specification) {
   const std::string name = spec.plugin.empty() ? spec.policy : ChosenPolicy(spec, registry);
   const std::shared_ptr<const Plugin> plugin = spec.plugin.empty() ? nullptr : Load(spec.plugin);
   std::unique_ptr<Policy> policy;
+  const InHook record(name.c_str(), "factory");
   try {
     policy = registry.Make(spec.parameters.empty() ? name : name + ":" + spec.parameters);
   } catch (...) {

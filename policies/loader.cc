@@ -11,6 +11,7 @@
 #include <fstream>
 #include <string_view>
 
+#include "policies/crash.h"
 #include "policies/plugin.h"
 #include "traces/base/error.h"
 
@@ -119,6 +120,7 @@ Plugin::Plugin(const std::string& path) : path_(path) {
   if (plugin == nullptr) Fail(path, fmt::format("{} returned no descriptor", kEntryPoint));
   CheckVersions(path, *plugin);
   if (plugin->register_policies == nullptr) Fail(path, "the plugin has no register function");
+  const InHook record(path.c_str(), "register function");
   try {
     plugin->register_policies(registry_);
   } catch (const std::exception& error) {

@@ -12,6 +12,7 @@
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
+#include "policies/library.h"
 #include "traces/base/error.h"
 
 namespace spillway::cli {
@@ -70,6 +71,7 @@ std::string Format(const std::vector<NamedScenario>& scenarios, const std::vecto
 
 // A finished row in a few words.
 std::string Brief(const RunResult& result) {
+  if (!result.failure.empty()) return "failed";
   if (!result.fits()) return "out of memory";
   return fmt::format("{:.1f} ms, peak {}", result.iteration.milliseconds(),
                      FormatBytes(result.report.metrics.peak_allocated));
@@ -79,6 +81,12 @@ int Execute(const CompareOptions& options, Session& session) {
   if (PrintHelpValues(options.machine, options.policies.given)) return kOk;
   const Scenarios loaded = Load(options, session);
   const std::vector<std::string> policies = options.policies.policies();
+  for (const std::string& policy : policies) {
+    try {
+      PolicyLibrary().Make(policy);  // wrong names and files that are no plugins fail early
+    } catch (const PolicyError&) {   // its row will say so
+    }
+  }
   const auto format = [&](const std::vector<Row>& rows) {
     return Format(loaded.named, rows, options.format);
   };
@@ -91,7 +99,7 @@ int Execute(const CompareOptions& options, Session& session) {
     tbb::parallel_for(size_t{0}, total, [&](size_t i) {
       const std::string& policy = policies[i % policies.size()];
       const auto& [workload, scenario] = loaded.named[i / policies.size()];
-      Row row{i / policies.size(), ResultOf(*scenario, policy, scenario->Play(policy))};
+      Row row{i / policies.size(), PlayForRow(*scenario, policy)};
       std::string name = policy;
       if (loaded.named.size() > 1) {
         name = fmt::format("{} {} {}", workload, scenario->setup().memory_request, policy);
@@ -102,10 +110,14 @@ int Execute(const CompareOptions& options, Session& session) {
   });
   const std::vector<Row> results = rows->Take();
   rows.reset();
-  const bool any_fits =
-      std::any_of(results.begin(), results.end(), [](const Row& row) { return row.result.fits(); });
+  const auto any = [&](auto is) { return std::any_of(results.begin(), results.end(), is); };
+  const bool any_fits = any([](const Row& row) { return row.result.fits(); });
+  const bool failed = any([](const Row& row) { return !row.result.failure.empty(); });
   return session.Finish(
-      format(results), options.output, {}, any_fits ? kOk : kNegative,
+      format(results), options.output, {},
+      failed     ? kPolicyFailure
+      : any_fits ? kOk
+                 : kNegative,
       [&](Manifest& manifest) { DescribeRun(loaded.named, options.machine, policies, manifest); });
 }
 
@@ -113,7 +125,9 @@ int Execute(const CompareOptions& options, Session& session) {
 
 void AddCompare(CLI::App& app, int& exit_code, Session& session) {
   CLI::App* verb = app.add_subcommand(
-      "compare", "Simulate several policies, all in the same memory; exit code 1 if none fits");
+      "compare",
+      "Simulate several policies, all in the same memory; exit code 1 if none fits, 4 if one "
+      "failed, which costs its own row only");
   auto options = std::make_shared<CompareOptions>();
   verb->add_option("workloads", options->workloads,
                    "NETWORK:BATCH (vgg16:256) or a trace file (.json, .json.zst), one or more")

@@ -15,6 +15,7 @@
 #include "experiments/cli/commit.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
+#include "policies/crash.h"
 #include "traces/base/error.h"
 
 namespace spillway::cli {
@@ -27,7 +28,7 @@ constexpr const char* kFooter =
     "Help on one verb: spillway help VERB";
 
 int Fail(int exit_code, const std::exception& error) {
-  fmt::print(stderr, "spillway: {}\n", error.what());
+  fmt::print(stderr, "spillway: {}\n", Printable(error.what()));
   return exit_code;
 }
 
@@ -99,7 +100,8 @@ int Execute(Session& session) {
   } catch (const CLI::Success& help) {  // --help, --version
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "spillway: {}\nRun with --help for more information.\n", error.what());
+    fmt::print(stderr, "spillway: {}\nRun with --help for more information.\n",
+               Printable(error.what()));
     return kUsage;
   } catch (const UsageError& error) {
     return Fail(kUsage, error);
@@ -127,6 +129,7 @@ int main(int argc, char** argv) {
   // time.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  spillway::NameCrashes();
   spillway::cli::Interrupts interrupts;
   spillway::cli::Session session({argv + 1, argv + argc}, interrupts);
   return spillway::cli::Execute(session);

@@ -190,6 +190,20 @@ RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Ou
   return MakeRunResult(scenario.setup(), policy, outcome, scenario.ideal());
 }
 
+RunResult PlayForRow(const Scenario& scenario, const std::string& policy) {
+  try {
+    return ResultOf(scenario, policy, scenario.Play(policy));
+  } catch (const Error& error) {
+    Outcome nothing;
+    nothing.trace = scenario.setup().trace;
+    nothing.allocator = scenario.setup().allocator;
+    nothing.report.bounds.layer = scenario.ideal().bounds.layer;
+    RunResult result = ResultOf(scenario, policy, nothing);
+    result.failure = error.what();
+    return result;
+  }
+}
+
 namespace {
 
 // For people: workload, device, memory and where the costs come from.
@@ -211,7 +225,7 @@ std::string Title(const Scenario& scenario) {
 // Why a policy does not fit.
 std::string FormatMisfit(const RunResult& result, bool alone, size_t width) {
   // Among several policies one sentence is enough; a single run also says who holds the memory.
-  std::string reason = result.report.out_of_memory->Message();
+  std::string reason = result.Reason();
   if (!alone) reason.resize(std::min(reason.find(". Largest"), reason.size()));
   std::string line = fmt::format("{}: {}", result.policy, reason);
   if (width > 3 && !alone && line.size() > width) line = line.substr(0, width - 3) + "...";
@@ -337,7 +351,7 @@ bool PrintHelpValues(const MachineOption& machine, const std::vector<std::string
   bool printed = false;
   for (const std::string& policy : policies) {
     if (policy != "help" && !policy.ends_with(":help")) continue;
-    fmt::print("{}", DescribePolicies(policy));
+    fmt::print("{}", Printable(DescribePolicies(policy)));
     printed = true;
   }
   const auto print = [&](bool wanted, std::string (*describe)()) {

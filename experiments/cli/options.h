@@ -86,6 +86,8 @@ struct MachineOption : MachineText {
 extern const char* const kMemoryHelp;
 
 RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome);
+// One of several: an error of the policy ends in the result and leaves the others alone.
+RunResult PlayForRow(const Scenario& scenario, const std::string& policy);
 
 // Results of policies in one scenario.
 struct ScenarioResults {

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "traces/base/error.h"
+
 namespace spillway::cli {
 namespace {
 
@@ -83,7 +85,7 @@ void ProgressBar::Advance(std::string_view what) {
 void ProgressBar::Note(std::string_view line) {
   if (quiet_) return;
   const std::lock_guard lock(mutex_);
-  fmt::print(stderr, "{}{}\n", active_ ? kWipe : "", line);
+  fmt::print(stderr, "{}{}\n", active_ ? kWipe : "", Printable(line));
   said_ = Clock::now();
   if (active_) Draw();
 }
@@ -117,7 +119,8 @@ void ProgressBar::Watch() {
 void ProgressBar::Draw() {
   if (!terminal_) return;
   const std::chrono::duration<double> elapsed = Clock::now() - start_;
-  fmt::print(stderr, "{}{}", kWipe, FormatProgress(done_, total_, elapsed.count(), what_));
+  fmt::print(stderr, "{}{}", kWipe,
+             Printable(FormatProgress(done_, total_, elapsed.count(), what_)));
   std::fflush(stderr);
   active_ = true;
 }

@@ -96,11 +96,11 @@ Session::Session(std::vector<std::string> arguments, Interrupts& interrupts,
       progress_(CommandOf(arguments_), quiet_) {}
 
 void Session::Print(std::string_view text) const {
-  if (captured_ == nullptr) fmt::print("{}", text);
+  if (captured_ == nullptr) fmt::print("{}", Printable(text));
 }
 
 void Session::Remark(std::string_view line) const {
-  if (!quiet_) fmt::print(stderr, "spillway: {}\n", line);
+  if (!quiet_) fmt::print(stderr, "spillway: {}\n", Printable(line));
 }
 
 Manifest Session::NewManifest() const {

@@ -45,7 +45,7 @@ class Session {
   Interrupts& interrupts() { return interrupts_; }
   ProgressBar& progress() { return progress_; }
 
-  // Prints data on standard output.
+  // Prints data on standard output, as `Printable`.
   void Print(std::string_view text) const;
   // Prints a remark on standard error, unless --quiet is given.
   void Remark(std::string_view line) const;

@@ -177,8 +177,10 @@ Columns<RunResult> ResultColumns() {
       {"policy", "", "as given", &RunResult::policy, "policy"},
       {"allocator", "", "that served the run; what auto chose", &RunResult::allocator},
       {"backend", "", "sim, cpu or cuda", &RunResult::backend},
-      {"status", "", "ok, or oom if the workload does not fit",
-       [](auto& r) { return r.fits() ? "ok" : "oom"; }, "status"},
+      {"status", "", "ok, oom if the workload does not fit, or failed if the policy broke down",
+       [](auto& r) { return r.fits()            ? "ok"
+                            : r.failure.empty() ? "oom"
+                                                : "failed"; }, "status"},
       {"iteration_ms", "ms", "one iteration, until everything issued has completed",
        IfTimed(&RunResult::iteration), "time ms", 1},
       {"compute_ms", "ms", "kernels ran", IfTimed(&Metrics::compute)},
@@ -241,10 +243,8 @@ Columns<RunResult> ResultColumns() {
       {"mode", "", "training or inference",
        [](auto& r) { return r.training ? "training" : "inference"; }},
       {"cost", "", "where kernel times come from", &RunResult::cost},
-      {"reason", "", "why the workload does not fit",
-       [](auto& r) {
-         return r.fits() ? std::nullopt : std::optional(r.report.out_of_memory->Message());
-       }},
+      {"reason", "", "why the workload does not fit, or how the policy failed",
+       [](auto& r) { return IfAny(r.fits() ? "" : r.Reason()); }},
       {"memory_request", "", "--memory as given; absent if all of the device's",
        [](auto& r) { return IfAny(r.memory_request); }},
       {"memory_floor_bytes", "B", "0% of --memory: parameters, and the most that one op needs",

@@ -48,7 +48,11 @@ struct RunResult : RunFacts {
   std::optional<double> loss;
   std::string weights_digest;  // may be empty
 
-  bool fits() const { return report.fits(); }
+  std::string failure;  // of a policy that did not finish its run; the report is empty then
+
+  // Why it does not fit, or the failure. REQUIRES: !fits().
+  std::string Reason() const { return failure.empty() ? report.out_of_memory->Message() : failure; }
+  bool fits() const { return failure.empty() && report.fits(); }
 };
 
 // `ideal` is `SimulateIdeal` of the same set-up.

@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -194,6 +195,31 @@ class OutOfTreeTest(unittest.TestCase):
         self.fails(4, f"spillway: policy '{specification}': my own words\n", specification)
         self.fails(4, "policy 'throws', making it failed: boom", "./throws.so:throws:hook=factory")
         self.fails(4, "its factory made none", "./throws.so:throws:hook=no-policy")
+
+    def test_a_policy_that_throws_costs_its_own_row(self):
+        result = self.run_spillway("compare", "alexnet:4", "--policy", "liveness", "--policy",
+                                   "./throws.so:throws:what=colour", "--policy",
+                                   "./throws.so:throws:hook=factory", "--format", "json")
+        self.assertEqual(result.returncode, 4, result.stderr)
+        rows = json.loads(result.stdout)["rows"]
+        self.assertEqual([row["status"] for row in rows], ["ok", "failed", "failed"])
+        self.assertIn("Plan failed: \x1b[31mred", rows[1]["reason"])
+        self.assertIn("making it failed: boom", rows[2]["reason"])
+        table = self.ok("compare", "alexnet:4", "--policy", "liveness", "--policy",
+                        "./throws.so:throws:what=colour", code=4)
+        self.assertIn(r"Plan failed: \x1b[31mred\x1b[0m", table)
+        self.assertNotIn("\x1b", table)
+        self.fails(4, r"Plan failed: \x1b[31mred", "./throws.so:throws:what=colour")
+
+    def test_a_policy_that_crashes_is_named(self):
+        for what, number in (("crash", signal.SIGSEGV), ("stack", signal.SIGSEGV),
+                             ("abort", signal.SIGABRT)):
+            for verb in ("run", "compare"):
+                result = self.run_spillway(verb, "alexnet:4", "--policy",
+                                           f"./throws.so:throws:hook=AfterOp,what={what}")
+                self.assertEqual(result.returncode, -number, result.stderr)
+                self.assertEqual(result.stderr, "spillway: policy 'throws' crashed in its AfterOp "
+                                                f"({number.name})\n")
 
     def test_broken_rules_end_the_run_and_a_misfit_does_not(self):
         self.fails(4, "Offload: tensor", "./throws.so:lies:how=tensor")

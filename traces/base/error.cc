@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -45,6 +46,24 @@ std::string UnknownName(std::string_view what, std::string_view name,
   if (best != nullptr) message += fmt::format("; did you mean '{}'?", *best);
   if (valid.empty()) return message + " (there are none)";
   return message + fmt::format(" (valid: {})", fmt::join(valid, ", "));
+}
+
+std::string Printable(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool line_end = text[i] == '\n' || text.substr(i).starts_with("\r\n");
+    const auto byte = static_cast<unsigned char>(text[i]);
+    // U+0080 to U+009F are control characters too; in UTF-8 they begin with 0xc2.
+    const bool wide =
+        byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
+    if ((byte < 0x20 && !line_end && byte != '\t') || byte == 0x7f || wide) {
+      fmt::format_to(std::back_inserter(out), "\\x{:02x}",
+                     wide ? static_cast<unsigned char>(text[++i]) : byte);
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
 }
 
 void CheckFailed(const char* file, int line, const char* condition) {

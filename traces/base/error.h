@@ -74,6 +74,10 @@ auto WithContext(const Action& action, const Context& context) {
 std::string UnknownName(std::string_view what, std::string_view name,
                         const std::vector<std::string>& valid);
 
+// The text as a terminal may show it: control characters but line ends and tabs stand as "\x1b".
+// What comes from a file or a plugin must not steer a terminal.
+std::string Printable(std::string_view text);
+
 // Aborts with the place and the condition. For bugs only.
 [[noreturn]] void CheckFailed(const char* file, int line, const char* condition);
 

@@ -81,7 +81,12 @@ std::string JsonWriter::Take() {
 
 void AppendJsonString(std::string& out, std::string_view text) {
   out += '"';
-  for (const char c : text) {
+  for (size_t i = 0; i < text.size(); ++i) {
+    char c = text[i];
+    // Control characters, U+0080 to U+009F among them, which in UTF-8 begin with 0xc2.
+    const bool wide =
+        c == '\xc2' && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
+    if (wide) c = text[++i];
     switch (c) {
       case '"':
         out += "\\\"";
@@ -96,7 +101,7 @@ void AppendJsonString(std::string& out, std::string_view text) {
         out += "\\t";
         break;
       default:
-        if (static_cast<unsigned char>(c) < 0x20) {
+        if (wide || static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
           fmt::format_to(std::back_inserter(out), "\\u{:04x}", static_cast<unsigned char>(c));
         } else {
           out += c;

@@ -1,6 +1,8 @@
 // A plugin with two policies that fail at a place of the caller's choice: `throws` with exceptions,
 // `lies` by breaking the rules of the interface.
 
+#include <csignal>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -55,7 +57,16 @@ class Throws final : public spillway::Policy {
     if (hook_ != hook) return;
     if (what_ == "number") throw 42;
     if (what_ == "policy-error") throw spillway::PolicyError("my own words");
-    throw PrivateError("boom");
+    if (what_ == "crash") std::raise(SIGSEGV);
+    if (what_ == "abort") std::abort();
+    if (what_ == "stack") Deeper(1);
+    throw PrivateError(what_ == "colour" ? "\x1b[31mred\x1b[0m" : "boom");
+  }
+  // Uses up the stack.
+  static int Deeper(int depth) {
+    volatile char room[4096] = {};
+    room[depth % 4096] = 1;
+    return depth == 0 ? 0 : Deeper(depth + 1) + room[0];
   }
 
   const std::string hook_;
@@ -95,7 +106,9 @@ std::unique_ptr<spillway::Policy> MakeThrows(spillway::Params& params) {
                      "PlacementHint", "OnAllocFailure", "factory", "no-policy"},
                     "where it throws");
   std::string what =
-      params.Choice("what", "exception", {"exception", "number", "policy-error"}, "what it throws");
+      params.Choice("what", "exception",
+                    {"exception", "number", "policy-error", "colour", "crash", "abort", "stack"},
+                    "what it throws");
   if (hook == "factory") throw PrivateError("boom");
   if (hook == "no-policy") return nullptr;
   return std::make_unique<Throws>(std::move(hook), std::move(what));

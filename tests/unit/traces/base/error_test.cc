@@ -31,6 +31,12 @@ TEST(ErrorTest, FirstOfEquallyCloseNames) {
             "unknown key 'h3d'; did you mean 'h2d'? (valid: h2d, d2h, h4d)");
 }
 
+TEST(ErrorTest, ControlCharactersAreSpelled) {
+  EXPECT_EQ(Printable("a\x1b[1m\tb\n\x7f"), "a\\x1b[1m\tb\n\\x7f");
+  EXPECT_EQ(Printable("a\rb\r\n"), "a\\x0db\r\n");
+  EXPECT_EQ(Printable("\xc2\x9b \xc2\xa0\xc3\xa9"), "\\x9b \xc2\xa0\xc3\xa9");
+}
+
 TEST(ErrorTest, NothingIsValid) {
   EXPECT_EQ(UnknownName("plugin", "x", {}), "unknown plugin 'x' (there are none)");
 }
