@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""One real document of every type, against its schema, with the stock validator that users have.
+
+usage: schemas_test.py PATH_OF_SPILLWAY
+"""
+
+import pathlib
+import tempfile
+
+from harness import CommandTest, SCHEMAS, load_schema, main
+
+WORKLOAD = ("vgg16:32", "--memory", "50%", "--policy", "vdnn-all:algo=memory")
+JSON = ("--format", "json")
+
+
+class SchemasTest(CommandTest):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = pathlib.Path(directory.name)
+
+    def written(self, name, *args, code=0):
+        path = self.directory / name
+        self.ok(*args, path, code=code)
+        return path
+
+    def documents(self):
+        """(schema, document) of every type that needs no GPU."""
+        yield "results", self.ok("run", *WORKLOAD, *JSON)
+        yield "results", self.ok("compare", *WORKLOAD, "--policy", "liveness", *JSON)
+        yield "explain", self.ok("run", *WORKLOAD, "--explain", *JSON)
+        trace = self.written("t.json", "run", *WORKLOAD, "--export-trace")
+        yield "chrome-trace", trace.read_text("utf-8")
+        yield "manifest", pathlib.Path(f"{trace}.manifest.json").read_text("utf-8")
+        yield "replay-run", self.ok("replay-run", f"{trace}.manifest.json", *JSON)
+        decisions = self.written("d.json", "run", *WORKLOAD, "--export-decisions")
+        yield "decisions", decisions.read_text("utf-8")
+        yield "replay", self.ok("replay", decisions, "--allocator", "best-fit", *JSON)
+        yield "limit", self.ok("limit", "alexnet", "--memory", "1GiB", "--policy", "liveness",
+                               *JSON)
+        yield "columns", self.ok("list", "columns", *JSON)
+        yield "ops", self.ok("list", "ops", *JSON)
+        yield "doctor", self.ok("doctor", *JSON)
+        yield "reproduce", self.ok("reproduce", "vdnn", *JSON)
+        yield "trace-info", self.ok("trace", "info", "alexnet:1", *JSON)
+
+    def test_a_document_of_every_type_fits_its_schema(self):
+        seen = {"calibration", "validation"}  # made on a GPU: see cli_test.py
+        for name, document in self.documents():
+            with self.subTest(name=name):
+                self.conforms(document, name)
+                seen.add(name)
+        self.assertEqual(seen, {path.stem for path in SCHEMAS.glob("*.json")})
+
+    def test_a_schema_stands_alone(self):
+        row = load_schema("results")["properties"]["rows"]["items"]
+        self.assertEqual(load_schema("explain")["properties"]["row"], row,
+                         "explain.json repeats the row of results.json: copy it there")
+        for path in SCHEMAS.glob("*.json"):
+            self.assertNotIn('"$ref": "', path.read_text("utf-8"), path)
+
+
+if __name__ == "__main__":
+    main()
