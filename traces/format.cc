@@ -108,7 +108,7 @@ class TraceReader {
   void ReadOp(Value value) {
     Op& op = trace_.ops.emplace_back();
     json_.ReadObject(
-        value, Required("name", To(op.name)),
+        value, Required("name", [&](Value v) { op.name = Define(v, ops_); }),
         Required("layer", [&](Value v) { op.layer = LayerId{Lookup(v, layers_, "layer")}; }),
         Required("type",
                  [&](Value v) { op.type = ReadEnum(v, "type", ParseOpType, OpTypeNames()); }),
@@ -181,6 +181,7 @@ class TraceReader {
   // Indices by name; the names are those in the document.
   NameTable layers_;
   NameTable tensors_;
+  NameTable ops_;
   std::vector<ForwardAlias> forward_aliases_;
   // Of the list being read.
   std::vector<TensorId> ids_;
@@ -212,6 +213,8 @@ Trace TraceReader::Read() {
                  }));
   // Ops name layers and tensors, which may stand after them.
   if (!has_ops) json_.ReadFromRoot("ops", [this](Value ops) { ReadOps(ops); });
+  if (trace_.ops.empty())
+    json_.Fail(fmt::format("trace '{}' has no ops", JsonExcerpt(trace_.name)));
   return std::move(trace_);
 }
 

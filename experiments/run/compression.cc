@@ -95,7 +95,8 @@ Densities ReadDensities(const std::filesystem::path& path) {
   return ParseDensities(ReadFile(path, kMaxDensitiesFile), path.string());
 }
 
-Densities ParseDensities(std::string_view text, const std::string& origin) {
+Densities ParseDensities(std::string_view contents, const std::string& origin) {
+  std::string_view text = PlainText(contents, origin);
   Densities densities;
   size_t line_number = 0;
   const auto fail = [&](const std::string& what) {
@@ -103,9 +104,11 @@ Densities ParseDensities(std::string_view text, const std::string& origin) {
   };
   while (!text.empty()) {
     const size_t end = std::min(text.find('\n'), text.size());
-    const std::vector<std::string> fields = SplitCsv(text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
     ++line_number;
+    const std::vector<std::string> fields =
+        WithContext([&] { return SplitCsv(text.substr(0, end)); },
+                    [&] { return fmt::format("{}:{}:1", origin, line_number); });
+    text.remove_prefix(std::min(end + 1, text.size()));
     if (line_number == 1) {
       if (fields.size() < 2 || fields[0] != "tensor" || fields[1] != "density") {
         fail("expected a header that begins with tensor,density");

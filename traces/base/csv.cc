@@ -1,5 +1,7 @@
 #include "traces/base/csv.h"
 
+#include "traces/base/error.h"
+
 namespace spillway {
 
 std::vector<std::string> SplitCsv(std::string_view line) {
@@ -19,6 +21,7 @@ std::vector<std::string> SplitCsv(std::string_view line) {
       fields.back() += c;
     }
   }
+  if (quoted) throw InputError("a quote that is opened is not closed on its line");
   return fields;
 }
 

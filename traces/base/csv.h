@@ -10,7 +10,8 @@
 namespace spillway {
 
 // The fields of one line without its end; quotes may enclose a field, two quotes inside stand for
-// one. Carriage returns are dropped.
+// one. Carriage returns are dropped. Throws `InputError` if a
+// quote is left open.
 std::vector<std::string> SplitCsv(std::string_view line);
 
 // The field as it stands in a file, in quotes where it needs them.

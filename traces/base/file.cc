@@ -183,6 +183,51 @@ std::string ReadFile(const std::filesystem::path& path, Bytes limit) {
   return contents;
 }
 
+std::string_view PlainText(std::string_view contents, const std::string& origin) {
+  struct Kind {
+    size_t offset;
+    std::string_view mark;
+    std::string_view name;
+  };
+  using namespace std::string_view_literals;
+  constexpr std::array kKinds{
+      Kind{0, "\xff\xfe"sv, "text in UTF-16; save it as UTF-8"},
+      Kind{0, "\xfe\xff"sv, "text in UTF-16; save it as UTF-8"},
+      Kind{0, "SQLite format 3\0"sv, "an SQLite database, such as Nsight Systems exports"},
+      Kind{0, "PK\x03\x04"sv, "a ZIP archive, such as a model of torch.save"},
+      Kind{0, "\x80"sv, "a Python pickle; spillway replay reads those of memory snapshots"},
+      Kind{0, "\x89HDF"sv, "an HDF5 file"},
+      Kind{0, "\x93NUMPY"sv, "a NumPy array"},
+      Kind{0,
+           "\x7f"
+           "ELF"sv,
+           "a program or a shared object"},
+      Kind{0, "GGUF"sv, "a GGUF model"},
+      Kind{0, "<!DOCTYPE"sv, "an HTML page"},
+      Kind{0, "<!doctype"sv, "an HTML page"},
+      Kind{0, "<html"sv, "an HTML page"},
+      Kind{8, "{\""sv, "a safetensors model"},
+      Kind{23, "brain.Event:"sv, "a TensorBoard event file"},
+  };
+  for (const Kind& kind : kKinds) {
+    if (contents.substr(std::min(kind.offset, contents.size())).starts_with(kind.mark) &&
+        (kind.offset == 0 || contents.substr(0, kind.offset).find('\0') != contents.npos)) {
+      throw InputError(fmt::format("{}: this is {}", origin, kind.name));
+    }
+  }
+  // Protocol buffers open with a version and, as text or a message, who wrote them.
+  if (contents.starts_with('\x08') && contents.size() > 2 && contents[1] < 0x20 &&
+      (contents[2] == '\x12' || contents[2] == ':')) {
+    throw InputError(fmt::format("{}: this is a protocol buffer, such as an ONNX model", origin));
+  }
+  if (contents.size() > 1 && contents[1] == '\n' &&
+      contents.substr(0, 64).find("chakra") != contents.npos) {
+    throw InputError(fmt::format("{}: this is a Chakra execution trace", origin));
+  }
+  if (contents.starts_with("\xef\xbb\xbf")) contents.remove_prefix(3);
+  return contents;
+}
+
 std::filesystem::path FollowLinks(std::filesystem::path path) {
   constexpr int kMostLinks = 40;
   std::error_code error;

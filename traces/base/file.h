@@ -17,6 +17,11 @@ namespace spillway {
 // data that really comes.
 std::string ReadFile(const std::filesystem::path& path, Bytes limit = Bytes::GiB(4));
 
+// The text of a file without the mark that some editors put before UTF-8. Throws `InputError` with
+// `origin` if it is in another encoding, or no text but of a known kind, which is named: a
+// database, a ZIP archive, a pickle.
+std::string_view PlainText(std::string_view contents, const std::string& origin);
+
 // The path that symbolic links at the end of `path` lead to, which need not exist. Throws
 // `InputError` if there are too many of them.
 std::filesystem::path FollowLinks(std::filesystem::path path);

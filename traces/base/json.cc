@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "traces/base/error.h"
+#include "traces/base/file.h"
 
 namespace spillway {
 namespace {
@@ -30,6 +31,30 @@ std::string Describe(std::string_view text) {
   }
 }
 
+// Where a text breaks the rules of encoding and strings, for which the parser knows no place: bytes
+// that are no UTF-8, a string that its line does not end. The end of a text that breaks none of
+// them, for then it ends too early.
+size_t FirstFault(std::string_view text) {
+  size_t opened = std::string_view::npos;  // the quote of the string at hand
+  for (size_t at = 0; at < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[at]);
+    const size_t length = byte < 0x80 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
+    if (length > 1 && !simdjson::validate_utf8(text.substr(at, length))) return at;
+    if (opened != std::string_view::npos && byte < 0x20) return byte == '\n' ? opened : at;
+    if (byte == '"') opened = opened == std::string_view::npos ? at : std::string_view::npos;
+    at += length + (byte == '\\' && opened != std::string_view::npos ? 1 : 0);
+  }
+  return opened != std::string_view::npos ? opened : text.size();
+}
+
+// What a JSON document of another program is, by a key of its root.
+std::string_view KnownDocument(std::string_view key) {
+  if (key == "traceEvents") return "a Chrome trace, such as Kineto's of torch.profiler";
+  if (key == "nodes") return "an execution trace, such as PyTorch's of Chakra";
+  if (key == "device_traces") return "a memory snapshot in JSON; spillway replay reads its pickle";
+  return {};
+}
+
 }  // namespace
 
 std::string JsonExcerpt(std::string_view text) {
@@ -52,16 +77,27 @@ std::string JsonExcerpt(std::string_view text) {
 }
 
 JsonDocument::JsonDocument(std::string_view text, std::string origin)
-    : origin_(std::move(origin)), text_(text) {
-  if (text_.size() != text.size()) Fail("there is not enough memory to read this file");
+    : origin_(std::move(origin)), text_(PlainText(text, origin_)) {
+  if (text_.size() == 0 && text.size() > 3) Fail("there is not enough memory to read this file");
   if (const auto error = parser_.iterate(text_).get(document_)) {
     if (error == simdjson::EMPTY) Fail("the file is empty");
-    Fail(fmt::format("bad JSON: {}", simdjson::error_message(error)));
+    const std::string what = fmt::format("bad JSON: {}", simdjson::error_message(error));
+    if (error == simdjson::CAPACITY || error == simdjson::MEMALLOC) Fail(what);
+    Fail({FirstFault({text_.data(), text_.size()}), {}}, what);
   }
 }
 
 void JsonDocument::ReadHeader(std::string_view format, int64_t version) {
-  Value value = Find("format");
+  Value value = Find("format", [&] {
+    document_.rewind();
+    for (auto field : Root()) {
+      std::string_view key;
+      if (field.unescaped_key().get(key)) break;
+      if (const auto known = KnownDocument(key); !known.empty()) {
+        Fail(fmt::format("expected the format \"{}\", this is {}", format, known));
+      }
+    }
+  });
   Enter("format", 0, Offset(value));
   if (const std::string_view found = ReadString(value); found != format) {
     Fail(fmt::format("expected \"{}\", got \"{}\"", format, JsonExcerpt(found)));
@@ -150,10 +186,14 @@ simdjson::ondemand::object JsonDocument::Root() {
   return object;
 }
 
-JsonDocument::Value JsonDocument::Find(std::string_view key) {
+JsonDocument::Value JsonDocument::Find(std::string_view key,
+                                       const std::function<void()>& if_missing) {
   Value value;
   const auto error = document_.find_field_unordered(key).get(value);
-  if (error == simdjson::NO_SUCH_FIELD) FailMissing(key);
+  if (error == simdjson::NO_SUCH_FIELD) {
+    if (if_missing) if_missing();
+    FailMissing(key);
+  }
   if (error == simdjson::INCORRECT_TYPE) Fail("expected an object");
   Check(error);
   return value;
@@ -168,7 +208,8 @@ void JsonDocument::CheckEnd() {
 void JsonDocument::FailSyntax(simdjson::error_code error) {
   Place place = Here();
   const char* location = nullptr;
-  if (document_.current_location().get(location) == simdjson::SUCCESS) {
+  if (error != simdjson::INCOMPLETE_ARRAY_OR_OBJECT &&
+      document_.current_location().get(location) == simdjson::SUCCESS) {
     place.offset = static_cast<size_t>(location - text_.data());
   } else {
     place.offset = text_.size();

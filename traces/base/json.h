@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <span>
@@ -200,7 +201,8 @@ class JsonDocument {
   }
 
   simdjson::ondemand::object Root();
-  Value Find(std::string_view key);
+  // `if_missing` may say more of a document without the key.
+  Value Find(std::string_view key, const std::function<void()>& if_missing = nullptr);
   void CheckEnd();
   [[noreturn]] void FailSyntax(simdjson::error_code error);
   [[noreturn]] void FailValue(simdjson::error_code error, std::string_view expected) const;

@@ -120,6 +120,11 @@ Specification ParseSpecification(std::string_view kind, std::string_view text) {
     const size_t comma = FindComma(rest);
     const std::string_view item = rest.substr(0, comma);
     const size_t equals = item.find('=');
+    if (std::count(item.begin(), item.end(), '[') != std::count(item.begin(), item.end(), ']') ||
+        std::count(item.begin(), item.end(), '"') % 2 != 0) {
+      throw UsageError(
+          fmt::format("{} '{}': a bracket or quote of '{}' is left open", kind, text, item));
+    }
     if (equals == std::string_view::npos || equals == 0) {
       throw UsageError(fmt::format("{} '{}': '{}' is not key=value", kind, text, item));
     }

@@ -20,6 +20,7 @@ std::unique_ptr<MemoryLog> ParseMemoryLog(std::string contents, const std::strin
   if (contents.starts_with(kPickleProto)) {
     return ParsePyTorchSnapshot(std::move(contents), origin, device);
   }
+  contents.erase(0, contents.size() - PlainText(contents, origin).size());
   const size_t first = contents.find_first_not_of(" \t\r\n");
   if (first != std::string::npos && contents[first] == '{') {
     return ParseDecisionsLog(contents, origin);

@@ -403,7 +403,8 @@ PickleValue Reader::Read() {
 void Reader::Refuse(uint8_t opcode) const {
   for (const RefusedOpcode& refused : kRefused) {
     if (refused.opcode == opcode) {
-      Fail(fmt::format("opcode {} is refused: only plain data is read", refused.name));
+      Fail(fmt::format("opcode {} is refused: only plain data is read, as of a memory snapshot",
+                       refused.name));
     }
   }
   Fail(fmt::format("0x{:02x} is no opcode of a pickle", opcode));

@@ -7,7 +7,7 @@
 #include <charconv>
 #include <map>
 #include <span>
-#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "traces/base/error.h"
@@ -22,7 +22,7 @@ constexpr int64_t kLargest = int64_t{1} << 60;
 constexpr int64_t kLargestBlock = int64_t{1} << 42;  // 4 TiB: sums of many stay far from 64 bits
 constexpr size_t kMaxColumns = 64;
 
-// Lines and fields of a CSV text without quoted fields, which none of the formats has.
+// Lines and fields of a CSV text. Quotes may enclose a field, but none stands inside one.
 class CsvText {
  public:
   CsvText(std::string_view text, const std::string& origin) : rest_(text), origin_(origin) {}
@@ -73,8 +73,12 @@ class CsvText {
     count_ = 0;
     while (true) {
       if (count_ == kMaxColumns) Fail(fmt::format("more than {} columns", kMaxColumns));
-      const size_t end = std::min(line.find(','), line.size());
+      // A quoted field may hold commas.
+      const size_t quote = line.starts_with('"') ? line.find('"', 1) : 0;
+      if (quote == line.npos) Fail("the quote that opens here is not closed on its line", count_);
+      const size_t end = std::min(line.find(',', quote), line.size());
       std::string_view field = line.substr(0, end);
+      if (quote > 0 && field.ends_with('"')) field = field.substr(1, field.size() - 2);
       while (field.starts_with(' ')) field.remove_prefix(1);
       while (field.ends_with(' ')) field.remove_suffix(1);
       fields_[count_++] = field;
@@ -120,6 +124,10 @@ std::array<size_t, count> ReadHeader(CsvText& csv, const std::array<std::string_
       csv.Fail(fmt::format("the header lacks '{}' (needed: {})", names[n], fmt::join(names, ",")));
     }
     found[n] = at;
+    while (++at < csv.fields()) {
+      if (csv.field(at) == names[n])
+        csv.Fail(fmt::format("the column '{}' stands here twice", names[n]), at);
+    }
   }
   *columns = csv.fields();
   return found;
@@ -241,6 +249,7 @@ std::unique_ptr<MemoryLog> ParseStaticProblem(std::string_view contents,
   std::vector<End> ends;
   std::vector<Bytes> sizes;
   std::vector<std::string> ids;
+  std::unordered_set<std::string_view> known;
   while (csv.NextLine()) {
     if (csv.fields() != columns) {
       csv.Fail(fmt::format("{} columns, but the header has {}", csv.fields(), columns));
@@ -249,6 +258,9 @@ std::unique_ptr<MemoryLog> ParseStaticProblem(std::string_view contents,
     const auto end = csv.Number<int64_t>(upper, "upper", -kLargest, kLargest);
     if (begin >= end) csv.Fail(fmt::format("lower {} is not below upper {}", begin, end), upper);
     const auto item = static_cast<uint32_t>(sizes.size());
+    if (!known.insert(csv.field(id)).second) {
+      csv.Fail(fmt::format("the id '{}' is given twice", JsonExcerpt(csv.field(id))), id);
+    }
     ids.push_back(JsonExcerpt(csv.field(id)));
     sizes.push_back(Bytes(csv.Number<int64_t>(size, "size", 0, kLargestBlock)));
     ends.push_back({begin, true, item, item});

@@ -230,7 +230,7 @@ Trace RandomTrace(uint32_t seed) {
     if (kind == TensorKind::kInput || kind == TensorKind::kParameter) readable.push_back(id);
     if (kind == TensorKind::kScratch) scratch.push_back(id);
   }
-  for (int64_t i = draw(20); i > 0; --i) {
+  for (int64_t i = draw(20); i >= 0; --i) {
     Op op;
     op.name = name("op", i);
     op.layer = static_cast<LayerId>(draw(static_cast<int64_t>(trace.layers.size())));

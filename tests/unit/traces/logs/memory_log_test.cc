@@ -215,7 +215,9 @@ TEST(PyTorchSnapshotTest, RefusesOpcodesBeyondPlainDataByNameAndPlace) {
   const std::string global =
       "\x80\x04"
       "cposix\nsystem\n\x8c\x02id\x85R.";
-  EXPECT_EQ(ErrorOf(global), "log: byte 2: opcode GLOBAL is refused: only plain data is read");
+  EXPECT_EQ(
+      ErrorOf(global),
+      "log: byte 2: opcode GLOBAL is refused: only plain data is read, as of a memory snapshot");
   const std::vector<std::pair<int, std::string>> cases{
       {'R', "REDUCE"},       {'b', "BUILD"},      {'i', "INST"},          {'o', "OBJ"},
       {0x81, "NEWOBJ"},      {0x92, "NEWOBJ_EX"}, {0x93, "STACK_GLOBAL"}, {0x82, "EXT1"},
@@ -223,8 +225,11 @@ TEST(PyTorchSnapshotTest, RefusesOpcodesBeyondPlainDataByNameAndPlace) {
       {0x97, "NEXT_BUFFER"}, {'0', "POP"},        {'2', "DUP"},           {'I', "INT"}};
   for (const auto& [opcode, name] : cases) {
     const std::string pickle = std::string("\x80\x02N", 3) + static_cast<char>(opcode);
-    EXPECT_EQ(ErrorOf(pickle),
-              fmt::format("log: byte 3: opcode {} is refused: only plain data is read", name));
+    EXPECT_EQ(
+        ErrorOf(pickle),
+        fmt::format(
+            "log: byte 3: opcode {} is refused: only plain data is read, as of a memory snapshot",
+            name));
   }
   EXPECT_EQ(ErrorOf("\x80\x04\xff"), "log: byte 2: 0xff is no opcode of a pickle");
   EXPECT_EQ(ErrorOf("\x80\x01N."), "log: byte 1: pickle protocol 1 (valid: 2 to 5)");
