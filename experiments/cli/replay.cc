@@ -109,11 +109,12 @@ std::unique_ptr<ReplayableAllocator> Make(const std::string& specification, cons
   return MakeAllocator(WithRecordedSettings(specification, log), memory, kGranularity);
 }
 
-// Whether it is set up as the recorded one was: with all the memory it wanted, or with what it was
-// allowed, of which a collection of garbage keeps a part free.
+// Whether it is set up as the recorded one was: with all the memory it wanted, where what went back
+// follows the recording, or with what it was allowed, of which a collection of garbage keeps a part
+// free.
 bool IsRecorded(const std::string& specification, const MemoryLog& log, Bytes memory) {
   return specification == "pytorch" && log.start().pytorch &&
-         CollectsGarbage(log) == (memory != Bytes::Unlimited());
+         (CollectsGarbage(log) || memory == Bytes::Unlimited());
 }
 
 Replayed Replay(const MemoryLog& log, const std::vector<std::string>& specifications, Bytes memory,
@@ -123,7 +124,8 @@ Replayed Replay(const MemoryLog& log, const std::vector<std::string>& specificat
   for (const std::string& specification : specifications) {
     allocators.push_back(Make(specification, log, memory));
     subjects.push_back(
-        {specification, allocators.back().get(), IsRecorded(specification, log, memory)});
+        {specification, allocators.back().get(), IsRecorded(specification, log, memory),
+         memory != Bytes::Unlimited()});
   }
   return ReplayLog(log, subjects, options);
 }

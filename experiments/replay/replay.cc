@@ -37,6 +37,7 @@ class Player {
   Player(const ReplayedAllocator& subject, const MemoryLogStart& start, size_t samples)
       : allocator_(*subject.allocator),
         compares_(subject.compare && start.records_segments),
+        follows_(compares_ && !subject.predict_frees),
         most_samples_(samples) {
     result_.allocator = subject.name;
     result_.compared = compares_;
@@ -56,7 +57,7 @@ class Player {
     } else {
       auto held = start.blocks.begin();
       for (const StartSegment& segment : start.segments) {
-        HeldSegment whole{segment.size, segment.stream, segment.small, {}};
+        HeldSegment whole{AddressOf(segment.address), segment.size, segment.stream, segment.small, {}};
         const auto first = held;
         const uint64_t end = segment.address + static_cast<uint64_t>(segment.size.count());
         for (; held != start.blocks.end() && held->address < end; ++held) {
@@ -85,7 +86,7 @@ class Player {
         if (!block) return Fail(event, event.size);
         Take(event.block, *block, event.size);
         Grow();
-        Compare(event);
+        Compare(event, &*block);
         break;
       }
       case Kind::kFree: {
@@ -94,20 +95,27 @@ class Player {
         ++result_.operations;
         allocated_ -= block.size;
         requested_ -= requested_of_[event.block];
-        Compare(event);
+        Compare(event, &block);
         break;
       }
       case Kind::kEmptyCache:
-        allocator_.EmptyCache();
+        if (!follows_) allocator_.EmptyCache();
         ++result_.operations;
         calls_ = allocator_.driver_calls().size();
         break;
       case Kind::kSegmentAllocate:
         recorded_ += event.size;
-        if (compares_) segments_.push_back(event.size);
+        if (compares_) {
+          segments_.push_back({AddressOf(event.address), event.size});
+          allocator_.ExpectSegment(segments_.back());
+        }
         return;
       case Kind::kSegmentFree:
         recorded_ -= event.size;
+        if (follows_ && !allocator_.GiveBack({AddressOf(event.address), event.size}) &&
+            !result_.deviates_at) {
+          result_.deviates_at = event.index;
+        }
         return;
       case Kind::kFailed:
         return;
@@ -164,15 +172,19 @@ class Player {
         FailedRequest{event.index, false, wanted, event.stream, allocator_.Stats(), {}};
   }
 
-  // Whether segments and reserved memory are those recorded, after a request or a free.
-  void Compare(const MemoryEvent& event) {
+  static Bytes AddressOf(uint64_t address) { return Bytes(static_cast<int64_t>(address)); }
+
+  // Whether segments, reserved memory and the block are where they were recorded, after a request
+  // or a free.
+  void Compare(const MemoryEvent& event, const Block* block) {
     if (!compares_) return;
     const auto calls = allocator_.driver_calls();
     size_t taken = 0;
-    bool same = true;
+    bool same = block->offset == AddressOf(event.address);
     for (; calls_ < calls.size(); ++calls_) {
-      if (calls[calls_].kind != DriverCall::Kind::kMalloc) continue;
-      same &= taken < segments_.size() && segments_[taken] == calls[calls_].range.size;
+      const DriverCall::Kind kind = calls[calls_].kind;
+      if (kind != DriverCall::Kind::kMalloc && kind != DriverCall::Kind::kMap) continue;
+      same &= taken < segments_.size() && segments_[taken] == calls[calls_].range;
       ++taken;
     }
     same &= taken == segments_.size() && allocator_.Reserved() == recorded_;
@@ -211,10 +223,10 @@ class Player {
   Bytes requested_, allocated_;
   uint64_t stream_ = 0;
 
-  const bool compares_;
+  const bool compares_, follows_;
   size_t calls_ = 0;             // driver calls seen
   Bytes recorded_;               // reserved, as recorded
-  std::vector<Bytes> segments_;  // recorded since the last request
+  std::vector<Block> segments_;  // recorded since the last request
 
   const size_t most_samples_;
   uint64_t per_sample_ = 1;  // events

@@ -71,7 +71,8 @@ struct ReplayResult {
   std::vector<ReplaySample> samples;
 
   // Where the log records segments and a comparison was asked for: the first event at which
-  // reserved memory or the segments taken for a request differ from what was recorded.
+  // reserved memory, the segments taken for a request, or the address of a block differ from what
+  // was recorded.
   bool compared = false;
   std::optional<uint64_t> deviates_at;
   uint64_t segments = 0;  // taken during the log
@@ -96,8 +97,11 @@ struct ReplayOptions {
 struct ReplayedAllocator {
   std::string name;
   ReplayableAllocator* allocator = nullptr;  // holds nothing yet
-  // It is set up like the allocator that was recorded: compare what it takes from the driver.
+  // It is set up like the allocator that was recorded: it gets the addresses that the driver gave
+  // that one, and what it takes from the driver and where its blocks lie is compared.
   bool compare = false;
+  // What went back to the driver is predicted; else it goes as recorded.
+  bool predict_frees = false;
 };
 
 struct Replayed {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 
 #include "traces/base/error.h"
 
@@ -17,6 +18,7 @@ constexpr Bytes kPage = Bytes::MiB(2);
 constexpr uint64_t kFirstDivisions = uint64_t{1} << 20;  // the size of the first entry
 // Enough addresses that they never run out before memory does.
 constexpr Bytes kAddressSpace = Bytes::GiB(int64_t{1} << 24);
+constexpr Bytes kAboveRecorded(int64_t{1} << 61);
 
 Bytes SegmentFor(Bytes size) {
   if (size <= kLargestSmall) return kSmallSegment;
@@ -141,7 +143,7 @@ Block PyTorch::Take(uint32_t chunk, Bytes requested) {
 std::optional<std::vector<Block>> PyTorch::Adopt(const HeldSegment& segment) {
   if (options_.expandable_segments) return ReplayableAllocator::Adopt(segment);
   UseStream(segment.stream);
-  uint32_t rest = AddSegment(segment.size, PoolFor(segment.small));
+  uint32_t rest = AddSegment(segment.size, PoolFor(segment.small), segment.address);
   if (rest == ChunkList::kNone) return std::nullopt;
   const Bytes begin = chunks_[rest].offset;
   std::vector<Block> blocks;
@@ -188,17 +190,40 @@ uint32_t PyTorch::TakeNew(Bytes size, uint32_t pool) {
 }
 
 uint32_t PyTorch::TakeSegment(Bytes size, uint32_t pool) {
-  return AddSegment(SegmentFor(size), pool);
+  return AddSegment(SegmentFor(size), pool, TakeExpected(SegmentFor(size)));
 }
 
-uint32_t PyTorch::AddSegment(Bytes segment, uint32_t pool) {
+std::optional<Bytes> PyTorch::TakeExpected(Bytes size) {
+  for (auto at = expected_.begin(); at != expected_.end(); ++at) {
+    if (at->size != size) continue;
+    const Bytes address = at->offset;
+    expected_.erase(expected_.begin(), at + 1);  // what was before has not come
+    return address;
+  }
+  return std::nullopt;
+}
+
+uint32_t PyTorch::AddSegment(Bytes segment, uint32_t pool, std::optional<Bytes> address) {
   if (segment > capacity_ - reserved_) return ChunkList::kNone;
-  const auto range = addresses_.Allocate(segment, Hint::kLow);
-  if (!range) return ChunkList::kNone;
-  segments_.emplace(range->offset, *range);
+  Segment added{segment, std::nullopt};
+  if (address) {
+    recorded_ = true;
+    const auto next = segments_.lower_bound(*address);
+    const bool overlaps =
+        (next != segments_.end() && next->first < *address + segment) ||
+        (next != segments_.begin() &&
+         std::prev(next)->first + std::prev(next)->second.size > *address);
+    if (overlaps) address.reset();
+  }
+  if (!address) {
+    added.made_up = addresses_.Allocate(segment, Hint::kLow);
+    if (!added.made_up) return ChunkList::kNone;
+    address = added.made_up->offset + (recorded_ ? kAboveRecorded : Bytes(0));
+  }
+  segments_.emplace(*address, added);
   reserved_ += segment;
-  Log(DriverCall::Kind::kMalloc, range->offset, segment);
-  const uint32_t chunk = chunks_.AddSegment(range->offset, segment);
+  Log(DriverCall::Kind::kMalloc, *address, segment);
+  const uint32_t chunk = chunks_.AddSegment(*address, segment);
   SetPool(chunk, pool);
   return chunk;
 }
@@ -256,11 +281,24 @@ void PyTorch::ReleaseSegment(uint32_t chunk) {
   RemoveFree(chunk);
   const auto segment = segments_.find(chunks_[chunk].offset);
   SPILLWAY_CHECK(segment != segments_.end());
-  Log(DriverCall::Kind::kFree, segment->second.offset, segment->second.size);
+  Log(DriverCall::Kind::kFree, segment->first, segment->second.size);
   reserved_ -= segment->second.size;
-  addresses_.Free(segment->second);
+  if (segment->second.made_up) addresses_.Free(*segment->second.made_up);
   segments_.erase(segment);
   chunks_.RemoveSegment(chunk);
+}
+
+bool PyTorch::GiveBack(const Block& range) {
+  const auto given = Select([&](uint32_t chunk) {
+    if (!chunks_[chunk].free()) return false;
+    if (options_.expandable_segments) return WholePages(chunk) == range;
+    return IsIdle(chunk) && chunks_[chunk].offset == range.offset &&
+           chunks_[chunk].size == range.size;
+  });
+  for (const uint32_t chunk : given) {
+    options_.expandable_segments ? UnmapPages(chunk) : ReleaseSegment(chunk);
+  }
+  return !given.empty();
 }
 
 void PyTorch::CollectGarbage() {

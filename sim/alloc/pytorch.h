@@ -28,6 +28,10 @@
 // With `roundup_power2_divisions` requests above that many granules are rounded up to the next of
 // so many equal steps between two powers of two. How many may differ by size.
 //
+// Which of two free blocks of one size serves a request depends on their addresses, and so on where
+// the driver put their segments. A replay takes that from its recording (`ExpectSegment`); without
+// one, addresses ascend in the order of the requests.
+//
 // Each stream has pools of its own: what is freed on one is not seen by another.
 //
 // `allocated` counts whole blocks, remainders that were not split off included.
@@ -38,6 +42,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "sim/alloc/best_fit.h"
@@ -67,6 +72,8 @@ class PyTorch final : public ReplayableAllocator {
   void Free(const Block& block) override;
   void UseStream(uint64_t stream) override;
   void EmptyCache() override { ReleaseAll(); }
+  void ExpectSegment(const Block& range) override { expected_.push_back(range); }
+  bool GiveBack(const Block& range) override;
   // REQUIRES: the blocks, rounded up to 512 bytes, lie in the segment and do not overlap. With
   // expandable segments the blocks are allocated one by one.
   std::optional<std::vector<Block>> Adopt(const HeldSegment& segment) override;
@@ -113,8 +120,10 @@ class PyTorch final : public ReplayableAllocator {
   uint32_t TakeCached(Bytes size, uint32_t pool);
   uint32_t TakeNew(Bytes size, uint32_t pool);
   uint32_t TakeSegment(Bytes size, uint32_t pool);
-  // A new segment of this size.
-  uint32_t AddSegment(Bytes size, uint32_t pool);
+  // A new segment of this size, at the address if that is free, else at one that is made up.
+  uint32_t AddSegment(Bytes size, uint32_t pool, std::optional<Bytes> address);
+  // Where a segment of this size is expected.
+  std::optional<Bytes> TakeExpected(Bytes size);
   uint32_t TakeExpanded(Bytes size, uint32_t pool);
 
   // How much is mapped to have the low `size` bytes of an unmapped chunk.
@@ -147,8 +156,14 @@ class PyTorch final : public ReplayableAllocator {
   std::vector<Pool> pools_;
   std::map<uint64_t, uint32_t> first_pools_;  // by stream
   uint32_t first_pool_ = 0;                   // of the stream in use
-  BestFit addresses_;                         // of segments
-  std::map<Bytes, Block> segments_;           // by offset: what `addresses_` gave
+  BestFit addresses_;                         // of segments, those that are made up
+  struct Segment {
+    Bytes size;
+    std::optional<Block> made_up;  // what `addresses_` gave
+  };
+  std::map<Bytes, Segment> segments_;  // by offset
+  std::vector<Block> expected_;        // addresses of segments to come
+  bool recorded_ = false;              // some address is
   std::vector<DriverCall> calls_;
   Bytes requested_, allocated_, reserved_;
 };

@@ -21,6 +21,7 @@ struct HeldSegment {
     Bytes requested;
   };
 
+  Bytes address;  // the driver's
   Bytes size;
   uint64_t stream = 0;
   bool small = false;  // it serves small requests, where an allocator tells them apart
@@ -35,6 +36,14 @@ class ReplayableAllocator : public Allocator {
 
   // Gives cached memory that holds no block back to the driver, as `torch.cuda.empty_cache()` does.
   virtual void EmptyCache() {}
+
+  // Says what the driver gave the recorded allocator, in order: a new segment of that size lies
+  // there. Others have addresses that are made up, above those recorded.
+  virtual void ExpectSegment(const Block& /*range*/) {}
+
+  // Gives back what the recorded allocator gave back: the segment, or the pages mapped there. False
+  // if something in it is live or it is not there.
+  virtual bool GiveBack(const Block& /*range*/) { return false; }
 
   // Takes a segment over as it is and returns its blocks in order; nullopt if there is no memory
   // for it, in which case blocks that were placed stay. Allocators that have no segments allocate
