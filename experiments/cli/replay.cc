@@ -23,6 +23,14 @@ constexpr Bytes kGranularity(512);
 // Of one allocator, in exports.
 constexpr size_t kSamples = 16384;
 constexpr const char* kPlanned = "planned";
+constexpr const char* kExpandable = "pytorch:expandable_segments=true";
+// What is tried where a recorded request failed, besides every allocator.
+constexpr const char* kSettings[] = {kExpandable, "pytorch:max_split_size=128MiB",
+                                     "pytorch:max_split_size=512MiB"};
+
+constexpr const char* kFullyPlanned = "planned:effort=full";  // minutes
+constexpr int64_t kQuickSteps = 200'000'000;
+constexpr uint64_t kMostPlanned = 500'000;  // events, above which a plan is not quick
 
 struct ReplayOptions {
   std::string log;
@@ -94,18 +102,20 @@ std::string WithRecordedSettings(const std::string& specification, const MemoryL
 
 // Throws `UsageError` for what is no allocator, or none for a log.
 void Verify(const std::string& specification) {
-  if (specification == kPlanned) return;
+  if (specification == kPlanned || specification == kFullyPlanned) return;
   MakeAllocator(specification, Bytes::MiB(2), kGranularity);
   const std::string name = specification.substr(0, specification.find(':'));
   if (name == "auto") {
     throw UsageError("allocator 'auto' chooses for a run; for a log, name those to compare");
   }
-  if (name == kPlanned) throw UsageError("allocator 'planned' takes no parameters for a log");
+  if (name == kPlanned)
+    throw UsageError("allocator 'planned' takes no parameters for a log but effort=full");
 }
 
 std::unique_ptr<ReplayableAllocator> Make(const std::string& specification, const MemoryLog& log,
                                           Bytes memory) {
-  if (specification == kPlanned) return PlannedFor(log, memory);
+  if (specification == kPlanned) return PlannedFor(log, memory, kQuickSteps);
+  if (specification == kFullyPlanned) return PlannedFor(log, memory);
   return MakeAllocator(WithRecordedSettings(specification, log), memory, kGranularity);
 }
 
@@ -123,9 +133,8 @@ Replayed Replay(const MemoryLog& log, const std::vector<std::string>& specificat
   std::vector<ReplayedAllocator> subjects;
   for (const std::string& specification : specifications) {
     allocators.push_back(Make(specification, log, memory));
-    subjects.push_back(
-        {specification, allocators.back().get(), IsRecorded(specification, log, memory),
-         memory != Bytes::Unlimited()});
+    subjects.push_back({specification, allocators.back().get(),
+                        IsRecorded(specification, log, memory), memory != Bytes::Unlimited()});
   }
   return ReplayLog(log, subjects, options);
 }
@@ -174,17 +183,31 @@ void RemarkSettings(const MemoryLog& log, Bytes memory, Session& session) {
       log.start().pytorch->garbage_collection_threshold));
 }
 
+// A plan of very many blocks is not quick.
+void SkipPlan(const MemoryLog& log, std::vector<std::string>& specifications, Session& session) {
+  if (std::ranges::find(specifications, kPlanned) == specifications.end()) return;
+  uint64_t events = 0;
+  log.Walk([&](const MemoryEvent&) { return ++events <= kMostPlanned; });
+  if (events <= kMostPlanned) return;
+  std::erase(specifications, kPlanned);
+  session.Remark(
+      fmt::format("planned is skipped, for the log has more than {} events: --allocator "
+                  "{} plans it, which may take minutes",
+                  kMostPlanned, kFullyPlanned));
+}
+
 int Execute(const ReplayOptions& options, Session& session) {
   if (std::find(options.allocators.begin(), options.allocators.end(), "help") !=
       options.allocators.end()) {
     session.Print(DescribeAllocators());
     return kOk;
   }
-  const std::vector<std::string> specifications = SplitSpecifications(options.allocators);
+  std::vector<std::string> specifications = SplitSpecifications(options.allocators);
   const Bytes memory = MemoryOf(options);
   for (const std::string& specification : specifications) Verify(specification);
   const auto log = OpenMemoryLog(options.log, options.device);
   RemarkSettings(*log, memory, session);
+  SkipPlan(*log, specifications, session);
 
   const bool exports = !options.export_trace.empty() || !options.export_memory.empty();
   spillway::ReplayOptions replay;
@@ -196,16 +219,22 @@ int Execute(const ReplayOptions& options, Session& session) {
 
   std::optional<std::vector<Remedy>> remedies;
   if (options.out_of_memory_report) remedies = FindRemedies(*log, replayed, memory);
+  // The bound says what a plan could do.
+  std::vector<std::string> settings = EveryAllocator();
+  std::erase(settings, kPlanned);
+  for (const char* more : kSettings) settings.push_back(more);
+  const auto recorded = FindRecordedFailure(*log, settings, Make);
   std::string text;
   switch (options.format.format()) {
     case Format::kCsv:
       text = FormatCsv(ReplayColumns(replayed), replayed.results);
       break;
     case Format::kJson:
-      text = FormatReplayJson(*log, replayed, remedies);
+      text = FormatReplayJson(*log, replayed, remedies, recorded);
       break;
     case Format::kTable:
       text = FormatReplayTable(*log, replayed);
+      if (recorded) text += FormatRecordedFailure(*recorded);
       if (remedies) text += FormatOutOfMemory(*log, replayed, *remedies, memory);
   }
 
@@ -239,13 +268,16 @@ void AddReplay(CLI::App& app, int& exit_code, Session& session) {
       "Replay an allocation log on other allocators; exit code 1 if one of them does not serve it");
   auto options = std::make_shared<ReplayOptions>();
   verb->add_option("log", options->log,
-                   "A PyTorch memory snapshot (.pickle), an RMM log, CSV with id,lower,upper,size, "
+                   "A PyTorch memory snapshot (.pickle, .pickle.gz; one with a request that failed "
+                   "is reported: "
+                   "who held the memory, what would have served it), an RMM log, CSV with "
+                   "id,lower,upper,size, "
                    "or a file of spillway run --export-decisions")
       ->required();
   verb->add_option("--allocator", options->allocators,
                    "NAME or NAME:key=value,..., several separated by commas; planned knows the log "
-                   "in advance; or help")
-      ->default_val(std::vector<std::string>{"pytorch", "best-fit", kPlanned});
+                   "in advance (planned:effort=full for the best plan, in minutes); or help")
+      ->default_val(std::vector<std::string>{"pytorch", kExpandable, "best-fit", kPlanned});
   verb->add_option("--memory", options->memory,
                    "What each allocator has: a size (12GiB), unlimited")
       ->capture_default_str();

@@ -57,7 +57,8 @@ class Player {
     } else {
       auto held = start.blocks.begin();
       for (const StartSegment& segment : start.segments) {
-        HeldSegment whole{AddressOf(segment.address), segment.size, segment.stream, segment.small, {}};
+        HeldSegment whole{
+            AddressOf(segment.address), segment.size, segment.stream, segment.small, {}};
         const auto first = held;
         const uint64_t end = segment.address + static_cast<uint64_t>(segment.size.count());
         for (; held != start.blocks.end() && held->address < end; ++held) {
@@ -290,11 +291,13 @@ class Ledger {
   }
 
   // Who holds the memory now.
-  std::vector<FailedRequest::Holder> Holders() const {
-    std::map<Bytes, FailedRequest::Holder> by_size;
+  std::vector<FailedRequest::Holder> Holders(const MemoryLog& log) const {
+    std::map<std::pair<std::string, Bytes>, FailedRequest::Holder> groups;
     for (const LiveBlock& block : blocks_) {
       if (!block.live) continue;
-      FailedRequest::Holder& holder = by_size[block.size];
+      std::string frame = block.from_start ? std::string() : log.Frame(block.event);
+      FailedRequest::Holder& holder = groups[{frame, block.size}];
+      holder.frame = std::move(frame);
       holder.size = block.size;
       ++holder.blocks;
       if (block.from_start) {
@@ -306,11 +309,11 @@ class Ledger {
       holder.last_event = first ? block.event : std::max(holder.last_event, block.event);
     }
     std::vector<FailedRequest::Holder> holders;
-    for (const auto& [size, holder] : by_size) holders.push_back(holder);
+    for (const auto& [key, holder] : groups) holders.push_back(holder);
     const auto total = [](const FailedRequest::Holder& holder) {
       return static_cast<Int128>(holder.size.count()) * holder.blocks;
     };
-    std::sort(holders.begin(), holders.end(), [&](const auto& a, const auto& b) {
+    std::stable_sort(holders.begin(), holders.end(), [&](const auto& a, const auto& b) {
       return total(a) != total(b) ? total(a) > total(b) : a.size > b.size;
     });
     return holders;
@@ -375,7 +378,8 @@ class PlannedPlaces final : public ReplayableAllocator {
 
 }  // namespace
 
-std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capacity) {
+std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capacity,
+                                                std::optional<int64_t> steps) {
   std::vector<LiveInterval> intervals;
   std::vector<size_t> interval_of;  // by block number
   int64_t now = 0;
@@ -400,6 +404,7 @@ std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capa
   }
   PackingOptions options;
   options.memory = capacity;
+  if (steps) options.steps = *steps;
   const Packing packing = Pack(intervals, options);
   std::vector<Block> places;
   for (size_t i = 0; i < intervals.size(); ++i) {
@@ -417,7 +422,7 @@ Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& a
   for (const ReplayedAllocator& subject : allocators) {
     Player& player = players.emplace_back(subject, start, options.samples);
     player.Begin(start);
-    if (player.failed()) player.result().failure->holders = ledger.Holders();
+    if (player.failed()) player.result().failure->holders = ledger.Holders(log);
     if (options.clock) player.result().nanoseconds = 0;
   }
 
@@ -441,7 +446,7 @@ Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& a
     }
     for (size_t i = 0; i < batch.size(); ++i) {
       for (const auto& [at, player] : failures) {
-        if (at == i) player->result().failure->holders = ledger.Holders();
+        if (at == i) player->result().failure->holders = ledger.Holders(log);
       }
       ledger.Play(batch[i]);
     }
@@ -463,7 +468,7 @@ Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& a
   for (Player& player : players) {
     if (pending && !player.failed()) {
       player.Try(*pending);
-      if (player.failed()) player.result().failure->holders = ledger.Holders();
+      if (player.failed()) player.result().failure->holders = ledger.Holders(log);
     }
     player.Finish();
   }

@@ -50,8 +50,9 @@ struct FailedRequest {
   uint64_t stream = 0;
   MemoryStats stats;  // after the failure
   struct Holder {
+    std::string frame;         // that asked for them, where the log says so
     Bytes size;                // as requested
-    uint64_t blocks = 0;       // of this size
+    uint64_t blocks = 0;       // of this size, from this frame
     uint64_t from_start = 0;   // of these, live before the first event
     uint64_t first_event = 0;  // that allocated one of the others
     uint64_t last_event = 0;
@@ -119,8 +120,9 @@ Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& a
 
 // An allocator that knows the log in advance: offsets packed offline (`sim/packing/packing.h`).
 // Unlike a replay its memory grows with the log. A request whose place ends beyond `capacity`
-// fails.
-std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capacity);
+// fails. `steps` limits the effort.
+std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capacity,
+                                                std::optional<int64_t> steps = std::nullopt);
 
 }  // namespace spillway
 

@@ -97,7 +97,8 @@ Columns<ReplayResult> ReplayColumns(const Replayed& replayed) {
 }
 
 std::string FormatReplayJson(const MemoryLog& log, const Replayed& replayed,
-                             const std::optional<std::vector<Remedy>>& remedies) {
+                             const std::optional<std::vector<Remedy>>& remedies,
+                             const std::optional<RecordedFailure>& recorded) {
   const LogSummary& summary = replayed.summary;
   JsonWriter json(3);
   json.BeginObject().Put("schema", "spillway.replay/v1");
@@ -132,6 +133,7 @@ std::string FormatReplayJson(const MemoryLog& log, const Replayed& replayed,
     }
     json.EndArray();
   }
+  if (recorded) PutRecordedFailure(json, *recorded);
   return json.EndObject().Take();
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "experiments/output/columns.h"
+#include "experiments/replay/recorded_failure.h"
 #include "experiments/replay/replay.h"
 
 namespace spillway {
@@ -25,7 +26,8 @@ Columns<ReplayResult> ReplayColumns(const Replayed& replayed);
 // {"schema": "spillway.replay/v1", "log": .., "rows": [..], "out_of_memory": [..]}; the last only
 // with remedies.
 std::string FormatReplayJson(const MemoryLog& log, const Replayed& replayed,
-                             const std::optional<std::vector<Remedy>>& remedies);
+                             const std::optional<std::vector<Remedy>>& remedies,
+                             const std::optional<RecordedFailure>& recorded = std::nullopt);
 // For people.
 std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed);
 // For each allocator that failed: who holds the memory, how much is free but scattered, what would

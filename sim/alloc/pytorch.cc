@@ -209,10 +209,9 @@ uint32_t PyTorch::AddSegment(Bytes segment, uint32_t pool, std::optional<Bytes> 
   if (address) {
     recorded_ = true;
     const auto next = segments_.lower_bound(*address);
-    const bool overlaps =
-        (next != segments_.end() && next->first < *address + segment) ||
-        (next != segments_.begin() &&
-         std::prev(next)->first + std::prev(next)->second.size > *address);
+    const bool overlaps = (next != segments_.end() && next->first < *address + segment) ||
+                          (next != segments_.begin() &&
+                           std::prev(next)->first + std::prev(next)->second.size > *address);
     if (overlaps) address.reset();
   }
   if (!address) {

@@ -5,6 +5,7 @@ usage: replay_test.py PATH_OF_SPILLWAY
 """
 
 import csv
+import gzip
 import io
 import json
 import pathlib
@@ -137,8 +138,63 @@ class ReplayTest(LogTest):
         self.assertEqual(result.stderr, "")
         result = run(*args)
         (row,) = json.loads(result.stdout)["rows"]
-        self.assertEqual((row["peak_reserved_bytes"], row["as_recorded"]), (80 * MIB, None))
+        self.assertEqual((row["peak_reserved_bytes"], row["as_recorded"]), (68 * MIB, True))
         self.assertIn("give it as --memory", result.stderr)
+
+    def test_ties_go_to_the_lowest_recorded_address(self):
+        # Two cached segments of 12 MiB, the first of which lies higher: the lower one serves.
+        events = [event("segment_alloc", 256 * MIB, 12 * MIB), event("alloc", 256 * MIB, 12 * MIB),
+                  event("segment_alloc", 0, 12 * MIB), event("alloc", 0, 12 * MIB),
+                  event("free_completed", 0, 12 * MIB),
+                  event("free_completed", 256 * MIB, 12 * MIB), event("alloc", 0, 12 * MIB)]
+        for address, deviates in ((0, None), (256 * MIB, 6)):
+            events[-1] = event("alloc", address, 12 * MIB)
+            path = self.write("s.pickle", pickle.dumps(snapshot(events)))
+            (row,) = self.replay(path, "--allocator", "pytorch")["rows"]
+            self.assertEqual(row["deviates_at"], deviates)
+
+    def test_a_recorded_failure_is_reported(self):
+        frames = [{"filename": "/x/torch/nn.py", "line": 1, "name": "call"},
+                  {"filename": "model.py", "line": 7, "name": "forward"}]
+        at = [i * 64 * MIB for i in range(3)]
+        events = [event("segment_alloc", at[0], 20 * MIB),
+                  event("alloc", at[0], 9 * MIB, frames=frames),
+                  event("alloc", at[0] + 9 * MIB, 2 * MIB),
+                  event("alloc", at[0] + 11 * MIB, 9 * MIB),
+                  event("free_completed", at[0], 9 * MIB),
+                  event("free_completed", at[0] + 11 * MIB, 9 * MIB),
+                  event("segment_alloc", at[1], 12 * MIB),
+                  event("alloc", at[1], 12 * MIB, frames=list(frames)),
+                  {**event("oom", 0, 18 * MIB), "device_free": 10 * MIB}]
+        path = self.write("oom.pickle.gz", gzip.compress(pickle.dumps(snapshot(events))))
+        document = self.replay(path, code=0)
+        failure = document["recorded_failure"]
+        self.assertEqual([failure[key] // MIB for key in (
+            "wanted_bytes", "allocated_bytes", "reserved_bytes", "capacity_at_least_bytes",
+            "capacity_below_bytes", "device_free_bytes", "lower_bound_bytes")],
+            [18, 14, 32, 32, 50, 10, 32])
+        self.assertEqual(failure["holders"][0], {"frame": "model.py:7 forward", "blocks": 1,
+                                                 "size_bytes": 12 * MIB, "from_start": 0})
+        trials = {trial["allocator"]: trial for trial in failure["trials"]}
+        self.assertEqual(trials["pytorch"]["serves_in_bytes"], 50 * MIB)
+        self.assertIs(trials["pytorch"]["fits"], False)
+        text = self.ok("replay", path)
+        self.assertIn("recorded out of memory at event 8: asked for 18 MiB", text)
+        self.assertIn("18 MiB free in 32 MiB reserved", text)
+        self.assertIn("at least 32 MiB and less than 50 MiB", text)
+        self.assertIn("model.py:7 forward", text)
+        self.assertRegex(text, "pytorch +does not fit: serves it in 50 MiB, 0 MiB to 18 MiB")
+
+    def test_plans_are_quick_unless_asked_for(self):
+        rows = [f"{i},{2 * i},{2 * i + 1},512\n" for i in range(250_001)]
+        path = self.write("long.csv", "id,lower,upper,size\n" + "".join(rows))
+        result = run("replay", path, "--allocator", "best-fit,planned")
+        self.assertEqual(result.returncode, 0)
+        self.assertIn("--allocator planned:effort=full", result.stderr)
+        path = self.write("gap.csv", GAP)
+        rows = self.replay(path, "--allocator", "planned,planned:effort=full")["rows"]
+        self.assertEqual([row["peak_reserved_bytes"] for row in rows], [2048, 2048])
+        self.assertIn("pytorch:expandable_segments=true", self.ok("replay", path))
 
     def test_rows_say_what_fits_and_where_it_failed(self):
         path = self.write("gap.csv", GAP)
@@ -193,6 +249,7 @@ class ReplayTest(LogTest):
         samples = list(csv.DictReader(io.StringIO(first["--export-memory"].decode())))
         self.assertEqual(len(samples), 12)
         self.assertEqual(max(int(s["reserved_bytes"]) for s in samples), 3072)
+        self.conforms(first["--export-trace"].decode(), "chrome-trace")
         events = json.loads(first["--export-trace"])["traceEvents"]
         self.assertEqual([e["args"]["name"] for e in events if e["ph"] == "M"],
                          ["best-fit", "planned"])

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <zlib.h>
 #include <zstd.h>
 
 #include <algorithm>
@@ -125,6 +126,37 @@ std::string Compress(std::string_view contents) {
   return compressed;
 }
 
+std::string Gunzip(std::string_view compressed, const std::filesystem::path& path, Bytes limit) {
+  z_stream stream{};
+  if (::inflateInit2(&stream, 16 + MAX_WBITS) != Z_OK) throw std::bad_alloc();
+  const std::unique_ptr<z_stream, decltype(&::inflateEnd)> owner(&stream, ::inflateEnd);
+  limit = std::min(limit, std::max(kAlwaysAllowed, kMaxRatio * Bytes(std::ssize(compressed))));
+  std::string contents;
+  std::string buffer(size_t{1} << 18, '\0');
+  while (true) {
+    // A piece at a time, for the counters of zlib have 32 bits.
+    stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(compressed.data()));
+    stream.avail_in = static_cast<uInt>(std::min<size_t>(compressed.size(), size_t{1} << 30));
+    const uInt before = stream.avail_in;
+    stream.next_out = reinterpret_cast<Bytef*>(buffer.data());
+    stream.avail_out = static_cast<uInt>(buffer.size());
+    const int code = ::inflate(&stream, Z_NO_FLUSH);
+    compressed.remove_prefix(before - stream.avail_in);
+    contents.append(buffer, 0, buffer.size() - stream.avail_out);
+    if (Bytes(std::ssize(contents)) > limit) FailTooLarge(path, limit);
+    if (code == Z_STREAM_END) {
+      if (compressed.empty()) return contents;
+      if (::inflateReset(&stream) == Z_OK) continue;  // files may be joined
+    }
+    if (code != Z_OK) {
+      throw InputError(fmt::format("{}: not valid gzip: {}", path.string(),
+                                   code == Z_BUF_ERROR ? "truncated"
+                                   : stream.msg        ? stream.msg
+                                                       : "damaged"));
+    }
+  }
+}
+
 // A new file beside `path`, removed again unless `Commit` renames it to `path`.
 class TemporaryFile {
  public:
@@ -176,9 +208,7 @@ std::string ReadFile(const std::filesystem::path& path, Bytes limit) {
   std::string contents = ReadRaw(path, limit);
   if (contents.starts_with(kZstdMagic)) return Decompress(contents, path, limit);
   if (contents.starts_with(kGzipMagic)) {
-    throw InputError(
-        fmt::format("{}: gzip is not supported; decompress it (gunzip) or re-compress it with zstd",
-                    path.string()));
+    return Gunzip(contents, path, limit);
   }
   return contents;
 }

@@ -1,4 +1,4 @@
-// Whole files in memory: read with transparent Zstandard decompression, written by rename.
+// Whole files in memory: read with transparent Zstandard and gzip decompression, written by rename.
 
 #ifndef SPILLWAY_TRACES_BASE_FILE_H_
 #define SPILLWAY_TRACES_BASE_FILE_H_
@@ -11,8 +11,9 @@
 
 namespace spillway {
 
-// The contents of `path`, decompressed if they start with Zstandard's magic number. Throws
-// `InputError` if the file is missing, is a directory, is gzipped, is truncated, or grows beyond
+// The contents of `path`, decompressed if they start with the magic number of
+// Zstandard or gzip. Throws
+// `InputError` if the file is missing, is a directory, is truncated, or grows beyond
 // `limit`, or when decompressed beyond both 16 MiB and 1000 times its size. Memory grows with the
 // data that really comes.
 std::string ReadFile(const std::filesystem::path& path, Bytes limit = Bytes::GiB(4));

@@ -38,6 +38,7 @@ struct MemoryEvent {
   uint64_t address = 0;  // as recorded, 0 if it was not
   uint64_t stream = 0;
   int64_t time = 0;  // microseconds on the recorder's clock, or a number that never descends
+  std::optional<Bytes> device_free;  // kFailed: what the driver had left, where recorded
   bool operator==(const MemoryEvent&) const = default;
 };
 
@@ -89,6 +90,10 @@ class MemoryLog {
 
   // What is known of the block that the record `index` allocates, for people; empty if nothing.
   virtual std::string Describe(uint64_t /*index*/) const { return {}; }
+
+  // "file:line function" that asked for the block of record `index`; empty if not recorded. The
+  // first call reads the log.
+  virtual std::string Frame(uint64_t /*index*/) const { return {}; }
 
   // Calls `visit` for each event until it returns false. Throws `InputError`.
   virtual void Walk(const std::function<bool(const MemoryEvent&)>& visit) const = 0;

@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "traces/base/error.h"
 #include "traces/logs/address_table.h"
@@ -164,6 +167,7 @@ class Translator {
       }
       case Action::kOutOfMemory:
         out.kind = MemoryEvent::Kind::kFailed;
+        out.device_free = event.device_free;
         return visit_(out);
       case Action::kSegmentAlloc:
         out.kind = MemoryEvent::Kind::kSegmentAllocate;
@@ -234,6 +238,32 @@ class PyTorchSnapshot final : public MemoryLog {
   std::string_view Format() const override { return "pytorch"; }
   const MemoryLogStart& start() const override { return start_; }
 
+  std::string Frame(uint64_t index) const override {
+    if (!frames_read_) {
+      std::map<std::string, uint32_t, std::less<>> numbers;
+      const auto source = Open();
+      ReadSnapshotRecords(
+          *source,
+          [&](const SnapshotEvent& event) {
+            if (event.device != device_ || event.action != Action::kAlloc || event.frame.empty()) {
+              return true;
+            }
+            auto found = numbers.find(event.frame);
+            if (found == numbers.end()) {
+              found = numbers.emplace(event.frame, frames_.size()).first;
+              frames_.emplace_back(event.frame);
+            }
+            frame_of_.emplace_back(event.index, found->second);
+            return true;
+          },
+          true);
+      frames_read_ = true;
+    }
+    const auto found = std::lower_bound(frame_of_.begin(), frame_of_.end(), std::pair(index, 0u));
+    if (found == frame_of_.end() || found->first != index) return {};
+    return frames_[found->second];
+  }
+
   void Walk(const std::function<bool(const MemoryEvent&)>& visit) const override {
     const auto source = Open();
     Translator translator(*source, start_, visit);
@@ -255,6 +285,9 @@ class PyTorchSnapshot final : public MemoryLog {
   std::optional<std::string> contents_;
   int device_ = 0;
   MemoryLogStart start_;
+  mutable bool frames_read_ = false;
+  mutable std::vector<std::string> frames_;
+  mutable std::vector<std::pair<uint64_t, uint32_t>> frame_of_;  // by event
 };
 
 }  // namespace

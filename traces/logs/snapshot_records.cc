@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <functional>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -43,6 +45,11 @@ enum Key : uint32_t {
   kSegments,
   kDeviceTraces,
   kAllocatorSettings,
+  kDeviceFree,
+  kFrames,
+  kFilename,
+  kLine,
+  kName,
   kKeyEnd,
 };
 constexpr std::array<std::string_view, kKeyEnd> kKeys{"",
@@ -66,7 +73,12 @@ constexpr std::array<std::string_view, kKeyEnd> kKeys{"",
                                                       "PYTORCH_CUDA_ALLOC_CONF",
                                                       "segments",
                                                       "device_traces",
-                                                      "allocator_settings"};
+                                                      "allocator_settings",
+                                                      "device_free",
+                                                      "frames",
+                                                      "filename",
+                                                      "line",
+                                                      "name"};
 
 // Values, numbered after the keys.
 enum Word : uint32_t {
@@ -87,6 +99,8 @@ constexpr std::array<std::string_view, 6> kWords{
     "small",   "large", "active_allocated", "active_pending_free", "active_awaiting_free",
     "inactive"};
 constexpr uint32_t kPowers = 31;
+constexpr uint32_t kFirstText = kFirstPower + kPowers;  // of stack frames
+constexpr uint32_t kMostTexts = 65535 - kFirstText;
 
 constexpr int64_t kLargest = int64_t{1} << 60;
 constexpr int64_t kLargestBlock = int64_t{1} << 42;  // 4 TiB: sums of many stay far from 64 bits
@@ -97,8 +111,8 @@ constexpr std::string_view kRoundingInConfiguration = "max_non_split_rounding_mb
 
 class Handler final : public PickleHandler {
  public:
-  Handler(ByteSource& source, const std::function<bool(const SnapshotEvent&)>& visit)
-      : source_(source), visit_(visit) {}
+  Handler(ByteSource& source, const std::function<bool(const SnapshotEvent&)>& visit, bool frames)
+      : source_(source), visit_(visit), wants_frames_(frames) {}
 
   uint32_t NameOf(std::string_view text) override {
     for (uint32_t key = 1; key < kKeys.size(); ++key) {
@@ -114,7 +128,8 @@ class Handler final : public PickleHandler {
       configuration_ = text.substr(at + kRoundingInConfiguration.size());
       return kConfiguration;
     }
-    return PowerOf(text);
+    const uint32_t power = PowerOf(text);
+    return power == kNoKey && wants_frames_ ? TextOf(text) : power;
   }
 
   bool OnItems(const PickleValue& dict, std::span<const PickleValue> items,
@@ -126,12 +141,13 @@ class Handler final : public PickleHandler {
       if (key - 1 < kKeyEnd - 1) {
         present_ |= uint64_t{1} << key;
         values_[key] = items[i + 1];
-      } else if (key >= kFirstPower) {
+      } else if (key >= kFirstPower && key < kFirstText) {
         return OnDivisions(dict, items);
       }
     }
     if (present_ == 0) return true;
     if (Has(kAction)) return OnEvent(below);
+    if (Has(kFilename)) return OnFrame(below);
     if (Has(kState)) return OnBlock(below);
     if (Has(kBlocks)) return OnSegment(below);
     if (Has(kMaxSplitSize) || Has(kExpandableSegments)) return OnSettings(dict);
@@ -168,6 +184,40 @@ class Handler final : public PickleHandler {
       if (value == uint32_t{1} << power) return kFirstPower + power;
     }
     return kNoKey;
+  }
+
+  // A number for a text of a stack frame; kNoKey once there are too many.
+  uint32_t TextOf(std::string_view text) {
+    const auto found = text_numbers_.find(text);
+    if (found != text_numbers_.end()) return found->second;
+    if (texts_.size() == kMostTexts) return kNoKey;
+    const auto number = static_cast<uint32_t>(kFirstText + texts_.size());
+    texts_.emplace_back(text);
+    text_numbers_.emplace(text, number);
+    return number;
+  }
+  std::string_view Text(Key key) const {
+    const uint32_t name = values_[key].kind == Kind::kString ? values_[key].name : kNoKey;
+    return name < kFirstText ? std::string_view("?") : texts_[name - kFirstText];
+  }
+
+  // Innermost first. What counts is the innermost outside of PyTorch's own library, if there is
+  // one.
+  bool OnFrame(std::span<const PickleValue> below) {
+    const auto list = ListBelow(below);
+    if (!list || !wants_frames_) return true;
+    const bool first = below[*list].number != frames_list_;
+    const std::string_view file = Text(kFilename);
+    const bool inside = file.find("/torch/") != std::string_view::npos;
+    if (first || (frame_inside_ && !inside)) {
+      frame_ = fmt::format(
+          "{}:{} {}", file,
+          Has(kLine) && values_[kLine].kind == Kind::kInteger ? values_[kLine].number : 0,
+          Text(kName));
+      frame_inside_ = inside;
+    }
+    frames_list_ = below[*list].number;
+    return true;
   }
 
   bool Has(Key key) const { return (present_ >> key & 1) != 0; }
@@ -231,6 +281,11 @@ class Handler final : public PickleHandler {
       if (event.action != SnapshotAction::kOutOfMemory) {
         event.address = static_cast<uint64_t>(Integer(kAddr));
       }
+    }
+    if (Has(kDeviceFree)) event.device_free = Bytes(Integer(kDeviceFree));
+    if (Has(kFrames) && values_[kFrames].kind == Kind::kList &&
+        values_[kFrames].number == frames_list_) {
+      event.frame = frame_;
     }
     wants_more_ = visit_(event);
     return true;
@@ -393,6 +448,13 @@ class Handler final : public PickleHandler {
   uint64_t present_ = 0;  // bits of keys of the dictionary at hand
   std::array<PickleValue, kKeyEnd> values_;
 
+  const bool wants_frames_;
+  std::vector<std::string> texts_;
+  std::map<std::string, uint32_t, std::less<>> text_numbers_;
+  int64_t frames_list_ = -1;  // the stack at hand
+  std::string frame_;
+  bool frame_inside_ = false;
+
   int64_t trace_list_ = -1;  // the trace at hand
   int64_t outer_list_ = -1;  // the list of all traces
   int device_ = 0;
@@ -418,8 +480,9 @@ class Handler final : public PickleHandler {
 }  // namespace
 
 SnapshotRecords ReadSnapshotRecords(ByteSource& source,
-                                    const std::function<bool(const SnapshotEvent&)>& visit) {
-  Handler handler(source, visit);
+                                    const std::function<bool(const SnapshotEvent&)>& visit,
+                                    bool frames) {
+  Handler handler(source, visit, frames);
   const PickleValue root = ReadPickle(source, handler);
   if (!handler.wants_more()) return {};
   return handler.Finish(root);

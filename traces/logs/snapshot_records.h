@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "traces/logs/byte_source.h"
@@ -38,7 +39,9 @@ struct SnapshotEvent {
   Bytes size;
   uint64_t stream = 0;
   int64_t time = 0;
-  uint64_t offset = 0;  // of the record's end in the file
+  uint64_t offset = 0;               // of the record's end in the file
+  std::optional<Bytes> device_free;  // kOutOfMemory, where recorded
+  std::string_view frame;            // "file:line function", if asked for and recorded
 };
 
 struct SnapshotBlock {
@@ -64,9 +67,11 @@ struct SnapshotRecords {
 };
 
 // Reads a snapshot and calls `visit` for each event of each device's trace, until it returns false;
-// what is returned is complete only if it never does. Throws `InputError`.
+// what is returned is complete only if it never does. With `frames` events name the innermost stack
+// frame outside of PyTorch. Throws `InputError`.
 SnapshotRecords ReadSnapshotRecords(ByteSource& source,
-                                    const std::function<bool(const SnapshotEvent&)>& visit);
+                                    const std::function<bool(const SnapshotEvent&)>& visit,
+                                    bool frames = false);
 
 }  // namespace spillway
 

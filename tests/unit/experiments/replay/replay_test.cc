@@ -320,7 +320,7 @@ TEST(RecordedSnapshotTest, PyTorchReservesWhatWasRecordedAtEveryEvent) {
   }
   int snapshots = 0;
   for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-    if (entry.path().extension() != ".pickle") continue;
+    if (entry.path().string().find(".snapshot.pickle") == std::string::npos) continue;
     SCOPED_TRACE(entry.path().string());
     ++snapshots;
     const auto log = OpenMemoryLog(entry.path());

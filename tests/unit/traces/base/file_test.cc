@@ -99,8 +99,7 @@ TEST(FileTest, RefusesGzip) {
   const TemporaryDirectory directory;
   WriteRaw(directory / "trace.json.gz", std::string("\x1f\x8b\x08\x00", 4));
   EXPECT_THAT(InputErrorOf([&] { ReadFile(directory / "trace.json.gz"); }),
-              HasSubstr("trace.json.gz: gzip is not supported; decompress it (gunzip) or "
-                        "re-compress it with zstd"));
+              HasSubstr("trace.json.gz: not valid gzip: truncated"));
 }
 
 TEST(FileTest, RefusesTruncatedZstdAtEveryLength) {
