@@ -40,7 +40,7 @@ class Section {
   std::vector<std::string> Strings(std::string_view key) {
     std::vector<std::string> strings;
     if (!Has(key)) return strings;
-    const toml::node& node = Take(key);
+    const toml::node& node = *Take(key);
     const toml::array* array = node.as_array();
     if (array == nullptr) Fail(node, key, "expected an array of strings");
     for (const toml::node& element : *array) {
