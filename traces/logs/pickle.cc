@@ -182,6 +182,7 @@ class Reader {
     for (size_t i = items; i < stack_.size(); ++i) {
       if (stack_[i].kind == Kind::kMark) Fail("appends a mark");
     }
+    handler_.OnAppended(stack_[end - 1], std::span<const PickleValue>(stack_).subspan(items));
     stack_.resize(end);
   }
 
@@ -240,7 +241,7 @@ class Reader {
   void Get(uint64_t index) {
     if (index >= memo_.size()) Fail(fmt::format("refers to value {}, not stored yet", index));
     const PickleValue value = memo_.Get(index);
-    Push(value.kind, 0, value.name);
+    Push(value.kind, value.kind == Kind::kOther ? static_cast<int64_t>(index) + 1 : 0, value.name);
   }
 
   void Put(uint64_t index) {
@@ -248,7 +249,11 @@ class Reader {
       Fail(fmt::format("stores value {} before value {}", index, memo_.size()));
     }
     if (stack_.empty() || stack_.back().kind == Kind::kMark) Fail("there is no value to store");
-    memo_.Put(index, stack_.back());
+    const PickleValue& value = stack_.back();
+    memo_.Put(index, value);
+    if (value.kind == Kind::kList || value.kind == Kind::kDict) {
+      handler_.OnStored(value, static_cast<int64_t>(index) + 1);
+    }
   }
 
   // Executes one opcode; false ends the pickle. In one piece with the loop, for it is entered once

@@ -4,7 +4,8 @@
 // their contents when the pickle puts them in. Opcodes beyond plain data (GLOBAL, REDUCE, ...) are
 // refused by name. The stack is bounded, and objects that the handler is done with take no room on
 // it. Only strings that the handler knows can be referred to again; any other value that a pickle
-// refers to a second time is seen as `kOther`.
+// refers to a second time is seen as `kOther`, with the number that `OnStored` gave if it is a
+// container.
 
 #ifndef SPILLWAY_TRACES_LOGS_PICKLE_H_
 #define SPILLWAY_TRACES_LOGS_PICKLE_H_
@@ -28,7 +29,7 @@ struct PickleValue {
     kString,   // `name` is the handler's, 0 if it does not know the string
     kList,     // `number` is the list's own
     kDict,     // `number` is the dictionary's own
-    kOther,    // bytes, tuples and what is referred to a second time
+    kOther,    // bytes and tuples; what is referred to a second time: `number` is its reference
   };
 
   Kind kind = Kind::kNone;
@@ -52,6 +53,12 @@ class PickleHandler {
   // dictionary: a pickle that puts more into it is refused.
   virtual bool OnItems(const PickleValue& dict, std::span<const PickleValue> items,
                        std::span<const PickleValue> below) = 0;
+
+  // Values were put at the end of a list, `kDone` for as many dictionaries as its number says.
+  virtual void OnAppended(const PickleValue& /*list*/, std::span<const PickleValue> /*values*/) {}
+
+  // A container, empty so far, can be referred to again by `reference`, from 1.
+  virtual void OnStored(const PickleValue& /*container*/, int64_t /*reference*/) {}
 
   // False stops reading; asked after each `OnItems`.
   virtual bool wants_more() const { return true; }

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "traces/base/error.h"
@@ -147,12 +148,20 @@ class Handler final : public PickleHandler {
     }
     if (present_ == 0) return true;
     if (Has(kAction)) return OnEvent(below);
-    if (Has(kFilename)) return OnFrame(below);
+    if (Has(kFilename)) return OnFrame(dict);
     if (Has(kState)) return OnBlock(below);
     if (Has(kBlocks)) return OnSegment(below);
     if (Has(kMaxSplitSize) || Has(kExpandableSegments)) return OnSettings(dict);
     if (Has(kSegments) || Has(kDeviceTraces) || Has(kAllocatorSettings)) return OnRoot(dict);
     return true;
+  }
+
+  void OnAppended(const PickleValue& list, std::span<const PickleValue> values) override {
+    if (wants_frames_) OnStack(list, values);
+  }
+
+  void OnStored(const PickleValue& container, int64_t reference) override {
+    (container.kind == Kind::kList ? stored_list_ : stored_dict_) = {container.number, reference};
   }
 
   bool wants_more() const override { return wants_more_; }
@@ -201,23 +210,56 @@ class Handler final : public PickleHandler {
     return name < kFirstText ? std::string_view("?") : texts_[name - kFirstText];
   }
 
-  // Innermost first. What counts is the innermost outside of PyTorch's own library, if there is
-  // one.
-  bool OnFrame(std::span<const PickleValue> below) {
-    const auto list = ListBelow(below);
-    if (!list || !wants_frames_) return true;
-    const bool first = below[*list].number != frames_list_;
+  // Frames and stacks may be pickled once and referred to where they stand again.
+  bool OnFrame(const PickleValue& dict) {
+    if (!wants_frames_) return true;
     const std::string_view file = Text(kFilename);
-    const bool inside = file.find("/torch/") != std::string_view::npos;
-    if (first || (frame_inside_ && !inside)) {
-      frame_ = fmt::format(
-          "{}:{} {}", file,
-          Has(kLine) && values_[kLine].kind == Kind::kInteger ? values_[kLine].number : 0,
-          Text(kName));
-      frame_inside_ = inside;
-    }
-    frames_list_ = below[*list].number;
+    const bool has_line = Has(kLine) && values_[kLine].kind == Kind::kInteger;
+    const std::string text =
+        fmt::format("{}:{} {}", file, has_line ? values_[kLine].number : 0, Text(kName));
+    const auto [at, added] =
+        frames_.emplace(text, Frame{file.find("/torch/") != std::string_view::npos});
+    const auto* const frame = &*at;
+    if (stored_dict_.number == dict.number) frame_of_.emplace(stored_dict_.reference, frame);
+    pending_.push_back(frame);
     return true;
+  }
+
+  // The frame of a stack, innermost first, that counts: the first outside of PyTorch's own library
+  // if there is one.
+  void OnStack(const PickleValue& list, std::span<const PickleValue> values) {
+    const NamedFrame* chosen = nullptr;
+    const auto consider = [&](const NamedFrame* frame) {
+      if (chosen == nullptr || (chosen->second.inside && !frame->second.inside)) chosen = frame;
+    };
+    size_t next = 0;
+    for (const PickleValue& value : values) {
+      if (value.kind == Kind::kDone) {
+        for (int64_t i = 0; i < value.number && next < pending_.size(); ++i) {
+          consider(pending_[next++]);
+        }
+      } else if (value.kind == Kind::kOther) {
+        const auto found = frame_of_.find(value.number);
+        if (found != frame_of_.end()) consider(found->second);
+      }
+    }
+    pending_.clear();
+    if (chosen == nullptr) return;
+    stack_ = {list.number, chosen};
+    if (stored_list_.number == list.number) stack_of_.emplace(stored_list_.reference, chosen);
+  }
+
+  // Of the event or block at hand; empty if it has none.
+  std::string_view FrameAtHand() const {
+    if (!wants_frames_ || !Has(kFrames)) return {};
+    const PickleValue& frames = values_[kFrames];
+    if (frames.kind == Kind::kList) {
+      return frames.number == stack_.number ? std::string_view(stack_.frame->first)
+                                            : std::string_view();
+    }
+    const auto found =
+        frames.kind == Kind::kOther ? stack_of_.find(frames.number) : stack_of_.end();
+    return found == stack_of_.end() ? std::string_view() : std::string_view(found->second->first);
   }
 
   bool Has(Key key) const { return (present_ >> key & 1) != 0; }
@@ -283,10 +325,7 @@ class Handler final : public PickleHandler {
       }
     }
     if (Has(kDeviceFree)) event.device_free = Bytes(Integer(kDeviceFree));
-    if (Has(kFrames) && values_[kFrames].kind == Kind::kList &&
-        values_[kFrames].number == frames_list_) {
-      event.frame = frame_;
-    }
+    event.frame = FrameAtHand();
     wants_more_ = visit_(event);
     return true;
   }
@@ -451,9 +490,23 @@ class Handler final : public PickleHandler {
   const bool wants_frames_;
   std::vector<std::string> texts_;
   std::map<std::string, uint32_t, std::less<>> text_numbers_;
-  int64_t frames_list_ = -1;  // the stack at hand
-  std::string frame_;
-  bool frame_inside_ = false;
+  struct Frame {
+    bool inside;  // of PyTorch's own library
+  };
+  using NamedFrame = std::pair<const std::string, Frame>;
+  std::map<std::string, Frame> frames_;
+  struct Stored {
+    int64_t number = -1;
+    int64_t reference = 0;
+  };
+  Stored stored_dict_, stored_list_;                         // the latest
+  std::vector<const NamedFrame*> pending_;                   // not in a list yet
+  std::unordered_map<int64_t, const NamedFrame*> frame_of_;  // by reference of the dictionary
+  std::unordered_map<int64_t, const NamedFrame*> stack_of_;  // by reference of the list
+  struct {
+    int64_t number = -1;
+    const NamedFrame* frame = nullptr;
+  } stack_;  // the latest list of frames
 
   int64_t trace_list_ = -1;  // the trace at hand
   int64_t outer_list_ = -1;  // the list of all traces

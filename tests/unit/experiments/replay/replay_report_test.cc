@@ -37,7 +37,7 @@ class ReplayReportTest : public ::testing::Test {
     fails.failure->event = 1;
     fails.failure->wanted = Bytes(900);
     fails.failure->stats = {Bytes(500), Bytes(512), Bytes(1024), Bytes(100)};
-    fails.failure->holders = {{Bytes(100), 3, 3, 0, 0}, {Bytes(50), 4, 1, 0, 0}};
+    fails.failure->holders = {{"", Bytes(100), 3, 3, 0, 0}, {"", Bytes(50), 4, 1, 0, 0}};
   }
 
   std::unique_ptr<MemoryLog> log_;
