@@ -144,7 +144,8 @@ TEST(PyTorchTest, RefusesSettingsThatPyTorchRefuses) {
   EXPECT_THAT(message(divisions + "[0:4]"), HasSubstr("'0' is no size"));
   EXPECT_THAT(message(divisions + "[65536:4]"), HasSubstr("powers of two from 1 to 32768"));
   EXPECT_THAT(message(divisions + "[4]"), HasSubstr("'4' is not SIZE:DIVISIONS"));
-  EXPECT_THAT(message(divisions + "[1:4"), HasSubstr("a bracket or quote of 'roundup_power2_divisions=[1:4' is left open"));
+  EXPECT_THAT(message(divisions + "[1:4"),
+              HasSubstr("a bracket or quote of 'roundup_power2_divisions=[1:4' is left open"));
   EXPECT_THAT(message("max_non_split_rounding=19MiB"), HasSubstr("less than 20MiB"));
   for (const char* threshold : {"1.5", "-0.1", "nan", "half", ""}) {
     EXPECT_THAT(message(std::string("garbage_collection_threshold=") + threshold),
