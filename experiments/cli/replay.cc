@@ -59,45 +59,8 @@ Bytes MemoryOf(const ReplayOptions& options) {
   }
 }
 
-// The divisions recorded, for every size that PyTorch tells apart.
-std::string DivisionsOf(const PyTorchSettings& settings) {
-  constexpr int64_t kLargest = 32768;  // MiB
-  std::vector<std::string> entries;
-  for (int64_t size = 1; size <= kLargest; size *= 2) {
-    int64_t divisions = 0;
-    for (const auto& [power, recorded] : settings.roundup_power2_divisions) {
-      if (power == size) divisions = recorded;
-    }
-    entries.push_back(fmt::format("{}:{}", size, divisions));
-  }
-  return fmt::format("[{}]", fmt::join(entries, ","));
-}
-
 bool CollectsGarbage(const MemoryLog& log) {
   return log.start().pytorch && log.start().pytorch->garbage_collection_threshold > 0;
-}
-
-// The settings that the log recorded, for PyTorch's allocator without settings of its own.
-std::string WithRecordedSettings(const std::string& specification, const MemoryLog& log) {
-  const auto& settings = log.start().pytorch;
-  if (specification != "pytorch" || !settings) return specification;
-  std::vector<std::string> given;
-  if (settings->max_split_size) {
-    given.push_back(fmt::format("max_split_size={}B", settings->max_split_size->count()));
-  }
-  if (settings->expandable_segments) given.push_back("expandable_segments=true");
-  if (!settings->roundup_power2_divisions.empty()) {
-    given.push_back(fmt::format("roundup_power2_divisions={}", DivisionsOf(*settings)));
-  }
-  if (settings->max_non_split_rounding) {
-    given.push_back(
-        fmt::format("max_non_split_rounding={}B", settings->max_non_split_rounding->count()));
-  }
-  if (CollectsGarbage(log)) {
-    given.push_back(
-        fmt::format("garbage_collection_threshold={}", settings->garbage_collection_threshold));
-  }
-  return given.empty() ? specification : fmt::format("pytorch:{}", fmt::join(given, ","));
 }
 
 // Throws `UsageError` for what is no allocator, or none for a log.
@@ -116,7 +79,8 @@ std::unique_ptr<ReplayableAllocator> Make(const std::string& specification, cons
                                           Bytes memory) {
   if (specification == kPlanned) return PlannedFor(log, memory, kQuickSteps);
   if (specification == kFullyPlanned) return PlannedFor(log, memory);
-  return MakeAllocator(WithRecordedSettings(specification, log), memory, kGranularity);
+  return MakeAllocator(specification == "pytorch" ? PyTorchAsRecorded(log) : specification, memory,
+                       kGranularity);
 }
 
 // Whether it is set up as the recorded one was: with all the memory it wanted, where what went back

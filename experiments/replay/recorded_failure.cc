@@ -21,6 +21,7 @@ class UpToFailure final : public MemoryLog {
   const MemoryLogStart& start() const override { return log_.start(); }
   std::string Describe(uint64_t index) const override { return log_.Describe(index); }
   std::string Frame(uint64_t index) const override { return log_.Frame(index); }
+  std::string StartFrame(uint32_t block) const override { return log_.StartFrame(block); }
   void Walk(const std::function<bool(const MemoryEvent&)>& visit) const override {
     log_.Walk([&](const MemoryEvent& event) {
       if (event.index > event_) return false;
@@ -33,9 +34,10 @@ class UpToFailure final : public MemoryLog {
   const uint64_t event_;
 };
 
-// As PyTorch sizes what it asks the driver for.
-Bytes SegmentFor(Bytes size) {
+// As PyTorch sizes what it asks the driver for; of expandable segments it may have a part already.
+Bytes SegmentFor(Bytes size, bool expandable) {
   if (size <= Bytes::MiB(1)) return Bytes::MiB(2);
+  if (expandable) return RoundUp(size, Bytes::MiB(20));
   return size < Bytes::MiB(10) ? Bytes::MiB(20) : RoundUp(size, Bytes::MiB(2));
 }
 
@@ -58,6 +60,7 @@ std::optional<RecordedFailure> FindRecordedFailure(const MemoryLog& log,
   if (!log.start().records_segments) return std::nullopt;
   RecordedFailure failure;
   failure.failures = 0;
+  const bool expandable = log.start().pytorch && log.start().pytorch->expandable_segments;
   Bytes reserved, peak;
   for (const StartSegment& segment : log.start().segments) reserved += segment.size;
   peak = reserved;
@@ -72,7 +75,7 @@ std::optional<RecordedFailure> FindRecordedFailure(const MemoryLog& log,
     failure.device_free = event.device_free;
     failure.reserved = reserved;
     failure.lower = peak;
-    failure.segment = SegmentFor(event.size);
+    failure.segment = SegmentFor(event.size, expandable);
     return true;
   });
   if (failure.failures == 0) return std::nullopt;

@@ -31,6 +31,20 @@ Element& At(std::vector<Element>& elements, uint32_t index) {
   return elements[index];
 }
 
+// The divisions recorded, for every size that PyTorch tells apart.
+std::string DivisionsOf(const PyTorchSettings& settings) {
+  constexpr int64_t kLargest = 32768;  // MiB
+  std::vector<std::string> entries;
+  for (int64_t size = 1; size <= kLargest; size *= 2) {
+    int64_t divisions = 0;
+    for (const auto& [power, recorded] : settings.roundup_power2_divisions) {
+      if (power == size) divisions = recorded;
+    }
+    entries.push_back(fmt::format("{}:{}", size, divisions));
+  }
+  return fmt::format("[{}]", fmt::join(entries, ","));
+}
+
 // One allocator on its way through the log.
 class Player {
  public:
@@ -57,13 +71,17 @@ class Player {
     } else {
       auto held = start.blocks.begin();
       for (const StartSegment& segment : start.segments) {
-        HeldSegment whole{
-            AddressOf(segment.address), segment.size, segment.stream, segment.small, {}};
+        HeldSegment whole{AddressOf(segment.address),
+                          segment.size,
+                          segment.stream,
+                          segment.small,
+                          segment.expandable,
+                          {}};
         const auto first = held;
         const uint64_t end = segment.address + static_cast<uint64_t>(segment.size.count());
         for (; held != start.blocks.end() && held->address < end; ++held) {
-          whole.blocks.push_back(
-              {Bytes(static_cast<int64_t>(held->address - segment.address)), held->size});
+          whole.blocks.push_back({Bytes(static_cast<int64_t>(held->address - segment.address)),
+                                  held->size, held->taken});
         }
         const auto blocks = allocator_.Adopt(whole);
         if (!blocks) return FailAtStart(segment.size, segment.stream);
@@ -250,6 +268,7 @@ class Ledger {
   static Bytes Rounded(Bytes size) { return RoundUp(std::max(size, Bytes(1)), kGranule); }
 
   void Play(const MemoryEvent& event) {
+    summary_.records = std::max(summary_.records, event.index + 1);
     switch (event.kind) {
       case Kind::kAllocate:
         ++summary_.events;
@@ -293,9 +312,10 @@ class Ledger {
   // Who holds the memory now.
   std::vector<FailedRequest::Holder> Holders(const MemoryLog& log) const {
     std::map<std::pair<std::string, Bytes>, FailedRequest::Holder> groups;
-    for (const LiveBlock& block : blocks_) {
+    for (uint32_t number = 0; number < blocks_.size(); ++number) {
+      const LiveBlock& block = blocks_[number];
       if (!block.live) continue;
-      std::string frame = block.from_start ? std::string() : log.Frame(block.event);
+      std::string frame = block.from_start ? log.StartFrame(number) : log.Frame(block.event);
       FailedRequest::Holder& holder = groups[{frame, block.size}];
       holder.frame = std::move(frame);
       holder.size = block.size;
@@ -411,6 +431,28 @@ std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capa
     places.push_back({packing.offsets[i], Ledger::Rounded(intervals[i].size)});
   }
   return std::make_unique<PlannedPlaces>(std::move(places), capacity);
+}
+
+std::string PyTorchAsRecorded(const MemoryLog& log) {
+  const auto& settings = log.start().pytorch;
+  if (!settings) return "pytorch";
+  std::vector<std::string> given;
+  if (settings->max_split_size) {
+    given.push_back(fmt::format("max_split_size={}B", settings->max_split_size->count()));
+  }
+  if (settings->expandable_segments) given.push_back("expandable_segments=true");
+  if (!settings->roundup_power2_divisions.empty()) {
+    given.push_back(fmt::format("roundup_power2_divisions={}", DivisionsOf(*settings)));
+  }
+  if (settings->max_non_split_rounding) {
+    given.push_back(
+        fmt::format("max_non_split_rounding={}B", settings->max_non_split_rounding->count()));
+  }
+  if (settings->garbage_collection_threshold > 0) {
+    given.push_back(
+        fmt::format("garbage_collection_threshold={}", settings->garbage_collection_threshold));
+  }
+  return given.empty() ? "pytorch" : fmt::format("pytorch:{}", fmt::join(given, ","));
 }
 
 Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& allocators,

@@ -21,7 +21,8 @@ namespace spillway {
 
 // What the log asks for, whoever serves it.
 struct LogSummary {
-  uint64_t events = 0;  // allocations, frees and emptied caches
+  uint64_t events = 0;   // allocations, frees and emptied caches
+  uint64_t records = 0;  // up to the last that says something; events are numbered by them
   uint64_t allocations = 0;
   uint64_t peak_blocks = 0;
   Bytes peak_requested;
@@ -117,6 +118,9 @@ struct Replayed {
 // throws, and `InputError` for a log that holds more than 1 EiB.
 Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& allocators,
                    const ReplayOptions& options = {});
+
+// PyTorch's allocator with the settings that the log recorded, for `MakeAllocator`.
+std::string PyTorchAsRecorded(const MemoryLog& log);
 
 // An allocator that knows the log in advance: offsets packed offline (`sim/packing/packing.h`).
 // Unlike a replay its memory grows with the log. A request whose place ends beyond `capacity`

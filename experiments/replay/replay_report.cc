@@ -103,6 +103,7 @@ std::string FormatReplayJson(const MemoryLog& log, const Replayed& replayed,
   JsonWriter json(3);
   json.BeginObject().Put("schema", "spillway.replay/v1");
   json.Key("log").BeginObject().Put("format", log.Format()).Put("events", summary.events);
+  json.Put("records", summary.records);
   json.Put("allocations", summary.allocations).Put("start_blocks", log.start().blocks.size());
   json.Put("peak_blocks", summary.peak_blocks);
   json.Put("peak_requested_bytes", summary.peak_requested);
@@ -140,9 +141,12 @@ std::string FormatReplayJson(const MemoryLog& log, const Replayed& replayed,
 std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed) {
   const LogSummary& summary = replayed.summary;
   std::string text = fmt::format(
-      "{} log: {} events, {} blocks live at its start, at most {}; at least {} are needed\n",
-      log.Format(), summary.events, log.start().blocks.size(), summary.peak_blocks,
-      FormatBytes(summary.lower_bound));
+      "{} log: {} events{}, {} blocks live at its start, at most {}; at least {} are needed\n",
+      log.Format(), summary.events,
+      summary.records == summary.events
+          ? ""
+          : fmt::format(" in {} records, which number them", summary.records),
+      log.start().blocks.size(), summary.peak_blocks, FormatBytes(summary.lower_bound));
   if (summary.recorded_peak_reserved) {
     text += fmt::format("recorded: at most {} reserved\n",
                         FormatBytes(*summary.recorded_peak_reserved));
@@ -161,7 +165,15 @@ std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed) {
                      Percent(result.fragmentation()),
                      speed ? fmt::format("{:.1f}", *speed / 1e6) : "", recorded});
   }
-  return text + FormatTable(cells);
+  text += FormatTable(cells);
+  const bool has_pytorch = std::ranges::any_of(
+      replayed.results, [](const ReplayResult& r) { return r.allocator.starts_with("pytorch"); });
+  if (has_pytorch && !summary.recorded_peak_reserved) {
+    text +=
+        "of free blocks of one size pytorch takes the one that lies lowest; the log does not say\n"
+        "where segments lay, so that such ties are undetermined: here addresses ascend\n";
+  }
+  return text;
 }
 
 std::string FormatOutOfMemory(const MemoryLog& log, const Replayed& replayed,

@@ -35,17 +35,7 @@ PyTorch::PyTorch(Bytes capacity, const Options& options)
 
 void PyTorch::AddPools() {
   for (const bool small : {true, false}) {
-    const auto pool = static_cast<uint32_t>(pools_.size());
     pools_.emplace_back().page = small ? kSmallSegment : kLargeSegment;
-    if (!options_.expandable_segments || capacity_ < kSmallSegment) continue;
-    // Twice the memory, so that addresses run out later than memory does.
-    const auto range = addresses_.Allocate(
-        RoundUp(2 * std::min(capacity_, Bytes::GiB(int64_t{1} << 20)), kLargeSegment), Hint::kLow);
-    if (!range) continue;  // so many streams that addresses have run out
-    const uint32_t chunk = chunks_.AddSegment(range->offset, range->size);
-    SetPool(chunk, pool);
-    chunks_[chunk].requested = ChunkList::kUnmapped;
-    pools_[pool].unmapped.Insert(chunks_.AsFree(chunk));
   }
 }
 
@@ -141,27 +131,32 @@ Block PyTorch::Take(uint32_t chunk, Bytes requested) {
 }
 
 std::optional<std::vector<Block>> PyTorch::Adopt(const HeldSegment& segment) {
-  if (options_.expandable_segments) return ReplayableAllocator::Adopt(segment);
+  if (options_.expandable_segments != segment.expandable) {
+    return ReplayableAllocator::Adopt(segment);
+  }
   UseStream(segment.stream);
-  uint32_t rest = AddSegment(segment.size, PoolFor(segment.small), segment.address);
+  std::vector<Block> blocks;
+  const uint32_t pool = PoolFor(segment.small);
+  if (segment.expandable && !pools_[pool].base) AddRange(pool, segment.address);
+  if (segment.size == Bytes(0)) return blocks;
+  uint32_t rest = segment.expandable ? MapAt(segment.address, segment.size, pool)
+                                     : AddSegment(segment.size, pool, segment.address);
   if (rest == ChunkList::kNone) return std::nullopt;
   const Bytes begin = chunks_[rest].offset;
-  std::vector<Block> blocks;
   for (size_t i = 0; i < segment.blocks.size(); ++i) {
     const HeldSegment::Held& held = segment.blocks[i];
     if (const Bytes before = begin + held.offset - chunks_[rest].offset; before > Bytes(0)) {
       AddFree(CutLow(rest, before));
     }
-    // Up to the next block; what could not have been split off belongs to this one.
-    const Bytes end =
-        i + 1 < segment.blocks.size() ? begin + segment.blocks[i + 1].offset : begin + segment.size;
-    uint32_t chunk = rest;
-    if (chunks_[rest].offset + chunks_[rest].size > end) {
-      chunk = CutLow(rest, end - chunks_[rest].offset);
-    }
+    // Up to the next block, if nothing else is known; what could not have been split off belongs to
+    // this one.
+    const Bytes next = i + 1 < segment.blocks.size() ? segment.blocks[i + 1].offset : segment.size;
+    const Bytes size = held.taken > Bytes(0) ? held.taken : next - held.offset;
+    const uint32_t chunk = size < chunks_[rest].size ? CutLow(rest, size) : rest;
     blocks.push_back(Take(chunk, held.requested));
+    if (chunk == rest) return blocks;
   }
-  if (blocks.empty()) AddFree(rest);
+  AddFree(rest);
   return blocks;
 }
 
@@ -176,8 +171,20 @@ void PyTorch::Free(const Block& block) {
 
 uint32_t PyTorch::TakeCached(Bytes size, uint32_t pool) {
   SizeBins& free = pools_[pool].free;
-  const auto fit = free.BestFit(size);
+  auto fit = free.BestFit(size);
   if (!fit) return ChunkList::kNone;
+  if (options_.expandable_segments) {
+    const auto can_be = [&](const FreeBlock& block) {
+      const uint32_t next = chunks_[block.chunk].next;
+      const bool grows =
+          next != ChunkList::kNone && chunks_[next].requested == ChunkList::kUnmapped;
+      return grows ? block.size + chunks_[next].size : block.size;
+    };
+    while (const auto next = free.BestFit(fit->size, fit->offset + Bytes(1))) {
+      if (can_be(*next) >= can_be(*fit)) break;
+      fit = next;
+    }
+  }
   const bool oversized = fit->size >= options_.max_split_size;
   if (oversized && size < options_.max_split_size) return ChunkList::kNone;
   if (oversized && fit->size >= size + options_.max_non_split_rounding) return ChunkList::kNone;
@@ -227,8 +234,45 @@ uint32_t PyTorch::AddSegment(Bytes segment, uint32_t pool, std::optional<Bytes> 
   return chunk;
 }
 
+void PyTorch::AddRange(uint32_t pool, std::optional<Bytes> base) {
+  // Twice the memory, so that addresses run out later than memory does.
+  const Bytes size = RoundUp(2 * std::min(capacity_, Bytes::GiB(int64_t{1} << 20)), kLargeSegment);
+  if (!base) {
+    const auto range = addresses_.Allocate(size, Hint::kLow);
+    if (!range) return;  // so many streams that addresses have run out
+    base = range->offset + (recorded_ ? kAboveRecorded : Bytes(0));
+  } else {
+    recorded_ = true;
+  }
+  pools_[pool].base = base;
+  const uint32_t chunk = chunks_.AddSegment(*base, size);
+  SetPool(chunk, pool);
+  chunks_[chunk].requested = ChunkList::kUnmapped;
+  pools_[pool].unmapped.Insert(chunks_.AsFree(chunk));
+}
+
+uint32_t PyTorch::MapAt(Bytes address, Bytes size, uint32_t index) {
+  AddressOrder& unmapped = pools_[index].unmapped;
+  if (size > capacity_ - reserved_ || unmapped.empty()) return ChunkList::kNone;
+  const uint32_t rest = unmapped.Last().chunk;
+  const Bytes before = address - chunks_[rest].offset;
+  if (before < Bytes(0) || before + size >= chunks_[rest].size) return ChunkList::kNone;
+  unmapped.Erase(chunks_.AsFree(rest));
+  if (before > Bytes(0)) {
+    const uint32_t hole = CutLow(rest, before);
+    chunks_[hole].requested = ChunkList::kUnmapped;
+    unmapped.Insert(chunks_.AsFree(hole));
+  }
+  const uint32_t mapped = CutLow(rest, size);
+  unmapped.Insert(chunks_.AsFree(rest));
+  reserved_ += size;
+  Log(DriverCall::Kind::kMap, address, size);
+  return mapped;
+}
+
 // The lowest run of free and unmapped chunks that is long enough and not all mapped.
 uint32_t PyTorch::TakeExpanded(Bytes size, uint32_t index) {
+  if (!pools_[index].base && capacity_ >= kSmallSegment) AddRange(index, std::nullopt);
   const AddressOrder& unmapped = pools_[index].unmapped;
   const auto usable = [&](uint32_t chunk) {
     return chunk != ChunkList::kNone && !chunks_[chunk].taken();
@@ -359,11 +403,11 @@ void PyTorch::ReleaseAll() {
 }
 
 Block PyTorch::WholePages(uint32_t chunk) const {
-  // Each segment begins at a multiple of either page size.
-  const Bytes page = pools_[pool_of_[chunk]].page;
-  const Bytes begin = RoundUp(chunks_[chunk].offset, page);
-  const Bytes end = RoundDown(chunks_[chunk].offset + chunks_[chunk].size, page);
-  return {begin, std::max(end - begin, Bytes(0))};
+  const Pool& pool = pools_[pool_of_[chunk]];
+  const Bytes offset = chunks_[chunk].offset - *pool.base;
+  const Bytes begin = RoundUp(offset, pool.page);
+  const Bytes end = RoundDown(offset + chunks_[chunk].size, pool.page);
+  return {*pool.base + begin, std::max(end - begin, Bytes(0))};
 }
 
 void PyTorch::UnmapPages(uint32_t chunk) {

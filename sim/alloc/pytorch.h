@@ -23,7 +23,9 @@
 //
 // With `expandable_segments` each pool is one range of addresses, into which memory is mapped 2 MiB
 // (small) or 20 MiB (large) at a time; every remainder of 512 bytes is split off, and what is given
-// back are the whole pages of free blocks. Nothing is collected.
+// back are the whole pages of free blocks. Nothing is collected. A free block in front of addresses
+// without memory can grow: while the next larger block could grow to less than the one at hand, it
+// is taken instead.
 //
 // With `roundup_power2_divisions` requests above that many granules are rounded up to the next of
 // so many equal steps between two powers of two. How many may differ by size.
@@ -72,10 +74,12 @@ class PyTorch final : public ReplayableAllocator {
   void Free(const Block& block) override;
   void UseStream(uint64_t stream) override;
   void EmptyCache() override { ReleaseAll(); }
-  void ExpectSegment(const Block& range) override { expected_.push_back(range); }
+  void ExpectSegment(const Block& range) override {
+    if (!options_.expandable_segments) expected_.push_back(range);
+  }
   bool GiveBack(const Block& range) override;
-  // REQUIRES: the blocks, rounded up to 512 bytes, lie in the segment and do not overlap. With
-  // expandable segments the blocks are allocated one by one.
+  // REQUIRES: the blocks, rounded up to 512 bytes, lie in the segment and do not overlap. Blocks of
+  // the other kind of segments, expandable or not, are allocated one by one.
   std::optional<std::vector<Block>> Adopt(const HeldSegment& segment) override;
   // `largest_free` may be had though a smaller request may not: one below 10 MiB takes a segment
   // of 20 MiB, and divisions round up. With expandable segments it is a lower bound: holes in the
@@ -90,8 +94,10 @@ class PyTorch final : public ReplayableAllocator {
  private:
   struct Pool {
     SizeBins free;
-    AddressOrder unmapped;  // with expandable segments
-    Bytes page;             // what is mapped at a time
+    Bytes page;  // what is mapped at a time
+    // With expandable segments:
+    std::optional<Bytes> base;  // where the range of addresses begins, once there is one
+    AddressOrder unmapped;
   };
 
   // Pools come in pairs, one for each stream: small at even indices, large at odd ones.
@@ -125,6 +131,9 @@ class PyTorch final : public ReplayableAllocator {
   // Where a segment of this size is expected.
   std::optional<Bytes> TakeExpected(Bytes size);
   uint32_t TakeExpanded(Bytes size, uint32_t pool);
+  void AddRange(uint32_t pool, std::optional<Bytes> base);
+  // Maps memory at this address, above all that is mapped. kNone if there is none.
+  uint32_t MapAt(Bytes address, Bytes size, uint32_t pool);
 
   // How much is mapped to have the low `size` bytes of an unmapped chunk.
   Bytes ToMap(uint32_t chunk, Bytes size) const;

@@ -14,17 +14,21 @@
 namespace spillway {
 
 // A segment of the driver's that an allocator holds before the first request, with the live blocks
-// in it by offset, which do not overlap.
+// in it by offset, which do not overlap. Of an expandable one, pages next to each other that have
+// memory; segments of one range of addresses are taken over in ascending order, and the first
+// begins where the range does, if need be with no bytes.
 struct HeldSegment {
   struct Held {
     Bytes offset;  // in the segment
     Bytes requested;
+    Bytes taken;  // with what could not be split off behind it; 0 if that is not known
   };
 
   Bytes address;  // the driver's
   Bytes size;
   uint64_t stream = 0;
   bool small = false;  // it serves small requests, where an allocator tells them apart
+  bool expandable = false;
   std::vector<Held> blocks;
 };
 

@@ -13,10 +13,11 @@ import pickle
 import pickletools
 import tempfile
 
-from harness import CommandTest, main, run
+from harness import ROOT, CommandTest, main, run
 
 BASE = 0x7F00 << 32
 MIB = 1 << 20
+RECORDINGS = ROOT / "tests" / "testing" / "recordings"
 
 # Units of 512 bytes: the gap that a leaves is too small for c.
 GAP = "id,lower,upper,size\na,0,2,1024\nb,1,6,512\nc,3,7,1536\n"
@@ -184,6 +185,21 @@ class ReplayTest(LogTest):
         self.assertIn("at least 32 MiB and less than 50 MiB", text)
         self.assertIn("model.py:7 forward", text)
         self.assertRegex(text, "pytorch +does not fit: serves it in 50 MiB, 0 MiB to 18 MiB")
+
+    def test_expandable_segments_are_judged(self):
+        log = RECORDINGS / "expandable-oom.snapshot.pickle.gz"
+        document = self.replay(log, "--allocator", "pytorch")
+        self.assertIs(document["rows"][0]["as_recorded"], True)
+        self.assertGreater(document["log"]["records"], document["log"]["events"])
+        text = self.ok("replay", log, "--allocator", "pytorch")
+        self.assertIn("events in 875 records, which number them", text)
+        self.assertIn("it had at least 4084 MiB and less than 4864 MiB", text)
+        self.assertNotIn("undetermined", text)
+
+    def test_ties_are_undetermined_where_no_address_is_recorded(self):
+        log = self.write("gap.csv", GAP)
+        self.assertIn("such ties are undetermined", self.ok("replay", log))
+        self.assertNotIn("undetermined", self.ok("replay", log, "--allocator", "best-fit"))
 
     def test_plans_are_quick_unless_asked_for(self):
         rows = [f"{i},{2 * i},{2 * i + 1},512\n" for i in range(250_001)]

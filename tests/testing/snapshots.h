@@ -23,6 +23,7 @@ struct SnapshotBlockText {
   int64_t size = 0;
   int64_t requested = 0;
   std::string_view state = "inactive";
+  std::string_view file = {};  // of its stack frame, if it has one
 };
 
 struct SnapshotSegmentText {
@@ -37,6 +38,7 @@ struct SnapshotSettingsText {
   double garbage_collection_threshold = 0;
   std::string_view configuration = {};  // PYTORCH_CUDA_ALLOC_CONF
   int64_t divisions = 4;                // of powers of two from 256 to 512 MiB
+  bool expandable_segments = false;
 };
 
 // A snapshot of one device, laid out as PyTorch 2 does.
@@ -56,7 +58,7 @@ inline std::string MakeSnapshot(const std::vector<SnapshotSegmentText>& segments
     put("stream", segment.stream);
     w.PutString("segment_type").PutString(segment.type);
     w.PutString("segment_pool_id").BeginTuple().PutInteger(0).PutInteger(0).EndTuple();
-    w.PutString("is_expandable").PutBool(false);
+    w.PutString("is_expandable").PutBool(settings.expandable_segments);
     w.PutString("frames").BeginList().EndList();
     w.PutString("blocks").BeginList();
     int64_t at = segment.address;
@@ -65,7 +67,12 @@ inline std::string MakeSnapshot(const std::vector<SnapshotSegmentText>& segments
       put("address", at);
       put("size", block.size);
       put("requested_size", block.requested);
-      w.PutString("state").PutString(block.state).EndDict();
+      w.PutString("state").PutString(block.state).PutString("frames").BeginList();
+      if (!block.file.empty()) {
+        w.BeginDict().PutString("name").PutString("train").PutString("filename");
+        w.PutString(block.file).PutString("line").PutInteger(7).EndDict();
+      }
+      w.EndList().EndDict();
       at += block.size;
     }
     w.EndList().EndDict();
@@ -84,7 +91,7 @@ inline std::string MakeSnapshot(const std::vector<SnapshotSegmentText>& segments
   w.PutString("PYTORCH_CUDA_ALLOC_CONF").PutString(settings.configuration);
   put("max_split_size", settings.max_split_size);
   w.PutString("garbage_collection_threshold").PutReal(settings.garbage_collection_threshold);
-  w.PutString("expandable_segments").PutBool(false);
+  w.PutString("expandable_segments").PutBool(settings.expandable_segments);
   w.PutString("roundup_power2_divisions").BeginDict();
   put("1", 0);
   put("256", settings.divisions);

@@ -27,8 +27,8 @@ struct MemoryEvent {
     kFree,
     kFailed,           // a request that failed when it was recorded: nothing was held afterwards
     kEmptyCache,       // cached segments were given back; one event behind each run of such records
-    kSegmentAllocate,  // recorded, not asked for: the allocator took a segment from the driver
-    kSegmentFree,      // recorded, not asked for: the allocator gave one back
+    kSegmentAllocate,  // recorded, not asked for: the allocator took a segment, or mapped pages
+    kSegmentFree,      // recorded, not asked for: the allocator gave them back
   };
 
   Kind kind = Kind::kAllocate;
@@ -48,15 +48,18 @@ struct StartBlock {
   Bytes size;
   uint64_t address = 0;
   uint64_t stream = 0;
+  Bytes taken;  // with what could not be split off behind it, where the log tells; else 0
   bool operator==(const StartBlock&) const = default;
 };
 
-// A segment that the allocator held before the first event.
+// A segment that the allocator held before the first event. Of expandable ones, pages next to each
+// other that had memory; one of no bytes says where a range of addresses begins.
 struct StartSegment {
   uint64_t address = 0;
   Bytes size;
   uint64_t stream = 0;
   bool small = false;  // of PyTorch's pool for small blocks
+  bool expandable = false;
   bool operator==(const StartSegment&) const = default;
 };
 
@@ -94,6 +97,8 @@ class MemoryLog {
   // "file:line function" that asked for the block of record `index`; empty if not recorded. The
   // first call reads the log.
   virtual std::string Frame(uint64_t /*index*/) const { return {}; }
+  // Likewise for a block of the start, by its number.
+  virtual std::string StartFrame(uint32_t /*block*/) const { return {}; }
 
   // Calls `visit` for each event until it returns false. Throws `InputError`.
   virtual void Walk(const std::function<bool(const MemoryEvent&)>& visit) const = 0;

@@ -21,12 +21,102 @@ namespace {
 using Action = SnapshotAction;
 
 constexpr Bytes kSmallSegment = Bytes::MiB(2);
+constexpr Bytes kLargePage = Bytes::MiB(20);
+constexpr Bytes kLargestSmall = Bytes::MiB(1);
 constexpr int64_t kGranule = 512;  // of PyTorch's blocks
+
+uint64_t EndOf(uint64_t address, Bytes size) {
+  return address + static_cast<uint64_t>(size.count());
+}
 
 [[noreturn]] void FailEvent(const ByteSource& source, const SnapshotEvent& event,
                             std::string_view what) {
   source.Fail(event.offset, fmt::format("event {} {} 0x{:x}", event.index, what, event.address));
 }
+
+// The pages of expandable segments that had memory at the start: those that the trace unmaps first,
+// and those of its end that it does not touch.
+class StartPages {
+ public:
+  void Visit(const SnapshotEvent& event) {
+    if (event.action == Action::kAlloc) {
+      // Served from the pages mapped just before, if there are some.
+      for (; mapped_ > 0; --mapped_) {
+        known_[pieces_[pieces_.size() - mapped_].address] = event.size <= kLargestSmall;
+      }
+    } else if (event.action == Action::kSegmentMap || event.action == Action::kSegmentUnmap) {
+      const size_t before = pieces_.size();
+      Touch(event.address, event.size, event.stream, event.action == Action::kSegmentUnmap);
+      mapped_ = event.action == Action::kSegmentMap ? mapped_ + pieces_.size() - before : 0;
+    }
+  }
+
+  void VisitEnd(const SnapshotSegment& segment) {
+    known_[segment.address] = segment.small;
+    Touch(segment.address, segment.size, segment.stream, true);
+  }
+
+  // By address in each range of addresses.
+  std::vector<StartSegment> Finish() {
+    std::map<std::pair<uint64_t, bool>, std::map<uint64_t, StartSegment>> ranges;
+    for (StartSegment& piece : pieces_) {
+      piece.small = IsSmall(piece);
+      auto& range = ranges[{piece.stream, piece.small}];
+      if (!piece.expandable) piece.size = Bytes(0);  // no memory at the start
+      piece.expandable = true;
+      range.emplace(piece.address, piece);
+    }
+    std::vector<StartSegment> segments;
+    for (const auto& [key, range] : ranges) {
+      bool first = true;
+      for (const auto& [address, piece] : range) {
+        StartSegment* const last = first ? nullptr : &segments.back();
+        if (!first && EndOf(last->address, last->size) == address) {
+          last->size += piece.size;
+        } else if (first || piece.size > Bytes(0)) {
+          segments.push_back(piece);
+        }
+        first = false;
+      }
+    }
+    return segments;
+  }
+
+ private:
+  // Adds what has not been touched; `expandable` tells, until the end, whether it had memory.
+  void Touch(uint64_t address, Bytes size, uint64_t stream, bool had_memory) {
+    const uint64_t end = EndOf(address, size);
+    auto at = touched_.upper_bound(address);
+    if (at != touched_.begin()) address = std::max(address, std::prev(at)->second);
+    while (address < end) {
+      const uint64_t stop = at == touched_.end() ? end : std::min(end, at->first);
+      if (stop > address) {
+        pieces_.push_back(
+            {address, Bytes(static_cast<int64_t>(stop - address)), stream, false, had_memory});
+        touched_.emplace(address, stop);
+      }
+      if (at == touched_.end()) break;
+      address = std::max(stop, at->second);
+      ++at;
+    }
+  }
+
+  // As the nearest pages of which it is known: ranges of addresses lie far apart.
+  bool IsSmall(const StartSegment& piece) const {
+    if (known_.empty()) return RoundDown(piece.size, kLargePage) != piece.size;
+    const auto above = known_.lower_bound(piece.address);
+    if (above == known_.begin()) return above->second;
+    const auto below = std::prev(above);
+    const bool is_above =
+        above != known_.end() && above->first - piece.address < piece.address - below->first;
+    return is_above ? above->second : below->second;
+  }
+
+  std::map<uint64_t, uint64_t> touched_;  // end by begin
+  std::map<uint64_t, bool> known_;        // whether they are of small blocks, by address
+  std::vector<StartSegment> pieces_;
+  size_t mapped_ = 0;  // of them, the last, whose block is to come
+};
 
 // Finds what was live at the start while the trace goes by.
 class StartFinder {
@@ -34,6 +124,7 @@ class StartFinder {
   explicit StartFinder(const ByteSource& source) : source_(source) {}
 
   void Visit(const SnapshotEvent& event) {
+    pages_.Visit(event);
     switch (event.action) {
       case Action::kAlloc:
         if (!live_.Insert(event.address, event.size)) {
@@ -44,7 +135,7 @@ class StartFinder {
         if (live_.Find(event.address) != nullptr) {
           live_.Erase(event.address);
         } else if (taken_.Insert(event.address, true)) {
-          start_.blocks.push_back({0, event.size, event.address, event.stream});
+          start_.blocks.push_back({0, event.size, event.address, event.stream, Bytes(0)});
         } else {
           FailEvent(source_, event, "frees what is not live:");
         }
@@ -59,7 +150,7 @@ class StartFinder {
           segments_.Erase(event.address);
         } else {
           start_.segments.push_back(
-              {event.address, event.size, event.stream, event.size == kSmallSegment});
+              {event.address, event.size, event.stream, event.size == kSmallSegment, false});
         }
         break;
       default:
@@ -68,12 +159,18 @@ class StartFinder {
   }
 
   MemoryLogStart Finish(const SnapshotRecords& records, int device) {
-    bool expandable = records.settings && records.settings->expandable_segments;
+    std::optional<bool> expandable;
+    if (records.settings) expandable = records.settings->expandable_segments;
+    bool of_one_kind = true;
     for (const SnapshotSegment& segment : records.segments) {
       if (segment.device != device) continue;
-      expandable |= segment.expandable;
-      if (segments_.Find(segment.address) == nullptr) {
-        start_.segments.push_back({segment.address, segment.size, segment.stream, segment.small});
+      of_one_kind &= segment.expandable == expandable.value_or(segment.expandable);
+      expandable = segment.expandable;
+      if (segment.expandable) {
+        pages_.VisitEnd(segment);
+      } else if (segments_.Find(segment.address) == nullptr) {
+        start_.segments.push_back(
+            {segment.address, segment.size, segment.stream, segment.small, false});
       }
       for (const SnapshotBlock& block : segment.blocks) {
         if (!block.live || live_.Find(block.address) != nullptr) continue;
@@ -81,15 +178,16 @@ class StartFinder {
           throw InputError(fmt::format("{}: block 0x{:x} is freed by the trace and live at its end",
                                        source_.origin(), block.address));
         }
-        start_.blocks.push_back({0, block.requested, block.address, segment.stream});
+        start_.blocks.push_back({0, block.requested, block.address, segment.stream, block.size});
       }
     }
+    for (const StartSegment& segment : pages_.Finish()) start_.segments.push_back(segment);
     const auto by_address = [](const auto& a, const auto& b) { return a.address < b.address; };
     std::sort(start_.blocks.begin(), start_.blocks.end(), by_address);
     std::sort(start_.segments.begin(), start_.segments.end(), by_address);
     for (uint32_t i = 0; i < start_.blocks.size(); ++i) start_.blocks[i].block = i;
-    // Expandable segments grow and shrink: what they were at the start is not recorded.
-    start_.records_segments = !expandable && BlocksLieInSegments();
+    // Settings that changed on the way leave segments of both kinds.
+    start_.records_segments = of_one_kind && BlocksLieInSegments();
     if (!start_.records_segments) start_.segments.clear();
     start_.pytorch = records.settings;
     return std::move(start_);
@@ -98,20 +196,18 @@ class StartFinder {
  private:
   // Whether the segments do not overlap and each block, rounded up, lies in one, before the next.
   bool BlocksLieInSegments() const {
-    const auto end_of = [](uint64_t address, Bytes size) {
-      return address + static_cast<uint64_t>(size.count());
-    };
     size_t block = 0;
     uint64_t end = 0;
     for (const StartSegment& segment : start_.segments) {
       if (segment.address < end) return false;
-      const uint64_t segment_end = end_of(segment.address, segment.size);
+      const uint64_t segment_end = EndOf(segment.address, segment.size);
       end = segment.address;
       for (; block < start_.blocks.size(); ++block) {
         const StartBlock& b = start_.blocks[block];
         if (b.address >= segment_end) break;
         if (b.address < end || b.address % kGranule != 0) return false;
-        end = end_of(b.address, RoundUp(std::max(b.size, Bytes(1)), Bytes(kGranule)));
+        const Bytes rounded = RoundUp(std::max(b.size, Bytes(1)), Bytes(kGranule));
+        end = EndOf(b.address, std::max(b.taken, rounded));
         if (end > segment_end) return false;
       }
       end = segment_end;
@@ -123,7 +219,56 @@ class StartFinder {
   AddressTable<Bytes> live_;
   AddressTable<bool> taken_;  // at the start
   AddressTable<bool> segments_;
+  StartPages pages_;
   MemoryLogStart start_;
+};
+
+// Finds how far the blocks of the start reach that the trace frees: what could not be split off
+// behind them is theirs. The first block that is placed behind one tells, for it begins where that
+// one ends.
+class ReachFinder {
+ public:
+  explicit ReachFinder(MemoryLogStart& start) : start_(start) {
+    for (StartBlock& block : start.blocks) {
+      live_.emplace(block.address, &block);
+      unknown_ += block.taken == Bytes(0);
+    }
+  }
+
+  // False once nothing is left to find.
+  bool Visit(const SnapshotEvent& event) {
+    if (event.action == Action::kFreeCompleted) {
+      const auto freed = live_.find(event.address);
+      if (freed == live_.end()) return true;
+      unknown_ -= IsUnknown(freed->second);
+      live_.erase(freed);
+    } else if (event.action == Action::kAlloc) {
+      const auto above = live_.upper_bound(event.address);
+      if (above != live_.begin()) Place(std::prev(above)->second, event.address);
+      live_.emplace_hint(above, event.address, nullptr);
+    }
+    return unknown_ > 0;
+  }
+
+ private:
+  static bool IsUnknown(const StartBlock* block) {
+    return block != nullptr && block->taken == Bytes(0);
+  }
+
+  void Place(StartBlock* block, uint64_t next) {
+    if (!IsUnknown(block)) return;
+    const auto segment = std::prev(
+        std::upper_bound(start_.segments.begin(), start_.segments.end(), block->address,
+                         [](uint64_t a, const StartSegment& s) { return a < s.address; }));
+    const Bytes taken(static_cast<int64_t>(next - block->address));
+    if (next >= EndOf(segment->address, segment->size) || taken < block->size) return;
+    block->taken = taken;
+    --unknown_;
+  }
+
+  MemoryLogStart& start_;
+  std::map<uint64_t, StartBlock*> live_;  // nullptr: not of the start
+  size_t unknown_ = 0;
 };
 
 // Turns the records of a trace into events of a log.
@@ -146,7 +291,9 @@ class Translator {
     out.time = event.time;
     const bool took_a_segment =
         event.action == Action::kSegmentAlloc || event.action == Action::kOutOfMemory;
-    if (event.action != Action::kSegmentFree && !EndRun(collects_ && took_a_segment)) return false;
+    const bool gave_back =
+        event.action == Action::kSegmentFree || event.action == Action::kSegmentUnmap;
+    if (!gave_back && !EndRun(collects_ && took_a_segment)) return false;
     switch (event.action) {
       case Action::kAlloc: {
         out.kind = MemoryEvent::Kind::kAllocate;
@@ -170,9 +317,11 @@ class Translator {
         out.device_free = event.device_free;
         return visit_(out);
       case Action::kSegmentAlloc:
+      case Action::kSegmentMap:
         out.kind = MemoryEvent::Kind::kSegmentAllocate;
         return visit_(out);
       case Action::kSegmentFree:
+      case Action::kSegmentUnmap:
         out.kind = MemoryEvent::Kind::kSegmentFree;
         run_ = out;
         return visit_(out);
@@ -233,35 +382,24 @@ class PyTorchSnapshot final : public MemoryLog {
     }
     device_ = device.value_or(0);
     start_ = finder.Finish(records, device_);
+    // Of expandable segments all is split off.
+    if (start_.segments.empty() || start_.segments.front().expandable) return;
+    ReachFinder reach(start_);
+    ReadSnapshotRecords(*Open(), [&](const SnapshotEvent& event) {
+      return event.device != device_ || reach.Visit(event);
+    });
   }
 
   std::string_view Format() const override { return "pytorch"; }
   const MemoryLogStart& start() const override { return start_; }
 
   std::string Frame(uint64_t index) const override {
-    if (!frames_read_) {
-      std::map<std::string, uint32_t, std::less<>> numbers;
-      const auto source = Open();
-      ReadSnapshotRecords(
-          *source,
-          [&](const SnapshotEvent& event) {
-            if (event.device != device_ || event.action != Action::kAlloc || event.frame.empty()) {
-              return true;
-            }
-            auto found = numbers.find(event.frame);
-            if (found == numbers.end()) {
-              found = numbers.emplace(event.frame, frames_.size()).first;
-              frames_.emplace_back(event.frame);
-            }
-            frame_of_.emplace_back(event.index, found->second);
-            return true;
-          },
-          true);
-      frames_read_ = true;
-    }
-    const auto found = std::lower_bound(frame_of_.begin(), frame_of_.end(), std::pair(index, 0u));
-    if (found == frame_of_.end() || found->first != index) return {};
-    return frames_[found->second];
+    ReadFrames();
+    return NameIn(frame_of_, index);
+  }
+  std::string StartFrame(uint32_t block) const override {
+    ReadFrames();
+    return NameIn(frame_of_start_, start_.blocks[block].address);
   }
 
   void Walk(const std::function<bool(const MemoryEvent&)>& visit) const override {
@@ -276,6 +414,55 @@ class PyTorchSnapshot final : public MemoryLog {
   }
 
  private:
+  using FrameNumbers = std::vector<std::pair<uint64_t, uint32_t>>;
+
+  void ReadFrames() const {
+    if (frames_read_) return;
+    frames_read_ = true;
+    std::map<std::string, uint32_t, std::less<>> numbers;
+    const auto add = [&](FrameNumbers& to, uint64_t of, std::string_view frame) {
+      if (frame.empty()) return;
+      auto found = numbers.find(frame);
+      if (found == numbers.end()) {
+        found = numbers.emplace(frame, frames_.size()).first;
+        frames_.emplace_back(frame);
+      }
+      to.emplace_back(of, found->second);
+    };
+    AddressTable<bool> later;  // than the start
+    const auto source = Open();
+    const SnapshotRecords records = ReadSnapshotRecords(
+        *source,
+        [&](const SnapshotEvent& event) {
+          if (event.device != device_) return true;
+          if (event.action == Action::kAlloc) {
+            add(frame_of_, event.index, event.frame);
+            later.Insert(event.address, true);
+          } else if (event.action == Action::kFreeCompleted &&
+                     later.Find(event.address) != nullptr) {
+            later.Erase(event.address);
+          }
+          return true;
+        },
+        true);
+    // What is live from the start to the end.
+    for (const SnapshotSegment& segment : records.segments) {
+      if (segment.device != device_) continue;
+      for (const SnapshotBlock& block : segment.blocks) {
+        if (later.Find(block.address) == nullptr) {
+          add(frame_of_start_, block.address, block.frame);
+        }
+      }
+    }
+    std::sort(frame_of_start_.begin(), frame_of_start_.end());
+  }
+
+  std::string NameIn(const FrameNumbers& frames, uint64_t of) const {
+    const auto found = std::lower_bound(frames.begin(), frames.end(), std::pair(of, 0u));
+    if (found == frames.end() || found->first != of) return {};
+    return frames_[found->second];
+  }
+
   std::unique_ptr<ByteSource> Open() const {
     if (contents_) return std::make_unique<ByteSource>(*contents_, origin_);
     return std::make_unique<ByteSource>(std::filesystem::path(origin_));
@@ -287,7 +474,8 @@ class PyTorchSnapshot final : public MemoryLog {
   MemoryLogStart start_;
   mutable bool frames_read_ = false;
   mutable std::vector<std::string> frames_;
-  mutable std::vector<std::pair<uint64_t, uint32_t>> frame_of_;  // by event
+  mutable FrameNumbers frame_of_;        // by event
+  mutable FrameNumbers frame_of_start_;  // by address
 };
 
 }  // namespace

@@ -369,9 +369,10 @@ class Handler final : public PickleHandler {
     block.requested = Bytes(IntegerOr(kRequestedSize, block.size.count()));
     block.address = Has(kAddress) ? static_cast<uint64_t>(Integer(kAddress)) : 0;
     block.live = state.name != kInactive;
+    if (block.live) block.frame = FrameAtHand();
     if (below[*list].number != blocks_list_) blocks_.clear();
     blocks_list_ = below[*list].number;
-    blocks_.push_back(block);
+    blocks_.push_back(std::move(block));
     return true;
   }
 

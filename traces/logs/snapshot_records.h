@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -49,6 +50,7 @@ struct SnapshotBlock {
   Bytes size;
   Bytes requested;
   bool live = false;
+  std::string frame;  // as of an event
 };
 
 struct SnapshotSegment {

@@ -46,9 +46,10 @@ class SizeBins {
     if (const auto rest = cut(EraseAt(bin, fit))) Insert(*rest);
     return true;
   }
-  // The best fit for `size`, or nullopt if nothing is large enough.
-  std::optional<FreeBlock> BestFit(Bytes size) const {
-    const auto [bin, fit] = Find(size);
+  // The best fit for `size`, or nullopt if nothing is large enough. Of blocks of just that size,
+  // the lowest from `offset` on.
+  std::optional<FreeBlock> BestFit(Bytes size, Bytes offset = Bytes(0)) const {
+    const auto [bin, fit] = Find(size, offset);
     if (bin == kBins) return std::nullopt;
     return bins_[bin].At(fit);
   }
@@ -92,10 +93,10 @@ class SizeBins {
   }
 
   // Bin and place of the best fit; kBins if nothing is large enough.
-  std::pair<size_t, Bin::Position> Find(Bytes size) const {
+  std::pair<size_t, Bin::Position> Find(Bytes size, Bytes offset = Bytes(0)) const {
     size_t bin = BinOf(size);
     if (bin < bins_.size()) {
-      const auto fit = bins_[bin].LowerBound({Bytes(0), size});
+      const auto fit = bins_[bin].LowerBound({offset, size});
       if (fit != bins_[bin].End()) return {bin, fit};
     }
     bin = NextFilled(bin + 1);

@@ -17,7 +17,7 @@ using ::testing::Not;
 class ReplayReportTest : public ::testing::Test {
  protected:
   ReplayReportTest() : log_(ParseMemoryLog("id,lower,upper,size\na,0,2,1024\n", "log")) {
-    replayed_.summary.events = 2;
+    replayed_.summary.events = replayed_.summary.records = 2;
     replayed_.summary.allocations = 1;
     replayed_.summary.lower_bound = Bytes(1000);
     ReplayResult& fits = replayed_.results.emplace_back();
