@@ -30,12 +30,12 @@
 namespace spillway {
 namespace {
 
-// An event without a time stamp. A host that waits for it sleeps.
+// An event without a time stamp. A host that waits for it spins, unless it is to sleep: then it
+// wakes so late that a GPU with short ops would run dry.
 class OrderEvent {
  public:
-  OrderEvent() {
-    SPILLWAY_CUDA_CALL(
-        cudaEventCreateWithFlags(&event_, cudaEventDisableTiming | cudaEventBlockingSync));
+  explicit OrderEvent(unsigned waiting = cudaEventDefault) {
+    SPILLWAY_CUDA_CALL(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming | waiting));
   }
   ~OrderEvent() { cudaEventDestroy(event_); }
   OrderEvent(const OrderEvent&) = delete;
@@ -68,9 +68,9 @@ struct StreamState {
   std::vector<bool> ended;             // by command of the iteration
   std::deque<bool> awaited;            // by command: one of its iterations has waited for its end
   std::deque<TimingEvent> start, end;  // likewise, in a stamped iteration
-  OrderEvent asleep;                   // for a host that waits for everything
-  TimingEvent drained;                 // everything issued has completed
-  std::vector<Duration> issued;        // of this iteration's commands, by the host's clock
+  OrderEvent asleep{cudaEventBlockingSync};  // for a host that waits for everything
+  TimingEvent drained;                       // everything issued has completed
+  std::vector<Duration> issued;              // of this iteration's commands, by the host's clock
 };
 
 // The kernels of one op as a graph, which the host launches as a whole: cuDNN takes hundreds of

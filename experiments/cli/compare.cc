@@ -113,6 +113,11 @@ int Execute(const CompareOptions& options, Session& session) {
   const auto any = [&](auto is) { return std::any_of(results.begin(), results.end(), is); };
   const bool any_fits = any([](const Row& row) { return row.result.fits(); });
   const bool failed = any([](const Row& row) { return !row.result.failure.empty(); });
+  if (options.machine.check) {
+    const auto checked = std::count_if(results.begin(), results.end(),
+                                       [](const Row& row) { return row.result.failure.empty(); });
+    session.Remark(CheckedRemark(fmt::format("{} of {} reports", checked, total)));
+  }
   return session.Finish(
       format(results), options.output, {},
       failed     ? kPolicyFailure

@@ -145,6 +145,9 @@ int Execute(const LimitOptions& options, Session& session) {
   rows.reset();
   const bool any = std::any_of(results.begin(), results.end(),
                                [](const LimitResult& result) { return result.limit.largest > 0; });
+  if (setup.check) {
+    session.Remark(CheckedRemark("the reports at each limit and at the value behind it"));
+  }
   return session.Finish(format(results), options.output, {}, any ? kOk : kNegative,
                         [&](Manifest& manifest) { Describe(options, setup, results, manifest); });
 }

@@ -186,6 +186,14 @@ void MachineOption::AddAllButMemory(CLI::App& verb) {
   verb.add_flag("--check", check, "Verify every report with the independent checker");
 }
 
+std::string CheckedRemark(std::string_view what) {
+  return fmt::format(
+      "checked {}, found no violation: live blocks lie apart; every op found its operands with the "
+      "contents that the trace says; host copies were complete before they were read; conflicting "
+      "accesses are ordered by waits and in time; commands of a stream do not overlap",
+      what);
+}
+
 RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome) {
   return MakeRunResult(scenario.setup(), policy, outcome, scenario.ideal());
 }

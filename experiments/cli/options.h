@@ -85,6 +85,9 @@ struct MachineOption : MachineText {
 // The help of --memory.
 extern const char* const kMemoryHelp;
 
+// What --check says on standard error when `what` has no violation.
+std::string CheckedRemark(std::string_view what);
+
 RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome);
 // One of several: an error of the policy ends in the result and leaves the others alone.
 RunResult PlayForRow(const Scenario& scenario, const std::string& policy);

@@ -10,11 +10,14 @@
 #include <utility>
 
 #include "backend/cuda/recorder.h"
+#include "experiments/calibrate/calibration.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/progress.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
 #include "experiments/run/catalogue.h"
+#include "experiments/run/execute.h"
+#include "experiments/validate/validation.h"
 #include "sim/cost/table.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
@@ -63,7 +66,7 @@ CostTable RecordAllPresets(const Workload& workload, const RecordOptions& option
       measured.try_emplace({entry.signature, entry.batch}, std::move(entry));
     }
   }
-  CostTable table{workload.Name(), provenance, {}};
+  CostTable table{workload.Name(), provenance, {}, {}};
   for (const auto& key : needed) {
     const auto entry = measured.find(key);
     if (entry != measured.end()) table.entries.push_back(entry->second);
@@ -95,6 +98,18 @@ void CheckSameMachine(const Provenance& kept, const Provenance& now,
                                kept.gpu, kept.cudnn, now.gpu, now.cudnn));
 }
 
+// What an in-core iteration is predicted for: of the GPU's device file, if there is one, no kernel
+// time depends on.
+Device DeviceOf(const CudaMachine& machine) {
+  Device device = LoadDevice("h200");
+  for (const std::string& name : DeviceNames()) {
+    const Device known = LoadDevice(name);
+    if (Describes(known, machine.gpu())) device = known;
+  }
+  device.memory = std::min(device.memory, RoundDown(machine.free_memory(), Bytes::GiB(1)));
+  return device;
+}
+
 int Execute(RecordCommand command, Session& session) {
   ProgressBar& bar = session.progress();
   command.record.progress = [&](const RecordProgress& progress) {
@@ -108,6 +123,13 @@ int Execute(RecordCommand command, Session& session) {
   for (const std::string& text : command.workloads) workloads.push_back(ParseWorkload(text));
   DescribeCudaDevice();  // without a GPU nothing is left behind
   CreateDirectory(command.output);
+  const auto machine = std::make_shared<CudaMachine>(
+      CudaMachine::Options{0, command.record.math, command.record.seed});
+  CudaRun run;
+  run.digest = false;
+  BackendFactories backends;
+  backends.Add("cuda", CudaFactory(machine, run));
+  const Device device = DeviceOf(*machine);
   Measured measured;
   Provenance provenance;
   for (const Workload& workload : workloads) {
@@ -117,13 +139,16 @@ int Execute(RecordCommand command, Session& session) {
     Provenance kept;
     if (command.add) KeepTable(path, command.record, measured, kept);
     if (provenance.gpu.empty()) provenance = kept;
-    const CostTable table = RecordAllPresets(workload, command.record, measured, provenance);
+    CostTable table = RecordAllPresets(workload, command.record, measured, provenance);
     CheckSameMachine(kept, table.provenance, path);
+    table.in_sequence = MeasureInSequence(table, LoadWorkload(workload.Name(), WorkloadOptions()),
+                                          device, backends);
     const auto guard = session.interrupts().Hold();
     WriteCostTable(table, path);
     bar.Wipe();
-    fmt::print("{}: {} entries, {}, cuDNN {}, {}\n", path.string(), table.entries.size(),
-               table.provenance.gpu, table.provenance.cudnn, table.provenance.math);
+    fmt::print("{}: {} entries, {}, cuDNN {}, {}; {} more per kernel in a sequence\n",
+               path.string(), table.entries.size(), table.provenance.gpu, table.provenance.cudnn,
+               table.provenance.math, FormatDuration(table.in_sequence));
   }
   return kOk;
 }

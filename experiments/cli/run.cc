@@ -39,6 +39,7 @@ struct RunOptions {
   std::string export_densities;
   std::string kernels_from;
   std::string math = "fp32";
+  std::string against;
   uint64_t seed = 1;
   std::optional<uint64_t> drain_seed;
   int iterations = 1;
@@ -128,6 +129,41 @@ BackendFactories BackendsOf(const RunOptions& options) {
   return backends;
 }
 
+// With the memory that the policy gets unless another is asked for.
+MachineOption MachineOf(const RunOptions& options) {
+  MachineOption machine = options.machine;
+  if (machine.backend != kSimulator) machine.iterations = options.iterations;
+  if (machine.memory.empty() && options.kernels_from.empty()) {
+    machine.memory = PolicyLibrary().MemoryPolicy(options.policy);
+  }
+  return machine;
+}
+
+// Executes the policy of --against too, in all of the device's memory, and compares. What there is
+// to say of it.
+std::string Compare(const RunOptions& options, const BackendFactories& backends,
+                    RunResult& result) {
+  RunOptions other = options;
+  other.policy = options.against;
+  other.machine.memory.clear();
+  other.machine.allocator = MachineText().allocator;
+  const Scenario scenario(options.workload.Load(), MachineOf(other));
+  const RunResult reference =
+      ResultOf(scenario, other.policy, scenario.Play(other.policy, backends));
+  result.against = other.policy;
+  if (!result.fits() || !reference.fits()) {
+    return fmt::format("nothing to compare: {} does not fit\n",
+                       result.fits() ? result.against : result.policy);
+  }
+  result.same_bits =
+      result.loss == reference.loss && result.weights_digest == reference.weights_digest;
+  if (*result.same_bits) return fmt::format("same bits as {}\n", result.against);
+  return fmt::format(
+      "other bits than {}: loss {}, weights {}; other kernels round differently (--kernels-from "
+      "runs in core with those of another run)\n",
+      result.against, reference.loss.value_or(0), reference.weights_digest);
+}
+
 // On real bytes: what fits, loss and digest; the times of a GPU are exported from `validate`.
 int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session& session) {
   if (options.explain || !options.export_trace.empty() || !options.export_memory.empty() ||
@@ -139,12 +175,16 @@ int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session&
   }
   const BackendFactories backends = BackendsOf(options);
   const Outcome outcome = scenario.Play(PolicyName(options), MakersOf(options, scenario), backends);
-  const RunResult result = ResultOf(scenario, PolicyName(options), outcome);
+  RunResult result = ResultOf(scenario, PolicyName(options), outcome);
+  std::string comparison;
+  if (!options.against.empty()) comparison = Compare(options, backends, result);
+  const bool good = result.fits() && (options.against.empty() || result.same_bits == true);
   std::string text = FormatResults({{{&scenario, {result}}}}, options.format);
   if (options.format.format() == Format::kTable && outcome.execution && outcome.execution->loss) {
     text += fmt::format("loss {} after {} iteration(s), weights {}\n", *outcome.execution->loss,
                         options.iterations, outcome.execution->weights_digest);
   }
+  if (options.format.format() == Format::kTable) text += comparison;
   if (options.format.format() == Format::kTable && outcome.compression) {
     text += FormatStored(*outcome.trace, *outcome.compression);
   }
@@ -155,18 +195,9 @@ int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session&
                 return FormatDensities(*outcome.trace, outcome.compression->stored);
               }}};
   }
-  return session.Finish(text, options.output, files, result.fits() ? kOk : kNegative,
+  if (options.machine.check) session.Remark(CheckedRemark("the report"));
+  return session.Finish(text, options.output, files, good ? kOk : kNegative,
                         [&](Manifest& manifest) { Describe(options, scenario, manifest); });
-}
-
-// With the memory that the policy gets unless another is asked for.
-MachineOption MachineOf(const RunOptions& options) {
-  MachineOption machine = options.machine;
-  if (machine.backend != kSimulator) machine.iterations = options.iterations;
-  if (machine.memory.empty() && options.kernels_from.empty()) {
-    machine.memory = PolicyLibrary().MemoryPolicy(options.policy);
-  }
-  return machine;
 }
 
 void CheckBackend(const RunOptions& options) {
@@ -205,6 +236,7 @@ int Execute(const RunOptions& options, Session& session) {
       DecisionsFile(scenario, options, outcome),
       {"--export-snapshot", options.export_snapshot,
        [&](const Manifest&) { return FormatSnapshot(trace, report); }}};
+  if (options.machine.check) session.Remark(CheckedRemark("the report"));
   const int exit_code =
       session.Finish(text, options.output, result.fits() ? exports : std::vector<Export>(),
                      result.fits() ? kOk : kNegative,
@@ -255,6 +287,10 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
               ->check(CLI::IsMember({"fp32", "tf32"}))
               ->capture_default_str(),
           {"cuda"});
+  only_on(verb->add_option("--against", options->against,
+                           "cpu, cuda: execute this policy too, in all of the device's memory, and "
+                           "compare loss and weights; exit code 1 if they differ"),
+          {"cpu", "cuda"});
   verb->add_flag("--explain", options->explain,
                  "Say for each stall what waited for what, and what would have removed it");
   AddOutput(*verb, options->output, options->format);

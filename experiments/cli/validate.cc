@@ -58,7 +58,7 @@ double ParseTolerance(const std::string& text) {
 // The costs that the prediction is made with: the table given or found, which must be of this
 // machine, else one recorded now.
 CostTable TableFor(const ValidateOptions& options, const Trace& trace, const Device& device,
-                   const CudaMachine& machine, Session& session) {
+                   const CudaMachine& machine, const BackendFactories& backends, Session& session) {
   const std::string& source = options.machine.cost;
   std::optional<CostTable> table =
       source == "auto" ? FindRecordedTable(trace, device) : ReadCostTable(source);
@@ -72,7 +72,9 @@ CostTable TableFor(const ValidateOptions& options, const Trace& trace, const Dev
                              trace.name, device.name));
   RecordOptions record;
   record.math = options.math;
-  return Record(trace, record);
+  CostTable recorded = Record(trace, record);
+  recorded.in_sequence = MeasureInSequence(recorded, trace, device, backends);
+  return recorded;
 }
 
 int Execute(ValidateOptions options, Session& session) {
@@ -112,7 +114,7 @@ int Execute(ValidateOptions options, Session& session) {
     const Trace trace = options.workload.Load();
     const Device device = LoadDevice(options.machine.device);
     std::optional<CostTable> table;
-    if (!spin) table = TableFor(options, trace, device, *machine, session);
+    if (!spin) table = TableFor(options, trace, device, *machine, backends, session);
     for (const std::string& memory : options.memories) {
       options.machine.memory = memory;
       const Scenario scenario(trace, options.machine,

@@ -113,6 +113,10 @@ Columns<RunResult> ExecutionColumns() {
       {"loss", "1", "of the last iteration", &RunResult::loss},
       {"weights_digest", "", "SHA-256 over parameters and optimizer state after the last iteration",
        [](auto& r) { return IfAny(r.weights_digest); }},
+      {"against", "", "policy executed as well, in all of the device's memory",
+       [](auto& r) { return IfAny(r.against); }},
+      {"same_bits", "", "loss and weights are equal to those of that policy",
+       &RunResult::same_bits},
   };
 }
 

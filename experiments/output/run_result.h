@@ -46,7 +46,9 @@ struct RunResult : RunFacts {
 
   bool executed = false;  // on real bytes
   std::optional<double> loss;
-  std::string weights_digest;  // may be empty
+  std::string weights_digest;     // may be empty
+  std::string against;            // another policy that was executed as well; empty: none was
+  std::optional<bool> same_bits;  // whether loss and weights are equal; nullopt if one does not fit
 
   std::string failure;  // of a policy that did not finish its run; the report is empty then
 

@@ -7,7 +7,9 @@
 #include <functional>
 #include <utility>
 
+#include "policies/library.h"
 #include "sim/core/check.h"
+#include "sim/cost/table.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -75,6 +77,35 @@ Validation Validate(const Setup& setup, const PolicyMaker& make, const BackendFa
   validation.placements_equal = measured.placements == predicted.placements;
   if (measured.fits()) validation.violations = Check(*validation.measured.trace, measured);
   return validation;
+}
+
+Duration InSequence(const Validation& in_core) {
+  constexpr Duration kMost = Duration::Microseconds(5);
+  if (!in_core.fits()) return {};
+  int64_t kernels = 0;
+  for (const Op& op : in_core.predicted.trace->ops) {
+    kernels += static_cast<int64_t>(op.slots.size());
+  }
+  const Duration missing =
+      in_core.measured.execution->typical_iteration() - in_core.predicted.report.metrics.iteration;
+  return std::clamp(Duration::Picoseconds(missing.picoseconds() / std::max<int64_t>(kernels, 1)),
+                    Duration(), kMost);
+}
+
+Duration MeasureInSequence(const CostTable& table, const Trace& trace, const Device& device,
+                           const BackendFactories& backends) {
+  constexpr int kTimed = 12;
+  CostTable alone = table;
+  alone.in_sequence = Duration();
+  Setup setup;
+  setup.trace = std::make_shared<const Trace>(trace);
+  setup.device = device;
+  setup.cost = std::make_shared<const TableCostModel>(std::move(alone), device);
+  setup.memory = device.memory;
+  setup.backend = "cuda";
+  setup.options.iterations = kWarmUp + kTimed + 1;
+  return InSequence(Validate(
+      setup, [] { return PolicyLibrary().Make("liveness"); }, backends));
 }
 
 bool Agrees(const Validation& validation, double tolerance) {

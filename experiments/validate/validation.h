@@ -33,6 +33,16 @@ struct Validation {
 // as many iterations as it says. Throws as `RunPolicy` does.
 Validation Validate(const Setup& setup, const PolicyMaker& make, const BackendFactories& backends);
 
+// What each kernel of an in-core iteration took beyond its time alone, where the same kernel had
+// run before it and left caches warm; at most what can lie between two kernels. 0 if it does not
+// fit.
+Duration InSequence(const Validation& in_core);
+
+// `InSequence` of kernels with the times of the table, executed by the backend "cuda". Throws as
+// `RunPolicy` does.
+Duration MeasureInSequence(const CostTable& table, const Trace& trace, const Device& device,
+                           const BackendFactories& backends);
+
 // True if the times agree within `tolerance` (0.05 is 5 %) and `parity` holds, or if the workload
 // fits on neither side.
 bool Agrees(const Validation& validation, double tolerance);

@@ -52,6 +52,11 @@ class TableReader {
     json_.ReadRoot(Required("format", SkipJson), Required("version", SkipJson),
                    Required("workload", String(table_.workload)),
                    Required("provenance", [this](Value v) { ReadProvenance(v); }),
+                   Optional("in_sequence_ps",
+                            [this](Value v) {
+                              table_.in_sequence =
+                                  Duration::Picoseconds(json_.ReadInteger(v, 0, kMaxTime));
+                            }),
                    Required("entries", [this](Value v) {
                      json_.ReadArray(v, [this](Value entry) { ReadEntry(entry); });
                    }));
@@ -167,6 +172,9 @@ std::string FormatCostTable(const CostTable& table) {
   json.BeginObjectOnOneLine().Put("gpu", provenance.gpu).Put("driver", provenance.driver);
   json.Put("cuda", provenance.cuda).Put("cudnn", provenance.cudnn).Put("math", provenance.math);
   json.Put("date", provenance.date).Put("tool", provenance.tool).EndObject();
+  if (table.in_sequence > Duration()) {
+    json.Put("in_sequence_ps", table.in_sequence.picoseconds());
+  }
   json.Key("entries").BeginArray();
   for (const CostEntry& entry : sorted.entries) PutEntry(json, entry);
   std::string out = json.EndArray().EndObject().Take();
@@ -213,6 +221,7 @@ void TableCostModel::Add(CostTable table) {
     const auto [place, inserted] = kernels_[entry.signature].try_emplace(entry.batch);
     if (!inserted) continue;
     for (RecordedKernel& recorded : entry.kernels) {
+      recorded.kernel.time += table.in_sequence;
       place->second.push_back(std::move(recorded.kernel));
     }
   }

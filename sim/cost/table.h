@@ -37,7 +37,8 @@ std::string FormatCostTable(const CostTable& table);
 // Writes `FormatCostTable(table)`, compressed if `path` ends in ".zst". Throws `InputError`.
 void WriteCostTable(const CostTable& table, const std::filesystem::path& path);
 
-// Serves recorded tables. A micro-batch is looked up like any batch: it must have been recorded.
+// Serves recorded tables: each kernel takes its own time and what its table says that it takes in a
+// sequence. A micro-batch is looked up like any batch: it must have been recorded.
 // Immutable, so safe to use from several threads.
 class TableCostModel final : public CostModel {
  public:

@@ -292,6 +292,22 @@ class CliTest(unittest.TestCase):
         self.assertEqual(execute("--policy", "vdnn-all", "--drain-seed", "3", allocator="first-fit"), reference)
         self.assertEqual(execute("--policy", "vdnn-conv:algo=memory", "--memory", "60%"), reference)
         self.assertNotEqual(execute("--seed", "2"), reference)
+        against = ("run", "alexnet:1", "--backend", "cpu", "--policy", "vdnn-conv:algo=memory",
+                   "--memory", "60%", "--against", "liveness")
+        self.assertIn("same bits as liveness\n", self.ok(*against))
+        (row,) = json.loads(self.ok(*against, "--format", "json"))["rows"]
+        self.assertEqual((row["against"], row["same_bits"]), ("liveness", True))
+        self.assertIn("nothing to compare: vdnn-conv:algo=memory does not fit",
+                      self.ok(*against[:-4], "--memory", "1MiB", "--against", "liveness", code=1))
+        self.fails(2, "only with --backend cpu or cuda", "run", "alexnet:1", "--against", "liveness")
+
+    def test_a_check_says_what_it_checked(self):
+        checked = "found no violation: live blocks lie apart; every op found its operands"
+        for what, args in (("the report", ("run", "alexnet:4")),
+                           ("2 of 2 reports", ("compare", "alexnet:4", "--policy", "liveness", "--policy", "mxnet"))):
+            with self.subTest(args):
+                self.assertIn(f"checked {what}, {checked}", run(*args, "--check").stderr)
+                self.assertEqual(run(*args, "--check", "--quiet").stderr, "")
         self.fails(2, "--backend sim", "run", "alexnet:1", "--backend", "cpu", "--explain")
         self.ok("run", "alexnet:1", "--backend", "cpu", "--memory", "1MiB", code=1)
 

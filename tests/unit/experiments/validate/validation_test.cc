@@ -68,6 +68,20 @@ TEST_F(ValidationTest, WarmUpAndTheStampedIterationDoNotCount) {
   EXPECT_EQ(Find(ValidationColumns(), Result(), "timed_iterations"), Value(int64_t{3}));
 }
 
+TEST_F(ValidationTest, WhatAKernelTakesInASequenceIsWhatTheIterationLacks) {
+  int64_t kernels = 0;
+  for (const Op& op : trace_.ops) kernels += static_cast<int64_t>(op.slots.size());
+  const Duration predicted = validation_.predicted.report.metrics.iteration;
+  MeasureTimes(1.25);
+  EXPECT_NEAR(InSequence(validation_).milliseconds(),
+              std::min(0.25 * predicted.milliseconds() / static_cast<double>(kernels), 0.005),
+              1e-6);
+  MeasureTimes(1000);
+  EXPECT_EQ(InSequence(validation_), Duration::Microseconds(5));
+  MeasureTimes(0.9);
+  EXPECT_EQ(InSequence(validation_), Duration());
+}
+
 TEST_F(ValidationTest, OtherDecisionsPlacementsOrOrderAreNoAgreement) {
   ASSERT_TRUE(Agrees(validation_, 0.05));
   for (bool* flag : {&validation_.decisions_equal, &validation_.placements_equal}) {

@@ -188,6 +188,18 @@ TEST(TableCostModelTest, MicroBatchIsAnEntryOfItsOwn) {
   EXPECT_EQ(kernels[0].time, Duration::Picoseconds(9));
 }
 
+TEST(TableCostModelTest, KernelsTakeLongerInASequence) {
+  std::string text(kTable);
+  text.replace(text.find("\"entries\""), 0, "\"in_sequence_ps\": 4, ");
+  const CostTable table = ParseCostTable(text, "t.json");
+  EXPECT_EQ(table.in_sequence, Duration::Picoseconds(4));
+  EXPECT_EQ(ParseCostTable(FormatCostTable(table), "t.json"), table);
+  const TableCostModel model(table, SomeDevice());
+  EXPECT_EQ(model.Kernels(OpWith("conv"), 1, 16)[0].time, Duration::Picoseconds(13));
+  EXPECT_THAT(ErrorOfEdit("\"entries\"", "\"in_sequence_ps\": -1, \"entries\""),
+              ::testing::HasSubstr("in_sequence_ps"));
+}
+
 TEST(TableCostModelTest, MissingEntryNamesWhatThereIs) {
   const TableCostModel model(ParseCostTable(kTable, "t.json"), SomeDevice());
   EXPECT_EQ(InputErrorOf([&] { model.Kernels(OpWith("conv"), 1, 32); }),
