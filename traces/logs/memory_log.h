@@ -48,7 +48,7 @@ struct StartBlock {
   Bytes size;
   uint64_t address = 0;
   uint64_t stream = 0;
-  Bytes taken;  // with what could not be split off behind it, where the log tells; else 0
+  Bytes taken = {};  // with what could not be split off behind it, where the log tells; else 0
   bool operator==(const StartBlock&) const = default;
 };
 
