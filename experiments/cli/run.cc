@@ -21,6 +21,7 @@
 #include "experiments/run/execute.h"
 #include "policies/library.h"
 #include "traces/base/error.h"
+#include "traces/base/params.h"
 
 namespace spillway::cli {
 namespace {
@@ -47,16 +48,37 @@ struct RunOptions {
   std::vector<std::pair<std::string, std::vector<std::string>>> of_backends;
 };
 
-// How many stalls a table explains.
+// How many stalls a table explains, and of how many remedies are simulated.
 constexpr size_t kShownStalls = 10;
 
+// Simulates remedies of a run on the simulator.
+RemedyTrial TrialOf(const Scenario& scenario, const Outcome& outcome, const PolicyMaker& make,
+                    ProgressBar& progress) {
+  Setup setup = scenario.setup();
+  setup.allocator = outcome.allocator;
+  return [setup, make, &progress](const Remedy& remedy) -> std::optional<Duration> {
+    // Each would have to be planned anew, which may take minutes.
+    if (ParseSpecification("allocator", setup.allocator).name == "planned") return std::nullopt;
+    progress.Say(fmt::format("simulating remedies: {}", Name(remedy.kind)));
+    try {
+      return SimulateRemedy(setup, make, remedy);
+    } catch (const PolicyError&) {
+      return std::nullopt;  // a policy of another's making need not cope with what it did not do
+    }
+  };
+}
+
 std::string FormatExplained(const Scenario& scenario, const RunOptions& options,
-                            const Outcome& outcome, const RunResult& result) {
+                            const Outcome& outcome, const RunResult& result,
+                            const PolicyMaker& make, ProgressBar& progress) {
   const Report& report = outcome.report;
   const Trace& trace = *outcome.trace;
   const Format format = options.format.format();
-  const auto stalls =
-      report.fits() ? ExplainStalls(trace, report) : std::vector<StallExplanation>();
+  std::vector<StallExplanation> stalls;
+  if (report.fits()) {
+    stalls = ExplainStalls(trace, report, TrialOf(scenario, outcome, make, progress), kShownStalls);
+    progress.Wipe();
+  }
   if (format == Format::kJson) return FormatExplanationJson(trace, report, result, stalls);
   if (format == Format::kCsv) return FormatExplanationCsv(trace, report, stalls);
   std::string text = FormatResults({{{&scenario, {result}}}}, options.format);
@@ -218,12 +240,14 @@ int Execute(const RunOptions& options, Session& session) {
     throw UsageError("--export-densities needs real bytes: use it with --backend cpu or cuda");
   }
   const std::string policy = PolicyName(options);
-  const Outcome outcome = scenario.Play(policy, MakersOf(options, scenario));
+  const std::vector<PolicyMaker> makers = MakersOf(options, scenario);
+  const Outcome outcome = scenario.Play(policy, makers);
   const RunResult result = ResultOf(scenario, policy, outcome);
   const Trace& trace = *outcome.trace;
   const Report& report = outcome.report;
   const std::string text = options.explain
-                               ? FormatExplained(scenario, options, outcome, result)
+                               ? FormatExplained(scenario, options, outcome, result,
+                                                 makers[outcome.policy], session.progress())
                                : FormatResults({{{&scenario, {result}}}}, options.format);
   const std::vector<Export> exports{
       {"--export-trace", options.export_trace,
@@ -291,8 +315,10 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
                            "cpu, cuda: execute this policy too, in all of the device's memory, and "
                            "compare loss and weights; exit code 1 if they differ"),
           {"cpu", "cuda"});
-  verb->add_flag("--explain", options->explain,
-                 "Say for each stall what waited for what, and what would have removed it");
+  verb->add_flag(
+      "--explain", options->explain,
+      "Say for each stall what waited for what, and what simulation says would shorten the "
+      "iteration");
   AddOutput(*verb, options->output, options->format);
   AddFile(*verb, "--export-trace", options->export_trace,
           "Write the iteration as Chrome/Perfetto JSON, for ui.perfetto.dev");

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <map>
 #include <utility>
 
@@ -33,11 +32,14 @@ std::string FormatRate(Bandwidth rate) {
                            : fmt::format("{:.0f} GB/s", gigabytes);
 }
 
-// The rate that moves `size` in `time`, rounded up. REQUIRES: time > 0.
+// No link is as fast.
+constexpr Bandwidth kLinkLimit{1'000'000'000'000'000};
+
+// The rate that moves `size` in `time`, rounded up, at most `kLinkLimit`. REQUIRES: time > 0.
 Bandwidth RateOf(Bytes size, Duration time) {
   const Int128 numerator = Int128{size.count()} * 1'000'000'000'000;
   const Int128 rate = (numerator + time.picoseconds() - 1) / time.picoseconds();
-  return {static_cast<int64_t>(std::min(rate, Int128{std::numeric_limits<int64_t>::max()}))};
+  return {static_cast<int64_t>(std::min(rate, Int128{kLinkLimit.bytes_per_second}))};
 }
 
 Bytes Overlap(const Block& a, const Block& b) {
@@ -110,12 +112,10 @@ class Explainer {
     stall.since = idle_from;
     stall.length = entry.interval.start - idle_from;
     Duration latest = entry.interval.issued;
-    Duration latest_but_fence = latest;
     for (uint32_t w = 0; w < entry.wait_count; ++w) {
       const Wait& wait = report_.waits[entry.first_wait + w];
       const size_t command = CommandOf(wait.event);
       const Duration end = TimeOf(command).end;
-      if (wait.cause != WaitCause::kFence) latest_but_fence = std::max(latest_but_fence, end);
       if (end <= latest) continue;
       latest = end;
       stall.cause = CauseOf(wait.cause);
@@ -123,16 +123,12 @@ class Explainer {
     }
     if (!stall.awaited) {
       stall.waited_for = "the host, which had not issued it yet";
-      Suggestion suggestion{.kind = SuggestionKind::kFasterHost, .earlier = stall.length};
-      suggestion.text = fmt::format(
-          "the host would have to issue it {} earlier: fewer commands before it, or a lower launch "
-          "overhead",
-          FormatDuration(stall.length));
-      stall.suggestions.push_back(std::move(suggestion));
+      Suggest(stall, {.kind = RemedyKind::kFasterHost}, "with a host that issues without delay");
     } else {
       Describe(stall);
       if (stall.cause == StallCause::kFence) {
-        SuggestNoFence(stall, std::max(latest_but_fence, idle_from));
+        Suggest(stall, {.kind = RemedyKind::kNoFence, .op = stall.op},
+                "without the fence before " + trace_.op(stall.op).name);
       }
       SuggestEarlierStart(stall);
       SuggestMemory(stall);
@@ -199,16 +195,12 @@ class Explainer {
     return by_stream_[Index(event.stream)][event.sequence - 2];
   }
 
-  void SuggestNoFence(StallExplanation& stall, Duration start_without) const {
-    const Duration gain = stall.since + stall.length - start_without;
-    Suggestion suggestion{.kind = SuggestionKind::kNoFence, .earlier = gain};
-    suggestion.suffices = gain == stall.length;
-    suggestion.text = fmt::format("without the fence before {} it starts {} earlier{}",
-                                  trace_.op(stall.op).name, FormatDuration(gain),
-                                  suggestion.suffices ? ""
-                                                      : ", and then waits for memory "
-                                                        "or for its own inputs");
-    stall.suggestions.push_back(std::move(suggestion));
+  static void Suggest(StallExplanation& stall, const Remedy& remedy, std::string text) {
+    stall.suggestions.push_back({remedy, Duration(), Duration(), std::move(text)});
+  }
+
+  Direction DirectionOf(size_t copy) const {
+    return At(copy).kind == CommandKind::kToHost ? Direction::kToHost : Direction::kToDevice;
   }
 
   // The earliest time at which copy `i` has something to copy: the last write of its source.
@@ -243,54 +235,34 @@ class Explainer {
     const size_t copy = *stall.awaited;
     if (At(copy).kind == CommandKind::kKernel) return;
     const Interval& time = TimeOf(copy);
-    const Duration ready = SourceReady(copy);
-    const Duration wanted = time.start - stall.length;
-    const Duration start = std::max(wanted, ready);
+    const Duration start = std::max(time.start - stall.length, SourceReady(copy));
     if (start >= time.start) return;  // it could not have started any earlier
-    Suggestion suggestion{.kind = SuggestionKind::kStartEarlier, .earlier = time.start - start};
-    suggestion.suffices = start == wanted;
-    const auto kernel = KernelAt(start);
-    if (kernel) suggestion.op = At(*kernel).op;
-    const char* verb = At(copy).kind == CommandKind::kToHost ? "offload" : "prefetch";
-    suggestion.text = fmt::format(
-        "the copy would have had to start {} earlier, at {}: {} {} {}",
-        FormatDuration(stall.length),
-        wanted < Duration() ? "a time before the iteration" : FormatDuration(wanted), verb,
-        TensorName(copy),
-        kernel ? fmt::format("at or before {}", OpName(*kernel)) : std::string("at the start"));
-    if (!suggestion.suffices) {
-      suggestion.text = fmt::format(
-          "the copy could have started {} earlier at most, when its source was complete: {} {} {}",
-          FormatDuration(suggestion.earlier), verb, TensorName(copy),
-          kernel ? fmt::format("during {}", OpName(*kernel)) : std::string("at the start"));
-    }
-    stall.suggestions.push_back(std::move(suggestion));
+    const OpId op = At(KernelAt(start).value_or(0)).op;
+    const Remedy remedy{.kind = RemedyKind::kStartEarlier,
+                        .op = op,
+                        .tensor = At(copy).tensor,
+                        .direction = DirectionOf(copy)};
+    Suggest(stall, remedy,
+            fmt::format("with the {} of {} at {}",
+                        remedy.direction == Direction::kToHost ? "offload" : "prefetch",
+                        TensorName(copy), trace_.op(op).name));
   }
 
   void SuggestMemory(StallExplanation& stall) const {
     const TimelineEntry& awaited = At(*stall.awaited);
     if (awaited.kind == CommandKind::kKernel) return;
-    Suggestion suggestion{.kind = SuggestionKind::kMoreMemory};
+    Bytes memory;
+    std::string use;
     if (stall.cause == StallCause::kMemory) {
-      suggestion.memory = BytesInTheWay(*stall.command, awaited.device);
-      if (suggestion.memory == Bytes(0)) return;
-      suggestion.text = fmt::format("{} more device memory would let {} write elsewhere",
-                                    FormatBytes(suggestion.memory), trace_.op(stall.op).name);
+      memory = BytesInTheWay(*stall.command, awaited.device);
+      use = trace_.op(stall.op).name + " would need to write elsewhere";
     } else if (awaited.kind == CommandKind::kToDevice) {
-      const auto peak = PeakIfKept(*stall.awaited);
-      if (!peak) return;
-      const Bytes now = report_.metrics.peak_allocated;
-      suggestion.memory = std::max(Bytes(0), *peak - now);
-      suggestion.text =
-          suggestion.memory == Bytes(0)
-              ? fmt::format("keeping {} on the device would stay under the present peak of {}",
-                            TensorName(*stall.awaited), FormatBytes(now))
-              : fmt::format("{} more device memory would let {} stay",
-                            FormatBytes(suggestion.memory), TensorName(*stall.awaited));
-    } else {
-      return;
+      memory = MoreIfKept(*stall.awaited);
+      use = TensorName(*stall.awaited) + " would need to stay";
     }
-    stall.suggestions.push_back(std::move(suggestion));
+    if (memory == Bytes(0)) return;
+    Suggest(stall, {.kind = RemedyKind::kMoreMemory, .memory = memory},
+            fmt::format("with {} more device memory, as much as {}", FormatBytes(memory), use));
   }
 
   // Bytes of what kernel `i` writes, workspace included, that lie in `range`.
@@ -316,9 +288,10 @@ class Explainer {
     return bytes;
   }
 
-  // The largest sum of allocated bytes if the tensor that copy `i` brings back had stayed on the
-  // device; nullopt if it lies in a block that is reserved for the whole run, or came from outside.
-  std::optional<Bytes> PeakIfKept(size_t i) const {
+  // By how much the peak of allocated bytes would be higher if the tensor that copy `i` brings back
+  // had stayed on the device; 0 if it lies in a block that is reserved for the whole run, or came
+  // from outside.
+  Bytes MoreIfKept(size_t i) const {
     const TensorId tensor = At(i).tensor;
     std::optional<size_t> released, returned;
     for (size_t p = 0; p < report_.placements.size(); ++p) {
@@ -327,16 +300,16 @@ class Explainer {
       if (placement.host || placement.tensor != tensor) continue;
       if (placement.kind == PlacementKind::kAllocate) returned = p;
       if (placement.kind == PlacementKind::kFree) released = p;
-      if (placement.kind == PlacementKind::kEnter) return std::nullopt;
+      if (placement.kind == PlacementKind::kEnter) return Bytes(0);
     }
-    if (!returned || !released || *released > *returned) return std::nullopt;
-    Bytes peak;
+    if (!returned || !released || *released > *returned) return Bytes(0);
+    Bytes peak = report_.metrics.peak_allocated;
     for (const MemorySample& sample : memory_) {
       if (sample.change >= *released && sample.change < *returned) {
         peak = std::max(peak, sample.allocated + report_.placements[*returned].block.size);
       }
     }
-    return peak;
+    return peak - report_.metrics.peak_allocated;
   }
 
   // Copies that follow each other without a gap would all have to be faster.
@@ -345,23 +318,22 @@ class Explainer {
     if (At(last).kind == CommandKind::kKernel) return;
     size_t first = last;
     Bytes moved = At(last).size;
-    int64_t copies = 1;
     while (const auto before = Predecessor(first)) {
       if (TimeOf(*before).end != TimeOf(first).start) break;
       if (TimeOf(last).end - TimeOf(first).start > stall.length) break;
       first = *before;
       moved += At(first).size;
-      ++copies;
     }
     const Duration taken = TimeOf(last).end - TimeOf(first).start;
-    if (taken <= stall.length || moved == Bytes(0)) return;  // no link is fast enough
-    Suggestion suggestion{.kind = SuggestionKind::kFasterLink};
-    suggestion.link = RateOf(moved, taken - stall.length);
-    suggestion.text = fmt::format(
-        "a link of {} hides it; {} moved at {}", FormatRate(suggestion.link),
-        copies == 1 ? std::string("the copy") : fmt::format("the {} copies up to it", copies),
-        FormatRate(RateOf(moved, taken)));
-    stall.suggestions.push_back(std::move(suggestion));
+    if (taken <= stall.length) return;
+    const Remedy remedy{.kind = RemedyKind::kFasterLink,
+                        .direction = DirectionOf(last),
+                        .link = RateOf(moved, taken - stall.length)};
+    if (remedy.link == kLinkLimit) return;
+    Suggest(stall, remedy,
+            fmt::format("with {} to the {} (now {})", FormatRate(remedy.link),
+                        remedy.direction == Direction::kToHost ? "host" : "device",
+                        FormatRate(RateOf(moved, taken))));
   }
 
   const Trace& trace_;
@@ -375,20 +347,28 @@ class Explainer {
   std::vector<StallExplanation> stalls_;
 };
 
+template <typename T>
+std::optional<T> If(const Suggestion& suggestion, std::initializer_list<RemedyKind> kinds,
+                    const T& value) {
+  return When(std::find(kinds.begin(), kinds.end(), suggestion.remedy.kind) != kinds.end(), value);
+}
+
 Columns<Suggestion> SuggestionColumns(const Trace& trace) {
+  using Kind = RemedyKind;
   return {
-      {"kind", "", "", [](auto& s) { return Name(s.kind); }},
-      {"suffices", "", "it removes the whole stall", &Suggestion::suffices},
-      {"earlier_ms", "ms", "start so much earlier",
-       [](auto& s) { return When(s.earlier > Duration(), s.earlier); }},
-      {"op", "", "at or before this op",
-       [&](auto& s) { return s.op ? std::optional(trace.op(*s.op).name) : std::nullopt; }},
-      {"memory_bytes", "B", "with so much more device memory",
-       [](auto& s) { return When(s.kind == SuggestionKind::kMoreMemory, s.memory); }},
-      {"link_bytes_per_second", "B/s", "with such a link",
-       [](auto& s) {
-         return When(s.kind == SuggestionKind::kFasterLink, s.link.bytes_per_second);
+      {"kind", "", "", [](auto& s) { return Name(s.remedy.kind); }},
+      {"iteration_ms", "ms", "as simulated with it", &Suggestion::iteration},
+      {"gain_ms", "ms", "by so much shorter", &Suggestion::gain},
+      {"op", "", "at this op",
+       [&](auto& s) {
+         return If(s, {Kind::kStartEarlier, Kind::kNoFence}, trace.op(s.remedy.op).name);
        }},
+      {"tensor", "", "of the copy",
+       [&](auto& s) { return If(s, {Kind::kStartEarlier}, trace.tensor(s.remedy.tensor).name); }},
+      {"memory_bytes", "B", "with so much more device memory",
+       [](auto& s) { return If(s, {Kind::kMoreMemory}, s.remedy.memory); }},
+      {"link_bytes_per_second", "B/s", "with such a link",
+       [](auto& s) { return If(s, {Kind::kFasterLink}, s.remedy.link.bytes_per_second); }},
       {"text", "", "a sentence for people", &Suggestion::text},
   };
 }
@@ -428,7 +408,7 @@ Columns<StallExplanation> StallColumns(const Trace& trace, const Report& report,
        if_awaited([](auto& entry) { return entry.interval.start; })},
       {"end_ms", "ms", "and ended", if_awaited([](auto& entry) { return entry.interval.end; })},
       {"why_late", "", "what held it up", [](auto& stall) { return IfAny(stall.why_late); }},
-      {"removed_by", "", "what would have removed the wait",
+      {"remedies", "", "what would have made the iteration shorter, simulated",
        [](auto& stall) {
          std::string all;
          for (const Suggestion& suggestion : stall.suggestions) {
@@ -448,12 +428,6 @@ Columns<StallExplanation> StallColumns(const Trace& trace, const Report& report,
 std::string_view Name(StallCause cause) {
   constexpr std::array<std::string_view, 5> kNames{"fetch", "fence", "memory", "launch", "drain"};
   return kNames[static_cast<size_t>(cause)];
-}
-
-std::string_view Name(SuggestionKind kind) {
-  constexpr std::array<std::string_view, 5> kNames{"start_earlier", "more_memory", "faster_link",
-                                                   "no_fence", "faster_host"};
-  return kNames[static_cast<size_t>(kind)];
 }
 
 std::string_view Name(CopyReason reason) {
@@ -482,9 +456,27 @@ std::vector<CopyReason> CopyReasons(const Report& report) {
   return reasons;
 }
 
-std::vector<StallExplanation> ExplainStalls(const Trace& trace, const Report& report) {
+std::vector<StallExplanation> ExplainStalls(const Trace& trace, const Report& report,
+                                            const RemedyTrial& simulate, size_t limit) {
   SPILLWAY_CHECK(report.fits());
-  return Explainer(trace, report).Explain();
+  std::vector<StallExplanation> stalls = Explainer(trace, report).Explain();
+  for (size_t i = 0; i < stalls.size(); ++i) {
+    std::vector<Suggestion> good;
+    for (Suggestion& suggestion : stalls[i].suggestions) {
+      if (i >= limit) break;
+      const auto iteration = simulate(suggestion.remedy);
+      if (!iteration || *iteration >= report.metrics.iteration) continue;
+      suggestion.iteration = *iteration;
+      suggestion.gain = report.metrics.iteration - *iteration;
+      suggestion.text += fmt::format(": {} per iteration, {} less", FormatDuration(*iteration),
+                                     FormatDuration(suggestion.gain));
+      good.push_back(std::move(suggestion));
+    }
+    std::stable_sort(good.begin(), good.end(),
+                     [](const auto& a, const auto& b) { return a.gain > b.gain; });
+    stalls[i].suggestions = std::move(good);
+  }
+  return stalls;
 }
 
 std::string FormatExplanation(const Trace& trace, const Report& report,

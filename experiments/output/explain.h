@@ -1,19 +1,22 @@
 // Says why an iteration was slower than its kernels: each wait of the compute stream, what it was
-// for, and what would have removed it.
+// for, and what would have made the iteration shorter.
 //
-// A pure function of a trace and a report's logs. The stalls are those of `Metrics::stalls`, one by
-// one: their lengths add up to the same picosecond. A suggestion is what the logs say about this
-// stall with everything else unchanged; a policy that follows it may meet the next obstacle.
+// The stalls are those of `Metrics::stalls`, one by one, from the report's logs alone: their
+// lengths add up to the same picosecond. From the logs follows, too, what might remove a stall with
+// all else unchanged. But then another op may wait longer, so each such remedy is simulated, and
+// only those that shorten the iteration are suggested.
 
 #ifndef SPILLWAY_EXPERIMENTS_OUTPUT_EXPLAIN_H_
 #define SPILLWAY_EXPERIMENTS_OUTPUT_EXPLAIN_H_
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "experiments/output/run_result.h"
+#include "experiments/run/remedy.h"
 #include "sim/core/report.h"
 #include "traces/trace.h"
 
@@ -30,24 +33,15 @@ std::vector<CopyReason> CopyReasons(const Report& report);
 enum class StallCause : uint8_t { kFetch, kFence, kMemory, kLaunch, kDrain };  // as in `Stalls`
 std::string_view Name(StallCause cause);
 
-enum class SuggestionKind : uint8_t {
-  kStartEarlier,  // `earlier`, `op`: start the copy so much earlier, at or before that op
-  kMoreMemory,    // `memory`: with so much more device memory there would be nothing to wait for
-  kFasterLink,    // `link`: at this rate the copy would have ended in time
-  kNoFence,       // `earlier`: the fence alone costs this much here
-  kFasterHost,    // `earlier`: the host would have to issue the op so much earlier
-};
-std::string_view Name(SuggestionKind kind);
-
 struct Suggestion {
-  SuggestionKind kind = SuggestionKind::kStartEarlier;
-  bool suffices = true;  // it removes the whole stall
-  Duration earlier = {};
-  std::optional<OpId> op = {};
-  Bytes memory = {};
-  Bandwidth link = {};
-  std::string text = {};  // one sentence for people
+  Remedy remedy;
+  Duration iteration;  // as simulated with the remedy
+  Duration gain;       // by so much shorter than without, more than 0
+  std::string text;    // "without the fence before f2: 30 ns per iteration, 20 ns less"
 };
+
+// What the iteration takes with a remedy, by simulation; nullopt if it cannot run so.
+using RemedyTrial = std::function<std::optional<Duration>(const Remedy&)>;
 
 struct StallExplanation {
   StallCause cause = StallCause::kFetch;
@@ -56,14 +50,16 @@ struct StallExplanation {
   OpId op{};                      // the op that waited; the last op for the drain
   Duration since;
   Duration length;
-  std::string waited_for;  // "prefetch of x (10 MiB, issued at b2, 1.2 ms)"
-  std::string why_late;    // a sentence on what held that command up; may be empty
-  std::vector<Suggestion> suggestions;
+  std::string waited_for;               // "prefetch of x (10 MiB, issued at b2, 1.2 ms)"
+  std::string why_late;                 // a sentence on what held that command up; may be empty
+  std::vector<Suggestion> suggestions;  // the largest gain first
 };
 
-// All stalls, longest first; of equal ones the earliest first. REQUIRES: the logs are complete
-// (`report.fits()`) and belong to `trace`.
-std::vector<StallExplanation> ExplainStalls(const Trace& trace, const Report& report);
+// All stalls, longest first; of equal ones the earliest first. What might remove one of the first
+// `limit` is tried out by `simulate`, and suggested if the iteration is shorter with it. REQUIRES:
+// the logs are complete (`report.fits()`) and belong to `trace`.
+std::vector<StallExplanation> ExplainStalls(const Trace& trace, const Report& report,
+                                            const RemedyTrial& simulate = {}, size_t limit = 0);
 
 // The longest stalls for people, at most `limit` of them, and a line on the others.
 std::string FormatExplanation(const Trace& trace, const Report& report,

@@ -211,7 +211,9 @@ Outcome Play(const Setup& setup, std::span<const PolicyMaker> policies,
     if (!predicted.report.fits()) return predicted;
     resolved.setup.footprint = FootprintOf(resolved.setup, predicted);
   }
-  return RunPolicy(resolved.setup, *make(), backends);
+  Outcome outcome = RunPolicy(resolved.setup, *make(), backends);
+  outcome.policy = resolved.policy;
+  return outcome;
 }
 
 std::vector<PolicyMaker> MakersOf(const Setup& setup, const std::string& policy) {

@@ -76,6 +76,7 @@ struct Outcome {
   std::optional<CompressionSummary> compression;  // where the setup has a plan and the run fits
   std::optional<Execution> execution;             // where the backend executes and the run fits
   std::string allocator;                          // that served it: where `auto`, what it chose
+  size_t policy = 0;                              // likewise of the policies that `auto` had
 };
 
 // The device allocator that `setup` names, with its plan if it has one. Without a plan `planned` is

@@ -186,15 +186,36 @@ class ExportsTest(CommandTest):
                                        row[f"stall_{cause}_ms"])
             lengths = [s["stall_ms"] for s in stalls]
             self.assertEqual(lengths, sorted(lengths, reverse=True))
-            self.assertTrue(all(s["suggestions"] for s in stalls if s["cause"] == "fetch"))
+            for i, stall in enumerate(stalls):
+                gains = [s["gain_ms"] for s in stall["suggestions"]]
+                self.assertEqual(gains, sorted(gains, reverse=True))
+                self.assertTrue(i < 10 or not gains)
+                for s in stall["suggestions"]:
+                    self.assertAlmostEqual(s["iteration_ms"] + s["gain_ms"], row["iteration_ms"])
             rows = list(csv.DictReader(io.StringIO(self.ok(*args, "--explain", "--format", "csv"))))
             self.assertEqual(len(rows), len(stalls))
+
+    def test_a_remedy_is_printed_only_if_simulation_says_that_it_helps(self):
+        # All of the memory of the device is there: more of it changes nothing.
+        document = json.loads(self.ok("run", "vgg19:64", "--policy", "vdnn-all", "--memory", "80GiB",
+                                      "--explain", "--format", "json"))
+        kinds = {s["kind"] for stall in document["stalls"] for s in stall["suggestions"]}
+        self.assertNotIn("more_memory", kinds)
+        self.assertIn("no_fence", kinds)
+        # Where one is printed, a run with as much memory gives what it says.
+        args = ("run", "vgg19:256", "--policy", "vdnn-dyn", "--explain", "--format", "json")
+        document = json.loads(self.ok(*args, "--memory", "12GiB"))
+        suggestion = next(s for stall in document["stalls"] for s in stall["suggestions"]
+                          if s["kind"] == "more_memory")
+        memory = (12 << 30) + suggestion["memory_bytes"]
+        row = json.loads(self.ok(*args, "--memory", f"{memory}B"))["row"]
+        self.assertAlmostEqual(row["iteration_ms"], suggestion["iteration_ms"])
 
     def test_an_explanation_names_op_copy_and_remedy(self):
         text = self.ok("run", "vgg19:256", "--policy", "vdnn-all:algo=memory", "--memory", "12GiB",
                        "--explain")
         self.assertRegex(text, r"1\. .* ms \((fetch|fence)\): \S+ waited from .* for \w+ of \S+ ")
-        self.assertRegex(text, r"a link of [\d.]+ GB/s hides it")
+        self.assertRegex(text, r"with [\d.]+ GB/s to the (host|device) \(now .*\): .* per iteration, .* less")
         self.assertIn("without the fence before", text)
         self.assertRegex(text, r"\d+ shorter waits")
         # Every wait is listed in JSON; a run that does not fit has none.

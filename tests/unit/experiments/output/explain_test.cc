@@ -51,21 +51,41 @@ TensorId Find(const Trace& trace, const std::string& name) {
   throw InputError("no tensor " + name);
 }
 
-const Suggestion* FindSuggestion(const StallExplanation& stall, SuggestionKind kind) {
+const Suggestion* FindSuggestion(const StallExplanation& stall, RemedyKind kind) {
   for (const Suggestion& suggestion : stall.suggestions) {
-    if (suggestion.kind == kind) return &suggestion;
+    if (suggestion.remedy.kind == kind) return &suggestion;
   }
   return nullptr;
 }
 
+struct Explained {
+  Report report;
+  std::vector<StallExplanation> stalls;
+};
+
+Explained Explain(const Trace& trace, const CostModel& cost, const PolicyMaker& make,
+                  const RunSettings& settings = {}, size_t limit = 10) {
+  const Setup setup{Borrow(trace),   settings.device, Borrow(cost),
+                    settings.memory, "best-fit",      settings.options};
+  Explained explained{Simulate(setup, *make()).report, {}};
+  explained.stalls = ExplainStalls(
+      trace, explained.report,
+      [&](const Remedy& remedy) { return SimulateRemedy(setup, make, remedy); }, limit);
+  return explained;
+}
+
+PolicyMaker After(const AfterPolicy::Hook& hook) {
+  return [hook] { return std::make_unique<AfterPolicy>(hook); };
+}
+
 // x leaves after f1 and returns at its last use, b1.
-Report FetchOnDemand(const Trace& trace, RunSettings settings = {}) {
-  AfterPolicy policy([&](PolicyContext& context, const std::string& op) {
+Explained FetchOnDemand(const Trace& trace, const RunSettings& settings = {}, size_t limit = 10) {
+  const auto hook = [&](PolicyContext& context, const std::string& op) {
     if (op != "f1") return;
     context.Offload(Find(trace, "x"));
     context.Release(Find(trace, "x"));
-  });
-  return RunSim(trace, FixedCost(), policy, settings).report;
+  };
+  return Explain(trace, FixedCost(), After(hook), settings, limit);
 }
 
 //   d2h      |x |
@@ -73,8 +93,7 @@ Report FetchOnDemand(const Trace& trace, RunSettings settings = {}) {
 //   h2d                     | x |        10 ns too late: during b2 is the time to start
 TEST(ExplainTest, AFetchIsExplainedByItsCopy) {
   const Trace trace = ChainTrace();
-  const Report report = FetchOnDemand(trace);
-  const auto stalls = ExplainStalls(trace, report);
+  const auto [report, stalls] = FetchOnDemand(trace);
   ASSERT_EQ(stalls.size(), 1u);
   const StallExplanation& stall = stalls[0];
   EXPECT_EQ(stall.cause, StallCause::kFetch);
@@ -84,21 +103,17 @@ TEST(ExplainTest, AFetchIsExplainedByItsCopy) {
   EXPECT_EQ(stall.waited_for, "fetch of x (10 B, issued at b1, 10 ns)");
   EXPECT_EQ(stall.why_late, "the memory it fills was in use by b2 until 50 ns");
 
-  const Suggestion* earlier = FindSuggestion(stall, SuggestionKind::kStartEarlier);
+  const Suggestion* earlier = FindSuggestion(stall, RemedyKind::kStartEarlier);
   ASSERT_NE(earlier, nullptr);
-  EXPECT_TRUE(earlier->suffices);
-  EXPECT_EQ(earlier->earlier, Ns(10));
-  EXPECT_EQ(trace.op(*earlier->op).name, "b2");
-  EXPECT_THAT(earlier->text, HasSubstr("prefetch x at or before b2"));
+  EXPECT_EQ(earlier->text, "with the prefetch of x at b2: 60 ns per iteration, 10 ns less");
+  EXPECT_EQ(earlier->iteration, Ns(60));
+  EXPECT_EQ(earlier->gain, Ns(10));
+  EXPECT_EQ(trace.op(earlier->remedy.op).name, "b2");
 
-  // Live without x, in tens of bytes: f2 2, f3 3, b3 4, b2 3, and b1 2 with x. Keeping x makes 5 at
-  // b3, the peak is 4.
-  const Suggestion* memory = FindSuggestion(stall, SuggestionKind::kMoreMemory);
-  ASSERT_NE(memory, nullptr);
-  EXPECT_EQ(memory->memory, Bytes(10));
-
+  // There is memory enough: more changes nothing.
+  EXPECT_EQ(FindSuggestion(stall, RemedyKind::kMoreMemory), nullptr);
   // The copy takes as long as the stall: no link is fast enough.
-  EXPECT_EQ(FindSuggestion(stall, SuggestionKind::kFasterLink), nullptr);
+  EXPECT_EQ(FindSuggestion(stall, RemedyKind::kFasterLink), nullptr);
 }
 
 // With an h2d link that needs 10 ns for x and a prefetch 4 ns of work too late, a link of 10 bytes
@@ -110,22 +125,31 @@ TEST(ExplainTest, ALinkThatIsFastEnoughIsNamed) {
   trace.ops[4].slots[0].signature = "short";
   FixedCost cost;
   cost.Set("short", {{"default", Ns(6), Bytes(0), true}});
-  AfterPolicy policy([&](PolicyContext& context, const std::string& op) {
-    const TensorId x = Find(trace, "x");
-    if (op == "f1") {
-      EXPECT_TRUE(context.Offload(x) && context.Release(x));
-    } else if (op == "b3") {
-      EXPECT_TRUE(context.Prefetch(x));
-    }
-  });
-  const Report report = RunSim(trace, cost, policy).report;
-  const auto stalls = ExplainStalls(trace, report);
+  const auto [report, stalls] =
+      Explain(trace, cost, After([&](PolicyContext& context, const std::string& op) {
+                const TensorId x = Find(trace, "x");
+                if (op == "f1") context.Offload(x), context.Release(x);
+                if (op == "b3") context.Prefetch(x);
+              }));
   ASSERT_EQ(stalls.size(), 1u) << testing::TimelineText(trace, report);
   EXPECT_EQ(stalls[0].length, Ns(4));
   EXPECT_THAT(stalls[0].waited_for, HasSubstr("prefetch of x"));
-  const Suggestion* link = FindSuggestion(stalls[0], SuggestionKind::kFasterLink);
+  const Suggestion* link = FindSuggestion(stalls[0], RemedyKind::kFasterLink);
   ASSERT_NE(link, nullptr);
-  EXPECT_EQ(link->link.bytes_per_second, 1'666'666'667);  // 10 bytes in 6 ns
+  EXPECT_EQ(link->remedy.link.bytes_per_second, 1'666'666'667);  // 10 bytes in 6 ns
+  EXPECT_EQ(link->gain, Ns(4));
+}
+
+Trace WideSecondOp() {
+  return TraceBuilder()
+      .Tensor("x", TensorKind::kInput, 30)
+      .Tensor("y1", TensorKind::kActivation, 10)
+      .Tensor("y2", TensorKind::kActivation, 30)
+      .Tensor("d", TensorKind::kGradient, 5)
+      .Op("f1", Phase::kForward, {"x"}, {"y1"})
+      .Op("f2", Phase::kForward, {"y1"}, {"y2"})
+      .Op("b1", Phase::kBackward, {"x"}, {"d"})
+      .Build();
 }
 
 // With no byte to spare, y2 takes the place of x, whose copy is slow.
@@ -133,20 +157,10 @@ TEST(ExplainTest, ALinkThatIsFastEnoughIsNamed) {
 //   compute  |f1|  (memory)   |f2|    (fetch)       |b1|
 //   h2d                           |------x 30------|
 TEST(ExplainTest, MemoryInUseIsExplainedByTheCopyThatReadsIt) {
-  const Trace trace = TraceBuilder()
-                          .Tensor("x", TensorKind::kInput, 30)
-                          .Tensor("y1", TensorKind::kActivation, 10)
-                          .Tensor("y2", TensorKind::kActivation, 30)
-                          .Tensor("d", TensorKind::kGradient, 5)
-                          .Op("f1", Phase::kForward, {"x"}, {"y1"})
-                          .Op("f2", Phase::kForward, {"y1"}, {"y2"})
-                          .Op("b1", Phase::kBackward, {"x"}, {"d"})
-                          .Build();
+  const Trace trace = WideSecondOp();
   RunSettings settings;
   settings.memory = Bytes(40);
-  const Report report = FetchOnDemand(trace, settings);
-  ASSERT_TRUE(report.fits());
-  const auto stalls = ExplainStalls(trace, report);
+  const auto [report, stalls] = FetchOnDemand(trace, settings);
   ASSERT_EQ(stalls.size(), 2u) << testing::TimelineText(trace, report);
   EXPECT_EQ(stalls[0].cause, StallCause::kFetch);
   const StallExplanation& stall = stalls[1];
@@ -155,12 +169,36 @@ TEST(ExplainTest, MemoryInUseIsExplainedByTheCopyThatReadsIt) {
   EXPECT_EQ(stall.length, Ns(20));
   EXPECT_EQ(stall.waited_for, "offload of x (30 B, issued at f1, 30 ns)");
   EXPECT_EQ(stall.why_late, "it started as soon as it was issued");
-  EXPECT_EQ(FindSuggestion(stall, SuggestionKind::kStartEarlier), nullptr);  // it began at 0
-  ASSERT_NE(FindSuggestion(stall, SuggestionKind::kMoreMemory), nullptr);
-  EXPECT_EQ(FindSuggestion(stall, SuggestionKind::kMoreMemory)->memory, Bytes(30));
-  ASSERT_NE(FindSuggestion(stall, SuggestionKind::kFasterLink), nullptr);
-  EXPECT_EQ(FindSuggestion(stall, SuggestionKind::kFasterLink)->link.bytes_per_second,
-            3'000'000'000);  // 30 bytes in the 10 ns of f1
+  EXPECT_EQ(FindSuggestion(stall, RemedyKind::kStartEarlier), nullptr);  // it began at 0
+  // With 30 bytes more y2 has a place of its own, but best fit gives it that of x again.
+  EXPECT_EQ(FindSuggestion(stall, RemedyKind::kMoreMemory), nullptr);
+  const Suggestion* link = FindSuggestion(stall, RemedyKind::kFasterLink);
+  ASSERT_NE(link, nullptr);
+  EXPECT_EQ(link->remedy.link.bytes_per_second, 3'000'000'000);  // 30 bytes in the 10 ns of f1
+  EXPECT_EQ(link->gain, Ns(20));
+}
+
+// As above, but x is released only where there is no room.
+TEST(ExplainTest, MoreMemoryIsSuggestedWhereItHelps) {
+  class OnDemand final : public Policy {
+   public:
+    void AfterOp(PolicyContext& context, OpId op) override {
+      if (context.trace().op(op).name == "f1") context.Offload(Find(context.trace(), "x"));
+    }
+    bool OnAllocFailure(PolicyContext& context, Bytes) override {
+      return context.Release(Find(context.trace(), "x"));
+    }
+  };
+  const Trace trace = WideSecondOp();
+  RunSettings settings;
+  settings.memory = Bytes(40);
+  const auto [report, stalls] = Explain(
+      trace, FixedCost(), [] { return std::make_unique<OnDemand>(); }, settings);
+  ASSERT_EQ(stalls.size(), 2u) << testing::TimelineText(trace, report);
+  const Suggestion* memory = FindSuggestion(stalls[1], RemedyKind::kMoreMemory);
+  ASSERT_NE(memory, nullptr);
+  EXPECT_EQ(memory->remedy.memory, Bytes(30));
+  EXPECT_EQ(memory->gain, Ns(50));  // nothing waits
 }
 
 // The last copy outlives the last op.
@@ -173,12 +211,12 @@ TEST(ExplainTest, TheDrainIsExplainedByTheLastCopy) {
                           .Tensor("y", TensorKind::kActivation, 10)
                           .Op("f1", Phase::kForward, {"x", "w"}, {"y"})
                           .Build();
-  AfterPolicy policy(
-      [&](PolicyContext& context, const std::string&) { context.Offload(Find(trace, "w")); });
   RunSettings settings;
   settings.options.max_iterations = 1;
-  const Report report = RunSim(trace, FixedCost(), policy, settings).report;
-  const auto stalls = ExplainStalls(trace, report);
+  const auto [report, stalls] = Explain(
+      trace, FixedCost(),
+      After([&](PolicyContext& context, const std::string&) { context.Offload(Find(trace, "w")); }),
+      settings);
   ASSERT_EQ(stalls.size(), 1u);
   EXPECT_EQ(stalls[0].cause, StallCause::kDrain);
   EXPECT_EQ(stalls[0].command, std::nullopt);
@@ -198,40 +236,59 @@ TEST(ExplainTest, AFenceIsNamedWithWhatItCosts) {
                           .Op("f2", Phase::kForward, {"y1"}, {"y2"})
                           .Op("b1", Phase::kBackward, {"y2", "x"}, {"y1"})
                           .Build();
-  AfterPolicy policy([&](PolicyContext& context, const std::string& op) {
-    if (op != "f1") return;
-    context.Offload(Find(trace, "x"));
-    context.Fence();
-  });
-  const Report report = RunSim(trace, FixedCost(), policy).report;
-  const auto stalls = ExplainStalls(trace, report);
+  const auto [report, stalls] =
+      Explain(trace, FixedCost(), After([&](PolicyContext& context, const std::string& op) {
+                if (op != "f1") return;
+                context.Offload(Find(trace, "x"));
+                context.Fence();
+              }));
   ASSERT_EQ(stalls.size(), 1u) << testing::TimelineText(trace, report);
   EXPECT_EQ(stalls[0].cause, StallCause::kFence);
   EXPECT_EQ(stalls[0].length, Ns(20));
-  const Suggestion* fence = FindSuggestion(stalls[0], SuggestionKind::kNoFence);
+  const Suggestion* fence = FindSuggestion(stalls[0], RemedyKind::kNoFence);
   ASSERT_NE(fence, nullptr);
-  EXPECT_TRUE(fence->suffices);
-  EXPECT_EQ(fence->earlier, Ns(20));
+  EXPECT_EQ(fence->gain, Ns(20));
   // The input is complete from the start, and the copy started then.
-  EXPECT_EQ(FindSuggestion(stalls[0], SuggestionKind::kStartEarlier), nullptr);
-  const Suggestion* link = FindSuggestion(stalls[0], SuggestionKind::kFasterLink);
+  EXPECT_EQ(FindSuggestion(stalls[0], RemedyKind::kStartEarlier), nullptr);
+  const Suggestion* link = FindSuggestion(stalls[0], RemedyKind::kFasterLink);
   ASSERT_NE(link, nullptr);
-  EXPECT_EQ(link->link.bytes_per_second, 3'000'000'000);  // 30 bytes in the 10 ns of f1
+  EXPECT_EQ(link->remedy.link.bytes_per_second, 3'000'000'000);  // 30 bytes in the 10 ns of f1
 }
 
 // The host issues each op 15 ns after the last, the ops take 10.
 TEST(ExplainTest, ALateHostIsNamed) {
   const Trace trace = ChainTrace();
-  AfterPolicy policy([](PolicyContext&, const std::string&) {});
   RunSettings settings;
   settings.device.launch_overhead = Ns(15);
-  const Report report = RunSim(trace, FixedCost(), policy, settings).report;
-  const auto stalls = ExplainStalls(trace, report);
+  const auto [report, stalls] =
+      Explain(trace, FixedCost(), After([](PolicyContext&, const std::string&) {}), settings);
   ASSERT_EQ(stalls.size(), 6u);
   EXPECT_EQ(stalls[0].cause, StallCause::kLaunch);
   EXPECT_EQ(stalls[0].length, Ns(15));
   EXPECT_EQ(stalls[1].length, Ns(5));
-  EXPECT_NE(FindSuggestion(stalls[1], SuggestionKind::kFasterHost), nullptr);
+  // Without it each op takes its 10 ns alone.
+  const Suggestion* host = FindSuggestion(stalls[1], RemedyKind::kFasterHost);
+  ASSERT_NE(host, nullptr);
+  EXPECT_EQ(host->iteration, Ns(60));
+}
+
+TEST(ExplainTest, RemediesOfTheLongestStallsAloneAreSimulated) {
+  const Trace trace = ChainTrace();
+  EXPECT_FALSE(FetchOnDemand(trace, {}, 1).stalls[0].suggestions.empty());
+  EXPECT_TRUE(FetchOnDemand(trace, {}, 0).stalls[0].suggestions.empty());
+}
+
+// b1 is no earlier for a prefetch at b2 that finds no memory.
+TEST(ExplainTest, ARemedyThatDoesNotHelpIsNotSuggested) {
+  const Trace trace = ChainTrace();
+  RunSettings settings;
+  settings.memory = Bytes(40);
+  const auto [report, stalls] = FetchOnDemand(trace, settings);
+  ASSERT_EQ(stalls.size(), 1u);
+  for (const Suggestion& suggestion : stalls[0].suggestions) {
+    EXPECT_GT(suggestion.gain, Duration());
+    EXPECT_EQ(suggestion.iteration + suggestion.gain, report.metrics.iteration);
+  }
 }
 
 // --- What must hold for every report ------------------------------------------------------------

@@ -112,10 +112,12 @@ TEST(RunResultTest, ColumnsOfCompressionAndExecutionAreThereWhereTheyBelong) {
   RunResult result = Fitting();
   EXPECT_THAT(Header(result), ::testing::EndsWith(",memory_floor_bytes,in_core_peak_bytes"));
   result.executed = true;
-  EXPECT_THAT(Header(result), ::testing::EndsWith(",in_core_peak_bytes,loss,weights_digest"));
+  EXPECT_THAT(Header(result),
+              ::testing::EndsWith(",in_core_peak_bytes,loss,weights_digest,against,same_bits"));
   result.compresses = true;
   EXPECT_THAT(Header(result),
-              ::testing::EndsWith(",plain_iteration_ms,compression_hides,loss,weights_digest"));
+              ::testing::EndsWith(
+                  ",plain_iteration_ms,compression_hides,loss,weights_digest,against,same_bits"));
 
   EXPECT_EQ(Find(result, "offloaded_storages"), Value(Nested{"[]"}));
   result.compression.emplace();

@@ -100,7 +100,7 @@ TEST(PyTorchSnapshotTest, FindsWhatWasLiveAtTheStartByGoingBackwards) {
   const MemoryLogStart& start = log->start();
   EXPECT_EQ(log->Format(), "pytorch");
   EXPECT_TRUE(start.records_segments);
-  EXPECT_THAT(start.blocks, ElementsAre(StartBlock{0, Bytes(400), kBase, 0},
+  EXPECT_THAT(start.blocks, ElementsAre(StartBlock{0, Bytes(400), kBase, 0, Bytes(512)},
                                         StartBlock{1, Bytes(700), kBase + 4096, 0}));
   EXPECT_THAT(start.segments,
               ElementsAre(StartSegment{kBase, Bytes::MiB(2), 0, true},

@@ -1,0 +1,136 @@
+#include "experiments/run/remedy.h"
+
+#include <array>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "sim/core/forwarding_policy_context.h"
+#include "sim/core/policy.h"
+
+namespace spillway {
+namespace {
+
+// Another model with one of its links at another rate.
+class FasterLink final : public CostModel {
+ public:
+  FasterLink(std::shared_ptr<const CostModel> model, Direction direction, const Link& link)
+      : model_(std::move(model)), direction_(direction), link_(link) {}
+
+  std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override {
+    return model_->Kernels(op, slot, batch);
+  }
+  Duration CopyTime(Direction direction, Bytes size) const override {
+    if (direction != direction_) return model_->CopyTime(direction, size);
+    return link_.latency + TransferTime(size, link_.bandwidth);
+  }
+  std::string Provenance() const override { return model_->Provenance(); }
+
+ private:
+  const std::shared_ptr<const CostModel> model_;
+  const Direction direction_;
+  const Link link_;
+};
+
+class NoFence final : public ForwardingPolicyContext {
+ public:
+  using ForwardingPolicyContext::ForwardingPolicyContext;
+  void Fence() override {}
+};
+
+// Acts as another policy, but for the one step that the remedy is about.
+class RemediedPolicy final : public Policy {
+ public:
+  RemediedPolicy(std::unique_ptr<Policy> policy, const Remedy& remedy)
+      : policy_(std::move(policy)), remedy_(remedy) {}
+
+  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
+                               const CostModel& cost) override {
+    return policy_->Rewrite(trace, device, cost);
+  }
+  void Plan(PolicyContext& context) override { policy_->Plan(context); }
+
+  void BeforeOp(PolicyContext& context, OpId op) override {
+    WithFences(context, op, [&](PolicyContext& inner) { policy_->BeforeOp(inner, op); });
+  }
+  KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
+    return policy_->ChooseKernels(context, op);
+  }
+  void BeforeLaunch(PolicyContext& context, OpId op) override {
+    WithFences(context, op, [&](PolicyContext& inner) { policy_->BeforeLaunch(inner, op); });
+    if (StartsAt(context, op) && remedy_.direction == Direction::kToDevice) {
+      context.Prefetch(remedy_.tensor);
+    }
+  }
+  void AfterOp(PolicyContext& context, OpId op) override {
+    // The op may be the one that writes it. The copy waits for that alone.
+    if (StartsAt(context, op) && remedy_.direction == Direction::kToHost) {
+      context.Offload(remedy_.tensor);
+    }
+    const auto next = static_cast<OpId>(Index(op) + 1);
+    WithFences(context, next, [&](PolicyContext& inner) { policy_->AfterOp(inner, op); });
+  }
+  Hint PlacementHint(const PolicyContext& context, TensorId tensor) override {
+    return policy_->PlacementHint(context, tensor);
+  }
+  bool OnAllocFailure(PolicyContext& context, Bytes size) override {
+    return policy_->OnAllocFailure(context, size);
+  }
+
+ private:
+  bool StartsAt(const PolicyContext& context, OpId op) const {
+    return remedy_.kind == RemedyKind::kStartEarlier && op == remedy_.op && !context.recomputing();
+  }
+
+  // Calls a hook whose fences are before `next`.
+  template <typename Hook>
+  void WithFences(PolicyContext& context, OpId next, Hook hook) const {
+    if (remedy_.kind == RemedyKind::kNoFence && next == remedy_.op && !context.recomputing()) {
+      NoFence without(context);
+      hook(without);
+    } else {
+      hook(context);
+    }
+  }
+
+  const std::unique_ptr<Policy> policy_;
+  const Remedy remedy_;
+};
+
+Setup ChangedBy(const Remedy& remedy, Setup setup) {
+  if (remedy.kind == RemedyKind::kMoreMemory && setup.memory != Bytes::Unlimited()) {
+    setup.memory += remedy.memory;
+  } else if (remedy.kind == RemedyKind::kFasterLink) {
+    Device& device = setup.device;
+    Link& link = remedy.direction == Direction::kToDevice ? device.h2d : device.d2h;
+    device.duplex.bytes_per_second += remedy.link.bytes_per_second;
+    link.bandwidth = remedy.link;
+    setup.cost = std::make_shared<const FasterLink>(setup.cost, remedy.direction, link);
+  } else if (remedy.kind == RemedyKind::kFasterHost) {
+    setup.device.launch_overhead = Duration();
+    setup.device.library_call = Duration();
+  }
+  return setup;
+}
+
+}  // namespace
+
+std::string_view Name(RemedyKind kind) {
+  constexpr std::array<std::string_view, 5> kNames{"start_earlier", "more_memory", "faster_link",
+                                                   "no_fence", "faster_host"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+std::optional<Duration> SimulateRemedy(const Setup& setup, const PolicyMaker& make,
+                                       const Remedy& remedy) {
+  Setup changed = ChangedBy(remedy, setup);
+  changed.backend = kSimulator;
+  const std::array<PolicyMaker, 1> makers{
+      [&] { return std::make_unique<RemediedPolicy>(make(), remedy); }};
+  const Report report = Play(changed, makers).report;
+  if (!report.fits()) return std::nullopt;
+  return report.metrics.iteration;
+}
+
+}  // namespace spillway
