@@ -116,6 +116,22 @@ auto GuardedPolicy::Call(const char* hook_name, PolicyContext& context, Hook hoo
   }
 }
 
+Bytes GuardedPolicy::LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) {
+  const InHook record(name_.c_str(), "LimitMemory");
+  const std::string where = fmt::format("policy '{}', LimitMemory({})", name_, trace.name);
+  Bytes limit;
+  try {
+    limit = policy_->LimitMemory(trace, device, trial);
+  } catch (...) {
+    RethrowAsOwn(where);
+  }
+  if (limit <= Bytes(0) || limit > device.memory) {
+    throw PolicyError(fmt::format("{} gave {} bytes: 1 to {} are valid", where, limit.count(),
+                                  device.memory.count()));
+  }
+  return limit;
+}
+
 std::optional<Trace> GuardedPolicy::Rewrite(const Trace& trace, const Device& device,
                                             const CostModel& cost) {
   const InHook record(name_.c_str(), "Rewrite");

@@ -23,6 +23,7 @@
 #include <utility>
 
 #include "policies/builtin.h"
+#include "policies/fastest.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/vdnn_layers.h"
 #include "sim/core/report.h"
@@ -78,41 +79,25 @@ class VdnnPolicy final : public Policy {
   bool fence_ = false;  // a copy was issued for the current step
 };
 
-// Chooses a static configuration in `Plan` and then acts as that.
+// Chooses a static configuration by profiling passes and then acts as that.
 class VdnnDynPolicy final : public Policy {
  public:
   enum class Adopt : uint8_t { kFirst, kFastest };
 
   explicit VdnnDynPolicy(Adopt adopt) : adopt_(adopt) {}
 
-  void Plan(PolicyContext& context) override {
-    const Config least_memory{OffloadSet::kAll, KernelChoice::kMemory};
-    const Report baseline = TryOut(context, least_memory);
-    Config choice = least_memory;
-    if (baseline.fits()) {
-      // The paper's order: nothing offloaded, then more and more, with the fastest algorithms; then
-      // the greedy downgrade of each layer that would not fit.
-      constexpr std::array kPasses{
-          Config{OffloadSet::kNone, KernelChoice::kPerformance},
-          Config{OffloadSet::kConv, KernelChoice::kPerformance},
-          Config{OffloadSet::kAll, KernelChoice::kPerformance},
-          Config{OffloadSet::kConv, KernelChoice::kGreedy},
-          Config{OffloadSet::kAll, KernelChoice::kGreedy},
-      };
-      Duration fastest = baseline.metrics.iteration;
-      for (const Config& pass : kPasses) {
-        const Report report = TryOut(context, pass);
-        // A pass that fits is adopted, but never one that is slower than what is known to work.
-        if (!report.fits() || report.metrics.iteration > fastest) continue;
-        choice = pass;
-        fastest = report.metrics.iteration;
-        if (adopt_ == Adopt::kFirst || pass.set == OffloadSet::kNone) break;
-      }
+  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+    Fastest choice{kPasses.size() - 1, device.memory};
+    if (adopt_ == Adopt::kFirst) {
+      choice.candidate = ChooseFirst(device, trial);
+    } else {
+      choice = ChooseFastest(trace, device, trial, {kPasses.size(), Make, 0});
     }
-    chosen_ = Make(choice);
-    chosen_->Plan(context);
+    chosen_ = Make(choice.candidate);
+    return choice.memory;
   }
 
+  void Plan(PolicyContext& context) override { chosen_->Plan(context); }
   void BeforeOp(PolicyContext& context, OpId op) override { chosen_->BeforeOp(context, op); }
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
     return chosen_->ChooseKernels(context, op);
@@ -128,16 +113,36 @@ class VdnnDynPolicy final : public Policy {
     KernelChoice kernels;
   };
 
-  static std::unique_ptr<VdnnPolicy> Make(const Config& config) {
-    return std::make_unique<VdnnPolicy>(config.set, config.kernels);
+  // The paper's order: nothing offloaded, then more and more, with the fastest algorithms; then the
+  // greedy downgrade of each layer that would not fit. The last is the pass that comes first in the
+  // paper, for what has to be known to work.
+  static constexpr std::array kPasses{
+      Config{OffloadSet::kNone, KernelChoice::kPerformance},
+      Config{OffloadSet::kConv, KernelChoice::kPerformance},
+      Config{OffloadSet::kAll, KernelChoice::kPerformance},
+      Config{OffloadSet::kConv, KernelChoice::kGreedy},
+      Config{OffloadSet::kAll, KernelChoice::kGreedy},
+      Config{OffloadSet::kAll, KernelChoice::kMemory},
+  };
+
+  static std::unique_ptr<Policy> Make(size_t pass) {
+    return std::make_unique<VdnnPolicy>(kPasses[pass].set, kPasses[pass].kernels);
   }
 
-  static Report TryOut(PolicyContext& context, const Config& config) {
-    return context.WhatIf(*Make(config));
+  // The first pass that fits, but none that is slower than the last, which is known to work.
+  static size_t ChooseFirst(const Device& device, const TrialRun& trial) {
+    constexpr size_t kLast = kPasses.size() - 1;
+    const Report baseline = trial(*Make(kLast), device.memory);
+    if (!baseline.fits()) return kLast;
+    for (size_t pass = 0; pass < kLast; ++pass) {
+      const Report report = trial(*Make(pass), device.memory);
+      if (report.fits() && report.metrics.iteration <= baseline.metrics.iteration) return pass;
+    }
+    return kLast;
   }
 
   const Adopt adopt_;
-  std::unique_ptr<VdnnPolicy> chosen_;
+  std::unique_ptr<Policy> chosen_;  // by `LimitMemory`
 };
 
 std::unique_ptr<Policy> MakeStatic(OffloadSet set, Params& params) {

@@ -12,7 +12,8 @@
 // VGG-16(64) aconv(p)). `release=landed` is lazy, too, and besides gives X back as soon as its copy
 // has landed by the cost model, as the paper's waiting threads do by the clock.
 //
-// `release=auto` tries all of them and acts as the fastest that fits, the laziest of equals.
+// `release=auto` tries all of them and acts as the fastest that fits, the laziest of equals
+// (fastest.h: in less memory, too).
 // Likewise `algo=auto` tries the fastest algorithms, the fastest that fit at each step, and those
 // with the least workspace, and `offload=dyn` tries nothing, every other convolution, all
 // convolutions and all feature extraction layers. vDNN adopts the first of such passes that fits;
@@ -24,15 +25,14 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "policies/builtin.h"
+#include "policies/fastest.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/vdnn_layers.h"
-#include "sim/core/report.h"
 
 namespace spillway {
 namespace {
@@ -147,17 +147,26 @@ class StaticPolicy final : public Policy {
   Duration started_, computed_, copied_;
 };
 
-// Tries out static configurations in `Plan` and then acts as the fastest that fits.
+// Tries out static configurations and then acts as the fastest that fits.
 class ChoosingPolicy final : public Policy {
  public:
   // In the order of preference where two are equally fast. REQUIRES: not empty.
   explicit ChoosingPolicy(std::vector<Config> candidates) : candidates_(std::move(candidates)) {}
 
-  void Plan(PolicyContext& context) override {
-    chosen_ = std::make_unique<StaticPolicy>(Choose(context));
-    chosen_->Plan(context);
+  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+    const auto in_core = std::find_if(candidates_.begin(), candidates_.end(), [](const Config& c) {
+      return c.set == OffloadSet::kNone && c.kernels == KernelChoice::kPerformance;
+    });
+    const Fastest fastest =
+        ChooseFastest(trace, device, trial,
+                      {candidates_.size(),
+                       [this](size_t i) { return std::make_unique<StaticPolicy>(candidates_[i]); },
+                       static_cast<size_t>(in_core - candidates_.begin())});
+    chosen_ = std::make_unique<StaticPolicy>(candidates_[fastest.candidate]);
+    return fastest.memory;
   }
 
+  void Plan(PolicyContext& context) override { chosen_->Plan(context); }
   void BeforeOp(PolicyContext& context, OpId op) override { chosen_->BeforeOp(context, op); }
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
     return chosen_->ChooseKernels(context, op);
@@ -168,33 +177,15 @@ class ChoosingPolicy final : public Policy {
   void AfterOp(PolicyContext& context, OpId op) override { chosen_->AfterOp(context, op); }
   Hint PlacementHint(const PolicyContext& context, TensorId tensor) override {
     // Parameters are placed before the plan; no configuration hints at them.
-    return chosen_ ? chosen_->PlacementHint(context, tensor) : Hint::kLow;
+    return chosen_->PlacementHint(context, tensor);
   }
   bool OnAllocFailure(PolicyContext& context, Bytes size) override {
-    return chosen_ && chosen_->OnAllocFailure(context, size);
+    return chosen_->OnAllocFailure(context, size);
   }
 
  private:
-  // The last candidate if none fits.
-  Config Choose(PolicyContext& context) const {
-    std::optional<Config> best;
-    Duration shortest;
-    for (const Config& candidate : candidates_) {
-      StaticPolicy policy(candidate);
-      const Report report = context.WhatIf(policy);
-      if (!report.fits() || (best && report.metrics.iteration >= shortest)) continue;
-      best = candidate;
-      shortest = report.metrics.iteration;
-      // Nothing is moved and every kernel is the fastest: there is nothing to gain.
-      if (candidate.set == OffloadSet::kNone && candidate.kernels == KernelChoice::kPerformance) {
-        break;
-      }
-    }
-    return best.value_or(candidates_.back());
-  }
-
   const std::vector<Config> candidates_;
-  std::unique_ptr<StaticPolicy> chosen_;
+  std::unique_ptr<StaticPolicy> chosen_;  // by `LimitMemory`
 };
 
 HighEnd ReadHint(Params& params) {

@@ -56,7 +56,7 @@ RemedyTrial TrialOf(const Scenario& scenario, const Outcome& outcome, const Poli
                     ProgressBar& progress) {
   Setup setup = scenario.setup();
   setup.allocator = outcome.allocator;
-  return [setup, make, &progress](const Remedy& remedy) -> std::optional<Duration> {
+  return [setup, make, &progress](const StallRemedy& remedy) -> std::optional<Duration> {
     // Each would have to be planned anew, which may take minutes.
     if (ParseSpecification("allocator", setup.allocator).name == "planned") return std::nullopt;
     progress.Say(fmt::format("simulating remedies: {}", Name(remedy.kind)));

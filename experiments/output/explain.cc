@@ -195,7 +195,7 @@ class Explainer {
     return by_stream_[Index(event.stream)][event.sequence - 2];
   }
 
-  static void Suggest(StallExplanation& stall, const Remedy& remedy, std::string text) {
+  static void Suggest(StallExplanation& stall, const StallRemedy& remedy, std::string text) {
     stall.suggestions.push_back({remedy, Duration(), Duration(), std::move(text)});
   }
 
@@ -238,10 +238,10 @@ class Explainer {
     const Duration start = std::max(time.start - stall.length, SourceReady(copy));
     if (start >= time.start) return;  // it could not have started any earlier
     const OpId op = At(KernelAt(start).value_or(0)).op;
-    const Remedy remedy{.kind = RemedyKind::kStartEarlier,
-                        .op = op,
-                        .tensor = At(copy).tensor,
-                        .direction = DirectionOf(copy)};
+    const StallRemedy remedy{.kind = RemedyKind::kStartEarlier,
+                             .op = op,
+                             .tensor = At(copy).tensor,
+                             .direction = DirectionOf(copy)};
     Suggest(stall, remedy,
             fmt::format("with the {} of {} at {}",
                         remedy.direction == Direction::kToHost ? "offload" : "prefetch",
@@ -326,9 +326,9 @@ class Explainer {
     }
     const Duration taken = TimeOf(last).end - TimeOf(first).start;
     if (taken <= stall.length) return;
-    const Remedy remedy{.kind = RemedyKind::kFasterLink,
-                        .direction = DirectionOf(last),
-                        .link = RateOf(moved, taken - stall.length)};
+    const StallRemedy remedy{.kind = RemedyKind::kFasterLink,
+                             .direction = DirectionOf(last),
+                             .link = RateOf(moved, taken - stall.length)};
     if (remedy.link == kLinkLimit) return;
     Suggest(stall, remedy,
             fmt::format("with {} to the {} (now {})", FormatRate(remedy.link),

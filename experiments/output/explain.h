@@ -34,14 +34,14 @@ enum class StallCause : uint8_t { kFetch, kFence, kMemory, kLaunch, kDrain };  /
 std::string_view Name(StallCause cause);
 
 struct Suggestion {
-  Remedy remedy;
+  StallRemedy remedy;
   Duration iteration;  // as simulated with the remedy
   Duration gain;       // by so much shorter than without, more than 0
   std::string text;    // "without the fence before f2: 30 ns per iteration, 20 ns less"
 };
 
 // What the iteration takes with a remedy, by simulation; nullopt if it cannot run so.
-using RemedyTrial = std::function<std::optional<Duration>(const Remedy&)>;
+using RemedyTrial = std::function<std::optional<Duration>(const StallRemedy&)>;
 
 struct StallExplanation {
   StallCause cause = StallCause::kFetch;

@@ -92,11 +92,10 @@ Setup PredictionOf(const Setup& setup) {
   return prediction;
 }
 
-// What a trial run of another policy gets. A plan is for one policy; another one runs as the
-// recorded run did.
+// What a trial run of another policy gets, but for its memory. A plan is for one policy; another
+// one runs as the recorded run did.
 Setup TrialOf(const Setup& setup) {
   Setup trial = PredictionOf(setup);
-  if (setup.plan) trial.memory = setup.plan->memory;
   trial.plan = nullptr;
   trial.compression = nullptr;
   return trial;
@@ -109,22 +108,28 @@ std::shared_ptr<const Trace> Rewritten(const Setup& setup, Policy& policy) {
   return std::make_shared<const Trace>(*std::move(rewritten));
 }
 
-Outcome Assemble(Setup setup, Policy& policy, const BackendFactories& backends, Allocator* given,
-                 int depth) {
+Outcome Assemble(Setup setup, Policy& policy, const BackendFactories& backends,
+                 const ArenaMaker& given, int depth) {
   if (depth > kDeepestTrial) {
     throw PolicyError(
         fmt::format("WhatIf: more than {} trial runs within one another; does the "
                     "policy try itself?",
                     kDeepestTrial));
   }
-  setup.device.memory = setup.memory;
+  setup.device.memory = setup.plan ? setup.plan->memory : setup.memory;
+  const TrialRun trial = [&](Policy& other, Bytes memory) {
+    Setup tried = TrialOf(setup);
+    tried.memory = memory;
+    return Assemble(tried, other, backends, {}, depth + 1).report;
+  };
+  setup.device.memory = policy.LimitMemory(*setup.trace, setup.device, trial);
   Outcome outcome;
   outcome.allocator = setup.allocator;
   outcome.trace = Rewritten(setup, policy);
   const Trace& trace = *outcome.trace;
   std::unique_ptr<Allocator> own;
-  if (given == nullptr) own = MakeArena(setup, setup.memory);
-  Allocator& arena = given == nullptr ? *own : *given;
+  if (!given) own = MakeArena(setup, setup.device.memory);
+  Allocator& arena = given ? given(setup.device.memory) : *own;
   const auto host_pool =
       MakeAllocator("best-fit", setup.device.host_memory, setup.device.alignment);
   std::optional<HostCompression> compression;
@@ -139,9 +144,7 @@ Outcome Assemble(Setup setup, Policy& policy, const BackendFactories& backends, 
   parts.host_pool = host_pool.get();
   parts.backend = made.backend.get();
   parts.policy = &policy;
-  parts.trial = [&](Policy& other) {
-    return Assemble(TrialOf(setup), other, backends, nullptr, depth + 1).report;
-  };
+  parts.trial = [&](Policy& other) { return trial(other, setup.device.memory); };
   Report& report = outcome.report;
   report = Run(parts, setup.options);
   if (!report.fits()) return outcome;
@@ -169,11 +172,11 @@ const BackendFactory& BackendFactories::Find(const std::string& name) const {
 }
 
 Outcome RunPolicy(const Setup& setup, Policy& policy, const BackendFactories& backends,
-                  Allocator* arena) {
+                  const ArenaMaker& arena) {
   return Assemble(setup, policy, backends, arena, 0);
 }
 
-Outcome Simulate(const Setup& setup, Policy& policy, Allocator* arena) {
+Outcome Simulate(const Setup& setup, Policy& policy, const ArenaMaker& arena) {
   return Assemble(PredictionOf(setup), policy, {}, arena, 0);
 }
 

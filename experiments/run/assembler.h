@@ -59,17 +59,20 @@ class BackendFactories {
   std::map<std::string, BackendFactory> factories_;
 };
 
-// Runs a policy on the backend that the setup names. `PolicyContext::WhatIf` runs another one on
-// the simulator, from the setup's trace and without plan and compression, to its steady state.
-// `planned`, `auto` and compression are to be resolved before (resolve.h). `arena` is used instead
-// of the setup's, if given. Throws `PolicyError` if the policy breaks its contract, and what the
+// Makes what is used instead of the setup's own arena, and outlives the run.
+using ArenaMaker = std::function<Allocator&(Bytes capacity)>;
+
+// Runs a policy on the backend that the setup names, in as much of its memory as the policy wants.
+// `PolicyContext::WhatIf` runs another one on the simulator, from the setup's trace and without
+// plan and compression, to its steady state. `planned`, `auto` and compression are to be resolved
+// before (resolve.h). Throws `PolicyError` if the policy breaks its contract, and what the
 // backend throws.
 Outcome RunPolicy(const Setup& setup, Policy& policy, const BackendFactories& backends = {},
-                  Allocator* arena = nullptr);
+                  const ArenaMaker& arena = {});
 
 // The prediction: the run on the simulator to its steady state, whatever backend and number of
 // iterations the setup names.
-Outcome Simulate(const Setup& setup, Policy& policy, Allocator* arena = nullptr);
+Outcome Simulate(const Setup& setup, Policy& policy, const ArenaMaker& arena = {});
 
 }  // namespace spillway
 

@@ -42,9 +42,12 @@ class NoFence final : public ForwardingPolicyContext {
 // Acts as another policy, but for the one step that the remedy is about.
 class RemediedPolicy final : public Policy {
  public:
-  RemediedPolicy(std::unique_ptr<Policy> policy, const Remedy& remedy)
+  RemediedPolicy(std::unique_ptr<Policy> policy, const StallRemedy& remedy)
       : policy_(std::move(policy)), remedy_(remedy) {}
 
+  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+    return policy_->LimitMemory(trace, device, trial);
+  }
   std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
                                const CostModel& cost) override {
     return policy_->Rewrite(trace, device, cost);
@@ -95,10 +98,10 @@ class RemediedPolicy final : public Policy {
   }
 
   const std::unique_ptr<Policy> policy_;
-  const Remedy remedy_;
+  const StallRemedy remedy_;
 };
 
-Setup ChangedBy(const Remedy& remedy, Setup setup) {
+Setup ChangedBy(const StallRemedy& remedy, Setup setup) {
   if (remedy.kind == RemedyKind::kMoreMemory && setup.memory != Bytes::Unlimited()) {
     setup.memory += remedy.memory;
   } else if (remedy.kind == RemedyKind::kFasterLink) {
@@ -123,7 +126,7 @@ std::string_view Name(RemedyKind kind) {
 }
 
 std::optional<Duration> SimulateRemedy(const Setup& setup, const PolicyMaker& make,
-                                       const Remedy& remedy) {
+                                       const StallRemedy& remedy) {
   Setup changed = ChangedBy(remedy, setup);
   changed.backend = kSimulator;
   const std::array<PolicyMaker, 1> makers{

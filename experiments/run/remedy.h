@@ -26,7 +26,7 @@ enum class RemedyKind : uint8_t {
 std::string_view Name(RemedyKind kind);
 
 // Fields that its kind does not name have no meaning.
-struct Remedy {
+struct StallRemedy {
   RemedyKind kind = RemedyKind::kMoreMemory;
   OpId op{};
   TensorId tensor{};
@@ -38,7 +38,7 @@ struct Remedy {
 // The predicted iteration of the setup with the policy and the remedy; nullopt if it does not fit.
 // The setup is resolved anew. Throws as `Play`.
 std::optional<Duration> SimulateRemedy(const Setup& setup, const PolicyMaker& make,
-                                       const Remedy& remedy);
+                                       const StallRemedy& remedy);
 
 }  // namespace spillway
 

@@ -37,11 +37,16 @@ size_t RequestsPerIteration(const Report& report) {
 
 AllocationPlan PlanFor(const Setup& recorded, const PolicyMaker& make,
                        const PackingOptions& options) {
-  Planned arena(recorded.memory, options.granularity);
-  RecordingAllocator recorder(arena);
-  const Outcome outcome = Simulate(recorded, *make(), &recorder);
+  Bytes memory;
+  std::optional<Planned> arena;
+  std::optional<RecordingAllocator> recorder;
+  const Outcome outcome = Simulate(recorded, *make(), [&](Bytes capacity) -> Allocator& {
+    memory = capacity;
+    arena.emplace(capacity, options.granularity);
+    return recorder.emplace(*arena);
+  });
   const size_t period = outcome.report.fits() ? RequestsPerIteration(outcome.report) : 0;
-  return PlanAllocations(recorder.log(), period, recorded.memory, options);
+  return PlanAllocations(recorder->log(), period, memory, options);
 }
 
 PackingOptions PackingFor(const Setup& setup) {

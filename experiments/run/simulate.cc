@@ -79,10 +79,8 @@ Bytes ParseMemory(std::string_view text, const Setup& setup) {
   if (error != std::errc() || end != last || !(percent >= 0) || percent > 1e6) {
     throw UsageError(fmt::format("memory: '{}' is not a percentage from 0% up", text));
   }
-  const Bytes bound = LayerBound(*setup.trace, setup.device.alignment);
-  const Bytes peak = SimulateIdeal(setup).metrics.peak_reserved;
-  const double extra = static_cast<double>((peak - bound).count()) * percent / 100;
-  return RoundUp(bound + Bytes(static_cast<int64_t>(extra)), setup.device.alignment);
+  return MemoryAt(percent, LayerBound(*setup.trace, setup.device.alignment),
+                  SimulateIdeal(setup).metrics.peak_reserved, setup.device.alignment);
 }
 
 }  // namespace spillway

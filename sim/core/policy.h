@@ -19,6 +19,7 @@
 #ifndef SPILLWAY_SIM_CORE_POLICY_H_
 #define SPILLWAY_SIM_CORE_POLICY_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -37,6 +38,10 @@ namespace spillway {
 
 struct Report;
 class Policy;
+
+// A predicted run of another policy in so much device memory, with the run's cost model, allocator
+// and trace, as it is before `Rewrite`. Deterministic.
+using TrialRun = std::function<Report(Policy& policy, Bytes memory)>;
 
 // Where the current contents of a tensor's storage are. A storage that is on the device may have a
 // copy on the host too.
@@ -124,6 +129,13 @@ class PolicyContext {
 class Policy {
  public:
   virtual ~Policy() = default;
+
+  // Called first: how much of the run's memory, `device.memory`, to use, more than 0. The run is
+  // then as on a device that has no more. More memory places blocks elsewhere, which may make other
+  // copies wait, so that less may be faster.
+  virtual Bytes LimitMemory(const Trace&, const Device& device, const TrialRun&) {
+    return device.memory;
+  }
 
   // May split ops and tensors, for a device with the run's memory. nullopt leaves the trace alone.
   virtual std::optional<Trace> Rewrite(const Trace&, const Device&, const CostModel&) {

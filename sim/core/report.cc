@@ -121,6 +121,11 @@ double Metrics::fragmentation() const {
          static_cast<double>(peak_allocated.count()) / static_cast<double>(peak_reserved.count());
 }
 
+Bytes MemoryAt(double percent, Bytes floor, Bytes peak, Bytes alignment) {
+  const double extra = static_cast<double>((peak - floor).count()) * percent / 100;
+  return RoundUp(floor + Bytes(static_cast<int64_t>(extra)), alignment);
+}
+
 Bytes LayerBound(const Trace& trace, Bytes alignment) {
   return LayerBound(trace, Liveness(trace), alignment);
 }

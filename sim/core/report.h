@@ -174,6 +174,9 @@ struct Report {
 Bytes LayerBound(const Trace& trace, const Liveness& liveness, Bytes alignment);
 Bytes LayerBound(const Trace& trace, Bytes alignment);
 
+// So many percent of the way from a floor to a peak, rounded up to `alignment`.
+Bytes MemoryAt(double percent, Bytes floor, Bytes peak, Bytes alignment);
+
 // The metrics of a run's logs. REQUIRES: the logs are complete (`report.fits()`).
 Metrics ComputeMetrics(const Report& report);
 

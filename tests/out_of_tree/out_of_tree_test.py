@@ -20,8 +20,8 @@ import unittest
 BUILD, CMAKE, GENERATOR, COMPILER, LAUNCHER = "", "cmake", "Ninja", "c++", ""
 SOURCE = pathlib.Path(__file__).resolve().parent
 
-HOOKS = ("Rewrite", "Plan", "BeforeOp", "ChooseKernels", "BeforeLaunch", "AfterOp", "PlacementHint",
-         "OnAllocFailure")
+HOOKS = ("LimitMemory", "Rewrite", "Plan", "BeforeOp", "ChooseKernels", "BeforeLaunch", "AfterOp",
+         "PlacementHint", "OnAllocFailure")
 
 
 class OutOfTreeTest(unittest.TestCase):
@@ -227,6 +227,7 @@ class OutOfTreeTest(unittest.TestCase):
                    "./throws.so:lies:how=late")
         self.fails(4, "WhatIf: more than 16 trial runs within one another",
                    "./throws.so:lies:how=itself")
+        self.fails(4, "LimitMemory(alexnet:4) gave", "./throws.so:lies:how=memory")
         self.fails(4, "Rewrite(alexnet:4) made an invalid trace", "./throws.so:lies:how=trace")
         self.fails(4, "OnAllocFailure said true", "./throws.so:lies:how=room", "--memory", "0%")
         stdout = self.ok("run", "alexnet:4", "--policy", "./throws.so:lies:how=reserve", "--format",

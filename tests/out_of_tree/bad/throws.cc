@@ -30,6 +30,11 @@ class Throws final : public spillway::Policy {
  public:
   Throws(std::string hook, std::string what) : hook_(std::move(hook)), what_(std::move(what)) {}
 
+  spillway::Bytes LimitMemory(const spillway::Trace&, const spillway::Device& device,
+                              const spillway::TrialRun&) override {
+    At("LimitMemory");
+    return device.memory;
+  }
   std::optional<spillway::Trace> Rewrite(const spillway::Trace&, const spillway::Device&,
                                          const spillway::CostModel&) override {
     At("Rewrite");
@@ -77,6 +82,10 @@ class Lies final : public spillway::Policy {
  public:
   explicit Lies(std::string how) : how_(std::move(how)) {}
 
+  spillway::Bytes LimitMemory(const spillway::Trace&, const spillway::Device& device,
+                              const spillway::TrialRun&) override {
+    return how_ == "memory" ? device.memory + spillway::Bytes(1) : device.memory;
+  }
   std::optional<spillway::Trace> Rewrite(const spillway::Trace& trace, const spillway::Device&,
                                          const spillway::CostModel&) override {
     if (how_ != "trace") return std::nullopt;
@@ -102,8 +111,8 @@ class Lies final : public spillway::Policy {
 std::unique_ptr<spillway::Policy> MakeThrows(spillway::Params& params) {
   std::string hook =
       params.Choice("hook", "Plan",
-                    {"Rewrite", "Plan", "BeforeOp", "ChooseKernels", "BeforeLaunch", "AfterOp",
-                     "PlacementHint", "OnAllocFailure", "factory", "no-policy"},
+                    {"LimitMemory", "Rewrite", "Plan", "BeforeOp", "ChooseKernels", "BeforeLaunch",
+                     "AfterOp", "PlacementHint", "OnAllocFailure", "factory", "no-policy"},
                     "where it throws");
   std::string what =
       params.Choice("what", "exception",
@@ -115,9 +124,9 @@ std::unique_ptr<spillway::Policy> MakeThrows(spillway::Params& params) {
 }
 
 std::unique_ptr<spillway::Policy> MakeLies(spillway::Params& params) {
-  return std::make_unique<Lies>(
-      params.Choice("how", "tensor", {"tensor", "room", "reserve", "trace", "late", "itself"},
-                    "which rule it breaks"));
+  return std::make_unique<Lies>(params.Choice(
+      "how", "tensor", {"tensor", "room", "reserve", "trace", "late", "itself", "memory"},
+      "which rule it breaks"));
 }
 
 void Register(spillway::PolicyRegistry& registry) {

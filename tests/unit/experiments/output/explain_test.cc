@@ -70,7 +70,7 @@ Explained Explain(const Trace& trace, const CostModel& cost, const PolicyMaker& 
   Explained explained{Simulate(setup, *make()).report, {}};
   explained.stalls = ExplainStalls(
       trace, explained.report,
-      [&](const Remedy& remedy) { return SimulateRemedy(setup, make, remedy); }, limit);
+      [&](const StallRemedy& remedy) { return SimulateRemedy(setup, make, remedy); }, limit);
   return explained;
 }
 

@@ -81,6 +81,34 @@ TEST_F(AssemblerTest, RewriteGetsTheMemoryOfTheRun) {
   EXPECT_EQ(other.budget, setup_.memory);
 }
 
+// Runs as on a device that has no more.
+TEST_F(AssemblerTest, APolicyMayUseLessMemoryThanThereIs) {
+  class Modest final : public Policy {
+   public:
+    Bytes LimitMemory(const Trace&, const Device& device, const TrialRun& trial) override {
+      Policy other;
+      tried = trial(other, Bytes::KiB(1));
+      return device.memory - Bytes::MiB(32);
+    }
+    std::optional<Trace> Rewrite(const Trace&, const Device& device, const CostModel&) override {
+      budget = device.memory;
+      return std::nullopt;
+    }
+    void Plan(PolicyContext& context) override {
+      EXPECT_EQ(context.device().memory, Bytes::MiB(32));
+      context.ReserveWorkspace(Bytes::MiB(33));  // ends the run
+    }
+
+    Bytes budget;
+    std::optional<Report> tried;
+  };
+  Modest policy;
+  EXPECT_FALSE(RunPolicy(setup_, policy).report.fits());
+  EXPECT_EQ(policy.budget, Bytes::MiB(32));
+  ASSERT_TRUE(policy.tried);
+  EXPECT_FALSE(policy.tried->fits());
+}
+
 TEST_F(AssemblerTest, OnlyABackendThatExecutesHasAnExecution) {
   Policy policy;
   EXPECT_FALSE(RunPolicy(setup_, policy).execution);
