@@ -82,8 +82,11 @@ class Rig {
     parts.host_pool = &host_pool;
     parts.backend = &backend;
     parts.policy = policy.get();
-    const Setup trial{Borrow(trace_), device_, Borrow(cost_), device_.memory};
-    parts.trial = [&](Policy& other) { return Simulate(trial, other).report; };
+    const TrialRun trial = [&](Policy& other, Bytes memory) {
+      return Simulate({Borrow(trace_), device_, Borrow(cost_), memory}, other).report;
+    };
+    parts.trial = [&](Policy& other) { return trial(other, device_.memory); };
+    EXPECT_EQ(policy->LimitMemory(trace_, device_, trial), device_.memory);
     RuntimeOptions options;
     options.iterations = 2;
     Result result;

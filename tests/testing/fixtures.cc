@@ -94,8 +94,15 @@ Trace TraceBuilder::Build() const {
 
 RunResult RunSim(const Trace& trace, const CostModel& cost, Policy& policy,
                  const RunSettings& settings) {
-  const Device& device = settings.device;
-  BestFit arena(settings.memory, device.alignment);
+  Device device = settings.device;
+  device.memory = settings.memory;
+  const TrialRun trial = [&](Policy& other, Bytes memory) {
+    RunSettings tried = settings;
+    tried.memory = memory;
+    return RunSim(trace, cost, other, tried).report;
+  };
+  device.memory = policy.LimitMemory(trace, device, trial);
+  BestFit arena(device.memory, device.alignment);
   BestFit host_pool(device.host_memory, device.alignment);
   SimBackend backend(device, cost);
   RuntimeParts parts;
@@ -106,7 +113,7 @@ RunResult RunSim(const Trace& trace, const CostModel& cost, Policy& policy,
   parts.host_pool = &host_pool;
   parts.backend = &backend;
   parts.policy = &policy;
-  parts.trial = [&](Policy& other) { return RunSim(trace, cost, other, settings).report; };
+  parts.trial = [&](Policy& other) { return trial(other, device.memory); };
   RunResult result;
   result.report = Run(parts, settings.options);
   result.violations = Check(trace, result.report);
