@@ -106,8 +106,10 @@ class Lowering {
   TensorId AddTensor(std::string name, TensorKind kind, std::vector<int64_t> shape,
                      std::optional<TensorId> alias_of = std::nullopt) {
     const Bytes size(Product(shape) * kElementSize);
+    const auto id = static_cast<TensorId>(trace_.tensors.size());
     trace_.tensors.push_back({std::move(name), kind, std::move(shape), size, alias_of});
-    return static_cast<TensorId>(trace_.tensors.size() - 1);
+    roots_.push_back(alias_of ? roots_[Index(*alias_of)] : id);
+    return id;
   }
 
   ValueId AddValue(TensorId tensor, std::string gradient_name) {
@@ -153,7 +155,7 @@ class Lowering {
       } else {
         const Bytes size = trace_.tensor(op.inputs.front()).size;
         const int64_t copies = std::ranges::count_if(op.outputs, [&](TensorId output) {
-          return trace_.Root(output) != trace_.Root(op.inputs.front());
+          return roots_[Index(output)] != roots_[Index(op.inputs.front())];
         });
         const auto added_to = static_cast<int64_t>(op.inputs.size()) - 1;
         traffic = copies == 0 ? Bytes(0) : size * (1 + copies + added_to);
@@ -419,6 +421,7 @@ class Lowering {
   const Preset& preset_;
   const InPlaceRules in_place_;
   Trace trace_;
+  std::vector<TensorId> roots_;  // `Trace::Root` of each tensor: chains grow with the depth
   std::vector<NodeTensors> nodes_;
   std::vector<Value> values_;
 };
