@@ -34,7 +34,8 @@ Bytes Times(Bytes size, int64_t count) {
 
 class CaffePolicy final : public Policy {
  public:
-  explicit CaffePolicy(Bytes workspace) : workspace_(workspace) {}
+  CaffePolicy(Bytes workspace, const KernelChooser& chooser)
+      : workspace_(workspace), chooser_(chooser) {}
 
   void Plan(PolicyContext& context) override {
     const Trace& trace = context.trace();
@@ -52,10 +53,8 @@ class CaffePolicy final : public Policy {
       const bool grouped = op.type == OpType::kConv2d && op.FindAttribute("groups").has_value();
       const int64_t groups =
           std::clamp<int64_t>(grouped ? op.IntAttribute("groups") : 1, 1, kMost / kStreams);
-      for (const KernelRun& run : ChooseKernels(context, id)) {
-        const Bytes call = context.kernels(id, run.slot)[run.kernel].workspace;
-        workspace = std::max(workspace, Times(call, kStreams * groups));
-      }
+      const Bytes call = WorkspaceOf(ChooseKernels(context, id), context, id);
+      workspace = std::max(workspace, Times(call, kStreams * groups));
     }
     for (size_t i = 0; i < trace.tensors.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
@@ -69,7 +68,7 @@ class CaffePolicy final : public Policy {
   }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
-    return ChooseWithin(workspace_, context, op);
+    return chooser_.Within(workspace_, context, op);
   }
 
  private:
@@ -86,13 +85,14 @@ class CaffePolicy final : public Policy {
   }
 
   const Bytes workspace_;
+  const KernelChooser chooser_;
 };
 
 }  // namespace
 
 std::unique_ptr<Policy> MakeCaffePolicy(Params& params) {
-  return std::make_unique<CaffePolicy>(
-      params.Size("workspace", Bytes::MiB(8), "the most workspace of a call"));
+  const Bytes workspace = params.Size("workspace", Bytes::MiB(8), "the most workspace of a call");
+  return std::make_unique<CaffePolicy>(workspace, ReadKernelChooser(params));
 }
 
 }  // namespace spillway

@@ -34,6 +34,9 @@ class GuardedContext final : public ForwardingPolicyContext {
   bool ReserveWorkspace(Bytes size) override {
     return Remembering([&] { return Base::ReserveWorkspace(size); });
   }
+  bool ReserveWorkspaceFor(OpId op, Bytes size) override {
+    return Remembering([&] { return Base::ReserveWorkspaceFor(op, size); });
+  }
   Residency Where(TensorId tensor) const override { return Base::Where(Known(tensor, "Where")); }
   bool Pinned(TensorId tensor) const override { return Base::Pinned(Known(tensor, "Pinned")); }
   std::optional<OpId> NextUse(TensorId tensor) const override {

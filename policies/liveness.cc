@@ -10,20 +10,23 @@ namespace {
 
 class LivenessPolicy final : public Policy {
  public:
-  explicit LivenessPolicy(KernelChoice kernels) : kernels_(kernels) {}
+  LivenessPolicy(KernelChoice kernels, const KernelChooser& chooser)
+      : kernels_(kernels), chooser_(chooser) {}
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
-    return ChooseByRule(kernels_, context, op);
+    return chooser_.ByRule(kernels_, context, op);
   }
 
  private:
   const KernelChoice kernels_;
+  const KernelChooser chooser_;
 };
 
 }  // namespace
 
 std::unique_ptr<Policy> MakeLivenessPolicy(Params& params) {
-  return std::make_unique<LivenessPolicy>(ReadKernelChoice(params));
+  const KernelChoice kernels = ReadKernelChoice(params);
+  return std::make_unique<LivenessPolicy>(kernels, ReadKernelChooser(params));
 }
 
 }  // namespace spillway

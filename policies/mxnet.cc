@@ -42,7 +42,8 @@ struct Storage {
 
 class MxnetPolicy final : public Policy {
  public:
-  MxnetPolicy(bool recompute, Bytes workspace) : recompute_(recompute), workspace_(workspace) {}
+  MxnetPolicy(bool recompute, Bytes workspace, const KernelChooser& chooser)
+      : recompute_(recompute), workspace_(workspace), chooser_(chooser) {}
 
   void Plan(PolicyContext& context) override {
     drops_.assign(context.trace().ops.size(), {});
@@ -50,7 +51,7 @@ class MxnetPolicy final : public Policy {
   }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
-    return ChooseWithin(workspace_, context, op);
+    return chooser_.Within(workspace_, context, op);
   }
 
   void AfterOp(PolicyContext& context, OpId op) override {
@@ -154,6 +155,7 @@ class MxnetPolicy final : public Policy {
 
   const bool recompute_;
   const Bytes workspace_;
+  const KernelChooser chooser_;
   std::vector<std::vector<TensorId>> drops_;  // after each op
 };
 
@@ -162,8 +164,8 @@ class MxnetPolicy final : public Policy {
 std::unique_ptr<Policy> MakeMxnetPolicy(Params& params) {
   const bool recompute =
       params.Flag("recompute", true, "drop what segments compute and compute it again");
-  return std::make_unique<MxnetPolicy>(
-      recompute, params.Size("workspace", Bytes::GiB(1), "the most workspace of a call"));
+  const Bytes workspace = params.Size("workspace", Bytes::GiB(1), "the most workspace of a call");
+  return std::make_unique<MxnetPolicy>(recompute, workspace, ReadKernelChooser(params));
 }
 
 }  // namespace spillway

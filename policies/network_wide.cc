@@ -17,29 +17,33 @@ namespace {
 
 class NetworkWidePolicy final : public Policy {
  public:
-  explicit NetworkWidePolicy(KernelChoice kernels) : kernels_(kernels) {}
+  NetworkWidePolicy(KernelChoice kernels, const KernelChooser& chooser)
+      : kernels_(kernels), chooser_(chooser) {}
 
   void Plan(PolicyContext& context) override {
     ReserveWithSharedGradients(context, /*one_size=*/true);
     Bytes workspace;
     for (size_t i = 0; i < context.trace().ops.size(); ++i) {
-      workspace = std::max(workspace, WorkspaceByRule(kernels_, context, static_cast<OpId>(i)));
+      const auto op = static_cast<OpId>(i);
+      workspace = std::max(workspace, WorkspaceOf(ChooseKernels(context, op), context, op));
     }
     context.ReserveWorkspace(workspace);
   }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
-    return ChooseByRule(kernels_, context, op);
+    return chooser_.ByRule(kernels_, context, op);
   }
 
  private:
   const KernelChoice kernels_;
+  const KernelChooser chooser_;
 };
 
 }  // namespace
 
 std::unique_ptr<Policy> MakeNetworkWidePolicy(Params& params) {
-  return std::make_unique<NetworkWidePolicy>(ReadFixedKernelChoice(params));
+  const KernelChoice kernels = ReadFixedKernelChoice(params);
+  return std::make_unique<NetworkWidePolicy>(kernels, ReadKernelChooser(params));
 }
 
 }  // namespace spillway

@@ -56,6 +56,7 @@ struct Config {
   Cache cache = Cache::kLru;
   SuperNeuronsRecompute recompute = SuperNeuronsRecompute::kCostAware;
   WorkspaceChoice workspace = WorkspaceChoice::kDynamic;
+  KernelChooser chooser = {};
 };
 
 class SuperNeuronsPolicy final : public Policy {
@@ -84,13 +85,13 @@ class SuperNeuronsPolicy final : public Policy {
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
     if (config_.workspace == WorkspaceChoice::kNone) {
-      return ChooseByRule(KernelChoice::kMemory, context, op);
+      return config_.chooser.ByRule(KernelChoice::kMemory, context, op);
     }
     if (config_.workspace == WorkspaceChoice::kDynamic) {
-      return ChooseByRule(KernelChoice::kGreedy, context, op);
+      return config_.chooser.ByRule(KernelChoice::kGreedy, context, op);
     }
     KernelPlan& chosen = chosen_[Index(op)];
-    if (chosen.empty()) chosen = ChooseByRule(KernelChoice::kGreedy, context, op);
+    if (chosen.empty()) chosen = config_.chooser.ByRule(KernelChoice::kGreedy, context, op);
     return chosen;
   }
 
@@ -262,6 +263,7 @@ std::unique_ptr<Policy> MakeSuperNeuronsPolicy(Params& params) {
        {"dynamic", WorkspaceChoice::kDynamic}},
       "convolution algorithms: the least workspace, the fastest that fits at first "
       "use, or the fastest that fits at each step");
+  config.chooser = ReadKernelChooser(params);
   return std::make_unique<SuperNeuronsPolicy>(config);
 }
 

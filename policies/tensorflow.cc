@@ -45,8 +45,8 @@ struct Swap {
 
 class TensorFlowPolicy final : public Policy {
  public:
-  TensorFlowPolicy(int64_t target, Duration life, Bytes workspace)
-      : target_(target), life_(life), workspace_(workspace) {}
+  TensorFlowPolicy(int64_t target, Duration life, Bytes workspace, const KernelChooser& chooser)
+      : target_(target), life_(life), workspace_(workspace), chooser_(chooser) {}
 
   void Plan(PolicyContext& context) override {
     const size_t ops = context.trace().ops.size();
@@ -63,7 +63,7 @@ class TensorFlowPolicy final : public Policy {
   }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
-    return ChooseWithin(std::min(workspace_, context.Stats().largest_free), context, op);
+    return chooser_.Within(std::min(workspace_, context.Stats().largest_free), context, op);
   }
 
   void AfterOp(PolicyContext& context, OpId op) override {
@@ -192,6 +192,7 @@ class TensorFlowPolicy final : public Policy {
   const int64_t target_;  // per cent of the memory
   const Duration life_;   // swapped is only what lives longer
   const Bytes workspace_;
+  const KernelChooser chooser_;
   std::vector<std::vector<TensorId>> out_, release_, in_;  // after each op
 };
 
@@ -202,9 +203,9 @@ std::unique_ptr<Policy> MakeTensorFlowPolicy(Params& params) {
       params.Integer("target", 85, 1, 100, "per cent of the memory that swapping aims at");
   const int64_t life =
       params.Integer("life", 1000, 0, 1'000'000'000, "microseconds that a tensor must live longer");
-  return std::make_unique<TensorFlowPolicy>(
-      target, Duration::Microseconds(life),
-      params.Size("workspace", Bytes::GiB(4), "the most workspace of a call"));
+  const Bytes workspace = params.Size("workspace", Bytes::GiB(4), "the most workspace of a call");
+  return std::make_unique<TensorFlowPolicy>(target, Duration::Microseconds(life), workspace,
+                                            ReadKernelChooser(params));
 }
 
 }  // namespace spillway

@@ -24,7 +24,8 @@ namespace {
 
 class TorchPolicy final : public Policy {
  public:
-  explicit TorchPolicy(Bytes workspace) : workspace_(workspace) {}
+  TorchPolicy(Bytes workspace, const KernelChooser& chooser)
+      : workspace_(workspace), chooser_(chooser) {}
 
   void Plan(PolicyContext& context) override {
     const Trace& trace = context.trace();
@@ -32,26 +33,25 @@ class TorchPolicy final : public Policy {
     Bytes workspace;
     for (size_t i = 0; i < trace.ops.size(); ++i) {
       const auto op = static_cast<OpId>(i);
-      for (const KernelRun& run : ChooseKernels(context, op)) {
-        workspace = std::max(workspace, context.kernels(op, run.slot)[run.kernel].workspace);
-      }
+      workspace = std::max(workspace, WorkspaceOf(ChooseKernels(context, op), context, op));
     }
     context.ReserveWorkspace(workspace);
   }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
-    return ChooseWithin(workspace_, context, op);
+    return chooser_.Within(workspace_, context, op);
   }
 
  private:
   const Bytes workspace_;
+  const KernelChooser chooser_;
 };
 
 }  // namespace
 
 std::unique_ptr<Policy> MakeTorchPolicy(Params& params) {
-  return std::make_unique<TorchPolicy>(
-      params.Size("workspace", Bytes(0), "the most workspace of a call"));
+  const Bytes workspace = params.Size("workspace", Bytes(0), "the most workspace of a call");
+  return std::make_unique<TorchPolicy>(workspace, ReadKernelChooser(params));
 }
 
 }  // namespace spillway

@@ -33,9 +33,9 @@ namespace {
 
 class VdnnPolicy final : public Policy {
  public:
-  VdnnPolicy(OffloadSet set, KernelChoice kernels,
+  VdnnPolicy(OffloadSet set, KernelChoice kernels, const KernelChooser& chooser,
              PlacementOrder order = PlacementOrder::kDerivativeFirst)
-      : set_(set), kernels_(kernels), order_(order) {}
+      : set_(set), kernels_(kernels), chooser_(chooser), order_(order) {}
 
   void Plan(PolicyContext& context) override {
     layers_.Plan(context.trace(), context.liveness(), set_);
@@ -47,7 +47,7 @@ class VdnnPolicy final : public Policy {
   }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
-    return ChooseByRule(kernels_, context, op);
+    return chooser_.ByRule(kernels_, context, op);
   }
 
   void BeforeLaunch(PolicyContext& context, OpId op) override {
@@ -74,6 +74,7 @@ class VdnnPolicy final : public Policy {
 
   const OffloadSet set_;
   const KernelChoice kernels_;
+  const KernelChooser chooser_;
   const PlacementOrder order_;
   VdnnLayers layers_;
   bool fence_ = false;  // a copy was issued for the current step
@@ -84,14 +85,15 @@ class VdnnDynPolicy final : public Policy {
  public:
   enum class Adopt : uint8_t { kFirst, kFastest };
 
-  explicit VdnnDynPolicy(Adopt adopt) : adopt_(adopt) {}
+  VdnnDynPolicy(Adopt adopt, const KernelChooser& chooser) : adopt_(adopt), chooser_(chooser) {}
 
   Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
     Fastest choice{kPasses.size() - 1, device.memory};
     if (adopt_ == Adopt::kFirst) {
       choice.candidate = ChooseFirst(device, trial);
     } else {
-      choice = ChooseFastest(trace, device, trial, {kPasses.size(), Make, 0});
+      choice = ChooseFastest(trace, device, trial,
+                             {kPasses.size(), [this](size_t pass) { return Make(pass); }, 0});
     }
     chosen_ = Make(choice.candidate);
     return choice.memory;
@@ -125,12 +127,12 @@ class VdnnDynPolicy final : public Policy {
       Config{OffloadSet::kAll, KernelChoice::kMemory},
   };
 
-  static std::unique_ptr<Policy> Make(size_t pass) {
-    return std::make_unique<VdnnPolicy>(kPasses[pass].set, kPasses[pass].kernels);
+  std::unique_ptr<Policy> Make(size_t pass) const {
+    return std::make_unique<VdnnPolicy>(kPasses[pass].set, kPasses[pass].kernels, chooser_);
   }
 
   // The first pass that fits, but none that is slower than the last, which is known to work.
-  static size_t ChooseFirst(const Device& device, const TrialRun& trial) {
+  size_t ChooseFirst(const Device& device, const TrialRun& trial) const {
     constexpr size_t kLast = kPasses.size() - 1;
     const Report baseline = trial(*Make(kLast), device.memory);
     if (!baseline.fits()) return kLast;
@@ -142,12 +144,14 @@ class VdnnDynPolicy final : public Policy {
   }
 
   const Adopt adopt_;
+  const KernelChooser chooser_;
   std::unique_ptr<Policy> chosen_;  // by `LimitMemory`
 };
 
 std::unique_ptr<Policy> MakeStatic(OffloadSet set, Params& params) {
   const KernelChoice kernels = ReadKernelChoice(params);
-  return std::make_unique<VdnnPolicy>(set, kernels, ReadPlacementOrder(params));
+  const PlacementOrder order = ReadPlacementOrder(params);
+  return std::make_unique<VdnnPolicy>(set, kernels, ReadKernelChooser(params), order);
 }
 
 }  // namespace
@@ -166,9 +170,10 @@ std::unique_ptr<Policy> MakeVdnnAlternateConvPolicy(Params& params) {
 
 std::unique_ptr<Policy> MakeVdnnDynPolicy(Params& params) {
   using Adopt = VdnnDynPolicy::Adopt;
-  return std::make_unique<VdnnDynPolicy>(params.Enum<Adopt>(
+  const auto adopt = params.Enum<Adopt>(
       "adopt", "first", {{"first", Adopt::kFirst}, {"fastest", Adopt::kFastest}},
-      "of the profiling passes that fit: the first, as in the paper, or the fastest"));
+      "of the profiling passes that fit: the first, as in the paper, or the fastest");
+  return std::make_unique<VdnnDynPolicy>(adopt, ReadKernelChooser(params));
 }
 
 }  // namespace spillway

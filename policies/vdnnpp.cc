@@ -46,6 +46,7 @@ struct Config {
   PlacementOrder order = PlacementOrder::kDerivativeFirst;
   HighEnd high_end = HighEnd::kNothing;
   ReleaseTime release = ReleaseTime::kEager;
+  KernelChooser chooser = {};
 };
 
 class StaticPolicy final : public Policy {
@@ -73,12 +74,9 @@ class StaticPolicy final : public Policy {
   }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
-    KernelPlan plan = ChooseByRule(config_.kernels, context, op);
+    KernelPlan plan = config_.chooser.ByRule(config_.kernels, context, op);
     started_ = computed_;
-    for (size_t slot = 0; slot < context.trace().op(op).slots.size(); ++slot) {
-      const uint32_t kernel = plan.empty() ? 0 : plan[slot].kernel;
-      computed_ += context.kernels(op, slot)[kernel].time;
-    }
+    computed_ += TimeOf(plan, context, op);
     return plan;
   }
 
@@ -232,6 +230,7 @@ std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params) {
       "trial runs");
   const PlacementOrder order = ReadPlacementOrder(params);
   const HighEnd high_end = ReadHint(params);
+  const KernelChooser chooser = ReadKernelChooser(params);
 
   std::vector<OffloadSet> sets;
   if (offload == "dyn") sets.push_back(OffloadSet::kNone);
@@ -247,7 +246,7 @@ std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params) {
   for (const KernelChoice choice : kernels) {
     for (const OffloadSet set : sets) {
       for (const ReleaseTime when : releases) {
-        candidates.push_back({set, choice, order, high_end, when});
+        candidates.push_back({set, choice, order, high_end, when, chooser});
         if (set == OffloadSet::kNone) break;  // there is nothing to release
       }
     }

@@ -36,6 +36,7 @@ class PaperCostModel final : public CostModel {
   PaperCostModel(const CostModel& model, const DocumentedAlgorithms* documented)
       : model_(model), documented_(documented) {}
 
+  std::vector<int64_t> Batches(const Op& op, size_t) const override { return {op.batch}; }
   std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override {
     const auto kernels = model_.Kernels(op, slot, batch);
     if (documented_ == nullptr || op.type != OpType::kConv2d) return kernels;

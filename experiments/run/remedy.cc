@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "sim/core/forwarding_policy_context.h"
 #include "sim/core/policy.h"
@@ -18,6 +19,9 @@ class FasterLink final : public CostModel {
   FasterLink(std::shared_ptr<const CostModel> model, Direction direction, const Link& link)
       : model_(std::move(model)), direction_(direction), link_(link) {}
 
+  std::vector<int64_t> Batches(const Op& op, size_t slot) const override {
+    return model_->Batches(op, slot);
+  }
   std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override {
     return model_->Kernels(op, slot, batch);
   }

@@ -2,9 +2,25 @@
 
 #include <algorithm>
 
-#include "traces/base/error.h"
-
 namespace spillway {
+namespace {
+
+// Calls `use` with each kernel of a plan for the op.
+template <typename Use>
+void ForEachKernel(const KernelPlan& plan, const PolicyContext& context, OpId id, Use use) {
+  const Op& op = context.trace().op(id);
+  if (plan.empty()) {
+    for (size_t slot = 0; slot < op.slots.size(); ++slot) use(context.kernels(id, slot).front());
+    return;
+  }
+  for (const KernelRun& run : plan) {
+    const auto kernels = run.batch == op.batch ? context.kernels(id, run.slot)
+                                               : context.cost().Kernels(op, run.slot, run.batch);
+    use(kernels[run.kernel]);
+  }
+}
+
+}  // namespace
 
 KernelChoice ReadKernelChoice(Params& params) {
   return params.Enum<KernelChoice>(
@@ -23,40 +39,58 @@ KernelChoice ReadFixedKernelChoice(Params& params) {
       "convolution algorithms: the least workspace, or the fastest");
 }
 
-KernelPlan ChooseByRule(KernelChoice rule, const PolicyContext& context, OpId op) {
-  if (rule == KernelChoice::kPerformance) return {};
-  const Op& step = context.trace().op(op);
-  const Bytes limit = rule == KernelChoice::kGreedy ? context.Stats().largest_free : Bytes(0);
+KernelChooser ReadKernelChooser(Params& params) {
+  return params.Enum<KernelChooser>(
+      "micro", "off",
+      {{"off", KernelChooser()},
+       {"undivided", KernelChooser(MicroBatches::kUndivided)},
+       {"powerOfTwo", KernelChooser(MicroBatches::kPowerOfTwo)},
+       {"all", KernelChooser(MicroBatches::kAll)}},
+      "the batches that a convolution may be divided into, to be faster in the same workspace "
+      "(u-cuDNN); off leaves the choice of algorithms as the policy has it");
+}
+
+KernelPlan KernelChooser::ByRule(KernelChoice rule, const PolicyContext& context, OpId op) const {
+  switch (rule) {
+    case KernelChoice::kPerformance:
+      return fronts_ ? Within(Bytes::Unlimited(), context, op) : KernelPlan();
+    case KernelChoice::kGreedy:
+      return Within(context.Stats().largest_free, context, op);
+    case KernelChoice::kMemory:
+      return Within(Bytes(0), context, op);
+  }
+  return {};
+}
+
+KernelPlan KernelChooser::Within(Bytes limit, const PolicyContext& context, OpId id) const {
+  const Op& op = context.trace().op(id);
   KernelPlan plan;
-  plan.reserve(step.slots.size());
-  for (uint32_t slot = 0; slot < step.slots.size(); ++slot) {
-    const auto kernels = context.kernels(op, slot);
-    const uint32_t kernel =
-        rule == KernelChoice::kGreedy ? FastestWithin(kernels, limit) : LeastWorkspace(kernels);
-    plan.push_back({slot, kernel, step.batch});
+  plan.reserve(op.slots.size());
+  for (uint32_t slot = 0; slot < op.slots.size(); ++slot) {
+    const auto kernels = context.kernels(id, slot);
+    if (!fronts_) {
+      plan.push_back({slot, FastestWithin(kernels, limit), op.batch});
+      continue;
+    }
+    const auto front = fronts_->Of(context.cost(), op, slot);
+    const Bytes granted = std::max(limit, kernels[LeastWorkspace(kernels)].workspace);
+    const Division& division = *FastestWithin(front, granted);
+    plan.insert(plan.end(), division.parts.begin(), division.parts.end());
   }
   return plan;
 }
 
-KernelPlan ChooseWithin(Bytes limit, const PolicyContext& context, OpId op) {
-  const Op& step = context.trace().op(op);
-  KernelPlan plan;
-  plan.reserve(step.slots.size());
-  for (uint32_t slot = 0; slot < step.slots.size(); ++slot) {
-    plan.push_back({slot, FastestWithin(context.kernels(op, slot), limit), step.batch});
-  }
-  return plan;
-}
-
-Bytes WorkspaceByRule(KernelChoice rule, const PolicyContext& context, OpId op) {
-  SPILLWAY_CHECK(rule != KernelChoice::kGreedy);
+Bytes WorkspaceOf(const KernelPlan& plan, const PolicyContext& context, OpId op) {
   Bytes largest;
-  for (size_t slot = 0; slot < context.trace().op(op).slots.size(); ++slot) {
-    const auto kernels = context.kernels(op, slot);
-    const uint32_t kernel = rule == KernelChoice::kPerformance ? 0 : LeastWorkspace(kernels);
-    largest = std::max(largest, kernels[kernel].workspace);
-  }
+  ForEachKernel(plan, context, op,
+                [&](const Kernel& kernel) { largest = std::max(largest, kernel.workspace); });
   return largest;
+}
+
+Duration TimeOf(const KernelPlan& plan, const PolicyContext& context, OpId op) {
+  Duration time;
+  ForEachKernel(plan, context, op, [&](const Kernel& kernel) { time += kernel.time; });
+  return time;
 }
 
 }  // namespace spillway

@@ -3,6 +3,10 @@
 #ifndef SPILLWAY_POLICIES_KERNELS_KERNEL_CHOICE_H_
 #define SPILLWAY_POLICIES_KERNELS_KERNEL_CHOICE_H_
 
+#include <memory>
+#include <optional>
+
+#include "policies/kernels/micro_batch.h"
 #include "sim/core/policy.h"
 #include "traces/base/params.h"
 
@@ -20,15 +24,33 @@ KernelChoice ReadKernelChoice(Params& params);
 // Likewise without greedy, for a policy that must know each workspace before the iteration.
 KernelChoice ReadFixedKernelChoice(Params& params);
 
-// One kernel for each slot of the op, on its whole batch.
-KernelPlan ChooseByRule(KernelChoice rule, const PolicyContext& context, OpId op);
+// Chooses kernels for ops, on the whole batch or on micro-batches. Copies share what has been found
+// out. For one run, or several with the same cost model.
+class KernelChooser {
+ public:
+  // On the whole batch.
+  KernelChooser() = default;
+  explicit KernelChooser(MicroBatches batches)
+      : fronts_(std::make_shared<DivisionFronts>(batches)) {}
 
-// For each slot of the op the fastest kernel whose workspace is at most `limit`, on its whole
-// batch; the one with the least workspace where none is.
-KernelPlan ChooseWithin(Bytes limit, const PolicyContext& context, OpId op);
+  // For each slot of the op what the rule says. Micro-batches are divided with the workspace that
+  // the rule grants: any; that of the kernel with the least on the whole batch; what is free.
+  KernelPlan ByRule(KernelChoice rule, const PolicyContext& context, OpId op) const;
 
-// The workspace that `ChooseByRule` asks for. REQUIRES: rule is not kGreedy.
-Bytes WorkspaceByRule(KernelChoice rule, const PolicyContext& context, OpId op);
+  // For each slot of the op the fastest way whose workspace is at most `limit`; the one with the
+  // least workspace where none is.
+  KernelPlan Within(Bytes limit, const PolicyContext& context, OpId op) const;
+
+ private:
+  std::shared_ptr<DivisionFronts> fronts_;  // nullptr: on the whole batch
+};
+
+// Declares the parameter "micro" with the values off, undivided, powerOfTwo and all.
+KernelChooser ReadKernelChooser(Params& params);
+
+// The workspace and the time of a plan for the op.
+Bytes WorkspaceOf(const KernelPlan& plan, const PolicyContext& context, OpId op);
+Duration TimeOf(const KernelPlan& plan, const PolicyContext& context, OpId op);
 
 }  // namespace spillway
 

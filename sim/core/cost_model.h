@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "traces/base/units.h"
 #include "traces/trace.h"
@@ -34,6 +35,10 @@ struct Kernel {
 class CostModel {
  public:
   virtual ~CostModel() = default;
+
+  // The batches that `Kernels` answers for, ascending; `op.batch` is the last of them. REQUIRES:
+  // slot < op.slots.size().
+  virtual std::vector<int64_t> Batches(const Op& op, size_t slot) const = 0;
 
   // The candidates for `op.slots[slot]` on `batch` samples, fastest first, ties by smaller
   // workspace and then by name; never empty. The span lives as long as the model. Safe to call from

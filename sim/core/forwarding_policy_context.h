@@ -23,6 +23,9 @@ class ForwardingPolicyContext : public PolicyContext {
     return context_.Reserve(tensors, at_least);
   }
   bool ReserveWorkspace(Bytes size) override { return context_.ReserveWorkspace(size); }
+  bool ReserveWorkspaceFor(OpId op, Bytes size) override {
+    return context_.ReserveWorkspaceFor(op, size);
+  }
   Report WhatIf(Policy& policy) const override { return context_.WhatIf(policy); }
   Residency Where(TensorId tensor) const override { return context_.Where(tensor); }
   bool Pinned(TensorId tensor) const override { return context_.Pinned(tensor); }

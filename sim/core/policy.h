@@ -102,6 +102,9 @@ class PolicyContext {
   // Only in `Plan`. One workspace for the whole run, used by every kernel that fits in it.
   virtual bool ReserveWorkspace(Bytes size) = 0;
 
+  // Likewise one that the kernels of this op alone use. False if it has one already.
+  virtual bool ReserveWorkspaceFor(OpId op, Bytes size) = 0;
+
   // A predicted trial run of another policy with the same memory and cost model, from the trace as
   // it was before `Rewrite`. Deterministic.
   virtual Report WhatIf(Policy& policy) const = 0;

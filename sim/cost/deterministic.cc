@@ -9,6 +9,15 @@
 
 namespace spillway {
 
+std::vector<int64_t> DeterministicCostModel::Batches(const Op& op, size_t slot) const {
+  std::vector<int64_t> batches = model_->Batches(op, slot);
+  std::erase_if(batches, [&](int64_t batch) {
+    return batch != op.batch &&
+           std::ranges::none_of(model_->Kernels(op, slot, batch), &Kernel::deterministic);
+  });
+  return batches;
+}
+
 std::span<const Kernel> DeterministicCostModel::Kernels(const Op& op, size_t slot,
                                                         int64_t batch) const {
   const std::span<const Kernel> all = model_->Kernels(op, slot, batch);

@@ -23,6 +23,7 @@ class DeterministicCostModel final : public CostModel {
   explicit DeterministicCostModel(std::unique_ptr<const CostModel> model)
       : model_(std::move(model)) {}
 
+  std::vector<int64_t> Batches(const Op& op, size_t slot) const override;
   std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override;
   Duration CopyTime(Direction direction, Bytes size) const override;
   std::string Provenance() const override;

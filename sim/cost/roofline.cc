@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <optional>
 
 #include "sim/cost/kernel_time.h"
@@ -48,6 +49,13 @@ std::string EfficiencyKey(const Slot& slot, const std::string& algorithm) {
 }
 
 }  // namespace
+
+std::vector<int64_t> RooflineCostModel::Batches(const Op& op, size_t slot) const {
+  SPILLWAY_CHECK(slot < op.slots.size());
+  std::vector<int64_t> batches(static_cast<size_t>(op.batch));
+  std::iota(batches.begin(), batches.end(), 1);
+  return batches;
+}
 
 std::span<const Kernel> RooflineCostModel::Kernels(const Op& op, size_t slot, int64_t batch) const {
   SPILLWAY_CHECK(slot < op.slots.size() && batch >= 1 && batch <= op.batch);

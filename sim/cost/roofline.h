@@ -29,6 +29,7 @@ class RooflineCostModel final : public CostModel {
   explicit RooflineCostModel(const Device& device)
       : device_(device), library_(LibraryMajor(device.library)) {}
 
+  std::vector<int64_t> Batches(const Op& op, size_t slot) const override;
   std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override;
   Duration CopyTime(Direction direction, Bytes size) const override;
   std::string Provenance() const override;

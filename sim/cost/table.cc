@@ -227,6 +227,18 @@ void TableCostModel::Add(CostTable table) {
   }
 }
 
+std::vector<int64_t> TableCostModel::Batches(const Op& op, size_t slot) const {
+  SPILLWAY_CHECK(slot < op.slots.size());
+  std::vector<int64_t> batches;
+  if (const auto found = kernels_.find(op.slots[slot].signature); found != kernels_.end()) {
+    for (const auto& [batch, kernels] : found->second) {
+      if (batch < op.batch) batches.push_back(batch);
+    }
+  }
+  batches.push_back(op.batch);
+  return batches;
+}
+
 std::span<const Kernel> TableCostModel::Kernels(const Op& op, size_t slot, int64_t batch) const {
   SPILLWAY_CHECK(slot < op.slots.size());
   const std::string& signature = op.slots[slot].signature;

@@ -48,6 +48,7 @@ class TableCostModel final : public CostModel {
   TableCostModel(std::vector<CostTable> tables, const Device& device);
   TableCostModel(CostTable table, const Device& device);
 
+  std::vector<int64_t> Batches(const Op& op, size_t slot) const override;
   std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override;
   Duration CopyTime(Direction direction, Bytes size) const override;
   std::string Provenance() const override;

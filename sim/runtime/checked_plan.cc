@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "traces/base/error.h"
+#include "traces/ops/table.h"
 
 namespace spillway {
 
@@ -31,6 +32,10 @@ void CheckedPlan::Take(OpId op_id, KernelPlan plan) {
           "ChooseKernels({}): slot {} with batch {} does not continue slot {} with {} samples "
           "left",
           op.name, run.slot, run.batch, slot, left));
+    }
+    if (run.batch != op.batch && Holds(op, StepOf(op).whole_batch)) {
+      throw PolicyError(
+          fmt::format("ChooseKernels({}): the batch of such an op cannot be split", op.name));
     }
     const auto candidates = run.batch == op.batch ? ops_.kernels(op_id, run.slot)
                                                   : cost_.Kernels(op, run.slot, run.batch);

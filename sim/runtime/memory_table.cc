@@ -205,12 +205,23 @@ void MemoryTable::Drop(TensorId id) {
 
 // --- Workspaces and reservations ----------------------------------------------------------------
 
-Workspace MemoryTable::TakeWorkspace(Bytes size) {
+const MemoryTable::Reservation* MemoryTable::ReservedWorkspace(OpId op, Bytes size) const {
+  const auto fits = [&](uint32_t index) { return reservations_[index].requested >= size; };
+  const auto own = workspace_reservations_.find(op);
+  if (own != workspace_reservations_.end() && fits(own->second)) return &reservations_[own->second];
+  if (workspace_reservation_ && fits(*workspace_reservation_)) {
+    return &reservations_[*workspace_reservation_];
+  }
+  return nullptr;
+}
+
+Workspace MemoryTable::TakeWorkspace(OpId op, Bytes size) {
   Workspace workspace;
   if (size == Bytes(0)) return workspace;
   workspace.requested = size;
-  if (UsesReservedWorkspace(size)) {
-    workspace.block = {reservations_[*workspace_reservation_].block.offset, size};
+  if (const Reservation* reservation = ReservedWorkspace(op, size)) {
+    workspace.reserved = true;
+    workspace.block = {reservation->block.offset, size};
     LogPlacement(PlacementKind::kEnter, kNoTensor, size, workspace.block);
   } else {
     workspace.block = AllocateOrFail(size, Hint::kLow, [] { return std::string("the workspace"); });
@@ -227,7 +238,7 @@ void MemoryTable::GiveWorkspace(const Workspace& workspace, Event issued) {
   WaitSet touched = workspace.inherited;
   touched.Add(issued);
   LeaveHazards(workspace.block, touched);
-  if (UsesReservedWorkspace(size)) {
+  if (workspace.reserved) {
     LeaveReserved(kNoTensor, size, workspace.block);
   } else {
     workspace_.reset();
@@ -244,6 +255,13 @@ void MemoryTable::Reserve(std::span<const TensorId> storages, Bytes size) {
 bool MemoryTable::ReserveWorkspace(Bytes size) {
   if (workspace_reservation_) return false;
   workspace_reservation_ = AddReservation(size, "the reserved workspace");
+  return true;
+}
+
+bool MemoryTable::ReserveWorkspaceFor(OpId op, Bytes size) {
+  if (workspace_reservations_.contains(op)) return false;
+  const std::string& name = parts_.trace->op(op).name;
+  workspace_reservations_[op] = AddReservation(size, fmt::format("the workspace of {}", name));
   return true;
 }
 

@@ -8,6 +8,7 @@
 #define SPILLWAY_SIM_RUNTIME_MEMORY_TABLE_H_
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -55,7 +56,8 @@ struct Storage {
 struct Workspace {
   Block block;
   Bytes requested;
-  WaitSet inherited;  // what its first writer waits for
+  WaitSet inherited;      // what its first writer waits for
+  bool reserved = false;  // in a block that stays
 };
 
 // Unwinds a run whose workload does not fit.
@@ -111,7 +113,7 @@ class MemoryTable {
   // Ends a storage's life: everything that it holds is given back.
   void Drop(TensorId id);
 
-  Workspace TakeWorkspace(Bytes size);
+  Workspace TakeWorkspace(OpId op, Bytes size);
   // Gives it back after the op that `issued` stands for.
   void GiveWorkspace(const Workspace& workspace, Event issued);
 
@@ -119,6 +121,8 @@ class MemoryTable {
   void Reserve(std::span<const TensorId> storages, Bytes size);
   // False if there is a reserved workspace already.
   bool ReserveWorkspace(Bytes size);
+  // Likewise for this op.
+  bool ReserveWorkspaceFor(OpId op, Bytes size);
 
   [[noreturn]] void FailHost(TensorId id) const;
 
@@ -144,9 +148,8 @@ class MemoryTable {
   void GiveBlock(TensorId id, Bytes requested, const Block& block);
   // Ends the use of a block that stays reserved.
   void LeaveReserved(TensorId id, Bytes requested, const Block& block);
-  bool UsesReservedWorkspace(Bytes size) const {
-    return workspace_reservation_ && reservations_[*workspace_reservation_].requested >= size;
-  }
+  // The reservation in which a workspace of the op has room: its own before that of all.
+  const Reservation* ReservedWorkspace(OpId op, Bytes size) const;
   uint32_t AddReservation(Bytes size, std::string what);
   // Allocates on the device; where no block is free the policy is asked to make room. `what` names
   // the request in a failure.
@@ -169,6 +172,7 @@ class MemoryTable {
   std::vector<Storage> storages_;  // by tensor; only roots are used
   std::vector<Reservation> reservations_;
   std::optional<uint32_t> workspace_reservation_;
+  std::map<OpId, uint32_t> workspace_reservations_;
   std::optional<Block> workspace_;  // a block of the arena, held by the op being prepared
   HazardMap device_hazards_;
   HazardMap host_hazards_;

@@ -147,6 +147,12 @@ class Runtime final : public PolicyContext {
                [&] { return size > Bytes(0) && memory_.ReserveWorkspace(size); });
   }
 
+  bool ReserveWorkspaceFor(OpId op, Bytes size) override {
+    if (!planning_) throw PolicyError("ReserveWorkspaceFor was called outside Plan");
+    return Log(Verb::kReserveWorkspace, kNoTensor,
+               [&] { return size > Bytes(0) && memory_.ReserveWorkspaceFor(op, size); });
+  }
+
   Report WhatIf(Policy& policy) const override {
     if (!parts_.trial) throw PolicyError("WhatIf is not available in this run");
     return parts_.trial(policy);
@@ -289,7 +295,7 @@ class Runtime final : public PolicyContext {
       parts_.policy->BeforeOp(*this, op_id);
       again ? placer_.PlaceAgain(op_id) : placer_.Place(op_id);
       choice_.Take(op_id, parts_.policy->ChooseKernels(*this, op_id));
-      const Workspace workspace = memory_.TakeWorkspace(choice_.workspace());
+      const Workspace workspace = memory_.TakeWorkspace(op_id, choice_.workspace());
       parts_.policy->BeforeLaunch(*this, op_id);
       const Event issued = Issue(op_id, again, workspace);
       memory_.GiveWorkspace(workspace, issued);

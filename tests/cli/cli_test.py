@@ -99,7 +99,8 @@ class CliTest(unittest.TestCase):
         rows = list(csv.DictReader(io.StringIO(self.ok("compare", "alexnet:16", "--format", "csv"))))
         self.assertEqual({row["policy"].split(":")[0] for row in rows},
                          {"network-wide", "liveness", "vdnn-all", "vdnn-conv", "vdnn-aconv", "vdnn-dyn",
-                          "vdnnpp", "caffe", "torch", "mxnet", "tensorflow", "superneurons"})
+                          "vdnnpp", "caffe", "torch", "mxnet", "tensorflow", "superneurons",
+                          "ucudnn"})
         self.assertTrue(all(float(row["slowdown"]) >= 1 for row in rows))
 
     def test_compared_policies_share_the_memory_and_a_single_one_is_capped(self):

@@ -31,6 +31,7 @@ class FixedCost final : public CostModel {
   // Kernels of the slot with this signature, fastest first.
   void Set(const std::string& signature, std::vector<Kernel> kernels);
 
+  std::vector<int64_t> Batches(const Op& op, size_t) const override { return {op.batch}; }
   std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override;
   Duration CopyTime(Direction direction, Bytes size) const override;
   std::string Provenance() const override { return "fixed"; }

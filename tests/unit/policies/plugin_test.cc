@@ -45,7 +45,7 @@ TEST(PolicyLibraryTest, MakesBuiltInPoliciesAsTheRegistryDoes) {
   EXPECT_NE(library.Make("vdnn-all:algo=memory"), nullptr);
   EXPECT_THROW(library.Make("vdnn-al"), UsageError);
   EXPECT_THROW(library.Make("vdnn-all:algo=none"), UsageError);
-  EXPECT_EQ(library.Parameters({}, "vdnn-all").size(), 2u);
+  EXPECT_EQ(library.Parameters({}, "vdnn-all").size(), 3u);
 }
 
 TEST(PolicyLibraryTest, ThePolicyOutlivesIt) {

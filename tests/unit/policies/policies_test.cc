@@ -41,7 +41,7 @@ TEST(RegistryTest, SpecificationsAreParsedStrictly) {
 
 TEST(RegistryTest, HelpIsWhatTheFactoryReads) {
   const auto parameters = Builtin().Parameters("vdnn-all");
-  ASSERT_EQ(parameters.size(), 2u);
+  ASSERT_EQ(parameters.size(), 3u);
   EXPECT_EQ(parameters[0].name, "algo");
   EXPECT_EQ(parameters[0].type, "memory|performance|greedy");
   EXPECT_EQ(parameters[0].initial, "performance");

@@ -1,0 +1,61 @@
+// Micro-batches (u-cuDNN, Oyama et al., CLUSTER 2018): a convolution of a mini-batch done as
+// several of fewer samples, one after the other in one workspace, so that a fast algorithm fits in
+// little of it.
+
+#ifndef SPILLWAY_POLICIES_KERNELS_MICRO_BATCH_H_
+#define SPILLWAY_POLICIES_KERNELS_MICRO_BATCH_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "sim/core/backend.h"
+#include "sim/core/cost_model.h"
+#include "traces/base/params.h"
+#include "traces/base/units.h"
+#include "traces/trace.h"
+
+namespace spillway {
+
+// Which batches a mini-batch may be divided into (u-cuDNN, section III-D); of these, those that the
+// cost model answers for.
+enum class MicroBatches : uint8_t { kUndivided, kPowerOfTwo, kAll };
+
+// Declares a parameter with the values undivided, powerOfTwo and all.
+MicroBatches ReadMicroBatches(Params& params, const std::string& name);
+
+// One way to run a slot of an op.
+struct Division {
+  Bytes workspace;               // the most that one of the parts needs
+  Duration time;                 // of all parts
+  std::vector<KernelRun> parts;  // the largest first
+};
+
+// The fastest of those that need at most `limit`; nullptr if none does. REQUIRES: a front.
+const Division* FastestWithin(std::span<const Division> front, Bytes limit);
+
+// The desirable divisions of slots (u-cuDNN, section III-C1): each is faster than all that need no
+// more workspace. Found by the dynamic program of section III-B once for each workspace that some
+// kernel needs, and kept by signature, so that layers of one shape share them.
+class DivisionFronts {
+ public:
+  explicit DivisionFronts(MicroBatches batches) : batches_(batches) {}
+
+  // Workspaces ascend and times descend; never empty. An op whose batch cannot be split, or that
+  // has one kernel only, is undivided. The span lives as long as this. REQUIRES: the same model in
+  // all calls. Throws as `CostModel::Kernels`.
+  std::span<const Division> Of(const CostModel& cost, const Op& op, uint32_t slot);
+
+ private:
+  const MicroBatches batches_;
+  // By signature, batch and slot.
+  std::map<std::tuple<std::string, int64_t, uint32_t>, std::vector<Division>> known_;
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_POLICIES_KERNELS_MICRO_BATCH_H_

@@ -1,0 +1,219 @@
+#include "policies/kernels/workspace_division.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <tuple>
+
+#include "traces/base/error.h"
+
+#ifdef SPILLWAY_HAVE_CBC
+#include <coin/Cbc_C_Interface.h>
+#endif
+
+namespace spillway {
+namespace {
+
+Bytes Sum(std::span<const Front> fronts, const std::vector<size_t>& choice) {
+  Bytes sum;
+  for (size_t k = 0; k < fronts.size(); ++k) sum += fronts[k][choice[k]].workspace;
+  return sum;
+}
+
+// A step from one division of a kernel to one further on its lower convex hull.
+struct Gain {
+  size_t kernel = 0;
+  size_t to = 0;
+  Bytes workspace;  // more
+  Duration time;    // less
+
+  double slope() const {
+    return static_cast<double>(time.picoseconds()) / static_cast<double>(workspace.count());
+  }
+};
+
+// The steepest first.
+std::vector<Gain> HullGains(std::span<const Front> fronts) {
+  std::vector<Gain> gains;
+  for (size_t k = 0; k < fronts.size(); ++k) {
+    for (size_t at = 0; at + 1 < fronts[k].size();) {
+      Gain steepest;
+      for (size_t to = at + 1; to < fronts[k].size(); ++to) {
+        const Gain gain{k, to, fronts[k][to].workspace - fronts[k][at].workspace,
+                        fronts[k][at].time - fronts[k][to].time};
+        if (steepest.to == 0 || gain.slope() >= steepest.slope()) steepest = gain;
+      }
+      gains.push_back(steepest);
+      at = steepest.to;
+    }
+  }
+  std::ranges::stable_sort(gains, std::greater(), &Gain::slope);
+  return gains;
+}
+
+// How much time the kernels from some kernel on can save with some workspace beyond the least, if
+// divisions can be mixed: the linear relaxation.
+class Relaxation {
+ public:
+  Relaxation(std::span<const Gain> gains, size_t from) {
+    for (const Gain& gain : gains) {
+      if (gain.kernel < from) continue;
+      workspace_.push_back(workspace_.back() + static_cast<double>(gain.workspace.count()));
+      time_.push_back(time_.back() + static_cast<double>(gain.time.picoseconds()));
+    }
+  }
+
+  double Saved(Bytes workspace) const {
+    const auto given = static_cast<double>(workspace.count());
+    const auto next = std::ranges::upper_bound(workspace_, given);
+    const auto i = static_cast<size_t>(next - workspace_.begin());
+    if (next == workspace_.end()) return time_.back();
+    const double share = (given - workspace_[i - 1]) / (workspace_[i] - workspace_[i - 1]);
+    return time_[i - 1] + share * (time_[i] - time_[i - 1]);
+  }
+
+ private:
+  std::vector<double> workspace_{0};
+  std::vector<double> time_{0};
+};
+
+// Takes whatever fits, the steepest first.
+Duration TimeOfGreedy(std::span<const Front> fronts, std::span<const Gain> gains, Bytes spare) {
+  std::vector<size_t> choice(fronts.size(), 0);
+  for (const Gain& gain : gains) {
+    const Front front = fronts[gain.kernel];
+    size_t& now = choice[gain.kernel];
+    const Bytes more = front[gain.to].workspace - front[now].workspace;
+    if (more > spare) continue;
+    spare -= more;
+    now = gain.to;
+  }
+  Duration time;
+  for (size_t k = 0; k < fronts.size(); ++k) time += fronts[k][choice[k]].time;
+  return time;
+}
+
+// What the kernels so far take together.
+struct State {
+  Bytes workspace;
+  Duration time;
+  uint32_t before = 0;    // the state that it continues, among those of the kernel before
+  uint32_t division = 0;  // of the last kernel
+};
+
+}  // namespace
+
+SegmentChoice DivideExactly(std::span<const Front> fronts, Bytes total) {
+  std::vector<Bytes> least(fronts.size() + 1);       // of the kernels from each on
+  std::vector<Duration> slowest(fronts.size() + 1);  // with that
+  for (size_t k = fronts.size(); k-- > 0;) {
+    SPILLWAY_CHECK(!fronts[k].empty());
+    least[k] = least[k + 1] + fronts[k].front().workspace;
+    slowest[k] = slowest[k + 1] + fronts[k].front().time;
+  }
+  if (least[0] > total) return std::nullopt;
+  const std::vector<Gain> gains = HullGains(fronts);
+  const auto known =
+      static_cast<double>(TimeOfGreedy(fronts, gains, total - least[0]).picoseconds());
+  const double limit = known * (1 + 1e-12);  // a relaxation is rounded
+
+  std::vector<std::vector<State>> states{{State{}}};
+  for (size_t k = 0; k < fronts.size(); ++k) {
+    const Relaxation rest(gains, k + 1);
+    std::vector<State> next;
+    for (uint32_t s = 0; s < states[k].size(); ++s) {
+      for (uint32_t d = 0; d < fronts[k].size(); ++d) {
+        const State state{states[k][s].workspace + fronts[k][d].workspace,
+                          states[k][s].time + fronts[k][d].time, s, d};
+        const Bytes spare = total - state.workspace - least[k + 1];
+        if (spare < Bytes(0)) break;  // those that follow need more
+        const Duration bound = state.time + slowest[k + 1];
+        if (static_cast<double>(bound.picoseconds()) - rest.Saved(spare) > limit) continue;
+        next.push_back(state);
+      }
+    }
+    std::ranges::sort(next, [](const State& a, const State& b) {
+      return std::tie(a.workspace, a.time) < std::tie(b.workspace, b.time);
+    });
+    std::vector<State> desirable;
+    for (const State& state : next) {
+      if (desirable.empty() || state.time < desirable.back().time) desirable.push_back(state);
+    }
+    states.push_back(std::move(desirable));
+  }
+  std::vector<size_t> choice(fronts.size());
+  size_t at = states.back().size() - 1;  // the fastest
+  for (size_t k = fronts.size(); k-- > 0;) {
+    const State& state = states[k + 1][at];
+    choice[k] = state.division;
+    at = state.before;
+  }
+  return choice;
+}
+
+#ifdef SPILLWAY_HAVE_CBC
+
+SegmentChoice DivideByIlp(std::span<const Front> fronts, Bytes total) {
+  std::vector<size_t> choice(fronts.size());
+  const Bytes least = Sum(fronts, choice);
+  if (least > total) return std::nullopt;
+  // Columns: the divisions of each kernel in turn. Rows: one of each kernel; the workspace beyond
+  // the least, as a share of what there is of it.
+  std::vector<int> starts, rows;
+  std::vector<double> values, times, most_of_each;
+  const auto kernels = static_cast<int>(fronts.size());
+  const double spare = std::max(1.0, static_cast<double>((total - least).count()));
+  Duration most;  // that a division saves
+  for (const Front front : fronts) most = std::max(most, front.front().time - front.back().time);
+  const double unit = std::max(1.0, static_cast<double>(most.picoseconds()) / 1e3);
+  for (int k = 0; k < kernels; ++k) {
+    const Front front = fronts[static_cast<size_t>(k)];
+    for (const Division& division : front) {
+      starts.push_back(static_cast<int>(rows.size()));
+      rows.insert(rows.end(), {k, kernels});
+      const Bytes more = division.workspace - front.front().workspace;
+      values.insert(values.end(), {1.0, static_cast<double>(more.count()) / spare});
+      most_of_each.push_back(more <= total - least ? 1.0 : 0.0);
+      const Duration beyond = division.time - front.back().time;
+      times.push_back(static_cast<double>(beyond.picoseconds()) / unit);
+    }
+  }
+  starts.push_back(static_cast<int>(rows.size()));
+  const auto columns = static_cast<int>(times.size());
+  const std::vector<double> zeros(times.size(), 0.0);
+  std::vector<double> lower(fronts.size() + 1, 1.0);
+  const std::vector<double> upper(fronts.size() + 1, 1.0);
+  lower.back() = 0.0;
+
+  const std::unique_ptr<Cbc_Model, decltype(&Cbc_deleteModel)> model(Cbc_newModel(),
+                                                                     &Cbc_deleteModel);
+  Cbc_setParameter(model.get(), "logLevel", "0");
+  Cbc_setParameter(model.get(), "ratioGap", "0");
+  Cbc_setParameter(model.get(), "allowableGap", "0");
+  Cbc_loadProblem(model.get(), columns, kernels + 1, starts.data(), rows.data(), values.data(),
+                  zeros.data(), most_of_each.data(), times.data(), lower.data(), upper.data());
+  for (int i = 0; i < columns; ++i) Cbc_setInteger(model.get(), i);
+  Cbc_solve(model.get());
+  const double* solution = Cbc_bestSolution(model.get());
+  if (solution == nullptr) return DivideExactly(fronts, total);
+  size_t column = 0;
+  for (size_t k = 0; k < fronts.size(); ++k) {
+    const double* first = solution + column;
+    choice[k] = static_cast<size_t>(std::max_element(first, first + fronts[k].size()) - first);
+    column += fronts[k].size();
+  }
+  if (Sum(fronts, choice) > total) return DivideExactly(fronts, total);
+  return choice;
+}
+
+#else
+
+SegmentChoice DivideByIlp(std::span<const Front> fronts, Bytes total) {
+  return DivideExactly(fronts, total);
+}
+
+#endif
+
+}  // namespace spillway

@@ -1,0 +1,129 @@
+// u-cuDNN (Oyama et al., CLUSTER 2018): convolutions divided into micro-batches, so that faster
+// algorithms keep to a limit of workspace. Nothing leaves the device.
+//
+// `mode=wr`, workspace reuse (section III-B): each kernel takes the fastest division that needs at
+// most `workspace`, from a dynamic program over its batch. `mode=wd`, workspace division (section
+// III-C): all kernels together get `workspace`, each a segment of it for the whole run, and an
+// integer program decides how much each.
+//
+// Here one compute stream runs the kernels one after the other, so that with `wr` one workspace of
+// the limit serves them all: it is never slower than `wd` with as much in total. Division matters
+// where each layer keeps its workspace, as in the frameworks that the paper patches, and where
+// kernels run at the same time.
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "policies/builtin.h"
+#include "policies/kernels/micro_batch.h"
+#include "policies/kernels/workspace_division.h"
+#include "traces/base/error.h"
+#include "traces/ops/table.h"
+
+namespace spillway {
+namespace {
+
+enum class Mode : uint8_t { kReuse, kDivision };
+
+class UcudnnPolicy final : public Policy {
+ public:
+  UcudnnPolicy(Mode mode, MicroBatches batches, Bytes workspace)
+      : mode_(mode), workspace_(workspace), divisions_(batches) {}
+
+  void Plan(PolicyContext& context) override {
+    FindFronts(context);
+    plans_.assign(context.trace().ops.size(), {});
+    if (mode_ == Mode::kReuse) {
+      Reuse(context);
+    } else {
+      Divide(context);
+    }
+  }
+
+  KernelPlan ChooseKernels(PolicyContext&, OpId op) override { return plans_[Index(op)]; }
+
+ private:
+  struct KernelOf {
+    OpId op{};
+    uint32_t slot = 0;
+  };
+
+  // Of kernels with a choice of algorithms; all others run as they are.
+  void FindFronts(const PolicyContext& context) {
+    const Trace& trace = context.trace();
+    for (size_t i = 0; i < trace.ops.size(); ++i) {
+      if (!RowOf(trace.ops[i].type).algorithms) continue;
+      for (uint32_t slot = 0; slot < trace.ops[i].slots.size(); ++slot) {
+        kernels_.push_back({static_cast<OpId>(i), slot});
+        fronts_.push_back(divisions_.Of(context.cost(), trace.ops[i], slot));
+      }
+    }
+  }
+
+  void Take(size_t kernel, const Division& division) {
+    KernelPlan& plan = plans_[Index(kernels_[kernel].op)];
+    plan.insert(plan.end(), division.parts.begin(), division.parts.end());
+  }
+
+  void Reuse(const PolicyContext& context) {
+    for (size_t k = 0; k < kernels_.size(); ++k) {
+      const Division* division = FastestWithin(fronts_[k], workspace_);
+      if (division == nullptr) {
+        const Op& op = context.trace().op(kernels_[k].op);
+        throw UsageError(fmt::format(
+            "policy 'ucudnn': workspace: {} is less than any kernel of {}.{} needs; valid: {} ({} "
+            "bytes) or more",
+            FormatBytes(workspace_), op.name, op.slots[kernels_[k].slot].name,
+            FormatBytes(fronts_[k].front().workspace), fronts_[k].front().workspace.count()));
+      }
+      Take(k, *division);
+    }
+  }
+
+  void Divide(PolicyContext& context) {
+    const SegmentChoice choice = DivideByIlp(fronts_, workspace_);
+    if (!choice) {
+      Bytes least;
+      for (const Front front : fronts_) least += front.front().workspace;
+      throw UsageError(fmt::format(
+          "policy 'ucudnn': workspace: {} is less than all kernels together need; valid: {} ({} "
+          "bytes) or more",
+          FormatBytes(workspace_), FormatBytes(least), least.count()));
+    }
+    std::vector<Bytes> segments(plans_.size());  // of the kernels of each op
+    for (size_t k = 0; k < kernels_.size(); ++k) {
+      const Division& division = fronts_[k][(*choice)[k]];
+      Take(k, division);
+      segments[Index(kernels_[k].op)] += division.workspace;
+    }
+    for (size_t i = 0; i < segments.size(); ++i) {
+      context.ReserveWorkspaceFor(static_cast<OpId>(i), segments[i]);
+    }
+  }
+
+  const Mode mode_;
+  const Bytes workspace_;
+  DivisionFronts divisions_;
+  std::vector<KernelOf> kernels_;
+  std::vector<Front> fronts_;      // of each of them
+  std::vector<KernelPlan> plans_;  // by op
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> MakeUcudnnPolicy(Params& params) {
+  const Mode mode = params.Enum<Mode>(
+      "mode", "wr", {{"wr", Mode::kReuse}, {"wd", Mode::kDivision}},
+      "each kernel has all of the workspace (reuse), or a segment of its own (division)");
+  const MicroBatches batches = ReadMicroBatches(params, "batch-size");
+  const Bytes workspace =
+      params.Size("workspace", Bytes::MiB(64), "the most workspace of a kernel, of all with wd");
+  if (workspace == Bytes(0))
+    throw UsageError("policy 'ucudnn': workspace: 0 is not valid; valid: 1B or more");
+  return std::make_unique<UcudnnPolicy>(mode, batches, workspace);
+}
+
+}  // namespace spillway
