@@ -114,73 +114,127 @@ void AddBias(Scalar* y, const Scalar* bias, int64_t batch, int64_t channels, int
   }
 }
 
+// A convolution sample by sample, so that any division of the batch gives the same bits.
 template <typename Scalar>
-void RunConv2d(const Call<Scalar>& call) {
-  const Op& op = call.op;
-  const Shape s(op);
-  const bool forward = op.phase == Phase::kForward;
-  const bool needs_dx = !forward && op.Flag("needs_dx");
-  const bool plain = s.IsPlain();
-  const int64_t in_group = Product(op, {s.depth_channels(), s.in_height, s.in_width});
-  const int64_t out_channels = s.out_channels / s.groups;
-  const int64_t out_group = Product(op, {out_channels, s.out_plane()});
-  const int64_t weight_group = Product(op, {out_channels, s.depth()});
-  const int64_t in = Product(op, {op.batch, s.groups, in_group});
-  const int64_t out = Product(op, {op.batch, s.groups, out_group});
+class Convolution {
+ public:
+  explicit Convolution(const Call<Scalar>& call)
+      : call_(call),
+        s_(call.op),
+        in_group_(Product(call.op, {s_.depth_channels(), s_.in_height, s_.in_width})),
+        out_channels_(s_.out_channels / s_.groups),
+        out_group_(Product(call.op, {out_channels_, s_.out_plane()})),
+        weight_group_(Product(call.op, {out_channels_, s_.depth()})),
+        in_(Product(call.op, {call.op.batch, s_.groups, in_group_})),
+        out_(Product(call.op, {call.op.batch, s_.groups, out_group_})),
+        x_(call.Input(kX, in_)),
+        weight_(call.Input(kWeight, Product(call.op, {s_.groups, weight_group_}))) {}
 
-  const Scalar* x = call.Input(kX, in);
-  const Scalar* weight = call.Input(kWeight, Product(op, {s.groups, weight_group}));
-  const Scalar* dy = forward ? nullptr : call.Input(kDy, out);
-  Scalar* y = forward ? call.Output(kY, out) : nullptr;
-  Scalar* dx = needs_dx ? call.Output(kDx, in) : nullptr;
-  if (needs_dx && !op.Accumulates(0)) std::fill_n(dx, in, Scalar(0));
-  Matrix<Scalar> columns(plain ? 0 : s.depth(), plain ? 0 : s.out_plane());
-  Matrix<Scalar> dcolumns;
-  Matrix<Scalar> dweight =
-      Matrix<Scalar>::Zero(forward ? 0 : s.out_channels, forward ? 0 : s.depth());
+  void Run() {
+    if (call_.op.phase == Phase::kForward) {
+      y_ = call_.Output(kY, out_);
+      ForEachPart("fwd", [this](int64_t from, int64_t to) { Forward(from, to); });
+      if (call_.op.Flag("bias")) {
+        AddBias(y_, call_.Input(kBias, s_.out_channels), call_.op.batch, s_.out_channels,
+                s_.out_plane());
+      }
+      return;
+    }
+    dy_ = call_.Input(kDy, out_);
+    if (call_.op.Flag("needs_dx")) {
+      dx_ = call_.Output(kDx, in_);
+      if (!call_.op.Accumulates(0)) std::fill_n(dx_, in_, Scalar(0));
+      ForEachPart("bwd_data", [this](int64_t from, int64_t to) { BackwardData(from, to); });
+    }
+    dweight_.resize(s_.out_channels, s_.depth());
+    ForEachPart("bwd_filter", [this](int64_t from, int64_t to) {
+      if (from == 0) dweight_.setZero();
+      BackwardFilter(from, to);
+    });
+    StoreParameterGradient(call_, kWeight, dweight_);
+    if (call_.op.Flag("bias")) {
+      StoreParameterGradient(call_, kBias,
+                             BiasGradient(dy_, call_.op.batch, s_.out_channels, s_.out_plane()));
+    }
+  }
 
-  for (int64_t n = 0; n < op.batch; ++n) {
-    for (int64_t g = 0; g < s.groups; ++g) {
-      const Scalar* x_group = x + (n * s.groups + g) * in_group;
-      const int64_t out_offset = (n * s.groups + g) * out_group;
-      if (!plain) {
-        s.ForEachColumn([&](int64_t to, int64_t from) {
-          columns.data()[to] = from < 0 ? Scalar(0) : x_group[from];
-        });
+ private:
+  // Calls `run` with the samples [from, to) of each part of the slot.
+  template <typename RunPart>
+  void ForEachPart(std::string_view slot, RunPart run) {
+    if (call_.runs.empty()) run(0, call_.op.batch);
+    int64_t from = 0;
+    for (const KernelRun& part : call_.runs) {
+      if (call_.op.slots[part.slot].name != slot) continue;
+      run(from, from + part.batch);
+      from += part.batch;
+    }
+  }
+
+  // Calls `use` with the group, and the offsets of its inputs and outputs, for each of the samples.
+  template <typename Use>
+  void ForEachGroup(int64_t from, int64_t to, Use use) const {
+    for (int64_t n = from; n < to; ++n) {
+      for (int64_t g = 0; g < s_.groups; ++g) {
+        use(g, (n * s_.groups + g) * in_group_, (n * s_.groups + g) * out_group_);
       }
-      const ConstView<Scalar> x_columns(plain ? x_group : columns.data(), s.depth(), s.out_plane());
-      const ConstView<Scalar> w(weight + g * weight_group, out_channels, s.depth());
-      if (forward) {
-        View<Scalar>(y + out_offset, out_channels, s.out_plane()).noalias() = w * x_columns;
-        continue;
-      }
-      const ConstView<Scalar> dy_group(dy + out_offset, out_channels, s.out_plane());
-      dweight.middleRows(g * out_channels, out_channels).noalias() +=
-          dy_group * x_columns.transpose();
-      if (!needs_dx) continue;
-      dcolumns.noalias() = w.transpose() * dy_group;
-      Scalar* dx_group = dx + (n * s.groups + g) * in_group;
-      if (plain) {
-        for (int64_t i = 0; i < in_group; ++i) dx_group[i] += dcolumns.data()[i];
+    }
+  }
+
+  // The columns that a group's product is made of.
+  ConstView<Scalar> ColumnsOf(int64_t in) {
+    const Scalar* x = x_ + in;
+    if (s_.IsPlain()) return {x, s_.depth(), s_.out_plane()};
+    columns_.resize(s_.depth(), s_.out_plane());
+    s_.ForEachColumn(
+        [&](int64_t to, int64_t from) { columns_.data()[to] = from < 0 ? Scalar(0) : x[from]; });
+    return {columns_.data(), s_.depth(), s_.out_plane()};
+  }
+
+  ConstView<Scalar> WeightOf(int64_t group) const {
+    return {weight_ + group * weight_group_, out_channels_, s_.depth()};
+  }
+  ConstView<Scalar> DyOf(int64_t out) const { return {dy_ + out, out_channels_, s_.out_plane()}; }
+
+  void Forward(int64_t from, int64_t to) {
+    ForEachGroup(from, to, [&](int64_t g, int64_t in, int64_t out) {
+      View<Scalar>(y_ + out, out_channels_, s_.out_plane()).noalias() = WeightOf(g) * ColumnsOf(in);
+    });
+  }
+
+  void BackwardData(int64_t from, int64_t to) {
+    ForEachGroup(from, to, [&](int64_t g, int64_t in, int64_t out) {
+      columns_.noalias() = WeightOf(g).transpose() * DyOf(out);
+      Scalar* dx = dx_ + in;
+      if (s_.IsPlain()) {
+        for (int64_t i = 0; i < in_group_; ++i) dx[i] += columns_.data()[i];
       } else {
-        s.ForEachColumn([&](int64_t from, int64_t to) {
-          if (to >= 0) dx_group[to] += dcolumns.data()[from];
+        s_.ForEachColumn([&](int64_t column, int64_t pixel) {
+          if (pixel >= 0) dx[pixel] += columns_.data()[column];
         });
       }
-    }
+    });
   }
-  const bool bias = op.Flag("bias");
-  if (forward) {
-    if (bias) {
-      AddBias(y, call.Input(kBias, s.out_channels), op.batch, s.out_channels, s.out_plane());
-    }
-    return;
+
+  void BackwardFilter(int64_t from, int64_t to) {
+    ForEachGroup(from, to, [&](int64_t g, int64_t in, int64_t out) {
+      dweight_.middleRows(g * out_channels_, out_channels_).noalias() +=
+          DyOf(out) * ColumnsOf(in).transpose();
+    });
   }
-  StoreParameterGradient(call, kWeight, dweight);
-  if (bias) {
-    StoreParameterGradient(call, kBias, BiasGradient(dy, op.batch, s.out_channels, s.out_plane()));
-  }
-}
+
+  const Call<Scalar>& call_;
+  const Shape s_;
+  const int64_t in_group_, out_channels_, out_group_, weight_group_;  // elements, of one group
+  const int64_t in_, out_;
+  const Scalar* const x_;
+  const Scalar* const weight_;
+  const Scalar* dy_ = nullptr;
+  Scalar* y_ = nullptr;
+  Scalar* dx_ = nullptr;
+  Matrix<Scalar> columns_;
+  Matrix<Scalar> dweight_;
+};
 
 template <typename Scalar>
 void RunLinear(const Call<Scalar>& call) {
@@ -218,7 +272,7 @@ template <typename Scalar>
 bool RunProduct(const Call<Scalar>& call) {
   switch (call.op.type) {
     case OpType::kConv2d:
-      return RunConv2d(call), true;
+      return Convolution<Scalar>(call).Run(), true;
     case OpType::kLinear:
       return RunLinear(call), true;
     default:

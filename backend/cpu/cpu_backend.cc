@@ -50,6 +50,7 @@ Event CpuBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   Command command;
   command.op = launch.op;
   command.recompute = launch.recompute;
+  command.runs.assign(launch.runs.begin(), launch.runs.end());
   command.inputs.assign(launch.inputs.begin(), launch.inputs.end());
   command.outputs.assign(launch.outputs.begin(), launch.outputs.end());
   const auto touch = [&](const Block& block) {
@@ -201,7 +202,7 @@ void CpuBackend::RunKernel(const Command& command) {
     outputs.push_back(device_.At(block));
   }
   for (const Block& block : command.undefined) Poison(device_.At(block));
-  run_op_(op, inputs, outputs, options_.seed);
+  run_op_(op, command.runs, inputs, outputs, options_.seed);
   const std::optional<size_t> loss = OutputIndex(op, Role::kLoss);
   if (loss && !command.recompute) {
     loss_.emplace();

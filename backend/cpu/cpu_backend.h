@@ -37,9 +37,9 @@ struct CpuOptions {
 };
 
 // Executes one op on host memory, as `RunOp` does.
-using OpExecutor =
-    std::function<void(const Op& op, std::span<const std::span<std::byte>> inputs,
-                       std::span<const std::span<std::byte>> outputs, uint64_t seed)>;
+using OpExecutor = std::function<void(
+    const Op& op, std::span<const KernelRun> runs, std::span<const std::span<std::byte>> inputs,
+    std::span<const std::span<std::byte>> outputs, uint64_t seed)>;
 
 class CpuBackend final : public Executor {
  public:
@@ -72,6 +72,7 @@ class CpuBackend final : public Executor {
     Kind kind = Kind::kKernel;
     OpId op{};
     bool recompute = false;
+    std::vector<KernelRun> runs;
     std::vector<Block> inputs, outputs;  // of a kernel; of a copy, the device and the host range
     std::vector<Block> undefined;        // scratch and workspace of a kernel
     std::vector<Block> touched;          // device memory that it reads or writes

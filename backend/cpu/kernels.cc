@@ -38,17 +38,20 @@ std::byte* TakeOperand(const Op& op, std::span<const std::span<std::byte>> opera
 }  // namespace cpu
 
 template <typename Scalar>
-void RunOp(const Op& op, std::span<const std::span<std::byte>> inputs,
+void RunOp(const Op& op, std::span<const KernelRun> runs,
+           std::span<const std::span<std::byte>> inputs,
            std::span<const std::span<std::byte>> outputs, uint64_t seed) {
-  const cpu::Call<Scalar> call{op, inputs, outputs, seed};
+  const cpu::Call<Scalar> call{op, runs, inputs, outputs, seed};
   RequireExecutable(op, "CPU");
   SPILLWAY_CHECK(RunProduct(call) || RunPooling(call) || RunNormalization(call) ||
                  RunPointwise(call));
 }
 
-template void RunOp<float>(const Op&, std::span<const std::span<std::byte>>,
+template void RunOp<float>(const Op&, std::span<const KernelRun>,
+                           std::span<const std::span<std::byte>>,
                            std::span<const std::span<std::byte>>, uint64_t);
-template void RunOp<double>(const Op&, std::span<const std::span<std::byte>>,
+template void RunOp<double>(const Op&, std::span<const KernelRun>,
+                            std::span<const std::span<std::byte>>,
                             std::span<const std::span<std::byte>>, uint64_t);
 
 }  // namespace spillway

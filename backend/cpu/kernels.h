@@ -16,25 +16,31 @@
 #include <cstdint>
 #include <span>
 
+#include "sim/core/backend.h"
 #include "traces/trace.h"
 
 namespace spillway {
 
-// Runs all slots of one op. Operands are in the contract's order, of `Scalar` (float or double) but
-// the labels, which are int32; a span is exactly the tensor's elements, which tells the parameters
-// of an sgd op apart. An operand that is an input and an output (accumulated, updated in place, an
-// alias that the contract allows) is the same memory in both lists. Every element of an output is
-// written, and none is read before unless it is an input too.
-// Throws `InputError` that names the op if its type is unsupported, an operand or an attribute is
-// missing or impossible, an operand is too small, or a label is no class; outputs may then be
-// partly written.
+// Runs all slots of one op, in micro-batches as `runs` says where its type has a choice of kernels:
+// filter gradients of the first overwrite, of the others are added, so that the bits are those of
+// the whole batch, which empty `runs` stand for. Operands are in the contract's order, of `Scalar`
+// (float or double) but the labels, which are int32; a span is exactly the tensor's elements, which
+// tells the parameters of an sgd op apart. An operand that is an input and an output (accumulated,
+// updated in place, an alias that the contract allows) is the same memory in both lists. Every
+// element of an output is written, and none is read before unless it is an input too. Throws
+// `InputError` that names the op if its type is unsupported, an operand or an attribute is missing
+// or impossible, an operand is too small, or a label is no class; outputs may then be partly
+// written.
 template <typename Scalar>
-void RunOp(const Op& op, std::span<const std::span<std::byte>> inputs,
+void RunOp(const Op& op, std::span<const KernelRun> runs,
+           std::span<const std::span<std::byte>> inputs,
            std::span<const std::span<std::byte>> outputs, uint64_t seed);
 
-extern template void RunOp<float>(const Op&, std::span<const std::span<std::byte>>,
+extern template void RunOp<float>(const Op&, std::span<const KernelRun>,
+                                  std::span<const std::span<std::byte>>,
                                   std::span<const std::span<std::byte>>, uint64_t);
-extern template void RunOp<double>(const Op&, std::span<const std::span<std::byte>>,
+extern template void RunOp<double>(const Op&, std::span<const KernelRun>,
+                                   std::span<const std::span<std::byte>>,
                                    std::span<const std::span<std::byte>>, uint64_t);
 
 }  // namespace spillway

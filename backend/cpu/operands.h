@@ -11,6 +11,7 @@
 #include <span>
 #include <string_view>
 
+#include "sim/core/backend.h"
 #include "traces/ops/table.h"
 
 namespace spillway::cpu {
@@ -28,6 +29,7 @@ std::byte* TakeOperand(const Op& op, std::span<const std::span<std::byte>> opera
 template <typename Scalar>
 struct Call {
   const Op& op;
+  std::span<const KernelRun> runs;  // empty: each slot on its whole batch
   std::span<const std::span<std::byte>> inputs;
   std::span<const std::span<std::byte>> outputs;
   uint64_t seed;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
 
 #include "experiments/run/resolve.h"
 #include "policies/registry.h"
@@ -62,6 +63,13 @@ std::vector<Case> Cases() {
   }
   for (const char* allocator : {"stitched:page=4KiB", "planned"}) {
     cases.push_back({"vdnn-conv:order=prefetch-first", "torch", testing::Normalized, allocator});
+  }
+  for (const char* policy :
+       {"liveness:micro=powerOfTwo", "vdnnpp:micro=all", "ucudnn:workspace=4KiB",
+        "ucudnn:mode=wd,workspace=64KiB,batch-size=all"}) {
+    for (const auto network : {testing::Chain, testing::ForkJoin, testing::Normalized}) {
+      cases.push_back({policy, "torch", network, "best-fit"});
+    }
   }
   for (const char* policy : {"vdnn-all", "vdnn-conv", "vdnnpp:offload=all,release=lazy"}) {
     for (const auto network : {testing::Chain, testing::ForkJoin, testing::Normalized}) {
@@ -143,6 +151,44 @@ TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {
   }
   EXPECT_GE(fitted, 3);
   EXPECT_EQ(stored > 0, !GetParam().compression.empty());
+}
+
+// Divides the batch of every convolution at random.
+class RandomMicroBatches final : public Policy {
+ public:
+  KernelPlan ChooseKernels(PolicyContext& context, OpId id) override {
+    const Op& op = context.trace().op(id);
+    if (op.type != OpType::kConv2d) return {};
+    KernelPlan plan;
+    for (uint32_t slot = 0; slot < op.slots.size(); ++slot) {
+      for (int64_t left = op.batch; left > 0; left -= plan.back().batch) {
+        plan.push_back({slot, 0, 1 + static_cast<int64_t>(random_() % left)});
+      }
+    }
+    divided += plan.size() > op.slots.size() ? 1 : 0;
+    return plan;
+  }
+
+  int divided = 0;
+
+ private:
+  std::mt19937 random_{5};
+};
+
+TEST(MicroBatchTest, AnyDivisionOfTheBatchGivesTheSameBits) {
+  const Device device = testing::NarrowDevice();
+  const RooflineCostModel cost(device);
+  for (const auto network : {testing::Chain, testing::ForkJoin, testing::Normalized}) {
+    const Trace trace = LowerNetwork(network(), {5, "torch", true});
+    const spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(1)};
+    Policy whole;
+    RandomMicroBatches divided;
+    const Execution want = *testing::RunOnCpu(setup, whole, 3).execution;
+    const Execution got = *testing::RunOnCpu(setup, divided, 3).execution;
+    EXPECT_GT(divided.divided, 10);
+    EXPECT_EQ(got.loss, want.loss);
+    EXPECT_EQ(got.weights_digest, want.weights_digest);
+  }
 }
 
 }  // namespace

@@ -65,11 +65,12 @@ class Rig {
 
   Result Execute(Fault& fault) {
     testing::MixingOps ops(trace_);
-    CpuBackend cpu(trace_, {kMemory, kMemory, 7, 3},
-                   [&](const Op& op, const auto& inputs, const auto& outputs, uint64_t seed) {
-                     testing::MaybeFail(op, fault);
-                     ops.Run(op, inputs, outputs, seed);
-                   });
+    CpuBackend cpu(
+        trace_, {kMemory, kMemory, 7, 3},
+        [&](const Op& op, const auto&, const auto& inputs, const auto& outputs, uint64_t seed) {
+          testing::MaybeFail(op, fault);
+          ops.Run(op, inputs, outputs, seed);
+        });
     testing::FaultyBackend backend(cpu, fault);
     testing::FaultyAllocator arena(arena_, FaultKind::kAllocation, fault);
     testing::FaultyAllocator host_pool(host_pool_, FaultKind::kHostAllocation, fault);

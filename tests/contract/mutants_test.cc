@@ -85,9 +85,8 @@ class Mutants : public ::testing::Test {
   Result Execute(std::optional<uint64_t> drain_seed, Allocator& arena, Wrap wrap) const {
     testing::MixingOps ops(trace_);
     CpuBackend backend(trace_, {kMemory, kMemory, 7, drain_seed},
-                       [&](const Op& op, const auto& inputs, const auto& outputs, uint64_t seed) {
-                         ops.Run(op, inputs, outputs, seed);
-                       });
+                       [&](const Op& op, const auto&, const auto& inputs, const auto& outputs,
+                           uint64_t seed) { ops.Run(op, inputs, outputs, seed); });
     auto wrapped = wrap(backend);
     Result result{Run(wrapped, arena), ops.read(), {}};
     result.violations = Check(trace_, result.report, 1000);
@@ -289,9 +288,8 @@ TEST_F(Mutants, ReleaseOnCompletionBreaksParity) {
   const auto placements = [&](size_t lag, bool simulated, bool mutant) {
     testing::MixingOps ops(trace_);
     CpuBackend cpu(trace_, {kMemory, kMemory, 7, 3},
-                   [&](const Op& op, const auto& inputs, const auto& outputs, uint64_t seed) {
-                     ops.Run(op, inputs, outputs, seed);
-                   });
+                   [&](const Op& op, const auto&, const auto& inputs, const auto& outputs,
+                       uint64_t seed) { ops.Run(op, inputs, outputs, seed); });
     SimBackend sim(device_, cost_);
     Progress progress(simulated ? static_cast<Backend&>(sim) : cpu, lag);
     BestFit arena(kMemory, device_.alignment);

@@ -127,9 +127,8 @@ class CaseRunner {
   std::optional<Result> Execute(std::string_view what, std::optional<uint64_t> drain_seed) {
     MixingOps ops(made_.trace);
     CpuBackend backend(made_.trace, {Bytes::Unlimited(), made_.device.host_memory, 11, drain_seed},
-                       [&](const Op& op, const auto& inputs, const auto& outputs, uint64_t seed) {
-                         ops.Run(op, inputs, outputs, seed);
-                       });
+                       [&](const Op& op, const auto&, const auto& inputs, const auto& outputs,
+                           uint64_t seed) { ops.Run(op, inputs, outputs, seed); });
     auto report = Run(what, backend);
     if (!report) return std::nullopt;
     Result result{std::move(*report), ops.read(), {}};

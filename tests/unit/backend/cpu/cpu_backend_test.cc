@@ -27,7 +27,7 @@ class CpuBackendTest : public ::testing::Test {
                    .Op("f1", Phase::kForward, {"x"}, {"y"})
                    .Build()),
         backend_(trace_, {Bytes(64), Bytes(64), 1, std::nullopt},
-                 [this](const Op&, const auto& inputs, const auto& outputs, uint64_t) {
+                 [this](const Op&, const auto&, const auto& inputs, const auto& outputs, uint64_t) {
                    rest_at_run_ = Contents(kRest);
                    std::copy(inputs[0].begin(), inputs[0].end(), outputs[0].begin());
                  }) {

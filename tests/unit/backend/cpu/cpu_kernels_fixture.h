@@ -55,7 +55,7 @@ std::vector<Array> Execute(const Op& op, const std::vector<Array>& inputs,
     if (output.input < 0) buffers.emplace_back(output.elements * sizeof(Scalar), skip);
     out.push_back(output.input < 0 ? buffers.back().span : in.at(output.input));
   }
-  RunOp<Scalar>(op, in, out, kSeed);
+  RunOp<Scalar>(op, {}, in, out, kSeed);
   std::vector<Array> results;
   for (size_t i = 0; i < out.size(); ++i) {
     const auto* values = reinterpret_cast<const Scalar*>(out[i].data());

@@ -455,7 +455,7 @@ TEST_F(CpuKernelsTest, UninitialisedMemoryShows) {
 TEST_F(CpuKernelsTest, UnsupportedTypesAndBadOperandsAreNamed) {
   for (const OpType type : {OpType::kInput, OpType::kOther}) {
     try {
-      RunOp<float>(MakeOp(type, Phase::kForward, 1, {}), {}, {}, kSeed);
+      RunOp<float>(MakeOp(type, Phase::kForward, 1, {}), {}, {}, {}, kSeed);
       FAIL() << "accepted";
     } catch (const InputError& error) {
       const std::string what = error.what();
@@ -521,7 +521,7 @@ std::vector<float> Train(const Trace& trace, int iterations) {
         auto* labels = reinterpret_cast<int32_t*>(span(op.inputs[1]).data());
         for (int32_t n = 0; n < op.batch; ++n) labels[n] = n % 3;
       }
-      RunOp<float>(op, spans(op.inputs), spans(op.outputs), kSeed);
+      RunOp<float>(op, {}, spans(op.inputs), spans(op.outputs), kSeed);
       if (loss) losses.push_back(*reinterpret_cast<float*>(span(op.outputs[1]).data()));
     }
   }
