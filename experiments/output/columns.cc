@@ -13,6 +13,8 @@ template <typename... Visits>
 struct Overloaded : Visits... {
   using Visits::operator()...;
 };
+template <typename... Visits>
+Overloaded(Visits...) -> Overloaded<Visits...>;
 
 bool LooksNumeric(const std::string& text) {
   return !text.empty() && text.find_first_not_of("0123456789.-+x%e") == std::string::npos;

@@ -69,7 +69,8 @@ class SizeBins {
   struct SmallerThenLower {
     bool operator()(const FreeBlock& a, const FreeBlock& b) const {
       // Without a branch: which of the two decides cannot be predicted.
-      return (a.size < b.size) | ((a.size == b.size) & (a.offset < b.offset));
+      const int smaller = a.size < b.size, equal = a.size == b.size, lower = a.offset < b.offset;
+      return (smaller | (equal & lower)) != 0;
     }
   };
   using Bin = ChunkedSet<FreeBlock, SmallerThenLower>;

@@ -148,8 +148,8 @@ TEST(OpTableTest, WhatNoBackendExecutesIsRefused) {
         std::tuple{OpType::kInput, Phase::kBackward, "input ops"},
         std::tuple{OpType::kSgd, Phase::kForward, "forward sgd ops"},
         std::tuple{OpType::kRelu, Phase::kUpdate, "update relu ops"}}) {
-    const std::string error =
-        testing::InputErrorOf([&] { RequireExecutable(OpWith(type, phase, {}), "CPU"); });
+    const Op op = OpWith(type, phase, {});
+    const std::string error = testing::InputErrorOf([&] { RequireExecutable(op, "CPU"); });
     EXPECT_THAT(error, HasSubstr(fmt::format("the CPU backend cannot execute {}; supported: "
                                              "conv2d, linear",
                                              named)));
