@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -31,8 +34,39 @@ struct RecordCommand {
   std::vector<std::string> workloads;
   std::string output = "traces/recorded/h200";
   RecordOptions record;
+  std::vector<std::string> micro_batches;
   bool add = false;
 };
+
+constexpr std::array<const char*, 3> kMicroBatchNames{"undivided", "powerOfTwo", "all"};
+
+// A batch, or a name of `MicroBatches`.
+std::string CheckMicroBatch(const std::string& text) {
+  if (std::ranges::find(kMicroBatchNames, text) != kMicroBatchNames.end()) return {};
+  int64_t batch = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), batch);
+  const bool good = error == std::errc() && end == text.data() + text.size() && batch >= 1 &&
+                    batch <= kLargestBatch;
+  return good ? std::string()
+              : fmt::format("'{}' is no micro-batch (valid: {}, or a batch from 1 to {})", text,
+                            fmt::join(kMicroBatchNames, ", "), kLargestBatch);
+}
+
+// What the names stand for where the mini-batch has `batch` samples. REQUIRES: they are checked.
+std::vector<int64_t> MicroBatchesOf(const std::vector<std::string>& texts, int64_t batch) {
+  std::set<int64_t> batches;
+  for (const std::string& text : texts) {
+    if (text == "undivided") continue;
+    if (text == "powerOfTwo") {
+      for (int64_t b = 1; b < batch; b *= 2) batches.insert(b);
+    } else if (text == "all") {
+      for (int64_t b = 1; b < batch; ++b) batches.insert(b);
+    } else {
+      batches.insert(std::stoll(text));
+    }
+  }
+  return {batches.begin(), batches.end()};
+}
 
 // What has been measured in this process, by signature and batch: networks and presets share most
 // operations.
@@ -74,10 +108,10 @@ CostTable RecordAllPresets(const Workload& workload, const RecordOptions& option
   return table;
 }
 
-// What the table at `path` holds, if there is one, counts as measured.
-void KeepTable(const std::filesystem::path& path, const RecordOptions& options, Measured& measured,
-               Provenance& provenance) {
-  if (!std::filesystem::exists(path)) return;
+// What the table at `path` holds, if there is one, counts as measured. Its `in_sequence`.
+std::optional<Duration> KeepTable(const std::filesystem::path& path, const RecordOptions& options,
+                                  Measured& measured, Provenance& provenance) {
+  if (!std::filesystem::exists(path)) return std::nullopt;
   CostTable table = ReadCostTable(path);
   if (table.provenance.math != options.math) {
     throw InputError(fmt::format("{}: recorded with {}, not {}", path.string(),
@@ -88,6 +122,7 @@ void KeepTable(const std::filesystem::path& path, const RecordOptions& options, 
     std::pair key{entry.signature, entry.batch};
     measured.try_emplace(std::move(key), std::move(entry));
   }
+  return table.in_sequence;
 }
 
 // Throws `InputError` if a table that was kept is of another GPU or cuDNN.
@@ -137,12 +172,17 @@ int Execute(RecordCommand command, Session& session) {
         std::filesystem::path(command.output) /
         fmt::format("{}-{}.json.zst", workload.network, workload.batch);
     Provenance kept;
-    if (command.add) KeepTable(path, command.record, measured, kept);
+    std::optional<Duration> in_sequence;
+    if (command.add) in_sequence = KeepTable(path, command.record, measured, kept);
+    command.record.micro_batches = MicroBatchesOf(command.micro_batches, workload.batch);
     if (provenance.gpu.empty()) provenance = kept;
     CostTable table = RecordAllPresets(workload, command.record, measured, provenance);
     CheckSameMachine(kept, table.provenance, path);
-    table.in_sequence = MeasureInSequence(table, LoadWorkload(workload.Name(), WorkloadOptions()),
-                                          device, backends);
+    if (!in_sequence) {
+      in_sequence = MeasureInSequence(table, LoadWorkload(workload.Name(), WorkloadOptions()),
+                                      device, backends);
+    }
+    table.in_sequence = *in_sequence;
     const auto guard = session.interrupts().Hold();
     WriteCostTable(table, path);
     bar.Wipe();
@@ -171,9 +211,11 @@ void AddRecord(CLI::App& app, int& exit_code, Session& session) {
   verb->add_option("--min-repeats", command->record.min_repeats, "Least repeats of each kernel")
       ->check(CLI::Range(5, 10000))
       ->capture_default_str();
-  verb->add_option("--micro-batch", command->record.micro_batches,
-                   "Also record convolutions at this smaller batch; repeat for more")
-      ->check(CLI::Range(int64_t{1}, kLargestBatch));
+  verb->add_option(
+          "--micro-batch", command->micro_batches,
+          "Also record convolutions at smaller batches: powerOfTwo (1, 2, 4 and so on), all, "
+          "undivided (none), or a number; repeat for more")
+      ->check(CLI::Validator(CheckMicroBatch, "powerOfTwo|all|undivided|BATCH"));
   verb->add_option("--seed", command->record.seed, "Seed of the random operands")
       ->check(NotNegative())
       ->capture_default_str();
