@@ -79,20 +79,20 @@ CostTable RecordAllPresets(const Workload& workload, const RecordOptions& option
   std::set<std::pair<std::string, int64_t>> needed;
   for (const Preset& preset : Presets()) {
     Trace trace = LowerNetwork(network, {workload.batch, preset.name, true});
-    const auto is_known = [&](const Op& op) {
-      return std::all_of(op.slots.begin(), op.slots.end(), [&](const Slot& slot) {
-        return measured.contains({slot.signature, op.batch});
-      });
-    };
-    for (const Op& op : trace.ops) {
+    std::erase_if(trace.ops, [&](const Op& op) {
+      bool known = true;
+      const auto need = [&](const std::string& signature, int64_t batch) {
+        const auto key = *needed.emplace(signature, batch).first;
+        known = known && measured.contains(key);
+      };
       for (const Slot& slot : op.slots) {
-        needed.emplace(slot.signature, op.batch);
+        need(slot.signature, op.batch);
         for (const int64_t batch : options.micro_batches) {
-          if (RowOf(op.type).algorithms && batch < op.batch) needed.emplace(slot.signature, batch);
+          if (RowOf(op.type).algorithms && batch < op.batch) need(slot.signature, batch);
         }
       }
-    }
-    std::erase_if(trace.ops, is_known);
+      return known;
+    });
     if (trace.ops.empty()) continue;
     CostTable part = Record(trace, options);
     provenance = part.provenance;

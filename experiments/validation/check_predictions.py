@@ -3,7 +3,7 @@
 
 usage: experiments/validation/check_predictions.py SPILLWAY [CSV...]
 
-CSV: h100.csv, h200.csv, superneurons-h200.csv and vdnnpp-h200.csv beside this file unless given. Prints each cell that
+CSV: those of FILES below, beside this file, unless given. Prints each cell that
 differs and exits with 1 if there is any.
 """
 
@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-FILES = ("densenet-h200.csv", "h100.csv", "h200.csv", "superneurons-h200.csv", "vdnnpp-h200.csv")
+FILES = ("densenet-h200.csv", "h100.csv", "h200.csv", "micro-h200.csv", "superneurons-h200.csv", "vdnnpp-h200.csv")
 COLUMNS = ("iteration_ms", "compute_ms", "stall_ms", "stall_fetch_ms", "stall_fence_ms", "stall_memory_ms",
            "stall_launch_ms", "stall_drain_ms", "peak_reserved_bytes", "peak_allocated_bytes", "offloaded_bytes",
            "prefetched_bytes", "pinned_peak_bytes")

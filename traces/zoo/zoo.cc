@@ -175,6 +175,8 @@ const std::vector<ZooEntry>& Zoo() {
        BuildAlexNet},
       {"alexnet-227", "AlexNet, one tower, LRN and dropout, 227x227 (SuperNeurons)", 227,
        BuildAlexNet227},
+      {"alexnet-caffe", "AlexNet as Caffe has it: LRN, dropout, grouped, 227x227 (u-cuDNN)", 227,
+       BuildAlexNetCaffe},
       {"alexnet-plain", "AlexNet, one tower, neither LRN nor dropout, 227x227 (vDNN++)", 227,
        BuildAlexNetPlain},
       {"overfeat", "OverFeat, fast model, 231x231 (convnet-benchmarks; vDNN)", 231, BuildOverFeat},

@@ -52,6 +52,7 @@ Workload ParseWorkload(std::string_view text);
 // Builders, one file per family. `image` is the height and width of the input.
 Network BuildAlexNet(std::string name, int64_t image);     // "one weird trick", no LRN (vDNN)
 Network BuildAlexNet227(std::string name, int64_t image);  // one tower, LRN, dropout (SuperNeurons)
+Network BuildAlexNetCaffe(std::string name, int64_t image);  // likewise, grouped (u-cuDNN)
 // One tower, no LRN, no dropout (vDNN++).
 Network BuildAlexNetPlain(std::string name, int64_t image);
 Network BuildOverFeat(std::string name, int64_t image);   // fast model

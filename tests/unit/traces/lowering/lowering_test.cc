@@ -198,6 +198,7 @@ TEST(ZooTest, ParameterCountsAreRight) {
   EXPECT_EQ(parameters("googlenet"), 6'998'552);
   EXPECT_EQ(parameters("overfeat"), 145'920'872);
   EXPECT_EQ(parameters("alexnet-227"), 62'378'344);
+  EXPECT_EQ(parameters("alexnet-caffe"), 60'965'224);
   EXPECT_EQ(parameters("alexnet-plain"), 62'378'344);
   // D, and 20 or 35 times a 3x3 convolution of each group's channels.
   constexpr int64_t kOneMore =
