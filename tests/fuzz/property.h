@@ -34,13 +34,16 @@ inline bool TakeNumber(std::string_view& text) {
 }
 
 // True for "ORIGIN:LINE:COLUMN: ..", and for "ORIGIN: .." with `whole` behind it: an error that
-// concerns the file as a whole. An empty `whole` takes any.
+// concerns the file as a whole, or names what it is instead. An empty `whole` takes any.
 inline bool NamesPlace(std::string_view message, std::string_view origin, std::string_view whole) {
   if (!message.starts_with(origin)) return false;
   message.remove_prefix(origin.size());
   if (!message.starts_with(':')) return false;
   message.remove_prefix(1);
-  if (message.starts_with(' ')) return message.substr(1).starts_with(whole);
+  if (message.starts_with(' ')) {
+    message.remove_prefix(1);
+    return message.starts_with(whole) || message.starts_with("this is ");
+  }
   return TakeNumber(message) && TakeNumber(message) && message.starts_with(' ');
 }
 

@@ -99,7 +99,11 @@ bool HasColumns(std::string_view line, std::span<const std::string_view> names) 
   const std::string origin;
   CsvText csv(line, origin);
   if (std::count(line.begin(), line.end(), ',') >= static_cast<int64_t>(kMaxColumns)) return false;
-  if (!csv.NextLine()) return false;
+  try {
+    if (!csv.NextLine()) return false;
+  } catch (const InputError&) {
+    return false;  // no line of a CSV file
+  }
   return std::all_of(names.begin(), names.end(), [&](std::string_view name) {
     for (size_t i = 0; i < csv.fields(); ++i) {
       if (csv.field(i) == name) return true;

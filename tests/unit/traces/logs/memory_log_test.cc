@@ -434,6 +434,11 @@ TEST(DecisionsLogTest, TakesTheDevicePlacements) {
       HasSubstr("log:3:"));
 }
 
+TEST(MemoryLogTest, NamesItselfWhereAQuoteOpensTheFile) {
+  EXPECT_THAT(testing::InputErrorOf([] { ParseMemoryLog("\"segment", "my.log"); }),
+              ::testing::StartsWith("my.log: "));
+}
+
 TEST(MemoryLogTest, NamesTheFormatsThatItKnows) {
   EXPECT_THAT(ErrorOf("hello"), HasSubstr("log: unknown format (valid: a PyTorch memory snapshot"));
   EXPECT_THAT(ErrorOf(""), HasSubstr("log: unknown format"));
