@@ -113,6 +113,7 @@ const std::vector<Paper>& Papers();
 std::vector<PaperTable> VdnnTables(const PaperValues& printed);
 std::vector<PaperTable> VdnnppTables(const PaperValues& printed);
 std::vector<PaperTable> SuperNeuronsTables(const PaperValues& printed);
+std::vector<PaperTable> UcudnnTables(const PaperValues& printed);
 
 }  // namespace spillway
 

@@ -26,15 +26,12 @@ bool MaySplit(const Op& op) {
 
 std::vector<Size> SizesOf(const CostModel& cost, const Op& op, uint32_t slot,
                           MicroBatches batches) {
+  const std::vector<int64_t> available =
+      MaySplit(op) ? cost.Batches(op, slot) : std::vector{op.batch};
   std::vector<Size> sizes;
-  if (batches != MicroBatches::kUndivided && MaySplit(op)) {
-    for (const int64_t batch : cost.Batches(op, slot)) {
-      const bool power = std::has_single_bit(static_cast<uint64_t>(batch));
-      if (batch == op.batch || (batches == MicroBatches::kPowerOfTwo && !power)) continue;
-      sizes.push_back({batch, cost.Kernels(op, slot, batch), std::nullopt});
-    }
+  for (const int64_t batch : ChooseBatches(batches, available)) {
+    sizes.push_back({batch, cost.Kernels(op, slot, batch), std::nullopt});
   }
-  sizes.push_back({op.batch, cost.Kernels(op, slot, op.batch), std::nullopt});
   return sizes;
 }
 
@@ -122,6 +119,17 @@ class Divider {
 };
 
 }  // namespace
+
+std::vector<int64_t> ChooseBatches(MicroBatches batches, std::span<const int64_t> available) {
+  std::vector<int64_t> chosen;
+  for (const int64_t batch : available) {
+    const bool power = std::has_single_bit(static_cast<uint64_t>(batch));
+    const bool may = batches == MicroBatches::kAll || batch == available.back() ||
+                     (batches == MicroBatches::kPowerOfTwo && power);
+    if (may) chosen.push_back(batch);
+  }
+  return chosen;
+}
 
 MicroBatches ReadMicroBatches(Params& params, const std::string& name) {
   return params.Enum<MicroBatches>(name, "powerOfTwo",

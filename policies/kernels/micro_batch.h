@@ -25,6 +25,10 @@ namespace spillway {
 // cost model answers for.
 enum class MicroBatches : uint8_t { kUndivided, kPowerOfTwo, kAll };
 
+// Of the available batches, ascending, those that a mini-batch of the last of them may be divided
+// into, itself included.
+std::vector<int64_t> ChooseBatches(MicroBatches batches, std::span<const int64_t> available);
+
 // Declares a parameter with the values undivided, powerOfTwo and all.
 MicroBatches ReadMicroBatches(Params& params, const std::string& name);
 

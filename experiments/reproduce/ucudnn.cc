@@ -1,0 +1,265 @@
+// u-cuDNN (Oyama et al., CLUSTER 2018): workspaces that its text gives, and what its figures plot,
+// by the analytic model of its GPUs. Convolutions alone, each kernel's own time.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "experiments/reproduce/paper.h"
+#include "experiments/reproduce/scene.h"
+#include "policies/kernels/micro_batch.h"
+#include "policies/kernels/workspace_division.h"
+#include "sim/cost/conv_workspace.h"
+#include "traces/base/error.h"
+
+namespace spillway {
+namespace {
+
+constexpr const char* kGpu = "p100";
+
+// A gradient of the image is computed, too: five convolutions have fifteen kernels (section IV-D).
+constexpr const char* kPreset = "superneurons";
+
+double Mebibytes(Bytes size) {
+  return static_cast<double>(size.count()) / static_cast<double>(Bytes::MiB(1).count());
+}
+
+Bytes MebibytesOf(double number) {
+  return Bytes(static_cast<int64_t>(std::llround(number * (1 << 20))));
+}
+
+// All kernels of a workload's convolutions with their desirable divisions.
+class Convolutions {
+ public:
+  Convolutions(const Workload& workload, const char* device, MicroBatches batches)
+      : scene_(workload, kPreset, device), divisions_(batches) {
+    for (const Op& op : scene_.trace.ops) {
+      if (op.type != OpType::kConv2d) continue;
+      for (uint32_t slot = 0; slot < op.slots.size(); ++slot) {
+        fronts.push_back(divisions_.Of(scene_.cost, op, slot));
+        names.push_back(op.name.substr(0, op.name.find('.')) + "." + op.slots[slot].name);
+      }
+    }
+  }
+
+  // With at most `limit` of workspace for each kernel.
+  Duration TimeWithin(Bytes limit) const {
+    Duration time;
+    for (const Front front : fronts) time += Within(front, limit).time;
+    return time;
+  }
+
+  static const Division& Within(Front front, Bytes limit) {
+    const Division* division = FastestWithin(front, limit);
+    return division == nullptr ? front.front() : *division;
+  }
+
+  // The front of a kernel, "conv2.fwd"; nullopt if there is none.
+  std::optional<Front> Find(const std::string& name) const {
+    const auto found = std::ranges::find(names, name);
+    if (found == names.end()) return std::nullopt;
+    return fronts[static_cast<size_t>(found - names.begin())];
+  }
+
+  std::vector<Front> fronts;
+  std::vector<std::string> names;  // of each of them
+
+ private:
+  const Scene scene_;
+  DivisionFronts divisions_;
+};
+
+// --- What the text says -------------------------------------------------------------------------
+
+double TotalWorkspace(const PaperRow& row) {
+  const Convolutions convolutions(row.workload, kGpu, MicroBatches::kUndivided);
+  return row.number * static_cast<double>(convolutions.fronts.size());
+}
+
+// Of the forward kernel on a batch of `number`.
+std::optional<double> FftWorkspace(const PaperRow& row) {
+  const Scene scene({row.workload.network, static_cast<int64_t>(row.number)}, kPreset, kGpu);
+  for (const Op& op : scene.trace.ops) {
+    if (op.name != row.layer + ".fwd" || op.type != OpType::kConv2d) continue;
+    const auto workspace = ConvWorkspace(op, "fwd", "fft", op.batch);
+    if (workspace) return Mebibytes(*workspace);
+  }
+  return std::nullopt;
+}
+
+double CandidateBatches(const PaperRow& row) {
+  std::vector<int64_t> available(static_cast<size_t>(row.number));
+  for (size_t i = 0; i < available.size(); ++i) available[i] = static_cast<int64_t>(i) + 1;
+  return static_cast<double>(ChooseBatches(MicroBatches::kPowerOfTwo, available).size());
+}
+
+bool IsBatch(const PaperRow& row) {
+  return row.number >= 1 && row.number <= 4096 && row.number == std::floor(row.number);
+}
+
+// --- What the figures plot ----------------------------------------------------------------------
+
+// Of the fastest undivided kernel, or of the fastest that needs at least one byte less.
+std::optional<double> Undivided(const PaperRow& row, bool byte_less) {
+  const Convolutions convolutions(row.workload, kGpu, MicroBatches::kUndivided);
+  const auto front = convolutions.Find(row.layer + ".fwd");
+  if (!front) return std::nullopt;
+  const size_t slower = byte_less && front->size() > 1 ? 2 : 1;
+  return (*front)[front->size() - slower].time.milliseconds();
+}
+
+std::optional<double> Divided(const PaperRow& row, MicroBatches batches, Bytes limit) {
+  const Convolutions convolutions(row.workload, kGpu, batches);
+  const auto front = convolutions.Find(row.layer + ".fwd");
+  if (!front) return std::nullopt;
+  return Convolutions::Within(*front, limit).time.milliseconds();
+}
+
+std::optional<double> DesirableDivisions(const PaperRow& row) {
+  const Convolutions convolutions(row.workload, kGpu, MicroBatches::kAll);
+  const auto front = convolutions.Find(row.layer + ".fwd");
+  if (!front) return std::nullopt;
+  return static_cast<double>(std::ranges::count_if(
+      *front, [&](const Division& d) { return d.workspace <= MebibytesOf(row.number); }));
+}
+
+// How much faster the convolutions are than undivided in as much workspace.
+double Speedup(const PaperRow& row, const char* device, MicroBatches batches) {
+  const Bytes limit = MebibytesOf(row.number);
+  const Convolutions undivided(row.workload, device, MicroBatches::kUndivided);
+  const Convolutions divided(row.workload, device, batches);
+  return undivided.TimeWithin(limit).seconds() / divided.TimeWithin(limit).seconds();
+}
+
+// Convolutions with `number` in total: an equal share of it for each kernel, or segments.
+double EqualShares(const PaperRow& row, MicroBatches batches) {
+  const Convolutions convolutions(row.workload, kGpu, batches);
+  const auto kernels = static_cast<double>(convolutions.fronts.size());
+  return convolutions.TimeWithin(MebibytesOf(row.number / kernels)).milliseconds();
+}
+
+std::optional<double> Segments(const PaperRow& row) {
+  const Convolutions convolutions(row.workload, kGpu, MicroBatches::kPowerOfTwo);
+  const SegmentChoice choice = DivideByIlp(convolutions.fronts, MebibytesOf(row.number));
+  if (!choice) return std::nullopt;
+  Duration time;
+  for (size_t k = 0; k < choice->size(); ++k) time += convolutions.fronts[k][(*choice)[k]].time;
+  return time.milliseconds();
+}
+
+// The segment of the kernel `layer`, "conv2.bwd_data".
+std::optional<double> Segment(const PaperRow& row) {
+  const Convolutions convolutions(row.workload, kGpu, MicroBatches::kPowerOfTwo);
+  const SegmentChoice choice = DivideByIlp(convolutions.fronts, MebibytesOf(row.number));
+  for (size_t k = 0; choice && k < choice->size(); ++k) {
+    if (convolutions.names[k] != row.layer) continue;
+    return Mebibytes(convolutions.fronts[k][(*choice)[k]].workspace);
+  }
+  return std::nullopt;
+}
+
+double Variables(const PaperRow& row) {
+  const Convolutions convolutions(row.workload, kGpu, MicroBatches::kPowerOfTwo);
+  size_t variables = 0;
+  for (const Front front : convolutions.fronts) variables += front.size();
+  return static_cast<double>(variables);
+}
+
+PaperNames Names() {
+  return {.networks = {{"AlexNet", "alexnet-caffe", 256},
+                       {"AlexNet (single column)", "alexnet", 256},
+                       {"ResNet-18", "resnet18", 128},
+                       {"ResNet-50", "resnet50", 32}},
+          .ignored = "- "};
+}
+
+std::vector<PaperRow> Rows(const Workload& workload, std::initializer_list<double> numbers,
+                           std::vector<std::string> layers = {""}) {
+  std::vector<PaperRow> rows;
+  for (const double number : numbers) {
+    for (const std::string& layer : layers) rows.push_back({workload, number, layer});
+  }
+  return rows;
+}
+
+}  // namespace
+
+std::vector<PaperTable> UcudnnTables(const PaperValues&) {
+  const Workload alexnet{"alexnet-caffe", 256}, single{"alexnet", 256}, resnet{"resnet50", 32};
+  const std::vector<std::string> layers{"conv1", "conv2", "conv3", "conv4", "conv5"};
+  std::vector<PaperTable> tables;
+  const auto add = [&](std::string name, std::vector<PaperRow> rows,
+                       std::vector<PaperColumn> columns) {
+    const PaperRequest request = name.empty() ? PaperRequest::kName : PaperRequest::kPaperName;
+    tables.push_back({std::move(name), Names(), std::move(rows), std::move(columns), request});
+  };
+  // A column of a figure: what the model says of times that the paper only plots.
+  const auto plotted = [](std::string pattern, std::string unit, auto compute) {
+    return PaperColumn{std::move(pattern), std::move(unit), compute, false, "x"};
+  };
+
+  const PaperColumn total{"{workload} total WS at {number} MiB/kernel", "MiB", TotalWorkspace};
+  add("", Rows(alexnet, {8, 64, 512}), {total});
+  add("", Rows(resnet, {8, 16, 32}), {total});
+  add("", Rows(alexnet, {256}, {"conv2"}),
+      {{"{workload} {layer} FFT WS, batch {number} MiB", "MiB", FftWorkspace, false, "", IsBatch}});
+  add("", Rows(alexnet, {32}, {"conv2"}),
+      {{"{workload} {layer} FFT WS, micro-batch {number} MiB", "MiB", FftWorkspace, false, "",
+        IsBatch}});
+  add("", Rows({}, {256}),
+      {{"powerOfTwo batch sizes for B={number}", "count", CandidateBatches, false, "", IsBatch}});
+
+  add("Fig1", Rows(single, {0}, layers),
+      {plotted("Fig1 {workload} {layer} best", "ms",
+               [](const PaperRow& row) { return Undivided(row, false); }),
+       plotted("Fig1 {workload} {layer} -1 byte", "ms",
+               [](const PaperRow& row) { return Undivided(row, true); })});
+  add("Fig8", Rows(alexnet, {120}, {"conv2"}),
+      {plotted("Fig8 {workload} {layer} desirable within {number}MiB", "count",
+               DesirableDivisions)});
+  std::vector<PaperColumn> options, speedups;
+  for (const auto& [option, batches] :
+       {std::pair{"undivided", MicroBatches::kUndivided},
+        std::pair{"powerOfTwo", MicroBatches::kPowerOfTwo}, std::pair{"all", MicroBatches::kAll}}) {
+    options.push_back(plotted(
+        fmt::format("Fig9 {{workload}} {{layer}} {} in {{number}}MiB", option), "ms",
+        [batches](const PaperRow& row) { return Divided(row, batches, MebibytesOf(row.number)); }));
+    if (batches == MicroBatches::kUndivided) continue;
+    for (const auto& [gpu, device] : {std::pair{"K80", "k80"}, std::pair{"P100", "p100"}}) {
+      speedups.push_back(
+          plotted(fmt::format("Fig10 {{workload}} {{number}}MiB {} {} speedup", gpu, option), "x",
+                  [=](const PaperRow& row) { return Speedup(row, device, batches); }));
+    }
+  }
+  add("Fig9", Rows(alexnet, {64}, {"conv2"}), options);
+  add("Fig10", Rows(alexnet, {8, 64, 512}), speedups);
+  for (const Workload& workload :
+       {Workload{"alexnet-caffe", 256}, Workload{"resnet50", 64}, Workload{"densenet40", 256}}) {
+    add("Fig11", Rows(workload, {8, 64, 512}),
+        {plotted("Fig11 {workload} {number}MiB powerOfTwo speedup", "x", [](const PaperRow& row) {
+          return Speedup(row, kGpu, MicroBatches::kPowerOfTwo);
+        })});
+  }
+  const std::vector<PaperColumn> totals{
+      plotted("Fig13 {workload} {number}MiB undivided", "ms",
+              [](const PaperRow& row) { return EqualShares(row, MicroBatches::kUndivided); }),
+      plotted("Fig13 {workload} {number}MiB WR", "ms",
+              [](const PaperRow& row) { return EqualShares(row, MicroBatches::kPowerOfTwo); }),
+      plotted("Fig13 {workload} {number}MiB WD", "ms", Segments),
+      plotted("Fig13 {workload} {number}MiB variables", "count", Variables)};
+  add("Fig13", Rows(alexnet, {120, 960, 7680}), totals);
+  add("Fig13", Rows(resnet, {1272, 2544, 5088}), totals);
+  std::vector<std::string> kernels;
+  for (const std::string& layer : layers) {
+    for (const char* slot : {".fwd", ".bwd_data", ".bwd_filter"}) kernels.push_back(layer + slot);
+  }
+  add("Fig14", Rows(alexnet, {120}, kernels),
+      {plotted("Fig14 {workload} {number}MiB {layer} segment", "MiB", Segment)});
+  return tables;
+}
+
+}  // namespace spillway
