@@ -4,8 +4,8 @@ namespace spillway {
 
 const std::vector<Paper>& Papers() {
   static const std::vector<Paper> papers{
-      {"vdnn", VdnnTables}, {"vdnnpp", VdnnppTables}, {"superneurons", SuperNeuronsTables},
-      {"ucudnn", UcudnnTables},  {"mmcnn", nullptr},
+      {"vdnn", VdnnTables},     {"vdnnpp", VdnnppTables}, {"superneurons", SuperNeuronsTables},
+      {"ucudnn", UcudnnTables}, {"mmcnn", nullptr},
   };
   return papers;
 }

@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <tuple>
+#include <utility>
 
 #include "traces/base/error.h"
 
@@ -159,50 +160,70 @@ SegmentChoice DivideByIlp(std::span<const Front> fronts, Bytes total) {
   std::vector<size_t> choice(fronts.size());
   const Bytes least = Sum(fronts, choice);
   if (least > total) return std::nullopt;
-  // Columns: the divisions of each kernel in turn. Rows: one of each kernel; the workspace beyond
-  // the least, as a share of what there is of it.
-  std::vector<int> starts, rows;
-  std::vector<double> values, times, most_of_each;
-  const auto kernels = static_cast<int>(fronts.size());
-  const double spare = std::max(1.0, static_cast<double>((total - least).count()));
+  // Kernels of one front are alike: how many of them take a division is one variable, without which
+  // the search would try all their permutations.
+  std::vector<std::pair<Front, std::vector<size_t>>> classes;
+  for (size_t k = 0; k < fronts.size(); ++k) {
+    const auto known = std::ranges::find_if(
+        classes, [&](const auto& alike) { return alike.first.data() == fronts[k].data(); });
+    if (known == classes.end()) {
+      classes.push_back({fronts[k], {k}});
+    } else {
+      known->second.push_back(k);
+    }
+  }
+  // Columns: the divisions of each class in turn. Rows: the kernels of each class; the workspace
+  // beyond the least, as a share of what there is of it.
+  const Bytes spare = total - least;
+  const double share = 1 / std::max(1.0, static_cast<double>(spare.count()));
   Duration most;  // that a division saves
-  for (const Front front : fronts) most = std::max(most, front.front().time - front.back().time);
+  for (const auto& [front, members] : classes) {
+    most = std::max(most, front.front().time - front.back().time);
+  }
   const double unit = std::max(1.0, static_cast<double>(most.picoseconds()) / 1e3);
-  for (int k = 0; k < kernels; ++k) {
-    const Front front = fronts[static_cast<size_t>(k)];
+  std::vector<int> starts, rows;
+  std::vector<double> values, times, upper, least_of_row, most_of_row;
+  const auto last_row = static_cast<int>(classes.size());
+  for (const auto& [front, members] : classes) {
+    const auto row = static_cast<int>(most_of_row.size());
+    const auto count = static_cast<double>(members.size());
     for (const Division& division : front) {
       starts.push_back(static_cast<int>(rows.size()));
-      rows.insert(rows.end(), {k, kernels});
+      rows.insert(rows.end(), {row, last_row});
       const Bytes more = division.workspace - front.front().workspace;
-      values.insert(values.end(), {1.0, static_cast<double>(more.count()) / spare});
-      most_of_each.push_back(more <= total - least ? 1.0 : 0.0);
+      values.insert(values.end(), {1.0, static_cast<double>(more.count()) * share});
+      upper.push_back(more <= spare ? count : 0.0);
       const Duration beyond = division.time - front.back().time;
       times.push_back(static_cast<double>(beyond.picoseconds()) / unit);
     }
+    least_of_row.push_back(count);
+    most_of_row.push_back(count);
   }
   starts.push_back(static_cast<int>(rows.size()));
+  least_of_row.push_back(0.0);
+  most_of_row.push_back(1.0);
   const auto columns = static_cast<int>(times.size());
   const std::vector<double> zeros(times.size(), 0.0);
-  std::vector<double> lower(fronts.size() + 1, 1.0);
-  const std::vector<double> upper(fronts.size() + 1, 1.0);
-  lower.back() = 0.0;
 
   const std::unique_ptr<Cbc_Model, decltype(&Cbc_deleteModel)> model(Cbc_newModel(),
                                                                      &Cbc_deleteModel);
   Cbc_setParameter(model.get(), "logLevel", "0");
   Cbc_setParameter(model.get(), "ratioGap", "0");
   Cbc_setParameter(model.get(), "allowableGap", "0");
-  Cbc_loadProblem(model.get(), columns, kernels + 1, starts.data(), rows.data(), values.data(),
-                  zeros.data(), most_of_each.data(), times.data(), lower.data(), upper.data());
+  Cbc_loadProblem(model.get(), columns, last_row + 1, starts.data(), rows.data(), values.data(),
+                  zeros.data(), upper.data(), times.data(), least_of_row.data(),
+                  most_of_row.data());
   for (int i = 0; i < columns; ++i) Cbc_setInteger(model.get(), i);
   Cbc_solve(model.get());
   const double* solution = Cbc_bestSolution(model.get());
   if (solution == nullptr) return DivideExactly(fronts, total);
-  size_t column = 0;
-  for (size_t k = 0; k < fronts.size(); ++k) {
-    const double* first = solution + column;
-    choice[k] = static_cast<size_t>(std::max_element(first, first + fronts[k].size()) - first);
-    column += fronts[k].size();
+  for (const auto& [front, members] : classes) {
+    size_t member = 0;
+    for (size_t d = 0; d < front.size(); ++d, ++solution) {
+      for (auto left = std::lround(*solution); left > 0 && member < members.size(); --left) {
+        choice[members[member++]] = d;
+      }
+    }
   }
   if (Sum(fronts, choice) > total) return DivideExactly(fronts, total);
   return choice;

@@ -23,7 +23,8 @@ using SegmentChoice = std::optional<std::vector<size_t>>;
 // those that the linear relaxation of what follows cannot bring below a known solution.
 SegmentChoice DivideExactly(std::span<const Front> fronts, Bytes total);
 
-// By CBC: equations 1 to 4 as a 0-1 integer linear program. Where CBC is not linked, or its
+// By CBC: equations 1 to 4 as an integer linear program, where kernels alike are counted together.
+// Where CBC is not linked, or its
 // solution exceeds the total by a rounding, exactly.
 SegmentChoice DivideByIlp(std::span<const Front> fronts, Bytes total);
 

@@ -1,0 +1,83 @@
+// Planning of micro-batches, without measuring: desirable divisions of all kernels of ResNet-50's
+// convolutions, and segments of one workspace for them. A run is one network; kernel times are
+// known.
+
+#include <benchmark/benchmark.h>
+
+#include <string>
+#include <vector>
+
+#include "experiments/run/catalogue.h"
+#include "policies/kernels/micro_batch.h"
+#include "policies/kernels/workspace_division.h"
+#include "sim/cost/roofline.h"
+#include "traces/lowering/lowering.h"
+#include "traces/zoo/zoo.h"
+
+namespace spillway {
+namespace {
+
+class Kernels {
+ public:
+  // With the gradient of the image: three kernels for each convolution.
+  Kernels(const char* network, int64_t batch)
+      : trace_(LowerNetwork(BuildNetwork(network), {batch, "superneurons", true})),
+        cost_(LoadDevice("p100")) {
+    for (const Op& op : trace_.ops) {
+      if (op.type == OpType::kConv2d) convolutions_.push_back(&op);
+    }
+  }
+
+  std::vector<Front> Fronts(DivisionFronts& divisions) const {
+    std::vector<Front> fronts;
+    for (const Op* op : convolutions_) {
+      for (uint32_t slot = 0; slot < op->slots.size(); ++slot) {
+        fronts.push_back(divisions.Of(cost_, *op, slot));
+      }
+    }
+    return fronts;
+  }
+
+ private:
+  const Trace trace_;
+  const RooflineCostModel cost_;
+  std::vector<const Op*> convolutions_;
+};
+
+void Reuse(benchmark::State& state, const Kernels& kernels, MicroBatches batches) {
+  DivisionFronts warm(batches);
+  kernels.Fronts(warm);  // the model computes kernel times at their first use
+  for (auto _ : state) {
+    DivisionFronts divisions(batches);
+    benchmark::DoNotOptimize(kernels.Fronts(divisions));
+  }
+}
+
+void BM_ReuseResNet50PowerOfTwo(benchmark::State& state) {
+  Reuse(state, Kernels("resnet50", 32), MicroBatches::kPowerOfTwo);
+}
+BENCHMARK(BM_ReuseResNet50PowerOfTwo)->Unit(benchmark::kMillisecond);
+
+void BM_ReuseAlexNet256All(benchmark::State& state) {
+  Reuse(state, Kernels("alexnet-caffe", 256), MicroBatches::kAll);
+}
+BENCHMARK(BM_ReuseAlexNet256All)->Unit(benchmark::kMillisecond);
+
+void Divide(benchmark::State& state, SegmentChoice (*divide)(std::span<const Front>, Bytes)) {
+  const Kernels kernels("resnet50", 32);
+  DivisionFronts warm(MicroBatches::kPowerOfTwo);
+  kernels.Fronts(warm);
+  for (auto _ : state) {
+    DivisionFronts divisions(MicroBatches::kPowerOfTwo);
+    benchmark::DoNotOptimize(divide(kernels.Fronts(divisions), Bytes::MiB(state.range(0))));
+  }
+}
+
+void BM_DivideResNet50ByIlp(benchmark::State& state) { Divide(state, DivideByIlp); }
+BENCHMARK(BM_DivideResNet50ByIlp)->Arg(1272)->Arg(2544)->Arg(5088)->Unit(benchmark::kMillisecond);
+
+void BM_DivideResNet50Exactly(benchmark::State& state) { Divide(state, DivideExactly); }
+BENCHMARK(BM_DivideResNet50Exactly)->Arg(1272)->Arg(2544)->Arg(5088)->Unit(benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace spillway
