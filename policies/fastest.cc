@@ -11,13 +11,10 @@ namespace {
 
 constexpr int kStep = 10;  // percent
 
-// Keeps everything, with the fastest kernels.
-class InCore final : public Policy {};
-
 // The largest first.
 std::vector<Bytes> LesserMemories(const Trace& trace, const Device& device, const TrialRun& trial) {
   if (device.memory == Bytes::Unlimited()) return {};
-  InCore in_core;
+  Policy in_core;  // keeps everything, with the fastest kernels
   const Bytes peak = trial(in_core, Bytes::Unlimited()).metrics.peak_reserved;
   const Bytes floor = LayerBound(trace, device.alignment);
   std::vector<Bytes> memories;

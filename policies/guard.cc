@@ -35,6 +35,10 @@ class GuardedContext final : public ForwardingPolicyContext {
     return Remembering([&] { return Base::ReserveWorkspace(size); });
   }
   bool ReserveWorkspaceFor(OpId op, Bytes size) override {
+    if (Index(op) >= trace().ops.size()) {
+      throw PolicyError(fmt::format("ReserveWorkspaceFor: op {}, but the trace has {} ops",
+                                    Index(op), trace().ops.size()));
+    }
     return Remembering([&] { return Base::ReserveWorkspaceFor(op, size); });
   }
   Residency Where(TensorId tensor) const override { return Base::Where(Known(tensor, "Where")); }

@@ -21,7 +21,6 @@
 #include "policies/kernels/micro_batch.h"
 #include "policies/kernels/workspace_division.h"
 #include "traces/base/error.h"
-#include "traces/ops/table.h"
 
 namespace spillway {
 namespace {
@@ -34,7 +33,7 @@ class UcudnnPolicy final : public Policy {
       : mode_(mode), workspace_(workspace), divisions_(batches) {}
 
   void Plan(PolicyContext& context) override {
-    FindFronts(context);
+    network_ = FrontsOf(context.trace(), context.cost(), divisions_);
     plans_.assign(context.trace().ops.size(), {});
     if (mode_ == Mode::kReuse) {
       Reuse(context);
@@ -46,58 +45,42 @@ class UcudnnPolicy final : public Policy {
   KernelPlan ChooseKernels(PolicyContext&, OpId op) override { return plans_[Index(op)]; }
 
  private:
-  struct KernelOf {
-    OpId op{};
-    uint32_t slot = 0;
-  };
-
-  // Of kernels with a choice of algorithms; all others run as they are.
-  void FindFronts(const PolicyContext& context) {
-    const Trace& trace = context.trace();
-    for (size_t i = 0; i < trace.ops.size(); ++i) {
-      if (!RowOf(trace.ops[i].type).algorithms) continue;
-      for (uint32_t slot = 0; slot < trace.ops[i].slots.size(); ++slot) {
-        kernels_.push_back({static_cast<OpId>(i), slot});
-        fronts_.push_back(divisions_.Of(context.cost(), trace.ops[i], slot));
-      }
-    }
-  }
-
   void Take(size_t kernel, const Division& division) {
-    KernelPlan& plan = plans_[Index(kernels_[kernel].op)];
+    KernelPlan& plan = plans_[Index(network_.kernels[kernel].op)];
     plan.insert(plan.end(), division.parts.begin(), division.parts.end());
   }
 
   void Reuse(const PolicyContext& context) {
-    for (size_t k = 0; k < kernels_.size(); ++k) {
-      const Division* division = FastestWithin(fronts_[k], workspace_);
+    for (size_t k = 0; k < network_.kernels.size(); ++k) {
+      const Division* division = FastestWithin(network_.fronts[k], workspace_);
       if (division == nullptr) {
-        const Op& op = context.trace().op(kernels_[k].op);
+        const Op& op = context.trace().op(network_.kernels[k].op);
         throw UsageError(fmt::format(
             "policy 'ucudnn': workspace: {} is less than any kernel of {}.{} needs; valid: {} ({} "
             "bytes) or more",
-            FormatBytes(workspace_), op.name, op.slots[kernels_[k].slot].name,
-            FormatBytes(fronts_[k].front().workspace), fronts_[k].front().workspace.count()));
+            FormatBytes(workspace_), op.name, op.slots[network_.kernels[k].slot].name,
+            FormatBytes(network_.fronts[k].front().workspace),
+            network_.fronts[k].front().workspace.count()));
       }
       Take(k, *division);
     }
   }
 
   void Divide(PolicyContext& context) {
-    const SegmentChoice choice = DivideByIlp(fronts_, workspace_);
+    const SegmentChoice choice = DivideByIlp(network_.fronts, workspace_);
     if (!choice) {
       Bytes least;
-      for (const Front front : fronts_) least += front.front().workspace;
+      for (const Front front : network_.fronts) least += front.front().workspace;
       throw UsageError(fmt::format(
           "policy 'ucudnn': workspace: {} is less than all kernels together need; valid: {} ({} "
           "bytes) or more",
           FormatBytes(workspace_), FormatBytes(least), least.count()));
     }
     std::vector<Bytes> segments(plans_.size());  // of the kernels of each op
-    for (size_t k = 0; k < kernels_.size(); ++k) {
-      const Division& division = fronts_[k][(*choice)[k]];
+    for (size_t k = 0; k < network_.kernels.size(); ++k) {
+      const Division& division = network_.fronts[k][(*choice)[k]];
       Take(k, division);
-      segments[Index(kernels_[k].op)] += division.workspace;
+      segments[Index(network_.kernels[k].op)] += division.workspace;
     }
     for (size_t i = 0; i < segments.size(); ++i) {
       context.ReserveWorkspaceFor(static_cast<OpId>(i), segments[i]);
@@ -107,9 +90,8 @@ class UcudnnPolicy final : public Policy {
   const Mode mode_;
   const Bytes workspace_;
   DivisionFronts divisions_;
-  std::vector<KernelOf> kernels_;
-  std::vector<Front> fronts_;      // of each of them
-  std::vector<KernelPlan> plans_;  // by op
+  KernelFronts network_;
+  std::vector<KernelPlan> plans_;  // by op; empty where there is no choice
 };
 
 }  // namespace
@@ -118,11 +100,14 @@ std::unique_ptr<Policy> MakeUcudnnPolicy(Params& params) {
   const Mode mode = params.Enum<Mode>(
       "mode", "wr", {{"wr", Mode::kReuse}, {"wd", Mode::kDivision}},
       "each kernel has all of the workspace (reuse), or a segment of its own (division)");
-  const MicroBatches batches = ReadMicroBatches(params, "batch-size");
+  const auto batches =
+      params.Enum<MicroBatches>("batch-size", "powerOfTwo", kMicroBatchNames,
+                                "the batches that a convolution may be divided into");
   const Bytes workspace =
       params.Size("workspace", Bytes::MiB(64), "the most workspace of a kernel, of all with wd");
-  if (workspace == Bytes(0))
+  if (workspace == Bytes(0)) {
     throw UsageError("policy 'ucudnn': workspace: 0 is not valid; valid: 1B or more");
+  }
   return std::make_unique<UcudnnPolicy>(mode, batches, workspace);
 }
 

@@ -4,7 +4,7 @@
 
 #include <benchmark/benchmark.h>
 
-#include <string>
+#include <span>
 #include <vector>
 
 #include "experiments/run/catalogue.h"
@@ -22,26 +22,15 @@ class Kernels {
   // With the gradient of the image: three kernels for each convolution.
   Kernels(const char* network, int64_t batch)
       : trace_(LowerNetwork(BuildNetwork(network), {batch, "superneurons", true})),
-        cost_(LoadDevice("p100")) {
-    for (const Op& op : trace_.ops) {
-      if (op.type == OpType::kConv2d) convolutions_.push_back(&op);
-    }
-  }
+        cost_(LoadDevice("p100")) {}
 
   std::vector<Front> Fronts(DivisionFronts& divisions) const {
-    std::vector<Front> fronts;
-    for (const Op* op : convolutions_) {
-      for (uint32_t slot = 0; slot < op->slots.size(); ++slot) {
-        fronts.push_back(divisions.Of(cost_, *op, slot));
-      }
-    }
-    return fronts;
+    return FrontsOf(trace_, cost_, divisions).fronts;
   }
 
  private:
   const Trace trace_;
   const RooflineCostModel cost_;
-  std::vector<const Op*> convolutions_;
 };
 
 void Reuse(benchmark::State& state, const Kernels& kernels, MicroBatches batches) {

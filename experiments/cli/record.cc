@@ -3,11 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <filesystem>
 #include <map>
+#include <numeric>
 #include <optional>
+#include <ranges>
 #include <set>
 #include <string>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "experiments/run/catalogue.h"
 #include "experiments/run/execute.h"
 #include "experiments/validate/validation.h"
+#include "policies/kernels/micro_batch.h"
 #include "sim/cost/table.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
@@ -38,29 +40,35 @@ struct RecordCommand {
   bool add = false;
 };
 
-constexpr std::array<const char*, 3> kMicroBatchNames{"undivided", "powerOfTwo", "all"};
+// The named way to choose micro-batches; nullopt if the text is no such name.
+std::optional<MicroBatches> NamedMicroBatches(const std::string& text) {
+  for (const auto& [name, batches] : kMicroBatchNames) {
+    if (name == text) return batches;
+  }
+  return std::nullopt;
+}
 
-// A batch, or a name of `MicroBatches`.
+// A batch, or such a name: what is wrong with it.
 std::string CheckMicroBatch(const std::string& text) {
-  if (std::ranges::find(kMicroBatchNames, text) != kMicroBatchNames.end()) return {};
+  if (NamedMicroBatches(text)) return {};
   int64_t batch = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), batch);
   const bool good = error == std::errc() && end == text.data() + text.size() && batch >= 1 &&
                     batch <= kLargestBatch;
   return good ? std::string()
               : fmt::format("'{}' is no micro-batch (valid: {}, or a batch from 1 to {})", text,
-                            fmt::join(kMicroBatchNames, ", "), kLargestBatch);
+                            fmt::join(std::views::keys(kMicroBatchNames), ", "), kLargestBatch);
 }
 
-// What the names stand for where the mini-batch has `batch` samples. REQUIRES: they are checked.
+// What they stand for where the mini-batch has `batch` samples. REQUIRES: they are checked.
 std::vector<int64_t> MicroBatchesOf(const std::vector<std::string>& texts, int64_t batch) {
+  std::vector<int64_t> available(static_cast<size_t>(batch));
+  std::iota(available.begin(), available.end(), 1);
   std::set<int64_t> batches;
   for (const std::string& text : texts) {
-    if (text == "undivided") continue;
-    if (text == "powerOfTwo") {
-      for (int64_t b = 1; b < batch; b *= 2) batches.insert(b);
-    } else if (text == "all") {
-      for (int64_t b = 1; b < batch; ++b) batches.insert(b);
+    if (const auto named = NamedMicroBatches(text)) {
+      const std::vector<int64_t> chosen = ChooseBatches(*named, available);
+      batches.insert(chosen.begin(), chosen.end());
     } else {
       batches.insert(std::stoll(text));
     }

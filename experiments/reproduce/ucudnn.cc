@@ -37,12 +37,11 @@ class Convolutions {
  public:
   Convolutions(const Workload& workload, const char* device, MicroBatches batches)
       : scene_(workload, kPreset, device), divisions_(batches) {
-    for (const Op& op : scene_.trace.ops) {
-      if (op.type != OpType::kConv2d) continue;
-      for (uint32_t slot = 0; slot < op.slots.size(); ++slot) {
-        fronts.push_back(divisions_.Of(scene_.cost, op, slot));
-        names.push_back(op.name.substr(0, op.name.find('.')) + "." + op.slots[slot].name);
-      }
+    const KernelFronts network = FrontsOf(scene_.trace, scene_.cost, divisions_);
+    fronts = network.fronts;
+    for (const auto& [id, slot] : network.kernels) {
+      const Op& op = scene_.trace.op(id);
+      names.push_back(op.name.substr(0, op.name.find('.')) + "." + op.slots[slot].name);
     }
   }
 

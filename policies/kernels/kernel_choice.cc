@@ -40,12 +40,12 @@ KernelChoice ReadFixedKernelChoice(Params& params) {
 }
 
 KernelChooser ReadKernelChooser(Params& params) {
+  std::vector<std::pair<std::string, KernelChooser>> choosers{{"off", KernelChooser()}};
+  for (const auto& [name, batches] : kMicroBatchNames) {
+    choosers.emplace_back(name, KernelChooser(batches));
+  }
   return params.Enum<KernelChooser>(
-      "micro", "off",
-      {{"off", KernelChooser()},
-       {"undivided", KernelChooser(MicroBatches::kUndivided)},
-       {"powerOfTwo", KernelChooser(MicroBatches::kPowerOfTwo)},
-       {"all", KernelChooser(MicroBatches::kAll)}},
+      "micro", "off", choosers,
       "the batches that a convolution may be divided into, to be faster in the same workspace "
       "(u-cuDNN); off leaves the choice of algorithms as the policy has it");
 }

@@ -4,7 +4,6 @@
 #define SPILLWAY_POLICIES_KERNELS_KERNEL_CHOICE_H_
 
 #include <memory>
-#include <optional>
 
 #include "policies/kernels/micro_batch.h"
 #include "sim/core/policy.h"

@@ -43,7 +43,7 @@ class Divider {
     best_[0].reachable = true;
   }
 
-  std::vector<Division> Front() {
+  std::vector<Division> Desirable() {
     std::set<Bytes> workspaces;
     for (const Size& size : sizes_) {
       for (const Kernel& kernel : size.kernels) workspaces.insert(kernel.workspace);
@@ -131,24 +131,28 @@ std::vector<int64_t> ChooseBatches(MicroBatches batches, std::span<const int64_t
   return chosen;
 }
 
-MicroBatches ReadMicroBatches(Params& params, const std::string& name) {
-  return params.Enum<MicroBatches>(name, "powerOfTwo",
-                                   {{"undivided", MicroBatches::kUndivided},
-                                    {"powerOfTwo", MicroBatches::kPowerOfTwo},
-                                    {"all", MicroBatches::kAll}},
-                                   "the batches that a convolution may be divided into");
-}
-
-const Division* FastestWithin(std::span<const Division> front, Bytes limit) {
+const Division* FastestWithin(Front front, Bytes limit) {
   const auto beyond = std::ranges::upper_bound(front, limit, {}, &Division::workspace);
   return beyond == front.begin() ? nullptr : &*(beyond - 1);
 }
 
-std::span<const Division> DivisionFronts::Of(const CostModel& cost, const Op& op, uint32_t slot) {
+Front DivisionFronts::Of(const CostModel& cost, const Op& op, uint32_t slot) {
   SPILLWAY_CHECK(slot < op.slots.size());
   const auto [entry, added] = known_.try_emplace({op.slots[slot].signature, op.batch, slot});
-  if (added) entry->second = Divider(SizesOf(cost, op, slot, batches_), slot).Front();
+  if (added) entry->second = Divider(SizesOf(cost, op, slot, batches_), slot).Desirable();
   return entry->second;
+}
+
+KernelFronts FrontsOf(const Trace& trace, const CostModel& cost, DivisionFronts& divisions) {
+  KernelFronts found;
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    if (!RowOf(trace.ops[i].type).algorithms) continue;
+    for (uint32_t slot = 0; slot < trace.ops[i].slots.size(); ++slot) {
+      found.kernels.push_back({static_cast<OpId>(i), slot});
+      found.fronts.push_back(divisions.Of(cost, trace.ops[i], slot));
+    }
+  }
+  return found;
 }
 
 }  // namespace spillway

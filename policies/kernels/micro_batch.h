@@ -11,11 +11,11 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "sim/core/backend.h"
 #include "sim/core/cost_model.h"
-#include "traces/base/params.h"
 #include "traces/base/units.h"
 #include "traces/trace.h"
 
@@ -29,8 +29,11 @@ enum class MicroBatches : uint8_t { kUndivided, kPowerOfTwo, kAll };
 // into, itself included.
 std::vector<int64_t> ChooseBatches(MicroBatches batches, std::span<const int64_t> available);
 
-// Declares a parameter with the values undivided, powerOfTwo and all.
-MicroBatches ReadMicroBatches(Params& params, const std::string& name);
+// By the paper's names.
+inline const std::vector<std::pair<std::string, MicroBatches>> kMicroBatchNames{
+    {"undivided", MicroBatches::kUndivided},
+    {"powerOfTwo", MicroBatches::kPowerOfTwo},
+    {"all", MicroBatches::kAll}};
 
 // One way to run a slot of an op.
 struct Division {
@@ -39,8 +42,10 @@ struct Division {
   std::vector<KernelRun> parts;  // the largest first
 };
 
+using Front = std::span<const Division>;  // desirable divisions of a kernel, not empty
+
 // The fastest of those that need at most `limit`; nullptr if none does. REQUIRES: a front.
-const Division* FastestWithin(std::span<const Division> front, Bytes limit);
+const Division* FastestWithin(Front front, Bytes limit);
 
 // The desirable divisions of slots (u-cuDNN, section III-C1): each is faster than all that need no
 // more workspace. Found by the dynamic program of section III-B once for each workspace that some
@@ -52,13 +57,24 @@ class DivisionFronts {
   // Workspaces ascend and times descend; never empty. An op whose batch cannot be split, or that
   // has one kernel only, is undivided. The span lives as long as this. REQUIRES: the same model in
   // all calls. Throws as `CostModel::Kernels`.
-  std::span<const Division> Of(const CostModel& cost, const Op& op, uint32_t slot);
+  Front Of(const CostModel& cost, const Op& op, uint32_t slot);
 
  private:
   const MicroBatches batches_;
   // By signature, batch and slot.
   std::map<std::tuple<std::string, int64_t, uint32_t>, std::vector<Division>> known_;
 };
+
+// All kernels of a trace that have a choice of algorithms: a slot of an op each.
+struct KernelFronts {
+  struct Kernel {
+    OpId op{};
+    uint32_t slot = 0;
+  };
+  std::vector<Kernel> kernels;
+  std::vector<Front> fronts;  // of each of them
+};
+KernelFronts FrontsOf(const Trace& trace, const CostModel& cost, DivisionFronts& divisions);
 
 }  // namespace spillway
 

@@ -14,8 +14,6 @@
 
 namespace spillway {
 
-using Front = std::span<const Division>;  // desirable divisions of a kernel, not empty
-
 // By kernel, which division of its front. nullopt if not even the least workspaces fit in `total`.
 using SegmentChoice = std::optional<std::vector<size_t>>;
 
@@ -24,8 +22,7 @@ using SegmentChoice = std::optional<std::vector<size_t>>;
 SegmentChoice DivideExactly(std::span<const Front> fronts, Bytes total);
 
 // By CBC: equations 1 to 4 as an integer linear program, where kernels alike are counted together.
-// Where CBC is not linked, or its
-// solution exceeds the total by a rounding, exactly.
+// Exactly where CBC is not linked, or its solution exceeds the total by a rounding.
 SegmentChoice DivideByIlp(std::span<const Front> fronts, Bytes total);
 
 }  // namespace spillway

@@ -64,9 +64,7 @@ std::vector<Case> Cases() {
   for (const char* allocator : {"stitched:page=4KiB", "planned"}) {
     cases.push_back({"vdnn-conv:order=prefetch-first", "torch", testing::Normalized, allocator});
   }
-  for (const char* policy :
-       {"liveness:micro=powerOfTwo", "vdnnpp:micro=all", "ucudnn:workspace=4KiB",
-        "ucudnn:mode=wd,workspace=64KiB,batch-size=all"}) {
+  for (const char* policy : {"ucudnn:workspace=4KiB", "ucudnn:mode=wd,workspace=64KiB"}) {
     for (const auto network : {testing::Chain, testing::ForkJoin, testing::Normalized}) {
       cases.push_back({policy, "torch", network, "best-fit"});
     }
@@ -180,14 +178,19 @@ TEST(MicroBatchTest, AnyDivisionOfTheBatchGivesTheSameBits) {
   const RooflineCostModel cost(device);
   for (const auto network : {testing::Chain, testing::ForkJoin, testing::Normalized}) {
     const Trace trace = LowerNetwork(network(), {5, "torch", true});
-    const spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(1)};
+    spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(1)};
+    setup.options.iterations = 3;
     Policy whole;
-    RandomMicroBatches divided;
+    RandomMicroBatches divided, again;
     const Execution want = *testing::RunOnCpu(setup, whole, 3).execution;
-    const Execution got = *testing::RunOnCpu(setup, divided, 3).execution;
+    const Outcome got = testing::RunOnCpu(setup, divided, 3);
+    const Report predicted = RunPolicy(setup, again).report;
     EXPECT_GT(divided.divided, 10);
-    EXPECT_EQ(got.loss, want.loss);
-    EXPECT_EQ(got.weights_digest, want.weights_digest);
+    EXPECT_EQ(got.execution->loss, want.loss);
+    EXPECT_EQ(got.execution->weights_digest, want.weights_digest);
+    EXPECT_EQ(got.report.decisions, predicted.decisions);
+    EXPECT_EQ(got.report.placements, predicted.placements);
+    EXPECT_THAT(Check(trace, got.report), IsEmpty());
   }
 }
 

@@ -1,7 +1,6 @@
 // More memory makes no policy slower that claims to choose the fastest of its ways: on a grid of
 // 10 % from the floor of layer-wise policies to the in-core peak. On some workloads here, on the
-// whole zoo and every recorded table where SPILLWAY_WHOLE_ZOO is set. The papers' own rules make no
-// such claim.
+// whole zoo too where SPILLWAY_WHOLE_ZOO is set. The papers' own rules make no such claim.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

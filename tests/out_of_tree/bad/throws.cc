@@ -96,6 +96,10 @@ class Lies final : public spillway::Policy {
   // Far more than any device has: the run does not fit, which is an answer and no error.
   void Plan(PolicyContext& context) override {
     if (how_ == "itself") context.WhatIf(*this);
+    if (how_ == "op") {
+      const auto beyond = static_cast<OpId>(context.trace().ops.size());
+      context.ReserveWorkspaceFor(beyond, spillway::Bytes(1));
+    }
     if (how_ == "reserve") context.ReserveWorkspace(spillway::Bytes::GiB(1 << 20));
   }
   void AfterOp(PolicyContext& context, OpId) override {
@@ -125,7 +129,7 @@ std::unique_ptr<spillway::Policy> MakeThrows(spillway::Params& params) {
 
 std::unique_ptr<spillway::Policy> MakeLies(spillway::Params& params) {
   return std::make_unique<Lies>(params.Choice(
-      "how", "tensor", {"tensor", "room", "reserve", "trace", "late", "itself", "memory"},
+      "how", "tensor", {"tensor", "room", "reserve", "trace", "late", "itself", "memory", "op"},
       "which rule it breaks"));
 }
 

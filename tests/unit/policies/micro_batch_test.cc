@@ -17,6 +17,7 @@
 #include "experiments/run/catalogue.h"
 #include "policies/kernels/workspace_division.h"
 #include "policies/registry.h"
+#include "sim/core/check.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/fixtures.h"
 #include "traces/base/error.h"
@@ -241,12 +242,7 @@ class RealFronts {
       : trace_(LoadWorkload(workload, {"superneurons", true})),
         cost_(LoadDevice("p100")),
         divisions_(batches) {
-    for (const Op& op : trace_.ops) {
-      if (op.type != OpType::kConv2d) continue;
-      for (uint32_t slot = 0; slot < op.slots.size(); ++slot) {
-        fronts.push_back(divisions_.Of(cost_, op, slot));
-      }
-    }
+    fronts = FrontsOf(trace_, cost_, divisions_).fronts;
   }
 
   std::vector<Front> fronts;
@@ -323,6 +319,35 @@ TEST(UcudnnTest, DivisionReservesASegmentForEachOp) {
   }
   EXPECT_GT(reserved, Bytes::MiB(16));
   EXPECT_LE(reserved, Bytes::MiB(64));
+}
+
+// Policies pass their choice of kernels through what divides them.
+TEST(UcudnnTest, PoliciesDivideWhereTheirWorkspaceIsShort) {
+  const Trace trace = LoadWorkload("alexnet:256", {"torch", true});
+  const Device device = LoadDevice("p100");
+  const RooflineCostModel cost(device);
+  PolicyRegistry registry;
+  RegisterBuiltinPolicies(registry);
+  const Bytes ample = Bytes::GiB(8), scarce = Bytes::MiB(1700);
+  for (const auto& [policy, memory] :
+       {std::pair<std::string, Bytes>{"liveness:algo=greedy,micro=powerOfTwo", scarce},
+        {"vdnn-conv:algo=greedy,micro=powerOfTwo", scarce},
+        {"vdnn-dyn:micro=powerOfTwo", Bytes::MiB(1400)},
+        {"vdnnpp:micro=powerOfTwo", scarce},
+        {"superneurons:micro=powerOfTwo", scarce},
+        {"caffe:workspace=64MiB,micro=powerOfTwo", ample},
+        {"torch:workspace=64MiB,micro=powerOfTwo", ample},
+        {"mxnet:workspace=64MiB,micro=powerOfTwo", ample},
+        {"tensorflow:workspace=64MiB,micro=powerOfTwo", ample}}) {
+    const spillway::Setup setup{Borrow(trace), device, Borrow(cost), memory};
+    const Report report = Simulate(setup, *registry.Make(policy)).report;
+    ASSERT_TRUE(report.fits()) << policy;
+    const bool divided = std::ranges::any_of(report.decisions, [&](const Decision& decision) {
+      return decision.verb == Verb::kRun && decision.run.batch < trace.op(decision.op).batch;
+    });
+    EXPECT_TRUE(divided) << policy;
+    EXPECT_THAT(Check(trace, report), ::testing::IsEmpty()) << policy;
+  }
 }
 
 TEST(UcudnnTest, ALimitBelowTheLeastIsAUsageError) {

@@ -278,19 +278,6 @@ TEST(ExplainTest, RemediesOfTheLongestStallsAloneAreSimulated) {
   EXPECT_TRUE(FetchOnDemand(trace, {}, 0).stalls[0].suggestions.empty());
 }
 
-// b1 is no earlier for a prefetch at b2 that finds no memory.
-TEST(ExplainTest, ARemedyThatDoesNotHelpIsNotSuggested) {
-  const Trace trace = ChainTrace();
-  RunSettings settings;
-  settings.memory = Bytes(40);
-  const auto [report, stalls] = FetchOnDemand(trace, settings);
-  ASSERT_EQ(stalls.size(), 1u);
-  for (const Suggestion& suggestion : stalls[0].suggestions) {
-    EXPECT_GT(suggestion.gain, Duration());
-    EXPECT_EQ(suggestion.iteration + suggestion.gain, report.metrics.iteration);
-  }
-}
-
 // --- What must hold for every report ------------------------------------------------------------
 
 struct Case {
