@@ -85,6 +85,45 @@ int64_t FilterGradientBytes(const ConvShape& conv) {
   return kElement * filter + filter / 128 + 16;
 }
 
+// Copies of x and y of all groups in another layout.
+int64_t CopiesOfOperands(const ConvShape& conv, int64_t batch) {
+  const int64_t x = conv.c * conv.h * conv.w;
+  const int64_t y = conv.k * conv.out_h * conv.out_w;
+  return kElement * batch * conv.groups * (x + y);
+}
+
+// What one group needs, or all where there is one.
+std::optional<Bytes> GroupBytes9(const Op& op, const ConvShape& conv, std::string_view slot,
+                                 std::string_view algorithm, int64_t batch) {
+  if (algorithm == "fft") return FftBytes9(conv, slot, batch);
+  if (algorithm == "fft_tiling") return FftTilingBytes9(conv, batch);
+  if (algorithm == "winograd_nonfused") {
+    constexpr int64_t kLeastBatch = 16;
+    return WinogradBytes(conv, slot == "bwd_filter" ? batch : std::max(batch, kLeastBatch));
+  }
+  if (algorithm == "gemm") {
+    if (GemmLoops(conv)) return Bytes(0);
+    return Bytes(kElement * conv.c * conv.r * conv.s * conv.out_h * conv.out_w * batch);
+  }
+  if (algorithm == "implicit_precomp_gemm") return Bytes(1024 * CeilDiv(conv.k, 256));
+  if (slot == "bwd_filter" && algorithm == "algo_1") {
+    if (conv.groups > 1 && batch > 1) return Bytes(kElement * conv.c * conv.k * conv.r * conv.s);
+    const int64_t copies = conv.groups > 1 || conv.k < 512 ? 0 : CopiesOfOperands(conv, batch);
+    return Bytes(FilterGradientBytes(conv) + copies);
+  }
+  if (slot == "bwd_filter" && algorithm == "algo_3") {
+    constexpr int64_t kManyFilters = 65536;
+    return Bytes(conv.c * conv.k < kManyFilters || conv.k <= 128 ? 0 : FilterGradientBytes(conv));
+  }
+  return ConvWorkspace(op, slot, algorithm, batch);
+}
+
+// Whether the groups of more than one sample are gathered first.
+bool GathersGroups(std::string_view slot, std::string_view algorithm) {
+  return algorithm == "fft" || algorithm == "fft_tiling" || algorithm == "implicit_precomp_gemm" ||
+         (slot != "fwd" && algorithm == "algo_1");
+}
+
 }  // namespace
 
 int64_t Extent(const Op& op, std::string_view attribute) {
@@ -106,12 +145,12 @@ ConvShape::ConvShape(const Op& op)
     throw InputError(
         fmt::format("op '{}' (conv2d) has more groups than channels: {}", op.name, groups));
   }
-  const auto channels = static_cast<double>(c + k);
+  const auto channels = static_cast<double>(groups * (c + k));
   const auto window = static_cast<double>(r * s);
   const double elements = static_cast<double>(op.batch) * channels *
                           static_cast<double>(std::max(h, out_h)) *
                           static_cast<double>(std::max(w, out_w));
-  const double filters = static_cast<double>(c * k) * window;
+  const double filters = static_cast<double>(groups) * static_cast<double>(c * k) * window;
   if (elements > kMaxElements || filters > kMaxElements || elements * window > kMaxLowered) {
     throw InputError(
         fmt::format("op '{}' (conv2d): its batch and attributes make it too large", op.name));
@@ -164,23 +203,12 @@ bool GemmLoops(const ConvShape& conv) { return conv.k <= 64 && conv.r > 1; }
 std::optional<Bytes> ConvWorkspace9(const Op& op, std::string_view slot, std::string_view algorithm,
                                     int64_t batch) {
   const ConvShape conv(op);
-  if (algorithm == "fft") return FftBytes9(conv, slot, batch);
-  if (algorithm == "fft_tiling") return FftTilingBytes9(conv, batch);
-  if (algorithm == "gemm") {
-    if (GemmLoops(conv)) return Bytes(0);
-    return Bytes(kElement * conv.c * conv.r * conv.s * conv.out_h * conv.out_w * batch);
-  }
-  if (algorithm == "implicit_precomp_gemm") return Bytes(1024 * CeilDiv(conv.k, 256));
-  if (slot == "bwd_filter" && algorithm == "algo_1") {
-    const int64_t copies =
-        conv.k < 512 ? 0 : batch * (conv.c * conv.h * conv.w + conv.k * conv.out_h * conv.out_w);
-    return Bytes(FilterGradientBytes(conv) + kElement * copies);
-  }
-  if (slot == "bwd_filter" && algorithm == "algo_3") {
-    constexpr int64_t kManyFilters = 65536;
-    return Bytes(conv.c * conv.k < kManyFilters || conv.k <= 128 ? 0 : FilterGradientBytes(conv));
-  }
-  return ConvWorkspace(op, slot, algorithm, batch);
+  const std::optional<Bytes> group = GroupBytes9(op, conv, slot, algorithm, batch);
+  if (!group || conv.groups == 1) return group;
+  constexpr int64_t kAlignment = 32;
+  const bool gathers = batch > 1 && GathersGroups(slot, algorithm);
+  return Bytes(conv.groups * group->count() +
+               (gathers ? CopiesOfOperands(conv, batch) + kAlignment : 0));
 }
 
 }  // namespace spillway

@@ -61,7 +61,7 @@ std::optional<Bytes> ConvWorkspace(const Op& op, std::string_view slot, std::str
 
 // The same in cuDNN 9, inferred from tables recorded with 9.14 (experiments/roofline/README.md says
 // how many entries each rule reproduces):
-//   winograd_nonfused      as above
+//   winograd_nonfused      as above; of 16 samples at least but for bwd_filter
 //   fft                    2 max(A, B) P + 4 * extra, n at least 16; A holds the transformed
 //                          operands, B the transformed result, extra is a filter or a copy of dy:
 //                            fwd         A = C N + C K   B = K N   extra = C K R S
@@ -75,6 +75,9 @@ std::optional<Bytes> ConvWorkspace(const Op& op, std::string_view slot, std::str
 //                          copies of x and dy in another layout
 //   bwd_filter.algo_3      4 C K R S + C K R S / 128 + 16 from 65,536 filters up, else 0
 //   all others             0
+// Grouped convolutions need this for each group, and of more than one sample fft, fft_tiling,
+// implicit_precomp_gemm and the backward algo_1 copies of x and y and 32 bytes besides:
+// 4 N (C H W + K OH OW) + 32, C and K of all groups. bwd_filter.algo_1 then has no flags.
 std::optional<Bytes> ConvWorkspace9(const Op& op, std::string_view slot, std::string_view algorithm,
                                     int64_t batch);
 

@@ -216,7 +216,7 @@ class NotingContext final : public PolicyContext {
     return size == Bytes(4) && Note("ReserveWorkspace");
   }
   bool ReserveWorkspaceFor(OpId op, Bytes size) override {
-    return op == OpId{6} && size == Bytes(5) && Note("ReserveWorkspaceFor");
+    return op == OpId{3} && size == Bytes(5) && Note("ReserveWorkspaceFor");
   }
   Report WhatIf(Policy&) const override {
     Report report;
@@ -297,7 +297,7 @@ TEST_P(ContextWrappers, PassEveryMethodOn) {
     context.Fence();
     EXPECT_TRUE(context.Reserve(std::span(&id, 1), Bytes(3)));
     EXPECT_TRUE(context.ReserveWorkspace(Bytes(4)));
-    EXPECT_TRUE(context.ReserveWorkspaceFor(OpId{6}, Bytes(5)));
+    EXPECT_TRUE(context.ReserveWorkspaceFor(OpId{3}, Bytes(5)));
     EXPECT_EQ(context.WhatIf(other).iterations, 5);
     EXPECT_EQ(context.Where(id), Residency::kBoth);
     EXPECT_EQ(context.NextUse(id), OpId{2});
