@@ -212,8 +212,8 @@ std::vector<std::string> FittedWorkloads() {
     return name.starts_with("resnet") || name.starts_with("constructed") ||
            name.starts_with("densenet") || name.starts_with("inception") ||
            name.starts_with("alexnet-plain") || name.starts_with("alexnet-227") ||
-           name.starts_with("alexnet-caffe") ||
-           name.find("-d:") != std::string::npos || name.find('@') != std::string::npos;
+           name.starts_with("alexnet-caffe") || name.find("-d:") != std::string::npos ||
+           name.find('@') != std::string::npos;
   });
   return workloads;
 }
