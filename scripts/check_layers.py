@@ -57,6 +57,7 @@ LIBRARIES = {
     r"benchmark/": ["experiments/bench"],
     r"(simdjson|zstd)": ["traces/base"],
     r"toml\+\+": ["sim/core"],
+    r"(SQLiteCpp/|sqlite3)": ["sim/cost/records", "experiments/sweep", "tests/unit"],
     r"(tbb|oneapi)/": ["experiments", "sim/packing", "tests"],
 }
 

@@ -40,17 +40,20 @@ struct Job {
   const Slot& slot_data() const { return op->slots[slot]; }
 };
 
-// The distinct (signature, batch) pairs, in that order.
-std::vector<Job> FindJobs(const Trace& trace, const std::vector<int64_t>& micro_batches) {
+// The distinct (signature, batch) pairs that are wanted, in that order.
+std::vector<Job> FindJobs(const Trace& trace, const RecordOptions& options) {
   std::map<std::pair<std::string_view, int64_t>, Job> jobs;
   for (const Op& op : trace.ops) {
     for (size_t slot = 0; slot < op.slots.size(); ++slot) {
-      const std::string_view signature = op.slots[slot].signature;
-      jobs.try_emplace({signature, op.batch}, Job{&op, slot, op.batch});
-      if (!RowOf(op.type).algorithms) continue;
-      for (const int64_t batch : micro_batches) {
-        if (batch < 1 || batch >= op.batch) continue;
-        jobs.try_emplace({signature, batch}, Job{&op, slot, batch});
+      const std::string& signature = op.slots[slot].signature;
+      if (!options.only) {
+        jobs.try_emplace({signature, op.batch}, Job{&op, slot, op.batch});
+        continue;
+      }
+      const auto end = options.only->upper_bound({signature, op.batch});
+      for (auto key = options.only->lower_bound({signature, 1}); key != end; ++key) {
+        if (key->second != op.batch && !RowOf(op.type).algorithms) continue;
+        jobs.try_emplace({signature, key->second}, Job{&op, slot, key->second});
       }
     }
   }
@@ -144,7 +147,7 @@ class Recorder {
     CostTable table;
     table.workload = trace_.name;
     table.provenance = MakeProvenance();
-    const std::vector<Job> jobs = FindJobs(trace_, options_.micro_batches);
+    const std::vector<Job> jobs = FindJobs(trace_, options_);
     // Before anything is measured: an op without an implementation should not cost minutes.
     for (const Job& job : jobs) {
       static_cast<void>(kernels_.Candidates(*job.op, job.slot, job.batch));
@@ -156,6 +159,7 @@ class Recorder {
       progress_.batch = job.batch;
       Report("");
       table.entries.push_back(Measure(job));
+      if (options_.measured) options_.measured(table.provenance, table.entries.back());
       ++progress_.entry;
     }
     return table;

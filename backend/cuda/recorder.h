@@ -11,8 +11,10 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "sim/core/cost_table.h"
@@ -42,20 +44,24 @@ struct RecordOptions {
   Duration min_time = Duration::Milliseconds(50);
   Duration max_time = Duration::Milliseconds(500);
   uint64_t seed = 1;  // of the operands
-  // Batch sizes to record for convolutions besides the op's own, where smaller, for micro-batching.
-  std::vector<int64_t> micro_batches;
+  // The signatures and batches to record; a batch less than the op's own is a micro-batch. Not set:
+  // every op's own.
+  std::optional<std::set<std::pair<std::string, int64_t>>> only;
   // Drop a convolution algorithm whose result is further than `tolerance` from that of the entry's
   // first algorithm, as a fraction of the largest element. Not set: 1e-3 for fp32, 1e-2 for tf32.
   bool verify = true;
   std::optional<double> tolerance;
   Duration clock_warmup = Duration::Milliseconds(1000);  // of GEMMs, before the first measurement
   std::function<void(const RecordProgress&)> progress;   // may be empty
+  // Called with each entry as soon as it is measured, by the thread that records; may be empty.
+  std::function<void(const Provenance&, const CostEntry&)> measured;
 };
 
-// Measures all slots of `trace`. Algorithms that fail (out of memory, not supported after all, a
-// result that is not finite) are dropped with a note. Throws `EnvironmentError` that says what is
-// missing if there is no usable GPU; `InputError` for an op that the kernel layer cannot execute;
-// `Error` if an op does not fit into device memory or no algorithm of a slot works.
+// Measures slots of `trace`. Safe to call from several threads for different devices. Algorithms
+// that fail (out of memory, not supported after all, a result that is not finite) are dropped with
+// a note. Throws `EnvironmentError` that says what is missing if there is no usable GPU;
+// `InputError` for an op that the kernel layer cannot execute; `Error` if an op does not fit into
+// device memory or no algorithm of a slot works.
 CostTable Record(const Trace& trace, const RecordOptions& options);
 
 // "NVIDIA H200, 140 GiB, compute capability 9.0". Throws `EnvironmentError`.

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "backend/cuda/recorder.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/progress.h"
+#include "experiments/cli/recording.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
 #include "experiments/run/catalogue.h"
@@ -35,7 +35,7 @@ struct ValidateOptions {
   std::vector<std::string> policies{"liveness"};
   std::vector<std::string> memories;
   std::string tolerance = "5%";
-  std::string math = "fp32";
+  RecordingOption recording;  // of what there is no table for
   std::string kernels = "real";
   std::string timeline = "events";
   bool any_table = false;
@@ -58,28 +58,28 @@ double ParseTolerance(const std::string& text) {
 // The costs that the prediction is made with: the table given or found, which must be of this
 // machine, else one recorded now.
 CostTable TableFor(const ValidateOptions& options, const Trace& trace, const Device& device,
-                   const CudaMachine& machine, const BackendFactories& backends, Session& session) {
+                   const CudaMachine& machine, Recording& recording,
+                   const BackendFactories& backends, Session& session) {
   const std::string& source = options.machine.cost;
   std::optional<CostTable> table =
       source == "auto" ? FindRecordedTable(trace, device) : ReadCostTable(source);
   if (table) {
     if (!options.any_table) {
-      CheckProvenance(table->provenance, machine.gpu(), machine.cudnn(), options.math);
+      CheckProvenance(table->provenance, machine.gpu(), machine.cudnn(),
+                      options.recording.record.math);
     }
     return std::move(*table);
   }
   session.Remark(fmt::format("{}: no table for {}; recording (keep one with spillway record)",
                              trace.name, device.name));
-  RecordOptions record;
-  record.math = options.math;
-  CostTable recorded = Record(trace, record);
-  recorded.in_sequence = MeasureInSequence(recorded, trace, device, backends);
-  return recorded;
+  return options.recording.Table(recording, trace.name, {&trace, 1}, std::nullopt, device,
+                                 backends);
 }
 
 int Execute(ValidateOptions options, Session& session) {
   if (PrintHelpValues(options.machine, options.policies)) return kOk;
   const double tolerance = ParseTolerance(options.tolerance);
+  options.recording.Check();
   const bool spin = options.kernels == "spin";
   CudaRun run{options.seed, spin ? CudaWork::kSpin : CudaWork::kKernels};
   if (options.timeline == "cupti") run.timeline = CudaTimeline::kActivity;
@@ -99,8 +99,8 @@ int Execute(ValidateOptions options, Session& session) {
       static_cast<void>(Scenario(options.workload.Load(), options.machine));
     }
   }
-  const auto machine =
-      std::make_shared<CudaMachine>(CudaMachine::Options{0, options.math, options.seed});
+  const auto machine = std::make_shared<CudaMachine>(CudaMachine::Options{
+      options.recording.devices.front(), options.recording.record.math, options.seed});
   BackendFactories backends;
   backends.Add("cuda", CudaFactory(machine, run));
 
@@ -108,13 +108,14 @@ int Execute(ValidateOptions options, Session& session) {
   std::vector<ValidatedCommand> commands;
   bool agree = true;
   ProgressBar& bar = session.progress();
+  const auto recording = options.recording.Open(*machine, bar);
   bar.Start(options.workloads.size() * options.policies.size() * options.memories.size());
   for (const std::string& workload : options.workloads) {
     options.workload.text = workload;
     const Trace trace = options.workload.Load();
     const Device device = LoadDevice(options.machine.device);
     std::optional<CostTable> table;
-    if (!spin) table = TableFor(options, trace, device, *machine, backends, session);
+    if (!spin) table = TableFor(options, trace, device, *machine, *recording, backends, session);
     for (const std::string& memory : options.memories) {
       options.machine.memory = memory;
       const Scenario scenario(trace, options.machine,
@@ -176,9 +177,7 @@ void AddValidate(CLI::App& app, int& exit_code, Session& session) {
                    "others timed")
       ->check(CLI::Range(kWarmUp + 2, 1000000))
       ->default_val(25);
-  verb->add_option("--math", options->math, "Arithmetic of convolutions and products")
-      ->check(CLI::IsMember({"fp32", "tf32"}))
-      ->capture_default_str();
+  options->recording.Add(*verb);
   verb->add_option("--kernels", options->kernels,
                    "real, or spin: busy waits of the predicted times, for any trace")
       ->check(CLI::IsMember({"real", "spin"}))

@@ -165,9 +165,13 @@ Trace LoadWorkload(const std::string& text, const WorkloadOptions& options) {
                       {workload.batch, options.preset, options.training});
 }
 
+std::string RecordedTableName(std::string_view network, int64_t batch) {
+  return fmt::format("{}-{}.json.zst", network, batch);
+}
+
 fs::path RecordedTablePath(const std::string& device, const Trace& trace) {
   return fs::path("traces/recorded") / DeviceBase(device) /
-         fmt::format("{}-{}.json.zst", trace.network, trace.batch);
+         RecordedTableName(trace.network, trace.batch);
 }
 
 std::optional<CostTable> FindRecordedTable(const Trace& trace, const Device& device) {

@@ -65,6 +65,9 @@ std::optional<CostTable> FindRecordedTable(const Trace& trace, const Device& dev
 std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trace,
                                     const Device& device);
 
+// "NETWORK-BATCH.json.zst", of a cost table.
+std::string RecordedTableName(std::string_view network, int64_t batch);
+
 // Where `spillway record` puts, and "auto" looks for, the table of a workload: under
 // traces/recorded/DEVICE, whatever is different on the device.
 std::filesystem::path RecordedTablePath(const std::string& device, const Trace& trace);

@@ -10,6 +10,7 @@ import jsonschema
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SCHEMAS = ROOT / "experiments" / "schemas"
+RECORDED = ROOT / "traces" / "recorded"
 
 
 class Spillway:

@@ -7,7 +7,7 @@ usage: schemas_test.py PATH_OF_SPILLWAY
 import pathlib
 import tempfile
 
-from harness import CommandTest, SCHEMAS, load_schema, main
+from harness import CommandTest, RECORDED, SCHEMAS, load_schema, main
 
 WORKLOAD = ("vgg16:32", "--memory", "50%", "--policy", "vdnn-all:algo=memory")
 JSON = ("--format", "json")
@@ -42,6 +42,9 @@ class SchemasTest(CommandTest):
         yield "ops", self.ok("list", "ops", *JSON)
         yield "doctor", self.ok("doctor", *JSON)
         yield "reproduce", self.ok("reproduce", "vdnn", *JSON)
+        store = self.directory / "s.sqlite"
+        self.ok("store", "import", store, RECORDED / "h200/alexnet-128.json.zst")
+        yield "store", self.ok("store", "list", store, *JSON)
         yield "trace-info", self.ok("trace", "info", "alexnet:1", *JSON)
 
     def test_a_document_of_every_type_fits_its_schema(self):

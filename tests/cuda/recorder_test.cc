@@ -60,7 +60,7 @@ TEST_F(RecorderTest, FillsATable) {
   RecordOptions options;
   options.clock_warmup = Duration::Milliseconds(50);
   options.min_time = Duration::Milliseconds(1);
-  options.micro_batches = {1, 2, 4, 8};
+  options.only = {{"conv", 1}, {"conv", 2}, {"conv", 4}, {"relu", 4}};
   size_t reports = 0;
   options.progress = [&](const RecordProgress& progress) {
     if (progress.note.empty()) ++reports;
