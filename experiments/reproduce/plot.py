@@ -4,7 +4,7 @@
 usage: experiments/reproduce/plot.py [SPILLWAY [DIRECTORY]]
 
 Runs SPILLWAY (default: build/release/bin/spillway) and writes vdnnpp-fig5, -fig6, -fig9 and -fig10 and
-superneurons-fig2, -fig8 and -fig10 to -fig13 as PDF and PNG into DIRECTORY (default: figures/
+superneurons-fig2, -fig8 and -fig10 to -fig13, and ucudnn-fig8, -fig10 and -fig12 to -fig14 as PDF and PNG into DIRECTORY (default: figures/
 beside this script).
 """
 
@@ -212,6 +212,68 @@ def wider(figstyle, spillway, path):
     figstyle.save(fig, path)
 
 
+def front(figstyle, spillway, path):
+    value = {(number, what): x for (*_, number, what), x in items(spillway, "ucudnn-Fig8")}
+    numbers = list(dict.fromkeys(number for number, _ in value))
+    fig, axes = figstyle.figure(3.4, 2.4)
+    axes.step([value[n, "workspace"] for n in numbers], [value[n, "time"] for n in numbers],
+              where="post", marker=".", linewidth=1)
+    axes.set(xlabel="workspace (MiB)", ylabel="conv2 forward, AlexNet(256) (ms)", ylim=(0, None))
+    figstyle.save(fig, path)
+
+
+def divided(figstyle, spillway, path):
+    """Figures 10 and 11: a bar for each GPU or network, and limit of a kernel's workspace."""
+    fig, panels = figstyle.figure(7.0, 2.4, ncols=2, sharey=True)
+    speedups = [(f"{gpu}, {option}", limit, x)
+                for (network, limit, gpu, option, _), x in items(spillway, "ucudnn-Fig10")]
+    bars(panels[0], [(limit, setup, x) for setup, limit, x in speedups if "V100" not in setup])
+    panels[0].set(xlabel="AlexNet(256), workspace for each kernel", ylabel="speedup of convolutions")
+    bars(panels[1], [(limit, network, x)
+                     for (network, limit, *_), x in items(spillway, "ucudnn-Fig11")])
+    panels[1].set(xlabel="P100, powers of two, workspace for each kernel")
+    for axes in panels:
+        axes.axhline(1, color="#999999", linewidth=0.8, zorder=1)
+        axes.tick_params(axis="x", rotation=0)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncol=2)
+    figstyle.save(fig, path)
+
+
+def layer_memory(figstyle, spillway, path):
+    names = {"undivided": "undivided, 512 MiB at most", "divided": "powers of two, 64 MiB at most"}
+    rows = [(network, layer, names[how], mib)
+            for (network, layer, how, *_), mib in items(spillway, "ucudnn-Fig12")]
+    fig, panels = figstyle.figure(7.0, 2.8, ncols=2)
+    for axes, network in zip(panels, dict.fromkeys(row[0] for row in rows)):
+        bars(axes, [row[1:] for row in rows if row[0] == network])
+        axes.get_legend().remove()
+        axes.set(xlabel=network, ylabel="data, parameters and\nworkspace (MiB)")
+    above_all(fig, panels[0], 2)
+    figstyle.save(fig, path)
+
+
+def totals(figstyle, spillway, path):
+    rows = [(network, total, how, ms) for (network, total, how), ms in items(spillway, "ucudnn-Fig13")
+            if how != "variables"]
+    fig, panels = figstyle.figure(7.0, 2.4, ncols=2)
+    for axes, network in zip(panels, dict.fromkeys(row[0] for row in rows)):
+        bars(axes, [row[1:] for row in rows if row[0] == network])
+        axes.tick_params(axis="x", rotation=0)
+        axes.get_legend().remove()
+        axes.set(xlabel=f"{network}, workspace in total", ylabel="convolutions, P100 model (ms)")
+    above_all(fig, panels[0], 3)
+    figstyle.save(fig, path)
+
+
+def segments(figstyle, spillway, path):
+    rows = [(kernel, "segment", mib) for (_, _, kernel, _), mib in items(spillway, "ucudnn-Fig14")]
+    fig, axes = figstyle.figure(4.6, 2.6)
+    bars(axes, rows)
+    axes.get_legend().remove()
+    axes.set(ylabel="segment of 120 MiB (MiB)")
+    figstyle.save(fig, path)
+
+
 def main():
     if len(sys.argv) > 3 or "--help" in sys.argv:
         print(__doc__.strip())
@@ -235,6 +297,11 @@ def main():
         cache(figstyle, spillway, directory / "superneurons-fig11.pdf")
         workspaces(figstyle, spillway, directory / "superneurons-fig12.pdf")
         wider(figstyle, spillway, directory / "superneurons-fig13.pdf")
+        front(figstyle, spillway, directory / "ucudnn-fig8.pdf")
+        divided(figstyle, spillway, directory / "ucudnn-fig10.pdf")
+        layer_memory(figstyle, spillway, directory / "ucudnn-fig12.pdf")
+        totals(figstyle, spillway, directory / "ucudnn-fig13.pdf")
+        segments(figstyle, spillway, directory / "ucudnn-fig14.pdf")
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"plot: {error}", file=sys.stderr)
         return 3

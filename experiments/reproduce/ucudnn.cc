@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,7 +42,7 @@ class Convolutions {
     fronts = network.fronts;
     for (const auto& [id, slot] : network.kernels) {
       const Op& op = scene_.trace.op(id);
-      names.push_back(op.name.substr(0, op.name.find('.')) + "." + op.slots[slot].name);
+      names.push_back(op.name.substr(0, op.name.rfind('.')) + "." + op.slots[slot].name);
     }
   }
 
@@ -118,12 +119,14 @@ std::optional<double> Divided(const PaperRow& row, MicroBatches batches, Bytes l
   return Convolutions::Within(*front, limit).time.milliseconds();
 }
 
-std::optional<double> DesirableDivisions(const PaperRow& row) {
-  const Convolutions convolutions(row.workload, kGpu, MicroBatches::kAll);
-  const auto front = convolutions.Find(row.layer + ".fwd");
-  if (!front) return std::nullopt;
-  return static_cast<double>(std::ranges::count_if(
-      *front, [&](const Division& d) { return d.workspace <= MebibytesOf(row.number); }));
+// The desirable divisions of the forward kernel that need at most 120 MiB (Fig. 8), ascending.
+std::vector<Division> Desirable(const Workload& workload, const std::string& layer) {
+  const Convolutions convolutions(workload, kGpu, MicroBatches::kAll);
+  std::vector<Division> desirable;
+  for (const Division& division : convolutions.Find(layer + ".fwd").value_or(Front())) {
+    if (division.workspace <= Bytes::MiB(120)) desirable.push_back(division);
+  }
+  return desirable;
 }
 
 // How much faster the convolutions are than undivided in as much workspace.
@@ -159,6 +162,37 @@ std::optional<double> Segment(const PaperRow& row) {
     return Mebibytes(convolutions.fronts[k][(*choice)[k]].workspace);
   }
   return std::nullopt;
+}
+
+// Input, output and parameters of a layer in forward, and its workspace with `limit` for it.
+std::optional<double> LayerMemory(const PaperRow& row, MicroBatches batches, Bytes limit) {
+  const Convolutions convolutions(row.workload, kGpu, batches);
+  const auto front = convolutions.Find(row.layer + ".fwd");
+  const Bytes workspace = front ? Convolutions::Within(*front, limit).workspace : Bytes(0);
+  const Scene scene(row.workload, kPreset, kGpu);
+  for (const Op& op : scene.trace.ops) {
+    if (op.name != row.layer + ".fwd") continue;
+    Bytes size = workspace;
+    for (const auto& operands : {op.inputs, op.outputs}) {
+      for (const TensorId id : operands) size += scene.trace.tensor(id).size;
+    }
+    return Mebibytes(size);
+  }
+  return std::nullopt;
+}
+
+// The layers with parameters, of several that are alike the first (Fig. 12).
+std::vector<std::string> UniqueLayers(const Workload& workload) {
+  const Scene scene(workload, kPreset, kGpu);
+  std::vector<std::string> layers;
+  std::set<std::string> seen;
+  for (const Op& op : scene.trace.ops) {
+    const bool weighted = op.type == OpType::kConv2d || op.type == OpType::kLinear;
+    if (op.phase != Phase::kForward || !weighted) continue;
+    if (!seen.insert(op.slots[0].signature).second) continue;
+    layers.push_back(op.name.substr(0, op.name.rfind('.')));
+  }
+  return layers;
 }
 
 double Variables(const PaperRow& row) {
@@ -217,9 +251,19 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
                [](const PaperRow& row) { return Undivided(row, false); }),
        plotted("Fig1 {workload} {layer} -1 byte", "ms",
                [](const PaperRow& row) { return Undivided(row, true); })});
-  add("Fig8", Rows(alexnet, {120}, {"conv2"}),
-      {plotted("Fig8 {workload} {layer} desirable within {number}MiB", "count",
-               DesirableDivisions)});
+  const std::vector<Division> desirable = Desirable(alexnet, "conv2");
+  std::vector<PaperRow> divisions;
+  for (size_t i = 1; i <= desirable.size(); ++i) {
+    divisions.push_back({alexnet, static_cast<double>(i), "conv2"});
+  }
+  const auto at = [desirable](const PaperRow& row) {
+    return desirable.at(static_cast<size_t>(row.number) - 1);
+  };
+  add("Fig8", divisions,
+      {plotted("Fig8 {workload} {layer} division {number} workspace", "MiB",
+               [at](const PaperRow& row) { return Mebibytes(at(row).workspace); }),
+       plotted("Fig8 {workload} {layer} division {number} time", "ms",
+               [at](const PaperRow& row) { return at(row).time.milliseconds(); })});
   std::vector<PaperColumn> options, speedups;
   for (const auto& [option, batches] :
        {std::pair{"undivided", MicroBatches::kUndivided},
@@ -242,6 +286,20 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
         {plotted("Fig11 {workload} {number}MiB powerOfTwo speedup", "x", [](const PaperRow& row) {
           return Speedup(row, kGpu, MicroBatches::kPowerOfTwo);
         })});
+  }
+  add("Fig10", Rows({"alexnet-caffe", 1024}, {8, 64, 512}),
+      {plotted(
+          "Fig10 {workload} {number}MiB V100 powerOfTwo speedup", "x",
+          [](const PaperRow& row) { return Speedup(row, "v100", MicroBatches::kPowerOfTwo); })});
+  for (const Workload& workload : {alexnet, Workload{"resnet18", 128}}) {
+    add("Fig12", Rows(workload, {0}, UniqueLayers(workload)),
+        {plotted("Fig12 {workload} {layer} undivided within 512MiB", "MiB",
+                 [](const PaperRow& row) {
+                   return LayerMemory(row, MicroBatches::kUndivided, Bytes::MiB(512));
+                 }),
+         plotted("Fig12 {workload} {layer} divided within 64MiB", "MiB", [](const PaperRow& row) {
+           return LayerMemory(row, MicroBatches::kPowerOfTwo, Bytes::MiB(64));
+         })});
   }
   const std::vector<PaperColumn> totals{
       plotted("Fig13 {workload} {number}MiB undivided", "ms",
