@@ -213,12 +213,11 @@ def wider(figstyle, spillway, path):
 
 
 def front(figstyle, spillway, path):
-    value = {(number, what): x for (*_, number, what), x in items(spillway, "ucudnn-Fig8")}
-    numbers = list(dict.fromkeys(number for number, _ in value))
+    points = [(int(limit.removesuffix("MiB")), ms)
+              for (*_, limit), ms in items(spillway, "ucudnn-Fig8")]
     fig, axes = figstyle.figure(3.4, 2.4)
-    axes.step([value[n, "workspace"] for n in numbers], [value[n, "time"] for n in numbers],
-              where="post", marker=".", linewidth=1)
-    axes.set(xlabel="workspace (MiB)", ylabel="conv2 forward, AlexNet(256) (ms)", ylim=(0, None))
+    axes.step(*zip(*points), where="post")
+    axes.set(xlabel="workspace at most (MiB)", ylabel="conv2 forward, AlexNet(256) (ms)", ylim=(0, None))
     figstyle.save(fig, path)
 
 

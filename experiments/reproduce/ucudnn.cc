@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -119,16 +120,6 @@ std::optional<double> Divided(const PaperRow& row, MicroBatches batches, Bytes l
   return Convolutions::Within(*front, limit).time.milliseconds();
 }
 
-// The desirable divisions of the forward kernel that need at most 120 MiB (Fig. 8), ascending.
-std::vector<Division> Desirable(const Workload& workload, const std::string& layer) {
-  const Convolutions convolutions(workload, kGpu, MicroBatches::kAll);
-  std::vector<Division> desirable;
-  for (const Division& division : convolutions.Find(layer + ".fwd").value_or(Front())) {
-    if (division.workspace <= Bytes::MiB(120)) desirable.push_back(division);
-  }
-  return desirable;
-}
-
 // How much faster the convolutions are than undivided in as much workspace.
 double Speedup(const PaperRow& row, const char* device, MicroBatches batches) {
   const Bytes limit = MebibytesOf(row.number);
@@ -210,7 +201,7 @@ PaperNames Names() {
           .ignored = "- "};
 }
 
-std::vector<PaperRow> Rows(const Workload& workload, std::initializer_list<double> numbers,
+std::vector<PaperRow> Rows(const Workload& workload, const std::vector<double>& numbers,
                            std::vector<std::string> layers = {""}) {
   std::vector<PaperRow> rows;
   for (const double number : numbers) {
@@ -251,19 +242,18 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
                [](const PaperRow& row) { return Undivided(row, false); }),
        plotted("Fig1 {workload} {layer} -1 byte", "ms",
                [](const PaperRow& row) { return Undivided(row, true); })});
-  const std::vector<Division> desirable = Desirable(alexnet, "conv2");
-  std::vector<PaperRow> divisions;
-  for (size_t i = 1; i <= desirable.size(); ++i) {
-    divisions.push_back({alexnet, static_cast<double>(i), "conv2"});
-  }
-  const auto at = [desirable](const PaperRow& row) {
-    return desirable.at(static_cast<size_t>(row.number) - 1);
+  // One front serves all points, and is found when the first is asked for.
+  const auto front = [convolutions = std::make_shared<std::optional<Convolutions>>()](
+                         const PaperRow& row) -> std::optional<double> {
+    if (!*convolutions) convolutions->emplace(row.workload, kGpu, MicroBatches::kAll);
+    const auto found = (*convolutions)->Find(row.layer + ".fwd");
+    if (!found) return std::nullopt;
+    return Convolutions::Within(*found, MebibytesOf(row.number)).time.milliseconds();
   };
-  add("Fig8", divisions,
-      {plotted("Fig8 {workload} {layer} division {number} workspace", "MiB",
-               [at](const PaperRow& row) { return Mebibytes(at(row).workspace); }),
-       plotted("Fig8 {workload} {layer} division {number} time", "ms",
-               [at](const PaperRow& row) { return at(row).time.milliseconds(); })});
+  std::vector<double> limits(61);
+  for (size_t i = 0; i < limits.size(); ++i) limits[i] = static_cast<double>(2 * i);
+  add("Fig8", Rows(alexnet, limits, {"conv2"}),
+      {plotted("Fig8 {workload} {layer} within {number}MiB", "ms", front)});
   std::vector<PaperColumn> options, speedups;
   for (const auto& [option, batches] :
        {std::pair{"undivided", MicroBatches::kUndivided},

@@ -33,7 +33,9 @@ class FakeGpus {
               used.insert(device);
             }
             done({"ACME", "1", "13.0", "9.14.0", "fp32", "2026-01-01", "test"},
-                 {key.first, key.second, {{{"a", Duration::Microseconds(key.second), Bytes()}, 5, 0.1}}});
+                 {key.first,
+                  key.second,
+                  {{{"a", Duration::Microseconds(key.second), Bytes()}, 5, 0.1}}});
           }
         };
   }
