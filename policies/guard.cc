@@ -23,7 +23,9 @@ class GuardedContext final : public ForwardingPolicyContext {
     return unwinding_ != nullptr && unwinding_ == std::current_exception();
   }
 
-  bool Offload(TensorId tensor) override { return Base::Offload(Known(tensor, "Offload")); }
+  bool Offload(TensorId tensor, std::optional<PoolId> pool) override {
+    return Base::Offload(Known(tensor, "Offload"), pool);
+  }
   bool Release(TensorId tensor) override { return Base::Release(Known(tensor, "Release")); }
   bool Prefetch(TensorId tensor) override { return Base::Prefetch(Known(tensor, "Prefetch")); }
   bool Evict(TensorId tensor) override { return Base::Evict(Known(tensor, "Evict")); }

@@ -100,7 +100,7 @@ class SuperNeuronsPolicy final : public Policy {
     if (!until) return;
     for (size_t next = Index(op) + 1; next <= Index(*until); ++next) {
       for (const TensorId storage : steps_.Needs(static_cast<OpId>(next))) {
-        if (context.Where(storage) != Residency::kHost) continue;
+        if (context.Where(storage) != Residency::kOutside) continue;
         if (!context.Prefetch(storage)) return;
         Touch(context, storage, op);
       }

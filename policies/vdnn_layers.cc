@@ -87,7 +87,7 @@ bool VdnnLayers::Prefetch(PolicyContext& context, Layer& layer) {
   bool issued = false;
   layer.prefetched = true;
   for (const TensorId input : layer.inputs) {
-    if (context.Where(input) != Residency::kHost) continue;
+    if (context.Where(input) != Residency::kOutside) continue;
     if (context.Prefetch(input)) {
       issued = true;
     } else {

@@ -1,5 +1,5 @@
-// Where the CPU backend's copies to the host go: into a region that stands for pinned memory, or
-// compressed into a store.
+// Where the CPU backend's copies out of the device go: into a region that stands for a pool
+// outside, or, on the host, compressed into a store.
 
 #ifndef SPILLWAY_BACKEND_CPU_COPY_PATH_H_
 #define SPILLWAY_BACKEND_CPU_COPY_PATH_H_
@@ -20,7 +20,7 @@ namespace spillway {
 // All contents lie in the region.
 class CpuCopyPath {
  public:
-  explicit CpuCopyPath(Bytes host_memory) : host_(host_memory) {}
+  explicit CpuCopyPath(Bytes pool) : host_(pool) {}
   virtual ~CpuCopyPath() = default;
 
   // At issue: a storage has taken a block; the storage that a copy into a block will be kept

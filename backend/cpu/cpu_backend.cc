@@ -21,9 +21,17 @@ bool AnyOverlap(const std::vector<Block>& some, const std::vector<Block>& others
 // Large workspaces are poisoned as far as this, so that memory is taken for what is used only.
 constexpr Bytes kPoisoned = Bytes::MiB(16);
 
-std::unique_ptr<CpuCopyPath> MakeCopyPath(const CpuOptions& options) {
-  if (!options.compression) return std::make_unique<CpuCopyPath>(options.host_memory);
-  return std::make_unique<CpuCompressedCopyPath>(options.host_memory, *options.compression);
+// The host alone keeps things compressed.
+std::array<std::unique_ptr<CpuCopyPath>, kMaxPools> MakeCopyPaths(const CpuOptions& options) {
+  std::array<std::unique_ptr<CpuCopyPath>, kMaxPools> paths;
+  for (size_t i = 0; i < kMaxPools; ++i) {
+    if (options.compression && OutsidePool(i) == PoolId::kHost) {
+      paths[i] = std::make_unique<CpuCompressedCopyPath>(options.pools[i], *options.compression);
+    } else {
+      paths[i] = std::make_unique<CpuCopyPath>(options.pools[i]);
+    }
+  }
+  return paths;
 }
 
 }  // namespace
@@ -33,7 +41,7 @@ CpuBackend::CpuBackend(const Trace& trace, const CpuOptions& options, OpExecutor
       options_(options),
       run_op_(std::move(run_op)),
       device_(options.memory),
-      copies_(MakeCopyPath(options)),
+      copies_(MakeCopyPaths(options)),
       random_(options.drain_seed.value_or(0)) {}
 
 // --- Issue --------------------------------------------------------------------------------------
@@ -67,22 +75,23 @@ Event CpuBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   return Add(Stream::kCompute, std::move(command), waits);
 }
 
-Event CpuBackend::Copy(Direction direction, const Block& device, const Block& host, Bytes size,
-                       std::span<const Wait> waits) {
+Event CpuBackend::Copy(PoolId pool, Direction direction, const Block& device, const Block& outside,
+                       Bytes size, std::span<const Wait> waits) {
   const bool to_host = direction == Direction::kToHost;
   Command command;
   command.kind = to_host ? Kind::kToHost : Kind::kToDevice;
   command.inputs = {{device.offset, size}};
-  command.outputs = {{host.offset, size}};
-  command.touched = MemoryOf(command.inputs[0], /*host=*/false);
+  command.pool = pool;
+  command.outputs = {{outside.offset, size}};
+  command.touched = MemoryOf(command.inputs[0], PoolId::kDevice);
   device_.At(command.inputs[0]);
-  copies_->Check(command.outputs[0]);
-  if (to_host) command.kept = copies_->Keeps(host);
-  return Add(to_host ? Stream::kToHost : Stream::kToDevice, std::move(command), waits);
+  CopiesOf(pool).Check(command.outputs[0]);
+  if (to_host) command.kept = CopiesOf(pool).Keeps(outside);
+  return Add(StreamOf(pool, direction), std::move(command), waits);
 }
 
-std::vector<Block> CpuBackend::MemoryOf(const Block& block, bool host) const {
-  if (host) return {block};
+std::vector<Block> CpuBackend::MemoryOf(const Block& block, PoolId pool) const {
+  if (pool != PoolId::kDevice) return {block};
   std::vector<Block> memory;
   pages_.ForEach(block, [&](const Block& range) { memory.push_back(range); });
   return memory;
@@ -94,25 +103,25 @@ void CpuBackend::OnDriverCall(const DriverCall& call) {
   pages_.Note(call);
 }
 
-void CpuBackend::Abandon(const Block& block, bool host) {
-  Released released{block, MemoryOf(block, host)};
-  released.host = host;
+void CpuBackend::Abandon(const Block& block, PoolId pool) {
+  Released released{block, MemoryOf(block, pool)};
+  released.pool = pool;
   for (size_t s = 0; s < kStreamCount; ++s) released.before[s] = streams_[s].size();
   released_.push_back(released);
 }
 
-void CpuBackend::OnArrive(TensorId id, const Block& block, bool host) {
-  const std::vector<Block> arrived = MemoryOf(block, host);
+void CpuBackend::OnArrive(TensorId id, const Block& block, PoolId pool) {
+  const std::vector<Block> arrived = MemoryOf(block, pool);
   std::erase_if(released_, [&](const Released& released) {
-    return released.host == host && AnyOverlap(released.memory, arrived);  // in use again
+    return released.pool == pool && AnyOverlap(released.memory, arrived);  // in use again
   });
   const Block contents{block.offset, trace_.tensor(id).size};
   Fill(SyntheticDataOf(trace_, id, options_.seed, iteration_),
-       host ? copies_->Overwrite(contents) : device_.At(contents));
+       pool == PoolId::kDevice ? device_.At(contents) : CopiesOf(pool).Overwrite(contents));
 }
 
-void CpuBackend::Read(const Block& block, bool host, std::span<std::byte> bytes) const {
-  if (host) return copies_->Read(block, bytes);
+void CpuBackend::Read(const Block& block, PoolId pool, std::span<std::byte> bytes) const {
+  if (pool != PoolId::kDevice) return CopiesOf(pool).Read(block, bytes);
   const auto size = Bytes(static_cast<int64_t>(bytes.size()));
   std::ranges::copy(device_.At({block.offset, size}), bytes.begin());
 }
@@ -163,18 +172,18 @@ void CpuBackend::PoisonReleased() {
         if (Touches(streams_[s][i], released)) return true;  // in use again
       }
     }
-    if (released.host) {
-      copies_->Abandon(released.block);
-    } else {
+    if (released.pool == PoolId::kDevice) {
       Poison(device_.At(released.block));
+    } else {
+      CopiesOf(released.pool).Abandon(released.block);
     }
     return true;
   });
 }
 
 bool CpuBackend::Touches(const Command& command, const Released& released) const {
-  if (!released.host) return AnyOverlap(command.touched, released.memory);
-  return command.kind != Kind::kKernel && Overlap(command.outputs[0], released.block);
+  if (released.pool == PoolId::kDevice) return AnyOverlap(command.touched, released.memory);
+  return command.pool == released.pool && Overlap(command.outputs[0], released.block);
 }
 
 void CpuBackend::Run(const Command& command) {
@@ -185,9 +194,9 @@ void CpuBackend::Run(const Command& command) {
 void CpuBackend::RunCopy(const Command& command) {
   const std::span<std::byte> device = device_.At(command.inputs[0]);
   if (command.kind == Kind::kToHost) {
-    copies_->CopyOut(command.kept, device, command.outputs[0]);
+    CopiesOf(command.pool).CopyOut(command.kept, device, command.outputs[0]);
   } else {
-    copies_->CopyIn(command.outputs[0], device);
+    CopiesOf(command.pool).CopyIn(command.outputs[0], device);
   }
 }
 

@@ -1,8 +1,9 @@
-// A backend that executes policies on real bytes: kernels on the CPU, copies between two regions.
+// A backend that executes policies on real bytes: kernels on the CPU, copies between the region
+// that stands for the device and one for each pool outside.
 //
 // Commands are collected and run by `Synchronize`, in the order issued or in any other order that
 // streams and waits allow, drawn from a seed: a result that depends on the order is a lost wait.
-// Memory that is given back, on the device or the host, is poisoned once nothing that was issued
+// Memory that is given back, on the device or outside, is poisoned once nothing that was issued
 // before still needs it; outputs, scratch and workspace are poisoned before an op runs. Poison is
 // NaN. There is no clock: a command's interval is its place in the order of execution, in
 // picoseconds, so that the checker sees what really happened.
@@ -30,7 +31,7 @@ namespace spillway {
 
 struct CpuOptions {
   Bytes memory;                        // of the device arena
-  Bytes host_memory;                   // of the pinned host pool
+  std::array<Bytes, kMaxPools> pools;  // outside the device, by number; the host's first
   uint64_t seed = 1;                   // of parameters, inputs and dropout
   std::optional<uint64_t> drain_seed;  // draws the order of execution; as issued if not given
   std::optional<HostCompression> compression = std::nullopt;
@@ -48,22 +49,22 @@ class CpuBackend final : public Executor {
 
   std::string_view Name() const override { return "cpu"; }
   Event Enqueue(const Launch& launch, std::span<const Wait> waits) override;
-  Event Copy(Direction direction, const Block& device, const Block& host, Bytes size,
-             std::span<const Wait> waits) override;
+  Event Copy(PoolId pool, Direction direction, const Block& device, const Block& outside,
+             Bytes size, std::span<const Wait> waits) override;
   void Synchronize() override;
   StreamTimes TakeTimeline() override;
-  void OnFree(const Block& block) override { Abandon(block, /*host=*/false); }
+  void OnFree(const Block& block) override { Abandon(block, PoolId::kDevice); }
   void OnDriverCall(const DriverCall& call) override;
-  void OnAbandon(const Block& block, bool host) override { Abandon(block, host); }
-  void OnHostBlock(TensorId tensor, const Block& block) override {
-    copies_->OnHostBlock(tensor, block);
+  void OnAbandon(const Block& block, PoolId pool) override { Abandon(block, pool); }
+  void OnOutsideBlock(TensorId tensor, const Block& block, PoolId pool) override {
+    CopiesOf(pool).OnHostBlock(tensor, block);
   }
-  void OnArrive(TensorId tensor, const Block& block, bool host) override;
+  void OnArrive(TensorId tensor, const Block& block, PoolId pool) override;
 
-  std::vector<StoredContents> stored() const override { return copies_->stored(); }
-  Bytes stored_peak() const override { return copies_->stored_peak(); }
+  std::vector<StoredContents> stored() const override { return copies_.front()->stored(); }
+  Bytes stored_peak() const override { return copies_.front()->stored_peak(); }
   std::optional<float> loss() const override { return loss_; }
-  void Read(const Block& block, bool host, std::span<std::byte> bytes) const override;
+  void Read(const Block& block, PoolId pool, std::span<std::byte> bytes) const override;
 
  private:
   enum class Kind : uint8_t { kKernel, kToDevice, kToHost };
@@ -73,24 +74,26 @@ class CpuBackend final : public Executor {
     OpId op{};
     bool recompute = false;
     std::vector<KernelRun> runs;
-    std::vector<Block> inputs, outputs;  // of a kernel; of a copy, the device and the host range
+    PoolId pool = PoolId::kDevice;       // of a copy, the one outside
+    std::vector<Block> inputs, outputs;  // of a kernel; of a copy, the device and the outer range
     std::vector<Block> undefined;        // scratch and workspace of a kernel
     std::vector<Block> touched;          // device memory that it reads or writes
     std::vector<Event> waits;
     size_t issued = 0;             // place in the order of issue
-    std::optional<TensorId> kept;  // of a copy to the host: as `CpuCopyPath::Keeps`
+    std::optional<TensorId> kept;  // of a copy out: as `CpuCopyPath::Keeps`
   };
   // A range that was given up, and how many commands of each stream had been issued before.
   struct Released {
     Block block;                // as addressed
     std::vector<Block> memory;  // where it lies
-    bool host = false;
+    PoolId pool = PoolId::kDevice;
     std::array<size_t, kStreamCount> before{};
   };
 
   // Where a block lies, behind its addresses.
-  std::vector<Block> MemoryOf(const Block& block, bool host) const;
-  void Abandon(const Block& block, bool host);
+  std::vector<Block> MemoryOf(const Block& block, PoolId pool) const;
+  CpuCopyPath& CopiesOf(PoolId pool) const { return *copies_[NumberOf(pool)]; }
+  void Abandon(const Block& block, PoolId pool);
   Event Add(Stream stream, Command command, std::span<const Wait> waits);
   bool IsReady(const Command& command) const;
   // The stream whose next command runs now. REQUIRES: not all commands have run.
@@ -107,7 +110,7 @@ class CpuBackend final : public Executor {
   const OpExecutor run_op_;
   Region device_;
   PageTable pages_;
-  const std::unique_ptr<CpuCopyPath> copies_;
+  const std::array<std::unique_ptr<CpuCopyPath>, kMaxPools> copies_;  // by pool
   std::mt19937_64 random_;
 
   std::array<std::vector<Command>, kStreamCount> streams_;

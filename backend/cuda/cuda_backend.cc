@@ -23,6 +23,7 @@
 #include "backend/cuda/elementwise.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/page_memory.h"
+#include "backend/cuda/peer_memory.h"
 #include "backend/cuda/stream.h"
 #include "traces/base/error.h"
 #include "traces/ops/table.h"
@@ -137,8 +138,16 @@ cudaDeviceProp Properties(int device) {
 
 struct CudaMachine::Impl {
   explicit Impl(const Options& options)
-      : properties(Properties(options.device)), kernels({options.math, options.dropout_seed}) {
+      : device(options.device),
+        properties(Properties(options.device)),
+        kernels({options.math, options.dropout_seed}) {
+    UseStreams(PoolId::kHost);
     CalibrateSpin();
+  }
+
+  // Makes the streams of the pools up to this one.
+  void UseStreams(PoolId pool) {
+    while (streams.size() <= Index(StreamOf(pool, Direction::kToHost))) streams.emplace_back();
   }
 
   // Pinned memory is slow to get, so the largest piece asked for is kept.
@@ -166,9 +175,10 @@ struct CudaMachine::Impl {
     spin_excess = std::max(Duration(), Divide(Elapsed(start, end), kSpins) - kAsked);
   }
 
+  const int device;
   cudaDeviceProp properties;
   CudaKernels kernels;
-  std::array<StreamState, kStreamCount> streams;
+  std::deque<StreamState> streams;  // those in use by a run so far, by stream
   TimingEvent begin;
   std::optional<PinnedBuffer> pinned;
   std::optional<ActivityTrace> activity;  // once a run has asked for it
@@ -185,23 +195,23 @@ class CudaBackend final : public Executor {
 
   std::string_view Name() const override { return "cuda"; }
   Event Enqueue(const Launch& launch, std::span<const Wait> waits) override;
-  Event Copy(Direction direction, const Block& device, const Block& host, Bytes size,
-             std::span<const Wait> waits) override;
+  Event Copy(PoolId pool, Direction direction, const Block& device, const Block& outside,
+             Bytes size, std::span<const Wait> waits) override;
   void Synchronize() override;
   StreamTimes TakeTimeline() override;
   void OnAllocate(const Block& block) override;
   void OnFree(const Block& block) override;
   void OnDriverCall(const DriverCall& call) override;
-  void OnAbandon(const Block& block, bool host) override {
-    if (host) copies_->Forget(block);
+  void OnAbandon(const Block& block, PoolId pool) override {
+    if (pool == PoolId::kHost) copies_->Forget(block);
   }
-  void OnHostBlock(TensorId tensor, const Block& block) override {
-    copies_->OnHostBlock(tensor, block);
+  void OnOutsideBlock(TensorId tensor, const Block& block, PoolId pool) override {
+    if (pool == PoolId::kHost) copies_->OnHostBlock(tensor, block);
   }
-  void OnArrive(TensorId tensor, const Block& block, bool host) override;
+  void OnArrive(TensorId tensor, const Block& block, PoolId pool) override;
 
   std::optional<float> loss() const override { return loss_; }
-  void Read(const Block& block, bool host, std::span<std::byte> bytes) const override;
+  void Read(const Block& block, PoolId pool, std::span<std::byte> bytes) const override;
   std::vector<Duration> iteration_times() const override { return iteration_times_; }
   std::vector<StoredContents> stored() const override { return copies_->stored(); }
   Bytes stored_peak() const override { return copies_->stored_peak(); }
@@ -241,7 +251,8 @@ class CudaBackend final : public Executor {
   DeviceBuffer arena_;
   std::map<Bytes, DeviceBuffer> segments_;  // by offset; blocks too are segments of their own
   std::optional<PageMemory> pages_;
-  const std::unique_ptr<CudaCopyPath> copies_;
+  const std::unique_ptr<CudaCopyPath> copies_;  // of the host's pool
+  std::optional<PeerMemory> peer_;
   PinnedBuffer loss_landing_{Bytes(sizeof(float))};
 
   int iteration_ = 1;
@@ -271,6 +282,7 @@ CudaBackend::CudaBackend(const Trace& trace, const CostModel& cost, const CudaRu
       arena_(options.backing == Backing::kArena ? options.memory : Bytes(0)),
       copies_(MakeCopyPath(pinned, options.compression)) {
   if (options.backing == Backing::kPages) pages_.emplace();
+  if (options.peer) peer_.emplace(machine.device, options.peer->gpu, options.peer->memory);
 }
 
 CudaBackend::~CudaBackend() {
@@ -332,14 +344,17 @@ void CudaBackend::OnDriverCall(const DriverCall& call) {
   }
 }
 
-void CudaBackend::OnArrive(TensorId id, const Block& block, bool host) {
+void CudaBackend::OnArrive(TensorId id, const Block& block, PoolId pool) {
   const Tensor& tensor = trace_.tensor(id);
   const SyntheticData data =
       SyntheticDataOf(trace_, id, options_.seed, static_cast<uint64_t>(iteration_ - 1));
   const Block contents{block.offset, tensor.size};
-  if (host) {
-    Fill(data, {copies_->At(contents), static_cast<size_t>(tensor.size.count())});
-    return;
+  const auto size = static_cast<size_t>(tensor.size.count());
+  if (pool == PoolId::kHost) return Fill(data, {copies_->At(contents), size});
+  if (pool != PoolId::kDevice) {
+    std::vector<std::byte> bytes(size);
+    Fill(data, bytes);
+    return peer_->Write(contents, bytes);
   }
   std::byte* const out = DeviceAt(contents).data;
   const int64_t count = tensor.size.count() / static_cast<int64_t>(sizeof(float));
@@ -356,8 +371,9 @@ void CudaBackend::OnArrive(TensorId id, const Block& block, bool host) {
   }
 }
 
-void CudaBackend::Read(const Block& block, bool host, std::span<std::byte> bytes) const {
-  if (host) return copies_->Read(block, bytes);
+void CudaBackend::Read(const Block& block, PoolId pool, std::span<std::byte> bytes) const {
+  if (pool == PoolId::kHost) return copies_->Read(block, bytes);
+  if (pool != PoolId::kDevice) return peer_->Read(block, bytes);
   const Block contents{block.offset, Bytes(static_cast<int64_t>(bytes.size()))};
   SPILLWAY_CUDA_CALL(
       cudaMemcpy(bytes.data(), DeviceAt(contents).data, bytes.size(), cudaMemcpyDeviceToHost));
@@ -501,15 +517,21 @@ void CudaBackend::TakeLoss(const Op& op, const Launch& launch) {
   loss_pending_ = true;
 }
 
-Event CudaBackend::Copy(Direction direction, const Block& device, const Block& host, Bytes size,
-                        std::span<const Wait> waits) {
+Event CudaBackend::Copy(PoolId pool, Direction direction, const Block& device, const Block& outside,
+                        Bytes size, std::span<const Wait> waits) {
   const bool to_host = direction == Direction::kToHost;
-  const Stream stream = to_host ? Stream::kToHost : Stream::kToDevice;
+  const Stream stream = StreamOf(pool, direction);
   const NvtxRange range(to_host ? "offload" : "prefetch");
-  const Activity activity{to_host ? "copy to the host" : "copy to the device", {}, {}};
+  const Activity activity{to_host ? "copy out of the device" : "copy to the device", {}, {}};
   Begin(stream, waits, activity);
-  copies_->Copy(direction, DeviceAt({device.offset, size}).data, {host.offset, size},
-                machine_.streams[Index(stream)].stream.get(), activity);
+  std::byte* const data = DeviceAt({device.offset, size}).data;
+  const Block block{outside.offset, size};
+  cudaStream_t const queue = machine_.streams[Index(stream)].stream.get();
+  if (pool == PoolId::kHost) {
+    copies_->Copy(direction, data, block, queue, activity);
+  } else {
+    peer_->Copy(direction, data, block, queue, activity);
+  }
   return End(stream);
 }
 
@@ -535,7 +557,7 @@ StreamTimes CudaBackend::TakeTimeline() {
   if (begun_ && traced()) ran = machine_.activity->Stop();
   // Without kernels these were the copies of a policy's Plan, which belong to no iteration.
   const bool iterated = !machine_.streams[Index(Stream::kCompute)].issued.empty();
-  for (size_t s = 0; s < kStreamCount; ++s) {
+  for (size_t s = 0; s < machine_.streams.size(); ++s) {
     StreamState& state = machine_.streams[s];
     const size_t count = state.issued.size();
     times[s].resize(count);
@@ -578,6 +600,7 @@ std::unique_ptr<Executor> CudaMachine::Open(const Trace& trace, const CostModel&
                                             const CudaRunOptions& options) {
   PinnedBuffer* const pinned =
       options.host_memory > Bytes(0) ? &impl_->Pinned(options.host_memory) : nullptr;
+  if (options.peer) impl_->UseStreams(options.peer->pool);
   for (StreamState& state : impl_->streams) {
     state.ForgetIteration();
     state.awaited.clear();

@@ -39,9 +39,17 @@ enum class CudaTimeline : uint8_t {
   kActivity,  // CUPTI: from a command's first kernel or copy to its last
 };
 
+// Memory of another GPU of this machine, as a pool outside.
+struct CudaPeer {
+  PoolId pool = OutsidePool(1);
+  int gpu = 1;   // CUDA's number
+  Bytes memory;  // that the run touches
+};
+
 struct CudaRunOptions {
   Bytes memory;       // bytes of the device arena that the run touches, if it has one
   Bytes host_memory;  // likewise of the pinned host pool
+  std::optional<CudaPeer> peer = std::nullopt;
   CudaWork work = CudaWork::kKernels;
   Backing backing = Backing::kArena;  // of the run's allocator
   CudaTimeline timeline = CudaTimeline::kEvents;

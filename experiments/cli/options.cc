@@ -171,6 +171,12 @@ void MachineOption::AddAllButMemory(CLI::App& verb) {
                   "A device name or a device file (.toml), then :key=value,... for what is "
                   "different (h200:link=2 has a link twice as fast); or help")
       ->capture_default_str();
+  verb.add_option("--pool", pools,
+                  "Memory outside the device: peer (another GPU), remote, nvme or host, then "
+                  ":size=SIZE and what the device does not say of its link (in=RATE,out=RATE,...); "
+                  "repeat for more; or help")
+      ->check(CLI::Validator([](const std::string& text) { return text.empty() ? "no pool" : ""; },
+                             ""));
   verb.add_option("--allocator", allocator, "Device allocator, or help")->capture_default_str();
   verb.add_option("--compress", compress,
                   "Keep offloaded feature maps compressed on the host: all, or hidden (where it "
@@ -246,6 +252,7 @@ std::string FormatScenario(const Scenario& scenario, std::span<const RunResult> 
   if (const std::string table = FormatComparison(results, width); !table.empty()) {
     text += table + "\n";
   }
+  if (const std::string pools = FormatPools(results); !pools.empty()) text += pools + "\n";
   if (const std::string compression = FormatCompression(results); !compression.empty()) {
     text += compression + "\n";
   }
@@ -330,6 +337,19 @@ std::string DescribeDevices() {
   return text;
 }
 
+std::string DescribePools() {
+  std::string text =
+      "host     pinned memory of the host; its link is the device's\n"
+      "peer     memory of another GPU of the machine\n"
+      "remote   memory of another machine; simulated only\n"
+      "nvme     a disk; simulated only\n"
+      "\nwhat can be given, POOL:key=value,... (what is not is as the device file says)\n";
+  for (const ParamInfo& param : PoolParameters()) {
+    text += fmt::format("    {}={}: {}\n", param.name, param.type, param.help);
+  }
+  return text;
+}
+
 std::string DescribeAllocators() {
   std::string text;
   for (const AllocatorInfo& info : Allocators()) {
@@ -367,6 +387,7 @@ bool PrintHelpValues(const MachineOption& machine, const std::vector<std::string
     printed |= wanted;
   };
   print(machine.device == "help", DescribeDevices);
+  print(std::ranges::count(machine.pools, "help") > 0, DescribePools);
   print(machine.allocator == "help", DescribeAllocators);
   print(machine.compress == "help", DescribeCompression);
   return printed;

@@ -23,8 +23,15 @@ constexpr int kProcess = 1;
 // Streams are numbered from 1: Perfetto takes thread 0 for the idle thread.
 int Thread(Stream stream) { return static_cast<int>(Index(stream)) + 1; }
 
-constexpr std::array<std::string_view, kStreamCount> kThreadNames{
-    "compute", "h2d (copies to the device)", "d2h (copies to the host)"};
+std::string ThreadName(Stream stream, const Report& report) {
+  constexpr std::array<std::string_view, 3> kNames{"compute", "h2d (copies to the device)",
+                                                   "d2h (copies to the host)"};
+  if (Index(stream) < kNames.size()) return std::string(kNames[Index(stream)]);
+  const PoolId pool = PoolOf(stream);
+  const bool in = stream == StreamOf(pool, Direction::kToDevice);
+  return fmt::format("{} (copies {} {})", Name(stream), in ? "from" : "to",
+                     report.pools[NumberOf(pool)]);
+}
 
 // "12.345678": microseconds, exact.
 std::string Microseconds(Duration time) {
@@ -66,16 +73,16 @@ class Writer {
   }
 
  private:
-  static void AddNames(JsonWriter& json, const std::string& machine) {
+  void AddNames(JsonWriter& json, const std::string& machine) const {
     const auto meta = [&](const char* name, int thread, const char* key, const auto& value) {
       json.BeginObject().Put("ph", "M").Put("name", name).Put("pid", kProcess);
       if (thread > 0) json.Put("tid", thread);
       json.Key("args").BeginObject().Put(key, value).EndObject().EndObject();
     };
     meta("process_name", 0, "name", machine);
-    for (size_t s = 0; s < kStreamCount; ++s) {
+    for (size_t s = 0; s < 1 + 2 * report_.pools.size(); ++s) {
       const int thread = Thread(static_cast<Stream>(s));
-      meta("thread_name", thread, "name", kThreadNames[s]);
+      meta("thread_name", thread, "name", ThreadName(static_cast<Stream>(s), report_));
       meta("thread_sort_index", thread, "sort_index", thread);
     }
   }
@@ -203,8 +210,12 @@ class Writer {
       });
     };
     for (const MemorySample& sample : MemoryTimeline(report_)) {
-      if (report_.placements[sample.change].host) {
-        counter("pinned host memory", sample.time, {{"pinned", sample.pinned}});
+      const PoolId pool = report_.placements[sample.change].pool;
+      if (pool == PoolId::kHost) {
+        counter("pinned host memory", sample.time, {{"pinned", sample.pinned()}});
+      } else if (pool != PoolId::kDevice) {
+        counter(report_.pools[NumberOf(pool)] + " memory", sample.time,
+                {{"allocated", sample.outside[NumberOf(pool)]}});
       } else {
         counter("device memory", sample.time,
                 {{"requested", sample.requested},

@@ -51,7 +51,7 @@ std::string FormatDecisions(const Trace& trace, const Report& report, const Cost
     json.BeginObject()
         .Put("op", trace.op(placement.op).name)
         .Put("kind", KindName(placement.kind))
-        .Put("arena", placement.host ? "host" : "device")
+        .Put("arena", placement.on_device() ? "device" : report.pools[NumberOf(placement.pool)])
         .Put("tensor", NameOrNull(trace, placement.tensor))
         .Put("requested", placement.requested)
         .Put("offset", placement.block.offset)

@@ -90,7 +90,7 @@ class Explainer {
            report_.placements[next_placement_].commands <= i;
          ++next_placement_) {
       const Placement& placement = report_.placements[next_placement_];
-      if (placement.host || placement.tensor == kNoTensor) continue;
+      if (!placement.on_device() || placement.tensor == kNoTensor) continue;
       const bool takes =
           placement.kind == PlacementKind::kAllocate || placement.kind == PlacementKind::kEnter;
       if (takes) {
@@ -297,7 +297,7 @@ class Explainer {
     for (size_t p = 0; p < report_.placements.size(); ++p) {
       const Placement& placement = report_.placements[p];
       if (placement.commands > i) break;
-      if (placement.host || placement.tensor != tensor) continue;
+      if (!placement.on_device() || placement.tensor != tensor) continue;
       if (placement.kind == PlacementKind::kAllocate) returned = p;
       if (placement.kind == PlacementKind::kFree) released = p;
       if (placement.kind == PlacementKind::kEnter) return Bytes(0);

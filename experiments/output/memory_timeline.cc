@@ -23,12 +23,12 @@ std::vector<MemorySample> MemoryTimeline(const Report& report) {
     now.time = first_kernel                      ? Duration()
                : kernel < report.timeline.size() ? report.timeline[kernel].interval.start
                                                  : report.metrics.iteration;
-    if (!placement.host) now.reserved = placement.reserved;
+    if (placement.on_device()) now.reserved = placement.reserved;
     const bool takes = placement.kind == PlacementKind::kAllocate;
     if (!takes && placement.kind != PlacementKind::kFree) continue;  // inside a reserved block
     const int64_t sign = takes ? 1 : -1;
-    if (placement.host) {
-      now.pinned += sign * placement.block.size;
+    if (!placement.on_device()) {
+      now.outside[NumberOf(placement.pool)] += sign * placement.block.size;
     } else {
       now.requested += sign * placement.requested;
       now.allocated += sign * placement.block.size;
@@ -44,7 +44,7 @@ std::string FormatMemoryCsv(const Trace& trace, const Report& report) {
   const auto placement = [&](const MemorySample& sample) -> const Placement& {
     return report.placements[sample.change];
   };
-  const Columns<MemorySample> columns{
+  Columns<MemorySample> columns{
       {"time_ms", "ms", "exact to the picosecond",
        [](auto& sample) {
          const int64_t time = sample.time.picoseconds();
@@ -53,10 +53,12 @@ std::string FormatMemoryCsv(const Trace& trace, const Report& report) {
       {"step", "1", "the op of the trace at which the change was made",
        [](auto& sample) { return Index(sample.op); }},
       {"op", "", "its name", [&](auto& sample) { return trace.op(sample.op).name; }},
-      {"change", "", "allocate, free, pin or unpin",
+      {"change", "", "allocate or free, on the host pin or unpin, in other pools store or discard",
        [&](auto& sample) {
          const bool takes = placement(sample).kind == PlacementKind::kAllocate;
-         return placement(sample).host ? (takes ? "pin" : "unpin") : (takes ? "allocate" : "free");
+         if (placement(sample).on_device()) return takes ? "allocate" : "free";
+         if (placement(sample).pool == PoolId::kHost) return takes ? "pin" : "unpin";
+         return takes ? "store" : "discard";
        }},
       {"tensor", "", "absent for a workspace and for a reserved block",
        [&](auto& sample) {
@@ -67,8 +69,12 @@ std::string FormatMemoryCsv(const Trace& trace, const Report& report) {
       {"requested_bytes", "B", "on the device", &MemorySample::requested},
       {"allocated_bytes", "B", "on the device", &MemorySample::allocated},
       {"reserved_bytes", "B", "on the device", &MemorySample::reserved},
-      {"pinned_bytes", "B", "on the host", &MemorySample::pinned},
+      {"pinned_bytes", "B", "on the host", [](auto& sample) { return sample.pinned(); }},
   };
+  for (size_t i = 1; i < report.pools.size(); ++i) {
+    columns.push_back({report.pools[i] + "_bytes", "B", "in that pool",
+                       [i](auto& sample) { return sample.outside[i]; }});
+  }
   return FormatCsv(columns, MemoryTimeline(report));
 }
 

@@ -7,6 +7,7 @@
 #ifndef SPILLWAY_EXPERIMENTS_OUTPUT_MEMORY_TIMELINE_H_
 #define SPILLWAY_EXPERIMENTS_OUTPUT_MEMORY_TIMELINE_H_
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,9 @@ struct MemorySample {
   Bytes requested;      // on the device, as are the next two
   Bytes allocated;
   Bytes reserved;
-  Bytes pinned;  // allocated in the pinned host pool
+  std::array<Bytes, kMaxPools> outside;  // allocated in the pools outside, by number
 
+  Bytes pinned() const { return outside[NumberOf(PoolId::kHost)]; }
   bool operator==(const MemorySample&) const = default;
 };
 
@@ -36,9 +38,10 @@ std::vector<MemorySample> MemoryTimeline(const Report& report);
 // The samples as CSV (RFC 4180) with the header
 //   time_ms,step,op,change,tensor,change_bytes,requested_bytes,allocated_bytes,reserved_bytes,
 //   pinned_bytes
-// in one line. `step` and `op` say at which op of the trace the change was made; `change` is
-// allocate, free, pin or unpin; `tensor` is empty for a workspace and for a reserved block;
-// `change_bytes` is the size of the block. Times are exact to the picosecond.
+// in one line, and NAME_bytes for each pool outside besides the host's. `step` and `op` say at
+// which op of the trace the change was made; `change` is allocate or free, on the host pin or
+// unpin, in other pools store or discard; `tensor` is empty for a workspace and for a reserved
+// block; `change_bytes` is the size of the block. Times are exact to the picosecond.
 std::string FormatMemoryCsv(const Trace& trace, const Report& report);
 
 }  // namespace spillway

@@ -107,6 +107,52 @@ Columns<RunResult> CompressionColumns() {
   };
 }
 
+// With --pool, and on devices that have such a pool.
+Columns<RunResult> PoolColumns() {
+  struct Part {
+    const char* pool;
+    const char* name;
+    const char* help;
+    const char* header;
+    Bytes PoolUse::*part;
+  };
+  constexpr Part kParts[] = {
+      {"peer", "peer_peak_bytes", "most bytes on the other GPU", "peer GiB", &PoolUse::peak},
+      {"peer", "peer_offloaded_bytes", "copied to the other GPU", "peer out GiB",
+       &PoolUse::offloaded},
+      {"peer", "peer_prefetched_bytes", "copied from the other GPU", "peer in GiB",
+       &PoolUse::prefetched},
+      {"remote", "remote_peak_bytes", "most bytes on the other machine", "remote GiB",
+       &PoolUse::peak},
+      {"remote", "remote_offloaded_bytes", "copied to the other machine", "remote out GiB",
+       &PoolUse::offloaded},
+      {"remote", "remote_prefetched_bytes", "copied from the other machine", "remote in GiB",
+       &PoolUse::prefetched},
+      {"nvme", "nvme_peak_bytes", "most bytes on the disk", "nvme GiB", &PoolUse::peak},
+      {"nvme", "nvme_offloaded_bytes", "copied to the disk", "nvme out GiB", &PoolUse::offloaded},
+      {"nvme", "nvme_prefetched_bytes", "copied from the disk", "nvme in GiB",
+       &PoolUse::prefetched},
+  };
+  Columns<RunResult> columns;
+  for (const Part& part : kParts) {
+    const auto number = [pool = part.pool](const RunResult& result) {
+      const auto& pools = result.report.pools;
+      return static_cast<size_t>(std::ranges::find(pools, pool) - pools.begin());
+    };
+    const auto get = [number, part](const RunResult& result) -> std::optional<Bytes> {
+      const size_t i = number(result);
+      if (!result.fits() || i == result.report.pools.size()) return std::nullopt;
+      return result.report.metrics.pools[i].*part.part;
+    };
+    Column<RunResult> column{part.name, "B", part.help, get, part.header, 2};
+    column.present = [number](const RunResult& result) {
+      return number(result) < result.report.pools.size();
+    };
+    columns.push_back(std::move(column));
+  }
+  return columns;
+}
+
 // With --backend cpu or cuda.
 Columns<RunResult> ExecutionColumns() {
   return {
@@ -136,6 +182,7 @@ RunResult MakeRunResult(const Setup& setup, std::string_view policy, const Outco
   static_cast<RunFacts&>(result) = FactsOf(setup, trace, policy);
   result.allocator = outcome.allocator;
   result.backend = setup.backend;
+  result.report.pools = report.pools;
   result.report.out_of_memory = report.out_of_memory;
   result.report.metrics = report.metrics;
   result.report.bounds = report.bounds;
@@ -264,6 +311,7 @@ Columns<RunResult> ResultColumns() {
   };
   append(CompressionColumns(), &RunResult::compresses);
   append(ExecutionColumns(), &RunResult::executed);
+  for (Column<RunResult>& column : PoolColumns()) columns.push_back(std::move(column));
   return columns;
 }
 
@@ -288,6 +336,20 @@ std::string FormatComparison(std::span<const RunResult> results, size_t width) {
   if (width > 0) std::erase_if(shown, [](const RunResult& result) { return !result.fits(); });
   if (shown.empty()) return {};
   return FormatTable(ResultColumns(), kShown, shown, width);
+}
+
+std::string FormatPools(std::span<const RunResult> results) {
+  std::vector<std::string_view> shown{"policy", "pinned_peak_bytes"};
+  const Columns<RunResult> columns = PoolColumns();
+  std::vector<RunResult> fitting;
+  for (const RunResult& result : results) {
+    if (result.fits() && result.report.pools.size() > 1) fitting.push_back(result);
+  }
+  if (fitting.empty()) return {};
+  for (const Column<RunResult>& column : columns) {
+    if (column.present(fitting.front())) shown.push_back(column.name);
+  }
+  return FormatTable(ResultColumns(), shown, fitting);
 }
 
 std::string FormatCompression(std::span<const RunResult> results) {

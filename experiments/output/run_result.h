@@ -69,6 +69,9 @@ Columns<RunResult> ResultColumns();
 // if nothing does.
 std::string FormatComparison(std::span<const RunResult> results, size_t width = 0);
 
+// What each pool outside held and moved, likewise; empty where there is the host alone.
+std::string FormatPools(std::span<const RunResult> results);
+
 // What compression saves and costs, likewise; empty for runs without it.
 std::string FormatCompression(std::span<const RunResult> results);
 

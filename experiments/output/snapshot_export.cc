@@ -24,7 +24,7 @@ int64_t AddressOf(Bytes offset) { return kBase + offset.count(); }
 std::vector<Block> SegmentsOf(const Report& report) {
   std::vector<Block> ranges;
   for (const Placement& placement : report.placements) {
-    if (!placement.host && placement.kind == PlacementKind::kAllocate) {
+    if (placement.on_device() && placement.kind == PlacementKind::kAllocate) {
       ranges.push_back(placement.block);
     }
   }
@@ -55,7 +55,7 @@ class SnapshotWriter {
     }
     for (const MemorySample& sample : MemoryTimeline(report_)) {
       const Placement& placement = report_.placements[sample.change];
-      if (placement.host) continue;
+      if (!placement.on_device()) continue;
       if (placement.kind == PlacementKind::kAllocate) {
         PutEvent("alloc", placement, sample.time);
         live_[placement.block.offset] = &placement;

@@ -65,7 +65,7 @@ std::vector<StepMemory> StepMemories(const Trace& trace, const Report& report) {
     for (; next < report.placements.size() && report.placements[next].op == op; ++next) {
       const Placement& placement = report.placements[next];
       const TensorId id = placement.tensor;
-      if (placement.host || id == kNoTensor || !counted[Index(id)]) continue;
+      if (!placement.on_device() || id == kNoTensor || !counted[Index(id)]) continue;
       const bool takes =
           placement.kind == PlacementKind::kAllocate || placement.kind == PlacementKind::kEnter;
       held[Index(id)] = takes;

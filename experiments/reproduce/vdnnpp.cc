@@ -72,7 +72,7 @@ PhasePeaks PoolPeaks(const Trace& trace, const Report& report) {
   PhasePeaks peaks;
   Bytes held;
   for (const Placement& placement : report.placements) {
-    if (placement.host) continue;
+    if (!placement.on_device()) continue;
     if (placement.tensor != kNoTensor && !in_pool[Index(placement.tensor)]) continue;
     if (placement.kind == PlacementKind::kAllocate) held += placement.block.size;
     if (placement.kind == PlacementKind::kFree) held -= placement.block.size;
@@ -98,7 +98,7 @@ AllocationLog PoolRequests(const Trace& trace, const Report& report, bool image_
   const std::vector<bool> in_pool = InPool(trace);
   const TensorId image = trace.op(OpId{0}).inputs.front();
   const auto is_image = [&](const Placement& placement) {
-    return !placement.host && placement.tensor == image;
+    return placement.on_device() && placement.tensor == image;
   };
   const bool comes_back =
       std::count_if(report.placements.begin(), report.placements.end(), is_image) > 2;
@@ -107,7 +107,7 @@ AllocationLog PoolRequests(const Trace& trace, const Report& report, bool image_
   bool leaks = image_leaks && comes_back;
   for (const Placement& placement : report.placements) {
     const TensorId id = placement.tensor;
-    if (placement.host || (id != kNoTensor && !in_pool[Index(id)])) continue;
+    if (!placement.on_device() || (id != kNoTensor && !in_pool[Index(id)])) continue;
     if (placement.kind == PlacementKind::kAllocate) {
       live[id] = log.Allocate(placement.requested, placement.hint);
     } else if (leaks && id == image) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cstddef>
 #include <map>
 #include <string>
@@ -31,12 +32,12 @@ RunBackend MakeSimulator(const BackendRequest& request) {
   return made;
 }
 
-// Where each tensor lies at the end of a placement log, the device before the host.
+// Where each tensor lies at the end of a placement log, the device before the pools outside.
 std::map<TensorId, Placement> FinalPlacements(const Report& report) {
-  std::map<TensorId, Placement> device, host;
+  std::map<TensorId, Placement> device, outside;
   for (const Placement& placement : report.placements) {
     if (placement.tensor == kNoTensor) continue;
-    auto& held = placement.host ? host : device;
+    auto& held = placement.on_device() ? device : outside;
     const bool taken =
         placement.kind == PlacementKind::kAllocate || placement.kind == PlacementKind::kEnter;
     if (taken) {
@@ -45,7 +46,7 @@ std::map<TensorId, Placement> FinalPlacements(const Report& report) {
       held.erase(placement.tensor);
     }
   }
-  device.merge(host);
+  device.merge(outside);
   return device;
 }
 
@@ -60,7 +61,7 @@ std::string DigestWeights(const Trace& trace, const Report& report, const Execut
     if (!trained || tensor.alias_of) continue;
     const Placement& placement = placements.at(static_cast<TensorId>(i));
     contents.resize(static_cast<size_t>(tensor.size.count()));
-    backend.Read(placement.block, placement.host, contents);
+    backend.Read(placement.block, placement.pool, contents);
     bytes.append(reinterpret_cast<const char*>(contents.data()), contents.size());
   }
   return Sha256(bytes);
@@ -130,8 +131,11 @@ Outcome Assemble(Setup setup, Policy& policy, const BackendFactories& backends,
   std::unique_ptr<Allocator> own;
   if (!given) own = MakeArena(setup, setup.device.memory);
   Allocator& arena = given ? given(setup.device.memory) : *own;
-  const auto host_pool =
-      MakeAllocator("best-fit", setup.device.host_memory, setup.device.alignment);
+  std::array<std::unique_ptr<Allocator>, kMaxPools> pools;
+  for (const PoolId pool : PoolsBySpeed(setup.device)) {
+    pools[NumberOf(pool)] =
+        MakeAllocator("best-fit", SizeOf(setup.device, pool), setup.device.alignment);
+  }
   std::optional<HostCompression> compression;
   if (setup.compression) compression = CompressionOf(*setup.compression, trace);
   const RunBackend made =
@@ -141,7 +145,7 @@ Outcome Assemble(Setup setup, Policy& policy, const BackendFactories& backends,
   parts.device = &setup.device;
   parts.cost = setup.cost.get();
   parts.arena = &arena;
-  parts.host_pool = host_pool.get();
+  for (size_t i = 0; i < kMaxPools; ++i) parts.pools[i] = pools[i].get();
   parts.backend = made.backend.get();
   parts.policy = &policy;
   parts.trial = [&](Policy& other) { return trial(other, setup.device.memory); };

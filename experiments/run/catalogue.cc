@@ -22,21 +22,22 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kItsOwn = "as it is";
+constexpr const char* kPool = "pool";
 
 // Sets a quantity to what the parameter says, if it is given; `range` names its limits.
 template <typename Quantity>
 void ChangeTo(Quantity& quantity, Quantity least, Quantity greatest, const char* range,
               Quantity (*parse)(std::string_view), Params& params, const std::string& name,
-              const char* type, const char* help) {
+              const char* type, const char* help, const char* what = "device") {
   const std::string text = params.Text(name, type, kItsOwn, help);
   if (text == kItsOwn) return;
   try {
     quantity = parse(text);
   } catch (const InputError& error) {
-    throw UsageError(fmt::format("device: {}: {}", name, error.what()));
+    throw UsageError(fmt::format("{}: {}: {}", what, name, error.what()));
   }
   if (quantity < least || quantity > greatest) {
-    throw UsageError(fmt::format("device: {}: '{}' is too {}, expected {}", name, text,
+    throw UsageError(fmt::format("{}: {}: '{}' is too {}, expected {}", what, name, text,
                                  quantity < least ? "small" : "large", range));
   }
 }
@@ -74,6 +75,39 @@ void Change(Device& device, Params& params) {
            params, "launch_overhead", "time", "host time to enqueue a kernel or copy");
   ChangeTo(device.host_memory, Bytes(1), Bytes::Unlimited(), "at least 1 B", ParseBytes, params,
            "host", "size", "host memory");
+}
+
+// What is the device's besides. REQUIRES: no other pool of the kind is there.
+ExternalPool ReadPool(const ExternalPool& known, Params& params) {
+  ExternalPool pool = known;
+  const Bandwidth most{1'000'000'000'000'000'000};
+  ChangeTo(pool.size, Bytes(1), Bytes::Unlimited(), "at least 1 B", ParseBytes, params, "size",
+           "size", "how much of it there is to use", kPool);
+  const auto rate = [&](Bandwidth& bandwidth, const char* name, const char* help) {
+    ChangeTo(bandwidth, Device::kLeastBandwidth, most, "at least 1 MB/s", ParseBandwidth, params,
+             name, "rate", help, kPool);
+  };
+  const auto latency = [&](Duration& time, const char* name, const char* help) {
+    ChangeTo(time, Duration(), Device::kMaxTime, "at most 1000 s", ParseDuration, params, name,
+             "time", help, kPool);
+  };
+  rate(pool.in.bandwidth, "in", "of copies to the device");
+  latency(pool.in.latency, "in_latency", "of each of them");
+  rate(pool.out.bandwidth, "out", "of copies from the device");
+  latency(pool.out.latency, "out_latency", "of each of them");
+  rate(pool.duplex, "duplex", "of both directions together");
+  pool.over_host =
+      params.Enum<bool>("over", pool.over_host ? "host" : "own", {{"own", false}, {"host", true}},
+                        "whether its link is the host's, shared with it, or its own");
+  const std::string gpu =
+      params.Text("gpu", "number", std::to_string(pool.gpu),
+                  "of a peer: CUDA's number, from 1 up; 0 is the device itself");
+  const auto [end, error] = std::from_chars(gpu.data(), gpu.data() + gpu.size(), pool.gpu);
+  if (error != std::errc() || end != gpu.data() + gpu.size() || pool.gpu < 1 || pool.gpu > 1023) {
+    throw UsageError(fmt::format(
+        "pool: gpu: '{}' is no other GPU than 0, the device itself (valid: 1 to 1023)", gpu));
+  }
+  return pool;
 }
 
 // Where the shared library that holds this code was loaded from: an installed tree can be moved.
@@ -149,6 +183,60 @@ Device LoadDevice(const std::string& specification) {
   device.name += ":" + changes;
   device.description += ", " + changes;
   return device;
+}
+
+void AddPool(Device& device, const std::string& specification) {
+  using Kind = ExternalPool::Kind;
+  const auto given = ParseSpecification(kPool, specification);
+  Params params(fmt::format("pool '{}'", given.name), given.values);
+  const bool named = device.name.find(':') != std::string::npos;
+  device.name += fmt::format("{}pool={}", named ? "," : ":", specification);
+  device.description += fmt::format(", pool {}", specification);
+  if (given.name == "host") {
+    ChangeTo(device.host_memory, Bytes(1), Bytes::Unlimited(), "at least 1 B", ParseBytes, params,
+             "size", "size", "how much of it there is to use", kPool);
+    return params.Finish();
+  }
+  std::vector<std::string> names{"host"};
+  std::optional<Kind> kind;
+  for (const Kind known : {Kind::kPeer, Kind::kRemote, Kind::kNvme}) {
+    names.emplace_back(Name(known));
+    if (given.name == Name(known)) kind = known;
+  }
+  if (!kind) throw UsageError(UnknownName("pool", given.name, names));
+  auto known = std::ranges::find(device.pools, *kind, &ExternalPool::kind);
+  if (known == device.pools.end()) {
+    if (device.pools.size() + 1 == kMaxPools) {
+      throw UsageError(fmt::format("pool '{}': a device has at most {} pools besides the host's",
+                                   given.name, kMaxPools - 1));
+    }
+    ExternalPool pool;
+    pool.kind = *kind;
+    pool.over_host = *kind != Kind::kPeer;
+    const auto described = std::ranges::find(device.known_pools, *kind, &ExternalPool::kind);
+    known = device.pools.insert(known, described == device.known_pools.end() ? pool : *described);
+  }
+  *known = ReadPool(*known, params);
+  params.Finish();
+  for (const auto& [link, name] : {std::pair(known->in, "in"), std::pair(known->out, "out")}) {
+    if (link.bandwidth.bytes_per_second > 0) continue;
+    throw UsageError(
+        fmt::format("pool '{}': device '{}' does not say how fast its link is: give "
+                    "{}=RATE, such as {}=25GB/s",
+                    given.name, DeviceBase(device.name), name, name));
+  }
+  if (known->duplex.bytes_per_second == 0) {
+    known->duplex = {known->in.bandwidth.bytes_per_second + known->out.bandwidth.bytes_per_second};
+  }
+  if (known->size == Bytes(0)) {
+    throw UsageError(fmt::format("pool '{0}': give its size, such as {0}:size=40GiB", given.name));
+  }
+}
+
+std::vector<ParamInfo> PoolParameters() {
+  Params params(kPool, {});
+  ReadPool({}, params);
+  return params.declared();
 }
 
 std::vector<ParamInfo> DeviceParameters() {

@@ -45,6 +45,12 @@ std::filesystem::path DevicePath(const std::string& name);
 Device LoadDevice(const std::string& specification);
 // What can be changed, of any device.
 std::vector<ParamInfo> DeviceParameters();
+// Gives the device memory outside, or changes what it has: "peer:size=40GiB" or "host:size=64GiB".
+// What is not given of a link is as the device file says. The device is then named with it. Throws
+// `UsageError`.
+void AddPool(Device& device, const std::string& specification);
+// What can be given.
+std::vector<ParamInfo> PoolParameters();
 // The name or path alone.
 std::string DeviceBase(const std::string& specification);
 

@@ -82,7 +82,7 @@ std::optional<std::string> Take(Params::Values& values, std::string_view key) {
 std::set<TensorId> Offloaded(const Report& report) {
   std::set<TensorId> offloaded;
   for (const TimelineEntry& entry : report.timeline) {
-    if (entry.kind == CommandKind::kToHost) offloaded.insert(entry.tensor);
+    if (entry.event.stream == Stream::kToHost) offloaded.insert(entry.tensor);
   }
   return offloaded;
 }
@@ -249,7 +249,7 @@ CompressionSummary Summarize(const CompressionPlan& plan, const HostCompression&
   if (summary.storages > 0) summary.staging = compression.staging();
   Bytes plain, pinned, pageable;
   for (const Placement& placement : report.placements) {
-    if (!placement.host) continue;
+    if (placement.pool != PoolId::kHost) continue;
     const bool keeps = placement.tensor != kNoTensor && compression.Keeps(placement.tensor);
     const int64_t sign = placement.kind == PlacementKind::kAllocate ? 1 : -1;
     plain += placement.block.size * sign;

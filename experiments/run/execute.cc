@@ -1,5 +1,9 @@
 #include "experiments/run/execute.h"
 
+#include <fmt/format.h>
+
+#include <array>
+#include <optional>
 #include <utility>
 
 #include "backend/cpu/cpu_backend.h"
@@ -7,6 +11,20 @@
 
 namespace spillway {
 namespace {
+
+// The peer's part of a footprint on the GPU. Throws `UsageError` for pools that only simulate.
+std::optional<CudaPeer> PeerOf(const Setup& setup) {
+  std::optional<CudaPeer> peer;
+  for (size_t i = 0; i < setup.device.pools.size(); ++i) {
+    const ExternalPool& pool = setup.device.pools[i];
+    if (pool.kind != ExternalPool::Kind::kPeer) {
+      throw UsageError(
+          fmt::format("backend 'cuda' has no pool '{}' (valid: host, peer)", Name(pool.kind)));
+    }
+    peer = CudaPeer{OutsidePool(i + 1), pool.gpu, setup.footprint->outside[i + 1]};
+  }
+  return peer;
+}
 
 RunBackend Executing(std::unique_ptr<Executor> executor) {
   RunBackend made;
@@ -21,9 +39,12 @@ BackendFactory CpuFactory(const CpuRun& options) {
   return {[options](const BackendRequest& request) {
     // Addresses are no memory until they are touched, and an allocator with segments may use more
     // of them than there is memory.
+    const Device& device = request.setup.device;
+    std::array<Bytes, kMaxPools> pools;
+    for (const PoolId pool : PoolsBySpeed(device)) pools[NumberOf(pool)] = SizeOf(device, pool);
     return Executing(std::make_unique<CpuBackend>(
-        request.trace, CpuOptions{Bytes::Unlimited(), request.setup.device.host_memory,
-                                  options.seed, options.drain_seed, request.compression}));
+        request.trace, CpuOptions{Bytes::Unlimited(), pools, options.seed, options.drain_seed,
+                                  request.compression}));
   }};
 }
 
@@ -33,7 +54,8 @@ BackendFactory CudaFactory(std::shared_ptr<CudaMachine> machine, const CudaRun& 
     SPILLWAY_CHECK(setup.footprint && setup.options.iterations > 0);
     CudaRunOptions run;
     run.memory = setup.footprint->device;
-    run.host_memory = setup.footprint->host;
+    run.host_memory = setup.footprint->outside[NumberOf(PoolId::kHost)];
+    run.peer = PeerOf(setup);
     run.work = options.work;
     run.backing = request.backing;
     run.timeline = options.timeline;

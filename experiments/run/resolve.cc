@@ -30,9 +30,9 @@ std::string NameOf(const Setup& setup) {
 // Requests of the iteration that a report describes, without what is held from before: as many as
 // are given back, for in the end the same blocks are held.
 size_t RequestsPerIteration(const Report& report) {
-  return static_cast<size_t>(
-      std::count_if(report.placements.begin(), report.placements.end(),
-                    [](const Placement& p) { return !p.host && p.kind == PlacementKind::kFree; }));
+  return static_cast<size_t>(std::count_if(
+      report.placements.begin(), report.placements.end(),
+      [](const Placement& p) { return p.on_device() && p.kind == PlacementKind::kFree; }));
 }
 
 AllocationPlan PlanFor(const Setup& recorded, const PolicyMaker& make,
@@ -107,10 +107,10 @@ Resolved Choose(const Setup& setup, std::span<const PolicyMaker> policies) {
 }
 
 // The end of the furthest block of an arena that a run uses.
-Bytes Touched(const Report& report, bool host) {
-  Bytes end = host ? Bytes(0) : report.metrics.peak_reserved;
+Bytes Touched(const Report& report, PoolId pool) {
+  Bytes end = pool == PoolId::kDevice ? report.metrics.peak_reserved : Bytes(0);
   for (const Placement& placement : report.placements) {
-    if (placement.host == host) end = std::max(end, placement.block.end());
+    if (placement.pool == pool) end = std::max(end, placement.block.end());
   }
   return end;
 }
@@ -120,7 +120,7 @@ Bytes PinnedMemory(const Report& report, const HostCompression& compression) {
   std::set<TensorId> storages;
   Bytes total;
   for (const Placement& placement : report.placements) {
-    if (!placement.host || placement.tensor == kNoTensor) continue;
+    if (placement.pool != PoolId::kHost || placement.tensor == kNoTensor) continue;
     if (compression.Keeps(placement.tensor) || !storages.insert(placement.tensor).second) continue;
     total += placement.block.size;
   }
@@ -195,10 +195,14 @@ Setup ResolveCompression(const Setup& setup, const PolicyMaker& make_policy) {
 
 Footprint FootprintOf(const Setup& setup, const Outcome& predicted) {
   const Report& report = predicted.report;
-  return {Touched(report, /*host=*/false),
-          setup.compression
-              ? PinnedMemory(report, CompressionOf(*setup.compression, *predicted.trace))
-              : Touched(report, /*host=*/true)};
+  Footprint footprint;
+  footprint.device = Touched(report, PoolId::kDevice);
+  for (size_t i = 0; i < kMaxPools; ++i) footprint.outside[i] = Touched(report, OutsidePool(i));
+  if (setup.compression) {
+    footprint.outside[NumberOf(PoolId::kHost)] =
+        PinnedMemory(report, CompressionOf(*setup.compression, *predicted.trace));
+  }
+  return footprint;
 }
 
 Resolved Resolve(const Setup& setup, std::span<const PolicyMaker> policies) {

@@ -16,6 +16,7 @@ namespace spillway {
 Setup LoadMachine(const MachineText& machine) {
   Setup setup;
   setup.device = LoadDevice(machine.device);
+  for (const std::string& pool : machine.pools) AddPool(setup.device, pool);
   setup.memory = setup.device.memory;
   setup.allocator = machine.allocator;
   setup.options.charge_input = machine.charge_input;

@@ -24,7 +24,8 @@ struct MachineText {
   bool charge_input = false;
   bool check = false;
   std::string backend = kSimulator;
-  int iterations = 0;  // of a backend that executes
+  int iterations = 0;                   // of a backend that executes
+  std::vector<std::string> pools = {};  // as for `AddPool`, besides the device file's
 };
 
 // A setup without trace and cost model, with all of the device's memory. Throws `UsageError` or

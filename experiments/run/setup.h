@@ -3,6 +3,7 @@
 #ifndef SPILLWAY_EXPERIMENTS_RUN_SETUP_H_
 #define SPILLWAY_EXPERIMENTS_RUN_SETUP_H_
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,9 +26,9 @@ inline constexpr const char* kSimulator = "sim";
 // How much memory a run touches.
 struct Footprint {
   Bytes device;  // from the start of the arena
-  // From the start of the host pool. With compression, where each storage that is not kept
-  // compressed has pinned memory for itself: the sum of their blocks.
-  Bytes host;
+  // Of each pool outside from its start, by number. Of the host with compression, where each
+  // storage that is not kept compressed has pinned memory for itself: the sum of their blocks.
+  std::array<Bytes, kMaxPools> outside;
 };
 
 // Everything of a run but the policy.

@@ -41,7 +41,7 @@ std::optional<Bytes> NeededMemory(const Setup& setup,
     const Report report = Simulate(trial, *make_policy()).report;
     if (report.fits()) return Bytes(0);
     const OutOfMemory& failure = *report.out_of_memory;
-    if (failure.host) return std::nullopt;
+    if (failure.pool != PoolId::kDevice) return std::nullopt;
     const Bytes lacking =
         RoundUp(failure.wanted, setup.device.alignment) - failure.stats.largest_free;
     return std::max(lacking, setup.device.alignment);

@@ -1,12 +1,15 @@
 // An allocator places blocks in an arena of offsets [0, capacity).
 //
 // It deals in offsets only and touches no memory, so one implementation serves the device arena and
-// the pinned host pool, on every backend. Its state is a function of the sequence of calls: no
-// clock, no randomness, ties by the lowest offset. That makes placements comparable byte for byte.
+// the pools outside the device, on every backend. Its state is a function of the sequence of calls:
+// no clock, no randomness, ties by the lowest offset. That makes placements comparable byte for
+// byte.
 
 #ifndef SPILLWAY_SIM_CORE_ALLOCATOR_H_
 #define SPILLWAY_SIM_CORE_ALLOCATOR_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -27,6 +30,17 @@ struct Block {
   Bytes end() const { return offset + size; }
   bool operator==(const Block& other) const { return offset == other.offset && size == other.size; }
 };
+
+// Where a block lies: on the device, or in a pool of memory outside it. Those are numbered from
+// `kHost` on, pinned memory of the host; what the others are says `Device::pools`.
+enum class PoolId : uint8_t { kDevice, kHost };
+
+inline constexpr size_t kMaxPools = 3;  // outside the device
+
+// A pool outside by its number, from 0, and its number.
+constexpr PoolId OutsidePool(size_t number) { return static_cast<PoolId>(number + 1); }
+constexpr size_t NumberOf(PoolId pool) { return static_cast<size_t>(pool) - 1; }
+static_assert(OutsidePool(0) == PoolId::kHost);
 
 // Which end of the arena a block should prefer. An allocator is free to ignore it.
 enum class Hint : uint8_t { kLow, kHigh };

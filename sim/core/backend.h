@@ -21,10 +21,19 @@
 
 namespace spillway {
 
+// The kernels', and a pair for the copies of each pool outside the device, the host's first.
 enum class Stream : uint8_t { kCompute, kToDevice, kToHost };
-inline constexpr size_t kStreamCount = 3;
+inline constexpr size_t kStreamCount = 1 + 2 * kMaxPools;
 
 constexpr size_t Index(Stream stream) { return static_cast<size_t>(stream); }
+constexpr Stream StreamOf(PoolId pool, Direction direction) {
+  const size_t first = 1 + 2 * NumberOf(pool);
+  return static_cast<Stream>(direction == Direction::kToDevice ? first : first + 1);
+}
+static_assert(StreamOf(PoolId::kHost, Direction::kToHost) == Stream::kToHost);
+// The pool whose copies run on the stream; the device for kernels.
+constexpr PoolId PoolOf(Stream stream) { return static_cast<PoolId>((Index(stream) + 1) / 2); }
+// "compute", "h2d", "d2h"; of other pools "in2", "out2" and so on.
 std::string_view Name(Stream stream);
 
 // The completion of one command: the `sequence`-th on its stream since the iteration began, from 1.
@@ -94,9 +103,10 @@ class Backend {
   // Issues one op on the compute stream.
   virtual Event Enqueue(const Launch& launch, std::span<const Wait> waits) = 0;
 
-  // Issues a copy between a device range and a host range of the same size, `size` bytes of them.
-  virtual Event Copy(Direction direction, const Block& device, const Block& host, Bytes size,
-                     std::span<const Wait> waits) = 0;
+  // Issues a copy between a device range and a range of a pool outside of the same size, `size`
+  // bytes of them, on the pool's stream.
+  virtual Event Copy(PoolId pool, Direction direction, const Block& device, const Block& outside,
+                     Bytes size, std::span<const Wait> waits) = 0;
 
   // Returns when everything issued has completed.
   virtual void Synchronize() = 0;
@@ -115,17 +125,16 @@ class Backend {
   virtual void OnDriverCall(const DriverCall&) {}
 
   // What a range holds has been given up by the commands issued so far, without a block going back
-  // to the device allocator: a tensor or workspace has left a reserved block, or a host copy was
+  // to the device allocator: a tensor or workspace has left a reserved block, or a copy outside was
   // dropped. A backend that executes may overwrite it once those commands have run.
-  virtual void OnAbandon(const Block&, bool /*host*/) {}
+  virtual void OnAbandon(const Block&, PoolId) {}
 
-  // A storage has taken a block of the host pool, where its contents will be copied to.
-  virtual void OnHostBlock(TensorId, const Block&) {}
+  // A storage has taken a block of a pool outside, where its contents will be copied to.
+  virtual void OnOutsideBlock(TensorId, const Block&, PoolId) {}
 
-  // The contents of a tensor arrive from outside, in a block on the device or in the host pool:
-  // inputs before each iteration, parameters and optimizer state before the first. Nothing issued
-  // is pending.
-  virtual void OnArrive(TensorId, const Block&, bool /*host*/) {}
+  // The contents of a tensor arrive, in a block on the device or in a pool outside: inputs before
+  // each iteration, parameters and optimizer state before the first. Nothing issued is pending.
+  virtual void OnArrive(TensorId, const Block&, PoolId) {}
 };
 
 }  // namespace spillway

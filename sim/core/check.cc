@@ -84,7 +84,9 @@ class Checker {
       case CommandKind::kToDevice:
         return fmt::format("copy of {} to the device", TensorName(entry.tensor));
       default:
-        return fmt::format("copy of {} to the host", TensorName(entry.tensor));
+        return fmt::format(
+            "copy of {} to the {}", TensorName(entry.tensor),
+            entry.event.stream == Stream::kToHost ? "host" : Name(PoolOf(entry.event.stream)));
     }
   }
 
@@ -145,12 +147,12 @@ class Checker {
   }
 
   void Apply(const Placement& placement) {
-    Arena& arena = placement.host ? host_ : device_;
+    Arena& arena = ArenaOf(placement.pool);
     switch (placement.kind) {
       case PlacementKind::kAllocate:
         for (const Holding& other : arena.blocks) {
-          if (placement.host ? Overlap(other.block, placement.block)
-                             : pages_.Overlap(other.block, placement.block)) {
+          if (placement.on_device() ? pages_.Overlap(other.block, placement.block)
+                                    : Overlap(other.block, placement.block)) {
             Fail("{} at [{}, {}) overlaps {} at [{}, {})", TensorName(placement.tensor),
                  placement.block.offset.count(), placement.block.end().count(),
                  TensorName(other.tensor), other.block.offset.count(), other.block.end().count());
@@ -198,7 +200,7 @@ class Checker {
   }
 
   // Parameters and optimizer state hold their contents when the iteration begins. Inputs arrive in
-  // the first block that they get, on the device or on the host.
+  // the first block that they get, on the device or outside.
   void Arrive(const Placement& placement) {
     if (placement.tensor == kNoTensor) return;
     const TensorKind kind = trace_.tensor(placement.tensor).kind;
@@ -210,8 +212,10 @@ class Checker {
     } else if (placement.commands > 0) {
       return;
     }
-    (placement.host ? host_ : device_).contents[placement.tensor] = kInitial;
+    ArenaOf(placement.pool).contents[placement.tensor] = kInitial;
   }
+
+  Arena& ArenaOf(PoolId pool) { return pool == PoolId::kDevice ? device_ : pools_[NumberOf(pool)]; }
 
   static std::optional<Block> Find(const Arena& arena, TensorId storage) {
     for (const auto* holdings : {&arena.blocks, &arena.occupants}) {
@@ -269,15 +273,16 @@ class Checker {
   void CheckCopy(size_t command) {
     const TimelineEntry& entry = report_.timeline[command];
     const bool to_host = entry.kind == CommandKind::kToHost;
+    Arena& pool = ArenaOf(PoolOf(entry.event.stream));
     const auto on_device = Find(device_, entry.tensor);
-    const auto on_host = Find(host_, entry.tensor);
-    if (!on_device || !Covers(*on_device, entry.device) || !on_host ||
-        !Covers(*on_host, entry.host)) {
+    const auto outside = Find(pool, entry.tensor);
+    if (!on_device || !Covers(*on_device, entry.device) || !outside ||
+        !Covers(*outside, entry.outside)) {
       Fail("{} has no block on one side", CommandName(command));
       return;
     }
-    const Arena& from = to_host ? device_ : host_;
-    Arena& to = to_host ? host_ : device_;
+    const Arena& from = to_host ? device_ : pool;
+    Arena& to = to_host ? pool : device_;
     const auto contents = from.contents.find(entry.tensor);
     if (contents == from.contents.end()) {
       Fail("{} copies what has not been written", CommandName(command));
@@ -285,7 +290,7 @@ class Checker {
       to.contents[entry.tensor] = contents->second;
     }
     NoteDeviceAccess({command, entry.device, !to_host});
-    NoteAccess(host_, {command, entry.host, to_host});
+    NoteAccess(pool, {command, entry.outside, to_host});
   }
 
   // Of the memory behind the addresses.
@@ -331,7 +336,7 @@ class Checker {
   PageTable pages_;
   std::set<TensorId> arrived_;  // inputs
   Arena device_;
-  Arena host_;
+  std::array<Arena, kMaxPools> pools_;  // by number
   std::vector<std::string> violations_;
 };
 

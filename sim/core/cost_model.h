@@ -20,6 +20,7 @@ namespace spillway {
 // or its commands one after the other may add up to this. `Duration` then holds all sums of times.
 inline constexpr Duration kLongestIteration = Duration::Milliseconds(1'000'000'000);
 
+// Of a copy: to the device, or away from it, to the host or another pool outside.
 enum class Direction : uint8_t { kToDevice, kToHost };
 
 // One way to execute a slot.
@@ -46,7 +47,8 @@ class CostModel {
   // if the model has no entry, naming signature and batch.
   virtual std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const = 0;
 
-  // A copy of `size` bytes with the link to itself.
+  // A copy of `size` bytes between device and host with the link to itself. Those of other pools
+  // are the device's to say: `CopyTimeOf`.
   virtual Duration CopyTime(Direction direction, Bytes size) const = 0;
 
   // Where the numbers come from, for people: "recorded on NVIDIA H200, cuDNN 9.14".

@@ -4,6 +4,7 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <optional>
 #include <string_view>
@@ -106,6 +107,11 @@ class Section {
   }
 
   bool Has(std::string_view key) const { return table_.contains(key); }
+  // The same of a key that may stand there.
+  bool May(std::string_view key) {
+    if (!Has(key)) taken_.emplace_back(key);
+    return Has(key);
+  }
 
   // The number of `key`, in (0, kMaxEfficiency].
   double Efficiency(std::string_view key) {
@@ -181,6 +187,41 @@ CostLaw ReadLaw(Section& section, std::string_view call, const CostLaw& other) {
   return given ? ReadLaw(section, call) : other;
 }
 
+void ReadPools(Section& pools, Device& device) {
+  using Kind = ExternalPool::Kind;
+  for (const Kind kind : {Kind::kPeer, Kind::kRemote, Kind::kNvme}) {
+    if (!pools.May(Name(kind))) continue;
+    Section section = pools.Subsection(Name(kind));
+    ExternalPool pool;
+    pool.kind = kind;
+    pool.in = ReadLink(section, "in");
+    pool.out = ReadLink(section, "out");
+    pool.duplex = section.Rate("duplex");
+    const bool sized = section.Has("size");
+    if (sized) pool.size = section.Size("size");
+    pool.over_host = kind != Kind::kPeer;
+    if (section.Has("over")) {
+      const std::string over = section.String("over");
+      if (over != "host" && over != "own") {
+        section.Fail(section.Node("over"), "over",
+                     fmt::format("unknown link '{}' (valid: host, own)", over));
+      }
+      pool.over_host = over == "host";
+    }
+    section.ExpectNothingElse();
+    if (!sized) {
+      device.known_pools.push_back(pool);
+      continue;
+    }
+    if (device.pools.size() + 1 == kMaxPools) {
+      pools.Fail(pools.Node(Name(kind)), Name(kind),
+                 fmt::format("a device has at most {} pools besides the host's", kMaxPools - 1));
+    }
+    device.pools.push_back(pool);
+  }
+  pools.ExpectNothingElse();
+}
+
 // The parser recurses into dotted keys, "a.b.c", without a limit of its own.
 void CheckDepth(std::string_view text, const std::string& origin) {
   size_t dots = 0;
@@ -200,6 +241,49 @@ void CheckDepth(std::string_view text, const std::string& origin) {
 }
 
 }  // namespace
+
+std::string_view Name(ExternalPool::Kind kind) {
+  constexpr std::array<std::string_view, 3> kNames{"peer", "remote", "nvme"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+std::vector<PoolId> PoolsBySpeed(const Device& device) {
+  std::vector<PoolId> pools{PoolId::kHost};
+  for (size_t i = 0; i < device.pools.size(); ++i) {
+    pools.push_back(OutsidePool(i + 1));
+  }
+  std::stable_sort(pools.begin(), pools.end(), [&](PoolId a, PoolId b) {
+    return LinkOf(device, a, Direction::kToHost).bandwidth >
+           LinkOf(device, b, Direction::kToHost).bandwidth;
+  });
+  return pools;
+}
+
+const Link& LinkOf(const Device& device, PoolId pool, Direction direction) {
+  const bool in = direction == Direction::kToDevice;
+  if (pool == PoolId::kHost) return in ? device.h2d : device.d2h;
+  const ExternalPool& other = device.pools.at(NumberOf(pool) - 1);
+  return in ? other.in : other.out;
+}
+
+Bandwidth DuplexOf(const Device& device, PoolId pool) {
+  return pool == PoolId::kHost ? device.duplex : device.pools.at(NumberOf(pool) - 1).duplex;
+}
+
+Bytes SizeOf(const Device& device, PoolId pool) {
+  return pool == PoolId::kHost ? device.host_memory : device.pools.at(NumberOf(pool) - 1).size;
+}
+
+std::string_view NameOf(const Device& device, PoolId pool) {
+  return pool == PoolId::kHost ? "host" : Name(device.pools.at(NumberOf(pool) - 1).kind);
+}
+
+Duration CopyTimeOf(const CostModel& cost, const Device& device, PoolId pool, Direction direction,
+                    Bytes size) {
+  if (pool == PoolId::kHost) return cost.CopyTime(direction, size);
+  const Link& link = LinkOf(device, pool, direction);
+  return link.latency + TransferTime(size, link.bandwidth);
+}
 
 std::optional<int> ParseCapability(std::string_view text) {
   int major = 0;
@@ -259,6 +343,11 @@ Device ParseDevice(std::string_view contents, const std::string& origin) {
   device.h2d = ReadLink(link, "h2d");
   device.d2h = ReadLink(link, "d2h");
   device.duplex = link.Rate("duplex");
+
+  if (top.Has("pool")) {
+    Section pools = top.Subsection("pool");
+    ReadPools(pools, device);
+  }
 
   Section host = top.Subsection("host");
   device.launch_overhead = host.Time("launch_overhead");

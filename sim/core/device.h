@@ -14,6 +14,8 @@
 #include <string_view>
 #include <vector>
 
+#include "sim/core/allocator.h"
+#include "sim/core/cost_model.h"
 #include "traces/base/units.h"
 
 namespace spillway {
@@ -43,6 +45,27 @@ struct CostLaw {
   }
 };
 
+// Another memory than the device's and the host's that tensors may be copied to, over a link of its
+// own or over the host's.
+struct ExternalPool {
+  enum class Kind : uint8_t {
+    kPeer,    // memory of another GPU of the machine
+    kRemote,  // of another machine
+    kNvme,
+  };
+
+  Kind kind = Kind::kPeer;
+  Bytes size;
+  Link in;                 // to the device
+  Link out;                // from it
+  Bandwidth duplex;        // shared by both directions when they run at once
+  bool over_host = false;  // its copies share the host's link with the host's own
+  int gpu = 1;             // of a peer: CUDA's number, which is not that of the device
+};
+
+// "peer", "remote", "nvme".
+std::string_view Name(ExternalPool::Kind kind);
+
 // Processors of the host that compress what is offloaded; rates are those of one thread, in bytes
 // of the original data.
 struct HostCodec {
@@ -70,6 +93,10 @@ struct Device {
   Link h2d;
   Link d2h;
   Bandwidth duplex;  // shared by both directions when they run at once
+  // Pools outside besides the host's, at most `kMaxPools` - 1 and each kind once: the i-th of them,
+  // from 0, is `OutsidePool(i + 1)`.
+  std::vector<ExternalPool> pools;
+  std::vector<ExternalPool> known_pools;  // whose links are known, without a size
 
   Duration launch_overhead;  // host time to enqueue one kernel or copy
   // Host time of a call of the convolution library (`Library` of the op table) that is made anew,
@@ -94,6 +121,22 @@ struct Device {
   std::map<std::string, double> efficiency;
 };
 
+// The pools outside, the host's included, by the bandwidth of offloads, the fastest
+// first; of equal ones in their order.
+std::vector<PoolId> PoolsBySpeed(const Device& device);
+
+// Of a pool outside.
+const Link& LinkOf(const Device& device, PoolId pool, Direction direction);
+Bandwidth DuplexOf(const Device& device, PoolId pool);
+Bytes SizeOf(const Device& device, PoolId pool);
+// "host", "peer", "remote", "nvme".
+std::string_view NameOf(const Device& device, PoolId pool);
+
+// A copy of `size` bytes between device and pool with the link to itself. That of the host is the
+// cost model's to say.
+Duration CopyTimeOf(const CostModel& cost, const Device& device, PoolId pool, Direction direction,
+                    Bytes size);
+
 // Ten times the compute capability "9.0"; nothing for what is none.
 std::optional<int> ParseCapability(std::string_view text);
 
@@ -113,6 +156,10 @@ std::optional<int> ParseCapability(std::string_view text);
 //                 malloc_small  free_small (below 1 MiB; as other sizes if not given)
 //                 map_fixed  map_per_mib (as malloc)  map_new_fixed  map_new_per_mib (as map)
 //                 unmap_fixed  unmap_per_mib (as free)
+//   [pool.peer], [pool.remote], [pool.nvme], at most two of them, none of which need be there:
+//                 in  in_latency  out  out_latency  duplex
+//                 size (a pool without one is only known)
+//                 over ("host": the host's link, or "own"; as not given for a peer)
 //   [efficiency]  default, a number above 0, at most 4; "linear.fwd" and "linear.bwd" alike, which
 //                 need not be there; and the tables fwd, bwd_data and bwd_filter with one such
 //                 number per algorithm

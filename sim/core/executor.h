@@ -25,9 +25,9 @@ class Executor : public Backend {
   // The loss of the last iteration that `Synchronize` completed; nullopt if the trace has none.
   virtual std::optional<float> loss() const = 0;
 
-  // Copies the first `bytes.size()` bytes of a block, on the device or in the host pool. REQUIRES:
-  // nothing issued is pending.
-  virtual void Read(const Block& block, bool host, std::span<std::byte> bytes) const = 0;
+  // Copies the first `bytes.size()` bytes of a block, on the device or in a pool outside.
+  // REQUIRES: nothing issued is pending.
+  virtual void Read(const Block& block, PoolId pool, std::span<std::byte> bytes) const = 0;
 
   // How long each iteration took, from its first command to the end of its last; empty where there
   // is no clock.

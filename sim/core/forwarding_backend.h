@@ -17,21 +17,21 @@ class ForwardingBackend : public Backend {
   Event Enqueue(const Launch& launch, std::span<const Wait> waits) override {
     return backend_.Enqueue(launch, waits);
   }
-  Event Copy(Direction direction, const Block& device, const Block& host, Bytes size,
-             std::span<const Wait> waits) override {
-    return backend_.Copy(direction, device, host, size, waits);
+  Event Copy(PoolId pool, Direction direction, const Block& device, const Block& outside,
+             Bytes size, std::span<const Wait> waits) override {
+    return backend_.Copy(pool, direction, device, outside, size, waits);
   }
   void Synchronize() override { backend_.Synchronize(); }
   StreamTimes TakeTimeline() override { return backend_.TakeTimeline(); }
   void OnAllocate(const Block& block) override { backend_.OnAllocate(block); }
   void OnFree(const Block& block) override { backend_.OnFree(block); }
   void OnDriverCall(const DriverCall& call) override { backend_.OnDriverCall(call); }
-  void OnAbandon(const Block& block, bool host) override { backend_.OnAbandon(block, host); }
-  void OnHostBlock(TensorId tensor, const Block& block) override {
-    backend_.OnHostBlock(tensor, block);
+  void OnAbandon(const Block& block, PoolId pool) override { backend_.OnAbandon(block, pool); }
+  void OnOutsideBlock(TensorId tensor, const Block& block, PoolId pool) override {
+    backend_.OnOutsideBlock(tensor, block, pool);
   }
-  void OnArrive(TensorId tensor, const Block& block, bool host) override {
-    backend_.OnArrive(tensor, block, host);
+  void OnArrive(TensorId tensor, const Block& block, PoolId pool) override {
+    backend_.OnArrive(tensor, block, pool);
   }
 
  private:

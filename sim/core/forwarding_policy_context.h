@@ -14,7 +14,9 @@ class ForwardingPolicyContext : public PolicyContext {
   // `context` outlives the wrapper.
   explicit ForwardingPolicyContext(PolicyContext& context) : context_(context) {}
 
-  bool Offload(TensorId tensor) override { return context_.Offload(tensor); }
+  bool Offload(TensorId tensor, std::optional<PoolId> pool) override {
+    return context_.Offload(tensor, pool);
+  }
   bool Release(TensorId tensor) override { return context_.Release(tensor); }
   bool Prefetch(TensorId tensor) override { return context_.Prefetch(tensor); }
   bool Evict(TensorId tensor) override { return context_.Evict(tensor); }

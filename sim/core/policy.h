@@ -44,12 +44,12 @@ class Policy;
 using TrialRun = std::function<Report(Policy& policy, Bytes memory)>;
 
 // Where the current contents of a tensor's storage are. A storage that is on the device may have a
-// copy on the host too.
+// copy outside too, in the host's memory or another pool.
 enum class Residency : uint8_t {
   kNone,     // not written yet in this iteration, or no longer needed
   kDevice,   // on the device
-  kBoth,     // on the device, with a host copy that has landed or is in flight
-  kHost,     // released: on the host only
+  kBoth,     // on the device, with a copy outside that has landed or is in flight
+  kOutside,  // released: outside only
   kEvicted,  // dropped; the runtime recomputes it at its next use
 };
 
@@ -67,23 +67,25 @@ using KernelPlan = std::vector<KernelRun>;
 //                                  too, only until outputs are placed. Where free blocks lie apart,
 //                                  the hook is asked once for as much as the op needs, with all
 //                                  inputs free to go, and everything is placed anew
-//   `OnAllocFailure` before the    everything but what has a host copy, which can be released: no
+//   `OnAllocFailure` before the    everything but what has a copy outside, which can be released:
+//   no
 //     first op, for parameters     copy can be started yet
 //     and inputs
 class PolicyContext {
  public:
   virtual ~PolicyContext() = default;
 
-  // Starts the copy to the host; the device copy stays. True if a host copy exists already. False
-  // if the storage is not on the device or the pinned host pool is full.
-  virtual bool Offload(TensorId tensor) = 0;
+  // Starts the copy out of the device, to the pool named or else to the fastest with room; the
+  // device copy stays. True if there is a copy outside already. False if the storage is not on the
+  // device, or the pool is full or does not exist.
+  virtual bool Offload(TensorId tensor, std::optional<PoolId> pool = std::nullopt) = 0;
 
   // Gives the device block back at once; its next owner waits, on the device, until the copy has
-  // landed and every reader is done. Needs a host copy, landed or in flight.
+  // landed and every reader is done. Needs a copy outside, landed or in flight.
   virtual bool Release(TensorId tensor) = 0;
 
-  // Takes a device block and starts the copy from the host. False if the storage is not on the host
-  // only or no block is free; `OnAllocFailure` is not called.
+  // Takes a device block and starts the copy from outside. False if the storage is not outside only
+  // or no block is free; `OnAllocFailure` is not called.
   virtual bool Prefetch(TensorId tensor) = 0;
 
   // Drops the storage; the runtime recomputes it at its next use. False if it cannot be rebuilt

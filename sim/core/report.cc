@@ -95,13 +95,18 @@ std::string_view Name(Verb verb) {
   return kNames[static_cast<size_t>(verb)];
 }
 
+std::string_view Name(PoolId pool) {
+  constexpr std::array<std::string_view, 1 + kMaxPools> kNames{"device", "pinned host", "pool 2",
+                                                               "pool 3"};
+  return kNames[static_cast<size_t>(pool)];
+}
+
 std::string OutOfMemory::Message() const {
   std::string text = fmt::format(
       "out of {} memory at step {} ({}): {} needs {} ({} bytes), the largest free block is {}; "
       "{} "
       "of {} are allocated",
-      host ? "pinned host" : "device", Index(op), op_name, what,
-      FormatBytes(wanted, stats.largest_free), wanted.count(),
+      Name(pool), Index(op), op_name, what, FormatBytes(wanted, stats.largest_free), wanted.count(),
       FormatBytes(stats.largest_free, wanted), FormatBytes(stats.allocated, capacity),
       FormatBytes(capacity, stats.allocated));
   if (holders.empty()) return text;
@@ -163,7 +168,8 @@ Metrics ComputeMetrics(const Report& report) {
     metrics.iteration = std::max(metrics.iteration, entry.interval.end);
   }
 
-  Usage device, host;
+  Usage device;
+  std::array<Usage, kMaxPools> outside;
   Average requested, allocated, reserved;
   size_t next_placement = 0;
   const auto apply_until = [&](size_t commands) {
@@ -171,7 +177,7 @@ Metrics ComputeMetrics(const Report& report) {
            report.placements[next_placement].commands <= commands;
          ++next_placement) {
       const Placement& placement = report.placements[next_placement];
-      (placement.host ? host : device).Apply(placement);
+      (placement.on_device() ? device : outside[NumberOf(placement.pool)]).Apply(placement);
     }
   };
 
@@ -183,7 +189,8 @@ Metrics ComputeMetrics(const Report& report) {
     const TimelineEntry& entry = report.timeline[i];
     apply_until(i);
     if (entry.kind != CommandKind::kKernel) {
-      (entry.kind == CommandKind::kToHost ? metrics.offloaded : metrics.prefetched) += entry.size;
+      PoolUse& pool = metrics.pools[NumberOf(PoolOf(entry.event.stream))];
+      (entry.kind == CommandKind::kToHost ? pool.offloaded : pool.prefetched) += entry.size;
       continue;
     }
     const Duration busy = entry.interval.end - entry.interval.start;
@@ -209,7 +216,12 @@ Metrics ComputeMetrics(const Report& report) {
   metrics.peak_requested = device.peak_requested();
   metrics.peak_allocated = device.peak_allocated();
   metrics.peak_reserved = device.peak_reserved();
-  metrics.pinned_peak = host.peak_allocated();
+  for (size_t i = 0; i < kMaxPools; ++i) {
+    metrics.pools[i].peak = outside[i].peak_allocated();
+    metrics.offloaded += metrics.pools[i].offloaded;
+    metrics.prefetched += metrics.pools[i].prefetched;
+  }
+  metrics.pinned_peak = metrics.pools[NumberOf(PoolId::kHost)].peak;
   metrics.average_requested = requested.Over(metrics.iteration);
   metrics.average_allocated = allocated.Over(metrics.iteration);
   metrics.average_reserved = reserved.Over(metrics.iteration);

@@ -6,6 +6,7 @@
 #ifndef SPILLWAY_SIM_CORE_REPORT_H_
 #define SPILLWAY_SIM_CORE_REPORT_H_
 
+#include <array>
 #include <optional>
 #include <string>
 #include <vector>
@@ -54,11 +55,11 @@ enum class PlacementKind : uint8_t {
   kLeave,     // and ended
 };
 
-// A change of what lies where on the device or in the pinned host pool. The log of an iteration
-// begins with what is held from before: parameters, optimizer state, reservations.
+// A change of what lies where on the device or in a pool outside. The log of an iteration begins
+// with what is held from before: parameters, optimizer state, reservations.
 struct Placement {
   PlacementKind kind = PlacementKind::kAllocate;
-  bool host = false;
+  PoolId pool = PoolId::kDevice;
   Hint hint = Hint::kLow;  // of the request for a device block
   OpId op{};
   TensorId tensor = kNoTensor;
@@ -66,6 +67,8 @@ struct Placement {
   Bytes requested;
   Block block;
   Bytes reserved;  // the allocator's reserved bytes just after
+
+  bool on_device() const { return pool == PoolId::kDevice; }
   bool operator==(const Placement&) const = default;
 };
 
@@ -82,7 +85,7 @@ struct TimelineEntry {
   uint32_t wait_count = 0;
   Bytes size;        // bytes of a copy, workspace of a kernel
   Block device;      // range of a copy, workspace of a kernel
-  Block host;        // range of a copy
+  Block outside;     // range of a copy, in the pool of its stream
   Duration nominal;  // the cost model's time
   Interval interval;
 
@@ -93,8 +96,8 @@ struct TimelineEntry {
 struct OutOfMemory {
   OpId op{};
   std::string op_name;
-  bool host = false;  // in the pinned host pool
-  std::string what;   // "output conv1_1.y", "workspace"
+  PoolId pool = PoolId::kDevice;
+  std::string what;  // "output conv1_1.y", "workspace"
   Bytes wanted;
   Bytes capacity;
   MemoryStats stats;
@@ -118,6 +121,13 @@ struct Stalls {
   Duration total() const { return fetch + fence + memory + launch + drain; }
 };
 
+// Bytes of one pool outside the device.
+struct PoolUse {
+  Bytes peak;  // allocated
+  Bytes offloaded;
+  Bytes prefetched;
+};
+
 struct Metrics {
   Duration iteration;    // from the start of the iteration until everything issued has completed
   Duration compute;      // the compute stream was running a kernel
@@ -130,8 +140,9 @@ struct Metrics {
   Bytes average_allocated;
   Bytes average_reserved;
   Bytes offloaded;
-  Bytes prefetched;  // fetches included
-  Bytes pinned_peak;
+  Bytes prefetched;                        // fetches included
+  Bytes pinned_peak;                       // of the host's pool
+  std::array<PoolUse, kMaxPools> pools{};  // by number; their sums are `offloaded` and `prefetched`
   int64_t recomputed_ops = 0;
 
   // 1 - peak allocated / peak reserved: the part of the arena lost between blocks at the worst
@@ -146,7 +157,11 @@ struct Bounds {
   Bytes layer;       // max(l_i): parameters and optimizer state plus the largest op's other tensors
 };
 
+// "device", "pinned host"; others by number.
+std::string_view Name(PoolId pool);
+
 struct Report {
+  std::vector<std::string> pools{"host"};  // names of those outside the device, by number
   std::vector<Decision> decisions;
   std::vector<Placement> placements;
   std::vector<TimelineEntry> timeline;

@@ -5,27 +5,27 @@
 
 namespace spillway {
 
-Event SimCopyPath::Copy(Direction direction, const Block&, Bytes size,
+Event SimCopyPath::Copy(PoolId pool, Direction direction, const Block&, Bytes size,
                         std::span<const Wait> waits) {
   Command command;
-  command.nominal = cost_.CopyTime(direction, size);
+  command.nominal = CopyTimeOf(cost_, device_, pool, direction, size);
   command.traffic = size;
-  const Stream stream = direction == Direction::kToDevice ? Stream::kToDevice : Stream::kToHost;
-  return queue_.Issue(stream, command, waits, 1, device_.launch_overhead);
+  return queue_.Issue(StreamOf(pool, direction), command, waits, 1, device_.launch_overhead);
 }
 
-Event SimCompressedCopyPath::Copy(Direction direction, const Block& host, Bytes size,
+Event SimCompressedCopyPath::Copy(PoolId pool, Direction direction, const Block& host, Bytes size,
                                   std::span<const Wait> waits) {
+  if (pool != PoolId::kHost) return SimCopyPath::Copy(pool, direction, host, size, waits);
   if (direction == Direction::kToDevice) {
     return stored_.contains(host.offset) ? CopyIn(host, size, waits)
-                                         : SimCopyPath::Copy(direction, host, size, waits);
+                                         : SimCopyPath::Copy(pool, direction, host, size, waits);
   }
   const auto owner = owners_.find(host.offset);
   if (owner != owners_.end() && compression_.Keeps(owner->second)) {
     return CopyOut(host, size, waits);
   }
   stored_.erase(host.offset);
-  return SimCopyPath::Copy(direction, host, size, waits);
+  return SimCopyPath::Copy(pool, direction, host, size, waits);
 }
 
 Command SimCompressedCopyPath::Work(Bytes piece, Bandwidth bandwidth) const {

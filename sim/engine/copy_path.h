@@ -1,5 +1,6 @@
-// How the simulator plays a copy between device and host pool: as one command of the link, or in
-// pieces that the host's threads compress and decompress.
+// How the simulator plays a copy between the device and a pool outside: as one command of the link,
+// or, where the host keeps it compressed, in pieces that the host's threads compress and
+// decompress.
 
 #ifndef SPILLWAY_SIM_ENGINE_COPY_PATH_H_
 #define SPILLWAY_SIM_ENGINE_COPY_PATH_H_
@@ -16,7 +17,7 @@
 
 namespace spillway {
 
-// The host pool is pinned memory.
+// Nothing is compressed.
 class SimCopyPath {
  public:
   // The arguments outlive the path.
@@ -24,7 +25,7 @@ class SimCopyPath {
       : device_(device), cost_(cost), queue_(queue) {}
   virtual ~SimCopyPath() = default;
 
-  virtual Event Copy(Direction direction, const Block& host, Bytes size,
+  virtual Event Copy(PoolId pool, Direction direction, const Block& outside, Bytes size,
                      std::span<const Wait> waits);
   // A storage has taken a block of the host pool.
   virtual void OnHostBlock(TensorId /*storage*/, const Block& /*host*/) {}
@@ -47,7 +48,7 @@ class SimCompressedCopyPath final : public SimCopyPath {
                         const HostCompression& compression)
       : SimCopyPath(device, cost, queue), compression_(compression) {}
 
-  Event Copy(Direction direction, const Block& host, Bytes size,
+  Event Copy(PoolId pool, Direction direction, const Block& outside, Bytes size,
              std::span<const Wait> waits) override;
   void OnHostBlock(TensorId storage, const Block& host) override;
   void NotePlayed(const Program& program, const LaneTimes& times, Duration from) override;

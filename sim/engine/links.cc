@@ -1,39 +1,74 @@
 #include "sim/engine/links.h"
 
 #include <algorithm>
+#include <span>
+#include <utility>
 
 #include "traces/base/units.h"
 
 namespace spillway {
 namespace {
 
-// Raises the rates of all demands together until `capacity` is used up or all are satisfied.
-template <size_t kCount>
-std::array<int64_t, kCount> MaxMinFair(const std::array<int64_t, kCount>& demand,
-                                       int64_t capacity) {
-  std::array<int64_t, kCount> rate{};
-  std::array<size_t, kCount> order{};
-  for (size_t i = 0; i < kCount; ++i) order[i] = i;
-  std::sort(order.begin(), order.end(),
-            [&](size_t a, size_t b) { return std::pair(demand[a], a) < std::pair(demand[b], b); });
-  for (size_t i = 0; i < kCount; ++i) {
-    const auto sharers = static_cast<int64_t>(kCount - i);
-    rate[order[i]] = std::min(demand[order[i]], capacity / sharers);
+// Raises the rates of the streams together until `capacity` is used up or all are satisfied; ties
+// by stream. `rate` holds what each demands, and then what it gets.
+void ShareFairly(std::span<const size_t> streams, int64_t capacity, Rates& rate) {
+  std::array<size_t, kStreamCount> order{};
+  size_t count = 0;
+  for (const size_t stream : streams) {
+    size_t at = count++;
+    for (;
+         at > 0 && std::pair(rate[stream], stream) < std::pair(rate[order[at - 1]], order[at - 1]);
+         --at) {
+      order[at] = order[at - 1];
+    }
+    order[at] = stream;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const auto sharers = static_cast<int64_t>(count - i);
+    rate[order[i]] = std::min(rate[order[i]], capacity / sharers);
     capacity -= rate[order[i]];
   }
-  return rate;
 }
 
 }  // namespace
 
+Links::Links(const Device& device)
+    : stream_count_(1 + 2 * (1 + device.pools.size())), dram_(device.dram.bytes_per_second) {
+  for (size_t i = 0; i <= device.pools.size(); ++i) {
+    const PoolId pool = OutsidePool(i);
+    const bool joins = i > 0 && device.pools[i - 1].over_host;
+    Group& group = joins ? groups_[0] : groups_[group_count_++];
+    for (const Direction direction : {Direction::kToDevice, Direction::kToHost}) {
+      group.streams[group.count++] = Index(StreamOf(pool, direction));
+    }
+    if (joins) continue;
+    group.duplex = DuplexOf(device, pool).bytes_per_second;
+    group.in = LinkOf(device, pool, Direction::kToDevice).bandwidth.bytes_per_second;
+    group.out = LinkOf(device, pool, Direction::kToHost).bandwidth.bytes_per_second;
+  }
+}
+
 Speeds Links::Share(const Rates& demand) const {
-  constexpr size_t kIn = Index(Stream::kToDevice);
-  constexpr size_t kOut = Index(Stream::kToHost);
   Rates rate = demand;
-  const auto copies = MaxMinFair<2>({demand[kIn], demand[kOut]}, duplex_);
-  rate[kIn] = copies[0];
-  rate[kOut] = copies[1];
-  rate = MaxMinFair(rate, dram_);
+  for (size_t g = 0; g < group_count_; ++g) {
+    const Group& group = groups_[g];
+    const std::span streams(group.streams.data(), group.count);
+    if (group.count > 2) {
+      for (const size_t first : {size_t{0}, size_t{1}}) {
+        std::array<size_t, kMaxPools> direction{};
+        for (size_t i = 0; 2 * i < group.count; ++i) direction[i] = streams[2 * i + first];
+        ShareFairly(std::span(direction).first(group.count / 2), first == 0 ? group.in : group.out,
+                    rate);
+      }
+    }
+    ShareFairly(streams, group.duplex, rate);
+  }
+  static constexpr auto kAll = [] {
+    std::array<size_t, kStreamCount> all{};
+    for (size_t i = 0; i < kStreamCount; ++i) all[i] = i;
+    return all;
+  }();
+  ShareFairly(std::span(kAll).first(stream_count_), dram_, rate);
   Speeds speeds;
   for (size_t i = 0; i < kStreamCount; ++i) {
     if (rate[i] >= demand[i]) {

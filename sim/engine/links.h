@@ -1,8 +1,10 @@
-// How running commands share the machine: max-min fair rates of a kernel and two copies.
+// How running commands share the machine: max-min fair rates of a kernel and the copies of each
+// pool.
 //
-// A copy demands its own rate from its direction of the link, both copies together at most the
-// duplex limit, and everything that runs shares DRAM bandwidth. Rates are raised together until
-// each is satisfied or limited. Integer arithmetic: the same load gives the same speeds everywhere.
+// A copy demands its own rate from its direction of its pool's link, both copies of a link together
+// at most its duplex limit, and everything that runs shares DRAM bandwidth. Pools that are reached
+// over the host's link share both with it. Rates are raised together until each is satisfied or
+// limited. Integer arithmetic: the same load gives the same speeds everywhere.
 
 #ifndef SPILLWAY_SIM_ENGINE_LINKS_H_
 #define SPILLWAY_SIM_ENGINE_LINKS_H_
@@ -25,15 +27,26 @@ using Speeds = std::array<int64_t, kStreamCount>;
 
 class Links {
  public:
-  explicit Links(const Device& device)
-      : duplex_(device.duplex.bytes_per_second), dram_(device.dram.bytes_per_second) {}
+  explicit Links(const Device& device);
 
   // Speeds of the streams under the given demands; `kFullSpeed` where the demand is 0.
   // Each is at least 1, so that everything ends.
   Speeds Share(const Rates& demand) const;
 
  private:
-  int64_t duplex_;
+  // Streams whose copies share a link.
+  struct Group {
+    std::array<size_t, 2 * kMaxPools> streams{};
+    size_t count = 0;
+    int64_t duplex = 0;
+    // Of each direction, for links of several pools; the copies of one keep to it by themselves.
+    int64_t in = 0;
+    int64_t out = 0;
+  };
+
+  std::array<Group, kMaxPools> groups_;
+  size_t group_count_ = 0;
+  size_t stream_count_;  // those in use
   int64_t dram_;
 };
 

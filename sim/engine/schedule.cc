@@ -110,7 +110,7 @@ class Player {
   const Links& links_;
   LaneTimes times_;
   Duration now_;
-  size_t lanes_ = kStreamCount;            // those in use
+  size_t lanes_ = 0;                       // those in use
   std::array<size_t, kLaneCount> head_{};  // also the number of commands that have ended
   std::array<bool, kLaneCount> running_{};
   std::array<Int128, kLaneCount> remaining_{};  // picoseconds alone, times kFullSpeed

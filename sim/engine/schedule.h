@@ -20,13 +20,13 @@ namespace spillway {
 
 // What commands queue on: the streams of the seam, and the threads of the host that compress and
 // decompress, which move nothing over the links.
-enum class Lane : uint8_t { kCompute, kToDevice, kToHost, kCompress, kDecompress };
-inline constexpr size_t kLaneCount = 5;
+enum class Lane : uint8_t { kCompute, kToDevice, kToHost, kCompress = kStreamCount, kDecompress };
+inline constexpr size_t kLaneCount = kStreamCount + 2;
 
 constexpr size_t Index(Lane lane) { return static_cast<size_t>(lane); }
 // The lanes of the streams come first, in their order.
 constexpr Lane LaneOf(Stream stream) { return static_cast<Lane>(Index(stream)); }
-static_assert(LaneOf(Stream::kToHost) == Lane::kToHost && Index(Lane::kCompress) == kStreamCount);
+static_assert(LaneOf(Stream::kToHost) == Lane::kToHost);
 
 // The completion of one command: the `sequence`-th on its lane, from 1. 0 has always happened.
 struct LaneEvent {

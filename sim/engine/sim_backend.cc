@@ -40,13 +40,13 @@ Event SimBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   return queue_.Issue(Stream::kCompute, command, waits, calls, time);
 }
 
-Event SimBackend::Copy(Direction direction, const Block&, const Block& host, Bytes size,
-                       std::span<const Wait> waits) {
-  return copies_->Copy(direction, host, size, waits);
+Event SimBackend::Copy(PoolId pool, Direction direction, const Block&, const Block& outside,
+                       Bytes size, std::span<const Wait> waits) {
+  return copies_->Copy(pool, direction, outside, size, waits);
 }
 
-void SimBackend::OnHostBlock(TensorId tensor, const Block& block) {
-  copies_->OnHostBlock(tensor, block);
+void SimBackend::OnOutsideBlock(TensorId tensor, const Block& block, PoolId pool) {
+  if (pool == PoolId::kHost) copies_->OnHostBlock(tensor, block);
 }
 
 void SimBackend::OnAllocate(const Block& block) {

@@ -32,14 +32,14 @@ class SimBackend final : public Backend {
   // These and `OnAllocate`, `OnFree` and `OnDriverCall` throw `InputError` if the host would be
   // busy for more than 53 days in an iteration.
   Event Enqueue(const Launch& launch, std::span<const Wait> waits) override;
-  Event Copy(Direction direction, const Block& device, const Block& host, Bytes size,
-             std::span<const Wait> waits) override;
+  Event Copy(PoolId pool, Direction direction, const Block& device, const Block& outside,
+             Bytes size, std::span<const Wait> waits) override;
   void Synchronize() override;
   StreamTimes TakeTimeline() override;
   void OnAllocate(const Block& block) override;
   void OnFree(const Block& block) override;
   void OnDriverCall(const DriverCall& call) override;
-  void OnHostBlock(TensorId tensor, const Block& block) override;
+  void OnOutsideBlock(TensorId tensor, const Block& block, PoolId pool) override;
 
   // Of the commands that `TakeTimeline` returned last.
   const CompressionTimes& compression_times() const { return compression_times_; }

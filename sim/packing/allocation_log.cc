@@ -34,7 +34,7 @@ AllocationLog RequestsOf(const Report& report,
   AllocationLog log;
   std::map<Bytes, uint32_t> live;  // by offset
   for (const Placement& placement : report.placements) {
-    if (placement.host || (counted && !counted(placement))) continue;
+    if (!placement.on_device() || (counted && !counted(placement))) continue;
     if (placement.kind == PlacementKind::kAllocate) {
       live[placement.block.offset] = log.Allocate(placement.requested, placement.hint);
     } else if (placement.kind == PlacementKind::kFree) {

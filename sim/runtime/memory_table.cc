@@ -16,6 +16,7 @@ MemoryTable::MemoryTable(const RuntimeParts& parts, const Liveness& liveness,
       callbacks_(std::move(callbacks)),
       placements_(report.placements),
       storages_(parts.trace->tensors.size()),
+      by_speed_(PoolsBySpeed(*parts.device)),
       mappings_(report.mappings) {
   // What an arena that served another run has mapped before. The backend is new to it all.
   PassDriverCalls();
@@ -32,7 +33,7 @@ MemoryTable::~MemoryTable() {
   for (const Reservation& reservation : reservations_) parts_.arena->Free(reservation.block);
   for (const Storage& storage : storages_) {
     if (storage.holds_device) parts_.arena->Free(storage.device);
-    if (storage.holds_host) parts_.host_pool->Free(storage.host);
+    if (storage.holds_outside) PoolAt(storage.pool).Free(storage.outside);
   }
   if (workspace_) parts_.arena->Free(*workspace_);
 }
@@ -40,7 +41,7 @@ MemoryTable::~MemoryTable() {
 void MemoryTable::BeginIteration() {
   placements_.Begin();
   device_hazards_.Clear();
-  host_hazards_.Clear();
+  for (HazardMap& hazards : outside_hazards_) hazards.Clear();
   for (const Reservation& reservation : reservations_) {
     LogPlacement(PlacementKind::kAllocate, kNoTensor, reservation.requested, reservation.block);
   }
@@ -48,13 +49,13 @@ void MemoryTable::BeginIteration() {
     const auto id = static_cast<TensorId>(i);
     Storage& storage = storages_[i];
     storage.issued_uses = 0;
-    storage.device_hazards = storage.host_hazards = Hazards();
+    storage.device_hazards = storage.outside_hazards = Hazards();
     if (OnDevice(storage.residency)) {
-      LogPlacement(PlacementKind::kAllocate, id, storage.size, storage.device, /*host=*/false,
+      LogPlacement(PlacementKind::kAllocate, id, storage.size, storage.device, PoolId::kDevice,
                    storage.hint);
     }
-    if (OnHost(storage.residency)) {
-      LogPlacement(PlacementKind::kAllocate, id, storage.size, storage.host, /*host=*/true);
+    if (Outside(storage.residency)) {
+      LogPlacement(PlacementKind::kAllocate, id, storage.size, storage.outside, storage.pool);
     }
   }
 }
@@ -157,7 +158,7 @@ void MemoryTable::LeaveHazards(const Block& block, const WaitSet& touched) {
 
 void MemoryTable::NoteAllocated(TensorId id, Bytes requested, const Block& block, Hint hint) {
   parts_.backend->OnAllocate(block);
-  LogPlacement(PlacementKind::kAllocate, id, requested, block, /*host=*/false, hint);
+  LogPlacement(PlacementKind::kAllocate, id, requested, block, PoolId::kDevice, hint);
 }
 
 void MemoryTable::GiveBlock(TensorId id, Bytes requested, const Block& block) {
@@ -168,38 +169,44 @@ void MemoryTable::GiveBlock(TensorId id, Bytes requested, const Block& block) {
 }
 
 void MemoryTable::LeaveReserved(TensorId id, Bytes requested, const Block& block) {
-  parts_.backend->OnAbandon(block, /*host=*/false);
+  parts_.backend->OnAbandon(block, PoolId::kDevice);
   LogPlacement(PlacementKind::kLeave, id, requested, block);
 }
 
-// --- Host blocks --------------------------------------------------------------------------------
+// --- Blocks outside -----------------------------------------------------------------------------
 
-bool MemoryTable::TakeHostBlock(TensorId id) {
+bool MemoryTable::TakeOutsideBlock(TensorId id, std::optional<PoolId> named) {
   Storage& storage = At(id);
-  const auto block = parts_.host_pool->Allocate(storage.size);
-  if (!block) return false;
-  storage.host = *block;
-  storage.holds_host = true;
-  storage.host_hazards = Hazards(host_hazards_.Take(*block));
-  parts_.backend->OnHostBlock(id, *block);
-  LogPlacement(PlacementKind::kAllocate, id, storage.size, *block, /*host=*/true);
-  return true;
+  for (const PoolId pool : by_speed_) {
+    if (named && pool != *named) continue;
+    const auto block = PoolAt(pool).Allocate(storage.size);
+    if (!block) continue;
+    storage.pool = pool;
+    storage.outside = *block;
+    storage.holds_outside = true;
+    storage.outside_hazards = Hazards(outside_hazards_[NumberOf(pool)].Take(*block));
+    parts_.backend->OnOutsideBlock(id, *block, pool);
+    LogPlacement(PlacementKind::kAllocate, id, storage.size, *block, pool);
+    return true;
+  }
+  return false;
 }
 
-void MemoryTable::DropHostCopy(TensorId id) {
+void MemoryTable::DropOutsideCopy(TensorId id) {
   Storage& storage = At(id);
-  if (!OnHost(storage.residency)) return;
-  storage.holds_host = false;
-  parts_.host_pool->Free(storage.host);
-  parts_.backend->OnAbandon(storage.host, /*host=*/true);
-  host_hazards_.Leave(storage.host, storage.host_hazards.ForWrite());
-  LogPlacement(PlacementKind::kFree, id, storage.size, storage.host, /*host=*/true);
+  if (!Outside(storage.residency)) return;
+  storage.holds_outside = false;
+  PoolAt(storage.pool).Free(storage.outside);
+  parts_.backend->OnAbandon(storage.outside, storage.pool);
+  outside_hazards_[NumberOf(storage.pool)].Leave(storage.outside,
+                                                 storage.outside_hazards.ForWrite());
+  LogPlacement(PlacementKind::kFree, id, storage.size, storage.outside, storage.pool);
   storage.residency = storage.residency == Residency::kBoth ? Residency::kDevice : Residency::kNone;
 }
 
 void MemoryTable::Drop(TensorId id) {
   if (OnDevice(At(id).residency)) GiveDeviceBlock(id);
-  DropHostCopy(id);
+  DropOutsideCopy(id);
   At(id).residency = Residency::kNone;
 }
 
@@ -325,22 +332,22 @@ OutOfMemory MemoryTable::Describe(Bytes wanted, std::string what) const {
   return reason;
 }
 
-void MemoryTable::FailHost(TensorId id) const {
+void MemoryTable::FailOutside(TensorId id, PoolId pool) const {
   OutOfMemory reason;
   reason.op = op_;
   reason.op_name = OpName();
-  reason.host = true;
+  reason.pool = pool;
   reason.what = NameOf(id);
   reason.wanted = At(id).size;
-  reason.capacity = parts_.device->host_memory;
-  reason.stats = parts_.host_pool->Stats();
+  reason.capacity = SizeOf(*parts_.device, pool);
+  reason.stats = PoolAt(pool).Stats();
   throw DoesNotFit{std::move(reason)};
 }
 
 void MemoryTable::LogPlacement(PlacementKind kind, TensorId id, Bytes requested, const Block& block,
-                               bool host, Hint hint) {
-  const Allocator& allocator = host ? *parts_.host_pool : *parts_.arena;
-  placements_.Append({kind, host, hint, op_, id, static_cast<uint32_t>(commands_.issued()),
+                               PoolId pool, Hint hint) {
+  const Allocator& allocator = pool == PoolId::kDevice ? *parts_.arena : PoolAt(pool);
+  placements_.Append({kind, pool, hint, op_, id, static_cast<uint32_t>(commands_.issued()),
                       requested, block, allocator.Reserved()});
 }
 

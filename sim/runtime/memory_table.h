@@ -1,5 +1,5 @@
-// Who holds which bytes: the storages of a run with their blocks on the device and in the pinned
-// host pool, and the placement log.
+// Who holds which bytes: the storages of a run with their blocks on the device and in the pools
+// outside, and the placement log.
 //
 // It moves no data and issues no commands; it takes and gives back blocks, keeps the hazards that
 // pass from owner to owner, and asks for room where none is free. Owned by the runtime.
@@ -7,6 +7,7 @@
 #ifndef SPILLWAY_SIM_RUNTIME_MEMORY_TABLE_H_
 #define SPILLWAY_SIM_RUNTIME_MEMORY_TABLE_H_
 
+#include <array>
 #include <functional>
 #include <map>
 #include <optional>
@@ -29,11 +30,11 @@ inline bool OnDevice(Residency residency) {
   return residency == Residency::kDevice || residency == Residency::kBoth;
 }
 
-inline bool OnHost(Residency residency) {
-  return residency == Residency::kHost || residency == Residency::kBoth;
+inline bool Outside(Residency residency) {
+  return residency == Residency::kOutside || residency == Residency::kBoth;
 }
 
-// What a run knows of one storage. `device` and `host` are meaningful as `residency` says.
+// What a run knows of one storage. `device` and `outside` are meaningful as `residency` says.
 struct Storage {
   static constexpr uint32_t kNotReserved = 0xffffffff;
 
@@ -43,13 +44,14 @@ struct Storage {
   uint32_t pins = 0;         // ops that need it where it is
   uint32_t issued_uses = 0;  // uses by ops of the trace issued in this iteration
   uint32_t reservation = kNotReserved;
-  bool holds_device = false;  // `device` is a block of the arena, not a part of a reserved one
-  bool holds_host = false;    // `host` is a block of the host pool
+  bool holds_device = false;   // `device` is a block of the arena, not a part of a reserved one
+  bool holds_outside = false;  // `outside` is a block of `pool`
   Block device;
   Hint hint = Hint::kLow;  // that `device` was asked for with
-  Block host;
+  PoolId pool = PoolId::kHost;
+  Block outside;
   Hazards device_hazards;
-  Hazards host_hazards;
+  Hazards outside_hazards;
 };
 
 // The workspace of one op; all zero if it needs none.
@@ -76,7 +78,7 @@ class MemoryTable {
   // The arguments outlive the table.
   MemoryTable(const RuntimeParts& parts, const Liveness& liveness, const CommandLog& commands,
               Report& report, Callbacks callbacks);
-  // Gives back to arena and host pool whatever is still held. The backend is not told.
+  // Gives back to arena and pools whatever is still held. The backend is not told.
   ~MemoryTable();
   MemoryTable(const MemoryTable&) = delete;
   MemoryTable& operator=(const MemoryTable&) = delete;
@@ -106,10 +108,10 @@ class MemoryTable {
   void MakeRoomFor(Bytes size);
   void GiveDeviceBlock(TensorId id);
 
-  // A block in the pinned host pool; false if it is full.
-  bool TakeHostBlock(TensorId id);
-  // Forgets the host copy, if there is one: it is stale, or no longer needed.
-  void DropHostCopy(TensorId id);
+  // A block in the pool named, or else in the fastest that has room; false if there is none.
+  bool TakeOutsideBlock(TensorId id, std::optional<PoolId> pool = std::nullopt);
+  // Forgets the copy outside, if there is one: it is stale, or no longer needed.
+  void DropOutsideCopy(TensorId id);
   // Ends a storage's life: everything that it holds is given back.
   void Drop(TensorId id);
 
@@ -124,7 +126,8 @@ class MemoryTable {
   // Likewise for this op.
   bool ReserveWorkspaceFor(OpId op, Bytes size);
 
-  [[noreturn]] void FailHost(TensorId id) const;
+  // No block outside is free for it; `pool` is the one that is named.
+  [[noreturn]] void FailOutside(TensorId id, PoolId pool) const;
 
  private:
   // A block that one or several storages, or workspaces, use in turn for the whole run.
@@ -135,6 +138,7 @@ class MemoryTable {
     std::string what;
   };
 
+  Allocator& PoolAt(PoolId pool) const { return *parts_.pools[NumberOf(pool)]; }
   const std::string& NameOf(TensorId id) const { return parts_.trace->tensor(id).name; }
   // Tells the backend of the driver calls that the arena has made since the last time.
   void PassDriverCalls();
@@ -160,7 +164,7 @@ class MemoryTable {
   OutOfMemory Describe(Bytes wanted, std::string what) const;
   std::string OpName() const;
   void LogPlacement(PlacementKind kind, TensorId id, Bytes requested, const Block& block,
-                    bool host = false, Hint hint = Hint::kLow);
+                    PoolId pool = PoolId::kDevice, Hint hint = Hint::kLow);
 
   const RuntimeParts& parts_;
   const CommandLog& commands_;
@@ -175,7 +179,8 @@ class MemoryTable {
   std::map<OpId, uint32_t> workspace_reservations_;
   std::optional<Block> workspace_;  // a block of the arena, held by the op being prepared
   HazardMap device_hazards_;
-  HazardMap host_hazards_;
+  const std::vector<PoolId> by_speed_;
+  std::array<HazardMap, kMaxPools> outside_hazards_;  // by number
   uint64_t blocks_given_ = 0;
   PageTable pages_;
   std::vector<DriverCall>& mappings_;

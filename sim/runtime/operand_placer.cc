@@ -96,7 +96,7 @@ bool OperandPlacer::BringMissing(std::span<const TensorId> storages, bool must) 
 bool OperandPlacer::MakeWritable(TensorId id, bool must) {
   Storage& storage = memory_.At(id);
   if (OnDevice(storage.residency)) return true;
-  memory_.DropHostCopy(id);
+  memory_.DropOutsideCopy(id);
   if (must) {
     memory_.TakeDeviceBlock(id);
     return true;

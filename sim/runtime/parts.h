@@ -3,6 +3,7 @@
 #ifndef SPILLWAY_SIM_RUNTIME_PARTS_H_
 #define SPILLWAY_SIM_RUNTIME_PARTS_H_
 
+#include <array>
 #include <functional>
 
 #include "sim/core/allocator.h"
@@ -35,7 +36,7 @@ struct RuntimeParts {
   const Device* device = nullptr;  // its memory is the budget of the run
   const CostModel* cost = nullptr;
   Allocator* arena = nullptr;
-  Allocator* host_pool = nullptr;
+  std::array<Allocator*, kMaxPools> pools{};  // outside, by number; nullptr where there is none
   Backend* backend = nullptr;
   Policy* policy = nullptr;
   Trial trial;  // may be empty: then `WhatIf` throws `PolicyError`

@@ -47,6 +47,9 @@ class Runtime final : public PolicyContext {
   }
 
   Report Run() {
+    for (size_t i = 0; i < parts_.device->pools.size(); ++i) {
+      report_.pools.emplace_back(NameOf(*parts_.device, OutsidePool(i + 1)));
+    }
     try {
       StartRun();
       Iterate();
@@ -62,15 +65,15 @@ class Runtime final : public PolicyContext {
 
   // --- PolicyContext: verbs ---------------------------------------------------------------------
 
-  bool Offload(TensorId tensor) override {
+  bool Offload(TensorId tensor, std::optional<PoolId> pool) override {
     const TensorId id = liveness_.Root(tensor);
     Storage& storage = At(id);
     return Log(Verb::kOffload, id, [&] {
       if (storage.pins > 0) return false;
       if (storage.residency == Residency::kBoth) return true;
       if (arriving_ || storage.residency != Residency::kDevice) return false;
-      if (!memory_.TakeHostBlock(id)) return false;
-      CopyToHost(id);
+      if (!memory_.TakeOutsideBlock(id, pool)) return false;
+      CopyOut(id);
       storage.residency = Residency::kBoth;
       return true;
     });
@@ -82,7 +85,7 @@ class Runtime final : public PolicyContext {
       Storage& storage = At(id);
       if (storage.pins > 0 || storage.residency != Residency::kBoth) return false;
       memory_.GiveDeviceBlock(id);
-      storage.residency = Residency::kHost;
+      storage.residency = Residency::kOutside;
       return true;
     });
   }
@@ -91,7 +94,7 @@ class Runtime final : public PolicyContext {
     const TensorId id = liveness_.Root(tensor);
     return Log(Verb::kPrefetch, id, [&] {
       Storage& storage = At(id);
-      if (arriving_ || storage.pins > 0 || storage.residency != Residency::kHost) return false;
+      if (arriving_ || storage.pins > 0 || storage.residency != Residency::kOutside) return false;
       if (!memory_.TryPlaceOnDevice(id)) return false;
       CopyToDevice(id);
       return true;
@@ -108,7 +111,7 @@ class Runtime final : public PolicyContext {
       }
       if (placer_.overwrites() && *next == op_) return false;
       if (!CanRebuild(id, *next, id) || BreaksAPromise(id, *next)) return false;
-      memory_.DropHostCopy(id);
+      memory_.DropOutsideCopy(id);
       memory_.GiveDeviceBlock(id);
       storage.residency = Residency::kEvicted;
       evicted_.emplace(*next, id);
@@ -198,7 +201,7 @@ class Runtime final : public PolicyContext {
       const auto id = static_cast<TensorId>(i);
       if (!At(id).persistent) continue;
       memory_.TakeDeviceBlock(id);
-      parts_.backend->OnArrive(id, At(id).device, /*host=*/false);
+      parts_.backend->OnArrive(id, At(id).device, PoolId::kDevice);
     }
     arriving_ = false;
     // Room for the logs of a policy that moves most activations; memory is used only as it fills.
@@ -275,13 +278,15 @@ class Runtime final : public PolicyContext {
     std::deque<ScopedPins> arrived;
     for (const TensorId& id : arrivals_) {
       arrived.emplace_back(memory_, std::span(&id, 1));
-      if (options_.charge_input && !memory_.TakeHostBlock(id)) memory_.FailHost(id);
+      if (options_.charge_input && !memory_.TakeOutsideBlock(id, PoolId::kHost)) {
+        memory_.FailOutside(id, PoolId::kHost);
+      }
       memory_.TakeDeviceBlock(id);
       if (options_.charge_input) {
-        parts_.backend->OnArrive(id, At(id).host, /*host=*/true);
+        parts_.backend->OnArrive(id, At(id).outside, PoolId::kHost);
         CopyToDevice(id);
       } else {
-        parts_.backend->OnArrive(id, At(id).device, /*host=*/false);
+        parts_.backend->OnArrive(id, At(id).device, PoolId::kDevice);
       }
     }
     arriving_ = false;
@@ -358,7 +363,7 @@ class Runtime final : public PolicyContext {
       At(written.storage).device_hazards.NoteWrite(entry.event);
     }
     commands_.Commit(entry);
-    for (const Touched& output : ops_.Outputs(op_id)) memory_.DropHostCopy(output.storage);
+    for (const Touched& output : ops_.Outputs(op_id)) memory_.DropOutsideCopy(output.storage);
     return entry.event;
   }
 
@@ -416,7 +421,7 @@ class Runtime final : public PolicyContext {
       case Residency::kDevice:
       case Residency::kBoth:
         return true;
-      case Residency::kHost:
+      case Residency::kOutside:
         if (must) {
           memory_.PlaceOnDevice(id);
         } else if (!memory_.TryPlaceOnDevice(id, /*ask=*/true)) {
@@ -437,7 +442,7 @@ class Runtime final : public PolicyContext {
     const OpId at = op_;
     const auto available = [&](TensorId id) {
       const Residency residency = At(id).residency;
-      return id != target && (OnDevice(residency) || residency == Residency::kHost);
+      return id != target && (OnDevice(residency) || residency == Residency::kOutside);
     };
     const auto ops = planner_.Plan(target, at, available, [&](TensorId id) { return Live(id); });
     if (!ops) {
@@ -457,51 +462,55 @@ class Runtime final : public PolicyContext {
 
   // --- Copies, waits and times ------------------------------------------------------------------
 
-  // REQUIRES: the storage has a device block and a host block.
-  void CopyToHost(TensorId id) {
+  // REQUIRES: the storage has a device block and one outside.
+  void CopyOut(TensorId id) {
     Storage& storage = At(id);
     WaitSet source;
     source.Add(storage.device_hazards.ForRead());
-    const Event event = Copy(id, Direction::kToHost, source, storage.host_hazards.ForWrite());
+    const Event event = Copy(id, Direction::kToHost, source, storage.outside_hazards.ForWrite());
     storage.device_hazards.NoteRead(event);
-    storage.host_hazards.NoteWrite(event);
+    storage.outside_hazards.NoteWrite(event);
   }
 
-  // REQUIRES: the storage has a device block and a host block.
+  // REQUIRES: the storage has a device block and one outside.
   void CopyToDevice(TensorId id) {
     Storage& storage = At(id);
     WaitSet source;
-    source.Add(storage.host_hazards.ForRead());
+    source.Add(storage.outside_hazards.ForRead());
     const Event event = Copy(id, Direction::kToDevice, source, storage.device_hazards.ForWrite());
-    storage.host_hazards.NoteRead(event);
+    storage.outside_hazards.NoteRead(event);
     storage.device_hazards.NoteWrite(event);
     storage.residency = Residency::kBoth;
   }
 
   Event Copy(TensorId id, Direction direction, const WaitSet& source, const WaitSet& memory) {
-    const Bytes size = At(id).size;
-    const Block device{At(id).device.offset, size};
-    const Block host{At(id).host.offset, size};
+    const Storage& storage = At(id);
+    const Bytes size = storage.size;
+    const PoolId pool = storage.pool;
+    const Block device{storage.device.offset, size};
+    const Block outside{storage.outside.offset, size};
     const bool to_host = direction == Direction::kToHost;
-    const Stream stream = to_host ? Stream::kToHost : Stream::kToDevice;
+    const Stream stream = StreamOf(pool, direction);
     TimelineEntry entry;
     entry.kind = to_host ? CommandKind::kToHost : CommandKind::kToDevice;
     entry.op = op_;
     entry.tensor = id;
     entry.size = size;
     entry.device = device;
-    entry.host = host;
-    entry.nominal = parts_.cost->CopyTime(direction, size);
+    entry.outside = outside;
+    entry.nominal = CopyTimeOf(*parts_.cost, *parts_.device, pool, direction, size);
     commands_.Begin(entry);
     commands_.AddWaits(stream, source, WaitCause::kSource, entry);
     commands_.AddWaits(stream, memory, WaitCause::kMemory, entry);
     entry.event = WithContext(
         [&] {
-          return parts_.backend->Copy(direction, device, host, size, commands_.WaitsOf(entry));
+          return parts_.backend->Copy(pool, direction, device, outside, size,
+                                      commands_.WaitsOf(entry));
         },
         [&] {
           return fmt::format("copy of '{}' to the {}, issued at op '{}'", trace_.tensor(id).name,
-                             to_host ? "host" : "device", trace_.op(op_).name);
+                             to_host ? NameOf(*parts_.device, pool) : "device",
+                             trace_.op(op_).name);
         });
     commands_.Commit(entry);
     return entry.event;
@@ -510,14 +519,19 @@ class Runtime final : public PolicyContext {
   Bounds ComputeBounds() const {
     Bounds bounds;
     std::array<Duration, kStreamCount> busy;
-    Bytes moved;
+    std::array<Bytes, kMaxPools> moved;
     for (const TimelineEntry& entry : report_.timeline) {
       busy[Index(entry.event.stream)] += entry.nominal;
-      if (entry.kind != CommandKind::kKernel) moved += entry.size;
+      if (entry.kind != CommandKind::kKernel) {
+        moved[NumberOf(PoolOf(entry.event.stream))] += entry.size;
+      }
     }
     bounds.compute = busy[Index(Stream::kCompute)];
-    bounds.copy = std::max({busy[Index(Stream::kToDevice)], busy[Index(Stream::kToHost)],
-                            TransferTime(moved, parts_.device->duplex)});
+    for (const PoolId pool : PoolsBySpeed(*parts_.device)) {
+      bounds.copy = std::max({bounds.copy, busy[Index(StreamOf(pool, Direction::kToDevice))],
+                              busy[Index(StreamOf(pool, Direction::kToHost))],
+                              TransferTime(moved[NumberOf(pool)], DuplexOf(*parts_.device, pool))});
+    }
     bounds.layer = LayerBound(trace_, liveness_, parts_.device->alignment);
     return bounds;
   }

@@ -28,6 +28,7 @@ struct Case {
   Network (*network)();
   std::string allocator = "best-fit";
   std::string compression = {};
+  size_t pools = 0;  // besides the host's, the first of them small and fast
 };
 
 std::vector<Case> Cases() {
@@ -75,6 +76,15 @@ std::vector<Case> Cases() {
     }
   }
   cases.push_back({"vdnn-all", "vdnn", testing::Residual, "pytorch", "all:threads=1"});
+  for (const char* policy : {"vdnn-all", "vdnn-conv:algo=memory", "vdnnpp:offload=all,release=lazy",
+                             "superneurons:cache=none,recompute=none"}) {
+    for (const size_t pools : {1, 2}) {
+      for (const auto network : {testing::Residual, testing::Normalized}) {
+        cases.push_back({policy, "torch", network, "best-fit", {}, pools});
+      }
+    }
+  }
+  cases.push_back({"vdnn-all", "torch", testing::Residual, "best-fit", "all:piece=4KiB", 1});
   return cases;
 }
 
@@ -85,6 +95,16 @@ class ExecutionContract : public ::testing::TestWithParam<Case> {
         cost_(device_),
         trace_(LowerNetwork(GetParam().network(), {3, GetParam().preset, true})) {
     RegisterBuiltinPolicies(registry_);
+    for (size_t i = 0; i < GetParam().pools; ++i) {
+      ExternalPool pool;
+      pool.kind = i == 0 ? ExternalPool::Kind::kPeer : ExternalPool::Kind::kNvme;
+      pool.size = Bytes::KiB(i == 0 ? 16 : 1024);
+      pool.in = pool.out = {{device_.d2h.bandwidth.bytes_per_second * (i == 0 ? 4 : 2)},
+                            Duration::Microseconds(1)};
+      pool.duplex = pool.in.bandwidth;
+      pool.over_host = i > 0;
+      device_.pools.push_back(pool);
+    }
   }
 
   spillway::Setup SetupFor(Bytes memory) const {
@@ -101,7 +121,8 @@ INSTANTIATE_TEST_SUITE_P(All, ExecutionContract, ::testing::ValuesIn(Cases()),
                          [](const auto& test) {
                            std::string name = test.param.policy + "_" + test.param.preset + "_" +
                                               test.param.network().name() + "_" +
-                                              test.param.allocator + test.param.compression;
+                                              test.param.allocator + test.param.compression +
+                                              std::string(test.param.pools, '+');
                            std::replace_if(
                                name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
                                '_');
@@ -115,6 +136,7 @@ TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {
   const Bytes bound = LayerBound(trace_, device_.alignment);
   int fitted = 0;
   int64_t stored = 0;
+  PoolUse beside;  // all pools but the host's
   for (const double factor : {1.0, 1.2, 1.5, 2.0, 4.0, 50.0}) {
     const Bytes memory(static_cast<int64_t>(static_cast<double>(bound.count()) * factor));
     spillway::Setup named = SetupFor(memory);
@@ -142,6 +164,10 @@ TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {
         EXPECT_EQ(summary.stored.size(), static_cast<size_t>(summary.storages));
         stored += summary.storages;
       }
+      for (size_t i = 1; i < kMaxPools; ++i) {
+        beside.offloaded += report.metrics.pools[i].offloaded;
+        beside.prefetched += report.metrics.pools[i].prefetched;
+      }
       EXPECT_THAT(Check(trace_, report), IsEmpty());
       EXPECT_EQ(executed.execution->loss, reference.execution->loss);
       EXPECT_EQ(executed.execution->weights_digest, reference.execution->weights_digest);
@@ -149,6 +175,8 @@ TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {
   }
   EXPECT_GE(fitted, 3);
   EXPECT_EQ(stored > 0, !GetParam().compression.empty());
+  EXPECT_EQ(beside.offloaded > Bytes(0), GetParam().pools > 0);
+  EXPECT_EQ(beside.prefetched > Bytes(0), GetParam().pools > 0);
 }
 
 // Divides the batch of every convolution at random.

@@ -66,7 +66,7 @@ class Rig {
   Result Execute(Fault& fault) {
     testing::MixingOps ops(trace_);
     CpuBackend cpu(
-        trace_, {kMemory, kMemory, 7, 3},
+        trace_, {kMemory, {kMemory}, 7, 3},
         [&](const Op& op, const auto&, const auto& inputs, const auto& outputs, uint64_t seed) {
           testing::MaybeFail(op, fault);
           ops.Run(op, inputs, outputs, seed);
@@ -80,7 +80,7 @@ class Rig {
     parts.device = &device_;
     parts.cost = &cost_;
     parts.arena = &arena;
-    parts.host_pool = &host_pool;
+    parts.pools[0] = &host_pool;
     parts.backend = &backend;
     parts.policy = policy.get();
     const TrialRun trial = [&](Policy& other, Bytes memory) {
@@ -120,7 +120,8 @@ class Rig {
       for (uint8_t& number : act) number = static_cast<uint8_t>(random());
       spec.acts.push_back(act);
     }
-    return std::make_unique<testing::RandomPolicy>(spec, host_pool_);
+    return std::make_unique<testing::RandomPolicy>(spec,
+                                                   std::vector<const Allocator*>{&host_pool_});
   }
 
   const std::string policy_;

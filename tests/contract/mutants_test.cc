@@ -72,7 +72,7 @@ class Mutants : public ::testing::Test {
     parts.device = &device_;
     parts.cost = &cost_;
     parts.arena = &arena;
-    parts.host_pool = &host_pool;
+    parts.pools[0] = &host_pool;
     parts.backend = &backend;
     parts.policy = &policy;
     RuntimeOptions options;
@@ -84,7 +84,7 @@ class Mutants : public ::testing::Test {
   template <typename Wrap>
   Result Execute(std::optional<uint64_t> drain_seed, Allocator& arena, Wrap wrap) const {
     testing::MixingOps ops(trace_);
-    CpuBackend backend(trace_, {kMemory, kMemory, 7, drain_seed},
+    CpuBackend backend(trace_, {kMemory, {kMemory}, 7, drain_seed},
                        [&](const Op& op, const auto&, const auto& inputs, const auto& outputs,
                            uint64_t seed) { ops.Run(op, inputs, outputs, seed); });
     auto wrapped = wrap(backend);
@@ -138,9 +138,9 @@ class LosesWaits final : public ForwardingBackend {
   Event Enqueue(const Launch& launch, std::span<const Wait> waits) override {
     return ForwardingBackend::Enqueue(launch, Kept(waits));
   }
-  Event Copy(Direction direction, const Block& device, const Block& host, Bytes size,
-             std::span<const Wait> waits) override {
-    return ForwardingBackend::Copy(direction, device, host, size, Kept(waits));
+  Event Copy(PoolId pool, Direction direction, const Block& device, const Block& outside,
+             Bytes size, std::span<const Wait> waits) override {
+    return ForwardingBackend::Copy(pool, direction, device, outside, size, Kept(waits));
   }
 
  private:
@@ -185,13 +185,13 @@ class IgnoresReads final : public ForwardingBackend {
     Log(event.stream).push_back(std::move(writes));
     return event;
   }
-  Event Copy(Direction direction, const Block& device, const Block& host, Bytes size,
-             std::span<const Wait> waits) override {
+  Event Copy(PoolId pool, Direction direction, const Block& device, const Block& outside,
+             Bytes size, std::span<const Wait> waits) override {
     Writes writes;
     (direction == Direction::kToDevice ? writes.device : writes.host)
-        .push_back(direction == Direction::kToDevice ? device : host);
+        .push_back(direction == Direction::kToDevice ? device : outside);
     const Event event =
-        ForwardingBackend::Copy(direction, device, host, size, ForWrites(waits, writes));
+        ForwardingBackend::Copy(pool, direction, device, outside, size, ForWrites(waits, writes));
     Log(event.stream).push_back(std::move(writes));
     return event;
   }
@@ -250,10 +250,10 @@ class Progress final : public ForwardingBackend {
     ++issued_;
     return ForwardingBackend::Enqueue(launch, waits);
   }
-  Event Copy(Direction direction, const Block& device, const Block& host, Bytes size,
-             std::span<const Wait> waits) override {
+  Event Copy(PoolId pool, Direction direction, const Block& device, const Block& outside,
+             Bytes size, std::span<const Wait> waits) override {
     ++issued_;
-    return ForwardingBackend::Copy(direction, device, host, size, waits);
+    return ForwardingBackend::Copy(pool, direction, device, outside, size, waits);
   }
 
   size_t issued() const { return issued_; }
@@ -287,7 +287,7 @@ class FreesOnCompletion final : public ForwardingAllocator {
 TEST_F(Mutants, ReleaseOnCompletionBreaksParity) {
   const auto placements = [&](size_t lag, bool simulated, bool mutant) {
     testing::MixingOps ops(trace_);
-    CpuBackend cpu(trace_, {kMemory, kMemory, 7, 3},
+    CpuBackend cpu(trace_, {kMemory, {kMemory}, 7, 3},
                    [&](const Op& op, const auto&, const auto& inputs, const auto& outputs,
                        uint64_t seed) { ops.Run(op, inputs, outputs, seed); });
     SimBackend sim(device_, cost_);

@@ -24,7 +24,8 @@ std::string PlacementText(const Trace& trace, const Report& report) {
   std::string text;
   for (const Placement& placement : report.placements) {
     text += fmt::format("{:>3} {}{} {} [{}, {})\n", placement.commands,
-                        placement.host ? "host " : "", kKinds[static_cast<size_t>(placement.kind)],
+                        !placement.on_device() ? "host " : "",
+                        kKinds[static_cast<size_t>(placement.kind)],
                         placement.tensor == kNoTensor ? "-" : trace.tensor(placement.tensor).name,
                         placement.block.offset.count(), placement.block.end().count());
   }

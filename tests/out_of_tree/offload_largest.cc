@@ -59,7 +59,7 @@ class OffloadLargest final : public spillway::Policy {
   void BeforeOp(PolicyContext& context, OpId op) override {
     for (const TensorId storage : wanted_at_[Index(op)]) {
       // False where there is no room yet: the runtime then fetches it when it is needed.
-      if (context.Where(storage) == Residency::kHost) context.Prefetch(storage);
+      if (context.Where(storage) == Residency::kOutside) context.Prefetch(storage);
     }
   }
 

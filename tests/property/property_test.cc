@@ -46,8 +46,9 @@ struct Arbitrary<RandomCase> {
     return gen::build<RandomCase>(
         gen::set(&RandomCase::trace, trace), gen::set(&RandomCase::policy, policy),
         gen::set(&RandomCase::budget, Below(255)), gen::set(&RandomCase::host_pool, Number()),
-        gen::set(&RandomCase::alignment, Below(4)), gen::set(&RandomCase::allocator, Below(60)),
-        gen::set(&RandomCase::charge_input, Below(2)), gen::set(&RandomCase::drain_seed, Number()));
+        gen::set(&RandomCase::pools, Number()), gen::set(&RandomCase::alignment, Below(4)),
+        gen::set(&RandomCase::allocator, Below(60)), gen::set(&RandomCase::charge_input, Below(2)),
+        gen::set(&RandomCase::drain_seed, Number()));
   }
 };
 

@@ -89,6 +89,17 @@ Circumstances MakeCircumstances(const RandomCase& random_case) {
   made.device.alignment = Alignment(random_case.alignment);
   made.device.memory = Memory(random_case.budget, made.trace, made.device.alignment);
   made.device.host_memory = HostMemory(random_case.host_pool);
+  for (unsigned i = 0; i < random_case.pools % kMaxPools; ++i) {
+    ExternalPool pool;
+    pool.kind = i == 0 ? ExternalPool::Kind::kPeer : ExternalPool::Kind::kNvme;
+    pool.size = HostMemory(static_cast<uint8_t>(random_case.pools / 3 + i));
+    pool.in = pool.out = made.device.h2d;
+    pool.out.bandwidth.bytes_per_second *= random_case.pools % 5;
+    pool.out.bandwidth.bytes_per_second += 1'000'000;
+    pool.duplex = made.device.duplex;
+    pool.over_host = i > 0;
+    made.device.pools.push_back(pool);
+  }
   made.options.iterations = 2;
   made.options.charge_input = random_case.charge_input % 2 == 1;
   return made;
@@ -97,21 +108,21 @@ Circumstances MakeCircumstances(const RandomCase& random_case) {
 // The bytes of all that persists, wherever it lies at the end.
 std::map<TensorId, uint64_t> HashPersistent(const Trace& trace, const Report& report,
                                             const CpuBackend& backend) {
-  std::map<TensorId, Placement> device, host;
+  std::map<TensorId, Placement> device, outside;
   for (const Placement& placement : report.placements) {
-    auto& held = placement.host ? host : device;
+    auto& held = placement.on_device() ? device : outside;
     if (placement.kind == PlacementKind::kAllocate) {
       held[placement.tensor] = placement;
     } else if (placement.kind == PlacementKind::kFree) {
       held.erase(placement.tensor);
     }
   }
-  device.merge(host);
+  device.merge(outside);
   std::map<TensorId, uint64_t> hashes;
   for (const auto& [tensor, placement] : device) {
     if (tensor == kNoTensor) continue;
     std::vector<std::byte> bytes(static_cast<size_t>(trace.tensor(tensor).size.count()));
-    backend.Read(placement.block, placement.host, bytes);
+    backend.Read(placement.block, placement.pool, bytes);
     hashes[tensor] = HashBytes(bytes, 0);
   }
   return hashes;
@@ -126,7 +137,11 @@ class CaseRunner {
   // On the CPU; nullopt if something was thrown.
   std::optional<Result> Execute(std::string_view what, std::optional<uint64_t> drain_seed) {
     MixingOps ops(made_.trace);
-    CpuBackend backend(made_.trace, {Bytes::Unlimited(), made_.device.host_memory, 11, drain_seed},
+    std::array<Bytes, kMaxPools> pools;
+    for (const PoolId pool : PoolsBySpeed(made_.device)) {
+      pools[NumberOf(pool)] = SizeOf(made_.device, pool);
+    }
+    CpuBackend backend(made_.trace, {Bytes::Unlimited(), pools, 11, drain_seed},
                        [&](const Op& op, const auto&, const auto& inputs, const auto& outputs,
                            uint64_t seed) { ops.Run(op, inputs, outputs, seed); });
     auto report = Run(what, backend);
@@ -158,16 +173,25 @@ class CaseRunner {
     } else {
       arena = MakeAllocator(made_.allocator, device.memory, device.alignment);
     }
-    const auto pool = MakeAllocator("best-fit", device.host_memory, device.alignment);
     AccountingAllocator arena_books(*arena, device.memory, device.alignment, caching);
-    AccountingAllocator pool_books(*pool, device.host_memory, device.alignment);
-    RandomPolicy policy(case_.policy, pool_books);
+    std::vector<std::unique_ptr<Allocator>> pools;
+    std::array<std::optional<AccountingAllocator>, kMaxPools> pool_books;
+    std::vector<const Allocator*> outside;
+    for (const PoolId pool : PoolsBySpeed(device)) {
+      const Bytes size = SizeOf(device, pool);
+      pools.push_back(MakeAllocator("best-fit", size, device.alignment));
+      auto& books = pool_books[NumberOf(pool)];
+      outside.push_back(&books.emplace(*pools.back(), size, device.alignment));
+    }
+    RandomPolicy policy(case_.policy, outside);
     RuntimeParts parts;
     parts.trace = &made_.trace;
     parts.device = &device;
     parts.cost = &made_.cost;
     parts.arena = &arena_books;
-    parts.host_pool = &pool_books;
+    for (size_t i = 0; i < kMaxPools; ++i) {
+      if (pool_books[i]) parts.pools[i] = &*pool_books[i];
+    }
     parts.backend = &backend;
     parts.policy = &policy;
     std::optional<Report> report;
@@ -181,8 +205,10 @@ class CaseRunner {
     if (!report) return report;
     for (const std::string& violation : Check(made_.trace, *report)) Fail(what, violation);
     std::vector<std::string> books;
-    arena_books.Compare(made_.trace, *report, /*host=*/false, books);
-    pool_books.Compare(made_.trace, *report, /*host=*/true, books);
+    arena_books.Compare(made_.trace, *report, PoolId::kDevice, books);
+    for (size_t i = 0; i < kMaxPools; ++i) {
+      if (pool_books[i]) pool_books[i]->Compare(made_.trace, *report, OutsidePool(i), books);
+    }
     for (const std::string& violation : books) Fail(what, violation);
     return report;
   }
@@ -198,6 +224,7 @@ std::optional<Result> ExecuteReference(const Circumstances& made, Tally& tally,
                                        std::vector<std::string>& violations) {
   Circumstances ample = made;
   ample.device.memory = ample.device.host_memory = kAmple;
+  ample.device.pools.clear();
   return CaseRunner({}, ample, tally, violations).Execute("in core", std::nullopt);
 }
 
@@ -257,10 +284,11 @@ std::vector<std::string> Violations(const RandomCase& random_case, Tally& tally)
 std::string Describe(const RandomCase& random_case) {
   const Circumstances made = MakeCircumstances(random_case);
   return fmt::format(
-      "memory {} (layer bound {}), host {}, alignment {}, allocator {}, {}drain seed {}\n{}{}",
+      "memory {} (layer bound {}), host {}, {} other pools, alignment {}, allocator {}, {}drain "
+      "seed {}\n{}{}",
       made.device.memory.count(), LayerBound(made.trace, made.device.alignment).count(),
-      made.device.host_memory.count(), made.device.alignment.count(), made.allocator,
-      made.options.charge_input ? "inputs charged, " : "", random_case.drain_seed,
+      made.device.host_memory.count(), made.device.pools.size(), made.device.alignment.count(),
+      made.allocator, made.options.charge_input ? "inputs charged, " : "", random_case.drain_seed,
       Describe(made.trace), RandomPolicy::Describe(random_case.policy, made.trace));
 }
 

@@ -18,6 +18,7 @@ struct RandomCase {
   PolicySpec policy;
   uint8_t budget = 0;     // 0: ample; otherwise a part of what the largest op needs, and up
   uint8_t host_pool = 0;  // 0: ample; otherwise none, or little
+  uint8_t pools = 0;      // how many others there are, their sizes and which is faster
   uint8_t alignment = 0;
   uint8_t allocator = 0;     // one of a list
   uint8_t charge_input = 0;  // odd: inputs are copied in
@@ -38,7 +39,7 @@ struct Tally {
 // - every op reads the same bytes as in core, and what persists ends with the same bytes;
 // - the checker finds nothing, and nothing throws;
 // - decisions and placements are the simulator's;
-// - arena and host pool hold what the logs say at every call, and nothing when all is over;
+// - arena and pools hold what the logs say at every call, and nothing when all is over;
 // - verbs that say false change nothing, those that say true do what they say.
 std::vector<std::string> Violations(const RandomCase& random_case, Tally& tally);
 

@@ -138,11 +138,10 @@ void AccountingAllocator::CompareSums() {
   if (stats.reserved > capacity_) Fail("more is reserved than there is");
 }
 
-void AccountingAllocator::Compare(const Trace& trace, const Report& report, bool host,
+void AccountingAllocator::Compare(const Trace& trace, const Report& report, PoolId pool,
                                   std::vector<std::string>& violations) const {
-  const char* const pool = host ? "host pool" : "arena";
   const auto fail = [&](std::string_view what) {
-    violations.push_back(fmt::format("{}: {}", pool, what));
+    violations.push_back(fmt::format("{}: {}", spillway::Name(pool), what));
   };
   for (const std::string& violation : violations_) fail(violation);
   if (live() > 0) fail(fmt::format("{} blocks were not given back", live()));
@@ -156,7 +155,7 @@ void AccountingAllocator::Compare(const Trace& trace, const Report& report, bool
   Bytes allocated, peak;
   std::vector<const Placement*> held;
   for (const Placement& placement : report.placements) {
-    if (placement.host != host) continue;
+    if (placement.pool != pool) continue;
     if (placement.kind == PlacementKind::kAllocate) {
       allocated += RoundUp(std::max(placement.block.size, Bytes(1)), granularity_);
       held.push_back(&placement);
@@ -178,7 +177,8 @@ void AccountingAllocator::Compare(const Trace& trace, const Report& report, bool
         std::all_of(held.begin(), held.end(),
                     [&](const Placement* placement) { return Persists(trace, placement->tensor); });
     if (!only_persistent) fail("something that does not persist is held at the end");
-    if (!host && peak != report.metrics.peak_allocated) fail("the peak is not that of the log");
+    if (pool == PoolId::kDevice && peak != report.metrics.peak_allocated)
+      fail("the peak is not that of the log");
   }
 
   if (report.iterations == 0) return;  // it ended in Plan, before there was a log of an iteration

@@ -47,9 +47,9 @@ class AccountingAllocator final : public ForwardingAllocator {
   size_t live() const { return live_.size(); }
 
   // Compares with the report of the run that made the calls and has given back everything: the
-  // placement log must tell the last calls, on the device or in the host pool, from a state in
+  // placement log must tell the last calls, in the pool, from a state in
   // which only what persists was held to one in which only that is.
-  void Compare(const Trace& trace, const Report& report, bool host,
+  void Compare(const Trace& trace, const Report& report, PoolId pool,
                std::vector<std::string>& violations) const;
 
  private:

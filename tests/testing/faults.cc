@@ -11,10 +11,10 @@ Event FaultyBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) 
   return ForwardingBackend::Enqueue(launch, waits);
 }
 
-Event FaultyBackend::Copy(Direction direction, const Block& device, const Block& host, Bytes size,
-                          std::span<const Wait> waits) {
+Event FaultyBackend::Copy(PoolId pool, Direction direction, const Block& device,
+                          const Block& outside, Bytes size, std::span<const Wait> waits) {
   if (fault_.Strikes(FaultKind::kCopy)) throw EnvironmentError("injected: copy refused");
-  return ForwardingBackend::Copy(direction, device, host, size, waits);
+  return ForwardingBackend::Copy(pool, direction, device, outside, size, waits);
 }
 
 std::optional<Block> FaultyAllocator::Allocate(Bytes size, Hint hint) {

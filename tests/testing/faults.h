@@ -42,8 +42,8 @@ class FaultyBackend final : public ForwardingBackend {
   FaultyBackend(Backend& backend, Fault& fault) : ForwardingBackend(backend), fault_(fault) {}
 
   Event Enqueue(const Launch& launch, std::span<const Wait> waits) override;
-  Event Copy(Direction direction, const Block& device, const Block& host, Bytes size,
-             std::span<const Wait> waits) override;
+  Event Copy(PoolId pool, Direction direction, const Block& device, const Block& outside,
+             Bytes size, std::span<const Wait> waits) override;
 
  private:
   Fault& fault_;

@@ -27,6 +27,16 @@ Device RoundDevice() {
   return device;
 }
 
+Device DeviceWithPeer(Bytes size) {
+  Device device = RoundDevice();
+  ExternalPool peer;
+  peer.size = size;
+  peer.in = peer.out = {{2'000'000'000}, Duration()};
+  peer.duplex = {4'000'000'000};
+  device.pools = {peer};
+  return device;
+}
+
 FixedCost::FixedCost(Duration time) : default_{{"default", time, Bytes(0), true}} {}
 
 void FixedCost::Set(const std::string& signature, std::vector<Kernel> kernels) {
@@ -103,14 +113,17 @@ RunResult RunSim(const Trace& trace, const CostModel& cost, Policy& policy,
   };
   device.memory = policy.LimitMemory(trace, device, trial);
   BestFit arena(device.memory, device.alignment);
-  BestFit host_pool(device.host_memory, device.alignment);
+  std::vector<std::unique_ptr<BestFit>> pools;
   SimBackend backend(device, cost);
   RuntimeParts parts;
   parts.trace = &trace;
   parts.device = &device;
   parts.cost = &cost;
   parts.arena = &arena;
-  parts.host_pool = &host_pool;
+  for (size_t i = 0; i <= device.pools.size(); ++i) {
+    pools.push_back(std::make_unique<BestFit>(SizeOf(device, OutsidePool(i)), device.alignment));
+    parts.pools[i] = pools.back().get();
+  }
   parts.backend = &backend;
   parts.policy = &policy;
   parts.trial = [&](Policy& other) { return trial(other, device.memory); };

@@ -22,6 +22,8 @@ namespace spillway::testing {
 // 1 byte per nanosecond on each link, no latency, no launch overhead, blocks of 1 byte: times and
 // offsets can be read off a drawing.
 Device RoundDevice();
+// The same with another GPU beside it that has so many bytes to use, over a link twice as fast.
+Device DeviceWithPeer(Bytes size);
 
 // Serves the same time for every slot unless told otherwise; a copy takes 1 ns per byte.
 class FixedCost final : public CostModel {

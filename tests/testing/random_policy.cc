@@ -4,18 +4,19 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 namespace spillway::testing {
 
-// Everything that a policy can see of the state of a run, and the host pool.
+// Everything that a policy can see of the state of a run, and the pools outside.
 struct RandomPolicy::Facts {
   std::vector<std::tuple<Residency, bool, std::optional<OpId>>> tensors;
-  std::array<Bytes, 7> memory;
+  std::vector<Bytes> memory;
   bool operator==(const Facts&) const = default;
 };
 
-RandomPolicy::RandomPolicy(const PolicySpec& spec, const Allocator& host_pool)
-    : spec_(spec), host_pool_(host_pool) {
+RandomPolicy::RandomPolicy(const PolicySpec& spec, std::vector<const Allocator*> outside)
+    : spec_(spec), outside_(std::move(outside)) {
   // A block shared by several storages excludes evictions: to rebuild one storage may need another
   // back.
   evicts_ = std::any_of(spec.acts.begin(), spec.acts.end(),
@@ -32,9 +33,14 @@ RandomPolicy::Facts RandomPolicy::Take(const PolicyContext& context) const {
     const auto id = static_cast<TensorId>(i);
     facts.tensors.push_back({context.Where(id), context.Pinned(id), context.NextUse(id)});
   }
-  const MemoryStats device = context.Stats(), host = host_pool_.Stats();
-  facts.memory = {device.requested, device.allocated, device.reserved,  device.largest_free,
-                  host.requested,   host.allocated,   host.largest_free};
+  const MemoryStats device = context.Stats();
+  facts.memory = {device.requested, device.allocated, device.reserved, device.largest_free};
+  for (const Allocator* pool : outside_) {
+    const MemoryStats stats = pool->Stats();
+    for (const Bytes value : {stats.requested, stats.allocated, stats.largest_free}) {
+      facts.memory.push_back(value);
+    }
+  }
   return facts;
 }
 
@@ -171,11 +177,16 @@ bool RandomPolicy::Try(PolicyContext& context, const char* name, TensorId tensor
 }
 
 bool RandomPolicy::Offload(PolicyContext& context, TensorId tensor) {
-  return Try(context, "Offload", tensor, Residency::kBoth, [&] { return context.Offload(tensor); });
+  // Sometimes to a pool by name, which need not be there.
+  const size_t number = (spec_.hints + Index(tensor)) % (2 * kMaxPools);
+  const auto pool = number < kMaxPools ? std::optional(OutsidePool(number)) : std::nullopt;
+  return Try(context, "Offload", tensor, Residency::kBoth,
+             [&] { return context.Offload(tensor, pool); });
 }
 
 bool RandomPolicy::Release(PolicyContext& context, TensorId tensor) {
-  return Try(context, "Release", tensor, Residency::kHost, [&] { return context.Release(tensor); });
+  return Try(context, "Release", tensor, Residency::kOutside,
+             [&] { return context.Release(tensor); });
 }
 
 bool RandomPolicy::Prefetch(PolicyContext& context, TensorId tensor) {

@@ -26,8 +26,8 @@ struct PolicySpec {
 
 class RandomPolicy final : public Policy {
  public:
-  // `host_pool` is that of the run, and outlives the policy.
-  RandomPolicy(const PolicySpec& spec, const Allocator& host_pool);
+  // `outside` are the allocators of the run's pools, and outlive the policy.
+  RandomPolicy(const PolicySpec& spec, std::vector<const Allocator*> outside);
 
   void Plan(PolicyContext& context) override;
   void BeforeOp(PolicyContext& context, OpId op) override;
@@ -76,7 +76,7 @@ class RandomPolicy final : public Policy {
   bool Try(PolicyContext& context, const char* name, TensorId tensor, Residency where, Verb verb);
 
   const PolicySpec spec_;
-  const Allocator& host_pool_;
+  const std::vector<const Allocator*> outside_;
   bool evicts_ = false;  // somewhere
   int failures_ = 0;     // at this op
   uint64_t verbs_ = 0;

@@ -26,12 +26,12 @@ class CpuBackendTest : public ::testing::Test {
                    .Tensor("y", TensorKind::kActivation, 8)
                    .Op("f1", Phase::kForward, {"x"}, {"y"})
                    .Build()),
-        backend_(trace_, {Bytes(64), Bytes(64), 1, std::nullopt},
+        backend_(trace_, {Bytes(64), {Bytes(64)}, 1, std::nullopt},
                  [this](const Op&, const auto&, const auto& inputs, const auto& outputs, uint64_t) {
                    rest_at_run_ = Contents(kRest);
                    std::copy(inputs[0].begin(), inputs[0].end(), outputs[0].begin());
                  }) {
-    backend_.OnArrive(TensorId{0}, kX, /*host=*/false);
+    backend_.OnArrive(TensorId{0}, kX, PoolId::kDevice);
   }
 
   // Issues f1 from x to y, with scratch or workspace in the rest.
@@ -46,9 +46,9 @@ class CpuBackendTest : public ::testing::Test {
   }
 
   // The 8 bytes of a block.
-  std::vector<std::byte> Contents(const Block& block, bool host = false) const {
+  std::vector<std::byte> Contents(const Block& block, PoolId pool = PoolId::kDevice) const {
     std::vector<std::byte> bytes(8);
-    backend_.Read(block, host, bytes);
+    backend_.Read(block, pool, bytes);
     return bytes;
   }
 
@@ -60,21 +60,21 @@ class CpuBackendTest : public ::testing::Test {
 TEST_F(CpuBackendTest, AbandonedRangesArePoisonedWhenNothingNeedsThem) {
   const Event ran = Enqueue({}, {});
   const Wait wait{ran, WaitCause::kSource};
-  backend_.Copy(Direction::kToHost, kY, kX, Bytes(8), std::span(&wait, 1));
-  backend_.OnAbandon(kY, /*host=*/false);
+  backend_.Copy(PoolId::kHost, Direction::kToHost, kY, kX, Bytes(8), std::span(&wait, 1));
+  backend_.OnAbandon(kY, PoolId::kDevice);
   backend_.Synchronize();
   EXPECT_THAT(Contents(kY), Each(kPoison));
   EXPECT_THAT(Contents(kX), ::testing::Not(Each(kPoison)));
-  EXPECT_EQ(Contents(kX, /*host=*/true), Contents(kX));  // the copy came first
+  EXPECT_EQ(Contents(kX, PoolId::kHost), Contents(kX));  // the copy came first
   backend_.TakeTimeline();
-  backend_.OnAbandon(kX, /*host=*/true);
+  backend_.OnAbandon(kX, PoolId::kHost);
   backend_.Synchronize();
-  EXPECT_THAT(Contents(kX, /*host=*/true), Each(kPoison));
+  EXPECT_THAT(Contents(kX, PoolId::kHost), Each(kPoison));
 }
 
 TEST_F(CpuBackendTest, RangesInUseAgainAreNotPoisoned) {
   backend_.OnFree(kX);
-  backend_.OnArrive(TensorId{0}, kX, /*host=*/false);
+  backend_.OnArrive(TensorId{0}, kX, PoolId::kDevice);
   backend_.Synchronize();
   EXPECT_THAT(Contents(kX), ::testing::Not(Each(kPoison)));
 }
@@ -83,7 +83,7 @@ TEST_F(CpuBackendTest, ScratchAndWorkspaceArePoisonedBeforeAnOp) {
   Enqueue({kRest}, {});
   backend_.Synchronize();
   EXPECT_THAT(rest_at_run_, Each(kPoison));
-  backend_.OnArrive(TensorId{0}, kRest, /*host=*/false);
+  backend_.OnArrive(TensorId{0}, kRest, PoolId::kDevice);
   backend_.TakeTimeline();
   Enqueue({}, kRest);
   backend_.Synchronize();
@@ -92,8 +92,9 @@ TEST_F(CpuBackendTest, ScratchAndWorkspaceArePoisonedBeforeAnOp) {
 
 TEST_F(CpuBackendTest, RangesBeyondItsMemoryAreRefusedAtOnce) {
   EXPECT_THROW(Enqueue({}, {Bytes(60), Bytes(8)}), InputError);
-  EXPECT_THROW(backend_.Copy(Direction::kToHost, kX, {Bytes(60), Bytes(8)}, Bytes(8), {}),
-               InputError);
+  EXPECT_THROW(
+      backend_.Copy(PoolId::kHost, Direction::kToHost, kX, {Bytes(60), Bytes(8)}, Bytes(8), {}),
+      InputError);
 }
 
 }  // namespace

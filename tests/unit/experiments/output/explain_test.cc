@@ -354,7 +354,7 @@ TEST_P(EveryReportTest, TheMemoryCurveAgreesWithTheMetrics) {
     peak_requested = std::max(peak_requested, samples[i].requested);
     peak_allocated = std::max(peak_allocated, samples[i].allocated);
     peak_reserved = std::max(peak_reserved, samples[i].reserved);
-    pinned_peak = std::max(pinned_peak, samples[i].pinned);
+    pinned_peak = std::max(pinned_peak, samples[i].pinned());
   }
   const int64_t total = metrics.iteration.picoseconds();
   EXPECT_EQ(Bytes(static_cast<int64_t>(requested / total)), metrics.average_requested);

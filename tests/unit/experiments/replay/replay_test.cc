@@ -363,7 +363,7 @@ TEST(SnapshotTest, ASimulatedRunReadsBackAsWhatItPlaced) {
     std::vector<std::pair<bool, Bytes>> placed, read;
     for (const Placement& placement : outcome.report.placements) {
       const bool takes = placement.kind == PlacementKind::kAllocate;
-      if (placement.host || (!takes && placement.kind != PlacementKind::kFree)) continue;
+      if (!placement.on_device() || (!takes && placement.kind != PlacementKind::kFree)) continue;
       placed.emplace_back(takes, placement.requested);
     }
     Bytes segments;

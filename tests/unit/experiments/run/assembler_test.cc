@@ -155,7 +155,7 @@ TEST_F(AssemblerTest, ABackendThatNeedsAFootprintGetsWhatIsPredicted) {
   EXPECT_TRUE(outcome.execution);
   ASSERT_TRUE(footprint);
   EXPECT_EQ(footprint->device, outcome.report.metrics.peak_reserved);
-  EXPECT_EQ(footprint->host, Bytes(0));
+  EXPECT_EQ(footprint->outside[NumberOf(PoolId::kHost)], Bytes(0));
   setup_.memory = Bytes::KiB(1);
   EXPECT_FALSE(Play(setup_, {&make, 1}, backends).report.fits());
   EXPECT_EQ(made, 1);  // what does not fit is not run

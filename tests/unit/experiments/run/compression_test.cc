@@ -51,9 +51,10 @@ class CompressedCopies : public ::testing::Test {
     compression_.decompress = {decompress * 1'000'000'000};
     SimBackend backend(device_, cost_, false, &compression_);
     const Block block{Bytes(0), size};
-    backend.OnHostBlock(tensor, block);
-    const Wait out{backend.Copy(Direction::kToHost, block, block, size, {}), WaitCause::kSource};
-    backend.Copy(Direction::kToDevice, block, block, size, std::span(&out, 1));
+    backend.OnOutsideBlock(tensor, block, PoolId::kHost);
+    const Wait out{backend.Copy(PoolId::kHost, Direction::kToHost, block, block, size, {}),
+                   WaitCause::kSource};
+    backend.Copy(PoolId::kHost, Direction::kToDevice, block, block, size, std::span(&out, 1));
     backend.Synchronize();
     StreamTimes times = backend.TakeTimeline();
     measured_ = backend.compression_times();
@@ -89,8 +90,8 @@ TEST_F(CompressedCopies, CopiesWaitForBuffersThatSlowThreadsHold) {
   compression_.decompress = {1'000'000'000};
   SimBackend backend(device_, cost, false, &compression_);
   const Block block{Bytes(0), Bytes(40)};
-  backend.OnHostBlock(kX, block);
-  backend.Copy(Direction::kToHost, block, block, Bytes(40), {});
+  backend.OnOutsideBlock(kX, block, PoolId::kHost);
+  backend.Copy(PoolId::kHost, Direction::kToHost, block, block, Bytes(40), {});
   backend.Synchronize();
   const StreamTimes times = backend.TakeTimeline();
   // Pieces at 0, 10, 50 (the first is compressed from 10 to 50) and 90.

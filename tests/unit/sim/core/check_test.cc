@@ -42,7 +42,7 @@ TEST_F(CheckTest, SoundReportsPass) { EXPECT_THAT(Check(), IsEmpty()); }
 TEST_F(CheckTest, FindsAPlantedOverlap) {
   Placement* last = nullptr;
   for (Placement& placement : report_.placements) {
-    if (placement.kind != PlacementKind::kAllocate || placement.host) continue;
+    if (placement.kind != PlacementKind::kAllocate || !placement.on_device()) continue;
     if (last != nullptr && placement.tensor == TensorId{2}) {
       placement.block.offset = last->block.offset + Bytes(1);
     }
@@ -91,7 +91,7 @@ TEST_F(CheckTest, FindsAWaitForTheFuture) {
 TEST_F(CheckTest, FindsAReleaseTooEarly) {
   // The first release of a storage is moved before the command that reads it last.
   for (Placement& placement : report_.placements) {
-    if (placement.kind == PlacementKind::kFree && !placement.host) {
+    if (placement.kind == PlacementKind::kFree && placement.on_device()) {
       placement.commands = 0;
       break;
     }
@@ -103,6 +103,20 @@ TEST_F(CheckTest, FindsStaleContents) {
   // The op list says that b1 reads x; make the copy back bring another tensor's contents.
   Command(CommandKind::kToHost, 0).tensor = TensorId{2};
   EXPECT_THAT(Check(), ::testing::Not(IsEmpty()));
+}
+
+// The copy runs on the host's stream; the block is the peer's.
+TEST_F(CheckTest, FindsACopyToTheWrongPool) {
+  PolicyRegistry registry;
+  RegisterBuiltinPolicies(registry);
+  report_ = testing::RunSim(trace_, testing::FixedCost(), *registry.Make("vdnn-conv"),
+                            {.device = testing::DeviceWithPeer(Bytes::GiB(1))})
+                .report;
+  EXPECT_THAT(Check(), IsEmpty());
+  TimelineEntry& copy = Command(CommandKind::kToHost, 0);
+  ASSERT_EQ(copy.event.stream, StreamOf(OutsidePool(1), Direction::kToHost));
+  copy.event.stream = Stream::kToHost;
+  EXPECT_THAT(Check(), Contains(HasSubstr("has no block on one side")));
 }
 
 TEST_F(CheckTest, FindsStreamsThatOverlapThemselves) {

@@ -149,6 +149,45 @@ TEST(DeviceTest, TheFileMaySayWhatDriversCallTheGpu) {
               EndsWith("'nine' is not of the form \"9.0\""));
 }
 
+TEST(DeviceTest, TheFileMayHavePoolsAndKnowLinksToOthers) {
+  const std::string text = std::string(kToy) + R"([pool.peer]
+in = "40GB/s"
+in_latency = "1us"
+out = "30GB/s"
+out_latency = "2us"
+duplex = "60GB/s"
+[pool.nvme]
+size = "1TiB"
+in = "5MB/s"
+in_latency = "1us"
+out = "7MB/s"
+out_latency = "1us"
+duplex = "5MB/s"
+)";
+  const Device device = ParseDevice(text, "toy.toml");
+  ASSERT_EQ(device.pools.size(), 1u);
+  EXPECT_EQ(NameOf(device, OutsidePool(1)), "nvme");
+  EXPECT_EQ(SizeOf(device, OutsidePool(1)), Bytes::GiB(1024));
+  EXPECT_TRUE(device.pools[0].over_host);
+  ASSERT_EQ(device.known_pools.size(), 1u);
+  EXPECT_FALSE(device.known_pools[0].over_host);
+  EXPECT_EQ(device.known_pools[0].out.latency, Duration::Microseconds(2));
+  // 7 MB/s beats the host's 6.
+  EXPECT_THAT(PoolsBySpeed(device), ::testing::ElementsAre(OutsidePool(1), PoolId::kHost));
+  const auto error_with = [&](const std::string& from, const std::string& to) {
+    std::string changed = text;
+    changed.replace(changed.find(from), from.size(), to);
+    return InputErrorOf([&] { ParseDevice(changed, "toy.toml"); });
+  };
+  EXPECT_THAT(error_with("[pool.nvme]", "[pool.disk]"),
+              HasSubstr("unknown key 'disk' (valid: peer, remote, nvme)"));
+  EXPECT_THAT(error_with("\"1TiB\"", "\"0B\""), HasSubstr("pool.nvme.size: '0B' is too small"));
+  EXPECT_THAT(error_with("\"40GB/s\"", "\"0GB/s\""),
+              HasSubstr("pool.peer.in: '0GB/s' is too small"));
+  EXPECT_THAT(error_with("duplex = \"60GB/s\"", "over = \"air\""),
+              HasSubstr("unknown link 'air' (valid: host, own)"));
+}
+
 TEST(DeviceTest, ErrorsNameLineAndColumn) {
   EXPECT_EQ(ErrorOfEdit("\"1GiB\"", "\"12 gigs\""),
             "toy.toml:4:8: memory.size: '12 gigs' is not a size: unknown unit 'gigs' (a number and "

@@ -125,9 +125,10 @@ class NotingBackend final : public Backend {
     return Note("Enqueue"),
            Event{Stream::kCompute, static_cast<uint32_t>(Index(launch.op) + waits.size())};
   }
-  Event Copy(Direction, const Block& device, const Block& host, Bytes size,
+  Event Copy(PoolId pool, Direction, const Block& device, const Block& outside, Bytes size,
              std::span<const Wait> waits) override {
-    const Bytes sum = device.offset + host.offset + size;
+    const Bytes sum = device.offset + outside.offset + size;
+    EXPECT_EQ(pool, PoolId::kHost);
     return Note("Copy"), Event{Stream::kToHost, static_cast<uint32_t>(sum.count()) +
                                                     static_cast<uint32_t>(waits.size())};
   }
@@ -140,14 +141,14 @@ class NotingBackend final : public Backend {
   void OnAllocate(const Block& block) override { Note("OnAllocate", block); }
   void OnFree(const Block& block) override { Note("OnFree", block); }
   void OnDriverCall(const DriverCall& call) override { Note("OnDriverCall", call.range); }
-  void OnAbandon(const Block& block, bool host) override {
-    if (host) Note("OnAbandon", block);
+  void OnAbandon(const Block& block, PoolId pool) override {
+    if (pool == PoolId::kHost) Note("OnAbandon", block);
   }
-  void OnHostBlock(TensorId tensor, const Block& block) override {
-    if (tensor == TensorId{4}) Note("OnHostBlock", block);
+  void OnOutsideBlock(TensorId tensor, const Block& block, PoolId pool) override {
+    if (tensor == TensorId{4} && pool == OutsidePool(2)) Note("OnOutsideBlock", block);
   }
-  void OnArrive(TensorId tensor, const Block& block, bool host) override {
-    if (tensor == TensorId{5} && host) Note("OnArrive", block);
+  void OnArrive(TensorId tensor, const Block& block, PoolId pool) override {
+    if (tensor == TensorId{5} && pool == PoolId::kHost) Note("OnArrive", block);
   }
 
   Names called;
@@ -187,16 +188,17 @@ TEST_P(BackendWrappers, PassEveryMethodOn) {
   launch.op = OpId{7};
   EXPECT_EQ(wrapper->Name(), "noting");
   EXPECT_EQ(wrapper->Enqueue(launch, std::span(&wait, 1)), (Event{Stream::kCompute, 8}));
-  EXPECT_EQ(wrapper->Copy(Direction::kToHost, block, block, Bytes(9), std::span(&wait, 1)),
-            (Event{Stream::kToHost, 12}));
+  EXPECT_EQ(
+      wrapper->Copy(PoolId::kHost, Direction::kToHost, block, block, Bytes(9), std::span(&wait, 1)),
+      (Event{Stream::kToHost, 12}));
   wrapper->Synchronize();
   EXPECT_EQ(wrapper->TakeTimeline()[1].size(), 2u);
   wrapper->OnAllocate(block);
   wrapper->OnFree(block);
   wrapper->OnDriverCall({DriverCall::Kind::kMap, block, std::nullopt});
-  wrapper->OnAbandon(block, /*host=*/true);
-  wrapper->OnHostBlock(TensorId{4}, block);
-  wrapper->OnArrive(TensorId{5}, block, /*host=*/true);
+  wrapper->OnAbandon(block, PoolId::kHost);
+  wrapper->OnOutsideBlock(TensorId{4}, block, OutsidePool(2));
+  wrapper->OnArrive(TensorId{5}, block, PoolId::kHost);
   EXPECT_EQ(target.called, MethodsOf("sim/core/backend.h", "Backend"));
 }
 
@@ -204,7 +206,9 @@ TEST_P(BackendWrappers, PassEveryMethodOn) {
 
 class NotingContext final : public PolicyContext {
  public:
-  bool Offload(TensorId tensor) override { return Note("Offload", tensor); }
+  bool Offload(TensorId tensor, std::optional<PoolId> pool) override {
+    return pool == PoolId::kHost && Note("Offload", tensor);
+  }
   bool Release(TensorId tensor) override { return Note("Release", tensor); }
   bool Prefetch(TensorId tensor) override { return Note("Prefetch", tensor); }
   bool Evict(TensorId tensor) override { return Note("Evict", tensor); }
@@ -292,7 +296,7 @@ TEST_P(ContextWrappers, PassEveryMethodOn) {
   Policy other;
   GetParam().with(target, [&](PolicyContext& context) {
     const TensorId id{1};
-    EXPECT_TRUE(context.Offload(id) && context.Release(id) && context.Prefetch(id));
+    EXPECT_TRUE(context.Offload(id, PoolId::kHost) && context.Release(id) && context.Prefetch(id));
     EXPECT_TRUE(context.Evict(id) && context.Pinned(id));
     context.Fence();
     EXPECT_TRUE(context.Reserve(std::span(&id, 1), Bytes(3)));

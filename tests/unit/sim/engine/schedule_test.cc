@@ -126,8 +126,29 @@ TEST(LinksTest, SharesAreMaxMinFair) {
 }
 
 TEST(LinksTest, AnUnloadedMachineRunsAtFullSpeed) {
-  const Speeds speeds = Links(testing::RoundDevice()).Share({0, 0, 0});
-  EXPECT_EQ(speeds, (Speeds{kFullSpeed, kFullSpeed, kFullSpeed}));
+  for (const int64_t speed : Links(testing::RoundDevice()).Share({})) EXPECT_EQ(speed, kFullSpeed);
+}
+
+// A link of its own has its own limit; what goes over the host's shares each direction and both.
+TEST(LinksTest, PoolsShareLinksAsTheDeviceSays) {
+  constexpr size_t kPoolOut = Index(StreamOf(OutsidePool(1), Direction::kToHost));
+  constexpr size_t kPoolIn = Index(StreamOf(OutsidePool(1), Direction::kToDevice));
+  constexpr int64_t kGiga = 1'000'000'000;
+  Device device = testing::DeviceWithPeer(Bytes(1));
+  Rates demand{};
+  demand[kIn] = demand[kOut] = kGiga;
+  demand[kPoolIn] = demand[kPoolOut] = 2 * kGiga;
+  for (const int64_t speed : Links(device).Share(demand)) EXPECT_EQ(speed, kFullSpeed);
+  device.pools[0].duplex = {2 * kGiga};
+  EXPECT_EQ(Links(device).Share(demand)[kPoolOut], kFullSpeed / 2);
+  EXPECT_EQ(Links(device).Share(demand)[kOut], kFullSpeed);
+  // 1 GB/s each way for both: half of it each.
+  device.pools[0].over_host = true;
+  EXPECT_EQ(Links(device).Share(demand)[kOut], kFullSpeed / 2);
+  EXPECT_EQ(Links(device).Share(demand)[kPoolOut], kFullSpeed / 4);
+  demand[kPoolOut] = 0;
+  EXPECT_EQ(Links(device).Share(demand)[kOut], kFullSpeed);
+  EXPECT_EQ(Links(device).Share(demand)[kPoolIn], kFullSpeed / 4);
 }
 
 // The host may be 2 to 4 ops ahead: it issues op 6, and the copy after it, when op 3 has ended.
@@ -144,7 +165,7 @@ TEST(SimBackendTest, AHostThatIsTooFarAheadIssuesNothing) {
     launch.runs = {&run, 1};
     for (int i = 0; i < ops; ++i) backend.Enqueue(launch, {});
     const Block block{Bytes(0), Bytes(512)};
-    backend.Copy(Direction::kToHost, block, block, Bytes(512), {});
+    backend.Copy(PoolId::kHost, Direction::kToHost, block, block, Bytes(512), {});
     backend.Synchronize();
     return backend.TakeTimeline()[Index(Stream::kToHost)][0].start;
   };
@@ -207,7 +228,7 @@ TEST(SimBackendTest, LibraryCallsTakeTheirOwnTimeWhereBlocksAreCallsOfTheDriver)
     launch.runs = runs;
     backend.Enqueue(launch, {});
     const Block block{Bytes(0), Bytes(512)};
-    backend.Copy(Direction::kToHost, block, block, Bytes(512), {});
+    backend.Copy(PoolId::kHost, Direction::kToHost, block, block, Bytes(512), {});
     backend.Synchronize();
     return backend.TakeTimeline()[Index(Stream::kToHost)][0].start.picoseconds() / 1'000'000;
   };

@@ -167,7 +167,7 @@ TEST(RuntimeTest, AReleasedInputIsFetchedOnDemand) {
     EXPECT_EQ(context.Where(Find(context, "x")), Residency::kBoth);
     EXPECT_TRUE(context.Offload(Find(context, "x")));  // there is one already
     EXPECT_TRUE(context.Release(Find(context, "x")));
-    EXPECT_EQ(context.Where(Find(context, "x")), Residency::kHost);
+    EXPECT_EQ(context.Where(Find(context, "x")), Residency::kOutside);
     EXPECT_FALSE(context.Offload(Find(context, "x")));
   };
   const Trace trace = ChainTrace();

@@ -66,6 +66,41 @@ TEST(VerbsTest, OffloadRunsBesideReaders) {
             "   25    30 compute b1\n");
 }
 
+// The peer is twice as fast and has room for one of them; the host's memory for another.
+//   kernels  |f1|f2|f3|b3|b2|b1|
+//   to peer        |y1|
+//   to host        | x   |
+TEST(VerbsTest, OffloadTakesTheFastestPoolWithRoom) {
+  const Trace trace = testing::ChainTrace();
+  Device device = testing::DeviceWithPeer(trace.tensors[0].size);
+  device.host_memory = trace.tensors[0].size;
+  Scripted policy(
+      [&](PolicyContext& context, TensorId y1) {
+        EXPECT_FALSE(context.Offload(y1, OutsidePool(2)));  // there is none
+        EXPECT_TRUE(context.Offload(y1));
+        EXPECT_TRUE(context.Offload(y1));  // it is there
+        EXPECT_FALSE(context.Offload(TensorId{0}, OutsidePool(1)));
+        EXPECT_TRUE(context.Offload(TensorId{0}));
+        EXPECT_FALSE(context.Offload(TensorId{2}));
+      },
+      {});
+  const auto result = testing::RunSim(trace, testing::FixedCost(Duration::Nanoseconds(5)), policy,
+                                      {.device = device});
+  EXPECT_THAT(result.violations, IsEmpty());
+  EXPECT_EQ(testing::TimelineText(trace, result.report),
+            "    0     5 compute f1\n"
+            "    5    10 compute f2\n"
+            "    5    10 out2 y1\n"
+            "    0    10 d2h x\n"
+            "   10    15 compute f3\n"
+            "   15    20 compute b3\n"
+            "   20    25 compute b2\n"
+            "   25    30 compute b1\n");
+  EXPECT_EQ(result.report.metrics.pools[0].offloaded, Bytes(10));
+  EXPECT_EQ(result.report.metrics.pools[1].offloaded, Bytes(10));
+  EXPECT_EQ(result.report.metrics.offloaded, Bytes(20));
+}
+
 //   kernels  |f1|f2|  |f3|b3|     |b2|b1|
 //   to host     | y1  |
 //   to device               | y1  |
