@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "sim/core/allocator.h"
 #include "sim/core/compression.h"
@@ -26,6 +27,10 @@ namespace spillway {
 
 // Whether this build can use a GPU; else what would says so by an `EnvironmentError`.
 bool CudaCompiledIn();
+
+// What each other GPU of this machine is to this one, a line each: "GPU 1, NVIDIA H200: reached
+// directly". Throws `EnvironmentError` if there is no such GPU.
+std::vector<std::string> DescribePeers(int device = 0);
 
 // What runs on the compute stream.
 enum class CudaWork : uint8_t {

@@ -18,6 +18,7 @@ namespace {
 
 bool CudaCompiledIn() { return false; }
 std::string DescribeCudaDevice(int) { NotCompiledIn(); }
+std::vector<std::string> DescribePeers(int) { NotCompiledIn(); }
 CostTable Record(const Trace&, const RecordOptions&) { NotCompiledIn(); }
 Machine DescribeGpu(int) { NotCompiledIn(); }
 Measurements Calibrate(const CalibrateOptions&) { NotCompiledIn(); }

@@ -113,6 +113,7 @@ void LookForGpu(std::vector<Finding>& findings) {
   }
   try {
     findings.push_back({"GPU", kPresent, DescribeCudaDevice()});
+    for (const std::string& peer : DescribePeers()) findings.push_back({"peer", kPresent, peer});
   } catch (const EnvironmentError& error) {
     findings.push_back({"GPU", kMissing, error.what(),
                         "simulate here, and record on a machine with an NVIDIA GPU"});

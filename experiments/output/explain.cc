@@ -315,7 +315,8 @@ class Explainer {
   // Copies that follow each other without a gap would all have to be faster.
   void SuggestLink(StallExplanation& stall) const {
     const size_t last = *stall.awaited;
-    if (At(last).kind == CommandKind::kKernel) return;
+    // Remedies can change the host's link, and no other.
+    if (PoolOf(At(last).event.stream) != PoolId::kHost) return;
     size_t first = last;
     Bytes moved = At(last).size;
     while (const auto before = Predecessor(first)) {
