@@ -161,6 +161,15 @@ std::optional<Trace> GuardedPolicy::Rewrite(const Trace& trace, const Device& de
   return rewritten;
 }
 
+bool GuardedPolicy::LivesOutside(const Trace& trace, TensorId tensor) {
+  const InHook record(name_.c_str(), "LivesOutside");
+  try {
+    return policy_->LivesOutside(trace, tensor);
+  } catch (...) {
+    RethrowAsOwn(fmt::format("policy '{}', LivesOutside({})", name_, trace.tensor(tensor).name));
+  }
+}
+
 void GuardedPolicy::Plan(PolicyContext& context) {
   Call(
       "Plan", context, [&](PolicyContext& guarded) { policy_->Plan(guarded); },

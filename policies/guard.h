@@ -34,6 +34,7 @@ class GuardedPolicy final : public Policy {
   Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override;
   std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
                                const CostModel& cost) override;
+  bool LivesOutside(const Trace& trace, TensorId tensor) override;
   void Plan(PolicyContext& context) override;
   void BeforeOp(PolicyContext& context, OpId op) override;
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override;

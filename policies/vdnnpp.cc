@@ -32,6 +32,7 @@
 #include "policies/builtin.h"
 #include "policies/fastest.h"
 #include "policies/kernels/kernel_choice.h"
+#include "policies/streamed_parameters.h"
 #include "policies/vdnn_layers.h"
 
 namespace spillway {
@@ -47,11 +48,16 @@ struct Config {
   HighEnd high_end = HighEnd::kNothing;
   ReleaseTime release = ReleaseTime::kEager;
   KernelChooser chooser = {};
+  StreamedParameters parameters = StreamedParameters();
 };
 
 class StaticPolicy final : public Policy {
  public:
-  explicit StaticPolicy(const Config& config) : config_(config) {}
+  explicit StaticPolicy(const Config& config) : config_(config), parameters_(config.parameters) {}
+
+  bool LivesOutside(const Trace& trace, TensorId tensor) override {
+    return parameters_.LivesOutside(trace, tensor);
+  }
 
   void Plan(PolicyContext& context) override {
     const Trace& trace = context.trace();
@@ -82,6 +88,7 @@ class StaticPolicy final : public Policy {
 
   void BeforeLaunch(PolicyContext& context, OpId op) override {
     if (config_.order == PlacementOrder::kDerivativeFirst) PrefetchFor(context, op);
+    parameters_.PrefetchAfter(context, op);
   }
 
   void AfterOp(PolicyContext& context, OpId op) override {
@@ -110,6 +117,7 @@ class StaticPolicy final : public Policy {
   }
 
   bool OnAllocFailure(PolicyContext& context, Bytes) override {
+    if (parameters_.MakeRoom(context)) return true;
     for (auto oldest = unreleased_.begin(); oldest != unreleased_.end(); ++oldest) {
       if (!context.Release(oldest->storage)) continue;
       unreleased_.erase(oldest);
@@ -137,6 +145,7 @@ class StaticPolicy final : public Policy {
   }
 
   const Config config_;
+  StreamedParameters parameters_;
   VdnnLayers layers_;
   OpId last_forward_{};
   std::vector<Offloaded> unreleased_;  // still on the device, oldest first
@@ -164,6 +173,9 @@ class ChoosingPolicy final : public Policy {
     return fastest.memory;
   }
 
+  bool LivesOutside(const Trace& trace, TensorId tensor) override {
+    return chosen_->LivesOutside(trace, tensor);
+  }
   void Plan(PolicyContext& context) override { chosen_->Plan(context); }
   void BeforeOp(PolicyContext& context, OpId op) override { chosen_->BeforeOp(context, op); }
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
@@ -231,6 +243,7 @@ std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params) {
   const PlacementOrder order = ReadPlacementOrder(params);
   const HighEnd high_end = ReadHint(params);
   const KernelChooser chooser = ReadKernelChooser(params);
+  const StreamedParameters parameters = ReadStreamedParameters(params);
 
   std::vector<OffloadSet> sets;
   if (offload == "dyn") sets.push_back(OffloadSet::kNone);
@@ -246,7 +259,7 @@ std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params) {
   for (const KernelChoice choice : kernels) {
     for (const OffloadSet set : sets) {
       for (const ReleaseTime when : releases) {
-        candidates.push_back({set, choice, order, high_end, when, chooser});
+        candidates.push_back({set, choice, order, high_end, when, chooser, parameters});
         if (set == OffloadSet::kNone) break;  // there is nothing to release
       }
     }

@@ -593,6 +593,22 @@ StreamTimes CudaBackend::TakeTimeline() {
 
 bool CudaCompiledIn() { return true; }
 
+std::vector<std::string> DescribePeers(int device) {
+  RequireDevice(device);
+  int count = 0;
+  SPILLWAY_CUDA_CALL(cudaGetDeviceCount(&count));
+  std::vector<std::string> peers;
+  for (int peer = 0; peer < count; ++peer) {
+    if (peer == device) continue;
+    cudaDeviceProp properties{};
+    SPILLWAY_CUDA_CALL(cudaGetDeviceProperties(&properties, peer));
+    peers.push_back(fmt::format(
+        "GPU {}, {}: {}", peer, properties.name,
+        ReachesPeer(device, peer) ? "reached directly" : "copies are staged through the host"));
+  }
+  return peers;
+}
+
 CudaMachine::CudaMachine(const Options& options) : impl_(std::make_unique<Impl>(options)) {}
 CudaMachine::~CudaMachine() = default;
 

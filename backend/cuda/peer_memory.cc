@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/device_memory.h"
 #include "traces/base/error.h"
 
@@ -39,23 +38,6 @@ bool ReachesPeer(int device, int peer) {
   int reaches = 0;
   SPILLWAY_CUDA_CALL(cudaDeviceCanAccessPeer(&reaches, device, peer));
   return reaches != 0;
-}
-
-std::vector<std::string> DescribePeers(int device) {
-  RequireDevice(device);
-  int count = 0;
-  SPILLWAY_CUDA_CALL(cudaGetDeviceCount(&count));
-  std::vector<std::string> peers;
-  for (int peer = 0; peer < count; ++peer) {
-    if (peer == device) continue;
-    cudaDeviceProp properties{};
-    SPILLWAY_CUDA_CALL(cudaGetDeviceProperties(&properties, peer));
-    peers.push_back(fmt::format("GPU {}, {}: {}", peer, properties.name,
-                                ReachesPeer(device, peer)
-                                    ? "reached directly"
-                                    : "copies are staged through the host"));
-  }
-  return peers;
 }
 
 PeerMemory::PeerMemory(int device, int peer, Bytes size)

@@ -56,6 +56,9 @@ class RemediedPolicy final : public Policy {
                                const CostModel& cost) override {
     return policy_->Rewrite(trace, device, cost);
   }
+  bool LivesOutside(const Trace& trace, TensorId tensor) override {
+    return policy_->LivesOutside(trace, tensor);
+  }
   void Plan(PolicyContext& context) override { policy_->Plan(context); }
 
   void BeforeOp(PolicyContext& context, OpId op) override {

@@ -147,7 +147,13 @@ class Policy {
     return std::nullopt;
   }
 
-  // Called once, with parameters and optimizer state on the device and nothing else.
+  // Called for each storage of the trace that is a parameter, optimizer state or an input, before
+  // anything is placed. True: it starts, and lives between the ops that use it, in the fastest pool
+  // outside that has room. The runtime fetches it where nobody has prefetched it, writes it back if
+  // an op wrote it, and gives its device block back after an op unless the next one uses it, too.
+  virtual bool LivesOutside(const Trace&, TensorId) { return false; }
+
+  // Called once, with parameters and optimizer state where they start and nothing else.
   virtual void Plan(PolicyContext&) {}
 
   virtual void BeforeOp(PolicyContext&, OpId) {}

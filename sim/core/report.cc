@@ -135,10 +135,12 @@ Bytes LayerBound(const Trace& trace, Bytes alignment) {
   return LayerBound(trace, Liveness(trace), alignment);
 }
 
-Bytes LayerBound(const Trace& trace, const Liveness& liveness, Bytes alignment) {
+Bytes LayerBound(const Trace& trace, const Liveness& liveness, Bytes alignment,
+                 const std::function<bool(TensorId)>& outside) {
   const auto persists = [&](TensorId storage) {
     const TensorKind kind = trace.tensor(storage).kind;
-    return kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
+    return (kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState) &&
+           !(outside && outside(storage));
   };
   const auto rounded = [&](TensorId storage) {
     return RoundUp(trace.tensor(storage).size, alignment);

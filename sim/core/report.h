@@ -7,6 +7,7 @@
 #define SPILLWAY_SIM_CORE_REPORT_H_
 
 #include <array>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -185,8 +186,10 @@ struct Report {
 
 // max(l_i) of the trace: over its ops, the largest sum of distinct storages that one op uses, each
 // rounded up to `alignment`, plus all parameters and optimizer state. SuperNeurons, section 3,
-// gives the idea; parameters are added because they stay on the device.
-Bytes LayerBound(const Trace& trace, const Liveness& liveness, Bytes alignment);
+// gives the idea; parameters are added because they stay on the device, but for those that are
+// `outside` between the ops that use them.
+Bytes LayerBound(const Trace& trace, const Liveness& liveness, Bytes alignment,
+                 const std::function<bool(TensorId)>& outside = {});
 Bytes LayerBound(const Trace& trace, Bytes alignment);
 
 // So many percent of the way from a floor to a peak, rounded up to `alignment`.

@@ -54,7 +54,7 @@ void MemoryTable::BeginIteration() {
       LogPlacement(PlacementKind::kAllocate, id, storage.size, storage.device, PoolId::kDevice,
                    storage.hint);
     }
-    if (Outside(storage.residency)) {
+    if (storage.holds_outside) {
       LogPlacement(PlacementKind::kAllocate, id, storage.size, storage.outside, storage.pool);
     }
   }
@@ -195,6 +195,11 @@ bool MemoryTable::TakeOutsideBlock(TensorId id, std::optional<PoolId> named) {
 void MemoryTable::DropOutsideCopy(TensorId id) {
   Storage& storage = At(id);
   if (!Outside(storage.residency)) return;
+  if (storage.lives_outside && storage.persistent) {
+    storage.residency =
+        storage.residency == Residency::kBoth ? Residency::kDevice : Residency::kNone;
+    return;  // it comes back
+  }
   storage.holds_outside = false;
   PoolAt(storage.pool).Free(storage.outside);
   parts_.backend->OnAbandon(storage.outside, storage.pool);

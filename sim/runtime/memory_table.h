@@ -40,9 +40,10 @@ struct Storage {
 
   Bytes size;
   Residency residency = Residency::kNone;
-  bool persistent = false;   // lives across iterations
-  uint32_t pins = 0;         // ops that need it where it is
-  uint32_t issued_uses = 0;  // uses by ops of the trace issued in this iteration
+  bool persistent = false;     // lives across iterations
+  bool lives_outside = false;  // as `Policy::LivesOutside`; if persistent, `outside` stays its own
+  uint32_t pins = 0;           // ops that need it where it is
+  uint32_t issued_uses = 0;    // uses by ops of the trace issued in this iteration
   uint32_t reservation = kNotReserved;
   bool holds_device = false;   // `device` is a block of the arena, not a part of a reserved one
   bool holds_outside = false;  // `outside` is a block of `pool`

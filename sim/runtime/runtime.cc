@@ -72,9 +72,8 @@ class Runtime final : public PolicyContext {
       if (storage.pins > 0) return false;
       if (storage.residency == Residency::kBoth) return true;
       if (arriving_ || storage.residency != Residency::kDevice) return false;
-      if (!memory_.TakeOutsideBlock(id, pool)) return false;
+      if (!storage.holds_outside && !memory_.TakeOutsideBlock(id, pool)) return false;
       CopyOut(id);
-      storage.residency = Residency::kBoth;
       return true;
     });
   }
@@ -199,9 +198,9 @@ class Runtime final : public PolicyContext {
     arriving_ = true;
     for (size_t i = 0; i < trace_.tensors.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
-      if (!At(id).persistent) continue;
-      memory_.TakeDeviceBlock(id);
-      parts_.backend->OnArrive(id, At(id).device, PoolId::kDevice);
+      const bool starts = At(id).persistent || std::ranges::count(arrivals_, id) > 0;
+      At(id).lives_outside = starts && parts_.policy->LivesOutside(trace_, id);
+      if (At(id).persistent) Arrive(id);
     }
     arriving_ = false;
     // Room for the logs of a policy that moves most activations; memory is used only as it fills.
@@ -271,6 +270,35 @@ class Runtime final : public PolicyContext {
     memory_.SetOp(op);
   }
 
+  // Contents come from elsewhere, to where they start.
+  void Arrive(TensorId id) {
+    if (!At(id).lives_outside) {
+      memory_.TakeDeviceBlock(id);
+      parts_.backend->OnArrive(id, At(id).device, PoolId::kDevice);
+      return;
+    }
+    if (!memory_.TakeOutsideBlock(id)) memory_.FailOutside(id, PoolId::kHost);
+    At(id).residency = Residency::kOutside;
+    parts_.backend->OnArrive(id, At(id).outside, At(id).pool);
+  }
+
+  // What lives outside goes back there after an op, unless the next one uses it, too.
+  void GoBack(TensorId id) {
+    Storage& storage = At(id);
+    const std::optional<OpId> next = NextUse(id);
+    if (!storage.lives_outside || storage.pins > 0 || !OnDevice(storage.residency)) return;
+    if (next && Index(*next) <= Index(op_) + 1) return;
+    if (storage.residency == Residency::kDevice) {
+      // An input that was written has lost its block.
+      if (!storage.holds_outside && !memory_.TakeOutsideBlock(id)) return;
+      CopyOut(id);
+      Log(Verb::kOffload, id, [] { return true; });
+    }
+    memory_.GiveDeviceBlock(id);
+    storage.residency = Residency::kOutside;
+    Log(Verb::kRelease, id, [] { return true; });
+  }
+
   // Backends put the inputs where they belong at once, so that nothing issued may touch those
   // bytes: a policy that has to make room here can give back copies that it has, but start none.
   void ArriveInputs() {
@@ -278,16 +306,14 @@ class Runtime final : public PolicyContext {
     std::deque<ScopedPins> arrived;
     for (const TensorId& id : arrivals_) {
       arrived.emplace_back(memory_, std::span(&id, 1));
-      if (options_.charge_input && !memory_.TakeOutsideBlock(id, PoolId::kHost)) {
-        memory_.FailOutside(id, PoolId::kHost);
+      if (At(id).lives_outside || !options_.charge_input) {
+        Arrive(id);
+        continue;
       }
+      if (!memory_.TakeOutsideBlock(id, PoolId::kHost)) memory_.FailOutside(id, PoolId::kHost);
       memory_.TakeDeviceBlock(id);
-      if (options_.charge_input) {
-        parts_.backend->OnArrive(id, At(id).outside, PoolId::kHost);
-        CopyToDevice(id);
-      } else {
-        parts_.backend->OnArrive(id, At(id).device, PoolId::kDevice);
-      }
+      parts_.backend->OnArrive(id, At(id).outside, PoolId::kHost);
+      CopyToDevice(id);
     }
     arriving_ = false;
   }
@@ -309,6 +335,7 @@ class Runtime final : public PolicyContext {
       Storage& storage = At(id);
       if (!again) ++storage.issued_uses;
       if (storage.pins == 0 && !storage.persistent && !NextUse(id)) memory_.Drop(id);
+      GoBack(id);
     }
     parts_.policy->AfterOp(*this, op_id);
   }
@@ -470,6 +497,7 @@ class Runtime final : public PolicyContext {
     const Event event = Copy(id, Direction::kToHost, source, storage.outside_hazards.ForWrite());
     storage.device_hazards.NoteRead(event);
     storage.outside_hazards.NoteWrite(event);
+    storage.residency = Residency::kBoth;
   }
 
   // REQUIRES: the storage has a device block and one outside.
@@ -532,7 +560,8 @@ class Runtime final : public PolicyContext {
                               busy[Index(StreamOf(pool, Direction::kToHost))],
                               TransferTime(moved[NumberOf(pool)], DuplexOf(*parts_.device, pool))});
     }
-    bounds.layer = LayerBound(trace_, liveness_, parts_.device->alignment);
+    bounds.layer = LayerBound(trace_, liveness_, parts_.device->alignment,
+                              [this](TensorId id) { return At(id).lives_outside; });
     return bounds;
   }
 

@@ -33,14 +33,27 @@ struct Case {
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
-  for (const char* policy :
-       {"network-wide", "liveness", "vdnn-all", "vdnn-all:order=prefetch-first",
-        "vdnn-conv:algo=memory", "vdnn-aconv", "vdnn-dyn", "vdnnpp",
-        "vdnnpp:offload=all,release=lazy", "vdnnpp:offload=conv,release=landed",
-        "vdnnpp:offload=conv,order=prefetch-first,hint=kept",
-        "vdnnpp:offload=aconv,release=eager,hint=offloaded", "caffe", "torch", "mxnet",
-        "tensorflow:target=60,life=0", "superneurons",
-        "superneurons:cache=none,recompute=memory"}) {
+  for (const char* policy : {"network-wide",
+                             "liveness",
+                             "vdnn-all",
+                             "vdnn-all:order=prefetch-first",
+                             "vdnn-conv:algo=memory",
+                             "vdnn-aconv",
+                             "vdnn-dyn",
+                             "vdnnpp",
+                             "vdnnpp:offload=all,release=lazy",
+                             "vdnnpp:offload=conv,release=landed",
+                             "vdnnpp:offload=conv,order=prefetch-first,hint=kept",
+                             "vdnnpp:offload=aconv,release=eager,hint=offloaded",
+                             "caffe",
+                             "torch",
+                             "mxnet",
+                             "tensorflow:target=60,life=0",
+                             "liveness:parameters=outside",
+                             "vdnnpp:parameters=outside",
+                             "vdnnpp:offload=all,release=lazy,parameters=outside",
+                             "superneurons",
+                             "superneurons:cache=none,recompute=memory"}) {
     for (const char* preset : {"torch", "vdnn", "vdnnpp", "superneurons"}) {
       for (const auto network : {testing::Chain, testing::ForkJoin, testing::Residual,
                                  testing::Normalized, testing::Rectangular, testing::Dense}) {

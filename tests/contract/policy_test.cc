@@ -40,6 +40,8 @@ std::vector<Case> Cases() {
                              "vdnn-aconv",
                              "vdnn-dyn",
                              "vdnnpp:algo=memory",
+                             "liveness:parameters=outside",
+                             "vdnnpp:parameters=outside",
                              "vdnnpp:offload=all,algo=memory",
                              "vdnnpp:offload=conv,release=lazy",
                              "vdnnpp:offload=all,release=landed",

@@ -20,8 +20,8 @@ import unittest
 BUILD, CMAKE, GENERATOR, COMPILER, LAUNCHER = "", "cmake", "Ninja", "c++", ""
 SOURCE = pathlib.Path(__file__).resolve().parent
 
-HOOKS = ("LimitMemory", "Rewrite", "Plan", "BeforeOp", "ChooseKernels", "BeforeLaunch", "AfterOp",
-         "PlacementHint", "OnAllocFailure")
+HOOKS = ("LimitMemory", "Rewrite", "LivesOutside", "Plan", "BeforeOp", "ChooseKernels", "BeforeLaunch",
+         "AfterOp", "PlacementHint", "OnAllocFailure")
 
 
 class OutOfTreeTest(unittest.TestCase):

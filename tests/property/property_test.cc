@@ -42,6 +42,7 @@ struct Arbitrary<RandomCase> {
     const auto policy = gen::build<PolicySpec>(
         gen::set(&PolicySpec::on_failure, Below(4)), gen::set(&PolicySpec::hints, Number()),
         gen::set(&PolicySpec::kernels, Number()),
+        gen::set(&PolicySpec::outside, gen::oneOf(gen::just<uint8_t>(0), Number())),
         gen::set(&PolicySpec::acts, UpTo(0.8, gen::container<Act>(Number()))));
     return gen::build<RandomCase>(
         gen::set(&RandomCase::trace, trace), gen::set(&RandomCase::policy, policy),

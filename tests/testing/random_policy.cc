@@ -46,6 +46,10 @@ RandomPolicy::Facts RandomPolicy::Take(const PolicyContext& context) const {
 
 // --- Hooks --------------------------------------------------------------------------------------
 
+bool RandomPolicy::LivesOutside(const Trace&, TensorId tensor) {
+  return (spec_.outside >> Index(tensor) % 8 & 1) != 0;
+}
+
 void RandomPolicy::Plan(PolicyContext& context) { ActAt(context, Hook::kPlan, OpId{0}); }
 
 void RandomPolicy::BeforeOp(PolicyContext& context, OpId op) {

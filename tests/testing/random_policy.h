@@ -21,6 +21,7 @@ struct PolicySpec {
   uint8_t on_failure = 0;  // what OnAllocFailure does at last: nothing, send away, evict, either
   uint8_t hints = 0;       // bit i: tensors i, i + 8, .. at the high end
   uint8_t kernels = 0;     // 0: the default; otherwise which, and whether batches are split
+  uint8_t outside = 0;     // bit i: tensors i, i + 8, .. live outside, where they may
   std::vector<Act> acts;
 };
 
@@ -29,6 +30,7 @@ class RandomPolicy final : public Policy {
   // `outside` are the allocators of the run's pools, and outlive the policy.
   RandomPolicy(const PolicySpec& spec, std::vector<const Allocator*> outside);
 
+  bool LivesOutside(const Trace& trace, TensorId tensor) override;
   void Plan(PolicyContext& context) override;
   void BeforeOp(PolicyContext& context, OpId op) override;
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override;

@@ -40,6 +40,10 @@ class Throws final : public spillway::Policy {
     At("Rewrite");
     return std::nullopt;
   }
+  bool LivesOutside(const spillway::Trace&, spillway::TensorId) override {
+    At("LivesOutside");
+    return false;
+  }
   void Plan(PolicyContext&) override { At("Plan"); }
   void BeforeOp(PolicyContext&, OpId) override { At("BeforeOp"); }
   spillway::KernelPlan ChooseKernels(PolicyContext&, OpId) override {
@@ -113,11 +117,11 @@ class Lies final : public spillway::Policy {
 };
 
 std::unique_ptr<spillway::Policy> MakeThrows(spillway::Params& params) {
-  std::string hook =
-      params.Choice("hook", "Plan",
-                    {"LimitMemory", "Rewrite", "Plan", "BeforeOp", "ChooseKernels", "BeforeLaunch",
-                     "AfterOp", "PlacementHint", "OnAllocFailure", "factory", "no-policy"},
-                    "where it throws");
+  std::string hook = params.Choice(
+      "hook", "Plan",
+      {"LimitMemory", "Rewrite", "LivesOutside", "Plan", "BeforeOp", "ChooseKernels",
+       "BeforeLaunch", "AfterOp", "PlacementHint", "OnAllocFailure", "factory", "no-policy"},
+      "where it throws");
   std::string what =
       params.Choice("what", "exception",
                     {"exception", "number", "policy-error", "colour", "crash", "abort", "stack"},
