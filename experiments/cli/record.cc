@@ -16,6 +16,7 @@
 #include "experiments/cli/verbs.h"
 #include "experiments/run/catalogue.h"
 #include "sim/cost/table.h"
+#include "traces/format.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway::cli {
@@ -23,6 +24,7 @@ namespace {
 
 struct RecordCommand {
   std::vector<std::string> workloads;
+  std::string mode = "training";
   std::string output = "traces/recorded/h200";
   RecordingOption recording;
   bool add = false;
@@ -40,9 +42,19 @@ Device DeviceOf(const CudaMachine& machine) {
   return device;
 }
 
+// What a table is for: a network under all presets, or the trace of a file.
+std::vector<Trace> TracesOf(const std::string& text, bool training) {
+  if (text.ends_with(".json") || text.ends_with(".zst")) return {ReadTrace(text)};
+  const Workload workload = ParseWorkload(text);
+  return LowerForAllPresets(workload.network, workload.batch, training);
+}
+
 int Execute(RecordCommand command, Session& session) {
-  std::vector<Workload> workloads;
-  for (const std::string& text : command.workloads) workloads.push_back(ParseWorkload(text));
+  // What is misspelt is said before the GPU is opened.
+  std::vector<std::vector<Trace>> workloads;
+  for (const std::string& text : command.workloads) {
+    workloads.push_back(TracesOf(text, command.mode == "training"));
+  }
   RecordingOption& option = command.recording;
   option.Check();
   const auto machine = std::make_shared<CudaMachine>(
@@ -54,18 +66,18 @@ int Execute(RecordCommand command, Session& session) {
   BackendFactories backends;
   backends.Add("cuda", CudaFactory(machine, run));
   const Device device = DeviceOf(*machine);
-  for (const Workload& workload : workloads) {
-    const std::filesystem::path path =
-        std::filesystem::path(command.output) / RecordedTableName(workload.network, workload.batch);
-    std::optional<Duration> in_sequence;
+  for (const std::vector<Trace>& traces : workloads) {
+    const std::filesystem::path path = std::filesystem::path(command.output) /
+                                       RecordedTableName(traces[0].network, traces[0].batch);
+    std::optional<CostTable> kept;
     if (command.add && std::filesystem::exists(path)) {
-      const CostTable kept = ReadCostTable(path);
-      recording->Keep(kept, path.string());
-      in_sequence = kept.in_sequence;
+      kept = ReadCostTable(path);
+      recording->Keep(*kept, path.string());
     }
-    const CostTable table = option.Table(*recording, workload.Name(),
-                                         LowerForAllPresets(workload.network, workload.batch),
-                                         in_sequence, device, backends);
+    CostTable table =
+        option.Table(*recording, traces[0].name, traces,
+                     kept ? std::optional(kept->in_sequence) : std::nullopt, device, backends);
+    if (kept) AddMissing(*kept, table);
     const auto guard = session.interrupts().Hold();
     WriteCostTable(table, path);
     session.progress().Wipe();
@@ -82,7 +94,12 @@ void AddRecord(CLI::App& app, int& exit_code, Session& session) {
   CLI::App* verb = app.add_subcommand(
       "record", "Measure the kernels of networks on this machine's GPU; exit code 5 without one");
   auto command = std::make_shared<RecordCommand>();
-  verb->add_option("workloads", command->workloads, "NETWORK:BATCH, one or more")->required();
+  verb->add_option("workloads", command->workloads, "NETWORK:BATCH or a trace file, one or more")
+      ->required();
+  verb->add_option("--mode", command->mode,
+                   "training or inference, of networks; with --add both fit in one table")
+      ->check(CLI::IsMember({"training", "inference"}))
+      ->capture_default_str();
   verb->add_option(
           "-o,--output", command->output,
           "Directory for NETWORK-BATCH.json.zst, which --cost reads; a table that is there is "

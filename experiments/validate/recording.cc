@@ -8,6 +8,7 @@
 #include <numeric>
 #include <optional>
 #include <ranges>
+#include <tuple>
 
 #include "policies/kernels/micro_batch.h"
 #include "traces/base/error.h"
@@ -84,13 +85,23 @@ std::set<EntryKey> NeededEntries(std::span<const Trace> traces,
   return needed;
 }
 
-std::vector<Trace> LowerForAllPresets(const std::string& network, int64_t batch) {
+std::vector<Trace> LowerForAllPresets(const std::string& network, int64_t batch, bool training) {
   const Network graph = BuildNetwork(network);
   std::vector<Trace> traces;
   for (const Preset& preset : Presets()) {
-    traces.push_back(LowerNetwork(graph, {batch, preset.name, true}));
+    traces.push_back(LowerNetwork(graph, {batch, preset.name, training}));
   }
   return traces;
+}
+
+void AddMissing(const CostTable& other, CostTable& table) {
+  std::set<EntryKey> there;
+  for (const CostEntry& entry : table.entries) there.emplace(entry.signature, entry.batch);
+  for (const CostEntry& entry : other.entries) {
+    if (!there.contains({entry.signature, entry.batch})) table.entries.push_back(entry);
+  }
+  std::ranges::sort(table.entries, {},
+                    [](const CostEntry& entry) { return std::tie(entry.signature, entry.batch); });
 }
 
 Recording::Recording(Options options, MeasureKernels measure)

@@ -39,8 +39,12 @@ std::string MicroBatchProblem(const std::string& text);
 std::set<EntryKey> NeededEntries(std::span<const Trace> traces,
                                  std::span<const int64_t> micro_batches);
 
-// The network at this batch under each preset, in training: what a table for all of them needs.
-std::vector<Trace> LowerForAllPresets(const std::string& network, int64_t batch);
+// The network at this batch under each preset: what a table for all of them needs.
+std::vector<Trace> LowerForAllPresets(const std::string& network, int64_t batch,
+                                      bool training = true);
+
+// Adds what `table` lacks of another one of the same GPU and library.
+void AddMissing(const CostTable& other, CostTable& table);
 
 // Measures the `wanted` entries of `trace`, all of which it has, on the GPU with CUDA's number
 // `device`, and hands each one over as soon as it is known. Throws as `Record` of the CUDA backend.

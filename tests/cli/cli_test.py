@@ -242,6 +242,8 @@ class CliTest(unittest.TestCase):
         if run("record", "alexnet:1", "-o", tempfile.gettempdir()).returncode == 0:
             self.skipTest("this machine has a GPU")
         self.fails(5, "CUDA", "record", "alexnet:1", "-o", tempfile.gettempdir())
+        self.fails(3, "cannot read 'nowhere.json'", "record", "nowhere.json")
+        self.fails(2, "inferenc", "record", "alexnet:1", "--mode", "inferenc")
 
     def test_calibrating_without_a_gpu_exits_with_5(self):
         with tempfile.TemporaryDirectory() as directory:

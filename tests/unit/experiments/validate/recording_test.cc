@@ -145,6 +145,13 @@ TEST(RecordingTest, TablesOfThisMachineAreKept) {
   recording.Keep(table, "t.json");
   EXPECT_EQ(recording.Table("chain:8", traces, {}), table);
   EXPECT_TRUE(none.measured.empty());
+  CostTable both = Recording({"ACME", kLibrary, {0}, nullptr}, gpus.Measure())
+                       .Table("chain:8", traces, std::vector<int64_t>{4});
+  const CostTable more = both;
+  EXPECT_GT(more.entries.size(), table.entries.size());
+  both.entries.erase(both.entries.begin(), both.entries.begin() + 3);
+  AddMissing(more, both);
+  EXPECT_EQ(both, more);
   table.provenance.math = "tf32";
   EXPECT_EQ(testing::InputErrorOf([&] { recording.Keep(table, "t.json"); }),
             "t.json: recorded on ACME, cuDNN 9.14.0, tf32; this is ACME, cuDNN 9.14.0, fp32");
