@@ -114,6 +114,7 @@ std::vector<PaperTable> VdnnTables(const PaperValues& printed);
 std::vector<PaperTable> VdnnppTables(const PaperValues& printed);
 std::vector<PaperTable> SuperNeuronsTables(const PaperValues& printed);
 std::vector<PaperTable> UcudnnTables(const PaperValues& printed);
+std::vector<PaperTable> MmcnnTables(const PaperValues& printed);
 
 }  // namespace spillway
 

@@ -5,7 +5,7 @@ namespace spillway {
 const std::vector<Paper>& Papers() {
   static const std::vector<Paper> papers{
       {"vdnn", VdnnTables},     {"vdnnpp", VdnnppTables}, {"superneurons", SuperNeuronsTables},
-      {"ucudnn", UcudnnTables}, {"mmcnn", nullptr},
+      {"ucudnn", UcudnnTables}, {"mmcnn", MmcnnTables},
   };
   return papers;
 }

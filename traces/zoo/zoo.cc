@@ -177,6 +177,8 @@ const std::vector<ZooEntry>& Zoo() {
        BuildAlexNet227},
       {"alexnet-caffe", "AlexNet as Caffe has it: LRN, dropout, grouped, 227x227 (u-cuDNN)", 227,
        BuildAlexNetCaffe},
+      {"vgg-s", "VGG-S: 5 convolutions, the first 7x7, LRN, dropout (Chatfield et al. 2014; mmCNN)",
+       224, BuildVggS},
       {"alexnet-plain", "AlexNet, one tower, neither LRN nor dropout, 227x227 (vDNN++)", 227,
        BuildAlexNetPlain},
       {"overfeat", "OverFeat, fast model, 231x231 (convnet-benchmarks; vDNN)", 231, BuildOverFeat},

@@ -53,6 +53,7 @@ Workload ParseWorkload(std::string_view text);
 Network BuildAlexNet(std::string name, int64_t image);     // "one weird trick", no LRN (vDNN)
 Network BuildAlexNet227(std::string name, int64_t image);  // one tower, LRN, dropout (SuperNeurons)
 Network BuildAlexNetCaffe(std::string name, int64_t image);  // likewise, grouped (u-cuDNN)
+Network BuildVggS(std::string name, int64_t image);          // slow and accurate (mmCNN)
 // One tower, no LRN, no dropout (vDNN++).
 Network BuildAlexNetPlain(std::string name, int64_t image);
 Network BuildOverFeat(std::string name, int64_t image);   // fast model

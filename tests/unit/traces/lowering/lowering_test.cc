@@ -200,6 +200,7 @@ TEST(ZooTest, ParameterCountsAreRight) {
   EXPECT_EQ(parameters("alexnet-227"), 62'378'344);
   EXPECT_EQ(parameters("alexnet-caffe"), 60'965'224);
   EXPECT_EQ(parameters("alexnet-plain"), 62'378'344);
+  EXPECT_EQ(parameters("vgg-s"), 102'908'520);
   // D, and 20 or 35 times a 3x3 convolution of each group's channels.
   constexpr int64_t kOneMore =
       9 * (64 * 64 + 128 * 128 + 256 * 256 + 2 * 512 * 512) + (64 + 128 + 256 + 2 * 512);

@@ -1,0 +1,45 @@
+// What the mmCNN paper prints of schedules and memory, and u-cuDNN of workspaces.
+
+#include <gtest/gtest.h>
+
+#include "tests/testing/papers.h"
+
+namespace spillway {
+namespace {
+
+using testing::Select;
+
+// How many items of a request are judged; each has to agree.
+int Judged(const std::string& request) {
+  int judged = 0;
+  for (const PaperItem& item : Select(request)) {
+    const Reproduction result = Reproduce(item);
+    EXPECT_TRUE(result.ours) << item.value.item;
+    EXPECT_TRUE(result.passes || !result.judged)
+        << item.value.item << ": " << result.ours_exact.value_or(0);
+    judged += result.judged ? 1 : 0;
+  }
+  return judged;
+}
+
+TEST(MmcnnPaperTest, EveryPrintedNumberIsReproduced) {
+  EXPECT_EQ(Judged("mmcnn-Tab3"), 344);
+  EXPECT_EQ(Judged("mmcnn-Tab4"), 100);
+  EXPECT_EQ(Judged("mmcnn-Tab5"), 93);
+  EXPECT_EQ(Judged("mmcnn-Tab6"), 172);
+  EXPECT_EQ(Judged("mmcnn-Tab2"), 9);
+}
+
+// Limits and networks that the paper does not have; one with branches has no such table.
+TEST(MmcnnPaperTest, OtherLimitsAndNetworksAreComputedToo) {
+  const auto ours = [](const std::string& item) { return Reproduce(Select(item).at(0)).ours; };
+  EXPECT_LE(ours("Tab4 AlexNet layer 17 @20 MB").value(), 20);
+  EXPECT_GT(ours("Tab6 vgg16 layer 37 @20 MB").value(), 0);
+  EXPECT_FALSE(ours("Tab6 resnet50 layer 4 @5 MB"));
+  EXPECT_FALSE(ours("Tab4 AlexNet layer 22 @20 MB"));
+}
+
+TEST(UcudnnPaperTest, EveryPrintedNumberIsReproduced) { EXPECT_EQ(Judged("ucudnn"), 9); }
+
+}  // namespace
+}  // namespace spillway
