@@ -17,8 +17,8 @@
 namespace spillway {
 
 // The violations found, one sentence each, empty if the report is sound; at most `limit` of them.
-// Checked: live blocks do not overlap, on the device and in the host pool; every op finds its
-// operands on the device, holding the contents that the trace says it reads; a host copy is
+// Checked: live blocks do not overlap, on the device and in the pools; every op finds its
+// operands on the device, holding the contents that the trace says it reads; a copy outside is
 // complete before it is read back; conflicting accesses to overlapping bytes are ordered by waits
 // and in time; commands of one stream do not overlap in time.
 std::vector<std::string> Check(const Trace& trace, const Report& report, size_t limit = 10);

@@ -121,8 +121,8 @@ struct Device {
   std::map<std::string, double> efficiency;
 };
 
-// The pools outside, the host's included, by the bandwidth of offloads, the fastest
-// first; of equal ones in their order.
+// The pools outside, the host's included, by the bandwidth of offloads, the fastest first; of equal
+// ones in their order.
 std::vector<PoolId> PoolsBySpeed(const Device& device);
 
 // Of a pool outside.

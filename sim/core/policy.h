@@ -68,9 +68,9 @@ using KernelPlan = std::vector<KernelRun>;
 //                                  the hook is asked once for as much as the op needs, with all
 //                                  inputs free to go, and everything is placed anew
 //   `OnAllocFailure` before the    everything but what has a copy outside, which can be released:
-//   no
-//     first op, for parameters     copy can be started yet
-//     and inputs
+//     first op, for parameters     no copy can be started yet, for what arrives is written at once,
+//     and inputs                   and nothing that was issued may touch
+//                                  its bytes
 class PolicyContext {
  public:
   virtual ~PolicyContext() = default;

@@ -1,4 +1,4 @@
-// How running commands share the machine: max-min fair rates of a kernel and the copies of each
+// How running commands share the machine: max-min fair rates of a kernel and of the copies of each
 // pool.
 //
 // A copy demands its own rate from its direction of its pool's link, both copies of a link together

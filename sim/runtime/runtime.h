@@ -1,6 +1,6 @@
 // The runtime is memory management: it executes a trace under a policy, on any backend.
 //
-// It owns residency, liveness, the device arena, the pinned host pool, recomputation, hazards and
+// It owns residency, liveness, the device arena, the pools outside, recomputation, hazards and
 // the logs. The host program is sequential: a verb changes allocator state when it is issued, and
 // the device is kept correct by waits, so that every placement is a function of the decisions alone
 // and equal on every backend. It reads no clock; times enter the report from the backend at the
