@@ -7,6 +7,7 @@
 #include <array>
 #include <cctype>
 #include <fstream>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/device_memory.h"
 #include "backend/cuda/elementwise.h"
+#include "backend/cuda/peer_memory.h"
 #include "backend/cuda/stream.h"
 #include "sim/core/cost_model.h"
 #include "traces/base/error.h"
@@ -102,6 +104,7 @@ class Calibrator {
         load_from_(kLoadCopy),
         load_to_(kLoadCopy),
         sink_(Bytes(2 * kCalls * int64_t{sizeof(int64_t)})) {
+    if (options.peer) peer_.emplace(options.device, *options.peer, 2 * largest_copy_);
     machine_ = DescribeGpu(options.device);
     multiprocessors_ = DeviceAttribute(cudaDevAttrMultiProcessorCount, options.device);
     for (const PinnedBuffer* buffer : {&host_in_, &host_out_}) {
@@ -110,7 +113,7 @@ class Calibrator {
   }
 
   Measurements Run() {
-    const std::pair<const char*, void (Calibrator::*)()> steps[] = {
+    std::vector<std::pair<const char*, void (Calibrator::*)()>> steps{
         {"copies between host and device", &Calibrator::MeasureCopies},
         {"copies within the device", &Calibrator::MeasureDeviceCopies},
         {"kernels beside copies", &Calibrator::MeasureOverlaps},
@@ -120,11 +123,12 @@ class Calibrator {
         {"cudaMallocHost and cudaFreeHost", &Calibrator::MeasurePinnedMemory},
         {"calls of the convolution library", &Calibrator::MeasureLibraryCalls},
     };
+    if (peer_) steps.emplace_back("copies to and from the peer", &Calibrator::MeasurePeerCopies);
     WarmUp(options_.clock_warmup);
     DescribeMachine();  // now that the link has come to speed
     size_t index = 0;
     for (const auto& [name, measure] : steps) {
-      if (options_.progress) options_.progress({index, std::size(steps), name});
+      if (options_.progress) options_.progress({index, steps.size(), name});
       ++index;
       WarmUp(Duration::Milliseconds(100));
       (this->*measure)();
@@ -159,7 +163,13 @@ class Calibrator {
     }
   }
 
-  void MeasureCopies();
+  std::vector<CopyTiming> TimeCopies();
+  void MeasureCopies() { result_.copies = TimeCopies(); }
+  void MeasurePeerCopies() {
+    outside_is_peer_ = true;
+    result_.peer_copies = TimeCopies();
+    outside_is_peer_ = false;
+  }
   void MeasureDeviceCopies();
   void MeasureOverlaps();
   void MeasureLatencies();
@@ -179,6 +189,12 @@ class Calibrator {
 
   // Copies the first `size` bytes of the buffers of one direction.
   void EnqueueCopy(Direction direction, Bytes size, const CudaStream& stream) const {
+    if (outside_is_peer_) {
+      const bool in = direction == Direction::kToDevice;
+      const Block block{in ? Bytes(0) : largest_copy_, size};
+      peer_->Copy(direction, (in ? device_in_ : device_out_).data(), block, stream.get(), {});
+      return;
+    }
     const auto count = static_cast<size_t>(size.count());
     if (direction == Direction::kToDevice) {
       SPILLWAY_CUDA_CALL(cudaMemcpyAsync(device_in_.data(), host_in_.data(), count,
@@ -335,11 +351,14 @@ class Calibrator {
   DeviceBuffer load_from_;
   DeviceBuffer load_to_;
   DeviceBuffer sink_;  // of the compute kernel and of time stamps
+  std::optional<PeerMemory> peer_;
+  bool outside_is_peer_ = false;  // where copies come from and go to
   Duration hold_ = kLeastHold;
   Measurements result_;
 };
 
-void Calibrator::MeasureCopies() {
+std::vector<CopyTiming> Calibrator::TimeCopies() {
+  std::vector<CopyTiming> points;
   for (Bytes size = kLeastCopy; size <= options_.largest_copy; size += size) {
     CopyTiming point;
     point.size = size;
@@ -359,8 +378,9 @@ void Calibrator::MeasureCopies() {
     const std::vector<Timing> both = Measure(lanes);
     point.h2d_both = both[0];
     point.d2h_both = both[1];
-    result_.copies.push_back(point);
+    points.push_back(point);
   }
+  return points;
 }
 
 void Calibrator::MeasureDeviceCopies() {

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <string_view>
 
 #include "sim/core/calibration.h"
@@ -25,8 +26,9 @@ struct CalibrateProgress {
 };
 
 struct CalibrateOptions {
-  int device = 0;    // CUDA's number of the GPU
-  int repeats = 20;  // of each measurement, at least five; slow host calls stop earlier
+  int device = 0;           // CUDA's number of the GPU
+  std::optional<int> peer;  // and of another whose memory copies reach, if that link is to be timed
+  int repeats = 20;         // of each measurement, at least five; slow host calls stop earlier
   // Sizes are powers of two up to these, and up to what the device's free memory allows.
   Bytes largest_copy = Bytes::GiB(1);  // pins twice as much host memory
   Bytes largest_device_copy = Bytes::GiB(4);
@@ -41,8 +43,8 @@ struct CalibrateOptions {
 Machine DescribeGpu(int device);
 
 // Needs less than a minute and an otherwise idle GPU. Throws `EnvironmentError` that says what is
-// missing if there is no usable GPU; `Error` if memory for the buffers is missing, or the host is
-// too slow to keep the device busy.
+// missing if there is no usable GPU; `UsageError` if the device is its own peer; `Error` if memory
+// for the buffers is missing, or the host is too slow to keep the device busy.
 Measurements Calibrate(const CalibrateOptions& options);
 
 }  // namespace spillway

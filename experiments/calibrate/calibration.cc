@@ -55,11 +55,14 @@ class Fitter {
 
   std::vector<Quantity> Run() {
     AddMachine();
-    AddLinks();
+    AddLink(m_.copies, {"link.h2d", "link.d2h", "link.duplex"});
     Add(OfTiming("host.launch_overhead", m_.latencies.enqueue_kernel));
     AddLibraryCalls();
     AddAllocations();
     AddPages();
+    if (!m_.peer_copies.empty()) {
+      AddLink(m_.peer_copies, {"pool.peer.in", "pool.peer.out", "pool.peer.duplex"});
+    }
     for (Quantity& quantity : quantities_) quantity.in_device = true;
     for (Quantity& quantity : further_) quantities_.push_back(std::move(quantity));
     further_.clear();
@@ -86,9 +89,10 @@ class Fitter {
     Add(OfFit("compute.dram", Rate(fit, "compute.dram"), Unit::kBytesPerSecond, fit));
   }
 
-  LinearFit FitCopies(Timing CopyTiming::*member, std::string_view what) const {
+  static LinearFit FitCopies(const std::vector<CopyTiming>& copies, Timing CopyTiming::*member,
+                             std::string_view what) {
     std::vector<Point> points;
-    for (const CopyTiming& copy : m_.copies) {
+    for (const CopyTiming& copy : copies) {
       points.push_back({Count(copy.size), Seconds(copy.*member)});
     }
     return FitLine(points, what);
@@ -101,32 +105,44 @@ class Fitter {
     return 1 / fit.slope;
   }
 
-  void AddLinks() {
-    const LinearFit h2d = FitCopies(&CopyTiming::h2d, "h2d copies");
-    const LinearFit d2h = FitCopies(&CopyTiming::d2h, "d2h copies");
-    const LinearFit h2d_both = FitCopies(&CopyTiming::h2d_both, "h2d copies beside d2h");
-    const LinearFit d2h_both = FitCopies(&CopyTiming::d2h_both, "d2h copies beside h2d");
-    const double in = Rate(h2d, "link.h2d");
-    const double out = Rate(d2h, "link.d2h");
-    const double in_both = Rate(h2d_both, "link.h2d_both");
-    const double out_both = Rate(d2h_both, "link.d2h_both");
-    Add(OfFit("link.h2d", in, Unit::kBytesPerSecond, h2d));
-    Add(OfFit("link.h2d_latency", h2d.intercept, Unit::kSeconds, h2d));
-    Add(OfFit("link.d2h", out, Unit::kBytesPerSecond, d2h));
-    Add(OfFit("link.d2h_latency", d2h.intercept, Unit::kSeconds, d2h));
+  // Keys of a link in a device file, its directions to and from the device.
+  struct LinkKeys {
+    std::string in;
+    std::string out;
+    std::string duplex;
+  };
+
+  void AddLink(const std::vector<CopyTiming>& copies, const LinkKeys& keys) {
+    const auto fit = [&](Timing CopyTiming::*member, const std::string& what) {
+      return FitCopies(copies, member, "copies of " + what);
+    };
+    const LinearFit in = fit(&CopyTiming::h2d, keys.in);
+    const LinearFit out = fit(&CopyTiming::d2h, keys.out);
+    const LinearFit in_both = fit(&CopyTiming::h2d_both, keys.in + "_both");
+    const LinearFit out_both = fit(&CopyTiming::d2h_both, keys.out + "_both");
+    const double in_rate = Rate(in, keys.in);
+    const double out_rate = Rate(out, keys.out);
+    const double in_both_rate = Rate(in_both, keys.in + "_both");
+    const double out_both_rate = Rate(out_both, keys.out + "_both");
+    Add(OfFit(keys.in, in_rate, Unit::kBytesPerSecond, in));
+    Add(OfFit(keys.in + "_latency", in.intercept, Unit::kSeconds, in));
+    Add(OfFit(keys.out, out_rate, Unit::kBytesPerSecond, out));
+    Add(OfFit(keys.out + "_latency", out.intercept, Unit::kSeconds, out));
     // Both together carry no less than one alone and no more than each by itself would.
     LinearFit both;
-    both.points = h2d_both.points + d2h_both.points;
-    both.mean_error = (h2d_both.mean_error + d2h_both.mean_error) / 2;
-    both.max_error = std::max(h2d_both.max_error, d2h_both.max_error);
-    const double duplex = std::clamp(in_both + out_both, std::max(in, out), in + out);
-    Add(OfFit("link.duplex", duplex, Unit::kBytesPerSecond, both));
-    AddFurther(OfFit("link.h2d_both", in_both, Unit::kBytesPerSecond, h2d_both));
-    AddFurther(OfFit("link.d2h_both", out_both, Unit::kBytesPerSecond, d2h_both));
-    const LinearFit h2d_single = FitCopies(&CopyTiming::h2d_single, "single h2d copies");
-    const LinearFit d2h_single = FitCopies(&CopyTiming::d2h_single, "single d2h copies");
-    AddFurther(OfFit("link.h2d_single_latency", h2d_single.intercept, Unit::kSeconds, h2d_single));
-    AddFurther(OfFit("link.d2h_single_latency", d2h_single.intercept, Unit::kSeconds, d2h_single));
+    both.points = in_both.points + out_both.points;
+    both.mean_error = (in_both.mean_error + out_both.mean_error) / 2;
+    both.max_error = std::max(in_both.max_error, out_both.max_error);
+    const double duplex =
+        std::clamp(in_both_rate + out_both_rate, std::max(in_rate, out_rate), in_rate + out_rate);
+    Add(OfFit(keys.duplex, duplex, Unit::kBytesPerSecond, both));
+    AddFurther(OfFit(keys.in + "_both", in_both_rate, Unit::kBytesPerSecond, in_both));
+    AddFurther(OfFit(keys.out + "_both", out_both_rate, Unit::kBytesPerSecond, out_both));
+    const LinearFit in_single = fit(&CopyTiming::h2d_single, keys.in + "_single");
+    const LinearFit out_single = fit(&CopyTiming::d2h_single, keys.out + "_single");
+    AddFurther(OfFit(keys.in + "_single_latency", in_single.intercept, Unit::kSeconds, in_single));
+    AddFurther(
+        OfFit(keys.out + "_single_latency", out_single.intercept, Unit::kSeconds, out_single));
   }
 
   // One number for several calls: the median of their medians, as a fit with its errors.
@@ -473,12 +489,17 @@ std::string MergeDevice(std::string_view base, const std::string& base_name,
   // keys.
   const auto find = [&](const std::string& name) -> Line& {
     size_t next = 0;
-    const size_t dot = name.find('.');
+    const size_t dot = name.rfind('.');
     const std::string table = dot == std::string::npos ? "" : name.substr(0, dot);
     for (size_t i = 0; i < lines.size(); ++i) {
       if (lines[i].key.empty()) continue;
       if (lines[i].Name() == name) return lines[i];
       if (lines[i].table == table) next = i + 1;
+    }
+    if (next == 0 && table == "pool.peer") {
+      lines.emplace_back();
+      lines.emplace_back().code = "[pool.peer]";
+      next = lines.size();
     }
     if (next > 0) {
       Line line;

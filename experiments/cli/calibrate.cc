@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,7 @@ struct CalibrateCommand {
   std::string raw;
   std::string refit;
   int device = 0;
+  std::optional<int> peer;
   bool quick = false;
   FormatOption format;
 };
@@ -38,6 +40,7 @@ struct CalibrateCommand {
 CalibrateOptions MakeOptions(const CalibrateCommand& command) {
   CalibrateOptions options;
   options.device = command.device;
+  options.peer = command.peer;
   if (command.quick) {
     options.repeats = 5;
     options.largest_copy = Bytes::MiB(128);
@@ -78,11 +81,11 @@ fs::path FindBase(const Machine& machine) {
 std::string Cell(double rate) { return fmt::format("{:.2f}", rate / 1e9); }
 
 // For people: bandwidths by size.
-std::string CopyTable(const Measurements& measurements) {
+std::string CopyTable(const std::vector<CopyTiming>& copies) {
   std::vector<std::vector<std::string>> cells{{"size", "h2d GB/s", "d2h GB/s", "h2d both GB/s",
                                                "d2h both GB/s", "sum GB/s", "h2d us", "d2h us",
                                                "h2d spread", "d2h spread"}};
-  for (const CopyTiming& copy : measurements.copies) {
+  for (const CopyTiming& copy : copies) {
     const auto rate = [&](const Timing& timing) {
       return static_cast<double>(copy.size.count()) / timing.median.seconds();
     };
@@ -96,6 +99,12 @@ std::string CopyTable(const Measurements& measurements) {
                      fmt::format("{:.1f} %", 100 * copy.d2h.spread)});
   }
   return FormatTable(cells);
+}
+
+// For people: the link to another GPU, h2d from it.
+std::string PeerTable(const Measurements& measurements) {
+  if (measurements.peer_copies.empty()) return {};
+  return "from and to the peer\n" + CopyTable(measurements.peer_copies) + "\n";
 }
 
 // For people: driver calls by size.
@@ -159,9 +168,10 @@ void Print(const Measurements& measurements, const std::vector<Quantity>& quanti
       fmt::print("{}", FormatCsv(CalibrationColumns(), quantities));
       break;
     default:
-      fmt::print("{}, driver {}, CUDA {}, {}\n\n{}\n{}\n{}{}", measurements.machine.gpu,
+      fmt::print("{}, driver {}, CUDA {}, {}\n\n{}\n{}{}\n{}{}", measurements.machine.gpu,
                  measurements.machine.driver, measurements.machine.cuda, measurements.machine.date,
-                 CopyTable(measurements), AllocationTable(measurements), LibraryTable(measurements),
+                 CopyTable(measurements.copies), PeerTable(measurements),
+                 AllocationTable(measurements), LibraryTable(measurements),
                  QuantityTable(quantities));
   }
 }
@@ -248,6 +258,10 @@ void AddCalibrate(CLI::App& app, int& exit_code, Session& session) {
   verb->add_option("--gpu", command->device, "CUDA's number of the GPU")
       ->check(CLI::Range(0, 1 << 16))
       ->capture_default_str();
+  verb->add_option("--peer", command->peer,
+                   "Also measure the link to the memory of another GPU, by CUDA's number, for "
+                   "--pool peer")
+      ->check(CLI::Range(0, 1 << 16));
   verb->add_flag("--quick", command->quick, "Fewer repeats and smaller sizes");
   command->format.Add(*verb);
   verb->callback([command, &exit_code, &session] { exit_code = Execute(*command, session); });

@@ -1,7 +1,7 @@
 // What a calibration measures on one GPU and its host, as plain data: copies, kernels beside
 // copies, driver calls and latencies.
 //
-// Raw medians only; the laws fitted to them are the business of experiments/calibration.h. All
+// Raw medians only; the laws fitted to them are the business of experiments/calibrate/calibration.h. All
 // host memory is pinned.
 
 #ifndef SPILLWAY_SIM_CORE_CALIBRATION_H_
@@ -40,8 +40,9 @@ struct Machine {
   bool operator==(const Machine&) const = default;
 };
 
-// Copies of `size` bytes between host and device, the time of each. In a stream of its own, copies
-// follow one another back to back; `both` means that the other direction is kept busy alike.
+// Copies of `size` bytes between the device and memory outside, the host's or another GPU's, the
+// time of each; `h2d` is to the device. In a stream of its own, copies follow one another back to
+// back; `both` means that the other direction is kept busy alike.
 struct CopyTiming {
   Bytes size;
   Timing h2d;
@@ -136,7 +137,8 @@ struct LibraryCallTiming {
 
 struct Measurements {
   Machine machine;
-  std::vector<CopyTiming> copies;  // by size
+  std::vector<CopyTiming> copies;       // of the host, by size
+  std::vector<CopyTiming> peer_copies;  // of another GPU, by size; empty if not asked for
   std::vector<DeviceCopyTiming> device_copies;
   Overlaps overlaps;
   Latencies latencies;

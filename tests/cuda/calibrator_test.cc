@@ -53,5 +53,18 @@ TEST(CalibratorTest, MeasuresWhatAFitNeeds) {
   }
 }
 
+TEST(CalibratorTest, NoGpuIsItsOwnPeer) {
+  CalibrateOptions options;
+  options.peer = options.device;
+  try {
+    Calibrate(options);
+    FAIL() << "measured";
+  } catch (const EnvironmentError& error) {
+    GTEST_SKIP() << error.what();
+  } catch (const UsageError& error) {
+    EXPECT_STREQ(error.what(), "GPU 0 runs the kernels: it is no peer of its own");
+  }
+}
+
 }  // namespace
 }  // namespace spillway

@@ -90,6 +90,8 @@ class MeasurementsReader {
         Required("format", SkipJson), Required("version", SkipJson),
         Required("machine", [this](Value v) { ReadMachine(v); }),
         Required("copies", [this](Value v) { ReadPoints(v, result_.copies, kCopyTimings); }),
+        Optional("peer_copies",
+                 [this](Value v) { ReadPoints(v, result_.peer_copies, kCopyTimings); }),
         Required("device_copies",
                  [this](Value v) { ReadPoints(v, result_.device_copies, kDeviceCopyTimings); }),
         Required("overlaps", [this](Value v) { ReadOverlaps(v); }),
@@ -313,6 +315,9 @@ std::string FormatMeasurements(const Measurements& measurements) {
   if (machine.flops > 0) json.Put("flops", machine.flops);
   json.EndObject();
   PutPoints(json, "copies", measurements.copies, kCopyTimings);
+  if (!measurements.peer_copies.empty()) {
+    PutPoints(json, "peer_copies", measurements.peer_copies, kCopyTimings);
+  }
   PutPoints(json, "device_copies", measurements.device_copies, kDeviceCopyTimings);
   json.Key("overlaps").BeginObjectOnOneLine();
   json.Put("kernel_traffic", overlaps.kernel_traffic).Put("kernel_flops", overlaps.kernel_flops);

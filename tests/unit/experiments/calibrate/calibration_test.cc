@@ -162,7 +162,7 @@ TEST(CalibrationTest, TooLittleDataIsAnError) {
     return InputErrorOf([&] { FitMeasurements(measurements); });
   };
   EXPECT_THAT(error_of([](Measurements& m) { m.copies.resize(2); }),
-              StartsWith("cannot fit h2d copies: 2 points"));
+              StartsWith("cannot fit copies of link.h2d: 2 points"));
   EXPECT_THAT(error_of([](Measurements& m) { m.device_copies.clear(); }),
               StartsWith("cannot fit copies within the device: 0 points"));
   // All below 2 MiB.
@@ -225,6 +225,26 @@ TEST(CalibrationTest, DeviceFilesReadBack) {
   EXPECT_EQ(device.alignment, base.alignment);
   EXPECT_EQ(device.efficiency, base.efficiency);
   EXPECT_EQ(device.library, base.library);
+}
+
+TEST(CalibrationTest, AnotherGpuIsAPool) {
+  Measurements measurements = ExactMeasurements();
+  measurements.peer_copies = measurements.copies;
+  const std::string text = Merge(measurements, ReadRaw(kBase));
+  const Device device = ParseDevice(text, "acme.toml");
+  ASSERT_EQ(device.known_pools.size(), 1u);
+  const ExternalPool& peer = device.known_pools.front();
+  EXPECT_EQ(peer.kind, ExternalPool::Kind::kPeer);
+  EXPECT_EQ(peer.in.bandwidth.bytes_per_second, device.h2d.bandwidth.bytes_per_second);
+  EXPECT_EQ(peer.in.latency, device.h2d.latency);
+  EXPECT_EQ(peer.out.bandwidth.bytes_per_second, device.d2h.bandwidth.bytes_per_second);
+  EXPECT_EQ(peer.duplex.bytes_per_second, device.duplex.bytes_per_second);
+  // Once there, the lines are replaced.
+  for (CopyTiming& copy : measurements.peer_copies) copy.h2d = copy.d2h;
+  const Device again = ParseDevice(Merge(measurements, text), "acme.toml");
+  EXPECT_EQ(again.known_pools.front().in.bandwidth.bytes_per_second,
+            device.d2h.bandwidth.bytes_per_second);
+  EXPECT_EQ(again.h2d.bandwidth.bytes_per_second, device.h2d.bandwidth.bytes_per_second);
 }
 
 TEST(CalibrationTest, EveryNumberHasItsSource) {
