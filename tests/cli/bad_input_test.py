@@ -248,7 +248,7 @@ class BadArgumentTest(BadInputTest):
     def test_without_a_gpu_what_is_misspelt_is_said_first(self):
         for args in (("record", "alexnet:1", "--micro-batch", "0"),
                      ("record", "alexnet:1", "--min-time", "10"),
-                     ("record", "alexnet:1", "--min-time", "0ms"),
+                     ("record", "alexnet:1", "--min-time", "10 blinks"),
                      ("validate", "alexnet:1", "--memory", "10 gigs"),
                      ("validate", "alexnet:1", "--cost", "roofline"),
                      ("calibrate", "-o", "x.toml", "--gpu", "-1")):
