@@ -36,6 +36,22 @@ def figure(width=3.4, height=2.6, **options):
     return plt.subplots(figsize=(width, height), **options)
 
 
+def problems(fig):
+    """What is wrong with a figure, in words: axes without data, labels that an edge of the figure cuts off."""
+    fig.canvas.draw()
+    found = []
+    for number, axes in enumerate(fig.axes, 1):
+        drawn = [patch for patch in axes.patches if patch.get_height() or patch.get_width()]
+        drawn += [line for line in axes.lines if len(line.get_xdata())] + list(axes.collections)
+        if not drawn:
+            found.append(f"axes {number} are empty")
+    width, height = fig.get_size_inches()
+    box = fig.get_tightbbox(fig.canvas.get_renderer())
+    if min(box.x0, box.y0, width - box.x1, height - box.y1) < -0.01:
+        found.append("a label is cut off")
+    return found
+
+
 def save(fig, path):
     """Writes `path` (.pdf) and the same as .png; the same figure gives the same bytes."""
     stem = os.path.splitext(path)[0]

@@ -31,6 +31,7 @@ install(DIRECTORY sim/devices DESTINATION ${data_dir}/sim)
 install(DIRECTORY traces/recorded DESTINATION ${data_dir}/traces)
 install(DIRECTORY experiments/reproduce DESTINATION ${data_dir}/experiments
   PATTERN "*.h" EXCLUDE PATTERN "*.cc" EXCLUDE)
+install(FILES scripts/figstyle.py DESTINATION ${data_dir}/scripts)
 install(DIRECTORY experiments/schemas DESTINATION ${data_dir}/experiments)
 
 install(EXPORT spillway NAMESPACE spillway:: FILE spillwayTargets.cmake DESTINATION ${package_dir})

@@ -3,14 +3,18 @@
 #include "experiments/reproduce/reproduce.h"
 
 #include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
 #include "experiments/run/catalogue.h"
 #include "traces/base/error.h"
+#include "traces/base/file.h"
 
 namespace spillway::cli {
 namespace {
@@ -19,6 +23,7 @@ struct ReproduceOptions {
   std::string item;
   FormatOption format;
   std::string output;
+  std::string figures;
 };
 
 // How the printed numbers are known, and what became of them.
@@ -53,20 +58,62 @@ std::string FormatReproductions(const std::vector<Reproduction>& results, size_t
   return FormatTable(std::move(cells), width) + FormatLegend(results);
 }
 
-int Execute(const ReproduceOptions& options, Session& session) {
-  const std::string list = "experiments/reproduce/paper-values.csv";
-  const auto path = FindDataFile(list);
-  if (!path) throw InputError(list + ": not found");
+std::vector<Reproduction> ReproduceAll(const std::vector<PaperItem>& items, ProgressBar& progress) {
   std::vector<Reproduction> results;
-  const std::vector<PaperItem> items = SelectItems(ReadPaperValues(*path), options.item);
-  ProgressBar& progress = session.progress();
-  progress.Start(items.size());
   for (const PaperItem& item : items) {
     progress.Say(item.value.item);
     results.push_back(Reproduce(item));
     progress.Advance(item.value.item);
   }
-  progress.Wipe();
+  return results;
+}
+
+// Throws `EnvironmentError` if Python or matplotlib is missing, `Error` if the script fails.
+void DrawFigures(const std::string& script, const std::string& directory) {
+  std::string python = "python3", path = script, folder = directory;
+  char* const arguments[] = {python.data(), path.data(), folder.data(), nullptr};
+  pid_t child = 0;
+  const bool started = posix_spawnp(&child, "python3", nullptr, nullptr, arguments, environ) == 0;
+  int status = 0;
+  const bool ended = started && waitpid(child, &status, 0) == child && WIFEXITED(status);
+  const int code = ended ? WEXITSTATUS(status) : kMissingEnvironment;
+  if (code == kOk) return;
+  const std::string message =
+      fmt::format("the figures were not drawn; their numbers are in '{}'", directory);
+  if (code == kMissingEnvironment)
+    throw EnvironmentError(message + "; python3 and python3-matplotlib draw them");
+  throw Error(message);
+}
+
+// A CSV for each table and figure, and what they look like.
+void MakeFigures(const PaperValues& printed, const ReproduceOptions& options, Session& session) {
+  const std::string script = "experiments/reproduce/plot.py";
+  const auto path = FindDataFile(script);
+  if (!path) throw InputError(script + ": not found");
+  const std::vector<PaperSheet> sheets = SelectSheets(printed, options.item);
+  CreateDirectory(options.figures);
+  size_t count = 0;
+  for (const PaperSheet& sheet : sheets) count += sheet.items.size();
+  session.progress().Start(count);
+  for (const PaperSheet& sheet : sheets) {
+    const auto results = ReproduceAll(sheet.items, session.progress());
+    WriteFile(std::filesystem::path(options.figures) / (sheet.name + ".csv"),
+              FormatCsv<Reproduction>(ReproductionColumns(), results));
+  }
+  session.progress().Wipe();
+  DrawFigures(path->string(), options.figures);
+}
+
+int Execute(const ReproduceOptions& options, Session& session) {
+  const std::string list = "experiments/reproduce/paper-values.csv";
+  const auto path = FindDataFile(list);
+  if (!path) throw InputError(list + ": not found");
+  const PaperValues printed = ReadPaperValues(*path);
+  const std::vector<PaperItem> items = SelectItems(printed, options.item);
+  if (!options.figures.empty()) MakeFigures(printed, options, session);
+  session.progress().Start(items.size());
+  const std::vector<Reproduction> results = ReproduceAll(items, session.progress());
+  session.progress().Wipe();
   const std::string text =
       FormatAs(options.format.format(), ReproductionColumns(), results, "spillway.reproduce/v1",
                [&] { return FormatReproductions(results, options.format.width()); });
@@ -102,6 +149,11 @@ void AddReproduce(CLI::App& app, int& exit_code, Session& session) {
                                "item such as 'base VGG-16(256) GB'",
                                papers))
       ->required();
+  verb->add_option(
+          "--figures", options->figures,
+          "Also write the tables and figures that are asked for (all, those of a paper, or "
+          "one) into this directory: each as CSV, and figures as PDF and PNG by matplotlib")
+      ->type_name("DIRECTORY");
   options->format.Add(*verb);
   AddOutput(*verb, options->output, options->format);
   verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });

@@ -1,29 +1,24 @@
 #!/usr/bin/env python3
-"""Figures of the papers, from what `spillway reproduce` computes.
+"""Figures of the papers, from their numbers alone.
 
-usage: experiments/reproduce/plot.py [SPILLWAY [DIRECTORY]]
+usage: experiments/reproduce/plot.py DIRECTORY
 
-Runs SPILLWAY (default: build/release/bin/spillway) and writes vdnnpp-fig5, -fig6, -fig9 and -fig10 and
-superneurons-fig2, -fig8 and -fig10 to -fig13, and ucudnn-fig8, -fig10 and -fig12 to -fig14 as PDF and PNG into DIRECTORY (default: figures/
-beside this script).
+Draws each figure whose CSV is in DIRECTORY (`spillway reproduce all --figures DIRECTORY` writes them, and runs this) as
+PDF and PNG beside it. Exit code 5 without matplotlib.
 """
 
 import csv
-import io
 import pathlib
-import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "scripts"))
 
 
-def items(spillway, name):
+def items(path):
     """The words of each item's name after the figure's, and its value."""
-    text = subprocess.run([spillway, "reproduce", name, "--format", "csv"], check=True,
-                          capture_output=True, text=True).stdout
-    return [(row["item"].split()[1:], float(row["ours"]))
-            for row in csv.DictReader(io.StringIO(text)) if row["ours"]]
+    with open(path, newline="", encoding="utf-8") as stream:
+        return [(row["item"].split()[1:], float(row["ours"])) for row in csv.DictReader(stream) if row["ours"]]
 
 
 def above(axes):
@@ -65,22 +60,22 @@ def bars(axes, rows):
     grouped(axes, labels, {name: [value[label, name] for label in labels] for name in series})
 
 
-def peaks(figstyle, spillway, path):
+def peaks(figstyle, read):
     fig, axes = figstyle.figure(4.6, 2.4)
-    bars(axes, [(mode, phase, mb) for (_, mode, phase), mb in items(spillway, "Fig5")])
+    bars(axes, [(mode, phase, mb) for (_, mode, phase), mb in read("vdnnpp-Fig5")])
     axes.set(ylabel="peak, AlexNet(256) (MiB)", xlabel="what vDNN offloads (algorithms)")
-    figstyle.save(fig, path)
+    return fig
 
 
-def layers(figstyle, spillway, path):
+def layers(figstyle, read):
     fig, axes = figstyle.figure(4.6, 2.6)
-    bars(axes, [(layer, what, ms) for (_, layer, what), ms in items(spillway, "Fig6")])
+    bars(axes, [(layer, what, ms) for (_, layer, what), ms in read("vdnnpp-Fig6")])
     axes.set(ylabel="VGG-16(64), 1080 Ti model (ms)")
-    figstyle.save(fig, path)
+    return fig
 
 
-def performance(figstyle, spillway, path):
-    rows = [(words[0], words[1], words[2], x) for words, x in items(spillway, "Fig9")]
+def performance(figstyle, read):
+    rows = [(words[0], words[1], words[2], x) for words, x in read("vdnnpp-Fig9")]
     networks = list(dict.fromkeys(network for network, _, _, _ in rows))
     fig, panels = figstyle.figure(7.0, 2.4, ncols=len(networks), sharey=True)
     for axes, network in zip(panels, networks):
@@ -88,12 +83,12 @@ def performance(figstyle, spillway, path):
         axes.set(xlabel=network)
         axes.axhline(1, color="#999999", linewidth=0.8, zorder=1)
     panels[0].set(ylabel="times the iteration\nin unlimited memory")
-    figstyle.save(fig, path)
+    return fig
 
 
-def compression(figstyle, spillway, path):
+def compression(figstyle, read):
     """Times by layer, and on an axis of its own the density and what is left of the bytes."""
-    rows = [words[1:] + [value] for words, value in items(spillway, "vdnnpp-Fig10")
+    rows = [words[1:] + [value] for words, value in read("vdnnpp-Fig10")
             if len(words) == 3]
     fig, axes = figstyle.figure(4.6, 2.8)
     names = {"compress": "compression", "decompress": "decompression"}
@@ -104,12 +99,12 @@ def compression(figstyle, spillway, path):
     right.plot([x for _, what, x in rows if what == "ratio"], "kx", label="compressed size")
     right.set(ylabel="share of the map", ylim=(0, 1))
     above_both(axes, right, 2)
-    figstyle.save(fig, path)
+    return fig
 
 
-def steps(figstyle, spillway, path):
+def steps(figstyle, read):
     curves = {}
-    for (technique, _, step, unit), value in items(spillway, "superneurons-Fig10"):
+    for (technique, _, step, unit), value in read("superneurons-Fig10"):
         curves.setdefault((unit, technique), []).append((int(step), value))
     fig, panels = figstyle.figure(7.0, 2.4, ncols=2)
     names = {"liveness": "liveness", "offload": "+ offloading", "recompute": "+ recomputation"}
@@ -119,12 +114,12 @@ def steps(figstyle, spillway, path):
         axes.axvline(23.5, color="#999999", linewidth=0.8, linestyle=":")
         axes.set(xlabel="step (24 to 46: backward)", ylabel=label, ylim=(0, None))
     above(panels[0])
-    figstyle.save(fig, path)
+    return fig
 
 
-def network_memory(figstyle, spillway, path):
+def network_memory(figstyle, read):
     rows = [(words[0], " ".join(words[2:-1]), value)
-            for words, value in items(spillway, "superneurons-Fig2")]
+            for words, value in read("superneurons-Fig2")]
     names = {"": "all tensors", "workspaces": "and workspaces"}
     fig, axes = figstyle.figure(4.6, 2.6)
     bars(axes, [(network, names[what], gb) for network, what, gb in rows if what in names])
@@ -135,13 +130,13 @@ def network_memory(figstyle, spillway, path):
                markeredgecolor="white")
     right.set(ylabel="speedup by workspaces", ylim=(0, 1.2 * max(speedups)))
     above_both(axes, right, 3)
-    figstyle.save(fig, path)
+    return fig
 
 
-def shares(figstyle, spillway, path):
+def shares(figstyle, read):
     """One stack for each network; what the paper does not name and what is too thin to see, as others."""
     share = {}
-    for (network, kind, column, _), percent in items(spillway, "superneurons-Fig8"):
+    for (network, kind, column, _), percent in read("superneurons-Fig8"):
         share.setdefault(column, {}).setdefault(network, {})[kind] = percent
     shown = ["CONV", "POOL", "ACT", "BN", "LRN", "FORK"]
     fig, panels = figstyle.figure(7.0, 2.8, ncols=2)
@@ -159,21 +154,21 @@ def shares(figstyle, spillway, path):
         axes.grid(axis="x", visible=False)
         axes.set(ylabel=label, ylim=(0, 100))
     above_all(fig, panels[0], 7)
-    figstyle.save(fig, path)
+    return fig
 
 
-def cache(figstyle, spillway, path):
-    rows = items(spillway, "superneurons-Fig11")
+def cache(figstyle, read):
+    rows = read("superneurons-Fig11")
     fig, axes = figstyle.figure(4.6, 2.2)
     bars(axes, [(words[0], name, value) for words, without in rows
                 for name, value in [("with the cache", 1.0), ("without", without)]])
     axes.set(ylabel="images per second,\nnormalised")
-    figstyle.save(fig, path)
+    return fig
 
 
-def workspaces(figstyle, spillway, path):
+def workspaces(figstyle, read):
     panels_of, speed = {}, {}
-    for words, value in items(spillway, "superneurons-Fig12"):
+    for words, value in read("superneurons-Fig12"):
         setup = f"{words[0]}, {words[1]}"
         if words[2] == "img/s":
             speed[setup] = value
@@ -188,11 +183,11 @@ def workspaces(figstyle, spillway, path):
         axes.set(xlabel=f"{setup}: {speed[setup]:.0f} images/s")
     panels[0].set(ylabel="workspace (MiB)")
     above_all(fig, panels[0], 2)
-    figstyle.save(fig, path)
+    return fig
 
 
-def wider(figstyle, spillway, path):
-    value = {tuple(words): v for words, v in items(spillway, "superneurons-Fig13")}
+def wider(figstyle, read):
+    value = {tuple(words): v for words, v in read("superneurons-Fig13")}
     networks = list(dict.fromkeys(network for network, _, _ in value))
     frameworks = list(dict.fromkeys(framework for _, framework, _ in value))
     fig, axes = figstyle.figure(7.0, 2.8)
@@ -209,50 +204,50 @@ def wider(figstyle, spillway, path):
                           textcoords="offset points", ha="center", fontsize=6)
     axes.set(ylabel="memory (GiB), and over Caffe's,\nat the batch that Table 5 prints")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncol=5)
-    figstyle.save(fig, path)
+    return fig
 
 
-def front(figstyle, spillway, path):
+def front(figstyle, read):
     points = [(int(limit.removesuffix("MiB")), ms)
-              for (*_, limit), ms in items(spillway, "ucudnn-Fig8")]
+              for (*_, limit), ms in read("ucudnn-Fig8")]
     fig, axes = figstyle.figure(3.4, 2.4)
     axes.step(*zip(*points), where="post")
     axes.set(xlabel="workspace at most (MiB)", ylabel="conv2 forward, AlexNet(256) (ms)", ylim=(0, None))
-    figstyle.save(fig, path)
+    return fig
 
 
-def divided(figstyle, spillway, path):
+def divided(figstyle, read):
     """Figures 10 and 11: a bar for each GPU or network, and limit of a kernel's workspace."""
     fig, panels = figstyle.figure(7.0, 2.4, ncols=2, sharey=True)
     speedups = [(f"{gpu}, {option}", limit, x)
-                for (network, limit, gpu, option, _), x in items(spillway, "ucudnn-Fig10")]
+                for (network, limit, gpu, option, _), x in read("ucudnn-Fig10")]
     bars(panels[0], [(limit, setup, x) for setup, limit, x in speedups if "V100" not in setup])
     panels[0].set(xlabel="AlexNet(256), workspace for each kernel", ylabel="speedup of convolutions")
     bars(panels[1], [(limit, network, x)
-                     for (network, limit, *_), x in items(spillway, "ucudnn-Fig11")])
+                     for (network, limit, *_), x in read("ucudnn-Fig11")])
     panels[1].set(xlabel="P100, powers of two, workspace for each kernel")
     for axes in panels:
         axes.axhline(1, color="#999999", linewidth=0.8, zorder=1)
         axes.tick_params(axis="x", rotation=0)
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncol=2)
-    figstyle.save(fig, path)
+    return fig
 
 
-def layer_memory(figstyle, spillway, path):
+def layer_memory(figstyle, read):
     names = {"undivided": "undivided, 512 MiB at most", "divided": "powers of two, 64 MiB at most"}
     rows = [(network, layer, names[how], mib)
-            for (network, layer, how, *_), mib in items(spillway, "ucudnn-Fig12")]
+            for (network, layer, how, *_), mib in read("ucudnn-Fig12")]
     fig, panels = figstyle.figure(7.0, 2.8, ncols=2)
     for axes, network in zip(panels, dict.fromkeys(row[0] for row in rows)):
         bars(axes, [row[1:] for row in rows if row[0] == network])
         axes.get_legend().remove()
         axes.set(xlabel=network, ylabel="data, parameters and\nworkspace (MiB)")
     above_all(fig, panels[0], 2)
-    figstyle.save(fig, path)
+    return fig
 
 
-def totals(figstyle, spillway, path):
-    rows = [(network, total, how, ms) for (network, total, how), ms in items(spillway, "ucudnn-Fig13")
+def totals(figstyle, read):
+    rows = [(network, total, how, ms) for (network, total, how), ms in read("ucudnn-Fig13")
             if how != "variables"]
     fig, panels = figstyle.figure(7.0, 2.4, ncols=2)
     for axes, network in zip(panels, dict.fromkeys(row[0] for row in rows)):
@@ -261,50 +256,282 @@ def totals(figstyle, spillway, path):
         axes.get_legend().remove()
         axes.set(xlabel=f"{network}, workspace in total", ylabel="convolutions, P100 model (ms)")
     above_all(fig, panels[0], 3)
-    figstyle.save(fig, path)
+    return fig
 
 
-def segments(figstyle, spillway, path):
-    rows = [(kernel, "segment", mib) for (_, _, kernel, _), mib in items(spillway, "ucudnn-Fig14")]
+def segments(figstyle, read):
+    rows = [(kernel, "segment", mib) for (_, _, kernel, _), mib in read("ucudnn-Fig14")]
     fig, axes = figstyle.figure(4.6, 2.6)
     bars(axes, rows)
     axes.get_legend().remove()
     axes.set(ylabel="segment of 120 MiB (MiB)")
-    figstyle.save(fig, path)
+    return fig
+
+
+def shares_of_layers(figstyle, read):
+    """vDNN, Fig. 1: the whole allocation, and what the largest layer uses of it."""
+    rows = read("vdnn-Fig1")
+    fig, axes = figstyle.figure(4.6, 2.6)
+    bars(axes, [(words[0], "network-wide allocation", mb) for words, mb in rows if words[-1] == "MB"])
+    axes.set(ylabel="memory (MiB)")
+    right = axes.twinx()
+    percent = [x for words, x in rows if words[-1] == "%"]
+    right.plot(range(len(percent)), percent, "kX", label="largest layer", markersize=6)
+    right.set(ylabel="of the allocation (%)", ylim=(0, 100))
+    above_both(axes, right, 2)
+    return fig
+
+
+def functions(figstyle, read):
+    """vDNN, Fig. 4: the allocation by what it is for, as stacks."""
+    part = {}
+    for (network, kind, _), mb in read("vdnn-Fig4"):
+        part.setdefault(kind, {})[network] = mb
+    networks = list(part["weights"])
+    fig, axes = figstyle.figure(4.6, 2.6)
+    bottom = [0.0] * len(networks)
+    names = {"weights": "weights", "features": "feature maps", "gradients": "gradient maps", "workspace": "workspace"}
+    for kind, name in names.items():
+        values = [part[kind][network] for network in networks]
+        axes.bar(networks, values, 0.7, bottom=bottom, label=name, zorder=2)
+        bottom = [b + v for b, v in zip(bottom, values)]
+    axes.tick_params(axis="x", rotation=30)
+    axes.grid(axis="x", visible=False)
+    axes.set(ylabel="memory (MiB)")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncol=4)
+    return fig
+
+
+def layer_use(figstyle, read):
+    """vDNN, Fig. 5: maps and workspace of each layer, weights on an axis of their own."""
+    rows = [(layer, what, mb) for (_, layer, what, _), mb in read("vdnn-Fig5")]
+    names = {"features": "feature maps", "workspace": "workspace"}
+    fig, axes = figstyle.figure(4.6, 2.8)
+    bars(axes, [(layer, names[what], mb) for layer, what, mb in rows if what in names])
+    axes.set(ylabel="maps and workspace (MiB)")
+    right = axes.twinx()
+    weights = [mb for _, what, mb in rows if what == "weights"]
+    right.plot(range(len(weights)), weights, "kX", label="weights", markersize=5)
+    right.set(ylabel="weights (MiB)")
+    above_both(axes, right, 3)
+    return fig
+
+
+def reuse(figstyle, read):
+    """vDNN, Fig. 6: time of each layer, and how long its input waits for backward."""
+    rows = [(layer, what, ms) for (_, layer, what, _), ms in read("vdnn-Fig6")]
+    fig, axes = figstyle.figure(4.6, 2.8)
+    bars(axes, [row for row in rows if row[1] != "reuse"])
+    axes.set(ylabel="latency (ms)")
+    right = axes.twinx()
+    distance = [ms for _, what, ms in rows if what == "reuse"]
+    right.plot(range(len(distance)), distance, "k.-", linewidth=0.8, label="reuse distance")
+    right.set(ylabel="reuse distance (ms)", ylim=(0, None))
+    above_both(axes, right, 3)
+    return fig
+
+
+def by_mode(figstyle, rows, ylabel):
+    """A panel for each of six networks, a bar for each mode."""
+    networks = list(dict.fromkeys(network for network, *_ in rows))
+    fig, panels = figstyle.figure(7.0, 4.2, nrows=2, ncols=3)
+    for axes, network in zip(panels.flat, networks):
+        bars(axes, [row[1:] for row in rows if row[0] == network])
+        axes.get_legend().remove()
+        axes.tick_params(axis="x", rotation=45)
+        axes.set(xlabel=network)
+    for axes in panels[:, 0]:
+        axes.set(ylabel=ylabel)
+    return fig, panels
+
+
+def modes_memory(figstyle, read):
+    """vDNN, Fig. 11."""
+    names = {"max": "most", "avg": "average"}
+    fig, panels = by_mode(figstyle, [(network, mode, names[what], mb)
+                                     for (network, mode, what, _), mb in read("vdnn-Fig11") if what in names],
+                          "memory (MiB)")
+    above_all(fig, panels[0, 0], 2)
+    return fig
+
+
+def offloaded(figstyle, read):
+    """vDNN, Fig. 12."""
+    fig, axes = figstyle.figure(4.6, 2.6)
+    bars(axes, [(network, mode.removesuffix("(m)"), mb) for (network, mode, *_), mb in read("vdnn-Fig12")])
+    axes.set(ylabel="offloaded (MiB)")
+    return fig
+
+
+def bandwidth(figstyle, read):
+    """vDNN, Fig. 13: the least traffic over the time, not what counters would see."""
+    fig, axes = figstyle.figure(4.6, 2.6)
+    bars(axes, [(layer, what, rate) for (_, layer, what, _), rate in read("vdnn-Fig13")])
+    axes.axhline(336, color="#999999", linewidth=0.8, linestyle=":")
+    axes.set(ylabel="least traffic over time (GB/s)")
+    return fig
+
+
+def modes_speed(figstyle, read):
+    """vDNN, Fig. 14, with a star over what does not fit in the GPU's 12 GiB."""
+    most = {(network, mode): mb for (network, mode, what, _), mb in read("vdnn-Fig11") if what == "max"}
+    rows = [(network, mode, "performance", x) for (network, mode, _), x in read("vdnn-Fig14")]
+    fig, panels = by_mode(figstyle, rows, "feature extraction,\nof the baseline's speed")
+    for axes in panels.flat:
+        network = axes.get_xlabel()
+        own = [(mode, x) for n, mode, _, x in rows if n == network]
+        for x, (mode, value) in enumerate(own):
+            if most.get((network, mode), 0) > 12 * 1024:
+                axes.annotate("*", (x, value), ha="center", va="bottom")
+        axes.set(ylim=(0, 1.2))
+    return fig
+
+
+def very_deep(figstyle, read):
+    """vDNN, Fig. 15: the baseline beside what dyn has on the GPU and on the host."""
+    value = {tuple(words): gb for words, gb in read("vdnn-Fig15")}
+    networks = list(dict.fromkeys(words[0] for words in value))
+    fig, axes = figstyle.figure(4.6, 2.6)
+    at = range(len(networks))
+    axes.bar([x - 0.2 for x in at], [value[n, "baseline", "GB"] for n in networks], 0.4, label="baseline", zorder=2)
+    gpu = [value[n, "dyn", "GPU", "GB"] for n in networks]
+    axes.bar([x + 0.2 for x in at], gpu, 0.4, label="dyn, GPU", zorder=2)
+    axes.bar([x + 0.2 for x in at], [value[n, "dyn", "CPU", "GB"] for n in networks], 0.4, bottom=gpu,
+             label="dyn, host", zorder=2)
+    axes.set_xticks(at, networks)
+    axes.grid(axis="x", visible=False)
+    axes.set(ylabel="memory (GB)")
+    above(axes)
+    return fig
+
+
+def missed(figstyle, read):
+    """u-cuDNN, Fig. 1: the fastest algorithm, and the fastest with a byte less workspace than it needs."""
+    rows = [(words[-2] if words[-1] == "best" else words[-3], "fastest" if words[-1] == "best" else "with one byte less", ms)
+            for words, ms in read("ucudnn-Fig1")]
+    fig, axes = figstyle.figure(4.6, 2.4)
+    bars(axes, rows)
+    axes.tick_params(axis="x", rotation=0)
+    axes.set(ylabel="forward, AlexNet(256) (ms)")
+    return fig
+
+
+def options(figstyle, read):
+    """u-cuDNN, Fig. 9."""
+    fig, axes = figstyle.figure(3.4, 2.4)
+    bars(axes, [(words[2], "conv2", ms) for words, ms in read("ucudnn-Fig9")])
+    axes.get_legend().remove()
+    axes.tick_params(axis="x", rotation=0)
+    axes.set(ylabel="conv2 forward in 64 MiB,\nAlexNet(256) (ms)")
+    return fig
+
+
+def layer_weights(figstyle, read):
+    """mmCNN, Fig. 6: weights of each layer of a chain; layers without are left out."""
+    rows = [(words[0], words[2], mb) for words, mb in read("mmcnn-Fig6") if mb > 0]
+    networks = list(dict.fromkeys(network for network, *_ in rows))
+    fig, panels = figstyle.figure(7.0, 2.2, ncols=len(networks), squeeze=False)
+    for axes, network in zip(panels[0], networks):
+        bars(axes, [(layer, "weights", mb) for name, layer, mb in rows if name == network])
+        axes.get_legend().remove()
+        axes.tick_params(axis="x", rotation=90, labelsize=6)
+        axes.set(xlabel=f"layer, {network}")
+    panels[0][0].set(ylabel="weights (MiB)")
+    return fig
+
+
+def slices(name):
+    """mmCNN, Figs. 7 and 8: parts of each layer, and of the weights that its segment prefetches, by limit."""
+    def drawing(figstyle, read):
+        curves = {}
+        for (_, _, layer, limit, _, what), count in read(name):
+            curves.setdefault(what, {}).setdefault(limit, []).append((int(layer), count))
+        fig, panels = figstyle.figure(7.0, 2.4, ncols=2)
+        for axes, what, label in zip(panels, ["sn", "cn"], ["parts of the layer", "parts of weights prefetched"]):
+            for limit, points in curves[what].items():
+                axes.plot(*zip(*points), label=f"{limit[1:]} MB", linewidth=1.2)
+            axes.set(xlabel="layer", ylabel=label)
+            axes.locator_params(integer=True)
+        panels[0].set(yscale="log")
+        above_all(fig, panels[0], len(curves["sn"]))
+        return fig
+    return drawing
+
+
+DRAWINGS = {
+    "vdnn-Fig1": shares_of_layers,
+    "vdnn-Fig4": functions,
+    "vdnn-Fig5": layer_use,
+    "vdnn-Fig6": reuse,
+    "vdnn-Fig11": modes_memory,
+    "vdnn-Fig12": offloaded,
+    "vdnn-Fig13": bandwidth,
+    "vdnn-Fig14": modes_speed,
+    "vdnn-Fig15": very_deep,
+    "vdnnpp-Fig5": peaks,
+    "vdnnpp-Fig6": layers,
+    "vdnnpp-Fig9": performance,
+    "vdnnpp-Fig10": compression,
+    "superneurons-Fig2": network_memory,
+    "superneurons-Fig8": shares,
+    "superneurons-Fig10": steps,
+    "superneurons-Fig11": cache,
+    "superneurons-Fig12": workspaces,
+    "superneurons-Fig13": wider,
+    "ucudnn-Fig1": missed,
+    "ucudnn-Fig8": front,
+    "ucudnn-Fig9": options,
+    "ucudnn-Fig10": divided,
+    "ucudnn-Fig12": layer_memory,
+    "ucudnn-Fig13": totals,
+    "ucudnn-Fig14": segments,
+    "mmcnn-Fig6": layer_weights,
+    "mmcnn-Fig7": slices("mmcnn-Fig7"),
+    "mmcnn-Fig8": slices("mmcnn-Fig8"),
+}
+
+
+class Missing(Exception):
+    """A figure needs another one's numbers, which were not asked for."""
+
+
+def draw(figstyle, directory, name):
+    def read(sheet):
+        path = directory / f"{sheet}.csv"
+        if not path.exists():
+            raise Missing(sheet)
+        return items(path)
+
+    fig = DRAWINGS[name](figstyle, read)
+    problems = figstyle.problems(fig)
+    figstyle.save(fig, directory / f"{name}.pdf")
+    return problems
 
 
 def main():
-    if len(sys.argv) > 3 or "--help" in sys.argv:
+    if len(sys.argv) != 2 or sys.argv[1] == "--help":
         print(__doc__.strip())
         return 2
-    spillway = sys.argv[1] if len(sys.argv) > 1 else "build/release/bin/spillway"
-    directory = pathlib.Path(sys.argv[2] if len(sys.argv) > 2 else HERE / "figures")
+    directory = pathlib.Path(sys.argv[1])
     try:
         import figstyle
     except ImportError as error:
         print(f"plot: {error}: install python3-matplotlib", file=sys.stderr)
         return 5
-    directory.mkdir(parents=True, exist_ok=True)
-    try:
-        peaks(figstyle, spillway, directory / "vdnnpp-fig5.pdf")
-        layers(figstyle, spillway, directory / "vdnnpp-fig6.pdf")
-        performance(figstyle, spillway, directory / "vdnnpp-fig9.pdf")
-        compression(figstyle, spillway, directory / "vdnnpp-fig10.pdf")
-        network_memory(figstyle, spillway, directory / "superneurons-fig2.pdf")
-        shares(figstyle, spillway, directory / "superneurons-fig8.pdf")
-        steps(figstyle, spillway, directory / "superneurons-fig10.pdf")
-        cache(figstyle, spillway, directory / "superneurons-fig11.pdf")
-        workspaces(figstyle, spillway, directory / "superneurons-fig12.pdf")
-        wider(figstyle, spillway, directory / "superneurons-fig13.pdf")
-        front(figstyle, spillway, directory / "ucudnn-fig8.pdf")
-        divided(figstyle, spillway, directory / "ucudnn-fig10.pdf")
-        layer_memory(figstyle, spillway, directory / "ucudnn-fig12.pdf")
-        totals(figstyle, spillway, directory / "ucudnn-fig13.pdf")
-        segments(figstyle, spillway, directory / "ucudnn-fig14.pdf")
-    except (OSError, subprocess.CalledProcessError) as error:
-        print(f"plot: {error}", file=sys.stderr)
-        return 3
-    return 0
+    code = 0
+    for name in DRAWINGS:
+        if not (directory / f"{name}.csv").exists():
+            continue
+        try:
+            for problem in draw(figstyle, directory, name):
+                print(f"plot: {name}: {problem}", file=sys.stderr)
+                code = 3
+        except Missing as error:
+            print(f"plot: {name} is not drawn without {error}", file=sys.stderr)
+        except (OSError, ValueError, LookupError, ArithmeticError) as error:
+            print(f"plot: {name}: {type(error).__name__}: {error}", file=sys.stderr)
+            code = 3
+    return code
 
 
 if __name__ == "__main__":

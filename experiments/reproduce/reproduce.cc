@@ -55,14 +55,32 @@ class Shelf {
       const bool bare = table.request == PaperRequest::kName && request == table.name;
       const bool full = request == FullName(paper, table.name) ||
                         (!table.group.empty() && request == FullName(paper, table.group));
-      if (table.name.empty() || (!bare && !full)) continue;
-      for (const PaperRow& row : table.rows) {
-        for (const PaperColumn& column : table.columns) {
-          cells.push_back({paper, &table, &column, row});
-        }
-      }
+      if (!table.name.empty() && (bare || full)) AddCells(paper, table, cells);
     }
     return cells;
+  }
+
+  struct Sheet {
+    std::string name;
+    std::vector<Cell> cells;
+  };
+
+  // The tables with rows that a request means, those of one name together.
+  std::vector<Sheet> SheetsOf(std::string_view request) const {
+    std::vector<Sheet> sheets;
+    for (const auto& [paper, table] : tables_) {
+      const std::string name = FullName(paper, table.name);
+      const bool named = request == name || request == FullName(paper, table.group) ||
+                         (table.request == PaperRequest::kName && request == table.name);
+      const bool quick = table.request != PaperRequest::kAlone;
+      if (table.name.empty() || table.rows.empty()) continue;
+      if (!named && !(quick && (request == "all" || request == paper))) continue;
+      auto sheet = std::find_if(sheets.begin(), sheets.end(),
+                                [&](const Sheet& known) { return known.name == name; });
+      if (sheet == sheets.end()) sheet = sheets.insert(sheet, {name, {}});
+      AddCells(paper, table, sheet->cells);
+    }
+    return sheets;
   }
 
   // The full names of the tables with rows.
@@ -77,6 +95,14 @@ class Shelf {
   }
 
  private:
+  static void AddCells(std::string_view paper, const PaperTable& table, std::vector<Cell>& cells) {
+    for (const PaperRow& row : table.rows) {
+      for (const PaperColumn& column : table.columns) {
+        cells.push_back({paper, &table, &column, row});
+      }
+    }
+  }
+
   static std::string FullName(std::string_view paper, std::string_view table) {
     return fmt::format("{}-{}", paper, table);
   }
@@ -171,6 +197,24 @@ std::vector<PaperItem> SelectItems(const PaperValues& printed, const std::string
   throw UsageError(
       fmt::format("{}; also an item name such as 'base VGG-16(256) GB', for any network and batch",
                   UnknownName("item", request, names)));
+}
+
+std::vector<PaperSheet> SelectSheets(const PaperValues& printed, const std::string& request) {
+  const Shelf shelf(printed);
+  std::vector<PaperSheet> sheets;
+  for (const Shelf::Sheet& sheet : shelf.SheetsOf(request)) {
+    PaperSheet& selected = sheets.emplace_back(PaperSheet{sheet.name, {}});
+    for (const Cell& cell : sheet.cells) {
+      selected.items.push_back(
+          MakeItem(printed, ItemName(*cell.table, *cell.column, cell.row), cell));
+    }
+  }
+  if (!sheets.empty()) return sheets;
+  std::vector<std::string> names{"all"};
+  for (const Paper& paper : Papers()) names.emplace_back(paper.name);
+  const std::vector<std::string> tables = shelf.Names();
+  names.insert(names.end(), tables.begin(), tables.end());
+  throw UsageError(UnknownName("table or figure", request, names));
 }
 
 Reproduction Reproduce(const PaperItem& item) {

@@ -45,6 +45,16 @@ PaperValues ReadPaperValues(const std::filesystem::path& path);
 // `UsageError` if it is none of these.
 std::vector<PaperItem> SelectItems(const PaperValues& printed, const std::string& request);
 
+// A table or figure of a paper, as it is asked for: "vdnn-Fig1".
+struct PaperSheet {
+  std::string name;
+  std::vector<PaperItem> items;
+};
+
+// The tables and figures that `request` names: "all", a paper, or one of them; with the first two
+// those that take minutes are left out. Throws `UsageError` if it is none of these.
+std::vector<PaperSheet> SelectSheets(const PaperValues& printed, const std::string& request);
+
 Reproduction Reproduce(const PaperItem& item);
 
 Columns<Reproduction> ReproductionColumns();

@@ -1,8 +1,8 @@
 // What a calibration measures on one GPU and its host, as plain data: copies, kernels beside
 // copies, driver calls and latencies.
 //
-// Raw medians only; the laws fitted to them are the business of experiments/calibrate/calibration.h. All
-// host memory is pinned.
+// Raw medians only; the laws fitted to them are the business of
+// experiments/calibrate/calibration.h. All host memory is pinned.
 
 #ifndef SPILLWAY_SIM_CORE_CALIBRATION_H_
 #define SPILLWAY_SIM_CORE_CALIBRATION_H_
