@@ -28,15 +28,18 @@ struct ReproduceOptions {
 
 // How the printed numbers are known, and what became of them.
 std::string FormatLegend(const std::vector<Reproduction>& results) {
-  size_t agree = 0, miss = 0, shown = 0, missing = 0;
-  for (const Reproduction& result : results) {
-    ++(!result.ours ? missing : !result.judged ? shown : result.passes ? agree : miss);
+  PaperTotal all;
+  for (const PaperTotal& total : TotalsOf(results)) {
+    all.agree += total.agree;
+    all.miss += total.miss;
+    all.shown += total.shown;
+    all.not_computed += total.not_computed;
   }
   return fmt::format(
       "\n{} items: {} agree, {} miss, {} shown and not judged, {} not computed\n"
       "evidence: = has to agree to the printed digits, c within 1 %, ~ within 2 %;\n"
       "f (a fit) and x (not explained) are shown and not judged\n",
-      results.size(), agree, miss, shown, missing);
+      results.size(), all.agree, all.miss, all.shown, all.not_computed);
 }
 
 std::string FormatReproductions(const std::vector<Reproduction>& results, size_t width) {
@@ -56,6 +59,15 @@ std::string FormatReproductions(const std::vector<Reproduction>& results, size_t
                      number(result.ours_exact)});
   }
   return FormatTable(std::move(cells), width) + FormatLegend(results);
+}
+
+// {"schema": "spillway.reproduce/v1", "rows": [...], "totals": [by paper and evidence]}
+std::string FormatJson(const std::vector<Reproduction>& results) {
+  JsonWriter json(3);
+  json.BeginObject().Put("schema", "spillway.reproduce/v1");
+  PutRows<Reproduction>(json.Key("rows"), ReproductionColumns(), results);
+  PutRows<PaperTotal>(json.Key("totals"), TotalColumns(), TotalsOf(results));
+  return json.EndObject().Take();
 }
 
 std::vector<Reproduction> ReproduceAll(const std::vector<PaperItem>& items, ProgressBar& progress) {
@@ -114,9 +126,11 @@ int Execute(const ReproduceOptions& options, Session& session) {
   session.progress().Start(items.size());
   const std::vector<Reproduction> results = ReproduceAll(items, session.progress());
   session.progress().Wipe();
-  const std::string text =
-      FormatAs(options.format.format(), ReproductionColumns(), results, "spillway.reproduce/v1",
-               [&] { return FormatReproductions(results, options.format.width()); });
+  const Format format = options.format.format();
+  const std::string text = format == Format::kJson ? FormatJson(results)
+                           : format == Format::kCsv
+                               ? FormatCsv<Reproduction>(ReproductionColumns(), results)
+                               : FormatReproductions(results, options.format.width());
   const bool all_pass = std::all_of(results.begin(), results.end(), [](const Reproduction& result) {
     return !result.judged || result.passes;
   });

@@ -247,4 +247,32 @@ Columns<Reproduction> ReproductionColumns() {
   };
 }
 
+std::vector<PaperTotal> TotalsOf(const std::vector<Reproduction>& results) {
+  std::vector<PaperTotal> totals;
+  for (const Reproduction& result : results) {
+    const PaperValue& value = result.value;
+    auto total = std::find_if(totals.begin(), totals.end(), [&](const PaperTotal& known) {
+      return known.paper == value.paper && known.evidence == value.evidence;
+    });
+    if (total == totals.end()) total = totals.insert(total, {value.paper, value.evidence});
+    ++(!result.ours     ? total->not_computed
+       : !result.judged ? total->shown
+       : !result.passes ? total->miss
+                        : total->agree);
+  }
+  return totals;
+}
+
+Columns<PaperTotal> TotalColumns() {
+  return {
+      {"paper", "", "the paper", &PaperTotal::paper},
+      {"evidence", "", "how the printed numbers are known",
+       [](auto& total) { return IfAny(total.evidence); }},
+      {"agree", "1", "items that have to and do", &PaperTotal::agree},
+      {"miss", "1", "items that have to and do not", &PaperTotal::miss},
+      {"shown", "1", "items that are not judged", &PaperTotal::shown},
+      {"not_computed", "1", "items that this version does not compute", &PaperTotal::not_computed},
+  };
+}
+
 }  // namespace spillway

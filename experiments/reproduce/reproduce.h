@@ -59,6 +59,21 @@ Reproduction Reproduce(const PaperItem& item);
 
 Columns<Reproduction> ReproductionColumns();
 
+// What became of the items of one paper and strength of evidence.
+struct PaperTotal {
+  std::string paper;
+  std::string evidence;  // empty: of what the paper does not print
+  int64_t agree = 0;
+  int64_t miss = 0;
+  int64_t shown = 0;  // not judged
+  int64_t not_computed = 0;
+};
+
+// In the order of their first items.
+std::vector<PaperTotal> TotalsOf(const std::vector<Reproduction>& results);
+
+Columns<PaperTotal> TotalColumns();
+
 }  // namespace spillway
 
 #endif  // SPILLWAY_EXPERIMENTS_REPRODUCE_REPRODUCE_H_

@@ -4,6 +4,7 @@
 usage: figures_test.py PATH_OF_SPILLWAY
 """
 
+import json
 import os
 import pathlib
 import shutil
@@ -40,6 +41,19 @@ class FiguresTest(CommandTest):
             self.assertEqual(made[name], contents, f"{name} differs: spillway reproduce all --figures {FIGURES}")
         drawn = {path.name for path in self.directory.glob("*.p*")}
         self.assertEqual(drawn, {path.name for path in FIGURES.glob("*.p*")})
+
+    def test_the_readme_has_the_totals(self):
+        """`spillway reproduce all`, by paper: agree by evidence, miss, shown, not computed."""
+        lines = {}
+        for total in json.loads(self.ok("reproduce", "all", "--format", "json"))["totals"]:
+            line = lines.setdefault(total["paper"], dict.fromkeys(("=", "c", "~", "miss", "shown", "not_computed"), 0))
+            if total["agree"]:
+                line[total["evidence"]] += total["agree"]
+            for name in ("miss", "shown", "not_computed"):
+                line[name] += total[name]
+        readme = (ROOT / "README.md").read_text("utf-8")
+        for paper, line in lines.items():
+            self.assertIn(f"| {paper} | " + " | ".join(map(str, line.values())) + " |\n", readme)
 
     def test_a_figure_without_data_is_an_error(self):
         shutil.copy(FIGURES / "vdnn-Fig13.csv", self.directory)
