@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 #include <limits>
 #include <utility>
@@ -17,7 +18,8 @@ namespace spillway {
 namespace {
 
 constexpr std::string_view kFormat = "spillway-trace";
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
+constexpr int kVersionWithoutViews = 1;
 constexpr int64_t kMaxCount = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMaxAmount = Bytes::Unlimited().count();
 
@@ -30,10 +32,11 @@ class TraceReader {
   Trace Read();
 
  private:
-  // An `alias_of` that names a tensor further down.
-  struct ForwardAlias {
+  // An `alias_of` or `part_of` that names a tensor further down.
+  struct ForwardName {
     size_t tensor;
-    std::string_view root;
+    std::optional<TensorId> Tensor::*member;
+    std::string_view name;
     JsonDocument::Place place;
   };
 
@@ -81,23 +84,41 @@ class TraceReader {
                    ReadList(v, extents_, tensor.shape,
                             [&](Value extent) { return json_.ReadInteger(extent, 0, kMaxAmount); });
                  }),
-        Required("size", To(tensor.size)), Optional("alias_of", [&](Value v) {
-          const std::string_view root = json_.ReadString(v);
-          if (const uint32_t* found = tensors_.Find(root)) {
-            tensor.alias_of = static_cast<TensorId>(*found);
-          } else {
-            forward_aliases_.push_back({index, root, json_.Here()});
-          }
+        Required("size", To(tensor.size)),
+        Optional("alias_of", [&](Value v) { ReadName(v, index, &Tensor::alias_of); }),
+        Optional("part_of",
+                 [&](Value v) {
+                   NeedVersion2("part_of");
+                   ReadName(v, index, &Tensor::part_of);
+                 }),
+        Optional("offset", [&](Value v) {
+          NeedVersion2("offset");
+          tensor.offset = Bytes(json_.ReadInteger(v, 0, kMaxAmount));
         }));
   }
 
-  void ResolveForwardAliases() {
-    for (const ForwardAlias& alias : forward_aliases_) {
-      const uint32_t* found = tensors_.Find(alias.root);
+  // The keys of version 2 are unknown to version 1.
+  void NeedVersion2(std::string_view key) {
+    if (version_ < 2) json_.Fail(fmt::format("the key '{}' needs version 2 of the format", key));
+  }
+
+  void ReadName(Value value, size_t tensor, std::optional<TensorId> Tensor::*member) {
+    const std::string_view name = json_.ReadString(value);
+    if (const uint32_t* found = tensors_.Find(name)) {
+      trace_.tensors[tensor].*member = static_cast<TensorId>(*found);
+    } else {
+      forward_names_.push_back({tensor, member, name, json_.Here()});
+    }
+  }
+
+  void ResolveForwardNames() {
+    for (const ForwardName& forward : forward_names_) {
+      const uint32_t* found = tensors_.Find(forward.name);
       if (found == nullptr) {
-        json_.Fail(alias.place, fmt::format("there is no tensor '{}'", JsonExcerpt(alias.root)));
+        json_.Fail(forward.place,
+                   fmt::format("there is no tensor '{}'", JsonExcerpt(forward.name)));
       }
-      trace_.tensors[alias.tensor].alias_of = static_cast<TensorId>(*found);
+      trace_.tensors[forward.tensor].*forward.member = static_cast<TensorId>(*found);
     }
   }
 
@@ -182,7 +203,8 @@ class TraceReader {
   NameTable layers_;
   NameTable tensors_;
   NameTable ops_;
-  std::vector<ForwardAlias> forward_aliases_;
+  std::vector<ForwardName> forward_names_;
+  int64_t version_ = kVersion;
   // Of the list being read.
   std::vector<TensorId> ids_;
   std::vector<int64_t> extents_;
@@ -190,7 +212,7 @@ class TraceReader {
 };
 
 Trace TraceReader::Read() {
-  json_.ReadHeader(kFormat, kVersion);
+  version_ = json_.ReadHeader(kFormat, kVersion, kVersionWithoutViews);
   bool has_layers = false, has_tensors = false, has_ops = false;
   json_.ReadRoot(Required("format", SkipJson), Required("version", SkipJson),
                  Required("name", To(trace_.name)), Required("network", To(trace_.network)),
@@ -204,7 +226,7 @@ Trace TraceReader::Read() {
                  Required("tensors",
                           [&](Value tensors) {
                             json_.ReadArray(tensors, [this](Value tensor) { ReadTensor(tensor); });
-                            ResolveForwardAliases();
+                            ResolveForwardNames();
                             has_tensors = true;
                           }),
                  Required("ops", [&](Value ops) {
@@ -223,7 +245,7 @@ class TraceWriter {
   explicit TraceWriter(const Trace& trace) : trace_(trace) {}
 
   std::string Write() {
-    json_.BeginObject().Put("format", kFormat).Put("version", kVersion);
+    json_.BeginObject().Put("format", kFormat).Put("version", VersionNeeded());
     json_.Put("name", trace_.name).Put("network", trace_.network).Put("batch", trace_.batch);
     json_.Put("preset", trace_.preset).Put("training", trace_.training);
     List("layers", trace_.layers, [this](const Layer& layer) {
@@ -235,11 +257,20 @@ class TraceWriter {
   }
 
  private:
+  int VersionNeeded() const {
+    const auto is_view = [](const Tensor& tensor) {
+      return tensor.part_of || tensor.offset > Bytes(0);
+    };
+    return std::ranges::any_of(trace_.tensors, is_view) ? kVersion : kVersionWithoutViews;
+  }
+
   void WriteTensor(const Tensor& tensor) {
     json_.BeginObject().Put("name", tensor.name).Put("kind", Name(tensor.kind));
     List("shape", tensor.shape, [this](int64_t extent) { json_.Put(extent); });
     json_.Put("size", tensor.size);
     if (tensor.alias_of) json_.Put("alias_of", trace_.tensor(*tensor.alias_of).name);
+    if (tensor.part_of) json_.Put("part_of", trace_.tensor(*tensor.part_of).name);
+    if (tensor.offset > Bytes(0)) json_.Put("offset", tensor.offset);
     json_.EndObject();
   }
 

@@ -5,7 +5,8 @@
 
 namespace spillway {
 
-Liveness::Liveness(const Trace& trace) : roots_(trace.tensors.size()) {
+Liveness::Liveness(const Trace& trace)
+    : roots_(trace.tensors.size()), offsets_(trace.tensors.size()) {
   FindRoots(trace);
 
   Rows<TensorId> written;
@@ -44,12 +45,14 @@ void Liveness::FindRoots(const Trace& trace) {
       chain.push_back(at);
     }
     const TensorId root = known[Index(at)] ? roots_[Index(at)] : at;
-    chain.push_back(at);
-    for (const TensorId link : chain) {
-      roots_[Index(link)] = root;
-      known[Index(link)] = true;
+    roots_[Index(at)] = root;
+    known[Index(at)] = true;
+    for (; !chain.empty(); chain.pop_back()) {  // from the root to the end
+      const size_t link = Index(chain.back());
+      roots_[link] = root;
+      offsets_[link] = offsets_[Index(*trace.tensors[link].alias_of)] + trace.tensors[link].offset;
+      known[link] = true;
     }
-    chain.clear();
   }
 }
 

@@ -20,6 +20,8 @@ class Liveness {
 
   // The storage of a tensor, in constant time.
   TensorId Root(TensorId tensor) const { return roots_[Index(tensor)]; }
+  // Where the tensor begins in it.
+  Bytes Offset(TensorId tensor) const { return offsets_[Index(tensor)]; }
 
   // The distinct storages that an op names: inputs, outputs and scratch, in order of first mention.
   std::span<const TensorId> Storages(OpId op) const { return Row(op_storages_, Index(op)); }
@@ -47,6 +49,7 @@ class Liveness {
   static Rows<OpId> Invert(const Rows<TensorId>& rows, size_t storages);
 
   std::vector<TensorId> roots_;
+  std::vector<Bytes> offsets_;
   Rows<TensorId> op_storages_;
   Rows<OpId> uses_;
   Rows<OpId> writers_;

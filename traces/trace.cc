@@ -46,9 +46,11 @@ class Validator {
     FindRoots();
     written_.resize(trace_.tensors.size());
     for (size_t i = 0; i < trace_.tensors.size(); ++i) {
-      CheckAlias(trace_.tensors[i], trace_.tensors[roots_[i]]);
+      CheckAlias(trace_.tensors[i], trace_.tensors[roots_[i]], offsets_[i]);
+      CheckPart(trace_.tensors[i]);
       if (StartsWritten(trace_.tensors[i].kind)) written_[roots_[i]] = true;
     }
+    wholes_ = trace_.Wholes();
     names_.Clear();
     for (size_t i = 0; i < trace_.ops.size(); ++i) CheckOp(i, trace_.ops[i]);
   }
@@ -84,6 +86,19 @@ class Validator {
     if (tensor.alias_of && Index(*tensor.alias_of) >= trace_.tensors.size()) {
       Fail(fmt::format("tensor '{}' aliases a tensor that does not exist", tensor.name));
     }
+    if (tensor.part_of && Index(*tensor.part_of) >= trace_.tensors.size()) {
+      Fail(fmt::format("tensor '{}' is a part of a tensor that does not exist", tensor.name));
+    }
+    if (tensor.offset < Bytes(0) || tensor.offset.count() > kMaxTotal) {
+      Fail(fmt::format("tensor '{}' has the offset {}, expected 0 to 2^60", tensor.name,
+                       tensor.offset.count()));
+    }
+    if (tensor.alias_of && tensor.part_of) {
+      Fail(fmt::format("tensor '{}' has both alias_of and part_of", tensor.name));
+    }
+    if (tensor.offset > Bytes(0) && !tensor.alias_of && !tensor.part_of) {
+      Fail(fmt::format("tensor '{}' has an offset, but neither alias_of nor part_of", tensor.name));
+    }
   }
 
   // Follows each alias chain once, however long it is.
@@ -91,6 +106,7 @@ class Validator {
     constexpr size_t kUnknown = static_cast<size_t>(-1);
     constexpr size_t kOnThisChain = kUnknown - 1;
     roots_.assign(trace_.tensors.size(), kUnknown);
+    offsets_.resize(trace_.tensors.size());
     std::vector<size_t> chain;
     for (size_t i = 0; i < trace_.tensors.size(); ++i) {
       size_t at = i;
@@ -104,15 +120,41 @@ class Validator {
       }
       const size_t root = roots_[at] == kUnknown ? at : roots_[at];
       roots_[at] = root;
-      for (const size_t link : chain) roots_[link] = root;
-      chain.clear();
+      for (; !chain.empty(); chain.pop_back()) {  // from the root to the end
+        const Tensor& link = trace_.tensors[chain.back()];
+        roots_[chain.back()] = root;
+        // Capped, so that no sum overflows; it reaches beyond every root then.
+        offsets_[chain.back()] =
+            std::min(offsets_[Index(*link.alias_of)] + link.offset, Bytes::Unlimited() + Bytes(1));
+      }
     }
   }
 
-  void CheckAlias(const Tensor& tensor, const Tensor& root) const {
+  void CheckAlias(const Tensor& tensor, const Tensor& root, Bytes offset) const {
     if (tensor.size > root.size) {
       Fail(fmt::format("tensor '{}' is larger than '{}', whose storage it shares", tensor.name,
                        root.name));
+    }
+    if (offset > root.size - tensor.size) {
+      Fail(fmt::format("tensor '{}' reaches beyond '{}', whose storage it shares", tensor.name,
+                       root.name));
+    }
+  }
+
+  void CheckPart(const Tensor& tensor) const {
+    if (!tensor.part_of) return;
+    const Tensor& whole = trace_.tensor(*tensor.part_of);
+    const bool starts_outside_ops =
+        whole.kind == TensorKind::kParameter || whole.kind == TensorKind::kOptimizerState;
+    if (tensor.kind != whole.kind || !starts_outside_ops || whole.alias_of || whole.part_of) {
+      Fail(
+          fmt::format("tensor '{}' is a part of '{}'; expected one of the same kind, parameter or "
+                      "optimizer_state, that is neither an alias nor a part",
+                      tensor.name, whole.name));
+    }
+    if (tensor.size > whole.size || tensor.offset > whole.size - tensor.size) {
+      Fail(fmt::format("tensor '{}' reaches beyond '{}', which it is a part of", tensor.name,
+                       whole.name));
     }
   }
 
@@ -141,6 +183,13 @@ class Validator {
           Fail(fmt::format("op '{}' names tensor {}, of {}", op.name, Index(id),
                            trace_.tensors.size()));
         }
+      }
+    }
+    for (const auto* list : {&op.inputs, &op.outputs}) {
+      for (const TensorId id : *list) {
+        if (!wholes_[roots_[Index(id)]]) continue;
+        Fail(fmt::format("op '{}' uses tensor '{}', which has parts", op.name,
+                         trace_.tensor(id).name));
       }
     }
     for (const TensorId id : op.inputs) {
@@ -184,8 +233,10 @@ class Validator {
   const Trace& trace_;
   NameTable names_;
   std::vector<std::string_view> attribute_names_;
-  std::vector<size_t> roots_;  // of each tensor's alias chain
-  std::vector<bool> written_;  // per storage
+  std::vector<size_t> roots_;   // of each tensor's alias chain
+  std::vector<Bytes> offsets_;  // of each tensor in its storage
+  std::vector<bool> written_;   // per storage
+  std::vector<bool> wholes_;    // what others are parts of
   int64_t total_size_ = 0;
   int64_t total_flops_ = 0;
   int64_t total_traffic_ = 0;
@@ -212,6 +263,20 @@ std::optional<Phase> ParsePhase(std::string_view name) {
 TensorId Trace::Root(TensorId id) const {
   while (tensor(id).alias_of) id = *tensor(id).alias_of;
   return id;
+}
+
+Bytes Trace::OffsetInStorage(TensorId id) const {
+  Bytes offset;
+  for (; tensor(id).alias_of; id = *tensor(id).alias_of) offset += tensor(id).offset;
+  return offset;
+}
+
+std::vector<bool> Trace::Wholes() const {
+  std::vector<bool> wholes(tensors.size());
+  for (const Tensor& tensor : tensors) {
+    if (tensor.part_of) wholes[Index(*tensor.part_of)] = true;
+  }
+  return wholes;
 }
 
 void Trace::Validate() const { Validator(*this).Run(); }

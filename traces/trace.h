@@ -48,9 +48,14 @@ struct Tensor {
   TensorKind kind = TensorKind::kActivation;
   std::vector<int64_t> shape;  // elements per dimension, outermost first (NCHW)
   Bytes size;
-  // The tensor whose storage this one shares, for in-place operation. Residency, liveness and all
-  // policy verbs act on the storage, which is named by the root of the alias chain.
-  std::optional<TensorId> alias_of;
+  // The tensor whose storage this one shares, from its byte `offset` on: the whole of it for
+  // in-place operation, or a view. Residency, liveness and all policy verbs act on the storage,
+  // which is named by the root of the alias chain.
+  std::optional<TensorId> alias_of{};
+  // The tensor of the same kind, a parameter or optimizer state that no op uses, whose bytes from
+  // `offset` on are what this one starts with, in a storage of its own: a slice of weights.
+  std::optional<TensorId> part_of{};
+  Bytes offset{};  // in the tensor that `alias_of` or `part_of` names; else 0
 
   bool operator==(const Tensor&) const = default;
 };
@@ -77,13 +82,18 @@ struct Trace {
   const Layer& layer(LayerId id) const { return layers[Index(id)]; }
   // The tensor at the end of the alias chain: the name of the storage.
   TensorId Root(TensorId id) const;
+  // Where the tensor begins in its storage.
+  Bytes OffsetInStorage(TensorId id) const;
+
+  // By tensor: whether others are parts of it. It holds nothing then, and no op uses it.
+  std::vector<bool> Wholes() const;
 
   // Throws `InputError` that names the first bad layer, tensor or op: an empty or duplicate name,
-  // an id out of range, a negative size, an alias that is cyclic or larger than its root, an op
-  // without slots, a batch under 1, an attribute that is not finite or stands twice, or an op that
-  // reads a tensor which nothing has written. The sums over the whole trace of sizes, flops and
-  // traffic, and the elements of each tensor, are at most 2^60 each, so that no sum of a reader
-  // overflows.
+  // an id out of range, a negative size, an alias that is cyclic or reaches beyond its root, a
+  // part of what has no such bytes or is used itself, an op without slots, a batch under 1, an
+  // attribute that is not finite or stands twice, or an op that reads a tensor which nothing has
+  // written. The sums over the whole trace of sizes, flops and traffic, and the elements of each
+  // tensor, are at most 2^60 each, so that no sum of a reader overflows.
   void Validate() const;
 
   bool operator==(const Trace&) const = default;

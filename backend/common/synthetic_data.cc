@@ -18,17 +18,22 @@ uint64_t KeyOf(uint64_t seed, TensorId tensor, uint64_t iteration) {
   return (uint64_t{mixed.word[0]} << 32) | mixed.word[1];
 }
 
-// Whether the tensor scales: the weight or the running variance of a batch normalisation.
+// Whether the tensor, or a part of it, scales: the weight or the running variance of a batch
+// normalisation.
 bool IsScale(const Trace& trace, TensorId id) {
+  const auto is = [&](std::optional<TensorId> operand) {
+    return operand && (operand == id || trace.tensor(*operand).part_of == id);
+  };
   return std::any_of(trace.ops.begin(), trace.ops.end(), [&](const Op& op) {
     return op.type == OpType::kBatchNorm &&
-           (FindInput(op, Role::kWeight) == id || FindInput(op, Role::kRunningVar) == id);
+           (is(FindInput(op, Role::kWeight)) || is(FindInput(op, Role::kRunningVar)));
   });
 }
 
 }  // namespace
 
 SyntheticData SyntheticDataOf(const Trace& trace, TensorId id, uint64_t seed, uint64_t iteration) {
+  if (trace.tensor(id).part_of) id = *trace.tensor(id).part_of;
   const Tensor& tensor = trace.tensor(id);
   if (tensor.kind == TensorKind::kOptimizerState) {
     if (!IsScale(trace, id)) return {};
@@ -50,7 +55,11 @@ SyntheticData SyntheticDataOf(const Trace& trace, TensorId id, uint64_t seed, ui
   return {DataKind::kUniform, key, 1, 0, 0};
 }
 
-void Fill(const SyntheticData& data, std::span<std::byte> bytes) {
+int64_t FirstElement(const Tensor& tensor) {
+  return tensor.part_of ? tensor.offset.count() / int64_t{sizeof(float)} : 0;
+}
+
+void Fill(const SyntheticData& data, std::span<std::byte> bytes, int64_t first) {
   static_assert(sizeof(float) == sizeof(int32_t));
   if (data.kind == DataKind::kZero) {
     std::memset(bytes.data(), 0, bytes.size());
@@ -60,10 +69,10 @@ void Fill(const SyntheticData& data, std::span<std::byte> bytes) {
   for (int64_t i = 0; i < count; ++i) {
     std::byte* element = bytes.data() + static_cast<size_t>(i) * sizeof(float);
     if (data.kind == DataKind::kUniform) {
-      const float value = data.centre + RandomFloat(data.seed, i, data.scale);
+      const float value = data.centre + RandomFloat(data.seed, first + i, data.scale);
       std::memcpy(element, &value, sizeof(value));
     } else {
-      const int32_t label = RandomLabel(data.seed, i, data.classes);
+      const int32_t label = RandomLabel(data.seed, first + i, data.classes);
       std::memcpy(element, &label, sizeof(label));
     }
   }

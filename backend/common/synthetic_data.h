@@ -22,14 +22,18 @@ struct SyntheticData {
   int32_t classes = 0;  // kLabels: in [0, classes)
 };
 
+// A part of a tensor holds what the whole would there: its recipe is the whole's.
 // Parameters: weights of variance 1 / fan-in, small biases that are not zero, so that they matter,
 // scales of batch normalisations near 1. Optimizer state: zero, running variances 1. Inputs differ
 // from iteration to iteration: labels where a loss reads them as such, else uniform in [-1, 1).
 SyntheticData SyntheticDataOf(const Trace& trace, TensorId tensor, uint64_t seed,
                               uint64_t iteration);
 
-// Fills fp32 elements, or int32 for labels; a rest that is no whole element is left as it is.
-void Fill(const SyntheticData& data, std::span<std::byte> bytes);
+// Fills fp32 elements, or int32 for labels, the first of which is element `first`; a rest that is
+// no whole element is left as it is.
+void Fill(const SyntheticData& data, std::span<std::byte> bytes, int64_t first = 0);
+// The first element of a tensor in its recipe: not 0 in a part.
+int64_t FirstElement(const Tensor& tensor);
 
 }  // namespace spillway
 

@@ -117,7 +117,8 @@ void CpuBackend::OnArrive(TensorId id, const Block& block, PoolId pool) {
   });
   const Block contents{block.offset, trace_.tensor(id).size};
   Fill(SyntheticDataOf(trace_, id, options_.seed, iteration_),
-       pool == PoolId::kDevice ? device_.At(contents) : CopiesOf(pool).Overwrite(contents));
+       pool == PoolId::kDevice ? device_.At(contents) : CopiesOf(pool).Overwrite(contents),
+       FirstElement(trace_.tensor(id)));
 }
 
 void CpuBackend::Read(const Block& block, PoolId pool, std::span<std::byte> bytes) const {

@@ -350,10 +350,11 @@ void CudaBackend::OnArrive(TensorId id, const Block& block, PoolId pool) {
       SyntheticDataOf(trace_, id, options_.seed, static_cast<uint64_t>(iteration_ - 1));
   const Block contents{block.offset, tensor.size};
   const auto size = static_cast<size_t>(tensor.size.count());
-  if (pool == PoolId::kHost) return Fill(data, {copies_->At(contents), size});
+  const int64_t first = FirstElement(tensor);
+  if (pool == PoolId::kHost) return Fill(data, {copies_->At(contents), size}, first);
   if (pool != PoolId::kDevice) {
     std::vector<std::byte> bytes(size);
-    Fill(data, bytes);
+    Fill(data, bytes, first);
     return peer_->Write(contents, bytes);
   }
   std::byte* const out = DeviceAt(contents).data;
@@ -365,7 +366,7 @@ void CudaBackend::OnArrive(TensorId id, const Block& block, PoolId pool) {
       return;
     case DataKind::kUniform:
       return FillUniform(reinterpret_cast<float*>(out), count, data.seed, data.scale, stream,
-                         data.centre);
+                         data.centre, first);
     case DataKind::kLabels:
       return FillLabels(reinterpret_cast<int32_t*>(out), count, data.classes, data.seed, stream);
   }

@@ -75,13 +75,14 @@ struct FillUniformFunction {
   float* out;
   uint64_t seed;
   float scale, centre;
+  int64_t first;
 
   template <int kWidth>
   __device__ void Do(int64_t i) const {
     Pack<kWidth> pack;
     for (int k = 0; k < kWidth; ++k) {
       // Rounded like the host's sum: not fused into the product.
-      pack.v[k] = __fadd_rn(centre, RandomFloat(seed, i + k, scale));
+      pack.v[k] = __fadd_rn(centre, RandomFloat(seed, first + i + k, scale));
     }
     Store(out, i, pack);
   }
@@ -390,8 +391,8 @@ __global__ void LrnBackwardInPlaceKernel(const float* x, const float* y, float* 
 }  // namespace
 
 void FillUniform(float* out, int64_t count, uint64_t seed, float scale, cudaStream_t stream,
-                 float centre) {
-  ForEach(count, Aligned({out}), FillUniformFunction{out, seed, scale, centre}, stream);
+                 float centre, int64_t first) {
+  ForEach(count, Aligned({out}), FillUniformFunction{out, seed, scale, centre, first}, stream);
 }
 
 void FillLabels(int32_t* out, int64_t count, int32_t classes, uint64_t seed, cudaStream_t stream) {

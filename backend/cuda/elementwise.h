@@ -16,9 +16,9 @@
 namespace spillway {
 
 // `RandomFloat` (around a centre) and `RandomLabel` of traces/base/counter_random.h for each
-// element.
+// element, which are counted from `first`.
 void FillUniform(float* out, int64_t count, uint64_t seed, float scale, cudaStream_t stream,
-                 float centre = 0);
+                 float centre = 0, int64_t first = 0);
 void FillLabels(int32_t* out, int64_t count, int32_t classes, uint64_t seed, cudaStream_t stream);
 
 // y = f(x) with the activation that is the op type of that name; NaN stays NaN. REQUIRES: there is

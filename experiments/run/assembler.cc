@@ -50,17 +50,37 @@ std::map<TensorId, Placement> FinalPlacements(const Report& report) {
   return device;
 }
 
+// The parameters and the optimizer state that have a storage, in the order of the network: the
+// parts of one stand in its place.
+std::vector<TensorId> TrainedTensors(const Trace& trace) {
+  std::map<std::pair<TensorId, Bytes>, TensorId> parts;  // by whole and offset
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    const Tensor& tensor = trace.tensors[i];
+    if (tensor.part_of) parts.insert({{*tensor.part_of, tensor.offset}, static_cast<TensorId>(i)});
+  }
+  std::vector<TensorId> trained;
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    const Tensor& tensor = trace.tensors[i];
+    const auto id = static_cast<TensorId>(i);
+    const bool persistent =
+        tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState;
+    if (!persistent || tensor.alias_of || tensor.part_of) continue;
+    const size_t before = trained.size();
+    for (auto at = parts.lower_bound({id, Bytes(0)}); at != parts.end() && at->first.first == id;) {
+      trained.push_back((at++)->second);
+    }
+    if (trained.size() == before) trained.push_back(id);
+  }
+  return trained;
+}
+
 std::string DigestWeights(const Trace& trace, const Report& report, const Executor& backend) {
   const auto placements = FinalPlacements(report);
   std::vector<std::byte> contents;
   std::string bytes;
-  for (size_t i = 0; i < trace.tensors.size(); ++i) {
-    const Tensor& tensor = trace.tensors[i];
-    const bool trained =
-        tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState;
-    if (!trained || tensor.alias_of) continue;
-    const Placement& placement = placements.at(static_cast<TensorId>(i));
-    contents.resize(static_cast<size_t>(tensor.size.count()));
+  for (const TensorId id : TrainedTensors(trace)) {
+    const Placement& placement = placements.at(id);
+    contents.resize(static_cast<size_t>(trace.tensor(id).size.count()));
     backend.Read(placement.block, placement.pool, contents);
     bytes.append(reinterpret_cast<const char*>(contents.data()), contents.size());
   }

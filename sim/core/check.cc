@@ -126,9 +126,13 @@ class Checker {
   void FindExpectedContents() {
     std::vector<Contents> latest(trace_.tensors.size(), kInitial);
     expected_.resize(trace_.ops.size());
+    added_to_.resize(trace_.ops.size());
     for (size_t i = 0; i < trace_.ops.size(); ++i) {
       for (const TensorId input : trace_.ops[i].inputs) {
         expected_[i].push_back(latest[Index(trace_.Root(input))]);
+      }
+      for (const TensorId output : trace_.ops[i].outputs) {
+        added_to_[i].push_back(latest[Index(trace_.Root(output))]);
       }
       for (const TensorId output : trace_.ops[i].outputs) {
         latest[Index(trace_.Root(output))] = static_cast<Contents>(i);
@@ -246,8 +250,10 @@ class Checker {
       CheckOperand(command, scratch, /*write=*/true);
       device_.contents[trace_.Root(scratch)] = static_cast<Contents>(Index(entry.op));
     }
-    for (const TensorId output : op.outputs) {
+    for (size_t i = 0; i < op.outputs.size(); ++i) {
+      const TensorId output = op.outputs[i];
       CheckOperand(command, output, /*write=*/true);
+      CheckRest(command, output, added_to_[Index(entry.op)][i]);
       device_.contents[trace_.Root(output)] = static_cast<Contents>(Index(entry.op));
     }
     if (entry.size > Bytes(0)) {
@@ -267,7 +273,19 @@ class Checker {
       Fail("{} uses {}, which is not on the device", CommandName(command), TensorName(storage));
       return;
     }
-    NoteDeviceAccess({command, {block->offset, trace_.tensor(tensor).size}, write});
+    const Bytes begin = block->offset + trace_.OffsetInStorage(tensor);
+    NoteDeviceAccess({command, {begin, trace_.tensor(tensor).size}, write});
+  }
+
+  // What an op leaves as it is of a storage that it writes a part of.
+  void CheckRest(size_t command, TensorId output, Contents expected) {
+    const TensorId storage = trace_.Root(output);
+    if (expected == kInitial || trace_.tensor(output).size >= trace_.tensor(storage).size) return;
+    const auto held = device_.contents.find(storage);
+    if (held == device_.contents.end() || held->second != expected) {
+      Fail("{} writes a part of {}, which has lost what earlier ops have written",
+           CommandName(command), TensorName(storage));
+    }
   }
 
   void CheckCopy(size_t command) {
@@ -332,6 +350,7 @@ class Checker {
   const size_t limit_;
   std::vector<Clock> clocks_;                    // by command
   std::vector<std::vector<Contents>> expected_;  // by op and input
+  std::vector<std::vector<Contents>> added_to_;  // by op and output, what is there before
   size_t next_placement_ = 0;
   PageTable pages_;
   std::set<TensorId> arrived_;  // inputs

@@ -146,9 +146,10 @@ Bytes LayerBound(const Trace& trace, const Liveness& liveness, Bytes alignment,
     return RoundUp(trace.tensor(storage).size, alignment);
   };
   Bytes persistent;
+  const std::vector<bool> wholes = trace.Wholes();
   for (size_t i = 0; i < trace.tensors.size(); ++i) {
     const auto id = static_cast<TensorId>(i);
-    if (liveness.Root(id) == id && persists(id)) persistent += rounded(id);
+    if (liveness.Root(id) == id && persists(id) && !wholes[i]) persistent += rounded(id);
   }
   Bytes largest;
   for (size_t i = 0; i < trace.ops.size(); ++i) {

@@ -20,12 +20,14 @@ MemoryTable::MemoryTable(const RuntimeParts& parts, const Liveness& liveness,
       mappings_(report.mappings) {
   // What an arena that served another run has mapped before. The backend is new to it all.
   PassDriverCalls();
+  const std::vector<bool> wholes = parts.trace->Wholes();
   for (size_t i = 0; i < storages_.size(); ++i) {
     const Tensor& tensor = parts.trace->tensors[i];
     const bool is_root = Index(liveness.Root(static_cast<TensorId>(i))) == i;
     storages_[i].size = tensor.size;
-    storages_[i].persistent = is_root && (tensor.kind == TensorKind::kParameter ||
-                                          tensor.kind == TensorKind::kOptimizerState);
+    storages_[i].persistent =
+        is_root && !wholes[i] &&
+        (tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState);
   }
 }
 

@@ -10,7 +10,7 @@ OpTable::OpTable(const Trace& trace, const Liveness& liveness, const CostModel& 
   entries_.reserve(trace.ops.size());
   const auto add_operands = [&](const std::vector<TensorId>& tensors) {
     for (const TensorId id : tensors) {
-      operands_.push_back({liveness.Root(id), trace.tensor(id).size});
+      operands_.push_back({liveness.Root(id), liveness.Offset(id), trace.tensor(id).size});
     }
     return static_cast<uint32_t>(operands_.size());
   };

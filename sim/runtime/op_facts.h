@@ -15,9 +15,10 @@
 
 namespace spillway {
 
-// A storage that an op reads or writes (touches), and how many bytes of it.
+// A storage that an op reads or writes (touches), and which bytes of it.
 struct Touched {
   TensorId storage{};
+  Bytes offset;
   Bytes size;
 };
 

@@ -20,18 +20,28 @@ OperandPlacer::OperandPlacer(const Trace& trace, const Liveness& liveness, const
                              MemoryTable& memory, Bring bring)
     : liveness_(liveness), ops_(ops), memory_(memory), bring_(std::move(bring)) {
   size_t most = 0;
-  for (const Op& op : trace.ops) most += op.inputs.size();
-  kept_.reserve(most);  // rows are pointed to
+  for (const Op& op : trace.ops) most += 2 * (op.inputs.size() + op.outputs.size());
+  listed_.reserve(most);  // rows are pointed to
+  // Adds those of the op's storages that `choose` says to the list, and gives them.
+  const auto list = [&](OpId op, const auto& choose) {
+    const size_t begin = listed_.size();
+    std::ranges::copy_if(liveness.Storages(op), std::back_inserter(listed_), choose);
+    return std::span<const TensorId>(listed_).subspan(begin);
+  };
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     const auto op = static_cast<OpId>(i);
-    const auto storages = liveness.Storages(op);
-    // Inputs come first.
-    const auto end = std::find_if_not(storages.begin(), storages.end(),
-                                      [&](TensorId id) { return Names(ops.Inputs(op), id); });
-    const size_t kept = kept_.size();
-    std::copy_if(storages.begin(), end, std::back_inserter(kept_),
-                 [&](TensorId id) { return !Names(ops.Written(op), id); });
-    inputs_.push_back({{storages.begin(), end}, std::span(kept_).subspan(kept)});
+    // What an op writes a part of has to keep what earlier ops have written.
+    const auto is_added_to = [&](TensorId id) {
+      return !liveness.Writers(id).empty() && liveness.Writers(id).front() < op &&
+             std::ranges::any_of(ops.Outputs(op), [&](const Touched& output) {
+               return output.storage == id && output.size < trace.tensor(id).size;
+             });
+    };
+    inputs_.push_back(
+        {list(op, [&](TensorId id) { return Names(ops.Inputs(op), id) || is_added_to(id); }),
+         list(op, [&](TensorId id) {
+           return Names(ops.Inputs(op), id) && !Names(ops.Written(op), id);
+         })});
   }
 }
 
@@ -40,7 +50,8 @@ void OperandPlacer::Place(OpId op) {
   if (TryPlace(op, /*must=*/false)) return;
   Bytes size;
   for (const TensorId id : liveness_.Storages(op)) {
-    if (!memory_.At(id).persistent) size += memory_.At(id).size;
+    const Storage& storage = memory_.At(id);
+    if (!storage.persistent || storage.lives_outside) size += storage.size;
   }
   {
     const ScopedUnpins movable(memory_, inputs_[Index(op)].all);

@@ -39,7 +39,8 @@ class OperandPlacer {
   bool overwrites() const { return overwrites_; }
 
  private:
-  // Inputs of an op, distinct, in its order: all, and those that it does not write.
+  // Inputs of an op, distinct, in its order: all, with what it writes a part of if there is
+  // something in it, and those that it does not write.
   struct Inputs {
     std::span<const TensorId> all, kept;
   };
@@ -60,7 +61,7 @@ class OperandPlacer {
   MemoryTable& memory_;
   const Bring bring_;
   std::vector<Inputs> inputs_;  // by op
-  std::vector<TensorId> kept_;
+  std::vector<TensorId> listed_;
   bool overwrites_ = false;
   std::vector<TensorId> placed_;  // of one attempt; kept between ops to save allocations
 };

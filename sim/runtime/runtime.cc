@@ -398,7 +398,7 @@ class Runtime final : public PolicyContext {
   void Locate(std::span<const Touched> operands, std::vector<Block>& blocks) const {
     blocks.clear();
     for (const Touched& operand : operands) {
-      blocks.push_back({At(operand.storage).device.offset, operand.size});
+      blocks.push_back({At(operand.storage).device.offset + operand.offset, operand.size});
     }
   }
 

@@ -87,7 +87,7 @@ JsonDocument::JsonDocument(std::string_view text, std::string origin)
   }
 }
 
-void JsonDocument::ReadHeader(std::string_view format, int64_t version) {
+int64_t JsonDocument::ReadHeader(std::string_view format, int64_t newest, int64_t oldest) {
   Value value = Find("format", [&] {
     document_.rewind();
     for (auto field : Root()) {
@@ -107,11 +107,14 @@ void JsonDocument::ReadHeader(std::string_view format, int64_t version) {
   Enter("version", 0, Offset(value));
   const int64_t found =
       ReadInteger(value, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max());
-  if (found != version) {
-    Fail(fmt::format("unsupported version {}; this program reads version {}", found, version));
+  if (found < oldest || found > newest) {
+    Fail(fmt::format(
+        "unsupported version {}; this program reads version {}", found,
+        oldest == newest ? fmt::format("{}", newest) : fmt::format("{} to {}", oldest, newest)));
   }
   Leave();
   document_.rewind();
+  return found;
 }
 
 std::string_view JsonDocument::ReadString(Value value) {

@@ -63,9 +63,12 @@ class JsonDocument {
   JsonDocument(const JsonDocument&) = delete;
   JsonDocument& operator=(const JsonDocument&) = delete;
 
-  // Throws unless the root object has "format" equal to `format` and "version" equal to `version`,
-  // wherever they stand in it.
-  void ReadHeader(std::string_view format, int64_t version);
+  // The root object's "version". Throws unless it is from `oldest` to `newest` and its "format" is
+  // `format`, wherever they stand in it.
+  int64_t ReadHeader(std::string_view format, int64_t newest, int64_t oldest);
+  int64_t ReadHeader(std::string_view format, int64_t version) {
+    return ReadHeader(format, version, version);
+  }
 
   // Reads the root object, and checks that nothing follows it.
   template <typename... Reads>

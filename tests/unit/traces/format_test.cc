@@ -154,6 +154,27 @@ TEST(FormatTest, AliasMayNameALaterTensor) {
   EXPECT_EQ(trace.tensor(trace.Root(TensorId{2})).name, "z");
 }
 
+// What has neither views nor parts is written as version 1.
+TEST(FormatTest, ViewsAndPartsNeedVersion2) {
+  const std::string views = R"("size": 24},
+{"name": "v", "kind": "activation", "shape": [3], "size": 12, "alias_of": "y", "offset": 8},
+{"name": "p", "kind": "parameter", "shape": [1], "size": 4, "part_of": "w", "offset": 12},
+{"name": "w", "kind": "parameter", "shape": [4], "size": 16},)";
+  std::string text = Edited(R"("size": 24},)", views);
+  EXPECT_EQ(InputErrorOf([&] { ParseTrace(text, "t.json"); }),
+            "t.json:7:90: tensors[1].offset: the key 'offset' needs version 2 of the format");
+  text.replace(text.find("\"version\": 1"), 12, "\"version\": 2");
+  const Trace trace = ParseTrace(text, "t.json");
+  EXPECT_EQ(trace.tensors[1].offset, Bytes(8));
+  EXPECT_EQ(trace.OffsetInStorage(TensorId{1}), Bytes(8));
+  EXPECT_EQ(trace.tensors[2].part_of, TensorId{3});
+  EXPECT_EQ(trace.tensors[2].offset, Bytes(12));
+  const std::string written = FormatTrace(trace);
+  EXPECT_THAT(written, HasSubstr("\"version\": 2"));
+  EXPECT_EQ(ParseTrace(written, "t.json"), trace);
+  EXPECT_THAT(FormatTrace(ParseTrace(kSmall, "t.json")), HasSubstr("\"version\": 1"));
+}
+
 TEST(FormatTest, EscapesStrings) {
   Trace trace = ParseTrace(kSmall, "t.json");
   std::string all;
@@ -222,6 +243,10 @@ Trace RandomTrace(uint32_t seed) {
       tensor.size = Bytes(0);
     }
     trace.tensors.push_back(tensor);
+  }
+  for (Tensor& tensor : trace.tensors) {
+    if (!tensor.alias_of || trace.tensor(*tensor.alias_of).alias_of) continue;
+    tensor.offset = Bytes(draw(trace.tensor(*tensor.alias_of).size.count() + 1));
   }
   std::vector<TensorId> readable, scratch;
   for (size_t i = 0; i < trace.tensors.size(); ++i) {
@@ -324,8 +349,8 @@ TEST(FormatErrorTest, Json) {
 TEST(FormatErrorTest, FormatAndVersion) {
   EXPECT_EQ(ErrorOfEdit("spillway-trace", "spillway-cost-table"),
             "t.json:2:11: format: expected \"spillway-trace\", got \"spillway-cost-table\"");
-  EXPECT_EQ(ErrorOfEdit("\"version\": 1", "\"version\": 2"),
-            "t.json:2:40: version: unsupported version 2; this program reads version 1");
+  EXPECT_EQ(ErrorOfEdit("\"version\": 1", "\"version\": 3"),
+            "t.json:2:40: version: unsupported version 3; this program reads version 1 to 2");
   EXPECT_EQ(ErrorOfEdit("\"format\": \"spillway-trace\", ", ""),
             "t.json:1:1: the key 'format' is missing");
   // The version is checked before anything that a later version may have added.
@@ -337,7 +362,7 @@ TEST(FormatErrorTest, Keys) {
   EXPECT_EQ(
       ErrorOfEdit("\"alias_of\"", "\"aliasof\""),
       "t.json:7:66: tensors[1]: unknown key 'aliasof'; did you mean 'alias_of'? (valid: name, "
-      "kind, shape, size, alias_of)");
+      "kind, shape, size, alias_of, part_of, offset)");
   EXPECT_EQ(ErrorOfEdit("\"size\": 24, \"alias_of\"", "\"alias_of\""),
             "t.json:7:1: tensors[1]: the key 'size' is missing");
   EXPECT_EQ(ErrorOfEdit("\"size\": 24, \"alias_of\"", "\"size\": 24, \"size\": 24, \"alias_of\""),

@@ -43,11 +43,13 @@ TEST(LivenessTest, RootsAreThoseOfTheTrace) {
     builder.Tensor(std::string(1, link[1]), TensorKind::kScratch, 4, std::string(1, link[0]));
   }
   Trace trace = builder.Build();
+  for (size_t i = 1; i < trace.tensors.size(); ++i) trace.tensors[i].offset = Bytes(1 << i);
   for (int turn = 0; turn < 2; ++turn) {
     const Liveness liveness(trace);
     for (size_t i = 0; i < trace.tensors.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
       EXPECT_EQ(liveness.Root(id), trace.Root(id)) << turn << " " << i;
+      EXPECT_EQ(liveness.Offset(id), trace.OffsetInStorage(id)) << turn << " " << i;
     }
     std::reverse(trace.tensors.begin(), trace.tensors.end());
     for (Tensor& tensor : trace.tensors) {

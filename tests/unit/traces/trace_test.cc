@@ -91,6 +91,49 @@ TEST(TraceTest, AnAliasIsWrittenWithItsRoot) {
             "trace 'small': op 'second' reads tensor 'z' before any op has written it");
 }
 
+TEST(TraceTest, AViewLiesInItsStorage) {
+  Trace trace = SmallTrace();
+  trace.tensors.push_back({"view", TensorKind::kActivation, {3}, Bytes(12), TensorId{1}, {}});
+  trace.tensors.push_back({"inner", TensorKind::kActivation, {1}, Bytes(4), TensorId{2}, {}});
+  trace.tensors[2].offset = Bytes(12);
+  trace.tensors[3].offset = Bytes(8);
+  trace.Validate();
+  EXPECT_EQ(trace.OffsetInStorage(TensorId{3}), Bytes(20));
+  trace.tensors[3].offset = Bytes(12);
+  EXPECT_EQ(InputErrorOf([&] { trace.Validate(); }),
+            "trace 'small': tensor 'inner' reaches beyond 'y', whose storage it shares");
+  EXPECT_EQ(ErrorAfter([](Trace& t) { t.tensors[1].offset = Bytes(4); }),
+            "trace 'small': tensor 'y' has an offset, but neither alias_of nor part_of");
+  EXPECT_EQ(ErrorAfter([](Trace& t) { t.tensors[1].offset = Bytes(-4); }),
+            "trace 'small': tensor 'y' has the offset -4, expected 0 to 2^60");
+}
+
+TEST(TraceTest, APartIsOfSomethingThatNoOpUses) {
+  Trace good = SmallTrace();
+  good.tensors.push_back({"w", TensorKind::kParameter, {4}, Bytes(16)});
+  good.tensors.push_back({"part", TensorKind::kParameter, {1}, Bytes(4), {}, TensorId{2}});
+  good.tensors[3].offset = Bytes(12);
+  good.ops[0].inputs.push_back(TensorId{3});
+  good.Validate();
+  EXPECT_THAT(good.Wholes(), ::testing::ElementsAre(false, false, true, false));
+  const auto error_after = [&](const auto& change) {
+    Trace trace = good;
+    change(trace);
+    return InputErrorOf([&] { trace.Validate(); });
+  };
+  EXPECT_EQ(error_after([](Trace& t) { t.ops[0].inputs.push_back(TensorId{2}); }),
+            "trace 'small': op 'relu.fwd' uses tensor 'w', which has parts");
+  EXPECT_EQ(error_after([](Trace& t) { t.tensors[3].offset = Bytes(13); }),
+            "trace 'small': tensor 'part' reaches beyond 'w', which it is a part of");
+  EXPECT_EQ(error_after([](Trace& t) { t.tensors[3].part_of = TensorId{0}; }),
+            "trace 'small': tensor 'part' is a part of 'x'; expected one of the same kind, "
+            "parameter or optimizer_state, that is neither an alias nor a part");
+  EXPECT_EQ(error_after([](Trace& t) { t.tensors[3].part_of = TensorId{9}; }),
+            "trace 'small': tensor 'part' is a part of a tensor that does not exist");
+  EXPECT_EQ(error_after([](Trace& t) { t.tensors[3].alias_of = TensorId{2}; }),
+            "trace 'small': tensor 'part' has both alias_of and part_of");
+}
+
 TEST(TraceTest, RefusesBadNames) {
   EXPECT_EQ(ErrorAfter([](Trace& t) { t.layers.push_back(t.layers[0]); }),
             "trace 'small': duplicate layer 'relu'");

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -43,6 +44,22 @@ TEST(SyntheticDataTest, EachKindOfTensorGetsItsOwn) {
   }
   EXPECT_GT(scales, 0);
   EXPECT_EQ(labels, 1);
+}
+
+TEST(SyntheticDataTest, APartHoldsWhatTheWholeWould) {
+  Trace trace = LowerNetwork(testing::Normalized(), {2, "torch", false});
+  const auto weight = std::ranges::find_if(trace.tensors, [](const Tensor& tensor) {
+    return tensor.kind == TensorKind::kParameter && tensor.shape.size() == 4;
+  });
+  ASSERT_NE(weight, trace.tensors.end());
+  const auto whole = static_cast<TensorId>(weight - trace.tensors.begin());
+  trace.tensors.push_back({"part", TensorKind::kParameter, {5}, Bytes(20), {}, whole, Bytes(12)});
+  const auto part = static_cast<TensorId>(trace.tensors.size() - 1);
+  const std::vector<float> all = Floats(SyntheticDataOf(trace, whole, 7, 0), 8);
+  std::vector<float> five(5);
+  Fill(SyntheticDataOf(trace, part, 7, 0), std::as_writable_bytes(std::span(five)),
+       FirstElement(trace.tensor(part)));
+  EXPECT_EQ(five, std::vector<float>(all.begin() + 3, all.end()));
 }
 
 TEST(SyntheticDataTest, ElementsAreUniformAroundTheirCentre) {
