@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "backend/cpu/operands.h"
+#include "backend/cpu/ordered_product.h"
 #include "traces/base/error.h"
 
 namespace spillway::cpu {
@@ -198,7 +199,8 @@ class Convolution {
 
   void Forward(int64_t from, int64_t to) {
     ForEachGroup(from, to, [&](int64_t g, int64_t in, int64_t out) {
-      View<Scalar>(y_ + out, out_channels_, s_.out_plane()).noalias() = WeightOf(g) * ColumnsOf(in);
+      product_.Run(WeightOf(g).data(), ColumnsOf(in).data(), y_ + out, out_channels_,
+                   s_.out_plane(), s_.depth());
     });
   }
 
@@ -234,6 +236,7 @@ class Convolution {
   Scalar* dx_ = nullptr;
   Matrix<Scalar> columns_;
   Matrix<Scalar> dweight_;
+  OrderedProduct<Scalar> product_;
 };
 
 template <typename Scalar>
@@ -248,7 +251,7 @@ void RunLinear(const Call<Scalar>& call) {
   const ConstView<Scalar> weight(call.Input(kWeight, Product(op, {out, in})), out, in);
   if (op.phase == Phase::kForward) {
     Scalar* y = call.Output(kY, out_total);
-    View<Scalar>(y, op.batch, out).noalias() = x * weight.transpose();
+    OrderedDots(x.data(), weight.data(), y, op.batch, out, in);
     if (bias) AddBias(y, call.Input(kBias, out), op.batch, out, 1);
     return;
   }

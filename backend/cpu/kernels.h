@@ -7,7 +7,9 @@
 // batch, dropout masks are `DropoutKeeps(seed, layer, element)`, SGD is
 // m = momentum * m + (dw + weight_decay * w), w -= learning_rate * m.
 // Deterministic on one machine: the same inputs give the same bits wherever the operands lie,
-// provided that they are aligned to 64 bytes. NaN is passed on, so that poisoned memory shows.
+// in backward provided that they are aligned to 64 bytes. What a forward op puts out for some of
+// its channels, or features, has the bits that it has among all. NaN is passed on, so that poisoned
+// memory shows.
 
 #ifndef SPILLWAY_BACKEND_CPU_KERNELS_H_
 #define SPILLWAY_BACKEND_CPU_KERNELS_H_

@@ -262,6 +262,39 @@ TEST_F(WeightLayerTest, Linear) {
 //  1 2 3
 //  4 5 6   *   1 0   =   6  8
 //  7 8 9       0 1      12 14
+// Seven of 512 channels, and of as many features, at a time.
+TEST_F(CpuKernelsTest, SomeOutputsHaveTheBitsOfAll) {
+  constexpr int kOutputs = 512, kSome = 7;
+  for (const int depth : {32, 40}) {  // times 9, from one block of the depth to the next
+    const reference::Conv all{1, depth, 7, 5, kOutputs, 3, 3, 1, 1, 1, 1, 1};
+    const int features = depth * 9;
+    const Array image = ToDouble(Random(all.in_size())), x = ToDouble(Random(features));
+    const Array weight = ToDouble(Random(all.weight_size()));
+    const auto run = [&](int from, int to) {  // outputs of both ops
+      const Array rows(weight.begin() + from * features, weight.begin() + to * features);
+      reference::Conv some = all;
+      some.out_channels = to - from;
+      const std::vector<Attribute> linear{{"in_features", static_cast<double>(features)},
+                                          {"out_features", static_cast<double>(to - from)},
+                                          {"bias", 0}};
+      return std::pair(
+          Execute<float>(MakeOp(OpType::kConv2d, Phase::kForward, 1, Attributes(some, false)),
+                         {image, rows}, {{static_cast<size_t>(some.out_size()), -1}})[0],
+          Execute<float>(MakeOp(OpType::kLinear, Phase::kForward, 1, linear), {x, rows},
+                         {{static_cast<size_t>(to - from), -1}})[0]);
+    };
+    const auto [maps, vector] = run(0, kOutputs);
+    std::pair<Array, Array> joined;
+    for (int from = 0; from < kOutputs; from += kSome) {
+      const auto [more_maps, more] = run(from, std::min(from + kSome, kOutputs));
+      joined.first.insert(joined.first.end(), more_maps.begin(), more_maps.end());
+      joined.second.insert(joined.second.end(), more.begin(), more.end());
+    }
+    EXPECT_EQ(joined.first, maps);
+    EXPECT_EQ(joined.second, vector);
+  }
+}
+
 TEST_F(CpuKernelsTest, Conv2dDrawn) {
   const reference::Conv c{1, 1, 3, 3, 1, 2, 2, 1, 1, 0, 0, 1};
   Check({MakeOp(OpType::kConv2d, Phase::kForward, 1, Attributes(c, false)),
