@@ -49,6 +49,19 @@ void RegisterBuiltinPolicies(PolicyRegistry& registry) {
                "nothing moved, convolutions in micro-batches within a limit of workspace (u-cuDNN, "
                "section III)",
                MakeUcudnnPolicy);
+  registry.Add(
+      "mmcnn",
+      "inference in little memory: layers in slices, weights through the link while earlier "
+      "layers run (mmCNN, section 3)",
+      MakeMmcnnPolicy);
+  registry.Add(
+      "inference-normal",
+      "everything on the device from beginning to end (the normal mode that mmCNN compares "
+      "with)",
+      MakeInferenceNormalPolicy);
+  registry.Add("inference-vdnn",
+               "weights fetched layer by layer, each as a whole (vDNN, as mmCNN compares with it)",
+               MakeInferenceVdnnPolicy);
 }
 
 }  // namespace spillway

@@ -24,6 +24,9 @@ std::unique_ptr<Policy> MakeTorchPolicy(Params& params);
 std::unique_ptr<Policy> MakeMxnetPolicy(Params& params);
 std::unique_ptr<Policy> MakeTensorFlowPolicy(Params& params);
 std::unique_ptr<Policy> MakeUcudnnPolicy(Params& params);
+std::unique_ptr<Policy> MakeMmcnnPolicy(Params& params);
+std::unique_ptr<Policy> MakeInferenceNormalPolicy(Params& params);
+std::unique_ptr<Policy> MakeInferenceVdnnPolicy(Params& params);
 
 // The vDNN of the same mode; none for `offload=dyn`, which adapts to the memory that it gets.
 std::string MemoryOfVdnnpp(Params& params);

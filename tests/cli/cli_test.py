@@ -100,7 +100,7 @@ class CliTest(unittest.TestCase):
         self.assertEqual({row["policy"].split(":")[0] for row in rows},
                          {"network-wide", "liveness", "vdnn-all", "vdnn-conv", "vdnn-aconv", "vdnn-dyn",
                           "vdnnpp", "caffe", "torch", "mxnet", "tensorflow", "superneurons",
-                          "ucudnn"})
+                          "ucudnn", "mmcnn", "inference-normal", "inference-vdnn"})
         self.assertTrue(all(float(row["slowdown"]) >= 1 for row in rows))
 
     def test_compared_policies_share_the_memory_and_a_single_one_is_capped(self):

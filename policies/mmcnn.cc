@@ -1,0 +1,178 @@
+// mmCNN (Li et al. 2020) and what it compares with: inference in little memory.
+//
+// Parameters live outside and come through the link while earlier layers run (section 3.2,
+// Algorithm 1). `mmcnn` divides what does not fit into slices (mmcnn_split.h), `inference-vdnn`
+// leaves every layer whole, as vDNN does. Where memory runs out all the same, what was prefetched
+// last goes first, then the feature map that is needed last is sent outside: so any network runs
+// where its largest op fits. Where everything fits in core (normal mode), nothing is done.
+//
+// A training iteration, and one of more than one image, is streamed in the same way, undivided.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "policies/builtin.h"
+#include "policies/kernels/kernel_choice.h"
+#include "policies/mmcnn_split.h"
+#include "sim/core/report.h"
+#include "traces/base/error.h"
+
+namespace spillway {
+namespace {
+
+struct MmcnnOptions {
+  Bytes limit = Bytes::Unlimited();
+  MmcnnRule rule;
+  bool may_be_normal = true;  // use normal mode where it fits
+};
+
+class MmcnnPolicy final : public Policy {
+ public:
+  explicit MmcnnPolicy(const MmcnnOptions& options) : options_(options) {}
+
+  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+    const bool divide = options_.rule.divide && !trace.training;
+    const LeastMemory least = LeastMmcnnMemory(trace, device.alignment, divide);
+    if (options_.limit < least.size) {
+      throw UsageError(fmt::format(
+          "policy 'mmcnn': limit: {} is less than {} of {} needs; valid: {} ({} bytes) or more",
+          FormatBytes(options_.limit), least.op, trace.name, FormatBytes(least.size),
+          least.size.count()));
+    }
+    const Bytes memory = std::min(options_.limit, device.memory);
+    if (options_.may_be_normal) {
+      Normal normal;
+      normal_ = trial(normal, memory).fits();
+    }
+    return memory;
+  }
+
+  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
+                               const CostModel&) override {
+    if (normal_) return std::nullopt;
+    MmcnnRule rule = options_.rule;
+    rule.divide = rule.divide && !trace.training;
+    DividedInference divided = DivideForMmcnn(trace, device.memory, device.alignment, rule);
+    prefetch_from_ = std::move(divided.prefetch_from);
+    return std::move(divided.trace);
+  }
+
+  bool LivesOutside(const Trace& trace, TensorId tensor) override {
+    const TensorKind kind = trace.tensor(tensor).kind;
+    return !normal_ && (kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState);
+  }
+
+  KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
+    return KernelChooser().ByRule(KernelChoice::kGreedy, context, op);
+  }
+
+  void BeforeLaunch(PolicyContext& context, OpId op) override {
+    if (normal_ || context.recomputing()) return;
+    std::erase_if(prefetched_, [&](TensorId id) {
+      return context.Where(id) == Residency::kOutside || context.NextUse(id) <= op;
+    });
+    const std::vector<Op>& ops = context.trace().ops;
+    for (size_t next = Index(op) + 1; next < ops.size(); ++next) {
+      for (const TensorId id : context.liveness().Storages(static_cast<OpId>(next))) {
+        if (!LivesOutside(context.trace(), id)) continue;
+        if (prefetch_from_[Index(id)] > op) return;
+        if (context.Where(id) != Residency::kOutside) continue;
+        if (!context.Prefetch(id)) return;
+        prefetched_.push_back(id);
+      }
+    }
+  }
+
+  bool OnAllocFailure(PolicyContext& context, Bytes) override {
+    if (normal_) return false;
+    while (!prefetched_.empty()) {
+      const TensorId last = prefetched_.back();
+      prefetched_.pop_back();
+      if (context.Release(last)) return true;
+    }
+    return SendOneOutside(context);
+  }
+
+ private:
+  // In core with what is free as the workspace.
+  class Normal final : public Policy {
+    KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
+      return KernelChooser().ByRule(KernelChoice::kGreedy, context, op);
+    }
+  };
+
+  // Of the storages that can leave, the one that is needed last.
+  static bool SendOneOutside(PolicyContext& context) {
+    std::vector<std::pair<OpId, TensorId>> candidates;
+    for (size_t i = 0; i < context.trace().tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      const Residency where = context.Where(id);
+      if (context.liveness().Root(id) != id || context.Pinned(id)) continue;
+      if (where != Residency::kDevice && where != Residency::kBoth) continue;
+      candidates.emplace_back(context.NextUse(id).value_or(OpId{0xffffffff}), id);
+    }
+    std::ranges::sort(candidates, std::greater<>());
+    return std::ranges::any_of(candidates, [&](const auto& candidate) {
+      return context.Offload(candidate.second) && context.Release(candidate.second);
+    });
+  }
+
+  const MmcnnOptions options_;
+  bool normal_ = false;
+  std::vector<OpId> prefetch_from_;   // by tensor
+  std::vector<TensorId> prefetched_;  // in the order of use
+};
+
+// Everything on the device from beginning to end.
+class InferenceNormalPolicy final : public Policy {
+ public:
+  void Plan(PolicyContext& context) override {
+    for (size_t i = 0; i < context.trace().tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      const TensorKind kind = context.trace().tensor(id).kind;
+      const bool made = kind != TensorKind::kParameter && kind != TensorKind::kOptimizerState;
+      const bool used = !context.liveness().Uses(context.liveness().Root(id)).empty();
+      if (context.liveness().Root(id) == id && made && used) context.Reserve(std::span(&id, 1));
+    }
+  }
+
+  KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
+    return KernelChooser().ByRule(KernelChoice::kGreedy, context, op);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> MakeMmcnnPolicy(Params& params) {
+  MmcnnOptions options;
+  options.limit = params.Size("limit", Bytes::Unlimited(),
+                              "the most device memory to use, at least what the largest op needs "
+                              "when it is divided");
+  options.rule.most_parts = params.Integer("pnmax", options.rule.most_parts, 1, 1'000'000,
+                                           "the most parts in which the weights of a layer are "
+                                           "prefetched while earlier layers run");
+  options.rule.ahead =
+      params.Integer("ahead", options.rule.ahead, 1, 1'000'000,
+                     "segments, each up to a layer with weights, that weights may be prefetched "
+                     "ahead where memory is free; 1 as in the paper");
+  return std::make_unique<MmcnnPolicy>(options);
+}
+
+std::unique_ptr<Policy> MakeInferenceNormalPolicy(Params&) {
+  return std::make_unique<InferenceNormalPolicy>();
+}
+
+std::unique_ptr<Policy> MakeInferenceVdnnPolicy(Params&) {
+  MmcnnOptions options;
+  options.rule.divide = false;
+  options.may_be_normal = false;
+  return std::make_unique<MmcnnPolicy>(options);
+}
+
+}  // namespace spillway

@@ -1,0 +1,254 @@
+// mmCNN on real bytes: whatever the limit and the legal order of execution, every feature map has
+// the bits of the undivided network in core. That a division which is wrong is found out is the
+// last test. Narrow networks and two of the zoo here; all of it where SPILLWAY_WHOLE_ZOO is set.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/cpu/cpu_backend.h"
+#include "experiments/run/assembler.h"
+#include "policies/mmcnn_split.h"
+#include "policies/registry.h"
+#include "sim/core/check.h"
+#include "sim/cost/roofline.h"
+#include "tests/testing/files.h"
+#include "tests/testing/networks.h"
+#include "traces/base/error.h"
+#include "traces/lowering/lowering.h"
+#include "traces/zoo/zoo.h"
+
+namespace spillway {
+namespace {
+
+using ::testing::IsEmpty;
+
+// By layer: a hash of all that its ops have put out, in their order.
+using Maps = std::vector<uint64_t>;
+
+struct Result {
+  Outcome outcome;
+  Maps maps;
+};
+
+class DividedInference : public ::testing::Test {
+ protected:
+  DividedInference() : device_(testing::NarrowDevice()), cost_(device_) {
+    RegisterBuiltinPolicies(registry_);
+  }
+
+  static Trace Lower(const Network& network) { return LowerNetwork(network, {1, "torch", false}); }
+
+  Result Run(const Trace& trace, Policy& policy, Bytes memory,
+             std::optional<uint64_t> drain_seed = std::nullopt) const {
+    Maps maps(trace.layers.size(), 14695981039346656037u);
+    const auto run_op = [&](const Op& op, std::span<const KernelRun> runs,
+                            std::span<const std::span<std::byte>> inputs,
+                            std::span<const std::span<std::byte>> outputs, uint64_t seed) {
+      RunOp<float>(op, runs, inputs, outputs, seed);
+      uint64_t& hash = maps[Index(op.layer)];
+      for (const std::byte byte : outputs[0]) {
+        hash = (hash ^ static_cast<uint64_t>(byte)) * 1099511628211u;
+      }
+    };
+    BackendFactories backends;
+    backends.Add("cpu", {[&](const BackendRequest& request) {
+                   CpuOptions options{Bytes::Unlimited(), {device_.host_memory}, 7, drain_seed};
+                   RunBackend made;
+                   auto cpu = std::make_unique<CpuBackend>(request.trace, options, run_op);
+                   made.executor = cpu.get();
+                   made.backend = std::move(cpu);
+                   return made;
+                 }});
+    spillway::Setup setup{Borrow(trace), device_, Borrow(cost_), memory};
+    setup.backend = "cpu";
+    setup.options.iterations = 1;
+    Outcome outcome = RunPolicy(setup, policy, backends);
+    return {std::move(outcome), std::move(maps)};
+  }
+
+  // Compares runs in each amount of memory with one in core.
+  void ExpectSameBits(const Trace& trace, const std::vector<Bytes>& memories,
+                      std::initializer_list<std::optional<uint64_t>> drain_seeds) const {
+    Policy in_core;
+    const Result want = Run(trace, in_core, Bytes::GiB(64));
+    for (const Bytes memory : memories) {
+      for (const auto drain_seed : drain_seeds) {
+        const Result got = Run(trace, *registry_.Make("mmcnn"), memory, drain_seed);
+        const Report& report = got.outcome.report;
+        ASSERT_TRUE(report.fits())
+            << trace.name << " in " << memory.count() << ": " << report.out_of_memory->Message();
+        EXPECT_LE(report.metrics.peak_allocated, memory);
+        EXPECT_THAT(Check(*got.outcome.trace, report), IsEmpty());
+        EXPECT_EQ(got.maps, want.maps) << trace.name << " in " << memory.count();
+        EXPECT_EQ(got.outcome.execution->loss, want.outcome.execution->loss);
+        EXPECT_EQ(got.outcome.execution->weights_digest, want.outcome.execution->weights_digest);
+      }
+    }
+  }
+
+  // The least, some drawn between it and what the undivided network needs in core, and that.
+  std::vector<Bytes> Limits(const Trace& trace, int drawn) const {
+    Policy in_core;
+    const Bytes least = LeastMmcnnMemory(trace, device_.alignment).size;
+    const spillway::Setup setup{Borrow(trace), device_, Borrow(cost_), Bytes::GiB(64)};
+    const Bytes most = RunPolicy(setup, in_core).report.metrics.peak_allocated;
+    std::vector<Bytes> limits{least, std::max(least, most)};
+    std::mt19937_64 random(trace.ops.size());
+    for (int i = 0; i < drawn; ++i) {  // most of them close to the least
+      const double share = std::pow(std::uniform_real_distribution<double>()(random), 2);
+      const auto span = static_cast<double>((limits[1] - least).count());
+      limits.push_back(least + Bytes(static_cast<int64_t>(share * span)));
+    }
+    return limits;
+  }
+
+  Device device_;
+  RooflineCostModel cost_;
+  PolicyRegistry registry_;
+};
+
+TEST_F(DividedInference, SameBitsOnNarrowNetworks) {
+  for (const auto network : {testing::Chain, testing::ForkJoin, testing::Residual,
+                             testing::Normalized, testing::Rectangular, testing::Dense}) {
+    const Trace trace = Lower(network());
+    ExpectSameBits(trace, Limits(trace, 12), {std::nullopt, 1, 2});
+  }
+}
+
+TEST_F(DividedInference, SameBitsOnTheZoo) {
+  const bool whole = std::getenv("SPILLWAY_WHOLE_ZOO") != nullptr;
+  for (const ZooEntry& entry : Zoo()) {
+    if (!whole && entry.name != "alexnet-caffe" && entry.name != "resnet18") continue;
+    SCOPED_TRACE(entry.name);
+    const Trace trace = Lower(BuildNetwork(entry.name));
+    std::vector<Bytes> limits = Limits(trace, whole ? 2 : 0);
+    limits.erase(limits.begin() + 1);
+    if (limits[0] < Bytes::MiB(200)) limits.push_back(Bytes::MiB(whole ? 200 : 20));
+    ExpectSameBits(trace, limits, {whole ? std::optional<uint64_t>(3) : std::nullopt});
+  }
+}
+
+TEST_F(DividedInference, TheLeastMemoryIsTight) {
+  for (const auto network : {testing::Chain, testing::Residual, testing::Normalized}) {
+    const Trace trace = Lower(network());
+    const LeastMemory least = LeastMmcnnMemory(trace, device_.alignment);
+    const auto fits = [&](Bytes memory) {
+      return RunPolicy({Borrow(trace), device_, Borrow(cost_), memory}, *registry_.Make("mmcnn"))
+          .report.fits();
+    };
+    EXPECT_TRUE(fits(least.size)) << least.op;
+    EXPECT_FALSE(fits(least.size - device_.alignment)) << least.op;
+    EXPECT_LE(least.size, LeastMmcnnMemory(trace, device_.alignment, /*divide=*/false).size);
+  }
+}
+
+TEST_F(DividedInference, ALimitUnderTheLeastIsAnError) {
+  const Trace trace = Lower(testing::Chain());
+  const LeastMemory least = LeastMmcnnMemory(trace, device_.alignment);
+  const auto policy =
+      registry_.Make("mmcnn:limit=" + std::to_string((least.size - Bytes(1)).count()) + "B");
+  try {
+    RunPolicy({Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)}, *policy);
+    FAIL() << "expected a UsageError";
+  } catch (const UsageError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("is less than " + least.op));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr(std::to_string(least.size.count())));
+  }
+}
+
+TEST_F(DividedInference, NothingIsDividedOrFetchedWhereAllFits) {
+  const Trace trace = Lower(testing::Normalized());
+  const auto policy = registry_.Make("mmcnn");
+  const Outcome outcome =
+      RunPolicy({Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)}, *policy);
+  EXPECT_EQ(*outcome.trace, trace);
+  EXPECT_EQ(outcome.report.metrics.prefetched, Bytes(0));
+}
+
+// What Algorithm 1 says of a chain of two convolutions in 40 KiB, on a device without alignment.
+TEST_F(DividedInference, SlicesAreThoseOfAlgorithm1) {
+  Network network("two", {16, 16, 16});
+  network.SoftmaxLoss(
+      "loss", network.Linear("fc", network.Conv("conv", 0, ConvSpec::Square(16, 3, 1, 1)), 10));
+  const Trace trace = Lower(network);
+  // conv: maps 32 KiB, parameters 9280 B; 8 KiB are free, so two parts, fetched from the start. fc:
+  // maps 16 KiB and 40 B, parameters 163880 B; 24536 B are free, so seven parts, more than five.
+  const spillway::DividedInference divided = DivideForMmcnn(trace, Bytes::KiB(40), Bytes(1));
+  // Two rows of weights are 32776 B, too much.
+  std::vector<std::string> names;
+  for (const Op& op : divided.trace.ops) names.push_back(op.name);
+  ASSERT_EQ(names.size(), 13);
+  EXPECT_EQ(names[0], "conv.fwd[0:8]");
+  EXPECT_EQ(names[1], "conv.fwd[8:16]");
+  EXPECT_EQ(names[2], "fc.fwd[0:1]");
+  EXPECT_EQ(names[11], "fc.fwd[9:10]");
+  EXPECT_EQ(names[12], "loss.fwd");
+  divided.trace.Validate();
+  EXPECT_EQ(divided.trace.ops[1].slots[0].signature,
+            "conv2d.fwd in=16x16x16 out=8x16x16 kernel=3x3 stride=1x1 pad=1x1 groups=1 bias=1");
+  EXPECT_EQ(2 * divided.trace.ops[1].flops(), trace.ops[0].flops());
+  const TensorId weight = *FindInput(divided.trace.ops[3], Role::kWeight);
+  EXPECT_EQ(divided.prefetch_from[Index(weight)], OpId{2});  // loads its own
+}
+
+// A policy that divides as mmcnn does, and then makes a mistake.
+class Mistaken final : public Policy {
+ public:
+  Mistaken(std::unique_ptr<Policy> sound, void (*mistake)(Trace&))
+      : sound_(std::move(sound)), mistake_(mistake) {}
+
+  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+    return sound_->LimitMemory(trace, device, trial);
+  }
+  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
+                               const CostModel& cost) override {
+    std::optional<Trace> divided = sound_->Rewrite(trace, device, cost);
+    if (divided) mistake_(*divided);
+    return divided;
+  }
+  bool LivesOutside(const Trace& trace, TensorId id) override {
+    return sound_->LivesOutside(trace, id);
+  }
+  void BeforeLaunch(PolicyContext& context, OpId op) override { sound_->BeforeLaunch(context, op); }
+  bool OnAllocFailure(PolicyContext& context, Bytes size) override {
+    return sound_->OnAllocFailure(context, size);
+  }
+
+ private:
+  const std::unique_ptr<Policy> sound_;
+  void (*const mistake_)(Trace&);
+};
+
+// Moves a view, or a part, of the last divided layer by one channel.
+template <std::optional<TensorId> Tensor::*kOf>
+void MoveByOneChannel(Trace& trace) {
+  const auto last = std::find_if(trace.tensors.rbegin(), trace.tensors.rend(),
+                                 [](const Tensor& t) { return t.*kOf && t.offset > Bytes(0); });
+  ASSERT_NE(last, trace.tensors.rend());
+  last->offset -= Bytes(last->size.count() / last->shape[kOf == &Tensor::alias_of ? 1 : 0]);
+}
+
+TEST_F(DividedInference, AMistakeByOneChannelChangesBits) {
+  const Trace trace = Lower(testing::Chain());
+  const Bytes least = LeastMmcnnMemory(trace, device_.alignment).size;
+  Policy in_core;
+  const Maps want = Run(trace, in_core, Bytes::GiB(1)).maps;
+  EXPECT_EQ(Run(trace, *registry_.Make("mmcnn"), least).maps, want);
+  for (const auto mistake :
+       {MoveByOneChannel<&Tensor::alias_of>, MoveByOneChannel<&Tensor::part_of>}) {
+    Mistaken policy(registry_.Make("mmcnn"), mistake);
+    EXPECT_NE(Run(trace, policy, least).maps, want);
+  }
+}
+
+}  // namespace
+}  // namespace spillway
