@@ -1,9 +1,10 @@
-// Activations, dropout, add, fork, concat and sgd.
+// Activations, dropout, add, fork, concat, rows and sgd.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <vector>
 
@@ -156,6 +157,30 @@ void RunConcat(const Call<Scalar>& call) {
 }
 
 template <typename Scalar>
+void RunRows(const Call<Scalar>& call) {
+  const Op& op = call.op;
+  const int64_t planes = Product(op, {op.batch, op.IntAttribute("channels", 0)});
+  const int64_t width = op.IntAttribute("width", 0);
+  const int64_t height = op.IntAttribute("height", 0);
+  const int64_t first = op.IntAttribute("first_row", std::numeric_limits<int32_t>::min());
+  Scalar* y = call.Output(kY, Product(op, {planes, height, width}));
+  std::fill_n(y, planes * height * width,
+              op.Flag("lowest") ? static_cast<Scalar>(std::numeric_limits<float>::lowest()) : 0);
+  int64_t begin = -first;  // the row of y that the part's first one would be
+  for (int64_t part = 0; part < op.IntAttribute("parts", 1); ++part) {
+    const int64_t rows = op.IntAttribute(fmt::format("height_{}", part), 0);
+    const Scalar* x = call.Input(kX, Product(op, {planes, rows, width}), static_cast<size_t>(part));
+    const int64_t from = std::clamp<int64_t>(begin, 0, height);
+    const int64_t to = std::clamp<int64_t>(begin + rows, from, height);
+    for (int64_t plane = 0; plane < planes && from < to; ++plane) {
+      std::copy_n(x + (plane * rows + from - begin) * width, (to - from) * width,
+                  y + (plane * height + from) * width);
+    }
+    begin += rows;
+  }
+}
+
+template <typename Scalar>
 void RunSgd(const Call<Scalar>& call) {
   const Op& op = call.op;
   const size_t parameters = ParameterCount(op, call.inputs.size(), call.outputs.size());
@@ -206,6 +231,8 @@ bool RunPointwise(const Call<Scalar>& call) {
       return RunFork(call), true;
     case OpType::kConcat:
       return RunConcat(call), true;
+    case OpType::kRows:
+      return RunRows(call), true;
     case OpType::kSgd:
       return RunSgd(call), true;
     default:

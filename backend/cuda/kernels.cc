@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "backend/cuda/conv_algorithm.h"
@@ -158,6 +160,7 @@ struct CudaKernels::Impl {
   void Pointwise(const Op& op, const SlotLaunch& launch, const Operands& operands);
   void Fork(const Op& op, const SlotLaunch& launch, const Operands& operands);
   void Concatenate(const Op& op, const SlotLaunch& launch, const Operands& operands);
+  void GatherRows(const Op& op, const SlotLaunch& launch, const Operands& operands);
   void Loss(const Op& op, const SlotLaunch& launch, const Operands& operands);
   void Sgd(const Op& op, const SlotLaunch& launch, const Operands& operands);
 
@@ -454,6 +457,28 @@ void CudaKernels::Impl::Concatenate(const Op& op, const SlotLaunch& launch,
   }
 }
 
+void CudaKernels::Impl::GatherRows(const Op& op, const SlotLaunch& launch,
+                                   const Operands& operands) {
+  const int64_t channels = op.IntAttribute("channels");
+  const int64_t width = op.IntAttribute("width");
+  const int64_t height = op.IntAttribute("height");
+  float* y = operands.Output(kY, channels * height * width);
+  const float fill = op.Flag("lowest") ? std::numeric_limits<float>::lowest() : 0.0f;
+  FillUniform(y, launch.batch * channels * height * width, /*seed=*/0, /*scale=*/0, stream, fill);
+  int64_t begin = -op.IntAttribute("first_row");  // the row of y that the part's first one would be
+  for (int64_t part = 0; part < op.IntAttribute("parts"); ++part) {
+    const int64_t rows = op.IntAttribute(fmt::format("height_{}", part));
+    const float* x = operands.Input(kX, channels * rows * width, static_cast<size_t>(part));
+    const int64_t from = std::clamp<int64_t>(begin, 0, height);
+    const int64_t to = std::clamp<int64_t>(begin + rows, from, height);
+    if (from < to) {
+      CopyRows(x + (from - begin) * width, rows * width, y + from * width, height * width,
+               (to - from) * width, launch.batch * channels, false, stream);
+    }
+    begin += rows;
+  }
+}
+
 void CudaKernels::Impl::Loss(const Op& op, const SlotLaunch& launch, const Operands& operands) {
   const int64_t classes = op.IntAttribute("elements");
   const auto* labels = reinterpret_cast<const int32_t*>(operands.Input(kLabels, 1));
@@ -557,6 +582,8 @@ void CudaKernels::Launch(const Op& op, const SlotLaunch& launch, CUstream_st* st
       return impl_->Pointwise(op, launch, operands);
     case OpType::kConcat:
       return impl_->Concatenate(op, launch, operands);
+    case OpType::kRows:
+      return impl_->GatherRows(op, launch, operands);
     case OpType::kSoftmaxLoss:
       return impl_->Loss(op, launch, operands);
     case OpType::kSgd:

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -205,6 +206,27 @@ TEST_F(KernelsTest, Dropout) {
            {{y.size(), 1}}},
           {y + ToDouble(old_dx)});
   }
+}
+
+TEST_F(KernelsTest, RowsOfBands) {
+  // Two channels of a map of five rows of one element, in bands of two and three rows.
+  const std::vector<Values> bands{{0, 1, 10, 11}, {2, 3, 4, 12, 13, 14}};
+  const auto rows_from = [&](double first, double height, bool lowest) {
+    return MakeOp(OpType::kRows, Phase::kForward, 1,
+                  {{"channels", 2},
+                   {"width", 1},
+                   {"first_row", first},
+                   {"height", height},
+                   {"parts", 2},
+                   {"height_0", 2},
+                   {"height_1", 3},
+                   {"lowest", lowest ? 1.0 : 0.0}});
+  };
+  const double least = std::numeric_limits<float>::lowest();
+  Check({rows_from(1, 2, false), bands, {{4, -1}}}, {{1, 2, 11, 12}});
+  Check({rows_from(-1, 7, false), bands, {{14, -1}}},
+        {{0, 0, 1, 2, 3, 4, 0, 0, 10, 11, 12, 13, 14, 0}});
+  Check({rows_from(3, 3, true), bands, {{6, -1}}}, {{3, 4, least, 13, 14, least}});
 }
 
 TEST_F(KernelsTest, Concat) {

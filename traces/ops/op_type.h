@@ -26,13 +26,14 @@ enum class OpType : uint8_t {
   kConcat,
   kAdd,
   kFork,
+  kRows,
   kSoftmaxLoss,
   kSgd,
   kOther,
 };
 inline constexpr std::array kOpTypeNames = std::to_array<std::string_view>(
     {"input", "conv2d", "linear", "maxpool2d", "avgpool2d", "relu", "gelu", "lrn", "batchnorm",
-     "dropout", "concat", "add", "fork", "softmax_loss", "sgd", "other"});
+     "dropout", "concat", "add", "fork", "rows", "softmax_loss", "sgd", "other"});
 inline constexpr size_t kOpTypeCount = kOpTypeNames.size();
 
 enum class Phase : uint8_t { kForward, kBackward, kUpdate };

@@ -262,6 +262,27 @@ TEST_F(WeightLayerTest, Linear) {
 //  1 2 3
 //  4 5 6   *   1 0   =   6  8
 //  7 8 9       0 1      12 14
+TEST_F(CpuKernelsTest, RowsOfBands) {
+  // Two channels of a map of five rows of one element, in bands of two and three rows.
+  const std::vector<Values> bands{{0, 1, 10, 11}, {2, 3, 4, 12, 13, 14}};
+  const auto rows_from = [&](double first, double height, bool lowest) {
+    return MakeOp(OpType::kRows, Phase::kForward, 1,
+                  {{"channels", 2},
+                   {"width", 1},
+                   {"first_row", first},
+                   {"height", height},
+                   {"parts", 2},
+                   {"height_0", 2},
+                   {"height_1", 3},
+                   {"lowest", lowest ? 1.0 : 0.0}});
+  };
+  const double least = std::numeric_limits<float>::lowest();
+  Check({rows_from(1, 2, false), bands, {{4, -1}}}, {{1, 2, 11, 12}});
+  Check({rows_from(-1, 7, false), bands, {{14, -1}}},
+        {{0, 0, 1, 2, 3, 4, 0, 0, 10, 11, 12, 13, 14, 0}});
+  Check({rows_from(3, 3, true), bands, {{6, -1}}}, {{3, 4, least, 13, 14, least}});
+}
+
 // Seven of 512 channels, and of as many features, at a time.
 TEST_F(CpuKernelsTest, SomeOutputsHaveTheBitsOfAll) {
   constexpr int kOutputs = 512, kSome = 7;
