@@ -40,10 +40,11 @@ class MmcnnPolicy final : public Policy {
     const bool divide = options_.rule.divide && !trace.training;
     const LeastMemory least = LeastMmcnnMemory(trace, device.alignment, divide);
     if (options_.limit < least.size) {
-      throw UsageError(fmt::format(
-          "policy 'mmcnn': limit: {} is less than {} of {} needs; valid: {} ({} bytes) or more",
-          FormatBytes(options_.limit), least.op, trace.name, FormatBytes(least.size),
-          least.size.count()));
+      throw UsageError(
+          fmt::format("policy 'mmcnn': limit: {} is less than layer '{}' of {} needs; valid: {} "
+                      "({} bytes) or more",
+                      FormatBytes(options_.limit), least.layer, trace.name, FormatBytes(least.size),
+                      least.size.count()));
     }
     const Bytes memory = std::min(options_.limit, device.memory);
     if (options_.may_be_normal) {

@@ -2,10 +2,9 @@
 // layers run slice by slice over their output channels, each slice with its own part of the
 // weights.
 //
-// A slice writes a view of the layer's output, so that what follows finds the whole. What has no
-// parameters, or few (normalisation), is left as it is: its operands are whole maps, which it needs
-// on the device however it is divided. Only ops of batch 1 can be divided, for the channels of a
-// larger batch lie apart.
+// A slice writes a view of the layer's output, so that what follows finds the whole. Where whole
+// maps do not fit, layers of all kinds run in bands of rows besides (mmcnn_bands.h). Only ops of
+// batch 1 can be divided, for the channels of a larger batch lie apart.
 
 #ifndef SPILLWAY_POLICIES_MMCNN_SPLIT_H_
 #define SPILLWAY_POLICIES_MMCNN_SPLIT_H_
@@ -19,11 +18,10 @@
 namespace spillway {
 
 // What the device has to hold at least, all parameters being outside between the ops that use them,
-// and the op of the undivided trace that needs it. Blocks are rounded up to `alignment`; workspaces
-// are not counted.
+// and the layer that needs it. Blocks are rounded up to `alignment`; workspaces are not counted.
 struct LeastMemory {
   Bytes size;
-  std::string op;
+  std::string layer;
 };
 // Each op divided as finely as it can be, or, with `divide` false, not at all.
 LeastMemory LeastMmcnnMemory(const Trace& trace, Bytes alignment, bool divide = true);

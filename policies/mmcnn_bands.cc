@@ -1,0 +1,264 @@
+#include "policies/mmcnn_bands.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "policies/mmcnn_ops.h"
+
+namespace spillway {
+namespace {
+
+// The largest band is this share of the limit: what an op needs are some bands before it, what is
+// gathered from them, its own band, and weights.
+constexpr int64_t kShare = 10;
+
+// Rows [from, to) of a map.
+struct Band {
+  int64_t from = 0, to = 0;
+  TensorId tensor{};
+};
+
+// How rows of an op's output depend on rows of its inputs.
+struct RowWindow {
+  int64_t kernel = 1, stride = 1, pad = 0;
+  bool single = true;  // element by element
+
+  // The input rows [from, to) for the output rows of `band`, some of them in the padding.
+  std::pair<int64_t, int64_t> Inputs(const Band& band, int64_t height) const {
+    const int64_t last = (band.to - 1) * stride - pad + kernel;
+    return {band.from * stride - pad, std::min(last, height + pad)};
+  }
+};
+
+// nullopt for an op that cannot be divided by rows.
+std::optional<RowWindow> RowWindowOf(const Op& op) {
+  if (op.batch != 1 || op.phase != Phase::kForward) return std::nullopt;
+  switch (op.type) {
+    case OpType::kConv2d:
+    case OpType::kMaxPool2d:
+    case OpType::kAvgPool2d:
+      return RowWindow{op.IntAttribute("kernel_h", 1), op.IntAttribute("stride_h", 1),
+                       op.IntAttribute("pad_h", 0), false};
+    case OpType::kRelu:
+    case OpType::kGelu:
+    case OpType::kLrn:
+    case OpType::kBatchNorm:
+    case OpType::kConcat:
+    case OpType::kAdd:
+      return RowWindow{};
+    default:
+      return std::nullopt;
+  }
+}
+
+class BandDivider {
+ public:
+  BandDivider(const Trace& trace, Bytes limit, Bytes alignment)
+      : from_(trace), needs_(trace, alignment), limit_(limit), to_(trace) {
+    to_.ops.clear();
+    bands_.resize(trace.tensors.size());
+  }
+
+  Trace Run() {
+    for (size_t i = 0; i < from_.ops.size();) {
+      if (from_.training || !IsBanded(i)) {
+        Whole(from_.ops[i++]);
+        continue;
+      }
+      // What follows on the op element by element goes with each of its bands.
+      const std::vector<Band> bands = Partition(from_.ops[i]);
+      size_t end = i + 1;
+      while (end < from_.ops.size() && FollowsOn(end, from_.ops[end - 1].outputs[0], bands)) ++end;
+      for (const Band& band : bands) {
+        for (size_t at = i; at < end; ++at) AddBand(from_.ops[at], band);
+      }
+      i = end;
+    }
+    return std::move(to_);
+  }
+
+ private:
+  int64_t HeightOf(TensorId map) const {
+    const std::vector<int64_t>& shape = from_.tensor(map).shape;
+    return shape.size() == 4 ? shape[2] : 1;
+  }
+  Bytes RowsOf(TensorId map, int64_t rows) const {
+    return needs_.Rounded(Bytes(from_.tensor(map).size.count() / HeightOf(map) * rows));
+  }
+  bool IsMap(TensorId id) const { return !IsParameter(from_.tensor(id)); }
+
+  bool IsBanded(size_t i) const {
+    const Op& op = from_.ops[i];
+    if (!RowWindowOf(op) || HeightOf(op.outputs[0]) == 1) return false;
+    if (needs_.LeastOf(static_cast<OpId>(i)) > limit_) return true;
+    return std::ranges::any_of(op.inputs, [&](TensorId input) {  // to be gathered
+      const std::vector<Band>& bands = bands_[Index(input)];
+      Bytes size = needs_.Rounded(from_.tensor(input).size);
+      for (const Band& band : bands) size += RowsOf(input, band.to - band.from);
+      return !bands.empty() && size > limit_;
+    });
+  }
+
+  bool FollowsOn(size_t i, TensorId map, const std::vector<Band>& bands) {
+    const Op& op = from_.ops[i];
+    const auto window = RowWindowOf(op);
+    if (!window || !window->single || op.inputs[0] != map) return false;
+    // The map would be in bands by now.
+    bands_[Index(map)] = bands;
+    const bool banded = IsBanded(i);
+    bands_[Index(map)].clear();
+    return banded;
+  }
+
+  // The bands of the op's output, without tensors.
+  std::vector<Band> Partition(const Op& op) const {
+    const RowWindow window = RowWindowOf(op).value();
+    if (window.single) {
+      for (const TensorId input : op.inputs) {
+        const std::vector<Band>& bands = bands_[Index(input)];
+        if (bands.empty()) continue;
+        const int64_t rows = bands.back().to - bands.back().from;  // the most
+        if (NeedOf(op, window, rows) <= limit_) return bands;
+      }
+    }
+    const TensorId y = op.outputs[0];
+    int64_t rows = std::max<int64_t>(limit_.count() / kShare / RowsOf(y, 1).count(), 1);
+    while (rows > 1 && NeedOf(op, window, rows) > limit_) --rows;
+    std::vector<Band> bands;
+    const int64_t height = HeightOf(y);
+    const int64_t count = (height + rows - 1) / rows;
+    for (int64_t i = 0; i < count; ++i) {
+      bands.push_back({height * i / count, height * (i + 1) / count, {}});
+    }
+    return bands;
+  }
+
+  // About what a band of so many rows needs, weights aside.
+  Bytes NeedOf(const Op& op, const RowWindow& window, int64_t rows) const {
+    Bytes gathered, most;
+    for (const TensorId input : op.inputs) {
+      if (!IsMap(input)) continue;
+      const Bytes own = RowsOf(input, (rows - 1) * window.stride + window.kernel);
+      Bytes sources = own;
+      for (const Band& band : bands_[Index(input)]) {
+        sources = std::max(sources, own + 2 * RowsOf(input, band.to - band.from));
+      }
+      if (bands_[Index(input)].empty()) sources = RowsOf(input, HeightOf(input));
+      most = std::max(most, sources + own);
+      gathered += own;
+    }
+    return std::max(most, gathered + RowsOf(op.outputs[0], rows));
+  }
+
+  // An op as it is. Inputs in bands are gathered, and are whole from then on.
+  void Whole(const Op& op) {
+    for (const TensorId input : op.inputs) {
+      if (bands_[Index(input)].empty()) continue;
+      AddGather(op, input, 0, HeightOf(input), input);
+      bands_[Index(input)].clear();
+    }
+    to_.ops.push_back(op);
+  }
+
+  TensorId AddMap(std::string name, TensorId like, int64_t rows) {
+    Tensor map = from_.tensor(like);
+    map.name = std::move(name);
+    map.kind = TensorKind::kActivation;
+    map.size = Bytes(map.size.count() / HeightOf(like) * rows);
+    map.shape[2] = rows;
+    map.alias_of = std::nullopt;
+    map.offset = Bytes(0);
+    to_.tensors.push_back(std::move(map));
+    return static_cast<TensorId>(to_.tensors.size() - 1);
+  }
+
+  // Rows [from, to) of a map for `user`, put together in `into`.
+  void AddGather(const Op& user, TensorId map, int64_t from, int64_t to, TensorId into) {
+    std::vector<Band> sources = bands_[Index(map)];
+    if (sources.empty()) sources = {{0, HeightOf(map), map}};
+    std::erase_if(sources, [&](const Band& band) { return band.to <= from || band.from >= to; });
+    const auto number = [](int64_t value) { return static_cast<double>(value); };
+    Op gather;
+    gather.name = fmt::format("{}.rows", to_.tensor(into).name);
+    gather.layer = user.layer;
+    gather.type = OpType::kRows;
+    gather.attributes = {{"channels", number(from_.tensor(map).shape[1])},
+                         {"width", number(from_.tensor(map).shape[3])},
+                         {"first_row", number(from - sources.front().from)},
+                         {"height", number(to - from)},
+                         {"parts", number(static_cast<int64_t>(sources.size()))}};
+    for (size_t i = 0; i < sources.size(); ++i) {
+      gather.inputs.push_back(sources[i].tensor);
+      gather.attributes.push_back(
+          {fmt::format("height_{}", i), number(sources[i].to - sources[i].from)});
+    }
+    gather.attributes.push_back({"lowest", user.type == OpType::kMaxPool2d ? 1.0 : 0.0});
+    gather.outputs = {into};
+    gather.recomputable = true;
+    gather.slots = {ForwardSlot(to_, gather)};
+    gather.slots[0].traffic = 2 * to_.tensor(into).size;  // of what is read, only these rows
+    to_.ops.push_back(std::move(gather));
+  }
+
+  void AddBand(const Op& op, Band band) {
+    const RowWindow window = RowWindowOf(op).value();
+    const TensorId y = op.outputs[0];
+    const int64_t rows = band.to - band.from;
+    Op part = op;
+    part.name = fmt::format("{}[rows {}:{}]", op.name, band.from, band.to);
+    std::optional<TensorId> overwritten;
+    for (size_t i = 0; i < part.inputs.size(); ++i) {
+      const TensorId map = op.inputs[i];
+      if (!IsMap(map)) continue;
+      const auto [from, to] = window.Inputs(band, HeightOf(map));
+      part.inputs[i] = RowsFor(op, i, from, to);
+      const bool in_place = from_.tensor(y).alias_of == map && !bands_[Index(map)].empty();
+      if (in_place) overwritten = part.inputs[i];
+      if (window.single) continue;
+      SetAttribute(part, "in_height", to - from);
+      SetAttribute(part, "pad_h", 0);
+    }
+    band.tensor =
+        AddMap(fmt::format("{}[rows {}:{}]", from_.tensor(y).name, band.from, band.to), y, rows);
+    to_.tensors[Index(band.tensor)].alias_of = overwritten;
+    part.outputs = {band.tensor};
+    SetAttribute(part, window.single ? "height" : "out_height", rows);
+    const std::vector<int64_t>& shape = to_.tensor(band.tensor).shape;
+    SetAttribute(part, "elements", shape[1] * shape[2] * shape[3]);
+    part.slots = {ForwardSlot(to_, part)};
+    to_.ops.push_back(std::move(part));
+    bands_[Index(y)].push_back(band);
+  }
+
+  // The tensor with rows [from, to) of an input of the op: a band if these are its rows.
+  TensorId RowsFor(const Op& op, size_t input, int64_t from, int64_t to) {
+    const TensorId map = op.inputs[input];
+    if (bands_[Index(map)].empty() && from == 0 && to == HeightOf(map)) return map;
+    for (const Band& band : bands_[Index(map)]) {
+      if (band.from == from && band.to == to) return band.tensor;
+    }
+    const TensorId gathered =
+        AddMap(fmt::format("{}.x{}[rows {}:{}]", op.name, input, from, to), map, to - from);
+    AddGather(op, map, from, to, gathered);
+    return gathered;
+  }
+
+  const Trace& from_;
+  const OpNeeds needs_;
+  const Bytes limit_;
+  Trace to_;
+  std::vector<std::vector<Band>> bands_;  // by tensor of the undivided trace; empty: it is whole
+};
+
+}  // namespace
+
+Trace DivideIntoBands(const Trace& trace, Bytes limit, Bytes alignment) {
+  return BandDivider(trace, limit, alignment).Run();
+}
+
+}  // namespace spillway

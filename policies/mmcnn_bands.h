@@ -1,0 +1,24 @@
+// Feature maps in bands of rows, for what mmCNN (Li et al. 2020) cannot divide: ops whose whole
+// maps do not fit.
+//
+// A band is a tensor of its own, with all channels of some rows, so that the others can be outside.
+// What an op needs besides its own rows (the halo of a convolution or a pool, and its padding) is
+// gathered with them into a map of their own by an op of type `rows`. Layers that work on single
+// elements follow band by band on the layer before them. Where maps fit again, the bands are
+// gathered into the whole.
+
+#ifndef SPILLWAY_POLICIES_MMCNN_BANDS_H_
+#define SPILLWAY_POLICIES_MMCNN_BANDS_H_
+
+#include "traces/trace.h"
+
+namespace spillway {
+
+// The trace with what does not fit in `limit`, weights in the finest slices, in bands: as many as
+// leave room for what is gathered, of one row at least, so that little memory may not be enough.
+// Tensors keep their numbers. A trace of training, or of more than one sample, stays as it is.
+Trace DivideIntoBands(const Trace& trace, Bytes limit, Bytes alignment);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_POLICIES_MMCNN_BANDS_H_
