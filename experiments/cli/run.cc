@@ -17,9 +17,11 @@
 #include "experiments/output/decisions.h"
 #include "experiments/output/explain.h"
 #include "experiments/output/memory_timeline.h"
+#include "experiments/output/schedule.h"
 #include "experiments/output/snapshot_export.h"
 #include "experiments/run/execute.h"
 #include "policies/library.h"
+#include "policies/mmcnn_split.h"
 #include "traces/base/error.h"
 #include "traces/base/params.h"
 
@@ -35,6 +37,7 @@ struct RunOptions {
   std::string output;
   std::string export_trace;
   std::string export_memory;
+  std::string export_schedule;
   std::string export_decisions;
   std::string export_snapshot;
   std::string export_densities;
@@ -83,6 +86,12 @@ std::string FormatExplained(const Scenario& scenario, const RunOptions& options,
   if (format == Format::kCsv) return FormatExplanationCsv(trace, report, stalls);
   std::string text = FormatResults({{{&scenario, {result}}}}, options.format);
   if (report.fits()) text += FormatExplanation(trace, report, stalls, kShownStalls);
+  if (ParsePolicySpec(options.policy).policy == "mmcnn") {
+    const Setup& setup = scenario.setup();
+    const LeastMemory least = LeastMmcnnMemory(*setup.trace, setup.device.alignment);
+    text += fmt::format("\nmmcnn needs at least {} ({} bytes), for layer '{}'\n",
+                        FormatBytes(least.size), least.size.count(), least.layer);
+  }
   return text;
 }
 
@@ -189,7 +198,7 @@ std::string Compare(const RunOptions& options, const BackendFactories& backends,
 // On real bytes: what fits, loss and digest; the times of a GPU are exported from `validate`.
 int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session& session) {
   if (options.explain || !options.export_trace.empty() || !options.export_memory.empty() ||
-      !options.export_snapshot.empty()) {
+      !options.export_schedule.empty() || !options.export_snapshot.empty()) {
     throw UsageError("--explain and the exports show predicted times: use them with --backend sim");
   }
   if (!options.export_densities.empty() && options.machine.compress.empty()) {
@@ -257,6 +266,8 @@ int Execute(const RunOptions& options, Session& session) {
        }},
       {"--export-memory", options.export_memory,
        [&](const Manifest&) { return FormatMemoryCsv(trace, report); }},
+      {"--export-schedule", options.export_schedule,
+       [&](const Manifest&) { return FormatScheduleCsv(trace, report); }},
       DecisionsFile(scenario, options, outcome),
       {"--export-snapshot", options.export_snapshot,
        [&](const Manifest&) { return FormatSnapshot(trace, report); }}};
@@ -324,6 +335,9 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
           "Write the iteration as Chrome/Perfetto JSON, for ui.perfetto.dev");
   AddFile(*verb, "--export-memory", options->export_memory,
           "Write the memory over the iteration as CSV, one line per change");
+  AddFile(
+      *verb, "--export-schedule", options->export_schedule,
+      "Write the iteration layer by layer as CSV: parts, prefetches, memory, transfers, stalls");
   AddFile(*verb, "--export-decisions", options->export_decisions,
           "Write every decision and placement as JSON");
   AddFile(*verb, "--export-snapshot", options->export_snapshot,

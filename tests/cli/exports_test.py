@@ -223,6 +223,21 @@ class ExportsTest(CommandTest):
                                          "--format", "json", code=1), "explain")
         self.assertEqual(document["stalls"], [])
 
+    def test_a_schedule_adds_up_to_the_run(self):
+        path = self.directory / "schedule.csv"
+        args = ("run", "alexnet-caffe:1", "--mode", "inference", "--policy", "mmcnn:limit=20MiB")
+        self.ok(*args, "--export-schedule", path)
+        (row,) = json.loads(self.ok(*args, "--format", "json"))["rows"]
+        layers = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+        self.assertEqual(sum(int(layer["in_bytes"]) for layer in layers), row["prefetched_bytes"])
+        self.assertEqual(max(int(layer["memory_bytes"]) for layer in layers), row["peak_allocated_bytes"])
+        self.assertAlmostEqual(sum(float(layer["compute_ms"]) + float(layer["stall_ms"]) for layer in layers),
+                               row["iteration_ms"], 6)
+        by_name = {layer["layer"]: layer for layer in layers}
+        self.assertEqual(by_name["conv1"]["ops"], "1")
+        self.assertGreater(int(by_name["fc6"]["ops"]), 5)
+        self.assertEqual(by_name["conv3"]["prefetch_from"], "conv2.relu.fwd")
+
     def test_a_run_that_does_not_fit_exports_nothing(self):
         path = self.directory / "trace.json"
         result = run("run", "vgg19:256", "--memory", "4GiB", "--export-trace", path)
