@@ -218,6 +218,15 @@ bool GuardedPolicy::OnAllocFailure(PolicyContext& context, Bytes size) {
       [&] { return fmt::format("({}){}", FormatBytes(size), During(context)); });
 }
 
+std::string GuardedPolicy::ExportPlan() const {
+  const InHook record(name_.c_str(), "ExportPlan");
+  try {
+    return policy_->ExportPlan();
+  } catch (...) {
+    RethrowAsOwn(fmt::format("policy '{}', ExportPlan", name_));
+  }
+}
+
 std::string GuardedPolicy::NameOf(const PolicyContext& context, OpId op) {
   return fmt::format("({})", context.trace().op(op).name);
 }

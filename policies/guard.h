@@ -42,6 +42,7 @@ class GuardedPolicy final : public Policy {
   void AfterOp(PolicyContext& context, OpId op) override;
   Hint PlacementHint(const PolicyContext& context, TensorId tensor) override;
   bool OnAllocFailure(PolicyContext& context, Bytes size) override;
+  std::string ExportPlan() const override;
 
  private:
   template <typename Hook, typename Place>

@@ -110,5 +110,33 @@ BENCHMARK_CAPTURE(BM_SimulateResNet2500, liveness, "liveness:algo=memory")
 BENCHMARK_CAPTURE(BM_SimulateResNet2500, vdnn_dyn, "vdnn-dyn")->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(BM_SimulateResNet2500, vdnnpp, "vdnnpp")->Unit(benchmark::kMillisecond);
 
+// A trial run as a policy makes it, of one that drops and rebuilds: an item is a trial.
+void BM_TrialOfResNet50(benchmark::State& state, const char* policy_name) {
+  class Trying final : public Policy {
+   public:
+    Trying(benchmark::State& state, const Scenario& scenario, const char* policy)
+        : state_(state), scenario_(scenario), policy_(policy) {}
+    Bytes LimitMemory(const Trace&, const Device& device, const TrialRun& trial) override {
+      for (auto _ : state_) {
+        const auto tried = scenario_.registry.Make(policy_);
+        benchmark::DoNotOptimize(trial(*tried, device.memory, {1}).metrics.iteration);
+      }
+      return device.memory;
+    }
+
+   private:
+    benchmark::State& state_;
+    const Scenario& scenario_;
+    const char* const policy_;
+  };
+  const Scenario scenario(Lower("resnet50", 64));
+  Trying policy(state, scenario, policy_name);
+  Simulate({Borrow(scenario.trace), scenario.device, Borrow(scenario.cost), Bytes::GiB(3)}, policy);
+  state.SetItemsProcessed(state.iterations());
+}
+BENCHMARK_CAPTURE(BM_TrialOfResNet50, liveness, "liveness")->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(BM_TrialOfResNet50, mxnet, "mxnet")->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(BM_TrialOfResNet50, superneurons, "superneurons")->Unit(benchmark::kMillisecond);
+
 }  // namespace
 }  // namespace spillway

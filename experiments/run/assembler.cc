@@ -138,11 +138,12 @@ Outcome Assemble(Setup setup, Policy& policy, const BackendFactories& backends,
                     kDeepestTrial));
   }
   setup.device.memory = setup.plan ? setup.plan->memory : setup.memory;
-  const TrialRun trial = [&](Policy& other, Bytes memory) {
+  const TrialRun trial([&](Policy& other, Bytes memory, const TrialOptions& options) {
     Setup tried = TrialOf(setup);
     tried.memory = memory;
+    tried.options.iterations = options.iterations;
     return Assemble(tried, other, backends, {}, depth + 1).report;
-  };
+  });
   setup.device.memory = policy.LimitMemory(*setup.trace, setup.device, trial);
   Outcome outcome;
   outcome.allocator = setup.allocator;
@@ -168,7 +169,9 @@ Outcome Assemble(Setup setup, Policy& policy, const BackendFactories& backends,
   for (size_t i = 0; i < kMaxPools; ++i) parts.pools[i] = pools[i].get();
   parts.backend = made.backend.get();
   parts.policy = &policy;
-  parts.trial = [&](Policy& other) { return trial(other, setup.device.memory); };
+  parts.trial = [&](Policy& other, const TrialOptions& options) {
+    return trial(other, setup.device.memory, options);
+  };
   Report& report = outcome.report;
   report = Run(parts, setup.options);
   if (!report.fits()) return outcome;

@@ -28,7 +28,9 @@ class ForwardingPolicyContext : public PolicyContext {
   bool ReserveWorkspaceFor(OpId op, Bytes size) override {
     return context_.ReserveWorkspaceFor(op, size);
   }
-  Report WhatIf(Policy& policy) const override { return context_.WhatIf(policy); }
+  Report WhatIf(Policy& policy, const TrialOptions& options) const override {
+    return context_.WhatIf(policy, options);
+  }
   Residency Where(TensorId tensor) const override { return context_.Where(tensor); }
   bool Pinned(TensorId tensor) const override { return context_.Pinned(tensor); }
   std::optional<OpId> NextUse(TensorId tensor) const override { return context_.NextUse(tensor); }

@@ -23,7 +23,9 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "sim/core/allocator.h"
@@ -39,9 +41,26 @@ namespace spillway {
 struct Report;
 class Policy;
 
+// How a trial run is to be made.
+struct TrialOptions {
+  // As many iterations; 0: until two in a row agree, which takes at least two. A policy that starts
+  // each iteration afresh, on an allocator that caches nothing, repeats its first.
+  int iterations = 0;
+};
+
 // A predicted run of another policy in so much device memory, with the run's cost model, allocator
-// and trace, as it is before `Rewrite`. Deterministic.
-using TrialRun = std::function<Report(Policy& policy, Bytes memory)>;
+// and trace, as it is before `Rewrite`. Deterministic, and safe to call from several threads.
+class TrialRun {
+ public:
+  using Function = std::function<Report(Policy&, Bytes memory, const TrialOptions&)>;
+
+  TrialRun(Function run) : run_(std::move(run)) {}  // NOLINT(google-explicit-constructor)
+
+  Report operator()(Policy& policy, Bytes memory, const TrialOptions& options = {}) const;
+
+ private:
+  Function run_;
+};
 
 // Where the current contents of a tensor's storage are. A storage that is on the device may have a
 // copy outside too, in the host's memory or another pool.
@@ -108,8 +127,8 @@ class PolicyContext {
   virtual bool ReserveWorkspaceFor(OpId op, Bytes size) = 0;
 
   // A predicted trial run of another policy with the same memory and cost model, from the trace as
-  // it was before `Rewrite`. Deterministic.
-  virtual Report WhatIf(Policy& policy) const = 0;
+  // it was before `Rewrite`. Deterministic, and safe to call from several threads.
+  virtual Report WhatIf(Policy& policy, const TrialOptions& options = {}) const = 0;
 
   virtual Residency Where(TensorId tensor) const = 0;
   // True if an op that is being prepared or rebuilt for needs the storage where it is: verbs on it
@@ -168,6 +187,10 @@ class Policy {
   // true without a release or an eviction since the last call is a `PolicyError`. False ends the
   // run: the workload does not fit under this policy.
   virtual bool OnAllocFailure(PolicyContext&, Bytes) { return false; }
+
+  // Called after the last iteration: what it has decided, as a text from which another run can be
+  // made to decide the same (`Report::plan`). Empty if there is no such text.
+  virtual std::string ExportPlan() const { return {}; }
 };
 
 }  // namespace spillway

@@ -18,7 +18,7 @@ namespace spillway {
 
 // Predicts a run of `policy` on the same device, memory and cost model, from the trace that no
 // policy has rewritten: `PolicyContext::WhatIf`. Injected: the core depends on no simulator.
-using Trial = std::function<Report(Policy& policy)>;
+using Trial = std::function<Report(Policy& policy, const TrialOptions& options)>;
 
 struct RuntimeOptions {
   // Iterations stop when two in a row agree in decisions, placements and times, or at this number.

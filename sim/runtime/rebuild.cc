@@ -1,6 +1,7 @@
 #include "sim/runtime/rebuild.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace spillway {
 namespace {
@@ -18,30 +19,34 @@ size_t RebuildPlanner::VersionAt(TensorId storage, OpId op) const {
                              writers.begin());
 }
 
-std::optional<TensorId> RebuildPlanner::LeftStale(const std::set<OpId>& ops, OpId at,
+std::optional<TensorId> RebuildPlanner::LeftStale(std::span<const OpId> ops, OpId at,
                                                   const Predicate& live) const {
   for (const OpId op : ops) {
     for (const TensorId output : trace_.op(op).outputs) {
       const TensorId storage = liveness_.Root(output);
       const OpId last_writer = liveness_.Writers(storage)[VersionAt(storage, at) - 1];
-      if (!ops.contains(last_writer) && live(storage)) return storage;
+      if (in_ops_[Index(last_writer)] != call_ && live(storage)) return storage;
     }
   }
   return std::nullopt;
 }
 
-std::optional<std::vector<OpId>> RebuildPlanner::Plan(TensorId storage, OpId at,
-                                                      const Predicate& available,
-                                                      const Predicate& live) const {
-  std::set<OpId> ops;
-  std::set<TensorId> planned{storage};
+std::optional<Rebuilding> RebuildPlanner::Plan(TensorId storage, OpId at,
+                                               const Predicate& available, const Predicate& live) {
+  ++call_;
+  const auto is_new = [this](std::vector<uint32_t>& marks, size_t i) {
+    return std::exchange(marks[i], call_) != call_;
+  };
+  Rebuilding plan;
+  is_new(planned_, Index(storage));
   std::vector<TensorId> open{storage};
   for (;;) {
     if (open.empty()) {
       // What the ops overwrite and others still need comes back to its present version with them.
-      const std::optional<TensorId> stale = LeftStale(ops, at, live);
+      std::sort(plan.ops.begin(), plan.ops.end());
+      const std::optional<TensorId> stale = LeftStale(plan.ops, at, live);
       if (!stale) break;
-      if (!planned.insert(*stale).second) return std::nullopt;
+      if (!is_new(planned_, Index(*stale))) return std::nullopt;
       open.push_back(*stale);
     }
     const TensorId wanted = open.back();
@@ -49,7 +54,8 @@ std::optional<std::vector<OpId>> RebuildPlanner::Plan(TensorId storage, OpId at,
     const auto writers = liveness_.Writers(wanted).first(VersionAt(wanted, at));
     if (writers.empty()) return std::nullopt;
     for (const OpId op : writers) {
-      if (!ops.insert(op).second) continue;
+      if (!is_new(in_ops_, Index(op))) continue;
+      plan.ops.push_back(op);
       const Op& again = trace_.op(op);
       if (!again.recomputable) return std::nullopt;
       for (const TensorId input : again.inputs) {
@@ -57,13 +63,15 @@ std::optional<std::vector<OpId>> RebuildPlanner::Plan(TensorId storage, OpId at,
         const bool in_place = Names(again.outputs, needed, liveness_);
         if (!in_place && VersionAt(needed, op) != VersionAt(needed, at)) return std::nullopt;
         if (in_place && VersionAt(needed, op) == 0) return std::nullopt;
-        if ((in_place || !available(needed)) && planned.insert(needed).second) {
-          open.push_back(needed);
+        if (in_place || !available(needed)) {
+          if (is_new(planned_, Index(needed))) open.push_back(needed);
+        } else if (is_new(relied_on_, Index(needed))) {
+          plan.relies_on.push_back(needed);
         }
       }
     }
   }
-  return std::vector<OpId>(ops.begin(), ops.end());
+  return plan;
 }
 
 }  // namespace spillway

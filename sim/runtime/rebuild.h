@@ -11,7 +11,7 @@
 
 #include <functional>
 #include <optional>
-#include <set>
+#include <span>
 #include <vector>
 
 #include "traces/liveness.h"
@@ -19,30 +19,44 @@
 
 namespace spillway {
 
+// How a storage is rebuilt.
+struct Rebuilding {
+  std::vector<OpId> ops;            // to run again, ascending
+  std::vector<TensorId> relies_on;  // storages that they read and that are available
+};
+
+// Keeps its working memory between calls: one thread at a time.
 class RebuildPlanner {
  public:
   RebuildPlanner(const Trace& trace, const Liveness& liveness)
-      : trace_(trace), liveness_(liveness) {}
+      : trace_(trace),
+        liveness_(liveness),
+        in_ops_(trace.ops.size()),
+        planned_(trace.tensors.size()),
+        relied_on_(trace.tensors.size()) {}
 
   // Of a storage. `available`: its contents need not be rebuilt, for they are, or will be, on
   // device or host. `live`: its contents are needed by ops yet to come, or by the next iteration.
   using Predicate = std::function<bool(TensorId storage)>;
 
-  // The ops to run again, ascending, so that `storage` holds at op `at` what it held before it was
-  // dropped; nullopt if that is not possible. REQUIRES: `available(storage)` is false.
-  std::optional<std::vector<OpId>> Plan(TensorId storage, OpId at, const Predicate& available,
-                                        const Predicate& live) const;
+  // What makes `storage` hold at op `at` what it held before it was dropped; nullopt if that is not
+  // possible. REQUIRES: `available(storage)` is false.
+  std::optional<Rebuilding> Plan(TensorId storage, OpId at, const Predicate& available,
+                                 const Predicate& live);
 
  private:
   // Number of ops before `op` that write the storage: the version that `op` sees.
   size_t VersionAt(TensorId storage, OpId op) const;
 
   // A storage that the ops leave behind at an earlier version than is needed; nullopt if none is.
-  std::optional<TensorId> LeftStale(const std::set<OpId>& ops, OpId at,
+  std::optional<TensorId> LeftStale(std::span<const OpId> ops, OpId at,
                                     const Predicate& live) const;
 
   const Trace& trace_;
   const Liveness& liveness_;
+  // The number of the call that last had the op, or the storage, among those.
+  std::vector<uint32_t> in_ops_, planned_, relied_on_;
+  uint32_t call_ = 0;
 };
 
 }  // namespace spillway

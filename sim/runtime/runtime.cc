@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <deque>
+#include <map>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -60,6 +60,7 @@ class Runtime final : public PolicyContext {
       commands_.Abandon();
     }
     report_.bounds = ComputeBounds();
+    report_.plan = parts_.policy->ExportPlan();
     return std::move(report_);
   }
 
@@ -109,11 +110,12 @@ class Runtime final : public PolicyContext {
         return false;
       }
       if (placer_.overwrites() && *next == op_) return false;
-      if (!CanRebuild(id, *next, id) || BreaksAPromise(id, *next)) return false;
+      std::optional<Rebuilding> rebuilding = PlanRebuild(id, *next, id);
+      if (!rebuilding || BreaksAPromise(id, *next)) return false;
       memory_.DropOutsideCopy(id);
       memory_.GiveDeviceBlock(id);
       storage.residency = Residency::kEvicted;
-      evicted_.emplace(*next, id);
+      evicted_.insert_or_assign({*next, id}, std::move(rebuilding->relies_on));
       return true;
     });
   }
@@ -155,9 +157,9 @@ class Runtime final : public PolicyContext {
                [&] { return size > Bytes(0) && memory_.ReserveWorkspaceFor(op, size); });
   }
 
-  Report WhatIf(Policy& policy) const override {
+  Report WhatIf(Policy& policy, const TrialOptions& options) const override {
     if (!parts_.trial) throw PolicyError("WhatIf is not available in this run");
-    return parts_.trial(policy);
+    return parts_.trial(policy, options);
   }
 
   // --- PolicyContext: facts ---------------------------------------------------------------------
@@ -418,25 +420,32 @@ class Runtime final : public PolicyContext {
   // True if the storage's contents matter from here on.
   bool Live(TensorId id) const { return At(id).persistent || NextUse(id).has_value(); }
 
-  // True if the storage can be rebuilt when `at` is reached, `evicted` being gone too.
-  bool CanRebuild(TensorId id, OpId at, TensorId evicted) const {
+  // How the storage can be rebuilt when `at` is reached, `evicted` being gone too.
+  std::optional<Rebuilding> PlanRebuild(TensorId id, OpId at, TensorId evicted) {
     const auto available = [&](TensorId other) {
       return other != id && other != evicted && AvailableAt(other, at);
     };
-    return planner_.Plan(id, at, available, [&](TensorId other) { return Live(other); })
-        .has_value();
+    return planner_.Plan(id, at, available, [&](TensorId other) { return Live(other); });
   }
 
   // True if one of the storages evicted before could not be rebuilt at its next use without `id`,
-  // which is rebuilt after that.
+  // which is rebuilt after that. While all that a rebuilding relied on is there, it stays possible.
   bool BreaksAPromise(TensorId id, OpId next) {
-    for (auto at = evicted_.begin(); at != evicted_.end() && at->first < next;) {
-      const auto [use, other] = *at;
+    for (auto at = evicted_.begin(); at != evicted_.end() && at->first.first < next;) {
+      const auto [use, other] = at->first;
       if (At(other).residency != Residency::kEvicted || NextUse(other) != use) {
         at = evicted_.erase(at);
         continue;
       }
-      if (!CanRebuild(other, use, id)) return true;
+      const auto stays = [&, use = use](TensorId needed) {
+        return needed != id && AvailableAt(needed, use);
+      };
+      if (!std::ranges::all_of(at->second, stays)) {
+        std::optional<Rebuilding> other_way = PlanRebuild(other, use, id);
+        if (!other_way) return true;
+        // Of what follows only if `id` goes: it relies on no more than is there if it stays, too.
+        at->second = std::move(other_way->relies_on);
+      }
       ++at;
     }
     return false;
@@ -471,16 +480,16 @@ class Runtime final : public PolicyContext {
       const Residency residency = At(id).residency;
       return id != target && (OnDevice(residency) || residency == Residency::kOutside);
     };
-    const auto ops = planner_.Plan(target, at, available, [&](TensorId id) { return Live(id); });
-    if (!ops) {
+    const auto plan = planner_.Plan(target, at, available, [&](TensorId id) { return Live(id); });
+    if (!plan) {
       throw PolicyError(fmt::format("tensor '{}' was evicted and cannot be rebuilt for op '{}'",
                                     trace_.tensor(target).name, trace_.op(at).name));
     }
     const std::optional<OpId> outer = std::exchange(recomputing_, at);
     // Whatever the ops need stays until the last of them that needs it has been issued.
     std::deque<ScopedPins> needed;
-    for (const OpId op : *ops) needed.emplace_back(memory_, liveness_.Storages(op));
-    for (const OpId op : *ops) {
+    for (const OpId op : plan->ops) needed.emplace_back(memory_, liveness_.Storages(op));
+    for (const OpId op : plan->ops) {
       needed.pop_front();
       Step(op, /*again=*/true);
     }
@@ -569,14 +578,14 @@ class Runtime final : public PolicyContext {
   const RuntimeOptions& options_;
   const Trace& trace_;
   const Liveness liveness_;
-  const RebuildPlanner planner_;
+  RebuildPlanner planner_;
   const OpTable ops_;
 
   OpId op_{};  // the op of the trace being prepared or just issued
   std::optional<OpId> recomputing_;
-  // Storages that were evicted, by their next use then. Those that are back, or that an iteration
-  // has left behind, go when they are met.
-  std::set<std::pair<OpId, TensorId>> evicted_;
+  // Storages that were evicted, by their next use then, and what rebuilding them relies on. Those
+  // that are back, or that an iteration has left behind, go when they are met.
+  std::map<std::pair<OpId, TensorId>, std::vector<TensorId>> evicted_;
   bool planning_ = false;
   bool arriving_ = false;          // parameters, or the inputs of an iteration, are being placed
   std::vector<Decision> planned_;  // verbs called in Plan; they open each decision log

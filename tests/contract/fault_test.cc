@@ -83,10 +83,12 @@ class Rig {
     parts.pools[0] = &host_pool;
     parts.backend = &backend;
     parts.policy = policy.get();
-    const TrialRun trial = [&](Policy& other, Bytes memory) {
+    const TrialRun trial([&](Policy& other, Bytes memory, const TrialOptions&) {
       return Simulate({Borrow(trace_), device_, Borrow(cost_), memory}, other).report;
+    });
+    parts.trial = [&](Policy& other, const TrialOptions& options) {
+      return trial(other, device_.memory, options);
     };
-    parts.trial = [&](Policy& other) { return trial(other, device_.memory); };
     EXPECT_EQ(policy->LimitMemory(trace_, device_, trial), device_.memory);
     RuntimeOptions options;
     options.iterations = 2;

@@ -106,11 +106,12 @@ RunResult RunSim(const Trace& trace, const CostModel& cost, Policy& policy,
                  const RunSettings& settings) {
   Device device = settings.device;
   device.memory = settings.memory;
-  const TrialRun trial = [&](Policy& other, Bytes memory) {
+  const TrialRun trial([&](Policy& other, Bytes memory, const TrialOptions& options) {
     RunSettings tried = settings;
     tried.memory = memory;
+    tried.options.iterations = options.iterations;
     return RunSim(trace, cost, other, tried).report;
-  };
+  });
   device.memory = policy.LimitMemory(trace, device, trial);
   BestFit arena(device.memory, device.alignment);
   std::vector<std::unique_ptr<BestFit>> pools;
@@ -126,7 +127,9 @@ RunResult RunSim(const Trace& trace, const CostModel& cost, Policy& policy,
   }
   parts.backend = &backend;
   parts.policy = &policy;
-  parts.trial = [&](Policy& other) { return trial(other, device.memory); };
+  parts.trial = [&](Policy& other, const TrialOptions& options) {
+    return trial(other, device.memory, options);
+  };
   RunResult result;
   result.report = Run(parts, settings.options);
   result.violations = Check(trace, result.report);

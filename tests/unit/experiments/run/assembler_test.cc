@@ -74,6 +74,24 @@ TEST_F(AssemblerTest, ATrialStartsFromTheOriginalTraceAndIsRewritten) {
   }
 }
 
+TEST_F(AssemblerTest, ATrialMakesAsManyIterationsAsItIsAskedFor) {
+  class Trying final : public Policy {
+   public:
+    void Plan(PolicyContext& context) override {
+      Policy other;
+      steady = context.WhatIf(other);
+      once = context.WhatIf(other, {1});
+    }
+    Report steady, once;
+  };
+  Trying policy;
+  Simulate(setup_, policy);
+  EXPECT_GT(policy.steady.iterations, 1);
+  EXPECT_EQ(policy.once.iterations, 1);
+  EXPECT_FALSE(policy.once.steady);
+  EXPECT_EQ(policy.once.timeline, policy.steady.timeline);
+}
+
 TEST_F(AssemblerTest, RewriteGetsTheMemoryOfTheRun) {
   Widening other(Bytes::MiB(1)), policy(Bytes::MiB(1), &other);
   Simulate(setup_, policy);

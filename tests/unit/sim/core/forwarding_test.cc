@@ -222,7 +222,7 @@ class NotingContext final : public PolicyContext {
   bool ReserveWorkspaceFor(OpId op, Bytes size) override {
     return op == OpId{3} && size == Bytes(5) && Note("ReserveWorkspaceFor");
   }
-  Report WhatIf(Policy&) const override {
+  Report WhatIf(Policy&, const TrialOptions&) const override {
     Report report;
     report.iterations = Note("WhatIf") ? 5 : 0;
     return report;
