@@ -24,6 +24,7 @@
 
 #include "policies/builtin.h"
 #include "policies/fastest.h"
+#include "policies/forwarding_policy.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/vdnn_layers.h"
 #include "sim/core/report.h"
@@ -81,7 +82,7 @@ class VdnnPolicy final : public Policy {
 };
 
 // Chooses a static configuration by profiling passes and then acts as that.
-class VdnnDynPolicy final : public Policy {
+class VdnnDynPolicy final : public ForwardingPolicy {
  public:
   enum class Adopt : uint8_t { kFirst, kFastest };
 
@@ -98,16 +99,6 @@ class VdnnDynPolicy final : public Policy {
     chosen_ = Make(choice.candidate);
     return choice.memory;
   }
-
-  void Plan(PolicyContext& context) override { chosen_->Plan(context); }
-  void BeforeOp(PolicyContext& context, OpId op) override { chosen_->BeforeOp(context, op); }
-  KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
-    return chosen_->ChooseKernels(context, op);
-  }
-  void BeforeLaunch(PolicyContext& context, OpId op) override {
-    chosen_->BeforeLaunch(context, op);
-  }
-  void AfterOp(PolicyContext& context, OpId op) override { chosen_->AfterOp(context, op); }
 
  private:
   struct Config {
@@ -145,7 +136,6 @@ class VdnnDynPolicy final : public Policy {
 
   const Adopt adopt_;
   const KernelChooser chooser_;
-  std::unique_ptr<Policy> chosen_;  // by `LimitMemory`
 };
 
 std::unique_ptr<Policy> MakeStatic(OffloadSet set, Params& params) {

@@ -31,6 +31,7 @@
 
 #include "policies/builtin.h"
 #include "policies/fastest.h"
+#include "policies/forwarding_policy.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/streamed_parameters.h"
 #include "policies/vdnn_layers.h"
@@ -155,7 +156,7 @@ class StaticPolicy final : public Policy {
 };
 
 // Tries out static configurations and then acts as the fastest that fits.
-class ChoosingPolicy final : public Policy {
+class ChoosingPolicy final : public ForwardingPolicy {
  public:
   // In the order of preference where two are equally fast. REQUIRES: not empty.
   explicit ChoosingPolicy(std::vector<Config> candidates) : candidates_(std::move(candidates)) {}
@@ -173,29 +174,8 @@ class ChoosingPolicy final : public Policy {
     return fastest.memory;
   }
 
-  bool LivesOutside(const Trace& trace, TensorId tensor) override {
-    return chosen_->LivesOutside(trace, tensor);
-  }
-  void Plan(PolicyContext& context) override { chosen_->Plan(context); }
-  void BeforeOp(PolicyContext& context, OpId op) override { chosen_->BeforeOp(context, op); }
-  KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
-    return chosen_->ChooseKernels(context, op);
-  }
-  void BeforeLaunch(PolicyContext& context, OpId op) override {
-    chosen_->BeforeLaunch(context, op);
-  }
-  void AfterOp(PolicyContext& context, OpId op) override { chosen_->AfterOp(context, op); }
-  Hint PlacementHint(const PolicyContext& context, TensorId tensor) override {
-    // Parameters are placed before the plan; no configuration hints at them.
-    return chosen_->PlacementHint(context, tensor);
-  }
-  bool OnAllocFailure(PolicyContext& context, Bytes size) override {
-    return chosen_->OnAllocFailure(context, size);
-  }
-
  private:
   const std::vector<Config> candidates_;
-  std::unique_ptr<StaticPolicy> chosen_;  // by `LimitMemory`
 };
 
 HighEnd ReadHint(Params& params) {
