@@ -62,6 +62,12 @@ void RegisterBuiltinPolicies(PolicyRegistry& registry) {
   registry.Add("inference-vdnn",
                "weights fetched layer by layer, each as a whole (vDNN, as mmCNN compares with it)",
                MakeInferenceVdnnPolicy);
+  registry.Add("joint",
+               "offloading, recomputation and algorithms decided together, by a search with "
+               "trial runs",
+               MakeJointPolicy);
+  registry.Add("plan", "what `joint` has planned before, from a file; nothing is searched for",
+               MakePlanPolicy);
 }
 
 }  // namespace spillway

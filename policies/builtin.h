@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "sim/core/policy.h"
 #include "traces/base/params.h"
@@ -27,6 +28,12 @@ std::unique_ptr<Policy> MakeUcudnnPolicy(Params& params);
 std::unique_ptr<Policy> MakeMmcnnPolicy(Params& params);
 std::unique_ptr<Policy> MakeInferenceNormalPolicy(Params& params);
 std::unique_ptr<Policy> MakeInferenceVdnnPolicy(Params& params);
+std::unique_ptr<Policy> MakeJointPolicy(Params& params);
+std::unique_ptr<Policy> MakePlanPolicy(Params& params);
+
+// Whether it is `joint`, which takes longer than all others together, or `plan`, which needs a
+// file: they are left out where all policies are tried.
+bool DecidesByPlan(std::string_view policy);
 
 // The vDNN of the same mode; none for `offload=dyn`, which adapts to the memory that it gets.
 std::string MemoryOfVdnnpp(Params& params);

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "policies/builtin.h"
 #include "policies/library.h"
 #include "policies/registry.h"
 #include "sim/alloc/make_allocator.h"
@@ -288,6 +289,7 @@ std::vector<std::string> AllPolicies() {
   RegisterBuiltinPolicies(registry);
   std::vector<std::string> specifications;
   for (const PolicyRegistry::Entry& entry : registry.entries()) {
+    if (DecidesByPlan(entry.name)) continue;
     const std::vector<ParamInfo> params = registry.Parameters(entry.name);
     const bool has_algo = std::any_of(params.begin(), params.end(), [](const ParamInfo& param) {
       return param.name == "algo" && param.initial != "auto";

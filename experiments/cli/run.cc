@@ -40,6 +40,7 @@ struct RunOptions {
   std::string export_schedule;
   std::string export_decisions;
   std::string export_snapshot;
+  std::string export_plan;
   std::string export_densities;
   std::string kernels_from;
   std::string math = "fp32";
@@ -138,6 +139,16 @@ Export DecisionsFile(const Scenario& scenario, const RunOptions& options, const 
           }};
 }
 
+// Throws `UsageError` if the plan is asked for and the policy has none.
+Export PlanFile(const RunOptions& options, const Outcome& outcome) {
+  if (!options.export_plan.empty() && outcome.report.plan.empty()) {
+    throw UsageError(fmt::format("--export-plan: the policy '{}' has no plan; joint and plan have",
+                                 PolicyName(options)));
+  }
+  return {"--export-plan", options.export_plan,
+          [&](const Manifest&) { return outcome.report.plan; }};
+}
+
 // What the host kept compressed in the end.
 std::string FormatStored(const Trace& trace, const CompressionSummary& summary) {
   std::vector<std::vector<std::string>> cells{{"compressed", "density", "bytes", "held"}};
@@ -222,6 +233,7 @@ int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session&
   std::vector<Export> files;
   if (result.fits()) {
     files = {DecisionsFile(scenario, options, outcome),
+             PlanFile(options, outcome),
              {"--export-densities", options.export_densities, [&](const Manifest&) {
                 return FormatDensities(*outcome.trace, outcome.compression->stored);
               }}};
@@ -269,6 +281,7 @@ int Execute(const RunOptions& options, Session& session) {
       {"--export-schedule", options.export_schedule,
        [&](const Manifest&) { return FormatScheduleCsv(trace, report); }},
       DecisionsFile(scenario, options, outcome),
+      PlanFile(options, outcome),
       {"--export-snapshot", options.export_snapshot,
        [&](const Manifest&) { return FormatSnapshot(trace, report); }}};
   if (options.machine.check) session.Remark(CheckedRemark("the report"));
@@ -340,6 +353,8 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
       "Write the iteration layer by layer as CSV: parts, prefetches, memory, transfers, stalls");
   AddFile(*verb, "--export-decisions", options->export_decisions,
           "Write every decision and placement as JSON");
+  AddFile(*verb, "--export-plan", options->export_plan,
+          "Write what joint has planned as JSON, for --policy plan:file=FILE");
   AddFile(*verb, "--export-snapshot", options->export_snapshot,
           "Write the memory over the iteration as a PyTorch memory snapshot (a pickle), "
           "for pytorch.org/memory_viz");

@@ -80,6 +80,37 @@ KernelPlan KernelChooser::Within(Bytes limit, const PolicyContext& context, OpId
   return plan;
 }
 
+std::vector<KernelPlan> KernelChooser::Ways(const CostModel& cost, const Op& op) const {
+  std::vector<std::vector<Division>> fronts;
+  std::vector<Bytes> limits;
+  for (uint32_t slot = 0; slot < op.slots.size(); ++slot) {
+    std::vector<Division>& front = fronts.emplace_back();
+    if (fronts_) {
+      const Front known = fronts_->Of(cost, op, slot);
+      front.assign(known.begin(), known.end());
+    } else {
+      const auto kernels = cost.Kernels(op, slot, op.batch);
+      for (uint32_t i = 0; i < kernels.size(); ++i) {
+        if (!front.empty() && front.back().workspace <= kernels[i].workspace) continue;
+        front.push_back({kernels[i].workspace, kernels[i].time, {{slot, i, op.batch}}});
+      }
+      std::ranges::reverse(front);
+    }
+    for (const Division& way : front) limits.push_back(way.workspace);
+  }
+  std::ranges::sort(limits);
+  std::vector<KernelPlan> ways;
+  for (const Bytes limit : limits) {
+    KernelPlan plan;
+    for (const auto& front : fronts) {
+      const Division* const way = FastestWithin(front, std::max(limit, front.front().workspace));
+      plan.insert(plan.end(), way->parts.begin(), way->parts.end());
+    }
+    if (ways.empty() || ways.back() != plan) ways.push_back(std::move(plan));
+  }
+  return ways;
+}
+
 Bytes WorkspaceOf(const KernelPlan& plan, const PolicyContext& context, OpId op) {
   Bytes largest;
   ForEachKernel(plan, context, op,

@@ -4,6 +4,7 @@
 #define SPILLWAY_POLICIES_KERNELS_KERNEL_CHOICE_H_
 
 #include <memory>
+#include <vector>
 
 #include "policies/kernels/micro_batch.h"
 #include "sim/core/policy.h"
@@ -39,6 +40,9 @@ class KernelChooser {
   // For each slot of the op the fastest way whose workspace is at most `limit`; the one with the
   // least workspace where none is.
   KernelPlan Within(Bytes limit, const PolicyContext& context, OpId op) const;
+
+  // Every way to run an op that is faster than all that need no more workspace, by workspace.
+  std::vector<KernelPlan> Ways(const CostModel& cost, const Op& op) const;
 
  private:
   std::shared_ptr<DivisionFronts> fronts_;  // nullptr: on the whole batch

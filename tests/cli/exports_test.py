@@ -428,6 +428,26 @@ class DecisionsTest(CommandTest):
                         "--export-decisions", str(path))
             self.assertEqual(paths[0].read_bytes(), paths[1].read_bytes())
 
+    def peak(self, *args):
+        return json.loads(self.ok(*args, "--format", "json"))["rows"][0]["peak_allocated_bytes"]
+
+    def test_a_plan_is_followed_on_every_backend(self):
+        with tempfile.TemporaryDirectory() as directory:
+            plan = f"{directory}/plan.json"
+            memory = ("--memory", "40%")
+            found = self.peak("run", "alexnet:2", *memory, "--policy", "joint:effort=50",
+                              "--export-plan", plan)
+            for backend in ("sim", "cpu"):
+                again = f"{directory}/{backend}.json"
+                peak = self.peak("run", "alexnet:2", *memory, "--policy", f"plan:file={plan}",
+                                 "--backend", backend, "--export-plan", again)
+                self.assertEqual(peak, found)
+                self.assertEqual(pathlib.Path(again).read_bytes(), pathlib.Path(plan).read_bytes())
+            self.fails(3, f"{plan}:4:15", "run", "alexnet:4", "--policy", f"plan:file={plan}")
+            self.fails(3, "none.json", "run", "alexnet:4", "--policy", "plan:file=none.json")
+            self.fails(2, "has no plan", "run", "alexnet:2", "--export-plan", f"{directory}/x.json")
+            self.assertFalse(pathlib.Path(f"{directory}/x.json").exists())
+
     def test_kernels_of_another_network_are_bad_input(self):
         with tempfile.TemporaryDirectory() as directory:
             path = pathlib.Path(directory) / "decisions.json"

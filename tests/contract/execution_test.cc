@@ -81,7 +81,8 @@ std::vector<Case> Cases() {
   for (const char* allocator : {"stitched:page=4KiB", "planned"}) {
     cases.push_back({"vdnn-conv:order=prefetch-first", "torch", testing::Normalized, allocator});
   }
-  for (const char* policy : {"ucudnn:workspace=4KiB", "ucudnn:mode=wd,workspace=64KiB"}) {
+  for (const char* policy : {"ucudnn:workspace=4KiB", "ucudnn:mode=wd,workspace=64KiB",
+                             "joint:effort=50", "joint:effort=50,micro=all"}) {
     for (const auto network : {testing::Chain, testing::ForkJoin, testing::Normalized}) {
       cases.push_back({policy, "torch", network, "best-fit"});
     }

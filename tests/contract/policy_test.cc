@@ -62,6 +62,8 @@ std::vector<Case> Cases() {
                              "inference-vdnn",
                              "ucudnn:workspace=4KiB",
                              "ucudnn:mode=wd,workspace=16KiB,batch-size=all",
+                             "joint:effort=20",
+                             "joint:effort=40,micro=powerOfTwo",
                              "superneurons",
                              "superneurons:offload=conv,cache=none",
                              "superneurons:cache=belady,recompute=memory",

@@ -13,6 +13,7 @@
 #include "experiments/run/catalogue.h"
 #include "experiments/run/resolve.h"
 #include "experiments/run/simulate.h"
+#include "policies/builtin.h"
 #include "policies/registry.h"
 #include "sim/alloc/planned.h"
 #include "sim/cost/roofline.h"
@@ -46,7 +47,7 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
     const Trace trace = LoadWorkload(GetParam(), {preset.name, true});
     const bool own = preset.name == "superneurons";
     for (const PolicyRegistry::Entry& entry : registry.entries()) {
-      if (own && entry.name != "superneurons") continue;
+      if (DecidesByPlan(entry.name) || (own && entry.name != "superneurons")) continue;
       for (const std::string& policy : OrdersOf(entry.name)) {
         const PolicyMaker make = [&] { return registry.Make(policy); };
         spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited(), "planned"};

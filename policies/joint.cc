@@ -1,0 +1,172 @@
+// The joint planner: offloading, recomputation and algorithms decided together, by a search with
+// trial runs, and by nothing that a trial run does not confirm.
+//
+// Every other built-in policy is a candidate with its defaults, so that none is faster in the same
+// memory. `plan` follows a plan that an earlier search has found (`run --export-plan`), without
+// searching.
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "policies/builtin.h"
+#include "policies/forwarding_policy.h"
+#include "policies/joint/executor.h"
+#include "policies/joint/facts.h"
+#include "policies/joint/plan.h"
+#include "policies/joint/search.h"
+#include "policies/kernels/kernel_choice.h"
+#include "policies/registry.h"
+#include "sim/core/report.h"
+#include "traces/base/error.h"
+#include "traces/base/file.h"
+
+namespace spillway {
+namespace {
+
+// In trials. A trial of ResNet-50 takes about a millisecond of two cores.
+constexpr std::array<std::pair<std::string_view, int64_t>, 3> kEfforts{
+    {{"quick", 500}, {"default", 3000}, {"thorough", 30000}}};
+
+// Keeps everything, with the fastest kernels, and takes down what a planner has to know.
+class Probe final : public Policy {
+ public:
+  void Plan(PolicyContext& context) override { facts = std::make_shared<JointFacts>(context); }
+
+  std::shared_ptr<const JointFacts> facts;
+};
+
+// Follows a plan, which is all that its decisions depend on.
+class PlannedPolicy : public ForwardingPolicy {
+ public:
+  std::string ExportPlan() const override { return plan_ ? FormatPlan(*facts_, *plan_) : ""; }
+
+ protected:
+  // Returns how much of the memory the plan uses.
+  Bytes Follow(std::shared_ptr<const JointFacts> facts, JointPlan plan,
+               const KernelChooser& chooser, const Trace& trace, const Device& device,
+               const TrialRun& trial) {
+    facts_ = std::move(facts);
+    plan_ = std::move(plan);
+    if (plan_->policy.empty()) {
+      chosen_ = std::make_unique<PlanExecutor>(facts_, *plan_, chooser);
+    } else {
+      PolicyRegistry registry;
+      RegisterBuiltinPolicies(registry);
+      chosen_ = registry.Make(plan_->policy);
+    }
+    return chosen_->LimitMemory(trace, device, trial);
+  }
+
+ private:
+  std::shared_ptr<const JointFacts> facts_;
+  std::optional<JointPlan> plan_;
+};
+
+class JointPolicy final : public PlannedPolicy {
+ public:
+  explicit JointPolicy(const SearchOptions& options) : options_(options) {}
+
+  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+    Probe probe;
+    const Duration in_core = trial(probe, Bytes::Unlimited(), {1}).metrics.iteration;
+    JointPlan best(trace);
+    std::optional<Duration> shortest;
+    if (auto plan = SearchPlan(probe.facts, trial, device.memory, in_core, options_)) {
+      PlanExecutor executor(probe.facts, *plan, options_.chooser);
+      if (const Report report = trial(executor, device.memory); report.fits()) {
+        best = *std::move(plan);
+        shortest = report.metrics.iteration;
+      }
+    }
+    if (!shortest || *shortest > in_core) TryOthers(device.memory, trial, best, shortest);
+    return Follow(probe.facts, std::move(best), options_.chooser, trace, device, trial);
+  }
+
+ private:
+  static void TryOthers(Bytes memory, const TrialRun& trial, JointPlan& best,
+                        std::optional<Duration>& shortest) {
+    PolicyRegistry registry;
+    RegisterBuiltinPolicies(registry);
+    for (const PolicyRegistry::Entry& entry : registry.entries()) {
+      if (DecidesByPlan(entry.name)) continue;
+      const Report report = trial(*registry.Make(entry.name), memory);
+      if (!report.fits() || (shortest && report.metrics.iteration >= *shortest)) continue;
+      shortest = report.metrics.iteration;
+      best.policy = entry.name;
+    }
+  }
+
+  const SearchOptions options_;
+};
+
+class PlanFilePolicy final : public PlannedPolicy {
+ public:
+  PlanFilePolicy(std::string path, std::string text, const KernelChooser& chooser)
+      : path_(std::move(path)), text_(std::move(text)), chooser_(chooser) {}
+
+  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+    if (path_.empty()) throw UsageError("policy 'plan' needs a plan: plan:file=PATH");
+    Probe probe;
+    trial(probe, Bytes::Unlimited(), {1});
+    JointPlan plan = ParsePlan(text_, path_, *probe.facts);
+    return Follow(probe.facts, std::move(plan), chooser_, trace, device, trial);
+  }
+
+ private:
+  const std::string path_;
+  const std::string text_;
+  const KernelChooser chooser_;
+};
+
+int64_t ReadEffort(Params& params) {
+  const std::string text =
+      params.Text("effort", "quick|default|thorough|TRIALS", "default",
+                  "how many trial runs the search makes, besides one of each other policy");
+  for (const auto& [name, trials] : kEfforts) {
+    if (text == name) return trials;
+  }
+  int64_t trials = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, trials);
+  if (error != std::errc() || stop != end || trials < 1 || trials > 100'000'000) {
+    throw UsageError("policy 'joint': effort '" + text +
+                     "': quick, default, thorough or a number from 1 to 100000000 are valid");
+  }
+  return trials;
+}
+
+}  // namespace
+
+bool DecidesByPlan(std::string_view policy) { return policy == "joint" || policy == "plan"; }
+
+std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
+  SearchOptions options;
+  options.trials = ReadEffort(params);
+  options.offload = params.Flag("offload", true, "storages may be copied out");
+  options.recompute = params.Flag("recompute", true, "storages may be dropped and rebuilt");
+  options.kernels = params.Flag("kernels", true,
+                                "kernels are searched for; otherwise each op has the fastest "
+                                "that fits when its turn comes");
+  options.chooser = ReadKernelChooser(params);
+  options.seed = static_cast<uint64_t>(
+      params.Integer("seed", 1, 0, std::numeric_limits<int64_t>::max(), "of the walk at the end"));
+  return std::make_unique<JointPolicy>(options);
+}
+
+std::unique_ptr<Policy> MakePlanPolicy(Params& params) {
+  const std::string path =
+      params.Text("file", "PATH", "", "a plan that `run --export-plan` has written");
+  const KernelChooser chooser = ReadKernelChooser(params);
+  return std::make_unique<PlanFilePolicy>(path, path.empty() ? std::string() : ReadFile(path),
+                                          chooser);
+}
+
+}  // namespace spillway

@@ -1,0 +1,122 @@
+#include "policies/joint/executor.h"
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+namespace spillway {
+namespace {
+
+bool IsOnDevice(const PolicyContext& context, TensorId storage) {
+  const Residency where = context.Where(storage);
+  return where == Residency::kDevice || where == Residency::kBoth;
+}
+
+}  // namespace
+
+PlanExecutor::PlanExecutor(std::shared_ptr<const JointFacts> facts, JointPlan plan,
+                           KernelChooser chooser)
+    : facts_(std::move(facts)),
+      plan_(std::move(plan)),
+      chooser_(std::move(chooser)),
+      needs_(NeedsOf(*facts_, plan_)),
+      copied_at_(facts_->trace().ops.size()),
+      dropped_at_(facts_->trace().ops.size()) {
+  for (const TensorId id : facts_->movable()) {
+    const Gap& gap = *facts_->GapOf(id);
+    if (Of(id).fate == Fate::kOffload) {
+      copied_at_[Index(gap.written)].push_back(id);
+      queue_.push_back(id);
+    } else if (Of(id).fate == Fate::kEvict) {
+      dropped_at_[Index(gap.left)].push_back(id);
+    }
+  }
+  std::ranges::stable_sort(
+      queue_, {}, [this](TensorId id) { return std::tuple(Of(id).prefetch, needs_[Index(id)]); });
+}
+
+void PlanExecutor::BeforeOp(PolicyContext& context, OpId op) {
+  if (context.recomputing()) return;
+  current_ = op;
+  if (op != OpId{0}) return;
+  unreleased_.clear();
+  prefetched_ = 0;
+}
+
+KernelPlan PlanExecutor::ChooseKernels(PolicyContext& context, OpId op) {
+  if (!plan_.kernels[Index(op)].empty()) return plan_.kernels[Index(op)];
+  const KernelPlan fastest = chooser_.ByRule(KernelChoice::kPerformance, context, op);
+  const Bytes wanted = WorkspaceOf(fastest, context, op);
+  while (context.Stats().largest_free < wanted) {
+    if (!ReleaseOldest(context)) return chooser_.ByRule(KernelChoice::kGreedy, context, op);
+  }
+  return fastest;
+}
+
+void PlanExecutor::BeforeLaunch(PolicyContext& context, OpId op) {
+  if (context.recomputing()) return;
+  while (prefetched_ < queue_.size() && Of(queue_[prefetched_]).prefetch <= op) {
+    const TensorId next = queue_[prefetched_];
+    if (context.Where(next) == Residency::kOutside && needs_[Index(next)] > op &&
+        !context.Prefetch(next)) {
+      return;
+    }
+    ++prefetched_;
+  }
+}
+
+void PlanExecutor::AfterOp(PolicyContext& context, OpId op) {
+  if (!context.recomputing()) {
+    for (const TensorId id : copied_at_[Index(op)]) {
+      if (context.Offload(id)) unreleased_.push_back(id);
+    }
+    for (const TensorId id : dropped_at_[Index(op)]) context.Evict(id);
+  }
+  for (const TensorId id : context.liveness().Storages(op)) {
+    if (!Of(id).again || facts_->GapOf(id)->left >= current_ || !IsOnDevice(context, id)) continue;
+    const std::optional<OpId> next = context.NextUse(id);
+    if (next && Index(*next) > Index(current_) + 1) context.Evict(id);
+  }
+}
+
+bool PlanExecutor::OnAllocFailure(PolicyContext& context, Bytes) {
+  return ReleaseOldest(context) || GiveUpFarthest(context);
+}
+
+bool PlanExecutor::ReleaseOldest(PolicyContext& context) {
+  for (auto oldest = unreleased_.begin(); oldest != unreleased_.end();) {
+    const TensorId id = *oldest;
+    const bool waits = facts_->GapOf(id)->left <= current_ && Of(id).prefetch > current_;
+    if (waits && context.Release(id)) {
+      unreleased_.erase(oldest);
+      return true;
+    }
+    ++oldest;
+  }
+  return false;
+}
+
+bool PlanExecutor::GiveUpFarthest(PolicyContext& context) {
+  using Victim = std::tuple<bool, bool, OpId, TensorId>;  // not small; has a copy; next use
+  std::vector<Victim> victims;
+  for (size_t i = 0; i < plan_.storages.size(); ++i) {
+    const auto id = static_cast<TensorId>(i);
+    if (context.liveness().Root(id) != id || !IsOnDevice(context, id)) continue;
+    const TensorKind kind = context.trace().tensor(id).kind;
+    if (kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState) continue;
+    if (const auto next = context.NextUse(id); next && !context.Pinned(id)) {
+      const bool big = context.trace().tensor(id).size >= Bytes::KiB(64);
+      victims.emplace_back(big, context.Where(id) == Residency::kBoth, *next, id);
+    }
+  }
+  std::ranges::sort(victims, std::greater());
+  for (const auto& [big, copied, next, id] : victims) {
+    if (Of(id).fate == Fate::kEvict && context.Evict(id)) return true;
+    if (context.Offload(id) && context.Release(id)) return true;
+    if (context.Evict(id)) return true;
+  }
+  return false;
+}
+
+}  // namespace spillway

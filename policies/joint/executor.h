@@ -1,0 +1,54 @@
+// Follows a plan of the joint planner.
+//
+// Copies out start with the op that has written the storage; its block is given back where a
+// request finds no room, what was copied first before the rest, since that has landed first.
+// Prefetches start before the ops that the plan names, in the order of their needs, or as soon
+// after as there is room. Where nothing of the plan is left to give back, what is needed last goes:
+// nearly every plan fits.
+
+#ifndef SPILLWAY_POLICIES_JOINT_EXECUTOR_H_
+#define SPILLWAY_POLICIES_JOINT_EXECUTOR_H_
+
+#include <memory>
+#include <vector>
+
+#include "policies/joint/facts.h"
+#include "policies/joint/plan.h"
+#include "policies/kernels/kernel_choice.h"
+#include "sim/core/policy.h"
+
+namespace spillway {
+
+class PlanExecutor final : public Policy {
+ public:
+  // The facts are of the trace that runs.
+  PlanExecutor(std::shared_ptr<const JointFacts> facts, JointPlan plan, KernelChooser chooser);
+
+  void BeforeOp(PolicyContext& context, OpId op) override;
+  KernelPlan ChooseKernels(PolicyContext& context, OpId op) override;
+  void BeforeLaunch(PolicyContext& context, OpId op) override;
+  void AfterOp(PolicyContext& context, OpId op) override;
+  bool OnAllocFailure(PolicyContext& context, Bytes size) override;
+
+ private:
+  const StoragePlan& Of(TensorId storage) const { return plan_.storages[Index(storage)]; }
+  // Gives back the offloaded storage that was copied first and is not yet wanted again.
+  bool ReleaseOldest(PolicyContext& context);
+  // Gives back what is needed last of what has a copy, or else makes one, or drops it.
+  bool GiveUpFarthest(PolicyContext& context);
+
+  const std::shared_ptr<const JointFacts> facts_;
+  const JointPlan plan_;
+  const KernelChooser chooser_;
+  const std::vector<OpId> needs_;
+  std::vector<std::vector<TensorId>> copied_at_, dropped_at_;  // by op
+  std::vector<TensorId> queue_;                                // to be prefetched, in order
+
+  OpId current_{};
+  std::vector<TensorId> unreleased_;  // copied, oldest first
+  size_t prefetched_ = 0;             // of the queue
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_POLICIES_JOINT_EXECUTOR_H_

@@ -1,0 +1,472 @@
+#include "policies/joint/search.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <limits>
+#include <queue>
+#include <random>
+#include <span>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "policies/joint/executor.h"
+#include "sim/core/report.h"
+
+namespace spillway {
+namespace {
+
+// Plans that are tried at the same time; not the number of cores, on which nothing may depend.
+constexpr size_t kBatch = 4;
+// What is planned on starts so much before it has to.
+constexpr Duration kSlack = Duration::Milliseconds(2);
+// This part of the memory is left to holes between blocks when prefetches are planned.
+constexpr int64_t kMargin = 100;
+// How much slower than the plan before a step of the walk may be at its begin.
+constexpr double kHeat = 0.002;
+// How far apart in the list of moves are those that are made at once.
+constexpr size_t kNear = 16;
+constexpr int kEvictSteps = 12;
+constexpr size_t kClose = 16;  // points of the grid that are tried twice
+constexpr int kOffloadSteps = 8;
+constexpr Duration kNever = Duration::Max();
+constexpr size_t kLongestRebuild = 100;  // storages
+// Storages smaller than this part of the largest are left alone.
+constexpr int64_t kSmallest = 256;
+
+// By op: the most that is needed on the device while it is prepared and issued, without what could
+// be given back for it.
+using Profile = std::vector<Bytes>;
+
+struct Scored {
+  JointPlan plan;
+  Duration time = Duration::Max();  // where it does not fit
+  Profile profile;
+};
+
+// Calls `work(i)` for all i < count on as many threads as there are cores.
+void InParallel(size_t count, const std::function<void(size_t)>& work) {
+  std::vector<std::exception_ptr> failures(count);
+  std::atomic<size_t> next = 0;
+  const auto run = [&] {
+    for (size_t i = next++; i < count; i = next++) {
+      try {
+        work(i);
+      } catch (...) {
+        failures[i] = std::current_exception();
+      }
+    }
+  };
+  const size_t threads = std::min<size_t>(count, std::max(1u, std::thread::hardware_concurrency()));
+  {
+    std::vector<std::jthread> others;
+    for (size_t i = 1; i < threads; ++i) others.emplace_back(run);
+    run();
+  }
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+}
+
+class Search {
+ public:
+  Search(std::shared_ptr<const JointFacts> facts, const TrialRun& trial, Bytes memory,
+         Duration in_core, const SearchOptions& options)
+      : facts_(std::move(facts)),
+        trial_(trial),
+        memory_(memory),
+        in_core_(in_core),
+        options_(options),
+        best_{JointPlan(facts_->trace()), Duration::Max(), {}} {}
+
+  std::optional<JointPlan> Run() {
+    FindChoices();
+    moves_ = Moves();
+    Grid();
+    if (best_.time == Duration::Max()) return std::nullopt;
+    if (best_.time <= in_core_ || moves_.empty()) return best_.plan;
+    const int64_t walk = left_ / 2;
+    left_ -= walk;
+    while (left_ > 0 && Sweep()) {
+    }
+    left_ += walk;
+    Walk();
+    return best_.plan;
+  }
+
+ private:
+  using Move = std::function<void(JointPlan&)>;
+
+  const Trace& trace() const { return facts_->trace(); }
+  Bytes Aligned(TensorId id) const { return RoundUp(trace().tensor(id).size, facts_->alignment()); }
+
+  void FindChoices() {
+    Bytes largest;
+    for (const TensorId id : facts_->movable()) largest = std::max(largest, Aligned(id));
+    for (const TensorId id : facts_->movable()) {
+      if (Aligned(id) * kSmallest >= largest) choices_.push_back(id);
+    }
+    left_ = options_.trials;
+  }
+
+  // Of a run that keeps everything, with the fastest kernels.
+  Profile KeepAll() const {
+    Profile profile(trace().ops.size() + 1);
+    for (size_t i = 0; i < trace().tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      const Liveness& liveness = facts_->liveness();
+      if (liveness.Root(id) != id || liveness.Uses(id).empty()) continue;
+      const TensorKind kind = trace().tensor(id).kind;
+      const bool stays = kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
+      const size_t from = stays || kind == TensorKind::kInput ? 0 : Index(*liveness.FirstUse(id));
+      const size_t to = stays ? trace().ops.size() : Index(*liveness.LastUse(id)) + 1;
+      profile[from] += Aligned(id);
+      profile[to] -= Aligned(id);
+    }
+    for (size_t i = 1; i < profile.size(); ++i) profile[i] += profile[i - 1];
+    profile.pop_back();
+    for (size_t i = 0; i < profile.size(); ++i) {
+      Bytes workspace;
+      const Op& op = trace().ops[i];
+      for (size_t slot = 0; slot < op.slots.size(); ++slot) {
+        workspace = std::max(workspace, facts_->cost().Kernels(op, slot, op.batch)[0].workspace);
+      }
+      profile[i] += workspace;
+    }
+    return profile;
+  }
+
+  // What the profile of one plan becomes with the fates of another.
+  void Adjust(Profile& profile, const JointPlan& from, const JointPlan& to) const {
+    for (const TensorId id : choices_) {
+      const bool kept = from.storages[Index(id)].fate == Fate::kKeep;
+      const bool keeps = to.storages[Index(id)].fate == Fate::kKeep;
+      if (kept == keeps) continue;
+      const Gap& gap = *facts_->GapOf(id);
+      for (size_t op = Index(gap.left) + 1; op < Index(gap.needed); ++op) {
+        profile[op] += kept ? Bytes(0) - Aligned(id) : Aligned(id);
+      }
+    }
+  }
+
+  // Has each prefetch start as early as the profile allows, the first needed before the rest.
+  void Schedule(JointPlan& plan, Profile profile) const {
+    const std::vector<OpId> needs = NeedsOf(*facts_, plan);
+    std::vector<TensorId> queue;
+    for (const TensorId id : choices_) {
+      if (plan.storages[Index(id)].fate == Fate::kOffload) queue.push_back(id);
+    }
+    std::ranges::stable_sort(queue, {}, [&](TensorId id) { return needs[Index(id)]; });
+    // When at the latest each copy has to start for none to be late.
+    std::vector<Duration> latest(queue.size());
+    Duration next = Duration::Max();
+    for (size_t i = queue.size(); i-- > 0;) {
+      const TensorId id = queue[i];
+      next = std::min(next, facts_->StartOf(needs[Index(id)])) -
+             facts_->cost().CopyTime(Direction::kToDevice, trace().tensor(id).size);
+      latest[i] = next - kSlack;
+    }
+    const Bytes room = memory_ - Bytes(memory_.count() / kMargin);
+    for (size_t i = 0; i < queue.size(); ++i) {
+      const TensorId id = queue[i];
+      size_t op = Index(needs[Index(id)]);
+      size_t earliest = Index(facts_->GapOf(id)->left) + 1;
+      while (earliest < op && facts_->StartOf(static_cast<OpId>(earliest)) < latest[i]) ++earliest;
+      while (op > earliest && profile[op - 1] + Aligned(id) <= room) {
+        profile[--op] += Aligned(id);
+      }
+      plan.storages[Index(id)].prefetch = static_cast<OpId>(op);
+    }
+  }
+
+  // From a trial's placements.
+  Profile ProfileOf(const JointPlan& plan, const Report& report) const {
+    Profile profile(trace().ops.size());
+    const std::vector<OpId> needs = NeedsOf(*facts_, plan);
+    Bytes needed;
+    std::vector<bool> held(trace().tensors.size());
+    OpId op{};
+    // What is offloaded and there all the same could go, between its last use and its next.
+    std::vector<std::vector<TensorId>> leave(trace().ops.size()), wanted(trace().ops.size());
+    std::vector<bool> idle(trace().tensors.size());
+    for (const TensorId id : choices_) {
+      if (plan.storages[Index(id)].fate != Fate::kOffload) continue;
+      leave[Index(facts_->GapOf(id)->left)].push_back(id);
+      wanted[Index(needs[Index(id)])].push_back(id);
+    }
+    const auto begin_op = [&](OpId next) {
+      while (op < next) {
+        for (const TensorId id : leave[Index(op)]) {
+          idle[Index(id)] = true;
+          if (held[Index(id)]) needed -= Aligned(id);
+        }
+        op = static_cast<OpId>(Index(op) + 1);
+        for (const TensorId id : wanted[Index(op)]) {
+          idle[Index(id)] = false;
+          if (held[Index(id)]) needed += Aligned(id);
+        }
+        profile[Index(op)] = needed;
+      }
+    };
+    for (const Placement& placement : report.placements) {
+      if (!placement.on_device() || placement.kind > PlacementKind::kFree) continue;
+      begin_op(placement.op);
+      const bool taken = placement.kind == PlacementKind::kAllocate;
+      if (placement.tensor != kNoTensor) {
+        held[Index(placement.tensor)] = taken;
+        if (idle[Index(placement.tensor)]) continue;
+      }
+      needed += taken ? placement.block.size : Bytes(0) - placement.block.size;
+      profile[Index(op)] = std::max(profile[Index(op)], needed);
+    }
+    begin_op(static_cast<OpId>(trace().ops.size() - 1));
+    return profile;
+  }
+
+  // Runs the plans, scheduled by the profiles that they come with.
+  void Score(std::span<Scored> plans) {
+    left_ -= static_cast<int64_t>(plans.size());
+    InParallel(plans.size(), [&](size_t i) {
+      Scored& scored = plans[i];
+      Schedule(scored.plan, std::move(scored.profile));
+      PlanExecutor executor(facts_, scored.plan, options_.chooser);
+      const Report report = trial_(executor, memory_, {1});
+      if (!report.fits()) return;
+      scored.time = report.metrics.iteration;
+      scored.profile = ProfileOf(scored.plan, report);
+    });
+  }
+
+  bool Take(std::span<Scored> plans) {
+    const auto fastest = std::ranges::min_element(plans, {}, &Scored::time);
+    if (fastest == plans.end() || fastest->time >= best_.time) return false;
+    best_ = *fastest;
+    return true;
+  }
+
+  // How long it takes to rebuild a storage where it is needed, without those that `plan` evicts and
+  // those that have ended by then; counts the storages that this relies on in `relied_on`, if
+  // given.
+  Duration RebuildCost(TensorId storage, const JointPlan& plan,
+                       std::vector<int64_t>* relied_on = nullptr) const {
+    const OpId at = facts_->GapOf(storage)->needed;
+    std::vector<TensorId> open{storage}, seen{storage};
+    Duration cost;
+    for (size_t i = 0; i < open.size(); ++i) {
+      const auto writers = facts_->liveness().Writers(open[i]);
+      if (writers.empty() || open.size() > kLongestRebuild) return kNever;
+      for (const OpId writer : writers) {
+        if (writer >= at) break;
+        if (!trace().op(writer).recomputable) return kNever;
+        cost += facts_->TimeOf(writer);
+        for (const TensorId input : trace().op(writer).inputs) {
+          const TensorId id = facts_->liveness().Root(input);
+          if (std::ranges::find(seen, id) != seen.end()) continue;
+          seen.push_back(id);
+          const bool gone =
+              plan.storages[Index(id)].fate == Fate::kEvict || *facts_->liveness().LastUse(id) < at;
+          const TensorKind kind = trace().tensor(id).kind;
+          if (kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState) continue;
+          if (gone) {
+            open.push_back(id);
+          } else if (relied_on != nullptr) {
+            ++(*relied_on)[Index(id)];
+          }
+        }
+      }
+    }
+    return cost;
+  }
+
+  // What can be rebuilt, the cheapest for its bytes first, each after those before it have been
+  // evicted: whatever was to be rebuilt from it takes longer, too.
+  std::vector<TensorId> EvictionOrder(JointPlan plan) const {
+    std::vector<int64_t> relied_on(trace().tensors.size());
+    using Entry = std::pair<double, TensorId>;
+    std::priority_queue<Entry, std::vector<Entry>, std::greater<>> open;
+    const auto cost = [&](TensorId id) {
+      const Duration time = RebuildCost(id, plan);
+      if (time == kNever) return std::numeric_limits<double>::infinity();
+      return static_cast<double>(time.picoseconds()) *
+             static_cast<double>(1 + relied_on[Index(id)]) /
+             static_cast<double>(Aligned(id).count());
+    };
+    for (const TensorId id : choices_) open.emplace(cost(id), id);
+    std::vector<TensorId> order;
+    while (!open.empty()) {
+      const TensorId id = open.top().second;
+      open.pop();
+      const double now = cost(id);
+      if (now == std::numeric_limits<double>::infinity()) continue;
+      if (!open.empty() && now > open.top().first) {
+        open.emplace(now, id);
+        continue;
+      }
+      RebuildCost(id, plan, &relied_on);
+      plan.storages[Index(id)].fate = Fate::kEvict;
+      order.push_back(id);
+    }
+    return order;
+  }
+
+  void Grid() {
+    const JointPlan keep(trace());
+    const Profile profile = KeepAll();
+    std::vector<Scored> points{{keep, Duration::Max(), profile}};
+    Score(points);
+    if (Take(points) && best_.time <= in_core_) return;
+    const std::vector<TensorId> cheapest =
+        options_.recompute ? EvictionOrder(keep) : std::vector<TensorId>();
+    Bytes evictable;
+    for (const TensorId id : cheapest) evictable += Aligned(id);
+    const Duration in_core = facts_->StartOf(static_cast<OpId>(trace().ops.size() - 1));
+    const double gib_time = static_cast<double>(
+        facts_->cost().CopyTime(Direction::kToHost, Bytes::GiB(1)).picoseconds());
+    const Bytes copyable(
+        static_cast<int64_t>(static_cast<double>(in_core.picoseconds()) / gib_time *
+                             static_cast<double>(Bytes::GiB(1).count())));
+    for (int evict = 0; evict <= kEvictSteps; ++evict) {
+      JointPlan evicting = keep;
+      Bytes evicted;
+      for (const TensorId id : cheapest) {
+        if (evicted * kEvictSteps >= evictable * evict) break;
+        evicting.storages[Index(id)].fate = Fate::kEvict;
+        evicted += Aligned(id);
+      }
+      for (int offload = 0; offload <= kOffloadSteps; ++offload) {
+        JointPlan plan = evicting;
+        Bytes offloaded;
+        for (const TensorId id : choices_) {
+          if (offloaded * 2 * kOffloadSteps >= copyable * offload) break;
+          if (plan.storages[Index(id)].fate != Fate::kKeep) continue;
+          plan.storages[Index(id)].fate = Fate::kOffload;
+          offloaded += Aligned(id);
+        }
+        for (const bool again : {false, true}) {
+          for (const TensorId id : cheapest) {
+            StoragePlan& storage = plan.storages[Index(id)];
+            storage.again = again && storage.fate == Fate::kEvict;
+          }
+          if (!points.empty() && points.back().plan == plan) continue;
+          points.push_back({plan, Duration::Max(), profile});
+          Adjust(points.back().profile, keep, plan);
+        }
+        if (!options_.offload) break;
+      }
+    }
+    Score(points);
+    Take(points);
+    // Those that are close once more, by their own profiles.
+    std::erase_if(points, [](const Scored& point) { return point.time == Duration::Max(); });
+    std::ranges::stable_sort(points, {}, &Scored::time);
+    if (points.size() > kClose) points.erase(points.begin() + kClose, points.end());
+    Score(points);
+    Take(points);
+  }
+
+  // All changes of a single decision.
+  std::vector<Move> Moves() const {
+    std::vector<Move> moves;
+    for (const TensorId id : choices_) {
+      std::vector<StoragePlan> others{{Fate::kKeep, OpId{}, false}};
+      if (options_.offload) others.push_back({Fate::kOffload, OpId{}, false});
+      if (options_.recompute && facts_->RebuildTime(id)) {
+        others.push_back({Fate::kEvict, OpId{}, false});
+        others.push_back({Fate::kEvict, OpId{}, true});
+      }
+      for (const StoragePlan& other : others) {
+        moves.push_back([id, other](JointPlan& plan) { plan.storages[Index(id)] = other; });
+      }
+    }
+    for (size_t i = 0; i < trace().ops.size(); ++i) {
+      // Also has the chooser know all that it will be asked for, by several threads.
+      const std::vector<KernelPlan> ways = options_.chooser.Ways(facts_->cost(), trace().ops[i]);
+      if (!options_.kernels || ways.size() < 2) continue;
+      moves.push_back([i](JointPlan& plan) { plan.kernels[i].clear(); });
+      for (const KernelPlan& way : ways) {
+        moves.push_back([i, way](JointPlan& plan) { plan.kernels[i] = way; });
+      }
+    }
+    return moves;
+  }
+
+  // `from` after some moves, to be scored; nullopt if they change nothing.
+  std::optional<Scored> After(const Scored& from, std::span<const size_t> moves) const {
+    Scored next{from.plan, Duration::Max(), from.profile};
+    for (const size_t move : moves) moves_[move](next.plan);
+    if (SameChoices(next.plan, from.plan)) return std::nullopt;
+    Adjust(next.profile, from.plan, next.plan);
+    return next;
+  }
+
+  // Tries every move. False if none helped.
+  bool Sweep() {
+    bool improved = false;
+    for (size_t first = 0; first < moves_.size() && left_ > 0;) {
+      std::vector<Scored> batch;
+      for (; first < moves_.size() && batch.size() < kBatch; ++first) {
+        if (auto next = After(best_, {&first, 1})) batch.push_back(*std::move(next));
+      }
+      if (batch.empty()) break;
+      Score(batch);
+      improved |= Take(batch);
+    }
+    return improved;
+  }
+
+  // Walks from the best plan to neighbours that need not be better, by less and less.
+  void Walk() {
+    Scored at = best_;
+    const int64_t all = std::max<int64_t>(left_, 1);
+    std::mt19937_64 random(options_.seed);
+    while (left_ > 0) {
+      std::vector<Scored> batch;
+      for (int tries = 0; batch.size() < kBatch && tries < 100; ++tries) {
+        // Of storages, and of kernels, that stand near each other.
+        std::vector<size_t> moves(1 + random() % 3);
+        const size_t near = random() % moves_.size();
+        for (size_t& move : moves) {
+          move = std::min(near + random() % kNear, moves_.size() - 1);
+        }
+        if (auto next = After(at, moves)) batch.push_back(*std::move(next));
+      }
+      if (batch.empty()) return;
+      Score(batch);
+      Take(batch);
+      const auto fastest = std::ranges::min_element(batch, {}, &Scored::time);
+      const double allowed = static_cast<double>(at.time.picoseconds()) *
+                             (1 + kHeat * static_cast<double>(left_) / static_cast<double>(all));
+      if (static_cast<double>(fastest->time.picoseconds()) < allowed) at = *fastest;
+    }
+  }
+
+  bool SameChoices(const JointPlan& a, const JointPlan& b) const {
+    return a.kernels == b.kernels && std::ranges::all_of(choices_, [&](TensorId id) {
+             const StoragePlan& x = a.storages[Index(id)];
+             const StoragePlan& y = b.storages[Index(id)];
+             return x.fate == y.fate && x.again == y.again;
+           });
+  }
+
+  const std::shared_ptr<const JointFacts> facts_;
+  const TrialRun& trial_;
+  const Bytes memory_;
+  const Duration in_core_;
+  const SearchOptions options_;
+  std::vector<TensorId> choices_;  // storages that are decided on, in the order of their contents
+  std::vector<Move> moves_;
+  int64_t left_ = 0;  // trials
+  Scored best_;
+};
+
+}  // namespace
+
+std::optional<JointPlan> SearchPlan(std::shared_ptr<const JointFacts> facts, const TrialRun& trial,
+                                    Bytes memory, Duration in_core, const SearchOptions& options) {
+  return Search(std::move(facts), trial, memory, in_core, options).Run();
+}
+
+}  // namespace spillway

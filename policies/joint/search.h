@@ -1,0 +1,34 @@
+// The search of the joint planner, with the simulator in its loop: a grid over how much is evicted
+// and how much is offloaded, then sweeps over single decisions, as many as there are trials for.
+
+#ifndef SPILLWAY_POLICIES_JOINT_SEARCH_H_
+#define SPILLWAY_POLICIES_JOINT_SEARCH_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "policies/joint/facts.h"
+#include "policies/joint/plan.h"
+#include "policies/kernels/kernel_choice.h"
+#include "sim/core/policy.h"
+
+namespace spillway {
+
+struct SearchOptions {
+  int64_t trials = 1000;
+  bool offload = true;
+  bool recompute = true;
+  bool kernels = true;  // sweeps over kernels, too
+  KernelChooser chooser = {};
+  uint64_t seed = 1;
+};
+
+// The fastest plan found that fits in the memory; nullopt if none does. `in_core`: nothing faster
+// is looked for. The same for any number of cores.
+std::optional<JointPlan> SearchPlan(std::shared_ptr<const JointFacts> facts, const TrialRun& trial,
+                                    Bytes memory, Duration in_core, const SearchOptions& options);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_POLICIES_JOINT_SEARCH_H_

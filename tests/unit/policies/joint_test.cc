@@ -1,0 +1,207 @@
+// The joint planner: never slower than what it chooses from, the same on any number of cores, and
+// plans that say again what they said.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "experiments/run/simulate.h"
+#include "policies/builtin.h"
+#include "policies/joint/facts.h"
+#include "policies/joint/plan.h"
+#include "policies/registry.h"
+#include "sim/core/check.h"
+#include "sim/cost/roofline.h"
+#include "tests/testing/files.h"
+#include "tests/testing/networks.h"
+#include "traces/base/error.h"
+#include "traces/base/file.h"
+#include "traces/lowering/lowering.h"
+
+namespace spillway {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+class JointTest : public ::testing::TestWithParam<Network (*)()> {
+ protected:
+  JointTest() : device_(testing::NarrowDevice()), cost_(device_) {
+    RegisterBuiltinPolicies(registry_);
+  }
+
+  Report Run(const Trace& trace, Bytes memory, const std::string& policy) const {
+    return Simulate({Borrow(trace), device_, Borrow(cost_), memory}, *registry_.Make(policy))
+        .report;
+  }
+
+  // So many percent from the floor to the in-core peak.
+  Bytes Memory(const Trace& trace, double percent) const {
+    const Bytes peak = Run(trace, Bytes::Unlimited(), "liveness").metrics.peak_reserved;
+    return MemoryAt(percent, LayerBound(trace, device_.alignment), peak, device_.alignment);
+  }
+
+  // The text of a plan for the trace, as a file that `plan` reads.
+  std::string PolicyOf(const std::string& text) {
+    const std::string path = directory_ / "plan.json";
+    WriteFile(path, text);
+    return "plan:file=" + path;
+  }
+
+  testing::TemporaryDirectory directory_;
+  Device device_;
+  RooflineCostModel cost_;
+  PolicyRegistry registry_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Networks, JointTest,
+                         ::testing::Values(testing::Chain, testing::ForkJoin, testing::Residual,
+                                           testing::Normalized, testing::Dense),
+                         [](const auto& test) { return test.param().name(); });
+
+TEST_P(JointTest, IsNeverSlowerThanAnotherPolicyInTheSameMemory) {
+  const Trace trace = LowerNetwork(GetParam()(), {8, "torch", true});
+  for (const double percent : {0, 10, 30, 50, 70, 100}) {
+    const Bytes memory = Memory(trace, percent);
+    const Report joint = Run(trace, memory, "joint:effort=300");
+    std::optional<Duration> fastest;
+    for (const PolicyRegistry::Entry& entry : registry_.entries()) {
+      if (DecidesByPlan(entry.name)) continue;
+      const Report other = Run(trace, memory, entry.name);
+      if (!other.fits()) continue;
+      ASSERT_TRUE(joint.fits()) << entry.name << " at " << percent << " %";
+      EXPECT_LE(joint.metrics.iteration, other.metrics.iteration)
+          << entry.name << " at " << percent << " %";
+      fastest = std::min(fastest.value_or(other.metrics.iteration), other.metrics.iteration);
+    }
+    if (percent == 30) {
+      EXPECT_LT(joint.metrics.iteration * 100, *fastest * 95);
+    }
+  }
+}
+
+TEST_P(JointTest, ItsPlanGivesTheSameRun) {
+  const Trace trace = LowerNetwork(GetParam()(), {8, "torch", true});
+  for (const char* joint : {"joint:effort=300", "joint:effort=20,recompute=false"}) {
+    const Bytes memory = Memory(trace, 40);
+    const Report found = Run(trace, memory, joint);
+    const Report followed = Run(trace, memory, PolicyOf(found.plan));
+    EXPECT_EQ(followed.decisions, found.decisions);
+    EXPECT_EQ(followed.placements, found.placements);
+    EXPECT_EQ(followed.timeline, found.timeline);
+    EXPECT_EQ(followed.plan, found.plan);
+    EXPECT_THAT(Check(trace, followed), IsEmpty());
+  }
+}
+
+// Where another memory or allocator makes a plan unfit, what is needed last goes.
+TEST_P(JointTest, APlanIsFollowedInLessMemory) {
+  const Trace trace = LowerNetwork(GetParam()(), {8, "torch", true});
+  const Report found = Run(trace, Memory(trace, 60), "joint:effort=100");
+  const Report followed = Run(trace, Memory(trace, 40), PolicyOf(found.plan));
+  EXPECT_TRUE(followed.fits());
+  EXPECT_THAT(Check(trace, followed), IsEmpty());
+}
+
+TEST_F(JointTest, DoesOnlyWhatItMay) {
+  const Trace trace = LowerNetwork(testing::Residual(), {8, "torch", true});
+  const Bytes memory = Memory(trace, 40);
+  const Report copies = Run(trace, memory, "joint:effort=300,recompute=false");
+  EXPECT_THAT(copies.plan, Not(HasSubstr("evict")));
+  const Report rebuilds = Run(trace, memory, "joint:effort=300,offload=false");
+  EXPECT_THAT(rebuilds.plan, Not(HasSubstr("prefetch")));
+  const Report free = Run(trace, memory, "joint:effort=300,kernels=false");
+  EXPECT_THAT(free.plan, Not(HasSubstr("algorithm")));
+  EXPECT_LE(Run(trace, memory, "joint:effort=300").metrics.iteration,
+            std::min(copies.metrics.iteration, rebuilds.metrics.iteration));
+}
+
+TEST_F(JointTest, StaysInCoreWhereThereIsRoom) {
+  const Trace trace = LowerNetwork(testing::Residual(), {8, "torch", true});
+  const Report report = Run(trace, Bytes::GiB(1), "joint");
+  EXPECT_EQ(report.metrics.iteration, Run(trace, Bytes::Unlimited(), "liveness").metrics.iteration);
+  EXPECT_EQ(report.metrics.offloaded, Bytes(0));
+  EXPECT_EQ(report.metrics.recomputed_ops, 0);
+}
+
+TEST_F(JointTest, RefusesPlansThatAreWrongStaleOrForeign) {
+  const Trace trace = LowerNetwork(testing::Chain(), {8, "torch", true});
+  const Trace inference = LowerNetwork(testing::Chain(), {8, "torch", false});
+  const Trace other = LowerNetwork(testing::Residual(), {8, "torch", true});
+  const std::string plan = Run(trace, Memory(trace, 30), "joint:effort=300").plan;
+  ASSERT_THAT(plan, HasSubstr("\"offload\""));
+  const auto replaced = [&](const std::string& from, const std::string& to) {
+    std::string text = plan;
+    EXPECT_NE(text.find(from), std::string::npos) << from;
+    return text.replace(text.find(from), from.size(), to);
+  };
+  struct Case {
+    const Trace& trace;
+    std::string text, message;
+  };
+  const std::vector<Case> cases{
+      {other, plan,
+       "plan.json:4:15: workload: the plan is for " + trace.name + ", and this is " + other.name},
+      {inference, plan, "another trace of the name"},
+      {trace, replaced("spillway-plan", "spillway-cake"), "expected \"spillway-plan\""},
+      {trace, replaced("\"version\": 1", "\"version\": 2"), "unsupported version 2"},
+      {trace, replaced("\"offload\"", "\"burn\""), "expected \"offload\" or \"evict\""},
+      {trace, replaced("\"tensor\": \"", "\"tensor\": \"no."), "the trace has no tensor"},
+      {trace, replaced("\"prefetch\": \"", "\"prefetch\": \"no."), "the trace has no op"},
+      {trace, replaced("\"fate\"", "\"fat\""), "unknown key 'fat'"},
+      {trace, plan.substr(0, plan.size() / 2), "plan.json:"},
+  };
+  for (const Case& refused : cases) {
+    try {
+      Run(refused.trace, Bytes::GiB(1), PolicyOf(refused.text));
+      ADD_FAILURE() << refused.message;
+    } catch (const InputError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("plan.json"));
+      EXPECT_THAT(error.what(), HasSubstr(refused.message));
+    }
+  }
+  EXPECT_THROW(Run(trace, Bytes::GiB(1), "plan"), UsageError);
+  EXPECT_THROW(registry_.Make("plan:file=" + (directory_ / "none.json").string()), InputError);
+  EXPECT_THROW(registry_.Make("joint:effort=much"), UsageError);
+}
+
+// x -> y -> z -> loss: `y` is idle from z's forward to its backward, for which z has to be rebuilt.
+TEST_F(JointTest, WhatARebuildReadsIsNeededForIt) {
+  const Trace trace = LowerNetwork(testing::Residual(), {8, "torch", true});
+  class Reader final : public Policy {
+   public:
+    void Plan(PolicyContext& context) override {
+      const JointFacts facts(context);
+      for (const TensorId id : facts.movable()) {
+        JointPlan plan(context.trace());
+        plan.storages[Index(id)].fate = Fate::kEvict;
+        const auto writers = context.liveness().Writers(id);
+        if (writers.empty() || !context.trace().op(writers[0]).recomputable) continue;
+        for (const TensorId input : context.trace().op(writers[0]).inputs) {
+          const TensorId read = context.liveness().Root(input);
+          const auto& gap = facts.GapOf(read);
+          const OpId at = facts.GapOf(id)->needed;
+          if (read == id || !gap || gap->left >= at || gap->needed <= at) continue;
+          plan.storages[Index(read)].fate = Fate::kOffload;
+          EXPECT_EQ(NeedsOf(facts, plan)[Index(read)], at);
+          plan.storages[Index(id)].fate = Fate::kKeep;
+          EXPECT_EQ(NeedsOf(facts, plan)[Index(read)], gap->needed);
+          ++tried;
+          break;
+        }
+      }
+    }
+    int tried = 0;
+  };
+  Reader reader;
+  Simulate({Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)}, reader);
+  EXPECT_GT(reader.tried, 2);
+}
+
+}  // namespace
+}  // namespace spillway
