@@ -4,6 +4,8 @@
 #include <functional>
 #include <iterator>
 
+#include "policies/joint/bound.h"
+
 namespace spillway {
 namespace {
 
@@ -166,6 +168,17 @@ Columns<RunResult> ExecutionColumns() {
   };
 }
 
+// Where the assumptions of the bound hold.
+std::optional<Duration> BoundOf(const Setup& setup, const Outcome& outcome) {
+  const Report& report = outcome.report;
+  const Trace& trace = *outcome.trace;
+  const bool holds = report.fits() && outcome.trace == setup.trace && !setup.compression &&
+                     JointBoundHolds(trace, setup.device.alignment, report);
+  if (!holds) return std::nullopt;
+  // Blocks that were placed ahead may lie higher than the memory that they were planned for.
+  return JointBound(trace, *setup.cost, std::max(setup.memory, report.metrics.peak_reserved));
+}
+
 }  // namespace
 
 RunFacts FactsOf(const Setup& setup, const Trace& trace, std::string_view policy) {
@@ -208,7 +221,10 @@ RunResult MakeRunResult(const Setup& setup, std::string_view policy, const Outco
     }
   }
   result.executed = setup.backend != kSimulator;
-  if (!result.executed) return result;
+  if (!result.executed) {
+    result.bound_joint = BoundOf(setup, outcome);
+    return result;
+  }
   const Execution execution = outcome.execution.value_or(Execution());
   result.timed = !execution.iteration_times.empty();
   if (result.timed) result.iteration = execution.typical_iteration();
@@ -272,6 +288,10 @@ Columns<RunResult> ResultColumns() {
       {"bound_copy_ms", "ms", "the bytes moved, over the links alone", IfTimed(&Bounds::copy)},
       {"bound_layer_bytes", "B", "the least that any layer-wise policy needs",
        [](auto& r) { return r.report.bounds.layer; }},
+      {"bound_joint_ms", "ms",
+       "no policy is faster in this memory that divides no batches and has parameters on the "
+       "device",
+       &RunResult::bound_joint},
       {"time_over_bound", "1", "iteration over the larger of the bounds of compute and copy",
        [](auto& r) {
          return TimesOver(r, std::max(r.report.bounds.compute, r.report.bounds.copy));
