@@ -44,7 +44,8 @@ LAYERS = {
     "experiments/bench": [*RUN, "experiments/"],
     "tests": ["traces/", "sim/", "policies/", "backend/", "experiments/", "tests/"],
 }
-_TOOLS = [f"experiments/{name}" for name in ("run", "output", "limit", "replay", "calibrate", "validate")]
+LAYERS["experiments/sweep"] = [*RUN, "experiments/run", "experiments/output"]
+_TOOLS = [f"experiments/{name}" for name in ("run", "output", "limit", "replay", "calibrate", "validate", "sweep")]
 LAYERS["experiments/reproduce"] = [*RUN, *_TOOLS]
 LAYERS["experiments/cli"] = [*RUN, *_TOOLS, "experiments/reproduce"]
 
@@ -57,7 +58,7 @@ LIBRARIES = {
     r"CLI/": ["experiments/cli"],
     r"benchmark/": ["experiments/bench"],
     r"(simdjson|zstd)": ["traces/base"],
-    r"toml\+\+": ["sim/core"],
+    r"toml\+\+": ["sim/core", "experiments/sweep"],
     r"(SQLiteCpp/|sqlite3)": ["sim/cost/records", "experiments/sweep", "tests/unit"],
     r"(tbb|oneapi)/": ["experiments", "sim/packing", "tests"],
 }

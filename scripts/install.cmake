@@ -21,6 +21,7 @@ install(TARGETS spillway EXPORT spillway INCLUDES DESTINATION ${header_dir})
 foreach(folder traces sim policies)
   install(DIRECTORY ${folder} DESTINATION ${header_dir} FILES_MATCHING PATTERN "*.h"
     PATTERN base/json.h EXCLUDE  # of the readers only
+    PATTERN records/sqlite_file.h EXCLUDE  # of the stores only
     PATTERN devices EXCLUDE PATTERN recorded EXCLUDE)
 endforeach()
 install(DIRECTORY experiments/run experiments/output DESTINATION ${header_dir}/experiments

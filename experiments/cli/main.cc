@@ -79,6 +79,7 @@ int Execute(Session& session) {
   int exit_code = kOk;
   AddRun(app, exit_code, session);
   AddCompare(app, exit_code, session);
+  AddSweep(app, exit_code, session);
   AddLimit(app, exit_code, session);
   AddList(app, exit_code, session);
   AddTrace(app, exit_code, session);

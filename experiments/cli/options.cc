@@ -105,26 +105,6 @@ CLI::Validator MemoryGiven() {
   return CLI::Validator(check, "");
 }
 
-std::vector<std::string> SplitSpecifications(const std::vector<std::string>& texts) {
-  std::vector<std::string> specifications;
-  for (const std::string& text : texts) {
-    bool has_parameters = false;
-    for (size_t at = 0; at <= text.size();) {
-      const size_t end = at + FindComma(std::string_view(text).substr(at));
-      const std::string piece = text.substr(at, end - at);
-      const bool is_parameter = has_parameters && at > 0 && piece.find('=') < piece.find(':');
-      if (is_parameter) {
-        specifications.back() += "," + piece;
-      } else {
-        specifications.push_back(piece);
-        has_parameters = piece.find(':') != std::string::npos;
-      }
-      at = end + 1;
-    }
-  }
-  return specifications;
-}
-
 void WorkloadOption::Add(CLI::App& verb) {
   verb.add_option("workload", text, "NETWORK:BATCH (vgg16:256) or a trace file (.json, .json.zst)")
       ->required();
@@ -199,24 +179,6 @@ std::string CheckedRemark(std::string_view what) {
       "contents that the trace says; host copies were complete before they were read; conflicting "
       "accesses are ordered by waits and in time; commands of a stream do not overlap",
       what);
-}
-
-RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome) {
-  return MakeRunResult(scenario.setup(), policy, outcome, scenario.ideal());
-}
-
-RunResult PlayForRow(const Scenario& scenario, const std::string& policy) {
-  try {
-    return ResultOf(scenario, policy, scenario.Play(policy));
-  } catch (const Error& error) {
-    Outcome nothing;
-    nothing.trace = scenario.setup().trace;
-    nothing.allocator = scenario.setup().allocator;
-    nothing.report.bounds.layer = scenario.ideal().bounds.layer;
-    RunResult result = ResultOf(scenario, policy, nothing);
-    result.failure = error.what();
-    return result;
-  }
 }
 
 namespace {

@@ -58,9 +58,6 @@ void AddOutput(CLI::App& verb, std::string& path, FormatOption& format,
 // The check of --memory, which is not empty.
 CLI::Validator MemoryGiven();
 
-// "a,b:x=1,y=[2,3],c": a comma also separates the parameters of one specification.
-std::vector<std::string> SplitSpecifications(const std::vector<std::string>& texts);
-
 // What is run: WORKLOAD --preset --mode.
 struct WorkloadOption {
   std::string text;
@@ -87,10 +84,6 @@ extern const char* const kMemoryHelp;
 
 // What --check says on standard error when `what` has no violation.
 std::string CheckedRemark(std::string_view what);
-
-RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome);
-// One of several: an error of the policy ends in the result and leaves the others alone.
-RunResult PlayForRow(const Scenario& scenario, const std::string& policy);
 
 // Results of policies in one scenario.
 struct ScenarioResults {

@@ -28,6 +28,7 @@ void AddList(CLI::App& app, int& exit_code, Session& session);
 void AddTrace(CLI::App& app, int& exit_code, Session& session);
 void AddRecord(CLI::App& app, int& exit_code, Session& session);
 void AddStore(CLI::App& app, int& exit_code, Session& session);
+void AddSweep(CLI::App& app, int& exit_code, Session& session);
 void AddValidate(CLI::App& app, int& exit_code, Session& session);
 void AddCalibrate(CLI::App& app, int& exit_code, Session& session);
 void AddReproduce(CLI::App& app, int& exit_code, Session& session);

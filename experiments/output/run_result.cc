@@ -233,6 +233,24 @@ RunResult MakeRunResult(const Setup& setup, std::string_view policy, const Outco
   return result;
 }
 
+RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome) {
+  return MakeRunResult(scenario.setup(), policy, outcome, scenario.ideal());
+}
+
+RunResult PlayForRow(const Scenario& scenario, const std::string& policy) {
+  try {
+    return ResultOf(scenario, policy, scenario.Play(policy));
+  } catch (const Error& error) {
+    Outcome nothing;
+    nothing.trace = scenario.setup().trace;
+    nothing.allocator = scenario.setup().allocator;
+    nothing.report.bounds.layer = scenario.ideal().bounds.layer;
+    RunResult result = ResultOf(scenario, policy, nothing);
+    result.failure = error.what();
+    return result;
+  }
+}
+
 Columns<RunResult> ResultColumns() {
   Columns<RunResult> columns{
       {"workload", "", "network and batch, or the name in the trace file", &RunResult::workload},

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "experiments/output/columns.h"
+#include "experiments/run/scenario.h"
 #include "experiments/run/setup.h"
 #include "sim/core/report.h"
 
@@ -61,6 +62,10 @@ struct RunResult : RunFacts {
 // `ideal` is `SimulateIdeal` of the same set-up.
 RunResult MakeRunResult(const Setup& setup, std::string_view policy, const Outcome& outcome,
                         const Report& ideal);
+RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome);
+
+// Of one run of several: an error of the policy ends in the result and leaves the others alone.
+RunResult PlayForRow(const Scenario& scenario, const std::string& policy);
 
 // Of `spillway run` and `compare`; experiments/schemas/results.json describes their rows.
 Columns<RunResult> ResultColumns();

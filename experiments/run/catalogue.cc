@@ -132,6 +132,26 @@ std::vector<fs::path> DataDirectories() {
   return directories;
 }
 
+std::vector<std::string> SplitSpecifications(const std::vector<std::string>& texts) {
+  std::vector<std::string> specifications;
+  for (const std::string& text : texts) {
+    bool has_parameters = false;
+    for (size_t at = 0; at <= text.size();) {
+      const size_t end = at + FindComma(std::string_view(text).substr(at));
+      const std::string piece = text.substr(at, end - at);
+      const bool is_parameter = has_parameters && at > 0 && piece.find('=') < piece.find(':');
+      if (is_parameter) {
+        specifications.back() += "," + piece;
+      } else {
+        specifications.push_back(piece);
+        has_parameters = piece.find(':') != std::string::npos;
+      }
+      at = end + 1;
+    }
+  }
+  return specifications;
+}
+
 std::optional<fs::path> InstallPrefix() {
   const fs::path library = LibraryDirectory();
   std::error_code ignored;

@@ -22,6 +22,9 @@
 
 namespace spillway {
 
+// "a,b:x=1,y=[2,3],c": a comma separates specifications, and also the parameters of one.
+std::vector<std::string> SplitSpecifications(const std::vector<std::string>& texts);
+
 // The directory that this program is installed under; nullopt if it runs from a build tree.
 std::optional<std::filesystem::path> InstallPrefix();
 

@@ -38,14 +38,25 @@ void Verify(const std::string& whose, const Outcome& outcome) {
 }
 
 Scenario::Scenario(Trace trace, const MachineText& machine, std::unique_ptr<const CostModel> cost)
+    : Scenario(std::make_shared<const Trace>(std::move(trace)), machine, std::move(cost)) {}
+
+Scenario::Scenario(std::shared_ptr<const Trace> trace, const MachineText& machine,
+                   std::unique_ptr<const CostModel> cost)
     : setup_(LoadMachine(machine)), check_(machine.check) {
-  setup_.trace = std::make_shared<const Trace>(std::move(trace));
+  setup_.trace = std::move(trace);
   if (!cost) cost = LoadCost(machine.cost, *setup_.trace, setup_.device);
   if (machine.deterministic) cost = std::make_unique<DeterministicCostModel>(std::move(cost));
   setup_.cost = std::move(cost);
-  setup_.memory_request = machine.memory;
-  if (!machine.memory.empty()) setup_.memory = ParseMemory(machine.memory, setup_);
-  ideal_ = SimulateIdeal(setup_);
+  ideal_ = std::make_shared<const Report>(SimulateIdeal(setup_));
+  *this = WithMemory(machine.memory);
+}
+
+Scenario Scenario::WithMemory(const std::string& memory) const {
+  Scenario other = *this;
+  other.setup_.memory_request = memory;
+  other.setup_.memory =
+      memory.empty() ? setup_.device.memory : ParseMemory(memory, setup_, ideal_.get());
+  return other;
 }
 
 Outcome Scenario::Play(const std::string& specification, const BackendFactories& backends) const {

@@ -42,9 +42,14 @@ class Scenario {
   // given.
   Scenario(Trace trace, const MachineText& machine,
            std::unique_ptr<const CostModel> cost = nullptr);
+  Scenario(std::shared_ptr<const Trace> trace, const MachineText& machine,
+           std::unique_ptr<const CostModel> cost = nullptr);
+
+  // The same in other memory, as for `MachineText`, with all that does not depend on it shared.
+  Scenario WithMemory(const std::string& memory) const;
 
   const Setup& setup() const { return setup_; }
-  const Report& ideal() const { return ideal_; }
+  const Report& ideal() const { return *ideal_; }
 
   // `spillway::Play` of one policy, or with the allocator `auto` of the one that it chooses;
   // verified where asked for. Throws `PolicyError` if the verification finds a violation. Safe to
@@ -55,7 +60,7 @@ class Scenario {
 
  private:
   Setup setup_;
-  Report ideal_;
+  std::shared_ptr<const Report> ideal_;
   bool check_;
 };
 

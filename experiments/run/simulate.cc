@@ -48,7 +48,7 @@ std::optional<Bytes> NeededMemory(const Setup& setup,
   });
 }
 
-Bytes ParseMemory(std::string_view text, const Setup& setup) {
+Bytes ParseMemory(std::string_view text, const Setup& setup, const Report* ideal) {
   if (text == "unlimited") return Bytes::Unlimited();
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
@@ -79,8 +79,9 @@ Bytes ParseMemory(std::string_view text, const Setup& setup) {
   if (error != std::errc() || end != last || !(percent >= 0) || percent > 1e6) {
     throw UsageError(fmt::format("memory: '{}' is not a percentage from 0% up", text));
   }
-  return MemoryAt(percent, LayerBound(*setup.trace, setup.device.alignment),
-                  SimulateIdeal(setup).metrics.peak_reserved, setup.device.alignment);
+  const Bytes peak = (ideal != nullptr ? *ideal : SimulateIdeal(setup)).metrics.peak_reserved;
+  return MemoryAt(percent, LayerBound(*setup.trace, setup.device.alignment), peak,
+                  setup.device.alignment);
 }
 
 }  // namespace spillway

@@ -27,8 +27,9 @@ std::optional<Bytes> NeededMemory(const Setup& setup,
 
 // A memory budget: a size ("12GiB"), "unlimited", "N%", that far from `LayerBound` (0 %) to what
 // the ideal run reserves with this allocator (100 %), or a built-in policy ("vdnn-conv"), for what
-// that one needs, at most the device's memory. Throws `UsageError`.
-Bytes ParseMemory(std::string_view text, const Setup& setup);
+// that one needs, at most the device's memory. `ideal` is `SimulateIdeal` of the set-up, which
+// is simulated where it is not given. Throws `UsageError`.
+Bytes ParseMemory(std::string_view text, const Setup& setup, const Report* ideal = nullptr);
 
 }  // namespace spillway
 

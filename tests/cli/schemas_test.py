@@ -46,6 +46,10 @@ class SchemasTest(CommandTest):
         store = self.directory / "s.sqlite"
         self.ok("store", "import", store, RECORDED / "h200/alexnet-128.json.zst")
         yield "store", self.ok("store", "list", store, *JSON)
+        sweep = self.directory / "r.sqlite"
+        self.ok("sweep", "alexnet:1", "--policy", "torch", "-o", sweep)
+        yield "sweep-status", self.ok("sweep", "status", sweep, *JSON)
+        yield "sweep-plan", self.ok("sweep", "plan", "alexnet:1", "--policy", "torch", *JSON)
         yield "trace-info", self.ok("trace", "info", "alexnet:1", *JSON)
 
     def test_a_document_of_every_type_fits_its_schema(self):

@@ -103,10 +103,11 @@ void Params::Finish() const {
 }
 
 size_t FindComma(std::string_view text) {
+  constexpr std::string_view kOpening = "[({", kClosing = "])}";
   int depth = 0;
   for (size_t at = 0; at < text.size(); ++at) {
-    if (text[at] == '[') ++depth;
-    if (text[at] == ']' && depth > 0) --depth;
+    if (kOpening.find(text[at]) != std::string_view::npos) ++depth;
+    if (kClosing.find(text[at]) != std::string_view::npos && depth > 0) --depth;
     if (text[at] == ',' && depth == 0) return at;
   }
   return text.size();

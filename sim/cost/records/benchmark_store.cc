@@ -3,11 +3,10 @@
 #include <SQLiteCpp/SQLiteCpp.h>
 #include <SQLiteCpp/VariadicBind.h>
 #include <fmt/format.h>
-#include <sqlite3.h>
 
-#include <type_traits>
 #include <utility>
 
+#include "sim/cost/records/sqlite_file.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -33,98 +32,24 @@ constexpr const char* kSchema = R"(
     PRIMARY KEY (workload, math, cudnn)) STRICT, WITHOUT ROWID;
 )";
 
-// What went wrong, in words; `reason` is SQLite's.
-std::string Explain(int code, std::string_view reason, Duration patience) {
-  switch (code) {
-    case SQLITE_BUSY:
-    case SQLITE_LOCKED:
-      return fmt::format("another process has held it for {}; nothing was changed",
-                         FormatDuration(patience));
-    case SQLITE_NOTADB:
-      return "is no benchmark store, and was left as it is";
-    case SQLITE_CORRUPT:
-      return fmt::format("is damaged, and was left as it is ({})", reason);
-    default:
-      return std::string(reason);
-  }
-}
-
 }  // namespace
 
 KernelLibrary LibraryOf(const Provenance& provenance) {
   return {provenance.math, provenance.cudnn};
 }
 
-class BenchmarkStore::Connection {
- public:
-  Connection(const std::filesystem::path& path, const Options& options)
-      : path_(path.string()), patience_(options.patience) {
-    Run([&] {
-      database_.emplace(path_, SQLite::OPEN_READWRITE | (options.create ? SQLite::OPEN_CREATE : 0),
-                        static_cast<int>(patience_.picoseconds() / 1'000'000'000));
-      Prepare();
-    });
-  }
-
-  // The result of `action()`. What SQLite throws becomes an `InputError`.
-  template <typename Action>
-  std::invoke_result_t<Action> Run(const Action& action) const {
-    try {
-      return action();
-    } catch (const SQLite::Exception& error) {
-      throw InputError(
-          fmt::format("{}: {}", path_, Explain(error.getErrorCode(), error.what(), patience_)));
-    }
-  }
-
-  SQLite::Database& database() { return *database_; }
-  SQLite::Statement Query(const char* text) { return {*database_, text}; }
-
- private:
-  int Pragma(const char* name) {
-    return database_->execAndGet(fmt::format("PRAGMA {}", name)).getInt();
-  }
-
-  // Checks that this is a store, and makes one of an empty file.
-  void Prepare() {
-    if (Pragma("application_id") != kApplication) {
-      // Another process may be about to do the same.
-      SQLite::Transaction transaction(*database_, SQLite::TransactionBehavior::IMMEDIATE);
-      if (Pragma("application_id") == 0 && Pragma("schema_version") == 0) {
-        database_->exec(kSchema);
-        database_->exec(fmt::format("PRAGMA application_id = {}", kApplication));
-        database_->exec(fmt::format("PRAGMA user_version = {}", kVersion));
-        transaction.commit();
-      }
-    }
-    if (Pragma("application_id") != kApplication) {
-      throw InputError(fmt::format(
-          "{}: is a database of another program, no benchmark store, and was left as it is",
-          path_));
-    }
-    const int version = Pragma("user_version");
-    if (version != kVersion) {
-      throw InputError(fmt::format("{}: is a benchmark store of version {} (valid: {})", path_,
-                                   version, kVersion));
-    }
-  }
-
-  std::string path_;
-  Duration patience_;
-  std::optional<SQLite::Database> database_;
+class BenchmarkStore::Connection : public SqliteFile {
+  using SqliteFile::SqliteFile;
 };
 
 BenchmarkStore::BenchmarkStore(std::filesystem::path path)
     : BenchmarkStore(std::move(path), Options()) {}
 
 BenchmarkStore::BenchmarkStore(std::filesystem::path path, const Options& options)
-    : path_(std::move(path)) {
-  std::error_code ignored;
-  if (!options.create && !std::filesystem::exists(path_, ignored)) {
-    throw InputError(fmt::format("{}: no such benchmark store", path_.string()));
-  }
-  connection_ = std::make_unique<Connection>(path_, options);
-}
+    : path_(std::move(path)),
+      connection_(std::make_unique<Connection>(
+          path_, SqliteFile::Kind{"benchmark store", kApplication, kVersion, kSchema},
+          SqliteFile::Options{options.create, options.patience})) {}
 
 BenchmarkStore::~BenchmarkStore() = default;
 

@@ -1,0 +1,325 @@
+// spillway sweep [plan|status|export|merge]: the cells of a grid, computed into a store.
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "experiments/cli/commit.h"
+#include "experiments/cli/options.h"
+#include "experiments/cli/session.h"
+#include "experiments/cli/verbs.h"
+#include "experiments/output/columns.h"
+#include "experiments/sweep/checkpoint.h"
+#include "experiments/sweep/grid.h"
+#include "experiments/sweep/store.h"
+#include "experiments/sweep/sweep.h"
+#include "traces/base/error.h"
+
+namespace spillway::cli {
+namespace {
+
+// GRID... and an option for each list and flag of an experiment.
+struct GridOption {
+  std::vector<std::string> given;  // workloads, and an experiment file at most
+  Experiment options;
+  std::string shard = "1/1";
+  int jobs = 0;
+
+  void Add(CLI::App& verb) {
+    verb.add_option("grid", given,
+                    "NETWORK:BATCH with alternatives in braces ('resnet50:{16,32,64..256..32}'), "
+                    "trace files, or an experiment file (.toml)");
+    for (const ExperimentList& list : ExperimentLists()) {
+      if (list.values == &Experiment::workloads) continue;
+      const std::string more = list.commas ? "; several by commas or given again" : "";
+      verb.add_option(fmt::format("--{}", list.name), options.*list.values, list.help + more)
+          ->allow_extra_args(false);
+    }
+    for (const ExperimentFlag& flag : ExperimentFlags()) {
+      verb.add_flag(fmt::format("--{}", flag.name), options.*flag.value, flag.help);
+    }
+    verb.add_option("-o,--output", options.output, "Store, a SQLite file")->type_name("STORE");
+    verb.add_option("--shard", shard, "i/n: one of n parts of the cells")->capture_default_str();
+    verb.add_option("--jobs", jobs,
+                    "Threads; any number gives the same results (default: one per core)")
+        ->check(CLI::Range(1, 1024));
+  }
+
+  // With what the file says where an option does not.
+  Experiment Load() const {
+    Experiment experiment;
+    std::vector<std::string> workloads;
+    bool has_file = false;
+    for (const std::string& text : given) {
+      if (!text.ends_with(".toml")) {
+        workloads.push_back(text);
+        continue;
+      }
+      if (std::exchange(has_file, true)) throw UsageError("a sweep has one experiment file");
+      experiment = ReadExperiment(text);
+    }
+    if (!workloads.empty()) experiment.workloads = workloads;
+    for (const ExperimentList& list : ExperimentLists()) {
+      if (!(options.*list.values).empty()) experiment.*list.values = options.*list.values;
+    }
+    for (const ExperimentFlag& flag : ExperimentFlags()) {
+      experiment.*flag.value = experiment.*flag.value || options.*flag.value;
+    }
+    if (!options.output.empty()) experiment.output = options.output;
+    return experiment;
+  }
+};
+
+double PeakMemoryMiB() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / 1024;
+}
+
+std::string Summary(const SweepCounts& counts) {
+  return fmt::format("{} ok, {} out of memory, {} failed", counts.ok, counts.oom, counts.failed);
+}
+
+struct SweepOptions : GridOption {
+  std::string checkpoint;
+};
+
+int Sweep(const SweepOptions& options, Session& session) {
+  const Experiment experiment = options.Load();
+  const Shard shard = Shard::Parse(options.shard);
+  const Grid grid(experiment, AllPolicies());
+  if (experiment.output.empty()) {
+    throw UsageError("no store: give -o STORE, a SQLite file that is made if there is none");
+  }
+  grid.Check();
+  const std::filesystem::path path = experiment.output;
+  if (!options.checkpoint.empty()) Checkpoint::Restore(options.checkpoint, path);
+  SweepStore store(path, SweepStore::Open::kCreate);
+  std::optional<Checkpoint> checkpoint;
+  if (!options.checkpoint.empty()) checkpoint.emplace(store, options.checkpoint);
+  session.interrupts().BeforeEnd([&] {
+    session.progress().Wipe();
+    store.Commit();
+    if (checkpoint) checkpoint->Write();
+    session.Remark(fmt::format("{} has {} cells; the same command goes on from there",
+                               path.string(), store.Size()));
+  });
+  const std::string program = fmt::format("spillway {} ({})", SPILLWAY_VERSION, kCommit);
+  const auto start = std::chrono::steady_clock::now();
+  const SweepCounts before = CountCells(grid, shard, &store);
+  session.progress().Start(before.cells - before.present);
+  SweepProgress progress;
+  progress.finished = [&](const Cell& cell, const RunResult&) {
+    session.progress().Advance(fmt::format("{} {}", cell.workload, cell.policy));
+  };
+  std::optional<SweepCounts> counts;
+  try {
+    counts = RunSweep(grid, shard, store, before, options.jobs, program, progress);
+  } catch (...) {
+    session.progress().Wipe();
+    session.interrupts().BeforeEnd({});
+    throw;
+  }
+  session.progress().Wipe();
+  session.interrupts().BeforeEnd({});
+  if (checkpoint) checkpoint->Write();
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const uint64_t computed = counts->cells - counts->present;
+  session.Remark(fmt::format("{:.1f} s, {:.0f} cells per second, {:.0f} MiB at most", seconds,
+                             static_cast<double>(computed) / seconds, PeakMemoryMiB()));
+  return session.Finish(
+      fmt::format("{}: {} cells, {} computed, {} were there: {}\n", path.string(), counts->cells,
+                  computed, counts->present, Summary(*counts)),
+      counts->failed > 0 ? kPolicyFailure : kOk);
+}
+
+struct Plan : SweepCounts {
+  int jobs = 0;
+  double seconds = 0;
+};
+
+Columns<Plan> PlanColumns() {
+  return {
+      {"cells", "1", "of the grid, or of its shard", [](auto& plan) { return plan.cells; }},
+      {"present", "1", "that the store has", [](auto& plan) { return plan.present; }},
+      {"missing", "1", "to be computed", [](auto& plan) { return plan.cells - plan.present; }},
+      {"seconds", "s", "that they take about, by runs of a few of them", &Plan::seconds},
+  };
+}
+
+void AddPlan(CLI::App& sweep, int& exit_code, Session& session) {
+  struct Options : GridOption {
+    FormatOption format;
+  };
+  CLI::App* verb = sweep.add_subcommand(
+      "plan", "Say how many cells a sweep has, how many are there, and about how long it takes");
+  auto options = std::make_shared<Options>();
+  options->Add(*verb);
+  options->format.Add(*verb);
+  verb->callback([options, &exit_code, &session] {
+    const Experiment experiment = options->Load();
+    const Shard shard = Shard::Parse(options->shard);
+    const Grid grid(experiment, AllPolicies());
+    grid.Check();
+    std::optional<SweepStore> store;
+    std::error_code ignored;
+    if (!experiment.output.empty() && std::filesystem::exists(experiment.output, ignored)) {
+      store.emplace(experiment.output, SweepStore::Open::kExisting);
+    }
+    const SweepStore* there = store ? &*store : nullptr;
+    Plan plan{CountCells(grid, shard, there)};
+    plan.seconds = EstimateSweep(grid, plan.cells - plan.present, options->jobs, 3);
+    exit_code = session.Finish(
+        FormatAs<Plan>(options->format.format(), PlanColumns(), std::span(&plan, 1),
+                       "spillway.sweep-plan/v1",
+                       [&] {
+                         return fmt::format("{} cells: {} are there, {} to compute, about {:.1f} s\n",
+                                            plan.cells, plan.present, plan.cells - plan.present,
+                                            plan.seconds);
+                       }),
+        kOk);
+  });
+}
+
+Columns<SweepStore::Holding> HoldingColumns() {
+  using Holding = SweepStore::Holding;
+  return {
+      {"policy", "", "as given", &Holding::policy, "policy"},
+      {"cells", "1", "that are there", &Holding::cells, "cells"},
+      {"ok", "1", "that fit", &Holding::ok, "ok"},
+      {"oom", "1", "that do not fit", &Holding::oom, "oom"},
+      {"failed", "1", "whose policy broke down", &Holding::failed, "failed"},
+  };
+}
+
+void AddStorePath(CLI::App& verb, std::string& path) {
+  verb.add_option("store", path, "Store of a sweep, a SQLite file")->required();
+}
+
+void AddStatus(CLI::App& sweep, int& exit_code, Session& session) {
+  struct Options {
+    std::string path;
+    FormatOption format;
+  };
+  CLI::App* verb = sweep.add_subcommand("status", "Say what a store holds, policy by policy");
+  auto options = std::make_shared<Options>();
+  AddStorePath(*verb, options->path);
+  options->format.Add(*verb);
+  verb->callback([options, &exit_code, &session] {
+    const SweepStore store(options->path, SweepStore::Open::kExisting);
+    const std::vector<SweepStore::Holding> rows = store.Holdings();
+    constexpr std::string_view kShown[] = {"policy", "cells", "ok", "oom", "failed"};
+    exit_code = session.Finish(
+        FormatAs(options->format.format(), HoldingColumns(), rows, "spillway.sweep-status/v1",
+                 [&] {
+                   return rows.empty() ? std::string("nothing yet\n")
+                                       : FormatTable(HoldingColumns(), kShown, rows);
+                 }),
+        kOk);
+  });
+}
+
+std::string FormatRows(const std::vector<ResultRow>& rows, const FormatOption& format) {
+  constexpr std::string_view kShown[] = {"workload",
+                                         "device",
+                                         "memory_request",
+                                         "allocator",
+                                         "policy",
+                                         "status",
+                                         "iteration_ms",
+                                         "slowdown",
+                                         "peak_allocated_bytes",
+                                         "offloaded_bytes",
+                                         "stall_ms"};
+  Columns<ResultRow> columns = RowColumns(rows);
+  for (Column<ResultRow>& column : columns) {
+    const auto shown = std::ranges::find(kShown, column.name);
+    if (shown != std::end(kShown) && column.header.empty()) column.header = *shown;
+  }
+  return FormatAs(format.format(), columns, rows, "spillway.results/v1", [&] {
+    return rows.empty() ? std::string("nothing yet\n")
+                        : FormatTable(columns, kShown, rows, format.width());
+  });
+}
+
+void AddExport(CLI::App& sweep, int& exit_code, Session& session) {
+  struct Options {
+    std::string path, output;
+    FormatOption format;
+  };
+  CLI::App* verb = sweep.add_subcommand(
+      "export",
+      "Write the results of a store, with the columns of compare; the same cells give the same "
+      "bytes, however they were computed");
+  auto options = std::make_shared<Options>();
+  AddStorePath(*verb, options->path);
+  options->format.Add(*verb);
+  AddOutput(*verb, options->output, options->format);
+  verb->callback([options, &exit_code, &session] {
+    const SweepStore store(options->path, SweepStore::Open::kExisting);
+    std::vector<ResultRow> rows;
+    for (SweepStore::Entry& entry : store.Read()) rows.push_back(std::move(entry.row));
+    exit_code = session.Finish(FormatRows(rows, options->format), options->output, {}, kOk,
+                               [&](Manifest& manifest) {
+                                 manifest.AddInput("store", "file", options->path);
+                               });
+  });
+}
+
+void AddMerge(CLI::App& sweep) {
+  struct Options {
+    std::string path;
+    std::vector<std::string> others;
+  };
+  CLI::App* verb = sweep.add_subcommand(
+      "merge", "Add the cells of other stores to a store, which is made if there is none");
+  auto options = std::make_shared<Options>();
+  AddStorePath(*verb, options->path);
+  verb->add_option("others", options->others, "Stores to read, one or more")->required();
+  verb->callback([options] {
+    for (const std::string& other : options->others) {
+      std::error_code ignored;
+      if (std::filesystem::equivalent(other, options->path, ignored)) {
+        throw UsageError(fmt::format("'{}' is merged into itself", other));
+      }
+      SweepStore(other, SweepStore::Open::kExisting);  // before the first is changed
+    }
+    SweepStore store(options->path, SweepStore::Open::kCreate);
+    for (const std::string& other : options->others) {
+      const int64_t added = store.Merge(other);
+      fmt::print("{}: {} cells are new\n", other, added);
+    }
+  });
+}
+
+}  // namespace
+
+void AddSweep(CLI::App& app, int& exit_code, Session& session) {
+  CLI::App* verb = app.add_subcommand(
+      "sweep",
+      "Simulate every cell of a grid into a store; what is there already is not computed again. "
+      "Exit code 4 if a policy failed, which costs its own cells only");
+  auto options = std::make_shared<SweepOptions>();
+  options->Add(*verb);
+  AddFile(*verb, "--checkpoint", options->checkpoint,
+          "Copy the store here every minute, at the end and when interrupted, whole or not at all; "
+          "where the store is not there it begins with this");
+  AddPlan(*verb, exit_code, session);
+  AddStatus(*verb, exit_code, session);
+  AddExport(*verb, exit_code, session);
+  AddMerge(*verb);
+  verb->callback([verb, options, &exit_code, &session] {
+    if (verb->get_subcommands().empty()) exit_code = Sweep(*options, session);
+  });
+}
+
+}  // namespace spillway::cli
