@@ -136,10 +136,9 @@ int Sweep(const SweepOptions& options, Session& session) {
   const uint64_t computed = counts->cells - counts->present;
   session.Remark(fmt::format("{:.1f} s, {:.0f} cells per second, {:.0f} MiB at most", seconds,
                              static_cast<double>(computed) / seconds, PeakMemoryMiB()));
-  return session.Finish(
-      fmt::format("{}: {} cells, {} computed, {} were there: {}\n", path.string(), counts->cells,
-                  computed, counts->present, Summary(*counts)),
-      counts->failed > 0 ? kPolicyFailure : kOk);
+  return session.Finish(fmt::format("{}: {} cells, {} computed, {} were there: {}\n", path.string(),
+                                    counts->cells, computed, counts->present, Summary(*counts)),
+                        counts->failed > 0 ? kPolicyFailure : kOk);
 }
 
 struct Plan : SweepCounts {
@@ -179,13 +178,12 @@ void AddPlan(CLI::App& sweep, int& exit_code, Session& session) {
     Plan plan{CountCells(grid, shard, there)};
     plan.seconds = EstimateSweep(grid, plan.cells - plan.present, options->jobs, 3);
     exit_code = session.Finish(
-        FormatAs<Plan>(options->format.format(), PlanColumns(), std::span(&plan, 1),
-                       "spillway.sweep-plan/v1",
-                       [&] {
-                         return fmt::format("{} cells: {} are there, {} to compute, about {:.1f} s\n",
-                                            plan.cells, plan.present, plan.cells - plan.present,
-                                            plan.seconds);
-                       }),
+        FormatAs<Plan>(
+            options->format.format(), PlanColumns(), std::span(&plan, 1), "spillway.sweep-plan/v1",
+            [&] {
+              return fmt::format("{} cells: {} are there, {} to compute, about {:.1f} s\n",
+                                 plan.cells, plan.present, plan.cells - plan.present, plan.seconds);
+            }),
         kOk);
   });
 }
@@ -229,17 +227,9 @@ void AddStatus(CLI::App& sweep, int& exit_code, Session& session) {
 }
 
 std::string FormatRows(const std::vector<ResultRow>& rows, const FormatOption& format) {
-  constexpr std::string_view kShown[] = {"workload",
-                                         "device",
-                                         "memory_request",
-                                         "allocator",
-                                         "policy",
-                                         "status",
-                                         "iteration_ms",
-                                         "slowdown",
-                                         "peak_allocated_bytes",
-                                         "offloaded_bytes",
-                                         "stall_ms"};
+  constexpr std::string_view kShown[] = {
+      "workload",     "device",   "memory_request",       "allocator",       "policy",  "status",
+      "iteration_ms", "slowdown", "peak_allocated_bytes", "offloaded_bytes", "stall_ms"};
   Columns<ResultRow> columns = RowColumns(rows);
   for (Column<ResultRow>& column : columns) {
     const auto shown = std::ranges::find(kShown, column.name);
@@ -268,10 +258,9 @@ void AddExport(CLI::App& sweep, int& exit_code, Session& session) {
     const SweepStore store(options->path, SweepStore::Open::kExisting);
     std::vector<ResultRow> rows;
     for (SweepStore::Entry& entry : store.Read()) rows.push_back(std::move(entry.row));
-    exit_code = session.Finish(FormatRows(rows, options->format), options->output, {}, kOk,
-                               [&](Manifest& manifest) {
-                                 manifest.AddInput("store", "file", options->path);
-                               });
+    exit_code = session.Finish(
+        FormatRows(rows, options->format), options->output, {}, kOk,
+        [&](Manifest& manifest) { manifest.AddInput("store", "file", options->path); });
   });
 }
 

@@ -34,8 +34,8 @@ std::vector<std::string> Split(const ExperimentList& list, const Experiment& exp
   const std::vector<std::string>& given = experiment.*list.values;
   std::vector<std::string> values = list.commas ? SplitSpecifications(given) : given;
   if (std::find(values.begin(), values.end(), "") != values.end()) {
-    throw UsageError(fmt::format("{}: '{}' has an empty place in its list", list.name,
-                                 fmt::join(given, " ")));
+    throw UsageError(
+        fmt::format("{}: '{}' has an empty place in its list", list.name, fmt::join(given, " ")));
   }
   for (const Default& other : kDefaults) {
     if (other.values == list.values && values.empty()) values.emplace_back(other.text);
@@ -160,7 +160,8 @@ std::string CommandOf(const Cell& cell) {
   std::string command = Quoted(cell.workload);
   const auto add = [&](std::string_view option, const std::string& value,
                        std::string_view initial) {
-    if (!value.empty() && value != initial) command += fmt::format(" --{} {}", option, Quoted(value));
+    if (!value.empty() && value != initial)
+      command += fmt::format(" --{} {}", option, Quoted(value));
   };
   const MachineText& machine = cell.machine;
   add("preset", cell.preset, "torch");

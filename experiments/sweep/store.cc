@@ -106,12 +106,9 @@ Columns<ResultRow> RowColumns(const std::vector<ResultRow>& rows) {
   const Columns<RunResult> originals = ResultColumns();
   for (size_t i = 0; i < originals.size(); ++i) {
     const Column<RunResult>& original = originals[i];
-    Column<ResultRow> column{original.name,
-                             original.unit,
-                             original.help,
-                             [](const ResultRow&) { return std::string(); },
-                             original.header,
-                             original.digits};
+    Column<ResultRow> column{original.name,   original.unit,
+                             original.help,   [](const ResultRow&) { return std::string(); },
+                             original.header, original.digits};
     column.type = original.type;
     column.get = [i](const ResultRow& row) { return row[i]; };
     const auto has = [i](const ResultRow& row) { return row[i] != Value(); };
@@ -183,10 +180,10 @@ class SweepStore::Connection {
     while (query.executeStep()) there.insert(query.getColumn(0).getString());
     for (const Column<RunResult>& column : ResultColumns()) {
       if (there.contains(column.name)) continue;
-      throw InputError(
-          fmt::format("{}: is of a Spillway that has no result column '{}': sweep into a new store, "
-                      "or use the program that made this one",
-                      path.string(), column.name));
+      throw InputError(fmt::format(
+          "{}: is of a Spillway that has no result column '{}': sweep into a new store, "
+          "or use the program that made this one",
+          path.string(), column.name));
     }
   }
 
@@ -337,10 +334,10 @@ int64_t SweepStore::Merge(const std::filesystem::path& other) {
       };
       const std::string columns = NamesOfColumns();
       const std::string fresh = "NOT EXISTS (SELECT 1 FROM main.cells m WHERE m.key = p.key)";
-      database.exec(fmt::format(
-          "INSERT INTO main.provenance SELECT key, {}, {}, {}, {}, model, program FROM "
-          "other.provenance p WHERE {}",
-          id("trace"), id("device"), id("cost_table"), id("policy"), fresh));
+      database.exec(
+          fmt::format("INSERT INTO main.provenance SELECT key, {}, {}, {}, {}, model, program FROM "
+                      "other.provenance p WHERE {}",
+                      id("trace"), id("device"), id("cost_table"), id("policy"), fresh));
       added = database.exec(
           fmt::format("INSERT INTO main.cells (key, command{0}) SELECT key, command{0} FROM "
                       "other.cells p WHERE {1}",
@@ -363,8 +360,7 @@ std::vector<SweepStore::Entry> SweepStore::Read() const {
       entry.command = query.getColumn(0).getString();
       entry.row.reserve(columns.size());
       for (size_t i = 0; i < columns.size(); ++i) {
-        entry.row.push_back(
-            ReadValue(query.getColumn(static_cast<int>(i) + 1), columns[i].type));
+        entry.row.push_back(ReadValue(query.getColumn(static_cast<int>(i) + 1), columns[i].type));
       }
     }
     return entries;

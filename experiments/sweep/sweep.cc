@@ -224,9 +224,8 @@ CellProvenance Fingerprints::ProvenanceOf(const Cell& cell) {
   if (generated) from.trace.name += fmt::format(" {} {}", cell.preset, cell.mode);
   const MachineText& machine = cell.machine;
   const std::string device = DeviceBase(machine.device);
-  from.device = device.ends_with(".toml")
-                    ? CellInput{device, HashOf(device)}
-                    : DataInput(fmt::format("sim/devices/{}.toml", device));
+  from.device = device.ends_with(".toml") ? CellInput{device, HashOf(device)}
+                                          : DataInput(fmt::format("sim/devices/{}.toml", device));
   from.cost_table = {machine.cost, ""};
   if (machine.cost == "auto") {
     std::string table;
@@ -259,8 +258,8 @@ CellInput Fingerprints::PolicyInput(const std::string& policy) {
 
 std::string Fingerprints::KeyOf(const Cell& cell, const CellProvenance& provenance) const {
   std::string text = fmt::format("{}\n{}\n", kModelVersion, CommandOf(cell));
-  for (const CellInput* input : {&provenance.trace, &provenance.device, &provenance.cost_table,
-                                 &provenance.policy}) {
+  for (const CellInput* input :
+       {&provenance.trace, &provenance.device, &provenance.cost_table, &provenance.policy}) {
     text += fmt::format("{} {}\n", input->name, input->sha256);
   }
   if (!cell.machine.compress.empty()) {
@@ -286,10 +285,12 @@ SweepCounts CountCells(const Grid& grid, const Shard& shard, const SweepStore* s
 }
 
 SweepCounts RunSweep(const Grid& grid, const Shard& shard, SweepStore& store,
-                     const SweepCounts& before, int jobs, const std::string& program, const SweepProgress& progress) {
+                     const SweepCounts& before, int jobs, const std::string& program,
+                     const SweepProgress& progress) {
   const auto threads = static_cast<uint64_t>(ThreadsOf(jobs));
   const uint64_t missing = before.cells - before.present;
-  const uint64_t portion = std::clamp(missing / (threads * kPortions), uint64_t{1}, kLargestPortion);
+  const uint64_t portion =
+      std::clamp(missing / (threads * kPortions), uint64_t{1}, kLargestPortion);
   SweepCounts counts;
   std::mutex counts_mutex;
   Walk walk(grid, shard, &store);

@@ -65,12 +65,13 @@ struct SweepCounts {
 // Which cells of a shard are there: nothing is computed.
 SweepCounts CountCells(const Grid& grid, const Shard& shard, const SweepStore* store);
 
-// Computes what is missing, `before` says how much, on `jobs` threads, 0: one per core. Cells of a group share the trace,
-// the costs and the run in unlimited memory. Memory does not grow with the number of cells. An
-// error of a policy is a row. Throws what a cell throws besides, with the cell; what has been
-// computed is in the store then.
+// Computes what is missing, `before` says how much, on `jobs` threads, 0: one per core. Cells of a
+// group share the trace, the costs and the run in unlimited memory. Memory does not grow with the
+// number of cells. An error of a policy is a row. Throws what a cell throws besides, with the cell;
+// what has been computed is in the store then.
 SweepCounts RunSweep(const Grid& grid, const Shard& shard, SweepStore& store,
-                     const SweepCounts& before, int jobs, const std::string& program, const SweepProgress& progress);
+                     const SweepCounts& before, int jobs, const std::string& program,
+                     const SweepProgress& progress);
 
 // Seconds that so many cells of a grid take on `jobs` threads, from runs of a few that are spread
 // over it, in about `patience` seconds.
