@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <thread>
 
 #include "backend/cuda/cuda_backend.h"
@@ -120,6 +122,23 @@ void LookForGpu(std::vector<Finding>& findings) {
   }
 }
 
+// What scripts/plot.py draws with.
+void LookForMatplotlib(std::vector<Finding>& findings) {
+  using enum Finding::Status;
+  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(
+      ::popen("python3 -c 'import matplotlib; print(matplotlib.__version__)' 2>/dev/null", "re"),
+      ::pclose);
+  std::array<char, 64> version{};
+  if (pipe && std::fgets(version.data(), version.size(), pipe.get()) != nullptr) {
+    std::string text = version.data();
+    text.erase(text.find_last_not_of('\n') + 1);
+    findings.push_back({"matplotlib", kPresent, text});
+  } else {
+    findings.push_back({"matplotlib", kMissing, "not found by python3; scripts/plot.py needs it",
+                        "apt-get install python3-matplotlib"});
+  }
+}
+
 int Execute(const FormatOption& format, const Session& session) {
   using enum Finding::Status;
   std::vector<Finding> findings{{"spillway", kPresent, SPILLWAY_VERSION},
@@ -131,6 +150,7 @@ int Execute(const FormatOption& format, const Session& session) {
       {"processor threads", kPresent, fmt::format("{}", std::thread::hardware_concurrency())});
   LookAtData(findings);
   LookForGpu(findings);
+  LookForMatplotlib(findings);
 
   const std::string text =
       FormatAs(format.format(), FindingColumns(), findings, "spillway.doctor/v1", [&] {

@@ -189,7 +189,7 @@ class TalkTest(CommandTest):
             self.assertEqual(rows[item]["status"], "ok", item)
             self.assertRegex(rows[item]["value"], r"\S")
         self.assertIn("recorded tables", rows["device h200"]["value"])
-        for item in ("CUDA backend", "NVIDIA driver", "GPU"):
+        for item in ("CUDA backend", "NVIDIA driver", "GPU", "matplotlib"):
             self.assertEqual(rows[item]["status"] == "ok", rows[item]["remedy"] is None)
 
     def test_the_doctor_finds_a_wrong_data_directory(self):
