@@ -46,8 +46,9 @@ LAYERS = {
 }
 LAYERS["experiments/sweep"] = [*RUN, "experiments/run", "experiments/output"]
 _TOOLS = [f"experiments/{name}" for name in ("run", "output", "limit", "replay", "calibrate", "validate", "sweep")]
+LAYERS["experiments/report"] = [*RUN, "experiments/run", "experiments/output", "experiments/sweep"]
 LAYERS["experiments/reproduce"] = [*RUN, *_TOOLS]
-LAYERS["experiments/cli"] = [*RUN, *_TOOLS, "experiments/reproduce"]
+LAYERS["experiments/cli"] = [*RUN, *_TOOLS, "experiments/reproduce", "experiments/report"]
 
 # A library header -> the folders that may include it, with all below them.
 LIBRARIES = {

@@ -34,6 +34,10 @@ install(DIRECTORY experiments/reproduce DESTINATION ${data_dir}/experiments
   PATTERN "*.h" EXCLUDE PATTERN "*.cc" EXCLUDE)
 install(FILES scripts/figstyle.py DESTINATION ${data_dir}/scripts)
 install(DIRECTORY experiments/schemas DESTINATION ${data_dir}/experiments)
+install(DIRECTORY experiments/report/page DESTINATION ${data_dir}/experiments/report)
+if(SPILLWAY_DYGRAPHS)
+  install(FILES ${SPILLWAY_DYGRAPHS} DESTINATION ${data_dir}/experiments/report/page)
+endif()
 
 install(EXPORT spillway NAMESPACE spillway:: FILE spillwayTargets.cmake DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/spillwayConfigVersion.cmake

@@ -83,6 +83,7 @@ int Execute(Session& session) {
   AddLimit(app, exit_code, session);
   AddList(app, exit_code, session);
   AddTrace(app, exit_code, session);
+  AddReport(app, exit_code, session);
   AddRecord(app, exit_code, session);
   AddStore(app, exit_code, session);
   AddValidate(app, exit_code, session);

@@ -32,6 +32,7 @@ void AddSweep(CLI::App& app, int& exit_code, Session& session);
 void AddValidate(CLI::App& app, int& exit_code, Session& session);
 void AddCalibrate(CLI::App& app, int& exit_code, Session& session);
 void AddReproduce(CLI::App& app, int& exit_code, Session& session);
+void AddReport(CLI::App& app, int& exit_code, Session& session);
 void AddReplay(CLI::App& app, int& exit_code, Session& session);
 void AddNewPolicy(CLI::App& app, int& exit_code, Session& session);
 // `run` executes another session's arguments as a command line of its own.

@@ -23,16 +23,6 @@ constexpr int kProcess = 1;
 // Streams are numbered from 1: Perfetto takes thread 0 for the idle thread.
 int Thread(Stream stream) { return static_cast<int>(Index(stream)) + 1; }
 
-std::string ThreadName(Stream stream, const Report& report) {
-  constexpr std::array<std::string_view, 3> kNames{"compute", "h2d (copies to the device)",
-                                                   "d2h (copies to the host)"};
-  if (Index(stream) < kNames.size()) return std::string(kNames[Index(stream)]);
-  const PoolId pool = PoolOf(stream);
-  const bool in = stream == StreamOf(pool, Direction::kToDevice);
-  return fmt::format("{} (copies {} {})", Name(stream), in ? "from" : "to",
-                     report.pools[NumberOf(pool)]);
-}
-
 // "12.345678": microseconds, exact.
 std::string Microseconds(Duration time) {
   const int64_t picoseconds = time.picoseconds();
@@ -82,7 +72,7 @@ class Writer {
     meta("process_name", 0, "name", machine);
     for (size_t s = 0; s < 1 + 2 * report_.pools.size(); ++s) {
       const int thread = Thread(static_cast<Stream>(s));
-      meta("thread_name", thread, "name", ThreadName(static_cast<Stream>(s), report_));
+      meta("thread_name", thread, "name", StreamName(static_cast<Stream>(s), report_));
       meta("thread_sort_index", thread, "sort_index", thread);
     }
   }
@@ -238,6 +228,16 @@ class Writer {
 };
 
 }  // namespace
+
+std::string StreamName(Stream stream, const Report& report) {
+  constexpr std::array<std::string_view, 3> kNames{"compute", "h2d (copies to the device)",
+                                                   "d2h (copies to the host)"};
+  if (Index(stream) < kNames.size()) return std::string(kNames[Index(stream)]);
+  const PoolId pool = PoolOf(stream);
+  const bool in = stream == StreamOf(pool, Direction::kToDevice);
+  return fmt::format("{} (copies {} {})", Name(stream), in ? "from" : "to",
+                     report.pools[NumberOf(pool)]);
+}
 
 std::string FormatChromeTrace(const Trace& trace, const Report& report, const CostModel& cost,
                               const ChromeTraceOrigin& origin) {

@@ -36,6 +36,9 @@ struct ChromeTraceOrigin {
 std::string FormatChromeTrace(const Trace& trace, const Report& report, const CostModel& cost,
                               const ChromeTraceOrigin& origin);
 
+// "h2d (copies to the device)".
+std::string StreamName(Stream stream, const Report& report);
+
 }  // namespace spillway
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_CHROME_TRACE_H_

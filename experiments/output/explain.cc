@@ -48,9 +48,11 @@ Bytes Overlap(const Block& a, const Block& b) {
 
 class Explainer {
  public:
-  Explainer(const Trace& trace, const Report& report)
+  // With `suggests` it also says what might remove each stall.
+  Explainer(const Trace& trace, const Report& report, bool suggests)
       : trace_(trace),
         report_(report),
+        suggests_(suggests),
         liveness_(trace),
         reasons_(CopyReasons(report)),
         memory_(MemoryTimeline(report)) {
@@ -130,9 +132,11 @@ class Explainer {
         Suggest(stall, {.kind = RemedyKind::kNoFence, .op = stall.op},
                 "without the fence before " + trace_.op(stall.op).name);
       }
-      SuggestEarlierStart(stall);
-      SuggestMemory(stall);
-      SuggestLink(stall);
+      if (suggests_) {
+        SuggestEarlierStart(stall);
+        SuggestMemory(stall);
+        SuggestLink(stall);
+      }
     }
     stalls_.push_back(std::move(stall));
   }
@@ -147,8 +151,10 @@ class Explainer {
       if (!stall.awaited || TimeOf(i).end > TimeOf(*stall.awaited).end) stall.awaited = i;
     }
     Describe(stall);
-    SuggestEarlierStart(stall);
-    SuggestLink(stall);
+    if (suggests_) {
+      SuggestEarlierStart(stall);
+      SuggestLink(stall);
+    }
     stalls_.push_back(std::move(stall));
   }
 
@@ -339,6 +345,7 @@ class Explainer {
 
   const Trace& trace_;
   const Report& report_;
+  const bool suggests_;
   const Liveness liveness_;
   const std::vector<CopyReason> reasons_;
   const std::vector<MemorySample> memory_;
@@ -460,7 +467,7 @@ std::vector<CopyReason> CopyReasons(const Report& report) {
 std::vector<StallExplanation> ExplainStalls(const Trace& trace, const Report& report,
                                             const RemedyTrial& simulate, size_t limit) {
   SPILLWAY_CHECK(report.fits());
-  std::vector<StallExplanation> stalls = Explainer(trace, report).Explain();
+  std::vector<StallExplanation> stalls = Explainer(trace, report, limit > 0).Explain();
   for (size_t i = 0; i < stalls.size(); ++i) {
     std::vector<Suggestion> good;
     for (Suggestion& suggestion : stalls[i].suggestions) {

@@ -7,22 +7,32 @@
 
 namespace spillway {
 
-std::vector<MemorySample> MemoryTimeline(const Report& report) {
+std::vector<Duration> PlacementTimes(const Report& report) {
   SPILLWAY_CHECK(report.fits());
-  std::vector<MemorySample> samples;
-  MemorySample now;
+  std::vector<Duration> times;
+  times.reserve(report.placements.size());
   size_t kernel = 0;  // the first kernel that was issued after the change
   bool first_kernel = true;
-  for (size_t i = 0; i < report.placements.size(); ++i) {
-    const Placement& placement = report.placements[i];
+  for (const Placement& placement : report.placements) {
     while (kernel < report.timeline.size() &&
            (kernel < placement.commands || report.timeline[kernel].kind != CommandKind::kKernel)) {
       first_kernel &= report.timeline[kernel].kind != CommandKind::kKernel;
       ++kernel;
     }
-    now.time = first_kernel                      ? Duration()
-               : kernel < report.timeline.size() ? report.timeline[kernel].interval.start
-                                                 : report.metrics.iteration;
+    times.push_back(first_kernel                      ? Duration()
+                    : kernel < report.timeline.size() ? report.timeline[kernel].interval.start
+                                                      : report.metrics.iteration);
+  }
+  return times;
+}
+
+std::vector<MemorySample> MemoryTimeline(const Report& report) {
+  const std::vector<Duration> times = PlacementTimes(report);
+  std::vector<MemorySample> samples;
+  MemorySample now;
+  for (size_t i = 0; i < report.placements.size(); ++i) {
+    const Placement& placement = report.placements[i];
+    now.time = times[i];
     if (placement.on_device()) now.reserved = placement.reserved;
     const bool takes = placement.kind == PlacementKind::kAllocate;
     if (!takes && placement.kind != PlacementKind::kFree) continue;  // inside a reserved block

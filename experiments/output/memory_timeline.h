@@ -30,6 +30,9 @@ struct MemorySample {
   bool operator==(const MemorySample&) const = default;
 };
 
+// When each of `Report::placements` was made, by that convention. REQUIRES: as below.
+std::vector<Duration> PlacementTimes(const Report& report);
+
 // One sample per change of a byte count, in the order in which the changes were made; times never
 // descend. What is held from before the iteration opens the list, at time 0. REQUIRES: the logs are
 // complete (`report.fits()`).

@@ -237,9 +237,12 @@ RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Ou
   return MakeRunResult(scenario.setup(), policy, outcome, scenario.ideal());
 }
 
-RunResult PlayForRow(const Scenario& scenario, const std::string& policy) {
+RunResult PlayForRow(const Scenario& scenario, const std::string& policy,
+                     const std::function<void(const Outcome&)>& look) {
   try {
-    return ResultOf(scenario, policy, scenario.Play(policy));
+    const Outcome outcome = scenario.Play(policy);
+    if (look) look(outcome);
+    return ResultOf(scenario, policy, outcome);
   } catch (const Error& error) {
     Outcome nothing;
     nothing.trace = scenario.setup().trace;

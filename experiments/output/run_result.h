@@ -3,6 +3,7 @@
 #ifndef SPILLWAY_EXPERIMENTS_OUTPUT_RUN_RESULT_H_
 #define SPILLWAY_EXPERIMENTS_OUTPUT_RUN_RESULT_H_
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -65,7 +66,9 @@ RunResult MakeRunResult(const Setup& setup, std::string_view policy, const Outco
 RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome);
 
 // Of one run of several: an error of the policy ends in the result and leaves the others alone.
-RunResult PlayForRow(const Scenario& scenario, const std::string& policy);
+// `look` may see the outcome of a run that came to its end.
+RunResult PlayForRow(const Scenario& scenario, const std::string& policy,
+                     const std::function<void(const Outcome&)>& look = {});
 
 // Of `spillway run` and `compare`; experiments/schemas/results.json describes their rows.
 Columns<RunResult> ResultColumns();

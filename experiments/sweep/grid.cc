@@ -47,16 +47,6 @@ bool IsTraceFile(std::string_view workload) {
   return workload.ends_with(".json") || workload.ends_with(".zst");
 }
 
-// For a shell.
-std::string Quoted(const std::string& text) {
-  constexpr std::string_view kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-";
-  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) return text;
-  std::string quoted = "'";
-  for (const char c : text) quoted += c == '\'' ? "'\\''" : std::string(1, c);
-  return quoted + "'";
-}
-
 // One key of an experiment file.
 class ExperimentReader {
  public:
@@ -154,6 +144,15 @@ Experiment ReadExperiment(const std::filesystem::path& path) {
   ExperimentReader reader(origin, experiment);
   for (const auto& [key, node] : root) reader.Read(key.str(), node);
   return experiment;
+}
+
+std::string Quoted(const std::string& text) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-";
+  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) return text;
+  std::string quoted = "'";
+  for (const char c : text) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+  return quoted + "'";
 }
 
 std::string CommandOf(const Cell& cell) {

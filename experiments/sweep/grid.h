@@ -54,6 +54,9 @@ struct Cell {
   std::string policy;
 };
 
+// The text as one word of a shell.
+std::string Quoted(const std::string& text);
+
 // The arguments of `spillway compare` that give the cell's row, quoted for a shell.
 std::string CommandOf(const Cell& cell);
 

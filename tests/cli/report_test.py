@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Reports: one file that a browser shows without a word on its console, and what is refused.
+
+usage: report_test.py PATH_OF_SPILLWAY
+
+Where chromium is not installed, what needs a browser says that it is skipped.
+"""
+
+import base64
+import html.parser
+import json
+import pathlib
+import re
+import shutil
+import struct
+import subprocess
+import tempfile
+
+from harness import CommandTest, ROOT, main
+
+POLICIES = ("--policy", "network-wide:algo=memory", "--policy", "vdnn-all:algo=memory", "--policy", "mxnet")
+
+
+class Page(html.parser.HTMLParser):
+    """What a page refers to, its data and headings."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.data, self.headings, self.inside = [], {}, [], None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.links += [attrs[name] for name in ("src", "href") if name in attrs]
+        self.inside = attrs.get("id") if attrs.get("type") == "application/json" else tag if tag == "h2" else None
+
+    def handle_data(self, data):
+        if self.inside == "h2":
+            self.headings.append(data)
+        elif self.inside:
+            self.data[self.inside] = json.loads(data)
+        self.inside = None
+
+
+class ReportTest(CommandTest):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = pathlib.Path(directory.name)
+        self.page = self.directory / "report.html"
+
+    def report(self, *args):
+        self.ok("report", *args, "-o", self.page, "--quiet")
+        return self.page.read_text("utf-8")
+
+    def sources(self):
+        store = self.directory / "r.sqlite"
+        self.ok("sweep", "alexnet:{16,32}", "--memory", "1GiB,2GiB", "--policy", "torch,mxnet", "-o", store, "--quiet")
+        rows = self.directory / "c.json"
+        self.ok("compare", "alexnet:16", "--policy", "torch", "-o", rows, "--quiet")
+        return store, rows, ROOT / "experiments" / "validation" / "h200.csv"
+
+    def test_it_holds_what_the_sources_hold_and_needs_nothing_else(self):
+        page = Page(self.report("alexnet:64", *self.sources(), "--memory", "80%", *POLICIES, "--title", "a <b> & c"))
+        self.assertEqual([link for link in page.links if link != "data:,"], [])
+        self.assertEqual([len(page.data[f"data-{i}"]) for i in (0, 3)], [3, 8])
+        self.assertEqual(page.headings[0], "alexnet:64 on NVIDIA H200, PCIe 5 x16")
+        self.assertEqual(page.data["data-4"]["rows"], json.loads((self.directory / "c.json").read_text("utf-8"))["rows"])
+        self.assertGreater(len(page.data["data-5"]), 200)
+        compared = json.loads(self.ok("compare", "alexnet:64", "--memory", "80%", *POLICIES, "--format", "json"))
+        self.assertEqual(page.data["data-0"], compared["rows"])
+
+    def test_a_timeline_is_the_run_of_the_export(self):
+        page = Page(self.report("alexnet:64", "--memory", "80%", "--policy", "vdnn-all:algo=memory"))
+        timeline = page.data["data-1"]
+        trace = self.directory / "t.json"
+        self.ok("run", "alexnet:64", "--memory", "80%", "--policy", "vdnn-all:algo=memory", "--export-trace", trace)
+        events = [e for e in json.loads(trace.read_text("utf-8"))["traceEvents"] if e["ph"] == "X"]
+        self.assertEqual(timeline["events"]["count"], len(events))
+        tick = timeline["iteration_ms"] * 1e3 / 2 ** 32
+
+        def numbers(group, key):
+            return struct.iter_unpack("<I", base64.b64decode(timeline[group][key]))
+        for (start,), event in zip(sorted(numbers("events", "start")), sorted(events, key=lambda e: e["ts"])):
+            self.assertAlmostEqual(start * tick, event["ts"], delta=2 * tick)
+        stalls = sum(length for length, in numbers("stalls", "length")) * tick
+        self.assertAlmostEqual(stalls, sum(e["args"].get("stall_us", 0) for e in events), delta=tick * len(events))
+        listed = []
+        for line in timeline["names"].splitlines():
+            listed.append((listed[-1] if listed else "")[:ord(line[0]) - 48] + line[1:])
+        names = {listed[i] for i, in numbers("blocks", "name")}
+        self.assertLessEqual({"conv1.y", "conv1.weight", "conv1.relu.dy"}, names)
+
+    def test_the_same_sources_give_the_same_bytes(self):
+        sources = ("alexnet:16", *self.sources(), *POLICIES)
+        self.assertEqual(self.report(*sources, "--jobs", "1"), self.report(*sources, "--jobs", "4"))
+
+    def test_what_is_refused(self):
+        for name, text, message in (("none.csv", None, "none.csv"), ("a.csv", "x\n1\n", "a.csv:1: no CSV file"),
+                                    ("b.csv", "x,y\n1\n", "b.csv:2: 1 fields under 2 columns"),
+                                    ("c.json", '{"schema": "spillway.results/v1"}', "c.json"),
+                                    ("d.sqlite", "nonsense" * 200, "is no sweep store")):
+            with self.subTest(name):
+                path = self.directory / name
+                if text is not None:
+                    path.write_text(text, encoding="utf-8")
+                self.fails(3, message, "report", path, "-o", self.page)
+                self.assertFalse(self.page.exists())
+        self.fails(2, "did you mean 'alexnet'?", "report", "alxnet:1", "-o", self.page)
+        self.fails(2, "--output", "report", "alexnet:1")
+
+    def test_a_browser_shows_it(self):
+        chromium = shutil.which("chromium")
+        if chromium is None:
+            self.skipTest("SKIPPED: no chromium (apt-get install chromium)")
+        self.report("alexnet:64", *self.sources(), "--memory", "80%", *POLICIES)
+        result = subprocess.run([chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+                                 f"--user-data-dir={self.directory}/profile", "--virtual-time-budget=5000", "--dump-dom",
+                                 self.page.as_uri()], capture_output=True, text=True, check=False, timeout=120)
+        self.assertEqual([line for line in result.stderr.splitlines() if "CONSOLE" in line], [])
+        self.assertIn("data-ready=", result.stdout)
+        self.assertGreaterEqual(len(re.findall("<canvas", result.stdout)), 4)
+        self.assertRegex(result.stdout, r'aria-label="Timeline of one iteration of [\d.]+ milliseconds, \d+ events')
+        self.assertIn("<caption>8 rows</caption>", result.stdout)
+        self.assertEqual(result.stdout.count("<h3>"), 3)
+
+
+if __name__ == "__main__":
+    main()
