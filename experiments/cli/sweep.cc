@@ -1,4 +1,4 @@
-// spillway sweep [plan|status|export|merge]: the cells of a grid, computed into a store.
+// spillway sweep [plan|status|export|merge|submit]: the cells of a grid, computed into a store.
 
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -19,6 +19,7 @@
 #include "experiments/output/columns.h"
 #include "experiments/sweep/checkpoint.h"
 #include "experiments/sweep/grid.h"
+#include "experiments/sweep/slurm.h"
 #include "experiments/sweep/store.h"
 #include "experiments/sweep/sweep.h"
 #include "traces/base/error.h"
@@ -290,6 +291,62 @@ void AddMerge(CLI::App& sweep) {
   });
 }
 
+void AddSubmit(CLI::App& sweep, int& exit_code, Session& session) {
+  struct Options : GridOption {
+    SlurmJob job;
+    std::string directory;
+    bool slurm = false, dry_run = false;
+  };
+  CLI::App* verb = sweep.add_subcommand(
+      "submit",
+      "Run a sweep on a cluster: an array job, a shard for each task, and a job that merges them");
+  auto options = std::make_shared<Options>();
+  options->Add(*verb);
+  verb->remove_option(verb->get_option("--shard"));
+  verb->remove_option(verb->get_option("--jobs"));
+  SlurmJob& job = options->job;
+  verb->add_flag("--slurm", options->slurm, "With Slurm's sbatch")->required();
+  verb->add_option("--tasks", job.tasks, "Tasks of the array, a shard each")
+      ->check(CLI::Range(1, 100'000))
+      ->required();
+  verb->add_option("--cpus", job.cpus, "Processors, and threads, of a task")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  verb->add_option("--time", job.time, "Limit of a task, as sbatch takes it")
+      ->capture_default_str();
+  verb->add_option("--mem", job.memory, "Memory of a task, as sbatch takes it")
+      ->capture_default_str();
+  verb->add_option("--slurm-option", job.options,
+                   "Another option of sbatch (--slurm-option=--partition=long); repeat for more")
+      ->allow_extra_args(false);
+  verb->add_option("--directory", options->directory,
+                   "Shared directory of scripts, logs and shards (default: STORE.shards)");
+  verb->add_flag("--dry-run", options->dry_run, "Print the scripts, submit nothing");
+  verb->callback([options, &exit_code, &session] {
+    const Experiment experiment = options->Load();
+    const Grid grid(experiment, AllPolicies());
+    grid.Check();
+    if (experiment.output.empty()) throw UsageError("no store: give -o STORE");
+    SlurmJob prepared = options->job;
+    prepared.program = std::filesystem::read_symlink("/proc/self/exe");
+    prepared.work = std::filesystem::current_path();
+    prepared.store = std::filesystem::absolute(experiment.output);
+    prepared.directory = options->directory.empty()
+                             ? prepared.store.string() + ".shards"
+                             : std::filesystem::absolute(options->directory).string();
+    if (options->dry_run) {
+      exit_code =
+          session.Finish(ArrayScript(prepared, experiment) + "\n" + MergeScript(prepared), kOk);
+      return;
+    }
+    const SubmittedJobs jobs = Submit(prepared, experiment);
+    exit_code = session.Finish(
+        fmt::format("{} cells in {} tasks: job {}, then job {} merges them into {}\n", grid.size(),
+                    prepared.tasks, jobs.array, jobs.merge, prepared.store.string()),
+        kOk);
+  });
+}
+
 }  // namespace
 
 void AddSweep(CLI::App& app, int& exit_code, Session& session) {
@@ -306,6 +363,7 @@ void AddSweep(CLI::App& app, int& exit_code, Session& session) {
   AddStatus(*verb, exit_code, session);
   AddExport(*verb, exit_code, session);
   AddMerge(*verb);
+  AddSubmit(*verb, exit_code, session);
   verb->callback([verb, options, &exit_code, &session] {
     if (verb->get_subcommands().empty()) exit_code = Sweep(*options, session);
   });
