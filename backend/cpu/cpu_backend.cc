@@ -116,8 +116,10 @@ void CpuBackend::OnArrive(TensorId id, const Block& block, PoolId pool) {
     return released.pool == pool && AnyOverlap(released.memory, arrived);  // in use again
   });
   const Block contents{block.offset, trace_.tensor(id).size};
-  Fill(SyntheticDataOf(trace_, id, options_.seed, iteration_),
-       pool == PoolId::kDevice ? device_.At(contents) : CopiesOf(pool).Overwrite(contents),
+  const std::span<std::byte> bytes =
+      pool == PoolId::kDevice ? device_.At(contents) : CopiesOf(pool).Overwrite(contents);
+  if (options_.given && options_.given(id, bytes)) return;
+  Fill(SyntheticDataOf(trace_, id, options_.seed, iteration_), bytes,
        FirstElement(trace_.tensor(id)));
 }
 
@@ -217,6 +219,13 @@ void CpuBackend::RunKernel(const Command& command) {
   if (loss && !command.recompute) {
     loss_.emplace();
     std::memcpy(&*loss_, outputs[*loss].data(), sizeof(float));
+    const auto* y =
+        reinterpret_cast<const float*>(outputs[OutputIndex(op, Role::kY).value()].data());
+    const int64_t classes = op.IntAttribute("elements");
+    top1_.clear();
+    for (int64_t n = 0; n < op.batch; ++n, y += classes) {
+      top1_.push_back(std::max_element(y, y + classes) - y);
+    }
   }
 }
 

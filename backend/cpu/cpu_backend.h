@@ -35,6 +35,8 @@ struct CpuOptions {
   uint64_t seed = 1;                   // of parameters, inputs and dropout
   std::optional<uint64_t> drain_seed;  // draws the order of execution; as issued if not given
   std::optional<HostCompression> compression = std::nullopt;
+  // Writes what a tensor starts with, and says true; nothing given, or false: synthetic data.
+  std::function<bool(TensorId, std::span<std::byte>)> given = nullptr;
 };
 
 // Executes one op on host memory, as `RunOp` does.
@@ -64,6 +66,7 @@ class CpuBackend final : public Executor {
   std::vector<StoredContents> stored() const override { return copies_.front()->stored(); }
   Bytes stored_peak() const override { return copies_.front()->stored_peak(); }
   std::optional<float> loss() const override { return loss_; }
+  std::vector<int64_t> top1() const override { return top1_; }
   void Read(const Block& block, PoolId pool, std::span<std::byte> bytes) const override;
 
  private:
@@ -121,6 +124,7 @@ class CpuBackend final : public Executor {
   std::vector<Released> released_;
   uint64_t iteration_ = 0;
   std::optional<float> loss_;
+  std::vector<int64_t> top1_;
 };
 
 }  // namespace spillway

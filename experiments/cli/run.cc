@@ -24,6 +24,7 @@
 #include "policies/mmcnn_split.h"
 #include "traces/base/error.h"
 #include "traces/base/params.h"
+#include "traces/format.h"
 
 namespace spillway::cli {
 namespace {
@@ -38,6 +39,7 @@ struct RunOptions {
   std::string export_trace;
   std::string export_memory;
   std::string export_schedule;
+  std::string export_rewritten;
   std::string export_decisions;
   std::string export_snapshot;
   std::string export_plan;
@@ -45,6 +47,8 @@ struct RunOptions {
   std::string kernels_from;
   std::string math = "fp32";
   std::string against;
+  std::string weights;
+  std::string images;
   uint64_t seed = 1;
   std::optional<uint64_t> drain_seed;
   int iterations = 1;
@@ -128,6 +132,8 @@ std::vector<std::string> PoliciesOf(const RunOptions& options) {
 
 void Describe(const RunOptions& options, const Scenario& scenario, Manifest& manifest) {
   DescribeRun({{options.workload.text, &scenario}}, options.machine, PoliciesOf(options), manifest);
+  if (!options.weights.empty()) manifest.AddInput("weights", "file", options.weights);
+  if (!options.images.empty()) manifest.AddInput("images", "file", options.images);
   if (options.kernels_from.empty()) return;
   manifest.configuration.emplace_back("kernels-from", options.kernels_from);
   manifest.AddInput("decisions", "file", options.kernels_from);
@@ -160,10 +166,15 @@ std::string FormatStored(const Trace& trace, const CompressionSummary& summary) 
 }
 
 // The backends, with the one that executes opened if it is asked for.
-BackendFactories BackendsOf(const RunOptions& options) {
+BackendFactories BackendsOf(const RunOptions& options, const Trace& trace) {
   BackendFactories backends;
   if (options.machine.backend == "cpu") {
-    backends.Add("cpu", CpuFactory({options.seed, options.drain_seed}));
+    std::shared_ptr<const GivenContents> given;
+    if (!options.weights.empty() || !options.images.empty()) {
+      if (trace.training) throw UsageError("--weights and --images need --mode inference");
+      given = std::make_shared<const GivenContents>(options.weights, options.images, trace);
+    }
+    backends.Add("cpu", CpuFactory({options.seed, options.drain_seed, given}));
   } else if (options.machine.backend == "cuda") {
     const CudaMachine::Options machine{0, options.math, options.seed};
     backends.Add("cuda", CudaFactory(std::make_shared<CudaMachine>(machine), {options.seed}));
@@ -190,8 +201,8 @@ std::string Compare(const RunOptions& options, const BackendFactories& backends,
   other.machine.memory.clear();
   other.machine.allocator = MachineText().allocator;
   const Scenario scenario(options.workload.Load(), MachineOf(other));
-  const RunResult reference =
-      ResultOf(scenario, other.policy, scenario.Play(other.policy, backends));
+  const Outcome executed = scenario.Play(other.policy, backends);
+  const RunResult reference = ResultOf(scenario, other.policy, executed);
   result.against = other.policy;
   if (!result.fits() || !reference.fits()) {
     return fmt::format("nothing to compare: {} does not fit\n",
@@ -199,6 +210,10 @@ std::string Compare(const RunOptions& options, const BackendFactories& backends,
   }
   result.same_bits =
       result.loss == reference.loss && result.weights_digest == reference.weights_digest;
+  if (*result.same_bits && !options.images.empty()) {
+    return fmt::format("top-1 {} and the same bits with {}\n",
+                       fmt::join(executed.execution->top1, " "), result.against);
+  }
   if (*result.same_bits) return fmt::format("same bits as {}\n", result.against);
   return fmt::format(
       "other bits than {}: loss {}, weights {}; other kernels round differently (--kernels-from "
@@ -209,13 +224,14 @@ std::string Compare(const RunOptions& options, const BackendFactories& backends,
 // On real bytes: what fits, loss and digest; the times of a GPU are exported from `validate`.
 int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session& session) {
   if (options.explain || !options.export_trace.empty() || !options.export_memory.empty() ||
-      !options.export_schedule.empty() || !options.export_snapshot.empty()) {
+      !options.export_schedule.empty() || !options.export_rewritten.empty() ||
+      !options.export_snapshot.empty()) {
     throw UsageError("--explain and the exports show predicted times: use them with --backend sim");
   }
   if (!options.export_densities.empty() && options.machine.compress.empty()) {
     throw UsageError("--export-densities needs --compress all: densities are counted there");
   }
-  const BackendFactories backends = BackendsOf(options);
+  const BackendFactories backends = BackendsOf(options, *scenario.setup().trace);
   const Outcome outcome = scenario.Play(PolicyName(options), MakersOf(options, scenario), backends);
   RunResult result = ResultOf(scenario, PolicyName(options), outcome);
   std::string comparison;
@@ -225,6 +241,9 @@ int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session&
   if (options.format.format() == Format::kTable && outcome.execution && outcome.execution->loss) {
     text += fmt::format("loss {} after {} iteration(s), weights {}\n", *outcome.execution->loss,
                         options.iterations, outcome.execution->weights_digest);
+  }
+  if (options.format.format() == Format::kTable && !options.images.empty() && outcome.execution) {
+    text += fmt::format("top-1 {}\n", fmt::join(outcome.execution->top1, " "));
   }
   if (options.format.format() == Format::kTable) text += comparison;
   if (options.format.format() == Format::kTable && outcome.compression) {
@@ -280,6 +299,8 @@ int Execute(const RunOptions& options, Session& session) {
        [&](const Manifest&) { return FormatMemoryCsv(trace, report); }},
       {"--export-schedule", options.export_schedule,
        [&](const Manifest&) { return FormatScheduleCsv(trace, report); }},
+      {"--export-rewritten", options.export_rewritten,
+       [&](const Manifest&) { return FormatTrace(trace); }},
       DecisionsFile(scenario, options, outcome),
       PlanFile(options, outcome),
       {"--export-snapshot", options.export_snapshot,
@@ -339,6 +360,14 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
                            "cpu, cuda: execute this policy too, in all of the device's memory, and "
                            "compare loss and weights; exit code 1 if they differ"),
           {"cpu", "cuda"});
+  only_on(AddFile(*verb, "--weights", options->weights,
+                  "cpu: the parameters of an inference from a safetensors file, with the names and "
+                  "shapes of spillway trace build"),
+          {"cpu"});
+  only_on(AddFile(*verb, "--images", options->images,
+                  "cpu: the images of an inference from a safetensors file with one tensor; prints "
+                  "the class of each that the network finds most probable"),
+          {"cpu"});
   verb->add_flag(
       "--explain", options->explain,
       "Say for each stall what waited for what, and what simulation says would shorten the "
@@ -351,6 +380,8 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
   AddFile(
       *verb, "--export-schedule", options->export_schedule,
       "Write the iteration layer by layer as CSV: parts, prefetches, memory, transfers, stalls");
+  AddFile(*verb, "--export-rewritten", options->export_rewritten,
+          "Write the trace that ran, as the policy rewrote it, for record");
   AddFile(*verb, "--export-decisions", options->export_decisions,
           "Write every decision and placement as JSON");
   AddFile(*verb, "--export-plan", options->export_plan,

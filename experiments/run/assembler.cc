@@ -89,7 +89,8 @@ std::string DigestWeights(const Trace& trace, const Report& report, const Execut
 
 Execution ExecutionOf(const RunBackend& made, const Trace& trace, const Report& report) {
   const Executor& executor = *made.executor;
-  return {executor.loss(), made.digest ? DigestWeights(trace, report, executor) : std::string(),
+  return {executor.loss(), executor.top1(),
+          made.digest ? DigestWeights(trace, report, executor) : std::string(),
           executor.iteration_times()};
 }
 

@@ -42,9 +42,15 @@ BackendFactory CpuFactory(const CpuRun& options) {
     const Device& device = request.setup.device;
     std::array<Bytes, kMaxPools> pools;
     for (const PoolId pool : PoolsBySpeed(device)) pools[NumberOf(pool)] = SizeOf(device, pool);
-    return Executing(std::make_unique<CpuBackend>(
-        request.trace, CpuOptions{Bytes::Unlimited(), pools, options.seed, options.drain_seed,
-                                  request.compression}));
+    CpuOptions cpu{Bytes::Unlimited(), pools, options.seed, options.drain_seed,
+                   request.compression};
+    if (options.given) {
+      cpu.given = [given = options.given, &trace = request.trace](TensorId id,
+                                                                  std::span<std::byte> bytes) {
+        return given->Fill(trace, id, bytes);
+      };
+    }
+    return Executing(std::make_unique<CpuBackend>(request.trace, cpu));
   }};
 }
 

@@ -9,12 +9,14 @@
 
 #include "backend/cuda/cuda_backend.h"
 #include "experiments/run/assembler.h"
+#include "experiments/run/given_contents.h"
 
 namespace spillway {
 
 struct CpuRun {
   uint64_t seed = 1;                   // of parameters and data
   std::optional<uint64_t> drain_seed;  // draws a legal order of execution; as issued if not given
+  std::shared_ptr<const GivenContents> given = nullptr;  // instead of synthetic data
 };
 
 struct CudaRun {

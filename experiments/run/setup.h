@@ -59,6 +59,7 @@ inline constexpr int kWarmUp = 3;
 // What a run on real bytes has beyond its report.
 struct Execution {
   std::optional<float> loss;  // of the last iteration
+  std::vector<int64_t> top1;  // likewise, by sample; see `Executor::top1`
   // SHA-256 over all parameters and optimizer state (momentum, running statistics) after the last
   // iteration, in the order of the trace. It must depend on neither policy, allocator and memory
   // nor on the order of execution. Empty if it is not wanted.

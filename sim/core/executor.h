@@ -25,6 +25,10 @@ class Executor : public Backend {
   // The loss of the last iteration that `Synchronize` completed; nullopt if the trace has none.
   virtual std::optional<float> loss() const = 0;
 
+  // By sample, the class of the highest probability that it found in them; empty where there is no
+  // loss, or where nobody looks.
+  virtual std::vector<int64_t> top1() const { return {}; }
+
   // Copies the first `bytes.size()` bytes of a block, on the device or in a pool outside.
   // REQUIRES: nothing issued is pending.
   virtual void Read(const Block& block, PoolId pool, std::span<std::byte> bytes) const = 0;

@@ -238,6 +238,17 @@ class ExportsTest(CommandTest):
         self.assertGreater(int(by_name["fc6"]["ops"]), 5)
         self.assertEqual(by_name["conv3"]["prefetch_from"], "conv2.relu.fwd")
 
+    def test_the_rewritten_trace_runs_as_it_is(self):
+        path = self.directory / "divided.json"
+        args = ("run", "alexnet-caffe:1", "--mode", "inference", "--policy", "mmcnn:limit=20MiB")
+        self.ok(*args, "--export-rewritten", path)
+        self.assertEqual(json.loads(path.read_text(encoding="utf-8"))["version"], 2)
+        row = self.row("run", path, "--policy", "inference-vdnn")
+        self.assertLess(row["peak_allocated_bytes"], 80 * 2 ** 20)  # fc6 alone has 144 MiB
+        self.ok(*args[:4], "--policy", "liveness", "--export-rewritten", path)
+        self.assertEqual(path.read_text(encoding="utf-8"),
+                         self.ok("trace", "build", "alexnet-caffe:1", "--mode", "inference"))
+
     def test_a_run_that_does_not_fit_exports_nothing(self):
         path = self.directory / "trace.json"
         result = run("run", "vgg19:256", "--memory", "4GiB", "--export-trace", path)

@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""run --weights and --images: an inference of what files hold, with and without a policy that divides it.
+
+usage: weights_test.py PATH_OF_SPILLWAY
+"""
+
+import array
+import json
+import math
+import pathlib
+import random
+import re
+import struct
+import tempfile
+
+from harness import CommandTest, main
+
+NETWORK = "densenet(2,2,2,2,k=8)@64:1"
+RUN = ("run", NETWORK, "--mode", "inference", "--backend", "cpu")
+
+
+def write_safetensors(path, tensors):
+    """Writes {name: (shape, floats)}."""
+    header, data = {}, b""
+    for name, (shape, values) in tensors.items():
+        floats = array.array("f", values).tobytes()
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(floats)]}
+        data += floats
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+class WeightsTest(CommandTest):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.directory = pathlib.Path(scratch.name)
+        self.trace = json.loads(self.ok("trace", "build", NETWORK, "--mode", "inference"))
+        self.draw = random.Random(5)
+        self.weights = {tensor["name"]: (tensor["shape"], self.contents(tensor))
+                        for tensor in self.trace["tensors"]
+                        if tensor["kind"] in ("parameter", "optimizer_state")}
+        (image,) = (t for t in self.trace["tensors"] if t["name"] == "data.y")
+        self.images = {"images": (image["shape"], self.uniform(math.prod(image["shape"])))}
+
+    def uniform(self, count, centre=0.0):
+        return [centre + self.draw.uniform(-0.5, 0.5) for _ in range(count)]
+
+    def contents(self, tensor):
+        positive = tensor["name"].endswith("running_var") or ".bn" in tensor["name"]
+        return self.uniform(math.prod(tensor["shape"]), centre=1.0 if positive else 0.0)
+
+    def files(self):
+        write_safetensors(self.directory / "w.safetensors", self.weights)
+        write_safetensors(self.directory / "i.safetensors", self.images)
+        return ("--weights", self.directory / "w.safetensors", "--images", self.directory / "i.safetensors")
+
+    def top1(self, *args):
+        return re.search(r"^top-1 ([\d ]+)$", self.ok(*RUN, *args), re.MULTILINE).group(1).split()
+
+    def test_the_classes_do_not_depend_on_the_policy(self):
+        files = self.files()
+        classes = self.top1(*files)
+        self.assertEqual(len(classes), 1)
+        for policy in ("mmcnn:limit=60KiB", "inference-vdnn"):
+            text = self.ok(*RUN, *files, "--policy", policy, "--against", "inference-normal")
+            self.assertIn(f"top-1 {' '.join(classes)}\n", text)
+            self.assertIn(f"top-1 {' '.join(classes)} and the same bits with inference-normal", text)
+
+    def test_the_contents_of_the_files_count(self):
+        classes = self.top1(*self.files())
+        bias = next(name for name in reversed(self.weights) if name.endswith(".bias"))
+        shape, values = self.weights[bias]
+        for wanted in range(3):
+            changed = [1e30 if i == wanted else v for i, v in enumerate(values)]
+            self.weights[bias] = (shape, changed)
+            self.assertEqual(self.top1(*self.files()), [str(wanted)], classes)
+
+    def test_files_of_another_network_are_refused(self):
+        name = next(iter(self.weights))
+        shape, values = self.weights[name]
+        self.weights[name] = ([*shape, 1], values)
+        self.fails(3, f"tensor '{name}': is F32", *RUN, *self.files())
+        del self.weights[name]
+        self.fails(3, f"there is no tensor '{name}'", *RUN, *self.files())
+        self.weights |= {name: (shape, values), "more": ([1], [0.0])}
+        self.fails(3, "has no tensor 'more'", *RUN, *self.files())
+        del self.weights["more"]
+        self.images["more"] = ([1], [0.0])
+        self.fails(3, "has 2 tensors, expected one", *RUN, *self.files())
+
+    def test_a_truncated_file_is_refused(self):
+        files = self.files()
+        whole = files[1].read_bytes()
+        files[1].write_bytes(whole[:-4])
+        self.fails(3, "expected data_offsets", *RUN, *files)
+        files[1].write_bytes(whole[:100])
+        self.fails(3, "cut short", *RUN, *files)
+
+    def test_only_an_inference_on_the_cpu_takes_them(self):
+        files = self.files()
+        self.fails(2, "need --mode inference", "run", NETWORK, "--backend", "cpu", *files)
+        self.fails(2, "only with --backend cpu", "run", NETWORK, "--mode", "inference", *files)
+
+
+if __name__ == "__main__":
+    main()
