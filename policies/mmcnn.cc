@@ -37,7 +37,7 @@ class MmcnnPolicy final : public Policy {
   explicit MmcnnPolicy(const MmcnnOptions& options) : options_(options) {}
 
   Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
-    const bool divide = options_.rule.divide && !trace.training;
+    const bool divide = CanDivide(trace);
     const LeastMemory least = LeastMmcnnMemory(trace, device.alignment, divide);
     if (options_.limit < least.size) {
       throw UsageError(
@@ -58,8 +58,9 @@ class MmcnnPolicy final : public Policy {
                                const CostModel&) override {
     if (normal_) return std::nullopt;
     MmcnnRule rule = options_.rule;
-    rule.divide = rule.divide && !trace.training;
-    DividedInference divided = DivideForMmcnn(trace, device.memory, device.alignment, rule);
+    rule.divide = CanDivide(trace);
+    DividedInference divided =
+        DivideForMmcnn(trace, std::min(device.memory, options_.limit), device.alignment, rule);
     prefetch_from_ = std::move(divided.prefetch_from);
     return std::move(divided.trace);
   }
@@ -107,6 +108,13 @@ class MmcnnPolicy final : public Policy {
       return KernelChooser().ByRule(KernelChoice::kGreedy, context, op);
     }
   };
+
+  // What has parts has been divided already.
+  bool CanDivide(const Trace& trace) const {
+    const bool is_divided = std::ranges::any_of(
+        trace.tensors, [](const Tensor& tensor) { return tensor.part_of.has_value(); });
+    return options_.rule.divide && !trace.training && !is_divided;
+  }
 
   // Of the storages that can leave, the one that is needed last.
   static bool SendOneOutside(PolicyContext& context) {

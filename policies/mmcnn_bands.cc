@@ -37,7 +37,7 @@ struct RowWindow {
 
 // nullopt for an op that cannot be divided by rows.
 std::optional<RowWindow> RowWindowOf(const Op& op) {
-  if (op.batch != 1 || op.phase != Phase::kForward) return std::nullopt;
+  if (op.batch != 1 || op.phase != Phase::kForward || op.inputs.empty()) return std::nullopt;
   switch (op.type) {
     case OpType::kConv2d:
     case OpType::kMaxPool2d:
@@ -85,7 +85,7 @@ class BandDivider {
  private:
   int64_t HeightOf(TensorId map) const {
     const std::vector<int64_t>& shape = from_.tensor(map).shape;
-    return shape.size() == 4 ? shape[2] : 1;
+    return shape.size() == 4 ? std::max<int64_t>(shape[2], 1) : 1;
   }
   Bytes RowsOf(TensorId map, int64_t rows) const {
     return needs_.Rounded(Bytes(from_.tensor(map).size.count() / HeightOf(map) * rows));
@@ -94,7 +94,13 @@ class BandDivider {
 
   bool IsBanded(size_t i) const {
     const Op& op = from_.ops[i];
-    if (!RowWindowOf(op) || HeightOf(op.outputs[0]) == 1) return false;
+    const auto is_plane = [&](TensorId id) {
+      return !IsMap(id) || from_.tensor(id).shape.size() == 4;
+    };
+    if (!RowWindowOf(op) || op.outputs.size() != 1 || HeightOf(op.outputs[0]) == 1 ||
+        !std::ranges::all_of(op.inputs, is_plane)) {
+      return false;
+    }
     if (needs_.LeastOf(static_cast<OpId>(i)) > limit_) return true;
     return std::ranges::any_of(op.inputs, [&](TensorId input) {  // to be gathered
       const std::vector<Band>& bands = bands_[Index(input)];
@@ -127,7 +133,8 @@ class BandDivider {
       }
     }
     const TensorId y = op.outputs[0];
-    int64_t rows = std::max<int64_t>(limit_.count() / kShare / RowsOf(y, 1).count(), 1);
+    int64_t rows =
+        std::max<int64_t>(limit_.count() / kShare / std::max<int64_t>(RowsOf(y, 1).count(), 1), 1);
     while (rows > 1 && NeedOf(op, window, rows) > limit_) --rows;
     std::vector<Band> bands;
     const int64_t height = HeightOf(y);

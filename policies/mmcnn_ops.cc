@@ -29,7 +29,9 @@ std::optional<ChannelAxis> ChannelAxisOf(const Op& op) {
   if (op.batch != 1 || op.phase != Phase::kForward) return std::nullopt;
   if (op.type == OpType::kLinear) return ChannelAxis{"out_features", "in_features"};
   if (op.type != OpType::kConv2d) return std::nullopt;
-  return ChannelAxis{"out_channels", "in_channels", op.IntAttribute("groups", 1)};
+  const ChannelAxis axis{"out_channels", "in_channels", op.IntAttribute("groups", 1)};
+  if (op.IntAttribute(axis.outputs, 1) % axis.groups != 0) return std::nullopt;
+  return op.IntAttribute(axis.inputs, 1) % axis.groups == 0 ? std::optional(axis) : std::nullopt;
 }
 
 std::vector<Slice> SlicesOf(const Op& op, int64_t count) {

@@ -10,6 +10,7 @@
 #include "policies/mmcnn_bands.h"
 #include "policies/mmcnn_ops.h"
 #include "policies/mmcnn_schedule.h"
+#include "traces/base/error.h"
 #include "traces/ops/table.h"
 
 namespace spillway {
@@ -67,7 +68,12 @@ class Divider {
     if (!is_new) return known->second;
     const Bytes channel(piece.size.count() / channels);
     // An activation's channels stand behind the samples, of which there is one.
-    piece.shape[view ? 1 : 0] = slice.size();
+    const size_t dimension = view ? 1 : 0;
+    if (piece.shape.size() <= dimension || piece.shape[dimension] != channels) {
+      throw InputError(fmt::format("tensor '{}': expected a shape with {} channels",
+                                   from_.tensor(of).name, channels));
+    }
+    piece.shape[dimension] = slice.size();
     piece.size = channel * slice.size();
     piece.alias_of = view ? std::optional(of) : std::nullopt;
     piece.part_of = view ? std::nullopt : std::optional(of);
@@ -129,7 +135,8 @@ DividedInference DivideForMmcnn(const Trace& undivided, Bytes limit, Bytes align
   const std::vector<MmcnnStep> steps =
       ScheduleMmcnn(layers, static_cast<double>(limit.count()), rule.most_parts);
   const auto divisible = [&](size_t i) {
-    return ChannelAxisOf(trace.ops[i]).has_value() && layers[i].weights > 0;
+    return ChannelAxisOf(trace.ops[i]) && FindInput(trace.ops[i], Role::kWeight) &&
+           layers[i].weights > 0;
   };
   // The bands of one convolution share their weights, and so have the same slices.
   std::map<TensorId, int64_t> counts;  // by weight

@@ -23,7 +23,8 @@ struct LeastMemory {
   Bytes size;
   std::string layer;
 };
-// Each op divided as finely as it can be, or, with `divide` false, not at all.
+// Each op divided as finely as it can be, or, with `divide` false, not at all. Throws `InputError`
+// if attributes and shapes of an op do not agree, as the next one.
 LeastMemory LeastMmcnnMemory(const Trace& trace, Bytes alignment, bool divide = true);
 
 struct DividedInference {

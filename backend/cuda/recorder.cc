@@ -108,7 +108,8 @@ class OpMemory {
   std::vector<DeviceRange> Ranges(const Trace& trace, const std::vector<TensorId>& ids) const {
     std::vector<DeviceRange> ranges;
     for (const TensorId id : ids) {
-      ranges.push_back({buffers_.at(trace.Root(id)).data(), trace.tensor(id).size});
+      std::byte* const storage = buffers_.at(trace.Root(id)).data();
+      ranges.push_back({storage + trace.OffsetInStorage(id).count(), trace.tensor(id).size});
     }
     return ranges;
   }

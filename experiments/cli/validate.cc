@@ -76,6 +76,26 @@ CostTable TableFor(const ValidateOptions& options, const Trace& trace, const Dev
                                  backends);
 }
 
+// Records what policies make of the trace: slices of its ops have kernels of their own.
+void AddRewritten(const ValidateOptions& options, const Trace& trace, Device device,
+                  Recording& recording, CostTable& table) {
+  std::vector<Trace> rewritten;
+  const TableCostModel cost(table, device);
+  MachineOption machine = options.machine;
+  for (const std::string& memory : options.memories) {
+    machine.memory = memory;
+    device.memory =
+        Scenario(trace, machine, std::make_unique<TableCostModel>(table, device)).setup().memory;
+    for (const std::string& policy : options.policies) {
+      auto made = PolicyLibrary().Make(policy)->Rewrite(trace, device, cost);
+      if (made) rewritten.push_back(*std::move(made));
+    }
+  }
+  if (rewritten.empty()) return;
+  recording.Keep(table, fmt::format("the table of {}", trace.name));
+  AddMissing(recording.Table(trace.name, rewritten, {}), table);
+}
+
 int Execute(ValidateOptions options, Session& session) {
   if (PrintHelpValues(options.machine, options.policies)) return kOk;
   const double tolerance = ParseTolerance(options.tolerance);
@@ -116,6 +136,7 @@ int Execute(ValidateOptions options, Session& session) {
     const Device device = LoadDevice(options.machine.device);
     std::optional<CostTable> table;
     if (!spin) table = TableFor(options, trace, device, *machine, *recording, backends, session);
+    if (table) AddRewritten(options, trace, device, *recording, *table);
     for (const std::string& memory : options.memories) {
       options.machine.memory = memory;
       const Scenario scenario(trace, options.machine,
