@@ -106,6 +106,8 @@ int Sweep(const SweepOptions& options, Session& session) {
   SweepStore store(path, SweepStore::Open::kCreate);
   std::optional<Checkpoint> checkpoint;
   if (!options.checkpoint.empty()) checkpoint.emplace(store, options.checkpoint);
+  const auto start = std::chrono::steady_clock::now();
+  const SweepCounts before = CountCells(grid, shard, &store);
   session.interrupts().BeforeEnd([&] {
     session.progress().Wipe();
     store.Commit();
@@ -114,8 +116,6 @@ int Sweep(const SweepOptions& options, Session& session) {
                                path.string(), store.Size()));
   });
   const std::string program = fmt::format("spillway {} ({})", SPILLWAY_VERSION, kCommit);
-  const auto start = std::chrono::steady_clock::now();
-  const SweepCounts before = CountCells(grid, shard, &store);
   session.progress().Start(before.cells - before.present);
   SweepProgress progress;
   progress.finished = [&](const Cell& cell, const RunResult&) {

@@ -44,6 +44,11 @@ class CommandTest(unittest.TestCase):
         self.assertEqual(result.stdout, "")
         return result.stderr
 
+    def skip(self, why):
+        """Skips a test, and says so where nobody asked."""
+        print(f"SKIPPED {self.id()}: {why}", file=sys.stderr)
+        self.skipTest(why)
+
     def conforms(self, document, name):
         """Checks a document against experiments/schemas/NAME.json and returns it."""
         if isinstance(document, str):

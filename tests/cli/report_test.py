@@ -112,7 +112,7 @@ class ReportTest(CommandTest):
     def test_a_browser_shows_it(self):
         chromium = shutil.which("chromium")
         if chromium is None:
-            self.skipTest("SKIPPED: no chromium (apt-get install chromium)")
+            self.skip("no chromium (apt-get install chromium)")
         self.report("alexnet:64", *self.sources(), "--memory", "80%", *POLICIES)
         result = subprocess.run([chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
                                  f"--user-data-dir={self.directory}/profile", "--virtual-time-budget=5000", "--dump-dom",

@@ -16,7 +16,6 @@ import socket
 import subprocess
 import tempfile
 import time
-import unittest
 
 from harness import CommandTest, main
 
@@ -60,6 +59,10 @@ class Slurm:
 
     def __init__(self, directory):
         self.directory = directory
+        self.environment = {**os.environ, "SLURM_CONF": str(directory / "slurm.conf")}
+
+    def start(self):
+        directory = self.directory
         for name in ("munge", "state", "spool"):
             (directory / name).mkdir(mode=0o700)
         munge = directory / "munge"
@@ -70,11 +73,10 @@ class Slurm:
         path = directory / "slurm.conf"
         path.write_text(CONFIGURATION.format(directory=directory, host=socket.gethostname().split(".")[0],
                                              user=getpass.getuser(), cpus=os.cpu_count()), encoding="utf-8")
-        self.environment = {**os.environ, "SLURM_CONF": str(path)}
         for daemon in ("slurmctld", "slurmd"):
             subprocess.run([daemon, "-f", path], check=True, env=self.environment)
         if not wait_for(lambda: "idle" in self.ask("sinfo", "-h", "-o", "%T")):
-            raise unittest.SkipTest("SKIPPED: slurmd did not come up: " + self.ask("sinfo"))
+            raise OSError("slurmd did not come up: " + self.ask("sinfo"))
 
     def ask(self, *command):
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False).stdout
@@ -117,12 +119,13 @@ class SlurmTest(CommandTest):
     def test_a_killed_task_goes_on_and_the_bytes_are_the_same(self):
         missing = [name for name in NEEDED if shutil.which(name) is None]
         if missing:
-            self.skipTest(f"SKIPPED: no {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)")
+            self.skip(f"no {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)")
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             directory = pathlib.Path(name)
             (directory / "slurm").mkdir()
             slurm = Slurm(directory / "slurm")
             try:
+                slurm.start()
                 self.sweep_on(slurm, directory)
             finally:
                 slurm.stop()
