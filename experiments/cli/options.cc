@@ -162,10 +162,9 @@ void MachineOption::AddAllButMemory(CLI::App& verb) {
   verb.add_option("--compress", compress,
                   "Keep offloaded feature maps compressed on the host: all, or hidden (where it "
                   "costs no time), then :key=value,...; or help");
-  verb.add_option(
-          "--cost", cost,
-          "Kernel times: auto (recorded if there is a table, else roofline), roofline, or a "
-          "cost table file")
+  verb.add_option("--cost", cost,
+                  "Kernel times: auto (recorded if there is a table, else between the recorded "
+                  "batches around, else roofline), roofline, or a cost table file")
       ->capture_default_str();
   verb.add_flag("--deterministic", deterministic,
                 "Only kernels that give the same bits on every run");

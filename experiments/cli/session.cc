@@ -221,6 +221,12 @@ void DescribeRun(const std::vector<NamedScenario>& scenarios, const MachineOptio
     for (const NamedScenario& named : scenarios) {
       const Trace& trace = *named.scenario->setup().trace;
       manifest.AddInput("cost_table", "data", RecordedTablePath(setup.device.name, trace));
+      const auto around = FindBatchesAround(trace.network, trace.batch, setup.device.name);
+      if (!around) continue;
+      for (const int64_t batch : {around->below, around->above}) {
+        manifest.AddInput("cost_table", "data",
+                          RecordedTablePath(setup.device.name, trace.network, batch));
+      }
     }
   } else if (machine.cost != "roofline") {
     manifest.AddInput("cost_table", "file", machine.cost);

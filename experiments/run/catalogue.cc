@@ -7,7 +7,9 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 
+#include "sim/cost/interpolated.h"
 #include "sim/cost/roofline.h"
 #include "sim/cost/table.h"
 #include "traces/base/error.h"
@@ -277,15 +279,74 @@ std::string RecordedTableName(std::string_view network, int64_t batch) {
   return fmt::format("{}-{}.json.zst", network, batch);
 }
 
+fs::path RecordedTablePath(const std::string& device, std::string_view network, int64_t batch) {
+  return fs::path("traces/recorded") / DeviceBase(device) / RecordedTableName(network, batch);
+}
+
 fs::path RecordedTablePath(const std::string& device, const Trace& trace) {
-  return fs::path("traces/recorded") / DeviceBase(device) /
-         RecordedTableName(trace.network, trace.batch);
+  return RecordedTablePath(device, trace.network, trace.batch);
+}
+
+std::optional<BatchesAround> FindBatchesAround(const std::string& network, int64_t batch,
+                                               const std::string& device) {
+  BatchesAround around{0, std::numeric_limits<int64_t>::max()};
+  const std::string before = network + "-";
+  for (const fs::path& directory : DataDirectories()) {
+    std::error_code ignored;
+    const fs::path recorded = directory / "traces/recorded" / DeviceBase(device);
+    for (const auto& entry : fs::directory_iterator(recorded, ignored)) {
+      const std::string name = entry.path().filename();
+      if (!name.starts_with(before)) continue;
+      int64_t other = 0;
+      const auto [end, error] =
+          std::from_chars(name.data() + before.size(), name.data() + name.size(), other);
+      if (error != std::errc() || name != RecordedTableName(network, other)) continue;
+      if (other == batch) return std::nullopt;
+      if (other < batch) around.below = std::max(around.below, other);
+      if (other > batch) around.above = std::min(around.above, other);
+    }
+  }
+  if (around.below == 0 || around.above == std::numeric_limits<int64_t>::max()) {
+    return std::nullopt;
+  }
+  return around;
 }
 
 std::optional<CostTable> FindRecordedTable(const Trace& trace, const Device& device) {
   const auto path = FindDataFile(RecordedTablePath(device.name, trace));
   return path ? std::optional(ReadCostTable(*path)) : std::nullopt;
 }
+
+namespace {
+
+bool Covers(const CostModel& cost, const Trace& trace) {
+  try {
+    for (const Op& op : trace.ops) {
+      for (size_t slot = 0; slot < op.slots.size(); ++slot) cost.Kernels(op, slot, op.batch);
+    }
+    return true;
+  } catch (const InputError&) {
+    return false;
+  }
+}
+
+// nullptr if there are no batches around, or their tables do not cover the trace.
+std::unique_ptr<CostModel> InterpolatedCost(const Trace& trace, const Device& device) {
+  const auto around = FindBatchesAround(trace.network, trace.batch, device.name);
+  if (!around) return nullptr;
+  const auto read = [&](int64_t batch) {
+    const fs::path path = RecordedTablePath(device.name, trace.network, batch);
+    return BatchTable{batch, ReadCostTable(*FindDataFile(path))};
+  };
+  auto table = Interpolate(read(around->below), read(around->above), trace.batch);
+  if (!table) return nullptr;
+  auto cost = std::make_unique<InterpolatedCostModel>(
+      *std::move(table), device,
+      fmt::format("interpolated between the batches {} and {}", around->below, around->above));
+  return Covers(*cost, trace) ? std::move(cost) : nullptr;
+}
+
+}  // namespace
 
 std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trace,
                                     const Device& device) {
@@ -302,6 +363,7 @@ std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trac
   if (auto table = FindRecordedTable(trace, device)) {
     return std::make_unique<TableCostModel>(std::move(*table), device);
   }
+  if (auto between = InterpolatedCost(trace, device)) return between;
   return std::make_unique<RooflineCostModel>(device);
 }
 

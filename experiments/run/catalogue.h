@@ -69,13 +69,26 @@ Trace LoadWorkload(const std::string& text, const WorkloadOptions& options);
 // The table that "auto" finds for the workload on the device; nullopt if none was recorded.
 std::optional<CostTable> FindRecordedTable(const Trace& trace, const Device& device);
 
-// `source` is "auto" (the table recorded for this workload on this device if there is one, else the
+// The nearest batches below and above of which there are tables of the network on the device;
+// nullopt unless there are both, or if there is one of this batch.
+struct BatchesAround {
+  int64_t below, above;
+};
+std::optional<BatchesAround> FindBatchesAround(const std::string& network, int64_t batch,
+                                               const std::string& device);
+
+// `source` is "auto" (the table recorded for this workload on this device if there is one; else
+// between those of the nearest batches, if there are such and they cover the trace; else the
 // roofline), "roofline", or the path of a cost table.
 std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trace,
                                     const Device& device);
 
 // "NETWORK-BATCH.json.zst", of a cost table.
 std::string RecordedTableName(std::string_view network, int64_t batch);
+
+// The data file of such a table.
+std::filesystem::path RecordedTablePath(const std::string& device, std::string_view network,
+                                        int64_t batch);
 
 // Where `spillway record` puts, and "auto" looks for, the table of a workload: under
 // traces/recorded/DEVICE, whatever is different on the device.

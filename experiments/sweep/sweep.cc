@@ -228,22 +228,30 @@ CellProvenance Fingerprints::ProvenanceOf(const Cell& cell) {
                                           : DataInput(fmt::format("sim/devices/{}.toml", device));
   from.cost_table = {machine.cost, ""};
   if (machine.cost == "auto") {
-    std::string table;
+    Workload workload;
     if (generated) {
-      const Workload workload = ParseWorkload(cell.workload);
-      table = RecordedTableName(workload.network, workload.batch);
+      workload = ParseWorkload(cell.workload);
     } else {
-      std::string& known = network_[cell.workload];
-      if (known.empty()) {
+      const auto [known, is_new] = workloads_.try_emplace(cell.workload);
+      if (is_new) {
         const Trace trace = LoadWorkload(cell.workload, {});
-        known = RecordedTableName(trace.network, trace.batch);
+        known->second = {trace.network, trace.batch};
       }
-      table = known;
+      workload = known->second;
     }
-    const CellInput recorded = DataInput(
-        (std::filesystem::path("traces/recorded") / std::filesystem::path(device).stem() / table)
-            .string());
-    if (!recorded.sha256.empty()) from.cost_table = recorded;
+    const std::string name = std::filesystem::path(device).stem();
+    const auto recorded = [&](int64_t batch) {
+      return DataInput(RecordedTablePath(name, workload.network, batch).string());
+    };
+    const CellInput own = recorded(workload.batch);
+    const auto around = FindBatchesAround(workload.network, workload.batch, name);
+    if (!own.sha256.empty()) {
+      from.cost_table = own;
+    } else if (around) {
+      const CellInput below = recorded(around->below), above = recorded(around->above);
+      from.cost_table = {fmt::format("{} {}", below.name, above.name),
+                         Sha256(below.sha256 + above.sha256)};
+    }
   } else if (machine.cost != "roofline") {
     from.cost_table.sha256 = HashOf(machine.cost);
   }

@@ -12,6 +12,7 @@
 
 #include "experiments/sweep/grid.h"
 #include "experiments/sweep/store.h"
+#include "traces/zoo/zoo.h"
 
 namespace spillway {
 
@@ -47,8 +48,8 @@ class Fingerprints {
   const std::string& HashOf(const std::string& path);
   CellInput DataInput(const std::string& relative);
 
-  std::map<std::string, std::string> hashes_;   // by path
-  std::map<std::string, std::string> network_;  // of a trace file, as its cost table has it
+  std::map<std::string, std::string> hashes_;  // by path
+  std::map<std::string, Workload> workloads_;  // of trace files, by path
 };
 
 struct SweepProgress {

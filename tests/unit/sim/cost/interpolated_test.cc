@@ -1,0 +1,112 @@
+// Kernel times between recorded batches.
+
+#include "sim/cost/interpolated.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "experiments/run/catalogue.h"
+#include "experiments/run/simulate.h"
+#include "sim/cost/table.h"
+#include "traces/base/error.h"
+
+namespace spillway {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+CostEntry Entry(const std::string& signature, int64_t batch,
+                const std::vector<std::pair<std::string, int64_t>>& kernels) {
+  CostEntry entry{signature, batch, {}};
+  for (const auto& [algorithm, time] : kernels) {
+    entry.kernels.push_back({{algorithm, Duration::Picoseconds(time), Bytes(10 * time)}, 1, 0});
+  }
+  return entry;
+}
+
+TEST(InterpolatedTest, KernelsOfBothBatchesLieOnALine) {
+  const BatchTable below{10,
+                         {"n:10",
+                          {},
+                          Duration::Picoseconds(4),
+                          {Entry("both", 10, {{"a", 100}, {"b", 50}}), Entry("once", 1, {{"a", 7}}),
+                           Entry("small", 10, {{"a", 9}})}}};
+  const BatchTable above{30,
+                         {"n:30",
+                          {},
+                          Duration::Picoseconds(8),
+                          {Entry("both", 30, {{"a", 201}, {"c", 1}}), Entry("once", 1, {{"a", 8}}),
+                           Entry("large", 30, {{"a", 9}}), Entry("both", 20, {{"a", 110}})}}};
+  const CostTable table = *Interpolate(below, above, 15);
+  EXPECT_EQ(table.in_sequence, Duration::Picoseconds(5));
+  EXPECT_EQ(table.entries,
+            (std::vector<CostEntry>{Entry("both", 10, {{"a", 100}, {"b", 50}}),
+                                    Entry("both", 15, {{"a", 105}}), Entry("once", 1, {{"a", 7}}),
+                                    Entry("small", 10, {{"a", 9}})}));
+  // Between 20 and 30, and as recorded at 20.
+  EXPECT_EQ(Interpolate(below, above, 25)->entries[2], [] {
+    CostEntry entry = Entry("both", 25, {{"a", 156}});
+    entry.kernels[0].kernel.workspace = Bytes(1555);
+    return entry;
+  }());
+  EXPECT_EQ(Interpolate(below, above, 20)->entries[1], Entry("both", 20, {{"a", 110}}));
+}
+
+TEST(InterpolatedTest, TablesOfTwoLibrariesAreNotMixed) {
+  BatchTable below{1, {}}, above{3, {}};
+  EXPECT_TRUE(Interpolate(below, above, 2));
+  above.table.provenance.cudnn = "9";
+  EXPECT_FALSE(Interpolate(below, above, 2));
+}
+
+// Wherever a batch lies between two others it is left out, and predicted from them.
+TEST(InterpolatedTest, ABatchLeftOutIsPredictedFromThoseAround) {
+  const Device device = LoadDevice("h200");
+  double sum = 0, worst = 0;
+  for (const char* network : {"vgg16", "vgg19"}) {
+    const auto read = [&](int64_t batch) {
+      return BatchTable{batch,
+                        ReadCostTable(*FindDataFile(RecordedTablePath("h200", network, batch)))};
+    };
+    spillway::Setup setup;
+    setup.device = device;
+    setup.memory = Bytes::Unlimited();
+    setup.trace = std::make_shared<const Trace>(LoadWorkload(std::string(network) + ":128", {}));
+    const auto iteration = [&](std::shared_ptr<const CostModel> cost) {
+      setup.cost = std::move(cost);
+      return SimulateIdeal(setup).metrics.iteration.milliseconds();
+    };
+    const double recorded = iteration(std::make_shared<TableCostModel>(read(128).table, device));
+    const double predicted = iteration(std::make_shared<InterpolatedCostModel>(
+        *Interpolate(read(64), read(256), 128), device, "left out"));
+    const double error = std::abs(predicted / recorded - 1);
+    EXPECT_GT(error, 0) << "this is the recorded table";
+    sum += error;
+    worst = std::max(worst, error);
+  }
+  EXPECT_LE(sum / 2, 0.03);
+  EXPECT_LE(worst, 0.06);
+}
+
+TEST(InterpolatedTest, AutoInterpolatesWhereThereAreBatchesAroundAndSaysSo) {
+  const Device device = LoadDevice("h200");
+  const auto provenance = [&](const std::string& workload) {
+    return LoadCost("auto", LoadWorkload(workload, {}), device)->Provenance();
+  };
+  EXPECT_EQ(provenance("vgg16:128").rfind("recorded on NVIDIA H200", 0), 0U);
+  EXPECT_THAT(provenance("vgg16:96"),
+              StartsWith("interpolated between the batches 64 and 128, recorded on NVIDIA H200"));
+  EXPECT_THAT(provenance("vgg16:32"), HasSubstr("roofline"));
+  EXPECT_THAT(provenance("vgg16:512"), HasSubstr("roofline"));
+  EXPECT_THAT(provenance("resnet50:65"), HasSubstr("roofline"));
+}
+
+}  // namespace
+}  // namespace spillway
