@@ -169,14 +169,17 @@ Columns<RunResult> ExecutionColumns() {
 }
 
 // Where the assumptions of the bound hold.
-std::optional<Duration> BoundOf(const Setup& setup, const Outcome& outcome) {
+std::optional<Duration> BoundOf(const Scenario& scenario, const Outcome& outcome) {
+  const Setup& setup = scenario.setup();
   const Report& report = outcome.report;
   const Trace& trace = *outcome.trace;
   const bool holds = report.fits() && outcome.trace == setup.trace && !setup.compression &&
                      JointBoundHolds(trace, setup.device.alignment, report);
   if (!holds) return std::nullopt;
   // Blocks that were placed ahead may lie higher than the memory that they were planned for.
-  return JointBound(trace, *setup.cost, std::max(setup.memory, report.metrics.peak_reserved));
+  const Bytes reserved = report.metrics.peak_reserved;
+  return reserved > setup.memory ? JointBound(trace, *setup.cost, reserved)
+                                 : scenario.joint_bound();
 }
 
 }  // namespace
@@ -187,8 +190,10 @@ RunFacts FactsOf(const Setup& setup, const Trace& trace, std::string_view policy
           std::string(policy)};
 }
 
-RunResult MakeRunResult(const Setup& setup, std::string_view policy, const Outcome& outcome,
-                        const Report& ideal) {
+RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome,
+                   Certificate certificate) {
+  const Setup& setup = scenario.setup();
+  const Report& ideal = scenario.ideal();
   const Trace& trace = *outcome.trace;
   const Report& report = outcome.report;
   RunResult result;
@@ -222,7 +227,7 @@ RunResult MakeRunResult(const Setup& setup, std::string_view policy, const Outco
   }
   result.executed = setup.backend != kSimulator;
   if (!result.executed) {
-    result.bound_joint = BoundOf(setup, outcome);
+    if (certificate == Certificate::kBound) result.bound_joint = BoundOf(scenario, outcome);
     return result;
   }
   const Execution execution = outcome.execution.value_or(Execution());
@@ -233,16 +238,12 @@ RunResult MakeRunResult(const Setup& setup, std::string_view policy, const Outco
   return result;
 }
 
-RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome) {
-  return MakeRunResult(scenario.setup(), policy, outcome, scenario.ideal());
-}
-
 RunResult PlayForRow(const Scenario& scenario, const std::string& policy,
-                     const std::function<void(const Outcome&)>& look) {
+                     const std::function<void(const Outcome&)>& look, Certificate certificate) {
   try {
     const Outcome outcome = scenario.Play(policy);
     if (look) look(outcome);
-    return ResultOf(scenario, policy, outcome);
+    return ResultOf(scenario, policy, outcome, certificate);
   } catch (const Error& error) {
     Outcome nothing;
     nothing.trace = scenario.setup().trace;
@@ -311,7 +312,7 @@ Columns<RunResult> ResultColumns() {
        [](auto& r) { return r.report.bounds.layer; }},
       {"bound_joint_ms", "ms",
        "no policy is faster in this memory that divides no batches and has parameters on the "
-       "device",
+       "device; not in sweeps, for it takes longer than a run",
        &RunResult::bound_joint},
       {"time_over_bound", "1", "iteration over the larger of the bounds of compute and copy",
        [](auto& r) {

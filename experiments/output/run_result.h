@@ -60,15 +60,17 @@ struct RunResult : RunFacts {
   bool fits() const { return failure.empty() && report.fits(); }
 };
 
-// `ideal` is `SimulateIdeal` of the same set-up.
-RunResult MakeRunResult(const Setup& setup, std::string_view policy, const Outcome& outcome,
-                        const Report& ideal);
-RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome);
+// Whether the result is to have its `bound_joint`.
+enum class Certificate : uint8_t { kNone, kBound };
+
+RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome,
+                   Certificate certificate = Certificate::kBound);
 
 // Of one run of several: an error of the policy ends in the result and leaves the others alone.
 // `look` may see the outcome of a run that came to its end.
 RunResult PlayForRow(const Scenario& scenario, const std::string& policy,
-                     const std::function<void(const Outcome&)>& look = {});
+                     const std::function<void(const Outcome&)>& look = {},
+                     Certificate certificate = Certificate::kBound);
 
 // Of `spillway run` and `compare`; experiments/schemas/results.json describes their rows.
 Columns<RunResult> ResultColumns();

@@ -7,6 +7,7 @@
 
 #include "experiments/run/catalogue.h"
 #include "experiments/run/simulate.h"
+#include "policies/joint/bound.h"
 #include "sim/core/check.h"
 #include "sim/cost/deterministic.h"
 #include "traces/base/error.h"
@@ -56,7 +57,15 @@ Scenario Scenario::WithMemory(const std::string& memory) const {
   other.setup_.memory_request = memory;
   other.setup_.memory =
       memory.empty() ? setup_.device.memory : ParseMemory(memory, setup_, ideal_.get());
+  other.bound_ = std::make_shared<LazyBound>();
   return other;
+}
+
+Duration Scenario::joint_bound() const {
+  std::call_once(bound_->once, [this] {
+    bound_->bound = JointBound(*setup_.trace, *setup_.cost, setup_.memory);
+  });
+  return bound_->bound;
 }
 
 Outcome Scenario::Play(const std::string& specification, const BackendFactories& backends) const {

@@ -4,6 +4,7 @@
 #define SPILLWAY_EXPERIMENTS_RUN_SCENARIO_H_
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,9 @@ class Scenario {
 
   const Setup& setup() const { return setup_; }
   const Report& ideal() const { return *ideal_; }
+  // `JointBound` in the memory of the setup. Computed when it is first asked for: it takes about a
+  // tenth of a second, more than a run.
+  Duration joint_bound() const;
 
   // `spillway::Play` of one policy, or with the allocator `auto` of the one that it chooses;
   // verified where asked for. Throws `PolicyError` if the verification finds a violation. Safe to
@@ -59,8 +63,14 @@ class Scenario {
                const BackendFactories& backends = {}) const;
 
  private:
+  struct LazyBound {
+    std::once_flag once;
+    Duration bound;
+  };
+
   Setup setup_;
   std::shared_ptr<const Report> ideal_;
+  std::shared_ptr<LazyBound> bound_ = std::make_shared<LazyBound>();
   bool check_;
 };
 

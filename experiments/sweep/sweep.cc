@@ -162,8 +162,9 @@ class Walk {
 };
 
 RunResult Compute(Job& job) {
-  return WithContext([&] { return PlayForRow(job.scenario->Get(), job.cell.policy); },
-                     [&] { return CommandOf(job.cell); });
+  return WithContext(
+      [&] { return PlayForRow(job.scenario->Get(), job.cell.policy, {}, Certificate::kNone); },
+      [&] { return CommandOf(job.cell); });
 }
 
 double SecondsSince(std::chrono::steady_clock::time_point start) {
@@ -357,7 +358,7 @@ double EstimateSweep(const Grid& grid, uint64_t cells, int jobs, double patience
     scenario->Get();
     loading += SecondsSince(load);
     const auto play = std::chrono::steady_clock::now();
-    PlayForRow(scenario->Get(), cell.policy);
+    PlayForRow(scenario->Get(), cell.policy, {}, Certificate::kNone);
     playing += SecondsSince(play);
     ++done;
   }
