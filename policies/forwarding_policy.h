@@ -15,7 +15,7 @@ class ForwardingPolicy : public Policy {
  public:
   std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
                                const CostModel& cost) override {
-    return chosen_->Rewrite(trace, device, cost);
+    return chosen_ ? chosen_->Rewrite(trace, device, cost) : std::nullopt;
   }
   bool LivesOutside(const Trace& trace, TensorId tensor) override {
     return chosen_->LivesOutside(trace, tensor);
@@ -37,7 +37,9 @@ class ForwardingPolicy : public Policy {
   }
 
  protected:
-  std::unique_ptr<Policy> chosen_;  // set by `LimitMemory`, before any other hook is called
+  // Set by `LimitMemory`, before a run calls any other hook. Until then, asked what it would make
+  // of a trace, the policy leaves it alone.
+  std::unique_ptr<Policy> chosen_;
 };
 
 }  // namespace spillway

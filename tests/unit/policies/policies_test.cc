@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 
 #include "policies/registry.h"
+#include "sim/cost/roofline.h"
 #include "tests/testing/fixtures.h"
 #include "traces/base/error.h"
+#include "traces/lowering/lowering.h"
+#include "traces/zoo/zoo.h"
 
 namespace spillway {
 namespace {
@@ -37,6 +40,20 @@ TEST(RegistryTest, SpecificationsAreParsedStrictly) {
   EXPECT_THAT(UsageErrorOf("vdnn-all:algos=memory"), HasSubstr("did you mean 'algo'"));
   EXPECT_THAT(UsageErrorOf("vdnn-all:algo=memory,algo=memory"), HasSubstr("given twice"));
   EXPECT_THAT(UsageErrorOf("vdnn-dyn:algo=memory"), HasSubstr("valid: adopt"));
+}
+
+// As `spillway validate` asks, to measure the kernels of divided traces.
+TEST(RegistryTest, WhatPoliciesMakeOfATraceCanBeAskedWithoutARun) {
+  const Trace trace = LowerNetwork(BuildNetwork("alexnet"), {1, "torch", false});
+  Device device;
+  device.memory = Bytes::MiB(20);
+  const RooflineCostModel cost(device);
+  const PolicyRegistry registry = Builtin();
+  for (const PolicyRegistry::Entry& entry : registry.entries()) {
+    const auto rewritten = registry.Make(entry.name)->Rewrite(trace, device, cost);
+    EXPECT_EQ(rewritten && rewritten->ops.size() > trace.ops.size(), entry.name == "mmcnn")
+        << entry.name;
+  }
 }
 
 TEST(RegistryTest, HelpIsWhatTheFactoryReads) {
