@@ -35,6 +35,10 @@ std::unique_ptr<Policy> MakePlanPolicy(Params& params);
 // file: they are left out where all policies are tried.
 bool DecidesByPlan(std::string_view policy);
 
+// Whether it is mmCNN's or one that mmCNN compares with. They run a training iteration, too, but
+// there is no reason to: where all policies are tried, they are tried on inference.
+bool IsForInference(std::string_view policy);
+
 // The vDNN of the same mode; none for `offload=dyn`, which adapts to the memory that it gets.
 std::string MemoryOfVdnnpp(Params& params);
 

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -157,6 +158,10 @@ class InferenceNormalPolicy final : public Policy {
 };
 
 }  // namespace
+
+bool IsForInference(std::string_view policy) {
+  return policy == "mmcnn" || policy == "inference-normal" || policy == "inference-vdnn";
+}
 
 std::unique_ptr<Policy> MakeMmcnnPolicy(Params& params) {
   MmcnnOptions options;

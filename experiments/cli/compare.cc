@@ -80,7 +80,7 @@ std::string Brief(const RunResult& result) {
 int Execute(const CompareOptions& options, Session& session) {
   if (PrintHelpValues(options.machine, options.policies.given)) return kOk;
   const Scenarios loaded = Load(options, session);
-  const std::vector<std::string> policies = options.policies.policies();
+  const std::vector<std::string> policies = options.policies.policies(options.lowering.mode);
   for (const std::string& policy : policies) {
     try {
       PolicyLibrary().Make(policy);  // wrong names and files that are no plugins fail early

@@ -120,7 +120,7 @@ void Describe(const LimitOptions& options, const LimitSetup& setup,
 int Execute(const LimitOptions& options, Session& session) {
   if (PrintHelpValues(options.machine, options.policies.given)) return kOk;
   const LimitSetup setup = SetupOf(options);
-  const std::vector<std::string> policies = options.policies.policies();
+  const std::vector<std::string> policies = options.policies.policies(options.lowering.mode);
   for (const std::string& policy : policies) PolicyLibrary().Make(policy);  // bad names fail early
   const auto format = [&](const std::vector<LimitResult>& results) {
     return FormatAs(options.format.format(), LimitColumns(setup), results, "spillway.limit/v1",

@@ -52,16 +52,16 @@ Format FormatOption::format() const {
 }
 
 void PoliciesOption::Add(CLI::App& verb) {
-  verb.add_option(
-      "--policy", given,
-      "NAME or PLUGIN.so:NAME, then :key=value,...; or help; repeat for more (default: all)");
+  verb.add_option("--policy", given,
+                  "NAME or PLUGIN.so:NAME, then :key=value,...; or help; repeat for more (default: "
+                  "all of the mode but joint)");
   verb.add_option("--jobs", jobs,
                   "Threads; any number gives the same output (default: one per core)")
       ->check(CLI::Range(1, 1024));
 }
 
-std::vector<std::string> PoliciesOption::policies() const {
-  return given.empty() ? AllPolicies() : given;
+std::vector<std::string> PoliciesOption::policies(std::string_view mode) const {
+  return given.empty() ? AllPolicies(mode) : given;
 }
 
 CLI::Validator NotNegative() {
@@ -245,12 +245,13 @@ std::string FormatResults(std::span<const ScenarioResults> groups, const FormatO
   });
 }
 
-std::vector<std::string> AllPolicies() {
+std::vector<std::string> AllPolicies(std::string_view mode) {
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
   std::vector<std::string> specifications;
   for (const PolicyRegistry::Entry& entry : registry.entries()) {
     if (DecidesByPlan(entry.name)) continue;
+    if (mode == "training" && IsForInference(entry.name)) continue;
     const std::vector<ParamInfo> params = registry.Parameters(entry.name);
     const bool has_algo = std::any_of(params.begin(), params.end(), [](const ParamInfo& param) {
       return param.name == "algo" && param.initial != "auto";

@@ -40,7 +40,8 @@ struct PoliciesOption {
   int jobs = 0;  // threads; 0: one per core
 
   void Add(CLI::App& verb);
-  std::vector<std::string> policies() const;  // all where none is given
+  // All of the mode, as `--mode` names it, where none is given.
+  std::vector<std::string> policies(std::string_view mode) const;
 };
 
 // The check of an option that takes an unsigned number: CLI11 would wrap -1 around.
@@ -95,8 +96,8 @@ struct ScenarioResults {
 std::string FormatResults(std::span<const ScenarioResults> groups, const FormatOption& format);
 
 // Every built-in policy, in both variants where it has the parameter `algo` and does not choose by
-// itself.
-std::vector<std::string> AllPolicies();
+// itself; those for inference only where that is the mode.
+std::vector<std::string> AllPolicies(std::string_view mode);
 
 // The texts behind `--policy help`, `--device help` and `--allocator help`, and `spillway list`.
 std::string DescribePolicies();

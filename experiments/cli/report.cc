@@ -46,7 +46,7 @@ void AddRuns(const std::string& workload, const ReportOptions& options, Session&
   lowering.text = workload;
   session.progress().Say(workload);
   const Scenario scenario(lowering.Load(), options.machine);
-  const std::vector<std::string> policies = options.policies.policies();
+  const std::vector<std::string> policies = options.policies.policies(options.lowering.mode);
   std::vector<RunResult> results(policies.size());
   std::vector<std::optional<std::string>> timelines(policies.size());
   tbb::task_arena arena(options.policies.jobs > 0 ? options.policies.jobs

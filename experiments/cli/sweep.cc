@@ -96,7 +96,7 @@ struct SweepOptions : GridOption {
 int Sweep(const SweepOptions& options, Session& session) {
   const Experiment experiment = options.Load();
   const Shard shard = Shard::Parse(options.shard);
-  const Grid grid(experiment, AllPolicies());
+  const Grid grid(experiment, AllPolicies("training"));
   if (experiment.output.empty()) {
     throw UsageError("no store: give -o STORE, a SQLite file that is made if there is none");
   }
@@ -168,7 +168,7 @@ void AddPlan(CLI::App& sweep, int& exit_code, Session& session) {
   verb->callback([options, &exit_code, &session] {
     const Experiment experiment = options->Load();
     const Shard shard = Shard::Parse(options->shard);
-    const Grid grid(experiment, AllPolicies());
+    const Grid grid(experiment, AllPolicies("training"));
     grid.Check();
     std::optional<SweepStore> store;
     std::error_code ignored;
@@ -324,7 +324,7 @@ void AddSubmit(CLI::App& sweep, int& exit_code, Session& session) {
   verb->add_flag("--dry-run", options->dry_run, "Print the scripts, submit nothing");
   verb->callback([options, &exit_code, &session] {
     const Experiment experiment = options->Load();
-    const Grid grid(experiment, AllPolicies());
+    const Grid grid(experiment, AllPolicies("training"));
     grid.Check();
     if (experiment.output.empty()) throw UsageError("no store: give -o STORE");
     SlurmJob prepared = options->job;

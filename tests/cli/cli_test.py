@@ -96,12 +96,15 @@ class CliTest(unittest.TestCase):
         self.assertIn("largest free block", row["reason"])
 
     def test_compare_covers_every_policy(self):
-        rows = list(csv.DictReader(io.StringIO(self.ok("compare", "alexnet:16", "--format", "csv"))))
-        self.assertEqual({row["policy"].split(":")[0] for row in rows},
-                         {"network-wide", "liveness", "vdnn-all", "vdnn-conv", "vdnn-aconv", "vdnn-dyn",
-                          "vdnnpp", "caffe", "torch", "mxnet", "tensorflow", "superneurons",
-                          "ucudnn", "mmcnn", "inference-normal", "inference-vdnn"})
-        self.assertTrue(all(float(row["slowdown"]) >= 1 for row in rows))
+        """Those for inference where that is the mode."""
+        training = {"network-wide", "liveness", "vdnn-all", "vdnn-conv", "vdnn-aconv", "vdnn-dyn", "vdnnpp", "caffe",
+                    "torch", "mxnet", "tensorflow", "superneurons", "ucudnn"}
+        inference = training | {"mmcnn", "inference-normal", "inference-vdnn"}
+        for mode, policies in (("training", training), ("inference", inference)):
+            text = self.ok("compare", "alexnet:16", "--mode", mode, "--format", "csv")
+            rows = list(csv.DictReader(io.StringIO(text)))
+            self.assertEqual({row["policy"].split(":")[0] for row in rows}, policies)
+            self.assertTrue(all(float(row["slowdown"]) >= 1 for row in rows))
 
     def test_compared_policies_share_the_memory_and_a_single_one_is_capped(self):
         args = ("alexnet-plain:16", "--device", "gtx_1080ti", "--format", "json",

@@ -52,15 +52,21 @@ class SweepTest(CommandTest):
         return self.ok("sweep", *GRID, *more, "-o", store or self.store)
 
 
+def rows_but_bound(text):
+    """The rows of a CSV, sorted, without the bound that sweeps do not have."""
+    rows = [{**row, "bound_joint_ms": ""} for row in csv.DictReader(io.StringIO(text))]
+    return sorted(tuple(row.items()) for row in rows)
+
+
 class GridTest(SweepTest):
     def test_rows_are_those_of_compare(self):
         self.ok("sweep", "alexnet:{4,8}", "vgg16@{64..96..32}:1", "--policy", "vdnn-{all,conv}:algo=memory",
                 "--memory", "{30,80}%", "-o", self.store)
-        rows = list(csv.reader(io.StringIO(self.export())))
+        rows = rows_but_bound(self.export())
         compared = self.ok("compare", "alexnet:4", "alexnet:8", "vgg16@64:1", "vgg16@96:1", "--memory", "30%,80%",
                            "--policy", "vdnn-all:algo=memory", "--policy", "vdnn-conv:algo=memory",
                            "--format", "csv")
-        self.assertEqual(sorted(map(tuple, rows)), sorted(map(tuple, csv.reader(io.StringIO(compared)))))
+        self.assertEqual(rows, rows_but_bound(compared))
         self.conforms(self.export(form="json"), "results")
 
     def test_every_axis_reaches_the_run(self):
@@ -306,7 +312,7 @@ class PlotTest(SweepTest):
 class ModelVersionTest(SweepTest):
     # SHA-256 of the export below. If it changes while the columns are as before, results have changed: raise
     # kModelVersion in experiments/sweep/sweep.h, so that no store keeps cells of before, and put the new one here.
-    EXPECTED = "7ce9a338596ea949555e6127cb769fe33086fa7384050fc9941cf5e05aa1f986"
+    EXPECTED = "1a7de52f36245cc24ded78eb0f8a766a4e871a2c32e06b48d885c0b0f6d20000"
 
     def test_results_change_with_the_version_of_the_model(self):
         self.ok("sweep", "alexnet:64", "resnet18:16", "inception-v4:4", "--device", "a100,h200,titan_x_maxwell",

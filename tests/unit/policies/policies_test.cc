@@ -47,6 +47,7 @@ TEST(RegistryTest, WhatPoliciesMakeOfATraceCanBeAskedWithoutARun) {
   const Trace trace = LowerNetwork(BuildNetwork("alexnet"), {1, "torch", false});
   Device device;
   device.memory = Bytes::MiB(20);
+  device.alignment = Bytes(512);
   const RooflineCostModel cost(device);
   const PolicyRegistry registry = Builtin();
   for (const PolicyRegistry::Entry& entry : registry.entries()) {
