@@ -45,6 +45,10 @@ void RegisterBuiltinPolicies(PolicyRegistry& registry) {
       "a tensor cache that moves data when memory is short, recomputation of cheap layers, "
       "workspaces from what is free (SuperNeurons, section 3)",
       MakeSuperNeuronsPolicy);
+  registry.Add("dtr",
+               "nothing planned: what is cheap to rebuild, large and long unused is dropped when "
+               "memory runs out (DTR, section 4)",
+               MakeDtrPolicy);
   registry.Add("ucudnn",
                "nothing moved, convolutions in micro-batches within a limit of workspace (u-cuDNN, "
                "section III)",

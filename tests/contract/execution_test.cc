@@ -48,6 +48,8 @@ std::vector<Case> Cases() {
                              "caffe",
                              "torch",
                              "mxnet",
+                             "dtr",
+                             "dtr:heuristic=lru",
                              "tensorflow:target=60,life=0",
                              "liveness:parameters=outside",
                              "mmcnn",

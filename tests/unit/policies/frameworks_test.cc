@@ -11,9 +11,11 @@
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
+#include "tests/testing/files.h"
 #include "tests/testing/networks.h"
 #include "traces/liveness.h"
 #include "traces/lowering/lowering.h"
+#include "traces/zoo/zoo.h"
 
 namespace spillway {
 namespace {
@@ -194,6 +196,28 @@ TEST_F(FrameworksTest, TensorFlowSwapsWhatLivesLongest) {
   // As many as the estimate asks for, no more: 15 per cent of the memory stay free for the rest.
   EXPECT_LT(report.metrics.offloaded, all - memory + Bytes(memory.count() / 5));
   EXPECT_EQ(report.metrics.prefetched, report.metrics.offloaded);
+}
+
+// DTR, section 4: nothing is dropped while there is room; then heuristics that look at the cost
+// rebuild for less than one that does not.
+TEST_F(FrameworksTest, DtrDropsWhatIsCheapToRebuild) {
+  const Trace trace = LowerNetwork(BuildNetwork("resnet50"), {16, "torch", true});
+  const Device device = ReadDevice(testing::InSource("sim/devices/a100.toml"));
+  const RooflineCostModel cost(device);
+  const auto rebuilt = [&](const std::string& policy, Bytes memory) {
+    const Report report =
+        Simulate({Borrow(trace), device, Borrow<CostModel>(cost), memory}, *registry_.Make(policy))
+            .report;
+    EXPECT_TRUE(report.fits()) << policy;
+    EXPECT_THAT(Check(trace, report), IsEmpty()) << policy;
+    return report.metrics.recompute;
+  };
+  const Bytes half = Bytes::MiB(925);  // from the largest layer to the peak in core
+  EXPECT_EQ(rebuilt("dtr", Bytes::Unlimited()), Duration());
+  const Duration lru = rebuilt("dtr:heuristic=lru", half);
+  EXPECT_GT(lru, Duration());
+  EXPECT_LT(rebuilt("dtr", half), lru);
+  EXPECT_LT(rebuilt("dtr:heuristic=msps", half), lru);
 }
 
 }  // namespace

@@ -1,0 +1,153 @@
+// Dynamic tensor rematerialization (Kirisame et al., ICLR 2021): nothing is planned. When memory
+// runs out, the storage with the least heuristic value is dropped; what is needed again is rebuilt,
+// which drops others in turn.
+//
+// The heuristics are those of its section 4.1 and appendix: `dtr`, the cost of rebuilding a storage
+// and the evicted ones that hang together with it, over its size and the time since its last use;
+// `dtr-local`, its own cost alone; `msps` (Peng et al., ASPLOS 2020), cost with evicted ancestors
+// over size; `lru`, time alone; `size`, size alone. Times are sums of kernel times, the fastest
+// that fit when an op runs.
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "policies/builtin.h"
+#include "policies/kernels/kernel_choice.h"
+
+namespace spillway {
+namespace {
+
+enum class Heuristic : uint8_t { kDtr, kLocal, kMsps, kLru, kSize };
+
+class DtrPolicy final : public Policy {
+ public:
+  DtrPolicy(Heuristic heuristic, const KernelChooser& chooser)
+      : heuristic_(heuristic), chooser_(chooser) {}
+
+  void Plan(PolicyContext& context) override {
+    const Trace& trace = context.trace();
+    const Liveness& liveness = context.liveness();
+    storages_.assign(trace.tensors.size(), {});
+    times_.clear();
+    for (size_t i = 0; i < trace.ops.size(); ++i) {
+      const Op& op = trace.ops[i];
+      Duration time;
+      for (size_t slot = 0; slot < op.slots.size(); ++slot) {
+        time += context.kernels(static_cast<OpId>(i), slot).front().time;
+      }
+      times_.push_back(time);
+      for (const TensorId output : op.outputs) {
+        const TensorId made = liveness.Root(output);
+        Storage& storage = storages_[Index(made)];
+        storage.cost += time;
+        for (const TensorId input : op.inputs) {
+          const TensorId from = liveness.Root(input);
+          if (from == made) continue;
+          storage.parents.push_back(from);
+          storages_[Index(from)].children.push_back(made);
+        }
+      }
+    }
+  }
+
+  void BeforeOp(PolicyContext& context, OpId op) override {
+    if (op != OpId{0} || context.recomputing()) return;
+    now_ = {};
+    for (Storage& storage : storages_) storage.used = {};
+  }
+
+  KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
+    return chooser_.ByRule(KernelChoice::kGreedy, context, op);
+  }
+
+  void AfterOp(PolicyContext& context, OpId op) override {
+    now_ += times_[Index(op)];
+    for (const TensorId id : context.liveness().Storages(op)) storages_[Index(id)].used = now_;
+  }
+
+  bool OnAllocFailure(PolicyContext& context, Bytes) override {
+    std::vector<std::pair<double, TensorId>> victims;
+    for (size_t i = 0; i < storages_.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      if (storages_[i].cost == Duration() || context.Where(id) != Residency::kDevice) continue;
+      if (!context.Pinned(id) && context.NextUse(id))
+        victims.emplace_back(ValueOf(context, id), id);
+    }
+    std::ranges::sort(victims);
+    return std::ranges::any_of(victims, [&](const auto& victim) {
+      return context.Evict(victim.second);  // false for what cannot be rebuilt
+    });
+  }
+
+ private:
+  struct Storage {
+    Duration cost;                            // of all ops that write it
+    std::vector<TensorId> parents, children;  // what they read; what is made from it
+    Duration used;                            // last, by `now_`
+  };
+
+  double ValueOf(const PolicyContext& context, TensorId id) const {
+    const Storage& storage = storages_[Index(id)];
+    const auto size = static_cast<double>(context.trace().tensor(id).size.count());
+    const auto idle = static_cast<double>((now_ - storage.used).picoseconds() + 1);
+    const auto cost = [](Duration time) { return static_cast<double>(time.picoseconds()); };
+    switch (heuristic_) {
+      case Heuristic::kLocal:
+        return cost(storage.cost) / (size * idle);
+      case Heuristic::kMsps:
+        return cost(CostWithEvicted(context, id, /*descendants=*/false)) / size;
+      case Heuristic::kLru:
+        return 1 / idle;
+      case Heuristic::kSize:
+        return 1 / size;
+      default:
+        return cost(CostWithEvicted(context, id, /*descendants=*/true)) / (size * idle);
+    }
+  }
+
+  // Of the storage and the evicted ones that it is reached from, and that are reached from it,
+  // through evicted ones alone.
+  Duration CostWithEvicted(const PolicyContext& context, TensorId id, bool descendants) const {
+    std::vector<TensorId> found{id};
+    std::vector<bool> seen(storages_.size());
+    seen[Index(id)] = true;
+    Duration cost;
+    for (size_t i = 0; i < found.size(); ++i) {
+      const Storage& storage = storages_[Index(found[i])];
+      cost += storage.cost;
+      const auto visit = [&](const std::vector<TensorId>& neighbours) {
+        for (const TensorId next : neighbours) {
+          if (seen[Index(next)] || context.Where(next) != Residency::kEvicted) continue;
+          seen[Index(next)] = true;
+          found.push_back(next);
+        }
+      };
+      visit(storage.parents);
+      if (descendants) visit(storage.children);
+    }
+    return cost;
+  }
+
+  const Heuristic heuristic_;
+  const KernelChooser chooser_;
+  std::vector<Duration> times_;    // of each op, with its fastest kernels
+  std::vector<Storage> storages_;  // by tensor
+  Duration now_;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> MakeDtrPolicy(Params& params) {
+  const Heuristic heuristic = params.Enum<Heuristic>("heuristic", "dtr",
+                                                     {{"dtr", Heuristic::kDtr},
+                                                      {"dtr-local", Heuristic::kLocal},
+                                                      {"msps", Heuristic::kMsps},
+                                                      {"lru", Heuristic::kLru},
+                                                      {"size", Heuristic::kSize}},
+                                                     "what is dropped first: the least of it");
+  return std::make_unique<DtrPolicy>(heuristic, ReadKernelChooser(params));
+}
+
+}  // namespace spillway
