@@ -2,11 +2,12 @@
 // runs out, the storage with the least heuristic value is dropped; what is needed again is rebuilt,
 // which drops others in turn.
 //
-// The heuristics are those of its section 4.1 and appendix: `dtr`, the cost of rebuilding a storage
-// and the evicted ones that hang together with it, over its size and the time since its last use;
-// `dtr-local`, its own cost alone; `msps` (Peng et al., ASPLOS 2020), cost with evicted ancestors
-// over size; `lru`, time alone; `size`, size alone. Times are sums of kernel times, the fastest
-// that fit when an op runs.
+// The heuristics are those of its section 4.1 and appendix: `dtr`, the cost of rebuilding a
+// storage, its evicted ancestors and its evicted descendants, over its size and the time since its
+// last use; `dtr-eq`, likewise with all evicted ones that hang together with it, which the paper
+// keeps in sets that are quick to update; `dtr-local`, its own cost alone; `msps` (Peng et al.,
+// ASPLOS 2020), cost with evicted ancestors over size; `lru`, time alone; `size`, size alone. Times
+// are sums of kernel times, the fastest that fit when an op runs.
 
 #include <algorithm>
 #include <memory>
@@ -19,7 +20,7 @@
 namespace spillway {
 namespace {
 
-enum class Heuristic : uint8_t { kDtr, kLocal, kMsps, kLru, kSize };
+enum class Heuristic : uint8_t { kDtr, kEq, kLocal, kMsps, kLru, kSize };
 
 class DtrPolicy final : public Policy {
  public:
@@ -97,19 +98,25 @@ class DtrPolicy final : public Policy {
       case Heuristic::kLocal:
         return cost(storage.cost) / (size * idle);
       case Heuristic::kMsps:
-        return cost(CostWithEvicted(context, id, /*descendants=*/false)) / size;
+        return cost(CostWithEvicted(context, id, kAncestors)) / size;
       case Heuristic::kLru:
         return 1 / idle;
       case Heuristic::kSize:
         return 1 / size;
+      case Heuristic::kEq:
+        return cost(CostWithEvicted(context, id, kAncestors | kDescendants)) / (size * idle);
       default:
-        return cost(CostWithEvicted(context, id, /*descendants=*/true)) / (size * idle);
+        return cost(CostWithEvicted(context, id, kAncestors) +
+                    CostWithEvicted(context, id, kDescendants) - storage.cost) /
+               (size * idle);
     }
   }
 
-  // Of the storage and the evicted ones that it is reached from, and that are reached from it,
-  // through evicted ones alone.
-  Duration CostWithEvicted(const PolicyContext& context, TensorId id, bool descendants) const {
+  enum Direction : unsigned { kAncestors = 1, kDescendants = 2 };
+
+  // Of the storage and the evicted ones that are reached from it in these directions, through
+  // evicted ones alone.
+  Duration CostWithEvicted(const PolicyContext& context, TensorId id, unsigned directions) const {
     std::vector<TensorId> found{id};
     std::vector<bool> seen(storages_.size());
     seen[Index(id)] = true;
@@ -124,8 +131,8 @@ class DtrPolicy final : public Policy {
           found.push_back(next);
         }
       };
-      visit(storage.parents);
-      if (descendants) visit(storage.children);
+      if (directions & kAncestors) visit(storage.parents);
+      if (directions & kDescendants) visit(storage.children);
     }
     return cost;
   }
@@ -142,6 +149,7 @@ class DtrPolicy final : public Policy {
 std::unique_ptr<Policy> MakeDtrPolicy(Params& params) {
   const Heuristic heuristic = params.Enum<Heuristic>("heuristic", "dtr",
                                                      {{"dtr", Heuristic::kDtr},
+                                                      {"dtr-eq", Heuristic::kEq},
                                                       {"dtr-local", Heuristic::kLocal},
                                                       {"msps", Heuristic::kMsps},
                                                       {"lru", Heuristic::kLru},

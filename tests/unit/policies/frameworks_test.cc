@@ -218,6 +218,9 @@ TEST_F(FrameworksTest, DtrDropsWhatIsCheapToRebuild) {
   EXPECT_GT(lru, Duration());
   EXPECT_LT(rebuilt("dtr", half), lru);
   EXPECT_LT(rebuilt("dtr:heuristic=msps", half), lru);
+  // What only hangs together with a storage through others counts in `dtr-eq` alone.
+  const Bytes third = Bytes::MiB(700);
+  EXPECT_NE(rebuilt("dtr", third), rebuilt("dtr:heuristic=dtr-eq", third));
 }
 
 }  // namespace
