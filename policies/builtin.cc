@@ -49,6 +49,11 @@ void RegisterBuiltinPolicies(PolicyRegistry& registry) {
                "nothing planned: what is cheap to rebuild, large and long unused is dropped when "
                "memory runs out (DTR, section 4)",
                MakeDtrPolicy);
+  registry.Add(
+      "capuchin",
+      "one measured iteration, then swaps that hide behind kernels, and recomputation where "
+      "they do not (Capuchin, section 4)",
+      MakeCapuchinPolicy);
   registry.Add("ucudnn",
                "nothing moved, convolutions in micro-batches within a limit of workspace (u-cuDNN, "
                "section III)",

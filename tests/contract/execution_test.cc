@@ -50,6 +50,7 @@ std::vector<Case> Cases() {
                              "mxnet",
                              "dtr",
                              "dtr:heuristic=lru",
+                             "capuchin",
                              "tensorflow:target=60,life=0",
                              "liveness:parameters=outside",
                              "mmcnn",

@@ -57,6 +57,8 @@ std::vector<Case> Cases() {
                              "dtr",
                              "dtr:heuristic=msps",
                              "dtr:heuristic=size",
+                             "capuchin",
+                             "capuchin:feedback=0",
                              "tensorflow",
                              "tensorflow:target=40,life=0,workspace=0B",
                              "mmcnn",

@@ -223,5 +223,35 @@ TEST_F(FrameworksTest, DtrDropsWhatIsCheapToRebuild) {
   EXPECT_NE(rebuilt("dtr", third), rebuilt("dtr:heuristic=dtr-eq", third));
 }
 
+// Capuchin, section 4: nothing moves while there is room. Copies that hide come first, and only
+// beyond them is anything recomputed; what came too late is asked for earlier.
+TEST_F(FrameworksTest, CapuchinSwapsWhatHidesAndRecomputesTheRest) {
+  const Trace trace = LowerNetwork(BuildNetwork("resnet50"), {16, "torch", true});
+  const auto run = [&](const std::string& policy, Bytes memory, int64_t link) {
+    Device device = ReadDevice(testing::InSource("sim/devices/a100.toml"));
+    device.h2d.bandwidth = device.d2h.bandwidth = {link * 1'000'000'000};
+    const RooflineCostModel cost(device);
+    const Report report =
+        Simulate({Borrow(trace), device, Borrow<CostModel>(cost), memory}, *registry_.Make(policy))
+            .report;
+    EXPECT_TRUE(report.fits()) << policy;
+    EXPECT_THAT(Check(trace, report), IsEmpty()) << policy;
+    return report.metrics;
+  };
+  const Bytes half = Bytes::MiB(925);  // from the largest layer to the peak in core
+  const Metrics in_core = run("capuchin", Bytes::Unlimited(), 25);
+  EXPECT_EQ(in_core.offloaded + Bytes(in_core.recomputed_ops), Bytes(0));
+  const Metrics fast = run("capuchin", half, 500);
+  EXPECT_EQ(fast.recompute, Duration());
+  EXPECT_GT(fast.offloaded, Bytes::MiB(400));
+  const Metrics slow = run("capuchin", half, 5);
+  EXPECT_GT(slow.recompute, Duration());
+  EXPECT_LT(slow.offloaded * 2, fast.offloaded);
+  const Metrics without = run("capuchin:feedback=0", Bytes::MiB(700), 25);
+  const Metrics with = run("capuchin", Bytes::MiB(700), 25);
+  EXPECT_LT(with.iteration, without.iteration);
+  EXPECT_LT(with.stalls.fetch, without.stalls.fetch);
+}
+
 }  // namespace
 }  // namespace spillway

@@ -77,6 +77,8 @@ TEST_P(JointTest, IsNeverSlowerThanAnotherPolicyInTheSameMemory) {
       ASSERT_TRUE(joint.fits()) << entry.name << " at " << percent << " %";
       EXPECT_LE(joint.metrics.iteration, other.metrics.iteration)
           << entry.name << " at " << percent << " %";
+      // On networks so small it can be as good.
+      if (entry.name == "capuchin") continue;
       fastest = std::min(fastest.value_or(other.metrics.iteration), other.metrics.iteration);
     }
     if (percent == 30) {

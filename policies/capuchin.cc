@@ -1,0 +1,414 @@
+// Tensor access driven memory management (Peng et al., ASPLOS 2020): one measured iteration, then
+// guided ones.
+//
+// - Measured execution (section 4.2): nothing is planned. Where a request finds no room, what was
+//   accessed longest ago is swapped out, and comes back when it is accessed again (passive mode).
+// - The policy (section 4.4): as many bytes as that run swapped out are to be saved, by storages
+//   whose longest stretch without an access lies over an op at which memory ran out. First
+//   those whose copies hide, the longest *free time* first: the time from the end of the copy out
+//   to the latest begin of the copy back, on a link that carries one copy in each direction. Then
+//   those that save most bytes per second of recomputation, as by then other storages are dropped,
+//   each swapped or recomputed, whichever exposes less.
+// - A swap-in begins with the *in-trigger*, the last op that begins early enough. Where it ends too
+//   late all the same, feedback moves it ahead by 5 % of the time of its copy (section 4.4.1).
+// - A swapped-out storage is given back where a request finds no room, oldest first; passive mode
+//   stays as the last resort in guided execution.
+//
+// Accesses are ops, and their times the sums of kernel times before them: the paper, too, takes
+// the stalls of passive mode out. Here the measured iteration and those in which feedback settles
+// are trial runs, because decisions may not depend on a clock; the fastest of these runs is kept. A
+// convolution takes the fastest algorithm that fits when it runs. Parameters are not swapped.
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <queue>
+#include <utility>
+#include <vector>
+
+#include "policies/builtin.h"
+#include "policies/forwarding_policy.h"
+#include "policies/joint/facts.h"
+#include "policies/kernels/kernel_choice.h"
+#include "sim/core/report.h"
+
+namespace spillway {
+namespace {
+
+enum class Treatment : uint8_t { kNone, kSwap, kRecompute };
+
+struct Decided {
+  Treatment treatment = Treatment::kNone;
+  Duration swap_in;  // kSwap: when its copy back is to begin
+};
+
+// Passive mode, and what is decided before it; by default nothing is.
+class CapuchinRun final : public Policy {
+ public:
+  CapuchinRun(const KernelChooser& chooser, std::shared_ptr<const JointFacts> facts = nullptr,
+              std::vector<Decided> decided = {})
+      : chooser_(chooser), given_facts_(std::move(facts)), decided_(std::move(decided)) {}
+
+  void Plan(PolicyContext& context) override {
+    facts_ = given_facts_ ? given_facts_ : std::make_shared<const JointFacts>(context);
+    const size_t ops = context.trace().ops.size();
+    decided_.resize(context.trace().tensors.size());
+    leave_.assign(ops, {});
+    triggered_.assign(ops, {});
+    std::vector<TensorId> swapped;
+    for (const TensorId id : facts_->movable()) {
+      if (Of(id).treatment == Treatment::kNone) continue;
+      leave_[Index(facts_->GapOf(id)->left)].push_back(id);
+      if (Of(id).treatment == Treatment::kSwap) swapped.push_back(id);
+    }
+    std::ranges::stable_sort(swapped, {}, [&](TensorId id) { return Of(id).swap_in; });
+    for (const TensorId id : swapped) triggered_[Index(TriggerOf(id))].push_back(id);
+  }
+
+  void BeforeOp(PolicyContext& context, OpId op) override {
+    if (op != OpId{0} || context.recomputing()) return;
+    accesses_ = 0;
+    accessed_.assign(context.trace().tensors.size(), 0);
+    leaving_.clear();
+    coming_.clear();
+  }
+
+  KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
+    return chooser_.ByRule(KernelChoice::kGreedy, context, op);
+  }
+
+  void BeforeLaunch(PolicyContext& context, OpId op) override {
+    if (context.recomputing()) return;
+    coming_.insert(coming_.end(), triggered_[Index(op)].begin(), triggered_[Index(op)].end());
+    // What finds no room waits for it, and what was triggered after it, too.
+    while (!coming_.empty()) {
+      const TensorId next = coming_.front();
+      const bool outside = context.Where(next) == Residency::kOutside;
+      if (outside && facts_->GapOf(next)->needed > op && !context.Prefetch(next)) return;
+      std::erase(leaving_, next);
+      coming_.erase(coming_.begin());
+    }
+  }
+
+  void AfterOp(PolicyContext& context, OpId op) override {
+    for (const TensorId id : context.liveness().Storages(op)) accessed_[Index(id)] = ++accesses_;
+    if (context.recomputing()) return;
+    for (const TensorId id : leave_[Index(op)]) {
+      if (Of(id).treatment == Treatment::kRecompute) {
+        context.Evict(id);
+      } else if (context.Offload(id)) {
+        leaving_.push_back(id);
+      }
+    }
+  }
+
+  bool OnAllocFailure(PolicyContext& context, Bytes) override {
+    for (auto oldest = leaving_.begin(); oldest != leaving_.end(); ++oldest) {
+      if (!context.Release(*oldest)) continue;
+      leaving_.erase(oldest);
+      return true;
+    }
+    std::vector<std::pair<int64_t, TensorId>> victims;
+    for (size_t i = 0; i < accessed_.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      const TensorKind kind = context.trace().tensor(id).kind;
+      if (kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState) continue;
+      const Residency where = context.Where(id);
+      if (where != Residency::kDevice && where != Residency::kBoth) continue;
+      if (context.liveness().Root(id) != id || context.Pinned(id) || !context.NextUse(id)) continue;
+      victims.emplace_back(accessed_[i], id);
+    }
+    std::ranges::sort(victims);
+    return std::ranges::any_of(victims, [&](const auto& victim) {
+      const TensorId id = victim.second;
+      if (Of(id).treatment == Treatment::kRecompute && context.Evict(id)) return true;
+      return context.Offload(id) && context.Release(id);
+    });
+  }
+
+ private:
+  const Decided& Of(TensorId id) const { return decided_[Index(id)]; }
+
+  // The last op in its gap that starts early enough, or else the first.
+  OpId TriggerOf(TensorId id) const {
+    const Gap& gap = *facts_->GapOf(id);
+    auto op = Index(gap.needed) - 1;
+    while (op > Index(gap.left) + 1 && facts_->StartOf(static_cast<OpId>(op)) > Of(id).swap_in)
+      --op;
+    return static_cast<OpId>(op);
+  }
+
+  const KernelChooser chooser_;
+  const std::shared_ptr<const JointFacts> given_facts_;
+  std::shared_ptr<const JointFacts> facts_;
+  std::vector<Decided> decided_;                          // by tensor
+  std::vector<std::vector<TensorId>> leave_, triggered_;  // by op
+  std::vector<TensorId> leaving_, coming_;                // oldest first
+  std::vector<int64_t> accessed_;                         // by tensor: number of its last access
+  int64_t accesses_ = 0;
+};
+
+// Decides from the measured run.
+class PolicyMaker {
+ public:
+  PolicyMaker(const JointFacts& facts, const Report& measured)
+      : facts_(facts), decided_(facts.trace().tensors.size()), relied_on_(decided_.size()) {
+    std::vector<bool> counted(decided_.size());
+    for (const Decision& decision : measured.decisions) {
+      if (decision.verb != Verb::kRelease || !decision.done) continue;
+      if (short_at_.empty() || short_at_.back() < decision.op) short_at_.push_back(decision.op);
+      if (counted[Index(decision.tensor)]) continue;
+      counted[Index(decision.tensor)] = true;
+      wanted_ += SizeOf(decision.tensor);
+    }
+  }
+
+  // By tensor.
+  std::vector<Decided> Make() {
+    FindCandidates();
+    SwapWhatHides();
+    TakeCheapest();
+    const Lanes lanes = Travel();
+    for (const TensorId id : candidates_) decided_[Index(id)].swap_in = lanes.swap_in[Index(id)];
+    return std::move(decided_);
+  }
+
+ private:
+  struct Lanes {
+    Duration exposed;               // by which the latest copy back is too late
+    std::vector<Duration> swap_in;  // by tensor: its latest begin
+  };
+
+  Bytes SizeOf(TensorId id) const { return facts_.trace().tensor(id).size; }
+  Duration CopyTime(Direction direction, TensorId id) const {
+    return facts_.cost().CopyTime(direction, SizeOf(id));
+  }
+  Duration LeftAt(TensorId id) const {
+    const OpId left = facts_.GapOf(id)->left;
+    return facts_.StartOf(left) + facts_.TimeOf(left);
+  }
+  Duration NeededAt(TensorId id) const { return facts_.StartOf(facts_.GapOf(id)->needed); }
+  Duration FreeTime(TensorId id) const {
+    return NeededAt(id) - CopyTime(Direction::kToDevice, id) -
+           (LeftAt(id) + CopyTime(Direction::kToHost, id));
+  }
+  Treatment& Of(TensorId id) { return decided_[Index(id)].treatment; }
+
+  void FindCandidates() {
+    for (const TensorId id : facts_.movable()) {
+      const Gap& gap = *facts_.GapOf(id);
+      const auto at = std::ranges::upper_bound(short_at_, gap.left);
+      if (at != short_at_.end() && *at < gap.needed) candidates_.push_back(id);
+    }
+    by_left_ = by_needed_ = candidates_;
+    std::ranges::stable_sort(by_left_, {}, [&](TensorId id) { return LeftAt(id); });
+    std::ranges::stable_sort(by_needed_, std::greater(), [&](TensorId id) { return NeededAt(id); });
+  }
+
+  // The copies of what is swapped, each as early out and as late back as the others allow.
+  Lanes Travel() const {
+    Lanes lanes{{}, std::vector<Duration>(decided_.size())};
+    std::vector<Duration> landed(decided_.size());
+    const auto swapped = [&](TensorId id) {
+      return decided_[Index(id)].treatment == Treatment::kSwap;
+    };
+    Duration free;
+    for (const TensorId id : by_left_) {
+      if (!swapped(id)) continue;
+      free = std::max(free, LeftAt(id)) + CopyTime(Direction::kToHost, id);
+      landed[Index(id)] = free;
+    }
+    Duration taken = Duration::Max();
+    for (const TensorId id : by_needed_) {
+      if (!swapped(id)) continue;
+      taken = std::min(taken, NeededAt(id)) - CopyTime(Direction::kToDevice, id);
+      lanes.swap_in[Index(id)] = taken;
+      lanes.exposed = std::max(lanes.exposed, landed[Index(id)] - taken);
+    }
+    return lanes;
+  }
+
+  // By how much more copies would be late if this one were swapped, too.
+  Duration SwapOverhead(TensorId id) {
+    const Duration before = Travel().exposed;
+    Of(id) = Treatment::kSwap;
+    const Duration after = Travel().exposed;
+    Of(id) = Treatment::kNone;
+    return after - before;
+  }
+
+  void SwapWhatHides() {
+    std::vector<TensorId> order = candidates_;
+    std::ranges::stable_sort(order, std::greater(), [&](TensorId id) { return FreeTime(id); });
+    for (const TensorId id : order) {
+      if (saved_ >= wanted_ || FreeTime(id) < Duration()) return;
+      if (SwapOverhead(id) > Duration()) continue;
+      Of(id) = Treatment::kSwap;
+      saved_ += SizeOf(id);
+    }
+  }
+
+  // Of the ops that write it before it is needed, and of those that write what they read and is
+  // dropped or has ended by then; nullopt if one of them cannot run again. Counts what it relies on
+  // in `relied_on_` if asked to.
+  std::optional<Duration> RecomputeTime(TensorId storage, bool count = false) {
+    const Liveness& liveness = facts_.liveness();
+    const OpId at = facts_.GapOf(storage)->needed;
+    std::vector<TensorId> open{storage};
+    std::vector<bool> seen(decided_.size());
+    seen[Index(storage)] = true;
+    Duration time;
+    for (size_t i = 0; i < open.size(); ++i) {
+      const auto writers = liveness.Writers(open[i]);
+      if (writers.empty()) return std::nullopt;
+      for (const OpId writer : writers) {
+        if (writer >= at) break;
+        if (!facts_.trace().op(writer).recomputable) return std::nullopt;
+        time += facts_.TimeOf(writer);
+        for (const TensorId input : facts_.trace().op(writer).inputs) {
+          const TensorId id = liveness.Root(input);
+          if (seen[Index(id)]) continue;
+          seen[Index(id)] = true;
+          const TensorKind kind = facts_.trace().tensor(id).kind;
+          if (kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState) continue;
+          if (Of(id) == Treatment::kRecompute || *liveness.LastUse(id) < at) {
+            open.push_back(id);
+          } else if (count) {
+            ++relied_on_[Index(id)];
+          }
+        }
+      }
+    }
+    return time;
+  }
+
+  // Also for those that have been dropped and are recomputed from it.
+  std::optional<Duration> TimeAgain(TensorId id) {
+    const std::optional<Duration> once = RecomputeTime(id);
+    if (!once) return std::nullopt;
+    return *once * (1 + relied_on_[Index(id)]);
+  }
+
+  // The most bytes per second first. What others have been dropped for only makes it longer.
+  void TakeCheapest() {
+    using Entry = std::pair<double, TensorId>;  // seconds per byte
+    std::priority_queue<Entry, std::vector<Entry>, std::greater<>> open;
+    const auto entry = [&](TensorId id) {
+      const std::optional<Duration> time = TimeAgain(id);
+      if (!time) return Entry(std::numeric_limits<double>::infinity(), id);
+      return Entry(
+          static_cast<double>(time->picoseconds()) / static_cast<double>(SizeOf(id).count()), id);
+    };
+    for (const TensorId id : candidates_) {
+      if (Of(id) == Treatment::kNone) open.push(entry(id));
+    }
+    while (!open.empty() && saved_ < wanted_) {
+      const TensorId id = open.top().second;
+      open.pop();
+      const Entry now = entry(id);
+      if (!open.empty() && now > open.top()) {
+        open.push(now);
+        continue;
+      }
+      const std::optional<Duration> time = TimeAgain(id);
+      if (!time || SwapOverhead(id) <= *time) {
+        Of(id) = Treatment::kSwap;
+      } else {
+        RecomputeTime(id, /*count=*/true);
+        Of(id) = Treatment::kRecompute;
+      }
+      saved_ += SizeOf(id);
+    }
+  }
+
+  const JointFacts& facts_;
+  std::vector<OpId> short_at_;  // ops at which memory ran out, ascending
+  Bytes wanted_, saved_;
+  std::vector<Decided> decided_;
+  std::vector<int64_t> relied_on_;  // by tensor: how many recomputations read it
+  std::vector<TensorId> candidates_, by_left_, by_needed_;
+};
+
+class CapuchinPolicy final : public ForwardingPolicy {
+ public:
+  CapuchinPolicy(int64_t feedback, const KernelChooser& chooser)
+      : feedback_(feedback), chooser_(chooser) {}
+
+  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+    chosen_ = std::make_unique<CapuchinRun>(chooser_);
+    Probe probe;
+    trial(probe, Bytes::Unlimited(), {1});
+    CapuchinRun passive(chooser_);
+    const Report measured = trial(passive, device.memory, {1});
+    std::vector<Decided> decided = PolicyMaker(*probe.facts, measured).Make();
+    std::optional<Duration> shortest;
+    for (int64_t round = 0; round <= feedback_; ++round) {
+      CapuchinRun guided(chooser_, probe.facts, decided);
+      const Report report = trial(guided, device.memory, {1});
+      if (!report.fits()) break;
+      if (!shortest || report.metrics.iteration < *shortest) {
+        shortest = report.metrics.iteration;
+        chosen_ = std::make_unique<CapuchinRun>(chooser_, probe.facts, decided);
+      }
+      if (!MoveAhead(trace, *probe.facts, report, decided)) break;
+    }
+    if (measured.fits() && (!shortest || measured.metrics.iteration <= *shortest)) {
+      chosen_ = std::make_unique<CapuchinRun>(chooser_);
+    }
+    return device.memory;
+  }
+
+ private:
+  // Keeps everything, and takes down the times.
+  class Probe final : public Policy {
+   public:
+    void Plan(PolicyContext& context) override { facts = std::make_shared<JointFacts>(context); }
+    std::shared_ptr<const JointFacts> facts;
+  };
+
+  // Has copies that kernels waited for begin earlier; false if there was none.
+  static bool MoveAhead(const Trace& trace, const JointFacts& facts, const Report& report,
+                        std::vector<Decided>& decided) {
+    constexpr int64_t kStep = 20;  // the part of a copy's time, 5 %
+    std::vector<bool> late(trace.tensors.size());
+    std::vector<const TimelineEntry*> copies;
+    Duration idle_from;
+    for (const TimelineEntry& entry : report.timeline) {
+      if (entry.kind == CommandKind::kToDevice) copies.push_back(&entry);
+      if (entry.kind != CommandKind::kKernel) continue;
+      for (size_t i = 0; i < entry.wait_count && entry.interval.start > idle_from; ++i) {
+        const Wait& wait = report.waits[entry.first_wait + i];
+        if (wait.cause != WaitCause::kFetch) continue;
+        const auto copy = std::ranges::find(copies, wait.event, &TimelineEntry::event);
+        if (copy != copies.end() && (*copy)->interval.end > idle_from) {
+          late[Index((*copy)->tensor)] = true;
+        }
+      }
+      idle_from = entry.interval.end;
+    }
+    bool moved = false;
+    for (const TensorId id : facts.movable()) {
+      Decided& swap = decided[Index(id)];
+      if (!late[Index(id)] || swap.treatment != Treatment::kSwap) continue;
+      const Duration copy = facts.cost().CopyTime(Direction::kToDevice, trace.tensor(id).size);
+      swap.swap_in -= Duration::Picoseconds(copy.picoseconds() / kStep);
+      moved = true;
+    }
+    return moved;
+  }
+
+  const int64_t feedback_;
+  const KernelChooser chooser_;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> MakeCapuchinPolicy(Params& params) {
+  const int64_t feedback = params.Integer(
+      "feedback", 20, 0, 1000, "iterations in which what came too late is asked for earlier");
+  return std::make_unique<CapuchinPolicy>(feedback, ReadKernelChooser(params));
+}
+
+}  // namespace spillway
