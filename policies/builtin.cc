@@ -54,6 +54,10 @@ void RegisterBuiltinPolicies(PolicyRegistry& registry) {
       "one measured iteration, then swaps that hide behind kernels, and recomputation where "
       "they do not (Capuchin, section 4)",
       MakeCapuchinPolicy);
+  registry.Add("checkmate",
+               "what to keep and what to compute again, by an integer program; nothing moved "
+               "(Checkmate, section 4)",
+               MakeCheckmatePolicy);
   registry.Add("ucudnn",
                "nothing moved, convolutions in micro-batches within a limit of workspace (u-cuDNN, "
                "section III)",

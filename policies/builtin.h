@@ -26,6 +26,7 @@ std::unique_ptr<Policy> MakeMxnetPolicy(Params& params);
 std::unique_ptr<Policy> MakeTensorFlowPolicy(Params& params);
 std::unique_ptr<Policy> MakeDtrPolicy(Params& params);
 std::unique_ptr<Policy> MakeCapuchinPolicy(Params& params);
+std::unique_ptr<Policy> MakeCheckmatePolicy(Params& params);
 std::unique_ptr<Policy> MakeUcudnnPolicy(Params& params);
 std::unique_ptr<Policy> MakeMmcnnPolicy(Params& params);
 std::unique_ptr<Policy> MakeInferenceNormalPolicy(Params& params);

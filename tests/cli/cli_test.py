@@ -98,7 +98,7 @@ class CliTest(unittest.TestCase):
     def test_compare_covers_every_policy(self):
         """Those for inference where that is the mode."""
         training = {"network-wide", "liveness", "vdnn-all", "vdnn-conv", "vdnn-aconv", "vdnn-dyn", "vdnnpp", "caffe",
-                    "torch", "mxnet", "tensorflow", "superneurons", "dtr", "capuchin", "ucudnn"}
+                    "torch", "mxnet", "tensorflow", "superneurons", "dtr", "capuchin", "checkmate", "ucudnn"}
         inference = training | {"mmcnn", "inference-normal", "inference-vdnn"}
         for mode, policies in (("training", training), ("inference", inference)):
             text = self.ok("compare", "alexnet:16", "--mode", mode, "--format", "csv")

@@ -51,6 +51,7 @@ std::vector<Case> Cases() {
                              "dtr",
                              "dtr:heuristic=lru",
                              "capuchin",
+                             "checkmate:searched=0",
                              "tensorflow:target=60,life=0",
                              "liveness:parameters=outside",
                              "mmcnn",

@@ -59,6 +59,8 @@ std::vector<Case> Cases() {
                              "dtr:heuristic=size",
                              "capuchin",
                              "capuchin:feedback=0",
+                             "checkmate",
+                             "checkmate:units=12,nodes=20",
                              "tensorflow",
                              "tensorflow:target=40,life=0,workspace=0B",
                              "mmcnn",

@@ -55,7 +55,8 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
         spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited(), "planned"};
         for (const char* memory : {"unlimited", "30%"}) {
           // What leaves depends on what is free: they fill whatever memory a plan leaves them.
-          const bool reacts = entry.name == "dtr" || entry.name == "capuchin";
+          const bool reacts =
+              entry.name == "dtr" || entry.name == "capuchin" || entry.name == "checkmate";
           if (reacts && memory != std::string_view("unlimited")) continue;
           setup.memory = ParseMemory(memory, setup);
           const AllocationPlan plan = PlanFor(setup, make);

