@@ -3,10 +3,18 @@
 
 Each network is built from Spillway's own trace of it, so both sides compute the same thing: forward,
 backward and a step of SGD with momentum, fp32 without TF32 (or TF32 on both sides). Compared are
-PyTorch eager, eager with cuDNN's autotuner, torch.autograd.graph.save_on_cpu(pin_memory=True) and
-checkpoint_sequential (chains only), with Spillway in-core, offloading by vdnn-dyn, and superneurons, also
-in the memory that save_on_cpu took. Peaks are what
+PyTorch eager, eager with cuDNN's autotuner, torch.autograd.graph.save_on_cpu(pin_memory=True),
+checkpoint_sequential (chains only), torch.utils.checkpoint for each block, and torch.compile with each
+activation_memory_budget, with Spillway in-core, offloading by vdnn-dyn, and superneurons, also in the memory
+that save_on_cpu took, and joint in the memory that checkpoints and torch.compile took. Peaks are what
 each side's allocator took from the device; the CUDA context is outside of both.
+
+A block ends where one activation alone is handed on, behind a sum, a concatenation or a pooling and what
+normalises or activates it: a residual block, an inception module, a dense block, the layers before a pooling.
+
+Columns of the CSV file: workload; side (pytorch, spillway); method; iteration_ms, shortest_iteration_ms and
+longest_iteration_ms (median and extremes of the timed iterations); peak_bytes (most bytes allocated in them);
+time_over_eager (iteration_ms over that of PyTorch eager); note (what Spillway predicted).
 
 Needs a CUDA build of PyTorch, a GPU, and a spillway with the CUDA backend.
 """
@@ -24,6 +32,8 @@ import tempfile
 FIELDS = ["workload", "side", "method", "iteration_ms", "shortest_iteration_ms",
           "longest_iteration_ms", "peak_bytes", "time_over_eager", "note"]
 WARM_UP = 5
+PER_BLOCK = "checkpoint per block"
+COMPILED = "compile, budget "
 
 
 class OpTable:
@@ -71,6 +81,19 @@ class Plan:
                 return False
             previous = self.output(op)
         return True
+
+    def blocks(self):
+        """The steps before the loss, in blocks that read one activation of those before."""
+        last_use = {name: i for i, op in enumerate(self.steps) for name in op["inputs"]}
+        blocks, alive, ends = [[]], set(), False
+        for i, op in enumerate(self.steps[:-1]):
+            blocks[-1].append(op)
+            ends = ends or op["type"] in ("add", "concat", "maxpool2d", "avgpool2d")
+            alive = {name for name in alive | {self.output(op)} if last_use.get(name, -1) > i}
+            if ends and alive == {self.output(op)} and self.steps[i + 1]["type"] not in ("relu", "batchnorm", "lrn"):
+                blocks.append([])
+                ends = False
+        return [block for block in blocks if block]
 
     def operands(self, op):
         return self.ops.operands(op, "inputs")
@@ -135,13 +158,14 @@ class Trainer:
 
     def __init__(self, torch, plan, method):
         self.torch, self.plan, self.method = torch, plan, method
+        self.last_use = {name: op for op in plan.steps for name in op["inputs"]}
         torch.manual_seed(1)
         self.parameters = {}
         for t in plan.parameters():
             fan_in = math.prod(t["shape"][1:]) if len(t["shape"]) > 1 else 1
             bound = math.sqrt(3 / fan_in) if len(t["shape"]) > 1 else 0.1
             value = torch.empty(t["shape"], device="cuda").uniform_(-bound, bound)
-            self.parameters[t["name"]] = value.requires_grad_()
+            self.parameters[t["name"]] = torch.nn.Parameter(value)
         labels = plan.operands(plan.steps[-1])["labels"]
         classes = int(plan.steps[-1]["attributes"]["elements"])
         self.data = {}
@@ -149,19 +173,53 @@ class Trainer:
             self.data[t["name"]] = (torch.randint(classes, (plan.batch,), device="cuda")
                                     if t["name"] == labels
                                     else torch.empty(t["shape"], device="cuda").uniform_(-1, 1))
+        self.graph = None  # compiled with the first iteration
         sgd = plan.sgd or {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 0}
         self.optimizer = torch.optim.SGD(self.parameters.values(), lr=sgd["learning_rate"],
                                          momentum=sgd["momentum"],
                                          weight_decay=sgd["weight_decay"])
 
-    def forward(self):
-        values = dict(self.data)
-        for op in self.plan.steps:
-            values[self.plan.output(op)] = apply(self.torch, self.plan, op, values, self.parameters)
+    def run(self, steps, values, parameters):
+        """The output of the last of the steps; takes what they read for the last time out of `values`."""
+        for op in steps:
+            values[self.plan.output(op)] = apply(self.torch, self.plan, op, values, parameters,
+                                                 in_place=op is not steps[0])
             for name in op["inputs"]:  # as a module's local variables would be: gone when used
                 if self.last_use[name] is op and name in values:
                     del values[name]
-        return values[self.plan.output(self.plan.steps[-1])]
+        return values[self.plan.output(steps[-1])]
+
+    def forward(self):
+        return self.run(self.plan.steps, dict(self.data), self.parameters)
+
+    def forward_by_blocks(self):
+        """torch.utils.checkpoint around each block but the last, which backward needs at once."""
+        from torch.utils.checkpoint import checkpoint
+        blocks = self.plan.blocks()
+        name = self.plan.operands(blocks[0][0])["x"]
+        x = self.data[name]
+        for block in blocks[:-1]:
+            x = checkpoint(lambda x, block=block, name=name: self.run(block, {name: x}, self.parameters), x,
+                           use_reentrant=False)
+            name = self.plan.output(block[-1])
+        values = {**self.data, name: x}
+        return self.run(blocks[-1] + self.plan.steps[-1:], values, self.parameters)
+
+    def compiled(self):
+        """The forward pass as a graph of library calls, compiled for the activation_memory_budget set."""
+        trainer, torch = self, self.torch
+
+        class Forward(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                for i, value in enumerate(trainer.parameters.values()):
+                    self.register_parameter(f"p{i}", value)
+
+            def forward(self, image, labels):
+                parameters = {name: getattr(self, f"p{i}") for i, name in enumerate(trainer.parameters)}
+                return trainer.run(trainer.plan.steps, dict(zip(trainer.data, (image, labels))), parameters)
+
+        return torch.compile(torch.fx.symbolic_trace(Forward()))
 
     def forward_checkpointed(self):
         """checkpoint_sequential over the chain, in about sqrt(steps) segments."""
@@ -185,13 +243,17 @@ class Trainer:
         return apply(self.torch, self.plan, self.plan.steps[-1], values, self.parameters)
 
     def iterate(self):
-        self.last_use = {name: op for op in self.plan.steps for name in op["inputs"]}
         self.optimizer.zero_grad(set_to_none=True)
         if self.method == "save_on_cpu":
             with self.torch.autograd.graph.save_on_cpu(pin_memory=True):
                 loss = self.forward()
         elif self.method == "checkpoint_sequential":
             loss = self.forward_checkpointed()
+        elif self.method == PER_BLOCK:
+            loss = self.forward_by_blocks()
+        elif self.method.startswith(COMPILED):
+            self.graph = self.graph or self.compiled()
+            loss = self.graph(*self.data.values())
         else:
             loss = self.forward()
         loss.backward()
@@ -203,6 +265,10 @@ def time_pytorch(torch, plan, method, iterations):
     torch.backends.cudnn.benchmark = method == "eager, autotuned"
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+    if method.startswith(COMPILED):
+        import torch._functorch.config
+        torch._dynamo.reset()
+        torch._functorch.config.activation_memory_budget = float(method[len(COMPILED):])
     trainer = Trainer(torch, plan, method)
     times = []
     for i in range(WARM_UP + iterations):
@@ -253,6 +319,8 @@ def compare(torch, arguments, workload):
     methods = ["eager", "eager, autotuned", "save_on_cpu"]
     if plan.is_chain():
         methods.append("checkpoint_sequential")
+    methods.append(PER_BLOCK)
+    methods += [f"{COMPILED}{budget:g}" for budget in arguments.budgets]
     for method in methods:
         try:
             times, peak = time_pytorch(torch, plan, method, arguments.iterations)
@@ -266,6 +334,8 @@ def compare(torch, arguments, workload):
     # In so little memory there is no room for holes.
     runs += [("superneurons", f"{r['peak_bytes']}B", "stitched") for r in rows
              if r["method"] == "save_on_cpu"]
+    runs += [("joint", f"{peak}B", "best-fit") for peak in
+             dict.fromkeys(r["peak_bytes"] for r in rows if r["method"].startswith((PER_BLOCK, COMPILED)))]
     for policy, memory, allocator in runs:
         text = spillway(arguments.spillway, "validate", workload, "--policy", policy, "--memory",
                         memory, "--allocator", allocator, "--math", arguments.math, "--iterations",
@@ -294,6 +364,14 @@ def write(rows, path):
     os.replace(temporary, path)
 
 
+def budgets(text):
+    """Of --budgets."""
+    shares = [float(share) for share in text.split(",") if share]
+    if not all(0 <= share <= 1 for share in shares):
+        raise argparse.ArgumentTypeError(f"'{text}': each has to be from 0 to 1")
+    return shares
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -304,6 +382,9 @@ def main():
     parser.add_argument("--math", choices=["fp32", "tf32"], default="fp32")
     parser.add_argument("--any-table", action="store_true",
                         help="accept a cost table of another GPU, cuDNN or arithmetic")
+    parser.add_argument("--budgets", type=budgets, default=[1, 0.7, 0.5, 0.3, 0.1], metavar="SHARE,...",
+                        help="activation_memory_budget of torch.compile, each from 0 to 1 (default: 1,0.7,0.5,0.3,0.1; "
+                             "'' leaves torch.compile out)")
     parser.add_argument("-o", "--output", help="CSV file (default: a table alone)")
     parser.add_argument("--plan-only", action="store_true",
                         help="say what would be run and stop; needs no PyTorch and no GPU")
@@ -314,7 +395,7 @@ def main():
         for workload in arguments.workloads:
             plan = load_plan(arguments.spillway, workload)
             print(f"{workload}: {len(plan.steps)} steps, {len(plan.parameters())} parameters, "
-                  f"{'a chain' if plan.is_chain() else 'no chain'}")
+                  f"{'a chain' if plan.is_chain() else 'no chain'}, {len(plan.blocks())} blocks")
         return 0
     try:
         import torch

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""scripts/compare_pytorch.py as far as it goes without PyTorch: its blocks, and what it would call."""
+
+import subprocess
+import sys
+import types
+
+from harness import CommandTest, ROOT, Spillway, main
+
+SCRIPT = ROOT / "scripts" / "compare_pytorch.py"
+sys.path.insert(0, str(SCRIPT.parent))
+import compare_pytorch  # noqa: E402
+
+
+class Recorder:
+    """Stands for torch: a value is the text of how it was computed."""
+
+    class Value(str):
+        def flatten(self, _):
+            return self
+
+        def __add__(self, other):
+            return Recorder.Value(f"add({str(self)},{str(other)})")
+
+    def __init__(self):
+        self.nn = types.SimpleNamespace(functional=self)
+
+    def __getattr__(self, name):
+        def call(x, *_, **__):
+            return self.Value(f"{name}({','.join(x) if isinstance(x, list) else x})")
+        return call
+
+
+class PyTorchTest(CommandTest):
+    def plan(self, workload):
+        return compare_pytorch.load_plan(Spillway.path, workload)
+
+    def test_blocks_hand_on_one_activation(self):
+        for workload, count in (("alexnet:2", 4), ("resnet50:2", 19), ("googlenet:2", 15)):
+            plan = self.plan(workload)
+            blocks = plan.blocks()
+            self.assertEqual(len(blocks), count, workload)
+            self.assertEqual([op for block in blocks for op in block], plan.steps[:-1])
+            for before, block in zip(blocks, blocks[1:]):
+                made = {plan.output(op) for op in block}
+                read = {name for op in block for name in op["inputs"] if plan.tensors[name]["kind"] == "activation"}
+                self.assertEqual(read - made, {plan.output(before[-1])}, workload)
+
+    def test_blocks_compute_what_eager_does(self):
+        calls = []
+        checkpoint = types.ModuleType("torch.utils.checkpoint")
+        checkpoint.checkpoint = lambda run, x, use_reentrant: calls.append(x) or run(x)
+        sys.modules["torch.utils.checkpoint"] = checkpoint
+        self.addCleanup(sys.modules.pop, "torch.utils.checkpoint")
+        for module in ("torch", "torch.utils"):
+            sys.modules[module] = types.ModuleType(module)
+            self.addCleanup(sys.modules.pop, module)
+        for workload in ("alexnet:2", "googlenet:2", "resnet18:2"):
+            trainer = object.__new__(compare_pytorch.Trainer)
+            trainer.torch, trainer.plan = Recorder(), self.plan(workload)
+            trainer.last_use = {name: op for op in trainer.plan.steps for name in op["inputs"]}
+            trainer.data = {t["name"]: Recorder.Value(t["name"]) for t in trainer.plan.inputs()}
+            trainer.parameters = {t["name"]: t["name"] for t in trainer.plan.parameters()}
+            calls.clear()
+            self.assertEqual(trainer.forward_by_blocks(), trainer.forward(), workload)
+            self.assertEqual(len(calls), len(trainer.plan.blocks()) - 1)
+
+    def test_budgets_are_shares(self):
+        for budgets in ("2", "x", "0.5,-1"):
+            result = subprocess.run([sys.executable, SCRIPT, "alexnet:2", "--spillway", Spillway.path, "--plan-only",
+                                     f"--budgets={budgets}"], capture_output=True, text=True, check=False)
+            self.assertEqual(result.returncode, 2, budgets)
+            self.assertIn("--budgets", result.stderr)
+        self.assertEqual(compare_pytorch.budgets("1,0.25"), [1, 0.25])
+        self.assertEqual(compare_pytorch.budgets(""), [])
+
+
+if __name__ == "__main__":
+    main()
