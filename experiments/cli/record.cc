@@ -26,7 +26,6 @@ struct RecordCommand {
   std::vector<std::string> workloads;
   std::string mode = "training";
   std::string output = "traces/recorded/h200";
-  std::string min_time = "50ms";
   RecordingOption recording;
   bool add = false;
 };
@@ -58,7 +57,6 @@ int Execute(RecordCommand command, Session& session) {
   }
   RecordingOption& option = command.recording;
   option.Check();
-  option.record.min_time = ParseDuration(command.min_time);
   const auto machine = std::make_shared<CudaMachine>(
       CudaMachine::Options{option.devices.front(), option.record.math, option.record.seed});
   const auto recording = option.Open(*machine, session.progress());
@@ -111,19 +109,6 @@ void AddRecord(CLI::App& app, int& exit_code, Session& session) {
   verb->add_option("--min-repeats", command->recording.record.min_repeats,
                    "Least repeats of each kernel")
       ->check(CLI::Range(5, 10000))
-      ->capture_default_str();
-  const auto check_time = [](const std::string& text) {
-    try {
-      return std::string(ParseDuration(text) > Duration() ? "" : "expected more than 0");
-    } catch (const InputError& error) {
-      return std::string(error.what());
-    }
-  };
-  verb->add_option(
-          "--min-time", command->min_time,
-          "Least time of each kernel's repeats together, 200 at most; less is quicker where "
-          "there are many micro-batches")
-      ->check(CLI::Validator(check_time, ""))
       ->capture_default_str();
   verb->add_option("--seed", command->recording.record.seed, "Seed of the random operands")
       ->check(NotNegative())

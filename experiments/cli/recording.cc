@@ -9,6 +9,19 @@
 #include "traces/base/error.h"
 
 namespace spillway::cli {
+namespace {
+
+// Why the text is no time to measure for; empty if it is one.
+std::string TimeProblem(const std::string& text) {
+  try {
+    return ParseDuration(text) > Duration() ? "" : "expected more than 0";
+  } catch (const InputError& error) {
+    return error.what();
+  }
+}
+
+}  // namespace
+
 void RecordingOption::Add(CLI::App& verb) {
   verb.add_option("--math", record.math, "Arithmetic of convolutions and products")
       ->check(CLI::IsMember({"fp32", "tf32"}))
@@ -18,6 +31,12 @@ void RecordingOption::Add(CLI::App& verb) {
                   "all, undivided (none), or a number; repeat for more")
       ->check(CLI::Validator([](const std::string& text) { return MicroBatchProblem(text); },
                              "powerOfTwo|all|undivided|BATCH"));
+  verb.add_option_function<std::string>(
+          "--min-time", [this](const std::string& text) { record.min_time = ParseDuration(text); },
+          "Least time of each kernel's repeats together, 200 at most; less is quicker where "
+          "there are many kernels")
+      ->check(CLI::Validator(TimeProblem, ""))
+      ->default_str(FormatDuration(record.min_time));
   AddFile(verb, "--store", store,
           "Benchmark store (SQLite): what it holds is not measured, what is measured is added");
   verb.add_option("--devices", devices,

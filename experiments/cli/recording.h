@@ -1,4 +1,4 @@
-// How a verb measures kernels: --micro-batch, --store, --devices and --math.
+// How a verb measures kernels: --micro-batch, --min-time, --store, --devices and --math.
 
 #ifndef SPILLWAY_EXPERIMENTS_CLI_RECORDING_H_
 #define SPILLWAY_EXPERIMENTS_CLI_RECORDING_H_

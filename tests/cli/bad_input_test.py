@@ -249,6 +249,7 @@ class BadArgumentTest(BadInputTest):
         for args in (("record", "alexnet:1", "--micro-batch", "0"),
                      ("record", "alexnet:1", "--min-time", "10"),
                      ("record", "alexnet:1", "--min-time", "10 blinks"),
+                     ("validate", "alexnet:1", "--min-time", "10"),
                      ("validate", "alexnet:1", "--memory", "10 gigs"),
                      ("validate", "alexnet:1", "--cost", "roofline"),
                      ("calibrate", "-o", "x.toml", "--gpu", "-1")):
