@@ -458,6 +458,22 @@ def slices(name):
     return drawing
 
 
+def limited(figstyle, read):
+    """mmCNN, Fig. 9: time and transfers by limit."""
+    curves = {}
+    for (network, limit, _, what), value in read("mmcnn-Fig9"):
+        curves.setdefault(what, {}).setdefault(network, []).append((limit[1:], value))
+    fig, panels = figstyle.figure(7.0, 2.4, ncols=2)
+    for axes, what, label in zip(panels, ["ms", "transfers"], ["inference, TITAN X (ms)", "transfers"]):
+        for network, points in curves[what].items():
+            axes.plot(*zip(*points), label=network, linewidth=1.2, marker="o", markersize=3)
+        axes.set(xlabel="limit (MB)", ylabel=label)
+    panels[0].set_ylim(bottom=0)
+    panels[1].set(yscale="log")
+    above_all(fig, panels[0], len(curves["ms"]))
+    return fig
+
+
 DRAWINGS = {
     "vdnn-Fig1": shares_of_layers,
     "vdnn-Fig4": functions,
@@ -488,6 +504,7 @@ DRAWINGS = {
     "mmcnn-Fig6": layer_weights,
     "mmcnn-Fig7": slices("mmcnn-Fig7"),
     "mmcnn-Fig8": slices("mmcnn-Fig8"),
+    "mmcnn-Fig9": limited,
 }
 
 

@@ -6,8 +6,9 @@
 
 namespace spillway {
 
-Scene::Scene(const Workload& workload, const std::string& preset, const std::string& device_name)
-    : trace(LowerNetwork(BuildNetwork(workload.network), {workload.batch, preset, true})),
+Scene::Scene(const Workload& workload, const std::string& preset, const std::string& device_name,
+             bool training)
+    : trace(LowerNetwork(BuildNetwork(workload.network), {workload.batch, preset, training})),
       device(LoadDevice(device_name)),
       cost(device) {}
 

@@ -15,7 +15,8 @@
 namespace spillway {
 
 struct Scene {
-  Scene(const Workload& workload, const std::string& preset, const std::string& device_name);
+  Scene(const Workload& workload, const std::string& preset, const std::string& device_name,
+        bool training = true);
 
   // Refers to this scene.
   Setup In(Bytes memory, const std::string& allocator = "best-fit") const;

@@ -39,6 +39,23 @@ TEST(MmcnnPaperTest, OtherLimitsAndNetworksAreComputedToo) {
   EXPECT_FALSE(ours("Tab4 AlexNet layer 22 @20 MB"));
 }
 
+// Fig. 9 is a plot: transfers grow as memory shrinks, and the time with them.
+TEST(MmcnnPaperTest, LessMemoryTakesMoreTransfersAndTime) {
+  for (const std::string network : {"AlexNet", "VGG-S", "VGG-D19"}) {
+    double transfers = 0, time = 0;
+    for (const char* limit : {"200", "50", "5"}) {
+      const auto ours = [&](const char* what) {
+        const std::string item = "Fig9 " + network + " @" + limit + " MB " + what;
+        return Reproduce(Select(item).at(0)).ours_exact.value();
+      };
+      EXPECT_GT(ours("transfers"), transfers) << network << limit;
+      EXPECT_GT(ours("ms"), time) << network << limit;
+      transfers = ours("transfers");
+      time = ours("ms");
+    }
+  }
+}
+
 TEST(UcudnnPaperTest, EveryPrintedNumberIsReproduced) { EXPECT_EQ(Judged("ucudnn"), 9); }
 
 }  // namespace
