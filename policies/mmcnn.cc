@@ -20,6 +20,7 @@
 
 #include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
+#include "policies/mmcnn_ops.h"
 #include "policies/mmcnn_split.h"
 #include "sim/core/report.h"
 #include "traces/base/error.h"
@@ -39,8 +40,8 @@ class MmcnnPolicy final : public Policy {
 
   Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
     const bool divide = CanDivide(trace);
-    const LeastMemory least = LeastMmcnnMemory(trace, device.alignment, divide);
-    if (options_.limit < least.size) {
+    if (!FitsMmcnn(trace, options_.limit, device.alignment, divide)) {
+      const LeastMemory least = LeastMmcnnMemory(trace, device.alignment, divide);
       throw UsageError(
           fmt::format("policy 'mmcnn': limit: {} is less than layer '{}' of {} needs; valid: {} "
                       "({} bytes) or more",
@@ -67,8 +68,8 @@ class MmcnnPolicy final : public Policy {
   }
 
   bool LivesOutside(const Trace& trace, TensorId tensor) override {
-    const TensorKind kind = trace.tensor(tensor).kind;
-    return !normal_ && (kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState);
+    const Tensor& stored = trace.tensor(tensor);  // the image, if it has parts
+    return !normal_ && (IsParameter(stored) || stored.part_of);
   }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {

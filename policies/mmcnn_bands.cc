@@ -62,9 +62,11 @@ class BandDivider {
       : from_(trace), needs_(trace, alignment), limit_(limit), to_(trace) {
     to_.ops.clear();
     bands_.resize(trace.tensors.size());
+    channels_.resize(trace.tensors.size());
   }
 
   Trace Run() {
+    for (size_t i = 0; i < from_.tensors.size(); ++i) DivideInput(static_cast<TensorId>(i));
     for (size_t i = 0; i < from_.ops.size();) {
       if (from_.training || !IsBanded(i)) {
         Whole(from_.ops[i++]);
@@ -90,6 +92,10 @@ class BandDivider {
   Bytes RowsOf(TensorId map, int64_t rows) const {
     return needs_.Rounded(Bytes(from_.tensor(map).size.count() / HeightOf(map) * rows));
   }
+  Bytes ChannelsOf(TensorId map, int64_t channels) const {
+    const Tensor& tensor = from_.tensor(map);
+    return needs_.Rounded(Bytes(tensor.size.count() / tensor.shape[1] * channels));
+  }
   bool IsMap(TensorId id) const { return !IsParameter(from_.tensor(id)); }
 
   bool IsBanded(size_t i) const {
@@ -108,6 +114,29 @@ class BandDivider {
       for (const Band& band : bands) size += RowsOf(input, band.to - band.from);
       return !bands.empty() && size > limit_;
     });
+  }
+
+  // An image that leaves no room beside itself for a row of what reads it: each channel is a part
+  // that starts outside.
+  void DivideInput(TensorId image) {
+    const Tensor& tensor = from_.tensor(image);
+    if (from_.training || tensor.kind != TensorKind::kInput || tensor.shape.size() != 4) return;
+    if (std::ranges::any_of(from_.tensors, [&](const Tensor& t) { return t.alias_of == image; })) {
+      return;
+    }
+    for (size_t i = 0; i < from_.ops.size(); ++i) {
+      const Op& op = from_.ops[i];
+      if (!std::ranges::count(op.inputs, image)) continue;
+      if (!IsBanded(i)) return;
+      const RowWindow window = RowWindowOf(op).value();
+      if (window.single || NeedOf(op, window, 1) <= limit_) return;
+    }
+    for (int64_t c = 0; c < tensor.shape[1]; ++c) {
+      const TensorId channel = AddChannels(image, c, c + 1);
+      to_.tensors[Index(channel)].alias_of = std::nullopt;
+      to_.tensors[Index(channel)].part_of = image;
+      channels_[Index(image)].push_back(channel);
+    }
   }
 
   bool FollowsOn(size_t i, TensorId map, const std::vector<Band>& bands) {
@@ -155,7 +184,10 @@ class BandDivider {
       for (const Band& band : bands_[Index(input)]) {
         sources = std::max(sources, own + 2 * RowsOf(input, band.to - band.from));
       }
-      if (bands_[Index(input)].empty()) sources = RowsOf(input, HeightOf(input));
+      if (bands_[Index(input)].empty()) {
+        sources =
+            channels_[Index(input)].empty() ? RowsOf(input, HeightOf(input)) : ChannelsOf(input, 1);
+      }
       most = std::max(most, sources + own);
       gathered += own;
     }
@@ -164,12 +196,72 @@ class BandDivider {
 
   // An op as it is. Inputs in bands are gathered, and are whole from then on.
   void Whole(const Op& op) {
+    const bool is_whole = bands_[Index(op.inputs.empty() ? op.outputs[0] : op.inputs[0])].empty();
+    if (!is_whole && PoolInChannels(op, 0, HeightOf(op.inputs[0]), op.outputs[0])) return;
     for (const TensorId input : op.inputs) {
       if (bands_[Index(input)].empty()) continue;
       AddGather(op, input, 0, HeightOf(input), input);
       bands_[Index(input)].clear();
     }
     to_.ops.push_back(op);
+  }
+
+  // What rows [from, to) of a map are gathered from: its bands, or the whole.
+  std::vector<Band> SourcesOf(TensorId map, int64_t from, int64_t to) const {
+    std::vector<Band> sources = bands_[Index(map)];
+    if (sources.empty()) sources = {{0, HeightOf(map), map}};
+    std::erase_if(sources, [&](const Band& band) { return band.to <= from || band.from >= to; });
+    return sources;
+  }
+
+  // A pool over rows [from, to) of its input, slice by slice of the channels if these rows do not
+  // fit beside what they are gathered from. False, and nothing added, if it is not that.
+  bool PoolInChannels(const Op& op, int64_t from, int64_t to, TensorId y) {
+    if (op.type != OpType::kAvgPool2d && op.type != OpType::kMaxPool2d) return false;
+    const TensorId map = op.inputs[0];
+    const std::vector<Band> sources = SourcesOf(map, from, to);
+    if (sources[0].from == from && sources[0].to == to) return false;  // nothing is gathered
+    Bytes held;
+    for (const Band& band : sources) held += RowsOf(map, band.to - band.from);
+    const int64_t channels = from_.tensor(map).shape[1];
+    const Bytes row(RowsOf(map, to - from).count() / channels);
+    const auto fits = [&](int64_t count) {
+      return held + needs_.Rounded((channels + count - 1) / count * row) <= limit_;
+    };
+    if (fits(1)) return false;
+    int64_t count = 2;
+    while (count < channels && !fits(count)) ++count;
+    for (int64_t i = 0; i < std::min(count, channels); ++i) {
+      const int64_t first = channels * i / count;
+      const int64_t end = channels * (i + 1) / count;
+      Op part = op;
+      part.name += fmt::format("[channels {}:{}]", first, end);
+      const TensorId x = AddMap(part.name + ".x0", map, to - from);
+      to_.tensors[Index(x)].size = Bytes(to_.tensor(x).size.count() / channels * (end - first));
+      to_.tensors[Index(x)].shape[1] = end - first;
+      std::vector<Band> slices = sources;
+      for (Band& band : slices) band.tensor = AddChannels(band.tensor, first, end);
+      Gather(op, slices, from, to, x);
+      part.inputs = {x};
+      part.outputs = {AddChannels(y, first, end)};
+      SetAttribute(part, "channels", end - first);
+      part.slots = {ForwardSlot(to_, part)};
+      to_.ops.push_back(std::move(part));
+    }
+    return true;
+  }
+
+  // A view of some channels.
+  TensorId AddChannels(TensorId of, int64_t from, int64_t to) {
+    Tensor view = to_.tensor(of);
+    const Bytes channel(view.size.count() / view.shape[1]);
+    view.name += fmt::format("[channels {}:{}]", from, to);
+    view.shape[1] = to - from;
+    view.size = channel * (to - from);
+    view.alias_of = of;
+    view.offset = channel * from;
+    to_.tensors.push_back(std::move(view));
+    return static_cast<TensorId>(to_.tensors.size() - 1);
   }
 
   TensorId AddMap(std::string name, TensorId like, int64_t rows) {
@@ -186,16 +278,22 @@ class BandDivider {
 
   // Rows [from, to) of a map for `user`, put together in `into`.
   void AddGather(const Op& user, TensorId map, int64_t from, int64_t to, TensorId into) {
-    std::vector<Band> sources = bands_[Index(map)];
-    if (sources.empty()) sources = {{0, HeightOf(map), map}};
-    std::erase_if(sources, [&](const Band& band) { return band.to <= from || band.from >= to; });
+    const std::vector<TensorId>& channels = channels_[Index(map)];
+    for (size_t i = 0; i < channels.size(); ++i) {
+      const auto c = static_cast<int64_t>(i);
+      Gather(user, {{0, HeightOf(map), channels[i]}}, from, to, AddChannels(into, c, c + 1));
+    }
+    if (channels.empty()) Gather(user, SourcesOf(map, from, to), from, to, into);
+  }
+  void Gather(const Op& user, const std::vector<Band>& sources, int64_t from, int64_t to,
+              TensorId into) {
     const auto number = [](int64_t value) { return static_cast<double>(value); };
     Op gather;
     gather.name = fmt::format("{}.rows", to_.tensor(into).name);
     gather.layer = user.layer;
     gather.type = OpType::kRows;
-    gather.attributes = {{"channels", number(from_.tensor(map).shape[1])},
-                         {"width", number(from_.tensor(map).shape[3])},
+    gather.attributes = {{"channels", number(to_.tensor(into).shape[1])},
+                         {"width", number(to_.tensor(into).shape[3])},
                          {"first_row", number(from - sources.front().from)},
                          {"height", number(to - from)},
                          {"parts", number(static_cast<int64_t>(sources.size()))}};
@@ -218,34 +316,35 @@ class BandDivider {
     const int64_t rows = band.to - band.from;
     Op part = op;
     part.name = fmt::format("{}[rows {}:{}]", op.name, band.from, band.to);
-    std::optional<TensorId> overwritten;
-    for (size_t i = 0; i < part.inputs.size(); ++i) {
-      const TensorId map = op.inputs[i];
-      if (!IsMap(map)) continue;
-      const auto [from, to] = window.Inputs(band, HeightOf(map));
-      part.inputs[i] = RowsFor(op, i, from, to);
-      const bool in_place = from_.tensor(y).alias_of == map && !bands_[Index(map)].empty();
-      if (in_place) overwritten = part.inputs[i];
-      if (window.single) continue;
-      SetAttribute(part, "in_height", to - from);
-      SetAttribute(part, "pad_h", 0);
-    }
     band.tensor =
         AddMap(fmt::format("{}[rows {}:{}]", from_.tensor(y).name, band.from, band.to), y, rows);
-    to_.tensors[Index(band.tensor)].alias_of = overwritten;
+    bands_[Index(y)].push_back(band);
     part.outputs = {band.tensor};
     SetAttribute(part, window.single ? "height" : "out_height", rows);
     const std::vector<int64_t>& shape = to_.tensor(band.tensor).shape;
     SetAttribute(part, "elements", shape[1] * shape[2] * shape[3]);
+    const auto [first, end] = window.Inputs(band, HeightOf(op.inputs[0]));
+    if (!window.single) {
+      SetAttribute(part, "in_height", end - first);
+      SetAttribute(part, "pad_h", 0);
+      if (PoolInChannels(part, first, end, band.tensor)) return;
+    }
+    for (size_t i = 0; i < part.inputs.size(); ++i) {
+      const TensorId map = op.inputs[i];
+      if (!IsMap(map)) continue;
+      const bool in_place = from_.tensor(y).alias_of == map && !bands_[Index(map)].empty();
+      part.inputs[i] = RowsFor(op, i, first, end);
+      if (in_place) to_.tensors[Index(band.tensor)].alias_of = part.inputs[i];
+    }
     part.slots = {ForwardSlot(to_, part)};
     to_.ops.push_back(std::move(part));
-    bands_[Index(y)].push_back(band);
   }
 
   // The tensor with rows [from, to) of an input of the op: a band if these are its rows.
   TensorId RowsFor(const Op& op, size_t input, int64_t from, int64_t to) {
     const TensorId map = op.inputs[input];
-    if (bands_[Index(map)].empty() && from == 0 && to == HeightOf(map)) return map;
+    const bool is_whole = bands_[Index(map)].empty() && channels_[Index(map)].empty();
+    if (is_whole && from == 0 && to == HeightOf(map)) return map;
     for (const Band& band : bands_[Index(map)]) {
       if (band.from == from && band.to == to) return band.tensor;
     }
@@ -259,7 +358,9 @@ class BandDivider {
   const OpNeeds needs_;
   const Bytes limit_;
   Trace to_;
-  std::vector<std::vector<Band>> bands_;  // by tensor of the undivided trace; empty: it is whole
+  // By tensor of the undivided trace; both empty: it is whole.
+  std::vector<std::vector<Band>> bands_;
+  std::vector<std::vector<TensorId>> channels_;  // of an image
 };
 
 }  // namespace

@@ -6,6 +6,10 @@
 // gathered with them into a map of their own by an op of type `rows`. Layers that work on single
 // elements follow band by band on the layer before them. Where maps fit again, the bands are
 // gathered into the whole.
+//
+// Channels are divided where even that leaves no room: an image comes from outside channel by
+// channel, of which rows are gathered; a pool over a whole map runs in slices of channels, each
+// gathered from all bands.
 
 #ifndef SPILLWAY_POLICIES_MMCNN_BANDS_H_
 #define SPILLWAY_POLICIES_MMCNN_BANDS_H_

@@ -107,24 +107,46 @@ LeastMemory LeastMmcnnMemory(const Trace& trace, Bytes alignment, bool divide) {
   const auto divided_for = [&](Bytes limit) {
     return LargestNeed(DivideIntoBands(trace, limit, alignment), alignment, divide);
   };
-  Bytes too_little;
-  LeastMemory enough = LargestNeed(trace, alignment, divide);
-  while (enough.size - too_little > alignment) {
-    const Bytes middle =
-        RoundUp(too_little + Bytes((enough.size - too_little).count() / 2), alignment);
-    const LeastMemory need = divided_for(middle);
-    if (need.size <= middle) {
-      enough = {middle, need.layer};
-    } else {
-      too_little = middle;
+  const auto narrow = [&](LeastMemory enough) {
+    Bytes too_little;
+    while (enough.size - too_little > alignment) {
+      const Bytes middle =
+          RoundUp(too_little + Bytes((enough.size - too_little).count() / 2), alignment);
+      const LeastMemory need = divided_for(middle);
+      if (need.size <= middle) {
+        enough = {middle, need.layer};
+      } else {
+        too_little = middle;
+      }
     }
+    return enough;
+  };
+  LeastMemory least = narrow(LargestNeed(trace, alignment, divide));
+  // Finer bands are not better everywhere: below what is too little, something may be enough again.
+  for (int64_t eighths = 7; eighths > 3; --eighths) {
+    const Bytes lower = RoundDown(Bytes(least.size.count() / 8 * eighths), alignment);
+    const LeastMemory need = divided_for(lower);
+    if (need.size > lower) continue;
+    least = narrow({lower, need.layer});
+    eighths = 8;
   }
-  return enough;
+  return least;
+}
+
+bool FitsMmcnn(const Trace& trace, Bytes limit, Bytes alignment, bool divide) {
+  if (divide &&
+      LargestNeed(DivideIntoBands(trace, limit, alignment), alignment, divide).size <= limit) {
+    return true;
+  }
+  return LeastMmcnnMemory(trace, alignment, divide).size <= limit;
 }
 
 DividedInference DivideForMmcnn(const Trace& undivided, Bytes limit, Bytes alignment,
                                 const MmcnnRule& rule) {
-  const Trace trace = rule.divide ? DivideIntoBands(undivided, limit, alignment) : undivided;
+  Trace trace = rule.divide ? DivideIntoBands(undivided, limit, alignment) : undivided;
+  if (rule.divide && LargestNeed(trace, alignment, rule.divide).size > limit) {
+    trace = DivideIntoBands(undivided, LeastMmcnnMemory(undivided, alignment).size, alignment);
+  }
   const OpNeeds needs(trace, alignment);
   std::vector<MmcnnLayer> layers;
   for (size_t i = 0; i < trace.ops.size(); ++i) {

@@ -26,6 +26,8 @@ struct LeastMemory {
 // Each op divided as finely as it can be, or, with `divide` false, not at all. Throws `InputError`
 // if attributes and shapes of an op do not agree, as the next one.
 LeastMemory LeastMmcnnMemory(const Trace& trace, Bytes alignment, bool divide = true);
+// Whether it is no more than `limit`, as a rule much faster.
+bool FitsMmcnn(const Trace& trace, Bytes limit, Bytes alignment, bool divide);
 
 struct DividedInference {
   Trace trace;

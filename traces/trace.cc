@@ -144,12 +144,13 @@ class Validator {
   void CheckPart(const Tensor& tensor) const {
     if (!tensor.part_of) return;
     const Tensor& whole = trace_.tensor(*tensor.part_of);
-    const bool starts_outside_ops =
-        whole.kind == TensorKind::kParameter || whole.kind == TensorKind::kOptimizerState;
+    const bool starts_outside_ops = whole.kind == TensorKind::kParameter ||
+                                    whole.kind == TensorKind::kOptimizerState ||
+                                    whole.kind == TensorKind::kInput;
     if (tensor.kind != whole.kind || !starts_outside_ops || whole.alias_of || whole.part_of) {
       Fail(
-          fmt::format("tensor '{}' is a part of '{}'; expected one of the same kind, parameter or "
-                      "optimizer_state, that is neither an alias nor a part",
+          fmt::format("tensor '{}' is a part of '{}'; expected one of the same kind, input, "
+                      "parameter or optimizer_state, that is neither an alias nor a part",
                       tensor.name, whole.name));
     }
     if (tensor.size > whole.size || tensor.offset > whole.size - tensor.size) {

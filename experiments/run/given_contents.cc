@@ -85,16 +85,16 @@ void GivenContents::CheckImages(const Trace& trace) const {
 
 bool GivenContents::Fill(const Trace& trace, TensorId id, std::span<std::byte> bytes) const {
   const Tensor& tensor = trace.tensor(id);
+  const Tensor& whole = tensor.part_of ? trace.tensor(*tensor.part_of) : tensor;
   std::span<const std::byte> from;
   if (weights_ && IsWeight(tensor)) {
-    const Tensor& whole = tensor.part_of ? trace.tensor(*tensor.part_of) : tensor;
     from = weights_->tensors().find(whole.name)->second.bytes;
-    if (tensor.part_of) from = from.subspan(static_cast<size_t>(tensor.offset.count()));
   } else if (images_ && IsImage(tensor)) {
     from = images_->tensors().begin()->second.bytes;
   } else {
     return false;
   }
+  if (tensor.part_of) from = from.subspan(static_cast<size_t>(tensor.offset.count()));
   std::ranges::copy(from.first(bytes.size()), bytes.begin());
   return true;
 }

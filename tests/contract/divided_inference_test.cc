@@ -178,6 +178,48 @@ TEST_F(DividedInference, TheLeastMemoryIsTight) {
   }
 }
 
+// Rows are not enough: the image is larger than anything else and comes channel by channel, a pool
+// over a whole map of many channels runs in slices of them.
+TEST_F(DividedInference, ChannelsAreDividedWhereRowsAreNotEnough) {
+  Network network("wide", {8, 64, 64});
+  LayerNode x = network.ConvRelu("conv", network.image(), ConvSpec::Square(8, 3, 2, 1));
+  x = network.AvgPool("pool", network.ConvRelu("deep", x, ConvSpec::Square(64, 3, 2, 1)), {16, 1});
+  network.SoftmaxLoss("loss", network.Linear("fc", x, 10));
+  const Trace trace = Lower(network);
+  const auto image = std::ranges::find_if(trace.tensors, [](const Tensor& tensor) {
+    return tensor.kind == TensorKind::kInput && tensor.shape.size() == 4;
+  });
+  const auto whole = static_cast<TensorId>(image - trace.tensors.begin());
+  const Bytes least = LeastMmcnnMemory(trace, device_.alignment).size;
+  EXPECT_LT(least, image->size);
+  const spillway::DividedInference divided = DivideForMmcnn(trace, least, device_.alignment);
+  divided.trace.Validate();
+  EXPECT_EQ(std::ranges::count_if(divided.trace.tensors,
+                                  [&](const Tensor& tensor) { return tensor.part_of == whole; }),
+            8);
+  EXPECT_GT(std::ranges::count_if(divided.trace.ops,
+                                  [](const Op& op) { return op.type == OpType::kAvgPool2d; }),
+            1);
+  ExpectSameBits(trace, Limits(trace, 12), {std::nullopt, 1, 2});
+}
+
+// Of any limit from the least one on, also where finer bands would need more.
+TEST_F(DividedInference, WhatDivisionNeedsStaysWithinTheLimit) {
+  const Trace trace = Lower(BuildNetwork("googlenet"));
+  const Bytes least = LeastMmcnnMemory(trace, device_.alignment).size;
+  for (int eighths = 8; eighths < 24; ++eighths) {
+    const Bytes limit(least.count() / 8 * eighths);
+    const Trace divided = DivideForMmcnn(trace, limit, device_.alignment).trace;
+    const OpNeeds needs(divided, device_.alignment);
+    Bytes most;
+    for (size_t i = 0; i < divided.ops.size(); ++i) {
+      const OpNeed need = needs.Of(static_cast<OpId>(i));
+      most = std::max(most, need.maps + need.parameters);
+    }
+    EXPECT_LE(most, limit) << eighths;
+  }
+}
+
 TEST_F(DividedInference, ALimitUnderTheLeastIsAnError) {
   const Trace trace = Lower(testing::Chain());
   const LeastMemory least = LeastMmcnnMemory(trace, device_.alignment);

@@ -127,7 +127,7 @@ TEST(TraceTest, APartIsOfSomethingThatNoOpUses) {
             "trace 'small': tensor 'part' reaches beyond 'w', which it is a part of");
   EXPECT_EQ(error_after([](Trace& t) { t.tensors[3].part_of = TensorId{0}; }),
             "trace 'small': tensor 'part' is a part of 'x'; expected one of the same kind, "
-            "parameter or optimizer_state, that is neither an alias nor a part");
+            "input, parameter or optimizer_state, that is neither an alias nor a part");
   EXPECT_EQ(error_after([](Trace& t) { t.tensors[3].part_of = TensorId{9}; }),
             "trace 'small': tensor 'part' is a part of a tensor that does not exist");
   EXPECT_EQ(error_after([](Trace& t) { t.tensors[3].alias_of = TensorId{2}; }),
