@@ -5,11 +5,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "traces/trace.h"
 
 namespace spillway {
+
+// Contents in place of synthetic ones: writes what a tensor starts with, and says true; or false.
+using GivenData = std::function<bool(TensorId, std::span<std::byte>)>;
 
 enum class DataKind : uint8_t { kZero, kUniform, kLabels };
 

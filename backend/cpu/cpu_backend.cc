@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/common/synthetic_data.h"
+#include "backend/common/top1.h"
 #include "backend/cpu/kernels.h"
 #include "traces/base/error.h"
 #include "traces/ops/table.h"
@@ -222,10 +223,7 @@ void CpuBackend::RunKernel(const Command& command) {
     const auto* y =
         reinterpret_cast<const float*>(outputs[OutputIndex(op, Role::kY).value()].data());
     const int64_t classes = op.IntAttribute("elements");
-    top1_.clear();
-    for (int64_t n = 0; n < op.batch; ++n, y += classes) {
-      top1_.push_back(std::max_element(y, y + classes) - y);
-    }
+    top1_ = Top1({y, static_cast<size_t>(op.batch * classes)}, classes);
   }
 }
 

@@ -19,6 +19,7 @@
 #include <random>
 #include <vector>
 
+#include "backend/common/synthetic_data.h"
 #include "backend/cpu/copy_path.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/region.h"
@@ -35,8 +36,7 @@ struct CpuOptions {
   uint64_t seed = 1;                   // of parameters, inputs and dropout
   std::optional<uint64_t> drain_seed;  // draws the order of execution; as issued if not given
   std::optional<HostCompression> compression = std::nullopt;
-  // Writes what a tensor starts with, and says true; nothing given, or false: synthetic data.
-  std::function<bool(TensorId, std::span<std::byte>)> given = nullptr;
+  GivenData given = nullptr;  // instead of synthetic data
 };
 
 // Executes one op on host memory, as `RunOp` does.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "backend/common/synthetic_data.h"
+#include "backend/common/top1.h"
 #include "backend/cuda/activity_trace.h"
 #include "backend/cuda/copy_path.h"
 #include "backend/cuda/cuda_error.h"
@@ -211,6 +212,7 @@ class CudaBackend final : public Executor {
   void OnArrive(TensorId tensor, const Block& block, PoolId pool) override;
 
   std::optional<float> loss() const override { return loss_; }
+  std::vector<int64_t> top1() const override { return top1_; }
   void Read(const Block& block, PoolId pool, std::span<std::byte> bytes) const override;
   std::vector<Duration> iteration_times() const override { return iteration_times_; }
   std::vector<StoredContents> stored() const override { return copies_->stored(); }
@@ -242,7 +244,9 @@ class CudaBackend final : public Executor {
   // Sleeps until the host is not too far ahead. Beyond about 60 ops the driver's queue is full, and
   // a host that waits for a place in it polls.
   void Throttle() const;
+  // Has the loss come to the host, and the probabilities if `top1` is wanted.
   void TakeLoss(const Op& op, const Launch& launch);
+  void Write(const Block& block, PoolId pool, std::span<const std::byte> bytes);
 
   const Trace& trace_;
   const CostModel& cost_;
@@ -261,6 +265,9 @@ class CudaBackend final : public Executor {
   std::vector<Duration> iteration_times_;
   std::optional<float> loss_;
   bool loss_pending_ = false;
+  std::optional<PinnedBuffer> probabilities_;  // once `top1` is wanted
+  int64_t classes_ = 0;
+  std::vector<int64_t> top1_;
   // By op, operands and kernels; empty until they come a second time.
   std::map<std::vector<int64_t>, std::unique_ptr<KernelGraph>> graphs_;
   std::vector<int64_t> key_;
@@ -346,10 +353,14 @@ void CudaBackend::OnDriverCall(const DriverCall& call) {
 
 void CudaBackend::OnArrive(TensorId id, const Block& block, PoolId pool) {
   const Tensor& tensor = trace_.tensor(id);
-  const SyntheticData data =
-      SyntheticDataOf(trace_, id, options_.seed, static_cast<uint64_t>(iteration_ - 1));
   const Block contents{block.offset, tensor.size};
   const auto size = static_cast<size_t>(tensor.size.count());
+  if (options_.given) {
+    std::vector<std::byte> bytes(size);
+    if (options_.given(id, bytes)) return Write(contents, pool, bytes);
+  }
+  const SyntheticData data =
+      SyntheticDataOf(trace_, id, options_.seed, static_cast<uint64_t>(iteration_ - 1));
   const int64_t first = FirstElement(tensor);
   if (pool == PoolId::kHost) return Fill(data, {copies_->At(contents), size}, first);
   if (pool != PoolId::kDevice) {
@@ -370,6 +381,18 @@ void CudaBackend::OnArrive(TensorId id, const Block& block, PoolId pool) {
     case DataKind::kLabels:
       return FillLabels(reinterpret_cast<int32_t*>(out), count, data.classes, data.seed, stream);
   }
+}
+
+void CudaBackend::Write(const Block& block, PoolId pool, std::span<const std::byte> bytes) {
+  if (pool == PoolId::kHost) {
+    std::ranges::copy(bytes, copies_->At(block));
+    return;
+  }
+  if (pool != PoolId::kDevice) return peer_->Write(block, bytes);
+  const CudaStream& compute = machine_.streams[Index(Stream::kCompute)].stream;
+  SPILLWAY_CUDA_CALL(cudaMemcpyAsync(DeviceAt(block).data, bytes.data(), bytes.size(),
+                                     cudaMemcpyHostToDevice, compute.get()));
+  compute.Synchronize();  // before the bytes go
 }
 
 void CudaBackend::Read(const Block& block, PoolId pool, std::span<std::byte> bytes) const {
@@ -516,6 +539,15 @@ void CudaBackend::TakeLoss(const Op& op, const Launch& launch) {
                                      machine_.streams[Index(Stream::kCompute)].stream.get()),
                      {op.name, {}, {}});
   loss_pending_ = true;
+  if (!options_.given) return;
+  const DeviceRange y = DeviceAt(launch.outputs[OutputIndex(op, Role::kY).value()]);
+  classes_ = op.IntAttribute("elements");
+  const Bytes size(op.batch * classes_ * static_cast<int64_t>(sizeof(float)));
+  if (!probabilities_) probabilities_.emplace(size);
+  SPILLWAY_CUDA_CALL(cudaMemcpyAsync(probabilities_->data(), y.data,
+                                     static_cast<size_t>(size.count()), cudaMemcpyDeviceToHost,
+                                     machine_.streams[Index(Stream::kCompute)].stream.get()),
+                     {op.name, {}, {}});
 }
 
 Event CudaBackend::Copy(PoolId pool, Direction direction, const Block& device, const Block& outside,
@@ -549,6 +581,10 @@ void CudaBackend::Synchronize() {
   if (!loss_pending_) return;
   loss_ = *reinterpret_cast<const float*>(loss_landing_.data());
   loss_pending_ = false;
+  if (!probabilities_) return;
+  const auto* const y = reinterpret_cast<const float*>(probabilities_->data());
+  const auto count = static_cast<size_t>(probabilities_->size().count()) / sizeof(float);
+  top1_ = Top1({y, count}, classes_);
 }
 
 StreamTimes CudaBackend::TakeTimeline() {

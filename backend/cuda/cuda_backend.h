@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/common/synthetic_data.h"
 #include "sim/core/allocator.h"
 #include "sim/core/compression.h"
 #include "sim/core/cost_model.h"
@@ -61,6 +62,7 @@ struct CudaRunOptions {
   int launch_ahead = 32;      // as `Device::launch_ahead`, which the GPU's own queue bounds, too
   int stamped_iteration = 1;  // from 1: the one whose timeline and loss are wanted
   uint64_t seed = 1;          // of parameters and data
+  GivenData given = nullptr;  // instead of synthetic data; then `top1` of the stamped iteration
   // With it, storages that are not kept compressed have pinned memory each for itself, one after
   // the other: `host_memory` is the sum of their blocks in the host pool.
   std::optional<HostCompression> compression = std::nullopt;

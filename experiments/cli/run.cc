@@ -168,16 +168,17 @@ std::string FormatStored(const Trace& trace, const CompressionSummary& summary) 
 // The backends, with the one that executes opened if it is asked for.
 BackendFactories BackendsOf(const RunOptions& options, const Trace& trace) {
   BackendFactories backends;
+  std::shared_ptr<const GivenContents> given;
+  if (!options.weights.empty() || !options.images.empty()) {
+    if (trace.training) throw UsageError("--weights and --images need --mode inference");
+    given = std::make_shared<const GivenContents>(options.weights, options.images, trace);
+  }
   if (options.machine.backend == "cpu") {
-    std::shared_ptr<const GivenContents> given;
-    if (!options.weights.empty() || !options.images.empty()) {
-      if (trace.training) throw UsageError("--weights and --images need --mode inference");
-      given = std::make_shared<const GivenContents>(options.weights, options.images, trace);
-    }
     backends.Add("cpu", CpuFactory({options.seed, options.drain_seed, given}));
   } else if (options.machine.backend == "cuda") {
     const CudaMachine::Options machine{0, options.math, options.seed};
-    backends.Add("cuda", CudaFactory(std::make_shared<CudaMachine>(machine), {options.seed}));
+    backends.Add("cuda", CudaFactory(std::make_shared<CudaMachine>(machine),
+                                     {.seed = options.seed, .given = given}));
   }
   return backends;
 }
@@ -210,15 +211,17 @@ std::string Compare(const RunOptions& options, const BackendFactories& backends,
   }
   result.same_bits =
       result.loss == reference.loss && result.weights_digest == reference.weights_digest;
-  if (*result.same_bits && !options.images.empty()) {
-    return fmt::format("top-1 {} and the same bits with {}\n",
-                       fmt::join(executed.execution->top1, " "), result.against);
+  std::string classes;
+  if (!options.images.empty()) {
+    classes =
+        fmt::format("top-1 {} with {}\n", fmt::join(executed.execution->top1, " "), result.against);
   }
-  if (*result.same_bits) return fmt::format("same bits as {}\n", result.against);
-  return fmt::format(
-      "other bits than {}: loss {}, weights {}; other kernels round differently (--kernels-from "
-      "runs in core with those of another run)\n",
-      result.against, reference.loss.value_or(0), reference.weights_digest);
+  if (*result.same_bits) return fmt::format("{}same bits as {}\n", classes, result.against);
+  return classes + fmt::format(
+                       "other bits than {}: loss {}, weights {}; other kernels round differently "
+                       "(--kernels-from "
+                       "runs in core with those of another run)\n",
+                       result.against, reference.loss.value_or(0), reference.weights_digest);
 }
 
 // On real bytes: what fits, loss and digest; the times of a GPU are exported from `validate`.
@@ -360,14 +363,16 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
                            "cpu, cuda: execute this policy too, in all of the device's memory, and "
                            "compare loss and weights; exit code 1 if they differ"),
           {"cpu", "cuda"});
-  only_on(AddFile(*verb, "--weights", options->weights,
-                  "cpu: the parameters of an inference from a safetensors file, with the names and "
-                  "shapes of spillway trace build"),
-          {"cpu"});
+  only_on(
+      AddFile(
+          *verb, "--weights", options->weights,
+          "cpu, cuda: the parameters of an inference from a safetensors file, with the names and "
+          "shapes of spillway trace build"),
+      {"cpu", "cuda"});
   only_on(AddFile(*verb, "--images", options->images,
-                  "cpu: the images of an inference from a safetensors file with one tensor; prints "
-                  "the class of each that the network finds most probable"),
-          {"cpu"});
+                  "cpu, cuda: the images of an inference from a safetensors file with one tensor; "
+                  "prints the class of each that the network finds most probable"),
+          {"cpu", "cuda"});
   verb->add_flag(
       "--explain", options->explain,
       "Say for each stall what waited for what, and what simulation says would shorten the "

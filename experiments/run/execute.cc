@@ -26,6 +26,14 @@ std::optional<CudaPeer> PeerOf(const Setup& setup) {
   return peer;
 }
 
+// REQUIRES: the trace outlives it.
+GivenData GivenDataOf(const std::shared_ptr<const GivenContents>& given, const Trace& trace) {
+  if (!given) return nullptr;
+  return [given, &trace](TensorId id, std::span<std::byte> bytes) {
+    return given->Fill(trace, id, bytes);
+  };
+}
+
 RunBackend Executing(std::unique_ptr<Executor> executor) {
   RunBackend made;
   made.executor = executor.get();
@@ -44,12 +52,7 @@ BackendFactory CpuFactory(const CpuRun& options) {
     for (const PoolId pool : PoolsBySpeed(device)) pools[NumberOf(pool)] = SizeOf(device, pool);
     CpuOptions cpu{Bytes::Unlimited(), pools, options.seed, options.drain_seed,
                    request.compression};
-    if (options.given) {
-      cpu.given = [given = options.given, &trace = request.trace](TensorId id,
-                                                                  std::span<std::byte> bytes) {
-        return given->Fill(trace, id, bytes);
-      };
-    }
+    cpu.given = GivenDataOf(options.given, request.trace);
     return Executing(std::make_unique<CpuBackend>(request.trace, cpu));
   }};
 }
@@ -68,6 +71,7 @@ BackendFactory CudaFactory(std::shared_ptr<CudaMachine> machine, const CudaRun& 
     if (setup.device.launch_ahead > 0) run.launch_ahead = setup.device.launch_ahead;
     run.stamped_iteration = setup.options.iterations;
     run.seed = options.seed;
+    run.given = GivenDataOf(options.given, request.trace);
     run.compression = request.compression;
     RunBackend made = Executing(machine->Open(request.trace, *setup.cost, run));
     made.digest = options.digest && options.work == CudaWork::kKernels;

@@ -24,6 +24,7 @@ struct CudaRun {
   CudaWork work = CudaWork::kKernels;
   CudaTimeline timeline = CudaTimeline::kEvents;
   bool digest = true;  // whether `weights_digest` is wanted of kernels; it takes time
+  std::shared_ptr<const GivenContents> given = nullptr;  // instead of synthetic data
 };
 
 // Trains, or infers, on synthetic data. A run throws `InputError` for an op that the CPU cannot

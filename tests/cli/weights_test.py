@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """run --weights and --images: an inference of what files hold, with and without a policy that divides it.
 
-usage: weights_test.py PATH_OF_SPILLWAY
+usage: weights_test.py PATH_OF_SPILLWAY [OnTheGpu]     OnTheGpu: what needs one
 """
 
 import array
@@ -13,10 +13,11 @@ import re
 import struct
 import tempfile
 
-from harness import CommandTest, main
+from harness import CommandTest, main, run
 
 NETWORK = "densenet(2,2,2,2,k=8)@64:1"
-RUN = ("run", NETWORK, "--mode", "inference", "--backend", "cpu")
+RUN = ("run", NETWORK, "--mode", "inference")
+CPU = ("--backend", "cpu")
 
 
 def write_safetensors(path, tensors):
@@ -30,7 +31,7 @@ def write_safetensors(path, tensors):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-class WeightsTest(CommandTest):
+class Files(CommandTest):
     def setUp(self):
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
@@ -55,52 +56,75 @@ class WeightsTest(CommandTest):
         write_safetensors(self.directory / "i.safetensors", self.images)
         return ("--weights", self.directory / "w.safetensors", "--images", self.directory / "i.safetensors")
 
-    def top1(self, *args):
-        return re.search(r"^top-1 ([\d ]+)$", self.ok(*RUN, *args), re.MULTILINE).group(1).split()
+    def top1(self, *args, backend="cpu"):
+        text = self.ok(*RUN, "--backend", backend, *args)
+        return re.search(r"^top-1 ([\d ]+)$", text, re.MULTILINE).group(1).split()
 
+    def prefer(self, wanted):
+        """Makes the last layer find a class whatever the image."""
+        bias = next(name for name in reversed(self.weights) if name.endswith(".bias"))
+        shape, values = self.weights[bias]
+        self.weights[bias] = (shape, [1e30 if i == wanted else 0.0 for i in range(len(values))])
+
+
+class WeightsTest(Files):
     def test_the_classes_do_not_depend_on_the_policy(self):
         files = self.files()
         classes = self.top1(*files)
         self.assertEqual(len(classes), 1)
-        for policy in ("mmcnn:limit=60KiB", "inference-vdnn"):
-            text = self.ok(*RUN, *files, "--policy", policy, "--against", "inference-normal")
+        for policy in ("mmcnn:limit=60KiB", "mmcnn:limit=47KiB", "inference-vdnn"):  # the image has 48 KiB
+            text = self.ok(*RUN, *CPU, *files, "--policy", policy, "--against", "inference-normal")
             self.assertIn(f"top-1 {' '.join(classes)}\n", text)
-            self.assertIn(f"top-1 {' '.join(classes)} and the same bits with inference-normal", text)
+            self.assertIn(f"top-1 {' '.join(classes)} with inference-normal\nsame bits as inference-normal", text)
 
     def test_the_contents_of_the_files_count(self):
         classes = self.top1(*self.files())
-        bias = next(name for name in reversed(self.weights) if name.endswith(".bias"))
-        shape, values = self.weights[bias]
         for wanted in range(3):
-            changed = [1e30 if i == wanted else v for i, v in enumerate(values)]
-            self.weights[bias] = (shape, changed)
+            self.prefer(wanted)
             self.assertEqual(self.top1(*self.files()), [str(wanted)], classes)
 
     def test_files_of_another_network_are_refused(self):
         name = next(iter(self.weights))
         shape, values = self.weights[name]
         self.weights[name] = ([*shape, 1], values)
-        self.fails(3, f"tensor '{name}': is F32", *RUN, *self.files())
+        self.fails(3, f"tensor '{name}': is F32", *RUN, *CPU, *self.files())
         del self.weights[name]
-        self.fails(3, f"there is no tensor '{name}'", *RUN, *self.files())
+        self.fails(3, f"there is no tensor '{name}'", *RUN, *CPU, *self.files())
         self.weights |= {name: (shape, values), "more": ([1], [0.0])}
-        self.fails(3, "has no tensor 'more'", *RUN, *self.files())
+        self.fails(3, "has no tensor 'more'", *RUN, *CPU, *self.files())
         del self.weights["more"]
         self.images["more"] = ([1], [0.0])
-        self.fails(3, "has 2 tensors, expected one", *RUN, *self.files())
+        self.fails(3, "has 2 tensors, expected one", *RUN, *CPU, *self.files())
 
     def test_a_truncated_file_is_refused(self):
         files = self.files()
         whole = files[1].read_bytes()
         files[1].write_bytes(whole[:-4])
-        self.fails(3, "expected data_offsets", *RUN, *files)
+        self.fails(3, "expected data_offsets", *RUN, *CPU, *files)
         files[1].write_bytes(whole[:100])
-        self.fails(3, "cut short", *RUN, *files)
+        self.fails(3, "cut short", *RUN, *CPU, *files)
 
-    def test_only_an_inference_on_the_cpu_takes_them(self):
+    def test_only_an_inference_on_real_bytes_takes_them(self):
         files = self.files()
-        self.fails(2, "need --mode inference", "run", NETWORK, "--backend", "cpu", *files)
-        self.fails(2, "only with --backend cpu", "run", NETWORK, "--mode", "inference", *files)
+        self.fails(2, "need --mode inference", "run", NETWORK, *CPU, *files)
+        self.fails(2, "only with --backend cpu or cuda", *RUN, *files)
+
+
+class OnTheGpu(Files):
+    def setUp(self):
+        super().setUp()
+        result = run(*RUN, "--backend", "cuda")
+        if result.returncode == 5:
+            self.skip(result.stderr)
+
+    def test_the_classes_are_those_of_the_cpu(self):
+        files = self.files()
+        classes = self.top1(*files)
+        for policy in ("inference-normal", "mmcnn:limit=60KiB", "mmcnn:limit=47KiB", "inference-vdnn"):
+            self.assertEqual(self.top1(*files, "--policy", policy, backend="cuda"), classes, policy)
+        for wanted in range(3):
+            self.prefer(wanted)
+            self.assertEqual(self.top1(*self.files(), backend="cuda"), [str(wanted)])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,28 @@
+// The class of the highest probability that a network finds in each sample.
+
+#ifndef SPILLWAY_BACKEND_COMMON_TOP1_H_
+#define SPILLWAY_BACKEND_COMMON_TOP1_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace spillway {
+
+// `probabilities`: sample by sample, one for each class; of equals the first. REQUIRES: classes > 0
+// and as many probabilities as whole samples.
+inline std::vector<int64_t> Top1(std::span<const float> probabilities, int64_t classes) {
+  const auto count = static_cast<size_t>(classes);
+  std::vector<int64_t> top1;
+  for (size_t at = 0; at < probabilities.size(); at += count) {
+    const auto sample = probabilities.subspan(at, count);
+    top1.push_back(std::ranges::max_element(sample) - sample.begin());
+  }
+  return top1;
+}
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_BACKEND_COMMON_TOP1_H_
