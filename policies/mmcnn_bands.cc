@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -251,17 +252,20 @@ class BandDivider {
     return true;
   }
 
-  // A view of some channels.
+  // A view of some channels; one for all that read a band.
   TensorId AddChannels(TensorId of, int64_t from, int64_t to) {
     Tensor view = to_.tensor(of);
     const Bytes channel(view.size.count() / view.shape[1]);
     view.name += fmt::format("[channels {}:{}]", from, to);
+    const auto [known, is_new] =
+        views_.try_emplace(view.name, static_cast<TensorId>(to_.tensors.size()));
+    if (!is_new) return known->second;
     view.shape[1] = to - from;
     view.size = channel * (to - from);
     view.alias_of = of;
     view.offset = channel * from;
     to_.tensors.push_back(std::move(view));
-    return static_cast<TensorId>(to_.tensors.size() - 1);
+    return known->second;
   }
 
   TensorId AddMap(std::string name, TensorId like, int64_t rows) {
@@ -361,6 +365,7 @@ class BandDivider {
   // By tensor of the undivided trace; both empty: it is whole.
   std::vector<std::vector<Band>> bands_;
   std::vector<std::vector<TensorId>> channels_;  // of an image
+  std::map<std::string, TensorId> views_;        // of channels, by name
 };
 
 }  // namespace

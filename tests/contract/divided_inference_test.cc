@@ -210,6 +210,7 @@ TEST_F(DividedInference, WhatDivisionNeedsStaysWithinTheLimit) {
   for (int eighths = 8; eighths < 24; ++eighths) {
     const Bytes limit(least.count() / 8 * eighths);
     const Trace divided = DivideForMmcnn(trace, limit, device_.alignment).trace;
+    divided.Validate();
     const OpNeeds needs(divided, device_.alignment);
     Bytes most;
     for (size_t i = 0; i < divided.ops.size(); ++i) {
