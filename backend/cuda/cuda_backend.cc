@@ -26,27 +26,12 @@
 #include "backend/cuda/page_memory.h"
 #include "backend/cuda/peer_memory.h"
 #include "backend/cuda/stream.h"
+#include "sim/core/wait_filter.h"
 #include "traces/base/error.h"
 #include "traces/ops/table.h"
 
 namespace spillway {
 namespace {
-
-// An event without a time stamp. A host that waits for it spins, unless it is to sleep: then it
-// wakes so late that a GPU with short ops would run dry.
-class OrderEvent {
- public:
-  explicit OrderEvent(unsigned waiting = cudaEventDefault) {
-    SPILLWAY_CUDA_CALL(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming | waiting));
-  }
-  ~OrderEvent() { cudaEventDestroy(event_); }
-  OrderEvent(const OrderEvent&) = delete;
-  OrderEvent& operator=(const OrderEvent&) = delete;
-  cudaEvent_t get() const { return event_; }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
 
 // The i-th element, made at its first use and kept for the next iteration.
 template <typename T>
@@ -61,7 +46,7 @@ struct StreamState {
     ended.clear();
   }
   void RecordEnd(size_t i) {
-    SPILLWAY_CUDA_CALL(cudaEventRecord(Grown(ends, i).get(), stream.get()));
+    Grown(ends, i).Record(stream);
     ended[i] = true;
   }
 
@@ -261,6 +246,7 @@ class CudaBackend final : public Executor {
 
   int iteration_ = 1;
   bool begun_ = false;
+  WaitFilter<kStreamCount> waited_;  // in this iteration
   Duration host_begin_;
   std::vector<Duration> iteration_times_;
   std::optional<float> loss_;
@@ -418,10 +404,11 @@ void CudaBackend::BeginIteration() {
 void CudaBackend::Begin(Stream stream, std::span<const Wait> waits, const Activity& activity) {
   BeginIteration();
   StreamState& state = machine_.streams[Index(stream)];
-  for (const Wait& wait : waits) {
-    if (wait.event.stream == stream) continue;  // a stream keeps its own order
-    WaitFor(wait.event, state.stream, activity);
-  }
+  WaitFilter<kStreamCount>::Newest newest;
+  for (const Wait& wait : waits) newest.Add(Index(wait.event.stream), wait.event.sequence);
+  waited_.Take(Index(stream), newest, [&](size_t other, uint32_t sequence) {
+    WaitFor({static_cast<Stream>(other), sequence}, state.stream, activity);
+  });
   if (stamped_by_events()) Grown(state.start, state.issued.size()).Record(state.stream);
   if (traced()) machine_.activity->BeginCommand(CommandId(stream, state.issued.size()));
 }
@@ -574,7 +561,7 @@ void CudaBackend::Synchronize() {
   if (!begun_) return;
   for (const StreamState& state : machine_.streams) state.drained.Record(state.stream);
   for (StreamState& state : machine_.streams) {
-    SPILLWAY_CUDA_CALL(cudaEventRecord(state.asleep.get(), state.stream.get()));
+    state.asleep.Record(state.stream);
     SPILLWAY_CUDA_CALL(cudaEventSynchronize(state.asleep.get()));
   }
   copies_->Finish();
@@ -623,6 +610,7 @@ StreamTimes CudaBackend::TakeTimeline() {
     ++iteration_;
   }
   begun_ = false;
+  waited_.Clear();
   return times;
 }
 

@@ -33,6 +33,15 @@ void TimingEvent::Record(const CudaStream& stream) const {
 
 void TimingEvent::Synchronize() const { SPILLWAY_CUDA_CALL(cudaEventSynchronize(event_)); }
 
+OrderEvent::OrderEvent(unsigned waiting) {
+  SPILLWAY_CUDA_CALL(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming | waiting));
+}
+OrderEvent::~OrderEvent() { cudaEventDestroy(event_); }
+
+void OrderEvent::Record(const CudaStream& stream) const {
+  SPILLWAY_CUDA_CALL(cudaEventRecord(event_, stream.get()));
+}
+
 Duration Elapsed(const TimingEvent& start, const TimingEvent& end) {
   float milliseconds = 0;
   SPILLWAY_CUDA_CALL(cudaEventElapsedTime(&milliseconds, start.get(), end.get()));

@@ -44,6 +44,22 @@ class TimingEvent {
   cudaEvent_t event_ = nullptr;
 };
 
+// An event without a time stamp. A host that waits for it spins, unless it is to sleep: then it
+// wakes so late that a GPU with short ops would run dry.
+class OrderEvent {
+ public:
+  explicit OrderEvent(unsigned waiting = cudaEventDefault);
+  ~OrderEvent();
+  OrderEvent(const OrderEvent&) = delete;
+  OrderEvent& operator=(const OrderEvent&) = delete;
+  cudaEvent_t get() const { return event_; }
+
+  void Record(const CudaStream& stream) const;
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
 // From one time stamp to the other; negative if `end` came first. REQUIRES: both have happened.
 Duration Elapsed(const TimingEvent& start, const TimingEvent& end);
 
