@@ -252,7 +252,8 @@ class Trainer:
         elif self.method == PER_BLOCK:
             loss = self.forward_by_blocks()
         elif self.method.startswith(COMPILED):
-            self.graph = self.graph or self.compiled()
+            if self.graph is None:
+                self.graph = self.compiled()
             loss = self.graph(*self.data.values())
         else:
             loss = self.forward()

@@ -231,6 +231,7 @@ class Search {
     left_ -= static_cast<int64_t>(plans.size());
     InParallel(plans.size(), [&](size_t i) {
       Scored& scored = plans[i];
+      scored.time = kNever;
       Schedule(scored.plan, std::move(scored.profile));
       PlanExecutor executor(facts_, scored.plan, options_.chooser);
       const Report report = trial_(executor, memory_, {1});

@@ -207,9 +207,11 @@ TEST(RooflineTest, ResidualNetworksAreBoundByTheirPasses) {
 
 // The rest was recorded after the fit: how far off it is there is not promised.
 std::vector<std::string> FittedWorkloads() {
+  const std::set<std::string> later{"alexnet:64",   "alexnet:512",   "googlenet:32",
+                                    "googlenet:64", "googlenet:256", "vgg16:32"};
   std::vector<std::string> workloads = RecordedWorkloads("h200");
-  std::erase_if(workloads, [](const std::string& name) {
-    return name.starts_with("resnet") || name.starts_with("constructed") ||
+  std::erase_if(workloads, [&](const std::string& name) {
+    return later.contains(name) || name.starts_with("resnet") || name.starts_with("constructed") ||
            name.starts_with("densenet") || name.starts_with("inception") ||
            name.starts_with("alexnet-plain") || name.starts_with("alexnet-227") ||
            name.starts_with("alexnet-caffe") || name.find("-d:") != std::string::npos ||
