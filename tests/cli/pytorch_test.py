@@ -4,6 +4,7 @@
 import subprocess
 import sys
 import types
+from unittest import mock
 
 from harness import CommandTest, ROOT, Spillway, main
 
@@ -73,6 +74,21 @@ class PyTorchTest(CommandTest):
             self.assertIn("--budgets", result.stderr)
         self.assertEqual(compare_pytorch.budgets("1,0.25"), [1, 0.25])
         self.assertEqual(compare_pytorch.budgets(""), [])
+
+    def test_a_graph_is_compiled_once_and_never_asked_for_its_length(self):
+        class Graph:  # as torch.compile's, of a module that has none
+            def __len__(self):
+                raise TypeError
+
+            def __call__(self):
+                return mock.Mock()
+
+        trainer = object.__new__(compare_pytorch.Trainer)
+        trainer.method, trainer.graph, trainer.data = compare_pytorch.COMPILED + "0.5", None, {}
+        trainer.optimizer, trainer.compiled = mock.Mock(), mock.Mock(return_value=Graph())
+        trainer.iterate()
+        trainer.iterate()
+        self.assertEqual(trainer.compiled.call_count, 1)
 
 
 if __name__ == "__main__":
