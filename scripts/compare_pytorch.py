@@ -315,8 +315,16 @@ def row(workload, side, method, times, peak, note=""):
 
 
 def compare(torch, arguments, workload):
+    """Yields a row for each method that fits, as soon as it is timed."""
     plan = load_plan(arguments.spillway, workload)
     rows = []
+
+    def kept(r):
+        rows.append(r)
+        eager = rows[0]["iteration_ms"] if rows[0]["method"] == "eager" else None
+        r["time_over_eager"] = round(r["iteration_ms"] / eager, 3) if eager else ""
+        return r
+
     methods = ["eager", "eager, autotuned", "save_on_cpu"]
     if plan.is_chain():
         methods.append("checkpoint_sequential")
@@ -325,7 +333,7 @@ def compare(torch, arguments, workload):
     for method in methods:
         try:
             times, peak = time_pytorch(torch, plan, method, arguments.iterations)
-            rows.append(row(workload, "pytorch", method, times, peak))
+            yield kept(row(workload, "pytorch", method, times, peak))
         except torch.cuda.OutOfMemoryError:
             print(f"{workload} {method}: out of memory", file=sys.stderr)
     torch.cuda.empty_cache()
@@ -345,15 +353,11 @@ def compare(torch, arguments, workload):
         result = json.loads(text)["rows"][0]
         if result["status"] != "ok":
             continue
-        rows.append(row(workload, "spillway", f"{policy}, --memory {memory}" +
-                        (f" --allocator {allocator}" if allocator != "best-fit" else ""),
-                        [result["measured_iteration_ms"], result["shortest_iteration_ms"],
-                         result["longest_iteration_ms"]], result["measured_peak_allocated_bytes"],
-                        note=f"predicted {result['predicted_iteration_ms']:.3f} ms"))
-    eager = next((r["iteration_ms"] for r in rows if r["method"] == "eager"), None)
-    for r in rows:
-        r["time_over_eager"] = round(r["iteration_ms"] / eager, 3) if eager else ""
-    return rows
+        yield kept(row(workload, "spillway", f"{policy}, --memory {memory}" +
+                       (f" --allocator {allocator}" if allocator != "best-fit" else ""),
+                       [result["measured_iteration_ms"], result["shortest_iteration_ms"],
+                        result["longest_iteration_ms"]], result["measured_peak_allocated_bytes"],
+                       note=f"predicted {result['predicted_iteration_ms']:.3f} ms"))
 
 
 def write(rows, path):
@@ -410,9 +414,10 @@ def main():
     torch.backends.cudnn.allow_tf32 = arguments.math == "tf32"
     rows = []
     for workload in arguments.workloads:
-        rows += compare(torch, arguments, workload)
-        if arguments.output:  # a later workload may run out of memory or time
-            write(rows, arguments.output)
+        for r in compare(torch, arguments, workload):
+            rows.append(r)
+            if arguments.output:  # what comes later may run out of memory or time
+                write(rows, arguments.output)
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, "
           f"cuDNN {torch.backends.cudnn.version()}, {arguments.math}")
     print(f"{'workload':14} {'side':9} {'method':40} {'ms':>9} {'x eager':>8} {'peak MiB':>9}")

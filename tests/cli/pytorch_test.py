@@ -90,6 +90,25 @@ class PyTorchTest(CommandTest):
         trainer.iterate()
         self.assertEqual(trainer.compiled.call_count, 1)
 
+    def test_rows_are_known_as_soon_as_they_are_timed(self):
+        def spillway(binary, *arguments):
+            if arguments[0] == "validate":
+                raise SystemExit("no GPU")
+            return subprocess.run([binary, *arguments], capture_output=True, text=True, check=True).stdout
+
+        arguments = types.SimpleNamespace(spillway=Spillway.path, budgets=[], iterations=1, math="fp32",
+                                          any_table=False)
+        rows = []
+        with mock.patch.object(compare_pytorch, "spillway", spillway), \
+                mock.patch.object(compare_pytorch, "time_pytorch", lambda *_: ([2.0 + len(rows)], 7)), \
+                self.assertRaises(SystemExit):
+            torch = mock.Mock()
+            torch.cuda.OutOfMemoryError = MemoryError
+            for row in compare_pytorch.compare(torch, arguments, "alexnet:2"):
+                rows.append(row)
+        self.assertEqual([row["method"] for row in rows][:2], ["eager", "eager, autotuned"])
+        self.assertEqual([row["time_over_eager"] for row in rows][:3], [1, 1.5, 2])
+
 
 if __name__ == "__main__":
     main()
