@@ -27,3 +27,5 @@ install_packages() {
 install_packages
 SPILLWAY_COMPILER_LAUNCHER=$(command -v ccache || true)
 export SPILLWAY_COMPILER_LAUNCHER
+# Paths are hashed as they are seen from the clone: any other clone finds what this one has compiled.
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
