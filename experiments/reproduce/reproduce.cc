@@ -42,21 +42,23 @@ class Shelf {
   std::vector<Cell> Find(std::string_view item, std::string_view wanted = "") const {
     std::vector<Cell> cells;
     for (const Paper& paper : Papers()) {
-      std::optional<Cell> found;
-      bool listed = false;
+      if (!wanted.empty() && wanted != paper.name) continue;
+      std::vector<Cell> found;
       for (const auto& [of, table] : tables_) {
-        if (listed || of != paper.name || (!wanted.empty() && wanted != of)) continue;
+        if (of != paper.name) continue;
         for (const PaperColumn& column : table.columns) {
           const auto row = RowOf(table, column, item);
-          if (!row || listed) continue;
-          const Cell cell{of, &table, &column, InPlace(table, *row)};
-          listed = std::ranges::any_of(table.rows, [&](const PaperRow& known) {
-            return ItemName(table, column, InPlace(table, known)) == item;
-          });
-          if (listed || !found) found = cell;
+          if (row) found.push_back({of, &table, &column, InPlace(table, *row)});
         }
       }
-      if (found) cells.push_back(*found);
+      const auto listed = [&](const Cell& cell) {
+        return std::ranges::any_of(cell.table->rows, [&](const PaperRow& row) {
+          return ItemName(*cell.table, *cell.column, InPlace(*cell.table, row)) == item;
+        });
+      };
+      if (found.empty()) continue;
+      const auto own = found.size() == 1 ? found.begin() : std::ranges::find_if(found, listed);
+      cells.push_back(own == found.end() ? found.front() : *own);
     }
     return cells;
   }
