@@ -44,7 +44,7 @@ LAYERS = {
     "experiments/bench": [*RUN, "experiments/"],
     "tests": ["traces/", "sim/", "policies/", "backend/", "experiments/", "tests/"],
 }
-LAYERS["experiments/sweep"] = [*RUN, "experiments/run", "experiments/output"]
+LAYERS["experiments/sweep"] = [*RUN, "experiments/run", "experiments/output", "experiments/validate"]
 _TOOLS = [f"experiments/{name}" for name in ("run", "output", "limit", "replay", "calibrate", "validate", "sweep")]
 LAYERS["experiments/report"] = [*RUN, "experiments/run", "experiments/output", "experiments/sweep"]
 LAYERS["experiments/reproduce"] = [*RUN, *_TOOLS]

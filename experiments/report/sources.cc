@@ -22,11 +22,13 @@ namespace {
 using Kind = ReportSection::Kind;
 
 ReportSection ReadStore(const std::string& path) {
-  const SweepStore store(path, SweepStore::Open::kExisting);
+  const StoreKind& kind = StoreKindOf(path);
+  const SweepStore store(path, SweepStore::Open::kExisting, kind);
   std::vector<ResultRow> rows;
   for (SweepStore::Entry& entry : store.Read()) rows.push_back(std::move(entry.row));
-  return {Kind::kResults, path, fmt::format("spillway sweep export {}", path),
-          NestRows(RowColumns(rows), rows).json};
+  return {&kind == &ValidationKind() ? Kind::kValidation : Kind::kResults, path,
+          fmt::format("spillway sweep export {}", path),
+          NestRows(RowColumns(kind, rows), rows).json};
 }
 
 Value ValueOf(const std::string& field) {

@@ -265,8 +265,9 @@ CellInput Fingerprints::PolicyInput(const std::string& policy) {
   return {policy, plugin.empty() ? "" : HashOf(plugin)};
 }
 
-std::string Fingerprints::KeyOf(const Cell& cell, const CellProvenance& provenance) const {
-  std::string text = fmt::format("{}\n{}\n", kModelVersion, CommandOf(cell));
+std::string Fingerprints::KeyOf(const Cell& cell, const CellProvenance& provenance,
+                                const std::string& more) const {
+  std::string text = fmt::format("{}\n{}\n{}", kModelVersion, CommandOf(cell), more);
   for (const CellInput* input :
        {&provenance.trace, &provenance.device, &provenance.cost_table, &provenance.policy}) {
     text += fmt::format("{} {}\n", input->name, input->sha256);
@@ -321,7 +322,7 @@ SweepCounts RunSweep(const Grid& grid, const Shard& shard, SweepStore& store,
       const RunResult result = Compute(job);
       job.provenance.program = program;
       job.provenance.trace.sha256 = job.trace->Get().sha256;
-      store.Put(std::move(job.key), CommandOf(job.cell), result, std::move(job.provenance));
+      store.Put(std::move(job.key), CommandOf(job.cell), RowOf(result), std::move(job.provenance));
       {
         const std::lock_guard lock(counts_mutex);
         Walk::Count(result.fits() ? "ok" : result.failure.empty() ? "oom" : "failed", counts);

@@ -41,7 +41,9 @@ class Fingerprints {
   // Throws `InputError` if a file is there and cannot be read.
   CellProvenance ProvenanceOf(const Cell& cell);
   CellInput PolicyInput(const std::string& policy);
-  std::string KeyOf(const Cell& cell, const CellProvenance& provenance) const;
+  // `more`: what else it depends on.
+  std::string KeyOf(const Cell& cell, const CellProvenance& provenance,
+                    const std::string& more = {}) const;
 
  private:
   // Of the file's contents; empty if there is no such file.
