@@ -18,6 +18,7 @@
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
 #include "experiments/output/columns.h"
+#include "experiments/run/execute.h"
 #include "experiments/sweep/checkpoint.h"
 #include "experiments/sweep/grid.h"
 #include "experiments/sweep/slurm.h"
@@ -40,6 +41,13 @@ struct SimulatedGrid : GridOption {
         ->check(CLI::Range(1, 1024));
   }
 };
+
+// Those of --backend.
+BackendFactories Backends() {
+  BackendFactories backends;
+  backends.Add("cpu", CpuFactory());
+  return backends;
+}
 
 double PeakMemoryMiB() {
   rusage usage{};
@@ -86,7 +94,7 @@ int Sweep(const SweepOptions& options, Session& session) {
   };
   std::optional<SweepCounts> counts;
   try {
-    counts = RunSweep(grid, shard, store, before, options.jobs, program, progress);
+    counts = RunSweep(grid, shard, store, before, options.jobs, program, progress, Backends());
   } catch (...) {
     session.progress().Wipe();
     session.interrupts().BeforeEnd({});
@@ -140,7 +148,7 @@ void AddPlan(CLI::App& sweep, int& exit_code, Session& session) {
     }
     const SweepStore* there = store ? &*store : nullptr;
     Plan plan{CountCells(grid, shard, there)};
-    plan.seconds = EstimateSweep(grid, plan.cells - plan.present, options->jobs, 3);
+    plan.seconds = EstimateSweep(grid, plan.cells - plan.present, options->jobs, 3, Backends());
     exit_code = session.Finish(
         FormatAs<Plan>(
             options->format.format(), PlanColumns(), std::span(&plan, 1), "spillway.sweep-plan/v1",

@@ -159,6 +159,9 @@ class Measuring {
 // What is misspelt is said before the GPU is opened.
 void CheckGrid(const Grid& grid, const Experiment& experiment, const ValidateOptions& options) {
   grid.Check();
+  if (!experiment.backends.empty()) {
+    throw UsageError("backend: a validation runs on sim and cuda; leave it out");
+  }
   if (!options.spin() &&
       std::ranges::count(SplitSpecifications(experiment.costs), "roofline") > 0) {
     throw UsageError("--cost roofline: a measured run needs kernels by name; give auto or a table");
@@ -255,6 +258,7 @@ void AddValidate(CLI::App& app, int& exit_code, Session& session) {
       "out of tolerance, 4 if a policy failed, which costs its own cells only, 5 without a GPU");
   auto options = std::make_shared<ValidateOptions>();
   options->Add(*verb);
+  verb->remove_option(verb->get_option("--backend"));
   options->format.Add(*verb);
   verb->add_option("--tolerance", options->tolerance, "Largest error of the iteration time")
       ->capture_default_str();
