@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cuda/module.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/progress.h"
 #include "experiments/cli/recording.h"
@@ -119,8 +120,8 @@ int Execute(ValidateOptions options, Session& session) {
       static_cast<void>(Scenario(options.workload.Load(), options.machine));
     }
   }
-  const auto machine = std::make_shared<CudaMachine>(CudaMachine::Options{
-      options.recording.devices.front(), options.recording.record.math, options.seed});
+  const auto machine =
+      Cuda().open({options.recording.devices.front(), options.recording.record.math, options.seed});
   BackendFactories backends;
   backends.Add("cuda", CudaFactory(machine, run));
 
