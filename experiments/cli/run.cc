@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cuda/module.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
@@ -176,8 +177,7 @@ BackendFactories BackendsOf(const RunOptions& options, const Trace& trace) {
   if (options.machine.backend == "cpu") {
     backends.Add("cpu", CpuFactory({options.seed, options.drain_seed, given}));
   } else if (options.machine.backend == "cuda") {
-    const CudaMachine::Options machine{0, options.math, options.seed};
-    backends.Add("cuda", CudaFactory(std::make_shared<CudaMachine>(machine),
+    backends.Add("cuda", CudaFactory(Cuda().open({0, options.math, options.seed}),
                                      {.seed = options.seed, .given = given}));
   }
   return backends;

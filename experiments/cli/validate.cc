@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cuda/module.h"
 #include "experiments/cli/commit.h"
 #include "experiments/cli/finished_rows.h"
 #include "experiments/cli/grid_option.h"
@@ -61,8 +62,8 @@ class Measuring {
   Measuring(const ValidateOptions& options, Session& session)
       : options_(options),
         session_(session),
-        machine_(std::make_shared<CudaMachine>(CudaMachine::Options{
-            options.recording.devices.front(), options.recording.record.math, options.seed})),
+        machine_(Cuda().open(
+            {options.recording.devices.front(), options.recording.record.math, options.seed})),
         recording_(options_.recording.Open(*machine_, session.progress())) {
     CudaRun run{options.seed, options.spin() ? CudaWork::kSpin : CudaWork::kKernels};
     if (options.timeline == "cupti") run.timeline = CudaTimeline::kActivity;

@@ -78,8 +78,10 @@ class Player {
     Duration next = Duration::Max();
     for (size_t s = 0; s < lanes_; ++s) {
       if (running_[s]) {
-        const auto left =
-            static_cast<int64_t>((remaining_[s] + lane_speeds_[s] - 1) / lane_speeds_[s]);
+        // The compiler knows how to divide by a constant, and mostly there is enough for all.
+        const Int128 rounded = remaining_[s] + lane_speeds_[s] - 1;
+        const auto left = static_cast<int64_t>(
+            lane_speeds_[s] == kFullSpeed ? rounded / kFullSpeed : rounded / lane_speeds_[s]);
         next = std::min(next, now_ + Duration::Picoseconds(left));
       } else if (IsIdle(s) && Head(s).issued > now_ && WaitsHappened(Head(s))) {
         next = std::min(next, Head(s).issued);
