@@ -450,7 +450,9 @@ def watch_partitioner(torch, saved_values):
     def describe(node):
         value = node.meta.get("val")
         tensor = isinstance(value, torch.Tensor)
+        source = node.args[0] if str(node.target).endswith("getitem>") and node.args else None
         return {"name": node.name, "operator": str(node.target), "input": node.op == "placeholder",
+                "item_of": getattr(source, "name", None),  # of an operator with several results
                 "shape": [str(extent) if not isinstance(extent, int) else extent for extent in value.shape]
                          if tensor else None,
                 "dtype": str(value.dtype) if tensor else None,
