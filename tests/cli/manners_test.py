@@ -273,7 +273,7 @@ class TableTest(CommandTest):
         self.assertIn(f" {text.count('not computed yet')} not computed\n", text)
 
 
-VERBS = ("run", "compare", "limit", "list", "list ops", "trace build", "trace info", "record",
+VERBS = ("run", "compare", "limit", "fit", "list", "list ops", "trace build", "trace info", "record",
          "validate", "calibrate", "reproduce", "replay", "new-policy", "replay-run", "doctor",
          "completion", "help")
 

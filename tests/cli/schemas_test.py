@@ -39,6 +39,7 @@ class SchemasTest(CommandTest):
         yield "replay", self.ok("replay", decisions, "--allocator", "best-fit", *JSON)
         yield "limit", self.ok("limit", "alexnet", "--memory", "1GiB", "--policy", "liveness",
                                *JSON)
+        yield "fit", self.ok("fit", "alexnet:1", "--device", "k40c", *JSON)
         yield "columns", self.ok("list", "columns", *JSON)
         yield "ops", self.ok("list", "ops", *JSON)
         yield "doctor", self.ok("doctor", *JSON)
@@ -53,7 +54,8 @@ class SchemasTest(CommandTest):
         yield "trace-info", self.ok("trace", "info", "alexnet:1", *JSON)
 
     def test_a_document_of_every_type_fits_its_schema(self):
-        seen = {"calibration", "validation"}  # made on a GPU: see cli_test.py
+        # Made on a GPU: see cli_test.py; and read only: see saved_tensors_test.py.
+        seen = {"calibration", "validation", "saved-tensors"}
         for name, document in self.documents():
             with self.subTest(name=name):
                 self.conforms(document, name)

@@ -136,7 +136,11 @@ NetworkName Parse(std::string_view text) {
   for (const ZooEntry& entry : Zoo()) {
     if (entry.name == base) name.entry = &entry;
   }
-  if (name.entry == nullptr) throw UsageError(UnknownName("network", base, Names()));
+  if (name.entry == nullptr) {
+    throw UsageError(UnknownName("network", base, Names()) +
+                     "; a model of PyTorch's can be recorded with scripts/record_pytorch.py and "
+                     "imported with 'spillway trace import'");
+  }
   return name;
 }
 
