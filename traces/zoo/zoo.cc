@@ -136,11 +136,7 @@ NetworkName Parse(std::string_view text) {
   for (const ZooEntry& entry : Zoo()) {
     if (entry.name == base) name.entry = &entry;
   }
-  if (name.entry == nullptr) {
-    throw UsageError(UnknownName("network", base, Names()) +
-                     "; a model of PyTorch's can be recorded with scripts/record_pytorch.py and "
-                     "imported with 'spillway trace import'");
-  }
+  if (name.entry == nullptr) throw UsageError(UnknownName("network", base, Names()));
   return name;
 }
 
