@@ -7,6 +7,7 @@ PNG beside it. Needs matplotlib (Debian: python3-matplotlib).
 import os
 
 import matplotlib
+from PIL import Image
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (the backend is chosen first)
@@ -37,7 +38,10 @@ def figure(width=3.4, height=2.6, **options):
 
 
 def problems(fig):
-    """What is wrong with a figure, in words: axes without data, labels that an edge of the figure cuts off."""
+    """What is wrong with a figure, in words.
+
+    Axes without data, axes that lack a series of the legend that all share, labels that an edge of the figure cuts off.
+    """
     fig.canvas.draw()
     found = []
     for number, axes in enumerate(fig.axes, 1):
@@ -45,6 +49,11 @@ def problems(fig):
         drawn += [line for line in axes.lines if len(line.get_xdata())] + list(axes.collections)
         if not drawn:
             found.append(f"axes {number} are empty")
+    shared = {text.get_text() for legend in fig.legends for text in legend.get_texts()}
+    for number, axes in enumerate(fig.axes, 1):
+        missing = shared - set(axes.get_legend_handles_labels()[1])
+        if missing:
+            found.append(f"axes {number} lack {', '.join(sorted(missing))}")
     width, height = fig.get_size_inches()
     box = fig.get_tightbbox(fig.canvas.get_renderer())
     if min(box.x0, box.y0, width - box.x1, height - box.y1) < -0.01:
@@ -52,9 +61,13 @@ def problems(fig):
     return found
 
 
-def save(fig, path):
-    """Writes `path` (.pdf) and the same as .png; the same figure gives the same bytes."""
+def save(fig, path, dpi=200, colours=0):
+    """Writes `path` (.pdf) and the same as .png, of so many colours; the same figure gives the same bytes."""
     stem = os.path.splitext(path)[0]
     fig.savefig(stem + ".pdf", metadata={"CreationDate": None, "ModDate": None})
-    fig.savefig(stem + ".png", dpi=200, metadata={"Software": None})
+    fig.savefig(stem + ".png", dpi=dpi, metadata={"Software": None})
+    if colours:
+        with Image.open(stem + ".png") as picture:
+            small = picture.convert("RGB").quantize(colours)
+        small.save(stem + ".png", optimize=True)
     plt.close(fig)

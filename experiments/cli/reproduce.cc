@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
+#include <set>
 
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
@@ -24,6 +26,12 @@ struct ReproduceOptions {
   FormatOption format;
   std::string output;
   std::string figures;
+  std::string device;  // empty: the papers'
+  std::string cost = "auto";
+
+  std::optional<PaperMachine> machine() const {
+    return device.empty() ? std::nullopt : std::optional(PaperMachine{device, cost});
+  }
 };
 
 // How the printed numbers are known, and what became of them.
@@ -49,11 +57,12 @@ std::string FormatReproductions(const std::vector<Reproduction>& results, size_t
     return value ? fmt::format("{:.6g}", *value) : std::string("-");
   };
   for (const Reproduction& result : results) {
-    const PaperValue& value = result.value;
-    const char* verdict = !result.ours     ? "not computed yet"
-                          : !result.judged ? "shown"
-                          : result.passes  ? "ok"
-                                           : "MISS";
+    const PaperValue& value = result.item.value;
+    const char* verdict = !result.item.compute ? "not computed yet"
+                          : !result.ours       ? "does not fit"
+                          : !result.judged     ? "shown"
+                          : result.passes      ? "ok"
+                                               : "MISS";
     cells.push_back({value.paper, value.item, verdict, value.printed.empty() ? "-" : value.printed,
                      number(result.ours), value.unit, value.evidence, value.workload,
                      number(result.ours_exact)});
@@ -68,16 +77,6 @@ std::string FormatJson(const std::vector<Reproduction>& results) {
   PutRows<Reproduction>(json.Key("rows"), ReproductionColumns(), results);
   PutRows<PaperTotal>(json.Key("totals"), TotalColumns(), TotalsOf(results));
   return json.EndObject().Take();
-}
-
-std::vector<Reproduction> ReproduceAll(const std::vector<PaperItem>& items, ProgressBar& progress) {
-  std::vector<Reproduction> results;
-  for (const PaperItem& item : items) {
-    progress.Say(item.value.item);
-    results.push_back(Reproduce(item));
-    progress.Advance(item.value.item);
-  }
-  return results;
 }
 
 // Throws `EnvironmentError` if Python or matplotlib is missing, `Error` if the script fails.
@@ -97,23 +96,65 @@ void DrawFigures(const std::string& script, const std::string& directory) {
   throw Error(message);
 }
 
-// A CSV for each table and figure, and what they look like.
-void MakeFigures(const PaperValues& printed, const ReproduceOptions& options, Session& session) {
+// Results of items, each computed once whoever asks for it.
+class Results {
+ public:
+  void Add(const std::vector<PaperItem>& items) {
+    for (const PaperItem& item : items) {
+      if (index_.emplace(Key(item), items_.size()).second) items_.push_back(item);
+    }
+  }
+  void Compute(ProgressBar& progress) {
+    progress.Start(items_.size());
+    results_ = Reproduce(items_, [&](const PaperItem& item) { progress.Advance(item.value.item); });
+    progress.Wipe();
+  }
+  std::vector<Reproduction> Of(const std::vector<PaperItem>& items) const {
+    std::vector<Reproduction> results;
+    for (const PaperItem& item : items) results.push_back(results_[index_.at(Key(item))]);
+    return results;
+  }
+
+ private:
+  static std::pair<std::string, std::string> Key(const PaperItem& item) {
+    return {item.value.paper, item.value.item};
+  }
+
+  std::map<std::pair<std::string, std::string>, size_t> index_;
+  std::vector<PaperItem> items_;
+  std::vector<Reproduction> results_;
+};
+
+// The script that draws figures.
+std::filesystem::path FigureScript() {
   const std::string script = "experiments/reproduce/plot.py";
   const auto path = FindDataFile(script);
   if (!path) throw InputError(script + ": not found");
-  const std::vector<PaperSheet> sheets = SelectSheets(printed, options.item);
-  CreateDirectory(options.figures);
-  size_t count = 0;
-  for (const PaperSheet& sheet : sheets) count += sheet.items.size();
-  session.progress().Start(count);
-  for (const PaperSheet& sheet : sheets) {
-    const auto results = ReproduceAll(sheet.items, session.progress());
-    WriteFile(std::filesystem::path(options.figures) / (sheet.name + ".csv"),
-              FormatCsv<Reproduction>(ReproductionColumns(), results));
+  return *path;
+}
+
+// What another GPU's numbers depend on: of recorded tables all that there are of it.
+void AddMachine(const ReproduceOptions& options, Manifest& manifest) {
+  manifest.configuration.emplace_back("device", options.device);
+  manifest.configuration.emplace_back("cost", options.cost);
+  const std::string device = DeviceBase(options.device);
+  if (device.ends_with(".toml")) manifest.AddInput("device", "file", device);
+  if (options.cost == "auto") {
+    const std::filesystem::path folder =
+        RecordedTablePath(LoadDevice(device).name, "", 0).parent_path();
+    std::set<std::string> names;
+    for (const std::filesystem::path& directory : DataDirectories()) {
+      std::error_code ignored;
+      for (const auto& entry : std::filesystem::directory_iterator(directory / folder, ignored)) {
+        names.insert(entry.path().filename());
+      }
+    }
+    for (const std::string& name : names) {
+      manifest.AddInput("cost_table", "data", folder / name);
+    }
+  } else if (options.cost != "roofline") {
+    manifest.AddInput("cost_table", "file", options.cost);
   }
-  session.progress().Wipe();
-  DrawFigures(path->string(), options.figures);
 }
 
 int Execute(const ReproduceOptions& options, Session& session) {
@@ -121,11 +162,25 @@ int Execute(const ReproduceOptions& options, Session& session) {
   const auto path = FindDataFile(list);
   if (!path) throw InputError(list + ": not found");
   const PaperValues printed = ReadPaperValues(*path);
-  const std::vector<PaperItem> items = SelectItems(printed, options.item);
-  if (!options.figures.empty()) MakeFigures(printed, options, session);
-  session.progress().Start(items.size());
-  const std::vector<Reproduction> results = ReproduceAll(items, session.progress());
-  session.progress().Wipe();
+  if (options.machine()) LoadDevice(options.device);  // throws before the first item is computed
+  const std::vector<PaperItem> items = SelectItems(printed, options.item, options.machine());
+  std::vector<PaperSheet> sheets;
+  std::string script;
+  if (!options.figures.empty()) {
+    script = FigureScript();
+    sheets = SelectSheets(printed, options.item, options.machine());
+    CreateDirectory(options.figures);
+  }
+  Results computed;
+  computed.Add(items);
+  for (const PaperSheet& sheet : sheets) computed.Add(sheet.items);
+  computed.Compute(session.progress());
+  for (const PaperSheet& sheet : sheets) {
+    WriteFile(std::filesystem::path(options.figures) / (sheet.name + ".csv"),
+              FormatCsv<Reproduction>(ReproductionColumns(), computed.Of(sheet.items)));
+  }
+  if (!sheets.empty()) DrawFigures(script, options.figures);
+  const std::vector<Reproduction> results = computed.Of(items);
   const Format format = options.format.format();
   const std::string text = format == Format::kJson ? FormatJson(results)
                            : format == Format::kCsv
@@ -141,6 +196,7 @@ int Execute(const ReproduceOptions& options, Session& session) {
         for (const std::string& device : DeviceNames()) {
           manifest.AddInput("device", "data", fmt::format("sim/devices/{}.toml", device));
         }
+        if (options.machine()) AddMachine(options, manifest);
       });
 }
 
@@ -168,6 +224,14 @@ void AddReproduce(CLI::App& app, int& exit_code, Session& session) {
           "Also write the tables and figures that are asked for (all, those of a paper, or "
           "one) into this directory: each as CSV, and figures as PDF and PNG by matplotlib")
       ->type_name("DIRECTORY");
+  CLI::Option* device = verb->add_option(
+      "--device", options->device,
+      "Another GPU than the paper's, which judges nothing: built-in name or .toml file");
+  verb->add_option("--cost", options->cost,
+                   "Kernel times of that GPU: auto (a recorded table where one has all kernels, "
+                   "else roofline), roofline, or a cost table file")
+      ->needs(device)
+      ->capture_default_str();
   options->format.Add(*verb);
   AddOutput(*verb, options->output, options->format);
   verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });

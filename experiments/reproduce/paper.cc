@@ -52,8 +52,8 @@ bool Fill(const PaperNames& names, const Filling& filling, PaperRow& row) {
     if (workload) row.workload = *workload;
     return workload.has_value();
   }
-  if (filling.hole == "{layer}") {
-    row.layer = filling.text;
+  if (filling.hole == "{layer}" || filling.hole == "{device}") {
+    (filling.hole == "{layer}" ? row.layer : row.machine.device) = filling.text;
     return true;
   }
   const auto number = ReadNumber(filling.text);
@@ -127,7 +127,7 @@ std::string ItemName(const PaperTable& table, const PaperColumn& column, const P
   return fmt::format(fmt::runtime(column.pattern),
                      fmt::arg("workload", table.names.Write(row.workload)),
                      fmt::arg("batch", row.workload.batch), fmt::arg("number", row.number),
-                     fmt::arg("layer", row.layer));
+                     fmt::arg("layer", row.layer), fmt::arg("device", row.machine.device));
 }
 
 std::optional<PaperRow> RowOf(const PaperTable& table, const PaperColumn& column,

@@ -2,8 +2,9 @@
 //
 // The items of a table are its rows times its columns. A column's pattern names them; rows fill its
 // holes: {workload}, a network and its batch as the paper writes them; {batch}, a batch alone;
-// {number}; {layer}, a word. The same pattern tells what is asked for by a name that no row has:
-// the same of another workload, number or layer. What the paper prints stands in paper-values.csv.
+// {number}; {layer}, a word; {device}, the GPU. The same pattern tells what is asked for by a name
+// that no row has: the same of another workload, number or layer. What the paper prints stands in
+// paper-values.csv. A table has a GPU, that of the paper, and can be computed for another one.
 
 #ifndef SPILLWAY_EXPERIMENTS_REPRODUCE_PAPER_H_
 #define SPILLWAY_EXPERIMENTS_REPRODUCE_PAPER_H_
@@ -56,11 +57,20 @@ struct PaperNames {
   std::string Write(const Workload& workload) const;
 };
 
-// What fills the holes of a pattern.
+// A GPU, and where the times of its kernels come from: as for `LoadDevice` and `LoadCost`, but that
+// "auto" takes no recorded table that lacks a kernel.
+struct PaperMachine {
+  std::string device = {};
+  std::string cost = {};
+};
+inline constexpr const char* kModelled = "roofline";  // the cost on a paper's own GPU
+
+// What fills the holes of a pattern, and where it is computed.
 struct PaperRow {
   Workload workload = {};
   double number = 0;
   std::string layer = {};
+  PaperMachine machine = {};  // in a table's rows: none, the table's
 };
 
 struct PaperColumn {
@@ -78,12 +88,16 @@ template <typename Function, typename... Arguments>
 auto OfWorkload(Function function, Arguments... arguments) {
   return [=](const PaperRow& row) { return function(row.workload, arguments...); };
 }
+// Likewise with its machine: `function(row, arguments...)`.
+template <typename Function, typename... Arguments>
+auto OfRow(Function function, Arguments... arguments) {
+  return [=](const PaperRow& row) { return function(row, arguments...); };
+}
 
 // How a table is asked for.
 enum class PaperRequest : uint8_t {
-  kName,       // "Tab2", or "superneurons-Tab2"; with its paper, and with "all"
+  kName,       // "Tab2", or "superneurons-Tab2"
   kPaperName,  // not by "Tab2", which means another paper's
-  kAlone,      // nor with its paper or with "all": it takes minutes
 };
 
 struct PaperTable {
@@ -92,7 +106,9 @@ struct PaperTable {
   std::vector<PaperRow> rows;  // one where patterns have no holes
   std::vector<PaperColumn> columns;
   PaperRequest request = PaperRequest::kName;
-  std::string group = {};  // a name of several tables of the paper
+  std::string group = {};   // a name of several tables of the paper
+  std::string device = {};  // its GPU; empty: nothing depends on that
+  std::string preset = {};  // how memory is counted; empty: there is no run
 };
 
 std::string ItemName(const PaperTable& table, const PaperColumn& column, const PaperRow& row);

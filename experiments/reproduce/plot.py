@@ -15,10 +15,38 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "scripts"))
 
 
-def items(path):
-    """The words of each item's name after the figure's, and its value."""
-    with open(path, newline="", encoding="utf-8") as stream:
-        return [(row["item"].split()[1:], float(row["ours"])) for row in csv.DictReader(stream) if row["ours"]]
+NAMES = {"titan_x_maxwell": "Titan X", "gtx_1080ti": "1080 Ti", "gtx_970": "GTX 970", "titan_xp": "TITAN Xp"}
+DRAM = {"titan_x_maxwell": 336, "h200": 4800}  # GB/s, by the GPUs' specifications
+
+
+class Sheets:
+    """The tables and figures of a directory, each read once."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.known = {}
+
+    def rows(self, sheet):
+        if sheet not in self.known:
+            with open(self.directory / f"{sheet}.csv", newline="", encoding="utf-8") as stream:
+                self.known[sheet] = list(csv.DictReader(stream))
+        return self.known[sheet]
+
+    def __call__(self, sheet):
+        """The words of each item's name after the figure's, and its value."""
+        return [(row["item"].split()[1:], float(row["ours"])) for row in self.rows(sheet) if row["ours"]]
+
+    def device(self, sheet):
+        return self.rows(sheet)[0]["device"]
+
+    def gpu(self, sheet):
+        """For a label: "Titan X model", or "H200" where recorded times are taken."""
+        row = self.rows(sheet)[0]
+        return gpu_name(row["device"]) + (" model" if row["cost"] == "roofline" else "")
+
+
+def gpu_name(device):
+    return NAMES.get(device, device.upper())
 
 
 def above(axes):
@@ -70,19 +98,25 @@ def peaks(figstyle, read):
 def layers(figstyle, read):
     fig, axes = figstyle.figure(4.6, 2.6)
     bars(axes, [(layer, what, ms) for (_, layer, what), ms in read("vdnnpp-Fig6")])
-    axes.set(ylabel="VGG-16(64), 1080 Ti model (ms)")
+    axes.set(ylabel=f"VGG-16(64), {read.gpu('vdnnpp-Fig6')} (ms)")
     return fig
 
 
 def performance(figstyle, read):
-    rows = [(words[0], words[1], words[2], x) for words, x in read("vdnnpp-Fig9")]
-    networks = list(dict.fromkeys(network for network, _, _, _ in rows))
-    fig, panels = figstyle.figure(7.0, 2.4, ncols=len(networks), sharey=True)
-    for axes, network in zip(panels, networks):
-        bars(axes, [(mode, policy, x) for n, mode, policy, x in rows if n == network])
-        axes.set(xlabel=network)
+    rows = [(row["item"].split()[1:], row["device"], float(row["ours"]))
+            for row in read.rows("vdnnpp-Fig9") if row["ours"]]
+    panels_of = {}
+    for (network, mode, policy), device, x in rows:
+        panels_of.setdefault(f"{network}, {gpu_name(device)}", []).append((mode, policy, x))
+    fig, panels = figstyle.figure(7.0, 4.2, nrows=2, ncols=2, sharey=True)
+    for axes, (title, bar) in zip(panels.flat, panels_of.items()):
+        bars(axes, bar)
+        axes.get_legend().remove()
+        axes.set(xlabel=title)
         axes.axhline(1, color="#999999", linewidth=0.8, zorder=1)
-    panels[0].set(ylabel="times the iteration\nin unlimited memory")
+    for axes in panels[:, 0]:
+        axes.set(ylabel="times the iteration\nin unlimited memory")
+    above_all(fig, panels[0, 0], 2)
     return fig
 
 
@@ -219,13 +253,13 @@ def front(figstyle, read):
 def divided(figstyle, read):
     """Figures 10 and 11: a bar for each GPU or network, and limit of a kernel's workspace."""
     fig, panels = figstyle.figure(7.0, 2.4, ncols=2, sharey=True)
-    speedups = [(f"{gpu}, {option}", limit, x)
-                for (network, limit, gpu, option, _), x in read("ucudnn-Fig10")]
-    bars(panels[0], [(limit, setup, x) for setup, limit, x in speedups if "V100" not in setup])
+    speedups = [(f"{gpu_name(gpu)}, {option}", limit, x)
+                for (network, limit, gpu, option, _), x in read("ucudnn-Fig10") if network == "AlexNet"]
+    bars(panels[0], [(limit, setup, x) for setup, limit, x in speedups])
     panels[0].set(xlabel="AlexNet(256), workspace for each kernel", ylabel="speedup of convolutions")
     bars(panels[1], [(limit, network, x)
                      for (network, limit, *_), x in read("ucudnn-Fig11")])
-    panels[1].set(xlabel="P100, powers of two, workspace for each kernel")
+    panels[1].set(xlabel=f"{read.gpu('ucudnn-Fig11')}, powers of two, workspace for each kernel")
     for axes in panels:
         axes.axhline(1, color="#999999", linewidth=0.8, zorder=1)
         axes.tick_params(axis="x", rotation=0)
@@ -254,7 +288,7 @@ def totals(figstyle, read):
         bars(axes, [row[1:] for row in rows if row[0] == network])
         axes.tick_params(axis="x", rotation=0)
         axes.get_legend().remove()
-        axes.set(xlabel=f"{network}, workspace in total", ylabel="convolutions, P100 model (ms)")
+        axes.set(xlabel=f"{network}, workspace in total", ylabel=f"convolutions, {read.gpu('ucudnn-Fig13')} (ms)")
     above_all(fig, panels[0], 3)
     return fig
 
@@ -319,7 +353,7 @@ def layer_use(figstyle, read):
 
 def reuse(figstyle, read):
     """vDNN, Fig. 6: time of each layer, and how long its input waits for backward."""
-    rows = [(layer, what, ms) for (_, layer, what, _), ms in read("vdnn-Fig6")]
+    rows = [(layer, what, ms) for (network, layer, what, _), ms in read("vdnn-Fig6") if network == "VGG-16(64)"]
     fig, axes = figstyle.figure(4.6, 2.8)
     bars(axes, [row for row in rows if row[1] != "reuse"])
     axes.set(ylabel="latency (ms)")
@@ -367,22 +401,24 @@ def bandwidth(figstyle, read):
     """vDNN, Fig. 13: the least traffic over the time, not what counters would see."""
     fig, axes = figstyle.figure(4.6, 2.6)
     bars(axes, [(layer, what, rate) for (_, layer, what, _), rate in read("vdnn-Fig13")])
-    axes.axhline(336, color="#999999", linewidth=0.8, linestyle=":")
+    if read.device("vdnn-Fig13") in DRAM:
+        axes.axhline(DRAM[read.device("vdnn-Fig13")], color="#999999", linewidth=0.8, linestyle=":")
     axes.set(ylabel="least traffic over time (GB/s)")
     return fig
 
 
 def modes_speed(figstyle, read):
-    """vDNN, Fig. 14, with a star over what does not fit in the GPU's 12 GiB."""
-    most = {(network, mode): mb for (network, mode, what, _), mb in read("vdnn-Fig11") if what == "max"}
-    rows = [(network, mode, "performance", x) for (network, mode, _), x in read("vdnn-Fig14")]
+    """vDNN, Fig. 14, with a star over what does not fit in the GPU's memory."""
+    value = {tuple(words): x for words, x in read("vdnn-Fig14")}
+    rows = [(network, mode, "performance", x) for (network, mode, what), x in value.items()
+            if what == "performance"]
     fig, panels = by_mode(figstyle, rows, "feature extraction,\nof the baseline's speed")
     for axes in panels.flat:
         network = axes.get_xlabel()
         own = [(mode, x) for n, mode, _, x in rows if n == network]
-        for x, (mode, value) in enumerate(own):
-            if most.get((network, mode), 0) > 12 * 1024:
-                axes.annotate("*", (x, value), ha="center", va="bottom")
+        for x, (mode, height) in enumerate(own):
+            if not value[network, mode, "fits"]:
+                axes.annotate("*", (x, height), ha="center", va="bottom")
         axes.set(ylim=(0, 1.2))
     return fig
 
@@ -464,13 +500,44 @@ def limited(figstyle, read):
     for (network, limit, _, what), value in read("mmcnn-Fig9"):
         curves.setdefault(what, {}).setdefault(network, []).append((limit[1:], value))
     fig, panels = figstyle.figure(7.0, 2.4, ncols=2)
-    for axes, what, label in zip(panels, ["ms", "transfers"], ["inference, TITAN X (ms)", "transfers"]):
+    for axes, what, label in zip(panels, ["ms", "transfers"], [f"inference, {read.gpu('mmcnn-Fig9')} (ms)", "transfers"]):
         for network, points in curves[what].items():
             axes.plot(*zip(*points), label=network, linewidth=1.2, marker="o", markersize=3)
         axes.set(xlabel="limit (MB)", ylabel=label)
     panels[0].set_ylim(bottom=0)
     panels[1].set(yscale="log")
     above_all(fig, panels[0], len(curves["ms"]))
+    return fig
+
+
+def speed_by_batch(figstyle, read):
+    """SuperNeurons, Fig. 14: a line of each framework ends where the next batch does not fit."""
+    curves = {}
+    for (workload, framework, _), speed in read("superneurons-Fig14"):
+        network, batch = workload.rstrip(")").split("(")
+        curves.setdefault(network, {}).setdefault(framework, []).append((int(batch), speed))
+    fig, panels = figstyle.figure(7.0, 4.2, nrows=2, ncols=3)
+    for axes, (network, lines) in zip(panels.flat, curves.items()):
+        for (framework, points), marker in zip(lines.items(), figstyle.MARKERS):
+            axes.plot(*zip(*points), label=framework, linewidth=1, marker=marker, markersize=3)
+        batches = sorted({batch for points in lines.values() for batch, _ in points})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(batches, batches)
+        axes.minorticks_off()
+        axes.set(xlabel=f"batch, {network}", ylim=(0, None))
+    for axes in panels[:, 0]:
+        axes.set(ylabel="images per second")
+    above_all(fig, panels[0, 0], 5)
+    return fig
+
+
+def pools(figstyle, read):
+    """SuperNeurons, section 3.3: where outputs of convolutions leave to, over the host's speed."""
+    value = {tuple(words): speed for words, speed in read("superneurons-Pools")}
+    fig, axes = figstyle.figure(4.6, 2.4)
+    bars(axes, [(network, pool, speed / value[network, "host"]) for (network, pool), speed in value.items()])
+    axes.axhline(1, color="#999999", linewidth=0.8, zorder=1)
+    axes.set(ylabel="images per second,\nover those with the host")
     return fig
 
 
@@ -494,6 +561,8 @@ DRAWINGS = {
     "superneurons-Fig11": cache,
     "superneurons-Fig12": workspaces,
     "superneurons-Fig13": wider,
+    "superneurons-Fig14": speed_by_batch,
+    "superneurons-Pools": pools,
     "ucudnn-Fig1": missed,
     "ucudnn-Fig8": front,
     "ucudnn-Fig9": options,
@@ -508,20 +577,13 @@ DRAWINGS = {
 }
 
 
-class Missing(Exception):
-    """A figure needs another one's numbers, which were not asked for."""
+NEEDS = {"ucudnn-Fig10": ["ucudnn-Fig11"]}  # drawn with another one's numbers
 
 
 def draw(figstyle, directory, name):
-    def read(sheet):
-        path = directory / f"{sheet}.csv"
-        if not path.exists():
-            raise Missing(sheet)
-        return items(path)
-
-    fig = DRAWINGS[name](figstyle, read)
+    fig = DRAWINGS[name](figstyle, Sheets(directory))
     problems = figstyle.problems(fig)
-    figstyle.save(fig, directory / f"{name}.pdf")
+    figstyle.save(fig, directory / f"{name}.pdf", colours=64)
     return problems
 
 
@@ -539,12 +601,14 @@ def main():
     for name in DRAWINGS:
         if not (directory / f"{name}.csv").exists():
             continue
+        missing = [sheet for sheet in NEEDS.get(name, []) if not (directory / f"{sheet}.csv").exists()]
+        if missing:
+            print(f"plot: {name} is not drawn without {missing[0]}", file=sys.stderr)
+            continue
         try:
             for problem in draw(figstyle, directory, name):
                 print(f"plot: {name}: {problem}", file=sys.stderr)
                 code = 3
-        except Missing as error:
-            print(f"plot: {name} is not drawn without {error}", file=sys.stderr)
         except (OSError, ValueError, LookupError, ArithmeticError) as error:
             print(f"plot: {name}: {type(error).__name__}: {error}", file=sys.stderr)
             code = 3

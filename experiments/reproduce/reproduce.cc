@@ -1,6 +1,7 @@
 #include "experiments/reproduce/reproduce.h"
 
 #include <fmt/format.h>
+#include <tbb/parallel_for.h>
 
 #include <algorithm>
 #include <cmath>
@@ -22,28 +23,40 @@ struct Cell {
   PaperRow row;
 };
 
-// The tables of all papers.
+// The tables of all papers, on the papers' GPUs or on another machine.
 class Shelf {
  public:
-  explicit Shelf(const PaperValues& printed) {
+  Shelf(const PaperValues& printed, const std::optional<PaperMachine>& machine)
+      : machine_(machine) {
     for (const Paper& paper : Papers()) {
       if (paper.tables == nullptr) continue;
       for (PaperTable& table : paper.tables(printed)) {
+        if (machine && table.device.empty()) continue;
         tables_.emplace_back(paper.name, std::move(table));
       }
     }
   }
 
-  // The first cell of that name in each paper, or in the one that is wanted.
+  // The cell of that name in each paper, or in the one that is wanted: that of a row that its table
+  // has, else the first.
   std::vector<Cell> Find(std::string_view item, std::string_view wanted = "") const {
     std::vector<Cell> cells;
-    for (const auto& [paper, table] : tables_) {
-      if (!wanted.empty() && wanted != paper) continue;
-      for (const PaperColumn& column : table.columns) {
-        if (!cells.empty() && cells.back().paper == paper) break;
-        const auto row = RowOf(table, column, item);
-        if (row) cells.push_back({paper, &table, &column, *row});
+    for (const Paper& paper : Papers()) {
+      std::optional<Cell> found;
+      bool listed = false;
+      for (const auto& [of, table] : tables_) {
+        if (listed || of != paper.name || (!wanted.empty() && wanted != of)) continue;
+        for (const PaperColumn& column : table.columns) {
+          const auto row = RowOf(table, column, item);
+          if (!row || listed) continue;
+          const Cell cell{of, &table, &column, InPlace(table, *row)};
+          listed = std::ranges::any_of(table.rows, [&](const PaperRow& known) {
+            return ItemName(table, column, InPlace(table, known)) == item;
+          });
+          if (listed || !found) found = cell;
+        }
       }
+      if (found) cells.push_back(*found);
     }
     return cells;
   }
@@ -52,10 +65,7 @@ class Shelf {
   std::vector<Cell> CellsOf(std::string_view request) const {
     std::vector<Cell> cells;
     for (const auto& [paper, table] : tables_) {
-      const bool bare = table.request == PaperRequest::kName && request == table.name;
-      const bool full = request == FullName(paper, table.name) ||
-                        (!table.group.empty() && request == FullName(paper, table.group));
-      if (!table.name.empty() && (bare || full)) AddCells(paper, table, cells);
+      if (Means(request, paper, table)) AddCells(paper, table, cells);
     }
     return cells;
   }
@@ -70,11 +80,8 @@ class Shelf {
     std::vector<Sheet> sheets;
     for (const auto& [paper, table] : tables_) {
       const std::string name = FullName(paper, table.name);
-      const bool named = request == name || request == FullName(paper, table.group) ||
-                         (table.request == PaperRequest::kName && request == table.name);
-      const bool quick = table.request != PaperRequest::kAlone;
       if (table.name.empty() || table.rows.empty()) continue;
-      if (!named && !(quick && (request == "all" || request == paper))) continue;
+      if (request != "all" && request != paper && !Means(request, paper, table)) continue;
       auto sheet = std::find_if(sheets.begin(), sheets.end(),
                                 [&](const Sheet& known) { return known.name == name; });
       if (sheet == sheets.end()) sheet = sheets.insert(sheet, {name, {}});
@@ -95,9 +102,32 @@ class Shelf {
   }
 
  private:
-  static void AddCells(std::string_view paper, const PaperTable& table, std::vector<Cell>& cells) {
-    for (const PaperRow& row : table.rows) {
+  static bool Means(std::string_view request, std::string_view paper, const PaperTable& table) {
+    if (table.name.empty()) return false;
+    return (table.request == PaperRequest::kName && request == table.name) ||
+           request == FullName(paper, table.name) ||
+           (!table.group.empty() && request == FullName(paper, table.group));
+  }
+
+  PaperRow InPlace(const PaperTable& table, PaperRow row) const {
+    PaperMachine machine = machine_.value_or(PaperMachine{table.device, kModelled});
+    if (!row.machine.device.empty()) machine.device = row.machine.device;  // by the item's name
+    row.machine = std::move(machine);
+    return row;
+  }
+
+  // Tables that differ in the GPU alone are one on another machine.
+  void AddCells(std::string_view paper, const PaperTable& table, std::vector<Cell>& cells) const {
+    const std::vector<Cell> before = cells;
+    const auto known = [&](const std::string& item) {
+      return std::ranges::any_of(before, [&](const Cell& cell) {
+        return ItemName(*cell.table, *cell.column, cell.row) == item;
+      });
+    };
+    for (const PaperRow& listed : table.rows) {
+      const PaperRow row = InPlace(table, listed);
       for (const PaperColumn& column : table.columns) {
+        if (machine_ && known(ItemName(table, column, row))) continue;
         cells.push_back({paper, &table, &column, row});
       }
     }
@@ -107,20 +137,27 @@ class Shelf {
     return fmt::format("{}-{}", paper, table);
   }
 
+  const std::optional<PaperMachine> machine_;
   std::vector<std::pair<std::string_view, PaperTable>> tables_;
 };
 
-// With what the list says of it, if it does.
+// With what the list says of it, if it does. It says nothing of other machines.
 PaperItem MakeItem(const PaperValues& printed, const std::string& name, const Cell& cell) {
+  const PaperMachine& machine = cell.row.machine;
   const auto listed = std::find_if(printed.begin(), printed.end(), [&](const PaperValue& value) {
     return value.paper == cell.paper && value.item == name;
   });
   const PaperColumn& column = *cell.column;
-  return {listed != printed.end()
+  const bool elsewhere = machine.device != cell.table->device || machine.cost != kModelled;
+  return {listed != printed.end() && !elsewhere
               ? *listed
               : PaperValue{std::string(cell.paper), name, cell.row.workload.Name(), column.unit, "",
                            column.evidence},
-          column.round_down, [compute = column.compute, row = cell.row] { return compute(row); }};
+          machine,
+          elsewhere,
+          cell.table->preset,
+          column.round_down,
+          [compute = column.compute, row = cell.row] { return compute(row); }};
 }
 
 // --- Judging -------------------------------------------------------------------------------------
@@ -138,14 +175,23 @@ double RoundTo(double value, int decimals, bool down) {
 }
 
 void Judge(Reproduction& result) {
-  const std::optional<double> printed = ReadNumber(result.value.printed);
+  const std::optional<double> printed = ReadNumber(result.item.value.printed);
   if (!printed || !result.ours) return;
   if (*printed != 0) result.rel_error = (*result.ours - *printed) / *printed;
-  const std::string& evidence = result.value.evidence;
+  const std::string& evidence = result.item.value.evidence;
   result.judged = evidence == "=" || evidence == "c" || evidence == "~";
   if (!result.judged) return;
   const double tolerance = evidence == "=" ? 1e-12 : evidence == "c" ? 0.01 : 0.02;
   result.passes = std::abs(result.rel_error.value_or(*result.ours)) <= tolerance;
+}
+
+std::string CommandOf(const PaperItem& item) {
+  const PaperMachine& machine = item.machine;
+  std::string command = fmt::format("spillway reproduce '{}'", item.value.item);
+  if (item.elsewhere) {
+    command += fmt::format(" --device {} --cost {}", machine.device, machine.cost);
+  }
+  return command;
 }
 
 }  // namespace
@@ -169,20 +215,19 @@ PaperValues ReadPaperValues(const std::filesystem::path& path) {
   return values;
 }
 
-std::vector<PaperItem> SelectItems(const PaperValues& printed, const std::string& request) {
-  const Shelf shelf(printed);
+std::vector<PaperItem> SelectItems(const PaperValues& printed, const std::string& request,
+                                   const std::optional<PaperMachine>& machine) {
+  const Shelf shelf(printed, machine);
   std::vector<PaperItem> items;
   std::vector<std::string> names{"all"};
+  for (const Paper& paper : Papers()) names.emplace_back(paper.name);
   for (const PaperValue& value : printed) {
-    if (std::find(names.begin(), names.end(), value.paper) == names.end()) {
-      names.push_back(value.paper);
-    }
     if (request != "all" && request != value.paper && request != value.item) continue;
     const auto cells = shelf.Find(value.item, value.paper);
-    if (cells.empty()) {
-      items.push_back({value, false, {}});
-    } else if (cells[0].table->request != PaperRequest::kAlone || request == value.item) {
+    if (!cells.empty()) {
       items.push_back(MakeItem(printed, value.item, cells[0]));
+    } else if (!machine) {
+      items.push_back({value});
     }
   }
   if (!items.empty()) return items;
@@ -192,6 +237,8 @@ std::vector<PaperItem> SelectItems(const PaperValues& printed, const std::string
   if (!items.empty()) return items;
   for (const Cell& cell : shelf.Find(request)) items.push_back(MakeItem(printed, request, cell));
   if (!items.empty()) return items;
+  if (machine) SelectItems(printed, request);  // throws if there is no such item at all
+  if (machine) throw UsageError(fmt::format("{}: nothing there depends on the device", request));
   const std::vector<std::string> tables = shelf.Names();
   names.insert(names.end(), tables.begin(), tables.end());
   throw UsageError(
@@ -199,8 +246,9 @@ std::vector<PaperItem> SelectItems(const PaperValues& printed, const std::string
                   UnknownName("item", request, names)));
 }
 
-std::vector<PaperSheet> SelectSheets(const PaperValues& printed, const std::string& request) {
-  const Shelf shelf(printed);
+std::vector<PaperSheet> SelectSheets(const PaperValues& printed, const std::string& request,
+                                     const std::optional<PaperMachine>& machine) {
+  const Shelf shelf(printed, machine);
   std::vector<PaperSheet> sheets;
   for (const Shelf::Sheet& sheet : shelf.SheetsOf(request)) {
     PaperSheet& selected = sheets.emplace_back(PaperSheet{sheet.name, {}});
@@ -210,6 +258,8 @@ std::vector<PaperSheet> SelectSheets(const PaperValues& printed, const std::stri
     }
   }
   if (!sheets.empty()) return sheets;
+  if (machine) SelectSheets(printed, request);
+  if (machine) throw UsageError(fmt::format("{}: nothing there depends on the device", request));
   std::vector<std::string> names{"all"};
   for (const Paper& paper : Papers()) names.emplace_back(paper.name);
   const std::vector<std::string> tables = shelf.Names();
@@ -219,7 +269,7 @@ std::vector<PaperSheet> SelectSheets(const PaperValues& printed, const std::stri
 
 Reproduction Reproduce(const PaperItem& item) {
   Reproduction result;
-  result.value = item.value;
+  result.item = item;
   if (item.compute) result.ours = result.ours_exact = item.compute();
   const std::string& printed = item.value.printed;
   if (result.ours && !printed.empty()) {
@@ -229,28 +279,44 @@ Reproduction Reproduce(const PaperItem& item) {
   return result;
 }
 
+std::vector<Reproduction> Reproduce(const std::vector<PaperItem>& items,
+                                    const std::function<void(const PaperItem&)>& done) {
+  std::vector<Reproduction> results(items.size());
+  tbb::parallel_for(size_t{0}, items.size(), [&](size_t i) {
+    results[i] = Reproduce(items[i]);
+    done(items[i]);
+  });
+  return results;
+}
+
 Columns<Reproduction> ReproductionColumns() {
   using R = Reproduction;
   return {
-      {"paper", "", "the paper", [](auto& r) { return r.value.paper; }},
-      {"item", "", "what it prints", [](auto& r) { return r.value.item; }},
-      {"workload", "", "of what", [](auto& r) { return r.value.workload; }},
-      {"printed", "", "in the paper", [](auto& r) { return ReadNumber(r.value.printed); }},
+      {"paper", "", "the paper", [](auto& r) { return r.item.value.paper; }},
+      {"item", "", "what it prints", [](auto& r) { return r.item.value.item; }},
+      {"workload", "", "of what", [](auto& r) { return r.item.value.workload; }},
+      {"printed", "", "in the paper", [](auto& r) { return ReadNumber(r.item.value.printed); }},
       {"ours", "", "rounded as the paper does", &R::ours},
       {"rel_error", "1", "(ours - printed) / printed", &R::rel_error},
-      {"unit", "", "of both", [](auto& r) { return r.value.unit; }},
+      {"unit", "", "of both", [](auto& r) { return r.item.value.unit; }},
       {"evidence", "", "how the printed number is known",
-       [](auto& r) { return IfAny(r.value.evidence); }},
+       [](auto& r) { return IfAny(r.item.value.evidence); }},
       {"ours_exact", "", "before rounding", &R::ours_exact},
       {"judged", "", "whether the number has to agree", &R::judged},
       {"passes", "", "whether it does", [](auto& r) { return When(r.judged, r.passes); }},
+      {"device", "", "on the model of which GPU, where that matters",
+       [](auto& r) { return IfAny(r.item.machine.device); }},
+      {"cost", "", "where the times of its kernels come from",
+       [](auto& r) { return When(!r.item.machine.device.empty(), r.item.machine.cost); }},
+      {"preset", "", "how memory is counted", [](auto& r) { return IfAny(r.item.preset); }},
+      {"command", "", "what computes it alone", [](auto& r) { return CommandOf(r.item); }},
   };
 }
 
 std::vector<PaperTotal> TotalsOf(const std::vector<Reproduction>& results) {
   std::vector<PaperTotal> totals;
   for (const Reproduction& result : results) {
-    const PaperValue& value = result.value;
+    const PaperValue& value = result.item.value;
     auto total = std::find_if(totals.begin(), totals.end(), [&](const PaperTotal& known) {
       return known.paper == value.paper && known.evidence == value.evidence;
     });

@@ -21,12 +21,15 @@ namespace spillway {
 
 struct PaperItem {
   PaperValue value;
+  PaperMachine machine = {};  // no device: nothing depends on that
+  bool elsewhere = false;     // not the paper's machine
+  std::string preset = {};
   bool round_down = false;
   std::function<std::optional<double>()> compute = {};  // empty: no table has it
 };
 
 struct Reproduction {
-  PaperValue value;
+  PaperItem item;
   // Rounded as the paper prints it; unrounded where it prints nothing. nullopt: not computed by
   // this version.
   std::optional<double> ours;
@@ -42,8 +45,10 @@ PaperValues ReadPaperValues(const std::filesystem::path& path);
 
 // What `request` names: "all", a paper, a table or figure ("Tab2", "superneurons-Tab2"), an item,
 // or one of a table's kind that is not in the list, such as "base VGG-16(32) GB". Throws
-// `UsageError` if it is none of these.
-std::vector<PaperItem> SelectItems(const PaperValues& printed, const std::string& request);
+// `UsageError` if it is none of these. On another `machine` than the papers' these are other items,
+// of which nothing is printed, and those that do not depend on it are left out.
+std::vector<PaperItem> SelectItems(const PaperValues& printed, const std::string& request,
+                                   const std::optional<PaperMachine>& machine = std::nullopt);
 
 // A table or figure of a paper, as it is asked for: "vdnn-Fig1".
 struct PaperSheet {
@@ -51,11 +56,16 @@ struct PaperSheet {
   std::vector<PaperItem> items;
 };
 
-// The tables and figures that `request` names: "all", a paper, or one of them; with the first two
-// those that take minutes are left out. Throws `UsageError` if it is none of these.
-std::vector<PaperSheet> SelectSheets(const PaperValues& printed, const std::string& request);
+// The tables and figures that `request` names: "all", a paper, or one of them. Otherwise as
+// `SelectItems`.
+std::vector<PaperSheet> SelectSheets(const PaperValues& printed, const std::string& request,
+                                     const std::optional<PaperMachine>& machine = std::nullopt);
 
 Reproduction Reproduce(const PaperItem& item);
+
+// All of them at once, in their order. `done` is told each, from several threads.
+std::vector<Reproduction> Reproduce(const std::vector<PaperItem>& items,
+                                    const std::function<void(const PaperItem&)>& done);
 
 Columns<Reproduction> ReproductionColumns();
 

@@ -2,18 +2,37 @@
 
 #include "experiments/run/catalogue.h"
 #include "policies/registry.h"
+#include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
 namespace spillway {
+namespace {
 
-Scene::Scene(const Workload& workload, const std::string& preset, const std::string& device_name,
+// The preset of a paper has kernels that a table recorded under another preset lacks.
+std::unique_ptr<const CostModel> CostFor(const std::string& source, const Trace& trace,
+                                         const Device& device) {
+  std::unique_ptr<const CostModel> cost = LoadCost(source, trace, device);
+  try {
+    for (const Op& op : trace.ops) {
+      for (size_t slot = 0; slot < op.slots.size(); ++slot) cost->Kernels(op, slot, op.batch);
+    }
+  } catch (const InputError&) {
+    if (source != "auto") throw;
+    return LoadCost("roofline", trace, device);
+  }
+  return cost;
+}
+
+}  // namespace
+
+Scene::Scene(const Workload& workload, const std::string& preset, const PaperMachine& machine,
              bool training)
     : trace(LowerNetwork(BuildNetwork(workload.network), {workload.batch, preset, training})),
-      device(LoadDevice(device_name)),
-      cost(device) {}
+      device(LoadDevice(machine.device)),
+      model(CostFor(machine.cost, trace, device)) {}
 
 Setup Scene::In(Bytes memory, const std::string& allocator) const {
-  return {Borrow(trace), device, Borrow<CostModel>(cost), memory, allocator};
+  return {Borrow(trace), device, Borrow(cost), memory, allocator};
 }
 
 Report Scene::Run(const std::string& policy, Bytes memory, const std::string& allocator) const {

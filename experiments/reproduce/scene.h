@@ -1,21 +1,23 @@
-// A workload as a paper's preset lowers it, on the model of the paper's GPU.
+// A workload as a paper's preset lowers it, on a GPU: the paper's, or another.
 
 #ifndef SPILLWAY_EXPERIMENTS_REPRODUCE_SCENE_H_
 #define SPILLWAY_EXPERIMENTS_REPRODUCE_SCENE_H_
 
+#include <memory>
 #include <string>
 
+#include "experiments/reproduce/paper.h"
 #include "experiments/run/simulate.h"
+#include "sim/core/cost_model.h"
 #include "sim/core/device.h"
 #include "sim/core/report.h"
-#include "sim/cost/roofline.h"
 #include "traces/trace.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway {
 
 struct Scene {
-  Scene(const Workload& workload, const std::string& preset, const std::string& device_name,
+  Scene(const Workload& workload, const std::string& preset, const PaperMachine& machine,
         bool training = true);
 
   // Refers to this scene.
@@ -25,7 +27,8 @@ struct Scene {
 
   Trace trace;
   Device device;
-  RooflineCostModel cost;
+  std::unique_ptr<const CostModel> model;
+  const CostModel& cost = *model;
 };
 
 // A simulated iteration under a policy of this program.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "experiments/reproduce/superneurons_setup.h"
@@ -17,6 +18,7 @@ namespace {
 using namespace superneurons;
 
 Workload Figure10() { return {"alexnet-227", 200}; }
+constexpr std::array kResidual{"resnet50@227", "resnet101@227"};
 
 // --- Runs ---------------------------------------------------------------------------------------
 
@@ -247,7 +249,7 @@ PaperTable TextItems(const PaperValues& printed) {
   const auto saving = [&](const char* technique) { return of([=] { return Saving(technique); }); };
   const auto peak_step = [] { return PeakStep(StepsOf("liveness")) + 1; };
   return {
-      "",
+      "Text",
       Names(),
       {{Figure10()}},
       {{"Fig10 baseline tensors", "count", of([] { return Baseline().tensors; })},
@@ -270,22 +272,27 @@ PaperTable TextItems(const PaperValues& printed) {
        {"saving liveness %", "%", saving("liveness"), true},
        {"saving offload %", "%", saving("offload"), true},
        {"Tab5 \"1.8947x larger on average\"", "x",
-        of([average = WiderOnAverage(printed)] { return average; })}}};
+        of([average = WiderOnAverage(printed)] { return average; })}},
+      PaperRequest::kPaperName};
 }
 
-// Steps that are run again, and most bytes that a step needs with what rebuilding begins with.
-PaperTable TableOne() {
-  PaperTable table{"", Names(), {}, {}};
+// Steps that are run again, and most bytes that a step needs with what rebuilding begins with. The
+// text has the strategies by shorter names, too.
+std::vector<PaperTable> TableOne() {
+  PaperTable table{"Tab1", Names(), RowsOf(Names(), kResidual), {}};
+  table.rows.insert(table.rows.begin(), {Figure10()});
+  PaperTable shorter{"", Names(), {}, {}};
   for (const auto& [mode, policy] :
        {std::pair{"speed", "speed"}, {"mem", "memory"}, {"cost", "cost-aware"}}) {
-    for (const char* centric : {"-centric", ""}) {
-      table.columns.push_back({fmt::format("Tab1 {{workload}} extra ({}{})", mode, centric),
-                               "count", OfWorkload(ExtraSteps, policy)});
-      table.columns.push_back({fmt::format("Tab1 {{workload}} {}{} peak", mode, centric), "MB",
-                               OfWorkload(NeededPeak, policy)});
+    for (PaperTable* of : {&table, &shorter}) {
+      const char* centric = of == &table ? "-centric" : "";
+      of->columns.push_back({fmt::format("Tab1 {{workload}} extra ({}{})", mode, centric), "count",
+                             OfWorkload(ExtraSteps, policy)});
+      of->columns.push_back({fmt::format("Tab1 {{workload}} {}{} peak", mode, centric), "MB",
+                             OfWorkload(NeededPeak, policy)});
     }
   }
-  return table;
+  return {table, shorter};
 }
 
 // What is held at each step of AlexNet(200), forward and then backward.
@@ -317,24 +324,28 @@ PaperTable FloorTable() {
 }
 
 // Of the graph, with the released code's second data layer or without, and on its longest path.
-PaperTable LayerTable() {
-  return {"",
-          Names(),
-          {},
-          {{"layers in {workload}", "count",
-            [](const PaperRow& row) { return LayerCount(row.workload) + 1; }},
-           {"{workload} depth", "count", OfWorkload(Depth)},
-           {"{workload} basic layers (~1e4)", "count", OfWorkload(LayerCount)}}};
+std::vector<PaperTable> LayerTables() {
+  const auto table = [](std::vector<PaperRow> rows, std::vector<PaperColumn> columns) {
+    return PaperTable{"Text", Names(), std::move(rows), std::move(columns),
+                      PaperRequest::kPaperName};
+  };
+  return {table({{{"resnet152@227", 32}}, {{"inception-v4", 32}}},
+                {{"layers in {workload}", "count",
+                  [](const PaperRow& row) { return LayerCount(row.workload) + 1; }}}),
+          table({{{"resnet(6,32,788,6)", 1}}},
+                {{"{workload} depth", "count", OfWorkload(Depth)},
+                 {"{workload} basic layers (~1e4)", "count", OfWorkload(LayerCount)}})};
 }
 
 }  // namespace
 
 std::vector<PaperTable> SuperNeuronsTables(const PaperValues& printed) {
-  std::vector<PaperTable> tables{TextItems(printed), TableOne(), FigureTen(), FloorTable(),
-                                 LayerTable()};
-  for (const auto& more : {SpeedTables(printed), LimitTables(printed)}) {
+  std::vector<PaperTable> tables = TableOne();
+  for (const auto& more : {std::vector{TextItems(printed), FigureTen(), FloorTable()},
+                           LayerTables(), SpeedTables(printed), LimitTables(printed)}) {
     tables.insert(tables.end(), more.begin(), more.end());
   }
+  for (PaperTable& table : tables) table.preset = kPaper;
   return tables;
 }
 

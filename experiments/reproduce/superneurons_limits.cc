@@ -9,7 +9,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <memory>
+#include <mutex>
 
 #include "experiments/limit/limit.h"
 #include "experiments/reproduce/superneurons_setup.h"
@@ -19,11 +20,13 @@ namespace spillway::superneurons {
 namespace {
 
 // As the paper counts it.
-double LimitOf(const WorkloadFamily& family, const Framework& framework) {
+double LimitOf(const WorkloadFamily& family, const Framework& framework,
+               const PaperMachine& machine) {
   LimitSetup setup{family};
   setup.preset = framework.preset;
-  setup.run.device = LoadDevice(kGpu);
-  setup.run.memory = Bytes::GiB(12);
+  setup.run.device = LoadDevice(machine.device);
+  setup.run.memory = setup.run.device.memory;
+  setup.cost = machine.cost;
   setup.scan = 1;
   const int64_t largest =
       FindLimit(setup, std::string(framework.policy), [](int64_t) {}).limit.largest;
@@ -32,21 +35,35 @@ double LimitOf(const WorkloadFamily& family, const Framework& framework) {
   return static_cast<double>(family.deepens() ? *ResNetDepth(workload.network) : workload.batch);
 }
 
-struct PrintedLimit {
-  Framework framework;
-  double limit;
+// A limit that two items need: found when the first asks for it.
+class KnownLimit {
+ public:
+  KnownLimit(Framework framework, double printed) : framework_(framework), printed_(printed) {}
+
+  double Find(const WorkloadFamily& family, const PaperMachine& machine) {
+    std::call_once(once_, [&] { ours_ = LimitOf(family, framework_, machine); });
+    return ours_;
+  }
+  const Framework& framework() const { return framework_; }
+  double printed() const { return printed_; }
+
+ private:
+  const Framework framework_;
+  const double printed_;
+  std::once_flag once_;
+  double ours_ = 0;
 };
+using KnownLimits = std::vector<std::shared_ptr<KnownLimit>>;
 
 // How many pairs of the paper's frameworks are in its order. Its own column is none of them.
-double InOrder(const WorkloadFamily& family, std::vector<PrintedLimit> printed) {
-  std::erase_if(printed,
-                [](const PrintedLimit& limit) { return limit.framework.policy == kPaper; });
-  std::vector<double> ours;
-  for (const PrintedLimit& limit : printed) ours.push_back(LimitOf(family, limit.framework));
+double InOrder(const WorkloadFamily& family, const KnownLimits& limits,
+               const PaperMachine& machine) {
   int pairs = 0;
-  for (size_t less = 0; less < ours.size(); ++less) {
-    for (size_t more = 0; more < ours.size(); ++more) {
-      pairs += printed[less].limit < printed[more].limit && ours[less] < ours[more] ? 1 : 0;
+  for (const auto& less : limits) {
+    for (const auto& more : limits) {
+      if (less->framework().policy == kPaper || more->framework().policy == kPaper) continue;
+      if (less->printed() >= more->printed()) continue;
+      pairs += less->Find(family, machine) < more->Find(family, machine) ? 1 : 0;
     }
   }
   return pairs;
@@ -55,18 +72,20 @@ double InOrder(const WorkloadFamily& family, std::vector<PrintedLimit> printed) 
 // Of one line, without what the paper has as "N/A".
 PaperTable TableOf(const PaperValues& printed, const std::string& table, const std::string& line,
                    const std::string& unit, const WorkloadFamily& family) {
-  PaperTable limits{table, Names(), {{}}, {}, PaperRequest::kAlone, "limits"};
-  std::vector<PrintedLimit> known;
+  PaperTable limits{table, Names(), {{}}, {}, PaperRequest::kPaperName, "limits", kGpu};
+  KnownLimits known;
   for (const Framework& framework : kFrameworks) {
     const std::string item = fmt::format("{} {}", line, framework.name);
     const auto limit = PrintedNumber(printed, kPaper, item);
     if (!limit) continue;
-    known.push_back({framework, *limit});
-    limits.columns.push_back(
-        {item, unit, [=](const PaperRow&) { return LimitOf(family, framework); }});
+    known.push_back(std::make_shared<KnownLimit>(framework, *limit));
+    limits.columns.push_back({item, unit, [=, found = known.back()](const PaperRow& row) {
+                                return found->Find(family, row.machine);
+                              }});
   }
-  limits.columns.push_back(
-      {line + " order", "count", [=](const PaperRow&) { return InOrder(family, known); }});
+  limits.columns.push_back({line + " order", "count", [=](const PaperRow& row) {
+                              return InOrder(family, known, row.machine);
+                            }});
   return limits;
 }
 

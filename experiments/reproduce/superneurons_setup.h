@@ -19,6 +19,7 @@ namespace spillway::superneurons {
 
 inline constexpr std::string_view kPaper = "superneurons";  // also its policy and preset
 inline constexpr const char* kGpu = "k40c";
+inline constexpr const char* kSpeedGpu = "titan_xp";  // of Fig. 14
 // The paper's pool (section 3.2.1).
 inline constexpr const char* kPool = "first-fit:granularity=1KiB";
 
@@ -53,8 +54,10 @@ std::string NameOf(std::string_view network);
 std::optional<int64_t> PrintedBatch(const PaperValues& printed, std::string_view network,
                                     const Framework& framework);
 
-// On the model of a K40c, the GPU of Tables 4 and 5.
+// Where the GPU does not matter: on the model of a K40c, that of Tables 4 and 5.
 Scene SceneOf(const Workload& workload);
+// Where it does.
+Scene SceneOf(const PaperRow& row);
 
 // Tensors that the paper counts, each storage once: how many, and their bytes.
 struct Total {
@@ -67,7 +70,7 @@ Total CountedStorages(const Trace& trace);
 // parameters with their gradients and momentum.
 Bytes NetworkMemory(const Trace& trace);
 
-// Tables 2 and 3, Figs. 2, 8 and 11 to 13: time, copies and workspaces.
+// Tables 2 and 3, Figs. 2, 8 and 11 to 14: time, copies, pools and workspaces.
 std::vector<PaperTable> SpeedTables(const PaperValues& printed);
 // Tables 4 and 5: the limits of five frameworks.
 std::vector<PaperTable> LimitTables(const PaperValues& printed);

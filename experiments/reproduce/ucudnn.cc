@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
@@ -37,8 +38,8 @@ Bytes MebibytesOf(double number) {
 // All kernels of a workload's convolutions with their desirable divisions.
 class Convolutions {
  public:
-  Convolutions(const Workload& workload, const char* device, MicroBatches batches)
-      : scene_(workload, kPreset, device), divisions_(batches) {
+  Convolutions(const PaperRow& row, MicroBatches batches)
+      : scene_(row.workload, kPreset, row.machine), divisions_(batches) {
     const KernelFronts network = FrontsOf(scene_.trace, scene_.cost, divisions_);
     fronts = network.fronts;
     for (const auto& [id, slot] : network.kernels) {
@@ -77,13 +78,14 @@ class Convolutions {
 // --- What the text says -------------------------------------------------------------------------
 
 double TotalWorkspace(const PaperRow& row) {
-  const Convolutions convolutions(row.workload, kGpu, MicroBatches::kUndivided);
+  const Convolutions convolutions(row, MicroBatches::kUndivided);
   return row.number * static_cast<double>(convolutions.fronts.size());
 }
 
 // Of the forward kernel on a batch of `number`.
 std::optional<double> FftWorkspace(const PaperRow& row) {
-  const Scene scene({row.workload.network, static_cast<int64_t>(row.number)}, kPreset, kGpu);
+  const Scene scene({row.workload.network, static_cast<int64_t>(row.number)}, kPreset,
+                    {kGpu, kModelled});
   for (const Op& op : scene.trace.ops) {
     if (op.name != row.layer + ".fwd" || op.type != OpType::kConv2d) continue;
     const auto workspace = ConvWorkspace(op, "fwd", "fft", op.batch);
@@ -106,7 +108,7 @@ bool IsBatch(const PaperRow& row) {
 
 // Of the fastest undivided kernel, or of the fastest that needs at least one byte less.
 std::optional<double> Undivided(const PaperRow& row, bool byte_less) {
-  const Convolutions convolutions(row.workload, kGpu, MicroBatches::kUndivided);
+  const Convolutions convolutions(row, MicroBatches::kUndivided);
   const auto front = convolutions.Find(row.layer + ".fwd");
   if (!front) return std::nullopt;
   const size_t slower = byte_less && front->size() > 1 ? 2 : 1;
@@ -114,29 +116,29 @@ std::optional<double> Undivided(const PaperRow& row, bool byte_less) {
 }
 
 std::optional<double> Divided(const PaperRow& row, MicroBatches batches, Bytes limit) {
-  const Convolutions convolutions(row.workload, kGpu, batches);
+  const Convolutions convolutions(row, batches);
   const auto front = convolutions.Find(row.layer + ".fwd");
   if (!front) return std::nullopt;
   return Convolutions::Within(*front, limit).time.milliseconds();
 }
 
 // How much faster the convolutions are than undivided in as much workspace.
-double Speedup(const PaperRow& row, const char* device, MicroBatches batches) {
+double Speedup(const PaperRow& row, MicroBatches batches) {
   const Bytes limit = MebibytesOf(row.number);
-  const Convolutions undivided(row.workload, device, MicroBatches::kUndivided);
-  const Convolutions divided(row.workload, device, batches);
+  const Convolutions undivided(row, MicroBatches::kUndivided);
+  const Convolutions divided(row, batches);
   return undivided.TimeWithin(limit).seconds() / divided.TimeWithin(limit).seconds();
 }
 
 // Convolutions with `number` in total: an equal share of it for each kernel, or segments.
 double EqualShares(const PaperRow& row, MicroBatches batches) {
-  const Convolutions convolutions(row.workload, kGpu, batches);
+  const Convolutions convolutions(row, batches);
   const auto kernels = static_cast<double>(convolutions.fronts.size());
   return convolutions.TimeWithin(MebibytesOf(row.number / kernels)).milliseconds();
 }
 
 std::optional<double> Segments(const PaperRow& row) {
-  const Convolutions convolutions(row.workload, kGpu, MicroBatches::kPowerOfTwo);
+  const Convolutions convolutions(row, MicroBatches::kPowerOfTwo);
   const SegmentChoice choice = DivideByIlp(convolutions.fronts, MebibytesOf(row.number));
   if (!choice) return std::nullopt;
   Duration time;
@@ -146,7 +148,7 @@ std::optional<double> Segments(const PaperRow& row) {
 
 // The segment of the kernel `layer`, "conv2.bwd_data".
 std::optional<double> Segment(const PaperRow& row) {
-  const Convolutions convolutions(row.workload, kGpu, MicroBatches::kPowerOfTwo);
+  const Convolutions convolutions(row, MicroBatches::kPowerOfTwo);
   const SegmentChoice choice = DivideByIlp(convolutions.fronts, MebibytesOf(row.number));
   for (size_t k = 0; choice && k < choice->size(); ++k) {
     if (convolutions.names[k] != row.layer) continue;
@@ -157,10 +159,10 @@ std::optional<double> Segment(const PaperRow& row) {
 
 // Input, output and parameters of a layer in forward, and its workspace with `limit` for it.
 std::optional<double> LayerMemory(const PaperRow& row, MicroBatches batches, Bytes limit) {
-  const Convolutions convolutions(row.workload, kGpu, batches);
+  const Convolutions convolutions(row, batches);
   const auto front = convolutions.Find(row.layer + ".fwd");
   const Bytes workspace = front ? Convolutions::Within(*front, limit).workspace : Bytes(0);
-  const Scene scene(row.workload, kPreset, kGpu);
+  const Scene scene(row.workload, kPreset, row.machine);
   for (const Op& op : scene.trace.ops) {
     if (op.name != row.layer + ".fwd") continue;
     Bytes size = workspace;
@@ -174,7 +176,7 @@ std::optional<double> LayerMemory(const PaperRow& row, MicroBatches batches, Byt
 
 // The layers with parameters, of several that are alike the first (Fig. 12).
 std::vector<std::string> UniqueLayers(const Workload& workload) {
-  const Scene scene(workload, kPreset, kGpu);
+  const Scene scene(workload, kPreset, {kGpu, kModelled});
   std::vector<std::string> layers;
   std::set<std::string> seen;
   for (const Op& op : scene.trace.ops) {
@@ -187,7 +189,7 @@ std::vector<std::string> UniqueLayers(const Workload& workload) {
 }
 
 double Variables(const PaperRow& row) {
-  const Convolutions convolutions(row.workload, kGpu, MicroBatches::kPowerOfTwo);
+  const Convolutions convolutions(row, MicroBatches::kPowerOfTwo);
   size_t variables = 0;
   for (const Front front : convolutions.fronts) variables += front.size();
   return static_cast<double>(variables);
@@ -217,9 +219,9 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
   const std::vector<std::string> layers{"conv1", "conv2", "conv3", "conv4", "conv5"};
   std::vector<PaperTable> tables;
   const auto add = [&](std::string name, std::vector<PaperRow> rows,
-                       std::vector<PaperColumn> columns) {
-    const PaperRequest request = name.empty() ? PaperRequest::kName : PaperRequest::kPaperName;
-    tables.push_back({std::move(name), Names(), std::move(rows), std::move(columns), request});
+                       std::vector<PaperColumn> columns, const char* device = kGpu) {
+    tables.push_back({std::move(name), Names(), std::move(rows), std::move(columns),
+                      PaperRequest::kPaperName, "", device, kPreset});
   };
   // A column of a figure: what the model says of times that the paper only plots.
   const auto plotted = [](std::string pattern, std::string unit, auto compute) {
@@ -227,15 +229,18 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
   };
 
   const PaperColumn total{"{workload} total WS at {number} MiB/kernel", "MiB", TotalWorkspace};
-  add("", Rows(alexnet, {8, 64, 512}), {total});
-  add("", Rows(resnet, {8, 16, 32}), {total});
-  add("", Rows(alexnet, {256}, {"conv2"}),
-      {{"{workload} {layer} FFT WS, batch {number} MiB", "MiB", FftWorkspace, false, "", IsBatch}});
-  add("", Rows(alexnet, {32}, {"conv2"}),
+  add("Text", Rows(alexnet, {8, 64, 512}), {total});
+  add("Text", Rows(resnet, {8, 16, 32}), {total});
+  add("Text", Rows(alexnet, {256}, {"conv2"}),
+      {{"{workload} {layer} FFT WS, batch {number} MiB", "MiB", FftWorkspace, false, "", IsBatch}},
+      "");
+  add("Text", Rows(alexnet, {32}, {"conv2"}),
       {{"{workload} {layer} FFT WS, micro-batch {number} MiB", "MiB", FftWorkspace, false, "",
-        IsBatch}});
-  add("", Rows({}, {256}),
-      {{"powerOfTwo batch sizes for B={number}", "count", CandidateBatches, false, "", IsBatch}});
+        IsBatch}},
+      "");
+  add("Text", Rows({}, {256}),
+      {{"powerOfTwo batch sizes for B={number}", "count", CandidateBatches, false, "", IsBatch}},
+      "");
 
   add("Fig1", Rows(single, {0}, layers),
       {plotted("Fig1 {workload} {layer} best", "ms",
@@ -243,10 +248,14 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
        plotted("Fig1 {workload} {layer} -1 byte", "ms",
                [](const PaperRow& row) { return Undivided(row, true); })});
   // One front serves all points, and is found when the first is asked for.
-  const auto front = [convolutions = std::make_shared<std::optional<Convolutions>>()](
-                         const PaperRow& row) -> std::optional<double> {
-    if (!*convolutions) convolutions->emplace(row.workload, kGpu, MicroBatches::kAll);
-    const auto found = (*convolutions)->Find(row.layer + ".fwd");
+  struct Known {
+    std::once_flag once;
+    std::optional<Convolutions> convolutions;
+  };
+  const auto front = [known =
+                          std::make_shared<Known>()](const PaperRow& row) -> std::optional<double> {
+    std::call_once(known->once, [&] { known->convolutions.emplace(row, MicroBatches::kAll); });
+    const auto found = known->convolutions->Find(row.layer + ".fwd");
     if (!found) return std::nullopt;
     return Convolutions::Within(*found, MebibytesOf(row.number)).time.milliseconds();
   };
@@ -262,25 +271,23 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
         fmt::format("Fig9 {{workload}} {{layer}} {} in {{number}}MiB", option), "ms",
         [batches](const PaperRow& row) { return Divided(row, batches, MebibytesOf(row.number)); }));
     if (batches == MicroBatches::kUndivided) continue;
-    for (const auto& [gpu, device] : {std::pair{"K80", "k80"}, std::pair{"P100", "p100"}}) {
-      speedups.push_back(
-          plotted(fmt::format("Fig10 {{workload}} {{number}}MiB {} {} speedup", gpu, option), "x",
-                  [=](const PaperRow& row) { return Speedup(row, device, batches); }));
-    }
+    speedups.push_back(
+        plotted(fmt::format("Fig10 {{workload}} {{number}}MiB {{device}} {} speedup", option), "x",
+                OfRow(Speedup, batches)));
   }
   add("Fig9", Rows(alexnet, {64}, {"conv2"}), options);
-  add("Fig10", Rows(alexnet, {8, 64, 512}), speedups);
+  add("Fig10", Rows(alexnet, {8, 64, 512}), speedups, "k80");
+  add("Fig10", Rows(alexnet, {8, 64, 512}), speedups, "p100");
   for (const Workload& workload :
        {Workload{"alexnet-caffe", 256}, Workload{"resnet50", 64}, Workload{"densenet40", 256}}) {
     add("Fig11", Rows(workload, {8, 64, 512}),
-        {plotted("Fig11 {workload} {number}MiB powerOfTwo speedup", "x", [](const PaperRow& row) {
-          return Speedup(row, kGpu, MicroBatches::kPowerOfTwo);
-        })});
+        {plotted("Fig11 {workload} {number}MiB powerOfTwo speedup", "x",
+                 OfRow(Speedup, MicroBatches::kPowerOfTwo))});
   }
   add("Fig10", Rows({"alexnet-caffe", 1024}, {8, 64, 512}),
-      {plotted(
-          "Fig10 {workload} {number}MiB V100 powerOfTwo speedup", "x",
-          [](const PaperRow& row) { return Speedup(row, "v100", MicroBatches::kPowerOfTwo); })});
+      {plotted("Fig10 {workload} {number}MiB {device} powerOfTwo speedup", "x",
+               OfRow(Speedup, MicroBatches::kPowerOfTwo))},
+      "v100");
   for (const Workload& workload : {alexnet, Workload{"resnet18", 128}}) {
     add("Fig12", Rows(workload, {0}, UniqueLayers(workload)),
         {plotted("Fig12 {workload} {layer} undivided within 512MiB", "MiB",

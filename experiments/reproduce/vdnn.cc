@@ -9,11 +9,15 @@ namespace spillway {
 
 std::vector<PaperTable> VdnnTables(const PaperValues&) {
   const bool round_down = FindPreset("vdnn").counting.round_down;
-  PaperTable table{"", vdnn::Names(), {}, {}};
+  PaperTable table{"Text",
+                   vdnn::Names(),
+                   {{{"vgg19", 256}}, {{"vgg19", 128}}, {{"vgg19", 32}}, {{"alexnet", 128}}},
+                   {},
+                   PaperRequest::kPaperName};
   const auto add = [&](const char* what, const char* policy, Bytes Metrics::*metric,
                        Bytes (*besides)(const Trace&)) {
     const auto compute = [=](const PaperRow& row) {
-      const Scene scene = vdnn::SceneOf(row.workload);
+      const Scene scene = vdnn::SceneOf(row);
       const Report report = scene.Run(policy);
       SPILLWAY_CHECK(report.fits());  // memory is unlimited
       return vdnn::InUnits(report.metrics.*metric + (besides ? besides(scene.trace) : Bytes(0)));
@@ -28,6 +32,10 @@ std::vector<PaperTable> VdnnTables(const PaperValues&) {
   add("conv(m) max", "vdnn-conv:algo=memory", &Metrics::peak_requested, nullptr);
   std::vector<PaperTable> tables = vdnn::Figures();
   tables.insert(tables.begin(), table);
+  for (PaperTable& each : tables) {
+    each.device = "titan_x_maxwell";
+    each.preset = "vdnn";
+  }
   return tables;
 }
 

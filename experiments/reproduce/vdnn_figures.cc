@@ -1,10 +1,9 @@
-// The figures of vDNN (Rhu et al., MICRO 2016) and the claims of its text, on the model of a Titan
-// X.
+// The figures of vDNN (Rhu et al., MICRO 2016) and the claims of its text.
 //
 // The paper only plots its figures, so that nothing printed judges them; of the claims it prints
 // the numbers, and what follows from times or from plotted choices is shown, not judged. Static
 // policies and the baseline run in unlimited memory, as the paper's oracular baseline does; what
-// would not fit in 12 GiB says so by its bytes. `dyn` runs in the 12 GiB.
+// would not fit in the GPU says so by its bytes. `dyn` runs in the GPU's memory.
 
 #include <fmt/format.h>
 
@@ -145,9 +144,9 @@ PaperTable FigureOne() {
           Names(),
           RowsOf(workloads),
           {{"Fig1 {workload} baseline MB", "MB",
-            [](const PaperRow& row) { return SplitOf(SceneOf(row.workload)).total().mib(); }},
+            [](const PaperRow& row) { return SplitOf(SceneOf(row)).total().mib(); }},
            {"Fig1 {workload} layer %", "%",
-            [](const PaperRow& row) { return 100 * LargestLayerShare(SceneOf(row.workload)); }}},
+            [](const PaperRow& row) { return 100 * LargestLayerShare(SceneOf(row)); }}},
           PaperRequest::kPaperName};
 }
 
@@ -156,7 +155,7 @@ PaperTable FigureFour() {
   const auto add = [&](const char* name, Bytes Functions::*part) {
     table.columns.push_back(
         {fmt::format("Fig4 {{workload}} {} MB", name), "MB",
-         [=](const PaperRow& row) { return (SplitOf(SceneOf(row.workload)).*part).mib(); }});
+         [=](const PaperRow& row) { return (SplitOf(SceneOf(row)).*part).mib(); }});
   };
   add("weights", &Functions::weights);
   add("features", &Functions::features);
@@ -165,7 +164,7 @@ PaperTable FigureFour() {
   return table;
 }
 
-// --- Layers of VGG-16(256) -----------------------------------------------------------------------
+// --- Layers of VGG-16 ----------------------------------------------------------------------------
 
 // The ops of a layer, if it has weights.
 struct LayerOps {
@@ -186,9 +185,9 @@ LayerOps FindLayer(const Trace& trace, std::string_view name) {
 
 std::vector<std::string> LayersWithWeights(const Workload& workload) {
   std::vector<std::string> names;
-  const Scene scene = SceneOf(workload);
-  for (const Layer& layer : scene.trace.layers) {
-    if (FindLayer(scene.trace, layer.name).forward != nullptr) names.push_back(layer.name);
+  const Trace trace = LowerNetwork(BuildNetwork(workload.network), {workload.batch, "vdnn", true});
+  for (const Layer& layer : trace.layers) {
+    if (FindLayer(trace, layer.name).forward != nullptr) names.push_back(layer.name);
   }
   return names;
 }
@@ -197,21 +196,21 @@ std::vector<std::string> LayersWithWeights(const Workload& workload) {
 template <typename Compute>
 auto OfLayer(const Compute& compute) {
   return [=](const PaperRow& row) -> std::optional<double> {
-    const Scene scene = SceneOf(row.workload);
+    const Scene scene = SceneOf(row);
     const LayerOps ops = FindLayer(scene.trace, row.layer);
     if (ops.forward == nullptr || ops.backward == nullptr) return std::nullopt;
     return compute(scene, ops);
   };
 }
 
-PaperTable OfLayers(const char* name, std::vector<PaperColumn> columns) {
-  const Workload vgg{"vgg19", 256};
+PaperTable OfLayers(const char* name, int64_t batch, std::vector<PaperColumn> columns) {
+  const Workload vgg{"vgg19", batch};
   return {name, Names(), RowsOf({vgg}, LayersWithWeights(vgg)), std::move(columns),
           PaperRequest::kPaperName};
 }
 
 PaperTable FigureFive() {
-  return OfLayers("Fig5",
+  return OfLayers("Fig5", 256,
                   {{"Fig5 {workload} {layer} features MB", "MB",
                     OfLayer([](const Scene& scene, const LayerOps& ops) {
                       return OperandsOf(scene.trace, *ops.forward,
@@ -239,7 +238,7 @@ Interval IntervalOf(const Scene& scene, const Report& report, const Op& op) {
   return whole;
 }
 
-PaperTable FigureSix() {
+std::vector<PaperColumn> ReuseColumns() {
   const auto of = [](auto measure) {
     return OfLayer([=](const Scene& scene, const LayerOps& ops) {
       const Report report = scene.Run(kBaseFast.policy);
@@ -248,13 +247,23 @@ PaperTable FigureSix() {
     });
   };
   using I = const Interval&;
-  return OfLayers("Fig6", {{"Fig6 {workload} {layer} forward ms", "ms",
-                            of([](I forward, I) { return forward.end - forward.start; })},
-                           {"Fig6 {workload} {layer} backward ms", "ms",
-                            of([](I, I backward) { return backward.end - backward.start; })},
-                           {"Fig6 {workload} {layer} reuse ms", "ms", of([](I forward, I backward) {
-                              return backward.start - forward.end;
-                            })}});
+  return {{"Fig6 {workload} {layer} reuse ms", "ms",
+           of([](I forward, I backward) { return backward.start - forward.end; })},
+          {"Fig6 {workload} {layer} forward ms", "ms",
+           of([](I forward, I) { return forward.end - forward.start; })},
+          {"Fig6 {workload} {layer} backward ms", "ms",
+           of([](I, I backward) { return backward.end - backward.start; })}};
+}
+
+// The text has the first layer of another network, too.
+std::vector<PaperTable> FigureSix() {
+  const std::vector<PaperColumn> columns = ReuseColumns();
+  return {OfLayers("Fig6", 64, columns),
+          {"Fig6",
+           Names(),
+           RowsOf({{"alexnet", 128}}, {"conv1"}),
+           {columns.front()},
+           PaperRequest::kPaperName}};
 }
 
 // The least traffic of a layer's fastest kernels over their time.
@@ -269,7 +278,7 @@ PaperTable FigureThirteen() {
       return static_cast<double>(op.traffic().count()) / 1e9 / time.seconds();
     });
   };
-  return OfLayers("Fig13",
+  return OfLayers("Fig13", 256,
                   {{"Fig13 {workload} {layer} forward GB/s", "GB/s", of(&LayerOps::forward)},
                    {"Fig13 {workload} {layer} backward GB/s", "GB/s", of(&LayerOps::backward)}});
 }
@@ -278,7 +287,7 @@ PaperTable FigureThirteen() {
 
 Computed OfMode(const PaperRow& row, Computed (*measure)(const Scene&, const Mode&)) {
   const Mode* mode = FindMode(row.layer);
-  return mode == nullptr ? std::nullopt : measure(SceneOf(row.workload), *mode);
+  return mode == nullptr ? std::nullopt : measure(SceneOf(row), *mode);
 }
 
 // With the baseline's workspace as the paper counts it, as in `base ... GB`.
@@ -366,11 +375,18 @@ PaperTable FigureTwelve() {
           PaperRequest::kPaperName};
 }
 
+// 1 if the GPU has the memory; the others run in unlimited memory.
+Computed Fits(const Scene& scene, const Mode& mode) {
+  const Computed most = MostMemory(scene, mode);
+  return most ? Computed(*most <= scene.device.memory.mib() ? 1 : 0) : std::nullopt;
+}
+
 PaperTable FigureFourteen() {
   return {"Fig14",
           Names(),
           RowsOf(Conventional(), ModeNames(kModes.size())),
-          {OfModes("Fig14 {workload} {layer} performance", "x", Performance)},
+          {OfModes("Fig14 {workload} {layer} performance", "x", Performance),
+           OfModes("Fig14 {workload} {layer} fits", "1", Fits)},
           PaperRequest::kPaperName};
 }
 
@@ -379,7 +395,7 @@ PaperTable FigureFifteen() {
   workloads.insert(workloads.begin(), Workload{"vgg19", 32});
   const auto dynamic = [](Bytes Metrics::*bytes) {
     return [=](const PaperRow& row) -> Computed {
-      const Scene scene = SceneOf(row.workload);
+      const Scene scene = SceneOf(row);
       const auto report = RunMode(scene, *FindMode("dyn"));
       return report ? Computed(InUnits(report->metrics.*bytes)) : std::nullopt;
     };
@@ -388,7 +404,7 @@ PaperTable FigureFifteen() {
           Names(),
           RowsOf(workloads),
           {{"Fig15 {workload} baseline GB", "GB",
-            [](const PaperRow& row) { return InUnits(BaseMemory(SceneOf(row.workload))); }},
+            [](const PaperRow& row) { return InUnits(BaseMemory(SceneOf(row))); }},
            {"Fig15 {workload} dyn GPU GB", "GB", dynamic(&Metrics::peak_requested)},
            {"Fig15 {workload} dyn CPU GB", "GB", dynamic(&Metrics::pinned_peak)}},
           PaperRequest::kPaperName};
@@ -400,7 +416,7 @@ PaperTable FigureFifteen() {
 // bandwidth of the row in MB/s, over the baseline's iteration; and by DMA over the device's link.
 std::vector<PaperColumn> MigrationColumns() {
   const auto over_iteration = [](const PaperRow& row, double bytes_per_second) -> Computed {
-    const Scene scene = SceneOf(row.workload);
+    const Scene scene = SceneOf(row);
     const Report all = scene.Run(FindMode("all(m)")->policy);
     const auto moved =
         static_cast<double>((all.metrics.offloaded + all.metrics.prefetched).count());
@@ -433,7 +449,7 @@ PaperColumn Claim(const char* pattern, Computed (*measure)(const Scene&, const M
             if (mode == nullptr) return std::nullopt;
             std::vector<double> values;
             for (const Workload& workload : Conventional()) {
-              const Computed value = measure(SceneOf(workload), *mode);
+              const Computed value = measure(SceneOf({workload, 0, "", row.machine}), *mode);
               if (!value) return std::nullopt;
               values.push_back(*value);
             }
@@ -454,10 +470,11 @@ PaperTable Claims() {
 // What of the baseline's allocation no layer uses at a time, over the ten networks of Fig. 1.
 PaperTable UnusedClaim() {
   const auto unused = [](Fold fold) {
-    return [=](const PaperRow&) -> Computed {
+    return [=](const PaperRow& row) -> Computed {
       std::vector<double> values;
-      for (const PaperRow& row : FigureOne().rows) {
-        values.push_back(100 * (1 - LargestLayerShare(SceneOf(row.workload))));
+      for (PaperRow& each : FigureOne().rows) {
+        each.machine = row.machine;
+        values.push_back(100 * (1 - LargestLayerShare(SceneOf(each))));
       }
       return fold(values);
     };
@@ -473,9 +490,13 @@ PaperTable UnusedClaim() {
 }  // namespace
 
 std::vector<PaperTable> Figures() {
-  return {FigureOne(),     FigureFour(),   FigureFive(),     FigureSix(),
-          FigureEleven(),  FigureTwelve(), FigureThirteen(), FigureFourteen(),
-          FigureFifteen(), Migration(),    Claims(),         UnusedClaim()};
+  std::vector<PaperTable> tables = FigureSix();
+  for (const PaperTable& table :
+       {FigureOne(), FigureFour(), FigureFive(), FigureEleven(), FigureTwelve(), FigureThirteen(),
+        FigureFourteen(), FigureFifteen(), Migration(), Claims(), UnusedClaim()}) {
+    tables.push_back(table);
+  }
+  return tables;
 }
 
 }  // namespace spillway::vdnn

@@ -28,7 +28,7 @@ inline PaperNames Names() {
           .ignored = "- "};
 }
 
-inline Scene SceneOf(const Workload& workload) { return {workload, "vdnn", "titan_x_maxwell"}; }
+inline Scene SceneOf(const PaperRow& row) { return {row.workload, "vdnn", row.machine}; }
 
 // In the paper's GB of 1000 MiB.
 inline double InUnits(Bytes bytes) {

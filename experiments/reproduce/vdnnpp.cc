@@ -12,12 +12,15 @@
 #include <span>
 
 #include "experiments/reproduce/vdnnpp_setup.h"
+#include "experiments/run/catalogue.h"
 #include "experiments/run/pool_search.h"
 #include "experiments/run/resolve.h"
 #include "policies/registry.h"
 #include "sim/alloc/make_allocator.h"
+#include "sim/cost/roofline.h"
 #include "traces/base/error.h"
 #include "traces/lowering/graph.h"
+#include "traces/lowering/lowering.h"
 
 namespace spillway {
 namespace {
@@ -87,8 +90,8 @@ double Footprint(const Scene& scene, Bytes pool) {
   return (pool + WeightsFootprint(scene.trace, scene.device.name)).mib();
 }
 
-double Aggregate(const Workload& workload, const Mode& mode, const char* device) {
-  const Scene scene = SceneOn(device, workload);
+double Aggregate(const PaperRow& row, const Mode& mode) {
+  const Scene scene = SceneOf(row);
   return Footprint(scene, PoolPeaks(scene.trace, EagerRun(scene, mode)).both());
 }
 
@@ -121,9 +124,9 @@ AllocationLog PoolRequests(const Trace& trace, const Report& report, bool image_
 
 // A cell of Table V, by the paper's search from the aggregate up. `heuristic` is best-fit or
 // high-end, which is where tensors that stay go.
-std::optional<double> TableFive(const Workload& workload, const Mode& mode, std::string_view order,
+std::optional<double> TableFive(const PaperRow& row, const Mode& mode, std::string_view order,
                                 const std::string& heuristic) {
-  const Scene scene = SceneOn(kLargeGpu, workload);
+  const Scene scene = SceneOf(row);
   const Report report = EagerRun(scene, mode, order, heuristic == "high-end" ? "kept" : "none");
   const auto pool = SearchPool(PoolRequests(scene.trace, report, true), heuristic,
                                scene.device.alignment, PoolPeaks(scene.trace, report).both());
@@ -132,8 +135,8 @@ std::optional<double> TableFive(const Workload& workload, const Mode& mode, std:
 
 // What `auto` makes of the row: the least that any allocator reserves with any of the orders and
 // hints, weights counted as in the other cells.
-std::optional<double> TableFiveAuto(const Workload& workload, const Mode& mode) {
-  const Scene scene = SceneOn(kLargeGpu, workload);
+std::optional<double> TableFiveAuto(const PaperRow& row, const Mode& mode) {
+  const Scene scene = SceneOf(row);
   const auto cost = CostOf(scene, mode);
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
@@ -156,10 +159,10 @@ std::optional<double> TableFiveAuto(const Workload& workload, const Mode& mode) 
 }
 
 // A cell of Table II: a pool of the aggregate's size that grows where it fails.
-double TableTwo(const Workload& workload, const Mode& mode) {
+double TableTwo(const PaperRow& row, const Mode& mode) {
   // The driver's own on the GTX 970: what all ten cells have beyond the pool and weights.
   constexpr double kContextMiB = 177.9;
-  const Scene scene = SceneOn(kSmallGpu, workload);
+  const Scene scene = SceneOf(row);
   const Report report = EagerRun(scene, mode);
   const auto pool =
       MakeAllocator(fmt::format("cnmem:initial={}B", PoolPeaks(scene.trace, report).both().count()),
@@ -198,7 +201,7 @@ double Pinned(const Workload& workload) {
 }
 
 double BaseMemory(const Workload& workload) {
-  return SceneOn(kLargeGpu, workload).Run("network-wide:algo=memory").metrics.peak_requested.gib();
+  return SceneOf(workload).Run("network-wide:algo=memory").metrics.peak_requested.gib();
 }
 
 // In milliseconds; nullopt if it does not fit.
@@ -208,32 +211,121 @@ std::optional<double> IterationTime(const Setup& setup, const std::string& polic
   return report.metrics.iteration.milliseconds();
 }
 
-std::optional<double> TableFour(const Workload& workload, const Mode&, const std::string& policy) {
-  const Scene scene = SceneOn(kLargeGpu, workload);
-  return IterationTime(scene.In(scene.device.memory), policy);
+std::optional<double> TableFour(const PaperRow& row, const Mode& mode,
+                                std::string (Mode::*policy)() const) {
+  const Scene scene = SceneOf(row);
+  return IterationTime(scene.In(scene.device.memory), (mode.*policy)());
 }
 
-// Time over that of the base with the fastest algorithms; of vDNN++, in vDNN's memory.
-std::optional<double> FigureNine(const Workload& workload, const Mode& mode,
-                                 const std::string& policy) {
-  const Scene scene = SceneOn(kLargeGpu, workload);
+// Iterations in unlimited memory, and in what vDNN needs, however much; the host's is unlimited.
+struct Times {
+  double base, vdnn, vdnnpp;
+};
+
+// The base with the algorithms of its own. nullopt if something does not fit.
+std::optional<Times> TimesOf(const PaperRow& row, const Mode& mode, const std::string& base_algo) {
+  const Scene scene = SceneOf(row);
   Setup setup = scene.In(Bytes::Unlimited());
-  const auto base = IterationTime(setup, "network-wide:algo=performance");
+  setup.device.memory = setup.device.host_memory = Bytes::Unlimited();
+  const auto base = IterationTime(setup, "network-wide:algo=" + base_algo);
   setup.memory = mode.dynamic() ? scene.device.memory : ParseMemory(mode.Vdnn(), setup);
-  const auto time = IterationTime(setup, policy);
-  if (!base || !time) return std::nullopt;
-  return *time / *base;
+  const auto vdnn = IterationTime(setup, mode.Vdnn());
+  const auto vdnnpp = IterationTime(setup, mode.Vdnnpp());
+  if (!base || !vdnn || !vdnnpp) return std::nullopt;
+  return Times{*base, *vdnn, *vdnnpp};
+}
+
+// Over the time of the base with the fastest algorithms.
+std::optional<double> FigureNine(const PaperRow& row, const Mode& mode, double Times::*policy) {
+  const auto times = TimesOf(row, mode, "performance");
+  return times ? std::optional((*times).*policy / times->base) : std::nullopt;
+}
+
+// How much less vDNN++ adds than vDNN does to the base with the same algorithms, in percent.
+std::optional<double> Improvement(const PaperRow& row, const Mode& mode) {
+  const auto times = TimesOf(row, mode, mode.algo());
+  if (!times || times->vdnn <= times->base) return std::nullopt;
+  return 100 * (times->vdnn - times->vdnnpp) / (times->vdnn - times->base);
 }
 
 // Most bytes held in the phase.
-double FigureFive(const Workload& workload, const Mode& mode, Bytes PhasePeaks::*phase) {
-  const Scene scene = SceneOn(kLargeGpu, workload);
+double FigureFive(const PaperRow& row, const Mode& mode, Bytes PhasePeaks::*phase) {
+  const Scene scene = SceneOf(row);
   return (PoolPeaks(scene.trace, EagerRun(scene, mode)).*phase).mib();
+}
+
+// A layer on 64 channels of 112 x 112 at batch 128, forward and backward, by the fastest algorithms
+// without a workspace: pooling where the filter is 0.
+double TableOneLayer(const PaperRow& row, int64_t filter) {
+  const Device device = LoadDevice(row.machine.device);
+  const auto cost = RooflineCostModel(device);
+  Network net("n", {64, 112, 112});
+  // Something below, so that the layer has to compute the gradient of its input.
+  const LayerNode below = net.Conv("below", net.image(), ConvSpec::Square(64, 1));
+  const LayerNode x = filter == 0
+                          ? net.MaxPool("layer", below, {2, 2})
+                          : net.Conv("layer", below, ConvSpec::Square(64, filter, 1, filter / 2));
+  net.SoftmaxLoss("loss", net.Linear("fc", x, 10));
+  const Trace trace = LowerNetwork(net, {128, "vdnn", true});
+  Duration time;
+  for (const Op& op : trace.ops) {
+    if (op.name != "layer.fwd" && op.name != "layer.bwd") continue;
+    for (size_t slot = 0; slot < op.slots.size(); ++slot) {
+      const auto kernels = cost.Kernels(op, slot, op.batch);
+      time += kernels[LeastWorkspace(kernels)].time;
+    }
+  }
+  return time.milliseconds();
+}
+
+// Its input there and back.
+double TableOneTransfer(const PaperRow& row) {
+  const RooflineCostModel cost(LoadDevice(row.machine.device));
+  const Bytes input(int64_t{128} * 64 * 112 * 112 * 4);
+  return (cost.CopyTime(Direction::kToHost, input) + cost.CopyTime(Direction::kToDevice, input))
+      .milliseconds();
+}
+
+PaperTable TableOne() {
+  PaperTable table{"Tab1", Names(), {{}}, {}, PaperRequest::kPaperName};
+  for (const auto& [name, filter] : {std::pair<const char*, int64_t>{"POOL", 0},
+                                     {"1x1 CONV", 1},
+                                     {"3x3 CONV", 3},
+                                     {"5x5 CONV", 5}}) {
+    table.columns.push_back({fmt::format("Tab1 {} ms", name), "ms", OfRow(TableOneLayer, filter)});
+  }
+  table.columns.push_back({"Tab1 transfer ms", "ms", TableOneTransfer});
+  return table;
+}
+
+// The network that the paper constructs (Table III), by its layers' outputs.
+PaperTable TableThree() {
+  const auto output = [](int64_t Shape::*part) {
+    return [=](const PaperRow& row) -> std::optional<double> {
+      const Network network = BuildNetwork(row.workload.network);
+      for (LayerNode node = 0; node < boost::num_vertices(network.graph()); ++node) {
+        const LayerSpec& layer = network.layer(node);
+        if (layer.name == row.layer) return static_cast<double>(layer.output.*part);
+      }
+      return std::nullopt;
+    };
+  };
+  PaperTable table{"Tab3",
+                   Names(),
+                   {},
+                   {{"Tab3 {workload} {layer} side", "count", output(&Shape::height)},
+                    {"Tab3 {workload} {layer} channels", "count", output(&Shape::channels)}},
+                   PaperRequest::kPaperName};
+  const Workload constructed{"constructed(5)", 256};
+  for (const char* layer : {"conv1", "conv2_5.1x1", "conv2_5.5x5", "pool1", "conv3", "fc1"}) {
+    table.rows.push_back({constructed, 0, layer});
+  }
+  return table;
 }
 
 // Time of a layer's forward step, or of the copy of its input, in milliseconds.
 std::optional<double> FigureSix(const PaperRow& row, bool transfer) {
-  const Scene scene = SceneOn(kLargeGpu, row.workload);
+  const Scene scene = SceneOf(row);
   for (const Op& op : scene.trace.ops) {
     if (op.phase != Phase::kForward || scene.trace.layer(op.layer).name != row.layer) continue;
     if (transfer) {
@@ -265,7 +357,7 @@ PaperTable TableOfLayers() {
 
 struct ModeColumn {
   std::string name;
-  std::function<std::optional<double>(const Workload&, const Mode&)> compute;
+  std::function<std::optional<double>(const PaperRow&, const Mode&)> compute;
 };
 
 // Items "TABLE NET(BATCH) MODE COLUMN". Memory is cut off, times are rounded.
@@ -277,7 +369,7 @@ PaperTable TableOfModes(const std::string& name, std::vector<PaperRow> rows,
   for (const Mode& mode : modes) {
     for (const ModeColumn& column : columns) {
       table.columns.push_back({fmt::format("{} {{workload}} {} {}", name, mode.Name(), column.name),
-                               unit, OfWorkload(column.compute, mode), unit == "MB"});
+                               unit, OfRow(column.compute, mode), unit == "MB"});
     }
   }
   return table;
@@ -287,50 +379,105 @@ PaperTable TableOfModes(const std::string& name, std::vector<PaperRow> rows,
 
 std::vector<PaperTable> VdnnppTables(const PaperValues& printed) {
   std::vector<PaperTable> tables = CompressionTables(printed);
+  const auto add = [&](PaperTable table, const char* device) {
+    table.device = device;
+    tables.push_back(std::move(table));
+  };
   // Host memory for everything that can leave (section III-C); what the base memory manager needs
   // (section V-A).
-  tables.push_back({"",
-                    Names(),
-                    {},
-                    {{"pinned {workload} MB", "MB", OfWorkload(Pinned)},
-                     {"{workload} GB", "GB", OfWorkload(BaseMemory)}}});
+  add({"Text",
+       Names(),
+       {{{"alexnet-plain", 128}}, {{"vgg16", 128}}, {{"resnet152", 128}}},
+       {{"pinned {workload} MB", "MB", OfWorkload(Pinned)}},
+       PaperRequest::kPaperName},
+      "");
+  add({"Text",
+       Names(),
+       {{{"vgg116-d", 32}}, {{"vgg191-d", 32}}},
+       {{"{workload} GB", "GB", OfWorkload(BaseMemory)}},
+       PaperRequest::kPaperName},
+      "");
+  add(TableOne(), kLargeGpu);
+  add(TableOfModes("Tab2", {{{"alexnet-plain", 128}}, {{"vgg16", 16}}}, kModes, "MB",
+                   {{"expected", Aggregate}, {"actual", TableTwo}}, PaperRequest::kPaperName),
+      kSmallGpu);
+  add(TableThree(), "");
 
-  const auto aggregate = [](const char* device) {
-    return [=](auto& w, auto& mode) { return Aggregate(w, mode, device); };
+  const auto both = [](auto compute, auto vdnn, auto vdnnpp) -> std::vector<ModeColumn> {
+    return {{"vDNN", [=](auto& row, auto& mode) { return compute(row, mode, vdnn); }},
+            {"vDNN++", [=](auto& row, auto& mode) { return compute(row, mode, vdnnpp); }}};
   };
-  tables.push_back(TableOfModes("Tab2", {{{"alexnet-plain", 128}}, {{"vgg16", 16}}}, kModes, "MB",
-                                {{"expected", aggregate(kSmallGpu)}, {"actual", TableTwo}},
-                                PaperRequest::kPaperName));
-  std::vector<ModeColumn> heuristics{{"aggregate", aggregate(kLargeGpu)}};
+  const auto iterations = both(TableFour, &Mode::Vdnn, &Mode::Vdnnpp);
+  constexpr std::array kPrinted{Mode{"dyn"}, Mode{"conv"}, Mode{"all"}, Mode{"aconv"}};
+  add(TableOfModes("Tab4", {{{"vgg116-d", 32}}, {{"vgg191-d", 32}}}, kPrinted, "ms", iterations),
+      kLargeGpu);
+  add(TableOfModes("Tab4", {}, kModes, "ms", iterations), kLargeGpu);
+
+  std::vector<ModeColumn> heuristics{{"aggregate", Aggregate}};
   for (const char* heuristic : {"best-fit", "high-end"}) {
     for (const char* order : kOrders) {
-      heuristics.push_back({fmt::format("{} {}", order, heuristic), [=](auto& w, auto& mode) {
-                              return TableFive(w, mode, order, heuristic);
+      heuristics.push_back({fmt::format("{} {}", order, heuristic), [=](auto& row, auto& mode) {
+                              return TableFive(row, mode, order, heuristic);
                             }});
     }
   }
   heuristics.push_back({"auto", TableFiveAuto});
-  tables.push_back(TableOfModes("Tab5", {{{"alexnet-plain", 256}}}, kModes, "MB", heuristics,
-                                PaperRequest::kPaperName));
-
-  const auto both = [](auto compute) -> std::vector<ModeColumn> {
-    return {{"vDNN", [=](auto& w, auto& mode) { return compute(w, mode, mode.Vdnn()); }},
-            {"vDNN++", [=](auto& w, auto& mode) { return compute(w, mode, mode.Vdnnpp()); }}};
-  };
-  constexpr std::array kPrinted{Mode{"dyn"}, Mode{"conv"}, Mode{"all"}, Mode{"aconv"}};
-  tables.push_back(TableOfModes("Tab4", {{{"vgg116-d", 32}}, {{"vgg191-d", 32}}}, kPrinted, "ms",
-                                both(TableFour)));
-  tables.push_back(TableOfModes("Tab4", {}, kModes, "ms", both(TableFour)));
+  add(TableOfModes("Tab5", {{{"alexnet-plain", 256}}}, kModes, "MB", heuristics,
+                   PaperRequest::kPaperName),
+      kLargeGpu);
 
   const auto peak = [](Bytes PhasePeaks::*phase) {
-    return [=](auto& w, auto& mode) { return FigureFive(w, mode, phase); };
+    return [=](auto& row, auto& mode) { return FigureFive(row, mode, phase); };
   };
-  tables.push_back(TableOfModes(
-      "Fig5", {{{"alexnet-plain", 256}}}, kModes, "MB",
-      {{"forward", peak(&PhasePeaks::forward)}, {"backward", peak(&PhasePeaks::backward)}}));
-  tables.push_back(TableOfLayers());
-  tables.push_back(TableOfModes("Fig9", {{{"alexnet-plain", 256}}, {{"vgg16", 64}}}, kModes, "x",
-                                both(FigureNine)));
+  add(TableOfModes(
+          "Fig5", {{{"alexnet-plain", 256}}}, kModes, "MB",
+          {{"forward", peak(&PhasePeaks::forward)}, {"backward", peak(&PhasePeaks::backward)}}),
+      kLargeGpu);
+  add(TableOfLayers(), kLargeGpu);
+  const auto relative = both(FigureNine, &Times::vdnn, &Times::vdnnpp);
+  add(TableOfModes("Fig9", {{{"alexnet-plain", 256}}, {{"vgg16", 64}}}, kModes, "x", relative),
+      kLargeGpu);
+  add(TableOfModes("Fig9", {{{"alexnet-plain", 128}}, {{"vgg16", 16}}}, kModes, "x", relative),
+      kSmallGpu);
+
+  // Section V-A.
+  constexpr Mode kConstructed{"conv", false};
+  const auto absolute = [=](double Times::*time) {
+    return [=](const PaperRow& row) -> std::optional<double> {
+      const auto times = TimesOf(row, kConstructed, kConstructed.algo());
+      return times ? std::optional((*times).*time) : std::nullopt;
+    };
+  };
+  add({"Claims",
+       Names(),
+       {{{"constructed(5)", 256}}, {{"constructed(5)", 64}}},
+       {{"{workload} base(m) ms", "ms", absolute(&Times::base)},
+        {"{workload} conv(m) vDNN ms", "ms", absolute(&Times::vdnn)},
+        {"{workload} conv(m) vDNN++ ms", "ms", absolute(&Times::vdnnpp)}},
+       PaperRequest::kPaperName},
+      kLargeGpu);
+  add({"Claims",
+       Names(),
+       {{{"alexnet-plain", 256}}},
+       {{"improvement {workload} all(m) %", "%", OfRow(Improvement, Mode{"all", false})}},
+       PaperRequest::kPaperName},
+      kLargeGpu);
+  add({"Claims",
+       Names(),
+       {{{"alexnet-plain", 128}}},
+       {{"improvement {workload} all(p) %", "%", OfRow(Improvement, Mode{"all"})},
+        {"{workload} all(m) vDNN++ ms", "ms",
+         [](const PaperRow& row) {
+           const auto times = TimesOf(row, {"all", false}, "memory");
+           return times ? std::optional(times->vdnnpp) : std::nullopt;
+         }},
+        {"CPU of compression {workload} least %", "%",
+         [](const PaperRow& row) { return std::ranges::min(CompressionCpu(row)); }},
+        {"CPU of compression {workload} most %", "%",
+         [](const PaperRow& row) { return std::ranges::max(CompressionCpu(row)); }}},
+       PaperRequest::kPaperName},
+      kSmallGpu);
+  for (PaperTable& table : tables) table.preset = "vdnnpp";
   return tables;
 }
 

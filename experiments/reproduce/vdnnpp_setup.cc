@@ -65,7 +65,8 @@ PaperNames Names() {
            {"VGG-16", "vgg16"},
            {"VGG-116", "vgg116-d"},
            {"VGG-191", "vgg191-d"},
-           {"ResNet-152", "resnet152"}}};
+           {"ResNet-152", "resnet152"},
+           {"Constructed", "constructed(5)"}}};
 }
 
 std::string Mode::Name() const {
@@ -85,7 +86,8 @@ std::string Mode::Eager(std::string_view order, std::string_view hint) const {
                      order, hint);
 }
 
-Scene SceneOn(const char* device, const Workload& workload) { return {workload, "vdnnpp", device}; }
+Scene SceneOf(const Workload& workload) { return {workload, "vdnnpp", {kLargeGpu, kModelled}}; }
+Scene SceneOf(const PaperRow& row) { return {row.workload, "vdnnpp", row.machine}; }
 
 std::unique_ptr<const CostModel> CostOf(const Scene& scene, const Mode& mode) {
   const DocumentedAlgorithms* of_totals = nullptr;

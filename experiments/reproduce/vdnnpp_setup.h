@@ -5,6 +5,7 @@
 #ifndef SPILLWAY_EXPERIMENTS_REPRODUCE_VDNNPP_SETUP_H_
 #define SPILLWAY_EXPERIMENTS_REPRODUCE_VDNNPP_SETUP_H_
 
+#include <array>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -35,7 +36,10 @@ struct Mode {
   std::string Eager(std::string_view order, std::string_view hint) const;
 };
 
-Scene SceneOn(const char* device, const Workload& workload);
+// Where the GPU does not matter: on the larger one.
+Scene SceneOf(const Workload& workload);
+// Where it does.
+Scene SceneOf(const PaperRow& row);
 
 // The algorithms that the paper's totals contain where they are documented and the mode wants the
 // fastest, else the model's. Refers to the scene.
@@ -44,6 +48,10 @@ std::unique_ptr<const CostModel> CostOf(const Scene& scene, const Mode& mode);
 // The run whose requests Tables II and V count, in unlimited memory.
 Report EagerRun(const Scene& scene, const Mode& mode, std::string_view order = "prefetch-first",
                 std::string_view hint = "none");
+
+// What threads of the host would take to compress in forward, and to decompress in backward, all
+// feature maps that all(m) offloads, in percent of one core over the phase's time.
+std::array<double, 2> CompressionCpu(const PaperRow& row);
 
 // Compression: Fig. 10 and the savings.
 std::vector<PaperTable> CompressionTables(const PaperValues& printed);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tables and figures of the papers: the CSVs are the committed ones, and all figures can be drawn from them.
+"""Tables and figures of the papers: CSVs and page are the committed ones, and all figures can be drawn.
 
 usage: figures_test.py PATH_OF_SPILLWAY
 """
@@ -7,15 +7,19 @@ usage: figures_test.py PATH_OF_SPILLWAY
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import unittest
 
 from harness import CommandTest, ROOT, main
 
-FIGURES = ROOT / "experiments" / "reproduce" / "figures"
-PLOT = ROOT / "experiments" / "reproduce" / "plot.py"
+REPRODUCE = ROOT / "experiments" / "reproduce"
+FIGURES = REPRODUCE / "figures"
+PLOT = REPRODUCE / "plot.py"
+PAGE = REPRODUCE / "page.py"
 
 
 def plot(directory):
@@ -32,15 +36,49 @@ class FiguresTest(CommandTest):
         self.addCleanup(directory.cleanup)
         self.directory = pathlib.Path(directory.name)
 
-    def test_the_numbers_are_the_committed_ones(self):
-        self.ok("reproduce", "all", "--figures", self.directory, env=ENVIRONMENT)
+    def compare(self, kept_in, *arguments):
+        """What the command makes in an empty directory is what is kept, numbers by their bytes and pictures by their names."""
+        self.ok("reproduce", "all", *arguments, "--figures", self.directory, env=ENVIRONMENT)
         made = {path.name: path.read_bytes() for path in self.directory.glob("*.csv")}
-        kept = {path.name: path.read_bytes() for path in FIGURES.glob("*.csv")}
+        kept = {path.name: path.read_bytes() for path in kept_in.glob("*.csv")}
         self.assertEqual(sorted(made), sorted(kept))
+        command = " ".join(("spillway reproduce all", *arguments, "--figures", str(kept_in)))
         for name, contents in kept.items():
-            self.assertEqual(made[name], contents, f"{name} differs: spillway reproduce all --figures {FIGURES}")
-        drawn = {path.name for path in self.directory.glob("*.p*")}
-        self.assertEqual(drawn, {path.name for path in FIGURES.glob("*.p*")})
+            self.assertEqual(made[name], contents, f"{name} differs: {command}")
+        self.assertEqual({path.name for path in self.directory.glob("*.png")},
+                         {path.name for path in kept_in.glob("*.png")})
+
+    def test_the_numbers_are_the_committed_ones(self):
+        self.compare(FIGURES)
+
+    @unittest.skipUnless("SPILLWAY_OTHER_GPUS" in os.environ, "takes minutes: ctest -R cli_figures_h200")
+    def test_those_of_another_gpu_too(self):
+        self.compare(FIGURES / "h200", "--device", "h200")
+
+    def test_the_page_is_what_its_generator_makes(self):
+        page = subprocess.run([sys.executable, PAGE], capture_output=True, text=True, check=True).stdout
+        self.assertEqual(page, (REPRODUCE / "README.md").read_text("utf-8"), f"{PAGE} -o {REPRODUCE / 'README.md'}")
+        for path in re.findall(r"\]\((figures/[^)]*)\)", page):
+            self.assertTrue((REPRODUCE / path).exists(), path)
+
+    def test_another_gpu_judges_nothing(self):
+        arguments = ("--device", "h200", "--format", "json")
+        rows = json.loads(self.ok("reproduce", "vdnn", *arguments))["rows"]
+        self.assertEqual({(row["device"], row["cost"], row["printed"], row["judged"]) for row in rows},
+                         {("h200", "auto", None, False)})
+        (recorded,) = json.loads(self.ok("reproduce", "Fig6 VGG-16(64) conv1_2 forward ms", *arguments))["rows"]
+        self.assertEqual(recorded["command"],
+                         "spillway reproduce 'Fig6 VGG-16(64) conv1_2 forward ms' --device h200 --cost auto")
+        (modelled,) = json.loads(self.ok("reproduce", recorded["item"], *arguments, "--cost", "roofline"))["rows"]
+        self.assertNotEqual(modelled["ours"], recorded["ours"])
+        gpus = [row["item"] for row in json.loads(self.ok("reproduce", "ucudnn-Fig10", *arguments))["rows"]]
+        self.assertEqual(len(gpus), len(set(gpus)))
+        self.assertTrue(all(" h200 " in item for item in gpus), gpus)
+        self.fails(2, "nothing there depends on the device", "reproduce", "mmcnn-Tab6", "--device", "h200")
+        self.fails(2, "did you mean 'h200'", "reproduce", "vdnn-Fig1", "--device", "h20")
+        self.fails(2, "did you mean 'auto'", "reproduce", "vdnn-Fig6", "--device", "h200", "--cost", "aut")
+        self.fails(2, "unknown item", "reproduce", "vdnn-Fig99", "--device", "h200")
+        self.fails(2, "--device", "reproduce", "vdnn-Fig1", "--cost", "auto")
 
     def test_the_readme_has_the_totals(self):
         """`spillway reproduce all`, by paper: agree by evidence, miss, shown, not computed."""
@@ -72,9 +110,27 @@ class FiguresTest(CommandTest):
         self.assertEqual(result.returncode, 3, result.stderr)
         self.assertIn("KeyError", result.stderr)
 
+    def test_a_line_that_is_missing_is_an_error(self):
+        """In one panel of several with one legend."""
+        lines = (FIGURES / "superneurons-Fig14.csv").read_text("utf-8").splitlines(keepends=True)
+        kept = [x for x in lines if "VGG16(" not in x or " Torch " not in x]
+        (self.directory / "superneurons-Fig14.csv").write_text("".join(kept), "utf-8")
+        result = plot(self.directory)
+        self.assertEqual(result.returncode, 3, result.stderr)
+        self.assertIn("lack Torch", result.stderr)
+
+    def test_a_label_that_is_cut_off_is_found(self):
+        sys.path.insert(0, str(ROOT / "scripts"))
+        import figstyle
+        fig, axes = figstyle.figure()
+        axes.plot([0, 1], [0, 1])
+        self.assertEqual(figstyle.problems(fig), [])
+        axes.annotate("a label that leaves the figure on the right", (1, 1), annotation_clip=False)
+        self.assertEqual(figstyle.problems(fig), ["a label is cut off"])
+
     def test_a_figure_that_needs_another_says_so(self):
-        shutil.copy(FIGURES / "vdnn-Fig14.csv", self.directory)
-        self.assertIn("vdnn-Fig14 is not drawn without vdnn-Fig11", plot(self.directory).stderr)
+        shutil.copy(FIGURES / "ucudnn-Fig10.csv", self.directory)
+        self.assertIn("ucudnn-Fig10 is not drawn without ucudnn-Fig11", plot(self.directory).stderr)
 
     def test_only_tables_and_figures_are_written(self):
         self.fails(2, "unknown table or figure", "reproduce", "base VGG-16(256) GB", "--figures", self.directory)

@@ -3,14 +3,18 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "experiments/run/pool_search.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/packing/allocation_log.h"
+#include "sim/packing/packing.h"
 
 namespace spillway {
 namespace {
@@ -186,6 +190,77 @@ TEST(VdnnppTableII, AlexNetWithMemoryOptimalAlgorithms) {
                                      Bytes::GiB(4), kGranularity);
     EXPECT_FALSE(Replay(iteration.log(), *cnmem));
     EXPECT_EQ(Floor(cnmem->Reserved(), kWeights + kRest), cell.actual);
+  }
+}
+
+// Section III-B: no placement of these requests keeps to the most that they hold at once, 4 units
+// of 3 thirds each. a_ij comes before d_i and goes with d_j; sizes by i are 3, 1, 2 and 6 thirds.
+//
+//   before d1  |a11  |a12  |a13  |a14  |
+//   before d2  |22 23 24|a12|a13  |a14  |   a12 and a22 go: side by side, or 33 and 34 do not fit
+//   before d3  |33.34.| .. |a13 |a14 | ..   then 13, 23 and 33 together, or 44 does not
+//   before d4  |44..........|a14 24 34|     all in any order: the three demands exclude each other
+AllocationLog UnavoidablyFragmented() {
+  constexpr std::array kThirds{3, 1, 2, 6};
+  AllocationLog log;
+  std::array<std::vector<uint32_t>, 4> going;
+  for (size_t i = 0; i < 4; ++i) {
+    for (size_t j = i; j < 4; ++j) going[j].push_back(log.Allocate(Bytes(kThirds[i])));
+    for (const uint32_t block : going[i]) log.Free(block);
+  }
+  return log;
+}
+
+// Whether the blocks from `next` on, in the order of their requests, have places in `height`.
+bool HasPlaces(const std::vector<LiveInterval>& blocks, std::vector<int64_t>& offsets,
+               int64_t height) {
+  const size_t next = offsets.size();
+  if (next == blocks.size()) return true;
+  const LiveInterval& block = blocks[next];
+  for (int64_t offset = 0; offset + block.size.count() <= height; ++offset) {
+    const bool free = std::ranges::none_of(offsets, [&](const int64_t& other_offset) {
+      const LiveInterval& other = blocks[static_cast<size_t>(&other_offset - offsets.data())];
+      return other.begin < block.end && block.begin < other.end &&
+             other_offset < offset + block.size.count() &&
+             offset < other_offset + other.size.count();
+    });
+    if (!free) continue;
+    offsets.push_back(offset);
+    if (HasPlaces(blocks, offsets, height)) return true;
+    offsets.pop_back();
+  }
+  return false;
+}
+
+TEST(VdnnppSectionIIIB, SomeRequestsCannotAvoidFragmentation) {
+  const AllocationLog log = UnavoidablyFragmented();
+  const std::vector<LiveInterval> blocks = IntervalsOf(log);
+  ASSERT_EQ(blocks.size(), 10u);
+  EXPECT_EQ(log.Peak(Bytes(1)), Bytes(12));
+  int64_t height = 12;
+  for (std::vector<int64_t> offsets; !HasPlaces(blocks, offsets, height); offsets.clear()) ++height;
+  EXPECT_EQ(height, 13);
+  const Packing packing = Pack(blocks, {.granularity = Bytes(1), .tolerance = 0});
+  EXPECT_EQ(packing.bound, Bytes(12));
+  EXPECT_EQ(packing.height, Bytes(height));
+}
+
+// Section IV-B: A1(5) A2(2) A3(1) D2 A4(1) D1 D3 A5(8) by best fit.
+//
+//   in 9   |A1...|A2|3|.|  A4 takes the last unit: then A1 to A3 leave 8 units in one piece
+//   in 11  |A1...|A2|3|...|  A4 takes one of A2's two units, and splits what is free into 5 and 5
+TEST(VdnnppSectionIVB, ALargerPoolCanServeLess) {
+  AllocationLog log;
+  const uint32_t a1 = log.Allocate(Bytes(5)), a2 = log.Allocate(Bytes(2)),
+                 a3 = log.Allocate(Bytes(1));
+  log.Free(a2);
+  log.Allocate(Bytes(1));
+  log.Free(a1);
+  log.Free(a3);
+  log.Allocate(Bytes(8));
+  for (const auto& [units, served] : {std::pair{9, true}, {11, false}}) {
+    const auto pool = MakeAllocator("best-fit", Bytes(units), Bytes(1));
+    EXPECT_EQ(!Replay(log, *pool), served) << units;
   }
 }
 

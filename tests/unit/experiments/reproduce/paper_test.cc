@@ -88,7 +88,8 @@ TEST(PapersTest, ItemsHaveNamesOfTheirOwn) {
     if (paper.tables == nullptr) continue;
     std::set<std::string> names;
     for (const PaperTable& table : paper.tables(testing::Printed())) {
-      for (const PaperRow& row : table.rows) {
+      for (PaperRow row : table.rows) {
+        row.machine.device = table.device;
         for (const PaperColumn& column : table.columns) {
           const std::string name = ItemName(table, column, row);
           EXPECT_TRUE(names.insert(name).second) << name;
@@ -115,10 +116,32 @@ TEST(PapersTest, TablesAreAskedForByNameAndListedWhereAnItemIsUnknown) {
     FAIL();
   } catch (const UsageError& error) {
     for (const char* part : {"did you mean 'superneurons-Tab", "vdnnpp-Tab5", "superneurons-Fig13",
-                             "superneurons-Tab5", "vdnn,", "mmcnn"}) {
+                             "superneurons-Tab5", "superneurons-Tab1", "vdnn,", "mmcnn"}) {
       EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << part;
     }
   }
+}
+
+// On another machine nothing is printed, what does not depend on it is left out, and tables that
+// differ in the GPU alone are one.
+TEST(PapersTest, ItemsCanBeOfAnotherMachine) {
+  const PaperMachine h200{"h200", "roofline"};
+  const auto select = [&](const std::string& request) {
+    return SelectItems(testing::Printed(), request, h200);
+  };
+  for (const PaperItem& item : select("all")) {
+    EXPECT_EQ(item.machine.device, "h200") << item.value.item;
+    EXPECT_EQ(item.value.printed, "") << item.value.item;
+    EXPECT_TRUE(item.elsewhere) << item.value.item;
+  }
+  EXPECT_EQ(testing::Select("ucudnn-Fig10").size(), 3u * (2 + 2 + 1));
+  EXPECT_EQ(select("ucudnn-Fig10").size(), 3u * (2 + 1));
+  EXPECT_THROW(select("mmcnn-Tab6"), UsageError);
+  EXPECT_THROW(select("vdnn-Fig99"), UsageError);
+  const std::string item = "Fig14 VGG-16(64) conv(m) performance";
+  const double titan = testing::ReproduceOne(item).ours.value();
+  EXPECT_EQ(testing::Select(item).at(0).machine.device, "titan_x_maxwell");
+  EXPECT_NE(Reproduce(select(item).at(0)).ours.value(), titan);
 }
 
 }  // namespace
