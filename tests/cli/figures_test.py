@@ -125,7 +125,7 @@ class FiguresTest(CommandTest):
         fig, axes = figstyle.figure()
         axes.plot([0, 1], [0, 1])
         self.assertEqual(figstyle.problems(fig), [])
-        axes.annotate("a label that leaves the figure on the right", (1, 1), annotation_clip=False)
+        axes.annotate("a label that leaves the figure on the right, " * 3, (1, 1), annotation_clip=False)
         self.assertEqual(figstyle.problems(fig), ["a label is cut off"])
 
     def test_a_figure_that_needs_another_says_so(self):

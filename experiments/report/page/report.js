@@ -465,7 +465,8 @@ for (const section of document.querySelectorAll("section")) {
   for (const [name, part] of Object.entries(parts)) {
     if (["schema", "rows", "row"].includes(name) || part.length === 0) continue;
     element(section, "h3", {}, name.replaceAll("_", " "));
-    table(section, [part].flat(), `${name.replaceAll("_", " ")} of ${heading.textContent}`);
+    const list = Array.isArray(part) ? part : Object.values(part).find(Array.isArray) ?? [part];
+    table(section, list, `${name.replaceAll("_", " ")} of ${heading.textContent}`);
   }
 }
 
