@@ -338,7 +338,7 @@ class CapuchinPolicy final : public ForwardingPolicy {
 
   Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
     chosen_ = std::make_unique<CapuchinRun>(chooser_);
-    Probe probe;
+    FactsProbe probe;
     trial(probe, Bytes::Unlimited(), {1});
     CapuchinRun passive(chooser_);
     const Report measured = trial(passive, device.memory, {1});
@@ -361,13 +361,6 @@ class CapuchinPolicy final : public ForwardingPolicy {
   }
 
  private:
-  // Keeps everything, and takes down the times.
-  class Probe final : public Policy {
-   public:
-    void Plan(PolicyContext& context) override { facts = std::make_shared<JointFacts>(context); }
-    std::shared_ptr<const JointFacts> facts;
-  };
-
   // Has copies that kernels waited for begin earlier; false if there was none.
   static bool MoveAhead(const Trace& trace, const JointFacts& facts, const Report& report,
                         std::vector<Decided>& decided) {

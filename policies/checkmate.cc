@@ -220,7 +220,7 @@ class CheckmatePolicy final : public ForwardingPolicy {
       : units_(units), searched_(searched), nodes_(nodes), chooser_(chooser) {}
 
   Bytes LimitMemory(const Trace&, const Device& device, const TrialRun& trial) override {
-    Probe probe;
+    FactsProbe probe;
     const Duration in_core = trial(probe, Bytes::Unlimited(), {1}).metrics.iteration;
     CheckmateRun keeping(chooser_);
     const Report kept_all = trial(keeping, device.memory, {1});
@@ -244,13 +244,6 @@ class CheckmatePolicy final : public ForwardingPolicy {
   }
 
  private:
-  // Keeps everything, and takes down the times.
-  class Probe final : public Policy {
-   public:
-    void Plan(PolicyContext& context) override { facts = std::make_shared<JointFacts>(context); }
-    std::shared_ptr<const JointFacts> facts;
-  };
-
   const size_t units_, searched_;
   const int64_t nodes_;
   const KernelChooser chooser_;

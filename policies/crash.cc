@@ -6,6 +6,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstring>
+#include <memory>
 
 namespace spillway {
 namespace {
@@ -18,15 +19,16 @@ constexpr std::array kCrashes{Crash{SIGSEGV, "SIGSEGV"}, Crash{SIGBUS, "SIGBUS"}
                               Crash{SIGFPE, "SIGFPE"}, Crash{SIGILL, "SIGILL"},
                               Crash{SIGABRT, "SIGABRT"}};
 
-thread_local const InHook* innermost = nullptr;
+// Read in each hook: found without a call, as little as this module has of such memory.
+[[gnu::tls_model("initial-exec")]] thread_local const InHook* innermost = nullptr;
 std::atomic<bool> naming = false;
 
 // Room for the handler where a policy has used up its stack. Each thread needs its own.
 struct HandlerStack {
   HandlerStack() {
     stack_t stack{};
-    stack.ss_sp = room.data();
-    stack.ss_size = room.size();
+    stack.ss_sp = room.get();
+    stack.ss_size = kRoom;
     ::sigaltstack(&stack, nullptr);
   }
   ~HandlerStack() {
@@ -34,7 +36,8 @@ struct HandlerStack {
     none.ss_flags = SS_DISABLE;
     ::sigaltstack(&none, nullptr);
   }
-  std::array<char, 16384> room;
+  static constexpr size_t kRoom = 16384;
+  const std::unique_ptr<char[]> room = std::make_unique<char[]>(kRoom);
 };
 
 // Calls nothing but what a signal handler may call.
@@ -63,7 +66,7 @@ void OnCrash(int signal) {
 
 InHook::InHook(const char* its_policy, const char* its_hook)
     : policy(its_policy), hook(its_hook), outer_(innermost) {
-  if (naming) thread_local const HandlerStack stack;
+  if (outer_ == nullptr && naming) thread_local const HandlerStack stack;
   innermost = this;
 }
 

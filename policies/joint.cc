@@ -35,14 +35,6 @@ namespace {
 constexpr std::array<std::pair<std::string_view, int64_t>, 3> kEfforts{
     {{"quick", 500}, {"default", 3000}, {"thorough", 30000}}};
 
-// Keeps everything, with the fastest kernels, and takes down what a planner has to know.
-class Probe final : public Policy {
- public:
-  void Plan(PolicyContext& context) override { facts = std::make_shared<JointFacts>(context); }
-
-  std::shared_ptr<const JointFacts> facts;
-};
-
 // Follows a plan, which is all that its decisions depend on.
 class PlannedPolicy : public ForwardingPolicy {
  public:
@@ -75,7 +67,7 @@ class JointPolicy final : public PlannedPolicy {
   explicit JointPolicy(const SearchOptions& options) : options_(options) {}
 
   Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
-    Probe probe;
+    FactsProbe probe;
     const Duration in_core = trial(probe, Bytes::Unlimited(), {1}).metrics.iteration;
     JointPlan best(trace);
     std::optional<Duration> shortest;
@@ -114,7 +106,7 @@ class PlanFilePolicy final : public PlannedPolicy {
 
   Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
     if (path_.empty()) throw UsageError("policy 'plan' needs a plan: plan:file=PATH");
-    Probe probe;
+    FactsProbe probe;
     trial(probe, Bytes::Unlimited(), {1});
     JointPlan plan = ParsePlan(text_, path_, *probe.facts);
     return Follow(probe.facts, std::move(plan), chooser_, trace, device, trial);

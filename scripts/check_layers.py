@@ -36,6 +36,7 @@ LAYERS = {
     "backend": [*CORE, "backend/"],
     "experiments/run": RUN,
     "experiments/output": [*RUN, "experiments/run"],
+    "experiments/fit": [*RUN, "experiments/run", "experiments/output"],
     "experiments/limit": [*RUN, "experiments/run", "experiments/output"],
     "experiments/replay": [*RUN, "experiments/run", "experiments/output"],
     "experiments/calibrate": [*RUN, "experiments/run", "experiments/output"],
@@ -44,8 +45,8 @@ LAYERS = {
     "experiments/bench": [*RUN, "experiments/"],
     "tests": ["traces/", "sim/", "policies/", "backend/", "experiments/", "tests/"],
 }
-LAYERS["experiments/sweep"] = [*RUN, "experiments/run", "experiments/output"]
-_TOOLS = [f"experiments/{name}" for name in ("run", "output", "limit", "replay", "calibrate", "validate", "sweep")]
+LAYERS["experiments/sweep"] = [*RUN, "experiments/run", "experiments/output", "experiments/validate"]
+_TOOLS = [f"experiments/{name}" for name in ("run", "output", "fit", "limit", "replay", "calibrate", "validate", "sweep")]
 LAYERS["experiments/report"] = [*RUN, "experiments/run", "experiments/output", "experiments/sweep"]
 LAYERS["experiments/reproduce"] = [*RUN, *_TOOLS]
 LAYERS["experiments/cli"] = [*RUN, *_TOOLS, "experiments/reproduce", "experiments/report"]

@@ -10,9 +10,15 @@ if(SPILLWAY_BUILD_CLI)
   file(RELATIVE_PATH library_from_program
     ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
   set_target_properties(spillway_cli PROPERTIES
-    INSTALL_RPATH "$ORIGIN/${library_from_program}"
-    INSTALL_RPATH_USE_LINK_PATH ON)  # for CUDA outside the system directories
+    BUILD_RPATH "$ORIGIN/${library_from_program}"
+    INSTALL_RPATH "$ORIGIN/${library_from_program}")
   install(TARGETS spillway_cli)
+  if(TARGET spillway_cuda)
+    set_target_properties(spillway_cuda PROPERTIES
+      INSTALL_RPATH "$ORIGIN"
+      INSTALL_RPATH_USE_LINK_PATH ON)  # for CUDA outside the system directories
+    install(TARGETS spillway_cuda LIBRARY NAMELINK_SKIP)
+  endif()
   install(FILES ${PROJECT_BINARY_DIR}/spillway.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 endif()
 install(TARGETS spillway EXPORT spillway INCLUDES DESTINATION ${header_dir})

@@ -30,8 +30,7 @@ namespace {
 constexpr Duration kGroupTime = Duration::Microseconds(500);
 constexpr Duration kOverlapTime = Duration::Milliseconds(10);
 constexpr int64_t kLargestGroup = 64;
-constexpr int64_t kCalls = 64;     // of one kind, whose host time is taken together
-constexpr int64_t kHandoffs = 16;  // six calls each: more would fill the driver's queue
+constexpr int64_t kCalls = 64;  // of one kind, whose host time is taken together
 constexpr Duration kLeastHold = Duration::Microseconds(200);
 
 constexpr Bytes kLeastCopy = Bytes::KiB(4);
@@ -174,8 +173,6 @@ class Calibrator {
   void MeasureDeviceCopies();
   void MeasureOverlaps();
   void MeasureLatencies();
-  // Of commands that wait for one another.
-  void MeasureHandoffs();
   void MeasureDeviceMemory() {
     result_.device_memory = TimeDeviceMemory(options_.largest_allocation, repeats_);
   }
@@ -303,27 +300,17 @@ class Calibrator {
   }
 
   // Host time of `call`, which enqueues something; `hold` keeps the device busy meanwhile.
-  Timing EnqueueTime(const std::function<void()>& hold, const std::function<void()>& call,
-                     int64_t calls = kCalls) {
+  Timing EnqueueTime(const std::function<void()>& hold, const std::function<void()>& call) {
     std::vector<Duration> times;
     for (int i = 0; i <= repeats_; ++i) {
       hold();
       const Duration before = HostClock();
-      for (int64_t n = 0; n < calls; ++n) call();
+      for (int64_t n = 0; n < kCalls; ++n) call();
       const Duration time = HostClock() - before;
       SPILLWAY_CUDA_CALL(cudaDeviceSynchronize());
-      if (i > 0) times.push_back(Divide(time, calls));
+      if (i > 0) times.push_back(Divide(time, kCalls));
     }
     return Summarise(std::move(times));
-  }
-
-  // Nothing of `kernel_` and `in_` that is enqueued from now on starts for so long.
-  void HoldBoth(Duration time) {
-    Spin(time.picoseconds() / 1000, gate_stream_.get());
-    gate_.Record(gate_stream_);
-    for (const Lane* lane : {&kernel_, &in_}) {
-      SPILLWAY_CUDA_CALL(cudaStreamWaitEvent(lane->stream.get(), gate_.get(), 0));
-    }
   }
 
   // The time from `start_` to `end_`, over `count`. `enqueue` records them on the streams of
@@ -331,7 +318,11 @@ class Calibrator {
   Timing DeviceTime(int64_t count, const std::function<void()>& enqueue) {
     std::vector<Duration> times;
     for (int i = 0; i <= repeats_; ++i) {
-      HoldBoth(Duration::Milliseconds(1));
+      Spin(Duration::Milliseconds(1).picoseconds() / 1000, gate_stream_.get());
+      gate_.Record(gate_stream_);
+      for (const Lane* lane : {&kernel_, &in_}) {
+        SPILLWAY_CUDA_CALL(cudaStreamWaitEvent(lane->stream.get(), gate_.get(), 0));
+      }
       enqueue();
       SPILLWAY_CUDA_CALL(cudaDeviceSynchronize());
       if (i > 0) times.push_back(Divide(Elapsed(start_, end_), count));
@@ -531,48 +522,6 @@ void Calibrator::MeasureLatencies() {
     copy();
     end_.Record(in_.stream);
   });
-  MeasureHandoffs();
-}
-
-void Calibrator::MeasureHandoffs() {
-  Latencies& latencies = result_.latencies;
-  const OrderEvent launched, copied;
-  const auto launch = [&] { LaunchEmpty(kernel_.stream.get()); };
-  const auto copy = [&] { EnqueueCopy(Direction::kToDevice, kLeastCopy, in_.stream); };
-  // Items back to back behind one of their kind.
-  const auto period = [&](const CudaStream& stream, const std::function<void()>& item) {
-    return DeviceTime(kCalls, [&] {
-      item();
-      start_.Record(stream);
-      for (int64_t i = 0; i < kCalls; ++i) item();
-      end_.Record(stream);
-    });
-  };
-  latencies.copy_period = period(in_.stream, copy);
-  latencies.copy_recorded = period(in_.stream, [&] {
-    copy();
-    copied.Record(in_.stream);
-  });
-  latencies.kernel_recorded = period(kernel_.stream, [&] {
-    launch();
-    launched.Record(kernel_.stream);
-  });
-  const auto hand_over = [&] {
-    SPILLWAY_CUDA_CALL(cudaStreamWaitEvent(in_.stream.get(), launched.get(), 0));
-    copy();
-    copied.Record(in_.stream);
-    SPILLWAY_CUDA_CALL(cudaStreamWaitEvent(kernel_.stream.get(), copied.get(), 0));
-    launch();
-    launched.Record(kernel_.stream);
-  };
-  latencies.handoff = DeviceTime(kHandoffs, [&] {
-    hand_over();
-    start_.Record(kernel_.stream);
-    for (int64_t i = 0; i < kHandoffs; ++i) hand_over();
-    end_.Record(kernel_.stream);
-  });
-  latencies.enqueue_handoff =
-      EnqueueTime([&] { HoldBoth(Duration::Milliseconds(2)); }, hand_over, kHandoffs);
 }
 
 }  // namespace

@@ -616,8 +616,6 @@ StreamTimes CudaBackend::TakeTimeline() {
 
 }  // namespace
 
-bool CudaCompiledIn() { return true; }
-
 std::vector<std::string> DescribePeers(int device) {
   RequireDevice(device);
   int count = 0;

@@ -26,9 +26,6 @@
 
 namespace spillway {
 
-// Whether this build can use a GPU; else what would says so by an `EnvironmentError`.
-bool CudaCompiledIn();
-
 // What each other GPU of this machine is to this one, a line each: "GPU 1, NVIDIA H200: reached
 // directly". Throws `EnvironmentError` if there is no such GPU.
 std::vector<std::string> DescribePeers(int device = 0);
@@ -69,7 +66,7 @@ struct CudaRunOptions {
 };
 
 // A GPU opened for execution: libraries, streams, events and pinned memory, which runs share one
-// after the other.
+// after the other. Programs get one from the module (module.h), hence the virtual methods.
 class CudaMachine {
  public:
   struct Options {
@@ -80,7 +77,7 @@ class CudaMachine {
 
   // Throws `EnvironmentError` that says what is missing if there is no usable GPU.
   explicit CudaMachine(const Options& options);
-  ~CudaMachine();
+  virtual ~CudaMachine();
   CudaMachine(const CudaMachine&) = delete;
   CudaMachine& operator=(const CudaMachine&) = delete;
 
@@ -90,13 +87,13 @@ class CudaMachine {
   // memory left, `EnvironmentError` if it lacks CUPTI and the run asks for it; the backend's
   // methods throw `Error` that names op, call and code, and `InputError` for an op that the kernel
   // layer cannot execute. REQUIRES: no other backend of the machine is alive.
-  std::unique_ptr<Executor> Open(const Trace& trace, const CostModel& cost,
-                                 const CudaRunOptions& options);
+  virtual std::unique_ptr<Executor> Open(const Trace& trace, const CostModel& cost,
+                                         const CudaRunOptions& options);
 
   // Of the GPU and the libraries, as a recorded table names them.
-  std::string gpu() const;
-  std::string cudnn() const;
-  Bytes free_memory() const;
+  virtual std::string gpu() const;
+  virtual std::string cudnn() const;
+  virtual Bytes free_memory() const;
 
   struct Impl;  // of cuda_backend.cc
 

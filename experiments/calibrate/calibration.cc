@@ -227,19 +227,13 @@ class Fitter {
     Add(OfTiming("stream.kernel_gap", l.kernel_gap));
     AddDelay("stream.kernel_wait", l.kernel_waiting, l.kernel_after_event);
     AddDelay("stream.copy_wait", l.copy_waiting, l.copy_after_event);
-    if (l.handoff.repeats == 0) return;
-    AddDelay("stream.kernel_record", l.kernel_recorded, l.kernel_period);
-    AddDelay("stream.copy_record", l.copy_recorded, l.copy_period);
-    Add(OfTiming("stream.handoff", l.handoff));
-    Add(OfTiming("host.enqueue_handoff", l.enqueue_handoff));
   }
 
-  // How much longer a kernel or copy takes because its event is on another stream, or because
-  // there is one.
-  void AddDelay(const std::string& name, const Timing& with, const Timing& without) {
-    Require(without, name);
-    Quantity delay = OfTiming(name, with);
-    delay.value = std::max(0.0, Seconds(with) - Seconds(without));
+  // How much later a kernel or copy ends because its event is on another stream.
+  void AddDelay(const std::string& name, const Timing& waiting, const Timing& same_stream) {
+    Require(same_stream, name);
+    Quantity delay = OfTiming(name, waiting);
+    delay.value = std::max(0.0, Seconds(waiting) - Seconds(same_stream));
     Add(std::move(delay));
   }
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/cuda/calibrator.h"
+#include "backend/cuda/module.h"
 #include "experiments/calibrate/calibration.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/progress.h"
@@ -195,7 +195,7 @@ int Execute(const CalibrateCommand& command, Session& session) {
   if (!command.refit.empty()) {
     measurements = ReadMeasurements(command.refit);
   } else {
-    const Machine gpu = DescribeGpu(command.device);
+    const Machine gpu = Cuda().describe_gpu(command.device);
     if (base.empty()) base = FindBase(gpu);
     ProgressBar& bar = session.progress();
     bar.Note(fmt::format("calibrating {}, {}, compute capability {}", gpu.gpu,
@@ -204,7 +204,7 @@ int Execute(const CalibrateCommand& command, Session& session) {
     measure.progress = [&](const CalibrateProgress& progress) {
       bar.Set(progress.step, progress.steps, progress.what);
     };
-    measurements = Calibrate(measure);
+    measurements = Cuda().calibrate(measure);
     bar.Wipe();
     const auto guard = session.interrupts().Hold();
     WriteFile(raw, FormatMeasurements(measurements));

@@ -11,8 +11,7 @@
 #include <memory>
 #include <thread>
 
-#include "backend/cuda/cuda_backend.h"
-#include "backend/cuda/recorder.h"
+#include "backend/cuda/module.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
@@ -94,12 +93,13 @@ void LookAtData(std::vector<Finding>& findings) {
 
 void LookForGpu(std::vector<Finding>& findings) {
   using enum Finding::Status;
-  if (CudaCompiledIn()) {
-    findings.push_back({"CUDA backend", kPresent, "compiled in"});
-  } else {
+  try {
+    static_cast<void>(Cuda());
+    findings.push_back({"CUDA backend", kPresent, "loaded"});
+  } catch (const EnvironmentError& error) {
     findings.push_back(
         {"CUDA backend", kMissing,
-         "not compiled in; record, validate, calibrate and --backend cuda need it",
+         fmt::format("{}; record, validate, calibrate and --backend cuda need it", error.what()),
          "install the CUDA toolkit and cuDNN 9 (NVIDIA's Debian repository: cuda-toolkit, "
          "cudnn9-cuda-12), then build with -DSPILLWAY_CUDA=ON"});
   }
@@ -114,8 +114,9 @@ void LookForGpu(std::vector<Finding>& findings) {
                         "non-free)"});
   }
   try {
-    findings.push_back({"GPU", kPresent, DescribeCudaDevice()});
-    for (const std::string& peer : DescribePeers()) findings.push_back({"peer", kPresent, peer});
+    findings.push_back({"GPU", kPresent, Cuda().describe(0)});
+    for (const std::string& peer : Cuda().describe_peers(0))
+      findings.push_back({"peer", kPresent, peer});
   } catch (const EnvironmentError& error) {
     findings.push_back({"GPU", kMissing, error.what(),
                         "simulate here, and record on a machine with an NVIDIA GPU"});

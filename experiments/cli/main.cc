@@ -81,6 +81,7 @@ int Execute(Session& session) {
   AddCompare(app, exit_code, session);
   AddSweep(app, exit_code, session);
   AddLimit(app, exit_code, session);
+  AddFit(app, exit_code, session);
   AddList(app, exit_code, session);
   AddTrace(app, exit_code, session);
   AddReport(app, exit_code, session);

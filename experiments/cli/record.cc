@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/cuda/module.h"
 #include "experiments/calibrate/calibration.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/recording.h"
@@ -57,8 +58,8 @@ int Execute(RecordCommand command, Session& session) {
   }
   RecordingOption& option = command.recording;
   option.Check();
-  const auto machine = std::make_shared<CudaMachine>(
-      CudaMachine::Options{option.devices.front(), option.record.math, option.record.seed});
+  const auto machine =
+      Cuda().open({option.devices.front(), option.record.math, option.record.seed});
   const auto recording = option.Open(*machine, session.progress());
   CreateDirectory(command.output);  // without a GPU nothing is left behind
   CudaRun run;

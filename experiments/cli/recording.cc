@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "backend/cuda/module.h"
 #include "experiments/cli/options.h"
 #include "experiments/validate/validation.h"
 #include "traces/base/error.h"
@@ -55,9 +56,9 @@ void RecordingOption::Check() const {
 }
 
 std::unique_ptr<Recording> RecordingOption::Open(const CudaMachine& machine, ProgressBar& bar) {
-  const std::string first = DescribeCudaDevice(devices.front());
+  const std::string first = Cuda().describe(devices.front());
   for (const int device : devices) {
-    const std::string other = DescribeCudaDevice(device);
+    const std::string other = Cuda().describe(device);
     if (other != first) {
       throw InputError(fmt::format("--devices: GPU {} is {}, GPU {} is {}: record them apart",
                                    devices.front(), first, device, other));
@@ -77,7 +78,7 @@ std::unique_ptr<Recording> RecordingOption::Open(const CudaMachine& machine, Pro
         bar.Set(progress.entry, progress.entries, progress.signature);
       }
     };
-    static_cast<void>(Record(trace, options));
+    static_cast<void>(Cuda().record(trace, options));
   };
   return std::make_unique<Recording>(
       Recording::Options{machine.gpu(), {record.math, machine.cudnn()}, devices, opened_}, measure);

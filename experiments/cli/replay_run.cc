@@ -44,7 +44,7 @@ struct ReplayOptions {
 // Throws `InputError` unless the verb is one that makes manifests: replaying must not write files.
 void CheckVerb(const Manifest& manifest, const std::string& path) {
   const std::string verb = manifest.arguments.empty() ? std::string() : manifest.arguments.front();
-  for (const char* valid : {"run", "compare", "limit", "replay", "reproduce"}) {
+  for (const char* valid : {"run", "compare", "limit", "fit", "replay", "reproduce"}) {
     if (verb == valid) return;
   }
   throw InputError(

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cuda/module.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
@@ -17,6 +18,7 @@
 #include "experiments/output/decisions.h"
 #include "experiments/output/explain.h"
 #include "experiments/output/memory_timeline.h"
+#include "experiments/output/peak.h"
 #include "experiments/output/schedule.h"
 #include "experiments/output/snapshot_export.h"
 #include "experiments/run/execute.h"
@@ -58,6 +60,8 @@ struct RunOptions {
 
 // How many stalls a table explains, and of how many remedies are simulated.
 constexpr size_t kShownStalls = 10;
+// How many holders of memory at its peak a table shows.
+constexpr size_t kShownHolders = 10;
 
 // Simulates remedies of a run on the simulator.
 RemedyTrial TrialOf(const Scenario& scenario, const Outcome& outcome, const PolicyMaker& make,
@@ -90,7 +94,10 @@ std::string FormatExplained(const Scenario& scenario, const RunOptions& options,
   if (format == Format::kJson) return FormatExplanationJson(trace, report, result, stalls);
   if (format == Format::kCsv) return FormatExplanationCsv(trace, report, stalls);
   std::string text = FormatResults({{{&scenario, {result}}}}, options.format);
-  if (report.fits()) text += FormatExplanation(trace, report, stalls, kShownStalls);
+  if (report.fits()) {
+    text += FormatExplanation(trace, report, stalls, kShownStalls);
+    text += "\n" + FormatPeak(FindPeak(trace, report), kShownHolders);
+  }
   if (ParsePolicySpec(options.policy).policy == "mmcnn") {
     const Setup& setup = scenario.setup();
     const LeastMemory least = LeastMmcnnMemory(*setup.trace, setup.device.alignment);
@@ -176,8 +183,7 @@ BackendFactories BackendsOf(const RunOptions& options, const Trace& trace) {
   if (options.machine.backend == "cpu") {
     backends.Add("cpu", CpuFactory({options.seed, options.drain_seed, given}));
   } else if (options.machine.backend == "cuda") {
-    const CudaMachine::Options machine{0, options.math, options.seed};
-    backends.Add("cuda", CudaFactory(std::make_shared<CudaMachine>(machine),
+    backends.Add("cuda", CudaFactory(Cuda().open({0, options.math, options.seed}),
                                      {.seed = options.seed, .given = given}));
   }
   return backends;
@@ -376,7 +382,7 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
   verb->add_flag(
       "--explain", options->explain,
       "Say for each stall what waited for what, and what simulation says would shorten the "
-      "iteration");
+      "iteration; and who holds the memory at its peak");
   AddOutput(*verb, options->output, options->format);
   AddFile(*verb, "--export-trace", options->export_trace,
           "Write the iteration as Chrome/Perfetto JSON, for ui.perfetto.dev");

@@ -13,10 +13,12 @@
 #include <vector>
 
 #include "experiments/cli/commit.h"
+#include "experiments/cli/grid_option.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
 #include "experiments/output/columns.h"
+#include "experiments/run/execute.h"
 #include "experiments/sweep/checkpoint.h"
 #include "experiments/sweep/grid.h"
 #include "experiments/sweep/slurm.h"
@@ -27,57 +29,25 @@
 namespace spillway::cli {
 namespace {
 
-// GRID... and an option for each list and flag of an experiment.
-struct GridOption {
-  std::vector<std::string> given;  // workloads, and an experiment file at most
-  Experiment options;
-  std::string shard = "1/1";
+// With -o and --jobs.
+struct SimulatedGrid : GridOption {
   int jobs = 0;
 
   void Add(CLI::App& verb) {
-    verb.add_option("grid", given,
-                    "NETWORK:BATCH with alternatives in braces ('resnet50:{16,32,64..256..32}'), "
-                    "trace files, or an experiment file (.toml)");
-    for (const ExperimentList& list : ExperimentLists()) {
-      if (list.values == &Experiment::workloads) continue;
-      const std::string more = list.commas ? "; several by commas or given again" : "";
-      verb.add_option(fmt::format("--{}", list.name), options.*list.values, list.help + more)
-          ->allow_extra_args(false);
-    }
-    for (const ExperimentFlag& flag : ExperimentFlags()) {
-      verb.add_flag(fmt::format("--{}", flag.name), options.*flag.value, flag.help);
-    }
+    GridOption::Add(verb);
     verb.add_option("-o,--output", options.output, "Store, a SQLite file")->type_name("STORE");
-    verb.add_option("--shard", shard, "i/n: one of n parts of the cells")->capture_default_str();
     verb.add_option("--jobs", jobs,
                     "Threads; any number gives the same results (default: one per core)")
         ->check(CLI::Range(1, 1024));
   }
-
-  // With what the file says where an option does not.
-  Experiment Load() const {
-    Experiment experiment;
-    std::vector<std::string> workloads;
-    bool has_file = false;
-    for (const std::string& text : given) {
-      if (!text.ends_with(".toml")) {
-        workloads.push_back(text);
-        continue;
-      }
-      if (std::exchange(has_file, true)) throw UsageError("a sweep has one experiment file");
-      experiment = ReadExperiment(text);
-    }
-    if (!workloads.empty()) experiment.workloads = workloads;
-    for (const ExperimentList& list : ExperimentLists()) {
-      if (!(options.*list.values).empty()) experiment.*list.values = options.*list.values;
-    }
-    for (const ExperimentFlag& flag : ExperimentFlags()) {
-      experiment.*flag.value = experiment.*flag.value || options.*flag.value;
-    }
-    if (!options.output.empty()) experiment.output = options.output;
-    return experiment;
-  }
 };
+
+// Those of --backend.
+BackendFactories Backends() {
+  BackendFactories backends;
+  backends.Add("cpu", CpuFactory());
+  return backends;
+}
 
 double PeakMemoryMiB() {
   rusage usage{};
@@ -89,11 +59,12 @@ std::string Summary(const SweepCounts& counts) {
   return fmt::format("{} ok, {} out of memory, {} failed", counts.ok, counts.oom, counts.failed);
 }
 
-struct SweepOptions : GridOption {
+struct SweepOptions : SimulatedGrid {
   std::string checkpoint;
 };
 
 int Sweep(const SweepOptions& options, Session& session) {
+  if (options.PrintHelp()) return kOk;
   const Experiment experiment = options.Load();
   const Shard shard = Shard::Parse(options.shard);
   const Grid grid(experiment, AllPolicies("training"));
@@ -123,7 +94,7 @@ int Sweep(const SweepOptions& options, Session& session) {
   };
   std::optional<SweepCounts> counts;
   try {
-    counts = RunSweep(grid, shard, store, before, options.jobs, program, progress);
+    counts = RunSweep(grid, shard, store, before, options.jobs, program, progress, Backends());
   } catch (...) {
     session.progress().Wipe();
     session.interrupts().BeforeEnd({});
@@ -157,7 +128,7 @@ Columns<Plan> PlanColumns() {
 }
 
 void AddPlan(CLI::App& sweep, int& exit_code, Session& session) {
-  struct Options : GridOption {
+  struct Options : SimulatedGrid {
     FormatOption format;
   };
   CLI::App* verb = sweep.add_subcommand(
@@ -177,7 +148,7 @@ void AddPlan(CLI::App& sweep, int& exit_code, Session& session) {
     }
     const SweepStore* there = store ? &*store : nullptr;
     Plan plan{CountCells(grid, shard, there)};
-    plan.seconds = EstimateSweep(grid, plan.cells - plan.present, options->jobs, 3);
+    plan.seconds = EstimateSweep(grid, plan.cells - plan.present, options->jobs, 3, Backends());
     exit_code = session.Finish(
         FormatAs<Plan>(
             options->format.format(), PlanColumns(), std::span(&plan, 1), "spillway.sweep-plan/v1",
@@ -201,7 +172,7 @@ Columns<SweepStore::Holding> HoldingColumns() {
 }
 
 void AddStorePath(CLI::App& verb, std::string& path) {
-  verb.add_option("store", path, "Store of a sweep, a SQLite file")->required();
+  verb.add_option("store", path, "Store of a sweep or of validate, a SQLite file")->required();
 }
 
 void AddStatus(CLI::App& sweep, int& exit_code, Session& session) {
@@ -214,7 +185,7 @@ void AddStatus(CLI::App& sweep, int& exit_code, Session& session) {
   AddStorePath(*verb, options->path);
   options->format.Add(*verb);
   verb->callback([options, &exit_code, &session] {
-    const SweepStore store(options->path, SweepStore::Open::kExisting);
+    const SweepStore store(options->path, SweepStore::Open::kExisting, StoreKindOf(options->path));
     const std::vector<SweepStore::Holding> rows = store.Holdings();
     constexpr std::string_view kShown[] = {"policy", "cells", "ok", "oom", "failed"};
     exit_code = session.Finish(
@@ -227,21 +198,6 @@ void AddStatus(CLI::App& sweep, int& exit_code, Session& session) {
   });
 }
 
-std::string FormatRows(const std::vector<ResultRow>& rows, const FormatOption& format) {
-  constexpr std::string_view kShown[] = {
-      "workload",     "device",   "memory_request",       "allocator",       "policy",  "status",
-      "iteration_ms", "slowdown", "peak_allocated_bytes", "offloaded_bytes", "stall_ms"};
-  Columns<ResultRow> columns = RowColumns(rows);
-  for (Column<ResultRow>& column : columns) {
-    const auto shown = std::ranges::find(kShown, column.name);
-    if (shown != std::end(kShown) && column.header.empty()) column.header = *shown;
-  }
-  return FormatAs(format.format(), columns, rows, "spillway.results/v1", [&] {
-    return rows.empty() ? std::string("nothing yet\n")
-                        : FormatTable(columns, kShown, rows, format.width());
-  });
-}
-
 void AddExport(CLI::App& sweep, int& exit_code, Session& session) {
   struct Options {
     std::string path, output;
@@ -249,18 +205,19 @@ void AddExport(CLI::App& sweep, int& exit_code, Session& session) {
   };
   CLI::App* verb = sweep.add_subcommand(
       "export",
-      "Write the results of a store, with the columns of compare; the same cells give the same "
-      "bytes, however they were computed");
+      "Write the results of a store, with the columns of compare, or validate; the same cells give "
+      "the same bytes, however they were computed");
   auto options = std::make_shared<Options>();
   AddStorePath(*verb, options->path);
   options->format.Add(*verb);
   AddOutput(*verb, options->output, options->format);
   verb->callback([options, &exit_code, &session] {
-    const SweepStore store(options->path, SweepStore::Open::kExisting);
+    const StoreKind& kind = StoreKindOf(options->path);
+    const SweepStore store(options->path, SweepStore::Open::kExisting, kind);
     std::vector<ResultRow> rows;
     for (SweepStore::Entry& entry : store.Read()) rows.push_back(std::move(entry.row));
     exit_code = session.Finish(
-        FormatRows(rows, options->format), options->output, {}, kOk,
+        FormatRows(kind, rows, options->format), options->output, {}, kOk,
         [&](Manifest& manifest) { manifest.AddInput("store", "file", options->path); });
   });
 }
@@ -276,14 +233,15 @@ void AddMerge(CLI::App& sweep) {
   AddStorePath(*verb, options->path);
   verb->add_option("others", options->others, "Stores to read, one or more")->required();
   verb->callback([options] {
+    const StoreKind& kind = StoreKindOf(options->others.front());
     for (const std::string& other : options->others) {
       std::error_code ignored;
       if (std::filesystem::equivalent(other, options->path, ignored)) {
         throw UsageError(fmt::format("'{}' is merged into itself", other));
       }
-      SweepStore(other, SweepStore::Open::kExisting);  // before the first is changed
+      SweepStore(other, SweepStore::Open::kExisting, kind);  // before the first is changed
     }
-    SweepStore store(options->path, SweepStore::Open::kCreate);
+    SweepStore store(options->path, SweepStore::Open::kCreate, kind);
     for (const std::string& other : options->others) {
       const int64_t added = store.Merge(other);
       fmt::print("{}: {} cells are new\n", other, added);
@@ -292,7 +250,7 @@ void AddMerge(CLI::App& sweep) {
 }
 
 void AddSubmit(CLI::App& sweep, int& exit_code, Session& session) {
-  struct Options : GridOption {
+  struct Options : SimulatedGrid {
     SlurmJob job;
     std::string directory;
     bool slurm = false, dry_run = false;

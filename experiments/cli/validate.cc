@@ -5,13 +5,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "backend/cuda/module.h"
+#include "experiments/cli/commit.h"
+#include "experiments/cli/finished_rows.h"
+#include "experiments/cli/grid_option.h"
 #include "experiments/cli/options.h"
 #include "experiments/cli/progress.h"
 #include "experiments/cli/recording.h"
@@ -19,6 +22,7 @@
 #include "experiments/cli/verbs.h"
 #include "experiments/run/catalogue.h"
 #include "experiments/run/execute.h"
+#include "experiments/sweep/validations.h"
 #include "experiments/validate/validation.h"
 #include "policies/library.h"
 #include "sim/cost/table.h"
@@ -27,21 +31,18 @@
 namespace spillway::cli {
 namespace {
 
-struct ValidateOptions {
-  std::vector<std::string> workloads;
-  WorkloadOption workload;  // preset and mode of all of them
-  MachineOption machine;
+struct ValidateOptions : GridOption {
   FormatOption format;
-  std::vector<std::string> policies{"liveness"};
-  std::vector<std::string> memories;
+  int iterations = 0;
   std::string tolerance = "5%";
   RecordingOption recording;  // of what there is no table for
   std::string kernels = "real";
   std::string timeline = "events";
   bool any_table = false;
   uint64_t seed = 1;
-  std::string output;
   std::string commands;
+
+  bool spin() const { return kernels == "spin"; }
 };
 
 // "5%" as 0.05. Throws `UsageError`.
@@ -55,122 +56,197 @@ double ParseTolerance(const std::string& text) {
   throw UsageError(fmt::format("--tolerance: '{}' is no percentage such as 5%", text));
 }
 
-// The costs that the prediction is made with: the table given or found, which must be of this
-// machine, else one recorded now.
-CostTable TableFor(const ValidateOptions& options, const Trace& trace, const Device& device,
-                   const CudaMachine& machine, Recording& recording,
-                   const BackendFactories& backends, Session& session) {
-  const std::string& source = options.machine.cost;
-  std::optional<CostTable> table =
-      source == "auto" ? FindRecordedTable(trace, device) : ReadCostTable(source);
-  if (table) {
-    if (!options.any_table) {
-      CheckProvenance(table->provenance, machine.gpu(), machine.cudnn(),
-                      options.recording.record.math);
-    }
-    return std::move(*table);
+// Measures one cell after the other on the GPU of this machine.
+class Measuring {
+ public:
+  Measuring(const ValidateOptions& options, Session& session)
+      : options_(options),
+        session_(session),
+        machine_(Cuda().open(
+            {options.recording.devices.front(), options.recording.record.math, options.seed})),
+        recording_(options_.recording.Open(*machine_, session.progress())) {
+    CudaRun run{options.seed, options.spin() ? CudaWork::kSpin : CudaWork::kKernels};
+    if (options.timeline == "cupti") run.timeline = CudaTimeline::kActivity;
+    run.digest = false;
+    backends_.Add("cuda", CudaFactory(machine_, run));
   }
-  session.Remark(fmt::format("{}: no table for {}; recording (keep one with spillway record)",
-                             trace.name, device.name));
-  return options.recording.Table(recording, trace.name, {&trace, 1}, std::nullopt, device,
-                                 backends);
-}
 
-// Records what policies make of the trace: slices of its ops have kernels of their own.
-void AddRewritten(const ValidateOptions& options, const Trace& trace, Device device,
-                  Recording& recording, CostTable& table) {
-  std::vector<Trace> rewritten;
-  const TableCostModel cost(table, device);
-  MachineOption machine = options.machine;
-  for (const std::string& memory : options.memories) {
-    machine.memory = memory;
-    device.memory =
-        Scenario(trace, machine, std::make_unique<TableCostModel>(table, device)).setup().memory;
-    for (const std::string& policy : options.policies) {
-      auto made = PolicyLibrary().Make(policy)->Rewrite(trace, device, cost);
-      if (made) rewritten.push_back(*std::move(made));
-    }
+  // What measures, as far as results depend on it.
+  std::string machine() const {
+    return fmt::format("{}, cuDNN {}", machine_->gpu(), machine_->cudnn());
   }
-  if (rewritten.empty()) return;
-  recording.Keep(table, fmt::format("the table of {}", trace.name));
-  AddMissing(recording.Table(trace.name, rewritten, {}), table);
-}
 
-int Execute(ValidateOptions options, Session& session) {
-  if (PrintHelpValues(options.machine, options.policies)) return kOk;
-  const double tolerance = ParseTolerance(options.tolerance);
-  options.recording.Check();
-  const bool spin = options.kernels == "spin";
-  CudaRun run{options.seed, spin ? CudaWork::kSpin : CudaWork::kKernels};
-  if (options.timeline == "cupti") run.timeline = CudaTimeline::kActivity;
-  run.digest = false;
-  options.machine.backend = "cuda";
-  if (options.memories.empty()) options.memories = {""};
-  // What is misspelt is said before the GPU is opened.
-  LoadDevice(options.machine.device);
-  if (!spin && options.machine.cost == "roofline") {
-    throw UsageError("--cost roofline: a measured run needs kernels by name; give auto or a table");
-  }
-  for (const std::string& policy : options.policies) PolicyLibrary().Make(policy);
-  for (const std::string& workload : options.workloads) {
-    options.workload.text = workload;
-    for (const std::string& memory : options.memories) {
-      options.machine.memory = memory;
-      static_cast<void>(Scenario(options.workload.Load(), options.machine));
-    }
-  }
-  const auto machine = std::make_shared<CudaMachine>(CudaMachine::Options{
-      options.recording.devices.front(), options.recording.record.math, options.seed});
-  BackendFactories backends;
-  backends.Add("cuda", CudaFactory(machine, run));
+  const std::vector<ValidatedCommand>& commands() const { return commands_; }
 
-  std::vector<ValidationResult> results;
-  std::vector<ValidatedCommand> commands;
-  bool agree = true;
-  ProgressBar& bar = session.progress();
-  const auto recording = options.recording.Open(*machine, bar);
-  bar.Start(options.workloads.size() * options.policies.size() * options.memories.size());
-  for (const std::string& workload : options.workloads) {
-    options.workload.text = workload;
-    const Trace trace = options.workload.Load();
-    const Device device = LoadDevice(options.machine.device);
-    std::optional<CostTable> table;
-    if (!spin) table = TableFor(options, trace, device, *machine, *recording, backends, session);
-    if (table) AddRewritten(options, trace, device, *recording, *table);
-    for (const std::string& memory : options.memories) {
-      options.machine.memory = memory;
-      const Scenario scenario(trace, options.machine,
-                              table ? std::make_unique<TableCostModel>(*table, device) : nullptr);
-      Setup setup = scenario.setup();
-      if (spin) setup.device.library_call.reset();  // busy waits call no library
-      for (const std::string& policy : options.policies) {
-        PolicyLibrary library;
-        const auto make = [&] { return library.Make(policy); };
-        Validation validation = Validate(setup, make, backends);
-        for (const std::string& violation : validation.violations) {
-          session.Remark(fmt::format("{} {}: {}", workload, policy, violation));
-        }
-        agree = agree && Agrees(validation, tolerance);
-        bar.Advance(fmt::format("{} {}", workload, policy));
-        if (!options.commands.empty() && validation.fits() && validation.parity()) {
-          for (ValidatedCommand& command : CommandsOf(validation)) {
-            command.workload = workload;
-            command.policy = policy;
-            command.memory = memory.empty() ? "all" : memory;
-            commands.push_back(std::move(command));
-          }
-        }
-        results.push_back(MakeValidationResult(scenario.setup(), policy, std::move(validation)));
+  ValidationResult Measure(const Cell& cell, const std::shared_ptr<const Trace>& trace) {
+    MachineText text = cell.machine;
+    text.backend = "cuda";
+    text.iterations = options_.iterations;
+    std::unique_ptr<const CostModel> cost;
+    if (!options_.spin()) {
+      if (trace != trace_ || text.device != device_ || text.cost != cost_) {
+        table_ = TableFor(*trace, text);
+        trace_ = trace;
+        device_ = text.device;
+        cost_ = text.cost;
+      }
+      AddRewritten(*trace, text, cell.policy);
+      cost = std::make_unique<TableCostModel>(table_, LoadDevice(text.device));
+    }
+    Setup setup = Scenario(trace, text, std::move(cost)).setup();
+    if (options_.spin()) setup.device.library_call.reset();  // busy waits call no library
+    ValidationResult result = ValidateForRow(setup, cell.policy, backends_);
+    for (const std::string& violation : result.validation.violations) {
+      session_.Remark(fmt::format("{}: {}", CommandOf(cell), violation));
+    }
+    if (!options_.commands.empty() && result.fits() && result.validation.parity()) {
+      for (ValidatedCommand& command : CommandsOf(result.validation)) {
+        command.workload = cell.workload;
+        command.policy = cell.policy;
+        command.memory = text.memory.empty() ? "all" : text.memory;
+        commands_.push_back(std::move(command));
       }
     }
+    return result;
   }
-  bar.Wipe();
+
+ private:
+  // The costs that the prediction is made with: the table given or found, which must be of this
+  // machine, else one recorded now.
+  CostTable TableFor(const Trace& trace, const MachineText& text) {
+    const Device device = LoadDevice(text.device);
+    std::optional<CostTable> table =
+        text.cost == "auto" ? FindRecordedTable(trace, device) : ReadCostTable(text.cost);
+    if (table) {
+      if (!options_.any_table) {
+        CheckProvenance(table->provenance, machine_->gpu(), machine_->cudnn(),
+                        options_.recording.record.math);
+      }
+      return *std::move(table);
+    }
+    session_.Remark(fmt::format("{}: no table for {}; recording (keep one with spillway record)",
+                                trace.name, device.name));
+    return options_.recording.Table(*recording_, trace.name, {&trace, 1}, std::nullopt, device,
+                                    backends_);
+  }
+
+  // Records what the policy makes of the trace: slices of its ops have kernels of their own.
+  void AddRewritten(const Trace& trace, const MachineText& text, const std::string& policy) {
+    Device device = LoadDevice(text.device);
+    device.memory =
+        Scenario(trace, text, std::make_unique<TableCostModel>(table_, device)).setup().memory;
+    std::optional<Trace> rewritten;
+    try {
+      rewritten =
+          PolicyLibrary().Make(policy)->Rewrite(trace, device, TableCostModel(table_, device));
+    } catch (const Error&) {  // its row will say so
+    }
+    if (!rewritten) return;
+    recording_->Keep(table_, fmt::format("the table of {}", trace.name));
+    AddMissing(recording_->Table(trace.name, {&*rewritten, 1}, {}), table_);
+  }
+
+  ValidateOptions options_;
+  Session& session_;
+  std::shared_ptr<CudaMachine> machine_;
+  std::unique_ptr<Recording> recording_;
+  BackendFactories backends_;
+  std::shared_ptr<const Trace> trace_;  // that `table_` is of, with these
+  std::string device_, cost_;
+  CostTable table_;
+  std::vector<ValidatedCommand> commands_;
+};
+
+// What is misspelt is said before the GPU is opened.
+void CheckGrid(const Grid& grid, const Experiment& experiment, const ValidateOptions& options) {
+  grid.Check();
+  if (!experiment.backends.empty()) {
+    throw UsageError("backend: a validation runs on sim and cuda; leave it out");
+  }
+  if (!options.spin() &&
+      std::ranges::count(SplitSpecifications(experiment.costs), "roofline") > 0) {
+    throw UsageError("--cost roofline: a measured run needs kernels by name; give auto or a table");
+  }
+  const Cell first = grid.at(0);
+  MachineText machine = first.machine;
+  machine.memory.clear();
+  const Scenario scenario(LoadWorkload(first.workload, {first.preset, first.mode == "training"}),
+                          machine);
+  for (uint64_t i = 0; i < grid.group(); ++i) scenario.WithMemory(grid.at(i).machine.memory);
+}
+
+// What measurements depend on besides the cell, as arguments.
+std::string OptionsOf(const ValidateOptions& options) {
+  std::string text = fmt::format(" --iterations {}", options.iterations);
+  const auto add = [&](const char* name, const auto& value, const auto& initial) {
+    if (value != initial) text += fmt::format(" --{} {}", name, value);
+  };
+  const ValidateOptions initial;
+  add("kernels", options.kernels, initial.kernels);
+  add("timeline", options.timeline, initial.timeline);
+  add("math", options.recording.record.math, initial.recording.record.math);
+  add("seed", options.seed, initial.seed);
+  add("min-time", FormatDuration(options.recording.record.min_time),
+      FormatDuration(initial.recording.record.min_time));
+  for (const std::string& batch : options.recording.micro_batches) add("micro-batch", batch, "");
+  return text;
+}
+
+int Execute(const ValidateOptions& options, Session& session) {
+  if (options.PrintHelp()) return kOk;
+  const double tolerance = ParseTolerance(options.tolerance);
+  options.recording.Check();
+  const Experiment experiment = options.Load();
+  const Shard shard = Shard::Parse(options.shard);
+  const Grid grid(experiment, {"liveness"});
+  CheckGrid(grid, experiment, options);
+  const StoreKind& kind = ValidationKind();
+  Measuring measuring(options, session);
+  std::optional<SweepStore> store;
+  std::string output = experiment.output;
+  FormatOption format = options.format;
+  if (output.ends_with(".sqlite")) {
+    store.emplace(std::exchange(output, ""), SweepStore::Open::kCreate, kind);
+  }
+  format.Follow(output);
+  FinishedRows<ResultRow>::Format print;
+  if (!store && output.empty())
+    print = [&](const auto& rows) { return FormatRows(kind, rows, format); };
+  uint64_t found = 0;
+  size_t next = 0;
+  std::optional<FinishedRows<ResultRow>> finished;
+  finished.emplace(session, shard.Size(grid), print);
+  ValidationRun run;
+  run.options = OptionsOf(options);
+  run.machine = measuring.machine();
+  run.program = fmt::format("spillway {} ({})", SPILLWAY_VERSION, kCommit);
+  run.measure = [&](const Cell& cell, const auto& trace) { return measuring.Measure(cell, trace); };
+  run.finished = [&](const Cell& cell, const ResultRow& row, bool was_there) {
+    found += was_there ? 1 : 0;
+    finished->Finish(next++, row, CommandOf(cell),
+                     was_there                ? "was there"
+                     : Agrees(row, tolerance) ? "agrees"
+                                              : "does not agree");
+  };
+  RunValidations(grid, shard, store ? &*store : nullptr, run);
+  const std::vector<ResultRow> rows = finished->Take();
+  finished.reset();
+  const auto agree = static_cast<size_t>(
+      std::ranges::count_if(rows, [&](const ResultRow& row) { return Agrees(row, tolerance); }));
+  const bool failed = std::ranges::any_of(rows, HasFailed);
   const std::string text =
-      FormatAs(options.format.format(), ValidationColumns(), results, "spillway.validation/v1",
-               [&] { return FormatValidation(results); });
-  const Export exported{"--export-commands", options.commands,
-                        [&](const Manifest&) { return FormatCsv(CommandColumns(), commands); }};
-  return session.Finish(text, options.output, {exported}, agree ? kOk : kNegative,
+      store
+          ? fmt::format("{}: {} cells, {} measured, {} were there: {} agree within {}, {} do not\n",
+                        experiment.output, rows.size(), rows.size() - found, found, agree,
+                        options.tolerance, rows.size() - agree)
+          : FormatRows(kind, rows, format);
+  const Export exported{"--export-commands", options.commands, [&](const Manifest&) {
+                          return FormatCsv(CommandColumns(), measuring.commands());
+                        }};
+  return session.Finish(text, output, {exported},
+                        failed                 ? kPolicyFailure
+                        : agree == rows.size() ? kOk
+                                               : kNegative,
                         [](Manifest&) {});
 }
 
@@ -179,21 +255,15 @@ int Execute(ValidateOptions options, Session& session) {
 void AddValidate(CLI::App& app, int& exit_code, Session& session) {
   CLI::App* verb = app.add_subcommand(
       "validate",
-      "Check predictions on this machine's GPU; exit code 1 out of tolerance, 5 without a GPU");
+      "Check predictions on this machine's GPU, of one case or of the cells of a grid; exit code 1 "
+      "out of tolerance, 4 if a policy failed, which costs its own cells only, 5 without a GPU");
   auto options = std::make_shared<ValidateOptions>();
-  verb->add_option("workloads", options->workloads, "NETWORK:BATCH or a trace file, one or more")
-      ->required();
-  options->workload.AddLowering(*verb);
-  options->machine.AddAllButMemory(*verb);
+  options->Add(*verb);
+  verb->remove_option(verb->get_option("--backend"));
   options->format.Add(*verb);
-  verb->add_option("--policy", options->policies,
-                   "NAME or PLUGIN.so:NAME, then :key=value,...; or help; repeat for more")
-      ->capture_default_str();
-  verb->add_option("--memory", options->memories, std::string(kMemoryHelp) + "; repeat for more")
-      ->check(MemoryGiven());
   verb->add_option("--tolerance", options->tolerance, "Largest error of the iteration time")
       ->capture_default_str();
-  verb->add_option("--iterations", options->machine.iterations,
+  verb->add_option("--iterations", options->iterations,
                    "Iterations per case: three to warm up, the last to stamp each command, the "
                    "others timed")
       ->check(CLI::Range(kWarmUp + 2, 1000000))
@@ -213,9 +283,12 @@ void AddValidate(CLI::App& app, int& exit_code, Session& session) {
   verb->add_option("--seed", options->seed, "Seed of parameters, data and dropout")
       ->check(NotNegative())
       ->capture_default_str();
-  AddOutput(*verb, options->output, options->format);
+  AddOutput(
+      *verb, options->options.output, options->format,
+      ". A .sqlite file is a store: each case is in it as soon as it is measured, and what it "
+      "has is not measured again; spillway sweep export reads it");
   AddFile(*verb, "--export-commands", options->commands,
-          "Write every kernel and copy, predicted and measured, as CSV");
+          "Write every kernel and copy of what is measured now, predicted and measured, as CSV");
   verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
 }
 

@@ -24,6 +24,7 @@ inline constexpr int kMissingEnvironment = 5;
 void AddRun(CLI::App& app, int& exit_code, Session& session);
 void AddCompare(CLI::App& app, int& exit_code, Session& session);
 void AddLimit(CLI::App& app, int& exit_code, Session& session);
+void AddFit(CLI::App& app, int& exit_code, Session& session);
 void AddList(CLI::App& app, int& exit_code, Session& session);
 void AddTrace(CLI::App& app, int& exit_code, Session& session);
 void AddRecord(CLI::App& app, int& exit_code, Session& session);

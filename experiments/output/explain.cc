@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "experiments/output/memory_timeline.h"
+#include "experiments/output/peak.h"
 #include "traces/base/error.h"
 #include "traces/liveness.h"
 
@@ -529,7 +530,10 @@ std::string FormatExplanationJson(const Trace& trace, const Report& report, cons
   json.BeginObject().Put("schema", "spillway.explain/v1");
   PutRow(json.Key("row"), ResultColumns(), result);
   PutRows(json.Key("stalls"), StallColumns(trace, report, stalls), stalls);
-  return json.EndObject().Take();
+  const MemoryPeak peak = report.fits() ? FindPeak(trace, report) : MemoryPeak();
+  json.Key("peak").BeginObject().Put("op", IfAny(peak.op)).Put("requested_bytes", peak.requested);
+  PutRows(json.Key("holders"), PeakColumns(), peak.holders);
+  return json.EndObject().EndObject().Take();
 }
 
 }  // namespace spillway

@@ -70,7 +70,8 @@ std::string FormatExplanationCsv(const Trace& trace, const Report& report,
                                  const std::vector<StallExplanation>& stalls);
 
 // {"schema": "spillway.explain/v1", "row": the result, "stalls": [rows, each with its
-// "suggestions"]}. A run that does not fit has no stalls.
+// "suggestions"], "peak": {"op", "requested_bytes", "holders": [rows]}}. A run that does not fit
+// has no stalls, and nothing at its peak.
 std::string FormatExplanationJson(const Trace& trace, const Report& report, const RunResult& result,
                                   const std::vector<StallExplanation>& stalls);
 

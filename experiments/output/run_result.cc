@@ -239,9 +239,10 @@ RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Ou
 }
 
 RunResult PlayForRow(const Scenario& scenario, const std::string& policy,
-                     const std::function<void(const Outcome&)>& look, Certificate certificate) {
+                     const std::function<void(const Outcome&)>& look, Certificate certificate,
+                     const BackendFactories& backends) {
   try {
-    const Outcome outcome = scenario.Play(policy);
+    const Outcome outcome = scenario.Play(policy, backends);
     if (look) look(outcome);
     return ResultOf(scenario, policy, outcome, certificate);
   } catch (const Error& error) {

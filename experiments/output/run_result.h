@@ -70,7 +70,8 @@ RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Ou
 // `look` may see the outcome of a run that came to its end.
 RunResult PlayForRow(const Scenario& scenario, const std::string& policy,
                      const std::function<void(const Outcome&)>& look = {},
-                     Certificate certificate = Certificate::kBound);
+                     Certificate certificate = Certificate::kBound,
+                     const BackendFactories& backends = {});
 
 // Of `spillway run` and `compare`; experiments/schemas/results.json describes their rows.
 Columns<RunResult> ResultColumns();

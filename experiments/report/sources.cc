@@ -22,11 +22,13 @@ namespace {
 using Kind = ReportSection::Kind;
 
 ReportSection ReadStore(const std::string& path) {
-  const SweepStore store(path, SweepStore::Open::kExisting);
+  const StoreKind& kind = StoreKindOf(path);
+  const SweepStore store(path, SweepStore::Open::kExisting, kind);
   std::vector<ResultRow> rows;
   for (SweepStore::Entry& entry : store.Read()) rows.push_back(std::move(entry.row));
-  return {Kind::kResults, path, fmt::format("spillway sweep export {}", path),
-          NestRows(RowColumns(rows), rows).json};
+  return {&kind == &ValidationKind() ? Kind::kValidation : Kind::kResults, path,
+          fmt::format("spillway sweep export {}", path),
+          NestRows(RowColumns(kind, rows), rows).json};
 }
 
 Value ValueOf(const std::string& field) {
@@ -75,6 +77,8 @@ ReportSection ReadJson(const std::string& path) {
   const std::string text = ReadFile(path, Bytes::GiB(1));
   JsonDocument json(text, path);
   ReportSection section{Kind::kTable, path, "", ""};
+  bool has_table = false;
+  const auto table = [&](JsonDocument::Value) { has_table = true; };
   json.ReadRoot(Required("schema",
                          [&](JsonDocument::Value value) {
                            const std::string_view schema = json.ReadString(value);
@@ -83,7 +87,11 @@ ReportSection ReadJson(const std::string& path) {
                              section.kind = Kind::kValidation;
                            }
                          }),
-                Required("rows", SkipJson));
+                Optional("rows", table), Optional("row", table), Optional("stalls", SkipJson),
+                Optional("log", SkipJson), Optional("out_of_memory", SkipJson),
+                Optional("recorded_failure", SkipJson), Optional("totals", SkipJson),
+                Optional("peak", SkipJson));
+  if (!has_table) throw InputError(fmt::format("{}: has neither rows nor a row", path));
   // The page reads the document; what was checked here is that it is one.
   section.json = text;
   return section;

@@ -5,12 +5,15 @@
 #include <array>
 #include <cstddef>
 #include <map>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "sim/alloc/make_allocator.h"
 #include "sim/engine/sim_backend.h"
+#include "sim/runtime/trace_facts.h"
 #include "traces/base/error.h"
 #include "traces/base/sha256.h"
 
@@ -123,6 +126,19 @@ Setup TrialOf(const Setup& setup) {
   return trial;
 }
 
+// What a run and the trials within it share, made when the first of them needs it.
+class SharedFacts {
+ public:
+  const TraceFacts& Of(const Setup& setup) {
+    std::call_once(once_, [&] { facts_.emplace(*setup.trace, *setup.cost); });
+    return *facts_;
+  }
+
+ private:
+  std::once_flag once_;
+  std::optional<TraceFacts> facts_;
+};
+
 std::shared_ptr<const Trace> Rewritten(const Setup& setup, Policy& policy) {
   auto rewritten = policy.Rewrite(*setup.trace, setup.device, *setup.cost);
   if (!rewritten) return setup.trace;
@@ -131,7 +147,7 @@ std::shared_ptr<const Trace> Rewritten(const Setup& setup, Policy& policy) {
 }
 
 Outcome Assemble(Setup setup, Policy& policy, const BackendFactories& backends,
-                 const ArenaMaker& given, int depth) {
+                 const ArenaMaker& given, int depth, SharedFacts& facts) {
   if (depth > kDeepestTrial) {
     throw PolicyError(
         fmt::format("WhatIf: more than {} trial runs within one another; does the "
@@ -143,7 +159,7 @@ Outcome Assemble(Setup setup, Policy& policy, const BackendFactories& backends,
     Setup tried = TrialOf(setup);
     tried.memory = memory;
     tried.options.iterations = options.iterations;
-    return Assemble(tried, other, backends, {}, depth + 1).report;
+    return Assemble(std::move(tried), other, backends, {}, depth + 1, facts).report;
   });
   setup.device.memory = policy.LimitMemory(*setup.trace, setup.device, trial);
   Outcome outcome;
@@ -174,7 +190,8 @@ Outcome Assemble(Setup setup, Policy& policy, const BackendFactories& backends,
     return trial(other, setup.device.memory, options);
   };
   Report& report = outcome.report;
-  report = Run(parts, setup.options);
+  report = outcome.trace == setup.trace ? Run(parts, facts.Of(setup), setup.options)
+                                        : Run(parts, setup.options);
   if (!report.fits()) return outcome;
   if (compression) {
     outcome.compression = SummaryOf(made, setup, *compression, trace, report);
@@ -201,11 +218,13 @@ const BackendFactory& BackendFactories::Find(const std::string& name) const {
 
 Outcome RunPolicy(const Setup& setup, Policy& policy, const BackendFactories& backends,
                   const ArenaMaker& arena) {
-  return Assemble(setup, policy, backends, arena, 0);
+  SharedFacts facts;
+  return Assemble(setup, policy, backends, arena, 0, facts);
 }
 
 Outcome Simulate(const Setup& setup, Policy& policy, const ArenaMaker& arena) {
-  return Assemble(PredictionOf(setup), policy, {}, arena, 0);
+  SharedFacts facts;
+  return Assemble(PredictionOf(setup), policy, {}, arena, 0, facts);
 }
 
 }  // namespace spillway

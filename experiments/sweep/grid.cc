@@ -27,7 +27,7 @@ constexpr Default kDefaults[] = {
     {&Experiment::presets, "torch"},       {&Experiment::modes, "training"},
     {&Experiment::devices, "h200"},        {&Experiment::costs, "auto"},
     {&Experiment::allocators, "best-fit"}, {&Experiment::compress, ""},
-    {&Experiment::memories, ""},
+    {&Experiment::backends, kSimulator},   {&Experiment::memories, ""},
 };
 
 std::vector<std::string> Split(const ExperimentList& list, const Experiment& experiment) {
@@ -112,6 +112,8 @@ const std::vector<ExperimentList>& ExperimentLists() {
       {"cost", &Experiment::costs, true, "Kernel times: auto, roofline, or cost table files"},
       {"allocator", &Experiment::allocators, true, "Device allocators"},
       {"compress", &Experiment::compress, true, "Compression of offloaded feature maps"},
+      {"backend", &Experiment::backends, true,
+       "sim predicts; cpu executes one iteration on real bytes, with synthetic data"},
       {"memory", &Experiment::memories, true, "Device memory, as for compare (30%,50%,12GiB)"},
       {"policy", &Experiment::policies, true,
        "NAME or PLUGIN.so:NAME, then :key=value,...; all where none is given"},
@@ -170,6 +172,7 @@ std::string CommandOf(const Cell& cell) {
   add("cost", machine.cost, "auto");
   add("allocator", machine.allocator, "best-fit");
   add("compress", machine.compress, "");
+  add("backend", machine.backend, kSimulator);
   add("memory", machine.memory, "");
   if (machine.deterministic) command += " --deterministic";
   if (machine.charge_input) command += " --charge-input";
@@ -195,6 +198,7 @@ Grid::Grid(const Experiment& experiment, const std::vector<std::string>& all_pol
       {&Experiment::costs, nullptr, &MachineText::cost},
       {&Experiment::allocators, nullptr, &MachineText::allocator},
       {&Experiment::compress, nullptr, &MachineText::compress},
+      {&Experiment::backends, nullptr, &MachineText::backend},
       {&Experiment::memories, nullptr, &MachineText::memory},
       {&Experiment::policies, &Cell::policy, nullptr},
   };
@@ -238,6 +242,7 @@ Cell Grid::at(uint64_t i) const {
       cell.machine.pools.insert(cell.machine.pools.begin(), std::move(value));
     }
   }
+  if (cell.machine.backend != kSimulator) cell.machine.iterations = 1;
   if (IsTraceFile(cell.workload)) cell.preset = cell.mode = "";  // the file says
   return cell;
 }
@@ -254,6 +259,10 @@ void Grid::Check() const {
       } else if (axis.text == &Cell::mode) {
         if (value != "training" && value != "inference") {
           throw UsageError(UnknownName("mode", value, {"training", "inference"}));
+        }
+      } else if (axis.machine == &MachineText::backend) {
+        if (value != kSimulator && value != "cpu") {
+          throw UsageError(UnknownName("backend", value, {kSimulator, "cpu"}));
         }
       } else if (axis.text == &Cell::policy) {
         try {

@@ -21,7 +21,7 @@ namespace spillway {
 // it, but for the workloads.
 struct Experiment {
   std::vector<std::string> workloads, presets, modes, devices, pools, costs, allocators, compress,
-      memories, policies;
+      backends, memories, policies;
   bool deterministic = false, charge_input = false, check = false;
   std::string output;  // the store
 };
@@ -57,7 +57,8 @@ struct Cell {
 // The text as one word of a shell.
 std::string Quoted(const std::string& text);
 
-// The arguments of `spillway compare` that give the cell's row, quoted for a shell.
+// The arguments of `spillway compare`, or `run` where the backend executes, that give the cell's
+// row, quoted for a shell.
 std::string CommandOf(const Cell& cell);
 
 // The cells of an experiment, each by its number. Takes no memory for them.

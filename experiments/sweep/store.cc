@@ -9,6 +9,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <exception>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <set>
@@ -23,30 +24,53 @@
 namespace spillway {
 namespace {
 
-constexpr int kApplication = 0x53707377;  // "Spsw", in the file's header
-constexpr int kVersion = 1;               // the user version there
+constexpr int kVersion = 1;  // the user version of the file
 
 constexpr auto kDelay = std::chrono::milliseconds(50);
 
-constexpr const char* kOrder =
-    "network, batch, preset, mode, device, memory_bytes, allocator, policy, key";
-
-std::string SqlTypeOf(const Column<RunResult>& column) {
+std::string SqlTypeOf(const Column<ResultRow>& column) {
   const std::string_view type = column.type;
   return type.starts_with("integer") || type.starts_with("boolean") ? "INTEGER"
          : type.starts_with("number")                               ? "REAL"
                                                                     : "TEXT";
 }
 
-std::string NamesOfColumns() {
+// The columns of a table of results as those of rows.
+template <typename T>
+Columns<ResultRow> Stored(const Columns<T>& originals) {
+  Columns<ResultRow> columns;
+  for (size_t i = 0; i < originals.size(); ++i) {
+    const Column<T>& original = originals[i];
+    Column<ResultRow> column{original.name,   original.unit,
+                             original.help,   [](const ResultRow&) { return std::string(); },
+                             original.header, original.digits};
+    column.type = original.type;
+    column.get = [i](const ResultRow& row) { return row[i]; };
+    if (original.present) column.present = [i](const ResultRow& row) { return row[i] != Value(); };
+    columns.push_back(std::move(column));
+  }
+  return columns;
+}
+
+template <typename T>
+ResultRow ValuesOf(const Columns<T>& columns, const T& result) {
+  ResultRow row;
+  row.reserve(columns.size());
+  for (const Column<T>& column : columns) {
+    row.push_back(column.IsIn(result) ? column.get(result) : Value());
+  }
+  return row;
+}
+
+std::string NamesOfColumns(const StoreKind& kind) {
   std::string names;
-  for (const Column<RunResult>& column : ResultColumns()) names += ", " + column.name;
+  for (const Column<ResultRow>& column : kind.columns) names += ", " + column.name;
   return names;
 }
 
-std::string SchemaText() {
+std::string SchemaText(const StoreKind& kind) {
   std::string columns;
-  for (const Column<RunResult>& column : ResultColumns()) {
+  for (const Column<ResultRow>& column : kind.columns) {
     columns += fmt::format(", {} {}", column.name, SqlTypeOf(column));
   }
   return fmt::format(R"(
@@ -89,33 +113,71 @@ Value ReadValue(const SQLite::Column& column, std::string_view type) {
   return column.getString();
 }
 
-}  // namespace
-
-ResultRow RowOf(const RunResult& result) {
-  static const Columns<RunResult> columns = ResultColumns();
+// The result columns of a row, which stand behind another one.
+ResultRow ReadRow(SQLite::Statement& query, const StoreKind& kind) {
   ResultRow row;
-  row.reserve(columns.size());
-  for (const Column<RunResult>& column : columns) {
-    row.push_back(column.IsIn(result) ? column.get(result) : Value());
+  row.reserve(kind.columns.size());
+  for (size_t i = 0; i < kind.columns.size(); ++i) {
+    row.push_back(ReadValue(query.getColumn(static_cast<int>(i) + 1), kind.columns[i].type));
   }
   return row;
 }
 
-Columns<ResultRow> RowColumns(const std::vector<ResultRow>& rows) {
-  Columns<ResultRow> columns;
-  const Columns<RunResult> originals = ResultColumns();
-  for (size_t i = 0; i < originals.size(); ++i) {
-    const Column<RunResult>& original = originals[i];
-    Column<ResultRow> column{original.name,   original.unit,
-                             original.help,   [](const ResultRow&) { return std::string(); },
-                             original.header, original.digits};
-    column.type = original.type;
-    column.get = [i](const ResultRow& row) { return row[i]; };
-    const auto has = [i](const ResultRow& row) { return row[i] != Value(); };
-    if (original.present && std::ranges::none_of(rows, has)) {
-      column.present = [](const ResultRow&) { return false; };
+}  // namespace
+
+ResultRow RowOf(const RunResult& result) {
+  static const Columns<RunResult> columns = ResultColumns();
+  return ValuesOf(columns, result);
+}
+
+ResultRow RowOf(const ValidationResult& result) { return ValuesOf(ValidationColumns(), result); }
+
+const StoreKind& SweepKind() {
+  static const StoreKind kind = [] {
+    StoreKind made{
+        "sweep store",
+        0x53707377,  // "Spsw"
+        Stored(ResultColumns()),
+        "network, batch, preset, mode, device, memory_bytes, allocator, policy, key",
+        "spillway.results/v1",
+        {"workload", "device", "memory_request", "allocator", "policy", "status", "iteration_ms",
+         "slowdown", "peak_allocated_bytes", "offloaded_bytes", "stall_ms"}};
+    for (Column<ResultRow>& column : made.columns) {
+      if (column.header.empty() && std::ranges::count(made.shown, column.name) > 0) {
+        column.header = column.name;
+      }
     }
-    columns.push_back(std::move(column));
+    return made;
+  }();
+  return kind;
+}
+
+const StoreKind& ValidationKind() {
+  static const StoreKind kind{
+      "validation store",
+      0x53707664,  // "Spvd"
+      Stored(ValidationColumns()),
+      "network, batch, preset, mode, device, memory_bytes, allocator, policy, key",
+      "spillway.validation/v1",
+      ShownOfValidations()};
+  return kind;
+}
+
+const StoreKind& StoreKindOf(const std::filesystem::path& path) {
+  constexpr std::streamoff kApplicationAt = 68;  // big-endian
+  std::ifstream file(path, std::ios::binary);
+  file.seekg(kApplicationAt);
+  int application = 0;
+  for (int i = 0; i < 4; ++i) application = application * 256 + std::max(file.get(), 0);
+  return application == ValidationKind().application ? ValidationKind() : SweepKind();
+}
+
+Columns<ResultRow> RowColumns(const StoreKind& kind, const std::vector<ResultRow>& rows) {
+  Columns<ResultRow> columns = kind.columns;
+  for (Column<ResultRow>& column : columns) {
+    if (!column.present) continue;
+    const bool any = std::ranges::any_of(rows, column.present);
+    column.present = [any](const ResultRow&) { return any; };
   }
   return columns;
 }
@@ -128,8 +190,9 @@ class SweepStore::Connection {
     CellProvenance provenance;
   };
 
-  Connection(const std::filesystem::path& path, Open open)
-      : file_(path, {"sweep store", kApplication, kVersion, SchemaText(), true},
+  Connection(const std::filesystem::path& path, Open open, const StoreKind& kind)
+      : kind_(kind),
+        file_(path, {kind.name, kind.application, kVersion, SchemaText(kind), true},
               {.create = open == Open::kCreate}) {
     Run([&] { CheckColumns(path); });
     Run([&] { find_.emplace(file_.Query("SELECT status FROM cells WHERE key = ?")); });
@@ -178,7 +241,7 @@ class SweepStore::Connection {
     std::set<std::string> there;
     SQLite::Statement query = file_.Query("SELECT name FROM pragma_table_info('cells')");
     while (query.executeStep()) there.insert(query.getColumn(0).getString());
-    for (const Column<RunResult>& column : ResultColumns()) {
+    for (const Column<ResultRow>& column : kind_.columns) {
       if (there.contains(column.name)) continue;
       throw InputError(fmt::format(
           "{}: is of a Spillway that has no result column '{}': sweep into a new store, "
@@ -212,8 +275,9 @@ class SweepStore::Connection {
       if (!add_cell_) {
         const std::string marks = fmt::format(
             "{}", fmt::join(std::vector<std::string>(2 + cells[0].row.size(), "?"), ", "));
-        add_cell_.emplace(file_.Query(fmt::format(
-            "INSERT OR IGNORE INTO cells (key, command{}) VALUES ({})", NamesOfColumns(), marks)));
+        add_cell_.emplace(
+            file_.Query(fmt::format("INSERT OR IGNORE INTO cells (key, command{}) VALUES ({})",
+                                    NamesOfColumns(kind_), marks)));
         add_provenance_.emplace(
             file_.Query("INSERT OR IGNORE INTO provenance VALUES (?, ?, ?, ?, ?, ?, ?)"));
       }
@@ -271,6 +335,7 @@ class SweepStore::Connection {
     }
   };
 
+  const StoreKind& kind_;
   SqliteFile file_;
   std::mutex database_mutex_;
   Rollback::Ids ids_;
@@ -284,8 +349,10 @@ class SweepStore::Connection {
   std::thread writer_;
 };
 
-SweepStore::SweepStore(std::filesystem::path path, Open open)
-    : path_(std::move(path)), connection_(std::make_unique<Connection>(path_, open)) {}
+SweepStore::SweepStore(std::filesystem::path path, Open open, const StoreKind& kind)
+    : path_(std::move(path)),
+      kind_(kind),
+      connection_(std::make_unique<Connection>(path_, open, kind)) {}
 
 SweepStore::~SweepStore() = default;
 
@@ -300,21 +367,31 @@ std::optional<std::string> SweepStore::StatusOf(std::string_view key) const {
   });
 }
 
+std::optional<ResultRow> SweepStore::RowOf(std::string_view key) const {
+  return connection_->Run([&]() -> std::optional<ResultRow> {
+    SQLite::Statement query = connection_->file().Query(
+        fmt::format("SELECT key{} FROM cells WHERE key = ?", NamesOfColumns(kind_)));
+    query.bind(1, std::string(key));
+    if (!query.executeStep()) return std::nullopt;
+    return ReadRow(query, kind_);
+  });
+}
+
 int64_t SweepStore::Size() const {
   return connection_->Run([&]() -> int64_t {
     return connection_->file().database().execAndGet("SELECT count(*) FROM cells").getInt64();
   });
 }
 
-void SweepStore::Put(std::string key, std::string command, const RunResult& result,
+void SweepStore::Put(std::string key, std::string command, ResultRow row,
                      CellProvenance provenance) {
-  connection_->Put({std::move(key), std::move(command), RowOf(result), std::move(provenance)});
+  connection_->Put({std::move(key), std::move(command), std::move(row), std::move(provenance)});
 }
 
 void SweepStore::Commit() { connection_->Commit(); }
 
 int64_t SweepStore::Merge(const std::filesystem::path& other) {
-  { const SweepStore checked(other, Open::kExisting); }
+  { const SweepStore checked(other, Open::kExisting, kind_); }
   return connection_->Run([&] {
     SQLite::Database& database = connection_->file().database();
     SQLite::Statement attach = connection_->file().Query("ATTACH ? AS other");
@@ -332,7 +409,7 @@ int64_t SweepStore::Merge(const std::filesystem::path& other) {
             "sha256) WHERE theirs.id = p.{})",
             role);
       };
-      const std::string columns = NamesOfColumns();
+      const std::string columns = NamesOfColumns(kind_);
       const std::string fresh = "NOT EXISTS (SELECT 1 FROM main.cells m WHERE m.key = p.key)";
       database.exec(
           fmt::format("INSERT INTO main.provenance SELECT key, {}, {}, {}, {}, model, program FROM "
@@ -350,18 +427,12 @@ int64_t SweepStore::Merge(const std::filesystem::path& other) {
 }
 
 std::vector<SweepStore::Entry> SweepStore::Read() const {
-  const Columns<RunResult> columns = ResultColumns();
   return connection_->Run([&] {
     std::vector<Entry> entries;
     SQLite::Statement query = connection_->file().Query(
-        fmt::format("SELECT command{} FROM cells ORDER BY {}", NamesOfColumns(), kOrder));
+        fmt::format("SELECT command{} FROM cells ORDER BY {}", NamesOfColumns(kind_), kind_.order));
     while (query.executeStep()) {
-      Entry& entry = entries.emplace_back();
-      entry.command = query.getColumn(0).getString();
-      entry.row.reserve(columns.size());
-      for (size_t i = 0; i < columns.size(); ++i) {
-        entry.row.push_back(ReadValue(query.getColumn(static_cast<int>(i) + 1), columns[i].type));
-      }
+      entries.push_back({query.getColumn(0).getString(), ReadRow(query, kind_)});
     }
     return entries;
   });

@@ -161,9 +161,11 @@ class Walk {
   LazyScenario plain_, scenario_;
 };
 
-RunResult Compute(Job& job) {
+RunResult Compute(Job& job, const BackendFactories& backends) {
   return WithContext(
-      [&] { return PlayForRow(job.scenario->Get(), job.cell.policy, {}, Certificate::kNone); },
+      [&] {
+        return PlayForRow(job.scenario->Get(), job.cell.policy, {}, Certificate::kNone, backends);
+      },
       [&] { return CommandOf(job.cell); });
 }
 
@@ -265,8 +267,9 @@ CellInput Fingerprints::PolicyInput(const std::string& policy) {
   return {policy, plugin.empty() ? "" : HashOf(plugin)};
 }
 
-std::string Fingerprints::KeyOf(const Cell& cell, const CellProvenance& provenance) const {
-  std::string text = fmt::format("{}\n{}\n", kModelVersion, CommandOf(cell));
+std::string Fingerprints::KeyOf(const Cell& cell, const CellProvenance& provenance,
+                                const std::string& more) const {
+  std::string text = fmt::format("{}\n{}\n{}", kModelVersion, CommandOf(cell), more);
   for (const CellInput* input :
        {&provenance.trace, &provenance.device, &provenance.cost_table, &provenance.policy}) {
     text += fmt::format("{} {}\n", input->name, input->sha256);
@@ -295,7 +298,7 @@ SweepCounts CountCells(const Grid& grid, const Shard& shard, const SweepStore* s
 
 SweepCounts RunSweep(const Grid& grid, const Shard& shard, SweepStore& store,
                      const SweepCounts& before, int jobs, const std::string& program,
-                     const SweepProgress& progress) {
+                     const SweepProgress& progress, const BackendFactories& backends) {
   const auto threads = static_cast<uint64_t>(ThreadsOf(jobs));
   const uint64_t missing = before.cells - before.present;
   const uint64_t portion =
@@ -318,10 +321,10 @@ SweepCounts RunSweep(const Grid& grid, const Shard& shard, SweepStore& store,
   };
   const auto compute = [&](std::vector<Job> taken) {
     for (Job& job : taken) {
-      const RunResult result = Compute(job);
+      const RunResult result = Compute(job, backends);
       job.provenance.program = program;
       job.provenance.trace.sha256 = job.trace->Get().sha256;
-      store.Put(std::move(job.key), CommandOf(job.cell), result, std::move(job.provenance));
+      store.Put(std::move(job.key), CommandOf(job.cell), RowOf(result), std::move(job.provenance));
       {
         const std::lock_guard lock(counts_mutex);
         Walk::Count(result.fits() ? "ok" : result.failure.empty() ? "oom" : "failed", counts);
@@ -340,7 +343,8 @@ SweepCounts RunSweep(const Grid& grid, const Shard& shard, SweepStore& store,
   return counts;
 }
 
-double EstimateSweep(const Grid& grid, uint64_t cells, int jobs, double patience) {
+double EstimateSweep(const Grid& grid, uint64_t cells, int jobs, double patience,
+                     const BackendFactories& backends) {
   constexpr uint64_t kSamples = 48;
   if (cells == 0) return 0;
   const auto start = std::chrono::steady_clock::now();
@@ -358,7 +362,7 @@ double EstimateSweep(const Grid& grid, uint64_t cells, int jobs, double patience
     scenario->Get();
     loading += SecondsSince(load);
     const auto play = std::chrono::steady_clock::now();
-    PlayForRow(scenario->Get(), cell.policy, {}, Certificate::kNone);
+    PlayForRow(scenario->Get(), cell.policy, {}, Certificate::kNone, backends);
     playing += SecondsSince(play);
     ++done;
   }

@@ -41,7 +41,9 @@ class Fingerprints {
   // Throws `InputError` if a file is there and cannot be read.
   CellProvenance ProvenanceOf(const Cell& cell);
   CellInput PolicyInput(const std::string& policy);
-  std::string KeyOf(const Cell& cell, const CellProvenance& provenance) const;
+  // `more`: what else it depends on.
+  std::string KeyOf(const Cell& cell, const CellProvenance& provenance,
+                    const std::string& more = {}) const;
 
  private:
   // Of the file's contents; empty if there is no such file.
@@ -72,11 +74,12 @@ SweepCounts CountCells(const Grid& grid, const Shard& shard, const SweepStore* s
 // what has been computed is in the store then.
 SweepCounts RunSweep(const Grid& grid, const Shard& shard, SweepStore& store,
                      const SweepCounts& before, int jobs, const std::string& program,
-                     const SweepProgress& progress);
+                     const SweepProgress& progress, const BackendFactories& backends = {});
 
 // Seconds that so many cells of a grid take on `jobs` threads, from runs of a few that are spread
 // over it, in about `patience` seconds.
-double EstimateSweep(const Grid& grid, uint64_t cells, int jobs, double patience);
+double EstimateSweep(const Grid& grid, uint64_t cells, int jobs, double patience,
+                     const BackendFactories& backends = {});
 
 }  // namespace spillway
 

@@ -108,39 +108,70 @@ Duration MeasureInSequence(const CostTable& table, const Trace& trace, const Dev
       setup, [] { return PolicyLibrary().Make("liveness"); }, backends));
 }
 
-bool Agrees(const Validation& validation, double tolerance) {
-  if (!validation.predicted.report.fits()) return true;
-  return validation.fits() && validation.parity() && std::abs(validation.error()) <= tolerance;
+std::optional<std::string> ValidationResult::Reason() const {
+  if (!failure.empty()) return failure;
+  const auto& out_of_memory = validation.predicted.report.out_of_memory;
+  return out_of_memory ? std::optional(out_of_memory->Message()) : std::nullopt;
 }
 
 ValidationResult MakeValidationResult(const Setup& setup, std::string_view policy,
                                       Validation validation) {
-  return {FactsOf(setup, *validation.predicted.trace, policy), setup.allocator,
-          std::move(validation)};
+  const auto& ran = validation.predicted.trace;
+  return {FactsOf(setup, ran ? *ran : *setup.trace, policy),
+          setup.allocator,
+          setup.memory_request,
+          std::move(validation),
+          {}};
+}
+
+ValidationResult ValidateForRow(const Setup& setup, const std::string& policy,
+                                const BackendFactories& backends) {
+  PolicyLibrary library;
+  const auto make = [&] { return library.Make(policy); };
+  std::string failure;
+  try {
+    return MakeValidationResult(setup, policy, Validate(setup, make, backends));
+  } catch (const PolicyError& error) {
+    failure = error.what();
+  } catch (const UsageError& error) {  // a parameter that does not go with the workload
+    failure = error.what();
+  }
+  ValidationResult result = MakeValidationResult(setup, policy, {});
+  result.failure = std::move(failure);
+  return result;
 }
 
 Columns<ValidationResult> ValidationColumns() {
   using R = ValidationResult;
   Columns<R> columns{
-      {"workload", "", "network and batch", &R::workload},
-      {"policy", "", "as given", &R::policy},
+      {"workload", "", "network and batch", &R::workload, "workload"},
+      {"policy", "", "as given", &R::policy, "policy"},
       {"memory_bytes", "B", "device memory that the run may use; absent if unlimited",
-       [](auto& r) { return IfLimited(r.memory); }},
+       [](auto& r) { return IfLimited(r.memory); }, "memory GiB", 2},
       {"allocator", "", "as given", &R::allocator},
-      {"status", "", "ok, or oom if the workload does not fit",
-       [](auto& r) { return r.validation.fits() ? "ok" : "oom"; }},
+      {"status", "", "ok, oom if the workload does not fit, or failed if the policy broke down",
+       [](auto& r) { return !r.failure.empty() ? "failed"
+                            : r.fits()         ? "ok"
+                                               : "oom"; }, "status"},
   };
-  const auto add = [&](std::string name, std::string_view unit, std::string_view help, auto get) {
-    columns.push_back({std::move(name), unit, help, [get](const R& r) {
-                         const Validation& v = r.validation;
-                         return v.fits() ? std::optional(std::invoke(get, v)) : std::nullopt;
-                       }});
+  const auto add = [&](std::string name, std::string_view unit, std::string_view help, auto get,
+                       std::string_view header = {}, int digits = 0) {
+    columns.push_back({std::move(name), unit, help,
+                       [get](const R& r) {
+                         return r.fits() ? std::optional(std::invoke(get, r.validation))
+                                         : std::nullopt;
+                       },
+                       header, digits});
   };
   // As predicted and as measured; `get` takes a report.
   const auto add_pair = [&](const std::string& name, std::string_view unit, std::string_view help,
-                            auto get) {
-    add("predicted_" + name, unit, help, [get](auto& v) { return get(v.predicted.report); });
-    add("measured_" + name, unit, help, [get](auto& v) { return get(v.measured.report); });
+                            auto get, std::string_view header = {}, int digits = 0) {
+    add(
+        "predicted_" + name, unit, help, [get](auto& v) { return get(v.predicted.report); }, header,
+        digits);
+    add(
+        "measured_" + name, unit, help, [get](auto& v) { return get(v.measured.report); },
+        "measured", digits);
   };
   const auto metric = [](auto member) {
     return [member](const Report& report) { return report.metrics.*member; };
@@ -148,17 +179,21 @@ Columns<ValidationResult> ValidationColumns() {
   const auto stall = [](auto member) {
     return [member](const Report& report) { return std::invoke(member, report.metrics.stalls); };
   };
-  add("predicted_iteration_ms", "ms", "one iteration",
-      [](auto& v) { return v.predicted.report.metrics.iteration; });
-  add("measured_iteration_ms", "ms", "the median of those timed",
-      [](auto& v) { return v.measured.execution->typical_iteration(); });
-  add("error", "1", "(predicted - measured) / measured", &Validation::error);
-  add("decisions_equal", "", "all of them", &Validation::decisions_equal);
-  add("placements_equal", "", "all of them", &Validation::placements_equal);
-  add("violations", "1", "of the measured order", [](auto& v) { return v.violations.size(); });
-  add_pair("compute_ms", "ms", "kernels ran", metric(&Metrics::compute));
-  add_pair("copy_ms", "ms", "copies ran, the sum over both directions", CopyTime);
-  add_pair("stall_ms", "ms", "kernels waited", stall(&Stalls::total));
+  add(
+      "predicted_iteration_ms", "ms", "one iteration",
+      [](auto& v) { return v.predicted.report.metrics.iteration; }, "predicted ms", 2);
+  add(
+      "measured_iteration_ms", "ms", "the median of those timed",
+      [](auto& v) { return v.measured.execution->typical_iteration(); }, "measured", 2);
+  add("error", "1", "(predicted - measured) / measured", &Validation::error, "error", 3);
+  add("decisions_equal", "", "all of them", &Validation::decisions_equal, "decisions");
+  add("placements_equal", "", "all of them", &Validation::placements_equal, "placements");
+  add(
+      "violations", "1", "of the measured order", [](auto& v) { return v.violations.size(); },
+      "violations");
+  add_pair("compute_ms", "ms", "kernels ran", metric(&Metrics::compute), "compute ms", 2);
+  add_pair("copy_ms", "ms", "copies ran, the sum over both directions", CopyTime, "copy ms", 1);
+  add_pair("stall_ms", "ms", "kernels waited", stall(&Stalls::total), "stall ms", 2);
   add_pair("stall_fetch_ms", "ms", "for an input", stall(&Stalls::fetch));
   add_pair("stall_fence_ms", "ms", "at the end of a layer", stall(&Stalls::fence));
   add_pair("stall_memory_ms", "ms", "for memory", stall(&Stalls::memory));
@@ -177,38 +212,35 @@ Columns<ValidationResult> ValidationColumns() {
   columns.push_back({"preset", "", "how memory is counted", &R::preset});
   columns.push_back({"device", "", "name of the GPU", &R::device});
   columns.push_back({"cost", "", "where kernel times come from", &R::cost});
-  columns.push_back({"reason", "", "why the workload does not fit", [](auto& r) {
-                       const auto& failure = r.validation.predicted.report.out_of_memory;
-                       return failure ? std::optional(failure->Message()) : std::nullopt;
-                     }});
+  columns.push_back({"reason", "",
+                     "why the workload is predicted not to fit, or how the policy failed",
+                     &R::Reason});
+  columns.push_back({"network", "", "name of the network", &R::network});
+  columns.push_back({"batch", "1", "images per iteration", &R::batch});
+  columns.push_back({"mode", "", "training or inference",
+                     [](auto& r) { return r.training ? "training" : "inference"; }});
+  columns.push_back({"memory_request", "", "--memory as given; absent if all of the device's",
+                     [](auto& r) { return IfAny(r.memory_request); }});
   return columns;
 }
 
-std::string FormatValidation(std::span<const ValidationResult> results) {
-  std::vector<std::vector<std::string>> cells{
-      {"workload", "policy", "memory GiB", "predicted ms", "measured ms", "error %", "parity",
-       "compute ms", "measured", "copy ms", "measured", "stall ms", "measured"}};
-  for (const ValidationResult& result : results) {
-    const Validation& v = result.validation;
-    const bool fits = v.fits();
-    const Report& predicted = v.predicted.report;
-    const Report& measured = v.measured.report;
-    const auto cell = [&](auto value, int digits) {
-      return fits ? FormatCell(ToValue(value), "", digits) : "-";
-    };
-    const auto typical = fits ? v.measured.execution->typical_iteration() : Duration();
-    cells.push_back(
-        {result.workload, result.policy, FormatCell(ToValue(IfLimited(result.memory)), "B", 2),
-         cell(predicted.metrics.iteration, 2), cell(typical, 2),
-         cell(fits ? v.error() / 0.01 : 0, 1),
-         !fits        ? "oom"
-         : v.parity() ? "yes"
-                      : "NO",
-         cell(predicted.metrics.compute, 2), cell(measured.metrics.compute, 2),
-         cell(CopyTime(predicted), 1), cell(CopyTime(measured), 1),
-         cell(predicted.metrics.stalls.total(), 2), cell(measured.metrics.stalls.total(), 2)});
-  }
-  return FormatTable(cells);
+std::vector<std::string_view> ShownOfValidations() {
+  return {"workload",
+          "policy",
+          "memory_bytes",
+          "status",
+          "predicted_iteration_ms",
+          "measured_iteration_ms",
+          "error",
+          "decisions_equal",
+          "placements_equal",
+          "violations",
+          "predicted_compute_ms",
+          "measured_compute_ms",
+          "predicted_copy_ms",
+          "measured_copy_ms",
+          "predicted_stall_ms",
+          "measured_stall_ms"};
 }
 
 std::vector<ValidatedCommand> CommandsOf(const Validation& validation) {

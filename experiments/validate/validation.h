@@ -43,23 +43,26 @@ Duration InSequence(const Validation& in_core);
 Duration MeasureInSequence(const CostTable& table, const Trace& trace, const Device& device,
                            const BackendFactories& backends);
 
-// True if the times agree within `tolerance` (0.05 is 5 %) and `parity` holds, or if the workload
-// fits on neither side.
-bool Agrees(const Validation& validation, double tolerance);
-
 struct ValidationResult : RunFacts {
-  std::string allocator;
+  std::string allocator, memory_request;
   Validation validation;
+  std::string failure;  // of a policy that did not finish its run; there is no validation then
+
+  bool fits() const { return failure.empty() && validation.fits(); }
+  // Why it does not fit, or the failure; nullopt where it fits, or was predicted to.
+  std::optional<std::string> Reason() const;
 };
 
 ValidationResult MakeValidationResult(const Setup& setup, std::string_view policy,
                                       Validation validation);
 
-// Of `spillway validate`.
-Columns<ValidationResult> ValidationColumns();
+// `Validate` of the policy that is named; an error of it ends in the result.
+ValidationResult ValidateForRow(const Setup& setup, const std::string& policy,
+                                const BackendFactories& backends);
 
-// The results for people.
-std::string FormatValidation(std::span<const ValidationResult> results);
+// Of `spillway validate`, and those of them that a table for people has.
+Columns<ValidationResult> ValidationColumns();
+std::vector<std::string_view> ShownOfValidations();
 
 // One op or copy of the iteration.
 struct ValidatedCommand {

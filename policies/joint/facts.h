@@ -5,6 +5,7 @@
 #ifndef SPILLWAY_POLICIES_JOINT_FACTS_H_
 #define SPILLWAY_POLICIES_JOINT_FACTS_H_
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -57,6 +58,14 @@ class JointFacts {
   std::vector<Duration> starts_;  // sums of `times_`
   std::vector<std::optional<Gap>> gaps_;
   std::vector<TensorId> movable_;
+};
+
+// Keeps everything, with the fastest kernels, and takes down the facts of its run.
+class FactsProbe final : public Policy {
+ public:
+  void Plan(PolicyContext& context) override { facts = std::make_shared<JointFacts>(context); }
+
+  std::shared_ptr<const JointFacts> facts;
 };
 
 }  // namespace spillway

@@ -31,13 +31,18 @@ class HighEndBlocks {
   }
   template <typename Cut>
   bool Take(Bytes size, Hint hint, const Cut& cut) {
-    const auto block = hint == Hint::kLow ? by_size_.BestFit(size) : Highest(size);
+    const auto cut_here = [&](const FreeBlock& block) {
+      const auto at = by_address_.LowerBound(block);
+      const auto rest = cut(block);
+      if (rest) by_address_.Replace(at, *rest);
+      if (!rest) by_address_.Erase(at);
+      return rest;
+    };
+    if (hint == Hint::kLow) return by_size_.Take(size, hint, cut_here);
+    const auto block = Highest(size);
     if (!block || block->size < size) return false;
     by_size_.Erase(*block);
-    const auto at = by_address_.LowerBound(*block);
-    const auto rest = cut(*block);
-    if (rest) by_size_.Insert(*rest);
-    rest ? by_address_.Replace(at, *rest) : by_address_.Erase(at);
+    if (const auto rest = cut_here(*block)) by_size_.Insert(*rest);
     return true;
   }
   Bytes Largest() const { return by_size_.Largest(); }

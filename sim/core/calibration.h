@@ -104,13 +104,6 @@ struct Latencies {
   Timing kernel_waiting;      // an empty kernel that waits for an event behind a copy
   Timing copy_after_event;    // a copy of 4 KiB to the device, same stream
   Timing copy_waiting;        // such a copy that waits for an event behind a kernel
-  // Of commands that wait for one another, as a backend enqueues them; without repeats where an
-  // older tool measured.
-  Timing copy_period;      // of such copies back to back
-  Timing copy_recorded;    // likewise with an event recorded behind each
-  Timing kernel_recorded;  // of empty kernels, an event recorded behind each
-  Timing handoff;          // of such a copy and an empty kernel, each waiting for the one before
-  Timing enqueue_handoff;  // host time of that: copy, kernel, two records and two waits
   bool operator==(const Latencies&) const = default;
 };
 

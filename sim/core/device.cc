@@ -357,18 +357,6 @@ Device ParseDevice(std::string_view contents, const std::string& origin) {
   if (host.Has("launch_ahead")) device.launch_ahead = host.Count("launch_ahead", 1024);
   if (host.Has("codec_threads")) device.codec.threads = host.Count("codec_threads", 1024);
 
-  if (top.Has("event")) {
-    Section event = top.Subsection("event");
-    const auto read = [&](const char* key, Duration& time) {
-      if (event.Has(key)) time = event.Time(key);
-    };
-    read("kernel_record", device.events.kernel_record);
-    read("copy_record", device.events.copy_record);
-    read("kernel_wait", device.events.kernel_wait);
-    read("copy_wait", device.events.copy_wait);
-    event.ExpectNothingElse();
-  }
-
   Section driver = top.Subsection("driver");
   device.device_malloc = ReadLaw(driver, "malloc");
   device.device_free = ReadLaw(driver, "free");

@@ -74,15 +74,6 @@ struct HostCodec {
   int threads = 8;
 };
 
-// What it costs that a command of one stream waits for one of another, beside the wait itself: the
-// event is recorded behind the one and acquired before the other.
-struct EventCosts {
-  Duration kernel_record, copy_record;  // by which it keeps the next command of its stream back
-  Duration kernel_wait, copy_wait;      // from the end that is awaited to the start of what waits
-
-  bool operator==(const EventCosts&) const = default;
-};
-
 struct Device {
   static constexpr Bandwidth kLeastBandwidth{1'000'000};  // keeps the time of any copy in range
   static constexpr Duration kMaxTime = Duration::Milliseconds(1'000'000);  // leaves room for sums
@@ -114,7 +105,6 @@ struct Device {
   // The host stays between one and two times this many ops ahead of the GPU: what it enqueues later
   // waits for that. 0: it may be any number ahead.
   int launch_ahead = 0;
-  EventCosts events;  // none if not known
   HostCodec codec;
   CostLaw device_malloc;  // cudaMalloc
   CostLaw device_free;    // cudaFree
@@ -161,8 +151,6 @@ std::optional<int> ParseCapability(std::string_view text);
 //   [host]        launch_overhead  library_call (launch_overhead if not given)
 //                 compress  decompress (one thread; 10 GB/s if not given)
 //                 codec_threads ("8" if not given)  launch_ahead (no bound if not given)
-//   [event]       kernel_record  copy_record  kernel_wait  copy_wait; none of them, nor the table,
-//                 need be there (no cost if not given)
 //   [driver]      malloc_fixed  malloc_per_mib  free_fixed  free_per_mib  pinned_fixed
 //                 pinned_per_mib
 //                 malloc_small  free_small (below 1 MiB; as other sizes if not given)

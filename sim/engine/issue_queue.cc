@@ -41,17 +41,6 @@ Event IssueQueue::Issue(Stream stream, Command command, std::span<const Wait> wa
   return Join(stream, Add(LaneOf(stream), command));
 }
 
-void IssueQueue::NoteRecords(Lane lane, const Command& command) {
-  WaitFilter<kLaneCount>::Newest newest;
-  for (uint32_t i = 0; i < command.wait_count; ++i) {
-    const LaneEvent& event = program_.waits[command.first_wait + i];
-    newest.Add(Index(event.lane), played_[Index(event.lane)] + event.sequence);
-  }
-  waited_.Take(Index(lane), newest, [&](size_t other, uint32_t sequence) {
-    program_.lanes[other][sequence - played_[other] - 1].recorded = true;
-  });
-}
-
 // Nothing that is played started before `drained_`: it was issued later.
 void IssueQueue::Keep(LaneTimes times) {
   for (size_t s = 0; s < kLaneCount; ++s) {
@@ -70,7 +59,6 @@ void IssueQueue::Keep(LaneTimes times) {
 StreamTimes IssueQueue::TakeTimes() {
   played_ = {};
   gated_ = {};
-  waited_.Clear();
   drained_ = now_ = Duration();
   LaneTimes lanes = std::exchange(times_, {});
   StreamTimes streams;

@@ -16,7 +16,6 @@
 
 #include "sim/core/backend.h"
 #include "sim/core/device.h"
-#include "sim/core/wait_filter.h"
 #include "sim/engine/schedule.h"
 
 namespace spillway {
@@ -51,7 +50,6 @@ class IssueQueue {
   LaneEvent Add(Lane lane, Command& command) {
     // The first command that a lane gets after a gate; others of the lane come later anyway.
     if (std::exchange(gated_[Index(lane)], false)) WaitFor(gate_, command);
-    if (device_.events != EventCosts()) NoteRecords(lane, command);
     program_.lanes[Index(lane)].push_back(command);
     return Latest(lane);
   }
@@ -77,7 +75,7 @@ class IssueQueue {
   // before it had ended.
   template <typename Note>
   void Drain(const Note& note) {
-    LaneTimes times = RunSchedule(program_, links_, device_.events);
+    LaneTimes times = RunSchedule(program_, links_);
     note(program_, times, drained_);
     Keep(std::move(times));
   }
@@ -92,8 +90,6 @@ class IssueQueue {
   };
 
   void Keep(LaneTimes times);
-  // Marks what gets an event because this next command of the lane waits for it.
-  void NoteRecords(Lane lane, const Command& command);
   LaneEvent Locate(const Event& event) const {
     const Lane lane = LaneOf(event.stream);
     if (!splits_) return {lane, event.sequence};
@@ -112,7 +108,6 @@ class IssueQueue {
   // The end of the op that the host waited for last, and the lanes that have had nothing since.
   LaneEvent gate_;
   std::array<bool, kLaneCount> gated_{};
-  WaitFilter<kLaneCount> waited_;
   std::array<std::vector<Run>, kStreamCount> runs_;  // if `splits_`
 };
 

@@ -12,6 +12,9 @@ namespace {
 // Raises the rates of the streams together until `capacity` is used up or all are satisfied; ties
 // by stream. `rate` holds what each demands, and then what it gets.
 void ShareFairly(std::span<const size_t> streams, int64_t capacity, Rates& rate) {
+  Int128 wanted = 0;
+  for (const size_t stream : streams) wanted += rate[stream];
+  if (wanted <= capacity) return;
   std::array<size_t, kStreamCount> order{};
   size_t count = 0;
   for (const size_t stream : streams) {

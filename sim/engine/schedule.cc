@@ -11,15 +11,7 @@ namespace {
 // Plays one program; all state is per lane.
 class Player {
  public:
-  Player(const Program& program, const Links& links, const EventCosts& events)
-      : program_(program), links_(links) {
-    record_.fill(events.copy_record);
-    wait_.fill(events.copy_wait);
-    record_[Index(Lane::kCompute)] = events.kernel_record;
-    wait_[Index(Lane::kCompute)] = events.kernel_wait;
-    for (const Lane codec : {Lane::kCompress, Lane::kDecompress}) {
-      record_[Index(codec)] = wait_[Index(codec)] = Duration();
-    }
+  Player(const Program& program, const Links& links) : program_(program), links_(links) {
     for (size_t s = 0; s < kLaneCount; ++s) {
       times_[s].resize(program.lanes[s].size());
       if (!program.lanes[s].empty()) lanes_ = std::max(lanes_, s + 1);
@@ -43,21 +35,12 @@ class Player {
  private:
   const Command& Head(size_t s) const { return program_.lanes[s][head_[s]]; }
 
-  // When the lane's next command can start if nothing runs there; never before what it waits for
-  // has happened.
-  Duration StartOf(size_t s) const {
-    const Command& command = Head(s);
-    Duration start = command.issued;
+  bool WaitsHappened(const Command& command) const {
     for (uint32_t i = 0; i < command.wait_count; ++i) {
-      const auto [lane, sequence] = program_.waits[command.first_wait + i];
-      if (head_[Index(lane)] < sequence) return Duration::Max();
-      if (Index(lane) == s || wait_[s] == Duration()) continue;
-      start = std::max(start, times_[Index(lane)][sequence - 1].end + wait_[s]);
+      const LaneEvent event = program_.waits[command.first_wait + i];
+      if (head_[Index(event.lane)] < event.sequence) return false;
     }
-    if (head_[s] > 0 && program_.lanes[s][head_[s] - 1].recorded) {
-      start = std::max(start, times_[s][head_[s] - 1].end + record_[s]);
-    }
-    return start;
+    return true;
   }
 
   bool IsIdle(size_t s) const { return !running_[s] && head_[s] < program_.lanes[s].size(); }
@@ -66,8 +49,8 @@ class Player {
     bool changed = loads_changed_;
     for (size_t s = 0; s < lanes_; ++s) {
       if (!IsIdle(s)) continue;
-      if (StartOf(s) > now_) continue;
       const Command& command = Head(s);
+      if (command.issued > now_ || !WaitsHappened(command)) continue;
       running_[s] = true;
       const Duration alone = std::max(command.nominal, command.least_end - now_);
       remaining_[s] = static_cast<Int128>(alone.picoseconds()) * kFullSpeed;
@@ -95,11 +78,13 @@ class Player {
     Duration next = Duration::Max();
     for (size_t s = 0; s < lanes_; ++s) {
       if (running_[s]) {
-        const auto left =
-            static_cast<int64_t>((remaining_[s] + lane_speeds_[s] - 1) / lane_speeds_[s]);
+        // The compiler knows how to divide by a constant, and mostly there is enough for all.
+        const Int128 rounded = remaining_[s] + lane_speeds_[s] - 1;
+        const auto left = static_cast<int64_t>(
+            lane_speeds_[s] == kFullSpeed ? rounded / kFullSpeed : rounded / lane_speeds_[s]);
         next = std::min(next, now_ + Duration::Picoseconds(left));
-      } else if (IsIdle(s)) {
-        next = std::min(next, StartOf(s));  // later than now, or it would run
+      } else if (IsIdle(s) && Head(s).issued > now_ && WaitsHappened(Head(s))) {
+        next = std::min(next, Head(s).issued);
       }
     }
     return next;
@@ -125,7 +110,6 @@ class Player {
 
   const Program& program_;
   const Links& links_;
-  std::array<Duration, kLaneCount> record_, wait_;  // costs of events, by lane
   LaneTimes times_;
   Duration now_;
   size_t lanes_ = 0;                       // those in use
@@ -139,8 +123,8 @@ class Player {
 
 }  // namespace
 
-LaneTimes RunSchedule(const Program& program, const Links& links, const EventCosts& events) {
-  return Player(program, links, events).Run();
+LaneTimes RunSchedule(const Program& program, const Links& links) {
+  return Player(program, links).Run();
 }
 
 }  // namespace spillway

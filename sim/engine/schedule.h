@@ -2,9 +2,9 @@
 // links.
 //
 // A command starts when the host has issued it, its predecessor on the lane has ended and all its
-// waits have happened, each a little later where events cost time; while it runs, its speed follows
-// what else runs. At most one command per lane runs, so the next event is the least of a few times
-// and needs no heap. Simultaneous events: ends before starts, lanes in their order.
+// waits have happened; while it runs, its speed follows what else runs. At most one command per
+// lane runs, so the next event is the least of a few times and needs no heap. Simultaneous events:
+// ends before starts, lanes in their order.
 
 #ifndef SPILLWAY_SIM_ENGINE_SCHEDULE_H_
 #define SPILLWAY_SIM_ENGINE_SCHEDULE_H_
@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "sim/core/backend.h"
-#include "sim/core/device.h"
 #include "sim/engine/links.h"
 
 namespace spillway {
@@ -45,7 +44,6 @@ struct Command {
   uint32_t first_wait = 0;
   uint32_t wait_count = 0;
   Duration least_end = {};  // not over before: the last of its kernels was issued late
-  bool recorded = false;    // an event is behind it, for another lane
 };
 
 // Commands by lane, in issue order, and the events they wait for.
@@ -55,7 +53,7 @@ struct Program {
 };
 
 // Plays the program. REQUIRES: every wait names an event issued before the command that waits.
-LaneTimes RunSchedule(const Program& program, const Links& links, const EventCosts& events = {});
+LaneTimes RunSchedule(const Program& program, const Links& links);
 
 }  // namespace spillway
 

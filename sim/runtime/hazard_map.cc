@@ -28,12 +28,12 @@ WaitSet HazardMap::Take(const Block& block) {
   while (at != ranges_.End() && ranges_.At(at).begin < block.end()) {
     Range range = ranges_.At(at);
     inherited.Add(range.touched);
-    ranges_.Erase(at);
     if (range.end > block.end()) {
       range.begin = block.end();
-      ranges_.Insert(range);
+      ranges_.Replace(at, range);
       break;
     }
+    ranges_.Erase(at);
     at = ranges_.LowerBound({block.offset, block.offset, {}});
   }
   return inherited;

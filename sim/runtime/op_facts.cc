@@ -2,9 +2,20 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "traces/base/error.h"
 
 namespace spillway {
+namespace {
+
+bool Names(std::span<const Touched> operands, TensorId id) {
+  return std::any_of(operands.begin(), operands.end(),
+                     [&](const Touched& operand) { return operand.storage == id; });
+}
+
+}  // namespace
 
 OpTable::OpTable(const Trace& trace, const Liveness& liveness, const CostModel& cost) {
   entries_.reserve(trace.ops.size());
@@ -13,6 +24,11 @@ OpTable::OpTable(const Trace& trace, const Liveness& liveness, const CostModel& 
       operands_.push_back({liveness.Root(id), liveness.Offset(id), trace.tensor(id).size});
     }
     return static_cast<uint32_t>(operands_.size());
+  };
+  // Adds those of the op's storages that `choose` says to the list, and gives where they end.
+  const auto list = [&](OpId op, const auto& choose) {
+    std::ranges::copy_if(liveness.Storages(op), std::back_inserter(listed_), choose);
+    return static_cast<uint32_t>(listed_.size());
   };
   Duration total;
   for (const Op& op : trace.ops) {
@@ -40,6 +56,21 @@ OpTable::OpTable(const Trace& trace, const Liveness& liveness, const CostModel& 
     }
     entry.end_slot = static_cast<uint32_t>(kernels_.size());
     entries_.push_back(entry);
+    const auto id = static_cast<OpId>(entries_.size() - 1);
+    // What an op writes a part of has to keep what earlier ops have written.
+    const auto is_added_to = [&](TensorId storage) {
+      return std::ranges::any_of(Outputs(id), [&](const Touched& output) {
+        return output.storage == storage && output.size < trace.tensor(storage).size &&
+               liveness.Writers(storage).front() < id;
+      });
+    };
+    Entry& added = entries_.back();
+    added.needed = static_cast<uint32_t>(listed_.size());
+    added.kept = list(
+        id, [&](TensorId storage) { return Names(Inputs(id), storage) || is_added_to(storage); });
+    added.end_kept = list(id, [&](TensorId storage) {
+      return Names(Inputs(id), storage) && !Names(Written(id), storage);
+    });
   }
 }
 

@@ -1,7 +1,8 @@
 // What the runtime asks of each op in every iteration, side by side in memory.
 //
 // A `Trace` is made to be read by people and by many tools; walking it once per iteration would
-// touch far more memory than is needed. Built once per run, immutable.
+// touch far more memory than is needed. Immutable, and a function of trace and cost model alone:
+// runs of one trace share it.
 
 #ifndef SPILLWAY_SIM_RUNTIME_OP_FACTS_H_
 #define SPILLWAY_SIM_RUNTIME_OP_FACTS_H_
@@ -37,6 +38,11 @@ class OpTable {
   // Outputs, then scratch.
   std::span<const Touched> Written(OpId op) const { return Part(At(op).outputs, At(op).end); }
 
+  // The inputs, each storage once, in the op's order: all, with what it writes a part of if there
+  // is something in it, and those that it does not write.
+  std::span<const TensorId> Needed(OpId op) const { return List(At(op).needed, At(op).kept); }
+  std::span<const TensorId> Kept(OpId op) const { return List(At(op).kept, At(op).end_kept); }
+
   uint32_t slots(OpId op) const { return At(op).end_slot - At(op).first_slot; }
   // The candidates of a slot on the op's whole batch, fastest first.
   std::span<const Kernel> kernels(OpId op, size_t slot) const {
@@ -49,7 +55,8 @@ class OpTable {
     Bytes traffic;
     // Operands are operands_[inputs, outputs), then outputs until scratch, then scratch until end.
     uint32_t inputs = 0, outputs = 0, scratch = 0, end = 0;
-    uint32_t first_slot = 0, end_slot = 0;  // in kernels_
+    uint32_t needed = 0, kept = 0, end_kept = 0;  // in listed_
+    uint32_t first_slot = 0, end_slot = 0;        // in kernels_
     OpType type = OpType::kOther;
   };
 
@@ -57,9 +64,13 @@ class OpTable {
   std::span<const Touched> Part(uint32_t begin, uint32_t end) const {
     return std::span(operands_).subspan(begin, end - begin);
   }
+  std::span<const TensorId> List(uint32_t begin, uint32_t end) const {
+    return std::span(listed_).subspan(begin, end - begin);
+  }
 
   std::vector<Entry> entries_;
   std::vector<Touched> operands_;
+  std::vector<TensorId> listed_;
   std::vector<std::span<const Kernel>> kernels_;
 };
 

@@ -1,49 +1,10 @@
 #include "sim/runtime/operand_placer.h"
 
 #include <algorithm>
-#include <iterator>
-#include <utility>
 
 #include "sim/runtime/pins.h"
 
 namespace spillway {
-namespace {
-
-bool Names(std::span<const Touched> operands, TensorId id) {
-  return std::any_of(operands.begin(), operands.end(),
-                     [&](const Touched& operand) { return operand.storage == id; });
-}
-
-}  // namespace
-
-OperandPlacer::OperandPlacer(const Trace& trace, const Liveness& liveness, const OpTable& ops,
-                             MemoryTable& memory, Bring bring)
-    : liveness_(liveness), ops_(ops), memory_(memory), bring_(std::move(bring)) {
-  size_t most = 0;
-  for (const Op& op : trace.ops) most += 2 * (op.inputs.size() + op.outputs.size());
-  listed_.reserve(most);  // rows are pointed to
-  // Adds those of the op's storages that `choose` says to the list, and gives them.
-  const auto list = [&](OpId op, const auto& choose) {
-    const size_t begin = listed_.size();
-    std::ranges::copy_if(liveness.Storages(op), std::back_inserter(listed_), choose);
-    return std::span<const TensorId>(listed_).subspan(begin);
-  };
-  for (size_t i = 0; i < trace.ops.size(); ++i) {
-    const auto op = static_cast<OpId>(i);
-    // What an op writes a part of has to keep what earlier ops have written.
-    const auto is_added_to = [&](TensorId id) {
-      return !liveness.Writers(id).empty() && liveness.Writers(id).front() < op &&
-             std::ranges::any_of(ops.Outputs(op), [&](const Touched& output) {
-               return output.storage == id && output.size < trace.tensor(id).size;
-             });
-    };
-    inputs_.push_back(
-        {list(op, [&](TensorId id) { return Names(ops.Inputs(op), id) || is_added_to(id); }),
-         list(op, [&](TensorId id) {
-           return Names(ops.Inputs(op), id) && !Names(ops.Written(op), id);
-         })});
-  }
-}
 
 void OperandPlacer::Place(OpId op) {
   overwrites_ = false;
@@ -54,7 +15,7 @@ void OperandPlacer::Place(OpId op) {
     if (!storage.persistent || storage.lives_outside) size += storage.size;
   }
   {
-    const ScopedUnpins movable(memory_, inputs_[Index(op)].all);
+    const ScopedUnpins movable(memory_, ops_.Needed(op));
     memory_.MakeRoomFor(size);
   }
   TryPlace(op, /*must=*/true);
@@ -66,9 +27,9 @@ void OperandPlacer::PlaceAgain(OpId op) {
 }
 
 bool OperandPlacer::TryPlace(OpId op, bool must) {
-  const Inputs& inputs = inputs_[Index(op)];
   placed_.clear();
-  if (BringAll(inputs.all, must) && TryPlaceOutputs(op, must) && BringAll(inputs.kept, must)) {
+  if (BringAll(ops_.Needed(op), must) && TryPlaceOutputs(op, must) &&
+      BringAll(ops_.Kept(op), must)) {
     return true;
   }
   for (const TensorId id : placed_) {
@@ -79,7 +40,7 @@ bool OperandPlacer::TryPlace(OpId op, bool must) {
 }
 
 bool OperandPlacer::TryPlaceOutputs(OpId op, bool must) {
-  const ScopedUnpins movable(memory_, inputs_[Index(op)].kept);
+  const ScopedUnpins movable(memory_, ops_.Kept(op));
   for (const Touched& written : ops_.Written(op)) {
     const Residency before = memory_.At(written.storage).residency;
     if (OnDevice(before)) continue;
@@ -91,14 +52,19 @@ bool OperandPlacer::TryPlaceOutputs(OpId op, bool must) {
 }
 
 bool OperandPlacer::BringAll(std::span<const TensorId> storages, bool must) {
+  if (FirstMissing(storages) == storages.end()) return true;
   const ScopedUnpins movable(memory_, storages);
   return BringMissing(storages, must);
 }
 
+std::span<const TensorId>::iterator OperandPlacer::FirstMissing(
+    std::span<const TensorId> storages) const {
+  return std::find_if(storages.begin(), storages.end(),
+                      [&](TensorId id) { return !OnDevice(memory_.At(id).residency); });
+}
+
 bool OperandPlacer::BringMissing(std::span<const TensorId> storages, bool must) {
-  const auto missing = std::find_if(storages.begin(), storages.end(), [&](TensorId id) {
-    return !OnDevice(memory_.At(id).residency);
-  });
+  const auto missing = FirstMissing(storages);
   if (missing == storages.end()) return true;
   const ScopedPins stays(memory_, std::span(missing, 1));
   return bring_(*missing, must) && BringMissing(storages, must);

@@ -11,6 +11,7 @@
 
 #include <functional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "sim/runtime/memory_table.h"
@@ -26,8 +27,8 @@ class OperandPlacer {
   using Bring = std::function<bool(TensorId storage, bool must)>;
 
   // The arguments outlive the placer.
-  OperandPlacer(const Trace& trace, const Liveness& liveness, const OpTable& ops,
-                MemoryTable& memory, Bring bring);
+  OperandPlacer(const Liveness& liveness, const OpTable& ops, MemoryTable& memory, Bring bring)
+      : liveness_(liveness), ops_(ops), memory_(memory), bring_(std::move(bring)) {}
 
   // Both throw `DoesNotFit`. REQUIRES: the caller has pinned the op's storages.
   void Place(OpId op);
@@ -39,12 +40,6 @@ class OperandPlacer {
   bool overwrites() const { return overwrites_; }
 
  private:
-  // Inputs of an op, distinct, in its order: all, with what it writes a part of if there is
-  // something in it, and those that it does not write.
-  struct Inputs {
-    std::span<const TensorId> all, kept;
-  };
-
   // False if a block could not be had that need not be; then outputs that got one have given it
   // back.
   bool TryPlace(OpId op, bool must);
@@ -53,6 +48,7 @@ class OperandPlacer {
   // now, and so on. Those that are there stay from their turn on.
   bool BringAll(std::span<const TensorId> storages, bool must);
   bool BringMissing(std::span<const TensorId> storages, bool must);
+  std::span<const TensorId>::iterator FirstMissing(std::span<const TensorId> storages) const;
   // Gives a storage a block for an op that writes it.
   bool MakeWritable(TensorId id, bool must);
 
@@ -60,8 +56,6 @@ class OperandPlacer {
   const OpTable& ops_;
   MemoryTable& memory_;
   const Bring bring_;
-  std::vector<Inputs> inputs_;  // by op
-  std::vector<TensorId> listed_;
   bool overwrites_ = false;
   std::vector<TensorId> placed_;  // of one attempt; kept between ops to save allocations
 };

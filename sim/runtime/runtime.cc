@@ -18,6 +18,7 @@
 #include "sim/runtime/pins.h"
 #include "sim/runtime/rebuild.h"
 #include "sim/runtime/repeated_log.h"
+#include "sim/runtime/trace_facts.h"
 #include "traces/base/error.h"
 #include "traces/liveness.h"
 
@@ -26,18 +27,18 @@ namespace {
 
 class Runtime final : public PolicyContext {
  public:
-  Runtime(const RuntimeParts& parts, const RuntimeOptions& options)
+  Runtime(const RuntimeParts& parts, const TraceFacts& facts, const RuntimeOptions& options)
       : parts_(parts),
         options_(options),
         trace_(*parts.trace),
-        liveness_(trace_),
+        liveness_(facts.liveness),
         planner_(trace_, liveness_),
-        ops_(trace_, liveness_, *parts.cost),
+        ops_(facts.ops),
         commands_(trace_, report_),
         memory_(parts, liveness_, commands_, report_,
                 {[this](TensorId id) { return parts_.policy->PlacementHint(*this, id); },
                  [this](Bytes size) { return parts_.policy->OnAllocFailure(*this, size); }}),
-        placer_(trace_, liveness_, ops_, memory_,
+        placer_(liveness_, ops_, memory_,
                 [this](TensorId id, bool must) { return Bring(id, must); }) {
     for (size_t i = 0; i < trace_.tensors.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
@@ -413,8 +414,8 @@ class Runtime final : public PolicyContext {
     if (storage.residency == Residency::kNone || storage.residency == Residency::kEvicted) {
       return false;
     }
-    const auto last = liveness_.LastUse(id);
-    return storage.persistent || (last && *last >= at);
+    const auto uses = liveness_.Uses(id);
+    return storage.persistent || (!uses.empty() && uses.back() >= at);
   }
 
   // True if the storage's contents matter from here on.
@@ -577,9 +578,9 @@ class Runtime final : public PolicyContext {
   const RuntimeParts& parts_;
   const RuntimeOptions& options_;
   const Trace& trace_;
-  const Liveness liveness_;
+  const Liveness& liveness_;
   RebuildPlanner planner_;
-  const OpTable ops_;
+  const OpTable& ops_;
 
   OpId op_{};  // the op of the trace being prepared or just issued
   std::optional<OpId> recomputing_;
@@ -604,7 +605,11 @@ class Runtime final : public PolicyContext {
 }  // namespace
 
 Report Run(const RuntimeParts& parts, const RuntimeOptions& options) {
-  return Runtime(parts, options).Run();
+  return Run(parts, TraceFacts(*parts.trace, *parts.cost), options);
+}
+
+Report Run(const RuntimeParts& parts, const TraceFacts& facts, const RuntimeOptions& options) {
+  return Runtime(parts, facts, options).Run();
 }
 
 }  // namespace spillway

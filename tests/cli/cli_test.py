@@ -240,6 +240,13 @@ class CliTest(unittest.TestCase):
         self.fails(2, "did you mean 'alexnet'?", "validate", "alexnett:1")
         self.fails(2, "did you mean", "validate", "alexnet:1", "--policy", "vdnn-al")
         self.fails(2, "5%", "validate", "alexnet:1", "--tolerance", "five")
+        self.fails(2, "a '{' is left open", "validate", "alexnet:{1,2")
+        self.fails(2, "'0/2' is no shard", "validate", "alexnet:1", "--shard", "0/2")
+        with tempfile.TemporaryDirectory() as directory:
+            store = pathlib.Path(directory, "v.sqlite")
+            self.fails(5, "CUDA", "validate", "{alexnet,vgg16}:{1,2}", "--memory", "30%,50%",
+                       "--policy", "liveness,vdnn-all:algo={memory,performance}", "-o", store)
+            self.assertFalse(store.exists())
 
     def test_recording_without_a_gpu_exits_with_5(self):
         if run("record", "alexnet:1", "-o", tempfile.gettempdir()).returncode == 0:

@@ -273,7 +273,7 @@ class TableTest(CommandTest):
         self.assertIn(f" {text.count('not computed yet')} not computed\n", text)
 
 
-VERBS = ("run", "compare", "limit", "list", "list ops", "trace build", "trace info", "record",
+VERBS = ("run", "compare", "limit", "fit", "list", "list ops", "trace build", "trace info", "record",
          "validate", "calibrate", "reproduce", "replay", "new-policy", "replay-run", "doctor",
          "completion", "help")
 
@@ -334,7 +334,7 @@ class InterruptTest(CommandTest):
             output = os.path.join(directory, "result.json")
             # Minutes of work if it were let.
             args = ["compare", "vgg416:32", "-o", output] + ["--policy", "vdnn-dyn"] * 5000
-            # A program with the CUDA libraries takes most of a second to begin.
+            # On a busy machine a program takes a while to begin.
             code, stdout, stderr = self.interrupt(*args, delay=2)
             self.assertEqual(code, 130, stderr)
             self.assertEqual((stdout, stderr), ("", "spillway: interrupted\n"))

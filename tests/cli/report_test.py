@@ -60,6 +60,15 @@ class ReportTest(CommandTest):
         self.ok("compare", "alexnet:16", "--policy", "torch", "-o", rows, "--quiet")
         return store, rows, ROOT / "experiments" / "validation" / "h200.csv"
 
+    def documents(self):
+        """Those with more than rows."""
+        decisions, replay, explained = (self.directory / name for name in ("d.json", "replay.json", "explain.json"))
+        self.ok("run", "alexnet:16", "--export-decisions", decisions, "--quiet")
+        self.ok("replay", decisions, "--allocator", "best-fit,first-fit", "--memory", "800MiB", "--out-of-memory-report",
+                "-o", replay, "--quiet", code=1)
+        self.ok("run", "alexnet:16", "--policy", "vdnn-all", "--explain", "-o", explained, "--quiet")
+        return replay, explained
+
     def test_it_holds_what_the_sources_hold_and_needs_nothing_else(self):
         page = Page(self.report("alexnet:64", *self.sources(), "--memory", "80%", *POLICIES, "--title", "a <b> & c"))
         self.assertEqual([link for link in page.links if link != "data:,"], [])
@@ -69,6 +78,12 @@ class ReportTest(CommandTest):
         self.assertGreater(len(page.data["data-5"]), 200)
         compared = json.loads(self.ok("compare", "alexnet:64", "--memory", "80%", *POLICIES, "--format", "json"))
         self.assertEqual(page.data["data-0"], compared["rows"])
+
+    def test_it_holds_documents_as_they_are(self):
+        documents = self.documents()
+        page = Page(self.report(*documents))
+        for i, document in enumerate(documents):
+            self.assertEqual(page.data[f"data-{i}"], json.loads(document.read_text("utf-8")))
 
     def test_a_timeline_is_the_run_of_the_export(self):
         page = Page(self.report("alexnet:64", "--memory", "80%", "--policy", "vdnn-all:algo=memory"))
@@ -98,7 +113,7 @@ class ReportTest(CommandTest):
     def test_what_is_refused(self):
         for name, text, message in (("none.csv", None, "none.csv"), ("a.csv", "x\n1\n", "a.csv:1: no CSV file"),
                                     ("b.csv", "x,y\n1\n", "b.csv:2: 1 fields under 2 columns"),
-                                    ("c.json", '{"schema": "spillway.results/v1"}', "c.json"),
+                                    ("c.json", '{"schema": "spillway.results/v1"}', "c.json: has neither rows nor a row"),
                                     ("d.sqlite", "nonsense" * 200, "is no sweep store")):
             with self.subTest(name):
                 path = self.directory / name
@@ -113,7 +128,7 @@ class ReportTest(CommandTest):
         chromium = shutil.which("chromium")
         if chromium is None:
             self.skip("no chromium (apt-get install chromium)")
-        self.report("alexnet:64", *self.sources(), "--memory", "80%", *POLICIES)
+        self.report("alexnet:64", *self.sources(), *self.documents(), "--memory", "80%", *POLICIES)
         result = subprocess.run([chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
                                  f"--user-data-dir={self.directory}/profile", "--virtual-time-budget=5000", "--dump-dom",
                                  self.page.as_uri()], capture_output=True, text=True, check=False, timeout=120)
@@ -122,7 +137,7 @@ class ReportTest(CommandTest):
         self.assertGreaterEqual(len(re.findall("<canvas", result.stdout)), 4)
         self.assertRegex(result.stdout, r'aria-label="Timeline of one iteration of [\d.]+ milliseconds, \d+ events')
         self.assertIn("<caption>8 rows</caption>", result.stdout)
-        self.assertEqual(result.stdout.count("<h3>"), 3)
+        self.assertEqual(result.stdout.count("<h3>"), 3 + 4)  # of the documents: log, out of memory, stalls, peak
 
 
 if __name__ == "__main__":

@@ -88,6 +88,21 @@ class GridTest(SweepTest):
         self.assertIn(row, rows)
         self.assertEqual(row["device"], device)
 
+    def test_cells_that_are_executed(self):
+        self.ok("sweep", "resnet(1,1,1,1)@64:1", "--backend", "sim,cpu", "--policy", "liveness,vdnn-all:algo=memory",
+                "-o", self.store)
+        rows = list(csv.DictReader(io.StringIO(self.export())))
+        self.assertEqual(sorted(row["backend"] for row in rows), ["cpu", "cpu", "sim", "sim"])
+        executed = [row for row in rows if row["backend"] == "cpu"]
+        self.assertEqual({row["iteration_ms"] for row in executed}, {""})
+        digest, = {row["weights_digest"] for row in executed}
+        self.assertEqual(len(digest), 64)
+        with sqlite3.connect(self.store) as database:
+            command, = database.execute("SELECT command FROM cells WHERE backend = 'cpu' AND policy LIKE 'vdnn%'").fetchone()
+        database.close()
+        row, = csv.DictReader(io.StringIO(self.ok("run", *command.replace("'", "").split(), "--format", "csv")))
+        self.assertEqual(row["weights_digest"], digest)
+
     def test_an_experiment_file_says_the_same_as_options(self):
         self.sweep()
         path = self.directory / "e.toml"
@@ -128,6 +143,7 @@ class GridTest(SweepTest):
                 ("did you mean 'a100'?", ("alexnet:1", "--device", "h200,a10")),
                 ("unknown preset 'torh'", ("alexnet:1", "--preset", "torh")),
                 ("unknown mode 'traning'", ("alexnet:1", "--mode", "traning")),
+                ("unknown backend 'cuda' (valid: sim, cpu)", ("alexnet:1", "--backend", "sim,cuda")),
                 ("memory: '30%,,50%' has an empty place", ("alexnet:1", "--memory", "30%,,50%")),
                 ("'0/4' is no shard", ("alexnet:1", "--shard", "0/4")),
                 ("no workload", ("--policy", "torch"))):

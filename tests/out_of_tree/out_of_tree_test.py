@@ -88,6 +88,22 @@ class OutOfTreeTest(unittest.TestCase):
         self.ok("reproduce", "vdnn")
         self.assertIn("ops", self.command(str(self.plugins / "uses_library")))
 
+    def test_the_cuda_backend_is_loaded_when_it_is_asked_for(self):
+        self.assertNotRegex(self.command("ldd", str(self.spillway)), "libcu(da|blas|dnn)")
+        modules = list(self.prefix.rglob("libspillway_cuda.so*"))
+        if not modules:
+            self.skipTest("this build has no CUDA backend")
+        args = ("run", "alexnet:1", "--backend", "cuda", "--iterations", "1")
+        self.assertNotIn("cannot be loaded", self.run_spillway(*args).stderr)
+        try:
+            for module in modules:
+                module.rename(str(module) + ".away")
+            self.fails(5, "cannot be loaded, so no GPU is used: libspillway_cuda.so", "liveness",
+                       "--backend", "cuda")
+        finally:
+            for module in modules:
+                pathlib.Path(str(module) + ".away").rename(module)
+
     def test_nothing_installed_names_the_place_it_was_built_in(self):
         for path in self.prefix.rglob("*"):
             if path.suffix in {".cmake", ".pc", ".h"}:
@@ -172,7 +188,7 @@ class OutOfTreeTest(unittest.TestCase):
 
     def test_other_versions_are_refused_and_both_sides_named(self):
         self.fails(3, "./wrong_api_version.so: the plugin was built with plugin API version 999, "
-                      "this program with 5", "./wrong_api_version.so")
+                      "this program with 6", "./wrong_api_version.so")
         message = self.fails(3, "./wrong_build_tag.so: the plugin was built with another compiler, "
                                 "this program with ", "./wrong_build_tag.so")
         self.assertRegex(message, r"with \S+ \d+, lib\S+ .*, Spillway \d+\.\d+\.\d+")

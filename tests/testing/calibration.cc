@@ -65,8 +65,7 @@ Measurements ExactMeasurements() {
   }
   AddOverlaps(m.overlaps);
   m.latencies = {Of(2.5e-6), Of(3e-6),   Of(3.1e-6), Of(0.5e-6), Of(0.4e-6), Of(2e-6),
-                 Of(0.9e-6), Of(3.5e-6), Of(5.5e-6), Of(4e-6),   Of(6.5e-6), Of(3e-6),
-                 Of(3.7e-6), Of(3.5e-6), Of(12e-6),  Of(9e-6)};
+                 Of(0.9e-6), Of(3.5e-6), Of(5.5e-6), Of(4e-6),   Of(6.5e-6)};
   for (Bytes size(512); size <= Bytes::GiB(4); size += size) {
     const bool cut = size < Bytes::MiB(2);
     m.device_memory.push_back({size, cut ? Of(2e-6) : Law(size, 40e-6, kMebibyte / 20e-9),

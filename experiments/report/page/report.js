@@ -453,7 +453,8 @@ for (const section of document.querySelectorAll("section")) {
   const from = document.getElementById(section.dataset.from);
   const document_ = JSON.parse(from.textContent);
   from.textContent = "";
-  const rows = Array.isArray(document_) ? document_ : document_.rows;
+  const parts = Array.isArray(document_) ? { rows: document_ } : document_;
+  const rows = parts.rows ?? [parts.row];
   if (section.dataset.kind === "timeline") {
     new Timeline(section, document_);
     continue;
@@ -461,6 +462,12 @@ for (const section of document.querySelectorAll("section")) {
   if (section.dataset.kind === "results") resultPlots(section, rows);
   if (section.dataset.kind === "validation") validationPlot(section, rows);
   table(section, rows, heading.textContent);
+  for (const [name, part] of Object.entries(parts)) {
+    if (["schema", "rows", "row"].includes(name) || part.length === 0) continue;
+    element(section, "h3", {}, name.replaceAll("_", " "));
+    const list = Array.isArray(part) ? part : Object.values(part).find(Array.isArray) ?? [part];
+    table(section, list, `${name.replaceAll("_", " ")} of ${heading.textContent}`);
+  }
 }
 
 document.getElementById("theme").addEventListener("click", () => {

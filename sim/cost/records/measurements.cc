@@ -65,12 +65,6 @@ constexpr Key<Latencies, Timing> kLatencies[] = {
     {"copy_after_event", &Latencies::copy_after_event},
     {"copy_waiting", &Latencies::copy_waiting},
 };
-// What need not be there.
-constexpr Key<Latencies, Timing> kMoreLatencies[] = {
-    {"copy_period", &Latencies::copy_period},         {"copy_recorded", &Latencies::copy_recorded},
-    {"kernel_recorded", &Latencies::kernel_recorded}, {"handoff", &Latencies::handoff},
-    {"enqueue_handoff", &Latencies::enqueue_handoff},
-};
 constexpr Key<AllocationTiming, Timing> kAllocationTimings[] = {
     {"allocate", &AllocationTiming::allocate},
     {"release", &AllocationTiming::release},
@@ -101,7 +95,7 @@ class MeasurementsReader {
         Required("device_copies",
                  [this](Value v) { ReadPoints(v, result_.device_copies, kDeviceCopyTimings); }),
         Required("overlaps", [this](Value v) { ReadOverlaps(v); }),
-        Required("latencies", [this](Value v) { ReadLatencies(v); }),
+        Required("latencies", [this](Value v) { ReadTimings(v, result_.latencies, kLatencies); }),
         Required("device_memory",
                  [this](Value v) { ReadPoints(v, result_.device_memory, kAllocationTimings); }),
         Required("pinned_memory",
@@ -160,17 +154,9 @@ class MeasurementsReader {
     }
   }
 
-  void ReadLatencies(Value value) {
-    Latencies& latencies = result_.latencies;
-    ReadKeys(value, latencies, kLatencies, true, [&](std::string_view key, Value field) {
-      for (const auto& [name, member] : kMoreLatencies) {
-        if (name != key) continue;
-        if ((latencies.*member).repeats > 0) json_.Fail("this key stands here twice");
-        latencies.*member = ReadTiming(field);
-        return true;
-      }
-      return false;
-    });
+  template <typename Struct, size_t kCount>
+  void ReadTimings(Value value, Struct& target, const Key<Struct, Timing> (&keys)[kCount]) {
+    ReadKeys(value, target, keys, true, [](std::string_view, Value) { return false; });
   }
 
   template <typename Point, size_t kCount>
@@ -344,7 +330,6 @@ std::string FormatMeasurements(const Measurements& measurements) {
   }
   json.EndArray().EndObject().Key("latencies").BeginObjectOnOneLine();
   PutTimings(json, measurements.latencies, kLatencies);
-  PutTimings(json, measurements.latencies, kMoreLatencies);
   json.EndObject();
   PutPoints(json, "device_memory", measurements.device_memory, kAllocationTimings);
   PutPoints(json, "pinned_memory", measurements.pinned_memory, kAllocationTimings);

@@ -6,10 +6,8 @@
 #include <set>
 #include <string>
 
-#include "backend/cuda/calibrator.h"
 #include "backend/cuda/conv_algorithm.h"
-#include "backend/cuda/cuda_backend.h"
-#include "backend/cuda/recorder.h"
+#include "backend/cuda/module.h"
 #include "traces/base/counter_random.h"
 #include "traces/base/error.h"
 
@@ -81,12 +79,12 @@ TEST(PhiloxTest, DropoutKeepsTheRightFraction) {
 TEST(BackendsTest, MeasuringSaysWhatIsMissing) {
   std::string missing;
   try {
-    EXPECT_FALSE(DescribeCudaDevice().empty());
+    EXPECT_FALSE(Cuda().describe(0).empty());
   } catch (const EnvironmentError& error) {
     missing = error.what();
   }
-  if (missing.empty()) GTEST_SKIP() << "this machine has a GPU: " << DescribeCudaDevice();
-  EXPECT_NE(missing.find(CudaCompiledIn() ? "GPU" : "SPILLWAY_CUDA"), std::string::npos) << missing;
+  if (missing.empty()) GTEST_SKIP() << "this machine has a GPU: " << Cuda().describe(0);
+  EXPECT_NE(missing.find("GPU"), std::string::npos) << missing;
   const auto expect_missing = [&](const auto& run) {
     try {
       run();
@@ -95,8 +93,8 @@ TEST(BackendsTest, MeasuringSaysWhatIsMissing) {
       EXPECT_EQ(error.what(), missing);
     }
   };
-  expect_missing([] { Record(Trace{}, RecordOptions{}); });
-  expect_missing([] { Calibrate(CalibrateOptions{}); });
+  expect_missing([] { Cuda().record(Trace{}, RecordOptions{}); });
+  expect_missing([] { Cuda().calibrate(CalibrateOptions{}); });
 }
 
 }  // namespace

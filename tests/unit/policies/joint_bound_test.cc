@@ -124,13 +124,6 @@ struct SmallChain {
   testing::FixedCost cost;
 };
 
-// Takes down the facts of a run.
-class Facts final : public Policy {
- public:
-  void Plan(PolicyContext& context) override { facts = std::make_shared<JointFacts>(context); }
-  std::shared_ptr<const JointFacts> facts;
-};
-
 // Every plan of up to ten ops: each storage kept, offloaded with each prefetch, evicted once or
 // again and again.
 TEST(JointBoundTest, EveryPlanOfASmallChainIsSlowerAndTheSearchFindsTheBest) {
@@ -140,7 +133,7 @@ TEST(JointBoundTest, EveryPlanOfASmallChainIsSlowerAndTheSearchFindsTheBest) {
   Duration found, best;
   for (uint64_t seed = 1; seed <= 25; ++seed) {
     const SmallChain chain(seed);
-    Facts probe;
+    FactsProbe probe;
     testing::RunSim(chain.trace, chain.cost, probe, {});
     const JointFacts& facts = *probe.facts;
     std::vector<JointPlan> plans{JointPlan(chain.trace)};

@@ -93,16 +93,6 @@ TEST(DeviceTest, TheFileMaySayWhatALibraryCallCosts) {
   EXPECT_EQ(ParseDevice(text, "toy.toml").library_call, Duration::Microseconds(190));
 }
 
-TEST(DeviceTest, TheFileMaySayWhatEventsCost) {
-  EXPECT_EQ(ParseDevice(kToy, "toy.toml").events, EventCosts());
-  std::string text(kToy);
-  text += "\n[event]\ncopy_record = \"2us\"\nkernel_wait = \"6us\"\n";
-  const EventCosts events = ParseDevice(text, "toy.toml").events;
-  EXPECT_EQ(events, (EventCosts{{}, Duration::Microseconds(2), Duration::Microseconds(6), {}}));
-  EXPECT_THAT(InputErrorOf([&] { ParseDevice(text + "wait = \"1us\"\n", "toy.toml"); }),
-              HasSubstr("event: unknown key 'wait'"));
-}
-
 // What reading `kToy` with `from` replaced by `to` says, without the directory.
 std::string ErrorOfEdit(std::string_view from, std::string_view to) {
   const TemporaryDirectory directory;

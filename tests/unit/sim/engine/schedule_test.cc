@@ -63,24 +63,6 @@ TEST(ScheduleTest, StartsNoEarlierThanIssued) {
   EXPECT_EQ(times[kCompute][0].issued, Ns(7));
 }
 
-// An event costs the copy behind it 4 ns, and the kernel that waits for it 6 ns. The second kernel
-// is late anyway.
-//   h2d      |--10--|    |--10--|
-//   compute  .      . 6 |---20---|-5-|
-TEST(ScheduleTest, EventsKeepBackWhatIsBehindAndWhatWaits) {
-  Program program;
-  const LaneEvent first = Add(program, Lane::kToDevice, Ns(10));
-  program.lanes[kIn][0].recorded = true;
-  const LaneEvent second = Add(program, Lane::kToDevice, Ns(10));
-  Add(program, Lane::kCompute, Ns(20), Bytes(0), {first});
-  Add(program, Lane::kCompute, Ns(5), Bytes(0), {second});
-  const EventCosts costs{Ns(100), Ns(4), Ns(6), Ns(100)};
-  const LaneTimes times = RunSchedule(program, Links(testing::RoundDevice()), costs);
-  EXPECT_EQ(times[kIn][1].start, Ns(14));
-  EXPECT_EQ(times[kCompute][0].start, Ns(16));
-  EXPECT_EQ(times[kCompute][1].start, Ns(36));
-}
-
 // Two copies of 100 bytes at 1 B/ns each; both together get 1.5 B/ns, so 0.75 each, until 133.3 ns.
 TEST(ScheduleTest, CopiesShareTheDuplexLimit) {
   Device device = testing::RoundDevice();
@@ -192,32 +174,6 @@ TEST(SimBackendTest, AHostThatIsTooFarAheadIssuesNothing) {
   EXPECT_EQ(start_of_copy(2, 5), Duration::Microseconds(10));
   EXPECT_EQ(start_of_copy(2, 6), Duration::Microseconds(10));
   EXPECT_EQ(start_of_copy(2, 7), Duration::Microseconds(30));
-}
-
-// A kernel waits for two copies, the next one for the second again: one event is recorded, behind
-// the second copy, and keeps the third back.
-TEST(SimBackendTest, TheNewestOfSeveralAwaitedCommandsGetsTheEvent) {
-  Device device = testing::RoundDevice();
-  device.events.copy_record = Duration::Microseconds(1);
-  const testing::FixedCost cost;
-  SimBackend backend(device, cost);
-  const auto copy = [&] {
-    return backend.Copy(PoolId::kHost, Direction::kToDevice, {}, {}, Bytes(64), {});
-  };
-  const std::array waits{Wait{copy()}, Wait{copy()}};
-  Launch launch;
-  launch.time = Duration::Microseconds(1);
-  backend.Enqueue(launch, waits);
-  backend.Enqueue(launch, std::span(waits).first(1));
-  copy();
-  copy();
-  backend.Synchronize();
-  const std::vector<Interval> copies = backend.TakeTimeline()[kIn];
-  ASSERT_EQ(copies.size(), 4);
-  const auto gap = [&](size_t i) { return copies[i].start - copies[i - 1].end; };
-  EXPECT_EQ(gap(1), Duration());
-  EXPECT_EQ(gap(2), device.events.copy_record);
-  EXPECT_EQ(gap(3), Duration());
 }
 
 // Each launch costs the host 1 us; cudaMalloc 10 us; cudaFree 20 us, after everything has ended.

@@ -42,7 +42,6 @@ TEST(MeasurementsTest, RoundTripOfLittle) {
   written.pinned_memory.clear();
   written.page_memory.clear();
   written.library_calls.clear();
-  written.latencies.handoff = written.latencies.copy_recorded = {};
   written.overlaps.points.resize(1);
   const std::string text = FormatMeasurements(written);
   EXPECT_EQ(ParseMeasurements(text, "raw.json"), written);

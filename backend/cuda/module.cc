@@ -1,0 +1,14 @@
+// The module's side of module.h.
+
+#include "backend/cuda/module.h"
+
+constinit const spillway::CudaModule spillway_cuda_module = {
+    spillway::DescribeCudaDevice,
+    spillway::DescribePeers,
+    spillway::DescribeGpu,
+    spillway::Record,
+    spillway::Calibrate,
+    [](const spillway::CudaMachine::Options& options) {
+      return std::make_shared<spillway::CudaMachine>(options);
+    },
+};
