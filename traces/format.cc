@@ -18,10 +18,12 @@ namespace spillway {
 namespace {
 
 constexpr std::string_view kFormat = "spillway-trace";
-constexpr int kVersion = 2;
+constexpr int kVersion = 3;
+constexpr int kVersionWithoutRecording = 2;
 constexpr int kVersionWithoutViews = 1;
 constexpr int64_t kMaxCount = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMaxAmount = Bytes::Unlimited().count();
+constexpr int64_t kMaxNanoseconds = (int64_t{1} << 62) / 1000;
 
 using Value = JsonDocument::Value;
 
@@ -40,6 +42,13 @@ class TraceReader {
     JsonDocument::Place place;
   };
 
+  // A `held_until`: ops stand behind tensors.
+  struct Hold {
+    size_t tensor;
+    std::string_view op;
+    JsonDocument::Place place;
+  };
+
   auto To(std::string& target) {
     return [this, &target](Value value) { target = json_.ReadString(value); };
   }
@@ -54,6 +63,11 @@ class TraceReader {
     return [this, &target](Value value) {
       ReadList(value, ids_, target,
                [&](Value element) { return TensorId{Lookup(element, tensors_, "tensor")}; });
+    };
+  }
+  auto ToNanoseconds(Duration& target) {
+    return [this, &target](Value value) {
+      target = Duration::Nanoseconds(json_.ReadInteger(value, 0, kMaxNanoseconds));
     };
   }
   auto ToInteger(int64_t& target, int64_t min, int64_t max) {
@@ -88,18 +102,41 @@ class TraceReader {
         Optional("alias_of", [&](Value v) { ReadName(v, index, &Tensor::alias_of); }),
         Optional("part_of",
                  [&](Value v) {
-                   NeedVersion2("part_of");
+                   NeedVersion(2, "part_of");
                    ReadName(v, index, &Tensor::part_of);
                  }),
-        Optional("offset", [&](Value v) {
-          NeedVersion2("offset");
-          tensor.offset = Bytes(json_.ReadInteger(v, 0, kMaxAmount));
+        Optional("offset",
+                 [&](Value v) {
+                   NeedVersion(2, "offset");
+                   tensor.offset = Bytes(json_.ReadInteger(v, 0, kMaxAmount));
+                 }),
+        Optional("held_until", [&](Value v) {
+          NeedVersion(3, "held_until");
+          holds_.push_back({index, json_.ReadString(v), json_.Here()});
         }));
   }
 
-  // The keys of version 2 are unknown to version 1.
-  void NeedVersion2(std::string_view key) {
-    if (version_ < 2) json_.Fail(fmt::format("the key '{}' needs version 2 of the format", key));
+  void ReadRecording(Value value) {
+    NeedVersion(3, "recording");
+    Recording& recording = trace_.recording.emplace();
+    json_.ReadObject(value, Required("framework", To(recording.framework)),
+                     Required("device", To(recording.device)),
+                     Required("step_ns", ToNanoseconds(recording.step)),
+                     Required("plain_step_ns", ToNanoseconds(recording.plain_step)));
+  }
+
+  void ReadRecordedCost(Value value, Op& op) {
+    NeedVersion(3, "recorded");
+    RecordedCost& recorded = op.recorded.emplace();
+    json_.ReadObject(value, Required("time_ns", ToNanoseconds(recorded.time)),
+                     Required("host_ns", ToNanoseconds(recorded.host)),
+                     Required("workspace", To(recorded.workspace)));
+  }
+
+  // The keys of a version are unknown to those before it.
+  void NeedVersion(int64_t version, std::string_view key) {
+    if (version_ >= version) return;
+    json_.Fail(fmt::format("the key '{}' needs version {} of the format", key, version));
   }
 
   void ReadName(Value value, size_t tensor, std::optional<TensorId> Tensor::*member) {
@@ -124,6 +161,13 @@ class TraceReader {
 
   void ReadOps(Value value) {
     json_.ReadArray(value, [this](Value op) { ReadOp(op); });
+    for (const Hold& hold : holds_) {
+      const uint32_t* found = ops_.Find(hold.op);
+      if (found == nullptr) {
+        json_.Fail(hold.place, fmt::format("there is no op '{}'", JsonExcerpt(hold.op)));
+      }
+      trace_.tensors[hold.tensor].held_until = static_cast<OpId>(*found);
+    }
   }
 
   void ReadOp(Value value) {
@@ -150,7 +194,8 @@ class TraceReader {
                    op.attributes.assign(std::move_iterator(attributes_.begin()),
                                         std::move_iterator(attributes_.end()));
                  }),
-        Optional("recomputable", To(op.recomputable)));
+        Optional("recomputable", To(op.recomputable)),
+        Optional("recorded", [&](Value v) { ReadRecordedCost(v, op); }));
   }
 
   // Reads an array, collected in `buffer` so that `target` takes no more room than it needs.
@@ -204,6 +249,7 @@ class TraceReader {
   NameTable tensors_;
   NameTable ops_;
   std::vector<ForwardName> forward_names_;
+  std::vector<Hold> holds_;
   int64_t version_ = kVersion;
   // Of the list being read.
   std::vector<TensorId> ids_;
@@ -218,6 +264,7 @@ Trace TraceReader::Read() {
                  Required("name", To(trace_.name)), Required("network", To(trace_.network)),
                  Required("batch", ToInteger(trace_.batch, 1, kMaxCount)),
                  Required("preset", To(trace_.preset)), Required("training", To(trace_.training)),
+                 Optional("recording", [this](Value recording) { ReadRecording(recording); }),
                  Required("layers",
                           [&](Value layers) {
                             json_.ReadArray(layers, [this](Value layer) { ReadLayer(layer); });
@@ -248,6 +295,13 @@ class TraceWriter {
     json_.BeginObject().Put("format", kFormat).Put("version", VersionNeeded());
     json_.Put("name", trace_.name).Put("network", trace_.network).Put("batch", trace_.batch);
     json_.Put("preset", trace_.preset).Put("training", trace_.training);
+    if (trace_.recording) {
+      json_.Key("recording").BeginObject().Put("framework", trace_.recording->framework);
+      json_.Put("device", trace_.recording->device);
+      PutNanoseconds("step_ns", trace_.recording->step);
+      PutNanoseconds("plain_step_ns", trace_.recording->plain_step);
+      json_.EndObject();
+    }
     List("layers", trace_.layers, [this](const Layer& layer) {
       json_.BeginObject().Put("name", layer.name).Put("type", Name(layer.type)).EndObject();
     });
@@ -257,11 +311,15 @@ class TraceWriter {
   }
 
  private:
+  static bool IsHeld(const Tensor& tensor) { return tensor.held_until.has_value(); }
+
   int VersionNeeded() const {
+    if (trace_.recording || std::ranges::any_of(trace_.tensors, &IsHeld)) return kVersion;
     const auto is_view = [](const Tensor& tensor) {
       return tensor.part_of || tensor.offset > Bytes(0);
     };
-    return std::ranges::any_of(trace_.tensors, is_view) ? kVersion : kVersionWithoutViews;
+    return std::ranges::any_of(trace_.tensors, is_view) ? kVersionWithoutRecording
+                                                        : kVersionWithoutViews;
   }
 
   void WriteTensor(const Tensor& tensor) {
@@ -271,7 +329,12 @@ class TraceWriter {
     if (tensor.alias_of) json_.Put("alias_of", trace_.tensor(*tensor.alias_of).name);
     if (tensor.part_of) json_.Put("part_of", trace_.tensor(*tensor.part_of).name);
     if (tensor.offset > Bytes(0)) json_.Put("offset", tensor.offset);
+    if (tensor.held_until) json_.Put("held_until", trace_.op(*tensor.held_until).name);
     json_.EndObject();
+  }
+
+  void PutNanoseconds(std::string_view key, Duration time) {
+    json_.Put(key, time.picoseconds() / 1000);
   }
 
   void WriteOp(const Op& op) {
@@ -291,6 +354,12 @@ class TraceWriter {
       json_.EndObject();
     }
     if (op.recomputable) json_.Put("recomputable", true);
+    if (op.recorded) {
+      json_.Key("recorded").BeginObject();
+      PutNanoseconds("time_ns", op.recorded->time);
+      PutNanoseconds("host_ns", op.recorded->host);
+      json_.Put("workspace", op.recorded->workspace).EndObject();
+    }
     json_.EndObject();
   }
 

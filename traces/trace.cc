@@ -53,6 +53,8 @@ class Validator {
     wholes_ = trace_.Wholes();
     names_.Clear();
     for (size_t i = 0; i < trace_.ops.size(); ++i) CheckOp(i, trace_.ops[i]);
+    CheckHolds();
+    CheckRecording();
   }
 
  private:
@@ -211,6 +213,63 @@ class Validator {
       }
     }
     for (const TensorId id : op.outputs) written_[roots_[Index(id)]] = true;
+  }
+
+  void CheckHolds() const {
+    std::vector<size_t> held(trace_.tensors.size(), trace_.ops.size());
+    for (size_t i = 0; i < trace_.tensors.size(); ++i) {
+      const Tensor& tensor = trace_.tensors[i];
+      if (!tensor.held_until) continue;
+      held[i] = Index(*tensor.held_until);
+      if (held[i] >= trace_.ops.size()) {
+        Fail(fmt::format("tensor '{}' is held until an op that does not exist", tensor.name));
+      }
+      if (tensor.alias_of) {
+        Fail(fmt::format("tensor '{}' has held_until, but shares the storage of '{}'", tensor.name,
+                         trace_.tensor(*tensor.alias_of).name));
+      }
+    }
+    for (size_t i = 0; i < trace_.ops.size(); ++i) {
+      const Op& op = trace_.ops[i];
+      for (const auto* list : {&op.inputs, &op.outputs, &op.scratch}) {
+        for (const TensorId id : *list) {
+          const size_t root = roots_[Index(id)];
+          if (held[root] >= i) continue;
+          Fail(fmt::format("op '{}' uses tensor '{}', which is held until '{}' only", op.name,
+                           trace_.tensor(id).name, trace_.ops[held[root]].name));
+        }
+      }
+    }
+  }
+
+  // Times may add up to 53 days, 2^62 picoseconds.
+  void CheckRecording() const {
+    int64_t total = 0;
+    const auto add = [&](Duration time) {
+      if (time < Duration() || time.picoseconds() > (int64_t{1} << 62) - total) {
+        Fail("the recorded times are negative or exceed 53 days");
+      }
+      total += time.picoseconds();
+    };
+    if (trace_.recording) {
+      add(trace_.recording->step);
+      add(trace_.recording->plain_step);
+    }
+    for (const Op& op : trace_.ops) {
+      if (op.recorded.has_value() != trace_.recording.has_value()) {
+        Fail(fmt::format(op.recorded ? "op '{}' has a recorded cost, but the trace no recording"
+                                     : "op '{}' has no recorded cost, but the trace a recording",
+                         op.name));
+      }
+      if (!op.recorded) continue;
+      add(op.recorded->time);
+      add(op.recorded->host);
+      if (op.recorded->workspace < Bytes(0) ||
+          op.recorded->workspace.count() > kMaxTotal - total_size_) {
+        Fail(fmt::format("op '{}' has a recorded workspace of {} bytes, expected 0 to 2^60",
+                         op.name, op.recorded->workspace.count()));
+      }
+    }
   }
 
   void CheckAttributes(const Op& op) {

@@ -56,6 +56,9 @@ struct Tensor {
   // `offset` on are what this one starts with, in a storage of its own: a slice of weights.
   std::optional<TensorId> part_of{};
   Bytes offset{};  // in the tensor that `alias_of` or `part_of` names; else 0
+  // Where a framework's program kept the storage beyond its last use: the op after which it gave it
+  // back. Only the policy `as-recorded` holds on to it for as long.
+  std::optional<OpId> held_until{};
 
   bool operator==(const Tensor&) const = default;
 };
@@ -67,6 +70,16 @@ struct Layer {
   bool operator==(const Layer&) const = default;
 };
 
+// Where the costs of a recorded trace come from.
+struct Recording {
+  std::string framework;  // "PyTorch 2.11.0"
+  std::string device;     // the GPU as its driver calls it, "NVIDIA H200"; empty: no GPU, no times
+  Duration step;          // one iteration under the profiler
+  Duration plain_step;    // without it; 0 if it was not measured
+
+  bool operator==(const Recording&) const = default;
+};
+
 struct Trace {
   std::string name;     // "vgg19:256"
   std::string network;  // "vgg19"
@@ -76,6 +89,7 @@ struct Trace {
   std::vector<Layer> layers;  // in forward order
   std::vector<Tensor> tensors;
   std::vector<Op> ops;  // in execution order
+  std::optional<Recording> recording{};  // of a framework's program; nullopt for a lowered network
 
   const Tensor& tensor(TensorId id) const { return tensors[Index(id)]; }
   const Op& op(OpId id) const { return ops[Index(id)]; }
@@ -91,8 +105,9 @@ struct Trace {
   // Throws `InputError` that names the first bad layer, tensor or op: an empty or duplicate name,
   // an id out of range, a negative size, an alias that is cyclic or reaches beyond its root, a
   // part of what has no such bytes or is used itself, an op without slots, a batch under 1, an
-  // attribute that is not finite or stands twice, or an op that reads a tensor which nothing has
-  // written. The sums over the whole trace of sizes, flops and traffic, and the elements of each
+  // attribute that is not finite or stands twice, an op that reads a tensor which nothing has
+  // written, a storage given back before its last use, or a recorded cost that is negative or
+  // stands in a trace without a recording, or lacks in one. The sums over the whole trace of sizes, flops and traffic, and the elements of each
   // tensor, are at most 2^60 each, so that no sum of a reader overflows.
   void Validate() const;
 

@@ -80,6 +80,7 @@ struct Launch {
   std::span<const Block> scratch;  // likewise
   Block workspace;                 // size 0 if none is needed
   Duration time;                   // sum over `runs` of the cost model's times
+  Duration host;                   // the host's own before it launches, besides the overhead
   Bytes traffic;                   // the op's least device-memory traffic
 };
 

@@ -24,6 +24,7 @@ SimBackend::SimBackend(const Device& device, const CostModel& cost, bool charge_
 
 Event SimBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   queue_.KeepClose();
+  if (launch.host > Duration()) queue_.Spend(launch.host);
   Command command;
   command.nominal = launch.time;
   command.traffic = launch.traffic;

@@ -44,6 +44,15 @@ struct Slot {
   bool operator==(const Slot&) const = default;
 };
 
+// What was measured where an op of a framework's program ran.
+struct RecordedCost {
+  Duration time;    // of its kernels, on the GPU
+  Duration host;    // what the host spent from the op before on until it had launched this one
+  Bytes workspace;  // the most that it held besides its operands
+
+  bool operator==(const RecordedCost&) const = default;
+};
+
 struct Op {
   std::string name;  // unique in the trace, for example "conv1_1.fwd"
   LayerId layer{};
@@ -59,6 +68,7 @@ struct Op {
   std::vector<Slot> slots;  // at least one
   std::vector<Attribute> attributes;
   bool recomputable = false;  // running it again with the same inputs gives the same outputs
+  std::optional<RecordedCost> recorded{};  // of every op of a recorded trace, of no op of others
 
   int64_t flops() const;
   Bytes traffic() const;

@@ -189,6 +189,9 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
                 .outputs = {{kParameter, kMomentum}, true},
                 .slots = {{"update", Momentum}},
                 .whole_batch = ""}},
+    {.type = OpType::kConvolution, .group = LayerGroup::kFeature},
+    {.type = OpType::kMatmul, .group = LayerGroup::kFeature},
+    {.type = OpType::kAttention, .group = LayerGroup::kFeature},
     {.type = OpType::kOther},
 }};
 static_assert(std::ranges::equal(
