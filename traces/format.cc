@@ -129,6 +129,7 @@ class TraceReader {
     NeedVersion(3, "recorded");
     RecordedCost& recorded = op.recorded.emplace();
     json_.ReadObject(value, Required("time_ns", ToNanoseconds(recorded.time)),
+                     Required("gap_ns", ToNanoseconds(recorded.gap)),
                      Required("host_ns", ToNanoseconds(recorded.host)),
                      Required("workspace", To(recorded.workspace)));
   }
@@ -357,6 +358,7 @@ class TraceWriter {
     if (op.recorded) {
       json_.Key("recorded").BeginObject();
       PutNanoseconds("time_ns", op.recorded->time);
+      PutNanoseconds("gap_ns", op.recorded->gap);
       PutNanoseconds("host_ns", op.recorded->host);
       json_.Put("workspace", op.recorded->workspace).EndObject();
     }

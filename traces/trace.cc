@@ -263,6 +263,7 @@ class Validator {
       }
       if (!op.recorded) continue;
       add(op.recorded->time);
+      add(op.recorded->gap);
       add(op.recorded->host);
       if (op.recorded->workspace < Bytes(0) ||
           op.recorded->workspace.count() > kMaxTotal - total_size_) {

@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -80,7 +81,8 @@ struct Launch {
   std::span<const Block> scratch;  // likewise
   Block workspace;                 // size 0 if none is needed
   Duration time;                   // sum over `runs` of the cost model's times
-  Duration host;                   // the host's own before it launches, besides the overhead
+  Duration gap;                    // that the device takes besides
+  std::optional<Duration> host{};  // what the host takes until it has launched it, where recorded
   Bytes traffic;                   // the op's least device-memory traffic
 };
 

@@ -24,11 +24,11 @@ SimBackend::SimBackend(const Device& device, const CostModel& cost, bool charge_
 
 Event SimBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   queue_.KeepClose();
-  if (launch.host > Duration()) queue_.Spend(launch.host);
   Command command;
-  command.nominal = launch.time;
+  command.nominal = launch.time + launch.gap;
   command.traffic = launch.traffic;
   const size_t calls = launch.runs.size();
+  if (launch.host) return queue_.Issue(Stream::kCompute, command, waits, 1, *launch.host);
   // Blocks of their own lie elsewhere in each iteration, so no graph of an earlier one serves.
   if (!charge_driver_ || RowOf(launch.type).library != Library::kConvolution || calls == 0) {
     return queue_.Issue(Stream::kCompute, command, waits, calls, device_.launch_overhead);

@@ -382,7 +382,10 @@ class Runtime final : public PolicyContext {
     launch.scratch = scratch_;
     launch.workspace = workspace.block;
     launch.time = entry.nominal;
-    if (const auto& recorded = trace_.op(op_id).recorded) launch.host = recorded->host;
+    if (const auto& recorded = trace_.op(op_id).recorded) {
+      launch.gap = recorded->gap;
+      launch.host = recorded->host;
+    }
     launch.traffic = ops_.traffic(op_id);
     entry.event =
         WithContext([&] { return parts_.backend->Enqueue(launch, commands_.WaitsOf(entry)); },

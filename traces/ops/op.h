@@ -47,6 +47,7 @@ struct Slot {
 // What was measured where an op of a framework's program ran.
 struct RecordedCost {
   Duration time;    // of its kernels, on the GPU
+  Duration gap;     // that the GPU takes between them and before the first, whoever is ahead
   Duration host;    // what the host spent from the op before on until it had launched this one
   Bytes workspace;  // the most that it held besides its operands
 
