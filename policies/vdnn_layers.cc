@@ -9,7 +9,7 @@ namespace {
 
 // Whether the set holds the inputs of a layer; `ordinal` counts convolutions from 0.
 bool IsOffloadLayer(OffloadSet set, OpType type, size_t ordinal) {
-  if (type != OpType::kConv2d) {
+  if (!RowOf(type).convolves) {
     return set == OffloadSet::kAll && RowOf(type).group == LayerGroup::kFeature;
   }
   return set == OffloadSet::kAlternateConv ? ordinal % 2 == 0 : set != OffloadSet::kNone;
@@ -43,7 +43,7 @@ PlacementOrder ReadPlacementOrder(Params& params) {
 
 void VdnnLayers::Plan(const Trace& trace, const Liveness& liveness, OffloadSet set) {
   for (const spillway::Layer& layer : trace.layers) {
-    layers_.push_back({.is_conv = layer.type == OpType::kConv2d,
+    layers_.push_back({.is_conv = RowOf(layer.type).convolves,
                        .is_step = RowOf(layer.type).group != LayerGroup::kInPlace});
   }
   leaves_.resize(trace.tensors.size());
@@ -51,7 +51,7 @@ void VdnnLayers::Plan(const Trace& trace, const Liveness& liveness, OffloadSet s
   for (const Op& op : trace.ops) {
     steps_.push_back({op.phase, static_cast<uint32_t>(Index(op.layer))});
     if (op.phase != Phase::kForward) continue;
-    const size_t ordinal = op.type == OpType::kConv2d ? convolutions++ : 0;
+    const size_t ordinal = RowOf(op.type).convolves ? convolutions++ : 0;
     if (!IsOffloadLayer(set, op.type, ordinal)) continue;
     for (const TensorId input : op.inputs) {
       const TensorId storage = liveness.Root(input);

@@ -122,7 +122,9 @@ class TraceReader {
     json_.ReadObject(value, Required("framework", To(recording.framework)),
                      Required("device", To(recording.device)),
                      Required("step_ns", ToNanoseconds(recording.step)),
-                     Required("plain_step_ns", ToNanoseconds(recording.plain_step)));
+                     Required("plain_step_ns", ToNanoseconds(recording.plain_step)),
+                     Required("allocated", To(recording.allocated)),
+                     Required("reserved", To(recording.reserved)));
   }
 
   void ReadRecordedCost(Value value, Op& op) {
@@ -301,7 +303,8 @@ class TraceWriter {
       json_.Put("device", trace_.recording->device);
       PutNanoseconds("step_ns", trace_.recording->step);
       PutNanoseconds("plain_step_ns", trace_.recording->plain_step);
-      json_.EndObject();
+      json_.Put("allocated", trace_.recording->allocated);
+      json_.Put("reserved", trace_.recording->reserved).EndObject();
     }
     List("layers", trace_.layers, [this](const Layer& layer) {
       json_.BeginObject().Put("name", layer.name).Put("type", Name(layer.type)).EndObject();

@@ -254,6 +254,12 @@ class Validator {
     if (trace_.recording) {
       add(trace_.recording->step);
       add(trace_.recording->plain_step);
+      for (const Bytes size : {trace_.recording->allocated, trace_.recording->reserved}) {
+        if (size < Bytes(0) || size > Bytes::Unlimited()) {
+          Fail(fmt::format("the recording has a peak of {} bytes, expected 0 to 2^60",
+                           size.count()));
+        }
+      }
     }
     for (const Op& op : trace_.ops) {
       if (op.recorded.has_value() != trace_.recording.has_value()) {

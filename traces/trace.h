@@ -76,6 +76,8 @@ struct Recording {
   std::string device;     // the GPU as its driver calls it, "NVIDIA H200"; empty: no GPU, no times
   Duration step;          // one iteration under the profiler
   Duration plain_step;    // without it; 0 if it was not measured
+  Bytes allocated;        // the most that the framework's allocator gave out in the iteration
+  Bytes reserved;         // and the most that it held, iterations before included; 0: not known
 
   bool operator==(const Recording&) const = default;
 };

@@ -81,6 +81,7 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
      .algorithms = true,
      .deterministic = false,
      .group = LayerGroup::kFeature,
+     .convolves = true,
      .holds_y = kHoldsOutputs},
     {.type = OpType::kLinear,
      .attributes = {"in_features", "out_features", Flag("bias")},
@@ -189,8 +190,8 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
                 .outputs = {{kParameter, kMomentum}, true},
                 .slots = {{"update", Momentum}},
                 .whole_batch = ""}},
-    {.type = OpType::kConvolution, .group = LayerGroup::kFeature},
-    {.type = OpType::kMatmul, .group = LayerGroup::kFeature},
+    {.type = OpType::kConvolution, .group = LayerGroup::kFeature, .convolves = true},
+    {.type = OpType::kMatmul, .group = LayerGroup::kFeature, .convolves = true},
     {.type = OpType::kAttention, .group = LayerGroup::kFeature},
     {.type = OpType::kOther},
 }};

@@ -133,6 +133,7 @@ struct OpRow {
   bool cheap = false;          // to rebuild: no checkpoint of SuperNeurons (section 3.4)
   bool training_only = false;  // in inference the layer hands on what it gets
   LayerGroup group = LayerGroup::kNone;
+  bool convolves = false;  // to policies that offload convolutional layers and no others
 
   // Under which rules forward writes y over x, backward writes dx over what comes in, and backward
   // keeps x or y alive without reading it. What backward reads, it keeps anyway.
