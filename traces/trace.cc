@@ -263,9 +263,8 @@ class Validator {
     }
     for (const Op& op : trace_.ops) {
       if (op.recorded.has_value() != trace_.recording.has_value()) {
-        Fail(fmt::format(op.recorded ? "op '{}' has a recorded cost, but the trace no recording"
-                                     : "op '{}' has no recorded cost, but the trace a recording",
-                         op.name));
+        Fail(fmt::format("op '{}' has {} recorded cost, but the trace {} recording", op.name,
+                         op.recorded ? "a" : "no", op.recorded ? "no" : "a"));
       }
       if (!op.recorded) continue;
       add(op.recorded->time);

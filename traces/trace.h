@@ -90,7 +90,7 @@ struct Trace {
   bool training = true;
   std::vector<Layer> layers;  // in forward order
   std::vector<Tensor> tensors;
-  std::vector<Op> ops;  // in execution order
+  std::vector<Op> ops;                   // in execution order
   std::optional<Recording> recording{};  // of a framework's program; nullopt for a lowered network
 
   const Tensor& tensor(TensorId id) const { return tensors[Index(id)]; }
@@ -109,8 +109,9 @@ struct Trace {
   // part of what has no such bytes or is used itself, an op without slots, a batch under 1, an
   // attribute that is not finite or stands twice, an op that reads a tensor which nothing has
   // written, a storage given back before its last use, or a recorded cost that is negative or
-  // stands in a trace without a recording, or lacks in one. The sums over the whole trace of sizes, flops and traffic, and the elements of each
-  // tensor, are at most 2^60 each, so that no sum of a reader overflows.
+  // stands in a trace without a recording, or lacks in one. The sums over the whole trace of sizes,
+  // flops and traffic, and the elements of each tensor, are at most 2^60 each, so that no sum of a
+  // reader overflows.
   void Validate() const;
 
   bool operator==(const Trace&) const = default;

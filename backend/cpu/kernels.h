@@ -1,15 +1,15 @@
 // The kernels of the CPU backend: execute any op of a trace on host memory.
 //
 // Plain and single-threaded; no choice of algorithm, no micro-batches. Supported: every op type
-// that FORMAT.md gives a contract. What FORMAT.md leaves open is as in backend/cuda/kernels.h:
-// average pooling divides by the window clipped to the padded input, the first maximum of a window
-// takes the gradient, LRN divides alpha by the window size, the loss is the mean over the op's
-// batch, dropout masks are `DropoutKeeps(seed, layer, element)`, SGD is
-// m = momentum * m + (dw + weight_decay * w), w -= learning_rate * m.
-// Deterministic on one machine: the same inputs give the same bits wherever the operands lie,
-// in backward provided that they are aligned to 64 bytes. What a forward op puts out for some of
-// its channels, or features, has the bits that it has among all. NaN is passed on, so that poisoned
-// memory shows.
+// that FORMAT.md gives a contract; a stand-in (stand_in.h) runs for others of recorded traces. What
+// FORMAT.md leaves open is as in backend/cuda/kernels.h: average pooling divides by the window
+// clipped to the padded input, the first maximum of a window takes the gradient, LRN divides alpha
+// by the window size, the loss is the mean over the op's batch, dropout masks are
+// `DropoutKeeps(seed, layer, element)`, SGD is m = momentum * m + (dw + weight_decay * w), w -=
+// learning_rate * m. Deterministic on one machine: the same inputs give the same bits wherever the
+// operands lie, in backward provided that they are aligned to 64 bytes. What a forward op puts out
+// for some of its channels, or features, has the bits that it has among all. NaN is passed on, so
+// that poisoned memory shows.
 
 #ifndef SPILLWAY_BACKEND_CPU_KERNELS_H_
 #define SPILLWAY_BACKEND_CPU_KERNELS_H_

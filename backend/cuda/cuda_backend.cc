@@ -228,6 +228,7 @@ class CudaBackend final : public Executor {
   void RunSlots(const Op& op, const Launch& launch);
   // Sleeps until the host is not too far ahead. Beyond about 60 ops the driver's queue is full, and
   // a host that waits for a place in it polls.
+  void TakeTime(Duration time) const;
   void Throttle() const;
   // Has the loss come to the host, and the probabilities if `top1` is wanted.
   void TakeLoss(const Op& op, const Launch& launch);
@@ -448,7 +449,8 @@ Event CudaBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   Throttle();
   Begin(Stream::kCompute, waits, {op.name, {}, {}});
   if (options_.work == CudaWork::kSpin) {
-    const Duration time = launch.time - machine_.spin_excess;
+    if (launch.host) TakeTime(*launch.host);
+    const Duration time = launch.time + launch.gap - machine_.spin_excess;
     if (time > Duration()) {
       Spin(time.picoseconds() / 1000, machine_.streams[Index(Stream::kCompute)].stream.get());
     }
@@ -456,6 +458,14 @@ Event CudaBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
     LaunchKernels(op, launch);
   }
   return End(Stream::kCompute);
+}
+
+// The host does nothing until so long after the command before of its stream was issued.
+void CudaBackend::TakeTime(Duration time) const {
+  const auto& issued = machine_.streams[Index(Stream::kCompute)].issued;
+  const Duration until = host_begin_ + (issued.empty() ? Duration() : issued.back()) + time;
+  while (HostClock() < until) {
+  }
 }
 
 void CudaBackend::LaunchKernels(const Op& op, const Launch& launch) {

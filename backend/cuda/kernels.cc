@@ -589,6 +589,9 @@ void CudaKernels::Launch(const Op& op, const SlotLaunch& launch, CUstream_st* st
     case OpType::kSgd:
       return impl_->Sgd(op, launch, operands);
     case OpType::kInput:
+    case OpType::kConvolution:
+    case OpType::kMatmul:
+    case OpType::kAttention:
     case OpType::kOther:
       break;
   }

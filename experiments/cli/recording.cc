@@ -55,7 +55,7 @@ void RecordingOption::Check() const {
     throw UsageError(fmt::format("--devices: GPU {} stands twice", *twice));
 }
 
-std::unique_ptr<Recording> RecordingOption::Open(const CudaMachine& machine, ProgressBar& bar) {
+std::unique_ptr<CostRecording> RecordingOption::Open(const CudaMachine& machine, ProgressBar& bar) {
   const std::string first = Cuda().describe(devices.front());
   for (const int device : devices) {
     const std::string other = Cuda().describe(device);
@@ -80,11 +80,12 @@ std::unique_ptr<Recording> RecordingOption::Open(const CudaMachine& machine, Pro
     };
     static_cast<void>(Cuda().record(trace, options));
   };
-  return std::make_unique<Recording>(
-      Recording::Options{machine.gpu(), {record.math, machine.cudnn()}, devices, opened_}, measure);
+  return std::make_unique<CostRecording>(
+      CostRecording::Options{machine.gpu(), {record.math, machine.cudnn()}, devices, opened_},
+      measure);
 }
 
-CostTable RecordingOption::Table(Recording& recording, const std::string& workload,
+CostTable RecordingOption::Table(CostRecording& recording, const std::string& workload,
                                  std::span<const Trace> traces, std::optional<Duration> in_sequence,
                                  const Device& device, const BackendFactories& backends) const {
   CostTable table =

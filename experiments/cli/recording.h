@@ -32,13 +32,13 @@ struct RecordingOption {
   // A recording on the GPUs, the first of which is the machine's, that shows its progress. Throws
   // `EnvironmentError` if there is no such GPU, `InputError` if they differ, and as the store does.
   // REQUIRES: this and the bar outlive it.
-  std::unique_ptr<Recording> Open(const CudaMachine& machine, ProgressBar& bar);
+  std::unique_ptr<CostRecording> Open(const CudaMachine& machine, ProgressBar& bar);
 
   // The table of what the traces need, with what the first of them takes in sequence: `in_sequence`
   // if it is given, as the store knows it, or measured now by the backend "cuda".
-  CostTable Table(Recording& recording, const std::string& workload, std::span<const Trace> traces,
-                  std::optional<Duration> in_sequence, const Device& device,
-                  const BackendFactories& backends) const;
+  CostTable Table(CostRecording& recording, const std::string& workload,
+                  std::span<const Trace> traces, std::optional<Duration> in_sequence,
+                  const Device& device, const BackendFactories& backends) const;
 
  private:
   std::shared_ptr<BenchmarkStore> opened_;

@@ -149,7 +149,7 @@ class Measuring {
   ValidateOptions options_;
   Session& session_;
   std::shared_ptr<CudaMachine> machine_;
-  std::unique_ptr<Recording> recording_;
+  std::unique_ptr<CostRecording> recording_;
   BackendFactories backends_;
   std::shared_ptr<const Trace> trace_;  // that `table_` is of, with these
   std::string device_, cost_;

@@ -104,13 +104,13 @@ void AddMissing(const CostTable& other, CostTable& table) {
                     [](const CostEntry& entry) { return std::tie(entry.signature, entry.batch); });
 }
 
-Recording::Recording(Options options, MeasureKernels measure)
+CostRecording::CostRecording(Options options, MeasureKernels measure)
     : options_(std::move(options)), measure_(std::move(measure)) {
   SPILLWAY_CHECK(!options_.devices.empty());
   if (options_.store) options_.store->RequireGpu(options_.gpu);
 }
 
-void Recording::Keep(const CostTable& table, std::string_view origin) {
+void CostRecording::Keep(const CostTable& table, std::string_view origin) {
   const Provenance& from = table.provenance;
   if (from.gpu != options_.gpu || LibraryOf(from) != options_.library) {
     throw InputError(fmt::format("{}: recorded on {}, cuDNN {}, {}; this is {}, cuDNN {}, {}",
@@ -122,8 +122,8 @@ void Recording::Keep(const CostTable& table, std::string_view origin) {
   }
 }
 
-CostTable Recording::Table(std::string_view workload, std::span<const Trace> traces,
-                           std::span<const int64_t> micro_batches) {
+CostTable CostRecording::Table(std::string_view workload, std::span<const Trace> traces,
+                               std::span<const int64_t> micro_batches) {
   for (const Trace& trace : traces) {
     std::set<EntryKey> wanted;
     for (const EntryKey& key : NeededEntries({&trace, 1}, micro_batches)) {
@@ -145,7 +145,7 @@ CostTable Recording::Table(std::string_view workload, std::span<const Trace> tra
   return MakeTable(workload, entries);
 }
 
-void Recording::Measure(const Trace& trace, const std::set<EntryKey>& wanted) {
+void CostRecording::Measure(const Trace& trace, const std::set<EntryKey>& wanted) {
   const auto done = [&](const Provenance& provenance, CostEntry entry) {
     Add(provenance, std::move(entry));
   };
@@ -163,7 +163,7 @@ void Recording::Measure(const Trace& trace, const std::set<EntryKey>& wanted) {
   for (std::future<void>& each : running) each.get();
 }
 
-void Recording::Add(const Provenance& provenance, CostEntry entry) {
+void CostRecording::Add(const Provenance& provenance, CostEntry entry) {
   const std::lock_guard lock(mutex_);
   EntryKey key{entry.signature, entry.batch};
   BenchmarkStore::Found found{std::move(entry), provenance};

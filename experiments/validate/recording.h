@@ -52,7 +52,7 @@ using MeasureKernels =
     std::function<void(const Trace& trace, const std::set<EntryKey>& wanted, int device,
                        const std::function<void(const Provenance&, CostEntry)>& done)>;
 
-class Recording {
+class CostRecording {
  public:
   struct Options {
     std::string gpu;  // of this machine: that of all `devices`
@@ -63,7 +63,7 @@ class Recording {
   };
 
   // Throws `InputError` if the store is of another GPU.
-  Recording(Options options, MeasureKernels measure);
+  CostRecording(Options options, MeasureKernels measure);
 
   // What is in the table counts as measured. Throws `InputError` that begins with `origin` if it is
   // of another GPU, cuDNN or arithmetic.

@@ -56,7 +56,7 @@ class Player {
       remaining_[s] = static_cast<Int128>(alone.picoseconds()) * kFullSpeed;
       if (s < kStreamCount) demand_[s] = Demand(command);
       times_[s][head_[s]].issued = command.issued;
-      times_[s][head_[s]].start = now_;
+      times_[s][head_[s]].start = now_ + command.gap;
       changed = true;
     }
     if (changed) {

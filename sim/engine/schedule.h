@@ -44,6 +44,7 @@ struct Command {
   uint32_t first_wait = 0;
   uint32_t wait_count = 0;
   Duration least_end = {};  // not over before: the last of its kernels was issued late
+  Duration gap = {};  // part of `nominal`: it has its lane for so long before it is seen to start
 };
 
 // Commands by lane, in issue order, and the events they wait for.

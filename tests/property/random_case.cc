@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/stand_in.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/core/check.h"
 #include "sim/engine/sim_backend.h"

@@ -31,9 +31,6 @@ class MixingOps {
   std::vector<std::vector<uint64_t>> read_;
 };
 
-// The same hash of any bytes.
-uint64_t HashBytes(std::span<const std::byte> bytes, uint64_t seed);
-
 }  // namespace spillway::testing
 
 #endif  // SPILLWAY_TESTS_TESTING_MIXING_H_

@@ -10,8 +10,8 @@
 
 namespace spillway {
 
-// What a layer or an op computes; ops/table.h says what is known about each. The last four cover ops
-// of imported traces, which have a recorded cost but no implementation here.
+// What a layer or an op computes; ops/table.h says what is known about each. The last four cover
+// ops of imported traces, which have a recorded cost but no implementation here.
 enum class OpType : uint8_t {
   kInput,
   kConv2d,
@@ -35,9 +35,9 @@ enum class OpType : uint8_t {
   kOther,
 };
 inline constexpr std::array kOpTypeNames = std::to_array<std::string_view>(
-    {"input", "conv2d", "linear", "maxpool2d", "avgpool2d", "relu", "gelu", "lrn", "batchnorm",
-     "dropout", "concat", "add", "fork", "rows", "softmax_loss", "sgd", "convolution", "matmul", "attention",
-     "other"});
+    {"input",        "conv2d",    "linear",      "maxpool2d", "avgpool2d", "relu", "gelu",
+     "lrn",          "batchnorm", "dropout",     "concat",    "add",       "fork", "rows",
+     "softmax_loss", "sgd",       "convolution", "matmul",    "attention", "other"});
 inline constexpr size_t kOpTypeCount = kOpTypeNames.size();
 
 enum class Phase : uint8_t { kForward, kBackward, kUpdate };

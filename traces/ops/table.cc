@@ -193,7 +193,7 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
     {.type = OpType::kConvolution, .group = LayerGroup::kFeature, .convolves = true},
     {.type = OpType::kMatmul, .group = LayerGroup::kFeature, .convolves = true},
     {.type = OpType::kAttention, .group = LayerGroup::kFeature},
-    {.type = OpType::kOther},
+    {.type = OpType::kOther, .cheap = true, .group = LayerGroup::kFeature},
 }};
 static_assert(std::ranges::equal(
                   kOpTable, kOpTable, {}, [](const OpRow& row) { return row.type; },

@@ -349,8 +349,8 @@ TEST(FormatErrorTest, Json) {
 TEST(FormatErrorTest, FormatAndVersion) {
   EXPECT_EQ(ErrorOfEdit("spillway-trace", "spillway-cost-table"),
             "t.json:2:11: format: expected \"spillway-trace\", got \"spillway-cost-table\"");
-  EXPECT_EQ(ErrorOfEdit("\"version\": 1", "\"version\": 3"),
-            "t.json:2:40: version: unsupported version 3; this program reads version 1 to 2");
+  EXPECT_EQ(ErrorOfEdit("\"version\": 1", "\"version\": 4"),
+            "t.json:2:40: version: unsupported version 4; this program reads version 1 to 3");
   EXPECT_EQ(ErrorOfEdit("\"format\": \"spillway-trace\", ", ""),
             "t.json:1:1: the key 'format' is missing");
   // The version is checked before anything that a later version may have added.
@@ -362,7 +362,7 @@ TEST(FormatErrorTest, Keys) {
   EXPECT_EQ(
       ErrorOfEdit("\"alias_of\"", "\"aliasof\""),
       "t.json:7:66: tensors[1]: unknown key 'aliasof'; did you mean 'alias_of'? (valid: name, "
-      "kind, shape, size, alias_of, part_of, offset)");
+      "kind, shape, size, alias_of, part_of, offset, held_until)");
   EXPECT_EQ(ErrorOfEdit("\"size\": 24, \"alias_of\"", "\"alias_of\""),
             "t.json:7:1: tensors[1]: the key 'size' is missing");
   EXPECT_EQ(ErrorOfEdit("\"size\": 24, \"alias_of\"", "\"size\": 24, \"size\": 24, \"alias_of\""),
@@ -373,7 +373,7 @@ TEST(FormatErrorTest, Keys) {
   EXPECT_EQ(
       ErrorOfEdit("\"preset\": \"torch\", ", "\"preset\": \"torch\", \"extra\": 1, "),
       "t.json:3:20: unknown key 'extra' (valid: format, version, name, network, batch, preset, "
-      "training, layers, tensors, ops)");
+      "training, recording, layers, tensors, ops)");
   EXPECT_EQ(ErrorOfEdit(", \"flops\": 6", ""),
             "t.json:12:12: ops[0].slots[0]: the key 'flops' is missing");
 }
@@ -449,6 +449,88 @@ TEST(FormatErrorTest, LongTextIsCut) {
   const std::string message = ErrorOfEdit("[\"x\"]", "[\"" + std::string(100'000, 'w') + "\"]");
   EXPECT_THAT(message, HasSubstr("there is no tensor 'www"));
   EXPECT_LT(message.size(), 200);
+}
+
+// `kSmall` as a program of a framework that was recorded, with `from` replaced by `to`.
+std::string Recorded(std::string_view from = "", std::string_view to = "") {
+  std::string text(kSmall);
+  using Edit = std::pair<std::string_view, std::string_view>;
+  for (const auto& [before, after] :
+       {Edit{"\"version\": 1", "\"version\": 3"},
+        Edit{"\"training\": true,",
+             "\"training\": true,\n\"recording\": {\"framework\": \"PyTorch 2.11.0\", \"device\": "
+             "\"NVIDIA H200\", \"step_ns\": 9, \"plain_step_ns\": 8, \"allocated\": 7, "
+             "\"reserved\": 6},"},
+        Edit{"\"shape\": [2, 3], \"size\": 24}",
+             "\"shape\": [2, 3], \"size\": 24, \"held_until\": \"m.fwd\"}"},
+        Edit{"\"recomputable\": true}",
+             "\"recorded\": {\"time_ns\": 5, \"gap_ns\": 4, \"host_ns\": 3, \"workspace\": 2}},\n"
+             "{\"name\": \"m.fwd\", \"layer\": \"l\", \"type\": \"relu\", \"phase\": \"forward\", "
+             "\"batch\": 2, \"inputs\": [], \"outputs\": [], \"slots\": [{\"name\": \"fwd\", "
+             "\"signature\": \"s\", \"flops\": 0, \"traffic\": 0}], \"recorded\": {\"time_ns\": 0, "
+             "\"gap_ns\": 0, \"host_ns\": 0, \"workspace\": 0}}"},
+        Edit{from, to}}) {
+    const size_t at = text.find(before);
+    EXPECT_NE(at, std::string::npos) << before;
+    text.replace(at, before.size(), after);
+  }
+  return text;
+}
+
+TEST(FormatTest, RecordedTraces) {
+  const Trace trace = ParseTrace(Recorded(), "t.json");
+  EXPECT_EQ(trace.recording, (Recording{"PyTorch 2.11.0", "NVIDIA H200", Duration::Nanoseconds(9),
+                                        Duration::Nanoseconds(8), Bytes(7), Bytes(6)}));
+  EXPECT_EQ(trace.ops[0].recorded, (RecordedCost{Duration::Nanoseconds(5), Duration::Nanoseconds(4),
+                                                 Duration::Nanoseconds(3), Bytes(2)}));
+  EXPECT_EQ(trace.tensors[0].held_until, OpId{1});
+  EXPECT_EQ(trace.tensors[1].held_until, std::nullopt);
+  const std::string text = FormatTrace(trace);
+  EXPECT_THAT(text, HasSubstr("\"version\": 3"));
+  EXPECT_EQ(ParseTrace(text, "t.json"), trace);
+  EXPECT_EQ(FormatTrace(ParseTrace(Shuffled(Recorded()), "t.json")), text);
+}
+
+// A reader of an older version does not know the keys.
+TEST(FormatErrorTest, KeysOfRecordedTracesNeedTheirVersion) {
+  EXPECT_THAT(ErrorOfEdit("\"size\": 24}", "\"size\": 24, \"held_until\": \"l.fwd\"}"),
+              HasSubstr("the key 'held_until' needs version 3 of the format"));
+  EXPECT_THAT(ErrorOfEdit("\"recomputable\": true", "\"recorded\": {}"),
+              HasSubstr("the key 'recorded' needs version 3 of the format"));
+  EXPECT_THAT(ErrorOfEdit("\"training\": true,", "\"training\": true, \"recording\": {},"),
+              HasSubstr("the key 'recording' needs version 3 of the format"));
+  EXPECT_THAT(
+      InputErrorOf([] { ParseTrace(Recorded("\"version\": 3", "\"version\": 2"), "t.json"); }),
+      HasSubstr("needs version 3 of the format"));
+}
+
+TEST(FormatErrorTest, RecordedTraces) {
+  struct Case {
+    const char* from;
+    const char* to;
+    const char* error;
+  };
+  for (const Case& test : {
+           Case{"\"m.fwd\"}", "\"n.fwd\"}",
+                "t.json:7:75: tensors[0].held_until: there is no op 'n.fwd'"},
+           Case{"\"m.fwd\"}", "5}", "tensors[0].held_until: expected a string"},
+           Case{"\"inputs\": []", "\"inputs\": [\"x\"]", ""},  // its last use may be that op
+           Case{"\"held_until\": \"m.fwd\"", "\"held_until\": \"l.fwd\"", ""},
+           Case{"\"alias_of\": \"x\"", "\"alias_of\": \"x\", \"held_until\": \"m.fwd\"",
+                "tensor 'y' has held_until, but shares the storage of 'x'"},
+           Case{"\"time_ns\": 5", "\"time_ns\": -5", "ops[0].recorded.time_ns: expected"},
+           Case{"\"gap_ns\": 4, ", "", "ops[0].recorded"},
+           Case{"\"step_ns\": 9, ", "", "recording"},
+           Case{"\"time_ns\": 5", "\"time_ns\": 4611686018427387", "exceed 53 days"},
+       }) {
+    SCOPED_TRACE(test.to);
+    if (*test.error == '\0') {
+      EXPECT_NO_THROW(ParseTrace(Recorded(test.from, test.to), "t.json"));
+    } else {
+      EXPECT_THAT(InputErrorOf([&] { ParseTrace(Recorded(test.from, test.to), "t.json"); }),
+                  HasSubstr(test.error));
+    }
+  }
 }
 
 TEST(FormatErrorTest, NamesThePath) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
 #include <string>
 
@@ -49,7 +50,7 @@ TEST(TraceTest, NamesGoThereAndBack) {
     EXPECT_EQ(Name(ParseOpType(name).value()), name);
   for (const std::string_view name : PhaseNames()) EXPECT_EQ(Name(ParsePhase(name).value()), name);
   EXPECT_EQ(TensorKindNames().size(), 7);
-  EXPECT_EQ(OpTypeNames().size(), 17);
+  EXPECT_EQ(OpTypeNames().size(), 20);
   EXPECT_EQ(Name(OpType::kOther), "other");
   EXPECT_EQ(Name(TensorKind::kScratch), "scratch");
   EXPECT_EQ(Name(Phase::kUpdate), "update");
@@ -106,6 +107,51 @@ TEST(TraceTest, AViewLiesInItsStorage) {
             "trace 'small': tensor 'y' has an offset, but neither alias_of nor part_of");
   EXPECT_EQ(ErrorAfter([](Trace& t) { t.tensors[1].offset = Bytes(-4); }),
             "trace 'small': tensor 'y' has the offset -4, expected 0 to 2^60");
+}
+
+TEST(TraceTest, RecordedCostsAndHolds) {
+  Trace good = SmallTrace();
+  good.recording = {"PyTorch", "GPU", Duration::Nanoseconds(9), Duration(), Bytes(8), Bytes(8)};
+  good.ops[0].recorded = RecordedCost{Duration::Nanoseconds(9), Duration(), Duration(), Bytes()};
+  good.ops.push_back(good.ops[0]);
+  good.ops[1].name = "second";
+  good.tensors.push_back({"z", TensorKind::kActivation, {}, Bytes(24), TensorId{1}});
+  good.tensors[1].held_until = OpId{1};
+  good.Validate();
+  struct Case {
+    std::function<void(Trace&)> change;
+    const char* error;
+  };
+  for (const Case& test : {
+           Case{[](Trace& t) { t.tensors[1].held_until = OpId{0}; },
+                "op 'second' uses tensor 'y', which is held until 'relu.fwd' only"},
+           Case{[](Trace& t) {
+                  t.tensors[1].held_until = OpId{0};
+                  t.ops[1].inputs = {};
+                  t.ops[1].outputs = {TensorId{2}};
+                },
+                "op 'second' uses tensor 'z', which is held until 'relu.fwd' only"},
+           Case{[](Trace& t) { t.tensors[1].held_until = OpId{2}; },
+                "tensor 'y' is held until an op that does not exist"},
+           Case{[](Trace& t) { t.tensors[2].held_until = OpId{1}; },
+                "tensor 'z' has held_until, but shares the storage of 'y'"},
+           Case{[](Trace& t) { t.recording.reset(); },
+                "op 'relu.fwd' has a recorded cost, but the trace no recording"},
+           Case{[](Trace& t) { t.ops[1].recorded.reset(); },
+                "op 'second' has no recorded cost, but the trace a recording"},
+           Case{[](Trace& t) { t.ops[1].recorded->gap = Duration::Nanoseconds(-1); },
+                "the recorded times are negative or exceed 53 days"},
+           Case{[](Trace& t) { t.ops[1].recorded->host = Duration::Picoseconds(int64_t{1} << 62); },
+                "the recorded times are negative or exceed 53 days"},
+           Case{[](Trace& t) { t.ops[1].recorded->workspace = Bytes(-1); },
+                "op 'second' has a recorded workspace of -1 bytes, expected 0 to 2^60"},
+           Case{[](Trace& t) { t.recording->reserved = Bytes(-1); },
+                "the recording has a peak of -1 bytes, expected 0 to 2^60"},
+       }) {
+    Trace trace = good;
+    test.change(trace);
+    EXPECT_EQ(InputErrorOf([&] { trace.Validate(); }), std::string("trace 'small': ") + test.error);
+  }
 }
 
 TEST(TraceTest, APartIsOfSomethingThatNoOpUses) {

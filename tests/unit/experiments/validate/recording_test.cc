@@ -1,4 +1,4 @@
-// Recording without a GPU: the measurement is the test's own.
+// CostRecording without a GPU: the measurement is the test's own.
 
 #include "experiments/validate/recording.h"
 
@@ -62,7 +62,7 @@ std::vector<EntryKey> KeysOf(const CostTable& table) {
 
 TEST(RecordingTest, MeasuresEachEntryOnceOnSomeGpu) {
   FakeGpus gpus;
-  Recording recording({"ACME", kLibrary, {0, 3}, nullptr}, gpus.Measure());
+  CostRecording recording({"ACME", kLibrary, {0, 3}, nullptr}, gpus.Measure());
   const std::vector<Trace> traces = Traces(8);
   const std::vector<int64_t> micro{1, 2, 4, 8};
   const CostTable table = recording.Table("chain:8", traces, micro);
@@ -82,11 +82,11 @@ TEST(RecordingTest, WhatAStoreHoldsIsNotMeasured) {
   const std::vector<Trace> traces = Traces(8);
   FakeGpus first, second;
   const std::vector<int64_t> micro{4};
-  const CostTable table =
-      Recording({"ACME", kLibrary, {0}, store}, first.Measure()).Table("chain:8", traces, micro);
-  EXPECT_EQ(
-      Recording({"ACME", kLibrary, {0}, store}, second.Measure()).Table("chain:8", traces, micro),
-      table);
+  const CostTable table = CostRecording({"ACME", kLibrary, {0}, store}, first.Measure())
+                              .Table("chain:8", traces, micro);
+  EXPECT_EQ(CostRecording({"ACME", kLibrary, {0}, store}, second.Measure())
+                .Table("chain:8", traces, micro),
+            table);
   EXPECT_TRUE(second.measured.empty());
   EXPECT_EQ(TableFromStore(*store, kLibrary, "chain:8", traces), table);
   EXPECT_THAT(testing::InputErrorOf([&] {
@@ -94,7 +94,7 @@ TEST(RecordingTest, WhatAStoreHoldsIsNotMeasured) {
               }),
               HasSubstr("s.sqlite: lacks "));
   EXPECT_THAT(testing::InputErrorOf([&] {
-                Recording({"Umbrella", kLibrary, {0}, store}, second.Measure());
+                CostRecording({"Umbrella", kLibrary, {0}, store}, second.Measure());
               }),
               HasSubstr("measured on ACME, this is of Umbrella"));
 }
@@ -106,11 +106,11 @@ TEST(RecordingTest, AFailureLosesNothingThatWasMeasured) {
   const std::vector<Trace> traces = Traces(8);
   FakeGpus gpus;
   gpus.fail_after = 3;
-  EXPECT_THROW(Recording({"ACME", kLibrary, {0}, store}, gpus.Measure()).Table("c", traces, {}),
+  EXPECT_THROW(CostRecording({"ACME", kLibrary, {0}, store}, gpus.Measure()).Table("c", traces, {}),
                Error);
   EXPECT_EQ(store->Holdings().at(0).entries, 3);
   FakeGpus again;
-  Recording({"ACME", kLibrary, {0}, store}, again.Measure()).Table("c", traces, {});
+  CostRecording({"ACME", kLibrary, {0}, store}, again.Measure()).Table("c", traces, {});
   EXPECT_EQ(again.measured.size(), NeededEntries(traces, {}).size() - 3);
 }
 
@@ -131,7 +131,7 @@ TEST(RecordingTest, OneStoreGivesOneAnswer) {
     gpus.Measure()(trace, wanted, device, done);
   };
   const CostTable table =
-      Recording({"ACME", kLibrary, {0}, store}, measure).Table("chain:8", traces, {});
+      CostRecording({"ACME", kLibrary, {0}, store}, measure).Table("chain:8", traces, {});
   for (const CostEntry& entry : table.entries) EXPECT_EQ(entry.kernels[0].kernel.algorithm, "b");
 }
 
@@ -139,13 +139,13 @@ TEST(RecordingTest, TablesOfThisMachineAreKept) {
   FakeGpus gpus;
   const std::vector<Trace> traces = Traces(8);
   CostTable table =
-      Recording({"ACME", kLibrary, {0}, nullptr}, gpus.Measure()).Table("chain:8", traces, {});
+      CostRecording({"ACME", kLibrary, {0}, nullptr}, gpus.Measure()).Table("chain:8", traces, {});
   FakeGpus none;
-  Recording recording({"ACME", kLibrary, {0}, nullptr}, none.Measure());
+  CostRecording recording({"ACME", kLibrary, {0}, nullptr}, none.Measure());
   recording.Keep(table, "t.json");
   EXPECT_EQ(recording.Table("chain:8", traces, {}), table);
   EXPECT_TRUE(none.measured.empty());
-  CostTable both = Recording({"ACME", kLibrary, {0}, nullptr}, gpus.Measure())
+  CostTable both = CostRecording({"ACME", kLibrary, {0}, nullptr}, gpus.Measure())
                        .Table("chain:8", traces, std::vector<int64_t>{4});
   const CostTable more = both;
   EXPECT_GT(more.entries.size(), table.entries.size());

@@ -63,7 +63,10 @@ TEST(OpTableTest, NamesAreUnique) {
 TEST(OpTableTest, EveryRowIsComplete) {
   for (const OpRow& row : kOpTable) {
     SCOPED_TRACE(Name(row.type));
-    const bool known = row.type != OpType::kInput && row.type != OpType::kOther;
+    // The others stand in recorded traces at most.
+    const bool known = row.type != OpType::kInput && row.type != OpType::kConvolution &&
+                       row.type != OpType::kMatmul && row.type != OpType::kAttention &&
+                       row.type != OpType::kOther;
     EXPECT_EQ(row.executable(), known);
     // Rows are gathered in inference alone.
     EXPECT_EQ(row.forward.exists() && row.type != OpType::kRows, row.backward.exists());
