@@ -13,7 +13,7 @@ import sys
 
 # Folder -> the folders that its files may include besides their own. The longest folder that contains a
 # file is the file's; "traces" stands for traces/ itself. A name that ends in "/" allows all below it.
-TRACES = ["traces/base", "traces/ops", "traces", "traces/lowering", "traces/zoo", "traces/logs"]
+TRACES = ["traces/base", "traces/ops", "traces", "traces/lowering", "traces/zoo", "traces/logs", "traces/import"]
 CORE = ["traces/", "sim/core"]
 RUN = [*CORE, "sim/", "policies/", "backend/"]
 LAYERS = {
@@ -59,7 +59,8 @@ LIBRARIES = {
     r"cudnn": ["backend/cuda"],
     r"CLI/": ["experiments/cli"],
     r"benchmark/": ["experiments/bench"],
-    r"(simdjson|zstd)": ["traces/base"],
+    r"simdjson": ["traces/base", "traces/import"],
+    r"zstd": ["traces/base"],
     r"toml\+\+": ["sim/core", "experiments/sweep"],
     r"(SQLiteCpp/|sqlite3)": ["sim/cost/records", "experiments/sweep", "tests/unit"],
     r"(tbb|oneapi)/": ["experiments", "sim/packing", "tests"],

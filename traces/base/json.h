@@ -78,6 +78,14 @@ class JsonDocument {
     document_.rewind();
   }
 
+  // Calls `read(key, value)` for each field of the root object, and checks that nothing follows it.
+  template <typename Read>
+  void ReadRootMap(const Read& read) {
+    ReadFieldsAs(Root(), read);
+    CheckEnd();
+    document_.rewind();
+  }
+
   // Reads one key of the root object, which must be there: for values that need those of another
   // key first, in whatever order they stand.
   template <typename Read>
@@ -100,14 +108,7 @@ class JsonDocument {
   void ReadMap(Value value, const Read& read) {
     simdjson::ondemand::object object;
     if (const auto error = value.get_object().get(object)) FailValue(error, "an object");
-    for (auto result : object) {
-      simdjson::ondemand::field field;
-      Check(std::move(result).get(field));
-      const std::string_view key = Key(field);
-      Enter(key, 0, Offset(field.value()));
-      read(key, field.value());
-      Leave();
-    }
+    ReadFieldsAs(object, read);
   }
 
   // Calls `read(element)` for each element.
@@ -146,6 +147,18 @@ class JsonDocument {
     size_t index = 0;      // in the array
     size_t offset = 0;
   };
+
+  template <typename Read>
+  void ReadFieldsAs(simdjson::ondemand::object object, const Read& read) {
+    for (auto result : object) {
+      simdjson::ondemand::field field;
+      Check(std::move(result).get(field));
+      const std::string_view key = Key(field);
+      Enter(key, 0, Offset(field.value()));
+      read(key, field.value());
+      Leave();
+    }
+  }
 
   template <typename... Reads>
   void ReadFields(simdjson::ondemand::object object, const JsonField<Reads>&... fields) {

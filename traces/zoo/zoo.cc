@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <optional>
 #include <utility>
@@ -117,6 +119,25 @@ std::optional<int> ParseRepetitions(std::string_view name) {
   return count;
 }
 
+// Families of models that people train with PyTorch and that are not built in.
+constexpr std::array kImported = std::to_array<std::string_view>(
+    {"bert",      "bloom", "clip",  "convnext", "deit",    "efficientnet",
+     "gemma",     "gpt",   "llama", "mamba",    "mistral", "mixtral",
+     "mobilenet", "opt-",  "phi-",  "qwen",     "roberta", "stable-diffusion",
+     "swin",      "t5",    "unet",  "vit",      "whisper"});
+
+[[noreturn]] void FailUnknown(std::string_view network) {
+  const auto is_of = [&](std::string_view family) { return network.starts_with(family); };
+  if (std::ranges::any_of(kImported, is_of)) {
+    throw UsageError(fmt::format(
+        "'{0}' is not built in; import it: record a step with scripts/record_pytorch.py, "
+        "make a trace of it with spillway trace import, and give that file "
+        "({0}.json.zst) as the workload",
+        network));
+  }
+  throw UsageError(UnknownName("network", network, Names()));
+}
+
 // Throws `UsageError`.
 NetworkName Parse(std::string_view text) {
   NetworkName name;
@@ -136,7 +157,7 @@ NetworkName Parse(std::string_view text) {
   for (const ZooEntry& entry : Zoo()) {
     if (entry.name == base) name.entry = &entry;
   }
-  if (name.entry == nullptr) throw UsageError(UnknownName("network", base, Names()));
+  if (name.entry == nullptr) FailUnknown(base);
   return name;
 }
 

@@ -1,0 +1,167 @@
+#include "traces/base/json_elements.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/testing/files.h"
+
+namespace spillway {
+namespace {
+
+using ::spillway::testing::InputErrorOf;
+using ::spillway::testing::TemporaryDirectory;
+using ::spillway::testing::WriteRaw;
+using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
+using ::testing::IsEmpty;
+
+struct Read {
+  std::string header;
+  std::vector<std::string> objects;
+  int64_t cut_off = 0;
+  bool truncated = false;
+};
+
+Read ReadAll(TextStream& stream) {
+  JsonElements elements(stream, "nodes", "id");
+  Read read;
+  while (const auto text = elements.Next()) read.objects.emplace_back(*text);
+  read.header = elements.header();
+  read.cut_off = elements.cut_off();
+  read.truncated = elements.truncated();
+  return read;
+}
+
+Read ReadText(const std::string& text) {
+  TextStream stream(text, "t.json");
+  return ReadAll(stream);
+}
+
+TEST(JsonElementsTest, ObjectsOfTheArray) {
+  const Read read = ReadText(
+      R"({"schema": "1.1", "a": {"nodes": [{"id": 0}]}, "s": "nodes", "nodes": [{"id": 1},)"
+      "\n{\"id\": 2}], \"finish\": [{\"id\": 3}]}");
+  EXPECT_EQ(read.header, R"({"schema": "1.1", "a": {"nodes": [{"id": 0}]}, "s": "nodes"})");
+  EXPECT_THAT(read.objects, ElementsAre(R"({"id": 1})", R"({"id": 2})"));
+  EXPECT_EQ(read.cut_off, 0);
+  EXPECT_FALSE(read.truncated);
+}
+
+TEST(JsonElementsTest, HeaderOfNothing) { EXPECT_EQ(ReadText("{ \"nodes\" : []}").header, "{}"); }
+
+// Braces, brackets and quotes in strings are text.
+TEST(JsonElementsTest, Strings) {
+  const std::vector<std::string> objects{R"({"id": 1, "name": "}\"]{\\"})",
+                                         R"({"id": 2, "name": "\\\"\\"})",
+                                         R"({"id": 3, "list": [{"id": "]"}, {}]})"};
+  EXPECT_THAT(
+      ReadText("{\"nodes\": [" + objects[0] + "," + objects[1] + "," + objects[2] + "]}").objects,
+      ElementsAreArray(objects));
+}
+
+// What the writer is known to break, in an array of one object a line.
+TEST(JsonElementsTest, BrokenText) {
+  struct Case {
+    const char* nodes;
+    std::vector<std::string> objects;
+    int64_t cut_off = 0;
+    bool truncated = false;
+  };
+  const std::string one = R"({"id": 1})", two = R"({"id": 2})";
+  for (const Case& test : {
+           Case{"{\"id\": 1}\n{\"id\": 2}]}", {one, two}},
+           Case{"{\"id\": 1}{\"id\": 2}]}", {one, two}},
+           Case{"{\"id\": 0, \"a\": [\n{\"id\": 1},\n{\"id\": 2}]}", {one, two}, 1},
+           Case{"{\"id\": 0, \"a\": \"b\n  {\n  \"id\": 1}]}", {"{\n  \"id\": 1}"}, 1},
+           Case{"{\"id\": 0, \"a\n{\"id\": 0, \"b\": {\n{\"id\": 2}]}", {two}, 2},
+           // The rest of one whose end came too early, up to the end of its line.
+           Case{"{\"id\": 1}, \"a\": 5},\n{\"id\": 2}]}", {one, two}},
+           // Objects in others do not begin with the key, or not on a line of their own.
+           Case{"{\"id\": 1, \"a\": [\n{\"b\": 0}]}]}", {"{\"id\": 1, \"a\": [\n{\"b\": 0}]}"}},
+           Case{"{\"id\": 1},\n{\"id\": 2", {one}, 1, true},
+           Case{"{\"id\": 1},\n{\"id\": \"\\", {one}, 1, true},
+           Case{"{\"id\": 1},\n", {one}, 0, true},
+           Case{"", {}, 0, true},
+       }) {
+    SCOPED_TRACE(test.nodes);
+    const Read read = ReadText(std::string("{\"nodes\": [") + test.nodes);
+    EXPECT_THAT(read.objects, ElementsAreArray(test.objects));
+    EXPECT_EQ(read.cut_off, test.cut_off);
+    EXPECT_EQ(read.truncated, test.truncated);
+  }
+}
+
+// Objects of all lengths, so that each kind of character lies on a border between two pieces, of 1
+// MiB, in some of the files; one object spans several.
+TEST(JsonElementsTest, ObjectsAcrossPieces) {
+  const TemporaryDirectory directory;
+  for (int shift = 0; shift < 16; ++shift) {
+    std::vector<std::string> objects;
+    std::string text =
+        "{\"a\": \"" + std::string((size_t{1} << 20) - 40 + shift, 'x') + "\", \"nodes\": [\n";
+    for (int i = 0; text.size() < (size_t{5} << 19); ++i) {
+      objects.push_back("{\"id\": " + std::to_string(i) + R"(, "\"": ")" +
+                        std::string(i == 5 ? size_t{1} << 20 : i % 511, '}') + "\\\\\"}");
+      text += objects.back() + ",\n";
+    }
+    text.replace(text.size() - 2, 2, "]}");
+    WriteRaw(directory / "t.json", text);
+    TextStream stream(directory / "t.json");
+    const Read read = ReadAll(stream);
+    EXPECT_EQ(read.objects, objects) << shift;
+    EXPECT_EQ(read.cut_off, 0);
+    EXPECT_FALSE(read.truncated);
+  }
+}
+
+// They are passed over one by one, not each within the one before.
+TEST(JsonElementsTest, ThousandsOfCutOffObjects) {
+  std::string text = "{\"nodes\": [\n";
+  for (int i = 0; i < 200000; ++i) text += "{\"id\": [{\n";
+  const Read read = ReadText(text + "{\"id\": 1}\n]}");
+  EXPECT_THAT(read.objects, ElementsAre("{\"id\": 1}"));
+  EXPECT_EQ(read.cut_off, 200000);
+}
+
+TEST(JsonElementsTest, TextIsPadded) {
+  TextStream stream(R"({"nodes": [{"id": 1}]})", "t.json");
+  JsonElements elements(stream, "nodes", "id");
+  const auto text = elements.Next();
+  ASSERT_TRUE(text);
+  EXPECT_GE(text->padding(), simdjson::SIMDJSON_PADDING);
+}
+
+TEST(JsonElementsTest, RefusesWhatHasNoSuchArray) {
+  struct Case {
+    const char* text;
+    const char* what;
+  };
+  for (const Case& test : {
+           Case{"", "the file is empty"},
+           Case{"[{\"nodes\": []}]", "this is no JSON object"},
+           Case{"\x80\x04\x95", "this is no JSON object"},
+           Case{"{\"a\": [\"nodes\", {\"nodes\": []}]}", "there is no such array"},
+           Case{"{\"nodes\": {}}", "its value is no array"},
+           Case{"{\"nodes\" ", "the text ends there"},
+           Case{"{\"nodes\":", "the text ends there"},
+       }) {
+    EXPECT_EQ(
+        InputErrorOf([&] { ReadText(test.text); }),
+        std::string("t.json: ") + test.what + ", expected a JSON object with an array 'nodes'")
+        << test.text;
+  }
+}
+
+TEST(JsonElementsTest, ErrorsNameTheObject) {
+  TextStream stream(R"({"nodes": [{"id": 1}, {"id": 2}]})", "t.json");
+  JsonElements elements(stream, "nodes", "id");
+  elements.Next();
+  elements.Next();
+  EXPECT_EQ(InputErrorOf([&] { elements.Fail("too large"); }), "t.json: byte 22: too large");
+}
+
+}  // namespace
+}  // namespace spillway

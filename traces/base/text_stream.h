@@ -1,0 +1,41 @@
+// The text of a file, front to back in pieces of fixed size: plain, gzip or Zstandard.
+//
+// For files that do not fit in memory; `ReadFile` is for the others.
+
+#ifndef SPILLWAY_TRACES_BASE_TEXT_STREAM_H_
+#define SPILLWAY_TRACES_BASE_TEXT_STREAM_H_
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace spillway {
+
+class TextStream {
+ public:
+  // Opens a file. Throws `InputError` with the path and the system's reason.
+  explicit TextStream(const std::filesystem::path& path);
+  // The text itself; `origin` stands for the path in messages.
+  TextStream(std::string text, std::string origin);
+  ~TextStream();
+
+  const std::string& origin() const { return origin_; }
+
+  // Appends the next piece to `text`; false at the end. Throws `InputError` if the file cannot be
+  // read, is damaged or was cut off.
+  bool Read(std::string& text);
+
+ private:
+  class Decoder;
+  class Gzip;
+  class Zstandard;
+
+  std::string origin_;
+  std::string given_;
+  std::unique_ptr<Decoder> decoder_;  // nullptr: all is in `given_`
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_TRACES_BASE_TEXT_STREAM_H_

@@ -1,0 +1,263 @@
+#include "traces/import/execution_trace.h"
+
+#include <fmt/format.h>
+#include <simdjson.h>
+
+#include <algorithm>
+#include <charconv>
+#include <string_view>
+#include <utility>
+
+#include "traces/base/error.h"
+#include "traces/base/json_elements.h"
+#include "traces/base/units.h"
+
+namespace spillway {
+namespace {
+
+using simdjson::ondemand::array;
+using simdjson::ondemand::object;
+using simdjson::ondemand::value;
+using TensorRef = ExecutionTrace::TensorRef;
+
+constexpr int kDeepest = 16;                      // of lists in lists
+constexpr int64_t kMost = int64_t{1} << 58;       // bytes of a storage, extent of a shape
+constexpr int64_t kMostTotal = int64_t{1} << 60;  // bytes of all operands: no sum overflows
+constexpr int64_t kMostElementSize = 64;
+
+// A tensor is a list of five integers and the name of a device.
+constexpr size_t kTensorIntegers = 5;
+
+class NodeReader {
+ public:
+  // False if a node is broken or says what cannot be.
+  bool Read(simdjson::padded_string_view text, ExecutionTrace::Node& node) {
+    simdjson::ondemand::document document;
+    object root;
+    if (parser_.iterate(text).get(document) != simdjson::SUCCESS) return false;
+    if (document.get_object().get(root) != simdjson::SUCCESS) return false;
+    bool has_id = false;
+    for (auto result : root) {
+      simdjson::ondemand::field field;
+      std::string_view key;
+      if (std::move(result).get(field) != simdjson::SUCCESS) return false;
+      if (field.unescaped_key().get(key) != simdjson::SUCCESS) return false;
+      value content = field.value();
+      if (key == "id") {
+        if (!Integer(content, node.id)) return false;
+        has_id = true;
+      } else if (key == "ctrl_deps") {
+        if (!Integer(content, node.parent)) return false;
+      } else if (key == "name") {
+        std::string_view name;
+        if (content.get_string().get(name) != simdjson::SUCCESS) return false;
+        node.name = name;
+      } else if (key == "inputs") {
+        if (!ReadOperands(content, node.inputs)) return false;
+      } else if (key == "outputs") {
+        if (!ReadOperands(content, node.outputs)) return false;
+      } else if (key == "attrs") {
+        if (!ReadAttributes(content, node)) return false;
+      }
+    }
+    return has_id && !node.name.empty();
+  }
+
+ private:
+  static bool Integer(value number, int64_t& integer) {
+    return number.get_int64().get(integer) == simdjson::SUCCESS;
+  }
+
+  bool ReadAttributes(value content, ExecutionTrace::Node& node) {
+    array attributes;
+    if (content.get_array().get(attributes) != simdjson::SUCCESS) return false;
+    for (auto element : attributes) {
+      object attribute;
+      if (element.get_object().get(attribute) != simdjson::SUCCESS) return false;
+      std::string_view name;
+      if (attribute["name"].get_string().get(name) != simdjson::SUCCESS) return false;
+      int64_t* const target = name == "rf_id"    ? &node.record
+                              : name == "seq_id" ? &node.sequence
+                              : name == "tid"    ? &node.thread
+                                                 : nullptr;
+      if (target != nullptr) {
+        // Unsigned numbers beyond 2^63 stand for none.
+        if (attribute["value"].get_int64().get(*target) != simdjson::SUCCESS) *target = -1;
+      } else if (name == "op_schema") {
+        std::string_view schema;
+        if (attribute["value"].get_string().get(schema) != simdjson::SUCCESS) return false;
+        node.schema = schema;
+      }
+    }
+    return true;
+  }
+
+  bool ReadOperands(value content, std::vector<TensorRef>& refs) {
+    object operands;
+    if (content.get_object().get(operands) != simdjson::SUCCESS) return false;
+    refs_.clear();
+    shapes_.clear();
+    for (auto result : operands) {
+      simdjson::ondemand::field field;
+      std::string_view key;
+      if (std::move(result).get(field) != simdjson::SUCCESS) return false;
+      if (field.unescaped_key().get(key) != simdjson::SUCCESS) return false;
+      if (key != "values" && key != "shapes") continue;
+      array list;
+      if (field.value().get_array().get(list) != simdjson::SUCCESS) return false;
+      uint32_t argument = 0;
+      for (auto element : list) {
+        value one;
+        if (std::move(element).get(one) != simdjson::SUCCESS) return false;
+        if (key == "values" ? !ReadValue(one, argument, 0) : !ReadShapes(one, argument, 0)) {
+          return false;
+        }
+        ++argument;
+      }
+    }
+    GiveShapes();
+    refs = std::move(refs_);
+    return true;
+  }
+
+  // Collects the tensors of a value: of a tensor, or of lists of them.
+  bool ReadValue(value content, uint32_t argument, int depth) {
+    simdjson::ondemand::json_type type;
+    if (content.type().get(type) != simdjson::SUCCESS) return false;
+    if (type != simdjson::ondemand::json_type::array) return true;
+    if (depth == kDeepest) return false;
+    array list;
+    if (content.get_array().get(list) != simdjson::SUCCESS) return false;
+    int64_t integers[kTensorIntegers];
+    size_t count = 0;
+    bool is_tensor = true;
+    for (auto element : list) {
+      value one;
+      if (std::move(element).get(one) != simdjson::SUCCESS) return false;
+      if (one.type().get(type) != simdjson::SUCCESS) return false;
+      if (type == simdjson::ondemand::json_type::array) {
+        is_tensor = false;
+        if (!ReadValue(one, argument, depth + 1)) return false;
+      } else if (is_tensor && count < kTensorIntegers) {
+        is_tensor =
+            type == simdjson::ondemand::json_type::number && Integer(one, integers[count++]);
+      } else if (is_tensor && count == kTensorIntegers) {
+        ++count;
+        std::string_view device;
+        is_tensor = type == simdjson::ondemand::json_type::string &&
+                    one.get_string().get(device) == simdjson::SUCCESS;
+        if (is_tensor && !AddTensor(integers, device, argument)) return false;
+      } else {
+        is_tensor = false;
+      }
+    }
+    return true;
+  }
+
+  // `integers` are tensor, storage, offset, elements, bytes of one.
+  bool AddTensor(const int64_t (&integers)[kTensorIntegers], std::string_view device,
+                 uint32_t argument) {
+    TensorRef ref;
+    ref.storage = integers[1];
+    ref.offset = integers[2];
+    ref.elements = integers[3];
+    ref.element_size = integers[4];
+    ref.argument = argument;
+    if (device.starts_with("cuda")) {
+      ref.on_gpu = true;
+      const size_t colon = device.find(':');
+      if (colon != device.npos) {
+        std::from_chars(device.data() + colon + 1, device.data() + device.size(), ref.device);
+      }
+    } else if (device != "cpu") {
+      return true;  // "meta" and others hold nothing
+    }
+    if (ref.offset < 0 || ref.elements < 0 || ref.element_size < 0 ||
+        ref.element_size > kMostElementSize || ref.offset > kMost / kMostElementSize ||
+        ref.elements > kMost / kMostElementSize) {
+      return false;
+    }
+    if (ref.end() > kMostTotal - total_) return false;
+    total_ += ref.end();
+    refs_.push_back(std::move(ref));
+    return true;
+  }
+
+  // Shapes of tensors are lists of integers; other values have empty ones.
+  bool ReadShapes(value content, uint32_t argument, int depth) {
+    array list;
+    if (content.get_array().get(list) != simdjson::SUCCESS) return true;
+    if (depth == kDeepest) return false;
+    std::vector<int64_t> shape;
+    bool nested = false;
+    for (auto element : list) {
+      value one;
+      int64_t extent = 0;
+      if (std::move(element).get(one) != simdjson::SUCCESS) return false;
+      simdjson::ondemand::json_type type;
+      if (one.type().get(type) != simdjson::SUCCESS) return false;
+      if (type == simdjson::ondemand::json_type::array) {
+        nested = true;
+        if (!ReadShapes(one, argument, depth + 1)) return false;
+      } else if (Integer(one, extent)) {
+        shape.push_back(extent);
+      }
+    }
+    if (!nested) shapes_.emplace_back(argument, std::move(shape));
+    return true;
+  }
+
+  // The k-th tensor of an argument has the k-th shape of it with as many elements.
+  void GiveShapes() {
+    auto shape = shapes_.begin();
+    for (TensorRef& ref : refs_) {
+      const auto fits = [&](const auto& candidate) {
+        if (candidate.first != ref.argument) return false;
+        Int128 product = 1;
+        for (const int64_t extent : candidate.second) {
+          if (extent < 0 || extent > kMost || product > kMost) return false;
+          product *= extent;
+        }
+        return product == ref.elements;
+      };
+      const auto found = std::find_if(shape, shapes_.end(), fits);
+      if (found == shapes_.end()) {
+        ref.shape = {ref.elements};
+        continue;
+      }
+      ref.shape = std::move(found->second);
+      shape = std::next(found);
+    }
+  }
+
+  simdjson::ondemand::parser parser_;
+  int64_t total_ = 0;                                              // bytes of all operands so far
+  std::vector<TensorRef> refs_;                                    // of the operands being read
+  std::vector<std::pair<uint32_t, std::vector<int64_t>>> shapes_;  // with their arguments
+};
+
+}  // namespace
+
+ExecutionTrace ReadExecutionTrace(TextStream& stream) {
+  JsonElements elements(stream, "nodes", "id");
+  ExecutionTrace trace;
+  NodeReader reader;
+  while (const auto text = elements.Next()) {
+    ExecutionTrace::Node node;
+    if (reader.Read(*text, node)) {
+      trace.nodes.push_back(std::move(node));
+    } else {
+      ++trace.broken;
+    }
+  }
+  trace.broken += elements.cut_off();
+  if (elements.truncated() && elements.cut_off() == 0) ++trace.broken;
+  if (trace.nodes.empty()) {
+    throw InputError(fmt::format("{}: no node can be read, expected an execution trace of PyTorch",
+                                 stream.origin()));
+  }
+  std::ranges::stable_sort(trace.nodes, {}, &ExecutionTrace::Node::id);
+  return trace;
+}
+
+}  // namespace spillway
