@@ -10,6 +10,9 @@ void RegisterBuiltinPolicies(PolicyRegistry& registry) {
                "section IV-A)",
                MakeNetworkWidePolicy);
   registry.Add("liveness", "tensors freed after their last use, nothing moved", MakeLivenessPolicy);
+  registry.Add("as-recorded",
+               "tensors held for as long as the recorded program held them, nothing moved",
+               MakeAsRecordedPolicy);
   registry.Add("vdnn-all",
                "offload the inputs of all feature extraction layers (vDNN, section III-C)",
                MakeVdnnAllPolicy);
@@ -81,6 +84,11 @@ void RegisterBuiltinPolicies(PolicyRegistry& registry) {
                MakeJointPolicy);
   registry.Add("plan", "what `joint` has planned before, from a file; nothing is searched for",
                MakePlanPolicy);
+  registry.Add(
+      "saved-tensors",
+      "as-recorded, but for what a list keeps, computes again or offloads of what backward "
+      "reads, as PyTorch does it",
+      MakeSavedTensorsPolicy);
 }
 
 }  // namespace spillway

@@ -14,6 +14,7 @@ namespace spillway {
 
 std::unique_ptr<Policy> MakeNetworkWidePolicy(Params& params);
 std::unique_ptr<Policy> MakeLivenessPolicy(Params& params);
+std::unique_ptr<Policy> MakeAsRecordedPolicy(Params& params);
 std::unique_ptr<Policy> MakeSuperNeuronsPolicy(Params& params);
 std::unique_ptr<Policy> MakeVdnnAllPolicy(Params& params);
 std::unique_ptr<Policy> MakeVdnnConvPolicy(Params& params);
@@ -33,14 +34,18 @@ std::unique_ptr<Policy> MakeInferenceNormalPolicy(Params& params);
 std::unique_ptr<Policy> MakeInferenceVdnnPolicy(Params& params);
 std::unique_ptr<Policy> MakeJointPolicy(Params& params);
 std::unique_ptr<Policy> MakePlanPolicy(Params& params);
+std::unique_ptr<Policy> MakeSavedTensorsPolicy(Params& params);
 
-// Whether it is `joint`, which takes longer than all others together, or `plan`, which needs a
-// file: they are left out where all policies are tried.
+// Whether it is `joint`, which takes longer than all others together, or `plan` or `saved-tensors`,
+// which need a file: they are left out where all policies are tried.
 bool DecidesByPlan(std::string_view policy);
 
 // Whether it is mmCNN's or one that mmCNN compares with. They run a training iteration, too, but
 // there is no reason to: where all policies are tried, they are tried on inference.
 bool IsForInference(std::string_view policy);
+
+// Whether it runs recorded traces only.
+bool IsForRecordings(std::string_view policy);
 
 // The vDNN of the same mode; none for `offload=dyn`, which adapts to the memory that it gets.
 std::string MemoryOfVdnnpp(Params& params);

@@ -88,7 +88,7 @@ class JointPolicy final : public PlannedPolicy {
     PolicyRegistry registry;
     RegisterBuiltinPolicies(registry);
     for (const PolicyRegistry::Entry& entry : registry.entries()) {
-      if (DecidesByPlan(entry.name)) continue;
+      if (DecidesByPlan(entry.name) || IsForRecordings(entry.name)) continue;
       const Report report = trial(*registry.Make(entry.name), memory);
       if (!report.fits() || (shortest && report.metrics.iteration >= *shortest)) continue;
       shortest = report.metrics.iteration;
@@ -137,7 +137,9 @@ int64_t ReadEffort(Params& params) {
 
 }  // namespace
 
-bool DecidesByPlan(std::string_view policy) { return policy == "joint" || policy == "plan"; }
+bool DecidesByPlan(std::string_view policy) {
+  return policy == "joint" || policy == "plan" || policy == "saved-tensors";
+}
 
 std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
   SearchOptions options;

@@ -80,7 +80,11 @@ std::string Brief(const RunResult& result) {
 int Execute(const CompareOptions& options, Session& session) {
   if (PrintHelpValues(options.machine, options.policies.given)) return kOk;
   const Scenarios loaded = Load(options, session);
-  const std::vector<std::string> policies = options.policies.policies(options.lowering.mode);
+  const bool recorded = std::ranges::all_of(loaded.named, [](const NamedScenario& named) {
+    return named.scenario->setup().trace->recording.has_value();
+  });
+  const std::vector<std::string> policies =
+      options.policies.policies(recorded ? "recorded" : std::string_view(options.lowering.mode));
   for (const std::string& policy : policies) {
     try {
       PolicyLibrary().Make(policy);  // wrong names and files that are no plugins fail early

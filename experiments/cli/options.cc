@@ -120,10 +120,18 @@ void WorkloadOption::AddLowering(CLI::App& verb) {
       ->each([this](const std::string&) { mode_given = true; })
       ->check(CLI::IsMember({"training", "inference"}))
       ->capture_default_str();
+  verb.add_option("--host", host,
+                  "Of a recorded trace, the host's time before each launch: plain (without the "
+                  "profiler), recorded, or none")
+      ->check(CLI::IsMember({"plain", "recorded", "none"}))
+      ->capture_default_str();
 }
 
 Trace WorkloadOption::Load() const {
-  Trace trace = LoadWorkload(text, {preset, mode == "training"});
+  Trace trace = LoadWorkload(text, {preset, mode == "training",
+                                    host == "recorded" ? HostTimes::kRecorded
+                                    : host == "none"   ? HostTimes::kNone
+                                                       : HostTimes::kPlain});
   const auto expect = [&](bool given, const char* option, std::string_view wanted,
                           std::string_view found) {
     if (!given || wanted == found) return;
@@ -251,7 +259,8 @@ std::vector<std::string> AllPolicies(std::string_view mode) {
   std::vector<std::string> specifications;
   for (const PolicyRegistry::Entry& entry : registry.entries()) {
     if (DecidesByPlan(entry.name)) continue;
-    if (mode == "training" && IsForInference(entry.name)) continue;
+    if (mode != "inference" && IsForInference(entry.name)) continue;
+    if (mode != "recorded" && IsForRecordings(entry.name)) continue;
     const std::vector<ParamInfo> params = registry.Parameters(entry.name);
     const bool has_algo = std::any_of(params.begin(), params.end(), [](const ParamInfo& param) {
       return param.name == "algo" && param.initial != "auto";

@@ -59,16 +59,17 @@ void AddOutput(CLI::App& verb, std::string& path, FormatOption& format,
 // The check of --memory, which is not empty.
 CLI::Validator MemoryGiven();
 
-// What is run: WORKLOAD --preset --mode.
+// What is run: WORKLOAD --preset --mode --host.
 struct WorkloadOption {
   std::string text;
   std::string preset = "torch";
   std::string mode = "training";
+  std::string host = "plain";
   bool preset_given = false;
   bool mode_given = false;
 
   void Add(CLI::App& verb);
-  void AddLowering(CLI::App& verb);  // --preset and --mode alone
+  void AddLowering(CLI::App& verb);  // --preset, --mode and --host alone
   // Throws `UsageError` if a preset or mode was given and a trace file says another one.
   Trace Load() const;
 };
@@ -96,7 +97,7 @@ struct ScenarioResults {
 std::string FormatResults(std::span<const ScenarioResults> groups, const FormatOption& format);
 
 // Every built-in policy, in both variants where it has the parameter `algo` and does not choose by
-// itself; those for inference only where that is the mode.
+// itself; those for inference, and for recordings, only where the mode says so ("recorded").
 std::vector<std::string> AllPolicies(std::string_view mode);
 
 // The texts behind `--policy help`, `--device help` and `--allocator help`, and `spillway list`.

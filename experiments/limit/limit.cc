@@ -41,6 +41,12 @@ Report Try(const LimitSetup& setup, const std::string& policy, int64_t value, bo
 }  // namespace
 
 WorkloadFamily WorkloadFamily::OfBatches(std::string_view network) {
+  if (network.ends_with(".json") || network.ends_with(".zst")) {
+    throw UsageError(fmt::format(
+        "'{}' is a trace of one batch, and the largest batch is looked for: spillway fit "
+        "tells what it needs, spillway compare --memory how it runs in less",
+        network));
+  }
   if (const size_t colon = network.rfind(':'); colon != std::string_view::npos) {
     throw UsageError(
         fmt::format("'{}': the batch is what is looked for, expected a network alone, '{}'; a "

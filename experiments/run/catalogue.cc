@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "sim/cost/interpolated.h"
+#include "sim/cost/recorded.h"
 #include "sim/cost/roofline.h"
 #include "sim/cost/table.h"
 #include "traces/base/error.h"
@@ -268,8 +269,37 @@ std::vector<ParamInfo> DeviceParameters() {
   return params.declared();
 }
 
+namespace {
+
+Duration HostTime(const Op& op, HostTimes host) {
+  const Duration recorded = op.recorded->host;
+  switch (host) {
+    case HostTimes::kRecorded:
+      return recorded;
+    case HostTimes::kNone:
+      return Duration();
+    case HostTimes::kPlain:
+      break;
+  }
+  // What is no whole number of operators takes the recorded time.
+  const double operators = op.FindAttribute("operators").value_or(-1);
+  if (operators < 0 || operators > 1e6) return recorded;
+  return std::min(recorded, kOperatorTime * static_cast<int64_t>(operators));
+}
+
+}  // namespace
+
+Trace WithHostTimes(Trace trace, HostTimes host) {
+  for (Op& op : trace.ops) {
+    if (op.recorded) op.recorded->host = HostTime(op, host);
+  }
+  return trace;
+}
+
 Trace LoadWorkload(const std::string& text, const WorkloadOptions& options) {
-  if (text.ends_with(".json") || text.ends_with(".zst")) return ReadTrace(text);
+  if (text.ends_with(".json") || text.ends_with(".zst")) {
+    return WithHostTimes(ReadTrace(text), options.host);
+  }
   const Workload workload = ParseWorkload(text);
   return LowerNetwork(BuildNetwork(workload.network),
                       {workload.batch, options.preset, options.training});
@@ -348,6 +378,15 @@ std::unique_ptr<CostModel> InterpolatedCost(const Trace& trace, const Device& de
 
 }  // namespace
 
+std::optional<Device> DeviceOf(const std::string& gpu) {
+  if (gpu.empty()) return std::nullopt;
+  for (const std::string& name : DeviceNames()) {
+    Device device = LoadDevice(name);
+    if (std::ranges::count(device.gpus, gpu) != 0) return device;
+  }
+  return std::nullopt;
+}
+
 std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trace,
                                     const Device& device) {
   if (source == "roofline") return std::make_unique<RooflineCostModel>(device);
@@ -359,6 +398,10 @@ std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trac
                        ", or the path of a cost table");
     }
     return std::make_unique<TableCostModel>(ReadCostTable(source), device);
+  }
+  if (trace.recording) {
+    return std::make_unique<RecordedCostModel>(*trace.recording, device,
+                                               DeviceOf(trace.recording->device));
   }
   if (auto table = FindRecordedTable(trace, device)) {
     return std::make_unique<TableCostModel>(std::move(*table), device);

@@ -35,6 +35,9 @@ std::vector<std::filesystem::path> DataDirectories();
 // directory has it.
 std::optional<std::filesystem::path> FindDataFile(const std::filesystem::path& relative);
 
+// The device whose drivers report this name; nullopt if there is no file of it.
+std::optional<Device> DeviceOf(const std::string& gpu);
+
 // Names of the devices that come with the program, sorted.
 std::vector<std::string> DeviceNames();
 
@@ -57,13 +60,29 @@ std::vector<ParamInfo> PoolParameters();
 // The name or path alone.
 std::string DeviceBase(const std::string& specification);
 
+// What the host takes before each launch, of a recorded trace.
+enum class HostTimes : uint8_t {
+  kPlain,     // without the profiler that recorded it: at most `kOperatorTime` for each operator
+  kRecorded,  // with it
+  kNone,      // nothing: the GPU never waits for the host
+};
+
+// What PyTorch takes on the host for an operator that nobody watches; under its profiler, with
+// shapes and memory, it is three to eight times as much. Chosen on the plain steps of six
+// recordings on an H100 and an H200 (experiments/pytorch/README.md).
+inline constexpr Duration kOperatorTime = Duration::Microseconds(7);
+
+// A recorded trace, as it was imported, with the host's times changed so; others stay as they are.
+Trace WithHostTimes(Trace trace, HostTimes host);
+
 struct WorkloadOptions {
   std::string preset = "torch";
   bool training = true;
+  HostTimes host = HostTimes::kPlain;
 };
 
 // `text` is NETWORK:BATCH, or the path of a trace file (it ends in ".json" or ".zst"), for which
-// the options do not matter. Throws `UsageError` or `InputError`.
+// preset and mode do not matter. Throws `UsageError` or `InputError`.
 Trace LoadWorkload(const std::string& text, const WorkloadOptions& options);
 
 // The table that "auto" finds for the workload on the device; nullopt if none was recorded.
@@ -77,9 +96,9 @@ struct BatchesAround {
 std::optional<BatchesAround> FindBatchesAround(const std::string& network, int64_t batch,
                                                const std::string& device);
 
-// `source` is "auto" (the table recorded for this workload on this device if there is one; else
-// between those of the nearest batches, if there are such and they cover the trace; else the
-// roofline), "roofline", or the path of a cost table.
+// `source` is "auto" (of a recorded trace what was recorded with it; else the table recorded for
+// this workload on this device if there is one; else between those of the nearest batches, if there
+// are such and they cover the trace; else the roofline), "roofline", or the path of a cost table.
 std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trace,
                                     const Device& device);
 

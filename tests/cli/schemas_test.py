@@ -52,9 +52,13 @@ class SchemasTest(CommandTest):
         yield "sweep-status", self.ok("sweep", "status", sweep, *JSON)
         yield "sweep-plan", self.ok("sweep", "plan", "alexnet:1", "--policy", "torch", *JSON)
         yield "trace-info", self.ok("trace", "info", "alexnet:1", *JSON)
+        recording = ROOT / "tests/testing/recordings/pytorch/resnet50-b32"
+        yield "trace-import", self.ok("trace", "import", "--kineto", f"{recording}.kineto.json.zst", "--execution-trace",
+                                      f"{recording}.et.json.zst", "-o", self.directory / "i.json", *JSON)
 
     def test_a_document_of_every_type_fits_its_schema(self):
-        seen = {"calibration", "validation"}  # made on a GPU: see cli_test.py
+        # Made on a GPU: see cli_test.py; and read only: see saved_tensors_test.py.
+        seen = {"calibration", "validation", "saved-tensors"}
         for name, document in self.documents():
             with self.subTest(name=name):
                 self.conforms(document, name)

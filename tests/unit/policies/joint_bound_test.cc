@@ -42,7 +42,7 @@ TEST(JointBoundTest, NoPolicyIsFaster) {
                                 in_core.metrics.peak_reserved, device.alignment);
         const Duration bound = JointBound(trace, cost, setup.memory);
         for (const PolicyRegistry::Entry& entry : registry.entries()) {
-          if (entry.name == "plan") continue;
+          if (entry.name == "plan" || IsForRecordings(entry.name)) continue;
           const bool searches = DecidesByPlan(entry.name);
           const Outcome run =
               Simulate(setup, *registry.Make(searches ? "joint:effort=300" : entry.name));

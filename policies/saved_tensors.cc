@@ -1,0 +1,388 @@
+#include "policies/saved_tensors.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "policies/builtin.h"
+#include "policies/forwarding_policy.h"
+#include "traces/base/error.h"
+#include "traces/base/file.h"
+#include "traces/base/json.h"
+#include "traces/liveness.h"
+
+namespace spillway {
+namespace {
+
+constexpr std::string_view kFormat = "spillway-saved-tensors";
+constexpr int64_t kVersion = 1;
+// PyTorch waits for a copy to the host. For so long the GPU then has nothing to do, until the host
+// has launched the next op: 60 to 100 us on four networks and two GPUs, of which this is within 5 %
+// of all steps (experiments/pytorch/README.md).
+constexpr Duration kBlockingCopy = Duration::Microseconds(70);
+
+bool IsPersistent(const Tensor& tensor) {
+  return tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState ||
+         tensor.kind == TensorKind::kInput;
+}
+
+// Writes the new trace op by op. Tensors keep their ids, new ones stand behind them.
+class Rewriter {
+ public:
+  Rewriter(const Trace& trace, const SavedTensorsPlan& plan, const CostModel& cost)
+      : from_(trace),
+        plan_(plan),
+        cost_(cost),
+        liveness_(trace),
+        to_(trace),
+        came_back_(trace.tensors.size()) {}
+
+  Trace Rewrite() {
+    FindReaders();
+    to_.ops.clear();
+    for (size_t i = 0; i < from_.ops.size(); ++i) {
+      new_place_.push_back(static_cast<OpId>(to_.ops.size()));
+      if (from_.ops[i].phase == Phase::kForward) {
+        to_.ops.push_back(from_.ops[i]);
+        CopyOut(static_cast<OpId>(i));
+      } else {
+        Op op = from_.ops[i];
+        for (TensorId& input : op.inputs) {
+          if (IsReader(static_cast<OpId>(i), input)) input = ComesBack(input, op);
+        }
+        new_place_.back() = static_cast<OpId>(to_.ops.size());
+        to_.ops.push_back(std::move(op));
+      }
+    }
+    Hold();
+    return std::move(to_);
+  }
+
+ private:
+  // What the list says of a view, else of its storage.
+  const SavedTensor& Planned(TensorId id) const {
+    const SavedTensor& own = plan_.tensors[Index(id)];
+    return own.fate ? own : plan_.tensors[Index(liveness_.Root(id))];
+  }
+  std::optional<SavedFate> FateOf(TensorId id) const { return Planned(id).fate; }
+
+  // Whether the op is one of backward that reads what forward has left, and leaves it as it is.
+  bool IsReader(OpId op, TensorId input) const {
+    const auto fate = FateOf(input);
+    return fate && *fate != SavedFate::kSave && from_.op(op).phase == Phase::kBackward &&
+           !written_later_[Index(liveness_.Root(input))];
+  }
+
+  void FindReaders() {
+    readers_.resize(from_.tensors.size());
+    written_later_.resize(from_.tensors.size());
+    leaving_.resize(from_.ops.size());
+    std::vector<OpId> last_forward(from_.tensors.size());
+    for (size_t i = 0; i < from_.ops.size(); ++i) {
+      const Op& op = from_.ops[i];
+      const auto id = static_cast<OpId>(i);
+      if (op.phase == Phase::kForward) {
+        for (const TensorId storage : liveness_.Storages(id)) last_forward[Index(storage)] = id;
+      } else if (op.phase == Phase::kBackward) {
+        for (const TensorId output : op.outputs)
+          written_later_[Index(liveness_.Root(output))] = true;
+      }
+    }
+    for (size_t i = 0; i < from_.ops.size(); ++i) {
+      const std::set<TensorId> inputs(from_.ops[i].inputs.begin(), from_.ops[i].inputs.end());
+      for (const TensorId input : inputs) {
+        if (!IsReader(static_cast<OpId>(i), input) || readers_[Index(input)]++ > 0) continue;
+        if (FateOf(input) != SavedFate::kOffload) continue;
+        leaving_[Index(last_forward[Index(liveness_.Root(input))])].push_back(input);
+      }
+    }
+  }
+
+  // After the last op of forward that uses a tensor, its copies are made.
+  void CopyOut(OpId op) {
+    for (const TensorId id : leaving_[Index(op)]) {
+      for (int64_t copy = 0; copy < (plan_.each_reader ? readers_[Index(id)] : 1); ++copy) {
+        AddCopy(id, Direction::kToHost, from_.op(op).layer, Phase::kForward).inputs = {id};
+      }
+    }
+  }
+
+  Op& AddCopy(TensorId id, Direction direction, LayerId layer, Phase phase) {
+    const Tensor& tensor = from_.tensor(id);
+    const bool out = direction == Direction::kToHost;
+    Op op;
+    op.name = Unique(fmt::format("{}.{}", tensor.name, out ? "to_host" : "to_device"));
+    op.layer = layer;
+    op.phase = phase;
+    op.batch = from_.batch;
+    op.slots = {{"op", fmt::format("copy {}", out ? "to_host" : "to_device"), 0, tensor.size}};
+    op.recorded = {cost_.CopyTime(direction, tensor.size), out ? kBlockingCopy : Duration(),
+                   Duration(), Bytes(0)};
+    return to_.ops.emplace_back(std::move(op));
+  }
+
+  std::string Unique(const std::string& name) {
+    const int64_t number = names_[name]++;
+    return number == 0 ? name : fmt::format("{}.{}", name, number);
+  }
+
+  // What an op of backward reads instead of a tensor: puts what brings it back before the op.
+  TensorId ComesBack(TensorId id, const Op& reader) {
+    if (FateOf(id) == SavedFate::kOffload) {
+      std::optional<TensorId>& back = came_back_[Index(id)];
+      if (back && !plan_.each_reader) return *back;
+      back = AddTensor(id);
+      AddCopy(id, Direction::kToDevice, reader.layer, reader.phase).outputs = {*back};
+      return *back;
+    }
+    if (!came_back_[Index(id)]) Recompute(id);
+    return *came_back_[Index(id)];
+  }
+
+  // A tensor that holds what another one held.
+  TensorId AddTensor(TensorId of) {
+    Tensor tensor = from_.tensor(of);
+    tensor.name = Unique(tensor.name + ".again");
+    tensor.kind = TensorKind::kActivation;
+    tensor.alias_of.reset();
+    tensor.offset = Bytes(0);
+    tensor.held_until.reset();
+    to_.tensors.push_back(std::move(tensor));
+    return static_cast<TensorId>(to_.tensors.size() - 1);
+  }
+
+  // Runs again what has made the tensor, and those that come back with it.
+  void Recompute(TensorId id) {
+    std::set<OpId> again;
+    std::vector<TensorId> open{id};
+    if (const std::string& group = Planned(id).group; !group.empty()) {
+      for (size_t i = 0; i < from_.tensors.size(); ++i) {
+        const auto other = static_cast<TensorId>(i);
+        if (readers_[i] > 0 && !came_back_[i] && Planned(other).group == group) {
+          open.push_back(other);
+        }
+      }
+    }
+    const std::vector<TensorId> come_back = open;
+    while (!open.empty()) {
+      const TensorId wanted = open.back();
+      open.pop_back();
+      for (const OpId writer : liveness_.Writers(liveness_.Root(wanted))) {
+        if (from_.op(writer).phase != Phase::kForward || !again.insert(writer).second) continue;
+        if (!MakesAgain(writer)) {
+          throw InputError(
+              fmt::format("tensor '{}' cannot be computed again: op '{}' does not "
+                          "give the same again",
+                          from_.tensor(id).name, from_.op(writer).name));
+        }
+        for (const TensorId input : from_.op(writer).inputs) {
+          if (IsGone(input)) open.push_back(input);
+        }
+      }
+    }
+    std::map<TensorId, TensorId> made;  // by what it stands for
+    for (const OpId old : again) {
+      Op op = from_.op(old);
+      op.name = Unique(op.name + ".again");
+      op.phase = Phase::kBackward;
+      op.recomputable = false;
+      for (TensorId& input : op.inputs) input = Available(input, made);
+      for (TensorId& output : op.outputs) output = Made(output, made);
+      to_.ops.push_back(std::move(op));
+    }
+    for (const TensorId wanted : come_back) {
+      if (!made.contains(liveness_.Root(wanted))) {
+        throw InputError(
+            fmt::format("tensor '{}' cannot be computed again: no op of forward makes it",
+                        from_.tensor(wanted).name));
+      }
+      Made(wanted, made);  // it may be another view than those that were written
+    }
+    for (const auto& [old, now] : made) came_back_[Index(old)] = now;
+  }
+
+  // Whether an op gives the same again. One that works in place does where all of its storage is
+  // made anew; none does that changes what lasts, or brings in the data of the step.
+  bool MakesAgain(OpId op) const {
+    const auto lasts = [&](TensorId output) {
+      return IsPersistent(from_.tensor(liveness_.Root(output)));
+    };
+    return std::ranges::none_of(from_.op(op).outputs, lasts);
+  }
+
+  // Whether nothing holds the tensor any longer when backward begins.
+  bool IsGone(TensorId id) const {
+    const TensorId root = liveness_.Root(id);
+    if (IsPersistent(from_.tensor(root)) || came_back_[Index(id)]) return false;
+    const auto fate = FateOf(id);
+    if (fate) return *fate == SavedFate::kRecompute;
+    const auto last = liveness_.LastUse(root);
+    return last && from_.op(*last).phase == Phase::kForward;
+  }
+
+  TensorId Available(TensorId id, std::map<TensorId, TensorId>& made) {
+    if (const auto found = made.find(id); found != made.end()) return found->second;
+    if (came_back_[Index(id)]) return *came_back_[Index(id)];
+    const TensorId root = liveness_.Root(id);
+    return made.contains(root) ? Made(id, made) : id;
+  }
+
+  // What an op that runs again writes: the storage anew, or a view of what it has made of it.
+  TensorId Made(TensorId id, std::map<TensorId, TensorId>& made) {
+    if (const auto found = made.find(id); found != made.end()) return found->second;
+    const TensorId root = liveness_.Root(id);
+    const auto storage = made.try_emplace(root, TensorId{});
+    if (storage.second) storage.first->second = AddTensor(root);
+    if (id == root) return storage.first->second;
+    const TensorId view = AddTensor(id);
+    to_.tensors[Index(view)].alias_of = storage.first->second;
+    to_.tensors[Index(view)].offset = liveness_.Offset(id);
+    made.emplace(id, view);
+    return view;
+  }
+
+  // Autograd no longer holds what comes back; what the program held longer, it still does.
+  void Hold() {
+    const Liveness now(to_);
+    for (size_t i = 0; i < from_.tensors.size(); ++i) {
+      Tensor& tensor = to_.tensors[i];
+      if (!tensor.held_until) continue;
+      const auto id = static_cast<TensorId>(i);
+      const auto before = liveness_.LastUse(id);
+      const auto after = now.LastUse(id);
+      const OpId held = *tensor.held_until;
+      // Until the autograd node that read it last was done, which may be several ops.
+      const bool by_autograd =
+          before && from_.op(*before).phase == Phase::kBackward &&
+          (Index(held) <= Index(*before) + 1 || from_.op(held).layer == from_.op(*before).layer);
+      const OpId same = new_place_[Index(held)];
+      const bool released = by_autograd && after && *after < same;
+      tensor.held_until = released ? *after : after ? std::max(same, *after) : same;
+    }
+  }
+
+  const Trace& from_;
+  const SavedTensorsPlan& plan_;
+  const CostModel& cost_;
+  const Liveness liveness_;
+  Trace to_;
+  std::vector<int64_t> readers_;                    // by tensor: ops of backward that read it
+  std::vector<bool> written_later_;                 // by storage: by backward
+  std::vector<std::vector<TensorId>> leaving_;      // by op: copied out behind it
+  std::vector<OpId> new_place_;                     // by op of the trace as it was
+  std::vector<std::optional<TensorId>> came_back_;  // by tensor: what stands for it now
+  std::map<std::string, int64_t> names_;
+};
+
+class SavedTensorsPolicy final : public ForwardingPolicy {
+ public:
+  SavedTensorsPolicy(std::string path, std::string text)
+      : path_(std::move(path)), text_(std::move(text)) {
+    Params none("policy 'as-recorded'", {});
+    chosen_ = MakeAsRecordedPolicy(none);
+  }
+
+  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
+                               const CostModel& cost) override {
+    if (path_.empty()) {
+      throw UsageError("policy 'saved-tensors' needs a list: saved-tensors:file=PATH");
+    }
+    if (!trace.recording) {
+      throw UsageError(
+          fmt::format("policy 'saved-tensors': {} was not recorded; 'spillway trace "
+                      "import' makes traces that were",
+                      trace.name));
+    }
+    const Trace planned = ApplySavedTensors(trace, ParseSavedTensors(text_, path_, trace), cost);
+    auto held = chosen_->Rewrite(planned, device, cost);
+    return held ? std::move(held) : planned;
+  }
+
+ private:
+  const std::string path_, text_;
+};
+
+}  // namespace
+
+SavedTensorsPlan ParseSavedTensors(std::string_view text, const std::string& origin,
+                                   const Trace& trace) {
+  JsonDocument document(text, origin);
+  document.ReadHeader(kFormat, kVersion);
+  std::map<std::string_view, size_t> ids;
+  for (size_t i = 0; i < trace.tensors.size(); ++i) ids.emplace(trace.tensors[i].name, i);
+  SavedTensorsPlan plan;
+  plan.tensors.resize(trace.tensors.size());
+  using Value = JsonDocument::Value;
+  const auto find = [&](std::string_view name) {
+    const auto found = ids.find(name);
+    if (found != ids.end()) return found->second;
+    std::vector<std::string> names;
+    for (const Tensor& tensor : trace.tensors) names.push_back(tensor.name);
+    const std::string message = UnknownName("tensor", name, names);
+    document.Fail(message.substr(0, message.find(" (valid: ")));  // there are thousands
+  };
+  const auto read_tensor = [&](Value value) {
+    std::optional<size_t> id;
+    SavedTensor tensor;
+    document.ReadObject(
+        value,
+        Required("tensor",
+                 [&](Value name) {
+                   id = find(document.ReadString(name));
+                   if (plan.tensors[*id].fate) document.Fail("listed before");
+                 }),
+        Required("fate",
+                 [&](Value fate) {
+                   const std::string_view name = document.ReadString(fate);
+                   if (name == "save") tensor.fate = SavedFate::kSave;
+                   if (name == "recompute") tensor.fate = SavedFate::kRecompute;
+                   if (name == "offload") tensor.fate = SavedFate::kOffload;
+                   if (!tensor.fate) {
+                     document.Fail("expected \"save\", \"recompute\" or \"offload\"");
+                   }
+                 }),
+        Optional("group", [&](Value name) { tensor.group = document.ReadString(name); }));
+    if (!tensor.group.empty() && tensor.fate != SavedFate::kRecompute) {
+      document.Fail("\"group\" is of tensors that are computed again");
+    }
+    plan.tensors[*id] = std::move(tensor);
+  };
+  document.ReadRoot(
+      Required("format", SkipJson), Required("version", SkipJson),
+      Required("workload",
+               [&](Value value) {
+                 const std::string_view workload = document.ReadString(value);
+                 if (workload != trace.name) {
+                   document.Fail(
+                       fmt::format("the list is for {}, and this is {}", workload, trace.name));
+                 }
+               }),
+      Optional("source", [&](Value value) { document.ReadString(value); }),
+      Optional("copies",
+               [&](Value value) {
+                 const std::string_view copies = document.ReadString(value);
+                 if (copies != "one" && copies != "each_reader") {
+                   document.Fail("expected \"one\" or \"each_reader\"");
+                 }
+                 plan.each_reader = copies == "each_reader";
+               }),
+      Required("tensors", [&](Value value) { document.ReadArray(value, read_tensor); }));
+  return plan;
+}
+
+Trace ApplySavedTensors(const Trace& trace, const SavedTensorsPlan& plan, const CostModel& cost) {
+  return Rewriter(trace, plan, cost).Rewrite();
+}
+
+std::unique_ptr<Policy> MakeSavedTensorsPolicy(Params& params) {
+  const std::string path =
+      params.Text("file", "PATH", "",
+                  "what to do with each tensor that backward reads; see policies/README.md");
+  return std::make_unique<SavedTensorsPolicy>(path, path.empty() ? std::string() : ReadFile(path));
+}
+
+}  // namespace spillway

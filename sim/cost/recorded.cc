@@ -1,0 +1,66 @@
+#include "sim/cost/recorded.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "traces/base/error.h"
+
+namespace spillway {
+namespace {
+
+bool IsOne(const Device& device, const std::string& gpu) {
+  return std::ranges::count(device.gpus, gpu) != 0;
+}
+
+Duration Scaled(Duration time, Duration here, Duration there) {
+  const Int128 scaled =
+      Int128{time.picoseconds()} * here.picoseconds() / std::max<int64_t>(there.picoseconds(), 1);
+  return Duration::Picoseconds(
+      static_cast<int64_t>(std::min<Int128>(scaled, kLongestIteration.picoseconds())));
+}
+
+}  // namespace
+
+RecordedCostModel::RecordedCostModel(const Recording& recording, const Device& device,
+                                     const std::optional<Device>& recorded_on)
+    : here_(device), timed_(!recording.device.empty()) {
+  const std::string& gpu = recording.device;
+  if (!timed_) {
+    provenance_ = here_.Provenance() + ", for the trace was recorded without a GPU";
+  } else if (IsOne(device, gpu)) {
+    provenance_ = fmt::format("recorded on {}, {}", gpu, recording.framework);
+  } else if (recorded_on) {
+    there_.emplace(*recorded_on);
+    provenance_ = fmt::format("recorded on {}, scaled by the rooflines of the two", gpu);
+  } else {
+    provenance_ =
+        fmt::format("recorded on {}, for which there is no device file: as they were", gpu);
+  }
+}
+
+std::vector<int64_t> RecordedCostModel::Batches(const Op& op, size_t) const { return {op.batch}; }
+
+std::span<const Kernel> RecordedCostModel::Kernels(const Op& op, size_t slot, int64_t batch) const {
+  SPILLWAY_CHECK(slot < op.slots.size());
+  if (!op.recorded || op.slots.size() != 1 || batch != op.batch) {
+    throw InputError(fmt::format("no recorded cost of op '{}' at batch {}", op.name, batch));
+  }
+  const RecordedCost& recorded = *op.recorded;
+  Kernel kernel{"default", recorded.time, recorded.workspace};
+  if (!timed_ || there_) {
+    const Duration here = here_.Kernels(op, 0, batch)[0].time;
+    kernel.time =
+        timed_ ? Scaled(recorded.time, here, there_->Kernels(op, 0, batch)[0].time) : here;
+  }
+  const std::lock_guard lock(mutex_);
+  const Key key(op.slots[0].signature, batch, recorded.time, recorded.workspace);
+  return {&known_.try_emplace(key, std::move(kernel)).first->second, 1};
+}
+
+Duration RecordedCostModel::CopyTime(Direction direction, Bytes size) const {
+  return here_.CopyTime(direction, size);
+}
+
+}  // namespace spillway

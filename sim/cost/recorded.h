@@ -1,0 +1,49 @@
+// The costs of a recorded trace: what its ops were measured to take where they ran.
+//
+// On another GPU an op takes as many times longer as the rooflines of the two say. What was
+// recorded without a GPU has the roofline's times. An op is one kernel without choice, on its whole
+// batch.
+
+#ifndef SPILLWAY_SIM_COST_RECORDED_H_
+#define SPILLWAY_SIM_COST_RECORDED_H_
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "sim/core/cost_model.h"
+#include "sim/core/device.h"
+#include "sim/cost/roofline.h"
+#include "traces/trace.h"
+
+namespace spillway {
+
+class RecordedCostModel final : public CostModel {
+ public:
+  // `recorded_on`: the device of the recording, if it is known.
+  RecordedCostModel(const Recording& recording, const Device& device,
+                    const std::optional<Device>& recorded_on);
+
+  std::vector<int64_t> Batches(const Op& op, size_t slot) const override;
+  std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override;
+  Duration CopyTime(Direction direction, Bytes size) const override;
+  std::string Provenance() const override { return provenance_; }
+
+ private:
+  // The ops of recorded traces, as far as their costs depend on them: signature, batch, time,
+  // workspace.
+  using Key = std::tuple<std::string, int64_t, Duration, Bytes>;
+
+  const RooflineCostModel here_;
+  std::optional<RooflineCostModel> there_;  // to scale from; not the roofline's own times
+  bool timed_ = true;                       // whether the recording has times
+  std::string provenance_;
+  mutable std::mutex mutex_;
+  mutable std::map<Key, Kernel> known_;  // node-based, so spans stay valid
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_COST_RECORDED_H_

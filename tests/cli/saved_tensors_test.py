@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""The policy saved-tensors and scripts/export_saved_tensors.py on a recorded iteration of two layers.
+
+    x --a--> h --b--> y --loss--> l      backward of the loss reads y, of b reads h and w, of a reads x
+
+usage: saved_tensors_test.py PATH_OF_SPILLWAY
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from harness import CommandTest, ROOT, load_schema, main, schema_errors
+
+MIB = 1 << 20
+EXPORT = ROOT / "scripts" / "export_saved_tensors.py"
+
+
+def tensor(name, kind, mib, **more):
+    return {"name": name, "kind": kind, "shape": [mib * MIB // 4], "size": mib * MIB, **more}
+
+
+def op(name, layer, phase, inputs, outputs, ms=1, **more):
+    return {"name": name, "layer": layer, "type": "other", "phase": phase, "batch": 1, "inputs": inputs,
+            "outputs": outputs, "slots": [{"name": "op", "signature": name, "flops": 0, "traffic": 0}],
+            "recomputable": phase == "forward", **more,
+            "recorded": {"time_ns": ms * 10**6, "gap_ns": 0, "host_ns": 0, "workspace": 0}}
+
+
+TRACE = {
+    "format": "spillway-trace", "version": 3, "name": "two:1", "network": "two", "batch": 1, "preset": "recorded",
+    "training": True,
+    "recording": {"framework": "a test", "device": "NVIDIA H200", "step_ns": 7 * 10**6, "plain_step_ns": 0, "allocated": 0,
+                  "reserved": 0},
+    "layers": [{"name": name, "type": "other"} for name in ("one/a", "two/b", "loss", "update")],
+    "tensors": [tensor("x", "input", 8), tensor("w", "parameter", 4), tensor("h", "activation", 64),
+                tensor("y", "activation", 32), tensor("l", "activation", 1), tensor("dy", "gradient", 32),
+                tensor("dh", "gradient", 64), tensor("dw", "parameter_gradient", 4), tensor("dx", "gradient", 8)],
+    "ops": [op("a", "one/a", "forward", ["x"], ["h"], 5), op("b", "two/b", "forward", ["h", "w"], ["y"]),
+            op("loss", "loss", "forward", ["y"], ["l"]), op("loss.bwd", "loss", "backward", ["y"], ["dy"]),
+            op("b.bwd", "two/b", "backward", ["h", "w", "dy"], ["dh", "dw"]),
+            op("a.bwd", "one/a", "backward", ["x", "dh"], ["dx"]), op("step", "update", "update", ["w", "dw"], ["w"])],
+}
+
+
+class SavedTensorsTest(CommandTest):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = pathlib.Path(directory.name)
+        self.trace = self.write("t.json", TRACE)
+
+    def write(self, name, document):
+        path = self.directory / name
+        path.write_text(json.dumps(document), encoding="utf-8")
+        return path
+
+    def list_of(self, tensors, **more):
+        document = {"format": "spillway-saved-tensors", "version": 1, "workload": "two:1", **more,
+                    "tensors": [{"tensor": name, "fate": fate} for name, fate in tensors]}
+        self.assertEqual(list(schema_errors(document, load_schema("saved-tensors"))), [])
+        return self.write("list.json", document)
+
+    def judge(self, path):
+        """(ms, peak MiB, names of the ops that run)"""
+        rewritten = self.directory / "rewritten.json"
+        text = self.ok("run", self.trace, "--device", "h200", "--policy", f"saved-tensors:file={path}", "--check",
+                       "--export-rewritten", rewritten, "--format", "json")
+        row = json.loads(text)["rows"][0]
+        ops = [op["name"] for op in json.loads(rewritten.read_text("utf-8"))["ops"]]
+        return row["iteration_ms"], row["peak_requested_bytes"] / MIB, ops
+
+    def test_nothing_listed_is_as_recorded(self):
+        ms, peak, ops = self.judge(self.list_of([]))
+        self.assertEqual(ops, [op["name"] for op in TRACE["ops"]])
+        self.assertAlmostEqual(ms, 11, delta=0.1)
+        self.assertEqual(peak, 8 + 4 + 64 + 32 + 64 + 4)  # at b.bwd: x w h dy dh dw
+
+    def test_offloaded_tensors_cost_their_copies(self):
+        ms, peak, ops = self.judge(self.list_of([("h", "offload")]))
+        self.assertEqual(ops, ["a", "b", "h.to_host", "loss", "loss.bwd", "h.to_device", "b.bwd", "a.bwd", "step"])
+        self.assertAlmostEqual(ms, 11 + 2 * 64 * MIB / 55.3e6, delta=0.2)
+        self.assertEqual(peak, 8 + 4 + 64 + 32 + 64 + 4)  # the same: it is back at b.bwd
+
+    def test_recomputed_tensors_cost_their_ops(self):
+        ms, peak, ops = self.judge(self.list_of([("y", "recompute")]))
+        self.assertEqual(ops, ["a", "b", "loss", "b.again", "loss.bwd", "b.bwd", "a.bwd", "step"])
+        self.assertAlmostEqual(ms, 12, delta=0.1)
+        _, _, ops = self.judge(self.list_of([("y", "recompute"), ("h", "recompute")]))
+        self.assertEqual(ops, ["a", "b", "loss", "a.again", "b.again", "loss.bwd", "b.bwd", "a.bwd", "step"])
+
+    def test_save_on_cpu_copies_for_each_reader(self):
+        path = self.directory / "list.json"
+        self.export("save_on_cpu", self.trace, "-o", path)
+        self.assertEqual(list(schema_errors(json.loads(path.read_text()), load_schema("saved-tensors"))), [])
+        ops = self.judge(path)[2]
+        self.assertEqual([name for name in ops if "to_" in name], [
+            "x.to_host", "w.to_host", "h.to_host", "y.to_host", "y.to_device", "h.to_device", "w.to_device",
+            "x.to_device"])
+
+    def test_checkpoints_keep_what_leaves_a_block(self):
+        trace = json.loads(json.dumps(TRACE))
+        trace["layers"][0]["name"] = "two/a"
+        for one in trace["ops"]:
+            one["layer"] = one["layer"].replace("one/a", "two/a")
+        self.trace = self.write("blocks.json", trace)
+        path = self.directory / "list.json"
+        self.export("checkpoint", self.trace, "-o", path)
+        fates = {entry["tensor"]: entry["fate"] for entry in json.loads(path.read_text())["tensors"]}
+        self.assertEqual(fates, {"y": "save", "h": "recompute"})
+        ops = self.judge(path)[2]
+        self.assertEqual(ops, ["a", "b", "loss", "loss.bwd", "a.again", "b.bwd", "a.bwd", "step"])
+
+    def test_a_budget_keeps_what_the_compiler_kept(self):
+        manifest = self.write("m.json", {"saved_values": [[
+            {"name": "primals_1", "input": True, "bytes": 4 * MIB}, {"name": "relu", "input": False, "bytes": 64 * MIB},
+            {"name": "mul", "input": False, "bytes": 12}]]})
+        path = self.directory / "list.json"
+        told = self.export("budget", self.trace, "--manifest", manifest, "-o", path)
+        self.assertIn("12 bytes in 1 values", told)
+        fates = {entry["tensor"]: entry["fate"] for entry in json.loads(path.read_text())["tensors"]}
+        self.assertEqual(fates, {"y": "recompute", "h": "save"})
+        self.judge(path)
+
+    def export(self, *args, code=0):
+        result = subprocess.run([sys.executable, EXPORT, *map(str, args)], capture_output=True, text=True, check=False)
+        self.assertEqual(result.returncode, code, result.stderr)
+        return result.stderr
+
+    def test_wrong_lists(self):
+        def refused(code, text, path):
+            self.fails(code, text, "run", self.trace, "--device", "h200", "--policy", f"saved-tensors:file={path}")
+
+        refused(3, "unknown tensor 'hh'; did you mean 'h'?", self.list_of([("hh", "save")]))
+        refused(3, "listed before", self.list_of([("h", "save"), ("h", "offload")]))
+        refused(3, "the list is for three:1, and this is two:1", self.write("other.json", {
+            "format": "spillway-saved-tensors", "version": 1, "workload": "three:1", "tensors": []}))
+        refused(3, 'expected "save", "recompute" or "offload"', self.write("fate.json", {
+            "format": "spillway-saved-tensors", "version": 1, "workload": "two:1",
+            "tensors": [{"tensor": "h", "fate": "swap"}]}))
+        refused(3, "missing.json", self.directory / "missing.json")
+        self.fails(2, "needs a list", "run", self.trace, "--policy", "saved-tensors")
+        self.fails(2, "recorded", "run", "alexnet:1", "--policy", f"saved-tensors:file={self.list_of([])}")
+        trace = json.loads(json.dumps(TRACE))
+        trace["ops"][0]["outputs"].append("w")  # changes what lasts
+        self.trace = self.write("changes.json", trace)
+        refused(3, "cannot be computed again: op 'a'", self.list_of([("h", "recompute")]))
+
+    def test_wrong_exports(self):
+        out = self.directory / "o.json"
+        self.assertIn("no trace of Spillway", self.export("save_on_cpu", self.write("e.json", {}), "-o", out, code=1))
+        self.assertIn("no block 'three'", self.export("checkpoint", self.trace, "--block", "three", "-o", out, code=1))
+        self.assertIn("--manifest", self.export("budget", self.trace, "-o", out, code=2))
+        self.assertIn("says of no values", self.export("budget", self.trace, "--manifest", self.write("n.json", {}), "-o",
+                                                       out, code=1))
+        self.assertFalse(out.exists())
+
+
+if __name__ == "__main__":
+    main()

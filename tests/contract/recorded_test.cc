@@ -1,0 +1,112 @@
+// Recorded programs on real bytes: under every policy the CPU backend, whose stand-ins hash all
+// that they read, ends with the parameters and optimizer state that the plain order gives, in the
+// order of issue and in two others, and decides and places as the simulator does.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cctype>
+#include <optional>
+#include <string>
+
+#include "experiments/run/assembler.h"
+#include "policies/builtin.h"
+#include "policies/registry.h"
+#include "sim/core/check.h"
+#include "sim/cost/recorded.h"
+#include "tests/testing/execute.h"
+#include "tests/testing/files.h"
+#include "tests/testing/networks.h"
+#include "traces/base/text_stream.h"
+#include "traces/import/execution_trace.h"
+#include "traces/import/kineto.h"
+#include "traces/import/pytorch.h"
+
+namespace spillway {
+namespace {
+
+using ::testing::IsEmpty;
+
+Trace Import(const std::string& name) {
+  const auto file = [&](const char* kind) {
+    return testing::InSource(
+        fmt::format("tests/testing/recordings/pytorch/{}.{}.json.zst", name, kind));
+  };
+  TextStream kineto(file("kineto")), execution(file("et"));
+  ImportOptions options;
+  options.network = name;
+  return ImportStep(ReadKineto(kineto), ReadExecutionTrace(execution), options).trace;
+}
+
+// The same program on tensors of a four-thousandth.
+Trace Shrunk(Trace trace) {
+  constexpr int64_t kFactor = 4096;
+  for (Tensor& tensor : trace.tensors) {
+    tensor.size = Bytes(std::max<int64_t>(tensor.size.count() / kFactor, 1));
+    tensor.shape = {tensor.size.count()};
+  }
+  for (Tensor& tensor : trace.tensors) {
+    if (!tensor.alias_of) continue;
+    const Bytes root = trace.tensor(*tensor.alias_of).size;
+    tensor.offset = std::min(Bytes(tensor.offset.count() / kFactor), root - Bytes(1));
+    tensor.size = std::min(tensor.size, root - tensor.offset);
+    tensor.shape = {tensor.size.count()};
+  }
+  for (Op& op : trace.ops) op.recorded->workspace = Bytes(op.recorded->workspace.count() / kFactor);
+  return trace;
+}
+
+class RecordedContract : public ::testing::TestWithParam<const char*> {
+ protected:
+  RecordedContract() { RegisterBuiltinPolicies(registry_); }
+
+  PolicyRegistry registry_;
+  const Device device_ = testing::NarrowDevice();
+};
+
+INSTANTIATE_TEST_SUITE_P(All, RecordedContract,
+                         ::testing::Values("liveness", "vdnn-all", "vdnn-conv", "vdnn-dyn",
+                                           "vdnnpp", "superneurons", "mxnet", "tensorflow", "dtr",
+                                           "capuchin", "joint:effort=10"),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           std::replace_if(
+                               name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
+                               '_');
+                           return name;
+                         });
+
+TEST_P(RecordedContract, SameBitsDecisionsAndPlacements) {
+  int fitted = 0;
+  for (const char* name : {"gpt2-b4s512", "resnet50-b32"}) {
+    const Trace trace = Shrunk(Import(name));
+    const RecordedCostModel cost(*trace.recording, device_, std::nullopt);
+    const Outcome reference = testing::RunOnCpu(
+        {Borrow(trace), device_, Borrow(cost), Bytes::GiB(1)}, *registry_.Make("liveness"), 2);
+    const Bytes peak = reference.report.metrics.peak_reserved;
+    for (const int percent : {110, 60}) {
+      spillway::Setup setup{Borrow(trace), device_, Borrow(cost),
+                            Bytes(peak.count() * percent / 100)};
+      setup.options.iterations = 2;
+      const Report predicted = RunPolicy(setup, *registry_.Make(GetParam())).report;
+      for (const std::optional<uint64_t> drain_seed :
+           {std::optional<uint64_t>(), std::optional<uint64_t>(1)}) {
+        const Outcome executed =
+            testing::RunOnCpu(setup, *registry_.Make(GetParam()), 2, drain_seed);
+        ASSERT_EQ(executed.report.fits(), predicted.fits());
+        EXPECT_EQ(executed.report.decisions, predicted.decisions);
+        EXPECT_EQ(executed.report.placements, predicted.placements);
+        if (!predicted.fits()) continue;
+        ++fitted;
+        EXPECT_THAT(Check(*executed.trace, executed.report), IsEmpty());
+        EXPECT_EQ(executed.execution->weights_digest, reference.execution->weights_digest);
+      }
+    }
+  }
+  EXPECT_GE(fitted, 4);  // both in ample memory
+}
+
+}  // namespace
+}  // namespace spillway
