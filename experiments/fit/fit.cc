@@ -8,7 +8,9 @@
 #include <set>
 #include <utility>
 
+#include "experiments/fit/first_iterations.h"
 #include "experiments/run/scenario.h"
+#include "sim/alloc/make_allocator.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -18,6 +20,8 @@ constexpr const char* kAllocators[] = {"pytorch", "pytorch:expandable_segments=t
 // Changes that a table shows of each workload.
 constexpr size_t kShownChanges = 8;
 constexpr size_t kShownHolders = 5;
+// The optimizer makes its state in the first; the next two settle where everything lies.
+constexpr int kFirstIterations = 3;
 
 std::string_view Name(FitStatus status) {
   constexpr std::string_view kNames[] = {"fits", "reclaims", "no"};
@@ -25,7 +29,7 @@ std::string_view Name(FitStatus status) {
 }
 
 // The workload as it is.
-std::string PolicyOf(const Trace&) { return "liveness"; }
+std::string PolicyOf(const Trace& trace) { return trace.recording ? "as-recorded" : "liveness"; }
 
 // A workload on a device under each of the allocators.
 class Case {
@@ -41,6 +45,7 @@ class Case {
     row_.workload = workload.name;
     row_.network = setup.trace->network;
     row_.batch = setup.trace->batch;
+    if (setup.trace->recording) row_.recorded_reserved = setup.trace->recording->reserved;
     row_.device = setup.device.name;
     row_.memory = setup.device.memory;
     row_.outside = options.outside;
@@ -76,6 +81,7 @@ class Case {
         Certificate::kNone);
     if (!unlimited.fits()) throw PolicyError(unlimited.Reason());
     row.metrics = unlimited.report.metrics;
+    if (scenarios_[0].setup().trace->recording) BeginAsRecorded(row);
     if (row.status == FitStatus::kFits && row.metrics.peak_reserved > row.available()) {
       row.status = FitStatus::kReclaims;
     }
@@ -83,6 +89,29 @@ class Case {
   }
 
  private:
+  // The first iterations hold more than those that are alike.
+  void BeginAsRecorded(FitRow& row) const {
+    const Setup& setup = scenarios_[0].setup();
+    const AllocationLog log = RequestsOfFirst(*setup.trace, kFirstIterations);
+    const auto replay = [&](Bytes capacity, Bytes& reserved) {
+      const auto allocator = MakeAllocator(kAllocators[0], capacity, setup.device.alignment);
+      const auto failure = Replay(log, *allocator);
+      reserved = allocator->Stats().reserved;
+      return failure;
+    };
+    Bytes reserved;
+    replay(Bytes::Unlimited(), reserved);
+    row.metrics.peak_reserved = std::max(row.metrics.peak_reserved, reserved);
+    if (row.status == FitStatus::kNot) return;
+    if (const auto failure = replay(row.available(), reserved)) {
+      row.status = FitStatus::kNot;
+      row.reason = fmt::format(
+          "in its first {} iterations a request of {} finds no block: {} of {} are taken",
+          kFirstIterations, FormatBytes(failure->wanted), FormatBytes(reserved),
+          FormatBytes(row.available()));
+    }
+  }
+
   std::vector<Scenario> scenarios_;
   FitRow row_;
 };
@@ -177,6 +206,13 @@ Columns<FitRow> FitColumns() {
        metric(&Metrics::peak_allocated), "allocated GiB", 3},
       {"peak_reserved_bytes", "B", "most bytes taken from the device",
        metric(&Metrics::peak_reserved), "reserved GiB", 3},
+      {"recorded_reserved_bytes", "B",
+       "most that PyTorch took from the device where it was recorded, first iterations included",
+       [](auto& row) {
+         return row.recorded_reserved > Bytes(0) ? std::optional(row.recorded_reserved)
+                                                 : std::nullopt;
+       },
+       "recorded GiB", 3},
       {"margin_bytes", "B", "what is left of the memory beside both; negative if it is short",
        [](auto& row) { return row.available().count() - row.metrics.peak_reserved.count(); },
        "margin GiB", 3},
@@ -194,6 +230,7 @@ std::string FormatFits(const std::vector<Fit>& fits, size_t width) {
                                            "peak_requested_bytes",
                                            "peak_allocated_bytes",
                                            "peak_reserved_bytes",
+                                           "recorded_reserved_bytes",
                                            "margin_bytes",
                                            "status",
                                            "iteration_ms"};

@@ -36,9 +36,10 @@ enum class FitStatus : uint8_t {
 struct FitRow {
   std::string workload, network, device;
   int64_t batch = 0;
-  Bytes memory;        // of the device
-  Bytes outside;       // of that, what is held beside the allocator
-  std::string change;  // "none", "allocator", "policy", "policy and allocator", "batch"
+  Bytes memory;             // of the device
+  Bytes outside;            // of that, what is held beside the allocator
+  Bytes recorded_reserved;  // what PyTorch held where it was recorded; 0: not known
+  std::string change;       // "none", "allocator", "policy", "policy and allocator", "batch"
   std::string policy, allocator;
   FitStatus status = FitStatus::kNot;
   Metrics metrics;      // change "none": with unlimited memory; else as it fits
