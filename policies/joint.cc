@@ -79,6 +79,7 @@ class JointPolicy final : public PlannedPolicy {
       }
     }
     if (!shortest || *shortest > in_core) TryOthers(device.memory, trial, best, shortest);
+    best.micro = options_.chooser.batches();
     return Follow(probe.facts, std::move(best), options_.chooser, trace, device, trial);
   }
 
@@ -99,23 +100,24 @@ class JointPolicy final : public PlannedPolicy {
   const SearchOptions options_;
 };
 
-class PlanFilePolicy final : public PlannedPolicy {
+class PlanTextPolicy final : public PlannedPolicy {
  public:
-  PlanFilePolicy(std::string path, std::string text, const KernelChooser& chooser)
-      : path_(std::move(path)), text_(std::move(text)), chooser_(chooser) {}
+  // Without an origin there is no plan.
+  PlanTextPolicy(std::string text, std::string origin)
+      : text_(std::move(text)), origin_(std::move(origin)) {}
 
   Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
-    if (path_.empty()) throw UsageError("policy 'plan' needs a plan: plan:file=PATH");
+    if (origin_.empty()) throw UsageError("policy 'plan' needs a plan: plan:file=PATH");
     FactsProbe probe;
     trial(probe, Bytes::Unlimited(), {1});
-    JointPlan plan = ParsePlan(text_, path_, *probe.facts);
-    return Follow(probe.facts, std::move(plan), chooser_, trace, device, trial);
+    JointPlan plan = ParsePlan(text_, origin_, *probe.facts);
+    const KernelChooser chooser = plan.micro ? KernelChooser(*plan.micro) : KernelChooser();
+    return Follow(probe.facts, std::move(plan), chooser, trace, device, trial);
   }
 
  private:
-  const std::string path_;
   const std::string text_;
-  const KernelChooser chooser_;
+  const std::string origin_;
 };
 
 int64_t ReadEffort(Params& params) {
@@ -156,9 +158,11 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
 std::unique_ptr<Policy> MakePlanPolicy(Params& params) {
   const std::string path =
       params.Text("file", "PATH", "", "a plan that `run --export-plan` has written");
-  const KernelChooser chooser = ReadKernelChooser(params);
-  return std::make_unique<PlanFilePolicy>(path, path.empty() ? std::string() : ReadFile(path),
-                                          chooser);
+  return FollowPlan(path.empty() ? std::string() : ReadFile(path), path);
+}
+
+std::unique_ptr<Policy> FollowPlan(std::string text, std::string origin) {
+  return std::make_unique<PlanTextPolicy>(std::move(text), std::move(origin));
 }
 
 }  // namespace spillway

@@ -4,11 +4,13 @@
 #ifndef SPILLWAY_POLICIES_JOINT_PLAN_H_
 #define SPILLWAY_POLICIES_JOINT_PLAN_H_
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "policies/joint/facts.h"
+#include "policies/kernels/micro_batch.h"
 #include "sim/core/policy.h"
 #include "traces/trace.h"
 
@@ -38,6 +40,8 @@ struct JointPlan {
   std::string policy;
   std::vector<StoragePlan> storages;  // by tensor; of roots
   std::vector<KernelPlan> kernels;    // by op; empty: the fastest that fit in what is free then
+  // Into which batches these may divide theirs; nullopt: none.
+  std::optional<MicroBatches> micro;
 
   bool operator==(const JointPlan&) const = default;
 };

@@ -89,7 +89,8 @@ TEST_P(JointTest, IsNeverSlowerThanAnotherPolicyInTheSameMemory) {
 
 TEST_P(JointTest, ItsPlanGivesTheSameRun) {
   const Trace trace = LowerNetwork(GetParam()(), {8, "torch", true});
-  for (const char* joint : {"joint:effort=300", "joint:effort=20,recompute=false"}) {
+  for (const char* joint :
+       {"joint:effort=300", "joint:effort=20,recompute=false", "joint:effort=50,micro=all"}) {
     const Bytes memory = Memory(trace, 40);
     const Report found = Run(trace, memory, joint);
     const Report followed = Run(trace, memory, PolicyOf(found.plan));
@@ -156,6 +157,8 @@ TEST_F(JointTest, RefusesPlansThatAreWrongStaleOrForeign) {
       {trace, replaced("\"tensor\": \"", "\"tensor\": \"no."), "the trace has no tensor"},
       {trace, replaced("\"prefetch\": \"", "\"prefetch\": \"no."), "the trace has no op"},
       {trace, replaced("\"fate\"", "\"fat\""), "unknown key 'fat'"},
+      {trace, replaced("\"micro\": null", "\"micro\": \"some\""),
+       "micro: expected null or one of undivided, powerOfTwo, all"},
       {trace, plan.substr(0, plan.size() / 2), "plan.json:"},
   };
   for (const Case& refused : cases) {
