@@ -482,6 +482,16 @@ class DecisionsTest(CommandTest):
             self.fails(2, "has no plan", "run", "alexnet:2", "--export-plan", f"{directory}/x.json")
             self.assertFalse(pathlib.Path(f"{directory}/x.json").exists())
 
+    def test_what_is_planned_is_printed_with_its_gap_to_the_bound(self):
+        args = ("compare", "alexnet:32", "--memory", "40%", "--policy", "joint:effort=50", "--policy", "vdnnpp")
+        joint, _ = json.loads(self.ok(*args, "--format", "json"))["rows"]
+        time, bound = joint["iteration_ms"], joint["bound_joint_ms"]
+        line = (f"joint:effort=50: {time:.1f} ms are {100 * (time / bound - 1):.1f} % over {bound:.1f} ms, "
+                "which no run in this memory beats")
+        text = self.ok(*args)
+        self.assertIn(line, text)
+        self.assertEqual(text.count("which no run"), 1)
+
     def test_kernels_of_another_network_are_bad_input(self):
         with tempfile.TemporaryDirectory() as directory:
             path = pathlib.Path(directory) / "decisions.json"
