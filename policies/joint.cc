@@ -72,10 +72,13 @@ class JointPolicy final : public PlannedPolicy {
     JointPlan best(trace);
     std::optional<Duration> shortest;
     if (auto plan = SearchPlan(probe.facts, trial, device.memory, in_core, options_)) {
-      PlanExecutor executor(probe.facts, *plan, options_.chooser);
-      if (const Report report = trial(executor, device.memory); report.fits()) {
+      const auto judged = Judge(options_, {}, [&](const TrialOptions& options) {
+        PlanExecutor executor(probe.facts, *plan, options_.chooser);
+        return trial(executor, device.memory, options);
+      });
+      if (judged) {
         best = *std::move(plan);
-        shortest = report.metrics.iteration;
+        shortest = judged->time;
       }
     }
     if (!shortest || *shortest > in_core) TryOthers(device.memory, trial, best, shortest);
@@ -84,15 +87,17 @@ class JointPolicy final : public PlannedPolicy {
   }
 
  private:
-  static void TryOthers(Bytes memory, const TrialRun& trial, JointPlan& best,
-                        std::optional<Duration>& shortest) {
+  void TryOthers(Bytes memory, const TrialRun& trial, JointPlan& best,
+                 std::optional<Duration>& shortest) const {
     PolicyRegistry registry;
     RegisterBuiltinPolicies(registry);
     for (const PolicyRegistry::Entry& entry : registry.entries()) {
       if (DecidesByPlan(entry.name)) continue;
-      const Report report = trial(*registry.Make(entry.name), memory);
-      if (!report.fits() || (shortest && report.metrics.iteration >= *shortest)) continue;
-      shortest = report.metrics.iteration;
+      const auto judged = Judge(options_, {}, [&](const TrialOptions& options) {
+        return trial(*registry.Make(entry.name), memory, options);
+      });
+      if (!judged || (shortest && judged->time >= *shortest)) continue;
+      shortest = judged->time;
       best.policy = entry.name;
     }
   }
@@ -137,6 +142,24 @@ int64_t ReadEffort(Params& params) {
   return trials;
 }
 
+double ReadSlowerLink(Params& params) {
+  constexpr std::string_view kLink = "link:";
+  const std::string text =
+      params.Text("robust", "off|link:SHARE", "off",
+                  "judges plans by the mean of their times with the link as it is and with this "
+                  "share of its bandwidth; either is a trial");
+  if (text == "off") return 1;
+  double share = 0;
+  const char* const end = text.data() + text.size();
+  const size_t from = text.starts_with(kLink) ? kLink.size() : text.size();
+  const auto [stop, error] = std::from_chars(text.data() + from, end, share);
+  if (error != std::errc() || stop != end || !(share > 0 && share < 1)) {
+    throw UsageError("policy 'joint': robust '" + text +
+                     "': off and link:SHARE, a share between 0 and 1, are valid");
+  }
+  return share;
+}
+
 }  // namespace
 
 bool DecidesByPlan(std::string_view policy) { return policy == "joint" || policy == "plan"; }
@@ -150,6 +173,7 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
                                 "kernels are searched for; otherwise each op has the fastest "
                                 "that fits when its turn comes");
   options.chooser = ReadKernelChooser(params);
+  options.slower_link = ReadSlowerLink(params);
   options.seed = static_cast<uint64_t>(
       params.Integer("seed", 1, 0, std::numeric_limits<int64_t>::max(), "of the walk at the end"));
   return std::make_unique<JointPolicy>(options);

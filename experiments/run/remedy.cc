@@ -7,35 +7,12 @@
 #include <utility>
 #include <vector>
 
+#include "experiments/run/links.h"
 #include "sim/core/forwarding_policy_context.h"
 #include "sim/core/policy.h"
 
 namespace spillway {
 namespace {
-
-// Another model with one of its links at another rate.
-class FasterLink final : public CostModel {
- public:
-  FasterLink(std::shared_ptr<const CostModel> model, Direction direction, const Link& link)
-      : model_(std::move(model)), direction_(direction), link_(link) {}
-
-  std::vector<int64_t> Batches(const Op& op, size_t slot) const override {
-    return model_->Batches(op, slot);
-  }
-  std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override {
-    return model_->Kernels(op, slot, batch);
-  }
-  Duration CopyTime(Direction direction, Bytes size) const override {
-    if (direction != direction_) return model_->CopyTime(direction, size);
-    return link_.latency + TransferTime(size, link_.bandwidth);
-  }
-  std::string Provenance() const override { return model_->Provenance(); }
-
- private:
-  const std::shared_ptr<const CostModel> model_;
-  const Direction direction_;
-  const Link link_;
-};
 
 class RemediedContext final : public ForwardingPolicyContext {
  public:
@@ -136,11 +113,7 @@ Setup ChangedBy(const StallRemedy& remedy, Setup setup) {
   if (remedy.kind == RemedyKind::kMoreMemory && setup.memory != Bytes::Unlimited()) {
     setup.memory += remedy.memory;
   } else if (remedy.kind == RemedyKind::kFasterLink) {
-    Device& device = setup.device;
-    Link& link = remedy.direction == Direction::kToDevice ? device.h2d : device.d2h;
-    device.duplex.bytes_per_second += remedy.link.bytes_per_second;
-    link.bandwidth = remedy.link;
-    setup.cost = std::make_shared<const FasterLink>(setup.cost, remedy.direction, link);
+    return WithLink(std::move(setup), remedy.direction, remedy.link);
   } else if (remedy.kind == RemedyKind::kFasterHost) {
     setup.device.launch_overhead = Duration();
     setup.device.library_call = Duration();
