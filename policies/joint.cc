@@ -43,8 +43,9 @@ class PlannedPolicy : public ForwardingPolicy {
  protected:
   // Returns how much of the memory the plan uses.
   Bytes Follow(std::shared_ptr<const JointFacts> facts, JointPlan plan,
-               const KernelChooser& chooser, const Trace& trace, const Device& device,
+               const KernelChooser& chooser, const Trace& trace, Device device,
                const TrialRun& trial) {
+    device.memory = std::min(device.memory, plan.memory);
     facts_ = std::move(facts);
     plan_ = std::move(plan);
     if (plan_->policy.empty()) {
@@ -83,6 +84,7 @@ class JointPolicy final : public PlannedPolicy {
     }
     if (!shortest || *shortest > in_core) TryOthers(device.memory, trial, best, shortest);
     best.micro = options_.chooser.batches();
+    best.memory = device.memory;
     return Follow(probe.facts, std::move(best), options_.chooser, trace, device, trial);
   }
 

@@ -40,6 +40,11 @@ class PlanReader {
     document_.ReadRoot(
         Required("format", SkipJson), Required("version", SkipJson), Required("workload", SkipJson),
         Required("trace_sha256", SkipJson),
+        Optional("memory_bytes",
+                 [this](Value value) {
+                   plan_.memory =
+                       Bytes(document_.ReadInteger(value, 1, Bytes::Unlimited().count()));
+                 }),
         Required(
             "policy",
             [this](Value value) { plan_.policy = document_.ReadStringOrNull(value).value_or(""); }),
@@ -227,6 +232,7 @@ std::string FormatPlan(const JointFacts& facts, const JointPlan& plan) {
   JsonWriter json(2);
   json.BeginObject().Put("format", kFormat).Put("version", kVersion);
   json.Put("workload", trace.name).Put("trace_sha256", DigestOf(trace));
+  if (plan.memory != Bytes::Unlimited()) json.Put("memory_bytes", plan.memory.count());
   json.Put("policy", plan.policy.empty() ? std::nullopt : std::optional(plan.policy));
   json.Put("micro", plan.micro ? std::optional(Name(*plan.micro)) : std::nullopt);
   json.Key("storages").BeginArray();
@@ -271,8 +277,8 @@ JointPlan ParsePlan(std::string_view text, const std::string& origin, const Join
                }),
       Required("trace_sha256",
                [&](JsonDocument::Value value) { digest = document.ReadString(value); }),
-      Required("policy", SkipJson), Optional("micro", SkipJson), Required("storages", SkipJson),
-      Required("kernels", SkipJson));
+      Optional("memory_bytes", SkipJson), Required("policy", SkipJson), Optional("micro", SkipJson),
+      Required("storages", SkipJson), Required("kernels", SkipJson));
   if (workload != trace.name) {
     document.Fail(place, fmt::format("the plan is for {}, and this is {}", workload, trace.name));
   }

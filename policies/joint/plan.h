@@ -36,6 +36,8 @@ struct JointPlan {
   explicit JointPlan(const Trace& trace)
       : storages(trace.tensors.size()), kernels(trace.ops.size()) {}
 
+  // That it was found in; it is followed in no more.
+  Bytes memory = Bytes::Unlimited();
   // The built-in policy that decides instead, by its specification; empty: the rest does.
   std::string policy;
   std::vector<StoragePlan> storages;  // by tensor; of roots

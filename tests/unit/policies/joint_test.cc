@@ -135,6 +135,14 @@ TEST_P(JointTest, APlanIsFollowedInLessMemory) {
   EXPECT_THAT(Check(trace, followed), IsEmpty());
 }
 
+TEST_P(JointTest, APlanIsTheSameRunInMoreMemory) {
+  const Trace trace = LowerNetwork(GetParam()(), {8, "torch", true});
+  const Report found = Run(trace, Memory(trace, 40), "joint:effort=100");
+  const Report followed = Run(trace, Memory(trace, 60), PolicyOf(found.plan));
+  EXPECT_EQ(followed.placements, found.placements);
+  EXPECT_EQ(followed.timeline, found.timeline);
+}
+
 TEST_F(JointTest, DoesOnlyWhatItMay) {
   const Trace trace = LowerNetwork(testing::Residual(), {8, "torch", true});
   const Bytes memory = Memory(trace, 40);
@@ -181,6 +189,7 @@ TEST_F(JointTest, RefusesPlansThatAreWrongStaleOrForeign) {
       {trace, replaced("\"tensor\": \"", "\"tensor\": \"no."), "the trace has no tensor"},
       {trace, replaced("\"prefetch\": \"", "\"prefetch\": \"no."), "the trace has no op"},
       {trace, replaced("\"fate\"", "\"fat\""), "unknown key 'fat'"},
+      {trace, replaced("\"memory_bytes\": ", "\"memory_bytes\": -"), "memory_bytes: "},
       {trace, replaced("\"micro\": null", "\"micro\": \"some\""),
        "micro: expected null or one of undivided, powerOfTwo, all"},
       {trace, plan.substr(0, plan.size() / 2), "plan.json:"},
