@@ -43,8 +43,9 @@ class PlannedPolicy : public ForwardingPolicy {
  protected:
   // Returns how much of the memory the plan uses.
   Bytes Follow(std::shared_ptr<const JointFacts> facts, JointPlan plan,
-               const KernelChooser& chooser, const Trace& trace, const Device& device,
+               const KernelChooser& chooser, const Trace& trace, Device device,
                const TrialRun& trial) {
+    device.memory = std::min(device.memory, plan.memory);
     facts_ = std::move(facts);
     plan_ = std::move(plan);
     if (plan_->policy.empty()) {
@@ -72,26 +73,33 @@ class JointPolicy final : public PlannedPolicy {
     JointPlan best(trace);
     std::optional<Duration> shortest;
     if (auto plan = SearchPlan(probe.facts, trial, device.memory, in_core, options_)) {
-      PlanExecutor executor(probe.facts, *plan, options_.chooser);
-      if (const Report report = trial(executor, device.memory); report.fits()) {
+      const auto judged = Judge(options_, {}, [&](const TrialOptions& options) {
+        PlanExecutor executor(probe.facts, *plan, options_.chooser);
+        return trial(executor, device.memory, options);
+      });
+      if (judged) {
         best = *std::move(plan);
-        shortest = report.metrics.iteration;
+        shortest = judged->time;
       }
     }
     if (!shortest || *shortest > in_core) TryOthers(device.memory, trial, best, shortest);
+    best.micro = options_.chooser.batches();
+    best.memory = device.memory;
     return Follow(probe.facts, std::move(best), options_.chooser, trace, device, trial);
   }
 
  private:
-  static void TryOthers(Bytes memory, const TrialRun& trial, JointPlan& best,
-                        std::optional<Duration>& shortest) {
+  void TryOthers(Bytes memory, const TrialRun& trial, JointPlan& best,
+                 std::optional<Duration>& shortest) const {
     PolicyRegistry registry;
     RegisterBuiltinPolicies(registry);
     for (const PolicyRegistry::Entry& entry : registry.entries()) {
       if (DecidesByPlan(entry.name) || IsForRecordings(entry.name)) continue;
-      const Report report = trial(*registry.Make(entry.name), memory);
-      if (!report.fits() || (shortest && report.metrics.iteration >= *shortest)) continue;
-      shortest = report.metrics.iteration;
+      const auto judged = Judge(options_, {}, [&](const TrialOptions& options) {
+        return trial(*registry.Make(entry.name), memory, options);
+      });
+      if (!judged || (shortest && judged->time >= *shortest)) continue;
+      shortest = judged->time;
       best.policy = entry.name;
     }
   }
@@ -99,23 +107,24 @@ class JointPolicy final : public PlannedPolicy {
   const SearchOptions options_;
 };
 
-class PlanFilePolicy final : public PlannedPolicy {
+class PlanTextPolicy final : public PlannedPolicy {
  public:
-  PlanFilePolicy(std::string path, std::string text, const KernelChooser& chooser)
-      : path_(std::move(path)), text_(std::move(text)), chooser_(chooser) {}
+  // Without an origin there is no plan.
+  PlanTextPolicy(std::string text, std::string origin)
+      : text_(std::move(text)), origin_(std::move(origin)) {}
 
   Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
-    if (path_.empty()) throw UsageError("policy 'plan' needs a plan: plan:file=PATH");
+    if (origin_.empty()) throw UsageError("policy 'plan' needs a plan: plan:file=PATH");
     FactsProbe probe;
     trial(probe, Bytes::Unlimited(), {1});
-    JointPlan plan = ParsePlan(text_, path_, *probe.facts);
-    return Follow(probe.facts, std::move(plan), chooser_, trace, device, trial);
+    JointPlan plan = ParsePlan(text_, origin_, *probe.facts);
+    const KernelChooser chooser = plan.micro ? KernelChooser(*plan.micro) : KernelChooser();
+    return Follow(probe.facts, std::move(plan), chooser, trace, device, trial);
   }
 
  private:
-  const std::string path_;
   const std::string text_;
-  const KernelChooser chooser_;
+  const std::string origin_;
 };
 
 int64_t ReadEffort(Params& params) {
@@ -135,6 +144,24 @@ int64_t ReadEffort(Params& params) {
   return trials;
 }
 
+double ReadSlowerLink(Params& params) {
+  constexpr std::string_view kLink = "link:";
+  const std::string text =
+      params.Text("robust", "off|link:SHARE", "off",
+                  "judges plans by the mean of their times with the link as it is and with this "
+                  "share of its bandwidth; either is a trial");
+  if (text == "off") return 1;
+  double share = 0;
+  const char* const end = text.data() + text.size();
+  const size_t from = text.starts_with(kLink) ? kLink.size() : text.size();
+  const auto [stop, error] = std::from_chars(text.data() + from, end, share);
+  if (error != std::errc() || stop != end || !(share > 0 && share < 1)) {
+    throw UsageError("policy 'joint': robust '" + text +
+                     "': off and link:SHARE, a share between 0 and 1, are valid");
+  }
+  return share;
+}
+
 }  // namespace
 
 bool DecidesByPlan(std::string_view policy) {
@@ -150,6 +177,7 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
                                 "kernels are searched for; otherwise each op has the fastest "
                                 "that fits when its turn comes");
   options.chooser = ReadKernelChooser(params);
+  options.slower_link = ReadSlowerLink(params);
   options.seed = static_cast<uint64_t>(
       params.Integer("seed", 1, 0, std::numeric_limits<int64_t>::max(), "of the walk at the end"));
   return std::make_unique<JointPolicy>(options);
@@ -158,9 +186,11 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
 std::unique_ptr<Policy> MakePlanPolicy(Params& params) {
   const std::string path =
       params.Text("file", "PATH", "", "a plan that `run --export-plan` has written");
-  const KernelChooser chooser = ReadKernelChooser(params);
-  return std::make_unique<PlanFilePolicy>(path, path.empty() ? std::string() : ReadFile(path),
-                                          chooser);
+  return FollowPlan(path.empty() ? std::string() : ReadFile(path), path);
+}
+
+std::unique_ptr<Policy> FollowPlan(std::string text, std::string origin) {
+  return std::make_unique<PlanTextPolicy>(std::move(text), std::move(origin));
 }
 
 }  // namespace spillway

@@ -14,6 +14,7 @@
 #include "experiments/cli/options.h"
 #include "experiments/cli/session.h"
 #include "experiments/cli/verbs.h"
+#include "experiments/output/absence.h"
 #include "experiments/output/chrome_trace.h"
 #include "experiments/output/decisions.h"
 #include "experiments/output/explain.h"
@@ -22,6 +23,7 @@
 #include "experiments/output/schedule.h"
 #include "experiments/output/snapshot_export.h"
 #include "experiments/run/execute.h"
+#include "policies/builtin.h"
 #include "policies/library.h"
 #include "policies/mmcnn_split.h"
 #include "traces/base/error.h"
@@ -60,20 +62,24 @@ struct RunOptions {
 
 // How many stalls a table explains, and of how many remedies are simulated.
 constexpr size_t kShownStalls = 10;
+// Likewise of storages that leave the device.
+constexpr size_t kShownAbsences = 10;
 // How many holders of memory at its peak a table shows.
 constexpr size_t kShownHolders = 10;
 
-// Simulates remedies of a run on the simulator.
+// Simulates remedies of a run on the simulator. What has been planned stays as it was planned.
 RemedyTrial TrialOf(const Scenario& scenario, const Outcome& outcome, const PolicyMaker& make,
                     ProgressBar& progress) {
   Setup setup = scenario.setup();
   setup.allocator = outcome.allocator;
-  return [setup, make, &progress](const StallRemedy& remedy) -> std::optional<Duration> {
-    // Each would have to be planned anew, which may take minutes.
-    if (ParseSpecification("allocator", setup.allocator).name == "planned") return std::nullopt;
+  PolicyMaker again = make;
+  if (const std::string& plan = outcome.report.plan; !plan.empty()) {
+    again = [plan] { return FollowPlan(plan, "the run's plan"); };
+  }
+  return [setup, again, &progress](const StallRemedy& remedy) -> std::optional<Duration> {
     progress.Say(fmt::format("simulating remedies: {}", Name(remedy.kind)));
     try {
-      return SimulateRemedy(setup, make, remedy);
+      return SimulateRemedy(setup, again, remedy);
     } catch (const PolicyError&) {
       return std::nullopt;  // a policy of another's making need not cope with what it did not do
     }
@@ -87,15 +93,24 @@ std::string FormatExplained(const Scenario& scenario, const RunOptions& options,
   const Trace& trace = *outcome.trace;
   const Format format = options.format.format();
   std::vector<StallExplanation> stalls;
+  std::vector<Absence> absences;
   if (report.fits()) {
-    stalls = ExplainStalls(trace, report, TrialOf(scenario, outcome, make, progress), kShownStalls);
+    const RemedyTrial trial = TrialOf(scenario, outcome, make, progress);
+    // With the allocator `planned` each trial would have its blocks planned anew, which may take
+    // minutes.
+    const bool tries = ParseSpecification("allocator", outcome.allocator).name != "planned";
+    stalls = ExplainStalls(trace, report, trial, tries ? kShownStalls : 0);
+    absences = ExplainAbsences(trace, report, trial, tries ? kShownAbsences : 0);
     progress.Wipe();
   }
-  if (format == Format::kJson) return FormatExplanationJson(trace, report, result, stalls);
+  if (format == Format::kJson) {
+    return FormatExplanationJson(trace, report, result, stalls, absences);
+  }
   if (format == Format::kCsv) return FormatExplanationCsv(trace, report, stalls);
   std::string text = FormatResults({{{&scenario, {result}}}}, options.format);
   if (report.fits()) {
     text += FormatExplanation(trace, report, stalls, kShownStalls);
+    text += FormatAbsences(trace, report, absences, kShownAbsences);
     text += "\n" + FormatPeak(FindPeak(trace, report), kShownHolders);
   }
   if (ParsePolicySpec(options.policy).policy == "mmcnn") {
@@ -382,7 +397,8 @@ void AddRun(CLI::App& app, int& exit_code, Session& session) {
   verb->add_flag(
       "--explain", options->explain,
       "Say for each stall what waited for what, and what simulation says would shorten the "
-      "iteration; and who holds the memory at its peak");
+      "iteration; for each storage that leaves the device when, and the iteration if it stayed; "
+      "and who holds the memory at its peak");
   AddOutput(*verb, options->output, options->format);
   AddFile(*verb, "--export-trace", options->export_trace,
           "Write the iteration as Chrome/Perfetto JSON, for ui.perfetto.dev");

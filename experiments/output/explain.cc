@@ -525,11 +525,13 @@ std::string FormatExplanationCsv(const Trace& trace, const Report& report,
 }
 
 std::string FormatExplanationJson(const Trace& trace, const Report& report, const RunResult& result,
-                                  const std::vector<StallExplanation>& stalls) {
+                                  const std::vector<StallExplanation>& stalls,
+                                  const std::vector<Absence>& absences) {
   JsonWriter json(3);
   json.BeginObject().Put("schema", "spillway.explain/v1");
   PutRow(json.Key("row"), ResultColumns(), result);
   PutRows(json.Key("stalls"), StallColumns(trace, report, stalls), stalls);
+  PutRows(json.Key("storages"), AbsenceColumns(trace, report), absences);
   const MemoryPeak peak = report.fits() ? FindPeak(trace, report) : MemoryPeak();
   json.Key("peak").BeginObject().Put("op", IfAny(peak.op)).Put("requested_bytes", peak.requested);
   PutRows(json.Key("holders"), PeakColumns(), peak.holders);

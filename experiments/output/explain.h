@@ -9,12 +9,12 @@
 #ifndef SPILLWAY_EXPERIMENTS_OUTPUT_EXPLAIN_H_
 #define SPILLWAY_EXPERIMENTS_OUTPUT_EXPLAIN_H_
 
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "experiments/output/absence.h"
 #include "experiments/output/run_result.h"
 #include "experiments/run/remedy.h"
 #include "sim/core/report.h"
@@ -39,9 +39,6 @@ struct Suggestion {
   Duration gain;       // by so much shorter than without, more than 0
   std::string text;    // "without the fence before f2: 30 ns per iteration, 20 ns less"
 };
-
-// What the iteration takes with a remedy, by simulation; nullopt if it cannot run so.
-using RemedyTrial = std::function<std::optional<Duration>(const StallRemedy&)>;
 
 struct StallExplanation {
   StallCause cause = StallCause::kFetch;
@@ -70,10 +67,11 @@ std::string FormatExplanationCsv(const Trace& trace, const Report& report,
                                  const std::vector<StallExplanation>& stalls);
 
 // {"schema": "spillway.explain/v1", "row": the result, "stalls": [rows, each with its
-// "suggestions"], "peak": {"op", "requested_bytes", "holders": [rows]}}. A run that does not fit
-// has no stalls, and nothing at its peak.
+// "suggestions"], "storages": [rows], "peak": {"op", "requested_bytes", "holders": [rows]}}. A run
+// that does not fit has no stalls and no storages, and nothing at its peak.
 std::string FormatExplanationJson(const Trace& trace, const Report& report, const RunResult& result,
-                                  const std::vector<StallExplanation>& stalls);
+                                  const std::vector<StallExplanation>& stalls,
+                                  const std::vector<Absence>& absences);
 
 }  // namespace spillway
 

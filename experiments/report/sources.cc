@@ -90,7 +90,7 @@ ReportSection ReadJson(const std::string& path) {
                 Optional("rows", table), Optional("row", table), Optional("stalls", SkipJson),
                 Optional("log", SkipJson), Optional("out_of_memory", SkipJson),
                 Optional("recorded_failure", SkipJson), Optional("totals", SkipJson),
-                Optional("peak", SkipJson));
+                Optional("storages", SkipJson), Optional("peak", SkipJson));
   if (!has_table) throw InputError(fmt::format("{}: has neither rows nor a row", path));
   // The page reads the document; what was checked here is that it is one.
   section.json = text;

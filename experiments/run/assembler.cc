@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "experiments/run/links.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/engine/sim_backend.h"
 #include "sim/runtime/trace_facts.h"
@@ -159,6 +160,7 @@ Outcome Assemble(Setup setup, Policy& policy, const BackendFactories& backends,
     Setup tried = TrialOf(setup);
     tried.memory = memory;
     tried.options.iterations = options.iterations;
+    if (options.link != 1) tried = WithSlowerLinks(std::move(tried), options.link);
     return Assemble(std::move(tried), other, backends, {}, depth + 1, facts).report;
   });
   setup.device.memory = policy.LimitMemory(*setup.trace, setup.device, trial);

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <cstdlib>
 #include <limits>
 
+#include "experiments/run/links.h"
 #include "sim/cost/interpolated.h"
 #include "sim/cost/recorded.h"
 #include "sim/cost/roofline.h"
@@ -64,12 +64,9 @@ double LinkFactor(Params& params) {
 void Change(Device& device, Params& params) {
   const double factor = LinkFactor(params);
   const auto change_rate = [&](Bandwidth& rate, const char* name, const char* help) {
-    const double scaled = static_cast<double>(rate.bytes_per_second) * factor;
-    const Bandwidth most{1'000'000'000'000'000'000};
-    rate =
-        std::clamp(Bandwidth{std::llround(std::min(scaled, 1e18))}, Device::kLeastBandwidth, most);
-    ChangeTo(rate, Device::kLeastBandwidth, most, "at least 1 MB/s", ParseBandwidth, params, name,
-             "rate", help);
+    rate = Scaled(rate, factor);
+    ChangeTo(rate, Device::kLeastBandwidth, kFastestLink, "at least 1 MB/s", ParseBandwidth, params,
+             name, "rate", help);
   };
   change_rate(device.h2d.bandwidth, "h2d", "of copies to the device");
   change_rate(device.d2h.bandwidth, "d2h", "of copies to the host");
@@ -83,12 +80,11 @@ void Change(Device& device, Params& params) {
 // What is the device's besides. REQUIRES: no other pool of the kind is there.
 ExternalPool ReadPool(const ExternalPool& known, Params& params) {
   ExternalPool pool = known;
-  const Bandwidth most{1'000'000'000'000'000'000};
   ChangeTo(pool.size, Bytes(1), Bytes::Unlimited(), "at least 1 B", ParseBytes, params, "size",
            "size", "how much of it there is to use", kPool);
   const auto rate = [&](Bandwidth& bandwidth, const char* name, const char* help) {
-    ChangeTo(bandwidth, Device::kLeastBandwidth, most, "at least 1 MB/s", ParseBandwidth, params,
-             name, "rate", help, kPool);
+    ChangeTo(bandwidth, Device::kLeastBandwidth, kFastestLink, "at least 1 MB/s", ParseBandwidth,
+             params, name, "rate", help, kPool);
   };
   const auto latency = [&](Duration& time, const char* name, const char* help) {
     ChangeTo(time, Duration(), Device::kMaxTime, "at most 1000 s", ParseDuration, params, name,

@@ -7,43 +7,37 @@
 #include <utility>
 #include <vector>
 
+#include "experiments/run/links.h"
 #include "sim/core/forwarding_policy_context.h"
 #include "sim/core/policy.h"
 
 namespace spillway {
 namespace {
 
-// Another model with one of its links at another rate.
-class FasterLink final : public CostModel {
+class RemediedContext final : public ForwardingPolicyContext {
  public:
-  FasterLink(std::shared_ptr<const CostModel> model, Direction direction, const Link& link)
-      : model_(std::move(model)), direction_(direction), link_(link) {}
+  // Without fences, or with a storage that stays where it is.
+  RemediedContext(PolicyContext& context, bool fences, std::optional<TensorId> kept)
+      : ForwardingPolicyContext(context), fences_(fences), kept_(kept) {}
 
-  std::vector<int64_t> Batches(const Op& op, size_t slot) const override {
-    return model_->Batches(op, slot);
+  bool Offload(TensorId tensor, std::optional<PoolId> pool) override {
+    return !IsKept(tensor) && ForwardingPolicyContext::Offload(tensor, pool);
   }
-  std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override {
-    return model_->Kernels(op, slot, batch);
+  bool Evict(TensorId tensor) override {
+    return !IsKept(tensor) && ForwardingPolicyContext::Evict(tensor);
   }
-  Duration CopyTime(Direction direction, Bytes size) const override {
-    if (direction != direction_) return model_->CopyTime(direction, size);
-    return link_.latency + TransferTime(size, link_.bandwidth);
+  void Fence() override {
+    if (fences_) ForwardingPolicyContext::Fence();
   }
-  std::string Provenance() const override { return model_->Provenance(); }
 
  private:
-  const std::shared_ptr<const CostModel> model_;
-  const Direction direction_;
-  const Link link_;
+  bool IsKept(TensorId tensor) const { return kept_ && liveness().Root(tensor) == *kept_; }
+
+  const bool fences_;
+  const std::optional<TensorId> kept_;
 };
 
-class NoFence final : public ForwardingPolicyContext {
- public:
-  using ForwardingPolicyContext::ForwardingPolicyContext;
-  void Fence() override {}
-};
-
-// Acts as another policy, but for the one step that the remedy is about.
+// Acts as another policy, but for the one step or storage that the remedy is about.
 class RemediedPolicy final : public Policy {
  public:
   RemediedPolicy(std::unique_ptr<Policy> policy, const StallRemedy& remedy)
@@ -57,18 +51,24 @@ class RemediedPolicy final : public Policy {
     return policy_->Rewrite(trace, device, cost);
   }
   bool LivesOutside(const Trace& trace, TensorId tensor) override {
-    return policy_->LivesOutside(trace, tensor);
+    return !(Kept() && *Kept() == tensor) && policy_->LivesOutside(trace, tensor);
   }
-  void Plan(PolicyContext& context) override { policy_->Plan(context); }
+  void Plan(PolicyContext& context) override {
+    RemediedContext inner = Within(context);
+    policy_->Plan(inner);
+  }
 
   void BeforeOp(PolicyContext& context, OpId op) override {
-    WithFences(context, op, [&](PolicyContext& inner) { policy_->BeforeOp(inner, op); });
+    RemediedContext inner = Within(context, op);
+    policy_->BeforeOp(inner, op);
   }
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
-    return policy_->ChooseKernels(context, op);
+    RemediedContext inner = Within(context);
+    return policy_->ChooseKernels(inner, op);
   }
   void BeforeLaunch(PolicyContext& context, OpId op) override {
-    WithFences(context, op, [&](PolicyContext& inner) { policy_->BeforeLaunch(inner, op); });
+    RemediedContext inner = Within(context, op);
+    policy_->BeforeLaunch(inner, op);
     if (StartsAt(context, op) && remedy_.direction == Direction::kToDevice) {
       context.Prefetch(remedy_.tensor);
     }
@@ -78,14 +78,15 @@ class RemediedPolicy final : public Policy {
     if (StartsAt(context, op) && remedy_.direction == Direction::kToHost) {
       context.Offload(remedy_.tensor);
     }
-    const auto next = static_cast<OpId>(Index(op) + 1);
-    WithFences(context, next, [&](PolicyContext& inner) { policy_->AfterOp(inner, op); });
+    RemediedContext inner = Within(context, static_cast<OpId>(Index(op) + 1));
+    policy_->AfterOp(inner, op);
   }
   Hint PlacementHint(const PolicyContext& context, TensorId tensor) override {
     return policy_->PlacementHint(context, tensor);
   }
   bool OnAllocFailure(PolicyContext& context, Bytes size) override {
-    return policy_->OnAllocFailure(context, size);
+    RemediedContext inner = Within(context);
+    return policy_->OnAllocFailure(inner, size);
   }
 
  private:
@@ -93,15 +94,15 @@ class RemediedPolicy final : public Policy {
     return remedy_.kind == RemedyKind::kStartEarlier && op == remedy_.op && !context.recomputing();
   }
 
-  // Calls a hook whose fences are before `next`.
-  template <typename Hook>
-  void WithFences(PolicyContext& context, OpId next, Hook hook) const {
-    if (remedy_.kind == RemedyKind::kNoFence && next == remedy_.op && !context.recomputing()) {
-      NoFence without(context);
-      hook(without);
-    } else {
-      hook(context);
-    }
+  std::optional<TensorId> Kept() const {
+    return remedy_.kind == RemedyKind::kKeep ? std::optional(remedy_.tensor) : std::nullopt;
+  }
+
+  // For a hook whose fences are before `next`.
+  RemediedContext Within(PolicyContext& context, std::optional<OpId> next = std::nullopt) const {
+    const bool fences = remedy_.kind != RemedyKind::kNoFence || next != remedy_.op ||
+                        context.recomputing().has_value();
+    return {context, fences, Kept()};
   }
 
   const std::unique_ptr<Policy> policy_;
@@ -112,11 +113,7 @@ Setup ChangedBy(const StallRemedy& remedy, Setup setup) {
   if (remedy.kind == RemedyKind::kMoreMemory && setup.memory != Bytes::Unlimited()) {
     setup.memory += remedy.memory;
   } else if (remedy.kind == RemedyKind::kFasterLink) {
-    Device& device = setup.device;
-    Link& link = remedy.direction == Direction::kToDevice ? device.h2d : device.d2h;
-    device.duplex.bytes_per_second += remedy.link.bytes_per_second;
-    link.bandwidth = remedy.link;
-    setup.cost = std::make_shared<const FasterLink>(setup.cost, remedy.direction, link);
+    return WithLink(std::move(setup), remedy.direction, remedy.link);
   } else if (remedy.kind == RemedyKind::kFasterHost) {
     setup.device.launch_overhead = Duration();
     setup.device.library_call = Duration();
@@ -127,8 +124,8 @@ Setup ChangedBy(const StallRemedy& remedy, Setup setup) {
 }  // namespace
 
 std::string_view Name(RemedyKind kind) {
-  constexpr std::array<std::string_view, 5> kNames{"start_earlier", "more_memory", "faster_link",
-                                                   "no_fence", "faster_host"};
+  constexpr std::array<std::string_view, 6> kNames{"start_earlier", "more_memory", "faster_link",
+                                                   "no_fence",      "faster_host", "keep"};
   return kNames[static_cast<size_t>(kind)];
 }
 

@@ -1,10 +1,12 @@
-// A change to a run that may remove one of its waits, and what becomes of the iteration with it:
-// the whole run is simulated anew, so that the next obstacle counts.
+// A change to a run that may remove one of its waits, or one of its policy's decisions, and what
+// becomes of the iteration with it: the whole run is simulated anew, so that the next obstacle
+// counts.
 
 #ifndef SPILLWAY_EXPERIMENTS_RUN_REMEDY_H_
 #define SPILLWAY_EXPERIMENTS_RUN_REMEDY_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string_view>
 
@@ -22,6 +24,7 @@ enum class RemedyKind : uint8_t {
   kFasterLink,    // `direction`, `link`: copies in that direction at this rate
   kNoFence,       // `op`: fences since the op before it are left out
   kFasterHost,    // the host issues without taking time
+  kKeep,          // `tensor`: it stays on the device; verbs that copy it out or drop it say false
 };
 std::string_view Name(RemedyKind kind);
 
@@ -34,6 +37,9 @@ struct StallRemedy {
   Bytes memory = {};
   Bandwidth link = {};
 };
+
+// What the iteration takes with a remedy, by simulation; nullopt if it cannot run so.
+using RemedyTrial = std::function<std::optional<Duration>(const StallRemedy&)>;
 
 // The predicted iteration of the setup with the policy and the remedy; nullopt if it does not fit.
 // The setup is resolved anew. Throws as `Play`.

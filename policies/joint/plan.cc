@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <ranges>
 #include <utility>
 
 #include "traces/base/error.h"
@@ -39,9 +40,15 @@ class PlanReader {
     document_.ReadRoot(
         Required("format", SkipJson), Required("version", SkipJson), Required("workload", SkipJson),
         Required("trace_sha256", SkipJson),
+        Optional("memory_bytes",
+                 [this](Value value) {
+                   plan_.memory =
+                       Bytes(document_.ReadInteger(value, 1, Bytes::Unlimited().count()));
+                 }),
         Required(
             "policy",
             [this](Value value) { plan_.policy = document_.ReadStringOrNull(value).value_or(""); }),
+        Optional("micro", [this](Value value) { ReadMicro(value); }),
         Required("storages",
                  [this](Value value) {
                    document_.ReadArray(value, [this](Value storage) { ReadStorage(storage); });
@@ -61,6 +68,17 @@ class PlanReader {
     if (const auto found = known.find(name); found != known.end()) return found->second;
     document_.Fail(
         fmt::format("the trace has no {} {}", what, JsonExcerpt(fmt::format("\"{}\"", name))));
+  }
+
+  void ReadMicro(Value value) {
+    const std::optional<std::string_view> wanted = document_.ReadStringOrNull(value);
+    if (!wanted) return;
+    for (const auto& [name, batches] : kMicroBatchNames) {
+      if (name == *wanted) plan_.micro = batches;
+    }
+    if (plan_.micro) return;
+    document_.Fail(fmt::format("expected null or one of {}",
+                               fmt::join(std::views::keys(kMicroBatchNames), ", ")));
   }
 
   void ReadStorage(Value value) {
@@ -214,7 +232,9 @@ std::string FormatPlan(const JointFacts& facts, const JointPlan& plan) {
   JsonWriter json(2);
   json.BeginObject().Put("format", kFormat).Put("version", kVersion);
   json.Put("workload", trace.name).Put("trace_sha256", DigestOf(trace));
+  if (plan.memory != Bytes::Unlimited()) json.Put("memory_bytes", plan.memory.count());
   json.Put("policy", plan.policy.empty() ? std::nullopt : std::optional(plan.policy));
+  json.Put("micro", plan.micro ? std::optional(Name(*plan.micro)) : std::nullopt);
   json.Key("storages").BeginArray();
   for (size_t i = 0; i < plan.storages.size(); ++i) {
     const StoragePlan& storage = plan.storages[i];
@@ -257,7 +277,8 @@ JointPlan ParsePlan(std::string_view text, const std::string& origin, const Join
                }),
       Required("trace_sha256",
                [&](JsonDocument::Value value) { digest = document.ReadString(value); }),
-      Required("policy", SkipJson), Required("storages", SkipJson), Required("kernels", SkipJson));
+      Optional("memory_bytes", SkipJson), Required("policy", SkipJson), Optional("micro", SkipJson),
+      Required("storages", SkipJson), Required("kernels", SkipJson));
   if (workload != trace.name) {
     document.Fail(place, fmt::format("the plan is for {}, and this is {}", workload, trace.name));
   }

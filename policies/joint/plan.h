@@ -4,11 +4,13 @@
 #ifndef SPILLWAY_POLICIES_JOINT_PLAN_H_
 #define SPILLWAY_POLICIES_JOINT_PLAN_H_
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "policies/joint/facts.h"
+#include "policies/kernels/micro_batch.h"
 #include "sim/core/policy.h"
 #include "traces/trace.h"
 
@@ -34,10 +36,14 @@ struct JointPlan {
   explicit JointPlan(const Trace& trace)
       : storages(trace.tensors.size()), kernels(trace.ops.size()) {}
 
+  // That it was found in; it is followed in no more.
+  Bytes memory = Bytes::Unlimited();
   // The built-in policy that decides instead, by its specification; empty: the rest does.
   std::string policy;
   std::vector<StoragePlan> storages;  // by tensor; of roots
   std::vector<KernelPlan> kernels;    // by op; empty: the fastest that fit in what is free then
+  // Into which batches these may divide theirs; nullopt: none.
+  std::optional<MicroBatches> micro;
 
   bool operator==(const JointPlan&) const = default;
 };

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "policies/joint/executor.h"
-#include "sim/core/report.h"
 
 namespace spillway {
 namespace {
@@ -228,16 +227,18 @@ class Search {
 
   // Runs the plans, scheduled by the profiles that they come with.
   void Score(std::span<Scored> plans) {
-    left_ -= static_cast<int64_t>(plans.size());
+    left_ -= static_cast<int64_t>(plans.size()) * (options_.slower_link < 1 ? 2 : 1);
     InParallel(plans.size(), [&](size_t i) {
       Scored& scored = plans[i];
       scored.time = kNever;
       Schedule(scored.plan, std::move(scored.profile));
-      PlanExecutor executor(facts_, scored.plan, options_.chooser);
-      const Report report = trial_(executor, memory_, {1});
-      if (!report.fits()) return;
-      scored.time = report.metrics.iteration;
-      scored.profile = ProfileOf(scored.plan, report);
+      const auto judged = Judge(options_, {1}, [&](const TrialOptions& options) {
+        PlanExecutor executor(facts_, scored.plan, options_.chooser);
+        return trial_(executor, memory_, options);
+      });
+      if (!judged) return;
+      scored.time = judged->time;
+      scored.profile = ProfileOf(scored.plan, judged->report);
     });
   }
 
@@ -464,6 +465,20 @@ class Search {
 };
 
 }  // namespace
+
+std::optional<Judged> Judge(const SearchOptions& search, TrialOptions options,
+                            const std::function<Report(const TrialOptions&)>& run) {
+  Judged judged{run(options), {}};
+  if (!judged.report.fits()) return std::nullopt;
+  judged.time = judged.report.metrics.iteration;
+  if (search.slower_link == 1) return judged;
+  options.link = search.slower_link;
+  const Report slower = run(options);
+  if (!slower.fits()) return std::nullopt;
+  const Duration both = judged.time + slower.metrics.iteration;
+  judged.time = Duration::Picoseconds(both.picoseconds() / 2);
+  return judged;
+}
 
 std::optional<JointPlan> SearchPlan(std::shared_ptr<const JointFacts> facts, const TrialRun& trial,
                                     Bytes memory, Duration in_core, const SearchOptions& options) {

@@ -5,6 +5,7 @@
 #define SPILLWAY_POLICIES_JOINT_SEARCH_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -12,6 +13,7 @@
 #include "policies/joint/plan.h"
 #include "policies/kernels/kernel_choice.h"
 #include "sim/core/policy.h"
+#include "sim/core/report.h"
 
 namespace spillway {
 
@@ -22,9 +24,20 @@ struct SearchOptions {
   bool kernels = true;  // sweeps over kernels, too
   KernelChooser chooser = {};
   uint64_t seed = 1;
+  double slower_link = 1;  // less than 1: plans have to be good with this share of the link, too
 };
 
-// The fastest plan found that fits in the memory; nullopt if none does. `in_core`: nothing faster
+struct Judged {
+  Report report;  // of the run with the link as it is
+  Duration time;  // by which runs are compared
+};
+
+// The time is that of the iteration or, with a slower link, the mean of it and of that there. `run`
+// makes a trial. nullopt: it does not fit.
+std::optional<Judged> Judge(const SearchOptions& search, TrialOptions options,
+                            const std::function<Report(const TrialOptions&)>& run);
+
+// The best plan found that fits in the memory; nullopt if none does. `in_core`: nothing faster
 // is looked for. The same for any number of cores.
 std::optional<JointPlan> SearchPlan(std::shared_ptr<const JointFacts> facts, const TrialRun& trial,
                                     Bytes memory, Duration in_core, const SearchOptions& options);

@@ -4,6 +4,7 @@
 #define SPILLWAY_POLICIES_KERNELS_KERNEL_CHOICE_H_
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "policies/kernels/micro_batch.h"
@@ -32,6 +33,11 @@ class KernelChooser {
   KernelChooser() = default;
   explicit KernelChooser(MicroBatches batches)
       : fronts_(std::make_shared<DivisionFronts>(batches)) {}
+
+  // nullopt: on the whole batch.
+  std::optional<MicroBatches> batches() const {
+    return fronts_ ? std::optional(fronts_->batches()) : std::nullopt;
+  }
 
   // For each slot of the op what the rule says. Micro-batches are divided with the workspace that
   // the rule grants: any; that of the kernel with the least on the whole batch; what is free.

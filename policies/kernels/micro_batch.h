@@ -10,6 +10,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -29,11 +30,15 @@ enum class MicroBatches : uint8_t { kUndivided, kPowerOfTwo, kAll };
 // into, itself included.
 std::vector<int64_t> ChooseBatches(MicroBatches batches, std::span<const int64_t> available);
 
-// By the paper's names.
+// By the paper's names, in the order of the values.
 inline const std::vector<std::pair<std::string, MicroBatches>> kMicroBatchNames{
     {"undivided", MicroBatches::kUndivided},
     {"powerOfTwo", MicroBatches::kPowerOfTwo},
     {"all", MicroBatches::kAll}};
+
+inline std::string_view Name(MicroBatches batches) {
+  return kMicroBatchNames[static_cast<size_t>(batches)].first;
+}
 
 // One way to run a slot of an op.
 struct Division {
@@ -53,6 +58,8 @@ const Division* FastestWithin(Front front, Bytes limit);
 class DivisionFronts {
  public:
   explicit DivisionFronts(MicroBatches batches) : batches_(batches) {}
+
+  MicroBatches batches() const { return batches_; }
 
   // Workspaces ascend and times descend; never empty. An op whose batch cannot be split, or that
   // has one kernel only, is undivided. The span lives as long as this. REQUIRES: the same model in

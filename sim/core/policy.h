@@ -46,6 +46,8 @@ struct TrialOptions {
   // As many iterations; 0: until two in a row agree, which takes at least two. A policy that starts
   // each iteration afresh, on an allocator that caches nothing, repeats its first.
   int iterations = 0;
+  // With this share of the bandwidth between device and host, in both directions.
+  double link = 1;
 };
 
 // A predicted run of another policy in so much device memory, with the run's cost model, allocator

@@ -223,6 +223,29 @@ class ExportsTest(CommandTest):
                                          "--format", "json", code=1), "explain")
         self.assertEqual(document["stalls"], [])
 
+    def test_what_leaves_is_explained_by_what_keeping_it_would_cost(self):
+        memory, plan = ("--memory", "40%"), self.directory / "plan.json"
+        explain = ("--explain", "--format", "json")
+        found = self.conforms(self.ok("run", "alexnet:32", *memory, "--policy", "joint:effort=50", *explain,
+                                      "--export-plan", plan), "explain")
+        storages = found["storages"]
+        self.assertGreater(len(storages), 2)
+        sizes = [s["bytes"] for s in storages]
+        self.assertEqual(sizes, sorted(sizes, reverse=True))
+        for i, storage in enumerate(storages):
+            self.assertEqual(storage["fits_if_kept"] is None, i >= 10)
+            self.assertEqual(storage["way_back"] == "rebuild", storage["copied_at"] is None)
+            if storage["fits_if_kept"]:
+                self.assertAlmostEqual(storage["iteration_if_kept_ms"],
+                                       found["row"]["iteration_ms"] + storage["cost_of_keeping_ms"])
+        # What was planned is followed, not planned anew: a run of the plan says the same.
+        again = json.loads(self.ok("run", "alexnet:32", *memory, "--policy", f"plan:file={plan}", *explain))
+        self.assertEqual(again["storages"], storages)
+        text = self.ok("run", "alexnet:32", *memory, "--policy", f"plan:file={plan}", "--explain")
+        self.assertIn(f"{len(storages)} storages leave the device and come back", text)
+        # In core nothing leaves.
+        self.assertEqual(json.loads(self.ok("run", "alexnet:32", *explain))["storages"], [])
+
     def test_a_schedule_adds_up_to_the_run(self):
         path = self.directory / "schedule.csv"
         args = ("run", "alexnet-caffe:1", "--mode", "inference", "--policy", "mmcnn:limit=20MiB")
@@ -458,6 +481,16 @@ class DecisionsTest(CommandTest):
             self.fails(3, "none.json", "run", "alexnet:4", "--policy", "plan:file=none.json")
             self.fails(2, "has no plan", "run", "alexnet:2", "--export-plan", f"{directory}/x.json")
             self.assertFalse(pathlib.Path(f"{directory}/x.json").exists())
+
+    def test_what_is_planned_is_printed_with_its_gap_to_the_bound(self):
+        args = ("compare", "alexnet:32", "--memory", "40%", "--policy", "joint:effort=50", "--policy", "vdnnpp")
+        joint, _ = json.loads(self.ok(*args, "--format", "json"))["rows"]
+        time, bound = joint["iteration_ms"], joint["bound_joint_ms"]
+        line = (f"joint:effort=50: {time:.1f} ms are {100 * (time / bound - 1):.1f} % over {bound:.1f} ms, "
+                "which no run in this memory beats")
+        text = self.ok(*args)
+        self.assertIn(line, text)
+        self.assertEqual(text.count("which no run"), 1)
 
     def test_kernels_of_another_network_are_bad_input(self):
         with tempfile.TemporaryDirectory() as directory:

@@ -344,7 +344,9 @@ class Importer {
     trace.training =
         std::ranges::any_of(units_, [](const Unit& unit) { return unit.phase != Phase::kForward; });
     trace.recording = {options_.framework,
-                       gpu_ ? kineto_.device : "",
+                       !gpu_                    ? ""
+                       : kineto_.device.empty() ? "unknown GPU"
+                                                : kineto_.device,
                        Duration::Nanoseconds(gpu_ ? kineto_.end : 0),
                        options_.plain_step,
                        Bytes(storages_.peak_allocated()),

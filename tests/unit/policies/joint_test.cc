@@ -1,6 +1,7 @@
 // The joint planner: never slower than what it chooses from, the same on any number of cores, and
 // plans that say again what they said.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "experiments/run/links.h"
 #include "experiments/run/simulate.h"
 #include "policies/builtin.h"
 #include "policies/joint/facts.h"
@@ -38,6 +40,14 @@ class JointTest : public ::testing::TestWithParam<Network (*)()> {
   Report Run(const Trace& trace, Bytes memory, const std::string& policy) const {
     return Simulate({Borrow(trace), device_, Borrow(cost_), memory}, *registry_.Make(policy))
         .report;
+  }
+
+  // With both links at this share of their bandwidth, and as they are; the sum of the iterations.
+  Duration OnBothLinks(const Trace& trace, Bytes memory, const std::string& policy, double share) {
+    const spillway::Setup setup{Borrow(trace), device_, Borrow(cost_), memory};
+    const spillway::Setup slower = WithSlowerLinks(setup, share);
+    return Simulate(setup, *registry_.Make(policy)).report.metrics.iteration +
+           Simulate(slower, *registry_.Make(policy)).report.metrics.iteration;
   }
 
   // So many percent from the floor to the in-core peak.
@@ -89,7 +99,8 @@ TEST_P(JointTest, IsNeverSlowerThanAnotherPolicyInTheSameMemory) {
 
 TEST_P(JointTest, ItsPlanGivesTheSameRun) {
   const Trace trace = LowerNetwork(GetParam()(), {8, "torch", true});
-  for (const char* joint : {"joint:effort=300", "joint:effort=20,recompute=false"}) {
+  for (const char* joint :
+       {"joint:effort=300", "joint:effort=20,recompute=false", "joint:effort=50,micro=all"}) {
     const Bytes memory = Memory(trace, 40);
     const Report found = Run(trace, memory, joint);
     const Report followed = Run(trace, memory, PolicyOf(found.plan));
@@ -101,6 +112,20 @@ TEST_P(JointTest, ItsPlanGivesTheSameRun) {
   }
 }
 
+TEST_P(JointTest, RobustPlansAreJudgedOnASlowerLinkToo) {
+  const Trace trace = LowerNetwork(GetParam()(), {8, "torch", true});
+  Duration plain, robust;
+  for (const double percent : {20, 30, 50}) {
+    const Bytes memory = Memory(trace, percent);
+    const auto add = [&](Duration& sum, const std::string& joint) {
+      sum += OnBothLinks(trace, memory, PolicyOf(Run(trace, memory, joint).plan), 0.5);
+    };
+    add(plain, "joint:effort=1000");
+    add(robust, "joint:effort=2000,robust=link:0.5");
+  }
+  EXPECT_LT(robust, plain);
+}
+
 // Where another memory or allocator makes a plan unfit, what is needed last goes.
 TEST_P(JointTest, APlanIsFollowedInLessMemory) {
   const Trace trace = LowerNetwork(GetParam()(), {8, "torch", true});
@@ -108,6 +133,14 @@ TEST_P(JointTest, APlanIsFollowedInLessMemory) {
   const Report followed = Run(trace, Memory(trace, 40), PolicyOf(found.plan));
   EXPECT_TRUE(followed.fits());
   EXPECT_THAT(Check(trace, followed), IsEmpty());
+}
+
+TEST_P(JointTest, APlanIsTheSameRunInMoreMemory) {
+  const Trace trace = LowerNetwork(GetParam()(), {8, "torch", true});
+  const Report found = Run(trace, Memory(trace, 40), "joint:effort=100");
+  const Report followed = Run(trace, Memory(trace, 60), PolicyOf(found.plan));
+  EXPECT_EQ(followed.placements, found.placements);
+  EXPECT_EQ(followed.timeline, found.timeline);
 }
 
 TEST_F(JointTest, DoesOnlyWhatItMay) {
@@ -156,6 +189,9 @@ TEST_F(JointTest, RefusesPlansThatAreWrongStaleOrForeign) {
       {trace, replaced("\"tensor\": \"", "\"tensor\": \"no."), "the trace has no tensor"},
       {trace, replaced("\"prefetch\": \"", "\"prefetch\": \"no."), "the trace has no op"},
       {trace, replaced("\"fate\"", "\"fat\""), "unknown key 'fat'"},
+      {trace, replaced("\"memory_bytes\": ", "\"memory_bytes\": -"), "memory_bytes: "},
+      {trace, replaced("\"micro\": null", "\"micro\": \"some\""),
+       "micro: expected null or one of undivided, powerOfTwo, all"},
       {trace, plan.substr(0, plan.size() / 2), "plan.json:"},
   };
   for (const Case& refused : cases) {
@@ -170,6 +206,9 @@ TEST_F(JointTest, RefusesPlansThatAreWrongStaleOrForeign) {
   EXPECT_THROW(Run(trace, Bytes::GiB(1), "plan"), UsageError);
   EXPECT_THROW(registry_.Make("plan:file=" + (directory_ / "none.json").string()), InputError);
   EXPECT_THROW(registry_.Make("joint:effort=much"), UsageError);
+  for (const char* robust : {"0.9", "link", "link:", "link:0", "link:1", "link:nan", "link:0.9x"}) {
+    EXPECT_THROW(registry_.Make(fmt::format("joint:robust={}", robust)), UsageError) << robust;
+  }
 }
 
 // x -> y -> z -> loss: `y` is idle from z's forward to its backward, for which z has to be rebuilt.

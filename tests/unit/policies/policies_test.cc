@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "policies/builtin.h"
 #include "policies/registry.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/fixtures.h"
