@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <exception>
 #include <functional>
 #include <limits>
@@ -107,6 +108,9 @@ class Search {
     for (const TensorId id : facts_->movable()) largest = std::max(largest, Aligned(id));
     for (const TensorId id : facts_->movable()) {
       if (Aligned(id) * kSmallest >= largest) choices_.push_back(id);
+    }
+    for (size_t i = 0; i < trace().ops.size(); ++i) {
+      least_times_.push_back(LeastTimeOf(static_cast<OpId>(i)));
     }
     left_ = options_.trials;
   }
@@ -225,12 +229,47 @@ class Search {
     return profile;
   }
 
-  // Runs the plans, scheduled by the profiles that they come with.
-  void Score(std::span<Scored> plans) {
-    left_ -= static_cast<int64_t>(plans.size()) * (options_.slower_link < 1 ? 2 : 1);
+  // With its fastest kernels, on micro-batches where these may be.
+  Duration LeastTimeOf(OpId op) const {
+    if (!options_.chooser.batches()) return facts_->TimeOf(op);
+    const Op& of = trace().op(op);
+    const std::vector<KernelPlan> ways = options_.chooser.Ways(facts_->cost(), of);
+    return ways.empty() ? facts_->TimeOf(op) : TimeOf(of, ways.back());
+  }
+
+  Duration TimeOf(const Op& op, const KernelPlan& kernels) const {
+    Duration time;
+    for (const KernelRun& run : kernels) {
+      time += facts_->cost().Kernels(op, run.slot, run.batch)[run.kernel].time;
+    }
+    return time;
+  }
+
+  // The time of the plan's kernels if what is evicted is rebuilt once, from what is there.
+  Duration LeastTimeOf(const JointPlan& plan) const {
+    std::vector<int> runs(trace().ops.size(), 1);
+    for (const TensorId id : choices_) {
+      if (plan.storages[Index(id)].fate != Fate::kEvict) continue;
+      for (const OpId writer : facts_->liveness().Writers(id)) {
+        if (writer <= facts_->GapOf(id)->left) runs[Index(writer)] = 2;
+      }
+    }
+    Duration time;
+    for (size_t i = 0; i < runs.size(); ++i) {
+      const KernelPlan& kernels = plan.kernels[i];
+      time += (kernels.empty() ? least_times_[i] : TimeOf(trace().ops[i], kernels)) * runs[i];
+    }
+    return time;
+  }
+
+  // Runs the plans, scheduled by the profiles that they come with, but for those that cannot take
+  // less than `limit`; all of them count as trials.
+  void Score(std::span<Scored> plans, Duration limit = kNever) {
+    left_ -= TrialsOf(plans.size());
     InParallel(plans.size(), [&](size_t i) {
       Scored& scored = plans[i];
       scored.time = kNever;
+      if (options_.skip && LeastTimeOf(scored.plan) >= limit) return;
       Schedule(scored.plan, std::move(scored.profile));
       const auto judged = Judge(options_, {1}, [&](const TrialOptions& options) {
         PlanExecutor executor(facts_, scored.plan, options_.chooser);
@@ -240,6 +279,10 @@ class Search {
       scored.time = judged->time;
       scored.profile = ProfileOf(scored.plan, judged->report);
     });
+  }
+
+  int64_t TrialsOf(size_t plans) const {
+    return static_cast<int64_t>(plans) * (options_.slower_link < 1 ? 2 : 1);
   }
 
   bool Take(std::span<Scored> plans) {
@@ -413,7 +456,7 @@ class Search {
         if (auto next = After(best_, {&first, 1})) batch.push_back(*std::move(next));
       }
       if (batch.empty()) break;
-      Score(batch);
+      Score(batch, best_.time);
       improved |= Take(batch);
     }
     return improved;
@@ -436,12 +479,14 @@ class Search {
         if (auto next = After(at, moves)) batch.push_back(*std::move(next));
       }
       if (batch.empty()) return;
-      Score(batch);
+      const double heat =
+          kHeat * static_cast<double>(left_ - TrialsOf(batch.size())) / static_cast<double>(all);
+      const auto allowed = Duration::Picoseconds(
+          std::llround(static_cast<double>(at.time.picoseconds()) * (1 + heat)));
+      Score(batch, std::max(best_.time, allowed));
       Take(batch);
       const auto fastest = std::ranges::min_element(batch, {}, &Scored::time);
-      const double allowed = static_cast<double>(at.time.picoseconds()) *
-                             (1 + kHeat * static_cast<double>(left_) / static_cast<double>(all));
-      if (static_cast<double>(fastest->time.picoseconds()) < allowed) at = *fastest;
+      if (fastest->time < allowed) at = *fastest;
     }
   }
 
@@ -459,6 +504,7 @@ class Search {
   const Duration in_core_;
   const SearchOptions options_;
   std::vector<TensorId> choices_;  // storages that are decided on, in the order of their contents
+  std::vector<Duration> least_times_;  // by op
   std::vector<Move> moves_;
   int64_t left_ = 0;  // trials
   Scored best_;

@@ -24,6 +24,9 @@ struct SearchOptions {
   bool kernels = true;  // sweeps over kernels, too
   KernelChooser chooser = {};
   uint64_t seed = 1;
+  // Trials of plans whose kernels alone take too long are not run; they count, so that the plan
+  // that is found is the same.
+  bool skip = true;
   double slower_link = 1;  // less than 1: plans have to be good with this share of the link, too
 };
 

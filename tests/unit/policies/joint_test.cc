@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "policies/builtin.h"
 #include "policies/joint/facts.h"
 #include "policies/joint/plan.h"
+#include "policies/joint/search.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
@@ -141,6 +143,39 @@ TEST_P(JointTest, APlanIsTheSameRunInMoreMemory) {
   const Report followed = Run(trace, Memory(trace, 60), PolicyOf(found.plan));
   EXPECT_EQ(followed.placements, found.placements);
   EXPECT_EQ(followed.timeline, found.timeline);
+}
+
+TEST_P(JointTest, TrialsThatAreSkippedWouldNotHaveHelped) {
+  class Searcher final : public Policy {
+   public:
+    Bytes LimitMemory(const Trace&, const Device& device, const TrialRun& trial) override {
+      FactsProbe probe;
+      const Duration in_core = trial(probe, Bytes::Unlimited(), {1}).metrics.iteration;
+      for (const bool skip : {false, true}) {
+        std::atomic<int>& runs = skip ? few : all;
+        const TrialRun counted([&](Policy& policy, Bytes memory, const TrialOptions& options) {
+          ++runs;
+          return trial(policy, memory, options);
+        });
+        const auto plan =
+            SearchPlan(probe.facts, counted, device.memory, in_core, {.trials = 600, .skip = skip});
+        plans.push_back(FormatPlan(*probe.facts, *plan));
+      }
+      return device.memory;
+    }
+    std::atomic<int> all = 0, few = 0;
+    std::vector<std::string> plans;
+  };
+  const Trace trace = LowerNetwork(GetParam()(), {8, "torch", true});
+  int few = 0, all = 0;
+  for (const double percent : {50, 80, 95}) {
+    Searcher searcher;
+    Simulate({Borrow(trace), device_, Borrow(cost_), Memory(trace, percent)}, searcher);
+    EXPECT_EQ(searcher.plans[0], searcher.plans[1]) << percent << " %";
+    few += searcher.few;
+    all += searcher.all;
+  }
+  EXPECT_LT(few, all);
 }
 
 TEST_F(JointTest, DoesOnlyWhatItMay) {
