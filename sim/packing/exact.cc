@@ -1,122 +1,385 @@
 #include "sim/packing/exact.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
+#include <random>
+#include <tuple>
 #include <utility>
-
-#include "traces/base/units.h"
 
 namespace spillway::packing {
 namespace {
 
+constexpr size_t kLargest = 5000;               // blocks: the search is as deep as they are many
+constexpr int64_t kAttempt = 200'000;           // steps, at least
+constexpr int kPatience = 200;                  // repairs in a row that may bring nothing
+constexpr int64_t kNoFloor = int64_t{1} << 60;  // of a section whose blocks are all placed
+
 class ExactSearch {
  public:
-  // Looks for packings lower than `height`; `steps` is what is left of the limit.
-  ExactSearch(const Problem& problem, int64_t height, int64_t& steps)
-      : problem_(problem), height_(height), steps_(steps) {
-    std::vector<int64_t> times;
-    for (size_t i = 0; i < problem.count(); ++i) {
-      times.push_back(problem.begin[i]);
-      times.push_back(problem.end[i]);
-    }
-    std::sort(times.begin(), times.end());
-    times.erase(std::unique(times.begin(), times.end()), times.end());
-    const auto section = [&](int64_t time) {
-      return static_cast<size_t>(std::lower_bound(times.begin(), times.end(), time) -
-                                 times.begin());
-    };
-    skyline_.assign(times.size(), 0);
-    left_.assign(times.size(), 0);
-    for (size_t i = 0; i < problem.count(); ++i) {
-      first_.push_back(section(problem.begin[i]));
-      last_.push_back(section(problem.end[i]));
-      for (size_t s = first_[i]; s < last_[i]; ++s) left_[s] += problem.size[i];
-      unplaced_.push_back(static_cast<uint32_t>(i));
-    }
-    // Larger blocks are tried first.
-    std::stable_sort(unplaced_.begin(), unplaced_.end(), [&](uint32_t a, uint32_t b) {
-      return static_cast<Int128>(problem.size[a]) * (problem.end[a] - problem.begin[a]) >
-             static_cast<Int128>(problem.size[b]) * (problem.end[b] - problem.begin[b]);
-    });
+  // Looks for packings that end at `ceiling`. REQUIRES: `problem` is compressed.
+  ExactSearch(const Problem& problem, int64_t ceiling, const ExactParams& params, int64_t& steps)
+      : problem_(problem), ceiling_(ceiling), params_(params), steps_(steps) {
+    const auto sections =
+        static_cast<size_t>(*std::max_element(problem.end.begin(), problem.end.end()));
+    floor_.assign(sections, 0);
+    left_.assign(sections, 0);
+    raised_.assign(sections, false);
+    reached_.assign(sections + 1, true);
+    reaches_.assign(sections + 1, true);
+    placed_.assign(problem.count(), true);
     offset_.assign(problem.count(), 0);
+    for (uint32_t block = 0; block < problem.count(); ++block) Return(block);
+    FindTwins();
   }
 
-  // The first packing found that is lower; its height is `best.height` as before if there is none.
   Solution Run() {
-    Descend(0);
-    return std::move(best_);
+    const auto size = static_cast<int64_t>(problem_.count() + floor_.size());
+    const int64_t attempt = std::max(kAttempt, 2 * static_cast<int64_t>(problem_.count()) * size);
+    std::vector<Place> kept;  // what the next attempt begins with
+    int64_t least = 0;        // what that has left to do
+    int idle = 0;             // repairs since it came to that
+    for (int64_t tries = 0, beginnings = 0; steps_ > 0; ++tries) {
+      Sort(tries);
+      const bool anew = kept.empty();
+      int64_t limit = attempt;
+      if (anew) {
+        ++beginnings;
+        limit = tries == 0 ? std::max(attempt, steps_ / 64) : attempt * (beginnings & -beginnings);
+        least = std::numeric_limits<int64_t>::max();
+        idle = 0;
+      } else {
+        PutBack(kept);
+      }
+      stop_ = std::max<int64_t>(0, steps_ - limit);
+      stopped_ = false;
+      least_todo_ = std::numeric_limits<int64_t>::max();
+      if (Descend()) return Found();
+      Undo({});
+      if (!stopped_ && anew) break;  // there is none
+      if (!params_.repair) continue;
+      idle = least_todo_ < least ? 0 : idle + 1;
+      if (least_todo_ <= least) {
+        least = least_todo_;
+        kept = furthest_;
+      }
+      if (idle > kPatience) kept.clear();
+    }
+    return {};
   }
 
  private:
-  struct Candidate {
+  struct Place {
     uint32_t block;
     int64_t offset;
   };
+  // Sections [begin, end) of the same floor between higher ones.
+  struct Valley {
+    size_t begin = 0, end = 0;
+    int64_t floor = 0;
+    int64_t wall = 0;  // the lower of these
+  };
+  struct Corner {
+    Valley valley;
+    size_t section = 0;
+    std::vector<uint32_t> blocks;  // that may lie there
+    int64_t loss = 0;              // what it loses at least if none does; 0 if it cannot
+    size_t ways = std::numeric_limits<size_t>::max();
+  };
+  enum class Outcome : uint8_t { kSame, kRaised, kContradiction };
+  struct Change {
+    size_t section;
+    int64_t floor;
+    bool raised;
+  };
+  struct Mark {
+    size_t changes = 0, stack = 0;
+  };
 
-  // True when the search is over: found, or out of steps.
-  bool Descend(int64_t floor) {
-    if (unplaced_.empty()) {
-      best_.offset = offset_;
-      best_.height = *std::max_element(skyline_.begin(), skyline_.end());
-      return true;
+  size_t BeginOf(uint32_t block) const { return static_cast<size_t>(problem_.begin[block]); }
+  size_t EndOf(uint32_t block) const { return static_cast<size_t>(problem_.end[block]); }
+  int64_t AreaOf(uint32_t block) const {
+    return problem_.size[block] * (problem_.end[block] - problem_.begin[block]);
+  }
+  int64_t FloorOf(size_t section) const { return left_[section] == 0 ? kNoFloor : floor_[section]; }
+
+  // Equal blocks in the order of their numbers.
+  void FindTwins() {
+    const auto key = [&](uint32_t block) {
+      return std::tuple<int64_t, int64_t, int64_t>(problem_.begin[block], problem_.end[block],
+                                                   problem_.size[block]);
+    };
+    twin_.assign(problem_.count(), static_cast<uint32_t>(problem_.count()));
+    Order order = AllBlocks(problem_);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](uint32_t a, uint32_t b) { return key(a) < key(b); });
+    for (size_t i = 1; i < order.size(); ++i) {
+      if (key(order[i - 1]) == key(order[i])) twin_[order[i]] = order[i - 1];
     }
-    steps_ -= static_cast<int64_t>(skyline_.size());
-    if (steps_ < 0) return true;
-    for (size_t s = 0; s < skyline_.size(); ++s) {
-      if (left_[s] > 0 && std::max(skyline_[s], floor) + left_[s] >= height_) return false;
+  }
+
+  // The order in which blocks are tried: the largest first by one measure or another, which after
+  // the first time are distorted at random.
+  void Sort(int64_t tries) {
+    steps_ -= static_cast<int64_t>(16 * problem_.count());  // about
+    std::vector<double> key;
+    for (uint32_t block = 0; block < problem_.count(); ++block) {
+      const auto life = static_cast<double>(problem_.end[block] - problem_.begin[block]);
+      const auto size = static_cast<double>(problem_.size[block]);
+      const std::array<double, 4> measures{life * size, life, size, life * life * size};
+      const double factor = tries == 0 ? 1 : static_cast<double>(1 << random_() % 7);
+      key.push_back(measures[static_cast<size_t>(tries % 4)] * factor);
     }
-    std::vector<Candidate> candidates;
-    int64_t lowest_top = std::numeric_limits<int64_t>::max();
-    for (const uint32_t block : unplaced_) {
-      int64_t offset = floor;
-      steps_ -= static_cast<int64_t>(last_[block] - first_[block]);
-      for (size_t s = first_[block]; s < last_[block]; ++s) {
-        offset = std::max(offset, skyline_[s]);
+    const Order order = OrderBy(problem_, [&](uint32_t block) { return key[block]; });
+    beginning_.assign(floor_.size(), {});
+    ending_.assign(floor_.size() + 1, {});
+    for (const uint32_t block : order) {
+      beginning_[BeginOf(block)].push_back(block);
+      ending_[EndOf(block)].push_back(block);
+    }
+  }
+
+  // Places what lies beside or below a hole, which is cut into the best attempt where the
+  // last contradiction was, and is open above.
+  void PutBack(const std::vector<Place>& kept) {
+    int64_t top = 0;
+    const auto meets = [&](const Place& one) {
+      return BeginOf(one.block) <= contradiction_ && contradiction_ < EndOf(one.block);
+    };
+    for (const Place& one : kept) {
+      if (meets(one)) top = std::max(top, one.offset);
+    }
+    const auto bottom = static_cast<int64_t>(random_() % static_cast<uint64_t>(top + 1));
+    std::vector<bool> open(floor_.size(), false);
+    for (const Place& one : kept) {
+      const auto first = open.begin() + problem_.begin[one.block];
+      const auto last = open.begin() + problem_.end[one.block];
+      if ((meets(one) && one.offset >= bottom) || std::find(first, last, true) != last) {
+        std::fill(first, last, true);
+      } else {
+        Put(one.block, one.offset);
       }
-      candidates.push_back({block, offset});
-      lowest_top = std::min(lowest_top, offset + problem_.size[block]);
     }
-    std::erase_if(candidates, [&](const Candidate& c) {
-      return problem_.size[c.block] > 0 && c.offset >= lowest_top;
-    });
-    std::stable_sort(candidates.begin(), candidates.end(),
-                     [](const Candidate& a, const Candidate& b) { return a.offset < b.offset; });
-    for (const Candidate& candidate : candidates) {
-      const uint32_t block = candidate.block;
-      const auto at = std::find(unplaced_.begin(), unplaced_.end(), block) - unplaced_.begin();
-      std::vector<int64_t> covered(skyline_.begin() + static_cast<std::ptrdiff_t>(first_[block]),
-                                   skyline_.begin() + static_cast<std::ptrdiff_t>(last_[block]));
-      const int64_t top = candidate.offset + problem_.size[block];
-      for (size_t s = first_[block]; s < last_[block]; ++s) {
-        skyline_[s] = top;
-        left_[s] -= problem_.size[block];
-      }
-      unplaced_.erase(unplaced_.begin() + at);
-      offset_[block] = candidate.offset;
-      if (Descend(candidate.offset)) return true;
-      unplaced_.insert(unplaced_.begin() + at, block);
-      for (size_t s = first_[block]; s < last_[block]; ++s) left_[s] += problem_.size[block];
-      std::copy(covered.begin(), covered.end(),
-                skyline_.begin() + static_cast<std::ptrdiff_t>(first_[block]));
+  }
+
+  // Places all blocks, or nothing: there is no packing, unless it has been stopped.
+  bool Descend() {
+    if (todo_ < least_todo_) {
+      least_todo_ = todo_;
+      furthest_.clear();
+      for (const uint32_t block : stack_) furthest_.push_back({block, offset_[block]});
     }
+    if (todo_ == 0) return true;
+    if (steps_ <= stop_) stopped_ = true;
+    if (stopped_) return false;
+    const Mark before = Here();
+    Corner corner;
+    if (!Conclude(corner)) {
+      Undo(before);
+      return false;
+    }
+    const Mark mark = Here();
+    for (const uint32_t block : corner.blocks) {
+      Put(block, corner.valley.floor);
+      if (Descend()) return true;
+      Undo(mark);
+    }
+    if (corner.loss > 0) {
+      Raise(corner.section, corner.valley.floor + corner.loss);
+      if (Descend()) return true;
+    }
+    Undo(before);
     return false;
   }
 
+  // Raises valleys in which nothing fits; false if there is a contradiction. Chooses the corner.
+  bool Conclude(Corner& corner) {
+    const size_t last = floor_.size();
+    for (bool changed = true; changed;) {
+      changed = false;
+      corner.ways = std::numeric_limits<size_t>::max();
+      steps_ -= static_cast<int64_t>(last);
+      for (size_t begin = 0, end; begin < last; begin = end) {
+        const int64_t floor = FloorOf(begin);
+        for (end = begin + 1; end < last && FloorOf(end) == floor; ++end) continue;
+        if (floor == kNoFloor) continue;
+        const int64_t wall = std::min(begin == 0 ? kNoFloor : FloorOf(begin - 1),
+                                      end == last ? kNoFloor : FloorOf(end));
+        for (size_t s = begin; s < end; ++s) {
+          if (!CanLie(s, floor)) return Contradict(s);
+        }
+        if (wall < floor) continue;
+        const Outcome outcome = Look({begin, end, floor, wall}, corner);
+        if (outcome == Outcome::kContradiction)
+          return Contradict(begin + random_() % (end - begin));
+        if (outcome == Outcome::kRaised) changed = true;
+      }
+    }
+    return true;
+  }
+
+  bool Contradict(size_t section) {
+    contradiction_ = section;
+    return false;
+  }
+
+  Outcome Look(const Valley& valley, Corner& corner) {
+    const auto [begin, end, floor, wall] = valley;
+    // Where nothing lies at the floor, what lies lowest rests on another section's block or wall.
+    int64_t loss = wall - floor;
+    bool fits = false;
+    for (size_t s = begin; s < end; ++s) {
+      steps_ -= static_cast<int64_t>(beginning_[s].size());
+      for (const uint32_t block : beginning_[s]) {
+        if (!Fits(block, end)) continue;
+        fits = true;
+        loss = std::min(loss, problem_.size[block]);
+      }
+    }
+    if (!fits) {
+      if (wall == kNoFloor) return Outcome::kContradiction;
+      for (size_t s = begin; s < end; ++s) Raise(s, wall);
+      return Outcome::kRaised;
+    }
+    if (params_.rows && !Reach(valley, loss)) return Outcome::kContradiction;
+    for (const bool right : {false, true}) {
+      if (right && !params_.right) break;
+      blocks_.clear();
+      const size_t section = right ? end - 1 : begin;
+      for (const uint32_t block : right ? ending_[end] : beginning_[begin]) {
+        if (BeginOf(block) >= begin && reached_[BeginOf(block)] && reaches_[EndOf(block)] &&
+            Fits(block, end)) {
+          blocks_.push_back(block);
+        }
+      }
+      const bool loses =
+          CanLie(section, floor + loss) && reached_[section] && reaches_[section + 1];
+      if (blocks_.empty() && !loses) return Outcome::kContradiction;
+      const size_t ways = blocks_.size() + (loses ? 1 : 0);
+      const bool lower = corner.ways > problem_.count() + 1 || floor < corner.valley.floor;
+      if (params_.fewest ? ways < corner.ways || (ways == corner.ways && lower) : lower) {
+        corner.valley = valley;
+        corner.section = section;
+        std::swap(corner.blocks, blocks_);
+        corner.loss = loses ? loss : 0;
+        corner.ways = ways;
+      }
+    }
+    return Outcome::kSame;
+  }
+
+  bool CanLie(size_t section, int64_t floor) const { return floor + left_[section] <= ceiling_; }
+
+  // Whether blocks and sections that lose `loss` cover the floor from end to end; leaves the
+  // sections that can be reached from the beginning, and from which the end can be.
+  bool Reach(const Valley& valley, int64_t loss) {
+    const auto [begin, end, floor, wall] = valley;
+    for (size_t s = begin; s <= end; ++s) reached_[s] = reaches_[s] = false;
+    reached_[begin] = reaches_[end] = true;
+    for (size_t s = begin; s < end; ++s) {
+      if (!reached_[s]) continue;
+      if (CanLie(s, floor + loss)) reached_[s + 1] = true;
+      for (const uint32_t block : beginning_[s]) {
+        if (Fits(block, end)) reached_[EndOf(block)] = true;
+      }
+    }
+    for (size_t s = end; reached_[end] && s-- > begin;) {
+      reaches_[s] =
+          (CanLie(s, floor + loss) && reaches_[s + 1]) ||
+          std::any_of(beginning_[s].begin(), beginning_[s].end(), [&](uint32_t block) {
+            return EndOf(block) <= valley.end && reaches_[EndOf(block)] && Fits(block, valley.end);
+          });
+    }
+    return reached_[end];
+  }
+
+  // REQUIRES: the block begins in a valley, which ends at `end`.
+  bool Fits(uint32_t block, size_t end) const {
+    if (placed_[block] || EndOf(block) > end) return false;
+    if (params_.twins && twin_[block] < problem_.count() && !placed_[twin_[block]]) return false;
+    if (!params_.support) return true;
+    const auto last = raised_.begin() + problem_.end[block];
+    return std::find(raised_.begin() + problem_.begin[block], last, false) != last;
+  }
+
+  void Set(size_t section, int64_t floor, bool raised) {
+    changes_.push_back({section, floor_[section], raised_[section] != 0});
+    floor_[section] = floor;
+    raised_[section] = raised;
+  }
+  void Raise(size_t section, int64_t floor) { Set(section, floor, true); }
+
+  void Put(uint32_t block, int64_t offset) {
+    stack_.push_back(block);
+    placed_[block] = true;
+    offset_[block] = offset;
+    todo_ -= AreaOf(block);
+    for (size_t s = BeginOf(block); s < EndOf(block); ++s) {
+      Set(s, offset + problem_.size[block], false);
+      left_[s] -= problem_.size[block];
+    }
+  }
+  void Return(uint32_t block) {
+    placed_[block] = false;
+    todo_ += AreaOf(block);
+    for (size_t s = BeginOf(block); s < EndOf(block); ++s) {
+      left_[s] += problem_.size[block];
+    }
+  }
+
+  Mark Here() const { return {changes_.size(), stack_.size()}; }
+  void Undo(const Mark& mark) {
+    for (; stack_.size() > mark.stack; stack_.pop_back()) Return(stack_.back());
+    for (; changes_.size() > mark.changes; changes_.pop_back()) {
+      const Change& change = changes_.back();
+      floor_[change.section] = change.floor;
+      raised_[change.section] = change.raised;
+    }
+  }
+
+  Solution Found() const {
+    Solution solution{offset_, 0};
+    for (size_t i = 0; i < offset_.size(); ++i) {
+      solution.height = std::max(solution.height, offset_[i] + problem_.size[i]);
+    }
+    return solution;
+  }
+
   const Problem& problem_;
-  const int64_t height_;
+  const int64_t ceiling_;
+  const ExactParams params_;
   int64_t& steps_;
-  std::vector<size_t> first_, last_;  // sections of each block, half-open
-  std::vector<int64_t> skyline_;      // by section: the top of what is placed
-  std::vector<int64_t> left_;         // by section: the sum of what is not
-  std::vector<uint32_t> unplaced_;
+  int64_t stop_ = 0;  // an attempt stops at these
+  bool stopped_ = false;
+  std::mt19937 random_{11};
+  std::vector<uint32_t> twin_;                             // the one before of equal blocks
+  std::vector<std::vector<uint32_t>> beginning_, ending_;  // by section, as they are tried
+  // By section:
+  std::vector<int64_t> floor_;   // what is not placed lies above
+  std::vector<uint8_t> raised_;  // nothing rests on the floor
+  std::vector<int64_t> left_;    // the sum of what is not placed
+  std::vector<uint8_t> reached_, reaches_;
+  // By block:
+  std::vector<uint8_t> placed_;
   std::vector<int64_t> offset_;
-  Solution best_;
+  // What was done, to be undone:
+  std::vector<uint32_t> stack_;
+  std::vector<Change> changes_;
+  int64_t todo_ = 0;  // the area of what is not placed
+  int64_t least_todo_ = 0;
+  size_t contradiction_ = 0;      // the section of the last one
+  std::vector<Place> furthest_;   // what was placed then
+  std::vector<uint32_t> blocks_;  // of a corner
 };
 
 }  // namespace
 
-Solution SearchExactly(const Problem& problem, int64_t height, int64_t& steps) {
-  return ExactSearch(problem, height, steps).Run();
+Solution SearchExactly(const Problem& problem, int64_t height, int64_t& steps,
+                       const ExactParams& params) {
+  if (problem.count() > kLargest) steps = 0;
+  if (problem.count() == 0 || steps <= 0) return {};
+  const Problem compressed = Compress(problem);
+  return ExactSearch(compressed, height - 1, params, steps).Run();
 }
 
 }  // namespace spillway::packing

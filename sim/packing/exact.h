@@ -9,14 +9,28 @@
 
 namespace spillway::packing {
 
-// Depth first over packings in which blocks are placed in ascending order of offset, each on top of
-// all that it meets: every packing can be pushed down into one of these. A branch ends where some
-// section of time can no longer keep below the height wanted, or where another block would have
-// fitted under the one placed.
+// What the search concludes and how it chooses; each can be switched off to see what it is worth.
+struct ExactParams {
+  bool fewest = true;   // the corner with the fewest ways to go on comes first, else the lowest
+  bool right = true;    // right corners of valleys are looked at, not only left ones
+  bool rows = true;     // the floor of a valley must be covered from end to end
+  bool support = true;  // a block rests on another one
+  bool twins = true;    // of equal blocks the first is placed first
+  bool repair = true;   // between new beginnings, parts of the best attempt are built again
+};
+
+// Depth first over packings that are built from below, each block on top of another or on the
+// ground. A valley is a stretch of sections of time that lie lower than those beside it: at its
+// left (or right) corner either a block starts (ends) at the floor, or that section loses some of
+// what it can lose, which is the height less the sum of its blocks. Where memory is full all the
+// time nothing can be lost, and few blocks suit a corner. No order of the blocks suits all
+// problems: attempts are limited, and repeated with others.
 //
-// Returns the first packing found that is lower than `height`, of the largest height there is if
-// there is none, or `steps`, from which the comparisons made are taken, have run out.
-Solution SearchExactly(const Problem& problem, int64_t height, int64_t& steps);
+// Returns a packing that is lower than `height`; of the largest height there is, if none was found.
+// None exists if `steps`, from which the comparisons made are taken, have not run out then. For
+// more than 5,000 blocks they have. REQUIRES: sizes are larger than 0.
+Solution SearchExactly(const Problem& problem, int64_t height, int64_t& steps,
+                       const ExactParams& params = {});
 
 }  // namespace spillway::packing
 

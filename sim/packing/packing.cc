@@ -87,6 +87,11 @@ Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& st
     if (height == before && best.height == before) return best;  // nothing is lower
   }
   if (best.height > enough) spend(all / 512, improve);
+  // Where memory is full all the time, exactly the bound is easier to find than a little more.
+  for (const int64_t height : {bound, enough}) {
+    if (best.height <= enough) break;
+    spend(all / 256, [&](int64_t& left) { return SearchExactly(problem, height + 1, left); });
+  }
   if (best.height <= enough || steps <= 0) return best;
 
   NeighbourhoodSearch neighbourhoods(problem, bound, steps);

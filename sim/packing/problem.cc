@@ -54,6 +54,19 @@ Problem Compress(const Problem& problem) {
   return compressed;
 }
 
+bool IsPacking(const Problem& problem, const Solution& solution) {
+  if (solution.offset.size() != problem.count()) return false;
+  const auto top = [&](size_t i) { return solution.offset[i] + problem.size[i]; };
+  for (size_t i = 0; i < problem.count(); ++i) {
+    if (solution.offset[i] < 0 || top(i) > solution.height) return false;
+    for (size_t j = 0; j < i; ++j) {
+      const bool meet = problem.begin[i] < problem.end[j] && problem.begin[j] < problem.end[i];
+      if (meet && solution.offset[i] < top(j) && solution.offset[j] < top(i)) return false;
+    }
+  }
+  return true;
+}
+
 Solution Place(const Problem& problem, const Order& order, Gap rule, int64_t& steps) {
   struct Placed {
     int64_t offset, top, begin, end;

@@ -35,6 +35,10 @@ int64_t BoundOf(const Problem& problem);
 // together, numbered in their order. What begins before the first end lives from moment 0.
 Problem Compress(const Problem& problem);
 
+// The checker, slow and obvious: each block lies between 0 and the height, and no two that are live
+// together overlap.
+bool IsPacking(const Problem& problem, const Solution& solution);
+
 enum class Gap : uint8_t { kLowest, kTightest };
 
 // Places the blocks one by one, each in the lowest or the tightest gap between those that it meets.
