@@ -1,6 +1,8 @@
 #include "sim/packing/problem.h"
 
+#include <bit>
 #include <compare>
+#include <optional>
 #include <utility>
 
 #include "traces/base/units.h"
@@ -67,17 +69,82 @@ bool IsPacking(const Problem& problem, const Solution& solution) {
   return true;
 }
 
+namespace {
+
+constexpr size_t kFew = 4096;  // blocks: to look at all is faster
+
+struct Placed {
+  int64_t offset, top, begin, end;
+};
+
+// Placed blocks among many, which are found by their lifetimes: a tree over all blocks in the order
+// in which they begin, with the latest end of what is placed in each subtree.
+class Lifetimes {
+ public:
+  explicit Lifetimes(const Problem& problem)
+      : blocks_(problem.count()),
+        leaves_(std::bit_ceil(blocks_ + 1)),
+        latest_(2 * leaves_, kNever) {
+    const Order order = OrderBy(problem, [&](uint32_t i) { return -problem.begin[i]; });
+    leaf_.resize(blocks_);
+    for (size_t i = 0; i < blocks_; ++i) {
+      leaf_[order[i]] = i;
+      begin_.push_back(problem.begin[order[i]]);
+    }
+    placed_.resize(blocks_);
+  }
+
+  void Add(uint32_t block, const Placed& placed) {
+    placed_[leaf_[block]] = placed;
+    for (size_t node = leaves_ + leaf_[block]; node > 0; node /= 2) {
+      latest_[node] = std::max(latest_[node], placed.end);
+    }
+  }
+
+  // What lives in [begin, end), by offset.
+  void Find(int64_t begin, int64_t end, std::vector<Placed>& met) const {
+    const auto last =
+        static_cast<size_t>(std::lower_bound(begin_.begin(), begin_.end(), end) - begin_.begin());
+    met.clear();
+    Find(1, 0, leaves_, last, begin, met);
+    std::sort(met.begin(), met.end(),
+              [](const Placed& a, const Placed& b) { return a.offset < b.offset; });
+  }
+
+ private:
+  static constexpr int64_t kNever = std::numeric_limits<int64_t>::min();
+
+  void Find(size_t node, size_t first, size_t width, size_t last, int64_t after,
+            std::vector<Placed>& met) const {
+    if (first >= last || latest_[node] <= after) return;
+    if (width == 1) {
+      met.push_back(placed_[first]);
+      return;
+    }
+    Find(2 * node, first, width / 2, last, after, met);
+    Find(2 * node + 1, first + width / 2, width / 2, last, after, met);
+  }
+
+  size_t blocks_, leaves_;
+  std::vector<int64_t> latest_;  // by node; kNever if nothing is placed
+  std::vector<size_t> leaf_;     // by block
+  std::vector<int64_t> begin_;   // by leaf
+  std::vector<Placed> placed_;
+};
+
+}  // namespace
+
 Solution Place(const Problem& problem, const Order& order, Gap rule, int64_t& steps) {
-  struct Placed {
-    int64_t offset, top, begin, end;
-  };
   Solution solution{std::vector<int64_t>(problem.count(), 0), 0};
-  std::vector<Placed> placed;  // by offset
-  placed.reserve(order.size());
+  const bool few = problem.count() <= kFew;
+  std::vector<Placed> placed;  // by offset: all of few, or of many what the block meets
+  std::optional<Lifetimes> lifetimes;
+  if (!few) lifetimes.emplace(problem);
   for (const uint32_t block : order) {
     const int64_t begin = problem.begin[block], end = problem.end[block];
     const int64_t size = problem.size[block];
     int64_t floor = 0, best = -1, best_room = std::numeric_limits<int64_t>::max();
+    if (!few) lifetimes->Find(begin, end, placed);
     steps -= static_cast<int64_t>(placed.size());
     for (const Placed& other : placed) {
       if (begin >= other.end || other.begin >= end) continue;
@@ -92,10 +159,15 @@ Solution Place(const Problem& problem, const Order& order, Gap rule, int64_t& st
     const int64_t offset = best >= 0 ? best : floor;
     solution.offset[block] = offset;
     solution.height = std::max(solution.height, offset + size);
+    const Placed here{offset, offset + size, begin, end};
+    if (!few) {
+      lifetimes->Add(block, here);
+      continue;
+    }
     const auto place =
         std::upper_bound(placed.begin(), placed.end(), offset,
                          [](int64_t value, const Placed& other) { return value < other.offset; });
-    placed.insert(place, {offset, offset + size, begin, end});
+    placed.insert(place, here);
   }
   return solution;
 }

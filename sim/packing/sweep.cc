@@ -23,17 +23,18 @@ double WeightOf(const Problem& problem, uint32_t block, double unit) {
 }
 
 std::vector<int64_t> FullMoments(const Problem& problem, int64_t bound) {
-  // Memory is fullest after a block has begun and before the next one ends.
-  std::vector<int64_t> times = problem.begin;
-  std::sort(times.begin(), times.end());
-  times.erase(std::unique(times.begin(), times.end()), times.end());
+  if (problem.count() == 0) return {};
+  const int64_t last = *std::max_element(problem.end.begin(), problem.end.end());
+  std::vector<int64_t> change(static_cast<size_t>(last) + 1);
+  for (size_t i = 0; i < problem.count(); ++i) {
+    change[static_cast<size_t>(problem.begin[i])] += problem.size[i];
+    change[static_cast<size_t>(problem.end[i])] -= problem.size[i];
+  }
   std::vector<int64_t> pivots;
-  for (const int64_t time : times) {
-    int64_t live = 0;
-    for (size_t i = 0; i < problem.count(); ++i) {
-      if (problem.begin[i] <= time && time < problem.end[i]) live += problem.size[i];
-    }
-    if (live >= bound - bound / 20) pivots.push_back(time);
+  int64_t live = 0;
+  for (int64_t moment = 0; moment < last; ++moment) {
+    live += change[static_cast<size_t>(moment)];
+    if (live >= bound - bound / 20) pivots.push_back(moment);
   }
   return pivots;
 }

@@ -223,6 +223,37 @@ TEST(PackingTest, CompressedTimeKeepsWhatMeets) {
   EXPECT_EQ(compressed.end, (std::vector<int64_t>{1, 2, 3, 3}));
 }
 
+// Among thousands of blocks those that meet are looked up.
+TEST(PackingTest, BlocksOfAnotherTimeDoNotMatter) {
+  std::mt19937 random(59);
+  const auto of = [](const std::vector<LiveInterval>& intervals) {
+    packing::Problem problem;
+    for (const LiveInterval& interval : intervals) {
+      problem.begin.push_back(interval.begin);
+      problem.end.push_back(interval.end);
+      problem.size.push_back(interval.size.count() + 1);
+    }
+    return problem;
+  };
+  for (int round = 0; round < 2; ++round) {
+    std::vector<LiveInterval> intervals = Draw(random, 300, 200, 5000);
+    const packing::Problem few = of(intervals);
+    for (LiveInterval other : Draw(random, 4100, 2000, 50)) {
+      other.begin += round % 2 == 0 ? 200 : -2000;
+      other.end += round % 2 == 0 ? 200 : -2000;
+      intervals.push_back(other);
+    }
+    const packing::Problem many = of(intervals);
+    int64_t steps = 0;
+    for (const packing::Gap rule : {packing::Gap::kLowest, packing::Gap::kTightest}) {
+      const packing::Solution alone = packing::Place(few, packing::AllBlocks(few), rule, steps);
+      const packing::Solution found = packing::Place(many, packing::AllBlocks(many), rule, steps);
+      EXPECT_TRUE(packing::IsPacking(many, found));
+      EXPECT_TRUE(std::equal(alone.offset.begin(), alone.offset.end(), found.offset.begin()));
+    }
+  }
+}
+
 // An arena that is always full of blocks of three sizes: the oldest blocks end together, and others
 // take their memory.
 packing::Problem AlwaysFull(std::mt19937& random, int64_t steps, int64_t height) {
