@@ -42,9 +42,10 @@ LAYERS = {
     "experiments/calibrate": [*RUN, "experiments/run", "experiments/output"],
     "experiments/validate": [*RUN, "experiments/run", "experiments/output"],
     "experiments/roofline": [*RUN, "experiments/run"],
-    "experiments/bench": [*RUN, "experiments/"],
+    "experiments/bench": [*RUN, "experiments/", "tests/testing/"],
     "tests": ["traces/", "sim/", "policies/", "backend/", "experiments/", "tests/"],
 }
+LAYERS["tests/testing"] = LAYERS["tests"]
 LAYERS["experiments/sweep"] = [*RUN, "experiments/run", "experiments/output", "experiments/validate"]
 _TOOLS = [f"experiments/{name}" for name in ("run", "output", "fit", "limit", "replay", "calibrate", "validate", "sweep")]
 LAYERS["experiments/report"] = [*RUN, "experiments/run", "experiments/output", "experiments/sweep"]

@@ -4,7 +4,6 @@
 #include <array>
 #include <limits>
 #include <random>
-#include <tuple>
 #include <utility>
 
 namespace spillway::packing {
@@ -24,13 +23,9 @@ class ExactSearch {
         static_cast<size_t>(*std::max_element(problem.end.begin(), problem.end.end()));
     floor_.assign(sections, 0);
     left_.assign(sections, 0);
-    raised_.assign(sections, false);
-    reached_.assign(sections + 1, true);
-    reaches_.assign(sections + 1, true);
     placed_.assign(problem.count(), true);
     offset_.assign(problem.count(), 0);
     for (uint32_t block = 0; block < problem.count(); ++block) Return(block);
-    FindTwins();
   }
 
   Solution Run() {
@@ -90,7 +85,6 @@ class ExactSearch {
   struct Change {
     size_t section;
     int64_t floor;
-    bool raised;
   };
   struct Mark {
     size_t changes = 0, stack = 0;
@@ -102,21 +96,6 @@ class ExactSearch {
     return problem_.size[block] * (problem_.end[block] - problem_.begin[block]);
   }
   int64_t FloorOf(size_t section) const { return left_[section] == 0 ? kNoFloor : floor_[section]; }
-
-  // Equal blocks in the order of their numbers.
-  void FindTwins() {
-    const auto key = [&](uint32_t block) {
-      return std::tuple<int64_t, int64_t, int64_t>(problem_.begin[block], problem_.end[block],
-                                                   problem_.size[block]);
-    };
-    twin_.assign(problem_.count(), static_cast<uint32_t>(problem_.count()));
-    Order order = AllBlocks(problem_);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](uint32_t a, uint32_t b) { return key(a) < key(b); });
-    for (size_t i = 1; i < order.size(); ++i) {
-      if (key(order[i - 1]) == key(order[i])) twin_[order[i]] = order[i - 1];
-    }
-  }
 
   // The order in which blocks are tried: the largest first by one measure or another, which after
   // the first time are distorted at random.
@@ -185,7 +164,7 @@ class ExactSearch {
       Undo(mark);
     }
     if (corner.loss > 0) {
-      Raise(corner.section, corner.valley.floor + corner.loss);
+      Set(corner.section, corner.valley.floor + corner.loss);
       if (Descend()) return true;
     }
     Undo(before);
@@ -238,22 +217,17 @@ class ExactSearch {
     }
     if (!fits) {
       if (wall == kNoFloor) return Outcome::kContradiction;
-      for (size_t s = begin; s < end; ++s) Raise(s, wall);
+      for (size_t s = begin; s < end; ++s) Set(s, wall);
       return Outcome::kRaised;
     }
-    if (params_.rows && !Reach(valley, loss)) return Outcome::kContradiction;
     for (const bool right : {false, true}) {
       if (right && !params_.right) break;
       blocks_.clear();
       const size_t section = right ? end - 1 : begin;
       for (const uint32_t block : right ? ending_[end] : beginning_[begin]) {
-        if (BeginOf(block) >= begin && reached_[BeginOf(block)] && reaches_[EndOf(block)] &&
-            Fits(block, end)) {
-          blocks_.push_back(block);
-        }
+        if (BeginOf(block) >= begin && Fits(block, end)) blocks_.push_back(block);
       }
-      const bool loses =
-          CanLie(section, floor + loss) && reached_[section] && reaches_[section + 1];
+      const bool loses = CanLie(section, floor + loss);
       if (blocks_.empty() && !loses) return Outcome::kContradiction;
       const size_t ways = blocks_.size() + (loses ? 1 : 0);
       const bool lower = corner.ways > problem_.count() + 1 || floor < corner.valley.floor;
@@ -270,44 +244,13 @@ class ExactSearch {
 
   bool CanLie(size_t section, int64_t floor) const { return floor + left_[section] <= ceiling_; }
 
-  // Whether blocks and sections that lose `loss` cover the floor from end to end; leaves the
-  // sections that can be reached from the beginning, and from which the end can be.
-  bool Reach(const Valley& valley, int64_t loss) {
-    const auto [begin, end, floor, wall] = valley;
-    for (size_t s = begin; s <= end; ++s) reached_[s] = reaches_[s] = false;
-    reached_[begin] = reaches_[end] = true;
-    for (size_t s = begin; s < end; ++s) {
-      if (!reached_[s]) continue;
-      if (CanLie(s, floor + loss)) reached_[s + 1] = true;
-      for (const uint32_t block : beginning_[s]) {
-        if (Fits(block, end)) reached_[EndOf(block)] = true;
-      }
-    }
-    for (size_t s = end; reached_[end] && s-- > begin;) {
-      reaches_[s] =
-          (CanLie(s, floor + loss) && reaches_[s + 1]) ||
-          std::any_of(beginning_[s].begin(), beginning_[s].end(), [&](uint32_t block) {
-            return EndOf(block) <= valley.end && reaches_[EndOf(block)] && Fits(block, valley.end);
-          });
-    }
-    return reached_[end];
-  }
-
   // REQUIRES: the block begins in a valley, which ends at `end`.
-  bool Fits(uint32_t block, size_t end) const {
-    if (placed_[block] || EndOf(block) > end) return false;
-    if (params_.twins && twin_[block] < problem_.count() && !placed_[twin_[block]]) return false;
-    if (!params_.support) return true;
-    const auto last = raised_.begin() + problem_.end[block];
-    return std::find(raised_.begin() + problem_.begin[block], last, false) != last;
-  }
+  bool Fits(uint32_t block, size_t end) const { return !placed_[block] && EndOf(block) <= end; }
 
-  void Set(size_t section, int64_t floor, bool raised) {
-    changes_.push_back({section, floor_[section], raised_[section] != 0});
+  void Set(size_t section, int64_t floor) {
+    changes_.push_back({section, floor_[section]});
     floor_[section] = floor;
-    raised_[section] = raised;
   }
-  void Raise(size_t section, int64_t floor) { Set(section, floor, true); }
 
   void Put(uint32_t block, int64_t offset) {
     stack_.push_back(block);
@@ -315,7 +258,7 @@ class ExactSearch {
     offset_[block] = offset;
     todo_ -= AreaOf(block);
     for (size_t s = BeginOf(block); s < EndOf(block); ++s) {
-      Set(s, offset + problem_.size[block], false);
+      Set(s, offset + problem_.size[block]);
       left_[s] -= problem_.size[block];
     }
   }
@@ -331,9 +274,7 @@ class ExactSearch {
   void Undo(const Mark& mark) {
     for (; stack_.size() > mark.stack; stack_.pop_back()) Return(stack_.back());
     for (; changes_.size() > mark.changes; changes_.pop_back()) {
-      const Change& change = changes_.back();
-      floor_[change.section] = change.floor;
-      raised_[change.section] = change.raised;
+      floor_[changes_.back().section] = changes_.back().floor;
     }
   }
 
@@ -352,13 +293,10 @@ class ExactSearch {
   int64_t stop_ = 0;  // an attempt stops at these
   bool stopped_ = false;
   std::mt19937 random_{11};
-  std::vector<uint32_t> twin_;                             // the one before of equal blocks
   std::vector<std::vector<uint32_t>> beginning_, ending_;  // by section, as they are tried
   // By section:
-  std::vector<int64_t> floor_;   // what is not placed lies above
-  std::vector<uint8_t> raised_;  // nothing rests on the floor
-  std::vector<int64_t> left_;    // the sum of what is not placed
-  std::vector<uint8_t> reached_, reaches_;
+  std::vector<int64_t> floor_;  // what is not placed lies above
+  std::vector<int64_t> left_;   // the sum of what is not placed
   // By block:
   std::vector<uint8_t> placed_;
   std::vector<int64_t> offset_;

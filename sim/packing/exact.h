@@ -11,12 +11,9 @@ namespace spillway::packing {
 
 // What the search concludes and how it chooses; each can be switched off to see what it is worth.
 struct ExactParams {
-  bool fewest = true;   // the corner with the fewest ways to go on comes first, else the lowest
-  bool right = true;    // right corners of valleys are looked at, not only left ones
-  bool rows = true;     // the floor of a valley must be covered from end to end
-  bool support = true;  // a block rests on another one
-  bool twins = true;    // of equal blocks the first is placed first
-  bool repair = true;   // between new beginnings, parts of the best attempt are built again
+  bool fewest = true;  // the corner with the fewest ways to go on comes first, else the lowest
+  bool right = true;   // right corners of valleys are looked at, not only left ones
+  bool repair = true;  // between new beginnings, parts of the best attempt are built again
 };
 
 // Depth first over packings that are built from below, each block on top of another or on the

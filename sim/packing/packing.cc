@@ -90,7 +90,8 @@ Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& st
   // Where memory is full all the time, exactly the bound is easier to find than a little more.
   for (const int64_t height : {bound, enough}) {
     if (best.height <= enough) break;
-    spend(all / 256, [&](int64_t& left) { return SearchExactly(problem, height + 1, left); });
+    spend(height == bound ? all / 64 : all / 256,
+          [&](int64_t& left) { return SearchExactly(problem, height + 1, left); });
   }
   if (best.height <= enough || steps <= 0) return best;
 

@@ -3,8 +3,8 @@
 //
 // The problem (dynamic storage allocation) is NP-hard. A packing is the best of several heuristics,
 // improved by moving the blocks that stick out to the front, of an exact search
-// (`packing_exact.h`), and of packing a part again while the rest stays
-// (`packing_neighbourhood.h`), all of them limited by the steps that they take; there is no clock,
+// (`exact.h`), and of packing a part again while the rest stays
+// (`neighbourhood.h`), all of them limited by the steps that they take; there is no clock,
 // so the same intervals give the same offsets. Blocks that meet all others lie at the bottom, and
 // stretches of time that no other block connects are packed apart: neither costs anything.
 

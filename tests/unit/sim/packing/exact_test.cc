@@ -23,9 +23,6 @@ std::vector<std::pair<std::string, ExactParams>> Ablations() {
   return {{"all", {}},
           {"fewest", {.fewest = false}},
           {"right", {.right = false}},
-          {"rows", {.rows = false}},
-          {"support", {.support = false}},
-          {"twins", {.twins = false}},
           {"repair", {.repair = false}}};
 }
 

@@ -1,0 +1,103 @@
+// Offline placement: what each inference of the exact search is worth, and large problems.
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "sim/packing/exact.h"
+#include "sim/packing/packing.h"
+#include "tests/testing/tight.h"
+
+namespace spillway {
+namespace {
+
+using packing::ExactParams;
+using testing::Cut;
+using testing::Tight;
+
+// Every cut in eight sizes. An item is a problem that was packed to the bound.
+void BM_SearchExactly(benchmark::State& state, const ExactParams& params) {
+  constexpr std::array kCuts{Cut::kGuillotine, Cut::kPinwheel, Cut::kCoarse, Cut::kBrick,
+                             Cut::kHoles};
+  constexpr std::array<std::array<int, 2>, 8> kSizes{
+      {{100, 30}, {150, 40}, {200, 60}, {250, 100}, {300, 50}, {350, 120}, {400, 80}, {450, 150}}};
+  constexpr int64_t kSteps = 200'000'000;  // of each
+  int64_t full = 0, holes = 0, all = 0;
+  for (auto _ : state) {
+    for (const Cut cut : kCuts) {
+      for (const auto [blocks, overlap] : kSizes) {
+        for (const uint32_t seed : {1, 2}) {
+          const packing::Problem problem = Tight(cut, blocks, overlap, seed);
+          int64_t steps = kSteps;
+          const auto found = SearchExactly(problem, testing::kTightHeight + 1, steps, params);
+          (cut == Cut::kHoles ? holes : full) += packing::IsPacking(problem, found) ? 1 : 0;
+          all += kSteps - steps;
+        }
+      }
+    }
+  }
+  state.counters["full_of_64"] = static_cast<double>(full);
+  state.counters["holes_of_16"] = static_cast<double>(holes);
+  state.counters["steps"] = static_cast<double>(all);
+}
+#define SPILLWAY_ABLATION(name, ...)                                  \
+  BENCHMARK_CAPTURE(BM_SearchExactly, name, ExactParams{__VA_ARGS__}) \
+      ->Iterations(1)                                                 \
+      ->Unit(benchmark::kSecond)
+SPILLWAY_ABLATION(all);
+SPILLWAY_ABLATION(without_fewest, .fewest = false);
+SPILLWAY_ABLATION(without_right, .right = false);
+SPILLWAY_ABLATION(without_repair, .repair = false);
+
+// One such problem each, packed as `planned` does when no more memory than the bound is there.
+void BM_PackTight(benchmark::State& state, Cut cut) {
+  const packing::Problem problem =
+      Tight(cut, static_cast<int>(state.range(0)), static_cast<int>(state.range(1)), 1);
+  int64_t steps = 0;
+  bool found = false;
+  for (auto _ : state) {
+    steps = 1'000'000'000;
+    const auto packed = SearchExactly(problem, testing::kTightHeight + 1, steps);
+    found = packing::IsPacking(problem, packed);
+  }
+  state.counters["fits"] = found ? 1 : 0;
+}
+#define SPILLWAY_TIGHT(cut)                           \
+  BENCHMARK_CAPTURE(BM_PackTight, cut, Cut::cut)      \
+      ->ArgsProduct({{100, 200, 300, 400}, {30, 80}}) \
+      ->Unit(benchmark::kMillisecond)
+SPILLWAY_TIGHT(kGuillotine);
+SPILLWAY_TIGHT(kPinwheel);
+SPILLWAY_TIGHT(kCoarse);
+SPILLWAY_TIGHT(kBrick);
+
+// Blocks of a compiler's order: most live for a short time, some for long.
+void BM_PackMany(benchmark::State& state) {
+  std::mt19937 random(1);
+  const auto count = static_cast<int64_t>(state.range(0));
+  std::vector<LiveInterval> intervals;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t life = 1 + static_cast<int64_t>(random() % (random() % 100 == 0 ? 10'000 : 60));
+    const int64_t size = int64_t{512} << random() % 12;
+    intervals.push_back({i, i + life, Bytes(size + static_cast<int64_t>(random() % size))});
+  }
+  PackingOptions options;
+  options.steps = 0;  // the heuristics alone
+  Packing packed;
+  for (auto _ : state) packed = Pack(intervals, options);
+  state.counters["ratio"] =
+      static_cast<double>(packed.height.count()) / static_cast<double>(packed.bound.count());
+}
+BENCHMARK(BM_PackMany)
+    ->Arg(5'000)
+    ->Arg(20'000)
+    ->Arg(60'000)
+    ->Iterations(1)
+    ->Unit(benchmark::kSecond);
+
+}  // namespace
+}  // namespace spillway
