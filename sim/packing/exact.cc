@@ -149,23 +149,20 @@ class ExactSearch {
       for (const uint32_t block : stack_) furthest_.push_back({block, offset_[block]});
     }
     if (todo_ == 0) return true;
-    if (steps_ <= stop_) stopped_ = true;
-    if (stopped_) return false;
     const Mark before = Here();
-    Corner corner;
-    if (!Conclude(corner)) {
-      Undo(before);
-      return false;
-    }
-    const Mark mark = Here();
-    for (const uint32_t block : corner.blocks) {
-      Put(block, corner.valley.floor);
-      if (Descend()) return true;
-      Undo(mark);
-    }
-    if (corner.loss > 0) {
+    while (true) {
+      if (steps_ <= stop_) stopped_ = true;
+      Corner corner;
+      if (stopped_ || !Conclude(corner)) break;
+      const Mark mark = Here();
+      for (const uint32_t block : corner.blocks) {
+        Put(block, corner.valley.floor);
+        if (Descend()) return true;
+        Undo(mark);
+      }
+      if (corner.loss == 0) break;
+      // It may be small: a valley can lose it a great many times, which must not be as deep.
       Set(corner.section, corner.valley.floor + corner.loss);
-      if (Descend()) return true;
     }
     Undo(before);
     return false;

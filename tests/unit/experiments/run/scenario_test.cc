@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "experiments/run/catalogue.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
@@ -63,6 +64,19 @@ TEST_F(ScenarioTest, ErrorsSayWhosePolicyFailed) {
   } catch (const PolicyError& error) {
     EXPECT_THAT(error.what(), StartsWith("policy 'mine': WhatIf: more than 16 trial runs"));
   }
+}
+
+// Its arena is full nearly all the time, with blocks from a granule to 100 MiB: the search for
+// places must not go as deep as it has choices.
+TEST_F(ScenarioTest, PlansOfLittleMemoryAreFound) {
+  MachineText machine;
+  machine.memory = "50%";
+  machine.allocator = "planned";
+  const Scenario scenario(LoadWorkload("resnet50:32", {}), machine);
+  const Report report = scenario.Play("superneurons").report;
+  ASSERT_TRUE(report.fits());
+  EXPECT_LE(report.metrics.peak_reserved.count() * 1000,
+            report.metrics.peak_allocated.count() * 1001);
 }
 
 }  // namespace
