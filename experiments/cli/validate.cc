@@ -83,6 +83,12 @@ class Measuring {
     text.backend = "cuda";
     text.iterations = options_.iterations;
     std::unique_ptr<const CostModel> cost;
+    if (trace->recording && !options_.spin()) {
+      throw UsageError(fmt::format(
+          "'{}' was recorded elsewhere, and its kernels are not here: --kernels spin waits for as "
+          "long as they took",
+          cell.workload));
+    }
     if (!options_.spin()) {
       if (trace != trace_ || text.device != device_ || text.cost != cost_) {
         table_ = TableFor(*trace, text);
