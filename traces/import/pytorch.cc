@@ -275,14 +275,6 @@ class Importer {
                                units_.begin());
   }
 
-  // Whether a storage is among the operands of a unit.
-  static bool Names(const Unit& unit, uint32_t storage) {
-    if (unit.call == nullptr) return false;
-    const StorageTable::Operands& operands = unit.call->operands;
-    return std::ranges::count(operands.inputs, storage) != 0 ||
-           std::ranges::count(operands.outputs, storage) != 0;
-  }
-
   // Gives what no unit names a place: as something that a unit leaves behind, or its workspace.
   void PlaceStorages() {
     const auto& storages = storages_.storages();
