@@ -1,0 +1,307 @@
+#include "traces/import/joined_step.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <set>
+#include <utility>
+
+#include "traces/base/error.h"
+
+namespace spillway {
+namespace {
+
+constexpr uint32_t kNone = StorageTable::kNone;
+constexpr std::string_view kBlock = "block: ";  // of a range that names a block of the model
+// With less in common the files are of different runs.
+constexpr double kLeastJoined = 0.5;
+// Behind the end of a launch by so much, a kernel has waited for the GPU and not for the host.
+constexpr int64_t kAhead = 5000;
+
+bool IsEngine(const JoinedStep::Call& call) {
+  return call.node->name.starts_with("autograd::engine::evaluate_function");
+}
+// Ranges of the program and functions of the engine are no operators.
+bool IsOperator(const JoinedStep::Call& call) {
+  return call.profiled != nullptr && !IsEngine(call) &&
+         !call.node->name.starts_with("Optimizer.") && !call.node->name.starts_with(kBlock);
+}
+
+}  // namespace
+
+JoinedStep::JoinedStep(const KinetoTrace& kineto, const ExecutionTrace& execution,
+                       const std::string& kineto_file, const std::string& execution_file)
+    : kineto_(kineto),
+      execution_(execution),
+      kineto_file_(kineto_file),
+      execution_file_(execution_file),
+      gpu_(FindGpu()),
+      storages_(kineto.memory, gpu_) {
+  JoinNodes();
+  JoinStorages();
+  MakeUnits();
+  SetPhases();
+  PlaceStorages();
+}
+
+// Whether there is a GPU. Throws if there are several.
+bool JoinedStep::FindGpu() const {
+  std::set<int64_t> devices;
+  for (const auto& activity : kineto_.activities) devices.insert(activity.device);
+  for (const auto& memory : kineto_.memory) {
+    if (memory.device >= 0) devices.insert(memory.device);
+  }
+  if (devices.size() > 1) {
+    throw InputError(
+        fmt::format("{}: activities of {} GPUs, expected one: record one process for each GPU",
+                    kineto_file_, devices.size()));
+  }
+  if (std::ranges::none_of(kineto_.memory, [&](const auto& memory) {
+        return (memory.device >= 0) == !devices.empty();
+      })) {
+    throw InputError(
+        fmt::format("{}: no memory events; record with profile_memory=True", kineto_file_));
+  }
+  return !devices.empty();
+}
+
+void JoinedStep::JoinNodes() {
+  std::unordered_map<int64_t, const KinetoTrace::Operator*> by_record;
+  for (const auto& op : kineto_.operators) {
+    if (op.record != 0) by_record.emplace(op.record, &op);
+  }
+  std::unordered_map<int64_t, size_t> by_id;
+  calls_.reserve(execution_.nodes.size());
+  for (const ExecutionTrace::Node& node : execution_.nodes) {
+    Call& call = calls_.emplace_back();
+    call.node = &node;
+    call.sequence = node.sequence;
+    by_id.emplace(node.id, calls_.size() - 1);
+    // An operator is one node, the first that has its number and name.
+    const auto found = by_record.find(node.record);
+    if (found == by_record.end() || found->second->name != node.name) continue;
+    call.profiled = found->second;
+    by_record.erase(found);
+    by_external_.emplace(call.profiled->external_id, &call);
+    ++joined_;
+  }
+  const auto known = static_cast<double>(kineto_.operators.size());
+  if (static_cast<double>(joined_) < kLeastJoined * known) {
+    throw InputError(fmt::format("{} and {} are of different runs: {} of {} operators are in both",
+                                 kineto_file_, execution_file_, joined_, kineto_.operators.size()));
+  }
+  // A parent has the lower number, so that it is done first.
+  for (Call& call : calls_) {
+    const auto found = by_id.find(call.node->parent);
+    if (found != by_id.end() && calls_[found->second].node->id < call.node->id) {
+      Call& parent = calls_[found->second];
+      call.parent = &parent;
+      call.where = parent.where;
+      call.block = parent.block;
+      if (call.sequence < 0) call.sequence = parent.sequence;
+      if (call.profiled != nullptr) parent.leaf = false;
+      // The engine's function gets its number from the node that it evaluates.
+      if (parent.sequence < 0 && IsEngine(parent)) parent.sequence = call.node->sequence;
+    }
+    if (IsEngine(call)) call.where = Where::kBackward;
+    if (call.node->name.starts_with("Optimizer.step")) call.where = Where::kUpdate;
+    if (call.node->name.starts_with(kBlock)) {
+      call.block = std::string_view(call.node->name).substr(kBlock.size());
+    }
+  }
+}
+
+void JoinedStep::JoinStorages() {
+  std::vector<Call*> order;
+  for (Call& call : calls_) {
+    if (call.profiled != nullptr) order.push_back(&call);
+  }
+  std::ranges::stable_sort(order, {}, [](const Call* call) {
+    return std::pair(call->profiled->end, -call->profiled->begin);  // the inner before the outer
+  });
+  for (Call* const call : order) {
+    const auto& op = *call->profiled;
+    call->operands = storages_.Join(*call->node, op.begin, op.end, op.thread);
+  }
+  std::vector<int64_t> last_use(storages_.storages().size(), StorageTable::kBefore);
+  for (const Call* const call : order) {
+    for (const auto* list : {&call->operands.inputs, &call->operands.outputs}) {
+      for (const uint32_t storage : *list) {
+        if (storage == kNone || OnlyAllocates(*call->node)) continue;
+        last_use[storage] = std::max(last_use[storage], call->profiled->end);
+      }
+    }
+  }
+  storages_.EndFormer(last_use);
+}
+
+// Whether an operator without a kernel of its own does something, where nothing tells.
+bool JoinedStep::Computes(const Call& call) const {
+  if (!call.leaf || !IsOperator(call) || OnlyAllocates(*call.node)) return false;
+  const auto& inputs = call.operands.inputs;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i] != kNone && Writes(*call.node, call.node->inputs[i].argument)) return true;
+  }
+  // A view's result is what it was given.
+  return std::ranges::any_of(call.operands.outputs, [&](uint32_t output) {
+    return output != kNone && std::ranges::count(inputs, output) == 0;
+  });
+}
+
+void JoinedStep::MakeUnits() {
+  for (const auto& activity : kineto_.activities) {
+    if (const auto found = by_external_.find(activity.external_id); found != by_external_.end()) {
+      found->second->launches = true;
+    }
+  }
+  std::unordered_map<const Call*, size_t> of_call;
+  for (const auto& activity : kineto_.activities) {
+    const auto found = by_external_.find(activity.external_id);
+    const Call* call = found == by_external_.end() ? nullptr : found->second;
+    // What an operator has others launch for it belongs to it, if it launches something itself.
+    const Call* outermost = call != nullptr && IsOperator(*call) ? call : nullptr;
+    for (const Call* at = call; at != nullptr; at = at->parent) {
+      if (at->launches && IsOperator(*at)) outermost = at;
+    }
+    size_t unit = units_.size();
+    if (outermost != nullptr) unit = of_call.emplace(outermost, unit).first->second;
+    if (unit == units_.size()) {
+      Unit& made = units_.emplace_back();
+      made.call = outermost;
+      made.launched = LaunchedAt(activity, call);
+    }
+    Unit& of = units_[unit];
+    of.launched = std::min(of.launched, LaunchedAt(activity, call));
+    of.time += activity.end - activity.begin;
+    ++of.kernels;
+    if (outermost == nullptr) unjoined_ += activity.end - activity.begin;
+  }
+  if (!gpu_) {
+    for (const Call& call : calls_) {
+      if (!Computes(call)) continue;
+      Unit& made = units_.emplace_back();
+      made.call = &call;
+      made.launched = call.profiled->end;
+    }
+  }
+  if (units_.empty()) {
+    throw InputError(fmt::format("{}: no operator does anything", execution_file_));
+  }
+  std::ranges::stable_sort(units_, {}, &Unit::launched);
+}
+
+// When the host had launched an activity.
+int64_t JoinedStep::LaunchedAt(const KinetoTrace::Activity& activity, const Call* call) const {
+  const auto found = std::ranges::lower_bound(kineto_.launches, activity.correlation, {},
+                                              &KinetoTrace::Launch::correlation);
+  if (found != kineto_.launches.end() && found->correlation == activity.correlation) {
+    return found->end;
+  }
+  return call != nullptr ? call->profiled->begin : activity.begin;
+}
+
+// What is neither the engine's nor the optimizer's is forward, and behind the last of the
+// engine's part of the update.
+void JoinedStep::SetPhases() {
+  size_t end_backward = 0;
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (units_[i].call != nullptr && units_[i].call->where == Where::kBackward) {
+      end_backward = i + 1;
+    }
+  }
+  Phase last = Phase::kForward;
+  for (size_t i = 0; i < units_.size(); ++i) {
+    Unit& unit = units_[i];
+    if (unit.call != nullptr) {
+      last = unit.call->where == Where::kBackward ? Phase::kBackward
+             : unit.call->where == Where::kUpdate || (end_backward > 0 && i >= end_backward)
+                 ? Phase::kUpdate
+                 : Phase::kForward;
+    }
+    unit.phase = last;
+  }
+}
+
+// The number of units that the host had launched at a time.
+size_t JoinedStep::LaunchedBy(int64_t time) const {
+  return static_cast<size_t>(std::ranges::upper_bound(units_, time, {}, &Unit::launched) -
+                             units_.begin());
+}
+
+// Gives what no unit names a place: as something that a unit leaves behind, or its workspace.
+void JoinedStep::PlaceStorages() {
+  const auto& storages = storages_.storages();
+  used_.assign(storages.size(), false);
+  for (const Unit& unit : units_) {
+    if (unit.call == nullptr) continue;
+    for (const auto* list : {&unit.call->operands.inputs, &unit.call->operands.outputs}) {
+      for (const uint32_t storage : *list) {
+        if (storage != kNone) used_[storage] = true;
+      }
+    }
+  }
+  std::vector<std::vector<std::pair<int64_t, int64_t>>> workspaces(units_.size());
+  for (uint32_t i = 0; i < storages.size(); ++i) {
+    const StorageTable::Storage& storage = storages[i];
+    if (used_[i] || storage.begin == StorageTable::kBefore || storage.block == 0) continue;
+    // The unit that runs then, or the next.
+    const size_t unit = std::min(UnitAt(storage.begin), units_.size() - 1);
+    const bool ends_with_it = storage.end <= EndOf(unit) || storage.end <= storage.begin;
+    if (ends_with_it) {
+      workspaces[unit].push_back({storage.begin, storage.block});
+      workspaces[unit].push_back({storage.end, -storage.block});
+      continue;
+    }
+    units_[unit].extra.push_back(i);
+    used_[i] = true;
+    unnamed_ += storage.block;
+  }
+  for (size_t i = 0; i < units_.size(); ++i) {
+    std::ranges::sort(workspaces[i]);  // what ends is given back before the next is given out
+    int64_t held = 0;
+    for (const auto& [time, bytes] : workspaces[i]) {
+      held += bytes;
+      units_[i].workspace = std::max(units_[i].workspace, held);
+    }
+  }
+}
+
+// The first unit that ends after a time on the host.
+size_t JoinedStep::UnitAt(int64_t time) const {
+  size_t unit = LaunchedBy(time);
+  while (unit > 0 && EndOf(unit - 1) >= time) --unit;
+  return unit;
+}
+int64_t JoinedStep::EndOf(size_t unit) const {
+  const Call* const call = units_[unit].call;
+  return call == nullptr ? units_[unit].launched
+                         : std::max(call->profiled->end, units_[unit].launched);
+}
+
+// The operators that began in (from, to].
+int64_t JoinedStep::BegunIn(int64_t from, int64_t to) const {
+  const auto behind = [&](int64_t time) {
+    return std::ranges::upper_bound(kineto_.operators, time, {}, &KinetoTrace::Operator::begin);
+  };
+  return std::max<int64_t>(behind(to) - behind(from), 0);
+}
+
+// What the GPU takes between two kernels of a stream, where the host was ahead: the median.
+int64_t JoinedStep::KernelGap() const {
+  std::map<int64_t, int64_t> end_of_stream;
+  std::vector<int64_t> gaps;
+  for (const auto& activity : kineto_.activities) {
+    const auto found = end_of_stream.find(activity.stream);
+    if (found != end_of_stream.end() && found->second - LaunchedAt(activity, nullptr) >= kAhead) {
+      gaps.push_back(std::max<int64_t>(activity.begin - found->second, 0));
+    }
+    end_of_stream[activity.stream] = activity.end;
+  }
+  if (gaps.empty()) return 0;
+  const auto middle = gaps.begin() + std::ssize(gaps) / 2;
+  std::ranges::nth_element(gaps, middle);
+  // All gaps together are not longer than the step.
+  return std::min(*middle, kineto_.end / std::ssize(kineto_.activities));
+}
+
+}  // namespace spillway
