@@ -460,10 +460,13 @@ Event CudaBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   return End(Stream::kCompute);
 }
 
-// The host does nothing until so long after the command before of its stream was issued.
+// The host does nothing for so long after the command before of its stream was issued, less what
+// it takes to issue the next.
 void CudaBackend::TakeTime(Duration time) const {
+  constexpr Duration kToIssue = Duration::Microseconds(6);
   const auto& issued = machine_.streams[Index(Stream::kCompute)].issued;
-  const Duration until = host_begin_ + (issued.empty() ? Duration() : issued.back()) + time;
+  const Duration until =
+      host_begin_ + (issued.empty() ? Duration() : issued.back()) + time - kToIssue;
   while (HostClock() < until) {
   }
 }
