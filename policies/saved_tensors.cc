@@ -39,7 +39,10 @@ class Rewriter {
         cost_(cost),
         liveness_(trace),
         to_(trace),
-        came_back_(trace.tensors.size()) {}
+        came_back_(trace.tensors.size()) {
+    for (const Tensor& tensor : trace.tensors) tensor_names_.insert(tensor.name);
+    for (const Op& op : trace.ops) op_names_.insert(op.name);
+  }
 
   Trace Rewrite() {
     FindReaders();
@@ -115,19 +118,24 @@ class Rewriter {
     const Tensor& tensor = from_.tensor(id);
     const bool out = direction == Direction::kToHost;
     Op op;
-    op.name = Unique(fmt::format("{}.{}", tensor.name, out ? "to_host" : "to_device"));
+    op.name = NewName(fmt::format("{}.{}", tensor.name, out ? "to_host" : "to_device"), op_names_);
     op.layer = layer;
     op.phase = phase;
     op.batch = from_.batch;
-    op.slots = {{"op", fmt::format("copy {}", out ? "to_host" : "to_device"), 0, tensor.size}};
+    // Without traffic it takes the same time on whatever GPU the rest was recorded.
+    op.slots = {{"op", fmt::format("copy {}", out ? "to_host" : "to_device"), 0, Bytes(0)}};
     op.recorded = {cost_.CopyTime(direction, tensor.size), out ? kBlockingCopy : Duration(),
                    Duration(), Bytes(0)};
     return to_.ops.emplace_back(std::move(op));
   }
 
-  std::string Unique(const std::string& name) {
-    const int64_t number = names_[name]++;
-    return number == 0 ? name : fmt::format("{}.{}", name, number);
+  // `wanted`, with a number behind it if there is one already.
+  static std::string NewName(const std::string& wanted, std::set<std::string>& names) {
+    std::string name = wanted;
+    for (int number = 1; !names.insert(name).second; ++number) {
+      name = fmt::format("{}.{}", wanted, number);
+    }
+    return name;
   }
 
   // What an op of backward reads instead of a tensor: puts what brings it back before the op.
@@ -146,7 +154,7 @@ class Rewriter {
   // A tensor that holds what another one held.
   TensorId AddTensor(TensorId of) {
     Tensor tensor = from_.tensor(of);
-    tensor.name = Unique(tensor.name + ".again");
+    tensor.name = NewName(tensor.name + ".again", tensor_names_);
     tensor.kind = TensorKind::kActivation;
     tensor.alias_of.reset();
     tensor.offset = Bytes(0);
@@ -187,7 +195,7 @@ class Rewriter {
     std::map<TensorId, TensorId> made;  // by what it stands for
     for (const OpId old : again) {
       Op op = from_.op(old);
-      op.name = Unique(op.name + ".again");
+      op.name = NewName(op.name + ".again", op_names_);
       op.phase = Phase::kBackward;
       op.recomputable = false;
       for (TensorId& input : op.inputs) input = Available(input, made);
@@ -275,7 +283,7 @@ class Rewriter {
   std::vector<std::vector<TensorId>> leaving_;      // by op: copied out behind it
   std::vector<OpId> new_place_;                     // by op of the trace as it was
   std::vector<std::optional<TensorId>> came_back_;  // by tensor: what stands for it now
-  std::map<std::string, int64_t> names_;
+  std::set<std::string> tensor_names_, op_names_;
 };
 
 class SavedTensorsPolicy final : public ForwardingPolicy {

@@ -228,8 +228,8 @@ class CudaBackend final : public Executor {
   void RunSlots(const Op& op, const Launch& launch);
   // Sleeps until the host is not too far ahead. Beyond about 60 ops the driver's queue is full, and
   // a host that waits for a place in it polls.
-  void TakeTime(Duration time) const;
   void Throttle() const;
+  void TakeTime(Duration time) const;
   // Has the loss come to the host, and the probabilities if `top1` is wanted.
   void TakeLoss(const Op& op, const Launch& launch);
   void Write(const Block& block, PoolId pool, std::span<const std::byte> bytes);

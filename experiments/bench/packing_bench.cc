@@ -21,21 +21,21 @@ using testing::Tight;
 
 // Every cut in eight sizes. An item is a problem that was packed to the bound.
 void BM_SearchExactly(benchmark::State& state, const ExactParams& params) {
+  const int64_t limit = state.range(0) * 1'000'000;  // steps, of each
   constexpr std::array kCuts{Cut::kGuillotine, Cut::kPinwheel, Cut::kCoarse, Cut::kBrick,
                              Cut::kHoles};
   constexpr std::array<std::array<int, 2>, 8> kSizes{
       {{100, 30}, {150, 40}, {200, 60}, {250, 100}, {300, 50}, {350, 120}, {400, 80}, {450, 150}}};
-  constexpr int64_t kSteps = 200'000'000;  // of each
   int64_t full = 0, holes = 0, all = 0;
   for (auto _ : state) {
     for (const Cut cut : kCuts) {
       for (const auto [blocks, overlap] : kSizes) {
         for (const uint32_t seed : {1, 2}) {
           const packing::Problem problem = Tight(cut, blocks, overlap, seed);
-          int64_t steps = kSteps;
+          int64_t steps = limit;
           const auto found = SearchExactly(problem, testing::kTightHeight + 1, steps, params);
           (cut == Cut::kHoles ? holes : full) += packing::IsPacking(problem, found) ? 1 : 0;
-          all += kSteps - steps;
+          all += limit - steps;
         }
       }
     }
@@ -46,6 +46,8 @@ void BM_SearchExactly(benchmark::State& state, const ExactParams& params) {
 }
 #define SPILLWAY_ABLATION(name, ...)                                  \
   BENCHMARK_CAPTURE(BM_SearchExactly, name, ExactParams{__VA_ARGS__}) \
+      ->Arg(200)                                                      \
+      ->Arg(1000)                                                     \
       ->Iterations(1)                                                 \
       ->Unit(benchmark::kSecond)
 SPILLWAY_ABLATION(all);

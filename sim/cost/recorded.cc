@@ -51,8 +51,9 @@ std::span<const Kernel> RecordedCostModel::Kernels(const Op& op, size_t slot, in
   Kernel kernel{"default", recorded.time, recorded.workspace};
   if (!timed_ || there_) {
     const Duration here = here_.Kernels(op, 0, batch)[0].time;
-    kernel.time =
-        timed_ ? Scaled(recorded.time, here, there_->Kernels(op, 0, batch)[0].time) : here;
+    // Without a GPU, only what a policy has put in has a time of its own.
+    kernel.time = timed_ ? Scaled(recorded.time, here, there_->Kernels(op, 0, batch)[0].time)
+                         : std::max(recorded.time, here);
   }
   const std::lock_guard lock(mutex_);
   const Key key(op.slots[0].signature, batch, recorded.time, recorded.workspace);

@@ -168,7 +168,7 @@ class TalkTest(CommandTest):
     def test_progress_is_shown_on_a_terminal_only(self):
         code, data, talk = on_a_terminal(*self.ARGS, "--jobs", "1")
         self.assertEqual(code, 0)
-        self.assertRegex(talk, r"\] 1/\d+ network-wide:algo=memory, 0 s left")
+        self.assertRegex(talk, r"\] 1/\d+ network-wide:algo=memory, \d+ s left")
         self.assertRegex(talk, r"\[#{20}\] (\d+)/\1")
         self.assertTrue(talk.endswith("\r\033[K"))  # wiped
         self.assertEqual(data.replace("\r\n", "\n"), self.ok(*self.ARGS))

@@ -63,10 +63,10 @@ class SavedTensorsTest(CommandTest):
         self.assertEqual(list(schema_errors(document, load_schema("saved-tensors"))), [])
         return self.write("list.json", document)
 
-    def judge(self, path):
+    def judge(self, path, device="h200"):
         """(ms, peak MiB, names of the ops that run)"""
         rewritten = self.directory / "rewritten.json"
-        text = self.ok("run", self.trace, "--device", "h200", "--policy", f"saved-tensors:file={path}", "--check",
+        text = self.ok("run", self.trace, "--device", device, "--policy", f"saved-tensors:file={path}", "--check",
                        "--export-rewritten", rewritten, "--format", "json")
         row = json.loads(text)["rows"][0]
         ops = [op["name"] for op in json.loads(rewritten.read_text("utf-8"))["ops"]]
@@ -83,6 +83,12 @@ class SavedTensorsTest(CommandTest):
         self.assertEqual(ops, ["a", "b", "h.to_host", "loss", "loss.bwd", "h.to_device", "b.bwd", "a.bwd", "step"])
         self.assertAlmostEqual(ms, 11 + 2 * 64 * MIB / 55.3e6, delta=0.2)
         self.assertEqual(peak, 8 + 4 + 64 + 32 + 64 + 4)  # the same: it is back at b.bwd
+
+    def test_copies_are_those_of_the_device_that_it_runs_on(self):
+        for device, bytes_per_ms in (("h200", 55.3e6), ("v100", 12.5e6)):
+            with self.subTest(device):
+                kept, offloaded = (self.judge(self.list_of([("h", fate)]), device)[0] for fate in ("save", "offload"))
+                self.assertAlmostEqual(offloaded - kept, 2 * 64 * MIB / bytes_per_ms + 0.07, delta=0.6)
 
     def test_recomputed_tensors_cost_their_ops(self):
         ms, peak, ops = self.judge(self.list_of([("y", "recompute")]))

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -56,6 +57,14 @@ inline void WriteRaw(const std::filesystem::path& path, std::string_view content
 inline std::string ReadRaw(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Text of `size` bytes that does not compress to nothing.
+inline std::string LongText(size_t size) {
+  std::string text;
+  for (uint32_t i = 0; text.size() < size; ++i) text += std::to_string(i * 2654435761u) + "\n";
+  text.resize(size);
+  return text;
 }
 
 // The message of the `InputError` that `run` throws; a failed test if it throws none.

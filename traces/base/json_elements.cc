@@ -122,9 +122,15 @@ std::optional<simdjson::padded_string_view> JsonElements::Next() {
     }
     if (text_[at] == ']') return std::nullopt;
     if (text_[at] == '{') break;
-    // What is left of an object that was cut off.
-    const size_t line = text_.find('\n', at);
-    at = line == text_.npos ? text_.size() : line;
+    // What is left of an object that was cut off goes as far as its line.
+    while ((at = text_.find('\n', at)) == text_.npos) {
+      begin_ = text_.size();
+      if (!More()) {
+        truncated_ = true;
+        return std::nullopt;
+      }
+      at = begin_;
+    }
   }
   begin_ = at;
   element_ = offset_ + at;

@@ -216,7 +216,7 @@ class Importer {
       op.recomputable = repeatable && !makes_data;
       Slot slot;
       slot.name = "op";
-      slot.signature = SignatureOf(unit);
+      slot.signature = SignatureOf(unit, traffic);
       slot.flops = unit.call == nullptr ? 0 : FlopsOf(*unit.call->node);
       slot.traffic = traffic;
       op.slots.push_back(std::move(slot));
@@ -247,7 +247,8 @@ class Importer {
     return layer;
   }
 
-  static std::string SignatureOf(const Unit& unit) {
+  // What costs by the roofline follow from.
+  static std::string SignatureOf(const Unit& unit, Bytes traffic) {
     if (unit.call == nullptr) return "kernel";
     std::string signature = unit.call->node->name;
     size_t shown = 0;
@@ -255,7 +256,7 @@ class Importer {
       if (++shown > 8) break;  // of a list of all parameters
       signature += fmt::format(" {}", fmt::join(input.shape, "x"));
     }
-    return signature;
+    return signature += fmt::format(" traffic={}", traffic.count());
   }
 
   // Where PyTorch held a storage for longer than it was used.
@@ -369,7 +370,6 @@ SnapshotPeaks PeaksOf(const std::filesystem::path& snapshot, int64_t requests) {
     held += block.size;
   }
   for (const StartSegment& segment : log->start().segments) reserved += segment.size;
-  peaks.requested = held;
   peaks.reserved = reserved;
   int64_t seen = 0;
   log->Walk([&](const MemoryEvent& event) {
@@ -378,7 +378,6 @@ SnapshotPeaks PeaksOf(const std::filesystem::path& snapshot, int64_t requests) {
         sizes[event.block] = event.size;
         if (seen == total - requests) peaks.held_before_last = held;
         held += event.size;
-        peaks.requested = std::max(peaks.requested, held);
         if (++seen > total - requests) {
           peaks.last_requested = std::max(peaks.last_requested, held);
         }

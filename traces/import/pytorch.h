@@ -57,10 +57,9 @@ struct ImportedStep {
 ImportedStep ImportStep(const KinetoTrace& kineto, const ExecutionTrace& execution,
                         const ImportOptions& options);
 
-// What a memory snapshot says of the same program: the most that was requested at once, in the
-// whole of it and in its last iteration, which made so many requests.
+// What a memory snapshot says of the same program. Its last iteration made so many requests.
 struct SnapshotPeaks {
-  Bytes requested, last_requested;
+  Bytes last_requested;    // the most that was requested at once in it
   Bytes held_before_last;  // requested and held when the last iteration began
   Bytes reserved;          // by the segments recorded
 };

@@ -12,6 +12,7 @@ namespace spillway {
 namespace {
 
 using ::spillway::testing::InputErrorOf;
+using ::spillway::testing::LongText;
 using ::spillway::testing::ReadRaw;
 using ::spillway::testing::TemporaryDirectory;
 using ::spillway::testing::WriteRaw;
@@ -19,14 +20,6 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 constexpr std::string_view kZstdMagic("\x28\xb5\x2f\xfd", 4);
-
-// Text that compresses to several blocks.
-std::string LongText(size_t size) {
-  std::string text;
-  for (uint32_t i = 0; text.size() < size; ++i) text += std::to_string(i * 2654435761u) + "\n";
-  text.resize(size);
-  return text;
-}
 
 TEST(FileTest, ReadsWhatWasWritten) {
   const TemporaryDirectory directory;

@@ -117,6 +117,21 @@ TEST(JsonElementsTest, ObjectsAcrossPieces) {
   }
 }
 
+// The rest of an object whose end came too early, on a border between two pieces.
+TEST(JsonElementsTest, RestOfABrokenObjectAcrossPieces) {
+  const std::string one = "{\"id\": 1}", two = "{\"id\": 2}";
+  const std::string rest = ", \"a\": \"" + std::string(400, 'x') + "\", \"b\": {\"c\": 5}}";
+  for (size_t before = 380; before < rest.size(); ++before) {
+    std::string text = "{\"nodes\": [\n" + one;
+    text.insert(1, std::string((size_t{1} << 20) - text.size() - before, ' '));
+    text += rest + ",\n" + two + "]}";
+    const TemporaryDirectory directory;
+    WriteRaw(directory / "t.json", text);
+    TextStream stream(directory / "t.json");
+    EXPECT_THAT(ReadAll(stream).objects, ElementsAre(one, two)) << before;
+  }
+}
+
 // They are passed over one by one, not each within the one before.
 TEST(JsonElementsTest, ThousandsOfCutOffObjects) {
   std::string text = "{\"nodes\": [\n";

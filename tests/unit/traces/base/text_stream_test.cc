@@ -13,6 +13,7 @@ namespace spillway {
 namespace {
 
 using ::spillway::testing::InputErrorOf;
+using ::spillway::testing::LongText;
 using ::spillway::testing::ReadRaw;
 using ::spillway::testing::TemporaryDirectory;
 using ::spillway::testing::WriteRaw;
@@ -34,14 +35,6 @@ void WriteGzip(const std::filesystem::path& path, const std::string& text) {
   const gzFile file = gzopen(path.c_str(), "wb");
   gzwrite(file, text.data(), static_cast<unsigned>(text.size()));
   gzclose(file);
-}
-
-// Text that does not compress to nothing.
-std::string LongText(size_t size) {
-  std::string text;
-  for (uint32_t i = 0; text.size() < size; ++i) text += std::to_string(i * 2654435761u) + "\n";
-  text.resize(size);
-  return text;
 }
 
 // By what the file begins with, not by its name; the pieces have 1 MiB: tight on both sides.
