@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -76,6 +77,17 @@ class MmcnnPolicy final : public Policy {
     return KernelChooser().ByRule(KernelChoice::kGreedy, context, op);
   }
 
+  void BeforeOp(PolicyContext& context, OpId op) override {
+    if (normal_) return;
+    AddCurrentOp(context);
+    current_ = op;
+    if (op != OpId{0}) return;
+    for (size_t i = 0; i < context.trace().tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      if (context.liveness().Root(id) == id && IsPresent(context, id)) present_.insert(id);
+    }
+  }
+
   void BeforeLaunch(PolicyContext& context, OpId op) override {
     if (normal_ || context.recomputing()) return;
     std::erase_if(prefetched_, [&](TensorId id) {
@@ -89,6 +101,7 @@ class MmcnnPolicy final : public Policy {
         if (context.Where(id) != Residency::kOutside) continue;
         if (!context.Prefetch(id)) return;
         prefetched_.push_back(id);
+        present_.insert(id);
       }
     }
   }
@@ -119,13 +132,12 @@ class MmcnnPolicy final : public Policy {
   }
 
   // Of the storages that can leave, the one that is needed last.
-  static bool SendOneOutside(PolicyContext& context) {
+  bool SendOneOutside(PolicyContext& context) {
+    AddCurrentOp(context);
+    std::erase_if(present_, [&](TensorId id) { return !IsPresent(context, id); });
     std::vector<std::pair<OpId, TensorId>> candidates;
-    for (size_t i = 0; i < context.trace().tensors.size(); ++i) {
-      const auto id = static_cast<TensorId>(i);
-      const Residency where = context.Where(id);
-      if (context.liveness().Root(id) != id || context.Pinned(id)) continue;
-      if (where != Residency::kDevice && where != Residency::kBoth) continue;
+    for (const TensorId id : present_) {
+      if (context.Pinned(id)) continue;
       candidates.emplace_back(context.NextUse(id).value_or(OpId{0xffffffff}), id);
     }
     std::ranges::sort(candidates, std::greater<>());
@@ -134,10 +146,23 @@ class MmcnnPolicy final : public Policy {
     });
   }
 
+  // While its operands are placed they come and go.
+  void AddCurrentOp(PolicyContext& context) {
+    const auto storages = context.liveness().Storages(current_);
+    present_.insert(storages.begin(), storages.end());
+  }
+
+  static bool IsPresent(PolicyContext& context, TensorId storage) {
+    const Residency where = context.Where(storage);
+    return where == Residency::kDevice || where == Residency::kBoth;
+  }
+
   const MmcnnOptions options_;
   bool normal_ = false;
   std::vector<OpId> prefetch_from_;   // by tensor
   std::vector<TensorId> prefetched_;  // in the order of use
+  OpId current_{};
+  std::set<TensorId> present_;  // all storages on the device but the current op's, and some others
 };
 
 // Everything on the device from beginning to end.

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/common/held_commands.h"
 #include "backend/common/synthetic_data.h"
 #include "backend/common/top1.h"
 #include "backend/cuda/activity_trace.h"
@@ -105,14 +106,16 @@ class NvtxRange {
   NvtxRange& operator=(const NvtxRange&) = delete;
 };
 
-// Streams that share one hardware channel of the compute engine are ordered by it. On channels of
-// their own, work that waits for other work polls for it, and that slows the copies down: by up to
-// 12 % to the host and 8 % from it on an H200, under graphs and under cuDNN's tiled FFT, which
-// brings streams of its own. Read by CUDA when it starts; a setting of the user's stays.
+// Streams that share one hardware channel of the compute engine are ordered by it: a copy that
+// waits holds up the kernels behind it, by some microseconds each time. On channels of their own,
+// work that waits for other work polls for it, and that slows the copies down: by up to 12 % to the
+// host and 8 % from it on an H200, under graphs and under cuDNN's tiled FFT, which brings streams
+// of its own. Read by CUDA when it starts; a setting of the user's stays.
 void ShareChannels() { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", /*overwrite=*/0); }
 
-cudaDeviceProp Properties(int device) {
-  ShareChannels();
+cudaDeviceProp Properties(const CudaMachine::Options& options) {
+  const int device = options.device;
+  if (!options.short_copies) ShareChannels();
   RequireDevice(device);
   SPILLWAY_CUDA_CALL(cudaSetDevice(device));
   cudaDeviceProp properties;
@@ -125,7 +128,7 @@ cudaDeviceProp Properties(int device) {
 struct CudaMachine::Impl {
   explicit Impl(const Options& options)
       : device(options.device),
-        properties(Properties(options.device)),
+        properties(Properties(options)),
         kernels({options.math, options.dropout_seed}) {
     UseStreams(PoolId::kHost);
     CalibrateSpin();
@@ -218,6 +221,12 @@ class CudaBackend final : public Executor {
   bool stamped() const { return iteration_ == options_.stamped_iteration; }
   bool traced() const { return stamped() && options_.timeline == CudaTimeline::kActivity; }
   bool stamped_by_events() const { return stamped() && !traced(); }
+  // Whether commands are held until all of the iteration are known. Where an allocator, or what is
+  // behind a copy, does something itself between two commands, they are not.
+  bool holds() const { return options_.backing == Backing::kArena && !options_.compression; }
+  Event EnqueueNow(const Launch& launch, std::span<const Wait> waits);
+  Event CopyNow(PoolId pool, Direction direction, const Block& device, const Block& outside,
+                Bytes size, std::span<const Wait> waits);
   void BeginIteration();
   // Before and after what one command enqueues.
   void Begin(Stream stream, std::span<const Wait> waits, const Activity& activity);
@@ -245,6 +254,7 @@ class CudaBackend final : public Executor {
   std::optional<PeerMemory> peer_;
   PinnedBuffer loss_landing_{Bytes(sizeof(float))};
 
+  HeldCommands held_;
   int iteration_ = 1;
   bool begun_ = false;
   WaitFilter<kStreamCount> waited_;  // in this iteration
@@ -444,6 +454,16 @@ Event CudaBackend::End(Stream stream) {
 }
 
 Event CudaBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
+  return holds() ? held_.Enqueue(launch, waits) : EnqueueNow(launch, waits);
+}
+
+Event CudaBackend::Copy(PoolId pool, Direction direction, const Block& device, const Block& outside,
+                        Bytes size, std::span<const Wait> waits) {
+  return holds() ? held_.Copy(pool, direction, device, outside, size, waits)
+                 : CopyNow(pool, direction, device, outside, size, waits);
+}
+
+Event CudaBackend::EnqueueNow(const Launch& launch, std::span<const Wait> waits) {
   const Op& op = trace_.op(launch.op);
   const NvtxRange range(op.name.c_str());
   Throttle();
@@ -550,8 +570,8 @@ void CudaBackend::TakeLoss(const Op& op, const Launch& launch) {
                      {op.name, {}, {}});
 }
 
-Event CudaBackend::Copy(PoolId pool, Direction direction, const Block& device, const Block& outside,
-                        Bytes size, std::span<const Wait> waits) {
+Event CudaBackend::CopyNow(PoolId pool, Direction direction, const Block& device,
+                           const Block& outside, Bytes size, std::span<const Wait> waits) {
   const bool to_host = direction == Direction::kToHost;
   const Stream stream = StreamOf(pool, direction);
   const NvtxRange range(to_host ? "offload" : "prefetch");
@@ -571,6 +591,8 @@ Event CudaBackend::Copy(PoolId pool, Direction direction, const Block& device, c
 // --- Completion ---------------------------------------------------------------------------------
 
 void CudaBackend::Synchronize() {
+  held_.Release([&](auto&... command) { EnqueueNow(command...); },
+                [&](auto&... command) { CopyNow(command...); });
   if (!begun_) return;
   for (const StreamState& state : machine_.streams) state.drained.Record(state.stream);
   for (StreamState& state : machine_.streams) {
@@ -623,6 +645,7 @@ StreamTimes CudaBackend::TakeTimeline() {
     ++iteration_;
   }
   begun_ = false;
+  held_.EndIteration();
   waited_.Clear();
   return times;
 }

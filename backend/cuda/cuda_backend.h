@@ -1,8 +1,10 @@
 // A backend that executes policies on a GPU: kernels, copies between device and pinned host memory,
 // and waits, on three streams.
 //
-// Commands go to the GPU as they are issued; a wait is a CUDA event, so nothing ever blocks the
-// host but `Synchronize` and the calls of the driver that an allocator makes. Time stamps around
+// Commands are held until `Synchronize` and then go to the GPU one after the other, so that what
+// decides on them takes none of the iteration's time; where an allocator calls the driver between
+// them, or compression is behind the copies, they go as they are issued. A wait is a CUDA event, so
+// nothing blocks the host meanwhile but the driver. Time stamps around
 // each command slow small kernels down, so only one iteration of a run is stamped; of the others
 // the backend takes the time of the whole. What the host keeps compressed goes through staging
 // buffers, and threads behind them (host_store.h). The header includes no CUDA.
@@ -73,6 +75,10 @@ class CudaMachine {
     int device = 0;
     std::string math = "fp32";  // "fp32" (fused multiply-add, no TF32) or "tf32"
     uint64_t dropout_seed = 1;
+    // For copies of a few microseconds: hardware channels of their own for the streams, so that one
+    // that waits does not hold up another. Large copies are slower then (cuda_backend.cc says why).
+    // The first machine of a process decides.
+    bool short_copies = false;
   };
 
   // Throws `EnvironmentError` that says what is missing if there is no usable GPU.

@@ -198,7 +198,7 @@ BackendFactories BackendsOf(const RunOptions& options, const Trace& trace) {
   if (options.machine.backend == "cpu") {
     backends.Add("cpu", CpuFactory({options.seed, options.drain_seed, given}));
   } else if (options.machine.backend == "cuda") {
-    backends.Add("cuda", CudaFactory(Cuda().open({0, options.math, options.seed}),
+    backends.Add("cuda", CudaFactory(Cuda().open({0, options.math, options.seed, !trace.training}),
                                      {.seed = options.seed, .given = given}));
   }
   return backends;

@@ -59,11 +59,13 @@ double ParseTolerance(const std::string& text) {
 // Measures one cell after the other on the GPU of this machine.
 class Measuring {
  public:
-  Measuring(const ValidateOptions& options, Session& session)
+  // With the cell that is measured first, after which the machine is chosen.
+  Measuring(const ValidateOptions& options, const Cell& first, Session& session)
       : options_(options),
         session_(session),
         machine_(Cuda().open(
-            {options.recording.devices.front(), options.recording.record.math, options.seed})),
+            {options.recording.devices.front(), options.recording.record.math, options.seed,
+             /*short_copies=*/first.mode == "inference"})),
         recording_(options_.recording.Open(*machine_, session.progress())) {
     CudaRun run{options.seed, options.spin() ? CudaWork::kSpin : CudaWork::kKernels};
     if (options.timeline == "cupti") run.timeline = CudaTimeline::kActivity;
@@ -207,7 +209,7 @@ int Execute(const ValidateOptions& options, Session& session) {
   const Grid grid(experiment, {"liveness"});
   CheckGrid(grid, experiment, options);
   const StoreKind& kind = ValidationKind();
-  Measuring measuring(options, session);
+  Measuring measuring(options, grid.at(0), session);
   std::optional<SweepStore> store;
   std::string output = experiment.output;
   FormatOption format = options.format;
