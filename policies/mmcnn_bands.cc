@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "policies/mmcnn_ops.h"
+#include "traces/ops/table.h"
 
 namespace spillway {
 namespace {
@@ -17,6 +18,8 @@ namespace {
 // The largest band is this share of the limit: what an op needs are some bands before it, what is
 // gathered from them, its own band, and weights.
 constexpr int64_t kShare = 10;
+
+constexpr int64_t kElementSize = sizeof(float);
 
 // Rows [from, to) of a map.
 struct Band {
@@ -77,8 +80,10 @@ class BandDivider {
       const std::vector<Band> bands = Partition(from_.ops[i]);
       size_t end = i + 1;
       while (end < from_.ops.size() && FollowsOn(end, from_.ops[end - 1].outputs[0], bands)) ++end;
+      const int64_t terms = TermsOf(from_.ops[i], bands);
       for (const Band& band : bands) {
-        for (size_t at = i; at < end; ++at) AddBand(from_.ops[at], band);
+        AddBand(from_.ops[i], band, terms);
+        for (size_t at = i + 1; at < end; ++at) AddBand(from_.ops[at], band, 1);
       }
       i = end;
     }
@@ -252,6 +257,95 @@ class BandDivider {
     return true;
   }
 
+  // The slices of its input channels that a convolution in these bands adds up: 1 where what it
+  // takes for one output channel fits, or where no number of slices would.
+  int64_t TermsOf(const Op& op, const std::vector<Band>& bands) const {
+    if (op.type != OpType::kConv2d || op.IntAttribute("groups", 1) != 1) return 1;
+    const TensorId map = op.inputs[0];
+    const int64_t channels = op.IntAttribute("in_channels", 1);
+    const int64_t kernel = op.IntAttribute("kernel_h", 1) * op.IntAttribute("kernel_w", 1);
+    const RowWindow window = RowWindowOf(op).value();
+    int64_t terms = 1;
+    for (const Band& band : bands) {
+      const auto [from, to] = window.Inputs(band, HeightOf(map));
+      if (Having(map, from, to)) return 1;
+      Bytes held;
+      for (const Band& source : SourcesOf(map, from, to)) {
+        held += RowsOf(map, source.to - source.from);
+      }
+      if (!channels_[Index(map)].empty()) held = ChannelsOf(map, 1);
+      const int64_t rows = to - from;
+      const auto fits = [&](int64_t count) {
+        const int64_t share = (channels + count - 1) / count;
+        const Bytes gathered = needs_.Rounded(Bytes(RowsOf(map, rows).count() / channels * share));
+        const Bytes weights = needs_.Rounded(Bytes(share * kernel * kElementSize)) +
+                              needs_.Rounded(Bytes(kElementSize));
+        const Bytes y = RowsOf(op.outputs[0], band.to - band.from);
+        return gathered + std::max(held, y + weights) <= limit_;
+      };
+      while (terms < channels && !fits(terms)) ++terms;
+      if (!fits(terms)) return 1;
+    }
+    return terms;
+  }
+
+  // A convolution's band as the sum over `terms` slices of its input channels, output channel by
+  // output channel, for these have weights side by side. The last term brings the bias.
+  void AddTerms(const Op& op, const Op& whole, std::pair<int64_t, int64_t> rows, TensorId y,
+                int64_t terms) {
+    const TensorId map = whole.inputs[0];
+    const TensorId weight = whole.inputs[*InputIndex(whole, Role::kWeight)];
+    const int64_t channels = whole.IntAttribute("in_channels", 1);
+    const int64_t outputs = whole.IntAttribute("out_channels", 1);
+    for (int64_t term = 0; term < terms; ++term) {
+      const int64_t from = channels * term / terms;
+      const int64_t to = channels * (term + 1) / terms;
+      const TensorId x = AddMap(fmt::format("{}.x0[channels {}:{}]", op.name, from, to), map,
+                                rows.second - rows.first);
+      to_.tensors[Index(x)].size = Bytes(to_.tensor(x).size.count() / channels * (to - from));
+      to_.tensors[Index(x)].shape[1] = to - from;
+      AddGather(op, map, rows.first, rows.second, x, Slice{from, to});
+      for (int64_t k = 0; k < outputs; ++k) {
+        Op part = op;
+        part.name += fmt::format("[{}:{} of {}:{}]", k, k + 1, from, to);
+        part.outputs = {AddChannels(y, k, k + 1)};
+        part.inputs = {x, AddPart(weight, k, outputs, Slice{from, to}, channels)};
+        const bool last = term + 1 == terms;
+        if (last && whole.Flag("bias")) {
+          part.inputs.push_back(
+              AddPart(whole.inputs[*InputIndex(whole, Role::kBias)], k, outputs, Slice{0, 1}, 1));
+        }
+        SetAttribute(part, "bias", last && whole.Flag("bias") ? 1 : 0);
+        SetAttribute(part, "in_channels", to - from);
+        SetAttribute(part, "out_channels", 1);
+        part.slots = {ForwardSlot(to_, part)};
+        if (term > 0) {
+          part.inputs.push_back(part.outputs[0]);
+          part.attributes.push_back({"accumulate", 1});
+          part.recomputable = false;
+        }
+        to_.ops.push_back(std::move(part));
+      }
+    }
+  }
+
+  // Of one output channel's parameters some input channels.
+  TensorId AddPart(TensorId of, int64_t output, int64_t outputs, Slice inputs, int64_t channels) {
+    Tensor part = from_.tensor(of);
+    const Bytes channel(part.size.count() / outputs / channels);
+    part.name += fmt::format("[{}:{} of {}:{}]", output, output + 1, inputs.from, inputs.to);
+    const auto [known, is_new] =
+        views_.try_emplace(part.name, static_cast<TensorId>(to_.tensors.size()));
+    if (!is_new) return known->second;
+    part.shape[0] = 1;
+    if (part.shape.size() > 1) part.shape[1] = inputs.size();
+    part.size = channel * inputs.size();
+    part.part_of = of;
+    part.offset = channel * (output * channels + inputs.from);
+    to_.tensors.push_back(std::move(part));
+    return known->second;
+  }
+
   // A view of some channels; one for all that read a band.
   TensorId AddChannels(TensorId of, int64_t from, int64_t to) {
     Tensor view = to_.tensor(of);
@@ -280,14 +374,21 @@ class BandDivider {
     return static_cast<TensorId>(to_.tensors.size() - 1);
   }
 
-  // Rows [from, to) of a map for `user`, put together in `into`.
-  void AddGather(const Op& user, TensorId map, int64_t from, int64_t to, TensorId into) {
+  // Rows [from, to) of a map for `user`, all channels or those given, put together in `into`.
+  void AddGather(const Op& user, TensorId map, int64_t from, int64_t to, TensorId into,
+                 std::optional<Slice> of = std::nullopt) {
     const std::vector<TensorId>& channels = channels_[Index(map)];
-    for (size_t i = 0; i < channels.size(); ++i) {
-      const auto c = static_cast<int64_t>(i);
-      Gather(user, {{0, HeightOf(map), channels[i]}}, from, to, AddChannels(into, c, c + 1));
+    const Slice slice = of.value_or(Slice{0, static_cast<int64_t>(channels.size())});
+    for (int64_t c = slice.from; c < slice.to && !channels.empty(); ++c) {
+      Gather(user, {{0, HeightOf(map), channels[static_cast<size_t>(c)]}}, from, to,
+             AddChannels(into, c - slice.from, c - slice.from + 1));
     }
-    if (channels.empty()) Gather(user, SourcesOf(map, from, to), from, to, into);
+    if (!channels.empty()) return;
+    std::vector<Band> sources = SourcesOf(map, from, to);
+    if (of) {
+      for (Band& band : sources) band.tensor = AddChannels(band.tensor, of->from, of->to);
+    }
+    Gather(user, sources, from, to, into);
   }
   void Gather(const Op& user, const std::vector<Band>& sources, int64_t from, int64_t to,
               TensorId into) {
@@ -314,7 +415,7 @@ class BandDivider {
     to_.ops.push_back(std::move(gather));
   }
 
-  void AddBand(const Op& op, Band band) {
+  void AddBand(const Op& op, Band band, int64_t terms) {
     const RowWindow window = RowWindowOf(op).value();
     const TensorId y = op.outputs[0];
     const int64_t rows = band.to - band.from;
@@ -332,6 +433,7 @@ class BandDivider {
       SetAttribute(part, "in_height", end - first);
       SetAttribute(part, "pad_h", 0);
       if (PoolInChannels(part, first, end, band.tensor)) return;
+      if (terms > 1) return AddTerms(part, op, {first, end}, band.tensor, terms);
     }
     for (size_t i = 0; i < part.inputs.size(); ++i) {
       const TensorId map = op.inputs[i];
@@ -344,14 +446,20 @@ class BandDivider {
     to_.ops.push_back(std::move(part));
   }
 
-  // The tensor with rows [from, to) of an input of the op: a band if these are its rows.
-  TensorId RowsFor(const Op& op, size_t input, int64_t from, int64_t to) {
-    const TensorId map = op.inputs[input];
+  // The tensor that has just the rows [from, to) of a map, whole or a band, if there is one.
+  std::optional<TensorId> Having(TensorId map, int64_t from, int64_t to) const {
     const bool is_whole = bands_[Index(map)].empty() && channels_[Index(map)].empty();
     if (is_whole && from == 0 && to == HeightOf(map)) return map;
     for (const Band& band : bands_[Index(map)]) {
       if (band.from == from && band.to == to) return band.tensor;
     }
+    return std::nullopt;
+  }
+
+  // As above of an input of the op, gathered if there is none.
+  TensorId RowsFor(const Op& op, size_t input, int64_t from, int64_t to) {
+    const TensorId map = op.inputs[input];
+    if (const auto rows = Having(map, from, to)) return *rows;
     const TensorId gathered =
         AddMap(fmt::format("{}.x{}[rows {}:{}]", op.name, input, from, to), map, to - from);
     AddGather(op, map, from, to, gathered);

@@ -9,7 +9,8 @@
 //
 // Channels are divided where even that leaves no room: an image comes from outside channel by
 // channel, of which rows are gathered; a pool over a whole map runs in slices of channels, each
-// gathered from all bands.
+// gathered from all bands; a convolution of which one output channel's operands do not fit adds up
+// slices of its input channels, each gathered for itself.
 
 #ifndef SPILLWAY_POLICIES_MMCNN_BANDS_H_
 #define SPILLWAY_POLICIES_MMCNN_BANDS_H_

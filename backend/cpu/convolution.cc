@@ -134,6 +134,7 @@ class Convolution {
   void Run() {
     if (call_.op.phase == Phase::kForward) {
       y_ = call_.Output(kY, out_);
+      if (!call_.op.Accumulates(0)) std::fill_n(y_, out_, Scalar(0));
       ForEachPart("fwd", [this](int64_t from, int64_t to) { Forward(from, to); });
       if (call_.op.Flag("bias")) {
         AddBias(y_, call_.Input(kBias, s_.out_channels), call_.op.batch, s_.out_channels,
@@ -199,7 +200,7 @@ class Convolution {
 
   void Forward(int64_t from, int64_t to) {
     ForEachGroup(from, to, [&](int64_t g, int64_t in, int64_t out) {
-      product_.Run(WeightOf(g).data(), ColumnsOf(in).data(), y_ + out, out_channels_,
+      product_.Add(WeightOf(g).data(), ColumnsOf(in).data(), y_ + out, out_channels_,
                    s_.out_plane(), s_.depth());
     });
   }

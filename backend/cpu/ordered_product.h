@@ -13,17 +13,17 @@
 
 namespace spillway::cpu {
 
-// c = a * b with c of rows x columns elements, a of rows x depth and b of depth x columns, each
-// dense and row-major. An element is the sum over the depth from first to last. Keeps its buffer
-// between calls.
+// c += a * b with c of rows x columns elements, a of rows x depth and b of depth x columns, each
+// dense and row-major. The terms of an element are added to it from the first of the depth to the
+// last, so that calls for one part of the depth after the other give the same bits, too. Keeps its
+// buffer between calls.
 template <typename Scalar>
 class OrderedProduct {
  public:
-  void Run(const Scalar* a, const Scalar* b, Scalar* c, int64_t rows, int64_t columns,
+  void Add(const Scalar* a, const Scalar* b, Scalar* c, int64_t rows, int64_t columns,
            int64_t depth) {
     a_ = a, b_ = b, c_ = c;
     columns_ = columns, depth_ = depth;
-    std::fill_n(c, rows * columns, Scalar(0));
     for (int64_t column = 0; column < columns; column += kColumns) {
       const int64_t width = std::min(kColumns, columns - column);
       for (int64_t from = 0; from < depth; from += kDepth) {

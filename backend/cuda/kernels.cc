@@ -189,7 +189,8 @@ void CudaKernels::Impl::Convolution(const Op& op, const SlotLaunch& launch,
     case ConvStep::kForward: {
       float* y = operands.Output(kY, out);
       dnn.Convolve(step, s, algorithm, 1, operands.Input(kX, in),
-                   operands.SharedInput(kWeight, weights), 0, y, launch.workspace, activity);
+                   operands.SharedInput(kWeight, weights), op.Accumulates(0) ? 1.0f : 0.0f, y,
+                   launch.workspace, activity);
       if (bias) {
         dnn.AddBias(s.batch, s.out_channels, plane, operands.SharedInput(kBias, s.out_channels), y,
                     activity);

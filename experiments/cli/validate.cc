@@ -63,9 +63,9 @@ class Measuring {
   Measuring(const ValidateOptions& options, const Cell& first, Session& session)
       : options_(options),
         session_(session),
-        machine_(Cuda().open(
-            {options.recording.devices.front(), options.recording.record.math, options.seed,
-             /*short_copies=*/first.mode == "inference"})),
+        machine_(Cuda().open({options.recording.devices.front(), options.recording.record.math,
+                              options.seed,
+                              /*short_copies=*/first.mode == "inference"})),
         recording_(options_.recording.Open(*machine_, session.progress())) {
     CudaRun run{options.seed, options.spin() ? CudaWork::kSpin : CudaWork::kKernels};
     if (options.timeline == "cupti") run.timeline = CudaTimeline::kActivity;

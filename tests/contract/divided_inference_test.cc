@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,6 +58,14 @@ void AddTo(uint64_t& hash, const Tensor& y, int64_t height, std::span<const std:
   }
 }
 
+std::set<std::string> LastTerms(const Trace& trace) {
+  std::map<TensorId, std::string> last;  // by output
+  for (const Op& op : trace.ops) last[op.outputs[0]] = op.name;
+  std::set<std::string> names;
+  for (const auto& [output, name] : last) names.insert(name);
+  return names;
+}
+
 struct Result {
   Outcome outcome;
   Maps maps;
@@ -78,11 +88,12 @@ class DividedInference : public ::testing::Test {
       if (shape.size() == 4) heights[Index(op.layer)] = shape[2];
     }
     const Trace* running = nullptr;
+    std::set<std::string> last_terms;  // ops to whose output no other is added
     const auto run_op = [&](const Op& op, std::span<const KernelRun> runs,
                             std::span<const std::span<std::byte>> inputs,
                             std::span<const std::span<std::byte>> outputs, uint64_t seed) {
       RunOp<float>(op, runs, inputs, outputs, seed);
-      if (op.type == OpType::kRows) return;
+      if (op.type == OpType::kRows || !last_terms.contains(op.name)) return;
       const size_t layer = Index(op.layer);
       AddTo(maps[layer], running->tensor(op.outputs[0]), heights[layer], outputs[0]);
     };
@@ -91,6 +102,7 @@ class DividedInference : public ::testing::Test {
                    CpuOptions options{Bytes::Unlimited(), {device_.host_memory}, 7, drain_seed};
                    RunBackend made;
                    running = &request.trace;
+                   last_terms = LastTerms(request.trace);
                    auto cpu = std::make_unique<CpuBackend>(request.trace, options, run_op);
                    made.executor = cpu.get();
                    made.backend = std::move(cpu);
@@ -206,6 +218,30 @@ TEST_F(DividedInference, ChannelsAreDividedWhereRowsAreNotEnough) {
   ExpectSameBits(trace, Limits(trace, 12), {std::nullopt, 1, 2});
 }
 
+bool AddsUp(const Op& op) { return op.Accumulates(0); }
+
+TEST_F(DividedInference, AConvolutionAddsUpSlicesOfItsInputChannels) {
+  const Trace trace = Lower(testing::Deep());
+  const Bytes least = LeastMmcnnMemory(trace, device_.alignment).size;
+  const Trace divided = DivideForMmcnn(trace, least, device_.alignment).trace;
+  divided.Validate();
+  const auto added = static_cast<size_t>(std::ranges::count_if(divided.ops, AddsUp));
+  EXPECT_GT(added, 64u);
+  // What is gathered for one output row is the same as the three rows beside it.
+  const Bytes three_rows(3 * 64 * 24 * 4);
+  EXPECT_LT(least, 2 * three_rows);
+  // Each slice's weights are their own, and all of them together the layer's.
+  Bytes parts;
+  const auto weight = std::ranges::find(divided.tensors, "conv2.weight", &Tensor::name);
+  for (const Tensor& tensor : divided.tensors) {
+    if (tensor.part_of == static_cast<TensorId>(weight - divided.tensors.begin())) {
+      parts += tensor.size;
+    }
+  }
+  EXPECT_EQ(parts, weight->size);
+  ExpectSameBits(trace, Limits(trace, 6), {std::nullopt, 1, 2});
+}
+
 // Of any limit from the least one on, also where finer bands would need more.
 TEST_F(DividedInference, WhatDivisionNeedsStaysWithinTheLimit) {
   const Trace trace = Lower(BuildNetwork("googlenet"));
@@ -291,6 +327,7 @@ class Mistaken final : public Policy {
   bool LivesOutside(const Trace& trace, TensorId id) override {
     return sound_->LivesOutside(trace, id);
   }
+  void BeforeOp(PolicyContext& context, OpId op) override { sound_->BeforeOp(context, op); }
   void BeforeLaunch(PolicyContext& context, OpId op) override { sound_->BeforeLaunch(context, op); }
   bool OnAllocFailure(PolicyContext& context, Bytes size) override {
     return sound_->OnAllocFailure(context, size);
@@ -317,6 +354,21 @@ void ForgetOneRowOfAHalo(Trace& trace) {
   });
   ASSERT_NE(gather, trace.ops.rend());
   SetAttribute(*gather, "first_row", gather->IntAttribute("first_row") + 1);
+}
+
+// Has a term overwrite what those before it have added up.
+void OverwriteASum(Trace& trace) {
+  const auto term = std::find_if(trace.ops.rbegin(), trace.ops.rend(), AddsUp);
+  ASSERT_NE(term, trace.ops.rend());
+  SetAttribute(*term, "accumulate", 0);
+}
+
+TEST_F(DividedInference, ATermThatOverwritesTheSumChangesBits) {
+  const Trace trace = Lower(testing::Deep());
+  const Bytes least = LeastMmcnnMemory(trace, device_.alignment).size;
+  Policy in_core;
+  Mistaken policy(registry_.Make("mmcnn"), OverwriteASum);
+  EXPECT_NE(Run(trace, policy, least).maps, Run(trace, in_core, Bytes::GiB(1)).maps);
 }
 
 TEST_F(DividedInference, AMistakeByOneChannelOrRowChangesBits) {

@@ -15,7 +15,9 @@
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/recorder.h"
 #include "experiments/run/execute.h"
+#include "experiments/validate/recording.h"
 #include "experiments/validate/validation.h"
+#include "policies/mmcnn_split.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/deterministic.h"
@@ -44,12 +46,19 @@ class CudaExecution : public ::testing::TestWithParam<Network (*)()> {
     }
     RegisterBuiltinPolicies(registry_);
     device_ = testing::NarrowDevice();
-    trace_ = LowerNetwork(GetParam()(), {3, "torch", true});
+    UseTraces(LowerNetwork(GetParam()(), {3, "torch", true}), {});
+  }
+
+  // The trace that runs, and what a policy makes of it.
+  void UseTraces(Trace trace, const std::vector<Trace>& rewritten) {
+    trace_ = std::move(trace);
     RecordOptions record;
     record.min_repeats = record.max_repeats = 5;
     record.min_time = record.clock_warmup = Duration();
+    CostTable table = Record(trace_, record);
+    for (const Trace& other : rewritten) AddMissing(Record(other, record), table);
     cost_ = std::make_unique<DeterministicCostModel>(
-        std::make_unique<TableCostModel>(Record(trace_, record), device_));
+        std::make_unique<TableCostModel>(std::move(table), device_));
   }
 
   spillway::Setup SetupFor(Bytes memory, std::string allocator = "best-fit") const {
@@ -76,6 +85,24 @@ class CudaExecution : public ::testing::TestWithParam<Network (*)()> {
 
 INSTANTIATE_TEST_SUITE_P(All, CudaExecution, ::testing::Values(testing::Chain, testing::ForkJoin),
                          [](const auto& test) { return test.param().name(); });
+
+// Slices, bands and sums of mmcnn: other kernels, so that arithmetic may differ.
+TEST_P(CudaExecution, InfersTheSameInTheLeastMemory) {
+  for (const auto network : {GetParam(), &testing::Deep}) {
+    const Trace whole = LowerNetwork(network(), {1, "torch", false});
+    const Bytes least = LeastMmcnnMemory(whole, device_.alignment).size;
+    UseTraces(whole, {DivideForMmcnn(whole, least, device_.alignment).trace});
+    const Validation in_core = Run(SetupFor(Bytes::GiB(1)), "liveness");
+    const Validation divided = Run(SetupFor(least), "mmcnn");
+    ASSERT_TRUE(divided.fits()) << whole.name;
+    EXPECT_TRUE(divided.parity()) << whole.name;
+    EXPECT_THAT(divided.violations, IsEmpty()) << whole.name;
+    EXPECT_LE(divided.measured.report.metrics.peak_reserved, least);
+    const float loss = in_core.measured.execution->loss.value();
+    EXPECT_NEAR(divided.measured.execution->loss.value(), loss, 1e-4 * std::abs(loss))
+        << whole.name;
+  }
+}
 
 TEST_P(CudaExecution, SameBitsDecisionsAndPlacementsUnderEveryPolicy) {
   const Validation reference = Run(SetupFor(Bytes::GiB(1)), "liveness:algo=performance");

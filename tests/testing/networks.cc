@@ -5,6 +5,14 @@
 
 namespace spillway::testing {
 
+Network Deep() {
+  Network net("deep", {4, 24, 24});
+  LayerNode x = net.ConvRelu("conv1", net.image(), ConvSpec::Square(64, 3, 1, 1));
+  x = net.ConvRelu("conv2", x, ConvSpec::Square(64, 3, 1, 1));
+  net.SoftmaxLoss("loss", net.Linear("fc", net.MaxPool("pool", x, {4, 4}), 10));
+  return net;
+}
+
 Network Chain() {
   Network net("chain", {3, 16, 16});
   LayerNode x = net.image();

@@ -29,6 +29,10 @@ Network Normalized();
 // a branch that forks again, all of it concatenated.
 Network Rectangular();
 
+// Convolutions of 64 channels: three rows of one, beside the bands that they come from, are more
+// than anything else.
+Network Deep();
+
 // Two dense blocks of two layers: what is concatenated is forked, normalised and concatenated
 // again.
 Network Dense();

@@ -83,7 +83,7 @@ struct Op {
                        int64_t most = std::numeric_limits<int32_t>::max()) const;
   // Whether the attribute is there and not 0.
   bool Flag(std::string_view attribute) const;
-  // Whether outputs[output], the gradient of an activation, is added to.
+  // Whether outputs[output], the gradient of an activation or a convolution's output, is added to.
   bool Accumulates(size_t output) const;
 
   bool operator==(const Op&) const = default;

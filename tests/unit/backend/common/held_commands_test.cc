@@ -21,8 +21,8 @@ std::vector<std::string> Released(HeldCommands& held) {
   std::vector<std::string> lines;
   const auto add = [&](std::string line, std::span<const Wait> waits) {
     for (const Wait& wait : waits) {
-      line += " after " + std::string(Name(wait.event.stream)) +
-              std::to_string(wait.event.sequence);
+      line +=
+          " after " + std::string(Name(wait.event.stream)) + std::to_string(wait.event.sequence);
     }
     lines.push_back(std::move(line));
   };
