@@ -18,6 +18,7 @@
 
 #include "policies/builtin.h"
 #include "policies/forwarding_policy.h"
+#include "policies/joint/early_updates.h"
 #include "policies/joint/executor.h"
 #include "policies/joint/facts.h"
 #include "policies/joint/plan.h"
@@ -40,6 +41,12 @@ class PlannedPolicy : public ForwardingPolicy {
  public:
   std::string ExportPlan() const override { return plan_ ? FormatPlan(*facts_, *plan_) : ""; }
 
+  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
+                               const CostModel& cost) override {
+    if (reordered_ && plan_ && plan_->policy.empty()) return *reordered_;
+    return ForwardingPolicy::Rewrite(trace, device, cost);
+  }
+
  protected:
   // Returns how much of the memory the plan uses.
   Bytes Follow(std::shared_ptr<const JointFacts> facts, JointPlan plan,
@@ -48,6 +55,7 @@ class PlannedPolicy : public ForwardingPolicy {
     device.memory = std::min(device.memory, plan.memory);
     facts_ = std::move(facts);
     plan_ = std::move(plan);
+    plan_->early_updates = reordered_ != nullptr;
     if (plan_->policy.empty()) {
       chosen_ = std::make_unique<PlanExecutor>(facts_, *plan_, chooser);
     } else {
@@ -58,6 +66,8 @@ class PlannedPolicy : public ForwardingPolicy {
     return chosen_->LimitMemory(trace, device, trial);
   }
 
+  std::shared_ptr<const Trace> reordered_;  // if updates are early; the facts are of it then
+
  private:
   std::shared_ptr<const JointFacts> facts_;
   std::optional<JointPlan> plan_;
@@ -65,15 +75,20 @@ class PlannedPolicy : public ForwardingPolicy {
 
 class JointPolicy final : public PlannedPolicy {
  public:
-  explicit JointPolicy(const SearchOptions& options) : options_(options) {}
+  JointPolicy(const SearchOptions& options, bool early_updates)
+      : options_(options), early_updates_(early_updates) {}
 
   Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+    if (early_updates_) {
+      reordered_ = std::make_shared<const Trace>(WithEarlyUpdates(trace));
+      options_.reordered = reordered_;
+    }
     FactsProbe probe;
-    const Duration in_core = trial(probe, Bytes::Unlimited(), {1}).metrics.iteration;
+    const Duration in_core = trial(probe, Bytes::Unlimited(), {1, 1, reordered_}).metrics.iteration;
     JointPlan best(trace);
     std::optional<Duration> shortest;
     if (auto plan = SearchPlan(probe.facts, trial, device.memory, in_core, options_)) {
-      const auto judged = Judge(options_, {}, [&](const TrialOptions& options) {
+      const auto judged = Judge(options_, {0, 1, reordered_}, [&](const TrialOptions& options) {
         PlanExecutor executor(probe.facts, *plan, options_.chooser);
         return trial(executor, device.memory, options);
       });
@@ -104,7 +119,8 @@ class JointPolicy final : public PlannedPolicy {
     }
   }
 
-  const SearchOptions options_;
+  SearchOptions options_;
+  const bool early_updates_;
 };
 
 class PlanTextPolicy final : public PlannedPolicy {
@@ -115,8 +131,11 @@ class PlanTextPolicy final : public PlannedPolicy {
 
   Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
     if (origin_.empty()) throw UsageError("policy 'plan' needs a plan: plan:file=PATH");
+    if (HasEarlyUpdates(text_, origin_)) {
+      reordered_ = std::make_shared<const Trace>(WithEarlyUpdates(trace));
+    }
     FactsProbe probe;
-    trial(probe, Bytes::Unlimited(), {1});
+    trial(probe, Bytes::Unlimited(), {1, 1, reordered_});
     JointPlan plan = ParsePlan(text_, origin_, *probe.facts);
     const KernelChooser chooser = plan.micro ? KernelChooser(*plan.micro) : KernelChooser();
     return Follow(probe.facts, std::move(plan), chooser, trace, device, trial);
@@ -142,6 +161,15 @@ int64_t ReadEffort(Params& params) {
                      "': quick, default, thorough or a number from 1 to 100000000 are valid");
   }
   return trials;
+}
+
+bool ReadEarlyUpdates(Params& params) {
+  const std::string text =
+      params.Text("updates", "early|late", "early",
+                  "whether each parameter is updated as soon as nothing reads it any more, so that "
+                  "its gradient need not stay, or all of them after the backward pass");
+  if (text == "late" || text == "early") return text == "early";
+  throw UsageError("policy 'joint': updates '" + text + "': early and late are valid");
 }
 
 double ReadSlowerLink(Params& params) {
@@ -180,7 +208,8 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
   options.slower_link = ReadSlowerLink(params);
   options.seed = static_cast<uint64_t>(
       params.Integer("seed", 1, 0, std::numeric_limits<int64_t>::max(), "of the walk at the end"));
-  return std::make_unique<JointPolicy>(options);
+  const bool early_updates = ReadEarlyUpdates(params);
+  return std::make_unique<JointPolicy>(options, early_updates);
 }
 
 std::unique_ptr<Policy> MakePlanPolicy(Params& params) {

@@ -173,13 +173,14 @@ std::optional<Duration> BoundOf(const Scenario& scenario, const Outcome& outcome
   const Setup& setup = scenario.setup();
   const Report& report = outcome.report;
   const Trace& trace = *outcome.trace;
-  const bool holds = report.fits() && outcome.trace == setup.trace && !setup.compression &&
-                     JointBoundHolds(trace, setup.device.alignment, report);
+  const bool holds =
+      report.fits() && !setup.compression && JointBoundHolds(trace, setup.device.alignment, report);
   if (!holds) return std::nullopt;
   // Blocks that were placed ahead may lie higher than the memory that they were planned for.
-  const Bytes reserved = report.metrics.peak_reserved;
-  return reserved > setup.memory ? JointBound(trace, *setup.cost, reserved)
-                                 : scenario.joint_bound();
+  const Bytes memory = std::max(setup.memory, report.metrics.peak_reserved);
+  return outcome.trace == setup.trace && memory == setup.memory
+             ? scenario.joint_bound()
+             : JointBound(trace, *setup.cost, memory);
 }
 
 }  // namespace

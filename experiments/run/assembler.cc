@@ -131,13 +131,16 @@ Setup TrialOf(const Setup& setup) {
 class SharedFacts {
  public:
   const TraceFacts& Of(const Setup& setup) {
-    std::call_once(once_, [&] { facts_.emplace(*setup.trace, *setup.cost); });
-    return *facts_;
+    const std::lock_guard lock(mutex_);
+    const auto [known, is_new] = facts_.try_emplace(setup.trace);
+    if (is_new) known->second = std::make_unique<TraceFacts>(*setup.trace, *setup.cost);
+    return *known->second;
   }
 
  private:
-  std::once_flag once_;
-  std::optional<TraceFacts> facts_;
+  std::mutex mutex_;
+  // Of the trace, and of one that trials have in another order.
+  std::map<std::shared_ptr<const Trace>, std::unique_ptr<const TraceFacts>> facts_;
 };
 
 std::shared_ptr<const Trace> Rewritten(const Setup& setup, Policy& policy) {
@@ -160,6 +163,7 @@ Outcome Assemble(Setup setup, Policy& policy, const BackendFactories& backends,
     Setup tried = TrialOf(setup);
     tried.memory = memory;
     tried.options.iterations = options.iterations;
+    if (options.reordered) tried.trace = options.reordered;
     if (options.link != 1) tried = WithSlowerLinks(std::move(tried), options.link);
     return Assemble(std::move(tried), other, backends, {}, depth + 1, facts).report;
   });

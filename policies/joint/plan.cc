@@ -48,7 +48,7 @@ class PlanReader {
         Required(
             "policy",
             [this](Value value) { plan_.policy = document_.ReadStringOrNull(value).value_or(""); }),
-        Optional("micro", [this](Value value) { ReadMicro(value); }),
+        Optional("updates", SkipJson), Optional("micro", [this](Value value) { ReadMicro(value); }),
         Required("storages",
                  [this](Value value) {
                    document_.ReadArray(value, [this](Value storage) { ReadStorage(storage); });
@@ -234,6 +234,7 @@ std::string FormatPlan(const JointFacts& facts, const JointPlan& plan) {
   json.Put("workload", trace.name).Put("trace_sha256", DigestOf(trace));
   if (plan.memory != Bytes::Unlimited()) json.Put("memory_bytes", plan.memory.count());
   json.Put("policy", plan.policy.empty() ? std::nullopt : std::optional(plan.policy));
+  if (plan.early_updates) json.Put("updates", "early");
   json.Put("micro", plan.micro ? std::optional(Name(*plan.micro)) : std::nullopt);
   json.Key("storages").BeginArray();
   for (size_t i = 0; i < plan.storages.size(); ++i) {
@@ -262,6 +263,26 @@ std::string FormatPlan(const JointFacts& facts, const JointPlan& plan) {
   return json.EndArray().EndObject().Take();
 }
 
+bool HasEarlyUpdates(std::string_view text, const std::string& origin) {
+  JsonDocument document(text, origin);
+  document.ReadHeader(kFormat, kVersion);
+  bool early = false;
+  document.ReadRoot(Required("format", SkipJson), Required("version", SkipJson),
+                    Required("workload", SkipJson), Required("trace_sha256", SkipJson),
+                    Optional("memory_bytes", SkipJson), Required("policy", SkipJson),
+                    Optional("updates",
+                             [&](JsonDocument::Value value) {
+                               const std::string_view when = document.ReadString(value);
+                               if (when != "late" && when != "early") {
+                                 document.Fail("expected \"late\" or \"early\"");
+                               }
+                               early = when == "early";
+                             }),
+                    Optional("micro", SkipJson), Required("storages", SkipJson),
+                    Required("kernels", SkipJson));
+  return early;
+}
+
 JointPlan ParsePlan(std::string_view text, const std::string& origin, const JointFacts& facts) {
   JsonDocument document(text, origin);
   document.ReadHeader(kFormat, kVersion);
@@ -277,8 +298,9 @@ JointPlan ParsePlan(std::string_view text, const std::string& origin, const Join
                }),
       Required("trace_sha256",
                [&](JsonDocument::Value value) { digest = document.ReadString(value); }),
-      Optional("memory_bytes", SkipJson), Required("policy", SkipJson), Optional("micro", SkipJson),
-      Required("storages", SkipJson), Required("kernels", SkipJson));
+      Optional("memory_bytes", SkipJson), Required("policy", SkipJson),
+      Optional("updates", SkipJson), Optional("micro", SkipJson), Required("storages", SkipJson),
+      Required("kernels", SkipJson));
   if (workload != trace.name) {
     document.Fail(place, fmt::format("the plan is for {}, and this is {}", workload, trace.name));
   }

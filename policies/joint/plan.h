@@ -38,6 +38,8 @@ struct JointPlan {
 
   // That it was found in; it is followed in no more.
   Bytes memory = Bytes::Unlimited();
+  // It is one of `WithEarlyUpdates`, which is what runs, but where another policy decides.
+  bool early_updates = false;
   // The built-in policy that decides instead, by its specification; empty: the rest does.
   std::string policy;
   std::vector<StoragePlan> storages;  // by tensor; of roots
@@ -54,6 +56,10 @@ std::vector<OpId> NeedsOf(const JointFacts& facts, const JointPlan& plan);
 
 // As a JSON document, which names the trace with a digest of all of it.
 std::string FormatPlan(const JointFacts& facts, const JointPlan& plan);
+
+// Whether such a document has early updates: of the facts that `ParsePlan` needs. Throws
+// `InputError` if it is malformed.
+bool HasEarlyUpdates(std::string_view text, const std::string& origin);
 
 // Reads such a document. `origin` stands for its path in messages. Throws `InputError` with the
 // place: the document is malformed, or of another trace; a tensor has no gap; an op does not lie in

@@ -28,6 +28,7 @@ struct SearchOptions {
   // that is found is the same.
   bool skip = true;
   double slower_link = 1;  // less than 1: plans have to be good with this share of the link, too
+  std::shared_ptr<const Trace> reordered = nullptr;  // as in `TrialOptions`
 };
 
 struct Judged {

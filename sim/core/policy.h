@@ -48,6 +48,8 @@ struct TrialOptions {
   int iterations = 0;
   // With this share of the bandwidth between device and host, in both directions.
   double link = 1;
+  // Of the trace with its ops in another order, as a `Rewrite` would have them; nullptr: as it is.
+  std::shared_ptr<const Trace> reordered = nullptr;
 };
 
 // A predicted run of another policy in so much device memory, with the run's cost model, allocator

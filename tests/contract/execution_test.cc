@@ -189,7 +189,7 @@ TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {
         beside.offloaded += report.metrics.pools[i].offloaded;
         beside.prefetched += report.metrics.pools[i].prefetched;
       }
-      EXPECT_THAT(Check(trace_, report), IsEmpty());
+      EXPECT_THAT(Check(*executed.trace, report), IsEmpty());
       EXPECT_EQ(executed.execution->loss, reference.execution->loss);
       EXPECT_EQ(executed.execution->weights_digest, reference.execution->weights_digest);
     }

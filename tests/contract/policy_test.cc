@@ -70,6 +70,7 @@ std::vector<Case> Cases() {
                              "ucudnn:workspace=4KiB",
                              "ucudnn:mode=wd,workspace=16KiB,batch-size=all",
                              "joint:effort=20",
+                             "joint:effort=20,updates=late",
                              "joint:effort=40,micro=powerOfTwo",
                              "superneurons",
                              "superneurons:offload=conv,cache=none",

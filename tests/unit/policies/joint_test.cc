@@ -39,9 +39,11 @@ class JointTest : public ::testing::TestWithParam<Network (*)()> {
     RegisterBuiltinPolicies(registry_);
   }
 
+  Outcome Play(const Trace& trace, Bytes memory, const std::string& policy) const {
+    return Simulate({Borrow(trace), device_, Borrow(cost_), memory}, *registry_.Make(policy));
+  }
   Report Run(const Trace& trace, Bytes memory, const std::string& policy) const {
-    return Simulate({Borrow(trace), device_, Borrow(cost_), memory}, *registry_.Make(policy))
-        .report;
+    return Play(trace, memory, policy).report;
   }
 
   // With both links at this share of their bandwidth, and as they are; the sum of the iterations.
@@ -105,12 +107,13 @@ TEST_P(JointTest, ItsPlanGivesTheSameRun) {
        {"joint:effort=300", "joint:effort=20,recompute=false", "joint:effort=50,micro=all"}) {
     const Bytes memory = Memory(trace, 40);
     const Report found = Run(trace, memory, joint);
-    const Report followed = Run(trace, memory, PolicyOf(found.plan));
+    const Outcome outcome = Play(trace, memory, PolicyOf(found.plan));
+    const Report& followed = outcome.report;
     EXPECT_EQ(followed.decisions, found.decisions);
     EXPECT_EQ(followed.placements, found.placements);
     EXPECT_EQ(followed.timeline, found.timeline);
     EXPECT_EQ(followed.plan, found.plan);
-    EXPECT_THAT(Check(trace, followed), IsEmpty());
+    EXPECT_THAT(Check(*outcome.trace, followed), IsEmpty());
   }
 }
 
@@ -122,8 +125,8 @@ TEST_P(JointTest, RobustPlansAreJudgedOnASlowerLinkToo) {
     const auto add = [&](Duration& sum, const std::string& joint) {
       sum += OnBothLinks(trace, memory, PolicyOf(Run(trace, memory, joint).plan), 0.5);
     };
-    add(plain, "joint:effort=1000");
-    add(robust, "joint:effort=2000,robust=link:0.5");
+    add(plain, "joint:effort=1000,updates=late");
+    add(robust, "joint:effort=2000,updates=late,robust=link:0.5");
   }
   EXPECT_LT(robust, plain);
 }
@@ -132,9 +135,9 @@ TEST_P(JointTest, RobustPlansAreJudgedOnASlowerLinkToo) {
 TEST_P(JointTest, APlanIsFollowedInLessMemory) {
   const Trace trace = LowerNetwork(GetParam()(), {8, "torch", true});
   const Report found = Run(trace, Memory(trace, 60), "joint:effort=100");
-  const Report followed = Run(trace, Memory(trace, 40), PolicyOf(found.plan));
-  EXPECT_TRUE(followed.fits());
-  EXPECT_THAT(Check(trace, followed), IsEmpty());
+  const Outcome followed = Play(trace, Memory(trace, 40), PolicyOf(found.plan));
+  EXPECT_TRUE(followed.report.fits());
+  EXPECT_THAT(Check(*followed.trace, followed.report), IsEmpty());
 }
 
 TEST_P(JointTest, APlanIsTheSameRunInMoreMemory) {
@@ -203,7 +206,7 @@ TEST_F(JointTest, RefusesPlansThatAreWrongStaleOrForeign) {
   const Trace trace = LowerNetwork(testing::Chain(), {8, "torch", true});
   const Trace inference = LowerNetwork(testing::Chain(), {8, "torch", false});
   const Trace other = LowerNetwork(testing::Residual(), {8, "torch", true});
-  const std::string plan = Run(trace, Memory(trace, 30), "joint:effort=300").plan;
+  const std::string plan = Run(trace, Memory(trace, 30), "joint:effort=300,recompute=false").plan;
   ASSERT_THAT(plan, HasSubstr("\"offload\""));
   const auto replaced = [&](const std::string& from, const std::string& to) {
     std::string text = plan;
@@ -225,6 +228,8 @@ TEST_F(JointTest, RefusesPlansThatAreWrongStaleOrForeign) {
       {trace, replaced("\"prefetch\": \"", "\"prefetch\": \"no."), "the trace has no op"},
       {trace, replaced("\"fate\"", "\"fat\""), "unknown key 'fat'"},
       {trace, replaced("\"memory_bytes\": ", "\"memory_bytes\": -"), "memory_bytes: "},
+      {trace, replaced("\"early\"", "\"soon\""), "updates: expected \"late\" or \"early\""},
+      {trace, replaced("\"early\"", "\"late\""), "another trace of the name"},
       {trace, replaced("\"micro\": null", "\"micro\": \"some\""),
        "micro: expected null or one of undivided, powerOfTwo, all"},
       {trace, plan.substr(0, plan.size() / 2), "plan.json:"},
