@@ -224,7 +224,7 @@ class ExportsTest(CommandTest):
         self.assertEqual(document["stalls"], [])
 
     def test_what_leaves_is_explained_by_what_keeping_it_would_cost(self):
-        memory, plan = ("--memory", "40%"), self.directory / "plan.json"
+        memory, plan = ("--memory", "10%"), self.directory / "plan.json"
         explain = ("--explain", "--format", "json")
         found = self.conforms(self.ok("run", "alexnet:32", *memory, "--policy", "joint:effort=50", *explain,
                                       "--export-plan", plan), "explain")
