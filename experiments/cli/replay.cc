@@ -28,8 +28,8 @@ constexpr const char* kExpandable = "pytorch:expandable_segments=true";
 constexpr const char* kSettings[] = {kExpandable, "pytorch:max_split_size=128MiB",
                                      "pytorch:max_split_size=512MiB"};
 
-constexpr const char* kFullyPlanned = "planned:effort=full";  // minutes
-constexpr int64_t kQuickSteps = 200'000'000;
+constexpr const char* kQuicklyPlanned = "planned:effort=quick";   // as `planned` without more
+constexpr const char* kFullyPlanned = "planned:effort=thorough";  // minutes
 constexpr uint64_t kMostPlanned = 500'000;  // events, above which a plan is not quick
 
 struct ReplayOptions {
@@ -65,20 +65,18 @@ bool CollectsGarbage(const MemoryLog& log) {
 
 // Throws `UsageError` for what is no allocator, or none for a log.
 void Verify(const std::string& specification) {
-  if (specification == kPlanned || specification == kFullyPlanned) return;
   MakeAllocator(specification, Bytes::MiB(2), kGranularity);
   const std::string name = specification.substr(0, specification.find(':'));
   if (name == "auto") {
     throw UsageError("allocator 'auto' chooses for a run; for a log, name those to compare");
   }
-  if (name == kPlanned)
-    throw UsageError("allocator 'planned' takes no parameters for a log but effort=full");
 }
 
 std::unique_ptr<ReplayableAllocator> Make(const std::string& specification, const MemoryLog& log,
                                           Bytes memory) {
-  if (specification == kPlanned) return PlannedFor(log, memory, kQuickSteps);
-  if (specification == kFullyPlanned) return PlannedFor(log, memory);
+  const auto allocator =
+      ParseSpecification("allocator", specification == kPlanned ? kQuicklyPlanned : specification);
+  if (allocator.name == kPlanned) return PlannedFor(log, memory, PlannedSteps(allocator));
   return MakeAllocator(specification == "pytorch" ? PyTorchAsRecorded(log) : specification, memory,
                        kGranularity);
 }
@@ -238,9 +236,10 @@ void AddReplay(CLI::App& app, int& exit_code, Session& session) {
                    "id,lower,upper,size, "
                    "or a file of spillway run --export-decisions")
       ->required();
-  verb->add_option("--allocator", options->allocators,
-                   "NAME or NAME:key=value,..., several separated by commas; planned knows the log "
-                   "in advance (planned:effort=full for the best plan, in minutes); or help")
+  verb->add_option(
+          "--allocator", options->allocators,
+          "NAME or NAME:key=value,..., several separated by commas; planned knows the log "
+          "in advance (planned:effort=normal and thorough for lower plans, in minutes); or help")
       ->default_val(std::vector<std::string>{"pytorch", kExpandable, "best-fit", kPlanned});
   verb->add_option("--memory", options->memory,
                    "What each allocator has: a size (12GiB), unlimited")

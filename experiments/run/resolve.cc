@@ -53,6 +53,8 @@ PackingOptions PackingFor(const Setup& setup) {
   PackingOptions options;
   options.granularity = setup.device.alignment;
   options.memory = setup.memory;
+  const Specification allocator = ParseSpecification("allocator", setup.allocator);
+  if (allocator.name == "planned") options.steps = PlannedSteps(allocator);
   return options;
 }
 

@@ -17,6 +17,7 @@
 #include "sim/alloc/planned.h"
 #include "sim/alloc/pytorch.h"
 #include "sim/alloc/stitched.h"
+#include "sim/packing/packing.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -163,7 +164,16 @@ std::unique_ptr<ReplayableAllocator> MakeStitched(const Arena& arena, Params& pa
   return std::make_unique<Stitched>(arena.capacity, arena.granularity, page);
 }
 
-std::unique_ptr<ReplayableAllocator> MakePlanned(const Arena& arena, Params&) {
+// Steps of `PackingOptions`: of a run about a second at most, five, and a minute or two.
+int64_t ReadEffort(Params& params) {
+  return params.Enum<int64_t>(
+      "effort", "thorough",
+      {{"quick", 200'000'000}, {"normal", 8'000'000'000}, {"thorough", PackingOptions().steps}},
+      "how long a low plan is looked for, in steps and so alike everywhere");
+}
+
+std::unique_ptr<ReplayableAllocator> MakePlanned(const Arena& arena, Params& params) {
+  ReadEffort(params);
   return std::make_unique<Planned>(arena.capacity, arena.granularity);
 }
 
@@ -228,6 +238,13 @@ std::unique_ptr<ReplayableAllocator> MakeAllocator(std::string_view specificatio
     return allocator;
   }
   throw UsageError(UnknownName("allocator", parsed.name, names));
+}
+
+int64_t PlannedSteps(const Specification& specification) {
+  Params params("allocator 'planned'", specification.values);
+  const int64_t steps = ReadEffort(params);
+  params.Finish();
+  return steps;
 }
 
 bool AutoByTime(const Specification& specification) {

@@ -32,6 +32,9 @@ std::vector<AllocatorInfo> Allocators();
 std::unique_ptr<ReplayableAllocator> MakeAllocator(std::string_view specification, Bytes capacity,
                                                    Bytes granularity);
 
+// How many steps `planned` is to spend on its plan. Throws as above.
+int64_t PlannedSteps(const Specification& specification);
+
 // Whether `auto` is told to look for the fastest run instead of the smallest. Throws as above.
 bool AutoByTime(const Specification& specification);
 

@@ -206,9 +206,9 @@ class ReplayTest(LogTest):
         path = self.write("long.csv", "id,lower,upper,size\n" + "".join(rows))
         result = run("replay", path, "--allocator", "best-fit,planned")
         self.assertEqual(result.returncode, 0)
-        self.assertIn("--allocator planned:effort=full", result.stderr)
+        self.assertIn("--allocator planned:effort=thorough", result.stderr)
         path = self.write("gap.csv", GAP)
-        rows = self.replay(path, "--allocator", "planned,planned:effort=full")["rows"]
+        rows = self.replay(path, "--allocator", "planned,planned:effort=thorough")["rows"]
         self.assertEqual([row["peak_reserved_bytes"] for row in rows], [2048, 2048])
         self.assertIn("pytorch:expandable_segments=true", self.ok("replay", path))
 
@@ -286,7 +286,7 @@ class ReplayTest(LogTest):
         path = self.write("gap.csv", GAP)
         self.fails(2, "did you mean 'best-fit'", "replay", path, "--allocator", "best-fitt")
         self.fails(2, "name those to compare", "replay", path, "--allocator", "auto")
-        self.fails(2, "no parameters", "replay", path, "--allocator", "planned:granularity=1KiB")
+        self.fails(2, "valid: effort", "replay", path, "--allocator", "planned:granularity=1KiB")
         self.fails(3, "unknown format (valid: ", "replay", self.write("x", "hello"))
         self.fails(3, "/nowhere", "replay", "/nowhere")
         self.fails(3, "gap.csv:5:5: ", "replay", self.write("gap.csv", GAP + "d,5,5,1\n"))

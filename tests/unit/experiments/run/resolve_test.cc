@@ -49,15 +49,28 @@ class ArenaTest : public ::testing::Test {
 };
 
 TEST_F(ArenaTest, PlannedNeedsTheSumOfWhatIsLiveAndLittleMore) {
-  for (const char* policy :
-       {"network-wide", "liveness", "vdnn-all", "vdnn-conv:order=prefetch-first"}) {
-    const Report report = Run("planned", Bytes::Unlimited(), policy);
-    ASSERT_TRUE(report.fits()) << policy;
-    EXPECT_TRUE(report.steady) << policy;
-    EXPECT_LE(report.metrics.peak_reserved.count() * 100,
-              report.metrics.peak_allocated.count() * 101)
-        << policy;
+  for (const char* planned : {"planned", "planned:effort=quick", "planned:effort=normal"}) {
+    for (const char* policy :
+         {"network-wide", "liveness", "vdnn-all", "vdnn-conv:order=prefetch-first"}) {
+      const Report report = Run(planned, Bytes::Unlimited(), policy);
+      ASSERT_TRUE(report.fits()) << policy;
+      EXPECT_TRUE(report.steady) << policy;
+      EXPECT_LE(report.metrics.peak_reserved.count() * 100,
+                report.metrics.peak_allocated.count() * 101)
+          << policy << " " << planned;
+    }
   }
+}
+
+TEST_F(ArenaTest, TheEffortOfPlannedIsInSteps) {
+  const auto steps = [](const std::string& text) {
+    return PlannedSteps(ParseSpecification("allocator", text));
+  };
+  EXPECT_LT(steps("planned:effort=quick"), steps("planned:effort=normal"));
+  EXPECT_LT(steps("planned:effort=normal"), steps("planned:effort=thorough"));
+  EXPECT_EQ(steps("planned"), steps("planned:effort=thorough"));
+  EXPECT_THROW(steps("planned:effort=most"), UsageError);
+  EXPECT_THROW(Run("planned:effort=most", Bytes::Unlimited(), "liveness"), UsageError);
 }
 
 TEST_F(ArenaTest, PlannedDecidesAsItsRecordedRun) {
