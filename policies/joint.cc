@@ -163,15 +163,6 @@ int64_t ReadEffort(Params& params) {
   return trials;
 }
 
-bool ReadEarlyUpdates(Params& params) {
-  const std::string text =
-      params.Text("updates", "early|late", "early",
-                  "whether each parameter is updated as soon as nothing reads it any more, so that "
-                  "its gradient need not stay, or all of them after the backward pass");
-  if (text == "late" || text == "early") return text == "early";
-  throw UsageError("policy 'joint': updates '" + text + "': early and late are valid");
-}
-
 double ReadSlowerLink(Params& params) {
   constexpr std::string_view kLink = "link:";
   const std::string text =
@@ -208,7 +199,11 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
   options.slower_link = ReadSlowerLink(params);
   options.seed = static_cast<uint64_t>(
       params.Integer("seed", 1, 0, std::numeric_limits<int64_t>::max(), "of the walk at the end"));
-  const bool early_updates = ReadEarlyUpdates(params);
+  const bool early_updates =
+      params.Choice("updates", "early", {"early", "late"},
+                    "whether each parameter is updated as soon as nothing reads it any more, so "
+                    "that its gradient need not stay, or all of them after the backward pass") ==
+      "early";
   return std::make_unique<JointPolicy>(options, early_updates);
 }
 
