@@ -478,6 +478,21 @@ class BandDivider {
 
 }  // namespace
 
+std::optional<Bytes> LeastInBands(const Trace& trace, const Op& op) {
+  const std::optional<RowWindow> window = RowWindowOf(op);
+  if (!window) return std::nullopt;
+  Bytes least;
+  for (const TensorId input : op.inputs) {
+    const Tensor& map = trace.tensor(input);
+    // An image may come channel by channel.
+    if (map.kind != TensorKind::kActivation || map.shape.size() != 4) continue;
+    const int64_t height = std::max<int64_t>(map.shape[2], 1);
+    const int64_t rows = std::clamp<int64_t>(window->kernel - window->pad, 1, height);
+    least = std::max(least, Bytes(map.size.count() / height * rows));
+  }
+  return least;
+}
+
 Trace DivideIntoBands(const Trace& trace, Bytes limit, Bytes alignment) {
   return BandDivider(trace, limit, alignment).Run();
 }

@@ -15,9 +15,15 @@
 #ifndef SPILLWAY_POLICIES_MMCNN_BANDS_H_
 #define SPILLWAY_POLICIES_MMCNN_BANDS_H_
 
+#include <optional>
+
 #include "traces/trace.h"
 
 namespace spillway {
+
+// What an op needs at least however finely it is divided by rows: those of a map that its filter
+// meets at once. nullopt for an op that cannot be.
+std::optional<Bytes> LeastInBands(const Trace& trace, const Op& op);
 
 // The trace with what does not fit in `limit`, weights in the finest slices, in bands: as many as
 // leave room for what is gathered, of one row at least, so that little memory may not be enough.

@@ -100,6 +100,19 @@ LeastMemory LargestNeed(const Trace& trace, Bytes alignment, bool divide) {
   return largest;
 }
 
+// What is needed however the trace is divided.
+LeastMemory NeedWithoutBands(const Trace& trace, Bytes alignment) {
+  const OpNeeds needs(trace, alignment);
+  LeastMemory largest;
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    const Bytes size = RoundUp(
+        LeastInBands(trace, trace.ops[i]).value_or(needs.LeastOf(static_cast<OpId>(i))), alignment);
+    if (size <= largest.size) continue;
+    largest = {size, trace.layer(trace.ops[i].layer).name};
+  }
+  return largest;
+}
+
 }  // namespace
 
 LeastMemory LeastMmcnnMemory(const Trace& trace, Bytes alignment, bool divide) {
@@ -107,8 +120,11 @@ LeastMemory LeastMmcnnMemory(const Trace& trace, Bytes alignment, bool divide) {
   const auto divided_for = [&](Bytes limit) {
     return LargestNeed(DivideIntoBands(trace, limit, alignment), alignment, divide);
   };
+  // Small limits make many ops of a network, so that nothing below this is tried.
+  const LeastMemory floor = NeedWithoutBands(trace, alignment);
+  if (floor.size > Bytes(0) && divided_for(floor.size).size <= floor.size) return floor;
   const auto narrow = [&](LeastMemory enough) {
-    Bytes too_little;
+    Bytes too_little = floor.size;
     while (enough.size - too_little > alignment) {
       const Bytes middle =
           RoundUp(too_little + Bytes((enough.size - too_little).count() / 2), alignment);
@@ -125,6 +141,7 @@ LeastMemory LeastMmcnnMemory(const Trace& trace, Bytes alignment, bool divide) {
   // Finer bands are not better everywhere: below what is too little, something may be enough again.
   for (int64_t eighths = 7; eighths > 3; --eighths) {
     const Bytes lower = RoundDown(Bytes(least.size.count() / 8 * eighths), alignment);
+    if (lower < floor.size) break;
     const LeastMemory need = divided_for(lower);
     if (need.size > lower) continue;
     least = narrow({lower, need.layer});
@@ -134,6 +151,7 @@ LeastMemory LeastMmcnnMemory(const Trace& trace, Bytes alignment, bool divide) {
 }
 
 bool FitsMmcnn(const Trace& trace, Bytes limit, Bytes alignment, bool divide) {
+  if (divide && NeedWithoutBands(trace, alignment).size > limit) return false;
   if (divide &&
       LargestNeed(DivideIntoBands(trace, limit, alignment), alignment, divide).size <= limit) {
     return true;
