@@ -174,6 +174,7 @@ TEST_F(DividedInference, SameBitsOnTheZoo) {
     const Trace trace = Lower(BuildNetwork(entry.name));
     std::vector<Bytes> limits = Limits(trace, whole ? 2 : 0);
     limits.erase(limits.begin() + 1);
+    if (!whole) limits[0] += Bytes(limits[0].count() / 4);  // few sums, which take long
     if (limits[0] < Bytes::MiB(200)) limits.push_back(Bytes::MiB(whole ? 200 : 20));
     ExpectSameBits(trace, limits, {whole ? std::optional<uint64_t>(3) : std::nullopt});
   }
