@@ -220,6 +220,13 @@ class BandDivider {
     return sources;
   }
 
+  // Of these sources together.
+  Bytes HeldFor(TensorId map, int64_t from, int64_t to) const {
+    Bytes held;
+    for (const Band& band : SourcesOf(map, from, to)) held += RowsOf(map, band.to - band.from);
+    return held;
+  }
+
   // A pool over rows [from, to) of its input, slice by slice of the channels if these rows do not
   // fit beside what they are gathered from. False, and nothing added, if it is not that.
   bool PoolInChannels(const Op& op, int64_t from, int64_t to, TensorId y) {
@@ -227,8 +234,7 @@ class BandDivider {
     const TensorId map = op.inputs[0];
     const std::vector<Band> sources = SourcesOf(map, from, to);
     if (sources[0].from == from && sources[0].to == to) return false;  // nothing is gathered
-    Bytes held;
-    for (const Band& band : sources) held += RowsOf(map, band.to - band.from);
+    const Bytes held = HeldFor(map, from, to);
     const int64_t channels = from_.tensor(map).shape[1];
     const Bytes row(RowsOf(map, to - from).count() / channels);
     const auto fits = [&](int64_t count) {
@@ -242,9 +248,7 @@ class BandDivider {
       const int64_t end = channels * (i + 1) / count;
       Op part = op;
       part.name += fmt::format("[channels {}:{}]", first, end);
-      const TensorId x = AddMap(part.name + ".x0", map, to - from);
-      to_.tensors[Index(x)].size = Bytes(to_.tensor(x).size.count() / channels * (end - first));
-      to_.tensors[Index(x)].shape[1] = end - first;
+      const TensorId x = AddMap(part.name + ".x0", map, to - from, end - first);
       std::vector<Band> slices = sources;
       for (Band& band : slices) band.tensor = AddChannels(band.tensor, first, end);
       Gather(op, slices, from, to, x);
@@ -269,11 +273,8 @@ class BandDivider {
     for (const Band& band : bands) {
       const auto [from, to] = window.Inputs(band, HeightOf(map));
       if (Having(map, from, to)) return 1;
-      Bytes held;
-      for (const Band& source : SourcesOf(map, from, to)) {
-        held += RowsOf(map, source.to - source.from);
-      }
-      if (!channels_[Index(map)].empty()) held = ChannelsOf(map, 1);
+      const Bytes held =
+          channels_[Index(map)].empty() ? HeldFor(map, from, to) : ChannelsOf(map, 1);
       const int64_t rows = to - from;
       const auto fits = [&](int64_t count) {
         const int64_t share = (channels + count - 1) / count;
@@ -301,9 +302,7 @@ class BandDivider {
       const int64_t from = channels * term / terms;
       const int64_t to = channels * (term + 1) / terms;
       const TensorId x = AddMap(fmt::format("{}.x0[channels {}:{}]", op.name, from, to), map,
-                                rows.second - rows.first);
-      to_.tensors[Index(x)].size = Bytes(to_.tensor(x).size.count() / channels * (to - from));
-      to_.tensors[Index(x)].shape[1] = to - from;
+                                rows.second - rows.first, to - from);
       AddGather(op, map, rows.first, rows.second, x, Slice{from, to});
       for (int64_t k = 0; k < outputs; ++k) {
         Op part = op;
@@ -362,12 +361,18 @@ class BandDivider {
     return known->second;
   }
 
-  TensorId AddMap(std::string name, TensorId like, int64_t rows) {
+  // Of all channels unless it is said of how many.
+  TensorId AddMap(std::string name, TensorId like, int64_t rows,
+                  std::optional<int64_t> channels = std::nullopt) {
     Tensor map = from_.tensor(like);
     map.name = std::move(name);
     map.kind = TensorKind::kActivation;
     map.size = Bytes(map.size.count() / HeightOf(like) * rows);
     map.shape[2] = rows;
+    if (channels) {
+      map.size = Bytes(map.size.count() / map.shape[1] * *channels);
+      map.shape[1] = *channels;
+    }
     map.alias_of = std::nullopt;
     map.offset = Bytes(0);
     to_.tensors.push_back(std::move(map));

@@ -263,44 +263,51 @@ std::string FormatPlan(const JointFacts& facts, const JointPlan& plan) {
   return json.EndArray().EndObject().Take();
 }
 
+namespace {
+
+// What a plan is for.
+struct Subject {
+  std::string workload, digest;
+  JsonDocument::Place place;
+  bool early_updates = false;
+};
+
+Subject ReadSubject(JsonDocument& document) {
+  using Value = JsonDocument::Value;
+  document.ReadHeader(kFormat, kVersion);
+  Subject subject;
+  document.ReadRoot(
+      Required("format", SkipJson), Required("version", SkipJson),
+      Required("workload",
+               [&](Value value) {
+                 subject.workload = document.ReadString(value);
+                 subject.place = document.Here();
+               }),
+      Required("trace_sha256", [&](Value value) { subject.digest = document.ReadString(value); }),
+      Optional("memory_bytes", SkipJson), Required("policy", SkipJson),
+      Optional("updates",
+               [&](Value value) {
+                 const std::string_view when = document.ReadString(value);
+                 if (when != "late" && when != "early") {
+                   document.Fail("expected \"late\" or \"early\"");
+                 }
+                 subject.early_updates = when == "early";
+               }),
+      Optional("micro", SkipJson), Required("storages", SkipJson), Required("kernels", SkipJson));
+  return subject;
+}
+
+}  // namespace
+
 bool HasEarlyUpdates(std::string_view text, const std::string& origin) {
   JsonDocument document(text, origin);
-  document.ReadHeader(kFormat, kVersion);
-  bool early = false;
-  document.ReadRoot(Required("format", SkipJson), Required("version", SkipJson),
-                    Required("workload", SkipJson), Required("trace_sha256", SkipJson),
-                    Optional("memory_bytes", SkipJson), Required("policy", SkipJson),
-                    Optional("updates",
-                             [&](JsonDocument::Value value) {
-                               const std::string_view when = document.ReadString(value);
-                               if (when != "late" && when != "early") {
-                                 document.Fail("expected \"late\" or \"early\"");
-                               }
-                               early = when == "early";
-                             }),
-                    Optional("micro", SkipJson), Required("storages", SkipJson),
-                    Required("kernels", SkipJson));
-  return early;
+  return ReadSubject(document).early_updates;
 }
 
 JointPlan ParsePlan(std::string_view text, const std::string& origin, const JointFacts& facts) {
   JsonDocument document(text, origin);
-  document.ReadHeader(kFormat, kVersion);
   const Trace& trace = facts.trace();
-  std::string workload, digest;
-  JsonDocument::Place place;
-  document.ReadRoot(
-      Required("format", SkipJson), Required("version", SkipJson),
-      Required("workload",
-               [&](JsonDocument::Value value) {
-                 workload = document.ReadString(value);
-                 place = document.Here();
-               }),
-      Required("trace_sha256",
-               [&](JsonDocument::Value value) { digest = document.ReadString(value); }),
-      Optional("memory_bytes", SkipJson), Required("policy", SkipJson),
-      Optional("updates", SkipJson), Optional("micro", SkipJson), Required("storages", SkipJson),
-      Required("kernels", SkipJson));
+  const auto [workload, digest, place, early_updates] = ReadSubject(document);
   if (workload != trace.name) {
     document.Fail(place, fmt::format("the plan is for {}, and this is {}", workload, trace.name));
   }

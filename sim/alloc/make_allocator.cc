@@ -164,7 +164,7 @@ std::unique_ptr<ReplayableAllocator> MakeStitched(const Arena& arena, Params& pa
   return std::make_unique<Stitched>(arena.capacity, arena.granularity, page);
 }
 
-// Steps of `PackingOptions`: of a run about a second at most, five, and a minute or two.
+// Steps of `PackingOptions`: of one search about half a second, some seconds, and minutes.
 int64_t ReadEffort(Params& params) {
   return params.Enum<int64_t>(
       "effort", "thorough",

@@ -401,6 +401,11 @@ class ExportsTest(CommandTest):
             del one["in_core_peak_bytes"]
         self.assertEqual(named, row)
 
+    def test_planned_looks_for_as_long_as_its_effort_says(self):
+        args = ("resnet50:64", "--device", "h200", "--policy", "superneurons", "--memory", "50%", "--allocator")
+        quick, normal = (self.row("run", *args, f"planned:effort={effort}") for effort in ("quick", "normal"))
+        self.assertNotEqual(quick["peak_reserved_bytes"], normal["peak_reserved_bytes"])
+
     def test_no_output_takes_the_place_of_an_input(self):
         trace = self.directory / "t.json"
         self.ok("trace", "build", "alexnet:8", "-o", trace)

@@ -58,6 +58,7 @@ void AddTo(uint64_t& hash, const Tensor& y, int64_t height, std::span<const std:
   }
 }
 
+// Ops to whose outputs no later op of the trace adds.
 std::set<std::string> LastTerms(const Trace& trace) {
   std::map<TensorId, std::string> last;  // by output
   for (const Op& op : trace.ops) last[op.outputs[0]] = op.name;
@@ -88,7 +89,7 @@ class DividedInference : public ::testing::Test {
       if (shape.size() == 4) heights[Index(op.layer)] = shape[2];
     }
     const Trace* running = nullptr;
-    std::set<std::string> last_terms;  // ops to whose output no other is added
+    std::set<std::string> last_terms;
     const auto run_op = [&](const Op& op, std::span<const KernelRun> runs,
                             std::span<const std::span<std::byte>> inputs,
                             std::span<const std::span<std::byte>> outputs, uint64_t seed) {
