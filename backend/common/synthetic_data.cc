@@ -18,25 +18,28 @@ uint64_t KeyOf(uint64_t seed, TensorId tensor, uint64_t iteration) {
   return (uint64_t{mixed.word[0]} << 32) | mixed.word[1];
 }
 
-// Whether the tensor, or a part of it, scales: the weight or the running variance of a batch
-// normalisation.
-bool IsScale(const Trace& trace, TensorId id) {
-  const auto is = [&](std::optional<TensorId> operand) {
-    return operand && (operand == id || trace.tensor(*operand).part_of == id);
-  };
-  return std::any_of(trace.ops.begin(), trace.ops.end(), [&](const Op& op) {
-    return op.type == OpType::kBatchNorm &&
-           (is(FindInput(op, Role::kWeight)) || is(FindInput(op, Role::kRunningVar)));
-  });
-}
+TensorId WholeOf(const Trace& trace, TensorId id) { return trace.tensor(id).part_of.value_or(id); }
 
 }  // namespace
 
-SyntheticData SyntheticDataOf(const Trace& trace, TensorId id, uint64_t seed, uint64_t iteration) {
-  if (trace.tensor(id).part_of) id = *trace.tensor(id).part_of;
-  const Tensor& tensor = trace.tensor(id);
+SyntheticSource::SyntheticSource(const Trace& trace, uint64_t seed) : trace_(trace), seed_(seed) {
+  for (const Op& op : trace.ops) {
+    if (op.type == OpType::kBatchNorm) {
+      for (const Role role : {Role::kWeight, Role::kRunningVar}) {
+        if (const auto id = FindInput(op, role)) scales_.insert(WholeOf(trace, *id));
+      }
+    }
+    if (const auto id = FindInput(op, Role::kLabels)) {
+      classes_.try_emplace(WholeOf(trace, *id), static_cast<int32_t>(op.IntAttribute("elements")));
+    }
+  }
+}
+
+SyntheticData SyntheticSource::Of(TensorId id, uint64_t iteration) const {
+  id = WholeOf(trace_, id);
+  const Tensor& tensor = trace_.tensor(id);
   if (tensor.kind == TensorKind::kOptimizerState) {
-    if (!IsScale(trace, id)) return {};
+    if (!scales_.contains(id)) return {};
     return {DataKind::kUniform, 0, 0, /*centre=*/1, 0};
   }
   if (tensor.kind == TensorKind::kParameter) {
@@ -44,13 +47,12 @@ SyntheticData SyntheticDataOf(const Trace& trace, TensorId id, uint64_t seed, ui
     for (size_t i = 1; i < tensor.shape.size(); ++i) fan_in *= tensor.shape[i];
     const bool is_weight = tensor.shape.size() > 1;
     const float scale = is_weight ? std::sqrt(3.0f / static_cast<float>(fan_in)) : 0.1f;
-    const float centre = IsScale(trace, id) ? 1.0f : 0.0f;
-    return {DataKind::kUniform, KeyOf(seed, id, 0), scale, centre, 0};
+    const float centre = scales_.contains(id) ? 1.0f : 0.0f;
+    return {DataKind::kUniform, KeyOf(seed_, id, 0), scale, centre, 0};
   }
-  const uint64_t key = KeyOf(seed, id, iteration + 1);
-  for (const Op& op : trace.ops) {
-    if (FindInput(op, Role::kLabels) != id) continue;
-    return {DataKind::kLabels, key, 0, 0, static_cast<int32_t>(op.IntAttribute("elements"))};
+  const uint64_t key = KeyOf(seed_, id, iteration + 1);
+  if (const auto labels = classes_.find(id); labels != classes_.end()) {
+    return {DataKind::kLabels, key, 0, 0, labels->second};
   }
   return {DataKind::kUniform, key, 1, 0, 0};
 }

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "traces/trace.h"
 
@@ -26,12 +28,25 @@ struct SyntheticData {
   int32_t classes = 0;  // kLabels: in [0, classes)
 };
 
-// A part of a tensor holds what the whole would there: its recipe is the whole's.
+// The recipes of a trace's tensors. A part of a tensor holds what the whole would there: its recipe
+// is the whole's.
 // Parameters: weights of variance 1 / fan-in, small biases that are not zero, so that they matter,
 // scales of batch normalisations near 1. Optimizer state: zero, running variances 1. Inputs differ
 // from iteration to iteration: labels where a loss reads them as such, else uniform in [-1, 1).
-SyntheticData SyntheticDataOf(const Trace& trace, TensorId tensor, uint64_t seed,
-                              uint64_t iteration);
+class SyntheticSource {
+ public:
+  // REQUIRES: `trace` outlives the source.
+  SyntheticSource(const Trace& trace, uint64_t seed);
+
+  SyntheticData Of(TensorId tensor, uint64_t iteration) const;
+
+ private:
+  const Trace& trace_;
+  const uint64_t seed_;
+  // Weights and running variances of batch normalisations, and the labels of losses, whole.
+  std::unordered_set<TensorId> scales_;
+  std::unordered_map<TensorId, int32_t> classes_;
+};
 
 // Fills fp32 elements, or int32 for labels, the first of which is element `first`; a rest that is
 // no whole element is left as it is.

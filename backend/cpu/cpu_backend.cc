@@ -4,7 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "backend/common/synthetic_data.h"
 #include "backend/common/top1.h"
 #include "backend/cpu/kernels.h"
 #include "traces/base/error.h"
@@ -40,6 +39,7 @@ std::array<std::unique_ptr<CpuCopyPath>, kMaxPools> MakeCopyPaths(const CpuOptio
 CpuBackend::CpuBackend(const Trace& trace, const CpuOptions& options, OpExecutor run_op)
     : trace_(trace),
       options_(options),
+      synthetic_(trace, options.seed),
       run_op_(std::move(run_op)),
       device_(options.memory),
       copies_(MakeCopyPaths(options)),
@@ -120,8 +120,7 @@ void CpuBackend::OnArrive(TensorId id, const Block& block, PoolId pool) {
   const std::span<std::byte> bytes =
       pool == PoolId::kDevice ? device_.At(contents) : CopiesOf(pool).Overwrite(contents);
   if (options_.given && options_.given(id, bytes)) return;
-  Fill(SyntheticDataOf(trace_, id, options_.seed, iteration_), bytes,
-       FirstElement(trace_.tensor(id)));
+  Fill(synthetic_.Of(id, iteration_), bytes, FirstElement(trace_.tensor(id)));
 }
 
 void CpuBackend::Read(const Block& block, PoolId pool, std::span<std::byte> bytes) const {
@@ -167,22 +166,27 @@ void CpuBackend::Synchronize() {
 }
 
 void CpuBackend::PoisonReleased() {
-  std::erase_if(released_, [&](const Released& released) {
-    for (size_t s = 0; s < kStreamCount; ++s) {
-      if (done_[s] < released.before[s]) return false;  // may still be needed
-    }
-    for (size_t s = 0; s < kStreamCount; ++s) {
-      for (size_t i = released.before[s]; i < done_[s]; ++i) {
-        if (Touches(streams_[s][i], released)) return true;  // in use again
-      }
-    }
+  const auto may_be_needed = [&](const Released& released) {
+    return !std::ranges::equal(done_, released.before, std::ranges::greater_equal());
+  };
+  for (; !released_.empty() && !may_be_needed(released_.front()); released_.pop_front()) {
+    const Released& released = released_.front();
+    if (IsInUseAgain(released)) continue;
     if (released.pool == PoolId::kDevice) {
       Poison(device_.At(released.block));
     } else {
       CopiesOf(released.pool).Abandon(released.block);
     }
-    return true;
-  });
+  }
+}
+
+bool CpuBackend::IsInUseAgain(const Released& released) const {
+  for (size_t s = 0; s < kStreamCount; ++s) {
+    for (size_t i = released.before[s]; i < done_[s]; ++i) {
+      if (Touches(streams_[s][i], released)) return true;
+    }
+  }
+  return false;
 }
 
 bool CpuBackend::Touches(const Command& command, const Released& released) const {

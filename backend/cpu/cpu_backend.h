@@ -13,6 +13,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -105,11 +106,13 @@ class CpuBackend final : public Executor {
   void RunKernel(const Command& command);
   void RunCopy(const Command& command);
   bool Touches(const Command& command, const Released& released) const;
+  bool IsInUseAgain(const Released& released) const;
   // Poisons what was given back and that no command may still need or has begun to use again.
   void PoisonReleased();
 
   const Trace& trace_;
   const CpuOptions options_;
+  const SyntheticSource synthetic_;
   const OpExecutor run_op_;
   Region device_;
   PageTable pages_;
@@ -121,7 +124,7 @@ class CpuBackend final : public Executor {
   StreamTimes times_;
   size_t issued_ = 0;
   int64_t ran_ = 0;
-  std::vector<Released> released_;
+  std::deque<Released> released_;  // as they were given up, so that `before` never falls
   uint64_t iteration_ = 0;
   std::optional<float> loss_;
   std::vector<int64_t> top1_;

@@ -246,6 +246,7 @@ class CudaBackend final : public Executor {
   const Trace& trace_;
   const CostModel& cost_;
   const CudaRunOptions options_;
+  const SyntheticSource synthetic_;
   CudaMachine::Impl& machine_;
   DeviceBuffer arena_;
   std::map<Bytes, DeviceBuffer> segments_;  // by offset; blocks too are segments of their own
@@ -282,6 +283,7 @@ CudaBackend::CudaBackend(const Trace& trace, const CostModel& cost, const CudaRu
     : trace_(trace),
       cost_(cost),
       options_(options),
+      synthetic_(trace, options.seed),
       machine_(machine),
       arena_(options.backing == Backing::kArena ? options.memory : Bytes(0)),
       copies_(MakeCopyPath(pinned, options.compression)) {
@@ -356,8 +358,7 @@ void CudaBackend::OnArrive(TensorId id, const Block& block, PoolId pool) {
     std::vector<std::byte> bytes(size);
     if (options_.given(id, bytes)) return Write(contents, pool, bytes);
   }
-  const SyntheticData data =
-      SyntheticDataOf(trace_, id, options_.seed, static_cast<uint64_t>(iteration_ - 1));
+  const SyntheticData data = synthetic_.Of(id, static_cast<uint64_t>(iteration_ - 1));
   const int64_t first = FirstElement(tensor);
   if (pool == PoolId::kHost) return Fill(data, {copies_->At(contents), size}, first);
   if (pool != PoolId::kDevice) {

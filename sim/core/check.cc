@@ -311,6 +311,10 @@ class Checker {
     NoteAccess(pool, {command, entry.outside, to_host});
   }
 
+  Stream StreamOf(const Access& access) const {
+    return report_.timeline[access.command].event.stream;
+  }
+
   // Of the memory behind the addresses.
   void NoteDeviceAccess(const Access& access) {
     pages_.ForEach(access.block, [&](const Block& memory) {
@@ -319,7 +323,8 @@ class Checker {
   }
 
   // Compares with every earlier access of the same bytes. Accesses that a later write covers need
-  // not be kept: what is ordered after the write is ordered after them.
+  // not be kept: what is ordered after the write is ordered after them. The same holds for reads
+  // that a later read on their stream covers.
   void NoteAccess(Arena& arena, const Access& access) {
     if (access.block.size == Bytes(0)) return;
     for (const Access& earlier : arena.accesses) {
@@ -337,11 +342,10 @@ class Checker {
              CommandName(earlier.command));
       }
     }
-    if (access.write) {
-      std::erase_if(arena.accesses, [&](const Access& earlier) {
-        return earlier.command != access.command && Covers(access.block, earlier.block);
-      });
-    }
+    std::erase_if(arena.accesses, [&](const Access& earlier) {
+      return earlier.command != access.command && Covers(access.block, earlier.block) &&
+             (access.write || (!earlier.write && StreamOf(earlier) == StreamOf(access)));
+    });
     arena.accesses.push_back(access);
   }
 

@@ -24,13 +24,14 @@ std::vector<float> Floats(const SyntheticData& data, size_t count) {
 
 TEST(SyntheticDataTest, EachKindOfTensorGetsItsOwn) {
   const Trace trace = LowerNetwork(testing::Residual(), {2, "torch", true});
+  const SyntheticSource source(trace, 7);
   std::set<uint64_t> seeds;
   int scales = 0, labels = 0;
   for (size_t i = 0; i < trace.tensors.size(); ++i) {
     const Tensor& tensor = trace.tensors[i];
     const auto id = static_cast<TensorId>(i);
-    const SyntheticData data = SyntheticDataOf(trace, id, 7, 0);
-    const bool again = SyntheticDataOf(trace, id, 7, 1).seed == data.seed;
+    const SyntheticData data = source.Of(id, 0);
+    const bool again = source.Of(id, 1).seed == data.seed;
     if (tensor.kind == TensorKind::kParameter) {
       EXPECT_TRUE(again) << tensor.name;  // parameters arrive once
       EXPECT_TRUE(seeds.insert(data.seed).second) << tensor.name;
@@ -55,9 +56,10 @@ TEST(SyntheticDataTest, APartHoldsWhatTheWholeWould) {
   const auto whole = static_cast<TensorId>(weight - trace.tensors.begin());
   trace.tensors.push_back({"part", TensorKind::kParameter, {5}, Bytes(20), {}, whole, Bytes(12)});
   const auto part = static_cast<TensorId>(trace.tensors.size() - 1);
-  const std::vector<float> all = Floats(SyntheticDataOf(trace, whole, 7, 0), 8);
+  const SyntheticSource source(trace, 7);
+  const std::vector<float> all = Floats(source.Of(whole, 0), 8);
   std::vector<float> five(5);
-  Fill(SyntheticDataOf(trace, part, 7, 0), std::as_writable_bytes(std::span(five)),
+  Fill(source.Of(part, 0), std::as_writable_bytes(std::span(five)),
        FirstElement(trace.tensor(part)));
   EXPECT_EQ(five, std::vector<float>(all.begin() + 3, all.end()));
 }
