@@ -9,6 +9,7 @@ PDF and PNG beside it. Exit code 5 without matplotlib.
 
 import csv
 import pathlib
+import re
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -495,8 +496,9 @@ def slices(name):
 
 
 def limited(figstyle, read):
-    """mmCNN, Fig. 9: time and transfers by limit."""
+    """mmCNN, Fig. 9: time and transfers by limit, and on an H200 the times that were measured."""
     curves = {}
+    measured = measured_limits() if read.device("mmcnn-Fig9") == "h200" else []
     for (network, limit, _, what), value in read("mmcnn-Fig9"):
         curves.setdefault(what, {}).setdefault(network, []).append((limit[1:], value))
     fig, panels = figstyle.figure(7.0, 2.4, ncols=2)
@@ -504,10 +506,20 @@ def limited(figstyle, read):
         for network, points in curves[what].items():
             axes.plot(*zip(*points), label=network, linewidth=1.2, marker="o", markersize=3)
         axes.set(xlabel="limit (MB)", ylabel=label)
+    if measured:
+        points = panels[0].plot(*zip(*measured), label="measured", linestyle="", marker="x", color="black", zorder=3)
+        panels[0].legend(handles=points, loc="upper left")
     panels[0].set_ylim(bottom=0)
     panels[1].set(yscale="log")
-    above_all(fig, panels[0], len(curves["ms"]))
+    above_all(fig, panels[1], len(curves["transfers"]))
     return fig
+
+
+def measured_limits():
+    """Limits in MB, as Fig. 9 names them, and what the policy took in each on an H200."""
+    with open(HERE.parent / "validation" / "mmcnn-h200.csv", newline="", encoding="utf-8") as stream:
+        found = ((re.fullmatch(r"mmcnn:limit=(\d+)MiB", row["policy"]), row) for row in csv.DictReader(stream))
+        return [(limit[1], float(row["measured_iteration_ms"])) for limit, row in found if limit]
 
 
 def speed_by_batch(figstyle, read):

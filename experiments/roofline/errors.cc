@@ -66,7 +66,7 @@ std::vector<std::string> RecordedWorkloads(const std::string& device) {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(tables, ignored)) {
     std::string name = entry.path().filename();
-    if (!name.ends_with(".json.zst")) continue;
+    if (!name.ends_with(".json.zst") || name.ends_with("-1.json.zst")) continue;
     name.resize(name.size() - std::string_view(".json.zst").size());
     name[name.rfind('-')] = ':';
     names.push_back(std::move(name));

@@ -33,7 +33,8 @@ std::string ErrorKeyOf(const Op& op, size_t slot, const std::string& algorithm);
 std::vector<Sample> RecordedSamples(const std::vector<std::string>& workloads,
                                     const std::string& device);
 
-// Workloads with a table for `device`, sorted by name: "vgg16:64".
+// Workloads with a table for `device`, sorted by name: "vgg16:64". Not of batch 1: those are of
+// inferences, and mostly of slices that take microseconds.
 std::vector<std::string> RecordedWorkloads(const std::string& device);
 
 // Absolute logarithms of predicted over recorded: 0.1 is a tenth too much or too little.

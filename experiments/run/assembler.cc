@@ -25,9 +25,13 @@ namespace {
 constexpr int kDeepestTrial = 16;
 
 RunBackend MakeSimulator(const BackendRequest& request) {
-  auto simulator = std::make_unique<SimBackend>(
-      request.setup.device, *request.setup.cost, request.backing == Backing::kBlocks,
-      request.compression ? &*request.compression : nullptr);
+  // Waits are charged of inferences, whose kernels take microseconds; a training iteration would
+  // change by less than 1 %, which is not what its measured times lack.
+  const SimCharges charges{.driver = request.backing == Backing::kBlocks,
+                           .kernel_waits = !request.setup.trace->training};
+  auto simulator =
+      std::make_unique<SimBackend>(request.setup.device, *request.setup.cost, charges,
+                                   request.compression ? &*request.compression : nullptr);
   RunBackend made;
   made.complete = [raw = simulator.get()](CompressionSummary& summary) {
     summary.times = raw->compression_times();

@@ -400,7 +400,13 @@ std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trac
                                                DeviceOf(trace.recording->device));
   }
   if (auto table = FindRecordedTable(trace, device)) {
-    return std::make_unique<TableCostModel>(std::move(*table), device);
+    // Policies slice the ops of inferences alone.
+    auto cost = std::make_unique<TableCostModel>(*table, device);
+    if (Covers(*cost, trace)) {
+      if (trace.training) return cost;
+      return std::make_unique<TableCostModel>(std::move(*table), device,
+                                              TableCostModel::Missing::kRoofline);
+    }
   }
   if (auto between = InterpolatedCost(trace, device)) return between;
   return std::make_unique<RooflineCostModel>(device);

@@ -97,8 +97,9 @@ std::optional<BatchesAround> FindBatchesAround(const std::string& network, int64
                                                const std::string& device);
 
 // `source` is "auto" (of a recorded trace what was recorded with it; else the table recorded for
-// this workload on this device if there is one; else between those of the nearest batches, if there
-// are such and they cover the trace; else the roofline), "roofline", or the path of a cost table.
+// this workload on this device if there is one that covers the trace, and the roofline for slices
+// that a policy makes and the table lacks; else between those of the nearest batches, if there are
+// such and they cover the trace; else the roofline), "roofline", or the path of a cost table.
 std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trace,
                                     const Device& device);
 

@@ -14,16 +14,17 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-FILES = ("densenet-h200.csv", "h100.csv", "h200.csv", "micro-h200.csv", "superneurons-h200.csv", "vdnnpp-h200.csv")
+FILES = ("densenet-h200.csv", "h100.csv", "h200.csv", "micro-h200.csv", "mmcnn-h200.csv",
+         "superneurons-h200.csv", "vdnnpp-h200.csv")
 COLUMNS = ("iteration_ms", "compute_ms", "stall_ms", "stall_fetch_ms", "stall_fence_ms", "stall_memory_ms",
            "stall_launch_ms", "stall_drain_ms", "peak_reserved_bytes", "peak_allocated_bytes", "offloaded_bytes",
            "prefetched_bytes", "pinned_peak_bytes")
 
 
 def predict(spillway: str, setup: tuple, policies: list) -> list:
-    workload, memory, allocator, preset, device = setup
+    workload, memory, allocator, preset, device, mode = setup
     command = [spillway, "compare", workload, "--memory", f"{memory}B" if memory else "unlimited",
-               "--allocator", allocator, "--preset", preset, "--device", device, "--format", "csv", "--quiet"]
+               "--allocator", allocator, "--preset", preset, "--device", device, "--mode", mode, "--format", "csv", "--quiet"]
     for policy in policies:
         command += ["--policy", policy]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -37,7 +38,8 @@ def differences(spillway: str, path: pathlib.Path):
         cases = list(csv.DictReader(stream))
     groups = {}
     for case in cases:
-        setup = tuple(case[name] for name in ("workload", "memory_bytes", "allocator", "preset", "device"))
+        setup = *(case[name] for name in ("workload", "memory_bytes", "allocator", "preset", "device")), case.get(
+            "mode", "training")
         groups.setdefault(setup, []).append(case)
     for setup, group in groups.items():
         rows = predict(spillway, setup, [case["policy"] for case in group])

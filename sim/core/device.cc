@@ -344,6 +344,11 @@ Device ParseDevice(std::string_view contents, const std::string& origin) {
   device.d2h = ReadLink(link, "d2h");
   device.duplex = link.Rate("duplex");
 
+  if (top.Has("stream")) {
+    Section stream = top.Subsection("stream");
+    device.kernel_wait = stream.Time("kernel_wait");
+  }
+
   if (top.Has("pool")) {
     Section pools = top.Subsection("pool");
     ReadPools(pools, device);

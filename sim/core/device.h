@@ -98,6 +98,9 @@ struct Device {
   std::vector<ExternalPool> pools;
   std::vector<ExternalPool> known_pools;  // whose links are known, without a size
 
+  // From the end of a copy to the start of a kernel that waits for it.
+  Duration kernel_wait;
+
   Duration launch_overhead;  // host time to enqueue one kernel or copy
   // Host time of a call of the convolution library (`Library` of the op table) that is made anew,
   // not launched from a graph; as `launch_overhead` if not known.
@@ -148,6 +151,7 @@ std::optional<int> ParseCapability(std::string_view text);
 //   [memory]      size  alignment (a power of two)  host
 //   [compute]     flops  dram
 //   [link]        h2d  h2d_latency  d2h  d2h_latency  duplex
+//   [stream]      kernel_wait (0 if not given); the section need not be there
 //   [host]        launch_overhead  library_call (launch_overhead if not given)
 //                 compress  decompress (one thread; 10 GB/s if not given)
 //                 codec_threads ("8" if not given)  launch_ahead (no bound if not given)

@@ -187,8 +187,9 @@ void WriteCostTable(const CostTable& table, const std::filesystem::path& path) {
   WriteFile(path, FormatCostTable(table));
 }
 
-TableCostModel::TableCostModel(std::vector<CostTable> tables, const Device& device)
+TableCostModel::TableCostModel(std::vector<CostTable> tables, const Device& device, Missing missing)
     : h2d_(device.h2d), d2h_(device.d2h) {
+  if (missing == Missing::kRoofline) rest_.emplace(device);
   if (tables.empty()) throw InputError("a recorded cost model needs at least one cost table");
   provenance_ = tables.front().provenance;
   for (CostTable& table : tables) {
@@ -208,8 +209,8 @@ TableCostModel::TableCostModel(std::vector<CostTable> tables, const Device& devi
   for (CostTable& table : tables) Add(std::move(table));
 }
 
-TableCostModel::TableCostModel(CostTable table, const Device& device)
-    : TableCostModel(std::vector<CostTable>{std::move(table)}, device) {}
+TableCostModel::TableCostModel(CostTable table, const Device& device, Missing missing)
+    : TableCostModel(std::vector<CostTable>{std::move(table)}, device, missing) {}
 
 void TableCostModel::Add(CostTable table) {
   Sort(table);
@@ -247,6 +248,7 @@ std::span<const Kernel> TableCostModel::Kernels(const Op& op, size_t slot, int64
     const auto found = batches->second.find(batch);
     if (found != batches->second.end()) return found->second;
   }
+  if (rest_) return rest_->Kernels(op, slot, batch);
   std::string recorded;
   if (batches != kernels_.end()) {
     for (const auto& [known, kernels] : batches->second) {
@@ -266,8 +268,8 @@ Duration TableCostModel::CopyTime(Direction direction, Bytes size) const {
 }
 
 std::string TableCostModel::Provenance() const {
-  return fmt::format("recorded on {}, cuDNN {}, {}", provenance_.gpu, provenance_.cudnn,
-                     provenance_.math);
+  return fmt::format("recorded on {}, cuDNN {}, {}{}", provenance_.gpu, provenance_.cudnn,
+                     provenance_.math, rest_ ? ", and the roofline for other slices" : "");
 }
 
 }  // namespace spillway

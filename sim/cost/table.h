@@ -6,8 +6,10 @@
 #ifndef SPILLWAY_SIM_COST_TABLE_H_
 #define SPILLWAY_SIM_COST_TABLE_H_
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,6 +19,7 @@
 #include "sim/core/cost_model.h"
 #include "sim/core/cost_table.h"
 #include "sim/core/device.h"
+#include "sim/cost/roofline.h"
 
 namespace spillway {
 
@@ -39,14 +42,19 @@ void WriteCostTable(const CostTable& table, const std::filesystem::path& path);
 
 // Serves recorded tables: each kernel takes its own time and what its table says that it takes in a
 // sequence. A micro-batch is looked up like any batch: it must have been recorded.
-// Immutable, so safe to use from several threads.
+// Safe to use from several threads.
 class TableCostModel final : public CostModel {
  public:
+  // What the tables lack is an error, or takes what the roofline says: a policy may cut ops into
+  // slices of any size.
+  enum class Missing : uint8_t { kError, kRoofline };
+
   // Of several tables with the same entry the first one counts. `device` gives the links, its
   // lifetime does not matter. Throws `InputError` if there is no table, or if two differ in gpu,
   // cudnn or math, for such times must not be mixed.
-  TableCostModel(std::vector<CostTable> tables, const Device& device);
-  TableCostModel(CostTable table, const Device& device);
+  TableCostModel(std::vector<CostTable> tables, const Device& device,
+                 Missing missing = Missing::kError);
+  TableCostModel(CostTable table, const Device& device, Missing missing = Missing::kError);
 
   std::vector<int64_t> Batches(const Op& op, size_t slot) const override;
   std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override;
@@ -59,6 +67,7 @@ class TableCostModel final : public CostModel {
   // By signature and batch. Never iterated but over the batches of one signature.
   std::unordered_map<std::string, std::map<int64_t, std::vector<Kernel>>> kernels_;
   ::spillway::Provenance provenance_;  // of the first table
+  std::optional<RooflineCostModel> rest_;
   Link h2d_;
   Link d2h_;
 };

@@ -23,8 +23,10 @@ namespace spillway {
 class IssueQueue {
  public:
   // The device outlives the queue. Without `splits` no command of a stream is a run of several.
-  IssueQueue(const Device& device, bool splits)
-      : device_(device), links_(device), splits_(splits) {}
+  IssueQueue(const Device& device, Duration kernel_wait, bool splits)
+      : device_(device), links_(device), splits_(splits) {
+    program_.kernel_wait = kernel_wait;
+  }
 
   // Of this iteration, by the host's clock. Nothing is issued before its first call.
   Duration now() const { return now_; }

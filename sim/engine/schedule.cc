@@ -35,12 +35,19 @@ class Player {
  private:
   const Command& Head(size_t s) const { return program_.lanes[s][head_[s]]; }
 
-  bool WaitsHappened(const Command& command) const {
+  // When the head of a lane may start as far as is known now: `Duration::Max()` while it waits for
+  // what has not ended.
+  Duration ReadyAt(size_t s) const {
+    const Command& command = Head(s);
+    Duration ready = command.issued;
     for (uint32_t i = 0; i < command.wait_count; ++i) {
       const LaneEvent event = program_.waits[command.first_wait + i];
-      if (head_[Index(event.lane)] < event.sequence) return false;
+      const size_t lane = Index(event.lane);
+      if (head_[lane] < event.sequence) return Duration::Max();
+      if (s != Index(Lane::kCompute) || lane == s || event.sequence == 0) continue;
+      ready = std::max(ready, times_[lane][event.sequence - 1].end + program_.kernel_wait);
     }
-    return true;
+    return ready;
   }
 
   bool IsIdle(size_t s) const { return !running_[s] && head_[s] < program_.lanes[s].size(); }
@@ -48,9 +55,8 @@ class Player {
   void StartReady() {
     bool changed = loads_changed_;
     for (size_t s = 0; s < lanes_; ++s) {
-      if (!IsIdle(s)) continue;
+      if (!IsIdle(s) || ReadyAt(s) > now_) continue;
       const Command& command = Head(s);
-      if (command.issued > now_ || !WaitsHappened(command)) continue;
       running_[s] = true;
       const Duration alone = std::max(command.nominal, command.least_end - now_);
       remaining_[s] = static_cast<Int128>(alone.picoseconds()) * kFullSpeed;
@@ -83,8 +89,8 @@ class Player {
         const auto left = static_cast<int64_t>(
             lane_speeds_[s] == kFullSpeed ? rounded / kFullSpeed : rounded / lane_speeds_[s]);
         next = std::min(next, now_ + Duration::Picoseconds(left));
-      } else if (IsIdle(s) && Head(s).issued > now_ && WaitsHappened(Head(s))) {
-        next = std::min(next, Head(s).issued);
+      } else if (IsIdle(s)) {
+        next = std::min(next, ReadyAt(s));
       }
     }
     return next;

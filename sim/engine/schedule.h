@@ -51,6 +51,7 @@ struct Command {
 struct Program {
   std::array<std::vector<Command>, kLaneCount> lanes;
   std::vector<LaneEvent> waits;
+  Duration kernel_wait = {};  // from the end of a copy to the start of a kernel that waits for it
 };
 
 // Plays the program. REQUIRES: every wait names an event issued before the command that waits.

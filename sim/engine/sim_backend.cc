@@ -16,11 +16,12 @@ std::unique_ptr<SimCopyPath> MakeCopyPath(const Device& device, const CostModel&
 
 }  // namespace
 
-SimBackend::SimBackend(const Device& device, const CostModel& cost, bool charge_driver,
+SimBackend::SimBackend(const Device& device, const CostModel& cost, SimCharges charges,
                        const HostCompression* compression)
     : device_(device),
-      charge_driver_(charge_driver),
-      queue_(device, /*splits=*/compression != nullptr),
+      charges_(charges),
+      queue_(device, charges.kernel_waits ? device.kernel_wait : Duration(),
+             /*splits=*/compression != nullptr),
       copies_(MakeCopyPath(device, cost, queue_, compression)) {}
 
 Event SimBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
@@ -37,7 +38,7 @@ Event SimBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
     return queue_.Issue(Stream::kCompute, command, waits, 1, *launch.host);
   }
   // Blocks of their own lie elsewhere in each iteration, so no graph of an earlier one serves.
-  if (!charge_driver_ || RowOf(launch.type).library != Library::kConvolution || calls == 0) {
+  if (!charges_.driver || RowOf(launch.type).library != Library::kConvolution || calls == 0) {
     return queue_.Issue(Stream::kCompute, command, waits, calls, device_.launch_overhead);
   }
   const Duration time = device_.library_call.value_or(device_.launch_overhead);
@@ -58,11 +59,11 @@ void SimBackend::OnOutsideBlock(TensorId tensor, const Block& block, PoolId pool
 }
 
 void SimBackend::OnAllocate(const Block& block) {
-  if (charge_driver_) Charge({DriverCall::Kind::kMalloc, block, std::nullopt});
+  if (charges_.driver) Charge({DriverCall::Kind::kMalloc, block, std::nullopt});
 }
 
 void SimBackend::OnFree(const Block& block) {
-  if (charge_driver_) Charge({DriverCall::Kind::kFree, block, std::nullopt});
+  if (charges_.driver) Charge({DriverCall::Kind::kFree, block, std::nullopt});
 }
 
 void SimBackend::OnDriverCall(const DriverCall& call) { Charge(call); }

@@ -20,12 +20,20 @@
 
 namespace spillway {
 
+// What only some runs are charged for.
+struct SimCharges {
+  // Blocks are calls of the driver (`Backing::kBlocks`); those before an iteration's first command
+  // are not part of it.
+  bool driver = false;
+  // `Device::kernel_wait`.
+  bool kernel_waits = false;
+};
+
 class SimBackend final : public Backend {
  public:
-  // Device and cost model outlive the backend. `charge_driver`: blocks are calls of the driver
-  // (`Backing::kBlocks`); those before an iteration's first command are not part of it.
-  // `compression` outlives the backend too; nullptr: the host pool is pinned memory.
-  SimBackend(const Device& device, const CostModel& cost, bool charge_driver = false,
+  // Device and cost model outlive the backend, as `compression` does; nullptr: the host pool is
+  // pinned memory.
+  SimBackend(const Device& device, const CostModel& cost, SimCharges charges = {},
              const HostCompression* compression = nullptr);
 
   std::string_view Name() const override { return "sim"; }
@@ -51,7 +59,7 @@ class SimBackend final : public Backend {
   void Charge(const DriverCall& call);
 
   const Device& device_;
-  const bool charge_driver_;
+  const SimCharges charges_;
   IssueQueue queue_;
   const std::unique_ptr<SimCopyPath> copies_;
   CompressionTimes compression_times_;

@@ -188,7 +188,7 @@ class OutOfTreeTest(unittest.TestCase):
 
     def test_other_versions_are_refused_and_both_sides_named(self):
         self.fails(3, "./wrong_api_version.so: the plugin was built with plugin API version 999, "
-                      "this program with 8", "./wrong_api_version.so")
+                      "this program with 9", "./wrong_api_version.so")
         message = self.fails(3, "./wrong_build_tag.so: the plugin was built with another compiler, "
                                 "this program with ", "./wrong_build_tag.so")
         self.assertRegex(message, r"with \S+ \d+, lib\S+ .*, Spillway \d+\.\d+\.\d+")

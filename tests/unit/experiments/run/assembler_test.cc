@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "experiments/run/resolve.h"
+#include "policies/builtin.h"
+#include "policies/registry.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/execute.h"
 #include "tests/testing/networks.h"
@@ -125,6 +127,21 @@ TEST_F(AssemblerTest, APolicyMayUseLessMemoryThanThereIs) {
   EXPECT_EQ(policy.budget, Bytes::MiB(32));
   ASSERT_TRUE(policy.tried);
   EXPECT_FALSE(policy.tried->fits());
+}
+
+TEST_F(AssemblerTest, WhatKernelsWaitIsChargedOfInferences) {
+  PolicyRegistry registry;
+  RegisterBuiltinPolicies(registry);
+  const auto time_of = [&](const std::string& policy, Duration kernel_wait) {
+    setup_.device.kernel_wait = kernel_wait;
+    const Report report = RunPolicy(setup_, *registry.Make(policy)).report;
+    EXPECT_GT(report.metrics.pools[0].prefetched, Bytes(0));
+    return report.metrics.iteration;
+  };
+  const Duration wait = Duration::Milliseconds(1);
+  EXPECT_EQ(time_of("vdnn-all", wait), time_of("vdnn-all", Duration()));
+  setup_.trace = std::make_shared<const Trace>(LowerNetwork(testing::Chain(), {1, "torch", false}));
+  EXPECT_GE(time_of("inference-vdnn", wait), time_of("inference-vdnn", Duration()) + wait);
 }
 
 TEST_F(AssemblerTest, OnlyABackendThatExecutesHasAnExecution) {

@@ -49,7 +49,7 @@ class CompressedCopies : public ::testing::Test {
   StreamTimes OutAndBack(Bytes size, int64_t compress, int64_t decompress, TensorId tensor = kX) {
     compression_.compress = {compress * 1'000'000'000};
     compression_.decompress = {decompress * 1'000'000'000};
-    SimBackend backend(device_, cost_, false, &compression_);
+    SimBackend backend(device_, cost_, {}, &compression_);
     const Block block{Bytes(0), size};
     backend.OnOutsideBlock(tensor, block, PoolId::kHost);
     const Wait out{backend.Copy(PoolId::kHost, Direction::kToHost, block, block, size, {}),
@@ -88,7 +88,7 @@ TEST_F(CompressedCopies, CopiesWaitForBuffersThatSlowThreadsHold) {
   const RooflineCostModel cost(device_);
   compression_.compress = {250'000'000};  // 40 ns for a piece
   compression_.decompress = {1'000'000'000};
-  SimBackend backend(device_, cost, false, &compression_);
+  SimBackend backend(device_, cost, {}, &compression_);
   const Block block{Bytes(0), Bytes(40)};
   backend.OnOutsideBlock(kX, block, PoolId::kHost);
   backend.Copy(PoolId::kHost, Direction::kToHost, block, block, Bytes(40), {});

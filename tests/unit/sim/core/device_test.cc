@@ -121,6 +121,7 @@ TEST(DeviceTest, ReadsEveryKey) {
   EXPECT_EQ(device.d2h.bandwidth.bytes_per_second, 6'000'000);
   EXPECT_EQ(device.d2h.latency, Duration::Microseconds(7));
   EXPECT_EQ(device.duplex.bytes_per_second, 8'000'000);
+  EXPECT_EQ(device.kernel_wait, Duration());
   EXPECT_EQ(device.launch_overhead, Duration::Microseconds(9));
   EXPECT_EQ(device.launch_ahead, 0);
   EXPECT_EQ(device.device_malloc.fixed, Duration::Microseconds(10));

@@ -210,6 +210,17 @@ TEST(TableCostModelTest, MissingEntryNamesWhatThereIs) {
             "cuDNN 9.14, fp32 (nor at any other batch); record it with `spillway record`");
 }
 
+TEST(TableCostModelTest, WhatItLacksCanTakeTheRooflinesTime) {
+  const TableCostModel model(ParseCostTable(kTable, "t.json"), SomeDevice(),
+                             TableCostModel::Missing::kRoofline);
+  EXPECT_EQ(model.Kernels(OpWith("conv"), 1, 16)[0].time, Duration::Picoseconds(9));
+  const RooflineCostModel roofline(SomeDevice());
+  const auto slice = model.Kernels(OpWith("pool"), 1, 64);
+  ASSERT_FALSE(slice.empty());
+  EXPECT_EQ(slice[0], roofline.Kernels(OpWith("pool"), 1, 64)[0]);
+  EXPECT_THAT(model.Provenance(), HasSubstr("and the roofline for other slices"));
+}
+
 TEST(TableCostModelTest, CopyTimeIsLatencyPlusTransfer) {
   const TableCostModel model(ParseCostTable(kTable, "t.json"), SomeDevice());
   EXPECT_EQ(model.CopyTime(Direction::kToDevice, Bytes(0)), Duration::Microseconds(10));

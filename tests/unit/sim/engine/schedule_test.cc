@@ -55,6 +55,23 @@ TEST(ScheduleTest, StartsExactlyWhenItsWaitHappens) {
   EXPECT_EQ(Play(program)[kCompute][0].start, Ns(12));
 }
 
+//   h2d      |--x 10--|--y 4--|
+//   compute           ..|-a 3-|   waits for x
+//   d2h                       |-z 2-|   waits for a: copies begin at once
+TEST(ScheduleTest, AKernelSeesTheEndOfACopyLater) {
+  Program program;
+  program.kernel_wait = Ns(2);
+  const LaneEvent x = Add(program, Lane::kToDevice, Ns(10), Bytes(10));
+  Add(program, Lane::kToDevice, Ns(4), Bytes(4));
+  const LaneEvent a = Add(program, Lane::kCompute, Ns(3), Bytes(0), {x});
+  Add(program, Lane::kToHost, Ns(2), Bytes(2), {a});
+  Add(program, Lane::kCompute, Ns(5), Bytes(0), {a});
+  const LaneTimes times = Play(program);
+  EXPECT_EQ(times[kCompute][0].start, Ns(12));
+  EXPECT_EQ(times[kCompute][1].start, Ns(15));  // behind a kernel, and a copy long done
+  EXPECT_EQ(times[Index(Lane::kToHost)][0].start, Ns(15));
+}
+
 TEST(ScheduleTest, StartsNoEarlierThanIssued) {
   Program program;
   Add(program, Lane::kCompute, Ns(3), Bytes(0), {}, Ns(7));
@@ -193,7 +210,7 @@ TEST(SimBackendTest, DriverCallsHoldUpTheHostAndFreeingDrainsTheStreams) {
     return result;
   };
   const auto run = [&](bool charge_driver) {
-    SimBackend backend(device, cost, charge_driver);
+    SimBackend backend(device, cost, {.driver = charge_driver});
     backend.OnAllocate(block);  // before the iteration: not charged
     const Event first = backend.Enqueue(launch(100), {});
     backend.OnAllocate(block);
@@ -222,7 +239,7 @@ TEST(SimBackendTest, LibraryCallsTakeTheirOwnTimeWhereBlocksAreCallsOfTheDriver)
   device.duplex = device.dram = {1'000'000'000'000};
   const testing::FixedCost cost;
   const auto start_of_copy = [&](bool charge_driver, OpType type, std::vector<KernelRun> runs) {
-    SimBackend backend(device, cost, charge_driver);
+    SimBackend backend(device, cost, {.driver = charge_driver});
     Launch launch;
     launch.type = type;
     launch.runs = runs;
@@ -250,7 +267,7 @@ TEST(SimBackendTest, TheLastKernelOfAnOpWaitsForItsLibraryCall) {
   device.duplex = device.dram = {1'000'000'000'000};
   const testing::FixedCost cost;
   const auto end = [&](int microseconds, OpType type) {
-    SimBackend backend(device, cost, /*charge_driver=*/true);
+    SimBackend backend(device, cost, {.driver = true});
     const std::array<KernelRun, 2> runs{};
     Launch launch;
     launch.type = type;
