@@ -8,6 +8,9 @@
 namespace spillway {
 namespace {
 
+// What was given up starts to come back so much before it has to.
+constexpr Duration kSlack = Duration::Microseconds(500);
+
 bool IsOnDevice(const PolicyContext& context, TensorId storage) {
   const Residency where = context.Where(storage);
   return where == Residency::kDevice || where == Residency::kBoth;
@@ -41,6 +44,7 @@ void PlanExecutor::BeforeOp(PolicyContext& context, OpId op) {
   current_ = op;
   if (op != OpId{0}) return;
   unreleased_.clear();
+  given_up_.clear();
   prefetched_ = 0;
 }
 
@@ -63,6 +67,18 @@ void PlanExecutor::BeforeLaunch(PolicyContext& context, OpId op) {
       return;
     }
     ++prefetched_;
+  }
+  Refetch(context, op);
+}
+
+void PlanExecutor::Refetch(PolicyContext& context, OpId op) {
+  std::erase_if(given_up_, [&](TensorId id) { return context.Where(id) != Residency::kOutside; });
+  for (const TensorId id : given_up_) {
+    const auto next = context.NextUse(id);
+    if (!next || *next <= op) continue;
+    const Duration copy =
+        facts_->cost().CopyTime(Direction::kToDevice, facts_->trace().tensor(id).size);
+    if (facts_->StartOf(*next) - facts_->StartOf(op) <= copy + kSlack) context.Prefetch(id);
   }
 }
 
@@ -113,7 +129,10 @@ bool PlanExecutor::GiveUpFarthest(PolicyContext& context) {
   std::ranges::sort(victims, std::greater());
   for (const auto& [big, copied, next, id] : victims) {
     if (Of(id).fate == Fate::kEvict && context.Evict(id)) return true;
-    if (context.Offload(id) && context.Release(id)) return true;
+    if (context.Offload(id) && context.Release(id)) {
+      given_up_.push_back(id);
+      return true;
+    }
     if (context.Evict(id)) return true;
   }
   return false;

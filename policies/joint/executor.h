@@ -36,6 +36,8 @@ class PlanExecutor final : public Policy {
   bool ReleaseOldest(PolicyContext& context);
   // Gives back what is needed last of what has a copy, or else makes one, or drops it.
   bool GiveUpFarthest(PolicyContext& context);
+  // Has what was given up come back before its next use, if there is room.
+  void Refetch(PolicyContext& context, OpId op);
 
   const std::shared_ptr<const JointFacts> facts_;
   const JointPlan plan_;
@@ -45,6 +47,7 @@ class PlanExecutor final : public Policy {
   std::vector<TensorId> queue_;                                // to be prefetched, in order
 
   OpId current_{};
+  std::vector<TensorId> given_up_;    // outside alone, against the plan
   std::vector<TensorId> unreleased_;  // copied, oldest first
   size_t prefetched_ = 0;             // of the queue
 };

@@ -75,6 +75,8 @@ struct Result {
 class DividedInference : public ::testing::Test {
  protected:
   DividedInference() : device_(testing::NarrowDevice()), cost_(device_) {
+    device_.host_memory =
+        Bytes::GiB(8);  // the deepest VGGs have more than 1 GiB of weights and maps
     RegisterBuiltinPolicies(registry_);
   }
 
