@@ -46,8 +46,8 @@ class MmcnnPolicy final : public Policy {
       throw UsageError(
           fmt::format("policy 'mmcnn': limit: {} is less than layer '{}' of {} needs; valid: {} "
                       "({} bytes) or more",
-                      FormatBytes(options_.limit), least.layer, trace.name, FormatBytes(least.size),
-                      least.size.count()));
+                      FormatBytes(options_.limit, least.size), least.layer, trace.name,
+                      FormatBytes(least.size, options_.limit), least.size.count()));
     }
     const Bytes memory = std::min(options_.limit, device.memory);
     if (options_.may_be_normal) {

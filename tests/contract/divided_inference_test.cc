@@ -276,7 +276,10 @@ TEST_F(DividedInference, ALimitUnderTheLeastIsAnError) {
     RunPolicy({Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)}, *policy);
     FAIL() << "expected a UsageError";
   } catch (const UsageError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("is less than layer '" + least.layer));
+    const Bytes limit = least.size - Bytes(1);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr(FormatBytes(limit, least.size) +
+                                                   " is less than layer '" + least.layer));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr(FormatBytes(least.size, limit)));
     EXPECT_THAT(error.what(), ::testing::HasSubstr(std::to_string(least.size.count())));
   }
 }
