@@ -24,7 +24,8 @@ COLUMNS = ("iteration_ms", "compute_ms", "stall_ms", "stall_fetch_ms", "stall_fe
 def predict(spillway: str, setup: tuple, policies: list) -> list:
     workload, memory, allocator, preset, device, mode = setup
     command = [spillway, "compare", workload, "--memory", f"{memory}B" if memory else "unlimited",
-               "--allocator", allocator, "--preset", preset, "--device", device, "--mode", mode, "--format", "csv", "--quiet"]
+               "--allocator", allocator, "--preset", preset, "--device", device, "--mode", mode, "--format", "csv",
+               "--quiet"]
     for policy in policies:
         command += ["--policy", policy]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
