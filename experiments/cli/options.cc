@@ -171,7 +171,7 @@ void MachineOption::AddAllButMemory(CLI::App& verb) {
                   "Keep offloaded feature maps compressed on the host: all, or hidden (where it "
                   "costs no time), then :key=value,...; or help");
   verb.add_option("--cost", cost,
-                  "Kernel times: auto (recorded if there is a table, else between the recorded "
+                  "Kernel times: auto (recorded if a table has all, else between the recorded "
                   "batches around, else roofline), roofline, or a cost table file")
       ->capture_default_str();
   verb.add_flag("--deterministic", deterministic,

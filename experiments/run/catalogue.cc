@@ -338,11 +338,6 @@ std::optional<BatchesAround> FindBatchesAround(const std::string& network, int64
   return around;
 }
 
-std::optional<CostTable> FindRecordedTable(const Trace& trace, const Device& device) {
-  const auto path = FindDataFile(RecordedTablePath(device.name, trace));
-  return path ? std::optional(ReadCostTable(*path)) : std::nullopt;
-}
-
 namespace {
 
 bool Covers(const CostModel& cost, const Trace& trace) {
@@ -355,6 +350,18 @@ bool Covers(const CostModel& cost, const Trace& trace) {
     return false;
   }
 }
+
+}  // namespace
+
+std::optional<CostTable> FindRecordedTable(const Trace& trace, const Device& device) {
+  const auto path = FindDataFile(RecordedTablePath(device.name, trace));
+  if (!path) return std::nullopt;
+  CostTable table = ReadCostTable(*path);
+  return Covers(TableCostModel(table, device), trace) ? std::optional(std::move(table))
+                                                      : std::nullopt;
+}
+
+namespace {
 
 // nullptr if there are no batches around, or their tables do not cover the trace.
 std::unique_ptr<CostModel> InterpolatedCost(const Trace& trace, const Device& device) {
@@ -401,12 +408,9 @@ std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trac
   }
   if (auto table = FindRecordedTable(trace, device)) {
     // Policies slice the ops of inferences alone.
-    auto cost = std::make_unique<TableCostModel>(*table, device);
-    if (Covers(*cost, trace)) {
-      if (trace.training) return cost;
-      return std::make_unique<TableCostModel>(std::move(*table), device,
-                                              TableCostModel::Missing::kRoofline);
-    }
+    return std::make_unique<TableCostModel>(
+        std::move(*table), device,
+        trace.training ? TableCostModel::Missing::kError : TableCostModel::Missing::kRoofline);
   }
   if (auto between = InterpolatedCost(trace, device)) return between;
   return std::make_unique<RooflineCostModel>(device);

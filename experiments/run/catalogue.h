@@ -85,7 +85,8 @@ struct WorkloadOptions {
 // preset and mode do not matter. Throws `UsageError` or `InputError`.
 Trace LoadWorkload(const std::string& text, const WorkloadOptions& options);
 
-// The table that "auto" finds for the workload on the device; nullopt if none was recorded.
+// The table that "auto" finds for the workload on the device; nullopt if none was recorded that
+// covers the trace.
 std::optional<CostTable> FindRecordedTable(const Trace& trace, const Device& device);
 
 // The nearest batches below and above of which there are tables of the network on the device;
@@ -97,8 +98,8 @@ std::optional<BatchesAround> FindBatchesAround(const std::string& network, int64
                                                const std::string& device);
 
 // `source` is "auto" (of a recorded trace what was recorded with it; else the table recorded for
-// this workload on this device if there is one that covers the trace, and the roofline for slices
-// that a policy makes and the table lacks; else between those of the nearest batches, if there are
+// this workload on this device (`FindRecordedTable`), and the roofline for slices that a policy
+// makes and the table lacks; else between those of the nearest batches, if there are
 // such and they cover the trace; else the roofline), "roofline", or the path of a cost table.
 std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trace,
                                     const Device& device);

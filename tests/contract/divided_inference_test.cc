@@ -175,12 +175,15 @@ TEST_F(DividedInference, SameBitsOnTheZoo) {
     if (!whole && entry.name != "alexnet-caffe" && entry.name != "resnet18") continue;
     SCOPED_TRACE(entry.name);
     const Trace trace = Lower(BuildNetwork(entry.name));
+    // vgg216 and deeper take more than 23 GiB: only where they are asked for by name.
+    if (trace.layers.size() > 440 && entry.name.starts_with("vgg") && wanted != entry.name)
+      continue;
     std::vector<Bytes> limits = Limits(trace, whole ? 2 : 0);
     limits.erase(limits.begin() + 1);
     if (!whole) limits[0] += Bytes(limits[0].count() / 4);  // few sums, which take long
     // The trace with the sums of so many VGG layers is larger than a machine's memory.
-    const bool deepest = entry.name.starts_with("vgg") && trace.layers.size() > 300;
-    if (deepest) limits[0] = std::max(limits[0], Bytes::KiB(400));
+    const bool deep = entry.name.starts_with("vgg") && trace.layers.size() > 300;
+    if (deep) limits[0] = std::max(limits[0], Bytes::KiB(400));
     if (limits[0] < Bytes::MiB(200)) limits.push_back(Bytes::MiB(whole ? 200 : 20));
     ExpectSameBits(trace, limits, {whole ? std::optional<uint64_t>(3) : std::nullopt});
   }

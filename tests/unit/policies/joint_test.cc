@@ -251,7 +251,6 @@ TEST_F(JointTest, RefusesPlansThatAreWrongStaleOrForeign) {
   }
 }
 
-// x -> y -> z -> loss: `y` is idle from z's forward to its backward, for which z has to be rebuilt.
 // A plan that keeps everything, where not everything has room: what gives way comes back before the
 // op that uses it.
 TEST_F(JointTest, WhatIsGivenUpComesBackEarly) {
@@ -274,6 +273,7 @@ TEST_F(JointTest, WhatIsGivenUpComesBackEarly) {
   EXPECT_GT(early * 2, fetched) << "of " << fetched;
 }
 
+// x -> y -> z -> loss: `y` is idle from z's forward to its backward, for which z has to be rebuilt.
 TEST_F(JointTest, WhatARebuildReadsIsNeededForIt) {
   const Trace trace = LowerNetwork(testing::Residual(), {8, "torch", true});
   class Reader final : public Policy {

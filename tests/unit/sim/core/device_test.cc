@@ -93,6 +93,12 @@ TEST(DeviceTest, TheFileMaySayWhatALibraryCallCosts) {
   EXPECT_EQ(ParseDevice(text, "toy.toml").library_call, Duration::Microseconds(190));
 }
 
+TEST(DeviceTest, TheFileMaySayHowLongKernelsWait) {
+  std::string text(kToy);
+  text.insert(text.find("[driver]"), "[stream]\nkernel_wait = \"6us\"\n");
+  EXPECT_EQ(ParseDevice(text, "toy.toml").kernel_wait, Duration::Microseconds(6));
+}
+
 // What reading `kToy` with `from` replaced by `to` says, without the directory.
 std::string ErrorOfEdit(std::string_view from, std::string_view to) {
   const TemporaryDirectory directory;

@@ -120,5 +120,17 @@ TEST(InterpolatedTest, AutoInterpolatesWhereThereAreBatchesAroundAndSaysSo) {
   EXPECT_THAT(provenance("resnet18:129"), HasSubstr("roofline"));
 }
 
+TEST(InterpolatedTest, AutoTakesATableThatCoversTheTraceAndTheRooflineForSlices) {
+  const Device device = LoadDevice("h200");
+  const auto provenance = [&](const std::string& workload, bool training) {
+    const Trace trace = LoadWorkload(workload, {.training = training});
+    EXPECT_EQ(FindRecordedTable(trace, device).has_value(), !training || workload != "resnet50:1");
+    return LoadCost("auto", trace, device)->Provenance();
+  };
+  EXPECT_THAT(provenance("resnet50:1", false), HasSubstr(", and the roofline for other slices"));
+  EXPECT_THAT(provenance("resnet50:1", true), StartsWith("analytic"));  // no backward ops in it
+  EXPECT_THAT(provenance("vgg16:128", true), ::testing::EndsWith("fp32"));
+}
+
 }  // namespace
 }  // namespace spillway
