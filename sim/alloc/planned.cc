@@ -1,7 +1,5 @@
 #include "sim/alloc/planned.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -68,6 +66,10 @@ AllocationPlan PlanAllocations(const AllocationLog& log, size_t period, Bytes me
     plan.sizes.push_back(requests[i].size);
   }
   intervals.resize(planned);
+  for (size_t live = 0; const AllocationStep& step : log.steps()) {
+    if (!step.free && plan.live.size() < planned) plan.live.push_back(live);
+    step.free ? --live : ++live;
+  }
   Packing packing = Pack(intervals, options);
   plan.offsets = std::move(packing.offsets);
   plan.height = packing.height;
@@ -89,20 +91,20 @@ std::optional<Block> Planned::Allocate(Bytes size, Hint hint) {
   if (recording_) return recording_->Allocate(size, hint);
   const Bytes rounded = RoundUp(std::max(size, Bytes(1)), granularity_);
   if (allocated_ + rounded > plan_->memory) return std::nullopt;
-  if (next_ == plan_->sizes.size()) next_ = plan_->repeat;
-  if (next_ == plan_->sizes.size() || plan_->sizes[next_] != size) {
-    throw PolicyError(fmt::format(
-        "the run asks for {} bytes where the run that 'planned' recorded did not", size.count()));
+  const size_t next = NextRequest();
+  const bool deviates = next == plan_->sizes.size() || plan_->sizes[next] != size ||
+                        !IsFree(plan_->offsets[next], rounded);
+  Bytes offset;
+  if (deviates) {
+    const Gap gap = BestGap(rounded);
+    if (gap.size < rounded) return std::nullopt;
+    offset = gap.offset;
+  } else {
+    offset = plan_->offsets[next];
+    next_ = next + 1;
   }
-  const Bytes offset = plan_->offsets[next_++];
-  const auto after = live_.lower_bound(offset);
-  if ((after != live_.end() && after->first < offset + rounded) ||
-      (after != live_.begin() && std::prev(after)->second.end > offset)) {
-    throw PolicyError(fmt::format(
-        "the run still holds what lies at offset {}, unlike the run that 'planned' recorded",
-        offset.count()));
-  }
-  live_.emplace_hint(after, offset, Live{offset + rounded, size});
+  deviates_ = deviates;
+  live_.emplace(offset, Live{offset + rounded, size});
   requested_ += size;
   allocated_ += rounded;
   reserved_ = std::max(reserved_, offset + rounded);
@@ -120,7 +122,40 @@ void Planned::Free(const Block& block) {
 
 MemoryStats Planned::Stats() const {
   if (recording_) return recording_->Stats();
-  return {requested_, allocated_, reserved_, RoundDown(plan_->memory - allocated_, granularity_)};
+  Bytes largest = RoundDown(plan_->memory - allocated_, granularity_);
+  if (deviates_) largest = std::min(largest, RoundDown(BestGap(plan_->memory).size, granularity_));
+  return {requested_, allocated_, reserved_, largest};
+}
+
+size_t Planned::NextRequest() const {
+  const size_t all = plan_->sizes.size();
+  if (plan_->repeat == all) return deviates_ ? all : next_;
+  const size_t next = next_ == all ? plan_->repeat : next_;
+  if (!deviates_ && plan_->live[next] == live_.size()) return next;
+  if (plan_->live[plan_->repeat] == live_.size()) return plan_->repeat;
+  return deviates_ ? all : next;
+}
+
+Planned::Gap Planned::BestGap(Bytes size) const {
+  Gap best{Bytes(0), Bytes(-1)};
+  Bytes floor;
+  const auto look = [&](Bytes top) {
+    const Gap gap{floor, top - floor};
+    const bool suits = gap.size >= size;
+    if (best.size < size ? gap.size > best.size : suits && gap.size < best.size) best = gap;
+  };
+  for (const auto& [offset, live] : live_) {
+    look(offset);
+    floor = live.end;
+  }
+  look(std::max(plan_->memory, plan_->height));
+  return best;
+}
+
+bool Planned::IsFree(Bytes offset, Bytes size) const {
+  const auto after = live_.lower_bound(offset);
+  return (after == live_.end() || after->first >= offset + size) &&
+         (after == live_.begin() || std::prev(after)->second.end <= offset);
 }
 
 }  // namespace spillway

@@ -79,7 +79,8 @@ class ExactSearch {
     size_t section = 0;
     std::vector<uint32_t> blocks;  // that may lie there
     int64_t loss = 0;              // what it loses at least if none does; 0 if it cannot
-    size_t ways = std::numeric_limits<size_t>::max();
+    size_t ways = 0;               // to go on; 0 if there is no corner
+    int64_t spare = 0;             // what the section can lose
   };
   enum class Outcome : uint8_t { kSame, kRaised, kContradiction };
   struct Change {
@@ -173,7 +174,7 @@ class ExactSearch {
     const size_t last = floor_.size();
     for (bool changed = true; changed;) {
       changed = false;
-      corner.ways = std::numeric_limits<size_t>::max();
+      corner.ways = 0;
       steps_ -= static_cast<int64_t>(last);
       for (size_t begin = 0, end; begin < last; begin = end) {
         const int64_t floor = FloorOf(begin);
@@ -226,17 +227,32 @@ class ExactSearch {
       }
       const bool loses = CanLie(section, floor + loss);
       if (blocks_.empty() && !loses) return Outcome::kContradiction;
-      const size_t ways = blocks_.size() + (loses ? 1 : 0);
-      const bool lower = corner.ways > problem_.count() + 1 || floor < corner.valley.floor;
-      if (params_.fewest ? ways < corner.ways || (ways == corner.ways && lower) : lower) {
-        corner.valley = valley;
-        corner.section = section;
-        std::swap(corner.blocks, blocks_);
-        corner.loss = loses ? loss : 0;
-        corner.ways = ways;
-      }
+      const Corner other{valley,
+                         section,
+                         {},
+                         loses ? loss : 0,
+                         blocks_.size() + (loses ? 1 : 0),
+                         ceiling_ - floor - left_[section]};
+      if (corner.ways > 0 && !Precedes(other, corner)) continue;
+      corner = other;
+      std::swap(corner.blocks, blocks_);
+      if (!params_.even) continue;
+      std::stable_partition(corner.blocks.begin(), corner.blocks.end(), [&](uint32_t block) {
+        return floor + problem_.size[block] == wall ||
+               (BeginOf(block) == begin && EndOf(block) == end);
+      });
     }
     return Outcome::kSame;
+  }
+
+  // Where little can be lost and few blocks suit, a mistake shows soon.
+  bool Precedes(const Corner& a, const Corner& b) const {
+    if (!params_.fewest) return a.valley.floor < b.valley.floor;
+    if (a.ways == 1 || b.ways == 1) return a.ways < b.ways;
+    const auto key = [](const Corner& corner) {
+      return std::pair(corner.spare * static_cast<int64_t>(corner.ways), corner.ways);
+    };
+    return key(a) < key(b);
   }
 
   bool CanLie(size_t section, int64_t floor) const { return floor + left_[section] <= ceiling_; }

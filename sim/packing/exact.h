@@ -11,7 +11,9 @@ namespace spillway::packing {
 
 // What the search concludes and how it chooses; each can be switched off to see what it is worth.
 struct ExactParams {
-  bool fewest = true;  // the corner with the fewest ways to go on comes first, else the lowest
+  bool fewest = true;  // the corner with little to lose and few ways to go on comes first, else the
+                       // lowest
+  bool even = true;    // first come blocks as high as the valley's wall or as long as its floor
   bool right = true;   // right corners of valleys are looked at, not only left ones
   bool repair = true;  // between new beginnings, parts of the best attempt are built again
 };

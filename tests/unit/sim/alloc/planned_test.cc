@@ -1,0 +1,149 @@
+#include "sim/alloc/planned.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "sim/packing/allocation_log.h"
+
+namespace spillway {
+namespace {
+
+constexpr Bytes kGranularity(512);
+
+// Two parameters, then iterations of three blocks: the second and the third do not meet the first
+// together, so a plan needs no more than five units.
+AllocationLog ThreeIterations() {
+  AllocationLog log;
+  log.Allocate(Bytes::KiB(1));
+  log.Allocate(Bytes::KiB(1));
+  for (int i = 0; i < 3; ++i) {
+    const uint32_t first = log.Allocate(Bytes::KiB(2));
+    const uint32_t second = log.Allocate(Bytes::KiB(1));
+    log.Free(first);
+    const uint32_t third = log.Allocate(Bytes::KiB(2));
+    log.Free(second);
+    log.Free(third);
+  }
+  return log;
+}
+
+std::shared_ptr<const AllocationPlan> PlanOf(const AllocationLog& log, size_t period,
+                                             Bytes memory) {
+  PackingOptions options;
+  options.granularity = kGranularity;
+  return std::make_shared<const AllocationPlan>(PlanAllocations(log, period, memory, options));
+}
+
+class PlannedTest : public ::testing::Test {
+ protected:
+  Block Take(Bytes size) { return *planned_.Allocate(size, Hint::kLow); }
+
+  std::shared_ptr<const AllocationPlan> plan_ = PlanOf(ThreeIterations(), 3, Bytes::KiB(8));
+  Planned planned_{plan_, kGranularity};
+};
+
+TEST_F(PlannedTest, RepeatsWhatIsPlanned) {
+  EXPECT_EQ(plan_->repeat, 2u);
+  EXPECT_EQ(plan_->live, (std::vector<size_t>{0, 1, 2, 3, 3}));
+  Take(Bytes::KiB(1));
+  Take(Bytes::KiB(1));
+  for (int i = 0; i < 3; ++i) {
+    const Block first = Take(Bytes::KiB(2));
+    const Block second = Take(Bytes::KiB(1));
+    EXPECT_EQ(first.offset, plan_->offsets[2]);
+    EXPECT_EQ(second.offset, plan_->offsets[3]);
+    planned_.Free(first);
+    planned_.Free(second);
+    planned_.Free(Take(Bytes::KiB(2)));
+  }
+  EXPECT_LE(planned_.Stats().reserved, plan_->height);
+}
+
+TEST_F(PlannedTest, DeviatesByBestFitAndTakesThePlanUpAgain) {
+  Take(Bytes::KiB(1));
+  Take(Bytes::KiB(1));
+  const Block first = Take(Bytes::KiB(2));
+  const Block other = Take(Bytes(1536));  // the plan has 1 KiB here
+  const Block second = Take(Bytes::KiB(1));
+  planned_.Free(first);
+  planned_.Free(other);
+  EXPECT_EQ(planned_.Stats().largest_free, Bytes::KiB(8) - Bytes::KiB(2) - Bytes::KiB(1));
+  const Block third = Take(Bytes(512));  // still away from the plan
+  planned_.Free(second);
+  planned_.Free(third);
+  EXPECT_EQ(Take(Bytes::KiB(2)).offset, plan_->offsets[2]);
+  EXPECT_EQ(Take(Bytes::KiB(1)).offset, plan_->offsets[3]);
+}
+
+TEST_F(PlannedTest, ARequestThatFailsIsNoDeviation) {
+  Take(Bytes::KiB(1));
+  Take(Bytes::KiB(1));
+  EXPECT_FALSE(planned_.Allocate(Bytes::KiB(7), Hint::kLow));
+  EXPECT_EQ(Take(Bytes::KiB(2)).offset, plan_->offsets[2]);
+}
+
+// Any run is served without overlaps wherever the memory has a gap, and one that becomes steady
+// again lies where it was planned.
+TEST(PlannedProperty, ServesWhatDeviatesAnywhere) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 200; ++round) {
+    AllocationLog log;
+    std::vector<Bytes> sizes;
+    for (int i = 0; i < 8; ++i) sizes.push_back(Bytes(512 * (1 + random() % 9)));
+    const Bytes kept(512 * (1 + random() % 4));
+    log.Allocate(kept);
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      std::vector<uint32_t> live;
+      for (const Bytes size : sizes) {
+        live.push_back(log.Allocate(size));
+        if (live.size() < 3) continue;
+        log.Free(live.front());
+        live.erase(live.begin());
+      }
+      for (const uint32_t block : live) log.Free(block);
+    }
+    const Bytes memory = log.Peak(kGranularity) + kGranularity * static_cast<int64_t>(random() % 8);
+    const auto plan = PlanOf(log, sizes.size(), memory);
+    Planned planned(plan, kGranularity);
+    std::map<Bytes, Block> live;
+    const auto take = [&](Bytes size) {
+      const auto block = planned.Allocate(size, Hint::kLow);
+      if (!block) return block;
+      EXPECT_LE(block->end(), std::max(plan->memory, plan->height));
+      const auto after = live.lower_bound(block->offset);
+      EXPECT_TRUE(after == live.end() || after->first >= block->end());
+      EXPECT_TRUE(after == live.begin() || std::prev(after)->second.end() <= block->offset);
+      live.emplace(block->offset, *block);
+      return block;
+    };
+    const auto give = [&](const Block& block) {
+      planned.Free(block);
+      live.erase(block.offset);
+    };
+    ASSERT_TRUE(take(kept));
+    for (int iteration = 0; iteration < 6; ++iteration) {
+      const bool steady = iteration % 2 == 0;
+      std::vector<Block> blocks;
+      for (size_t i = 0; i < sizes.size(); ++i) {
+        const bool changed = !steady && random() % 3 == 0;
+        const auto block = take(changed ? Bytes(512 * (1 + random() % 9)) : sizes[i]);
+        if (steady) {
+          ASSERT_TRUE(block);
+          EXPECT_EQ(block->offset, plan->offsets[plan->repeat + i]);
+        }
+        if (block) blocks.push_back(*block);
+        if (blocks.size() < 3) continue;
+        give(blocks.front());
+        blocks.erase(blocks.begin());
+      }
+      for (const Block& block : blocks) give(block);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace spillway
