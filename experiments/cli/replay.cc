@@ -28,7 +28,6 @@ constexpr const char* kExpandable = "pytorch:expandable_segments=true";
 constexpr const char* kSettings[] = {kExpandable, "pytorch:max_split_size=128MiB",
                                      "pytorch:max_split_size=512MiB"};
 
-constexpr const char* kQuicklyPlanned = "planned:effort=quick";   // as `planned` without more
 constexpr const char* kFullyPlanned = "planned:effort=thorough";  // minutes
 constexpr uint64_t kMostPlanned = 500'000;  // events, above which a plan is not quick
 
@@ -74,8 +73,7 @@ void Verify(const std::string& specification) {
 
 std::unique_ptr<ReplayableAllocator> Make(const std::string& specification, const MemoryLog& log,
                                           Bytes memory) {
-  const auto allocator =
-      ParseSpecification("allocator", specification == kPlanned ? kQuicklyPlanned : specification);
+  const auto allocator = ParseSpecification("allocator", specification);
   if (allocator.name == kPlanned) return PlannedFor(log, memory, PlannedSteps(allocator));
   return MakeAllocator(specification == "pytorch" ? PyTorchAsRecorded(log) : specification, memory,
                        kGranularity);
@@ -236,10 +234,9 @@ void AddReplay(CLI::App& app, int& exit_code, Session& session) {
                    "id,lower,upper,size, "
                    "or a file of spillway run --export-decisions")
       ->required();
-  verb->add_option(
-          "--allocator", options->allocators,
-          "NAME or NAME:key=value,..., several separated by commas; planned knows the log "
-          "in advance (planned:effort=normal and thorough for lower plans, in minutes); or help")
+  verb->add_option("--allocator", options->allocators,
+                   "NAME or NAME:key=value,..., several separated by commas; planned knows the log "
+                   "in advance (planned:effort=thorough for lower plans, in minutes); or help")
       ->default_val(std::vector<std::string>{"pytorch", kExpandable, "best-fit", kPlanned});
   verb->add_option("--memory", options->memory,
                    "What each allocator has: a size (12GiB), unlimited")

@@ -14,6 +14,7 @@
 namespace spillway::packing {
 namespace {
 
+constexpr int64_t kLarge = 2500;         // parts of the bound
 constexpr size_t kRaces = 16;            // at a time, at most
 constexpr int64_t kSteps = 100'000'000;  // each of these gets at least, where there are two
 constexpr size_t kRunners = 8;           // in a race
@@ -21,17 +22,16 @@ constexpr int kSweeps = 30;              // to begin with
 constexpr size_t kTried = 8;             // rules of sweeps that are varied
 constexpr int kMoves = 500;              // of a runner until the first comparison
 constexpr int kPatience = 8000;          // moves in a row of the last one that may bring nothing
-constexpr int kBands = 3;                // of which the emptiest is chosen
 constexpr double kHeat = 0.0014;         // how much worse every second move may be
 
 }  // namespace
 
-// The large blocks of a split, some of them placed below a height.
+// The large blocks, some of them placed below a height.
 class NeighbourhoodSearch::Arena {
  public:
-  Arena(const Part& part, int64_t height, std::mt19937& random, int64_t& steps)
-      : part_(part),
-        upper_(part.halves.upper),
+  Arena(const NeighbourhoodSearch& search, int64_t height, std::mt19937& random, int64_t& steps)
+      : search_(search),
+        upper_(search.upper_),
         height_(height),
         random_(random),
         steps_(steps),
@@ -74,7 +74,7 @@ class NeighbourhoodSearch::Arena {
     const uint32_t block = homeless_[random_() % homeless_.size()];
     const Window window = DrawWindow(block);
     const double limit = TakeOut(window) + kHeat * std::countr_zero(random_() | uint32_t{1} << 31);
-    SweepRule rule = DrawRule(part_.pivots, random_);
+    SweepRule rule = DrawRule(search_.pivots_, random_);
     rule.pivot = DrawPivot(window);
     again_.clear();
     for (const Taken& taken : taken_) again_.push_back(taken.block);
@@ -116,37 +116,23 @@ class NeighbourhoodSearch::Arena {
 
   // Any, or one of the best that have been tried with something changed.
   SweepRule DrawFirstRule() {
-    const SweepRule drawn = DrawRule(part_.pivots, random_);
+    const SweepRule drawn = DrawRule(search_.pivots_, random_);
     if (tried_.empty() || random_() % 2 == 0) return drawn;
     SweepRule rule = tried_[random_() % tried_.size()].rule;
-    switch (random_() % 7) {
-      case 0:
-        rule.pivot = drawn.pivot;
-        break;
-      case 1:
-        rule.stack = drawn.stack;
-        break;
-      case 2:
-        rule.by_life = drawn.by_life;
-        break;
-      case 3:
-        rule.gap = drawn.gap;
-        break;
-      case 4:
-        rule.farthest = drawn.farthest;
-        break;
-      case 5:
-        rule.origin = drawn.origin;
-        break;
-      default:
-        rule.noise = drawn.noise;
-        break;
-    }
+    const auto change = [&](auto SweepRule::*field) {
+      if (random_() % 7 == 0) rule.*field = drawn.*field;
+    };
+    change(&SweepRule::pivot);
+    change(&SweepRule::stack);
+    change(&SweepRule::by_life);
+    change(&SweepRule::gap);
+    change(&SweepRule::farthest);
+    change(&SweepRule::origin);
+    change(&SweepRule::noise);
     if (rule.noise == 0) rule.noise = 0.2;
     return rule;
   }
 
-  int64_t Life(uint32_t block) const { return upper_.end[block] - upper_.begin[block]; }
   int64_t Draw(int64_t count) {  // in [0, count)
     return static_cast<int64_t>(random_() % static_cast<uint64_t>(count));
   }
@@ -155,46 +141,20 @@ class NeighbourhoodSearch::Arena {
   Window DrawWindow(uint32_t block) {
     const int64_t around = int64_t{1} << Draw(6);
     int64_t begin = upper_.begin[block], end = upper_.end[block];
-    if (Life(block) > 2 * around && random_() % 2 == 0) {  // a part of its life
-      begin += Draw(Life(block));
+    if (end - begin > 2 * around && random_() % 2 == 0) {  // a part of its life
+      begin += Draw(end - begin);
       end = begin;
     }
     Window window{begin - around, end + around, 0, height_, std::numeric_limits<int64_t>::max(), 0};
     Meet(placed_, window.begin, window.end);
     if (random_() % 16 != 0) {
-      DrawBand(block, upper_.size[block] * (1 + Draw(4)) + Draw(height_ / 10 + 1), window);
+      const int64_t band = upper_.size[block] * (1 + Draw(4)) + Draw(height_ / 10 + 1);
+      window.bottom = Draw(std::max<int64_t>(1, height_ - band));
+      window.top = window.bottom + band;
     }
     if (random_() % 2 == 0) window.longest = 4 * around + 2;
     if (random_() % 2 == 0) window.stays_one_in = 2 + random_() % 4;
     return window;
-  }
-
-  // Any, or the emptiest of some.
-  void DrawBand(uint32_t block, int64_t band, Window& window) {
-    const int draws = random_() % 2 == 0 ? kBands : 1;
-    int64_t least = std::numeric_limits<int64_t>::max();
-    for (int i = 0; i < draws; ++i) {
-      const int64_t bottom = Draw(std::max<int64_t>(1, height_ - band));
-      const int64_t used = draws > 1 ? UsedIn(window, block, bottom, bottom + band) : 0;
-      if (used >= least) continue;
-      least = used;
-      window.bottom = bottom;
-      window.top = bottom + band;
-    }
-  }
-
-  // Granules times moments, while the block lives.
-  int64_t UsedIn(const Window& window, uint32_t block, int64_t bottom, int64_t top) {
-    const int64_t begin = std::max(window.begin, upper_.begin[block]);
-    const int64_t end = std::min(window.end, upper_.end[block]);
-    int64_t used = 0;
-    for (const Placed* other : met_) {
-      const int64_t high = std::min(other->top, top) - std::max(other->offset, bottom);
-      const int64_t wide = std::min(other->end, end) - std::max(other->begin, begin);
-      if (high > 0 && wide > 0) used += high * wide;
-    }
-    steps_ -= static_cast<int64_t>(met_.size());
-    return used;
   }
 
   // Leaves those that live in [begin, end) in `met_`. Most do not, and which is hard to predict.
@@ -237,7 +197,7 @@ class NeighbourhoodSearch::Arena {
     for (const uint32_t block : homeless_) {
       if (upper_.begin[block] >= window.end || upper_.end[block] <= window.begin) continue;
       take(block);
-      homeless += part_.weight[block];
+      homeless += search_.weight_[block];
     }
     for (const Placed* other : met_) {
       if (other->offset >= window.top || other->top <= window.bottom) continue;
@@ -259,7 +219,7 @@ class NeighbourhoodSearch::Arena {
     const SweepOrder order = OrderOf(upper_, rule, blocks);
     double missing = 0;
     const auto place = [&](uint32_t block, bool forward) {
-      if (!Place(block, rule, forward)) missing += part_.weight[block];
+      if (!Place(block, rule, forward)) missing += search_.weight_[block];
       return missing <= limit;
     };
     for (const uint32_t block : order.stack) {
@@ -289,8 +249,7 @@ class NeighbourhoodSearch::Arena {
   bool Place(uint32_t block, const SweepRule& rule, bool forward) {
     Meet(local_, upper_.begin[block], upper_.end[block]);
     const Block wanted{upper_.begin[block], upper_.end[block], upper_.size[block]};
-    const int64_t offset =
-        BestGap(met_, part_.halves.floor[block], height_, wanted, forward, rule, random_);
+    const int64_t offset = BestGap(met_, 0, height_, wanted, forward, rule, random_);
     if (offset < 0) return false;
     offset_[block] = offset;
     Put(local_, block, offset);
@@ -318,11 +277,11 @@ class NeighbourhoodSearch::Arena {
     for (uint32_t block = 0; block < upper_.count(); ++block) {
       if (offset_[block] >= 0) continue;
       homeless_.push_back(block);
-      missing_ += part_.weight[block];
+      missing_ += search_.weight_[block];
     }
   }
 
-  const Part& part_;
+  const NeighbourhoodSearch& search_;
   const Problem& upper_;
   const int64_t height_;
   std::mt19937& random_;
@@ -342,8 +301,8 @@ class NeighbourhoodSearch::Arena {
 // One race after the other, until one of them leads to a packing below a height.
 class NeighbourhoodSearch::Races {
  public:
-  Races(const Part& part, int64_t height, uint32_t seed, int64_t& steps)
-      : steps_(steps), random_(seed), arena_(part, height, random_, steps) {}
+  Races(const NeighbourhoodSearch& search, int64_t height, uint32_t seed, int64_t& steps)
+      : steps_(steps), random_(seed), arena_(search, height, random_, steps) {}
 
   // The offsets of the large blocks; none when the steps run out or `stop()`.
   template <typename Stop>
@@ -398,29 +357,26 @@ class NeighbourhoodSearch::Races {
   Arena arena_;
 };
 
-NeighbourhoodSearch::NeighbourhoodSearch(const Problem& problem, int64_t bound, int64_t& steps)
+NeighbourhoodSearch::NeighbourhoodSearch(const Problem& problem, int64_t bound)
     : problem_(problem), random_(7) {
-  for (const int64_t part : {2500, 1000, 5000}) {
-    Halves halves = Split(problem, bound / part, steps);
-    if (halves.large.empty()) continue;
-    halves.upper = Compress(halves.upper);
-    const Problem& upper = halves.upper;
-    const int64_t upper_bound = BoundOf(upper);
-    std::vector<double> weight;
-    for (uint32_t i = 0; i < upper.count(); ++i) {
-      weight.push_back(WeightOf(upper, i, static_cast<double>(upper_bound)));
-    }
-    std::vector<int64_t> pivots = FullMoments(upper, upper_bound);
-    parts_.push_back({std::move(halves), std::move(weight), std::move(pivots)});
+  for (const uint32_t block : OrderBy(problem, [&](uint32_t i) { return problem.size[i]; })) {
+    if (problem.size[block] < bound / kLarge) break;
+    large_.push_back(block);
+    upper_.begin.push_back(problem.begin[block]);
+    upper_.end.push_back(problem.end[block]);
+    upper_.size.push_back(problem.size[block]);
   }
+  if (large_.size() < problem.count()) sliver_ = bound / kLarge / 2;
+  upper_ = Compress(upper_);
+  const int64_t upper_bound = BoundOf(upper_);
+  for (uint32_t i = 0; i < upper_.count(); ++i) {
+    weight_.push_back(WeightOf(upper_, i, static_cast<double>(upper_bound)));
+  }
+  pivots_ = FullMoments(upper_, upper_bound);
 }
 
 Solution NeighbourhoodSearch::Run(int64_t height, int64_t& steps) {
-  std::vector<const Part*> parts;
-  for (const Part& part : parts_) {
-    if (Fits(part.halves, height)) parts.push_back(&part);
-  }
-  if (parts.empty() || steps <= 0) return {};
+  if (steps <= 0) return {};
   struct Outcome {
     std::vector<int64_t> offsets;
     int64_t steps;  // that are left
@@ -428,7 +384,6 @@ Solution NeighbourhoodSearch::Run(int64_t height, int64_t& steps) {
   const size_t count = std::clamp<size_t>(static_cast<size_t>(steps / kSteps), 1, kRaces);
   const int64_t share = steps / static_cast<int64_t>(count) + 1;
   std::vector<Outcome> outcomes(count, {{}, share});
-  const auto part_of = [&](size_t i) -> const Part& { return *parts[i % parts.size()]; };
   const uint32_t seed = static_cast<uint32_t>(random_());
   // The first in their order that succeeds counts, whichever is done first: so they begin in that
   // order, and those after it are stopped.
@@ -437,7 +392,7 @@ Solution NeighbourhoodSearch::Run(int64_t height, int64_t& steps) {
     tbb::parallel_for(size_t{0}, count, [&](size_t) {
       const size_t i = next++;
       Outcome& outcome = outcomes[i];
-      Races races(part_of(i), height, seed + static_cast<uint32_t>(i), outcome.steps);
+      Races races(*this, height - sliver_, seed + static_cast<uint32_t>(i), outcome.steps);
       outcome.offsets = races.Run([&] { return first < i; });
       if (outcome.offsets.empty()) return;
       for (size_t before = first; i < before && !first.compare_exchange_weak(before, i);) continue;
@@ -446,7 +401,10 @@ Solution NeighbourhoodSearch::Run(int64_t height, int64_t& steps) {
   const size_t last = std::min<size_t>(first, count - 1);
   for (size_t i = 0; i <= last; ++i) steps -= share - outcomes[i].steps;
   if (first == count) return {};
-  return Join(problem_, part_of(first).halves, outcomes[first].offsets);
+  std::vector<int64_t> fixed(problem_.count(), -1);
+  for (size_t i = 0; i < large_.size(); ++i) fixed[large_[i]] = outcomes[first].offsets[i];
+  return Place(problem_, OrderBy(problem_, [&](uint32_t i) { return problem_.size[i]; }),
+               Gap::kTightest, steps, fixed);
 }
 
 }  // namespace spillway::packing

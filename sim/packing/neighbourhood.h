@@ -7,6 +7,9 @@
 // sweeps over that and the homeless again. The outcome stays if what is homeless weighs no more
 // than before, or at times a little more; else all is as it was.
 //
+// That is for large blocks alone. Small ones go into the gaps in the end: they are many, but for
+// all of them a sliver of memory is enough.
+//
 // How far that leads depends on the beginning. So many beginnings race: the better half goes on,
 // again and again, until one is left (successive halving, Jamieson and Talwalkar 2016). Rules of
 // sweeps that were good beginnings are varied. Everything is drawn at random, from fixed seeds.
@@ -19,33 +22,29 @@
 #include <random>
 #include <vector>
 
-#include "sim/packing/halves.h"
 #include "sim/packing/problem.h"
 
 namespace spillway::packing {
 
 class NeighbourhoodSearch {
  public:
-  // `problem` outlives this; `bound` is its bound. Takes the comparisons made off `steps`, as `Run`
-  // does.
-  NeighbourhoodSearch(const Problem& problem, int64_t bound, int64_t& steps);
+  // `problem` outlives this; `bound` is its bound.
+  NeighbourhoodSearch(const Problem& problem, int64_t bound);
 
-  // A packing that is no higher than `height`, or the largest height there is when the steps run
-  // out.
+  // A packing that is no higher than `height`, seldom a little higher, or of the largest height
+  // there is when the steps run out. Takes the comparisons made off `steps`.
   Solution Run(int64_t height, int64_t& steps);
 
  private:
-  // A split of the problem; its upper half in compressed time.
-  struct Part {
-    Halves halves;
-    std::vector<double> weight;   // by large block, when it is homeless
-    std::vector<int64_t> pivots;  // moments at which memory is almost full
-  };
   class Arena;
   class Races;
 
   const Problem& problem_;
-  std::vector<Part> parts_;
+  int64_t sliver_ = 0;           // of memory is kept for the small ones
+  Order large_;                  // the largest first
+  Problem upper_;                // these, in compressed time
+  std::vector<double> weight_;   // by large block, when it is homeless
+  std::vector<int64_t> pivots_;  // moments at which memory is almost full
   std::mt19937 random_;
 };
 

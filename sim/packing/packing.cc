@@ -27,39 +27,15 @@ void Keep(Solution& best, Solution found) {
   if (found.height < best.height) best = std::move(found);
 }
 
-// A heuristic that learns: blocks that stick out come first the next time. In turn these are all
-// that reach above the bound, and those that reach as high as its best packing.
-struct Improver {
-  Order order;
-  Gap rule;
-  int64_t height = std::numeric_limits<int64_t>::max();
-  bool all = true;
-
-  Solution Next(const Problem& problem, int64_t bound, int64_t& steps) {
-    Solution found = Place(problem, order, rule, steps);
-    const int64_t limit = all ? bound : std::max(bound, height - 1);
-    std::stable_partition(order.begin(), order.end(), [&](uint32_t block) {
-      return found.offset[block] + problem.size[block] > limit;
-    });
-    height = std::min(height, found.height);
-    all = !all;
-    return found;
-  }
-};
-
-// The heuristics once, then again and again with what they have learnt, until `enough`.
-Solution Improve(const Problem& problem, int64_t bound, int64_t enough, int64_t& steps) {
-  std::vector<Improver> improvers;
-  for (const Order& order : Orders(problem)) {
-    for (const Gap rule : {Gap::kLowest, Gap::kTightest}) improvers.push_back({order, rule});
-  }
+// The best of the heuristics, until `enough`. They are for free.
+Solution Construct(const Problem& problem, int64_t enough) {
   Solution best;
-  do {
-    for (Improver& improver : improvers) {
-      if (best.height <= enough) break;
-      Keep(best, improver.Next(problem, bound, steps));  // the first round is for free
+  int64_t steps = 0;
+  for (const Order& order : Orders(problem)) {
+    for (const Gap rule : {Gap::kLowest, Gap::kTightest}) {
+      if (best.height > enough) Keep(best, Place(problem, order, rule, steps));
     }
-  } while (best.height > enough && steps > 0);
+  }
   return best;
 }
 
@@ -68,7 +44,7 @@ Solution Improve(const Problem& problem, int64_t bound, int64_t enough, int64_t&
 Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& steps) {
   const int64_t bound = BoundOf(problem);
   const int64_t all = steps;
-  Solution best;
+  Solution best = Construct(problem, enough);
   // Runs a search with a part of the steps, takes off what it used, and returns what is left of it.
   const auto spend = [&](int64_t part, const auto& search) {
     int64_t left = part;
@@ -76,8 +52,6 @@ Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& st
     steps -= part - left;
     return left;
   };
-  const auto improve = [&](int64_t& left) { return Improve(problem, bound, enough, left); };
-  spend(0, improve);
   // Few blocks are packed for good: as low as the bound, or lower again and again.
   for (int64_t height = bound + 1; best.height > enough && steps > 0; height = best.height) {
     const int64_t before = best.height;
@@ -86,35 +60,34 @@ Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& st
     if (left <= 0) break;
     if (height == before && best.height == before) return best;  // nothing is lower
   }
-  if (best.height > enough) spend(all / 512, improve);
-  // Where memory is full all the time, exactly the bound is easier to find than a little more.
+  // Where memory is full all the time, exactly the bound is easier to find than a little more, and
+  // nothing else finds it.
   for (const int64_t height : {bound, enough}) {
     if (best.height <= enough) break;
-    spend(height == bound ? all / 64 : all / 256,
-          [&](int64_t& left) { return SearchExactly(problem, height + 1, left); });
+    const int64_t part = height > bound ? 256 : enough > bound ? 64 : 4;
+    spend(all / part, [&](int64_t& left) { return SearchExactly(problem, height + 1, left); });
   }
   if (best.height <= enough || steps <= 0) return best;
 
-  NeighbourhoodSearch neighbourhoods(problem, bound, steps);
+  NeighbourhoodSearch neighbourhoods(problem, bound);
   const auto reach = [&](int64_t height, int64_t part) {
     spend(part, [&](int64_t& left) { return neighbourhoods.Run(height, left); });
     return best.height <= height;
   };
-  // Half as far from there as the best packing, again and again.
-  const auto approach = [&](int times, int64_t part) {
-    int64_t missed = near;
-    for (int i = 0; i < times && best.height > near; ++i) {
-      const int64_t height = missed + (best.height - missed) / 2;
-      if (!reach(height, part)) missed = height;
+  // Looks for a packing that is no higher than `goal`, or else half as far from there as the best,
+  // and so on; again with twice the steps, up to `most`.
+  const auto approach = [&](int64_t goal, int64_t most) {
+    for (int64_t part = most / 16; best.height > goal && part <= most; part *= 2) {
+      if (reach(goal, part)) return;
+      int64_t missed = goal;
+      for (int i = 0; i < 3 && best.height > goal; ++i) {
+        const int64_t height = missed + (best.height - missed) / 2;
+        if (!reach(height, part / 2)) missed = height;
+      }
     }
   };
-  if (best.height > near && !reach(near, all / 128)) {
-    approach(6, all / 128);
-    if (!reach(near, all / 8 * 7)) approach(5, all / 128);
-  }
-  if (best.height <= near) {
-    while (best.height > enough && reach(enough + (best.height - enough) / 2, all / 256)) continue;
-  }
+  approach(near, all / 8);
+  if (best.height <= near) approach(enough, all / 64);
   return best;
 }
 

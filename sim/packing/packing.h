@@ -2,9 +2,8 @@
 // little memory as can be found.
 //
 // The problem (dynamic storage allocation) is NP-hard. A packing is the best of several heuristics,
-// improved by moving the blocks that stick out to the front, of an exact search
-// (`exact.h`), and of packing a part again while the rest stays
-// (`neighbourhood.h`), all of them limited by the steps that they take; there is no clock,
+// of an exact search (`exact.h`), and of packing a part again while the rest stays
+// (`neighbourhood.h`), limited by the steps that they take; there is no clock,
 // so the same intervals give the same offsets. Blocks that meet all others lie at the bottom, and
 // stretches of time that no other block connects are packed apart: neither costs anything.
 
@@ -38,10 +37,10 @@ struct PackingOptions {
   // How far above the bound is good enough, in thousandths of it, if that is within the memory.
   int64_t tolerance = 5;
   Bytes memory = Bytes::Unlimited();
-  // The effort: at most so many comparisons of two blocks or of a block with a section of time.
-  // Where the heuristics miss one percent, nearly all is for packing parts again: most of it to
-  // come within one percent, the rest to come nearer; else little of it is used. With 0 the
-  // heuristics are on their own.
+  // The effort: about so many comparisons of two blocks or of a block with a section of time. Where
+  // the heuristics miss one percent, most is for packing parts again, to come within one percent or
+  // nearer to it; where not the least slack is allowed, a quarter is for the exact search. With 0
+  // the heuristics are on their own.
   int64_t steps = 64'000'000'000;
 };
 

@@ -134,7 +134,8 @@ class Lifetimes {
 
 }  // namespace
 
-Solution Place(const Problem& problem, const Order& order, Gap rule, int64_t& steps) {
+Solution Place(const Problem& problem, const Order& order, Gap rule, int64_t& steps,
+               const std::vector<int64_t>& fixed) {
   Solution solution{std::vector<int64_t>(problem.count(), 0), 0};
   const bool few = problem.count() <= kFew;
   std::vector<Placed> placed;  // by offset: all of few, or of many what the block meets
@@ -156,7 +157,8 @@ Solution Place(const Problem& problem, const Order& order, Gap rule, int64_t& st
       }
       floor = std::max(floor, other.top);
     }
-    const int64_t offset = best >= 0 ? best : floor;
+    int64_t offset = best >= 0 ? best : floor;
+    if (!fixed.empty() && fixed[block] >= 0) offset = fixed[block];
     solution.offset[block] = offset;
     solution.height = std::max(solution.height, offset + size);
     const Placed here{offset, offset + size, begin, end};

@@ -41,9 +41,10 @@ bool IsPacking(const Problem& problem, const Solution& solution);
 
 enum class Gap : uint8_t { kLowest, kTightest };
 
-// Places the blocks one by one, each in the lowest or the tightest gap between those that it meets.
-// Takes the comparisons made off `steps`.
-Solution Place(const Problem& problem, const Order& order, Gap rule, int64_t& steps);
+// Places the blocks one by one, each in the lowest or the tightest gap between those that it meets;
+// where `fixed`, by block, is not -1 it lies there. Takes the comparisons made off `steps`.
+Solution Place(const Problem& problem, const Order& order, Gap rule, int64_t& steps,
+               const std::vector<int64_t>& fixed = {});
 
 // By number.
 inline Order AllBlocks(const Problem& problem) {

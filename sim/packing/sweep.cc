@@ -42,17 +42,7 @@ std::vector<int64_t> FullMoments(const Problem& problem, int64_t bound) {
 SweepRule DrawRule(const std::vector<int64_t>& pivots, std::mt19937& random) {
   using Stack = SweepRule::Stack;
   SweepRule rule;
-  // The first moments are the best more often than any others; from either end of time there is
-  // nothing to begin with.
-  const auto where = random() % 16;
-  if (where == 0) {
-    rule.pivot = std::numeric_limits<int64_t>::min();
-  } else if (where == 1) {
-    rule.pivot = std::numeric_limits<int64_t>::max();
-  } else {
-    const size_t among = where % 2 == 0 ? pivots.size() : std::min<size_t>(pivots.size(), 8);
-    rule.pivot = pivots[random() % among];
-  }
+  rule.pivot = pivots[random() % pivots.size()];
   rule.stack = Pick<Stack>(
       std::array{Stack::kLongest, Stack::kOldest, Stack::kFirstToEnd, Stack::kYoungest}, random);
   rule.by_life = random() % 2 == 0;

@@ -65,7 +65,7 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
           const std::string what =
               fmt::format("{}, {}, {}, {}", GetParam(), preset.name, policy, memory);
           // Gaps: policies that keep memory full, on networks with forks (sim/alloc/README.md).
-          const int percent = WholeZoo() ? 103 : 101;
+          const int percent = WholeZoo() ? 107 : 101;
           EXPECT_LE(plan.height.count() * 100, plan.bound.count() * percent) << what;
           if (plan.height.count() * 100 > plan.bound.count() * 101) {
             fmt::print(
@@ -74,9 +74,9 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
                 what);
           }
           const bool fits = plan.height <= setup.memory;
-          // What is near the bound is not good enough before it fits; one misses that by 0.1 %.
-          if (!WholeZoo() && plan.height.count() * 1000 <= plan.bound.count() * 1005) {
-            EXPECT_LE(plan.height - Bytes(plan.height.count() / 1000), setup.memory) << what;
+          // What is near the bound is not good enough before it fits.
+          if (!WholeZoo() && plan.height.count() * 1000 <= plan.bound.count() * 1001) {
+            EXPECT_LE(plan.height, setup.memory) << what;
           }
           // What does not fit is planned again for less memory, which takes minutes if it misses.
           if (!fits && WholeZoo()) continue;

@@ -339,7 +339,7 @@ TEST(PackingTest, NeighbourhoodsPackWhatIsAlwaysFull) {
     const int64_t bound = packing::BoundOf(problem);
     ASSERT_EQ(bound, 51'200);
     int64_t steps = 400'000'000;
-    packing::NeighbourhoodSearch search(problem, bound, steps);
+    packing::NeighbourhoodSearch search(problem, bound);
     const packing::Solution found = search.Run(53'000, steps);
     EXPECT_LE(found.height, 53'000) << "round " << round;
     ASSERT_EQ(found.offset.size(), problem.count()) << "round " << round;
@@ -391,7 +391,7 @@ TEST(PackingTest, NeighbourhoodsPackRooms) {
     const packing::Problem problem = Rooms(random, 60);
     const int64_t bound = packing::BoundOf(problem), height = bound + bound * 5 / 100;
     int64_t steps = 800'000'000;
-    packing::NeighbourhoodSearch search(problem, bound, steps);
+    packing::NeighbourhoodSearch search(problem, bound);
     const packing::Solution found = search.Run(height, steps);
     ASSERT_EQ(found.offset.size(), problem.count()) << "round " << round;
     EXPECT_LE(found.height, height);
@@ -410,7 +410,7 @@ TEST(PackingTest, TheNumberOfCoresDoesNotMatter) {
     for (const int cores : {1, 2, 8}) {
       int64_t steps = 300'000'000;
       tbb::task_arena(cores).execute([&] {
-        packing::NeighbourhoodSearch search(problem, bound, steps);
+        packing::NeighbourhoodSearch search(problem, bound);
         found.push_back(search.Run(bound + bound * slack / 100, steps));
       });
       left.push_back(steps);
@@ -428,7 +428,7 @@ TEST(PackingTest, NeighbourhoodsEndWithTheSteps) {
   const int64_t bound = packing::BoundOf(problem);
   ASSERT_EQ(bound, 6);
   int64_t steps = 1'000'000;
-  packing::NeighbourhoodSearch search(problem, bound, steps);
+  packing::NeighbourhoodSearch search(problem, bound);
   const packing::Solution found = search.Run(bound, steps);
   EXPECT_EQ(found.height, bound);
   ExpectSound(problem, found);
