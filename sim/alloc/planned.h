@@ -28,9 +28,9 @@ struct AllocationPlan {
   std::vector<Bytes> offsets;
   std::vector<size_t> live;  // blocks that are live when it is made
   size_t repeat = 0;         // equal to the number of requests if nothing repeats
-  Bytes memory;       // the live blocks may be that much together
-  Bytes height;       // the end of the highest block
-  Bytes bound;        // the largest sum of live blocks: no plan is lower
+  Bytes memory;              // the live blocks may be that much together
+  Bytes height;              // the end of the highest block
+  Bytes bound;               // the largest sum of live blocks: no plan is lower
 };
 
 // Plans for a log of a whole run, in which `memory` may be live together. `period` is how many

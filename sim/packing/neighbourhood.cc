@@ -78,8 +78,6 @@ class NeighbourhoodSearch::Arena {
     rule.pivot = DrawPivot(window);
     again_.clear();
     for (const Taken& taken : taken_) again_.push_back(taken.block);
-    // The one it is about may come first, and disturb the others.
-    if (random_() % 5 == 0 && Place(block, rule, true)) std::erase(again_, block);
     if (Sweep(again_, rule, limit) > limit) {
       for (const Taken& taken : taken_) offset_[taken.block] = taken.offset;
       return;
@@ -100,10 +98,9 @@ class NeighbourhoodSearch::Arena {
 
  private:
   struct Window {
-    int64_t begin, end;     // of time
-    int64_t bottom, top;    // of offsets
-    int64_t longest;        // what lives longer stays
-    uint32_t stays_one_in;  // of the others that many stay; all move if it is 0
+    int64_t begin, end;   // of time
+    int64_t bottom, top;  // of offsets
+    int64_t longest;      // what lives longer stays
   };
   struct Taken {
     uint32_t block;
@@ -120,12 +117,10 @@ class NeighbourhoodSearch::Arena {
     if (tried_.empty() || random_() % 2 == 0) return drawn;
     SweepRule rule = tried_[random_() % tried_.size()].rule;
     const auto change = [&](auto SweepRule::*field) {
-      if (random_() % 7 == 0) rule.*field = drawn.*field;
+      if (random_() % 5 == 0) rule.*field = drawn.*field;
     };
     change(&SweepRule::pivot);
     change(&SweepRule::stack);
-    change(&SweepRule::by_life);
-    change(&SweepRule::gap);
     change(&SweepRule::farthest);
     change(&SweepRule::origin);
     change(&SweepRule::noise);
@@ -145,7 +140,7 @@ class NeighbourhoodSearch::Arena {
       begin += Draw(end - begin);
       end = begin;
     }
-    Window window{begin - around, end + around, 0, height_, std::numeric_limits<int64_t>::max(), 0};
+    Window window{begin - around, end + around, 0, height_, std::numeric_limits<int64_t>::max()};
     Meet(placed_, window.begin, window.end);
     if (random_() % 16 != 0) {
       const int64_t band = upper_.size[block] * (1 + Draw(4)) + Draw(height_ / 10 + 1);
@@ -153,7 +148,6 @@ class NeighbourhoodSearch::Arena {
       window.top = window.bottom + band;
     }
     if (random_() % 2 == 0) window.longest = 4 * around + 2;
-    if (random_() % 2 == 0) window.stays_one_in = 2 + random_() % 4;
     return window;
   }
 
@@ -202,7 +196,6 @@ class NeighbourhoodSearch::Arena {
     for (const Placed* other : met_) {
       if (other->offset >= window.top || other->top <= window.bottom) continue;
       if (other->end - other->begin > window.longest) continue;
-      if (window.stays_one_in > 0 && random_() % window.stays_one_in == 0) continue;
       take(other->block);
     }
     Meet(placed_, begin, end);

@@ -9,6 +9,8 @@
 namespace spillway::packing {
 namespace {
 
+constexpr double kGap = 3;  // how much worse it is to leave a gap than to fill one
+
 template <typename T, size_t kSize>
 T Pick(const std::array<T, kSize>& values, std::mt19937& random) {
   return values[random() % kSize];
@@ -45,8 +47,6 @@ SweepRule DrawRule(const std::vector<int64_t>& pivots, std::mt19937& random) {
   rule.pivot = pivots[random() % pivots.size()];
   rule.stack = Pick<Stack>(
       std::array{Stack::kLongest, Stack::kOldest, Stack::kFirstToEnd, Stack::kYoungest}, random);
-  rule.by_life = random() % 2 == 0;
-  rule.gap = Pick(std::array{0.0, 3.0, 10.0, 30.0}, random);
   rule.farthest = Pick(std::array{10.0, 20.0, 50.0, 1000.0}, random);
   rule.origin = Pick(std::array{0.0, 0.0, 0.1, 0.3, 1.0}, random);
   rule.noise = Pick(std::array{0.0, 0.2, 0.5}, random);
@@ -83,9 +83,8 @@ SweepOrder OrderOf(const Problem& problem, const SweepRule& rule,
     }
     return std::pair(begin[i], size[i]);
   });
-  const auto rank = [&](uint32_t i) { return rule.by_life ? life(i) : size[i]; };
-  sort(order.later, [&](uint32_t i) { return std::pair(-begin[i], rank(i)); });
-  sort(order.earlier, [&](uint32_t i) { return std::pair(end[i], rank(i)); });
+  sort(order.later, [&](uint32_t i) { return std::pair(-begin[i], size[i]); });
+  sort(order.earlier, [&](uint32_t i) { return std::pair(end[i], size[i]); });
   return order;
 }
 
@@ -117,8 +116,8 @@ int64_t BestGap(std::span<const Placed* const> met, int64_t lowest, int64_t heig
     if (top - floor == block.size) {
       look(floor, std::min(distance(under), distance(over)) / 2);
     } else {
-      look(floor, distance(under) + rule.gap);
-      look(top - block.size, distance(over) + rule.gap);
+      look(floor, distance(under) + kGap);
+      look(top - block.size, distance(over) + kGap);
     }
   };
   for (const Placed* other : met) {

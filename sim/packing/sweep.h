@@ -24,11 +24,9 @@ struct SweepRule {
 
   int64_t pivot = 0;              // the moment
   Stack stack = Stack::kLongest;  // what lies lowest of the blocks that are live then
-  bool by_life = false;  // what comes first of blocks that begin together: else the largest
-  double gap = 0;        // how much worse it is to leave a gap than to fill one
-  double farthest = 0;   // differences of time beyond this are equal
-  double origin = 0;     // the weight of the difference of the other ends
-  double noise = 0;      // part of a choice that is chance
+  double farthest = 0;            // differences of time beyond this are equal
+  double origin = 0;              // the weight of the difference of the other ends
+  double noise = 0;               // part of a choice that is chance
 };
 
 // How hard it is to place a block, in parts of `unit`.

@@ -68,7 +68,7 @@ TEST_F(ArenaTest, TheEffortOfPlannedIsInSteps) {
   };
   EXPECT_LT(steps("planned:effort=quick"), steps("planned:effort=normal"));
   EXPECT_LT(steps("planned:effort=normal"), steps("planned:effort=thorough"));
-  EXPECT_EQ(steps("planned"), steps("planned:effort=thorough"));
+  EXPECT_EQ(steps("planned"), steps("planned:effort=normal"));
   EXPECT_THROW(steps("planned:effort=most"), UsageError);
   EXPECT_THROW(Run("planned:effort=most", Bytes::Unlimited(), "liveness"), UsageError);
 }
@@ -87,10 +87,13 @@ TEST_F(ArenaTest, PlannedFitsWhereBestFitDoes) {
   }
 }
 
-TEST_F(ArenaTest, APlanIsForOneRun) {
+TEST_F(ArenaTest, ARunThatIsNotThePlannedOneFitsByBestFit) {
   const spillway::Setup setup =
       ResolveAllocator(SetupFor("planned", Bytes::Unlimited()), Maker("vdnn-all"));
-  EXPECT_THROW(Simulate(setup, *registry_.Make("network-wide")), PolicyError);
+  const Report report = Simulate(setup, *registry_.Make("network-wide")).report;
+  EXPECT_TRUE(report.fits());
+  EXPECT_THAT(Check(trace_, report), IsEmpty());
+  EXPECT_EQ(report.decisions, Run("stitched", Bytes::Unlimited(), "network-wide").decisions);
 }
 
 TEST_F(ArenaTest, AutoIsNeverWorseThanWhatItTries) {
