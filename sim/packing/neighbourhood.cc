@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <limits>
 #include <utility>
 
@@ -19,10 +18,8 @@ constexpr size_t kRaces = 16;            // at a time, at most
 constexpr int64_t kSteps = 100'000'000;  // each of these gets at least, where there are two
 constexpr size_t kRunners = 8;           // in a race
 constexpr int kSweeps = 30;              // to begin with
-constexpr size_t kTried = 8;             // rules of sweeps that are varied
 constexpr int kMoves = 500;              // of a runner until the first comparison
 constexpr int kPatience = 8000;          // moves in a row of the last one that may bring nothing
-constexpr double kHeat = 0.0014;         // how much worse every second move may be
 
 }  // namespace
 
@@ -40,22 +37,16 @@ class NeighbourhoodSearch::Arena {
   // The best of some sweeps.
   void Begin() {
     std::vector<int64_t> best;
-    Tried tried{std::numeric_limits<double>::max(), {}};
+    double least = std::numeric_limits<double>::max();
     const Order all = AllBlocks(upper_);
     for (int i = 0; i < kSweeps; ++i) {
       Clear();
-      const SweepRule rule = DrawFirstRule();
-      const double missing = Sweep(all, rule, tried.missing);
-      if (missing >= tried.missing) continue;
-      tried = {missing, rule};
+      const double missing = Sweep(all, DrawRule(search_.pivots_, random_), least);
+      if (missing >= least) continue;
+      least = missing;
       best = offset_;
     }
     Resume(best);
-    tried_.insert(
-        std::upper_bound(tried_.begin(), tried_.end(), tried,
-                         [](const Tried& a, const Tried& b) { return a.missing < b.missing; }),
-        tried);
-    if (tried_.size() > kTried) tried_.pop_back();
   }
 
   // With these offsets, -1 for homeless.
@@ -73,7 +64,7 @@ class NeighbourhoodSearch::Arena {
   void Move() {
     const uint32_t block = homeless_[random_() % homeless_.size()];
     const Window window = DrawWindow(block);
-    const double limit = TakeOut(window) + kHeat * std::countr_zero(random_() | uint32_t{1} << 31);
+    const double limit = TakeOut(window);
     SweepRule rule = DrawRule(search_.pivots_, random_);
     rule.pivot = DrawPivot(window);
     again_.clear();
@@ -100,33 +91,11 @@ class NeighbourhoodSearch::Arena {
   struct Window {
     int64_t begin, end;   // of time
     int64_t bottom, top;  // of offsets
-    int64_t longest;      // what lives longer stays
   };
   struct Taken {
     uint32_t block;
     int64_t offset;
   };
-  struct Tried {
-    double missing;
-    SweepRule rule;
-  };
-
-  // Any, or one of the best that have been tried with something changed.
-  SweepRule DrawFirstRule() {
-    const SweepRule drawn = DrawRule(search_.pivots_, random_);
-    if (tried_.empty() || random_() % 2 == 0) return drawn;
-    SweepRule rule = tried_[random_() % tried_.size()].rule;
-    const auto change = [&](auto SweepRule::*field) {
-      if (random_() % 5 == 0) rule.*field = drawn.*field;
-    };
-    change(&SweepRule::pivot);
-    change(&SweepRule::stack);
-    change(&SweepRule::farthest);
-    change(&SweepRule::origin);
-    change(&SweepRule::noise);
-    if (rule.noise == 0) rule.noise = 0.2;
-    return rule;
-  }
 
   int64_t Draw(int64_t count) {  // in [0, count)
     return static_cast<int64_t>(random_() % static_cast<uint64_t>(count));
@@ -140,14 +109,13 @@ class NeighbourhoodSearch::Arena {
       begin += Draw(end - begin);
       end = begin;
     }
-    Window window{begin - around, end + around, 0, height_, std::numeric_limits<int64_t>::max()};
+    Window window{begin - around, end + around, 0, height_};
     Meet(placed_, window.begin, window.end);
     if (random_() % 16 != 0) {
       const int64_t band = upper_.size[block] * (1 + Draw(4)) + Draw(height_ / 10 + 1);
       window.bottom = Draw(std::max<int64_t>(1, height_ - band));
       window.top = window.bottom + band;
     }
-    if (random_() % 2 == 0) window.longest = 4 * around + 2;
     return window;
   }
 
@@ -195,7 +163,6 @@ class NeighbourhoodSearch::Arena {
     }
     for (const Placed* other : met_) {
       if (other->offset >= window.top || other->top <= window.bottom) continue;
-      if (other->end - other->begin > window.longest) continue;
       take(other->block);
     }
     Meet(placed_, begin, end);
@@ -284,8 +251,7 @@ class NeighbourhoodSearch::Arena {
   std::vector<Placed> local_;    // some of them, and what a move places; by offset
   std::vector<Placed> stack_;    // what was placed first when nothing else was
   std::vector<uint32_t> homeless_;
-  double missing_ = 0;        // what these weigh
-  std::vector<Tried> tried_;  // some that were best of a beginning, the best first
+  double missing_ = 0;  // what these weigh
   std::vector<const Placed*> met_;
   std::vector<Taken> taken_;
   std::vector<uint32_t> again_;

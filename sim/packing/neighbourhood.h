@@ -2,18 +2,18 @@
 // full all the time.
 //
 // Large neighbourhood search (Shaw 1998). It begins with the best of some sweeps over time
-// (`packing_sweep.h`), in which what finds no place below the height stays homeless. Then it takes
+// (`sweep.h`), in which what finds no place below the height stays homeless. Then it takes
 // out what lies around the lifetime of a homeless block, mostly within a band of offsets, and
 // sweeps over that and the homeless again. The outcome stays if what is homeless weighs no more
-// than before, or at times a little more; else all is as it was.
+// than before; else all is as it was.
 //
 // That is for large blocks alone. Small ones go into the gaps in the end: they are many, but for
 // all of them a sliver of memory is enough.
 //
 // How far that leads depends on the beginning. So many beginnings race: the better half goes on,
-// again and again, until one is left (successive halving, Jamieson and Talwalkar 2016). Rules of
-// sweeps that were good beginnings are varied. Everything is drawn at random, from fixed seeds.
-// Races run on all cores, and the outcome does not depend on how many there are.
+// again and again, until one is left (successive halving, Jamieson and Talwalkar 2016). Everything
+// is drawn at random, from fixed seeds. Races run on all cores, and the outcome does not depend on
+// how many there are.
 
 #ifndef SPILLWAY_SIM_PACKING_NEIGHBOURHOOD_H_
 #define SPILLWAY_SIM_PACKING_NEIGHBOURHOOD_H_

@@ -4,7 +4,7 @@
 // large block fits only where blocks that end together lie together. So blocks are placed outwards
 // from a moment, those that are live then first, each beside the block whose life ends (towards the
 // past: begins) most nearly when its own does, first where it fills a gap. Moments, orders and
-// weights are drawn at random: neighbourhood search (`packing_neighbourhood.h`) makes many sweeps.
+// weights are drawn at random: neighbourhood search (`neighbourhood.h`) makes many sweeps.
 
 #ifndef SPILLWAY_SIM_PACKING_SWEEP_H_
 #define SPILLWAY_SIM_PACKING_SWEEP_H_

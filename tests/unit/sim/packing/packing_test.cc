@@ -414,7 +414,7 @@ TEST(PackingTest, TheNumberOfCoresDoesNotMatter) {
       });
       left.push_back(steps);
     }
-    EXPECT_FALSE(found[0].offset.empty()) << slack;
+    EXPECT_EQ(found[0].offset.empty(), slack < 3) << slack;  // one is not found by any
     for (size_t i = 1; i < found.size(); ++i) {
       EXPECT_EQ(found[i].offset, found[0].offset) << slack;
       EXPECT_EQ(left[i], left[0]) << slack;
