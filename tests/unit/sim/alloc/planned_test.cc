@@ -86,6 +86,14 @@ TEST_F(PlannedTest, ARequestThatFailsIsNoDeviation) {
   EXPECT_EQ(Take(Bytes::KiB(2)).offset, plan_->offsets[2]);
 }
 
+TEST_F(PlannedTest, APlaceThatIsTakenIsADeviation) {
+  Take(Bytes::KiB(1));
+  const Block kept = Take(Bytes::KiB(3));  // the plan has 1 KiB here
+  ASSERT_LT(kept.offset, plan_->offsets[2]);
+  ASSERT_GT(kept.end(), plan_->offsets[2]);
+  EXPECT_GE(Take(Bytes::KiB(2)).offset, kept.end());
+}
+
 // Any run is served without overlaps wherever the memory has a gap, and one that becomes steady
 // again lies where it was planned.
 TEST(PlannedProperty, ServesWhatDeviatesAnywhere) {
