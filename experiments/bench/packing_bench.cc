@@ -87,7 +87,7 @@ SPILLWAY_TIGHT(kCoarse);
 SPILLWAY_TIGHT(kBrick);
 
 // Plans of runs that keep memory full, in 30 % of the way from the least memory to that in core.
-// `thorough` takes ten minutes of one core.
+// `thorough` takes five minutes of one core.
 void BM_PackZoo(benchmark::State& state, const char* effort) {
   constexpr std::array<std::array<const char*, 2>, 8> kRuns{{{"inception-v4:32", "superneurons"},
                                                              {"inception-v4-nobn:32", "vdnnpp"},

@@ -209,7 +209,7 @@ class NeighbourhoodSearch::Arena {
   bool Place(uint32_t block, const SweepRule& rule, bool forward) {
     Meet(local_, upper_.begin[block], upper_.end[block]);
     const Block wanted{upper_.begin[block], upper_.end[block], upper_.size[block]};
-    const int64_t offset = BestGap(met_, 0, height_, wanted, forward, rule, random_);
+    const int64_t offset = BestGap(met_, height_, wanted, forward, rule, random_);
     if (offset < 0) return false;
     offset_[block] = offset;
     Put(local_, block, offset);
@@ -335,7 +335,7 @@ NeighbourhoodSearch::NeighbourhoodSearch(const Problem& problem, int64_t bound)
 }
 
 Solution NeighbourhoodSearch::Run(int64_t height, int64_t& steps) {
-  if (steps <= 0) return {};
+  if (steps <= 0 || large_.empty()) return {};
   struct Outcome {
     std::vector<int64_t> offsets;
     int64_t steps;  // that are left

@@ -32,7 +32,7 @@ class NeighbourhoodSearch {
   NeighbourhoodSearch(const Problem& problem, int64_t bound);
 
   // A packing that is no higher than `height`, seldom a little higher, or of the largest height
-  // there is when the steps run out. Takes the comparisons made off `steps`.
+  // there is when the steps run out or no block is large. Takes the comparisons made off `steps`.
   Solution Run(int64_t height, int64_t& steps);
 
  private:

@@ -88,8 +88,8 @@ SweepOrder OrderOf(const Problem& problem, const SweepRule& rule,
   return order;
 }
 
-int64_t BestGap(std::span<const Placed* const> met, int64_t lowest, int64_t height,
-                const Block& block, bool forward, const SweepRule& rule, std::mt19937& random) {
+int64_t BestGap(std::span<const Placed* const> met, int64_t height, const Block& block,
+                bool forward, const SweepRule& rule, std::mt19937& random) {
   const auto difference = [&](int64_t a, int64_t b) {
     return std::min(static_cast<double>(a < b ? b - a : a - b), rule.farthest);
   };
@@ -110,7 +110,7 @@ int64_t BestGap(std::span<const Placed* const> met, int64_t lowest, int64_t heig
     best = offset;
     best_cost = cost;
   };
-  int64_t floor = lowest;
+  int64_t floor = 0;
   const Placed* under = nullptr;
   const auto gap = [&](int64_t top, const Placed* over) {
     if (top - floor == block.size) {

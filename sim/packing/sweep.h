@@ -57,11 +57,11 @@ struct Placed {
   uint32_t block;
 };
 
-// The offset of the gap between `lowest` and `height` whose neighbours suit a block best, by the
+// The offset of the gap below `height` whose neighbours suit a block best, by the
 // rule; -1 if none is large enough. `met`: what it meets, by offset. `forward`: in the order of
 // time, in which what ends together belongs together; else what begins together does.
-int64_t BestGap(std::span<const Placed* const> met, int64_t lowest, int64_t height,
-                const Block& block, bool forward, const SweepRule& rule, std::mt19937& random);
+int64_t BestGap(std::span<const Placed* const> met, int64_t height, const Block& block,
+                bool forward, const SweepRule& rule, std::mt19937& random);
 
 }  // namespace spillway::packing
 
