@@ -77,7 +77,8 @@ Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& st
   // Looks for a packing that is no higher than `goal`, or else half as far from there as the best,
   // and so on; again with twice the steps, up to `most`.
   const auto approach = [&](int64_t goal, int64_t most) {
-    for (int64_t part = most / 16; best.height > goal && part <= most; part *= 2) {
+    for (int64_t part = std::max<int64_t>(1, most / 16); best.height > goal && part <= most;
+         part *= 2) {
       if (reach(goal, part)) return;
       int64_t missed = goal;
       for (int i = 0; i < 3 && best.height > goal; ++i) {

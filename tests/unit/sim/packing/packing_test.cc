@@ -423,6 +423,22 @@ TEST(PackingTest, TheNumberOfCoresDoesNotMatter) {
   }
 }
 
+TEST(PackingTest, AnyEffortEnds) {
+  std::mt19937 random(61);
+  const packing::Problem problem = Rooms(random, 40);
+  std::vector<LiveInterval> intervals;
+  for (size_t i = 0; i < problem.count(); ++i) {
+    intervals.push_back({problem.begin[i], problem.end[i], Bytes(problem.size[i])});
+  }
+  PackingOptions options;
+  options.granularity = Bytes(1);
+  options.tolerance = 0;
+  for (options.steps = 1; options.steps < 100'000; options.steps *= 3) {
+    const Packing packing = Pack(intervals, options);
+    EXPECT_GE(packing.height, packing.bound) << options.steps;
+  }
+}
+
 TEST(PackingTest, NeighbourhoodsOfSmallBlocksAloneAreNone) {
   packing::Problem problem;
   for (int64_t i = 0; i < 6000; ++i) {
