@@ -34,7 +34,7 @@ namespace {
 
 // In trials. A trial of ResNet-50 takes about a millisecond of two cores.
 constexpr std::array<std::pair<std::string_view, int64_t>, 3> kEfforts{
-    {{"quick", 500}, {"default", 3000}, {"thorough", 30000}}};
+    {{"quick", 500}, {"default", 6000}, {"thorough", 30000}}};
 
 // Follows a plan, which is all that its decisions depend on.
 class PlannedPolicy : public ForwardingPolicy {

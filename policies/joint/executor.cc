@@ -114,7 +114,7 @@ bool PlanExecutor::ReleaseOldest(PolicyContext& context) {
 }
 
 bool PlanExecutor::GiveUpFarthest(PolicyContext& context) {
-  using Victim = std::tuple<bool, bool, OpId, TensorId>;  // not small; has a copy; next use
+  using Victim = std::tuple<bool, OpId, TensorId>;  // not small; next use
   std::vector<Victim> victims;
   for (size_t i = 0; i < plan_.storages.size(); ++i) {
     const auto id = static_cast<TensorId>(i);
@@ -123,12 +123,12 @@ bool PlanExecutor::GiveUpFarthest(PolicyContext& context) {
     if (kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState) continue;
     if (const auto next = context.NextUse(id); next && !context.Pinned(id)) {
       const bool big = context.trace().tensor(id).size >= Bytes::KiB(64);
-      victims.emplace_back(big, context.Where(id) == Residency::kBoth, *next, id);
+      victims.emplace_back(big, *next, id);
     }
   }
   std::ranges::sort(victims, std::greater());
-  for (const auto& [big, copied, next, id] : victims) {
-    if (Of(id).fate == Fate::kEvict && context.Evict(id)) return true;
+  for (const auto& [big, next, id] : victims) {
+    if (RebuiltSooner(id, next) && context.Evict(id)) return true;
     if (context.Offload(id) && context.Release(id)) {
       given_up_.push_back(id);
       return true;
@@ -136,6 +136,23 @@ bool PlanExecutor::GiveUpFarthest(PolicyContext& context) {
     if (context.Evict(id)) return true;
   }
   return false;
+}
+
+bool PlanExecutor::RebuiltSooner(TensorId storage, OpId at) const {
+  if (Of(storage).fate == Fate::kEvict) return true;
+  if (!plan_.drops) return false;
+  const std::optional<Duration> rebuild = facts_->RebuildTime(storage);
+  const Bytes size = facts_->trace().tensor(storage).size;
+  if (!rebuild || *rebuild >= facts_->cost().CopyTime(Direction::kToDevice, size)) return false;
+  const auto stays = [&](TensorId input) {
+    const TensorId id = facts_->liveness().Root(input);
+    const TensorKind kind = facts_->trace().tensor(id).kind;
+    return id == storage || kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState ||
+           (Of(id).fate != Fate::kEvict && *facts_->liveness().LastUse(id) >= at);
+  };
+  return std::ranges::all_of(facts_->liveness().Writers(storage), [&](OpId writer) {
+    return writer >= at || std::ranges::all_of(facts_->trace().op(writer).inputs, stays);
+  });
 }
 
 }  // namespace spillway

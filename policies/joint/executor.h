@@ -34,8 +34,11 @@ class PlanExecutor final : public Policy {
   const StoragePlan& Of(TensorId storage) const { return plan_.storages[Index(storage)]; }
   // Gives back the offloaded storage that was copied first and is not yet wanted again.
   bool ReleaseOldest(PolicyContext& context);
-  // Gives back what is needed last of what has a copy, or else makes one, or drops it.
+  // Gives back what is needed last: drops it where that is better, or else copies it out.
   bool GiveUpFarthest(PolicyContext& context);
+  // Whether it takes less time to rebuild a storage for the op than to copy it back: from what is
+  // there then by the plan.
+  bool RebuiltSooner(TensorId storage, OpId at) const;
   // Has what was given up come back before its next use, if there is room.
   void Refetch(PolicyContext& context, OpId op);
 

@@ -42,6 +42,8 @@ struct JointPlan {
   bool early_updates = false;
   // The built-in policy that decides instead, by its specification; empty: the rest does.
   std::string policy;
+  // What has to give way against the plan is dropped where that costs less than copies.
+  bool drops = false;
   std::vector<StoragePlan> storages;  // by tensor; of roots
   std::vector<KernelPlan> kernels;    // by op; empty: the fastest that fit in what is free then
   // Into which batches these may divide theirs; nullopt: none.

@@ -1,6 +1,7 @@
 #include "policies/joint/search.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <exception>
@@ -8,6 +9,7 @@
 #include <limits>
 #include <queue>
 #include <random>
+#include <ranges>
 #include <span>
 #include <thread>
 #include <tuple>
@@ -29,6 +31,8 @@ constexpr int64_t kMargin = 100;
 constexpr double kHeat = 0.002;
 // How far apart in the list of moves are those that are made at once.
 constexpr size_t kNear = 16;
+// By so many ops a step of the walk shifts a prefetch.
+constexpr std::array kShifts = {-16, -4, -1, 1, 4, 16};
 constexpr int kEvictSteps = 12;
 constexpr size_t kClose = 16;  // points of the grid that are tried twice
 constexpr int kOffloadSteps = 8;
@@ -42,8 +46,12 @@ constexpr int64_t kSmallest = 256;
 using Profile = std::vector<Bytes>;
 
 struct Scored {
+  explicit Scored(JointPlan of, Profile profile_of = {})
+      : plan(std::move(of)), shifts(plan.storages.size()), profile(std::move(profile_of)) {}
+
   JointPlan plan;
-  Duration time = Duration::Max();  // where it does not fit
+  std::vector<int> shifts;  // by tensor: so many ops later than `profile` allows is a prefetch
+  Duration time = kNever;   // where it does not fit
   Profile profile;
 };
 
@@ -80,25 +88,41 @@ class Search {
         memory_(memory),
         in_core_(in_core),
         options_(options),
-        best_{JointPlan(facts_->trace()), Duration::Max(), {}} {}
+        best_(JointPlan(facts_->trace())) {}
 
   std::optional<JointPlan> Run() {
     FindChoices();
     moves_ = Moves();
-    Grid();
-    if (best_.time == Duration::Max()) return std::nullopt;
-    if (best_.time <= in_core_ || moves_.empty()) return best_.plan;
-    const int64_t walk = left_ / 2;
-    left_ -= walk;
-    while (left_ > 0 && Sweep()) {
+    // Two beginnings, if that leaves trials for more.
+    std::vector<Scored> beginnings;
+    for (const bool drops : {true, false}) {
+      if ((drops && !options_.recompute) || left_ * 4 < options_.trials * 3) continue;
+      Scored best = Grid(drops);
+      if (best.time == kNever) continue;
+      beginnings.push_back(std::move(best));
+      Take(beginnings);
+      if (best_.time <= in_core_) return best_.plan;
     }
-    left_ += walk;
+    if (best_.time == kNever) return std::nullopt;
+    if (moves_.empty()) return best_.plan;
+    const int64_t part = left_ / 4;
+    for (Scored& beginning : beginnings | std::views::reverse) {
+      std::swap(best_, beginning);
+      Sweep(part);
+    }
+    Take(beginnings);
+    Sweep(part);
     Walk();
     return best_.plan;
   }
 
  private:
-  using Move = std::function<void(JointPlan&)>;
+  // A change of a single decision. Only the walk tries those of shifts.
+  struct Move {
+    Bytes size;  // of the storage that it is about, if it is about one
+    std::function<void(Scored&)> make;
+    bool shifts = false;
+  };
 
   const Trace& trace() const { return facts_->trace(); }
   Bytes Aligned(TensorId id) const { return RoundUp(trace().tensor(id).size, facts_->alignment()); }
@@ -155,8 +179,11 @@ class Search {
     }
   }
 
-  // Has each prefetch start as early as the profile allows, the first needed before the rest.
-  void Schedule(JointPlan& plan, Profile profile) const {
+  // Has each prefetch start as early as the profile allows, the first needed before the rest, but
+  // for its shift.
+  void Schedule(Scored& scored) const {
+    JointPlan& plan = scored.plan;
+    Profile profile = std::move(scored.profile);
     const std::vector<OpId> needs = NeedsOf(*facts_, plan);
     std::vector<TensorId> queue;
     for (const TensorId id : choices_) {
@@ -181,7 +208,10 @@ class Search {
       while (op > earliest && profile[op - 1] + Aligned(id) <= room) {
         profile[--op] += Aligned(id);
       }
-      plan.storages[Index(id)].prefetch = static_cast<OpId>(op);
+      const auto first = static_cast<int64_t>(Index(facts_->GapOf(id)->left)) + 1;
+      const auto last = static_cast<int64_t>(Index(needs[Index(id)]));
+      plan.storages[Index(id)].prefetch = static_cast<OpId>(
+          std::clamp(static_cast<int64_t>(op) + scored.shifts[Index(id)], first, last));
     }
   }
 
@@ -270,7 +300,7 @@ class Search {
       Scored& scored = plans[i];
       scored.time = kNever;
       if (options_.skip && LeastTimeOf(scored.plan) >= limit) return;
-      Schedule(scored.plan, std::move(scored.profile));
+      Schedule(scored);
       const auto judged =
           Judge(options_, {1, 1, options_.reordered}, [&](const TrialOptions& options) {
             PlanExecutor executor(facts_, scored.plan, options_.chooser);
@@ -358,12 +388,14 @@ class Search {
     return order;
   }
 
-  void Grid() {
-    const JointPlan keep(trace());
+  // The best point, with this `drops`.
+  Scored Grid(bool drops) {
+    JointPlan keep(trace());
+    keep.drops = drops;
     const Profile profile = KeepAll();
-    std::vector<Scored> points{{keep, Duration::Max(), profile}};
+    std::vector<Scored> points{Scored(keep, profile)};
     Score(points);
-    if (Take(points) && best_.time <= in_core_) return;
+    if (points[0].time <= in_core_) return points[0];
     const std::vector<TensorId> cheapest =
         options_.recompute ? EvictionOrder(keep) : std::vector<TensorId>();
     Bytes evictable;
@@ -397,23 +429,25 @@ class Search {
             storage.again = again && storage.fate == Fate::kEvict;
           }
           if (!points.empty() && points.back().plan == plan) continue;
-          points.push_back({plan, Duration::Max(), profile});
+          points.emplace_back(plan, profile);
           Adjust(points.back().profile, keep, plan);
         }
         if (!options_.offload) break;
       }
     }
     Score(points);
-    Take(points);
     // Those that are close once more, by their own profiles.
-    std::erase_if(points, [](const Scored& point) { return point.time == Duration::Max(); });
     std::ranges::stable_sort(points, {}, &Scored::time);
     if (points.size() > kClose) points.erase(points.begin() + kClose, points.end());
-    Score(points);
-    Take(points);
+    const size_t close = points.size();
+    for (size_t i = 0; i < close; ++i) {
+      if (points[i].time != kNever) points.push_back(points[i]);
+    }
+    Score(std::span(points).subspan(close));
+    return *std::ranges::min_element(points, {}, &Scored::time);
   }
 
-  // All changes of a single decision.
+  // All that there are.
   std::vector<Move> Moves() const {
     std::vector<Move> moves;
     for (const TensorId id : choices_) {
@@ -424,16 +458,26 @@ class Search {
         others.push_back({Fate::kEvict, OpId{}, true});
       }
       for (const StoragePlan& other : others) {
-        moves.push_back([id, other](JointPlan& plan) { plan.storages[Index(id)] = other; });
+        moves.push_back({Aligned(id), [id, other](Scored& to) {
+                           to.plan.storages[Index(id)] = other;
+                           to.shifts[Index(id)] = 0;
+                         }});
+      }
+      if (!options_.offload) continue;
+      for (const int by : kShifts) {
+        const auto shift = [id, by](Scored& to) {
+          if (to.plan.storages[Index(id)].fate == Fate::kOffload) to.shifts[Index(id)] += by;
+        };
+        moves.push_back({Aligned(id), shift, true});
       }
     }
     for (size_t i = 0; i < trace().ops.size(); ++i) {
       // Also has the chooser know all that it will be asked for, by several threads.
       const std::vector<KernelPlan> ways = options_.chooser.Ways(facts_->cost(), trace().ops[i]);
       if (!options_.kernels || ways.size() < 2) continue;
-      moves.push_back([i](JointPlan& plan) { plan.kernels[i].clear(); });
+      moves.push_back({Bytes(), [i](Scored& to) { to.plan.kernels[i].clear(); }});
       for (const KernelPlan& way : ways) {
-        moves.push_back([i, way](JointPlan& plan) { plan.kernels[i] = way; });
+        moves.push_back({Bytes(), [i, way](Scored& to) { to.plan.kernels[i] = way; }});
       }
     }
     return moves;
@@ -441,19 +485,29 @@ class Search {
 
   // `from` after some moves, to be scored; nullopt if they change nothing.
   std::optional<Scored> After(const Scored& from, std::span<const size_t> moves) const {
-    Scored next{from.plan, Duration::Max(), from.profile};
-    for (const size_t move : moves) moves_[move](next.plan);
-    if (SameChoices(next.plan, from.plan)) return std::nullopt;
+    Scored next = from;
+    for (const size_t move : moves) moves_[move].make(next);
+    if (SameChoices(next, from)) return std::nullopt;
     Adjust(next.profile, from.plan, next.plan);
     return next;
   }
 
-  // Tries every move. False if none helped.
-  bool Sweep() {
+  // Tries every move, again as long as one helps and so many trials last.
+  void Sweep(int64_t trials) {
+    const int64_t rest = left_ - trials;
+    left_ = trials;
+    while (left_ > 0 && SweepOnce()) {
+    }
+    left_ += rest;
+  }
+
+  // False if no move helped.
+  bool SweepOnce() {
     bool improved = false;
     for (size_t first = 0; first < moves_.size() && left_ > 0;) {
       std::vector<Scored> batch;
       for (; first < moves_.size() && batch.size() < kBatch; ++first) {
+        if (moves_[first].shifts) continue;
         if (auto next = After(best_, {&first, 1})) batch.push_back(*std::move(next));
       }
       if (batch.empty()) break;
@@ -468,14 +522,26 @@ class Search {
     Scored at = best_;
     const int64_t all = std::max<int64_t>(left_, 1);
     std::mt19937_64 random(options_.seed);
+    std::vector<uint64_t> up_to;  // the sums of the sizes of the moves
+    uint64_t sum = 0;
+    for (const Move& move : moves_) {
+      up_to.push_back(sum += static_cast<uint64_t>(move.size.count()));
+    }
     while (left_ > 0) {
       std::vector<Scored> batch;
       for (int tries = 0; batch.size() < kBatch && tries < 100; ++tries) {
-        // Of storages, and of kernels, that stand near each other.
+        // Of storages, and of kernels, that stand near each other, or of storages anywhere, the
+        // larger the likelier.
         std::vector<size_t> moves(1 + random() % 3);
+        const bool by_size = sum > 0 && random() % 2 == 0;
         const size_t near = random() % moves_.size();
         for (size_t& move : moves) {
-          move = std::min(near + random() % kNear, moves_.size() - 1);
+          if (by_size) {
+            const auto found = std::ranges::upper_bound(up_to, random() % sum);
+            move = static_cast<size_t>(found - up_to.begin());
+          } else {
+            move = std::min(near + random() % kNear, moves_.size() - 1);
+          }
         }
         if (auto next = After(at, moves)) batch.push_back(*std::move(next));
       }
@@ -491,12 +557,13 @@ class Search {
     }
   }
 
-  bool SameChoices(const JointPlan& a, const JointPlan& b) const {
-    return a.kernels == b.kernels && std::ranges::all_of(choices_, [&](TensorId id) {
-             const StoragePlan& x = a.storages[Index(id)];
-             const StoragePlan& y = b.storages[Index(id)];
-             return x.fate == y.fate && x.again == y.again;
-           });
+  bool SameChoices(const Scored& a, const Scored& b) const {
+    const auto same = [&](TensorId id) {
+      const StoragePlan& x = a.plan.storages[Index(id)];
+      const StoragePlan& y = b.plan.storages[Index(id)];
+      return x.fate == y.fate && x.again == y.again && a.shifts[Index(id)] == b.shifts[Index(id)];
+    };
+    return a.plan.kernels == b.plan.kernels && std::ranges::all_of(choices_, same);
   }
 
   const std::shared_ptr<const JointFacts> facts_;
