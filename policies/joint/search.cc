@@ -1,7 +1,6 @@
 #include "policies/joint/search.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cmath>
 #include <exception>
@@ -31,8 +30,6 @@ constexpr int64_t kMargin = 100;
 constexpr double kHeat = 0.002;
 // How far apart in the list of moves are those that are made at once.
 constexpr size_t kNear = 16;
-// By so many ops a step of the walk shifts a prefetch.
-constexpr std::array kShifts = {-16, -4, -1, 1, 4, 16};
 constexpr int kEvictSteps = 12;
 constexpr size_t kClose = 16;  // points of the grid that are tried twice
 constexpr int kOffloadSteps = 8;
@@ -46,12 +43,8 @@ constexpr int64_t kSmallest = 256;
 using Profile = std::vector<Bytes>;
 
 struct Scored {
-  explicit Scored(JointPlan of, Profile profile_of = {})
-      : plan(std::move(of)), shifts(plan.storages.size()), profile(std::move(profile_of)) {}
-
   JointPlan plan;
-  std::vector<int> shifts;  // by tensor: so many ops later than `profile` allows is a prefetch
-  Duration time = kNever;   // where it does not fit
+  Duration time = kNever;  // where it does not fit
   Profile profile;
 };
 
@@ -88,7 +81,7 @@ class Search {
         memory_(memory),
         in_core_(in_core),
         options_(options),
-        best_(JointPlan(facts_->trace())) {}
+        best_{JointPlan(facts_->trace()), kNever, {}} {}
 
   std::optional<JointPlan> Run() {
     FindChoices();
@@ -96,7 +89,8 @@ class Search {
     // Two beginnings, if that leaves trials for more.
     std::vector<Scored> beginnings;
     for (const bool drops : {true, false}) {
-      if ((drops && !options_.recompute) || left_ * 4 < options_.trials * 3) continue;
+      const bool few = left_ * 4 < options_.trials * 3;
+      if ((drops && !options_.recompute) || (few && !beginnings.empty())) continue;
       Scored best = Grid(drops);
       if (best.time == kNever) continue;
       beginnings.push_back(std::move(best));
@@ -117,12 +111,7 @@ class Search {
   }
 
  private:
-  // A change of a single decision. Only the walk tries those of shifts.
-  struct Move {
-    Bytes size;  // of the storage that it is about, if it is about one
-    std::function<void(Scored&)> make;
-    bool shifts = false;
-  };
+  using Move = std::function<void(JointPlan&)>;
 
   const Trace& trace() const { return facts_->trace(); }
   Bytes Aligned(TensorId id) const { return RoundUp(trace().tensor(id).size, facts_->alignment()); }
@@ -179,11 +168,8 @@ class Search {
     }
   }
 
-  // Has each prefetch start as early as the profile allows, the first needed before the rest, but
-  // for its shift.
-  void Schedule(Scored& scored) const {
-    JointPlan& plan = scored.plan;
-    Profile profile = std::move(scored.profile);
+  // Has each prefetch start as early as the profile allows, the first needed before the rest.
+  void Schedule(JointPlan& plan, Profile profile) const {
     const std::vector<OpId> needs = NeedsOf(*facts_, plan);
     std::vector<TensorId> queue;
     for (const TensorId id : choices_) {
@@ -208,10 +194,7 @@ class Search {
       while (op > earliest && profile[op - 1] + Aligned(id) <= room) {
         profile[--op] += Aligned(id);
       }
-      const auto first = static_cast<int64_t>(Index(facts_->GapOf(id)->left)) + 1;
-      const auto last = static_cast<int64_t>(Index(needs[Index(id)]));
-      plan.storages[Index(id)].prefetch = static_cast<OpId>(
-          std::clamp(static_cast<int64_t>(op) + scored.shifts[Index(id)], first, last));
+      plan.storages[Index(id)].prefetch = static_cast<OpId>(op);
     }
   }
 
@@ -300,7 +283,7 @@ class Search {
       Scored& scored = plans[i];
       scored.time = kNever;
       if (options_.skip && LeastTimeOf(scored.plan) >= limit) return;
-      Schedule(scored);
+      Schedule(scored.plan, std::move(scored.profile));
       const auto judged =
           Judge(options_, {1, 1, options_.reordered}, [&](const TrialOptions& options) {
             PlanExecutor executor(facts_, scored.plan, options_.chooser);
@@ -393,7 +376,7 @@ class Search {
     JointPlan keep(trace());
     keep.drops = drops;
     const Profile profile = KeepAll();
-    std::vector<Scored> points{Scored(keep, profile)};
+    std::vector<Scored> points{{keep, kNever, profile}};
     Score(points);
     if (points[0].time <= in_core_) return points[0];
     const std::vector<TensorId> cheapest =
@@ -429,7 +412,7 @@ class Search {
             storage.again = again && storage.fate == Fate::kEvict;
           }
           if (!points.empty() && points.back().plan == plan) continue;
-          points.emplace_back(plan, profile);
+          points.push_back({plan, kNever, profile});
           Adjust(points.back().profile, keep, plan);
         }
         if (!options_.offload) break;
@@ -447,7 +430,7 @@ class Search {
     return *std::ranges::min_element(points, {}, &Scored::time);
   }
 
-  // All that there are.
+  // All changes of a single decision.
   std::vector<Move> Moves() const {
     std::vector<Move> moves;
     for (const TensorId id : choices_) {
@@ -458,26 +441,16 @@ class Search {
         others.push_back({Fate::kEvict, OpId{}, true});
       }
       for (const StoragePlan& other : others) {
-        moves.push_back({Aligned(id), [id, other](Scored& to) {
-                           to.plan.storages[Index(id)] = other;
-                           to.shifts[Index(id)] = 0;
-                         }});
-      }
-      if (!options_.offload) continue;
-      for (const int by : kShifts) {
-        const auto shift = [id, by](Scored& to) {
-          if (to.plan.storages[Index(id)].fate == Fate::kOffload) to.shifts[Index(id)] += by;
-        };
-        moves.push_back({Aligned(id), shift, true});
+        moves.push_back([id, other](JointPlan& plan) { plan.storages[Index(id)] = other; });
       }
     }
     for (size_t i = 0; i < trace().ops.size(); ++i) {
       // Also has the chooser know all that it will be asked for, by several threads.
       const std::vector<KernelPlan> ways = options_.chooser.Ways(facts_->cost(), trace().ops[i]);
       if (!options_.kernels || ways.size() < 2) continue;
-      moves.push_back({Bytes(), [i](Scored& to) { to.plan.kernels[i].clear(); }});
+      moves.push_back([i](JointPlan& plan) { plan.kernels[i].clear(); });
       for (const KernelPlan& way : ways) {
-        moves.push_back({Bytes(), [i, way](Scored& to) { to.plan.kernels[i] = way; }});
+        moves.push_back([i, way](JointPlan& plan) { plan.kernels[i] = way; });
       }
     }
     return moves;
@@ -486,8 +459,8 @@ class Search {
   // `from` after some moves, to be scored; nullopt if they change nothing.
   std::optional<Scored> After(const Scored& from, std::span<const size_t> moves) const {
     Scored next = from;
-    for (const size_t move : moves) moves_[move].make(next);
-    if (SameChoices(next, from)) return std::nullopt;
+    for (const size_t move : moves) moves_[move](next.plan);
+    if (SameChoices(next.plan, from.plan)) return std::nullopt;
     Adjust(next.profile, from.plan, next.plan);
     return next;
   }
@@ -507,7 +480,6 @@ class Search {
     for (size_t first = 0; first < moves_.size() && left_ > 0;) {
       std::vector<Scored> batch;
       for (; first < moves_.size() && batch.size() < kBatch; ++first) {
-        if (moves_[first].shifts) continue;
         if (auto next = After(best_, {&first, 1})) batch.push_back(*std::move(next));
       }
       if (batch.empty()) break;
@@ -522,26 +494,14 @@ class Search {
     Scored at = best_;
     const int64_t all = std::max<int64_t>(left_, 1);
     std::mt19937_64 random(options_.seed);
-    std::vector<uint64_t> up_to;  // the sums of the sizes of the moves
-    uint64_t sum = 0;
-    for (const Move& move : moves_) {
-      up_to.push_back(sum += static_cast<uint64_t>(move.size.count()));
-    }
     while (left_ > 0) {
       std::vector<Scored> batch;
       for (int tries = 0; batch.size() < kBatch && tries < 100; ++tries) {
-        // Of storages, and of kernels, that stand near each other, or of storages anywhere, the
-        // larger the likelier.
+        // Of storages, and of kernels, that stand near each other.
         std::vector<size_t> moves(1 + random() % 3);
-        const bool by_size = sum > 0 && random() % 2 == 0;
         const size_t near = random() % moves_.size();
         for (size_t& move : moves) {
-          if (by_size) {
-            const auto found = std::ranges::upper_bound(up_to, random() % sum);
-            move = static_cast<size_t>(found - up_to.begin());
-          } else {
-            move = std::min(near + random() % kNear, moves_.size() - 1);
-          }
+          move = std::min(near + random() % kNear, moves_.size() - 1);
         }
         if (auto next = After(at, moves)) batch.push_back(*std::move(next));
       }
@@ -557,13 +517,12 @@ class Search {
     }
   }
 
-  bool SameChoices(const Scored& a, const Scored& b) const {
-    const auto same = [&](TensorId id) {
-      const StoragePlan& x = a.plan.storages[Index(id)];
-      const StoragePlan& y = b.plan.storages[Index(id)];
-      return x.fate == y.fate && x.again == y.again && a.shifts[Index(id)] == b.shifts[Index(id)];
-    };
-    return a.plan.kernels == b.plan.kernels && std::ranges::all_of(choices_, same);
+  bool SameChoices(const JointPlan& a, const JointPlan& b) const {
+    return a.kernels == b.kernels && std::ranges::all_of(choices_, [&](TensorId id) {
+             const StoragePlan& x = a.storages[Index(id)];
+             const StoragePlan& y = b.storages[Index(id)];
+             return x.fate == y.fate && x.again == y.again;
+           });
   }
 
   const std::shared_ptr<const JointFacts> facts_;

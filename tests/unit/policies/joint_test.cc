@@ -117,18 +117,22 @@ TEST_P(JointTest, ItsPlanGivesTheSameRun) {
   }
 }
 
-TEST_P(JointTest, RobustPlansAreJudgedOnASlowerLinkToo) {
-  const Trace trace = LowerNetwork(GetParam()(), {8, "torch", true});
+// In all; on one network alone the search for either may be luckier.
+TEST_F(JointTest, RobustPlansAreJudgedOnASlowerLinkToo) {
   Duration plain, robust;
-  for (const double percent : {20, 30, 50}) {
-    const Bytes memory = Memory(trace, percent);
-    const auto add = [&](Duration& sum, const std::string& joint) {
-      sum += OnBothLinks(trace, memory, PolicyOf(Run(trace, memory, joint).plan), 0.5);
-    };
-    add(plain, "joint:effort=1000,updates=late");
-    add(robust, "joint:effort=2000,updates=late,robust=link:0.5");
+  for (const auto network : {testing::Chain, testing::ForkJoin, testing::Residual,
+                             testing::Normalized, testing::Dense}) {
+    const Trace trace = LowerNetwork(network(), {8, "torch", true});
+    for (const double percent : {20, 30, 50}) {
+      const Bytes memory = Memory(trace, percent);
+      const auto add = [&](Duration& sum, const std::string& joint) {
+        sum += OnBothLinks(trace, memory, PolicyOf(Run(trace, memory, joint).plan), 0.5);
+      };
+      add(plain, "joint:effort=1000,updates=late");
+      add(robust, "joint:effort=2000,updates=late,robust=link:0.5");
+    }
   }
-  EXPECT_LT(robust, plain);
+  EXPECT_LT(robust * 100, plain * 99);
 }
 
 // Where another memory or allocator makes a plan unfit, what is needed last goes.
@@ -190,8 +194,9 @@ TEST_F(JointTest, DoesOnlyWhatItMay) {
   EXPECT_THAT(rebuilds.plan, Not(HasSubstr("prefetch")));
   const Report free = Run(trace, memory, "joint:effort=300,kernels=false");
   EXPECT_THAT(free.plan, Not(HasSubstr("algorithm")));
-  EXPECT_LE(Run(trace, memory, "joint:effort=3000").metrics.iteration,
-            std::min(copies.metrics.iteration, rebuilds.metrics.iteration));
+  // But for what a narrower search finds by going deeper.
+  EXPECT_LE(Run(trace, memory, "joint:effort=3000").metrics.iteration * 1000,
+            std::min(copies.metrics.iteration, rebuilds.metrics.iteration) * 1001);
 }
 
 TEST_F(JointTest, StaysInCoreWhereThereIsRoom) {
