@@ -140,7 +140,7 @@ bool PlanExecutor::GiveUpFarthest(PolicyContext& context) {
 
 bool PlanExecutor::RebuiltSooner(TensorId storage, OpId at) const {
   if (Of(storage).fate == Fate::kEvict) return true;
-  if (!plan_.drops) return false;
+  if (!plan_.drops || !facts_->GapOf(storage)) return false;
   const std::optional<Duration> rebuild = facts_->RebuildTime(storage);
   const Bytes size = facts_->trace().tensor(storage).size;
   if (!rebuild || *rebuild >= facts_->cost().CopyTime(Direction::kToDevice, size)) return false;
