@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "policies/joint/facts.h"
 #include "traces/liveness.h"
 
 #ifdef SPILLWAY_HAVE_CLP
@@ -19,10 +20,6 @@ namespace {
 
 // At so many ops at most the bound looks.
 constexpr size_t kMoments = 6;
-
-bool StaysOnDevice(TensorKind kind) {
-  return kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
-}
 
 #ifdef SPILLWAY_HAVE_CLP
 

@@ -120,7 +120,7 @@ bool PlanExecutor::GiveUpFarthest(PolicyContext& context) {
     const auto id = static_cast<TensorId>(i);
     if (context.liveness().Root(id) != id || !IsOnDevice(context, id)) continue;
     const TensorKind kind = context.trace().tensor(id).kind;
-    if (kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState) continue;
+    if (StaysOnDevice(kind)) continue;
     if (const auto next = context.NextUse(id); next && !context.Pinned(id)) {
       const bool big = context.trace().tensor(id).size >= Bytes::KiB(64);
       victims.emplace_back(big, *next, id);
@@ -147,7 +147,7 @@ bool PlanExecutor::RebuiltSooner(TensorId storage, OpId at) const {
   const auto stays = [&](TensorId input) {
     const TensorId id = facts_->liveness().Root(input);
     const TensorKind kind = facts_->trace().tensor(id).kind;
-    return id == storage || kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState ||
+    return id == storage || StaysOnDevice(kind) ||
            (Of(id).fate != Fate::kEvict && *facts_->liveness().LastUse(id) >= at);
   };
   return std::ranges::all_of(facts_->liveness().Writers(storage), [&](OpId writer) {

@@ -32,7 +32,7 @@ JointFacts::JointFacts(const PolicyContext& context)
 
 std::optional<Gap> JointFacts::FindGap(TensorId storage) const {
   const TensorKind kind = trace_->tensor(storage).kind;
-  if (kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState) return std::nullopt;
+  if (StaysOnDevice(kind)) return std::nullopt;
   const auto uses = liveness_.Uses(storage);
   std::optional<Gap> longest;
   Duration length;

@@ -16,6 +16,11 @@
 
 namespace spillway {
 
+// Of tensors that no plan moves.
+inline bool StaysOnDevice(TensorKind kind) {
+  return kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
+}
+
 // The longest stretch between two uses of a storage, by the time of the ops between them.
 struct Gap {
   OpId written{};  // the op after which its contents of the gap are there

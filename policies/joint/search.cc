@@ -136,7 +136,7 @@ class Search {
       const Liveness& liveness = facts_->liveness();
       if (liveness.Root(id) != id || liveness.Uses(id).empty()) continue;
       const TensorKind kind = trace().tensor(id).kind;
-      const bool stays = kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
+      const bool stays = StaysOnDevice(kind);
       const size_t from = stays || kind == TensorKind::kInput ? 0 : Index(*liveness.FirstUse(id));
       const size_t to = stays ? trace().ops.size() : Index(*liveness.LastUse(id)) + 1;
       profile[from] += Aligned(id);
@@ -328,7 +328,7 @@ class Search {
           const bool gone =
               plan.storages[Index(id)].fate == Fate::kEvict || *facts_->liveness().LastUse(id) < at;
           const TensorKind kind = trace().tensor(id).kind;
-          if (kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState) continue;
+          if (StaysOnDevice(kind)) continue;
           if (gone) {
             open.push_back(id);
           } else if (relied_on != nullptr) {
