@@ -29,6 +29,10 @@ class HighEndBlocks {
     by_size_.Erase(block);
     by_address_.Erase(block);
   }
+  void Replace(const FreeBlock& block, const FreeBlock& by) {
+    by_size_.Replace(block, by);
+    by_address_.Replace(block, by);
+  }
   template <typename Cut>
   bool Take(Bytes size, Hint hint, const Cut& cut) {
     const auto cut_here = [&](const FreeBlock& block) {

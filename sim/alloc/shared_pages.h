@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "sim/alloc/best_fit.h"
+#include "traces/base/chunked_set.h"
 
 namespace spillway {
 
@@ -33,15 +34,20 @@ class SharedPages {
   // REQUIRES: `Serves(size)`. `take` gets a new page: nullopt if there is none.
   template <typename TakePage>
   std::optional<Placed> Allocate(Bytes size, const TakePage& take) {
-    for (auto& [number, page] : pages_) {
-      if (const auto block = page.blocks.Allocate(size, Hint::kLow)) {
-        return Place(number, page, *block);
-      }
+    auto at = rooms_.FirstAtLeast(std::max(size, Bytes(1)));
+    if (at == rooms_.End()) {
+      const std::optional<Page> page = take();
+      if (!page) return std::nullopt;
+      pages_.try_emplace(page->number, page->range, granularity_);
+      rooms_.Insert({page->number, page_});
+      at = rooms_.LowerBound({page->number, {}});
     }
-    const std::optional<Page> page = take();
-    if (!page) return std::nullopt;
-    Shared& added = pages_.try_emplace(page->number, page->range, granularity_).first->second;
-    return Place(page->number, added, *added.blocks.Allocate(size, Hint::kLow));
+    const int64_t number = rooms_.At(at).page;
+    Shared& page = pages_.find(number)->second;
+    const Block block = *page.blocks.Allocate(size, Hint::kLow);
+    ++page.live;
+    rooms_.Replace(at, {number, page.blocks.Stats().largest_free});
+    return Placed{{page.range.offset + block.offset, block.size, block.handle}, number};
   }
 
   bool Has(int64_t page) const { return pages_.contains(page); }
@@ -52,20 +58,19 @@ class SharedPages {
     const auto found = pages_.find(page);
     Shared& shared = found->second;
     shared.blocks.Free({block.offset - shared.range.offset, block.size, block.handle});
-    if (--shared.live > 0) return std::nullopt;
+    const Room room{page, shared.blocks.Stats().largest_free};
+    if (--shared.live > 0) {
+      rooms_.Replace(room, room);
+      return std::nullopt;
+    }
     const Block range = shared.range;
+    rooms_.Erase(room);
     pages_.erase(found);
     return range;
   }
 
   // The largest request that fits in one of the pages.
-  Bytes Largest() const {
-    Bytes largest;
-    for (const auto& [number, page] : pages_) {
-      largest = std::max(largest, page.blocks.Stats().largest_free);
-    }
-    return std::min(largest, Bytes(page_.count() / 2));
-  }
+  Bytes Largest() const { return std::min(rooms_.Largest(), Bytes(page_.count() / 2)); }
 
  private:
   struct Shared {
@@ -76,14 +81,22 @@ class SharedPages {
     int live = 0;
   };
 
-  static Placed Place(int64_t number, Shared& page, const Block& block) {
-    ++page.live;
-    return {{page.range.offset + block.offset, block.size, block.handle}, number};
-  }
+  // The largest free block of a page.
+  struct Room {
+    int64_t page = 0;
+    Bytes largest;
+  };
+  struct LowerPage {
+    bool operator()(const Room& a, const Room& b) const { return a.page < b.page; }
+  };
+  struct LargestOf {
+    Bytes operator()(const Room& room) const { return room.largest; }
+  };
 
   const Bytes page_;
   const Bytes granularity_;
   std::map<int64_t, Shared> pages_;
+  ChunkedSet<Room, LowerPage, LargestOf> rooms_;  // of all pages
 };
 
 }  // namespace spillway

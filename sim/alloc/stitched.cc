@@ -29,12 +29,7 @@ Stitched::Stitched(Bytes capacity, Bytes granularity, Bytes page)
 
 void Stitched::Create(int64_t end) {
   if (end <= created_) return;
-  free_[created_] = end;
-  const auto grown = free_.find(created_);
-  if (grown != free_.begin() && std::prev(grown)->second == created_) {
-    std::prev(grown)->second = end;
-    free_.erase(grown);
-  }
+  AddFree({created_, end});
   if (const int64_t mapped = std::min(end, window_); mapped > created_) {
     calls_.push_back({DriverCall::Kind::kMap,
                       {page_ * created_, page_ * (mapped - created_)},
@@ -46,20 +41,15 @@ void Stitched::Create(int64_t end) {
 std::optional<Stitched::Pages> Stitched::TakePages(int64_t count) {
   if (count > pages_ - used_) return std::nullopt;
   Create(used_ + count);
-  auto best = free_.end();
-  for (auto run = free_.begin(); run != free_.end(); ++run) {
-    const int64_t length = run->second - run->first;
-    if (length < count) continue;
-    if (best == free_.end() || length < best->second - best->first) best = run;
-  }
+  const auto best = by_length_.BestFit(page_ * count);
+  auto run = best ? free_.find(best->offset.count() / page_.count()) : free_.begin();
   used_ += count;
   Pages pages;
-  for (auto run = best == free_.end() ? free_.begin() : best; count > 0; run = free_.begin()) {
-    const auto [begin, end] = *run;
+  for (; count > 0; run = free_.begin()) {
+    const auto [begin, end] = RemoveFree(run);
     const int64_t taken = std::min(count, end - begin);
     pages.push_back({begin, begin + taken});
-    free_.erase(run);
-    if (begin + taken < end) free_[begin + taken] = end;
+    if (begin + taken < end) AddFree({begin + taken, end});
     count -= taken;
   }
   return pages;
@@ -68,19 +58,25 @@ std::optional<Stitched::Pages> Stitched::TakePages(int64_t count) {
 void Stitched::GivePages(const Pages& pages) {
   for (const Run& run : pages) {
     used_ -= run.length();
-    auto [begin, end] = run;
-    const auto next = free_.find(end);
-    if (next != free_.end()) {
-      end = next->second;
-      free_.erase(next);
-    }
-    const auto after = free_.lower_bound(begin);
-    if (after != free_.begin() && std::prev(after)->second == begin) {
-      std::prev(after)->second = end;
-    } else {
-      free_[begin] = end;
-    }
+    AddFree(run);
   }
+}
+
+void Stitched::AddFree(Run run) {
+  auto next = free_.lower_bound(run.begin);
+  if (next != free_.end() && next->first == run.end) run.end = RemoveFree(next++).end;
+  if (next != free_.begin() && std::prev(next)->second == run.begin) {
+    run.begin = RemoveFree(std::prev(next)).begin;
+  }
+  free_.emplace_hint(next, run.begin, run.end);
+  by_length_.Insert({page_ * run.begin, page_ * run.length()});
+}
+
+Stitched::Run Stitched::RemoveFree(std::map<int64_t, int64_t>::iterator at) {
+  const Run run{at->first, at->second};
+  by_length_.Erase({page_ * run.begin, page_ * run.length()});
+  free_.erase(at);
+  return run;
 }
 
 Bytes Stitched::AddressOf(const Pages& pages) {

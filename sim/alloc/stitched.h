@@ -18,6 +18,7 @@
 #include <map>
 #include <vector>
 
+#include "sim/alloc/pool/size_bins.h"
 #include "sim/alloc/shared_pages.h"
 #include "sim/core/replayable_allocator.h"
 
@@ -55,6 +56,9 @@ class Stitched final : public ReplayableAllocator {
   // nullopt if there are not that many free pages, or no addresses left.
   std::optional<Pages> TakePages(int64_t count);
   void GivePages(const Pages& pages);
+  // Joins the run with those beside it.
+  void AddFree(Run run);
+  Run RemoveFree(std::map<int64_t, int64_t>::iterator at);
   // Where the pages can be used in one piece.
   Bytes AddressOf(const Pages& pages);
   void Create(int64_t end);
@@ -67,6 +71,7 @@ class Stitched final : public ReplayableAllocator {
   int64_t created_ = 0;              // pages used so far: the lowest
   int64_t used_ = 0;                 // pages in use now
   std::map<int64_t, int64_t> free_;  // runs of created pages: begin, end
+  SizeBins by_length_;               // the same
   std::map<Pages, Bytes> stitched_;  // addresses of lists of pages
   Bytes next_address_;
   SharedPages shared_;

@@ -154,6 +154,11 @@ class ChunkedSet {
     }
   }
 
+  // REQUIRES: as `Erase` and `Replace` by position.
+  void Replace(const Entry& key, const Entry& replacement) {
+    Replace(LowerBound(key), replacement);
+  }
+
   void Clear() {
     chunks_.clear();
     last_.clear();

@@ -7,13 +7,15 @@
 // well.
 //
 // An `Index` is the placement rule. It has `Insert(FreeBlock)`, `Erase(FreeBlock)`, `Largest()`,
-// and `Take(size, hint)`, which removes and returns the free block for a request, or nullopt.
+// `Replace(block, by)`, where nothing free lies between the two, and `Take(size, hint, cut)`, which
+// replaces the free block for a request by what `cut` leaves of it; false if there is none.
 
 #ifndef SPILLWAY_SIM_ALLOC_POOL_CHUNK_ARENA_H_
 #define SPILLWAY_SIM_ALLOC_POOL_CHUNK_ARENA_H_
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "sim/alloc/pool/chunk_list.h"
@@ -59,8 +61,14 @@ class ChunkArena : public ReplayableAllocator {
     chunks_.CheckTaken(block);
     requested_ -= Bytes(chunks_[block.handle].requested);
     allocated_ -= block.size;
-    AddFree(chunks_.JoinFree(block.handle,
-                             [this](uint32_t free) { free_.Erase(chunks_.AsFree(free)); }));
+    std::optional<FreeBlock> beside;
+    const uint32_t joined = chunks_.JoinFree(block.handle, [&](uint32_t free) {
+      if (beside) free_.Erase(*beside);
+      beside = chunks_.AsFree(free);
+    });
+    if (!beside) return AddFree(joined);
+    chunks_[joined].requested = ChunkList::kFree;
+    free_.Replace(*beside, chunks_.AsFree(joined));
   }
 
   MemoryStats Stats() const override {

@@ -37,6 +37,11 @@ class SizeBins {
     EraseAt(bin, bins_[bin].LowerBound(entry));
   }
 
+  void Replace(const FreeBlock& entry, const FreeBlock& by) {
+    Erase(entry);
+    Insert(by);
+  }
+
   // Replaces the best fit for `size`, if there is one, by what `cut` leaves of it: an optional
   // block. Hints do not matter.
   template <typename Cut>
