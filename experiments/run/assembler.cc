@@ -28,7 +28,8 @@ RunBackend MakeSimulator(const BackendRequest& request) {
   // Waits are charged of inferences, whose kernels take microseconds; a training iteration would
   // change by less than 1 %, which is not what its measured times lack.
   const SimCharges charges{.driver = request.backing == Backing::kBlocks,
-                           .kernel_waits = !request.setup.trace->training};
+                           .kernel_waits = !request.setup.trace->training,
+                           .growth = request.setup.options.iterations != 1};
   auto simulator =
       std::make_unique<SimBackend>(request.setup.device, *request.setup.cost, charges,
                                    request.compression ? &*request.compression : nullptr);

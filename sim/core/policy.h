@@ -43,8 +43,9 @@ class Policy;
 
 // How a trial run is to be made.
 struct TrialOptions {
-  // As many iterations; 0: until two in a row agree, which takes at least two. A policy that starts
-  // each iteration afresh, on an allocator that caches nothing, repeats its first.
+  // As many iterations; 0: until two in a row agree, which takes at least two. One alone stands for
+  // those that repeat it, as they do where a policy starts each iteration afresh: what the
+  // allocator takes from the driver as it grows costs nothing then.
   int iterations = 0;
   // With this share of the bandwidth between device and host, in both directions.
   double link = 1;

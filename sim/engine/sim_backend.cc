@@ -66,7 +66,10 @@ void SimBackend::OnFree(const Block& block) {
   if (charges_.driver) Charge({DriverCall::Kind::kFree, block, std::nullopt});
 }
 
-void SimBackend::OnDriverCall(const DriverCall& call) { Charge(call); }
+void SimBackend::OnDriverCall(const DriverCall& call) {
+  const bool grows = call.kind == DriverCall::Kind::kMalloc || call.kind == DriverCall::Kind::kMap;
+  if (charges_.growth || !grows) Charge(call);
+}
 
 void SimBackend::Charge(const DriverCall& call) {
   if (queue_.now() == Duration()) return;  // no part of the iteration

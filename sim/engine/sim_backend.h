@@ -27,6 +27,8 @@ struct SimCharges {
   bool driver = false;
   // `Device::kernel_wait`.
   bool kernel_waits = false;
+  // Memory that the arena takes from the driver as it grows, which a steady iteration does not.
+  bool growth = true;
 };
 
 class SimBackend final : public Backend {
