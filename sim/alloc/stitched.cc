@@ -1,7 +1,6 @@
 #include "sim/alloc/stitched.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "traces/base/error.h"
@@ -42,15 +41,22 @@ std::optional<Stitched::Pages> Stitched::TakePages(int64_t count) {
   if (count > pages_ - used_) return std::nullopt;
   Create(used_ + count);
   const auto best = by_length_.BestFit(page_ * count);
-  auto run = best ? free_.find(best->offset.count() / page_.count()) : free_.begin();
+  auto at = best ? free_.LowerBound({best->offset.count() / page_.count(), 0}) : free_.Begin();
   used_ += count;
   Pages pages;
-  for (; count > 0; run = free_.begin()) {
-    const auto [begin, end] = RemoveFree(run);
-    const int64_t taken = std::min(count, end - begin);
-    pages.push_back({begin, begin + taken});
-    if (begin + taken < end) AddFree({begin + taken, end});
-    count -= taken;
+  for (; count > 0; at = free_.Begin()) {
+    const Run run = free_.At(at);
+    const Run taken{run.begin, std::min(run.end, run.begin + count)};
+    const Run rest{taken.end, run.end};
+    pages.push_back(taken);
+    count -= taken.length();
+    by_length_.Erase(AsFree(run));
+    if (rest.length() == 0) {
+      free_.Erase(at);
+    } else {
+      free_.Replace(at, rest);
+      by_length_.Insert(AsFree(rest));
+    }
   }
   return pages;
 }
@@ -63,20 +69,25 @@ void Stitched::GivePages(const Pages& pages) {
 }
 
 void Stitched::AddFree(Run run) {
-  auto next = free_.lower_bound(run.begin);
-  if (next != free_.end() && next->first == run.end) run.end = RemoveFree(next++).end;
-  if (next != free_.begin() && std::prev(next)->second == run.begin) {
-    run.begin = RemoveFree(std::prev(next)).begin;
+  const auto next = free_.LowerBound(run);
+  const auto previous = next == free_.Begin() ? free_.End() : free_.Previous(next);
+  const bool joins_next = next != free_.End() && free_.At(next).begin == run.end;
+  const bool joins_previous = previous != free_.End() && free_.At(previous).end == run.begin;
+  if (joins_next) {
+    by_length_.Erase(AsFree(free_.At(next)));
+    run.end = free_.At(next).end;
   }
-  free_.emplace_hint(next, run.begin, run.end);
-  by_length_.Insert({page_ * run.begin, page_ * run.length()});
-}
-
-Stitched::Run Stitched::RemoveFree(std::map<int64_t, int64_t>::iterator at) {
-  const Run run{at->first, at->second};
-  by_length_.Erase({page_ * run.begin, page_ * run.length()});
-  free_.erase(at);
-  return run;
+  if (joins_previous) {
+    by_length_.Erase(AsFree(free_.At(previous)));
+    run.begin = free_.At(previous).begin;
+  }
+  by_length_.Insert(AsFree(run));
+  if (joins_next && joins_previous) free_.Erase(next);
+  if (joins_next || joins_previous) {
+    free_.Replace(joins_previous ? previous : next, run);
+  } else {
+    free_.Insert(run);
+  }
 }
 
 Bytes Stitched::AddressOf(const Pages& pages) {

@@ -21,6 +21,7 @@
 #include "sim/alloc/pool/size_bins.h"
 #include "sim/alloc/shared_pages.h"
 #include "sim/core/replayable_allocator.h"
+#include "traces/base/chunked_set.h"
 
 namespace spillway {
 
@@ -58,7 +59,7 @@ class Stitched final : public ReplayableAllocator {
   void GivePages(const Pages& pages);
   // Joins the run with those beside it.
   void AddFree(Run run);
-  Run RemoveFree(std::map<int64_t, int64_t>::iterator at);
+  FreeBlock AsFree(const Run& run) const { return {page_ * run.begin, page_ * run.length()}; }
   // Where the pages can be used in one piece.
   Bytes AddressOf(const Pages& pages);
   void Create(int64_t end);
@@ -70,7 +71,7 @@ class Stitched final : public ReplayableAllocator {
   const int64_t window_;             // pages that have an address of their own: lower ones
   int64_t created_ = 0;              // pages used so far: the lowest
   int64_t used_ = 0;                 // pages in use now
-  std::map<int64_t, int64_t> free_;  // runs of created pages: begin, end
+  ChunkedSet<Run> free_;             // created pages
   SizeBins by_length_;               // the same
   std::map<Pages, Bytes> stitched_;  // addresses of lists of pages
   Bytes next_address_;
