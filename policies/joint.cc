@@ -73,6 +73,9 @@ class PlannedPolicy : public ForwardingPolicy {
   std::optional<JointPlan> plan_;
 };
 
+// The first iteration stands for the others where these take at most so small a part of it longer.
+constexpr int64_t kAlike = 500;
+
 class JointPolicy final : public PlannedPolicy {
  public:
   JointPolicy(const SearchOptions& options, bool early_updates)
@@ -87,15 +90,23 @@ class JointPolicy final : public PlannedPolicy {
     const Duration in_core = trial(probe, Bytes::Unlimited(), {1, 1, reordered_}).metrics.iteration;
     JointPlan best(trace);
     std::optional<Duration> shortest;
-    if (auto plan = SearchPlan(probe.facts, trial, device.memory, in_core, options_)) {
-      const auto judged = Judge(options_, {0, 1, reordered_}, [&](const TrialOptions& options) {
-        PlanExecutor executor(probe.facts, *plan, options_.chooser);
-        return trial(executor, device.memory, options);
-      });
-      if (judged) {
-        best = *std::move(plan);
-        shortest = judged->time;
+    // By two iterations where the one after the first differs from it, as an allocator may have it.
+    for (const int iterations : {1, 2}) {
+      options_.iterations = iterations;
+      auto plan = SearchPlan(probe.facts, trial, device.memory, in_core, options_);
+      if (!plan) break;
+      const auto judge = [&](int count) {
+        return Judge(options_, {count, 1, reordered_}, [&](const TrialOptions& options) {
+          PlanExecutor executor(probe.facts, *plan, options_.chooser);
+          return trial(executor, device.memory, options);
+        });
+      };
+      const auto steady = judge(0);
+      if (steady && (!shortest || steady->time < *shortest)) {
+        best = *plan;
+        shortest = steady->time;
       }
+      if (steady && steady->time * kAlike <= judge(1)->time * (kAlike + 1)) break;
     }
     if (!shortest || *shortest > in_core) TryOthers(device.memory, trial, best, shortest);
     best.micro = options_.chooser.batches();

@@ -22,6 +22,8 @@ namespace {
 // in thousandths: so far that only the memory counts.
 constexpr int kAttempts = 4;
 constexpr int64_t kAnything = 1000;
+// From the second time on, this part of the memory is left besides.
+constexpr int64_t kMargin = 500;
 
 std::string NameOf(const Setup& setup) {
   return ParseSpecification("allocator", setup.allocator).name;
@@ -66,6 +68,7 @@ Setup WithPlan(const Setup& setup, const PolicyMaker& make) {
     planned.plan = std::make_shared<const AllocationPlan>(PlanFor(recorded, make, options));
     if (planned.plan->height <= setup.memory) break;
     recorded.memory -= planned.plan->height - setup.memory;
+    recorded.memory -= Bytes(setup.memory.count() / kMargin * attempt);
     options.tolerance = kAnything;
   }
   return planned;

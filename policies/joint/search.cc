@@ -284,11 +284,11 @@ class Search {
       scored.time = kNever;
       if (options_.skip && LeastTimeOf(scored.plan) >= limit) return;
       Schedule(scored.plan, std::move(scored.profile));
-      const auto judged =
-          Judge(options_, {1, 1, options_.reordered}, [&](const TrialOptions& options) {
-            PlanExecutor executor(facts_, scored.plan, options_.chooser);
-            return trial_(executor, memory_, options);
-          });
+      const auto judged = Judge(options_, {options_.iterations, 1, options_.reordered},
+                                [&](const TrialOptions& options) {
+                                  PlanExecutor executor(facts_, scored.plan, options_.chooser);
+                                  return trial_(executor, memory_, options);
+                                });
       if (!judged) return;
       scored.time = judged->time;
       scored.profile = ProfileOf(scored.plan, judged->report);

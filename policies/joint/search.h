@@ -27,6 +27,7 @@ struct SearchOptions {
   // Trials of plans whose kernels alone take too long are not run; they count, so that the plan
   // that is found is the same.
   bool skip = true;
+  int iterations = 1;      // of each trial, the last of which counts
   double slower_link = 1;  // less than 1: plans have to be good with this share of the link, too
   std::shared_ptr<const Trace> reordered = nullptr;  // as in `TrialOptions`
 };

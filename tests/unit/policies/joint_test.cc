@@ -257,6 +257,22 @@ TEST_F(JointTest, RefusesPlansThatAreWrongStaleOrForeign) {
   }
 }
 
+// Of plans that are found on the allocator of the run, and that follow one found on another.
+TEST_P(JointTest, SearchesOnTheAllocatorOfTheRun) {
+  const Trace trace = LowerNetwork(GetParam()(), {256, "torch", true});
+  device_.page_map.fixed = Duration::Milliseconds(5);
+  Duration own, foreign;
+  for (const double percent : {20, 40, 60}) {
+    const Bytes memory = Memory(trace, percent);
+    spillway::Setup setup{Borrow(trace), device_, Borrow(cost_), memory};
+    const std::string other = PolicyOf(Run(trace, memory, "joint:effort=1000").plan);
+    setup.allocator = "stitched:page=4KiB";
+    own += Simulate(setup, *registry_.Make("joint:effort=1000")).report.metrics.iteration;
+    foreign += Simulate(setup, *registry_.Make(other)).report.metrics.iteration;
+  }
+  EXPECT_LE(own * 1000, foreign * 1005);
+}
+
 // A plan that keeps everything, where not everything has room: what gives way comes back before the
 // op that uses it.
 TEST_F(JointTest, WhatIsGivenUpComesBackEarly) {
