@@ -29,7 +29,7 @@ constexpr const char* kSettings[] = {kExpandable, "pytorch:max_split_size=128MiB
                                      "pytorch:max_split_size=512MiB"};
 
 constexpr const char* kFullyPlanned = "planned:effort=thorough";  // minutes
-constexpr uint64_t kMostPlanned = 500'000;  // events, above which a plan is not quick
+constexpr uint64_t kMostPlanned = 2'000'000;  // events, above which a plan is not quick
 
 struct ReplayOptions {
   std::string log;

@@ -33,11 +33,11 @@ struct Resolved {
 
 // Finds out by simulation what the allocator has to know; all other setups come back as they are.
 // `planned`: the policy runs once, and the blocks that it asks for get offsets. If they do not fit
-// though their sum does, the policy runs again with as much less memory, a few times. `auto`: every
-// allocator is tried with every policy given, and the run that needs the least memory is taken, or
-// the fastest with `auto:by=time`; the other decides between equals, then the order of the lists.
-// If nothing fits it is best-fit with the first policy. Throws as `Simulate`. REQUIRES: there is a
-// policy.
+// though their sum does, the policy runs again with as much less memory, and a little more each
+// time, at most four times in all. `auto`: every allocator is tried with every policy given, and
+// the run that needs the least memory is taken, or the fastest with `auto:by=time`; the other
+// decides between equals, then the order of the lists. If nothing fits it is best-fit with the
+// first policy. Throws as `Simulate`. REQUIRES: there is a policy.
 Resolved ResolveAllocator(const Setup& setup, std::span<const PolicyMaker> policies);
 Setup ResolveAllocator(const Setup& setup, const PolicyMaker& policy);
 

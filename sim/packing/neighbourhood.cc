@@ -39,7 +39,7 @@ class NeighbourhoodSearch::Arena {
     std::vector<int64_t> best;
     double least = std::numeric_limits<double>::max();
     const Order all = AllBlocks(upper_);
-    for (int i = 0; i < kSweeps; ++i) {
+    for (int i = 0; i < kSweeps && (i == 0 || steps_ > 0); ++i) {
       Clear();
       const double missing = Sweep(all, DrawRule(search_.pivots_, random_), least);
       if (missing >= least) continue;
@@ -55,8 +55,9 @@ class NeighbourhoodSearch::Arena {
     for (uint32_t block = 0; block < offsets.size(); ++block) {
       if (offsets[block] < 0) continue;
       offset_[block] = offsets[block];
-      Put(placed_, block, offsets[block]);
+      placed_.push_back(At(block, offsets[block]));
     }
+    std::stable_sort(placed_.begin(), placed_.end(), LiesLower);
     FindHomeless();
   }
 
@@ -216,13 +217,15 @@ class NeighbourhoodSearch::Arena {
     return true;
   }
 
+  static bool LiesLower(const Placed& a, const Placed& b) { return a.offset < b.offset; }
+
+  Placed At(uint32_t block, int64_t offset) const {
+    return {offset, offset + upper_.size[block], upper_.begin[block], upper_.end[block], block};
+  }
+
   void Put(std::vector<Placed>& among, uint32_t block, int64_t offset) const {
-    const Placed here{offset, offset + upper_.size[block], upper_.begin[block], upper_.end[block],
-                      block};
-    among.insert(
-        std::upper_bound(among.begin(), among.end(), here,
-                         [](const Placed& a, const Placed& b) { return a.offset < b.offset; }),
-        here);
+    const Placed here = At(block, offset);
+    among.insert(std::upper_bound(among.begin(), among.end(), here, LiesLower), here);
   }
 
   void Clear() {

@@ -27,13 +27,17 @@ void Keep(Solution& best, Solution found) {
   if (found.height < best.height) best = std::move(found);
 }
 
+// Of the heuristics together: all of tens of thousands of blocks, some of hundreds of thousands.
+constexpr int64_t kConstructing = 4'000'000'000;
+
 // The best of the heuristics, until `enough`. They are for free.
 Solution Construct(const Problem& problem, int64_t enough) {
   Solution best;
-  int64_t steps = 0;
+  int64_t steps = kConstructing;
   for (const Order& order : Orders(problem)) {
     for (const Gap rule : {Gap::kLowest, Gap::kTightest}) {
-      if (best.height > enough) Keep(best, Place(problem, order, rule, steps));
+      if (best.height <= enough || steps <= 0) return best;
+      Keep(best, Place(problem, order, rule, steps));
     }
   }
   return best;

@@ -101,12 +101,12 @@ class Lifetimes {
     }
   }
 
-  // What lives in [begin, end), by offset.
-  void Find(int64_t begin, int64_t end, std::vector<Placed>& met) const {
+  // What lives in [begin, end), by offset. Takes the nodes that it looks at off `steps`.
+  void Find(int64_t begin, int64_t end, std::vector<Placed>& met, int64_t& steps) const {
     const auto last =
         static_cast<size_t>(std::lower_bound(begin_.begin(), begin_.end(), end) - begin_.begin());
     met.clear();
-    Find(1, 0, leaves_, last, begin, met);
+    Find(1, 0, leaves_, last, begin, met, steps);
     std::sort(met.begin(), met.end(),
               [](const Placed& a, const Placed& b) { return a.offset < b.offset; });
   }
@@ -115,14 +115,15 @@ class Lifetimes {
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::min();
 
   void Find(size_t node, size_t first, size_t width, size_t last, int64_t after,
-            std::vector<Placed>& met) const {
+            std::vector<Placed>& met, int64_t& steps) const {
+    --steps;
     if (first >= last || latest_[node] <= after) return;
     if (width == 1) {
       met.push_back(placed_[first]);
       return;
     }
-    Find(2 * node, first, width / 2, last, after, met);
-    Find(2 * node + 1, first + width / 2, width / 2, last, after, met);
+    Find(2 * node, first, width / 2, last, after, met, steps);
+    Find(2 * node + 1, first + width / 2, width / 2, last, after, met, steps);
   }
 
   size_t blocks_, leaves_;
@@ -145,7 +146,7 @@ Solution Place(const Problem& problem, const Order& order, Gap rule, int64_t& st
     const int64_t begin = problem.begin[block], end = problem.end[block];
     const int64_t size = problem.size[block];
     int64_t floor = 0, best = -1, best_room = std::numeric_limits<int64_t>::max();
-    if (!few) lifetimes->Find(begin, end, placed);
+    if (!few) lifetimes->Find(begin, end, placed, steps);
     steps -= static_cast<int64_t>(placed.size());
     for (const Placed& other : placed) {
       if (begin >= other.end || other.begin >= end) continue;

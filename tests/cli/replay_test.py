@@ -202,11 +202,14 @@ class ReplayTest(LogTest):
         self.assertNotIn("undetermined", self.ok("replay", log, "--allocator", "best-fit"))
 
     def test_plans_are_quick_unless_asked_for(self):
-        rows = [f"{i},{2 * i},{2 * i + 1},512\n" for i in range(250_001)]
+        rows = [f"{i},{2 * i},{2 * i + 3},512\n" for i in range(1_000_001)]
         path = self.write("long.csv", "id,lower,upper,size\n" + "".join(rows))
         result = run("replay", path, "--allocator", "best-fit,planned")
         self.assertEqual(result.returncode, 0)
         self.assertIn("--allocator planned:effort=thorough", result.stderr)
+        path = self.write("million.csv", "id,lower,upper,size\n" + "".join(rows[:500_000]))
+        planned = self.replay(path, "--allocator", "planned")["rows"][0]
+        self.assertEqual(planned["peak_reserved_bytes"], 1024)
         path = self.write("gap.csv", GAP)
         rows = self.replay(path, "--allocator", "planned,planned:effort=thorough")["rows"]
         self.assertEqual([row["peak_reserved_bytes"] for row in rows], [2048, 2048])
