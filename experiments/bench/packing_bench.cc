@@ -143,6 +143,7 @@ BENCHMARK(BM_PackMany)
     ->Arg(5'000)
     ->Arg(20'000)
     ->Arg(60'000)
+    ->Arg(500'000)
     ->Iterations(1)
     ->Unit(benchmark::kSecond);
 
