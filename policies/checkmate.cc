@@ -127,8 +127,7 @@ class Units {
     }
     for (RematerializedUnit& unit : problem) {
       std::ranges::sort(unit.reads);
-      const auto twice = std::ranges::unique(unit.reads);
-      unit.reads.erase(twice.begin(), twice.end());
+      unit.reads.erase(std::unique(unit.reads.begin(), unit.reads.end()), unit.reads.end());
     }
     return problem;
   }

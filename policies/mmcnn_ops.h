@@ -68,7 +68,8 @@ class OpNeeds {
 // Changes an attribute that the op has.
 void SetAttribute(Op& op, std::string_view name, int64_t value);
 
-// The one slot of a forward op, from its attributes and operands: signature, flops and traffic.
+// The one slot of a forward op, from its attributes and operands: flops, traffic, and a signature
+// that ends with "unaligned" if an operand begins between multiples of 16 bytes.
 Slot ForwardSlot(const Trace& trace, const Op& op);
 
 }  // namespace spillway

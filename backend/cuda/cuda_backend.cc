@@ -61,6 +61,9 @@ struct StreamState {
   std::vector<Duration> issued;              // of this iteration's commands, by the host's clock
 };
 
+// One more graph takes longer the more there are: half a million were not made in nine minutes.
+constexpr size_t kMostGraphs = 100'000;
+
 // The kernels of one op as a graph, which the host launches as a whole: cuDNN takes hundreds of
 // microseconds to find out again what to launch.
 class KernelGraph {
@@ -496,7 +499,7 @@ void CudaBackend::LaunchKernels(const Op& op, const Launch& launch) {
   // Where blocks are allocated each for itself, addresses change between iterations: a graph would
   // rarely be launched again, and to capture one costs more than the call.
   const bool by_library = RowOf(op.type).library == Library::kConvolution;
-  if (by_library && options_.backing != Backing::kBlocks) {
+  if (by_library && options_.backing != Backing::kBlocks && trace_.ops.size() <= kMostGraphs) {
     LaunchOnce(op, launch);
   } else {
     RunSlots(op, launch);

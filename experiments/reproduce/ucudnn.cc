@@ -267,9 +267,11 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
   for (const auto& [option, batches] :
        {std::pair{"undivided", MicroBatches::kUndivided},
         std::pair{"powerOfTwo", MicroBatches::kPowerOfTwo}, std::pair{"all", MicroBatches::kAll}}) {
-    options.push_back(plotted(
-        fmt::format("Fig9 {{workload}} {{layer}} {} in {{number}}MiB", option), "ms",
-        [batches](const PaperRow& row) { return Divided(row, batches, MebibytesOf(row.number)); }));
+    options.push_back(
+        plotted(fmt::format("Fig9 {{workload}} {{layer}} {} in {{number}}MiB", option), "ms",
+                [batches = batches](const PaperRow& row) {
+                  return Divided(row, batches, MebibytesOf(row.number));
+                }));
     if (batches == MicroBatches::kUndivided) continue;
     speedups.push_back(
         plotted(fmt::format("Fig10 {{workload}} {{number}}MiB {{device}} {} speedup", option), "x",

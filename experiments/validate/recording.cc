@@ -7,7 +7,6 @@
 #include <future>
 #include <numeric>
 #include <optional>
-#include <ranges>
 #include <tuple>
 
 #include "policies/kernels/micro_batch.h"
@@ -50,7 +49,7 @@ std::string MicroBatchProblem(const std::string& text) {
                     batch <= kLargestBatch;
   return good ? std::string()
               : fmt::format("'{}' is no micro-batch (valid: {}, or a batch from 1 to {})", text,
-                            fmt::join(std::views::keys(kMicroBatchNames), ", "), kLargestBatch);
+                            ListOfMicroBatches(), kLargestBatch);
 }
 
 std::vector<int64_t> MicroBatchesOf(std::span<const std::string> texts, int64_t batch) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <ranges>
 #include <utility>
 
 #include "traces/base/error.h"
@@ -78,8 +77,7 @@ class PlanReader {
       if (name == *wanted) plan_.micro = batches;
     }
     if (plan_.micro) return;
-    document_.Fail(fmt::format("expected null or one of {}",
-                               fmt::join(std::views::keys(kMicroBatchNames), ", ")));
+    document_.Fail(fmt::format("expected null or one of {}", ListOfMicroBatches()));
   }
 
   void ReadStorage(Value value) {

@@ -8,7 +8,6 @@
 #include <limits>
 #include <queue>
 #include <random>
-#include <ranges>
 #include <span>
 #include <thread>
 #include <tuple>
@@ -100,8 +99,8 @@ class Search {
     if (best_.time == kNever) return std::nullopt;
     if (moves_.empty()) return best_.plan;
     const int64_t part = left_ / 4;
-    for (Scored& beginning : beginnings | std::views::reverse) {
-      std::swap(best_, beginning);
+    for (auto beginning = beginnings.rbegin(); beginning != beginnings.rend(); ++beginning) {
+      std::swap(best_, *beginning);
       Sweep(part);
     }
     Take(beginnings);

@@ -1,5 +1,7 @@
 #include "policies/kernels/micro_batch.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <optional>
@@ -119,6 +121,12 @@ class Divider {
 };
 
 }  // namespace
+
+std::string ListOfMicroBatches() {
+  std::vector<std::string_view> names;
+  for (const auto& [name, batches] : kMicroBatchNames) names.push_back(name);
+  return fmt::format("{}", fmt::join(names, ", "));
+}
 
 std::vector<int64_t> ChooseBatches(MicroBatches batches, std::span<const int64_t> available) {
   std::vector<int64_t> chosen;

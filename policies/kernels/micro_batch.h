@@ -40,6 +40,9 @@ inline std::string_view Name(MicroBatches batches) {
   return kMicroBatchNames[static_cast<size_t>(batches)].first;
 }
 
+// "undivided, powerOfTwo, all"
+std::string ListOfMicroBatches();
+
 // One way to run a slot of an op.
 struct Division {
   Bytes workspace;               // the most that one of the parts needs

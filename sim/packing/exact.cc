@@ -238,8 +238,8 @@ class ExactSearch {
       std::swap(corner.blocks, blocks_);
       if (!params_.even) continue;
       std::stable_partition(corner.blocks.begin(), corner.blocks.end(), [&](uint32_t block) {
-        return floor + problem_.size[block] == wall ||
-               (BeginOf(block) == begin && EndOf(block) == end);
+        return valley.floor + problem_.size[block] == valley.wall ||
+               (BeginOf(block) == valley.begin && EndOf(block) == valley.end);
       });
     }
     return Outcome::kSame;

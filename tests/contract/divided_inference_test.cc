@@ -252,6 +252,23 @@ TEST_F(DividedInference, AConvolutionAddsUpSlicesOfItsInputChannels) {
   ExpectSameBits(trace, Limits(trace, 1), {std::nullopt, 1});
 }
 
+// Rows of 17 floats: of four channels one begins at a multiple of 16 bytes. Each kind has costs of
+// its own.
+TEST_F(DividedInference, SignaturesTellWhereOperandsAreNotAligned) {
+  const Trace trace = Lower(testing::DeepOn(17));
+  const Bytes least = LeastMmcnnMemory(trace, device_.alignment).size;
+  const Trace divided = DivideForMmcnn(trace, least, device_.alignment).trace;
+  std::map<bool, int> count;
+  for (const Op& op : divided.ops) {
+    if (op.type != OpType::kConv2d || op.IntAttribute("out_channels") != 1) continue;
+    const bool aligned = divided.OffsetInStorage(op.outputs[0]).count() % 16 == 0;
+    EXPECT_EQ(op.slots[0].signature.ends_with(" unaligned"), !aligned) << op.name;
+    ++count[aligned];
+  }
+  EXPECT_GT(count[true], 0);
+  EXPECT_EQ(count[false], 3 * count[true]);
+}
+
 // Of any limit from the least one on, also where finer bands would need more.
 TEST_F(DividedInference, WhatDivisionNeedsStaysWithinTheLimit) {
   const Trace trace = Lower(BuildNetwork("googlenet"));

@@ -5,8 +5,10 @@
 
 namespace spillway::testing {
 
-Network Deep() {
-  Network net("deep", {4, 24, 24});
+Network Deep() { return DeepOn(24); }
+
+Network DeepOn(int64_t side) {
+  Network net("deep", {4, side, side});
   LayerNode x = net.ConvRelu("conv1", net.image(), ConvSpec::Square(64, 3, 1, 1));
   x = net.ConvRelu("conv2", x, ConvSpec::Square(64, 3, 1, 1));
   net.SoftmaxLoss("loss", net.Linear("fc", net.MaxPool("pool", x, {4, 4}), 10));

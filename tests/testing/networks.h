@@ -32,6 +32,8 @@ Network Rectangular();
 // Convolutions of 64 channels: three rows of one, beside the bands that they come from, are more
 // than anything else.
 Network Deep();
+// The same on images of so many rows and columns.
+Network DeepOn(int64_t side);
 
 // Two dense blocks of two layers: what is concatenated is forked, normalised and concatenated
 // again.
