@@ -62,8 +62,8 @@ std::optional<RowWindow> RowWindowOf(const Op& op) {
 
 class BandDivider {
  public:
-  BandDivider(const Trace& trace, Bytes limit, Bytes alignment)
-      : from_(trace), needs_(trace, alignment), limit_(limit), to_(trace) {
+  BandDivider(const Trace& trace, Bytes limit, Bytes alignment, Terms terms)
+      : from_(trace), needs_(trace, alignment), limit_(limit), terms_(terms), to_(trace) {
     to_.ops.clear();
     bands_.resize(trace.tensors.size());
     channels_.resize(trace.tensors.size());
@@ -304,7 +304,7 @@ class BandDivider {
       const TensorId x = AddMap(fmt::format("{}.x0[channels {}:{}]", op.name, from, to), map,
                                 rows.second - rows.first, to - from);
       AddGather(op, map, rows.first, rows.second, x, Slice{from, to});
-      for (int64_t k = 0; k < outputs; ++k) {
+      for (int64_t k = 0; k < (terms_ == Terms::kAll ? outputs : 1); ++k) {
         Op part = op;
         part.name += fmt::format("[{}:{} of {}:{}]", k, k + 1, from, to);
         part.outputs = {AddChannels(y, k, k + 1)};
@@ -474,6 +474,7 @@ class BandDivider {
   const Trace& from_;
   const OpNeeds needs_;
   const Bytes limit_;
+  const Terms terms_;
   Trace to_;
   // By tensor of the undivided trace; both empty: it is whole.
   std::vector<std::vector<Band>> bands_;
@@ -498,8 +499,8 @@ std::optional<Bytes> LeastInBands(const Trace& trace, const Op& op) {
   return least;
 }
 
-Trace DivideIntoBands(const Trace& trace, Bytes limit, Bytes alignment) {
-  return BandDivider(trace, limit, alignment).Run();
+Trace DivideIntoBands(const Trace& trace, Bytes limit, Bytes alignment, Terms terms) {
+  return BandDivider(trace, limit, alignment, terms).Run();
 }
 
 }  // namespace spillway

@@ -15,6 +15,7 @@
 #ifndef SPILLWAY_POLICIES_MMCNN_BANDS_H_
 #define SPILLWAY_POLICIES_MMCNN_BANDS_H_
 
+#include <cstdint>
 #include <optional>
 
 #include "traces/trace.h"
@@ -25,10 +26,14 @@ namespace spillway {
 // meets at once. nullopt for an op that cannot be.
 std::optional<Bytes> LeastInBands(const Trace& trace, const Op& op);
 
+// Of a convolution that adds up slices of its input channels all terms, or those of one output
+// channel, which need what the others need: that is no valid trace, but a hundred times smaller.
+enum class Terms : uint8_t { kAll, kOfOneOutput };
+
 // The trace with what does not fit in `limit`, weights in the finest slices, in bands: as many as
 // leave room for what is gathered, of one row at least, so that little memory may not be enough.
 // Tensors keep their numbers. A trace of training, or of more than one sample, stays as it is.
-Trace DivideIntoBands(const Trace& trace, Bytes limit, Bytes alignment);
+Trace DivideIntoBands(const Trace& trace, Bytes limit, Bytes alignment, Terms terms = Terms::kAll);
 
 }  // namespace spillway
 

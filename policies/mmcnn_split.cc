@@ -100,6 +100,12 @@ LeastMemory LargestNeed(const Trace& trace, Bytes alignment, bool divide) {
   return largest;
 }
 
+// The most that an op of the trace needs when it is divided for the limit.
+LeastMemory NeedInBands(const Trace& trace, Bytes limit, Bytes alignment) {
+  return LargestNeed(DivideIntoBands(trace, limit, alignment, Terms::kOfOneOutput), alignment,
+                     /*divide=*/true);
+}
+
 // What is needed however the trace is divided.
 LeastMemory NeedWithoutBands(const Trace& trace, Bytes alignment) {
   const OpNeeds needs(trace, alignment);
@@ -117,9 +123,7 @@ LeastMemory NeedWithoutBands(const Trace& trace, Bytes alignment) {
 
 LeastMemory LeastMmcnnMemory(const Trace& trace, Bytes alignment, bool divide) {
   if (!divide) return LargestNeed(trace, alignment, divide);
-  const auto divided_for = [&](Bytes limit) {
-    return LargestNeed(DivideIntoBands(trace, limit, alignment), alignment, divide);
-  };
+  const auto divided_for = [&](Bytes limit) { return NeedInBands(trace, limit, alignment); };
   // Small limits make many ops of a network, so that nothing below this is tried.
   const LeastMemory floor = NeedWithoutBands(trace, alignment);
   if (floor.size > Bytes(0) && divided_for(floor.size).size <= floor.size) return floor;
@@ -152,10 +156,7 @@ LeastMemory LeastMmcnnMemory(const Trace& trace, Bytes alignment, bool divide) {
 
 bool FitsMmcnn(const Trace& trace, Bytes limit, Bytes alignment, bool divide) {
   if (divide && NeedWithoutBands(trace, alignment).size > limit) return false;
-  if (divide &&
-      LargestNeed(DivideIntoBands(trace, limit, alignment), alignment, divide).size <= limit) {
-    return true;
-  }
+  if (divide && NeedInBands(trace, limit, alignment).size <= limit) return true;
   return LeastMmcnnMemory(trace, alignment, divide).size <= limit;
 }
 
