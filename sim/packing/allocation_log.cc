@@ -47,6 +47,20 @@ AllocationLog RequestsOf(const Report& report,
   return log;
 }
 
+std::vector<LiveInterval> IntervalsOf(const AllocationLog& log) {
+  const auto last = static_cast<int64_t>(log.steps().size());
+  std::vector<LiveInterval> intervals(log.blocks());
+  for (int64_t i = 0; i < last; ++i) {
+    const AllocationStep& step = log.steps()[static_cast<size_t>(i)];
+    if (step.free) {
+      intervals[step.block].end = i;
+    } else {
+      intervals[step.block] = {i, last, step.size};
+    }
+  }
+  return intervals;
+}
+
 std::optional<ReplayFailure> Replay(const AllocationLog& log, Allocator& allocator) {
   std::vector<Block> blocks(log.blocks());
   for (size_t i = 0; i < log.steps().size(); ++i) {

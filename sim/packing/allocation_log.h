@@ -12,6 +12,7 @@
 
 #include "sim/core/allocator.h"
 #include "sim/core/report.h"
+#include "sim/packing/packing.h"
 
 namespace spillway {
 
@@ -48,6 +49,9 @@ class AllocationLog {
 // end stays so.
 AllocationLog RequestsOf(const Report& report,
                          const std::function<bool(const Placement&)>& counted = nullptr);
+
+// The lifetime of each block of a log, in its steps; what is not given back lives to the end.
+std::vector<LiveInterval> IntervalsOf(const AllocationLog& log);
 
 // The request that an allocator could not serve.
 struct ReplayFailure {

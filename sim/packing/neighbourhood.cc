@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -134,14 +135,10 @@ class NeighbourhoodSearch::Arena {
 
   // Somewhere within, or at one of the ends.
   int64_t DrawPivot(const Window& window) {
-    switch (random_() % 8) {
-      case 0:
-        return window.begin - 1;
-      case 1:
-        return window.end;
-      default:
-        return window.begin + Draw(window.end - window.begin);
-    }
+    const int64_t where = Draw(8);
+    return where == 0   ? window.begin - 1
+           : where == 1 ? window.end
+                        : window.begin + Draw(window.end - window.begin);
   }
 
   // Leaves what lay in the window, and what is homeless at its time, in `taken_`, and the others
@@ -176,33 +173,28 @@ class NeighbourhoodSearch::Arena {
 
   // Places what it can of the blocks in `local_`; returns the weight of the others, or what is
   // above `limit` when it gave up.
-  double Sweep(const std::vector<uint32_t>& blocks, const SweepRule& rule, double limit) {
+  double Sweep(const Order& blocks, const SweepRule& rule, double limit) {
     const SweepOrder order = OrderOf(upper_, rule, blocks);
-    double missing = 0;
-    const auto place = [&](uint32_t block, bool forward) {
-      if (!Place(block, rule, forward)) missing += search_.weight_[block];
-      return missing <= limit;
-    };
-    for (const uint32_t block : order.stack) {
-      if (!place(block, true)) return missing;
-    }
     // Where nothing else is placed the two directions do not meet, and what the sweep has left
     // behind is in nobody's way.
     const bool alone = placed_.empty();
+    double missing = 0;
+    const auto place = [&](const Order& some, bool forward) {
+      for (size_t i = 0; i < some.size() && missing <= limit; ++i) {
+        const int64_t begin = upper_.begin[some[i]], end = upper_.end[some[i]];
+        if (alone) {
+          std::erase_if(local_, [&](const Placed& other) {
+            return forward ? other.end <= begin : other.begin >= end;
+          });
+        }
+        if (!Place(some[i], rule, forward)) missing += search_.weight_[some[i]];
+      }
+    };
+    place(order.stack, true);
     if (alone) stack_ = local_;
-    for (const uint32_t block : order.later) {
-      if (alone) {
-        std::erase_if(local_, [&](const Placed& o) { return o.end <= upper_.begin[block]; });
-      }
-      if (!place(block, true)) return missing;
-    }
+    place(order.later, true);
     if (alone) local_ = stack_;
-    for (const uint32_t block : order.earlier) {
-      if (alone) {
-        std::erase_if(local_, [&](const Placed& o) { return o.begin >= upper_.end[block]; });
-      }
-      if (!place(block, false)) return missing;
-    }
+    place(order.earlier, false);
     return missing;
   }
 
@@ -330,11 +322,15 @@ NeighbourhoodSearch::NeighbourhoodSearch(const Problem& problem, int64_t bound)
   }
   if (large_.size() < problem.count()) sliver_ = bound / kLarge / 2;
   upper_ = Compress(upper_);
-  const int64_t upper_bound = BoundOf(upper_);
-  for (uint32_t i = 0; i < upper_.count(); ++i) {
-    weight_.push_back(WeightOf(upper_, i, static_cast<double>(upper_bound)));
+  const std::vector<int64_t> loads = LoadsOf(upper_);
+  const int64_t most = std::ranges::max(loads);
+  for (size_t moment = 0; moment + 1 < loads.size(); ++moment) {
+    if (loads[moment] >= most - most / 20) pivots_.push_back(static_cast<int64_t>(moment));
   }
-  pivots_ = FullMoments(upper_, upper_bound);
+  for (size_t i = 0; i < upper_.count(); ++i) {
+    weight_.push_back(static_cast<double>(upper_.size[i]) / static_cast<double>(most) *
+                      std::sqrt(static_cast<double>(upper_.end[i] - upper_.begin[i])));
+  }
 }
 
 Solution NeighbourhoodSearch::Run(int64_t height, int64_t& steps) {

@@ -40,10 +40,12 @@ class NeighbourhoodSearch {
   class Races;
 
   const Problem& problem_;
-  int64_t sliver_ = 0;           // of memory is kept for the small ones
-  Order large_;                  // the largest first
-  Problem upper_;                // these, in compressed time
-  std::vector<double> weight_;   // by large block, when it is homeless
+  int64_t sliver_ = 0;  // of memory is kept for the small ones
+  Order large_;         // the largest first
+  Problem upper_;       // these, in compressed time
+  // By large block, when it is homeless: large ones are hard to place, long-lived ones in less than
+  // proportion to their life.
+  std::vector<double> weight_;
   std::vector<int64_t> pivots_;  // moments at which memory is almost full
   std::mt19937 random_;
 };

@@ -10,18 +10,8 @@
 #include "traces/base/error.h"
 
 namespace spillway {
+namespace packing {
 namespace {
-
-using packing::BoundOf;
-using packing::Compress;
-using packing::Gap;
-using packing::NeighbourhoodSearch;
-using packing::Order;
-using packing::Orders;
-using packing::Place;
-using packing::Problem;
-using packing::SearchExactly;
-using packing::Solution;
 
 void Keep(Solution& best, Solution found) {
   if (found.height < best.height) best = std::move(found);
@@ -97,19 +87,20 @@ Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& st
 }
 
 }  // namespace
+}  // namespace packing
 
 Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& options) {
   SPILLWAY_CHECK(options.granularity > Bytes(0));
   Packing packing;
   packing.offsets.resize(intervals.size());
-  Problem times;
+  packing::Problem times;
   for (const LiveInterval& interval : intervals) {
     SPILLWAY_CHECK(interval.begin < interval.end && interval.size >= Bytes(0));
     times.begin.push_back(interval.begin);
     times.end.push_back(interval.end);
     times.size.push_back(interval.size.count());
   }
-  times = Compress(times);
+  times = packing::Compress(times);
   const int64_t last =
       intervals.empty() ? 0 : *std::max_element(times.end.begin(), times.end.end());
   const auto granules = [&](size_t i) {
@@ -135,7 +126,7 @@ Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& opti
                    [&](size_t a, size_t b) { return intervals[a].begin < intervals[b].begin; });
   struct Part {
     size_t begin;  // in `others`
-    Problem problem;
+    packing::Problem problem;
   };
   std::vector<Part> parts;
   int64_t bound = bottom;
@@ -150,7 +141,7 @@ Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& opti
       part.problem.end.push_back(interval.end);
       part.problem.size.push_back(granules(others[next]));
     }
-    bound = std::max(bound, bottom + BoundOf(part.problem));
+    bound = std::max(bound, bottom + packing::BoundOf(part.problem));
     parts.push_back(std::move(part));
   }
   packing.bound = bound * options.granularity;
@@ -160,26 +151,12 @@ Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& opti
   const int64_t near = std::max(enough, bound + bound / 100 - bottom);
   int64_t steps = options.steps;
   for (const Part& part : parts) {
-    const Solution solution = Solve(part.problem, enough, near, steps);
+    const packing::Solution solution = packing::Solve(part.problem, enough, near, steps);
     for (size_t i = 0; i < part.problem.count(); ++i) {
       place(others[part.begin + i], bottom + solution.offset[i]);
     }
   }
   return packing;
-}
-
-std::vector<LiveInterval> IntervalsOf(const AllocationLog& log) {
-  const auto last = static_cast<int64_t>(log.steps().size());
-  std::vector<LiveInterval> intervals(log.blocks());
-  for (int64_t i = 0; i < last; ++i) {
-    const AllocationStep& step = log.steps()[static_cast<size_t>(i)];
-    if (step.free) {
-      intervals[step.block].end = i;
-    } else {
-      intervals[step.block] = {i, last, step.size};
-    }
-  }
-  return intervals;
 }
 
 }  // namespace spillway

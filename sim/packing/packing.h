@@ -14,7 +14,6 @@
 #include <span>
 #include <vector>
 
-#include "sim/packing/allocation_log.h"
 #include "traces/base/units.h"
 
 namespace spillway {
@@ -46,9 +45,6 @@ struct PackingOptions {
 
 // REQUIRES: begin < end and size >= 0 in each interval, granularity > 0.
 Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& options = {});
-
-// The lifetime of each block of a log, in its steps; what is not given back lives to the end.
-std::vector<LiveInterval> IntervalsOf(const AllocationLog& log);
 
 }  // namespace spillway
 

@@ -1,60 +1,45 @@
 #include "sim/packing/problem.h"
 
 #include <bit>
-#include <compare>
-#include <optional>
+#include <tuple>
 #include <utility>
 
 #include "traces/base/units.h"
 
 namespace spillway::packing {
 
-int64_t BoundOf(const Problem& problem) {
-  struct Change {
-    int64_t at;
-    int64_t size;
-    bool operator<(const Change& other) const {
-      return at != other.at ? at < other.at : size < other.size;  // ends before beginnings
-    }
-  };
-  std::vector<Change> changes;
-  for (size_t i = 0; i < problem.count(); ++i) {
-    changes.push_back({problem.begin[i], problem.size[i]});
-    changes.push_back({problem.end[i], -problem.size[i]});
-  }
-  std::sort(changes.begin(), changes.end());
-  int64_t live = 0, bound = 0;
-  for (const Change& change : changes) bound = std::max(bound, live += change.size);
-  return bound;
-}
-
 Problem Compress(const Problem& problem) {
-  struct Change {
-    int64_t at;
-    bool begins;
-    size_t block;
-    auto operator<=>(const Change&) const = default;  // ends before beginnings
-  };
-  std::vector<Change> changes;
+  std::vector<std::tuple<int64_t, bool, size_t>> changes;  // ends before beginnings, by block
   for (size_t i = 0; i < problem.count(); ++i) {
-    changes.push_back({problem.begin[i], true, i});
-    changes.push_back({problem.end[i], false, i});
+    changes.emplace_back(problem.begin[i], true, i);
+    changes.emplace_back(problem.end[i], false, i);
   }
   std::sort(changes.begin(), changes.end());
   Problem compressed = problem;
   int64_t moment = 0;
   bool ended = false;  // something has, since the last beginning
-  for (const Change& change : changes) {
-    if (change.begins && ended) ++moment;
-    ended = !change.begins;
-    if (change.begins) {
-      compressed.begin[change.block] = moment;
-    } else {
-      compressed.end[change.block] = moment + 1;
-    }
+  for (const auto& [at, begins, block] : changes) {
+    if (begins && ended) ++moment;
+    ended = !begins;
+    (begins ? compressed.begin : compressed.end)[block] = begins ? moment : moment + 1;
   }
   return compressed;
 }
+
+std::vector<int64_t> LoadsOf(const Problem& problem) {
+  std::vector<int64_t> loads(1);
+  for (size_t i = 0; i < problem.count(); ++i) {
+    const auto begin = static_cast<size_t>(problem.begin[i]);
+    const auto end = static_cast<size_t>(problem.end[i]);
+    loads.resize(std::max(loads.size(), end + 1));
+    loads[begin] += problem.size[i];
+    loads[end] -= problem.size[i];
+  }
+  std::partial_sum(loads.begin(), loads.end(), loads.begin());
+  return loads;
+}
+
+int64_t BoundOf(const Problem& problem) { return std::ranges::max(LoadsOf(Compress(problem))); }
 
 bool IsPacking(const Problem& problem, const Solution& solution) {
   if (solution.offset.size() != problem.count()) return false;
@@ -70,8 +55,6 @@ bool IsPacking(const Problem& problem, const Solution& solution) {
 }
 
 namespace {
-
-constexpr size_t kFew = 4096;  // blocks: to look at all is faster
 
 struct Placed {
   int64_t offset, top, begin, end;
@@ -138,18 +121,15 @@ class Lifetimes {
 Solution Place(const Problem& problem, const Order& order, Gap rule, int64_t& steps,
                const std::vector<int64_t>& fixed) {
   Solution solution{std::vector<int64_t>(problem.count(), 0), 0};
-  const bool few = problem.count() <= kFew;
-  std::vector<Placed> placed;  // by offset: all of few, or of many what the block meets
-  std::optional<Lifetimes> lifetimes;
-  if (!few) lifetimes.emplace(problem);
+  Lifetimes lifetimes(problem);
+  std::vector<Placed> met;  // what the block meets, by offset
   for (const uint32_t block : order) {
     const int64_t begin = problem.begin[block], end = problem.end[block];
     const int64_t size = problem.size[block];
     int64_t floor = 0, best = -1, best_room = std::numeric_limits<int64_t>::max();
-    if (!few) lifetimes->Find(begin, end, placed, steps);
-    steps -= static_cast<int64_t>(placed.size());
-    for (const Placed& other : placed) {
-      if (begin >= other.end || other.begin >= end) continue;
+    lifetimes.Find(begin, end, met, steps);
+    steps -= static_cast<int64_t>(met.size());
+    for (const Placed& other : met) {
       const int64_t room = other.offset - floor;
       if (room >= size && room < best_room) {
         best = floor;
@@ -162,15 +142,7 @@ Solution Place(const Problem& problem, const Order& order, Gap rule, int64_t& st
     if (!fixed.empty() && fixed[block] >= 0) offset = fixed[block];
     solution.offset[block] = offset;
     solution.height = std::max(solution.height, offset + size);
-    const Placed here{offset, offset + size, begin, end};
-    if (!few) {
-      lifetimes->Add(block, here);
-      continue;
-    }
-    const auto place =
-        std::upper_bound(placed.begin(), placed.end(), offset,
-                         [](int64_t value, const Placed& other) { return value < other.offset; });
-    placed.insert(place, here);
+    lifetimes.Add(block, {offset, offset + size, begin, end});
   }
   return solution;
 }

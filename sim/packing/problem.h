@@ -28,12 +28,16 @@ struct Solution {
   int64_t height = std::numeric_limits<int64_t>::max();
 };
 
-// The largest sum of sizes that are live together: no packing is lower.
-int64_t BoundOf(const Problem& problem);
-
 // The same problem in the shortest time: moments are the largest sets of blocks that are live
 // together, numbered in their order. What begins before the first end lives from moment 0.
 Problem Compress(const Problem& problem);
+
+// The sum of the sizes that are live at each moment, and a last one of 0. REQUIRES: `problem` is
+// compressed.
+std::vector<int64_t> LoadsOf(const Problem& problem);
+
+// The largest sum of sizes that are live together: no packing is lower.
+int64_t BoundOf(const Problem& problem);
 
 // The checker, slow and obvious: each block lies between 0 and the height, and no two that are live
 // together overlap.
@@ -53,12 +57,18 @@ inline Order AllBlocks(const Problem& problem) {
   return order;
 }
 
-// The blocks by descending key, equals by number.
+// Sorts blocks by descending key, stably.
+template <typename Key>
+void SortBy(Order& order, Key key) {
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return key(a) > key(b); });
+}
+
+// All blocks by descending key, equals by number.
 template <typename Key>
 Order OrderBy(const Problem& problem, Key key) {
   Order order = AllBlocks(problem);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](uint32_t a, uint32_t b) { return key(a) > key(b); });
+  SortBy(order, key);
   return order;
 }
 

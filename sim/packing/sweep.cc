@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -17,29 +16,6 @@ T Pick(const std::array<T, kSize>& values, std::mt19937& random) {
 }
 
 }  // namespace
-
-// Large blocks are hard to place, long-lived ones in less than proportion to their life.
-double WeightOf(const Problem& problem, uint32_t block, double unit) {
-  return static_cast<double>(problem.size[block]) / unit *
-         std::sqrt(static_cast<double>(problem.end[block] - problem.begin[block]));
-}
-
-std::vector<int64_t> FullMoments(const Problem& problem, int64_t bound) {
-  if (problem.count() == 0) return {};
-  const int64_t last = *std::max_element(problem.end.begin(), problem.end.end());
-  std::vector<int64_t> change(static_cast<size_t>(last) + 1);
-  for (size_t i = 0; i < problem.count(); ++i) {
-    change[static_cast<size_t>(problem.begin[i])] += problem.size[i];
-    change[static_cast<size_t>(problem.end[i])] -= problem.size[i];
-  }
-  std::vector<int64_t> pivots;
-  int64_t live = 0;
-  for (int64_t moment = 0; moment < last; ++moment) {
-    live += change[static_cast<size_t>(moment)];
-    if (live >= bound - bound / 20) pivots.push_back(moment);
-  }
-  return pivots;
-}
 
 SweepRule DrawRule(const std::vector<int64_t>& pivots, std::mt19937& random) {
   using Stack = SweepRule::Stack;
@@ -66,11 +42,7 @@ SweepOrder OrderOf(const Problem& problem, const SweepRule& rule,
                             : order.stack)
         .push_back(i);
   }
-  const auto sort = [&](std::vector<uint32_t>& some, const auto& key) {
-    std::stable_sort(some.begin(), some.end(),
-                     [&](uint32_t a, uint32_t b) { return key(a) > key(b); });
-  };
-  sort(order.stack, [&](uint32_t i) {
+  SortBy(order.stack, [&](uint32_t i) {
     switch (rule.stack) {
       case SweepRule::Stack::kLongest:
         return std::pair(life(i), size[i]);
@@ -83,8 +55,8 @@ SweepOrder OrderOf(const Problem& problem, const SweepRule& rule,
     }
     return std::pair(begin[i], size[i]);
   });
-  sort(order.later, [&](uint32_t i) { return std::pair(-begin[i], size[i]); });
-  sort(order.earlier, [&](uint32_t i) { return std::pair(end[i], size[i]); });
+  SortBy(order.later, [&](uint32_t i) { return std::pair(-begin[i], size[i]); });
+  SortBy(order.earlier, [&](uint32_t i) { return std::pair(end[i], size[i]); });
   return order;
 }
 

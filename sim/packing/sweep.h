@@ -29,20 +29,14 @@ struct SweepRule {
   double noise = 0;               // part of a choice that is chance
 };
 
-// How hard it is to place a block, in parts of `unit`.
-double WeightOf(const Problem& problem, uint32_t block, double unit);
-
-// Moments at which memory is almost full. REQUIRES: `problem` is compressed.
-std::vector<int64_t> FullMoments(const Problem& problem, int64_t bound);
-
 // REQUIRES: `pivots` is not empty.
 SweepRule DrawRule(const std::vector<int64_t>& pivots, std::mt19937& random);
 
 // Blocks in the order in which they are placed.
 struct SweepOrder {
-  std::vector<uint32_t> stack;  // those that are live at the pivot, the lowest first
-  std::vector<uint32_t> later;
-  std::vector<uint32_t> earlier;  // against the order of time
+  Order stack;  // those that are live at the pivot, the lowest first
+  Order later;
+  Order earlier;  // against the order of time
 };
 SweepOrder OrderOf(const Problem& problem, const SweepRule& rule, std::span<const uint32_t> blocks);
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <random>
 
+#include "sim/packing/allocation_log.h"
 #include "sim/packing/neighbourhood.h"
 #include "sim/packing/sweep.h"
 
