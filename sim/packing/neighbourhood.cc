@@ -29,17 +29,17 @@ class NeighbourhoodSearch::Arena {
  public:
   Arena(const NeighbourhoodSearch& search, int64_t height, std::mt19937& random, int64_t& steps)
       : search_(search),
-        upper_(search.upper_),
+        reduced_(search.reduced_),
         height_(height),
         random_(random),
         steps_(steps),
-        offset_(upper_.count(), -1) {}
+        offset_(reduced_.count(), -1) {}
 
   // The best of some sweeps.
   void Begin() {
     std::vector<int64_t> best;
     double least = std::numeric_limits<double>::max();
-    const Order all = AllBlocks(upper_);
+    const Order all = AllBlocks(reduced_);
     for (int i = 0; i < kSweeps && (i == 0 || steps_ > 0); ++i) {
       Clear();
       const double missing = Sweep(all, DrawRule(search_.pivots_, random_), least);
@@ -106,7 +106,7 @@ class NeighbourhoodSearch::Arena {
   // Leaves what is placed at its time in `met_`.
   Window DrawWindow(uint32_t block) {
     const int64_t around = int64_t{1} << Draw(6);
-    int64_t begin = upper_.begin[block], end = upper_.end[block];
+    int64_t begin = reduced_.begin[block], end = reduced_.end[block];
     if (end - begin > 2 * around && random_() % 2 == 0) {  // a part of its life
       begin += Draw(end - begin);
       end = begin;
@@ -114,7 +114,7 @@ class NeighbourhoodSearch::Arena {
     Window window{begin - around, end + around, 0, height_};
     Meet(placed_, window.begin, window.end);
     if (random_() % 16 != 0) {
-      const int64_t band = upper_.size[block] * (1 + Draw(4)) + Draw(height_ / 10 + 1);
+      const int64_t band = reduced_.size[block] * (1 + Draw(4)) + Draw(height_ / 10 + 1);
       window.bottom = Draw(std::max<int64_t>(1, height_ - band));
       window.top = window.bottom + band;
     }
@@ -151,11 +151,11 @@ class NeighbourhoodSearch::Arena {
     const auto take = [&](uint32_t block) {
       taken_.push_back({block, offset_[block]});
       offset_[block] = -1;
-      begin = std::min(begin, upper_.begin[block]);
-      end = std::max(end, upper_.end[block]);
+      begin = std::min(begin, reduced_.begin[block]);
+      end = std::max(end, reduced_.end[block]);
     };
     for (const uint32_t block : homeless_) {
-      if (upper_.begin[block] >= window.end || upper_.end[block] <= window.begin) continue;
+      if (reduced_.begin[block] >= window.end || reduced_.end[block] <= window.begin) continue;
       take(block);
       homeless += search_.weight_[block];
     }
@@ -174,14 +174,14 @@ class NeighbourhoodSearch::Arena {
   // Places what it can of the blocks in `local_`; returns the weight of the others, or what is
   // above `limit` when it gave up.
   double Sweep(const Order& blocks, const SweepRule& rule, double limit) {
-    const SweepOrder order = OrderOf(upper_, rule, blocks);
+    const SweepOrder order = OrderOf(reduced_, rule, blocks);
     // Where nothing else is placed the two directions do not meet, and what the sweep has left
     // behind is in nobody's way.
     const bool alone = placed_.empty();
     double missing = 0;
     const auto place = [&](const Order& some, bool forward) {
       for (size_t i = 0; i < some.size() && missing <= limit; ++i) {
-        const int64_t begin = upper_.begin[some[i]], end = upper_.end[some[i]];
+        const int64_t begin = reduced_.begin[some[i]], end = reduced_.end[some[i]];
         if (alone) {
           std::erase_if(local_, [&](const Placed& other) {
             return forward ? other.end <= begin : other.begin >= end;
@@ -200,8 +200,8 @@ class NeighbourhoodSearch::Arena {
 
   // False if there is no free place in `local_`. `forward`: it is placed in the order of time.
   bool Place(uint32_t block, const SweepRule& rule, bool forward) {
-    Meet(local_, upper_.begin[block], upper_.end[block]);
-    const Block wanted{upper_.begin[block], upper_.end[block], upper_.size[block]};
+    Meet(local_, reduced_.begin[block], reduced_.end[block]);
+    const Block wanted{reduced_.begin[block], reduced_.end[block], reduced_.size[block]};
     const int64_t offset = BestGap(met_, height_, wanted, forward, rule, random_);
     if (offset < 0) return false;
     offset_[block] = offset;
@@ -212,7 +212,8 @@ class NeighbourhoodSearch::Arena {
   static bool LiesLower(const Placed& a, const Placed& b) { return a.offset < b.offset; }
 
   Placed At(uint32_t block, int64_t offset) const {
-    return {offset, offset + upper_.size[block], upper_.begin[block], upper_.end[block], block};
+    return {offset, offset + reduced_.size[block], reduced_.begin[block], reduced_.end[block],
+            block};
   }
 
   void Put(std::vector<Placed>& among, uint32_t block, int64_t offset) const {
@@ -223,13 +224,13 @@ class NeighbourhoodSearch::Arena {
   void Clear() {
     placed_.clear();
     local_.clear();
-    offset_.assign(upper_.count(), -1);
+    offset_.assign(reduced_.count(), -1);
   }
 
   void FindHomeless() {
     homeless_.clear();
     missing_ = 0;
-    for (uint32_t block = 0; block < upper_.count(); ++block) {
+    for (uint32_t block = 0; block < reduced_.count(); ++block) {
       if (offset_[block] >= 0) continue;
       homeless_.push_back(block);
       missing_ += search_.weight_[block];
@@ -237,7 +238,7 @@ class NeighbourhoodSearch::Arena {
   }
 
   const NeighbourhoodSearch& search_;
-  const Problem& upper_;
+  const Problem& reduced_;
   const int64_t height_;
   std::mt19937& random_;
   int64_t& steps_;
@@ -316,20 +317,20 @@ NeighbourhoodSearch::NeighbourhoodSearch(const Problem& problem, int64_t bound)
   for (const uint32_t block : OrderBy(problem, [&](uint32_t i) { return problem.size[i]; })) {
     if (problem.size[block] < bound / kLarge) break;
     large_.push_back(block);
-    upper_.begin.push_back(problem.begin[block]);
-    upper_.end.push_back(problem.end[block]);
-    upper_.size.push_back(problem.size[block]);
+    reduced_.begin.push_back(problem.begin[block]);
+    reduced_.end.push_back(problem.end[block]);
+    reduced_.size.push_back(problem.size[block]);
   }
   if (large_.size() < problem.count()) sliver_ = bound / kLarge / 2;
-  upper_ = Compress(upper_);
-  const std::vector<int64_t> loads = LoadsOf(upper_);
+  reduced_ = Compress(reduced_);
+  const std::vector<int64_t> loads = LoadsOf(reduced_);
   const int64_t most = std::ranges::max(loads);
   for (size_t moment = 0; moment + 1 < loads.size(); ++moment) {
     if (loads[moment] >= most - most / 20) pivots_.push_back(static_cast<int64_t>(moment));
   }
-  for (size_t i = 0; i < upper_.count(); ++i) {
-    weight_.push_back(static_cast<double>(upper_.size[i]) / static_cast<double>(most) *
-                      std::sqrt(static_cast<double>(upper_.end[i] - upper_.begin[i])));
+  for (size_t i = 0; i < reduced_.count(); ++i) {
+    weight_.push_back(static_cast<double>(reduced_.size[i]) / static_cast<double>(most) *
+                      std::sqrt(static_cast<double>(reduced_.end[i] - reduced_.begin[i])));
   }
 }
 

@@ -42,7 +42,7 @@ class NeighbourhoodSearch {
   const Problem& problem_;
   int64_t sliver_ = 0;  // of memory is kept for the small ones
   Order large_;         // the largest first
-  Problem upper_;       // these, in compressed time
+  Problem reduced_;     // these, in compressed time
   // By large block, when it is homeless: large ones are hard to place, long-lived ones in less than
   // proportion to their life.
   std::vector<double> weight_;
