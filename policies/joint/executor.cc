@@ -96,6 +96,11 @@ void PlanExecutor::AfterOp(PolicyContext& context, OpId op) {
   }
 }
 
+Hint PlanExecutor::PlacementHint(const PolicyContext& context, TensorId tensor) {
+  const bool kept = Of(context.liveness().Root(tensor)).fate == Fate::kKeep;
+  return plan_.apart && !kept ? Hint::kHigh : Hint::kLow;
+}
+
 bool PlanExecutor::OnAllocFailure(PolicyContext& context, Bytes) {
   return ReleaseOldest(context) || GiveUpFarthest(context);
 }

@@ -28,6 +28,7 @@ class PlanExecutor final : public Policy {
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override;
   void BeforeLaunch(PolicyContext& context, OpId op) override;
   void AfterOp(PolicyContext& context, OpId op) override;
+  Hint PlacementHint(const PolicyContext& context, TensorId tensor) override;
   bool OnAllocFailure(PolicyContext& context, Bytes size) override;
 
  private:

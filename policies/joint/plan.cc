@@ -49,6 +49,7 @@ class PlanReader {
             [this](Value value) { plan_.policy = document_.ReadStringOrNull(value).value_or(""); }),
         Optional("updates", SkipJson), Optional("micro", [this](Value value) { ReadMicro(value); }),
         Optional("drops", [this](Value value) { plan_.drops = document_.ReadBool(value); }),
+        Optional("apart", [this](Value value) { plan_.apart = document_.ReadBool(value); }),
         Required("storages",
                  [this](Value value) {
                    document_.ReadArray(value, [this](Value storage) { ReadStorage(storage); });
@@ -236,6 +237,7 @@ std::string FormatPlan(const JointFacts& facts, const JointPlan& plan) {
   if (plan.early_updates) json.Put("updates", "early");
   json.Put("micro", plan.micro ? std::optional(Name(*plan.micro)) : std::nullopt);
   if (plan.drops) json.Put("drops", true);
+  if (plan.apart) json.Put("apart", true);
   json.Key("storages").BeginArray();
   for (size_t i = 0; i < plan.storages.size(); ++i) {
     const StoragePlan& storage = plan.storages[i];
@@ -293,8 +295,8 @@ Subject ReadSubject(JsonDocument& document) {
                  }
                  subject.early_updates = when == "early";
                }),
-      Optional("micro", SkipJson), Optional("drops", SkipJson), Required("storages", SkipJson),
-      Required("kernels", SkipJson));
+      Optional("micro", SkipJson), Optional("drops", SkipJson), Optional("apart", SkipJson),
+      Required("storages", SkipJson), Required("kernels", SkipJson));
   return subject;
 }
 

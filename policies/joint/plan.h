@@ -44,6 +44,8 @@ struct JointPlan {
   std::string policy;
   // What has to give way against the plan is dropped where that costs less than copies.
   bool drops = false;
+  // What is not kept lies at the high end of the arena, so that it leaves no holes between what is.
+  bool apart = false;
   std::vector<StoragePlan> storages;  // by tensor; of roots
   std::vector<KernelPlan> kernels;    // by op; empty: the fastest that fit in what is free then
   // Into which batches these may divide theirs; nullopt: none.

@@ -418,12 +418,17 @@ class Search {
       }
     }
     Score(points);
-    // Those that are close once more, by their own profiles.
+    // Those that are close once more, by their own profiles, with what leaves among the rest or
+    // apart.
     std::ranges::stable_sort(points, {}, &Scored::time);
     if (points.size() > kClose) points.erase(points.begin() + kClose, points.end());
     const size_t close = points.size();
     for (size_t i = 0; i < close; ++i) {
-      if (points[i].time != kNever) points.push_back(points[i]);
+      for (const bool apart : {false, true}) {
+        if (points[i].time == kNever) continue;
+        points.push_back(points[i]);
+        points.back().plan.apart = apart;
+      }
     }
     Score(std::span(points).subspan(close));
     return *std::ranges::min_element(points, {}, &Scored::time);
@@ -432,6 +437,7 @@ class Search {
   // All changes of a single decision.
   std::vector<Move> Moves() const {
     std::vector<Move> moves;
+    if (!choices_.empty()) moves.push_back([](JointPlan& plan) { plan.apart = !plan.apart; });
     for (const TensorId id : choices_) {
       std::vector<StoragePlan> others{{Fate::kKeep, OpId{}, false}};
       if (options_.offload) others.push_back({Fate::kOffload, OpId{}, false});
@@ -517,11 +523,12 @@ class Search {
   }
 
   bool SameChoices(const JointPlan& a, const JointPlan& b) const {
-    return a.kernels == b.kernels && std::ranges::all_of(choices_, [&](TensorId id) {
-             const StoragePlan& x = a.storages[Index(id)];
-             const StoragePlan& y = b.storages[Index(id)];
-             return x.fate == y.fate && x.again == y.again;
-           });
+    const auto same = [&](TensorId id) {
+      const StoragePlan& x = a.storages[Index(id)];
+      const StoragePlan& y = b.storages[Index(id)];
+      return x.fate == y.fate && x.again == y.again;
+    };
+    return a.apart == b.apart && a.kernels == b.kernels && std::ranges::all_of(choices_, same);
   }
 
   const std::shared_ptr<const JointFacts> facts_;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -236,6 +237,7 @@ TEST_F(JointTest, RefusesPlansThatAreWrongStaleOrForeign) {
       {trace, replaced("\"early\"", "\"soon\""), "updates: expected \"late\" or \"early\""},
       {trace, replaced("\"early\"", "\"late\""), "another trace of the name"},
       {trace, replaced("\"micro\": null", "\"micro\": null, \"drops\": 1"), "drops: expected"},
+      {trace, replaced("\"micro\": null", "\"micro\": null, \"apart\": 1"), "apart: expected"},
       {trace, replaced("\"micro\": null", "\"micro\": \"some\""),
        "micro: expected null or one of undivided, powerOfTwo, all"},
       {trace, plan.substr(0, plan.size() / 2), "plan.json:"},
@@ -312,6 +314,33 @@ TEST_F(JointTest, WhatGivesWayIsDroppedWhereThatCostsLess) {
     EXPECT_GT(dropped.metrics.recomputed_ops, 0) << percent << " %";
     EXPECT_LT(dropped.metrics.offloaded, copied.metrics.offloaded) << percent << " %";
   }
+}
+
+TEST_F(JointTest, WhatLeavesLiesApartIfThePlanSaysSo) {
+  const Trace trace = LowerNetwork(testing::Residual(), {8, "torch", true});
+  FactsProbe probe;
+  RunPolicy({Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)}, probe);
+  JointPlan plan(trace);
+  plan.apart = true;
+  std::map<TensorId, Hint> high;
+  for (const TensorId id : probe.facts->movable()) {
+    const bool leaves = high.size() % 2 == 1;
+    if (leaves) plan.storages[Index(id)].fate = Fate::kOffload;
+    plan.storages[Index(id)].prefetch = probe.facts->GapOf(id)->needed;
+    high[id] = leaves ? Hint::kHigh : Hint::kLow;
+  }
+  const Report report = Run(trace, Bytes::GiB(1), PolicyOf(FormatPlan(*probe.facts, plan)));
+  size_t placed = 0;
+  for (const Placement& placement : report.placements) {
+    const auto known = high.find(placement.tensor);
+    if (placement.kind != PlacementKind::kAllocate || !placement.on_device() ||
+        known == high.end()) {
+      continue;
+    }
+    EXPECT_EQ(placement.hint, known->second) << trace.tensor(placement.tensor).name;
+    ++placed;
+  }
+  EXPECT_GE(placed, high.size());
 }
 
 // x -> y -> z -> loss: `y` is idle from z's forward to its backward, for which z has to be rebuilt.
