@@ -7,8 +7,11 @@
 namespace spillway {
 namespace {
 
-// Channels by which slices begin, where there are enough: views are aligned to 16 bytes then.
-constexpr int64_t kStep = 4;
+// For operands that do not begin at a multiple of so many bytes cuDNN has other kernels, several
+// times slower.
+constexpr int64_t kAligned = 16;
+// Channels by which slices begin, where there are enough: views are aligned then.
+constexpr int64_t kStep = kAligned / static_cast<int64_t>(sizeof(float));
 
 // `count` slices of `channels` from `begin` on; by steps if none is empty then.
 void AddEven(int64_t begin, int64_t channels, int64_t count, std::vector<Slice>& slices) {
@@ -20,9 +23,6 @@ void AddEven(int64_t begin, int64_t channels, int64_t count, std::vector<Slice>&
     slices.push_back({begin + from, begin + to});
   }
 }
-
-// For operands that do not begin at a multiple of it cuDNN has other kernels, several times slower.
-constexpr int64_t kAligned = 16;
 
 int64_t OutputsOf(const Op& op) { return op.IntAttribute(ChannelAxisOf(op).value().outputs, 1); }
 

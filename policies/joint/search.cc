@@ -423,9 +423,8 @@ class Search {
     std::ranges::stable_sort(points, {}, &Scored::time);
     if (points.size() > kClose) points.erase(points.begin() + kClose, points.end());
     const size_t close = points.size();
-    for (size_t i = 0; i < close; ++i) {
+    for (size_t i = 0; i < close && points[i].time != kNever; ++i) {
       for (const bool apart : {false, true}) {
-        if (points[i].time == kNever) continue;
         points.push_back(points[i]);
         points.back().plan.apart = apart;
       }
