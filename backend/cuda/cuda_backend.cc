@@ -61,6 +61,21 @@ struct StreamState {
   std::vector<Duration> issued;              // of this iteration's commands, by the host's clock
 };
 
+// Per op the first of the trace that computes the same, of operands elsewhere: a network in slices
+// has twenty and more of each kind.
+std::vector<size_t> FirstAlike(const Trace& trace) {
+  std::map<std::string, size_t> kinds;
+  std::vector<size_t> first;
+  first.reserve(trace.ops.size());
+  for (const Op& op : trace.ops) {
+    std::string kind = fmt::format("{} {} {}", Name(op.type), Name(op.phase), op.batch);
+    for (const Slot& slot : op.slots) kind += fmt::format(" {}:{}", slot.name, slot.signature);
+    for (const auto& [name, value] : op.attributes) kind += fmt::format(" {}={}", name, value);
+    first.push_back(kinds.try_emplace(std::move(kind), first.size()).first->second);
+  }
+  return first;
+}
+
 // One more graph takes longer the more there are: half a million were not made in nine minutes.
 constexpr size_t kMostGraphs = 100'000;
 
@@ -235,7 +250,7 @@ class CudaBackend final : public Executor {
   void Begin(Stream stream, std::span<const Wait> waits, const Activity& activity);
   Event End(Stream stream);
   void LaunchKernels(const Op& op, const Launch& launch);
-  // As above, from a graph if the op ran in the same place before.
+  // As above, from a graph if one like it ran in the same place before.
   void LaunchOnce(const Op& op, const Launch& launch);
   void RunSlots(const Op& op, const Launch& launch);
   // Sleeps until the host is not too far ahead. Beyond about 60 ops the driver's queue is full, and
@@ -269,7 +284,8 @@ class CudaBackend final : public Executor {
   std::optional<PinnedBuffer> probabilities_;  // once `top1` is wanted
   int64_t classes_ = 0;
   std::vector<int64_t> top1_;
-  // By op, operands and kernels; empty until they come a second time.
+  const std::vector<size_t> first_alike_;
+  // By what is computed, operands and kernels; empty until they come a second time.
   std::map<std::vector<int64_t>, std::unique_ptr<KernelGraph>> graphs_;
   std::vector<int64_t> key_;
   std::vector<DeviceRange> inputs_, outputs_;  // kept between ops to save allocations
@@ -289,7 +305,8 @@ CudaBackend::CudaBackend(const Trace& trace, const CostModel& cost, const CudaRu
       synthetic_(trace, options.seed),
       machine_(machine),
       arena_(options.backing == Backing::kArena ? options.memory : Bytes(0)),
-      copies_(MakeCopyPath(pinned, options.compression)) {
+      copies_(MakeCopyPath(pinned, options.compression)),
+      first_alike_(FirstAlike(trace)) {
   if (options.backing == Backing::kPages) pages_.emplace();
   if (options.peer) peer_.emplace(machine.device, options.peer->gpu, options.peer->memory);
 }
@@ -499,7 +516,7 @@ void CudaBackend::LaunchKernels(const Op& op, const Launch& launch) {
   // Where blocks are allocated each for itself, addresses change between iterations: a graph would
   // rarely be launched again, and to capture one costs more than the call.
   const bool by_library = RowOf(op.type).library == Library::kConvolution;
-  if (by_library && options_.backing != Backing::kBlocks && trace_.ops.size() <= kMostGraphs) {
+  if (by_library && options_.backing != Backing::kBlocks) {
     LaunchOnce(op, launch);
   } else {
     RunSlots(op, launch);
@@ -509,7 +526,7 @@ void CudaBackend::LaunchKernels(const Op& op, const Launch& launch) {
 
 void CudaBackend::LaunchOnce(const Op& op, const Launch& launch) {
   key_.clear();
-  key_.push_back(static_cast<int64_t>(Index(launch.op)));
+  key_.push_back(static_cast<int64_t>(first_alike_[Index(launch.op)]));
   for (const auto blocks : {launch.inputs, launch.outputs}) {
     for (const Block& block : blocks) key_.push_back(DeviceAddress(block));
   }
@@ -517,9 +534,12 @@ void CudaBackend::LaunchOnce(const Op& op, const Launch& launch) {
   for (const KernelRun& run : launch.runs) {
     key_.insert(key_.end(), {run.slot, run.kernel, run.batch});
   }
-  const auto [entry, first_time] = graphs_.try_emplace(key_);
+  const auto entry = graphs_.find(key_);
   // The first time as it is: libraries prepare then what must not be captured.
-  if (first_time) return RunSlots(op, launch);
+  if (entry == graphs_.end()) {
+    if (graphs_.size() < kMostGraphs) graphs_.emplace(key_, nullptr);
+    return RunSlots(op, launch);
+  }
   cudaStream_t const stream = machine_.streams[Index(Stream::kCompute)].stream.get();
   const Activity activity{op.name, {}, {}};
   std::unique_ptr<KernelGraph>& graph = entry->second;

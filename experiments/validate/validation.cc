@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <utility>
 
 #include "policies/library.h"
@@ -79,12 +80,18 @@ Validation Validate(const Setup& setup, const PolicyMaker& make, const BackendFa
   return validation;
 }
 
-Duration InSequence(const Validation& in_core) {
+Duration InSequence(const Validation& in_core, const CostModel& cost) {
   constexpr Duration kMost = Duration::Microseconds(5);
   if (!in_core.fits()) return {};
   int64_t kernels = 0;
+  std::optional<KernelCode> last;
   for (const Op& op : in_core.predicted.trace->ops) {
-    kernels += static_cast<int64_t>(op.slots.size());
+    for (uint32_t slot = 0; slot < op.slots.size(); ++slot) {
+      const Kernel& fastest = cost.Kernels(op, slot, op.batch).front();
+      const KernelCode code{op.type, op.phase, slot, fastest.algorithm};
+      if (code != last) ++kernels;
+      last = code;
+    }
   }
   const Duration missing =
       in_core.measured.execution->typical_iteration() - in_core.predicted.report.metrics.iteration;
@@ -104,8 +111,9 @@ Duration MeasureInSequence(const CostTable& table, const Trace& trace, const Dev
   setup.memory = device.memory;
   setup.backend = "cuda";
   setup.options.iterations = kWarmUp + kTimed + 1;
-  return InSequence(Validate(
-      setup, [] { return PolicyLibrary().Make("liveness"); }, backends));
+  const auto in_core = Validate(
+      setup, [] { return PolicyLibrary().Make("liveness"); }, backends);
+  return InSequence(in_core, *setup.cost);
 }
 
 std::optional<std::string> ValidationResult::Reason() const {

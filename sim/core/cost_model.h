@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "traces/base/units.h"
@@ -26,11 +27,22 @@ enum class Direction : uint8_t { kToDevice, kToHost };
 // One way to execute a slot.
 struct Kernel {
   std::string algorithm;  // "winograd_nonfused"; "default" where the library offers no choice
-  Duration time;          // alone on the device
+  Duration time;          // with the device to itself
   Bytes workspace;
   bool deterministic = true;  // gives the same bits on every run
+  Duration in_sequence = {};  // part of `time`: what it does not take behind its own code
 
   bool operator==(const Kernel&) const = default;
+};
+
+// What the GPU runs, on whatever shapes: behind the same, caches are warm for it.
+struct KernelCode {
+  OpType type;
+  Phase phase;
+  uint32_t slot;
+  std::string_view algorithm;
+
+  bool operator==(const KernelCode&) const = default;
 };
 
 class CostModel {

@@ -223,6 +223,7 @@ void TableCostModel::Add(CostTable table) {
     if (!inserted) continue;
     for (RecordedKernel& recorded : entry.kernels) {
       recorded.kernel.time += table.in_sequence;
+      recorded.kernel.in_sequence = table.in_sequence;
       place->second.push_back(std::move(recorded.kernel));
     }
   }

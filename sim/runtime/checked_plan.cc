@@ -17,7 +17,7 @@ void CheckedPlan::Take(OpId op_id, KernelPlan plan) {
     runs_.clear();
     for (uint32_t slot = 0; slot < ops_.slots(op_id); ++slot) {
       runs_.push_back({slot, 0, ops_.batch(op_id)});
-      Add(ops_.kernels(op_id, slot).front());
+      Add(op_id, slot, ops_.kernels(op_id, slot).front());
     }
     return;
   }
@@ -44,7 +44,7 @@ void CheckedPlan::Take(OpId op_id, KernelPlan plan) {
                                     op.name, run.kernel, op.slots[slot].name, candidates.size()));
     }
     left -= run.batch;
-    Add(candidates[run.kernel]);
+    Add(op_id, run.slot, candidates[run.kernel]);
   }
   if (slot + 1 != op.slots.size() || left != 0) {
     throw PolicyError(
@@ -53,8 +53,11 @@ void CheckedPlan::Take(OpId op_id, KernelPlan plan) {
   }
 }
 
-void CheckedPlan::Add(const Kernel& kernel) {
+void CheckedPlan::Add(OpId op, uint32_t slot, const Kernel& kernel) {
+  const KernelCode code{ops_.type(op), ops_.phase(op), slot, kernel.algorithm};
   time_ += kernel.time;
+  if (code == last_) time_ -= kernel.in_sequence;
+  last_ = code;
   workspace_ = std::max(workspace_, kernel.workspace);
 }
 

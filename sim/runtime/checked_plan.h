@@ -1,12 +1,13 @@
 // How an op is about to run: the kernels that the policy chose, checked, with their time and
 // workspace.
 //
-// It asks nobody and remembers one op. Owned by the runtime, which keeps it from op to op to save
-// allocations.
+// It asks nobody and remembers one op and the kernel before. Owned by the runtime, which keeps it
+// from op to op to save allocations.
 
 #ifndef SPILLWAY_SIM_RUNTIME_CHECKED_PLAN_H_
 #define SPILLWAY_SIM_RUNTIME_CHECKED_PLAN_H_
 
+#include <optional>
 #include <span>
 
 #include "sim/core/cost_model.h"
@@ -26,12 +27,15 @@ class CheckedPlan {
   // batch.
   void Take(OpId op, KernelPlan plan);
 
+  // What is taken next comes behind nothing.
+  void BeginIteration() { last_.reset(); }
+
   std::span<const KernelRun> runs() const { return runs_; }
   Duration time() const { return time_; }         // of all runs, one after the other
   Bytes workspace() const { return workspace_; }  // the largest of all runs
 
  private:
-  void Add(const Kernel& kernel);
+  void Add(OpId op, uint32_t slot, const Kernel& kernel);
 
   const Trace& trace_;
   const OpTable& ops_;
@@ -39,6 +43,7 @@ class CheckedPlan {
   KernelPlan runs_;
   Duration time_;
   Bytes workspace_;
+  std::optional<KernelCode> last_;  // of the run taken before
 };
 
 }  // namespace spillway

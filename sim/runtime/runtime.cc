@@ -255,6 +255,7 @@ class Runtime final : public PolicyContext {
     decisions_.Begin();
     for (const Decision& decision : planned_) decisions_.Append(decision);
     commands_.BeginIteration();
+    choice_.BeginIteration();
     StartOp(OpId{0});
     memory_.BeginIteration();
     ArriveInputs();

@@ -70,6 +70,41 @@ TEST_F(CheckedPlanTest, RunsFollowEachOther) {
   EXPECT_EQ(choice.workspace(), Bytes(5));
 }
 
+TEST_F(CheckedPlanTest, BehindItsOwnCodeAKernelTakesItsTimeAloneAgain) {
+  FixedCost in_sequence;
+  in_sequence.Set("first",
+                  {{"fast", Duration::Nanoseconds(10), {}, true, Duration::Nanoseconds(3)},
+                   {"slow", Duration::Nanoseconds(30), {}, true, Duration::Nanoseconds(3)}});
+  in_sequence.Set("second",
+                  {{"fast", Duration::Nanoseconds(20), {}, true, Duration::Nanoseconds(3)}});
+  CheckedPlan plan(trace, ops, in_sequence);
+  const auto time = [&](const KernelPlan& runs) {
+    plan.Take(OpId{0}, runs);
+    return plan.time();
+  };
+  EXPECT_EQ(time({{0, 0, 2}, {0, 0, 2}, {1, 0, 4}}), Duration::Nanoseconds(10 + 7 + 20));
+  // The slot before had the same algorithm, but another slot's code.
+  EXPECT_EQ(time({{0, 0, 2}, {0, 1, 2}, {1, 0, 4}}), Duration::Nanoseconds(10 + 30 + 20));
+  EXPECT_EQ(time({{0, 1, 4}, {1, 0, 2}, {1, 0, 2}}), Duration::Nanoseconds(30 + 20 + 17));
+}
+
+TEST_F(CheckedPlanTest, AnIterationBeginsBehindNothing) {
+  Trace one = TwoSlots();
+  one.ops[0].slots.pop_back();
+  FixedCost in_sequence;
+  in_sequence.Set("first",
+                  {{"fast", Duration::Nanoseconds(10), {}, true, Duration::Nanoseconds(3)}});
+  const OpTable table(one, Liveness(one), in_sequence);
+  CheckedPlan plan(one, table, in_sequence);
+  for (int iteration = 0; iteration < 2; ++iteration) {
+    plan.BeginIteration();
+    plan.Take(OpId{0}, {});
+    EXPECT_EQ(plan.time(), Duration::Nanoseconds(10));
+    plan.Take(OpId{0}, {});
+    EXPECT_EQ(plan.time(), Duration::Nanoseconds(7));
+  }
+}
+
 TEST_F(CheckedPlanTest, RefusesAPlanThatDoesNotCoverTheOp) {
   EXPECT_THAT(ErrorOf({{1, 0, 4}}), HasSubstr("ChooseKernels(f): slot 1 with batch 4"));
   EXPECT_THAT(ErrorOf({{0, 0, 5}}), HasSubstr("slot 0 with batch 5 does not continue slot 0"));
