@@ -81,4 +81,12 @@ std::optional<OpId> Liveness::LastUse(TensorId storage) const {
   return uses.empty() ? std::nullopt : std::optional(uses.back());
 }
 
+bool Alike(const Trace& trace, const Liveness& liveness, OpId one, OpId other) {
+  const Op& a = trace.op(one);
+  const Op& b = trace.op(other);
+  return a.type == b.type && a.phase == b.phase &&
+         std::ranges::find_first_of(liveness.Storages(one), liveness.Storages(other)) !=
+             liveness.Storages(one).end();
+}
+
 }  // namespace spillway

@@ -55,6 +55,10 @@ class Liveness {
   Rows<OpId> writers_;
 };
 
+// Whether the ops are of one type and phase and name a storage in common: the same code on data of
+// which the caches have a part, right behind one another.
+bool Alike(const Trace& trace, const Liveness& liveness, OpId one, OpId other);
+
 }  // namespace spillway
 
 #endif  // SPILLWAY_TRACES_LIVENESS_H_

@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <optional>
 #include <utility>
 
 #include "policies/library.h"
 #include "sim/core/check.h"
 #include "sim/cost/table.h"
 #include "traces/base/error.h"
+#include "traces/liveness.h"
 
 namespace spillway {
 namespace {
@@ -80,18 +80,18 @@ Validation Validate(const Setup& setup, const PolicyMaker& make, const BackendFa
   return validation;
 }
 
-Duration InSequence(const Validation& in_core, const CostModel& cost) {
+Duration InSequence(const Validation& in_core) {
   constexpr Duration kMost = Duration::Microseconds(5);
   if (!in_core.fits()) return {};
+  const Trace& trace = *in_core.predicted.trace;
+  const Liveness liveness(trace);
   int64_t kernels = 0;
-  std::optional<KernelCode> last;
-  for (const Op& op : in_core.predicted.trace->ops) {
-    for (uint32_t slot = 0; slot < op.slots.size(); ++slot) {
-      const Kernel& fastest = cost.Kernels(op, slot, op.batch).front();
-      const KernelCode code{op.type, op.phase, slot, fastest.algorithm};
-      if (code != last) ++kernels;
-      last = code;
-    }
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    const auto op = static_cast<OpId>(i);
+    const auto before = static_cast<OpId>(i - 1);
+    const size_t slots = trace.ops[i].slots.size();
+    if (slots == 1 && i > 0 && Alike(trace, liveness, before, op)) continue;
+    kernels += static_cast<int64_t>(slots);
   }
   const Duration missing =
       in_core.measured.execution->typical_iteration() - in_core.predicted.report.metrics.iteration;
@@ -111,9 +111,8 @@ Duration MeasureInSequence(const CostTable& table, const Trace& trace, const Dev
   setup.memory = device.memory;
   setup.backend = "cuda";
   setup.options.iterations = kWarmUp + kTimed + 1;
-  const auto in_core = Validate(
-      setup, [] { return PolicyLibrary().Make("liveness"); }, backends);
-  return InSequence(in_core, *setup.cost);
+  return InSequence(Validate(
+      setup, [] { return PolicyLibrary().Make("liveness"); }, backends));
 }
 
 std::optional<std::string> ValidationResult::Reason() const {

@@ -33,10 +33,10 @@ struct Validation {
 // as many iterations as it says. Throws as `RunPolicy` does.
 Validation Validate(const Setup& setup, const PolicyMaker& make, const BackendFactories& backends);
 
-// What each kernel of an in-core iteration, the fastest of each slot, took beyond its time alone,
-// where the same kernel had run before it and left caches warm; at most what can lie between two
-// kernels. Those that come behind their own code do not count. 0 if it does not fit.
-Duration InSequence(const Validation& in_core, const CostModel& cost);
+// What each kernel of an in-core iteration took beyond its time alone, where the same kernel had
+// run before it and left caches warm, as it also has behind an op that is `Alike`: those do not
+// count. At most what can lie between two kernels. 0 if it does not fit.
+Duration InSequence(const Validation& in_core);
 
 // `InSequence` of kernels with the times of the table, executed by the backend "cuda". Throws as
 // `RunPolicy` does.

@@ -87,7 +87,7 @@ class Moments {
       Duration time;
       for (size_t slot = 0; slot < op.slots.size(); ++slot) {
         const auto kernels = cost.Kernels(op, slot, op.batch);
-        time += kernels[FastestWithin(kernels, room)].time;
+        time += LeastTime(static_cast<OpId>(i), kernels[FastestWithin(kernels, room)]);
       }
       times_.push_back(time);
       starts_.push_back(starts_.back() + time);
@@ -103,6 +103,18 @@ class Moments {
   }
 
  private:
+  // Whatever runs before it.
+  Duration LeastTime(OpId op, const Kernel& kernel) const {
+    if (kernel.in_sequence == Duration()) return kernel.time;
+    const auto may_be_warm = [&](TensorId storage) {
+      return std::ranges::any_of(liveness_.Uses(storage), [&](OpId other) {
+        return other != op && Alike(trace_, liveness_, op, other);
+      });
+    };
+    const bool warm = std::ranges::any_of(liveness_.Storages(op), may_be_warm);
+    return kernel.time - (warm ? kernel.in_sequence : Duration());
+  }
+
 #ifdef SPILLWAY_HAVE_CLP
   // What the op names, and what is alive besides: written before and read after.
   struct Alive {
@@ -236,7 +248,7 @@ class Moments {
         const int part = program.Variable(0, 1);
         one.emplace_back(part, 1);
         fits.emplace_back(part, -share_of(kernel.workspace));
-        after.emplace_back(part, -share(kernel.time));
+        after.emplace_back(part, -share(LeastTime(id, kernel)));
       }
       program.Row(one, 1, 1);
       program.Row(fits, 0);

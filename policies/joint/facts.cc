@@ -17,6 +17,10 @@ JointFacts::JointFacts(const PolicyContext& context)
     for (size_t slot = 0; slot < trace_->ops[i].slots.size(); ++slot) {
       time += context.kernels(static_cast<OpId>(i), slot).front().time;
     }
+    if (i > 0 && trace_->ops[i].slots.size() == 1 &&
+        Alike(*trace_, liveness_, static_cast<OpId>(i - 1), static_cast<OpId>(i))) {
+      time -= context.kernels(static_cast<OpId>(i), 0).front().in_sequence;
+    }
     times_.push_back(time);
     starts_.push_back(starts_.back() + time);
   }

@@ -44,7 +44,7 @@ class JointFacts {
   // Storages with a gap, in the order of `Gap::written`, then by id.
   const std::vector<TensorId>& movable() const { return movable_; }
 
-  // With the fastest kernels.
+  // With the fastest kernels, behind the op before.
   Duration TimeOf(OpId op) const { return times_[Index(op)]; }
   // The sum of the times of the ops before.
   Duration StartOf(OpId op) const { return starts_[Index(op)]; }

@@ -249,10 +249,14 @@ class Search {
     return ways.empty() ? facts_->TimeOf(op) : TimeOf(of, ways.back());
   }
 
+  // The least, whatever comes before.
   Duration TimeOf(const Op& op, const KernelPlan& kernels) const {
     Duration time;
-    for (const KernelRun& run : kernels) {
-      time += facts_->cost().Kernels(op, run.slot, run.batch)[run.kernel].time;
+    for (size_t i = 0; i < kernels.size(); ++i) {
+      const KernelRun& run = kernels[i];
+      const Kernel& kernel = facts_->cost().Kernels(op, run.slot, run.batch)[run.kernel];
+      const bool may_be_warm = i == 0 || kernels[i - 1].slot == run.slot;
+      time += kernel.time - (may_be_warm ? kernel.in_sequence : Duration());
     }
     return time;
   }

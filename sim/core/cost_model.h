@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "traces/base/units.h"
@@ -30,19 +29,11 @@ struct Kernel {
   Duration time;          // with the device to itself
   Bytes workspace;
   bool deterministic = true;  // gives the same bits on every run
-  Duration in_sequence = {};  // part of `time`: what it does not take behind its own code
+  // Part of `time`, which it does not take right behind the same algorithm of the same slot in an
+  // op that is `Alike`, or in its own.
+  Duration in_sequence = {};
 
   bool operator==(const Kernel&) const = default;
-};
-
-// What the GPU runs, on whatever shapes: behind the same, caches are warm for it.
-struct KernelCode {
-  OpType type;
-  Phase phase;
-  uint32_t slot;
-  std::string_view algorithm;
-
-  bool operator==(const KernelCode&) const = default;
 };
 
 class CostModel {

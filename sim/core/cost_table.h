@@ -45,7 +45,7 @@ struct Provenance {
 struct CostTable {
   std::string workload;  // "vgg19:256"
   Provenance provenance;
-  // What a kernel takes behind one of another `KernelCode` beyond its time alone; 0 if not measured.
+  // What a kernel takes in a sequence of different ones beyond its time alone; 0 if not measured.
   Duration in_sequence = {};
   std::vector<CostEntry> entries;  // sorted by signature, then batch
 

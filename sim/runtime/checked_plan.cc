@@ -54,11 +54,17 @@ void CheckedPlan::Take(OpId op_id, KernelPlan plan) {
 }
 
 void CheckedPlan::Add(OpId op, uint32_t slot, const Kernel& kernel) {
-  const KernelCode code{ops_.type(op), ops_.phase(op), slot, kernel.algorithm};
+  const Taken next{op, slot, &kernel};
   time_ += kernel.time;
-  if (code == last_) time_ -= kernel.in_sequence;
-  last_ = code;
+  if (kernel.in_sequence > Duration() && IsWarm(next)) time_ -= kernel.in_sequence;
+  last_ = next;
   workspace_ = std::max(workspace_, kernel.workspace);
+}
+
+bool CheckedPlan::IsWarm(const Taken& next) const {
+  return last_.kernel != nullptr && last_.slot == next.slot &&
+         last_.kernel->algorithm == next.kernel->algorithm &&
+         (last_.op == next.op || Alike(trace_, liveness_, last_.op, next.op));
 }
 
 }  // namespace spillway

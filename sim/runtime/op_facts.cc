@@ -36,7 +36,6 @@ OpTable::OpTable(const Trace& trace, const Liveness& liveness, const CostModel& 
     entry.batch = op.batch;
     entry.traffic = op.traffic();
     entry.type = op.type;
-    entry.phase = op.phase;
     entry.inputs = static_cast<uint32_t>(operands_.size());
     entry.outputs = add_operands(op.inputs);
     entry.scratch = add_operands(op.outputs);

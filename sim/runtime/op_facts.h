@@ -32,7 +32,6 @@ class OpTable {
   int64_t batch(OpId op) const { return At(op).batch; }
   Bytes traffic(OpId op) const { return At(op).traffic; }
   OpType type(OpId op) const { return At(op).type; }
-  Phase phase(OpId op) const { return At(op).phase; }
   std::span<const Touched> Inputs(OpId op) const { return Part(At(op).inputs, At(op).outputs); }
   std::span<const Touched> Outputs(OpId op) const { return Part(At(op).outputs, At(op).scratch); }
   std::span<const Touched> Scratch(OpId op) const { return Part(At(op).scratch, At(op).end); }
@@ -59,7 +58,6 @@ class OpTable {
     uint32_t needed = 0, kept = 0, end_kept = 0;  // in listed_
     uint32_t first_slot = 0, end_slot = 0;        // in kernels_
     OpType type = OpType::kOther;
-    Phase phase = Phase::kForward;
   };
 
   const Entry& At(OpId op) const { return entries_[Index(op)]; }

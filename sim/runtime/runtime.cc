@@ -603,7 +603,7 @@ class Runtime final : public PolicyContext {
   std::vector<TensorId> arrivals_;  // inputs that arrive before each iteration
 
   // Of the op being prepared; kept between ops to save allocations.
-  CheckedPlan choice_{trace_, ops_, *parts_.cost};
+  CheckedPlan choice_{trace_, liveness_, ops_, *parts_.cost};
   std::vector<Block> inputs_, outputs_, scratch_;
 };
 

@@ -35,6 +35,26 @@ TEST(LivenessTest, UsesAndWritersAreByStorage) {
   EXPECT_EQ(liveness.FirstUse(y), OpId{0});
 }
 
+TEST(LivenessTest, AlikeAreOpsOfOneKindOnCommonData) {
+  testing::TraceBuilder builder;
+  for (const char* input : {"x", "u"}) builder.Tensor(input, TensorKind::kInput, 4);
+  for (const char* name : {"y", "z", "v"}) builder.Tensor(name, TensorKind::kActivation, 4);
+  Trace trace = builder.Tensor("part", TensorKind::kInput, 2, "x")
+                    .Op("a", Phase::kForward, {"x"}, {"y"})
+                    .Op("b", Phase::kForward, {"part"}, {"z"})
+                    .Op("elsewhere", Phase::kForward, {"u"}, {"v"})
+                    .Op("backward", Phase::kBackward, {"x"}, {"y"})
+                    .Op("other", Phase::kForward, {"x"}, {"y"})
+                    .Build();
+  trace.ops[4].type = OpType::kRelu;
+  ASSERT_NE(trace.ops[0].type, OpType::kRelu);
+  const Liveness liveness(trace);
+  EXPECT_TRUE(Alike(trace, liveness, OpId{0}, OpId{1}));
+  for (const int other : {2, 3, 4}) {
+    EXPECT_FALSE(Alike(trace, liveness, OpId{0}, static_cast<OpId>(other))) << other;
+  }
+}
+
 // Chains in both directions, met at their ends and in the middle.
 TEST(LivenessTest, RootsAreThoseOfTheTrace) {
   testing::TraceBuilder builder;

@@ -41,8 +41,9 @@ FixedCost TwoSlotsCost() {
 struct CheckedPlanTest : ::testing::Test {
   const Trace trace = TwoSlots();
   const FixedCost cost = TwoSlotsCost();
-  const OpTable ops{trace, Liveness(trace), cost};
-  CheckedPlan choice{trace, ops, cost};
+  const Liveness liveness{trace};
+  const OpTable ops{trace, liveness, cost};
+  CheckedPlan choice{trace, liveness, ops, cost};
 
   std::string ErrorOf(const KernelPlan& plan) {
     try {
@@ -70,39 +71,48 @@ TEST_F(CheckedPlanTest, RunsFollowEachOther) {
   EXPECT_EQ(choice.workspace(), Bytes(5));
 }
 
-TEST_F(CheckedPlanTest, BehindItsOwnCodeAKernelTakesItsTimeAloneAgain) {
-  FixedCost in_sequence;
-  in_sequence.Set("first",
-                  {{"fast", Duration::Nanoseconds(10), {}, true, Duration::Nanoseconds(3)},
-                   {"slow", Duration::Nanoseconds(30), {}, true, Duration::Nanoseconds(3)}});
-  in_sequence.Set("second",
-                  {{"fast", Duration::Nanoseconds(20), {}, true, Duration::Nanoseconds(3)}});
-  CheckedPlan plan(trace, ops, in_sequence);
-  const auto time = [&](const KernelPlan& runs) {
-    plan.Take(OpId{0}, runs);
-    return plan.time();
+// Three ops of one sample and one slot: two read x, the third what the second has written.
+TEST(CheckedPlanWarmthTest, BehindOneAlikeAKernelTakesItsTimeAlone) {
+  const Trace trace = TraceBuilder()
+                          .Tensor("x", TensorKind::kInput, 1)
+                          .Tensor("y", TensorKind::kActivation, 1)
+                          .Tensor("z", TensorKind::kActivation, 1)
+                          .Tensor("u", TensorKind::kInput, 1)
+                          .Tensor("v", TensorKind::kActivation, 1)
+                          .Op("a", Phase::kForward, {"x"}, {"y"})
+                          .Op("b", Phase::kForward, {"x"}, {"z"})
+                          .Op("c", Phase::kForward, {"u"}, {"v"})
+                          .Build();
+  const Duration in_sequence = Duration::Nanoseconds(3);
+  FixedCost cost;
+  for (const Op& op : trace.ops) {
+    cost.Set(op.slots[0].signature, {{"fast", Duration::Nanoseconds(10), {}, true, in_sequence},
+                                     {"slow", Duration::Nanoseconds(30), {}, true, in_sequence}});
+  }
+  const Liveness liveness(trace);
+  const OpTable ops(trace, liveness, cost);
+  CheckedPlan plan(trace, liveness, ops, cost);
+  const auto time = [&](int op, uint32_t kernel) {
+    plan.Take(static_cast<OpId>(op), {{0, kernel, trace.ops[0].batch}});
+    return plan.time().picoseconds() / 1000;
   };
-  EXPECT_EQ(time({{0, 0, 2}, {0, 0, 2}, {1, 0, 4}}), Duration::Nanoseconds(10 + 7 + 20));
-  // The slot before had the same algorithm, but another slot's code.
-  EXPECT_EQ(time({{0, 0, 2}, {0, 1, 2}, {1, 0, 4}}), Duration::Nanoseconds(10 + 30 + 20));
-  EXPECT_EQ(time({{0, 1, 4}, {1, 0, 2}, {1, 0, 2}}), Duration::Nanoseconds(30 + 20 + 17));
+  EXPECT_EQ(time(0, 0), 10);
+  EXPECT_EQ(time(1, 0), 7);
+  EXPECT_EQ(time(1, 0), 7) << "it can run twice";
+  EXPECT_EQ(time(0, 1), 30) << "another algorithm is other code";
+  EXPECT_EQ(time(2, 1), 30) << "its data is not there";
+  EXPECT_EQ(time(2, 1), 27);
+  plan.BeginIteration();
+  EXPECT_EQ(time(2, 1), 30);
 }
 
-TEST_F(CheckedPlanTest, AnIterationBeginsBehindNothing) {
-  Trace one = TwoSlots();
-  one.ops[0].slots.pop_back();
-  FixedCost in_sequence;
-  in_sequence.Set("first",
-                  {{"fast", Duration::Nanoseconds(10), {}, true, Duration::Nanoseconds(3)}});
-  const OpTable table(one, Liveness(one), in_sequence);
-  CheckedPlan plan(one, table, in_sequence);
-  for (int iteration = 0; iteration < 2; ++iteration) {
-    plan.BeginIteration();
-    plan.Take(OpId{0}, {});
-    EXPECT_EQ(plan.time(), Duration::Nanoseconds(10));
-    plan.Take(OpId{0}, {});
-    EXPECT_EQ(plan.time(), Duration::Nanoseconds(7));
-  }
+TEST_F(CheckedPlanTest, MicroBatchesFollowOneAnother) {
+  FixedCost warm;
+  warm.Set("first", {{"fast", Duration::Nanoseconds(10), {}, true, Duration::Nanoseconds(3)}});
+  warm.Set("second", {{"fast", Duration::Nanoseconds(20), {}, true, Duration::Nanoseconds(3)}});
+  CheckedPlan plan(trace, liveness, ops, warm);
+  plan.Take(OpId{0}, {{0, 0, 2}, {0, 0, 2}, {1, 0, 2}, {1, 0, 2}});
+  EXPECT_EQ(plan.time(), Duration::Nanoseconds(10 + 7 + 20 + 17));
 }
 
 TEST_F(CheckedPlanTest, RefusesAPlanThatDoesNotCoverTheOp) {
