@@ -98,7 +98,7 @@ class JointPolicy final : public PlannedPolicy {
       const auto judge = [&](int count) {
         return Judge(options_, {count, 1, reordered_}, [&](const TrialOptions& options) {
           PlanExecutor executor(probe.facts, *plan, options_.chooser);
-          return trial(executor, device.memory, options);
+          return trial(executor, std::min(device.memory, plan->memory), options);
         });
       };
       const auto steady = judge(0);
@@ -110,7 +110,7 @@ class JointPolicy final : public PlannedPolicy {
     }
     if (!shortest || *shortest > in_core) TryOthers(device.memory, trial, best, shortest);
     best.micro = options_.chooser.batches();
-    best.memory = device.memory;
+    best.memory = std::min(device.memory, best.memory);
     return Follow(probe.facts, std::move(best), options_.chooser, trace, device, trial);
   }
 
@@ -127,6 +127,7 @@ class JointPolicy final : public PlannedPolicy {
       if (!judged || (shortest && judged->time >= *shortest)) continue;
       shortest = judged->time;
       best.policy = entry.name;
+      best.memory = memory;
     }
   }
 

@@ -36,7 +36,7 @@ struct JointPlan {
   explicit JointPlan(const Trace& trace)
       : storages(trace.tensors.size()), kernels(trace.ops.size()) {}
 
-  // That it was found in; it is followed in no more.
+  // It is followed in no more than this, however much there is.
   Bytes memory = Bytes::Unlimited();
   // It is one of `WithEarlyUpdates`, which is what runs, but where another policy decides.
   bool early_updates = false;

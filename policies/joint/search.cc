@@ -1,10 +1,12 @@
 #include "policies/joint/search.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <exception>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <queue>
 #include <random>
@@ -31,6 +33,9 @@ constexpr double kHeat = 0.002;
 constexpr size_t kNear = 16;
 constexpr int kEvictSteps = 12;
 constexpr size_t kClose = 16;  // points of the grid that are tried twice
+// Parts of the memory, in percent, that a plan may leave it at: blocks that begin elsewhere leave
+// other holes, and may leave fewer.
+constexpr std::array<int64_t, 5> kParts{99, 98, 97, 96, 95};
 constexpr int kOffloadSteps = 8;
 constexpr Duration kNever = Duration::Max();
 constexpr size_t kLongestRebuild = 100;  // storages
@@ -85,20 +90,18 @@ class Search {
   std::optional<JointPlan> Run() {
     FindChoices();
     moves_ = Moves();
-    // Two beginnings, if that leaves trials for more.
+    // With both `drops`, if that leaves trials for more.
     std::vector<Scored> beginnings;
     for (const bool drops : {true, false}) {
       const bool few = left_ * 4 < options_.trials * 3;
       if ((drops && !options_.recompute) || (few && !beginnings.empty())) continue;
-      Scored best = Grid(drops);
-      if (best.time == kNever) continue;
-      beginnings.push_back(std::move(best));
+      std::ranges::move(Grid(drops), std::back_inserter(beginnings));
       Take(beginnings);
       if (best_.time <= in_core_) return best_.plan;
     }
     if (best_.time == kNever) return std::nullopt;
     if (moves_.empty()) return best_.plan;
-    const int64_t part = left_ / 4;
+    const int64_t part = left_ / static_cast<int64_t>(beginnings.size() + 2);
     for (auto beginning = beginnings.rbegin(); beginning != beginnings.rend(); ++beginning) {
       std::swap(best_, *beginning);
       Sweep(part);
@@ -184,7 +187,7 @@ class Search {
              facts_->cost().CopyTime(Direction::kToDevice, trace().tensor(id).size);
       latest[i] = next - kSlack;
     }
-    const Bytes room = memory_ - Bytes(memory_.count() / kMargin);
+    const Bytes room = plan.memory - Bytes(plan.memory.count() / kMargin);
     for (size_t i = 0; i < queue.size(); ++i) {
       const TensorId id = queue[i];
       size_t op = Index(needs[Index(id)]);
@@ -290,7 +293,7 @@ class Search {
       const auto judged = Judge(options_, {options_.iterations, 1, options_.reordered},
                                 [&](const TrialOptions& options) {
                                   PlanExecutor executor(facts_, scored.plan, options_.chooser);
-                                  return trial_(executor, memory_, options);
+                                  return trial_(executor, scored.plan.memory, options);
                                 });
       if (!judged) return;
       scored.time = judged->time;
@@ -374,14 +377,16 @@ class Search {
     return order;
   }
 
-  // The best point, with this `drops`.
-  Scored Grid(bool drops) {
+  // The best point with this `drops`, and the best in less memory if that is faster; empty if none
+  // fits.
+  std::vector<Scored> Grid(bool drops) {
     JointPlan keep(trace());
     keep.drops = drops;
+    keep.memory = memory_;
     const Profile profile = KeepAll();
     std::vector<Scored> points{{keep, kNever, profile}};
     Score(points);
-    if (points[0].time <= in_core_) return points[0];
+    if (points[0].time <= in_core_) return points;
     const std::vector<TensorId> cheapest =
         options_.recompute ? EvictionOrder(keep) : std::vector<TensorId>();
     Bytes evictable;
@@ -434,7 +439,22 @@ class Search {
       }
     }
     Score(std::span(points).subspan(close));
-    return *std::ranges::min_element(points, {}, &Scored::time);
+    std::ranges::stable_sort(points, {}, &Scored::time);
+    if (points[0].time == kNever) return {};
+    // The best of these in less memory, as far as few trials go.
+    const size_t best = std::min(close, static_cast<size_t>(std::max<int64_t>(0, left_ / 100)));
+    std::vector<Scored> less;
+    for (size_t i = 0; i < best && points[i].time != kNever; ++i) {
+      for (const int64_t percent : kParts) {
+        less.push_back(points[i]);
+        less.back().plan.memory =
+            RoundDown(Bytes(memory_.count() / 100 * percent), facts_->alignment());
+      }
+    }
+    Score(less);
+    const auto fastest = std::ranges::min_element(less, {}, &Scored::time);
+    if (fastest == less.end() || fastest->time >= points[0].time) return {points[0]};
+    return {points[0], *fastest};
   }
 
   // All changes of a single decision.
