@@ -36,6 +36,8 @@ constexpr size_t kClose = 16;  // points of the grid that are tried twice
 // Parts of the memory, in percent, that a plan may leave it at: blocks that begin elsewhere leave
 // other holes, and may leave fewer.
 constexpr std::array<int64_t, 5> kParts{99, 98, 97, 96, 95};
+// So much of it is lost to holes at least where that is tried.
+constexpr double kHoles = 0.005;
 constexpr int kOffloadSteps = 8;
 constexpr Duration kNever = Duration::Max();
 constexpr size_t kLongestRebuild = 100;  // storages
@@ -50,6 +52,7 @@ struct Scored {
   JointPlan plan;
   Duration time = kNever;  // where it does not fit
   Profile profile;
+  double fragmentation = 0;
 };
 
 // Calls `work(i)` for all i < count on as many threads as there are cores.
@@ -298,6 +301,7 @@ class Search {
       if (!judged) return;
       scored.time = judged->time;
       scored.profile = ProfileOf(scored.plan, judged->report);
+      scored.fragmentation = judged->report.metrics.fragmentation();
     });
   }
 
@@ -441,6 +445,7 @@ class Search {
     Score(std::span(points).subspan(close));
     std::ranges::stable_sort(points, {}, &Scored::time);
     if (points[0].time == kNever) return {};
+    if (points[0].fragmentation < kHoles) return {points[0]};
     // The best of these in less memory, as far as few trials go.
     const size_t best = std::min(close, static_cast<size_t>(std::max<int64_t>(0, left_ / 100)));
     std::vector<Scored> less;
