@@ -80,7 +80,7 @@ struct Launch {
   std::span<const Block> outputs;  // likewise
   std::span<const Block> scratch;  // likewise
   Block workspace;                 // size 0 if none is needed
-  Duration time;                   // sum over `runs` of the cost model's times
+  Duration time;                   // of `runs`, by the cost model, behind what ran before
   Duration gap;                    // that the device takes besides
   std::optional<Duration> host{};  // what the host takes until it has launched it, where recorded
   Bytes traffic;                   // the op's least device-memory traffic
