@@ -63,7 +63,7 @@ struct StreamState {
 
 // Per op the first of the trace that computes the same, of operands elsewhere: a network in slices
 // has twenty and more of each kind.
-std::vector<size_t> FirstAlike(const Trace& trace) {
+std::vector<size_t> FirstOfKind(const Trace& trace) {
   std::map<std::string, size_t> kinds;
   std::vector<size_t> first;
   first.reserve(trace.ops.size());
@@ -284,7 +284,7 @@ class CudaBackend final : public Executor {
   std::optional<PinnedBuffer> probabilities_;  // once `top1` is wanted
   int64_t classes_ = 0;
   std::vector<int64_t> top1_;
-  const std::vector<size_t> first_alike_;
+  const std::vector<size_t> first_of_kind_;
   // By what is computed, operands and kernels; empty until they come a second time.
   std::map<std::vector<int64_t>, std::unique_ptr<KernelGraph>> graphs_;
   std::vector<int64_t> key_;
@@ -306,7 +306,7 @@ CudaBackend::CudaBackend(const Trace& trace, const CostModel& cost, const CudaRu
       machine_(machine),
       arena_(options.backing == Backing::kArena ? options.memory : Bytes(0)),
       copies_(MakeCopyPath(pinned, options.compression)),
-      first_alike_(FirstAlike(trace)) {
+      first_of_kind_(FirstOfKind(trace)) {
   if (options.backing == Backing::kPages) pages_.emplace();
   if (options.peer) peer_.emplace(machine.device, options.peer->gpu, options.peer->memory);
 }
@@ -526,7 +526,7 @@ void CudaBackend::LaunchKernels(const Op& op, const Launch& launch) {
 
 void CudaBackend::LaunchOnce(const Op& op, const Launch& launch) {
   key_.clear();
-  key_.push_back(static_cast<int64_t>(first_alike_[Index(launch.op)]));
+  key_.push_back(static_cast<int64_t>(first_of_kind_[Index(launch.op)]));
   for (const auto blocks : {launch.inputs, launch.outputs}) {
     for (const Block& block : blocks) key_.push_back(DeviceAddress(block));
   }

@@ -87,10 +87,11 @@ Duration InSequence(const Validation& in_core) {
   const Liveness liveness(trace);
   int64_t kernels = 0;
   for (size_t i = 0; i < trace.ops.size(); ++i) {
-    const auto op = static_cast<OpId>(i);
-    const auto before = static_cast<OpId>(i - 1);
     const size_t slots = trace.ops[i].slots.size();
-    if (slots == 1 && i > 0 && Alike(trace, liveness, before, op)) continue;
+    if (i > 0 && slots == 1 &&
+        Alike(trace, liveness, static_cast<OpId>(i - 1), static_cast<OpId>(i))) {
+      continue;
+    }
     kernels += static_cast<int64_t>(slots);
   }
   const Duration missing =

@@ -108,8 +108,7 @@ class Moments {
     if (kernel.in_sequence == Duration()) return kernel.time;
     const auto may_be_warm = [&](TensorId storage) {
       return std::ranges::any_of(liveness_.Uses(storage), [&](OpId other) {
-        return other != op && trace_.op(other).type == trace_.op(op).type &&
-               trace_.op(other).phase == trace_.op(op).phase;
+        return other != op && Alike(trace_, liveness_, op, other);
       });
     };
     const bool warm = std::ranges::any_of(liveness_.Storages(op), may_be_warm);

@@ -71,7 +71,7 @@ TEST_F(CheckedPlanTest, RunsFollowEachOther) {
   EXPECT_EQ(choice.workspace(), Bytes(5));
 }
 
-// Three ops of one sample and one slot: two read x, the third what the second has written.
+// Three ops of one slot: two read x, the third something else.
 TEST(CheckedPlanWarmthTest, BehindOneAlikeAKernelTakesItsTimeAlone) {
   const Trace trace = TraceBuilder()
                           .Tensor("x", TensorKind::kInput, 1)
