@@ -106,6 +106,21 @@ TEST(CheckedPlanWarmthTest, BehindOneAlikeAKernelTakesItsTimeAlone) {
   EXPECT_EQ(time(2, 1), 30);
 }
 
+// Of a trace with one op: in the next iteration it comes behind itself.
+TEST(CheckedPlanWarmthTest, EveryIterationBeginsBehindNothing) {
+  const Trace trace = TraceBuilder()
+                          .Tensor("x", TensorKind::kInput, 1)
+                          .Tensor("y", TensorKind::kActivation, 1)
+                          .Op("a", Phase::kForward, {"x"}, {"y"})
+                          .Build();
+  FixedCost cost;
+  cost.Set(trace.ops[0].slots[0].signature,
+           {{"only", Duration::Nanoseconds(10), {}, true, Duration::Nanoseconds(3)}});
+  Policy policy;
+  const Report report = testing::RunSim(trace, cost, policy, {}).report;
+  EXPECT_EQ(report.metrics.iteration, Duration::Nanoseconds(10));
+}
+
 TEST_F(CheckedPlanTest, MicroBatchesFollowOneAnother) {
   FixedCost warm;
   warm.Set("first", {{"fast", Duration::Nanoseconds(10), {}, true, Duration::Nanoseconds(3)}});
