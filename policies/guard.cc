@@ -125,6 +125,15 @@ auto GuardedPolicy::Call(const char* hook_name, PolicyContext& context, Hook hoo
   }
 }
 
+void GuardedPolicy::ImportPlan(const std::string& plan) {
+  const InHook record(name_.c_str(), "ImportPlan");
+  try {
+    policy_->ImportPlan(plan);
+  } catch (...) {
+    RethrowAsOwn(fmt::format("policy '{}', ImportPlan", name_));
+  }
+}
+
 Bytes GuardedPolicy::LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) {
   const InHook record(name_.c_str(), "LimitMemory");
   const std::string where = fmt::format("policy '{}', LimitMemory({})", name_, trace.name);

@@ -31,6 +31,7 @@ class GuardedPolicy final : public Policy {
   GuardedPolicy(std::string name, std::unique_ptr<Policy> policy,
                 std::shared_ptr<const void> keep = nullptr);
 
+  void ImportPlan(const std::string& plan) override;
   Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override;
   std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
                                const CostModel& cost) override;

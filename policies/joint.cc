@@ -39,6 +39,11 @@ constexpr std::array<std::pair<std::string_view, int64_t>, 3> kEfforts{
 // Follows a plan, which is all that its decisions depend on.
 class PlannedPolicy : public ForwardingPolicy {
  public:
+  void ImportPlan(const std::string& plan) override {
+    text_ = plan;
+    origin_ = "the plan of the run before";
+  }
+
   std::string ExportPlan() const override { return plan_ ? FormatPlan(*facts_, *plan_) : ""; }
 
   std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
@@ -66,6 +71,20 @@ class PlannedPolicy : public ForwardingPolicy {
     return chosen_->LimitMemory(trace, device, trial);
   }
 
+  // Likewise the plan that is in `text_`.
+  Bytes FollowText(const Trace& trace, const Device& device, const TrialRun& trial) {
+    if (HasEarlyUpdates(text_, origin_)) {
+      reordered_ = std::make_shared<const Trace>(WithEarlyUpdates(trace));
+    }
+    FactsProbe probe;
+    trial(probe, Bytes::Unlimited(), {1, 1, reordered_});
+    JointPlan plan = ParsePlan(text_, origin_, *probe.facts);
+    const KernelChooser chooser = plan.micro ? KernelChooser(*plan.micro) : KernelChooser();
+    return Follow(probe.facts, std::move(plan), chooser, trace, device, trial);
+  }
+
+  std::string text_;    // a plan as a document; empty if there is none
+  std::string origin_;  // stands for its path in messages
   std::shared_ptr<const Trace> reordered_;  // if updates are early; the facts are of it then
 
  private:
@@ -82,6 +101,7 @@ class JointPolicy final : public PlannedPolicy {
       : options_(options), early_updates_(early_updates) {}
 
   Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+    if (!text_.empty()) return FollowText(trace, device, trial);
     if (early_updates_) {
       reordered_ = std::make_shared<const Trace>(WithEarlyUpdates(trace));
       options_.reordered = reordered_;
@@ -138,24 +158,15 @@ class JointPolicy final : public PlannedPolicy {
 class PlanTextPolicy final : public PlannedPolicy {
  public:
   // Without an origin there is no plan.
-  PlanTextPolicy(std::string text, std::string origin)
-      : text_(std::move(text)), origin_(std::move(origin)) {}
+  PlanTextPolicy(std::string text, std::string origin) {
+    text_ = std::move(text);
+    origin_ = std::move(origin);
+  }
 
   Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
     if (origin_.empty()) throw UsageError("policy 'plan' needs a plan: plan:file=PATH");
-    if (HasEarlyUpdates(text_, origin_)) {
-      reordered_ = std::make_shared<const Trace>(WithEarlyUpdates(trace));
-    }
-    FactsProbe probe;
-    trial(probe, Bytes::Unlimited(), {1, 1, reordered_});
-    JointPlan plan = ParsePlan(text_, origin_, *probe.facts);
-    const KernelChooser chooser = plan.micro ? KernelChooser(*plan.micro) : KernelChooser();
-    return Follow(probe.facts, std::move(plan), chooser, trace, device, trial);
+    return FollowText(trace, device, trial);
   }
-
- private:
-  const std::string text_;
-  const std::string origin_;
 };
 
 int64_t ReadEffort(Params& params) {

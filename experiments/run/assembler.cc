@@ -128,6 +128,7 @@ Setup PredictionOf(const Setup& setup) {
 Setup TrialOf(const Setup& setup) {
   Setup trial = PredictionOf(setup);
   trial.plan = nullptr;
+  trial.policy_plan.clear();
   trial.compression = nullptr;
   return trial;
 }
@@ -172,6 +173,7 @@ Outcome Assemble(Setup setup, Policy& policy, const BackendFactories& backends,
     if (options.link != 1) tried = WithSlowerLinks(std::move(tried), options.link);
     return Assemble(std::move(tried), other, backends, {}, depth + 1, facts).report;
   });
+  if (!setup.policy_plan.empty()) policy.ImportPlan(setup.policy_plan);
   setup.device.memory = policy.LimitMemory(*setup.trace, setup.device, trial);
   Outcome outcome;
   outcome.allocator = setup.allocator;

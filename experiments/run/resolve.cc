@@ -37,8 +37,13 @@ size_t RequestsPerIteration(const Report& report) {
       [](const Placement& p) { return p.on_device() && p.kind == PlacementKind::kFree; }));
 }
 
-AllocationPlan PlanFor(const Setup& recorded, const PolicyMaker& make,
-                       const PackingOptions& options) {
+// What `planned` and the policy do when they run again.
+struct Plans {
+  AllocationPlan blocks;
+  std::string policy;
+};
+
+Plans PlansFor(const Setup& recorded, const PolicyMaker& make, const PackingOptions& options) {
   Bytes memory;
   std::optional<Planned> arena;
   std::optional<RecordingAllocator> recorder;
@@ -47,8 +52,10 @@ AllocationPlan PlanFor(const Setup& recorded, const PolicyMaker& make,
     arena.emplace(capacity, options.granularity);
     return recorder.emplace(*arena);
   });
-  const size_t period = outcome.report.fits() ? RequestsPerIteration(outcome.report) : 0;
-  return PlanAllocations(recorder->log(), period, memory, options);
+  const bool fits = outcome.report.fits();
+  return {PlanAllocations(recorder->log(), fits ? RequestsPerIteration(outcome.report) : 0, memory,
+                          options),
+          fits ? outcome.report.plan : std::string()};
 }
 
 PackingOptions PackingFor(const Setup& setup) {
@@ -65,7 +72,9 @@ Setup WithPlan(const Setup& setup, const PolicyMaker& make) {
   Setup planned = setup;
   Setup recorded = setup;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    planned.plan = std::make_shared<const AllocationPlan>(PlanFor(recorded, make, options));
+    Plans plans = PlansFor(recorded, make, options);
+    planned.plan = std::make_shared<const AllocationPlan>(std::move(plans.blocks));
+    planned.policy_plan = std::move(plans.policy);
     if (planned.plan->height <= setup.memory) break;
     recorded.memory -= planned.plan->height - setup.memory;
     recorded.memory -= Bytes(setup.memory.count() / kMargin * attempt);
@@ -102,6 +111,7 @@ Resolved Choose(const Setup& setup, std::span<const PolicyMaker> policies) {
       if (by_time) std::swap(cost.first, cost.second);
       if (best && cost >= best_cost) continue;
       best.emplace(Resolved{tried, i});
+      best->setup.policy_plan = report.plan;
       best_cost = cost;
     }
   }
@@ -135,7 +145,7 @@ Bytes PinnedMemory(const Report& report, const HostCompression& compression) {
 }  // namespace
 
 AllocationPlan PlanFor(const Setup& setup, const PolicyMaker& make) {
-  return PlanFor(setup, make, PackingFor(setup));
+  return PlansFor(setup, make, PackingFor(setup)).blocks;
 }
 
 Resolved ResolveAllocator(const Setup& setup, std::span<const PolicyMaker> policies) {
@@ -163,6 +173,7 @@ Setup ResolveCompression(const Setup& setup, const PolicyMaker& make_policy) {
   trial.compression = nullptr;
   const Outcome plain = Simulate(trial, *make_policy());
   const Trace& trace = *plain.trace;
+  if (plain.report.fits()) trial.policy_plan = plain.report.plan;
   if (plan.densities) {
     std::vector<std::string> names;
     for (const Tensor& tensor : trace.tensors) names.push_back(tensor.name);
@@ -224,6 +235,7 @@ Outcome Play(const Setup& setup, std::span<const PolicyMaker> policies,
     Outcome predicted = Simulate(resolved.setup, *make());
     if (!predicted.report.fits()) return predicted;
     resolved.setup.footprint = FootprintOf(resolved.setup, predicted);
+    resolved.setup.policy_plan = predicted.report.plan;
   }
   Outcome outcome = RunPolicy(resolved.setup, *make(), backends);
   outcome.policy = resolved.policy;

@@ -61,6 +61,7 @@ Validation Validate(const Setup& setup, const PolicyMaker& make, const BackendFa
   Setup resolved = Resolve(setup, {&make, 1}).setup;
   Validation validation;
   validation.predicted = Simulate(resolved, *make());
+  resolved.policy_plan = validation.predicted.report.plan;
   if (validation.predicted.report.fits() && !validation.predicted.report.steady) {
     Setup as_often = resolved;  // iterations differ, so compare the same one
     as_often.backend = kSimulator;

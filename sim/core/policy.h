@@ -159,6 +159,11 @@ class Policy {
  public:
   virtual ~Policy() = default;
 
+  // Called before all else, if at all: what `ExportPlan` gave after a run with the same trace,
+  // device and memory of a policy that was made alike. One that searches has nothing to search for
+  // then.
+  virtual void ImportPlan(const std::string&) {}
+
   // Called first: how much of the run's memory, `device.memory`, to use, more than 0. The run is
   // then as on a device that has no more. More memory places blocks elsewhere, which may make other
   // copies wait, so that less may be faster.
@@ -194,7 +199,7 @@ class Policy {
   virtual bool OnAllocFailure(PolicyContext&, Bytes) { return false; }
 
   // Called after the last iteration: what it has decided, as a text from which another run can be
-  // made to decide the same (`Report::plan`). Empty if there is no such text.
+  // made to decide the same (`Report::plan`, `ImportPlan`). Empty if there is no such text.
   virtual std::string ExportPlan() const { return {}; }
 };
 

@@ -118,6 +118,18 @@ TEST_P(JointTest, ItsPlanGivesTheSameRun) {
   }
 }
 
+TEST_P(JointTest, APlanThatIsImportedIsFollowedWithoutASearch) {
+  const Trace trace = LowerNetwork(GetParam()(), {8, "torch", true});
+  const Bytes memory = Memory(trace, 30);
+  const Report found = Run(trace, memory, "joint:effort=300");
+  spillway::Setup setup{Borrow(trace), device_, Borrow(cost_), memory};
+  setup.policy_plan = found.plan;
+  const Report again = Simulate(setup, *registry_.Make("joint:effort=1,updates=late")).report;
+  EXPECT_EQ(again.decisions, found.decisions);
+  EXPECT_EQ(again.timeline, found.timeline);
+  EXPECT_EQ(again.plan, found.plan);
+}
+
 // In all; on one network alone the search for either may be luckier.
 TEST_F(JointTest, RobustPlansAreJudgedOnASlowerLinkToo) {
   Duration plain, robust;

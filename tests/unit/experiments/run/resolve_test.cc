@@ -5,6 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
 #include "experiments/run/simulate.h"
 #include "policies/registry.h"
 #include "sim/alloc/make_allocator.h"
@@ -19,6 +24,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::StartsWith;
 
 class ArenaTest : public ::testing::Test {
  protected:
@@ -76,6 +82,36 @@ TEST_F(ArenaTest, TheEffortOfPlannedIsInSteps) {
 TEST_F(ArenaTest, PlannedDecidesAsItsRecordedRun) {
   const Report planned = Run("planned", Bytes::Unlimited(), "vdnn-all");
   EXPECT_EQ(planned.decisions, Run("stitched", Bytes::Unlimited(), "vdnn-all").decisions);
+}
+
+// A policy that searches before it runs, unless it is told what it found.
+class Searcher final : public Policy {
+ public:
+  explicit Searcher(int& searches) : searches_(searches) {}
+
+  void ImportPlan(const std::string& plan) override { found_ = plan; }
+  Bytes LimitMemory(const Trace&, const Device& device, const TrialRun&) override {
+    if (found_.empty()) found_ = "search " + std::to_string(++searches_);
+    return device.memory;
+  }
+  std::string ExportPlan() const override { return found_; }
+
+ private:
+  int& searches_;
+  std::string found_;
+};
+
+TEST_F(ArenaTest, APolicyThatSearchesDoesSoOnceForARunThatIsTriedFirst) {
+  for (const auto& [allocator, most] : {std::pair("best-fit", 1), {"planned", 1}, {"auto", 40}}) {
+    int searches = 0;
+    const PolicyMaker make = [&] { return std::make_unique<Searcher>(searches); };
+    const Resolved resolved = Resolve(SetupFor(allocator, Bytes::Unlimited()), {&make, 1});
+    const int before = searches;
+    const Report report = Simulate(resolved.setup, *make()).report;
+    EXPECT_EQ(searches, std::max(before, 1)) << allocator;
+    EXPECT_LE(searches, most) << allocator;
+    EXPECT_THAT(report.plan, StartsWith("search ")) << allocator;
+  }
 }
 
 // Whatever fits online fits when it is planned.
