@@ -83,8 +83,8 @@ class PlannedPolicy : public ForwardingPolicy {
     return Follow(probe.facts, std::move(plan), chooser, trace, device, trial);
   }
 
-  std::string text_;    // a plan as a document; empty if there is none
-  std::string origin_;  // stands for its path in messages
+  std::string text_;                        // a plan as a document; empty if there is none
+  std::string origin_;                      // stands for its path in messages
   std::shared_ptr<const Trace> reordered_;  // if updates are early; the facts are of it then
 
  private:

@@ -51,7 +51,9 @@ using Profile = std::vector<Bytes>;
 struct Scored {
   JointPlan plan;
   Duration time = kNever;  // where it does not fit
-  Profile profile;
+  Profile profile = {};    // by which it is scheduled, and what comes of it
+  Profile own = {};        // of its trial
+  bool by_own = false;     // the latter takes the place of the former
   double fragmentation = 0;
 };
 
@@ -88,7 +90,7 @@ class Search {
         memory_(memory),
         in_core_(in_core),
         options_(options),
-        best_{JointPlan(facts_->trace()), kNever, {}} {}
+        best_{JointPlan(facts_->trace())} {}
 
   std::optional<JointPlan> Run() {
     FindChoices();
@@ -292,7 +294,7 @@ class Search {
       Scored& scored = plans[i];
       scored.time = kNever;
       if (options_.skip && LeastTimeOf(scored.plan) >= limit) return;
-      Schedule(scored.plan, std::move(scored.profile));
+      Schedule(scored.plan, scored.profile);
       const auto judged = Judge(options_, {options_.iterations, 1, options_.reordered},
                                 [&](const TrialOptions& options) {
                                   PlanExecutor executor(facts_, scored.plan, options_.chooser);
@@ -300,7 +302,8 @@ class Search {
                                 });
       if (!judged) return;
       scored.time = judged->time;
-      scored.profile = ProfileOf(scored.plan, judged->report);
+      scored.own = ProfileOf(scored.plan, judged->report);
+      if (scored.by_own) scored.profile = scored.own;
       scored.fragmentation = judged->report.metrics.fragmentation();
     });
   }
@@ -432,7 +435,7 @@ class Search {
     }
     Score(points);
     // Those that are close once more, by their own profiles, with what leaves among the rest or
-    // apart.
+    // apart. By the other profile a good plan can be a bad one: what comes of it keeps to its own.
     std::ranges::stable_sort(points, {}, &Scored::time);
     if (points.size() > kClose) points.erase(points.begin() + kClose, points.end());
     const size_t close = points.size();
@@ -440,6 +443,8 @@ class Search {
       for (const bool apart : {false, true}) {
         points.push_back(points[i]);
         points.back().plan.apart = apart;
+        points.back().by_own = true;
+        points.back().profile = points[i].own;
       }
     }
     Score(std::span(points).subspan(close));
