@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -70,20 +69,24 @@ TEST(JointOnTheZoo, IsNeverSlowerThanAnotherPolicyInTheSameMemory) {
 // In hardly any room it takes all of the search: that what leaves lies apart, and beginnings in a
 // little less memory on ResNet-50; on DenseNet-40 that plans go on being scheduled as they were.
 TEST(JointOnRecordings, TakesLittleLongerThanInCore) {
-  std::vector<std::tuple<std::string, std::string, double>> most{{"resnet50:64", "1100MiB", 1.185},
-                                                                 {"densenet40:256", "10%", 1.42}};
+  struct Case {
+    std::string workload, memory, policy;
+    double most;  // times in core
+  };
+  std::vector<Case> cases{{"resnet50:64", "1100MiB", "joint", 1.185},
+                          {"densenet40:256", "10%", "joint:effort=1000", 1.45}};
   if (WholeZoo()) {
-    for (const auto& [memory, ratio] :
+    for (const auto& [memory, most] :
          {std::pair("3276MiB", 1.03), {"2608MiB", 1.06}, {"1804MiB", 1.09}, {"1384MiB", 1.13}}) {
-      most.emplace_back("resnet50:64", memory, ratio);
+      cases.push_back({"resnet50:64", memory, "joint", most});
     }
   }
-  for (const auto& [workload, memory, ratio] : most) {
+  for (const auto& [workload, memory, policy, most] : cases) {
     const Scenario unlimited(LoadWorkload(workload, {"torch", true}), MachineText());
     const double in_core = IterationOf(unlimited, "liveness")->milliseconds();
-    const auto joint = IterationOf(unlimited.WithMemory(memory), "joint");
+    const auto joint = IterationOf(unlimited.WithMemory(memory), policy);
     ASSERT_TRUE(joint) << workload << " in " << memory;
-    EXPECT_LE(joint->milliseconds() / in_core, ratio) << workload << " in " << memory;
+    EXPECT_LE(joint->milliseconds() / in_core, most) << workload << " in " << memory;
   }
 }
 
