@@ -37,7 +37,8 @@ struct Resolved {
 // time, at most four times in all. `auto`: every allocator is tried with every policy given, and
 // the run that needs the least memory is taken, or the fastest with `auto:by=time`; the other
 // decides between equals, then the order of the lists. If nothing fits it is best-fit with the
-// first policy. Throws as `Simulate`. REQUIRES: there is a policy.
+// first policy. Of what ran and fits the setup has the `policy_plan`. Throws as `Simulate`.
+// REQUIRES: there is a policy.
 Resolved ResolveAllocator(const Setup& setup, std::span<const PolicyMaker> policies);
 Setup ResolveAllocator(const Setup& setup, const PolicyMaker& policy);
 

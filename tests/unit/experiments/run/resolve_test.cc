@@ -15,6 +15,7 @@
 #include "sim/alloc/make_allocator.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
+#include "tests/testing/fixtures.h"
 #include "tests/testing/networks.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
@@ -102,10 +103,21 @@ class Searcher final : public Policy {
 };
 
 TEST_F(ArenaTest, APolicyThatSearchesDoesSoOnceForARunThatIsTriedFirst) {
+  // Of one op: all allocators need as much, and `auto` takes the first.
+  const Trace trace = testing::TraceBuilder()
+                          .Tensor("x", TensorKind::kInput, 512)
+                          .Tensor("y", TensorKind::kActivation, 512)
+                          .Op("a", Phase::kForward, {"x"}, {"y"})
+                          .Build();
+  testing::FixedCost cost;
+  cost.Set(trace.ops[0].slots[0].signature, {{"only", Duration::Nanoseconds(10), {}, true, {}}});
   for (const auto& [allocator, most] : {std::pair("best-fit", 1), {"planned", 1}, {"auto", 40}}) {
     int searches = 0;
     const PolicyMaker make = [&] { return std::make_unique<Searcher>(searches); };
-    const Resolved resolved = Resolve(SetupFor(allocator, Bytes::Unlimited()), {&make, 1});
+    const spillway::Setup setup{Borrow(trace), device_, Borrow(cost), Bytes::Unlimited(),
+                                allocator};
+    const Resolved resolved = Resolve(setup, {&make, 1});
+    EXPECT_EQ(resolved.setup.plan != nullptr, allocator == std::string("planned"));
     const int before = searches;
     const Report report = Simulate(resolved.setup, *make()).report;
     EXPECT_EQ(searches, std::max(before, 1)) << allocator;
