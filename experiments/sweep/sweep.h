@@ -19,7 +19,7 @@ namespace spillway {
 // Rises with every change after which a result may be another one: of networks and their lowering,
 // of the analytic times, of the engine, the runtime, the allocators or the policies. Cells of
 // another model are computed anew. tests/cli/sweep_test.py notices changes.
-inline constexpr int kModelVersion = 2;
+inline constexpr int kModelVersion = 3;
 
 // Cells `index`, `index` + `count`, ... from 1 of the grid, by groups where there are enough.
 struct Shard {

@@ -146,7 +146,8 @@ const Division* FastestWithin(Front front, Bytes limit) {
 
 Front DivisionFronts::Of(const CostModel& cost, const Op& op, uint32_t slot) {
   SPILLWAY_CHECK(slot < op.slots.size());
-  const auto [entry, added] = known_.try_emplace({op.slots[slot].signature, op.batch, slot});
+  const Kernel* const fastest = cost.Kernels(op, slot, op.batch).data();
+  const auto [entry, added] = known_.try_emplace({fastest, op.batch, slot});
   if (added) entry->second = Divider(SizesOf(cost, op, slot, batches_), slot).Desirable();
   return entry->second;
 }

@@ -57,7 +57,7 @@ const Division* FastestWithin(Front front, Bytes limit);
 
 // The desirable divisions of slots (u-cuDNN, section III-C1): each is faster than all that need no
 // more workspace. Found by the dynamic program of section III-B once for each workspace that some
-// kernel needs, and kept by signature, so that layers of one shape share them.
+// kernel needs, and kept by the kernels of the whole batch, so that layers of one shape share them.
 class DivisionFronts {
  public:
   explicit DivisionFronts(MicroBatches batches) : batches_(batches) {}
@@ -71,8 +71,8 @@ class DivisionFronts {
 
  private:
   const MicroBatches batches_;
-  // By signature, batch and slot.
-  std::map<std::tuple<std::string, int64_t, uint32_t>, std::vector<Division>> known_;
+  // By the fastest kernel of the whole batch, that batch and the slot.
+  std::map<std::tuple<const Kernel*, int64_t, uint32_t>, std::vector<Division>> known_;
 };
 
 // All kernels of a trace that have a choice of algorithms: a slot of an op each.

@@ -22,7 +22,7 @@ std::span<const Kernel> DeterministicCostModel::Kernels(const Op& op, size_t slo
                                                         int64_t batch) const {
   const std::span<const Kernel> all = model_->Kernels(op, slot, batch);
   const std::lock_guard lock(mutex_);
-  const auto [entry, added] = kept_.try_emplace({op.slots[slot].signature, batch});
+  const auto [entry, added] = kept_.try_emplace(all.data());
   std::vector<Kernel>& kernels = entry->second;
   if (added) {
     std::copy_if(all.begin(), all.end(), std::back_inserter(kernels),

@@ -31,8 +31,7 @@ class DeterministicCostModel final : public CostModel {
  private:
   std::unique_ptr<const CostModel> model_;
   mutable std::mutex mutex_;
-  // By signature and batch.
-  mutable std::map<std::pair<std::string, int64_t>, std::vector<Kernel>> kept_;
+  mutable std::map<const Kernel*, std::vector<Kernel>> kept_;  // by the first of all there are
 };
 
 }  // namespace spillway

@@ -56,7 +56,7 @@ std::span<const Kernel> RecordedCostModel::Kernels(const Op& op, size_t slot, in
                          : std::max(recorded.time, here);
   }
   const std::lock_guard lock(mutex_);
-  const Key key(op.slots[0].signature, batch, recorded.time, recorded.workspace);
+  const std::pair key(kernel.time, kernel.workspace);
   return {&known_.try_emplace(key, std::move(kernel)).first->second, 1};
 }
 

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <tuple>
+#include <utility>
 
 #include "sim/core/cost_model.h"
 #include "sim/core/device.h"
@@ -32,16 +32,13 @@ class RecordedCostModel final : public CostModel {
   std::string Provenance() const override { return provenance_; }
 
  private:
-  // The ops of recorded traces, as far as their costs depend on them: signature, batch, time,
-  // workspace.
-  using Key = std::tuple<std::string, int64_t, Duration, Bytes>;
-
   const RooflineCostModel here_;
   std::optional<RooflineCostModel> there_;  // to scale from; not the roofline's own times
   bool timed_ = true;                       // whether the recording has times
   std::string provenance_;
   mutable std::mutex mutex_;
-  mutable std::map<Key, Kernel> known_;  // node-based, so spans stay valid
+  // By time and workspace. Node-based, so spans stay valid.
+  mutable std::map<std::pair<Duration, Bytes>, Kernel> known_;
 };
 
 }  // namespace spillway

@@ -59,12 +59,13 @@ std::vector<int64_t> RooflineCostModel::Batches(const Op& op, size_t slot) const
 
 std::span<const Kernel> RooflineCostModel::Kernels(const Op& op, size_t slot, int64_t batch) const {
   SPILLWAY_CHECK(slot < op.slots.size() && batch >= 1 && batch <= op.batch);
+  const Slot& asked = op.slots[slot];
   const std::lock_guard lock(mutex_);
-  const std::pair key(op.slots[slot].signature, batch);
+  Key key(asked.signature, asked.flops, asked.traffic, op.batch, batch);
   const auto found = known_.find(key);
   if (found != known_.end()) return found->second;
   // Nothing is known of what is refused: it is refused again.
-  return known_.emplace(key, Candidates(op, op.slots[slot], batch)).first->second;
+  return known_.emplace(std::move(key), Candidates(op, asked, batch)).first->second;
 }
 
 std::vector<Kernel> RooflineCostModel::Candidates(const Op& op, const Slot& slot,

@@ -15,7 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "sim/core/cost_model.h"
@@ -42,11 +42,14 @@ class RooflineCostModel final : public CostModel {
   Duration DirectTime(const Op& op, const Slot& slot, int64_t batch, double efficiency,
                       Bytes workspace) const;
 
+  // What candidates depend on: signature, FLOPs and traffic of a slot, the batch of its op, and the
+  // batch. Slots of one signature differ in traffic where one of them accumulates.
+  using Key = std::tuple<std::string, int64_t, Bytes, int64_t, int64_t>;
+
   const Device device_;
   const int library_;  // major version of cuDNN, 0 if it is something else
   mutable std::mutex mutex_;
-  // Candidates already computed, by signature and batch. Node-based, so spans stay valid.
-  mutable std::map<std::pair<std::string, int64_t>, std::vector<Kernel>> known_;
+  mutable std::map<Key, std::vector<Kernel>> known_;  // node-based, so spans stay valid
 };
 
 }  // namespace spillway

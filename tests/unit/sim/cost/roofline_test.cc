@@ -154,6 +154,20 @@ TEST(RooflineTest, CandidatesAreSortedAndMicroBatchesCheaper) {
 }
 
 // By hand, on a device of 1 TFLOP/s and 1 TB/s that gets the times of later libraries.
+// The first of them accumulates into its input's gradient, and so reads it, too.
+TEST(RooflineTest, SlotsOfOneSignatureTakeTheirOwnTrafficsTime) {
+  const Trace trace = LowerNetwork(BuildNetwork("resnet18"), {16, "torch", true});
+  const Op more = FindOp(trace, "res5_2.conv1.bwd"), less = FindOp(trace, "res5_2.conv2.bwd");
+  ASSERT_EQ(more.slots[0].signature, less.slots[0].signature);
+  ASSERT_GT(more.slots[0].traffic, less.slots[0].traffic);
+  Device slow = LoadDevice("titan_x_maxwell");
+  slow.dram.bytes_per_second /= 100;
+  const RooflineCostModel first(slow), last(slow);
+  const Duration time = first.Kernels(more, 0, 16)[0].time;
+  EXPECT_LT(last.Kernels(less, 0, 16)[0].time, time);
+  EXPECT_EQ(last.Kernels(more, 0, 16)[0].time, time);
+}
+
 TEST(RooflineTest, LaterLibrariesWasteTilesAndStartUp) {
   Device device = testing::RoundDevice();
   device.library = "cuDNN 7";
