@@ -10,7 +10,10 @@
 #include <string>
 #include <utility>
 
+#include "experiments/run/assembler.h"
+#include "experiments/run/compression.h"
 #include "experiments/run/simulate.h"
+#include "experiments/validate/validation.h"
 #include "policies/registry.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/core/check.h"
@@ -102,28 +105,71 @@ class Searcher final : public Policy {
   std::string found_;
 };
 
-TEST_F(ArenaTest, APolicyThatSearchesDoesSoOnceForARunThatIsTriedFirst) {
+class SearcherTest : public ::testing::Test {
+ protected:
   // Of one op: all allocators need as much, and `auto` takes the first.
-  const Trace trace = testing::TraceBuilder()
-                          .Tensor("x", TensorKind::kInput, 512)
-                          .Tensor("y", TensorKind::kActivation, 512)
-                          .Op("a", Phase::kForward, {"x"}, {"y"})
-                          .Build();
-  testing::FixedCost cost;
-  cost.Set(trace.ops[0].slots[0].signature, {{"only", Duration::Nanoseconds(10), {}, true, {}}});
+  SearcherTest()
+      : trace_(testing::TraceBuilder()
+                   .Tensor("x", TensorKind::kInput, 512)
+                   .Tensor("y", TensorKind::kActivation, 512)
+                   .Op("a", Phase::kForward, {"x"}, {"y"})
+                   .Build()) {
+    cost_.Set(trace_.ops[0].slots[0].signature,
+              {{"only", Duration::Nanoseconds(10), {}, true, {}}});
+    BackendFactory early = BackendFactories().Find(kSimulator);
+    early.needs_footprint = true;
+    backends_.Add("early", early);
+  }
+
+  spillway::Setup SetupOn(const std::string& allocator) const {
+    return {Borrow(trace_), device_, Borrow(cost_), Bytes::Unlimited(), allocator};
+  }
+
+  int searches_ = 0;
+  const PolicyMaker make_ = [this] { return std::make_unique<Searcher>(searches_); };
+  const Device device_ = testing::NarrowDevice();
+  const Trace trace_;
+  testing::FixedCost cost_;
+  BackendFactories backends_;  // with one that needs a footprint
+};
+
+TEST_F(SearcherTest, SearchesOnceForARunThatIsTriedFirst) {
   for (const auto& [allocator, most] : {std::pair("best-fit", 1), {"planned", 1}, {"auto", 40}}) {
-    int searches = 0;
-    const PolicyMaker make = [&] { return std::make_unique<Searcher>(searches); };
-    const spillway::Setup setup{Borrow(trace), device_, Borrow(cost), Bytes::Unlimited(),
-                                allocator};
-    const Resolved resolved = Resolve(setup, {&make, 1});
+    searches_ = 0;
+    const Resolved resolved = Resolve(SetupOn(allocator), {&make_, 1});
     EXPECT_EQ(resolved.setup.plan != nullptr, allocator == std::string("planned"));
-    const int before = searches;
-    const Report report = Simulate(resolved.setup, *make()).report;
-    EXPECT_EQ(searches, std::max(before, 1)) << allocator;
-    EXPECT_LE(searches, most) << allocator;
+    const int before = searches_;
+    const Report report = Simulate(resolved.setup, *make_()).report;
+    EXPECT_EQ(searches_, std::max(before, 1)) << allocator;
+    EXPECT_LE(searches_, most) << allocator;
     EXPECT_THAT(report.plan, StartsWith("search ")) << allocator;
   }
+}
+
+TEST_F(SearcherTest, SearchesOnceForARunWithCompression) {
+  spillway::Setup setup = SetupOn("best-fit");
+  CompressionPlan compression = ParseCompression("hidden:density=0.5", device_);
+  setup.compression = std::make_shared<const CompressionPlan>(std::move(compression));
+  const Resolved resolved = Resolve(setup, {&make_, 1});
+  ASSERT_TRUE(resolved.setup.compression->chosen);
+  EXPECT_EQ(Simulate(resolved.setup, *make_()).report.plan, "search 1");
+  EXPECT_EQ(searches_, 1);
+}
+
+TEST_F(SearcherTest, SearchesOnceForABackendThatNeedsItsFootprint) {
+  spillway::Setup setup = SetupOn("best-fit");
+  setup.backend = "early";
+  EXPECT_EQ(Play(setup, {&make_, 1}, backends_).report.plan, "search 1");
+  EXPECT_EQ(searches_, 1);
+}
+
+TEST_F(SearcherTest, SearchesOnceForAPredictionAndWhatIsMeasured) {
+  spillway::Setup setup = SetupOn("best-fit");
+  setup.backend = "early";
+  const Validation validation = Validate(setup, make_, backends_);
+  EXPECT_EQ(validation.measured.report.plan, "search 1");
+  EXPECT_EQ(validation.predicted.report.plan, "search 1");
+  EXPECT_EQ(searches_, 1);
 }
 
 // Whatever fits online fits when it is planned.
