@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
-#include <string>
 #include <utility>
 
 #if defined(SPILLWAY_HAVE_CBC) && defined(SPILLWAY_HAVE_CLP)
 #define SPILLWAY_HAVE_SOLVERS
-#include <coin/Cbc_C_Interface.h>
 #include <coin/Clp_C_Interface.h>
 #endif
+
+#include "policies/kernels/integer_program.h"
 
 namespace spillway {
 namespace {
@@ -40,76 +40,61 @@ std::vector<size_t> LastReaders(const RematerializationProblem& problem, size_t 
 
 using Terms = std::vector<std::pair<int, double>>;  // {variable, factor}
 
-// A program of which some variables are integers, built row by row.
-class IntegerProgram {
- public:
-  static constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+// An integer program, built row by row.
+class RowByRow {
+ public:
   int Variable(double most, bool integer, double cost = 0) {
-    most_.push_back(most);
-    integer_.push_back(integer);
-    costs_.push_back(cost);
+    program_.most.push_back(most);
+    program_.integer.push_back(integer);
+    program_.costs.push_back(cost);
     columns_.emplace_back();
-    return static_cast<int>(costs_.size()) - 1;
+    return static_cast<int>(columns_.size()) - 1;
   }
   // The sum over the terms is at least `least` and at most `most`.
   void Row(const Terms& terms, double least, double most) {
     for (const auto& [variable, factor] : terms) {
-      columns_[static_cast<size_t>(variable)].emplace_back(static_cast<int>(row_least_.size()),
-                                                           factor);
+      columns_[static_cast<size_t>(variable)].emplace_back(
+          static_cast<int>(program_.row_least.size()), factor);
     }
-    row_least_.push_back(least);
-    row_most_.push_back(most);
+    program_.row_least.push_back(least);
+    program_.row_most.push_back(most);
   }
 
   // The values of the variables at the least cost that `nodes` nodes find, or with 0 those of the
   // relaxation; empty if none are found.
   std::vector<double> Solve(int64_t nodes) const {
-    std::vector<int> starts{0}, rows;
-    std::vector<double> factors;
+    IntegerProgram program = program_;
     for (const auto& column : columns_) {
+      program.starts.push_back(static_cast<int>(program.rows.size()));
       for (const auto& [row, factor] : column) {
-        rows.push_back(row);
-        factors.push_back(factor);
+        program.rows.push_back(row);
+        program.factors.push_back(factor);
       }
-      starts.push_back(static_cast<int>(rows.size()));
     }
-    const std::vector<double> zeros(costs_.size(), 0.0);
-    const auto columns = static_cast<int>(costs_.size());
-    const auto row_count = static_cast<int>(row_least_.size());
-    if (nodes == 0) {
-      const std::unique_ptr<Clp_Simplex, decltype(&Clp_deleteModel)> model(Clp_newModel(),
-                                                                           &Clp_deleteModel);
-      Clp_setLogLevel(model.get(), 0);
-      Clp_loadProblem(model.get(), columns, row_count, starts.data(), rows.data(), factors.data(),
-                      zeros.data(), most_.data(), costs_.data(), row_least_.data(),
-                      row_most_.data());
-      Clp_initialSolve(model.get());
-      if (Clp_status(model.get()) != 0) return {};
-      const double* const values = Clp_primalColumnSolution(model.get());
-      return {values, values + costs_.size()};
-    }
-    const std::unique_ptr<Cbc_Model, decltype(&Cbc_deleteModel)> model(Cbc_newModel(),
-                                                                       &Cbc_deleteModel);
-    Cbc_setParameter(model.get(), "logLevel", "0");
-    Cbc_setParameter(model.get(), "ratioGap", "0");
-    Cbc_setParameter(model.get(), "allowableGap", "0");
-    Cbc_setParameter(model.get(), "maxNodes", std::to_string(nodes).c_str());
-    Cbc_loadProblem(model.get(), columns, row_count, starts.data(), rows.data(), factors.data(),
-                    zeros.data(), most_.data(), costs_.data(), row_least_.data(), row_most_.data());
-    for (int i = 0; i < columns; ++i) {
-      if (integer_[static_cast<size_t>(i)]) Cbc_setInteger(model.get(), i);
-    }
-    Cbc_solve(model.get());
-    const double* const values = Cbc_bestSolution(model.get());
-    if (values == nullptr) return {};
-    return {values, values + costs_.size()};
+    program.starts.push_back(static_cast<int>(program.rows.size()));
+    return nodes == 0 ? Relaxed(program) : SolveByCbc(program, nodes);
   }
 
  private:
-  std::vector<std::vector<std::pair<int, double>>> columns_;
-  std::vector<double> most_, costs_, row_least_, row_most_;
-  std::vector<bool> integer_;
+  static std::vector<double> Relaxed(const IntegerProgram& program) {
+    const std::unique_ptr<Clp_Simplex, decltype(&Clp_deleteModel)> model(Clp_newModel(),
+                                                                         &Clp_deleteModel);
+    Clp_setLogLevel(model.get(), 0);
+    const std::vector<double> zeros(program.costs.size(), 0.0);
+    Clp_loadProblem(model.get(), static_cast<int>(program.costs.size()),
+                    static_cast<int>(program.row_least.size()), program.starts.data(),
+                    program.rows.data(), program.factors.data(), zeros.data(), program.most.data(),
+                    program.costs.data(), program.row_least.data(), program.row_most.data());
+    Clp_initialSolve(model.get());
+    if (Clp_status(model.get()) != 0) return {};
+    const double* const values = Clp_primalColumnSolution(model.get());
+    return {values, values + program.costs.size()};
+  }
+
+  IntegerProgram program_;      // but for the entries
+  std::vector<Terms> columns_;  // {row, factor} of each variable
 };
 
 // The integer program of section 4: R, S and FREE of the paper are `again`, `kept` and `free`; U is
@@ -165,7 +150,7 @@ class Formulation {
           terms.emplace_back(kept, Share(problem_[i].value));
         }
       }
-      program_.Row(terms, -IntegerProgram::kInfinity, 1 - used);
+      program_.Row(terms, -kInfinity, 1 - used);
     }
   }
 
@@ -183,7 +168,7 @@ class Formulation {
       for (auto& [variable, factor] : terms) factor = -factor;
       if (kept[i] != kNothing) terms.emplace_back(kept[i], 1);
       terms.emplace_back(again[i], 1);
-      program_.Row(terms, least, IntegerProgram::kInfinity);
+      program_.Row(terms, least, kInfinity);
     };
     std::vector<std::vector<size_t>> readers(stage);
     for (size_t i = 0; i < stage; ++i) {
@@ -208,26 +193,25 @@ class Formulation {
       if (kept[i] != kNothing) all.emplace_back(kept[i], Share(problem_[i].value));
     }
     // The values that are there after those before, and with each unit's.
-    int used = program_.Variable(IntegerProgram::kInfinity, false);
+    int used = program_.Variable(kInfinity, false);
     all.emplace_back(used, -1);
     program_.Row(all, 0, 0);
     for (size_t k = 0; k < stage; ++k) {
       if (again[k] == kNothing) continue;
       const double value = Share(problem_[k].value);
-      program_.Row({{used, 1}, {again[k], value + Share(problem_[k].extra)}},
-                   -IntegerProgram::kInfinity, room);
-      const int after = program_.Variable(IntegerProgram::kInfinity, false);
+      program_.Row({{used, 1}, {again[k], value + Share(problem_[k].extra)}}, -kInfinity, room);
+      const int after = program_.Variable(kInfinity, false);
       Terms change{{after, 1}, {used, -1}, {again[k], -value}};
       const auto leaves = [&](size_t i) {
         if (needed[i] || problem_[i].value == Bytes(0)) return;
         const int free = program_.Variable(1, false);
-        program_.Row({{again[k], 1}, {free, -1}}, 0, IntegerProgram::kInfinity);
+        program_.Row({{again[k], 1}, {free, -1}}, 0, kInfinity);
         if (next[i] != kNothing) {
-          program_.Row({{free, 1}, {next[i], 1}}, -IntegerProgram::kInfinity, 1);
+          program_.Row({{free, 1}, {next[i], 1}}, -kInfinity, 1);
         }
         for (const size_t reader : readers[i]) {
           if (reader <= k) continue;
-          program_.Row({{free, 1}, {again[reader], 1}}, -IntegerProgram::kInfinity, 1);
+          program_.Row({{free, 1}, {again[reader], 1}}, -kInfinity, 1);
         }
         change.emplace_back(free, Share(problem_[i].value));
       };
@@ -238,15 +222,14 @@ class Formulation {
       program_.Row(change, 0, 0);
       used = after;
     }
-    program_.Row({{used, 1}}, -IntegerProgram::kInfinity,
-                 room - (unit.again ? Share(unit.value) : 0));
+    program_.Row({{used, 1}}, -kInfinity, room - (unit.again ? Share(unit.value) : 0));
   }
 
   const RematerializationProblem& problem_;
   const double budget_;
   const size_t first_;
   Duration time_;
-  IntegerProgram program_;
+  RowByRow program_;
   std::vector<std::vector<int>> kept_;  // variables, by stage and unit
 };
 

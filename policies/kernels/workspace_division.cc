@@ -7,11 +7,8 @@
 #include <tuple>
 #include <utility>
 
+#include "policies/kernels/integer_program.h"
 #include "traces/base/error.h"
-
-#ifdef SPILLWAY_HAVE_CBC
-#include <coin/Cbc_C_Interface.h>
-#endif
 
 namespace spillway {
 namespace {
@@ -180,46 +177,35 @@ SegmentChoice DivideByIlp(std::span<const Front> fronts, Bytes total) {
     most = std::max(most, front.front().time - front.back().time);
   }
   const double unit = std::max(1.0, static_cast<double>(most.picoseconds()) / 1e3);
-  std::vector<int> starts, rows;
-  std::vector<double> values, times, upper, least_of_row, most_of_row;
+  IntegerProgram program;
   const auto last_row = static_cast<int>(classes.size());
   for (const auto& [front, members] : classes) {
-    const auto row = static_cast<int>(most_of_row.size());
+    const auto row = static_cast<int>(program.row_most.size());
     const auto count = static_cast<double>(members.size());
     for (const Division& division : front) {
-      starts.push_back(static_cast<int>(rows.size()));
-      rows.insert(rows.end(), {row, last_row});
+      program.starts.push_back(static_cast<int>(program.rows.size()));
+      program.rows.insert(program.rows.end(), {row, last_row});
       const Bytes more = division.workspace - front.front().workspace;
-      values.insert(values.end(), {1.0, static_cast<double>(more.count()) * share});
-      upper.push_back(more <= spare ? count : 0.0);
+      program.factors.insert(program.factors.end(),
+                             {1.0, static_cast<double>(more.count()) * share});
+      program.most.push_back(more <= spare ? count : 0.0);
       const Duration beyond = division.time - front.back().time;
-      times.push_back(static_cast<double>(beyond.picoseconds()) / unit);
+      program.costs.push_back(static_cast<double>(beyond.picoseconds()) / unit);
     }
-    least_of_row.push_back(count);
-    most_of_row.push_back(count);
+    program.row_least.push_back(count);
+    program.row_most.push_back(count);
   }
-  starts.push_back(static_cast<int>(rows.size()));
-  least_of_row.push_back(0.0);
-  most_of_row.push_back(1.0);
-  const auto columns = static_cast<int>(times.size());
-  const std::vector<double> zeros(times.size(), 0.0);
-
-  const std::unique_ptr<Cbc_Model, decltype(&Cbc_deleteModel)> model(Cbc_newModel(),
-                                                                     &Cbc_deleteModel);
-  Cbc_setParameter(model.get(), "logLevel", "0");
-  Cbc_setParameter(model.get(), "ratioGap", "0");
-  Cbc_setParameter(model.get(), "allowableGap", "0");
-  Cbc_loadProblem(model.get(), columns, last_row + 1, starts.data(), rows.data(), values.data(),
-                  zeros.data(), upper.data(), times.data(), least_of_row.data(),
-                  most_of_row.data());
-  for (int i = 0; i < columns; ++i) Cbc_setInteger(model.get(), i);
-  Cbc_solve(model.get());
-  const double* solution = Cbc_bestSolution(model.get());
-  if (solution == nullptr) return DivideExactly(fronts, total);
+  program.starts.push_back(static_cast<int>(program.rows.size()));
+  program.row_least.push_back(0.0);
+  program.row_most.push_back(1.0);
+  program.integer.assign(program.costs.size(), true);
+  const std::vector<double> solution = SolveByCbc(program);
+  if (solution.empty()) return DivideExactly(fronts, total);
+  auto value = solution.begin();
   for (const auto& [front, members] : classes) {
     size_t member = 0;
-    for (size_t d = 0; d < front.size(); ++d, ++solution) {
-      for (auto left = std::lround(*solution); left > 0 && member < members.size(); --left) {
+    for (size_t d = 0; d < front.size(); ++d, ++value) {
+      for (auto left = std::lround(*value); left > 0 && member < members.size(); --left) {
         choice[members[member++]] = d;
       }
     }

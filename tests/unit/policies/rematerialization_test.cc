@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <optional>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "experiments/run/simulate.h"
@@ -103,6 +104,28 @@ TEST(RematerializationTest, SearchFindsTheBestOfAllSchedules) {
   EXPECT_GT(rebuilt, 10);
   EXPECT_GT(infeasible, 0);
   EXPECT_GT(rounded_worse, 0);
+}
+
+TEST(RematerializationTest, ThreadsFindWhatOneFinds) {
+  constexpr size_t kProblems = 80, kThreads = 4;
+  std::mt19937_64 random(8);
+  std::vector<RematerializationProblem> problems;
+  std::vector<std::optional<Retention>> alone;
+  for (size_t i = 0; i < kProblems; ++i) {
+    problems.push_back(Random(random, 4));
+    alone.push_back(Rematerialize(problems[i], Bytes(180), 10000));
+  }
+  std::vector<std::optional<Retention>> together(kProblems);
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (size_t i = t; i < kProblems; i += kThreads) {
+        together[i] = Rematerialize(problems[i], Bytes(180), 10000);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(together, alone);
 }
 
 // By hand: three units of 10, 20 and 30 ns whose values are 40 B each.
