@@ -10,6 +10,9 @@
 // are sums of kernel times, the fastest that fit when an op runs.
 
 #include <algorithm>
+#include <compare>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -68,18 +71,30 @@ class DtrPolicy final : public Policy {
     for (const TensorId id : context.liveness().Storages(op)) storages_[Index(id)].used = now_;
   }
 
+  // What is evicted beside a storage only adds to its value: that is looked at where the storage's
+  // own cost makes it the first.
   bool OnAllocFailure(PolicyContext& context, Bytes) override {
-    std::vector<std::pair<double, TensorId>> victims;
+    std::vector<Victim> open;
     for (size_t i = 0; i < storages_.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
       if (storages_[i].cost == Duration() || context.Where(id) != Residency::kDevice) continue;
-      if (!context.Pinned(id) && context.NextUse(id))
-        victims.emplace_back(ValueOf(context, id), id);
+      if (context.Pinned(id) || !context.NextUse(id)) continue;
+      open.push_back({ValueOf(context, id, storages_[i].cost), false, id});
     }
-    std::ranges::sort(victims);
-    return std::ranges::any_of(victims, [&](const auto& victim) {
-      return context.Evict(victim.second);  // false for what cannot be rebuilt
-    });
+    std::ranges::make_heap(open, std::greater());
+    while (!open.empty()) {
+      std::ranges::pop_heap(open, std::greater());
+      Victim& first = open.back();
+      if (!first.whole) {
+        first = {ValueOf(context, first.id, CostOf(context, first.id)), true, first.id};
+        std::ranges::push_heap(open, std::greater());
+      } else if (context.Evict(first.id)) {
+        return true;
+      } else {  // it cannot be rebuilt
+        open.pop_back();
+      }
+    }
+    return false;
   }
 
  private:
@@ -87,28 +102,43 @@ class DtrPolicy final : public Policy {
     Duration cost;                            // of all ops that write it
     std::vector<TensorId> parents, children;  // what they read; what is made from it
     Duration used;                            // last, by `now_`
+    uint64_t seen = 0;                        // by the last search so far
   };
 
-  double ValueOf(const PolicyContext& context, TensorId id) const {
-    const Storage& storage = storages_[Index(id)];
-    const auto size = static_cast<double>(context.trace().tensor(id).size.count());
-    const auto idle = static_cast<double>((now_ - storage.used).picoseconds() + 1);
-    const auto cost = [](Duration time) { return static_cast<double>(time.picoseconds()); };
+  struct Victim {
+    double value;
+    bool whole;  // with what is evicted beside it
+    TensorId id;
+
+    auto operator<=>(const Victim&) const = default;
+  };
+
+  Duration CostOf(const PolicyContext& context, TensorId id) {
     switch (heuristic_) {
-      case Heuristic::kLocal:
-        return cost(storage.cost) / (size * idle);
       case Heuristic::kMsps:
-        return cost(CostWithEvicted(context, id, kAncestors)) / size;
+        return CostWithEvicted(context, id, kAncestors);
+      case Heuristic::kEq:
+        return CostWithEvicted(context, id, kAncestors | kDescendants);
+      case Heuristic::kDtr:
+        return CostWithEvicted(context, id, kAncestors) +
+               CostWithEvicted(context, id, kDescendants) - storages_[Index(id)].cost;
+      default:
+        return storages_[Index(id)].cost;
+    }
+  }
+
+  double ValueOf(const PolicyContext& context, TensorId id, Duration cost) const {
+    const auto size = static_cast<double>(context.trace().tensor(id).size.count());
+    const auto idle = static_cast<double>((now_ - storages_[Index(id)].used).picoseconds() + 1);
+    switch (heuristic_) {
+      case Heuristic::kMsps:
+        return static_cast<double>(cost.picoseconds()) / size;
       case Heuristic::kLru:
         return 1 / idle;
       case Heuristic::kSize:
         return 1 / size;
-      case Heuristic::kEq:
-        return cost(CostWithEvicted(context, id, kAncestors | kDescendants)) / (size * idle);
       default:
-        return cost(CostWithEvicted(context, id, kAncestors) +
-                    CostWithEvicted(context, id, kDescendants) - storage.cost) /
-               (size * idle);
+        return static_cast<double>(cost.picoseconds()) / (size * idle);
     }
   }
 
@@ -116,18 +146,18 @@ class DtrPolicy final : public Policy {
 
   // Of the storage and the evicted ones that are reached from it in these directions, through
   // evicted ones alone.
-  Duration CostWithEvicted(const PolicyContext& context, TensorId id, unsigned directions) const {
+  Duration CostWithEvicted(const PolicyContext& context, TensorId id, unsigned directions) {
     std::vector<TensorId> found{id};
-    std::vector<bool> seen(storages_.size());
-    seen[Index(id)] = true;
+    storages_[Index(id)].seen = ++searches_;
     Duration cost;
     for (size_t i = 0; i < found.size(); ++i) {
       const Storage& storage = storages_[Index(found[i])];
       cost += storage.cost;
       const auto visit = [&](const std::vector<TensorId>& neighbours) {
         for (const TensorId next : neighbours) {
-          if (seen[Index(next)] || context.Where(next) != Residency::kEvicted) continue;
-          seen[Index(next)] = true;
+          uint64_t& seen = storages_[Index(next)].seen;
+          if (seen == searches_ || context.Where(next) != Residency::kEvicted) continue;
+          seen = searches_;
           found.push_back(next);
         }
       };
@@ -141,6 +171,7 @@ class DtrPolicy final : public Policy {
   const KernelChooser chooser_;
   std::vector<Duration> times_;    // of each op, with its fastest kernels
   std::vector<Storage> storages_;  // by tensor
+  uint64_t searches_ = 0;          // of `CostWithEvicted`
   Duration now_;
 };
 

@@ -35,6 +35,18 @@ namespace {
 // In trials. A trial of ResNet-50 takes about a millisecond of two cores.
 constexpr std::array<std::pair<std::string_view, int64_t>, 3> kEfforts{
     {{"quick", 500}, {"default", 6000}, {"thorough", 30000}}};
+// Of traces with more ops, as many times fewer: a trial takes as many times longer.
+constexpr int64_t kManyOps = 5000;
+
+struct Effort {
+  int64_t trials = 0;
+  bool named = false;
+
+  int64_t TrialsOf(const Trace& trace) const {
+    const auto ops = std::max(kManyOps, static_cast<int64_t>(trace.ops.size()));
+    return named ? std::max<int64_t>(1, trials * kManyOps / ops) : trials;
+  }
+};
 
 // Follows a plan, which is all that its decisions depend on.
 class PlannedPolicy : public ForwardingPolicy {
@@ -92,16 +104,50 @@ class PlannedPolicy : public ForwardingPolicy {
   std::optional<JointPlan> plan_;
 };
 
+// What takes so many times as long as what there is, if its stalls are not counted, is run no
+// further.
+constexpr int kFarBeyond = 2;
 // The first iteration stands for the others where these take at most so small a part of it longer.
 constexpr int64_t kAlike = 500;
 
+// Another policy, which gives up where the kernels of an iteration take longer than `limit`: it may
+// be running the same ops again and again.
+class Limited final : public ForwardingPolicy {
+ public:
+  Limited(std::unique_ptr<Policy> policy, Duration limit) : limit_(limit) {
+    chosen_ = std::move(policy);
+  }
+
+  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+    return chosen_->LimitMemory(trace, device, trial);
+  }
+  void BeforeOp(PolicyContext& context, OpId op) override {
+    if (op == OpId{0} && !context.recomputing()) spent_ = {};
+    ForwardingPolicy::BeforeOp(context, op);
+  }
+  void AfterOp(PolicyContext& context, OpId op) override {
+    for (size_t slot = 0; slot < context.trace().op(op).slots.size(); ++slot) {
+      spent_ += context.kernels(op, slot).front().time;
+    }
+    ForwardingPolicy::AfterOp(context, op);
+  }
+  bool OnAllocFailure(PolicyContext& context, Bytes size) override {
+    return spent_ <= limit_ && ForwardingPolicy::OnAllocFailure(context, size);
+  }
+
+ private:
+  const Duration limit_;
+  Duration spent_;  // by kernels of this iteration, the fastest of each op
+};
+
 class JointPolicy final : public PlannedPolicy {
  public:
-  JointPolicy(const SearchOptions& options, bool early_updates)
-      : options_(options), early_updates_(early_updates) {}
+  JointPolicy(const SearchOptions& options, const Effort& effort, bool early_updates)
+      : options_(options), effort_(effort), early_updates_(early_updates) {}
 
   Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
     if (!text_.empty()) return FollowText(trace, device, trial);
+    options_.trials = effort_.TrialsOf(trace);
     if (early_updates_) {
       reordered_ = std::make_shared<const Trace>(WithEarlyUpdates(trace));
       options_.reordered = reordered_;
@@ -141,8 +187,10 @@ class JointPolicy final : public PlannedPolicy {
     RegisterBuiltinPolicies(registry);
     for (const PolicyRegistry::Entry& entry : registry.entries()) {
       if (DecidesByPlan(entry.name) || IsForRecordings(entry.name)) continue;
+      const Duration limit = shortest ? *shortest * kFarBeyond : Duration::Max();
       const auto judged = Judge(options_, {}, [&](const TrialOptions& options) {
-        return trial(*registry.Make(entry.name), memory, options);
+        Limited other(registry.Make(entry.name), limit);
+        return trial(other, memory, options);
       });
       if (!judged || (shortest && judged->time >= *shortest)) continue;
       shortest = judged->time;
@@ -152,6 +200,7 @@ class JointPolicy final : public PlannedPolicy {
   }
 
   SearchOptions options_;
+  const Effort effort_;
   const bool early_updates_;
 };
 
@@ -169,12 +218,12 @@ class PlanTextPolicy final : public PlannedPolicy {
   }
 };
 
-int64_t ReadEffort(Params& params) {
+Effort ReadEffort(Params& params) {
   const std::string text =
       params.Text("effort", "quick|default|thorough|TRIALS", "default",
                   "how many trial runs the search makes, besides one of each other policy");
   for (const auto& [name, trials] : kEfforts) {
-    if (text == name) return trials;
+    if (text == name) return {trials, /*named=*/true};
   }
   int64_t trials = 0;
   const char* const end = text.data() + text.size();
@@ -183,7 +232,7 @@ int64_t ReadEffort(Params& params) {
     throw UsageError("policy 'joint': effort '" + text +
                      "': quick, default, thorough or a number from 1 to 100000000 are valid");
   }
-  return trials;
+  return {trials};
 }
 
 double ReadSlowerLink(Params& params) {
@@ -212,7 +261,7 @@ bool DecidesByPlan(std::string_view policy) {
 
 std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
   SearchOptions options;
-  options.trials = ReadEffort(params);
+  const Effort effort = ReadEffort(params);
   options.offload = params.Flag("offload", true, "storages may be copied out");
   options.recompute = params.Flag("recompute", true, "storages may be dropped and rebuilt");
   options.kernels = params.Flag("kernels", true,
@@ -227,7 +276,7 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
                     "whether each parameter is updated as soon as nothing reads it any more, so "
                     "that its gradient need not stay, or all of them after the backward pass") ==
       "early";
-  return std::make_unique<JointPolicy>(options, early_updates);
+  return std::make_unique<JointPolicy>(options, effort, early_updates);
 }
 
 std::unique_ptr<Policy> MakePlanPolicy(Params& params) {

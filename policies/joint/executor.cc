@@ -35,6 +35,12 @@ PlanExecutor::PlanExecutor(std::shared_ptr<const JointFacts> facts, JointPlan pl
       dropped_at_[Index(gap.left)].push_back(id);
     }
   }
+  const Liveness& liveness = facts_->liveness();
+  for (size_t i = 0; i < plan_.storages.size(); ++i) {
+    const auto id = static_cast<TensorId>(i);
+    const bool is_storage = liveness.Root(id) == id && !liveness.Uses(id).empty();
+    if (is_storage && !StaysOnDevice(facts_->trace().tensor(id).kind)) may_leave_.push_back(id);
+  }
   std::ranges::stable_sort(
       queue_, {}, [this](TensorId id) { return std::tuple(Of(id).prefetch, needs_[Index(id)]); });
 }
@@ -121,18 +127,17 @@ bool PlanExecutor::ReleaseOldest(PolicyContext& context) {
 bool PlanExecutor::GiveUpFarthest(PolicyContext& context) {
   using Victim = std::tuple<bool, OpId, TensorId>;  // not small; next use
   std::vector<Victim> victims;
-  for (size_t i = 0; i < plan_.storages.size(); ++i) {
-    const auto id = static_cast<TensorId>(i);
-    if (context.liveness().Root(id) != id || !IsOnDevice(context, id)) continue;
-    const TensorKind kind = context.trace().tensor(id).kind;
-    if (StaysOnDevice(kind)) continue;
+  for (const TensorId id : may_leave_) {
+    if (!IsOnDevice(context, id)) continue;
     if (const auto next = context.NextUse(id); next && !context.Pinned(id)) {
       const bool big = context.trace().tensor(id).size >= Bytes::KiB(64);
       victims.emplace_back(big, *next, id);
     }
   }
-  std::ranges::sort(victims, std::greater());
-  for (const auto& [big, next, id] : victims) {
+  std::ranges::make_heap(victims);
+  for (; !victims.empty(); victims.pop_back()) {
+    std::ranges::pop_heap(victims);
+    const auto& [big, next, id] = victims.back();
     if (RebuiltSooner(id, next) && context.Evict(id)) return true;
     if (context.Offload(id) && context.Release(id)) {
       given_up_.push_back(id);

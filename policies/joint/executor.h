@@ -49,6 +49,7 @@ class PlanExecutor final : public Policy {
   const std::vector<OpId> needs_;
   std::vector<std::vector<TensorId>> copied_at_, dropped_at_;  // by op
   std::vector<TensorId> queue_;                                // to be prefetched, in order
+  std::vector<TensorId> may_leave_;                            // in an emergency
 
   OpId current_{};
   std::vector<TensorId> given_up_;    // outside alone, against the plan

@@ -10,6 +10,7 @@
 #include <limits>
 #include <queue>
 #include <random>
+#include <ranges>
 #include <span>
 #include <thread>
 #include <tuple>
@@ -164,15 +165,18 @@ class Search {
 
   // What the profile of one plan becomes with the fates of another.
   void Adjust(Profile& profile, const JointPlan& from, const JointPlan& to) const {
+    Profile changes(profile.size() + 1);
     for (const TensorId id : choices_) {
       const bool kept = from.storages[Index(id)].fate == Fate::kKeep;
       const bool keeps = to.storages[Index(id)].fate == Fate::kKeep;
       if (kept == keeps) continue;
       const Gap& gap = *facts_->GapOf(id);
-      for (size_t op = Index(gap.left) + 1; op < Index(gap.needed); ++op) {
-        profile[op] += kept ? Bytes(0) - Aligned(id) : Aligned(id);
-      }
+      const Bytes change = kept ? Bytes(0) - Aligned(id) : Aligned(id);
+      changes[Index(gap.left) + 1] += change;
+      changes[std::max(Index(gap.left) + 1, Index(gap.needed))] -= change;
     }
+    Bytes change;
+    for (size_t op = 0; op < profile.size(); ++op) profile[op] += change += changes[op];
   }
 
   // Has each prefetch start as early as the profile allows, the first needed before the rest.
@@ -197,7 +201,11 @@ class Search {
       const TensorId id = queue[i];
       size_t op = Index(needs[Index(id)]);
       size_t earliest = Index(facts_->GapOf(id)->left) + 1;
-      while (earliest < op && facts_->StartOf(static_cast<OpId>(earliest)) < latest[i]) ++earliest;
+      const auto ops = std::views::iota(earliest, std::max(earliest, op));
+      const auto in_time = std::ranges::partition_point(ops, [&](size_t before) {
+        return facts_->StartOf(static_cast<OpId>(before)) < latest[i];
+      });
+      earliest += static_cast<size_t>(in_time - ops.begin());
       while (op > earliest && profile[op - 1] + Aligned(id) <= room) {
         profile[--op] += Aligned(id);
       }

@@ -34,6 +34,7 @@ class Runtime final : public PolicyContext {
         liveness_(facts.liveness),
         planner_(trace_, liveness_),
         ops_(facts.ops),
+        promised_by_(trace_.tensors.size()),
         commands_(trace_, report_),
         memory_(parts, liveness_, commands_, report_,
                 {[this](TensorId id) { return parts_.policy->PlacementHint(*this, id); },
@@ -116,7 +117,7 @@ class Runtime final : public PolicyContext {
       memory_.DropOutsideCopy(id);
       memory_.GiveDeviceBlock(id);
       storage.residency = Residency::kEvicted;
-      evicted_.insert_or_assign({*next, id}, std::move(rebuilding->relies_on));
+      Promise({*next, id}, std::move(rebuilding->relies_on));
       return true;
     });
   }
@@ -434,27 +435,42 @@ class Runtime final : public PolicyContext {
     return planner_.Plan(id, at, available, [&](TensorId other) { return Live(other); });
   }
 
+  using Eviction = std::pair<OpId, TensorId>;  // of a storage: its next use then
+
+  void Promise(const Eviction& eviction, std::vector<TensorId> relies_on) {
+    for (const TensorId needed : relies_on) promised_by_[Index(needed)].push_back(eviction);
+    evicted_.insert_or_assign(eviction, std::move(relies_on));
+  }
+
   // True if one of the storages evicted before could not be rebuilt at its next use without `id`,
-  // which is rebuilt after that. While all that a rebuilding relied on is there, it stays possible.
+  // which is rebuilt after that. While all that a rebuilding relied on is there, or will be by
+  // then, it stays possible.
   bool BreaksAPromise(TensorId id, OpId next) {
-    for (auto at = evicted_.begin(); at != evicted_.end() && at->first.first < next;) {
-      const auto [use, other] = at->first;
+    std::vector<Eviction> relying = std::exchange(promised_by_[Index(id)], {});
+    std::ranges::sort(relying);
+    relying.erase(std::unique(relying.begin(), relying.end()), relying.end());
+    bool breaks = false;
+    for (const auto& [use, other] : relying) {
+      const auto at = evicted_.find({use, other});
+      if (at == evicted_.end()) continue;
       if (At(other).residency != Residency::kEvicted || NextUse(other) != use) {
-        at = evicted_.erase(at);
+        evicted_.erase(at);
         continue;
       }
-      const auto stays = [&, use = use](TensorId needed) {
-        return needed != id && AvailableAt(needed, use);
-      };
-      if (!std::ranges::all_of(at->second, stays)) {
-        std::optional<Rebuilding> other_way = PlanRebuild(other, use, id);
-        if (!other_way) return true;
-        // Of what follows only if `id` goes: it relies on no more than is there if it stays, too.
-        at->second = std::move(other_way->relies_on);
+      if (std::ranges::find(at->second, id) == at->second.end()) continue;
+      std::optional<Rebuilding> other_way;
+      if (!breaks && use < next) {
+        other_way = PlanRebuild(other, use, id);
+        breaks = !other_way;
       }
-      ++at;
+      // Of what follows only if `id` goes: it relies on no more than is there if it stays, too.
+      if (other_way) {
+        Promise({use, other}, std::move(other_way->relies_on));
+      } else {
+        promised_by_[Index(id)].emplace_back(use, other);
+      }
     }
-    return false;
+    return breaks;
   }
 
   // Fetches or rebuilds what is not on the device, as the placer asks.
@@ -589,9 +605,11 @@ class Runtime final : public PolicyContext {
 
   OpId op_{};  // the op of the trace being prepared or just issued
   std::optional<OpId> recomputing_;
-  // Storages that were evicted, by their next use then, and what rebuilding them relies on. Those
-  // that are back, or that an iteration has left behind, go when they are met.
-  std::map<std::pair<OpId, TensorId>, std::vector<TensorId>> evicted_;
+  // Storages that were evicted, by their next use then, and what rebuilding them relies on; by
+  // storage, which of them rely on it, and once did. Those that are back, or that an iteration has
+  // left behind, go when they are met.
+  std::map<Eviction, std::vector<TensorId>> evicted_;
+  std::vector<std::vector<Eviction>> promised_by_;
   bool planning_ = false;
   bool arriving_ = false;          // parameters, or the inputs of an iteration, are being placed
   std::vector<Decision> planned_;  // verbs called in Plan; they open each decision log
