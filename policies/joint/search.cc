@@ -176,7 +176,10 @@ class Search {
       changes[std::max(Index(gap.left) + 1, Index(gap.needed))] -= change;
     }
     Bytes change;
-    for (size_t op = 0; op < profile.size(); ++op) profile[op] += change += changes[op];
+    for (size_t op = 0; op < profile.size(); ++op) {
+      change += changes[op];
+      profile[op] += change;
+    }
   }
 
   // Has each prefetch start as early as the profile allows, the first needed before the rest.

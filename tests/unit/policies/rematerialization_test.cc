@@ -107,7 +107,7 @@ TEST(RematerializationTest, SearchFindsTheBestOfAllSchedules) {
 }
 
 TEST(RematerializationTest, ThreadsFindWhatOneFinds) {
-  constexpr size_t kProblems = 80, kThreads = 4;
+  constexpr size_t kProblems = 160, kThreads = 4;
   std::mt19937_64 random(8);
   std::vector<RematerializationProblem> problems;
   std::vector<std::optional<Retention>> alone;

@@ -153,7 +153,6 @@ TEST(RooflineTest, CandidatesAreSortedAndMicroBatchesCheaper) {
   EXPECT_LT(half[0].workspace, kernels[0].workspace);
 }
 
-// By hand, on a device of 1 TFLOP/s and 1 TB/s that gets the times of later libraries.
 // The first of them accumulates into its input's gradient, and so reads it, too.
 TEST(RooflineTest, SlotsOfOneSignatureTakeTheirOwnTrafficsTime) {
   const Trace trace = LowerNetwork(BuildNetwork("resnet18"), {16, "torch", true});
@@ -168,6 +167,7 @@ TEST(RooflineTest, SlotsOfOneSignatureTakeTheirOwnTrafficsTime) {
   EXPECT_EQ(last.Kernels(more, 0, 16)[0].time, time);
 }
 
+// By hand, on a device of 1 TFLOP/s and 1 TB/s that gets the times of later libraries.
 TEST(RooflineTest, LaterLibrariesWasteTilesAndStartUp) {
   Device device = testing::RoundDevice();
   device.library = "cuDNN 7";
