@@ -68,9 +68,17 @@ class CapuchinRun final : public Policy {
   }
 
   void BeforeOp(PolicyContext& context, OpId op) override {
-    if (op != OpId{0} || context.recomputing()) return;
-    accesses_ = 0;
-    accessed_.assign(context.trace().tensors.size(), 0);
+    const bool begins = op == OpId{0} && !context.recomputing();
+    if (begins) preparing_.clear();
+    preparing_.push_back(op);
+    if (!begins) return;
+    accesses_.clear();
+    oldest_ = 0;
+    last_access_.assign(context.trace().tensors.size(), 0);
+    for (size_t i = 0; i < last_access_.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      if (context.trace().tensor(id).kind == TensorKind::kInput) NoteAccess(id);
+    }
     leaving_.clear();
     coming_.clear();
   }
@@ -86,14 +94,20 @@ class CapuchinRun final : public Policy {
     while (!coming_.empty()) {
       const TensorId next = coming_.front();
       const bool outside = context.Where(next) == Residency::kOutside;
-      if (outside && facts_->GapOf(next)->needed > op && !context.Prefetch(next)) return;
+      if (outside && facts_->GapOf(next)->needed > op) {
+        if (!context.Prefetch(next)) return;
+        Consider(next);
+      }
       std::erase(leaving_, next);
       coming_.erase(coming_.begin());
     }
   }
 
   void AfterOp(PolicyContext& context, OpId op) override {
-    for (const TensorId id : context.liveness().Storages(op)) accessed_[Index(id)] = ++accesses_;
+    preparing_.pop_back();
+    for (const TensorId id : context.liveness().Storages(op)) {
+      if (!StaysOnDevice(context.trace().tensor(id).kind)) NoteAccess(id);
+    }
     if (context.recomputing()) return;
     for (const TensorId id : leave_[Index(op)]) {
       if (Of(id).treatment == Treatment::kRecompute) {
@@ -110,26 +124,38 @@ class CapuchinRun final : public Policy {
       leaving_.erase(oldest);
       return true;
     }
-    std::vector<std::pair<int64_t, TensorId>> victims;
-    for (size_t i = 0; i < accessed_.size(); ++i) {
-      const auto id = static_cast<TensorId>(i);
-      const TensorKind kind = context.trace().tensor(id).kind;
-      if (kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState) continue;
-      const Residency where = context.Where(id);
-      if (where != Residency::kDevice && where != Residency::kBoth) continue;
-      if (context.liveness().Root(id) != id || context.Pinned(id) || !context.NextUse(id)) continue;
-      victims.emplace_back(accessed_[i], id);
+    // What else cannot leave now has another access before it can.
+    for (const OpId op : preparing_) {
+      for (const TensorId id : context.liveness().Storages(op)) Consider(id);
     }
-    std::ranges::sort(victims);
-    return std::ranges::any_of(victims, [&](const auto& victim) {
-      const TensorId id = victim.second;
+    while (oldest_ < accesses_.size() && !MayLeave(context, oldest_)) ++oldest_;
+    for (size_t access = oldest_; access < accesses_.size(); ++access) {
+      if (!MayLeave(context, access)) continue;
+      const TensorId id = accesses_[access];
       if (Of(id).treatment == Treatment::kRecompute && context.Evict(id)) return true;
-      return context.Offload(id) && context.Release(id);
-    });
+      if (context.Offload(id) && context.Release(id)) return true;
+    }
+    return false;
   }
 
  private:
   const Decided& Of(TensorId id) const { return decided_[Index(id)]; }
+
+  void NoteAccess(TensorId id) {
+    last_access_[Index(id)] = accesses_.size();
+    accesses_.push_back(id);
+  }
+
+  // The storage may leave.
+  void Consider(TensorId id) { oldest_ = std::min(oldest_, last_access_[Index(id)]); }
+
+  // Whether the access is the last of a storage that is there, may go, and is used again.
+  bool MayLeave(const PolicyContext& context, size_t access) const {
+    const TensorId id = accesses_[access];
+    if (last_access_[Index(id)] != access || context.Pinned(id)) return false;
+    const Residency where = context.Where(id);
+    return (where == Residency::kDevice || where == Residency::kBoth) && context.NextUse(id);
+  }
 
   // The last op in its gap that starts early enough, or else the first.
   OpId TriggerOf(TensorId id) const {
@@ -146,15 +172,20 @@ class CapuchinRun final : public Policy {
   std::vector<Decided> decided_;                          // by tensor
   std::vector<std::vector<TensorId>> leave_, triggered_;  // by op
   std::vector<TensorId> leaving_, coming_;                // oldest first
-  std::vector<int64_t> accessed_;                         // by tensor: number of its last access
-  int64_t accesses_ = 0;
+  std::vector<OpId> preparing_;  // an op, and those that run again for it; their operands may leave
+  std::vector<TensorId> accesses_;   // of this iteration; first the inputs, which arrive
+  std::vector<size_t> last_access_;  // by tensor: which of them
+  size_t oldest_ = 0;                // of them by which something may leave, or earlier
 };
 
 // Decides from the measured run.
 class PolicyMaker {
  public:
   PolicyMaker(const JointFacts& facts, const Report& measured)
-      : facts_(facts), decided_(facts.trace().tensors.size()), relied_on_(decided_.size()) {
+      : facts_(facts),
+        decided_(facts.trace().tensors.size()),
+        relied_on_(decided_.size()),
+        landed_(decided_.size()) {
     std::vector<bool> counted(decided_.size());
     for (const Decision& decision : measured.decisions) {
       if (decision.verb != Verb::kRelease || !decision.done) continue;
@@ -170,17 +201,11 @@ class PolicyMaker {
     FindCandidates();
     SwapWhatHides();
     TakeCheapest();
-    const Lanes lanes = Travel();
-    for (const TensorId id : candidates_) decided_[Index(id)].swap_in = lanes.swap_in[Index(id)];
+    Travel();
     return std::move(decided_);
   }
 
  private:
-  struct Lanes {
-    Duration exposed;               // by which the latest copy back is too late
-    std::vector<Duration> swap_in;  // by tensor: its latest begin
-  };
-
   Bytes SizeOf(TensorId id) const { return facts_.trace().tensor(id).size; }
   Duration CopyTime(Direction direction, TensorId id) const {
     return facts_.cost().CopyTime(direction, SizeOf(id));
@@ -207,36 +232,31 @@ class PolicyMaker {
     std::ranges::stable_sort(by_needed_, std::greater(), [&](TensorId id) { return NeededAt(id); });
   }
 
-  // The copies of what is swapped, each as early out and as late back as the others allow.
-  Lanes Travel() const {
-    Lanes lanes{{}, std::vector<Duration>(decided_.size())};
-    std::vector<Duration> landed(decided_.size());
-    const auto swapped = [&](TensorId id) {
-      return decided_[Index(id)].treatment == Treatment::kSwap;
-    };
-    Duration free;
+  // Has the copies of what is swapped go as early out and as late back as the others allow. Returns
+  // by how much the latest copy back is too late.
+  Duration Travel() {
+    Duration exposed, free;
     for (const TensorId id : by_left_) {
-      if (!swapped(id)) continue;
+      if (Of(id) != Treatment::kSwap) continue;
       free = std::max(free, LeftAt(id)) + CopyTime(Direction::kToHost, id);
-      landed[Index(id)] = free;
+      landed_[Index(id)] = free;
     }
     Duration taken = Duration::Max();
     for (const TensorId id : by_needed_) {
-      if (!swapped(id)) continue;
+      if (Of(id) != Treatment::kSwap) continue;
       taken = std::min(taken, NeededAt(id)) - CopyTime(Direction::kToDevice, id);
-      lanes.swap_in[Index(id)] = taken;
-      lanes.exposed = std::max(lanes.exposed, landed[Index(id)] - taken);
+      decided_[Index(id)].swap_in = taken;
+      exposed = std::max(exposed, landed_[Index(id)] - taken);
     }
-    return lanes;
+    return exposed;
   }
 
   // By how much more copies would be late if this one were swapped, too.
   Duration SwapOverhead(TensorId id) {
-    const Duration before = Travel().exposed;
     Of(id) = Treatment::kSwap;
-    const Duration after = Travel().exposed;
+    const Duration after = Travel();
     Of(id) = Treatment::kNone;
-    return after - before;
+    return after - exposed_;
   }
 
   void SwapWhatHides() {
@@ -313,8 +333,10 @@ class PolicyMaker {
         continue;
       }
       const std::optional<Duration> time = TimeAgain(id);
-      if (!time || SwapOverhead(id) <= *time) {
+      const Duration overhead = SwapOverhead(id);
+      if (!time || overhead <= *time) {
         Of(id) = Treatment::kSwap;
+        exposed_ += overhead;
       } else {
         RecomputeTime(id, /*count=*/true);
         Of(id) = Treatment::kRecompute;
@@ -329,6 +351,8 @@ class PolicyMaker {
   std::vector<Decided> decided_;
   std::vector<int64_t> relied_on_;  // by tensor: how many recomputations read it
   std::vector<TensorId> candidates_, by_left_, by_needed_;
+  std::vector<Duration> landed_;  // by tensor
+  Duration exposed_;              // by what is swapped so far
 };
 
 class CapuchinPolicy final : public ForwardingPolicy {

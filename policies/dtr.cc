@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,10 @@ class DtrPolicy final : public Policy {
     const Trace& trace = context.trace();
     const Liveness& liveness = context.liveness();
     storages_.assign(trace.tensors.size(), {});
+    for (size_t i = 0; i < storages_.size(); ++i) {
+      storages_[i].size = static_cast<double>(trace.tensors[i].size.count());
+    }
+    made_.clear();
     times_.clear();
     for (size_t i = 0; i < trace.ops.size(); ++i) {
       const Op& op = trace.ops[i];
@@ -57,9 +62,17 @@ class DtrPolicy final : public Policy {
   }
 
   void BeforeOp(PolicyContext& context, OpId op) override {
-    if (op != OpId{0} || context.recomputing()) return;
-    now_ = {};
-    for (Storage& storage : storages_) storage.used = {};
+    if (op == OpId{0} && !context.recomputing()) {
+      now_ = {};
+      made_.clear();
+      preparing_.clear();
+      for (Storage& storage : storages_) {
+        storage.used = {};
+        storage.listed = storage.evicted = storage.known = false;
+      }
+    }
+    preparing_.push_back(op);
+    ranked_ = false;
   }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
@@ -67,111 +80,181 @@ class DtrPolicy final : public Policy {
   }
 
   void AfterOp(PolicyContext& context, OpId op) override {
+    NoteRebuilt(context, op);
+    preparing_.pop_back();
+    ranked_ = false;
     now_ += times_[Index(op)];
-    for (const TensorId id : context.liveness().Storages(op)) storages_[Index(id)].used = now_;
+    for (const TensorId id : context.liveness().Storages(op)) {
+      storages_[Index(id)].used = now_;
+      List(id);
+    }
   }
 
-  // What is evicted beside a storage only adds to its value: that is looked at where the storage's
-  // own cost makes it the first.
   bool OnAllocFailure(PolicyContext& context, Bytes) override {
-    std::vector<Victim> open;
-    for (size_t i = 0; i < storages_.size(); ++i) {
-      const auto id = static_cast<TensorId>(i);
-      if (storages_[i].cost == Duration() || context.Where(id) != Residency::kDevice) continue;
-      if (context.Pinned(id) || !context.NextUse(id)) continue;
-      open.push_back({ValueOf(context, id, storages_[i].cost), false, id});
-    }
-    std::ranges::make_heap(open, std::greater());
-    while (!open.empty()) {
-      std::ranges::pop_heap(open, std::greater());
-      Victim& first = open.back();
-      if (!first.whole) {
-        first = {ValueOf(context, first.id, CostOf(context, first.id)), true, first.id};
-        std::ranges::push_heap(open, std::greater());
-      } else if (context.Evict(first.id)) {
-        return true;
-      } else {  // it cannot be rebuilt
-        open.pop_back();
+    for (const OpId op : preparing_) NoteRebuilt(context, op);
+    if (!std::exchange(ranked_, true)) Rank();
+    std::vector<Victim> pinned;
+    bool done = false;
+    while (!done && !ranking_.empty()) {
+      std::ranges::pop_heap(ranking_, std::greater());
+      Victim& first = ranking_.back();
+      Storage& storage = storages_[Index(first.id)];
+      if (!storage.known) {  // it has become more
+        first.value = ValueOf(first.id);
+        std::ranges::push_heap(ranking_, std::greater());
+        continue;
       }
+      const TensorId id = first.id;
+      storage.gone = context.Where(id) != Residency::kDevice;
+      if (!storage.gone && context.Pinned(id)) pinned.push_back(first);
+      ranking_.pop_back();
+      // What cannot be rebuilt now cannot be before the next op either.
+      done = !storage.gone && context.NextUse(id) && context.Evict(id);
+      if (!done) continue;
+      storage.gone = storage.evicted = true;
+      Forget(id);
     }
-    return false;
+    for (const Victim& victim : pinned) {  // by the next request it may not be
+      ranking_.push_back(victim);
+      std::ranges::push_heap(ranking_, std::greater());
+    }
+    return done;
   }
 
  private:
   struct Storage {
+    double size = 0;                          // in bytes
     Duration cost;                            // of all ops that write it
     std::vector<TensorId> parents, children;  // what they read; what is made from it
     Duration used;                            // last, by `now_`
-    uint64_t seen = 0;                        // by the last search so far
+    Duration whole;                           // its cost with what is evicted beside it
+    bool known = false;                       // that it is `whole`
+    bool listed = false;                      // in `made_`
+    bool gone = false;                        // dropped, for good or not
+    bool evicted = false;
+    uint64_t seen = 0;  // by the last search so far
   };
 
   struct Victim {
     double value;
-    bool whole;  // with what is evicted beside it
     TensorId id;
 
     auto operator<=>(const Victim&) const = default;
   };
 
-  Duration CostOf(const PolicyContext& context, TensorId id) {
+  void Rank() {
+    std::erase_if(made_, [this](TensorId id) {
+      Storage& storage = storages_[Index(id)];
+      storage.listed = !storage.gone;
+      return storage.gone;
+    });
+    ranking_.clear();
+    for (const TensorId id : made_) ranking_.push_back({ValueOf(id), id});
+    std::ranges::make_heap(ranking_, std::greater());
+  }
+
+  // What the op writes is there again, if it was evicted.
+  void NoteRebuilt(const PolicyContext& context, OpId op) {
+    for (const TensorId id : context.liveness().Storages(op)) {
+      Storage& storage = storages_[Index(id)];
+      if (!storage.evicted || context.Where(id) == Residency::kEvicted) continue;
+      storage.evicted = storage.known = ranked_ = false;
+      List(id);
+      Forget(id);
+    }
+  }
+
+  // The storage is there.
+  void List(TensorId id) {
+    Storage& storage = storages_[Index(id)];
+    storage.gone = false;
+    if (storage.cost > Duration() && !std::exchange(storage.listed, true)) made_.push_back(id);
+  }
+
+  Duration CostOf(TensorId id) {
     switch (heuristic_) {
       case Heuristic::kMsps:
-        return CostWithEvicted(context, id, kAncestors);
+        return CostWithEvicted(id, kAncestors);
       case Heuristic::kEq:
-        return CostWithEvicted(context, id, kAncestors | kDescendants);
+        return CostWithEvicted(id, kBoth);
       case Heuristic::kDtr:
-        return CostWithEvicted(context, id, kAncestors) +
-               CostWithEvicted(context, id, kDescendants) - storages_[Index(id)].cost;
+        return CostWithEvicted(id, kAncestors) + CostWithEvicted(id, kDescendants) -
+               storages_[Index(id)].cost;
       default:
         return storages_[Index(id)].cost;
     }
   }
 
-  double ValueOf(const PolicyContext& context, TensorId id, Duration cost) const {
-    const auto size = static_cast<double>(context.trace().tensor(id).size.count());
-    const auto idle = static_cast<double>((now_ - storages_[Index(id)].used).picoseconds() + 1);
+  double ValueOf(TensorId id) {
+    Storage& storage = storages_[Index(id)];
+    if (!std::exchange(storage.known, true)) storage.whole = CostOf(id);
+    const auto cost = static_cast<double>(storage.whole.picoseconds());
+    const auto idle = static_cast<double>((now_ - storage.used).picoseconds() + 1);
     switch (heuristic_) {
       case Heuristic::kMsps:
-        return static_cast<double>(cost.picoseconds()) / size;
+        return cost / storage.size;
       case Heuristic::kLru:
         return 1 / idle;
       case Heuristic::kSize:
-        return 1 / size;
+        return 1 / storage.size;
       default:
-        return static_cast<double>(cost.picoseconds()) / (size * idle);
+        return cost / (storage.size * idle);
     }
   }
 
-  enum Direction : unsigned { kAncestors = 1, kDescendants = 2 };
+  enum Direction : unsigned { kAncestors = 1, kDescendants = 2, kBoth = 3 };
 
-  // Of the storage and the evicted ones that are reached from it in these directions, through
-  // evicted ones alone.
-  Duration CostWithEvicted(const PolicyContext& context, TensorId id, unsigned directions) {
-    std::vector<TensorId> found{id};
-    storages_[Index(id)].seen = ++searches_;
+  // Of the storage and the evicted ones that are reached from it.
+  Duration CostWithEvicted(TensorId id, unsigned directions) {
     Duration cost;
-    for (size_t i = 0; i < found.size(); ++i) {
-      const Storage& storage = storages_[Index(found[i])];
-      cost += storage.cost;
+    for (const TensorId found : Reach(id, directions)) cost += storages_[Index(found)].cost;
+    return cost;
+  }
+
+  // A storage has been evicted, or is there again: what it is evicted beside costs something else.
+  void Forget(TensorId id) {
+    const bool mixed = heuristic_ == Heuristic::kEq;
+    for (const unsigned directions : {mixed ? kBoth : kAncestors, mixed ? kBoth : kDescendants}) {
+      for (const TensorId found : Reach(id, directions)) {
+        const auto forget = [this](const std::vector<TensorId>& neighbours) {
+          for (const TensorId next : neighbours) storages_[Index(next)].known = false;
+        };
+        if (directions & kAncestors) forget(storages_[Index(found)].parents);
+        if (directions & kDescendants) forget(storages_[Index(found)].children);
+      }
+    }
+  }
+
+  // The storage and the evicted ones that are reached from it in these directions, through evicted
+  // ones alone; valid until the next call.
+  std::span<const TensorId> Reach(TensorId id, unsigned directions) {
+    found_.assign(1, id);
+    storages_[Index(id)].seen = ++searches_;
+    for (size_t i = 0; i < found_.size(); ++i) {
+      const Storage& storage = storages_[Index(found_[i])];
       const auto visit = [&](const std::vector<TensorId>& neighbours) {
         for (const TensorId next : neighbours) {
-          uint64_t& seen = storages_[Index(next)].seen;
-          if (seen == searches_ || context.Where(next) != Residency::kEvicted) continue;
-          seen = searches_;
-          found.push_back(next);
+          Storage& neighbour = storages_[Index(next)];
+          if (!neighbour.evicted || std::exchange(neighbour.seen, searches_) == searches_) continue;
+          found_.push_back(next);
         }
       };
       if (directions & kAncestors) visit(storage.parents);
       if (directions & kDescendants) visit(storage.children);
     }
-    return cost;
+    return found_;
   }
 
   const Heuristic heuristic_;
   const KernelChooser chooser_;
   std::vector<Duration> times_;    // of each op, with its fastest kernels
   std::vector<Storage> storages_;  // by tensor
-  uint64_t searches_ = 0;          // of `CostWithEvicted`
+  std::vector<TensorId> made_;     // by ops of this iteration; some of them may have gone
+  std::vector<Victim> ranking_;    // a heap, the least first; what is evicted only raises values
+  bool ranked_ = false;            // since the op before
+  std::vector<OpId> preparing_;    // an op, and those that run again for it, the last for the rest
+  std::vector<TensorId> found_;    // by `Reach`
+  uint64_t searches_ = 0;          // its calls
   Duration now_;
 };
 

@@ -21,6 +21,7 @@
 #include "policies/joint/early_updates.h"
 #include "policies/joint/executor.h"
 #include "policies/joint/facts.h"
+#include "policies/joint/in_parallel.h"
 #include "policies/joint/plan.h"
 #include "policies/joint/search.h"
 #include "policies/kernels/kernel_choice.h"
@@ -104,14 +105,14 @@ class PlannedPolicy : public ForwardingPolicy {
   std::optional<JointPlan> plan_;
 };
 
-// What takes so many times as long as what there is, if its stalls are not counted, is run no
+// What takes so many percent of the time of what there is, if its stalls are not counted, is run no
 // further.
-constexpr int kFarBeyond = 2;
+constexpr int64_t kFarBeyond = 150;
 // The first iteration stands for the others where these take at most so small a part of it longer.
 constexpr int64_t kAlike = 500;
 
-// Another policy, which gives up where the kernels of an iteration take longer than `limit`: it may
-// be running the same ops again and again.
+// Another policy, which gives up where the kernels of an iteration will take longer than `limit`:
+// it may be running the same ops again and again.
 class Limited final : public ForwardingPolicy {
  public:
   Limited(std::unique_ptr<Policy> policy, Duration limit) : limit_(limit) {
@@ -122,22 +123,29 @@ class Limited final : public ForwardingPolicy {
     return chosen_->LimitMemory(trace, device, trial);
   }
   void BeforeOp(PolicyContext& context, OpId op) override {
-    if (op == OpId{0} && !context.recomputing()) spent_ = {};
+    if (op == OpId{0} && !context.recomputing()) {
+      expected_ = {};
+      for (size_t i = 0; i < context.trace().ops.size(); ++i) Expect(context, static_cast<OpId>(i));
+    }
     ForwardingPolicy::BeforeOp(context, op);
   }
   void AfterOp(PolicyContext& context, OpId op) override {
-    for (size_t slot = 0; slot < context.trace().op(op).slots.size(); ++slot) {
-      spent_ += context.kernels(op, slot).front().time;
-    }
+    if (context.recomputing()) Expect(context, op);
     ForwardingPolicy::AfterOp(context, op);
   }
   bool OnAllocFailure(PolicyContext& context, Bytes size) override {
-    return spent_ <= limit_ && ForwardingPolicy::OnAllocFailure(context, size);
+    return expected_ <= limit_ && ForwardingPolicy::OnAllocFailure(context, size);
   }
 
  private:
+  void Expect(const PolicyContext& context, OpId op) {
+    for (size_t slot = 0; slot < context.trace().op(op).slots.size(); ++slot) {
+      expected_ += context.kernels(op, slot).front().time;
+    }
+  }
+
   const Duration limit_;
-  Duration spent_;  // by kernels of this iteration, the fastest of each op
+  Duration expected_;  // of each op of the iteration, and of those that ran again: the fastest
 };
 
 class JointPolicy final : public PlannedPolicy {
@@ -185,16 +193,25 @@ class JointPolicy final : public PlannedPolicy {
                  std::optional<Duration>& shortest) const {
     PolicyRegistry registry;
     RegisterBuiltinPolicies(registry);
+    std::vector<std::string> others;
     for (const PolicyRegistry::Entry& entry : registry.entries()) {
-      if (DecidesByPlan(entry.name) || IsForRecordings(entry.name)) continue;
-      const Duration limit = shortest ? *shortest * kFarBeyond : Duration::Max();
+      if (!DecidesByPlan(entry.name) && !IsForRecordings(entry.name)) others.push_back(entry.name);
+    }
+    const Duration limit = shortest
+                               ? Duration::Picoseconds(shortest->picoseconds() / 100 * kFarBeyond)
+                               : Duration::Max();
+    std::vector<std::optional<Duration>> times(others.size());
+    InParallel(others.size(), [&](size_t i) {
       const auto judged = Judge(options_, {}, [&](const TrialOptions& options) {
-        Limited other(registry.Make(entry.name), limit);
+        Limited other(registry.Make(others[i]), limit);
         return trial(other, memory, options);
       });
-      if (!judged || (shortest && judged->time >= *shortest)) continue;
-      shortest = judged->time;
-      best.policy = entry.name;
+      if (judged) times[i] = judged->time;
+    });
+    for (size_t i = 0; i < others.size(); ++i) {
+      if (!times[i] || (shortest && *times[i] >= *shortest)) continue;
+      shortest = times[i];
+      best.policy = others[i];
       best.memory = memory;
     }
   }

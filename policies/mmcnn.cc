@@ -82,6 +82,8 @@ class MmcnnPolicy final : public Policy {
     AddCurrentOp(context);
     current_ = op;
     if (op != OpId{0}) return;
+    ahead_ = 0;
+    prefetched_.clear();
     for (size_t i = 0; i < context.trace().tensors.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
       if (context.liveness().Root(id) == id && IsPresent(context, id)) present_.insert(id);
@@ -90,28 +92,31 @@ class MmcnnPolicy final : public Policy {
 
   void BeforeLaunch(PolicyContext& context, OpId op) override {
     if (normal_ || context.recomputing()) return;
-    std::erase_if(prefetched_, [&](TensorId id) {
-      return context.Where(id) == Residency::kOutside || context.NextUse(id) <= op;
-    });
     const std::vector<Op>& ops = context.trace().ops;
-    for (size_t next = Index(op) + 1; next < ops.size(); ++next) {
-      for (const TensorId id : context.liveness().Storages(static_cast<OpId>(next))) {
+    for (ahead_ = std::max(ahead_, Index(op) + 1); ahead_ < ops.size(); ++ahead_) {
+      for (const TensorId id : context.liveness().Storages(static_cast<OpId>(ahead_))) {
         if (!LivesOutside(context.trace(), id)) continue;
         if (prefetch_from_[Index(id)] > op) return;
         if (context.Where(id) != Residency::kOutside) continue;
         if (!context.Prefetch(id)) return;
-        prefetched_.push_back(id);
+        prefetched_.emplace_back(id, context.NextUse(id));
         present_.insert(id);
       }
     }
   }
 
+  void AfterOp(PolicyContext& context, OpId op) override {
+    for (const TensorId id : context.liveness().Storages(op)) NoteOutside(context, id);
+  }
+
   bool OnAllocFailure(PolicyContext& context, Bytes) override {
     if (normal_) return false;
     while (!prefetched_.empty()) {
-      const TensorId last = prefetched_.back();
+      const auto [last, use] = prefetched_.back();
       prefetched_.pop_back();
-      if (context.Release(last)) return true;
+      if (context.NextUse(last) != use || !context.Release(last)) continue;
+      NoteOutside(context, last);
+      return true;
     }
     return SendOneOutside(context);
   }
@@ -141,9 +146,19 @@ class MmcnnPolicy final : public Policy {
       candidates.emplace_back(context.NextUse(id).value_or(OpId{0xffffffff}), id);
     }
     std::ranges::sort(candidates, std::greater<>());
-    return std::ranges::any_of(candidates, [&](const auto& candidate) {
-      return context.Offload(candidate.second) && context.Release(candidate.second);
-    });
+    for (const auto& [next, id] : candidates) {
+      if (!context.Offload(id) || !context.Release(id)) continue;
+      NoteOutside(context, id);
+      return true;
+    }
+    return false;
+  }
+
+  void NoteOutside(PolicyContext& context, TensorId storage) {
+    const std::optional<OpId> next = context.NextUse(storage);
+    if (next && context.Where(storage) == Residency::kOutside) {
+      ahead_ = std::min(ahead_, size_t{Index(*next)});
+    }
   }
 
   // While its operands are placed they come and go.
@@ -159,9 +174,10 @@ class MmcnnPolicy final : public Policy {
 
   const MmcnnOptions options_;
   bool normal_ = false;
-  std::vector<OpId> prefetch_from_;   // by tensor
-  std::vector<TensorId> prefetched_;  // in the order of use
+  std::vector<OpId> prefetch_from_;                                   // by tensor
+  std::vector<std::pair<TensorId, std::optional<OpId>>> prefetched_;  // for that use; in its order
   OpId current_{};
+  size_t ahead_ = 0;            // the first op after it that may name something to be prefetched
   std::set<TensorId> present_;  // all storages on the device but the current op's, and some others
 };
 

@@ -35,23 +35,22 @@ PlanExecutor::PlanExecutor(std::shared_ptr<const JointFacts> facts, JointPlan pl
       dropped_at_[Index(gap.left)].push_back(id);
     }
   }
-  const Liveness& liveness = facts_->liveness();
-  for (size_t i = 0; i < plan_.storages.size(); ++i) {
-    const auto id = static_cast<TensorId>(i);
-    const bool is_storage = liveness.Root(id) == id && !liveness.Uses(id).empty();
-    if (is_storage && !StaysOnDevice(facts_->trace().tensor(id).kind)) may_leave_.push_back(id);
-  }
   std::ranges::stable_sort(
       queue_, {}, [this](TensorId id) { return std::tuple(Of(id).prefetch, needs_[Index(id)]); });
 }
 
 void PlanExecutor::BeforeOp(PolicyContext& context, OpId op) {
-  if (context.recomputing()) return;
+  if (context.recomputing()) {
+    preparing_.push_back(op);
+    return;
+  }
   current_ = op;
+  preparing_.assign(1, op);
   if (op != OpId{0}) return;
   unreleased_.clear();
   given_up_.clear();
   prefetched_ = 0;
+  farthest_ = 0;
 }
 
 KernelPlan PlanExecutor::ChooseKernels(PolicyContext& context, OpId op) {
@@ -68,27 +67,38 @@ void PlanExecutor::BeforeLaunch(PolicyContext& context, OpId op) {
   if (context.recomputing()) return;
   while (prefetched_ < queue_.size() && Of(queue_[prefetched_]).prefetch <= op) {
     const TensorId next = queue_[prefetched_];
-    if (context.Where(next) == Residency::kOutside && needs_[Index(next)] > op &&
-        !context.Prefetch(next)) {
-      return;
+    if (context.Where(next) == Residency::kOutside && needs_[Index(next)] > op) {
+      if (!context.Prefetch(next)) return;
+      Consider(context, next);
     }
     ++prefetched_;
   }
   Refetch(context, op);
 }
 
+void PlanExecutor::GiveUp(TensorId storage, OpId next) {
+  const Bytes size = facts_->trace().tensor(storage).size;
+  const Duration copy = facts_->cost().CopyTime(Direction::kToDevice, size);
+  given_up_.push_back({storage, next, facts_->StartOf(next) - copy - kSlack});
+}
+
 void PlanExecutor::Refetch(PolicyContext& context, OpId op) {
-  std::erase_if(given_up_, [&](TensorId id) { return context.Where(id) != Residency::kOutside; });
-  for (const TensorId id : given_up_) {
-    const auto next = context.NextUse(id);
-    if (!next || *next <= op) continue;
-    const Duration copy =
-        facts_->cost().CopyTime(Direction::kToDevice, facts_->trace().tensor(id).size);
-    if (facts_->StartOf(*next) - facts_->StartOf(op) <= copy + kSlack) context.Prefetch(id);
-  }
+  std::erase_if(given_up_, [&](const GivenUp& gone) {
+    if (facts_->StartOf(op) < gone.refetch) return false;
+    const bool is_outside = context.Where(gone.storage) == Residency::kOutside;
+    if (!is_outside || gone.next <= op || context.NextUse(gone.storage) != gone.next) return true;
+    if (context.Prefetch(gone.storage)) Consider(context, gone.storage);
+    return false;
+  });
+}
+
+void PlanExecutor::Consider(const PolicyContext& context, TensorId storage) {
+  const std::optional<OpId> next = context.NextUse(storage);
+  if (next) farthest_ = std::min(farthest_, facts_->RankOf(storage, *next));
 }
 
 void PlanExecutor::AfterOp(PolicyContext& context, OpId op) {
+  preparing_.pop_back();
   if (!context.recomputing()) {
     for (const TensorId id : copied_at_[Index(op)]) {
       if (context.Offload(id)) unreleased_.push_back(id);
@@ -96,6 +106,7 @@ void PlanExecutor::AfterOp(PolicyContext& context, OpId op) {
     for (const TensorId id : dropped_at_[Index(op)]) context.Evict(id);
   }
   for (const TensorId id : context.liveness().Storages(op)) {
+    Consider(context, id);
     if (!Of(id).again || facts_->GapOf(id)->left >= current_ || !IsOnDevice(context, id)) continue;
     const std::optional<OpId> next = context.NextUse(id);
     if (next && Index(*next) > Index(current_) + 1) context.Evict(id);
@@ -125,22 +136,21 @@ bool PlanExecutor::ReleaseOldest(PolicyContext& context) {
 }
 
 bool PlanExecutor::GiveUpFarthest(PolicyContext& context) {
-  using Victim = std::tuple<bool, OpId, TensorId>;  // not small; next use
-  std::vector<Victim> victims;
-  for (const TensorId id : may_leave_) {
-    if (!IsOnDevice(context, id)) continue;
-    if (const auto next = context.NextUse(id); next && !context.Pinned(id)) {
-      const bool big = context.trace().tensor(id).size >= Bytes::KiB(64);
-      victims.emplace_back(big, *next, id);
-    }
+  const std::vector<Use>& uses = facts_->uses();
+  const auto may_leave = [&](const Use& use) {
+    return IsOnDevice(context, use.storage) && context.NextUse(use.storage) == use.op &&
+           !context.Pinned(use.storage);
+  };
+  for (const OpId op : preparing_) {
+    for (const TensorId id : context.liveness().Storages(op)) Consider(context, id);
   }
-  std::ranges::make_heap(victims);
-  for (; !victims.empty(); victims.pop_back()) {
-    std::ranges::pop_heap(victims);
-    const auto& [big, next, id] = victims.back();
-    if (RebuiltSooner(id, next) && context.Evict(id)) return true;
+  while (farthest_ < uses.size() && !may_leave(uses[farthest_])) ++farthest_;
+  for (size_t i = farthest_; i < uses.size(); ++i) {
+    if (!may_leave(uses[i])) continue;
+    const TensorId id = uses[i].storage;
+    if (RebuiltSooner(id, uses[i].op) && context.Evict(id)) return true;
     if (context.Offload(id) && context.Release(id)) {
-      given_up_.push_back(id);
+      GiveUp(id, uses[i].op);
       return true;
     }
     if (context.Evict(id)) return true;

@@ -32,6 +32,13 @@ class PlanExecutor final : public Policy {
   bool OnAllocFailure(PolicyContext& context, Bytes size) override;
 
  private:
+  // Outside alone, against the plan, unless it has come back since.
+  struct GivenUp {
+    TensorId storage{};
+    OpId next{};       // its next use then
+    Duration refetch;  // from when on it may come back
+  };
+
   const StoragePlan& Of(TensorId storage) const { return plan_.storages[Index(storage)]; }
   // Gives back the offloaded storage that was copied first and is not yet wanted again.
   bool ReleaseOldest(PolicyContext& context);
@@ -40,6 +47,10 @@ class PlanExecutor final : public Policy {
   // Whether it takes less time to rebuild a storage for the op than to copy it back: from what is
   // there then by the plan.
   bool RebuiltSooner(TensorId storage, OpId at) const;
+  // Has `farthest_` come before what is there, or will be used later, from now on.
+  void Consider(const PolicyContext& context, TensorId storage);
+  // Takes down what has been copied out against the plan.
+  void GiveUp(TensorId storage, OpId next);
   // Has what was given up come back before its next use, if there is room.
   void Refetch(PolicyContext& context, OpId op);
 
@@ -49,12 +60,14 @@ class PlanExecutor final : public Policy {
   const std::vector<OpId> needs_;
   std::vector<std::vector<TensorId>> copied_at_, dropped_at_;  // by op
   std::vector<TensorId> queue_;                                // to be prefetched, in order
-  std::vector<TensorId> may_leave_;                            // in an emergency
 
   OpId current_{};
-  std::vector<TensorId> given_up_;    // outside alone, against the plan
+  std::vector<OpId> preparing_;  // it, and those that run again for it
+  std::vector<GivenUp> given_up_;
   std::vector<TensorId> unreleased_;  // copied, oldest first
   size_t prefetched_ = 0;             // of the queue
+  size_t farthest_ = 0;               // of the facts' uses: those before it are no next uses of
+                                      // what may leave
 };
 
 }  // namespace spillway

@@ -1,10 +1,10 @@
 #include "policies/joint/facts.h"
 
 #include <algorithm>
+#include <functional>
 #include <tuple>
 
 namespace spillway {
-
 JointFacts::JointFacts(const PolicyContext& context)
     : trace_(&context.trace()),
       alignment_(context.device().alignment),
@@ -29,6 +29,19 @@ JointFacts::JointFacts(const PolicyContext& context)
     if (liveness_.Root(id) != id) continue;
     gaps_[i] = FindGap(id);
     if (gaps_[i]) movable_.push_back(id);
+    if (StaysOnDevice(trace_->tensor(id).kind)) continue;
+    for (const OpId op : liveness_.Uses(id)) uses_.push_back({IsBig(id), op, id});
+  }
+  std::ranges::sort(uses_, std::greater());
+  for (const bool big : {false, true}) {
+    std::vector<size_t>& ranks = ranks_[big ? 1 : 0];
+    for (size_t i = 0; i < trace_->ops.size(); ++i) {
+      const auto is_before = [&](const Use& use) {
+        return std::tuple(use.big, use.op) > std::tuple(big, static_cast<OpId>(i));
+      };
+      const auto at = std::ranges::partition_point(uses_, is_before);
+      ranks.push_back(static_cast<size_t>(at - uses_.begin()));
+    }
   }
   std::ranges::sort(movable_, {},
                     [this](TensorId id) { return std::tuple(GapOf(id)->written, id); });
@@ -52,6 +65,11 @@ std::optional<Gap> JointFacts::FindGap(TensorId storage) const {
   const auto after = std::ranges::upper_bound(writers, longest->left);
   longest->written = after == writers.begin() ? uses.front() : *std::prev(after);
   return longest;
+}
+
+size_t JointFacts::RankOf(TensorId storage, OpId op) const {
+  if (StaysOnDevice(trace_->tensor(storage).kind)) return uses_.size();
+  return ranks_[IsBig(storage) ? 1 : 0][Index(op)];
 }
 
 std::optional<Duration> JointFacts::RebuildTime(TensorId storage) const {

@@ -5,6 +5,8 @@
 #ifndef SPILLWAY_POLICIES_JOINT_FACTS_H_
 #define SPILLWAY_POLICIES_JOINT_FACTS_H_
 
+#include <array>
+#include <compare>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -28,6 +30,15 @@ struct Gap {
   OpId needed{};   // its first use after
 };
 
+// An op's use of a storage that may leave the device.
+struct Use {
+  bool big = false;  // the storage, of 64 KiB or more
+  OpId op{};
+  TensorId storage{};
+
+  auto operator<=>(const Use&) const = default;
+};
+
 class JointFacts {
  public:
   // Trace and cost model of the context outlive the facts.
@@ -43,6 +54,11 @@ class JointFacts {
   const std::optional<Gap>& GapOf(TensorId storage) const { return gaps_[Index(storage)]; }
   // Storages with a gap, in the order of `Gap::written`, then by id.
   const std::vector<TensorId>& movable() const { return movable_; }
+  // Descending: what an op uses late comes before what is used early, the small ones last.
+  const std::vector<Use>& uses() const { return uses_; }
+  // Before this one of them, the uses are not of a storage as big, or of later ops; their number if
+  // the storage may not leave.
+  size_t RankOf(TensorId storage, OpId op) const;
 
   // With the fastest kernels, behind the op before.
   Duration TimeOf(OpId op) const { return times_[Index(op)]; }
@@ -54,6 +70,7 @@ class JointFacts {
 
  private:
   std::optional<Gap> FindGap(TensorId storage) const;
+  bool IsBig(TensorId id) const { return trace_->tensor(id).size >= Bytes::KiB(64); }
 
   const Trace* trace_;
   Bytes alignment_;
@@ -63,6 +80,8 @@ class JointFacts {
   std::vector<Duration> starts_;  // sums of `times_`
   std::vector<std::optional<Gap>> gaps_;
   std::vector<TensorId> movable_;
+  std::vector<Use> uses_;
+  std::array<std::vector<size_t>, 2> ranks_;  // of small and of big storages, by op
 };
 
 // Keeps everything, with the fastest kernels, and takes down the facts of its run.

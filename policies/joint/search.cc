@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
-#include <exception>
 #include <functional>
 #include <iterator>
 #include <limits>
@@ -12,12 +10,12 @@
 #include <random>
 #include <ranges>
 #include <span>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "policies/joint/executor.h"
+#include "policies/joint/in_parallel.h"
 
 namespace spillway {
 namespace {
@@ -57,30 +55,6 @@ struct Scored {
   bool by_own = false;     // the latter takes the place of the former
   double fragmentation = 0;
 };
-
-// Calls `work(i)` for all i < count on as many threads as there are cores.
-void InParallel(size_t count, const std::function<void(size_t)>& work) {
-  std::vector<std::exception_ptr> failures(count);
-  std::atomic<size_t> next = 0;
-  const auto run = [&] {
-    for (size_t i = next++; i < count; i = next++) {
-      try {
-        work(i);
-      } catch (...) {
-        failures[i] = std::current_exception();
-      }
-    }
-  };
-  const size_t threads = std::min<size_t>(count, std::max(1u, std::thread::hardware_concurrency()));
-  {
-    std::vector<std::jthread> others;
-    for (size_t i = 1; i < threads; ++i) others.emplace_back(run);
-    run();
-  }
-  for (const std::exception_ptr& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
-  }
-}
 
 class Search {
  public:

@@ -24,27 +24,29 @@ std::optional<TensorId> RebuildPlanner::LeftStale(std::span<const OpId> ops, OpI
   for (const OpId op : ops) {
     for (const TensorId output : trace_.op(op).outputs) {
       const TensorId storage = liveness_.Root(output);
-      const OpId last_writer = liveness_.Writers(storage)[VersionAt(storage, at) - 1];
-      if (in_ops_[Index(last_writer)] != call_ && live(storage)) return storage;
+      const auto later = liveness_.Writers(storage).subspan(VersionAt(storage, op) + 1);
+      if (later.empty() || later.front() >= at) continue;
+      if (in_ops_[Index(later.front())] != call_ && live(storage)) return storage;
     }
   }
   return std::nullopt;
 }
 
-std::optional<Rebuilding> RebuildPlanner::Plan(TensorId storage, OpId at,
-                                               const Predicate& available, const Predicate& live) {
+std::optional<std::vector<OpId>> RebuildPlanner::Plan(TensorId storage, OpId at,
+                                                      const Predicate& available,
+                                                      const Predicate& live) {
   ++call_;
   const auto is_new = [this](std::vector<uint32_t>& marks, size_t i) {
     return std::exchange(marks[i], call_) != call_;
   };
-  Rebuilding plan;
+  std::vector<OpId> ops;
   is_new(planned_, Index(storage));
   std::vector<TensorId> open{storage};
   for (;;) {
     if (open.empty()) {
       // What the ops overwrite and others still need comes back to its present version with them.
-      std::sort(plan.ops.begin(), plan.ops.end());
-      const std::optional<TensorId> stale = LeftStale(plan.ops, at, live);
+      std::sort(ops.begin(), ops.end());
+      const std::optional<TensorId> stale = LeftStale(ops, at, live);
       if (!stale) break;
       if (!is_new(planned_, Index(*stale))) return std::nullopt;
       open.push_back(*stale);
@@ -55,7 +57,7 @@ std::optional<Rebuilding> RebuildPlanner::Plan(TensorId storage, OpId at,
     if (writers.empty()) return std::nullopt;
     for (const OpId op : writers) {
       if (!is_new(in_ops_, Index(op))) continue;
-      plan.ops.push_back(op);
+      ops.push_back(op);
       const Op& again = trace_.op(op);
       if (!again.recomputable) return std::nullopt;
       for (const TensorId input : again.inputs) {
@@ -63,15 +65,13 @@ std::optional<Rebuilding> RebuildPlanner::Plan(TensorId storage, OpId at,
         const bool in_place = Names(again.outputs, needed, liveness_);
         if (!in_place && VersionAt(needed, op) != VersionAt(needed, at)) return std::nullopt;
         if (in_place && VersionAt(needed, op) == 0) return std::nullopt;
-        if (in_place || !available(needed)) {
-          if (is_new(planned_, Index(needed))) open.push_back(needed);
-        } else if (is_new(relied_on_, Index(needed))) {
-          plan.relies_on.push_back(needed);
+        if ((in_place || !available(needed)) && is_new(planned_, Index(needed))) {
+          open.push_back(needed);
         }
       }
     }
   }
-  return plan;
+  return ops;
 }
 
 }  // namespace spillway

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <deque>
-#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -34,7 +33,6 @@ class Runtime final : public PolicyContext {
         liveness_(facts.liveness),
         planner_(trace_, liveness_),
         ops_(facts.ops),
-        promised_by_(trace_.tensors.size()),
         commands_(trace_, report_),
         memory_(parts, liveness_, commands_, report_,
                 {[this](TensorId id) { return parts_.policy->PlacementHint(*this, id); },
@@ -112,12 +110,11 @@ class Runtime final : public PolicyContext {
         return false;
       }
       if (placer_.overwrites() && *next == op_) return false;
-      std::optional<Rebuilding> rebuilding = PlanRebuild(id, *next, id);
-      if (!rebuilding || BreaksAPromise(id, *next)) return false;
+      // What was evicted before and is needed sooner can then be rebuilt without it.
+      if (!CanRebuild(id, *next)) return false;
       memory_.DropOutsideCopy(id);
       memory_.GiveDeviceBlock(id);
       storage.residency = Residency::kEvicted;
-      Promise({*next, id}, std::move(rebuilding->relies_on));
       return true;
     });
   }
@@ -427,50 +424,11 @@ class Runtime final : public PolicyContext {
   // True if the storage's contents matter from here on.
   bool Live(TensorId id) const { return At(id).persistent || NextUse(id).has_value(); }
 
-  // How the storage can be rebuilt when `at` is reached, `evicted` being gone too.
-  std::optional<Rebuilding> PlanRebuild(TensorId id, OpId at, TensorId evicted) {
-    const auto available = [&](TensorId other) {
-      return other != id && other != evicted && AvailableAt(other, at);
-    };
-    return planner_.Plan(id, at, available, [&](TensorId other) { return Live(other); });
-  }
-
-  using Eviction = std::pair<OpId, TensorId>;  // of a storage: its next use then
-
-  void Promise(const Eviction& eviction, std::vector<TensorId> relies_on) {
-    for (const TensorId needed : relies_on) promised_by_[Index(needed)].push_back(eviction);
-    evicted_.insert_or_assign(eviction, std::move(relies_on));
-  }
-
-  // True if one of the storages evicted before could not be rebuilt at its next use without `id`,
-  // which is rebuilt after that. While all that a rebuilding relied on is there, or will be by
-  // then, it stays possible.
-  bool BreaksAPromise(TensorId id, OpId next) {
-    std::vector<Eviction> relying = std::exchange(promised_by_[Index(id)], {});
-    std::ranges::sort(relying);
-    relying.erase(std::unique(relying.begin(), relying.end()), relying.end());
-    bool breaks = false;
-    for (const auto& [use, other] : relying) {
-      const auto at = evicted_.find({use, other});
-      if (at == evicted_.end()) continue;
-      if (At(other).residency != Residency::kEvicted || NextUse(other) != use) {
-        evicted_.erase(at);
-        continue;
-      }
-      if (std::ranges::find(at->second, id) == at->second.end()) continue;
-      std::optional<Rebuilding> other_way;
-      if (!breaks && use < next) {
-        other_way = PlanRebuild(other, use, id);
-        breaks = !other_way;
-      }
-      // Of what follows only if `id` goes: it relies on no more than is there if it stays, too.
-      if (other_way) {
-        Promise({use, other}, std::move(other_way->relies_on));
-      } else {
-        promised_by_[Index(id)].emplace_back(use, other);
-      }
-    }
-    return breaks;
+  // True if the storage can be rebuilt when `at` is reached.
+  bool CanRebuild(TensorId id, OpId at) {
+    const auto available = [&](TensorId other) { return other != id && AvailableAt(other, at); };
+    return planner_.Plan(id, at, available, [&](TensorId other) { return Live(other); })
+        .has_value();
   }
 
   // Fetches or rebuilds what is not on the device, as the placer asks.
@@ -510,8 +468,8 @@ class Runtime final : public PolicyContext {
     const std::optional<OpId> outer = std::exchange(recomputing_, at);
     // Whatever the ops need stays until the last of them that needs it has been issued.
     std::deque<ScopedPins> needed;
-    for (const OpId op : plan->ops) needed.emplace_back(memory_, liveness_.Storages(op));
-    for (const OpId op : plan->ops) {
+    for (const OpId op : *plan) needed.emplace_back(memory_, liveness_.Storages(op));
+    for (const OpId op : *plan) {
       needed.pop_front();
       Step(op, /*again=*/true);
     }
@@ -605,11 +563,6 @@ class Runtime final : public PolicyContext {
 
   OpId op_{};  // the op of the trace being prepared or just issued
   std::optional<OpId> recomputing_;
-  // Storages that were evicted, by their next use then, and what rebuilding them relies on; by
-  // storage, which of them rely on it, and once did. Those that are back, or that an iteration has
-  // left behind, go when they are met.
-  std::map<Eviction, std::vector<TensorId>> evicted_;
-  std::vector<std::vector<Eviction>> promised_by_;
   bool planning_ = false;
   bool arriving_ = false;          // parameters, or the inputs of an iteration, are being placed
   std::vector<Decision> planned_;  // verbs called in Plan; they open each decision log

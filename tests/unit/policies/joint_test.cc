@@ -7,14 +7,18 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "experiments/run/links.h"
 #include "experiments/run/simulate.h"
 #include "policies/builtin.h"
+#include "policies/joint/executor.h"
 #include "policies/joint/facts.h"
 #include "policies/joint/plan.h"
 #include "policies/joint/search.h"
@@ -22,6 +26,7 @@
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/files.h"
+#include "tests/testing/fixtures.h"
 #include "tests/testing/networks.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
@@ -196,6 +201,83 @@ TEST_P(JointTest, TrialsThatAreSkippedWouldNotHaveHelped) {
     all += searcher.all;
   }
   EXPECT_LT(few, all);
+}
+
+// Has `joint` plan, and watches the trials that it makes, which `trial` may stand in for.
+class Planner final : public Policy {
+ public:
+  using Trial = std::function<Report(Policy&, const std::function<Report()>& run)>;
+
+  Planner(std::unique_ptr<Policy> joint, Trial trial)
+      : joint_(std::move(joint)), trial_(std::move(trial)) {}
+
+  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& run) override {
+    const TrialRun watched([&](Policy& policy, Bytes memory, const TrialOptions& options) {
+      return trial_(policy, [&] { return run(policy, memory, options); });
+    });
+    return joint_->LimitMemory(trace, device, watched);
+  }
+
+ private:
+  const std::unique_ptr<Policy> joint_;
+  const Trial trial_;
+};
+
+TEST_F(JointTest, NamedEffortsTryFewerPlansOfLongTraces) {
+  const auto plans_of = [&](int ops, const std::string& effort) {
+    testing::TraceBuilder builder;
+    builder.Tensor("t0", TensorKind::kInput, 1000);
+    for (int i = 1; i <= ops; ++i) {  // there, and back again
+      const int mirrored = std::min(i - 1, ops - i);
+      builder.Tensor(fmt::format("t{}", i), TensorKind::kActivation, 1000)
+          .Op(fmt::format("f{}", i), Phase::kForward,
+              {fmt::format("t{}", i - 1), fmt::format("t{}", mirrored)}, {fmt::format("t{}", i)});
+    }
+    const Trace trace = builder.Build();
+    std::atomic<int> plans = 0;
+    Planner planner(registry_.Make("joint:effort=" + effort),
+                    [&](Policy& policy, const std::function<Report()>& run) {
+                      if (dynamic_cast<FactsProbe*>(&policy) != nullptr) return run();
+                      if (dynamic_cast<PlanExecutor*>(&policy) != nullptr) ++plans;
+                      Report slow;
+                      slow.metrics.iteration = Duration::Milliseconds(1000);
+                      return slow;
+                    });
+    Simulate({Borrow(trace), device_, Borrow(cost_), Bytes::MiB(1)}, planner);
+    return plans.load();
+  };
+  EXPECT_EQ(plans_of(2500, "quick"), plans_of(2500, "500"));
+  EXPECT_EQ(plans_of(10000, "quick"), plans_of(10000, "250"));
+  EXPECT_GT(plans_of(10000, "500"), plans_of(10000, "250"));
+}
+
+TEST_F(JointTest, WhatTakesFarTooLongIsRunNoFurther) {
+  const Trace trace = LowerNetwork(testing::Dense(), {8, "torch", true});
+  const Bytes memory = Memory(trace, 40);
+  // How many other policies fit in a trial, where plans seem to take so small a part of their time.
+  const auto others_that_fit = [&](int part) {
+    std::atomic<int> fit = 0;
+    Planner planner(
+        registry_.Make("joint:effort=50"), [&](Policy& policy, const std::function<Report()>& run) {
+          Report report = run();
+          if (dynamic_cast<FactsProbe*>(&policy) || dynamic_cast<PlanExecutor*>(&policy)) {
+            report.metrics.iteration =
+                Duration::Picoseconds(report.metrics.iteration.picoseconds() / part);
+          } else {
+            fit += report.fits() ? 1 : 0;
+          }
+          return report;
+        });
+    Simulate({Borrow(trace), device_, Borrow(cost_), memory}, planner);
+    return fit.load();
+  };
+  int fit = 0;
+  for (const PolicyRegistry::Entry& entry : registry_.entries()) {
+    if (DecidesByPlan(entry.name) || IsForRecordings(entry.name)) continue;
+    fit += Run(trace, memory, entry.name).fits() ? 1 : 0;
+  }
+  EXPECT_EQ(others_that_fit(1), fit);
+  EXPECT_LT(others_that_fit(4), fit);
 }
 
 TEST_F(JointTest, DoesOnlyWhatItMay) {

@@ -645,6 +645,35 @@ TEST(RuntimeTest, AnInPlaceUpdateIsRepeatedFromItsBeginning) {
   EXPECT_EQ(result.report.metrics.recomputed_ops, 2);
 }
 
+// b relies on a, which could be rebuilt for f5 alone: f1 overwrites s, which f4 has overwritten by
+// then, but which u1, that may not run again, has written where f3 needs b.
+TEST(RuntimeTest, WhatIsRebuiltForALaterUseCanBeForAnEarlierOne) {
+  const Trace trace = TraceBuilder()
+                          .Tensor("x", TensorKind::kInput, 10)
+                          .Tensor("y", TensorKind::kActivation, 10)
+                          .Tensor("s", TensorKind::kActivation, 10)
+                          .Tensor("a", TensorKind::kActivation, 10)
+                          .Tensor("b", TensorKind::kActivation, 10)
+                          .Tensor("c", TensorKind::kActivation, 10)
+                          .Op("f0", Phase::kForward, {"x"}, {"y"})
+                          .Op("f1", Phase::kForward, {"x", "y"}, {"a", "s", "y"})
+                          .Op("u1", Phase::kUpdate, {"x"}, {"s"})
+                          .Op("f2", Phase::kForward, {"a"}, {"b"})
+                          .Op("f3", Phase::kForward, {"b"}, {"c"})
+                          .Op("f4", Phase::kForward, {"x"}, {"y", "s"})
+                          .Op("f5", Phase::kForward, {"x", "a", "s", "y"}, {"c"})
+                          .Build();
+  ScriptedPolicy policy;
+  policy.after = [](PolicyContext& context, const std::string& op) {
+    if (op != "f2" || context.recomputing()) return;
+    EXPECT_TRUE(context.Evict(Find(context, "b")));
+    EXPECT_FALSE(context.Evict(Find(context, "a")));
+  };
+  const RunResult result = RunSim(trace, FixedCost(), policy);
+  EXPECT_THAT(result.violations, IsEmpty());
+  EXPECT_EQ(result.report.metrics.recomputed_ops, 1);
+}
+
 TEST(RuntimeTest, WhatIfPredictsAnotherPolicy) {
   ScriptedPolicy policy;
   policy.plan = [](PolicyContext& context, const std::string&) {
