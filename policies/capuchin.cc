@@ -77,7 +77,8 @@ class CapuchinRun final : public Policy {
     last_access_.assign(context.trace().tensors.size(), 0);
     for (size_t i = 0; i < last_access_.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
-      if (context.trace().tensor(id).kind == TensorKind::kInput) NoteAccess(id);
+      const bool is_input = context.trace().tensor(id).kind == TensorKind::kInput;
+      if (is_input && context.liveness().Root(id) == id) NoteAccess(id);
     }
     leaving_.clear();
     coming_.clear();
