@@ -15,7 +15,8 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 FILES = ("allocators-h200.csv", "densenet-h200.csv", "h100.csv", "h200.csv", "joint-allocators-h200.csv",
-         "joint-h200.csv", "micro-h200.csv", "mmcnn-h200.csv", "superneurons-h200.csv", "vdnnpp-h200.csv")
+         "joint-h200.csv", "joint-others-h200.csv", "micro-h200.csv", "mmcnn-h200.csv", "superneurons-h200.csv",
+         "vdnnpp-h200.csv")
 COLUMNS = ("iteration_ms", "compute_ms", "stall_ms", "stall_fetch_ms", "stall_fence_ms", "stall_memory_ms",
            "stall_launch_ms", "stall_drain_ms", "peak_reserved_bytes", "peak_allocated_bytes", "offloaded_bytes",
            "prefetched_bytes", "pinned_peak_bytes")
