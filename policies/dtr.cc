@@ -104,12 +104,17 @@ class DtrPolicy final : public Policy {
         std::ranges::push_heap(ranking_, std::greater());
         continue;
       }
-      const TensorId id = first.id;
-      storage.gone = context.Where(id) != Residency::kDevice;
-      if (!storage.gone && context.Pinned(id)) pinned.push_back(first);
+      const Victim victim = first;
       ranking_.pop_back();
+      const TensorId id = victim.id;
+      storage.gone = context.Where(id) != Residency::kDevice;
+      if (storage.gone || !context.NextUse(id)) continue;
+      if (context.Pinned(id)) {
+        pinned.push_back(victim);
+        continue;
+      }
       // What cannot be rebuilt now cannot be before the next op either.
-      done = !storage.gone && context.NextUse(id) && context.Evict(id);
+      done = context.Evict(id);
       if (!done) continue;
       storage.gone = storage.evicted = true;
       Forget(id);
@@ -252,7 +257,7 @@ class DtrPolicy final : public Policy {
   std::vector<TensorId> made_;     // by ops of this iteration; some of them may have gone
   std::vector<Victim> ranking_;    // a heap, the least first; what is evicted only raises values
   bool ranked_ = false;            // since the op before
-  std::vector<OpId> preparing_;    // an op, and those that run again for it, the last for the rest
+  std::vector<OpId> preparing_;    // an op, and those that run again for it
   std::vector<TensorId> found_;    // by `Reach`
   uint64_t searches_ = 0;          // its calls
   Duration now_;

@@ -1,3 +1,5 @@
+// Independent pieces of work on all cores, for the search and the other policies beside it.
+
 #ifndef SPILLWAY_POLICIES_JOINT_IN_PARALLEL_H_
 #define SPILLWAY_POLICIES_JOINT_IN_PARALLEL_H_
 

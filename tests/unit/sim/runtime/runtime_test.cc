@@ -7,6 +7,7 @@
 
 #include "sim/core/check.h"
 #include "tests/testing/fixtures.h"
+#include "tests/testing/scripted_policy.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -14,47 +15,15 @@ namespace {
 
 using testing::ChainTrace;
 using ::testing::ElementsAre;
+using testing::Find;
 using testing::FixedCost;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::RunResult;
 using testing::RunSettings;
 using testing::RunSim;
+using testing::ScriptedPolicy;
 using testing::TraceBuilder;
-
-// A policy made of functions, for tests that need one verb at one place.
-class ScriptedPolicy final : public Policy {
- public:
-  using Hook = std::function<void(PolicyContext&, const std::string& op)>;
-
-  Hook plan, before, before_launch, after;
-  std::function<KernelPlan(PolicyContext&, OpId)> choose;
-  std::function<bool(PolicyContext&, Bytes)> on_failure;
-
-  void Plan(PolicyContext& context) override { Call(plan, context, OpId{0}); }
-  void BeforeOp(PolicyContext& context, OpId op) override { Call(before, context, op); }
-  KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
-    return choose ? choose(context, op) : KernelPlan{};
-  }
-  void BeforeLaunch(PolicyContext& context, OpId op) override { Call(before_launch, context, op); }
-  void AfterOp(PolicyContext& context, OpId op) override { Call(after, context, op); }
-  bool OnAllocFailure(PolicyContext& context, Bytes size) override {
-    return on_failure && on_failure(context, size);
-  }
-
- private:
-  static void Call(const Hook& hook, PolicyContext& context, OpId op) {
-    if (hook) hook(context, context.trace().op(op).name);
-  }
-};
-
-TensorId Find(const PolicyContext& context, const std::string& name) {
-  const auto& tensors = context.trace().tensors;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].name == name) return static_cast<TensorId>(i);
-  }
-  throw InputError("no tensor " + name);
-}
 
 // --- How long an iteration may be ---------------------------------------------------------------
 
@@ -598,80 +567,6 @@ TEST(RuntimeTest, NoCopyStartsWhileInputsArrive) {
   settings.memory = Bytes(35);
   EXPECT_FALSE(RunSim(trace, FixedCost(), policy, settings).report.fits());
   EXPECT_EQ(calls, 1);
-}
-
-// To rebuild b for f3, f1 runs again; it overwrites a, so f2 must run again too, and be allowed to.
-TEST(RuntimeTest, RebuildingLeavesNothingStale) {
-  for (const Phase phase : {Phase::kForward, Phase::kUpdate}) {
-    const Trace trace = TraceBuilder()
-                            .Tensor("x", TensorKind::kInput, 10)
-                            .Tensor("a", TensorKind::kActivation, 10)
-                            .Tensor("b", TensorKind::kActivation, 10)
-                            .Tensor("c", TensorKind::kActivation, 10)
-                            .Op("f1", Phase::kForward, {"x"}, {"a", "b"})
-                            .Op("f2", phase, {"x"}, {"a"})
-                            .Op("f3", Phase::kForward, {"b", "x"}, {"c"})
-                            .Op("f4", Phase::kForward, {"a"}, {"c"})
-                            .Build();
-    ASSERT_EQ(trace.ops[1].recomputable, phase == Phase::kForward);
-    ScriptedPolicy policy;
-    policy.after = [&](PolicyContext& context, const std::string& op) {
-      if (op != "f2" || context.recomputing()) return;
-      EXPECT_EQ(context.Evict(Find(context, "b")), phase == Phase::kForward);
-    };
-    const RunResult result = RunSim(trace, FixedCost(), policy);
-    EXPECT_THAT(result.violations, IsEmpty());
-    EXPECT_EQ(result.report.metrics.recomputed_ops, phase == Phase::kForward ? 2 : 0);
-  }
-}
-
-// f2 updates a in place: to run it again, f1 must too, though a is there.
-TEST(RuntimeTest, AnInPlaceUpdateIsRepeatedFromItsBeginning) {
-  const Trace trace = TraceBuilder()
-                          .Tensor("x", TensorKind::kInput, 10)
-                          .Tensor("a", TensorKind::kActivation, 10)
-                          .Tensor("b", TensorKind::kActivation, 10)
-                          .Op("f1", Phase::kForward, {"x"}, {"a"})
-                          .Op("f2", Phase::kForward, {"a"}, {"a", "b"})
-                          .Op("b2", Phase::kBackward, {"x", "a", "b"}, {"b"})
-                          .Build();
-  ScriptedPolicy policy;
-  policy.after = [](PolicyContext& context, const std::string& op) {
-    if (op != "f2" || context.recomputing()) return;
-    EXPECT_TRUE(context.Evict(Find(context, "b")));
-  };
-  const RunResult result = RunSim(trace, FixedCost(), policy);
-  EXPECT_THAT(result.violations, IsEmpty());
-  EXPECT_EQ(result.report.metrics.recomputed_ops, 2);
-}
-
-// b relies on a, which could be rebuilt for f5 alone: f1 overwrites s, which f4 has overwritten by
-// then, but which u1, that may not run again, has written where f3 needs b.
-TEST(RuntimeTest, WhatIsRebuiltForALaterUseCanBeForAnEarlierOne) {
-  const Trace trace = TraceBuilder()
-                          .Tensor("x", TensorKind::kInput, 10)
-                          .Tensor("y", TensorKind::kActivation, 10)
-                          .Tensor("s", TensorKind::kActivation, 10)
-                          .Tensor("a", TensorKind::kActivation, 10)
-                          .Tensor("b", TensorKind::kActivation, 10)
-                          .Tensor("c", TensorKind::kActivation, 10)
-                          .Op("f0", Phase::kForward, {"x"}, {"y"})
-                          .Op("f1", Phase::kForward, {"x", "y"}, {"a", "s", "y"})
-                          .Op("u1", Phase::kUpdate, {"x"}, {"s"})
-                          .Op("f2", Phase::kForward, {"a"}, {"b"})
-                          .Op("f3", Phase::kForward, {"b"}, {"c"})
-                          .Op("f4", Phase::kForward, {"x"}, {"y", "s"})
-                          .Op("f5", Phase::kForward, {"x", "a", "s", "y"}, {"c"})
-                          .Build();
-  ScriptedPolicy policy;
-  policy.after = [](PolicyContext& context, const std::string& op) {
-    if (op != "f2" || context.recomputing()) return;
-    EXPECT_TRUE(context.Evict(Find(context, "b")));
-    EXPECT_FALSE(context.Evict(Find(context, "a")));
-  };
-  const RunResult result = RunSim(trace, FixedCost(), policy);
-  EXPECT_THAT(result.violations, IsEmpty());
-  EXPECT_EQ(result.report.metrics.recomputed_ops, 1);
 }
 
 TEST(RuntimeTest, WhatIfPredictsAnotherPolicy) {
