@@ -1,10 +1,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
+#include <vector>
+
+#include "experiments/run/simulate.h"
 #include "policies/builtin.h"
 #include "policies/registry.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/fixtures.h"
+#include "tests/testing/networks.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
@@ -12,6 +17,7 @@
 namespace spillway {
 namespace {
 
+using ::testing::Contains;
 using testing::FixedCost;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -214,6 +220,32 @@ TEST(NetworkWideTest, ChainsNeedTwoGradientBlocks) {
   EXPECT_THAT(result.violations, IsEmpty());
   EXPECT_EQ(result.report.metrics.peak_requested, Bytes(1 + 100 + 2 * 40));
   EXPECT_EQ(result.report.metrics.average_requested, result.report.metrics.peak_requested);
+}
+
+// w goes outside after f1 and comes back for f4, though the ops up to the last were looked at
+// before.
+TEST(MmcnnTest, WhatHasGoneOutsideIsPrefetchedAgain) {
+  const Trace trace = testing::TraceBuilder()
+                          .Tensor("x", TensorKind::kInput, 10)
+                          .Tensor("w", TensorKind::kParameter, 10)
+                          .Tensor("y1", TensorKind::kActivation, 10)
+                          .Tensor("y2", TensorKind::kActivation, 10)
+                          .Tensor("y3", TensorKind::kActivation, 10)
+                          .Tensor("y4", TensorKind::kActivation, 10)
+                          .Op("f1", Phase::kForward, {"x", "w"}, {"y1"})
+                          .Op("f2", Phase::kForward, {"y1"}, {"y2"})
+                          .Op("f3", Phase::kForward, {"y2"}, {"y3"})
+                          .Op("f4", Phase::kForward, {"y3", "w"}, {"y4"})
+                          .Build();
+  const Device device = testing::NarrowDevice();
+  const RooflineCostModel cost(device);
+  const Outcome outcome = Simulate({Borrow(trace), device, Borrow(cost), Bytes::MiB(1)},
+                                   *Builtin().Make("inference-vdnn"));
+  std::vector<std::pair<OpId, Verb>> of_w;
+  for (const Decision& decision : outcome.report.decisions) {
+    if (decision.tensor == TensorId{1}) of_w.emplace_back(decision.op, decision.verb);
+  }
+  EXPECT_THAT(of_w, Contains(std::pair(OpId{1}, Verb::kPrefetch)));
 }
 
 }  // namespace
