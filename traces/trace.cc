@@ -9,6 +9,7 @@
 
 #include "traces/base/error.h"
 #include "traces/name_table.h"
+#include "traces/validate.h"
 
 namespace spillway {
 namespace {
@@ -36,7 +37,7 @@ bool StartsWritten(TensorKind kind) {
 // Walks the trace once and throws at the first violation.
 class Validator {
  public:
-  explicit Validator(const Trace& trace) : trace_(trace) {}
+  Validator(const Trace& trace, bool names_differ) : trace_(trace), names_differ_(names_differ) {}
 
   void Run() {
     if (trace_.batch < 1) Fail(fmt::format("batch is {}, expected at least 1", trace_.batch));
@@ -64,7 +65,7 @@ class Validator {
 
   void CheckName(std::string_view what, size_t index, const std::string& name) {
     if (name.empty()) Fail(fmt::format("{} {} has no name", what, index));
-    if (!names_.Insert(name)) Fail(fmt::format("duplicate {} '{}'", what, name));
+    if (!names_differ_ && !names_.Insert(name)) Fail(fmt::format("duplicate {} '{}'", what, name));
   }
 
   // Adds `amount` to `total` and keeps it where no sum of a reader can overflow.
@@ -297,6 +298,7 @@ class Validator {
   }
 
   const Trace& trace_;
+  const bool names_differ_;
   NameTable names_;
   std::vector<std::string_view> attribute_names_;
   std::vector<size_t> roots_;   // of each tensor's alias chain
@@ -345,6 +347,8 @@ std::vector<bool> Trace::Wholes() const {
   return wholes;
 }
 
-void Trace::Validate() const { Validator(*this).Run(); }
+void Trace::Validate() const { Validator(*this, /*names_differ=*/false).Run(); }
+
+void ValidateAllButNames(const Trace& trace) { Validator(trace, /*names_differ=*/true).Run(); }
 
 }  // namespace spillway

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "traces/base/error.h"
 
@@ -16,15 +17,14 @@ class Player {
       times_[s].resize(program.lanes[s].size());
       if (!program.lanes[s].empty()) lanes_ = std::max(lanes_, s + 1);
     }
-    lane_speeds_.fill(kFullSpeed);
   }
 
   LaneTimes Run() {
     for (;;) {
-      StartReady();
-      const Duration next = NextEvent();
+      const Duration next = StartReady();
       if (next == Duration::Max()) break;
-      Advance(next);
+      now_ = next;
+      EndDone();
     }
     for (size_t s = 0; s < lanes_; ++s) {
       SPILLWAY_CHECK(head_[s] == program_.lanes[s].size());  // otherwise: waits in a cycle
@@ -33,12 +33,17 @@ class Player {
   }
 
  private:
-  const Command& Head(size_t s) const { return program_.lanes[s][head_[s]]; }
+  // A command that runs. It ends at `end` if its speed stays as it is.
+  struct Running {
+    Int128 work = 0;  // left at `since`: picoseconds alone, times kFullSpeed
+    Duration since;
+    Duration end;
+    int64_t speed = kFullSpeed;
+  };
 
   // When the head of a lane may start as far as is known now: `Duration::Max()` while it waits for
   // what has not ended.
-  Duration ReadyAt(size_t s) const {
-    const Command& command = Head(s);
+  Duration ReadyAt(size_t s, const Command& command) const {
     Duration ready = command.issued;
     for (uint32_t i = 0; i < command.wait_count; ++i) {
       const LaneEvent event = program_.waits[command.first_wait + i];
@@ -50,26 +55,31 @@ class Player {
     return ready;
   }
 
-  bool IsIdle(size_t s) const { return !running_[s] && head_[s] < program_.lanes[s].size(); }
-
-  void StartReady() {
-    bool changed = loads_changed_;
+  // Starts what is ready. Returns when the next command ends or may start.
+  Duration StartReady() {
+    Duration next = Duration::Max();
     for (size_t s = 0; s < lanes_; ++s) {
-      if (!IsIdle(s) || ReadyAt(s) > now_) continue;
-      const Command& command = Head(s);
-      running_[s] = true;
+      if (is_running_[s] || head_[s] == program_.lanes[s].size()) continue;
+      const Command& command = program_.lanes[s][head_[s]];
+      const Duration ready = ReadyAt(s, command);
+      if (ready > now_) {
+        next = std::min(next, ready);
+        continue;
+      }
+      is_running_[s] = true;
       const Duration alone = std::max(command.nominal, command.least_end - now_);
-      remaining_[s] = static_cast<Int128>(alone.picoseconds()) * kFullSpeed;
-      if (s < kStreamCount) demand_[s] = Demand(command);
+      running_[s] = {static_cast<Int128>(alone.picoseconds()) * kFullSpeed, now_, now_ + alone};
       times_[s][head_[s]].issued = command.issued;
       times_[s][head_[s]].start = now_ + command.gap;
-      changed = true;
+      if (s >= kStreamCount) continue;
+      demand_[s] = Demand(command);
+      loads_changed_ = true;
     }
-    if (changed) {
-      const Speeds speeds = links_.Share(demand_);
-      std::copy(speeds.begin(), speeds.end(), lane_speeds_.begin());
+    if (std::exchange(loads_changed_, false)) ShareLinks();
+    for (size_t s = 0; s < lanes_; ++s) {
+      if (is_running_[s]) next = std::min(next, running_[s].end);
     }
-    loads_changed_ = false;
+    return next;
   }
 
   // In bytes per second; more than any link has where it is more than can be said.
@@ -80,37 +90,29 @@ class Player {
     return static_cast<int64_t>(std::min<Int128>(demand, std::numeric_limits<int64_t>::max()));
   }
 
-  Duration NextEvent() const {
-    Duration next = Duration::Max();
-    for (size_t s = 0; s < lanes_; ++s) {
-      if (running_[s]) {
-        // The compiler knows how to divide by a constant, and mostly there is enough for all.
-        const Int128 rounded = remaining_[s] + lane_speeds_[s] - 1;
-        const auto left = static_cast<int64_t>(
-            lane_speeds_[s] == kFullSpeed ? rounded / kFullSpeed : rounded / lane_speeds_[s]);
-        next = std::min(next, now_ + Duration::Picoseconds(left));
-      } else if (IsIdle(s)) {
-        next = std::min(next, ReadyAt(s));
-      }
+  // Speeds are those of now from now on.
+  void ShareLinks() {
+    const Speeds speeds = links_.Share(demand_);
+    for (size_t s = 0; s < std::min(lanes_, kStreamCount); ++s) {
+      Running& command = running_[s];
+      if (!is_running_[s] || command.speed == speeds[s]) continue;
+      command.work -= static_cast<Int128>((now_ - command.since).picoseconds()) * command.speed;
+      command.since = now_;
+      command.speed = speeds[s];
+      const Int128 left = (command.work + command.speed - 1) / command.speed;
+      command.end = now_ + Duration::Picoseconds(static_cast<int64_t>(left));
     }
-    return next;
   }
 
-  // Moves to `time` and ends the commands that have no work left.
-  void Advance(Duration time) {
-    const int64_t elapsed = (time - now_).picoseconds();
-    now_ = time;
+  void EndDone() {
     for (size_t s = 0; s < lanes_; ++s) {
-      if (!running_[s]) continue;
-      remaining_[s] -= static_cast<Int128>(elapsed) * lane_speeds_[s];
-      if (remaining_[s] > 0) continue;
+      if (!is_running_[s] || running_[s].end > now_) continue;
       times_[s][head_[s]].end = now_;
-      running_[s] = false;
-      if (s < kStreamCount) {
-        demand_[s] = 0;
-        loads_changed_ = true;
-      }
+      is_running_[s] = false;
       ++head_[s];
+      if (s >= kStreamCount) continue;
+      demand_[s] = 0;
+      loads_changed_ = true;
     }
   }
 
@@ -120,10 +122,9 @@ class Player {
   Duration now_;
   size_t lanes_ = 0;                       // those in use
   std::array<size_t, kLaneCount> head_{};  // also the number of commands that have ended
-  std::array<bool, kLaneCount> running_{};
-  std::array<Int128, kLaneCount> remaining_{};  // picoseconds alone, times kFullSpeed
+  std::array<bool, kLaneCount> is_running_{};
+  std::array<Running, kLaneCount> running_{};
   Rates demand_{};
-  std::array<int64_t, kLaneCount> lane_speeds_{};
   bool loads_changed_ = false;
 };
 

@@ -116,6 +116,19 @@ TEST(ScheduleTest, KernelsShareDramWithCopies) {
   EXPECT_EQ(times[kCompute][0].end, Ns(125));
 }
 
+//   compute  |--20 of 100--|--15, at half speed--|--65--|
+//   d2h                    |----copy 30----------|
+TEST(ScheduleTest, WhatRunsIsSlowedAndRecovers) {
+  Device device = testing::RoundDevice();
+  device.dram = {2'000'000'000};
+  Program program;
+  Add(program, Lane::kCompute, Ns(100), Bytes(200));
+  Add(program, Lane::kToHost, Ns(30), Bytes(30), {}, Ns(20));
+  const LaneTimes times = Play(program, device);
+  EXPECT_EQ(times[kOut][0].end, Ns(50));
+  EXPECT_EQ(times[kCompute][0].end, Ns(115));
+}
+
 // 120 MB in a picosecond: a demand beyond what 64 bits hold is still more than the link gives.
 TEST(ScheduleTest, DemandsBeyondSixtyFourBitsAreSlowed) {
   Program program;
