@@ -7,7 +7,8 @@ namespace spillway {
 
 struct Trace;
 
-// Throws as `Trace::Validate` does. REQUIRES: no two layers, tensors or ops have the same name.
+// Throws as `Trace::Validate` does. REQUIRES: no two layers have the same
+// name, nor two tensors, nor two ops.
 void ValidateAllButNames(const Trace& trace);
 
 }  // namespace spillway

@@ -425,6 +425,8 @@ TEST(FormatErrorTest, Names) {
       ErrorOfEdit("{\"name\": \"l\", \"type\": \"relu\"}",
                   "{\"name\": \"l\", \"type\": \"relu\"}, {\"name\": \"l\", \"type\": \"relu\"}"),
       "t.json:4:52: layers[1].name: 'l' is already the name of element [0]");
+  EXPECT_EQ(ErrorOfEdit("true}]}", "true}, {\"name\": \"l.fwd\"}]}"),
+            "t.json:13:34: ops[1].name: 'l.fwd' is already the name of element [0]");
 }
 
 TEST(FormatErrorTest, Enumerations) {
