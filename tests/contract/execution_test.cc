@@ -51,7 +51,6 @@ std::vector<Case> Cases() {
                              "dtr",
                              "dtr:heuristic=lru",
                              "capuchin",
-                             "checkmate:searched=0",
                              "tensorflow:target=60,life=0",
                              "liveness:parameters=outside",
                              "mmcnn",
@@ -73,7 +72,13 @@ std::vector<Case> Cases() {
       cases.push_back({policy, "superneurons", network});
     }
   }
-  for (const char* allocator : {"first-fit:granularity=1KiB", "stitched:page=4KiB", "planned"}) {
+  // One preset: an integer program is solved for every budget and order.
+  for (const auto network : {testing::Chain, testing::ForkJoin, testing::Residual,
+                             testing::Normalized, testing::Rectangular, testing::Dense}) {
+    cases.push_back({"checkmate:searched=0", "torch", network});
+  }
+  for (const char* allocator :
+       {"first-fit:granularity=1KiB", "stitched:page=4KiB", "planned:effort=quick"}) {
     cases.push_back({"superneurons", "superneurons", testing::Normalized, allocator});
     cases.push_back({"superneurons", "superneurons", testing::Dense, allocator});
   }
