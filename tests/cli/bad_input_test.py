@@ -305,6 +305,11 @@ class BadPlaceTest(BadInputTest):
             self.fails(3, "No such file or directory", *args, self.directory / "no" / "x.json")
         self.assertEqual(os.listdir(self.directory), [])
 
+    def test_a_place_is_looked_at_before_any_work(self):
+        (self.directory / "file").touch()
+        for place, why in (("no/x.json", "No such file or directory"), ("file/x.json", "Not a directory")):
+            self.fails(3, why, "compare", "no-such-network:1", "-o", self.directory / place)
+
     def test_full_disk(self):
         place = self.directory / "full"
         place.mkdir()
