@@ -5,10 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <filesystem>
-#include <system_error>
 #include <utility>
 
 #include "policies/builtin.h"
@@ -84,20 +82,6 @@ CLI::Option* AddFile(CLI::App& verb, const std::string& names, std::string& path
   return verb.add_option(names, path, help)->type_name("FILE")->check(CLI::Validator(check, ""));
 }
 
-namespace {
-
-// Throws `InputError` if no file can be made where `path` is: before the work, not after it.
-void CheckPlace(const std::string& path) {
-  std::filesystem::path directory = FollowLinks(path).parent_path();
-  if (directory.empty()) directory = ".";
-  if (::access((directory / "").c_str(), W_OK | X_OK) != 0) {
-    throw InputError(
-        fmt::format("cannot write '{}': {}", path, std::generic_category().message(errno)));
-  }
-}
-
-}  // namespace
-
 void AddOutput(CLI::App& verb, std::string& path, FormatOption& format, const std::string& remark) {
   const auto check = [](const std::string& text) {
     return text.empty() ? std::string("the name of the file is empty") : std::string();
@@ -111,7 +95,7 @@ void AddOutput(CLI::App& verb, std::string& path, FormatOption& format, const st
   verb.parse_complete_callback([&path, &format] {
     if (path == "-") path.clear();
     format.Follow(path);
-    if (!path.empty()) CheckPlace(path);
+    if (!path.empty()) CheckWritable(path);
   });
 }
 

@@ -307,7 +307,8 @@ class BadPlaceTest(BadInputTest):
 
     def test_a_place_is_looked_at_before_any_work(self):
         (self.directory / "file").touch()
-        for place, why in (("no/x.json", "No such file or directory"), ("file/x.json", "Not a directory")):
+        for place, why in (("no/x.json", "No such file or directory"), ("file/x.json", "Not a directory"),
+                           (".", "it is a directory")):
             self.fails(3, why, "compare", "no-such-network:1", "-o", self.directory / place)
 
     def test_full_disk(self):

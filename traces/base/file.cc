@@ -157,13 +157,22 @@ std::string Gunzip(std::string_view compressed, const std::filesystem::path& pat
   }
 }
 
-// A new file beside `path`, removed again unless `Commit` renames it to `path`.
+// A new file beside what `FollowLinks` says of a path, removed again unless `Commit` renames it to
+// that.
 class TemporaryFile {
  public:
-  explicit TemporaryFile(const std::filesystem::path& path) : path_(path) {
+  explicit TemporaryFile(const std::filesystem::path& given) : path_(FollowLinks(given)) {
+    // Renaming over a device or a pipe would replace it.
+    std::error_code ignored;
+    const auto status = std::filesystem::status(path_, ignored);
+    if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+      throw InputError(fmt::format(
+          "cannot write '{}': it is {}", path_.string(),
+          std::filesystem::is_directory(status) ? "a directory" : "not a regular file"));
+    }
     for (int attempt = 0; file_ < 0 && attempt < 1000; ++attempt) {
-      name_ = path.parent_path() /
-              fmt::format(".{}.{}-{}.tmp", path.filename().string(), ::getpid(), attempt);
+      name_ = path_.parent_path() /
+              fmt::format(".{}.{}-{}.tmp", path_.filename().string(), ::getpid(), attempt);
       file_ = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
       if (file_ < 0 && errno != EEXIST) break;
     }
@@ -175,6 +184,8 @@ class TemporaryFile {
     if (file_ >= 0) ::close(file_);
     if (!committed_) ::unlink(name_.c_str());
   }
+
+  const std::filesystem::path& path() const { return path_; }
 
   void Write(std::string_view contents) {
     while (!contents.empty()) {
@@ -270,23 +281,16 @@ std::filesystem::path FollowLinks(std::filesystem::path path) {
   return path;
 }
 
-void WriteFile(const std::filesystem::path& given, std::string_view contents) {
-  const std::filesystem::path path = FollowLinks(given);
-  // Renaming over a device or a pipe would replace it.
-  std::error_code ignored;
-  const auto status = std::filesystem::status(path, ignored);
-  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
-    throw InputError(
-        fmt::format("cannot write '{}': it is {}", path.string(),
-                    std::filesystem::is_directory(status) ? "a directory" : "not a regular file"));
-  }
+void WriteFile(const std::filesystem::path& path, std::string_view contents) {
   TemporaryFile file(path);
-  if (path.extension() == ".zst") {
+  if (file.path().extension() == ".zst") {
     file.Write(Compress(contents));
   } else {
     file.Write(contents);
   }
   file.Commit();
 }
+
+void CheckWritable(const std::filesystem::path& path) { const TemporaryFile file(path); }
 
 }  // namespace spillway

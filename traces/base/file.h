@@ -32,6 +32,9 @@ std::filesystem::path FollowLinks(std::filesystem::path path);
 // ".zst". Throws `InputError` with the path and the system's reason; nothing is left behind then.
 void WriteFile(const std::filesystem::path& path, std::string_view contents);
 
+// Throws what `WriteFile` would where no file can be made: before the work, not after it.
+void CheckWritable(const std::filesystem::path& path);
+
 }  // namespace spillway
 
 #endif  // SPILLWAY_TRACES_BASE_FILE_H_

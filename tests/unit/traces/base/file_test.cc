@@ -163,6 +163,18 @@ TEST(FileTest, WritingFailsWithTheReason) {
             "cannot write '/dev/null': it is not a regular file");
 }
 
+TEST(FileTest, WhatCannotBeWrittenIsToldBeforehand) {
+  const TemporaryDirectory directory;
+  EXPECT_EQ(InputErrorOf([] { CheckWritable("/nonexistent/out.json"); }),
+            "cannot write '/nonexistent/out.json': No such file or directory");
+  EXPECT_THAT(InputErrorOf([&] { CheckWritable(directory / ""); }), HasSubstr("it is a directory"));
+  CheckWritable(directory / "new");
+  EXPECT_EQ(directory.CountFiles(), 0);
+  WriteFile(directory / "old", "text");
+  CheckWritable(directory / "old");
+  EXPECT_EQ(ReadFile(directory / "old"), "text");
+}
+
 TEST(FileTest, FailedWriteLeavesNothingBehind) {
   const TemporaryDirectory directory;
   // The name is at the limit of the file system: the temporary one beside it is too long.
