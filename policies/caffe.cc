@@ -19,7 +19,7 @@
 
 #include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
-#include "traces/ops/table.h"
+#include "traces/ops/op_table.h"
 
 namespace spillway {
 namespace {

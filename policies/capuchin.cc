@@ -29,9 +29,9 @@
 #include <vector>
 
 #include "policies/builtin.h"
-#include "policies/forwarding_policy.h"
-#include "policies/joint/facts.h"
 #include "policies/kernels/kernel_choice.h"
+#include "policies/parts/forwarding_policy.h"
+#include "policies/plan/facts.h"
 #include "sim/core/report.h"
 
 namespace spillway {

@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "policies/builtin.h"
-#include "policies/forwarding_policy.h"
-#include "policies/joint/facts.h"
 #include "policies/kernels/kernel_choice.h"
-#include "policies/rematerialization.h"
+#include "policies/parts/forwarding_policy.h"
+#include "policies/parts/rematerialization.h"
+#include "policies/plan/facts.h"
 #include "sim/core/report.h"
 #include "traces/base/error.h"
 

@@ -10,7 +10,7 @@
 
 #include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
-#include "policies/lifetimes.h"
+#include "policies/parts/lifetimes.h"
 
 namespace spillway {
 namespace {

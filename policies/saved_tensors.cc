@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "policies/builtin.h"
-#include "policies/forwarding_policy.h"
+#include "policies/parts/forwarding_policy.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/base/json.h"
@@ -22,7 +22,7 @@ constexpr std::string_view kFormat = "spillway-saved-tensors";
 constexpr int64_t kVersion = 1;
 // PyTorch waits for a copy to the host. For so long the GPU then has nothing to do, until the host
 // has launched the next op: 60 to 100 us on four networks and two GPUs, of which this is within 5 %
-// of all steps (experiments/pytorch/README.md).
+// of all steps (experiments/evidence/pytorch/README.md).
 constexpr Duration kBlockingCopy = Duration::Microseconds(70);
 
 bool IsPersistent(const Tensor& tensor) {

@@ -1,7 +1,7 @@
 # spillway_add_policy(NAME SOURCES...): a plugin with policies, built as NAME.so.
 #
 # Creates the target NAME: a module that links spillway::spillway and shows nothing but its entry
-# point (see policies/plugin.h). All other properties of the target are the caller's to set.
+# point (see policies/plugin/plugin.h). All other properties of the target are the caller's to set.
 function(spillway_add_policy name)
   if(NOT ARGN)
     message(FATAL_ERROR "spillway_add_policy(${name}): no sources")

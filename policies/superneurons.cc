@@ -43,7 +43,7 @@
 
 #include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
-#include "policies/superneurons_steps.h"
+#include "policies/parts/superneurons_steps.h"
 
 namespace spillway {
 namespace {

@@ -23,10 +23,10 @@
 #include <utility>
 
 #include "policies/builtin.h"
-#include "policies/fastest.h"
-#include "policies/forwarding_policy.h"
 #include "policies/kernels/kernel_choice.h"
-#include "policies/vdnn_layers.h"
+#include "policies/parts/fastest.h"
+#include "policies/parts/forwarding_policy.h"
+#include "policies/parts/vdnn_layers.h"
 #include "sim/core/report.h"
 
 namespace spillway {

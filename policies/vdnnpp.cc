@@ -30,11 +30,11 @@
 #include <vector>
 
 #include "policies/builtin.h"
-#include "policies/fastest.h"
-#include "policies/forwarding_policy.h"
 #include "policies/kernels/kernel_choice.h"
-#include "policies/streamed_parameters.h"
-#include "policies/vdnn_layers.h"
+#include "policies/parts/fastest.h"
+#include "policies/parts/forwarding_policy.h"
+#include "policies/parts/streamed_parameters.h"
+#include "policies/parts/vdnn_layers.h"
 
 namespace spillway {
 namespace {

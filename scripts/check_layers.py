@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Checks who includes whom: the layers of the source tree, the libraries that belong to one folder, and
-that no modules depend on one another in a circle. A header and its source are one module.
+that no modules depend on one another in a circle. A header and its source are one module. Checks too that
+no two files define a type of the same name in the same namespace, which C++ leaves undefined, and that no
+two modules outside tests/ have files of the same name, unless backends mirror each other.
 
 usage: check_layers.py [ROOT]    ROOT is this repository unless given
 
@@ -16,6 +18,8 @@ import sys
 TRACES = ["traces/base", "traces/ops", "traces", "traces/lowering", "traces/zoo", "traces/logs", "traces/import"]
 CORE = ["traces/", "sim/core"]
 RUN = [*CORE, "sim/", "policies/", "backend/"]
+HALL = [*RUN, "experiments/run", "experiments/output"]
+TOOLS = ["fit", "limit", "measure", "replay", "report", "sweep"]
 LAYERS = {
     **{folder: TRACES[:i] for i, folder in enumerate(TRACES)},
     "sim/core": ["traces/"],
@@ -28,45 +32,49 @@ LAYERS = {
     "sim/compression": CORE,
     "sim/engine": [*CORE, "sim/compression"],
     "policies/kernels": CORE,
-    "policies/joint": [*CORE, "policies/kernels"],
-    "policies": [*CORE, "sim/packing", "policies/kernels", "policies/joint"],
+    "policies/parts": [*CORE, "policies/kernels"],
+    "policies/plan": [*CORE, "policies/kernels"],
+    "policies/mmcnn": [*CORE, "policies", "policies/kernels", "policies/parts"],
+    "policies": [*CORE, "sim/packing", "policies/kernels", "policies/parts", "policies/plan"],
+    "policies/plugin": [*CORE, "policies"],
     "backend/common": CORE,
     "backend/cpu": [*CORE, "sim/compression", "backend/common"],
     "backend/cuda": [*CORE, "sim/compression", "backend/common"],
     "backend": [*CORE, "backend/"],
     "experiments/run": RUN,
     "experiments/output": [*RUN, "experiments/run"],
-    "experiments/fit": [*RUN, "experiments/run", "experiments/output"],
-    "experiments/limit": [*RUN, "experiments/run", "experiments/output"],
-    "experiments/replay": [*RUN, "experiments/run", "experiments/output"],
-    "experiments/calibrate": [*RUN, "experiments/run", "experiments/output"],
-    "experiments/validate": [*RUN, "experiments/run", "experiments/output"],
-    "experiments/roofline": [*RUN, "experiments/run"],
+    "experiments/cli/frame": HALL,
+    **{f"experiments/tools/{tool}": [*HALL, "experiments/cli/frame"] for tool in TOOLS},
+    "experiments/papers": [*HALL, "experiments/cli/frame", "experiments/tools/"],
+    "experiments/cli": [*HALL, "experiments/cli/frame", "experiments/tools/", "experiments/papers"],
+    "experiments/evidence/roofline": [*RUN, "experiments/run"],
     "experiments/bench": [*RUN, "experiments/", "tests/testing/"],
     "tests": ["traces/", "sim/", "policies/", "backend/", "experiments/", "tests/"],
 }
 LAYERS["tests/testing"] = LAYERS["tests"]
-LAYERS["experiments/sweep"] = [*RUN, "experiments/run", "experiments/output", "experiments/validate"]
-_TOOLS = [f"experiments/{name}" for name in ("run", "output", "fit", "limit", "replay", "calibrate", "validate", "sweep")]
-LAYERS["experiments/report"] = [*RUN, "experiments/run", "experiments/output", "experiments/sweep"]
-LAYERS["experiments/reproduce"] = [*RUN, *_TOOLS]
-LAYERS["experiments/cli"] = [*RUN, *_TOOLS, "experiments/reproduce", "experiments/report"]
+LAYERS["experiments/tools/sweep"].append("experiments/tools/measure")
+LAYERS["experiments/tools/report"].append("experiments/tools/sweep")
 
 # A library header -> the folders that may include it, with all below them.
 LIBRARIES = {
     r"boost/": ["traces/lowering", "policies"],
-    r"Eigen/": ["backend/cpu", "experiments/calibrate"],
+    r"Eigen/": ["backend/cpu", "experiments/tools/measure"],
     r"(cuda|cublas|curand|cupti|nvtx)": ["backend/cuda", "tests/cuda"],
     r"cudnn": ["backend/cuda"],
-    r"CLI/": ["experiments/cli"],
+    r"CLI/": ["experiments/cli", "experiments/tools", "experiments/papers"],
     r"benchmark/": ["experiments/bench"],
     r"simdjson": ["traces/base", "traces/import"],
     r"zstd": ["traces/base"],
-    r"toml\+\+": ["sim/core", "experiments/sweep"],
-    r"(SQLiteCpp/|sqlite3)": ["sim/cost/records", "experiments/sweep", "tests/unit"],
+    r"toml\+\+": ["sim/core", "experiments/tools/sweep"],
+    r"(SQLiteCpp/|sqlite3)": ["sim/cost/records", "experiments/tools/sweep", "tests/unit"],
     r"(tbb|oneapi)/": ["experiments", "sim/packing", "tests"],
 }
 
+# Modules whose names several backends share, one in each.
+MIRRORED = {"copy_path", "kernels", "pooling"}
+
+NAMESPACE = re.compile(r"namespace ([\w:]*) ?\{$|\}  // namespace")
+TYPE = re.compile(r"(?:struct|class|enum class|union) (\w+)(?: final)?(?: *:(?!:).*)?(?: \{.*)?$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 SOURCES = {".h", ".cc", ".cu"}
 TOP = ["traces", "sim", "policies", "backend", "experiments", "tests"]
@@ -91,13 +99,39 @@ class Tree:
 
     def __init__(self, root: pathlib.Path):
         self.files = {}  # path -> [(line, quote, header)]
+        self.types = {}  # (namespaces, name) -> [path:line]
         for top in TOP:
             for path in sorted((root / top).rglob("*")):
                 if path.suffix not in SOURCES:
                     continue
                 lines = path.read_text(encoding="utf-8").splitlines()
                 matches = [(n, INCLUDE.match(line)) for n, line in enumerate(lines, start=1)]
+                self.note_types(path.relative_to(root).as_posix(), lines)
                 self.files[path.relative_to(root).as_posix()] = [(n, *m.groups()) for n, m in matches if m]
+
+    def note_types(self, path: str, lines):
+        """Notes the types that a file defines for others to see; clang-format starts them in the first column."""
+        spaces = []
+        for number, line in enumerate(lines, start=1):
+            space, kind = NAMESPACE.match(line), TYPE.match(line)
+            if space and space[1] is None:
+                spaces.pop()
+            elif space:
+                spaces.append(space[1])
+            elif kind and "" not in spaces and not path.startswith("tests/"):
+                self.types.setdefault((*spaces, kind[1]), []).append(f"{path}:{number}")
+
+    def duplicates(self):
+        """Types that two files define, and modules of the same name."""
+        for (*spaces, name), places in self.types.items():
+            if len(places) > 1:
+                yield f"{places[1]}: {'::'.join(spaces)}::{name} is defined in {places[0]}, too"
+        stems = {}
+        for module in sorted({module_of(path) for path in self.files if not path.startswith("tests/")}):
+            folder, _, stem = module.rpartition("/")
+            other = stems.setdefault(stem, folder)
+            if other != folder and stem not in MIRRORED:
+                yield f"{module}: {other} has a module of that name, too"
 
     def violations(self):
         # tests/out_of_tree is another project's: it includes installed headers.
@@ -165,7 +199,7 @@ class Tree:
 def main() -> int:
     root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent
     tree = Tree(root)
-    found = [*tree.violations(), *(f"a circle of modules: {' '.join(c)}" for c in tree.circles())]
+    found = [*tree.violations(), *tree.duplicates(), *(f"a circle of modules: {' '.join(c)}" for c in tree.circles())]
     for line in found:
         print(line)
     return 1 if found else 0

@@ -15,7 +15,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RECORD = ROOT / "scripts" / "plugin_api.txt"
-PUBLIC = ("policies/plugin.h", "policies/registry.h", "sim/core/policy.h", "sim/core/report.h")
+PUBLIC = ("policies/plugin/plugin.h", "policies/registry.h", "sim/core/policy.h", "sim/core/report.h")
 VERSION = re.compile(r"kPluginApiVersion = (\d+);")
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
 COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*', re.S)
@@ -49,7 +49,7 @@ def main() -> int:
     if (version, digest()) == (known_version, known_digest):
         return 0
     if version == known_version:
-        print("a header that plugins compile against has changed: raise kPluginApiVersion in policies/plugin.h, "
+        print("a header that plugins compile against has changed: raise kPluginApiVersion in policies/plugin/plugin.h, "
               "then run scripts/check_plugin_api.py --update")
         return 1
     if arguments:

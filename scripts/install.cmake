@@ -36,13 +36,13 @@ install(DIRECTORY experiments/run experiments/output DESTINATION ${header_dir}/e
 # As experiments/run/catalogue.cc looks for them.
 install(DIRECTORY sim/devices DESTINATION ${data_dir}/sim)
 install(DIRECTORY traces/recorded DESTINATION ${data_dir}/traces)
-install(DIRECTORY experiments/reproduce DESTINATION ${data_dir}/experiments
+install(DIRECTORY experiments/papers DESTINATION ${data_dir}/experiments
   PATTERN "*.h" EXCLUDE PATTERN "*.cc" EXCLUDE)
 install(FILES scripts/figstyle.py DESTINATION ${data_dir}/scripts)
 install(DIRECTORY experiments/schemas DESTINATION ${data_dir}/experiments)
-install(DIRECTORY experiments/report/page DESTINATION ${data_dir}/experiments/report)
+install(DIRECTORY experiments/tools/report/page DESTINATION ${data_dir}/experiments/tools/report)
 if(SPILLWAY_DYGRAPHS)
-  install(FILES ${SPILLWAY_DYGRAPHS} DESTINATION ${data_dir}/experiments/report/page)
+  install(FILES ${SPILLWAY_DYGRAPHS} DESTINATION ${data_dir}/experiments/tools/report/page)
 endif()
 
 install(EXPORT spillway NAMESPACE spillway:: FILE spillwayTargets.cmake DESTINATION ${package_dir})

@@ -11,7 +11,7 @@ if(failed EQUAL 0 AND up STREQUAL "")
     set(commit ${described})
   endif()
 endif()
-file(CONFIGURE OUTPUT ${OUTPUT} CONTENT "#include \"experiments/cli/commit.h\"
+file(CONFIGURE OUTPUT ${OUTPUT} CONTENT "#include \"experiments/cli/frame/commit.h\"
 
 const char* const spillway::cli::kCommit = \"@commit@\";
 " @ONLY)

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "traces/base/counter_random.h"
-#include "traces/ops/table.h"
+#include "traces/ops/op_table.h"
 
 namespace spillway {
 namespace {

@@ -7,7 +7,7 @@
 #include "backend/common/top1.h"
 #include "backend/cpu/kernels.h"
 #include "traces/base/error.h"
-#include "traces/ops/table.h"
+#include "traces/ops/op_table.h"
 
 namespace spillway {
 namespace {

@@ -5,7 +5,7 @@
 #include "backend/cpu/operands.h"
 #include "backend/cpu/stand_in.h"
 #include "traces/base/error.h"
-#include "traces/ops/table.h"
+#include "traces/ops/op_table.h"
 
 namespace spillway {
 namespace cpu {

@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "sim/core/backend.h"
-#include "traces/ops/table.h"
+#include "traces/ops/op_table.h"
 
 namespace spillway::cpu {
 

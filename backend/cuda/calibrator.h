@@ -1,9 +1,9 @@
 // The calibrator: measures how fast the GPU of this machine copies, launches and allocates.
 //
-// Raw measurements only; experiments/calibrate/calibration.h fits laws to them. Every number is the
-// median of repeats after a warm-up. Times on the device exclude host gaps: all streams of a
-// measurement are held until everything is enqueued. Calls for memory and of the convolution
-// library are timed by call_timing.h. The header includes no CUDA.
+// Raw measurements only; experiments/tools/measure/calibration_fit.h fits laws to them. Every
+// number is the median of repeats after a warm-up. Times on the device exclude host gaps: all
+// streams of a measurement are held until everything is enqueued. Calls for memory and of the
+// convolution library are timed by call_timing.h. The header includes no CUDA.
 
 #ifndef SPILLWAY_BACKEND_CUDA_CALIBRATOR_H_
 #define SPILLWAY_BACKEND_CUDA_CALIBRATOR_H_

@@ -29,7 +29,7 @@
 #include "backend/cuda/stream.h"
 #include "sim/core/wait_filter.h"
 #include "traces/base/error.h"
-#include "traces/ops/table.h"
+#include "traces/ops/op_table.h"
 
 namespace spillway {
 namespace {

@@ -12,7 +12,7 @@
 #include "backend/cuda/elementwise.h"
 #include "backend/cuda/pooling.h"
 #include "traces/base/error.h"
-#include "traces/ops/table.h"
+#include "traces/ops/op_table.h"
 
 namespace spillway {
 namespace {

@@ -18,7 +18,7 @@
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/stream.h"
 #include "traces/base/error.h"
-#include "traces/ops/table.h"
+#include "traces/ops/op_table.h"
 
 namespace spillway {
 namespace {

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "experiments/replay/replay.h"
+#include "experiments/tools/replay/replay.h"
 #include "sim/alloc/make_allocator.h"
 
 namespace spillway {

@@ -12,10 +12,10 @@
 #include <system_error>
 #include <vector>
 
-#include "experiments/cli/commit.h"
-#include "experiments/cli/session.h"
-#include "experiments/cli/verbs.h"
-#include "policies/crash.h"
+#include "experiments/cli/frame/commit.h"
+#include "experiments/cli/frame/session.h"
+#include "experiments/cli/frame/verbs.h"
+#include "policies/plugin/crash.h"
 #include "traces/base/error.h"
 
 namespace spillway::cli {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <iterator>
 
-#include "policies/joint/bound.h"
+#include "policies/plan/bound.h"
 
 namespace spillway {
 namespace {

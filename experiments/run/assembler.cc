@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "experiments/run/links.h"
+#include "experiments/run/other_links.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/engine/sim_backend.h"
 #include "sim/runtime/trace_facts.h"

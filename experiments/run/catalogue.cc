@@ -8,11 +8,11 @@
 #include <cstdlib>
 #include <limits>
 
-#include "experiments/run/links.h"
+#include "experiments/run/other_links.h"
 #include "sim/cost/interpolated.h"
 #include "sim/cost/recorded.h"
 #include "sim/cost/roofline.h"
-#include "sim/cost/table.h"
+#include "sim/cost/table_cost.h"
 #include "traces/base/error.h"
 #include "traces/format.h"
 #include "traces/lowering/lowering.h"

@@ -69,7 +69,7 @@ enum class HostTimes : uint8_t {
 
 // What PyTorch takes on the host for an operator that nobody watches; under its profiler, with
 // shapes and memory, it is three to eight times as much. Chosen on the plain steps of ten
-// recordings on an H100 and two H200 (experiments/pytorch/README.md).
+// recordings on an H100 and two H200 (experiments/evidence/pytorch/README.md).
 inline constexpr Duration kOperatorTime = Duration::Microseconds(7);
 
 // A recorded trace, as it was imported, with the host's times changed so; others stay as they are.

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "experiments/run/links.h"
+#include "experiments/run/other_links.h"
 #include "sim/core/forwarding_policy_context.h"
 #include "sim/core/policy.h"
 

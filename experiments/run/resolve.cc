@@ -7,10 +7,10 @@
 #include <set>
 #include <utility>
 
-#include "policies/library.h"
+#include "policies/plugin/library.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/alloc/planned.h"
-#include "sim/alloc/recording.h"
+#include "sim/alloc/recording_allocator.h"
 #include "sim/packing/allocation_log.h"
 #include "traces/base/error.h"
 #include "traces/base/params.h"

@@ -7,7 +7,7 @@
 
 #include "experiments/run/catalogue.h"
 #include "experiments/run/simulate.h"
-#include "policies/joint/bound.h"
+#include "policies/plan/bound.h"
 #include "sim/core/check.h"
 #include "sim/cost/deterministic.h"
 #include "traces/base/error.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "experiments/run/compression.h"
+#include "experiments/run/compression_plan.h"
 #include "sim/alloc/planned.h"
 #include "sim/core/allocator.h"
 #include "sim/core/cost_model.h"

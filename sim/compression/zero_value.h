@@ -20,7 +20,7 @@
 #include <span>
 #include <vector>
 
-#include "sim/compression/kernels.h"
+#include "sim/compression/codec_loops.h"
 #include "sim/compression/workers.h"
 #include "traces/base/units.h"
 

@@ -2,7 +2,7 @@
 // copies, driver calls and latencies.
 //
 // Raw medians only; the laws fitted to them are the business of
-// experiments/calibrate/calibration.h. All host memory is pinned.
+// experiments/tools/measure/calibration_fit.h. All host memory is pinned.
 
 #ifndef SPILLWAY_SIM_CORE_CALIBRATION_H_
 #define SPILLWAY_SIM_CORE_CALIBRATION_H_

@@ -59,8 +59,8 @@ int LibraryMajor(std::string_view library);
 std::optional<Bytes> ConvWorkspace(const Op& op, std::string_view slot, std::string_view algorithm,
                                    int64_t batch);
 
-// The same in cuDNN 9, inferred from tables recorded with 9.14 (experiments/roofline/README.md says
-// how many entries each rule reproduces):
+// The same in cuDNN 9, inferred from tables recorded with 9.14
+// (experiments/evidence/roofline/README.md says how many entries each rule reproduces):
 //   winograd_nonfused      as above; of 16 samples at least but for bwd_filter
 //   fft                    2 max(A, B) P + 4 * extra, n at least 16; A holds the transformed
 //                          operands, B the transformed result, extra is a filter or a copy of dy:

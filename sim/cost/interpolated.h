@@ -17,7 +17,7 @@
 #include "sim/core/cost_model.h"
 #include "sim/core/cost_table.h"
 #include "sim/core/device.h"
-#include "sim/cost/table.h"
+#include "sim/cost/table_cost.h"
 
 namespace spillway {
 

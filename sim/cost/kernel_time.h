@@ -9,7 +9,7 @@
 //   (operations there / (efficiency * peak) + bytes / (share * DRAM)) * penalty + start-up.
 // So an efficiency is a fraction of the device's peak, in the operations that the algorithm does.
 // The constants were fitted to tables recorded on an H200 with cuDNN 9.14 and stand for the
-// library's kernels, not for the device; experiments/roofline says how well.
+// library's kernels, not for the device; experiments/evidence/roofline says how well.
 
 #ifndef SPILLWAY_SIM_COST_KERNEL_TIME_H_
 #define SPILLWAY_SIM_COST_KERNEL_TIME_H_

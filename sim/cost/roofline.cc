@@ -9,7 +9,7 @@
 
 #include "sim/cost/kernel_time.h"
 #include "traces/base/error.h"
-#include "traces/ops/table.h"
+#include "traces/ops/op_table.h"
 
 namespace spillway {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "traces/ops/table.h"
+#include "traces/ops/op_table.h"
 
 namespace spillway {
 namespace {

@@ -15,8 +15,8 @@
 #include "sim/core/compression.h"
 #include "sim/core/cost_model.h"
 #include "sim/core/device.h"
-#include "sim/engine/copy_path.h"
 #include "sim/engine/issue_queue.h"
+#include "sim/engine/sim_copy_path.h"
 
 namespace spillway {
 

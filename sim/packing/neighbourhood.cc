@@ -9,7 +9,7 @@
 #include <limits>
 #include <utility>
 
-#include "sim/packing/sweep.h"
+#include "sim/packing/time_sweep.h"
 
 namespace spillway::packing {
 namespace {

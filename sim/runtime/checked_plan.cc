@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "traces/base/error.h"
-#include "traces/ops/table.h"
+#include "traces/ops/op_table.h"
 
 namespace spillway {
 

@@ -327,7 +327,7 @@ class PlotTest(SweepTest):
 
 class ModelVersionTest(SweepTest):
     # By policy, the first of SHA-256 of its rows in the export below. If one changes while the columns are as before,
-    # results have changed: raise kModelVersion in experiments/sweep/sweep.h, so that no store keeps cells of before, and
+    # results have changed: raise kModelVersion in experiments/tools/sweep/sweep.h, so that no store keeps cells of before, and
     # put the new ones here.
     EXPECTED = {
         "caffe": "c2454d32",

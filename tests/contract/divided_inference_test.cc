@@ -19,8 +19,8 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "experiments/run/assembler.h"
-#include "policies/mmcnn_ops.h"
-#include "policies/mmcnn_split.h"
+#include "policies/mmcnn/layer_split.h"
+#include "policies/mmcnn/slice_ops.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"

@@ -26,7 +26,7 @@
 #include "traces/base/text_stream.h"
 #include "traces/import/execution_trace.h"
 #include "traces/import/kineto.h"
-#include "traces/import/pytorch.h"
+#include "traces/import/pytorch_step.h"
 
 namespace spillway {
 namespace {

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <iostream>
 
-#include "experiments/calibrate/calibration.h"
+#include "experiments/tools/measure/calibration_fit.h"
 #include "traces/base/error.h"
 
 namespace spillway {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "experiments/calibrate/calibration.h"
+#include "experiments/tools/measure/calibration_fit.h"
 #include "sim/cost/records/measurements.h"
 #include "tests/fuzz/property.h"
 

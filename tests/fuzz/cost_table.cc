@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "sim/core/device.h"
-#include "sim/cost/table.h"
+#include "sim/cost/table_cost.h"
 #include "tests/fuzz/property.h"
 
 namespace spillway::fuzz {

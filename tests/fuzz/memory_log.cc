@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "experiments/replay/replay.h"
+#include "experiments/tools/replay/replay.h"
 #include "sim/alloc/make_allocator.h"
 #include "tests/fuzz/property.h"
 #include "traces/logs/open_log.h"

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "policies/library.h"
+#include "policies/plugin/library.h"
 #include "policies/registry.h"
 #include "tests/fuzz/property.h"
 

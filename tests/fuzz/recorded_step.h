@@ -10,7 +10,7 @@
 
 #include "tests/fuzz/property.h"
 #include "traces/format.h"
-#include "traces/import/pytorch.h"
+#include "traces/import/pytorch_step.h"
 
 namespace spillway::fuzz {
 

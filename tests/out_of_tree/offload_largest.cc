@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "policies/plugin.h"
+#include "policies/plugin/plugin.h"
 #include "policies/registry.h"
 #include "sim/core/policy.h"
 #include "traces/base/params.h"

@@ -187,7 +187,7 @@ class OutOfTreeTest(unittest.TestCase):
         self.fails(3, "policy 'twin' is registered twice", "./registers_twice.so")
 
     def test_other_versions_are_refused_and_both_sides_named(self):
-        header = (SOURCE.parents[1] / "policies" / "plugin.h").read_text(encoding="utf-8")
+        header = (SOURCE.parents[1] / "policies" / "plugin" / "plugin.h").read_text(encoding="utf-8")
         version = re.search(r"kPluginApiVersion = (\d+);", header)[1]
         self.fails(3, "./wrong_api_version.so: the plugin was built with plugin API version 999, "
                       f"this program with {version}", "./wrong_api_version.so")

@@ -13,8 +13,8 @@
 
 #include "experiments/run/catalogue.h"
 #include "experiments/run/simulate.h"
+#include "policies/parts/superneurons_steps.h"
 #include "policies/registry.h"
-#include "policies/superneurons_steps.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/papers.h"

@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "experiments/reproduce/reproduce.h"
+#include "experiments/papers/reproduce.h"
 #include "tests/testing/files.h"
 
 namespace spillway::testing {
 
 inline PaperValues Printed() {
-  return ReadPaperValues(InSource("experiments/reproduce/paper-values.csv"));
+  return ReadPaperValues(InSource("experiments/papers/paper-values.csv"));
 }
 
 inline std::vector<PaperItem> Select(const std::string& request) {

@@ -11,7 +11,7 @@
 
 #include "traces/base/error.h"
 #include "traces/lowering/in_place.h"
-#include "traces/ops/table.h"
+#include "traces/ops/op_table.h"
 
 namespace spillway {
 namespace {

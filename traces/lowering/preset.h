@@ -12,7 +12,7 @@
 
 #include "traces/base/units.h"
 #include "traces/lowering/order.h"
-#include "traces/ops/table.h"
+#include "traces/ops/op_table.h"
 
 namespace spillway {
 

@@ -1,5 +1,5 @@
 // A plugin that forgot its policies.
-#include "policies/plugin.h"
+#include "policies/plugin/plugin.h"
 
 namespace {
 void Register(spillway::PolicyRegistry&) {}

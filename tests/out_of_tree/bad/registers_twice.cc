@@ -1,5 +1,5 @@
 // A plugin with two policies of one name.
-#include "policies/plugin.h"
+#include "policies/plugin/plugin.h"
 #include "policies/registry.h"
 
 namespace {

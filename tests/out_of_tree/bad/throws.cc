@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "policies/plugin.h"
+#include "policies/plugin/plugin.h"
 #include "policies/registry.h"
 #include "sim/core/policy.h"
 #include "sim/core/report.h"

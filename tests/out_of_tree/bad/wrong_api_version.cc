@@ -1,7 +1,7 @@
 // A plugin from the future; its register function must never be called.
 #include <cstdlib>
 
-#include "policies/plugin.h"
+#include "policies/plugin/plugin.h"
 
 namespace {
 void Register(spillway::PolicyRegistry&) { std::abort(); }

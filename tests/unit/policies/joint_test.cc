@@ -15,13 +15,13 @@
 #include <utility>
 #include <vector>
 
-#include "experiments/run/links.h"
+#include "experiments/run/other_links.h"
 #include "experiments/run/simulate.h"
 #include "policies/builtin.h"
-#include "policies/joint/executor.h"
-#include "policies/joint/facts.h"
-#include "policies/joint/plan.h"
-#include "policies/joint/search.h"
+#include "policies/plan/facts.h"
+#include "policies/plan/plan.h"
+#include "policies/plan/plan_executor.h"
+#include "policies/plan/search.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"

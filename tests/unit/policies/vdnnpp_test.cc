@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "experiments/run/simulate.h"
-#include "policies/library.h"
+#include "policies/plugin/library.h"
 #include "policies/registry.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/fixtures.h"

@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "experiments/run/assembler.h"
-#include "experiments/run/compression.h"
+#include "experiments/run/compression_plan.h"
 #include "experiments/run/simulate.h"
-#include "experiments/validate/validation.h"
+#include "experiments/tools/measure/validation.h"
 #include "policies/registry.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/core/check.h"

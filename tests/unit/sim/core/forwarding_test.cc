@@ -10,8 +10,8 @@
 #include <set>
 #include <string>
 
-#include "policies/guard.h"
-#include "sim/alloc/recording.h"
+#include "policies/plugin/guard.h"
+#include "sim/alloc/recording_allocator.h"
 #include "sim/core/forwarding_allocator.h"
 #include "sim/core/forwarding_backend.h"
 #include "sim/core/forwarding_policy_context.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/cost/table.h"
+#include "sim/cost/table_cost.h"
 #include "tests/testing/files.h"
 #include "traces/base/file.h"
 

@@ -14,7 +14,7 @@
 
 #include "experiments/run/catalogue.h"
 #include "experiments/run/simulate.h"
-#include "sim/cost/table.h"
+#include "sim/cost/table_cost.h"
 #include "traces/base/error.h"
 
 namespace spillway {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <span>
 
-#include "experiments/roofline/errors.h"
+#include "experiments/evidence/roofline/errors.h"
 #include "experiments/run/catalogue.h"
 #include "sim/cost/kernel_time.h"
 #include "tests/testing/files.h"
@@ -234,7 +234,7 @@ std::vector<std::string> FittedWorkloads() {
   return workloads;
 }
 
-// The promise of experiments/roofline/README.md, with some room.
+// The promise of experiments/evidence/roofline/README.md, with some room.
 TEST(RooflineTest, IsCloseToTheRecordedTables) {
   const Device device = LoadDevice("h200");
   const RooflineCostModel model(device);

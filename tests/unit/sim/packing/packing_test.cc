@@ -9,7 +9,7 @@
 
 #include "sim/packing/allocation_log.h"
 #include "sim/packing/neighbourhood.h"
-#include "sim/packing/sweep.h"
+#include "sim/packing/time_sweep.h"
 
 namespace spillway {
 namespace {

@@ -1,0 +1,267 @@
+#include "experiments/cli/frame/session.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <tbb/version.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "experiments/cli/frame/commit.h"
+#include "policies/plugin/library.h"
+#include "traces/base/error.h"
+#include "traces/base/file.h"
+#include "traces/base/sha256.h"
+
+namespace spillway::cli {
+
+namespace {
+
+constexpr const char* kManifestSuffix = ".manifest.json";
+
+// Throws `UsageError` if two files, or the manifest of one and another file, are the same, however
+// they are spelled, or if one of them is an input.
+void CheckPlaces(const std::vector<OutputFile>& files, const std::vector<ManifestInput>& inputs) {
+  const auto place = [](const std::string& path) {
+    std::error_code ignored;
+    const auto absolute = std::filesystem::absolute(path, ignored);
+    const auto canonical = std::filesystem::weakly_canonical(absolute, ignored);
+    return ignored ? absolute : canonical;
+  };
+  std::map<std::filesystem::path, std::string> owners;  // by place
+  for (const ManifestInput& input : inputs) {
+    if (input.source == "file") owners.emplace(place(input.name), "the input");
+  }
+  for (const OutputFile& file : files) {
+    for (const char* suffix : {"", kManifestSuffix}) {
+      const std::string owner = *suffix == 0 ? file.option : "the manifest of " + file.option;
+      const auto [other, is_new] = owners.emplace(place(file.path + suffix), owner);
+      if (is_new) continue;
+      throw UsageError(fmt::format("{} and {} name the same file, '{}'", other->second, owner,
+                                   file.path + suffix));
+    }
+  }
+}
+
+// Locks directories against other sessions that write there. A file system without locks does
+// without.
+class DirectoryLocks {
+ public:
+  // In the order of the set, which is the same for all, so that nobody waits in a circle.
+  explicit DirectoryLocks(const std::set<std::filesystem::path>& directories) {
+    for (const std::filesystem::path& directory : directories) {
+      const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+      if (fd < 0) continue;  // writing there will say why
+      while (::flock(fd, LOCK_EX) != 0 && errno == EINTR) {
+      }
+      locked_.push_back(fd);
+    }
+  }
+  DirectoryLocks(const DirectoryLocks&) = delete;
+  DirectoryLocks& operator=(const DirectoryLocks&) = delete;
+  ~DirectoryLocks() {
+    for (const int fd : locked_) ::close(fd);
+  }
+
+ private:
+  std::vector<int> locked_;
+};
+
+// What a person calls the command: its words before the first option, at most two.
+std::string CommandOf(const std::vector<std::string>& arguments) {
+  std::string command;
+  for (size_t i = 0; i < std::min<size_t>(arguments.size(), 2); ++i) {
+    if (arguments[i].starts_with('-')) break;
+    command += (i == 0 ? "" : " ") + arguments[i];
+  }
+  return command;
+}
+
+}  // namespace
+
+Session::Session(std::vector<std::string> arguments, Interrupts& interrupts,
+                 std::vector<OutputFile>* captured)
+    : arguments_(std::move(arguments)),
+      interrupts_(interrupts),
+      captured_(captured),
+      quiet_(captured != nullptr ||
+             std::find(arguments_.begin(), arguments_.end(), "--quiet") != arguments_.end()),
+      progress_(CommandOf(arguments_), quiet_) {}
+
+void Session::Print(std::string_view text) const {
+  if (captured_ == nullptr) fmt::print("{}", Printable(text));
+}
+
+void Session::Remark(std::string_view line) const {
+  if (!quiet_) fmt::print(stderr, "spillway: {}\n", Printable(line));
+}
+
+Manifest Session::NewManifest() const {
+  Manifest manifest;
+  manifest.version = SPILLWAY_VERSION;
+  manifest.commit = kCommit;
+  manifest.compiler = CompilerVersion();
+  manifest.libraries = LibraryVersions();
+  manifest.arguments = arguments_;
+  return manifest;
+}
+
+int Session::Finish(std::string results, const std::string& output,
+                    const std::vector<Export>& exports, int exit_code,
+                    const std::function<void(Manifest&)>& describe) {
+  Manifest manifest = NewManifest();
+  manifest.exit_code = exit_code;
+  const bool exporting = std::any_of(exports.begin(), exports.end(),
+                                     [](const Export& file) { return !file.path.empty(); });
+  if (output.empty() && !exporting) return Finish(results, exit_code);
+  describe(manifest);
+  std::vector<OutputFile> files;
+  if (!output.empty()) files.push_back({"--output", output, std::move(results)});
+  for (const Export& file : exports) {
+    if (!file.path.empty()) files.push_back({file.option, file.path, file.contents(manifest)});
+  }
+  Write(files, std::move(manifest));
+  return output.empty() ? Finish(results, exit_code) : exit_code;
+}
+
+int Session::Finish(std::string_view results, int exit_code) const {
+  Print(results);
+  return exit_code;
+}
+
+void Session::Write(const std::vector<OutputFile>& files, Manifest manifest) {
+  CheckPlaces(files, manifest.inputs);
+  for (const OutputFile& file : files) {
+    manifest.outputs.push_back({file.option, file.path, Sha256(file.contents),
+                                static_cast<int64_t>(file.contents.size())});
+  }
+  if (captured_ != nullptr) {
+    captured_->insert(captured_->end(), files.begin(), files.end());
+    return;
+  }
+  const std::string text = FormatManifest(manifest);
+  std::vector<std::string> paths;
+  std::set<std::filesystem::path> directories;
+  for (const OutputFile& file : files) {
+    const std::filesystem::path path = FollowLinks(file.path);
+    std::error_code ignored;
+    directories.insert(std::filesystem::canonical(
+        path.has_parent_path() ? path.parent_path() : std::filesystem::path("."), ignored));
+    paths.push_back(path.string());
+  }
+  const DirectoryLocks locks(directories);
+  const auto guard = interrupts_.Hold();
+  for (size_t i = 0; i < files.size(); ++i) {
+    WriteFile(paths[i], files[i].contents);
+    WriteFile(paths[i] + kManifestSuffix, text);
+  }
+}
+
+void CreateDirectory(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) {
+    throw InputError(
+        fmt::format("cannot create the directory '{}': {}", path.string(), error.message()));
+  }
+}
+
+void DescribeRun(const std::vector<NamedScenario>& scenarios, const MachineOption& machine,
+                 const std::vector<std::string>& policies, Manifest& manifest) {
+  const auto is_file = [](const NamedScenario& named) {
+    return named.workload.ends_with(".json") || named.workload.ends_with(".zst");
+  };
+  // What each scenario says, once where several say the same.
+  const auto all = [&](const auto& say) {
+    std::vector<std::string> said;
+    for (const NamedScenario& named : scenarios) {
+      const std::string one = say(named);
+      if (std::find(said.begin(), said.end(), one) == said.end()) said.push_back(one);
+    }
+    return fmt::format("{}", fmt::join(said, " "));
+  };
+  // Generated traces have one preset and mode; files may have others.
+  const auto generated = std::find_if_not(scenarios.begin(), scenarios.end(), is_file);
+  const Setup& setup =
+      (generated == scenarios.end() ? scenarios.begin() : generated)->scenario->setup();
+  const auto flag = [](bool value) { return std::string(value ? "true" : "false"); };
+  manifest.configuration = {
+      {"workload", all([](auto& named) { return named.workload; })},
+      {"preset", setup.trace->preset},
+      {"mode", setup.trace->training ? "training" : "inference"},
+      {"device", machine.device},
+      {"memory", all([](auto& named) {
+         const Bytes memory = named.scenario->setup().memory;
+         return memory == Bytes::Unlimited() ? "unlimited" : fmt::format("{} B", memory.count());
+       })},
+      {"allocator", setup.allocator},
+      {"cost", all([](auto& named) { return named.scenario->setup().cost->Provenance(); })},
+      {"charge-input", flag(machine.charge_input)},
+      {"check", flag(machine.check)},
+      {"policy", fmt::format("{}", fmt::join(policies, " "))},
+  };
+  if (setup.compression) manifest.configuration.emplace_back("compress", machine.compress);
+  for (const NamedScenario& named : scenarios) {
+    manifest.AddInput("trace", is_file(named) ? "file" : "generated", named.workload);
+  }
+  const std::string device = DeviceBase(machine.device);
+  if (device.ends_with(".toml")) {
+    manifest.AddInput("device", "file", device);
+  } else {
+    manifest.AddInput("device", "data", fmt::format("sim/devices/{}.toml", device));
+  }
+  if (machine.cost == "auto") {
+    for (const NamedScenario& named : scenarios) {
+      const Trace& trace = *named.scenario->setup().trace;
+      manifest.AddInput("cost_table", "data", RecordedTablePath(setup.device.name, trace));
+      const auto around = FindBatchesAround(trace.network, trace.batch, setup.device.name);
+      if (!around) continue;
+      for (const int64_t batch : {around->below, around->above}) {
+        manifest.AddInput("cost_table", "data",
+                          RecordedTablePath(setup.device.name, trace.network, batch));
+      }
+    }
+  } else if (machine.cost != "roofline") {
+    manifest.AddInput("cost_table", "file", machine.cost);
+  }
+  if (setup.compression && setup.compression->densities) {
+    manifest.AddInput("densities", "file", setup.compression->densities_file);
+  }
+  for (const std::string& policy : policies) {
+    if (const std::string plugin = ParsePolicySpec(policy).plugin; !plugin.empty()) {
+      manifest.AddInput("policy", "file", plugin);
+    }
+  }
+}
+
+std::string CompilerVersion() {
+#ifdef __clang__
+  return "Clang " __clang_version__;
+#else
+  return "GCC " __VERSION__;
+#endif
+}
+
+Settings LibraryVersions() {
+  Settings versions;
+  // "fmt 9.1.0,simdjson 3.0.1,..." from the build.
+  std::string_view left = SPILLWAY_LIBRARIES;
+  while (!left.empty()) {
+    const std::string_view one = left.substr(0, left.find(','));
+    left.remove_prefix(std::min(left.size(), one.size() + 1));
+    const size_t blank = one.find(' ');
+    versions.emplace_back(one.substr(0, blank), one.substr(blank + 1));
+  }
+  versions.emplace_back("oneTBB", fmt::format("{}.{}", TBB_VERSION_MAJOR, TBB_VERSION_MINOR));
+  versions.emplace_back("CLI11", CLI11_VERSION);
+  return versions;
+}
+
+}  // namespace spillway::cli

@@ -1,0 +1,149 @@
+// spillway replay-run: makes an exported result again from its manifest, and compares the bytes.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+
+#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/session.h"
+#include "experiments/cli/frame/verbs.h"
+#include "experiments/output/columns.h"
+#include "traces/base/error.h"
+#include "traces/base/file.h"
+#include "traces/base/sha256.h"
+
+namespace spillway::cli {
+namespace {
+
+// A file of the manifest, and what became of it now.
+struct ReplayedOutput {
+  const ManifestOutput* recorded;
+  std::optional<std::string> sha256;  // nullopt: it was not made
+
+  bool same() const { return sha256 == recorded->sha256; }
+};
+
+Columns<ReplayedOutput> OutputColumns() {
+  return {
+      {"option", "", "that asked for it", [](auto& output) { return output.recorded->option; }},
+      {"path", "", "as given", [](auto& output) { return output.recorded->path; }},
+      {"sha256", "", "as recorded", [](auto& output) { return output.recorded->sha256; }},
+      {"replayed_sha256", "", "as made again", &ReplayedOutput::sha256},
+      {"same", "", "both are equal", &ReplayedOutput::same},
+  };
+}
+
+struct ReplayOptions {
+  std::string manifest;
+  std::string output_dir;
+  FormatOption format;
+};
+
+// Throws `InputError` unless the verb is one that makes manifests: replaying must not write files.
+void CheckVerb(const Manifest& manifest, const std::string& path) {
+  const std::string verb = manifest.arguments.empty() ? std::string() : manifest.arguments.front();
+  for (const char* valid : {"run", "compare", "limit", "fit", "replay", "reproduce"}) {
+    if (verb == valid) return;
+  }
+  throw InputError(
+      fmt::format("{}: arguments: '{}' cannot be replayed (valid: run, compare, limit, replay, "
+                  "reproduce)",
+                  path, verb));
+}
+
+// Throws `InputError` that names the first input that is not what it was.
+void VerifyInputs(const Manifest& manifest) {
+  for (const ManifestInput& input : manifest.inputs) {
+    const auto now = HashInput(input, manifest.configuration);
+    if (now == input.sha256) continue;
+    const auto state = [](const std::optional<std::string>& hash) {
+      return hash ? fmt::format("has the SHA-256 {}", *hash) : std::string("does not exist");
+    };
+    throw InputError(fmt::format("{} '{}' has changed: it {}, the manifest was made when it {}",
+                                 input.role, input.name, state(now), state(input.sha256)));
+  }
+}
+
+// Writes the files under their own names. Throws `InputError` if two of them have the same.
+void WriteAgain(const std::vector<OutputFile>& files, const std::filesystem::path& directory,
+                Session& session) {
+  const auto name_of = [](const OutputFile& file) {
+    return std::filesystem::path(file.path).filename();
+  };
+  for (size_t i = 0; i < files.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (name_of(files[i]) != name_of(files[j])) continue;
+      throw InputError(fmt::format("'{}' and '{}' would have the same name in '{}'", files[j].path,
+                                   files[i].path, directory.string()));
+    }
+  }
+  CreateDirectory(directory);
+  const auto guard = session.interrupts().Hold();
+  for (const OutputFile& file : files) WriteFile(directory / name_of(file), file.contents);
+}
+
+int Execute(const ReplayOptions& options, Session& session,
+            const std::function<int(Session&)>& run) {
+  const Manifest manifest = ReadManifest(options.manifest);
+  CheckVerb(manifest, options.manifest);
+  VerifyInputs(manifest);
+  const Manifest ours = session.NewManifest();
+  if (ours.version != manifest.version || ours.compiler != manifest.compiler) {
+    session.Remark(fmt::format("the manifest was made by version {} ({}), this is version {} ({})",
+                               manifest.version, manifest.compiler, ours.version, ours.compiler));
+  }
+  std::vector<OutputFile> files;
+  Session replayed(manifest.arguments, session.interrupts(), &files);
+  const int exit_code = run(replayed);
+  bool same = exit_code == manifest.exit_code;
+  if (!same) {
+    session.Remark(
+        fmt::format("the run ended with exit code {}, not {}", exit_code, manifest.exit_code));
+  }
+
+  std::vector<ReplayedOutput> outputs;
+  for (const ManifestOutput& output : manifest.outputs) {
+    const auto file = std::find_if(files.begin(), files.end(), [&](const OutputFile& candidate) {
+      return candidate.option == output.option;
+    });
+    outputs.push_back({&output, std::nullopt});
+    if (file != files.end()) outputs.back().sha256 = Sha256(file->contents);
+    same &= outputs.back().same();
+  }
+  if (!options.output_dir.empty()) WriteAgain(files, options.output_dir, session);
+  const std::string text =
+      FormatAs(options.format.format(), OutputColumns(), outputs, "spillway.replay-run/v1", [&] {
+        std::string lines;
+        for (const ReplayedOutput& output : outputs) {
+          lines +=
+              fmt::format("{}: {}\n", output.recorded->path, output.same() ? "same" : "DIFFERENT");
+        }
+        return lines;
+      });
+  return session.Finish(text, same ? kOk : kNegative);
+}
+
+}  // namespace
+
+void AddReplayRun(CLI::App& app, int& exit_code, Session& session,
+                  std::function<int(Session&)> run) {
+  CLI::App* verb = app.add_subcommand(
+      "replay-run",
+      "Make an exported result again from its manifest and compare the bytes; exit code 1 if they "
+      "differ, 3 if an input has changed");
+  auto options = std::make_shared<ReplayOptions>();
+  verb->add_option("manifest", options->manifest, "FILE.manifest.json, as written beside a result")
+      ->required();
+  verb->add_option(
+          "--output-dir", options->output_dir,
+          "Also write the files that were made again, under their names, to this directory")
+      ->type_name("DIR");
+  options->format.Add(*verb);
+  verb->callback([options, run = std::move(run), &exit_code, &session] {
+    exit_code = Execute(*options, session, run);
+  });
+}
+
+}  // namespace spillway::cli

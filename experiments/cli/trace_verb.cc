@@ -1,0 +1,320 @@
+// spillway trace build|import|info|validate: trace files.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/session.h"
+#include "experiments/cli/frame/verbs.h"
+#include "experiments/output/columns.h"
+#include "experiments/run/catalogue.h"
+#include "experiments/run/scenario.h"
+#include "sim/core/report.h"
+#include "traces/base/error.h"
+#include "traces/base/text_stream.h"
+#include "traces/format.h"
+#include "traces/import/execution_trace.h"
+#include "traces/import/kineto.h"
+#include "traces/import/pytorch_step.h"
+#include "traces/import/recording_manifest.h"
+
+namespace spillway::cli {
+namespace {
+
+// "gpt2" of "recordings/gpt2.kineto.json.gz".
+std::string NetworkOf(const std::filesystem::path& file) {
+  const std::string name = file.filename();
+  return name.substr(0, name.find('.'));
+}
+
+Columns<Trace> InfoColumns() {
+  const auto ops_in = [](Phase phase) {
+    return [phase](const Trace& trace) {
+      return std::count_if(trace.ops.begin(), trace.ops.end(),
+                           [&](const Op& op) { return op.phase == phase; });
+    };
+  };
+  Columns<Trace> columns{
+      {"workload", "", "network and batch, or the name in the file", &Trace::name},
+      {"network", "", "its name", &Trace::network},
+      {"batch", "1", "images per iteration", &Trace::batch},
+      {"preset", "", "how memory is counted", &Trace::preset},
+      {"mode", "", "training or inference",
+       [](auto& trace) { return trace.training ? "training" : "inference"; }},
+      {"layers", "1", "of the network", [](auto& trace) { return trace.layers.size(); }},
+      {"tensors", "1", "aliases included", [](auto& trace) { return trace.tensors.size(); }},
+      {"ops", "1", "of one iteration", [](auto& trace) { return trace.ops.size(); }},
+      {"forward_ops", "1", "of these", ops_in(Phase::kForward)},
+      {"backward_ops", "1", "of these", ops_in(Phase::kBackward)},
+      {"update_ops", "1", "of these", ops_in(Phase::kUpdate)},
+      {"gflops", "1e9", "operations of one iteration",
+       [](auto& trace) {
+         int64_t flops = 0;
+         for (const Op& op : trace.ops) flops += op.flops();
+         return static_cast<double>(flops) / 1e9;
+       }},
+  };
+  for (const std::string_view name : TensorKindNames()) {
+    columns.push_back({fmt::format("{}_bytes", name), "B", "tensors of this kind",
+                       [kind = ParseTensorKind(name)](const Trace& trace) {
+                         Bytes size;
+                         for (const Tensor& tensor : trace.tensors) {
+                           if (tensor.kind == kind && !tensor.alias_of) size += tensor.size;
+                         }
+                         return size;
+                       }});
+  }
+  columns.push_back({"bound_layer_bytes", "B", "the least that any layer-wise policy needs",
+                     [](auto& trace) { return LayerBound(trace, Bytes(512)); }});
+  return columns;
+}
+
+std::string FormatInfo(const Trace& trace) {
+  std::string text;
+  for (const Column<Trace>& column : InfoColumns()) {
+    std::string value;
+    AppendCsv(value, column.get(trace));
+    if (column.unit == "B") {
+      value += fmt::format(" ({})", FormatBytes(Bytes(std::get<int64_t>(column.get(trace)))));
+    }
+    text += fmt::format("{:<26}{}\n", column.name, value);
+  }
+  return text;
+}
+
+void AddBuild(CLI::App& trace, Session& session) {
+  struct Options {
+    WorkloadOption workload;
+    std::string output = "-";
+  };
+  CLI::App* verb = trace.add_subcommand("build", "Lower a network and write its trace");
+  auto options = std::make_shared<Options>();
+  options->workload.Add(*verb);
+  verb->add_option("-o,--output", options->output,
+                   "File to write, compressed if it ends in .zst; - for standard output")
+      ->capture_default_str();
+  verb->callback([options, &session] {
+    const Trace built = options->workload.Load();
+    if (options->output == "-") {
+      fmt::print("{}", FormatTrace(built));
+    } else {
+      const auto guard = session.interrupts().Hold();
+      WriteTrace(built, options->output);
+    }
+  });
+}
+
+// What came of an import, and how it runs as it was recorded.
+struct ImportRow {
+  Trace trace;
+  ImportReport report;
+  std::optional<SnapshotPeaks> snapshot;
+  Metrics as_recorded;  // with the profiler's times of the host
+  Duration plain;       // an iteration without them
+};
+
+Columns<ImportRow> ImportColumns() {
+  const auto recording = [](const ImportRow& row) -> const Recording& {
+    return *row.trace.recording;
+  };
+  const auto known = [](Duration time) {
+    return time > Duration() ? std::optional(time) : std::nullopt;
+  };
+  return {
+      {"workload", "", "network and batch", [](auto& row) { return row.trace.name; }},
+      {"gpu", "", "that it was recorded on",
+       [=](auto& row) {
+         const std::string& gpu = recording(row).device;
+         return gpu.empty() ? std::nullopt : std::optional(gpu);
+       }},
+      {"ops", "1", "operators that launch something",
+       [](auto& row) { return row.trace.ops.size(); }},
+      {"tensors", "1", "storages, and parts of them",
+       [](auto& row) { return row.trace.tensors.size(); }},
+      {"saved_tensors", "1", "storages of forward that backward reads",
+       [](auto& row) { return row.report.saved; }},
+      {"operators", "1", "in the profile", [](auto& row) { return row.report.operators; }},
+      {"joined_operators", "1", "of these, in the execution trace too",
+       [](auto& row) { return row.report.joined; }},
+      {"broken_nodes", "1", "of the execution trace, left out",
+       [](auto& row) { return row.report.broken_nodes; }},
+      {"broken_events", "1", "of the profile, left out",
+       [](auto& row) { return row.report.broken_events; }},
+      {"kernels_ms", "ms", "the times of all kernels and copies on the GPU",
+       [](auto& row) { return row.report.kernels; }},
+      {"unjoined_ms", "ms", "of these, of no operator",
+       [](auto& row) { return row.report.unjoined; }},
+      {"recorded_step_ms", "ms", "the step under the profiler",
+       [=](auto& row) { return known(recording(row).step); }},
+      {"iteration_ms", "ms", "the same, simulated with the recorded times of the host",
+       [](auto& row) { return row.as_recorded.iteration; }},
+      {"recorded_plain_step_ms", "ms", "the step without the profiler",
+       [=](auto& row) { return known(recording(row).plain_step); }},
+      {"plain_iteration_ms", "ms", "the same, simulated", [](auto& row) { return row.plain; }},
+      {"recorded_peak_allocated_bytes", "B",
+       "the most that PyTorch's allocator gave out in the step",
+       [](auto& row) { return row.report.peak_allocated; }},
+      {"snapshot_peak_requested_bytes", "B", "the most requested in the snapshot's last step",
+       [](auto& row) -> std::optional<Bytes> {
+         if (!row.snapshot) return std::nullopt;
+         return row.snapshot->last_requested;
+       }},
+      {"peak_requested_bytes", "B", "the same, simulated under as-recorded",
+       [](auto& row) { return row.as_recorded.peak_requested; }},
+      {"recorded_peak_reserved_bytes", "B",
+       "the most that PyTorch's allocator held, in the snapshot's first steps too",
+       [=](auto& row) { return recording(row).reserved; }},
+      {"unused_bytes", "B", "held all the time and used by no operator",
+       [](auto& row) { return row.report.unnamed_before; }},
+      {"unnamed_bytes", "B", "given out in the step, held over ops, and of no tensor known",
+       [](auto& row) { return row.report.unnamed; }},
+      {"unplaced_bytes", "B", "of tensors for which no memory was seen to be given out",
+       [](auto& row) { return row.report.unplaced; }},
+  };
+}
+
+std::string FormatImport(const ImportRow& row) {
+  std::string text;
+  for (const Column<ImportRow>& column : ImportColumns()) {
+    std::string value;
+    AppendCsv(value, column.get(row));
+    if (value.empty()) value = "-";
+    text += fmt::format("{:<32}{:<16}{}\n", column.name, value, column.help);
+  }
+  return text;
+}
+
+// Predicted on the device that it was recorded on if that is known, else on the default.
+ImportRow RunAsRecorded(ImportedStep step, const MachineText& machine,
+                        std::optional<SnapshotPeaks> snapshot) {
+  ImportRow row{std::move(step.trace), step.report, snapshot, {}, {}};
+  const auto run = [&](HostTimes host) {
+    const Scenario scenario(WithHostTimes(row.trace, host), machine);
+    return scenario.Play("as-recorded").report.metrics;
+  };
+  row.as_recorded = run(HostTimes::kRecorded);
+  row.plain = run(HostTimes::kPlain).iteration;
+  return row;
+}
+
+void AddImport(CLI::App& trace, Session& session) {
+  struct Options {
+    std::string manifest, kineto, execution_trace, snapshot, network, step, output;
+    int64_t batch = 0;
+    FormatOption format;
+  };
+  CLI::App* verb = trace.add_subcommand(
+      "import", "Make a trace of a training step that PyTorch's profiler recorded");
+  verb->footer(
+      "The files are those of torch.profiler (profile_memory=True, record_shapes=True) and of its\n"
+      "ExecutionTraceObserver for one and the same step; scripts/record_pytorch.py makes them, "
+      "with a\n"
+      "manifest that names them. Plain, .gz or .zst.\n\n"
+      "  spillway trace import gpt2.manifest.json -o gpt2.json.zst\n"
+      "  spillway trace import --kineto gpt2.kineto.json.gz --execution-trace gpt2.et.json.gz \\\n"
+      "    --batch 4 -o gpt2.json.zst\n"
+      "  spillway compare gpt2.json.zst --memory 4GiB");
+  auto options = std::make_shared<Options>();
+  verb->add_option("manifest", options->manifest, "Manifest of scripts/record_pytorch.py")
+      ->type_name("FILE");
+  AddFile(*verb, "--kineto", options->kineto, "Trace of torch.profiler");
+  AddFile(*verb, "--execution-trace", options->execution_trace, "Execution trace of the same step");
+  AddFile(*verb, "--snapshot", options->snapshot,
+          "Memory snapshot of the same program, whose peaks are set beside the trace's");
+  verb->add_option("--network", options->network, "Name of the network; default: of the file");
+  verb->add_option("--batch", options->batch, "Samples of a step; default: the manifest's, or 1")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  verb->add_option("--step-time", options->step,
+                   "Time of a step without the profiler (52.05ms); default: the manifest's");
+  verb->add_option("-o,--output", options->output, "Trace to write, compressed if it ends in .zst")
+      ->required();
+  options->format.Add(*verb);
+  verb->callback([options, &session] {
+    PyTorchRecording files;
+    if (!options->manifest.empty()) files = ReadRecordingManifest(options->manifest);
+    if (!options->kineto.empty()) files.kineto = options->kineto;
+    if (!options->execution_trace.empty()) files.execution_trace = options->execution_trace;
+    if (!options->snapshot.empty()) files.snapshot = options->snapshot;
+    if (options->batch > 0) files.batch = options->batch;
+    if (!options->step.empty()) files.plain_step = ParseDuration(options->step);
+    if (files.kineto.empty() || files.execution_trace.empty()) {
+      throw UsageError(
+          "trace import: give a manifest, or both --kineto and --execution-trace: the one knows "
+          "kernels and memory, the other operands");
+    }
+    ImportOptions import;
+    import.network = !options->network.empty() ? options->network
+                     : !files.name.empty()     ? files.name
+                                               : NetworkOf(files.kineto);
+    import.batch = files.batch;
+    import.framework = files.framework;
+    import.plain_step = files.plain_step;
+    import.kineto_file = files.kineto.string();
+    import.execution_trace_file = files.execution_trace.string();
+    TextStream kineto_text(files.kineto);
+    const KinetoTrace kineto = ReadKineto(kineto_text);
+    TextStream execution_text(files.execution_trace);
+    const ExecutionTrace execution = ReadExecutionTrace(execution_text);
+    std::optional<SnapshotPeaks> snapshot;
+    if (!files.snapshot.empty()) {
+      snapshot = PeaksOf(files.snapshot, RequestsOf(kineto));
+      import.requested_before = snapshot->held_before_last;
+    }
+    ImportedStep step = ImportStep(kineto, execution, import);
+    if (snapshot) {
+      Bytes& reserved = step.trace.recording->reserved;
+      reserved = std::max(reserved, snapshot->reserved);
+    }
+    MachineText machine;
+    if (const auto device = DeviceOf(step.trace.recording->device)) machine.device = device->name;
+    const ImportRow row = RunAsRecorded(std::move(step), machine, snapshot);
+    const auto guard = session.interrupts().Hold();
+    WriteTrace(row.trace, options->output);
+    session.Print(FormatAs(options->format.format(), ImportColumns(), {&row, 1},
+                           "spillway.trace-import/v1", [&] { return FormatImport(row); }));
+  });
+}
+
+void AddInfo(CLI::App& trace, Session& session) {
+  struct Options {
+    WorkloadOption workload;
+    FormatOption format;
+  };
+  CLI::App* verb = trace.add_subcommand("info", "Count tensors, ops, bytes and operations");
+  auto options = std::make_shared<Options>();
+  options->workload.Add(*verb);
+  options->format.Add(*verb);
+  verb->callback([options, &session] {
+    const Trace loaded = options->workload.Load();
+    session.Print(FormatAs(options->format.format(), InfoColumns(), {&loaded, 1},
+                           "spillway.trace-info/v1", [&] { return FormatInfo(loaded); }));
+  });
+}
+
+void AddValidate(CLI::App& trace) {
+  CLI::App* verb =
+      trace.add_subcommand("validate", "Check trace files; exit code 3 at the first bad one");
+  auto paths = std::make_shared<std::vector<std::string>>();
+  verb->add_option("files", *paths, "Trace files")->required();
+  verb->callback([paths] {
+    for (const std::string& path : *paths) {
+      const Trace valid = ReadTrace(path);
+      fmt::print("{}: ok, {} tensors, {} ops\n", path, valid.tensors.size(), valid.ops.size());
+    }
+  });
+}
+
+}  // namespace
+
+void AddTrace(CLI::App& app, int& exit_code, Session& session) {
+  CLI::App* verb = app.add_subcommand("trace", "Build, import, inspect and validate trace files");
+  verb->require_subcommand(1);
+  AddBuild(*verb, session);
+  AddImport(*verb, session);
+  AddInfo(*verb, session);
+  AddValidate(*verb);
+  verb->callback([&exit_code] { exit_code = kOk; });
+}
+
+}  // namespace spillway::cli

@@ -1,0 +1,13 @@
+#include "experiments/papers/paper.h"
+
+namespace spillway {
+
+const std::vector<Paper>& Papers() {
+  static const std::vector<Paper> papers{
+      {"vdnn", VdnnTables},     {"vdnnpp", VdnnppTables}, {"superneurons", SuperNeuronsTables},
+      {"ucudnn", UcudnnTables}, {"mmcnn", MmcnnTables},
+  };
+  return papers;
+}
+
+}  // namespace spillway

@@ -1,0 +1,240 @@
+// spillway reproduce: the papers' numbers, computed again.
+
+#include "experiments/papers/reproduce.h"
+
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/session.h"
+#include "experiments/cli/frame/verbs.h"
+#include "experiments/run/catalogue.h"
+#include "traces/base/error.h"
+#include "traces/base/file.h"
+
+namespace spillway::cli {
+namespace {
+
+struct ReproduceOptions {
+  std::string item;
+  FormatOption format;
+  std::string output;
+  std::string figures;
+  std::string device;  // empty: the papers'
+  std::string cost = "auto";
+
+  std::optional<PaperMachine> machine() const {
+    return device.empty() ? std::nullopt : std::optional(PaperMachine{device, cost});
+  }
+};
+
+// How the printed numbers are known, and what became of them.
+std::string FormatLegend(const std::vector<Reproduction>& results) {
+  PaperTotal all;
+  for (const PaperTotal& total : TotalsOf(results)) {
+    all.agree += total.agree;
+    all.miss += total.miss;
+    all.shown += total.shown;
+    all.not_computed += total.not_computed;
+  }
+  return fmt::format(
+      "\n{} items: {} agree, {} miss, {} shown and not judged, {} not computed\n"
+      "evidence: = has to agree to the printed digits, c within 1 %, ~ within 2 %;\n"
+      "f (a fit) and x (not explained) are shown and not judged\n",
+      results.size(), all.agree, all.miss, all.shown, all.not_computed);
+}
+
+std::string FormatReproductions(const std::vector<Reproduction>& results, size_t width) {
+  std::vector<std::vector<std::string>> cells{
+      {"paper", "item", "verdict", "printed", "ours", "unit", "evidence", "workload", "exact"}};
+  const auto number = [](const std::optional<double>& value) {
+    return value ? fmt::format("{:.6g}", *value) : std::string("-");
+  };
+  for (const Reproduction& result : results) {
+    const PaperValue& value = result.item.value;
+    const char* verdict = !result.item.compute ? "not computed yet"
+                          : !result.ours       ? "does not fit"
+                          : !result.judged     ? "shown"
+                          : result.passes      ? "ok"
+                                               : "MISS";
+    cells.push_back({value.paper, value.item, verdict, value.printed.empty() ? "-" : value.printed,
+                     number(result.ours), value.unit, value.evidence, value.workload,
+                     number(result.ours_exact)});
+  }
+  return FormatTable(std::move(cells), width) + FormatLegend(results);
+}
+
+// {"schema": "spillway.reproduce/v1", "rows": [...], "totals": [by paper and evidence]}
+std::string FormatJson(const std::vector<Reproduction>& results) {
+  JsonWriter json(3);
+  json.BeginObject().Put("schema", "spillway.reproduce/v1");
+  PutRows<Reproduction>(json.Key("rows"), ReproductionColumns(), results);
+  PutRows<PaperTotal>(json.Key("totals"), TotalColumns(), TotalsOf(results));
+  return json.EndObject().Take();
+}
+
+// Throws `EnvironmentError` if Python or matplotlib is missing, `Error` if the script fails.
+void DrawFigures(const std::string& script, const std::string& directory) {
+  std::string python = "python3", path = script, folder = directory;
+  char* const arguments[] = {python.data(), path.data(), folder.data(), nullptr};
+  pid_t child = 0;
+  const bool started = posix_spawnp(&child, "python3", nullptr, nullptr, arguments, environ) == 0;
+  int status = 0;
+  const bool ended = started && waitpid(child, &status, 0) == child && WIFEXITED(status);
+  const int code = ended ? WEXITSTATUS(status) : kMissingEnvironment;
+  if (code == kOk) return;
+  const std::string message =
+      fmt::format("the figures were not drawn; their numbers are in '{}'", directory);
+  if (code == kMissingEnvironment)
+    throw EnvironmentError(message + "; python3 and python3-matplotlib draw them");
+  throw Error(message);
+}
+
+// Results of items, each computed once whoever asks for it.
+class Results {
+ public:
+  void Add(const std::vector<PaperItem>& items) {
+    for (const PaperItem& item : items) {
+      if (index_.emplace(Key(item), items_.size()).second) items_.push_back(item);
+    }
+  }
+  void Compute(ProgressBar& progress) {
+    progress.Start(items_.size());
+    results_ = Reproduce(items_, [&](const PaperItem& item) { progress.Advance(item.value.item); });
+    progress.Wipe();
+  }
+  std::vector<Reproduction> Of(const std::vector<PaperItem>& items) const {
+    std::vector<Reproduction> results;
+    for (const PaperItem& item : items) results.push_back(results_[index_.at(Key(item))]);
+    return results;
+  }
+
+ private:
+  static std::pair<std::string, std::string> Key(const PaperItem& item) {
+    return {item.value.paper, item.value.item};
+  }
+
+  std::map<std::pair<std::string, std::string>, size_t> index_;
+  std::vector<PaperItem> items_;
+  std::vector<Reproduction> results_;
+};
+
+// The script that draws figures.
+std::filesystem::path FigureScript() {
+  const std::string script = "experiments/papers/plot.py";
+  const auto path = FindDataFile(script);
+  if (!path) throw InputError(script + ": not found");
+  return *path;
+}
+
+// What another GPU's numbers depend on: of recorded tables all that there are of it.
+void AddMachine(const ReproduceOptions& options, Manifest& manifest) {
+  manifest.configuration.emplace_back("device", options.device);
+  manifest.configuration.emplace_back("cost", options.cost);
+  const std::string device = DeviceBase(options.device);
+  if (device.ends_with(".toml")) manifest.AddInput("device", "file", device);
+  if (options.cost == "auto") {
+    const std::filesystem::path folder =
+        RecordedTablePath(LoadDevice(device).name, "", 0).parent_path();
+    std::set<std::string> names;
+    for (const std::filesystem::path& directory : DataDirectories()) {
+      std::error_code ignored;
+      for (const auto& entry : std::filesystem::directory_iterator(directory / folder, ignored)) {
+        names.insert(entry.path().filename());
+      }
+    }
+    for (const std::string& name : names) {
+      manifest.AddInput("cost_table", "data", folder / name);
+    }
+  } else if (options.cost != "roofline") {
+    manifest.AddInput("cost_table", "file", options.cost);
+  }
+}
+
+int Execute(const ReproduceOptions& options, Session& session) {
+  const std::string list = "experiments/papers/paper-values.csv";
+  const auto path = FindDataFile(list);
+  if (!path) throw InputError(list + ": not found");
+  const PaperValues printed = ReadPaperValues(*path);
+  if (options.machine()) LoadDevice(options.device);  // throws before the first item is computed
+  const std::vector<PaperItem> items = SelectItems(printed, options.item, options.machine());
+  std::vector<PaperSheet> sheets;
+  std::string script;
+  if (!options.figures.empty()) {
+    script = FigureScript();
+    sheets = SelectSheets(printed, options.item, options.machine());
+    CreateDirectory(options.figures);
+  }
+  Results computed;
+  computed.Add(items);
+  for (const PaperSheet& sheet : sheets) computed.Add(sheet.items);
+  computed.Compute(session.progress());
+  for (const PaperSheet& sheet : sheets) {
+    WriteFile(std::filesystem::path(options.figures) / (sheet.name + ".csv"),
+              FormatCsv<Reproduction>(ReproductionColumns(), computed.Of(sheet.items)));
+  }
+  if (!sheets.empty()) DrawFigures(script, options.figures);
+  const std::vector<Reproduction> results = computed.Of(items);
+  const Format format = options.format.format();
+  const std::string text = format == Format::kJson ? FormatJson(results)
+                           : format == Format::kCsv
+                               ? FormatCsv<Reproduction>(ReproductionColumns(), results)
+                               : FormatReproductions(results, options.format.width());
+  const bool all_pass = std::all_of(results.begin(), results.end(), [](const Reproduction& result) {
+    return !result.judged || result.passes;
+  });
+  return session.Finish(
+      text, options.output, {}, all_pass ? kOk : kNegative, [&](Manifest& manifest) {
+        manifest.configuration = {{"item", options.item}};
+        manifest.AddInput("paper_values", "data", list);
+        for (const std::string& device : DeviceNames()) {
+          manifest.AddInput("device", "data", fmt::format("sim/devices/{}.toml", device));
+        }
+        if (options.machine()) AddMachine(options, manifest);
+      });
+}
+
+}  // namespace
+
+void AddReproduce(CLI::App& app, int& exit_code, Session& session) {
+  CLI::App* verb = app.add_subcommand(
+      "reproduce", "Compute a paper's printed numbers; exit code 1 if one is out of tolerance");
+  auto options = std::make_shared<ReproduceOptions>();
+  std::vector<std::string_view> computed, printed;
+  for (const Paper& paper : Papers()) {
+    (paper.tables != nullptr ? computed : printed).push_back(paper.name);
+  }
+  std::string papers = fmt::format("{}", fmt::join(computed, ", "));
+  if (!printed.empty()) {
+    papers += fmt::format("; of {} only what is printed", fmt::join(printed, " and "));
+  }
+  verb->add_option("item", options->item,
+                   fmt::format("all, a paper ({}), a table or figure (superneurons-Tab2), or an "
+                               "item such as 'base VGG-16(256) GB'",
+                               papers))
+      ->required();
+  verb->add_option(
+          "--figures", options->figures,
+          "Also write the tables and figures that are asked for (all, those of a paper, or "
+          "one) into this directory: each as CSV, and figures as PDF and PNG by matplotlib")
+      ->type_name("DIRECTORY");
+  CLI::Option* device = verb->add_option(
+      "--device", options->device,
+      "Another GPU than the paper's, which judges nothing: built-in name or .toml file");
+  verb->add_option("--cost", options->cost,
+                   "Kernel times of that GPU: auto (a recorded table where one has all kernels, "
+                   "else roofline), roofline, or a cost table file")
+      ->needs(device)
+      ->capture_default_str();
+  options->format.Add(*verb);
+  AddOutput(*verb, options->output, options->format);
+  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+}
+
+}  // namespace spillway::cli

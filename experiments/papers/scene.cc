@@ -1,0 +1,48 @@
+#include "experiments/papers/scene.h"
+
+#include "experiments/run/catalogue.h"
+#include "policies/registry.h"
+#include "traces/base/error.h"
+#include "traces/lowering/lowering.h"
+
+namespace spillway {
+namespace {
+
+// The preset of a paper has kernels that a table recorded under another preset lacks.
+std::unique_ptr<const CostModel> CostFor(const std::string& source, const Trace& trace,
+                                         const Device& device) {
+  std::unique_ptr<const CostModel> cost = LoadCost(source, trace, device);
+  try {
+    for (const Op& op : trace.ops) {
+      for (size_t slot = 0; slot < op.slots.size(); ++slot) cost->Kernels(op, slot, op.batch);
+    }
+  } catch (const InputError&) {
+    if (source != "auto") throw;
+    return LoadCost("roofline", trace, device);
+  }
+  return cost;
+}
+
+}  // namespace
+
+Scene::Scene(const Workload& workload, const std::string& preset, const PaperMachine& machine,
+             bool training)
+    : trace(LowerNetwork(BuildNetwork(workload.network), {workload.batch, preset, training})),
+      device(LoadDevice(machine.device)),
+      model(CostFor(machine.cost, trace, device)) {}
+
+Setup Scene::In(Bytes memory, const std::string& allocator) const {
+  return {Borrow(trace), device, Borrow(cost), memory, allocator};
+}
+
+Report Scene::Run(const std::string& policy, Bytes memory, const std::string& allocator) const {
+  return Play(In(memory, allocator), policy);
+}
+
+Report Play(const Setup& setup, const std::string& policy) {
+  PolicyRegistry registry;
+  RegisterBuiltinPolicies(registry);
+  return Simulate(setup, *registry.Make(policy)).report;
+}
+
+}  // namespace spillway

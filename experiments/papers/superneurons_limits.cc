@@ -1,0 +1,106 @@
+// The limits that SuperNeurons (Wang et al., PPoPP 2018) prints for it and for the frameworks that
+// it compares with, found again: Table 4, the deepest ResNet, 3 (n1 + n2 + n3 + n4) + 2 layers of
+// resnet(6,32,n3,6) at batch 16, and Table 5, the largest batch, on a K40 with 12 GiB.
+//
+// A framework's column depends on versions and allocators that no rule here knows, so it is shown
+// and not judged. The order is: pairs of frameworks that stand in the paper's order, of those for
+// which it prints different numbers. On AlexNet it does not follow from the frameworks' rules:
+// MXNet ends before Torch, though it frees what Torch keeps.
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <mutex>
+
+#include "experiments/papers/superneurons_setup.h"
+#include "experiments/run/catalogue.h"
+#include "experiments/tools/limit/limit.h"
+
+namespace spillway::superneurons {
+namespace {
+
+// As the paper counts it.
+double LimitOf(const WorkloadFamily& family, const Framework& framework,
+               const PaperMachine& machine) {
+  LimitSetup setup{family};
+  setup.preset = framework.preset;
+  setup.run.device = LoadDevice(machine.device);
+  setup.run.memory = setup.run.device.memory;
+  setup.cost = machine.cost;
+  setup.scan = 1;
+  const int64_t largest =
+      FindLimit(setup, std::string(framework.policy), [](int64_t) {}).limit.largest;
+  if (largest == 0) return 0;
+  const Workload workload = family.At(largest);
+  return static_cast<double>(family.deepens() ? *ResNetDepth(workload.network) : workload.batch);
+}
+
+// A limit that two items need: found when the first asks for it.
+class KnownLimit {
+ public:
+  KnownLimit(Framework framework, double printed) : framework_(framework), printed_(printed) {}
+
+  double Find(const WorkloadFamily& family, const PaperMachine& machine) {
+    std::call_once(once_, [&] { ours_ = LimitOf(family, framework_, machine); });
+    return ours_;
+  }
+  const Framework& framework() const { return framework_; }
+  double printed() const { return printed_; }
+
+ private:
+  const Framework framework_;
+  const double printed_;
+  std::once_flag once_;
+  double ours_ = 0;
+};
+using KnownLimits = std::vector<std::shared_ptr<KnownLimit>>;
+
+// How many pairs of the paper's frameworks are in its order. Its own column is none of them.
+double InOrder(const WorkloadFamily& family, const KnownLimits& limits,
+               const PaperMachine& machine) {
+  int pairs = 0;
+  for (const auto& less : limits) {
+    for (const auto& more : limits) {
+      if (less->framework().policy == kPaper || more->framework().policy == kPaper) continue;
+      if (less->printed() >= more->printed()) continue;
+      pairs += less->Find(family, machine) < more->Find(family, machine) ? 1 : 0;
+    }
+  }
+  return pairs;
+}
+
+// Of one line, without what the paper has as "N/A".
+PaperTable TableOf(const PaperValues& printed, const std::string& table, const std::string& line,
+                   const std::string& unit, const WorkloadFamily& family) {
+  PaperTable limits{table, Names(), {{}}, {}, PaperRequest::kPaperName, "limits", kGpu};
+  KnownLimits known;
+  for (const Framework& framework : kFrameworks) {
+    const std::string item = fmt::format("{} {}", line, framework.name);
+    const auto limit = PrintedNumber(printed, kPaper, item);
+    if (!limit) continue;
+    known.push_back(std::make_shared<KnownLimit>(framework, *limit));
+    limits.columns.push_back({item, unit, [=, found = known.back()](const PaperRow& row) {
+                                return found->Find(family, row.machine);
+                              }});
+  }
+  limits.columns.push_back({line + " order", "count", [=](const PaperRow& row) {
+                              return InOrder(family, known, row.machine);
+                            }});
+  return limits;
+}
+
+}  // namespace
+
+std::vector<PaperTable> LimitTables(const PaperValues& printed) {
+  std::vector<PaperTable> tables{TableOf(printed, "Tab4", "Tab4", "layers",
+                                         WorkloadFamily::OfDepths("resnet(6,32,n3,6)@227:16"))};
+  const PaperNames names = Names();
+  for (const char* network : kNetworks) {
+    const std::string name = names.Write({network, names.UsualBatch(network)});
+    tables.push_back(
+        TableOf(printed, "Tab5", "Tab5 " + name, "images", WorkloadFamily::OfBatches(network)));
+  }
+  return tables;
+}
+
+}  // namespace spillway::superneurons

@@ -1,0 +1,356 @@
+// The tables and figures of SuperNeurons (Wang et al., PPoPP 2018) that are about time, copies and
+// workspaces: Tables 2 and 3, Figs. 2, 8 and 11 to 14, and the pools of section 3.3.2.
+//
+// Times and algorithms are those of the model of a K40c with 12 GiB, of Fig. 14 a TITAN Xp. The
+// paper names the K40 for its Tables 4 and 5 only, and nobody here has measured one: all of this is
+// shown, not judged. The pool is first fit of 1 KiB unless an item says otherwise.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "experiments/papers/superneurons_setup.h"
+#include "experiments/run/catalogue.h"
+#include "policies/parts/superneurons_steps.h"
+#include "traces/liveness.h"
+
+namespace spillway::superneurons {
+namespace {
+
+using Computed = std::optional<double>;
+
+// --- Runs ---------------------------------------------------------------------------------------
+
+// Everything fits and nothing is rebuilt: what is left of the techniques is liveness.
+constexpr const char* kLiveness = "superneurons:offload=none,recompute=none";
+// All techniques, with the paper's set of tensors that leave; with the cache, and without.
+constexpr const char* kCached = "superneurons:offload=conv";
+constexpr const char* kUncached = "superneurons:offload=conv,cache=none";
+
+Report RunOnGpu(const Scene& scene, const std::string& policy,
+                const std::string& allocator = kPool) {
+  return scene.Run(policy, scene.device.memory, allocator);
+}
+
+// Images per second; nullopt if it does not fit.
+Computed Speed(const Scene& scene, const Report& report) {
+  if (!report.fits()) return std::nullopt;
+  return static_cast<double>(scene.trace.batch) / report.metrics.iteration.seconds();
+}
+
+Computed Ratio(Computed a, Computed b) { return a && b ? std::optional(*a / *b) : std::nullopt; }
+
+// --- Tables 2 and 3 -----------------------------------------------------------------------------
+
+Computed PoolSpeed(const PaperRow& row, const std::string& allocator) {
+  const Scene scene = SceneOf(row);
+  return Speed(scene, RunOnGpu(scene, kLiveness, allocator));
+}
+
+// Images per second under liveness, with cudaMalloc and cudaFree or with the pool; `overhead` is
+// the part of the former's time that the pool saves.
+std::vector<PaperTable> TableTwo() {
+  const PaperNames names = Names(128, 16);
+  const auto gain = [](const PaperRow& row) {
+    return Ratio(PoolSpeed(row, kPool), PoolSpeed(row, "native"));
+  };
+  const auto overhead = [=](const PaperRow& row) -> Computed {
+    const Computed faster = gain(row);
+    return faster ? std::optional(100 * (1 - 1 / *faster)) : std::nullopt;
+  };
+  return {
+      {"Tab2",
+       names,
+       RowsOf(names, kNetworks),
+       {{"Tab2 {workload} CUDA", "img/s", OfRow(PoolSpeed, "native")},
+        {"Tab2 {workload} Ours", "img/s", OfRow(PoolSpeed, kPool)},
+        {"Tab2 {workload} speedup", "x", gain}}},
+      {"Tab2", names, {{{"resnet50@227", 16}}}, {{"Tab2 {workload} overhead %", "%", overhead}}}};
+}
+
+// Copied in both directions where outputs of convolutions leave, in 10^9 bytes.
+Computed Copied(const PaperRow& row, const char* policy) {
+  const Scene scene = SceneOf(row);
+  const Report report = RunOnGpu(scene, policy);
+  if (!report.fits()) return std::nullopt;
+  return static_cast<double>((report.metrics.offloaded + report.metrics.prefetched).count()) / 1e9;
+}
+
+PaperTable TableThree() {
+  PaperTable table{"Tab3",
+                   Names(),
+                   {},
+                   {{"Tab3 {workload} without GB", "GB", OfRow(Copied, kUncached)},
+                    {"Tab3 {workload} cache GB", "GB", OfRow(Copied, kCached)}}};
+  for (const int batch : {256, 384, 512, 640, 896, 1024}) {
+    table.rows.push_back({{"alexnet-227", batch}});
+  }
+  return table;
+}
+
+// --- Figs. 2 and 13: the memory of whole networks -----------------------------------------------
+
+// The workspaces of the fastest algorithms, each step's apart.
+Bytes Workspaces(const Scene& scene) {
+  Bytes sum;
+  for (const Op& op : scene.trace.ops) {
+    Bytes largest;
+    for (size_t slot = 0; slot < op.slots.size(); ++slot) {
+      largest = std::max(largest, scene.cost.Kernels(op, slot, op.batch).front().workspace);
+    }
+    sum += largest;
+  }
+  return sum;
+}
+
+// All tensors and three copies of the parameters.
+double TotalMemory(const PaperRow& row, bool workspaces) {
+  const Scene scene = SceneOf(row);
+  return (NetworkMemory(scene.trace) + (workspaces ? Workspaces(scene) : Bytes(0))).gib();
+}
+
+// In unlimited memory: the paper's K40 would not hold all of these networks.
+Computed WorkspaceSpeedup(const PaperRow& row) {
+  const Scene scene = SceneOf(row);
+  const std::string policy = std::string(kLiveness) + ",workspace=";
+  return Ratio(Speed(scene, scene.Run(policy + "dynamic")),
+               Speed(scene, scene.Run(policy + "none")));
+}
+
+PaperTable FigureTwo() {
+  return {"Fig2",
+          Names(),
+          RowsOf(Names(), kNetworks),
+          {{"Fig2 {workload} B={batch} GB", "GB", OfRow(TotalMemory, false)},
+           {"Fig2 {workload} B={batch} workspaces GB", "GB", OfRow(TotalMemory, true)},
+           {"Fig2 {workload} B={batch} speedup x", "x", WorkspaceSpeedup}}};
+}
+
+// With workspaces, at the batches that Table 5 prints, and over Caffe's.
+std::vector<PaperTable> FigureThirteen(const PaperValues& printed) {
+  std::vector<PaperTable> tables;
+  for (const char* network : kNetworks) {
+    const auto smallest = PrintedBatch(printed, network, kFrameworks[0]);
+    for (const Framework& framework : kFrameworks) {
+      const auto batch = PrintedBatch(printed, network, framework);
+      if (!batch || !smallest) continue;
+      const std::string item = fmt::format("Fig13 {} {}", NameOf(network), framework.name);
+      const auto ratio = [=](const PaperRow& row) {
+        const PaperRow least{{network, *smallest}, 0, "", row.machine};
+        return TotalMemory(row, true) / TotalMemory(least, true);
+      };
+      tables.push_back(
+          {"Fig13",
+           Names(),
+           {{{network, *batch}}},
+           {{item + " GB", "GB", OfRow(TotalMemory, true)}, {item + " x", "x", ratio}}});
+    }
+  }
+  return tables;
+}
+
+// --- Fig. 8: where time and memory go -----------------------------------------------------------
+
+// The part, in percent, of what `amount` gives for each op that is not an update; of the types'
+// ops, in forward only or in both passes.
+template <typename Amount>
+double ShareOf(const Trace& trace, const std::vector<OpType>& types, bool forward_only,
+               Amount amount) {
+  double all = 0, own = 0;
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    const Op& op = trace.ops[i];
+    if (op.phase == Phase::kUpdate) continue;
+    const double value = amount(static_cast<OpId>(i));
+    all += value;
+    const bool counts = !forward_only || op.phase == Phase::kForward;
+    if (counts && std::count(types.begin(), types.end(), op.type) > 0) own += value;
+  }
+  return 100 * own / all;
+}
+
+// Of the kernels' time, with the fastest algorithms.
+double TimeShare(const PaperRow& row, const std::vector<OpType>& types, bool forward_only) {
+  const Scene scene = SceneOf(row);
+  return ShareOf(scene.trace, types, forward_only, [&](OpId id) {
+    const Op& op = scene.trace.op(id);
+    double seconds = 0;
+    for (size_t slot = 0; slot < op.slots.size(); ++slot) {
+      seconds += scene.cost.Kernels(op, slot, op.batch).front().time.seconds();
+    }
+    return seconds;
+  });
+}
+
+// Of the tensors that the paper counts, each with the step that writes it first.
+double MemoryShare(const PaperRow& row, const std::vector<OpType>& types) {
+  const Trace trace = SceneOf(row).trace;
+  const Liveness liveness(trace);
+  const std::vector<bool> counted = SuperNeuronsCounted(trace);
+  return ShareOf(trace, types, false, [&](OpId id) {
+    std::vector<TensorId> written;
+    double bytes = 0;
+    for (const TensorId output : trace.op(id).outputs) {
+      const TensorId storage = liveness.Root(output);
+      if (!counted[Index(output)] || liveness.Writers(storage).front() != id) continue;
+      if (std::count(written.begin(), written.end(), storage) > 0) continue;
+      written.push_back(storage);
+      bytes += static_cast<double>(trace.tensor(storage).size.count());
+    }
+    return bytes;
+  });
+}
+
+PaperTable FigureEight() {
+  const std::pair<const char*, std::vector<OpType>> types[] = {
+      {"CONV", {OpType::kConv2d}},   {"POOL", {OpType::kMaxPool2d, OpType::kAvgPool2d}},
+      {"ACT", {OpType::kRelu}},      {"BN", {OpType::kBatchNorm}},
+      {"LRN", {OpType::kLrn}},       {"DROPOUT", {OpType::kDropout}},
+      {"FC", {OpType::kLinear}},     {"SOFTMAX", {OpType::kSoftmaxLoss}},
+      {"CONCAT", {OpType::kConcat}}, {"JOIN", {OpType::kAdd}},
+      {"FORK", {OpType::kFork}},
+  };
+  PaperTable table{"Fig8", Names(), RowsOf(Names(), kNetworks), {}};
+  for (const auto& [name, of] : types) {
+    const std::string item = fmt::format("Fig8 {{workload}} {} ", name);
+    table.columns.push_back({item + "time %", "%", OfRow(TimeShare, of, false)});
+    table.columns.push_back({item + "forward %", "%", OfRow(TimeShare, of, true)});
+    table.columns.push_back({item + "memory %", "%", OfRow(MemoryShare, of)});
+  }
+  return table;
+}
+
+// --- Figs. 11 and 12 ----------------------------------------------------------------------------
+
+PaperTable FigureEleven() {
+  const PaperNames names = Names(128, 32);
+  return {"Fig11",
+          names,
+          RowsOf(names, kNetworks),
+          {{"Fig11 {workload} without", "x", [](const PaperRow& row) {
+              const Scene scene = SceneOf(row);
+              return Ratio(Speed(scene, RunOnGpu(scene, kUncached)),
+                           Speed(scene, RunOnGpu(scene, kCached)));
+            }}}};
+}
+
+// The workspace that a step is given in a pool, or would have for its fastest algorithm, in MB.
+Computed Workspace(const PaperRow& row, Bytes pool, const std::string& op_name, bool fastest) {
+  const Scene scene = SceneOf(row);
+  const Report report = scene.Run(kCached, fastest ? Bytes::Unlimited() : pool, kPool);
+  if (!report.fits()) return std::nullopt;
+  for (const TimelineEntry& entry : report.timeline) {
+    const bool runs = entry.kind == CommandKind::kKernel && !entry.recompute;
+    if (runs && scene.trace.op(entry.op).name == op_name) return entry.size.mib();
+  }
+  return std::nullopt;
+}
+
+// "3GB": the released code's pool is one of 3 x 1000 MiB.
+Bytes PoolOf(const PaperRow& row) { return Bytes::MiB(1000 * static_cast<int64_t>(row.number)); }
+
+// Workspaces of convolutions, forward (f) and backward (b), for each of the paper's setups.
+std::vector<PaperTable> FigureTwelve() {
+  const auto is_pool = [](const PaperRow& row) {
+    return row.number >= 1 && row.number <= 1000 && row.number == std::floor(row.number);
+  };
+  const auto workspaces = [&](const std::string& phase, const std::string& suffix) {
+    PaperTable table{"Fig12", Names(), {}, {}};
+    for (const bool fastest : {false, true}) {
+      table.columns.push_back({fmt::format("Fig12 {{workload}} {{number}}GB {{layer}}.{} {}", phase,
+                                           fastest ? "fastest" : "assigned"),
+                               "MB",
+                               [=](const PaperRow& row) {
+                                 return Workspace(row, PoolOf(row), row.layer + suffix, fastest);
+                               },
+                               false, "", is_pool});
+    }
+    return table;
+  };
+  std::vector<PaperTable> tables;
+  for (const PaperRow& setup :
+       {PaperRow{{"alexnet-227", 100}, 3}, PaperRow{{"alexnet-227", 300}, 3},
+        PaperRow{{"alexnet-227", 300}, 5}}) {
+    for (PaperTable table : {workspaces("f", ".fwd"), workspaces("b", ".bwd")}) {
+      for (const char* layer : {"conv1", "conv2", "conv3", "conv4", "conv5"}) {
+        table.rows.push_back({setup.workload, setup.number, layer});
+      }
+      tables.push_back(table);
+    }
+    tables.push_back({"Fig12",
+                      Names(),
+                      {setup},
+                      {{"Fig12 {workload} {number}GB img/s", "img/s",
+                        [](const PaperRow& row) {
+                          const Scene scene = SceneOf(row);
+                          return Speed(scene, scene.Run(kCached, PoolOf(row), kPool));
+                        },
+                        false, "", is_pool}}});
+  }
+  return tables;
+}
+
+// --- Fig. 14 and the pools -----------------------------------------------------------------------
+
+// In the GPU's memory, up to the batches that Table 5 has on a GPU with as much.
+PaperTable FigureFourteen() {
+  PaperTable table{"Fig14", Names(200, 0), {}, {}, PaperRequest::kPaperName};
+  for (const char* network : kNetworks) {
+    const int64_t first = std::string_view(network) == "alexnet-227" ? 128 : 8;
+    for (int64_t batch = first; batch <= 16 * first; batch *= 2) {
+      table.rows.push_back({{network, batch}});
+    }
+  }
+  for (const Framework& framework : kFrameworks) {
+    table.columns.push_back(
+        {fmt::format("Fig14 {{workload}} {} img/s", framework.name), "img/s",
+         [=](const PaperRow& row) {
+           const Scene scene(row.workload, std::string(framework.preset), row.machine);
+           return Speed(scene, scene.Run(std::string(framework.policy), scene.device.memory));
+         }});
+  }
+  return table;
+}
+
+// Outputs of convolutions leave for one pool of the three, each at the rate of section 3.3.2, and
+// nothing is cached: images per second.
+PaperTable PoolTable() {
+  const PaperNames names = Names(128, 32);
+  PaperTable table{"Pools", names, RowsOf(names, kNetworks), {}};
+  for (const auto& [pool, specification] : {std::pair{"host", ""},
+                                            {"peer", "peer:size=64GiB,in=10GB/s,out=10GB/s"},
+                                            {"remote", "remote:size=64GiB,in=6GB/s,out=6GB/s"}}) {
+    table.columns.push_back(
+        {fmt::format("Pools {{workload}} {}", pool), "img/s",
+         [specification = std::string(specification)](const PaperRow& row) -> Computed {
+           const Scene scene = SceneOf(row);
+           Setup setup = scene.In(scene.device.memory, kPool);
+           if (!specification.empty()) {
+             AddPool(setup.device, "host:size=1B");  // too small for any tensor
+             AddPool(setup.device, specification);
+           }
+           return Speed(scene, Play(setup, kUncached));
+         }});
+  }
+  return table;
+}
+
+}  // namespace
+
+std::vector<PaperTable> SpeedTables(const PaperValues& printed) {
+  std::vector<PaperTable> tables = TableTwo();
+  const auto add = [&](const std::vector<PaperTable>& more) {
+    tables.insert(tables.end(), more.begin(), more.end());
+  };
+  add({TableThree(), FigureTwo(), FigureEight(), FigureEleven()});
+  add(FigureTwelve());
+  add(FigureThirteen(printed));
+  add({PoolTable()});
+  for (PaperTable& table : tables) table.device = kGpu;
+  add({FigureFourteen()});
+  tables.back().device = kSpeedGpu;
+  return tables;
+}
+
+}  // namespace spillway::superneurons

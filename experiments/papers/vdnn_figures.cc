@@ -1,0 +1,502 @@
+// The figures of vDNN (Rhu et al., MICRO 2016) and the claims of its text.
+//
+// The paper only plots its figures, so that nothing printed judges them; of the claims it prints
+// the numbers, and what follows from times or from plotted choices is shown, not judged. Static
+// policies and the baseline run in unlimited memory, as the paper's oracular baseline does; what
+// would not fit in the GPU says so by its bytes. `dyn` runs in the GPU's memory.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <set>
+
+#include "experiments/papers/vdnn_setup.h"
+#include "traces/base/error.h"
+
+namespace spillway::vdnn {
+namespace {
+
+struct Mode {
+  const char* name;
+  const char* policy;
+};
+constexpr Mode kBaseFast{"base(p)", "network-wide"};
+constexpr std::array kModes{
+    Mode{"all(m)", "vdnn-all:algo=memory"},
+    Mode{"all(p)", "vdnn-all"},
+    Mode{"conv(m)", "vdnn-conv:algo=memory"},
+    Mode{"conv(p)", "vdnn-conv"},
+    Mode{"dyn", "vdnn-dyn"},
+    Mode{"base(m)", "network-wide:algo=memory"},
+    kBaseFast,
+};
+
+std::vector<Workload> Conventional() {
+  return {{"alexnet", 128}, {"overfeat", 128}, {"googlenet", 128},
+          {"vgg19", 64},    {"vgg19", 128},    {"vgg19", 256}};
+}
+std::vector<Workload> VeryDeep() {
+  return {{"vgg116", 32}, {"vgg216", 32}, {"vgg316", 32}, {"vgg416", 32}};
+}
+
+std::vector<PaperRow> RowsOf(const std::vector<Workload>& workloads) {
+  std::vector<PaperRow> rows;
+  for (const Workload& workload : workloads) rows.push_back({workload});
+  return rows;
+}
+
+std::vector<PaperRow> RowsOf(const std::vector<Workload>& workloads,
+                             const std::vector<std::string>& words) {
+  std::vector<PaperRow> rows;
+  for (const Workload& workload : workloads) {
+    for (const std::string& word : words) rows.push_back({workload, 0, word});
+  }
+  return rows;
+}
+
+const Mode* FindMode(std::string_view name) {
+  const auto mode = std::ranges::find(kModes, name, &Mode::name);
+  return mode == kModes.end() ? nullptr : &*mode;
+}
+
+// A run of a mode; nullopt if it does not fit.
+std::optional<Report> RunMode(const Scene& scene, const Mode& mode) {
+  const bool dynamic = std::string_view(mode.name) == "dyn";
+  Report report = scene.Run(mode.policy, dynamic ? scene.device.memory : Bytes::Unlimited());
+  if (!report.fits()) return std::nullopt;
+  return report;
+}
+
+// --- Memory of the network-wide allocation -------------------------------------------------------
+
+// The baseline's tensors by what they are for.
+struct Functions {
+  Bytes weights;
+  Bytes features;  // inputs of layers, the image included
+  Bytes gradients;
+  Bytes workspace;
+  Bytes total() const { return weights + features + gradients + workspace; }
+};
+
+Functions SplitOf(const Scene& scene) {
+  Functions split;
+  std::set<TensorId> seen;
+  for (size_t i = 0; i < scene.trace.tensors.size(); ++i) {
+    const TensorId root = scene.trace.Root(static_cast<TensorId>(i));
+    if (!seen.insert(root).second) continue;
+    const Tensor& tensor = scene.trace.tensor(root);
+    if (tensor.kind == TensorKind::kParameter) split.weights += tensor.size;
+    if (tensor.kind == TensorKind::kInput || tensor.kind == TensorKind::kActivation) {
+      split.features += tensor.size;
+    }
+  }
+  const Report base = scene.Run("network-wide:algo=memory");
+  SPILLWAY_CHECK(base.fits());  // memory is unlimited
+  split.gradients = base.metrics.peak_requested - split.weights - split.features;
+  split.workspace = FftBaselineWorkspace(scene.trace);
+  return split;
+}
+
+// The fastest kernels' workspace of an op.
+Bytes WorkspaceOf(const Scene& scene, const Op& op) {
+  Bytes workspace;
+  for (size_t slot = 0; slot < op.slots.size(); ++slot) {
+    workspace = std::max(workspace, scene.cost.Kernels(op, slot, op.batch).front().workspace);
+  }
+  return workspace;
+}
+
+// Distinct storages of the kinds that an op reads or writes.
+Bytes OperandsOf(const Trace& trace, const Op& op, std::initializer_list<TensorKind> kinds) {
+  std::set<TensorId> seen;
+  Bytes sum;
+  for (const auto* list : {&op.inputs, &op.outputs, &op.scratch}) {
+    for (const TensorId id : *list) {
+      const Tensor& tensor = trace.tensor(trace.Root(id));
+      const bool counted = std::ranges::find(kinds, tensor.kind) != kinds.end();
+      if (counted && seen.insert(trace.Root(id)).second) sum += tensor.size;
+    }
+  }
+  return sum;
+}
+
+// What the layer that needs most uses at a time, over the whole allocation.
+double LargestLayerShare(const Scene& scene) {
+  const Bytes counted = FftBaselineWorkspace(scene.trace);  // as in the whole allocation
+  Bytes largest;
+  for (const Op& op : scene.trace.ops) {
+    const Bytes operands =
+        OperandsOf(scene.trace, op,
+                   {TensorKind::kInput, TensorKind::kParameter, TensorKind::kActivation,
+                    TensorKind::kGradient, TensorKind::kParameterGradient, TensorKind::kScratch});
+    largest = std::max(largest, operands + std::min(WorkspaceOf(scene, op), counted));
+  }
+  return largest.mib() / SplitOf(scene).total().mib();
+}
+
+PaperTable FigureOne() {
+  std::vector<Workload> workloads = Conventional();
+  const std::vector<Workload> deep = VeryDeep();
+  workloads.insert(workloads.end(), deep.begin(), deep.end());
+  return {"Fig1",
+          Names(),
+          RowsOf(workloads),
+          {{"Fig1 {workload} baseline MB", "MB",
+            [](const PaperRow& row) { return SplitOf(SceneOf(row)).total().mib(); }},
+           {"Fig1 {workload} layer %", "%",
+            [](const PaperRow& row) { return 100 * LargestLayerShare(SceneOf(row)); }}},
+          PaperRequest::kPaperName};
+}
+
+PaperTable FigureFour() {
+  PaperTable table{"Fig4", Names(), RowsOf(Conventional()), {}, PaperRequest::kPaperName};
+  const auto add = [&](const char* name, Bytes Functions::*part) {
+    table.columns.push_back(
+        {fmt::format("Fig4 {{workload}} {} MB", name), "MB",
+         [=](const PaperRow& row) { return (SplitOf(SceneOf(row)).*part).mib(); }});
+  };
+  add("weights", &Functions::weights);
+  add("features", &Functions::features);
+  add("gradients", &Functions::gradients);
+  add("workspace", &Functions::workspace);
+  return table;
+}
+
+// --- Layers of VGG-16 ----------------------------------------------------------------------------
+
+// The ops of a layer, if it has weights.
+struct LayerOps {
+  const Op* forward = nullptr;
+  const Op* backward = nullptr;
+};
+
+LayerOps FindLayer(const Trace& trace, std::string_view name) {
+  LayerOps ops;
+  for (const Op& op : trace.ops) {
+    if (op.type != OpType::kConv2d && op.type != OpType::kLinear) continue;
+    if (trace.layer(op.layer).name != name) continue;
+    if (op.phase == Phase::kForward) ops.forward = &op;
+    if (op.phase == Phase::kBackward) ops.backward = &op;
+  }
+  return ops;
+}
+
+std::vector<std::string> LayersWithWeights(const Workload& workload) {
+  std::vector<std::string> names;
+  const Trace trace = LowerNetwork(BuildNetwork(workload.network), {workload.batch, "vdnn", true});
+  for (const Layer& layer : trace.layers) {
+    if (FindLayer(trace, layer.name).forward != nullptr) names.push_back(layer.name);
+  }
+  return names;
+}
+
+// `compute(scene, ops)` of a layer with weights; nullopt if the network has no such layer.
+template <typename Compute>
+auto OfLayer(const Compute& compute) {
+  return [=](const PaperRow& row) -> std::optional<double> {
+    const Scene scene = SceneOf(row);
+    const LayerOps ops = FindLayer(scene.trace, row.layer);
+    if (ops.forward == nullptr || ops.backward == nullptr) return std::nullopt;
+    return compute(scene, ops);
+  };
+}
+
+PaperTable OfLayers(const char* name, int64_t batch, std::vector<PaperColumn> columns) {
+  const Workload vgg{"vgg19", batch};
+  return {name, Names(), RowsOf({vgg}, LayersWithWeights(vgg)), std::move(columns),
+          PaperRequest::kPaperName};
+}
+
+PaperTable FigureFive() {
+  return OfLayers("Fig5", 256,
+                  {{"Fig5 {workload} {layer} features MB", "MB",
+                    OfLayer([](const Scene& scene, const LayerOps& ops) {
+                      return OperandsOf(scene.trace, *ops.forward,
+                                        {TensorKind::kInput, TensorKind::kActivation})
+                          .mib();
+                    })},
+                   {"Fig5 {workload} {layer} workspace MB", "MB",
+                    OfLayer([](const Scene& scene, const LayerOps& ops) {
+                      return WorkspaceOf(scene, *ops.forward).mib();
+                    })},
+                   {"Fig5 {workload} {layer} weights MB", "MB",
+                    OfLayer([](const Scene& scene, const LayerOps& ops) {
+                      return OperandsOf(scene.trace, *ops.forward, {TensorKind::kParameter}).mib();
+                    })}});
+}
+
+// When an op's kernels run, in core.
+Interval IntervalOf(const Scene& scene, const Report& report, const Op& op) {
+  Interval whole{{}, Duration::Max(), {}};
+  for (const TimelineEntry& entry : report.timeline) {
+    if (entry.kind != CommandKind::kKernel || &scene.trace.op(entry.op) != &op) continue;
+    whole.start = std::min(whole.start, entry.interval.start);
+    whole.end = std::max(whole.end, entry.interval.end);
+  }
+  return whole;
+}
+
+std::vector<PaperColumn> ReuseColumns() {
+  const auto of = [](auto measure) {
+    return OfLayer([=](const Scene& scene, const LayerOps& ops) {
+      const Report report = scene.Run(kBaseFast.policy);
+      const Interval forward = IntervalOf(scene, report, *ops.forward);
+      return measure(forward, IntervalOf(scene, report, *ops.backward)).milliseconds();
+    });
+  };
+  using I = const Interval&;
+  return {{"Fig6 {workload} {layer} reuse ms", "ms",
+           of([](I forward, I backward) { return backward.start - forward.end; })},
+          {"Fig6 {workload} {layer} forward ms", "ms",
+           of([](I forward, I) { return forward.end - forward.start; })},
+          {"Fig6 {workload} {layer} backward ms", "ms",
+           of([](I, I backward) { return backward.end - backward.start; })}};
+}
+
+// The text has the first layer of another network, too.
+std::vector<PaperTable> FigureSix() {
+  const std::vector<PaperColumn> columns = ReuseColumns();
+  return {OfLayers("Fig6", 64, columns),
+          {"Fig6",
+           Names(),
+           RowsOf({{"alexnet", 128}}, {"conv1"}),
+           {columns.front()},
+           PaperRequest::kPaperName}};
+}
+
+// The least traffic of a layer's fastest kernels over their time.
+PaperTable FigureThirteen() {
+  const auto of = [](const Op* LayerOps::*phase) {
+    return OfLayer([=](const Scene& scene, const LayerOps& ops) {
+      const Op& op = *(ops.*phase);
+      Duration time;
+      for (size_t slot = 0; slot < op.slots.size(); ++slot) {
+        time += scene.cost.Kernels(op, slot, op.batch).front().time;
+      }
+      return static_cast<double>(op.traffic().count()) / 1e9 / time.seconds();
+    });
+  };
+  return OfLayers("Fig13", 256,
+                  {{"Fig13 {workload} {layer} forward GB/s", "GB/s", of(&LayerOps::forward)},
+                   {"Fig13 {workload} {layer} backward GB/s", "GB/s", of(&LayerOps::backward)}});
+}
+
+// --- Policies ------------------------------------------------------------------------------------
+
+Computed OfMode(const PaperRow& row, Computed (*measure)(const Scene&, const Mode&)) {
+  const Mode* mode = FindMode(row.layer);
+  return mode == nullptr ? std::nullopt : measure(SceneOf(row), *mode);
+}
+
+// With the baseline's workspace as the paper counts it, as in `base ... GB`.
+Bytes BaseMemory(const Scene& scene) { return SplitOf(scene).total(); }
+
+Computed MostMemory(const Scene& scene, const Mode& mode) {
+  if (std::string_view(mode.name) == kBaseFast.name) return BaseMemory(scene).mib();
+  const auto report = RunMode(scene, mode);
+  return report ? Computed(report->metrics.peak_requested.mib()) : std::nullopt;
+}
+
+Computed AverageMemory(const Scene& scene, const Mode& mode) {
+  if (std::string_view(mode.name) == kBaseFast.name) return BaseMemory(scene).mib();
+  const auto report = RunMode(scene, mode);
+  return report ? Computed(report->metrics.average_requested.mib()) : std::nullopt;
+}
+
+// In percent of the baseline's.
+Computed MostSaved(const Scene& scene, const Mode& mode) {
+  const Computed most = MostMemory(scene, mode);
+  return most ? Computed(100 * (1 - *most / BaseMemory(scene).mib())) : std::nullopt;
+}
+Computed AverageSaved(const Scene& scene, const Mode& mode) {
+  const Computed average = AverageMemory(scene, mode);
+  return average ? Computed(100 * (1 - *average / BaseMemory(scene).mib())) : std::nullopt;
+}
+
+// Until the classifier begins, and from its end on: the layers that policies treat differently.
+Duration FeatureExtraction(const Scene& scene, const Report& report) {
+  Duration begin = Duration::Max();
+  Duration end;
+  for (const TimelineEntry& entry : report.timeline) {
+    const Op& op = scene.trace.op(entry.op);
+    if (entry.kind != CommandKind::kKernel || op.type != OpType::kLinear) continue;
+    if (op.phase == Phase::kForward) begin = std::min(begin, entry.interval.start);
+    if (op.phase == Phase::kBackward) end = std::max(end, entry.interval.end);
+  }
+  return begin + (report.metrics.iteration - end);
+}
+
+// Of the baseline with its fastest algorithms.
+Computed Performance(const Scene& scene, const Mode& mode) {
+  const auto report = RunMode(scene, mode);
+  if (!report) return std::nullopt;
+  return FeatureExtraction(scene, scene.Run(kBaseFast.policy)).seconds() /
+         FeatureExtraction(scene, *report).seconds();
+}
+
+Computed Lost(const Scene& scene, const Mode& mode) {
+  const Computed performance = Performance(scene, mode);
+  return performance ? Computed(100 * (1 - *performance)) : std::nullopt;
+}
+
+std::vector<std::string> ModeNames(size_t count) {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < count; ++i) names.emplace_back(kModes[i].name);
+  return names;
+}
+
+PaperColumn OfModes(const char* pattern, const char* unit,
+                    Computed (*measure)(const Scene&, const Mode&)) {
+  return {pattern, unit, [=](const PaperRow& row) { return OfMode(row, measure); }};
+}
+
+PaperTable FigureEleven() {
+  return {"Fig11",
+          Names(),
+          RowsOf(Conventional(), ModeNames(kModes.size())),
+          {OfModes("Fig11 {workload} {layer} max MB", "MB", MostMemory),
+           OfModes("Fig11 {workload} {layer} avg MB", "MB", AverageMemory),
+           OfModes("Fig11 {workload} {layer} saved %", "%", AverageSaved)},
+          PaperRequest::kPaperName};
+}
+
+Computed Offloaded(const Scene& scene, const Mode& mode) {
+  const auto report = RunMode(scene, mode);
+  return report ? Computed(report->metrics.offloaded.mib()) : std::nullopt;
+}
+
+PaperTable FigureTwelve() {
+  return {"Fig12",
+          Names(),
+          RowsOf(Conventional(), {"all(m)", "conv(m)"}),
+          {OfModes("Fig12 {workload} {layer} offloaded MB", "MB", Offloaded)},
+          PaperRequest::kPaperName};
+}
+
+// 1 if the GPU has the memory; the others run in unlimited memory.
+Computed Fits(const Scene& scene, const Mode& mode) {
+  const Computed most = MostMemory(scene, mode);
+  return most ? Computed(*most <= scene.device.memory.mib() ? 1 : 0) : std::nullopt;
+}
+
+PaperTable FigureFourteen() {
+  return {"Fig14",
+          Names(),
+          RowsOf(Conventional(), ModeNames(kModes.size())),
+          {OfModes("Fig14 {workload} {layer} performance", "x", Performance),
+           OfModes("Fig14 {workload} {layer} fits", "1", Fits)},
+          PaperRequest::kPaperName};
+}
+
+PaperTable FigureFifteen() {
+  std::vector<Workload> workloads = VeryDeep();
+  workloads.insert(workloads.begin(), Workload{"vgg19", 32});
+  const auto dynamic = [](Bytes Metrics::*bytes) {
+    return [=](const PaperRow& row) -> Computed {
+      const Scene scene = SceneOf(row);
+      const auto report = RunMode(scene, *FindMode("dyn"));
+      return report ? Computed(InUnits(report->metrics.*bytes)) : std::nullopt;
+    };
+  };
+  return {"Fig15",
+          Names(),
+          RowsOf(workloads),
+          {{"Fig15 {workload} baseline GB", "GB",
+            [](const PaperRow& row) { return InUnits(BaseMemory(SceneOf(row))); }},
+           {"Fig15 {workload} dyn GPU GB", "GB", dynamic(&Metrics::peak_requested)},
+           {"Fig15 {workload} dyn CPU GB", "GB", dynamic(&Metrics::pinned_peak)}},
+          PaperRequest::kPaperName};
+}
+
+// --- Page migration and claims -------------------------------------------------------------------
+
+// Time that offloading and prefetching all inputs takes where pages are migrated one by one, at the
+// bandwidth of the row in MB/s, over the baseline's iteration; and by DMA over the device's link.
+std::vector<PaperColumn> MigrationColumns() {
+  const auto over_iteration = [](const PaperRow& row, double bytes_per_second) -> Computed {
+    const Scene scene = SceneOf(row);
+    const Report all = scene.Run(FindMode("all(m)")->policy);
+    const auto moved =
+        static_cast<double>((all.metrics.offloaded + all.metrics.prefetched).count());
+    const Duration iteration = scene.Run(kBaseFast.policy).metrics.iteration;
+    return moved / bytes_per_second / iteration.seconds();
+  };
+  return {{"Migration {workload} at {number} MB/s", "x",
+           [=](const PaperRow& row) { return over_iteration(row, row.number * 1e6); }}};
+}
+
+PaperTable Migration() {
+  PaperTable table{"Migration", Names(), {}, MigrationColumns(), PaperRequest::kPaperName};
+  for (const Workload& workload : Conventional()) {
+    for (const double rate : {80, 200, 12800}) table.rows.push_back({workload, rate});
+  }
+  return table;
+}
+
+using Fold = double (*)(const std::vector<double>&);
+double Mean(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+double Least(const std::vector<double>& values) { return std::ranges::min(values); }
+double Most(const std::vector<double>& values) { return std::ranges::max(values); }
+
+// Over the six networks of Figs. 11 and 14.
+PaperColumn Claim(const char* pattern, Computed (*measure)(const Scene&, const Mode&), Fold fold) {
+  return {pattern, "%", [=](const PaperRow& row) -> Computed {
+            const Mode* mode = FindMode(row.layer);
+            if (mode == nullptr) return std::nullopt;
+            std::vector<double> values;
+            for (const Workload& workload : Conventional()) {
+              const Computed value = measure(SceneOf({workload, 0, "", row.machine}), *mode);
+              if (!value) return std::nullopt;
+              values.push_back(*value);
+            }
+            return fold(values);
+          }};
+}
+
+PaperTable Claims() {
+  PaperTable table{"Claims", Names(), {}, {}, PaperRequest::kPaperName};
+  for (const std::string& mode : ModeNames(5)) table.rows.emplace_back().layer = mode;
+  table.columns = {Claim("mean saving of max {layer} %", MostSaved, Mean),
+                   Claim("mean saving of average {layer} %", AverageSaved, Mean),
+                   Claim("mean loss {layer} %", Lost, Mean),
+                   Claim("worst loss {layer} %", Lost, Most)};
+  return table;
+}
+
+// What of the baseline's allocation no layer uses at a time, over the ten networks of Fig. 1.
+PaperTable UnusedClaim() {
+  const auto unused = [](Fold fold) {
+    return [=](const PaperRow& row) -> Computed {
+      std::vector<double> values;
+      for (PaperRow& each : FigureOne().rows) {
+        each.machine = row.machine;
+        values.push_back(100 * (1 - LargestLayerShare(SceneOf(each))));
+      }
+      return fold(values);
+    };
+  };
+  return {"Claims",
+          Names(),
+          {{}},
+          {{"least unused by a layer %", "%", unused(Least)},
+           {"most unused by a layer %", "%", unused(Most)}},
+          PaperRequest::kPaperName};
+}
+
+}  // namespace
+
+std::vector<PaperTable> Figures() {
+  std::vector<PaperTable> tables = FigureSix();
+  for (const PaperTable& table :
+       {FigureOne(), FigureFour(), FigureFive(), FigureEleven(), FigureTwelve(), FigureThirteen(),
+        FigureFourteen(), FigureFifteen(), Migration(), Claims(), UnusedClaim()}) {
+    tables.push_back(table);
+  }
+  return tables;
+}
+
+}  // namespace spillway::vdnn

@@ -1,0 +1,42 @@
+// vDNN (Rhu et al., MICRO 2016): memory of its policies, on a Titan X.
+
+#include <fmt/format.h>
+
+#include "experiments/papers/vdnn_setup.h"
+#include "traces/base/error.h"
+
+namespace spillway {
+
+std::vector<PaperTable> VdnnTables(const PaperValues&) {
+  const bool round_down = FindPreset("vdnn").counting.round_down;
+  PaperTable table{"Text",
+                   vdnn::Names(),
+                   {{{"vgg19", 256}}, {{"vgg19", 128}}, {{"vgg19", 32}}, {{"alexnet", 128}}},
+                   {},
+                   PaperRequest::kPaperName};
+  const auto add = [&](const char* what, const char* policy, Bytes Metrics::*metric,
+                       Bytes (*besides)(const Trace&)) {
+    const auto compute = [=](const PaperRow& row) {
+      const Scene scene = vdnn::SceneOf(row);
+      const Report report = scene.Run(policy);
+      SPILLWAY_CHECK(report.fits());  // memory is unlimited
+      return vdnn::InUnits(report.metrics.*metric + (besides ? besides(scene.trace) : Bytes(0)));
+    };
+    table.columns.push_back({fmt::format("{} {{workload}} GB", what), "GB", compute, round_down});
+  };
+  // All tensors of the network-wide run, and the workspace that the paper counts.
+  add("base", "network-wide:algo=memory", &Metrics::peak_requested, FftBaselineWorkspace);
+  add("offload all", "vdnn-all", &Metrics::offloaded, nullptr);
+  add("offload conv", "vdnn-conv", &Metrics::offloaded, nullptr);
+  add("all(m) max", "vdnn-all:algo=memory", &Metrics::peak_requested, nullptr);
+  add("conv(m) max", "vdnn-conv:algo=memory", &Metrics::peak_requested, nullptr);
+  std::vector<PaperTable> tables = vdnn::Figures();
+  tables.insert(tables.begin(), table);
+  for (PaperTable& each : tables) {
+    each.device = "titan_x_maxwell";
+    each.preset = "vdnn";
+  }
+  return tables;
+}
+
+}  // namespace spillway

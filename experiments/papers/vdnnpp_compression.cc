@@ -1,0 +1,183 @@
+// Compression in vDNN++ (Shriram et al., IPDPS 2019, sections IV-C and V-C).
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <functional>
+#include <map>
+
+#include "experiments/papers/vdnnpp_setup.h"
+
+namespace spillway::vdnnpp {
+namespace {
+
+// Percent of the words that are not zero, by layer: what the authors' stand-alone test fills its
+// feature maps with, at random (their public code, compression_test/general_compression). The paper
+// prints none.
+using LayerDensities = std::map<std::string_view, int>;
+
+// nullptr if the test does not have the network.
+const LayerDensities* DocumentedDensities(std::string_view network) {
+  static const LayerDensities alexnet{{"conv1", 50}, {"pool1", 80}, {"conv2", 40}, {"pool2", 60},
+                                      {"conv3", 70}, {"conv4", 70}, {"conv5", 30}, {"pool5", 60}};
+  static const LayerDensities vgg16{
+      {"conv1_1", 50}, {"conv1_2", 20}, {"pool1", 30},   {"conv2_1", 20}, {"conv2_2", 10},
+      {"pool2", 20},   {"conv3_1", 20}, {"conv3_2", 20}, {"conv3_3", 10}, {"pool3", 20},
+      {"conv4_1", 20}, {"conv4_2", 10}, {"conv4_3", 10}, {"pool4", 10},   {"conv5_1", 20},
+      {"conv5_2", 20}, {"conv5_3", 10}, {"pool5", 15}};
+  return network == "alexnet-plain" ? &alexnet : network == "vgg16" ? &vgg16 : nullptr;
+}
+
+std::string_view LayerOf(const Tensor& tensor) {
+  return std::string_view(tensor.name).substr(0, tensor.name.find('.'));
+}
+
+// The feature maps that all(m) offloads. The image, which it offloads too, has no zeros to speak
+// of.
+std::vector<const Tensor*> OffloadedByAll(const Scene& scene) {
+  const Report report = EagerRun(scene, {"all", false});
+  std::vector<const Tensor*> tensors;
+  for (const TimelineEntry& entry : report.timeline) {
+    const Tensor& tensor = scene.trace.tensor(entry.tensor);
+    if (entry.kind == CommandKind::kToHost && tensor.kind == TensorKind::kActivation) {
+      tensors.push_back(&tensor);
+    }
+  }
+  return tensors;
+}
+
+// What is left of a feature map, as a share (section IV-C): a mask of one bit per word, and what is
+// not zero, for which each of eight threads takes eighths of its part. Zeros lie at random: where
+// the rest would fill its eighths exactly, every second thread needs one more.
+constexpr int kThreads = 8;
+constexpr int kFraction = 8;
+double CompressedShare(double density) {
+  const double blocks = density * kFraction;
+  const bool exact = blocks == std::floor(blocks) && blocks > 0 && blocks < kFraction;
+  return 1.0 / 32 + (std::ceil(blocks) + (exact ? 0.5 : 0)) / kFraction;
+}
+
+// The share of the feature maps' bytes that compression saves, in percent. Mask and rounding can
+// take more than zeros save.
+double Saving(const std::vector<const Tensor*>& tensors,
+              const std::function<double(const Tensor&)>& density) {
+  double plain = 0, compressed = 0;
+  for (const Tensor* tensor : tensors) {
+    plain += tensor->size.mib();
+    compressed += tensor->size.mib() * CompressedShare(density(*tensor));
+  }
+  return 100 * (1 - compressed / plain);
+}
+
+// The density of all maps that would explain a saving in percent, to a thousandth; nullopt if none
+// does.
+std::optional<double> DensityFor(const std::vector<const Tensor*>& tensors, double saving) {
+  for (int thousandths = 1000; thousandths >= 0; --thousandths) {
+    const double density = thousandths / 1000.0;
+    if (Saving(tensors, [&](const Tensor&) { return density; }) >= saving) return density;
+  }
+  return std::nullopt;
+}
+
+// In milliseconds, of eight threads at the device file's rate of one.
+double Time(Bytes size, Bandwidth thread) {
+  return TransferTime(size, {thread.bytes_per_second * kThreads}).milliseconds();
+}
+
+// Of each layer's output that leaves, with the density of the authors' test where that has the
+// network. A ratio is compressed size over size: at that density, or at 25, 50 and 75 %.
+PaperTable FigureTen() {
+  using Number = std::optional<double>;
+  PaperTable table{"Fig10", Names(), {}, {}};
+  const Workload alexnet{"alexnet-plain", 128};
+  for (const char* layer : {"conv1", "pool1", "conv2", "pool2", "conv3", "conv4", "conv5"}) {
+    table.rows.push_back({alexnet, 0, layer});
+  }
+  const auto add = [&](const std::string& name, const char* unit, auto compute) {
+    const auto of_layer = [=](const PaperRow& row) -> Number {
+      const Scene scene = SceneOf(row);
+      const LayerDensities* densities = DocumentedDensities(row.workload.network);
+      for (const Tensor* tensor : OffloadedByAll(scene)) {
+        if (LayerOf(*tensor) != row.layer) continue;
+        const auto percent = densities ? std::optional(densities->at(row.layer)) : std::nullopt;
+        return compute(scene.device.codec, tensor->size, percent);
+      }
+      return std::nullopt;
+    };
+    table.columns.push_back(
+        {"Fig10 {workload} {layer} " + name, unit, of_layer, false, name == "size" ? "" : "x"});
+  };
+  add("compress", "ms", [](auto& codec, Bytes size, auto) { return Time(size, codec.compress); });
+  add("decompress", "ms",
+      [](auto& codec, Bytes size, auto) { return Time(size, codec.decompress); });
+  add("density", "%", [](auto&, Bytes, std::optional<int> percent) { return Number(percent); });
+  add("ratio", "x", [](auto&, Bytes, std::optional<int> percent) {
+    return percent ? Number(CompressedShare(*percent / 100.0)) : std::nullopt;
+  });
+  for (const int at : {25, 50, 75}) {
+    add(fmt::format("ratio{}", at), "x",
+        [=](auto&, Bytes, auto) { return CompressedShare(at / 100.0); });
+  }
+  add("size", "MB", [](auto&, Bytes size, auto) { return size.mib(); });
+  return table;
+}
+
+// Of all feature maps at the densities of the test.
+std::optional<double> SavingInTest(const PaperRow& row) {
+  const Scene scene = SceneOf(row.workload);
+  const LayerDensities& densities = *DocumentedDensities(row.workload.network);
+  return Saving(OffloadedByAll(scene),
+                [&](const Tensor& tensor) { return densities.at(LayerOf(tensor)) / 100.0; });
+}
+
+}  // namespace
+
+std::array<double, 2> CompressionCpu(const PaperRow& row) {
+  const Scene scene = SceneOf(row);
+  const Report report = Play(scene.In(Bytes::Unlimited()), Mode{"all", false}.Vdnnpp());
+  Duration forward;
+  for (const TimelineEntry& entry : report.timeline) {
+    const bool runs = entry.kind == CommandKind::kKernel;
+    if (runs && scene.trace.op(entry.op).phase == Phase::kForward) {
+      forward = std::max(forward, entry.interval.end);
+    }
+  }
+  Bytes size;
+  for (const Tensor* tensor : OffloadedByAll(scene)) size += tensor->size;
+  const auto percent = [&](Bandwidth thread, Duration phase) {
+    return 100 * TransferTime(size, thread).seconds() / phase.seconds();
+  };
+  return {percent(scene.device.codec.compress, forward),
+          percent(scene.device.codec.decompress, report.metrics.iteration - forward)};
+}
+
+std::vector<PaperTable> CompressionTables(const PaperValues& printed) {
+  PaperTable savings{"Fig10", Names(), {{{"alexnet-plain", 128}}, {{"vgg16", 16}}}, {}};
+  for (PaperRow& row : savings.rows) {
+    const std::string saving = fmt::format("saving {} %", Names().Write(row.workload));
+    row.number = PrintedNumber(printed, "vdnnpp", saving).value_or(0);
+  }
+  savings.columns = {
+      {"saving {workload} %", "%", SavingInTest, true, "x",
+       [](const PaperRow& row) { return DocumentedDensities(row.workload.network) != nullptr; }},
+      // The density that would explain a saving.
+      {"density {workload} at {number}", "share",
+       [](const PaperRow& row) {
+         return DensityFor(OffloadedByAll(SceneOf(row.workload)), row.number);
+       },
+       false, "x", [](const PaperRow& row) { return row.number >= 0 && row.number <= 100; }}};
+  // If every map has that density.
+  PaperTable uniform{"Fig10", Names(), {}, {}};
+  uniform.columns = {{"saving {workload} at {number} %", "%",
+                      [](const PaperRow& row) {
+                        return Saving(OffloadedByAll(SceneOf(row.workload)),
+                                      [&](const Tensor&) { return row.number; });
+                      },
+                      true, "x",
+                      [](const PaperRow& row) { return row.number >= 0 && row.number <= 1; }}};
+  std::vector<PaperTable> tables{FigureTen(), savings, uniform};
+  tables[0].device = kLargeGpu;
+  return tables;
+}
+
+}  // namespace spillway::vdnnpp

@@ -1,0 +1,484 @@
+// The tables of vDNN++ (Shriram et al., IPDPS 2019).
+//
+// Tables II and V and Fig. 5 count the requests of a run that releases as vDNN does
+// (`release=eager`), with what no trace holds added as the preset's accounting says (README.md in
+// experiments/papers). Times are those of the model of the GTX 1080 Ti.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <span>
+
+#include "experiments/papers/vdnnpp_setup.h"
+#include "experiments/run/catalogue.h"
+#include "experiments/run/pool_search.h"
+#include "experiments/run/resolve.h"
+#include "policies/registry.h"
+#include "sim/alloc/make_allocator.h"
+#include "sim/cost/roofline.h"
+#include "traces/base/error.h"
+#include "traces/lowering/graph.h"
+#include "traces/lowering/lowering.h"
+
+namespace spillway {
+namespace {
+
+using namespace vdnnpp;
+
+constexpr std::array kModes{Mode{"dyn"},        Mode{"conv"},  Mode{"conv", false}, Mode{"all"},
+                            Mode{"all", false}, Mode{"aconv"}, Mode{"aconv", false}};
+constexpr std::array kOrders{"prefetch-first", "derivative-first"};
+
+// --- Requests -----------------------------------------------------------------------------------
+
+// Memory for weights, which lie outside the pool, each an allocation of the driver. On the 1080 Ti
+// the driver gives large ones whole pages of 2 MiB and packs small ones; the context adds one more.
+// On the GTX 970 the sum is rounded up instead.
+Bytes WeightsFootprint(const Trace& trace, std::string_view device) {
+  const Bytes page = Bytes::MiB(2);
+  Bytes large, small;
+  for (const Tensor& tensor : trace.tensors) {
+    if (tensor.kind != TensorKind::kParameter) continue;
+    const bool packed = device == kSmallGpu || tensor.size < Bytes::MiB(1);
+    (packed ? small : large) += packed ? tensor.size : RoundUp(tensor.size, page);
+  }
+  const Bytes footprint = large + RoundUp(small, page) + page;
+  // 0.12 MiB of VGG-16's are unexplained; without them three of its (m) cells print one less.
+  const bool unexplained = trace.network == "vgg16" && device == kLargeGpu;
+  return unexplained ? footprint + Bytes::KiB(123) : footprint;
+}
+
+// Whether the block lies in the paper's pool: weights, labels and the loss do not.
+std::vector<bool> InPool(const Trace& trace) {
+  std::vector<bool> in_pool(trace.tensors.size());
+  for (size_t i = 0; i < in_pool.size(); ++i) {
+    in_pool[i] = trace.tensors[i].kind != TensorKind::kParameter;
+  }
+  for (const Op& op : trace.ops) {
+    if (op.type != OpType::kSoftmaxLoss || op.phase != Phase::kForward) continue;
+    in_pool[Index(op.inputs.back())] = false;   // labels
+    in_pool[Index(op.outputs.back())] = false;  // loss
+  }
+  return in_pool;
+}
+
+// Most bytes of the pool held at once, up to each op's phase.
+struct PhasePeaks {
+  Bytes forward, backward;
+  Bytes both() const { return std::max(forward, backward); }
+};
+
+PhasePeaks PoolPeaks(const Trace& trace, const Report& report) {
+  const std::vector<bool> in_pool = InPool(trace);
+  PhasePeaks peaks;
+  Bytes held;
+  for (const Placement& placement : report.placements) {
+    if (!placement.on_device()) continue;
+    if (placement.tensor != kNoTensor && !in_pool[Index(placement.tensor)]) continue;
+    if (placement.kind == PlacementKind::kAllocate) held += placement.block.size;
+    if (placement.kind == PlacementKind::kFree) held -= placement.block.size;
+    Bytes& peak = trace.op(placement.op).phase == Phase::kForward ? peaks.forward : peaks.backward;
+    peak = std::max(peak, held);
+  }
+  return peaks;
+}
+
+// In MB, with the weights.
+double Footprint(const Scene& scene, Bytes pool) {
+  return (pool + WeightsFootprint(scene.trace, scene.device.name)).mib();
+}
+
+double Aggregate(const PaperRow& row, const Mode& mode) {
+  const Scene scene = SceneOf(row);
+  return Footprint(scene, PoolPeaks(scene.trace, EagerRun(scene, mode)).both());
+}
+
+// The requests to the pool. In the runs of Table V the image is never given back in forward, though
+// backward requests it again: `image_leaks`.
+AllocationLog PoolRequests(const Trace& trace, const Report& report, bool image_leaks) {
+  const std::vector<bool> in_pool = InPool(trace);
+  const TensorId image = trace.op(OpId{0}).inputs.front();
+  const auto is_image = [&](const Placement& placement) {
+    return placement.on_device() && placement.tensor == image;
+  };
+  const bool comes_back =
+      std::count_if(report.placements.begin(), report.placements.end(), is_image) > 2;
+  AllocationLog log;
+  std::map<TensorId, uint32_t> live;
+  bool leaks = image_leaks && comes_back;
+  for (const Placement& placement : report.placements) {
+    const TensorId id = placement.tensor;
+    if (!placement.on_device() || (id != kNoTensor && !in_pool[Index(id)])) continue;
+    if (placement.kind == PlacementKind::kAllocate) {
+      live[id] = log.Allocate(placement.requested, placement.hint);
+    } else if (leaks && id == image) {
+      leaks = false;
+    } else {
+      log.Free(live.at(id));
+    }
+  }
+  return log;
+}
+
+// A cell of Table V, by the paper's search from the aggregate up. `heuristic` is best-fit or
+// high-end, which is where tensors that stay go.
+std::optional<double> TableFive(const PaperRow& row, const Mode& mode, std::string_view order,
+                                const std::string& heuristic) {
+  const Scene scene = SceneOf(row);
+  const Report report = EagerRun(scene, mode, order, heuristic == "high-end" ? "kept" : "none");
+  const auto pool = SearchPool(PoolRequests(scene.trace, report, true), heuristic,
+                               scene.device.alignment, PoolPeaks(scene.trace, report).both());
+  return pool ? std::optional(Footprint(scene, *pool)) : std::nullopt;
+}
+
+// What `auto` makes of the row: the least that any allocator reserves with any of the orders and
+// hints, weights counted as in the other cells.
+std::optional<double> TableFiveAuto(const PaperRow& row, const Mode& mode) {
+  const Scene scene = SceneOf(row);
+  const auto cost = CostOf(scene, mode);
+  PolicyRegistry registry;
+  RegisterBuiltinPolicies(registry);
+  std::vector<PolicyMaker> policies;
+  for (const char* order : kOrders) {
+    for (const char* hint : {"none", "kept"}) {
+      policies.push_back([&, order, hint] { return registry.Make(mode.Eager(order, hint)); });
+    }
+  }
+  const Resolved resolved = ResolveAllocator(
+      {Borrow(scene.trace), scene.device, Borrow(*cost), Bytes::Unlimited(), "auto"}, policies);
+  const Report report = Simulate(resolved.setup, *policies[resolved.policy]()).report;
+  if (!report.fits()) return std::nullopt;
+  Bytes weights;
+  for (const Tensor& tensor : scene.trace.tensors) {
+    if (tensor.kind != TensorKind::kParameter) continue;
+    weights += RoundUp(tensor.size, scene.device.alignment);
+  }
+  return Footprint(scene, report.metrics.peak_reserved - weights);
+}
+
+// A cell of Table II: a pool of the aggregate's size that grows where it fails.
+double TableTwo(const PaperRow& row, const Mode& mode) {
+  // The driver's own on the GTX 970: what all ten cells have beyond the pool and weights.
+  constexpr double kContextMiB = 177.9;
+  const Scene scene = SceneOf(row);
+  const Report report = EagerRun(scene, mode);
+  const auto pool =
+      MakeAllocator(fmt::format("cnmem:initial={}B", PoolPeaks(scene.trace, report).both().count()),
+                    Bytes::Unlimited(), scene.device.alignment);
+  SPILLWAY_CHECK(!Replay(PoolRequests(scene.trace, report, false), *pool));
+  return Footprint(scene, pool->Reserved()) + kContextMiB;
+}
+
+// --- Items --------------------------------------------------------------------------------------
+
+// True if the layer's output, perhaps normalised, is consumed by a sum that another operand holds.
+bool EndsInASum(const Network& network, LayerNode node) {
+  while (boost::out_degree(node, network.graph()) == 1) {
+    const LayerNode next =
+        boost::target(*boost::out_edges(node, network.graph()).first, network.graph());
+    const OpType type = network.layer(next).type;
+    if (type == OpType::kAdd) return network.Inputs(next).front() != node;
+    if (type != OpType::kBatchNorm && type != OpType::kRelu) return false;
+    node = next;
+  }
+  return false;
+}
+
+// Everything that can leave: the image and the outputs of convolutions and pools; the others work
+// in place on those. Projections of shortcuts end in a sum.
+double Pinned(const Workload& workload) {
+  const Network network = BuildNetwork(workload.network);
+  int64_t elements = 0;
+  for (LayerNode node = 0; node < boost::num_vertices(network.graph()); ++node) {
+    const OpType type = network.layer(node).type;
+    const bool counts = type == OpType::kInput || type == OpType::kConv2d ||
+                        type == OpType::kMaxPool2d || type == OpType::kAvgPool2d;
+    if (counts && !EndsInASum(network, node)) elements += network.layer(node).output.elements();
+  }
+  return Bytes(4 * workload.batch * elements).mib();
+}
+
+double BaseMemory(const Workload& workload) {
+  return SceneOf(workload).Run("network-wide:algo=memory").metrics.peak_requested.gib();
+}
+
+// In milliseconds; nullopt if it does not fit.
+std::optional<double> IterationTime(const Setup& setup, const std::string& policy) {
+  const Report report = Play(setup, policy);
+  if (!report.fits()) return std::nullopt;
+  return report.metrics.iteration.milliseconds();
+}
+
+std::optional<double> TableFour(const PaperRow& row, const Mode& mode,
+                                std::string (Mode::*policy)() const) {
+  const Scene scene = SceneOf(row);
+  return IterationTime(scene.In(scene.device.memory), (mode.*policy)());
+}
+
+// Iterations in unlimited memory, and in what vDNN needs, however much; the host's is unlimited.
+struct Times {
+  double base, vdnn, vdnnpp;
+};
+
+// The base with the algorithms of its own. nullopt if something does not fit.
+std::optional<Times> TimesOf(const PaperRow& row, const Mode& mode, const std::string& base_algo) {
+  const Scene scene = SceneOf(row);
+  Setup setup = scene.In(Bytes::Unlimited());
+  setup.device.memory = setup.device.host_memory = Bytes::Unlimited();
+  const auto base = IterationTime(setup, "network-wide:algo=" + base_algo);
+  setup.memory = mode.dynamic() ? scene.device.memory : ParseMemory(mode.Vdnn(), setup);
+  const auto vdnn = IterationTime(setup, mode.Vdnn());
+  const auto vdnnpp = IterationTime(setup, mode.Vdnnpp());
+  if (!base || !vdnn || !vdnnpp) return std::nullopt;
+  return Times{*base, *vdnn, *vdnnpp};
+}
+
+// Over the time of the base with the fastest algorithms.
+std::optional<double> FigureNine(const PaperRow& row, const Mode& mode, double Times::*policy) {
+  const auto times = TimesOf(row, mode, "performance");
+  return times ? std::optional((*times).*policy / times->base) : std::nullopt;
+}
+
+// How much less vDNN++ adds than vDNN does to the base with the same algorithms, in percent.
+std::optional<double> Improvement(const PaperRow& row, const Mode& mode) {
+  const auto times = TimesOf(row, mode, mode.algo());
+  if (!times || times->vdnn <= times->base) return std::nullopt;
+  return 100 * (times->vdnn - times->vdnnpp) / (times->vdnn - times->base);
+}
+
+// Most bytes held in the phase.
+double FigureFive(const PaperRow& row, const Mode& mode, Bytes PhasePeaks::*phase) {
+  const Scene scene = SceneOf(row);
+  return (PoolPeaks(scene.trace, EagerRun(scene, mode)).*phase).mib();
+}
+
+// A layer on 64 channels of 112 x 112 at batch 128, forward and backward, by the fastest algorithms
+// without a workspace: pooling where the filter is 0.
+double TableOneLayer(const PaperRow& row, int64_t filter) {
+  const Device device = LoadDevice(row.machine.device);
+  const auto cost = RooflineCostModel(device);
+  Network net("n", {64, 112, 112});
+  // Something below, so that the layer has to compute the gradient of its input.
+  const LayerNode below = net.Conv("below", net.image(), ConvSpec::Square(64, 1));
+  const LayerNode x = filter == 0
+                          ? net.MaxPool("layer", below, {2, 2})
+                          : net.Conv("layer", below, ConvSpec::Square(64, filter, 1, filter / 2));
+  net.SoftmaxLoss("loss", net.Linear("fc", x, 10));
+  const Trace trace = LowerNetwork(net, {128, "vdnn", true});
+  Duration time;
+  for (const Op& op : trace.ops) {
+    if (op.name != "layer.fwd" && op.name != "layer.bwd") continue;
+    for (size_t slot = 0; slot < op.slots.size(); ++slot) {
+      const auto kernels = cost.Kernels(op, slot, op.batch);
+      time += kernels[LeastWorkspace(kernels)].time;
+    }
+  }
+  return time.milliseconds();
+}
+
+// Its input there and back.
+double TableOneTransfer(const PaperRow& row) {
+  const RooflineCostModel cost(LoadDevice(row.machine.device));
+  const Bytes input(int64_t{128} * 64 * 112 * 112 * 4);
+  return (cost.CopyTime(Direction::kToHost, input) + cost.CopyTime(Direction::kToDevice, input))
+      .milliseconds();
+}
+
+PaperTable TableOne() {
+  PaperTable table{"Tab1", Names(), {{}}, {}, PaperRequest::kPaperName};
+  for (const auto& [name, filter] : {std::pair<const char*, int64_t>{"POOL", 0},
+                                     {"1x1 CONV", 1},
+                                     {"3x3 CONV", 3},
+                                     {"5x5 CONV", 5}}) {
+    table.columns.push_back({fmt::format("Tab1 {} ms", name), "ms", OfRow(TableOneLayer, filter)});
+  }
+  table.columns.push_back({"Tab1 transfer ms", "ms", TableOneTransfer});
+  return table;
+}
+
+// The network that the paper constructs (Table III), by its layers' outputs.
+PaperTable TableThree() {
+  const auto output = [](int64_t Shape::*part) {
+    return [=](const PaperRow& row) -> std::optional<double> {
+      const Network network = BuildNetwork(row.workload.network);
+      for (LayerNode node = 0; node < boost::num_vertices(network.graph()); ++node) {
+        const LayerSpec& layer = network.layer(node);
+        if (layer.name == row.layer) return static_cast<double>(layer.output.*part);
+      }
+      return std::nullopt;
+    };
+  };
+  PaperTable table{"Tab3",
+                   Names(),
+                   {},
+                   {{"Tab3 {workload} {layer} side", "count", output(&Shape::height)},
+                    {"Tab3 {workload} {layer} channels", "count", output(&Shape::channels)}},
+                   PaperRequest::kPaperName};
+  const Workload constructed{"constructed(5)", 256};
+  for (const char* layer : {"conv1", "conv2_5.1x1", "conv2_5.5x5", "pool1", "conv3", "fc1"}) {
+    table.rows.push_back({constructed, 0, layer});
+  }
+  return table;
+}
+
+// Time of a layer's forward step, or of the copy of its input, in milliseconds.
+std::optional<double> FigureSix(const PaperRow& row, bool transfer) {
+  const Scene scene = SceneOf(row);
+  for (const Op& op : scene.trace.ops) {
+    if (op.phase != Phase::kForward || scene.trace.layer(op.layer).name != row.layer) continue;
+    if (transfer) {
+      return scene.cost.CopyTime(Direction::kToHost, scene.trace.tensor(op.inputs[0]).size)
+          .milliseconds();
+    }
+    const auto kernels = scene.cost.Kernels(op, 0, op.batch);
+    return kernels[LeastWorkspace(kernels)].time.milliseconds();
+  }
+  return std::nullopt;
+}
+
+PaperTable TableOfLayers() {
+  PaperTable table{"Fig6", Names(), {}, {}};
+  for (const bool transfer : {false, true}) {
+    table.columns.push_back(
+        {fmt::format("Fig6 {{workload}} {{layer}} {}", transfer ? "transfer" : "forward"), "ms",
+         [=](const PaperRow& row) { return FigureSix(row, transfer); }});
+  }
+  const Workload vgg{"vgg16", 64};
+  const Network network = BuildNetwork(vgg.network);
+  for (LayerNode node = 1; node < boost::num_vertices(network.graph()); ++node) {
+    const LayerSpec& layer = network.layer(node);
+    const bool shown = layer.type == OpType::kConv2d || layer.type == OpType::kMaxPool2d;
+    if (shown) table.rows.push_back({vgg, 0, layer.name});
+  }
+  return table;
+}
+
+struct ModeColumn {
+  std::string name;
+  std::function<std::optional<double>(const PaperRow&, const Mode&)> compute;
+};
+
+// Items "TABLE NET(BATCH) MODE COLUMN". Memory is cut off, times are rounded.
+PaperTable TableOfModes(const std::string& name, std::vector<PaperRow> rows,
+                        std::span<const Mode> modes, const std::string& unit,
+                        const std::vector<ModeColumn>& columns,
+                        PaperRequest request = PaperRequest::kName) {
+  PaperTable table{name, Names(), std::move(rows), {}, request};
+  for (const Mode& mode : modes) {
+    for (const ModeColumn& column : columns) {
+      table.columns.push_back({fmt::format("{} {{workload}} {} {}", name, mode.Name(), column.name),
+                               unit, OfRow(column.compute, mode), unit == "MB"});
+    }
+  }
+  return table;
+}
+
+}  // namespace
+
+std::vector<PaperTable> VdnnppTables(const PaperValues& printed) {
+  std::vector<PaperTable> tables = CompressionTables(printed);
+  const auto add = [&](PaperTable table, const char* device) {
+    table.device = device;
+    tables.push_back(std::move(table));
+  };
+  // Host memory for everything that can leave (section III-C); what the base memory manager needs
+  // (section V-A).
+  add({"Text",
+       Names(),
+       {{{"alexnet-plain", 128}}, {{"vgg16", 128}}, {{"resnet152", 128}}},
+       {{"pinned {workload} MB", "MB", OfWorkload(Pinned)}},
+       PaperRequest::kPaperName},
+      "");
+  add({"Text",
+       Names(),
+       {{{"vgg116-d", 32}}, {{"vgg191-d", 32}}},
+       {{"{workload} GB", "GB", OfWorkload(BaseMemory)}},
+       PaperRequest::kPaperName},
+      "");
+  add(TableOne(), kLargeGpu);
+  add(TableOfModes("Tab2", {{{"alexnet-plain", 128}}, {{"vgg16", 16}}}, kModes, "MB",
+                   {{"expected", Aggregate}, {"actual", TableTwo}}, PaperRequest::kPaperName),
+      kSmallGpu);
+  add(TableThree(), "");
+
+  const auto both = [](auto compute, auto vdnn, auto vdnnpp) -> std::vector<ModeColumn> {
+    return {{"vDNN", [=](auto& row, auto& mode) { return compute(row, mode, vdnn); }},
+            {"vDNN++", [=](auto& row, auto& mode) { return compute(row, mode, vdnnpp); }}};
+  };
+  const auto iterations = both(TableFour, &Mode::Vdnn, &Mode::Vdnnpp);
+  constexpr std::array kPrinted{Mode{"dyn"}, Mode{"conv"}, Mode{"all"}, Mode{"aconv"}};
+  add(TableOfModes("Tab4", {{{"vgg116-d", 32}}, {{"vgg191-d", 32}}}, kPrinted, "ms", iterations),
+      kLargeGpu);
+  add(TableOfModes("Tab4", {}, kModes, "ms", iterations), kLargeGpu);
+
+  std::vector<ModeColumn> heuristics{{"aggregate", Aggregate}};
+  for (const char* heuristic : {"best-fit", "high-end"}) {
+    for (const char* order : kOrders) {
+      heuristics.push_back({fmt::format("{} {}", order, heuristic), [=](auto& row, auto& mode) {
+                              return TableFive(row, mode, order, heuristic);
+                            }});
+    }
+  }
+  heuristics.push_back({"auto", TableFiveAuto});
+  add(TableOfModes("Tab5", {{{"alexnet-plain", 256}}}, kModes, "MB", heuristics,
+                   PaperRequest::kPaperName),
+      kLargeGpu);
+
+  const auto peak = [](Bytes PhasePeaks::*phase) {
+    return [=](auto& row, auto& mode) { return FigureFive(row, mode, phase); };
+  };
+  add(TableOfModes(
+          "Fig5", {{{"alexnet-plain", 256}}}, kModes, "MB",
+          {{"forward", peak(&PhasePeaks::forward)}, {"backward", peak(&PhasePeaks::backward)}}),
+      kLargeGpu);
+  add(TableOfLayers(), kLargeGpu);
+  const auto relative = both(FigureNine, &Times::vdnn, &Times::vdnnpp);
+  add(TableOfModes("Fig9", {{{"alexnet-plain", 256}}, {{"vgg16", 64}}}, kModes, "x", relative),
+      kLargeGpu);
+  add(TableOfModes("Fig9", {{{"alexnet-plain", 128}}, {{"vgg16", 16}}}, kModes, "x", relative),
+      kSmallGpu);
+
+  // Section V-A.
+  constexpr Mode kConstructed{"conv", false};
+  const auto absolute = [=](double Times::*time) {
+    return [=](const PaperRow& row) -> std::optional<double> {
+      const auto times = TimesOf(row, kConstructed, kConstructed.algo());
+      return times ? std::optional((*times).*time) : std::nullopt;
+    };
+  };
+  add({"Claims",
+       Names(),
+       {{{"constructed(5)", 256}}, {{"constructed(5)", 64}}},
+       {{"{workload} base(m) ms", "ms", absolute(&Times::base)},
+        {"{workload} conv(m) vDNN ms", "ms", absolute(&Times::vdnn)},
+        {"{workload} conv(m) vDNN++ ms", "ms", absolute(&Times::vdnnpp)}},
+       PaperRequest::kPaperName},
+      kLargeGpu);
+  add({"Claims",
+       Names(),
+       {{{"alexnet-plain", 256}}},
+       {{"improvement {workload} all(m) %", "%", OfRow(Improvement, Mode{"all", false})}},
+       PaperRequest::kPaperName},
+      kLargeGpu);
+  add({"Claims",
+       Names(),
+       {{{"alexnet-plain", 128}}},
+       {{"improvement {workload} all(p) %", "%", OfRow(Improvement, Mode{"all"})},
+        {"{workload} all(m) vDNN++ ms", "ms",
+         [](const PaperRow& row) {
+           const auto times = TimesOf(row, {"all", false}, "memory");
+           return times ? std::optional(times->vdnnpp) : std::nullopt;
+         }},
+        {"CPU of compression {workload} least %", "%",
+         [](const PaperRow& row) { return std::ranges::min(CompressionCpu(row)); }},
+        {"CPU of compression {workload} most %", "%",
+         [](const PaperRow& row) { return std::ranges::max(CompressionCpu(row)); }}},
+       PaperRequest::kPaperName},
+      kSmallGpu);
+  for (PaperTable& table : tables) table.preset = "vdnnpp";
+  return tables;
+}
+
+}  // namespace spillway

@@ -1,0 +1,77 @@
+#include "experiments/tools/fit/first_iterations.h"
+
+#include <optional>
+#include <vector>
+
+#include "traces/liveness.h"
+
+namespace spillway {
+namespace {
+
+class Recorder {
+ public:
+  explicit Recorder(const Trace& trace)
+      : trace_(trace), liveness_(trace), ends_(trace.ops.size()), blocks_(trace.tensors.size()) {
+    for (size_t i = 0; i < trace.tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      const Tensor& tensor = trace.tensor(id);
+      if (tensor.alias_of || Stays(tensor.kind)) continue;
+      const std::optional<OpId> end = tensor.held_until ? tensor.held_until : liveness_.LastUse(id);
+      if (end) ends_[Index(*end)].push_back(id);
+    }
+  }
+
+  AllocationLog Run(int iterations) {
+    for (size_t i = 0; i < trace_.tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      const Tensor& tensor = trace_.tensor(id);
+      if (!tensor.alias_of && Stays(tensor.kind) && !IsMadeByOptimizer(id)) Allocate(id);
+    }
+    for (int i = 0; i < iterations; ++i) RunOnce();
+    return std::move(log_);
+  }
+
+ private:
+  static bool Stays(TensorKind kind) {
+    return kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
+  }
+  // Momentum and the like, which an update uses before any other op.
+  bool IsMadeByOptimizer(TensorId id) const {
+    const std::optional<OpId> first = liveness_.FirstUse(id);
+    return trace_.tensor(id).kind == TensorKind::kOptimizerState && first &&
+           trace_.op(*first).phase == Phase::kUpdate;
+  }
+
+  void Allocate(TensorId id) {
+    if (!blocks_[Index(id)]) blocks_[Index(id)] = log_.Allocate(trace_.tensor(id).size);
+  }
+
+  void RunOnce() {
+    for (size_t i = 0; i < trace_.ops.size(); ++i) {
+      const auto op = static_cast<OpId>(i);
+      for (const TensorId storage : liveness_.Storages(op)) Allocate(storage);
+      if (const Bytes workspace = trace_.op(op).recorded->workspace; workspace > Bytes(0)) {
+        log_.Free(log_.Allocate(workspace));
+      }
+      for (const TensorId storage : ends_[i]) {
+        if (!blocks_[Index(storage)]) continue;
+        log_.Free(*blocks_[Index(storage)]);
+        blocks_[Index(storage)].reset();
+      }
+    }
+  }
+
+  const Trace& trace_;
+  const Liveness liveness_;
+  std::vector<std::vector<TensorId>> ends_;      // by op
+  std::vector<std::optional<uint32_t>> blocks_;  // by storage
+  AllocationLog log_;
+};
+
+}  // namespace
+
+AllocationLog RequestsOfFirst(const Trace& trace, int iterations) {
+  return Recorder(trace).Run(iterations);
+}
+
+}  // namespace spillway

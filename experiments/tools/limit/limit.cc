@@ -1,0 +1,235 @@
+#include "experiments/tools/limit/limit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "experiments/run/catalogue.h"
+#include "experiments/run/resolve.h"
+#include "experiments/run/scenario.h"
+#include "sim/cost/deterministic.h"
+#include "traces/base/error.h"
+#include "traces/lowering/lowering.h"
+
+namespace spillway {
+namespace {
+
+// A name that stands for a number: n, or n and a digit.
+bool IsVariable(std::string_view text) {
+  return text == "n" || (text.size() == 2 && text[0] == 'n' && text[1] >= '1' && text[1] <= '9');
+}
+
+// One trial: the workload at a value, simulated and, where asked for, verified.
+Report Try(const LimitSetup& setup, const std::string& policy, int64_t value, bool check) {
+  const Workload workload = setup.family.At(value);
+  Setup run = setup.run;
+  run.trace = std::make_shared<const Trace>(
+      LowerNetwork(BuildNetwork(workload.network), {workload.batch, setup.preset, setup.training}));
+  std::unique_ptr<const CostModel> cost = LoadCost(setup.cost, *run.trace, run.device);
+  if (setup.deterministic) cost = std::make_unique<DeterministicCostModel>(std::move(cost));
+  run.cost = std::move(cost);
+  Outcome outcome = Play(run, MakersOf(run, policy));
+  if (check) Verify(fmt::format("policy '{}' on {}", policy, workload.Name()), outcome);
+  return std::move(outcome.report);
+}
+
+}  // namespace
+
+WorkloadFamily WorkloadFamily::OfBatches(std::string_view network) {
+  if (network.ends_with(".json") || network.ends_with(".zst")) {
+    throw UsageError(fmt::format(
+        "'{}' is a trace of one batch, and the largest batch is looked for: spillway fit "
+        "tells what it needs, spillway compare --memory how it runs in less",
+        network));
+  }
+  if (const size_t colon = network.rfind(':'); colon != std::string_view::npos) {
+    throw UsageError(
+        fmt::format("'{}': the batch is what is looked for, expected a network alone, '{}'; a "
+                    "depth is looked for with --vary depth",
+                    network, network.substr(0, colon)));
+  }
+  WorkloadFamily family(network, network, 0, kLargestBatch);
+  ParseWorkload(family.At(1).Name());
+  return family;
+}
+
+WorkloadFamily WorkloadFamily::OfDepths(std::string_view workload) {
+  const size_t colon = workload.rfind(':');
+  const size_t open = workload.find('(');
+  std::vector<std::pair<size_t, size_t>> variables;  // begin, end
+  for (size_t begin = open; begin != std::string_view::npos && ++begin < workload.size();) {
+    const size_t end = workload.find_first_of(",)", begin);
+    if (end == std::string_view::npos) break;
+    if (IsVariable(workload.substr(begin, end - begin))) variables.emplace_back(begin, end);
+    begin = workload[end] == ',' ? end : std::string_view::npos;
+  }
+  if (variables.size() != 1 || colon == std::string_view::npos || colon < variables[0].second) {
+    throw UsageError(
+        fmt::format("'{}' has no depth to vary: expected a network with a name in the place of one "
+                    "number, and its batch, for example resnet(6,32,n3,6):16",
+                    workload));
+  }
+  const auto [begin, end] = variables[0];
+  // The batch, and all of the name, are parsed with a number put in.
+  const Workload least =
+      ParseWorkload(fmt::format("{}1{}", workload.substr(0, begin), workload.substr(end)));
+  WorkloadFamily family(workload, workload.substr(0, begin), least.batch, kMostBlocks);
+  family.after_ = workload.substr(end, colon - end);
+  return family;
+}
+
+Workload WorkloadFamily::At(int64_t value) const {
+  SPILLWAY_CHECK(value >= 1 && value <= most_);
+  if (!deepens()) return {before_, value};
+  return {fmt::format("{}{}{}", before_, value, after_), batch_};
+}
+
+std::optional<int64_t> ResNetDepth(std::string_view network) {
+  constexpr std::string_view kPrefix = "resnet(";
+  if (!network.starts_with(kPrefix)) return std::nullopt;
+  int64_t sum = 0;
+  for (const char* at = network.data() + kPrefix.size(); at < network.data() + network.size();) {
+    int64_t blocks = 0;
+    const auto [end, error] = std::from_chars(at, network.data() + network.size(), blocks);
+    if (error != std::errc()) return std::nullopt;
+    sum += blocks;
+    if (*end != ',') break;
+    at = end + 1;
+  }
+  return 3 * sum + 2;
+}
+
+Limit FindLimit(int64_t most, int64_t scan, const std::function<bool(int64_t)>& fits) {
+  SPILLWAY_CHECK(most >= 1 && scan >= 1);
+  Limit limit;
+  std::set<int64_t> misfits;
+  const auto fits_at = [&](int64_t value) {
+    if (misfits.contains(value)) return false;
+    ++limit.trials;
+    const bool fit = fits(value);
+    if (!fit) misfits.insert(value);
+    return fit;
+  };
+  bool found = true;
+  while (found) {
+    int64_t misfit = most + 1;
+    for (int64_t step = 1; limit.largest < most; step *= 2) {
+      const int64_t value = std::min(limit.largest + step, most);
+      if (!fits_at(value)) {
+        misfit = value;
+        break;
+      }
+      limit.largest = value;
+    }
+    while (misfit - limit.largest > 1) {
+      const int64_t middle = limit.largest + (misfit - limit.largest) / 2;
+      (fits_at(middle) ? limit.largest : misfit) = middle;
+    }
+    found = false;
+    limit.scanned_to = std::min(limit.largest + scan, most);
+    for (int64_t value = misfit + 1; value <= limit.scanned_to && !found; ++value) {
+      found = fits_at(value);
+      if (found) limit.largest = value;
+    }
+  }
+  limit.misfits.assign(misfits.begin(), misfits.end());
+  return limit;
+}
+
+LimitResult FindLimit(const LimitSetup& setup, const std::string& policy,
+                      const std::function<void(int64_t)>& progress) {
+  LimitResult result;
+  result.policy = policy;
+  std::map<int64_t, std::string> reasons;
+  int64_t largest = 0;
+  result.limit = FindLimit(setup.family.most(), setup.scan, [&](int64_t value) {
+    progress(value);
+    const Report report = Try(setup, policy, value, false);
+    if (!report.fits()) {
+      reasons[value] = report.out_of_memory->Message();
+    } else if (value > largest) {
+      largest = value;
+      result.metrics = report.metrics;
+    }
+    return report.fits();
+  });
+  if (setup.check) {
+    for (const int64_t value : {largest, largest + 1}) {
+      if (value >= 1 && value <= setup.family.most()) Try(setup, policy, value, true);
+    }
+  }
+  const auto next = reasons.find(result.limit.largest + 1);
+  if (next != reasons.end()) result.next_reason = next->second;
+  return result;
+}
+
+Columns<LimitResult> LimitColumns(const LimitSetup& setup) {
+  const auto bounded = [most = setup.family.most()](const LimitResult& result) {
+    return result.limit.largest == most;
+  };
+  const auto if_any = [](auto get) {
+    return [get](const LimitResult& result) { return When(result.limit.largest > 0, get(result)); };
+  };
+  const auto metric = [=](auto member) {
+    return if_any(
+        [member](const LimitResult& result) { return result.metrics.value_or(Metrics()).*member; });
+  };
+  const auto workload = [&setup](const LimitResult& result) {
+    return setup.family.At(std::max<int64_t>(result.limit.largest, 1));
+  };
+  return {
+      {"network", "", "as given", [&](auto&) { return setup.family.text(); }},
+      {"vary", "", "batch or depth",
+       [&](auto&) { return setup.family.deepens() ? "depth" : "batch"; }},
+      {"preset", "", "how memory is counted", [&](auto&) { return setup.preset; }},
+      {"mode", "", "training or inference",
+       [&](auto&) { return setup.training ? "training" : "inference"; }},
+      {"device", "", "name of the GPU", [&](auto&) { return setup.run.device.name; }},
+      {"memory_bytes", "B", "device memory", [&](auto&) { return setup.run.memory; }},
+      {"allocator", "", "as given", [&](auto&) { return setup.run.allocator; }},
+      {"policy", "", "as given", &LimitResult::policy, "policy"},
+      {"status", "", "ok, none (nothing fits) or bounded (all that was allowed fits)",
+       [=](auto& r) { return bounded(r)            ? "bounded"
+                             : r.limit.largest > 0 ? "ok"
+                                                   : "none"; },
+       "status"},
+      {"limit", "1", "the largest that was seen to fit",
+       if_any([](auto& r) { return r.limit.largest; }), "limit"},
+      {"workload", "", "it as a workload", if_any([=](auto& r) { return workload(r).Name(); })},
+      {"depth", "1", "of a residual network, in layers",
+       [=](auto& r) {
+         return r.limit.largest > 0 ? ResNetDepth(workload(r).network) : std::nullopt;
+       },
+       "depth"},
+      {"next", "1", "the next one, which does not fit",
+       [=](auto& r) { return When(!bounded(r), r.limit.largest + 1); }, "next"},
+      {"next_reason", "", "why it does not",
+       [=](auto& r) { return When(!bounded(r), r.next_reason); }},
+      {"scanned_to", "1", "nothing above the limit fits up to here",
+       [](auto& r) { return r.limit.scanned_to; }, "none to"},
+      {"monotone", "", "nothing smaller was seen not to fit",
+       [](auto& r) { return r.limit.monotone(); }, "monotone"},
+      {"least_misfit", "1", "the smallest that was seen not to fit",
+       [](auto& r) {
+         const auto& misfits = r.limit.misfits;
+         return misfits.empty() ? std::nullopt : std::optional(misfits.front());
+       }},
+      {"trials", "1", "runs", [](auto& r) { return r.limit.trials; }, "trials"},
+      {"checked", "", "with the independent checker", [&](auto&) { return setup.check; }},
+      {"iteration_ms", "ms", "at the limit, as are the next ones", metric(&Metrics::iteration),
+       "time ms", 1},
+      {"peak_requested_bytes", "B", "most bytes asked for at once",
+       metric(&Metrics::peak_requested)},
+      {"peak_allocated_bytes", "B", "most bytes in blocks at once",
+       metric(&Metrics::peak_allocated), "peak GiB", 2},
+      {"offloaded_bytes", "B", "copied to the host", metric(&Metrics::offloaded)},
+      {"recomputed_ops", "1", "ops that ran again", metric(&Metrics::recomputed_ops)},
+  };
+}
+
+}  // namespace spillway

@@ -1,0 +1,122 @@
+// spillway record: measure a network's kernels on the GPU of this machine.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/module.h"
+#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/session.h"
+#include "experiments/cli/frame/verbs.h"
+#include "experiments/run/catalogue.h"
+#include "experiments/tools/measure/calibration_fit.h"
+#include "experiments/tools/measure/recording_option.h"
+#include "sim/cost/table_cost.h"
+#include "traces/format.h"
+#include "traces/zoo/zoo.h"
+
+namespace spillway::cli {
+namespace {
+
+struct RecordCommand {
+  std::vector<std::string> workloads;
+  std::string mode = "training";
+  std::string output = "traces/recorded/h200";
+  RecordingOption recording;
+  bool add = false;
+};
+
+// What an in-core iteration is predicted for: of the GPU's device file, if there is one, no kernel
+// time depends on.
+Device DeviceOf(const CudaMachine& machine) {
+  Device device = LoadDevice("h200");
+  for (const std::string& name : DeviceNames()) {
+    const Device known = LoadDevice(name);
+    if (Describes(known, machine.gpu())) device = known;
+  }
+  device.memory = std::min(device.memory, RoundDown(machine.free_memory(), Bytes::GiB(1)));
+  return device;
+}
+
+// What a table is for: a network under all presets, or the trace of a file.
+std::vector<Trace> TracesOf(const std::string& text, bool training) {
+  if (text.ends_with(".json") || text.ends_with(".zst")) return {ReadTrace(text)};
+  const Workload workload = ParseWorkload(text);
+  return LowerForAllPresets(workload.network, workload.batch, training);
+}
+
+int Execute(RecordCommand command, Session& session) {
+  // What is misspelt is said before the GPU is opened.
+  std::vector<std::vector<Trace>> workloads;
+  for (const std::string& text : command.workloads) {
+    workloads.push_back(TracesOf(text, command.mode == "training"));
+  }
+  RecordingOption& option = command.recording;
+  option.Check();
+  const auto machine =
+      Cuda().open({option.devices.front(), option.record.math, option.record.seed});
+  const auto recording = option.Open(*machine, session.progress());
+  CreateDirectory(command.output);  // without a GPU nothing is left behind
+  CudaRun run;
+  run.digest = false;
+  BackendFactories backends;
+  backends.Add("cuda", CudaFactory(machine, run));
+  const Device device = DeviceOf(*machine);
+  for (const std::vector<Trace>& traces : workloads) {
+    const std::filesystem::path path = std::filesystem::path(command.output) /
+                                       RecordedTableName(traces[0].network, traces[0].batch);
+    std::optional<CostTable> kept;
+    if (command.add && std::filesystem::exists(path)) {
+      kept = ReadCostTable(path);
+      recording->Keep(*kept, path.string());
+    }
+    CostTable table =
+        option.Table(*recording, traces[0].name, traces,
+                     kept ? std::optional(kept->in_sequence) : std::nullopt, device, backends);
+    if (kept) AddMissing(*kept, table);
+    const auto guard = session.interrupts().Hold();
+    WriteCostTable(table, path);
+    session.progress().Wipe();
+    fmt::print("{}: {} entries, {}, cuDNN {}, {}; {} more per kernel in a sequence\n",
+               path.string(), table.entries.size(), table.provenance.gpu, table.provenance.cudnn,
+               table.provenance.math, FormatDuration(table.in_sequence));
+  }
+  return kOk;
+}
+
+}  // namespace
+
+void AddRecord(CLI::App& app, int& exit_code, Session& session) {
+  CLI::App* verb = app.add_subcommand(
+      "record", "Measure the kernels of networks on this machine's GPU; exit code 5 without one");
+  auto command = std::make_shared<RecordCommand>();
+  verb->add_option("workloads", command->workloads, "NETWORK:BATCH or a trace file, one or more")
+      ->required();
+  verb->add_option("--mode", command->mode,
+                   "training or inference, of networks; with --add both fit in one table")
+      ->check(CLI::IsMember({"training", "inference"}))
+      ->capture_default_str();
+  verb->add_option(
+          "-o,--output", command->output,
+          "Directory for NETWORK-BATCH.json.zst, which --cost reads; a table that is there is "
+          "replaced")
+      ->capture_default_str();
+  command->recording.Add(*verb);
+  verb->add_option("--min-repeats", command->recording.record.min_repeats,
+                   "Least repeats of each kernel")
+      ->check(CLI::Range(5, 10000))
+      ->capture_default_str();
+  verb->add_option("--seed", command->recording.record.seed, "Seed of the random operands")
+      ->check(NotNegative())
+      ->capture_default_str();
+  verb->add_flag("--add", command->add,
+                 "Keep what the tables in the directory hold and record only what they lack");
+  verb->callback([command, &exit_code, &session] { exit_code = Execute(*command, session); });
+}
+
+}  // namespace spillway::cli

@@ -1,0 +1,175 @@
+// spillway store list|import|export: benchmark stores, and the cost tables that go in and come out.
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/session.h"
+#include "experiments/cli/frame/verbs.h"
+#include "experiments/output/columns.h"
+#include "experiments/run/catalogue.h"
+#include "experiments/tools/measure/kernel_recording.h"
+#include "sim/cost/records/benchmark_store.h"
+#include "sim/cost/table_cost.h"
+#include "traces/base/error.h"
+#include "traces/zoo/zoo.h"
+
+namespace spillway::cli {
+namespace {
+
+BenchmarkStore OpenStore(const std::string& path) {
+  return BenchmarkStore(path, {.create = false});
+}
+
+void AddStorePath(CLI::App& verb, std::string& path) {
+  verb.add_option("store", path, "Benchmark store, a SQLite file")->required();
+}
+
+struct HoldingRow : BenchmarkStore::Holding {
+  std::string gpu;
+};
+
+Columns<HoldingRow> HoldingColumns() {
+  return {
+      {"gpu", "", "where all of it was measured", &HoldingRow::gpu},
+      {"math", "", "arithmetic of convolutions and products",
+       [](auto& row) { return row.library.math; }},
+      {"cudnn", "", "version of the library", [](auto& row) { return row.library.cudnn; }},
+      {"entries", "1", "operations, each at one batch", [](auto& row) { return row.entries; }},
+      {"kernels", "1", "ways to execute them", [](auto& row) { return row.kernels; }},
+  };
+}
+
+std::string FormatHoldings(const std::vector<HoldingRow>& rows) {
+  if (rows.empty()) return "nothing yet\n";
+  std::string text;
+  for (const HoldingRow& row : rows) {
+    text += fmt::format("{}, cuDNN {}, {}: {} kernels of {} entries\n", row.gpu, row.library.cudnn,
+                        row.library.math, row.kernels, row.entries);
+  }
+  return text;
+}
+
+void AddList(CLI::App& store, Session& session) {
+  struct Options {
+    std::string path;
+    FormatOption format;
+  };
+  CLI::App* verb = store.add_subcommand("list", "Say what a store holds");
+  auto options = std::make_shared<Options>();
+  AddStorePath(*verb, options->path);
+  options->format.Add(*verb);
+  verb->callback([options, &session] {
+    const BenchmarkStore opened = OpenStore(options->path);
+    std::vector<HoldingRow> rows;
+    for (BenchmarkStore::Holding& holding : opened.Holdings()) {
+      rows.push_back({std::move(holding), opened.Gpu().value_or("")});
+    }
+    session.Print(FormatAs(options->format.format(), HoldingColumns(), rows, "spillway.store/v1",
+                           [&] { return FormatHoldings(rows); }));
+  });
+}
+
+void AddImport(CLI::App& store) {
+  struct Options {
+    std::string path;
+    std::vector<std::string> tables;
+  };
+  CLI::App* verb = store.add_subcommand(
+      "import", "Add cost tables of one GPU to a store, which is made if there is none");
+  auto options = std::make_shared<Options>();
+  AddStorePath(*verb, options->path);
+  verb->add_option("tables", options->tables, "Cost tables, as spillway record writes them")
+      ->required();
+  verb->callback([options] {
+    std::vector<CostTable> tables;
+    for (const std::string& path : options->tables) tables.push_back(ReadCostTable(path));
+    for (size_t i = 0; i < tables.size(); ++i) {
+      if (tables[i].provenance.gpu != tables[0].provenance.gpu) {
+        throw InputError(fmt::format("{}: recorded on {}, but {} on {}: a store is of one GPU",
+                                     options->tables[i], tables[i].provenance.gpu,
+                                     options->tables[0], tables[0].provenance.gpu));
+      }
+    }
+    BenchmarkStore opened(options->path);
+    for (size_t i = 0; i < tables.size(); ++i) {
+      fmt::print("{}: {} of {} entries are new\n", options->tables[i], opened.Put(tables[i]),
+                 tables[i].entries.size());
+    }
+  });
+}
+
+// The library that is asked for by what is given of it, which must be one.
+KernelLibrary ChooseLibrary(const BenchmarkStore& store, const std::string& math,
+                            const std::string& cudnn) {
+  std::vector<KernelLibrary> fitting;
+  std::vector<std::string> names;
+  for (const BenchmarkStore::Holding& holding : store.Holdings()) {
+    const KernelLibrary& library = holding.library;
+    names.push_back(fmt::format("--math {} --cudnn {}", library.math, library.cudnn));
+    if ((math.empty() || math == library.math) && (cudnn.empty() || cudnn == library.cudnn)) {
+      fitting.push_back(library);
+    }
+  }
+  if (fitting.size() == 1) return fitting[0];
+  throw UsageError(fmt::format(
+      "{}: {} (valid: {})", store.path().string(),
+      fitting.empty() ? "holds nothing of the kind" : "say which",
+      names.empty() ? "nothing, it is empty" : fmt::format("{}", fmt::join(names, ", "))));
+}
+
+void AddExport(CLI::App& store, Session& session) {
+  struct Options {
+    std::string path, output = ".", math, cudnn;
+    std::vector<std::string> workloads;
+  };
+  CLI::App* verb =
+      store.add_subcommand("export", "Write the cost tables of workloads, as spillway record does");
+  auto options = std::make_shared<Options>();
+  AddStorePath(*verb, options->path);
+  verb->add_option("workloads", options->workloads, "NETWORK:BATCH, one or more")->required();
+  verb->add_option("-o,--output", options->output, "Directory for NETWORK-BATCH.json.zst")
+      ->capture_default_str();
+  verb->add_option("--math", options->math, "Arithmetic, where the store holds several");
+  verb->add_option("--cudnn", options->cudnn, "Version of cuDNN, where the store holds several");
+  verb->callback([options, &session] {
+    std::vector<Workload> workloads;
+    for (const std::string& text : options->workloads) workloads.push_back(ParseWorkload(text));
+    const BenchmarkStore opened = OpenStore(options->path);
+    const KernelLibrary library = ChooseLibrary(opened, options->math, options->cudnn);
+    std::vector<CostTable> tables;
+    for (const Workload& workload : workloads) {
+      tables.push_back(TableFromStore(opened, library, workload.Name(),
+                                      LowerForAllPresets(workload.network, workload.batch)));
+    }
+    CreateDirectory(options->output);
+    for (size_t i = 0; i < tables.size(); ++i) {
+      const std::filesystem::path path =
+          std::filesystem::path(options->output) /
+          RecordedTableName(workloads[i].network, workloads[i].batch);
+      const auto guard = session.interrupts().Hold();
+      WriteCostTable(tables[i], path);
+      fmt::print("{}: {} entries\n", path.string(), tables[i].entries.size());
+    }
+  });
+}
+
+}  // namespace
+
+void AddStore(CLI::App& app, int& exit_code, Session& session) {
+  CLI::App* verb = app.add_subcommand(
+      "store", "List, fill and read benchmark stores, which spillway record --store shares");
+  verb->require_subcommand(1);
+  AddList(*verb, session);
+  AddImport(*verb);
+  AddExport(*verb, session);
+  verb->callback([&exit_code] { exit_code = kOk; });
+}
+
+}  // namespace spillway::cli

@@ -1,0 +1,307 @@
+#include "experiments/tools/measure/validation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <utility>
+
+#include "policies/plugin/library.h"
+#include "sim/core/check.h"
+#include "sim/cost/table_cost.h"
+#include "traces/base/error.h"
+#include "traces/liveness.h"
+
+namespace spillway {
+namespace {
+
+Duration LengthOf(const Interval& interval) { return interval.end - interval.start; }
+
+// Time that copies ran, the sum over both directions.
+Duration CopyTime(const Report& report) {
+  Duration time;
+  for (const TimelineEntry& entry : report.timeline) {
+    if (entry.kind != CommandKind::kKernel) time += LengthOf(entry.interval);
+  }
+  return time;
+}
+
+// Of the iterations that were timed, ascending. REQUIRES: validation.fits().
+std::vector<Duration> TimesOf(const Validation& validation) {
+  std::vector<Duration> times = validation.measured.execution->iteration_times;
+  if (times.size() > static_cast<size_t>(kWarmUp) + 1) {
+    times.erase(times.begin(), times.begin() + kWarmUp);
+    times.pop_back();
+  }
+  std::sort(times.begin(), times.end());
+  return times;
+}
+
+std::string_view KindName(CommandKind kind) {
+  switch (kind) {
+    case CommandKind::kKernel:
+      return "kernel";
+    case CommandKind::kToDevice:
+      return "prefetch";
+    case CommandKind::kToHost:
+      return "offload";
+  }
+  SPILLWAY_CHECK(false);
+}
+
+}  // namespace
+
+double Validation::error() const {
+  const double measured_ms = measured.execution->typical_iteration().milliseconds();
+  return predicted.report.metrics.iteration.milliseconds() / measured_ms - 1;
+}
+
+Validation Validate(const Setup& setup, const PolicyMaker& make, const BackendFactories& backends) {
+  Setup resolved = Resolve(setup, {&make, 1}).setup;
+  Validation validation;
+  validation.predicted = Simulate(resolved, *make());
+  resolved.policy_plan = validation.predicted.report.plan;
+  if (validation.predicted.report.fits() && !validation.predicted.report.steady) {
+    Setup as_often = resolved;  // iterations differ, so compare the same one
+    as_often.backend = kSimulator;
+    validation.predicted = RunPolicy(as_often, *make());
+  }
+  const Report& predicted = validation.predicted.report;
+  if (!predicted.fits()) {
+    validation.measured = validation.predicted;  // nothing was run
+    return validation;
+  }
+  resolved.footprint = FootprintOf(resolved, validation.predicted);
+  validation.measured = RunPolicy(resolved, *make(), backends);
+  const Report& measured = validation.measured.report;
+  validation.decisions_equal = measured.decisions == predicted.decisions;
+  validation.placements_equal = measured.placements == predicted.placements;
+  if (measured.fits()) validation.violations = Check(*validation.measured.trace, measured);
+  return validation;
+}
+
+Duration InSequence(const Validation& in_core) {
+  constexpr Duration kMost = Duration::Microseconds(5);
+  if (!in_core.fits()) return {};
+  const Trace& trace = *in_core.predicted.trace;
+  const Liveness liveness(trace);
+  int64_t kernels = 0;
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    const size_t slots = trace.ops[i].slots.size();
+    if (i > 0 && slots == 1 &&
+        Alike(trace, liveness, static_cast<OpId>(i - 1), static_cast<OpId>(i))) {
+      continue;
+    }
+    kernels += static_cast<int64_t>(slots);
+  }
+  const Duration missing =
+      in_core.measured.execution->typical_iteration() - in_core.predicted.report.metrics.iteration;
+  return std::clamp(Duration::Picoseconds(missing.picoseconds() / std::max<int64_t>(kernels, 1)),
+                    Duration(), kMost);
+}
+
+Duration MeasureInSequence(const CostTable& table, const Trace& trace, const Device& device,
+                           const BackendFactories& backends) {
+  constexpr int kTimed = 12;
+  CostTable alone = table;
+  alone.in_sequence = Duration();
+  Setup setup;
+  setup.trace = std::make_shared<const Trace>(trace);
+  setup.device = device;
+  setup.cost = std::make_shared<const TableCostModel>(std::move(alone), device);
+  setup.memory = device.memory;
+  setup.backend = "cuda";
+  setup.options.iterations = kWarmUp + kTimed + 1;
+  return InSequence(Validate(
+      setup, [] { return PolicyLibrary().Make("liveness"); }, backends));
+}
+
+std::optional<std::string> ValidationResult::Reason() const {
+  if (!failure.empty()) return failure;
+  const auto& out_of_memory = validation.predicted.report.out_of_memory;
+  return out_of_memory ? std::optional(out_of_memory->Message()) : std::nullopt;
+}
+
+ValidationResult MakeValidationResult(const Setup& setup, std::string_view policy,
+                                      Validation validation) {
+  const auto& ran = validation.predicted.trace;
+  return {FactsOf(setup, ran ? *ran : *setup.trace, policy),
+          setup.allocator,
+          setup.memory_request,
+          std::move(validation),
+          {}};
+}
+
+ValidationResult ValidateForRow(const Setup& setup, const std::string& policy,
+                                const BackendFactories& backends) {
+  PolicyLibrary library;
+  const auto make = [&] { return library.Make(policy); };
+  std::string failure;
+  try {
+    return MakeValidationResult(setup, policy, Validate(setup, make, backends));
+  } catch (const PolicyError& error) {
+    failure = error.what();
+  } catch (const UsageError& error) {  // a parameter that does not go with the workload
+    failure = error.what();
+  }
+  ValidationResult result = MakeValidationResult(setup, policy, {});
+  result.failure = std::move(failure);
+  return result;
+}
+
+Columns<ValidationResult> ValidationColumns() {
+  using R = ValidationResult;
+  Columns<R> columns{
+      {"workload", "", "network and batch", &R::workload, "workload"},
+      {"policy", "", "as given", &R::policy, "policy"},
+      {"memory_bytes", "B", "device memory that the run may use; absent if unlimited",
+       [](auto& r) { return IfLimited(r.memory); }, "memory GiB", 2},
+      {"allocator", "", "as given", &R::allocator},
+      {"status", "", "ok, oom if the workload does not fit, or failed if the policy broke down",
+       [](auto& r) { return !r.failure.empty() ? "failed"
+                            : r.fits()         ? "ok"
+                                               : "oom"; }, "status"},
+  };
+  const auto add = [&](std::string name, std::string_view unit, std::string_view help, auto get,
+                       std::string_view header = {}, int digits = 0) {
+    columns.push_back({std::move(name), unit, help,
+                       [get](const R& r) {
+                         return r.fits() ? std::optional(std::invoke(get, r.validation))
+                                         : std::nullopt;
+                       },
+                       header, digits});
+  };
+  // As predicted and as measured; `get` takes a report.
+  const auto add_pair = [&](const std::string& name, std::string_view unit, std::string_view help,
+                            auto get, std::string_view header = {}, int digits = 0) {
+    add(
+        "predicted_" + name, unit, help, [get](auto& v) { return get(v.predicted.report); }, header,
+        digits);
+    add(
+        "measured_" + name, unit, help, [get](auto& v) { return get(v.measured.report); },
+        "measured", digits);
+  };
+  const auto metric = [](auto member) {
+    return [member](const Report& report) { return report.metrics.*member; };
+  };
+  const auto stall = [](auto member) {
+    return [member](const Report& report) { return std::invoke(member, report.metrics.stalls); };
+  };
+  add(
+      "predicted_iteration_ms", "ms", "one iteration",
+      [](auto& v) { return v.predicted.report.metrics.iteration; }, "predicted ms", 2);
+  add(
+      "measured_iteration_ms", "ms", "the median of those timed",
+      [](auto& v) { return v.measured.execution->typical_iteration(); }, "measured", 2);
+  add("error", "1", "(predicted - measured) / measured", &Validation::error, "error", 3);
+  add("decisions_equal", "", "all of them", &Validation::decisions_equal, "decisions");
+  add("placements_equal", "", "all of them", &Validation::placements_equal, "placements");
+  add(
+      "violations", "1", "of the measured order", [](auto& v) { return v.violations.size(); },
+      "violations");
+  add_pair("compute_ms", "ms", "kernels ran", metric(&Metrics::compute), "compute ms", 2);
+  add_pair("copy_ms", "ms", "copies ran, the sum over both directions", CopyTime, "copy ms", 1);
+  add_pair("stall_ms", "ms", "kernels waited", stall(&Stalls::total), "stall ms", 2);
+  add_pair("stall_fetch_ms", "ms", "for an input", stall(&Stalls::fetch));
+  add_pair("stall_fence_ms", "ms", "at the end of a layer", stall(&Stalls::fence));
+  add_pair("stall_memory_ms", "ms", "for memory", stall(&Stalls::memory));
+  add_pair("stall_launch_ms", "ms", "for the host", stall(&Stalls::launch));
+  add_pair("stall_drain_ms", "ms", "last copies", stall(&Stalls::drain));
+  add_pair("peak_reserved_bytes", "B", "most bytes held", metric(&Metrics::peak_reserved));
+  add_pair("peak_allocated_bytes", "B", "most bytes in blocks", metric(&Metrics::peak_allocated));
+  add_pair("offloaded_bytes", "B", "copied to the host", metric(&Metrics::offloaded));
+  add_pair("prefetched_bytes", "B", "copied to the device", metric(&Metrics::prefetched));
+  add_pair("pinned_peak_bytes", "B", "most pinned host memory", metric(&Metrics::pinned_peak));
+  add("stamped_iteration_ms", "ms", "the one in which the measured parts were taken",
+      [](auto& v) { return v.measured.report.metrics.iteration; });
+  add("shortest_iteration_ms", "ms", "of those timed", [](auto& v) { return TimesOf(v).front(); });
+  add("longest_iteration_ms", "ms", "of those timed", [](auto& v) { return TimesOf(v).back(); });
+  add("timed_iterations", "1", "their number", [](auto& v) { return TimesOf(v).size(); });
+  columns.push_back({"preset", "", "how memory is counted", &R::preset});
+  columns.push_back({"device", "", "name of the GPU", &R::device});
+  columns.push_back({"cost", "", "where kernel times come from", &R::cost});
+  columns.push_back({"reason", "",
+                     "why the workload is predicted not to fit, or how the policy failed",
+                     &R::Reason});
+  columns.push_back({"network", "", "name of the network", &R::network});
+  columns.push_back({"batch", "1", "images per iteration", &R::batch});
+  columns.push_back({"mode", "", "training or inference",
+                     [](auto& r) { return r.training ? "training" : "inference"; }});
+  columns.push_back({"memory_request", "", "--memory as given; absent if all of the device's",
+                     [](auto& r) { return IfAny(r.memory_request); }});
+  return columns;
+}
+
+std::vector<std::string_view> ShownOfValidations() {
+  return {"workload",
+          "policy",
+          "memory_bytes",
+          "status",
+          "predicted_iteration_ms",
+          "measured_iteration_ms",
+          "error",
+          "decisions_equal",
+          "placements_equal",
+          "violations",
+          "predicted_compute_ms",
+          "measured_compute_ms",
+          "predicted_copy_ms",
+          "measured_copy_ms",
+          "predicted_stall_ms",
+          "measured_stall_ms"};
+}
+
+std::vector<ValidatedCommand> CommandsOf(const Validation& validation) {
+  const Trace& trace = *validation.predicted.trace;
+  const auto& predicted = validation.predicted.report.timeline;
+  const auto& measured = validation.measured.report.timeline;
+  SPILLWAY_CHECK(predicted.size() == measured.size());
+  std::vector<ValidatedCommand> commands(predicted.size());
+  for (size_t i = 0; i < predicted.size(); ++i) {
+    commands[i].predicted = predicted[i];
+    commands[i].measured = measured[i];
+    commands[i].op = trace.op(predicted[i].op).name;
+    if (predicted[i].tensor != kNoTensor) {
+      commands[i].tensor = trace.tensor(predicted[i].tensor).name;
+    }
+  }
+  return commands;
+}
+
+Columns<ValidatedCommand> CommandColumns() {
+  using Command = ValidatedCommand;
+  return {
+      {"workload", "", "as given", &Command::workload},
+      {"policy", "", "as given", &Command::policy},
+      {"memory", "", "as given", &Command::memory},
+      {"op", "", "executed, or at which the copy was issued", &Command::op},
+      {"kind", "", "kernel, prefetch or offload",
+       [](auto& c) { return KindName(c.predicted.kind); }},
+      {"tensor", "", "of a copy", &Command::tensor},
+      {"recompute", "", "an op that runs again", [](auto& c) { return c.predicted.recompute; }},
+      {"predicted_start_ms", "ms", "", [](auto& c) { return c.predicted.interval.start; }},
+      {"measured_start_ms", "ms", "", [](auto& c) { return c.measured.interval.start; }},
+      {"predicted_ms", "ms", "", [](auto& c) { return LengthOf(c.predicted.interval); }},
+      {"measured_ms", "ms", "", [](auto& c) { return LengthOf(c.measured.interval); }},
+      {"nominal_ms", "ms", "of the cost model", [](auto& c) { return c.predicted.nominal; }},
+      {"issued_ms", "ms", "as measured", [](auto& c) { return c.measured.interval.issued; }},
+  };
+}
+
+void CheckProvenance(const Provenance& provenance, std::string_view gpu, std::string_view cudnn,
+                     std::string_view math) {
+  const auto require = [](std::string_view what, std::string_view recorded,
+                          std::string_view running) {
+    if (recorded == running) return;
+    throw InputError(fmt::format(
+        "the cost table was recorded with {} {}, but this machine runs {}; record it here with "
+        "spillway record, or allow any table",
+        what, recorded, running));
+  };
+  require("GPU", provenance.gpu, gpu);
+  require("cuDNN", provenance.cudnn, cudnn);
+  require("arithmetic", provenance.math, math);
+}
+
+}  // namespace spillway

@@ -1,0 +1,524 @@
+#include "experiments/tools/replay/replay.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "sim/packing/packing.h"
+#include "traces/base/error.h"
+
+namespace spillway {
+namespace {
+
+using Kind = MemoryEvent::Kind;
+
+constexpr Bytes kGranule(512);
+constexpr size_t kBatch = 4096;
+
+// A live block of the log, by its number.
+struct LiveBlock {
+  Bytes size;
+  uint64_t event = 0;
+  bool live = false;
+  bool from_start = false;
+};
+
+template <typename Element>
+Element& At(std::vector<Element>& elements, uint32_t index) {
+  if (index >= elements.size()) elements.resize(index + 1);
+  return elements[index];
+}
+
+// The divisions recorded, for every size that PyTorch tells apart.
+std::string DivisionsOf(const PyTorchSettings& settings) {
+  constexpr int64_t kLargest = 32768;  // MiB
+  std::vector<std::string> entries;
+  for (int64_t size = 1; size <= kLargest; size *= 2) {
+    int64_t divisions = 0;
+    for (const auto& [power, recorded] : settings.roundup_power2_divisions) {
+      if (power == size) divisions = recorded;
+    }
+    entries.push_back(fmt::format("{}:{}", size, divisions));
+  }
+  return fmt::format("[{}]", fmt::join(entries, ","));
+}
+
+// One allocator on its way through the log.
+class Player {
+ public:
+  Player(const ReplayedAllocator& subject, const MemoryLogStart& start, size_t samples)
+      : allocator_(*subject.allocator),
+        compares_(subject.compare && start.records_segments),
+        follows_(compares_ && !subject.predict_frees),
+        most_samples_(samples) {
+    result_.allocator = subject.name;
+    result_.compared = compares_;
+  }
+
+  bool failed() const { return result_.failure.has_value(); }
+  ReplayResult& result() { return result_; }
+
+  void Begin(const MemoryLogStart& start) {
+    if (!start.records_segments) {
+      for (const StartBlock& held : start.blocks) {
+        allocator_.UseStream(held.stream);
+        const auto block = allocator_.Allocate(held.size, Hint::kLow);
+        if (!block) return FailAtStart(held.size, held.stream);
+        Take(held.block, *block, held.size);
+      }
+    } else {
+      auto held = start.blocks.begin();
+      for (const StartSegment& segment : start.segments) {
+        HeldSegment whole{AddressOf(segment.address),
+                          segment.size,
+                          segment.stream,
+                          segment.small,
+                          segment.expandable,
+                          {}};
+        const auto first = held;
+        const uint64_t end = segment.address + static_cast<uint64_t>(segment.size.count());
+        for (; held != start.blocks.end() && held->address < end; ++held) {
+          whole.blocks.push_back({Bytes(static_cast<int64_t>(held->address - segment.address)),
+                                  held->size, held->taken});
+        }
+        const auto blocks = allocator_.Adopt(whole);
+        if (!blocks) return FailAtStart(segment.size, segment.stream);
+        for (size_t i = 0; i < blocks->size(); ++i) {
+          Take((first + static_cast<int64_t>(i))->block, (*blocks)[i], whole.blocks[i].requested);
+        }
+      }
+      for (const StartSegment& segment : start.segments) recorded_ += segment.size;
+    }
+    allocator_.UseStream(stream_);  // whichever streams the start was on
+    Grow();
+    calls_ = allocator_.driver_calls().size();
+  }
+
+  void Play(const MemoryEvent& event) {
+    switch (event.kind) {
+      case Kind::kAllocate: {
+        Use(event.stream);
+        const auto block = allocator_.Allocate(event.size, Hint::kLow);
+        ++result_.operations;
+        if (!block) return Fail(event, event.size);
+        Take(event.block, *block, event.size);
+        Grow();
+        Compare(event, &*block);
+        break;
+      }
+      case Kind::kFree: {
+        const Block& block = blocks_[event.block];
+        allocator_.Free(block);
+        ++result_.operations;
+        allocated_ -= block.size;
+        requested_ -= requested_of_[event.block];
+        Compare(event, &block);
+        break;
+      }
+      case Kind::kEmptyCache:
+        if (!follows_) allocator_.EmptyCache();
+        ++result_.operations;
+        calls_ = allocator_.driver_calls().size();
+        break;
+      case Kind::kSegmentAllocate:
+        recorded_ += event.size;
+        if (compares_) {
+          segments_.push_back({AddressOf(event.address), event.size});
+          allocator_.ExpectSegment(segments_.back());
+        }
+        return;
+      case Kind::kSegmentFree:
+        recorded_ -= event.size;
+        if (follows_ && !allocator_.GiveBack({AddressOf(event.address), event.size}) &&
+            !result_.deviates_at) {
+          result_.deviates_at = event.index;
+        }
+        return;
+      case Kind::kFailed:
+        return;
+    }
+    if (most_samples_ > 0) Sample(event);
+  }
+
+  // A request that failed when it was recorded, and nothing came after it.
+  void Try(const MemoryEvent& event) {
+    Use(event.stream);
+    const auto block = allocator_.Allocate(event.size, Hint::kLow);
+    ++result_.operations;
+    if (!block) return Fail(event, event.size);
+    Take(0xffff'ffff, *block, event.size);
+    Grow();
+    allocator_.Free(*block);
+    ++result_.operations;
+  }
+
+  void Finish() {
+    if (window_ > 0) CloseWindow();
+  }
+
+ private:
+  void Use(uint64_t stream) {
+    if (stream == stream_) return;
+    stream_ = stream;
+    allocator_.UseStream(stream);
+  }
+
+  void Take(uint32_t number, const Block& block, Bytes requested) {
+    requested_ += requested;
+    allocated_ += block.size;
+    if (number == 0xffff'ffff) return;
+    At(blocks_, number) = block;
+    At(requested_of_, number) = requested;
+  }
+
+  void Grow() {
+    result_.peak_requested = std::max(result_.peak_requested, requested_);
+    result_.peak_allocated = std::max(result_.peak_allocated, allocated_);
+    result_.peak_reserved = std::max(result_.peak_reserved, allocator_.Reserved());
+  }
+
+  void FailAtStart(Bytes wanted, uint64_t stream) {
+    MemoryEvent event;
+    event.stream = stream;
+    Fail(event, wanted);
+    result_.failure->at_start = true;
+  }
+
+  void Fail(const MemoryEvent& event, Bytes wanted) {
+    result_.failure =
+        FailedRequest{event.index, false, wanted, event.stream, allocator_.Stats(), {}};
+  }
+
+  static Bytes AddressOf(uint64_t address) { return Bytes(static_cast<int64_t>(address)); }
+
+  // Whether segments, reserved memory and the block are where they were recorded, after a request
+  // or a free.
+  void Compare(const MemoryEvent& event, const Block* block) {
+    if (!compares_) return;
+    const auto calls = allocator_.driver_calls();
+    size_t taken = 0;
+    bool same = block->offset == AddressOf(event.address);
+    for (; calls_ < calls.size(); ++calls_) {
+      const DriverCall::Kind kind = calls[calls_].kind;
+      if (kind != DriverCall::Kind::kMalloc && kind != DriverCall::Kind::kMap) continue;
+      same &= taken < segments_.size() && segments_[taken] == calls[calls_].range;
+      ++taken;
+    }
+    same &= taken == segments_.size() && allocator_.Reserved() == recorded_;
+    result_.segments += taken;
+    segments_.clear();
+    if (!same && !result_.deviates_at) result_.deviates_at = event.index;
+  }
+
+  void Sample(const MemoryEvent& event) {
+    if (window_ == 0 || requested_ > best_.requested) {
+      best_ = {event.index, event.time, requested_, allocated_, allocator_.Reserved(), Bytes(0)};
+    }
+    if (++window_ == per_sample_) CloseWindow();
+  }
+
+  void CloseWindow() {
+    window_ = 0;
+    // Asked for once per window only, for it may be slow: as it is at the window's end.
+    best_.largest_free = allocator_.Stats().largest_free;
+    result_.samples.push_back(best_);
+    if (result_.samples.size() < most_samples_) return;
+    auto& samples = result_.samples;
+    for (size_t i = 0; i + 1 < samples.size(); i += 2) {
+      samples[i / 2] =
+          samples[i + 1].requested > samples[i].requested ? samples[i + 1] : samples[i];
+    }
+    if (samples.size() % 2 != 0) samples[samples.size() / 2] = samples.back();
+    samples.resize((samples.size() + 1) / 2);
+    per_sample_ *= 2;
+  }
+
+  ReplayableAllocator& allocator_;
+  ReplayResult result_;
+  std::vector<Block> blocks_;        // by number
+  std::vector<Bytes> requested_of_;  // likewise
+  Bytes requested_, allocated_;
+  uint64_t stream_ = 0;
+
+  const bool compares_, follows_;
+  size_t calls_ = 0;             // driver calls seen
+  Bytes recorded_;               // reserved, as recorded
+  std::vector<Block> segments_;  // recorded since the last request
+
+  const size_t most_samples_;
+  uint64_t per_sample_ = 1;  // events
+  uint64_t window_ = 0;      // events in the sample at hand
+  ReplaySample best_;        // of them
+};
+
+// The log itself: what is live, and what that adds up to.
+class Ledger {
+ public:
+  explicit Ledger(const MemoryLogStart& start) {
+    for (const StartBlock& held : start.blocks) Add(held.block, {held.size, 0, true, true});
+    if (!start.records_segments) return;
+    for (const StartSegment& segment : start.segments) reserved_ += segment.size;
+    summary_.recorded_peak_reserved = reserved_;
+  }
+
+  const LogSummary& summary() const { return summary_; }
+
+  static Bytes Rounded(Bytes size) { return RoundUp(std::max(size, Bytes(1)), kGranule); }
+
+  void Play(const MemoryEvent& event) {
+    summary_.records = std::max(summary_.records, event.index + 1);
+    switch (event.kind) {
+      case Kind::kAllocate:
+        ++summary_.events;
+        ++summary_.allocations;
+        Add(event.block, {event.size, event.index, true, false});
+        break;
+      case Kind::kFree: {
+        ++summary_.events;
+        LiveBlock& block = blocks_[event.block];
+        block.live = false;
+        live_ -= Rounded(block.size);
+        requested_ -= block.size;
+        --count_;
+        break;
+      }
+      case Kind::kEmptyCache:
+        ++summary_.events;
+        break;
+      case Kind::kSegmentAllocate:
+        reserved_ += event.size;
+        if (summary_.recorded_peak_reserved) {
+          summary_.recorded_peak_reserved = std::max(*summary_.recorded_peak_reserved, reserved_);
+        }
+        break;
+      case Kind::kSegmentFree:
+        reserved_ -= event.size;
+        break;
+      case Kind::kFailed:
+        break;
+    }
+  }
+
+  // A request that nothing follows.
+  void Try(const MemoryEvent& event) {
+    ++summary_.events;
+    ++summary_.allocations;
+    summary_.lower_bound = std::max(summary_.lower_bound, live_ + Rounded(event.size));
+    summary_.peak_requested = std::max(summary_.peak_requested, requested_ + event.size);
+  }
+
+  // Who holds the memory now.
+  std::vector<FailedRequest::Holder> Holders(const MemoryLog& log) const {
+    std::map<std::pair<std::string, Bytes>, FailedRequest::Holder> groups;
+    for (uint32_t number = 0; number < blocks_.size(); ++number) {
+      const LiveBlock& block = blocks_[number];
+      if (!block.live) continue;
+      std::string frame = block.from_start ? log.StartFrame(number) : log.Frame(block.event);
+      FailedRequest::Holder& holder = groups[{frame, block.size}];
+      holder.frame = std::move(frame);
+      holder.size = block.size;
+      ++holder.blocks;
+      if (block.from_start) {
+        ++holder.from_start;
+        continue;
+      }
+      const bool first = holder.blocks - holder.from_start == 1;
+      holder.first_event = first ? block.event : std::min(holder.first_event, block.event);
+      holder.last_event = first ? block.event : std::max(holder.last_event, block.event);
+    }
+    std::vector<FailedRequest::Holder> holders;
+    for (const auto& [key, holder] : groups) holders.push_back(holder);
+    const auto total = [](const FailedRequest::Holder& holder) {
+      return static_cast<Int128>(holder.size.count()) * holder.blocks;
+    };
+    std::stable_sort(holders.begin(), holders.end(), [&](const auto& a, const auto& b) {
+      return total(a) != total(b) ? total(a) > total(b) : a.size > b.size;
+    });
+    return holders;
+  }
+
+ private:
+  void Add(uint32_t number, const LiveBlock& block) {
+    At(blocks_, number) = block;
+    live_ += Rounded(block.size);
+    requested_ += block.size;
+    ++count_;
+    if (live_ > Bytes::Unlimited()) {
+      throw InputError(fmt::format("event {}: more than 1 EiB is live", block.event));
+    }
+    summary_.lower_bound = std::max(summary_.lower_bound, live_);
+    summary_.peak_requested = std::max(summary_.peak_requested, requested_);
+    summary_.peak_blocks = std::max(summary_.peak_blocks, count_);
+  }
+
+  LogSummary summary_;
+  std::vector<LiveBlock> blocks_;
+  Bytes live_, requested_, reserved_;
+  uint64_t count_ = 0;
+};
+
+// Places given in advance, one for each request in order.
+class PlannedPlaces final : public ReplayableAllocator {
+ public:
+  PlannedPlaces(std::vector<Block> places, Bytes capacity)
+      : places_(std::move(places)), capacity_(capacity) {}
+
+  std::string_view Name() const override { return "planned"; }
+
+  std::optional<Block> Allocate(Bytes size, Hint) override {
+    if (next_ == places_.size() || places_[next_].end() > capacity_) return std::nullopt;
+    Block block = places_[next_];
+    block.handle = static_cast<uint32_t>(next_++);
+    requested_of_.push_back(size);
+    requested_ += size;
+    allocated_ += block.size;
+    reserved_ = std::max(reserved_, block.end());
+    return block;
+  }
+  void Free(const Block& block) override {
+    requested_ -= requested_of_[block.handle];
+    allocated_ -= block.size;
+  }
+  // No request but the one that was planned will succeed.
+  MemoryStats Stats() const override {
+    const bool fits = next_ < places_.size() && places_[next_].end() <= capacity_;
+    return {requested_, allocated_, reserved_, fits ? places_[next_].size : Bytes(0)};
+  }
+  Bytes Reserved() const override { return reserved_; }
+
+ private:
+  const std::vector<Block> places_;
+  const Bytes capacity_;
+  size_t next_ = 0;
+  std::vector<Bytes> requested_of_;  // by request
+  Bytes requested_, allocated_, reserved_;
+};
+
+}  // namespace
+
+std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capacity,
+                                                std::optional<int64_t> steps) {
+  std::vector<LiveInterval> intervals;
+  std::vector<size_t> interval_of;  // by block number
+  int64_t now = 0;
+  const auto begin = [&](uint32_t block, Bytes size) {
+    At(interval_of, block) = intervals.size();
+    intervals.push_back({now, -1, size});
+  };
+  for (const StartBlock& held : log.start().blocks) begin(held.block, held.size);
+  std::optional<Bytes> pending;  // a failed request that nothing has followed so far
+  log.Walk([&](const MemoryEvent& event) {
+    ++now;
+    if (event.kind == Kind::kAllocate) begin(event.block, event.size);
+    if (event.kind == Kind::kFree) intervals[interval_of[event.block]].end = now;
+    if (event.kind == Kind::kAllocate) pending.reset();
+    if (event.kind == Kind::kFailed) pending = event.size;
+    return true;
+  });
+  ++now;
+  if (pending) intervals.push_back({now, now + 1, *pending});
+  for (LiveInterval& interval : intervals) {
+    if (interval.end < 0) interval.end = now + 1;
+  }
+  PackingOptions options;
+  options.memory = capacity;
+  if (steps) options.steps = *steps;
+  const Packing packing = Pack(intervals, options);
+  std::vector<Block> places;
+  for (size_t i = 0; i < intervals.size(); ++i) {
+    places.push_back({packing.offsets[i], Ledger::Rounded(intervals[i].size)});
+  }
+  return std::make_unique<PlannedPlaces>(std::move(places), capacity);
+}
+
+std::string PyTorchAsRecorded(const MemoryLog& log) {
+  const auto& settings = log.start().pytorch;
+  if (!settings) return "pytorch";
+  std::vector<std::string> given;
+  if (settings->max_split_size) {
+    given.push_back(fmt::format("max_split_size={}B", settings->max_split_size->count()));
+  }
+  if (settings->expandable_segments) given.push_back("expandable_segments=true");
+  if (!settings->roundup_power2_divisions.empty()) {
+    given.push_back(fmt::format("roundup_power2_divisions={}", DivisionsOf(*settings)));
+  }
+  if (settings->max_non_split_rounding) {
+    given.push_back(
+        fmt::format("max_non_split_rounding={}B", settings->max_non_split_rounding->count()));
+  }
+  if (settings->garbage_collection_threshold > 0) {
+    given.push_back(
+        fmt::format("garbage_collection_threshold={}", settings->garbage_collection_threshold));
+  }
+  return given.empty() ? "pytorch" : fmt::format("pytorch:{}", fmt::join(given, ","));
+}
+
+Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& allocators,
+                   const ReplayOptions& options) {
+  const MemoryLogStart& start = log.start();
+  Ledger ledger(start);
+  std::vector<Player> players;
+  players.reserve(allocators.size());
+  for (const ReplayedAllocator& subject : allocators) {
+    Player& player = players.emplace_back(subject, start, options.samples);
+    player.Begin(start);
+    if (player.failed()) player.result().failure->holders = ledger.Holders(log);
+    if (options.clock) player.result().nanoseconds = 0;
+  }
+
+  std::vector<MemoryEvent> batch;
+  batch.reserve(kBatch);
+  // Runs a stretch of events on each allocator that is still in it, then on the ledger. An
+  // allocator that fails in the middle is told who holds the memory by playing the ledger to there.
+  const auto play = [&] {
+    std::vector<std::pair<size_t, Player*>> failures;  // position in the batch
+    for (Player& player : players) {
+      if (player.failed()) continue;
+      const int64_t before = options.clock ? options.clock() : 0;
+      for (size_t i = 0; i < batch.size(); ++i) {
+        player.Play(batch[i]);
+        if (player.failed()) {
+          failures.emplace_back(i, &player);
+          break;
+        }
+      }
+      if (options.clock) *player.result().nanoseconds += options.clock() - before;
+    }
+    for (size_t i = 0; i < batch.size(); ++i) {
+      for (const auto& [at, player] : failures) {
+        if (at == i) player->result().failure->holders = ledger.Holders(log);
+      }
+      ledger.Play(batch[i]);
+    }
+    batch.clear();
+  };
+
+  std::optional<MemoryEvent> pending;  // a failed request that nothing has followed so far
+  log.Walk([&](const MemoryEvent& event) {
+    if (event.kind == Kind::kFailed) {
+      pending = event;
+    } else if (event.kind == Kind::kAllocate) {
+      pending.reset();
+    }
+    batch.push_back(event);
+    if (batch.size() == kBatch) play();
+    return true;
+  });
+  play();
+  for (Player& player : players) {
+    if (pending && !player.failed()) {
+      player.Try(*pending);
+      if (player.failed()) player.result().failure->holders = ledger.Holders(log);
+    }
+    player.Finish();
+  }
+  if (pending) ledger.Try(*pending);
+
+  Replayed replayed{ledger.summary(), {}};
+  for (Player& player : players) replayed.results.push_back(std::move(player.result()));
+  return replayed;
+}
+
+}  // namespace spillway

@@ -1,0 +1,283 @@
+#include "experiments/tools/replay/replay_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "traces/base/csv.h"
+#include "traces/base/json_writer.h"
+
+namespace spillway {
+namespace {
+
+constexpr size_t kShownHolders = 10;
+
+std::optional<uint64_t> EventOf(const ReplayResult& result) {
+  if (result.fits() || result.failure->at_start) return std::nullopt;
+  return result.failure->event;
+}
+
+std::optional<double> OperationsPerSecond(const ReplayResult& result) {
+  if (result.nanoseconds.value_or(0) <= 0) return std::nullopt;
+  return static_cast<double>(result.operations) * 1e9 / static_cast<double>(*result.nanoseconds);
+}
+
+std::optional<double> OverBound(const ReplayResult& result, Bytes bound) {
+  if (!result.fits() || bound <= Bytes(0)) return std::nullopt;
+  return static_cast<double>(result.peak_reserved.count()) / static_cast<double>(bound.count());
+}
+
+// What is free in `memory` when the request fails, in whole and in one piece.
+Bytes Free(const FailedRequest& failure, Bytes memory) { return memory - failure.stats.allocated; }
+
+std::string Place(const FailedRequest& failure) {
+  return failure.at_start ? "at the start of the log" : fmt::format("at event {}", failure.event);
+}
+
+std::string Percent(double part) { return fmt::format("{:.1f}%", 100 * part); }
+
+// What is known of the youngest of the blocks, or of the request.
+std::optional<std::string> NameOrNull(const MemoryLog& log, uint64_t event) {
+  return IfAny(log.Describe(event));
+}
+
+Columns<FailedRequest::Holder> HolderColumns(const MemoryLog& log) {
+  using Holder = FailedRequest::Holder;
+  const auto if_later = [](auto get) {
+    return [get](const Holder& holder) {
+      return holder.from_start == holder.blocks ? std::nullopt : std::optional(get(holder));
+    };
+  };
+  return {
+      {"size_bytes", "B", "of each block, as requested", &Holder::size},
+      {"blocks", "1", "of this size", &Holder::blocks},
+      {"from_start", "1", "of these, live before the first event", &Holder::from_start},
+      {"first_event", "1", "that allocated one of the others",
+       if_later(std::mem_fn(&Holder::first_event))},
+      {"last_event", "1", "that did", if_later(std::mem_fn(&Holder::last_event))},
+      {"last", "", "what is known of that one",
+       [=, &log](const Holder& holder) {
+         return holder.from_start == holder.blocks ? std::nullopt
+                                                   : NameOrNull(log, holder.last_event);
+       }},
+  };
+}
+
+}  // namespace
+
+Columns<ReplayResult> ReplayColumns(const Replayed& replayed) {
+  const Bytes bound = replayed.summary.lower_bound;
+  return {
+      {"allocator", "", "as given", &ReplayResult::allocator},
+      {"status", "", "ok, or oom if a request could not be served",
+       [](auto& r) { return r.fits() ? "ok" : "oom"; }},
+      {"peak_requested_bytes", "B", "most bytes asked for at once, until a failure",
+       &ReplayResult::peak_requested},
+      {"peak_allocated_bytes", "B", "most bytes in blocks at once, likewise",
+       &ReplayResult::peak_allocated},
+      {"peak_reserved_bytes", "B", "most bytes held, free blocks included, likewise",
+       &ReplayResult::peak_reserved},
+      {"lower_bound_bytes", "B", "what any allocator needs", [=](auto&) { return bound; }},
+      {"failed_event", "1", "of the request that could not be served", EventOf},
+      {"operations_per_second", "1/s", "allocations and releases", OperationsPerSecond},
+      {"fragmentation", "1", "1 - peak allocated / peak reserved", &ReplayResult::fragmentation},
+      {"over_lower_bound", "1", "peak reserved over the lower bound",
+       [=](auto& r) { return OverBound(r, bound); }},
+      {"largest_free_bytes", "B", "at the failure, else at the last sample",
+       [](auto& r) -> std::optional<Bytes> {
+         if (!r.fits()) return r.failure->stats.largest_free;
+         if (r.samples.empty()) return std::nullopt;
+         return r.samples.back().largest_free;
+       }},
+      {"as_recorded", "", "it took from the driver what was recorded",
+       [](auto& r) { return When(r.compared && r.fits(), !r.deviates_at.has_value()); }},
+      {"deviates_at", "1", "the first event at which it did not", &ReplayResult::deviates_at},
+  };
+}
+
+std::string FormatReplayJson(const MemoryLog& log, const Replayed& replayed,
+                             const std::optional<std::vector<Remedy>>& remedies,
+                             const std::optional<RecordedFailure>& recorded) {
+  const LogSummary& summary = replayed.summary;
+  JsonWriter json(3);
+  json.BeginObject().Put("schema", "spillway.replay/v1");
+  json.Key("log").BeginObject().Put("format", log.Format()).Put("events", summary.events);
+  json.Put("records", summary.records);
+  json.Put("allocations", summary.allocations).Put("start_blocks", log.start().blocks.size());
+  json.Put("peak_blocks", summary.peak_blocks);
+  json.Put("peak_requested_bytes", summary.peak_requested);
+  json.Put("lower_bound_bytes", summary.lower_bound);
+  json.Put("recorded_peak_reserved_bytes", summary.recorded_peak_reserved).EndObject();
+  PutRows(json.Key("rows"), ReplayColumns(replayed), replayed.results);
+  if (remedies) {
+    json.Key("out_of_memory").BeginArray();
+    for (const ReplayResult& result : replayed.results) {
+      if (result.fits()) continue;
+      const FailedRequest& failure = *result.failure;
+      json.BeginObject().Put("allocator", result.allocator).Put("event", EventOf(result));
+      json.Put("wanted", failure.at_start ? std::nullopt : NameOrNull(log, failure.event));
+      json.Put("wanted_bytes", failure.wanted);
+      json.Put("requested_bytes", failure.stats.requested);
+      json.Put("allocated_bytes", failure.stats.allocated);
+      json.Put("reserved_bytes", failure.stats.reserved);
+      json.Put("largest_free_bytes", failure.stats.largest_free);
+      PutRows(json.Key("holders"), HolderColumns(log), failure.holders);
+      for (const Remedy& remedy : *remedies) {
+        if (remedy.allocator != result.allocator) continue;
+        json.Key("would_fit_with").BeginArray();
+        for (const std::string& other : remedy.others) json.Put(other);
+        json.EndArray().Put("would_fit_in_bytes", remedy.memory);
+        break;
+      }
+      json.EndObject();
+    }
+    json.EndArray();
+  }
+  if (recorded) PutRecordedFailure(json, *recorded);
+  return json.EndObject().Take();
+}
+
+std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed) {
+  const LogSummary& summary = replayed.summary;
+  std::string text = fmt::format(
+      "{} log: {} events{}, {} blocks live at its start, at most {}; at least {} are needed\n",
+      log.Format(), summary.events,
+      summary.records == summary.events
+          ? ""
+          : fmt::format(" in {} records, which number them", summary.records),
+      log.start().blocks.size(), summary.peak_blocks, FormatBytes(summary.lower_bound));
+  if (summary.recorded_peak_reserved) {
+    text += fmt::format("recorded: at most {} reserved\n",
+                        FormatBytes(*summary.recorded_peak_reserved));
+  }
+  std::vector<std::vector<std::string>> cells{{"allocator", "status", "requested", "allocated",
+                                               "reserved", "over bound", "lost", "Mop/s",
+                                               "as recorded"}};
+  for (const ReplayResult& result : replayed.results) {
+    const auto over = OverBound(result, summary.lower_bound);
+    const auto speed = OperationsPerSecond(result);
+    std::string recorded = result.compared && result.fits() ? "yes" : "";
+    if (result.deviates_at) recorded = fmt::format("until event {}", *result.deviates_at);
+    cells.push_back({result.allocator, result.fits() ? "ok" : "oom " + Place(*result.failure),
+                     FormatBytes(result.peak_requested), FormatBytes(result.peak_allocated),
+                     FormatBytes(result.peak_reserved), over ? fmt::format("{:.3f}x", *over) : "",
+                     Percent(result.fragmentation()),
+                     speed ? fmt::format("{:.1f}", *speed / 1e6) : "", recorded});
+  }
+  text += FormatTable(cells);
+  const bool has_pytorch = std::ranges::any_of(
+      replayed.results, [](const ReplayResult& r) { return r.allocator.starts_with("pytorch"); });
+  if (has_pytorch && !summary.recorded_peak_reserved) {
+    text +=
+        "of free blocks of one size pytorch takes the one that lies lowest; the log does not say\n"
+        "where segments lay, so that such ties are undetermined: here addresses ascend\n";
+  }
+  return text;
+}
+
+std::string FormatOutOfMemory(const MemoryLog& log, const Replayed& replayed,
+                              const std::vector<Remedy>& remedies, Bytes memory) {
+  std::string text;
+  for (const ReplayResult& result : replayed.results) {
+    if (result.fits()) continue;
+    const FailedRequest& failure = *result.failure;
+    const Bytes free = Free(failure, memory);
+    text += fmt::format(
+        "\n{}: out of memory {}: {} requested, the largest that would have fitted "
+        "is {}\n",
+        result.allocator, Place(failure), FormatBytes(failure.wanted),
+        FormatBytes(failure.stats.largest_free));
+    text += fmt::format("  of {}, {} are held (for {} requested) and {} are free: ",
+                        FormatBytes(memory), FormatBytes(failure.stats.allocated),
+                        FormatBytes(failure.stats.requested), FormatBytes(free));
+    text += free >= failure.wanted ? "enough, but scattered\n"
+                                   : fmt::format("{} too little, wherever they lie\n",
+                                                 FormatBytes(failure.wanted - free));
+    text += "  held by:\n";
+    for (size_t i = 0; i < failure.holders.size() && i < kShownHolders; ++i) {
+      const FailedRequest::Holder& holder = failure.holders[i];
+      text +=
+          fmt::format("    {:>10}  {} x {}",
+                      FormatBytes(Bytes(holder.size.count() * static_cast<int64_t>(holder.blocks))),
+                      holder.blocks, FormatBytes(holder.size));
+      if (holder.from_start == holder.blocks) {
+        text += ", from before the log\n";
+        continue;
+      }
+      text += holder.first_event == holder.last_event
+                  ? fmt::format(", since event {}", holder.first_event)
+                  : fmt::format(", since events {} to {}", holder.first_event, holder.last_event);
+      const std::string name = log.Describe(holder.last_event);
+      text += name.empty() ? "\n" : fmt::format(" (the last is {})\n", name);
+    }
+    if (failure.holders.size() > kShownHolders) {
+      text +=
+          fmt::format("    and blocks of {} other sizes\n", failure.holders.size() - kShownHolders);
+    }
+    for (const Remedy& remedy : remedies) {
+      if (remedy.allocator != result.allocator) continue;
+      text += remedy.others.empty()
+                  ? std::string("  no other allocator serves this log in the same memory\n")
+                  : fmt::format("  serve this log in the same memory: {}\n",
+                                fmt::join(remedy.others, ", "));
+      text += remedy.memory ? fmt::format("  {} serves it in {} ({} B)\n", result.allocator,
+                                          FormatBytes(*remedy.memory), remedy.memory->count())
+                            : fmt::format("  {} serves it in no memory tried\n", result.allocator);
+      break;
+    }
+  }
+  return text;
+}
+
+std::string FormatReplayCsv(const Replayed& replayed) {
+  std::string text =
+      "allocator,event,time_us,requested_bytes,allocated_bytes,reserved_bytes,largest_free_bytes,"
+      "fragmentation\r\n";
+  for (const ReplayResult& result : replayed.results) {
+    const std::string name = CsvField(result.allocator);
+    for (const ReplaySample& sample : result.samples) {
+      const int64_t reserved = sample.reserved.count();
+      const double lost = reserved == 0 ? 0
+                                        : 1 - static_cast<double>(sample.allocated.count()) /
+                                                  static_cast<double>(reserved);
+      text += fmt::format("{},{},{},{},{},{},{},{:.6f}\r\n", name, sample.event, sample.time,
+                          sample.requested.count(), sample.allocated.count(), reserved,
+                          sample.largest_free.count(), lost);
+    }
+  }
+  return text;
+}
+
+std::string FormatReplayTrace(const Replayed& replayed, const ReplayTraceOrigin& origin) {
+  JsonWriter json(2);
+  json.BeginObject().Put("displayTimeUnit", "ns").Key("otherData").BeginObject();
+  json.Put("tool", "spillway").Put("version", origin.version).Put("log", origin.log);
+  json.Put("run_sha256", origin.run_sha256).EndObject();
+  json.Key("traceEvents").BeginArray();
+  struct Counter {
+    int64_t time;
+    int64_t process;
+    const ReplaySample* sample;
+  };
+  std::vector<Counter> counters;
+  for (const ReplayResult& result : replayed.results) {
+    const int64_t process = &result - replayed.results.data() + 1;
+    json.BeginObject().Put("ph", "M").Put("name", "process_name").Put("pid", process);
+    json.Key("args").BeginObject().Put("name", result.allocator).EndObject().EndObject();
+    for (const ReplaySample& sample : result.samples) {
+      counters.push_back({sample.time, process, &sample});
+    }
+  }
+  std::stable_sort(counters.begin(), counters.end(),
+                   [](const Counter& a, const Counter& b) { return a.time < b.time; });
+  for (const auto& [time, process, sample] : counters) {
+    json.BeginObject().Put("ph", "C").Put("name", "device memory").Put("pid", process);
+    json.Put("ts", time - counters.front().time).Key("args").BeginObject();
+    json.Put("requested", sample->requested).Put("allocated", sample->allocated);
+    json.Put("reserved", sample->reserved).EndObject().EndObject();
+  }
+  return json.EndArray().EndObject().Take();
+}
+
+}  // namespace spillway

@@ -1,0 +1,108 @@
+#include "experiments/tools/report/page.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+
+#include "experiments/output/run_result.h"
+#include "experiments/run/catalogue.h"
+#include "traces/base/error.h"
+#include "traces/base/file.h"
+#include "traces/base/json_writer.h"
+
+namespace spillway {
+namespace {
+
+std::string Escaped(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) {
+    escaped += c == '<'   ? "&lt;"
+               : c == '>' ? "&gt;"
+               : c == '&' ? "&amp;"
+               : c == '"' ? "&quot;"
+                          : std::string(1, c);
+  }
+  return escaped;
+}
+
+// JSON has this character within strings alone, where it can be written so: nothing in it ends a
+// script.
+std::string ForScript(std::string_view json) {
+  std::string text;
+  text.reserve(json.size());
+  for (const char c : json) {
+    if (c == '<') {
+      text += "\\u003c";
+    } else {
+      text += c;
+    }
+  }
+  return text;
+}
+
+std::string PageFile(const std::string& name) {
+  const auto path = FindDataFile(std::filesystem::path("experiments/tools/report/page") / name);
+  if (!path)
+    throw InputError(fmt::format("experiments/tools/report/page/{}: no such data file", name));
+  return ReadFile(*path);
+}
+
+std::string Dygraphs() {
+  if (const auto path = FindDataFile("experiments/tools/report/page/dygraph.min.js")) {
+    return ReadFile(*path);
+  }
+#ifdef SPILLWAY_DYGRAPHS
+  std::error_code ignored;
+  if (std::filesystem::exists(SPILLWAY_DYGRAPHS, ignored)) return ReadFile(SPILLWAY_DYGRAPHS);
+#endif
+  throw EnvironmentError(
+      "reports need the plotting library dygraphs: apt-get install libjs-dygraphs, then build "
+      "again");
+}
+
+std::string_view Name(ReportSection::Kind kind) {
+  constexpr std::array<std::string_view, 4> kNames{"results", "validation", "table", "timeline"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+// What the columns of results mean, for headings.
+std::string ColumnsJson() {
+  JsonWriter json(0);
+  json.BeginObject();
+  for (const Column<RunResult>& column : ResultColumns()) json.Put(column.name, column.help);
+  return json.EndObject().Take();
+}
+
+}  // namespace
+
+std::string FormatReport(const std::string& title, const std::vector<ReportSection>& sections) {
+  std::string body, data;
+  for (size_t i = 0; i < sections.size(); ++i) {
+    const ReportSection& section = sections[i];
+    const std::string command = section.command.empty()
+                                    ? ""
+                                    : fmt::format("<pre class=\"command\"><code>{}</code></pre>\n",
+                                                  Escaped(section.command));
+    body += fmt::format(
+        "<section data-kind=\"{}\" data-from=\"data-{}\" aria-labelledby=\"title-{}\">\n"
+        "<h2 id=\"title-{}\">{}</h2>\n{}</section>\n",
+        Name(section.kind), i, i, i, Escaped(section.title), command);
+    data += fmt::format("<script type=\"application/json\" id=\"data-{}\">{}</script>\n", i,
+                        ForScript(section.json));
+  }
+  return fmt::format(
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      "<link rel=\"icon\" href=\"data:,\">\n<title>{0}</title>\n<style>\n{1}</style>\n</head>\n"
+      "<body>\n<header><h1>{0}</h1>\n<nav aria-label=\"Sections\"></nav>\n"
+      "<button id=\"theme\" type=\"button\">Dark or light</button></header>\n<main>\n{2}</main>\n"
+      "{3}<script type=\"application/json\" id=\"columns\">{4}</script>\n<script>\n{5}\n</script>\n"
+      "<script>\n{6}</script>\n</body>\n</html>\n",
+      Escaped(title), PageFile("report.css"), body, data, ForScript(ColumnsJson()), Dygraphs(),
+      PageFile("report.js"));
+}
+
+}  // namespace spillway

@@ -1,0 +1,123 @@
+#include "experiments/tools/sweep/pattern.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+
+#include "traces/base/error.h"
+#include "traces/base/params.h"
+
+namespace spillway {
+namespace {
+
+constexpr uint64_t kMostAlternatives = 1'000'000;
+constexpr uint64_t kMostTexts = uint64_t{1} << 40;
+
+[[noreturn]] void Fail(std::string_view text, const std::string& why) {
+  throw UsageError(fmt::format("'{}': {}", text, why));
+}
+
+std::optional<int64_t> ParseWhole(std::string_view text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+void CheckCount(std::string_view text, uint64_t count) {
+  if (count <= kMostAlternatives) return;
+  Fail(text, fmt::format("more than {} values in one place", kMostAlternatives));
+}
+
+// "64..256..32" or "1..8", added to the values.
+void AddRange(std::string_view text, std::string_view range, std::vector<std::string>& values) {
+  const size_t dots = range.find("..");
+  const size_t more = range.find("..", dots + 2);
+  const auto first = ParseWhole(range.substr(0, dots));
+  const auto last = ParseWhole(range.substr(dots + 2, more - dots - 2));
+  const auto step = more == std::string_view::npos ? 1 : ParseWhole(range.substr(more + 2));
+  if (!first || !last || !step || *step < 1 || *last < *first || *first < 0) {
+    Fail(text, fmt::format("'{}' is no range: expected FIRST..LAST or FIRST..LAST..STEP of whole "
+                           "numbers, such as 64..256..32",
+                           range));
+  }
+  const auto count = static_cast<uint64_t>((*last - *first) / *step) + 1;
+  CheckCount(text, values.size() + count);
+  for (uint64_t i = 0; i < count; ++i) {
+    values.push_back(std::to_string(*first + static_cast<int64_t>(i) * *step));
+  }
+}
+
+// Where the brace that opens there is closed; the size of the text if it is not.
+size_t FindClose(std::string_view text, size_t open) {
+  int depth = 0;
+  for (size_t at = open; at < text.size(); ++at) {
+    if (text[at] == '{') ++depth;
+    if (text[at] == '}' && --depth == 0) return at;
+  }
+  return text.size();
+}
+
+std::vector<std::string> ParseAlternatives(std::string_view text, std::string_view inner) {
+  std::vector<std::string> values;
+  for (size_t at = 0; at <= inner.size();) {
+    const size_t end = at + FindComma(inner.substr(at));
+    const std::string_view value = inner.substr(at, end - at);
+    if (value.empty()) Fail(text, fmt::format("an empty place in {{{}}}", inner));
+    if (value.find('{') != std::string_view::npos) {
+      const Pattern nested(value);
+      CheckCount(text, values.size() + nested.size());
+      for (uint64_t i = 0; i < nested.size(); ++i) values.push_back(nested.at(i));
+    } else if (value.find("..") != std::string_view::npos) {
+      AddRange(text, value, values);
+    } else {
+      values.emplace_back(value);
+    }
+    at = end + 1;
+  }
+  return values;
+}
+
+}  // namespace
+
+Pattern::Pattern(std::string_view text) {
+  size_t at = 0;
+  while (true) {
+    const size_t open = std::min(text.find_first_of("{}", at), text.size());
+    between_.emplace_back(text.substr(at, open - at));
+    if (open == text.size()) return;
+    if (text[open] == '}') Fail(text, "a '}' without '{'");
+    const size_t close = FindClose(text, open);
+    if (close == text.size()) Fail(text, "a '{' is left open");
+    alternatives_.push_back(ParseAlternatives(text, text.substr(open + 1, close - open - 1)));
+    size_ *= alternatives_.back().size();
+    if (size_ > kMostTexts) Fail(text, "stands for too many texts, more than 2^40");
+    at = close + 1;
+  }
+}
+
+std::string Pattern::at(uint64_t i) const {
+  std::string text = between_.back();
+  for (size_t b = alternatives_.size(); b-- > 0;) {
+    const std::vector<std::string>& values = alternatives_[b];
+    text.insert(0, between_[b] + values[i % values.size()]);
+    i /= values.size();
+  }
+  return text;
+}
+
+Patterns::Patterns(const std::vector<std::string>& texts) {
+  for (const std::string& text : texts) {
+    size_ += patterns_.emplace_back(text).size();
+  }
+}
+
+std::string Patterns::at(uint64_t i) const {
+  size_t p = 0;
+  while (i >= patterns_[p].size()) i -= patterns_[p++].size();
+  return patterns_[p].at(i);
+}
+
+}  // namespace spillway

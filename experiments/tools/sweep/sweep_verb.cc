@@ -1,0 +1,330 @@
+// spillway sweep [plan|status|export|merge|submit]: the cells of a grid, computed into a store.
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "experiments/cli/frame/commit.h"
+#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/session.h"
+#include "experiments/cli/frame/verbs.h"
+#include "experiments/output/columns.h"
+#include "experiments/run/execute.h"
+#include "experiments/tools/sweep/checkpoint.h"
+#include "experiments/tools/sweep/grid.h"
+#include "experiments/tools/sweep/grid_option.h"
+#include "experiments/tools/sweep/result_store.h"
+#include "experiments/tools/sweep/slurm.h"
+#include "experiments/tools/sweep/sweep.h"
+#include "traces/base/error.h"
+
+namespace spillway::cli {
+namespace {
+
+// With -o and --jobs.
+struct SimulatedGrid : GridOption {
+  int jobs = 0;
+
+  void Add(CLI::App& verb) {
+    GridOption::Add(verb);
+    verb.add_option("-o,--output", options.output, "Store, a SQLite file")->type_name("STORE");
+    verb.add_option("--jobs", jobs,
+                    "Threads; any number gives the same results (default: one per core)")
+        ->check(CLI::Range(1, 1024));
+  }
+};
+
+// Those of --backend.
+BackendFactories Backends() {
+  BackendFactories backends;
+  backends.Add("cpu", CpuFactory());
+  return backends;
+}
+
+double PeakMemoryMiB() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / 1024;
+}
+
+std::string Summary(const SweepCounts& counts) {
+  return fmt::format("{} ok, {} out of memory, {} failed", counts.ok, counts.oom, counts.failed);
+}
+
+struct SweepOptions : SimulatedGrid {
+  std::string checkpoint;
+};
+
+int Sweep(const SweepOptions& options, Session& session) {
+  if (options.PrintHelp()) return kOk;
+  const Experiment experiment = options.Load();
+  const Shard shard = Shard::Parse(options.shard);
+  const Grid grid(experiment, AllPolicies("training"));
+  if (experiment.output.empty()) {
+    throw UsageError("no store: give -o STORE, a SQLite file that is made if there is none");
+  }
+  grid.Check();
+  const std::filesystem::path path = experiment.output;
+  if (!options.checkpoint.empty()) Checkpoint::Restore(options.checkpoint, path);
+  SweepStore store(path, SweepStore::Open::kCreate);
+  std::optional<Checkpoint> checkpoint;
+  if (!options.checkpoint.empty()) checkpoint.emplace(store, options.checkpoint);
+  const auto start = std::chrono::steady_clock::now();
+  const SweepCounts before = CountCells(grid, shard, &store);
+  session.interrupts().BeforeEnd([&] {
+    session.progress().Wipe();
+    store.Commit();
+    if (checkpoint) checkpoint->Write();
+    session.Remark(fmt::format("{} has {} cells; the same command goes on from there",
+                               path.string(), store.Size()));
+  });
+  const std::string program = fmt::format("spillway {} ({})", SPILLWAY_VERSION, kCommit);
+  session.progress().Start(before.cells - before.present);
+  SweepProgress progress;
+  progress.finished = [&](const Cell& cell, const RunResult&) {
+    session.progress().Advance(fmt::format("{} {}", cell.workload, cell.policy));
+  };
+  std::optional<SweepCounts> counts;
+  try {
+    counts = RunSweep(grid, shard, store, before, options.jobs, program, progress, Backends());
+  } catch (...) {
+    session.progress().Wipe();
+    session.interrupts().BeforeEnd({});
+    throw;
+  }
+  session.progress().Wipe();
+  session.interrupts().BeforeEnd({});
+  if (checkpoint) checkpoint->Write();
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const uint64_t computed = counts->cells - counts->present;
+  session.Remark(fmt::format("{:.1f} s, {:.0f} cells per second, {:.0f} MiB at most", seconds,
+                             static_cast<double>(computed) / seconds, PeakMemoryMiB()));
+  return session.Finish(fmt::format("{}: {} cells, {} computed, {} were there: {}\n", path.string(),
+                                    counts->cells, computed, counts->present, Summary(*counts)),
+                        counts->failed > 0 ? kPolicyFailure : kOk);
+}
+
+struct Plan : SweepCounts {
+  int jobs = 0;
+  double seconds = 0;
+};
+
+Columns<Plan> PlanColumns() {
+  return {
+      {"cells", "1", "of the grid, or of its shard", [](auto& plan) { return plan.cells; }},
+      {"present", "1", "that the store has", [](auto& plan) { return plan.present; }},
+      {"missing", "1", "to be computed", [](auto& plan) { return plan.cells - plan.present; }},
+      {"seconds", "s", "that they take about, by runs of a few of them", &Plan::seconds},
+  };
+}
+
+void AddPlan(CLI::App& sweep, int& exit_code, Session& session) {
+  struct Options : SimulatedGrid {
+    FormatOption format;
+  };
+  CLI::App* verb = sweep.add_subcommand(
+      "plan", "Say how many cells a sweep has, how many are there, and about how long it takes");
+  auto options = std::make_shared<Options>();
+  options->Add(*verb);
+  options->format.Add(*verb);
+  verb->callback([options, &exit_code, &session] {
+    const Experiment experiment = options->Load();
+    const Shard shard = Shard::Parse(options->shard);
+    const Grid grid(experiment, AllPolicies("training"));
+    grid.Check();
+    std::optional<SweepStore> store;
+    std::error_code ignored;
+    if (!experiment.output.empty() && std::filesystem::exists(experiment.output, ignored)) {
+      store.emplace(experiment.output, SweepStore::Open::kExisting);
+    }
+    const SweepStore* there = store ? &*store : nullptr;
+    Plan plan{CountCells(grid, shard, there)};
+    plan.seconds = EstimateSweep(grid, plan.cells - plan.present, options->jobs, 3, Backends());
+    exit_code = session.Finish(
+        FormatAs<Plan>(
+            options->format.format(), PlanColumns(), std::span(&plan, 1), "spillway.sweep-plan/v1",
+            [&] {
+              return fmt::format("{} cells: {} are there, {} to compute, about {:.1f} s\n",
+                                 plan.cells, plan.present, plan.cells - plan.present, plan.seconds);
+            }),
+        kOk);
+  });
+}
+
+Columns<SweepStore::Holding> HoldingColumns() {
+  using Holding = SweepStore::Holding;
+  return {
+      {"policy", "", "as given", &Holding::policy, "policy"},
+      {"cells", "1", "that are there", &Holding::cells, "cells"},
+      {"ok", "1", "that fit", &Holding::ok, "ok"},
+      {"oom", "1", "that do not fit", &Holding::oom, "oom"},
+      {"failed", "1", "whose policy broke down", &Holding::failed, "failed"},
+  };
+}
+
+void AddStorePath(CLI::App& verb, std::string& path) {
+  verb.add_option("store", path, "Store of a sweep or of validate, a SQLite file")->required();
+}
+
+void AddStatus(CLI::App& sweep, int& exit_code, Session& session) {
+  struct Options {
+    std::string path;
+    FormatOption format;
+  };
+  CLI::App* verb = sweep.add_subcommand("status", "Say what a store holds, policy by policy");
+  auto options = std::make_shared<Options>();
+  AddStorePath(*verb, options->path);
+  options->format.Add(*verb);
+  verb->callback([options, &exit_code, &session] {
+    const SweepStore store(options->path, SweepStore::Open::kExisting, StoreKindOf(options->path));
+    const std::vector<SweepStore::Holding> rows = store.Holdings();
+    constexpr std::string_view kShown[] = {"policy", "cells", "ok", "oom", "failed"};
+    exit_code = session.Finish(
+        FormatAs(options->format.format(), HoldingColumns(), rows, "spillway.sweep-status/v1",
+                 [&] {
+                   return rows.empty() ? std::string("nothing yet\n")
+                                       : FormatTable(HoldingColumns(), kShown, rows);
+                 }),
+        kOk);
+  });
+}
+
+void AddExport(CLI::App& sweep, int& exit_code, Session& session) {
+  struct Options {
+    std::string path, output;
+    FormatOption format;
+  };
+  CLI::App* verb = sweep.add_subcommand(
+      "export",
+      "Write the results of a store, with the columns of compare, or validate; the same cells give "
+      "the same bytes, however they were computed");
+  auto options = std::make_shared<Options>();
+  AddStorePath(*verb, options->path);
+  options->format.Add(*verb);
+  AddOutput(*verb, options->output, options->format);
+  verb->callback([options, &exit_code, &session] {
+    const StoreKind& kind = StoreKindOf(options->path);
+    const SweepStore store(options->path, SweepStore::Open::kExisting, kind);
+    std::vector<ResultRow> rows;
+    for (SweepStore::Entry& entry : store.Read()) rows.push_back(std::move(entry.row));
+    exit_code = session.Finish(
+        FormatRows(kind, rows, options->format), options->output, {}, kOk,
+        [&](Manifest& manifest) { manifest.AddInput("store", "file", options->path); });
+  });
+}
+
+void AddMerge(CLI::App& sweep) {
+  struct Options {
+    std::string path;
+    std::vector<std::string> others;
+  };
+  CLI::App* verb = sweep.add_subcommand(
+      "merge", "Add the cells of other stores to a store, which is made if there is none");
+  auto options = std::make_shared<Options>();
+  AddStorePath(*verb, options->path);
+  verb->add_option("others", options->others, "Stores to read, one or more")->required();
+  verb->callback([options] {
+    const StoreKind& kind = StoreKindOf(options->others.front());
+    for (const std::string& other : options->others) {
+      std::error_code ignored;
+      if (std::filesystem::equivalent(other, options->path, ignored)) {
+        throw UsageError(fmt::format("'{}' is merged into itself", other));
+      }
+      SweepStore(other, SweepStore::Open::kExisting, kind);  // before the first is changed
+    }
+    SweepStore store(options->path, SweepStore::Open::kCreate, kind);
+    for (const std::string& other : options->others) {
+      const int64_t added = store.Merge(other);
+      fmt::print("{}: {} cells are new\n", other, added);
+    }
+  });
+}
+
+void AddSubmit(CLI::App& sweep, int& exit_code, Session& session) {
+  struct Options : SimulatedGrid {
+    SlurmJob job;
+    std::string directory;
+    bool slurm = false, dry_run = false;
+  };
+  CLI::App* verb = sweep.add_subcommand(
+      "submit",
+      "Run a sweep on a cluster: an array job, a shard for each task, and a job that merges them");
+  auto options = std::make_shared<Options>();
+  options->Add(*verb);
+  verb->remove_option(verb->get_option("--shard"));
+  verb->remove_option(verb->get_option("--jobs"));
+  SlurmJob& job = options->job;
+  verb->add_flag("--slurm", options->slurm, "With Slurm's sbatch")->required();
+  verb->add_option("--tasks", job.tasks, "Tasks of the array, a shard each")
+      ->check(CLI::Range(1, 100'000))
+      ->required();
+  verb->add_option("--cpus", job.cpus, "Processors, and threads, of a task")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  verb->add_option("--time", job.time, "Limit of a task, as sbatch takes it")
+      ->capture_default_str();
+  verb->add_option("--mem", job.memory, "Memory of a task, as sbatch takes it")
+      ->capture_default_str();
+  verb->add_option("--slurm-option", job.options,
+                   "Another option of sbatch (--slurm-option=--partition=long); repeat for more")
+      ->allow_extra_args(false);
+  verb->add_option("--directory", options->directory,
+                   "Shared directory of scripts, logs and shards (default: STORE.shards)");
+  verb->add_flag("--dry-run", options->dry_run, "Print the scripts, submit nothing");
+  verb->callback([options, &exit_code, &session] {
+    const Experiment experiment = options->Load();
+    const Grid grid(experiment, AllPolicies("training"));
+    grid.Check();
+    if (experiment.output.empty()) throw UsageError("no store: give -o STORE");
+    SlurmJob prepared = options->job;
+    prepared.program = std::filesystem::read_symlink("/proc/self/exe");
+    prepared.work = std::filesystem::current_path();
+    prepared.store = std::filesystem::absolute(experiment.output);
+    prepared.directory = options->directory.empty()
+                             ? prepared.store.string() + ".shards"
+                             : std::filesystem::absolute(options->directory).string();
+    if (options->dry_run) {
+      exit_code =
+          session.Finish(ArrayScript(prepared, experiment) + "\n" + MergeScript(prepared), kOk);
+      return;
+    }
+    const SubmittedJobs jobs = Submit(prepared, experiment);
+    exit_code = session.Finish(
+        fmt::format("{} cells in {} tasks: job {}, then job {} merges them into {}\n", grid.size(),
+                    prepared.tasks, jobs.array, jobs.merge, prepared.store.string()),
+        kOk);
+  });
+}
+
+}  // namespace
+
+void AddSweep(CLI::App& app, int& exit_code, Session& session) {
+  CLI::App* verb = app.add_subcommand(
+      "sweep",
+      "Simulate every cell of a grid into a store; what is there already is not computed again. "
+      "Exit code 4 if a policy failed, which costs its own cells only");
+  auto options = std::make_shared<SweepOptions>();
+  options->Add(*verb);
+  AddFile(*verb, "--checkpoint", options->checkpoint,
+          "Copy the store here every minute, at the end and when interrupted, whole or not at all; "
+          "where the store is not there it begins with this");
+  AddPlan(*verb, exit_code, session);
+  AddStatus(*verb, exit_code, session);
+  AddExport(*verb, exit_code, session);
+  AddMerge(*verb);
+  AddSubmit(*verb, exit_code, session);
+  verb->callback([verb, options, &exit_code, &session] {
+    if (verb->get_subcommands().empty()) exit_code = Sweep(*options, session);
+  });
+}
+
+}  // namespace spillway::cli

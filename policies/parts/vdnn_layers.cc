@@ -1,0 +1,100 @@
+#include "policies/parts/vdnn_layers.h"
+
+#include <algorithm>
+
+#include "traces/ops/op_table.h"
+
+namespace spillway {
+namespace {
+
+// Whether the set holds the inputs of a layer; `ordinal` counts convolutions from 0.
+bool IsOffloadLayer(OffloadSet set, OpType type, size_t ordinal) {
+  if (!RowOf(type).convolves) {
+    return set == OffloadSet::kAll && RowOf(type).group == LayerGroup::kFeature;
+  }
+  return set == OffloadSet::kAlternateConv ? ordinal % 2 == 0 : set != OffloadSet::kNone;
+}
+
+// The last forward op that uses an activation or the image, if a later phase uses it again.
+std::optional<OpId> LastForwardUse(const Trace& trace, const Liveness& liveness, TensorId storage) {
+  const TensorKind kind = trace.tensor(storage).kind;
+  if (kind != TensorKind::kActivation && kind != TensorKind::kInput) return std::nullopt;
+  std::optional<OpId> last;
+  for (const OpId use : liveness.Uses(storage)) {
+    if (trace.op(use).phase != Phase::kForward) return last;
+    last = use;
+  }
+  return std::nullopt;
+}
+
+void AddUnique(std::vector<TensorId>& list, TensorId id) {
+  if (std::find(list.begin(), list.end(), id) == list.end()) list.push_back(id);
+}
+
+}  // namespace
+
+PlacementOrder ReadPlacementOrder(Params& params) {
+  return params.Enum<PlacementOrder>(
+      "order", "derivative-first",
+      {{"derivative-first", PlacementOrder::kDerivativeFirst},
+       {"prefetch-first", PlacementOrder::kPrefetchFirst}},
+      "what is placed first: the tensors of a backward step, or the X it prefetches");
+}
+
+void VdnnLayers::Plan(const Trace& trace, const Liveness& liveness, OffloadSet set) {
+  for (const spillway::Layer& layer : trace.layers) {
+    layers_.push_back({.is_conv = RowOf(layer.type).convolves,
+                       .is_step = RowOf(layer.type).group != LayerGroup::kInPlace});
+  }
+  leaves_.resize(trace.tensors.size());
+  size_t convolutions = 0;
+  for (const Op& op : trace.ops) {
+    steps_.push_back({op.phase, static_cast<uint32_t>(Index(op.layer))});
+    if (op.phase != Phase::kForward) continue;
+    const size_t ordinal = RowOf(op.type).convolves ? convolutions++ : 0;
+    if (!IsOffloadLayer(set, op.type, ordinal)) continue;
+    for (const TensorId input : op.inputs) {
+      const TensorId storage = liveness.Root(input);
+      if (const auto last = LastForwardUse(trace, liveness, storage)) {
+        AddUnique(layers_[Index(trace.op(*last).layer)].inputs, storage);
+        leaves_[Index(storage)] = true;
+      }
+    }
+  }
+}
+
+void VdnnLayers::BeginIteration() {
+  for (Layer& layer : layers_) layer.offloaded = layer.prefetched = false;
+}
+
+VdnnLayers::Layer* VdnnLayers::OffloadedWith(OpId op) {
+  const Step step = steps_[Index(op)];
+  return step.phase == Phase::kForward ? &layers_[step.layer] : nullptr;
+}
+
+VdnnLayers::Layer* VdnnLayers::FindPrefetchLayer(OpId op) {
+  const Step step = steps_[Index(op)];
+  if (step.phase != Phase::kBackward || !layers_[step.layer].is_step) return nullptr;
+  for (size_t id = step.layer; id-- > 0;) {
+    Layer& layer = layers_[id];
+    if (layer.offloaded && !layer.prefetched) return &layer;
+    if (layer.is_conv) return nullptr;
+  }
+  return nullptr;
+}
+
+bool VdnnLayers::Prefetch(PolicyContext& context, Layer& layer) {
+  bool issued = false;
+  layer.prefetched = true;
+  for (const TensorId input : layer.inputs) {
+    if (context.Where(input) != Residency::kOutside) continue;
+    if (context.Prefetch(input)) {
+      issued = true;
+    } else {
+      layer.prefetched = false;
+    }
+  }
+  return issued;
+}
+
+}  // namespace spillway

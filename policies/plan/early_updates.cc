@@ -1,0 +1,36 @@
+#include "policies/plan/early_updates.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "traces/liveness.h"
+
+namespace spillway {
+
+Trace WithEarlyUpdates(const Trace& trace) {
+  const Liveness liveness(trace);
+  // By op: the one behind which it comes, itself unless it is an update.
+  std::vector<size_t> behind(trace.ops.size());
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    behind[i] = i;
+    if (trace.ops[i].phase != Phase::kUpdate) continue;
+    size_t last = 0;
+    for (const TensorId storage : liveness.Storages(static_cast<OpId>(i))) {
+      for (const OpId use : liveness.Uses(storage)) {
+        const size_t op = Index(use);
+        // Updates that share a storage stay in order.
+        if (op < i) last = std::max(last, behind[op]);
+        if (op > i && trace.ops[op].phase != Phase::kUpdate) last = i;
+      }
+    }
+    behind[i] = last;
+  }
+  std::vector<size_t> order(trace.ops.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::ranges::stable_sort(order, {}, [&](size_t i) { return behind[i]; });
+  Trace early = trace;
+  for (size_t i = 0; i < order.size(); ++i) early.ops[i] = trace.ops[order[i]];
+  return early;
+}
+
+}  // namespace spillway

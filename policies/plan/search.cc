@@ -1,0 +1,585 @@
+#include "policies/plan/search.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <queue>
+#include <random>
+#include <ranges>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "policies/plan/in_parallel.h"
+#include "policies/plan/plan_executor.h"
+
+namespace spillway {
+namespace {
+
+// Plans that are tried at the same time; not the number of cores, on which nothing may depend.
+constexpr size_t kBatch = 4;
+// What is planned on starts so much before it has to.
+constexpr Duration kSlack = Duration::Milliseconds(2);
+// This part of the memory is left to holes between blocks when prefetches are planned.
+constexpr int64_t kMargin = 100;
+// How much slower than the plan before a step of the walk may be at its begin.
+constexpr double kHeat = 0.002;
+// How far apart in the list of moves are those that are made at once.
+constexpr size_t kNear = 16;
+constexpr int kEvictSteps = 12;
+constexpr size_t kClose = 16;  // points of the grid that are tried twice
+// Parts of the memory, in percent, that a plan may leave it at: blocks that begin elsewhere leave
+// other holes, and may leave fewer.
+constexpr std::array<int64_t, 5> kParts{99, 98, 97, 96, 95};
+// So much of it is lost to holes at least where that is tried.
+constexpr double kHoles = 0.005;
+constexpr int kOffloadSteps = 8;
+constexpr Duration kNever = Duration::Max();
+constexpr size_t kLongestRebuild = 100;  // storages
+// Storages smaller than this part of the largest are left alone.
+constexpr int64_t kSmallest = 256;
+
+// By op: the most that is needed on the device while it is prepared and issued, without what could
+// be given back for it.
+using Profile = std::vector<Bytes>;
+
+struct Scored {
+  JointPlan plan;
+  Duration time = kNever;  // where it does not fit
+  Profile profile = {};    // by which it is scheduled, and what comes of it
+  Profile own = {};        // of its trial
+  bool by_own = false;     // the latter takes the place of the former
+  double fragmentation = 0;
+};
+
+class Search {
+ public:
+  Search(std::shared_ptr<const JointFacts> facts, const TrialRun& trial, Bytes memory,
+         Duration in_core, const SearchOptions& options)
+      : facts_(std::move(facts)),
+        trial_(trial),
+        memory_(memory),
+        in_core_(in_core),
+        options_(options),
+        best_{JointPlan(facts_->trace())} {}
+
+  std::optional<JointPlan> Run() {
+    FindChoices();
+    moves_ = Moves();
+    // With both `drops`, if that leaves trials for more.
+    std::vector<Scored> beginnings;
+    for (const bool drops : {true, false}) {
+      const bool few = left_ * 4 < options_.trials * 3;
+      if ((drops && !options_.recompute) || (few && !beginnings.empty())) continue;
+      std::ranges::move(Grid(drops), std::back_inserter(beginnings));
+      Take(beginnings);
+      if (best_.time <= in_core_) return best_.plan;
+    }
+    if (best_.time == kNever) return std::nullopt;
+    if (moves_.empty()) return best_.plan;
+    const int64_t part = left_ / static_cast<int64_t>(beginnings.size() + 2);
+    for (auto beginning = beginnings.rbegin(); beginning != beginnings.rend(); ++beginning) {
+      std::swap(best_, *beginning);
+      Sweep(part);
+    }
+    Take(beginnings);
+    Sweep(part);
+    Walk();
+    return best_.plan;
+  }
+
+ private:
+  using Move = std::function<void(JointPlan&)>;
+
+  const Trace& trace() const { return facts_->trace(); }
+  Bytes Aligned(TensorId id) const { return RoundUp(trace().tensor(id).size, facts_->alignment()); }
+
+  void FindChoices() {
+    Bytes largest;
+    for (const TensorId id : facts_->movable()) largest = std::max(largest, Aligned(id));
+    for (const TensorId id : facts_->movable()) {
+      if (Aligned(id) * kSmallest >= largest) choices_.push_back(id);
+    }
+    for (size_t i = 0; i < trace().ops.size(); ++i) {
+      least_times_.push_back(LeastTimeOf(static_cast<OpId>(i)));
+    }
+    left_ = options_.trials;
+  }
+
+  // Of a run that keeps everything, with the fastest kernels.
+  Profile KeepAll() const {
+    Profile profile(trace().ops.size() + 1);
+    for (size_t i = 0; i < trace().tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      const Liveness& liveness = facts_->liveness();
+      if (liveness.Root(id) != id || liveness.Uses(id).empty()) continue;
+      const TensorKind kind = trace().tensor(id).kind;
+      const bool stays = StaysOnDevice(kind);
+      const size_t from = stays || kind == TensorKind::kInput ? 0 : Index(*liveness.FirstUse(id));
+      const size_t to = stays ? trace().ops.size() : Index(*liveness.LastUse(id)) + 1;
+      profile[from] += Aligned(id);
+      profile[to] -= Aligned(id);
+    }
+    for (size_t i = 1; i < profile.size(); ++i) profile[i] += profile[i - 1];
+    profile.pop_back();
+    for (size_t i = 0; i < profile.size(); ++i) {
+      Bytes workspace;
+      const Op& op = trace().ops[i];
+      for (size_t slot = 0; slot < op.slots.size(); ++slot) {
+        workspace = std::max(workspace, facts_->cost().Kernels(op, slot, op.batch)[0].workspace);
+      }
+      profile[i] += workspace;
+    }
+    return profile;
+  }
+
+  // What the profile of one plan becomes with the fates of another.
+  void Adjust(Profile& profile, const JointPlan& from, const JointPlan& to) const {
+    Profile changes(profile.size() + 1);
+    for (const TensorId id : choices_) {
+      const bool kept = from.storages[Index(id)].fate == Fate::kKeep;
+      const bool keeps = to.storages[Index(id)].fate == Fate::kKeep;
+      if (kept == keeps) continue;
+      const Gap& gap = *facts_->GapOf(id);
+      const Bytes change = kept ? Bytes(0) - Aligned(id) : Aligned(id);
+      changes[Index(gap.left) + 1] += change;
+      changes[std::max(Index(gap.left) + 1, Index(gap.needed))] -= change;
+    }
+    Bytes change;
+    for (size_t op = 0; op < profile.size(); ++op) {
+      change += changes[op];
+      profile[op] += change;
+    }
+  }
+
+  // Has each prefetch start as early as the profile allows, the first needed before the rest.
+  void Schedule(JointPlan& plan, Profile profile) const {
+    const std::vector<OpId> needs = NeedsOf(*facts_, plan);
+    std::vector<TensorId> queue;
+    for (const TensorId id : choices_) {
+      if (plan.storages[Index(id)].fate == Fate::kOffload) queue.push_back(id);
+    }
+    std::ranges::stable_sort(queue, {}, [&](TensorId id) { return needs[Index(id)]; });
+    // When at the latest each copy has to start for none to be late.
+    std::vector<Duration> latest(queue.size());
+    Duration next = Duration::Max();
+    for (size_t i = queue.size(); i-- > 0;) {
+      const TensorId id = queue[i];
+      next = std::min(next, facts_->StartOf(needs[Index(id)])) -
+             facts_->cost().CopyTime(Direction::kToDevice, trace().tensor(id).size);
+      latest[i] = next - kSlack;
+    }
+    const Bytes room = plan.memory - Bytes(plan.memory.count() / kMargin);
+    for (size_t i = 0; i < queue.size(); ++i) {
+      const TensorId id = queue[i];
+      size_t op = Index(needs[Index(id)]);
+      size_t earliest = Index(facts_->GapOf(id)->left) + 1;
+      const auto ops = std::views::iota(earliest, std::max(earliest, op));
+      const auto in_time = std::ranges::partition_point(ops, [&](size_t before) {
+        return facts_->StartOf(static_cast<OpId>(before)) < latest[i];
+      });
+      earliest += static_cast<size_t>(in_time - ops.begin());
+      while (op > earliest && profile[op - 1] + Aligned(id) <= room) {
+        profile[--op] += Aligned(id);
+      }
+      plan.storages[Index(id)].prefetch = static_cast<OpId>(op);
+    }
+  }
+
+  // From a trial's placements.
+  Profile ProfileOf(const JointPlan& plan, const Report& report) const {
+    Profile profile(trace().ops.size());
+    const std::vector<OpId> needs = NeedsOf(*facts_, plan);
+    Bytes needed;
+    std::vector<bool> held(trace().tensors.size());
+    OpId op{};
+    // What is offloaded and there all the same could go, between its last use and its next.
+    std::vector<std::vector<TensorId>> leave(trace().ops.size()), wanted(trace().ops.size());
+    std::vector<bool> idle(trace().tensors.size());
+    for (const TensorId id : choices_) {
+      if (plan.storages[Index(id)].fate != Fate::kOffload) continue;
+      leave[Index(facts_->GapOf(id)->left)].push_back(id);
+      wanted[Index(needs[Index(id)])].push_back(id);
+    }
+    const auto begin_op = [&](OpId next) {
+      while (op < next) {
+        for (const TensorId id : leave[Index(op)]) {
+          idle[Index(id)] = true;
+          if (held[Index(id)]) needed -= Aligned(id);
+        }
+        op = static_cast<OpId>(Index(op) + 1);
+        for (const TensorId id : wanted[Index(op)]) {
+          idle[Index(id)] = false;
+          if (held[Index(id)]) needed += Aligned(id);
+        }
+        profile[Index(op)] = needed;
+      }
+    };
+    for (const Placement& placement : report.placements) {
+      if (!placement.on_device() || placement.kind > PlacementKind::kFree) continue;
+      begin_op(placement.op);
+      const bool taken = placement.kind == PlacementKind::kAllocate;
+      if (placement.tensor != kNoTensor) {
+        held[Index(placement.tensor)] = taken;
+        if (idle[Index(placement.tensor)]) continue;
+      }
+      needed += taken ? placement.block.size : Bytes(0) - placement.block.size;
+      profile[Index(op)] = std::max(profile[Index(op)], needed);
+    }
+    begin_op(static_cast<OpId>(trace().ops.size() - 1));
+    return profile;
+  }
+
+  // With its fastest kernels, on micro-batches where these may be.
+  Duration LeastTimeOf(OpId op) const {
+    if (!options_.chooser.batches()) return facts_->TimeOf(op);
+    const Op& of = trace().op(op);
+    const std::vector<KernelPlan> ways = options_.chooser.Ways(facts_->cost(), of);
+    return ways.empty() ? facts_->TimeOf(op) : TimeOf(of, ways.back());
+  }
+
+  // The least, whatever comes before.
+  Duration TimeOf(const Op& op, const KernelPlan& kernels) const {
+    Duration time;
+    for (size_t i = 0; i < kernels.size(); ++i) {
+      const KernelRun& run = kernels[i];
+      const Kernel& kernel = facts_->cost().Kernels(op, run.slot, run.batch)[run.kernel];
+      const bool may_be_warm = i == 0 || kernels[i - 1].slot == run.slot;
+      time += kernel.time - (may_be_warm ? kernel.in_sequence : Duration());
+    }
+    return time;
+  }
+
+  // The time of the plan's kernels if what is evicted is rebuilt once, from what is there.
+  Duration LeastTimeOf(const JointPlan& plan) const {
+    std::vector<int> runs(trace().ops.size(), 1);
+    for (const TensorId id : choices_) {
+      if (plan.storages[Index(id)].fate != Fate::kEvict) continue;
+      for (const OpId writer : facts_->liveness().Writers(id)) {
+        if (writer <= facts_->GapOf(id)->left) runs[Index(writer)] = 2;
+      }
+    }
+    Duration time;
+    for (size_t i = 0; i < runs.size(); ++i) {
+      const KernelPlan& kernels = plan.kernels[i];
+      time += (kernels.empty() ? least_times_[i] : TimeOf(trace().ops[i], kernels)) * runs[i];
+    }
+    return time;
+  }
+
+  // Runs the plans, scheduled by the profiles that they come with, but for those that cannot take
+  // less than `limit`; all of them count as trials.
+  void Score(std::span<Scored> plans, Duration limit = kNever) {
+    left_ -= TrialsOf(plans.size());
+    InParallel(plans.size(), [&](size_t i) {
+      Scored& scored = plans[i];
+      scored.time = kNever;
+      if (options_.skip && LeastTimeOf(scored.plan) >= limit) return;
+      Schedule(scored.plan, scored.profile);
+      const auto judged = Judge(options_, {options_.iterations, 1, options_.reordered},
+                                [&](const TrialOptions& options) {
+                                  PlanExecutor executor(facts_, scored.plan, options_.chooser);
+                                  return trial_(executor, scored.plan.memory, options);
+                                });
+      if (!judged) return;
+      scored.time = judged->time;
+      scored.own = ProfileOf(scored.plan, judged->report);
+      if (scored.by_own) scored.profile = scored.own;
+      scored.fragmentation = judged->report.metrics.fragmentation();
+    });
+  }
+
+  int64_t TrialsOf(size_t plans) const {
+    return static_cast<int64_t>(plans) * (options_.slower_link < 1 ? 2 : 1);
+  }
+
+  bool Take(std::span<Scored> plans) {
+    const auto fastest = std::ranges::min_element(plans, {}, &Scored::time);
+    if (fastest == plans.end() || fastest->time >= best_.time) return false;
+    best_ = *fastest;
+    return true;
+  }
+
+  // How long it takes to rebuild a storage where it is needed, without those that `plan` evicts and
+  // those that have ended by then; counts the storages that this relies on in `relied_on`, if
+  // given.
+  Duration RebuildCost(TensorId storage, const JointPlan& plan,
+                       std::vector<int64_t>* relied_on = nullptr) const {
+    const OpId at = facts_->GapOf(storage)->needed;
+    std::vector<TensorId> open{storage}, seen{storage};
+    Duration cost;
+    for (size_t i = 0; i < open.size(); ++i) {
+      const auto writers = facts_->liveness().Writers(open[i]);
+      if (writers.empty() || open.size() > kLongestRebuild) return kNever;
+      for (const OpId writer : writers) {
+        if (writer >= at) break;
+        if (!trace().op(writer).recomputable) return kNever;
+        cost += facts_->TimeOf(writer);
+        for (const TensorId input : trace().op(writer).inputs) {
+          const TensorId id = facts_->liveness().Root(input);
+          if (std::ranges::find(seen, id) != seen.end()) continue;
+          seen.push_back(id);
+          const bool gone =
+              plan.storages[Index(id)].fate == Fate::kEvict || *facts_->liveness().LastUse(id) < at;
+          const TensorKind kind = trace().tensor(id).kind;
+          if (StaysOnDevice(kind)) continue;
+          if (gone) {
+            open.push_back(id);
+          } else if (relied_on != nullptr) {
+            ++(*relied_on)[Index(id)];
+          }
+        }
+      }
+    }
+    return cost;
+  }
+
+  // What can be rebuilt, the cheapest for its bytes first, each after those before it have been
+  // evicted: whatever was to be rebuilt from it takes longer, too.
+  std::vector<TensorId> EvictionOrder(JointPlan plan) const {
+    std::vector<int64_t> relied_on(trace().tensors.size());
+    using Entry = std::pair<double, TensorId>;
+    std::priority_queue<Entry, std::vector<Entry>, std::greater<>> open;
+    const auto cost = [&](TensorId id) {
+      const Duration time = RebuildCost(id, plan);
+      if (time == kNever) return std::numeric_limits<double>::infinity();
+      return static_cast<double>(time.picoseconds()) *
+             static_cast<double>(1 + relied_on[Index(id)]) /
+             static_cast<double>(Aligned(id).count());
+    };
+    for (const TensorId id : choices_) open.emplace(cost(id), id);
+    std::vector<TensorId> order;
+    while (!open.empty()) {
+      const TensorId id = open.top().second;
+      open.pop();
+      const double now = cost(id);
+      if (now == std::numeric_limits<double>::infinity()) continue;
+      if (!open.empty() && now > open.top().first) {
+        open.emplace(now, id);
+        continue;
+      }
+      RebuildCost(id, plan, &relied_on);
+      plan.storages[Index(id)].fate = Fate::kEvict;
+      order.push_back(id);
+    }
+    return order;
+  }
+
+  // The best point with this `drops`, and the best in less memory if that is faster; empty if none
+  // fits.
+  std::vector<Scored> Grid(bool drops) {
+    JointPlan keep(trace());
+    keep.drops = drops;
+    keep.memory = memory_;
+    const Profile profile = KeepAll();
+    std::vector<Scored> points{{keep, kNever, profile}};
+    Score(points);
+    if (points[0].time <= in_core_) return points;
+    const std::vector<TensorId> cheapest =
+        options_.recompute ? EvictionOrder(keep) : std::vector<TensorId>();
+    Bytes evictable;
+    for (const TensorId id : cheapest) evictable += Aligned(id);
+    const Duration in_core = facts_->StartOf(static_cast<OpId>(trace().ops.size() - 1));
+    const double gib_time = static_cast<double>(
+        facts_->cost().CopyTime(Direction::kToHost, Bytes::GiB(1)).picoseconds());
+    const Bytes copyable(
+        static_cast<int64_t>(static_cast<double>(in_core.picoseconds()) / gib_time *
+                             static_cast<double>(Bytes::GiB(1).count())));
+    for (int evict = 0; evict <= kEvictSteps; ++evict) {
+      JointPlan evicting = keep;
+      Bytes evicted;
+      for (const TensorId id : cheapest) {
+        if (evicted * kEvictSteps >= evictable * evict) break;
+        evicting.storages[Index(id)].fate = Fate::kEvict;
+        evicted += Aligned(id);
+      }
+      for (int offload = 0; offload <= kOffloadSteps; ++offload) {
+        JointPlan plan = evicting;
+        Bytes offloaded;
+        for (const TensorId id : choices_) {
+          if (offloaded * 2 * kOffloadSteps >= copyable * offload) break;
+          if (plan.storages[Index(id)].fate != Fate::kKeep) continue;
+          plan.storages[Index(id)].fate = Fate::kOffload;
+          offloaded += Aligned(id);
+        }
+        for (const bool again : {false, true}) {
+          for (const TensorId id : cheapest) {
+            StoragePlan& storage = plan.storages[Index(id)];
+            storage.again = again && storage.fate == Fate::kEvict;
+          }
+          if (!points.empty() && points.back().plan == plan) continue;
+          points.push_back({plan, kNever, profile});
+          Adjust(points.back().profile, keep, plan);
+        }
+        if (!options_.offload) break;
+      }
+    }
+    Score(points);
+    // Those that are close once more, by their own profiles, with what leaves among the rest or
+    // apart. By the other profile a good plan can be a bad one: what comes of it keeps to its own.
+    std::ranges::stable_sort(points, {}, &Scored::time);
+    if (points.size() > kClose) points.erase(points.begin() + kClose, points.end());
+    const size_t close = points.size();
+    for (size_t i = 0; i < close && points[i].time != kNever; ++i) {
+      for (const bool apart : {false, true}) {
+        points.push_back(points[i]);
+        points.back().plan.apart = apart;
+        points.back().by_own = true;
+        points.back().profile = points[i].own;
+      }
+    }
+    Score(std::span(points).subspan(close));
+    std::ranges::stable_sort(points, {}, &Scored::time);
+    if (points[0].time == kNever) return {};
+    if (points[0].fragmentation < kHoles) return {points[0]};
+    // The best of these in less memory, as far as few trials go.
+    const size_t best = std::min(close, static_cast<size_t>(std::max<int64_t>(0, left_ / 100)));
+    std::vector<Scored> less;
+    for (size_t i = 0; i < best && points[i].time != kNever; ++i) {
+      for (const int64_t percent : kParts) {
+        less.push_back(points[i]);
+        less.back().plan.memory =
+            RoundDown(Bytes(memory_.count() / 100 * percent), facts_->alignment());
+      }
+    }
+    Score(less);
+    const auto fastest = std::ranges::min_element(less, {}, &Scored::time);
+    if (fastest == less.end() || fastest->time >= points[0].time) return {points[0]};
+    return {points[0], *fastest};
+  }
+
+  // All changes of a single decision.
+  std::vector<Move> Moves() const {
+    std::vector<Move> moves;
+    if (!choices_.empty()) moves.push_back([](JointPlan& plan) { plan.apart = !plan.apart; });
+    for (const TensorId id : choices_) {
+      std::vector<StoragePlan> others{{Fate::kKeep, OpId{}, false}};
+      if (options_.offload) others.push_back({Fate::kOffload, OpId{}, false});
+      if (options_.recompute && facts_->RebuildTime(id)) {
+        others.push_back({Fate::kEvict, OpId{}, false});
+        others.push_back({Fate::kEvict, OpId{}, true});
+      }
+      for (const StoragePlan& other : others) {
+        moves.push_back([id, other](JointPlan& plan) { plan.storages[Index(id)] = other; });
+      }
+    }
+    for (size_t i = 0; i < trace().ops.size(); ++i) {
+      // Also has the chooser know all that it will be asked for, by several threads.
+      const std::vector<KernelPlan> ways = options_.chooser.Ways(facts_->cost(), trace().ops[i]);
+      if (!options_.kernels || ways.size() < 2) continue;
+      moves.push_back([i](JointPlan& plan) { plan.kernels[i].clear(); });
+      for (const KernelPlan& way : ways) {
+        moves.push_back([i, way](JointPlan& plan) { plan.kernels[i] = way; });
+      }
+    }
+    return moves;
+  }
+
+  // `from` after some moves, to be scored; nullopt if they change nothing.
+  std::optional<Scored> After(const Scored& from, std::span<const size_t> moves) const {
+    Scored next = from;
+    for (const size_t move : moves) moves_[move](next.plan);
+    if (SameChoices(next.plan, from.plan)) return std::nullopt;
+    Adjust(next.profile, from.plan, next.plan);
+    return next;
+  }
+
+  // Tries every move, again as long as one helps and so many trials last.
+  void Sweep(int64_t trials) {
+    const int64_t rest = left_ - trials;
+    left_ = trials;
+    while (left_ > 0 && SweepOnce()) {
+    }
+    left_ += rest;
+  }
+
+  // False if no move helped.
+  bool SweepOnce() {
+    bool improved = false;
+    for (size_t first = 0; first < moves_.size() && left_ > 0;) {
+      std::vector<Scored> batch;
+      for (; first < moves_.size() && batch.size() < kBatch; ++first) {
+        if (auto next = After(best_, {&first, 1})) batch.push_back(*std::move(next));
+      }
+      if (batch.empty()) break;
+      Score(batch, best_.time);
+      improved |= Take(batch);
+    }
+    return improved;
+  }
+
+  // Walks from the best plan to neighbours that need not be better, by less and less.
+  void Walk() {
+    Scored at = best_;
+    const int64_t all = std::max<int64_t>(left_, 1);
+    std::mt19937_64 random(options_.seed);
+    while (left_ > 0) {
+      std::vector<Scored> batch;
+      for (int tries = 0; batch.size() < kBatch && tries < 100; ++tries) {
+        // Of storages, and of kernels, that stand near each other.
+        std::vector<size_t> moves(1 + random() % 3);
+        const size_t near = random() % moves_.size();
+        for (size_t& move : moves) {
+          move = std::min(near + random() % kNear, moves_.size() - 1);
+        }
+        if (auto next = After(at, moves)) batch.push_back(*std::move(next));
+      }
+      if (batch.empty()) return;
+      const double heat =
+          kHeat * static_cast<double>(left_ - TrialsOf(batch.size())) / static_cast<double>(all);
+      const auto allowed = Duration::Picoseconds(
+          std::llround(static_cast<double>(at.time.picoseconds()) * (1 + heat)));
+      Score(batch, std::max(best_.time, allowed));
+      Take(batch);
+      const auto fastest = std::ranges::min_element(batch, {}, &Scored::time);
+      if (fastest->time < allowed) at = *fastest;
+    }
+  }
+
+  bool SameChoices(const JointPlan& a, const JointPlan& b) const {
+    const auto same = [&](TensorId id) {
+      const StoragePlan& x = a.storages[Index(id)];
+      const StoragePlan& y = b.storages[Index(id)];
+      return x.fate == y.fate && x.again == y.again;
+    };
+    return a.apart == b.apart && a.kernels == b.kernels && std::ranges::all_of(choices_, same);
+  }
+
+  const std::shared_ptr<const JointFacts> facts_;
+  const TrialRun& trial_;
+  const Bytes memory_;
+  const Duration in_core_;
+  const SearchOptions options_;
+  std::vector<TensorId> choices_;  // storages that are decided on, in the order of their contents
+  std::vector<Duration> least_times_;  // by op
+  std::vector<Move> moves_;
+  int64_t left_ = 0;  // trials
+  Scored best_;
+};
+
+}  // namespace
+
+std::optional<Judged> Judge(const SearchOptions& search, TrialOptions options,
+                            const std::function<Report(const TrialOptions&)>& run) {
+  Judged judged{run(options), {}};
+  if (!judged.report.fits()) return std::nullopt;
+  judged.time = judged.report.metrics.iteration;
+  if (search.slower_link == 1) return judged;
+  options.link = search.slower_link;
+  const Report slower = run(options);
+  if (!slower.fits()) return std::nullopt;
+  const Duration both = judged.time + slower.metrics.iteration;
+  judged.time = Duration::Picoseconds(both.picoseconds() / 2);
+  return judged;
+}
+
+std::optional<JointPlan> SearchPlan(std::shared_ptr<const JointFacts> facts, const TrialRun& trial,
+                                    Bytes memory, Duration in_core, const SearchOptions& options) {
+  return Search(std::move(facts), trial, memory, in_core, options).Run();
+}
+
+}  // namespace spillway

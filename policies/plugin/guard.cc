@@ -1,0 +1,248 @@
+#include "policies/plugin/guard.h"
+
+#include <fmt/format.h>
+
+#include <exception>
+#include <utility>
+
+#include "policies/plugin/crash.h"
+#include "sim/core/forwarding_policy_context.h"
+#include "traces/base/error.h"
+
+namespace spillway {
+namespace {
+
+// The context that a guarded policy sees: checks ids, and remembers an exception with which the
+// runtime unwinds the run through the policy.
+class GuardedContext final : public ForwardingPolicyContext {
+ public:
+  using ForwardingPolicyContext::ForwardingPolicyContext;
+
+  // True inside a handler of the exception that the runtime threw through the policy.
+  bool IsUnwinding() const {
+    return unwinding_ != nullptr && unwinding_ == std::current_exception();
+  }
+
+  bool Offload(TensorId tensor, std::optional<PoolId> pool) override {
+    return Base::Offload(Known(tensor, "Offload"), pool);
+  }
+  bool Release(TensorId tensor) override { return Base::Release(Known(tensor, "Release")); }
+  bool Prefetch(TensorId tensor) override { return Base::Prefetch(Known(tensor, "Prefetch")); }
+  bool Evict(TensorId tensor) override { return Base::Evict(Known(tensor, "Evict")); }
+  bool Reserve(std::span<const TensorId> tensors, Bytes at_least) override {
+    for (const TensorId tensor : tensors) Known(tensor, "Reserve");
+    return Remembering([&] { return Base::Reserve(tensors, at_least); });
+  }
+  bool ReserveWorkspace(Bytes size) override {
+    return Remembering([&] { return Base::ReserveWorkspace(size); });
+  }
+  bool ReserveWorkspaceFor(OpId op, Bytes size) override {
+    if (Index(op) >= trace().ops.size()) {
+      throw PolicyError(fmt::format("ReserveWorkspaceFor: op {}, but the trace has {} ops",
+                                    Index(op), trace().ops.size()));
+    }
+    return Remembering([&] { return Base::ReserveWorkspaceFor(op, size); });
+  }
+  Residency Where(TensorId tensor) const override { return Base::Where(Known(tensor, "Where")); }
+  bool Pinned(TensorId tensor) const override { return Base::Pinned(Known(tensor, "Pinned")); }
+  std::optional<OpId> NextUse(TensorId tensor) const override {
+    return Base::NextUse(Known(tensor, "NextUse"));
+  }
+  std::span<const Kernel> kernels(OpId op, size_t slot) const override {
+    if (Index(op) >= trace().ops.size() || slot >= trace().op(op).slots.size()) {
+      throw PolicyError(
+          fmt::format("kernels: the trace has no op {} with a slot {}", Index(op), slot));
+    }
+    return Base::kernels(op, slot);
+  }
+
+ private:
+  using Base = ForwardingPolicyContext;
+
+  TensorId Known(TensorId tensor, const char* verb) const {
+    const size_t count = trace().tensors.size();
+    if (Index(tensor) >= count) {
+      throw PolicyError(
+          fmt::format("{}: tensor {}, but the trace has {} tensors", verb, Index(tensor), count));
+    }
+    return tensor;
+  }
+
+  // Runs a verb that allocates. A run that does not fit ends with an exception of the runtime's
+  // own, which is nobody's error.
+  template <typename Verb>
+  bool Remembering(Verb verb) {
+    try {
+      return verb();
+    } catch (const Error&) {
+      throw;
+    } catch (...) {
+      unwinding_ = std::current_exception();
+      throw;
+    }
+  }
+
+  std::exception_ptr unwinding_;
+};
+
+}  // namespace
+
+void RethrowAsOwn(const std::string& where) {
+  try {
+    throw;
+  } catch (const UsageError& error) {
+    throw UsageError(error.what());
+  } catch (const InputError& error) {
+    throw InputError(error.what());
+  } catch (const PolicyError& error) {
+    throw PolicyError(error.what());
+  } catch (const EnvironmentError& error) {
+    throw EnvironmentError(error.what());
+  } catch (const std::exception& error) {
+    throw PolicyError(fmt::format("{} failed: {}", where, error.what()));
+  } catch (...) {
+    throw PolicyError(
+        fmt::format("{} failed: it threw something that is not a std::exception", where));
+  }
+}
+
+GuardedPolicy::GuardedPolicy(std::string name, std::unique_ptr<Policy> policy,
+                             std::shared_ptr<const void> keep)
+    : name_(std::move(name)), keep_(std::move(keep)), policy_(std::move(policy)) {
+  SPILLWAY_CHECK(policy_ != nullptr);
+}
+
+// Calls `hook` with a context of its own; `place` says for which op, if it throws.
+template <typename Hook, typename Place>
+auto GuardedPolicy::Call(const char* hook_name, PolicyContext& context, Hook hook, Place place) {
+  const InHook record(name_.c_str(), hook_name);
+  GuardedContext guarded(context);
+  try {
+    return hook(guarded);
+  } catch (...) {
+    if (guarded.IsUnwinding()) throw;
+    RethrowAsOwn(fmt::format("policy '{}', {}{}", name_, hook_name, place()));
+  }
+}
+
+void GuardedPolicy::ImportPlan(const std::string& plan) {
+  const InHook record(name_.c_str(), "ImportPlan");
+  try {
+    policy_->ImportPlan(plan);
+  } catch (...) {
+    RethrowAsOwn(fmt::format("policy '{}', ImportPlan", name_));
+  }
+}
+
+Bytes GuardedPolicy::LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) {
+  const InHook record(name_.c_str(), "LimitMemory");
+  const std::string where = fmt::format("policy '{}', LimitMemory({})", name_, trace.name);
+  Bytes limit;
+  try {
+    limit = policy_->LimitMemory(trace, device, trial);
+  } catch (...) {
+    RethrowAsOwn(where);
+  }
+  if (limit <= Bytes(0) || limit > device.memory) {
+    throw PolicyError(fmt::format("{} gave {} bytes: 1 to {} are valid", where, limit.count(),
+                                  device.memory.count()));
+  }
+  return limit;
+}
+
+std::optional<Trace> GuardedPolicy::Rewrite(const Trace& trace, const Device& device,
+                                            const CostModel& cost) {
+  const InHook record(name_.c_str(), "Rewrite");
+  const std::string where = fmt::format("policy '{}', Rewrite({})", name_, trace.name);
+  std::optional<Trace> rewritten;
+  try {
+    rewritten = policy_->Rewrite(trace, device, cost);
+  } catch (...) {
+    RethrowAsOwn(where);
+  }
+  if (rewritten) {
+    try {
+      rewritten->Validate();
+    } catch (const InputError& error) {
+      throw PolicyError(fmt::format("{} made an invalid trace: {}", where, error.what()));
+    }
+  }
+  return rewritten;
+}
+
+bool GuardedPolicy::LivesOutside(const Trace& trace, TensorId tensor) {
+  const InHook record(name_.c_str(), "LivesOutside");
+  try {
+    return policy_->LivesOutside(trace, tensor);
+  } catch (...) {
+    RethrowAsOwn(fmt::format("policy '{}', LivesOutside({})", name_, trace.tensor(tensor).name));
+  }
+}
+
+void GuardedPolicy::Plan(PolicyContext& context) {
+  Call(
+      "Plan", context, [&](PolicyContext& guarded) { policy_->Plan(guarded); },
+      [] { return std::string(); });
+}
+
+void GuardedPolicy::BeforeOp(PolicyContext& context, OpId op) {
+  current_.push_back(op);
+  Call(
+      "BeforeOp", context, [&](PolicyContext& guarded) { policy_->BeforeOp(guarded, op); },
+      [&] { return NameOf(context, op); });
+}
+
+KernelPlan GuardedPolicy::ChooseKernels(PolicyContext& context, OpId op) {
+  return Call(
+      "ChooseKernels", context,
+      [&](PolicyContext& guarded) { return policy_->ChooseKernels(guarded, op); },
+      [&] { return NameOf(context, op); });
+}
+
+void GuardedPolicy::BeforeLaunch(PolicyContext& context, OpId op) {
+  Call(
+      "BeforeLaunch", context, [&](PolicyContext& guarded) { policy_->BeforeLaunch(guarded, op); },
+      [&] { return NameOf(context, op); });
+}
+
+void GuardedPolicy::AfterOp(PolicyContext& context, OpId op) {
+  current_.pop_back();
+  Call(
+      "AfterOp", context, [&](PolicyContext& guarded) { policy_->AfterOp(guarded, op); },
+      [&] { return NameOf(context, op); });
+}
+
+Hint GuardedPolicy::PlacementHint(const PolicyContext& context, TensorId tensor) {
+  // The hook gets it back as const, so that no verb can be called.
+  return Call(
+      "PlacementHint", const_cast<PolicyContext&>(context),
+      [&](const PolicyContext& guarded) { return policy_->PlacementHint(guarded, tensor); },
+      [&] { return fmt::format("({}){}", context.trace().tensor(tensor).name, During(context)); });
+}
+
+bool GuardedPolicy::OnAllocFailure(PolicyContext& context, Bytes size) {
+  return Call(
+      "OnAllocFailure", context,
+      [&](PolicyContext& guarded) { return policy_->OnAllocFailure(guarded, size); },
+      [&] { return fmt::format("({}){}", FormatBytes(size), During(context)); });
+}
+
+std::string GuardedPolicy::ExportPlan() const {
+  const InHook record(name_.c_str(), "ExportPlan");
+  try {
+    return policy_->ExportPlan();
+  } catch (...) {
+    RethrowAsOwn(fmt::format("policy '{}', ExportPlan", name_));
+  }
+}
+
+std::string GuardedPolicy::NameOf(const PolicyContext& context, OpId op) {
+  return fmt::format("({})", context.trace().op(op).name);
+}
+
+std::string GuardedPolicy::During(const PolicyContext& context) const {
+  if (current_.empty()) return " before the first op";
+  return fmt::format(" at op {}", context.trace().op(current_.back()).name);
+}
+
+}  // namespace spillway

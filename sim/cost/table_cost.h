@@ -1,0 +1,77 @@
+// Cost tables on disk, and the cost model that serves them.
+//
+// A table holds what a recorder measured on one GPU with one library version; traces/FORMAT.md
+// describes the file.
+
+#ifndef SPILLWAY_SIM_COST_TABLE_COST_H_
+#define SPILLWAY_SIM_COST_TABLE_COST_H_
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "sim/core/cost_model.h"
+#include "sim/core/cost_table.h"
+#include "sim/core/device.h"
+#include "sim/cost/roofline.h"
+
+namespace spillway {
+
+// Reads a table, Zstandard transparently. Entries come sorted by signature and batch, kernels by
+// time, workspace and name, whatever their order in the file. Throws `InputError` whose message
+// starts with "path:line:column: element": bad JSON, unsupported version, missing or unknown key,
+// wrong type, a time that is not positive or beyond 1000 s, an entry without kernels, or one that
+// stands twice.
+CostTable ReadCostTable(const std::filesystem::path& path);
+
+// As `ReadCostTable` on text in memory; `origin` stands for the path in messages.
+CostTable ParseCostTable(std::string_view text, const std::string& origin);
+
+// The JSON text of `table`, in the order that `ReadCostTable` gives: the same contents give the
+// same bytes. Throws `InputError` for a table that could not be read back.
+std::string FormatCostTable(const CostTable& table);
+
+// Writes `FormatCostTable(table)`, compressed if `path` ends in ".zst". Throws `InputError`.
+void WriteCostTable(const CostTable& table, const std::filesystem::path& path);
+
+// Serves recorded tables: each kernel takes its own time and what its table says that it takes in a
+// sequence. A micro-batch is looked up like any batch: it must have been recorded.
+// Safe to use from several threads.
+class TableCostModel final : public CostModel {
+ public:
+  // What the tables lack is an error, or takes what the roofline says: a policy may cut ops into
+  // slices of any size.
+  enum class Missing : uint8_t { kError, kRoofline };
+
+  // Of several tables with the same entry the first one counts. `device` gives the links, its
+  // lifetime does not matter. Throws `InputError` if there is no table, or if two differ in gpu,
+  // cudnn or math, for such times must not be mixed.
+  TableCostModel(std::vector<CostTable> tables, const Device& device,
+                 Missing missing = Missing::kError);
+  TableCostModel(CostTable table, const Device& device, Missing missing = Missing::kError);
+
+  std::vector<int64_t> Batches(const Op& op, size_t slot) const override;
+  std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override;
+  Duration CopyTime(Direction direction, Bytes size) const override;
+  std::string Provenance() const override;
+
+ private:
+  void Add(CostTable table);
+
+  // By signature and batch. Never iterated but over the batches of one signature.
+  std::unordered_map<std::string, std::map<int64_t, std::vector<Kernel>>> kernels_;
+  ::spillway::Provenance provenance_;  // of the first table
+  std::optional<RooflineCostModel> rest_;
+  Link h2d_;
+  Link d2h_;
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_SIM_COST_TABLE_COST_H_

@@ -1,0 +1,59 @@
+#include "experiments/tools/fit/first_iterations.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/testing/fixtures.h"
+
+namespace spillway {
+namespace {
+
+// A step that keeps a weight w and the optimizer's state m:
+//
+//   op    fwd     bwd     update
+//   x     [read]...........]        held until bwd
+//   y     [write read]
+//   g             [write read]
+//   workspace 7 of fwd
+Trace Step() {
+  testing::TraceBuilder builder;
+  builder.Tensor("x", TensorKind::kInput, 1)
+      .Tensor("w", TensorKind::kParameter, 20)
+      .Tensor("y", TensorKind::kActivation, 3)
+      .Tensor("g", TensorKind::kParameterGradient, 4)
+      .Tensor("m", TensorKind::kOptimizerState, 50)
+      .Tensor("unused", TensorKind::kOptimizerState, 60)
+      .Tensor("view", TensorKind::kActivation, 3, "y");
+  builder.Op("fwd", Phase::kForward, {"x", "w"}, {"y"});
+  builder.Op("bwd", Phase::kBackward, {"view"}, {"g"});
+  builder.Op("update", Phase::kUpdate, {"g", "m"}, {"w", "m"});
+  Trace trace = builder.Build();
+  trace.recording = {"PyTorch", "GPU", Duration(), Duration(), Bytes(), Bytes()};
+  for (Op& op : trace.ops) op.recorded.emplace();
+  trace.ops[0].recorded->workspace = Bytes(7);
+  trace.tensors[Index(builder.Id("x"))].held_until = OpId{1};
+  trace.Validate();
+  return trace;
+}
+
+// "+20 -3": what is asked for, and given back, by size.
+std::string TextOf(const AllocationLog& log) {
+  std::string text;
+  for (const AllocationStep& step : log.steps()) {
+    text += (step.free ? " -" : " +") + std::to_string(step.size.count());
+  }
+  return text;
+}
+
+// The optimizer's state is made in the first update and stays; the gradient goes with its last use.
+TEST(FirstIterationsTest, StateIsMadeAtTheFirstUpdate) {
+  const std::string again = " +1 +3 +7 -7 +4 -1 -3";
+  EXPECT_EQ(TextOf(RequestsOfFirst(Step(), 1)), " +20 +60" + again + " +50 -4");
+  EXPECT_EQ(TextOf(RequestsOfFirst(Step(), 2)), " +20 +60" + again + " +50 -4" + again + " -4");
+  EXPECT_EQ(TextOf(RequestsOfFirst(Step(), 0)), " +20 +60");
+}
+
+}  // namespace
+}  // namespace spillway

@@ -1,0 +1,133 @@
+// Validations of a grid, with a GPU that is made up: it takes what is predicted, times a factor.
+
+#include "experiments/tools/sweep/validations.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "experiments/run/catalogue.h"
+#include "experiments/run/scenario.h"
+#include "experiments/tools/report/sources.h"
+#include "policies/plugin/library.h"
+#include "tests/testing/files.h"
+#include "traces/base/error.h"
+
+namespace spillway {
+namespace {
+
+class ValidationsTest : public ::testing::Test {
+ protected:
+  ValidationsTest() {
+    experiment_.workloads = {"alexnet:{2,4}"};
+    experiment_.memories = {"2GiB,unlimited"};
+    experiment_.policies = {"liveness,vdnn-all:algo=memory"};
+  }
+
+  // Validates the grid into the store: what was measured, cell by cell.
+  std::vector<std::string> Validate(const std::string& machine = "a GPU") {
+    std::vector<std::string> measured;
+    rows_.clear();
+    ValidationRun run;
+    run.machine = machine;
+    run.program = "spillway 0";
+    run.measure = [&](const Cell& cell, const std::shared_ptr<const Trace>& trace) {
+      if (measured.size() == breaks_at_) throw EnvironmentError("the GPU is gone");
+      measured.push_back(CommandOf(cell));
+      return Measure(cell, trace);
+    };
+    run.finished = [&](const Cell&, const ResultRow& row, bool) { rows_.push_back(row); };
+    SweepStore store(Path(), SweepStore::Open::kCreate, ValidationKind());
+    RunValidations(Grid(experiment_, {"liveness"}), shard_, &store, run);
+    return measured;
+  }
+
+  ValidationResult Measure(const Cell& cell, const std::shared_ptr<const Trace>& trace) const {
+    const Scenario scenario(trace, cell.machine);
+    Validation validation;
+    validation.predicted = Simulate(scenario.setup(), *PolicyLibrary().Make(cell.policy));
+    validation.measured = validation.predicted;
+    validation.decisions_equal = validation.placements_equal = true;
+    validation.measured.execution.emplace();
+    validation.measured.execution->iteration_times = {Duration::Picoseconds(static_cast<int64_t>(
+        static_cast<double>(validation.predicted.report.metrics.iteration.picoseconds()) *
+        factor_))};
+    return MakeValidationResult(scenario.setup(), cell.policy, std::move(validation));
+  }
+
+  std::filesystem::path Path() const { return directory_ / "v.sqlite"; }
+  std::vector<SweepStore::Entry> Held() const {
+    return SweepStore(Path(), SweepStore::Open::kExisting, StoreKindOf(Path())).Read();
+  }
+
+  testing::TemporaryDirectory directory_;
+  Experiment experiment_;
+  Shard shard_;
+  double factor_ = 1.04;
+  size_t breaks_at_ = 1000;
+  std::vector<ResultRow> rows_;
+};
+
+TEST_F(ValidationsTest, WhatIsMeasuredIsKeptAndNotMeasuredAgain) {
+  breaks_at_ = 3;
+  EXPECT_THROW(Validate(), EnvironmentError);
+  EXPECT_EQ(Held().size(), 3);
+  breaks_at_ = 1000;
+  EXPECT_EQ(Validate().size(), 5);
+  const std::vector<ResultRow> rows = rows_;
+  EXPECT_EQ(Validate().size(), 0);
+  EXPECT_EQ(rows_, rows);
+  EXPECT_EQ(rows_.size(), 8);
+  for (const ResultRow& row : rows_) {
+    EXPECT_TRUE(Agrees(row, 0.05));
+    EXPECT_FALSE(Agrees(row, 0.03));
+  }
+}
+
+TEST_F(ValidationsTest, AnotherMachineOrAnotherFileIsMeasuredAnew) {
+  EXPECT_EQ(Validate().size(), 8);
+  EXPECT_EQ(Validate("another GPU").size(), 8);
+  experiment_.allocators = {"best-fit,first-fit"};
+  EXPECT_EQ(Validate().size(), 8);
+}
+
+TEST_F(ValidationsTest, ShardsMergeToTheWhole) {
+  Validate();
+  const auto whole = Held();
+  std::filesystem::rename(Path(), directory_ / "whole.sqlite");
+  shard_ = {1, 2};
+  EXPECT_EQ(Validate().size(), 4);
+  std::filesystem::rename(Path(), directory_ / "half.sqlite");
+  shard_ = {2, 2};
+  EXPECT_EQ(Validate().size(), 4);
+  SweepStore(Path(), SweepStore::Open::kExisting, ValidationKind())
+      .Merge(directory_ / "half.sqlite");
+  const auto merged = Held();
+  ASSERT_EQ(merged.size(), whole.size());
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(merged[i].row, whole[i].row);
+}
+
+TEST_F(ValidationsTest, IsReportedAsAValidationAndIsNoSweep) {
+  Validate();
+  EXPECT_EQ(ReadSource(Path()).kind, ReportSection::Kind::kValidation);
+  try {
+    const SweepStore store(Path(), SweepStore::Open::kExisting);
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_NE(std::string(error.what()).find("no sweep store"), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(ValidationsTest, APolicyThatFailsIsARow) {
+  const Scenario scenario(LoadWorkload("alexnet:2", {"torch", false}), {});
+  const ResultRow row = RowOf(ValidateForRow(scenario.setup(), "mmcnn:limit=1KiB", {}));
+  EXPECT_TRUE(HasFailed(row));
+  EXPECT_FALSE(Agrees(row, 1));
+}
+
+}  // namespace
+}  // namespace spillway

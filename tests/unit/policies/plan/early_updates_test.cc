@@ -1,0 +1,68 @@
+#include "policies/plan/early_updates.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "tests/testing/networks.h"
+#include "traces/liveness.h"
+#include "traces/lowering/lowering.h"
+
+namespace spillway {
+namespace {
+
+std::vector<std::string> NamesOf(const Trace& trace) {
+  std::vector<std::string> names;
+  for (const Op& op : trace.ops) names.push_back(op.name);
+  return names;
+}
+
+TEST(EarlyUpdates, EachComesBehindTheLastOpThatReadsItsParameter) {
+  Network net("two", {4, 8, 8});
+  net.SoftmaxLoss("loss",
+                  net.Linear("fc", net.Conv("conv", net.image(), ConvSpec::Square(4, 3)), 5));
+  const Trace trace = LowerNetwork(net, {2, "torch", true});
+  EXPECT_EQ(NamesOf(trace),
+            (std::vector<std::string>{"conv.fwd", "fc.fwd", "loss.fwd", "loss.bwd", "fc.bwd",
+                                      "conv.bwd", "conv.update", "fc.update"}));
+  const Trace early = WithEarlyUpdates(trace);
+  early.Validate();
+  EXPECT_EQ(NamesOf(early),
+            (std::vector<std::string>{"conv.fwd", "fc.fwd", "loss.fwd", "loss.bwd", "fc.bwd",
+                                      "fc.update", "conv.bwd", "conv.update"}));
+}
+
+// Nothing else moves, and no op sees another version of a storage than before.
+TEST(EarlyUpdates, KeepTheOrderOfUsesOfEveryStorage) {
+  for (const auto network : {testing::Chain, testing::ForkJoin, testing::Residual,
+                             testing::Normalized, testing::Dense}) {
+    const Trace trace = LowerNetwork(network(), {2, "torch", true});
+    const Trace early = WithEarlyUpdates(trace);
+    EXPECT_NE(NamesOf(early), NamesOf(trace)) << trace.name;
+    const Liveness before(trace), after(early);
+    const auto uses_of = [](const Trace& t, const Liveness& liveness, TensorId id) {
+      std::vector<std::string> names;
+      for (const OpId use : liveness.Uses(id)) names.push_back(t.op(use).name);
+      return names;
+    };
+    for (size_t i = 0; i < trace.tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      if (before.Root(id) != id) continue;
+      EXPECT_EQ(uses_of(early, after, id), uses_of(trace, before, id)) << trace.tensor(id).name;
+    }
+  }
+}
+
+TEST(EarlyUpdates, LeaveATraceWithoutUpdatesAlone) {
+  for (const char* preset : {"vdnn", "vdnnpp"}) {
+    const Trace trace = LowerNetwork(testing::Chain(), {2, preset, true});
+    EXPECT_EQ(WithEarlyUpdates(trace), trace) << preset;
+  }
+  const Trace inference = LowerNetwork(testing::Chain(), {2, "torch", false});
+  EXPECT_EQ(WithEarlyUpdates(inference), inference);
+}
+
+}  // namespace
+}  // namespace spillway

@@ -1,0 +1,321 @@
+#include "traces/ops/op_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <vector>
+
+#include "traces/base/error.h"
+
+namespace spillway {
+namespace {
+
+using enum Role;
+
+constexpr AttributeInfo Number(const char* name, double initial = 0) {
+  return {name, AttributeKind::kNumber, initial};
+}
+constexpr AttributeInfo Flag(const char* name) { return {name, AttributeKind::kFlag}; }
+
+// --- Operations of one sample
+
+int64_t Product(const Op& op, std::initializer_list<std::string_view> attributes) {
+  int64_t product = 1;
+  for (const std::string_view attribute : attributes) product *= op.IntAttribute(attribute);
+  return product;
+}
+int64_t Nothing(const Op&) { return 0; }
+int64_t Elements(const Op& op) { return op.IntAttribute("elements"); }
+int64_t Plane(const Op& op) { return Product(op, {"channels", "height", "width"}); }
+int64_t Windows(const Op& op) { return Product(op, {"channels", "out_height", "out_width"}); }
+int64_t Convolution(const Op& op) {
+  return 2 * Product(op, {"out_channels", "out_height", "out_width"}) *
+         (op.IntAttribute("in_channels") / op.IntAttribute("groups")) *
+         Product(op, {"kernel_h", "kernel_w"});
+}
+int64_t Linear(const Op& op) { return 2 * Product(op, {"out_features", "in_features"}); }
+int64_t LinearBackward(const Op& op) { return (op.Flag("needs_dx") ? 2 : 1) * Linear(op); }
+int64_t Lrn(const Op& op) { return Plane(op) * (2 * op.IntAttribute("size") + 4); }
+// Sums of x and x^2, then a product and a sum; backward is alike.
+int64_t BatchNorm(const Op& op) { return 8 * Plane(op); }
+int64_t Join(const Op& op) { return Elements(op) * (op.IntAttribute("parts") - 1); }
+int64_t Momentum(const Op& op) { return 4 * Elements(op); }
+
+constexpr std::string_view kParametersDetail = " dx={needs_dx} fused={fused_update}";
+
+constexpr OpRow Pool(OpType type, OperandList backward, Rules holds_x, Rules holds_y) {
+  return {.type = type,
+          .attributes = {"channels", "in_height", "in_width", "out_height", "out_width", "kernel_h",
+                         "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w"},
+          .geometry =
+              "in={channels}x{in_height}x{in_width} out={channels}x{out_height}x{out_width} "
+              "kernel={kernel_h}x{kernel_w} stride={stride_h}x{stride_w} pad={pad_h}x{pad_w}",
+          .forward = {.inputs = {{kX}}, .outputs = {{kY}}, .slots = {{"fwd", Windows}}},
+          .backward = {.inputs = backward, .outputs = {{kDx}}, .slots = {{"bwd", Windows}}},
+          .cheap = true,
+          .group = LayerGroup::kFeature,
+          .holds_x = holds_x,
+          .holds_y = holds_y};
+}
+
+}  // namespace
+
+constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
+    {.type = OpType::kInput},
+    {.type = OpType::kConv2d,
+     .attributes = {"in_channels", "in_height", "in_width", "out_channels", "out_height",
+                    "out_width", "kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w",
+                    "groups", Flag("bias")},
+     .geometry =
+         "in={in_channels}x{in_height}x{in_width} out={out_channels}x{out_height}x{out_width} "
+         "kernel={kernel_h}x{kernel_w} stride={stride_h}x{stride_w} pad={pad_h}x{pad_w} "
+         "groups={groups} bias={bias}",
+     .forward = {.inputs = {{kX, kWeight, {kBias, "bias"}}},
+                 .outputs = {{kY}},
+                 .slots = {{"fwd", Convolution}}},
+     .backward = {.inputs = {{kX, kWeight, kDy, {kBias, "fused_update&bias"}}},
+                  .outputs = {{{kDx, "needs_dx"}, kDweight, {kDbias, "bias"}}},
+                  .slots = {{"bwd_data", Convolution, "needs_dx"}, {"bwd_filter", Convolution}}},
+     .library = Library::kConvolution,
+     .algorithms = true,
+     .deterministic = false,
+     .group = LayerGroup::kFeature,
+     .convolves = true,
+     .holds_y = kHoldsOutputs},
+    {.type = OpType::kLinear,
+     .attributes = {"in_features", "out_features", Flag("bias")},
+     .geometry = "in={in_features} out={out_features} bias={bias}",
+     .forward = {.inputs = {{kX, kWeight, {kBias, "bias"}}},
+                 .outputs = {{kY}},
+                 .slots = {{"fwd", Linear}}},
+     .backward = {.inputs = {{kX, kWeight, kDy, {kBias, "fused_update&bias"}}},
+                  .outputs = {{{kDx, "needs_dx"}, kDweight, {kDbias, "bias"}}},
+                  .slots = {{"bwd", LinearBackward, "", kParametersDetail}},
+                  .whole_batch = "needs_dx&fused_update"},
+     .library = Library::kBlas,
+     .holds_y = kHoldsOutputs},
+    Pool(OpType::kMaxPool2d, {{kX, kY, kDy}}, 0, 0),
+    Pool(OpType::kAvgPool2d, {{kDy}}, kHoldsOperands, kHoldsOutputs | kHoldsOperands),
+    {.type = OpType::kRelu,
+     .attributes = {"elements"},
+     .forward = {.inputs = {{kX}}, .outputs = {{kY}}, .slots = {{"fwd", Elements}}},
+     .backward = {.inputs = {{kY, kDy}}, .outputs = {{kDx}}, .slots = {{"bwd", Elements}}},
+     .cheap = true,
+     .group = LayerGroup::kInPlace,
+     .overwrites_x = kReluInPlace,
+     .overwrites_dy = kGradientsInPlace,
+     .holds_x = kHoldsOperands},
+    {.type = OpType::kGelu,
+     .attributes = {"elements"},
+     .forward = {.inputs = {{kX}}, .outputs = {{kY}}, .slots = {{"fwd", Elements}}},
+     .backward = {.inputs = {{kX, kDy}}, .outputs = {{kDx}}, .slots = {{"bwd", Elements}}},
+     .cheap = true,
+     .group = LayerGroup::kFeature,
+     .overwrites_dy = kGradientsInPlace},
+    {.type = OpType::kLrn,
+     .attributes = {"channels", "height", "width", "size", Number("alpha"), Number("beta"),
+                    Number("k")},
+     .geometry = "in={channels}x{height}x{width} size={size}",
+     .forward = {.inputs = {{kX}}, .outputs = {{kY}}, .slots = {{"fwd", Lrn}}},
+     .backward = {.inputs = {{kX, kY, kDy}}, .outputs = {{kDx}}, .slots = {{"bwd", Lrn}}},
+     .library = Library::kConvolution,
+     .cheap = true,
+     .group = LayerGroup::kFeature,
+     .overwrites_dy = kGradientsInPlace},
+    {.type = OpType::kBatchNorm,
+     .attributes = {"channels", "height", "width", Number("epsilon"), Number("momentum")},
+     .geometry = "in={channels}x{height}x{width}",
+     .forward =
+         {.inputs = {{kX, kWeight, kBias, {kRunningMean, "!training"}, {kRunningVar, "!training"}}},
+          .outputs = {{kY, {kMean, "training"}, {kInvStd, "training"}}},
+          .slots = {{"fwd", BatchNorm, "", " training={training}"}},
+          .whole_batch = "training",
+          .mode = "training"},
+     .backward = {.inputs = {{kX,
+                              kWeight,
+                              kDy,
+                              kMean,
+                              kInvStd,
+                              kRunningMean,
+                              kRunningVar,
+                              {kBias, "fused_update"}}},
+                  .outputs = {{{kDx, "needs_dx"}, kDweight, kDbias, kRunningMean, kRunningVar}},
+                  .slots = {{"bwd", BatchNorm, "", kParametersDetail}},
+                  .whole_batch = ""},
+     .library = Library::kConvolution,
+     .cheap = true,
+     .group = LayerGroup::kFeature},
+    {.type = OpType::kDropout,
+     .attributes = {"elements", Number("ratio")},
+     .forward = {.inputs = {{kX}}, .outputs = {{kY}}, .slots = {{"fwd", Elements}}},
+     .backward = {.inputs = {{kDy}}, .outputs = {{kDx}}, .slots = {{"bwd", Elements}}},
+     .cheap = true,
+     .training_only = true,
+     .group = LayerGroup::kFeature},
+    {.type = OpType::kConcat,
+     .attributes = {"parts", "height", "width", "channels_*"},
+     .geometry = "plane={height}x{width} channels={channels_*}",
+     .forward = {.inputs = {{kX}, true}, .outputs = {{kY}}, .slots = {{"fwd", Nothing}}},
+     .backward = {.inputs = {{kDy}}, .outputs = {{kDx}, true}, .slots = {{"bwd", Nothing}}},
+     .group = LayerGroup::kFeature},
+    {.type = OpType::kAdd,
+     .attributes = {"elements"},
+     .forward = {.inputs = {{kX}, true}, .outputs = {{kY}}, .slots = {{"fwd", Elements}}},
+     .backward = {.inputs = {{kDy}}, .outputs = {{kDx}, true}, .slots = {"bwd"}},
+     .group = LayerGroup::kFeature,
+     .overwrites_x = kAddInPlace},
+    {.type = OpType::kFork,
+     .attributes = {"elements", "parts"},
+     .geometry = "elements={elements} parts={parts}",
+     .forward = {.inputs = {{kX}}, .outputs = {{kY}, true}, .slots = {"fwd"}},
+     .backward = {.inputs = {{kDy}, true}, .outputs = {{kDx}}, .slots = {{"bwd", Join}}}},
+    {.type = OpType::kRows,
+     .attributes = {"channels", "width", "first_row", "height", "parts", "height_*",
+                    Flag("lowest")},
+     .geometry = "rows={channels}x{height}x{width} first={first_row} heights={height_*}",
+     .forward = {.inputs = {{kX}, true}, .outputs = {{kY}}, .slots = {{"fwd", Nothing}}},
+     .cheap = true},
+    {.type = OpType::kSoftmaxLoss,
+     .attributes = {"elements"},
+     .forward = {.inputs = {{kX, kLabels}}, .outputs = {{kY, kLoss}}, .slots = {{"fwd", Elements}}},
+     .backward = {.inputs = {{kY, kLabels}}, .outputs = {{kDx}}, .slots = {{"bwd", Elements}}},
+     .group = LayerGroup::kInPlace,
+     .overwrites_x = kSoftmaxInPlace,
+     .overwrites_dy = kGradientsInPlace},
+    {.type = OpType::kSgd,
+     .attributes = {"elements", Number("learning_rate", 0.01), Number("momentum", 0.9),
+                    Number("weight_decay", 5e-4)},
+     .update = {.inputs = {{kParameter, kGradient, kMomentum}, true},
+                .outputs = {{kParameter, kMomentum}, true},
+                .slots = {{"update", Momentum}},
+                .whole_batch = ""}},
+    {.type = OpType::kConvolution, .group = LayerGroup::kFeature, .convolves = true},
+    {.type = OpType::kMatmul, .group = LayerGroup::kFeature, .convolves = true},
+    {.type = OpType::kAttention, .group = LayerGroup::kFeature},
+    {.type = OpType::kOther, .cheap = true, .group = LayerGroup::kFeature},
+}};
+static_assert(std::ranges::equal(
+                  kOpTable, kOpTable, {}, [](const OpRow& row) { return row.type; },
+                  [](const OpRow& row) { return static_cast<OpType>(&row - kOpTable.data()); }),
+              "the rows stand in the order of the enumerators");
+
+namespace {
+
+std::optional<size_t> IndexOf(const Op& op, const OperandList& list, Role role, size_t part) {
+  size_t index = 0;
+  for (const Operand& operand : list.span()) {
+    if (!Holds(op, operand.when)) continue;
+    if (operand.role == role) return index + part * list.span().size();
+    ++index;
+  }
+  return std::nullopt;
+}
+
+std::optional<TensorId> At(const std::vector<TensorId>& operands, std::optional<size_t> index) {
+  return index && *index < operands.size() ? std::optional(operands[*index]) : std::nullopt;
+}
+
+// The text with the values of attributes for their names in braces.
+std::string Fill(const Op& op, std::string_view text) {
+  std::string filled;
+  for (size_t open = text.find('{'); open != text.npos; open = text.find('{')) {
+    const size_t close = text.find('}');
+    const std::string_view name = text.substr(open + 1, close - open - 1);
+    filled += text.substr(0, open);
+    text.remove_prefix(close + 1);
+    if (!name.ends_with('*')) {
+      filled += fmt::format("{}", op.IntAttribute(name));
+      continue;
+    }
+    for (int64_t i = 0; i < op.IntAttribute("parts"); ++i) {
+      const std::string part = fmt::format("{}{}", name.substr(0, name.size() - 1), i);
+      filled += fmt::format("{}{}", i == 0 ? "" : "+", op.IntAttribute(part));
+    }
+  }
+  return filled.append(text);
+}
+
+}  // namespace
+
+std::span<const Operand> OperandList::span() const {
+  const auto end = std::ranges::find(operands, Role::kNone, &Operand::role);
+  return {std::begin(operands), end};
+}
+
+bool OperandList::Has(Role role) const {
+  return role != Role::kNone && std::ranges::count(operands, role, &Operand::role) != 0;
+}
+
+std::span<const AttributeInfo> OpRow::attribute_list() const {
+  const auto end = std::ranges::find(attributes, std::string_view(), &AttributeInfo::name);
+  return {std::begin(attributes), end};
+}
+
+const OpStep& OpRow::step(Phase phase) const {
+  return phase == Phase::kForward ? forward : phase == Phase::kBackward ? backward : update;
+}
+
+bool Holds(const Op& op, std::string_view when) {
+  while (!when.empty()) {
+    const std::string_view one = when.substr(0, when.find('&'));
+    when.remove_prefix(std::min(when.size(), one.size() + 1));
+    const bool negated = one.starts_with('!');
+    if (op.Flag(one.substr(negated ? 1 : 0)) == negated) return false;
+  }
+  return true;
+}
+
+std::optional<size_t> InputIndex(const Op& op, Role role, size_t part) {
+  return IndexOf(op, StepOf(op).inputs, role, part);
+}
+
+std::optional<size_t> OutputIndex(const Op& op, Role role, size_t part) {
+  return IndexOf(op, StepOf(op).outputs, role, part);
+}
+
+std::optional<TensorId> FindInput(const Op& op, Role role) {
+  return At(op.inputs, InputIndex(op, role));
+}
+
+std::optional<TensorId> FindOutput(const Op& op, Role role) {
+  return At(op.outputs, OutputIndex(op, role));
+}
+
+Role OutputRole(const Op& op, size_t i) {
+  const OperandList& list = StepOf(op).outputs;
+  if (list.repeats) return list.operands[i % list.span().size()].role;
+  for (const Operand& operand : list.span()) {
+    if (Holds(op, operand.when) && i-- == 0) return operand.role;
+  }
+  return Role::kNone;
+}
+
+std::string SignatureOf(const Op& op, const OpSlot& slot) {
+  return fmt::format("{}.{} {}{}", Name(op.type), slot.name, Fill(op, RowOf(op.type).geometry),
+                     Fill(op, slot.detail));
+}
+
+void RequireExecutable(const Op& op, std::string_view backend) {
+  if (StepOf(op).exists()) return;
+  std::vector<std::string_view> types;
+  for (const OpRow& row : kOpTable) {
+    if (row.executable()) types.push_back(Name(row.type));
+  }
+  throw InputError(
+      fmt::format("op '{}': the {} backend cannot execute {}{} ops; supported: {}", op.name,
+                  backend, RowOf(op.type).executable() ? fmt::format("{} ", Name(op.phase)) : "",
+                  Name(op.type), fmt::join(types, ", ")));
+}
+
+size_t ParameterCount(const Op& op, size_t inputs, size_t outputs) {
+  const size_t in = StepOf(op).inputs.span().size(), out = StepOf(op).outputs.span().size();
+  if (inputs % in != 0 || outputs * in != inputs * out) {
+    throw InputError(
+        fmt::format("op '{}' ({}) has {} inputs and {} outputs, needs {} and {} per parameter",
+                    op.name, Name(op.type), inputs, outputs, in, out));
+  }
+  return inputs / in;
+}
+
+}  // namespace spillway
