@@ -26,7 +26,7 @@ class CheckLayersTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             for top in ("traces", "sim", "policies", "backend", "experiments", "tests/testing"):
-                shutil.copytree(ROOT / top, root / top, ignore=shutil.ignore_patterns("recorded*", "figures"))
+                shutil.copytree(ROOT / top, root / top, ignore=shutil.ignore_patterns("*.zst", "*.gz", "*.png"))
             file = root / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
