@@ -1,4 +1,5 @@
-// The integer program against every schedule of small programs, and against the joint planner.
+// Tests of the integer program against every schedule of small programs, and against the joint
+// planner.
 
 #include "policies/rematerialization.h"
 
@@ -20,8 +21,9 @@
 namespace spillway {
 namespace {
 
-// `forward` units that can run again, each read by the next and some by one further on; then as
-// many that cannot and read what their counterparts do.
+// Returns `forward` units that can be recomputed, each read by the next and some also by one
+// further on. They are followed by as many units that cannot be recomputed, each of which reads
+// what its counterpart reads.
 RematerializationProblem Random(std::mt19937_64& random, size_t forward) {
   RematerializationProblem problem(2 * forward);
   for (size_t i = 0; i < forward; ++i) {
