@@ -107,7 +107,7 @@ TEST(StorageTableTest, BlocksMayBeLarger) {
     StorageTable table = Log().Give(10, 0x1000, 10 + excess).Table();
     EXPECT_EQ(Join(table, {}, {Ref(1, 5120)}, 5, 20).outputs[0] == 0, found) << excess;
   }
-  // Of two equal blocks the later one is chosen.
+  // The later one of two equal blocks is chosen.
   StorageTable table = Log().Give(10, 0x1000, 2).Give(15, 0x2000, 2).Table();
   EXPECT_THAT(Join(table, {}, {Ref(1, 512)}, 5, 20).outputs, ElementsAre(1));
 }

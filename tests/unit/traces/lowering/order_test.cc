@@ -29,7 +29,7 @@ std::vector<std::string> Names(const Network& network, Order order) {
 //            \ c - d - f ------/
 //                    \ g - h /
 //
-// Of a's consumers, b is built first and runs last. Of d's consumers, f is built first and runs
+// b is built first of the consumers of a and runs last, and so does f of the consumers of d.
 // last.
 Network Nested() {
   Network net("nested", {2, 4, 4});
