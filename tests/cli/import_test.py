@@ -84,7 +84,7 @@ class ImportTest(CommandTest):
         rows = self.conforms(self.ok("fit", trace, "--device", "gtx_970,h200", "--format", "json"), "fit")["rows"]
         self.assertEqual({row["status"] for row in rows if row["change"] == "none"}, {"no", "fits"})
         reserved = [row["peak_reserved_bytes"] for row in rows if row["device"] == "h200"]
-        # The bytes that PyTorch reserved.
+        # PyTorch reserved this many bytes.
         self.assertAlmostEqual(reserved[0] / 5_458_886_656, 1, delta=0.02)
         self.fails(2, "a trace of one batch", "limit", trace)
 

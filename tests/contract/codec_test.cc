@@ -134,7 +134,7 @@ TEST_P(CodecContract, BitsThatAreNotNumbers) {
   EXPECT_EQ(RoundTrip(negative_zeros), negative_zeros);
 }
 
-// Each position of a group in turn holds the only word that is not zero.
+// The only word that is not zero is tried at each position of a group.
 TEST_P(CodecContract, OneWord) {
   for (size_t i = 0; i < 70; ++i) {
     std::vector<uint32_t> words(70);

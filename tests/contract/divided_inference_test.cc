@@ -236,7 +236,7 @@ TEST_F(DividedInference, AConvolutionAddsUpSlicesOfItsInputChannels) {
   divided.Validate();
   const auto added = static_cast<size_t>(std::ranges::count_if(divided.ops, AddsUp));
   EXPECT_GT(added, 64u);
-  // The rows gathered for one output row are a copy of three rows and as large.
+  // The rows gathered for one output row are as large as the three rows that they are copied from.
   const Bytes three_rows(3 * 64 * 24 * 4);
   EXPECT_LT(least, 2 * three_rows);
   // Each slice has its own weights. All slices together have the weights of the layer.

@@ -1,8 +1,8 @@
 // Fuzz target: traces of PyTorch's profiler, imported with an execution trace. Any two files give
 // an `InputError`, or a valid trace whose ops take as long as the kernels.
 //
-// The execution trace is the text after the first byte 0. Without such a byte it is the trace of
-// the small step.
+// The execution trace is the text after the first byte 0, or the trace of the small step if there
+// is no byte 0.
 
 #include "tests/fuzz/recorded_step.h"
 

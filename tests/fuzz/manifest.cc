@@ -14,7 +14,8 @@
 namespace spillway::fuzz {
 namespace {
 
-// Checks that a manifest which is written and read again is the same and names the same run.
+// Checks that writing a manifest and reading it again gives the same manifest and names the same
+// run.
 void CheckManifest(const Manifest& manifest) {
   const std::string text = FormatManifest(manifest);
   const Manifest again = ParseManifest(text, "again");

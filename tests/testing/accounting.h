@@ -19,7 +19,7 @@ class AccountingAllocator final : public ForwardingAllocator {
  public:
   // The properties of an allocator that takes segments from the driver and caches them.
   struct Caching {
-    Bytes page;  // segments and mapped or unmapped ranges are multiples of it
+    Bytes page;  // segments and mapped or unmapped ranges are multiples of a page
     // Returns the bytes that the driver must have free to serve a request of this size when nothing
     // is cached.
     std::function<Bytes(Bytes)> memory_for;

@@ -52,8 +52,8 @@ class TraceBuilder {
 
   TraceBuilder& Tensor(const std::string& name, TensorKind kind, int64_t bytes,
                        const std::string& alias_of = "");
-  // Adds an op, which is recomputable if `phase` is forward. The op is a layer for itself unless
-  // `layer` names another layer.
+  // Adds an op. It is recomputable iff `phase` is forward. It is a layer for itself unless `layer`
+  // names another layer.
   TraceBuilder& Op(const std::string& name, Phase phase, std::initializer_list<std::string> inputs,
                    std::initializer_list<std::string> outputs, OpType type = OpType::kOther,
                    const std::string& layer = "");

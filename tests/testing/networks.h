@@ -29,8 +29,8 @@ Network Normalized();
 // pooling, and a branch that forks again; all branches are concatenated.
 Network Rectangular();
 
-// Two convolutions of 64 channels on 24 x 24 images. Three rows of one output channel together with
-// the bands of input that they need are larger than any other working set.
+// Two convolutions of 64 channels on 24 x 24 images. The three input rows gathered for one output
+// row, together with the bands that they come from, are larger than any other working set.
 Network Deep();
 // Returns the network of `Deep()` on images of `side` rows and columns.
 Network DeepOn(int64_t side);

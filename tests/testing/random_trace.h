@@ -31,8 +31,8 @@ struct TraceSpec {
 // Returns a validated trace. All sizes are multiples of 4 bytes, from 0 to 65536 bytes.
 Trace MakeTrace(const TraceSpec& spec);
 
-// Returns a cost model for the slots of these traces. Each slot has one to three kernels, most of
-// them with workspaces.
+// Returns a cost model for the slots of these traces. Each slot has one to three kernels, and most
+// kernels have workspaces.
 FixedCost MakeCost();
 
 // Returns a text for people: one line per tensor, then one per op. "again" marks recomputable ops.

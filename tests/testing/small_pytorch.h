@@ -17,7 +17,7 @@ namespace spillway::testing {
 class SmallPyTorch final : public Allocator {
  public:
   static constexpr int64_t kScale = 128;
-  static constexpr Bytes kPage = Bytes::KiB(16);  // segments are multiples of it
+  static constexpr Bytes kPage = Bytes::KiB(16);  // segments are multiples of a page
 
   // Blocks are multiples of `alignment`. REQUIRES: `alignment` divides `kPage`.
   SmallPyTorch(Bytes capacity, Bytes alignment, const PyTorch::Options& options)

@@ -43,8 +43,8 @@ class Cutter {
         life += 2 * (right - left) + width;
         continue;
       }
-      // A cut through memory adds to the sum of lifetimes. Its chance is the lifetime still missing
-      // over the mean lifetime times the number of cuts left.
+      // A cut through memory adds to the sum of lifetimes. Its chance is the missing lifetime,
+      // divided by the mean lifetime times the number of cuts left.
       const int64_t missing = (overlap_ * end_ - life) * Count(all);
       if (static_cast<int64_t>(Below(1000)) * life * (blocks_ - Count(all)) < missing * 1000) {
         if (height < 2) continue;

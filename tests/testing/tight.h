@@ -14,7 +14,7 @@ namespace spillway::testing {
 enum class Cut : uint8_t {
   kGuillotine,  // cuts from one side to the other, recursively
   kPinwheel,    // also cuts into four blocks around a fifth
-  kCoarse,      // guillotine cuts, many of them at the same moment
+  kCoarse,      // guillotine cuts, many at the same moment
   kBrick,       // neighbours end together, and other blocks take their memory
   kHoles,       // bricks; a tenth of the blocks not live at half time is missing
 };

@@ -34,7 +34,7 @@ TEST(EarlyUpdates, EachComesBehindTheLastOpThatReadsItsParameter) {
                                       "fc.update", "conv.bwd", "conv.update"}));
 }
 
-// Only updates move, and every op reads the same version of each storage as before.
+// Only updates move, and each op reads the same version of each storage in both traces.
 TEST(EarlyUpdates, KeepTheOrderOfUsesOfEveryStorage) {
   for (const auto network : {testing::Chain, testing::ForkJoin, testing::Residual,
                              testing::Normalized, testing::Dense}) {

@@ -138,8 +138,8 @@ TEST_F(FrameworksTest, TorchSharesGradientsAlone) {
   EXPECT_EQ(Run(trace, "torch").metrics.peak_requested, rest + even + odd);
 }
 
-// For 64 equal layers the best plan has 8 segments of 8, one more than the budget of 7. The
-// activations of the last segment and those at the cuts stay. All others are recomputed once.
+// For 64 equal layers, segments of 8 are best, one more than the budget of 7. The activations of
+// the last segment and the activations at the 8 cuts stay. All others are recomputed once.
 TEST_F(FrameworksTest, MxnetCutsAChainIntoSquareRootSegments) {
   const Trace trace = LowerNetwork(UniformChain(64), {4, "torch", true});
   const Report report = Run(trace, "mxnet:workspace=0B");

@@ -22,8 +22,8 @@ namespace spillway {
 namespace {
 
 // Returns `forward` units that can be recomputed, each read by the next and some also by one
-// further on. They are followed by as many units that cannot be recomputed, each of which reads
-// what its counterpart reads.
+// further on. They are followed by as many units that cannot be recomputed. Each of these reads its
+// counterpart and the unit before it.
 RematerializationProblem Random(std::mt19937_64& random, size_t forward) {
   RematerializationProblem problem(2 * forward);
   for (size_t i = 0; i < forward; ++i) {

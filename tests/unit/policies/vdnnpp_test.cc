@@ -200,7 +200,7 @@ TEST(VdnnppTest, EachModeNamesTheVdnnWhoseMemoryItGets) {
   EXPECT_THROW(library.MemoryPolicy("vdnnp"), UsageError);
 }
 
-// vDNN fits in the needed memory, which is not below its peak with unlimited memory.
+// vDNN fits in the needed memory, and its peak with unlimited memory is not larger.
 TEST(VdnnppTest, NeededMemoryIsEnough) {
   const Trace trace = LowerNetwork(testing::ForkJoin(), {4, "vdnnpp", true});
   const Device device = testing::NarrowDevice();

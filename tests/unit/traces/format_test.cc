@@ -289,7 +289,8 @@ TEST(FormatTest, RandomTracesRoundTripToIdenticalBytes) {
   }
 }
 
-// Every truncation gives an `InputError`.
+// Every truncation gives an `InputError`. Random damage gives an `InputError` or a valid trace,
+// never anything else.
 TEST(FormatTest, EveryTruncationIsAnInputError) {
   for (size_t size = 0; size < kSmall.size(); ++size) {
     EXPECT_THAT(InputErrorOf([&] { ParseTrace(kSmall.substr(0, size), "t.json"); }),

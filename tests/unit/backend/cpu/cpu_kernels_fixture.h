@@ -23,7 +23,8 @@ struct alignas(64) Line {
   std::byte bytes[64];
 };
 
-// An operand whose bytes are initially 0xff, which is NaN. It starts `skip` lines into its memory.
+// An operand that starts `skip` lines into its memory. Its bytes are initially 0xff, so its values
+// are NaN.
 struct Buffer {
   Buffer(size_t size, size_t skip) : lines(skip + size / sizeof(Line) + 1) {
     std::memset(lines.data(), 0xff, lines.size() * sizeof(Line));

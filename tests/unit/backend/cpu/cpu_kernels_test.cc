@@ -98,7 +98,7 @@ TEST_F(CpuKernelsTest, Dropout) {
   EXPECT_THROW(Execute<float>(op, {{1}}, {{1, -1}}), InputError);
 }
 
-// Two samples of planes of 2: parts a (1 channel), b (2 channels).
+// Two samples with planes of 2 elements. Part a has one channel, part b has two.
 TEST_F(CpuKernelsTest, Concat) {
   std::vector<Attribute> attributes{
       {"parts", 2}, {"height", 1}, {"width", 2}, {"channels_0", 1}, {"channels_1", 2}};

@@ -262,7 +262,7 @@ TEST(CalibrationTest, EveryNumberHasItsSource) {
     if (line.starts_with('#') || value == std::string::npos) continue;
     if (line.find_first_of("0123456789", value) > line.find('#')) continue;
     const std::string_view key = std::string_view(line).substr(0, value);
-    // Keys whose values are names, not measurements.
+    // The values of these keys are names, not measurements.
     if (key == "description" || key == "gpus" || key == "compute_capability") continue;
     EXPECT_THAT(line, ::testing::ContainsRegex("# (source|estimate): "));
     if (line.find("580.65.06") != std::string::npos) ++measured;

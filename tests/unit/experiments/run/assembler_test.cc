@@ -1,5 +1,5 @@
-// Tests of the assembly of one run: the arguments that policies get, and trials that start in the
-// state of the run.
+// Tests of the assembly of one run: the arguments that policies get, and trials that start where
+// the run started.
 
 #include "experiments/run/assembler.h"
 

@@ -1,4 +1,4 @@
-// Validations of a grid on a simulated GPU whose times are the predictions times a factor.
+// Validations of a grid on a made-up GPU whose times are the predictions times a factor.
 
 #include "experiments/sweep/validations.h"
 

@@ -18,7 +18,7 @@ using ::testing::UnorderedElementsAre;
 
 const KernelLibrary kLibrary{"fp32", "9.14.0"};
 
-// Simulated GPUs. An entry takes as many microseconds as its batch, and each measurement is noted.
+// Made-up GPUs. An entry takes as many microseconds as its batch, and each measurement is noted.
 class FakeGpus {
  public:
   MeasureKernels Measure() {

@@ -63,7 +63,7 @@ TEST(DeviceTest, MappingCostsWhatTheFileSaysOrElseWhatMallocDoes) {
   const Device measured = ParseDevice(text, "toy.toml");
   EXPECT_EQ(measured.page_map.fixed, Duration::Microseconds(1));
   EXPECT_EQ(measured.page_map.per_mib, Duration::Microseconds(2));
-  // Equal to the mapping of existing pages.
+  // Mapping new pages costs as much as mapping existing pages.
   EXPECT_EQ(measured.page_map_new.per_mib, Duration::Microseconds(2));
   EXPECT_EQ(measured.page_unmap.fixed, plain.device_free.fixed);
   text.insert(text.find("[efficiency]"), "map_new_fixed = \"3us\"\nmap_new_per_mib = \"4us\"\n");
@@ -293,7 +293,7 @@ TEST(DeviceTest, ShippedDevicesAreValidAndSourced) {
       const size_t value = line.find(" = ");
       if (value == std::string::npos) continue;
       const std::string_view key = std::string_view(line).substr(0, value);
-      // Values are names.
+      // The values of these keys are names.
       if (key == "description" || key == "gpus" || key == "compute_capability") continue;
       if (line.find_first_of("0123456789", value) > line.find('#')) continue;
       EXPECT_THAT(line, ::testing::ContainsRegex("# (source|estimate): ")) << file.path();

@@ -267,7 +267,7 @@ TEST(SimBackendTest, LibraryCallsTakeTheirOwnTimeWhereBlocksAreCallsOfTheDriver)
     backend.Synchronize();
     return backend.TakeTimeline()[Index(Stream::kToHost)][0].start.picoseconds() / 1'000'000;
   };
-  // Takes as long as a launch, if the call's time is unknown.
+  // A call takes as long as a launch if its own time is unknown.
   EXPECT_EQ(start_of_copy(true, OpType::kConv2d, {{}}), 2);
   device.library_call = Duration::Microseconds(7);
   for (const OpType type : {OpType::kConv2d, OpType::kBatchNorm, OpType::kLrn}) {

@@ -176,8 +176,8 @@ TEST(PackingTest, LooksForWhatFitsInTheMemoryAndNoFurther) {
   EXPECT_GT(better, 0);
 }
 
-// Cuts a rectangle of time and memory into blocks repeatedly. The bound is its height, which can be
-// reached.
+// Returns a rectangle of time and memory that was cut into blocks repeatedly. The bound is its
+// height, which can be reached.
 std::vector<LiveInterval> Dissect(std::mt19937& random, int blocks, int64_t steps, int64_t height) {
   std::vector<LiveInterval> intervals{{0, steps, Bytes(height)}};
   while (static_cast<int>(intervals.size()) < blocks) {
@@ -307,7 +307,7 @@ TEST(PackingTest, TheBestGapLiesBesideWhatEndsTogether) {
   // distance.
   EXPECT_EQ(best(70, {3, 7, 10}, true), 60);
   EXPECT_EQ(best(90, {3, 9, 8}, true), 10);  // on top of the block that ends at 9
-  // Below the block that ends at 5, in the first of two gaps.
+  // The place is below the block that ends at 5, in the first of two gaps.
   EXPECT_EQ(best(67, {3, 5, 8}, true), 12);
   EXPECT_EQ(best(67, {3, 6, 8}, true), 37);  // below the block that ends at 6
   EXPECT_EQ(best(90, {2, 5, 8}, true), 12);

@@ -68,7 +68,7 @@ TEST(HazardMapTest, AgreesWithAMapPerByte) {
   std::mt19937 random(1);
   for (int round = 0; round < 300; ++round) {
     HazardMap map;
-    // Per byte, the waits left behind; unused while owned.
+    // The waits left behind in each byte; unused while the byte is owned.
     std::vector<std::optional<WaitSet>> left(kSize);
     std::vector<bool> owned(kSize);
     std::vector<Owner> owners;

@@ -275,8 +275,8 @@ TEST(RuntimeTest, WhatAnOpUpdatesDoesNotMakeRoomForItsOutputs) {
                                     std::pair(Bytes(10), true)));
 }
 
-// Found by the property test of random traces. "both" overwrites x, which is on the host and from
-// which its input t would be rebuilt. Once x has a block for its new contents, t cannot be evicted.
+// Found by the property test of random traces. x is on the host, "both" overwrites it, and its
+// input t would be rebuilt from x. Once x has a block for its new contents, t cannot be evicted.
 TEST(RuntimeTest, AnInputIsNotEvictedOnceItsSourceIsOverwritten) {
   TraceBuilder builder;
   builder.Tensor("x", TensorKind::kInput, 10).Tensor("t", TensorKind::kActivation, 10);

@@ -138,7 +138,7 @@ TEST(StorageTableTest, NumbersAreUsedAgain) {
       Log().Give(10, 0x1000, 1).Take(20, 0x1000, 1).Give(30, 0x1000, 1).Give(40, 0x2000, 1).Table();
   EXPECT_THAT(Join(table, {}, {Ref(1, 512)}, 9, 11).outputs, ElementsAre(0));
   EXPECT_THAT(Join(table, {Ref(1, 512)}, {}, 15, 16).inputs, ElementsAre(0));
-  // From before the recording.
+  // The number denotes a storage from before the recording.
   EXPECT_THAT(Join(table, {Ref(1, 512)}, {}, 25, 26).inputs, ElementsAre(3));
   EXPECT_THAT(Join(table, {}, {Ref(1, 512)}, 29, 31).outputs, ElementsAre(1));
   EXPECT_THAT(Join(table, {Ref(1, 512)}, {}, 35, 36).inputs, ElementsAre(1));

@@ -29,8 +29,7 @@ std::vector<std::string> Names(const Network& network, Order order) {
 //            \ c - d - f ------/
 //                    \ g - h /
 //
-// b is built first of the consumers of a and runs last, and so does f of the consumers of d.
-// last.
+// Among the consumers of a, b is built first and runs last. Among the consumers of d, f does.
 Network Nested() {
   Network net("nested", {2, 4, 4});
   const LayerNode a = net.Relu("a", net.image());

@@ -1,5 +1,5 @@
-// Tests of the lowering of residual networks: batch normalisation, sums, forks, and the layers that
-// may work in place beside them.
+// Tests of the lowering of residual networks: batch normalisation, sums, forks, and layers next to
+// them that may work in place.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

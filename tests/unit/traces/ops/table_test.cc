@@ -256,7 +256,8 @@ class LoweredOp {
     }
   }
 
-  // Checks that the attributes are the row's, in its order, followed by those of the phase.
+  // Checks that the row's attributes come first, in its order, followed by the attributes of the
+  // phase.
   void CheckAttributes(const OpRow& row) const {
     std::vector<std::string> expected;
     for (const AttributeInfo& info : row.attribute_list()) {
