@@ -202,7 +202,7 @@ class ExportsTest(CommandTest):
         kinds = {s["kind"] for stall in document["stalls"] for s in stall["suggestions"]}
         self.assertNotIn("more_memory", kinds)
         self.assertIn("no_fence", kinds)
-        # Where this remedy is printed, a run with that much memory confirms its times.
+        # A run with the suggested memory confirms the time that the remedy promises.
         args = ("run", "vgg19:256", "--policy", "vdnn-dyn", "--explain", "--format", "json")
         document = json.loads(self.ok(*args, "--memory", "12GiB"))
         suggestion = next(s for stall in document["stalls"] for s in stall["suggestions"]

@@ -68,8 +68,8 @@ TEST(JointOnTheZoo, IsNeverSlowerThanAnotherPolicyInTheSameMemory) {
 }
 
 // With hardly any spare memory, these limits need the whole search. ResNet-50 needs plans that
-// place leaving storages apart from kept ones, and plans that begin in a little less memory.
-// DenseNet-40 needs derived plans that are scheduled by the profile of their origin.
+// place leaving storages apart from kept ones, and searches that begin from plans for a little less
+// memory. DenseNet-40 needs derived plans that are scheduled by the profile of their origin.
 TEST(JointOnRecordings, TakesLittleLongerThanInCore) {
   struct Case {
     std::string workload, memory, policy;
