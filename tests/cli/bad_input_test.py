@@ -104,7 +104,7 @@ class BadTraceTest(BadInputTest):
         self.refused(trace["ops"][0]["name"], trace)
 
     def test_cyclic_order_of_ops(self):
-        # An op that reads what a later one writes: no order of execution is left.
+        # The op reads the output of a later op, so no order of execution is possible.
         trace = self.trace()
         trace["ops"][0], trace["ops"][1] = trace["ops"][1], trace["ops"][0]
         self.refused("conv1", trace)
@@ -117,7 +117,7 @@ class BadTraceTest(BadInputTest):
         trace = self.trace()
         for tensor in trace["tensors"]:
             if "alias_of" not in tensor:
-                tensor["size"] = 1 << 59  # each is allowed, their sum is not
+                tensor["size"] = 1 << 59  # each size is allowed, their sum is not
         self.refused("bad.json", trace)
 
     def test_unknown_key_and_wrong_type(self):
@@ -284,7 +284,7 @@ class BadArgumentTest(BadInputTest):
         self.fails(3, "not a regular file", "run", "alexnet:1", "-o", "/dev/null")
 
 
-# Every way to write a file.
+# Commands for every way to write a file.
 WRITERS = (("trace", "build", "vgg416:32", "-o"),
            ("run", "vgg416:32", "--cost", "roofline", "--export-trace"),
            ("run", "vgg416:32", "--cost", "roofline", "--export-memory"),
@@ -315,7 +315,7 @@ class BadPlaceTest(BadInputTest):
         place = self.directory / "full"
         place.mkdir()
         with mounted(place, "size=4k"):
-            # The one page that is left holds no result; what was there stays as it was.
+            # The only free page cannot hold a result, and the existing file stays unchanged.
             for args in WRITERS:
                 with self.subTest(args=args):
                     path = place / "x.json"

@@ -183,7 +183,7 @@ class CliTest(unittest.TestCase):
         lines = self.ok("list", "ops", "--format", "csv").splitlines()
         self.assertEqual(lines[0].split(","), list(rows[0]))
         self.assertEqual(len(lines), len(rows) + 1)
-        # What can be named on the command line is another kind of list.
+        # Plain `list` shows the names for the command line, not the ops.
         self.assertNotIn("dx?needs_dx", self.ok("list"))
         self.fails(2, "--format", "list", "networks", "--format", "json")
         self.fails(2, "opps", "list", "opps")

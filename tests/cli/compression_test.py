@@ -39,7 +39,7 @@ class CompressionTest(CommandTest):
             self.assertTrue(0 < float(row["density"]) <= 1, row)
             self.assertLess(int(row["compressed_bytes"]), 1.1 * int(row["bytes"]) + 4096, row)
 
-        # The report has the same densities, and what is not compressed too.
+        # The report has the same densities. It also lists the storages that are not compressed.
         compressed = {s["tensor"]: s for s in measured["offloaded_storages"] if s["compressed"]}
         self.assertEqual(compressed.keys(), {row["tensor"] for row in rows})
         for row in rows:
@@ -51,7 +51,7 @@ class CompressionTest(CommandTest):
         self.assertEqual(len({len(line) for line in csv.reader(text.splitlines())}), 1)
         self.assertNotIn("offloaded_storages", text)
 
-        # The same network with more images: enough to be worth staging buffers.
+        # With more images, the same network is worth staging buffers.
         args = ("run", "alexnet:64", "--policy", "vdnn-all", "--format", "json")
         (without,) = json.loads(self.ok(*args))["rows"]
         (row,) = self.conforms(self.ok(*args, "--compress", f"all:density={self.densities},"

@@ -196,13 +196,13 @@ class ExportsTest(CommandTest):
             self.assertEqual(len(rows), len(stalls))
 
     def test_a_remedy_is_printed_only_if_simulation_says_that_it_helps(self):
-        # All of the memory of the device is there: more of it changes nothing.
+        # The run has the whole memory of the device, so more memory changes nothing.
         document = json.loads(self.ok("run", "vgg19:64", "--policy", "vdnn-all", "--memory", "80GiB",
                                       "--explain", "--format", "json"))
         kinds = {s["kind"] for stall in document["stalls"] for s in stall["suggestions"]}
         self.assertNotIn("more_memory", kinds)
         self.assertIn("no_fence", kinds)
-        # Where one is printed, a run with as much memory gives what it says.
+        # A run with the suggested memory confirms the time that the remedy promises.
         args = ("run", "vgg19:256", "--policy", "vdnn-dyn", "--explain", "--format", "json")
         document = json.loads(self.ok(*args, "--memory", "12GiB"))
         suggestion = next(s for stall in document["stalls"] for s in stall["suggestions"]
@@ -238,12 +238,12 @@ class ExportsTest(CommandTest):
             if storage["fits_if_kept"]:
                 self.assertAlmostEqual(storage["iteration_if_kept_ms"],
                                        found["row"]["iteration_ms"] + storage["cost_of_keeping_ms"])
-        # What was planned is followed, not planned anew: a run of the plan says the same.
+        # A run of the plan follows it and does not plan anew, so it explains the same.
         again = json.loads(self.ok("run", "alexnet:32", *memory, "--policy", f"plan:file={plan}", *explain))
         self.assertEqual(again["storages"], storages)
         text = self.ok("run", "alexnet:32", *memory, "--policy", f"plan:file={plan}", "--explain")
         self.assertIn(f"{len(storages)} storages leave the device and come back", text)
-        # In core nothing leaves.
+        # In core no storage leaves.
         self.assertEqual(json.loads(self.ok("run", "alexnet:32", *explain))["storages"], [])
 
     def test_a_schedule_adds_up_to_the_run(self):
@@ -381,7 +381,7 @@ class ExportsTest(CommandTest):
         path = self.directory / "same"
         self.fails(2, "same file", "run", "alexnet:8", "-o", path, "--export-memory", path)
         self.assertEqual(os.listdir(self.directory), [])
-        # However it is spelled, and whether as an export or as the manifest of one.
+        # The error is the same for any spelling of the path, and for the manifest of an export.
         for other in ("./same", "link/same", "same.manifest.json"):
             (self.directory / "link").symlink_to(".")
             self.fails(2, "same file", "run", "alexnet:8", "-o", "same", "--export-memory", other,
@@ -393,7 +393,7 @@ class ExportsTest(CommandTest):
         args = ("resnet50:64", "--policy", "liveness", "--memory", "5.1GiB")
         self.assertEqual(self.row("run", *args, "--allocator", "best-fit")["allocator"], "best-fit")
         row = self.row("run", *args, "--allocator", "auto")
-        self.assertEqual(row["allocator"], "planned")  # the least of what is reserved
+        self.assertEqual(row["allocator"], "planned")  # it reserves the least
         self.assertIn("liveness: allocator planned\n", self.ok("run", *args, "--allocator", "auto"))
         self.assertEqual(self.row("compare", *args, "--allocator", "auto")["allocator"], "planned")
         named = self.row("run", *args, "--allocator", "planned")

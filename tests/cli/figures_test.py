@@ -26,7 +26,7 @@ def plot(directory):
     return subprocess.run([sys.executable, PLOT, directory], capture_output=True, text=True, check=False)
 
 
-# The program draws with the first python3 of the path.
+# The program draws with the first python3 in PATH.
 ENVIRONMENT = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 

@@ -51,7 +51,8 @@ class ImportTest(CommandTest):
         self.assertFalse(out.exists())
 
     def test_a_trace_is_what_was_recorded(self):
-        # Recorded with PyTorch 2.11 on an H200: ms of a step without the profiler, peaks of requested bytes.
+        # Values recorded with PyTorch 2.11 on an H200: ms of a step without the profiler, and the
+        # peak of requested bytes.
         for name, batch, plain_ms, peak in (("gpt2-b4s512", 4, 52.05, 5_114_989_576), ("resnet50-b32", 32, 38.19, 3_087_486_864)):
             with self.subTest(name):
                 trace, row = self.make(name, "--batch", batch, "--step-time", f"{plain_ms}ms")
@@ -83,7 +84,8 @@ class ImportTest(CommandTest):
         rows = self.conforms(self.ok("fit", trace, "--device", "gtx_970,h200", "--format", "json"), "fit")["rows"]
         self.assertEqual({row["status"] for row in rows if row["change"] == "none"}, {"no", "fits"})
         reserved = [row["peak_reserved_bytes"] for row in rows if row["device"] == "h200"]
-        self.assertAlmostEqual(reserved[0] / 5_458_886_656, 1, delta=0.02)  # what PyTorch reserved
+        # PyTorch reserved this many bytes.
+        self.assertAlmostEqual(reserved[0] / 5_458_886_656, 1, delta=0.02)
         self.fails(2, "a trace of one batch", "limit", trace)
 
     def test_another_gpu_takes_other_times(self):

@@ -66,7 +66,8 @@ class SchemaTest(CommandTest):
         columns = json.loads(self.ok("list", "columns", "--format", "json"))["rows"]
         self.assertEqual(sorted(column["name"] for column in columns), sorted(row["properties"]))
         for column in columns:
-            types = row["properties"][column["name"]].get("type", "string")  # else an enumeration
+            # An enumeration has no type.
+            types = row["properties"][column["name"]].get("type", "string")
             types = [types] if isinstance(types, str) else types
             self.assertEqual(column["type"], " or ".join(types), column["name"])
         plain = json.loads(self.ok("run", "alexnet:8", "--format", "json"))["rows"][0]
@@ -170,7 +171,7 @@ class TalkTest(CommandTest):
         self.assertEqual(code, 0)
         self.assertRegex(talk, r"\] 1/\d+ network-wide:algo=memory, \d+ s left")
         self.assertRegex(talk, r"\[#{20}\] (\d+)/\1")
-        self.assertTrue(talk.endswith("\r\033[K"))  # wiped
+        self.assertTrue(talk.endswith("\r\033[K"))  # the bar is wiped
         self.assertEqual(data.replace("\r\n", "\n"), self.ok(*self.ARGS))
         result = subprocess.run([Spillway.path, *self.ARGS], capture_output=True, check=True)
         self.assertEqual(result.stderr, b"")
@@ -332,7 +333,7 @@ class InterruptTest(CommandTest):
     def test_an_interrupt_ends_a_long_compare_with_130(self):
         with tempfile.TemporaryDirectory() as directory:
             output = os.path.join(directory, "result.json")
-            # Minutes of work if it were let.
+            # The command would take minutes if it were not interrupted.
             args = ["compare", "vgg416:32", "-o", output] + ["--policy", "vdnn-dyn"] * 5000
             # On a busy machine a program takes a while to begin.
             code, stdout, stderr = self.interrupt(*args, delay=2)

@@ -76,7 +76,7 @@ class PyTorchTest(CommandTest):
         self.assertEqual(compare_pytorch.budgets(""), [])
 
     def test_a_graph_is_compiled_once_and_never_asked_for_its_length(self):
-        class Graph:  # as torch.compile's, of a module that has none
+        class Graph:  # like the graph of torch.compile for a module without __len__
             def __len__(self):
                 raise TypeError
 

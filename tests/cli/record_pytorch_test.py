@@ -137,7 +137,8 @@ class RecordTest(CommandTest):
         self.assertEqual((len(step["all"]), step["median"], step["shortest"], step["longest"]), (20, 2.25, 2.0, 2.5))
         self.assertEqual((manifest["peak_requested_bytes"], manifest["peak_allocated_bytes"],
                           manifest["peak_reserved_bytes"], manifest["outside_allocator_bytes"]), (4, 5, 7, 44))
-        # The snapshot holds the first three steps; they are timed without it and without the profiler.
+        # The snapshot holds the first three steps. Timed steps run without the snapshot and without
+        # the profiler.
         self.assertEqual(torch.calls[:6], ["reset", "all", "step", "step", "step", None])
         self.assertEqual(torch.calls[6:8] + torch.calls[-5:], ["reset", "step"] + [
             "profile ends", "observer starts", "step", "observer stops", "profile ends"])

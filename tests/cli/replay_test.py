@@ -19,7 +19,7 @@ BASE = 0x7F00 << 32
 MIB = 1 << 20
 RECORDINGS = ROOT / "tests" / "testing" / "recordings"
 
-# Units of 512 bytes: the gap that a leaves is too small for c.
+# Sizes are multiples of 512 bytes. The gap that a leaves is too small for c.
 GAP = "id,lower,upper,size\na,0,2,1024\nb,1,6,512\nc,3,7,1536\n"
 
 
@@ -122,7 +122,8 @@ class ReplayTest(LogTest):
         self.fails(3, "power of two", "replay", path)
 
     def test_recorded_collections_of_garbage_are_predicted(self):
-        # With 100 MiB, half of them in use: 12, cached for two requests, goes before 20 is taken.
+        # Half of the 100 MiB are in use, so 12, cached for two requests, is collected before 20 is
+        # taken.
         at = {size: 64 * MIB * size for size in (12, 14, 16, 18, 20)}
         events = []
         for action, size in (("alloc", 12), ("alloc", 14), ("alloc", 16), ("free", 12),
@@ -143,7 +144,8 @@ class ReplayTest(LogTest):
         self.assertIn("give it as --memory", result.stderr)
 
     def test_ties_go_to_the_lowest_recorded_address(self):
-        # Two cached segments of 12 MiB, the first of which lies higher: the lower one serves.
+        # Two segments of 12 MiB are cached, and the first one lies higher. The lower one serves the
+        # request.
         events = [event("segment_alloc", 256 * MIB, 12 * MIB), event("alloc", 256 * MIB, 12 * MIB),
                   event("segment_alloc", 0, 12 * MIB), event("alloc", 0, 12 * MIB),
                   event("free_completed", 0, 12 * MIB),
@@ -310,8 +312,8 @@ def is_list(value):
     return isinstance(value, list)
 
 
-# The fields of a snapshot as `torch.cuda.memory._dump_snapshot` of PyTorch 2.11 writes them, in its
-# order, each with what a value must be. `frames` of events come with the recording of stacks.
+# The fields of a snapshot in the order in which `torch.cuda.memory._dump_snapshot` of PyTorch 2.11
+# writes them, each with a check of its value. Events have `frames` only if stacks are recorded.
 SNAPSHOT_FIELDS = {
     "root": {"device_traces": is_list, "segments": is_list, "external_annotations": is_list},
     "segment": {
@@ -330,7 +332,7 @@ SNAPSHOT_FIELDS = {
     "frame": {"filename": any_string, "line": any_size, "name": any_string},
 }
 
-# What the viewer's own reader of pickles knows (torch/utils/viz/MemoryViz.js).
+# The opcodes that the viewer's own reader of pickles knows (torch/utils/viz/MemoryViz.js).
 VIEWER_OPCODES = {
     "PROTO", "FRAME", "MARK", "STOP", "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET",
     "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "DICT", "LIST", "TUPLE", "TUPLE1", "TUPLE2",
@@ -390,7 +392,7 @@ class SnapshotTest(LogTest):
             reserved += segment["total_size"]
         self.assertGreater(reserved, free)
 
-        # A viewer in a browser reads numbers of 53 bits, its own opcodes, and short batches.
+        # The viewer in a browser reads only numbers of 53 bits, its own opcodes and short batches.
         self.assertLess(max(e["addr"] + e["size"] for e in events), 2**53)
         self.assertLessEqual({opcode.name for opcode, _, _ in pickletools.genops(path.read_bytes())},
                              VIEWER_OPCODES)

@@ -137,7 +137,8 @@ class ReportTest(CommandTest):
         self.assertGreaterEqual(len(re.findall("<canvas", result.stdout)), 4)
         self.assertRegex(result.stdout, r'aria-label="Timeline of one iteration of [\d.]+ milliseconds, \d+ events')
         self.assertIn("<caption>8 rows</caption>", result.stdout)
-        self.assertEqual(result.stdout.count("<h3>"), 3 + 4)  # of the documents: log, out of memory, stalls, peak
+        # The headings belong to the documents log, out of memory, stalls and peak.
+        self.assertEqual(result.stdout.count("<h3>"), 3 + 4)
 
 
 if __name__ == "__main__":

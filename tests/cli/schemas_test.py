@@ -57,7 +57,8 @@ class SchemasTest(CommandTest):
                                       f"{recording}.et.json.zst", "-o", self.directory / "i.json", *JSON)
 
     def test_a_document_of_every_type_fits_its_schema(self):
-        # Made on a GPU: see cli_test.py; and read only: see saved_tensors_test.py.
+        # The first two are made on a GPU; see cli_test.py. Saved tensors are only read; see
+        # saved_tensors_test.py.
         seen = {"calibration", "validation", "saved-tensors"}
         for name, document in self.documents():
             with self.subTest(name=name):

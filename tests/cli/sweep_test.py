@@ -45,7 +45,7 @@ class SweepTest(CommandTest):
         try:
             with contextlib.closing(sqlite3.connect(self.store)) as database:
                 return database.execute("SELECT count(*) FROM cells").fetchone()[0]
-        except sqlite3.OperationalError:  # no tables yet
+        except sqlite3.OperationalError:  # the store has no tables yet
             return 0
 
     def sweep(self, *more, store=None):
@@ -169,7 +169,8 @@ class GridTest(SweepTest):
 
         def small():
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        self.ok("sweep", "alexnet:1", "--policy", "torch", "-o", self.store)  # so that each is looked for
+        # The store exists, so that each cell is looked up.
+        self.ok("sweep", "alexnet:1", "--policy", "torch", "-o", self.store)
         text = self.ok("sweep", "plan", "{alexnet,resnet(3,{1..20},{1..25},3)}:{1..50}", "--memory", "{1..20}%",
                        "--policy", "torch,mxnet", "-o", self.store, preexec_fn=small)
         self.assertIn("1002000 cells: 0 are there", text)
@@ -326,9 +327,10 @@ class PlotTest(SweepTest):
 
 
 class ModelVersionTest(SweepTest):
-    # By policy, the first of SHA-256 of its rows in the export below. If one changes while the columns are as before,
-    # results have changed: raise kModelVersion in experiments/tools/sweep/sweep.h, so that no store keeps cells of before, and
-    # put the new ones here.
+    # For each policy, the first digits of the SHA-256 of its rows in the export below. If one
+    # changes while the columns are unchanged, results have changed. In that case raise
+    # kModelVersion in experiments/tools/sweep/sweep.h, so that no store keeps older cells, and put the
+    # new digits here.
     EXPECTED = {
         "caffe": "c2454d32",
         "capuchin": "ca2c3e96",

@@ -1,5 +1,5 @@
-// One suite for every allocator: what callers rely on, and agreement with a naive model where the
-// placement rule is exact.
+// One suite for every allocator. It tests the guarantees that callers rely on. Where the placement
+// rule is exact, it compares with a naive model.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ class AllocatorContract : public ::testing::TestWithParam<std::string> {
 std::vector<std::string> AllNames() {
   std::vector<std::string> names;
   for (const AllocatorInfo& info : Allocators()) {
-    if (info.name != "auto") names.push_back(info.name);  // it is one of the others
+    if (info.name != "auto") names.push_back(info.name);  // it stands for one of the others
   }
   for (const char* other :
        {"first-fit:granularity=1KiB", "high-end:reading=text", "cnmem:initial=5MiB",
@@ -91,7 +91,7 @@ TEST_P(AllocatorContract, AnEmptyArenaHasNothingToGive) {
   EXPECT_EQ(Make(Bytes(511))->Stats().largest_free, Bytes(0));
 }
 
-// Tight: the largest free block can be had, one byte more cannot.
+// The largest free block can be allocated. One byte more cannot.
 TEST_P(AllocatorContract, LargestFreeIsTight) {
   const auto allocator = Make(Bytes::MiB(64));
   ASSERT_TRUE(allocator->Allocate(Bytes::KiB(6400)));
@@ -194,24 +194,25 @@ TEST(FirstFitTest, RoundsToItsGranularity) {
   EXPECT_EQ(allocator->Allocate(Bytes(1))->offset, Bytes(1024));
 }
 
-// Pages that are apart serve requests, which an arena could not: rounding is all that is lost.
+// CNMeM takes memory in segments, and no block spans two segments.
 TEST(CnmemTest, GrowsBySegmentsThatNeverMerge) {
   const auto allocator = MakeAllocator("cnmem:initial=4KiB", Bytes::KiB(16), Bytes(512));
   EXPECT_EQ(allocator->Reserved(), Bytes::KiB(4));
   const auto a = allocator->Allocate(Bytes::KiB(3));
-  const auto b = allocator->Allocate(Bytes::KiB(3));  // a segment of its own
-  const auto c = allocator->Allocate(Bytes::KiB(1));  // the rest of the first
+  const auto b = allocator->Allocate(Bytes::KiB(3));  // in a new segment
+  const auto c = allocator->Allocate(Bytes::KiB(1));  // in the rest of the first segment
   EXPECT_EQ(b->offset, Bytes::KiB(4));
   EXPECT_EQ(c->offset, Bytes::KiB(3));
   EXPECT_EQ(allocator->Reserved(), Bytes::KiB(7));
   allocator->Free(*a);
   allocator->Free(*b);
   allocator->Free(*c);
-  EXPECT_EQ(allocator->Allocate(Bytes::KiB(5))->offset, Bytes::KiB(7));  // 4 + 3 do not make 5
+  // No free segment has 5 KiB: the free ones have 4 and 3.
+  EXPECT_EQ(allocator->Allocate(Bytes::KiB(5))->offset, Bytes::KiB(7));
   EXPECT_EQ(allocator->driver_calls().size(), 2u);
 }
 
-// CNMeM's growth by its definition: a list of segments, each an arena of its own.
+// Compares with CNMeM's growth by its definition: a list of segments, each an arena for itself.
 TEST(CnmemTest, AgreesWithANaiveModel) {
   std::mt19937 random(17);
   for (int round = 0; round < 100; ++round) {
@@ -265,8 +266,8 @@ TEST(CnmemTest, AgreesWithANaiveModel) {
   }
 }
 
-// Pages 0 to 3 are taken, 0 and 2 given back; two pages are then had at an address of their own,
-// and again at the same one.
+// Pages 0 to 3 are allocated, 0 and 2 freed. A block of two pages is then mapped at a new address,
+// and later again at the same address.
 TEST(StitchedTest, MapsPagesThatLieApartSideBySide) {
   const Bytes page = Bytes::KiB(4);
   Stitched allocator(page * 4, Bytes(512), page);
@@ -292,6 +293,7 @@ TEST(StitchedTest, MapsPagesThatLieApartSideBySide) {
   EXPECT_EQ(allocator.driver_calls().size(), 6u);
 }
 
+// Pages that lie apart serve one request, so rounding to pages is all that is lost.
 TEST(StitchedTest, NeedsThePeakAndOnePageForEachBlock) {
   std::mt19937 random(23);
   for (int round = 0; round < 50; ++round) {
@@ -314,8 +316,8 @@ TEST(StitchedTest, NeedsThePeakAndOnePageForEachBlock) {
   }
 }
 
-// Blocks that are live together never share memory; which memory that is, a list of booleans and
-// the driver calls say.
+// Blocks that are live together never share memory. A list of booleans and the driver calls tell
+// which memory a block has.
 TEST(StitchedTest, AgreesWithANaiveModel) {
   std::mt19937 random(29);
   const Bytes page = Bytes::KiB(4);
@@ -387,14 +389,14 @@ TEST(NativeTest, SmallBlocksSharePagesAndGiveThemBack) {
   EXPECT_EQ(allocator.Reserved(), Bytes(0));
 }
 
-// A placement rule by its definition: look at every gap between the live blocks, lowest first.
+// A placement rule by its definition. It examines every gap between the live blocks, lowest first.
 class NaiveArena {
  public:
   struct Gap {
     int64_t begin, end;
     int64_t size() const { return end - begin; }
   };
-  // The gap to take, or nullptr.
+  // Returns the gap to take, or nullptr.
   using Choice = const Gap* (*)(const std::vector<Gap>& gaps, int64_t size, Hint hint);
 
   NaiveArena(int64_t capacity, Choice choose, bool hints)
@@ -458,7 +460,7 @@ struct ModelCase {
   std::string allocator;
   NaiveArena::Choice choose;
   bool hints = true;
-  int64_t capacity = 200, largest = 30;  // sizes of blocks are below
+  int64_t capacity = 200, largest = 30;  // block sizes are 1 to `largest`
 };
 
 class AllocatorModel : public ::testing::TestWithParam<ModelCase> {};
@@ -469,7 +471,7 @@ INSTANTIATE_TEST_SUITE_P(
                       ModelCase{"first-fit", LowestThatSuffices, false},
                       ModelCase{"high-end", LastIfHigh},
                       ModelCase{"high-end:reading=text", HighestIfHigh},
-                      // Enough blocks for indices of several levels.
+                      // The capacity holds enough blocks for indices of several levels.
                       ModelCase{"best-fit", SmallestThatSuffices, true, 4000, 30},
                       ModelCase{"first-fit", LowestThatSuffices, false, 4000, 30},
                       ModelCase{"high-end:reading=text", HighestIfHigh, true, 4000, 30}));
@@ -482,7 +484,7 @@ TEST_P(AllocatorModel, AgreesWithTheDefinition) {
     NaiveArena model(capacity, GetParam().choose, GetParam().hints);
     std::vector<Block> live;
     for (int64_t step = 0; step < capacity; ++step) {
-      // Fills up first, so that later requests meet many gaps.
+      // The arena fills up first, so that later requests meet many gaps.
       if (live.empty() || random() % (step < capacity / 2 ? 4 : 2) != 0) {
         const auto size = static_cast<int64_t>(1 + random() % GetParam().largest);
         const Hint hint = random() % 4 == 0 ? Hint::kHigh : Hint::kLow;

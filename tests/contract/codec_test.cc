@@ -1,5 +1,5 @@
-// The zero-value codec on every path that this machine has: whatever the bytes, they come back, by
-// whichever path they were written and read, and what has changed in memory is noticed.
+// Tests the zero-value codec on every path that this machine has. All bytes are restored, whichever
+// paths wrote and read them, and every change in memory is detected.
 
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ Data OfWords(const std::vector<uint32_t>& words) {
   return data;
 }
 
-// Of so many bytes; that share of the words is not zero.
+// Returns `bytes` bytes, of whose words a share `density` is not zero.
 Data Random(size_t bytes, double density, uint64_t seed = 1) {
   std::mt19937_64 random(seed);
   std::vector<uint32_t> words(bytes / 4 + 1);
@@ -58,7 +58,7 @@ class CodecContract : public ::testing::TestWithParam<Path> {
  protected:
   Growth growth() const { return {8, GetParam().threads}; }
 
-  // Compresses, checks what is said of the result, and returns what comes back.
+  // Compresses, checks the properties of the result, and returns the decompressed data.
   Data RoundTrip(const Data& data) {
     CompressedData compressed(pool_);
     codec_.Compress(data, compressed);
@@ -68,7 +68,8 @@ class CodecContract : public ::testing::TestWithParam<Path> {
     Data out(data.size(), std::byte{0xa5});
     codec_.Decompress(compressed, out);
 
-    // The simplest way to say it: one thread without vectors. Each reads what the other wrote.
+    // Compare with the simplest codec, which has one thread and no vectors. Each codec reads the
+    // data that the other wrote.
     ZeroValueCodec plain({8, 1}, CodecPath::kScalar);
     Data again(data.size(), std::byte{0x5a});
     plain.Decompress(compressed, again);
@@ -123,7 +124,7 @@ TEST_P(CodecContract, BitsThatAreNotNumbers) {
       0x80000000U,               // negative zero
       1U,          0x807fffffU,  // denormals
       0x7f800001U,               // a signalling NaN
-      0x7fc12345U, 0xffffffffU,  // quiet ones with payloads
+      0x7fc12345U, 0xffffffffU,  // quiet NaNs with payloads
       0x7f800000U, 0U,          0U, 0U, std::bit_cast<uint32_t>(-1.5F)};
   std::vector<uint32_t> words;
   for (size_t i = 0; i < 6000; ++i) words.push_back(some[i % some.size()]);
@@ -133,7 +134,7 @@ TEST_P(CodecContract, BitsThatAreNotNumbers) {
   EXPECT_EQ(RoundTrip(negative_zeros), negative_zeros);
 }
 
-// Each position of a group, alone.
+// The only word that is not zero is tried at each position of a group.
 TEST_P(CodecContract, OneWord) {
   for (size_t i = 0; i < 70; ++i) {
     std::vector<uint32_t> words(70);
@@ -153,13 +154,13 @@ TEST_P(CodecContract, AnyAddress) {
     Data out(data.size() + shift + 64, std::byte{0x77});
     codec_.Decompress(compressed, std::span(out).subspan(shift, data.size()));
     EXPECT_TRUE(std::equal(data.begin(), data.end(), out.begin() + static_cast<ptrdiff_t>(shift)));
-    // Nothing around it was written.
+    // The bytes around the output were not written.
     for (size_t i = 0; i < shift; ++i) ASSERT_EQ(out[i], std::byte{0x77});
     for (size_t i = shift + data.size(); i < out.size(); ++i) ASSERT_EQ(out[i], std::byte{0x77});
   }
 }
 
-// Large enough to be written past the caches.
+// The data are large enough to be written past the caches.
 TEST_P(CodecContract, Megabytes) {
   Data data = Random((size_t{5} << 20) + 8, 0.5);
   std::fill(data.begin() + 100000, data.begin() + 1000000, std::byte{0});
@@ -174,22 +175,22 @@ TEST_P(CodecContract, HoldsWholeBlocksAndGivesThemBack) {
   EXPECT_EQ(block, RoundUp(Bytes((4 << 20) / (8 * GetParam().threads)), Bytes::KiB(4)));
   EXPECT_EQ(compressed.held().count() % block.count(), 0);
   EXPECT_LT(compressed.held(), Bytes::MiB(2));
-  // The model of the simulator knows the same.
+  // The simulator's model computes the same size.
   const double density =
       static_cast<double>(compressed.nonzero()) / static_cast<double>(compressed.words());
   EXPECT_EQ(CompressedSize(compressed.original(), density, growth()), compressed.held());
-  codec_.Compress(data, compressed);  // in the same blocks
+  codec_.Compress(data, compressed);  // reuses the same blocks
   EXPECT_EQ(pool_.peak(), compressed.held());
   compressed.Clear();
   EXPECT_EQ(pool_.in_use(), Bytes(0));
   EXPECT_EQ(compressed.held(), Bytes(0));
 }
 
-// A chunk as mask and words, and as the words are.
+// At density 0.5 a chunk is stored as mask and words, at density 1 as its plain words.
 TEST_P(CodecContract, NoticesEveryBitThatHasChangedInMemory) {
   for (const double density : {0.5, 1.0}) {
     const Data data = Random(1400, density);
-    // The block that the data will lie in: a pool gives the one that it got.
+    // The block that will hold the data: a pool gives out the block that was returned to it.
     ZeroValueCodec codec({1, 1}, GetParam().path);
     const Bytes size = Growth{1, 1}.BlockSize(Bytes(1400));
     BlockPool::Memory memory = pool_.Take(size);

@@ -1,7 +1,7 @@
-// mmCNN on real bytes: whatever the limit and the legal order of execution, every feature map has
-// the bits of the undivided network in core. That a division which is wrong is found out is the
-// last test. Narrow networks and two of the zoo here; all of it where SPILLWAY_WHOLE_ZOO is 1, one
-// where it is a name.
+// mmCNN on real bytes: for every limit and legal order of execution, each feature map has the bits
+// of the undivided network in core. The last tests show that wrong divisions are detected. By
+// default, narrow networks and two networks of the zoo run. With SPILLWAY_WHOLE_ZOO=1 the whole zoo
+// runs; with a network's name, only that network.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -35,11 +35,12 @@ namespace {
 
 using ::testing::IsEmpty;
 
-// By layer: a hash of its output, to which each element adds by its place in the whole map.
+// For each layer, a hash of its output. Each element contributes according to its place in the
+// whole map.
 using Maps = std::vector<uint64_t>;
 
-// Adds what an op of a divided trace has put out: some channels, some rows. `height` is that of the
-// whole map.
+// Adds the output of an op of a divided trace, which has some channels and some rows, to `hash`.
+// `height` is the height of the whole map.
 void AddTo(uint64_t& hash, const Tensor& y, int64_t height, std::span<const std::byte> bytes) {
   const std::vector<int64_t>& shape = y.shape;
   const int64_t channels = shape.size() > 1 ? shape[1] : 1;
@@ -58,9 +59,9 @@ void AddTo(uint64_t& hash, const Tensor& y, int64_t height, std::span<const std:
   }
 }
 
-// Ops to whose outputs no later op of the trace adds.
+// Returns the names of the ops to whose outputs no later op adds.
 std::set<std::string> LastTerms(const Trace& trace) {
-  std::map<TensorId, std::string> last;  // by output
+  std::map<TensorId, std::string> last;  // output -> op
   for (const Op& op : trace.ops) last[op.outputs[0]] = op.name;
   std::set<std::string> names;
   for (const auto& [output, name] : last) names.insert(name);
@@ -118,7 +119,7 @@ class DividedInference : public ::testing::Test {
     return {std::move(outcome), std::move(maps)};
   }
 
-  // Compares runs in each amount of memory with one in core.
+  // Compares runs in each amount of memory with a run in core.
   void ExpectSameBits(const Trace& trace, const std::vector<Bytes>& memories,
                       std::initializer_list<std::optional<uint64_t>> drain_seeds) const {
     Policy in_core;
@@ -138,7 +139,8 @@ class DividedInference : public ::testing::Test {
     }
   }
 
-  // The least, some drawn between it and what the undivided network needs in core, and that.
+  // Returns the least memory, the memory that the undivided network needs in core, and `drawn`
+  // random amounts between the two.
   std::vector<Bytes> Limits(const Trace& trace, int drawn) const {
     Policy in_core;
     const Bytes least = LeastMmcnnMemory(trace, device_.alignment).size;
@@ -146,7 +148,7 @@ class DividedInference : public ::testing::Test {
     const Bytes most = RunPolicy(setup, in_core).report.metrics.peak_allocated;
     std::vector<Bytes> limits{least, std::max(least, most)};
     std::mt19937_64 random(trace.ops.size());
-    for (int i = 0; i < drawn; ++i) {  // most of them close to the least
+    for (int i = 0; i < drawn; ++i) {  // most amounts are close to the least
       const double share = std::pow(std::uniform_real_distribution<double>()(random), 2);
       const auto span = static_cast<double>((limits[1] - least).count());
       limits.push_back(least + Bytes(static_cast<int64_t>(share * span)));
@@ -177,8 +179,8 @@ TEST_F(DividedInference, SameBitsOnTheZoo) {
     const Trace trace = Lower(BuildNetwork(entry.name));
     std::vector<Bytes> limits = Limits(trace, whole ? 2 : 0);
     limits.erase(limits.begin() + 1);
-    if (!whole) limits[0] += Bytes(limits[0].count() / 4);  // few sums, which take long
-    // The trace with the sums of so many VGG layers is larger than a machine's memory.
+    if (!whole) limits[0] += Bytes(limits[0].count() / 4);  // few sums, because sums take long
+    // With sums, the trace of so many VGG layers is larger than a machine's memory.
     const bool deep = entry.name.starts_with("vgg") && trace.layers.size() > 300;
     if (deep) limits[0] = std::max(limits[0], Bytes::KiB(400));
     if (limits[0] < Bytes::MiB(200)) limits.push_back(Bytes::MiB(whole ? 200 : 20));
@@ -200,8 +202,8 @@ TEST_F(DividedInference, TheLeastMemoryIsTight) {
   }
 }
 
-// Rows are not enough: the image is larger than anything else and comes channel by channel, a pool
-// over a whole map of many channels runs in slices of them.
+// Dividing rows is not enough here. The image is larger than any other tensor and comes channel by
+// channel. A pool over a whole map of many channels runs in slices of channels.
 TEST_F(DividedInference, ChannelsAreDividedWhereRowsAreNotEnough) {
   Network network("wide", {8, 64, 64});
   LayerNode x = network.ConvRelu("conv", network.image(), ConvSpec::Square(8, 3, 2, 1));
@@ -234,10 +236,10 @@ TEST_F(DividedInference, AConvolutionAddsUpSlicesOfItsInputChannels) {
   divided.Validate();
   const auto added = static_cast<size_t>(std::ranges::count_if(divided.ops, AddsUp));
   EXPECT_GT(added, 64u);
-  // What is gathered for one output row is the same as the three rows beside it.
+  // The rows gathered for one output row are as large as the three rows that they are copied from.
   const Bytes three_rows(3 * 64 * 24 * 4);
   EXPECT_LT(least, 2 * three_rows);
-  // Each slice's weights are their own, and all of them together the layer's.
+  // Each slice has its own weights. All slices together have the weights of the layer.
   Bytes parts;
   const auto weight = std::ranges::find(divided.tensors, "conv2.weight", &Tensor::name);
   for (const Tensor& tensor : divided.tensors) {
@@ -249,8 +251,8 @@ TEST_F(DividedInference, AConvolutionAddsUpSlicesOfItsInputChannels) {
   ExpectSameBits(trace, Limits(trace, 1), {std::nullopt, 1});
 }
 
-// Rows of 17 floats: of four channels one begins at a multiple of 16 bytes. Each kind has costs of
-// its own.
+// Rows have 17 floats, so one of four channels begins at a multiple of 16 bytes. Aligned and
+// unaligned ops have separate costs.
 TEST_F(DividedInference, SignaturesTellWhereOperandsAreNotAligned) {
   const Trace trace = Lower(testing::DeepOn(17));
   const Bytes least = LeastMmcnnMemory(trace, device_.alignment).size;
@@ -266,7 +268,7 @@ TEST_F(DividedInference, SignaturesTellWhereOperandsAreNotAligned) {
   EXPECT_EQ(count[false], 3 * count[true]);
 }
 
-// Of any limit from the least one on, also where finer bands would need more.
+// This holds for every limit from the least memory on, even if finer bands would need more.
 TEST_F(DividedInference, WhatDivisionNeedsStaysWithinTheLimit) {
   const Trace trace = Lower(BuildNetwork("googlenet"));
   const Bytes least = LeastMmcnnMemory(trace, device_.alignment).size;
@@ -310,16 +312,18 @@ TEST_F(DividedInference, NothingIsDividedOrFetchedWhereAllFits) {
   EXPECT_EQ(outcome.report.metrics.prefetched, Bytes(0));
 }
 
-// What Algorithm 1 says of a chain of two convolutions in 40 KiB, on a device without alignment.
+// Checks the result of Algorithm 1 for a convolution and a linear layer in 40 KiB, on a device
+// without alignment.
 TEST_F(DividedInference, SlicesAreThoseOfAlgorithm1) {
   Network network("two", {16, 16, 16});
   network.SoftmaxLoss(
       "loss", network.Linear("fc", network.Conv("conv", 0, ConvSpec::Square(16, 3, 1, 1)), 10));
   const Trace trace = Lower(network);
-  // conv: maps 32 KiB, parameters 9280 B; 8 KiB are free, so two parts, fetched from the start. fc:
-  // maps 16 KiB and 40 B, parameters 163880 B; 24536 B are free, so seven parts, more than five.
+  // conv: maps 32 KiB, parameters 9280 B. 8 KiB are free, so the weights come in two parts, fetched
+  // from the start. fc: maps 16 KiB and 40 B, parameters 163880 B. 24536 B are free, so the weights
+  // would need seven parts, more than five.
   const spillway::DividedInference divided = DivideForMmcnn(trace, Bytes::KiB(40), Bytes(1));
-  // Two rows of weights are 32776 B, too much.
+  // Two rows of fc's weights have 32776 B, which do not fit.
   std::vector<std::string> names;
   for (const Op& op : divided.trace.ops) names.push_back(op.name);
   ASSERT_EQ(names.size(), 13);
@@ -333,10 +337,10 @@ TEST_F(DividedInference, SlicesAreThoseOfAlgorithm1) {
             "conv2d.fwd in=16x16x16 out=8x16x16 kernel=3x3 stride=1x1 pad=1x1 groups=1 bias=1");
   EXPECT_EQ(2 * divided.trace.ops[1].flops(), trace.ops[0].flops());
   const TensorId weight = *FindInput(divided.trace.ops[3], Role::kWeight);
-  EXPECT_EQ(divided.prefetch_from[Index(weight)], OpId{2});  // loads its own
+  EXPECT_EQ(divided.prefetch_from[Index(weight)], OpId{2});  // the layer loads its weights itself
 }
 
-// A policy that divides as mmcnn does, and then makes a mistake.
+// A policy that divides like mmcnn and then makes a mistake.
 class Mistaken final : public Policy {
  public:
   Mistaken(std::unique_ptr<Policy> sound, void (*mistake)(Trace&))
@@ -365,7 +369,7 @@ class Mistaken final : public Policy {
   void (*const mistake_)(Trace&);
 };
 
-// Moves a view, or a part, of the last divided layer by one channel.
+// Moves a view or a part of the last divided layer by one channel.
 template <std::optional<TensorId> Tensor::*kOf>
 void MoveByOneChannel(Trace& trace) {
   const auto last = std::find_if(trace.tensors.rbegin(), trace.tensors.rend(),
@@ -374,7 +378,8 @@ void MoveByOneChannel(Trace& trace) {
   last->offset -= Bytes(last->size.count() / last->shape[kOf == &Tensor::alias_of ? 1 : 0]);
 }
 
-// Leaves the row above out of what is gathered for a band, so that all are one too far down.
+// Leaves out the upper row when rows are gathered for a band, so that all gathered rows lie one row
+// too far down.
 void ForgetOneRowOfAHalo(Trace& trace) {
   const auto gather = std::find_if(trace.ops.rbegin(), trace.ops.rend(), [](const Op& op) {
     return op.type == OpType::kRows && op.IntAttribute("first_row") > 0;
@@ -383,7 +388,7 @@ void ForgetOneRowOfAHalo(Trace& trace) {
   SetAttribute(*gather, "first_row", gather->IntAttribute("first_row") + 1);
 }
 
-// Has a term overwrite what those before it have added up.
+// Makes a term overwrite the sum of the earlier terms.
 void OverwriteASum(Trace& trace) {
   const auto term = std::find_if(trace.ops.rbegin(), trace.ops.rend(), AddsUp);
   ASSERT_NE(term, trace.ops.rend());

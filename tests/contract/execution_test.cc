@@ -1,6 +1,6 @@
-// Policies on real bytes: whatever the policy, the budget and the legal order of execution,
-// training gives the same bits as in-core, takes the simulator's decisions and puts every tensor at
-// the simulator's offset. That these tests can fail is the subject of mutants_test.cc.
+// Policies on real bytes: for every policy, budget and legal order of execution, training gives the
+// bits of the in-core run. Decisions and offsets are the simulator's. mutants_test.cc shows that
+// these tests can fail.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,11 +28,11 @@ struct Case {
   Network (*network)();
   std::string allocator = "best-fit";
   std::string compression = {};
-  size_t pools = 0;  // besides the host's, the first of them small and fast
+  size_t pools = 0;  // outside pools in addition to the host's; the first is small and fast
 };
 
-// What a framework keeps for backward. Under sanitizers one: presets differ in traces, not in who
-// touches which memory.
+// A preset determines the tensors that a framework keeps for backward. Under sanitizers one preset
+// is enough: presets differ in traces, not in who touches which memory.
 constexpr const char* kPresets[] =
 #ifdef __SANITIZE_ADDRESS__
     {"torch"};
@@ -81,7 +81,7 @@ std::vector<Case> Cases() {
       cases.push_back({policy, "superneurons", network});
     }
   }
-  // One preset: an integer program is solved for every budget and order.
+  // One preset is enough, because an integer program is solved for every budget and order.
   for (const auto network : {testing::Chain, testing::ForkJoin, testing::Residual,
                              testing::Normalized, testing::Rectangular, testing::Dense}) {
     cases.push_back({"checkmate:searched=0", "torch", network});
@@ -171,7 +171,7 @@ TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {
   const Bytes bound = LayerBound(trace_, device_.alignment);
   int fitted = 0;
   int64_t stored = 0;
-  PoolUse beside;  // all pools but the host's
+  PoolUse beside;  // the sum over all pools except the host's
   for (const double factor : {1.0, 1.2, 1.5, 2.0, 4.0, 50.0}) {
     const Bytes memory(static_cast<int64_t>(static_cast<double>(bound.count()) * factor));
     spillway::Setup named = SetupFor(memory);
@@ -214,7 +214,7 @@ TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {
   EXPECT_EQ(beside.prefetched > Bytes(0), GetParam().pools > 0);
 }
 
-// Divides the batch of every convolution at random.
+// A policy that divides the batch of every convolution at random.
 class RandomMicroBatches final : public Policy {
  public:
   KernelPlan ChooseKernels(PolicyContext& context, OpId id) override {

@@ -1,6 +1,6 @@
-// Whatever fails, and whenever: the run ends with an error that says what failed, or goes on with
-// the right bits; nothing stays allocated, and the next run on the same pools is as good as the
-// first.
+// Tests that any fault at any time ends the run with an error that names the fault, or leaves it
+// with the right bits. Nothing stays allocated, and the next run on the same pools is as good as
+// the first.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -44,12 +44,12 @@ constexpr Bytes kMemory = Bytes::MiB(8);
 using NetworkMaker = Network (*)();
 
 struct Result {
-  std::optional<Report> report;  // unless something was thrown
-  std::string error;             // what an `EnvironmentError` said; any other one passes
+  std::optional<Report> report;  // unset if an exception was thrown
+  std::string error;             // message of an `EnvironmentError`; other exceptions pass
   std::vector<std::vector<uint64_t>> read;
 };
 
-// Pools that serve one run after the other, whatever became of the one before.
+// Pools that serve one run after another, however the previous run ended.
 class Rig {
  public:
   Rig(std::string policy, const Network& network, Bytes memory = kMemory)
@@ -134,8 +134,8 @@ class Rig {
   PolicyRegistry registry_;
 };
 
-// The least memory, in steps of a 64th of what the largest op needs, in which vdnn-dyn fits and
-// moves something; kMemory if there is none.
+// Returns the least memory, in steps of 1/64 of the largest op's need, in which vdnn-dyn fits and
+// moves something. Returns kMemory if there is none.
 Bytes TightMemory(const Network& network) {
   const Trace trace = LowerNetwork(network, {3, "vdnn", true});
   const Device device = testing::NarrowDevice();
@@ -157,7 +157,7 @@ class Faults : public ::testing::TestWithParam<std::tuple<std::string, NetworkMa
 TEST_P(Faults, EndInAClearErrorOrTheRightBits) {
   const auto& [policy, network, kind] = GetParam();
   const bool is_allocation = kind == FaultKind::kAllocation || kind == FaultKind::kHostAllocation;
-  // vdnn-dyn moves nothing where memory is ample.
+  // vdnn-dyn moves nothing if memory is ample.
   const bool tight = policy == "vdnn-dyn";
   Rig rig(policy, network(), tight ? TightMemory(network()) : kMemory);
   const Result reference = rig.ExecuteSound();
@@ -197,13 +197,13 @@ TEST_P(Faults, EndInAClearErrorOrTheRightBits) {
   RecordProperty("faults", struck);
   RecordProperty("survived", survived);
   fmt::print("{} faults, {} survived\n", struck, survived);
-  // There is an occasion for every kind, but where a policy moves nothing.
+  // Faults of every kind have occasions, except where a policy moves nothing.
   EXPECT_EQ(reference.report->metrics.offloaded > Bytes(0), policy != "liveness");
   if (reference.report->metrics.offloaded > Bytes(0) ||
       (kind != FaultKind::kCopy && kind != FaultKind::kHostAllocation)) {
     EXPECT_GE(struck, 5);
   }
-  // A full host pool is no reason to fail where there is room on the device.
+  // A full host pool must not end the run if the device has room.
   if (kind == FaultKind::kHostAllocation && !tight) {
     EXPECT_EQ(survived, struck);
   }
@@ -227,7 +227,7 @@ INSTANTIATE_TEST_SUITE_P(
                                          FaultKind::kExecution)),
     [](const auto& test) { return NameOf(test.param); });
 
-// A host pool without a byte: nothing can be sent away, and nothing else goes wrong.
+// The host pool has no free byte, so nothing can be offloaded. Nothing else goes wrong.
 TEST(FaultTest, AFullHostPoolIsSurvived) {
   for (const char* policy : {"vdnn-all", "random"}) {
     Rig rig(policy, testing::ForkJoin());
@@ -243,8 +243,7 @@ TEST(FaultTest, AFullHostPoolIsSurvived) {
   }
 }
 
-// An allocation that fails in a prefetch makes it say false: the run is another one, not a wrong
-// one.
+// If its allocation fails, Prefetch returns false. The run then differs, but it is not wrong.
 TEST(FaultTest, APrefetchWithoutABlockSaysFalse) {
   Rig rig("vdnn-all", testing::Chain());
   int said_false = 0;

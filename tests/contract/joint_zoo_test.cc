@@ -1,7 +1,7 @@
-// No built-in policy is faster than `joint` in the same memory, and in the geometric mean at 30 %
-// the fastest of them is a tenth slower: on some networks here, on the whole zoo where
-// SPILLWAY_WHOLE_ZOO is set. What it takes on recorded networks in little memory, and where an
-// allocator makes iterations differ.
+// Tests that no built-in policy is faster than `joint` in the same memory, and that at 30 % the
+// fastest other policy is a tenth slower in the geometric mean. By default some networks run; with
+// SPILLWAY_WHOLE_ZOO set, the whole zoo runs. Further tests run recorded networks in little memory,
+// and an allocator that makes iterations differ.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ std::vector<std::string> Workloads() {
   return workloads;
 }
 
-// nullopt: it does not fit.
+// Returns the iteration time, or nullopt if the run does not fit.
 std::optional<Duration> IterationOf(const Scenario& scenario, const std::string& policy) {
   const Report report = scenario.Play(policy).report;
   return report.fits() ? std::optional(report.metrics.iteration) : std::nullopt;
@@ -67,12 +67,13 @@ TEST(JointOnTheZoo, IsNeverSlowerThanAnotherPolicyInTheSameMemory) {
   EXPECT_GE(faster, 1.1);
 }
 
-// In hardly any room it takes all of the search: that what leaves lies apart, and beginnings in a
-// little less memory on ResNet-50; on DenseNet-40 that plans go on being scheduled as they were.
+// With hardly any spare memory, these limits need the whole search. ResNet-50 needs plans that
+// place leaving storages apart from kept ones, and searches that begin from plans for a little less
+// memory. DenseNet-40 needs derived plans that are scheduled by the profile of their origin.
 TEST(JointOnRecordings, TakesLittleLongerThanInCore) {
   struct Case {
     std::string workload, memory, policy;
-    double most;  // times in core
+    double most;  // as a multiple of the in-core time
   };
   std::vector<Case> cases{{"resnet50:64", "1100MiB", "joint", 1.185},
                           {"densenet40:256", "10%", "joint:effort=1000", 1.45}};
@@ -91,7 +92,8 @@ TEST(JointOnRecordings, TakesLittleLongerThanInCore) {
   }
 }
 
-// Where segments go back and forth in each iteration, the first one says little of the others.
+// If segments are taken and given back in each iteration, the first iteration tells little about
+// the others.
 TEST(JointOnPytorch, PlansAreJudgedByTheirSteadyIterations) {
   const Trace trace = LoadWorkload("resnet18:16", {"torch", true});
   const auto iteration = [&](const std::string& allocator) {

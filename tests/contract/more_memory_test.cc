@@ -1,6 +1,7 @@
-// More memory makes no policy slower that claims to choose the fastest of its ways: on a grid of
-// 10 % from the floor of layer-wise policies to the in-core peak. On some workloads here, on the
-// whole zoo too where SPILLWAY_WHOLE_ZOO is set. The papers' own rules make no such claim.
+// Tests that more memory slows down no policy that claims to choose the fastest of its ways. The
+// grid has steps of 10 % from the floor of layer-wise policies to the in-core peak. By default some
+// workloads run; with SPILLWAY_WHOLE_ZOO set, the whole zoo runs too. The papers' own rules make no
+// such claim.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -25,7 +26,8 @@ struct Case {
 };
 
 std::vector<Case> Cases() {
-  // Each was slower with more memory when only the given memory was tried: up to 5.7 %.
+  // Each of these cases was up to 5.7 % slower with more memory when only the given memory was
+  // tried.
   std::vector<Case> cases{{"resnet50:64", "a100"},
                           {"vgg16:256", "h200"},
                           {"googlenet:128", "k40c"},

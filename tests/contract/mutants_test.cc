@@ -1,5 +1,6 @@
-// The tests can fail: each mutant here breaks one rule of the seam, as a wrapper around sound
-// parts, and what the suites look at (bits, order, overlaps, parity) must tell.
+// Shows that the tests can fail. Each mutant breaks one rule between runtime, allocator and
+// backend, as a wrapper around sound parts. The properties that the suites check (bits, order,
+// overlaps, parity) must reveal it.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,8 +32,8 @@ using ::testing::IsEmpty;
 
 constexpr Bytes kMemory = Bytes::MiB(64);
 
-// Sends every activation away after each forward op that reads it and never fences: all that stands
-// between it and wrong bits are the runtime's own waits.
+// A policy that offloads and releases every activation after each forward op that reads it, and
+// never fences. Only the runtime's own waits prevent wrong bits.
 class EagerPolicy final : public Policy {
  public:
   void AfterOp(PolicyContext& context, OpId op) override {
@@ -49,7 +50,7 @@ class Mutants : public ::testing::Test {
  protected:
   struct Result {
     Report report;
-    std::vector<std::vector<uint64_t>> read;  // by op: see MixingOps
+    std::vector<std::vector<uint64_t>> read;  // per op; see MixingOps
     std::vector<std::string> violations;
 
     bool in_order() const {
@@ -80,7 +81,7 @@ class Mutants : public ::testing::Test {
     return spillway::Run(parts, options);
   }
 
-  // On the CPU, behind the backend that `wrap` makes of it.
+  // Executes on the CPU, through the backend that `wrap` returns.
   template <typename Wrap>
   Result Execute(std::optional<uint64_t> drain_seed, Allocator& arena, Wrap wrap) const {
     testing::MixingOps ops(trace_);
@@ -99,8 +100,8 @@ class Mutants : public ::testing::Test {
   }
   static ForwardingBackend AsItIs(Backend& backend) { return ForwardingBackend(backend); }
 
-  // Out of 30 legal orders of a mutant's commands, several must show wrong bits, and several a
-  // wrong order.
+  // In 30 legal orders of a mutant's commands, several must show wrong bits, and several a wrong
+  // order.
   template <typename Wrap>
   void ExpectNoticed(Wrap wrap) const {
     const Result reference = Execute(std::nullopt, AsItIs);
@@ -130,7 +131,7 @@ TEST_F(Mutants, SoundRunsAgreeInEveryOrder) {
 
 // --- Lost waits ---------------------------------------------------------------------------------
 
-// Passes everything on but the waits of one cause.
+// A backend that drops the waits of one cause and passes on everything else.
 class LosesWaits final : public ForwardingBackend {
  public:
   LosesWaits(Backend& backend, WaitCause lost) : ForwardingBackend(backend), lost_(lost) {}
@@ -157,8 +158,8 @@ class LosesWaits final : public ForwardingBackend {
 
 class LostWaits : public Mutants, public ::testing::WithParamInterface<WaitCause> {};
 
-// kFetch: a kernel does not wait for its input. kSource: a copy does not wait for what it copies.
-// kMemory: memory is used again whatever its earlier owners still do.
+// kFetch: a kernel does not wait for its input. kSource: a copy does not wait for its source.
+// kMemory: memory is used again without waiting for its earlier owners.
 INSTANTIATE_TEST_SUITE_P(ByCause, LostWaits,
                          ::testing::Values(WaitCause::kFetch, WaitCause::kSource,
                                            WaitCause::kMemory));
@@ -169,8 +170,8 @@ TEST_P(LostWaits, AreSeenInTheBitsAndInTheOrder) {
 
 // --- A hazard map that ignores reads ------------------------------------------------------------
 
-// Waits for the memory that a command writes only as far as earlier commands wrote it too: those
-// that only read it are not waited for.
+// A backend that waits only for earlier commands that wrote the memory a command writes. It does
+// not wait for commands that only read it.
 class IgnoresReads final : public ForwardingBackend {
  public:
   using ForwardingBackend::ForwardingBackend;
@@ -214,7 +215,7 @@ class IgnoresReads final : public ForwardingBackend {
     });
   }
 
-  // Each memory wait goes back to the newest command of its stream that wrote the same bytes.
+  // Each memory wait is moved back to the newest command of its stream that wrote the same bytes.
   const std::vector<Wait>& ForWrites(std::span<const Wait> waits, const Writes& writes) {
     kept_.clear();
     for (Wait wait : waits) {
@@ -240,8 +241,8 @@ TEST_F(Mutants, AHazardMapWithoutReadsIsSeenInTheBitsAndInTheOrder) {
 
 // --- Release on completion ----------------------------------------------------------------------
 
-// A device on which a command has completed once `lag` more have been issued: how fast it is, seen
-// from the host.
+// A device on which a command has completed once `lag` more commands were issued. The lag is the
+// speed of the device as the host sees it.
 class Progress final : public ForwardingBackend {
  public:
   Progress(Backend& backend, size_t lag) : ForwardingBackend(backend), lag_(lag) {}
@@ -264,7 +265,8 @@ class Progress final : public ForwardingBackend {
   size_t issued_ = 0;
 };
 
-// Memory is free when the commands issued before have completed, not when it is given back.
+// An allocator that frees memory when the commands issued before `Free` have completed, not at the
+// call of `Free`.
 class FreesOnCompletion final : public ForwardingAllocator {
  public:
   FreesOnCompletion(Allocator& allocator, const Progress& progress)
@@ -296,12 +298,12 @@ TEST_F(Mutants, ReleaseOnCompletionBreaksParity) {
     FreesOnCompletion late(arena, progress);
     return Run(progress, mutant ? static_cast<Allocator&>(late) : arena).placements;
   };
-  // Sound: equal on both backends, however fast they are.
+  // Sound parts give equal placements on both backends, however fast the backends are.
   const auto sound = placements(0, /*simulated=*/true, /*mutant=*/false);
   for (const size_t lag : {0, 1, 2, 4, 8}) {
     EXPECT_EQ(placements(lag, /*simulated=*/false, /*mutant=*/false), sound) << lag;
   }
-  // The mutant: equal at equal speed alone.
+  // The mutant gives equal placements only at equal speed.
   const auto fast = placements(0, /*simulated=*/true, /*mutant=*/true);
   EXPECT_EQ(placements(0, /*simulated=*/false, /*mutant=*/true), fast);
   for (const size_t lag : {1, 2, 4, 8}) {
@@ -311,21 +313,22 @@ TEST_F(Mutants, ReleaseOnCompletionBreaksParity) {
 
 // --- A release too early ------------------------------------------------------------------------
 
-// Gives one block back too early: before the last request that precedes its release, so that the
-// block's hazards do not exist yet when its bytes get their next owner. Which: the `victim`-th
-// release, in the order in which a sound run makes them.
+// An allocator that releases one block too early, before the last request that precedes its
+// release. The block's hazards do not exist yet when its bytes get their next owner. The block is
+// the `victim`-th release in the order of a sound run.
 class ReleasesEarly final : public ForwardingAllocator {
  public:
-  // The requests and releases of a run: requests are numbered, a release says whose it is.
+  // The requests and releases of a run. Requests are numbered, and a release names the request of
+  // its block.
   struct Script {
     struct Release {
-      size_t request;  // of the block
-      size_t before;   // requests made before it
+      size_t request;  // number of the block's request
+      size_t before;   // number of requests made before the release
     };
     std::vector<Release> releases;
   };
 
-  // Without a victim it only writes the script.
+  // Without a victim, the allocator only writes the script.
   ReleasesEarly(Allocator& allocator, Script& script, std::optional<size_t> victim)
       : ForwardingAllocator(allocator), script_(script), victim_(victim) {}
 
@@ -352,18 +355,19 @@ class ReleasesEarly final : public ForwardingAllocator {
     const size_t request = owner->first;
     held_.erase(owner);
     if (!victim_) script_.releases.push_back({request, requests_});
-    if (early_ && request == script_.releases[*victim_].request) return;  // it is free already
+    // The block is free already.
+    if (early_ && request == script_.releases[*victim_].request) return;
     ForwardingAllocator::Free(block);
   }
 
-  // Two live blocks shared bytes.
+  // Returns true iff two live blocks shared bytes.
   bool overlapped() const { return overlapped_; }
 
  private:
   Script& script_;
   const std::optional<size_t> victim_;
   size_t requests_ = 0;
-  std::map<size_t, Block> held_;  // by request
+  std::map<size_t, Block> held_;  // request -> block
   std::optional<Block> early_;
   bool overlapped_ = false;
 };

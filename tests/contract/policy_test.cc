@@ -1,5 +1,5 @@
-// One suite for every policy on networks of every topology: the checker is clean, the run is the
-// same twice, and more memory never turns a fit into a misfit.
+// One suite for every policy on networks of every topology. The checker finds no violation, two
+// runs are equal, and more memory never turns a fit into a misfit.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// PyTorch's caching allocator: its documented rules one by one, and all of them against a naive
-// model.
+// Tests PyTorch's caching allocator: its documented rules one by one, and all rules together
+// against a naive model.
 
 #include "sim/alloc/pytorch.h"
 
@@ -24,12 +24,12 @@ TEST(PyTorchTest, RoundsAndPoolsAsDocumented) {
   const auto allocator = MakeAllocator("pytorch", Bytes::GiB(1), Bytes(512));
   EXPECT_EQ(allocator->Allocate(Bytes(1))->size, Bytes(512));
   EXPECT_EQ(allocator->Reserved(), Bytes::MiB(2));
-  EXPECT_EQ(allocator->Allocate(Bytes::MiB(1))->offset, Bytes(512));  // the same small segment
+  EXPECT_EQ(allocator->Allocate(Bytes::MiB(1))->offset, Bytes(512));  // in the same small segment
   EXPECT_EQ(allocator->Reserved(), Bytes::MiB(2));
   EXPECT_EQ(allocator->Allocate(Bytes::MiB(1) + Bytes(1))->size, Bytes::MiB(1) + Bytes(512));
   EXPECT_EQ(allocator->Reserved(), Bytes::MiB(22));
-  // What is left of the large segment serves, a segment of its own is 2 MiB aligned, and what is
-  // too little to split off stays with the block.
+  // The rest of the large segment serves a request. A segment for one request is a multiple of 2
+  // MiB. A remainder too small to be split off stays with the block.
   EXPECT_EQ(allocator->Allocate(Bytes::MiB(15))->size, Bytes::MiB(15));
   EXPECT_EQ(allocator->Allocate(Bytes::KiB(11 * 1024 + 512))->size, Bytes::MiB(12));
   EXPECT_EQ(allocator->Reserved(), Bytes::MiB(34));
@@ -53,8 +53,8 @@ TEST(PyTorchTest, GivesIdleSegmentsBackWhenMemoryRunsOut) {
   allocator->Free(*c);
 }
 
-// 100 MiB cached serve 30 MiB, unless they are too large to split; then only one of the cached
-// segments goes back.
+// A cached block of 100 MiB serves 30 MiB, unless it is too large to split. In that case only one
+// of the cached segments is given back.
 TEST(PyTorchTest, LeavesOversizedBlocksWhole) {
   const auto run = [](const std::string& specification) {
     const auto allocator = MakeAllocator(specification, Bytes::MiB(140), Bytes(512));
@@ -74,16 +74,18 @@ TEST(PyTorchTest, ExpandsSegmentsInPlace) {
       MakeAllocator("pytorch:expandable_segments=true", Bytes::MiB(128), Bytes(512));
   const auto a = allocator->Allocate(Bytes::MiB(30));
   EXPECT_EQ(allocator->Reserved(), Bytes::MiB(40));
-  const auto b = allocator->Allocate(Bytes::MiB(50));  // 10 MiB are there, 40 more are mapped
+  // 10 MiB are mapped and free, 40 MiB more are mapped.
+  const auto b = allocator->Allocate(Bytes::MiB(50));
   EXPECT_EQ(b->offset, a->end());
   EXPECT_EQ(allocator->Reserved(), Bytes::MiB(80));
   allocator->Free(*a);
   allocator->Free(*b);
-  const auto c = allocator->Allocate(Bytes::MiB(100));  // the two have merged; 20 MiB more
+  // The two free blocks have merged; 20 MiB more are mapped.
+  const auto c = allocator->Allocate(Bytes::MiB(100));
   EXPECT_EQ(c->offset, a->offset);
   EXPECT_EQ(allocator->Reserved(), Bytes::MiB(100));
   allocator->Free(*c);
-  // Memory that the small pool needs comes from pages of the large one.
+  // The small pool takes memory from pages of the large pool.
   std::vector<Block> small;
   for (int i = 0; i < 40; ++i) small.push_back(*allocator->Allocate(Bytes::MiB(1)));
   EXPECT_EQ(allocator->Reserved(), Bytes::MiB(40));
@@ -117,12 +119,12 @@ TEST(PyTorchTest, RoundsUpInStepsThatDifferBySize) {
   EXPECT_EQ(size(list, Bytes::MiB(9)), Bytes::MiB(10));
   EXPECT_EQ(size(list, Bytes::MiB(17)), Bytes::MiB(24));
   EXPECT_EQ(size(list, Bytes::MiB(257)), Bytes::MiB(384));
-  // The first entry counts below its size too; a size that is left out is not rounded.
+  // The first entry also counts for smaller sizes. A size that the list leaves out is not rounded.
   const std::string gap = "pytorch:roundup_power2_divisions=[2:4,8:4]";
   EXPECT_EQ(size(gap, Bytes::KiB(513)), Bytes::KiB(640));
   EXPECT_EQ(size(gap, Bytes::MiB(5)), Bytes::MiB(5));
   EXPECT_EQ(size(gap, Bytes::MiB(11)), Bytes::MiB(12));
-  EXPECT_EQ(size(gap, Bytes::MiB(17)), Bytes::MiB(18));  // a segment of its own, of pages
+  EXPECT_EQ(size(gap, Bytes::MiB(17)), Bytes::MiB(18));  // in its own segment, of whole pages
 }
 
 TEST(PyTorchTest, RefusesSettingsThatPyTorchRefuses) {
@@ -156,10 +158,11 @@ TEST(PyTorchTest, RefusesSettingsThatPyTorchRefuses) {
 
 // --- Collection of garbage ----------------------------------------------------------------------
 
-// Segments in MiB, and how many requests ago they became free:
+// Segments in MiB, and how many requests ago they became free. At the last request, 12 is collected
+// because it is older than the mean of 1.5.
 //   request        12   14   16  -12   18  -14   20
 //   cached                       12:0 12:1 14:0 12:2, 14:1
-//   reserved       12   26   42   42   60   60   68, for 12 goes first: above the mean of 1.5
+//   reserved       12   26   42   42   60   60   68
 TEST(PyTorchTest, CollectsWhatIsOlderThanTheMeanAboveTheThreshold) {
   const auto run = [](const std::string& parameters) {
     const auto allocator = MakeAllocator("pytorch" + parameters, Bytes::MiB(100), Bytes(512));
@@ -169,25 +172,27 @@ TEST(PyTorchTest, CollectsWhatIsOlderThanTheMeanAboveTheThreshold) {
     allocator->Free(*a);
     allocator->Allocate(Bytes::MiB(18));
     allocator->Free(*b);
-    // Requests of the small pools are not counted: they do not make blocks any older.
+    // Requests of the small pool do not count and make no block older.
     for (int i = 0; i < 4; ++i) allocator->Free(*allocator->Allocate(Bytes(512)));
     allocator->Allocate(Bytes::MiB(20));
-    return allocator->Reserved() - Bytes::MiB(2);  // the small pool's segment
+    return allocator->Reserved() - Bytes::MiB(2);  // without the small pool's segment
   };
   EXPECT_EQ(run(""), Bytes::MiB(80));
   EXPECT_EQ(run(":garbage_collection_threshold=0.5"), Bytes::MiB(68));
-  // 62 MiB are reserved, those of the small pool included: not more than allowed.
+  // 62 MiB are reserved, including the small pool, not more than allowed.
   EXPECT_EQ(run(":garbage_collection_threshold=0.62"), Bytes::MiB(80));
   EXPECT_EQ(run(":garbage_collection_threshold=0.61"), Bytes::MiB(68));
-  // 12 has gone before 18 is taken, 14 before 20: passes go on while something is left.
+  // 12 is given back before 18 is taken, 14 before 20. Passes continue while cached segments are
+  // left.
   EXPECT_EQ(run(":garbage_collection_threshold=0.1"), Bytes::MiB(54));
   EXPECT_EQ(run(":garbage_collection_threshold=0.1,expandable_segments=true"),
             run(":expandable_segments=true"));
 }
 
+// Both cached segments are as old as the mean, so both are collected, though 12 alone would do.
 //   request        12   14   16  -12  -14   18   20
-//   cached                            12:0 12:1 12:2, 14:2: both are as old as the mean
-//   reserved       12   26   42   42   42   60   54, though 12 alone would have been enough
+//   cached                            12:0 12:1 12:2, 14:2
+//   reserved       12   26   42   42   42   60   54
 TEST(PyTorchTest, CollectsAllThatAreAsOldThoughFewerWouldDo) {
   const auto allocator =
       MakeAllocator("pytorch:garbage_collection_threshold=0.5", Bytes::MiB(100), Bytes(512));
@@ -202,7 +207,7 @@ TEST(PyTorchTest, CollectsAllThatAreAsOldThoughFewerWouldDo) {
   EXPECT_EQ(allocator->Reserved(), Bytes::MiB(54));
 }
 
-// What serves a request, and segments with live blocks, are not collected.
+// Cached blocks that serve a request, and segments with live blocks, are not collected.
 TEST(PyTorchTest, CollectsOnlyBeforeASegmentIsTaken) {
   const auto allocator =
       MakeAllocator("pytorch:garbage_collection_threshold=0.1", Bytes::MiB(100), Bytes(512));
@@ -210,7 +215,7 @@ TEST(PyTorchTest, CollectsOnlyBeforeASegmentIsTaken) {
   const auto b = allocator->Allocate(Bytes::MiB(12));
   allocator->Free(*a);
   allocator->Free(*b);
-  const auto c = allocator->Allocate(Bytes::MiB(13));  // from the 30 of a
+  const auto c = allocator->Allocate(Bytes::MiB(13));  // from the 30 MiB of a
   EXPECT_EQ(allocator->Reserved(), Bytes::MiB(42));
   allocator->Allocate(Bytes::MiB(40));  // only b is idle
   EXPECT_EQ(allocator->Reserved(), Bytes::MiB(70));
@@ -219,14 +224,14 @@ TEST(PyTorchTest, CollectsOnlyBeforeASegmentIsTaken) {
 
 // --- A naive model ------------------------------------------------------------------------------
 
-// The documented rules once more, over a list of segments, each a list of blocks.
+// The documented rules again, for a list of segments, each a list of blocks.
 class NaivePyTorch {
  public:
   NaivePyTorch(Bytes capacity, const PyTorch::Options& options)
       : capacity_(capacity), max_split_(options.max_split_size), options_(options) {}
 
-  // Size of the block and of all segments after the request; nullopt if it fails. A new segment
-  // lies at `address`.
+  // Returns the size of the block and of all segments after the request, or nullopt if it fails. A
+  // new segment lies at `address`.
   std::optional<std::pair<Bytes, Bytes>> Allocate(Bytes size, int id, Bytes address) {
     Bytes rounded = RoundUp(std::max(size, Bytes(1)), Bytes(512));
     int64_t power = 1;
@@ -284,7 +289,7 @@ class NaivePyTorch {
     }
   }
 
-  // Passes that gave something back.
+  // Returns the number of passes that gave something back.
   int collected() const { return collected_; }
 
  private:
@@ -292,7 +297,7 @@ class NaivePyTorch {
   struct Piece {
     int owner = kNobody;
     Bytes size;
-    int64_t since = 0;  // request of large blocks before which it became free
+    int64_t since = 0;  // number of large requests before it became free
   };
   struct Segment {
     bool small = false;
@@ -305,7 +310,7 @@ class NaivePyTorch {
     size_t index = 0;
   };
 
-  // The smallest that suffices, the lowest of equals.
+  // Returns the smallest sufficient block; of equal blocks, the lowest.
   BlockRef Find(Bytes size, bool small) {
     BlockRef best;
     Bytes best_size;
@@ -339,7 +344,7 @@ class NaivePyTorch {
     }
   }
 
-  // Whether as much went back.
+  // Gives idle oversized segments back. Returns true iff at least `wanted` bytes were given back.
   bool ReleaseOversized(Bytes wanted) {
     if (max_split_ == Bytes::Unlimited()) return false;
     const auto by_size = [](const Segment& a, const Segment& b) {
@@ -379,8 +384,8 @@ class NaivePyTorch {
 
   const Bytes capacity_, max_split_;
   const PyTorch::Options options_;
-  std::vector<Segment> segments_;  // by address
-  int64_t now_ = 0;                // requests of large blocks so far
+  std::vector<Segment> segments_;  // sorted by address
+  int64_t now_ = 0;                // number of large requests so far
   int collected_ = 0;
 };
 

@@ -1,6 +1,6 @@
-// Dropping activations and running forward ops again gives the bits of a run that keeps everything:
-// for batch normalisation, whose running statistics must move on once, and for dropout, whose mask
-// must be the same again.
+// Tests that evicting activations and running forward ops again gives the bits of a run that keeps
+// everything. The running statistics of batch normalisation must move only once, and the mask of
+// dropout must be the same again.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace {
 
 using ::testing::IsEmpty;
 
-// Drops every activation as soon as the op that wrote or read it has been issued.
+// A policy that evicts every activation as soon as the op that wrote or read it has been issued.
 class EvictEverything final : public Policy {
  public:
   void AfterOp(PolicyContext& context, OpId id) override {

@@ -1,6 +1,6 @@
-// Recorded programs on real bytes: under every policy the CPU backend, whose stand-ins hash all
-// that they read, ends with the parameters and optimizer state that the plain order gives, in the
-// order of issue and in two others, and decides and places as the simulator does.
+// Recorded programs on real bytes. Under every policy, the CPU backend ends with the parameters and
+// optimizer state of the plain order, both in the order of issue and in another legal order. Its
+// stand-ins hash all bytes that they read. Decisions and placements are the simulator's.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -44,7 +44,7 @@ Trace Import(const std::string& name) {
   return ImportStep(ReadKineto(kineto), ReadExecutionTrace(execution), options).trace;
 }
 
-// The same program on tensors of a four-thousandth.
+// Returns the same program on tensors of 1/4096 of their size.
 Trace Shrunk(Trace trace) {
   constexpr int64_t kFactor = 4096;
   for (Tensor& tensor : trace.tensors) {
@@ -62,7 +62,7 @@ Trace Shrunk(Trace trace) {
   return trace;
 }
 
-// Imported once.
+// Returns the recorded programs, which are imported once.
 const std::vector<Trace>& Programs() {
   static const std::vector<Trace> programs{Shrunk(Import("resnet50-b32")),
                                            Shrunk(Import("gpt2-b4s512"))};
@@ -73,7 +73,7 @@ class RecordedContract : public ::testing::TestWithParam<const char*> {
  protected:
   RecordedContract() { RegisterBuiltinPolicies(registry_); }
 
-  // Those that search or look at everything again and again have enough with the smaller one.
+  // For policies that search or that examine everything repeatedly, one program is enough.
   std::span<const Trace> programs() const {
     const std::string_view policy = GetParam();
     const bool slow = policy == "dtr" || policy.starts_with("joint");
@@ -122,7 +122,7 @@ TEST_P(RecordedContract, SameBitsDecisionsAndPlacements) {
       }
     }
   }
-  EXPECT_GE(fitted, 2 * std::ssize(programs()));  // in ample memory
+  EXPECT_GE(fitted, 2 * std::ssize(programs()));  // all runs in ample memory fit
 }
 
 }  // namespace

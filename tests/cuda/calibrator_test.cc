@@ -1,4 +1,4 @@
-// The calibrator on a real GPU: every timing is there, and the fits make a device.
+// Tests the calibrator on a real GPU: every timing exists, and the fits make a device.
 
 #include "backend/cuda/calibrator.h"
 

@@ -1,4 +1,4 @@
-// Convolutions on the GPU: every algorithm that cuDNN accepts against a naive reference.
+// Compares convolutions on the GPU with a naive reference, for every algorithm that cuDNN accepts.
 
 #include <gtest/gtest.h>
 
@@ -31,9 +31,9 @@ class ConvTest : public KernelsTest, public testing::WithParamInterface<referenc
             {"bias", bias ? 1.0 : 0.0}};
   }
 
-  // Runs the case with every candidate of each slot, the other slots by their first candidate,
-  // whole and in parts. An algorithm that cuDNN refuses after all is noted, not failed, unless none
-  // is left.
+  // Runs the case, whole and in parts, with every candidate of each slot. The other slots use their
+  // first candidate. An algorithm that cuDNN refuses at launch is noted. The test fails only if no
+  // algorithm of a slot passes.
   void CheckAllCandidates(const Case& test, const std::vector<Array>& want) {
     std::vector<std::vector<int64_t>> splits{{test.op.batch}};
     if (test.op.batch > 1) splits.push_back({test.op.batch - 1, 1});
@@ -66,7 +66,7 @@ class ConvTest : public KernelsTest, public testing::WithParamInterface<referenc
     }
   }
 
-  // The algorithms that cuDNN accepts for every part.
+  // Returns the algorithms that cuDNN accepts for every part.
   std::vector<std::string> Common(const Op& op, size_t slot, const std::vector<int64_t>& parts) {
     std::map<std::string, size_t> accepted;
     for (const int64_t batch : parts) {
@@ -126,7 +126,7 @@ TEST_P(ConvTest, BackwardMatchesReference) {
   }
 }
 
-// "3x13x11_to_8_kernel_3x3_stride_1x1_pad_1x1_groups_1_batch_3".
+// Returns a name such as "3x13x11_to_8_kernel_3x3_stride_1x1_pad_1x1_groups_1_batch_3".
 std::string ShapeName(const testing::TestParamInfo<reference::Conv>& info) {
   const reference::Conv& c = info.param;
   const auto pair = [](int a, int b) { return std::to_string(a) + "x" + std::to_string(b); };

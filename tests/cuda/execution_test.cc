@@ -1,5 +1,5 @@
-// Policies on a real GPU: the simulator's decisions and placements, and bits that depend on neither
-// policy nor memory.
+// Policies on a real GPU: decisions and placements are the simulator's, and the bits depend on
+// neither policy nor memory.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ namespace {
 
 using ::testing::IsEmpty;
 
-// Of every policy the fastest kernels, so that all runs compute the same.
+// Every policy uses the fastest kernels, so that all runs compute the same.
 constexpr const char* kPolicies[] = {"network-wide:algo=performance", "liveness:algo=performance",
                                      "vdnn-all:algo=performance", "vdnn-conv:algo=performance"};
 
@@ -49,7 +49,7 @@ class CudaExecution : public ::testing::TestWithParam<Network (*)()> {
     UseTraces(LowerNetwork(GetParam()(), {3, "torch", true}), {});
   }
 
-  // The trace that runs, and what a policy makes of it.
+  // Sets the trace to run. `rewritten` are the traces that policies make from it.
   void UseTraces(Trace trace, const std::vector<Trace>& rewritten) {
     trace_ = std::move(trace);
     RecordOptions record;
@@ -86,7 +86,7 @@ class CudaExecution : public ::testing::TestWithParam<Network (*)()> {
 INSTANTIATE_TEST_SUITE_P(All, CudaExecution, ::testing::Values(testing::Chain, testing::ForkJoin),
                          [](const auto& test) { return test.param().name(); });
 
-// Slices, bands and sums of mmcnn: other kernels, so that arithmetic may differ.
+// Slices, bands and sums of mmcnn use other kernels, so the arithmetic may differ.
 TEST_P(CudaExecution, InfersTheSameInTheLeastMemory) {
   for (const auto network : {GetParam(), &testing::Deep}) {
     const Trace whole = LowerNetwork(network(), {1, "torch", false});
@@ -130,7 +130,8 @@ TEST_P(CudaExecution, SameBitsDecisionsAndPlacementsUnderEveryPolicy) {
   EXPECT_GE(fitted, 6);
 }
 
-// Memory from the driver: by block, by segment, by page, and pages at two addresses.
+// The allocators take memory from the driver by block, by segment, by page, and by pages at two
+// addresses.
 TEST_P(CudaExecution, SameBitsUnderEveryAllocator) {
   const char* const policy = "vdnn-all:algo=performance";
   const Validation reference = Run(SetupFor(Bytes::GiB(1)), policy);
@@ -159,8 +160,8 @@ TEST_P(CudaExecution, TimelineOfCuptiIsInOrder) {
   }
 }
 
-// The host keeps feature maps compressed: the same bits, and the densities that the CPU backend
-// measures, up to where arithmetic differs.
+// The host keeps feature maps compressed. The bits are the same, and the densities agree with the
+// CPU backend's up to differences in arithmetic.
 TEST_P(CudaExecution, SameBitsWithCompression) {
   const char* const policy = "vdnn-all:algo=performance";
   const spillway::Setup plain = SetupFor(Bytes::GiB(1));

@@ -1,5 +1,5 @@
-// What the tests of the CUDA kernel layer share: a fixture that executes ops and compares the
-// results with references. Without a GPU every test is skipped.
+// The fixture of the CUDA kernel tests. It executes ops and compares the results with references.
+// Without a GPU every test is skipped.
 
 #ifndef SPILLWAY_TESTS_CUDA_KERNELS_FIXTURE_H_
 #define SPILLWAY_TESTS_CUDA_KERNELS_FIXTURE_H_
@@ -36,7 +36,7 @@ class KernelsTest : public testing::Test {
     }
   }
 
-  // Uniform in [-1, 1).
+  // Returns `count` uniform values in [-1, 1).
   Values Random(size_t count) {
     std::uniform_real_distribution<float> uniform(-1, 1);
     Values values(count);
@@ -44,8 +44,8 @@ class KernelsTest : public testing::Test {
     return values;
   }
 
-  // Executes the op; `parts` are the batches that each slot is split into, `algorithms` are by
-  // slot name, where not "default". Outputs start as NaN.
+  // Executes the op and returns its outputs, which start as NaN. `parts` are the batches into which
+  // each slot is split. `algorithms` maps slot names to algorithms other than "default".
   std::vector<Values> Run(const Case& test, const std::vector<int64_t>& parts,
                           const std::map<std::string, std::string>& algorithms = {}) {
     std::vector<DeviceBuffer> buffers;

@@ -1,4 +1,4 @@
-// The CUDA kernels of all ops but convolutions against naive references, on a real GPU.
+// Compares the CUDA kernels of all ops except convolutions with naive references, on a real GPU.
 
 #include "backend/cuda/kernels.h"
 
@@ -54,7 +54,8 @@ TEST_F(KernelsTest, Linear) {
 }
 
 TEST_F(KernelsTest, Pooling) {
-  // planes are set below; the second is a ceil-mode output, the third asymmetric, the last global.
+  // The loop sets `planes`. The second shape has a ceil-mode output, the third is asymmetric, the
+  // last global.
   const reference::Pool shapes[] = {
       {0, 8, 10, 4, 5, 2, 2, 2, 2, 0, 0}, {0, 12, 13, 6, 6, 3, 3, 2, 2, 0, 0},
       {0, 9, 7, 9, 4, 3, 2, 1, 2, 1, 1},  {0, 14, 14, 7, 7, 3, 3, 2, 2, 0, 0},
@@ -76,7 +77,7 @@ TEST_F(KernelsTest, Pooling) {
                                         {"pad_h", static_cast<double>(p.pad_h)},
                                         {"pad_w", static_cast<double>(p.pad_w)}};
       Values x = Random(p.in_size());
-      for (float& value : x) value = std::round(value * 4) / 4;  // ties
+      for (float& value : x) value = std::round(value * 4) / 4;  // makes ties
       const Values dy = Random(p.out_size()), old_dx = Random(p.in_size());
       Array y(p.out_size()), dx(p.in_size());
       if (max) {
@@ -230,7 +231,7 @@ TEST_F(KernelsTest, RowsOfBands) {
 }
 
 TEST_F(KernelsTest, Concat) {
-  for (const int plane : {4, 15}) {  // rows that are and are not multiples of 16 bytes
+  for (const int plane : {4, 15}) {  // row sizes that are and are not multiples of 16 bytes
     constexpr int kBatch = 3;
     const std::vector<int> channels{2, 5, 3};
     std::vector<Attribute> attributes{

@@ -1,4 +1,4 @@
-// The recorder on a real GPU.
+// Tests the recorder on a real GPU.
 
 #include "backend/cuda/recorder.h"
 
@@ -14,7 +14,7 @@
 namespace spillway {
 namespace {
 
-// A network of one convolution and a relu in place.
+// Returns a network of one convolution and a relu in place.
 Trace TinyTrace() {
   Trace trace;
   trace.name = "tiny:4";

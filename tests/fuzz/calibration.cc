@@ -1,7 +1,7 @@
-// Fuzz target: the reader of a calibration's measurements, and the fits behind it.
+// Fuzz target: the reader of a calibration's measurements, and the fits that use them.
 //
-// Accepted measurements are written and read back unchanged; the fits, and the device file that is
-// made of them, work or refuse the measurements.
+// Accepted measurements are written and read back unchanged. The fits, and the device file made
+// from them, work or refuse the measurements.
 
 #include <string>
 #include <vector>

@@ -13,7 +13,7 @@
 namespace spillway::fuzz {
 namespace {
 
-// Kernels in the order of a table.
+// Returns the key by which a table orders its kernels.
 auto KeyOf(const Kernel& kernel) {
   return std::tie(kernel.time, kernel.workspace, kernel.algorithm);
 }

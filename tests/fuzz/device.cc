@@ -1,7 +1,7 @@
 // Fuzz target: the device file reader.
 //
-// An accepted device has every number in its documented range, and can be computed with: cost laws,
-// copies and analytic kernel times of any size.
+// An accepted device has every number in its documented range. Cost laws, copies and analytic
+// kernel times of any size can be computed with it.
 
 #include <string>
 

@@ -1,5 +1,5 @@
-// Execution traces of PyTorch, imported with the profile of the small step: any file gives
-// `InputError` or a trace that is valid and whose ops take as long as the kernels.
+// Fuzz target: execution traces of PyTorch, imported with the profile of the small step. Any file
+// gives an `InputError`, or a valid trace whose ops take as long as the kernels.
 
 #include "tests/fuzz/recorded_step.h"
 

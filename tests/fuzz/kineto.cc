@@ -1,7 +1,8 @@
-// Traces of PyTorch's profiler, and what is imported with them: any two files give `InputError` or
-// a trace that is valid and whose ops take as long as the kernels.
+// Fuzz target: traces of PyTorch's profiler, imported with an execution trace. Any two files give
+// an `InputError`, or a valid trace whose ops take as long as the kernels.
 //
-// What stands behind a byte 0 is the execution trace, else it is that of the small step.
+// The execution trace is the text after the first byte 0, or the trace of the small step if there
+// is no byte 0.
 
 #include "tests/fuzz/recorded_step.h"
 

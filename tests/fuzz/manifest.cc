@@ -1,7 +1,7 @@
-// Fuzz target: what runs are repeated from: a manifest (`spillway replay-run`), and the decisions
-// of a run (`--kernels-from`).
+// Fuzz target: the files from which runs are repeated. These are a manifest (`spillway replay-run`)
+// and the decisions of a run (`--kernels-from`).
 //
-// Each input is handed to both readers; at most one of them takes it.
+// Each input is given to both readers, and at most one reader accepts it.
 
 #include "experiments/output/manifest.h"
 
@@ -14,7 +14,8 @@
 namespace spillway::fuzz {
 namespace {
 
-// Written and read again it is the same manifest, and names the same run.
+// Checks that writing a manifest and reading it again gives the same manifest and names the same
+// run.
 void CheckManifest(const Manifest& manifest) {
   const std::string text = FormatManifest(manifest);
   const Manifest again = ParseManifest(text, "again");

@@ -1,7 +1,7 @@
-// Fuzz target: an allocation log of any format, PyTorch's pickles above all.
+// Fuzz target: an allocation log of any format, above all PyTorch's pickles.
 //
-// What is read can be walked again with the same events, which keep the rules of the model, and
-// replayed on allocators that disagree about everything but what was requested.
+// An accepted log can be walked again with the same events, which keep the rules of the model. It
+// can be replayed on allocators that agree on nothing except the requested bytes.
 
 #include <algorithm>
 #include <memory>

@@ -1,7 +1,7 @@
 // Fuzz target: policy specifications and their parameters.
 //
-// Taking a specification apart loses nothing. Making a policy of it works or throws `UsageError`;
-// so does a policy with one parameter of every type. Plugins are never loaded.
+// Parsing a specification loses nothing. Making its policy works or throws `UsageError`. So does
+// making a policy with one parameter of every type. Plugins are never loaded.
 
 #include <memory>
 #include <string>
@@ -27,8 +27,8 @@ void RegisterAllTypes(PolicyRegistry& registry) {
   });
 }
 
-// The shortest specification that means `spec`. The name of a plugin's policy may only be left out
-// together with its colon if what follows cannot be taken for it.
+// Returns the shortest specification that means `spec`. The name of a plugin's policy and its colon
+// may be left out only if the parameters cannot be mistaken for a name.
 std::string Spell(const PolicySpec& spec) {
   std::string text = spec.plugin;
   const std::string first = spec.parameters.substr(0, spec.parameters.find(':'));
@@ -49,7 +49,7 @@ void CheckSpelling(std::string_view text) {
                  again.parameters == spec.parameters);
 }
 
-// True if `run` returns, false if it throws a `UsageError` with a message.
+// Returns true if `run` returns, and false if it throws a `UsageError` with a message.
 template <typename Run>
 bool IsUsable(const Run& run) {
   try {

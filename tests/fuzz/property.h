@@ -1,7 +1,8 @@
-// What the fuzz targets share: the one error that a reader may throw, and the place that it names.
+// Helpers that the fuzz targets share: the only error that a reader may throw, and the place that
+// it must name.
 //
-// A target is one function that runs one input; a broken property aborts through `SPILLWAY_CHECK`,
-// and any exception but the documented one ends the process.
+// A target is one function that runs one input. A broken property aborts through `SPILLWAY_CHECK`,
+// and any exception except the documented one ends the process.
 
 #ifndef SPILLWAY_TESTS_FUZZ_PROPERTY_H_
 #define SPILLWAY_TESTS_FUZZ_PROPERTY_H_
@@ -23,7 +24,8 @@ inline std::string_view Text(const uint8_t* data, size_t size) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
-// Takes "N:", N from 1, off the front of `text`.
+// Removes "N:" with N >= 1 from the front of `text`. Returns false, and changes nothing, if `text`
+// does not begin so.
 inline bool TakeNumber(std::string_view& text) {
   size_t number = 0;
   const char* const end = text.data() + text.size();
@@ -33,8 +35,9 @@ inline bool TakeNumber(std::string_view& text) {
   return true;
 }
 
-// True for "ORIGIN:LINE:COLUMN: ..", and for "ORIGIN: .." with `whole` behind it: an error that
-// concerns the file as a whole, or names what it is instead. An empty `whole` takes any.
+// Returns true for "ORIGIN:LINE:COLUMN: ..", and for "ORIGIN: .." followed by `whole` or by "this
+// is ". An error of the second form concerns the file as a whole, or names its real format. An
+// empty `whole` allows any text.
 inline bool NamesPlace(std::string_view message, std::string_view origin, std::string_view whole) {
   if (!message.starts_with(origin)) return false;
   message.remove_prefix(origin.size());
@@ -47,7 +50,8 @@ inline bool NamesPlace(std::string_view message, std::string_view origin, std::s
   return TakeNumber(message) && TakeNumber(message) && message.starts_with(' ');
 }
 
-// True if `run` returns, false if it throws an `InputError` that names its place; see `NamesPlace`.
+// Returns true if `run` returns, and false if it throws an `InputError`. Aborts if the error does
+// not name its place; see `NamesPlace`.
 template <typename Run>
 bool Accepts(std::string_view origin, std::string_view whole, const Run& run) {
   try {
@@ -59,7 +63,8 @@ bool Accepts(std::string_view origin, std::string_view whole, const Run& run) {
   }
 }
 
-// As `Accepts`, for steps behind the reader, whose errors need not name a place in the file.
+// Returns true if `run` returns, and false if it throws an `InputError`. Use it for steps after the
+// reader, whose errors need not name a place in the file.
 template <typename Run>
 bool Runs(const Run& run) {
   try {

@@ -1,5 +1,5 @@
-// What the targets of PyTorch's traces share: a small step of a training, recorded by both its
-// recorders, and what must hold of the import of any two files.
+// Helpers for the targets of PyTorch's traces: a small training step, recorded by both of PyTorch's
+// recorders, and the properties of the import of any two files.
 
 #ifndef SPILLWAY_TESTS_FUZZ_RECORDED_STEP_H_
 #define SPILLWAY_TESTS_FUZZ_RECORDED_STEP_H_
@@ -14,7 +14,7 @@
 
 namespace spillway::fuzz {
 
-// y = mm(x, w), its backward and the update of w.
+// The step computes y = mm(x, w), its backward and the update of w.
 constexpr std::string_view kKineto =
     R"json({"deviceProperties": [{"id": 0, "name": "GPU"}], "traceEvents": [
 {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "tid": 1, "ts": 10.000, "dur": 9.000,
@@ -88,7 +88,7 @@ inline void CheckImport(const KinetoTrace& kineto, const ExecutionTrace& executi
   SPILLWAY_CHECK(ParseTrace(text, "trace") == trace);
 }
 
-// Reads both and puts them together.
+// Reads both texts and imports them together.
 inline void Import(std::string_view kineto_text, std::string_view execution_text) {
   std::optional<KinetoTrace> kineto;
   std::optional<ExecutionTrace> execution;

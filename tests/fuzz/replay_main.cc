@@ -1,8 +1,8 @@
 // Runs a fuzz target over the files of a corpus, for builds without libFuzzer.
 //
 // usage: fuzz_TARGET FILE-OR-DIRECTORY...
-// Files of a directory come in the order of their names. Fails if there is no file at all, as a
-// test over nothing would prove nothing. Memory is bounded as it is under the fuzzer: an input that
+// Files of a directory run in the order of their names. The program fails if there is no file,
+// because a test over nothing proves nothing. Memory is limited as under the fuzzer: an input that
 // needs more ends the process.
 
 #include <sys/resource.h>
@@ -45,7 +45,7 @@ std::string ReadBytes(const std::filesystem::path& path) {
 }  // namespace
 
 #ifdef __SANITIZE_ADDRESS__
-// AddressSanitizer reserves more address space than any limit, but has a limit of its own.
+// AddressSanitizer reserves more address space than any limit, so its own limit is set instead.
 extern "C" const char* __asan_default_options() { return "max_allocation_size_mb=256"; }
 #endif
 
@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
     for (const std::filesystem::path& path : FilesOf(argv[i])) {
       const std::string bytes = ReadBytes(path);
       std::printf("%s\n", path.c_str());
-      std::fflush(stdout);  // the last name printed is that of the input that crashed
+      std::fflush(stdout);  // the last name printed is the input that crashed
       LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
       ++count;
     }

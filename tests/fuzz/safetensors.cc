@@ -1,7 +1,7 @@
 // Fuzz target: the reader of safetensors files.
 //
-// The tensors of an accepted file lie in it, have the size of their shapes, do not overlap, and
-// with the header make up all of it.
+// The tensors of an accepted file lie within the file, have the sizes of their shapes and do not
+// overlap. Together with the header they fill the file.
 
 #include "traces/base/safetensors.h"
 

@@ -1,7 +1,7 @@
-// Fuzz target: the trace reader, and what trusts a trace that it accepted.
+// Fuzz target: the trace reader, and the code that trusts an accepted trace.
 //
-// An accepted trace is written and read back unchanged. Its liveness agrees with a naive walk, and
-// the analytic cost models either know each slot's time or refuse the op.
+// An accepted trace is written and read back unchanged. Its liveness agrees with a naive walk. The
+// analytic cost models either know each slot's time or refuse the op.
 
 #include <algorithm>
 #include <string>
@@ -68,7 +68,7 @@ void CheckCosts(const Trace& trace, const Device& device) {
   }
 }
 
-// A device with every algorithm; `library` selects the generation of the formulas.
+// Returns a device with every algorithm. `library` selects the generation of the formulas.
 Device AnyDevice(std::string library) {
   Device device;
   device.name = "any";

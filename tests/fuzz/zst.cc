@@ -1,7 +1,8 @@
-// Fuzz target: files of any kind on their way into memory, Zstandard above all.
+// Fuzz target: reading files of any kind into memory, above all Zstandard.
 //
-// What is read stays within the limit and within what so many bytes may hold, is what they give a
-// second time, and survives being written compressed. Traces are read from it as `ReadTrace` does.
+// The contents stay within the limit and within the most that a file of this size may hold. A
+// second reading gives the same contents. They survive being written compressed. Traces are read
+// from the file in the way of `ReadTrace`.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -41,7 +42,8 @@ class MemoryFile {
   int fd_;
 };
 
-// The file that contents are written to and read back from; removed at the end of the process.
+// The file to which contents are written and from which they are read back. It is removed at the
+// end of the process.
 class ScratchFile {
  public:
   ScratchFile()

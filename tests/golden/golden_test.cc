@@ -1,5 +1,5 @@
-// Whole reports as text, compared with files: what one build prints, every build prints. Run with
-// SPILLWAY_UPDATE_GOLDEN=1 to write the files anew, and read the difference.
+// Compares whole reports, as text, with files: every build prints the same. With
+// SPILLWAY_UPDATE_GOLDEN=1 the test writes the files anew; read the difference.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ struct GoldenCase {
   std::string file;
   Network (*network)();
   std::string policy;
-  double memory;  // as a multiple of the layer bound; 0 for unlimited
+  double memory;  // a multiple of the layer bound; 0 for unlimited memory
   const char* preset = "vdnn";
 };
 

@@ -1,5 +1,5 @@
-// offload-largest: sends the largest activations to the host between their last use in forward and
-// their first in backward, and asks for them back a few ops early.
+// offload-largest: offloads the largest activations between their last use in forward and their
+// first use in backward, and prefetches them a few ops early.
 
 #include <algorithm>
 #include <cstdint>
@@ -29,7 +29,7 @@ class OffloadLargest final : public spillway::Policy {
     chosen_.assign(trace.tensors.size(), false);
     wanted_at_.assign(trace.ops.size(), {});
 
-    // Storages, largest first; of equal ones the first in the trace.
+    // Storages, largest first; equal sizes stay in the order of the trace.
     std::vector<TensorId> activations;
     for (size_t i = 0; i < trace.tensors.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
@@ -43,7 +43,8 @@ class OffloadLargest final : public spillway::Policy {
     activations.resize(std::min(activations.size(), static_cast<size_t>(count_)));
     for (const TensorId id : activations) chosen_[Index(id)] = true;
 
-    // Where each chosen one is used first in backward, less the head start.
+    // The op at which each chosen storage is prefetched: its first use in backward minus the head
+    // start.
     std::vector<bool> seen(trace.tensors.size(), false);
     for (size_t i = 0; i < trace.ops.size(); ++i) {
       if (trace.ops[i].phase != Phase::kBackward) continue;
@@ -58,7 +59,8 @@ class OffloadLargest final : public spillway::Policy {
 
   void BeforeOp(PolicyContext& context, OpId op) override {
     for (const TensorId storage : wanted_at_[Index(op)]) {
-      // False where there is no room yet: the runtime then fetches it when it is needed.
+      // Prefetch returns false if there is no room yet. The runtime then fetches the storage on
+      // demand.
       if (context.Where(storage) == Residency::kOutside) context.Prefetch(storage);
     }
   }

@@ -30,7 +30,7 @@ class OutOfTreeTest(unittest.TestCase):
         cls.directory = tempfile.TemporaryDirectory(prefix="spillway-out-of-tree-")
         cls.addClassCleanup(cls.directory.cleanup)
         cls.top = pathlib.Path(cls.directory.name).resolve()
-        # Installed in one place and moved to another, as packages are.
+        # The tree is installed in one place and moved to another, like a package.
         cls.command(CMAKE, "--install", BUILD, "--prefix", str(cls.top / "staging"))
         cls.prefix = cls.top / "moved" / "spillway"
         cls.prefix.parent.mkdir()
@@ -164,7 +164,7 @@ class OutOfTreeTest(unittest.TestCase):
         self.fails(2, "the plugin has 2 policies, name one: ./throws.so:NAME (valid: throws, lies)",
                    "./throws.so:how=room")
 
-    # --- Plugins that do not ----------------------------------------------------------------------
+    # --- Plugins that do not work -----------------------------------------------------------------
 
     def test_what_is_no_plugin_is_bad_input(self):
         (self.plugins / "text.so").write_text("not a shared object, but long enough to look\n" * 9,
@@ -194,7 +194,8 @@ class OutOfTreeTest(unittest.TestCase):
         message = self.fails(3, "./wrong_build_tag.so: the plugin was built with another compiler, "
                                 "this program with ", "./wrong_build_tag.so")
         self.assertRegex(message, r"with \S+ \d+, lib\S+ .*, Spillway \d+\.\d+\.\d+")
-        # Its objects have another layout; that it hides no symbols must not hide that.
+        # The library's containers have another layout in this plugin. Its visible symbols must not
+        # hide the difference.
         self.fails(3, "in debug mode, Spillway", "./debug_mode.so")
         message = self.fails(3, "undefined symbol", "./debug_mode_with_containers.so:throws")
         self.assertIn("another compiler, C++ library or version of Spillway? This program has g++",

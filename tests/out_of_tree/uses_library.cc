@@ -1,4 +1,4 @@
-// Prints the parameters and optimizer state of a network, and where its device file was found.
+// Prints the number of ops of a network and the memory of a device.
 
 #include <cstdio>
 

@@ -1,4 +1,4 @@
-// Kernel times that papers print, against the analytic model of their GPU.
+// Compares kernel times that papers print with the analytic model of their GPU.
 
 #include <gtest/gtest.h>
 
@@ -14,8 +14,8 @@ double Milliseconds(const std::string& operation) {
 }
 
 // vDNN++, Table I: pooling 3 ms, 1x1 19 ms, 3x3 80 ms, 5x5 200 ms, transfer 62 ms. We read the
-// times as forward and backward together, and the transfer as out and back: 411 MB in 31 ms are
-// what the link of the machine can do, and 3 ms of pooling what its memory can.
+// times as forward and backward together, and the transfer as out and back. The link of the machine
+// can move 411 MB in 31 ms, and its memory allows pooling in 3 ms.
 TEST(VdnnppTableOneTest, LayersTakeWhatThePaperPrints) {
   const auto items = testing::Select("vdnnpp-Tab1");
   EXPECT_EQ(items.size(), 5u);

@@ -1,5 +1,5 @@
-// Tables 4 and 5 of SuperNeurons (Wang et al., PPoPP 2018): the frameworks go as deep and as wide
-// in the paper's order.
+// Tests Tables 4 and 5 of SuperNeurons (Wang et al., PPoPP 2018): the order of the frameworks by
+// depth and by width is the paper's.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ TEST(LimitItemsTest, AreAskedForByTheirNames) {
   const auto table4 = Select("superneurons-Tab4");
   const auto table5 = Select("superneurons-Tab5");
   EXPECT_EQ(table4.size(), 5u + 1);
-  EXPECT_EQ(table5.size(), 6u * (5 + 1) - 2);  // "N/A" twice
+  EXPECT_EQ(table5.size(), 6u * (5 + 1) - 2);  // two cells are "N/A"
   EXPECT_EQ(Select("superneurons-limits").size(), table4.size() + table5.size());
   EXPECT_EQ(table4[0].value.item, "Tab4 Caffe");
   EXPECT_EQ(table4[0].value.printed, "148");

@@ -1,4 +1,5 @@
-// What the mmCNN paper prints of schedules and memory, and u-cuDNN of workspaces.
+// Tests the schedules and memory that the mmCNN paper prints, and the workspaces that u-cuDNN
+// prints.
 
 #include <gtest/gtest.h>
 
@@ -9,7 +10,7 @@ namespace {
 
 using testing::Select;
 
-// How many items of a request are judged; each has to agree.
+// Returns the number of judged items of a request. Each judged item has to agree.
 int Judged(const std::string& request) {
   int judged = 0;
   for (const PaperItem& item : Select(request)) {
@@ -30,7 +31,7 @@ TEST(MmcnnPaperTest, EveryPrintedNumberIsReproduced) {
   EXPECT_EQ(Judged("mmcnn-Tab2"), 9);
 }
 
-// Limits and networks that the paper does not have; one with branches has no such table.
+// The paper does not have these limits and networks. A network with branches has no such table.
 TEST(MmcnnPaperTest, OtherLimitsAndNetworksAreComputedToo) {
   const auto ours = [](const std::string& item) { return Reproduce(Select(item).at(0)).ours; };
   EXPECT_LE(ours("Tab4 AlexNet layer 17 @20 MB").value(), 20);
@@ -39,7 +40,7 @@ TEST(MmcnnPaperTest, OtherLimitsAndNetworksAreComputedToo) {
   EXPECT_FALSE(ours("Tab4 AlexNet layer 22 @20 MB"));
 }
 
-// Fig. 9 is a plot: transfers grow as memory shrinks, and the time with them.
+// Fig. 9 is a plot: transfers and time grow as memory shrinks.
 TEST(MmcnnPaperTest, LessMemoryTakesMoreTransfersAndTime) {
   for (const std::string network : {"AlexNet", "VGG-S", "VGG-D19"}) {
     double transfers = 0, time = 0;

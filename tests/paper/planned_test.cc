@@ -1,6 +1,6 @@
-// The allocator `planned` needs at most 1.01 times the largest sum of live bytes of the run in the
-// same memory: on some networks here, on the whole zoo, with a known gap, where SPILLWAY_WHOLE_ZOO
-// is set.
+// Tests that the allocator `planned` needs at most 1.01 times the largest sum of live bytes of the
+// run in the same memory. By default some networks run. With SPILLWAY_WHOLE_ZOO set, the whole zoo
+// runs, with a known gap.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -56,7 +56,7 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
         const PolicyMaker make = [&] { return registry.Make(policy); };
         spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited(), "planned"};
         for (const char* memory : {"unlimited", "30%"}) {
-          // What leaves depends on what is free: they fill whatever memory a plan leaves them.
+          // These policies react to free memory, so they fill whatever memory a plan leaves them.
           const bool reacts =
               entry.name == "dtr" || entry.name == "capuchin" || entry.name == "checkmate";
           if (reacts && memory != std::string_view("unlimited")) continue;
@@ -64,7 +64,8 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
           const AllocationPlan plan = PlanFor(setup, make);
           const std::string what =
               fmt::format("{}, {}, {}, {}", GetParam(), preset.name, policy, memory);
-          // Gaps: policies that keep memory full, on networks with forks (sim/alloc/README.md).
+          // Known gaps: policies that keep memory full, on networks with forks
+          // (sim/alloc/README.md).
           const int percent = WholeZoo() ? 107 : 101;
           EXPECT_LE(plan.height.count() * 100, plan.bound.count() * percent) << what;
           if (plan.height.count() * 100 > plan.bound.count() * 101) {
@@ -74,11 +75,12 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
                 what);
           }
           const bool fits = plan.height <= setup.memory;
-          // What is near the bound is not good enough before it fits.
+          // A plan near the bound must also fit into the memory.
           if (!WholeZoo() && plan.height.count() * 1000 <= plan.bound.count() * 1001) {
             EXPECT_LE(plan.height, setup.memory) << what;
           }
-          // What does not fit is planned again for less memory, which takes minutes if it misses.
+          // A plan that does not fit is computed again for less memory, which takes minutes if it
+          // fails.
           if (!fits && WholeZoo()) continue;
           spillway::Setup with_plan = setup;
           with_plan.plan = std::make_shared<const AllocationPlan>(plan);

@@ -1,4 +1,4 @@
-// Tables II and V of vDNN++: fragmentation, by the requests that its authors' code makes.
+// Tests Tables II and V of vDNN++: the fragmentation under the requests of the authors' code.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ struct Net {
   std::vector<Layer> layers;
 };
 
-// 227 x 227, ungrouped, no LRN, no dropout.
+// AlexNet on 227 x 227 images, ungrouped, without LRN and dropout.
 Net AlexNet(int64_t batch) {
   return {batch,
           3 * 227 * 227,
@@ -57,8 +57,8 @@ class Iteration {
   struct Options {
     Mode mode;
     bool prefetch_first = true;
-    bool kept_high = false;       // the X of layers that are not offloaded get the high hint
-    bool leaks_the_image = true;  // it is requested again in backward though never freed
+    bool kept_high = false;       // X of layers that are not offloaded gets the high hint
+    bool leaks_the_image = true;  // backward requests it again, though it was never freed
   };
 
   Iteration(const Net& net, const Options& options)
@@ -84,7 +84,7 @@ class Iteration {
     return set;
   }
 
-  // X of layer i; that of the layer after the last is the result.
+  // Returns the size of X of layer i. X of the layer after the last one is the result.
   Bytes SizeOfX(size_t i) const {
     return Bytes(4 * net_.batch * (i == 0 ? net_.image : net_.layers[i - 1].y));
   }
@@ -103,7 +103,7 @@ class Iteration {
     }
   }
 
-  // vDNN, Fig. 10.
+  // Returns the layer whose X must be prefetched; see vDNN, Fig. 10.
   std::optional<size_t> ToPrefetch(size_t layer) const {
     for (size_t i = layer; i-- > 0;) {
       if (offloaded_[i] && !x_[i]) return i;
@@ -151,7 +151,7 @@ int64_t Floor(Bytes size, double weights) { return static_cast<int64_t>(size.mib
 struct Row {
   Iteration::Mode mode;
   int64_t aggregate;
-  int64_t best_fit[2], high_end[2];  // prefetch-first, derivative-first
+  int64_t best_fit[2], high_end[2];  // {prefetch-first, derivative-first}
 };
 
 TEST(VdnnppTableV, AlexNetWithMemoryOptimalAlgorithms) {
@@ -173,7 +173,8 @@ TEST(VdnnppTableV, AlexNetWithMemoryOptimalAlgorithms) {
   }
 }
 
-// CNMeM starts with the aggregate and grows by what fails. The image is freed like all others.
+// CNMeM starts with the aggregate and grows by the requests that fail. The image is freed like all
+// other tensors.
 TEST(VdnnppTableII, AlexNetWithMemoryOptimalAlgorithms) {
   constexpr double kWeights = 240, kRest = 177.9;
   const Net net = AlexNet(128);
@@ -193,13 +194,14 @@ TEST(VdnnppTableII, AlexNetWithMemoryOptimalAlgorithms) {
   }
 }
 
-// Section III-B: no placement of these requests keeps to the most that they hold at once, 4 units
-// of 3 thirds each. a_ij comes before d_i and goes with d_j; sizes by i are 3, 1, 2 and 6 thirds.
+// Section III-B: no placement of these requests stays within the most bytes that they hold at once,
+// 4 units of 3 thirds each. Block a_ij is requested before d_i and freed with d_j. The sizes for i
+// = 1 to 4 are 3, 1, 2 and 6 thirds.
 //
 //   before d1  |a11  |a12  |a13  |a14  |
-//   before d2  |22 23 24|a12|a13  |a14  |   a12 and a22 go: side by side, or 33 and 34 do not fit
-//   before d3  |33.34.| .. |a13 |a14 | ..   then 13, 23 and 33 together, or 44 does not
-//   before d4  |44..........|a14 24 34|     all in any order: the three demands exclude each other
+//   before d2  |22 23 24|a12|a13  |a14  |   a12, a22 go: side by side, else 33 and 34 do not fit
+//   before d3  |33.34.| .. |a13 |a14 | ..   a13, a23, a33 go: together, else 44 does not fit
+//   before d4  |44..........|a14 24 34|     in any order: the three demands exclude each other
 AllocationLog UnavoidablyFragmented() {
   constexpr std::array kThirds{3, 1, 2, 6};
   AllocationLog log;
@@ -211,7 +213,8 @@ AllocationLog UnavoidablyFragmented() {
   return log;
 }
 
-// Whether the blocks from `next` on, in the order of their requests, have places in `height`.
+// Returns true iff the blocks after the placed ones, in the order of their requests, have places
+// below `height`. `offsets` holds the places found so far.
 bool HasPlaces(const std::vector<LiveInterval>& blocks, std::vector<int64_t>& offsets,
                int64_t height) {
   const size_t next = offsets.size();
@@ -245,10 +248,10 @@ TEST(VdnnppSectionIIIB, SomeRequestsCannotAvoidFragmentation) {
   EXPECT_EQ(packing.height, Bytes(height));
 }
 
-// Section IV-B: A1(5) A2(2) A3(1) D2 A4(1) D1 D3 A5(8) by best fit.
+// Section IV-B: best fit serves A1(5) A2(2) A3(1) D2 A4(1) D1 D3 A5(8).
 //
 //   in 9   |A1...|A2|3|.|  A4 takes the last unit: then A1 to A3 leave 8 units in one piece
-//   in 11  |A1...|A2|3|...|  A4 takes one of A2's two units, and splits what is free into 5 and 5
+//   in 11  |A1...|A2|3|...|  A4 takes one of A2's two units: the free memory is split in 5 and 5
 TEST(VdnnppSectionIVB, ALargerPoolCanServeLess) {
   AllocationLog log;
   const uint32_t a1 = log.Allocate(Bytes(5)), a2 = log.Allocate(Bytes(2)),

@@ -1,5 +1,5 @@
-// What the SuperNeurons paper prints, and what it claims: that the peak comes down to max(l_i), and
-// that the tensor cache moves nothing while the network fits.
+// Tests the numbers that the SuperNeurons paper prints, and its claims: the peak comes down to
+// max(l_i), and the tensor cache moves nothing while the network fits.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -43,15 +43,17 @@ TEST(SuperNeuronsPaperTest, EveryPrintedNumberIsReproduced) {
   EXPECT_GE(judged, 30);
 }
 
-// Of a residual network: speed-centric rebuilds each dropped output that backward reads once. A
-// block has five: a batch normalisation and a ReLU after each of two convolutions, and the ReLU
-// after the sum. Beside the blocks there are three in the first segment and the last pool.
+// In a residual network, the speed-centric strategy rebuilds each dropped output that backward
+// reads once. A block has five such outputs: a batch normalisation and a ReLU after each of two
+// convolutions, and the ReLU after the sum. Outside the blocks there are three in the first segment
+// and the last pool.
 TEST(SuperNeuronsPaperTest, TableOneFollowsFromTheRules) {
   for (const auto& [network, blocks] :
        {std::pair{"ResNet50", 16}, {"ResNet101", 33}, {"ResNet152", 50}, {"resnet(1,2,1,1)", 5}}) {
     const std::string prefix = std::string("Tab1 ") + network + " extra ";
     EXPECT_EQ(Ours(prefix + "(speed-centric)"), 5 * blocks + 4) << network;
-    // A segment of n rebuilds n (n + 1) / 2, but for the batch normalisation that reads conv1.y.
+    // A segment of n outputs rebuilds n (n + 1) / 2, except for the batch normalisation that reads
+    // conv1.y.
     EXPECT_EQ(Ours(prefix + "(mem-centric)"), 7 * blocks + 6) << network;
     EXPECT_EQ(Ours(prefix + "(cost-centric)"), 5 * blocks + 5) << network;
   }
@@ -74,8 +76,8 @@ TEST(SuperNeuronsPaperTest, OtherNetworksAreComputedToo) {
   }
 }
 
-// "A training iteration consists of 1 -> 23 forward steps and 24 -> 46 backward steps." The most
-// tensors are live at step 25, not where the most bytes are.
+// "A training iteration consists of 1 -> 23 forward steps and 24 -> 46 backward steps." Step 25 has
+// the most live tensors, but not the most live bytes.
 TEST(SuperNeuronsPaperTest, FigureTenHasFortySixStepsOfThreeTechniques) {
   EXPECT_EQ(Select("superneurons-Fig10").size(), 46u * 3 * 2);
   double most = 0;
@@ -84,7 +86,7 @@ TEST(SuperNeuronsPaperTest, FigureTenHasFortySixStepsOfThreeTechniques) {
     const double liveness = Ours("Fig10 liveness" + end), offload = Ours("Fig10 offload" + end),
                  recompute = Ours("Fig10 recompute" + end);
     EXPECT_LE(offload, liveness) << step;
-    // Where a segment is rebuilt, more is held than where it was kept, until it is used up.
+    // A backward step that rebuilds a segment may hold more than if the segment had been kept.
     if (step <= 23) {
       EXPECT_LE(recompute, offload) << step;
     }
@@ -96,8 +98,8 @@ TEST(SuperNeuronsPaperTest, FigureTenHasFortySixStepsOfThreeTechniques) {
 constexpr std::array kFigureNetworks{"AlexNet",  "VGG16",     "InceptionV4",
                                      "ResNet50", "ResNet101", "ResNet152"};
 
-// Table 2: "the speedups on nonlinear networks are more significant than linear networks", and grow
-// with the depth.
+// Table 2: "the speedups on nonlinear networks are more significant than linear networks". They
+// also grow with the depth.
 TEST(SuperNeuronsPaperTest, ThePoolHelpsDeepNetworksMost) {
   const auto speedup = [](const std::string& network) {
     const double cuda = Ours("Tab2 " + network + " CUDA"), pool = Ours("Tab2 " + network + " Ours");
@@ -113,8 +115,8 @@ TEST(SuperNeuronsPaperTest, ThePoolHelpsDeepNetworksMost) {
   EXPECT_GT(speedup("ResNet152"), speedup("ResNet101"));
 }
 
-// Table 3: no copies up to 896 images; without the cache they "linearly increase along batch
-// sizes": all five convolutions' outputs there and back.
+// Table 3: with the cache there are no copies up to 896 images. Without it copies "linearly
+// increase along batch sizes": the outputs of all five convolutions, out and back.
 TEST(SuperNeuronsPaperTest, WithoutTheCacheCopiesGrowWithTheBatch) {
   for (const int batch : {256, 384, 512, 640, 896}) {
     const std::string item = "Tab3 AlexNet(" + std::to_string(batch) + ")";
@@ -124,7 +126,7 @@ TEST(SuperNeuronsPaperTest, WithoutTheCacheCopiesGrowWithTheBatch) {
   }
 }
 
-// Section 2.1 and Fig. 2.
+// Section 2.1 and Fig. 2: workspaces cost memory and save time.
 TEST(SuperNeuronsPaperTest, WorkspacesCostMemoryAndSaveTime) {
   for (const std::string network : kFigureNetworks) {
     const std::string item = "Fig2 " + network + (network == "AlexNet" ? " B=200 " : " B=32 ");
@@ -133,9 +135,9 @@ TEST(SuperNeuronsPaperTest, WorkspacesCostMemoryAndSaveTime) {
   }
 }
 
-// Fig. 8 and its text: convolutions take over half of the time (section 3.5), the forward steps of
-// POOL, ACT, LRN and BN under a tenth (3.4), DROPOUT and SOFTMAX less than 1 % of the memory each,
-// and so does FC (3.3.1).
+// Fig. 8 and its text: convolutions take over half of the time (section 3.5). The forward steps of
+// POOL, ACT, LRN and BN take under a tenth (3.4). DROPOUT, SOFTMAX and FC take less than 1 % of the
+// memory each (3.3.1).
 TEST(SuperNeuronsPaperTest, TimeAndMemoryByLayerType) {
   const std::array types{"CONV", "POOL",    "ACT",    "BN",   "LRN", "DROPOUT",
                          "FC",   "SOFTMAX", "CONCAT", "JOIN", "FORK"};
@@ -160,7 +162,7 @@ TEST(SuperNeuronsPaperTest, TimeAndMemoryByLayerType) {
   }
 }
 
-// The shares of time are those of the kernels of a simulated iteration in core.
+// The shares of time equal the shares of the kernels in a simulated in-core iteration.
 TEST(SuperNeuronsPaperTest, TimeByLayerTypeIsThatOfASimulatedIteration) {
   const Device device = LoadDevice("k40c");
   const RooflineCostModel cost(device);
@@ -200,7 +202,7 @@ TEST(SuperNeuronsPaperTest, TheCacheSavesUpToAThird) {
   }
 }
 
-// Fig. 12: "the most workspace for the maximal speed at batch 100", less of it at 300.
+// Fig. 12: "the most workspace for the maximal speed at batch 100", and less workspace at 300.
 TEST(SuperNeuronsPaperTest, WorkspacesGiveWayInASmallPool) {
   const auto total = [](const std::string& setup, const char* column) {
     double sum = 0;
@@ -217,7 +219,7 @@ TEST(SuperNeuronsPaperTest, WorkspacesGiveWayInASmallPool) {
   EXPECT_GT(Ours("Fig12 AlexNet(300) 5GB img/s"), Ours("Fig12 AlexNet(300) 3GB img/s"));
 }
 
-// Fig. 13 at the batches of Table 5, where MXNet has none for Inception v4.
+// Fig. 13 uses the batches of Table 5, in which MXNet has no batch for Inception v4.
 TEST(SuperNeuronsPaperTest, TableFiveInMemory) {
   EXPECT_EQ(Ours("Fig13 ResNet50 Caffe x"), 1);
   EXPECT_GT(Ours("Fig13 ResNet50 SuperNeurons x"), Ours("Fig13 ResNet50 TensorFlow x"));
@@ -266,8 +268,8 @@ class K40Test : public ::testing::Test {
   PolicyRegistry registry_;
 };
 
-// Section 3.4: "peak_m = max(l_i)". With first fit in blocks of 1 KiB a tenth more, with pages that
-// are stitched a fiftieth.
+// Section 3.4: "peak_m = max(l_i)". First fit in blocks of 1 KiB needs at most a tenth more,
+// stitched pages a fiftieth.
 TEST_F(K40Test, EverythingOnComesDownToTheLargestLayer) {
   for (const std::string network :
        {"AlexNet", "VGG16", "ResNet50", "ResNet101", "ResNet152", "InceptionV4", "DenseNet121"}) {
@@ -276,8 +278,8 @@ TEST_F(K40Test, EverythingOnComesDownToTheLargestLayer) {
   }
 }
 
-// And not in some arenas only: statistics must not cut them into pieces, and an op's own inputs
-// must not be dropped to be rebuilt beside its outputs.
+// A network that fits in little memory fits in any larger memory. Statistics must not cut an arena
+// into pieces, and an op's own inputs must not be evicted and rebuilt beside its outputs.
 TEST_F(K40Test, WhatFitsInLittleMemoryFitsInMore) {
   for (const char* workload : {"vgg16@227:32", "resnet50@227:32", "densenet121:32"}) {
     const Trace trace = LoadWorkload(workload, {"superneurons", true});
@@ -314,7 +316,7 @@ TEST_F(K40Test, TheCacheMovesNothingWhileTheNetworkFits) {
   }
 }
 
-// Under pressure a cache moves less than sending everything at once does.
+// Under pressure a cache moves less than a policy that offloads everything at once.
 TEST_F(K40Test, TheCacheMovesLessThanEagerOffloading) {
   const Trace trace = LoadWorkload("alexnet-227:200", {"superneurons", true});
   const Bytes eager =
@@ -328,7 +330,7 @@ TEST_F(K40Test, TheCacheMovesLessThanEagerOffloading) {
   }
 }
 
-// Section 3.5: workspaces shrink with the memory that is left, and with them the speed.
+// Section 3.5: if less memory is free, workspaces shrink and kernels become slower.
 TEST_F(K40Test, DynamicWorkspacesUseWhatIsFree) {
   const Trace trace = LoadWorkload("alexnet-227:200", {"superneurons", true});
   const auto compute = [&](const std::string& policy, Bytes memory) {

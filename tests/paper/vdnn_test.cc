@@ -1,4 +1,4 @@
-// What the vDNN paper prints, and what it claims, on the model of its GPU.
+// Tests the numbers that the vDNN paper prints, and its claims, on the model of its GPU.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -65,7 +65,7 @@ class TitanXTest : public ::testing::Test {
   PolicyRegistry registry_;
 };
 
-// Section V-A: the baseline cannot train these, dynamic vDNN can.
+// Section V-A: the baseline cannot train these networks, dynamic vDNN can.
 TEST_F(TitanXTest, DynTrainsWhatTheBaselineCannot) {
   for (const char* workload : {"vgg19:128", "vgg19:256"}) {
     EXPECT_FALSE(Run(workload, "network-wide:algo=performance").fits()) << workload;
@@ -84,7 +84,7 @@ TEST_F(TitanXTest, DynIsNeverSlowerThanTheLeastMemory) {
   }
 }
 
-// Section V-C: networks that fit are not slowed down.
+// Section V-C: dynamic vDNN does not slow down networks that fit.
 TEST_F(TitanXTest, DynOffloadsNothingWhereTheNetworkFits) {
   for (const char* workload : {"alexnet:128", "overfeat:128", "googlenet:128", "vgg19:64"}) {
     EXPECT_EQ(Run(workload, "vdnn-dyn").metrics.offloaded, Bytes(0)) << workload;

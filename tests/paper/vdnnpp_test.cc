@@ -1,4 +1,4 @@
-// What the vDNN++ paper prints, and what it claims, on the model of its larger GPU.
+// Tests the numbers that the vDNN++ paper prints, and its claims, on the model of its larger GPU.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ using ::testing::IsEmpty;
 using testing::ReproduceOne;
 using testing::Select;
 
-// Tables II and V and the pinned sizes, to the printed digit whatever the evidence.
+// Tables II and V and the pinned sizes agree to the printed digit, whatever their evidence.
 TEST(VdnnppPaperTest, EveryPrintedNumberIsReproduced) {
   int judged = 0;
   for (const PaperItem& item : Select("vdnnpp")) {
@@ -35,13 +35,13 @@ TEST(VdnnppPaperTest, EveryPrintedNumberIsReproduced) {
     EXPECT_EQ(result.rel_error, 0) << item.value.item << ": " << *result.ours_exact;
     ++judged;
   }
-  EXPECT_EQ(judged, 57 + 11);  // and Table III
+  EXPECT_EQ(judged, 57 + 11);  // 11 items come from Table III
 }
 
-// The paper's closing wish: try orders and algorithms, and choose. At all rows of Table V that are
-// printed the choice is at least as good as the best cell.
+// The paper closes with the wish to try orders and algorithms, and to choose. In each printed row
+// of Table V the choice is at least as good as the best cell.
 TEST(VdnnppPaperTest, AutoIsNeverWorseThanTheBestCellOfItsRow) {
-  std::map<std::string, double> best;  // by row
+  std::map<std::string, double> best;  // row -> its best cell
   for (const PaperItem& item : Select("vdnnpp")) {
     const PaperValue& value = item.value;
     if (!value.item.starts_with("Tab5 ") || value.item.ends_with("aggregate")) continue;
@@ -100,7 +100,8 @@ TEST(VdnnppPaperTest, FiguresAreListsOfItems) {
   }
 }
 
-// An item whose row a table has is that table's: these are on the smaller GPU.
+// An item that is a row of a table uses the table's GPU. The row of AlexNet(128) is on the smaller
+// GPU.
 TEST(VdnnppPaperTest, FigureNineHasTwoGpus) {
   const auto device = [](const std::string& item) { return Select(item).at(0).machine.device; };
   EXPECT_EQ(device("Fig9 AlexNet(256) all(m) vDNN"), "gtx_1080ti");
@@ -116,8 +117,8 @@ TEST(VdnnppPaperTest, FigureNineHasTwoGpus) {
   }
 }
 
-// Section V-C: 36 % of AlexNet's pinned memory are saved and 67 % of VGG-16's. The densities are
-// those of the authors' test; the sizes follow from mask and blocks.
+// Section V-C: compression saves 36 % of AlexNet's pinned memory and 67 % of VGG-16's. The
+// densities come from the authors' test; the sizes follow from mask and blocks.
 TEST(VdnnppPaperTest, SavingsOfCompressionAreThoseOfTheAuthorsDensities) {
   const auto ours = [](const std::string& item) { return ReproduceOne(item).ours; };
   const auto exact = [](const std::string& item) { return *ReproduceOne(item).ours_exact; };
@@ -134,17 +135,18 @@ TEST(VdnnppPaperTest, SavingsOfCompressionAreThoseOfTheAuthorsDensities) {
     const bool derived = value.item.ends_with("size");
     EXPECT_EQ(value.evidence, derived ? "" : "x") << value.item;
   }
-  // pool2 is filled to 60 %, five eighths of it are taken, and a mask of one bit in 32.
+  // pool2 has a density of 60 %, so five eighths are taken, and a mask of one bit in 32.
   EXPECT_DOUBLE_EQ(ours("Fig10 AlexNet(128) pool2 density").value(), 60);
   EXPECT_NEAR(ours("Fig10 AlexNet(128) pool2 ratio").value(), 0.625 + 0.03125, 1e-9);
-  // Half of the parts of conv1, filled to 50 %, overflow the fourth eighth.
+  // Half of the parts of conv1, whose density is 50 %, overflow the fourth eighth.
   EXPECT_NEAR(ours("Fig10 AlexNet(128) conv1 ratio").value(), 0.5625 + 0.03125, 1e-9);
   EXPECT_NEAR(ours("Fig10 AlexNet(128) conv1 ratio75").value(), 0.8125 + 0.03125, 1e-9);
   EXPECT_NEAR(exact("saving AlexNet(128) at 0.6 %"), 100 * (1 - 0.65625), 1e-9);
   EXPECT_NEAR(exact("saving AlexNet(128) at 0 %"), 100 * (1 - 0.03125), 1e-9);
   EXPECT_NEAR(exact("saving AlexNet(128) at 1 %"), -3.125, 1e-9);
   EXPECT_NEAR(ours("density VGG-16(16) at 67").value(), 0.249, 1e-9);
-  EXPECT_FALSE(ours("density AlexNet(128) at 99").has_value());  // the mask stays
+  // The mask alone takes more than 1 %.
+  EXPECT_FALSE(ours("density AlexNet(128) at 99").has_value());
   for (const char* item : {"saving AlexNet(128) at 2 %", "saving ResNet-152(16) %",
                            "density AlexNet(128) at x", "Fig10 AlexNet(128) conv1 ratio30"}) {
     EXPECT_THROW(Select(item), UsageError) << item;
@@ -152,8 +154,8 @@ TEST(VdnnppPaperTest, SavingsOfCompressionAreThoseOfTheAuthorsDensities) {
   EXPECT_FALSE(ours("Fig10 AlexNet(128) fc1 size").has_value());
 }
 
-// Figure 6: the copy of POOL_3's input takes longer than POOL_3 and less than CONV_41, its
-// successor.
+// Figure 6: the copy of POOL_3's input takes longer than POOL_3 and less than its successor,
+// CONV_41.
 TEST(VdnnppPaperTest, PoolingCannotHideItsTransferAndTheNextLayerCan) {
   const auto ours = [](const std::string& item) {
     return *ReproduceOne("Fig6 VGG-16(64) " + item).ours;
@@ -179,7 +181,7 @@ class Gtx1080TiTest : public ::testing::Test {
     return ParseMemory(policy, {Borrow(trace), device_, Borrow(cost_), Bytes::Unlimited()});
   }
 
-  // In milliseconds.
+  // Returns the iteration time in milliseconds.
   double Time(const Trace& trace, const std::string& policy, Bytes memory) const {
     const Report report = Run(trace, policy, memory);
     EXPECT_TRUE(report.fits()) << trace.name << " " << policy << " "
@@ -204,7 +206,7 @@ constexpr std::array kModes{Mode{"conv", "memory"},  Mode{"conv", "performance"}
                             Mode{"all", "memory"},   Mode{"all", "performance"},
                             Mode{"aconv", "memory"}, Mode{"aconv", "performance"}};
 
-// Figure 9: "performance of vDNN++ is at least as good as vDNN", in the memory that vDNN needs.
+// Figure 9: "performance of vDNN++ is at least as good as vDNN" in the memory that vDNN needs.
 TEST_F(Gtx1080TiTest, NeverSlowerThanVdnnInItsMemory) {
   for (const char* workload : {"alexnet-plain:128", "alexnet-plain:256", "vgg16:16", "vgg16:64",
                                "constructed(5):32", "vgg116-d:8", "googlenet:64", "resnet50:16"}) {
@@ -244,8 +246,8 @@ TEST_F(Gtx1080TiTest, TheGainGrowsWithTheConstructedNetwork) {
   }
 }
 
-// Table IV: aconv(p) is the fastest mode of VGG-116 and the one where vDNN++ gains by far the most,
-// 9.2 % of the time; conv(p) comes next and all(p) last, where it gains 1.2 % and 1.3 %.
+// Table IV: aconv(p) is the fastest mode of VGG-116, and there vDNN++ gains by far the most, 9.2 %
+// of the time. conv(p) comes next and all(p) last, with gains of 1.2 % and 1.3 %.
 TEST_F(Gtx1080TiTest, VeryDeepNetworksGainAsInTableFour) {
   const Trace trace = LoadWorkload("vgg116-d:32", {"vdnnpp", true});
   const auto both = [&](const Mode& mode) {
@@ -266,8 +268,8 @@ TEST_F(Gtx1080TiTest, VeryDeepNetworksGainAsInTableFour) {
   EXPECT_LT(vdnn_conv, vdnn_all);
 }
 
-// "They require about 20GB and 30GB": only offloading trains them in 11 GB, and VGG-191 not with
-// every other convolution (Table IV, "Out of Memory").
+// "They require about 20GB and 30GB": only offloading trains these networks in 11 GB. VGG-191 does
+// not fit if only every other convolution offloads (Table IV, "Out of Memory").
 TEST_F(Gtx1080TiTest, VeryDeepNetworksNeedOffloading) {
   for (const char* workload : {"vgg116-d:32", "vgg191-d:32"}) {
     const Trace trace = LoadWorkload(workload, {"vdnnpp", true});

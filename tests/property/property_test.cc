@@ -1,6 +1,6 @@
-// Whatever the trace, the policy, the allocator and the budget: the same bits as in core, sound
-// logs, exact books. RapidCheck draws the cases and shrinks those that fail; tests/README.md says
-// how to run more of them and how to repeat one.
+// For every trace, policy, allocator and budget, a run has the same bits as in core, sound logs and
+// exact accounts. RapidCheck draws the cases and shrinks cases that fail. tests/README.md says how
+// to run more cases and how to repeat one.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -22,10 +22,11 @@ using spillway::testing::PolicySpec;
 using spillway::testing::RandomCase;
 using spillway::testing::TraceSpec;
 
-// Any number below `end`, whatever the size of the case.
+// Returns any number below `end`, independent of the size of the case.
 Gen<uint8_t> Below(uint8_t end) { return gen::resize(kNominalSize, gen::inRange<uint8_t>(0, end)); }
 
-// Half of the numbers are small, the rest anything: simple choices are common, none is missing.
+// Half of the numbers are small, the others arbitrary: simple choices are common, and none is
+// missing.
 Gen<uint8_t> Number() { return gen::weightedOneOf<uint8_t>({{1, Below(8)}, {1, Below(255)}}); }
 
 template <typename T>
@@ -64,7 +65,8 @@ namespace {
 constexpr int kShards = 4;
 constexpr int kCases = 10'000;  // in all shards together
 
-// SPILLWAY_PROPERTY_CASES, or the default. Throws `UsageError` if it is no positive number.
+// Returns SPILLWAY_PROPERTY_CASES, or the default. Throws `UsageError` if it is not a positive
+// number.
 int Cases() {
   const char* const text = std::getenv("SPILLWAY_PROPERTY_CASES");
   if (text == nullptr) return kCases;

@@ -25,7 +25,7 @@ namespace {
 
 constexpr Bytes kAmple = Bytes::GiB(1);
 
-// What every run of a case shares.
+// The parts that every run of a case shares.
 struct Circumstances {
   Trace trace;
   FixedCost cost;
@@ -36,11 +36,12 @@ struct Circumstances {
 
 struct Result {
   Report report;
-  std::vector<std::vector<uint64_t>> read;  // by op: see MixingOps
-  std::map<TensorId, uint64_t> left;        // hashes of what persists
+  std::vector<std::vector<uint64_t>> read;  // per op; see MixingOps
+  std::map<TensorId, uint64_t> left;        // hashes of the persistent tensors
 };
 
-// PyTorch's are those of a small world (tests/testing/small_pytorch.h).
+// Returns the name of an allocator. PyTorch's allocators are scaled down
+// (tests/testing/small_pytorch.h).
 std::string AllocatorName(uint8_t number) {
   constexpr std::array<const char*, 11> kAllocators{"best-fit",
                                                     "first-fit",
@@ -56,7 +57,7 @@ std::string AllocatorName(uint8_t number) {
   return kAllocators[number % kAllocators.size()];
 }
 
-// The options that the name of one of PyTorch's says; none for other allocators.
+// Returns the options in the name of one of PyTorch's allocators, or nullopt for other allocators.
 std::optional<PyTorch::Options> PyTorchOptions(const std::string& allocator) {
   if (!allocator.starts_with("pytorch")) return std::nullopt;
   PyTorch::Options options;
@@ -70,7 +71,8 @@ Bytes Alignment(uint8_t number) {
   return Bytes(kAlignments[number % kAlignments.size()]);
 }
 
-// From 7/8 of the layer bound, which never fits, to six times as much.
+// Returns a memory size between 7/8 of the layer bound, in which no run fits, and six times the
+// bound. A budget of 0 is ample.
 Bytes Memory(uint8_t budget, const Trace& trace, Bytes alignment) {
   if (budget == 0) return kAmple;
   return Bytes(LayerBound(trace, alignment).count() * (0x100 - budget + 0x28) / 0x30);
@@ -106,7 +108,7 @@ Circumstances MakeCircumstances(const RandomCase& random_case) {
   return made;
 }
 
-// The bytes of all that persists, wherever it lies at the end.
+// Returns a hash of each persistent tensor, wherever it lies at the end.
 std::map<TensorId, uint64_t> HashPersistent(const Trace& trace, const Report& report,
                                             const CpuBackend& backend) {
   std::map<TensorId, Placement> device, outside;
@@ -135,7 +137,7 @@ class CaseRunner {
              std::vector<std::string>& violations)
       : case_(random_case), made_(made), tally_(tally), violations_(violations) {}
 
-  // On the CPU; nullopt if something was thrown.
+  // Executes the case on the CPU. Returns nullopt if an exception was thrown.
   std::optional<Result> Execute(std::string_view what, std::optional<uint64_t> drain_seed) {
     MixingOps ops(made_.trace);
     std::array<Bytes, kMaxPools> pools;
@@ -220,7 +222,7 @@ class CaseRunner {
   std::vector<std::string>& violations_;
 };
 
-// In core: ample memory, nothing moved, in order.
+// Executes in core: in ample memory, without moving tensors, in the order of issue.
 std::optional<Result> ExecuteReference(const Circumstances& made, Tally& tally,
                                        std::vector<std::string>& violations) {
   Circumstances ample = made;

@@ -146,10 +146,10 @@ void AccountingAllocator::Compare(const Trace& trace, const Report& report, Pool
   for (const std::string& violation : violations_) fail(violation);
   if (live() > 0) fail(fmt::format("{} blocks were not given back", live()));
 
-  // The log forwards: its sums, its peak, and what it ends with.
+  // Walk the log forwards: check its sums, its peak and the blocks held at its end.
   struct Entry {
     const Placement* placement;
-    Bytes allocated;  // just after
+    Bytes allocated;  // after this entry
   };
   std::vector<Entry> log;
   Bytes allocated, peak;
@@ -181,8 +181,8 @@ void AccountingAllocator::Compare(const Trace& trace, const Report& report, Pool
       fail("the peak is not that of the log");
   }
 
-  if (report.iterations == 0) return;  // it ended in Plan, before there was a log of an iteration
-  // And backwards, beside the calls; the last calls gave back what was held at the end.
+  if (report.iterations == 0) return;  // the run ended in Plan, before an iteration had a log
+  // Walk the log backwards in step with the calls. The last calls freed the blocks held at the end.
   if (calls_.size() < held.size()) return fail("fewer calls than blocks");
   size_t call = calls_.size() - held.size();
   size_t entry = log.size();
@@ -195,7 +195,7 @@ void AccountingAllocator::Compare(const Trace& trace, const Report& report, Pool
     }
     --call, --entry;
   }
-  // What is left of the log stands for blocks held from before the iteration.
+  // The entries that match no call must stand for blocks held since before the iteration.
   for (size_t i = 0; i < entry; ++i) {
     const Placement& placement = *log[i].placement;
     if (placement.kind != PlacementKind::kAllocate || placement.commands > 0 ||

@@ -1,4 +1,4 @@
-// An allocator that keeps its own books of another one, and compares them after every call.
+// An allocator that keeps its own accounts of another allocator and compares them after every call.
 
 #ifndef SPILLWAY_TESTS_TESTING_ACCOUNTING_H_
 #define SPILLWAY_TESTS_TESTING_ACCOUNTING_H_
@@ -17,14 +17,15 @@ namespace spillway::testing {
 
 class AccountingAllocator final : public ForwardingAllocator {
  public:
-  // What is different about an allocator that takes segments of the driver's, and caches them.
+  // The properties of an allocator that takes segments from the driver and caches them.
   struct Caching {
-    Bytes page;  // segments, and what is mapped or unmapped, are multiples of it
-    // What the driver must have left for a request of this size when nothing is cached.
+    Bytes page;  // segments and mapped or unmapped ranges are multiples of a page
+    // Returns the bytes that the driver must have free to serve a request of this size when nothing
+    // is cached.
     std::function<Bytes(Bytes)> memory_for;
   };
 
-  // Blocks are cut in multiples of `granularity` from an arena of `capacity`.
+  // `allocator` must cut blocks in multiples of `granularity` from an arena of `capacity`.
   AccountingAllocator(Allocator& allocator, Bytes capacity, Bytes granularity,
                       std::optional<Caching> caching = std::nullopt)
       : ForwardingAllocator(allocator),
@@ -35,20 +36,25 @@ class AccountingAllocator final : public ForwardingAllocator {
   std::optional<Block> Allocate(Bytes size, Hint hint) override;
   void Free(const Block& block) override;
 
-  // What was wrong, one sentence each: blocks that overlap or lie outside, sums that differ from
-  // the allocator's, a refusal that changed something or that its own `largest_free` contradicts.
-  // Where segments are cached: a block in memory that the driver has not given, memory given back
-  // with a live block in it, other sums reserved than given, and a refusal that gave back cached
-  // memory is one only if no segment is left without a block in it and the driver has not enough
-  // for another.
+  // Returns one sentence for each error found:
+  // - two live blocks overlap, or a block lies outside the arena;
+  // - the sums differ from the allocator's own;
+  // - a refused request changed something, or `LargestFree` had promised a block for it.
+  //
+  // An allocator with `caching` is also at fault in each of these cases:
+  // - a block lies in memory that the driver has not given;
+  // - memory with a live block in it was given back;
+  // - the reserved sum differs from the memory that the driver has given;
+  // - a request was refused although a segment without live blocks remained, or although the driver
+  //   had memory for it. A refusal may give cached memory back.
   const std::vector<std::string>& violations() const { return violations_; }
 
-  // Blocks that are held now.
+  // Returns the number of blocks held now.
   size_t live() const { return live_.size(); }
 
-  // Compares with the report of the run that made the calls and has given back everything: the
-  // placement log must tell the last calls, in the pool, from a state in
-  // which only what persists was held to one in which only that is.
+  // Compares the calls with the report of the run that made them and then freed every block. The
+  // placement log must match the last calls in `pool`. It must begin and end with only persistent
+  // tensors held. Appends one sentence per error to `violations`.
   void Compare(const Trace& trace, const Report& report, PoolId pool,
                std::vector<std::string>& violations) const;
 
@@ -56,7 +62,7 @@ class AccountingAllocator final : public ForwardingAllocator {
   struct Call {
     bool allocate = false;
     Block block;
-    Bytes allocated;  // just after
+    Bytes allocated;  // after this call
   };
 
   void NoteDriverCalls();
@@ -68,12 +74,12 @@ class AccountingAllocator final : public ForwardingAllocator {
   const Bytes capacity_;
   const Bytes granularity_;
   const std::optional<Caching> caching_;
-  std::map<Bytes, std::pair<Bytes, Bytes>> live_;  // offset -> size, requested
+  std::map<Bytes, std::pair<Bytes, Bytes>> live_;  // offset -> (size, requested)
   PageTable pages_;
-  // With `caching_`: where the pages begin that the driver has given, and the segments among them.
+  // Used with `caching_`: the first bytes of the pages that the driver has given.
   std::set<int64_t> given_;
-  std::map<Bytes, Bytes> segments_;  // begin -> end
-  size_t driver_calls_ = 0;          // that `pages_` knows of
+  std::map<Bytes, Bytes> segments_;  // segments from cudaMalloc: begin -> end
+  size_t driver_calls_ = 0;          // the number of calls that `pages_` has noted
   std::vector<Call> calls_;
   std::vector<std::string> violations_;
 };

@@ -1,4 +1,4 @@
-// Runs on real bytes, in one call.
+// One call that runs a policy on real bytes.
 
 #ifndef SPILLWAY_TESTS_TESTING_EXECUTE_H_
 #define SPILLWAY_TESTS_TESTING_EXECUTE_H_
@@ -10,7 +10,8 @@
 
 namespace spillway::testing {
 
-// A number of iterations on the CPU, with a seed of their own.
+// Runs `iterations` iterations on the CPU with seed 7. `drain_seed` draws the order of execution;
+// without it, commands execute in the order of issue.
 inline Outcome RunOnCpu(spillway::Setup setup, Policy& policy, int iterations,
                         std::optional<uint64_t> drain_seed = std::nullopt) {
   BackendFactories backends;

@@ -1,5 +1,4 @@
-// Faults on demand: a backend and an allocator that work but for the n-th time something is asked
-// of them.
+// Faults on demand: a backend and an allocator that work except for the n-th request of one kind.
 
 #ifndef SPILLWAY_TESTS_TESTING_FAULTS_H_
 #define SPILLWAY_TESTS_TESTING_FAULTS_H_
@@ -15,20 +14,20 @@ namespace spillway::testing {
 
 enum class FaultKind : uint8_t {
   kAllocation,      // the arena has no block
-  kHostAllocation,  // the host pool has none
+  kHostAllocation,  // the host pool has no block
   kLaunch,          // the device refuses a kernel
-  kCopy,            // or a copy
+  kCopy,            // the device refuses a copy
   kExecution,       // a kernel fails as it runs, long after it was issued
 };
 
-// Fails once, at the `at`-th occasion from 0 on of its kind.
+// A fault that strikes once, at occasion number `at` of its kind. The first occasion is number 0.
 class Fault {
  public:
   Fault(FaultKind kind, int64_t at) : kind_(kind), left_(at) {}
 
-  // Counts an occasion. True if it is the one to fail.
+  // Counts an occasion of this kind. Returns true iff it is the one that must fail.
   bool Strikes(FaultKind kind) { return kind == kind_ && left_-- == 0; }
-  // Whether it has struck.
+  // Returns true iff the fault has struck.
   bool struck() const { return left_ < 0; }
 
  private:
@@ -36,7 +35,8 @@ class Fault {
   int64_t left_;
 };
 
-// Throws `EnvironmentError`, as a backend that lost its device does.
+// A backend that throws `EnvironmentError` when the fault strikes, like a backend that lost its
+// device.
 class FaultyBackend final : public ForwardingBackend {
  public:
   FaultyBackend(Backend& backend, Fault& fault) : ForwardingBackend(backend), fault_(fault) {}
@@ -51,7 +51,7 @@ class FaultyBackend final : public ForwardingBackend {
 
 class FaultyAllocator final : public ForwardingAllocator {
  public:
-  // `kind` is what this allocator's requests count as.
+  // Each request to this allocator counts as one occasion of `kind`.
   FaultyAllocator(Allocator& allocator, FaultKind kind, Fault& fault)
       : ForwardingAllocator(allocator), kind_(kind), fault_(fault) {}
 
@@ -62,7 +62,7 @@ class FaultyAllocator final : public ForwardingAllocator {
   Fault& fault_;
 };
 
-// For an op executor: throws `EnvironmentError` naming the op if the fault strikes.
+// Throws `EnvironmentError` that names the op if the fault strikes. Op executors call it.
 void MaybeFail(const Op& op, Fault& fault);
 
 }  // namespace spillway::testing

@@ -1,5 +1,5 @@
-// What tests of files share: the repository's own, a directory that goes away, and the message of
-// an error.
+// Helpers for tests of files: paths in the repository, temporary directories, raw reads and writes,
+// and the message of an expected error.
 
 #ifndef SPILLWAY_TESTS_TESTING_FILES_H_
 #define SPILLWAY_TESTS_TESTING_FILES_H_
@@ -18,10 +18,10 @@
 
 namespace spillway::testing {
 
-// A file of this repository, by its path from the root.
+// Returns the path of a file of this repository. `path` is relative to the root.
 std::filesystem::path InSource(std::string_view path);
 
-// An empty directory of the test's own, removed with all its contents at the end.
+// A new empty directory, which the destructor removes with all its contents.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {
@@ -48,18 +48,18 @@ class TemporaryDirectory {
   std::filesystem::path path_;
 };
 
-// Writes `contents` as they are.
+// Writes exactly the bytes of `contents`.
 inline void WriteRaw(const std::filesystem::path& path, std::string_view contents) {
   std::ofstream(path, std::ios::binary) << contents;
 }
 
-// The contents as they are.
+// Returns exactly the bytes of the file.
 inline std::string ReadRaw(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Text of `size` bytes that does not compress to nothing.
+// Returns a text of `size` bytes that compresses, but not to almost nothing.
 inline std::string LongText(size_t size) {
   std::string text;
   for (uint32_t i = 0; text.size() < size; ++i) text += std::to_string(i * 2654435761u) + "\n";
@@ -67,7 +67,7 @@ inline std::string LongText(size_t size) {
   return text;
 }
 
-// The message of the `InputError` that `run` throws; a failed test if it throws none.
+// Returns the message of the `InputError` that `run` throws. If it throws none, the test fails.
 template <typename Run>
 std::string InputErrorOf(const Run& run) {
   try {

@@ -1,5 +1,5 @@
-// Small things that many tests share: a device with round numbers, a cost model with given kernels,
-// a builder of traces, and one call that runs a policy and verifies the report.
+// Small fixtures that many tests share: a device with round numbers, a cost model with given
+// kernels, a builder of traces, and one call that runs a policy and verifies the report.
 
 #ifndef SPILLWAY_TESTS_TESTING_FIXTURES_H_
 #define SPILLWAY_TESTS_TESTING_FIXTURES_H_
@@ -19,18 +19,20 @@
 
 namespace spillway::testing {
 
-// 1 byte per nanosecond on each link, no latency, no launch overhead, blocks of 1 byte: times and
-// offsets can be read off a drawing.
+// Returns a device that copies 1 byte per nanosecond in each direction, without latency or launch
+// overhead, and has blocks of 1 byte. Times and offsets can be read off a drawing.
 Device RoundDevice();
-// The same with another GPU beside it that has so many bytes to use, over a link twice as fast.
+// Returns `RoundDevice()` with a peer GPU that has `size` bytes to use, over a link twice as fast.
 Device DeviceWithPeer(Bytes size);
 
-// Serves the same time for every slot unless told otherwise; a copy takes 1 ns per byte.
+// A cost model that gives every slot the same time unless told otherwise. A copy takes 1 ns per
+// byte.
 class FixedCost final : public CostModel {
  public:
   explicit FixedCost(Duration time = Duration::Nanoseconds(10));
 
-  // Kernels of the slot with this signature, fastest first.
+  // Sets the kernels of the slots with this signature. REQUIRES: `kernels` are sorted, fastest
+  // first.
   void Set(const std::string& signature, std::vector<Kernel> kernels);
 
   std::vector<int64_t> Batches(const Op& op, size_t) const override { return {op.batch}; }
@@ -43,19 +45,19 @@ class FixedCost final : public CostModel {
   std::map<std::string, std::vector<Kernel>> kernels_;
 };
 
-// Builds traces op by op, by tensor names. A tensor appears with its first mention in `Tensor`.
+// Builds traces op by op. `Tensor` adds a tensor; `Op` names tensors that were added before.
 class TraceBuilder {
  public:
   TraceBuilder();
 
   TraceBuilder& Tensor(const std::string& name, TensorKind kind, int64_t bytes,
                        const std::string& alias_of = "");
-  // Forward ops are recomputable. Each op is a layer of its own unless `layer` names an earlier
-  // one.
+  // Adds an op. It is recomputable iff `phase` is forward. It is a layer for itself unless `layer`
+  // names another layer.
   TraceBuilder& Op(const std::string& name, Phase phase, std::initializer_list<std::string> inputs,
                    std::initializer_list<std::string> outputs, OpType type = OpType::kOther,
                    const std::string& layer = "");
-  // Validates.
+  // Returns the trace. Throws `InputError` if it is invalid.
   Trace Build() const;
 
   TensorId Id(const std::string& name) const;
@@ -66,7 +68,7 @@ class TraceBuilder {
 
 struct RunResult {
   Report report;
-  std::vector<std::string> violations;  // of the independent checker
+  std::vector<std::string> violations;  // found by the independent checker
 };
 
 struct RunSettings {
@@ -79,15 +81,15 @@ struct RunSettings {
 RunResult RunSim(const Trace& trace, const CostModel& cost, Policy& policy,
                  const RunSettings& settings = {});
 
-// The timeline as text, one command per line, for golden tests:
-//   "    0     10 compute conv1.fwd" is start, end (ns), stream, what
+// Returns the timeline as text for golden tests, one command per line:
+//   "    0     10 compute conv1.fwd" is start (ns), end (ns), stream, op or tensor
 std::string TimelineText(const Trace& trace, const Report& report);
 
-// The decisions as text, one per line: "conv1.fwd offload x".
+// Returns the decisions as text, one per line: "conv1.fwd offload x".
 std::string DecisionText(const Trace& trace, const Report& report);
 
-// A chain x -> y1 -> y2 -> y3 of forward ops f1..f3, each layer saved for backward ops b3..b1. All
-// activations and gradients have 10 bytes, each op takes 10 ns.
+// Returns a chain x -> y1 -> y2 -> y3 of forward ops f1..f3, followed by backward ops b3..b1 that
+// read the saved activations. All activations and gradients have 10 bytes; each op takes 10 ns.
 Trace ChainTrace();
 
 }  // namespace spillway::testing

@@ -1,4 +1,4 @@
-// What the tests of all kernels share: ops with their operands on the host.
+// Ops with their operands on the host, shared by the tests of all kernels.
 
 #ifndef SPILLWAY_TESTS_TESTING_KERNEL_CASES_H_
 #define SPILLWAY_TESTS_TESTING_KERNEL_CASES_H_
@@ -24,7 +24,7 @@ inline constexpr uint64_t kSeed = 11;
 struct Case {
   struct Output {
     size_t elements = 0;
-    int input = -1;  // the input whose memory it shares, or -1
+    int input = -1;  // the input whose memory this output shares, or -1
   };
   Op op;
   std::vector<Values> inputs;
@@ -57,7 +57,8 @@ inline Array operator*(double factor, Array a) {
   return a;
 }
 
-// What a backward step of a layer with parameters does.
+// The three choices of a backward step of a layer with parameters: whether it computes dx, adds to
+// an old dx, and updates the parameters itself.
 struct BackwardMode {
   bool needs_dx, accumulate, fused;
 };
@@ -73,7 +74,8 @@ inline std::vector<Attribute> With(std::vector<Attribute> attributes, const Back
   return attributes;
 }
 
-// Operands and expected outputs in contract order; of a backward step, where not said otherwise.
+// Operands and expected outputs in the order of the op's contract. The step is a backward step
+// unless the function that makes the case says otherwise.
 struct BackwardCase {
   Case test;
   std::vector<Array> want;
@@ -104,7 +106,7 @@ inline BackwardCase MakeBackward(Op op, const BackwardMode& mode, const Values& 
   return result;
 }
 
-// A batch normalisation and its numbers.
+// The dimensions of a batch normalisation.
 struct BatchNormShape {
   int batch, channels, height, width;
 
@@ -125,7 +127,7 @@ struct BatchNormOperands {
   Values x, weight, bias, dy, old_dx, running_mean, running_var;
 };
 
-// The steps of a batch normalisation, each with the outputs wanted.
+// Each of these functions returns one step of a batch normalisation with its expected outputs.
 inline BackwardCase BatchNormTraining(const BatchNormShape& shape, const BatchNormOperands& v) {
   const reference::BatchNorm norm = shape.Reference();
   const Array x = ToDouble(v.x), mean = norm.Mean(x), variance = norm.Variance(x);

@@ -1,5 +1,5 @@
-// Ops for traces that compute nothing: each output is a hash of the op and of every byte that the
-// op reads, so that one wrong byte anywhere changes everything computed from it.
+// Ops for traces without real computations. Each output is a hash of the op and of every byte that
+// the op reads, so one wrong byte anywhere changes everything computed from it.
 
 #ifndef SPILLWAY_TESTS_TESTING_MIXING_H_
 #define SPILLWAY_TESTS_TESTING_MIXING_H_
@@ -15,15 +15,16 @@ namespace spillway::testing {
 
 class MixingOps {
  public:
-  // The trace outlives the object.
+  // REQUIRES: the trace outlives the object.
   explicit MixingOps(const Trace& trace) : trace_(trace), read_(trace.ops.size()) {}
 
-  // An `OpExecutor`. REQUIRES: `op` is one of the trace's own.
+  // Runs one op; usable as an `OpExecutor`. REQUIRES: `op` is an element of the trace's `ops`.
   void Run(const Op& op, std::span<const std::span<std::byte>> inputs,
            std::span<const std::span<std::byte>> outputs, uint64_t seed);
 
-  // By op: hashes of what it read each time it ran, runs with equal ones counted once. Equal to
-  // those of a sound run, however often ops ran again.
+  // Returns, for each op, the hashes of the bytes that it read each time it ran. Consecutive runs
+  // with equal hashes count once, so a correct run gives the same result however often ops ran
+  // again.
   const std::vector<std::vector<uint64_t>>& read() const { return read_; }
 
  private:

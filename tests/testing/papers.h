@@ -1,4 +1,4 @@
-// What the papers print, computed again, for tests.
+// Short calls for tests that reproduce numbers printed in the papers.
 
 #ifndef SPILLWAY_TESTS_TESTING_PAPERS_H_
 #define SPILLWAY_TESTS_TESTING_PAPERS_H_
@@ -19,7 +19,7 @@ inline std::vector<PaperItem> Select(const std::string& request) {
   return SelectItems(Printed(), request);
 }
 
-// REQUIRES: the request names an item.
+// Reproduces the first item that the request selects. REQUIRES: the request names an item.
 inline Reproduction ReproduceOne(const std::string& item) { return Reproduce(Select(item).at(0)); }
 
 }  // namespace spillway::testing

@@ -8,7 +8,7 @@
 
 namespace spillway::testing {
 
-// Everything that a policy can see of the state of a run, and the pools outside.
+// The state of a run that a policy can see, together with the statistics of the outside pools.
 struct RandomPolicy::Facts {
   std::vector<std::tuple<Residency, bool, std::optional<OpId>>> tensors;
   std::vector<Bytes> memory;
@@ -17,8 +17,8 @@ struct RandomPolicy::Facts {
 
 RandomPolicy::RandomPolicy(const PolicySpec& spec, std::vector<const Allocator*> outside)
     : spec_(spec), outside_(std::move(outside)) {
-  // A block shared by several storages excludes evictions: to rebuild one storage may need another
-  // back.
+  // A block shared by several storages excludes evictions: rebuilding one storage may need another
+  // storage back.
   evicts_ = std::any_of(spec.acts.begin(), spec.acts.end(),
                         [](const Act& act) {
                           return static_cast<Move>(act[2] % 8) == Move::kEvict ||
@@ -87,7 +87,8 @@ Hint RandomPolicy::PlacementHint(const PolicyContext&, TensorId tensor) {
 }
 
 bool RandomPolicy::OnAllocFailure(PolicyContext& context, Bytes) {
-  if (++failures_ > 20) return false;  // what one call brings back the next may send away
+  // One call may prefetch tensors that the next call sends away.
+  if (++failures_ > 20) return false;
   bool given = false;
   for (const Act& act : spec_.acts) {
     if (static_cast<Hook>(act[1] % 6) != Hook::kFailure) continue;
@@ -164,7 +165,7 @@ bool RandomPolicy::Try(PolicyContext& context, const char* name, TensorId tensor
   const Facts before = Take(context);
   const bool done = verb();
   Facts after = Take(context);
-  // The third and fourth are what is reserved and the largest free block: a request that fails may
+  // Elements 2 and 3 are the reserved bytes and the largest free block. A request that fails may
   // give cached memory back.
   if (!done && after.memory[2] < before.memory[2]) {
     std::copy_n(before.memory.begin() + 2, 2, after.memory.begin() + 2);
@@ -181,7 +182,7 @@ bool RandomPolicy::Try(PolicyContext& context, const char* name, TensorId tensor
 }
 
 bool RandomPolicy::Offload(PolicyContext& context, TensorId tensor) {
-  // Sometimes to a pool by name, which need not be there.
+  // Some calls name a pool, which may not exist.
   const size_t number = (spec_.hints + Index(tensor)) % (2 * kMaxPools);
   const auto pool = number < kMaxPools ? std::optional(OutsidePool(number)) : std::nullopt;
   return Try(context, "Offload", tensor, Residency::kBoth,
@@ -203,7 +204,8 @@ bool RandomPolicy::Evict(PolicyContext& context, TensorId tensor) {
 }
 
 void RandomPolicy::Reserve(PolicyContext& context, TensorId tensor) {
-  // From one storage on, those that live after all chosen before.
+  // Starting from one storage, choose storages that are first used after the last use of the one
+  // chosen before.
   const Liveness& liveness = context.liveness();
   std::vector<TensorId> chosen;
   const size_t tensors = context.trace().tensors.size();

@@ -1,5 +1,5 @@
-// A policy that does anything that a policy may do, at any hook, as a list of small numbers says;
-// and tells which of the answers it got were not true.
+// A policy that takes any action a policy may take, at any hook, as a list of small numbers tells
+// it. It also checks every answer that it gets from the runtime.
 
 #ifndef SPILLWAY_TESTS_TESTING_RANDOM_POLICY_H_
 #define SPILLWAY_TESTS_TESTING_RANDOM_POLICY_H_
@@ -13,21 +13,22 @@
 
 namespace spillway::testing {
 
-// One verb at one hook: op, hook, verb, tensor. Any number means something. Tensors below 192 are
-// chosen from those that are somewhere and not pinned, so that most verbs can say true.
+// One verb at one hook: op, hook, verb, tensor. Every number is valid. A tensor number below 192
+// selects among the unpinned tensors that have data somewhere, so that most verbs can succeed.
 using Act = std::array<uint8_t, 4>;
 
 struct PolicySpec {
-  uint8_t on_failure = 0;  // what OnAllocFailure does at last: nothing, send away, evict, either
-  uint8_t hints = 0;       // bit i: tensors i, i + 8, .. at the high end
-  uint8_t kernels = 0;     // 0: the default; otherwise which, and whether batches are split
-  uint8_t outside = 0;     // bit i: tensors i, i + 8, .. live outside, where they may
+  // Last resort of OnAllocFailure: nothing, offload and release, evict, or either.
+  uint8_t on_failure = 0;
+  uint8_t hints = 0;    // bit i: tensors i, i + 8, .. are placed at the high end
+  uint8_t kernels = 0;  // 0: default kernels; otherwise picks kernels; odd: splits batches
+  uint8_t outside = 0;  // bit i: tensors i, i + 8, .. live outside if they may
   std::vector<Act> acts;
 };
 
 class RandomPolicy final : public Policy {
  public:
-  // `outside` are the allocators of the run's pools, and outlive the policy.
+  // `outside` holds the allocators of the run's outside pools. REQUIRES: they outlive the policy.
   RandomPolicy(const PolicySpec& spec, std::vector<const Allocator*> outside);
 
   bool LivesOutside(const Trace& trace, TensorId tensor) override;
@@ -39,11 +40,12 @@ class RandomPolicy final : public Policy {
   Hint PlacementHint(const PolicyContext& context, TensorId tensor) override;
   bool OnAllocFailure(PolicyContext& context, Bytes size) override;
 
-  // Verbs that said false and changed something, or true and did not do it.
+  // Returns one sentence for each verb that returned false but changed something, or returned true
+  // without effect.
   const std::vector<std::string>& violations() const { return violations_; }
   uint64_t verbs() const { return verbs_; }
 
-  // Each act as a line of text, for people.
+  // Returns a text for people with one line per act.
   static std::string Describe(const PolicySpec& spec, const Trace& trace);
 
  private:
@@ -64,7 +66,7 @@ class RandomPolicy final : public Policy {
 
   void ActAt(PolicyContext& context, Hook hook, OpId op);
   static TensorId Pick(const PolicyContext& context, uint8_t number);
-  // True if memory was given back.
+  // Performs a move. Returns true if it gave memory back.
   bool Do(PolicyContext& context, Hook hook, Move move, TensorId tensor);
   bool MakeRoom(PolicyContext& context);
 
@@ -73,14 +75,15 @@ class RandomPolicy final : public Policy {
   bool Prefetch(PolicyContext& context, TensorId tensor);
   bool Evict(PolicyContext& context, TensorId tensor);
   void Reserve(PolicyContext& context, TensorId tensor);
-  // Calls a verb; true must leave the tensor in `where`, false everything as it was.
+  // Calls a verb. If it returns true, the tensor must be in state `where`; if false, nothing may
+  // have changed.
   template <typename Verb>
   bool Try(PolicyContext& context, const char* name, TensorId tensor, Residency where, Verb verb);
 
   const PolicySpec spec_;
   const std::vector<const Allocator*> outside_;
-  bool evicts_ = false;  // somewhere
-  int failures_ = 0;     // at this op
+  bool evicts_ = false;  // the policy evicts somewhere
+  int failures_ = 0;     // number of OnAllocFailure calls at this op
   uint64_t verbs_ = 0;
   std::vector<std::string> violations_;
 };

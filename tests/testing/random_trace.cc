@@ -18,7 +18,7 @@ class Maker {
   explicit Maker(const TraceSpec& spec) {
     trace_.name = trace_.network = "random";
     trace_.preset = "test";
-    // There is always something to read.
+    // Every trace has at least one tensor to read.
     Add("x", TensorKind::kInput, Bytes(36), std::nullopt);
     constexpr std::array kKinds{TensorKind::kParameter, TensorKind::kInput,
                                 TensorKind::kOptimizerState};
@@ -46,7 +46,7 @@ class Maker {
     return id;
   }
 
-  // The tensor that was written `back` writes ago.
+  // Returns the readable tensor added `back` tensors before the last one; the count wraps around.
   TensorId Recent(size_t back) const {
     return readable_[readable_.size() - 1 - back % readable_.size()];
   }

@@ -1,5 +1,5 @@
-// Traces of any shape, made from small numbers: every list of them describes a valid trace, shorter
-// lists and smaller numbers describe simpler ones. What property tests draw and shrink.
+// Traces of any shape, made from small numbers, for property tests to draw and shrink. Every list
+// of numbers describes a valid trace. Shorter lists and smaller numbers describe simpler traces.
 
 #ifndef SPILLWAY_TESTS_TESTING_RANDOM_TRACE_H_
 #define SPILLWAY_TESTS_TESTING_RANDOM_TRACE_H_
@@ -15,12 +15,12 @@
 namespace spillway::testing {
 
 // One op. Its numbers, in order:
-//   0     phase, and whether the op can be recomputed
-//   1..3  inputs: 0 is none; otherwise how far back the tensor was written, from 128 up a view of
-//         the first half of it
-//   4, 5  outputs (0 is none in 5): what is written, a new tensor of some size, the first input in
-//         place under its own or another name, or an older storage as a whole
-//   6     scratch, the op's batch, and which kernels there are
+//   0     the phase, and whether the op can be recomputed
+//   1..3  inputs: 0 is none. Other numbers say how many tensors ago the input was added; from 128
+//         up, the input is a view of the first half of that tensor.
+//   4, 5  outputs (0 in number 5 is none): a new tensor of some size, the first input in place
+//         under its own name or an alias, or an older storage as a whole
+//   6     the op's scratch tensors, batch and set of kernels
 using OpSpec = std::array<uint8_t, 7>;
 
 struct TraceSpec {
@@ -28,13 +28,14 @@ struct TraceSpec {
   std::vector<OpSpec> ops;     // at least one
 };
 
-// Validated. All sizes are multiples of 4 bytes, from none to 65536 bytes.
+// Returns a validated trace. All sizes are multiples of 4 bytes, from 0 to 65536 bytes.
 Trace MakeTrace(const TraceSpec& spec);
 
-// Serves the slots of such traces: one to three kernels each, with workspaces.
+// Returns a cost model for the slots of these traces. Each slot has one to three kernels, and most
+// kernels have workspaces.
 FixedCost MakeCost();
 
-// For people: one line per tensor, then one per op, "again" if it is recomputable.
+// Returns a text for people: one line per tensor, then one per op. "again" marks recomputable ops.
 std::string Describe(const Trace& trace);
 
 }  // namespace spillway::testing

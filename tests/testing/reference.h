@@ -1,7 +1,6 @@
-// Naive double-precision implementations of the ops, for tests: obvious, slow, on the CPU.
+// Naive double-precision implementations of the ops for tests: obvious, slow, on the CPU.
 //
-// Arrays are dense NCHW. Nothing here knows about kernels, slots
-// or devices.
+// Arrays are dense NCHW. The code here does not depend on kernels, slots or devices.
 
 #ifndef SPILLWAY_TESTS_TESTING_REFERENCE_H_
 #define SPILLWAY_TESTS_TESTING_REFERENCE_H_
@@ -49,7 +48,7 @@ struct Conv {
   }
 };
 
-// For test names and failures.
+// Prints a convolution in test names and failures.
 inline void PrintTo(const Conv& c, std::ostream* out) {
   *out << "batch " << c.batch << " in " << c.in_channels << "x" << c.in_height << "x" << c.in_width
        << " out " << c.out_channels << " kernel " << c.kernel_h << "x" << c.kernel_w;
@@ -87,7 +86,7 @@ struct Pool {
   size_t in_size() const { return static_cast<size_t>(planes) * in_height * in_width; }
   size_t out_size() const { return static_cast<size_t>(planes) * out_height * out_width; }
 
-  // Elements of the window of output y index that lie in the padded input.
+  // Returns how many elements of the window of output y lie in the padded input.
   double Divisor(int y) const {
     const int p = y / out_width % out_height;
     const int q = y % out_width;
@@ -100,7 +99,7 @@ struct Pool {
     return count;
   }
 
-  // For each output, the index of its first maximum.
+  // Returns, for each output, the index of its first maximum.
   std::vector<int> Winners(const Array& x) const {
     std::vector<int> winners(out_size(), -1);
     ForEach([&](int from, int to) {
@@ -114,7 +113,7 @@ struct Lrn {
   int batch, channels, plane, size;
   double alpha, beta, k;
 
-  // Calls visit(index, index of a neighbour, itself included).
+  // Calls visit(index, neighbour's index) for each neighbour of each element, the element included.
   template <typename Visitor>
   void ForEach(const Visitor& visit) const {
     for (int n = 0; n < batch; ++n)
@@ -150,7 +149,7 @@ struct BatchNorm {
   double epsilon, momentum;
 
   int channel(size_t i) const { return static_cast<int>(i) / plane % channels; }
-  // The sum of values[i] over the samples and the plane, by channel, over their number.
+  // Returns the mean of the values of each channel over the samples and the plane.
   Array Mean(const Array& values) const {
     Array mean(channels);
     for (size_t i = 0; i < values.size(); ++i) mean[channel(i)] += values[i] / (batch * plane);
@@ -201,7 +200,7 @@ struct BatchNorm {
     }
     return result;
   }
-  // The running statistics after one more batch of these.
+  // Returns the running statistics after one more batch with the given statistics.
   Array Move(const Array& running, const Array& batch_statistic, double factor) const {
     Array moved(channels);
     for (int c = 0; c < channels; ++c) {

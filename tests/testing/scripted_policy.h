@@ -1,4 +1,4 @@
-// A policy made of functions, for tests that need one verb at one place.
+// A policy made of functions, for tests that call one verb at one hook.
 
 #ifndef SPILLWAY_TESTS_TESTING_SCRIPTED_POLICY_H_
 #define SPILLWAY_TESTS_TESTING_SCRIPTED_POLICY_H_

@@ -1,8 +1,8 @@
-// PyTorch's caching allocator in a small world: all of its sizes divided by 128.
+// PyTorch's caching allocator with all of its sizes divided by 128.
 //
-// Its segments, of 2 and 20 MiB, are larger than all tensors of a random trace together. Here they
-// are 16 and 160 KiB, requests from 80 KiB on get their own, and blocks are multiples of 4 bytes:
-// every rule is met in memory that a test can fill.
+// PyTorch's segments of 2 and 20 MiB are larger than all tensors of a random trace together. Here
+// segments have 16 and 160 KiB, requests of 80 KiB or more get their own segment, and blocks are
+// multiples of 4 bytes. A test can thus fill enough memory to exercise every rule.
 
 #ifndef SPILLWAY_TESTS_TESTING_SMALL_PYTORCH_H_
 #define SPILLWAY_TESTS_TESTING_SMALL_PYTORCH_H_
@@ -17,9 +17,9 @@ namespace spillway::testing {
 class SmallPyTorch final : public Allocator {
  public:
   static constexpr int64_t kScale = 128;
-  static constexpr Bytes kPage = Bytes::KiB(16);  // segments are multiples of it
+  static constexpr Bytes kPage = Bytes::KiB(16);  // segments are multiples of a page
 
-  // Blocks are multiples of `alignment`, which divides `kPage`.
+  // Blocks are multiples of `alignment`. REQUIRES: `alignment` divides `kPage`.
   SmallPyTorch(Bytes capacity, Bytes alignment, const PyTorch::Options& options)
       : alignment_(alignment), options_(options), allocator_(capacity * kScale, options) {}
 
@@ -51,8 +51,8 @@ class SmallPyTorch final : public Allocator {
   std::span<const DriverCall> driver_calls() const override { return calls_; }
   Backing backing() const override { return allocator_.backing(); }
 
-  // What has to be free in the device for a request when nothing is cached, by the documented
-  // sizes of segments, or of pages where segments expand.
+  // Returns the bytes that must be free in the device to serve a request when nothing is cached.
+  // They follow from the documented sizes of segments, or of pages if segments expand.
   Bytes MemoryFor(Bytes size) const {
     if (size <= Bytes::KiB(8)) return kPage;
     if (options_.expandable_segments) return RoundUp(size, kPage * 10);
@@ -76,7 +76,7 @@ class SmallPyTorch final : public Allocator {
   PyTorch allocator_;
   std::vector<DriverCall> calls_;
   Bytes requested_;
-  std::map<Bytes, Bytes> sizes_;  // as requested, by the block's offset in the large world
+  std::map<Bytes, Bytes> sizes_;  // block offset in `allocator_` -> requested bytes
 };
 
 }  // namespace spillway::testing

@@ -1,4 +1,4 @@
-// Small PyTorch memory snapshots for tests of what reads them.
+// Small PyTorch memory snapshots for tests of the code that reads snapshots.
 
 #ifndef SPILLWAY_TESTS_TESTING_SNAPSHOTS_H_
 #define SPILLWAY_TESTS_TESTING_SNAPSHOTS_H_
@@ -23,7 +23,7 @@ struct SnapshotBlockText {
   int64_t size = 0;
   int64_t requested = 0;
   std::string_view state = "inactive";
-  std::string_view file = {};  // of its stack frame, if it has one
+  std::string_view file = {};  // file of the block's stack frame; empty if it has none
 };
 
 struct SnapshotSegmentText {
@@ -37,11 +37,11 @@ struct SnapshotSettingsText {
   int64_t max_split_size = -1;
   double garbage_collection_threshold = 0;
   std::string_view configuration = {};  // PYTORCH_CUDA_ALLOC_CONF
-  int64_t divisions = 4;                // of powers of two from 256 to 512 MiB
+  int64_t divisions = 4;                // divisions of powers of two from 256 to 512 MiB
   bool expandable_segments = false;
 };
 
-// A snapshot of one device, laid out as PyTorch 2 does.
+// Returns a snapshot of one device in the layout of PyTorch 2.
 inline std::string MakeSnapshot(const std::vector<SnapshotSegmentText>& segments,
                                 const std::vector<SnapshotEventText>& events,
                                 const SnapshotSettingsText& settings = {}) {

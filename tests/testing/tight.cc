@@ -18,7 +18,8 @@ class Cutter {
   Cutter(int blocks, int overlap, int64_t end, uint32_t seed)
       : blocks_(blocks), overlap_(overlap), end_(end), random_(seed) {}
 
-  // In two, or in five around a middle; across or along time as the overlap asks for.
+  // Cuts rectangles in two, or in five around a middle one if `pinwheels`. A cut in two divides
+  // memory or time at random, weighted so that the mean overlap approaches `overlap_`.
   std::vector<Rectangle> Dissect(bool pinwheels) {
     std::vector<Rectangle> all{{0, end_, 0, kTightHeight}};
     int64_t life = end_;  // the sum of all lifetimes
@@ -42,7 +43,8 @@ class Cutter {
         life += 2 * (right - left) + width;
         continue;
       }
-      // Lives that are still missing, in parts of those that cuts along time would give.
+      // A cut through memory adds to the sum of lifetimes. Its chance is the missing lifetime,
+      // divided by the mean lifetime times the number of cuts left.
       const int64_t missing = (overlap_ * end_ - life) * Count(all);
       if (static_cast<int64_t>(Below(1000)) * life * (blocks_ - Count(all)) < missing * 1000) {
         if (height < 2) continue;
@@ -58,9 +60,9 @@ class Cutter {
     return all;
   }
 
-  // A stack, of which some neighbours give way to others now and then.
+  // Stacks bricks. Now and then some neighbours end together and other bricks take their memory.
   std::vector<Rectangle> LayBricks() {
-    std::vector<Rectangle> done, live;  // the latter by offset
+    std::vector<Rectangle> done, live;  // `live` is sorted by offset
     const auto lay = [&](size_t at, int64_t now, int64_t bottom, int64_t top, size_t count) {
       std::vector<int64_t> cuts{bottom, top};
       for (size_t i = 1; i < count && top - bottom > 1; ++i) cuts.push_back(Between(bottom, top));
@@ -98,7 +100,7 @@ class Cutter {
   static std::vector<Rectangle>::iterator At(std::vector<Rectangle>& all, size_t i) {
     return all.begin() + static_cast<std::ptrdiff_t>(i);
   }
-  int64_t Between(int64_t low, int64_t high) {  // neither of them
+  int64_t Between(int64_t low, int64_t high) {  // exclusive of both bounds
     return low + 1 + static_cast<int64_t>(Below(static_cast<size_t>(high - low - 1)));
   }
 

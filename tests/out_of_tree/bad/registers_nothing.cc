@@ -1,4 +1,4 @@
-// A plugin that forgot its policies.
+// A plugin that registers no policy.
 #include "policies/plugin/plugin.h"
 
 namespace {

@@ -1,4 +1,4 @@
-// A plugin with two policies of one name.
+// A plugin with two policies of the same name.
 #include "policies/plugin/plugin.h"
 #include "policies/registry.h"
 

@@ -20,7 +20,7 @@ using spillway::OpId;
 using spillway::PolicyContext;
 using spillway::TensorId;
 
-// Known to this plugin alone: its code goes away when the plugin is unloaded.
+// Only this plugin knows this type, whose code is gone when the plugin is unloaded.
 class PrivateError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -71,7 +71,7 @@ class Throws final : public spillway::Policy {
     if (what_ == "stack") Deeper(1);
     throw PrivateError(what_ == "colour" ? "\x1b[31mred\x1b[0m" : "boom");
   }
-  // Uses up the stack.
+  // Exhausts the stack.
   static int Deeper(int depth) {
     volatile char room[4096] = {};
     room[depth % 4096] = 1;
@@ -97,7 +97,7 @@ class Lies final : public spillway::Policy {
     broken.ops.front().slots.clear();
     return broken;
   }
-  // Far more than any device has: the run does not fit, which is an answer and no error.
+  // "reserve" asks for far more memory than any device has. A run that does not fit is no error.
   void Plan(PolicyContext& context) override {
     if (how_ == "itself") context.WhatIf(*this);
     if (how_ == "op") {

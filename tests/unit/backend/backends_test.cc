@@ -1,4 +1,4 @@
-// What of the hardware backends can be tested without the hardware.
+// Tests of the hardware backends that need no hardware.
 
 #include <gtest/gtest.h>
 
@@ -75,7 +75,7 @@ TEST(PhiloxTest, DropoutKeepsTheRightFraction) {
   EXPECT_NEAR(kept, 60'000, 800);  // five standard deviations
 }
 
-// On a machine with a usable GPU there is nothing to say.
+// On a machine with a usable GPU no error occurs, and the test is skipped.
 TEST(BackendsTest, MeasuringSaysWhatIsMissing) {
   std::string missing;
   try {

@@ -17,7 +17,8 @@ using ::testing::HasSubstr;
 //   a      [write read]..................  held until f3
 //   b             [write read]
 //   c                    [write read]
-// Of 10, 20 and 30 bytes: the most is 50 by the last uses, 60 with the hold.
+// The tensors have 10, 20 and 30 bytes. The peak is 50 bytes if each is freed after its last use,
+// and 60 with the hold.
 Trace Recorded() {
   testing::TraceBuilder builder;
   builder.Tensor("a", TensorKind::kActivation, 10)

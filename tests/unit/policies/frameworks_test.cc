@@ -1,4 +1,5 @@
-// The memory rules of the frameworks that SuperNeurons compares with, against sums over the trace.
+// Tests of the memory rules of the frameworks that SuperNeurons compares with. The expected values
+// are sums over the trace.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,7 +28,7 @@ class FrameworksTest : public ::testing::Test {
  protected:
   FrameworksTest() : device_(Exact()), cost_(device_) { RegisterBuiltinPolicies(registry_); }
 
-  // Blocks of 1 byte, and fastest algorithms that need workspace.
+  // Returns a device with blocks of 1 byte, on which the fastest algorithms need workspace.
   static Device Exact() {
     Device device = testing::NarrowDevice();
     device.alignment = Bytes(1);
@@ -42,7 +43,7 @@ class FrameworksTest : public ::testing::Test {
     return report;
   }
 
-  // The sum over the storages that are used.
+  // Returns the total size of the storages that satisfy `counted`.
   static Bytes Sum(const Trace& trace, const std::function<bool(const Tensor&)>& counted) {
     const Liveness liveness(trace);
     Bytes sum;
@@ -64,7 +65,7 @@ class FrameworksTest : public ::testing::Test {
   PolicyRegistry registry_;
 };
 
-// Convolutions of equal outputs, each with one kernel and no ReLU.
+// Returns a network of convolutions with equal outputs, one kernel each and no ReLU.
 Network UniformChain(int length) {
   Network net("uniform", {4, 8, 8});
   LayerNode x = net.image();
@@ -80,7 +81,8 @@ TEST_F(FrameworksTest, CaffeHoldsDataAndDiffOfEveryBlob) {
   EXPECT_EQ(Run(trace, "caffe:workspace=0B").metrics.peak_requested, Sum(trace, Any));
 }
 
-// Three streams for each of the five convolutions of the module, the neediest call of each.
+// Each convolution has three workspaces, one per stream. Each is as large as the neediest call of
+// the convolution asks.
 TEST_F(FrameworksTest, CaffeHasAWorkspaceForEachConvolution) {
   const Trace trace = LowerNetwork(testing::Chain(), {64, "torch", true});
   Bytes expected;
@@ -98,7 +100,7 @@ TEST_F(FrameworksTest, CaffeHasAWorkspaceForEachConvolution) {
   EXPECT_EQ(Run(trace, "caffe:workspace=1GiB").metrics.peak_requested, Sum(trace, Any) + expected);
 }
 
-// The stem and module a are read by three layers each, and have three more diffs.
+// The stem and module a have three readers each, so each has three additional diffs.
 TEST_F(FrameworksTest, CaffeSplitsWhatHasSeveralReaders) {
   const Trace trace = LowerNetwork(testing::ForkJoin(), {4, "torch", true});
   EXPECT_EQ(Run(trace, "caffe:workspace=0B").metrics.peak_requested,
@@ -115,7 +117,8 @@ TEST_F(FrameworksTest, CaffeKeepsTwoMoreCopiesForABatchNormalisation) {
   EXPECT_EQ(Run(inference, "caffe:workspace=0B").metrics.peak_requested, Sum(inference, Any));
 }
 
-// Everything but gradients of activations for itself; those of a chain in two buffers by turns.
+// Gradients of activations share memory: in a chain they alternate between two buffers. Every other
+// storage has memory for itself.
 TEST_F(FrameworksTest, TorchSharesGradientsAlone) {
   const Trace trace = LowerNetwork(testing::Chain(), {4, "torch", true});
   const Liveness liveness(trace);
@@ -135,8 +138,8 @@ TEST_F(FrameworksTest, TorchSharesGradientsAlone) {
   EXPECT_EQ(Run(trace, "torch").metrics.peak_requested, rest + even + odd);
 }
 
-// 64 equal layers: 8 cuts and segments of 8, one more than the budget of 7, are the best. What the
-// last segment computes stays, as does what is handed on; all else runs again, once.
+// For 64 equal layers, segments of 8 are best, one more than the budget of 7. The activations of
+// the last segment and the activations at the 8 cuts stay. All others are recomputed once.
 TEST_F(FrameworksTest, MxnetCutsAChainIntoSquareRootSegments) {
   const Trace trace = LowerNetwork(UniformChain(64), {4, "torch", true});
   const Report report = Run(trace, "mxnet:workspace=0B");
@@ -147,14 +150,14 @@ TEST_F(FrameworksTest, MxnetCutsAChainIntoSquareRootSegments) {
   }
   EXPECT_GE(report.metrics.recomputed_ops, 64 - 16 - 2);
   EXPECT_LE(report.metrics.recomputed_ops, 64 - 8);
-  // 16 activations instead of 64, and the two gradients at work.
+  // 16 activations live instead of 64, together with the two current gradients.
   const Bytes layer = SizeOf(trace, "conv1.y");
   const Bytes all = Run(trace, "mxnet:recompute=false,workspace=0B").metrics.peak_requested;
   EXPECT_NEAR((all - report.metrics.peak_requested).mib() / layer.mib(), 64 - 16, 3);
   EXPECT_EQ(Run(trace, "liveness:algo=memory").metrics.peak_requested, all);
 }
 
-// Where the stem's output skips module after module, nothing can be cut.
+// If the stem's output skips all modules, the network cannot be cut.
 TEST_F(FrameworksTest, MxnetCutsOnlyWhereOneActivationIsHandedOn) {
   Network net("skip", {4, 8, 8});
   const LayerNode stem = net.Conv("stem", net.image(), ConvSpec::Square(4, 3, 1, 1));
@@ -176,8 +179,8 @@ TEST_F(FrameworksTest, MxnetRespectsTheLimitOfAWorkspace) {
   EXPECT_GT(Run(trace, "mxnet:recompute=false").metrics.peak_requested, none);
 }
 
-// Nothing moves in enough memory. With less, the first layers' outputs go, which live longest, and
-// the run fits where liveness does not.
+// With enough memory nothing moves. With less, the outputs of the first layers, which live longest,
+// are offloaded, and the run fits where `liveness` does not.
 TEST_F(FrameworksTest, TensorFlowSwapsWhatLivesLongest) {
   const Trace trace = LowerNetwork(UniformChain(64), {256, "torch", true});
   const Bytes all = Run(trace, "liveness:algo=memory").metrics.peak_requested;
@@ -193,13 +196,14 @@ TEST_F(FrameworksTest, TensorFlowSwapsWhatLivesLongest) {
   ASSERT_GE(moved.size(), 20u);
   moved.resize(3);
   EXPECT_THAT(moved, ElementsAre("conv1.y", "conv2.y", "conv3.y"));
-  // As many as the estimate asks for, no more: 15 per cent of the memory stay free for the rest.
+  // No more is offloaded than the estimate asks for: 15 per cent of the memory stay free for other
+  // uses.
   EXPECT_LT(report.metrics.offloaded, all - memory + Bytes(memory.count() / 5));
   EXPECT_EQ(report.metrics.prefetched, report.metrics.offloaded);
 }
 
-// DTR, section 4: nothing is dropped while there is room; then heuristics that look at the cost
-// rebuild for less than one that does not.
+// DTR, section 4: nothing is evicted while memory suffices. Heuristics that consider the cost spend
+// less time on recomputation than one that ignores it.
 TEST_F(FrameworksTest, DtrDropsWhatIsCheapToRebuild) {
   const Trace trace = LowerNetwork(BuildNetwork("resnet50"), {16, "torch", true});
   const Device device = ReadDevice(testing::InSource("sim/devices/a100.toml"));
@@ -212,19 +216,20 @@ TEST_F(FrameworksTest, DtrDropsWhatIsCheapToRebuild) {
     EXPECT_THAT(Check(trace, report), IsEmpty()) << policy;
     return report.metrics.recompute;
   };
-  const Bytes half = Bytes::MiB(925);  // from the largest layer to the peak in core
+  const Bytes half = Bytes::MiB(925);  // halfway from the largest layer to the in-core peak
   EXPECT_EQ(rebuilt("dtr", Bytes::Unlimited()), Duration());
   const Duration lru = rebuilt("dtr:heuristic=lru", half);
   EXPECT_GT(lru, Duration());
   EXPECT_LT(rebuilt("dtr", half), lru);
   EXPECT_LT(rebuilt("dtr:heuristic=msps", half), lru);
-  // What only hangs together with a storage through others counts in `dtr-eq` alone.
+  // Only `dtr-eq` counts storages that are connected to a storage indirectly, through others.
   const Bytes third = Bytes::MiB(700);
   EXPECT_NE(rebuilt("dtr", third), rebuilt("dtr:heuristic=dtr-eq", third));
 }
 
-// Capuchin, section 4: nothing moves while there is room. Copies that hide come first, and only
-// beyond them is anything recomputed; what came too late is asked for earlier.
+// Capuchin, section 4: nothing moves while memory suffices. Copies that can be hidden are chosen
+// first, and recomputation only after them. A prefetch that came too late is issued earlier next
+// time.
 TEST_F(FrameworksTest, CapuchinSwapsWhatHidesAndRecomputesTheRest) {
   const Trace trace = LowerNetwork(BuildNetwork("resnet50"), {16, "torch", true});
   const auto run = [&](const std::string& policy, Bytes memory, int64_t link) {
@@ -238,7 +243,7 @@ TEST_F(FrameworksTest, CapuchinSwapsWhatHidesAndRecomputesTheRest) {
     EXPECT_THAT(Check(trace, report), IsEmpty()) << policy;
     return report.metrics;
   };
-  const Bytes half = Bytes::MiB(925);  // from the largest layer to the peak in core
+  const Bytes half = Bytes::MiB(925);  // halfway from the largest layer to the in-core peak
   const Metrics in_core = run("capuchin", Bytes::Unlimited(), 25);
   EXPECT_EQ(in_core.offloaded + Bytes(in_core.recomputed_ops), Bytes(0));
   const Metrics fast = run("capuchin", half, 500);

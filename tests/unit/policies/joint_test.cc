@@ -1,5 +1,5 @@
-// The joint planner: never slower than what it chooses from, the same on any number of cores, and
-// plans that say again what they said.
+// Tests of the joint planner. It is never slower than the plans that it chooses from, gives the
+// same plan on any number of cores, and writes plans that read back as equal.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -52,7 +52,7 @@ class JointTest : public ::testing::TestWithParam<Network (*)()> {
     return Play(trace, memory, policy).report;
   }
 
-  // With both links at this share of their bandwidth, and as they are; the sum of the iterations.
+  // Returns the sum of the iteration times at full link bandwidth and at `share` of the bandwidth.
   Duration OnBothLinks(const Trace& trace, Bytes memory, const std::string& policy, double share) {
     const spillway::Setup setup{Borrow(trace), device_, Borrow(cost_), memory};
     const spillway::Setup slower = WithSlowerLinks(setup, share);
@@ -60,13 +60,13 @@ class JointTest : public ::testing::TestWithParam<Network (*)()> {
            Simulate(slower, *registry_.Make(policy)).report.metrics.iteration;
   }
 
-  // So many percent from the floor to the in-core peak.
+  // Returns the memory that lies `percent` of the way from the floor to the in-core peak.
   Bytes Memory(const Trace& trace, double percent) const {
     const Bytes peak = Run(trace, Bytes::Unlimited(), "liveness").metrics.peak_reserved;
     return MemoryAt(percent, LayerBound(trace, device_.alignment), peak, device_.alignment);
   }
 
-  // The text of a plan for the trace, as a file that `plan` reads.
+  // Writes a plan to a file and returns the policy that reads it.
   std::string PolicyOf(const std::string& text) {
     const std::string path = directory_ / "plan.json";
     WriteFile(path, text);
@@ -97,7 +97,7 @@ TEST_P(JointTest, IsNeverSlowerThanAnotherPolicyInTheSameMemory) {
       ASSERT_TRUE(joint.fits()) << entry.name << " at " << percent << " %";
       EXPECT_LE(joint.metrics.iteration, other.metrics.iteration)
           << entry.name << " at " << percent << " %";
-      // On networks so small they can be as good.
+      // On such small networks these policies can be as good.
       if (entry.name == "capuchin" || entry.name == "checkmate") continue;
       fastest = std::min(fastest.value_or(other.metrics.iteration), other.metrics.iteration);
     }
@@ -135,7 +135,8 @@ TEST_P(JointTest, APlanThatIsImportedIsFollowedWithoutASearch) {
   EXPECT_EQ(again.plan, found.plan);
 }
 
-// In all; on one network alone the search for either may be luckier.
+// The robust plans are faster in the sum over all networks. On a single network either search may
+// be luckier.
 TEST_F(JointTest, RobustPlansAreJudgedOnASlowerLinkToo) {
   Duration plain, robust;
   for (const auto network : {testing::Chain, testing::ForkJoin, testing::Residual,
@@ -153,7 +154,7 @@ TEST_F(JointTest, RobustPlansAreJudgedOnASlowerLinkToo) {
   EXPECT_LT(robust * 100, plain * 99);
 }
 
-// Where another memory or allocator makes a plan unfit, what is needed last goes.
+// If another memory or allocator makes a plan unfit, the tensors needed last are given up.
 TEST_P(JointTest, APlanIsFollowedInLessMemory) {
   const Trace trace = LowerNetwork(GetParam()(), {8, "torch", true});
   const Report found = Run(trace, Memory(trace, 60), "joint:effort=100");
@@ -203,7 +204,8 @@ TEST_P(JointTest, TrialsThatAreSkippedWouldNotHaveHelped) {
   EXPECT_LT(few, all);
 }
 
-// Has `joint` plan, and watches the trials that it makes, which `trial` may stand in for.
+// A policy that lets `joint` plan and passes each of its trials to `trial`, which may replace the
+// result.
 class Planner final : public Policy {
  public:
   using Trial = std::function<Report(Policy&, const std::function<Report()>& run)>;
@@ -227,7 +229,7 @@ TEST_F(JointTest, NamedEffortsTryFewerPlansOfLongTraces) {
   const auto plans_of = [&](int ops, const std::string& effort) {
     testing::TraceBuilder builder;
     builder.Tensor("t0", TensorKind::kInput, 1000);
-    for (int i = 1; i <= ops; ++i) {  // there, and back again
+    for (int i = 1; i <= ops; ++i) {  // the reads mirror the writes
       const int mirrored = std::min(i - 1, ops - i);
       builder.Tensor(fmt::format("t{}", i), TensorKind::kActivation, 1000)
           .Op(fmt::format("f{}", i), Phase::kForward,
@@ -254,7 +256,8 @@ TEST_F(JointTest, NamedEffortsTryFewerPlansOfLongTraces) {
 TEST_F(JointTest, WhatTakesFarTooLongIsRunNoFurther) {
   const Trace trace = LowerNetwork(testing::Dense(), {8, "torch", true});
   const Bytes memory = Memory(trace, 40);
-  // How many other policies fit in a trial, where plans seem to take so small a part of their time.
+  // Returns how many other policies fit in a trial if plans seem to take only 1/`part` of their
+  // time.
   const auto others_that_fit = [&](int part) {
     std::atomic<int> fit = 0;
     Planner planner(
@@ -289,7 +292,7 @@ TEST_F(JointTest, DoesOnlyWhatItMay) {
   EXPECT_THAT(rebuilds.plan, Not(HasSubstr("prefetch")));
   const Report free = Run(trace, memory, "joint:effort=300,kernels=false");
   EXPECT_THAT(free.plan, Not(HasSubstr("algorithm")));
-  // But for what a narrower search finds by going deeper.
+  // A narrower search may find slightly better plans because it goes deeper.
   EXPECT_LE(Run(trace, memory, "joint:effort=3000").metrics.iteration * 1000,
             std::min(copies.metrics.iteration, rebuilds.metrics.iteration) * 1001);
 }
@@ -353,7 +356,7 @@ TEST_F(JointTest, RefusesPlansThatAreWrongStaleOrForeign) {
   }
 }
 
-// Of plans that are found on the allocator of the run, and that follow one found on another.
+// Compares plans found on the allocator of the run with plans found on another allocator.
 TEST_P(JointTest, SearchesOnTheAllocatorOfTheRun) {
   const Trace trace = LowerNetwork(GetParam()(), {256, "torch", true});
   device_.page_map.fixed = Duration::Milliseconds(5);
@@ -369,8 +372,8 @@ TEST_P(JointTest, SearchesOnTheAllocatorOfTheRun) {
   EXPECT_LE(own * 1000, foreign * 1005);
 }
 
-// A plan that keeps everything, where not everything has room: what gives way comes back before the
-// op that uses it.
+// The plan keeps everything in too little memory. Storages that are given up return before the op
+// that uses them.
 TEST_F(JointTest, WhatIsGivenUpComesBackEarly) {
   const Trace trace = LowerNetwork(testing::Residual(), {8, "torch", true});
   FactsProbe probe;
@@ -437,7 +440,7 @@ TEST_F(JointTest, WhatLeavesLiesApartIfThePlanSaysSo) {
   EXPECT_GE(placed, high.size());
 }
 
-// x -> y -> z -> loss: `y` is idle from z's forward to its backward, for which z has to be rebuilt.
+// x -> y -> z -> loss: y is idle from z's forward to its backward op, which needs z to be rebuilt.
 TEST_F(JointTest, WhatARebuildReadsIsNeededForIt) {
   const Trace trace = LowerNetwork(testing::Residual(), {8, "torch", true});
   class Reader final : public Policy {

@@ -49,7 +49,7 @@ TEST(RegistryTest, SpecificationsAreParsedStrictly) {
   EXPECT_THAT(UsageErrorOf("vdnn-dyn:algo=memory"), HasSubstr("valid: adopt"));
 }
 
-// As `spillway validate` asks, to measure the kernels of divided traces.
+// `spillway validate` calls Rewrite without a run to measure the kernels of divided traces.
 TEST(RegistryTest, WhatPoliciesMakeOfATraceCanBeAskedWithoutARun) {
   const Trace trace = LowerNetwork(BuildNetwork("alexnet"), {1, "torch", false});
   Device device;
@@ -95,10 +95,10 @@ TEST(ParamsTest, TypedReadersCheckTheirValues) {
   EXPECT_THROW(wrong_size.Size("size", Bytes(0), ""), UsageError);
 }
 
-// Every op takes 10 ns, every copy 10 ns. x, y1 and y2 leave after f1, f2 and f3; the fence of each
-// step holds the next one until the copy is out, which it is: a copy of X starts when X is written,
-// with the step that reads it. In backward, b3 prefetches y1 and b2 prefetches x; y2 itself is
-// fetched by b3.
+// Every op takes 10 ns, every copy 10 ns. x, y1 and y2 leave after f1, f2 and f3. The fence of each
+// step waits for the copy of that step. It costs no time, because the copy starts as soon as its
+// storage is written and ends with the op that reads it. In backward, b3 prefetches y1 and b2
+// prefetches x; y2 is fetched on demand for b3.
 //
 //   d2h      |x |y1|y2|
 //   compute  |f1|f2|f3|  |b3|b2|b1|
@@ -145,8 +145,8 @@ TEST(VdnnTest, DynOffloadsWhereItMust) {
   EXPECT_GT(result.report.metrics.offloaded, Bytes(0));
 }
 
-// Whatever the memory, `adopt=fastest` is as fast as the fastest of its passes; the first that fits
-// is not where (all, performance) copies more than the small kernel of (conv, greedy) would cost.
+// For any memory, `adopt=fastest` is as fast as the fastest of its passes. The first pass that fits
+// is slower where (all, performance) copies more than the small kernel of (conv, greedy) costs.
 TEST(VdnnTest, DynAdoptsTheFastestOfItsPasses) {
   Trace trace = testing::ChainTrace();
   trace.layers[1].type = OpType::kMaxPool2d;
@@ -178,8 +178,8 @@ TEST(VdnnTest, DynAdoptsTheFastestOfItsPasses) {
   EXPECT_GT(faster_than_first, 0);
 }
 
-// Under the least memory, the greedy pass takes the fast kernel where there is room and the small
-// one where there is none.
+// With the least memory, the greedy pass chooses the fast kernel where there is room and the small
+// kernel where there is none.
 TEST(VdnnTest, DynDowngradesGreedily) {
   FixedCost cost;
   for (const char* op : {"f1", "b3"}) {
@@ -222,8 +222,7 @@ TEST(NetworkWideTest, ChainsNeedTwoGradientBlocks) {
   EXPECT_EQ(result.report.metrics.average_requested, result.report.metrics.peak_requested);
 }
 
-// w goes outside after f1 and comes back for f4, though the ops up to the last were looked at
-// before.
+// w is offloaded after f1 and prefetched for f4, although the policy has already examined all ops.
 TEST(MmcnnTest, WhatHasGoneOutsideIsPrefetchedAgain) {
   const Trace trace = testing::TraceBuilder()
                           .Tensor("x", TensorKind::kInput, 10)

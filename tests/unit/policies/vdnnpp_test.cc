@@ -1,4 +1,4 @@
-// vDNN++ on chains small enough to draw.
+// Tests of vDNN++ on chains small enough to draw.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ Trace ConvChain() {
   return builder.Build();
 }
 
-// f1 and f3, like b1 and b3, are fast (2 ns), the others long (18 ns).
+// f1, f3, b1 and b3 take 2 ns, the other ops 18 ns.
 testing::FixedCost AlternatingCost() {
   testing::FixedCost cost(Duration::Nanoseconds(18));
   for (const char* op : {"f1", "f3", "b3", "b1"}) {
@@ -69,12 +69,13 @@ std::string Timeline(const testing::RunResult& result) {
   return testing::TimelineText(ConvChain(), result.report);
 }
 
-// vDNN, section III-A: each fast layer waits for its offload (|..|), the long ones hide theirs.
+// vDNN, section III-A: each fast layer waits for its offload (|..|); long layers hide their
+// offloads.
 //
 //   compute  |f1|..f2          |f3|..f4          |
 //   d2h      |x   |y1  |       |y2  |y3  |
 //
-// vDNN++, Fig. 8: the offload of a fast layer's X goes on beside the long layer that follows.
+// vDNN++, Fig. 8: the offload of a fast layer's X continues during the long layer that follows.
 //
 //   compute  |f1|f2         |f3|f4          |
 //   d2h      |x   |y1  |     |y2  |y3  |
@@ -100,15 +101,16 @@ TEST(VdnnppTest, LazyReleaseWaitsForTheEndOfForward) {
               HasSubstr("f1 offload x\nf1 release x\nf2 offload y1\nf2 release y1\n"));
 }
 
-// x and y1 have landed when f3 begins, y2 not when f4 begins (22 of 30 ns).
+// The copies of x and y1 have ended when f3 begins. The copy of y2 has not ended when f4 begins (22
+// of 30 ns).
 TEST(VdnnppTest, LandedCopiesAreGivenBack) {
   EXPECT_THAT(Decisions(Play("vdnnpp:offload=conv,release=landed")),
               HasSubstr("f1 offload x\nf2 offload y1\nf3 release x\nf3 release y1\n"
                         "f3 offload y2\nf4 offload y3\nf4 release y2\nf4 release y3\n"));
 }
 
-// Room for three of the four tensors that forward would keep: f3 takes x's block, which has been
-// out for long, where vDNN would have given it y1's, which is still being copied from.
+// The memory holds three of the four tensors that forward would keep. f3 takes the block of x,
+// whose copy ended long ago. vDNN would give it the block of y1, which is still being copied.
 TEST(VdnnppTest, LazyReleaseGivesBackTheOldestFirst) {
   const auto lazy = Play("vdnnpp:offload=conv,release=lazy", Bytes(30));
   ASSERT_TRUE(lazy.report.fits());
@@ -128,7 +130,7 @@ TEST(VdnnppTest, AlternateConvolutionsBeginWithTheFirst) {
   }
 }
 
-// Not slower than any, and it fits where one of them does.
+// `auto` is not slower than any release, and it fits if one release fits.
 TEST(VdnnppTest, AutoTakesTheBestRelease) {
   for (const int memory : {20, 30, 40, 50, 60, 100}) {
     for (const std::string offload : {"conv", "aconv", "all"}) {
@@ -166,7 +168,7 @@ TEST(VdnnppTest, DynMovesNothingWhereItFits) {
   EXPECT_GT(tight.metrics.offloaded, Bytes(0));
 }
 
-// In an arena of 100 bytes the high end of the first free block is at 90.
+// In an arena of 100 bytes, a first block at the high end begins at 90.
 TEST(VdnnppTest, HintsSendOneKindToTheHighEnd) {
   const Trace trace = ConvChain();
   const auto first_block = [&](const std::string& policy, const std::string& tensor) {
@@ -198,7 +200,7 @@ TEST(VdnnppTest, EachModeNamesTheVdnnWhoseMemoryItGets) {
   EXPECT_THROW(library.MemoryPolicy("vdnnp"), UsageError);
 }
 
-// In it vDNN fits, without holding less than where memory is no object.
+// vDNN fits in the needed memory, and its peak with unlimited memory is not larger.
 TEST(VdnnppTest, NeededMemoryIsEnough) {
   const Trace trace = LowerNetwork(testing::ForkJoin(), {4, "vdnnpp", true});
   const Device device = testing::NarrowDevice();
@@ -213,7 +215,7 @@ TEST(VdnnppTest, NeededMemoryIsEnough) {
   EXPECT_GE(*needed, peak);
   setup.memory = *needed;
   EXPECT_TRUE(Simulate(setup, *make()).report.fits());
-  // What the device does not have is not given.
+  // The needed memory is limited to the memory of the device.
   Device small = device;
   small.memory = *needed - device.alignment;
   EXPECT_EQ(ParseMemory("vdnn-all", {Borrow(trace), small, Borrow(cost), Bytes::Unlimited()}),
@@ -221,7 +223,7 @@ TEST(VdnnppTest, NeededMemoryIsEnough) {
   small.memory = *needed + Bytes::MiB(1);
   EXPECT_EQ(ParseMemory("vdnn-all", {Borrow(trace), small, Borrow(cost), Bytes::Unlimited()}),
             *needed);
-  // Nowhere to take the inputs from.
+  // Without host memory the inputs cannot be fetched.
   small.host_memory = Bytes(0);
   spillway::Setup charged{Borrow(trace), small, Borrow(cost), Bytes::Unlimited()};
   charged.options.charge_input = true;

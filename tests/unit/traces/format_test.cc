@@ -20,7 +20,7 @@ using ::spillway::testing::TemporaryDirectory;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// The `index`-th JSON block of the specification.
+// Returns the `index`-th JSON block of the specification.
 std::string ExampleOfSpecification(int index) {
   const std::string text = ReadFile(testing::InSource("traces/FORMAT.md"));
   size_t begin = 0;
@@ -28,7 +28,7 @@ std::string ExampleOfSpecification(int index) {
   return text.substr(begin, text.find("```", begin) - begin);
 }
 
-// The smallest trace with every kind of value, one element on a line.
+// The smallest trace with a value of every kind, one element per line.
 constexpr std::string_view kSmall = R"({
 "format": "spillway-trace", "version": 1, "name": "n:2", "network": "n", "batch": 2,
 "preset": "torch", "training": true,
@@ -43,7 +43,7 @@ constexpr std::string_view kSmall = R"({
  "slots": [{"name": "fwd", "signature": "relu.fwd elements=3", "flops": 6, "traffic": 48}],
  "recomputable": true}]})";
 
-// `kSmall` with the first `from` replaced by `to`.
+// Returns `kSmall` with the first `from` replaced by `to`.
 std::string Edited(std::string_view from, std::string_view to) {
   std::string text(kSmall);
   const size_t at = text.find(from);
@@ -110,7 +110,8 @@ TEST(FormatTest, RoundTripsThroughFiles) {
   }
 }
 
-// `text`, laid out as `kSmall`, with ops before tensors before layers and the header last.
+// Returns `text`, which is laid out like `kSmall`, with the ops first, then the tensors, the layers
+// and the header.
 std::string Shuffled(const std::string& text) {
   const size_t layers = text.find("\"layers\""), tensors = text.find("\"tensors\""),
                ops = text.find("\"ops\"");
@@ -126,7 +127,7 @@ TEST(FormatTest, OrderOfKeysDoesNotMatter) {
             FormatTrace(ParseTrace(small, "t.json")));
 }
 
-// An escape may stand for any character, and blanks behind a string are not part of it.
+// An escape may stand for any character, and white space after a string is not part of the string.
 TEST(FormatTest, SpellingDoesNotMatter) {
   std::string text(kSmall);
   using Spelling = std::pair<std::string_view, std::string_view>;
@@ -154,7 +155,7 @@ TEST(FormatTest, AliasMayNameALaterTensor) {
   EXPECT_EQ(trace.tensor(trace.Root(TensorId{2})).name, "z");
 }
 
-// What has neither views nor parts is written as version 1.
+// A trace without views and parts is written as version 1.
 TEST(FormatTest, ViewsAndPartsNeedVersion2) {
   const std::string views = R"("size": 24},
 {"name": "v", "kind": "activation", "shape": [3], "size": 12, "alias_of": "y", "offset": 8},
@@ -217,7 +218,7 @@ TEST(FormatTest, WriterRefusesWhatCouldNotBeReadBack) {
             "trace 'n:2': op 'l.fwd': the attribute 'elements' is not finite");
 }
 
-// Draws a valid trace: chains of aliases, odd names, empty lists.
+// Returns a random valid trace with chains of aliases, odd names and empty lists.
 Trace RandomTrace(uint32_t seed) {
   std::mt19937 random(seed);
   const auto draw = [&](int64_t n) { return static_cast<int64_t>(random() % n); };
@@ -288,7 +289,8 @@ TEST(FormatTest, RandomTracesRoundTripToIdenticalBytes) {
   }
 }
 
-// Whatever is cut or changed: an `InputError` or a valid trace, never anything else.
+// Every truncation gives an `InputError`. Random damage gives an `InputError` or a valid trace,
+// never anything else.
 TEST(FormatTest, EveryTruncationIsAnInputError) {
   for (size_t size = 0; size < kSmall.size(); ++size) {
     EXPECT_THAT(InputErrorOf([&] { ParseTrace(kSmall.substr(0, size), "t.json"); }),
@@ -353,7 +355,7 @@ TEST(FormatErrorTest, FormatAndVersion) {
             "t.json:2:40: version: unsupported version 4; this program reads version 1 to 3");
   EXPECT_EQ(ErrorOfEdit("\"format\": \"spillway-trace\", ", ""),
             "t.json:1:1: the key 'format' is missing");
-  // The version is checked before anything that a later version may have added.
+  // The version is checked before any key that a later version may have added.
   EXPECT_THAT(ErrorOfEdit("\"version\": 1, \"name\"", "\"new\": {}, \"version\": 7, \"name\""),
               HasSubstr("unsupported version 7"));
 }
@@ -453,7 +455,7 @@ TEST(FormatErrorTest, LongTextIsCut) {
   EXPECT_LT(message.size(), 200);
 }
 
-// `kSmall` as a program of a framework that was recorded, with `from` replaced by `to`.
+// Returns `kSmall` as a recorded program of a framework, with `from` replaced by `to`.
 std::string Recorded(std::string_view from = "", std::string_view to = "") {
   std::string text(kSmall);
   using Edit = std::pair<std::string_view, std::string_view>;
@@ -493,7 +495,7 @@ TEST(FormatTest, RecordedTraces) {
   EXPECT_EQ(FormatTrace(ParseTrace(Shuffled(Recorded()), "t.json")), text);
 }
 
-// A reader of an older version does not know the keys.
+// Readers of older versions do not know these keys.
 TEST(FormatErrorTest, KeysOfRecordedTracesNeedTheirVersion) {
   EXPECT_THAT(ErrorOfEdit("\"size\": 24}", "\"size\": 24, \"held_until\": \"l.fwd\"}"),
               HasSubstr("the key 'held_until' needs version 3 of the format"));

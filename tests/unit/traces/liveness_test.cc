@@ -55,7 +55,7 @@ TEST(LivenessTest, AlikeAreOpsOfOneKindOnCommonData) {
   }
 }
 
-// Chains in both directions, met at their ends and in the middle.
+// Chains of aliases in both directions, looked up at their ends and in the middle.
 TEST(LivenessTest, RootsAreThoseOfTheTrace) {
   testing::TraceBuilder builder;
   builder.Tensor("a", TensorKind::kScratch, 4);

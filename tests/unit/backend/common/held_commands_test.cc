@@ -16,7 +16,7 @@ Launch LaunchOf(uint32_t op) {
   return launch;
 }
 
-// What the commands come out as, a line each.
+// Releases the held commands and returns one line for each.
 std::vector<std::string> Released(HeldCommands& held) {
   std::vector<std::string> lines;
   const auto add = [&](std::string line, std::span<const Wait> waits) {
@@ -48,7 +48,7 @@ std::vector<std::string> Released(HeldCommands& held) {
 
 TEST(HeldCommands, ComeOutInOrderWithWhatTheyWereGivenWith) {
   HeldCommands held;
-  {  // all of it is gone when they come out
+  {  // these arguments no longer exist when the commands are released
     const std::vector<Wait> none;
     const std::vector<Wait> copied{{{Stream::kToDevice, 1}, WaitCause::kFetch}};
     const std::vector<KernelRun> runs{{0, 3, 1}, {0, 4, 1}};
@@ -81,7 +81,7 @@ TEST(HeldCommands, CountOnUntilTheIterationEnds) {
   EXPECT_EQ(held.Enqueue(LaunchOf(3), {}).sequence, 1u);
 }
 
-// A copy's place held a launch before, and the other way round.
+// Each place held a command of the other kind before.
 TEST(HeldCommands, ForgetWhatStoodInTheirPlace) {
   HeldCommands held;
   const std::vector<Wait> waits{{{Stream::kToHost, 5}, WaitCause::kMemory}};

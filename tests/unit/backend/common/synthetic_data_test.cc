@@ -1,4 +1,4 @@
-// Synthetic contents: a function of seed, tensor, iteration and element.
+// Tests that synthetic contents are a function of seed, tensor, iteration and element.
 
 #include "backend/common/synthetic_data.h"
 
@@ -40,7 +40,8 @@ TEST(SyntheticDataTest, EachKindOfTensorGetsItsOwn) {
       EXPECT_FALSE(again) << tensor.name;
       labels += data.kind == DataKind::kLabels ? 1 : 0;
     } else if (tensor.kind == TensorKind::kOptimizerState && data.kind == DataKind::kUniform) {
-      EXPECT_EQ(Floats(data, 3), std::vector<float>(3, 1.0f)) << tensor.name;  // a variance
+      // A variance starts at 1.
+      EXPECT_EQ(Floats(data, 3), std::vector<float>(3, 1.0f)) << tensor.name;
     }
   }
   EXPECT_GT(scales, 0);

@@ -1,4 +1,4 @@
-// The memory of the CPU backend: what nobody may read any more is NaN when somebody does.
+// Tests the memory of the CPU backend: reading freed or abandoned memory gives NaN.
 
 #include "backend/cpu/cpu_backend.h"
 
@@ -34,7 +34,7 @@ class CpuBackendTest : public ::testing::Test {
     backend_.OnArrive(TensorId{0}, kX, PoolId::kDevice);
   }
 
-  // Issues f1 from x to y, with scratch or workspace in the rest.
+  // Issues f1 from x to y. `scratch` and `workspace` lie in the remaining memory.
   Event Enqueue(std::vector<Block> scratch, Block workspace) {
     const std::vector<Block> inputs{kX}, outputs{kY};
     Launch launch;
@@ -45,7 +45,7 @@ class CpuBackendTest : public ::testing::Test {
     return backend_.Enqueue(launch, {});
   }
 
-  // The 8 bytes of a block.
+  // Returns the 8 bytes of a block.
   std::vector<std::byte> Contents(const Block& block, PoolId pool = PoolId::kDevice) const {
     std::vector<std::byte> bytes(8);
     backend_.Read(block, pool, bytes);

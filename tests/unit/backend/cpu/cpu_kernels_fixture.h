@@ -1,5 +1,5 @@
-// What the tests of the CPU kernels share: executing an op on double arrays, in either type, and
-// comparing gradients with central differences.
+// The fixture of the CPU kernel tests. It executes an op on double arrays in float or double and
+// compares gradients with central differences.
 
 #ifndef SPILLWAY_TESTS_UNIT_BACKEND_CPU_CPU_KERNELS_FIXTURE_H_
 #define SPILLWAY_TESTS_UNIT_BACKEND_CPU_CPU_KERNELS_FIXTURE_H_
@@ -23,7 +23,8 @@ struct alignas(64) Line {
   std::byte bytes[64];
 };
 
-// An operand, filled with 0xff bytes, which is NaN. It starts `skip` lines into its memory.
+// An operand that starts `skip` lines into its memory. Its bytes are initially 0xff, so its values
+// are NaN.
 struct Buffer {
   Buffer(size_t size, size_t skip) : lines(skip + size / sizeof(Line) + 1) {
     std::memset(lines.data(), 0xff, lines.size() * sizeof(Line));
@@ -33,7 +34,7 @@ struct Buffer {
   std::span<std::byte> span;
 };
 
-// Runs the op in `Scalar` and gives its outputs. Labels are given as numbers.
+// Runs the op in `Scalar` and returns its outputs. Labels are passed as numbers.
 template <typename Scalar>
 std::vector<Array> Execute(const Op& op, const std::vector<Array>& inputs,
                            const std::vector<Case::Output>& outputs, size_t skip = 0) {
@@ -64,7 +65,8 @@ std::vector<Array> Execute(const Op& op, const std::vector<Array>& inputs,
   return results;
 }
 
-// Every element within `tolerance` of the largest element wanted.
+// Fails unless each element differs from `want` by at most `tolerance` times the largest magnitude
+// in `want`.
 inline void ExpectClose(const Array& got, const Array& want, double tolerance,
                         const std::string& what) {
   ASSERT_EQ(got.size(), want.size()) << what;
@@ -82,7 +84,7 @@ inline std::vector<Array> AllToDouble(const std::vector<Values>& inputs) {
   return result;
 }
 
-// Runs the case in both types.
+// Runs the case in double and in float and compares the outputs with `want`.
 inline void Check(const Case& test, const std::vector<Array>& want) {
   const std::vector<Array> inputs = AllToDouble(test.inputs);
   const std::vector<Array> exact = Execute<double>(test.op, inputs, test.outputs);
@@ -90,13 +92,13 @@ inline void Check(const Case& test, const std::vector<Array>& want) {
   ASSERT_EQ(exact.size(), want.size());
   for (size_t i = 0; i < want.size(); ++i) {
     const std::string what = test.op.name + " output " + std::to_string(i);
-    // 1e-6 and not less, because some operands are outputs that were rounded to float.
+    // The tolerance is not below 1e-6 because some operands are outputs that were rounded to float.
     ExpectClose(exact[i], want[i], 1e-6, what);
     ExpectClose(rounded[i], exact[i], 1e-4, what + " in float");
   }
 }
 
-// Compares `gradient` with central differences of `loss` by the elements of `at`.
+// Compares `gradient` with central differences of `loss` in each element of `at`.
 inline void CheckGradient(const std::function<double(const Array&)>& loss, const Array& at,
                           const Array& gradient, const std::string& what) {
   constexpr double kStep = 1e-5;
@@ -111,8 +113,8 @@ inline void CheckGradient(const std::function<double(const Array&)>& loss, const
   ExpectClose(gradient, differences, 1e-6, what);
 }
 
-// The derivative by inputs[i] of the sum of weights * (the first output of the op). `others` are
-// the outputs after the first.
+// Compares `gradient` with the derivative, by inputs[i], of the sum of weights * (the first output
+// of the op). `others` describes the outputs after the first.
 inline void CheckInputGradient(const Op& forward, const std::vector<Array>& inputs, size_t i,
                                const Array& weights, const Array& gradient,
                                const std::vector<Case::Output>& others = {}) {
@@ -131,7 +133,8 @@ inline void CheckInputGradient(const Op& forward, const std::vector<Array>& inpu
 
 class CpuKernelsTest : public ::testing::Test {
  protected:
-  // Uniform in [-1, 1), and no closer to 0 than 0.01, where relu has a kink.
+  // Returns `count` uniform values in [-1, 1) that are at least 0.01 away from 0, where relu has a
+  // kink.
   Values Random(size_t count) {
     std::uniform_real_distribution<float> uniform(-1, 1);
     Values values(count);
@@ -142,7 +145,8 @@ class CpuKernelsTest : public ::testing::Test {
     return values;
   }
 
-  // Different numbers at least 1e-3 apart, so that a small step changes no maximum.
+  // Returns distinct numbers in random order, at least 1e-3 apart, so that a small step changes no
+  // maximum.
   Values Distinct(size_t count) {
     Values values(count);
     for (size_t i = 0; i < count; ++i) {

@@ -1,5 +1,6 @@
-// The CPU kernels: forward against naive references and drawn examples, backward against central
-// differences of the kernels' own forward step, in double; float against double.
+// Tests of the CPU kernels. Forward steps are compared with naive references and worked examples.
+// Backward steps in double are compared with central differences of the kernels' own forward step.
+// Float results are compared with double results.
 
 #include "backend/cpu/kernels.h"
 
@@ -46,7 +47,7 @@ TEST_F(CpuKernelsTest, Gelu) {
   const Op forward = MakeOp(OpType::kGelu, Phase::kForward, 2, attributes);
   const Op backward = MakeOp(OpType::kGelu, Phase::kBackward, 2, attributes);
   const Values x{-1, 2, 0, 3, 0.5f, -0.5f, -6, 7};
-  // x times the normal distribution at x, from a table of it.
+  // x times the cumulative normal distribution at x, taken from a table.
   const Array y{-0.158655254, 1.954499736, 0, 2.995950306, 0.345731231, -0.154268769, -5.9e-9, 7};
   Check({forward, {x}, {{8, -1}}}, {y});
 
@@ -97,7 +98,7 @@ TEST_F(CpuKernelsTest, Dropout) {
   EXPECT_THROW(Execute<float>(op, {{1}}, {{1, -1}}), InputError);
 }
 
-// Two samples of planes of 2: parts a (1 channel), b (2 channels).
+// Two samples with planes of 2 elements. Part a has one channel, part b has two.
 TEST_F(CpuKernelsTest, Concat) {
   std::vector<Attribute> attributes{
       {"parts", 2}, {"height", 1}, {"width", 2}, {"channels_0", 1}, {"channels_1", 2}};
@@ -150,7 +151,7 @@ TEST_F(CpuKernelsTest, Sgd) {
   EXPECT_THROW(Check(test, want), InputError);
 }
 
-// Geometry as attributes.
+// Returns the geometry of a convolution as attributes.
 std::vector<Attribute> Attributes(const reference::Conv& c, bool bias) {
   const auto number = [](int value) { return static_cast<double>(value); };
   return {{"in_channels", number(c.in_channels)},
@@ -169,7 +170,7 @@ std::vector<Attribute> Attributes(const reference::Conv& c, bool bias) {
           {"bias", bias ? 1.0 : 0.0}};
 }
 
-// A layer with weights: batch, sizes per sample, and what the reference says of it.
+// A layer with weights, and the convolution that serves as its reference.
 struct WeightLayer {
   OpType type;
   std::vector<Attribute> attributes;
@@ -178,7 +179,7 @@ struct WeightLayer {
 
 class WeightLayerTest : public CpuKernelsTest {
  protected:
-  // Forward and backward in every mode against the reference, gradients against differences.
+  // Compares forward and backward in every mode with the reference, and gradients with differences.
   void CheckLayer(const WeightLayer& layer, bool has_bias) {
     const reference::Conv& c = layer.conv;
     const int plane = c.out_height() * c.out_width();
@@ -232,7 +233,7 @@ TEST_F(WeightLayerTest, Conv2d) {
       {3, 1, 1, 1, 2, 1, 1, 1, 1, 0, 0, 1},  // one element
       {1, 2, 3, 8, 2, 5, 1, 1, 3, 2, 0, 1},  // kernel larger than the input
       {1, 1, 9, 9, 2, 5, 5, 4, 4, 2, 2, 1},
-      {2, 2, 4, 9, 3, 1, 7, 1, 1, 0, 3, 1},  // a row, padded at its ends alone
+      {2, 2, 4, 9, 3, 1, 7, 1, 1, 0, 3, 1},  // a row, padded only at its ends
       {2, 2, 9, 4, 3, 7, 1, 1, 1, 3, 0, 1},  // a column
   };
   for (const reference::Conv& c : shapes) {
@@ -259,9 +260,6 @@ TEST_F(WeightLayerTest, Linear) {
   }
 }
 
-//  1 2 3
-//  4 5 6   *   1 0   =   6  8
-//  7 8 9       0 1      12 14
 TEST_F(CpuKernelsTest, RowsOfBands) {
   // Two channels of a map of five rows of one element, in bands of two and three rows.
   const std::vector<Values> bands{{0, 1, 10, 11}, {2, 3, 4, 12, 13, 14}};
@@ -283,15 +281,15 @@ TEST_F(CpuKernelsTest, RowsOfBands) {
   Check({rows_from(3, 3, true), bands, {{6, -1}}}, {{3, 4, least, 13, 14, least}});
 }
 
-// Seven of 512 channels, and of as many features, at a time.
+// Computes 7 of 512 channels, or 7 of 512 features, at a time.
 TEST_F(CpuKernelsTest, SomeOutputsHaveTheBitsOfAll) {
   constexpr int kOutputs = 512, kSome = 7;
-  for (const int depth : {32, 40}) {  // times 9, from one block of the depth to the next
+  for (const int depth : {32, 40}) {  // times 9, so that each sum spans two blocks of 256 terms
     const reference::Conv all{1, depth, 7, 5, kOutputs, 3, 3, 1, 1, 1, 1, 1};
     const int features = depth * 9;
     const Array image = ToDouble(Random(all.in_size())), x = ToDouble(Random(features));
     const Array weight = ToDouble(Random(all.weight_size()));
-    const auto run = [&](int from, int to) {  // outputs of both ops
+    const auto run = [&](int from, int to) {  // returns the outputs of both ops
       const Array rows(weight.begin() + from * features, weight.begin() + to * features);
       reference::Conv some = all;
       some.out_channels = to - from;
@@ -338,7 +336,7 @@ TEST_F(CpuKernelsTest, Pooling) {
   constexpr int kBatch = 2, kChannels = 2;
   // planes, in, out, kernel, stride, padding
   const reference::Pool shapes[] = {
-      {4, 4, 6, 2, 3, 2, 2, 2, 2, 0, 0},  //
+      {4, 4, 6, 2, 3, 2, 2, 2, 2, 0, 0},
       {4, 6, 7, 3, 3, 3, 3, 2, 2, 0, 0},  // rounded up along one side
       {4, 7, 5, 4, 3, 3, 3, 2, 2, 1, 1},
       {4, 6, 6, 4, 4, 3, 3, 2, 2, 1, 1},  // rounded up beyond the padding
@@ -346,7 +344,7 @@ TEST_F(CpuKernelsTest, Pooling) {
       {4, 4, 5, 4, 5, 3, 3, 1, 1, 1, 1},  // the size stays, as in Inception's modules
       {4, 3, 5, 1, 1, 3, 5, 1, 1, 0, 0},  // global
       {4, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0},
-      {4, 5, 5, 2, 2, 1, 1, 3, 3, 0, 0},  // elements that are in no window
+      {4, 5, 5, 2, 2, 1, 1, 3, 3, 0, 0},  // some elements are in no window
   };
   for (const reference::Pool& p : shapes) {
     for (const bool max : {true, false}) {
@@ -402,7 +400,7 @@ TEST_F(CpuKernelsTest, PoolingDrawn) {
         {{3, 4.5, 7.5, 9}});
 }
 
-// A gradient of the maximum that reads a wrong y must not look right.
+// The gradient of the maximum must be NaN if it reads a wrong y.
 TEST_F(CpuKernelsTest, MaxPoolBackwardNeedsItsOutput) {
   const reference::Pool p{1, 2, 2, 1, 1, 2, 2, 2, 2, 0, 0};
   const Op op = MakeOp(OpType::kMaxPool2d, Phase::kBackward, 1, Attributes(p, 1));
@@ -468,7 +466,8 @@ TEST_F(CpuKernelsTest, SoftmaxLoss) {
   }
 }
 
-// Large enough for every path of a blocked matrix product, of odd sizes, in float.
+// The operands have odd sizes and are large enough for every path of a blocked matrix product. The
+// comparison is in float.
 TEST_F(CpuKernelsTest, TheSameBitsWhereverOperandsLie) {
   const reference::Conv c{2, 34, 13, 11, 46, 3, 3, 1, 1, 1, 1, 2};
   const reference::Conv pixel{37, 301, 1, 1, 53, 1, 1, 1, 1, 0, 0, 1};
@@ -531,8 +530,8 @@ TEST_F(CpuKernelsTest, UnsupportedTypesAndBadOperandsAreNamed) {
   EXPECT_THROW(Execute<float>(huge, {Array(1)}, {{1, -1}}), InputError);
 }
 
-// The losses of `iterations` iterations on one batch. All memory but the state that lives across
-// iterations is NaN at the start of each.
+// Trains for `iterations` iterations on one batch and returns the losses. Each iteration starts
+// with NaN in all memory except the state that lives across iterations.
 std::vector<float> Train(const Trace& trace, int iterations) {
   std::vector<Buffer> storage;
   for (const Tensor& tensor : trace.tensors) {
@@ -598,7 +597,7 @@ TEST_F(CpuKernelsTest, LoweredNetworksTrain) {
   }
 }
 
-// Also in another order, and whatever forks do then.
+// The depth-first order trains too, with every treatment of forks.
 TEST_F(CpuKernelsTest, NetworksTrainDepthFirst) {
   for (const Network& network : {spillway::testing::ForkJoin(), spillway::testing::Residual(),
                                  spillway::testing::Normalized(), spillway::testing::Rectangular(),
@@ -614,9 +613,9 @@ TEST_F(CpuKernelsTest, NetworksTrainDepthFirst) {
   }
 }
 
-// What works in place and what forks copy is accounting: it changes no bit. But forks add up
-// gradients in another order, which only two do not notice, and are layers, whose numbers choose
-// the masks of a dropout.
+// In-place ops and forks that copy change the accounting but no bit of the losses. Forks have two
+// other effects: they add gradients in another order, which changes sums of more than two, and they
+// are layers, whose numbers seed the masks of dropout.
 TEST_F(CpuKernelsTest, AccountingChangesNoBit) {
   for (const Network& network : {spillway::testing::ForkJoin(), spillway::testing::Residual(),
                                  spillway::testing::Normalized()}) {

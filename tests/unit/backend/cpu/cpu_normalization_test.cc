@@ -1,5 +1,5 @@
-// Batch normalisation and forks on the CPU: against a naive reference, backward against central
-// differences, and what recomputation relies on.
+// Tests of batch normalisation and forks on the CPU. Results are compared with a naive reference
+// and backward with central differences. Recomputation relies on the tested properties.
 
 #include <gtest/gtest.h>
 
@@ -78,13 +78,13 @@ TEST_F(CpuKernelsTest, LrnBackwardMayOverwriteTheGradient) {
   }
 }
 
-// One channel of two samples, 1 and 3: mean 2, variance 1, normalised -1 and 1.
+// One channel of two samples with values 1 and 3: mean 2, variance 1, normalised values -1 and 1.
 TEST_F(BatchNormTest, Drawn) {
   const std::vector<Attribute> attributes{{"channels", 1}, {"height", 1},   {"width", 1},
                                           {"epsilon", 0},  {"momentum", 1}, {"training", 1}};
   const Op forward = MakeOp(OpType::kBatchNorm, Phase::kForward, 2, attributes);
   Check({forward, {{1, 3}, {10}, {5}}, {{2, -1}, {1, -1}, {1, -1}}}, {{-5, 15}, {2}, {1}});
-  // dy moves along the normalised input, which changes no y; the unbiased variance is 2.
+  // dy is parallel to the normalised input, so dx is 0. The unbiased variance is 2.
   const Op backward =
       MakeOp(OpType::kBatchNorm, Phase::kBackward, 2, With(attributes, {true, false, false}));
   Check({backward,
@@ -93,8 +93,8 @@ TEST_F(BatchNormTest, Drawn) {
         {{0, 0}, {2}, {6}, {2}, {2}});
 }
 
-// Forward may be run again to rebuild y: it has no state, and gives the same bits wherever its
-// operands lie.
+// Recomputation may run forward again to rebuild y. Forward has no state and gives the same bits
+// wherever its operands lie.
 TEST_F(BatchNormTest, RunningForwardAgainChangesNothing) {
   const BatchNormShape shape{4, 37, 9, 1};
   const BatchNormOperands v = RandomOperands(shape);

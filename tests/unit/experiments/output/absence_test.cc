@@ -1,4 +1,4 @@
-// Storages that leave the device in iterations small enough to draw.
+// Tests of storages that leave the device, in iterations small enough to draw.
 
 #include "experiments/output/absence.h"
 
@@ -24,7 +24,7 @@ constexpr TensorId kX{0}, kY1{1};
 
 Duration Ns(int64_t n) { return Duration::Nanoseconds(n); }
 
-// x leaves after f1 and nobody asks for it; y1 may be dropped after f2.
+// A policy that offloads x after f1 without a prefetch, and evicts y1 after f2 if `drops`.
 class LeavingPolicy final : public Policy {
  public:
   explicit LeavingPolicy(bool drops) : drops_(drops) {}
@@ -94,7 +94,7 @@ TEST(AbsenceTest, SaysWhenAStorageWasGoneAndWhatKeepingItWouldCost) {
                     HasSubstr("1 smaller ones")));
 }
 
-// All five storages at b3 take 50 bytes.
+// The five storages live at b3 take 50 bytes.
 TEST(AbsenceTest, WhatWouldNotFitIsNotGivenATime) {
   const Trace trace = ChainTrace();
   const auto [report, absences] = Explain(trace, false, Bytes(40));

@@ -1,4 +1,4 @@
-// Tables of columns, on a struct of every kind of value.
+// Tests of tables of columns, on a struct that has a value of every kind.
 
 #include "experiments/output/columns.h"
 

@@ -1,4 +1,4 @@
-// Explanations, memory curves and exported traces of iterations small enough to draw.
+// Tests of explanations, memory curves and exported traces of iterations small enough to draw.
 
 #include "experiments/output/explain.h"
 
@@ -31,7 +31,7 @@ using testing::TraceBuilder;
 
 Duration Ns(int64_t n) { return Duration::Nanoseconds(n); }
 
-// Calls `after` when an op has been issued.
+// A policy that calls `after` once an op has been issued.
 class AfterPolicy final : public Policy {
  public:
   using Hook = std::function<void(PolicyContext&, const std::string& op)>;
@@ -78,7 +78,7 @@ PolicyMaker After(const AfterPolicy::Hook& hook) {
   return [hook] { return std::make_unique<AfterPolicy>(hook); };
 }
 
-// x leaves after f1 and returns at its last use, b1.
+// Explains a run in which x leaves after f1 and returns at its last use, b1.
 Explained FetchOnDemand(const Trace& trace, const RunSettings& settings = {}, size_t limit = 10) {
   const auto hook = [&](PolicyContext& context, const std::string& op) {
     if (op != "f1") return;
@@ -90,7 +90,7 @@ Explained FetchOnDemand(const Trace& trace, const RunSettings& settings = {}, si
 
 //   d2h      |x |
 //   compute  |f1|f2|f3|b3|b2|    |b1|
-//   h2d                     | x |        10 ns too late: during b2 is the time to start
+//   h2d                     | x |        10 ns late: the copy should start during b2
 TEST(ExplainTest, AFetchIsExplainedByItsCopy) {
   const Trace trace = ChainTrace();
   const auto [report, stalls] = FetchOnDemand(trace);
@@ -110,14 +110,14 @@ TEST(ExplainTest, AFetchIsExplainedByItsCopy) {
   EXPECT_EQ(earlier->gain, Ns(10));
   EXPECT_EQ(trace.op(earlier->remedy.op).name, "b2");
 
-  // There is memory enough: more changes nothing.
+  // Memory is sufficient, so more memory changes nothing.
   EXPECT_EQ(FindSuggestion(stall, RemedyKind::kMoreMemory), nullptr);
-  // The copy takes as long as the stall: no link is fast enough.
+  // The copy takes as long as the stall, so no link is fast enough.
   EXPECT_EQ(FindSuggestion(stall, RemedyKind::kFasterLink), nullptr);
 }
 
-// With an h2d link that needs 10 ns for x and a prefetch 4 ns of work too late, a link of 10 bytes
-// in 4 ns would do.
+// The h2d link needs 10 ns for x, and the prefetch starts 4 ns of work too late. A link that copies
+// 10 bytes in 6 ns removes the stall.
 //   compute  |f1 10|f2 10|f3 10|b3 10|b2 6|   |b1|
 //   h2d                              |  x  |
 TEST(ExplainTest, ALinkThatIsFastEnoughIsNamed) {
@@ -152,7 +152,7 @@ Trace WideSecondOp() {
       .Build();
 }
 
-// With no byte to spare, y2 takes the place of x, whose copy is slow.
+// With no spare byte, y2 takes the memory of x, whose copy is slow.
 //   d2h      |------x 30------|
 //   compute  |f1|  (memory)   |f2|    (fetch)       |b1|
 //   h2d                           |------x 30------|
@@ -169,8 +169,8 @@ TEST(ExplainTest, MemoryInUseIsExplainedByTheCopyThatReadsIt) {
   EXPECT_EQ(stall.length, Ns(20));
   EXPECT_EQ(stall.waited_for, "offload of x (30 B, issued at f1, 30 ns)");
   EXPECT_EQ(stall.why_late, "it started as soon as it was issued");
-  EXPECT_EQ(FindSuggestion(stall, RemedyKind::kStartEarlier), nullptr);  // it began at 0
-  // With 30 bytes more y2 has a place of its own, but best fit gives it that of x again.
+  EXPECT_EQ(FindSuggestion(stall, RemedyKind::kStartEarlier), nullptr);  // the copy began at 0
+  // With 30 bytes more there is a free place for y2, but best fit still chooses the place of x.
   EXPECT_EQ(FindSuggestion(stall, RemedyKind::kMoreMemory), nullptr);
   const Suggestion* link = FindSuggestion(stall, RemedyKind::kFasterLink);
   ASSERT_NE(link, nullptr);
@@ -178,7 +178,7 @@ TEST(ExplainTest, MemoryInUseIsExplainedByTheCopyThatReadsIt) {
   EXPECT_EQ(link->gain, Ns(20));
 }
 
-// As above, but x is released only where there is no room.
+// Here x is released only when an allocation fails; the trace is the one above.
 TEST(ExplainTest, MoreMemoryIsSuggestedWhereItHelps) {
   class OnDemand final : public Policy {
    public:
@@ -224,7 +224,7 @@ TEST(ExplainTest, TheDrainIsExplainedByTheLastCopy) {
   EXPECT_THAT(stalls[0].waited_for, HasSubstr("offload of w"));
 }
 
-// A fence makes f2 wait for a copy that it has no need of.
+// A fence makes f2 wait for a copy that f2 does not need.
 //   d2h      |----x 30----|
 //   compute  |f1| (fence) |f2|
 TEST(ExplainTest, AFenceIsNamedWithWhatItCosts) {
@@ -248,14 +248,14 @@ TEST(ExplainTest, AFenceIsNamedWithWhatItCosts) {
   const Suggestion* fence = FindSuggestion(stalls[0], RemedyKind::kNoFence);
   ASSERT_NE(fence, nullptr);
   EXPECT_EQ(fence->gain, Ns(20));
-  // The input is complete from the start, and the copy started then.
+  // The input is complete from the start, so the copy started as early as possible.
   EXPECT_EQ(FindSuggestion(stalls[0], RemedyKind::kStartEarlier), nullptr);
   const Suggestion* link = FindSuggestion(stalls[0], RemedyKind::kFasterLink);
   ASSERT_NE(link, nullptr);
   EXPECT_EQ(link->remedy.link.bytes_per_second, 3'000'000'000);  // 30 bytes in the 10 ns of f1
 }
 
-// The host issues each op 15 ns after the last, the ops take 10.
+// The host issues an op every 15 ns; the ops take 10 ns.
 TEST(ExplainTest, ALateHostIsNamed) {
   const Trace trace = ChainTrace();
   RunSettings settings;
@@ -266,7 +266,7 @@ TEST(ExplainTest, ALateHostIsNamed) {
   EXPECT_EQ(stalls[0].cause, StallCause::kLaunch);
   EXPECT_EQ(stalls[0].length, Ns(15));
   EXPECT_EQ(stalls[1].length, Ns(5));
-  // Without it each op takes its 10 ns alone.
+  // With a faster host each op takes only its own 10 ns.
   const Suggestion* host = FindSuggestion(stalls[1], RemedyKind::kFasterHost);
   ASSERT_NE(host, nullptr);
   EXPECT_EQ(host->iteration, Ns(60));
@@ -278,13 +278,13 @@ TEST(ExplainTest, RemediesOfTheLongestStallsAloneAreSimulated) {
   EXPECT_TRUE(FetchOnDemand(trace, {}, 0).stalls[0].suggestions.empty());
 }
 
-// --- What must hold for every report ------------------------------------------------------------
+// --- Properties of every report ------------------------------------------------------------------
 
 struct Case {
   std::string name;
   Network (*network)();
   std::string policy;
-  double memory;  // as a multiple of the layer bound; 0 for unlimited
+  double memory;  // a multiple of the layer bound; 0 for unlimited memory
 };
 
 class EveryReportTest : public ::testing::TestWithParam<Case> {
@@ -338,7 +338,7 @@ TEST_P(EveryReportTest, ExplainedStallsAddUpToTheMetrics) {
   EXPECT_EQ(by_cause[StallCause::kDrain], stalls.drain);
 }
 
-// The curve's integral and maximum are the averages and peaks of the metrics.
+// The curve's integral and maximum equal the averages and peaks of the metrics.
 TEST_P(EveryReportTest, TheMemoryCurveAgreesWithTheMetrics) {
   const std::vector<MemorySample> samples = MemoryTimeline(report_);
   const Metrics& metrics = report_.metrics;

@@ -1,4 +1,4 @@
-// The columns of results: which there are, and which have something to say of a run.
+// Tests of the columns of results: which columns exist, and which have a value for a given run.
 
 #include "experiments/output/run_result.h"
 

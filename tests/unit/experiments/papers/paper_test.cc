@@ -35,7 +35,7 @@ TEST(PaperNamesTest, ReadsWhatThePaperAndTheZooWrite) {
                            "VGG-16()", "VGG-16 (2)", "(2)", "VGG-16(256) MB"}) {
     EXPECT_FALSE(kNames.Read(text)) << text;
   }
-  EXPECT_FALSE((PaperNames{{{"VGG-16", "vgg16"}}}.Read("VGG-16")));  // no usual batch
+  EXPECT_FALSE((PaperNames{{{"VGG-16", "vgg16"}}}.Read("VGG-16")));  // there is no usual batch
 }
 
 TEST(PaperNamesTest, WritesTheFirstNameAndAnUnusualBatch) {
@@ -82,7 +82,7 @@ TEST(PaperTableTest, APatternNamesItsRowsAndRecognisesOthers) {
   }
 }
 
-// Every item of a table is found again by its name, in its own cell, and so is what is printed.
+// Selecting an item by its name finds its table, its cell and its printed value.
 TEST(PapersTest, ItemsHaveNamesOfTheirOwn) {
   for (const Paper& paper : Papers()) {
     if (paper.tables == nullptr) continue;
@@ -108,7 +108,8 @@ TEST(PapersTest, ItemsHaveNamesOfTheirOwn) {
 
 TEST(PapersTest, TablesAreAskedForByNameAndListedWhereAnItemIsUnknown) {
   const auto count = [](const std::string& request) { return testing::Select(request).size(); };
-  EXPECT_EQ(count("Tab2"), count("superneurons-Tab2"));  // vDNN++'s goes by its full name
+  // vDNN++ has a Tab2 too, which only its full name selects.
+  EXPECT_EQ(count("Tab2"), count("superneurons-Tab2"));
   EXPECT_EQ(count("vdnnpp-Tab2"), 2 * 7 * 2u);
   EXPECT_EQ(count("Fig10"), count("vdnnpp-Fig10") + count("superneurons-Fig10"));
   try {
@@ -122,8 +123,8 @@ TEST(PapersTest, TablesAreAskedForByNameAndListedWhereAnItemIsUnknown) {
   }
 }
 
-// On another machine nothing is printed, what does not depend on it is left out, and tables that
-// differ in the GPU alone are one.
+// On another machine no printed value exists, items that do not depend on the machine are left out,
+// and tables that differ only in the GPU become one.
 TEST(PapersTest, ItemsCanBeOfAnotherMachine) {
   const PaperMachine h200{"h200", "roofline"};
   const auto select = [&](const std::string& request) {

@@ -1,4 +1,5 @@
-// One run assembled: what policies are given, and trials that start where the run did.
+// Tests of the assembly of one run: the arguments that policies get, and trials that start where
+// the run started.
 
 #include "experiments/run/assembler.h"
 
@@ -22,7 +23,8 @@
 namespace spillway {
 namespace {
 
-// Gives the first op one more scratch tensor, of some size; then tries another policy, if any.
+// A policy that gives the first op one more scratch tensor of `size` bytes and then tries another
+// policy, if one is given.
 class Widening final : public Policy {
  public:
   explicit Widening(Bytes size, Policy* other = nullptr) : size_(size), other_(other) {}
@@ -86,7 +88,7 @@ TEST_F(AssemblerTest, ATrialMakesAsManyIterationsAsItIsAskedFor) {
     }
     Report steady, once;
   };
-  // What it takes for an allocator to grow is no part of the one iteration.
+  // A single iteration excludes the time that allocators take to grow.
   setup_.device.device_malloc.fixed = Duration::Milliseconds(1000);
   setup_.device.page_map.fixed = Duration::Milliseconds(1000);
   setup_.trace =
@@ -111,7 +113,7 @@ TEST_F(AssemblerTest, RewriteGetsTheMemoryOfTheRun) {
   EXPECT_EQ(other.budget, setup_.memory);
 }
 
-// Runs as on a device that has no more.
+// The policy limits its memory, and the run behaves as on a device with that much memory.
 TEST_F(AssemblerTest, APolicyMayUseLessMemoryThanThereIs) {
   class Modest final : public Policy {
    public:
@@ -161,7 +163,7 @@ TEST_F(AssemblerTest, OnlyABackendThatExecutesHasAnExecution) {
   ASSERT_TRUE(execution);
   EXPECT_TRUE(execution->loss);
   EXPECT_FALSE(execution->weights_digest.empty());
-  EXPECT_TRUE(execution->iteration_times.empty());  // no clock
+  EXPECT_TRUE(execution->iteration_times.empty());  // this backend has no clock
 }
 
 TEST_F(AssemblerTest, APredictionDependsOnNeitherBackendNorIterations) {
@@ -179,10 +181,10 @@ TEST_F(AssemblerTest, APredictionDependsOnNeitherBackendNorIterations) {
 TEST_F(AssemblerTest, AnUnknownBackendIsAUsageError) {
   Policy policy;
   setup_.backend = "cpu";
-  EXPECT_THROW(RunPolicy(setup_, policy), UsageError);  // this program has not added it
+  EXPECT_THROW(RunPolicy(setup_, policy), UsageError);  // this program did not add the backend
 }
 
-// As a backend that takes its memory before the run.
+// The backend takes its memory before the run.
 TEST_F(AssemblerTest, ABackendThatNeedsAFootprintGetsWhatIsPredicted) {
   int made = 0;
   std::optional<Footprint> footprint;
@@ -203,7 +205,7 @@ TEST_F(AssemblerTest, ABackendThatNeedsAFootprintGetsWhatIsPredicted) {
   EXPECT_EQ(footprint->outside[NumberOf(PoolId::kHost)], Bytes(0));
   setup_.memory = Bytes::KiB(1);
   EXPECT_FALSE(Play(setup_, {&make, 1}, backends).report.fits());
-  EXPECT_EQ(made, 1);  // what does not fit is not run
+  EXPECT_EQ(made, 1);  // a prediction that does not fit is not run
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Compressed offload as predicted: pieces through staging buffers, what is chosen, and what the
-// user may ask for.
+// Tests of predictions of compressed offload: pieces through staging buffers, the choice of
+// storages, and the user's settings.
 
 #include "experiments/run/compression_plan.h"
 
@@ -35,7 +35,7 @@ Duration Ns(int64_t n) { return Duration::Nanoseconds(n); }
 
 // --- Pieces, drawn ------------------------------------------------------------------------------
 
-// Copies take a nanosecond per byte and nothing else takes any time.
+// A fixture whose link copies 1 byte per nanosecond, without latency or launch overhead.
 class CompressedCopies : public ::testing::Test {
  protected:
   CompressedCopies() : device_(testing::RoundDevice()), cost_(device_) {
@@ -45,7 +45,8 @@ class CompressedCopies : public ::testing::Test {
     compression_.buffers = 2;
   }
 
-  // Out and back, with so many bytes per nanosecond for compressing and decompressing.
+  // Offloads and fetches `size` bytes. `compress` and `decompress` are the rates in bytes per
+  // nanosecond.
   StreamTimes OutAndBack(Bytes size, int64_t compress, int64_t decompress, TensorId tensor = kX) {
     compression_.compress = {compress * 1'000'000'000};
     compression_.decompress = {decompress * 1'000'000'000};
@@ -82,7 +83,7 @@ TEST_F(CompressedCopies, ThreadsFasterThanTheLinkCostOnePiece) {
   EXPECT_EQ(measured_.staging, Duration());
 }
 
-// With two buffers the third piece waits until the first has been compressed.
+// With two buffers, the third piece waits until the first has been compressed.
 TEST_F(CompressedCopies, CopiesWaitForBuffersThatSlowThreadsHold) {
   device_.d2h = device_.h2d = {{1'000'000'000}, Duration()};  // a byte per nanosecond
   const RooflineCostModel cost(device_);
@@ -94,7 +95,7 @@ TEST_F(CompressedCopies, CopiesWaitForBuffersThatSlowThreadsHold) {
   backend.Copy(PoolId::kHost, Direction::kToHost, block, block, Bytes(40), {});
   backend.Synchronize();
   const StreamTimes times = backend.TakeTimeline();
-  // Pieces at 0, 10, 50 (the first is compressed from 10 to 50) and 90.
+  // The pieces start at 0, 10, 50 and 90 ns; the first piece is compressed from 10 to 50 ns.
   EXPECT_EQ(times[Index(Stream::kToHost)].at(0).end, Ns(100));
   EXPECT_EQ(backend.compression_times().staging, Ns(30 + 30));
   EXPECT_EQ(backend.compression_times().compress, Ns(160));
@@ -157,7 +158,7 @@ TEST_F(CompressedRuns, HiddenIsNoSlower) {
     EXPECT_LE(hidden.report.metrics.iteration, plain.report.metrics.iteration);
     EXPECT_EQ(hidden.compression->hides, true);
   }
-  device_.codec.compress = device_.codec.decompress = {1'000'000};  // hopeless
+  device_.codec.compress = device_.codec.decompress = {1'000'000};  // too slow to hide any copy
   EXPECT_EQ(Run("hidden:density=0.3,threads=1").compression->storages, 0);
   EXPECT_EQ(Run("hidden:density=0.3,threads=1").compression->staging, Bytes(0));
   const Outcome all = Run("all:density=0.3,threads=1");
@@ -185,7 +186,7 @@ TEST_F(CompressedRuns, EachOffloadedStorageIsListed) {
       EXPECT_EQ(storage.density, 0.3);
     }
     if (!storage.held) continue;
-    // The mask takes 1/32 of the words, and blocks of the store may be filled in part.
+    // The mask takes 1/32 of the words, and blocks of the store may be partly filled.
     EXPECT_GE(storage.held->count(), storage.size.count() * 3 / 10);
     EXPECT_LT(*storage.held, storage.size);
   }
@@ -226,7 +227,7 @@ TEST_F(CompressedRuns, MoreThreadsAreNoSlower) {
             time("all:density=0.3,piece=32KiB,threads=1"));
 }
 
-// --- What the user says -------------------------------------------------------------------------
+// --- The user's settings -------------------------------------------------------------------------
 
 template <typename Error, typename Action>
 std::string MessageOf(const Action& action) {

@@ -9,10 +9,10 @@
 namespace spillway {
 namespace {
 
-// vDNN++, section IV-B: best fit serves these with 9 units, but not with 11.
+// vDNN++, section IV-B: best fit serves these requests with 9 units, but not with 11.
 //
-//   9:   |1 1 1 1 1 2 2 3 .|   the fourth fills the hole of the second or the end: either is 2 or 1
-//   11:  |1 1 1 1 1 2 2 3 . . .|
+//   9:   |1 1 1 1 1 2 2 3 .|       the fourth request, of 1, takes the end, where 1 is free
+//   11:  |1 1 1 1 1 2 2 3 . . .|   it takes the hole of 2 that the second left
 TEST(PoolSearchTest, TheSearchIsNotMonotone) {
   AllocationLog log;
   const uint32_t first = log.Allocate(Bytes(5));
@@ -46,8 +46,8 @@ AllocationLog RandomLog(std::mt19937& random) {
   return log;
 }
 
-// One capacity after the other, as slowly as can be. A pool of the sum of all sizes and more can be
-// made larger without effect.
+// Tries one capacity after the other and returns the least that serves the log, or nullopt if none
+// below 8000 bytes does. A pool larger than the sum of all sizes behaves the same at any size.
 std::optional<Bytes> TryEverything(const AllocationLog& log, const std::string& allocator,
                                    Bytes granularity) {
   for (Bytes size = log.Peak(granularity); size < Bytes(8000); size += granularity) {
@@ -65,7 +65,7 @@ TEST(PoolSearchTest, WhatIsFoundServesAndMayNotBeTheLeast) {
       const auto searched = SearchPool(log, allocator, Bytes(4), log.Peak(Bytes(4)));
       const auto least = TryEverything(log, allocator, Bytes(4));
       unserved += searched ? 0 : 1;
-      if (!searched) {  // then no large pool serves
+      if (!searched) {  // in this case no large pool serves the log
         ASSERT_TRUE(Replay(log, *MakeAllocator(allocator, Bytes(8000), Bytes(4)))) << round;
         continue;
       }

@@ -1,4 +1,4 @@
-// Allocators that try the run first.
+// Tests of allocators that try the run first.
 
 #include "experiments/run/resolve.h"
 
@@ -88,7 +88,7 @@ TEST_F(ArenaTest, PlannedDecidesAsItsRecordedRun) {
   EXPECT_EQ(planned.decisions, Run("stitched", Bytes::Unlimited(), "vdnn-all").decisions);
 }
 
-// A policy that searches before it runs, unless it is told what it found.
+// A policy that searches before it runs, unless it is given the result of an earlier search.
 class Searcher final : public Policy {
  public:
   explicit Searcher(int& searches) : searches_(searches) {}
@@ -107,7 +107,7 @@ class Searcher final : public Policy {
 
 class SearcherTest : public ::testing::Test {
  protected:
-  // Of one op: all allocators need as much, and `auto` takes the first.
+  // The trace has one op, so all allocators need the same memory and `auto` takes the first.
   SearcherTest()
       : trace_(testing::TraceBuilder()
                    .Tensor("x", TensorKind::kInput, 512)
@@ -130,7 +130,7 @@ class SearcherTest : public ::testing::Test {
   const Device device_ = testing::NarrowDevice();
   const Trace trace_;
   testing::FixedCost cost_;
-  BackendFactories backends_;  // with one that needs a footprint
+  BackendFactories backends_;  // one of the backends needs a footprint
 };
 
 TEST_F(SearcherTest, SearchesOnceForARunThatIsTriedFirst) {
@@ -172,7 +172,7 @@ TEST_F(SearcherTest, SearchesOnceForAPredictionAndWhatIsMeasured) {
   EXPECT_EQ(searches_, 1);
 }
 
-// Whatever fits online fits when it is planned.
+// If a run fits with an online allocator, it also fits when it is planned.
 TEST_F(ArenaTest, PlannedFitsWhereBestFitDoes) {
   const Bytes peak = Run("planned", Bytes::Unlimited(), "vdnn-all").metrics.peak_allocated;
   for (Bytes memory = peak - Bytes(8192); memory < peak * 2; memory += Bytes(4096)) {

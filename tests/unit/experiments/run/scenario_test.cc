@@ -1,4 +1,4 @@
-// What is named, loaded and played.
+// Tests of scenarios: naming, loading and playing them.
 
 #include "experiments/run/scenario.h"
 
@@ -66,8 +66,8 @@ TEST_F(ScenarioTest, ErrorsSayWhosePolicyFailed) {
   }
 }
 
-// Its arena is full nearly all the time, with blocks from a granule to 100 MiB: the search for
-// places must not go as deep as it has choices.
+// The arena is full nearly all the time, with blocks from one granule to 100 MiB. The recursion of
+// the search for places must not be as deep as the number of its choices.
 TEST_F(ScenarioTest, PlansOfLittleMemoryAreFound) {
   MachineText machine;
   machine.memory = "50%";

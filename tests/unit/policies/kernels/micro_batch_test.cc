@@ -1,4 +1,5 @@
-// Divisions of mini-batches against brute force, and segments of a workspace by two programs.
+// Tests of the division of mini-batches against brute force, and of workspace segments by two
+// programs.
 
 #include "policies/kernels/micro_batch.h"
 
@@ -30,10 +31,10 @@ using ::testing::HasSubstr;
 
 Duration Ns(int64_t n) { return Duration::Nanoseconds(n); }
 
-// Kernels by batch, the same for every slot of a convolution.
+// A cost model whose kernels depend only on the batch, the same for every slot of a convolution.
 class BatchCost final : public CostModel {
  public:
-  static constexpr int64_t kOther = 0;  // stands for the batch of ops that are no convolutions
+  static constexpr int64_t kOther = 0;  // the batch that stands for ops other than convolutions
 
   void Set(int64_t batch, std::vector<Kernel> kernels) {
     std::ranges::sort(kernels, [](const Kernel& a, const Kernel& b) {
@@ -66,8 +67,8 @@ Op Convolution(int64_t batch) {
   return op;
 }
 
-// For each workspace the least time of all ways to add up to `left` with parts of at most `most`
-// samples, by trying each of them.
+// Tries every way to add up to `left` samples with parts of at most `most` samples. Stores in
+// `least` the least time for each workspace.
 void TryAll(const BatchCost& cost, const Op& op, int64_t left, int64_t most, Bytes workspace,
             Duration time, std::map<Bytes, Duration>& least) {
   if (left == 0) {
@@ -128,7 +129,7 @@ TEST(DivisionFrontsTest, EqualBruteForce) {
   EXPECT_GT(divided, 100u);
 }
 
-// conv1 of the paper's Fig. 5: 256 samples as four times 60 and 16.
+// conv1 in Fig. 5 of the paper: 256 samples are divided into four times 60 and 16.
 TEST(DivisionFrontsTest, DividesAsTheDrawingDoes) {
   BatchCost cost;
   for (int64_t b = 1; b <= 256; ++b) {
@@ -235,7 +236,7 @@ TEST(WorkspaceDivisionTest, BothProgramsAgreeOnRandomFronts) {
   }
 }
 
-// All convolutions of a workload on the analytic P100.
+// The fronts of all convolutions of a workload on the analytic P100.
 class RealFronts {
  public:
   RealFronts(const std::string& workload, MicroBatches batches)
@@ -266,9 +267,10 @@ TEST(WorkspaceDivisionTest, BothProgramsAgreeOnRealFronts) {
 // --- Properties
 // -----------------------------------------------------------------------------------
 
-// The fastest within a limit: never slower with more, never slower divided than undivided, never
-// slower with all batches than with powers of two. The segments of a total are never faster than
-// all of it for each kernel, and never slower than an equal share undivided.
+// Tests the fastest time within a limit. It never increases with a larger limit, by dividing
+// batches, or by allowing all batches instead of powers of two. Segments of a total are never
+// faster than giving each kernel the whole total, and never slower than equal shares without
+// division.
 TEST(UcudnnTest, TimesAreMonotone) {
   for (const char* workload : {"alexnet:64", "resnet50:32", "densenet40:64"}) {
     const RealFronts undivided(workload, MicroBatches::kUndivided);
@@ -298,7 +300,7 @@ TEST(UcudnnTest, TimesAreMonotone) {
   }
 }
 
-// Workspaces are segments that stay, and each op runs in its own.
+// Workspaces are segments that persist, and each op runs in its own segment.
 TEST(UcudnnTest, DivisionReservesASegmentForEachOp) {
   const Trace trace = LoadWorkload("alexnet:64", {"torch", true});
   const Device device = LoadDevice("p100");
@@ -321,7 +323,7 @@ TEST(UcudnnTest, DivisionReservesASegmentForEachOp) {
   EXPECT_LE(reserved, Bytes::MiB(64));
 }
 
-// Policies pass their choice of kernels through what divides them.
+// Policies pass their choice of kernels through the division into micro-batches.
 TEST(UcudnnTest, PoliciesDivideWhereTheirWorkspaceIsShort) {
   const Trace trace = LoadWorkload("alexnet:256", {"torch", true});
   const Device device = LoadDevice("p100");

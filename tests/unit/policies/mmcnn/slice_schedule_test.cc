@@ -10,12 +10,13 @@
 namespace spillway {
 namespace {
 
-// Within 10: the image and the first layer are one segment, the pool and the second the next.
+// With a limit of 10, the image and the first layer form one segment, the pool and the second layer
+// the next.
 //   layer   maps  weights   step
-//   image    2              the weights of conv, 6, fit beside the largest map: in one part
+//   image    2              the 6 weights of conv fit beside the largest map, in one part
 //   conv     4      6       runs whole
-//   pool     3              7 are free, so that 20 come in three parts, prefetched from here on
-//   linear   3     20       runs in as many
+//   pool     3              7 are free: the 20 weights of linear come in three parts, from here on
+//   linear   3     20       runs in three parts
 TEST(MmcnnScheduleTest, PrefetchesWeightsWhereTheyFitInFewParts) {
   const std::vector<MmcnnLayer> layers{{2, 0}, {4, 6}, {3, 0}, {3, 20}};
   const std::vector<MmcnnStep> steps = ScheduleMmcnn(layers, 10);
@@ -29,7 +30,8 @@ TEST(MmcnnScheduleTest, PrefetchesWeightsWhereTheyFitInFewParts) {
   EXPECT_EQ(steps[3].prefetched, 0);
 }
 
-// Within 4, 20 would come in 20 parts: the layer loads them itself. A map of 6 is split in two.
+// With a limit of 4, 20 weights would come in 20 parts, so the layer loads them itself. A map of 6
+// is split in two.
 TEST(MmcnnScheduleTest, LoadsWeightsItselfWhereTheyWouldTakeTooManyParts) {
   const std::vector<MmcnnStep> steps = ScheduleMmcnn(std::vector<MmcnnLayer>{{6, 0}, {3, 20}}, 4);
   EXPECT_EQ(steps[0].parts, 2);
@@ -48,8 +50,8 @@ TEST(MmcnnScheduleTest, LayersAfterTheLastWeightsAreSplitToo) {
   EXPECT_TRUE(ScheduleMmcnn({}, 4).empty());
 }
 
-// Whatever the layers: nothing takes more than the limit where its maps alone do not fill it, and
-// no weights are forgotten.
+// For random layers, no step exceeds the limit, and no more steps prefetch than layers have
+// weights.
 TEST(MmcnnScheduleTest, StaysWithinTheLimit) {
   std::mt19937 random(7);
   const auto number = [&](int most) { return static_cast<double>(random() % most) / 7; };

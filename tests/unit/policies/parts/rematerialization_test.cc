@@ -1,4 +1,5 @@
-// The integer program against every schedule of small programs, and against the joint planner.
+// Tests of the integer program against every schedule of small programs, and against the joint
+// planner.
 
 #include "policies/parts/rematerialization.h"
 
@@ -20,8 +21,9 @@
 namespace spillway {
 namespace {
 
-// `forward` units that can run again, each read by the next and some by one further on; then as
-// many that cannot and read what their counterparts do.
+// Returns `forward` units that can be recomputed, each read by the next and some also by one
+// further on. They are followed by as many units that cannot be recomputed. Each of these reads its
+// counterpart and the unit before it.
 RematerializationProblem Random(std::mt19937_64& random, size_t forward) {
   RematerializationProblem problem(2 * forward);
   for (size_t i = 0; i < forward; ++i) {
@@ -44,7 +46,8 @@ RematerializationProblem Random(std::mt19937_64& random, size_t forward) {
   return problem;
 }
 
-// The shortest time of all schedules that fit, by trying every set of values for every stage.
+// Returns the shortest time of all schedules that fit the budget, or nullopt if none fits. It tries
+// every set of kept values for every stage.
 std::optional<Duration> Shortest(const RematerializationProblem& problem, Bytes budget) {
   const size_t forward = problem.size() / 2;
   std::vector<size_t> last(forward), last_of_forward(forward);
@@ -128,7 +131,7 @@ TEST(RematerializationTest, ThreadsFindWhatOneFinds) {
   EXPECT_EQ(together, alone);
 }
 
-// By hand: three units of 10, 20 and 30 ns whose values are 40 B each.
+// Values computed by hand for three units of 10, 20 and 30 ns whose values have 40 B each.
 TEST(RematerializationTest, CountsWhatIsThereWhileUnitsRunAgain) {
   RematerializationProblem problem(5);
   for (size_t i = 0; i < 3; ++i) {
@@ -144,22 +147,22 @@ TEST(RematerializationTest, CountsWhatIsThereWhileUnitsRunAgain) {
   problem[4] = {Duration::Nanoseconds(1), false, Bytes(0), Bytes(0), Bytes(10), {1}};
   Retention kept(6, std::vector<bool>(5));
   kept[1][0] = kept[2][1] = kept[3][2] = true;
-  // Unit 4 wants the second value again: the first and the second run, beside 10 B.
+  // Unit 4 needs the second value again, so the first two units run again while 10 B are in use.
   const auto cost = CostOf(problem, kept);
   ASSERT_TRUE(cost);
   EXPECT_EQ(cost->time, Duration::Nanoseconds(60 + 2 + 30));
   EXPECT_EQ(cost->peak, Bytes(10 + 40 + 40 + 5));
-  kept[3][1] = kept[4][1] = true;  // it stays: nothing runs again
+  kept[3][1] = kept[4][1] = true;  // the second value stays, so nothing runs again
   const auto kept_cost = CostOf(problem, kept);
   ASSERT_TRUE(kept_cost);
   EXPECT_EQ(kept_cost->time, Duration::Nanoseconds(60 + 2));
   EXPECT_EQ(kept_cost->peak, Bytes(10 + 40 + 40));
-  kept[1][0] = false;  // nothing runs again before backward begins
+  kept[1][0] = false;  // no unit may run again before backward begins
   EXPECT_FALSE(CostOf(problem, kept));
 }
 
-// What the joint planner finds without copies and choices of kernels is as good as what the program
-// allows, and both are on the way between dropping nothing and everything.
+// Without copies and choices of kernels, the joint planner is as good as the optimum of the
+// program. Both evict some storages, but not all.
 TEST(RematerializationTest, JointWithoutCopiesIsAsGoodOnSmallNetworks) {
   const Device device = testing::NarrowDevice();
   const RooflineCostModel cost(device);

@@ -1,4 +1,5 @@
-// The certificate: no run is faster, and on traces small enough to try every plan it is close.
+// Tests of the certified lower bound: no run is faster, and on traces small enough to try every
+// plan the bound is close.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -69,7 +70,7 @@ TEST(JointBoundTest, HoldsOnlyOfWhatItAssumes) {
   };
   EXPECT_TRUE(holds("vdnnpp:offload=all"));
   EXPECT_FALSE(holds("vdnnpp:offload=all,parameters=outside"));
-  // Halves the batch of every convolution.
+  // A policy that halves the batch of every convolution.
   class Halving final : public Policy {
    public:
     KernelPlan ChooseKernels(PolicyContext& context, OpId id) override {
@@ -87,8 +88,8 @@ TEST(JointBoundTest, HoldsOnlyOfWhatItAssumes) {
   EXPECT_FALSE(JointBoundHolds(trace, device.alignment, Simulate(setup, halving).report));
 }
 
-// Chains of forward ops f1, f2, ... and the backward ops of their outputs, of random sizes and
-// times; of every third, kernels are faster behind one another.
+// A chain of forward ops f1, f2, ... and the backward ops of their outputs, with random sizes and
+// times. In every third chain, kernels run faster directly after one another.
 struct SmallChain {
   explicit SmallChain(uint64_t seed) : cost(Duration::Nanoseconds(10)) {
     std::mt19937_64 random(seed);
@@ -125,8 +126,8 @@ struct SmallChain {
   testing::FixedCost cost;
 };
 
-// Every plan of up to ten ops: each storage kept, offloaded with each prefetch, evicted once or
-// again and again.
+// Tries every plan of up to ten ops: each storage is kept, offloaded with each possible prefetch,
+// evicted once, or evicted repeatedly.
 TEST(JointBoundTest, EveryPlanOfASmallChainIsSlowerAndTheSearchFindsTheBest) {
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
@@ -183,7 +184,7 @@ TEST(JointBoundTest, EveryPlanOfASmallChainIsSlowerAndTheSearchFindsTheBest) {
     }
   }
   EXPECT_GT(fitted, 40);
-  // Not only the kernels' time.
+  // In most runs that memory slows down, the bound exceeds the in-core bound.
   EXPECT_GT(beyond * 2, slower);
   EXPECT_GE(exact * 10, fitted * 8);
   EXPECT_LE(found.picoseconds() * 100, best.picoseconds() * 102);

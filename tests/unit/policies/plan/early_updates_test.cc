@@ -34,7 +34,7 @@ TEST(EarlyUpdates, EachComesBehindTheLastOpThatReadsItsParameter) {
                                       "fc.update", "conv.bwd", "conv.update"}));
 }
 
-// Nothing else moves, and no op sees another version of a storage than before.
+// Only updates move, and each op reads the same version of each storage in both traces.
 TEST(EarlyUpdates, KeepTheOrderOfUsesOfEveryStorage) {
   for (const auto network : {testing::Chain, testing::ForkJoin, testing::Residual,
                              testing::Normalized, testing::Dense}) {

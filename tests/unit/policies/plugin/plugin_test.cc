@@ -73,7 +73,7 @@ TEST(PluginTest, BuildTagNamesCompilerLibraryAndVersion) {
   EXPECT_THAT(kBuildTag, HasSubstr("Spillway " SPILLWAY_VERSION_STRING));
 }
 
-// Throws what it is told to in one hook, or breaks one rule.
+// A policy that throws a given exception in one hook, or breaks one rule.
 class Faulty final : public Policy {
  public:
   enum class Fault { kPlan, kForeign, kOwn, kMisfit, kSwallowed, kTensor, kHint, kRoom };
@@ -147,7 +147,7 @@ TEST(GuardTest, ARunThatDoesNotFitIsNoError) {
   RunSettings settings;
   settings.memory = Bytes(1000);
   EXPECT_FALSE(RunSim(ChainTrace(), FixedCost(), policy, settings).report.fits());
-  // Only the exception of the runtime passes: another one after it does not.
+  // The guard passes the runtime's own exception on, but no other exception thrown after it.
   EXPECT_THAT(PolicyErrorOf(Faulty::Fault::kSwallowed), HasSubstr("Plan failed"));
 }
 

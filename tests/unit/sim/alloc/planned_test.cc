@@ -14,7 +14,7 @@ namespace {
 
 constexpr Bytes kGranularity(512);
 
-// Two parameters, then iterations of three blocks: the second and the third do not meet the first
+// Two parameters, then iterations of three blocks. The first and the third block are never live
 // together, so a plan needs no more than five units.
 AllocationLog ThreeIterations() {
   AllocationLog log;
@@ -72,7 +72,7 @@ TEST_F(PlannedTest, DeviatesByBestFitAndTakesThePlanUpAgain) {
   planned_.Free(first);
   planned_.Free(other);
   EXPECT_EQ(planned_.Stats().largest_free, Bytes::KiB(8) - Bytes::KiB(2) - Bytes::KiB(1));
-  const Block third = Take(Bytes(512));  // still away from the plan
+  const Block third = Take(Bytes(512));  // the iteration still deviates from the plan
   planned_.Free(second);
   planned_.Free(third);
   EXPECT_EQ(Take(Bytes::KiB(2)).offset, plan_->offsets[2]);
@@ -94,8 +94,8 @@ TEST_F(PlannedTest, APlaceThatIsTakenIsADeviation) {
   EXPECT_GE(Take(Bytes::KiB(2)).offset, kept.end());
 }
 
-// Any run is served without overlaps wherever the memory has a gap, and one that becomes steady
-// again lies where it was planned.
+// Requests that deviate are served without overlaps if the memory has a gap. Once requests are
+// steady again, their blocks lie where they were planned.
 TEST(PlannedProperty, ServesWhatDeviatesAnywhere) {
   std::mt19937 random(5);
   for (int round = 0; round < 200; ++round) {

@@ -1,4 +1,4 @@
-// The checker must find what is planted in an otherwise sound report.
+// Tests that the checker finds errors planted in an otherwise sound report.
 
 #include "sim/core/check.h"
 
@@ -51,7 +51,7 @@ TEST_F(CheckTest, FindsAPlantedOverlap) {
   EXPECT_THAT(Check(), Contains(HasSubstr("overlaps")));
 }
 
-// A kernel is moved to a time before the copy that brings its input has ended.
+// A kernel is moved to a time before the end of the copy that brings its input.
 TEST_F(CheckTest, FindsAPlantedEarlyRead) {
   const TimelineEntry& copy = Command(CommandKind::kToDevice, 0);
   bool moved = false;
@@ -68,7 +68,7 @@ TEST_F(CheckTest, FindsAPlantedEarlyRead) {
   EXPECT_THAT(Check(), Contains(HasSubstr("starts before")));
 }
 
-// The times may be lucky; the missing order is found all the same.
+// The times may happen to be valid, but the checker finds the missing order.
 TEST_F(CheckTest, FindsAPlantedLostWait) {
   size_t found = 0;
   for (TimelineEntry& entry : report_.timeline) {
@@ -100,12 +100,12 @@ TEST_F(CheckTest, FindsAReleaseTooEarly) {
 }
 
 TEST_F(CheckTest, FindsStaleContents) {
-  // The op list says that b1 reads x; make the copy back bring another tensor's contents.
+  // The op list says that b1 reads x; make the copy to the host carry another tensor.
   Command(CommandKind::kToHost, 0).tensor = TensorId{2};
   EXPECT_THAT(Check(), ::testing::Not(IsEmpty()));
 }
 
-// The copy runs on the host's stream; the block is the peer's.
+// The copy runs on the host's stream, although its block is in the peer's pool.
 TEST_F(CheckTest, FindsACopyToTheWrongPool) {
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);

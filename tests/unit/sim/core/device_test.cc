@@ -63,7 +63,8 @@ TEST(DeviceTest, MappingCostsWhatTheFileSaysOrElseWhatMallocDoes) {
   const Device measured = ParseDevice(text, "toy.toml");
   EXPECT_EQ(measured.page_map.fixed, Duration::Microseconds(1));
   EXPECT_EQ(measured.page_map.per_mib, Duration::Microseconds(2));
-  EXPECT_EQ(measured.page_map_new.per_mib, Duration::Microseconds(2));  // as those that there are
+  // Mapping new pages costs as much as mapping existing pages.
+  EXPECT_EQ(measured.page_map_new.per_mib, Duration::Microseconds(2));
   EXPECT_EQ(measured.page_unmap.fixed, plain.device_free.fixed);
   text.insert(text.find("[efficiency]"), "map_new_fixed = \"3us\"\nmap_new_per_mib = \"4us\"\n");
   const Device both = ParseDevice(text, "toy.toml");
@@ -99,7 +100,7 @@ TEST(DeviceTest, TheFileMaySayHowLongKernelsWait) {
   EXPECT_EQ(ParseDevice(text, "toy.toml").kernel_wait, Duration::Microseconds(6));
 }
 
-// What reading `kToy` with `from` replaced by `to` says, without the directory.
+// Returns the error of reading `kToy` with `from` replaced by `to`, without the directory.
 std::string ErrorOfEdit(std::string_view from, std::string_view to) {
   const TemporaryDirectory directory;
   std::string text(kToy);
@@ -179,7 +180,7 @@ duplex = "5MB/s"
   ASSERT_EQ(device.known_pools.size(), 1u);
   EXPECT_FALSE(device.known_pools[0].over_host);
   EXPECT_EQ(device.known_pools[0].out.latency, Duration::Microseconds(2));
-  // 7 MB/s beats the host's 6.
+  // The pool copies 7 MB/s, the host 6 MB/s.
   EXPECT_THAT(PoolsBySpeed(device), ::testing::ElementsAre(OutsidePool(1), PoolId::kHost));
   const auto error_with = [&](const std::string& from, const std::string& to) {
     std::string changed = text;
@@ -257,7 +258,7 @@ TEST(DeviceTest, RefusesBadToml) {
               HasSubstr("cannot read '/nonexistent/x.toml'"));
 }
 
-// Of any depth: the parser and the destructor of what it builds recurse.
+// The parser and the destructor of its result recurse, so keys of arbitrary depth must be refused.
 TEST(DeviceTest, RefusesKeysThatNestTooDeep) {
   std::string key = "a";
   for (int depth = 0; depth < 1000; ++depth) key += ".a";
@@ -281,18 +282,19 @@ TEST(DeviceTest, ShippedDevicesAreValidAndSourced) {
   size_t devices = 0;
   size_t numbers = 0;
   for (const auto& file : std::filesystem::directory_iterator(kDevices)) {
-    if (file.path().extension() != ".toml") continue;  // raw measurements
+    if (file.path().extension() != ".toml") continue;  // skips raw measurements
     const Device device = ReadDevice(file.path());
     EXPECT_EQ(device.name, file.path().stem());
     EXPECT_TRUE(device.efficiency.contains("default")) << device.name;
     EXPECT_GE(device.duplex, std::max(device.h2d.bandwidth, device.d2h.bandwidth)) << device.name;
     std::istringstream lines(ReadRaw(file.path()));
     for (std::string line; std::getline(lines, line);) {
-      // A value without a digit has nothing to prove.
+      // A value without a digit needs no source.
       const size_t value = line.find(" = ");
       if (value == std::string::npos) continue;
       const std::string_view key = std::string_view(line).substr(0, value);
-      if (key == "description" || key == "gpus" || key == "compute_capability") continue;  // names
+      // The values of these keys are names.
+      if (key == "description" || key == "gpus" || key == "compute_capability") continue;
       if (line.find_first_of("0123456789", value) > line.find('#')) continue;
       EXPECT_THAT(line, ::testing::ContainsRegex("# (source|estimate): ")) << file.path();
       ++numbers;

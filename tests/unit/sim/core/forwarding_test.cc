@@ -1,5 +1,5 @@
-// Every wrapper passes on every virtual method, with its arguments and its answer: those that have
-// a default above all, whose loss nothing else would show.
+// Tests that every wrapper forwards every virtual method with its arguments and its result. Methods
+// with a default matter most, because nothing else would show that a wrapper fails to forward them.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ using ::testing::IsSupersetOf;
 
 using Names = std::set<std::string>;
 
-// The virtual methods that an interface's header declares.
+// Returns the names of the virtual methods that an interface declares in its header.
 Names MethodsOf(const std::string& header, const std::string& interface) {
   std::string text = testing::ReadRaw(testing::InSource(header));
   text.erase(0, text.find("class " + interface + " {"));
@@ -107,7 +107,7 @@ TEST_P(AllocatorWrappers, PassEveryMethodOn) {
   EXPECT_EQ(block, (Block{Bytes(512), Bytes(3)}));
   wrapper->Free(*block);
   EXPECT_THAT(target.called, IsSupersetOf({"Name", "Allocate", "Free"}));
-  target.called = {"Name", "Allocate", "Free"};  // what those have called besides does not count
+  target.called = {"Name", "Allocate", "Free"};  // forget other methods that these have called
   EXPECT_EQ(wrapper->Stats().largest_free, Bytes(4));
   EXPECT_EQ(wrapper->LargestFree(Hint::kHigh), Bytes(5));
   EXPECT_EQ(wrapper->Reserved(), Bytes(7));
@@ -307,7 +307,7 @@ TEST_P(ContextWrappers, PassEveryMethodOn) {
     EXPECT_EQ(context.NextUse(id), OpId{2});
     EXPECT_EQ(context.kernels(OpId{0}, 0).size(), 1u);
     EXPECT_EQ(context.recomputing(), OpId{1});
-    target.called.erase("trace");  // a wrapper may ask for it on its own
+    target.called.erase("trace");  // a wrapper may call it for its own use
     EXPECT_EQ(context.Stats().reserved, Bytes(3));
     EXPECT_EQ(&context.trace(), &target.own_trace);
     EXPECT_EQ(&context.liveness(), &target.own_liveness);

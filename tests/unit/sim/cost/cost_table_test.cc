@@ -17,7 +17,7 @@ using ::spillway::testing::TemporaryDirectory;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// Entries and kernels stand in an order that reading must change.
+// Entries and kernels are not in the order that reading must give them.
 constexpr std::string_view kTable = R"({
 "format": "spillway-cost-table", "version": 1, "workload": "vgg16:64",
 "provenance": {"gpu": "NVIDIA H200", "driver": "580", "cuda": "13.0", "cudnn": "9.14",
@@ -177,7 +177,7 @@ TEST(TableCostModelTest, FindsKernelsOfSignatureAndBatch) {
   ASSERT_EQ(kernels.size(), 4);
   EXPECT_EQ(kernels[0].algorithm, "x");
   EXPECT_EQ(kernels[3].algorithm, "gemm");
-  // The span lives as long as the model.
+  // The span stays valid as long as the model lives.
   EXPECT_EQ(model.Kernels(OpWith("conv"), 1, 64).data(), kernels.data());
 }
 

@@ -1,4 +1,4 @@
-// Kernel times between recorded batches.
+// Tests of kernel times between recorded batches.
 
 #include "sim/cost/interpolated.h"
 
@@ -51,7 +51,7 @@ TEST(InterpolatedTest, KernelsOfBothBatchesLieOnALine) {
             (std::vector<CostEntry>{Entry("both", 10, {{"a", 100}, {"b", 50}}),
                                     Entry("both", 15, {{"a", 105}}), Entry("once", 1, {{"a", 7}}),
                                     Entry("small", 10, {{"a", 9}})}));
-  // Between 20 and 30, and as recorded at 20.
+  // Times at 25 are interpolated between 20 and 30; times at 20 are as recorded.
   EXPECT_EQ(Interpolate(below, above, 25)->entries[2], [] {
     CostEntry entry = Entry("both", 25, {{"a", 156}});
     entry.kernels[0].kernel.workspace = Bytes(1555);
@@ -67,7 +67,7 @@ TEST(InterpolatedTest, TablesOfTwoLibrariesAreNotMixed) {
   EXPECT_FALSE(Interpolate(below, above, 2));
 }
 
-// Wherever a batch lies between two others it is left out, and predicted from them.
+// Leaves out each recorded batch that lies between two others and predicts it from them.
 TEST(InterpolatedTest, ABatchLeftOutIsPredictedFromThoseAround) {
   const Device device = LoadDevice("h200");
   struct Case {
@@ -128,7 +128,8 @@ TEST(InterpolatedTest, AutoTakesATableThatCoversTheTraceAndTheRooflineForSlices)
     return LoadCost("auto", trace, device)->Provenance();
   };
   EXPECT_THAT(provenance("resnet50:1", false), HasSubstr(", and the roofline for other slices"));
-  EXPECT_THAT(provenance("resnet50:1", true), StartsWith("analytic"));  // no backward ops in it
+  // The table has no backward ops.
+  EXPECT_THAT(provenance("resnet50:1", true), StartsWith("analytic"));
   EXPECT_THAT(provenance("vgg16:128", true), ::testing::EndsWith("fp32"));
 }
 

@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 
 constexpr Duration kOfMatmul = Duration::Microseconds(300), kOfCopy = Duration::Microseconds(40);
 
-// A product and a copy, as a GPU of this name ran them.
+// Returns a product and a copy as recorded on the GPU `gpu`.
 Trace Recorded(const std::string& gpu) {
   testing::TraceBuilder builder;
   builder.Tensor("x", TensorKind::kInput, 1 << 20).Tensor("y", TensorKind::kActivation, 1 << 20);
@@ -51,7 +51,8 @@ TEST(RecordedCostTest, OnTheSameGpuAsItWas) {
   EXPECT_EQ(cost.Provenance(), "recorded on " + h200.gpus[0] + ", PyTorch 2.11.0");
 }
 
-// By as much as each op takes longer by the rooflines: by the arithmetic or by the memory.
+// Each op's time is scaled by the ratio of its roofline times on the two GPUs, whether arithmetic
+// or memory bounds the op.
 TEST(RecordedCostTest, OnAnotherGpuByTheRooflines) {
   const Device h200 = DeviceOf("h200"), a100 = DeviceOf("a100");
   const Trace trace = Recorded(h200.gpus.at(0));
@@ -89,7 +90,7 @@ TEST(RecordedCostTest, WithoutAGpuByTheRoofline) {
             roofline.CopyTime(Direction::kToHost, Bytes::GiB(1)));
 }
 
-// A step ran with one batch only.
+// A recorded step has only one batch.
 TEST(RecordedCostTest, OtherBatchesAndOps) {
   Trace trace = Recorded("NVIDIA Nonesuch");
   const RecordedCostModel cost(*trace.recording, DeviceOf("a100"), std::nullopt);

@@ -23,7 +23,7 @@ Op FindOp(const Trace& trace, const std::string& name) {
                        [&](const Op& op) { return op.name == name; });
 }
 
-// "conv1_2 at N=64: 3528.56 MiB": vDNN++'s tables need this value.
+// vDNN++'s tables need this value: "conv1_2 at N=64: 3528.56 MiB".
 TEST(ConvWorkspaceTest, WinogradNonfusedIsAsInferredFromTheTables) {
   const Trace vgg = LowerNetwork(BuildNetwork("vgg16"), {64, "vdnn", true});
   const auto bytes = ConvWorkspace(FindOp(vgg, "conv1_2.fwd"), "fwd", "winograd_nonfused", 64);
@@ -31,7 +31,8 @@ TEST(ConvWorkspaceTest, WinogradNonfusedIsAsInferredFromTheTables) {
   EXPECT_NEAR(bytes->mib(), 3528.56, 0.005);
 }
 
-// u-cuDNN: 213 MiB for conv2 of the grouped AlexNet at 256, 48.9 MiB at a micro-batch of 32.
+// u-cuDNN prints 213 MiB for conv2 of the grouped AlexNet at batch 256, and 48.9 MiB at a
+// micro-batch of 32.
 TEST(ConvWorkspaceTest, FftForwardIsAsPrintedByUcudnn) {
   Network net("n", {48, 27, 27});
   net.Conv("conv2", net.image(), ConvSpec::Square(128, 5, 1, 2));
@@ -40,7 +41,8 @@ TEST(ConvWorkspaceTest, FftForwardIsAsPrintedByUcudnn) {
   EXPECT_NEAR(ConvWorkspace(trace.ops[0], "fwd", "fft", 32)->mib(), 48.875, 0.001);
 }
 
-// vDNN++: 750.34 MiB for backward data of conv2 of the ungrouped AlexNet at 256.
+// vDNN++'s tables imply 750.34 MiB for backward data of conv2 of the ungrouped AlexNet at batch
+// 256.
 TEST(ConvWorkspaceTest, FftBackwardDataIsAsInferredFromTheTables) {
   Network net("n", {96, 27, 27});
   const LayerNode conv1 = net.Conv("conv1", net.image(), ConvSpec::Square(96, 1));
@@ -60,7 +62,7 @@ TEST(ConvWorkspaceTest, AlgorithmsApplyOnlyWhereTheyCan) {
   EXPECT_TRUE(ConvWorkspace(FindOp(trace, "conv3.fwd"), "fwd", "winograd_nonfused", 16));
 }
 
-// Bytes as recorded with cuDNN 9.14, see traces/recorded/h200.
+// Bytes recorded with cuDNN 9.14; see traces/recorded/h200.
 TEST(ConvWorkspaceTest, LaterLibrariesTransformInTwoCopies) {
   const Trace vgg = LowerNetwork(BuildNetwork("vgg16"), {64, "vdnn", true});
   const Op forward = FindOp(vgg, "conv2_1.fwd");  // 64 to 128 channels, 112 x 112
@@ -79,7 +81,7 @@ TEST(ConvWorkspaceTest, LaterLibrariesTransformInTwoCopies) {
   EXPECT_TRUE(GemmLoops(ConvShape(first)));
 }
 
-// One row of 32 at a time with a 1 x 1 filter: 192 to 16 channels, 28 x 28.
+// With a 1 x 1 filter each tile is one row of 32. The layer has 192 to 16 channels of 28 x 28.
 TEST(ConvWorkspaceTest, TilesOfAnOnePixelFilterAreRows) {
   Network net("n", {192, 28, 28});
   net.Conv("conv", net.image(), ConvSpec::Square(16, 1));
@@ -88,7 +90,8 @@ TEST(ConvWorkspaceTest, TilesOfAnOnePixelFilterAreRows) {
   EXPECT_EQ(ConvWorkspace9(trace.ops[0], "fwd", "fft", 128), Bytes(240660480));
 }
 
-// Two groups: each has its own, and together they have copies of x and y. AlexNet as Caffe has it.
+// Each of the two groups has its own workspace, and both together have copies of x and y. The
+// network is Caffe's AlexNet.
 TEST(ConvWorkspaceTest, GroupsAddUpAndCopyTheirOperands) {
   const Trace trace = LowerNetwork(BuildNetwork("alexnet-caffe"), {256, "torch", true});
   const Op forward = FindOp(trace, "conv2.fwd");  // 96 to 256 channels, 5 x 5, 27 x 27
@@ -153,7 +156,7 @@ TEST(RooflineTest, CandidatesAreSortedAndMicroBatchesCheaper) {
   EXPECT_LT(half[0].workspace, kernels[0].workspace);
 }
 
-// The first of them accumulates into its input's gradient, and so reads it, too.
+// `more` accumulates into the gradient of its input, so it also reads that gradient.
 TEST(RooflineTest, SlotsOfOneSignatureTakeTheirOwnTrafficsTime) {
   const Trace trace = LowerNetwork(BuildNetwork("resnet18"), {16, "torch", true});
   const Op more = FindOp(trace, "res5_2.conv1.bwd"), less = FindOp(trace, "res5_2.conv2.bwd");
@@ -167,7 +170,8 @@ TEST(RooflineTest, SlotsOfOneSignatureTakeTheirOwnTrafficsTime) {
   EXPECT_EQ(last.Kernels(more, 0, 16)[0].time, time);
 }
 
-// By hand, on a device of 1 TFLOP/s and 1 TB/s that gets the times of later libraries.
+// Values computed by hand for a device of 1 TFLOP/s and 1 TB/s with the time laws of later
+// libraries.
 TEST(RooflineTest, LaterLibrariesWasteTilesAndStartUp) {
   Device device = testing::RoundDevice();
   device.library = "cuDNN 7";
@@ -182,10 +186,10 @@ TEST(RooflineTest, LaterLibrariesWasteTilesAndStartUp) {
   for (const Kernel& kernel : cost.Kernels(trace.ops[0], 0, 8)) {
     const double pixels = 8.0 * 56 * 56;
     if (kernel.algorithm == "implicit_gemm") {
-      // 48 channels in tiles of 32 are 64; the reduction of 576 costs as one of 640.
+      // 48 channels in tiles of 32 count as 64; a reduction of 576 costs as much as one of 640.
       EXPECT_NEAR(kernel.time.seconds(), 2 * pixels * 64 * 640 / 0.5e12 + 20e-6, 1e-9);
     } else {
-      const double tiles = 8.0 * 14 * 14;  // a multiple of 64 but for 32
+      const double tiles = 8.0 * 14 * 14;  // 1568, rounded up to 1600, a multiple of 64
       const double product = 2 * 36 * 1600 * 64 * (64 + 32);
       const double operands = 4 * (pixels * (64 + 48) + 64 * 48 * 9 + 48);  // x, y, w, b
       const double bytes = operands + 2 * 4 * 36 * (tiles * (64 + 48) + 64 * 48);
@@ -195,7 +199,7 @@ TEST(RooflineTest, LaterLibrariesWasteTilesAndStartUp) {
   EXPECT_EQ(cost.Kernels(trace.ops[0], 0, 8).size(), 2u);
 }
 
-// By hand, on a device of 1 TB/s: 8 x 8 x 10 x 10 floats are 25.6 kB.
+// Values computed by hand for a device of 1 TB/s. 8 x 8 x 10 x 10 floats are 25.6 kB.
 TEST(RooflineTest, ResidualNetworksAreBoundByTheirPasses) {
   Device device = testing::RoundDevice();
   device.library = "cuDNN 7";
@@ -215,11 +219,11 @@ TEST(RooflineTest, ResidualNetworksAreBoundByTheirPasses) {
   EXPECT_NEAR(time("other.bn.fwd"), 3 * pass + 4 * vector + start, 1e-12);
   EXPECT_NEAR(time("other.bn.bwd"), 5 * pass + 9 * vector + start, 1e-12);
   EXPECT_NEAR(time("add.fwd"), 3 * pass + start, 1e-12);
-  // Both operands have the gradient of the sum: nothing is launched.
+  // Both operands share the gradient of the sum, so nothing is launched.
   EXPECT_LE(time("add.bwd"), 1e-12);
 }
 
-// The rest was recorded after the fit: how far off it is there is not promised.
+// Returns the workloads recorded before the fit. The fit promises no accuracy for later recordings.
 std::vector<std::string> FittedWorkloads() {
   const std::set<std::string> later{"alexnet:64",   "alexnet:512",   "googlenet:32",
                                     "googlenet:64", "googlenet:256", "vgg16:32"};
@@ -234,7 +238,7 @@ std::vector<std::string> FittedWorkloads() {
   return workloads;
 }
 
-// The promise of experiments/evidence/roofline/README.md, with some room.
+// The limits are the promise of experiments/evidence/roofline/README.md, with some room.
 TEST(RooflineTest, IsCloseToTheRecordedTables) {
   const Device device = LoadDevice("h200");
   const RooflineCostModel model(device);
@@ -256,7 +260,7 @@ TEST(RooflineTest, IsCloseToTheRecordedTables) {
   }
 }
 
-// Also of groups, whose times were never fitted.
+// The workspaces are exact for grouped convolutions too, although their times were never fitted.
 TEST(RooflineTest, TransformsNeedWhatWasRecorded) {
   const Device device = LoadDevice("h200");
   const auto samples = RecordedSamples({"alexnet-caffe:256", "resnet18:128"}, "h200");
@@ -289,7 +293,7 @@ void SetAttribute(Op& op, std::string_view name, double value) {
   }
 }
 
-// Found by the fuzz target `trace`: nothing but the attributes says how large a convolution is.
+// Found by the fuzz target `trace`: only the attributes tell how large a convolution is.
 TEST(RooflineTest, RefusesGeometriesThatOverflow) {
   const Device device = LoadDevice("h200");
   const Trace trace = LowerNetwork(BuildNetwork("vgg16"), {1, "torch", false});

@@ -1,4 +1,4 @@
-// What the simulator charges for an allocator's calls of the driver.
+// Tests of the time that the simulator charges for an allocator's calls of the driver.
 
 #include <gtest/gtest.h>
 
@@ -12,8 +12,8 @@ namespace {
 
 using Kind = DriverCall::Kind;
 
-// Two kernels of 10 ns, issued back to back but for the call between them. A launch takes 1 ns of
-// the host's time. Returns when the second starts, in nanoseconds.
+// Returns when the second of two kernels of 10 ns starts, in nanoseconds. The kernels are issued
+// back to back except for the driver call between them. A launch takes 1 ns of the host's time.
 int64_t SecondStart(Kind kind, bool before_the_first = false,
                     std::optional<Bytes> physical = std::nullopt) {
   Device device = testing::RoundDevice();
@@ -38,7 +38,8 @@ int64_t SecondStart(Kind kind, bool before_the_first = false,
   return backend.TakeTimeline()[0].at(1).start.picoseconds() / 1000;
 }
 
-// The host enqueues the first at 1, is held up until 1 + 20 and enqueues the second at 22.
+// The host enqueues the first kernel at 1 ns, is blocked until 1 + 20 ns and enqueues the second at
+// 22 ns.
 TEST(DriverCallTest, TakingMemoryHoldsUpTheHost) {
   EXPECT_EQ(SecondStart(Kind::kMalloc), 22);
   EXPECT_EQ(SecondStart(Kind::kMap), 42);
@@ -48,7 +49,7 @@ TEST(DriverCallTest, MemoryWithANameIsNotNew) {
   EXPECT_EQ(SecondStart(Kind::kMap, /*before_the_first=*/false, Bytes(0)), 27);
 }
 
-// The first runs from 1 to 11; only then the call begins.
+// The first kernel runs from 1 to 11 ns. The call begins only then.
 TEST(DriverCallTest, GivingMemoryBackWaitsForTheDeviceToo) {
   EXPECT_EQ(SecondStart(Kind::kFree), 42);
   EXPECT_EQ(SecondStart(Kind::kUnmap), 62);

@@ -45,7 +45,7 @@ TEST(ScheduleTest, OneStreamRunsBackToBack) {
   EXPECT_EQ(times[kCompute][1].end, Ns(15));
 }
 
-// Tight: not ready a picosecond before its wait, ready at it.
+// The kernel starts at the very picosecond at which its wait ends.
 //   d2h      |----copy 12----|
 //   compute                  |-b-|
 TEST(ScheduleTest, StartsExactlyWhenItsWaitHappens) {
@@ -68,7 +68,7 @@ TEST(ScheduleTest, AKernelSeesTheEndOfACopyLater) {
   Add(program, Lane::kCompute, Ns(5), Bytes(0), {a});
   const LaneTimes times = Play(program);
   EXPECT_EQ(times[kCompute][0].start, Ns(12));
-  EXPECT_EQ(times[kCompute][1].start, Ns(15));  // behind a kernel, and a copy long done
+  EXPECT_EQ(times[kCompute][1].start, Ns(15));  // it waits for a kernel; the copies ended long ago
   EXPECT_EQ(times[Index(Lane::kToHost)][0].start, Ns(15));
 }
 
@@ -80,7 +80,8 @@ TEST(ScheduleTest, StartsNoEarlierThanIssued) {
   EXPECT_EQ(times[kCompute][0].issued, Ns(7));
 }
 
-// Two copies of 100 bytes at 1 B/ns each; both together get 1.5 B/ns, so 0.75 each, until 133.3 ns.
+// Each copy of 100 bytes could run at 1 B/ns. Both together get 1.5 B/ns, so 0.75 B/ns each, until
+// 133.3 ns.
 TEST(ScheduleTest, CopiesShareTheDuplexLimit) {
   Device device = testing::RoundDevice();
   device.duplex = {1'500'000'000};
@@ -92,7 +93,8 @@ TEST(ScheduleTest, CopiesShareTheDuplexLimit) {
   EXPECT_EQ(times[kIn][0].end, times[kOut][0].end);
 }
 
-// The second copy is alone once the first has ended: 50 bytes at 0.75, the other 50 at 1.
+// The second copy runs alone once the first has ended: 50 bytes at 0.75 B/ns, the other 50 at 1
+// B/ns.
 TEST(ScheduleTest, SpeedRecoversWhenTheOtherEnds) {
   Device device = testing::RoundDevice();
   device.duplex = {1'500'000'000};
@@ -104,7 +106,7 @@ TEST(ScheduleTest, SpeedRecoversWhenTheOtherEnds) {
   EXPECT_NEAR(times[kOut][0].end.milliseconds() * 1e6, 116.667, 0.01);
 }
 
-// A kernel that needs all DRAM bandwidth (2 B/ns) loses what a copy of 1 B/ns takes, while it runs.
+// A kernel that needs all DRAM bandwidth (2 B/ns) loses the 1 B/ns of a copy while the copy runs.
 TEST(ScheduleTest, KernelsShareDramWithCopies) {
   Device device = testing::RoundDevice();
   device.dram = {2'000'000'000};
@@ -129,7 +131,7 @@ TEST(ScheduleTest, WhatRunsIsSlowedAndRecovers) {
   EXPECT_EQ(times[kCompute][0].end, Ns(115));
 }
 
-// 120 MB in a picosecond: a demand beyond what 64 bits hold is still more than the link gives.
+// 120 MB in a picosecond: a demand that exceeds 64 bits is still limited by the link.
 TEST(ScheduleTest, DemandsBeyondSixtyFourBitsAreSlowed) {
   Program program;
   Add(program, Lane::kToHost, Duration::Picoseconds(1), Bytes(120'000'000));
@@ -148,7 +150,7 @@ TEST(LinksTest, SharesAreMaxMinFair) {
   Device device = testing::RoundDevice();
   device.dram = {9};
   device.duplex = {100};
-  // The copy of 1 is satisfied; the others split the remaining 8.
+  // The copy of 1 B/s gets its full rate; the other two commands split the remaining 8 B/s.
   const Speeds speeds = Links(device).Share({10, 1, 10});
   EXPECT_EQ(speeds[kIn], kFullSpeed);
   EXPECT_EQ(speeds[kCompute], kFullSpeed * 4 / 10);
@@ -159,7 +161,8 @@ TEST(LinksTest, AnUnloadedMachineRunsAtFullSpeed) {
   for (const int64_t speed : Links(testing::RoundDevice()).Share({})) EXPECT_EQ(speed, kFullSpeed);
 }
 
-// A link of its own has its own limit; what goes over the host's shares each direction and both.
+// A pool with its own link has its own limits. A pool on the host's link shares the limit of each
+// direction and the duplex limit.
 TEST(LinksTest, PoolsShareLinksAsTheDeviceSays) {
   constexpr size_t kPoolOut = Index(StreamOf(OutsidePool(1), Direction::kToHost));
   constexpr size_t kPoolIn = Index(StreamOf(OutsidePool(1), Direction::kToDevice));
@@ -172,7 +175,7 @@ TEST(LinksTest, PoolsShareLinksAsTheDeviceSays) {
   device.pools[0].duplex = {2 * kGiga};
   EXPECT_EQ(Links(device).Share(demand)[kPoolOut], kFullSpeed / 2);
   EXPECT_EQ(Links(device).Share(demand)[kOut], kFullSpeed);
-  // 1 GB/s each way for both: half of it each.
+  // Both pools share 1 GB/s in each direction and get half each.
   device.pools[0].over_host = true;
   EXPECT_EQ(Links(device).Share(demand)[kOut], kFullSpeed / 2);
   EXPECT_EQ(Links(device).Share(demand)[kPoolOut], kFullSpeed / 4);
@@ -181,7 +184,7 @@ TEST(LinksTest, PoolsShareLinksAsTheDeviceSays) {
   EXPECT_EQ(Links(device).Share(demand)[kPoolIn], kFullSpeed / 4);
 }
 
-// The host may be 2 to 4 ops ahead: it issues op 6, and the copy after it, when op 3 has ended.
+// The host may be 2 to 4 ops ahead. It issues op 6, and the copy after op 6, when op 3 has ended.
 TEST(SimBackendTest, AHostThatIsTooFarAheadIssuesNothing) {
   Device device;
   device.duplex = device.dram = {1'000'000'000'000};
@@ -206,7 +209,8 @@ TEST(SimBackendTest, AHostThatIsTooFarAheadIssuesNothing) {
   EXPECT_EQ(start_of_copy(2, 7), Duration::Microseconds(30));
 }
 
-// Each launch costs the host 1 us; cudaMalloc 10 us; cudaFree 20 us, after everything has ended.
+// Each launch costs the host 1 us and cudaMalloc 10 us. cudaFree costs 20 us, after every command
+// has ended.
 TEST(SimBackendTest, DriverCallsHoldUpTheHostAndFreeingDrainsTheStreams) {
   Device device;
   device.launch_overhead = Duration::Microseconds(1);
@@ -224,7 +228,7 @@ TEST(SimBackendTest, DriverCallsHoldUpTheHostAndFreeingDrainsTheStreams) {
   };
   const auto run = [&](bool charge_driver) {
     SimBackend backend(device, cost, {.driver = charge_driver});
-    backend.OnAllocate(block);  // before the iteration: not charged
+    backend.OnAllocate(block);  // it comes before the iteration, so it is not charged
     const Event first = backend.Enqueue(launch(100), {});
     backend.OnAllocate(block);
     backend.Enqueue(launch(5), {});
@@ -245,7 +249,8 @@ TEST(SimBackendTest, DriverCallsHoldUpTheHostAndFreeingDrainsTheStreams) {
   EXPECT_EQ(run(true), (std::vector<int64_t>{1, 101, 101, 106, 127, 132}));
 }
 
-// Calls of the convolution library take the host 7 us, others 1 us; a copy comes after all of them.
+// Calls of the convolution library take the host 7 us, other launches 1 us. The copy is issued
+// after all calls.
 TEST(SimBackendTest, LibraryCallsTakeTheirOwnTimeWhereBlocksAreCallsOfTheDriver) {
   Device device;
   device.launch_overhead = Duration::Microseconds(1);
@@ -262,7 +267,8 @@ TEST(SimBackendTest, LibraryCallsTakeTheirOwnTimeWhereBlocksAreCallsOfTheDriver)
     backend.Synchronize();
     return backend.TakeTimeline()[Index(Stream::kToHost)][0].start.picoseconds() / 1'000'000;
   };
-  EXPECT_EQ(start_of_copy(true, OpType::kConv2d, {{}}), 2);  // as a launch, if not known
+  // A call takes as long as a launch if its own time is unknown.
+  EXPECT_EQ(start_of_copy(true, OpType::kConv2d, {{}}), 2);
   device.library_call = Duration::Microseconds(7);
   for (const OpType type : {OpType::kConv2d, OpType::kBatchNorm, OpType::kLrn}) {
     EXPECT_EQ(start_of_copy(true, type, {{}}), 8);
@@ -272,7 +278,7 @@ TEST(SimBackendTest, LibraryCallsTakeTheirOwnTimeWhereBlocksAreCallsOfTheDriver)
   EXPECT_EQ(start_of_copy(true, OpType::kLinear, {{}, {}}), 3);
 }
 
-// Two kernels of half the op's time each, enqueued at 7 and at 14 us.
+// Two kernels, each with half the op's time, are enqueued at 7 and 14 us.
 TEST(SimBackendTest, TheLastKernelOfAnOpWaitsForItsLibraryCall) {
   Device device;
   device.launch_overhead = Duration::Microseconds(1);
@@ -296,8 +302,9 @@ TEST(SimBackendTest, TheLastKernelOfAnOpWaitsForItsLibraryCall) {
   EXPECT_EQ(end(4, OpType::kLinear), 5);
 }
 
-// From the trace through the runtime: one op of each kind, of 10 ns. With best fit the second is
-// issued while the first runs, until 11 ns; with native blocks after x was freed then.
+// Runs one op of each kind, of 10 ns, from the trace through the runtime. With best fit, the second
+// op is issued while the first runs, until 11 ns. With native blocks, it is issued after x was
+// freed at that time.
 TEST(SimBackendTest, TheRuntimeSaysWhatKindOfOpItLaunches) {
   Device device = testing::RoundDevice();
   device.launch_overhead = Duration::Nanoseconds(1);
@@ -319,7 +326,7 @@ TEST(SimBackendTest, TheRuntimeSaysWhatKindOfOpItLaunches) {
   EXPECT_EQ(iteration("native"), Duration::Nanoseconds(1 + 10 + 700 + 10));
 }
 
-// Tight: 53 days are 4.61 million seconds.
+// A clock holds 53 days, which are 4.61 million seconds, so the fifth launch is too late.
 TEST(SimBackendTest, RefusesAHostThatIsBusyForMonths) {
   Device device = testing::RoundDevice();
   device.launch_overhead = Duration::Milliseconds(1'000'000'000);  // 10^6 s

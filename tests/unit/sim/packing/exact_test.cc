@@ -18,7 +18,7 @@ using testing::Cut;
 using testing::kTightHeight;
 using testing::Tight;
 
-// All on, and each switched off.
+// Returns the parameters with every technique on, and with each technique off.
 std::vector<std::pair<std::string, ExactParams>> Ablations() {
   return {{"all", {}},
           {"fewest", {.fewest = false}},
@@ -38,7 +38,8 @@ Problem Draw(std::mt19937& random, size_t count, int64_t moments, int64_t larges
   return problem;
 }
 
-// Every order of placing each block on top of all that it meets: one of them is optimal.
+// Returns the lowest height over all orders of placing each block on top of all placed blocks that
+// it overlaps in time. One of these orders is optimal.
 int64_t BestOfAllOrders(const Problem& problem) {
   Order order = AllBlocks(problem);
   int64_t best = std::numeric_limits<int64_t>::max();
@@ -62,7 +63,7 @@ int64_t BestOfAllOrders(const Problem& problem) {
 TEST(ExactTest, NoInferenceLosesAPacking) {
   std::mt19937 random(3);
   for (int round = 0; round < 100; ++round) {
-    // In every second one many blocks are equal.
+    // In every second round many blocks have equal sizes.
     const Problem problem = Draw(random, 7, 2 + round % 8, round % 2 == 0 ? 2 : 12);
     const int64_t best = BestOfAllOrders(problem);
     for (const auto& [name, params] : Ablations()) {
@@ -95,7 +96,7 @@ TEST(ExactTest, EndsWithTheSteps) {
     int64_t steps = limit;
     EXPECT_TRUE(SearchExactly(problem, kTightHeight + 1, steps).offset.empty());
     EXPECT_LE(steps, 0);
-    EXPECT_GT(steps, -100'000);  // of one more choice, and its attempt's preparation
+    EXPECT_GT(steps, -100'000);  // at most one more choice and the preparation of its attempt
   }
 }
 

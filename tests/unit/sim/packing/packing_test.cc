@@ -14,7 +14,7 @@
 namespace spillway {
 namespace {
 
-// Slow and obvious.
+// Checks a packing in a slow and obvious way.
 void ExpectSound(const std::vector<LiveInterval>& intervals, const Packing& packing,
                  Bytes granularity) {
   ASSERT_EQ(packing.offsets.size(), intervals.size());
@@ -86,7 +86,8 @@ TEST(PackingTest, RandomPackingsAreSound) {
   }
 }
 
-// Every order of placing each block on top of all that it meets: one of them is optimal.
+// Returns the lowest height over all orders of placing each block on top of all placed blocks that
+// it overlaps in time. One of these orders is optimal.
 int64_t BestOfAllOrders(const std::vector<LiveInterval>& intervals) {
   std::vector<size_t> order(intervals.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -121,8 +122,8 @@ TEST(PackingTest, IsOptimalWhereTheSearchEnds) {
   }
 }
 
-// Each pair of blocks takes the place of one as large as both, and is followed by such a one: but
-// the second and the fourth, which are not neighbours, end together.
+// Each pair of small blocks takes the place of a block as large as both, and another such block
+// follows. But the second and the fourth small block, which end together, are not neighbours.
 TEST(PackingTest, WhatCannotReachTheBoundIsOptimal) {
   const std::vector<LiveInterval> intervals{{0, 1, Bytes(2)}, {0, 2, Bytes(2)}, {1, 3, Bytes(1)},
                                             {1, 4, Bytes(1)}, {2, 3, Bytes(1)}, {2, 4, Bytes(1)},
@@ -175,8 +176,8 @@ TEST(PackingTest, LooksForWhatFitsInTheMemoryAndNoFurther) {
   EXPECT_GT(better, 0);
 }
 
-// A rectangle of time and memory, cut into blocks again and again: its height is the bound and can
-// be reached.
+// Returns a rectangle of time and memory that was cut into blocks repeatedly. The bound is its
+// height, which can be reached.
 std::vector<LiveInterval> Dissect(std::mt19937& random, int blocks, int64_t steps, int64_t height) {
   std::vector<LiveInterval> intervals{{0, steps, Bytes(height)}};
   while (static_cast<int>(intervals.size()) < blocks) {
@@ -212,11 +213,11 @@ TEST(PackingTest, ComesWithinOnePercentOfWhatIsKnownToExist) {
     missed += packing.height > Bytes(101'000) ? 1 : 0;
     missed_by_heuristics += Pack(intervals, only).height > Bytes(101'000) ? 1 : 0;
   }
-  EXPECT_LE(missed, 1);  // 2 of 40 with this effort
+  EXPECT_LE(missed, 1);  // 2 of 40 problems miss with this effort
   EXPECT_GT(missed_by_heuristics, 6);
 }
 
-// Moments are the largest sets that are live together: {a}, {b, c}, {c, d}.
+// Moments are the largest sets of blocks that are live together: {a}, {b, c}, {c, d}.
 TEST(PackingTest, CompressedTimeKeepsWhatMeets) {
   const packing::Problem problem{{0, 40, 45, 60}, {10, 50, 70, 80}, {1, 1, 1, 1}};
   const packing::Problem compressed = packing::Compress(problem);
@@ -224,7 +225,7 @@ TEST(PackingTest, CompressedTimeKeepsWhatMeets) {
   EXPECT_EQ(compressed.end, (std::vector<int64_t>{1, 2, 3, 3}));
 }
 
-// Among thousands of blocks those that meet are looked up.
+// Among thousands of blocks, `Place` looks up the blocks that overlap in time.
 TEST(PackingTest, BlocksOfAnotherTimeDoNotMatter) {
   std::mt19937 random(59);
   const auto of = [](const std::vector<LiveInterval>& intervals) {
@@ -255,11 +256,11 @@ TEST(PackingTest, BlocksOfAnotherTimeDoNotMatter) {
   }
 }
 
-// An arena that is always full of blocks of three sizes: the oldest blocks end together, and others
-// take their memory.
+// Returns an arena that is always full of blocks of three sizes. The oldest blocks end together,
+// and other blocks take their memory.
 packing::Problem AlwaysFull(std::mt19937& random, int64_t steps, int64_t height) {
   packing::Problem problem;
-  std::vector<uint32_t> live;  // in the order of their offsets
+  std::vector<uint32_t> live;  // sorted by offset
   const auto fill = [&](size_t at, int64_t room, int64_t now) {
     while (room > 0) {
       const int64_t size = std::min<int64_t>(room, int64_t{1600} << random() % 3);
@@ -290,7 +291,7 @@ packing::Problem AlwaysFull(std::mt19937& random, int64_t steps, int64_t height)
   return problem;
 }
 
-// Four blocks of a stack and a gap on either side of the second.
+// A stack of four blocks with a gap on either side of the second.
 TEST(PackingTest, TheBestGapLiesBesideWhatEndsTogether) {
   const std::vector<packing::Placed> placed{
       {0, 10, 0, 9, 0}, {20, 30, 0, 5, 1}, {45, 50, 0, 6, 2}, {50, 60, 2, 7, 3}};
@@ -302,17 +303,19 @@ TEST(PackingTest, TheBestGapLiesBesideWhatEndsTogether) {
   const auto best = [&](int64_t height, const packing::Block& block, bool forward) {
     return packing::BestGap(met, height, block, forward, rule, random);
   };
-  // Of 10 to 20, 30 to 45 and what is above 60; one that it fills costs half the distance.
+  // The gaps are 10 to 20, 30 to 45 and above 60. A gap that the block fills costs half the
+  // distance.
   EXPECT_EQ(best(70, {3, 7, 10}, true), 60);
-  EXPECT_EQ(best(90, {3, 9, 8}, true), 10);  // on top of what ends at 9
-  EXPECT_EQ(best(67, {3, 5, 8}, true), 12);  // below what ends at 5, the first of two
-  EXPECT_EQ(best(67, {3, 6, 8}, true), 37);  // below what ends at 6
+  EXPECT_EQ(best(90, {3, 9, 8}, true), 10);  // on top of the block that ends at 9
+  // The place is below the block that ends at 5, in the first of two gaps.
+  EXPECT_EQ(best(67, {3, 5, 8}, true), 12);
+  EXPECT_EQ(best(67, {3, 6, 8}, true), 37);  // below the block that ends at 6
   EXPECT_EQ(best(90, {2, 5, 8}, true), 12);
-  EXPECT_EQ(best(90, {2, 5, 8}, false), 60);  // beside what begins at 2
+  EXPECT_EQ(best(90, {2, 5, 8}, false), 60);  // beside the block that begins at 2
   EXPECT_EQ(best(70, {3, 5, 16}, true), -1);
 }
 
-// By moments: two blocks live at 4, two begin later, two end before.
+// Times are moments. Two blocks are live at 4, two begin later and two end earlier.
 TEST(PackingTest, ASweepGoesOutwardsFromItsMoment) {
   const packing::Problem problem{{0, 2, 3, 5, 1, 5}, {2, 6, 5, 6, 4, 9}, {7, 4, 8, 1, 3, 2}};
   packing::SweepRule rule;
@@ -355,15 +358,15 @@ TEST(PackingTest, NeighbourhoodsPackWhatIsAlwaysFull) {
   EXPECT_GT(missed_by_heuristics, 8);
 }
 
-// Rooms whose blocks begin and end together and are mixed with those of other rooms: what lies
-// beside a block matters when the room is needed again.
+// Returns rooms whose blocks begin and end together and are mixed with the blocks of other rooms.
+// The neighbours of a block matter when its room is needed again.
 packing::Problem Rooms(std::mt19937& random, int64_t steps) {
   constexpr int64_t kRoom = 6400;
   struct Block {
     int64_t end, size;
   };
   packing::Problem problem;
-  std::vector<int64_t> ends(16, 0);  // by room
+  std::vector<int64_t> ends(16, 0);  // the end of each room's blocks
   for (int64_t now = 0; now < steps; ++now) {
     std::vector<Block> blocks;
     for (int64_t& end : ends) {

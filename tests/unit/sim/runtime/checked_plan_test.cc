@@ -17,8 +17,8 @@ using testing::FixedCost;
 using ::testing::HasSubstr;
 using testing::TraceBuilder;
 
-// One op of 4 samples with two slots: the first has a fast kernel with a workspace of 7 bytes and a
-// slow one with none, the second one kernel with 5 bytes.
+// Returns one op of 4 samples with two slots. The first slot has a fast kernel with 7 bytes of
+// workspace and a slow kernel without workspace. The second has one kernel with 5 bytes.
 Trace TwoSlots() {
   Trace trace = TraceBuilder()
                     .Tensor("x", TensorKind::kInput, 1)
@@ -66,12 +66,12 @@ TEST_F(CheckedPlanTest, RunsFollowEachOther) {
   choice.Take(OpId{0}, {{0, 1, 3}, {0, 0, 1}, {1, 0, 4}});
   EXPECT_EQ(choice.time(), Duration::Nanoseconds(60));
   EXPECT_EQ(choice.workspace(), Bytes(7));
-  choice.Take(OpId{0}, {{0, 1, 4}, {1, 0, 4}});  // nothing of the plan before is left
+  choice.Take(OpId{0}, {{0, 1, 4}, {1, 0, 4}});  // the previous plan has no effect
   EXPECT_EQ(choice.time(), Duration::Nanoseconds(50));
   EXPECT_EQ(choice.workspace(), Bytes(5));
 }
 
-// Three ops of one slot: two read x, the third something else.
+// Three ops with one slot each. Two read x, the third reads another tensor.
 TEST(CheckedPlanWarmthTest, BehindOneAlikeAKernelTakesItsTimeAlone) {
   const Trace trace = TraceBuilder()
                           .Tensor("x", TensorKind::kInput, 1)
@@ -106,7 +106,7 @@ TEST(CheckedPlanWarmthTest, BehindOneAlikeAKernelTakesItsTimeAlone) {
   EXPECT_EQ(time(2, 1), 30);
 }
 
-// Of a trace with one op: in the next iteration it comes behind itself.
+// The trace has one op, which follows itself in the next iteration.
 TEST(CheckedPlanWarmthTest, EveryIterationBeginsBehindNothing) {
   const Trace trace = TraceBuilder()
                           .Tensor("x", TensorKind::kInput, 1)

@@ -37,7 +37,7 @@ TEST(HazardsTest, TheNextOwnersWriterInherits) {
   before.NoteRead(ToHost(4));
   const Hazards after(before.ForWrite());
   EXPECT_EQ(after.ForWrite().newest(Stream::kToHost), 4u);
-  EXPECT_FALSE(after.ForRead());  // what the old owner wrote is not read
+  EXPECT_FALSE(after.ForRead());  // the new owner does not read the old owner's data
 }
 
 TEST(HazardMapTest, UntouchedBytesNeedNoWait) {
@@ -45,7 +45,7 @@ TEST(HazardMapTest, UntouchedBytesNeedNoWait) {
   EXPECT_EQ(map.Take(Range(0, 100)), WaitSet());
 }
 
-// Half-open: the byte at `end` is not part of a range.
+// Ranges are half-open: the byte at `end` is not part of a range.
 TEST(HazardMapTest, NeighboursDoNotConflict) {
   WaitSet touched;
   touched.Add(Compute(1));
@@ -54,11 +54,11 @@ TEST(HazardMapTest, NeighboursDoNotConflict) {
   EXPECT_EQ(map.Take(Range(0, 10)), WaitSet());
   EXPECT_EQ(map.Take(Range(20, 30)), WaitSet());
   EXPECT_EQ(map.Take(Range(19, 20)), touched);
-  EXPECT_EQ(map.Take(Range(19, 20)), WaitSet());  // taken
-  EXPECT_EQ(map.Take(Range(0, 100)), touched);    // the rest of it
+  EXPECT_EQ(map.Take(Range(19, 20)), WaitSet());  // already taken
+  EXPECT_EQ(map.Take(Range(0, 100)), touched);    // the remaining bytes
 }
 
-// Owners come and go over random ranges; one record per byte says what each inherits.
+// Owners come and go over random ranges. One record per byte tells which waits each owner inherits.
 TEST(HazardMapTest, AgreesWithAMapPerByte) {
   constexpr int64_t kSize = 60;
   struct Owner {
@@ -68,7 +68,8 @@ TEST(HazardMapTest, AgreesWithAMapPerByte) {
   std::mt19937 random(1);
   for (int round = 0; round < 300; ++round) {
     HazardMap map;
-    std::vector<std::optional<WaitSet>> left(kSize);  // by byte: what touched it, unless owned
+    // The waits left behind in each byte; unused while the byte is owned.
+    std::vector<std::optional<WaitSet>> left(kSize);
     std::vector<bool> owned(kSize);
     std::vector<Owner> owners;
     uint32_t sequence = 0;

@@ -19,7 +19,8 @@ using testing::RunSim;
 using testing::ScriptedPolicy;
 using testing::TraceBuilder;
 
-// To rebuild b for f3, f1 runs again; it overwrites a, so f2 must run again too, and be allowed to.
+// To rebuild b for f3, f1 runs again. It overwrites a, so f2 must also run again and must be
+// recomputable.
 TEST(RebuildTest, RebuildingLeavesNothingStale) {
   for (const Phase phase : {Phase::kForward, Phase::kUpdate}) {
     const Trace trace = TraceBuilder()
@@ -44,7 +45,7 @@ TEST(RebuildTest, RebuildingLeavesNothingStale) {
   }
 }
 
-// f2 updates a in place: to run it again, f1 must too, though a is there.
+// f2 updates a in place. To run f2 again, f1 must run again too, although a has data.
 TEST(RebuildTest, AnInPlaceUpdateIsRepeatedFromItsBeginning) {
   const Trace trace = TraceBuilder()
                           .Tensor("x", TensorKind::kInput, 10)
@@ -64,8 +65,9 @@ TEST(RebuildTest, AnInPlaceUpdateIsRepeatedFromItsBeginning) {
   EXPECT_EQ(result.report.metrics.recomputed_ops, 2);
 }
 
-// b relies on a, which could be rebuilt for f5 alone: f1 overwrites s, which f4 has overwritten by
-// then, but which u1, that may not run again, has written where f3 needs b.
+// Rebuilding b needs a, and rebuilding a runs f1 again, which overwrites s. For f5 that is
+// possible, because f4 has overwritten s by then. For f3 it is not: s holds the output of u1, which
+// may not run again.
 TEST(RebuildTest, WhatIsRebuiltForALaterUseCanBeForAnEarlierOne) {
   const Trace trace = TraceBuilder()
                           .Tensor("x", TensorKind::kInput, 10)

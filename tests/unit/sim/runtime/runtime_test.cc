@@ -25,7 +25,7 @@ using testing::RunSim;
 using testing::ScriptedPolicy;
 using testing::TraceBuilder;
 
-// --- How long an iteration may be ---------------------------------------------------------------
+// --- The longest iteration -----------------------------------------------------------------------
 
 std::string ErrorOfRun(const Trace& trace, const CostModel& cost, Policy& policy,
                        const RunSettings& settings = {}) {
@@ -37,7 +37,7 @@ std::string ErrorOfRun(const Trace& trace, const CostModel& cost, Policy& policy
   return "no error";
 }
 
-// Tight: six ops of a sixth of 10^6 s each, and a millisecond more.
+// Six ops of a sixth of 10^6 s each are allowed. One millisecond more per op is not.
 TEST(RuntimeTest, KernelsMayAddUpToElevenDays) {
   ScriptedPolicy policy;
   const Duration sixth = Duration::Milliseconds(166'666'666);
@@ -49,11 +49,11 @@ TEST(RuntimeTest, KernelsMayAddUpToElevenDays) {
       HasSubstr("op 'b1': slot 'run' takes up to 166667 s, after 833333 s of the ops before "
                 "it; an iteration of"));
   EXPECT_THAT(ErrorOfRun(ChainTrace(), longer, policy), HasSubstr("may take 1000000 s in all"));
-  // Twice the longest time that a clock holds.
+  // Duration::Max() is twice the longest time that a clock holds.
   EXPECT_THAT(ErrorOfRun(ChainTrace(), FixedCost(Duration::Max()), policy), HasSubstr("op 'f1'"));
 }
 
-// The slowest kernel counts, whichever is chosen.
+// The slowest kernel counts, even if another one is chosen.
 TEST(RuntimeTest, KernelsThatAreNotChosenCountToo) {
   ScriptedPolicy policy;
   const Trace trace = ChainTrace();
@@ -64,7 +64,7 @@ TEST(RuntimeTest, KernelsThatAreNotChosenCountToo) {
   EXPECT_THAT(ErrorOfRun(trace, cost, policy), HasSubstr("op 'f2'"));
 }
 
-// A byte takes 1 ns: each copy of y takes 6 x 10^5 s.
+// A byte takes 1 ns, so each copy of y takes 6 x 10^5 s.
 TEST(RuntimeTest, CopiesMayAddUpToElevenDays) {
   const Trace trace = TraceBuilder()
                           .Tensor("x", TensorKind::kInput, 8)
@@ -98,11 +98,11 @@ TEST(RuntimeTest, LivenessFreesAfterTheLastUse) {
   EXPECT_EQ(result.report.metrics.iteration, Duration::Nanoseconds(60));
   EXPECT_EQ(result.report.metrics.stalls.total(), Duration());
   EXPECT_TRUE(result.report.steady);
-  // The first iteration still raises the high-water mark, the second and the third are alike.
+  // The first iteration still raises the high-water mark. The second and the third are equal.
   EXPECT_EQ(result.report.iterations, 3);
 }
 
-// max(l_i): b3 and b2 use three storages of 10 bytes; f's two.
+// max(l_i): b3 and b2 use three storages of 10 bytes, forward ops use two.
 TEST(RuntimeTest, LayerBoundIsTheLargestOp) {
   EXPECT_EQ(LayerBound(ChainTrace(), Bytes(1)), Bytes(30));
   EXPECT_EQ(LayerBound(ChainTrace(), Bytes(512)), Bytes(3 * 512));
@@ -134,7 +134,7 @@ TEST(RuntimeTest, AReleasedInputIsFetchedOnDemand) {
     EXPECT_FALSE(context.Release(Find(context, "x")));  // no host copy yet
     EXPECT_TRUE(context.Offload(Find(context, "x")));
     EXPECT_EQ(context.Where(Find(context, "x")), Residency::kBoth);
-    EXPECT_TRUE(context.Offload(Find(context, "x")));  // there is one already
+    EXPECT_TRUE(context.Offload(Find(context, "x")));  // it has a host copy already
     EXPECT_TRUE(context.Release(Find(context, "x")));
     EXPECT_EQ(context.Where(Find(context, "x")), Residency::kOutside);
     EXPECT_FALSE(context.Offload(Find(context, "x")));
@@ -149,15 +149,14 @@ TEST(RuntimeTest, AReleasedInputIsFetchedOnDemand) {
             "   20    30 compute f3\n"
             "   30    40 compute b3\n"
             "   40    50 compute b2\n"
-            "   50    60 h2d x\n"  // into bytes that b2 has just given back
+            "   50    60 h2d x\n"  // into memory that b2 has just freed
             "   60    70 compute b1\n");
   EXPECT_EQ(result.report.metrics.offloaded, Bytes(10));
   EXPECT_EQ(result.report.metrics.prefetched, Bytes(10));
   EXPECT_EQ(result.report.metrics.pinned_peak, Bytes(10));
 }
 
-// With no byte to spare, y2 takes the place of x and has to wait until the slow copy of x has
-// ended.
+// With no spare byte, y2 takes the memory of x and waits until the slow copy of x has ended.
 //   d2h      |------x 30------|
 //   compute  |f1|  (memory)   |f2 ...
 TEST(RuntimeTest, TheNextOwnerWaitsForTheCopy) {
@@ -194,7 +193,7 @@ TEST(RuntimeTest, AFenceStallsTheNextKernel) {
     context.Fence();
   };
   const RunResult result = RunSim(ChainTrace(), FixedCost(), policy);
-  // y1 is there at 10, its copy runs until 20, b3 would start at 30 anyway.
+  // y1 is written at 10 ns and its copy ends at 20 ns. b3 starts at 30 ns anyway.
   EXPECT_EQ(result.report.metrics.stalls.total(), Duration());
   policy.after = [](PolicyContext& context, const std::string& op) {
     if (op != "f3") return;
@@ -218,8 +217,8 @@ TEST(RuntimeTest, VerbsSayNoWhileTheOpUsesTheTensor) {
   EXPECT_THAT(RunSim(ChainTrace(), FixedCost(), policy).violations, IsEmpty());
 }
 
-// b3 finds y1, y2 and y3, which fill the device. Its input y3 makes room for its output d3, then y1
-// for y3; d3, which nobody has written yet, stays where it is.
+// At b3 the device is full of y1, y2 and y3. The input y3 makes room for the output d3, then y1
+// makes room for y3. d3, which has not been written yet, stays in place.
 TEST(RuntimeTest, InputsMakeRoomForOutputsAndComeBack) {
   ScriptedPolicy policy;
   policy.after = [](PolicyContext& context, const std::string& op) {
@@ -251,8 +250,8 @@ TEST(RuntimeTest, InputsMakeRoomForOutputsAndComeBack) {
   EXPECT_EQ(failures, 2 * result.report.iterations);
 }
 
-// A tensor that an op reads and writes stays while the op's other outputs are placed. Where that
-// fails, it may go, too, before everything is placed anew.
+// A tensor that an op reads and writes stays while the op's other outputs are placed. If that
+// fails, the tensor may also leave before all operands are placed anew.
 TEST(RuntimeTest, WhatAnOpUpdatesDoesNotMakeRoomForItsOutputs) {
   TraceBuilder builder;
   builder.Tensor("x", TensorKind::kInput, 10).Tensor("a", TensorKind::kActivation, 10);
@@ -276,8 +275,8 @@ TEST(RuntimeTest, WhatAnOpUpdatesDoesNotMakeRoomForItsOutputs) {
                                     std::pair(Bytes(10), true)));
 }
 
-// Found by the property of random traces: "both" writes over x, which is on the host, and from
-// which its input t would be rebuilt. Once x has a block for what comes, t cannot be evicted.
+// Found by the property test of random traces. x is on the host, "both" overwrites it, and its
+// input t would be rebuilt from x. Once x has a block for its new contents, t cannot be evicted.
 TEST(RuntimeTest, AnInputIsNotEvictedOnceItsSourceIsOverwritten) {
   TraceBuilder builder;
   builder.Tensor("x", TensorKind::kInput, 10).Tensor("t", TensorKind::kActivation, 10);
@@ -321,7 +320,7 @@ TEST(RuntimeTest, NextUseMovesOnWhenTheOpIsIssued) {
   RunSim(ChainTrace(), FixedCost(), policy);
 }
 
-// y1 and y2 are dropped; b3 needs y2, so f1 and f2 run again, and b2 then finds y1 rebuilt.
+// y1 and y2 are evicted. b3 needs y2, so f1 and f2 run again, and b2 then finds y1 rebuilt.
 TEST(RuntimeTest, EvictedTensorsAreRecomputedThroughTheirAncestors) {
   ScriptedPolicy policy;
   policy.after = [](PolicyContext& context, const std::string& op) {
@@ -349,7 +348,7 @@ TEST(RuntimeTest, EvictedTensorsAreRecomputedThroughTheirAncestors) {
   EXPECT_EQ(result.report.metrics.recompute, Duration::Nanoseconds(20));
 }
 
-// conv writes s, relu overwrites it in place: rebuilding s runs both again.
+// conv writes s and relu overwrites it in place, so rebuilding s runs both again.
 TEST(RuntimeTest, InPlaceChainsAreRebuiltWhole) {
   const Trace trace = TraceBuilder()
                           .Tensor("x", TensorKind::kInput, 10)
@@ -386,14 +385,14 @@ TEST(RuntimeTest, EvictSaysNoWhereNothingCanRebuild) {
   ScriptedPolicy policy;
   policy.after = [](PolicyContext& context, const std::string& op) {
     if (op == "f1") {
-      EXPECT_FALSE(context.Evict(Find(context, "x")));  // dead, and an input
+      EXPECT_FALSE(context.Evict(Find(context, "x")));  // x is dead and an input
     }
     if (op == "f2" && !context.recomputing()) {
-      EXPECT_FALSE(context.Evict(Find(context, "y")));  // its producer's input is gone
+      EXPECT_FALSE(context.Evict(Find(context, "y")));  // the input of its producer is gone
       EXPECT_TRUE(context.Evict(Find(context, "z")));   // y is still needed at b2
     }
     if (op == "b2" && !context.recomputing()) {
-      EXPECT_FALSE(context.Evict(Find(context, "z")));  // y ends here
+      EXPECT_FALSE(context.Evict(Find(context, "z")));  // y is used here for the last time
       EXPECT_FALSE(context.Evict(Find(context, "d")));  // backward ops do not run again
     }
   };
@@ -439,7 +438,7 @@ TEST(RuntimeTest, PrefetchNeverAsksForRoom) {
   RunSettings settings;
   settings.memory = Bytes(35);
   RunSim(ChainTrace(), FixedCost(), policy, settings);
-  EXPECT_EQ(failures, 3);  // of b3's output: at first, before b3 is placed anew, and then
+  EXPECT_EQ(failures, 3);  // b3's output fails at first, before b3 is placed anew, and again
 }
 
 TEST(RuntimeTest, ReservedBlocksAreSharedAndHeldForTheRun) {
@@ -447,11 +446,11 @@ TEST(RuntimeTest, ReservedBlocksAreSharedAndHeldForTheRun) {
   policy.plan = [](PolicyContext& context, const std::string&) {
     const std::array gradients{Find(context, "d3"), Find(context, "d1")};
     EXPECT_TRUE(context.Reserve(gradients, Bytes(25)));
-    EXPECT_FALSE(context.Reserve(gradients, Bytes(25)));  // they have one
+    EXPECT_FALSE(context.Reserve(gradients, Bytes(25)));  // they have a block already
   };
   const RunResult result = RunSim(ChainTrace(), FixedCost(), policy);
   EXPECT_THAT(result.violations, IsEmpty());
-  // 25 reserved, and at b3 x, y1, y2, y3 besides.
+  // 25 bytes are reserved, and x, y1, y2 and y3 are live at b3.
   EXPECT_EQ(result.report.metrics.peak_requested, Bytes(65));
 }
 
@@ -520,7 +519,7 @@ TEST(RuntimeTest, EveryChargedInputArrivesOnTheHost) {
   EXPECT_EQ(result.report.metrics.prefetched, Bytes(20));
 }
 
-// w is away before the iteration begins: its copy is no command of the iteration, and nothing of
+// w leaves before the iteration begins. Its copy is no command of the iteration, so no command of
 // the iteration can race with it.
 TEST(RuntimeTest, WhatPlanMovesHasArrived) {
   const Trace trace = TraceBuilder()
@@ -545,7 +544,7 @@ TEST(RuntimeTest, WhatPlanMovesHasArrived) {
   EXPECT_EQ(testing::TimelineText(trace, result.report),
             "    0    10 compute f1\n"
             "   10    20 d2h y\n"
-            "   10    20 h2d w\n"  // issued after f1, which has freed its place
+            "   10    20 h2d w\n"  // issued after f1 freed its memory
             "   20    30 compute f2\n");
 }
 

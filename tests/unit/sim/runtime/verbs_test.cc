@@ -1,5 +1,5 @@
-// The pictures of policies/README.md: when the work of each verb happens on the device. An op takes
-// 5 ns and a copy 10 ns; a column of three characters is 5 ns.
+// Tests of the drawings in policies/README.md, which show when the device does the work of each
+// verb. An op takes 5 ns and a copy 10 ns; a column of three characters is 5 ns.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ using ::testing::IsEmpty;
 
 using Act = std::function<void(PolicyContext& context, TensorId y1)>;
 
-// Acts after f2 and before b3.
+// A policy that acts after f2 and before b3.
 class Scripted final : public Policy {
  public:
   Scripted(Act after_f2, Act before_b3)
@@ -66,7 +66,7 @@ TEST(VerbsTest, OffloadRunsBesideReaders) {
             "   25    30 compute b1\n");
 }
 
-// The peer is twice as fast and has room for one of them; the host's memory for another.
+// The peer is twice as fast as the host and has room for one tensor. The host has room for another.
 //   kernels  |f1|f2|f3|b3|b2|b1|
 //   to peer        |y1|
 //   to host        | x   |
@@ -76,9 +76,9 @@ TEST(VerbsTest, OffloadTakesTheFastestPoolWithRoom) {
   device.host_memory = trace.tensors[0].size;
   Scripted policy(
       [&](PolicyContext& context, TensorId y1) {
-        EXPECT_FALSE(context.Offload(y1, OutsidePool(2)));  // there is none
+        EXPECT_FALSE(context.Offload(y1, OutsidePool(2)));  // this pool does not exist
         EXPECT_TRUE(context.Offload(y1));
-        EXPECT_TRUE(context.Offload(y1));  // it is there
+        EXPECT_TRUE(context.Offload(y1));  // it is there already
         EXPECT_FALSE(context.Offload(TensorId{0}, OutsidePool(1)));
         EXPECT_TRUE(context.Offload(TensorId{0}));
         EXPECT_FALSE(context.Offload(TensorId{2}));

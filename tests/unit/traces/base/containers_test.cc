@@ -1,4 +1,4 @@
-// The containers behind the hot paths, against the standard library's.
+// Tests of the containers on hot paths against containers of the standard library.
 
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ TEST(ChunkedSetTest, AgreesWithASet) {
       if (expected != model.begin()) {
         ASSERT_EQ(chunked.At(chunked.Previous(at)), *std::prev(expected));
       }
-      // Grows for a while, then shrinks, so that chunks split and vanish.
+      // The set grows for a while and then shrinks, so that chunks split and vanish.
       if (!present && (step % 4000 < 2500 || random() % 4 == 0)) {
         chunked.Insert(key);
         model.insert(key);
@@ -65,13 +65,13 @@ TEST(ChunkedSetTest, FindsTheFirstAndTheLastOfAWeight) {
   };
   std::mt19937 random(6);
   ChunkedSet<Entry, Before, WeightOf> chunked;
-  std::map<uint32_t, uint32_t> model;  // weight by key
+  std::map<uint32_t, uint32_t> model;  // key -> weight
   for (int step = 0; step < 20000; ++step) {
     const auto key = static_cast<uint32_t>(random() % 500);
     if (model.erase(key) != 0) {
       chunked.Erase(Entry{key, 0});
     } else if (step % 4000 < 2500 || random() % 4 == 0) {
-      // Few are heavy, so that most chunks are skipped.
+      // Few entries are heavy, so that most chunks are skipped.
       model[key] = random() % 8 == 0 ? static_cast<uint32_t>(random() % 100) : 1;
       chunked.Insert({key, model[key]});
     }

@@ -23,7 +23,7 @@ constexpr std::string_view kZstdMagic("\x28\xb5\x2f\xfd", 4);
 
 TEST(FileTest, ReadsWhatWasWritten) {
   const TemporaryDirectory directory;
-  // The buffers hold 64 KiB: tight on both sides.
+  // The sizes lie around multiples of the buffer size, 64 KiB.
   for (const size_t size : {0, 1, 65535, 65536, 65537, 131072, 1000000}) {
     for (const char* name : {"file", "file.zst"}) {
       const std::string text = LongText(size);
@@ -128,7 +128,8 @@ TEST(FileTest, RefusesMoreThanTheLimit) {
   }
 }
 
-// `blocks` blocks of 128 KiB in four bytes each; RFC 8878, section 3.1.1.
+// Returns a Zstandard frame of `blocks` blocks of 128 KiB in four bytes each; see RFC 8878, section
+// 3.1.1.
 std::string ManyBytesFromFew(size_t blocks) {
   constexpr size_t kBlock = 128 << 10;
   std::string frame = std::string(kZstdMagic) + std::string("\x00\x58", 2);  // a window of 2 MiB
@@ -148,7 +149,7 @@ TEST(FileTest, RefusesWhatFewBytesCannotHold) {
   EXPECT_THAT(InputErrorOf([&] { ReadFile(directory / "bomb"); }),
               HasSubstr("bomb: the contents exceed 16 MiB, the most that 522 B of Zstandard data "
                         "may hold"));
-  // Beyond 16 MiB the size of the file counts: 17 MB, and all that fits into them.
+  // Beyond 16 MiB the contents may be 1000 times as large as the file. 17 kB allow all 129 blocks.
   const std::string large(17'000, '\xa5');
   const std::string skipped = std::string("\x50\x2a\x4d\x18\x68\x42\x00\x00", 8) + large;
   const std::string frame = ManyBytesFromFew(129);
@@ -177,7 +178,7 @@ TEST(FileTest, WhatCannotBeWrittenIsToldBeforehand) {
 
 TEST(FileTest, FailedWriteLeavesNothingBehind) {
   const TemporaryDirectory directory;
-  // The name is at the limit of the file system: the temporary one beside it is too long.
+  // The name is as long as the file system allows, so the temporary name is too long.
   const std::string name(255, 'n');
   EXPECT_THAT(InputErrorOf([&] { WriteFile(directory / name, "text"); }),
               HasSubstr("File name too long"));

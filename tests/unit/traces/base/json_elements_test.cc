@@ -62,7 +62,7 @@ TEST(JsonElementsTest, Strings) {
       ElementsAreArray(objects));
 }
 
-// What the writer is known to break, in an array of one object a line.
+// Damage that the writer is known to cause, in an array with one object per line.
 TEST(JsonElementsTest, BrokenText) {
   struct Case {
     const char* nodes;
@@ -77,9 +77,9 @@ TEST(JsonElementsTest, BrokenText) {
            Case{"{\"id\": 0, \"a\": [\n{\"id\": 1},\n{\"id\": 2}]}", {one, two}, 1},
            Case{"{\"id\": 0, \"a\": \"b\n  {\n  \"id\": 1}]}", {"{\n  \"id\": 1}"}, 1},
            Case{"{\"id\": 0, \"a\n{\"id\": 0, \"b\": {\n{\"id\": 2}]}", {two}, 2},
-           // The rest of one whose end came too early, up to the end of its line.
+           // An object ends too early; the rest of its line is skipped.
            Case{"{\"id\": 1}, \"a\": 5},\n{\"id\": 2}]}", {one, two}},
-           // Objects in others do not begin with the key, or not on a line of their own.
+           // A nested object does not begin with the key or does not begin its line.
            Case{"{\"id\": 1, \"a\": [\n{\"b\": 0}]}]}", {"{\"id\": 1, \"a\": [\n{\"b\": 0}]}"}},
            Case{"{\"id\": 1},\n{\"id\": 2", {one}, 1, true},
            Case{"{\"id\": 1},\n{\"id\": \"\\", {one}, 1, true},
@@ -94,8 +94,8 @@ TEST(JsonElementsTest, BrokenText) {
   }
 }
 
-// Objects of all lengths, so that each kind of character lies on a border between two pieces, of 1
-// MiB, in some of the files; one object spans several.
+// Objects of all lengths, so that each kind of character lies on a border between two pieces of 1
+// MiB in some file. One object spans several pieces.
 TEST(JsonElementsTest, ObjectsAcrossPieces) {
   const TemporaryDirectory directory;
   for (int shift = 0; shift < 16; ++shift) {
@@ -117,7 +117,7 @@ TEST(JsonElementsTest, ObjectsAcrossPieces) {
   }
 }
 
-// The rest of an object whose end came too early, on a border between two pieces.
+// The rest of an object that ended too early lies on a border between two pieces.
 TEST(JsonElementsTest, RestOfABrokenObjectAcrossPieces) {
   const std::string one = "{\"id\": 1}", two = "{\"id\": 2}";
   const std::string rest = ", \"a\": \"" + std::string(400, 'x') + "\", \"b\": {\"c\": 5}}";
@@ -132,7 +132,7 @@ TEST(JsonElementsTest, RestOfABrokenObjectAcrossPieces) {
   }
 }
 
-// They are passed over one by one, not each within the one before.
+// The reader skips cut-off objects one by one, not each within the previous one.
 TEST(JsonElementsTest, ThousandsOfCutOffObjects) {
   std::string text = "{\"nodes\": [\n";
   for (int i = 0; i < 200000; ++i) text += "{\"id\": [{\n";

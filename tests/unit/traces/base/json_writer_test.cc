@@ -1,4 +1,4 @@
-// The layout of documents, and that readers take what is written.
+// Tests of the layout of documents, and that readers accept the written text.
 
 #include "traces/base/json_writer.h"
 

@@ -91,7 +91,7 @@ TEST(SafetensorsTest, WhatTheHeaderSaysIsChecked) {
   EXPECT_THAT(InputErrorOf([&] { Parse(std::string(8, '\xff')); }), HasSubstr("cut short"));
 }
 
-// Whatever is cut or changed: an `InputError` or tensors within the file, never anything else.
+// Damaged files give an `InputError` or tensors within the file, never anything else.
 TEST(SafetensorsTest, DamageNeverEscapes) {
   const std::string good = FileOf(kHeader, 16);
   for (size_t size = 0; size < good.size(); ++size) {

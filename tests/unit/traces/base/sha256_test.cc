@@ -1,4 +1,4 @@
-// The examples of FIPS 180-4, and lengths around the padding's boundaries.
+// Tests the examples of FIPS 180-4 and lengths around the boundaries of the padding.
 
 #include "traces/base/sha256.h"
 
@@ -21,7 +21,8 @@ TEST(Sha256Test, GivesTheExamplesOfTheStandard) {
             "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-// 55 bytes leave room for the length in the first block, 56 do not.
+// A message of 55 bytes leaves room for the length in the first block; a message of 56 bytes does
+// not.
 TEST(Sha256Test, PadsEveryLength) {
   const std::map<size_t, std::string> expected{
       {55, "d5e285683cd4efc02d021a5c62014694958901005d6f71e89e0989fac77e4072"},

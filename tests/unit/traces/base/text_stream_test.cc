@@ -37,7 +37,8 @@ void WriteGzip(const std::filesystem::path& path, const std::string& text) {
   gzclose(file);
 }
 
-// By what the file begins with, not by its name; the pieces have 1 MiB: tight on both sides.
+// The first bytes of a file decide its format, not its name. The sizes lie around multiples of the
+// piece size, 1 MiB.
 TEST(TextStreamTest, ReadsPlainGzipAndZstandard) {
   const TemporaryDirectory directory;
   for (const size_t size : {0, 1, 3, 1048575, 1048576, 1048577, 3000000}) {
@@ -79,7 +80,7 @@ TEST(TextStreamTest, RefusesTruncatedGzipAtEveryLength) {
   const TemporaryDirectory directory;
   WriteGzip(directory / "a.gz", LongText(200));
   const std::string whole = ReadRaw(directory / "a.gz");
-  // Of less than its header zlib takes the bytes for plain text.
+  // zlib takes fewer bytes than its header for plain text.
   for (size_t size = 10; size < whole.size(); ++size) {
     WriteRaw(directory / "b", whole.substr(0, size));
     EXPECT_THAT(InputErrorOf([&] { ReadAll(directory / "b"); }),

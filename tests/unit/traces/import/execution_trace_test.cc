@@ -23,13 +23,13 @@ ExecutionTrace Read(std::string_view text) {
   return ReadExecutionTrace(stream);
 }
 
-// A good node and then `nodes`.
+// Reads a trace with a valid node followed by `nodes`.
 ExecutionTrace ReadNodes(std::string_view nodes) {
   return Read(fmt::format(
       "{{\"schema\": \"1.1.1\", \"nodes\": [\n{{\"id\": 1, \"name\": \"root\"}},\n{}]}}", nodes));
 }
 
-// The inputs of a node by their JSON.
+// Returns the inputs of a node, given the JSON of its values and shapes.
 std::vector<ExecutionTrace::TensorRef> InputsOf(std::string_view values, std::string_view shapes) {
   const ExecutionTrace trace = ReadNodes(fmt::format(
       R"({{"id": 2, "name": "n", "inputs": {{"values": {}, "shapes": {}}}}})", values, shapes));
@@ -77,7 +77,7 @@ TEST(ExecutionTraceTest, OrderIsByNumber) {
   EXPECT_EQ(trace.nodes[2].name, "b");
 }
 
-// An autograd number beyond 2^63 stands for none.
+// An autograd number beyond 2^63 means that the node has none.
 TEST(ExecutionTraceTest, UnsignedNumbers) {
   const ExecutionTrace trace = ReadNodes(
       R"({"id": 2, "name": "a", "attrs": [{"name": "seq_id", "value": 18446744073709551615}]})");
@@ -96,17 +96,18 @@ TEST(ExecutionTraceTest, TensorsInLists) {
   EXPECT_THAT(refs[1].shape, ElementsAre(3));
   EXPECT_EQ(refs[2].argument, 2u);
   EXPECT_EQ(refs[2].device, 0);
-  EXPECT_THAT(refs[2].shape, IsEmpty());  // of a single number
+  EXPECT_THAT(refs[2].shape, IsEmpty());  // a single number has no dimensions
 }
 
-// Whose shape tells another number of elements has its own; so does one without.
+// If the given shape has another number of elements than the tensor, or is missing, the shape is
+// the number of elements.
 TEST(ExecutionTraceTest, ShapesFitTheElements) {
   EXPECT_THAT(InputsOf(R"([[1,10,0,6,4,"cuda:0"]])", "[[2,4]]")[0].shape, ElementsAre(6));
   EXPECT_THAT(InputsOf(R"([[1,10,0,6,4,"cuda:0"]])", "[]")[0].shape, ElementsAre(6));
   EXPECT_THAT(InputsOf(R"([[1,10,0,6,4,"cuda:0"]])", "[[-2,-3]]")[0].shape, ElementsAre(6));
   EXPECT_THAT(InputsOf(R"([[1,10,0,0,4,"cuda:0"]])", "[[0,9223372036854775807]]")[0].shape,
               ElementsAre(0));
-  // The shape of another argument is not taken.
+  // The shape of another argument is not used.
   EXPECT_THAT(InputsOf(R"([[1,10,0,6,4,"cuda:0"],[2,11,0,6,4,"cuda:0"]])", "[[1],[2,3]]")[0].shape,
               ElementsAre(6));
 }
@@ -143,7 +144,7 @@ TEST(ExecutionTraceTest, LeavesBrokenNodesOut) {
   }
 }
 
-// Sums over all operands do not overflow: what is beyond 2^60 bytes is not believed.
+// Operands beyond 2^60 bytes in total are rejected, so that sums over all operands do not overflow.
 TEST(ExecutionTraceTest, TotalOfOperands) {
   std::string nodes;
   for (int i = 2; i < 10; ++i) {
@@ -156,7 +157,7 @@ TEST(ExecutionTraceTest, TotalOfOperands) {
   EXPECT_EQ(trace.broken, 4);
 }
 
-// A trace whose writer was stopped is as good as its nodes.
+// A trace whose writer was stopped keeps its complete nodes.
 TEST(ExecutionTraceTest, EndsEarly) {
   for (const char* end : {"", ",\n", ",\n{\"id\": 2, \"name"}) {
     const ExecutionTrace trace = Read(std::string(R"({"nodes": [{"id": 1, "name": "a"})") + end);

@@ -22,7 +22,7 @@ KinetoTrace Read(std::string_view text) {
   return ReadKineto(stream);
 }
 
-// An operator that lasts from 10.000 to 15.000 us, and `events` behind it.
+// Returns an operator that lasts from 10.000 to 15.000 us, followed by `events`.
 std::string WithEvents(std::string_view events) {
   return fmt::format(R"({{"traceEvents": [
 {{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 10.000, "dur": 5.000, "args": {{}}}}{}
@@ -68,7 +68,7 @@ TEST(KinetoTest, KeepsWhatAStepIsMadeOf) {
   EXPECT_EQ(op.thread, 11);
   EXPECT_EQ(op.begin, 0);
   EXPECT_EQ(op.end, 350286);
-  ASSERT_EQ(trace.activities.size(), 3u);  // by begin
+  ASSERT_EQ(trace.activities.size(), 3u);  // sorted by begin
   EXPECT_EQ(trace.activities[0].begin, 1);
   EXPECT_EQ(trace.activities[1].device, 1);
   EXPECT_EQ(trace.activities[1].external_id, 0);
@@ -79,11 +79,11 @@ TEST(KinetoTest, KeepsWhatAStepIsMadeOf) {
   EXPECT_EQ(kernel.stream, 7);
   EXPECT_EQ(kernel.begin, 101000);
   EXPECT_EQ(kernel.end, 151286);
-  ASSERT_EQ(trace.launches.size(), 2u);  // by correlation
+  ASSERT_EQ(trace.launches.size(), 2u);  // sorted by correlation
   EXPECT_EQ(trace.launches[0].correlation, 30);
   EXPECT_EQ(trace.launches[0].end, 2250);
   EXPECT_EQ(trace.launches[1].end, 32000);
-  ASSERT_EQ(trace.memory.size(), 2u);  // by time
+  ASSERT_EQ(trace.memory.size(), 2u);  // sorted by time
   EXPECT_EQ(trace.memory[0].device, -1);
   EXPECT_EQ(trace.memory[0].bytes, 64);
   const auto& given_back = trace.memory[1];
@@ -97,8 +97,8 @@ TEST(KinetoTest, KeepsWhatAStepIsMadeOf) {
   EXPECT_EQ(given_back.reserved, 2097152);
 }
 
-// Of operators that begin together the one that ends last is the outer; of requests at one time
-// the profiler's number tells.
+// Operators that begin together are ordered by descending end, outermost first. Requests at the
+// same time are ordered by the profiler's number.
 TEST(KinetoTest, OrderAtTheSameTime) {
   const KinetoTrace trace = Read(WithEvents(R"(,
 {"ph": "X", "cat": "cpu_op", "name": "outer", "ts": 10.0, "dur": 9},
@@ -113,11 +113,11 @@ TEST(KinetoTest, OrderAtTheSameTime) {
 TEST(KinetoTest, TimesAreExact) {
   struct Case {
     const char* text;
-    int64_t nanoseconds;  // behind 10 us
+    int64_t nanoseconds;  // after 10 us
   };
   for (const Case& test :
        {Case{"10.001", 1}, Case{"10.1", 100}, Case{"10.0019", 1}, Case{"11", 1000}}) {
-    for (const char* origin : {"", "17908570260000"}) {  // some count from 1970 on
+    for (const char* origin : {"", "17908570260000"}) {  // one origin counts from 1970
       const KinetoTrace trace = Read(fmt::format(R"({{"traceEvents": [
 {{"ph": "X", "cat": "cpu_op", "ts": {0}10.000, "dur": 1}},
 {{"ph": "X", "cat": "kernel", "ts": {0}{1}, "dur": 0}}]}})",
@@ -126,7 +126,7 @@ TEST(KinetoTest, TimesAreExact) {
       EXPECT_EQ(trace.activities[0].begin, test.nanoseconds) << origin << test.text;
     }
   }
-  // Without a time in decimals an event says nothing; nor does one that ends before it begins.
+  // An event without a decimal time is ignored. So is an event that ends before it begins.
   for (const char* event :
        {R"("ts": 1e3, "dur": 1)", R"("ts": "10", "dur": 1)", R"("dur": 1)", R"("ts": 10)",
         R"("ts": 10, "dur": -1)", R"("ts": 99999999999999999999, "dur": 1)"}) {
@@ -145,7 +145,7 @@ TEST(KinetoTest, CountsBrokenEvents) {
            Case{R"({"ph": 1})", 1},
            Case{R"({"ph": "X", "args": 5})", 1},
            Case{"{\"ph\": \"X\", \"cat\": \"ker\n{\"ph\": \"X\"}", 1},  // cut off
-           // Of those that fill a file not even this is looked at.
+           // Events of these categories fill most of a file and are not parsed to their end.
            Case{R"({"ph": "X", "cat": "python_function", "name": })", 0},
            Case{R"({"ph": "s", "id": 1, "cat": "ac2g", "name": })", 0},
        }) {
@@ -155,7 +155,7 @@ TEST(KinetoTest, CountsBrokenEvents) {
   }
 }
 
-// What would overflow sums over a trace is no step of a training.
+// Times that would overflow sums over a trace do not come from a training step.
 TEST(KinetoTest, RefusesWhatIsTooMuch) {
   for (
       const char* event : {

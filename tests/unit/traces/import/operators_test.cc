@@ -37,7 +37,7 @@ TEST(OperatorsTest, TypesAndFlops) {
   };
   const Shape image{8, 3, 10, 10}, weight{16, 3, 5, 5}, map{8, 16, 6, 6};
   const int64_t convolution = 2 * (8 * 16 * 6 * 6) * (3 * 5 * 5);
-  // Batch 2, 4 heads, 5 queries, 7 keys, width 8.
+  // Attention: batch 2, 4 heads, 5 queries, 7 keys, width 8.
   const Shape query{2, 4, 5, 8}, key{2, 4, 7, 8}, query_inside{2, 5, 4, 8}, key_inside{2, 7, 4, 8};
   const int64_t product = 2 * (2 * 4) * 5 * 7 * 8;
   for (const Case& test : {
@@ -81,7 +81,7 @@ TEST(OperatorsTest, TypesAndFlops) {
                 {query},
                 OpType::kAttention,
                 2 * product},
-           // Of queries with themselves, the longer of the two is the sequence.
+           // For queries with themselves, the longer of the two dimensions is the sequence.
            Case{"aten::_flash_attention_forward",
                 {key_inside, key_inside, key_inside},
                 {key_inside},
@@ -94,7 +94,7 @@ TEST(OperatorsTest, TypesAndFlops) {
                 5 * product},
            Case{"aten::relu", {{2, 3}}, {{2, 3}}, OpType::kOther, 0},
            Case{"mine::mm", {{2, 3}, {3, 5}}, {{2, 5}}, OpType::kOther, 0},
-           // What is not as the operator has it computes nothing that is known.
+           // If the operands do not match the operator, the flops are unknown and count as 0.
            Case{"aten::mm", {{6}, {15}}, {{10}}, OpType::kMatmul, 0},
            Case{"aten::mm", {{2, 3}, {3, 5}}, {}, OpType::kMatmul, 0},
            Case{"aten::convolution_backward", {map, image}, {image}, OpType::kConvolution, 0},
@@ -114,7 +114,7 @@ TEST(OperatorsTest, OnlyAllocates) {
 TEST(OperatorsTest, WritesBySchema) {
   struct Case {
     const char* schema;
-    std::vector<bool> writes;  // by argument
+    std::vector<bool> writes;  // one for each argument
   };
   for (const Case& test : {
            Case{"", {false, false}},

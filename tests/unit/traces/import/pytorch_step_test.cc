@@ -24,7 +24,8 @@ struct Ref {
   int64_t storage, bytes, offset = 0;
 };
 
-// What the two recorders write of a step; times in microseconds. Tensors are of bytes.
+// The output of the two recorders for one step. Times are in microseconds; tensor elements have one
+// byte.
 class Step {
  public:
   explicit Step(bool gpu = true) : gpu_(gpu) {
@@ -39,7 +40,7 @@ class Step {
     int64_t parent = 0, sequence = -1;
     bool profiled = true;
   };
-  // Returns the node's number. By it the profiler knows the node too.
+  // Adds a node and returns its number, by which the profiler knows the node too.
   int64_t Add(const Node& added) {
     ExecutionTrace::Node node;
     const int64_t id = std::ssize(execution_.nodes) + 1;
@@ -89,7 +90,7 @@ class Step {
   ExecutionTrace execution_;
   ImportOptions options_{"net",        2,        "PyTorch 2.11.0", Duration::Microseconds(99),
                          std::nullopt, "k.json", "e.json"};
-  int64_t held_ = 1536;  // the weights' two blocks and one that nobody names
+  int64_t held_ = 1536;  // the two blocks of the weights and one block of no tensor
 
  private:
   const bool gpu_;
@@ -98,19 +99,24 @@ class Step {
 constexpr std::string_view kInPlace = "aten::f_(Tensor(a!) self) -> Tensor(a!)";
 
 // The step y = relu_(mm(x, w)); s = sum(y's second half), its backward and w += dw. Kernels run
-// behind the host; [..] is an operator, | the launch of its kernel.
+// after the host issued them; [..] is an operator, | the launch of its kernel. dw takes the block
+// of y and is held to the end; w was held before.
 //
-//   time      0    10   20   30   40   50   60   70   80   90   100  110
-//   op 0      [ | ]                                                       randn -> x
-//   op 1                [  |]                                             block h.0: mm x, w -> y
-//   op 2                      [| ]                                        relu_ y
-//   op 3                           [ | ]                                  sum y -> s
-//   op 4                                     [ |  ]                       threshold_backward y ->
-//   dy op 5                                           [  | ]                 mm x, dy -> dw op 6 [|
-//   ]    add_ w, dw memory x   [-----------------------------------------------------------] y
-//   [-----------------------] s [---------------------------------------] dy [---------] dw, in y's
-//   place                                [------------------------ workspace            [] of mm
-//   kernels                     [0---------][1-------][2--][3--] [4--][5------]     [6--] to 125
+//   time (us)     0    10   20   30   40   50   60   70   80   90   100  110  120
+//   op 0          [   |]  randn -> x
+//   op 1                    [   |]  in block h.0: mm x, w -> y
+//   op 2                          [ |]  relu_ y
+//   op 3                              [  |]  sum y -> s
+//   op 4                                         [ |]  threshold_backward y -> dy
+//   op 5                                              [   |]  mm x, dy -> dw
+//   op 6                                                             [| ]  add_ w, dw
+//   memory x       [-----------------------------------------------------]
+//          y                 [----------------------]
+//   workspace                 []  of op 1
+//          s                          [----------------------------------]
+//          dy                                    [---------]
+//          dw                                          [-------------------------
+//   kernels                      [0-------------[1---][2] [3]  [4][5---]      [6]
 Step Drawn() {
   Step step;
   const int64_t randn = step.Add({"aten::randn", 0, 10, {}, {{2, 512}}});
@@ -175,7 +181,8 @@ Step Drawn() {
                                 .parent = optimizer});
   step.Take(110, 0x2000, 512);
   step.Take(110, 0x4000, 512);
-  // Gaps of 1, 1, 3, 5 and 1 us; then the GPU has waited for the host.
+  // The gaps between kernels are 1, 1, 3, 5 and 1 us. Before the last kernel the GPU waits for the
+  // host.
   step.Kernel(randn, 8, 30, 60);
   step.Kernel(mm, 28, 61, 71);
   step.Kernel(relu, 36, 72, 77);
@@ -196,8 +203,8 @@ const Tensor& Find(const Trace& trace, std::string_view name) {
   return *std::ranges::find(trace.tensors, name, &Tensor::name);
 }
 
-// Storages are called after the op that has them first: x randn.0, y h.0/mm.1, w h.0/mm.1.in1 and
-// so on.
+// A storage is named after the first op that has it: x is randn.0, y is h.0/mm.1, w is
+// h.0/mm.1.in1, and so on.
 TEST(PyTorchImportTest, Ops) {
   const Trace trace = Drawn().Import().trace;
   struct Expected {
@@ -343,7 +350,7 @@ TEST(PyTorchImportTest, KernelsOfNoOperator) {
   ASSERT_EQ(trace.ops.size(), 8u);
   const Op& op = trace.ops[4];
   EXPECT_EQ(op.name, "kernel.4");
-  EXPECT_EQ(op.phase, Phase::kForward);  // as what was launched before
+  EXPECT_EQ(op.phase, Phase::kForward);  // the phase of the launch before
   EXPECT_THAT(op.inputs, IsEmpty());
   EXPECT_THAT(op.outputs, IsEmpty());
   EXPECT_EQ(op.slots[0].signature, "kernel");
@@ -351,7 +358,7 @@ TEST(PyTorchImportTest, KernelsOfNoOperator) {
   EXPECT_EQ(report.kernels, Duration::Microseconds(73));
 }
 
-// What was given out while `sum` ran and is held over ops, `sum` leaves behind.
+// Memory that was allocated while `sum` ran, and is held beyond it, becomes an output of `sum`.
 TEST(PyTorchImportTest, MemoryOfNoTensor) {
   Step step = Drawn();
   step.Give(43, 0x8000, 2048);
@@ -366,7 +373,7 @@ TEST(PyTorchImportTest, MemoryOfNoTensor) {
 
 TEST(PyTorchImportTest, TensorsOfNoMemory) {
   Step step = Drawn();
-  step.kineto_.memory.erase(step.kineto_.memory.begin() + 4);  // of s
+  step.kineto_.memory.erase(step.kineto_.memory.begin() + 4);  // the allocation of s
   const auto [trace, report] = step.Import();
   EXPECT_EQ(report.unplaced, Bytes(4));
   EXPECT_EQ(trace.ops[3].outputs.size(), 1u);
@@ -381,7 +388,7 @@ TEST(PyTorchImportTest, AnOperatorIsOneNode) {
   EXPECT_EQ(trace, Drawn().Import().trace);
 }
 
-// A snapshot tells what was requested of what was held: the rest was lost to rounding.
+// A snapshot tells how much of the held memory was requested; the rest was lost to rounding.
 TEST(PyTorchImportTest, RequestedBefore) {
   Step step = Drawn();
   step.options_.requested_before = Bytes(1536 - 200);
@@ -390,7 +397,7 @@ TEST(PyTorchImportTest, RequestedBefore) {
   EXPECT_EQ(std::ranges::count(step.Import().trace.tensors, "unused", &Tensor::name), 0);
 }
 
-// What an operator has others launch is a part of it, if it launches something itself.
+// If an operator launches kernels itself, the kernels of its inner operators belong to it.
 TEST(PyTorchImportTest, KernelsOfInnerOperators) {
   for (const bool launches : {true, false}) {
     Step step;
@@ -412,7 +419,8 @@ TEST(PyTorchImportTest, KernelsOfInnerOperators) {
   }
 }
 
-// Every operator that calls no other and makes or changes data, without times.
+// Without a GPU, every operator that calls no other operator and creates or changes data is an op
+// without a time.
 TEST(PyTorchImportTest, WithoutGpu) {
   Step step(false);
   const int64_t linear = step.Add({"aten::linear", 0, 10, {{1, 512}}, {{2, 512}}});
@@ -475,7 +483,7 @@ TEST(PyTorchImportTest, CountsRequests) { EXPECT_EQ(RequestsOf(Drawn().kineto_),
 
 // --- Recorded steps
 
-// The most bytes that are held at once, each storage until PyTorch gave it back.
+// Returns the most bytes held at once if each storage lives until PyTorch freed it.
 int64_t PeakHeld(const Trace& trace) {
   const Liveness liveness(trace);
   std::vector<int64_t> change(trace.ops.size() + 1);
@@ -503,7 +511,7 @@ int64_t PeakHeld(const Trace& trace) {
 TEST(PyTorchImportTest, RecordedSteps) {
   struct Case {
     const char* name;
-    int64_t peak;  // in bytes, as PyTorch's allocator counted it
+    int64_t peak;  // in bytes, counted by PyTorch's allocator
   };
   for (const Case& test : {Case{"gpt2-b4s512", 5114989576}, Case{"resnet50-b32", 3087486864}}) {
     SCOPED_TRACE(test.name);

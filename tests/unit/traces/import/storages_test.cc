@@ -12,7 +12,7 @@ using ::testing::ElementsAre;
 
 constexpr uint32_t kNone = StorageTable::kNone;
 
-// What a GPU's allocator did; sizes in blocks of 512 bytes.
+// The log of a GPU's allocator. Sizes are in blocks of 512 bytes.
 class Log {
  public:
   explicit Log(int64_t held = 0) : held_(held) {}
@@ -32,7 +32,7 @@ class Log {
   std::vector<KinetoTrace::Memory> memory_;
 };
 
-// A tensor of bytes, from `offset` on.
+// Returns a tensor of `bytes` elements of one byte each, at `offset` in its storage.
 ExecutionTrace::TensorRef Ref(int64_t storage, int64_t bytes, int64_t offset = 0) {
   ExecutionTrace::TensorRef ref;
   ref.storage = storage;
@@ -64,7 +64,7 @@ TEST(StorageTableTest, Blocks) {
   EXPECT_EQ(table.storages()[0].block, 1024);
   EXPECT_EQ(table.storages()[1].thread, 7);
   EXPECT_EQ(table.storages()[1].end, StorageTable::kAlways);
-  EXPECT_EQ(table.storages()[2].begin, 50);  // at the address of the first
+  EXPECT_EQ(table.storages()[2].begin, 50);  // it has the address of the first
   EXPECT_EQ(table.held_before(), 4096);
   EXPECT_EQ(table.peak_allocated(), 4096 + 6 * 512);
   EXPECT_EQ(table.peak_reserved(), 2097152);
@@ -86,11 +86,11 @@ TEST(StorageTableTest, OutputsLieInTheBestBlockOfTheirNode) {
   };
   for (const Case& test : {
            Case{500, 15, 35, 1, 1},
-           Case{600, 15, 29, 1, 2},        // block 2 is still held when the node ends there,
-           Case{600, 15, 35, 1, 0},        // and not here: one given out before, out of sight
-           Case{500, 5, 35, 1, 1},         // the least that is enough
-           Case{500, 15, 35, 2, 1},        // another thread's, if there is no own one
-           Case{1025, 5, 35, 1, 3, 1025},  // none
+           Case{600, 15, 29, 1, 2},  // block 2 is still held when the node ends
+           // Block 2 is freed; block 0 was given out before the node.
+           Case{600, 15, 35, 1, 0}, Case{500, 5, 35, 1, 1},  // the smallest sufficient block
+           Case{500, 15, 35, 2, 1},                          // a block of another thread
+           Case{1025, 5, 35, 1, 3, 1025},                    // no block is large enough
        }) {
     StorageTable table = log.Table();
     EXPECT_THAT(Join(table, {}, {Ref(1, test.bytes)}, test.begin, test.end, test.thread).outputs,
@@ -101,13 +101,13 @@ TEST(StorageTableTest, OutputsLieInTheBestBlockOfTheirNode) {
   }
 }
 
-// What a block has too much may be as much as PyTorch leaves behind, 1 MiB.
+// A block may exceed its tensor by 1 MiB, the largest remainder that PyTorch does not split off.
 TEST(StorageTableTest, BlocksMayBeLarger) {
   for (const auto& [excess, found] : {std::pair(2048, true), std::pair(2049, false)}) {
     StorageTable table = Log().Give(10, 0x1000, 10 + excess).Table();
     EXPECT_EQ(Join(table, {}, {Ref(1, 5120)}, 5, 20).outputs[0] == 0, found) << excess;
   }
-  // Of two alike it is the later.
+  // The later one of two equal blocks is chosen.
   StorageTable table = Log().Give(10, 0x1000, 2).Give(15, 0x2000, 2).Table();
   EXPECT_THAT(Join(table, {}, {Ref(1, 512)}, 5, 20).outputs, ElementsAre(1));
 }
@@ -121,7 +121,7 @@ TEST(StorageTableTest, OperandsElsewhereAndEmptyOnes) {
   EXPECT_THAT(operands.outputs, ElementsAre(kNone));
 }
 
-// The outer node puts out what an inner one made, and what it was given.
+// An outer node may output a storage that an inner node made, or one of its own inputs.
 TEST(StorageTableTest, InnerNodesFirst) {
   StorageTable table = Log().Give(10, 0x1000, 1).Give(12, 0x2000, 1).Table();
   EXPECT_THAT(Join(table, {}, {Ref(1, 512)}, 9, 11).outputs, ElementsAre(0));
@@ -132,25 +132,26 @@ TEST(StorageTableTest, InnerNodesFirst) {
   EXPECT_THAT(view.outputs, ElementsAre(1));
 }
 
-// Once its block was given back, or when a node makes it anew, a number is that of another storage.
+// A number denotes another storage once its block was freed, or when a node allocates it anew.
 TEST(StorageTableTest, NumbersAreUsedAgain) {
   StorageTable table =
       Log().Give(10, 0x1000, 1).Take(20, 0x1000, 1).Give(30, 0x1000, 1).Give(40, 0x2000, 1).Table();
   EXPECT_THAT(Join(table, {}, {Ref(1, 512)}, 9, 11).outputs, ElementsAre(0));
   EXPECT_THAT(Join(table, {Ref(1, 512)}, {}, 15, 16).inputs, ElementsAre(0));
-  EXPECT_THAT(Join(table, {Ref(1, 512)}, {}, 25, 26).inputs, ElementsAre(3));  // from before
+  // The number denotes a storage from before the recording.
+  EXPECT_THAT(Join(table, {Ref(1, 512)}, {}, 25, 26).inputs, ElementsAre(3));
   EXPECT_THAT(Join(table, {}, {Ref(1, 512)}, 29, 31).outputs, ElementsAre(1));
   EXPECT_THAT(Join(table, {Ref(1, 512)}, {}, 35, 36).inputs, ElementsAre(1));
   EXPECT_THAT(Join(table, {}, {Ref(1, 512)}, 39, 41).outputs, ElementsAre(2));
 }
 
-// Of 10 blocks held before, storage 5 has 2 and stays, and storage 6 has 3 and goes; the 4 given
-// back without a name and the rest are unnamed.
+// 10 blocks were held before the recording. Storage 5 has 2 and stays; storage 6 has 3 and is
+// freed. The 4 blocks freed without a name, and the remaining block, are unnamed.
 //
-//    time          10     20      30      40
-//    5 (2 blocks) ---------------------------
-//    6 (3 blocks) --use--------]
-//    ? (4 blocks) ----]
+//   time          10     20      30      40
+//   5 (2 blocks) ---------------------------
+//   6 (3 blocks) --use--------]
+//   ? (4 blocks) ----]
 TEST(StorageTableTest, FormerStorages) {
   StorageTable table = Log(10 * 512).Take(10, 0x1000, 4).Take(30, 0x2000, 3).Table();
   const auto five = Join(table, {Ref(5, 1000)}, {}, 35, 40).inputs[0];
@@ -166,7 +167,7 @@ TEST(StorageTableTest, FormerStorages) {
   EXPECT_EQ(table.UnnamedBefore(), 512);
 }
 
-// Of two that could be what was given back, the one used last.
+// If two storages match a freed block, it belongs to the storage used last.
 TEST(StorageTableTest, FormerStorageUsedLastGoesFirst) {
   StorageTable table = Log(2 * 512).Take(30, 0x1000, 1).Table();
   const auto first = Join(table, {Ref(1, 512)}, {}, 10, 11).inputs[0];

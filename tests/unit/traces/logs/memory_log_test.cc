@@ -1,4 +1,4 @@
-// Allocation logs: the snapshot's pickle and what it means, RMM logs, static problems, decisions.
+// Tests of allocation logs: snapshots with their pickles, RMM logs, static problems and decisions.
 
 #include "traces/logs/open_log.h"
 
@@ -37,8 +37,8 @@ std::vector<MemoryEvent> EventsOf(const MemoryLog& log) {
   return events;
 }
 
-// "a0:512" allocates block 0, "f0" frees it; "!" a failed request, "e" an emptied cache, "+" and
-// "-" a segment that comes and goes.
+// Returns a short text for each event. "a0:512" allocates block 0 and "f0" frees it. "!" is a
+// failed request, "e" an emptied cache, "+" and "-" a segment that is taken and given back.
 std::vector<std::string> Short(const MemoryLog& log) {
   std::vector<std::string> texts;
   for (const MemoryEvent& event : EventsOf(log)) {
@@ -76,7 +76,8 @@ std::string ErrorOf(const std::string& contents) {
   return "no error";
 }
 
-// One segment of 2 MiB whose first block was live all along, and one that came and went.
+// Returns a snapshot with two segments: one of 2 MiB whose first block is live throughout, and one
+// that is taken and given back.
 std::string Example() {
   return MakeSnapshot({{kBase,
                         "small",
@@ -135,7 +136,7 @@ TEST(PyTorchSnapshotTest, ReadsTheSettings) {
   EXPECT_EQ(settings({}).max_non_split_rounding, std::nullopt);
   EXPECT_EQ(settings({}).garbage_collection_threshold, 0);
   EXPECT_EQ(settings({.garbage_collection_threshold = 0.75}).garbage_collection_threshold, 0.75);
-  const std::string longer(100, 'x');  // more than names have
+  const std::string longer(100, 'x');  // longer than any name
   EXPECT_EQ(settings({.configuration = longer + ",max_non_split_rounding_mb:64,y:1"})
                 .max_non_split_rounding,
             Bytes::MiB(64));
@@ -159,8 +160,8 @@ TEST(PyTorchSnapshotTest, ReadsTheSettings) {
   }
 }
 
-// With garbage collection, what is freed right before a segment is taken, or before memory runs
-// out, the allocator gave back on its own; else it is an emptied cache.
+// With garbage collection, the allocator itself freed the segments that are freed right before a
+// segment is taken or before memory runs out. Other segments are freed by emptying the cache.
 TEST(PyTorchSnapshotTest, TellsCollectionsOfGarbageFromEmptiedCaches) {
   std::vector<testing::SnapshotEventText> events;
   for (int64_t i = 0; i < 4; ++i) events.push_back({"segment_alloc", kBase + i * 64 * kMiB, kMiB});
@@ -187,7 +188,7 @@ TEST(PyTorchSnapshotTest, TellsCollectionsOfGarbageFromEmptiedCaches) {
 TEST(PyTorchSnapshotTest, ReadsAFileLikeItsContents) {
   const testing::TemporaryDirectory directory;
   const auto path = directory / "snapshot.pickle";
-  // More than one window of the reader.
+  // The contents exceed one window of the reader.
   std::vector<testing::SnapshotEventText> events;
   for (int i = 0; i < 20'000; ++i) {
     events.push_back({"alloc", kBase + 512 * (i % 7), 100 + i});
@@ -288,7 +289,7 @@ TEST(PyTorchSnapshotTest, BoundsDepthAndBreadth) {
   EXPECT_THAT(ErrorOf(repeat("](", 3'000'000)), HasSubstr("too deeply nested"));
   EXPECT_THAT(ErrorOf(repeat("N", 3'000'000)), HasSubstr("too deeply nested"));
   EXPECT_THAT(ErrorOf(repeat("}\x94(h\x00", 3'000'000)), HasSubstr("log: byte "));
-  // A list that contains itself is only a value referred to a second time.
+  // A list that contains itself is read as a value that is referenced twice.
   EXPECT_THAT(ErrorOf(std::string("\x80\x04]\x94(h\x00"
                                   "e.",
                                   9)),
@@ -352,7 +353,7 @@ TEST(PyTorchSnapshotTest, RefusesRecordsThatContradictEachOther) {
               HasSubstr("unknown state of a block"));
 }
 
-// Against std::map, with addresses that collide.
+// Compares with std::map, using addresses that collide.
 TEST(AddressTableTest, AgreesWithAMap) {
   AddressTable<int> table;
   std::map<uint64_t, int> model;

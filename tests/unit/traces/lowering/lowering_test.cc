@@ -55,7 +55,7 @@ TEST(GraphTest, ShapesFollowTheWindows) {
   const LayerNode conv = net.Conv("c", net.image(), ConvSpec::Square(64, 11, 4, 2));
   EXPECT_EQ(net.layer(conv).output, (Shape{64, 55, 55}));
   EXPECT_EQ(net.layer(net.MaxPool("p", conv, {3, 2})).output, (Shape{64, 27, 27}));
-  // 55 -> ceil(53 / 2) + 1 = 28 windows, of which the last hangs over the edge.
+  // 55 rows make ceil(53 / 2) + 1 = 28 windows; the last window extends beyond the edge.
   EXPECT_EQ(net.layer(net.MaxPool("q", conv, {2, 2, 0, true})).output, (Shape{64, 28, 28}));
 }
 
@@ -88,8 +88,8 @@ TEST(LoweringTest, ForwardOperandsFollowTheContract) {
   EXPECT_EQ(trace.Root(FindOp(trace, "conv1.relu.fwd").outputs[0]), conv.outputs[0]);
 }
 
-// The concatenation hands gradients to both branches; conv2's backward runs first and creates the
-// gradient of the shared input, the pool's adds to it.
+// The concatenation passes gradients to both branches. conv2's backward runs first and creates the
+// gradient of the shared input; the pool's backward adds to it.
 TEST(LoweringTest, ForksAccumulateOneGradient) {
   const Trace trace = LowerNetwork(ForkedNetwork(), {2, "torch", true});
   const Op& conv2 = FindOp(trace, "conv2.bwd");
@@ -141,12 +141,12 @@ TEST(LoweringTest, VdnnppHoldsOutputsAndBuffersGradients) {
   EXPECT_THAT(Names(trace, fc.outputs), ElementsAre("concat.dy", "fc.weight", "fc.bias"));
   EXPECT_THAT(Names(trace, fc.scratch), ElementsAre("fc.dweight", "fc.dbias"));
   EXPECT_EQ(fc.IntAttribute("holds_y"), 1);
-  // The output is alive until the layer's backward step, not only until that of its ReLU.
+  // The output lives until the layer's backward step, not only until the backward step of its ReLU.
   const Liveness liveness(trace);
   const auto& ops = trace.ops;
   const TensorId y = FindOp(trace, "conv1.fwd").outputs[0];
   EXPECT_EQ(ops[Index(*liveness.LastUse(y))].name, "conv1.bwd");
-  // What is held is not read: the same work under the same signature.
+  // The held output is not read, so the work and the signature stay the same.
   const Op& same = FindOp(vdnn, "fc.bwd");
   EXPECT_EQ(fc.slots[0].signature, same.slots[0].signature);
   EXPECT_EQ(fc.traffic(), same.traffic());
@@ -185,7 +185,7 @@ TEST(ZooTest, EveryNetworkLowersUnderEveryPreset) {
   }
 }
 
-// Parameter counts are those of the networks' own papers.
+// The parameter counts come from the papers of the networks.
 TEST(ZooTest, ParameterCountsAreRight) {
   const auto parameters = [](const char* name) {
     return SumOf(LowerNetwork(BuildNetwork(name), {1, "torch", true}), TensorKind::kParameter)
@@ -201,7 +201,7 @@ TEST(ZooTest, ParameterCountsAreRight) {
   EXPECT_EQ(parameters("alexnet-caffe"), 60'965'224);
   EXPECT_EQ(parameters("alexnet-plain"), 62'378'344);
   EXPECT_EQ(parameters("vgg-s"), 102'908'520);
-  // D, and 20 or 35 times a 3x3 convolution of each group's channels.
+  // vgg116-d and vgg191-d extend D by 20 or 35 times a 3x3 convolution of each group's channels.
   constexpr int64_t kOneMore =
       9 * (64 * 64 + 128 * 128 + 256 * 256 + 2 * 512 * 512) + (64 + 128 + 256 + 2 * 512);
   EXPECT_EQ(parameters("vgg116-d"), 138'357'544 + 20 * kOneMore);
@@ -223,8 +223,9 @@ TEST(ZooTest, ParameterCountsAreRight) {
   EXPECT_EQ(parameters("densenet161"), 28'681'000);
 }
 
-// "221.56 142.38 49.51 49.51": the outputs of AlexNet's first convolutions at batch 200, in MiB.
-// 101.531 and 24.5: conv1 and pool1 of ResNet-50 at batch 32 and 227.
+// SuperNeurons prints "221.56 142.38 49.51 49.51" for the outputs of AlexNet's first convolutions
+// at batch 200, in MiB. It prints 101.531 and 24.5 for conv1 and pool1 of ResNet-50 at batch 32 and
+// 227 x 227.
 TEST(ZooTest, SizesAreThoseThatSuperNeuronsPrints) {
   const auto output = [](const Trace& trace, const std::string& name) {
     const auto tensor = std::find_if(trace.tensors.begin(), trace.tensors.end(),
@@ -232,7 +233,7 @@ TEST(ZooTest, SizesAreThoseThatSuperNeuronsPrints) {
     return tensor->size.mib();
   };
   const Trace alexnet = LowerNetwork(BuildNetwork("alexnet-227"), {200, "torch", true});
-  EXPECT_EQ(alexnet.layers.size(), 24u);  // "23 layers", and the image
+  EXPECT_EQ(alexnet.layers.size(), 24u);  // SuperNeurons' "23 layers" and the image
   EXPECT_NEAR(output(alexnet, "conv1"), 221.56, 0.005);
   EXPECT_NEAR(output(alexnet, "conv2"), 142.38, 0.005);
   EXPECT_NEAR(output(alexnet, "conv3"), 49.51, 0.005);
@@ -243,7 +244,7 @@ TEST(ZooTest, SizesAreThoseThatSuperNeuronsPrints) {
   EXPECT_NEAR(output(resnet, "pool5"), 0.25, 1e-9);
 }
 
-// vDNN++, Table III: 224 x 224 x 64 throughout, then 1 x 1.
+// vDNN++, Table III: maps are 224 x 224 x 64 throughout, then 1 x 1.
 TEST(ZooTest, ConstructedNetworkIsAsInItsTable) {
   const Network network = BuildNetwork("constructed(5)");
   std::vector<Shape> shapes;
@@ -268,7 +269,7 @@ TEST(ZooTest, PlainAlexNetHasTheMapsOfItsPaper) {
   EXPECT_THAT(extents, ElementsAre(55, 27, 27, 13, 13, 13, 13, 6));
 }
 
-// Nodes of the released networks, which have a fork before each block, and the image.
+// The counts are nodes of the released networks: the image and a fork before each block count too.
 TEST(ZooTest, ResNetsHaveTheLayersThatSuperNeuronsCounts) {
   Preset preset = FindPreset("torch");
   preset.forks = Forks::kCopy;
@@ -281,7 +282,8 @@ TEST(ZooTest, ResNetsHaveTheLayersThatSuperNeuronsCounts) {
   EXPECT_EQ(layers("resnet(6,32,788,6)"), 9168u);
 }
 
-// Likewise, with a batch normalisation after every convolution and after the first one alone.
+// The first network has a batch normalisation after every convolution, the second only after the
+// first one. The counts include the image and the forks.
 TEST(ZooTest, InceptionHasTheLayersThatSuperNeuronsCounts) {
   Preset preset = FindPreset("torch");
   preset.forks = Forks::kCopy;
@@ -301,7 +303,7 @@ TEST(ZooTest, InceptionHasTheLayersThatSuperNeuronsCounts) {
   }
 }
 
-// What each module of Inception v4 hands on: Szegedy et al. 2017, figure 9.
+// The output of each module of Inception v4; see Szegedy et al. 2017, figure 9.
 TEST(ZooTest, InceptionModulesHaveTheirPublishedSizes) {
   const Network network = BuildNetwork("inception-v4");
   std::map<std::string, Shape> shapes;
@@ -317,7 +319,8 @@ TEST(ZooTest, InceptionModulesHaveTheirPublishedSizes) {
   EXPECT_EQ(shapes["drop"], (Shape{1536, 1, 1}));
 }
 
-// Convolutions, and channels before the classifier.
+// The depth is the number of convolutions and linear layers, the width the number of channels
+// before the classifier.
 TEST(ZooTest, DenseNetsAreAsDeepAndWideAsTheirNames) {
   const auto depth_and_width = [](const char* name) {
     const Network network = BuildNetwork(name);
@@ -338,7 +341,7 @@ TEST(ZooTest, DenseNetsAreAsDeepAndWideAsTheirNames) {
             std::pair(int64_t{1 + 2 * 5 + 1 + 1}, int64_t{(16 + 2 * 8) / 2 + 3 * 8}));
 }
 
-// The published sizes of the stages: 56, 28, 14, 7.
+// The published sizes of the stages are 56, 28, 14 and 7.
 TEST(ZooTest, ResNetsHalveEvenlyAtEitherSize) {
   for (const char* name : {"resnet18", "resnet18@227", "resnet50", "resnet50@227"}) {
     const Network network = BuildNetwork(name);
@@ -352,7 +355,8 @@ TEST(ZooTest, ResNetsHalveEvenlyAtEitherSize) {
   }
 }
 
-// "VGG-E activations 16154.5 MiB at batch 256": every layer's output and the image, ReLU in place.
+// "VGG-E activations 16154.5 MiB at batch 256" counts every layer's output and the image, with ReLU
+// in place.
 TEST(ZooTest, VggActivationsAreWhatVdnnCounts) {
   const Trace trace = LowerNetwork(BuildNetwork("vgg19"), {256, "vdnn", true});
   const Bytes labels_and_loss(256 * 4 + 4);
@@ -370,7 +374,7 @@ TEST(ZooTest, CountedWorkspaceFollowsTheFormula) {
   EXPECT_DOUBLE_EQ(workspace("vgg19", 128), 3120);
   EXPECT_NEAR(workspace("alexnet", 128), 307.17, 0.01);  // conv2, backward data
 
-  // A 1x7 filter is larger than 3x3, and it is the wider side that is padded: 26 + 7 - 1 = 32.
+  // A 1x7 filter is larger than 3x3. Its wider side is padded: 26 + 7 - 1 = 32.
   Network row("row", {4, 10, 26});
   const LayerNode stem = row.ConvRelu("conv0", row.image(), ConvSpec::Square(8, 1));
   const LayerNode conv = row.Conv("conv1", stem, {.channels = 16, .kernel_w = 7, .pad_w = 3});

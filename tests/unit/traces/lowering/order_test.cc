@@ -29,7 +29,7 @@ std::vector<std::string> Names(const Network& network, Order order) {
 //            \ c - d - f ------/
 //                    \ g - h /
 //
-// Of a's consumers b is built first and runs last; of d's it is f.
+// Among the consumers of a, b is built first and runs last. Among the consumers of d, f does.
 Network Nested() {
   Network net("nested", {2, 4, 4});
   const LayerNode a = net.Relu("a", net.image());
@@ -53,7 +53,7 @@ TEST(OrderTest, DepthFirstFinishesABranchAndWaitsAtJoins) {
               ElementsAre("data", "a", "c", "d", "g", "h", "f", "b", "e", "join", "fc", "softmax"));
 }
 
-// "Numbers 1..k-1 before child 0", for any k.
+// "Numbers 1..k-1 before child 0" holds for any k.
 TEST(OrderTest, TheFirstConsumerIsLast) {
   Network net("fan", {2, 4, 4});
   const LayerNode a = net.Relu("a", net.image());
@@ -92,7 +92,7 @@ TEST(OrderTest, InputsComeFirstInEveryNetwork) {
   }
 }
 
-// The same layers with the same operands in the same places: only the order differs.
+// Only the order differs: the layers have the same operands in the same places.
 TEST(OrderTest, ReorderingKeepsTheNetwork) {
   const Network network = BuildNetwork("inception-v4");
   const Network reordered = network.InOrder(ExecutionOrder(network, Order::kDepthFirst));

@@ -1,5 +1,5 @@
-// Lowering of what residual networks are made of: batch normalisation, sums, forks, and what may
-// work in place beside them.
+// Tests of the lowering of residual networks: batch normalisation, sums, forks, and layers next to
+// them that may work in place.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -79,7 +79,7 @@ TEST(BatchNormLoweringTest, AFusedUpdateReadsTheBias) {
                           "a.conv1.bn.running_mean", "a.conv1.bn.running_var"));
 }
 
-// Forward has no state, so that it may run again; the statistics move on once, in backward.
+// Forward has no state, so it may run again. Backward updates the running statistics once.
 TEST(BatchNormLoweringTest, NoForwardOpOfTrainingTouchesTheRunningStatistics) {
   const Trace trace = Lower(testing::Residual());
   int written = 0;
@@ -110,7 +110,7 @@ TEST(ResidualLoweringTest, ReluAfterBatchNormWorksInPlace) {
   EXPECT_TRUE(SameStorage(trace, relu.inputs[0], relu.outputs[0]));
 }
 
-// data -> conv -> bn -> {relu, other}: bn.y is read again, by a convolution.
+// data -> conv -> bn -> {relu, other}: bn.y has a second reader, a convolution.
 TEST(ResidualLoweringTest, AReluWhoseInputHasOtherReadersIsNotInPlace) {
   Network net("n", {3, 8, 8});
   const LayerNode norm = net.ConvNorm("stem", net.image(), ConvSpec::Square(4, 3, 1, 1));
@@ -122,12 +122,13 @@ TEST(ResidualLoweringTest, AReluWhoseInputHasOtherReadersIsNotInPlace) {
   EXPECT_FALSE(SameStorage(trace, forward.inputs[0], forward.outputs[0]));
   const Op& backward = FindOp(trace, "relu.bwd");
   EXPECT_FALSE(SameStorage(trace, backward.inputs[1], backward.outputs[0]));
-  // Backward of the later operand, the convolution, adds to the gradient of bn.y before the relu's.
+  // The later operand, the convolution, runs backward first and creates the gradient of bn.y. The
+  // relu adds to it.
   EXPECT_EQ(FindOp(trace, "other.bwd").IntAttribute("accumulate"), 0);
   EXPECT_EQ(backward.IntAttribute("accumulate"), 1);
 }
 
-// A max pool's and an LRN's backward read what a relu or a sum in place would destroy.
+// The backward ops of a max pool and an LRN read data that a relu or a sum in place would destroy.
 TEST(ResidualLoweringTest, WhatBackwardReadsIsNotOverwritten) {
   Network net("n", {3, 8, 8});
   const LayerNode conv = net.ConvRelu("conv", net.image(), ConvSpec::Square(4, 3, 1, 1));
@@ -148,9 +149,9 @@ TEST(ResidualLoweringTest, WhatBackwardReadsIsNotOverwritten) {
   }
 }
 
-// The sum overwrites the branch, not the shortcut that the branch began with; the two operands and
-// the sum have one gradient, to which the branch's first convolution adds when the others have been
-// read.
+// The sum overwrites the branch, not the shortcut from which the branch began. Both operands and
+// the sum share one gradient. The branch's first convolution adds to it after the other ops have
+// read it.
 TEST(ResidualLoweringTest, AResidualSumCostsNoMemory) {
   const Trace trace = Lower(testing::Residual());
   const Op& forward = FindOp(trace, "a.add.fwd");
@@ -169,8 +170,8 @@ TEST(ResidualLoweringTest, AResidualSumCostsNoMemory) {
   EXPECT_TRUE(SameStorage(trace, conv.outputs[0], FindOp(trace, "a.add.bwd").outputs[0]));
 }
 
-// relu(x) + x's convolution and x + relu: wherever one operand's backward would write the gradient
-// that the other has yet to read, there are two.
+// The operands have separate gradients if the backward op of one operand would write the gradient
+// that the other has yet to read.
 TEST(ResidualLoweringTest, GradientsAreSharedOnlyIfNobodyWritesThemTooEarly) {
   const auto shared = [](auto build) {
     Network net("n", {3, 8, 8});
@@ -185,26 +186,26 @@ TEST(ResidualLoweringTest, GradientsAreSharedOnlyIfNobodyWritesThemTooEarly) {
     const LayerNode a = net.Conv("a", x, conv);
     return net.Add("add", a, net.Conv("b", x, conv));
   }));
-  // The later operand is a relu that works in place on its gradient.
+  // The later operand is a relu, which works in place on its gradient.
   EXPECT_FALSE(shared([&](Network& net, LayerNode x) {
     const LayerNode a = net.Conv("a", x, conv);
     return net.Add("add", a, net.ConvRelu("b", x, conv));
   }));
-  // It works in place, but last.
+  // The relu works in place, but it runs last.
   EXPECT_TRUE(shared([&](Network& net, LayerNode x) {
     const LayerNode a = net.ConvRelu("a", x, conv);
     return net.Add("add", a, net.Conv("b", x, conv));
   }));
-  // A sum hands its gradient on to be written.
+  // A sum passes its gradient on to ops that may write it.
   EXPECT_FALSE(shared([&](Network& net, LayerNode x) {
     const LayerNode a = net.Conv("a", x, conv);
     const LayerNode b = net.ConvRelu("b", x, conv);
     return net.Add("add", a, net.Add("inner", b, net.Conv("c", b, conv)));
   }));
-  // The convolution beside the shortcut adds to its gradient while it reads it.
+  // The convolution beside the shortcut adds to the gradient while it reads it.
   EXPECT_FALSE(
       shared([&](Network& net, LayerNode x) { return net.Add("add", net.Conv("a", x, conv), x); }));
-  // One layer in between: it adds when the sum's gradient has been read.
+  // With one layer in between, the convolution adds after the sum's gradient has been read.
   EXPECT_TRUE(shared([&](Network& net, LayerNode x) {
     return net.Add("add", net.Conv("b", net.Conv("a", x, conv), conv), x);
   }));

@@ -1,5 +1,5 @@
-// Lowering as SuperNeurons counts: an output for each layer, forks that copy, and which backward
-// steps work in place.
+// Tests of the lowering that SuperNeurons counts: one output per layer, forks that copy, and
+// backward steps that work in place.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -39,8 +39,8 @@ Trace Lower(const Network& network, bool training = true) {
   return LowerNetwork(network, {2, "superneurons", training});
 }
 
-// Section 4.1.1: 23 outputs, and 13 gradients: of what 5 convolutions, 3 pools, 3 linear layers and
-// 2 dropouts read.
+// Section 4.1.1: AlexNet has 23 outputs and 13 gradients. The gradients belong to the inputs of 5
+// convolutions, 3 pools, 3 linear layers and 2 dropouts.
 TEST(SuperNeuronsLoweringTest, AlexNetHasThirtySixTensors) {
   const Trace trace = Lower(BuildNetwork("alexnet-227"));
   const auto count = [&](TensorKind kind) {
@@ -67,7 +67,7 @@ TEST(SuperNeuronsLoweringTest, BackwardOfReluLrnAndLossIsInPlace) {
   const Op& lrn = FindOp(trace, "lrn1.bwd");
   EXPECT_THAT(Names(trace, lrn.inputs), ElementsAre("conv1.relu.y", "lrn1.y", "lrn1.dy"));
   EXPECT_TRUE(SameStorage(trace, lrn.inputs[2], lrn.outputs[0]));
-  // The library call names x, though it reads y alone.
+  // The library call names x, although it reads only y.
   const Op& relu = FindOp(trace, "conv1.relu.bwd");
   EXPECT_THAT(Names(trace, relu.inputs), ElementsAre("conv1.relu.y", "conv1.relu.dy", "conv1.y"));
   EXPECT_EQ(relu.IntAttribute("holds_x"), 1);
@@ -100,7 +100,8 @@ TEST(SuperNeuronsLoweringTest, ForksCopyAndSumsPassTheirGradientOn) {
   EXPECT_THAT(Names(trace, pool.inputs), ElementsAre("pool.dy", "b.relu.y", "pool.y"));
 }
 
-// A relu's backward would overwrite what the sum's other operand has yet to read.
+// The backward op of the relu would overwrite the gradient that the sum's other operand has yet to
+// read.
 TEST(SuperNeuronsLoweringTest, ASumSharesItsGradientOnlyIfNobodyOverwritesIt) {
   Network net("n", {3, 8, 8});
   const LayerNode x = net.Conv("x", net.image(), ConvSpec::Square(4, 1));
@@ -117,7 +118,7 @@ TEST(SuperNeuronsLoweringTest, ASumSharesItsGradientOnlyIfNobodyOverwritesIt) {
   EXPECT_FALSE(SameStorage(trace, fork.inputs[0], fork.outputs[0]));
 }
 
-// Behind a fork each relu has a copy for itself, and overwrites the gradient that comes in.
+// After a fork each relu has its own copy and overwrites the incoming gradient.
 TEST(SuperNeuronsLoweringTest, AReluBehindAForkWorksInPlaceBackward) {
   Network net("n", {3, 8, 8});
   const LayerNode x = net.Conv("x", net.image(), ConvSpec::Square(4, 1));
@@ -128,14 +129,14 @@ TEST(SuperNeuronsLoweringTest, AReluBehindAForkWorksInPlaceBackward) {
   EXPECT_TRUE(SameStorage(trace, relu.inputs.at(1), relu.outputs.at(0)));
 }
 
-// What the image goes into twice adds to one gradient.
+// Both consumers of the image add to one gradient.
 TEST(SuperNeuronsLoweringTest, AnImageWithTwoConsumersHasOneGradient) {
   Network net("n", {3, 8, 8});
   const LayerNode a = net.Conv("a", net.image(), ConvSpec::Square(4, 1));
   const LayerNode b = net.Conv("b", net.image(), ConvSpec::Square(4, 1));
   net.SoftmaxLoss("softmax", net.Linear("fc", net.Add("add", a, b), 10));
   const Trace trace = Lower(net);
-  // Depth first, the branch built first runs last, and its backward first.
+  // In depth-first order, the branch built first runs last in forward and first in backward.
   EXPECT_EQ(FindOp(trace, "a.bwd").IntAttribute("accumulate"), 0);
   EXPECT_EQ(FindOp(trace, "b.bwd").IntAttribute("accumulate"), 1);
   EXPECT_EQ(FindOp(trace, "a.bwd").outputs[0], FindOp(trace, "b.bwd").outputs[0]);

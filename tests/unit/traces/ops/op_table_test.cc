@@ -33,7 +33,7 @@ Op OpWith(OpType type, Phase phase, std::vector<Attribute> attributes, size_t in
   return op;
 }
 
-// The attributes that a condition or a text with names in braces asks for.
+// Returns the attributes that a condition uses or, if `braces`, that a text names in braces.
 std::set<std::string> NamesIn(std::string_view text, bool braces) {
   std::set<std::string> names;
   std::string name;
@@ -52,23 +52,23 @@ TEST(OpTableTest, NamesAreUnique) {
   EXPECT_EQ(types.size(), kOpTypeNames.size());
   const std::set<std::string_view> roles(kRoleNames.begin(), kRoleNames.end());
   EXPECT_EQ(roles.size(), kRoleNames.size());
-  EXPECT_EQ(kOpTypeNames.back(), "other");  // one for each enumerator
+  EXPECT_EQ(kOpTypeNames.back(), "other");  // one name for each enumerator
   EXPECT_EQ(Name(Role::kMomentum), kRoleNames.back());
   for (const Role role : {Role::kX, Role::kY, Role::kWeight, Role::kBias}) {
     EXPECT_EQ(Name(GradientOf(role)), fmt::format("d{}", Name(role)));
   }
 }
 
-// Nothing that a row says asks for what ops of the type do not have.
+// A row uses only operands and attributes that ops of its type have.
 TEST(OpTableTest, EveryRowIsComplete) {
   for (const OpRow& row : kOpTable) {
     SCOPED_TRACE(Name(row.type));
-    // The others stand in recorded traces at most.
+    // The other types occur only in recorded traces.
     const bool known = row.type != OpType::kInput && row.type != OpType::kConvolution &&
                        row.type != OpType::kMatmul && row.type != OpType::kAttention &&
                        row.type != OpType::kOther;
     EXPECT_EQ(row.executable(), known);
-    // Rows are gathered in inference alone.
+    // Rows are gathered only in inference.
     EXPECT_EQ(row.forward.exists() && row.type != OpType::kRows, row.backward.exists());
     EXPECT_NE(row.forward.exists(), row.update.exists() || !known);
     EXPECT_TRUE(row.deterministic || row.algorithms);
@@ -99,7 +99,7 @@ TEST(OpTableTest, EveryRowIsComplete) {
         EXPECT_TRUE(attributes.contains(name) || name == step.mode) << name;
       }
     }
-    // What backward reads, forward has made or used; or it is a gradient, or state.
+    // Each input of backward is the gradient dy or an operand of forward.
     for (const Operand& operand : row.backward.inputs.span()) {
       const Role role = operand.role;
       EXPECT_TRUE(role == Role::kDy || row.forward.inputs.Has(role) ||
@@ -134,7 +134,8 @@ TEST(OpTableTest, OperandsAreFoundByRole) {
   EXPECT_EQ(OutputRole(conv(0, 0, 1), 1), Role::kDbias);
   EXPECT_EQ(OutputRole(conv(0, 0, 0), 1), Role::kNone);
   EXPECT_EQ(FindInput(conv(1, 1, 1), Role::kDy), TensorId{0});
-  EXPECT_EQ(FindInput(conv(1, 1, 1), Role::kBias), std::nullopt);  // three inputs, not four
+  // The op has three inputs, not four.
+  EXPECT_EQ(FindInput(conv(1, 1, 1), Role::kBias), std::nullopt);
 
   const Op sgd = OpWith(OpType::kSgd, Phase::kUpdate, {});
   EXPECT_EQ(InputIndex(sgd, Role::kMomentum, 2), 8);
@@ -181,7 +182,7 @@ TEST(OpTableTest, SignaturesAreTheGeometry) {
               HasSubstr("op 'op' (relu) lacks the attribute 'elements'"));
 }
 
-// What the row says of an op that was lowered.
+// Checks a lowered op against its row.
 class LoweredOp {
  public:
   LoweredOp(const Trace& trace, const Op& op) : trace_(trace), op_(op) {}
@@ -208,7 +209,7 @@ class LoweredOp {
   }
 
  private:
-  // As many as are named, each a tensor that goes by the name of its role.
+  // Checks the number of operands and that each tensor fits the role of its operand.
   void CheckOperands(const OperandList& list, const std::vector<TensorId>& ids,
                      size_t count) const {
     std::vector<Role> roles;
@@ -242,7 +243,7 @@ class LoweredOp {
       case Role::kLoss:
         return tensor.name == Name(role);
       case Role::kDweight:
-      case Role::kDbias:  // fused, the parameter itself
+      case Role::kDbias:  // if fused, the parameter itself
         return tensor.kind == (op_.Flag("fused_update") ? kParameter : kParameterGradient);
       case Role::kParameter:
         return tensor.kind == kParameter;
@@ -255,7 +256,8 @@ class LoweredOp {
     }
   }
 
-  // Those of the row, in its order, then those that depend on the phase.
+  // Checks that the row's attributes come first, in its order, followed by the attributes of the
+  // phase.
   void CheckAttributes(const OpRow& row) const {
     std::vector<std::string> expected;
     for (const AttributeInfo& info : row.attribute_list()) {
@@ -286,7 +288,7 @@ class LoweredOp {
 
 TEST(OpTableTest, LoweredOpsAreAsTheirRowsSay) {
   std::set<std::pair<OpType, Phase>> seen;
-  std::vector<Network> networks{testing::Dense()};  // has what the zoo has not
+  std::vector<Network> networks{testing::Dense()};  // contains ops that the zoo lacks
   for (const ZooEntry& entry : Zoo()) networks.push_back(BuildNetwork(entry.name));
   for (const Network& network : networks) {
     for (const Preset& preset : Presets()) {
@@ -301,8 +303,8 @@ TEST(OpTableTest, LoweredOpsAreAsTheirRowsSay) {
       }
     }
   }
-  // Every row has been met, but for the one that only policies put in; `traces/FORMAT.md` describes
-  // it.
+  // Every row has been seen except kRows, which only policies insert. `traces/FORMAT.md` describes
+  // every row.
   for (const Phase phase : kPhases) seen.emplace(OpType::kRows, phase);
   const std::string format = ReadFile(testing::InSource("traces/FORMAT.md"));
   for (const OpRow& row : kOpTable) {
@@ -314,7 +316,7 @@ TEST(OpTableTest, LoweredOpsAreAsTheirRowsSay) {
   }
 }
 
-// An update rule is a row: the trace has what it names, with its coefficients.
+// An update rule is a row. The trace has the operands that the row names, with its coefficients.
 TEST(OpTableTest, TheUpdateIsTheRuleOfThePreset) {
   const Trace trace = LowerNetwork(BuildNetwork("alexnet"), {2, "torch", true});
   const auto update = std::ranges::find(trace.ops, FindPreset("torch").update_rule, &Op::type);

@@ -38,7 +38,7 @@ Trace Step() {
   return trace;
 }
 
-// "+20 -3": what is asked for, and given back, by size.
+// Returns the sizes of all requests and frees in order, such as "+20 -3".
 std::string TextOf(const AllocationLog& log) {
   std::string text;
   for (const AllocationStep& step : log.steps()) {
@@ -47,7 +47,8 @@ std::string TextOf(const AllocationLog& log) {
   return text;
 }
 
-// The optimizer's state is made in the first update and stays; the gradient goes with its last use.
+// The optimizer's state is allocated in the first update and stays. The gradient is freed after its
+// last use.
 TEST(FirstIterationsTest, StateIsMadeAtTheFirstUpdate) {
   const std::string again = " +1 +3 +7 -7 +4 -1 -3";
   EXPECT_EQ(TextOf(RequestsOfFirst(Step(), 1)), " +20 +60" + again + " +50 -4");

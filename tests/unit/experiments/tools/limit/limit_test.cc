@@ -14,7 +14,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Looks for the limit of a set of values that fit; fails if one is asked for twice.
+// Finds the limit for the given set of fitting values. Fails if the search tries a value twice.
 Limit Find(const std::set<int64_t>& fitting, int64_t most, int64_t scan) {
   std::set<int64_t> tried;
   const Limit limit = FindLimit(most, scan, [&](int64_t value) {
@@ -23,7 +23,7 @@ Limit Find(const std::set<int64_t>& fitting, int64_t most, int64_t scan) {
     return fitting.contains(value);
   });
   EXPECT_EQ(limit.trials, static_cast<int>(tried.size()));
-  // The proof: everything from the limit to `scanned_to` was tried, and does not fit.
+  // The proof: every value above the limit up to `scanned_to` was tried and does not fit.
   for (int64_t value = limit.largest + 1; value <= limit.scanned_to; ++value) {
     EXPECT_TRUE(tried.contains(value) && !fitting.contains(value)) << value;
   }
@@ -52,8 +52,9 @@ TEST(LimitTest, TakesFewTrials) {
   EXPECT_LE(limit.trials, 16 + 15 + 16);
 }
 
-//  value   1 2 3 4 5 6 7 8 9 10 11 12 13 14
-//  fits    x x x . . x . x .  .  .  .  .  x     scan 3: 6 is seen from 3, 8 from 6, 14 not from 8
+// value   1 2 3 4 5 6 7 8 9 10 11 12 13 14
+// fits    x x x . . x . x .  .  .  .  .  x
+// A scan of 3 finds 6 from 3 and 8 from 6, but does not find 14 from 8.
 TEST(LimitTest, GoesOnFromWhatFitsAboveAMisfit) {
   const std::set<int64_t> fitting{1, 2, 3, 6, 8, 14};
   const Limit limit = Find(fitting, 100, 3);
@@ -62,12 +63,12 @@ TEST(LimitTest, GoesOnFromWhatFitsAboveAMisfit) {
   EXPECT_FALSE(limit.monotone());
   EXPECT_THAT(limit.misfits, ElementsAre(4, 5, 7, 9, 10, 11));
   EXPECT_EQ(Find(fitting, 100, 6).largest, 14);
-  // Nothing fits at first.
+  // The first value tried does not fit.
   EXPECT_EQ(Find({2}, 100, 3).largest, 2);
   EXPECT_FALSE(Find({2}, 100, 3).monotone());
 }
 
-// However wide what fits above a hole is, it is not walked value by value.
+// Above a hole, the search does not go through a wide range of fitting values one by one.
 TEST(LimitTest, GrowsFastAboveAHole) {
   std::set<int64_t> fitting = UpTo(30'000);
   fitting.erase(16);
@@ -92,7 +93,7 @@ TEST(WorkloadFamilyTest, VariesTheBatch) {
 TEST(WorkloadFamilyTest, VariesTheNumberThatHasAName) {
   const WorkloadFamily resnet = WorkloadFamily::OfDepths("resnet(6,32,n3,6)@227:16");
   EXPECT_EQ(resnet.At(788).Name(), "resnet(6,32,788,6)@227:16");
-  EXPECT_EQ(ResNetDepth(resnet.At(788).network), 2498);  // SuperNeurons: "2500"
+  EXPECT_EQ(ResNetDepth(resnet.At(788).network), 2498);  // printed by SuperNeurons as "2500"
   EXPECT_TRUE(resnet.deepens());
   EXPECT_EQ(WorkloadFamily::OfDepths("resnet(n,1,1,1):2").At(9).Name(), "resnet(9,1,1,1):2");
   EXPECT_EQ(WorkloadFamily::OfDepths("resnet(1,1,1,n4):2").At(9).Name(), "resnet(1,1,1,9):2");
@@ -106,7 +107,7 @@ TEST(WorkloadFamilyTest, VariesTheNumberThatHasAName) {
   }
 }
 
-// The limits of two policies on a small device, with what holds whatever the numbers are.
+// Checks properties of the limits of two policies on a small device that hold for any numbers.
 TEST(LimitTest, OfPolicies) {
   LimitSetup setup{WorkloadFamily::OfBatches("densenet(1,1,k=2)@16")};
   setup.run.device = testing::NarrowDevice();

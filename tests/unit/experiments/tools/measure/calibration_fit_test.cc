@@ -120,7 +120,7 @@ TEST(CalibrationTest, NoiseShowsInTheResidual) {
   EXPECT_LT(*quantities.at("link.d2h").max_error, 1e-5);
 }
 
-// Files of the time before these were measured have none.
+// Older files contain neither page timings nor library calls.
 TEST(CalibrationTest, PagesAndLibraryCallsNeedNotBeMeasured) {
   Measurements measurements = ExactMeasurements();
   measurements.page_memory.clear();
@@ -133,7 +133,7 @@ TEST(CalibrationTest, PagesAndLibraryCallsNeedNotBeMeasured) {
   EXPECT_THAT(text, ::testing::Not(HasSubstr("library_call")));
 }
 
-// Some calls of an even number: between the middle two.
+// For an even number of calls the median is the mean of the middle two.
 TEST(CalibrationTest, TheTypicalCallIsTheMedian) {
   Measurements measurements = ExactMeasurements();
   measurements.library_calls.push_back({"more", measurements.library_calls[0].time});
@@ -142,7 +142,7 @@ TEST(CalibrationTest, TheTypicalCallIsTheMedian) {
   EXPECT_NEAR(ByName(measurements).at("host.library_call").value, 250e-6, 1e-12);
 }
 
-// Both directions together carry at least what one alone does, and at most the sum.
+// The duplex rate is at least the rate of one direction and at most the sum of both.
 TEST(CalibrationTest, DuplexStaysWithinTheLinks) {
   Measurements slow = ExactMeasurements();
   Measurements fast = ExactMeasurements();
@@ -165,7 +165,7 @@ TEST(CalibrationTest, TooLittleDataIsAnError) {
               StartsWith("cannot fit copies of link.h2d: 2 points"));
   EXPECT_THAT(error_of([](Measurements& m) { m.device_copies.clear(); }),
               StartsWith("cannot fit copies within the device: 0 points"));
-  // All below 2 MiB.
+  // All remaining sizes are below 2 MiB.
   EXPECT_THAT(error_of([](Measurements& m) { m.device_memory.resize(12); }),
               StartsWith("cannot fit cudaMalloc: 0 points"));
   EXPECT_THAT(error_of([](Measurements& m) { m.pinned_memory.resize(1); }),
@@ -207,7 +207,7 @@ TEST(CalibrationTest, DeviceFilesReadBack) {
   EXPECT_EQ(device.device_free.per_mib, Duration::Nanoseconds(60));
   EXPECT_EQ(device.host_malloc.fixed, Duration::Microseconds(100));
   EXPECT_EQ(device.host_malloc.per_mib, Duration::Microseconds(300));
-  // The base has no line for these.
+  // The base file has no line for library calls.
   EXPECT_EQ(base.library_call, std::nullopt);
   EXPECT_EQ(device.library_call, Duration::Microseconds(200));
   EXPECT_EQ(device.device_malloc.small, Duration::Microseconds(2));
@@ -216,11 +216,11 @@ TEST(CalibrationTest, DeviceFilesReadBack) {
   EXPECT_EQ(device.page_map.per_mib, Duration::Microseconds(4));
   EXPECT_EQ(device.page_map_new.fixed, Duration::Microseconds(5));
   EXPECT_EQ(device.page_unmap.per_mib, Duration::Microseconds(8));
-  // What the driver says of another GPU than the base's.
+  // The driver's description of the new GPU replaces the base's.
   EXPECT_THAT(device.gpus, ::testing::ElementsAre("ACME Accelerator"));
   EXPECT_EQ(device.compute_capability, "8.9");
   EXPECT_EQ(device.flops_per_second, 80'000'000'000'000);
-  // What cannot be measured is the base's.
+  // Quantities that cannot be measured are copied from the base.
   EXPECT_EQ(device.host_memory, base.host_memory);
   EXPECT_EQ(device.alignment, base.alignment);
   EXPECT_EQ(device.efficiency, base.efficiency);
@@ -239,7 +239,7 @@ TEST(CalibrationTest, AnotherGpuIsAPool) {
   EXPECT_EQ(peer.in.latency, device.h2d.latency);
   EXPECT_EQ(peer.out.bandwidth.bytes_per_second, device.d2h.bandwidth.bytes_per_second);
   EXPECT_EQ(peer.duplex.bytes_per_second, device.duplex.bytes_per_second);
-  // Once there, the lines are replaced.
+  // If the pool's lines exist already, merging replaces them.
   for (CopyTiming& copy : measurements.peer_copies) copy.h2d = copy.d2h;
   const Device again = ParseDevice(Merge(measurements, text), "acme.toml");
   EXPECT_EQ(again.known_pools.front().in.bandwidth.bytes_per_second,
@@ -262,12 +262,13 @@ TEST(CalibrationTest, EveryNumberHasItsSource) {
     if (line.starts_with('#') || value == std::string::npos) continue;
     if (line.find_first_of("0123456789", value) > line.find('#')) continue;
     const std::string_view key = std::string_view(line).substr(0, value);
-    if (key == "description" || key == "gpus" || key == "compute_capability") continue;  // names
+    // The values of these keys are names, not measurements.
+    if (key == "description" || key == "gpus" || key == "compute_capability") continue;
     EXPECT_THAT(line, ::testing::ContainsRegex("# (source|estimate): "));
     if (line.find("580.65.06") != std::string::npos) ++measured;
   }
   EXPECT_EQ(measured, 23u);
-  // The sources of the others stay.
+  // All other sources stay.
   const size_t host = base.find("host = ");
   EXPECT_THAT(text, HasSubstr(base.substr(host, base.find('\n', host) - host)));
   // Calibrating again changes nothing but the name of the base.
@@ -331,7 +332,7 @@ TEST(NearestDeviceTest, OthersStartFromTheNearestCapability) {
   const std::vector<Device> devices = ShippedDevices();
   for (const auto& [capability, memory, name] : cases) {
     Machine machine;
-    machine.gpu = "NVIDIA H20";  // the start of a name is not the name
+    machine.gpu = "NVIDIA H20";  // a prefix of a GPU's name does not identify the GPU
     machine.memory = memory;
     machine.compute_capability = capability;
     ASSERT_NE(NearestDevice(devices, machine), nullptr) << capability;

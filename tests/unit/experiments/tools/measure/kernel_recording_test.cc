@@ -1,4 +1,4 @@
-// CostRecording without a GPU: the measurement is the test's own.
+// Tests of CostRecording without a GPU: the test supplies the measurements.
 
 #include "experiments/tools/measure/kernel_recording.h"
 
@@ -18,7 +18,7 @@ using ::testing::UnorderedElementsAre;
 
 const KernelLibrary kLibrary{"fp32", "9.14.0"};
 
-// A GPU that takes as many microseconds for an entry as its batch says, and notes what it measured.
+// Made-up GPUs. An entry takes as many microseconds as its batch, and each measurement is noted.
 class FakeGpus {
  public:
   MeasureKernels Measure() {
@@ -99,7 +99,7 @@ TEST(RecordingTest, WhatAStoreHoldsIsNotMeasured) {
               HasSubstr("measured on ACME, this is of Umbrella"));
 }
 
-// The kernel after the third does not fit: three are in the store, and are not measured again.
+// The fourth kernel does not fit. The first three are in the store and are not measured again.
 TEST(RecordingTest, AFailureLosesNothingThatWasMeasured) {
   const testing::TemporaryDirectory directory;
   const auto store = std::make_shared<BenchmarkStore>(directory / "s.sqlite");
@@ -114,7 +114,7 @@ TEST(RecordingTest, AFailureLosesNothingThatWasMeasured) {
   EXPECT_EQ(again.measured.size(), NeededEntries(traces, {}).size() - 3);
 }
 
-// Another process measured it meanwhile: its time counts in both tables.
+// Another process has measured the entry meanwhile, and both tables use its time.
 TEST(RecordingTest, OneStoreGivesOneAnswer) {
   const testing::TemporaryDirectory directory;
   const auto store = std::make_shared<BenchmarkStore>(directory / "s.sqlite");

@@ -16,7 +16,7 @@ namespace {
 using ::spillway::testing::InputErrorOf;
 using ::testing::HasSubstr;
 
-// Sizes in powers of two from 4 KiB to 1 GiB, in bytes, against seconds.
+// Returns points of x = bytes, in powers of two from 4 KiB to 1 GiB, and y = seconds on the line.
 std::vector<Point> Line(double intercept, double slope) {
   std::vector<Point> points;
   for (double x = 4096; x <= 1 << 30; x *= 2) points.push_back({x, intercept + slope * x});
@@ -32,8 +32,8 @@ TEST(LinearFitTest, IsExactWithoutNoise) {
   EXPECT_NEAR(fit.At(1e6), 3.2e-6 + 1e6 / 55.4e9, 1e-13);
 }
 
-// Errors are relative: without that the latency would drown in the noise of the large copies,
-// which is 1000 times as long.
+// The fit weighs relative errors. With absolute errors, noise of large copies, which take 1000
+// times as long, would hide the latency.
 TEST(LinearFitTest, NoiseMovesBothCoefficientsLittle) {
   std::mt19937 random(1);
   std::normal_distribution<double> noise(1, 0.02);

@@ -1,4 +1,4 @@
-// Comparing a prediction with a measurement, on reports that are made by hand: no GPU is needed.
+// Comparisons of a prediction with a measurement, on reports made by hand. No GPU is needed.
 
 #include "experiments/tools/measure/validation.h"
 
@@ -35,7 +35,8 @@ class ValidationTest : public ::testing::Test {
     return {Borrow(trace_), device_, Borrow(cost_), Bytes::MiB(64)};
   }
 
-  // As if each iteration took `factor` times as long as predicted; warm-up and stamps far longer.
+  // Makes the measured iterations take about `factor` times as long as predicted. Warm-up
+  // iterations and the iteration with stamps take far longer.
   void MeasureTimes(double factor) {
     const double predicted =
         static_cast<double>(validation_.predicted.report.metrics.iteration.picoseconds());

@@ -1,4 +1,4 @@
-// What is written about a replay, on results that are made by hand.
+// Tests of the texts about a replay, on results made by hand.
 
 #include "experiments/tools/replay/replay_report.h"
 

@@ -1,4 +1,4 @@
-// Replays of logs small enough to follow by hand, and of recorded ones where they are at hand.
+// Replays of logs small enough to follow by hand, and of recorded logs if they are available.
 
 #include "experiments/tools/replay/replay.h"
 
@@ -43,10 +43,10 @@ std::unique_ptr<MemoryLog> Static(const std::string& rows) {
   return ParseMemoryLog("id,lower,upper,size\n" + rows, "log");
 }
 
-// Units of 512 bytes over time:
+// Blocks in units of 512 bytes over time. c has three units; the gap that a leaves has only two.
 //   a aa.....
 //   b  bbbb..
-//   c    cccc   three units: the gap that a leaves has but two
+//   c    cccc
 const char* const kGap = "a,0,2,1024\nb,1,6,512\nc,3,7,1536\n";
 
 TEST(ReplayTest, TellsWhatFitsAndWhatIsNeeded) {
@@ -68,7 +68,7 @@ TEST(ReplayTest, TellsWhatFitsAndWhatIsNeeded) {
   EXPECT_FALSE(ReplayOn(*log, "planned", Bytes(2047)).fits());
 }
 
-// Half a percent above the bound is good enough for a plan, but not where the memory ends before.
+// A plan half a percent above the bound is accepted, unless it exceeds the memory.
 TEST(ReplayTest, PlansForTheMemoryThereIs) {
   const auto log = Static(
       "a,0,2,5120\nb,0,1,2560\nc,0,16,512\nd,4,16,1024\ne,0,4,2560\nf,13,16,2048\ng,1,13,1024\n"
@@ -97,12 +97,13 @@ TEST(ReplayTest, SaysWhoHoldsTheMemoryWhenARequestFails) {
   const ReplayResult result = ReplayOn(*log, "best-fit", Bytes(2560));
   ASSERT_FALSE(result.fits());
   const FailedRequest& failure = *result.failure;
-  EXPECT_EQ(failure.event, 5u);  // a b x y, y ends, z
+  // After the requests for a, b, x and y and the end of y comes the request for z.
+  EXPECT_EQ(failure.event, 5u);
   EXPECT_EQ(failure.wanted, Bytes(1024));
   EXPECT_EQ(failure.stats.allocated, Bytes(2048));
   EXPECT_EQ(failure.stats.largest_free, Bytes(512));
   ASSERT_EQ(failure.holders.size(), 2u);
-  EXPECT_EQ(failure.holders[0].size, Bytes(1024));  // as many bytes, but larger
+  EXPECT_EQ(failure.holders[0].size, Bytes(1024));  // the same sum of bytes, but larger blocks
   EXPECT_EQ(failure.holders[0].blocks, 1u);
   EXPECT_EQ(failure.holders[1].blocks, 2u);
   EXPECT_EQ(failure.holders[1].first_event, 0u);
@@ -166,9 +167,9 @@ TEST(ReplayTest, RefusesMoreThanCanBe) {
   EXPECT_THROW(ReplayLog(*Static(rows), {}), InputError);
 }
 
-// --- PyTorch's allocator against what was recorded ----------------------------------------------
+// --- PyTorch's allocator compared with recordings ------------------------------------------------
 
-// A small segment that is half in use, and one of 20 MiB with a hole of 4 MiB.
+// Returns a small segment with a hole of 1 KiB and a segment of 20 MiB with a hole of 4 MiB.
 std::vector<testing::SnapshotSegmentText> Held() {
   return {{kBase,
            "small",
@@ -181,7 +182,7 @@ std::vector<testing::SnapshotSegmentText> Held() {
 }
 
 TEST(PyTorchReplayTest, AdoptsTheStartAsItWas) {
-  // 4 MiB fit the hole of the large segment; one byte more needs a segment.
+  // 4 MiB fit into the hole of the large segment. One byte more needs a new segment.
   const auto log =
       ParseMemoryLog(MakeSnapshot(Held(), {{"alloc", kBase + 64 * kMiB, 4 * kMiB},
                                            {"alloc", kBase + 512, 1024},
@@ -193,7 +194,7 @@ TEST(PyTorchReplayTest, AdoptsTheStartAsItWas) {
   EXPECT_EQ(result.deviates_at, std::nullopt);
   EXPECT_EQ(result.segments, 0u);
   EXPECT_EQ(result.peak_reserved, Bytes::MiB(22));
-  // What is left of 16 MiB is too little to be split off: it belongs to the block.
+  // The rest of the block of 16 MiB is too small to be split off, so it belongs to the block.
   EXPECT_EQ(result.peak_allocated, Bytes::MiB(22));
 
   const auto other =
@@ -208,7 +209,8 @@ TEST(PyTorchReplayTest, AdoptsTheStartAsItWas) {
   EXPECT_EQ(more.peak_reserved, Bytes::MiB(42));
 }
 
-// A block of 3 MiB took a free one of 3.5 MiB, too little more to be split: what follows it tells.
+// A block of 3 MiB took a free block of 3.5 MiB, too little larger to be split. The block that
+// follows it reveals its extent.
 TEST(PyTorchReplayTest, ABlockOfTheStartReachesToTheFirstOnePlacedBehindIt) {
   const int64_t behind = kBase + 7 * kMiB / 2;
   std::vector<testing::SnapshotEventText> events{{"free_completed", kBase, 3 * kMiB},
@@ -232,15 +234,15 @@ TEST(PyTorchReplayTest, ABlockOfTheStartReachesToTheFirstOnePlacedBehindIt) {
   EXPECT_EQ(deviation("large", 7 * kMiB / 2), std::nullopt);
 }
 
-// 4 MiB of small pages at the start, the lower two unmapped by the log, mapped again by its last
-// request; where the range begins follows from that.
+// At the start 4 MiB of small pages are mapped. The log unmaps the lower two MiB, and its last
+// request maps them again. The beginning of the range follows from these events.
 TEST(PyTorchReplayTest, ExpandableSegmentsBeginWithThePagesThatTheyHad) {
   testing::SnapshotSettingsText settings;
   settings.expandable_segments = true;
   const int64_t upper = kBase + 2 * kMiB;
   const std::vector<testing::SnapshotEventText> events{
       {"free_completed", kBase, kMiB},   {"segment_unmap", kBase, 2 * kMiB},
-      {"alloc", upper + kMiB / 2, kMiB},  // the rest of the page that stayed
+      {"alloc", upper + kMiB / 2, kMiB},  // in the rest of the page that stayed mapped
       {"segment_map", kBase, 2 * kMiB},  {"alloc", kBase, kMiB},
   };
   const auto log = ParseMemoryLog(MakeSnapshot({{kBase,
@@ -278,7 +280,8 @@ TEST(PyTorchReplayTest, WhatIsHeldFromTheStartKeepsItsFrame) {
 }
 
 TEST(PyTorchReplayTest, FindsTheFirstDeviation) {
-  // Recorded: a segment though the hole has room; then one that is not taken.
+  // The first log takes a segment although the hole has room. The second places a block in a
+  // segment that it never took.
   const auto extra =
       ParseMemoryLog(MakeSnapshot(Held(), {{"alloc", kBase + 512, 1024},
                                            {"segment_alloc", kBase + 128 * kMiB, 20 * kMiB},
@@ -326,7 +329,7 @@ TEST(PyTorchReplayTest, WhatTheStartHasCachedServesItsStreamOnly) {
     if (takes_segment) events.push_back({"segment_alloc", kBase + 64 * kMiB, 2 * kMiB, stream});
     events.push_back({"alloc", takes_segment ? kBase + 64 * kMiB : kBase, 512, stream});
     std::vector<testing::SnapshotSegmentText> held{{kBase, "small", {{2 * kMiB}}, 7}};
-    // At the end the first block of one of them is in use.
+    // At the end the first block of one of the segments is in use.
     const testing::SnapshotSegmentText used{takes_segment ? kBase + 64 * kMiB : kBase,
                                             "small",
                                             {{512, 512, "active_allocated"}, {2 * kMiB - 512}},
@@ -380,8 +383,8 @@ TEST(SnapshotTest, ASimulatedRunReadsBackAsWhatItPlaced) {
   }
 }
 
-// Recordings of real runs, and those of a directory that SPILLWAY_SNAPSHOTS names: each must go
-// exactly as it was recorded.
+// Replays the recordings of real runs, and the recordings in the directory named by
+// SPILLWAY_SNAPSHOTS. Each replay must match its recording exactly.
 TEST(RecordedSnapshotTest, PyTorchServesEveryRequestAtTheRecordedAddress) {
   std::vector<std::filesystem::path> paths;
   const auto add = [&](const std::filesystem::path& directory) {
@@ -403,7 +406,7 @@ TEST(RecordedSnapshotTest, PyTorchServesEveryRequestAtTheRecordedAddress) {
     EXPECT_TRUE(result.fits());
     EXPECT_TRUE(result.compared);
     EXPECT_EQ(result.deviates_at, std::nullopt);
-    // The request that failed at the end of some was not served when they were recorded.
+    // In some recordings the last request failed, so the recorded peak excludes it.
     EXPECT_GE(result.peak_reserved, replayed.summary.recorded_peak_reserved);
   }
 }

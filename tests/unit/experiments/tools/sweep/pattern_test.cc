@@ -1,4 +1,4 @@
-// Texts with alternatives in braces.
+// Tests of texts with alternatives in braces.
 
 #include "experiments/tools/sweep/pattern.h"
 

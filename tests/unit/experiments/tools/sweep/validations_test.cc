@@ -1,4 +1,4 @@
-// Validations of a grid, with a GPU that is made up: it takes what is predicted, times a factor.
+// Validations of a grid on a made-up GPU whose times are the predictions times a factor.
 
 #include "experiments/tools/sweep/validations.h"
 
@@ -28,7 +28,7 @@ class ValidationsTest : public ::testing::Test {
     experiment_.policies = {"liveness,vdnn-all:algo=memory"};
   }
 
-  // Validates the grid into the store: what was measured, cell by cell.
+  // Validates the grid into the store and returns the command of each measured cell.
   std::vector<std::string> Validate(const std::string& machine = "a GPU") {
     std::vector<std::string> measured;
     rows_.clear();

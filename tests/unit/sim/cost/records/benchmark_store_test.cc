@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 using testing::InputErrorOf;
 using testing::TemporaryDirectory;
 
-// `count` entries from batch 1 up, with as many kernels as the batch says.
+// Returns a table with entries for batches 1 to `count`. The entry for batch n has n kernels.
 CostTable SomeTable(int64_t count, const std::string& tool = "spillway 1") {
   CostTable table;
   table.workload = "net:8";
@@ -60,7 +60,7 @@ TEST(BenchmarkStoreTest, GivesBackWhatWasPut) {
   EXPECT_EQ(store.InSequence(library, "net:4"), std::nullopt);
 }
 
-// An entry stays as it was first measured; those of another library stand beside it.
+// An entry keeps its first measurement. Entries of another library are separate.
 TEST(BenchmarkStoreTest, TheFirstMeasurementStays) {
   const TemporaryDirectory directory;
   BenchmarkStore store(directory / "s.sqlite");
@@ -89,7 +89,7 @@ TEST(BenchmarkStoreTest, AnotherGpuIsRefusedAndChangesNothing) {
   EXPECT_EQ(store.Holdings()[0].entries, 1);
 }
 
-// Each writer opens the store that no one has made yet, and adds one table at a time.
+// Each writer opens a store that does not exist yet and adds one table at a time.
 TEST(BenchmarkStoreTest, SeveralWritersLoseNothing) {
   const TemporaryDirectory directory;
   constexpr int64_t kEntries = 24;
@@ -150,7 +150,7 @@ TEST(BenchmarkStoreTest, OtherFilesAreRefusedAndLeftAsTheyAre) {
   EXPECT_EQ(directory.CountFiles(), 0u);
 }
 
-// Pages overwritten, or the end cut off.
+// The file is damaged by overwriting pages or by cutting off its end.
 TEST(BenchmarkStoreTest, DamageIsSaid) {
   const TemporaryDirectory directory;
   const auto path = directory / "s.sqlite";

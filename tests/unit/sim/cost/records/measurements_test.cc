@@ -17,7 +17,7 @@ using ::spillway::testing::InputErrorOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// What reading the exact measurements with the first `from` replaced by `to` says.
+// Returns the error of reading the exact measurements with the first `from` replaced by `to`.
 std::string ErrorOfEdit(std::string_view from, std::string_view to) {
   std::string text = FormatMeasurements(ExactMeasurements());
   const size_t at = text.find(from);
@@ -35,7 +35,7 @@ TEST(MeasurementsTest, RoundTrip) {
   EXPECT_EQ(FormatMeasurements(read), text);
 }
 
-// What took no part in an overlap has no key, and nothing measured is an empty list.
+// A part that was idle in an overlap has no key, and an empty list of measurements stays empty.
 TEST(MeasurementsTest, RoundTripOfLittle) {
   Measurements written = ExactMeasurements();
   written.copies.clear();
@@ -48,7 +48,7 @@ TEST(MeasurementsTest, RoundTripOfLittle) {
   EXPECT_THAT(text, HasSubstr("{\"load\": \"none\",\n      \"h2d\": "));
 }
 
-// As files have it that were written before these were measured.
+// Older files contain neither page timings nor library calls.
 TEST(MeasurementsTest, PagesAndLibraryCallsMayBeMissing) {
   Measurements measurements = ExactMeasurements();
   std::string text = FormatMeasurements(measurements);
