@@ -9,9 +9,9 @@
 
 namespace spillway {
 
-// Returns the fields of one line. `line` has no line end. A field may be enclosed in
-// quotes; two quotes inside it stand for one. Carriage returns are dropped. Throws `InputError` if
-// a quote is left open.
+// Returns the fields of one line, without a line end. A field may be enclosed in quotes; two quotes
+// inside it stand for one. Carriage returns are dropped. Throws `InputError` if a quote is left
+// open.
 std::vector<std::string> SplitCsv(std::string_view line);
 
 // Returns the field as it is spelled in a file, in quotes if it needs them.

@@ -48,8 +48,7 @@ class HeaderReader {
     uint64_t length = 0;
     if (file_.size() < sizeof(length))
       Fail("this is not a safetensors file: it has less than 8 bytes");
-    std::memcpy(&length, file_.data(),
-                sizeof(length));  // the file and this machine are little-endian
+    std::memcpy(&length, file_.data(), sizeof(length));  // little-endian, like this machine
     if (length > kLongestHeader || length > file_.size() - sizeof(length)) {
       Fail(fmt::format(
           "this is not a safetensors file, or it was cut off: its header has {} bytes, but at "
