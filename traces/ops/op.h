@@ -47,8 +47,8 @@ struct Slot {
 // The costs that were measured where an op of a framework's program ran.
 struct RecordedCost {
   Duration time;  // of the op's kernels on the GPU
-  Duration
-      gap;  // idle GPU time between the kernels and before the first, even if the host is ahead
+  // GPU time between the kernels and before the first, even if the host is ahead.
+  Duration gap;
   Duration host;    // host time from the launch of the previous op to the launch of this op
   Bytes workspace;  // peak memory of the op in addition to its operands
 
