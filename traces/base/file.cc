@@ -239,7 +239,7 @@ std::string_view PlainText(std::string_view contents, const std::string& origin)
       Kind{0, "\xfe\xff"sv, "text in UTF-16; save it as UTF-8"},
       Kind{0, "SQLite format 3\0"sv, "an SQLite database, such as Nsight Systems exports"},
       Kind{0, "PK\x03\x04"sv, "a ZIP archive, such as a model of torch.save"},
-      Kind{0, "\x80"sv, "a Python pickle; spillway replay reads those of memory snapshots"},
+      Kind{0, "\x80"sv, "a Python pickle; spillway replay reads pickles of memory snapshots"},
       Kind{0, "\x89HDF"sv, "an HDF5 file"},
       Kind{0, "\x93NUMPY"sv, "a NumPy array"},
       Kind{0,

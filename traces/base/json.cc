@@ -50,8 +50,8 @@ size_t FirstFault(std::string_view text) {
 // Describes a JSON document of another program by a key of its root. Returns an empty string for an
 // unknown key.
 std::string_view KnownDocument(std::string_view key) {
-  if (key == "traceEvents") return "a Chrome trace, such as Kineto's of torch.profiler";
-  if (key == "nodes") return "an execution trace, such as PyTorch's of Chakra";
+  if (key == "traceEvents") return "a Chrome trace, such as torch.profiler (Kineto) writes";
+  if (key == "nodes") return "an execution trace, such as PyTorch writes for Chakra";
   if (key == "device_traces") return "a memory snapshot in JSON; spillway replay reads its pickle";
   return {};
 }
