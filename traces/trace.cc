@@ -291,7 +291,7 @@ class Validator {
     }
     std::sort(attribute_names_.begin(), attribute_names_.end(),
               [](std::string_view a, std::string_view b) {
-                return a.size() != b.size() ? a.size() < b.size() : a < b;  // mostly by size alone
+                return a.size() != b.size() ? a.size() < b.size() : a < b;  // most sizes differ
               });
     const auto twice = std::adjacent_find(attribute_names_.begin(), attribute_names_.end());
     if (twice != attribute_names_.end()) {

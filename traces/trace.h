@@ -49,8 +49,8 @@ struct Tensor {
   std::vector<int64_t> shape;  // elements per dimension, outermost first (NCHW)
   Bytes size;
   // The tensor whose storage this tensor shares, starting at its byte `offset`: the whole tensor
-  // for an in-place op, a part of it for a view. Residency, liveness and all policy verbs act on
-  // the storage, which is named by the root of the alias chain.
+  // for an in-place op, a piece for a view. Residency, liveness and all policy verbs act on the
+  // storage, whose name is the root of the alias chain.
   std::optional<TensorId> alias_of{};
   // A tensor of the same kind that no op uses: an input, a parameter or optimizer state. This
   // tensor has its own storage, which starts with the bytes of that tensor from `offset` on.
@@ -102,8 +102,8 @@ struct Trace {
   // Returns the byte of its storage at which the tensor begins.
   Bytes OffsetInStorage(TensorId id) const;
 
-  // Returns for each tensor whether other tensors are parts of it. A tensor with parts has no
-  // storage, and no op uses it.
+  // Returns for each tensor whether it has parts. A tensor with parts has no storage, and no op
+  // uses it.
   std::vector<bool> Wholes() const;
 
   // Throws an `InputError` that names the first bad layer, tensor or op if one of these holds:

@@ -79,7 +79,7 @@ class ReadersTest(CommandTest):
         for contents, text in (
                 (database.read_bytes(), "an SQLite database"),
                 (archive.read_bytes(), "a ZIP archive, such as a model of torch.save"),
-                (kineto, "a Chrome trace, such as Kineto's"),
+                (kineto, "a Chrome trace, such as torch.profiler (Kineto) writes"),
                 (execution, "an execution trace"),
                 ("<!DOCTYPE html><html></html>", "an HTML page"),
                 (b"\x08\x07\x12\x07pytorch\x1a\x052.1.0:", "an ONNX model"),

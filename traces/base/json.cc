@@ -35,7 +35,7 @@ std::string Describe(std::string_view text) {
 // report: bytes that are not UTF-8, or a string that is not closed on its line. Without such an
 // error the text ends too early, and its size is returned.
 size_t FirstFault(std::string_view text) {
-  size_t opened = std::string_view::npos;  // the quote of the string at hand
+  size_t opened = std::string_view::npos;  // the opening quote of the current string
   for (size_t at = 0; at < text.size();) {
     const auto byte = static_cast<unsigned char>(text[at]);
     const size_t length = byte < 0x80 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;

@@ -57,7 +57,7 @@ class Params {
   bool Flag(const std::string& name, bool initial, const std::string& help);
   // Reads a number from 0 to 1.
   double Share(const std::string& name, double initial, const std::string& help);
-  // Reads any text. `type` tells the reader of `help` what the parameter accepts.
+  // Reads any text. `type` says in `help` which texts are valid.
   std::string Text(const std::string& name, const std::string& type, const std::string& initial,
                    const std::string& help);
   // Reads a size. Accepts "unlimited" only if `initial` is `Bytes::Unlimited()`.

@@ -90,7 +90,7 @@ class Reader {
   }
 
  private:
-  // Returns false if the event has no use. Looks only at the category, which is near the beginning.
+  // Returns false if the event has no use. Reads only the category near the beginning.
   static bool MayMatter(std::string_view text) {
     const std::string_view start = text.substr(0, 64);
     return start.find("\"python_function\"") == start.npos && start.find("\"ac2g\"") == start.npos;

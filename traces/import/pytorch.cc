@@ -63,7 +63,7 @@ class Importer {
   // How the units use a storage, by phase.
   struct StorageRole {
     std::string name;   // after the op that uses it first
-    bool data = false;  // comes from outside: made from nothing before a parameter is read
+    bool data = false;  // input data: written from no storage before a parameter is read
     std::optional<Phase> first_write;
     bool forward = false, backward = false, update = false;  // used in the phase
     bool updated = false;                                    // written in the update phase
@@ -142,7 +142,7 @@ class Importer {
     }
   }
 
-  // Returns the tensor of an operand: its storage, or a part of it. `first` is true if nothing has
+  // Returns the tensor of an operand: its whole storage or a piece. `first` is true if nothing has
   // written the storage yet.
   TensorId TensorOf(const TensorRef* ref, uint32_t storage, bool first) {
     const TensorId root = roots_[storage];
@@ -151,7 +151,7 @@ class Importer {
     Tensor& whole = result_.trace.tensors[Index(root)];
     const int64_t length = ref->elements * ref->element_size;
     if (ref->begin() == 0 && length == size) whole.shape = ref->shape;
-    // The first op to write a storage defines all of it, because its part need not be contiguous.
+    // The first op to write a storage defines the whole, because its part need not be contiguous.
     if (first || (ref->begin() == 0 && length == size)) return root;
     // A part that is not contiguous, such as the columns of a matrix, covers as many bytes as it
     // has. A part that repeats elements ends with the storage.

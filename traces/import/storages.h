@@ -36,7 +36,7 @@ class StorageTable {
     bool named = false;  // a node names it
   };
 
-  // Reads the memory events of the GPU if `gpu`, otherwise those of the host.
+  // Reads the memory events of the GPU if `gpu`, otherwise of the host.
   StorageTable(std::span<const KinetoTrace::Memory> memory, bool gpu);
 
   // Returns the storages of a node's operands by index in `storages`. Must be called for one node

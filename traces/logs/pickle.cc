@@ -148,7 +148,7 @@ class Reader {
     value.number = number;
   }
 
-  // Removes values from the top of the stack. Fails if one of them is a mark.
+  // Removes values from the top of the stack. Fails at a mark.
   void Pop(size_t count) {
     while (count > 0) {
       if (stack_.empty() || stack_.back().kind == Kind::kMark) Fail("there is no value to take");

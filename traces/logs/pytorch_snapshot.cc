@@ -227,7 +227,7 @@ class StartFinder {
   MemoryLogStart start_;
 };
 
-// Finds how far those blocks of the start reach that the trace frees. A block includes the rest
+// Finds how far each block of the start reaches that the trace frees. A block includes the rest
 // behind it that could not be split off. It ends where the first block that is placed behind it
 // begins.
 class ReachFinder {

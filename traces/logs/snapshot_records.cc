@@ -100,11 +100,11 @@ constexpr std::array<std::string_view, 6> kWords{
     "small",   "large", "active_allocated", "active_pending_free", "active_awaiting_free",
     "inactive"};
 constexpr uint32_t kPowers = 31;
-constexpr uint32_t kFirstText = kFirstPower + kPowers;  // of stack frames
+constexpr uint32_t kFirstText = kFirstPower + kPowers;  // texts of stack frames
 constexpr uint32_t kMostTexts = 65535 - kFirstText;
 
 constexpr int64_t kLargest = int64_t{1} << 60;
-constexpr int64_t kLargestBlock = int64_t{1} << 42;  // 4 TiB: sums of many stay far from 64 bits
+constexpr int64_t kLargestBlock = int64_t{1} << 42;  // 4 TiB, so that sums do not overflow
 constexpr int64_t kMostDivisions = int64_t{1} << 20;
 
 // All settings are recorded one by one except this one, which only the text of all settings has.

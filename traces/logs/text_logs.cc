@@ -19,7 +19,7 @@ namespace spillway {
 namespace {
 
 constexpr int64_t kLargest = int64_t{1} << 60;
-constexpr int64_t kLargestBlock = int64_t{1} << 42;  // 4 TiB: sums of many stay far from 64 bits
+constexpr int64_t kLargestBlock = int64_t{1} << 42;  // 4 TiB, so that sums do not overflow
 constexpr size_t kMaxColumns = 64;
 
 // Splits a CSV text into lines and fields. Quotes may enclose a field, but may not be inside one.

@@ -1,4 +1,4 @@
-// Decides which layers work in place: those that the preset allows, if no other op needs the
+// Decides which layers work in place: a layer that the preset allows, if no other op needs the
 // overwritten data.
 //
 // The decision depends on the network, the preset and training only. Lowering, which makes the

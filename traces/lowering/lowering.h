@@ -44,7 +44,7 @@ Trace LowerNetwork(const Network& network, const LoweringOptions& options, const
 // the size of one padded plane in the frequency domain in bytes, n * (n / 2 + 1) * 8 for a plane of
 // width n. Forward takes (CN + KN + CK) P. Backward data takes 2 (KN + CK) P + 4 CKRS and is
 // counted for filters larger than 3x3, for which FFT is the fastest choice. See vDNN, section II-B;
-// the formulas are those of section 1.6 of the accounting of vDNN++.
+// the formulas are in section 1.6 of the accounting of vDNN++.
 Bytes FftBaselineWorkspace(const Trace& trace);
 
 }  // namespace spillway

@@ -1,7 +1,7 @@
 // The op table: one row with all facts about each type of op.
 //
-// Lowering, cost models, policies and backends read it; none of them has its own list of op types.
-// A condition (`when`) is the name of an attribute of the op. It holds if the attribute is not 0;
+// Lowering, cost models, policies and backends read it; none has its own list of op types. A
+// condition (`when`) is the name of an attribute of the op. It holds if the attribute is not 0;
 // with '!' before the name, if it is 0 or missing. Conditions joined by '&' must all hold, and the
 // empty condition always holds. traces/FORMAT.md explains the operands; `spillway list ops` prints
 // the table.
