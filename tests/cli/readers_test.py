@@ -91,7 +91,7 @@ class ReadersTest(CommandTest):
                     self.refused(verb, "x.json", contents, text)
         self.refused("run", "x.json", pickle.dumps({"a": 1}), "a Python pickle")
         self.refused("replay", "x.pickle", pickle.dumps({"a": re.compile("x")}),
-                     "only plain data is read, as of a memory snapshot")
+                     "only plain data is read, such as a memory snapshot")
         self.refused("replay", "x.pickle", pickle.dumps({"a": 1}), "not a memory snapshot")
 
     def test_a_trace_has_ops_and_names_each_once(self):
