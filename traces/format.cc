@@ -35,7 +35,7 @@ class TraceReader {
   Trace Read();
 
  private:
-  // An `alias_of` or `part_of` that names a tensor further down.
+  // An `alias_of` or `part_of` that names a tensor further down in the file.
   struct ForwardName {
     size_t tensor;
     std::optional<TensorId> Tensor::*member;
@@ -43,7 +43,7 @@ class TraceReader {
     JsonDocument::Place place;
   };
 
-  // A `held_until`: ops stand behind tensors.
+  // A `held_until`. It is resolved later, because the ops follow the tensors in the file.
   struct Hold {
     size_t tensor;
     std::string_view op;
@@ -137,7 +137,7 @@ class TraceReader {
                      Required("workspace", To(recorded.workspace)));
   }
 
-  // The keys of a version are unknown to those before it.
+  // Fails if the file's version is older than the version that introduced the key.
   void NeedVersion(int64_t version, std::string_view key) {
     if (version_ >= version) return;
     json_.Fail(fmt::format("the key '{}' needs version {} of the format", key, version));
@@ -202,7 +202,7 @@ class TraceReader {
         Optional("recorded", [&](Value v) { ReadRecordedCost(v, op); }));
   }
 
-  // Reads an array, collected in `buffer` so that `target` takes no more room than it needs.
+  // Reads an array through `buffer`, so that `target` takes no more memory than it needs.
   template <typename Element, typename Read>
   void ReadList(Value value, std::vector<Element>& buffer, std::vector<Element>& target,
                 const Read& read) {
@@ -218,7 +218,7 @@ class TraceReader {
                      Required("traffic", To(slot.traffic)));
   }
 
-  // Reads the name of the next element and enters it.
+  // Reads the name of the next element and adds it to `names`.
   std::string_view Define(Value value, NameTable& names) {
     const std::string_view name = json_.ReadString(value);
     if (!names.Insert(name)) {
@@ -248,14 +248,14 @@ class TraceReader {
 
   JsonDocument json_;
   Trace trace_;
-  // Indices by name; the names are those in the document.
+  // Indices by name. The names are views into the document.
   NameTable layers_;
   NameTable tensors_;
   NameTable ops_;
   std::vector<ForwardName> forward_names_;
   std::vector<Hold> holds_;
   int64_t version_ = kVersion;
-  // Of the list being read.
+  // Buffers for the list that is being read.
   std::vector<TensorId> ids_;
   std::vector<int64_t> extents_;
   std::vector<Attribute> attributes_;
@@ -284,7 +284,7 @@ Trace TraceReader::Read() {
                    has_ops = has_layers && has_tensors;
                    if (has_ops) ReadOps(ops);
                  }));
-  // Ops name layers and tensors, which may stand after them.
+  // The ops name layers and tensors, which may follow the ops in the file.
   if (!has_ops) json_.ReadFromRoot("ops", [this](Value ops) { ReadOps(ops); });
   if (trace_.ops.empty())
     json_.Fail(fmt::format("trace '{}' has no ops", JsonExcerpt(trace_.name)));
@@ -377,7 +377,7 @@ class TraceWriter {
   }
 
   const Trace& trace_;
-  JsonWriter json_{2};  // a line for each layer, tensor and op
+  JsonWriter json_{2};  // one line for each layer, tensor and op
 };
 
 }  // namespace

@@ -10,7 +10,7 @@ Liveness::Liveness(const Trace& trace)
   FindRoots(trace);
 
   Rows<TensorId> written;
-  std::vector<uint32_t> seen(roots_.size(), 0);  // number of the last pass that met the storage
+  std::vector<uint32_t> seen(roots_.size(), 0);  // the last pass that met the storage
   uint32_t pass = 0;
   const auto append_row = [&](Rows<TensorId>& rows,
                               std::initializer_list<const std::vector<TensorId>*> lists) {
@@ -35,7 +35,7 @@ Liveness::Liveness(const Trace& trace)
   writers_ = Invert(written, roots_.size());
 }
 
-// Follows each alias chain once, however long it is.
+// Finds the root and the offset of each tensor. Visits each link of an alias chain once.
 void Liveness::FindRoots(const Trace& trace) {
   std::vector<bool> known(roots_.size());
   std::vector<TensorId> chain;
@@ -47,7 +47,7 @@ void Liveness::FindRoots(const Trace& trace) {
     const TensorId root = known[Index(at)] ? roots_[Index(at)] : at;
     roots_[Index(at)] = root;
     known[Index(at)] = true;
-    for (; !chain.empty(); chain.pop_back()) {  // from the root to the end
+    for (; !chain.empty(); chain.pop_back()) {  // from the root to the end of the chain
       const size_t link = Index(chain.back());
       roots_[link] = root;
       offsets_[link] = offsets_[Index(*trace.tensors[link].alias_of)] + trace.tensors[link].offset;

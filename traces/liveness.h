@@ -1,7 +1,7 @@
-// Which ops use and write which storage of a trace, in execution order.
+// An index of the ops that use and write each storage of a trace, in execution order.
 //
-// A storage is named by the root of its alias chain. Built once per trace in time linear in its
-// size; a plain index, it makes no decisions.
+// A storage is named by the root of its alias chain. The index is built once per trace, in time
+// linear in the trace's size.
 
 #ifndef SPILLWAY_TRACES_LIVENESS_H_
 #define SPILLWAY_TRACES_LIVENESS_H_
@@ -18,15 +18,17 @@ class Liveness {
  public:
   explicit Liveness(const Trace& trace);
 
-  // The storage of a tensor, in constant time.
+  // Returns the storage of a tensor in constant time.
   TensorId Root(TensorId tensor) const { return roots_[Index(tensor)]; }
-  // Where the tensor begins in it.
+  // Returns the byte of its storage at which the tensor begins.
   Bytes Offset(TensorId tensor) const { return offsets_[Index(tensor)]; }
 
-  // The distinct storages that an op names: inputs, outputs and scratch, in order of first mention.
+  // Returns the distinct storages of an op's inputs, outputs and scratch, in order of first
+  // mention.
   std::span<const TensorId> Storages(OpId op) const { return Row(op_storages_, Index(op)); }
 
-  // The ops that name a storage, or write it, ascending. REQUIRES: `storage` is a root.
+  // Return the ops that name a storage or that write it, in ascending order. REQUIRES: `storage` is
+  // a root.
   std::span<const OpId> Uses(TensorId storage) const { return Row(uses_, Index(storage)); }
   std::span<const OpId> Writers(TensorId storage) const { return Row(writers_, Index(storage)); }
 
@@ -45,7 +47,7 @@ class Liveness {
     return std::span(rows.values).subspan(rows.begin[i], rows.begin[i + 1] - rows.begin[i]);
   }
   void FindRoots(const Trace& trace);
-  // Turns op-to-storage rows around.
+  // Returns storage-to-op rows for op-to-storage rows.
   static Rows<OpId> Invert(const Rows<TensorId>& rows, size_t storages);
 
   std::vector<TensorId> roots_;
@@ -55,8 +57,8 @@ class Liveness {
   Rows<OpId> writers_;
 };
 
-// Whether the ops are of one type and phase and name a storage in common: the same code on data of
-// which the caches have a part, right behind one another.
+// Returns true iff the two ops have the same type and phase and name a common storage. If they run
+// back to back, the second finds its code and part of its data in the caches.
 bool Alike(const Trace& trace, const Liveness& liveness, OpId one, OpId other);
 
 }  // namespace spillway

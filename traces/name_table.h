@@ -1,7 +1,8 @@
-// A hash table that numbers names: open addressing, for the hundreds of thousands of names of a
-// trace.
+// A hash table that numbers names, with open addressing, made for the hundreds of thousands of
+// names of a trace.
 //
-// Names are views; what they look at outlives the table. Fewer than 2^32. Never iterated.
+// Names are views; the text that they view outlives the table. The table holds fewer than 2^32
+// names. It is never iterated.
 
 #ifndef SPILLWAY_TRACES_NAME_TABLE_H_
 #define SPILLWAY_TRACES_NAME_TABLE_H_
@@ -16,13 +17,14 @@ namespace spillway {
 
 class NameTable {
  public:
-  // The index of a name, or nullptr.
+  // Returns a pointer to the index of a name, or nullptr if the table does not have it.
   const uint32_t* Find(std::string_view name) const {
     const Slot& slot = slots_[Locate(name, Hash(name))];
     return slot.index == kFree ? nullptr : &slot.index;
   }
 
-  // Gives a name the next index, from 0. False, and nothing has changed, if it has one already.
+  // Gives a name the next index, counted from 0. If the name has an index already, returns false
+  // and changes nothing.
   bool Insert(std::string_view name) {
     if (2 * (names_.size() + 1) > slots_.size()) Grow();
     const uint32_t hash = Hash(name);
@@ -39,11 +41,11 @@ class NameTable {
   }
 
  private:
-  static constexpr size_t kInitialSlots = 64;  // a power of two, as ever after
+  static constexpr size_t kInitialSlots = 64;  // a power of two; growing doubles it
   static constexpr uint32_t kFree = 0xffffffff;
 
-  // Small, and apart from the names: a table of many is mostly cache misses. The hash spares
-  // comparisons of names, and growing looks at none.
+  // Slots are small and hold no names, because a large table is mostly cache misses. The hash
+  // avoids most comparisons of names; growing compares no names.
   struct Slot {
     uint32_t hash = 0;
     uint32_t index = kFree;
@@ -53,7 +55,7 @@ class NameTable {
     return static_cast<uint32_t>(std::hash<std::string_view>()(name));
   }
 
-  // The slot that holds the name, or the one where it would go.
+  // Returns the slot that holds the name, or the free slot that would take it.
   size_t Locate(std::string_view name, uint32_t hash) const {
     const size_t mask = slots_.size() - 1;
     size_t slot = hash & mask;

@@ -28,13 +28,14 @@ std::optional<Enum> ParseEnum(const std::array<std::string_view, kSize>& names,
   return static_cast<Enum>(found - names.begin());
 }
 
-// True for tensors that hold data before the first op runs.
+// Returns true for kinds of tensors that an op may read before any op has written them, and for
+// scratch.
 bool StartsWritten(TensorKind kind) {
   return kind == TensorKind::kInput || kind == TensorKind::kParameter ||
          kind == TensorKind::kOptimizerState || kind == TensorKind::kScratch;
 }
 
-// Walks the trace once and throws at the first violation.
+// Checks the trace in one pass and throws at the first violation.
 class Validator {
  public:
   Validator(const Trace& trace, bool names_differ) : trace_(trace), names_differ_(names_differ) {}
@@ -68,7 +69,8 @@ class Validator {
     if (!names_differ_ && !names_.Insert(name)) Fail(fmt::format("duplicate {} '{}'", what, name));
   }
 
-  // Adds `amount` to `total` and keeps it where no sum of a reader can overflow.
+  // Adds `amount` to `total`. Fails if the sum exceeds 2^60, so that no sum of a reader can
+  // overflow.
   void Add(int64_t amount, std::string_view what, int64_t& total) const {
     if (amount > kMaxTotal - total) Fail(fmt::format("{} exceed 2^60", what));
     total += amount;
@@ -104,7 +106,7 @@ class Validator {
     }
   }
 
-  // Follows each alias chain once, however long it is.
+  // Finds the root and the offset of each tensor. Visits each link of an alias chain once.
   void FindRoots() {
     constexpr size_t kUnknown = static_cast<size_t>(-1);
     constexpr size_t kOnThisChain = kUnknown - 1;
@@ -123,10 +125,10 @@ class Validator {
       }
       const size_t root = roots_[at] == kUnknown ? at : roots_[at];
       roots_[at] = root;
-      for (; !chain.empty(); chain.pop_back()) {  // from the root to the end
+      for (; !chain.empty(); chain.pop_back()) {  // from the root to the end of the chain
         const Tensor& link = trace_.tensors[chain.back()];
         roots_[chain.back()] = root;
-        // Capped, so that no sum overflows; it reaches beyond every root then.
+        // The offset is capped so that no sum overflows. A capped offset reaches beyond every root.
         offsets_[chain.back()] =
             std::min(offsets_[Index(*link.alias_of)] + link.offset, Bytes::Unlimited() + Bytes(1));
       }
@@ -165,7 +167,7 @@ class Validator {
   void CheckOp(size_t index, const Op& op) {
     CheckName("op", index, op.name);
     if (Index(op.layer) >= trace_.layers.size()) {
-      Fail(fmt::format("op '{}' names layer {}, of {}", op.name, Index(op.layer),
+      Fail(fmt::format("op '{}' names layer {}, expected less than {}", op.name, Index(op.layer),
                        trace_.layers.size()));
     }
     if (op.batch < 1) Fail(fmt::format("op '{}' has batch {}", op.name, op.batch));
@@ -184,7 +186,7 @@ class Validator {
     for (const auto* list : {&op.inputs, &op.outputs, &op.scratch}) {
       for (const TensorId id : *list) {
         if (Index(id) >= trace_.tensors.size()) {
-          Fail(fmt::format("op '{}' names tensor {}, of {}", op.name, Index(id),
+          Fail(fmt::format("op '{}' names tensor {}, expected less than {}", op.name, Index(id),
                            trace_.tensors.size()));
         }
       }
@@ -243,7 +245,7 @@ class Validator {
     }
   }
 
-  // Times may add up to 53 days, 2^62 picoseconds.
+  // Checks the recorded costs. The times may add up to 53 days, which are 2^62 picoseconds.
   void CheckRecording() const {
     int64_t total = 0;
     const auto add = [&](Duration time) {
@@ -264,7 +266,7 @@ class Validator {
     }
     for (const Op& op : trace_.ops) {
       if (op.recorded.has_value() != trace_.recording.has_value()) {
-        Fail(fmt::format("op '{}' has {} recorded cost, but the trace {} recording", op.name,
+        Fail(fmt::format("op '{}' has {} recorded cost, but the trace has {} recording", op.name,
                          op.recorded ? "a" : "no", op.recorded ? "no" : "a"));
       }
       if (!op.recorded) continue;
@@ -289,7 +291,7 @@ class Validator {
     }
     std::sort(attribute_names_.begin(), attribute_names_.end(),
               [](std::string_view a, std::string_view b) {
-                return a.size() != b.size() ? a.size() < b.size() : a < b;  // mostly by size alone
+                return a.size() != b.size() ? a.size() < b.size() : a < b;  // most sizes differ
               });
     const auto twice = std::adjacent_find(attribute_names_.begin(), attribute_names_.end());
     if (twice != attribute_names_.end()) {
@@ -301,10 +303,10 @@ class Validator {
   const bool names_differ_;
   NameTable names_;
   std::vector<std::string_view> attribute_names_;
-  std::vector<size_t> roots_;   // of each tensor's alias chain
-  std::vector<Bytes> offsets_;  // of each tensor in its storage
+  std::vector<size_t> roots_;   // root of each tensor's alias chain
+  std::vector<Bytes> offsets_;  // offset of each tensor in its storage
   std::vector<bool> written_;   // per storage
-  std::vector<bool> wholes_;    // what others are parts of
+  std::vector<bool> wholes_;    // tensors that have parts
   int64_t total_size_ = 0;
   int64_t total_flops_ = 0;
   int64_t total_traffic_ = 0;

@@ -1,10 +1,10 @@
 // A trace: the device-independent program of one iteration, its tensors and the ops that use them.
 //
 // Ops are listed in execution order. An op is one layer's forward or backward step, or one
-// parameter update: the granularity at which all the policies of the literature decide. A trace
-// holds no times and no addresses; those come from a cost model and an allocator. Values of this
-// type are plain data: build one with `LowerNetwork`, read one with `ReadTrace`, then treat it as
-// immutable.
+// parameter update: the granularity at which the policies of the literature decide. A trace holds
+// no addresses, and no times other than recorded costs; a cost model and an allocator supply them.
+// Values of this type are plain data: build one with `LowerNetwork` or read one with `ReadTrace`,
+// then treat it as immutable.
 
 #ifndef SPILLWAY_TRACES_TRACE_H_
 #define SPILLWAY_TRACES_TRACE_H_
@@ -32,13 +32,13 @@ enum class TensorKind : uint8_t {
   kScratch,            // private to the ops that list it, contents undefined at the start
 };
 
-// The spelling of an enumerator in trace files, and back. The parsers return nullopt for an unknown
-// name.
+// Convert between an enumerator and its spelling in trace files. The parsers return nullopt for an
+// unknown name.
 std::string_view Name(TensorKind kind);
 std::optional<TensorKind> ParseTensorKind(std::string_view name);
 std::optional<OpType> ParseOpType(std::string_view name);
 std::optional<Phase> ParsePhase(std::string_view name);
-// All the spellings, in the order of the enumerators.
+// Return all spellings in the order of the enumerators.
 std::span<const std::string_view> TensorKindNames();
 std::span<const std::string_view> OpTypeNames();
 std::span<const std::string_view> PhaseNames();
@@ -48,16 +48,17 @@ struct Tensor {
   TensorKind kind = TensorKind::kActivation;
   std::vector<int64_t> shape;  // elements per dimension, outermost first (NCHW)
   Bytes size;
-  // The tensor whose storage this one shares, from its byte `offset` on: the whole of it for
-  // in-place operation, or a view. Residency, liveness and all policy verbs act on the storage,
-  // which is named by the root of the alias chain.
+  // The tensor whose storage this tensor shares, starting at its byte `offset`: the whole tensor
+  // for an in-place op, a piece for a view. Residency, liveness and all policy verbs act on the
+  // storage, whose name is the root of the alias chain.
   std::optional<TensorId> alias_of{};
-  // The tensor of the same kind, a parameter or optimizer state that no op uses, whose bytes from
-  // `offset` on are what this one starts with, in a storage of its own: a slice of weights.
+  // A tensor of the same kind that no op uses: an input, a parameter or optimizer state. This
+  // tensor has its own storage, which starts with the bytes of that tensor from `offset` on.
+  // Example: a slice of weights.
   std::optional<TensorId> part_of{};
-  Bytes offset{};  // in the tensor that `alias_of` or `part_of` names; else 0
-  // Where a framework's program kept the storage beyond its last use: the op after which it gave it
-  // back. Only the policy `as-recorded` holds on to it for as long.
+  Bytes offset{};  // in the tensor that `alias_of` or `part_of` names; otherwise 0
+  // Set if a recorded program kept the storage beyond its last use: the op after which the program
+  // released it. Only the policy `as-recorded` keeps the storage for as long.
   std::optional<OpId> held_until{};
 
   bool operator==(const Tensor&) const = default;
@@ -70,14 +71,14 @@ struct Layer {
   bool operator==(const Layer&) const = default;
 };
 
-// Where the costs of a recorded trace come from.
+// The program and the device on which the costs of a recorded trace were measured.
 struct Recording {
   std::string framework;  // "PyTorch 2.11.0"
   std::string device;     // the GPU as its driver calls it, "NVIDIA H200"; empty: no GPU, no times
   Duration step;          // one iteration under the profiler
-  Duration plain_step;    // without it; 0 if it was not measured
-  Bytes allocated;        // the most that the framework's allocator gave out in the iteration
-  Bytes reserved;         // and the most that it held, iterations before included; 0: not known
+  Duration plain_step;    // one iteration without the profiler; 0: not measured
+  Bytes allocated;        // peak bytes allocated by the framework's allocator in the iteration
+  Bytes reserved;         // peak bytes reserved by it, including earlier iterations; 0: not known
 
   bool operator==(const Recording&) const = default;
 };
@@ -86,32 +87,35 @@ struct Trace {
   std::string name;     // "vgg19:256"
   std::string network;  // "vgg19"
   int64_t batch = 1;
-  std::string preset;  // accounting preset that the lowering used; see lowering/preset.h
+  std::string preset;  // accounting preset of the lowering; see lowering/preset.h
   bool training = true;
   std::vector<Layer> layers;  // in forward order
   std::vector<Tensor> tensors;
   std::vector<Op> ops;                   // in execution order
-  std::optional<Recording> recording{};  // of a framework's program; nullopt for a lowered network
+  std::optional<Recording> recording{};  // set iff recorded from a framework's program
 
   const Tensor& tensor(TensorId id) const { return tensors[Index(id)]; }
   const Op& op(OpId id) const { return ops[Index(id)]; }
   const Layer& layer(LayerId id) const { return layers[Index(id)]; }
-  // The tensor at the end of the alias chain: the name of the storage.
+  // Returns the tensor at the end of the alias chain, which names the storage.
   TensorId Root(TensorId id) const;
-  // Where the tensor begins in its storage.
+  // Returns the byte of its storage at which the tensor begins.
   Bytes OffsetInStorage(TensorId id) const;
 
-  // By tensor: whether others are parts of it. It holds nothing then, and no op uses it.
+  // Returns for each tensor whether it has parts. A tensor with parts has no storage, and no op
+  // uses it.
   std::vector<bool> Wholes() const;
 
-  // Throws `InputError` that names the first bad layer, tensor or op: an empty or duplicate name,
-  // an id out of range, a negative size, an alias that is cyclic or reaches beyond its root, a
-  // part of what has no such bytes or is used itself, an op without slots, a batch under 1, an
-  // attribute that is not finite or stands twice, an op that reads a tensor which nothing has
-  // written, a storage given back before its last use, or a recorded cost that is negative or
-  // stands in a trace without a recording, or lacks in one. The sums over the whole trace of sizes,
-  // flops and traffic, and the elements of each tensor, are at most 2^60 each, so that no sum of a
-  // reader overflows.
+  // Throws an `InputError` that names the first bad layer, tensor or op if one of these holds:
+  // - A name is empty or occurs twice, an id is out of range, or a batch is under 1.
+  // - The size of a tensor is negative, or an alias is cyclic or reaches beyond its root.
+  // - A part reaches beyond its whole, is of another kind, or an op uses the whole.
+  // - An op has no slots, or reads a tensor that no op has written.
+  // - An attribute is not finite or occurs twice.
+  // - A storage is held until an op before its last use.
+  // - A recorded cost is negative, missing in a recorded trace, or present in another trace.
+  // - The sizes, the flops or the traffic of the whole trace, or the elements of one tensor, exceed
+  //   2^60. Sums that a reader forms do not overflow below this limit.
   void Validate() const;
 
   bool operator==(const Trace&) const = default;

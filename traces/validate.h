@@ -1,4 +1,4 @@
-// The checks of a trace for its reader, which has compared the names as it read them.
+// Validates a trace that its reader has already checked for duplicate names.
 
 #ifndef SPILLWAY_TRACES_VALIDATE_H_
 #define SPILLWAY_TRACES_VALIDATE_H_
@@ -7,8 +7,8 @@ namespace spillway {
 
 struct Trace;
 
-// Throws as `Trace::Validate` does. REQUIRES: no two layers have the same
-// name, nor two tensors, nor two ops.
+// Throws the errors of `Trace::Validate`, except for duplicate names. REQUIRES: no two layers, no
+// two tensors and no two ops have the same name.
 void ValidateAllButNames(const Trace& trace);
 
 }  // namespace spillway

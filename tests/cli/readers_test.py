@@ -79,7 +79,7 @@ class ReadersTest(CommandTest):
         for contents, text in (
                 (database.read_bytes(), "an SQLite database"),
                 (archive.read_bytes(), "a ZIP archive, such as a model of torch.save"),
-                (kineto, "a Chrome trace, such as Kineto's"),
+                (kineto, "a Chrome trace, such as torch.profiler (Kineto) writes"),
                 (execution, "an execution trace"),
                 ("<!DOCTYPE html><html></html>", "an HTML page"),
                 (b"\x08\x07\x12\x07pytorch\x1a\x052.1.0:", "an ONNX model"),
@@ -91,7 +91,7 @@ class ReadersTest(CommandTest):
                     self.refused(verb, "x.json", contents, text)
         self.refused("run", "x.json", pickle.dumps({"a": 1}), "a Python pickle")
         self.refused("replay", "x.pickle", pickle.dumps({"a": re.compile("x")}),
-                     "only plain data is read, as of a memory snapshot")
+                     "only plain data is read, such as a memory snapshot")
         self.refused("replay", "x.pickle", pickle.dumps({"a": 1}), "not a memory snapshot")
 
     def test_a_trace_has_ops_and_names_each_once(self):

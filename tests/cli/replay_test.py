@@ -79,7 +79,7 @@ class ReplayTest(LogTest):
         path = self.write("two.pickle", pickle.dumps(two))
         self.fails(3, "devices 1 and 3 both have events: choose one", "replay", path)
         self.assertEqual(self.replay(path, "--trace-device", "3")["log"]["events"], 2)
-        message = self.fails(3, "device 2 has no events (those that have some: 1, 3)", "replay", path,
+        message = self.fails(3, "device 2 has no events (devices with events: 1, 3)", "replay", path,
                              "--trace-device", "2")
         self.assertIn(str(path), message)
 

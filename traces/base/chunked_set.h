@@ -1,11 +1,11 @@
-// A sorted set of small trivially copyable entries, kept in chunks: what a balanced tree offers, in
+// A sorted set of small trivially copyable entries that offers the operations of a balanced tree in
 // contiguous memory.
 //
-// Entries lie sorted in chunks of at most `kCapacity`; a separate array of each chunk's last entry
-// is searched first. A look-up touches two cache-friendly arrays, an insertion moves at most one
-// chunk. Good up to millions of entries. Positions are invalidated by `Insert` and `Erase`. With a
-// `Weight` it keeps the largest weight of each chunk besides, and so skips whole chunks in search
-// of the first or last entry that weighs enough.
+// Entries lie sorted in chunks of at most `kCapacity`. A lookup first searches a separate array
+// that holds the last entry of each chunk, then one chunk. An insertion moves the entries of at
+// most one chunk. The set is efficient up to millions of entries. `Insert` and `Erase` invalidate
+// positions. A set with a `Weight` also keeps the largest weight of each chunk, so a search for the
+// first or last entry that weighs enough skips whole chunks.
 
 #ifndef SPILLWAY_TRACES_BASE_CHUNKED_SET_H_
 #define SPILLWAY_TRACES_BASE_CHUNKED_SET_H_
@@ -21,7 +21,7 @@
 
 namespace spillway {
 
-// The weight of entries that are not searched for by it.
+// The weight of entries that are never searched by weight.
 struct NoWeight {
   template <typename Entry>
   int operator()(const Entry&) const {
@@ -37,7 +37,7 @@ class ChunkedSet {
  public:
   using WeightValue = std::invoke_result_t<Weight, const Entry&>;
 
-  // Where an entry is. The position after the last entry is `End`.
+  // The place of an entry. The position after the last entry is `End`.
   struct Position {
     size_t chunk = 0;
     uint32_t index = 0;
@@ -48,7 +48,7 @@ class ChunkedSet {
   Position Begin() const { return {0, 0}; }
   Position End() const { return {chunks_.size(), 0}; }
 
-  // The first entry that is not less than `key`.
+  // Returns the first entry that is not less than `key`, or `End` if there is none.
   Position LowerBound(const Entry& key) const {
     const size_t chunk = CountLess(last_.data(), last_.size(), key);
     if (chunk == last_.size()) return End();
@@ -56,7 +56,7 @@ class ChunkedSet {
     return {chunk, static_cast<uint32_t>(CountLess(entries.entries.data(), entries.count, key))};
   }
 
-  // REQUIRES: `position` is not `End`, and for `Previous` not `Begin`.
+  // REQUIRES: `position` is not `End`. For `Previous`, it is not `Begin`.
   const Entry& At(Position position) const {
     return chunks_[position.chunk]->entries[position.index];
   }
@@ -72,7 +72,7 @@ class ChunkedSet {
   }
   const Entry& Last() const { return last_.back(); }
 
-  // The first, or the last, entry of at least this weight; `End` if there is none.
+  // Return the first or the last entry with at least this weight, or `End` if there is none.
   Position FirstAtLeast(const WeightValue& weight) const {
     for (size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
       if (largest_[chunk] < weight) continue;
@@ -91,7 +91,7 @@ class ChunkedSet {
     }
     return End();
   }
-  // The largest weight; a value-initialised one if the set is empty.
+  // Returns the largest weight, or a value-initialised one if the set is empty.
   WeightValue Largest() const {
     return empty() ? WeightValue() : *std::max_element(largest_.begin(), largest_.end());
   }
@@ -138,10 +138,10 @@ class ChunkedSet {
       }
     }
   }
-  // REQUIRES: an entry is neither less nor greater than `key`.
+  // REQUIRES: the set has an entry that is equivalent to `key` under `Less`.
   void Erase(const Entry& key) { Erase(LowerBound(key)); }
 
-  // REQUIRES: `replacement` sorts exactly where the entry at `position` does.
+  // REQUIRES: `replacement` sorts into the place of the entry at `position`.
   void Replace(Position position, const Entry& replacement) {
     Chunk& target = *chunks_[position.chunk];
     const WeightValue weight = Weight()(target.entries[position.index]);
@@ -154,7 +154,7 @@ class ChunkedSet {
     }
   }
 
-  // REQUIRES: as `Erase` and `Replace` by position.
+  // REQUIRES: the set has an entry equivalent to `key`, and `replacement` sorts into its place.
   void Replace(const Entry& key, const Entry& replacement) {
     Replace(LowerBound(key), replacement);
   }
@@ -188,8 +188,8 @@ class ChunkedSet {
     return heaviest;
   }
 
-  // How many of the sorted entries are less than `key`. The loop has no branch to mispredict: where
-  // the key lies decides only how far `base` moves.
+  // Returns how many of the sorted entries are less than `key`. The loop has no branch to
+  // mispredict: the comparison with `key` only decides how far `base` moves.
   static size_t CountLess(const Entry* entries, size_t count, const Entry& key) {
     const Entry* base = entries;
     while (count > 1) {
@@ -200,7 +200,7 @@ class ChunkedSet {
     return static_cast<size_t>(base - entries) + (count == 1 && Less()(*base, key) ? 1 : 0);
   }
 
-  // Moves the upper half of a full chunk into a new one after it.
+  // Moves the upper half of a full chunk into a new chunk after it.
   void Split(size_t chunk) {
     auto upper = NewChunk();
     Chunk& lower = *chunks_[chunk];
@@ -218,9 +218,10 @@ class ChunkedSet {
     chunks_.insert(chunks_.begin() + after, std::move(upper));
   }
 
-  std::vector<std::unique_ptr<Chunk>> chunks_;  // none is empty
+  std::vector<std::unique_ptr<Chunk>> chunks_;  // no chunk is empty
   std::vector<Entry> last_;                     // the last entry of each chunk
-  std::unique_ptr<Chunk> spare_;                // kept for sets that are often almost empty
+  std::unique_ptr<Chunk>
+      spare_;  // an emptied chunk, reused so that a nearly empty set does not allocate often
   struct Nothing {};
   // The largest weight in each chunk.
   [[no_unique_address]] std::conditional_t<kWeighs, std::vector<WeightValue>, Nothing> largest_;

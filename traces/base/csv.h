@@ -1,4 +1,4 @@
-// Fields of CSV files (RFC 4180): one line taken apart, one field quoted.
+// Splits lines of CSV files (RFC 4180) into fields and quotes single fields.
 
 #ifndef SPILLWAY_TRACES_BASE_CSV_H_
 #define SPILLWAY_TRACES_BASE_CSV_H_
@@ -9,12 +9,12 @@
 
 namespace spillway {
 
-// The fields of one line without its end; quotes may enclose a field, two quotes inside stand for
-// one. Carriage returns are dropped. Throws `InputError` if a
-// quote is left open.
+// Returns the fields of one line, without a line end. A field may be enclosed in quotes; two quotes
+// inside it stand for one. Carriage returns are dropped. Throws `InputError` if a quote is left
+// open.
 std::vector<std::string> SplitCsv(std::string_view line);
 
-// The field as it stands in a file, in quotes where it needs them.
+// Returns the field as it is spelled in a file, in quotes if it needs them.
 std::string CsvField(std::string_view text);
 
 }  // namespace spillway

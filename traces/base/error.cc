@@ -12,9 +12,9 @@
 namespace spillway {
 namespace {
 
-// Insertions, deletions, replacements and swaps of neighbours that turn one word into the other.
-// Keeps the last three rows of the table: row[j] is for all of `a` read so far and the first j
-// letters of `b`.
+// Returns the number of insertions, deletions, replacements and swaps of neighbours that turn one
+// word into the other. Keeps the last three rows of the table: row[j] compares the letters of `a`
+// read so far with the first j letters of `b`.
 size_t EditDistance(std::string_view a, std::string_view b) {
   std::vector<size_t> before, previous, row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
@@ -53,7 +53,7 @@ std::string Printable(std::string_view text) {
   for (size_t i = 0; i < text.size(); ++i) {
     const bool line_end = text[i] == '\n' || text.substr(i).starts_with("\r\n");
     const auto byte = static_cast<unsigned char>(text[i]);
-    // U+0080 to U+009F are control characters too; in UTF-8 they begin with 0xc2.
+    // U+0080 to U+009F are control characters too. In UTF-8 they begin with 0xc2.
     const bool wide =
         byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
     if ((byte < 0x20 && !line_end && byte != '\t') || byte == 0x7f || wide) {

@@ -1,11 +1,10 @@
-// The exceptions that Spillway throws, one small tree, and the check that guards its own
-// invariants.
+// The exceptions that Spillway throws, and the check that guards its invariants.
 //
-// Three channels, never mixed. An expected outcome (a block that does not fit) is an `optional` or
-// a `bool`. Bad input or a missing environment is one of the exceptions below; its message names
-// the place, the offending value and the valid ones. A bug is `SPILLWAY_CHECK`, which aborts. The
-// library itself never prints and never exits: the command line maps each class to its exit code.
-// This header is a leaf: it includes nothing of the project.
+// There are three channels. An expected outcome (a block that does not fit) is an `optional` or a
+// `bool`. Bad input or a missing environment is one of the exceptions below; its message names the
+// place, the offending value and the valid values. A bug fails a `SPILLWAY_CHECK`, which aborts.
+// The library itself never prints and never exits: the command line maps each class to its exit
+// code. This header is a leaf: it includes no other header of the project.
 
 #ifndef SPILLWAY_TRACES_BASE_ERROR_H_
 #define SPILLWAY_TRACES_BASE_ERROR_H_
@@ -22,14 +21,15 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The command line was used wrongly: an unknown name, an option out of range. Exit code 2.
+// The command line was used wrongly, for example with an unknown name or an option out of range.
+// Exit code 2.
 class UsageError : public Error {
  public:
   using Error::Error;
 };
 
-// A file or a value has wrong contents. The message starts with the file and the place. Exit
-// code 3.
+// A file or a value has wrong contents. The message starts with the file and the place. Exit code
+// 3.
 class InputError : public Error {
  public:
   using Error::Error;
@@ -41,14 +41,14 @@ class PolicyError : public Error {
   using Error::Error;
 };
 
-// Something that the request needs is missing on this machine, a GPU for example. Exit code 5.
+// Something that the request needs is missing on this machine, for example a GPU. Exit code 5.
 class EnvironmentError : public Error {
  public:
   using Error::Error;
 };
 
-// The result of `action()`. An `Error` that leaves it gets `context()` and a colon before its
-// message and keeps its class; anything else passes as it is.
+// Returns the result of `action()`. If `action` throws an `Error`, throws an error of the same
+// class whose message starts with `context()` and a colon. Other exceptions pass unchanged.
 template <typename Action, typename Context>
 auto WithContext(const Action& action, const Context& context) {
   const auto message = [&](const Error& error) {
@@ -69,16 +69,17 @@ auto WithContext(const Action& action, const Context& context) {
   }
 }
 
-// "unknown policy 'vdn-all'; did you mean 'vdnn-all'? (valid: a, b, c)". The suggestion is the
-// valid name at the smallest edit distance, left out when none is close; `valid` keeps its order.
+// Returns a message such as "unknown policy 'vdn-all'; did you mean 'vdnn-all'? (valid: a, b, c)".
+// Suggests the valid name at the smallest edit distance, or none if no name is close. Lists `valid`
+// in its order.
 std::string UnknownName(std::string_view what, std::string_view name,
                         const std::vector<std::string>& valid);
 
-// The text as a terminal may show it: control characters but line ends and tabs stand as "\x1b".
-// What comes from a file or a plugin must not steer a terminal.
+// Returns the text with each control character spelled as an escape such as "\x1b", except for line
+// ends and tabs. Text from a file or a plugin must not control the terminal.
 std::string Printable(std::string_view text);
 
-// Aborts with the place and the condition. For bugs only.
+// Prints the place and the condition, and aborts. Called for bugs only.
 [[noreturn]] void CheckFailed(const char* file, int line, const char* condition);
 
 }  // namespace spillway

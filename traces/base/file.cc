@@ -24,7 +24,8 @@ namespace {
 constexpr std::string_view kZstdMagic("\x28\xb5\x2f\xfd", 4);
 constexpr std::string_view kGzipMagic("\x1f\x8b", 2);
 constexpr int kCompressionLevel = 9;
-// Of decompressed to compressed size, above kAlwaysAllowed. The trace of vgg416:32 reaches 50.
+// The largest ratio of decompressed to compressed size, for contents above kAlwaysAllowed. The
+// trace of vgg416:32 reaches 50.
 constexpr int64_t kMaxRatio = 1000;
 constexpr Bytes kAlwaysAllowed = Bytes::MiB(16);
 
@@ -77,8 +78,9 @@ std::string ReadRaw(const std::filesystem::path& path, Bytes limit) {
   }
 }
 
-// Grows with the data that really comes: sizes that the frame announces are not believed. What few
-// bytes may become is limited too, as a block of zeros takes four bytes whatever its size.
+// Memory grows with the data that is really there: the sizes that the frame announces are not
+// trusted. The ratio to the compressed size is also limited, because a Zstandard block of zeros
+// takes four bytes whatever its size.
 std::string Decompress(std::string_view compressed, const std::filesystem::path& path,
                        Bytes limit) {
   const auto fail = [&](std::string_view what) {
@@ -107,7 +109,7 @@ std::string Decompress(std::string_view compressed, const std::filesystem::path&
     }
     contents.append(buffer.data(), out.pos);
     if (state == 0 && in.pos == in.size) return contents;
-    // A full output buffer may leave more behind, even when all the input is taken.
+    // When the output buffer is full, more output may follow although all input has been read.
     if (in.pos == in.size && out.pos < out.size) fail("the Zstandard data is truncated");
   }
 }
@@ -121,7 +123,8 @@ std::string Compress(std::string_view contents) {
   std::string compressed(ZSTD_compressBound(contents.size()), '\0');
   const size_t size = ZSTD_compress2(context.get(), compressed.data(), compressed.size(),
                                      contents.data(), contents.size());
-  if (ZSTD_isError(size)) throw std::bad_alloc();  // nothing else can go wrong with these sizes
+  if (ZSTD_isError(size))
+    throw std::bad_alloc();  // the destination is large enough, so only memory can have run out
   compressed.resize(size);
   return compressed;
 }
@@ -134,7 +137,7 @@ std::string Gunzip(std::string_view compressed, const std::filesystem::path& pat
   std::string contents;
   std::string buffer(size_t{1} << 18, '\0');
   while (true) {
-    // A piece at a time, for the counters of zlib have 32 bits.
+    // Passes at most 1 GiB at a time, because the counters of zlib have 32 bits.
     stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(compressed.data()));
     stream.avail_in = static_cast<uInt>(std::min<size_t>(compressed.size(), size_t{1} << 30));
     const uInt before = stream.avail_in;
@@ -146,7 +149,7 @@ std::string Gunzip(std::string_view compressed, const std::filesystem::path& pat
     if (Bytes(std::ssize(contents)) > limit) FailTooLarge(path, limit);
     if (code == Z_STREAM_END) {
       if (compressed.empty()) return contents;
-      if (::inflateReset(&stream) == Z_OK) continue;  // files may be joined
+      if (::inflateReset(&stream) == Z_OK) continue;  // a file may consist of several gzip streams
     }
     if (code != Z_OK) {
       throw InputError(fmt::format("{}: not valid gzip: {}", path.string(),
@@ -157,12 +160,12 @@ std::string Gunzip(std::string_view compressed, const std::filesystem::path& pat
   }
 }
 
-// A new file beside what `FollowLinks` says of a path, removed again unless `Commit` renames it to
-// that.
+// A temporary file in the directory of the path that `FollowLinks` returns. `Commit` renames it to
+// that path; without `Commit` it is removed.
 class TemporaryFile {
  public:
   explicit TemporaryFile(const std::filesystem::path& given) : path_(FollowLinks(given)) {
-    // Renaming over a device or a pipe would replace it.
+    // Renaming over a device or a pipe would replace the device or pipe.
     std::error_code ignored;
     const auto status = std::filesystem::status(path_, ignored);
     if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
@@ -236,7 +239,7 @@ std::string_view PlainText(std::string_view contents, const std::string& origin)
       Kind{0, "\xfe\xff"sv, "text in UTF-16; save it as UTF-8"},
       Kind{0, "SQLite format 3\0"sv, "an SQLite database, such as Nsight Systems exports"},
       Kind{0, "PK\x03\x04"sv, "a ZIP archive, such as a model of torch.save"},
-      Kind{0, "\x80"sv, "a Python pickle; spillway replay reads those of memory snapshots"},
+      Kind{0, "\x80"sv, "a Python pickle; spillway replay reads pickles of memory snapshots"},
       Kind{0, "\x89HDF"sv, "an HDF5 file"},
       Kind{0, "\x93NUMPY"sv, "a NumPy array"},
       Kind{0,
@@ -256,7 +259,8 @@ std::string_view PlainText(std::string_view contents, const std::string& origin)
       throw InputError(fmt::format("{}: this is {}", origin, kind.name));
     }
   }
-  // Protocol buffers open with a version and, as text or a message, who wrote them.
+  // A protocol buffer starts with a version, followed by the producer's name. It may be binary or
+  // text.
   if (contents.starts_with('\x08') && contents.size() > 2 && contents[1] < 0x20 &&
       (contents[2] == '\x12' || contents[2] == ':')) {
     throw InputError(fmt::format("{}: this is a protocol buffer, such as an ONNX model", origin));

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kMaxQuoted = 60;  // bytes of the document that a message repeats
 
-// The scalar that starts `text`, or a word for what it is.
+// Returns the scalar at the start of `text`, or a phrase for another kind of value.
 std::string Describe(std::string_view text) {
   if (text.empty()) return "the end of the file";
   switch (text.front()) {
@@ -31,11 +31,11 @@ std::string Describe(std::string_view text) {
   }
 }
 
-// Where a text breaks the rules of encoding and strings, for which the parser knows no place: bytes
-// that are no UTF-8, a string that its line does not end. The end of a text that breaks none of
-// them, for then it ends too early.
+// Returns the offset of the first error of encoding or strings, whose place the parser does not
+// report: bytes that are not UTF-8, or a string that is not closed on its line. Without such an
+// error the text ends too early, and its size is returned.
 size_t FirstFault(std::string_view text) {
-  size_t opened = std::string_view::npos;  // the quote of the string at hand
+  size_t opened = std::string_view::npos;  // the opening quote of the current string
   for (size_t at = 0; at < text.size();) {
     const auto byte = static_cast<unsigned char>(text[at]);
     const size_t length = byte < 0x80 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
@@ -47,10 +47,11 @@ size_t FirstFault(std::string_view text) {
   return opened != std::string_view::npos ? opened : text.size();
 }
 
-// What a JSON document of another program is, by a key of its root.
+// Describes a JSON document of another program by a key of its root. Returns an empty string for an
+// unknown key.
 std::string_view KnownDocument(std::string_view key) {
-  if (key == "traceEvents") return "a Chrome trace, such as Kineto's of torch.profiler";
-  if (key == "nodes") return "an execution trace, such as PyTorch's of Chakra";
+  if (key == "traceEvents") return "a Chrome trace, such as torch.profiler (Kineto) writes";
+  if (key == "nodes") return "an execution trace, such as PyTorch writes for Chakra";
   if (key == "device_traces") return "a memory snapshot in JSON; spillway replay reads its pickle";
   return {};
 }
@@ -118,7 +119,7 @@ int64_t JsonDocument::ReadHeader(std::string_view format, int64_t newest, int64_
 }
 
 std::string_view JsonDocument::ReadString(Value value) {
-  const std::string_view token = value.raw_json_token();  // with the blanks that follow
+  const std::string_view token = value.raw_json_token();  // includes the blanks that follow
   if (token.starts_with('"') && token.find('\\') == std::string_view::npos) {
     simdjson::ondemand::raw_json_string in_place;
     Check(value.get_raw_json_string().get(in_place));
@@ -233,7 +234,7 @@ void JsonDocument::FailKey(std::string_view key, size_t offset, size_t value,
                            std::span<const std::string_view> valid) {
   if (std::find(valid.begin(), valid.end(), key) != valid.end()) {
     Enter(key, 0, value);
-    Fail("this key stands here twice");
+    Fail("this key occurs twice in its object");
   }
   Place place = Here();
   place.offset = offset;

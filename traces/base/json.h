@@ -1,8 +1,8 @@
-// Reading JSON documents with errors that name the place, and the spelling of JSON strings.
+// Reads JSON documents, with errors that name the place, and makes excerpts of JSON for messages.
 //
-// Internal to the file formats: the one header that shows simdjson. Documents are read on demand,
-// field by field, into the caller's types; nothing is built in between. The format decides how deep
-// reading goes, never the document. Everything in a document must be expected: an unknown, repeated
+// Only the file formats include this header, which exposes simdjson. Documents are read on demand,
+// field by field, into the caller's types, without a tree in between. The caller decides how deep
+// reading goes, never the document. Everything in a document must be expected. An unknown, repeated
 // or missing key, a wrong type and a number out of range all end in an `InputError` of the form
 //   path:line:column: tensors[12].size: expected an integer from 0 to 9, got "twelve"
 
@@ -30,7 +30,7 @@ namespace spillway {
 // One key of an object and the function that reads its value.
 template <typename Read>
 struct JsonField {
-  std::string_view key;  // a literal: it outlives the document
+  std::string_view key;  // a literal, which outlives the document
   bool required;
   Read read;  // void(simdjson::ondemand::value)
 };
@@ -45,32 +45,32 @@ JsonField<Read> Optional(std::string_view key, Read read) {
   return {key, false, std::move(read)};
 }
 
-// A document being read: first `ReadHeader`, then `ReadRoot`, then `ReadFromRoot` for what
-// `ReadRoot` skipped. Each value is read once. A `string_view` that comes from the document lives
-// as long as the document.
+// A document being read. Call `ReadHeader` first, then `ReadRoot`, then `ReadFromRoot` for the keys
+// that `ReadRoot` skipped. Each value is read once. A `string_view` into the document lives as long
+// as the document.
 class JsonDocument {
  public:
   using Value = simdjson::ondemand::value;
 
-  // A value to come back to in an error message.
+  // A place in the document, kept for a later error message.
   struct Place {
     size_t offset = 0;
     std::string element;
   };
 
-  // Copies `text`. `origin` stands for the path in messages.
+  // Copies `text`. `origin` takes the place of the path in messages.
   JsonDocument(std::string_view text, std::string origin);
   JsonDocument(const JsonDocument&) = delete;
   JsonDocument& operator=(const JsonDocument&) = delete;
 
-  // The root object's "version". Throws unless it is from `oldest` to `newest` and its "format" is
-  // `format`, wherever they stand in it.
+  // Returns the root object's "version". Throws `InputError` unless it is from `oldest` to `newest`
+  // and the root's "format" is `format`. Both keys may be anywhere in the root object.
   int64_t ReadHeader(std::string_view format, int64_t newest, int64_t oldest);
   int64_t ReadHeader(std::string_view format, int64_t version) {
     return ReadHeader(format, version, version);
   }
 
-  // Reads the root object, and checks that nothing follows it.
+  // Reads the root object and checks that nothing follows it.
   template <typename... Reads>
   void ReadRoot(const JsonField<Reads>&... fields) {
     ReadFields(Root(), fields...);
@@ -78,7 +78,7 @@ class JsonDocument {
     document_.rewind();
   }
 
-  // Calls `read(key, value)` for each field of the root object, and checks that nothing follows it.
+  // Calls `read(key, value)` for each field of the root object and checks that nothing follows it.
   template <typename Read>
   void ReadRootMap(const Read& read) {
     ReadFieldsAs(Root(), read);
@@ -86,8 +86,8 @@ class JsonDocument {
     document_.rewind();
   }
 
-  // Reads one key of the root object, which must be there: for values that need those of another
-  // key first, in whatever order they stand.
+  // Reads the value of one key of the root object. Throws `InputError` if the key is missing. Use
+  // it for a value that can only be read after another key's value, whatever their order.
   template <typename Read>
   void ReadFromRoot(std::string_view key, const Read& read) {
     const Value value = Find(key);
@@ -127,23 +127,23 @@ class JsonDocument {
   }
 
   std::string_view ReadString(Value value);
-  // nullopt for null.
+  // Returns nullopt for null.
   std::optional<std::string_view> ReadStringOrNull(Value value);
   bool ReadBool(Value value);
   double ReadNumber(Value value);  // finite
-  // An integer without fraction or exponent, in [min, max].
+  // Returns an integer without fraction or exponent in [min, max].
   int64_t ReadInteger(Value value, int64_t min, int64_t max);
 
-  // The value being read now.
+  // Returns the place of the value being read now.
   Place Here() const;
 
-  // Throws an `InputError` at the value being read now, or at an earlier one.
+  // Throws an `InputError` at the value being read now, or at `place`.
   [[noreturn]] void Fail(std::string_view what) const;
   [[noreturn]] void Fail(const Place& place, std::string_view what) const;
 
  private:
   struct Step {
-    std::string_view key;  // of an object; null for an element of an array
+    std::string_view key;  // of an object's field; null for an element of an array
     size_t index = 0;      // in the array
     size_t offset = 0;
   };
@@ -170,7 +170,8 @@ class JsonDocument {
       const char* const start = field.key().raw() - 1;  // its quote
       const std::string_view key = Key(field);
       uint32_t bit = 1;
-      // Keys mostly come in the order of the fields: those that were there need no comparison.
+      // Keys mostly come in the order of `fields`. A field that was read already is skipped without
+      // comparing its key.
       const auto take = [&](const auto& candidate) {
         if ((seen & bit) != 0 || candidate.key != key) return bit <<= 1, false;
         seen |= bit;
@@ -192,7 +193,7 @@ class JsonDocument {
     (check(fields), ...);
   }
 
-  // The key of a field, in the text unless it has escapes.
+  // Returns the key of a field. The key points into the text unless it has escapes.
   std::string_view Key(simdjson::ondemand::field& field) {
     const char* const start = field.key().raw();
     const char* end = start;
@@ -217,7 +218,7 @@ class JsonDocument {
   }
 
   simdjson::ondemand::object Root();
-  // `if_missing` may say more of a document without the key.
+  // `if_missing` may throw a more specific error if the document has no such key.
   Value Find(std::string_view key, const std::function<void()>& if_missing = nullptr);
   void CheckEnd();
   [[noreturn]] void FailSyntax(simdjson::error_code error);
@@ -230,16 +231,17 @@ class JsonDocument {
   simdjson::padded_string text_;
   simdjson::ondemand::parser parser_;
   simdjson::ondemand::document document_;
-  // From the root, which is the first, to the value being read, at `depth_`.
+  // The path from the root (step 0) to the value being read (step `depth_`).
   std::array<Step, 16> steps_;
   size_t depth_ = 0;
-  std::deque<std::string> unescaped_;  // strings with escapes, as they are meant
+  std::deque<std::string> unescaped_;  // strings that had escapes, decoded
 };
 
-// For `ReadRoot`: accepts any value and reads nothing of it.
+// A reader for `ReadRoot` that accepts any value and ignores it.
 inline void SkipJson(JsonDocument::Value) {}
 
-// A printable piece of a document, at most 60 bytes, for a message.
+// Returns the start of `text`, at most 60 bytes, for a message. Control characters are spelled as
+// escapes.
 std::string JsonExcerpt(std::string_view text);
 
 }  // namespace spillway

@@ -14,7 +14,7 @@ constexpr size_t kLargestElement = size_t{256} << 20;
 constexpr size_t kLargestHeader = size_t{16} << 20;
 constexpr std::string_view kBlanks = " \t\r\n";
 
-// Characters at which something changes, outside and inside of strings.
+// The characters that the scanner must look at, outside and inside of strings.
 using Stops = std::array<bool, 256>;
 constexpr Stops StopsAt(std::string_view characters) {
   Stops stops{};
@@ -96,7 +96,8 @@ void JsonElements::FindArray(std::string_view array) {
   }
 }
 
-// Whether an object with the first key begins on a line of its own at `at`, which is a line break.
+// Returns true iff an object with the first key begins on its own line after the line break at
+// `at`.
 bool JsonElements::BeginsElement(size_t at) const {
   const size_t brace = text_.find_first_not_of(kBlanks, at);
   if (brace == text_.npos || text_[brace] != '{') return false;
@@ -108,7 +109,7 @@ std::optional<simdjson::padded_string_view> JsonElements::Next() {
   constexpr size_t kLookahead = 256;  // for `BeginsElement`
   if (truncated_) return std::nullopt;
   size_t at = begin_;
-  // Finds where the next object begins.
+  // Finds the beginning of the next object.
   while (true) {
     at = text_.find_first_not_of(", \t\r\n", at);
     if (at == text_.npos) {
@@ -122,7 +123,7 @@ std::optional<simdjson::padded_string_view> JsonElements::Next() {
     }
     if (text_[at] == ']') return std::nullopt;
     if (text_[at] == '{') break;
-    // What is left of an object that was cut off goes as far as its line.
+    // Skips the rest of an object that was cut off, up to the end of its line.
     while ((at = text_.find('\n', at)) == text_.npos) {
       begin_ = text_.size();
       if (!More()) {
@@ -151,7 +152,7 @@ std::optional<simdjson::padded_string_view> JsonElements::Next() {
     while (at < text_.size() && !stops[static_cast<unsigned char>(text_[at])]) ++at;
     if (at >= text_.size()) continue;
     const char c = text_[at];
-    if (c == '\n') {  // no string has a line break, and no object of the array lies in another
+    if (c == '\n') {  // a string has no line break, and an element is never nested in another
       in_string = false;
       if (BeginsElement(at)) {
         ++cut_off_;

@@ -1,8 +1,8 @@
-// The objects in one array of a JSON document, one after the other, in bounded memory.
+// Reads the objects in one array of a JSON document, one after the other, in bounded memory.
 //
-// For what profilers write: gigabytes, nearly all of it one array of small objects under a key of
-// the root, and at times broken. An object that was cut off ends where the next one begins on a
-// line of its own; a comma that lacks is not missed.
+// Made for the files of profilers: gigabytes of text that is mostly one array of small objects
+// under a key of the root, and sometimes broken. An object that was cut off ends where the next one
+// begins on its own line. A missing comma between objects is tolerated.
 
 #ifndef SPILLWAY_TRACES_BASE_JSON_ELEMENTS_H_
 #define SPILLWAY_TRACES_BASE_JSON_ELEMENTS_H_
@@ -20,28 +20,33 @@ namespace spillway {
 
 class JsonElements {
  public:
-  // The array under `array`, whose objects begin with `first_key`. `stream` outlives this. Throws
-  // `InputError` if the document is no object or has no such array.
+  // Reads the array under the key `array`, whose objects begin with the key `first_key`. `stream`
+  // outlives this object. Throws `InputError` if the document is not an object or has no such
+  // array.
   JsonElements(TextStream& stream, std::string_view array, std::string_view first_key);
 
-  // The root object's text before the array, closed: `{"schema": "1.1"}`.
+  // Returns the text of the root object before the array, with a closing brace: `{"schema":
+  // "1.1"}`.
   const std::string& header() const { return header_; }
 
-  // The next object, as text that has `simdjson::SIMDJSON_PADDING` bytes behind it and stays until
-  // the next call; nullopt at the end of the array. Throws `InputError` with the place if the text
-  // ends within the array, or an object is larger than 256 MiB.
+  // Returns the next object, or nullopt at the end of the array. The text has
+  // `simdjson::SIMDJSON_PADDING` bytes behind it and stays valid until the next call. If the
+  // document ends within the array, returns nullopt and sets `truncated()`. Throws `InputError`
+  // with the place if an object is larger than 256 MiB.
   std::optional<simdjson::padded_string_view> Next();
 
-  // Objects so far that were cut off.
+  // Returns the number of objects so far that were cut off.
   int64_t cut_off() const { return cut_off_; }
-  // Whether the document ended before its array did.
+  // Returns true iff the document ended before its array did.
   bool truncated() const { return truncated_; }
 
-  // Throws `InputError` "path: byte OFFSET: message" at the last object.
+  // Throws `InputError` with the message "path: byte OFFSET: message", where OFFSET is the start of
+  // the last object.
   [[noreturn]] void Fail(std::string_view message) const;
 
  private:
-  // Reads on. False at the end of the document. Moves what has not been taken to the front.
+  // Moves the text from `begin_` on to the front and appends the next piece. Returns false at the
+  // end of the document.
   bool More();
   void FindArray(std::string_view array);
   bool BeginsElement(size_t at) const;
@@ -50,9 +55,9 @@ class JsonElements {
   const std::string first_key_;  // with its quotes
   std::string header_;
   std::string text_;
-  size_t begin_ = 0;      // of what has not been taken
-  uint64_t offset_ = 0;   // of text_[0]
-  uint64_t element_ = 0;  // offset of the last object
+  size_t begin_ = 0;      // the first byte of `text_` that no element has used
+  uint64_t offset_ = 0;   // offset of text_[0] in the document
+  uint64_t element_ = 0;  // offset of the last object in the document
   int64_t cut_off_ = 0;
   bool truncated_ = false;
 };

@@ -9,7 +9,7 @@
 
 namespace spillway {
 
-// Puts what stands between the last piece and the next one.
+// Appends the comma, line break and blanks between the last piece and the next one.
 void JsonWriter::Separate() {
   if (std::exchange(after_key_, false) || levels_.empty()) return;
   Level& level = levels_.back();
@@ -83,7 +83,7 @@ void AppendJsonString(std::string& out, std::string_view text) {
   out += '"';
   for (size_t i = 0; i < text.size(); ++i) {
     char c = text[i];
-    // Control characters, U+0080 to U+009F among them, which in UTF-8 begin with 0xc2.
+    // Control characters include U+0080 to U+009F, which in UTF-8 begin with 0xc2.
     const bool wide =
         c == '\xc2' && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
     if (wide) c = text[++i];

@@ -13,7 +13,7 @@ namespace spillway {
 
 namespace {
 
-// As on the command line: exact, in the largest unit that divides it.
+// Spells a size as on the command line: the exact number, in the largest unit that divides it.
 std::string Spell(Bytes size) {
   if (size == Bytes::Unlimited()) return "unlimited";
   constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB"};

@@ -1,12 +1,12 @@
-// The parameters of one policy or allocator: each named, typed, defaulted, documented and read in
-// one expression.
+// The parameters of one policy or allocator. One expression names, types, documents and reads a
+// parameter and gives its default.
 //
 //   Params params("vdnn-all", {{"algo", "memory"}});
 //   const std::string algo = params.Choice("algo", "performance", {"memory", "performance"},
 //                                          "which convolution algorithms to use");
 //   params.Finish();
 //
-// What was read is also what `help` prints, so the documentation cannot disagree with the code.
+// `help` prints the parameters that were read, so the documentation cannot disagree with the code.
 
 #ifndef SPILLWAY_TRACES_BASE_PARAMS_H_
 #define SPILLWAY_TRACES_BASE_PARAMS_H_
@@ -35,14 +35,14 @@ class Params {
  public:
   using Values = std::map<std::string, std::string, std::less<>>;
 
-  // `owner` stands in messages.
+  // `owner` is the name of the policy or allocator in messages.
   Params(std::string owner, Values values) : owner_(std::move(owner)), values_(std::move(values)) {}
 
-  // The readers return the value given or the default. Throw `UsageError` that names the owner, the
-  // parameter, the value and the valid ones.
+  // The readers return the given value, or `initial` if none was given. They throw a `UsageError`
+  // that names the owner, the parameter, the value and the valid values.
   std::string Choice(const std::string& name, const std::string& initial,
                      const std::vector<std::string>& valid, const std::string& help);
-  // The same where each name stands for a value of the caller's: {{"lru", Cache::kLru}, ...}.
+  // Like `Choice`, but returns the caller's value for the chosen name: {{"lru", Cache::kLru}, ...}.
   template <typename T>
   T Enum(const std::string& name, const std::string& initial,
          const std::vector<std::pair<std::string, T>>& valid, const std::string& help) {
@@ -55,21 +55,21 @@ class Params {
   int64_t Integer(const std::string& name, int64_t initial, int64_t least, int64_t greatest,
                   const std::string& help);
   bool Flag(const std::string& name, bool initial, const std::string& help);
-  // A number from 0 to 1.
+  // Reads a number from 0 to 1.
   double Share(const std::string& name, double initial, const std::string& help);
-  // Any text, for the caller to read; `type` says what it takes.
+  // Reads any text. `type` says in `help` which texts are valid.
   std::string Text(const std::string& name, const std::string& type, const std::string& initial,
                    const std::string& help);
-  // "unlimited" is a size where it is the default.
+  // Reads a size. Accepts "unlimited" only if `initial` is `Bytes::Unlimited()`.
   Bytes Size(const std::string& name, Bytes initial, const std::string& help);
 
-  // Throws `UsageError` if a value was given that no reader asked for.
+  // Throws `UsageError` if a value was given for a parameter that was not read.
   void Finish() const;
 
   const std::vector<ParamInfo>& declared() const { return declared_; }
 
  private:
-  // Declares the parameter and returns the text given, or nullptr.
+  // Declares the parameter. Returns the given text, or nullptr if none was given.
   const std::string* Declare(ParamInfo info);
 
   std::string owner_;
@@ -77,18 +77,19 @@ class Params {
   std::vector<ParamInfo> declared_;
 };
 
-// What a command line says of a policy or allocator: NAME or NAME:key=value,key=value. Commas
-// within brackets belong to a value: key=[1:2,3:4].
+// The name and values of a policy or allocator on the command line: NAME or
+// NAME:key=value,key=value. Commas within brackets belong to a value: key=[1:2,3:4].
 struct Specification {
   std::string name;
   Params::Values values;
 };
 
-// `kind` ("policy") stands in messages. Throws `UsageError` for an item that is not key=value and
-// for a key given twice.
+// Parses a specification. `kind` ("policy") is the kind of thing in messages. Throws `UsageError`
+// for an item that is not key=value, for a bracket or quote left open, and for a key given twice.
 Specification ParseSpecification(std::string_view kind, std::string_view text);
 
-// Where the first comma outside of brackets is; the size of the text if there is none.
+// Returns the index of the first comma outside of brackets, or the size of the text if there is
+// none.
 size_t FindComma(std::string_view text);
 
 }  // namespace spillway

@@ -22,7 +22,7 @@ namespace {
 
 constexpr uint64_t kLongestHeader = uint64_t{16} << 20;
 
-// The bytes of an element.
+// Each element type and its size in bytes.
 constexpr std::array<std::pair<std::string_view, uint64_t>, 15> kTypes{{{"BOOL", 1},
                                                                         {"U8", 1},
                                                                         {"I8", 1},
@@ -46,13 +46,14 @@ class HeaderReader {
 
   StoredTensors Read() {
     uint64_t length = 0;
-    if (file_.size() < sizeof(length)) Fail("is no safetensors file: it has less than 8 bytes");
-    std::memcpy(&length, file_.data(), sizeof(length));  // little-endian, as this machine
+    if (file_.size() < sizeof(length))
+      Fail("this is not a safetensors file: it has less than 8 bytes");
+    std::memcpy(&length, file_.data(), sizeof(length));  // little-endian, like this machine
     if (length > kLongestHeader || length > file_.size() - sizeof(length)) {
-      Fail(
-          fmt::format("is no safetensors file, or cut short: the header has {} bytes, expected at "
-                      "most {} and as many as there are ({})",
-                      length, kLongestHeader, file_.size() - sizeof(length)));
+      Fail(fmt::format(
+          "this is not a safetensors file, or it was cut off: its header has {} bytes, but at "
+          "most {} are allowed and {} are in the file",
+          length, kLongestHeader, file_.size() - sizeof(length)));
     }
     data_ = file_.subspan(sizeof(length) + length);
     simdjson::dom::parser parser;
@@ -115,10 +116,10 @@ class HeaderReader {
     }
     tensor.bytes = data_.subspan(offsets[0], size);
     const auto [at, is_new] = tensors_.emplace(std::move(name), std::move(tensor));
-    if (!is_new) FailAt(at->first, "stands there twice");
+    if (!is_new) FailAt(at->first, "occurs twice in the header");
   }
 
-  // The data of one tensor follow those of another.
+  // Checks that the tensors cover the data without gaps and overlaps.
   void CheckCover() const {
     std::vector<std::pair<const std::byte*, const StoredTensors::value_type*>> order;
     for (const auto& entry : tensors_) order.emplace_back(entry.second.bytes.data(), &entry);
@@ -127,7 +128,8 @@ class HeaderReader {
     });
     const std::byte* end = data_.data();
     for (const auto& [begin, entry] : order) {
-      if (begin != end) FailAt(entry->first, "its data overlap others or leave a gap before them");
+      if (begin != end)
+        FailAt(entry->first, "its data overlap another tensor's or leave a gap before them");
       end = begin + entry->second.bytes.size();
     }
     if (end != data_.data() + data_.size()) {
@@ -158,7 +160,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : origin_(pa
   struct stat status {};
   if (fstat(file, &status) != 0) fail("look at it");
   if (!S_ISREG(status.st_mode)) {
-    throw InputError(fmt::format("{}: is no regular file", origin_));
+    throw InputError(fmt::format("{}: this is not a regular file", origin_));
   }
   const auto size = static_cast<size_t>(status.st_size);
   if (size > 0) {

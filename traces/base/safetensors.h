@@ -1,8 +1,8 @@
-// Named tensors in a file of the format "safetensors": eight bytes that say how long the header is,
-// the header, which is JSON, and the data.
+// Reads named tensors from a safetensors file: eight bytes with the length of the header, the
+// header in JSON, and the data.
 //
-// The file is mapped, not read: what nobody looks at is not loaded. It must not shrink while it is
-// open. Everything that the header says is checked against the file before it is believed.
+// The file is mapped, so only the data that is accessed is loaded. The file must not shrink while
+// it is open. Everything in the header is checked against the file before it is used.
 
 #ifndef SPILLWAY_TRACES_BASE_SAFETENSORS_H_
 #define SPILLWAY_TRACES_BASE_SAFETENSORS_H_
@@ -20,22 +20,25 @@
 namespace spillway {
 
 struct StoredTensor {
-  std::string type;  // "F32", as the format names it
+  std::string type;  // as the format spells it: "F32"
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;  // in the file, dense
 };
 
-using StoredTensors = std::map<std::string, StoredTensor, std::less<>>;  // by name
+using StoredTensors =
+    std::map<std::string, StoredTensor, std::less<>>;  // the key is the tensor's name
 
-// The tensors of a file in memory. Throws `InputError` that begins with `origin`: a header that is
-// cut short, longer than 16 MiB or no JSON, an element type that the format does not have, a tensor
-// whose size is not that of its shape, data that overlap, leave a gap or end elsewhere than the
-// file.
+// Returns the tensors of a file in memory. Throws an `InputError` that begins with `origin` if:
+// - the header is cut short, is longer than 16 MiB or is not JSON
+// - the format has no such element type
+// - the size of a tensor does not match its shape
+// - the data of tensors overlap, leave a gap or do not end with the file
 StoredTensors ParseSafetensors(std::span<const std::byte> file, const std::string& origin);
 
 class SafetensorsFile {
  public:
-  // Throws as `ParseSafetensors`, and if the file cannot be mapped.
+  // Maps the file. Throws the errors of `ParseSafetensors`, and `InputError` if the file cannot be
+  // mapped.
   explicit SafetensorsFile(const std::filesystem::path& path);
 
   const std::string& origin() const { return origin_; }

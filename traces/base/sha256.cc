@@ -21,7 +21,7 @@ constexpr std::array<uint32_t, 64> kRound{
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-// Likewise of the square roots of the first 8 primes (5.3.3).
+// The first 32 bits of the fractional parts of the square roots of the first 8 primes (5.3.3).
 constexpr std::array<uint32_t, 8> kInitial{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                            0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
 
@@ -29,7 +29,7 @@ constexpr size_t kBlock = 64;  // bytes
 
 using State = std::array<uint32_t, 8>;
 
-// Takes one block into the state (6.2.2).
+// Hashes one block into the state (6.2.2).
 void Compress(const char* block, State& state) {
   std::array<uint32_t, 64> w;
   for (size_t t = 0; t < 16; ++t) {
@@ -59,7 +59,7 @@ std::string Sha256(std::string_view text) {
   State state = kInitial;
   const uint64_t bits = uint64_t{text.size()} * 8;
   for (; text.size() >= kBlock; text.remove_prefix(kBlock)) Compress(text.data(), state);
-  // A one bit, zeros, and the length in bits fill the last block or two (5.1.1).
+  // The last block or two end with a one bit, zeros, and the length of the text in bits (5.1.1).
   std::string tail(text);
   tail += '\x80';
   while (tail.size() % kBlock != kBlock - 8) tail += '\0';

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4) of a text in memory, to recognise files by. Not meant for secrets.
+// SHA-256 (FIPS 180-4) of a text in memory, used to recognise files. Not meant for secrets.
 
 #ifndef SPILLWAY_TRACES_BASE_SHA256_H_
 #define SPILLWAY_TRACES_BASE_SHA256_H_
@@ -8,7 +8,7 @@
 
 namespace spillway {
 
-// 64 lower-case hexadecimal digits.
+// Returns the digest in 64 lower-case hexadecimal digits.
 std::string Sha256(std::string_view text);
 
 }  // namespace spillway

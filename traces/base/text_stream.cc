@@ -27,11 +27,11 @@ std::string ErrnoText(int code) { return std::generic_category().message(code); 
 class TextStream::Decoder {
  public:
   virtual ~Decoder() = default;
-  // Into a piece of `kPiece` bytes. Returns how many there were; 0 at the end.
+  // Fills `piece`, which has `kPiece` bytes, and returns the number of bytes read; 0 at the end.
   virtual size_t Read(char* piece) = 0;
 };
 
-// zlib hands on what is not compressed.
+// Reads gzip data. zlib passes on data that is not compressed.
 class TextStream::Gzip final : public Decoder {
  public:
   explicit Gzip(const std::string& path) : path_(path), file_(gzopen(path.c_str(), "rb")) {

@@ -1,6 +1,7 @@
-// The text of a file, front to back in pieces of fixed size: plain, gzip or Zstandard.
+// Reads the text of a file from front to back in pieces of fixed size. The file may be plain, gzip
+// or Zstandard.
 //
-// For files that do not fit in memory; `ReadFile` is for the others.
+// Meant for files that do not fit in memory; use `ReadFile` for files that do.
 
 #ifndef SPILLWAY_TRACES_BASE_TEXT_STREAM_H_
 #define SPILLWAY_TRACES_BASE_TEXT_STREAM_H_
@@ -16,14 +17,14 @@ class TextStream {
  public:
   // Opens a file. Throws `InputError` with the path and the system's reason.
   explicit TextStream(const std::filesystem::path& path);
-  // The text itself; `origin` stands for the path in messages.
+  // Reads from `text` instead of a file. `origin` takes the place of the path in messages.
   TextStream(std::string text, std::string origin);
   ~TextStream();
 
   const std::string& origin() const { return origin_; }
 
-  // Appends the next piece to `text`; false at the end. Throws `InputError` if the file cannot be
-  // read, is damaged or was cut off.
+  // Appends the next piece to `text`; returns false at the end. Throws `InputError` if the file
+  // cannot be read, is damaged or was cut off.
   bool Read(std::string& text);
 
  private:
@@ -33,7 +34,7 @@ class TextStream {
 
   std::string origin_;
   std::string given_;
-  std::unique_ptr<Decoder> decoder_;  // nullptr: all is in `given_`
+  std::unique_ptr<Decoder> decoder_;  // nullptr: the whole text is in `given_`
 };
 
 }  // namespace spillway

@@ -44,7 +44,7 @@ std::string Lower(std::string_view text) {
   return lower;
 }
 
-// Parses "<number> <unit>" and returns the number times the unit's scale, rounded to an integer.
+// Parses "<number> <unit>". Returns the number times the unit's scale, rounded to an integer.
 int64_t ParseQuantity(std::string_view text, std::string_view what, std::span<const Unit> units,
                       std::string_view suffix) {
   const auto fail = [&](std::string_view why) -> InputError {
@@ -59,7 +59,7 @@ int64_t ParseQuantity(std::string_view text, std::string_view what, std::span<co
   const char* end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, number);
   if (error == std::errc::result_out_of_range) throw fail("its number is out of range");
-  if (error != std::errc() || !std::isfinite(number)) throw fail("no number at its start");
+  if (error != std::errc() || !std::isfinite(number)) throw fail("it does not start with a number");
   if (std::signbit(number)) throw fail("it is negative");
   std::string_view unit_name(rest, static_cast<size_t>(end - rest));
   while (!unit_name.empty() && unit_name.front() == ' ') unit_name.remove_prefix(1);
@@ -75,7 +75,8 @@ int64_t ParseQuantity(std::string_view text, std::string_view what, std::span<co
     return std::llround(value);
   }
   std::string why = fmt::format("unknown unit '{}'", unit_name);
-  // "gib", "G" and "Gi" stand for units whose names they begin or spell in another case.
+  // "gib", "G" and "Gi" are suggested as "GiB": such a text equals a unit's name in another case,
+  // or lacks its final "B" or "iB".
   std::string_view before = "; did you mean ";
   for (const Unit& unit : units) {
     const std::string name = Lower(unit.name);
@@ -87,8 +88,8 @@ int64_t ParseQuantity(std::string_view text, std::string_view what, std::span<co
   throw fail(why + (before == " or " ? "?" : ""));
 }
 
-// `number` with three significant digits or all of its whole part, and `more` digits, without
-// trailing zeros.
+// Returns `number` with three significant digits, or its whole part if that is longer, plus `more`
+// decimals. Trailing zeros are removed.
 std::string FormatNumber(double number, int more = 0) {
   const double magnitude = std::abs(number);
   const int decimals = (magnitude < 9.995 ? 2 : magnitude < 99.95 ? 1 : 0) + more;
@@ -100,7 +101,8 @@ std::string FormatNumber(double number, int more = 0) {
   return text;
 }
 
-// The largest of `units`, which ascend, of which `count` holds at least one.
+// Returns the largest unit that is not larger than `count`, or the first unit if `count` is smaller
+// than all. REQUIRES: `units` ascend.
 const Unit& UnitOf(int64_t count, std::span<const Unit> units) {
   const Unit* unit = &units.front();
   for (const Unit& candidate : units) {

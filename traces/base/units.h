@@ -1,9 +1,8 @@
-// Byte counts and durations as types of their own, and their spelling in files and on command
-// lines.
+// Types for byte counts and durations, and their spelling in files and on command lines.
 //
-// `Bytes` and `Duration` are signed 64-bit integers underneath; arithmetic is exact and never goes
+// `Bytes` and `Duration` hold signed 64-bit integers; their arithmetic is exact and never goes
 // through floating point. A `Duration` also serves as a point in time, counted from the start of
-// the iteration. This header is a leaf: it includes nothing of the project.
+// the iteration. This header is a leaf: it includes no other header of the project.
 
 #ifndef SPILLWAY_TRACES_BASE_UNITS_H_
 #define SPILLWAY_TRACES_BASE_UNITS_H_
@@ -16,7 +15,7 @@
 
 namespace spillway {
 
-// For products of bytes and picoseconds, which overflow 64 bits.
+// The type of products of bytes and picoseconds, which overflow 64 bits.
 __extension__ using Int128 = __int128;
 
 // A number of bytes, or an offset into a region of memory.
@@ -28,7 +27,7 @@ class Bytes {
   static constexpr Bytes KiB(int64_t n) { return Bytes(n << 10); }
   static constexpr Bytes MiB(int64_t n) { return Bytes(n << 20); }
   static constexpr Bytes GiB(int64_t n) { return Bytes(n << 30); }
-  // Large enough never to be exceeded, small enough that sums with real sizes do not overflow.
+  // A size that is never exceeded. Its sums with real sizes do not overflow.
   static constexpr Bytes Unlimited() { return Bytes(int64_t{1} << 60); }
 
   constexpr int64_t count() const { return count_; }
@@ -47,18 +46,18 @@ class Bytes {
   int64_t count_ = 0;
 };
 
-// `size` rounded up to a multiple of `alignment`. REQUIRES: alignment > 0.
+// Returns `size` rounded up to a multiple of `alignment`. REQUIRES: alignment > 0.
 constexpr Bytes RoundUp(Bytes size, Bytes alignment) {
   const int64_t a = alignment.count();
   return Bytes((size.count() + a - 1) / a * a);
 }
 
-// `size` rounded down to a multiple of `alignment`. REQUIRES: size >= 0, alignment > 0.
+// Returns `size` rounded down to a multiple of `alignment`. REQUIRES: size >= 0, alignment > 0.
 constexpr Bytes RoundDown(Bytes size, Bytes alignment) {
   return Bytes(size.count() / alignment.count() * alignment.count());
 }
 
-// A length of time in integer picoseconds; reaches 106 days.
+// A length of time in integer picoseconds, at most 106 days.
 class Duration {
  public:
   constexpr Duration() = default;
@@ -101,13 +100,13 @@ struct Bandwidth {
   constexpr auto operator<=>(const Bandwidth&) const = default;
 };
 
-// The time that `size` takes at `bandwidth`, rounded up to a picosecond, and at most half of
-// `Duration::Max()`, so that a latency can be added. REQUIRES: bandwidth is positive.
+// Returns the time to transfer `size` at `bandwidth`, rounded up to a picosecond. It is at most
+// half of `Duration::Max()`, so that a latency can be added. REQUIRES: bandwidth is positive.
 Duration TransferTime(Bytes size, Bandwidth bandwidth);
 
-// Parsers of quantities in files and options. A number (decimals allowed) is followed by a unit,
-// blanks between them allowed, and the product is rounded to the nearest integer, at most 10^18.
-// Each throws `InputError` that names the text and the units accepted.
+// Parse quantities in files and options. A text is a number, which may have decimals, and a unit;
+// blanks may separate them. The product is rounded to the nearest integer and is at most 10^18.
+// Each parser throws an `InputError` that names the text and the units accepted.
 //   bytes      B KB MB GB TB (powers of 1000), KiB MiB GiB TiB (powers of 1024)
 //   duration   ps ns us ms s
 //   bandwidth  a byte unit followed by "/s"
@@ -117,11 +116,11 @@ Duration ParseDuration(std::string_view text);
 Bandwidth ParseBandwidth(std::string_view text);
 int64_t ParseFlopRate(std::string_view text);
 
-// Spellings for people: "11.9 GiB", "3.58 ms". Three significant digits, or the whole part where it
-// is longer; no trailing zeros.
+// Format quantities for people: "11.9 GiB", "3.58 ms". The number has three significant digits, or
+// its whole part if that is longer, without trailing zeros.
 std::string FormatBytes(Bytes size);
-// With as many digits as tell `size` from `beside`, which stands in the same sentence: of 49.1 MiB
-// and 49.2 MiB neither is "49 MiB".
+// Formats `size` with as many digits as distinguish it from `beside`, a size in the same sentence:
+// neither 49.1 MiB nor 49.2 MiB becomes "49 MiB".
 std::string FormatBytes(Bytes size, Bytes beside);
 std::string FormatDuration(Duration time);
 

@@ -20,9 +20,9 @@ using simdjson::ondemand::object;
 using simdjson::ondemand::value;
 using TensorRef = ExecutionTrace::TensorRef;
 
-constexpr int kDeepest = 16;                      // of lists in lists
+constexpr int kDeepest = 16;                      // depth of nested lists
 constexpr int64_t kMost = int64_t{1} << 58;       // bytes of a storage, extent of a shape
-constexpr int64_t kMostTotal = int64_t{1} << 60;  // bytes of all operands: no sum overflows
+constexpr int64_t kMostTotal = int64_t{1} << 60;  // bytes of all operands, so that no sum overflows
 constexpr int64_t kMostElementSize = 64;
 
 // A tensor is a list of five integers and the name of a device.
@@ -30,7 +30,7 @@ constexpr size_t kTensorIntegers = 5;
 
 class NodeReader {
  public:
-  // False if a node is broken or says what cannot be.
+  // Reads one node. Returns false if the node is broken or has impossible values.
   bool Read(simdjson::padded_string_view text, ExecutionTrace::Node& node) {
     simdjson::ondemand::document document;
     object root;
@@ -81,7 +81,7 @@ class NodeReader {
                               : name == "tid"    ? &node.thread
                                                  : nullptr;
       if (target != nullptr) {
-        // Unsigned numbers beyond 2^63 stand for none.
+        // An unsigned number of 2^63 or more means that there is none.
         if (attribute["value"].get_int64().get(*target) != simdjson::SUCCESS) *target = -1;
       } else if (name == "op_schema") {
         std::string_view schema;
@@ -120,7 +120,7 @@ class NodeReader {
     return true;
   }
 
-  // Collects the tensors of a value: of a tensor, or of lists of them.
+  // Collects the tensors of a value, which may be a tensor or nested lists of tensors.
   bool ReadValue(value content, uint32_t argument, int depth) {
     simdjson::ondemand::json_type type;
     if (content.type().get(type) != simdjson::SUCCESS) return false;
@@ -154,7 +154,8 @@ class NodeReader {
     return true;
   }
 
-  // `integers` are tensor, storage, offset, elements, bytes of one.
+  // `integers` are the ids of tensor and storage, the offset, the number of elements and the bytes
+  // per element.
   bool AddTensor(const int64_t (&integers)[kTensorIntegers], std::string_view device,
                  uint32_t argument) {
     TensorRef ref;
@@ -170,7 +171,7 @@ class NodeReader {
         std::from_chars(device.data() + colon + 1, device.data() + device.size(), ref.device);
       }
     } else if (device != "cpu") {
-      return true;  // "meta" and others hold nothing
+      return true;  // "meta" and other devices hold no data
     }
     if (ref.offset < 0 || ref.elements < 0 || ref.element_size < 0 ||
         ref.element_size > kMostElementSize || ref.offset > kMost / kMostElementSize ||
@@ -183,7 +184,7 @@ class NodeReader {
     return true;
   }
 
-  // Shapes of tensors are lists of integers; other values have empty ones.
+  // Collects shapes. A tensor's shape is a list of integers; the shapes of other values are empty.
   bool ReadShapes(value content, uint32_t argument, int depth) {
     array list;
     if (content.get_array().get(list) != simdjson::SUCCESS) return true;
@@ -207,7 +208,7 @@ class NodeReader {
     return true;
   }
 
-  // The k-th tensor of an argument has the k-th shape of it with as many elements.
+  // Gives each tensor of an argument the next shape of that argument with as many elements.
   void GiveShapes() {
     auto shape = shapes_.begin();
     for (TensorRef& ref : refs_) {
@@ -232,8 +233,8 @@ class NodeReader {
 
   simdjson::ondemand::parser parser_;
   int64_t total_ = 0;                                              // bytes of all operands so far
-  std::vector<TensorRef> refs_;                                    // of the operands being read
-  std::vector<std::pair<uint32_t, std::vector<int64_t>>> shapes_;  // with their arguments
+  std::vector<TensorRef> refs_;                                    // operands being read
+  std::vector<std::pair<uint32_t, std::vector<int64_t>>> shapes_;  // shapes with their arguments
 };
 
 }  // namespace

@@ -1,8 +1,8 @@
 // Reads the execution traces that PyTorch writes (`ExecutionTraceObserver`, Chakra's host trace).
 //
-// Each operator that ran, with the tensors that it was given and gave back, by storage. It knows no
-// times. The writer is known to break its own JSON; nodes that cannot be read are left out and
-// counted.
+// An execution trace lists each operator that ran with its input and output tensors, by storage. It
+// has no times. PyTorch's writer is known to produce broken JSON; nodes that cannot be read are
+// skipped and counted.
 
 #ifndef SPILLWAY_TRACES_IMPORT_EXECUTION_TRACE_H_
 #define SPILLWAY_TRACES_IMPORT_EXECUTION_TRACE_H_
@@ -17,13 +17,13 @@ namespace spillway {
 
 struct ExecutionTrace {
   struct TensorRef {
-    int64_t storage = 0;  // the same number may name another storage later
+    int64_t storage = 0;  // a later storage may have the same number
     int64_t offset = 0;   // in elements
     int64_t elements = 0;
     int64_t element_size = 0;  // in bytes
     bool on_gpu = false;
     int64_t device = 0;     // the GPU's number
-    uint32_t argument = 0;  // its place in the operator's signature
+    uint32_t argument = 0;  // index in the operator's signature
     std::vector<int64_t> shape;
 
     int64_t begin() const { return offset * element_size; }
@@ -31,20 +31,20 @@ struct ExecutionTrace {
   };
   struct Node {
     int64_t id = 0;
-    int64_t parent = 0;    // the node that called it
-    int64_t record = 0;    // by which the profiler knows it; 0: it does not
-    int64_t sequence = 0;  // of the autograd node that it made, or that it runs for; -1: none
+    int64_t parent = 0;    // id of the node that called it
+    int64_t record = 0;    // id of the node in the profiler's trace; 0: none
+    int64_t sequence = 0;  // of the autograd node that it made or runs for; -1: none
     int64_t thread = 0;
     std::string name;
     std::string schema;  // "aten::add_(Tensor(a!) self, ...) -> Tensor(a!)"; may be empty
     std::vector<TensorRef> inputs, outputs;
   };
 
-  std::vector<Node> nodes;  // by id, in which order they began
-  int64_t broken = 0;       // that could not be read
+  std::vector<Node> nodes;  // by id, which is the order in which they began
+  int64_t broken = 0;       // number of nodes that could not be read
 };
 
-// Throws `InputError` if this is no such file, or none of its nodes can be read.
+// Throws `InputError` if the stream is not an execution trace or none of its nodes can be read.
 ExecutionTrace ReadExecutionTrace(TextStream& stream);
 
 }  // namespace spillway

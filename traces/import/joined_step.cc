@@ -12,16 +12,18 @@ namespace spillway {
 namespace {
 
 constexpr uint32_t kNone = StorageTable::kNone;
-constexpr std::string_view kBlock = "block: ";  // of a range that names a block of the model
-// With less in common the files are of different runs.
+constexpr std::string_view kBlock = "block: ";  // prefix of ranges that name a block of the model
+// If fewer of the operators are in both traces, the files are of different runs.
 constexpr double kLeastJoined = 0.5;
-// Behind the end of a launch by so much, a kernel has waited for the GPU and not for the host.
+// If the launch of a kernel ended this many nanoseconds before the previous kernel, the kernel
+// waited for the GPU, not for the host.
 constexpr int64_t kAhead = 5000;
 
 bool IsEngine(const JoinedStep::Call& call) {
   return call.node->name.starts_with("autograd::engine::evaluate_function");
 }
-// Ranges of the program and functions of the engine are no operators.
+// Returns true iff the node is an operator. Ranges of the program and functions of the autograd
+// engine are not.
 bool IsOperator(const JoinedStep::Call& call) {
   return call.profiled != nullptr && !IsEngine(call) &&
          !call.node->name.starts_with("Optimizer.") && !call.node->name.starts_with(kBlock);
@@ -44,7 +46,7 @@ JoinedStep::JoinedStep(const KinetoTrace& kineto, const ExecutionTrace& executio
   PlaceStorages();
 }
 
-// Whether there is a GPU. Throws if there are several.
+// Returns true iff there is a GPU. Throws `InputError` if there are several.
 bool JoinedStep::FindGpu() const {
   std::set<int64_t> devices;
   for (const auto& activity : kineto_.activities) devices.insert(activity.device);
@@ -77,7 +79,7 @@ void JoinedStep::JoinNodes() {
     call.node = &node;
     call.sequence = node.sequence;
     by_id.emplace(node.id, calls_.size() - 1);
-    // An operator is one node, the first that has its number and name.
+    // An operator in the profiler's trace belongs to the first node with its number and name.
     const auto found = by_record.find(node.record);
     if (found == by_record.end() || found->second->name != node.name) continue;
     call.profiled = found->second;
@@ -90,7 +92,7 @@ void JoinedStep::JoinNodes() {
     throw InputError(fmt::format("{} and {} are of different runs: {} of {} operators are in both",
                                  kineto_file_, execution_file_, joined_, kineto_.operators.size()));
   }
-  // A parent has the lower number, so that it is done first.
+  // A parent has a lower number than its children, so it is complete before them.
   for (Call& call : calls_) {
     const auto found = by_id.find(call.node->parent);
     if (found != by_id.end() && calls_[found->second].node->id < call.node->id) {
@@ -100,7 +102,7 @@ void JoinedStep::JoinNodes() {
       call.block = parent.block;
       if (call.sequence < 0) call.sequence = parent.sequence;
       if (call.profiled != nullptr) parent.leaf = false;
-      // The engine's function gets its number from the node that it evaluates.
+      // A function of the engine gets its sequence number from the node that it evaluates.
       if (parent.sequence < 0 && IsEngine(parent)) parent.sequence = call.node->sequence;
     }
     if (IsEngine(call)) call.where = Where::kBackward;
@@ -117,7 +119,7 @@ void JoinedStep::JoinStorages() {
     if (call.profiled != nullptr) order.push_back(&call);
   }
   std::ranges::stable_sort(order, {}, [](const Call* call) {
-    return std::pair(call->profiled->end, -call->profiled->begin);  // the inner before the outer
+    return std::pair(call->profiled->end, -call->profiled->begin);  // inner before outer operators
   });
   for (Call* const call : order) {
     const auto& op = *call->profiled;
@@ -135,14 +137,15 @@ void JoinedStep::JoinStorages() {
   storages_.EndFormer(last_use);
 }
 
-// Whether an operator without a kernel of its own does something, where nothing tells.
+// Returns true iff an operator has an effect. Used for operators without kernels, whose effect no
+// kernel shows.
 bool JoinedStep::Computes(const Call& call) const {
   if (!call.leaf || !IsOperator(call) || OnlyAllocates(*call.node)) return false;
   const auto& inputs = call.operands.inputs;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i] != kNone && Writes(*call.node, call.node->inputs[i].argument)) return true;
   }
-  // A view's result is what it was given.
+  // The result of a view is one of its inputs.
   return std::ranges::any_of(call.operands.outputs, [&](uint32_t output) {
     return output != kNone && std::ranges::count(inputs, output) == 0;
   });
@@ -158,7 +161,7 @@ void JoinedStep::MakeUnits() {
   for (const auto& activity : kineto_.activities) {
     const auto found = by_external_.find(activity.external_id);
     const Call* call = found == by_external_.end() ? nullptr : found->second;
-    // What an operator has others launch for it belongs to it, if it launches something itself.
+    // A kernel belongs to the outermost operator above it that also launches kernels itself.
     const Call* outermost = call != nullptr && IsOperator(*call) ? call : nullptr;
     for (const Call* at = call; at != nullptr; at = at->parent) {
       if (at->launches && IsOperator(*at)) outermost = at;
@@ -190,7 +193,7 @@ void JoinedStep::MakeUnits() {
   std::ranges::stable_sort(units_, {}, &Unit::launched);
 }
 
-// When the host had launched an activity.
+// Returns the time at which the host had launched an activity.
 int64_t JoinedStep::LaunchedAt(const KinetoTrace::Activity& activity, const Call* call) const {
   const auto found = std::ranges::lower_bound(kineto_.launches, activity.correlation, {},
                                               &KinetoTrace::Launch::correlation);
@@ -200,8 +203,8 @@ int64_t JoinedStep::LaunchedAt(const KinetoTrace::Activity& activity, const Call
   return call != nullptr ? call->profiled->begin : activity.begin;
 }
 
-// What is neither the engine's nor the optimizer's is forward, and behind the last of the
-// engine's part of the update.
+// Sets the phases. Units of the engine are backward and units of the optimizer are update. Other
+// units are forward before the engine's last unit and update after it.
 void JoinedStep::SetPhases() {
   size_t end_backward = 0;
   for (size_t i = 0; i < units_.size(); ++i) {
@@ -222,13 +225,13 @@ void JoinedStep::SetPhases() {
   }
 }
 
-// The number of units that the host had launched at a time.
 size_t JoinedStep::LaunchedBy(int64_t time) const {
   return static_cast<size_t>(std::ranges::upper_bound(units_, time, {}, &Unit::launched) -
                              units_.begin());
 }
 
-// Gives what no unit names a place: as something that a unit leaves behind, or its workspace.
+// Assigns each storage that no unit names to the unit that runs when it is allocated: as an `extra`
+// storage if it outlives the unit, otherwise as a part of the unit's workspace.
 void JoinedStep::PlaceStorages() {
   const auto& storages = storages_.storages();
   used_.assign(storages.size(), false);
@@ -244,7 +247,7 @@ void JoinedStep::PlaceStorages() {
   for (uint32_t i = 0; i < storages.size(); ++i) {
     const StorageTable::Storage& storage = storages[i];
     if (used_[i] || storage.begin == StorageTable::kBefore || storage.block == 0) continue;
-    // The unit that runs then, or the next.
+    // The unit that runs at that time, or the next one.
     const size_t unit = std::min(UnitAt(storage.begin), units_.size() - 1);
     const bool ends_with_it = storage.end <= EndOf(unit) || storage.end <= storage.begin;
     if (ends_with_it) {
@@ -257,7 +260,7 @@ void JoinedStep::PlaceStorages() {
     unnamed_ += storage.block;
   }
   for (size_t i = 0; i < units_.size(); ++i) {
-    std::ranges::sort(workspaces[i]);  // what ends is given back before the next is given out
+    std::ranges::sort(workspaces[i]);  // at equal times, frees come before allocations
     int64_t held = 0;
     for (const auto& [time, bytes] : workspaces[i]) {
       held += bytes;
@@ -266,7 +269,7 @@ void JoinedStep::PlaceStorages() {
   }
 }
 
-// The first unit that ends after a time on the host.
+// Returns the first unit that ends at or after `time` on the host.
 size_t JoinedStep::UnitAt(int64_t time) const {
   size_t unit = LaunchedBy(time);
   while (unit > 0 && EndOf(unit - 1) >= time) --unit;
@@ -278,7 +281,6 @@ int64_t JoinedStep::EndOf(size_t unit) const {
                          : std::max(call->profiled->end, units_[unit].launched);
 }
 
-// The operators that began in (from, to].
 int64_t JoinedStep::BegunIn(int64_t from, int64_t to) const {
   const auto behind = [&](int64_t time) {
     return std::ranges::upper_bound(kineto_.operators, time, {}, &KinetoTrace::Operator::begin);
@@ -286,7 +288,6 @@ int64_t JoinedStep::BegunIn(int64_t from, int64_t to) const {
   return std::max<int64_t>(behind(to) - behind(from), 0);
 }
 
-// What the GPU takes between two kernels of a stream, where the host was ahead: the median.
 int64_t JoinedStep::KernelGap() const {
   std::map<int64_t, int64_t> end_of_stream;
   std::vector<int64_t> gaps;
@@ -300,7 +301,7 @@ int64_t JoinedStep::KernelGap() const {
   if (gaps.empty()) return 0;
   const auto middle = gaps.begin() + std::ssize(gaps) / 2;
   std::ranges::nth_element(gaps, middle);
-  // All gaps together are not longer than the step.
+  // The sum of all gaps must not exceed the step.
   return std::min(*middle, kineto_.end / std::ssize(kineto_.activities));
 }
 

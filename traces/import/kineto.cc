@@ -19,13 +19,14 @@ namespace {
 using simdjson::ondemand::object;
 using simdjson::ondemand::value;
 
-constexpr int64_t kLatest = int64_t{1} << 62;  // nanoseconds: some count from 1970 on
-// Of a trace from its first event to its last, of all activities together: 53 days.
+constexpr int64_t kLatest = int64_t{1} << 62;  // nanoseconds; some traces count from 1970 on
+// The longest time in nanoseconds from the first event of a trace to its last, and of all
+// activities together: 53 days.
 constexpr int64_t kLongest = (int64_t{1} << 62) / 1000;
-constexpr int64_t kMostBytes = int64_t{1} << 60;  // of all memory events together
+constexpr int64_t kMostBytes = int64_t{1} << 60;  // sum over all memory events
 
-// "4322416607372.949", microseconds, in nanoseconds: exact, as no double is. What is further behind
-// the point is cut off.
+// Converts microseconds such as "4322416607372.949" to nanoseconds. The result is exact, which a
+// double would not be. Digits below a nanosecond are cut off.
 std::optional<int64_t> Nanoseconds(std::string_view text) {
   int64_t number = 0;
   size_t i = 0;
@@ -54,7 +55,7 @@ std::optional<int64_t> Nanoseconds(std::string_view text) {
   return negative ? -number : number;
 }
 
-// What is read of an event; all keys are optional.
+// The fields that are read from an event. All keys are optional.
 struct Event {
   std::string_view phase, category, name;
   std::optional<int64_t> begin, duration;
@@ -89,7 +90,7 @@ class Reader {
   }
 
  private:
-  // A cheap look at the category, which stands near the beginning.
+  // Returns false if the event has no use. Reads only the category near the beginning.
   static bool MayMatter(std::string_view text) {
     const std::string_view start = text.substr(0, 64);
     return start.find("\"python_function\"") == start.npos && start.find("\"ac2g\"") == start.npos;
@@ -109,7 +110,7 @@ class Reader {
     }
   }
 
-  // An integer of any spelling, 0 for others.
+  // Returns the integer, or 0 for a value that is not an integer.
   static int64_t Integer(value number) {
     int64_t integer = 0;
     if (number.get_int64().get(integer) == simdjson::SUCCESS) return integer;
@@ -207,7 +208,7 @@ class Reader {
     }
   }
 
-  // So that no sum over the trace overflows.
+  // Throws `InputError` if a sum over the trace could overflow.
   void CheckAmounts() const {
     const int64_t start = trace_.operators[0].begin;
     bool near = true;
@@ -235,7 +236,7 @@ class Reader {
     }
   }
 
-  // From the first begin on, everything in order.
+  // Makes times start at the first begin and sorts all lists.
   void Sort() {
     int64_t first = std::numeric_limits<int64_t>::max();
     int64_t last = std::numeric_limits<int64_t>::min();

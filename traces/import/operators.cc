@@ -13,22 +13,22 @@ namespace {
 using Node = ExecutionTrace::Node;
 using TensorRef = ExecutionTrace::TensorRef;
 
-// How operations follow from shapes.
+// How the number of operations follows from the shapes.
 enum class Rule : uint8_t {
-  kProduct,      // of the two matrices among the inputs that are multiplied
-  kConvolution,  // each output element: its window in its group, by the weight's shape
+  kProduct,      // the product of two matrices among the inputs
+  kConvolution,  // for each output element its window in its group, by the shape of the weight
   kConvolutionBackward,
   kAttention,  // two products of sequence by sequence
   kAttentionBackward,
 };
 
 struct Row {
-  std::string_view name;  // without "aten::"; a '*' at the end stands for any rest
+  std::string_view name;  // without "aten::"; a trailing '*' matches any rest
   OpType type;
   Rule rule;
 };
 
-// The first that fits.
+// The first row that matches counts.
 constexpr std::array kRows = std::to_array<Row>({
     {"mm", OpType::kMatmul, Rule::kProduct},
     {"bmm", OpType::kMatmul, Rule::kProduct},
@@ -78,15 +78,16 @@ const Row* RowOf(const Node& node) {
   return found == kRows.end() ? nullptr : &*found;
 }
 
-// Products that stop at what an int64 holds.
+// Returns the product of two numbers, capped at 2^60.
 int64_t Times(int64_t a, int64_t b) {
   const Int128 product = Int128{a} * b;
   constexpr int64_t kMost = int64_t{1} << 60;
   return product > kMost ? kMost : static_cast<int64_t>(product);
 }
 
-// Of m x k and k x n, or a batch of them: 2 m k n. The last two inputs that are matrices; an addend
-// before them may be one.
+// Returns 2 m k n for a product of m x k and k x n matrices, times the batch size for batched
+// products. The factors are the last two inputs that are matrices, because an addend before them
+// may also be a matrix.
 int64_t ProductFlops(const Node& node) {
   const TensorRef* left = nullptr;
   const TensorRef* right = nullptr;
@@ -101,19 +102,21 @@ int64_t ProductFlops(const Node& node) {
   return Times(2 * columns, left->elements);
 }
 
-// The elements of a convolution's weight, [out, in / groups, ...], by one of `outputs` elements.
+// Returns two operations per output element and element of its window. The weight is [out, in /
+// groups, ...], so a window has as many elements as the weight has per output channel.
 int64_t ConvolutionFlops(const TensorRef& output, const TensorRef& weight) {
   if (weight.shape.size() < 3 || weight.shape.front() == 0) return 0;
   return Times(2 * (weight.elements / weight.shape.front()), output.elements);
 }
 
-// Queries [batch, queries, heads, width] or with the middle two swapped, and keys likewise: each
-// query meets each key, in two products. With a causal mask half of that is done.
+// Returns the operations of attention. Queries and keys are [batch, length, heads, width] or
+// [batch, heads, length, width]. Each query meets each key in two products. With a causal mask only
+// half of these operations are done.
 int64_t AttentionFlops(const TensorRef& query, const TensorRef& key) {
   if (query.shape.size() != 4 || key.shape.size() != 4) return 0;
   const int64_t width = key.shape[3], batch = key.shape[0];
   if (width == 0 || batch == 0) return 0;
-  // Whichever of the two middle extents query and key share are the heads.
+  // The middle extent that query and key share is the number of heads.
   const int64_t keys =
       key.shape[1] == query.shape[1] && key.shape[1] <= key.shape[2] ? key.shape[2] : key.shape[1];
   return Times(4 * keys, query.elements);
@@ -135,14 +138,15 @@ int64_t FlopsOf(const Node& node) {
       return ProductFlops(node);
     case Rule::kConvolution:
       return inputs.size() < 2 ? 0 : ConvolutionFlops(node.outputs[0], inputs[1]);
-    case Rule::kConvolutionBackward: {  // of output gradient, input, weight
+    case Rule::kConvolutionBackward: {  // inputs: output gradient, input, weight
       if (inputs.size() < 3) return 0;
       const int64_t once = ConvolutionFlops(inputs[0], inputs[2]);
       return Times(once, std::min<int64_t>(2, std::ssize(node.outputs)));
     }
     case Rule::kAttention:
       return inputs.size() < 2 ? 0 : AttentionFlops(inputs[0], inputs[1]);
-    case Rule::kAttentionBackward:  // of output gradient, query, key: five products for two
+    case Rule::kAttentionBackward:  // inputs: output gradient, query, key
+      // Backward has five products where forward has two.
       return inputs.size() < 3 ? 0 : Times(5, AttentionFlops(inputs[1], inputs[2]) / 2);
   }
   return 0;
@@ -159,7 +163,7 @@ bool Writes(const Node& node, uint32_t argument) {
   for (const char c : rest) {
     if (c == '(' || c == '[') ++depth;
     if ((c == ')' || c == ']') && --depth == 0) break;
-    // The '*' before arguments that have to be named is none itself.
+    // The '*' before keyword-only arguments is not an argument itself.
     if (c == ',' && depth == 1 && last != '*') ++at;
     last = c;
     if (at > argument) break;

@@ -1,5 +1,5 @@
-// What is known of PyTorch's operators by their names: which do the arithmetic of a network, and
-// how much of it.
+// Facts about PyTorch's operators by their names: their types and their numbers of floating-point
+// operations.
 
 #ifndef SPILLWAY_TRACES_IMPORT_OPERATORS_H_
 #define SPILLWAY_TRACES_IMPORT_OPERATORS_H_
@@ -11,18 +11,19 @@
 
 namespace spillway {
 
-// Of the operator that a node ran; `kOther` for those that move bytes more than they compute.
+// Returns the type of the operator that a node ran. Returns `kOther` for operators that mostly move
+// bytes.
 OpType TypeOf(const ExecutionTrace::Node& node);
 
-// Its floating-point operations, a multiply-add being two, by the shapes of its operands; 0 for
-// `kOther`.
+// Returns the operator's floating-point operations by the shapes of its operands, with a
+// multiply-add counted as two. Returns 0 for `kOther`.
 int64_t FlopsOf(const ExecutionTrace::Node& node);
 
-// Whether it takes memory and computes nothing ("aten::empty").
+// Returns true iff the operator allocates memory and computes nothing ("aten::empty").
 bool OnlyAllocates(const ExecutionTrace::Node& node);
 
-// Whether its schema says that the tensor at a place among its inputs is written
-// ("Tensor(a!) self"); `argument` as in `TensorRef`.
+// Returns true iff the operator's schema says that it writes the tensor at this index of its inputs
+// ("Tensor(a!) self"). `argument` is a `TensorRef::argument`.
 bool Writes(const ExecutionTrace::Node& node, uint32_t argument);
 
 }  // namespace spillway

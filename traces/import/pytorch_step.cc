@@ -23,7 +23,7 @@ using Unit = JoinedStep::Unit;
 
 class Importer {
  public:
-  // Throws `InputError` if the two do not fit.
+  // Throws `InputError` if the two traces cannot be joined.
   Importer(const KinetoTrace& kineto, const ExecutionTrace& execution, const ImportOptions& options)
       : kineto_(kineto),
         execution_(execution),
@@ -60,13 +60,13 @@ class Importer {
     AddRest();
   }
 
-  // Who writes and reads each storage, by phase.
+  // How the units use a storage, by phase.
   struct StorageRole {
-    std::string name;   // after the op that has it first
-    bool data = false;  // comes from outside: made from nothing before a parameter is read
+    std::string name;   // after the op that uses it first
+    bool data = false;  // input data: written from no storage before a parameter is read
     std::optional<Phase> first_write;
-    bool forward = false, backward = false, update = false;  // is used there
-    bool updated = false;                                    // is written in an update
+    bool forward = false, backward = false, update = false;  // used in the phase
+    bool updated = false;                                    // written in the update phase
   };
 
   void FindRoles() {
@@ -91,15 +91,15 @@ class Importer {
       });
     }
   }
-  // "block/addmm.12"
+  // Returns a name such as "block/addmm.12".
   std::string NameOf(size_t number) const {
     const Unit& unit = step_.units()[number];
     const std::string_view block = unit.call == nullptr ? "" : unit.call->block;
     return fmt::format("{}{}{}.{}", block, block.empty() ? "" : "/", ShortName(unit), number);
   }
 
-  // What an op is the first to write is called like it, what it is the first to read "addmm.12.in0"
-  // by its place.
+  // Names the storages that an op uses first. The first storage that it writes gets the op's name;
+  // the others get the op's name with their index, such as "addmm.12.in0".
   void NameNew(const Unit& unit, const std::string& op) {
     size_t inputs = 0, outputs = 0;
     ForOperands(unit, [&](const TensorRef*, uint32_t storage, bool writes) {
@@ -138,11 +138,12 @@ class Importer {
       tensor.name = roles_[i].name;
       tensor.kind = KindOf(i);
       tensor.size = Bytes(storages[i].size);
-      tensor.shape = {storages[i].size};  // in bytes, where no operand is all of it
+      tensor.shape = {storages[i].size};  // in bytes, unless an operand covers the whole storage
     }
   }
 
-  // The tensor of an operand: its storage, or a part of it. `first`: nothing has written it yet.
+  // Returns the tensor of an operand: its whole storage or a piece. `first` is true if nothing has
+  // written the storage yet.
   TensorId TensorOf(const TensorRef* ref, uint32_t storage, bool first) {
     const TensorId root = roots_[storage];
     const int64_t size = step_.storages()[storage].size;
@@ -150,11 +151,10 @@ class Importer {
     Tensor& whole = result_.trace.tensors[Index(root)];
     const int64_t length = ref->elements * ref->element_size;
     if (ref->begin() == 0 && length == size) whole.shape = ref->shape;
-    // Of what has not been written the first to write defines all: its part need not lie in one
-    // piece.
+    // The first op to write a storage defines the whole, because its part need not be contiguous.
     if (first || (ref->begin() == 0 && length == size)) return root;
-    // Parts that do not lie in one piece, as the columns of a matrix, reach as far as they have
-    // bytes; those that repeat what there is have no more than that.
+    // A part that is not contiguous, such as the columns of a matrix, covers as many bytes as it
+    // has. A part that repeats elements ends with the storage.
     const int64_t offset = std::min(ref->begin(), size);
     const int64_t part = std::min(length, size - offset);
     if (part == size) return root;
@@ -182,7 +182,7 @@ class Importer {
 
   void MakeOps() {
     const Duration gap = Duration::Nanoseconds(step_.KernelGap());
-    std::map<int64_t, LayerId> made_by;  // the layer that made an autograd node
+    std::map<int64_t, LayerId> made_by;  // by sequence number of the autograd node made
     std::vector<bool> written(step_.storages().size());
     for (uint32_t i = 0; i < written.size(); ++i) {
       written[i] = step_.storages()[i].begin == StorageTable::kBefore;
@@ -200,7 +200,8 @@ class Importer {
       Bytes traffic;
       std::vector<uint32_t> fresh;
       ForOperands(unit, [&](const TensorRef* ref, uint32_t storage, bool writes) {
-        // What is read first has been written by something that nobody saw.
+        // If the first use of a storage is a read, an operator that was not recorded has written
+        // it.
         writes |= !written[storage];
         const TensorId id = TensorOf(ref, storage, !written[storage]);
         traffic += result_.trace.tensor(id).size;
@@ -234,7 +235,8 @@ class Importer {
     }
   }
 
-  // A backward op is of the layer whose forward op made its autograd node.
+  // Returns the layer of an op. A backward op belongs to the layer whose forward op made its
+  // autograd node.
   LayerId LayerOf(const Unit& unit, const Op& op, std::map<int64_t, LayerId>& made_by) {
     const int64_t sequence = unit.call == nullptr ? -1 : unit.call->sequence;
     if (unit.phase == Phase::kBackward && sequence >= 0) {
@@ -242,24 +244,24 @@ class Importer {
     }
     const auto layer = static_cast<LayerId>(result_.trace.layers.size());
     result_.trace.layers.push_back({op.name, op.type});
-    // The last operator with a number is the one that made the node.
+    // The last operator with a sequence number made the node.
     if (unit.phase == Phase::kForward && sequence >= 0) made_by[sequence] = layer;
     return layer;
   }
 
-  // What costs by the roofline follow from.
+  // Returns a key that determines the op's cost by the roofline model.
   static std::string SignatureOf(const Unit& unit, Bytes traffic) {
     if (unit.call == nullptr) return "kernel";
     std::string signature = unit.call->node->name;
     size_t shown = 0;
     for (const TensorRef& input : unit.call->node->inputs) {
-      if (++shown > 8) break;  // of a list of all parameters
+      if (++shown > 8) break;  // it may be a list of all parameters
       signature += fmt::format(" {}", fmt::join(input.shape, "x"));
     }
     return signature += fmt::format(" traffic={}", traffic.count());
   }
 
-  // Where PyTorch held a storage for longer than it was used.
+  // Sets `held_until` for each storage that PyTorch held beyond its last use.
   void EndTensors() {
     Trace& trace = result_.trace;
     std::vector<size_t> last_use(trace.tensors.size(), 0);
@@ -275,7 +277,7 @@ class Importer {
       if (tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState) {
         continue;
       }
-      // Of what was given back while the host prepared the next op, that op has nothing any more.
+      // A storage that was released while the host prepared an op is not held during this op.
       const size_t launched = storages[i].end == StorageTable::kAlways
                                   ? trace.ops.size()
                                   : step_.LaunchedBy(storages[i].end);
@@ -284,7 +286,8 @@ class Importer {
     }
   }
 
-  // What was held all the time and that no operator uses: workspaces of libraries, buffers.
+  // Adds a tensor for memory that was held throughout and that no operator uses, such as library
+  // workspaces and buffers.
   void AddRest() {
     const int64_t rest = Unused();
     if (rest == 0) return;

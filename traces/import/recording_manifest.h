@@ -1,4 +1,4 @@
-// The manifest that scripts/record_pytorch.py writes beside its recordings.
+// Reads the manifest that scripts/record_pytorch.py writes next to its recordings.
 
 #ifndef SPILLWAY_TRACES_IMPORT_RECORDING_MANIFEST_H_
 #define SPILLWAY_TRACES_IMPORT_RECORDING_MANIFEST_H_
@@ -11,17 +11,17 @@
 
 namespace spillway {
 
-// What a recording consists of. Paths are empty for what it does not have.
+// The files and settings of a recording. The path of a missing file is empty.
 struct PyTorchRecording {
   std::filesystem::path kineto, execution_trace, snapshot;
   std::string name;
   std::string framework = "PyTorch";
   int64_t batch = 1;
-  Duration plain_step;  // 0: it was not timed
+  Duration plain_step;  // 0: not timed
 };
 
-// Files are looked for beside the manifest. Throws `InputError` if this is none, or if it is of a
-// recording that ended before the step was profiled.
+// Reads a manifest and finds its files in the same folder. Throws `InputError` if the file is not a
+// manifest, or if the recording ended before the step was profiled.
 PyTorchRecording ReadRecordingManifest(const std::filesystem::path& path);
 
 }  // namespace spillway

@@ -11,7 +11,7 @@ namespace {
 using TensorRef = ExecutionTrace::TensorRef;
 
 constexpr int64_t kGranule = 512;
-// The most that PyTorch leaves behind a block rather than splitting it off.
+// The largest rest that PyTorch leaves unsplit at the end of a block.
 constexpr int64_t kMostExcess = int64_t{1} << 20;
 
 int64_t Rounded(int64_t size) { return (size + kGranule - 1) / kGranule * kGranule; }
@@ -44,8 +44,8 @@ StorageTable::StorageTable(std::span<const KinetoTrace::Memory> memory, bool gpu
   held_before_ = std::max<int64_t>(held_before_, 0);
 }
 
-// The block of this size that was given out in [from, to], the latest of those that fit best, and
-// was still held at `alive`.
+// Returns the unnamed block that fits `size` best among the blocks that were allocated in [from,
+// to] and still held at `alive`. Of equal fits, returns the latest.
 std::optional<uint32_t> StorageTable::FindBlock(int64_t size, int64_t from, int64_t to,
                                                 int64_t alive,
                                                 std::optional<int64_t> thread) const {
@@ -75,7 +75,8 @@ uint32_t StorageTable::Name(uint32_t number, const TensorRef& ref) {
   return number;
 }
 
-// `fresh`: the node puts it out and was not given it.
+// Returns the storage of one operand. `fresh` is true for an output of the node that is not among
+// its inputs.
 uint32_t StorageTable::Resolve(const TensorRef& ref, int64_t begin, int64_t end, int64_t thread,
                                bool fresh, bool output) {
   if (!IsHere(ref) || ref.end() == 0) return kNone;
@@ -83,11 +84,11 @@ uint32_t StorageTable::Resolve(const TensorRef& ref, int64_t begin, int64_t end,
   const bool alive = known != current_.end() && storages_[known->second].end > begin;
   if (alive && !fresh) return Name(known->second, ref);
   if (fresh) {
-    // The node's own allocation, unless an inner node has told whose it is.
+    // The node itself allocated the block, unless an inner node has already named it.
     if (const auto own = FindBlock(ref.end(), begin, end, end, thread)) return Name(*own, ref);
     if (alive) return Name(known->second, ref);
   }
-  // What was given out earlier, out of any node's sight.
+  // The block was allocated earlier, outside of all known nodes.
   if (const auto earlier = FindBlock(ref.end(), kBefore + 1, output ? end : begin,
                                      output ? end : begin, std::nullopt)) {
     return Name(*earlier, ref);
@@ -115,7 +116,7 @@ StorageTable::Operands StorageTable::Join(const ExecutionTrace::Node& node, int6
 }
 
 void StorageTable::EndFormer(std::span<const int64_t> last_use) {
-  // The one used last is most likely the one that is given back first after that.
+  // The storage that was used last is most likely the first to be released afterwards.
   std::vector<uint32_t> former;
   for (size_t i = blocks_; i < storages_.size(); ++i) {
     if (storages_[i].block == 0) storages_[i].block = Rounded(storages_[i].size);

@@ -1,8 +1,7 @@
-// A hash table from addresses to small numbers, for as many addresses as are live.
+// A hash table from addresses to small values, whose size grows with the number of live addresses.
 //
-// Open addressing with linear probing; erasing moves followers back, so that a table that lives
-// through millions of events does not fill up with tombstones. It cannot be
-// iterated over.
+// Uses open addressing with linear probing. Erasing moves later entries back, so a table that lives
+// through millions of events does not fill up with tombstones. The table cannot be iterated over.
 
 #ifndef SPILLWAY_TRACES_LOGS_ADDRESS_TABLE_H_
 #define SPILLWAY_TRACES_LOGS_ADDRESS_TABLE_H_
@@ -19,7 +18,8 @@ class AddressTable {
 
   size_t size() const { return size_; }
 
-  // The value of an address, or nullptr; valid until the table changes.
+  // Returns a pointer to the value of an address, or nullptr. The pointer is valid until the table
+  // changes.
   Value* Find(uint64_t address) {
     for (size_t at = Home(address);; at = Next(at)) {
       if (!entries_[at].used) return nullptr;
@@ -27,7 +27,7 @@ class AddressTable {
     }
   }
 
-  // False, and nothing changes, if the address is there.
+  // Adds an address. If the table already has it, returns false and changes nothing.
   bool Insert(uint64_t address, const Value& value) {
     if (2 * (size_ + 1) > entries_.size()) Grow();
     size_t at = Home(address);
@@ -39,12 +39,12 @@ class AddressTable {
     return true;
   }
 
-  // REQUIRES: the address is there.
+  // REQUIRES: the table has the address.
   void Erase(uint64_t address) {
     size_t hole = Home(address);
     while (entries_[hole].address != address || !entries_[hole].used) hole = Next(hole);
     for (size_t at = Next(hole); entries_[at].used; at = Next(at)) {
-      // An entry may move into the hole unless its home lies between the two.
+      // An entry may move into the hole unless its home is between the hole and the entry.
       const size_t distance = (at - Home(entries_[at].address)) & (entries_.size() - 1);
       if (distance >= ((at - hole) & (entries_.size() - 1))) {
         entries_[hole] = entries_[at];
@@ -64,7 +64,7 @@ class AddressTable {
 
   size_t Next(size_t at) const { return (at + 1) & (entries_.size() - 1); }
   size_t Home(uint64_t address) const {
-    // Addresses are multiples of 512: the high bits of a product with an odd number spread them.
+    // Addresses are multiples of 512. The high bits of a product with an odd number spread them.
     return static_cast<size_t>((address * 0x9e3779b97f4a7c15u) >> 32) & (entries_.size() - 1);
   }
   void Grow() {

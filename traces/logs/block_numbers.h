@@ -1,4 +1,4 @@
-// Numbers the live blocks of a log: each gets the number freed last, or else a new one.
+// Numbers the live blocks of a log. A block gets the number that was freed last, or a new number.
 
 #ifndef SPILLWAY_TRACES_LOGS_BLOCK_NUMBERS_H_
 #define SPILLWAY_TRACES_LOGS_BLOCK_NUMBERS_H_

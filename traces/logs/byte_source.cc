@@ -36,7 +36,7 @@ ByteSource::ByteSource(const std::filesystem::path& path) : origin_(path.string(
   }
   ::close(fd_);
   if (error != 0) FailSystem(origin_, error);
-  throw InputError(origin_ + ": not a regular file: it is read more than once");
+  throw InputError(origin_ + ": this is not a regular file, but it must be read more than once");
 }
 
 ByteSource::ByteSource(std::string_view contents, std::string origin)

@@ -1,4 +1,4 @@
-// Bytes of a file or of a string, read front to back through a window of fixed size.
+// Reads the bytes of a file or of a string from front to back through a window of fixed size.
 
 #ifndef SPILLWAY_TRACES_LOGS_BYTE_SOURCE_H_
 #define SPILLWAY_TRACES_LOGS_BYTE_SOURCE_H_
@@ -26,15 +26,15 @@ class ByteSource {
   uint64_t offset() const { return window_offset_ + static_cast<uint64_t>(at_ - begin_); }
   uint64_t remaining() const { return size_ - offset(); }
 
-  // The next `count` bytes, which stay valid until the next call. Throws `InputError` if fewer are
-  // left. REQUIRES: count <= kLargestTake.
+  // Returns the next `count` bytes, which stay valid until the next call. Throws `InputError` if
+  // fewer bytes are left. REQUIRES: count <= kLargestTake.
   const uint8_t* Take(size_t count) {
     if (static_cast<size_t>(end_ - at_) < count) Fill(count);
     const uint8_t* const taken = at_;
     at_ += count;
     return taken;
   }
-  // An unsigned little-endian integer of `count` bytes, at most 8.
+  // Returns an unsigned little-endian integer of `count` bytes, at most 8.
   template <size_t count>
   uint64_t TakeInteger() {
     static_assert(count <= 8);
@@ -42,7 +42,7 @@ class ByteSource {
     std::memcpy(&value, Take(count), count);  // the project's machines are little-endian
     return value;
   }
-  // The same of a length that the data give. REQUIRES: 1 <= count <= 8.
+  // Returns an integer whose length is known only at run time. REQUIRES: 1 <= count <= 8.
   uint64_t TakeInteger(size_t count) {
     if (end_ - at_ < 8) {
       uint64_t value = 0;
@@ -50,14 +50,14 @@ class ByteSource {
       return value;
     }
     uint64_t value = 0;
-    std::memcpy(&value, at_, 8);  // a load, where a copy of so many bytes would be a call
+    std::memcpy(&value, at_, 8);  // one load; a copy of `count` bytes would be a call
     at_ += count;
     return value & ~uint64_t{0} >> (64 - 8 * count);
   }
   // Throws `InputError` if fewer than `count` bytes are left.
   void Skip(uint64_t count);
 
-  // Throws `InputError` "origin: byte OFFSET: message".
+  // Throws `InputError` with the message "origin: byte OFFSET: message".
   [[noreturn]] void Fail(uint64_t offset, std::string_view message) const;
 
   static constexpr size_t kLargestTake = 4096;
@@ -72,7 +72,7 @@ class ByteSource {
   const uint8_t* begin_ = nullptr;
   const uint8_t* at_ = nullptr;
   const uint8_t* end_ = nullptr;
-  uint64_t window_offset_ = 0;  // of `begin_`
+  uint64_t window_offset_ = 0;  // offset of `begin_` in the source
   uint64_t size_ = 0;
 };
 

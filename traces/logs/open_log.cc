@@ -40,7 +40,7 @@ std::unique_ptr<MemoryLog> ParseMemoryLog(std::string contents, const std::strin
 
 std::unique_ptr<MemoryLog> OpenMemoryLog(const std::filesystem::path& path,
                                          std::optional<int> device) {
-  // A snapshot may be larger than memory: it is never read whole.
+  // A snapshot may be larger than memory, so it is never read as a whole.
   char first = 0;
   std::ifstream(path, std::ios::binary).get(first);
   if (first == kPickleProto) return OpenPyTorchSnapshot(path, device);

@@ -1,4 +1,4 @@
-// Opens an allocation log of any format that is known.
+// Opens an allocation log of any known format.
 
 #ifndef SPILLWAY_TRACES_LOGS_OPEN_LOG_H_
 #define SPILLWAY_TRACES_LOGS_OPEN_LOG_H_
@@ -12,12 +12,13 @@
 
 namespace spillway {
 
-// Opens a log and finds its format by its contents: a pickle is a PyTorch memory snapshot, JSON a
-// file of `spillway run --export-decisions`, CSV one or the other by its header. `device` chooses
-// among a snapshot's devices; without it only one may have events. Throws `InputError`.
+// Opens a log. Its contents determine its format: a pickle is a PyTorch memory snapshot, JSON is a
+// file of `spillway run --export-decisions`, and the header of a CSV file tells RMM logs from
+// static problems. `device` selects one of a snapshot's devices; without it only one device may
+// have events. Throws `InputError`.
 std::unique_ptr<MemoryLog> OpenMemoryLog(const std::filesystem::path& path,
                                          std::optional<int> device = std::nullopt);
-// The same of contents in memory; `origin` stands for the path in messages.
+// Opens a log in memory, like `OpenMemoryLog`. `origin` takes the place of the path in messages.
 std::unique_ptr<MemoryLog> ParseMemoryLog(std::string contents, const std::string& origin,
                                           std::optional<int> device = std::nullopt);
 

@@ -12,11 +12,11 @@ namespace {
 
 using Kind = PickleValue::Kind;
 
-// More than nested data of any sense needs; picklers hand over lists in batches of 1000.
+// More than any sensible nesting of data needs; picklers write lists in batches of 1000.
 constexpr size_t kLargestStack = size_t{1} << 20;
 constexpr size_t kLongestName = 1024;
 
-// The names are those of Python's pickletools.
+// The opcodes have the names of Python's pickletools.
 enum Opcode : uint8_t {
   kMark = '(',
   kStop = '.',
@@ -95,7 +95,8 @@ constexpr RefusedOpcode kRefused[] = {
     {0x98, "READONLY_BUFFER"},
 };
 
-// Which numbered values were strings that the handler knows. Numbers are given in order.
+// Maps the index of a stored value to its name, if the value is a string that the handler knows.
+// Indices are assigned in order.
 class Memo {
  public:
   uint64_t size() const { return size_; }
@@ -147,7 +148,7 @@ class Reader {
     value.number = number;
   }
 
-  // Takes values off the top; none of them may be a mark.
+  // Removes values from the top of the stack. Fails at a mark.
   void Pop(size_t count) {
     while (count > 0) {
       if (stack_.empty() || stack_.back().kind == Kind::kMark) Fail("there is no value to take");
@@ -161,7 +162,7 @@ class Reader {
     }
   }
 
-  // The index of the topmost mark.
+  // Returns the index of the topmost mark.
   size_t FindMark() {
     size_t at = stack_.size();
     while (at > 0 && stack_[at - 1].kind != Kind::kMark) --at;
@@ -174,10 +175,10 @@ class Reader {
     Push(Kind::kOther);
   }
 
-  // The values from `items` on go into the list before `end`.
+  // Appends the values from index `items` on to the list before `end`.
   void Append(size_t end, size_t items) {
     if (end == 0 || items > stack_.size() || stack_[end - 1].kind != Kind::kList) {
-      Fail("appends to something that is not a list, or no longer of interest");
+      Fail("appends to a value that is not a list, or that has been read already");
     }
     for (size_t i = items; i < stack_.size(); ++i) {
       if (stack_[i].kind == Kind::kMark) Fail("appends a mark");
@@ -186,10 +187,10 @@ class Reader {
     stack_.resize(end);
   }
 
-  // The values from `items` on go into the dictionary before `end`.
+  // Adds the values from index `items` on to the dictionary before `end`.
   bool SetItems(size_t end, size_t items) {
     if (end == 0 || items > stack_.size() || stack_[end - 1].kind != Kind::kDict) {
-      Fail("puts items into something that is not a dictionary, or no longer of interest");
+      Fail("puts items into a value that is not a dictionary, or that has been read already");
     }
     if ((stack_.size() - items) % 2 != 0) Fail("a key without a value");
     for (size_t i = items; i < stack_.size(); ++i) {
@@ -204,7 +205,8 @@ class Reader {
     if (done) {
       stack_.back().kind = Kind::kDone;
       stack_.back().number = 1;
-      // Long lists stay short here, even where a pickler hands them over in one piece.
+      // Adjacent finished dictionaries become one value, so that the stack stays short for long
+      // lists, even if a pickler writes them in one piece.
       if (end >= 3 && stack_[end - 2].kind == Kind::kDone && stack_[end - 3].kind == Kind::kMark) {
         ++stack_[end - 2].number;
         stack_.pop_back();
@@ -239,7 +241,8 @@ class Reader {
   }
 
   void Get(uint64_t index) {
-    if (index >= memo_.size()) Fail(fmt::format("refers to value {}, not stored yet", index));
+    if (index >= memo_.size())
+      Fail(fmt::format("refers to value {}, which is not stored yet", index));
     const PickleValue value = memo_.Get(index);
     Push(value.kind, value.kind == Kind::kOther ? static_cast<int64_t>(index) + 1 : 0, value.name);
   }
@@ -256,8 +259,8 @@ class Reader {
     }
   }
 
-  // Executes one opcode; false ends the pickle. In one piece with the loop, for it is entered once
-  // for every few bytes.
+  // Executes one opcode. Returns false at the end of the pickle. It is inlined into the loop,
+  // because it runs once for every few bytes.
   [[gnu::always_inline]] inline bool Step();
   [[noreturn]] void Refuse(uint8_t opcode) const;
   void Stop();
@@ -266,7 +269,7 @@ class Reader {
   PickleHandler& handler_;
   std::vector<PickleValue> stack_;
   Memo memo_;
-  uint64_t at_ = 0;  // offset of the opcode
+  uint64_t at_ = 0;  // offset of the current opcode
   int64_t containers_ = 0;
   PickleValue result_;
 };
@@ -408,11 +411,11 @@ PickleValue Reader::Read() {
 void Reader::Refuse(uint8_t opcode) const {
   for (const RefusedOpcode& refused : kRefused) {
     if (refused.opcode == opcode) {
-      Fail(fmt::format("opcode {} is refused: only plain data is read, as of a memory snapshot",
+      Fail(fmt::format("opcode {} is refused: only plain data is read, such as a memory snapshot",
                        refused.name));
     }
   }
-  Fail(fmt::format("0x{:02x} is no opcode of a pickle", opcode));
+  Fail(fmt::format("0x{:02x} is not an opcode of a pickle", opcode));
 }
 
 void Reader::Stop() {

@@ -1,11 +1,11 @@
-// Reads Python pickles of plain data, protocols 2 to 5, front to back in bounded memory.
+// Reads Python pickles of plain data, protocols 2 to 5, from front to back in bounded memory.
 //
-// Nothing is executed and nothing is built: lists and dictionaries are numbers, and a handler sees
-// their contents when the pickle puts them in. Opcodes beyond plain data (GLOBAL, REDUCE, ...) are
-// refused by name. The stack is bounded, and objects that the handler is done with take no room on
-// it. Only strings that the handler knows can be referred to again; any other value that a pickle
-// refers to a second time is seen as `kOther`, with the number that `OnStored` gave if it is a
-// container.
+// Nothing is executed and no objects are built. Lists and dictionaries are numbers, and a handler
+// sees their contents when the pickle adds them. Opcodes beyond plain data (GLOBAL, REDUCE, ...)
+// are refused by name. The stack is bounded, and dictionaries that the handler is done with take no
+// room on it. Only strings that the handler knows can be referred to again. Any other value that a
+// pickle refers to again appears as `kOther`. If it is a container, it has the number that
+// `OnStored` gave.
 
 #ifndef SPILLWAY_TRACES_LOGS_PICKLE_H_
 #define SPILLWAY_TRACES_LOGS_PICKLE_H_
@@ -20,16 +20,16 @@ namespace spillway {
 
 struct PickleValue {
   enum class Kind : uint8_t {
-    kMark,  // where the items of a container begin; never an item
+    kMark,  // the beginning of a container's items; never an item
     kDone,  // `number` dictionaries that the handler is done with
     kNone,
     kBool,     // `number` is 0 or 1
     kInteger,  // `number`
     kReal,     // `real`
-    kString,   // `name` is the handler's, 0 if it does not know the string
-    kList,     // `number` is the list's own
-    kDict,     // `number` is the dictionary's own
-    kOther,    // bytes and tuples; what is referred to a second time: `number` is its reference
+    kString,   // `name` is the handler's number, or 0 if it does not know the string
+    kList,     // `number` identifies the list
+    kDict,     // `number` identifies the dictionary
+    kOther,    // bytes, tuples, and values referred to again: `number` is their reference
   };
 
   Kind kind = Kind::kNone;
@@ -44,28 +44,30 @@ class PickleHandler {
  public:
   virtual ~PickleHandler() = default;
 
-  // A number from 1 to 65535 for a string of interest, 0 for any other. Strings of more than
-  // 1024 bytes are not asked about.
+  // Returns a number from 1 to 65535 for a string of interest, and 0 for any other string. Not
+  // called for strings of more than 1024 bytes.
   virtual uint32_t NameOf(std::string_view text) = 0;
 
-  // Keys and values, alternating, were put into a dictionary; `below` is the stack under it, the
-  // containers that it will go into among it. Returns whether the handler is done with the
-  // dictionary: a pickle that puts more into it is refused.
+  // Called when keys and values, alternating, are added to a dictionary. `below` is the stack under
+  // the dictionary; it includes the containers that the dictionary will be added to. Returns true
+  // if the handler is done with the dictionary. A pickle that adds more to such a dictionary is
+  // refused.
   virtual bool OnItems(const PickleValue& dict, std::span<const PickleValue> items,
                        std::span<const PickleValue> below) = 0;
 
-  // Values were put at the end of a list, `kDone` for as many dictionaries as its number says.
+  // Called when values are appended to a list. A `kDone` value stands for `number` dictionaries.
   virtual void OnAppended(const PickleValue& /*list*/, std::span<const PickleValue> /*values*/) {}
 
-  // A container, empty so far, can be referred to again by `reference`, from 1.
+  // Called when an empty container is stored, so that the pickle can refer to it by `reference`,
+  // from 1.
   virtual void OnStored(const PickleValue& /*container*/, int64_t /*reference*/) {}
 
-  // False stops reading; asked after each `OnItems`.
+  // Returns false to stop reading. Called after each `OnItems`.
   virtual bool wants_more() const { return true; }
 };
 
-// Returns the value that the pickle holds; `kNone` if the handler stopped it. Throws `InputError`
-// with the offset.
+// Returns the value that the pickle holds, or `kNone` if the handler stopped it. Throws
+// `InputError` with the offset.
 PickleValue ReadPickle(ByteSource& source, PickleHandler& handler);
 
 }  // namespace spillway

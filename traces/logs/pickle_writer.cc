@@ -5,7 +5,7 @@
 namespace spillway {
 namespace {
 
-// Little-endian.
+// Appends the low `count` bytes of `value` in little-endian order.
 void AppendInteger(std::string& bytes, uint64_t value, int count) {
   for (int i = 0; i < count; ++i) bytes += static_cast<char>(value >> (8 * i) & 0xff);
 }

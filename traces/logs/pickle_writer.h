@@ -1,8 +1,8 @@
 // Writes plain data as a Python pickle of protocol 4.
 //
-// Calls come in the order of the data. Inside a dictionary keys and values alternate. A string that
-// was written before is referred to. Long lists are to be written in batches, as Python does, for
-// readers may handle a batch in one piece.
+// Calls come in the order of the data. Inside a dictionary, keys and values alternate. A string
+// that was written before is written as a reference. Write long lists in batches, as Python does,
+// because readers may handle a batch as one piece.
 
 #ifndef SPILLWAY_TRACES_LOGS_PICKLE_WRITER_H_
 #define SPILLWAY_TRACES_LOGS_PICKLE_WRITER_H_
@@ -22,7 +22,7 @@ class PickleWriter {
   PickleWriter& EndDict() { return Raw("u"); }
   PickleWriter& BeginList() { return Raw("]("); }
   PickleWriter& EndList() { return Raw("e"); }
-  // Ends a batch of items and begins another.
+  // Ends a batch of list items and begins another.
   PickleWriter& NextBatch() { return Raw("e("); }
   PickleWriter& BeginTuple() { return Raw("("); }
   PickleWriter& EndTuple() { return Raw("t"); }
@@ -32,13 +32,13 @@ class PickleWriter {
   PickleWriter& PutReal(double value);
   PickleWriter& PutString(std::string_view text);
 
-  // Bytes as they are, to write what the other calls cannot.
+  // Appends bytes unchanged, for data that the other functions cannot write.
   PickleWriter& Raw(std::string_view bytes) {
     bytes_ += bytes;
     return *this;
   }
 
-  // The pickle. REQUIRES: everything begun has been ended.
+  // Returns the pickle. REQUIRES: every container that was begun has been ended.
   std::string Take() { return std::move(Raw(".").bytes_); }
 
  private:

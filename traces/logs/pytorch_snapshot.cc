@@ -23,7 +23,7 @@ using Action = SnapshotAction;
 constexpr Bytes kSmallSegment = Bytes::MiB(2);
 constexpr Bytes kLargePage = Bytes::MiB(20);
 constexpr Bytes kLargestSmall = Bytes::MiB(1);
-constexpr int64_t kGranule = 512;  // of PyTorch's blocks
+constexpr int64_t kGranule = 512;  // PyTorch rounds blocks to a multiple of it
 
 uint64_t EndOf(uint64_t address, Bytes size) {
   return address + static_cast<uint64_t>(size.count());
@@ -34,13 +34,13 @@ uint64_t EndOf(uint64_t address, Bytes size) {
   source.Fail(event.offset, fmt::format("event {} {} 0x{:x}", event.index, what, event.address));
 }
 
-// The pages of expandable segments that had memory at the start: those that the trace unmaps first,
-// and those of its end that it does not touch.
+// Finds the pages of expandable segments that had memory at the start: pages that the trace unmaps
+// before it maps them, and pages at the end that the trace does not touch.
 class StartPages {
  public:
   void Visit(const SnapshotEvent& event) {
     if (event.action == Action::kAlloc) {
-      // Served from the pages mapped just before, if there are some.
+      // The block lies in the pages that were mapped just before it, if any.
       for (; mapped_ > 0; --mapped_) {
         known_[pieces_[pieces_.size() - mapped_].address] = event.size <= kLargestSmall;
       }
@@ -56,7 +56,7 @@ class StartPages {
     Touch(segment.address, segment.size, segment.stream, true);
   }
 
-  // By address in each range of addresses.
+  // Returns the segments, ordered by address within each range of addresses.
   std::vector<StartSegment> Finish() {
     std::map<std::pair<uint64_t, bool>, std::map<uint64_t, StartSegment>> ranges;
     for (StartSegment& piece : pieces_) {
@@ -83,7 +83,8 @@ class StartPages {
   }
 
  private:
-  // Adds what has not been touched; `expandable` tells, until the end, whether it had memory.
+  // Adds the parts of a range that have not been touched yet. Until `Finish`, the `expandable` of a
+  // piece tells whether it had memory at the start.
   void Touch(uint64_t address, Bytes size, uint64_t stream, bool had_memory) {
     const uint64_t end = EndOf(address, size);
     auto at = touched_.upper_bound(address);
@@ -101,7 +102,9 @@ class StartPages {
     }
   }
 
-  // As the nearest pages of which it is known: ranges of addresses lie far apart.
+  // Returns true iff the piece is in the pool for small blocks, like the nearest pages whose pool
+  // is known: ranges of addresses are far apart. If no pool is known, a size that is not a multiple
+  // of 20 MiB means small.
   bool IsSmall(const StartSegment& piece) const {
     if (known_.empty()) return RoundDown(piece.size, kLargePage) != piece.size;
     const auto above = known_.lower_bound(piece.address);
@@ -113,12 +116,12 @@ class StartPages {
   }
 
   std::map<uint64_t, uint64_t> touched_;  // end by begin
-  std::map<uint64_t, bool> known_;        // whether they are of small blocks, by address
+  std::map<uint64_t, bool> known_;        // by address: true for pages of small blocks
   std::vector<StartSegment> pieces_;
-  size_t mapped_ = 0;  // of them, the last, whose block is to come
+  size_t mapped_ = 0;  // number of last pieces that were mapped and await their block
 };
 
-// Finds what was live at the start while the trace goes by.
+// Finds the blocks and segments that were live at the start, while the trace is read.
 class StartFinder {
  public:
   explicit StartFinder(const ByteSource& source) : source_(source) {}
@@ -128,7 +131,7 @@ class StartFinder {
     switch (event.action) {
       case Action::kAlloc:
         if (!live_.Insert(event.address, event.size)) {
-          FailEvent(source_, event, "allocates what is live:");
+          FailEvent(source_, event, "allocates a block that is live:");
         }
         break;
       case Action::kFreeCompleted:
@@ -137,12 +140,12 @@ class StartFinder {
         } else if (taken_.Insert(event.address, true)) {
           start_.blocks.push_back({0, event.size, event.address, event.stream, Bytes(0)});
         } else {
-          FailEvent(source_, event, "frees what is not live:");
+          FailEvent(source_, event, "frees a block that is not live:");
         }
         break;
       case Action::kSegmentAlloc:
         if (!segments_.Insert(event.address, true)) {
-          FailEvent(source_, event, "allocates a segment that is there:");
+          FailEvent(source_, event, "allocates a segment that exists:");
         }
         break;
       case Action::kSegmentFree:
@@ -186,7 +189,7 @@ class StartFinder {
     std::sort(start_.blocks.begin(), start_.blocks.end(), by_address);
     std::sort(start_.segments.begin(), start_.segments.end(), by_address);
     for (uint32_t i = 0; i < start_.blocks.size(); ++i) start_.blocks[i].block = i;
-    // Settings that changed on the way leave segments of both kinds.
+    // If settings changed during the trace, there are segments of both kinds.
     start_.records_segments = of_one_kind && BlocksLieInSegments();
     if (!start_.records_segments) start_.segments.clear();
     start_.pytorch = records.settings;
@@ -194,7 +197,8 @@ class StartFinder {
   }
 
  private:
-  // Whether the segments do not overlap and each block, rounded up, lies in one, before the next.
+  // Returns true iff the segments do not overlap and each block, rounded up, lies in one segment
+  // and ends before the next block.
   bool BlocksLieInSegments() const {
     size_t block = 0;
     uint64_t end = 0;
@@ -217,15 +221,15 @@ class StartFinder {
 
   const ByteSource& source_;
   AddressTable<Bytes> live_;
-  AddressTable<bool> taken_;  // at the start
+  AddressTable<bool> taken_;  // addresses of blocks live at the start
   AddressTable<bool> segments_;
   StartPages pages_;
   MemoryLogStart start_;
 };
 
-// Finds how far the blocks of the start reach that the trace frees: what could not be split off
-// behind them is theirs. The first block that is placed behind one tells, for it begins where that
-// one ends.
+// Finds how far each block of the start reaches that the trace frees. A block includes the rest
+// behind it that could not be split off. It ends where the first block that is placed behind it
+// begins.
 class ReachFinder {
  public:
   explicit ReachFinder(MemoryLogStart& start) : start_(start) {
@@ -235,7 +239,7 @@ class ReachFinder {
     }
   }
 
-  // False once nothing is left to find.
+  // Returns false once every reach is known.
   bool Visit(const SnapshotEvent& event) {
     if (event.action == Action::kFreeCompleted) {
       const auto freed = live_.find(event.address);
@@ -267,7 +271,7 @@ class ReachFinder {
   }
 
   MemoryLogStart& start_;
-  std::map<uint64_t, StartBlock*> live_;  // nullptr: not of the start
+  std::map<uint64_t, StartBlock*> live_;  // nullptr: the block was allocated after the start
   size_t unknown_ = 0;
 };
 
@@ -299,13 +303,13 @@ class Translator {
         out.kind = MemoryEvent::Kind::kAllocate;
         out.block = numbers_.Take();
         if (!live_.Insert(event.address, out.block)) {
-          FailEvent(source_, event, "allocates what is live:");
+          FailEvent(source_, event, "allocates a block that is live:");
         }
         return visit_(out);
       }
       case Action::kFreeCompleted: {
         const uint32_t* const block = live_.Find(event.address);
-        if (block == nullptr) FailEvent(source_, event, "frees what is not live:");
+        if (block == nullptr) FailEvent(source_, event, "frees a block that is not live:");
         out.kind = MemoryEvent::Kind::kFree;
         out.block = *block;
         live_.Erase(event.address);
@@ -330,12 +334,12 @@ class Translator {
     }
   }
 
-  // Behind the last event.
+  // Must be called after the last event.
   void Finish() { EndRun(false); }
 
  private:
-  // Ends a run of freed segments, if there is one: `own`, if the allocator gave them back by
-  // itself.
+  // Ends a run of freed segments, if there is one. `own` is true if the allocator released them by
+  // itself, so there is no kEmptyCache event.
   bool EndRun(bool own) {
     if (!run_) return true;
     MemoryEvent empty = *run_;
@@ -351,19 +355,19 @@ class Translator {
   const bool collects_;
   AddressTable<uint32_t> live_;
   BlockNumbers numbers_;
-  std::optional<MemoryEvent> run_;  // the last freed segment of the run at hand
+  std::optional<MemoryEvent> run_;  // the last freed segment of the current run
 };
 
 class PyTorchSnapshot final : public MemoryLog {
  public:
-  // `contents` are those of a file in memory; without them, `origin` is the path of one.
+  // `contents` is a file in memory. Without it, `origin` is the path of a file.
   PyTorchSnapshot(std::string origin, std::optional<std::string> contents,
                   std::optional<int> device)
       : origin_(std::move(origin)), contents_(std::move(contents)) {
     const auto source = Open();
     StartFinder finder(*source);
     const bool chosen = device.has_value();
-    std::set<int> devices;  // those with events
+    std::set<int> devices;  // devices with events
     int latest = 0;
     const SnapshotRecords records = ReadSnapshotRecords(*source, [&](const SnapshotEvent& event) {
       if (!device) device = event.device;
@@ -377,12 +381,12 @@ class PyTorchSnapshot final : public MemoryLog {
       return true;
     });
     if (chosen && !devices.empty() && !devices.contains(*device)) {
-      throw InputError(fmt::format("{}: device {} has no events (those that have some: {})",
-                                   origin_, *device, fmt::join(devices, ", ")));
+      throw InputError(fmt::format("{}: device {} has no events (devices with events: {})", origin_,
+                                   *device, fmt::join(devices, ", ")));
     }
     device_ = device.value_or(0);
     start_ = finder.Finish(records, device_);
-    // Of expandable segments all is split off.
+    // In expandable segments, the rest of a block is always split off.
     if (start_.segments.empty() || start_.segments.front().expandable) return;
     ReachFinder reach(start_);
     ReadSnapshotRecords(*Open(), [&](const SnapshotEvent& event) {
@@ -429,7 +433,7 @@ class PyTorchSnapshot final : public MemoryLog {
       }
       to.emplace_back(of, found->second);
     };
-    AddressTable<bool> later;  // than the start
+    AddressTable<bool> later;  // blocks allocated after the start
     const auto source = Open();
     const SnapshotRecords records = ReadSnapshotRecords(
         *source,
@@ -445,7 +449,7 @@ class PyTorchSnapshot final : public MemoryLog {
           return true;
         },
         true);
-    // What is live from the start to the end.
+    // Adds the frames of blocks that are live from the start to the end.
     for (const SnapshotSegment& segment : records.segments) {
       if (segment.device != device_) continue;
       for (const SnapshotBlock& block : segment.blocks) {
@@ -474,8 +478,8 @@ class PyTorchSnapshot final : public MemoryLog {
   MemoryLogStart start_;
   mutable bool frames_read_ = false;
   mutable std::vector<std::string> frames_;
-  mutable FrameNumbers frame_of_;        // by event
-  mutable FrameNumbers frame_of_start_;  // by address
+  mutable FrameNumbers frame_of_;        // by index of the event
+  mutable FrameNumbers frame_of_start_;  // by address of the block
 };
 
 }  // namespace

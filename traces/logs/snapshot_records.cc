@@ -81,7 +81,7 @@ constexpr std::array<std::string_view, kKeyEnd> kKeys{"",
                                                       "line",
                                                       "name"};
 
-// Values, numbered after the keys.
+// Strings that are values of interest, numbered after the keys.
 enum Word : uint32_t {
   kFirstAction = kKeyEnd,
   kSmall = kFirstAction + 10,
@@ -100,14 +100,14 @@ constexpr std::array<std::string_view, 6> kWords{
     "small",   "large", "active_allocated", "active_pending_free", "active_awaiting_free",
     "inactive"};
 constexpr uint32_t kPowers = 31;
-constexpr uint32_t kFirstText = kFirstPower + kPowers;  // of stack frames
+constexpr uint32_t kFirstText = kFirstPower + kPowers;  // texts of stack frames
 constexpr uint32_t kMostTexts = 65535 - kFirstText;
 
 constexpr int64_t kLargest = int64_t{1} << 60;
-constexpr int64_t kLargestBlock = int64_t{1} << 42;  // 4 TiB: sums of many stay far from 64 bits
+constexpr int64_t kLargestBlock = int64_t{1} << 42;  // 4 TiB, so that sums do not overflow
 constexpr int64_t kMostDivisions = int64_t{1} << 20;
 
-// The settings are recorded one by one, but for this one, which only the text of all has.
+// All settings are recorded one by one except this one, which only the text of all settings has.
 constexpr std::string_view kRoundingInConfiguration = "max_non_split_rounding_mb:";
 
 class Handler final : public PickleHandler {
@@ -195,7 +195,7 @@ class Handler final : public PickleHandler {
     return kNoKey;
   }
 
-  // A number for a text of a stack frame; kNoKey once there are too many.
+  // Returns a number for a text of a stack frame, or kNoKey if there are too many texts.
   uint32_t TextOf(std::string_view text) {
     const auto found = text_numbers_.find(text);
     if (found != text_numbers_.end()) return found->second;
@@ -210,7 +210,7 @@ class Handler final : public PickleHandler {
     return name < kFirstText ? std::string_view("?") : texts_[name - kFirstText];
   }
 
-  // Frames and stacks may be pickled once and referred to where they stand again.
+  // Records a frame. A pickle may write a frame or a stack once and refer to it later.
   bool OnFrame(const PickleValue& dict) {
     if (!wants_frames_) return true;
     const std::string_view file = Text(kFilename);
@@ -225,8 +225,8 @@ class Handler final : public PickleHandler {
     return true;
   }
 
-  // The frame of a stack, innermost first, that counts: the first outside of PyTorch's own library
-  // if there is one.
+  // Chooses the frame of a stack that counts: the innermost frame outside of PyTorch's own library,
+  // or the innermost frame if there is none. The stack starts with the innermost frame.
   void OnStack(const PickleValue& list, std::span<const PickleValue> values) {
     const NamedFrame* chosen = nullptr;
     const auto consider = [&](const NamedFrame* frame) {
@@ -249,7 +249,7 @@ class Handler final : public PickleHandler {
     if (stored_list_.number == list.number) stack_of_.emplace(stored_list_.reference, chosen);
   }
 
-  // Of the event or block at hand; empty if it has none.
+  // Returns the frame of the current event or block, or an empty string if it has none.
   std::string_view FrameAtHand() const {
     if (!wants_frames_ || !Has(kFrames)) return {};
     const PickleValue& frames = values_[kFrames];
@@ -282,14 +282,14 @@ class Handler final : public PickleHandler {
     if (values_[key].kind != Kind::kList) Fail(fmt::format("'{}': expected a list", kKeys[key]));
     return values_[key].number;
   }
-  // Streams are handles or addresses: any 64 bits.
+  // Returns the stream. It may be a handle or an address, so any 64 bits are valid.
   uint64_t Stream() const {
     if (!Has(kStream)) return 0;
     if (values_[kStream].kind != Kind::kInteger) Fail("'stream': expected an integer");
     return static_cast<uint64_t>(values_[kStream].number);
   }
 
-  // The index in `below` of the list that the dictionary on top of it goes into.
+  // Returns the index in `below` of the list to which the dictionary on top of it will be appended.
   static std::optional<size_t> ListBelow(std::span<const PickleValue> below) {
     size_t at = below.size();
     while (at > 0 && below[at - 1].kind == Kind::kDone) --at;
@@ -330,8 +330,8 @@ class Handler final : public PickleHandler {
     return true;
   }
 
-  // Of a trace, finds its device from what lies below: lists of earlier devices, the list of all,
-  // and its key.
+  // Enters a trace and finds its device from the stack below it: the lists of earlier devices, the
+  // list of all devices, and its key. Returns false if the list is not a trace.
   bool EnterTrace(std::span<const PickleValue> below) {
     size_t at = below.size();
     int before = 0;
@@ -456,7 +456,7 @@ class Handler final : public PickleHandler {
     return false;
   }
 
-  // Of the text behind `kRoundingInConfiguration`.
+  // Parses the text that follows `kRoundingInConfiguration`.
   Bytes RoundingOf(std::string_view text) const {
     constexpr int64_t kLeast = 20, kMost = kLargest >> 20;
     int64_t mebibytes = 0;
@@ -485,14 +485,14 @@ class Handler final : public PickleHandler {
   const std::function<bool(const SnapshotEvent&)>& visit_;
   bool wants_more_ = true;
 
-  uint64_t present_ = 0;  // bits of keys of the dictionary at hand
+  uint64_t present_ = 0;  // bits of the keys in the current dictionary
   std::array<PickleValue, kKeyEnd> values_;
 
   const bool wants_frames_;
   std::vector<std::string> texts_;
   std::map<std::string, uint32_t, std::less<>> text_numbers_;
   struct Frame {
-    bool inside;  // of PyTorch's own library
+    bool inside;  // in PyTorch's own library
   };
   using NamedFrame = std::pair<const std::string, Frame>;
   std::map<std::string, Frame> frames_;
@@ -500,7 +500,7 @@ class Handler final : public PickleHandler {
     int64_t number = -1;
     int64_t reference = 0;
   };
-  Stored stored_dict_, stored_list_;                         // the latest
+  Stored stored_dict_, stored_list_;                         // the latest of each
   std::vector<const NamedFrame*> pending_;                   // not in a list yet
   std::unordered_map<int64_t, const NamedFrame*> frame_of_;  // by reference of the dictionary
   std::unordered_map<int64_t, const NamedFrame*> stack_of_;  // by reference of the list
@@ -509,7 +509,7 @@ class Handler final : public PickleHandler {
     const NamedFrame* frame = nullptr;
   } stack_;  // the latest list of frames
 
-  int64_t trace_list_ = -1;  // the trace at hand
+  int64_t trace_list_ = -1;  // the current trace
   int64_t outer_list_ = -1;  // the list of all traces
   int device_ = 0;
   uint64_t index_ = 0;

@@ -1,7 +1,7 @@
-// The records of a PyTorch memory snapshot, picked out of its pickle.
+// Picks the records of a PyTorch memory snapshot out of its pickle.
 //
-// Internal to the snapshot reader. Records are dictionaries, told apart by their keys and by where
-// they stand; the rest of the pickle (stack frames, annotations) is passed over.
+// Only the snapshot reader uses this header. Records are dictionaries, which are distinguished by
+// their keys and by their place. The rest of the pickle (stack frames, annotations) is skipped.
 
 #ifndef SPILLWAY_TRACES_LOGS_SNAPSHOT_RECORDS_H_
 #define SPILLWAY_TRACES_LOGS_SNAPSHOT_RECORDS_H_
@@ -40,9 +40,9 @@ struct SnapshotEvent {
   Bytes size;
   uint64_t stream = 0;
   int64_t time = 0;
-  uint64_t offset = 0;               // of the record's end in the file
-  std::optional<Bytes> device_free;  // kOutOfMemory, where recorded
-  std::string_view frame;            // "file:line function", if asked for and recorded
+  uint64_t offset = 0;               // of the end of the record in the file
+  std::optional<Bytes> device_free;  // kOutOfMemory, if recorded
+  std::string_view frame;            // "file:line function", if requested and recorded
 };
 
 struct SnapshotBlock {
@@ -50,7 +50,7 @@ struct SnapshotBlock {
   Bytes size;
   Bytes requested;
   bool live = false;
-  std::string frame;  // as of an event
+  std::string frame;  // like `SnapshotEvent::frame`
 };
 
 struct SnapshotSegment {
@@ -68,9 +68,9 @@ struct SnapshotRecords {
   std::optional<PyTorchSettings> settings;  // nullopt: not recorded
 };
 
-// Reads a snapshot and calls `visit` for each event of each device's trace, until it returns false;
-// what is returned is complete only if it never does. With `frames` events name the innermost stack
-// frame outside of PyTorch. Throws `InputError`.
+// Reads a snapshot and calls `visit` for each event of each device's trace until `visit` returns
+// false. The result is complete only if `visit` never returns false. With `frames`, events name the
+// innermost stack frame outside of PyTorch. Throws `InputError`.
 SnapshotRecords ReadSnapshotRecords(ByteSource& source,
                                     const std::function<bool(const SnapshotEvent&)>& visit,
                                     bool frames = false);

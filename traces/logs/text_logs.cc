@@ -19,15 +19,15 @@ namespace spillway {
 namespace {
 
 constexpr int64_t kLargest = int64_t{1} << 60;
-constexpr int64_t kLargestBlock = int64_t{1} << 42;  // 4 TiB: sums of many stay far from 64 bits
+constexpr int64_t kLargestBlock = int64_t{1} << 42;  // 4 TiB, so that sums do not overflow
 constexpr size_t kMaxColumns = 64;
 
-// Lines and fields of a CSV text. Quotes may enclose a field, but none stands inside one.
+// Splits a CSV text into lines and fields. Quotes may enclose a field, but may not be inside one.
 class CsvText {
  public:
   CsvText(std::string_view text, const std::string& origin) : rest_(text), origin_(origin) {}
 
-  // Goes to the next line that is not empty; false at the end.
+  // Goes to the next line that is not empty. Returns false at the end.
   bool NextLine() {
     while (!rest_.empty()) {
       const size_t end = std::min(rest_.find('\n'), rest_.size());
@@ -46,7 +46,7 @@ class CsvText {
   size_t fields() const { return count_; }
   std::string_view field(size_t i) const { return fields_[i]; }
 
-  // `at` is the field at fault; its place is the line's beginning if there is none.
+  // Throws at field `at`, or at the beginning of the line if there is no such field.
   [[noreturn]] void Fail(std::string_view message, size_t at = kMaxColumns) const {
     const auto column = at < count_ ? fields_[at].data() - line_.data() : 0;
     throw InputError(fmt::format("{}:{}:{}: {}", origin_, number_, column + 1, message));
@@ -73,7 +73,7 @@ class CsvText {
     count_ = 0;
     while (true) {
       if (count_ == kMaxColumns) Fail(fmt::format("more than {} columns", kMaxColumns));
-      // A quoted field may hold commas.
+      // A quoted field may contain commas.
       const size_t quote = line.starts_with('"') ? line.find('"', 1) : 0;
       if (quote == line.npos) Fail("the quote that opens here is not closed on its line", count_);
       const size_t end = std::min(line.find(',', quote), line.size());
@@ -92,7 +92,7 @@ class CsvText {
   const std::string& origin_;
   std::array<std::string_view, kMaxColumns> fields_;
   size_t count_ = 0;
-  size_t number_ = 0;  // of the line
+  size_t number_ = 0;  // of the current line
 };
 
 bool HasColumns(std::string_view line, std::span<const std::string_view> names) {
@@ -102,7 +102,7 @@ bool HasColumns(std::string_view line, std::span<const std::string_view> names) 
   try {
     if (!csv.NextLine()) return false;
   } catch (const InputError&) {
-    return false;  // no line of a CSV file
+    return false;  // not a line of a CSV file
   }
   return std::all_of(names.begin(), names.end(), [&](std::string_view name) {
     for (size_t i = 0; i < csv.fields(); ++i) {
@@ -115,7 +115,8 @@ bool HasColumns(std::string_view line, std::span<const std::string_view> names) 
 constexpr std::array<std::string_view, 4> kRmmColumns{"Action", "Pointer", "Size", "Stream"};
 constexpr std::array<std::string_view, 4> kStaticColumns{"id", "lower", "upper", "size"};
 
-// The column of each name in the header line; checks that the line is there.
+// Returns the column of each name in the header line. Fails if there is no header line or a name is
+// missing or occurs twice.
 template <size_t count>
 std::array<size_t, count> ReadHeader(CsvText& csv, const std::array<std::string_view, count>& names,
                                      size_t* columns) {
@@ -130,7 +131,7 @@ std::array<size_t, count> ReadHeader(CsvText& csv, const std::array<std::string_
     found[n] = at;
     while (++at < csv.fields()) {
       if (csv.field(at) == names[n])
-        csv.Fail(fmt::format("the column '{}' stands here twice", names[n]), at);
+        csv.Fail(fmt::format("the column '{}' occurs twice", names[n]), at);
     }
   }
   *columns = csv.fields();
@@ -140,7 +141,7 @@ std::array<size_t, count> ReadHeader(CsvText& csv, const std::array<std::string_
 // A log whose events are kept in memory.
 class StoredLog final : public MemoryLog {
  public:
-  // `names` describe the blocks that the events of the same indices allocate.
+  // `names[i]` describes the block that event i allocates.
   StoredLog(std::string_view format, std::vector<MemoryEvent> events,
             std::vector<std::string> names)
       : format_(format), events_(std::move(events)), names_(std::move(names)) {}
@@ -246,7 +247,7 @@ std::unique_ptr<MemoryLog> ParseStaticProblem(std::string_view contents,
   const auto [id, lower, upper, size] = ReadHeader(csv, kStaticColumns, &columns);
   struct End {
     int64_t time;
-    bool begins;  // ends come first
+    bool begins;  // at equal times, ends come first
     size_t order;
     uint32_t item;
   };

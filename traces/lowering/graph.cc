@@ -11,7 +11,7 @@
 namespace spillway {
 namespace {
 
-// Output extent of a sliding window. Throws `InputError` if no window fits.
+// Returns the output extent of a sliding window. Throws `InputError` if no window fits.
 int64_t WindowExtent(const std::string& layer, int64_t in, int64_t kernel, int64_t stride,
                      int64_t pad, bool ceil) {
   const int64_t span = in + 2 * pad - kernel;

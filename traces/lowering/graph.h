@@ -1,8 +1,7 @@
-// A network as a graph of layers with shapes: what is built, before any decision on memory.
+// A network as a graph of layers with shapes, before any decision about memory.
 //
-// Nodes are layers, edges carry activations for one sample. A node can only be built from nodes
-// that exist, so the order of construction is a topological order, and it is the order of
-// execution.
+// Nodes are layers; edges carry activations of one sample. A node can only be built from nodes that
+// exist, so the order of construction is a topological order.
 
 #ifndef SPILLWAY_TRACES_LOWERING_GRAPH_H_
 #define SPILLWAY_TRACES_LOWERING_GRAPH_H_
@@ -19,7 +18,7 @@
 
 namespace spillway {
 
-// Extent of one sample's activation. A vector has height and width 1.
+// The extent of one sample's activation. A vector has height and width 1.
 struct Shape {
   int64_t channels = 0;
   int64_t height = 1;
@@ -34,12 +33,12 @@ struct LayerSpec {
   OpType type = OpType::kOther;
   Shape output{};
   std::vector<Attribute> attributes{};  // geometry, named as in FORMAT.md
-  // Elements of the layer's parameters: empty, or weight and perhaps bias.
+  // The sizes of the layer's parameters: none, a weight, or a weight and a bias.
   std::vector<int64_t> weight_shape{};
   int64_t bias_elements = 0;
 };
 
-// In-edges of a node stand in operand order.
+// The in-edges of a node are in operand order.
 using LayerGraph =
     boost::adjacency_list<boost::vecS, boost::vecS, boost::bidirectionalS, LayerSpec>;
 using LayerNode = LayerGraph::vertex_descriptor;
@@ -57,9 +56,10 @@ struct ConvSpec {
   }
 };
 
-// As in Caffe's reference model; alpha is divided by the window.
+// Local response normalisation with the defaults of Caffe's reference model. alpha is divided by
+// the size of the window.
 struct LrnSpec {
-  int64_t size = 5;  // channels of the window
+  int64_t size = 5;  // number of channels in the window
   double alpha = 1e-4;
   double beta = 0.75;
   double k = 1;
@@ -69,13 +69,13 @@ struct PoolSpec {
   int64_t kernel = 2;
   int64_t stride = 2;
   int64_t pad = 0;
-  bool ceil = false;  // round the output extent up: the last window may hang over the edge
+  bool ceil = false;  // round the output extent up, so the last window may extend beyond the edge
 };
 
-// Builds the graph layer by layer. A node may be the operand of any number of later ones; whether
-// they share its output or get copies is a matter of the lowering. Every method returns the new
-// node. Throws `InputError` that names the layer if a geometry does not work out: an empty output,
-// or operands of different shapes.
+// Builds the graph layer by layer. A node may be the operand of any number of later nodes; the
+// lowering decides whether they share its output or get copies. Every method that adds a layer
+// returns the new node. It throws an `InputError` that names the layer if the geometry is
+// impossible: an empty output, or operands of different shapes.
 class Network {
  public:
   Network(std::string name, Shape image);
@@ -88,7 +88,7 @@ class Network {
   LayerNode Relu(std::string name, LayerNode x) {
     return Activation(OpType::kRelu, std::move(name), x);
   }
-  // A function of each element. REQUIRES: the op type has "elements" as its one attribute.
+  // Adds a function of each element. REQUIRES: the op type has "elements" as its only attribute.
   LayerNode Activation(OpType type, std::string name, LayerNode x);
   LayerNode Lrn(std::string name, LayerNode x, const LrnSpec& spec = {});
   LayerNode BatchNorm(std::string name, LayerNode x);
@@ -97,10 +97,11 @@ class Network {
   LayerNode Add(std::string name, LayerNode a, LayerNode b);
   LayerNode SoftmaxLoss(std::string name, LayerNode x);
 
-  // A convolution or a linear layer followed by a ReLU named `name` + ".relu".
+  // Add a convolution or a linear layer, followed by a ReLU named `name` + ".relu".
   LayerNode ConvRelu(const std::string& name, LayerNode x, const ConvSpec& spec);
   LayerNode LinearRelu(const std::string& name, LayerNode x, int64_t features);
-  // A convolution and a batch normalisation named `name` + ".bn"; then a ReLU, too.
+  // Add a convolution and a batch normalisation named `name` + ".bn". `ConvNormRelu` also adds a
+  // ReLU named `name` + ".relu".
   LayerNode ConvNorm(const std::string& name, LayerNode x, const ConvSpec& spec);
   LayerNode ConvNormRelu(const std::string& name, LayerNode x, const ConvSpec& spec);
 
@@ -109,8 +110,8 @@ class Network {
   const LayerSpec& layer(LayerNode node) const { return graph_[node]; }
   std::vector<LayerNode> Inputs(LayerNode node) const;
 
-  // The same layers, built in another order. REQUIRES: `order` names each of them once, inputs
-  // before consumers.
+  // Returns a network of the same layers, built in another order. REQUIRES: `order` names each
+  // layer once, inputs before consumers.
   Network InOrder(std::span<const LayerNode> order) const;
 
  private:

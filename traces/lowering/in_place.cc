@@ -54,8 +54,9 @@ bool InPlaceRules::OverwritesGradient(LayerNode node) const {
   return !IsForked(node) && WorksInPlaceBackward(node);
 }
 
-// The later of the two layers runs backward first and reads the gradient; until then nothing may
-// write it: neither that layer itself, nor a second consumer of either, which would add to it.
+// The later of the two layers runs backward first and reads the gradient. Until then no op may
+// write the gradient: not that layer itself, and no second consumer of either layer, which would
+// add to it.
 bool InPlaceRules::MayShareOneGradient(const std::vector<LayerNode>& operands) const {
   const auto [earlier, later] = std::minmax(operands[0], operands[1]);
   if (earlier == later || preset_.forks != Forks::kShare || ConsumerCount(later) != 1 ||
@@ -66,7 +67,7 @@ bool InPlaceRules::MayShareOneGradient(const std::vector<LayerNode>& operands) c
   for (const auto& edge : boost::make_iterator_range(boost::out_edges(earlier, network_.graph()))) {
     if (boost::target(edge, network_.graph()) >= later) ++after;
   }
-  return after == 1;  // the sum
+  return after == 1;  // only the sum
 }
 
 }  // namespace spillway

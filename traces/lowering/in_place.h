@@ -1,6 +1,8 @@
-// Which layers work in place: what a preset allows, where nothing else needs what is overwritten.
+// Decides which layers work in place: a layer that the preset allows, if no other op needs the
+// overwritten data.
 //
-// A function of the network and the preset alone. Internal to lowering, which makes the tensors.
+// The decision depends on the network, the preset and training only. Lowering, which makes the
+// tensors, is the only user.
 
 #ifndef SPILLWAY_TRACES_LOWERING_IN_PLACE_H_
 #define SPILLWAY_TRACES_LOWERING_IN_PLACE_H_
@@ -16,34 +18,35 @@ namespace spillway {
 
 class InPlaceRules {
  public:
-  // Network and preset outlive the rules.
+  // `network` and `preset` outlive this object.
   InPlaceRules(const Network& network, const Preset& preset, bool training)
       : network_(network), preset_(preset), training_(training) {}
 
-  // Whether a fork op stands between the layer and its consumers.
+  // Returns true iff a fork op is between the layer and its consumers.
   bool IsForked(LayerNode node) const;
-  // In inference a dropout hands on what it gets.
+  // Returns true iff the layer passes on its input unchanged, as dropout does in inference.
   bool IsPassedThrough(LayerNode node) const;
 
-  // The input that the layer overwrites in forward, if any.
+  // Returns the index of the input that the layer overwrites in forward, if any.
   std::optional<size_t> OverwrittenInput(LayerNode node) const;
 
-  // For each input, whether its gradient is, or is made in place of, the gradient of the output.
+  // Returns for each input whether its gradient shares the storage of the output's gradient.
   // `begun` tells which gradients of the inputs an earlier backward op has written.
   std::vector<bool> SharedGradients(LayerNode node, const std::vector<bool>& begun) const;
 
  private:
   OpType type(LayerNode node) const { return network_.layer(node).type; }
   size_t ConsumerCount(LayerNode node) const { return boost::out_degree(node, network_.graph()); }
-  // True if a consumer of the node may overwrite its output: it is the only one, backward does not
-  // read it, and it is no image.
+  // Returns true iff a consumer of the node may overwrite the node's output: the node is not the
+  // image, has only this consumer, and its backward op does not read the output.
   bool MayBeOverwritten(LayerNode node) const;
-  // Whether backward of the layer may overwrite the gradient that comes in: what it makes of it is
-  // the whole gradient of its only input.
+  // Returns true iff backward of the layer may overwrite the incoming gradient. Its result must be
+  // the whole gradient of the layer's only input.
   bool WorksInPlaceBackward(LayerNode node) const;
-  // Whether backward of what follows the sum, the layer or its fork, writes its incoming gradient.
+  // Returns true iff the backward op that reads the gradient of this operand of a sum overwrites
+  // it. If the operand is forked, that op belongs to the fork, which does not.
   bool OverwritesGradient(LayerNode node) const;
-  // Whether one storage can be the gradient of both operands of a sum.
+  // Returns true iff one storage can be the gradient of both operands of a sum.
   bool MayShareOneGradient(const std::vector<LayerNode>& operands) const;
 
   const Network& network_;

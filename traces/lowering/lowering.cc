@@ -38,7 +38,7 @@ TensorKind KindOf(Role role) {
   }
 }
 
-// Lowers one network; the tensors of a node are created as its ops are.
+// Lowers one network. The tensors of a node are created when its ops are.
 class Lowering {
  public:
   Lowering(const Network& network, const LoweringOptions& options, const Preset& preset)
@@ -72,7 +72,7 @@ class Lowering {
   }
 
  private:
-  // An activation as its consumers see it: a layer's output, or a copy of it.
+  // An activation as its consumers see it: a layer's output, or a copy made by a fork.
   struct Value {
     TensorId tensor{};
     std::string gradient_name;
@@ -80,16 +80,16 @@ class Lowering {
     bool gradient_written = false;
   };
   using ValueId = size_t;
-  // What has been created for a layer so far.
+  // The tensors that have been created for a layer so far.
   struct NodeTensors {
     LayerId layer{};
     std::vector<ValueId> inputs;
     ValueId output = 0;
-    // All but activations and their gradients, of the roles that the layer's type has.
+    // The layer's tensors by role, except for activations and their gradients.
     std::array<std::optional<TensorId>, kRoleNames.size()> tensors;
     LayerId fork{};
     std::vector<ValueId> copies;  // one for each consumer, if the output is forked
-    size_t taken = 0;             // of the copies
+    size_t taken = 0;             // number of copies that consumers have taken
   };
 
   const LayerSpec& layer(LayerNode node) const { return network_.layer(node); }
@@ -135,7 +135,7 @@ class Lowering {
     return op;
   }
 
-  // Every operand once.
+  // Returns the traffic of reading or writing every operand once.
   Bytes OperandTraffic(const Op& op) const {
     Bytes traffic;
     for (const auto* list : {&op.inputs, &op.outputs}) {
@@ -167,7 +167,7 @@ class Lowering {
 
   // --- Forward
 
-  // The input's output, or the next copy of it.
+  // Returns the output of `input`, or the next copy of the output if it is forked.
   ValueId Take(LayerNode input) {
     NodeTensors& tensors = nodes_[input];
     return tensors.copies.empty() ? tensors.output : tensors.copies[tensors.taken++];
@@ -205,7 +205,7 @@ class Lowering {
         spec.name + ".dy");
     AddOperands(node, op, row.forward.inputs, op.inputs);
     AddOperands(node, op, row.forward.outputs, op.outputs);
-    // State that backward moves on stands beside what forward makes.
+    // Creates the state that backward updates next to the tensors of forward.
     for (const Operand& operand : row.backward.inputs.span()) {
       if (trace_.training && KindOf(operand.role) == TensorKind::kOptimizerState) {
         Own(node, operand.role);
@@ -215,7 +215,7 @@ class Lowering {
     trace_.ops.push_back(std::move(op));
   }
 
-  // The layer's tensor of a role, made at the first call.
+  // Returns the layer's tensor of a role. The first call creates it.
   TensorId Own(LayerNode node, Role role) {
     const LayerSpec& spec = layer(node);
     std::optional<TensorId>& tensor = nodes_[node].tensors[Index(role)];
@@ -232,7 +232,7 @@ class Lowering {
     return *tensor;
   }
 
-  // The operands of a step of the layer, but the gradients that it puts out.
+  // Appends the operands of one step of the layer, except for the gradients dx that it writes.
   void AddOperands(LayerNode node, const Op& op, const OperandList& list,
                    std::vector<TensorId>& to) {
     const NodeTensors& tensors = nodes_[node];
@@ -290,7 +290,7 @@ class Lowering {
 
   // --- Backward
 
-  // The gradient of a value; created at the first call, sharing `alias_of` if given.
+  // Returns the gradient of a value. The first call creates it, as an alias of `alias_of` if given.
   TensorId Gradient(ValueId id, std::optional<TensorId> alias_of = std::nullopt) {
     Value& value = values_[id];
     if (!value.gradient) {
@@ -307,7 +307,8 @@ class Lowering {
     Op op = MakeOp(tensors.layer, Phase::kBackward, "bwd", layer(node).attributes);
     if (row.backward.inputs.Has(Role::kDy)) Gradient(tensors.output);
 
-    // Gradients of the inputs; those that an earlier backward op has begun are added to.
+    // Collects the gradients of the inputs. This op adds to the gradients that an earlier backward
+    // op has begun.
     int64_t accumulate = 0;
     std::vector<TensorId> gradients, added_to;
     std::vector<bool> begun;
@@ -334,7 +335,7 @@ class Lowering {
     op.outputs = gradients;
     AddOperands(node, op, row.backward.outputs, op.outputs);
     AddSlots(op);
-    // Held, not read: no traffic.
+    // These inputs are held but not read, so they add no traffic.
     if (preset_.HasAny(row.holds_x)) {
       op.inputs.push_back(InputValue(node, 0).tensor);
       op.attributes.push_back({"holds_x", 1});
@@ -346,14 +347,16 @@ class Lowering {
     trace_.ops.push_back(std::move(op));
   }
 
-  // What backward begins with: the gradient of the output, for the loss the probabilities.
+  // Returns the tensor that backward starts from: the gradient of the output, or the probabilities
+  // for the loss.
   std::optional<TensorId> IncomingGradient(LayerNode node) const {
     const Value& output = values_[nodes_[node].output];
     const OperandList& reads = RowOf(layer(node).type).backward.inputs;
     return reads.Has(Role::kDy) ? output.gradient : output.tensor;
   }
 
-  // Fused, what is put out for the gradient of a parameter is the parameter itself.
+  // Creates the gradients of the parameters. With a fused update, the parameter itself takes the
+  // place of its gradient among the outputs.
   void AddParameterGradients(LayerNode node, Op& op) {
     auto& tensors = nodes_[node].tensors;
     if (!tensors[Index(Role::kWeight)]) return;
@@ -421,12 +424,13 @@ class Lowering {
   const Preset& preset_;
   const InPlaceRules in_place_;
   Trace trace_;
-  std::vector<TensorId> roots_;  // `Trace::Root` of each tensor: chains grow with the depth
+  std::vector<TensorId> roots_;  // `Trace::Root` of each tensor, cached for long chains
   std::vector<NodeTensors> nodes_;
   std::vector<Value> values_;
 };
 
-// FFT workspace of one convolution; 0 where the algorithm does not apply or is not counted.
+// Returns the FFT workspace of one convolution, or 0 if the algorithm does not apply or is not
+// counted.
 Bytes FftWorkspace(const Op& op) {
   const int64_t rows = op.IntAttribute("kernel_h");
   const int64_t columns = op.IntAttribute("kernel_w");

@@ -8,10 +8,10 @@ namespace spillway {
 namespace {
 
 std::vector<LayerNode> DepthFirst(const LayerGraph& graph) {
-  std::vector<size_t> arrived(boost::num_vertices(graph));  // inputs that have run
+  std::vector<size_t> arrived(boost::num_vertices(graph));  // number of inputs that have run
   std::vector<LayerNode> order;
   order.reserve(arrived.size());
-  std::vector<LayerNode> arrivals{0};  // to come, the next one at the end
+  std::vector<LayerNode> arrivals{0};  // layers still to visit, the next one at the end
   while (!arrivals.empty()) {
     const LayerNode node = arrivals.back();
     arrivals.pop_back();

@@ -32,18 +32,17 @@ const std::vector<Preset>& Presets() {
       {.name = "vdnnpp",
        .description =
            "vDNN++'s memory manager: ReLU, sums and softmax in place, outputs held through the "
-           "layer's backward step, parameters updated inside it from gradient buffers; whole MiB, "
-           "cut off",
+           "layer's backward step, parameters updated inside it from gradient buffers; sizes are "
+           "cut off to whole MiB",
        .softmax_in_place = true,
        .holds_outputs = true,
        .update = Update::kBuffered,
        .counting = {"MB", Bytes::MiB(1), true}},
       {.name = "superneurons",
        .description =
-           "SuperNeurons' tensors: each layer has an output of its own and a fork copies; backward "
-           "of a ReLU, an LRN and the loss is in place, a sum's gradient is that of its operands, "
-           "the image has a gradient, gradients of parameters live until an update after "
-           "backward",
+           "SuperNeurons' tensors: each layer has its own output and a fork copies; backward of a "
+           "ReLU, an LRN and the loss works in place; the operands of a sum share its gradient; "
+           "the image has a gradient; gradients of parameters live until an update after backward",
        .relu_in_place = false,
        .add_in_place = false,
        .holds_operands = true,

@@ -33,23 +33,24 @@ struct Attribute {
   bool operator==(const Attribute&) const = default;
 };
 
-// One library call inside an op that has algorithm candidates. The slots of an op run one after the
-// other, so an op's workspace is the largest over its slots.
+// One library call inside an op, with algorithm candidates. The slots of an op run one after the
+// other, so an op's workspace is the largest workspace of its slots.
 struct Slot {
   std::string name;       // "fwd", "bwd_data", "bwd_filter"
   std::string signature;  // key of the cost table: operation and geometry, without the batch size
-  int64_t flops = 0;  // floating-point operations of a direct computation; a multiply-add is two
-  Bytes traffic;      // least device-memory traffic: each operand read or written once
+  int64_t flops = 0;      // of a direct computation; a multiply-add is two
+  Bytes traffic;          // least device-memory traffic, with each operand read or written once
 
   bool operator==(const Slot&) const = default;
 };
 
-// What was measured where an op of a framework's program ran.
+// The costs that were measured where an op of a framework's program ran.
 struct RecordedCost {
-  Duration time;    // of its kernels, on the GPU
-  Duration gap;     // that the GPU takes between them and before the first, whoever is ahead
-  Duration host;    // what the host spent from the op before on until it had launched this one
-  Bytes workspace;  // the most that it held besides its operands
+  Duration time;  // of the op's kernels on the GPU
+  // GPU time between the kernels and before the first, even if the host is ahead.
+  Duration gap;
+  Duration host;    // host time from the launch of the previous op to the launch of this op
+  Bytes workspace;  // peak memory of the op in addition to its operands
 
   bool operator==(const RecordedCost&) const = default;
 };
@@ -59,31 +60,33 @@ struct Op {
   LayerId layer{};
   OpType type = OpType::kOther;
   Phase phase = Phase::kForward;
-  int64_t batch = 1;  // samples that one execution processes; the unit of micro-batching
-  // A tensor that is updated in place (an accumulated gradient, a parameter in its update) stands
-  // in both lists. Operand order is part of the contract of each op type; see ops/table.h, which
-  // finds an operand by its role.
+  int64_t batch = 1;  // number of samples per execution; micro-batching splits it
+  // A tensor that is updated in place (an accumulated gradient, a parameter in its update) is in
+  // both lists. The order of operands is part of the contract of each op type; ops/table.h finds an
+  // operand by its role.
   std::vector<TensorId> inputs;
   std::vector<TensorId> outputs;
   std::vector<TensorId> scratch;
   std::vector<Slot> slots;  // at least one
   std::vector<Attribute> attributes;
   bool recomputable = false;  // running it again with the same inputs gives the same outputs
-  std::optional<RecordedCost> recorded{};  // of every op of a recorded trace, of no op of others
+  std::optional<RecordedCost> recorded{};  // set iff the trace is recorded
 
   int64_t flops() const;
   Bytes traffic() const;
 
   std::optional<double> FindAttribute(std::string_view attribute) const;
-  // The others throw `InputError` that names op and attribute if it is missing; an integer, too, if
-  // it has a fraction, is beyond 2^53 in magnitude, or is not in [least, most].
+  // These readers throw an `InputError` that names op and attribute if the attribute is missing.
+  // `IntAttribute` also throws if the value has a fraction, is beyond 2^53 in magnitude, or is not
+  // in [least, most].
   double NumberAttribute(std::string_view attribute) const;
   int64_t IntAttribute(std::string_view attribute) const;
   int64_t IntAttribute(std::string_view attribute, int64_t least,
                        int64_t most = std::numeric_limits<int32_t>::max()) const;
-  // Whether the attribute is there and not 0.
+  // Returns true iff the op has the attribute and its value is not 0.
   bool Flag(std::string_view attribute) const;
-  // Whether outputs[output], the gradient of an activation or a convolution's output, is added to.
+  // Returns true iff the op adds to outputs[output] instead of overwriting it. Such an output is
+  // the gradient of an activation, or the output of a convolution.
   bool Accumulates(size_t output) const;
 
   bool operator==(const Op&) const = default;

@@ -18,7 +18,7 @@ constexpr AttributeInfo Number(const char* name, double initial = 0) {
 }
 constexpr AttributeInfo Flag(const char* name) { return {name, AttributeKind::kFlag}; }
 
-// --- Operations of one sample
+// --- Floating-point operations of one sample
 
 int64_t Product(const Op& op, std::initializer_list<std::string_view> attributes) {
   int64_t product = 1;
@@ -37,7 +37,7 @@ int64_t Convolution(const Op& op) {
 int64_t Linear(const Op& op) { return 2 * Product(op, {"out_features", "in_features"}); }
 int64_t LinearBackward(const Op& op) { return (op.Flag("needs_dx") ? 2 : 1) * Linear(op); }
 int64_t Lrn(const Op& op) { return Plane(op) * (2 * op.IntAttribute("size") + 4); }
-// Sums of x and x^2, then a product and a sum; backward is alike.
+// Forward sums x and x^2, then multiplies and adds; backward does as many operations.
 int64_t BatchNorm(const Op& op) { return 8 * Plane(op); }
 int64_t Join(const Op& op) { return Elements(op) * (op.IntAttribute("parts") - 1); }
 int64_t Momentum(const Op& op) { return 4 * Elements(op); }
@@ -216,7 +216,7 @@ std::optional<TensorId> At(const std::vector<TensorId>& operands, std::optional<
   return index && *index < operands.size() ? std::optional(operands[*index]) : std::nullopt;
 }
 
-// The text with the values of attributes for their names in braces.
+// Returns `text` with the name of each attribute in braces replaced by the attribute's value.
 std::string Fill(const Op& op, std::string_view text) {
   std::string filled;
   for (size_t open = text.find('{'); open != text.npos; open = text.find('{')) {

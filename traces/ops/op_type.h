@@ -1,4 +1,4 @@
-// The types of layers and ops and the phases of an iteration, as they are spelled in files.
+// The types of layers and ops and the phases of an iteration, with their spelling in files.
 
 #ifndef SPILLWAY_TRACES_OPS_OP_TYPE_H_
 #define SPILLWAY_TRACES_OPS_OP_TYPE_H_
@@ -10,8 +10,8 @@
 
 namespace spillway {
 
-// What a layer or an op computes; ops/table.h says what is known about each. The last four cover
-// ops of imported traces, which have a recorded cost but no implementation here.
+// The function that a layer or an op computes; ops/table.h has a row for each. The last four are
+// for ops of imported traces, which have recorded costs but no implementation in the backends.
 enum class OpType : uint8_t {
   kInput,
   kConv2d,

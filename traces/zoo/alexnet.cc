@@ -24,8 +24,8 @@ Network BuildAlexNet(std::string name, int64_t image) {
 
 namespace {
 
-// One tower; with two groups the second, fourth and fifth convolution are cut in two as the two
-// towers were (Krizhevsky et al. 2012).
+// Builds AlexNet as one tower. With two groups, the second, fourth and fifth convolutions are split
+// in two, like the two towers of Krizhevsky et al. 2012.
 Network BuildOneTower(std::string name, int64_t image, int64_t groups) {
   const auto grouped = [groups](int64_t channels, int64_t kernel, int64_t pad) {
     ConvSpec spec = ConvSpec::Square(channels, kernel, 1, pad);

@@ -20,7 +20,7 @@ LayerNode NormRelu(Network& net, const std::string& name, LayerNode x) {
   return net.Relu(name + ".relu", net.BatchNorm(name, x));
 }
 
-// What the layer computes from everything before it in the block.
+// Returns the output of the layer, computed from the outputs of all earlier layers of the block.
 LayerNode AddLayer(Network& net, const std::string& name, LayerNode x, const DenseNetSpec& spec) {
   int input = 1;
   if (spec.bottleneck) {

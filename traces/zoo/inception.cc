@@ -13,7 +13,7 @@ class InceptionV4 {
   InceptionV4(Network& net, Normalization normalization)
       : net_(net), normalization_(normalization) {}
 
-  // From the image to 384 channels, at an eighth of its size.
+  // Turns the image into 384 channels at an eighth of its height and width.
   LayerNode Stem(LayerNode x) {
     x = Square("stem.conv1", x, 32, 3, 2);
     x = Square("stem.conv2", x, 32, 3);
@@ -92,7 +92,7 @@ class InceptionV4 {
                    int64_t stride = 1, int64_t pad = 0) {
     return Convolve(name, x, ConvSpec::Square(channels, kernel, stride, pad));
   }
-  // A row of `kernel`, and a column; both keep the size of the image.
+  // Convolutions with a row and with a column of `kernel`. Both keep the height and width.
   LayerNode Across(const std::string& name, LayerNode x, int64_t channels, int64_t kernel) {
     return Convolve(name, x, {.channels = channels, .kernel_w = kernel, .pad_w = kernel / 2});
   }

@@ -15,7 +15,7 @@ ConvSpec Unbiased(int64_t channels, int64_t kernel, int64_t stride = 1) {
   return spec;
 }
 
-// A block of `channels` inner channels.
+// Adds a residual block with `channels` inner channels.
 LayerNode AddBlock(Network& net, const std::string& name, LayerNode x, ResidualBlock type,
                    int64_t channels, int64_t stride) {
   const bool bottleneck = type == ResidualBlock::kBottleneck;

@@ -15,12 +15,11 @@ namespace {
 
 constexpr int64_t kLargestImage = 4096;
 
-// Blocks of a densely connected network, and channels that a layer adds, at most.
+// Limits of a densely connected network: the number of blocks, and the channels that a layer adds.
 constexpr size_t kMostDenseBlocks = 16;
 constexpr int64_t kMostGrowth = 1024;
 
-// A network's name, taken apart. Exactly one of `entry`, `blocks`, `dense` and `repetitions` is
-// set.
+// The parsed name of a network. Exactly one of `entry`, `blocks`, `dense` and `repetitions` is set.
 struct NetworkName {
   const ZooEntry* entry = nullptr;
   std::optional<std::array<int, 4>> blocks;
@@ -35,7 +34,7 @@ std::vector<std::string> Names() {
   return names;
 }
 
-// The whole text as a number in [1, most].
+// Parses the whole text as a number in [1, most].
 template <typename Integer>
 std::optional<Integer> ParseCount(std::string_view text, Integer most) {
   Integer value = 0;
@@ -46,15 +45,15 @@ std::optional<Integer> ParseCount(std::string_view text, Integer most) {
   return value;
 }
 
-// "resnet(3,4,6,3)", or nullopt if it begins otherwise.
+// Parses "resnet(3,4,6,3)". Returns nullopt if the name does not begin with "resnet(".
 std::optional<std::array<int, 4>> ParseBlocks(std::string_view name) {
   constexpr std::string_view kPrefix = "resnet(";
   if (!name.starts_with(kPrefix)) return std::nullopt;
   const auto fail = [&] {
-    throw UsageError(
-        fmt::format("'{}' is no residual network: expected resnet(n1,n2,n3,n4) with whole numbers "
-                    "of blocks from 1 to {}, for example resnet(3,4,6,3)",
-                    name, kMostBlocks));
+    throw UsageError(fmt::format(
+        "'{}' is not a residual network: expected resnet(n1,n2,n3,n4) with whole numbers "
+        "of blocks from 1 to {}, for example resnet(3,4,6,3)",
+        name, kMostBlocks));
   };
   std::string_view rest = name.substr(kPrefix.size());
   std::array<int, 4> blocks{};
@@ -70,7 +69,7 @@ std::optional<std::array<int, 4>> ParseBlocks(std::string_view name) {
   return blocks;
 }
 
-// "densenet(6,12,24,16,k=32)", or nullopt if it begins otherwise.
+// Parses "densenet(6,12,24,16,k=32)". Returns nullopt if the name does not begin with "densenet(".
 std::optional<DenseNetSpec> ParseDenseNet(std::string_view name) {
   constexpr std::string_view kPrefix = "densenet(";
   if (!name.starts_with(kPrefix)) return std::nullopt;
@@ -84,7 +83,7 @@ std::optional<DenseNetSpec> ParseDenseNet(std::string_view name) {
     if (end != std::string_view::npos) rest.remove_prefix(end + 1);
     if (part.starts_with("k=")) {
       const auto growth = ParseCount(part.substr(2), kMostGrowth);
-      valid = growth && end == std::string_view::npos;  // the last one
+      valid = growth && end == std::string_view::npos;  // the growth comes last
       spec.growth = growth.value_or(0);
     } else {
       const auto layers = ParseCount<int>(part, kMostBlocks);
@@ -94,15 +93,15 @@ std::optional<DenseNetSpec> ParseDenseNet(std::string_view name) {
   }
   if (!valid || spec.blocks.empty() || spec.blocks.size() > kMostDenseBlocks) {
     throw UsageError(fmt::format(
-        "'{}' is no densely connected network: expected densenet(n1,...,k=GROWTH) with 1 to {} "
-        "whole numbers of layers from 1 to {} and, at the end, a growth from 1 to {} or none for "
-        "32, for example densenet(6,12,24,16,k=32)",
+        "'{}' is not a densely connected network: expected densenet(n1,...,k=GROWTH) with 1 to {} "
+        "whole numbers of layers from 1 to {} and, at the end, an optional growth from 1 to {} (32 "
+        "by default), for example densenet(6,12,24,16,k=32)",
         name, kMostDenseBlocks, kMostBlocks, kMostGrowth));
   }
   return spec;
 }
 
-// "constructed(5)", or nullopt if it begins otherwise.
+// Parses "constructed(5)". Returns nullopt if the name does not begin with "constructed(".
 std::optional<int> ParseRepetitions(std::string_view name) {
   constexpr std::string_view kPrefix = "constructed(";
   if (!name.starts_with(kPrefix)) return std::nullopt;
@@ -111,15 +110,15 @@ std::optional<int> ParseRepetitions(std::string_view name) {
   if (closed) rest.remove_suffix(1);
   const auto count = ParseCount<int>(rest, kMostBlocks);
   if (!closed || !count) {
-    throw UsageError(
-        fmt::format("'{}' is no constructed network: expected constructed(n) with a whole number "
-                    "of repetitions from 1 to {}, for example constructed(5)",
-                    name, kMostBlocks));
+    throw UsageError(fmt::format(
+        "'{}' is not a constructed network: expected constructed(n) with a whole number "
+        "of repetitions from 1 to {}, for example constructed(5)",
+        name, kMostBlocks));
   }
   return count;
 }
 
-// Families of models that people train with PyTorch and that are not built in.
+// Families of models that are often trained with PyTorch and are not built in.
 constexpr std::array kImported = std::to_array<std::string_view>(
     {"bert",      "bloom", "clip",  "convnext", "deit",    "efficientnet",
      "gemma",     "gpt",   "llama", "mamba",    "mistral", "mixtral",
@@ -138,7 +137,7 @@ constexpr std::array kImported = std::to_array<std::string_view>(
   throw UsageError(UnknownName("network", network, Names()));
 }
 
-// Throws `UsageError`.
+// Parses the name of a network. Throws `UsageError` if it is unknown or malformed.
 NetworkName Parse(std::string_view text) {
   NetworkName name;
   const size_t at = text.find('@');
@@ -247,9 +246,9 @@ const std::vector<ZooEntry>& Zoo() {
 
 const std::vector<std::pair<std::string, std::string>>& ZooPatterns() {
   static const std::vector<std::pair<std::string, std::string>> patterns{
-      {"resnet(n1,n2,n3,n4)", "ResNet with so many bottlenecks in its four stages (SuperNeurons)"},
+      {"resnet(n1,n2,n3,n4)", "ResNet with n1 to n4 bottlenecks in its four stages (SuperNeurons)"},
       {"densenet(n1,...,k=GROWTH)",
-       "DenseNet with so many layers in its blocks, and growth 32 if none is named"},
+       "DenseNet with n1, n2, ... layers in its blocks; the default growth is 32"},
       {"constructed(n)",
        "n pairs of a 1x1 and a 5x5 convolution: fast and long layers alternate (vDNN++, Table "
        "III)"},

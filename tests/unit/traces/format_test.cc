@@ -368,9 +368,9 @@ TEST(FormatErrorTest, Keys) {
   EXPECT_EQ(ErrorOfEdit("\"size\": 24, \"alias_of\"", "\"alias_of\""),
             "t.json:7:1: tensors[1]: the key 'size' is missing");
   EXPECT_EQ(ErrorOfEdit("\"size\": 24, \"alias_of\"", "\"size\": 24, \"size\": 24, \"alias_of\""),
-            "t.json:7:74: tensors[1].size: this key stands here twice");
+            "t.json:7:74: tensors[1].size: this key occurs twice in its object");
   EXPECT_EQ(ErrorOfEdit("\"size\": 24", "\"size\": 24, \"s\\u0069ze\": 24"),
-            "t.json:6:74: tensors[0].size: this key stands here twice");
+            "t.json:6:74: tensors[0].size: this key occurs twice in its object");
   EXPECT_EQ(ErrorOfEdit("\"preset\": \"torch\", ", ""), "t.json:1:1: the key 'preset' is missing");
   EXPECT_EQ(
       ErrorOfEdit("\"preset\": \"torch\", ", "\"preset\": \"torch\", \"extra\": 1, "),

@@ -136,9 +136,9 @@ TEST(TraceTest, RecordedCostsAndHolds) {
            Case{[](Trace& t) { t.tensors[2].held_until = OpId{1}; },
                 "tensor 'z' has held_until, but shares the storage of 'y'"},
            Case{[](Trace& t) { t.recording.reset(); },
-                "op 'relu.fwd' has a recorded cost, but the trace no recording"},
+                "op 'relu.fwd' has a recorded cost, but the trace has no recording"},
            Case{[](Trace& t) { t.ops[1].recorded.reset(); },
-                "op 'second' has no recorded cost, but the trace a recording"},
+                "op 'second' has no recorded cost, but the trace has a recording"},
            Case{[](Trace& t) { t.ops[1].recorded->gap = Duration::Nanoseconds(-1); },
                 "the recorded times are negative or exceed 53 days"},
            Case{[](Trace& t) { t.ops[1].recorded->host = Duration::Picoseconds(int64_t{1} << 62); },
@@ -247,7 +247,7 @@ TEST(TraceTest, RefusesBadOps) {
   EXPECT_EQ(ErrorAfter([](Trace& t) { t.batch = 0; }),
             "trace 'small': batch is 0, expected at least 1");
   EXPECT_EQ(ErrorAfter([](Trace& t) { t.ops[0].layer = LayerId{1}; }),
-            "trace 'small': op 'relu.fwd' names layer 1, of 1");
+            "trace 'small': op 'relu.fwd' names layer 1, expected less than 1");
   EXPECT_EQ(ErrorAfter([](Trace& t) { t.ops[0].batch = 0; }),
             "trace 'small': op 'relu.fwd' has batch 0");
   EXPECT_EQ(ErrorAfter([](Trace& t) { t.ops[0].slots.clear(); }),
@@ -255,7 +255,7 @@ TEST(TraceTest, RefusesBadOps) {
   EXPECT_EQ(ErrorAfter([](Trace& t) { t.ops[0].slots[0].flops = -1; }),
             "trace 'small': op 'relu.fwd', slot 'fwd': negative flops or traffic");
   EXPECT_EQ(ErrorAfter([](Trace& t) { t.ops[0].outputs = {TensorId{2}}; }),
-            "trace 'small': op 'relu.fwd' names tensor 2, of 2");
+            "trace 'small': op 'relu.fwd' names tensor 2, expected less than 2");
   EXPECT_EQ(ErrorAfter([](Trace& t) { t.ops[0].inputs = {TensorId{1}}; }),
             "trace 'small': op 'relu.fwd' reads tensor 'y' before any op has written it");
   EXPECT_EQ(ErrorAfter([](Trace& t) { t.tensors[0].kind = TensorKind::kScratch; }),

@@ -74,9 +74,9 @@ TEST(SafetensorsTest, WhatTheHeaderSaysIsChecked) {
            Case{"[0, 12]", "[0, 18446744073709551615]", "tensor 'a': expected data_offsets"},
            Case{"[0, 12]", "[-4, 8]", "tensor 'a': expected integers from 0"},
            Case{"[0, 12]", "[0, 12, 3]", "tensor 'a': expected data_offsets"},
-           Case{"[0, 12]", "[2, 14]", "its data overlap others or leave a gap"},
-           Case{"[12, 16]", "[0, 4]", "its data overlap others or leave a gap"},
-           Case{"\"b\"", "\"a\"", "tensor 'a': stands there twice"},
+           Case{"[0, 12]", "[2, 14]", "its data overlap another tensor's or leave a gap"},
+           Case{"[12, 16]", "[0, 4]", "its data overlap another tensor's or leave a gap"},
+           Case{"\"b\"", "\"a\"", "tensor 'a': occurs twice in the header"},
            Case{"}} ", "}", "bad header"},
            Case{"{\"__", "[{\"__", "bad header"},
        }) {
@@ -88,7 +88,7 @@ TEST(SafetensorsTest, WhatTheHeaderSaysIsChecked) {
   }
   EXPECT_THAT(InputErrorOf([&] { Parse(FileOf(kHeader, 20)); }),
               HasSubstr("4 bytes at the end belong to no tensor"));
-  EXPECT_THAT(InputErrorOf([&] { Parse(std::string(8, '\xff')); }), HasSubstr("cut short"));
+  EXPECT_THAT(InputErrorOf([&] { Parse(std::string(8, '\xff')); }), HasSubstr("it was cut off"));
 }
 
 // Damaged files give an `InputError` or tensors within the file, never anything else.

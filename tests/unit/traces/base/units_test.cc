@@ -75,7 +75,8 @@ TEST(UnitsTest, RefusesWhatIsNotAQuantity) {
   }
   EXPECT_THAT(InputErrorOf([] { ParseBytes("-1GiB"); }), HasSubstr("it is negative"));
   EXPECT_THAT(InputErrorOf([] { ParseBytes("12"); }), HasSubstr("the unit is missing"));
-  EXPECT_THAT(InputErrorOf([] { ParseBytes("GiB"); }), HasSubstr("no number at its start"));
+  EXPECT_THAT(InputErrorOf([] { ParseBytes("GiB"); }),
+              HasSubstr("it does not start with a number"));
 }
 
 TEST(UnitsTest, FormatsThreeDigits) {

@@ -218,7 +218,7 @@ TEST(PyTorchSnapshotTest, RefusesOpcodesBeyondPlainDataByNameAndPlace) {
       "cposix\nsystem\n\x8c\x02id\x85R.";
   EXPECT_EQ(
       ErrorOf(global),
-      "log: byte 2: opcode GLOBAL is refused: only plain data is read, as of a memory snapshot");
+      "log: byte 2: opcode GLOBAL is refused: only plain data is read, such as a memory snapshot");
   const std::vector<std::pair<int, std::string>> cases{
       {'R', "REDUCE"},       {'b', "BUILD"},      {'i', "INST"},          {'o', "OBJ"},
       {0x81, "NEWOBJ"},      {0x92, "NEWOBJ_EX"}, {0x93, "STACK_GLOBAL"}, {0x82, "EXT1"},
@@ -229,10 +229,10 @@ TEST(PyTorchSnapshotTest, RefusesOpcodesBeyondPlainDataByNameAndPlace) {
     EXPECT_EQ(
         ErrorOf(pickle),
         fmt::format(
-            "log: byte 3: opcode {} is refused: only plain data is read, as of a memory snapshot",
+            "log: byte 3: opcode {} is refused: only plain data is read, such as a memory snapshot",
             name));
   }
-  EXPECT_EQ(ErrorOf("\x80\x04\xff"), "log: byte 2: 0xff is no opcode of a pickle");
+  EXPECT_EQ(ErrorOf("\x80\x04\xff"), "log: byte 2: 0xff is not an opcode of a pickle");
   EXPECT_EQ(ErrorOf("\x80\x01N."), "log: byte 1: pickle protocol 1 (valid: 2 to 5)");
   EXPECT_EQ(ErrorOf("\x80\x06N."), "log: byte 1: pickle protocol 6 (valid: 2 to 5)");
 }
@@ -244,7 +244,7 @@ TEST(PyTorchSnapshotTest, RefusesHostileStructure) {
       {".", "values left over"},
       {"NN.", "values left over"},
       {"(.", "values left over"},
-      {"h\x01.", "refers to value 1, not stored yet"},
+      {"h\x01.", "refers to value 1, which is not stored yet"},
       {"Nq\x05.", "stores value 5 before value 0"},
       {"\x94", "no value to store"},
       {"(\x94", "no value to store"},
@@ -329,7 +329,7 @@ TEST(PyTorchSnapshotTest, TakesTracesInOnePieceAndOfSeveralDevices) {
     ParseMemoryLog(make(0b1010), "log", 0);
     ADD_FAILURE() << "a device without events was taken";
   } catch (const InputError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("device 0 has no events (those that have some: 1, 3)"));
+    EXPECT_THAT(error.what(), HasSubstr("device 0 has no events (devices with events: 1, 3)"));
   }
 }
 
@@ -338,11 +338,11 @@ TEST(PyTorchSnapshotTest, RefusesRecordsThatContradictEachOther) {
     return ErrorOf(MakeSnapshot({}, events));
   };
   EXPECT_THAT(error({{"alloc", 512, 1}, {"alloc", 512, 1}}),
-              HasSubstr("event 1 allocates what is live: 0x200"));
+              HasSubstr("event 1 allocates a block that is live: 0x200"));
   EXPECT_THAT(error({{"free_completed", 512, 1}, {"free_completed", 512, 1}}),
-              HasSubstr("event 1 frees what is not live: 0x200"));
+              HasSubstr("event 1 frees a block that is not live: 0x200"));
   EXPECT_THAT(error({{"segment_alloc", 512, 1}, {"segment_alloc", 512, 1}}),
-              HasSubstr("allocates a segment that is there"));
+              HasSubstr("allocates a segment that exists"));
   EXPECT_THAT(error({{"bake", 512, 1}}),
               HasSubstr("unknown action of an event (valid: alloc, free_requested"));
   EXPECT_THAT(error({{"alloc", 512, -1}}), HasSubstr("'size': expected an integer from 0"));
