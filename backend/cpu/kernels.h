@@ -4,7 +4,7 @@
 // op type for which FORMAT.md gives a contract. Any other op of a recorded trace runs a stand-in
 // (stand_in.h).
 //
-// Where FORMAT.md leaves a choice, these kernels agree with backend/cuda/kernels.h:
+// If FORMAT.md leaves a choice, these kernels agree with backend/cuda/kernels.h:
 // - Average pooling divides by the size of the window clipped to the padded input.
 // - In max pooling, the first maximum of a window takes the gradient.
 // - LRN divides alpha by the window size.

@@ -23,7 +23,7 @@ struct Channels {
         channels(op.IntAttribute("channels", 0)),
         plane(Product(op, {op.IntAttribute("height", 0), op.IntAttribute("width", 0)})) {}
 
-  int64_t count() const { return batch * plane; }  // of one channel
+  int64_t count() const { return batch * plane; }  // elements of one channel
 
   // Calls visit(element) for the elements of channel c.
   template <typename Visitor>
@@ -167,8 +167,8 @@ void RunLrn(const Call<Scalar>& call) {
   Scalar* out = call.Output(forward ? kY : kDx, total);
   const bool accumulate = !forward && op.Accumulates(0);
 
-  // Calls visit(i, j) for every element i of a sample and every channel from c - low to c + high,
-  // where c is the channel of i. j is the element of that channel at the same place.
+  // Calls visit(i, j) for every element i of a sample and every channel d from c - low to c + high,
+  // where c is the channel of i. j is the element of channel d at the place of i.
   const auto for_each_neighbour = [&](int64_t low, int64_t high, const auto& visit) {
     for (int64_t c = 0; c < channels; ++c) {
       for (int64_t d = std::max<int64_t>(c - low, 0); d <= std::min(c + high, channels - 1); ++d) {

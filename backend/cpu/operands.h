@@ -21,9 +21,9 @@ using enum Role;
 // Returns the product of `factors`, a number of elements. Throws `InputError` that names the op if
 // a factor is negative or the product exceeds 2^56.
 int64_t Product(const Op& op, std::initializer_list<int64_t> factors);
-// Returns the start of operands[i]. Messages call the operand `what`, either "input" or "output".
-// Throws `InputError` if the operand is missing or has fewer than `bytes` bytes. REQUIRES: `i` is
-// not nullopt, which holds if the op's table row names the operand.
+// Returns the start of operands[i]. Messages call the operand `what` ("input" or "output"). Throws
+// `InputError` if the operand is missing or has fewer than `bytes` bytes. REQUIRES: `i` is not
+// nullopt, which holds if the op's table row names the operand.
 std::byte* TakeOperand(const Op& op, std::span<const std::span<std::byte>> operands,
                        std::optional<size_t> i, std::string_view what, int64_t bytes);
 
