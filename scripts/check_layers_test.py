@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of check_layers.py: the repository passes, and whatever is planted in a copy of it is found."""
+"""Tests check_layers.py: the repository passes, and a violation planted in a copy of the repository is found."""
 
 import pathlib
 import shutil
@@ -18,7 +18,7 @@ def check(root: pathlib.Path) -> subprocess.CompletedProcess:
 
 class CheckLayersTest(unittest.TestCase):
     def planted(self, path: str, include: str) -> str:
-        """What the check prints after one more include at the end of a file."""
+        """Appends an include to a file in a copy of the repository. Returns the output of the check, which fails."""
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             for top in ("traces", "sim", "policies", "backend", "experiments"):
