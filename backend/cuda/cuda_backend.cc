@@ -236,8 +236,8 @@ class CudaBackend final : public Executor {
   void DeviceRanges(std::span<const Block> blocks, std::vector<DeviceRange>& ranges) const;
 
   // Returns true if the end of command `i` is recorded as an event. An event delays the next kernel
-  // by some 2 us on an H200, so an end is recorded only if earlier iterations have waited for it or
-  // `Throttle` will.
+  // by some 2 us on an H200. Therefore all ends are recorded only in the first iteration. Later, an
+  // end is recorded if an earlier iteration waited for it or `Throttle` will.
   bool RecordsEnd(Stream stream, size_t i) const;
   // Makes the stream `waiting` wait for `event`.
   void WaitFor(const Event& event, const CudaStream& waiting, const Activity& activity);
