@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Checks who includes whom: the layers of the source tree, the libraries that belong to one folder, and
-that no modules depend on one another in a circle. A header and its source are one module. Checks too that
-no two files define a type of the same name in the same namespace, which C++ leaves undefined, and that no
-two modules outside tests/ have files of the same name, unless backends mirror each other.
+"""Checks the includes of the source tree. Files include only folders of lower layers, a library is included
+only by the folders that own it, and modules do not depend on one another in a circle. A header and its source
+are one module.
 
-usage: check_layers.py [ROOT]    ROOT is this repository unless given
+usage: check_layers.py [ROOT]    ROOT is this repository by default
 
 Prints each violation as path:line and exits with 1 if there is any.
 """
@@ -13,8 +12,9 @@ import pathlib
 import re
 import sys
 
-# Folder -> the folders that its files may include besides their own. The longest folder that contains a
-# file is the file's; "traces" stands for traces/ itself. A name that ends in "/" allows all below it.
+# Folder -> the other folders that its files may include. A file follows the rules of the folder
+# that it stands in; a file of tests/ without rules follows those for "tests". "traces" stands for
+# traces/ alone. A name that ends in "/" allows all folders below it.
 TRACES = ["traces/base", "traces/ops", "traces", "traces/lowering", "traces/zoo", "traces/logs", "traces/import"]
 CORE = ["traces/", "sim/core"]
 RUN = [*CORE, "sim/", "policies/", "backend/"]
@@ -55,7 +55,7 @@ LAYERS["tests/testing"] = LAYERS["tests"]
 LAYERS["experiments/tools/sweep"].append("experiments/tools/measure")
 LAYERS["experiments/tools/report"].append("experiments/tools/sweep")
 
-# A library header -> the folders that may include it, with all below them.
+# A library header -> the folders that may include it. The folders below them may, too.
 LIBRARIES = {
     r"boost/": ["traces/lowering", "policies"],
     r"Eigen/": ["backend/cpu", "experiments/tools/measure"],
@@ -81,7 +81,7 @@ TOP = ["traces", "sim", "policies", "backend", "experiments", "tests"]
 
 
 def folder_of(path: str) -> str | None:
-    """The folder of `LAYERS` that a file belongs to: the one that it stands in, or for tests, below."""
+    """Returns the key of `LAYERS` for a file: its folder, else "tests" for files below tests/, else None."""
     folder = path.rpartition("/")[0]
     return folder if folder in LAYERS else "tests" if path.startswith("tests/") else None
 
@@ -95,7 +95,7 @@ def module_of(path: str) -> str:
 
 
 class Tree:
-    """The files of a source tree with what they include."""
+    """The files of a source tree and their includes."""
 
     def __init__(self, root: pathlib.Path):
         self.files = {}  # path -> [(line, quote, header)]
@@ -134,7 +134,7 @@ class Tree:
                 yield f"{module}: {other} has a module of that name, too"
 
     def violations(self):
-        # tests/out_of_tree is another project's: it includes installed headers.
+        # Files of tests/out_of_tree include installed headers, like another project's.
         for path, includes in self.files.items():
             if path.startswith("tests/out_of_tree/"):
                 continue
@@ -163,7 +163,7 @@ class Tree:
         return None
 
     def circles(self):
-        """Each set of modules that depend on one another (Tarjan's algorithm)."""
+        """Returns each set of modules that depend on one another, by Tarjan's algorithm."""
         uses = {}
         for path, includes in self.files.items():
             names = (module_of(h) for _, quote, h in includes if quote == '"' and h in self.files)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of check_layers.py: the repository passes, and whatever is planted in a copy of it is found."""
+"""Tests check_layers.py: the repository passes, and a violation planted in a copy of the repository is found."""
 
 import pathlib
 import shutil
@@ -18,11 +18,7 @@ def check(root: pathlib.Path) -> subprocess.CompletedProcess:
 
 class CheckLayersTest(unittest.TestCase):
     def planted(self, path: str, include: str) -> str:
-        """Returns what the check prints after one more include at the end of a file."""
-        return self.with_line(path, f"#include {include}")
-
-    def with_line(self, path: str, line: str) -> str:
-        """Returns what the check prints after one more line at the end of a file."""
+        """Appends an include to a file in a copy of the repository. Returns the output of the check, which fails."""
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             for top in ("traces", "sim", "policies", "backend", "experiments", "tests/testing"):

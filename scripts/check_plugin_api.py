@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Checks that the plugin API version rises with what plugins compile against.
+"""Checks that the plugin API version rises if a header that plugins compile against changes.
 
 usage: check_plugin_api.py [--update]
 
-What a plugin compiles against are the headers that it includes and all that these include. Their text
-without comments and white space has a digest, which stands beside the version in scripts/plugin_api.txt.
-Exits with 1 if the text has changed under the same version; --update writes the line for a new one.
+Plugins compile against the public headers and all headers that the public headers include. A digest of their
+text, without comments and with white space normalised, stands next to the version in scripts/plugin_api.txt.
+Exits with 1 if the text has changed but the version has not, or if plugin_api.txt is of another version.
+With --update, writes plugin_api.txt for a new version.
 """
 
 import hashlib
@@ -55,7 +56,7 @@ def main() -> int:
     if arguments:
         RECORD.write_text(f"{version} {digest()}\n", encoding="utf-8")
         return 0
-    print(f"scripts/plugin_api.txt is of version {known_version}: run scripts/check_plugin_api.py --update")
+    print(f"scripts/plugin_api.txt is for version {known_version}: run scripts/check_plugin_api.py --update")
     return 1
 
 

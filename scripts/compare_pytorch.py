@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
 """Times training iterations of the same networks in PyTorch and in Spillway, on one GPU, in one run.
 
-Each network is built from Spillway's own trace of it, so both sides compute the same thing: forward,
-backward and a step of SGD with momentum, fp32 without TF32 (or TF32 on both sides). Compared are
-PyTorch eager, eager with cuDNN's autotuner, torch.autograd.graph.save_on_cpu(pin_memory=True),
-checkpoint_sequential (chains only), torch.utils.checkpoint for each block, and torch.compile with each
-activation_memory_budget, with Spillway in-core, offloading by vdnn-dyn, and superneurons, also in the memory
-that save_on_cpu took, and joint in the memory that checkpoints and torch.compile took. Peaks are what
-each side's allocator took from the device; the CUDA context is outside of both.
+Each network is built from Spillway's own trace, so both sides compute the same thing: forward, backward and a step
+of SGD with momentum, in fp32 without TF32 (or with TF32 on both sides). The methods are:
 
-A block ends where one activation alone is handed on, behind a sum, a concatenation or a pooling and what
-normalises or activates it: a residual block, an inception module, a dense block, the layers before a pooling.
+PyTorch   eager; eager with cuDNN's autotuner; torch.autograd.graph.save_on_cpu(pin_memory=True);
+          checkpoint_sequential (chains only); torch.utils.checkpoint for each block; torch.compile with each
+          activation_memory_budget.
+Spillway  in-core; offloading by vdnn-dyn; superneurons, also in the memory that save_on_cpu took; joint in the memory
+          that checkpoints and torch.compile took.
+
+A peak is the most memory that a side's allocator took from the device. The CUDA context is outside of both peaks.
+
+A block ends where only one activation is passed on, after a sum, a concatenation or a pooling together with the
+normalisation or activation that follows it. Blocks are for example a residual block, an inception module, a dense
+block, or the layers before a pooling.
 
 Columns of the CSV file: workload; side (pytorch, spillway); method; iteration_ms, shortest_iteration_ms and
 longest_iteration_ms (median and extremes of the timed iterations); peak_bytes (most bytes allocated in them);
-time_over_eager (iteration_ms over that of PyTorch eager); note (what Spillway predicted).
+time_over_eager (iteration_ms divided by the iteration_ms of PyTorch eager); note (Spillway's prediction).
 
 Needs a CUDA build of PyTorch, a GPU, and a spillway with the CUDA backend.
 """
@@ -37,13 +41,13 @@ COMPILED = "compile, budget "
 
 
 class OpTable:
-    """What `spillway list ops` says of the operands of each op type."""
+    """The operands of each op type, from `spillway list ops`."""
 
     def __init__(self, document):
         self.rows = {(row["type"], row["phase"]): row for row in document["rows"]}
 
     def operands(self, op, side):
-        """The names of op[side] ("inputs", "outputs") by role; of a role that repeats, all of them."""
+        """Returns the names of op[side] ("inputs", "outputs") by role. A role that repeats has a list of names."""
         words = [word.partition("?") for word in self.rows[op["type"], op["phase"]][side].split()]
         roles = [role for role, _, when in words if role != "..." and self.holds(op, when)]
         if words[-1][0] == "...":
@@ -57,7 +61,7 @@ class OpTable:
 
 
 class Plan:
-    """The forward half of a trace, as steps that PyTorch can take."""
+    """The forward half of a trace, as steps that PyTorch can execute."""
 
     def __init__(self, trace, ops):
         self.ops = ops
@@ -73,7 +77,7 @@ class Plan:
         return [t for t in self.tensors.values() if t["kind"] == "input"]
 
     def is_chain(self):
-        """True if each step reads nothing but the step's before, parameters and labels."""
+        """Returns True if each step reads only the output of the previous step, parameters and inputs."""
         previous = None
         for op in self.steps:
             activations = [n for n in op["inputs"] if self.tensors[n]["kind"] == "activation"]
@@ -83,7 +87,7 @@ class Plan:
         return True
 
     def blocks(self):
-        """The steps before the loss, in blocks that read one activation of those before."""
+        """Returns the steps before the loss, in blocks that read only one activation of the blocks before them."""
         last_use = {name: i for i, op in enumerate(self.steps) for name in op["inputs"]}
         blocks, alive, ends = [[]], set(), False
         for i, op in enumerate(self.steps[:-1]):
@@ -103,7 +107,7 @@ class Plan:
 
 
 def needs_ceil(a, axis):
-    """Whether a pooling step's extent along `axis` ("height", "width") was rounded up."""
+    """Returns True if a pooling step's extent along `axis` ("height", "width") was rounded up."""
     letter = axis[0]
     span = a[f"in_{axis}"] + 2 * a[f"pad_{letter}"] - a[f"kernel_{letter}"]
     return a[f"out_{axis}"] > span // a[f"stride_{letter}"] + 1
@@ -173,18 +177,18 @@ class Trainer:
             self.data[t["name"]] = (torch.randint(classes, (plan.batch,), device="cuda")
                                     if t["name"] == labels
                                     else torch.empty(t["shape"], device="cuda").uniform_(-1, 1))
-        self.graph = None  # compiled with the first iteration
+        self.graph = None  # compiled in the first iteration
         sgd = plan.sgd or {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 0}
         self.optimizer = torch.optim.SGD(self.parameters.values(), lr=sgd["learning_rate"],
                                          momentum=sgd["momentum"],
                                          weight_decay=sgd["weight_decay"])
 
     def run(self, steps, values, parameters):
-        """The output of the last of the steps; takes what they read for the last time out of `values`."""
+        """Runs the steps and returns the output of the last one. Removes tensors from `values` after their last use."""
         for op in steps:
             values[self.plan.output(op)] = apply(self.torch, self.plan, op, values, parameters,
                                                  in_place=op is not steps[0])
-            for name in op["inputs"]:  # as a module's local variables would be: gone when used
+            for name in op["inputs"]:  # as a module's local variables would end after their last use
                 if self.last_use[name] is op and name in values:
                     del values[name]
         return values[self.plan.output(steps[-1])]
@@ -193,7 +197,7 @@ class Trainer:
         return self.run(self.plan.steps, dict(self.data), self.parameters)
 
     def forward_by_blocks(self):
-        """torch.utils.checkpoint around each block but the last, which backward needs at once."""
+        """Runs forward with torch.utils.checkpoint around each block but the last, which backward needs at once."""
         from torch.utils.checkpoint import checkpoint
         blocks = self.plan.blocks()
         name = self.plan.operands(blocks[0][0])["x"]
@@ -206,7 +210,7 @@ class Trainer:
         return self.run(blocks[-1] + self.plan.steps[-1:], values, self.parameters)
 
     def compiled(self):
-        """The forward pass as a graph of library calls, compiled for the activation_memory_budget set."""
+        """Returns the forward pass as a graph of library calls, compiled for the current activation_memory_budget."""
         trainer, torch = self, self.torch
 
         class Forward(torch.nn.Module):
@@ -222,7 +226,7 @@ class Trainer:
         return torch.compile(torch.fx.symbolic_trace(Forward()))
 
     def forward_checkpointed(self):
-        """checkpoint_sequential over the chain, in about sqrt(steps) segments."""
+        """Runs forward with checkpoint_sequential over the chain, in about sqrt(steps) segments."""
         steps = self.plan.steps[:-1]
 
         def layer(op):
@@ -262,7 +266,7 @@ class Trainer:
 
 
 def time_pytorch(torch, plan, method, iterations):
-    """(times in ms, peak bytes taken from the device)"""
+    """Returns (times in ms, peak bytes taken from the device)."""
     torch.backends.cudnn.benchmark = method == "eager, autotuned"
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -290,7 +294,7 @@ def time_pytorch(torch, plan, method, iterations):
 
 
 def spillway(binary, *arguments):
-    """The program's standard output; its exit code 1 is an answer, not a failure."""
+    """Runs the program and returns its standard output. Exit codes other than 0 and 1 are failures."""
     result = subprocess.run([binary, *arguments], capture_output=True, text=True, check=False)
     if result.returncode not in (0, 1):
         raise SystemExit(f"compare_pytorch: {binary} {' '.join(arguments)}: exit code "
@@ -315,7 +319,7 @@ def row(workload, side, method, times, peak, note=""):
 
 
 def compare(torch, arguments, workload):
-    """Yields a row for each method that fits, as soon as it is timed."""
+    """Yields a row for each method that fits into memory, as soon as it is timed."""
     plan = load_plan(arguments.spillway, workload)
     rows = []
 
@@ -340,7 +344,7 @@ def compare(torch, arguments, workload):
     runs = [("liveness", "unlimited"), ("vdnn-dyn", "50%"), ("vdnn-dyn:adopt=fastest", "50%"),
             ("vdnn-dyn", "25%"), ("superneurons", "50%"), ("superneurons", "25%")]
     runs = [(policy, memory, "best-fit") for policy, memory in runs]
-    # In so little memory there is no room for holes.
+    # So little memory leaves no room for fragmentation.
     runs += [("superneurons", f"{r['peak_bytes']}B", "stitched") for r in rows
              if r["method"] == "save_on_cpu"]
     runs += [("joint", f"{peak}B", "best-fit") for peak in
@@ -370,10 +374,10 @@ def write(rows, path):
 
 
 def budgets(text):
-    """Of --budgets."""
+    """Parses the value of --budgets."""
     shares = [float(share) for share in text.split(",") if share]
     if not all(0 <= share <= 1 for share in shares):
-        raise argparse.ArgumentTypeError(f"'{text}': each has to be from 0 to 1")
+        raise argparse.ArgumentTypeError(f"'{text}': each budget must be from 0 to 1")
     return shares
 
 
@@ -383,16 +387,16 @@ def main():
     parser.add_argument("workloads", nargs="+", metavar="NETWORK:BATCH")
     parser.add_argument("--spillway", default="build/release/bin/spillway",
                         help="the program (default: %(default)s)")
-    parser.add_argument("--iterations", type=int, default=20, help="timed ones (default: 20)")
+    parser.add_argument("--iterations", type=int, default=20, help="timed iterations of each method (default: 20)")
     parser.add_argument("--math", choices=["fp32", "tf32"], default="fp32")
     parser.add_argument("--any-table", action="store_true",
-                        help="accept a cost table of another GPU, cuDNN or arithmetic")
+                        help="accept a cost table of another GPU, another cuDNN or other arithmetic")
     parser.add_argument("--budgets", type=budgets, default=[1, 0.7, 0.5, 0.3, 0.1], metavar="SHARE,...",
                         help="activation_memory_budget of torch.compile, each from 0 to 1 (default: 1,0.7,0.5,0.3,0.1; "
-                             "'' leaves torch.compile out)")
-    parser.add_argument("-o", "--output", help="CSV file (default: a table alone)")
+                             "'' omits torch.compile)")
+    parser.add_argument("-o", "--output", help="CSV file (default: only the printed table)")
     parser.add_argument("--plan-only", action="store_true",
-                        help="say what would be run and stop; needs no PyTorch and no GPU")
+                        help="print the steps of each network and stop; needs no PyTorch and no GPU")
     arguments = parser.parse_args()
     if arguments.iterations < 1:
         parser.error("--iterations must be at least 1")
@@ -416,7 +420,7 @@ def main():
     for workload in arguments.workloads:
         for r in compare(torch, arguments, workload):
             rows.append(r)
-            if arguments.output:  # what comes later may run out of memory or time
+            if arguments.output:  # later methods may run out of memory or time
                 write(rows, arguments.output)
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, "
           f"cuDNN {torch.backends.cudnn.version()}, {arguments.math}")

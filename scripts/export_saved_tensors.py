@@ -1,23 +1,24 @@
 #!/usr/bin/env python3
-"""Writes what PyTorch does with each tensor that backward reads, as a list for the policy `saved-tensors`.
+"""Writes the fate that a plan of PyTorch gives to each tensor that backward reads, as a list for `saved-tensors`.
 
 usage: export_saved_tensors.py save_on_cpu MODEL.json -o LIST.json
        export_saved_tensors.py checkpoint MODEL.json -o LIST.json [--block NAME ...]
        export_saved_tensors.py budget MODEL.json --manifest PLAN.manifest.json -o LIST.json
 
-MODEL.json[.zst] is what `spillway trace import` made of a recording without a plan. What the list is of:
+MODEL.json[.zst] is the trace that `spillway trace import` made of a recording without a plan. The plans are:
 
-save_on_cpu   torch.autograd.graph.save_on_cpu around forward: each operator's own copy of all that it saves, parameters
-              included. All that an operator of backward reads of forward counts as saved; what autograd saves and
-              backward does not read is not in a recording.
-checkpoint    torch.utils.checkpoint around blocks (all, or those named): what is made within a block is computed again
-              when backward comes to it; what it reads from outside is kept. The recording says which block an operator
-              is of if it was made with `record(..., model=...)`, as record_pytorch.py does for its own models.
-budget        torch.compile with an activation_memory_budget, from the manifest of a recording with --plan budget=SHARE:
-              what its partitioner kept. Convolutions, matrix products and attention are found by their order; of
-              elementwise operators, which the compiler fuses, nothing can be said one by one: a tensor of theirs counts
-              as kept where the compiler kept one of the same size, first come first served. What was kept and not
-              found is printed.
+save_on_cpu   torch.autograd.graph.save_on_cpu around forward. Each operator copies every tensor that it saves,
+              parameters included. Every tensor of forward that an operator of backward reads counts as saved. Tensors
+              that autograd saves but backward does not read are not in a recording.
+checkpoint    torch.utils.checkpoint around blocks (all blocks, or the blocks named by --block). Tensors made within a
+              block are computed again when backward reaches the block. Tensors that the block reads from outside are
+              kept. The recording knows the block of each operator if it was made with `record(..., model=...)`, as
+              record_pytorch.py does for its own models.
+budget        torch.compile with an activation_memory_budget. The tensors that its partitioner kept come from the
+              manifest of a recording with --plan budget=SHARE. Convolutions, matrix products and attention are matched
+              by their order. The compiler fuses elementwise operators, so they cannot be matched one by one: their
+              tensors count as kept if the compiler kept a tensor of the same size, in the order of backward. The
+              script prints how many kept values it could not match.
 """
 
 import argparse
@@ -48,19 +49,19 @@ def read_model(path):
     except ValueError as error:
         sys.exit(f"export_saved_tensors: {path}: {error}")
     if not isinstance(model, dict) or model.get("format") != "spillway-trace":
-        sys.exit(f"export_saved_tensors: {path}: no trace of Spillway")
+        sys.exit(f"export_saved_tensors: {path}: not a Spillway trace")
     return model
 
 
 class Model:
-    """The storages that backward reads of what forward has left, and who made them."""
+    """The storages that forward leaves and backward reads, and the operators that made them."""
 
     def __init__(self, model):
         self.name = model["name"]
         self.tensors = {tensor["name"]: tensor for tensor in model["tensors"]}
         self.forward = [op for op in model["ops"] if op["phase"] == "forward"]
         backward = [op for op in model["ops"] if op["phase"] == "backward"]
-        self.maker = {}  # of a storage: the first op of forward that writes it
+        self.maker = {}  # storage -> the first op of forward that writes it
         for op in self.forward:
             for output in op["outputs"]:
                 self.maker.setdefault(self.root(output), op)
@@ -80,19 +81,19 @@ def save_on_cpu(model):
 
 
 def block_of(op):
-    """An op's layer is "BLOCK/NAME" where the recording says in which block it ran."""
+    """Returns the block of an op, or "". An op's layer is "BLOCK/NAME" if the recording knows the block."""
     return op["layer"].rpartition("/")[0]
 
 
 def checkpoint(model, chosen):
     blocks = list(dict.fromkeys(block_of(op) for op in model.forward if block_of(op)))
     if not blocks:
-        sys.exit("export_saved_tensors: the recording does not say which block an operator is of: record with model=...")
+        sys.exit("export_saved_tensors: the recording does not name the blocks of operators: record with model=...")
     for name in chosen:
         if name not in blocks:
             sys.exit(f"export_saved_tensors: no block '{name}' (valid: {', '.join(blocks)})")
     chosen = set(chosen or blocks)
-    kept = {}  # what is read outside of the block that has made it
+    kept = {}  # storages that are read outside of the block that made them
     for op in model.forward:
         for root in map(model.root, op["inputs"]):
             if root in model.maker and block_of(model.maker[root]) != block_of(op):
@@ -105,14 +106,15 @@ def checkpoint(model, chosen):
     return {}, entries
 
 
-# What is found by its order: FX's name of an operator, and how the recording's begin.
+# The operators that are matched by their order: FX's name -> the names with which a recording's
+# operators begin.
 BY_ORDER = {"addmm": "addmm", "mm": "mm", "bmm": "bmm", "convolution": ("cudnn_convolution", "convolution"),
             "_scaled_dot_product_efficient_attention": "_efficient_attention_forward",
             "_scaled_dot_product_flash_attention": "_flash_attention_forward"}
 
 
 def occurrence(fx_name):
-    """("addmm", 3) of "addmm_3"; FX counts from nothing."""
+    """Splits "addmm_3" into ("addmm", 3). FX gives the first occurrence no number, so "addmm" gives ("addmm", 0)."""
     match = re.fullmatch(r"(.*?)(?:_(\d+))?", fx_name)
     return match[1], int(match[2] or 0)
 
@@ -124,14 +126,14 @@ def budget(model, manifest):
     except (OSError, ValueError) as error:
         sys.exit(f"export_saved_tensors: {manifest}: {error}")
     if not graphs:
-        sys.exit(f"export_saved_tensors: {manifest}: says of no values that a compiler saved: record with --plan budget=SHARE")
+        sys.exit(f"export_saved_tensors: {manifest}: no saved values of a compiler: record with --plan budget=SHARE")
     by_order = collections.defaultdict(list)
     for op in model.forward:
         for fx_name, starts in BY_ORDER.items():
             if re.sub(r"\.\d+$", "", op["name"].rpartition("/")[2]) in ((starts,) if isinstance(starts, str) else starts):
                 by_order[fx_name].append(op)
     kept, unfound = set(), []
-    sizes = collections.defaultdict(list)  # of what is not found by its order
+    sizes = collections.defaultdict(list)  # size -> storages, for values that are not matched by order
     for root in model.saved:
         if root in model.maker:
             sizes[model.tensors[root]["size"]].append(root)
@@ -148,8 +150,8 @@ def budget(model, manifest):
             kept.add(same[0])
         else:
             unfound.append(value)
-    print(f"{sum(value['bytes'] for value in unfound)} bytes in {len(unfound)} values that the compiler kept are none "
-          f"that the recording has", file=sys.stderr)
+    print(f"{sum(value['bytes'] for value in unfound)} bytes in {len(unfound)} values that the compiler kept "
+          f"do not occur in the recording", file=sys.stderr)
     return {}, [{"tensor": root, "fate": "save" if root in kept else "recompute"}
                 for root in model.saved if root in model.maker and model.tensors[root]["kind"] not in LEFT_BY_FORWARD]
 
@@ -159,13 +161,14 @@ def main(argv=None):
     parser.add_argument("plan", choices=("save_on_cpu", "checkpoint", "budget"))
     parser.add_argument("model", metavar="MODEL.json")
     parser.add_argument("-o", "--output", required=True, metavar="LIST.json")
-    parser.add_argument("--block", action="append", default=[], help="checkpoint: one of those to checkpoint")
-    parser.add_argument("--manifest", help="budget: of the recording with that plan")
+    parser.add_argument("--block", action="append", default=[],
+                        help="checkpoint: a block to checkpoint; may be repeated (default: all blocks)")
+    parser.add_argument("--manifest", help="budget: the manifest of the recording with that plan")
     arguments = parser.parse_args(argv)
     if (arguments.plan == "budget") != (arguments.manifest is not None):
-        parser.error("--manifest belongs to budget, and to nothing else")
+        parser.error("--manifest is required with budget and invalid with any other plan")
     if arguments.block and arguments.plan != "checkpoint":
-        parser.error("--block belongs to checkpoint")
+        parser.error("--block is valid only with checkpoint")
     model = Model(read_model(arguments.model))
     if arguments.plan == "save_on_cpu":
         more, entries = save_on_cpu(model)

@@ -1,7 +1,7 @@
-"""The look of all figures: one place for fonts, sizes and colours.
+"""Defines the look of all figures: fonts, sizes and colours.
 
-`figure(width, height)` gives a figure in inches; `save(figure, path)` writes PDF with TrueType fonts, and
-PNG beside it. Needs matplotlib (Debian: python3-matplotlib).
+`figure(width, height)` creates a figure with a size in inches. `save(figure, path)` writes a PDF with TrueType
+fonts and a PNG next to it. Needs matplotlib (Debian: python3-matplotlib).
 """
 
 import os
@@ -10,9 +10,9 @@ import matplotlib
 from PIL import Image
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402  (the backend is chosen first)
+import matplotlib.pyplot as plt  # noqa: E402  (matplotlib.use must come first)
 
-# Distinguishable also without colour vision (after P. Okabe and M. Ito, 2008).
+# Readers without colour vision can tell these colours apart, too (after P. Okabe and M. Ito, 2008).
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
 
@@ -27,20 +27,20 @@ plt.rcParams.update({
     "grid.linewidth": 0.5,
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
-    "pdf.fonttype": 42,  # TrueType, so that text stays text
+    "pdf.fonttype": 42,  # TrueType fonts keep text as text
     "svg.hashsalt": "spillway",
 })
 
 
 def figure(width=3.4, height=2.6, **options):
-    """A figure and its axes; 3.4 inches are a column."""
+    """Returns a figure and its axes. A column of text is 3.4 inches wide."""
     return plt.subplots(figsize=(width, height), **options)
 
 
 def problems(fig):
-    """What is wrong with a figure, in words.
+    """Returns a list of the problems of a figure, in words.
 
-    Axes without data, axes that lack a series of the legend that all share, labels that an edge of the figure cuts off.
+    It finds axes without data, axes that lack a series of the legend that all share, and labels that an edge cuts off.
     """
     fig.canvas.draw()
     found = []
@@ -62,7 +62,10 @@ def problems(fig):
 
 
 def save(fig, path, dpi=200, colours=0):
-    """Writes `path` (.pdf) and the same as .png, of so many colours; the same figure gives the same bytes."""
+    """Writes a .pdf and a .png file. If `colours` is not 0, reduces the .png to that many colours.
+
+    The same figure gives the same bytes.
+    """
     stem = os.path.splitext(path)[0]
     fig.savefig(stem + ".pdf", metadata={"CreationDate": None, "ModDate": None})
     fig.savefig(stem + ".png", dpi=dpi, metadata={"Software": None})

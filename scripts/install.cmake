@@ -1,5 +1,6 @@
-# What `cmake --install` installs: program, library, headers, data, and what other projects find the
-# library with. Everything refers to its neighbours by relative paths, so the tree may be moved.
+# Defines what `cmake --install` installs: the program, the library, headers, data, and the files by
+# which other projects find the library. Installed files refer to each other by relative paths, so
+# the tree may be moved.
 
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/spillway)
@@ -16,7 +17,7 @@ if(SPILLWAY_BUILD_CLI)
   if(TARGET spillway_cuda)
     set_target_properties(spillway_cuda PROPERTIES
       INSTALL_RPATH "$ORIGIN"
-      INSTALL_RPATH_USE_LINK_PATH ON)  # for CUDA outside the system directories
+      INSTALL_RPATH_USE_LINK_PATH ON)  # finds CUDA outside the system directories
     install(TARGETS spillway_cuda LIBRARY NAMELINK_SKIP)
   endif()
   install(FILES ${PROJECT_BINARY_DIR}/spillway.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
@@ -26,14 +27,14 @@ install(TARGETS spillway EXPORT spillway INCLUDES DESTINATION ${header_dir})
 # Headers keep their paths from the root: #include "sim/core/policy.h".
 foreach(folder traces sim policies)
   install(DIRECTORY ${folder} DESTINATION ${header_dir} FILES_MATCHING PATTERN "*.h"
-    PATTERN base/json.h EXCLUDE  # of the readers only
-    PATTERN records/sqlite_file.h EXCLUDE  # of the stores only
+    PATTERN base/json.h EXCLUDE  # only readers of files use it
+    PATTERN records/sqlite_file.h EXCLUDE  # only stores use it
     PATTERN devices EXCLUDE PATTERN recorded EXCLUDE)
 endforeach()
 install(DIRECTORY experiments/run experiments/output DESTINATION ${header_dir}/experiments
-  FILES_MATCHING PATTERN "*.h" PATTERN execute.h EXCLUDE)  # execute.h: of the backends
+  FILES_MATCHING PATTERN "*.h" PATTERN execute.h EXCLUDE)  # execute.h needs backends
 
-# As experiments/run/catalogue.cc looks for them.
+# The paths below are the paths that experiments/run/catalogue.cc looks for.
 install(DIRECTORY sim/devices DESTINATION ${data_dir}/sim)
 install(DIRECTORY traces/recorded DESTINATION ${data_dir}/traces)
 install(DIRECTORY experiments/papers DESTINATION ${data_dir}/experiments

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Draws one column of a sweep against another, a line for each policy, with marks where nothing fits.
+"""Draws one column of a sweep against another, with one line per policy and crosses for runs out of memory.
 
 usage: scripts/plot.py STORE --x COLUMN --y COLUMN [--by COLUMN[,COLUMN...]] [--where COLUMN=VALUE[,VALUE...]]...
                        [--log x|y|xy] [--title TEXT] -o FIGURE.pdf
 
-STORE is what `spillway sweep -o STORE` wrote, or a CSV file with the columns of `spillway list columns`; writes
-FIGURE.pdf and FIGURE.png. Crosses above the axes are cells that are out of memory. Needs matplotlib (Debian:
-python3-matplotlib). Exits with 2 for bad arguments, with 3 for a file that is no such store.
+STORE is a store that `spillway sweep -o STORE` wrote, or a CSV file with the columns of `spillway list columns`. Writes
+FIGURE.pdf and FIGURE.png. Crosses above the axes mark cells that run out of memory. Needs matplotlib (Debian:
+python3-matplotlib). Exits with 2 for bad arguments, and with 3 if STORE is neither a store nor a CSV file.
 """
 
 import argparse
@@ -18,15 +18,15 @@ import sys
 
 
 class BadArgument(Exception):
-    """A column or value that is not there."""
+    """An argument that names a missing column or value."""
 
 
 class BadInput(Exception):
-    """The file is not what it should be."""
+    """An input file that cannot be read or holds no cells."""
 
 
 def read(path):
-    """The rows of a store or CSV file, each a dictionary of texts, numbers and None, and the columns."""
+    """Returns the rows of a store or CSV file, each a dictionary of texts, numbers and None, and the columns."""
     if path.suffix == ".csv":
         with open(path, newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -46,7 +46,7 @@ def read(path):
 
 
 def number(text):
-    """Of a field of a CSV file."""
+    """Returns a field of a CSV file as an int, a float, a text, or None if it is empty."""
     if text in ("", None):
         return None
     try:
@@ -63,7 +63,7 @@ def check_column(name, columns):
 
 
 def select(rows, columns, conditions):
-    """The rows that every condition takes."""
+    """Returns the rows that satisfy every condition. Raises `BadArgument` for an unknown column or value."""
     for condition in conditions:
         name, equals, values = condition.partition("=")
         if not equals:
@@ -73,13 +73,13 @@ def select(rows, columns, conditions):
         wanted = [values] if values in there else values.split(",")
         for value in wanted:
             if value not in there:
-                raise BadArgument(f"--where {name}: no cell has '{value}' (there: {', '.join(sorted(there))})")
+                raise BadArgument(f"--where {name}: no cell has '{value}' (valid: {', '.join(sorted(there))})")
         rows = [row for row in rows if str(row[name]) in wanted]
     return rows
 
 
 def lines(rows, x, by):
-    """The cells of each line by their place on it."""
+    """Returns the cells of each line, by label and then by x. Raises `BadArgument` if two cells share a place."""
     result = {}
     for row in rows:
         if row[x] is None:
@@ -93,18 +93,18 @@ def lines(rows, x, by):
                          if name in row and row[name] != other[name]}
             ways = "; ".join(f"{name}: {', '.join(values)}" for name, values in differing.items())
             raise BadArgument(f"several cells of '{label}' at {x} = {row[x]}: choose with --where, or tell them "
-                              f"apart with --by ({ways or 'they differ in nothing that is known'})")
+                              f"apart with --by ({ways or 'these cells have the same known settings'})")
         line[row[x]] = row
     return result
 
 
 def draw(args, rows, y):
-    import figstyle  # it needs matplotlib, which bad input does not
+    import figstyle  # imported here, so that errors in the input are reported without matplotlib
 
     by = args.by.split(",")
     drawn = lines(rows, args.x, by)
     places = {row[args.x] for row in rows}
-    if any(isinstance(place, str) for place in places):  # names, in the order of the rows
+    if any(isinstance(place, str) for place in places):  # places are names, in the order of the rows
         order = list(dict.fromkeys(row[args.x] for row in rows))
         at = {name: i for i, name in enumerate(order)}
     else:
@@ -119,7 +119,7 @@ def draw(args, rows, y):
                   label=label, marker=figstyle.MARKERS[i % len(figstyle.MARKERS)], linewidth=1,
                   linestyle=("-", "--", ":")[i // len(figstyle.COLOURS) % 3], **style)
         missing = sorted(at[place] for place, row in line.items() if row["status"] == "oom")
-        if missing:  # a line of crosses for each, above the axes
+        if missing:  # one row of crosses per line, above the axes
             axes.plot(missing, [1.03 + 0.03 * crosses] * len(missing), transform=axes.get_xaxis_transform(),
                       clip_on=False, linestyle="none", marker="x", **style)
             crosses += 1
@@ -146,14 +146,15 @@ def draw(args, rows, y):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("store", type=pathlib.Path, help="of spillway sweep, or a CSV file")
-    parser.add_argument("--x", required=True, help="column along the axis, such as batch")
-    parser.add_argument("--y", required=True, help="column that is drawn, such as iteration_ms")
-    parser.add_argument("--by", default="policy", help="columns that tell lines apart (default: policy)")
-    parser.add_argument("--where", action="append", default=[], help="COLUMN=VALUE[,VALUE...]; give it again for more")
+    parser.add_argument("store", type=pathlib.Path, help="store of spillway sweep, or a CSV file")
+    parser.add_argument("--x", required=True, help="column along the x axis, such as batch")
+    parser.add_argument("--y", required=True, help="column along the y axis, such as iteration_ms")
+    parser.add_argument("--by", default="policy", help="columns whose values distinguish the lines (default: policy)")
+    parser.add_argument("--where", action="append", default=[],
+                        help="COLUMN=VALUE[,VALUE...]: draw only the cells with these values; may be repeated")
     parser.add_argument("--log", choices=("x", "y", "xy"), default="", help="logarithmic axes")
     parser.add_argument("--title", default="")
-    parser.add_argument("-o", "--output", required=True, help="FIGURE.pdf, and the same as .png")
+    parser.add_argument("-o", "--output", required=True, help="FIGURE.pdf; FIGURE.png is written as well")
     args = parser.parse_args()
     try:
         rows, columns = read(args.store)
@@ -161,10 +162,10 @@ def main():
             check_column(name, columns)
         rows = select(rows, columns, args.where)
         if not rows:
-            raise BadInput(f"{args.store}: no cell")
+            raise BadInput(f"{args.store}: the store has no cells")
         numbers = [row[args.y] for row in rows if row[args.y] is not None]
         if any(isinstance(value, str) for value in numbers):
-            raise BadArgument(f"--y {args.y}: is no number")
+            raise BadArgument(f"--y {args.y}: is not a number")
         if not numbers:
             raise BadArgument(f"--y {args.y}: no cell has a value; all are out of memory")
         draw(args, rows, args.y)

@@ -1,25 +1,25 @@
 #!/usr/bin/env python3
-"""Draws one iteration: the memory held, the kernels, and the copies beside them.
+"""Draws one iteration: the allocated memory, the kernels and the copies over time.
 
 usage: scripts/plot_timeline.py TRACE PICTURE.png
 
-TRACE is what `spillway run WORKLOAD ... --export-trace TRACE` writes; nothing else is read. Needs matplotlib
-(Debian: python3-matplotlib). Exits with 2 for bad arguments, with 3 for a file that is no such trace.
+TRACE is a file that `spillway run WORKLOAD ... --export-trace TRACE` wrote. Needs matplotlib (Debian:
+python3-matplotlib). Exits with 2 for bad arguments, and with 3 if TRACE is not such a file.
 """
 
 import json
 import sys
 
 GIB = 2 ** 30
-KERNELS = {"forward": 0, "backward": 1, "update": 3, "run again": 2}  # -> index of a colour
+KERNELS = {"forward": 0, "backward": 1, "update": 3, "run again": 2}  # index of the colour
 
 
 class BadInput(Exception):
-    """The file is not what it should be."""
+    """A file that `spillway run --export-trace` did not write, or that has no kernels."""
 
 
 def read(path):
-    """The origin and the events of a trace file of `spillway run`."""
+    """Returns title, capacity and held memory (GiB), kernels and copies (ms) of a trace file of `spillway run`."""
     try:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
@@ -30,7 +30,7 @@ def read(path):
         events = document["traceEvents"]
         commands = [event for event in events if event["ph"] == "X"]
         held = {event["ts"] / 1e3: event["args"]["allocated"] / GIB for event in events
-                if event["ph"] == "C" and event["name"] == "device memory"}  # at a time, the last
+                if event["ph"] == "C" and event["name"] == "device memory"}  # the last value at each time
         kernels = [(start, length, "run again" if "recompute" in event["cat"] else event["args"]["phase"],
                     event["args"].get("stall_us", 0) / 1e3)
                    for event, start, length in timed(commands) if event["cat"].startswith("kernel")]
@@ -41,17 +41,17 @@ def read(path):
     except (KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path}: not written by spillway run --export-trace ({error!r})") from error
     if not kernels or not held:
-        raise BadInput(f"{path}: there are no kernels in it")
+        raise BadInput(f"{path}: the trace has no kernels")
     return title, capacity and capacity / GIB, list(held.items()), kernels, copies
 
 
 def timed(events):
-    """Each event with its start and length in milliseconds."""
+    """Returns each event with its start and length in milliseconds."""
     return [(event, event["ts"] / 1e3, event["dur"] / 1e3) for event in events]
 
 
 def draw(title, capacity, memory, kernels, copies):
-    import figstyle  # it needs matplotlib, which bad input does not
+    import figstyle  # imported here, so that errors in the input are reported without matplotlib
 
     end = max(start + length for start, length, *_ in kernels + copies)
     fig, (top, middle, bottom) = figstyle.figure(
@@ -91,7 +91,7 @@ def draw(title, capacity, memory, kernels, copies):
         bottom.broken_barh([bar[:2] for bar in bars], (row + 0.08, 0.84), color=figstyle.COLOURS[colour],
                            edgecolor="white", linewidth=0.25, zorder=2)
         for start, length, tensor in bars:
-            if length / end > 0.0083 * len(tensor):  # there is room for it
+            if length / end > 0.0083 * len(tensor):  # the bar has room for the name
                 bottom.text(start + length / 2, row + 0.5, tensor, ha="center", va="center", fontsize=6,
                             color="white", zorder=3)
     bottom.set_ylim(0, 2)

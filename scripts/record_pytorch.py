@@ -1,33 +1,35 @@
 #!/usr/bin/env python3
-"""Records what Spillway needs to know of a PyTorch training step: its operators, its memory and its time.
+"""Records the operators, the memory and the time of a PyTorch training step for Spillway.
 
-As a library, of any step:
+As a library, for any step:
 
     from record_pytorch import record
-    record(step, "gpt2", "recordings")       # step() takes no argument and does one iteration, data included
+    record(step, "gpt2", "recordings")       # step() takes no argument and runs one iteration, data included
 
-As a program, of a model with random weights (nothing is downloaded):
+As a program, for a model with random weights (nothing is downloaded):
 
     record_pytorch.py resnet50 --batch 32 --autotune -o recordings
     record_pytorch.py llama --layers 8 --width 1024 --sequence 1024 --batch 4 -o recordings
 
-Files, in the order in which they are made, NAME being the recording's name:
+It writes these files in this order, where NAME is the recording's name:
 
     NAME.snapshot.pickle   the allocator's events in the first 3 steps          torch.cuda.memory._snapshot
     NAME.kineto.json.gz    kernels, copies, operators, allocations of one step  torch.profiler
     NAME.et.json.gz        operands of the operators of the same step           ExecutionTraceObserver
     NAME.manifest.json     versions, GPU, settings, the step's time without profiler, peaks, SHA-256 of the files
 
-Record before the first step and the snapshot also holds what is allocated once: the optimizer's state, the
-workspaces of the libraries. Steps are timed after that, without any observer. If the step runs out of memory, the
-snapshot ends there and the manifest says so. Without a GPU there are no kernels, no snapshot and no peaks, and the
-manifest's "device" is "cpu". A PyTorch built without Kineto (Debian's) makes no NAME.kineto.json.gz.
+If recording starts before the first step, the snapshot also holds memory that is allocated only once: the
+optimizer's state and the workspaces of the libraries. Steps are timed after the snapshot, without any observer. If the
+step runs out of memory, the snapshot ends there and the manifest says so. Without a GPU there are no kernels, no
+snapshot and no peaks, and the manifest's "device" is "cpu". A PyTorch built without Kineto (Debian's) writes no
+NAME.kineto.json.gz.
 
---plan records the model under one of PyTorch's own answers to too little memory: torch.utils.checkpoint around each
-block, torch.autograd.graph.save_on_cpu, or torch.compile with an activation_memory_budget. The manifest then holds what
-the compiler decided to keep ("saved_values").
+--plan records the model under one of PyTorch's own plans for too little memory: torch.utils.checkpoint around each
+block, torch.autograd.graph.save_on_cpu, or torch.compile with an activation_memory_budget. With a budget, the manifest
+also lists the values that the compiler decided to keep ("saved_values").
 
-PyTorch 1.13 to 2.11. Exit codes: 0 recorded, 1 recorded up to an out-of-memory error, 2 usage, 5 no PyTorch or model.
+Works with PyTorch 1.13 to 2.11. Exit codes: 0 if recorded, 1 if recorded up to an out-of-memory error, 2 for bad usage,
+5 if PyTorch or the model is missing.
 """
 
 import argparse
@@ -47,13 +49,13 @@ import tempfile
 import time
 
 SNAPSHOT_STEPS = 3
-WARM_UP_STEPS = 2  # of those timed
+WARM_UP_STEPS = 2  # run before the timed steps
 MAX_EVENTS = 1000000
-BLOCK_PREFIX = "block: "  # of the ranges that say which of the model's blocks an operator is of
+BLOCK_PREFIX = "block: "  # prefix of the profiler's ranges that name the model's blocks
 
 
 class MissingError(Exception):
-    """Something that is not installed here, or is too old."""
+    """A program or library that is not installed or is too old."""
 
 
 def import_torch():
@@ -68,7 +70,7 @@ def import_torch():
 
 @contextlib.contextmanager
 def written(path):
-    """The name of a file to write, which becomes `path` if all goes well."""
+    """Yields the name of a file to write, which is renamed to `path` on success and removed on failure."""
     part = path + ".part"
     try:
         yield part
@@ -79,7 +81,7 @@ def written(path):
 
 
 def compress(source, path):
-    """Writes the file `source` to `path`, with gzip; the same bytes for the same content."""
+    """Compresses the file `source` to `path` with gzip. The same content gives the same bytes."""
     with written(path) as part:
         with open(source, "rb") as plain, open(part, "wb") as file:
             with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
@@ -87,10 +89,10 @@ def compress(source, path):
 
 
 def start_history(memory):
-    """Has the allocator keep its events; how to say so has changed twice."""
+    """Makes the allocator keep its events. PyTorch has changed the arguments for this twice."""
     for arguments in ({"enabled": "all", "context": "alloc", "stacks": "python", "max_entries": MAX_EVENTS},  # 2.1
                       {"enabled": True, "trace_alloc_max_entries": MAX_EVENTS, "trace_alloc_record_context": True},
-                      {"enabled": True}):  # 1.13: the final state alone
+                      {"enabled": True}):  # 1.13 keeps only the final state
         try:
             memory._record_memory_history(**arguments)
             return
@@ -107,7 +109,7 @@ def stop_history(memory):
 
 
 def take_snapshot(torch, step, path):
-    """Runs the first steps; returns the text of the out-of-memory error that ended them, if one did."""
+    """Runs the first steps and writes the snapshot. Returns the text of an out-of-memory error, or None without one."""
     memory = torch.cuda.memory
     start_history(memory)
     failure = None
@@ -126,7 +128,7 @@ def take_snapshot(torch, step, path):
 
 
 def time_steps(torch, step, count):
-    """The times of `count` steps, in ms."""
+    """Returns the times of `count` steps, in ms."""
     times = []
     for i in range(WARM_UP_STEPS + count):
         torch.cuda.synchronize()
@@ -142,7 +144,7 @@ def time_steps(torch, step, count):
 
 @contextlib.contextmanager
 def named_blocks(torch, blocks):
-    """Puts each forward pass of a block inside a range of the profiler."""
+    """Encloses each forward pass of a block in a range of the profiler."""
     hooks, ranges = [], []
 
     def enter(name):
@@ -164,7 +166,7 @@ def named_blocks(torch, blocks):
 
 
 def profile_step(torch, step, kineto_path, trace_path, blocks=()):
-    """One step under the profiler and the observer of the execution, behind one that is thrown away."""
+    """Runs one step under the profiler and the execution observer, after one step whose profile is discarded."""
     profiler = torch.profiler
     observer_type = getattr(profiler, "ExecutionTraceObserver", None) or profiler.ExecutionGraphObserver  # 1.13
     activities = [profiler.ProfilerActivity.CPU]
@@ -192,14 +194,14 @@ def profile_step(torch, step, kineto_path, trace_path, blocks=()):
                 observer.stop()
         finally:
             observer.unregister_callback()
-        if profiler.kineto_available():  # else, what is exported is of another format
+        if profiler.kineto_available():  # without Kineto, the exported format differs
             profile.export_chrome_trace(os.path.join(folder, "kineto.json"))
             compress(os.path.join(folder, "kineto.json"), kineto_path)
         compress(os.path.join(folder, "et.json"), trace_path)
 
 
 def gpu_query(what):
-    """The answer of nvidia-smi for this process's first GPU, or None."""
+    """Returns the answer of nvidia-smi for this process's first GPU, or None if there is none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
     command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits", *(["-i", visible] if visible else [])]
     try:
@@ -239,7 +241,8 @@ def peaks(torch):
     return {"peak_requested_bytes": stats.get("requested_bytes.all.peak"),  # from 2.0 on
             "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
             "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
-            # What contexts and libraries of all processes on this GPU hold, PyTorch's own reserve apart.
+            # The memory that contexts and libraries of all processes hold on this GPU, without
+            # PyTorch's own reserve.
             "outside_allocator_bytes": total - free - torch.cuda.memory_reserved()}
 
 
@@ -252,11 +255,11 @@ def describe_file(path):
 
 
 def record(step, name, out_dir, *, iterations=20, model=None, profile=True, facts=None):
-    """Records step() into files in out_dir, and returns the manifest as a dictionary.
+    """Records step() into files in out_dir and returns the manifest as a dictionary.
 
-    model: a torch.nn.Module of the step; its repeated blocks are then named in the profile.
-    profile: False leaves the profile and the execution trace out.
-    facts: a dictionary that goes into the manifest as it is.
+    model: the step's torch.nn.Module; if given, the profile names its repeated blocks.
+    profile: if False, no profile and no execution trace are made.
+    facts: a dictionary whose entries are added to the manifest unchanged.
     """
     torch = import_torch()
     os.makedirs(out_dir, exist_ok=True)
@@ -301,7 +304,7 @@ def record(step, name, out_dir, *, iterations=20, model=None, profile=True, fact
 
 
 def find_blocks(model):
-    """(name, module) of the repeated parts of a model: the outermost lists of two or more modules of one class."""
+    """Returns (name, module) of each block: the members of the outermost lists of two or more modules of one class."""
     found = []
 
     def visit(name, module):
@@ -319,11 +322,11 @@ def find_blocks(model):
 
 
 class Trainee:
-    """A model with its data and optimizer, and one iteration of training."""
+    """A model with its data and optimizer. `step` runs one iteration of training."""
 
     def __init__(self, torch, model, batch, loss, optimizer):
         self.torch, self.model, self.batch, self.loss = torch, model, batch, loss
-        self.forward = model  # or the model compiled
+        self.forward = model  # or the compiled model
         self.around_forward = contextlib.nullcontext
         if optimizer == "sgd":
             self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -340,7 +343,7 @@ class Trainee:
 
 
 def transformers_model(torch, arguments, device):
-    """(model, batch, loss) of the library transformers."""
+    """Returns (model, batch, loss) of a model of the library transformers."""
     try:
         transformers = importlib.import_module("transformers")
     except ImportError as error:
@@ -370,7 +373,7 @@ def transformers_model(torch, arguments, device):
         config = transformers.LlamaConfig(max_position_embeddings=max(2048, arguments.sequence), **asked(
             hidden_size=width, num_hidden_layers=arguments.layers, num_attention_heads=arguments.heads,
             num_key_value_heads=arguments.heads, vocab_size=arguments.vocabulary,
-            intermediate_size=-(-width * 8 // 3 // 256) * 256 if width else None))  # 8/3 of it, in whole 256s
+            intermediate_size=-(-width * 8 // 3 // 256) * 256 if width else None))  # 8/3 of it, rounded up to 256
         model_type = transformers.LlamaForCausalLM
     else:
         try:
@@ -380,7 +383,7 @@ def transformers_model(torch, arguments, device):
             model_type = transformers.AutoModelForCausalLM.from_config
         except (KeyError, ValueError) as error:
             raise MissingError(f"model '{name}': neither torchvision nor transformers knows it: {error}") from error
-    config.use_cache = False  # a cache of keys is for generating
+    config.use_cache = False  # a cache of keys is only for generation
     shape, words = (arguments.batch, arguments.sequence), config.vocab_size
 
     def tokens():
@@ -411,7 +414,7 @@ def build(torch, arguments, device):
     try:
         torchvision = importlib.import_module("torchvision")
         images = arguments.model in torchvision.models.list_models(module=torchvision.models)
-    except (ImportError, AttributeError):  # from 0.14 on
+    except (ImportError, AttributeError):  # torchvision before 0.14
         images = False
     if images:
         model, batch, loss = torchvision_model(torch, torchvision, arguments, device)
@@ -425,7 +428,7 @@ def build(torch, arguments, device):
 
 
 def checkpoint_blocks(torch, model):
-    """torch.utils.checkpoint around each of the model's blocks; returns their names."""
+    """Puts torch.utils.checkpoint around each of the model's blocks and returns their names."""
     checkpoint = importlib.import_module("torch.utils.checkpoint").checkpoint
     blocks = find_blocks(model)
     if not blocks:
@@ -440,7 +443,7 @@ def checkpoint_blocks(torch, model):
 
 
 def watch_partitioner(torch, saved_values):
-    """Has the partitioner of torch.compile append what it keeps for the backward pass to saved_values."""
+    """Makes the partitioner of torch.compile append the values that it keeps for backward to saved_values."""
     try:
         partitioners = importlib.import_module("torch._functorch.partitioners")
         choose = partitioners.choose_saved_values_set
@@ -452,7 +455,7 @@ def watch_partitioner(torch, saved_values):
         tensor = isinstance(value, torch.Tensor)
         source = node.args[0] if str(node.target).endswith("getitem>") and node.args else None
         return {"name": node.name, "operator": str(node.target), "input": node.op == "placeholder",
-                "item_of": getattr(source, "name", None),  # of an operator with several results
+                "item_of": getattr(source, "name", None),  # the operator, if it has several results
                 "shape": [str(extent) if not isinstance(extent, int) else extent for extent in value.shape]
                          if tensor else None,
                 "dtype": str(value.dtype) if tensor else None,
@@ -463,14 +466,14 @@ def watch_partitioner(torch, saved_values):
         try:
             saved_values.append([describe(node) for node in chosen])
         except Exception as error:  # pylint: disable=broad-except
-            saved_values.append([{"error": str(error)}])  # the recording matters more
+            saved_values.append([{"error": str(error)}])  # a failed description must not end the recording
         return chosen
 
     partitioners.choose_saved_values_set = watched
 
 
 def apply_plan(torch, trainee, plan):
-    """Has the trainee follow the plan; returns what the manifest says of it."""
+    """Makes the trainee follow the plan and returns the plan's entries of the manifest."""
     if plan == "checkpoint":
         return {"plan": plan, "checkpointed": checkpoint_blocks(torch, trainee.model)}
     if plan == "save_on_cpu":
@@ -482,7 +485,7 @@ def apply_plan(torch, trainee, plan):
         except ImportError:
             config = None
         if not hasattr(config, "activation_memory_budget"):
-            raise MissingError("--plan budget: this PyTorch has no activation_memory_budget (2.4 has)")
+            raise MissingError("--plan budget: this PyTorch has no activation_memory_budget; PyTorch 2.4 has it")
         config.activation_memory_budget = float(plan[len("budget="):])
         saved_values = []
         watch_partitioner(torch, saved_values)
@@ -495,25 +498,25 @@ def apply_plan(torch, trainee, plan):
 
 
 def plan_name(text):
-    """Of --plan."""
+    """Parses the value of --plan."""
     if text in ("none", "checkpoint", "save_on_cpu"):
         return text
     with contextlib.suppress(ValueError):
         if text.startswith("budget=") and 0 <= float(text[len("budget="):]) <= 1:
             return text
-    raise argparse.ArgumentTypeError(f"'{text}': one of none, checkpoint, save_on_cpu, budget=SHARE (from 0 to 1)")
+    raise argparse.ArgumentTypeError(f"'{text}' is not none, checkpoint, save_on_cpu or budget=SHARE (from 0 to 1)")
 
 
 def positive(text):
     with contextlib.suppress(ValueError):
         if int(text) > 0:
             return int(text)
-    raise argparse.ArgumentTypeError(f"'{text}': a whole number above 0")
+    raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 0")
 
 
 @contextlib.contextmanager
 def turn(path, alone):
-    """With --turns: any number of recordings prepare at once, but while one measures, nothing else happens."""
+    """Implements --turns: recordings prepare side by side, but while one measures, all others wait."""
     if not path:
         yield
         return
@@ -525,25 +528,26 @@ def turn(path, alone):
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="gpt2, llama, vit, any classifier of torchvision (resnet50) or causal language "
-                                      "model of transformers")
-    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder of the files")
-    parser.add_argument("--name", help="of the recording (default: MODEL-bBATCH, and the plan)")
-    parser.add_argument("--batch", type=positive, default=4, help="(default: %(default)s)")
-    parser.add_argument("--sequence", type=positive, default=512, help="tokens of a language model (default: %(default)s)")
-    parser.add_argument("--layers", type=positive, help="of a model of transformers (default: the library's)")
+    parser.add_argument("model", help="gpt2, llama, vit, any classifier of torchvision (such as resnet50), or any "
+                                      "causal language model of transformers")
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder for the files")
+    parser.add_argument("--name", help="name of the recording (default: MODEL-bBATCH, and the plan if there is one)")
+    parser.add_argument("--batch", type=positive, default=4, help="samples per step (default: %(default)s)")
+    parser.add_argument("--sequence", type=positive, default=512,
+                        help="tokens per sample of a language model (default: %(default)s)")
+    parser.add_argument("--layers", type=positive, help="layers of a transformers model (default: the library's)")
     parser.add_argument("--width", type=positive)
     parser.add_argument("--heads", type=positive)
     parser.add_argument("--vocabulary", type=positive)
     parser.add_argument("--optimizer", choices=("sgd", "adamw"),
                         help="SGD with momentum 0.9, or AdamW (default: sgd for torchvision, adamw for transformers)")
-    parser.add_argument("--autotune", action="store_true", help="torch.backends.cudnn.benchmark")
-    parser.add_argument("--tf32", action="store_true", help="allow it (default: fp32 alone)")
+    parser.add_argument("--autotune", action="store_true", help="enable torch.backends.cudnn.benchmark")
+    parser.add_argument("--tf32", action="store_true", help="allow TF32 (default: only fp32)")
     parser.add_argument("--plan", type=plan_name, default="none",
                         help="none, checkpoint, save_on_cpu or budget=SHARE (default: %(default)s)")
-    parser.add_argument("--iterations", type=positive, default=20, help="steps timed (default: %(default)s)")
-    parser.add_argument("--turns", metavar="FILE", help="of several recordings at once that share FILE, one measures "
-                                                        "at a time")
+    parser.add_argument("--iterations", type=positive, default=20, help="number of timed steps (default: %(default)s)")
+    parser.add_argument("--turns", metavar="FILE", help="a lock file: of several recordings that share FILE, only "
+                                                        "one measures at a time")
     return parser.parse_args(arguments)
 
 
@@ -560,7 +564,7 @@ def main(argv=None):
         with turn(arguments.turns, alone=False):
             trainee = build(torch, arguments, device)
             facts = apply_plan(torch, trainee, arguments.plan)
-            if compiled:  # the compiler's own tries are no part of the step
+            if compiled:  # compilation is not part of the step
                 for _ in range(2):
                     trainee.step()
             if gpu:
@@ -584,7 +588,7 @@ def main(argv=None):
         line += (f", peak {manifest['peak_allocated_bytes']} bytes allocated, {manifest['peak_reserved_bytes']} reserved, "
                  f"{manifest['gpu']['name']}")
     else:
-        line += ", on the CPU: operators and sizes alone"
+        line += ", on the CPU: only operators and sizes"
     print(line)
     return 0 if manifest["outcome"] == "ok" else 1
 

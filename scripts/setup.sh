@@ -1,6 +1,7 @@
-# Sourced by the other scripts: installs the Debian packages that are missing, and prepares the build.
+# Installs missing Debian packages and prepares the build. Other scripts source this file.
 #
-# Idempotent, asks nothing, works as root or with sudo. Sets SPILLWAY_COMPILER_LAUNCHER for the presets.
+# It is idempotent, asks no questions, and works as root or with sudo. It sets
+# SPILLWAY_COMPILER_LAUNCHER for the presets.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -27,5 +28,5 @@ install_packages() {
 install_packages
 SPILLWAY_COMPILER_LAUNCHER=$(command -v ccache || true)
 export SPILLWAY_COMPILER_LAUNCHER
-# Paths are hashed as they are seen from the clone: any other clone finds what this one has compiled.
+# ccache hashes paths relative to this clone, so any other clone finds the results of this one.
 export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1

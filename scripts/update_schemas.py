@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Brings the row of results.json, and its copy in explain.json, to what the program says of its columns.
+"""Updates the row of results.json, and its copy in explain.json, from the columns that the program lists.
 
 usage: scripts/update_schemas.py SPILLWAY [--check]
 
-Type, unit and meaning come from `spillway list columns`; what only a schema says (least values, valid names, patterns)
-stays. A column that is new is required. Writes the files that differ, or with --check names them and exits with 1.
+Type, unit and meaning come from `spillway list columns`. Facts that only a schema holds (least values, valid names,
+patterns) stay. A new column is required. Writes the files that differ. With --check, names them instead and exits
+with 1.
 """
 
 import json
@@ -47,7 +48,7 @@ def main() -> int:
             continue
         stale = True
         if sys.argv[2:]:
-            print(f"{path.name} is not what the columns say: run scripts/update_schemas.py", file=sys.stderr)
+            print(f"{path.name} differs from `spillway list columns`: run scripts/update_schemas.py", file=sys.stderr)
         else:
             path.write_text(text, "utf-8")
     return 1 if stale and sys.argv[2:] else 0

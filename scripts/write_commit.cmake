@@ -1,5 +1,6 @@
-# Writes a source file with the commit of the source tree SOURCE to OUTPUT, where it differs from what is
-# there. "unknown" where the tree is not the top of a Git working tree, as when it was unpacked.
+# Writes a source file with the commit of the source tree SOURCE to OUTPUT, unless OUTPUT is already
+# up to date. The commit is "unknown" if SOURCE is not the top of a Git working tree, for example an
+# unpacked archive.
 cmake_minimum_required(VERSION 3.25)
 execute_process(COMMAND git -C ${SOURCE} rev-parse --show-cdup
   OUTPUT_VARIABLE up RESULT_VARIABLE failed ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)

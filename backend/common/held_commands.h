@@ -1,7 +1,8 @@
-// The commands of an iteration, held until all are known.
+// Holds the commands of an iteration until all of them are known.
 //
-// What issues them meanwhile takes its time between two commands: decisions, the books of the
-// memory. The GPU would wait for it, and a schedule that is known beforehand has no part of it.
+// The runtime spends host time between two commands on decisions and on bookkeeping of memory. If
+// it issued each command at once, the GPU would wait for the host. That time is no part of a
+// schedule that is known beforehand, so the commands are held and then issued without it.
 
 #ifndef SPILLWAY_BACKEND_COMMON_HELD_COMMANDS_H_
 #define SPILLWAY_BACKEND_COMMON_HELD_COMMANDS_H_
@@ -20,7 +21,8 @@ namespace spillway {
 
 class HeldCommands {
  public:
-  // As `Backend::Enqueue` and `Backend::Copy`.
+  // Hold a command. Both functions have the contracts of `Backend::Enqueue` and `Backend::Copy`.
+  // They return the event that the command will have once it is issued.
   Event Enqueue(const Launch& launch, std::span<const Wait> waits) {
     Held& held = Add(waits);
     held.launch = launch;
@@ -36,8 +38,9 @@ class HeldCommands {
     return Next(StreamOf(pool, direction));
   }
 
-  // Gives them to another backend's methods of the same names, in their order. Those return the
-  // events that were promised.
+  // Passes the held commands, in the order held, to `enqueue` and `copy`, which forward them to the
+  // methods of another backend. The other backend returns the events that this class has already
+  // returned.
   template <typename Enqueue, typename Copy>
   void Release(const Enqueue& enqueue, const Copy& copy) {
     const size_t count = std::exchange(count_, 0);
@@ -55,7 +58,7 @@ class HeldCommands {
       enqueue(held.launch, held.waits);
     }
   }
-  // Sequences begin again.
+  // Restarts the sequence numbers of all streams.
   void EndIteration() { sequences_ = {}; }
 
  private:
@@ -67,8 +70,8 @@ class HeldCommands {
   };
   struct Held {
     std::vector<Wait> waits;
-    std::optional<HeldCopy> copy;  // else a launch
-    Launch launch;                 // whose spans are those below
+    std::optional<HeldCopy> copy;  // nullopt if the command is a launch
+    Launch launch;                 // its spans are set to the vectors below on release
     std::vector<KernelRun> runs;
     std::vector<Block> inputs, outputs, scratch;
   };
@@ -82,9 +85,9 @@ class HeldCommands {
   }
   Event Next(Stream stream) { return {stream, ++sequences_[Index(stream)]}; }
 
-  std::deque<Held> commands_;  // the first `count_`; others are kept for their memory
+  std::deque<Held> commands_;  // only the first `count_` are held; the rest keep their memory
   size_t count_ = 0;
-  std::array<uint32_t, kStreamCount> sequences_{};  // of the latest command
+  std::array<uint32_t, kStreamCount> sequences_{};  // of each stream's latest command
 };
 
 }  // namespace spillway

@@ -10,7 +10,7 @@
 namespace spillway {
 namespace {
 
-// A key of its own for each seed, tensor and iteration.
+// Returns a key that differs for each combination of seed, tensor and iteration.
 uint64_t KeyOf(uint64_t seed, TensorId tensor, uint64_t iteration) {
   const Philox4 mixed =
       Philox(seed, static_cast<uint32_t>(Index(tensor)), static_cast<uint32_t>(iteration),

@@ -1,4 +1,5 @@
-// What tensors hold when they arrive from outside: the same bytes on every backend.
+// Generates the contents of tensors that arrive from outside the program. Every backend gets the
+// same bytes.
 
 #ifndef SPILLWAY_BACKEND_COMMON_SYNTHETIC_DATA_H_
 #define SPILLWAY_BACKEND_COMMON_SYNTHETIC_DATA_H_
@@ -14,25 +15,30 @@
 
 namespace spillway {
 
-// Contents in place of synthetic ones: writes what a tensor starts with, and says true; or false.
+// Supplies real contents in place of synthetic data: writes the initial contents of the tensor and
+// returns true, or returns false if it has none.
 using GivenData = std::function<bool(TensorId, std::span<std::byte>)>;
 
 enum class DataKind : uint8_t { kZero, kUniform, kLabels };
 
-// A recipe: element i is a function of it and of i alone (counter_random.h).
+// A recipe for the elements of a tensor. Element i depends only on the recipe and on i
+// (counter_random.h).
 struct SyntheticData {
   DataKind kind = DataKind::kZero;
   uint64_t seed = 0;
-  float scale = 0;  // kUniform: in [centre - scale, centre + scale)
+  float scale = 0;  // kUniform: values lie in [centre - scale, centre + scale)
   float centre = 0;
-  int32_t classes = 0;  // kLabels: in [0, classes)
+  int32_t classes = 0;  // kLabels: labels lie in [0, classes)
 };
 
-// The recipes of a trace's tensors. A part of a tensor holds what the whole would there: its recipe
-// is the whole's.
-// Parameters: weights of variance 1 / fan-in, small biases that are not zero, so that they matter,
-// scales of batch normalisations near 1. Optimizer state: zero, running variances 1. Inputs differ
-// from iteration to iteration: labels where a loss reads them as such, else uniform in [-1, 1).
+// Chooses the recipe of each tensor of a trace:
+// - Weights have variance 1 / fan-in. Biases are small but not zero, so that they affect results.
+//   The scales of batch normalisations are near 1.
+// - Optimizer state is 0, and running variances are 1.
+// - Inputs differ between iterations. They are labels if a loss reads them as labels, and otherwise
+//   uniform in [-1, 1).
+// - A part of a tensor has the recipe of the whole tensor, so that it holds the same values as the
+//   whole at its place.
 class SyntheticSource {
  public:
   // REQUIRES: `trace` outlives the source.
@@ -43,15 +49,18 @@ class SyntheticSource {
  private:
   const Trace& trace_;
   const uint64_t seed_;
-  // Weights and running variances of batch normalisations, and the labels of losses, whole.
+  // The keys are whole tensors: `scales_` holds the weights and running variances of batch
+  // normalisations, `classes_` the number of classes of each tensor of labels.
   std::unordered_set<TensorId> scales_;
   std::unordered_map<TensorId, int32_t> classes_;
 };
 
-// Fills fp32 elements, or int32 for labels, the first of which is element `first`; a rest that is
-// no whole element is left as it is.
+// Fills `bytes` with fp32 elements, or int32 elements for labels. The first element written is
+// element `first` of the recipe. For labels and uniform values, trailing bytes that make no whole
+// element are left unchanged.
 void Fill(const SyntheticData& data, std::span<std::byte> bytes, int64_t first = 0);
-// The first element of a tensor in its recipe: not 0 in a part.
+// Returns the index in its recipe of a tensor's first element. It is 0 unless the tensor is a part
+// of another one.
 int64_t FirstElement(const Tensor& tensor);
 
 }  // namespace spillway

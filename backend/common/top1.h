@@ -1,4 +1,4 @@
-// The class of the highest probability that a network finds in each sample.
+// Finds the class to which a network gives the highest probability, for each sample.
 
 #ifndef SPILLWAY_BACKEND_COMMON_TOP1_H_
 #define SPILLWAY_BACKEND_COMMON_TOP1_H_
@@ -11,8 +11,9 @@
 
 namespace spillway {
 
-// `probabilities`: sample by sample, one for each class; of equals the first. REQUIRES: classes > 0
-// and as many probabilities as whole samples.
+// Returns the class with the highest probability for each sample, the first such class if several
+// are equal. `probabilities` holds `classes` values per sample, one sample after the other.
+// REQUIRES: classes > 0, and `probabilities.size()` is a multiple of `classes`.
 inline std::vector<int64_t> Top1(std::span<const float> probabilities, int64_t classes) {
   const auto count = static_cast<size_t>(classes);
   std::vector<int64_t> top1;

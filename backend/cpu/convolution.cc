@@ -1,4 +1,5 @@
-// Convolution, as im2col and a matrix product per sample and group, and the fully connected layer.
+// Convolution, as im2col followed by one matrix product per sample and group, and the fully
+// connected layer.
 
 #include <fmt/format.h>
 
@@ -47,14 +48,14 @@ struct Shape {
   int64_t depth_channels() const { return in_channels / groups; }
   int64_t depth() const { return depth_channels() * kernel_h * kernel_w; }
   int64_t out_plane() const { return out_height * out_width; }
-  // Whether the columns of im2col are the input itself.
+  // Returns true iff the columns of im2col are the input itself.
   bool IsPlain() const {
     return kernel_h == 1 && kernel_w == 1 && stride_h == 1 && stride_w == 1 && pad_h == 0 &&
            pad_w == 0 && out_height == in_height && out_width == in_width;
   }
 
-  // Calls visit(element of the columns, element of the group's input, or -1 in the padding) for
-  // every element of the depth() x out_plane() matrix of columns.
+  // Calls visit(i, j) for every element i of the depth() x out_plane() matrix of columns. j is the
+  // element of the group's input that i holds, or -1 if i lies in the padding.
   template <typename Visitor>
   void ForEachColumn(const Visitor& visit) const {
     int64_t to = 0;
@@ -75,7 +76,8 @@ struct Shape {
   }
 };
 
-// Overwrites the gradient of a parameter, or with a fused update changes the parameter itself.
+// Overwrites the gradient of a parameter. If the op has a fused update, writes the updated
+// parameter instead.
 template <typename Scalar>
 void StoreParameterGradient(const Call<Scalar>& call, Role role, const Matrix<Scalar>& gradient) {
   const int64_t count = gradient.size();
@@ -91,7 +93,7 @@ void StoreParameterGradient(const Call<Scalar>& call, Role role, const Matrix<Sc
   }
 }
 
-// The sums of dy over samples and planes.
+// Returns the sums of dy over samples and planes, one per channel.
 template <typename Scalar>
 Matrix<Scalar> BiasGradient(const Scalar* dy, int64_t batch, int64_t channels, int64_t plane) {
   Matrix<Scalar> gradient = Matrix<Scalar>::Zero(1, channels);
@@ -115,7 +117,8 @@ void AddBias(Scalar* y, const Scalar* bias, int64_t batch, int64_t channels, int
   }
 }
 
-// A convolution sample by sample, so that any division of the batch gives the same bits.
+// A convolution that proceeds sample by sample, so that any division of the batch gives the same
+// bits.
 template <typename Scalar>
 class Convolution {
  public:
@@ -161,7 +164,8 @@ class Convolution {
   }
 
  private:
-  // Calls `run` with the samples [from, to) of each part of the slot.
+  // Calls run(from, to) with the samples [from, to) of each part of the slot, or once with the
+  // whole batch if the call lists no runs.
   template <typename RunPart>
   void ForEachPart(std::string_view slot, RunPart run) {
     if (call_.runs.empty()) run(0, call_.op.batch);
@@ -173,7 +177,8 @@ class Convolution {
     }
   }
 
-  // Calls `use` with the group, and the offsets of its inputs and outputs, for each of the samples.
+  // Calls use(group, in, out) for each group of the samples [from, to). `in` and `out` are the
+  // offsets of the group's inputs and outputs, in elements.
   template <typename Use>
   void ForEachGroup(int64_t from, int64_t to, Use use) const {
     for (int64_t n = from; n < to; ++n) {
@@ -183,7 +188,7 @@ class Convolution {
     }
   }
 
-  // The columns that a group's product is made of.
+  // Returns the im2col columns of the group's input that starts at element `in`.
   ConstView<Scalar> ColumnsOf(int64_t in) {
     const Scalar* x = x_ + in;
     if (s_.IsPlain()) return {x, s_.depth(), s_.out_plane()};
@@ -228,7 +233,7 @@ class Convolution {
 
   const Call<Scalar>& call_;
   const Shape s_;
-  const int64_t in_group_, out_channels_, out_group_, weight_group_;  // elements, of one group
+  const int64_t in_group_, out_channels_, out_group_, weight_group_;  // of one group
   const int64_t in_, out_;
   const Scalar* const x_;
   const Scalar* const weight_;

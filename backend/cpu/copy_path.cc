@@ -56,7 +56,8 @@ std::span<std::byte> CpuCompressedCopyPath::Overwrite(const Block& host) {
 }
 
 void CpuCompressedCopyPath::Abandon(const Block& host) {
-  // A block whose contents were compressed has no memory yet.
+  // A block whose contents were compressed has not used its memory in the region, so it needs no
+  // poison.
   if (!stored_.contains(host.offset)) return CpuCopyPath::Abandon(host);
   Forget(host);
 }

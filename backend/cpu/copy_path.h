@@ -1,5 +1,5 @@
-// Where the CPU backend's copies out of the device go: into a region that stands for a pool
-// outside, or, on the host, compressed into a store.
+// The destinations of the CPU backend's copies out of the device. Each pool outside the device is a
+// region. The host can instead compress contents into a store.
 
 #ifndef SPILLWAY_BACKEND_CPU_COPY_PATH_H_
 #define SPILLWAY_BACKEND_CPU_COPY_PATH_H_
@@ -17,26 +17,29 @@
 
 namespace spillway {
 
-// All contents lie in the region.
+// A copy path that keeps all contents uncompressed in the region.
 class CpuCopyPath {
  public:
   explicit CpuCopyPath(Bytes pool) : host_(pool) {}
   virtual ~CpuCopyPath() = default;
 
-  // At issue: a storage has taken a block; the storage that a copy into a block will be kept
-  // compressed for, if any; an `InputError` if the block lies beyond the pool.
+  // The next three are called when a command is issued.
+  // Notes that the block now belongs to the storage.
   virtual void OnHostBlock(TensorId /*storage*/, const Block& /*host*/) {}
+  // Returns the storage that owns the block if its contents are kept compressed, nullopt otherwise.
   virtual std::optional<TensorId> Keeps(const Block& /*host*/) const { return std::nullopt; }
+  // Throws `InputError` if the block lies beyond the pool.
   void Check(const Block& host) const { host_.At(host); }
 
-  // As the commands run.
+  // `CopyOut` and `CopyIn` are called when a command runs. `kept` is the result of `Keeps` when the
+  // copy was issued.
   virtual void CopyOut(std::optional<TensorId> kept, std::span<const std::byte> device,
                        const Block& host);
   virtual void CopyIn(const Block& host, std::span<std::byte> device) const;
 
-  // The bytes of a block, to be overwritten by contents from elsewhere.
+  // Returns the bytes of a block, for the caller to overwrite with contents from elsewhere.
   virtual std::span<std::byte> Overwrite(const Block& host) { return host_.At(host); }
-  // No command needs what the block holds.
+  // Discards the contents of a block. REQUIRES: no command still needs them.
   virtual void Abandon(const Block& host) { Poison(host_.At(host)); }
   void Read(const Block& host, std::span<std::byte> bytes) const;
 
@@ -47,8 +50,8 @@ class CpuCopyPath {
   Region host_;
 };
 
-// What the host keeps compressed goes through a staging buffer and never touches its block of the
-// region.
+// A copy path that keeps some contents compressed on the host. Compressed contents pass through a
+// staging buffer and never touch their block of the region.
 class CpuCompressedCopyPath final : public CpuCopyPath {
  public:
   CpuCompressedCopyPath(Bytes host_memory, const HostCompression& compression);
@@ -64,15 +67,15 @@ class CpuCompressedCopyPath final : public CpuCopyPath {
   Bytes stored_peak() const override { return blocks_.peak(); }
 
  private:
-  // Forgets what is kept for blocks that overlap this one.
+  // Forgets the compressed contents of all blocks that overlap `host`.
   void Forget(const Block& host);
 
   const HostCompression compression_;
   BlockPool blocks_;
   mutable ZeroValueCodec codec_;               // its threads are idle between calls
-  std::map<Bytes, TensorId> owners_;           // of blocks, by offset
-  std::map<Bytes, CompressedPieces> stored_;   // likewise
-  std::map<TensorId, StoredContents> latest_;  // of each storage, as it was compressed last
+  std::map<Bytes, TensorId> owners_;           // owners of blocks, by block offset
+  std::map<Bytes, CompressedPieces> stored_;   // by block offset
+  std::map<TensorId, StoredContents> latest_;  // latest compression of each storage
   mutable std::vector<std::byte> staging_;
 };
 

@@ -18,10 +18,11 @@ bool AnyOverlap(const std::vector<Block>& some, const std::vector<Block>& others
   });
 }
 
-// Large workspaces are poisoned as far as this, so that memory is taken for what is used only.
+// At most this much of a workspace is poisoned, so that pages of a large workspace are allocated
+// only where it is used.
 constexpr Bytes kPoisoned = Bytes::MiB(16);
 
-// The host alone keeps things compressed.
+// Returns one copy path for each pool. Only the host's can keep contents compressed.
 std::array<std::unique_ptr<CpuCopyPath>, kMaxPools> MakeCopyPaths(const CpuOptions& options) {
   std::array<std::unique_ptr<CpuCopyPath>, kMaxPools> paths;
   for (size_t i = 0; i < kMaxPools; ++i) {
@@ -63,7 +64,7 @@ Event CpuBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   command.inputs.assign(launch.inputs.begin(), launch.inputs.end());
   command.outputs.assign(launch.outputs.begin(), launch.outputs.end());
   const auto touch = [&](const Block& block) {
-    device_.At(block);  // throws here, not when it runs
+    device_.At(block);  // throws now rather than when the command runs
     pages_.ForEach(block, [&](const Block& memory) { command.touched.push_back(memory); });
   };
   for (const auto blocks : {launch.inputs, launch.outputs, launch.scratch}) {
@@ -99,7 +100,7 @@ std::vector<Block> CpuBackend::MemoryOf(const Block& block, PoolId pool) const {
 }
 
 void CpuBackend::OnDriverCall(const DriverCall& call) {
-  if (!call.physical) return;  // all addresses have memory
+  if (!call.physical) return;  // every address of the region already has memory
   device_.Map(call.range, *call.physical);
   pages_.Note(call);
 }
@@ -143,7 +144,7 @@ size_t CpuBackend::NextStream() {
   for (size_t s = 0; s < kStreamCount; ++s) {
     if (done_[s] < streams_[s].size() && IsReady(streams_[s][done_[s]])) ready[count++] = s;
   }
-  SPILLWAY_CHECK(count > 0);  // otherwise: waits in a cycle
+  SPILLWAY_CHECK(count > 0);  // fails if waits form a cycle
   if (options_.drain_seed) return ready[random_() % count];
   return *std::min_element(ready.begin(), ready.begin() + static_cast<std::ptrdiff_t>(count),
                            [&](size_t a, size_t b) {
@@ -232,7 +233,7 @@ void CpuBackend::RunKernel(const Command& command) {
 }
 
 StreamTimes CpuBackend::TakeTimeline() {
-  if (!streams_[Index(Stream::kCompute)].empty()) ++iteration_;  // Plan may have moved things only
+  if (!streams_[Index(Stream::kCompute)].empty()) ++iteration_;  // planning may issue copies only
   for (auto& commands : streams_) commands.clear();
   done_ = {};
   issued_ = 0;

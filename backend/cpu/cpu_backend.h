@@ -1,12 +1,15 @@
-// A backend that executes policies on real bytes: kernels on the CPU, copies between the region
-// that stands for the device and one for each pool outside.
+// A backend that executes policies on real bytes. Kernels run on the CPU. One region of memory
+// stands for the device and one for each pool outside, and copies move bytes between them.
 //
-// Commands are collected and run by `Synchronize`, in the order issued or in any other order that
-// streams and waits allow, drawn from a seed: a result that depends on the order is a lost wait.
-// Memory that is given back, on the device or outside, is poisoned once nothing that was issued
-// before still needs it; outputs, scratch and workspace are poisoned before an op runs. Poison is
-// NaN. There is no clock: a command's interval is its place in the order of execution, in
-// picoseconds, so that the checker sees what really happened.
+// `Synchronize` runs all commands issued so far. They run in the order issued, or in a random order
+// drawn from a seed that respects streams and waits. If a result depends on the order, a wait is
+// missing.
+//
+// The backend poisons released memory, on the device or outside, once no earlier command still
+// needs it. It poisons outputs, scratch and workspace before an op runs. Poison is NaN.
+//
+// The backend has no clock. A command's interval is its place in the order of execution, in
+// picoseconds, so that the checker sees the real order.
 
 #ifndef SPILLWAY_BACKEND_CPU_CPU_BACKEND_H_
 #define SPILLWAY_BACKEND_CPU_CPU_BACKEND_H_
@@ -32,22 +35,22 @@
 namespace spillway {
 
 struct CpuOptions {
-  Bytes memory;                        // of the device arena
-  std::array<Bytes, kMaxPools> pools;  // outside the device, by number; the host's first
-  uint64_t seed = 1;                   // of parameters, inputs and dropout
-  std::optional<uint64_t> drain_seed;  // draws the order of execution; as issued if not given
+  Bytes memory;                        // size of the device arena
+  std::array<Bytes, kMaxPools> pools;  // sizes by pool number, the host first
+  uint64_t seed = 1;                   // for parameters, inputs and dropout
+  std::optional<uint64_t> drain_seed;  // random order of execution; nullopt: the order issued
   std::optional<HostCompression> compression = std::nullopt;
-  GivenData given = nullptr;  // instead of synthetic data
+  GivenData given = nullptr;  // real contents, tried before synthetic data
 };
 
-// Executes one op on host memory, as `RunOp` does.
+// Executes one op on host memory, with the contract of `RunOp`.
 using OpExecutor = std::function<void(
     const Op& op, std::span<const KernelRun> runs, std::span<const std::span<std::byte>> inputs,
     std::span<const std::span<std::byte>> outputs, uint64_t seed)>;
 
 class CpuBackend final : public Executor {
  public:
-  // The trace is the one that runs, and outlives the backend.
+  // REQUIRES: `trace` is the one that runs, and it outlives the backend.
   CpuBackend(const Trace& trace, const CpuOptions& options, OpExecutor run_op = RunOp<float>);
 
   std::string_view Name() const override { return "cpu"; }
@@ -78,36 +81,37 @@ class CpuBackend final : public Executor {
     OpId op{};
     bool recompute = false;
     std::vector<KernelRun> runs;
-    PoolId pool = PoolId::kDevice;       // of a copy, the one outside
-    std::vector<Block> inputs, outputs;  // of a kernel; of a copy, the device and the outer range
-    std::vector<Block> undefined;        // scratch and workspace of a kernel
-    std::vector<Block> touched;          // device memory that it reads or writes
+    PoolId pool = PoolId::kDevice;       // a copy's pool outside the device
+    std::vector<Block> inputs, outputs;  // a copy's device range is in inputs, the other in outputs
+    std::vector<Block> undefined;        // a kernel's scratch and workspace
+    std::vector<Block> touched;          // device memory that the command reads or writes
     std::vector<Event> waits;
-    size_t issued = 0;             // place in the order of issue
-    std::optional<TensorId> kept;  // of a copy out: as `CpuCopyPath::Keeps`
+    size_t issued = 0;             // place in the order of issue, from 0
+    std::optional<TensorId> kept;  // result of `CpuCopyPath::Keeps` for a copy out
   };
-  // A range that was given up, and how many commands of each stream had been issued before.
+  // A range that was released, and the number of commands issued on each stream before its release.
   struct Released {
-    Block block;                // as addressed
-    std::vector<Block> memory;  // where it lies
+    Block block;                // by address
+    std::vector<Block> memory;  // the memory behind the addresses
     PoolId pool = PoolId::kDevice;
     std::array<size_t, kStreamCount> before{};
   };
 
-  // Where a block lies, behind its addresses.
+  // Returns the ranges of memory behind a block's addresses.
   std::vector<Block> MemoryOf(const Block& block, PoolId pool) const;
   CpuCopyPath& CopiesOf(PoolId pool) const { return *copies_[NumberOf(pool)]; }
   void Abandon(const Block& block, PoolId pool);
   Event Add(Stream stream, Command command, std::span<const Wait> waits);
   bool IsReady(const Command& command) const;
-  // The stream whose next command runs now. REQUIRES: not all commands have run.
+  // Returns the stream whose next command runs now. REQUIRES: not all commands have run.
   size_t NextStream();
   void Run(const Command& command);
   void RunKernel(const Command& command);
   void RunCopy(const Command& command);
   bool Touches(const Command& command, const Released& released) const;
   bool IsInUseAgain(const Released& released) const;
-  // Poisons what was given back and that no command may still need or has begun to use again.
+  // Poisons every released range that no earlier command may still need, unless a later command has
+  // already used it again.
   void PoisonReleased();
 
   const Trace& trace_;
@@ -124,7 +128,7 @@ class CpuBackend final : public Executor {
   StreamTimes times_;
   size_t issued_ = 0;
   int64_t ran_ = 0;
-  std::deque<Released> released_;  // as they were given up, so that `before` never falls
+  std::deque<Released> released_;  // in the order of release, so `before` never falls
   uint64_t iteration_ = 0;
   std::optional<float> loss_;
   std::vector<int64_t> top1_;

@@ -1,15 +1,21 @@
-// The kernels of the CPU backend: execute any op of a trace on host memory.
+// The kernels of the CPU backend, which execute any op of a trace on host memory.
 //
-// Plain and single-threaded; no choice of algorithm, no micro-batches. Supported: every op type
-// that FORMAT.md gives a contract; a stand-in (stand_in.h) runs for others of recorded traces. What
-// FORMAT.md leaves open is as in backend/cuda/kernels.h: average pooling divides by the window
-// clipped to the padded input, the first maximum of a window takes the gradient, LRN divides alpha
-// by the window size, the loss is the mean over the op's batch, dropout masks are
-// `DropoutKeeps(seed, layer, element)`, SGD is m = momentum * m + (dw + weight_decay * w), w -=
-// learning_rate * m. Deterministic on one machine: the same inputs give the same bits wherever the
-// operands lie, in backward provided that they are aligned to 64 bytes. What a forward op puts out
-// for some of its channels, or features, has the bits that it has among all. NaN is passed on, so
-// that poisoned memory shows.
+// The kernels are simple and single-threaded. They offer no choice of algorithm. They support every
+// op type for which FORMAT.md gives a contract. Any other op of a recorded trace runs a stand-in
+// (stand_in.h).
+//
+// If FORMAT.md leaves a choice, these kernels agree with backend/cuda/kernels.h:
+// - Average pooling divides by the size of the window clipped to the padded input.
+// - In max pooling, the first maximum of a window takes the gradient.
+// - LRN divides alpha by the window size.
+// - The loss is the mean over the op's batch.
+// - Dropout masks are `DropoutKeeps(seed, layer, element)`.
+// - SGD is m = momentum * m + (dw + weight_decay * w), w -= learning_rate * m.
+//
+// The kernels are deterministic on one machine: the same inputs give the same bits wherever the
+// operands lie. In backward, operands must be aligned to 64 bytes for that. A forward op that
+// computes only some channels or features gives them the same bits as one that computes all. NaN in
+// an input reaches the outputs, so that poisoned memory shows.
 
 #ifndef SPILLWAY_BACKEND_CPU_KERNELS_H_
 #define SPILLWAY_BACKEND_CPU_KERNELS_H_
@@ -23,16 +29,21 @@
 
 namespace spillway {
 
-// Runs all slots of one op, in micro-batches as `runs` says where its type has a choice of kernels:
-// filter gradients of the first overwrite, of the others are added, so that the bits are those of
-// the whole batch, which empty `runs` stand for. Operands are in the contract's order, of `Scalar`
-// (float or double) but the labels, which are int32; a span is exactly the tensor's elements, which
-// tells the parameters of an sgd op apart. An operand that is an input and an output (accumulated,
-// updated in place, an alias that the contract allows) is the same memory in both lists. Every
-// element of an output is written, and none is read before unless it is an input too. Throws
-// `InputError` that names the op if its type is unsupported, an operand or an attribute is missing
-// or impossible, an operand is too small, or a label is no class; outputs may then be partly
-// written.
+// Runs all slots of one op.
+//
+// `runs` divides the batch of an op type with a choice of kernels into micro-batches; if it is
+// empty, each slot runs once on the whole batch. The first micro-batch overwrites the filter
+// gradients and later ones add to them, so that any division gives the bits of the whole batch.
+//
+// Operands are in the contract's order. Their elements are `Scalar` (float or double), except that
+// labels are int32. Each span covers exactly the tensor's elements; an sgd op finds the sizes of
+// its parameters from them. An operand that is both an input and an output (accumulated, updated in
+// place, or an alias that the contract allows) is the same memory in both lists. Every element of
+// an output is written. No output element is read before it is written, unless it is also an input.
+//
+// Throws `InputError` that names the op if its type is unsupported, an operand or an attribute is
+// missing or impossible, an operand is too small, or a label is not a class. Outputs may then be
+// partly written.
 template <typename Scalar>
 void RunOp(const Op& op, std::span<const KernelRun> runs,
            std::span<const std::span<std::byte>> inputs,

@@ -13,7 +13,8 @@
 namespace spillway::cpu {
 namespace {
 
-// The geometry of a batch normalisation: the values of one channel are `batch` planes.
+// The geometry of a batch normalisation. The values of one channel fill `batch` planes of `plane`
+// elements.
 struct Channels {
   int64_t batch, channels, plane;
 
@@ -22,7 +23,7 @@ struct Channels {
         channels(op.IntAttribute("channels", 0)),
         plane(Product(op, {op.IntAttribute("height", 0), op.IntAttribute("width", 0)})) {}
 
-  int64_t count() const { return batch * plane; }  // of one channel
+  int64_t count() const { return batch * plane; }  // elements of one channel
 
   // Calls visit(element) for the elements of channel c.
   template <typename Visitor>
@@ -34,7 +35,7 @@ struct Channels {
   }
 };
 
-// y = weight * (x - mean) * inv_std + bias. Sums are in double for both types.
+// Computes y = weight * (x - mean) * inv_std + bias. Sums are double for both scalar types.
 template <typename Scalar>
 void BatchNormForward(const Call<Scalar>& call) {
   const Op& op = call.op;
@@ -76,8 +77,8 @@ void BatchNormForward(const Call<Scalar>& call) {
   }
 }
 
-// With x^ = (x - mean) * inv_std and the means taken over the channel:
-// dx = weight * inv_std * (dy - mean(dy) - x^ * mean(dy * x^)).
+// Computes dx = weight * inv_std * (dy - mean(dy) - x^ * mean(dy * x^)), where x^ = (x - mean) *
+// inv_std and each mean() is taken over the channel.
 template <typename Scalar>
 void BatchNormBackward(const Call<Scalar>& call) {
   const Op& op = call.op;
@@ -120,7 +121,7 @@ void BatchNormBackward(const Call<Scalar>& call) {
         Store(dx, i, static_cast<Scalar>(gradient), accumulate);
       });
     }
-    // Fused, these are the parameters themselves.
+    // With a fused update, the outputs `dweight` and `dbias` are the updated parameters.
     const double old_weight = fused ? static_cast<double>(weight[c]) : 0;
     const double old_bias = fused ? static_cast<double>(bias[c]) : 0;
     dweight[c] = static_cast<Scalar>(fused ? old_weight - rate * product : product);
@@ -144,7 +145,8 @@ void RunBatchNorm(const Call<Scalar>& call) {
   BatchNormBackward(call);
 }
 
-// y = x * s^-beta with s = k + alpha / size * (the sum of x^2 over the window of channels).
+// Computes y = x * s^-beta with s = k + alpha / size * (the sum of x^2 over the window of
+// channels).
 template <typename Scalar>
 void RunLrn(const Call<Scalar>& call) {
   const Op& op = call.op;
@@ -165,8 +167,8 @@ void RunLrn(const Call<Scalar>& call) {
   Scalar* out = call.Output(forward ? kY : kDx, total);
   const bool accumulate = !forward && op.Accumulates(0);
 
-  // Calls visit(element, element of the channel at the same place) for the channels from
-  // c - low to c + high, for every element of a sample.
+  // Calls visit(i, j) for every element i of a sample and every channel d from c - low to c + high,
+  // where c is the channel of i. j is the element of channel d at the place of i.
   const auto for_each_neighbour = [&](int64_t low, int64_t high, const auto& visit) {
     for (int64_t c = 0; c < channels; ++c) {
       for (int64_t d = std::max<int64_t>(c - low, 0); d <= std::min(c + high, channels - 1); ++d) {
@@ -233,7 +235,8 @@ void RunSoftmaxLoss(const Call<Scalar>& call) {
       sum += y[i];
     }
     for (int64_t i = 0; i < classes; ++i) y[i] /= sum;
-    // In float's range for both types; a NaN stays.
+    // The clamp is in float's range for both scalar types. std::max returns a NaN in its first
+    // argument.
     const auto least = static_cast<Scalar>(std::numeric_limits<float>::min());
     loss -= std::log(std::max(y[labels[n]], least));
   }

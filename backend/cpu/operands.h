@@ -1,5 +1,5 @@
-// What the CPU kernels share: an op with its operands, checked as they are taken, and the families
-// of ops, one source file each.
+// Shared by the CPU kernels: an op with its operands, whose sizes are checked when they are used,
+// and the entry point of each family of ops.
 
 #ifndef SPILLWAY_BACKEND_CPU_OPERANDS_H_
 #define SPILLWAY_BACKEND_CPU_OPERANDS_H_
@@ -18,23 +18,25 @@ namespace spillway::cpu {
 
 using enum Role;
 
-// The number of elements that the factors make. Throws `InputError` that names the op if a factor
-// is negative or the product is beyond 2^56.
+// Returns the product of `factors`, a number of elements. Throws `InputError` that names the op if
+// a factor is negative or the product exceeds 2^56.
 int64_t Product(const Op& op, std::initializer_list<int64_t> factors);
-// The first `bytes` bytes of operands[i]. Throws `InputError` if it is missing or smaller.
-// REQUIRES: the op's row names the operand, so that there is an index.
+// Returns the start of operands[i]. Messages call the operand `what` ("input" or "output"). Throws
+// `InputError` if the operand is missing or has fewer than `bytes` bytes. REQUIRES: `i` is not
+// nullopt, which holds if the op's table row names the operand.
 std::byte* TakeOperand(const Op& op, std::span<const std::span<std::byte>> operands,
                        std::optional<size_t> i, std::string_view what, int64_t bytes);
 
 template <typename Scalar>
 struct Call {
   const Op& op;
-  std::span<const KernelRun> runs;  // empty: each slot on its whole batch
+  std::span<const KernelRun> runs;  // empty: each slot runs on the whole batch
   std::span<const std::span<std::byte>> inputs;
   std::span<const std::span<std::byte>> outputs;
   uint64_t seed;
 
-  // An operand of at least `elements` elements; `part` as for `InputIndex`.
+  // Return an operand of at least `elements` elements, or throw `InputError`. `part` has the
+  // meaning that it has for `InputIndex`.
   const Scalar* Input(Role role, int64_t elements, size_t part = 0) const {
     return reinterpret_cast<const Scalar*>(TakeOperand(
         op, inputs, InputIndex(op, role, part), "input", elements * int64_t{sizeof(Scalar)}));
@@ -45,21 +47,22 @@ struct Call {
   }
 };
 
-// out[i] = value, or out[i] += value.
+// Sets out[i] to `value`, or adds `value` to out[i] if `accumulate`.
 template <typename Scalar>
 void Store(Scalar* out, int64_t i, Scalar value, bool accumulate) {
   out[i] = accumulate ? out[i] + value : value;
 }
 
-// Each executes the op if its type is one of those named; false if it is another.
+// Each function executes the op and returns true if the op's type belongs to its family; otherwise
+// it returns false.
 template <typename Scalar>
 bool RunProduct(const Call<Scalar>& call);  // convolution.cc: conv2d, linear
 template <typename Scalar>
-bool RunPooling(const Call<Scalar>& call);
+bool RunPooling(const Call<Scalar>& call);  // max_pool2d, avg_pool2d
 template <typename Scalar>
-bool RunNormalization(const Call<Scalar>& call);  // and softmax_loss
+bool RunNormalization(const Call<Scalar>& call);  // lrn, batch_norm, softmax_loss
 template <typename Scalar>
-bool RunPointwise(const Call<Scalar>& call);  // and what moves data
+bool RunPointwise(const Call<Scalar>& call);  // relu, gelu, dropout, add, fork, concat, rows, sgd
 
 }  // namespace spillway::cpu
 

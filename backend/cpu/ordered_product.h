@@ -1,7 +1,7 @@
-// Matrix products that sum each element in an order of its own: it depends on the depth alone, so
-// that a call for some of the rows or columns gives the same bits as one for all.
+// Matrix products whose order of summation depends on the depth alone. A call for some of the rows
+// or columns therefore gives the same bits as a call for all of them.
 //
-// Eigen's products are a little faster, but cut the depth as the whole shape suggests.
+// Eigen's products are a little faster, but how they split the depth depends on the whole shape.
 
 #ifndef SPILLWAY_BACKEND_CPU_ORDERED_PRODUCT_H_
 #define SPILLWAY_BACKEND_CPU_ORDERED_PRODUCT_H_
@@ -13,10 +13,10 @@
 
 namespace spillway::cpu {
 
-// c += a * b with c of rows x columns elements, a of rows x depth and b of depth x columns, each
-// dense and row-major. The terms of an element are added to it from the first of the depth to the
-// last, so that calls for one part of the depth after the other give the same bits, too. Keeps its
-// buffer between calls.
+// Computes c += a * b. c has rows x columns elements, a has rows x depth and b has depth x columns;
+// all are dense and row-major. The terms of an element are added to it in the order of the depth,
+// so that one call for each successive part of the depth gives the same bits too. The object keeps
+// its buffer between calls.
 template <typename Scalar>
 class OrderedProduct {
  public:
@@ -38,11 +38,12 @@ class OrderedProduct {
 
  private:
   static constexpr int64_t kPanel = 8;      // columns that are summed side by side
-  static constexpr int64_t kColumns = 512;  // what is packed at a time
-  static constexpr int64_t kDepth = 256;
+  static constexpr int64_t kColumns = 512;  // columns that are packed at a time
+  static constexpr int64_t kDepth = 256;    // rows of b that are packed at a time
   using Panel = Eigen::Array<Scalar, kPanel, 1>;
 
-  // Panel by panel, row by row; zeros behind the last column.
+  // Packs part of b panel by panel, each row by row. Zeros fill the last panel behind the last
+  // column.
   void Pack(int64_t column, int64_t width, int64_t from, int64_t length) {
     const int64_t panels = (width + kPanel - 1) / kPanel;
     packed_.resize(static_cast<size_t>(panels * length));
@@ -95,9 +96,9 @@ class OrderedProduct {
   std::vector<Panel, Eigen::aligned_allocator<Panel>> packed_;
 };
 
-// c = a * transpose(b) with c of rows x columns elements, a of rows x depth and b of columns x
-// depth, dense and row-major. The terms of an element are dealt out in turn to eight sums, which
-// are then added from first to last.
+// Computes c = a * transpose(b). c has rows x columns elements, a has rows x depth and b has
+// columns x depth; all are dense and row-major. Term d of an element is added to the sum d % 8 of
+// eight sums, which are then added from first to last.
 template <typename Scalar>
 void OrderedDots(const Scalar* a, const Scalar* b, Scalar* c, int64_t rows, int64_t columns,
                  int64_t depth) {

@@ -17,7 +17,8 @@ namespace {
 
 int64_t Elements(const Op& op) { return Product(op, {op.batch, op.IntAttribute("elements", 0)}); }
 
-// y = value(x) and dx = gradient(s, dy), s being what backward reads by the op table: x or y.
+// Computes y = value(x) in forward and dx = gradient(s, dy) in backward. s is the operand that
+// backward reads by the op table: x or y.
 template <typename Scalar, typename Value, typename Gradient>
 void RunActivation(const Call<Scalar>& call, Value value, Gradient gradient) {
   const int64_t count = Elements(call.op);
@@ -40,10 +41,11 @@ void RunRelu(const Call<Scalar>& call) {
       call, [](Scalar x) { return x <= 0 ? Scalar(0) : x; },
       [](Scalar y, Scalar dy) { return y > 0    ? dy
                                        : y <= 0 ? Scalar(0)
-                                                : y; });  // the last: NaN
+                                                : y; });  // y is NaN
 }
 
-// The exact form, x times the normal distribution at x: Hendrycks and Gimpel, 2016.
+// Computes the exact form of GELU, x times the normal distribution function at x (Hendrycks and
+// Gimpel, 2016).
 template <typename Scalar>
 void RunGelu(const Call<Scalar>& call) {
   const auto distribution = [](Scalar x) {
@@ -127,13 +129,13 @@ template <typename Scalar>
 void RunConcat(const Call<Scalar>& call) {
   const Op& op = call.op;
   const auto parts = static_cast<size_t>(op.IntAttribute("parts", 1));
-  const auto length = [&](size_t part) {  // of the part in a sample
+  const auto length = [&](size_t part) {  // of the part, per sample
     return Product(op, {op.IntAttribute(fmt::format("channels_{}", part)),
                         op.IntAttribute("height", 0), op.IntAttribute("width", 0)});
   };
   int64_t total = 0;
   for (size_t part = 0; part < parts; ++part) total = Product(op, {1, total + length(part)});
-  int64_t offset = 0;  // of the part in a sample of the whole
+  int64_t offset = 0;  // of the part in a sample of the whole output
   for (size_t part = 0; part < parts; ++part) {
     const int64_t size = length(part);
     if (op.phase == Phase::kForward) {
@@ -166,7 +168,7 @@ void RunRows(const Call<Scalar>& call) {
   Scalar* y = call.Output(kY, Product(op, {planes, height, width}));
   std::fill_n(y, planes * height * width,
               op.Flag("lowest") ? static_cast<Scalar>(std::numeric_limits<float>::lowest()) : 0);
-  int64_t begin = -first;  // the row of y that the part's first one would be
+  int64_t begin = -first;  // the row of y that the part's first row would be
   for (int64_t part = 0; part < op.IntAttribute("parts", 1); ++part) {
     const int64_t rows = op.IntAttribute(fmt::format("height_{}", part), 0);
     const Scalar* x = call.Input(kX, Product(op, {planes, rows, width}), static_cast<size_t>(part));

@@ -1,5 +1,6 @@
-// Max and average pooling. A window is clipped to the input; one that misses it altogether has the
-// maximum -infinity and the average 0. The gradient of a maximum that is not in its window is NaN.
+// Max and average pooling. A window is clipped to the input. A window that misses the input
+// entirely has maximum -infinity and average 0. In backward, if y is not a value of its window, the
+// gradient is NaN.
 
 #include <algorithm>
 #include <cmath>
@@ -42,7 +43,8 @@ struct Shape {
   int64_t in_plane() const { return rows.in * columns.in; }
   int64_t out_plane() const { return rows.out * columns.out; }
 
-  // Calls visit(offset of the plane in x, element of y, row window, column window).
+  // Calls visit(offset of the plane in x, element of y, window of rows, window of columns) for each
+  // element of y.
   template <typename Visitor>
   void ForEachWindow(const Visitor& visit) const {
     int64_t to = 0;
@@ -55,7 +57,7 @@ struct Shape {
     }
   }
 
-  // Calls visit(element of the plane) for the window's elements, in row-major order.
+  // Calls visit(i) for each element i of the plane that lies in the window, in row-major order.
   template <typename Visitor>
   void ForEachElement(const Window& h, const Window& w, const Visitor& visit) const {
     for (int64_t row = h.begin; row < h.end; ++row) {

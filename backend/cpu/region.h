@@ -1,7 +1,8 @@
-// A range of real memory that an arena's offsets point into; pages are taken as they are touched.
+// A range of real memory that an arena's offsets point into. The system allocates its pages when
+// they are first touched.
 //
-// Parts of it can be made windows onto a second memory, the same part of which may be seen through
-// several windows: what a GPU's page tables do.
+// Parts of the range can become windows onto a second memory, and several windows may show the same
+// part of that memory. This imitates a GPU's page tables.
 
 #ifndef SPILLWAY_BACKEND_CPU_REGION_H_
 #define SPILLWAY_BACKEND_CPU_REGION_H_
@@ -17,19 +18,19 @@ namespace spillway {
 
 class Region {
  public:
-  // Reserves address space for `size` bytes, at most 1 TiB. Throws `EnvironmentError` if it cannot
-  // be had.
+  // Reserves address space for `size` bytes, at most 1 TiB. Throws `EnvironmentError` if the system
+  // refuses.
   explicit Region(Bytes size);
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
 
-  // From now on the addresses show `memory` bytes of the second memory and what follows them; what
-  // they held is lost. REQUIRES: offsets and size are multiples of 4 KiB. Throws `InputError` if
-  // the addresses lie beyond the region, `EnvironmentError` if the system refuses.
+  // Makes `addresses` show the bytes of the second memory from offset `memory` on. The previous
+  // contents of the addresses are lost. REQUIRES: offsets and size are multiples of 4 KiB. Throws
+  // `InputError` if the addresses lie beyond the region, `EnvironmentError` if the system refuses.
   void Map(const Block& addresses, Bytes memory);
 
-  // The bytes of a block. Throws `InputError` if it lies beyond the region.
+  // Returns the bytes of a block. Throws `InputError` if it lies beyond the region.
   std::span<std::byte> At(const Block& block) const;
 
  private:
@@ -39,12 +40,12 @@ class Region {
   Bytes memory_size_;
 };
 
-// Whether the blocks have a byte in common.
+// Returns true iff the blocks have a byte in common.
 inline bool Overlap(const Block& a, const Block& b) {
   return a.offset < b.end() && b.offset < a.end();
 }
 
-// All bits set: a NaN in every element.
+// Sets all bits, which makes every float element a NaN.
 inline void Poison(std::span<std::byte> bytes) { std::ranges::fill(bytes, std::byte{0xff}); }
 
 }  // namespace spillway

@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint64_t kOdd = 0x9e3779b97f4a7c15ull;
 
-// A bijection that spreads each bit over all.
+// A bijection that spreads each bit of `value` over all bits of the result.
 uint64_t Spread(uint64_t value) {
   value = (value ^ (value >> 32)) * 0xd6e8feb86659fd93ull;
   value = (value ^ (value >> 32)) * 0xd6e8feb86659fd93ull;

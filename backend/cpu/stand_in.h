@@ -1,8 +1,8 @@
-// Stands in for operators that nobody has written a kernel for: those of recorded programs.
+// Stands in for operators of recorded programs that have no kernel.
 //
-// A stand-in computes nothing that an operator computes. Each of its outputs is a hash of every
-// byte that it reads, so that one wrong byte anywhere changes everything computed from it: what an
-// order of execution and a plan of memory have to be proven with.
+// A stand-in does not compute the operator's result. Each of its outputs is derived from a hash of
+// every byte that the op reads. One wrong byte anywhere therefore changes everything computed from
+// it, which is enough to test an order of execution and a plan of memory.
 
 #ifndef SPILLWAY_BACKEND_CPU_STAND_IN_H_
 #define SPILLWAY_BACKEND_CPU_STAND_IN_H_
@@ -13,11 +13,11 @@
 
 namespace spillway {
 
-// A hash of bytes, the same wherever they lie.
+// Returns a hash of the bytes, which does not depend on their address.
 uint64_t HashBytes(std::span<const std::byte> bytes, uint64_t seed);
 
-// Overwrites the outputs with what follows from the inputs and the seed, and returns the hash of
-// these. Inputs are read before anything is written: an operand may be in both lists.
+// Overwrites the outputs with bytes derived from the inputs and the seed, and returns the hash of
+// the inputs. All inputs are read before anything is written, so an operand may be in both lists.
 uint64_t RunStandIn(uint64_t seed, std::span<const std::span<std::byte>> inputs,
                     std::span<const std::span<std::byte>> outputs);
 

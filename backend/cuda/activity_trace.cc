@@ -41,18 +41,19 @@ constexpr std::array kKinds = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
                                CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION,
                                CUPTI_ACTIVITY_KIND_RUNTIME,
                                CUPTI_ACTIVITY_KIND_DRIVER};
-// The last two only carry the numbers that tie a command to what it launched.
+// The records of the last two kinds only link a command's number to the work that it launched.
 
 struct Activity {
   uint32_t correlation;
-  uint64_t start, end;  // ns of CUPTI's clock
+  uint64_t start, end;  // nanoseconds of CUPTI's clock
 };
 
-// CUPTI's callbacks carry no argument, so what they write to is found here.
+// The records that CUPTI's callbacks write. They are global because the callbacks have no user
+// argument.
 struct Records {
   std::mutex mutex;
   std::vector<Activity> activities;
-  std::map<uint32_t, uint64_t> commands;  // by correlation
+  std::map<uint32_t, uint64_t> commands;  // command ids by correlation id
   uint64_t dropped = 0;
 };
 
@@ -61,7 +62,7 @@ Records& TheRecords() {
   return *records;
 }
 
-// The functions of CUPTI that are used, from the library that the machine has.
+// The functions of CUPTI that are used here, loaded from the machine's CUPTI library.
 class Library {
  public:
   Library() {
@@ -114,7 +115,7 @@ class Library {
     if (function == nullptr) throw EnvironmentError(fmt::format("CUPTI has no {}", name));
   }
 
-  void* handle_ = nullptr;  // stays loaded: CUDA keeps hooks into it
+  void* handle_ = nullptr;  // never closed, because CUDA keeps hooks into it
 };
 
 const Library& TheLibrary() {
@@ -127,7 +128,7 @@ constexpr size_t kBufferSize = 4 << 20;
 void CUPTIAPI OfferBuffer(uint8_t** buffer, size_t* size, size_t* max_records) {
   *buffer = static_cast<uint8_t*>(std::aligned_alloc(8, kBufferSize));
   *size = *buffer == nullptr ? 0 : kBufferSize;
-  *max_records = 0;  // as many as there is room for
+  *max_records = 0;  // no limit but the buffer's size
 }
 
 template <typename Record>
@@ -224,7 +225,8 @@ std::map<uint64_t, ActivityTrace::Interval> ActivityTrace::Stop() {
   if (records.dropped > 0) {
     throw Error(fmt::format("CUPTI dropped {} records of the timeline", records.dropped));
   }
-  // Not since `Start`: CUPTI takes milliseconds to prepare for the first kernel.
+  // Time 0 is the start of the first command's work rather than `Start`, because CUPTI takes
+  // milliseconds to prepare for the first kernel.
   uint64_t origin = std::numeric_limits<uint64_t>::max();
   for (const Activity& activity : records.activities) {
     if (records.commands.contains(activity.correlation)) origin = std::min(origin, activity.start);
@@ -235,7 +237,7 @@ std::map<uint64_t, ActivityTrace::Interval> ActivityTrace::Stop() {
   std::map<uint64_t, Interval> intervals;
   for (const Activity& activity : records.activities) {
     const auto command = records.commands.find(activity.correlation);
-    if (command == records.commands.end()) continue;  // of no command
+    if (command == records.commands.end()) continue;  // belongs to no command
     const Interval found{since_origin(activity.start), since_origin(activity.end)};
     const auto [entry, added] = intervals.try_emplace(command->second, found);
     if (added) continue;

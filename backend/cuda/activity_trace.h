@@ -1,7 +1,8 @@
-// When the GPU really ran kernels and copies, as CUPTI reports it: what each began and ended with,
-// without the gaps that events around it include.
+// Records when the GPU really ran kernels and copies, as CUPTI reports it. Each interval runs from
+// the begin to the end of the work itself. Intervals between CUDA events also include gaps around
+// the work.
 //
-// The library is loaded at run time, so that nothing needs CUPTI but who asks for it.
+// CUPTI is loaded at run time, so that only programs that use this class need it.
 
 #ifndef SPILLWAY_BACKEND_CUDA_ACTIVITY_TRACE_H_
 #define SPILLWAY_BACKEND_CUDA_ACTIVITY_TRACE_H_
@@ -17,25 +18,26 @@ namespace spillway {
 class ActivityTrace {
  public:
   struct Interval {
-    Duration start, end;  // since the first command's first kernel or copy began
+    Duration start, end;  // since the start of the first kernel or copy of any command
   };
 
-  // Throws `EnvironmentError` if CUPTI is missing, here or when this was built. REQUIRES: no other
-  // object of this class is alive.
+  // Throws `EnvironmentError` if CUPTI is not installed, or was missing when this was built.
+  // REQUIRES: no other object of this class is alive.
   ActivityTrace();
   ~ActivityTrace();
   ActivityTrace(const ActivityTrace&) = delete;
   ActivityTrace& operator=(const ActivityTrace&) = delete;
 
-  // From here on kernels, copies and fills are recorded.
+  // Starts to record kernels, copies and fills.
   void Start();
 
-  // What this thread launches from here to `EndCommand` belongs to command `id`.
+  // Everything that this thread launches between `BeginCommand` and `EndCommand` belongs to command
+  // `id`.
   void BeginCommand(uint64_t id);
   void EndCommand();
 
-  // Ends the recording and returns, of each command that ran something, the time from its first
-  // kernel or copy to its last. REQUIRES: the device has nothing left to do.
+  // Ends the recording. Returns, by id, the time from first kernel or copy to last of each command
+  // that ran any. REQUIRES: the device is idle. Throws `Error` if CUPTI dropped records.
   std::map<uint64_t, Interval> Stop();
 
  private:

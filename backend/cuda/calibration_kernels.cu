@@ -8,7 +8,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kCopiesPerThread = 4;
 constexpr int kIterations = 4096;
-constexpr int kChains = 8;  // independent, so that the latency of one operation is hidden
+constexpr int kChains = 8;  // independent chains hide the latency of one operation
 
 __global__ void EmptyKernel() {}
 
@@ -40,7 +40,7 @@ __global__ void MultiplyAddKernel(float* sink, float factor) {
   float sum = 0;
 #pragma unroll
   for (int c = 0; c < kChains; ++c) sum += value[c];
-  if (sum == -1.0f) *sink = sum;  // never: all terms are positive
+  if (sum == -1.0f) *sink = sum;  // never happens, since all terms are positive
 }
 
 __device__ int64_t Nanoseconds() {

@@ -1,6 +1,7 @@
 // The kernels that a calibration times, as host functions that enqueue them on a stream.
 //
-// All pointers are device pointers; nothing synchronises. Each throws `Error` if the launch fails.
+// All pointers are device pointers. No function waits for the device. Each function throws `Error`
+// if the launch fails.
 
 #ifndef SPILLWAY_BACKEND_CUDA_CALIBRATION_KERNELS_H_
 #define SPILLWAY_BACKEND_CUDA_CALIBRATION_KERNELS_H_
@@ -12,18 +13,20 @@
 
 namespace spillway {
 
-// One thread that does nothing.
+// Launches one thread that does nothing.
 void LaunchEmpty(cudaStream_t stream);
 
-// Reads `bytes` bytes and writes as many, bound by device memory. REQUIRES: bytes is a multiple of
-// 16, both pointers are aligned to 16 bytes and the ranges do not overlap.
+// Launches a copy of `bytes` bytes whose speed is bound by device memory. REQUIRES: `bytes` is a
+// multiple of 16, both pointers are aligned to 16 bytes and the ranges do not overlap.
 void LaunchStreamCopy(const std::byte* from, std::byte* to, int64_t bytes, cudaStream_t stream);
 
-// Multiplies and adds in registers on `blocks` blocks; writes nothing in effect. `sink` takes one
-// float. Returns its operations, a multiply-add counted as two.
+// Launches `blocks` blocks that multiply and add in registers. `sink` points to one float. It gives
+// the kernel a result, but is never written. Returns the number of floating-point operations, where
+// a multiply-add counts as two.
 int64_t LaunchMultiplyAdd(float* sink, int blocks, cudaStream_t stream);
 
-// One thread writes the device's clock, in nanoseconds, at its start and its end.
+// Launches one thread that writes the device's clock, in nanoseconds, to start_and_end[0] when it
+// starts and to start_and_end[1] when it ends.
 void LaunchStamp(int64_t* start_and_end, cudaStream_t stream);
 
 }  // namespace spillway

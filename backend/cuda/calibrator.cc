@@ -26,11 +26,11 @@
 namespace spillway {
 namespace {
 
-// What is short is timed in groups that last about this long.
+// Short copies and kernels are timed in groups that last about this long.
 constexpr Duration kGroupTime = Duration::Microseconds(500);
 constexpr Duration kOverlapTime = Duration::Milliseconds(10);
 constexpr int64_t kLargestGroup = 64;
-constexpr int64_t kCalls = 64;  // of one kind, whose host time is taken together
+constexpr int64_t kCalls = 64;  // calls whose host time is measured together
 constexpr Duration kLeastHold = Duration::Microseconds(200);
 
 constexpr Bytes kLeastCopy = Bytes::KiB(4);
@@ -38,10 +38,11 @@ constexpr Bytes kPrimeCopy = Bytes::KiB(256);
 constexpr Bytes kEnqueuedCopy = Bytes::MiB(1);
 constexpr Bytes kOverlapCopy = Bytes::MiB(64);
 constexpr Bytes kLoadCopy = Bytes::MiB(512);
-constexpr Bytes kLeastDeviceCopy = Bytes::MiB(128);  // well beyond the cache
+constexpr Bytes kLeastDeviceCopy = Bytes::MiB(128);  // much larger than the cache
 constexpr Bytes kMostPages = Bytes::GiB(1);
 
-// The first line of a file that starts with `prefix`, without it; empty if there is none.
+// Returns the rest of the first line of a file that starts with `prefix`, without separators.
+// Returns an empty string if no line does.
 std::string FindLine(const std::string& path, std::string_view prefix) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -52,7 +53,8 @@ std::string FindLine(const std::string& path, std::string_view prefix) {
   return {};
 }
 
-// "32.0 GT/s PCIe x16", as the kernel's PCI tree says.
+// Returns for example "32.0 GT/s PCIe x16", from the kernel's PCI tree, or an empty string if the
+// tree does not say.
 std::string LinkName(int device) {
   std::array<char, 32> id{};
   SPILLWAY_CUDA_CALL(cudaDeviceGetPCIBusId(id.data(), static_cast<int>(id.size()), device));
@@ -71,24 +73,24 @@ int DeviceAttribute(cudaDeviceAttr attribute, int device) {
   return value;
 }
 
-// fp32 multiply-adds that a multiprocessor begins per clock, by compute capability (CUDA's
-// programming guide, arithmetic instructions).
+// Returns how many fp32 multiply-adds a multiprocessor starts per clock, by compute capability
+// (CUDA's programming guide, arithmetic instructions).
 int64_t MultiplyAddsPerClock(int major, int minor) {
   if (major == 3) return 192;
   const bool half = (major == 6 && minor == 0) || major == 7 || (major == 8 && minor == 0);
   return half ? 64 : 128;
 }
 
-// A stream and the item that it repeats.
+// A stream and the item, a kernel or copy, that it repeats.
 struct Lane {
   CudaStream stream;
   TimingEvent start;
   TimingEvent end;
   TimingEvent last;
   std::function<void()> item;
-  std::function<void()> prime;  // a short one, so that the start is stamped by the same engine
+  std::function<void()> prime;  // a short item: its engine then also stamps the start
   int64_t count = 1;            // items that are timed
-  int64_t extra = 0;            // items behind them, beside which the other lanes are timed
+  int64_t extra = 0;            // items behind them, which keep this lane busy for the others
 };
 
 class Calibrator {
@@ -125,7 +127,7 @@ class Calibrator {
     };
     if (peer_) steps.emplace_back("copies to and from the peer", &Calibrator::MeasurePeerCopies);
     WarmUp(options_.clock_warmup);
-    DescribeMachine();  // now that the link has come to speed
+    DescribeMachine();  // now that the link runs at full speed
     size_t index = 0;
     for (const auto& [name, measure] : steps) {
       if (options_.progress) options_.progress({index, steps.size(), name});
@@ -149,7 +151,7 @@ class Calibrator {
     result_.machine = machine_;
   }
 
-  // Keeps compute units and links busy for a while.
+  // Keeps compute units and links busy for `time`.
   void WarmUp(Duration time) {
     SetLoad(Load::kCompute);
     SetCopy(Direction::kToDevice, kOverlapCopy);
@@ -187,7 +189,7 @@ class Calibrator {
 
   Lane& LaneOf(Direction direction) { return direction == Direction::kToDevice ? in_ : out_; }
 
-  // Copies the first `size` bytes of the buffers of one direction.
+  // Enqueues a copy of the first `size` bytes between the buffers of one direction.
   void EnqueueCopy(Direction direction, Bytes size, const CudaStream& stream) const {
     if (outside_is_peer_) {
       const bool in = direction == Direction::kToDevice;
@@ -226,7 +228,7 @@ class Calibrator {
     }
   }
 
-  // Makes the lane's timed items last about `time` when alone.
+  // Chooses how many items the lane times, so that they last about `time` when it runs alone.
   void ChooseCount(Lane& lane, Duration time) {
     lane.count = 1;
     lane.extra = 0;
@@ -238,8 +240,9 @@ class Calibrator {
     lane.count = std::clamp<int64_t>(time.picoseconds() / once, 1, kLargestGroup);
   }
 
-  // Runs the lanes side by side, all from one gate. False if the times do not count, because the
-  // host was too slow or a lane ended before another's items; both are mended for the next run.
+  // Runs the lanes side by side, all started by one gate. Returns true iff the times are valid.
+  // They are not if the host was too slow to enqueue, or a lane ended before another lane's timed
+  // items did. In both cases this corrects the cause for the next run.
   bool Play(Lanes lanes) {
     const Duration before = HostClock();
     Spin(hold_.picoseconds() / 1000, gate_stream_.get());
@@ -273,7 +276,8 @@ class Calibrator {
     return good;
   }
 
-  // The time of one item of each lane, side by side, in the order of `lanes`.
+  // Returns the time of one item of each lane when all lanes run side by side, in the order of
+  // `lanes`. Throws `Error` if the host stays too slow.
   std::vector<Timing> Measure(Lanes lanes) {
     std::vector<std::vector<Duration>> times(lanes.size());
     static_cast<void>(Play(lanes));
@@ -292,14 +296,15 @@ class Calibrator {
     for (std::vector<Duration>& time : times) timings.push_back(Summarise(std::move(time)));
     return timings;
   }
-  // As `Measure`, of one lane.
+  // Returns the time of one item of a lane that runs alone.
   Timing MeasureAlone(Lane& lane) {
     Lane* const lanes[] = {&lane};
     lane.extra = 0;
     return Measure(lanes).front();
   }
 
-  // Host time of `call`, which enqueues something; `hold` keeps the device busy meanwhile.
+  // Returns the host time of `call`, which enqueues something. `hold` keeps the device busy
+  // meanwhile.
   Timing EnqueueTime(const std::function<void()>& hold, const std::function<void()>& call) {
     std::vector<Duration> times;
     for (int i = 0; i <= repeats_; ++i) {
@@ -313,8 +318,8 @@ class Calibrator {
     return Summarise(std::move(times));
   }
 
-  // The time from `start_` to `end_`, over `count`. `enqueue` records them on the streams of
-  // `kernel_` and `in_`, which are held meanwhile.
+  // Returns the time from `start_` to `end_`, divided by `count`. `enqueue` records both events on
+  // the streams of `kernel_` and `in_`, which are held until it returns.
   Timing DeviceTime(int64_t count, const std::function<void()>& enqueue) {
     std::vector<Duration> times;
     for (int i = 0; i <= repeats_; ++i) {
@@ -350,9 +355,9 @@ class Calibrator {
   DeviceBuffer device_out_;
   DeviceBuffer load_from_;
   DeviceBuffer load_to_;
-  DeviceBuffer sink_;  // of the compute kernel and of time stamps
+  DeviceBuffer sink_;  // receives the compute kernel's float and the time stamps
   std::optional<PeerMemory> peer_;
-  bool outside_is_peer_ = false;  // where copies come from and go to
+  bool outside_is_peer_ = false;  // copies go to and from the peer rather than the host
   Duration hold_ = kLeastHold;
   Measurements result_;
 };
@@ -429,7 +434,7 @@ void Calibrator::MeasureOverlaps() {
         take(in, in_, point.h2d);
         take(out, out_, point.d2h);
         if (lanes.empty()) continue;
-        // Enough for a kernel or copy that becomes half as fast; `Play` adds more where needed.
+        // This is enough if a kernel or copy becomes half as fast. `Play` adds more if needed.
         for (Lane* lane : lanes) lane->extra = lanes.size() == 1 ? 0 : lane->count;
         const std::vector<Timing> measured = Measure(lanes);
         for (size_t i = 0; i < measured.size(); ++i) *timings[i] = measured[i];
@@ -439,7 +444,8 @@ void Calibrator::MeasureOverlaps() {
   }
 }
 
-// The mean over a chain of kernels, for the device's clock may tick slowly.
+// Returns the mean gap between the kernels of a chain. A mean is used because the device's clock
+// may tick slowly.
 Timing Calibrator::KernelGap() {
   const cudaStream_t stream = kernel_.stream.get();
   auto* stamps = reinterpret_cast<int64_t*>(sink_.data());

@@ -21,21 +21,22 @@
 namespace spillway {
 namespace {
 
-constexpr Duration kHostTime = Duration::Milliseconds(500);  // for the repeats of a slow call
+constexpr Duration kHostTime = Duration::Milliseconds(500);  // limit for a slow call's repeats
 
 constexpr Bytes kLeastAllocation = Bytes(512);
-constexpr int64_t kAllocations = 32;  // blocks that live at once
+constexpr int64_t kAllocations = 32;  // blocks that are alive at once
 constexpr Bytes kLeastPinned = Bytes::MiB(1);
 constexpr Bytes kPage = Bytes::MiB(2);
 constexpr Bytes kOtherMemory = Bytes::MiB(64);
 constexpr Bytes kLittleWorkspace = Bytes::MiB(256);
 
-// What kernels do in an iteration between two calls.
+// Work that imitates the kernels that run between two calls of an iteration.
 class Work {
  public:
   Work() : from_(kOtherMemory), to_(kOtherMemory) {}
 
-  // Kernels use this memory, then other memory; returns when they have ended.
+  // Runs kernels that use this memory and then kernels that use other memory. Returns when they
+  // have ended.
   void Use(const DeviceRange& range) const {
     SPILLWAY_CUDA_CALL(
         cudaMemsetAsync(range.data, 0, static_cast<size_t>(range.size.count()), stream_.get()));
@@ -56,7 +57,8 @@ Duration HostTime(const Call& call) {
   return HostClock() - before;
 }
 
-// Says when a call has been repeated often enough.
+// Decides when a call has been repeated often enough: after `repeats`, or after the least number
+// once `kHostTime` has passed.
 class Repeats {
  public:
   explicit Repeats(int repeats) : repeats_(std::max(repeats, kLeastRepeats)) {}
@@ -71,14 +73,14 @@ class Repeats {
   const Duration start_ = HostClock();
 };
 
-// Times allocation and release of one block at a time, `at_once` of which are alive. Kernels `use`
-// a block once it is there and before it goes.
+// Times the allocation and release of one block at a time, while up to `at_once` blocks are alive.
+// `use` runs kernels on a block after its allocation and before its release.
 template <typename Buffer, typename Use>
 AllocationTiming TimeAllocations(Bytes size, int64_t at_once, int repeats, const Use& use) {
   std::vector<Duration> allocate;
   std::vector<Duration> release;
   const Repeats wanted(repeats);
-  bool first = true;  // the first round sets the driver up
+  bool first = true;  // the first round, untimed, initialises the driver
   while (!wanted.enough(allocate.size())) {
     std::vector<std::unique_ptr<Buffer>> blocks;
     for (int64_t i = 0; i < at_once; ++i) {
@@ -100,8 +102,8 @@ struct Convolution {
   int64_t batch, in, height, width, out, kernel, stride;
 };
 
-// The first layer, a bottleneck and two inner ones, as VGG, ResNet and GoogLeNet have them. Small
-// batches: the host's time does not depend on it.
+// A first layer, a bottleneck and two inner layers of the kinds in VGG, ResNet and GoogLeNet. The
+// batches are small, since the host's time does not depend on them.
 constexpr std::array kConvolutions{
     Convolution{16, 3, 224, 224, 64, 7, 2},
     Convolution{16, 64, 56, 56, 64, 3, 1},
@@ -139,10 +141,10 @@ Op OpOf(const Convolution& c, Phase phase) {
   return op;
 }
 
-// nullopt if the algorithm does not work after all.
+// Returns the host time of one launch, or nullopt if the algorithm fails when launched.
 std::optional<Timing> TimeLaunch(CudaKernels& kernels, const Op& op, const SlotLaunch& launch,
                                  const CudaStream& stream, int repeats) {
-  constexpr int kWarmUp = 2;  // the library loads its kernels
+  constexpr int kWarmUp = 2;  // launches in which the library loads its kernels
   std::vector<Duration> times;
   const Repeats wanted(repeats);
   try {
@@ -153,7 +155,7 @@ std::optional<Timing> TimeLaunch(CudaKernels& kernels, const Op& op, const SlotL
     }
   } catch (const Error&) {
     static_cast<void>(cudaGetLastError());
-    SPILLWAY_CUDA_CALL(cudaDeviceSynchronize());  // fails if it was more than that
+    SPILLWAY_CUDA_CALL(cudaDeviceSynchronize());  // throws if the device itself failed
     return std::nullopt;
   }
   return Summarise(std::move(times));
@@ -198,7 +200,8 @@ std::vector<PageTiming> TimePageMemory(Bytes largest, int repeats) {
   while (8 * largest > FreeDeviceMemory()) largest = Bytes(largest.count() / 2);
   const Work work;
   Bytes address;
-  // Maps `size` bytes at addresses never used before, and uses them.
+  // Maps `size` bytes at addresses never used before, and uses them. Returns the host time of the
+  // mapping.
   const auto map = [&](Bytes size, std::optional<Bytes> memory) {
     const Block range{address, size};
     address += size;
@@ -209,7 +212,8 @@ std::vector<PageTiming> TimePageMemory(Bytes largest, int repeats) {
   std::vector<PageTiming> timings;
   for (Bytes size = kPage; size <= largest; size += size) {
     std::vector<Duration> again, created, unmapped;
-    // Memory [size, 2 * size) is there from now on, so that no page has many addresses.
+    // Memory [size, 2 * size) exists from now on. Each size has its own memory, so that no page
+    // gets many addresses.
     static_cast<void>(map(size, size));
     const Repeats wanted(repeats);
     for (bool first = true; !wanted.enough(again.size()); first = false) {

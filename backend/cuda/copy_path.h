@@ -1,5 +1,5 @@
-// Where the CUDA backend's copies to the host go: into pinned memory, or compressed into a store
-// behind pinned staging buffers.
+// The destinations of the CUDA backend's copies to the host. Contents go into pinned memory, or are
+// compressed into a store behind pinned staging buffers.
 
 #ifndef SPILLWAY_BACKEND_CUDA_COPY_PATH_H_
 #define SPILLWAY_BACKEND_CUDA_COPY_PATH_H_
@@ -21,26 +21,27 @@
 
 namespace spillway {
 
-// All contents lie in pinned memory, at the offsets of the host pool.
+// A copy path that keeps all contents in pinned memory, at the offsets of the host pool.
 class CudaCopyPath {
  public:
-  // `pinned` outlives the path; null if nothing leaves the device.
+  // REQUIRES: `pinned` outlives the path. It is null if nothing leaves the device.
   explicit CudaCopyPath(const PinnedBuffer* pinned) : pinned_(pinned) {}
   virtual ~CudaCopyPath() = default;
 
-  // A storage has taken a block of the host pool; what a block holds is no longer needed.
+  // Notes that a storage has taken a block of the host pool.
   virtual void OnHostBlock(TensorId /*storage*/, const Block& /*host*/) {}
+  // Notes that the contents of a block are no longer needed.
   virtual void Forget(const Block& /*host*/) {}
 
-  // Enqueues the copy of host.size bytes.
+  // Enqueues a copy of host.size bytes on the stream.
   virtual void Copy(Direction direction, std::byte* device, const Block& host, cudaStream_t stream,
                     const Activity& activity);
-  // The streams have completed: returns when what is behind them has.
+  // Waits for host threads that still work on copies. REQUIRES: the streams have completed.
   virtual void Finish() {}
 
-  // The pinned memory of a block that is not compressed.
+  // Returns the pinned memory of a block that is not compressed.
   virtual std::byte* At(const Block& host) const { return Pinned(host.offset, host.size); }
-  // REQUIRES: nothing is pending.
+  // Copies the contents of a block to `bytes`. REQUIRES: nothing issued is pending.
   virtual void Read(const Block& host, std::span<std::byte> bytes) const;
 
   virtual std::vector<StoredContents> stored() const { return {}; }
@@ -53,7 +54,8 @@ class CudaCopyPath {
   const PinnedBuffer* const pinned_;
 };
 
-// Storages that are not kept compressed have pinned memory each for itself, one after the other.
+// A copy path that keeps some storages compressed. Every other storage has its own range of pinned
+// memory, and these ranges follow one another.
 class CudaCompressedCopyPath final : public CudaCopyPath {
  public:
   CudaCompressedCopyPath(const PinnedBuffer* pinned, const HostCompression& compression)
@@ -71,9 +73,9 @@ class CudaCompressedCopyPath final : public CudaCopyPath {
 
  private:
   CudaHostStore store_;
-  std::map<Bytes, TensorId> owners_;  // of blocks of the host pool, by offset
-  std::map<TensorId, Bytes> places_;  // where in pinned memory a storage lies
-  Bytes placed_;
+  std::map<Bytes, TensorId> owners_;  // owners of blocks of the host pool, by offset
+  std::map<TensorId, Bytes> places_;  // offset of a storage in pinned memory
+  Bytes placed_;                      // bytes of pinned memory in use
 };
 
 }  // namespace spillway

@@ -34,7 +34,7 @@
 namespace spillway {
 namespace {
 
-// The i-th element, made at its first use and kept for the next iteration.
+// Returns the i-th element. Elements are created at their first use and kept for later iterations.
 template <typename T>
 T& Grown(std::deque<T>& list, size_t i) {
   while (list.size() <= i) list.emplace_back();
@@ -52,17 +52,17 @@ struct StreamState {
   }
 
   CudaStream stream;
-  std::deque<OrderEvent> ends;         // of command i of the iteration, if `ended`
-  std::vector<bool> ended;             // by command of the iteration
-  std::deque<bool> awaited;            // by command: one of its iterations has waited for its end
-  std::deque<TimingEvent> start, end;  // likewise, in a stamped iteration
-  OrderEvent asleep{cudaEventBlockingSync};  // for a host that waits for everything
+  std::deque<OrderEvent> ends;               // the end of command i of this iteration, if ended[i]
+  std::vector<bool> ended;                   // whether the end of command i has been recorded
+  std::deque<bool> awaited;                  // whether any iteration so far waited for command i
+  std::deque<TimingEvent> start, end;        // time stamps of command i in a stamped iteration
+  OrderEvent asleep{cudaEventBlockingSync};  // lets the host sleep until everything has completed
   TimingEvent drained;                       // everything issued has completed
-  std::vector<Duration> issued;              // of this iteration's commands, by the host's clock
+  std::vector<Duration> issued;              // host time of issue of this iteration's commands
 };
 
-// Per op the first of the trace that computes the same, of operands elsewhere: a network in slices
-// has twenty and more of each kind.
+// Returns for each op the index of the first op of the trace that computes the same on other
+// operands. A network in slices has twenty and more ops of each kind.
 std::vector<size_t> FirstOfKind(const Trace& trace) {
   std::map<std::string, size_t> kinds;
   std::vector<size_t> first;
@@ -76,14 +76,15 @@ std::vector<size_t> FirstOfKind(const Trace& trace) {
   return first;
 }
 
-// One more graph takes longer the more there are: half a million were not made in nine minutes.
+// The most graphs that a run creates. Creating a graph takes longer the more graphs exist: nine
+// minutes were not enough for half a million.
 constexpr size_t kMostGraphs = 100'000;
 
-// The kernels of one op as a graph, which the host launches as a whole: cuDNN takes hundreds of
-// microseconds to find out again what to launch.
+// The kernels of one op as a graph, which the host launches with a single call. Without a graph,
+// cuDNN takes hundreds of microseconds on each launch to find the kernels again.
 class KernelGraph {
  public:
-  // Takes what `launch` puts on the stream, which runs nothing meanwhile.
+  // Captures the kernels that `launch` puts on the stream. The stream does not run them.
   template <typename Launch>
   KernelGraph(cudaStream_t stream, const Activity& activity, const Launch& launch) {
     SPILLWAY_CUDA_CALL(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), activity);
@@ -112,10 +113,10 @@ class KernelGraph {
   cudaGraphExec_t graph_ = nullptr;
 };
 
-// Of the i-th command of an iteration on a stream.
+// Returns the id of the i-th command of an iteration on a stream.
 uint64_t CommandId(Stream stream, size_t i) { return uint64_t{Index(stream)} << 32 | i; }
 
-// Marks a range of the host's time for profilers.
+// Marks a range of host time for profilers.
 class NvtxRange {
  public:
   explicit NvtxRange(const char* name) { nvtxRangePushA(name); }
@@ -124,11 +125,13 @@ class NvtxRange {
   NvtxRange& operator=(const NvtxRange&) = delete;
 };
 
-// Streams that share one hardware channel of the compute engine are ordered by it: a copy that
-// waits holds up the kernels behind it, by some microseconds each time. On channels of their own,
-// work that waits for other work polls for it, and that slows the copies down: by up to 12 % to the
-// host and 8 % from it on an H200, under graphs and under cuDNN's tiled FFT, which brings streams
-// of its own. Read by CUDA when it starts; a setting of the user's stays.
+// Makes all streams share one hardware channel of the compute engine, unless the user has set
+// CUDA_DEVICE_MAX_CONNECTIONS. CUDA reads this variable when it starts.
+//
+// On a shared channel, a copy that waits delays the kernels behind it, each time by some
+// microseconds. On separate channels, work that waits for other work polls for it, which slows
+// copies down. On an H200 this costs up to 12 % for copies to the host and 8 % for copies from the
+// host. It occurs under graphs and under cuDNN's tiled FFT, which creates its own streams.
 void ShareChannels() { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", /*overwrite=*/0); }
 
 cudaDeviceProp Properties(const CudaMachine::Options& options) {
@@ -152,12 +155,13 @@ struct CudaMachine::Impl {
     CalibrateSpin();
   }
 
-  // Makes the streams of the pools up to this one.
+  // Creates the streams of all pools up to `pool`.
   void UseStreams(PoolId pool) {
     while (streams.size() <= Index(StreamOf(pool, Direction::kToHost))) streams.emplace_back();
   }
 
-  // Pinned memory is slow to get, so the largest piece asked for is kept.
+  // Returns pinned memory of at least `size`. Keeps the largest buffer requested so far, because
+  // pinned memory is slow to allocate.
   PinnedBuffer& Pinned(Bytes size) {
     if (!pinned || pinned->size() < size) {
       pinned.reset();
@@ -166,7 +170,7 @@ struct CudaMachine::Impl {
     return *pinned;
   }
 
-  // What a busy wait takes longer than it was asked to, back to back.
+  // Measures by how much back-to-back busy waits exceed the requested time.
   void CalibrateSpin() {
     constexpr int kSpins = 100;
     constexpr auto kAsked = Duration::Microseconds(20);
@@ -185,10 +189,10 @@ struct CudaMachine::Impl {
   const int device;
   cudaDeviceProp properties;
   CudaKernels kernels;
-  std::deque<StreamState> streams;  // those in use by a run so far, by stream
+  std::deque<StreamState> streams;  // by stream, up to the last one that a run has used
   TimingEvent begin;
   std::optional<PinnedBuffer> pinned;
-  std::optional<ActivityTrace> activity;  // once a run has asked for it
+  std::optional<ActivityTrace> activity;  // created when a run first needs it
   Duration spin_excess;
 };
 
@@ -231,33 +235,35 @@ class CudaBackend final : public Executor {
   }
   void DeviceRanges(std::span<const Block> blocks, std::vector<DeviceRange>& ranges) const;
 
-  // An event keeps the kernels on its two sides apart, by some 2 us on an H200. So the ends that
-  // nothing waits for, as far as earlier iterations show, are not recorded.
+  // Returns true if the end of command `i` is recorded as an event. An event delays the next kernel
+  // by some 2 us on an H200. Therefore all ends are recorded only in the first iteration. Later, an
+  // end is recorded if an earlier iteration waited for it or `Throttle` will.
   bool RecordsEnd(Stream stream, size_t i) const;
-  // Makes `waiting` wait for `event`.
+  // Makes the stream `waiting` wait for `event`.
   void WaitFor(const Event& event, const CudaStream& waiting, const Activity& activity);
   bool stamped() const { return iteration_ == options_.stamped_iteration; }
   bool traced() const { return stamped() && options_.timeline == CudaTimeline::kActivity; }
   bool stamped_by_events() const { return stamped() && !traced(); }
-  // Whether commands are held until all of the iteration are known. Where an allocator, or what is
-  // behind a copy, does something itself between two commands, they are not.
+  // Returns true if commands are held until all commands of the iteration are known. They are not
+  // held if the allocator or the compressed copy path has work to do between two commands.
   bool holds() const { return options_.backing == Backing::kArena && !options_.compression; }
   Event EnqueueNow(const Launch& launch, std::span<const Wait> waits);
   Event CopyNow(PoolId pool, Direction direction, const Block& device, const Block& outside,
                 Bytes size, std::span<const Wait> waits);
   void BeginIteration();
-  // Before and after what one command enqueues.
+  // `Begin` and `End` enclose the work that one command enqueues.
   void Begin(Stream stream, std::span<const Wait> waits, const Activity& activity);
   Event End(Stream stream);
   void LaunchKernels(const Op& op, const Launch& launch);
-  // As above, from a graph if one like it ran in the same place before.
+  // Runs the op's slots. If the same kernels have run on the same addresses before, launches them
+  // as a graph.
   void LaunchOnce(const Op& op, const Launch& launch);
   void RunSlots(const Op& op, const Launch& launch);
-  // Sleeps until the host is not too far ahead. Beyond about 60 ops the driver's queue is full, and
-  // a host that waits for a place in it polls.
+  // Waits until the host is less than 2 * `launch_ahead` ops ahead of the GPU. If it is about 60
+  // ops ahead, the driver's queue is full, and the host polls for a free place in it.
   void Throttle() const;
   void TakeTime(Duration time) const;
-  // Has the loss come to the host, and the probabilities if `top1` is wanted.
+  // Enqueues copies of the loss and, if `top1` is wanted, of the probabilities to the host.
   void TakeLoss(const Op& op, const Launch& launch);
   void Write(const Block& block, PoolId pool, std::span<const std::byte> bytes);
 
@@ -267,25 +273,26 @@ class CudaBackend final : public Executor {
   const SyntheticSource synthetic_;
   CudaMachine::Impl& machine_;
   DeviceBuffer arena_;
-  std::map<Bytes, DeviceBuffer> segments_;  // by offset; blocks too are segments of their own
+  std::map<Bytes, DeviceBuffer> segments_;  // by offset; one per block with `Backing::kBlocks`
   std::optional<PageMemory> pages_;
-  const std::unique_ptr<CudaCopyPath> copies_;  // of the host's pool
+  const std::unique_ptr<CudaCopyPath> copies_;  // for the host pool
   std::optional<PeerMemory> peer_;
   PinnedBuffer loss_landing_{Bytes(sizeof(float))};
 
   HeldCommands held_;
   int iteration_ = 1;
   bool begun_ = false;
-  WaitFilter<kStreamCount> waited_;  // in this iteration
+  WaitFilter<kStreamCount> waited_;  // waits made in this iteration
   Duration host_begin_;
   std::vector<Duration> iteration_times_;
   std::optional<float> loss_;
   bool loss_pending_ = false;
-  std::optional<PinnedBuffer> probabilities_;  // once `top1` is wanted
+  std::optional<PinnedBuffer> probabilities_;  // allocated if `top1` is wanted
   int64_t classes_ = 0;
   std::vector<int64_t> top1_;
   const std::vector<size_t> first_of_kind_;
-  // By what is computed, operands and kernels; empty until they come a second time.
+  // Graphs by kind of op, operand addresses and kernels. An entry is null until its key occurs for
+  // the second time.
   std::map<std::vector<int64_t>, std::unique_ptr<KernelGraph>> graphs_;
   std::vector<int64_t> key_;
   std::vector<DeviceRange> inputs_, outputs_;  // kept between ops to save allocations
@@ -312,7 +319,7 @@ CudaBackend::CudaBackend(const Trace& trace, const CostModel& cost, const CudaRu
 }
 
 CudaBackend::~CudaBackend() {
-  // What is in flight may still use the memory that goes with this object.
+  // Work in flight may still use the memory that this object frees.
   static_cast<void>(cudaDeviceSynchronize());
 }
 
@@ -347,7 +354,7 @@ void CudaBackend::OnAllocate(const Block& block) {
   segments_.insert_or_assign(block.offset, DeviceBuffer(block.size));
 }
 
-// cudaFree returns when the device has nothing left to do, so no reader is cut off.
+// cudaFree returns when the device is idle, so no command loses memory that it still reads.
 void CudaBackend::OnFree(const Block& block) {
   if (options_.backing == Backing::kBlocks) segments_.erase(block.offset);
 }
@@ -410,7 +417,7 @@ void CudaBackend::Write(const Block& block, PoolId pool, std::span<const std::by
   const CudaStream& compute = machine_.streams[Index(Stream::kCompute)].stream;
   SPILLWAY_CUDA_CALL(cudaMemcpyAsync(DeviceAt(block).data, bytes.data(), bytes.size(),
                                      cudaMemcpyHostToDevice, compute.get()));
-  compute.Synchronize();  // before the bytes go
+  compute.Synchronize();  // the caller may free `bytes` after the return
 }
 
 void CudaBackend::Read(const Block& block, PoolId pool, std::span<std::byte> bytes) const {
@@ -427,7 +434,7 @@ void CudaBackend::BeginIteration() {
   if (begun_) return;
   begun_ = true;
   const CudaStream& compute = machine_.streams[Index(Stream::kCompute)].stream;
-  compute.Synchronize();  // inputs have arrived
+  compute.Synchronize();  // waits until the inputs have arrived
   if (traced()) machine_.activity->Start();
   machine_.begin.Record(compute);
   host_begin_ = HostClock();
@@ -449,7 +456,8 @@ void CudaBackend::WaitFor(const Event& event, const CudaStream& waiting, const A
   StreamState& state = machine_.streams[Index(event.stream)];
   const size_t i = event.sequence - 1;
   Grown(state.awaited, i) = true;
-  // Recorded only now, it stands for all that has been issued: for more than asked, which is safe.
+  // An end recorded only now covers everything issued on the stream so far. This is more than
+  // needed, which is safe.
   if (!state.ended[i]) state.RecordEnd(i);
   SPILLWAY_CUDA_CALL(cudaStreamWaitEvent(waiting.get(), state.ends[i].get(), 0), activity);
 }
@@ -501,8 +509,8 @@ Event CudaBackend::EnqueueNow(const Launch& launch, std::span<const Wait> waits)
   return End(Stream::kCompute);
 }
 
-// The host does nothing for so long after the command before of its stream was issued, less what
-// it takes to issue the next.
+// Busy-waits until `time` after the previous compute command was issued, less the time that it
+// takes to issue the next command.
 void CudaBackend::TakeTime(Duration time) const {
   constexpr Duration kToIssue = Duration::Microseconds(6);
   const auto& issued = machine_.streams[Index(Stream::kCompute)].issued;
@@ -513,8 +521,8 @@ void CudaBackend::TakeTime(Duration time) const {
 }
 
 void CudaBackend::LaunchKernels(const Op& op, const Launch& launch) {
-  // Where blocks are allocated each for itself, addresses change between iterations: a graph would
-  // rarely be launched again, and to capture one costs more than the call.
+  // With `Backing::kBlocks`, addresses change between iterations. A graph would rarely be launched
+  // again, and capturing one costs more than the call.
   const bool by_library = RowOf(op.type).library == Library::kConvolution;
   if (by_library && options_.backing != Backing::kBlocks) {
     LaunchOnce(op, launch);
@@ -535,7 +543,7 @@ void CudaBackend::LaunchOnce(const Op& op, const Launch& launch) {
     key_.insert(key_.end(), {run.slot, run.kernel, run.batch});
   }
   const auto entry = graphs_.find(key_);
-  // The first time as it is: libraries prepare then what must not be captured.
+  // The first launch is not captured: libraries then make preparations that must not be captured.
   if (entry == graphs_.end()) {
     if (graphs_.size() < kMostGraphs) graphs_.emplace(key_, nullptr);
     return RunSlots(op, launch);
@@ -638,7 +646,7 @@ StreamTimes CudaBackend::TakeTimeline() {
   Duration iteration;
   std::map<uint64_t, ActivityTrace::Interval> ran;
   if (begun_ && traced()) ran = machine_.activity->Stop();
-  // Without kernels these were the copies of a policy's Plan, which belong to no iteration.
+  // Commands without any kernel are the copies of a policy's Plan, which belong to no iteration.
   const bool iterated = !machine_.streams[Index(Stream::kCompute)].issued.empty();
   for (size_t s = 0; s < machine_.streams.size(); ++s) {
     StreamState& state = machine_.streams[s];
@@ -648,10 +656,10 @@ StreamTimes CudaBackend::TakeTimeline() {
     const Duration drained = Elapsed(machine_.begin, state.drained);
     iteration = std::max(iteration, drained);
     for (size_t i = 0; i < count; ++i) {
-      // All times are rounded from one origin, which keeps their order.
+      // All times are rounded relative to one origin, which keeps their order.
       times[s][i].issued = state.issued[i];
       if (traced()) {
-        // What ran nothing took no time, at the end of what came before.
+        // A command that ran nothing gets an empty interval at the end of the previous command.
         const auto interval = ran.find(CommandId(static_cast<Stream>(s), i));
         const Duration before = i == 0 ? Duration() : times[s][i - 1].end;
         times[s][i].start = interval == ran.end() ? before : interval->second.start;

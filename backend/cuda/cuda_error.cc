@@ -7,7 +7,7 @@
 namespace spillway {
 namespace {
 
-// True for codes that say that the machine, not the program, is at fault.
+// Returns true for codes whose cause is the machine rather than the program.
 bool IsEnvironment(cudaError_t code) {
   switch (code) {
     case cudaErrorNoDevice:

@@ -1,8 +1,8 @@
-// Checks of the return codes of the CUDA runtime, cuBLAS and cuDNN, turned into exceptions.
+// Checks the return codes of the CUDA runtime, cuBLAS and cuDNN and turns failures into exceptions.
 //
-// A failed check throws `EnvironmentError` where the machine lacks something (no GPU, a driver that
-// is too old, a library that does not load), else `Error`. The message holds the text of the call,
-// the name of the code and what was being executed.
+// A failed check throws `EnvironmentError` if the machine lacks something (no GPU, a driver that is
+// too old, a library that does not load), and otherwise `Error`. The message holds the text of the
+// call, the name of the code and the activity.
 
 #ifndef SPILLWAY_BACKEND_CUDA_CUDA_ERROR_H_
 #define SPILLWAY_BACKEND_CUDA_CUDA_ERROR_H_
@@ -15,26 +15,27 @@
 
 namespace spillway {
 
-// What a call is part of, for messages. Empty fields are left out.
+// The work that a call belongs to, for messages. Messages leave out empty fields.
 struct Activity {
   std::string_view op;
   std::string_view slot;
   std::string_view algorithm;
 };
 
-// "op 'conv1_1.bwd', slot 'bwd_data', algorithm 'fft'".
+// Returns for example "op 'conv1_1.bwd', slot 'bwd_data', algorithm 'fft'".
 std::string Describe(const Activity& activity);
 
-// Throws if `code` is not success. `call` is the text of the call.
+// Throw if `code` is not success. `call` is the text of the call.
 void CheckCuda(cudaError_t code, const char* call, const Activity& activity = {});
 void CheckCublas(cublasStatus_t code, const char* call, const Activity& activity = {});
 
-// The common end of all checks. `environment` says which class to throw.
+// Throws `EnvironmentError` if `environment`, otherwise `Error`. All checks end here when they
+// fail.
 [[noreturn]] void ThrowLibraryError(bool environment, std::string_view call, std::string_view code,
                                     std::string_view explanation, const Activity& activity);
 
-// Throws `EnvironmentError` that says what is missing unless this machine has a GPU, number
-// `device`, that can be used.
+// Throws `EnvironmentError` that names the missing part if this machine has no usable GPU with
+// number `device`.
 void RequireDevice(int device);
 
 }  // namespace spillway

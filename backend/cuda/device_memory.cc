@@ -21,7 +21,8 @@ DeviceBuffer::DeviceBuffer(Bytes size) {
 }
 
 DeviceBuffer::~DeviceBuffer() {
-  // A failure here is either sticky, and the next call reports it, or the process is ending.
+  // A failed cudaFree has one of two causes. The error is sticky, and the next call reports it, or
+  // the process is ending.
   if (range_.data != nullptr) static_cast<void>(cudaFree(range_.data));
 }
 
@@ -31,7 +32,7 @@ std::optional<DeviceBuffer> DeviceBuffer::TryAllocate(Bytes size) {
   const cudaError_t code =
       cudaMalloc(reinterpret_cast<void**>(&buffer.range_.data), static_cast<size_t>(size.count()));
   if (code == cudaErrorMemoryAllocation) {
-    static_cast<void>(cudaGetLastError());  // not sticky; clear it for the next check
+    static_cast<void>(cudaGetLastError());  // the error is not sticky: clears it for the next check
     return std::nullopt;
   }
   CheckCuda(code, "cudaMalloc");
@@ -50,14 +51,14 @@ PinnedBuffer::PinnedBuffer(Bytes size) : size_(size) {
   const cudaError_t code =
       cudaMallocHost(reinterpret_cast<void**>(&data_), static_cast<size_t>(size.count()));
   if (code == cudaErrorMemoryAllocation) {
-    static_cast<void>(cudaGetLastError());  // not sticky; clear it for the next check
-    throw Error(fmt::format("out of host memory: {} to be pinned", FormatBytes(size)));
+    static_cast<void>(cudaGetLastError());  // the error is not sticky: clears it for the next check
+    throw Error(fmt::format("out of host memory: cannot pin {}", FormatBytes(size)));
   }
   CheckCuda(code, "cudaMallocHost");
 }
 
 PinnedBuffer::~PinnedBuffer() {
-  // As for device memory, a failure is either sticky or the process is ending.
+  // A failed cudaFreeHost has the same two causes as a failed cudaFree.
   if (data_ != nullptr) static_cast<void>(cudaFreeHost(data_));
 }
 

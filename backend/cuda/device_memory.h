@@ -1,5 +1,5 @@
-// Device memory, a range of it and a buffer that owns one, and pinned host memory. Includes no
-// CUDA.
+// A range of device memory, a buffer that owns one, and a buffer of pinned host memory. The header
+// includes no CUDA.
 
 #ifndef SPILLWAY_BACKEND_CUDA_DEVICE_MEMORY_H_
 #define SPILLWAY_BACKEND_CUDA_DEVICE_MEMORY_H_
@@ -12,17 +12,19 @@
 
 namespace spillway {
 
-// The bytes [data, data + size) of device memory, owned by somebody else.
+// The bytes [data, data + size) of device memory. Does not own them.
 struct DeviceRange {
   std::byte* data = nullptr;
   Bytes size;
 };
 
-// Device memory of its own, given back at the end of its life. Movable.
+// A range of device memory that is allocated by the constructor and freed by the destructor.
+// Movable.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  // Throws `Error` that names both sizes if the device has not that much memory left.
+  // Throws `Error` that names the requested and the free size if the device has too little memory
+  // left.
   explicit DeviceBuffer(Bytes size);
   DeviceBuffer(DeviceBuffer&& other) noexcept : range_(std::exchange(other.range_, {})) {}
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
@@ -31,7 +33,7 @@ class DeviceBuffer {
   }
   ~DeviceBuffer();
 
-  // nullopt if the device has not that much memory left.
+  // Returns a buffer, or nullopt if the device has too little memory left.
   static std::optional<DeviceBuffer> TryAllocate(Bytes size);
 
   const DeviceRange& range() const { return range_; }
@@ -43,13 +45,13 @@ class DeviceBuffer {
   DeviceRange range_;
 };
 
-// What the current device has left.
+// Returns the free memory of the current device.
 Bytes FreeDeviceMemory();
 
-// Pinned host memory of its own, given back at the end of its life.
+// A range of pinned host memory that is allocated by the constructor and freed by the destructor.
 class PinnedBuffer {
  public:
-  // Throws `Error` that names the size if the host has not that much memory to pin.
+  // Throws `Error` that names the size if the host cannot pin so much memory.
   explicit PinnedBuffer(Bytes size);
   PinnedBuffer(const PinnedBuffer&) = delete;
   PinnedBuffer& operator=(const PinnedBuffer&) = delete;

@@ -8,13 +8,13 @@
 
 #include "traces/base/error.h"
 
-// The v7-style interface is deprecated in cuDNN 9 but complete.
+// The v7-style interface is deprecated in cuDNN 9 but still complete.
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
 namespace spillway {
 namespace {
 
-// The numbers of conv_algorithm.cc are those of this header.
+// The numbers in conv_algorithm.cc are the values of this header's enumerators.
 static_assert(CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED == 7);
 static_assert(CUDNN_CONVOLUTION_FWD_ALGO_COUNT == 8);
 static_assert(CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD_NONFUSED == 5);
@@ -22,7 +22,7 @@ static_assert(CUDNN_CONVOLUTION_BWD_DATA_ALGO_COUNT == 6);
 static_assert(CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT_TILING == 6);
 static_assert(CUDNN_CONVOLUTION_BWD_FILTER_ALGO_COUNT == 7);
 
-// True for codes that say that this machine's installation or driver is at fault.
+// Returns true for codes whose cause is this machine's installation or driver.
 bool IsEnvironment(cudnnStatus_t code) {
   return code == CUDNN_STATUS_NOT_INITIALIZED || code == CUDNN_STATUS_LICENSE_ERROR ||
          code == CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH ||
@@ -38,7 +38,7 @@ void CheckCudnn(cudnnStatus_t code, const char* call, const Activity& activity =
 
 #define SPILLWAY_CUDNN_CALL(call, ...) CheckCudnn((call), #call __VA_OPT__(, ) __VA_ARGS__)
 
-// A descriptor that is destroyed with its owner.
+// A cuDNN descriptor that is destroyed with its owner.
 template <typename T, cudnnStatus_t (*kCreate)(T*), cudnnStatus_t (*kDestroy)(T)>
 class Descriptor {
  public:
@@ -104,7 +104,7 @@ struct ConvDescriptors {
   }
 };
 
-// True for the codes with which cuDNN declines an algorithm, as opposed to failing.
+// Returns true for the codes by which cuDNN declines an algorithm, as opposed to failing.
 bool IsDeclined(cudnnStatus_t code) {
   return CUDNN_STATUS_CATEGORY(code) == CUDNN_STATUS_NOT_SUPPORTED ||
          CUDNN_STATUS_CATEGORY(code) == CUDNN_STATUS_BAD_PARAM;
@@ -141,7 +141,7 @@ struct DnnLibrary::Impl {
   cudnnHandle_t handle = nullptr;
   bool tf32 = false;
   std::map<ConvDescription, std::unique_ptr<ConvDescriptors>> convolutions;
-  // Set before each use.
+  // Each use sets these descriptors first.
   TensorDescriptor tensor;
   TensorDescriptor bias;
   TensorDescriptor channel;
@@ -152,7 +152,7 @@ DnnLibrary::DnnLibrary(bool tf32) : impl_(std::make_unique<Impl>(tf32)) {}
 DnnLibrary::~DnnLibrary() = default;
 
 std::string DnnLibrary::Version() {
-  const size_t version = cudnnGetVersion();  // 91400 is 9.14.0
+  const size_t version = cudnnGetVersion();  // 91400 means 9.14.0
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 

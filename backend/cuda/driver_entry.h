@@ -1,4 +1,4 @@
-// Functions of the NVIDIA driver, found at run time: the program starts without one.
+// Finds functions of the NVIDIA driver at run time, so that the program starts without a driver.
 
 #ifndef SPILLWAY_BACKEND_CUDA_DRIVER_ENTRY_H_
 #define SPILLWAY_BACKEND_CUDA_DRIVER_ENTRY_H_
@@ -11,7 +11,8 @@
 
 namespace spillway {
 
-// As of `version` of CUDA: 11020 is 11.2. Throws `EnvironmentError` if there is none.
+// Returns the driver's function `name` with the interface of CUDA `version` (11020 is 11.2). Before
+// CUDA 12.5, `version` has no effect. Throws `EnvironmentError` if the driver has no such function.
 template <typename Function>
 Function DriverEntry(const char* name, [[maybe_unused]] unsigned int version = 11020) {
   void* function = nullptr;

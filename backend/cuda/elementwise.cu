@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// `kWidth` consecutive floats, moved by one instruction.
+// `kWidth` consecutive floats that one instruction moves.
 template <int kWidth>
 struct alignas(sizeof(float) * kWidth) Pack {
   float v[kWidth];
@@ -37,7 +37,8 @@ __device__ void StoreOrAdd(float* to, int64_t i, Pack<kWidth> pack, bool accumul
   Store(to, i, pack);
 }
 
-// Calls function.Do<kWidth>(i) for every kWidth-th i in [0, count), and Do<1> for the rest.
+// Calls function.Do<kWidth>(i) for every kWidth-th i in [0, count), and Do<1> for the remaining
+// elements.
 template <int kWidth, typename Function>
 __global__ void ForEachKernel(int64_t count, Function function) {
   const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kWidth;
@@ -59,7 +60,7 @@ unsigned BlockCount(int64_t threads) {
   return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
 }
 
-// `wide`: four elements at a time are allowed.
+// Calls `function` for all elements, four at a time if `wide`.
 template <typename Function>
 void ForEach(int64_t count, bool wide, const Function& function, cudaStream_t stream) {
   if (count <= 0) return;
@@ -81,7 +82,8 @@ struct FillUniformFunction {
   __device__ void Do(int64_t i) const {
     Pack<kWidth> pack;
     for (int k = 0; k < kWidth; ++k) {
-      // Rounded like the host's sum: not fused into the product.
+      // The sum is rounded separately, as on the host. A fused multiply-add would round
+      // differently.
       pack.v[k] = __fadd_rn(centre, RandomFloat(seed, first + i + k, scale));
     }
     Store(out, i, pack);
@@ -99,7 +101,8 @@ struct FillLabelsFunction {
   }
 };
 
-// An activation: its value, and from what backward reads of it, y or x, the gradient of x.
+// An activation provides its value and the gradient of x. The gradient's first argument is the
+// operand that backward reads, y or x.
 struct ReluActivation {
   __device__ static float Value(float x) { return x < 0 ? 0 : x; }
   __device__ static float Gradient(float y, float dy) { return y > 0 ? dy : 0; }
@@ -113,7 +116,7 @@ struct GeluActivation {
   }
 };
 
-// Calls run(activation) with that of the op type.
+// Calls run(activation) with the activation of the op type. REQUIRES: the op type is an activation.
 template <typename Run>
 void WithActivation(std::string_view type, const Run& run) {
   if (type == "relu") return run(ReluActivation());
@@ -170,7 +173,7 @@ struct CopyRowsFunction {
   float* to;
   int64_t to_stride;
   int64_t length;
-  bool small;  // indices fit 32 bits, where division is much cheaper
+  bool small;  // indices fit in 32 bits, which makes division much cheaper
   bool accumulate;
 
   template <int kWidth>
@@ -264,11 +267,12 @@ struct Sum {
   __device__ static float Join(float a, float b) { return a + b; }
 };
 
-// The reduction over the block's kThreads values, in every thread. A fixed tree: deterministic.
+// Returns to every thread the reduction over the block's kThreads values. The order is a fixed
+// tree, so the result is deterministic.
 template <typename Operation>
 __device__ float BlockReduce(float value) {
   __shared__ float shared[kThreads];
-  __syncthreads();  // the previous use of `shared` is over
+  __syncthreads();  // waits until the previous use of `shared` is over
   shared[threadIdx.x] = value;
   __syncthreads();
   for (unsigned half = kThreads / 2; half > 0; half /= 2) {
@@ -302,7 +306,7 @@ __global__ void CrossEntropyKernel(const float* y, const int32_t* labels, float*
   if (threadIdx.x == 0) *loss = (accumulate ? *loss : 0.0f) + scale * sum;
 }
 
-// One block per channel.
+// Each block computes the gradients of one channel.
 __global__ void ParameterGradientsKernel(const float* x, const float* dy, const float* mean,
                                          const float* inv_std, float* dweight, float* dbias,
                                          int64_t batch, int64_t plane) {
@@ -337,7 +341,7 @@ __global__ void CompareKernel(const float* a, const float* b, int64_t count, Com
   difference = BlockReduce<Max>(difference);
   const bool all_finite = __syncthreads_and(finite);
   if (threadIdx.x != 0) return;
-  // The bits of non-negative floats are ordered as the floats are.
+  // The bits of non-negative floats have the same order as the floats.
   atomicMax(&result->largest_bits, __float_as_uint(largest));
   atomicMax(&result->difference_bits, __float_as_uint(difference));
   if (!all_finite) atomicMax(&result->not_finite, 1u);
@@ -355,8 +359,8 @@ __global__ void SpinKernel(int64_t nanoseconds) {
   }
 }
 
-// One thread walks over the channels of one place of one sample. What it reads of dy lies ahead of
-// what it has overwritten; of the channels behind it keeps dy * y / scale, in rings.
+// Each thread walks over the channels at one place of one sample. It reads dy only ahead of the
+// channels that it has overwritten. Rings hold `scale` and dy * y / scale of the channels behind.
 __global__ void LrnBackwardInPlaceKernel(const float* x, const float* y, float* dy, int64_t places,
                                          int channels, int64_t plane, int size, float alpha,
                                          float beta, float k) {

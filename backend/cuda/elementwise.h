@@ -1,9 +1,10 @@
 // The small kernels that cuDNN and cuBLAS lack, as host functions that enqueue them on a stream.
 //
-// All pointers are device pointers to dense fp32 (labels: int32) and counts are elements. Nothing
-// synchronises. Where not said otherwise, operands may be the same memory (in-place operation) but
-// must not overlap in part. `accumulate` adds to the output instead of overwriting it. Each throws
-// `Error` if the launch fails. Results are deterministic.
+// All pointers are device pointers to dense fp32 elements (int32 for labels), and counts are in
+// elements. No function waits for the device. Unless a comment says otherwise, operands may be the
+// same memory (in-place operation) but must not overlap in part. `accumulate` adds to the output
+// instead of overwriting it. Each function throws `Error` if the launch fails. Results are
+// deterministic.
 
 #ifndef SPILLWAY_BACKEND_CUDA_ELEMENTWISE_H_
 #define SPILLWAY_BACKEND_CUDA_ELEMENTWISE_H_
@@ -15,75 +16,80 @@
 
 namespace spillway {
 
-// `RandomFloat` (around a centre) and `RandomLabel` of traces/base/counter_random.h for each
-// element, which are counted from `first`.
+// Fill `out` with `centre` plus `RandomFloat`, or with `RandomLabel`, of
+// traces/base/counter_random.h. The number of the first element is `first` in `FillUniform` and 0
+// in `FillLabels`.
 void FillUniform(float* out, int64_t count, uint64_t seed, float scale, cudaStream_t stream,
                  float centre = 0, int64_t first = 0);
 void FillLabels(int32_t* out, int64_t count, int32_t classes, uint64_t seed, cudaStream_t stream);
 
-// y = f(x) with the activation that is the op type of that name; NaN stays NaN. REQUIRES: there is
-// one.
+// Computes y = f(x), where f is the activation of the op type with this name. NaN stays NaN.
+// REQUIRES: the op type is an activation.
 void Activate(std::string_view type, const float* x, float* y, int64_t count, cudaStream_t stream);
-// dx = f'(x) dy, from what backward reads by the op table: x or y.
+// Computes dx = f'(x) dy. `saved` is the operand that backward reads by the op table: x or y.
 void ActivateBackward(std::string_view type, const float* saved, const float* dy, float* dx,
                       int64_t count, bool accumulate, cudaStream_t stream);
 
-// y = a + b.
+// Computes y = a + b.
 void AddTensors(const float* a, const float* b, float* y, int64_t count, cudaStream_t stream);
 
-// Copies `rows` rows of `length` elements; strides are elements between row starts.
+// Copies `rows` rows of `length` elements. Strides are the distances between row starts, in
+// elements.
 void CopyRows(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t length,
               int64_t rows, bool accumulate, cudaStream_t stream);
 
-// y = x / (1 - ratio) where `DropoutKeeps(seed, layer, first + i, ratio)`, else 0. The backward
-// step is the same function on gradients.
+// Computes y[i] = x[i] / (1 - ratio) if `DropoutKeeps(seed, layer, first + i, ratio)`, otherwise 0.
+// The backward step is the same function on gradients.
 void Dropout(const float* x, float* y, int64_t count, int64_t first, uint64_t seed, uint32_t layer,
              float ratio, bool accumulate, cudaStream_t stream);
 
-// Row-wise softmax.
+// Computes the softmax of each row.
 void Softmax(const float* x, float* y, int64_t rows, int64_t classes, cudaStream_t stream);
-// loss = scale * sum over rows of -log(y[row, label]); probabilities are clamped to FLT_MIN.
+// Computes loss = scale * sum over rows of -log(y[row, label]). Probabilities are clamped to at
+// least FLT_MIN.
 void CrossEntropy(const float* y, const int32_t* labels, float* loss, int64_t rows, int64_t classes,
                   float scale, bool accumulate, cudaStream_t stream);
-// dx = scale * (y - one_hot(label)).
+// Computes dx = scale * (y - one_hot(label)).
 void SoftmaxCrossEntropyBackward(const float* y, const int32_t* labels, float* dx, int64_t rows,
                                  int64_t classes, float scale, cudaStream_t stream);
 
-// m = momentum * m + (dw + weight_decay * w); w -= learning_rate * m.
+// Computes m = momentum * m + (dw + weight_decay * w); w -= learning_rate * m.
 void SgdMomentum(float* weight, const float* gradient, float* momentum, int64_t count,
                  float learning_rate, float momentum_factor, float weight_decay,
                  cudaStream_t stream);
 
-// The parameter gradients of a batch normalisation, by channel: dbias = sum of dy, dweight = sum of
-// dy * (x - mean) * inv_std, over `batch` samples of planes of `plane` elements.
+// Computes the parameter gradients of a batch normalisation by channel: dbias = sum of dy, dweight
+// = sum of dy * (x - mean) * inv_std. The sums run over `batch` samples of planes of `plane`
+// elements.
 void BatchNormParameterGradients(const float* x, const float* dy, const float* mean,
                                  const float* inv_std, float* dweight, float* dbias, int64_t batch,
                                  int64_t channels, int64_t plane, cudaStream_t stream);
-// running = running + momentum * (statistic - running), for the mean and the unbiased variance of
-// `count` values, where inv_std = 1 / sqrt(biased variance + epsilon).
+// Computes running = running + momentum * (statistic - running) for the mean and the unbiased
+// variance of `count` values. inv_std is 1 / sqrt(biased variance + epsilon).
 void MoveRunningStatistics(const float* mean, const float* inv_std, float* running_mean,
                            float* running_var, int64_t channels, int64_t count, float epsilon,
                            float momentum, cudaStream_t stream);
 
-// The most channels that a local response normalisation may look at.
+// The largest window, in channels, of `LrnBackwardInPlace`.
 inline constexpr int kLargestLrnWindow = 16;
-// Backward of a local response normalisation of planes of `plane` elements, as `DnnLibrary::
-// LrnBackward` computes it, for `dx` that is `dy`. REQUIRES: size <= kLargestLrnWindow.
+// Computes the backward step of a local response normalisation like `DnnLibrary::LrnBackward`, but
+// overwrites dy with dx. Planes have `plane` elements. REQUIRES: size <= kLargestLrnWindow.
 void LrnBackwardInPlace(const float* x, const float* y, float* dy, int64_t batch, int channels,
                         int64_t plane, int size, float alpha, float beta, float k,
                         cudaStream_t stream);
 
-// What `Compare` found; on the device.
+// The result of `Compare`, in device memory.
 struct Comparison {
   uint32_t largest_bits = 0;     // bits of max |a|
   uint32_t difference_bits = 0;  // bits of max |a - b|
   uint32_t not_finite = 0;       // 1 if a holds a NaN or an infinity
 };
-// Compares two arrays; zeroes and fills `result`. `b` may be null: then only `a` is looked at.
+// Compares two arrays and overwrites `result`. If `b` is null, only `a` is examined.
 void Compare(const float* a, const float* b, int64_t count, Comparison* result,
              cudaStream_t stream);
 
-// Keeps the stream busy for about `nanoseconds`, while the host enqueues what is to be timed.
+// Keeps the stream busy for about `nanoseconds`, while the host enqueues the work that is to be
+// timed.
 void Spin(int64_t nanoseconds, cudaStream_t stream);
 
 }  // namespace spillway

@@ -13,7 +13,8 @@
 namespace spillway {
 namespace {
 
-// Before CUDA 11.7 the driver has to be told to support it.
+// The interface of CUDA 11.7. In earlier ones, the driver supports cuStreamWaitValue32 only if
+// configured to.
 constexpr unsigned int kWaitValueVersion = 11070;
 using WaitValue = CUresult(CUDAAPI*)(CUstream, CUdeviceptr, cuuint32_t, unsigned int);
 
@@ -122,7 +123,7 @@ void CudaHostStore::CopyIn(std::byte* device, const Block& host, cudaStream_t st
     const uint32_t number = task.number;
     const Bytes size = task.size;
     cudaEvent_t& last = in_.last[(number - 1) % in_.last.size()];
-    task.after = last;  // before the buffer is written again
+    task.after = last;  // the buffer is written again only after its last copy
     Enqueue(in_, std::move(task));
     WaitFor(in_, number, stream);
     SPILLWAY_CUDA_CALL(cudaMemcpyAsync(device + (compression_.piece * i).count(),
@@ -135,7 +136,8 @@ void CudaHostStore::CopyIn(std::byte* device, const Block& host, cudaStream_t st
 
 // --- The threads --------------------------------------------------------------------------------
 
-// A counter is raised even where the work failed: a stream must not wait for ever. `Finish` throws.
+// The counter is raised even if the work failed, because a stream must not wait for ever. `Finish`
+// throws the exception.
 void CudaHostStore::Work(Lane& lane, bool compresses) {
   static_cast<void>(cudaSetDevice(device_));
   std::unique_lock lock(mutex_);
@@ -145,7 +147,7 @@ void CudaHostStore::Work(Lane& lane, bool compresses) {
     const Task task = std::move(lane.tasks.front());
     lane.tasks.pop_front();
     lane.busy = true;
-    // What is to be decompressed was issued to the other thread before.
+    // The compression of this piece was issued earlier to the other thread.
     if (!compresses) {
       changed_.wait(lock, [&] { return task.entry->compressed > task.piece; });
     }
@@ -188,7 +190,7 @@ void CudaHostStore::Finish() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock,
                 [&] { return out_.tasks.empty() && !out_.busy && in_.tasks.empty() && !in_.busy; });
-  // All copies have landed: no buffer is in use, and the events can serve the next iteration.
+  // All copies have landed. No buffer is in use, so the next iteration can reuse the events.
   for (Lane* lane : {&out_, &in_}) {
     lane->used = 0;
     std::fill(lane->last.begin(), lane->last.end(), nullptr);

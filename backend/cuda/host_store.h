@@ -1,10 +1,11 @@
-// The host's side of compressed offload on a GPU: pinned staging buffers, threads that compress and
-// decompress behind them, and the pageable store.
+// The host's side of compressed offload on a GPU: pinned staging buffers, a pageable store, and the
+// threads that compress and decompress between them.
 //
 // The host program only enqueues. A stream waits, on the device, for a counter in pinned memory
-// that the threads raise: of pieces compressed, whose buffers are free again, or of pieces
-// decompressed, which can be copied. Every wait is for work that was issued before it, so that the
-// waits cannot form a cycle. The threads sleep until a copy has landed.
+// that the threads raise. The counter of copies out counts compressed pieces, whose buffers are
+// free again. The counter of copies in counts decompressed pieces, which are ready to be copied.
+// Every wait is for work that was issued before it, so the waits cannot form a cycle. The threads
+// sleep while they wait for a copy to complete.
 
 #ifndef SPILLWAY_BACKEND_CUDA_HOST_STORE_H_
 #define SPILLWAY_BACKEND_CUDA_HOST_STORE_H_
@@ -34,8 +35,8 @@ namespace spillway {
 
 class CudaHostStore {
  public:
-  // Pins the staging buffers. Throws `Error` if the host has not that much memory, and
-  // `EnvironmentError` if the driver cannot make a stream wait for a counter.
+  // Pins the staging buffers and starts the threads. Throws `Error` if the host has too little
+  // memory, and `EnvironmentError` if the driver cannot make a stream wait for a counter.
   explicit CudaHostStore(const HostCompression& compression);
   // REQUIRES: nothing that was enqueued is pending.
   ~CudaHostStore();
@@ -44,27 +45,31 @@ class CudaHostStore {
 
   bool Keeps(TensorId storage) const { return compression_.Keeps(storage); }
 
-  // Enqueues the copy of a storage out of device memory, into the store in the place of `host`.
+  // Enqueues the copy of a storage out of device memory. The store keeps its contents in the place
+  // of the block `host`.
   void CopyOut(TensorId storage, const std::byte* device, const Block& host, cudaStream_t stream);
-  // Enqueues the copy of what is stored for `host`, into device memory. REQUIRES: `Holds`.
+  // Enqueues the copy of the contents stored for `host` into device memory. REQUIRES:
+  // `Holds(host)`.
   void CopyIn(std::byte* device, const Block& host, cudaStream_t stream);
   bool Holds(const Block& host) const { return stored_.contains(host.offset); }
-  // What is enqueued already still gets the contents.
+  // Forgets the contents stored for `host`. Copies already enqueued still get them.
   void Forget(const Block& host) { stored_.erase(host.offset); }
 
-  // Returns when the threads have nothing left to do; throws what one of them has thrown.
-  // REQUIRES: the streams have completed. Begins a new iteration.
+  // Waits until the threads are idle and begins a new iteration. Rethrows the first exception of a
+  // thread. REQUIRES: the streams have completed.
   void Finish();
 
-  // Copies what is stored for `host` out. REQUIRES: `Holds`, and nothing is pending.
+  // Decompresses the contents stored for `host` into `bytes`. REQUIRES: `Holds(host)`, and nothing
+  // is pending.
   void Read(const Block& host, std::span<std::byte> bytes) const;
 
-  // As of the last `Finish`.
+  // Return the contents of each storage as compressed last, and the peak size of the store. The
+  // results are complete up to the last `Finish`.
   std::vector<StoredContents> stored() const;
   Bytes peak() const { return blocks_.peak(); }
 
  private:
-  // An event for each piece, kept for the next iteration.
+  // A CUDA event of one piece, which later iterations reuse.
   class PieceEvent {
    public:
     PieceEvent();
@@ -79,16 +84,16 @@ class CudaHostStore {
   struct Entry {
     TensorId storage{};
     CompressedPieces pieces;
-    size_t compressed = 0;  // pieces that are there
+    size_t compressed = 0;  // number of pieces that are compressed
   };
   struct Task {
     std::shared_ptr<Entry> entry;
     size_t piece = 0;
     Bytes size;
-    uint32_t number = 0;          // of all pieces of this direction, from 1
-    cudaEvent_t after = nullptr;  // to be waited for first, if any
+    uint32_t number = 0;          // among all pieces of this direction, from 1
+    cudaEvent_t after = nullptr;  // the thread waits for it first; null if there is none
   };
-  // One direction: a thread that takes tasks in order, with its codec and its buffers.
+  // One direction of copies: a thread that takes tasks in order, its codec and its buffers.
   struct Lane {
     explicit Lane(const HostCompression& compression);
     PinnedBuffer staging;
@@ -98,7 +103,7 @@ class CudaHostStore {
     bool busy = false;
     uint32_t issued = 0;
     std::deque<PieceEvent> events;  // of this iteration's pieces
-    size_t used = 0;                // of those
+    size_t used = 0;                // number of events in use
     std::vector<cudaEvent_t> last;  // by buffer: the copy that used it last, null if none
     std::thread thread;
   };
@@ -116,9 +121,11 @@ class CudaHostStore {
   void* wait_value_ = nullptr;  // cuStreamWaitValue32
 
   BlockPool blocks_;
-  std::map<Bytes, std::shared_ptr<Entry>> stored_;  // by offset in the host pool; host program only
+  std::map<Bytes, std::shared_ptr<Entry>> stored_;  // by host pool offset; not used by threads
 
-  mutable std::mutex mutex_;  // of all below, and of the lanes' tasks and entries' counts
+  // Guards all members below except the lanes, and `Lane::tasks`, `Lane::busy` and
+  // `Entry::compressed`.
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool stop_ = false;
   std::exception_ptr error_;

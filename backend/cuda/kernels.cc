@@ -18,7 +18,7 @@ namespace spillway {
 namespace {
 
 constexpr int64_t kElementSize = sizeof(float);
-// Of a batch normalisation with a fused update, at most.
+// The most channels that a batch normalisation with a fused update can have.
 constexpr int64_t kMostChannels = 65536;
 
 using enum Role;
@@ -56,12 +56,13 @@ ConvDescription ConvShapeOf(const Op& op, int64_t batch) {
   return shape;
 }
 
-// The operands of one launch, checked as they are taken.
+// The operands of one launch, whose sizes are checked when they are used.
 class Operands {
  public:
   Operands(const Op& op, const SlotLaunch& launch) : op_(op), launch_(launch) {}
 
-  // Operand of `elements` per sample, at the launch's first sample; `part` as for `InputIndex`.
+  // Return an operand of `elements` elements per sample, at the launch's first sample. `part` has
+  // the meaning that it has for `InputIndex`.
   const float* Input(Role role, int64_t elements, size_t part = 0) const {
     return SharedInput(role, (launch_.first + launch_.batch) * elements, part) +
            launch_.first * elements;
@@ -70,7 +71,7 @@ class Operands {
     return SharedOutput(role, (launch_.first + launch_.batch) * elements, part) +
            launch_.first * elements;
   }
-  // Operand without a batch dimension.
+  // Return an operand without a batch dimension.
   const float* SharedInput(Role role, int64_t elements, size_t part = 0) const {
     return Take(launch_.inputs, InputIndex(op_, role, part), "input", elements);
   }
@@ -81,7 +82,7 @@ class Operands {
  private:
   float* Take(std::span<const DeviceRange> ranges, std::optional<size_t> i, const char* what,
               int64_t elements) const {
-    SPILLWAY_CHECK(i.has_value());  // the op's row names what its kernels ask for
+    SPILLWAY_CHECK(i.has_value());  // the op's table row names every operand that its kernels use
     if (*i >= ranges.size()) {
       throw InputError(fmt::format("op '{}' ({}) has {} {}s, needs {}", op_.name, Name(op_.type),
                                    ranges.size(), what, *i + 1));
@@ -98,7 +99,7 @@ class Operands {
   const SlotLaunch& launch_;
 };
 
-// How a parameter gradient is written: out = alpha * gradient + beta * out.
+// The factors with which a parameter gradient is written: out = alpha * gradient + beta * out.
 struct GradientScale {
   float alpha = 1;
   float beta = 0;
@@ -146,7 +147,7 @@ struct CudaKernels::Impl {
                    const Activity& activity);
   void Linear(const Op& op, const SlotLaunch& launch, const Operands& operands,
               const Activity& activity);
-  // Column-major c = alpha * a * b + beta * c.
+  // Computes c = alpha * a * b + beta * c on column-major matrices.
   void Gemm(bool transpose_a, bool transpose_b, int m, int n, int k, float alpha, const float* a,
             int lda, const float* b, int ldb, float beta, float* c, int ldc,
             const Activity& activity);
@@ -167,7 +168,8 @@ struct CudaKernels::Impl {
   uint64_t seed;
   bool tf32;
   DnnLibrary dnn;
-  // Where cuDNN puts the gradients of a weight that it still reads and that they will be added to.
+  // Receives the parameter gradients of a batch normalisation with a fused update: cuDNN still
+  // reads the weight to which they are added.
   DeviceBuffer parameter_gradients;
   cublasHandle_t blas = nullptr;
   cudaStream_t stream = nullptr;
@@ -225,7 +227,8 @@ void CudaKernels::Impl::Gemm(bool transpose_a, bool transpose_b, int m, int n, i
                        activity);
 }
 
-// Row-major x[n][in], weight[out][in] and y[n][out] are column-major in x n, in x out and out x n.
+// The row-major x[n][in], weight[out][in] and y[n][out] are the column-major in x n, in x out and
+// out x n.
 void CudaKernels::Impl::Linear(const Op& op, const SlotLaunch& launch, const Operands& operands,
                                const Activity& activity) {
   const int in = IntOf(op, "in_features");
@@ -310,7 +313,8 @@ void CudaKernels::Impl::Normalise(const Op& op, const SlotLaunch& launch, const 
     dnn.LrnBackward(s, x, y, dy, op.Accumulates(0) ? 1.0f : 0.0f, dx, activity);
     return;
   }
-  // cuDNN may read dy of neighbouring channels after it has written dx.
+  // cuDNN may read dy of neighbouring channels after it has written dx, so the in-place step needs
+  // another kernel.
   if (s.size < 1 || s.size > kLargestLrnWindow) {
     throw InputError(fmt::format("op '{}': backward in place needs a window of 1 to {} channels",
                                  op.name, kLargestLrnWindow));
@@ -380,7 +384,7 @@ void CudaKernels::Impl::BatchNormBackward(const Op& op, const BatchNormGeometry&
                         FloatOf(op, "epsilon"), FloatOf(op, "momentum"), stream);
 }
 
-// Activations, dropout and add.
+// Executes activations, dropout and add.
 void CudaKernels::Impl::Pointwise(const Op& op, const SlotLaunch& launch,
                                   const Operands& operands) {
   const int64_t elements = op.IntAttribute("elements");
@@ -403,7 +407,7 @@ void CudaKernels::Impl::Pointwise(const Op& op, const SlotLaunch& launch,
     for (size_t i = 0; i < launch.outputs.size(); ++i) {
       float* dx = operands.Output(kDx, elements, i);
       const bool adds = op.Accumulates(i);
-      if (dx == in && !adds) continue;  // in place: it is there already
+      if (dx == in && !adds) continue;  // in place, so dx already holds the gradient
       CopyRows(in, count, dx, count, count, 1, adds, stream);
     }
   }
@@ -466,7 +470,7 @@ void CudaKernels::Impl::GatherRows(const Op& op, const SlotLaunch& launch,
   float* y = operands.Output(kY, channels * height * width);
   const float fill = op.Flag("lowest") ? std::numeric_limits<float>::lowest() : 0.0f;
   FillUniform(y, launch.batch * channels * height * width, /*seed=*/0, /*scale=*/0, stream, fill);
-  int64_t begin = -op.IntAttribute("first_row");  // the row of y that the part's first one would be
+  int64_t begin = -op.IntAttribute("first_row");  // the row of y of the part's first row
   for (int64_t part = 0; part < op.IntAttribute("parts"); ++part) {
     const int64_t rows = op.IntAttribute(fmt::format("height_{}", part));
     const float* x = operands.Input(kX, channels * rows * width, static_cast<size_t>(part));
@@ -517,14 +521,14 @@ void CudaKernels::Impl::Sgd(const Op& op, const SlotLaunch& launch, const Operan
 }
 
 CudaKernels::CudaKernels(const KernelOptions& options) {
-  RequireDevice(0);  // says what is missing more plainly than the libraries do
+  RequireDevice(0);  // its message is plainer than the libraries' messages
   impl_ = std::make_unique<Impl>(options);
 }
 CudaKernels::~CudaKernels() = default;
 
-// cuDNN's Winograd transforms for filters larger than 3x3 lose three decimal digits (1e-3 to 2e-2
-// of the largest element, measured with cuDNN 9.14): such results are not those of an fp32
-// convolution.
+// Returns true if the algorithm is too inaccurate for an fp32 convolution of this shape. cuDNN's
+// Winograd transforms for filters larger than 3x3 lose three decimal digits (1e-3 to 2e-2 of the
+// largest element, measured with cuDNN 9.14).
 static bool IsInaccurate(const ConvAlgorithm& algorithm, const ConvDescription& shape) {
   return algorithm.name == "winograd_nonfused" && std::max(shape.kernel_h, shape.kernel_w) > 3;
 }

@@ -1,4 +1,4 @@
-// The program's side of module.h.
+// Loads the module of module.h into the program.
 
 #include <dlfcn.h>
 

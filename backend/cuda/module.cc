@@ -1,4 +1,4 @@
-// The module's side of module.h.
+// Defines the symbol of module.h in the module.
 
 #include "backend/cuda/module.h"
 

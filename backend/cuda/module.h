@@ -1,5 +1,5 @@
-// What programs use of the CUDA backend: a module that is loaded when it is asked for, so that
-// those who use no GPU start without CUDA's libraries.
+// The interface between programs and the CUDA backend. The backend is a module that is loaded at
+// its first use, so that programs that use no GPU start without CUDA's libraries.
 
 #ifndef SPILLWAY_BACKEND_CUDA_MODULE_H_
 #define SPILLWAY_BACKEND_CUDA_MODULE_H_
@@ -12,7 +12,7 @@
 
 namespace spillway {
 
-// The functions of this folder's headers by other names.
+// Pointers to functions of this folder's headers. `open` creates a `CudaMachine`.
 struct CudaModule {
   decltype(&DescribeCudaDevice) describe;
   decltype(&DescribePeers) describe_peers;
@@ -22,13 +22,14 @@ struct CudaModule {
   std::shared_ptr<CudaMachine> (*open)(const CudaMachine::Options& options);
 };
 
-// Loads the module, found where the program finds its libraries. Throws `EnvironmentError` that
-// says what is missing if this build has none, or it or a library that it needs is not there.
+// Loads the module, which is found where the program finds its libraries. Throws `EnvironmentError`
+// that names the missing part if this build has no module, or if the module or a library that it
+// needs cannot be loaded.
 const CudaModule& Cuda();
 
 }  // namespace spillway
 
-// The symbol by which the module is found.
+// The symbol by which the program finds the module's functions.
 extern "C" const spillway::CudaModule spillway_cuda_module;
 
 #endif  // SPILLWAY_BACKEND_CUDA_MODULE_H_

@@ -13,7 +13,7 @@
 namespace spillway {
 namespace {
 
-// More than all stitched addresses of a run; addresses cost nothing.
+// More than the total of all stitched addresses of a run. Reserved addresses cost nothing.
 constexpr Bytes kAddressSpace = Bytes::GiB(4096);
 
 void Check(CUresult code, const char* call) {
@@ -61,7 +61,8 @@ PageMemory::PageMemory() : driver_(std::make_unique<const Driver>()) {
 }
 
 PageMemory::~PageMemory() {
-  // As for other device memory, a failure is either sticky or the process is ending.
+  // A failure is ignored: it is either sticky, and the next call reports it, or the process is
+  // ending.
   for (const auto& [offset, size] : mapped_) {
     static_cast<void>(driver_->unmap(base_ + static_cast<CUdeviceptr>(offset.count()),
                                      static_cast<size_t>(size.count())));
@@ -83,9 +84,9 @@ PageMemory::Handle PageMemory::Create() {
 void PageMemory::Map(const Block& range, std::optional<Bytes> memory) {
   const auto whole = [&](Bytes size) { return size.count() % page_.count() == 0; };
   if (!whole(range.offset) || !whole(range.size) || !whole(memory.value_or(Bytes(0)))) {
-    throw InputError(fmt::format("the GPU maps pages of {}, the allocator asks for {} at {}",
-                                 FormatBytes(page_), FormatBytes(range.size),
-                                 range.offset.count()));
+    throw InputError(
+        fmt::format("the GPU maps pages of {}, but the allocator asks for {} at offset {}",
+                    FormatBytes(page_), FormatBytes(range.size), range.offset.count()));
   }
   if (range.end() > kAddressSpace) {
     throw Error(fmt::format("the run needs more than {} of addresses", FormatBytes(kAddressSpace)));

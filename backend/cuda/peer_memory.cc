@@ -8,7 +8,7 @@
 namespace spillway {
 namespace {
 
-// Another device is the current one for as long as this lives.
+// Makes `device` the current device, and `back` again when it is destroyed.
 class ScopedDevice {
  public:
   ScopedDevice(int device, int back) : back_(back) { SPILLWAY_CUDA_CALL(cudaSetDevice(device)); }
@@ -20,11 +20,11 @@ class ScopedDevice {
   const int back_;
 };
 
-// Lets the current device reach the memory of the other.
+// Allows the current device to reach the memory of `other`.
 void EnablePeer(int other) {
   const cudaError_t code = cudaDeviceEnablePeerAccess(other, 0);
   if (code == cudaErrorPeerAccessAlreadyEnabled) {
-    static_cast<void>(cudaGetLastError());  // not sticky; clear it for the next check
+    static_cast<void>(cudaGetLastError());  // the error is not sticky: clears it for the next check
     return;
   }
   CheckCuda(code, "cudaDeviceEnablePeerAccess");
@@ -43,7 +43,8 @@ bool ReachesPeer(int device, int peer) {
 PeerMemory::PeerMemory(int device, int peer, Bytes size)
     : device_(device), peer_(peer), size_(size) {
   if (device == peer) {
-    throw UsageError(fmt::format("GPU {} runs the kernels: it is no peer of its own", device));
+    throw UsageError(
+        fmt::format("GPU {} runs the kernels, so it cannot be the peer as well", device));
   }
   const bool reaches = ReachesPeer(device, peer);
   if (size > Bytes(0)) {
@@ -62,7 +63,8 @@ PeerMemory::PeerMemory(int device, int peer, Bytes size)
 }
 
 PeerMemory::~PeerMemory() {
-  // A failure here is either sticky, and the next call reports it, or the process is ending.
+  // A failed cudaFree has one of two causes. The error is sticky, and the next call reports it, or
+  // the process is ending.
   if (data_ != nullptr) static_cast<void>(cudaFree(data_));
 }
 

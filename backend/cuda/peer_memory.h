@@ -1,4 +1,5 @@
-// Memory of another GPU of this machine, which copies reach over NVLink or PCIe: a pool outside.
+// A pool outside the device in the memory of another GPU of this machine. Copies reach it over
+// NVLink or PCIe.
 
 #ifndef SPILLWAY_BACKEND_CUDA_PEER_MEMORY_H_
 #define SPILLWAY_BACKEND_CUDA_PEER_MEMORY_H_
@@ -15,23 +16,24 @@
 
 namespace spillway {
 
-// Whether `device` can reach the memory of `peer` by itself; otherwise copies are staged through
-// the host. Throws `EnvironmentError` if there is no such GPU.
+// Returns true if `device` can reach the memory of `peer` directly; otherwise copies are staged
+// through the host. Throws `EnvironmentError` if either GPU does not exist.
 bool ReachesPeer(int device, int peer);
 
 class PeerMemory {
  public:
-  // Leaves `device` the current one. Throws `UsageError` if they are the same, `EnvironmentError`
-  // if there is no such GPU, `Error` that names the sizes if it has not that much memory left.
+  // Allocates `size` bytes on `peer`. `device` is the current device before and after the call.
+  // Throws `UsageError` if both are the same GPU and `EnvironmentError` if either does not exist.
+  // Throws `Error` that names the sizes if `peer` has too little memory left.
   PeerMemory(int device, int peer, Bytes size);
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
   ~PeerMemory();
 
-  // Enqueues the copy of block.size bytes on a stream of the device.
+  // Enqueues a copy of block.size bytes on a stream of the device.
   void Copy(Direction direction, std::byte* device, const Block& block, cudaStream_t stream,
             const Activity& activity) const;
-  // REQUIRES: nothing is pending.
+  // Copy bytes between the host and a block. REQUIRES: nothing is pending.
   void Write(const Block& block, std::span<const std::byte> bytes) const;
   void Read(const Block& block, std::span<std::byte> bytes) const;
 

@@ -7,7 +7,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The half-open range of inputs that output `out` covers along one dimension, clipped.
+// Returns the half-open range of inputs that output `out` covers along one dimension, clipped to
+// the input.
 struct Window {
   int begin, end;
 };
@@ -17,19 +18,21 @@ __device__ Window InputWindow(int out, int stride, int pad, int kernel, int exte
   return {max(begin, 0), min(begin + kernel, extent)};
 }
 
-// The half-open range of outputs whose window covers input `in` along one dimension.
+// Returns the half-open range of outputs whose windows cover input `in` along one dimension.
 __device__ Window OutputWindow(int in, int stride, int pad, int kernel, int extent) {
-  const int reach = in + pad - kernel;  // the last window start that ends before `in`
+  const int reach = in + pad - kernel;  // start of the last window that ends before `in`
   return {reach < 0 ? 0 : reach / stride + 1, min((in + pad) / stride + 1, extent)};
 }
 
-// Elements that the average of output `out` divides by, along one dimension.
+// Returns the number of elements, along one dimension, by which the average of output `out` is
+// divided.
 __device__ int Divisor(int out, int stride, int pad, int kernel, int extent) {
   const int begin = out * stride - pad;
   return min(begin + kernel, extent + pad) - begin;
 }
 
-// Position of thread's element in a stack of planes; `Index` is 32 bits wide where that suffices.
+// The position of a thread's element in a stack of planes. `Locate` computes in 32 bits if `Index`
+// is a 32-bit type.
 struct Position {
   int64_t plane;
   int row, column;
@@ -70,7 +73,7 @@ __global__ void PoolKernel(PoolShape s, const float* __restrict__ x, float* __re
   y[i] = result;
 }
 
-// True if an element of the window before (row, column) also has `value`.
+// Returns true if an element of the window before (row, column) also has `value`.
 __device__ bool TakenEarlier(const float* plane, int width, Window rows, Window columns, int row,
                              int column, float value) {
   for (int h = rows.begin; h <= row; ++h) {
@@ -116,7 +119,7 @@ __global__ void PoolBackwardKernel(PoolShape s, const float* __restrict__ x,
   dx[i] = accumulate ? dx[i] + sum : sum;
 }
 
-// Calls `launch` with the block count and the element count in the narrowest index type.
+// Calls launch(blocks, count) with `count` in the narrowest index type that holds it.
 template <typename Launcher>
 void WithIndex(int64_t count, const Launcher& launch) {
   if (count <= 0) return;

@@ -1,10 +1,10 @@
-// Max and average pooling kernels that take the output size as given, so that ceil-mode outputs
-// work, which cuDNN's symmetric padding cannot express.
+// Max and average pooling kernels that take the output size as given. They support ceil-mode
+// outputs, which cuDNN's symmetric padding cannot express.
 //
-// Dense NCHW fp32 on the device. A window is clipped to the input. Backward gathers, without
-// atomics, so results are deterministic; the first maximum of a window, in row-major order, takes
-// the gradient. The divisor of average pooling counts the declared padding but not what a ceil-mode
-// window reaches beyond it (PyTorch's count_include_pad=True). No operand may alias another.
+// Tensors are dense NCHW fp32 on the device. A window is clipped to the input. Backward gathers
+// without atomics, so results are deterministic. The first maximum of a window, in row-major order,
+// takes the gradient. The divisor of average pooling counts the declared padding, but not the part
+// of a ceil-mode window beyond it (PyTorch's count_include_pad=True). No operand may alias another.
 
 #ifndef SPILLWAY_BACKEND_CUDA_POOLING_H_
 #define SPILLWAY_BACKEND_CUDA_POOLING_H_

@@ -26,12 +26,13 @@ namespace {
 constexpr double kFp32Tolerance = 1e-3;
 constexpr double kTf32Tolerance = 1e-2;
 constexpr int kLeastRepeats = 5;
-// Shorter launches are timed in groups that last about this long together.
+// Launches shorter than `kShort` are timed in groups that last about `kGroupTime`.
 constexpr Duration kShort = Duration::Microseconds(50);
 constexpr Duration kGroupTime = Duration::Microseconds(200);
 constexpr int64_t kLargestGroup = 64;
 
-// One entry to record: the first op of the trace with this signature stands for all.
+// One entry to record. The first op of the trace with its signature stands for all ops with that
+// signature.
 struct Job {
   const Op* op = nullptr;
   size_t slot = 0;
@@ -40,7 +41,7 @@ struct Job {
   const Slot& slot_data() const { return op->slots[slot]; }
 };
 
-// The distinct (signature, batch) pairs that are wanted, in that order.
+// Returns the distinct (signature, batch) pairs to record, sorted by both.
 std::vector<Job> FindJobs(const Trace& trace, const RecordOptions& options) {
   std::map<std::pair<std::string_view, int64_t>, Job> jobs;
   for (const Op& op : trace.ops) {
@@ -62,7 +63,7 @@ std::vector<Job> FindJobs(const Trace& trace, const RecordOptions& options) {
   return sorted;
 }
 
-// The memory of one op's operands; tensors of one storage share it.
+// The memory of one op's operands. Tensors of one storage share its memory.
 class OpMemory {
  public:
   OpMemory(const Trace& trace, const Op& op, uint64_t seed, cudaStream_t stream) : op_(op) {
@@ -115,18 +116,18 @@ class OpMemory {
   }
 
   const Op& op_;
-  std::map<TensorId, DeviceBuffer> buffers_;  // by root
+  std::map<TensorId, DeviceBuffer> buffers_;  // by storage
   std::vector<DeviceRange> inputs_;
   std::vector<DeviceRange> outputs_;
 };
 
-// The main result of a slot, which verification looks at.
+// Returns the index of the slot's main output, which verification examines.
 size_t ResultOf(const Op& op, const Slot& slot) {
   return slot.name == "bwd_filter" ? OutputIndex(op, Role::kDweight).value() : 0;
 }
 
-// An op that fills the forward result which a max pooling backward op reads: with unrelated data no
-// element would be a maximum, and the kernel would be too fast.
+// Returns the forward op that computes the result that a max pooling backward op reads. With
+// unrelated data, no element would be a maximum and the kernel would be too fast.
 Op PoolForward(const Op& backward) {
   Op forward = backward;
   forward.phase = Phase::kForward;
@@ -149,7 +150,8 @@ class Recorder {
     table.workload = trace_.name;
     table.provenance = MakeProvenance();
     const std::vector<Job> jobs = FindJobs(trace_, options_);
-    // Before anything is measured: an op without an implementation should not cost minutes.
+    // This check precedes all measurements, so that an op without an implementation fails at once
+    // rather than after minutes.
     for (const Job& job : jobs) {
       static_cast<void>(kernels_.Candidates(*job.op, job.slot, job.batch));
     }
@@ -180,7 +182,8 @@ class Recorder {
                                              const OpMemory& memory, DeviceBuffer& reference);
   RecordedKernel Time(const Job& job, const SlotLaunch& launch);
   std::optional<std::string> CheckResult(const DeviceRange& result, DeviceBuffer& reference);
-  // Runs `count` launches between two events, with the stream held busy for `spin` beforehand.
+  // Returns the time of one launch, measured as `count` launches between two events. The stream is
+  // held busy for `spin` beforehand.
   Duration TimeGroup(const Op& op, const SlotLaunch& launch, int64_t count, Duration spin);
 
   const Trace& trace_;
@@ -265,7 +268,8 @@ CostEntry Recorder::Measure(const Job& job) {
   return entry;
 }
 
-// nullopt if the candidate was dropped. Throws if the failure is not the candidate's own.
+// Returns the measured kernel, or nullopt if the candidate was dropped. Throws if the cause of a
+// failure is not the candidate.
 std::optional<RecordedKernel> Recorder::TryCandidate(const Job& job, const Candidate& candidate,
                                                      const OpMemory& memory,
                                                      DeviceBuffer& reference) {
@@ -287,7 +291,8 @@ std::optional<RecordedKernel> Recorder::TryCandidate(const Job& job, const Candi
   RecordedKernel recorded;
   try {
     if (RowOf(job.op->type).algorithms) {
-      // Zeroed, so that what accumulates and what overwrites can be compared alike.
+      // The result is zeroed first, so that algorithms that accumulate and algorithms that
+      // overwrite give comparable results.
       DeviceRange result = memory.outputs()[ResultOf(*job.op, job.slot_data())];
       SPILLWAY_CUDA_CALL(
           cudaMemsetAsync(result.data, 0, static_cast<size_t>(result.size.count()), stream_.get()));
@@ -302,7 +307,7 @@ std::optional<RecordedKernel> Recorder::TryCandidate(const Job& job, const Candi
     throw;
   } catch (const Error& error) {
     static_cast<void>(cudaGetLastError());
-    // A GPU that no longer answers fails here too, with the true cause.
+    // If the GPU no longer responds, this call fails too and reports the true cause.
     SPILLWAY_CUDA_CALL(cudaDeviceSynchronize(),
                        {job.op->name, job.slot_data().name, candidate.algorithm});
     return drop(error.what());
@@ -313,7 +318,8 @@ std::optional<RecordedKernel> Recorder::TryCandidate(const Job& job, const Candi
   return recorded;
 }
 
-// What is wrong with `result`, if anything. The first good result becomes the reference.
+// Returns a description of the first error in `result`, or nullopt if it is good. The first good
+// result becomes the reference.
 std::optional<std::string> Recorder::CheckResult(const DeviceRange& result,
                                                  DeviceBuffer& reference) {
   const auto* values = reinterpret_cast<const float*>(result.data);
@@ -329,8 +335,9 @@ std::optional<std::string> Recorder::CheckResult(const DeviceRange& result,
   const double largest = std::bit_cast<float>(found.largest_bits);
   const double difference = std::bit_cast<float>(found.difference_bits);
   if (difference > tolerance_ * largest) {
-    return fmt::format("its result differs from that of the first algorithm by {:.2g} of {:.2g}",
-                       difference, largest);
+    return fmt::format(
+        "its result differs from the first algorithm's by {:.2g}, its largest element is {:.2g}",
+        difference, largest);
   }
   if (options_.verify && !compare) {
     std::optional<DeviceBuffer> copy = DeviceBuffer::TryAllocate(result.size);
@@ -358,8 +365,8 @@ Duration Recorder::TimeGroup(const Op& op, const SlotLaunch& launch, int64_t cou
 
 RecordedKernel Recorder::Time(const Job& job, const SlotLaunch& launch) {
   const Op& op = *job.op;
-  static_cast<void>(TimeGroup(op, launch, 1, Duration()));  // loads code, builds plans
-  // The time that the host needs for a launch says how long to hold the stream.
+  static_cast<void>(TimeGroup(op, launch, 1, Duration()));  // loads code and builds plans
+  // The host's time for one launch determines how long to hold the stream.
   stream_.Synchronize();
   const Duration before = HostClock();
   kernels_.Launch(op, launch, stream_.get());
@@ -388,7 +395,8 @@ RecordedKernel Recorder::Time(const Job& job, const SlotLaunch& launch) {
   }
   std::sort(times.begin(), times.end());
   RecordedKernel recorded;
-  // An op whose operands share their storage may launch nothing; no time is 0.
+  // An op whose operands share their storage may launch nothing. A time of 0 is not valid, so the
+  // least is 1 ps.
   recorded.kernel.time =
       Duration::Picoseconds(std::max<int64_t>(std::llround(Percentile(times, 0.5)), 1));
   recorded.repeats = repeats();

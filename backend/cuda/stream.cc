@@ -75,7 +75,7 @@ std::string DriverVersion() {
   std::ifstream file("/proc/driver/nvidia/version");
   std::string word;
   while (file >> word) {
-    // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  ..."
+    // The file begins with "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  ...".
     const bool version = !word.empty() && std::count(word.begin(), word.end(), '.') >= 1 &&
                          word.find_first_not_of("0123456789.") == std::string::npos;
     if (version) return word;

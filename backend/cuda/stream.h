@@ -1,4 +1,4 @@
-// What measurements on a GPU share: streams and events as objects, clocks, percentiles, and the
+// Shared by measurements on a GPU: streams and events as objects, clocks, percentiles, and the
 // names of driver and library.
 
 #ifndef SPILLWAY_BACKEND_CUDA_STREAM_H_
@@ -13,7 +13,7 @@
 
 namespace spillway {
 
-// The longest that a measurement holds a stream by `Spin` while the host enqueues.
+// The longest time for which a measurement holds a stream by `Spin` while the host enqueues.
 inline constexpr Duration kLongestSpin = Duration::Milliseconds(20);
 
 class CudaStream {
@@ -44,8 +44,9 @@ class TimingEvent {
   cudaEvent_t event_ = nullptr;
 };
 
-// An event without a time stamp. A host that waits for it spins, unless it is to sleep: then it
-// wakes so late that a GPU with short ops would run dry.
+// An event without a time stamp. A host that waits for it spins, unless `waiting` is
+// cudaEventBlockingSync. A sleeping host wakes so late that a GPU with short ops would run out of
+// work.
 class OrderEvent {
  public:
   explicit OrderEvent(unsigned waiting = cudaEventDefault);
@@ -60,30 +61,32 @@ class OrderEvent {
   cudaEvent_t event_ = nullptr;
 };
 
-// From one time stamp to the other; negative if `end` came first. REQUIRES: both have happened.
+// Returns the time from `start` to `end`, which is negative if `end` came first. REQUIRES: both
+// events have happened.
 Duration Elapsed(const TimingEvent& start, const TimingEvent& end);
 
-// A clock of the host that never goes back.
+// Returns the time of a host clock that never goes back.
 Duration HostClock();
 
-// `time` / `n`, rounded. REQUIRES: n > 0.
+// Returns `time` / `n`, rounded. REQUIRES: n > 0.
 Duration Divide(Duration time, int64_t n);
 
-// The value, in picoseconds, below which `fraction` of the sorted, non-empty `times` lie,
-// interpolated.
+// Returns the interpolated value, in picoseconds, below which `fraction` of the sorted `times` lie.
+// REQUIRES: `times` is not empty.
 double Percentile(const std::vector<Duration>& times, double fraction);
 
-// (90th percentile - 10th percentile) / median of the sorted, non-empty `times`; 0 for a median of
-// 0.
+// Returns (90th percentile - 10th percentile) / median of the sorted `times`, or 0 if the median is
+// 0. REQUIRES: `times` is not empty.
 double Spread(const std::vector<Duration>& times);
 
-// "580.65.06", or the CUDA version that the driver supports where the kernel module does not say.
+// Returns for example "580.65.06", or the CUDA version that the driver supports if the kernel
+// module does not tell its version.
 std::string DriverVersion();
-// "13.0", of the CUDA runtime.
+// Returns the version of the CUDA runtime, for example "13.0".
 std::string RuntimeVersion();
-// "2025-11-02T10:20:30Z".
+// Returns the current time in UTC, for example "2025-11-02T10:20:30Z".
 std::string DateNow();
-// "spillway 0.1.0".
+// Returns for example "spillway 0.1.0".
 std::string ToolVersion();
 
 }  // namespace spillway

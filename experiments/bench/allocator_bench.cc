@@ -1,4 +1,4 @@
-// Allocate/free pairs per second at a steady number of live blocks. An item is one pair.
+// Measures allocate/free pairs per second at a steady number of live blocks. An item is one pair.
 
 #include <benchmark/benchmark.h>
 
@@ -10,12 +10,13 @@
 namespace spillway {
 namespace {
 
-// Frees a random live block and allocates one of a random size, as a network's mixed tensors would.
+// Frees a random live block and allocates a block of a random size, like a network with tensors of
+// mixed sizes.
 void BM_AllocateFree(benchmark::State& state, const char* name) {
   const auto live_blocks = static_cast<size_t>(state.range(0));
   const auto allocator = MakeAllocator(name, Bytes::GiB(1 << 20), Bytes(512));
   std::mt19937 random(1);
-  // Sizes and victims are drawn ahead, so that only the allocator is measured.
+  // Sizes and victims are drawn beforehand, so that only the allocator is measured.
   constexpr size_t kDraws = 1 << 16;
   std::vector<Bytes> sizes;
   std::vector<size_t> victims;

@@ -1,6 +1,6 @@
-// The zero-value codec beside memcpy: bytes of the original data per second, of processor time on
-// one core, of real time on more. The last argument is the share of words that are not zero, in
-// percent.
+// Measures the zero-value codec, with memcpy for comparison. Rates are bytes of the original data
+// per second: of processor time on one core, of real time on more cores. The last argument is the
+// percentage of words that are not zero.
 
 #include <benchmark/benchmark.h>
 
@@ -14,7 +14,7 @@
 namespace spillway {
 namespace {
 
-constexpr size_t kBytes = size_t{128} << 20;  // beyond the caches
+constexpr size_t kBytes = size_t{128} << 20;  // larger than the caches
 
 struct Free {
   void operator()(std::byte* data) const { std::free(data); }
@@ -27,7 +27,8 @@ Buffer NewBuffer() {
   return buffer;
 }
 
-// Zeros at random places, the worst case for whoever guesses.
+// Returns data in which `percent` percent of the words are not zero. The zeros are at random
+// places, the worst case for prediction.
 Buffer DataOf(int64_t percent) {
   Buffer buffer = NewBuffer();
   std::mt19937_64 random(1);
@@ -60,7 +61,8 @@ void BM_Compress(benchmark::State& state, CodecPath path, int threads) {
   BlockPool pool;
   CompressedData compressed(pool);
   ZeroValueCodec codec({32, threads}, path);
-  codec.Compress({from.get(), kBytes}, compressed);  // as in training, blocks come from the pool
+  // The first call fills the pool. Later calls take their blocks from it, as in training.
+  codec.Compress({from.get(), kBytes}, compressed);
   for (auto _ : state) codec.Compress({from.get(), kBytes}, compressed);
   SetRate(state);
   state.counters["held"] = static_cast<double>(compressed.held().count()) / kBytes;

@@ -1,4 +1,5 @@
-// The discrete-event engine and the hazard map alone. An item is one command, or one access.
+// Measures the discrete-event engine and the hazard map alone. An item is one command in the engine
+// and one access in the map.
 
 #include <benchmark/benchmark.h>
 
@@ -11,7 +12,8 @@
 namespace spillway {
 namespace {
 
-// Kernels with a copy each way, every kernel waiting for the copies of the one before.
+// Simulates kernels with a copy in each direction. Every kernel waits for the copies of the
+// previous kernel.
 void BM_Schedule(benchmark::State& state) {
   const Device device = LoadDevice("h200");
   const Links links(device);

@@ -1,4 +1,5 @@
-// Reading what PyTorch's profiler writes. Bytes are those of the JSON text, an item is one event.
+// Measures reading the output of PyTorch's profiler. Bytes are bytes of the JSON text, and an item
+// is one event.
 
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
@@ -11,7 +12,8 @@
 namespace spillway {
 namespace {
 
-// An operator, its launch, its kernel, an allocation and `frames` stack frames, so many times.
+// Returns a profile of `operators` operators, each with a launch, a kernel, an allocation and
+// `frames` stack frames.
 std::string KinetoText(int64_t operators, int64_t frames) {
   std::string text = R"({"deviceProperties": [{"name": "NVIDIA H200"}], "traceEvents": [)";
   for (int64_t i = 1; i <= operators; ++i) {

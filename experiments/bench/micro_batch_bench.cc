@@ -1,6 +1,6 @@
-// Planning of micro-batches, without measuring: desirable divisions of all kernels of ResNet-50's
-// convolutions, and segments of one workspace for them. A run is one network; kernel times are
-// known.
+// Measures the planning of micro-batches: desirable divisions of all kernels of a network's
+// convolutions, and for ResNet-50 the segments of one workspace for them. A run plans one network.
+// Kernel times are known beforehand, so nothing is measured on a GPU.
 
 #include <benchmark/benchmark.h>
 
@@ -19,7 +19,7 @@ namespace {
 
 class Kernels {
  public:
-  // With the gradient of the image: three kernels for each convolution.
+  // The trace includes the gradient of the image, so each convolution has three kernels.
   Kernels(const char* network, int64_t batch)
       : trace_(LowerNetwork(BuildNetwork(network), {batch, "superneurons", true})),
         cost_(LoadDevice("p100")) {}
@@ -35,7 +35,7 @@ class Kernels {
 
 void Reuse(benchmark::State& state, const Kernels& kernels, MicroBatches batches) {
   DivisionFronts warm(batches);
-  kernels.Fronts(warm);  // the model computes kernel times at their first use
+  kernels.Fronts(warm);  // the cost model computes kernel times at their first use
   for (auto _ : state) {
     DivisionFronts divisions(batches);
     benchmark::DoNotOptimize(kernels.Fronts(divisions));

@@ -1,5 +1,5 @@
-// Offline placement: what each inference of the exact search is worth, plans of runs that keep
-// memory full, and large problems.
+// Measures offline placement: the worth of each inference of the exact search, plans of runs that
+// keep memory full, and large problems.
 
 #include <benchmark/benchmark.h>
 
@@ -27,9 +27,10 @@ using packing::ExactParams;
 using testing::Cut;
 using testing::Tight;
 
-// Every cut in eight sizes. An item is a problem that was packed to the bound.
+// Searches problems of every cut, in eight sizes with two seeds each. The counters are the number
+// of problems packed to the bound, full and with holes, and the total number of steps.
 void BM_SearchExactly(benchmark::State& state, const ExactParams& params) {
-  const int64_t limit = state.range(0) * 1'000'000;  // steps, of each
+  const int64_t limit = state.range(0) * 1'000'000;  // steps for each problem
   constexpr std::array kCuts{Cut::kGuillotine, Cut::kPinwheel, Cut::kCoarse, Cut::kBrick,
                              Cut::kHoles};
   constexpr std::array<std::array<int, 2>, 8> kSizes{
@@ -64,7 +65,8 @@ SPILLWAY_ABLATION(without_even, .even = false);
 SPILLWAY_ABLATION(without_right, .right = false);
 SPILLWAY_ABLATION(without_repair, .repair = false);
 
-// One such problem each, packed as `planned` does when no more memory than the bound is there.
+// Packs one such problem within its bound, as `planned` does if there is no more memory than the
+// bound.
 void BM_PackTight(benchmark::State& state, Cut cut) {
   const packing::Problem problem =
       Tight(cut, static_cast<int>(state.range(0)), static_cast<int>(state.range(1)), 1);
@@ -86,8 +88,9 @@ SPILLWAY_TIGHT(kPinwheel);
 SPILLWAY_TIGHT(kCoarse);
 SPILLWAY_TIGHT(kBrick);
 
-// Plans of runs that keep memory full, in 30 % of the way from the least memory to that in core.
-// `thorough` takes five minutes of one core.
+// Measures the heights of plans, relative to their bounds, of runs that keep memory full. The
+// memory lies 30 % of the way from the least memory to the memory of the run in core. `thorough`
+// takes five minutes on one core.
 void BM_PackZoo(benchmark::State& state, const char* effort) {
   constexpr std::array<std::array<const char*, 2>, 8> kRuns{{{"inception-v4:32", "superneurons"},
                                                              {"inception-v4-nobn:32", "vdnnpp"},
@@ -122,7 +125,7 @@ BENCHMARK_CAPTURE(BM_PackZoo, quick, "quick")->Iterations(1)->Unit(benchmark::kS
 BENCHMARK_CAPTURE(BM_PackZoo, normal, "normal")->Iterations(1)->Unit(benchmark::kSecond);
 BENCHMARK_CAPTURE(BM_PackZoo, thorough, "thorough")->Iterations(1)->Unit(benchmark::kSecond);
 
-// Blocks of a compiler's order: most live for a short time, some for long.
+// Packs blocks in the order of a compiler: most live for a short time, a few for long.
 void BM_PackMany(benchmark::State& state) {
   std::mt19937 random(1);
   const auto count = static_cast<int64_t>(state.range(0));
@@ -133,7 +136,7 @@ void BM_PackMany(benchmark::State& state) {
     intervals.push_back({i, i + life, Bytes(size + static_cast<int64_t>(random() % size))});
   }
   PackingOptions options;
-  options.steps = 0;  // the heuristics alone
+  options.steps = 0;  // only the heuristics run
   Packing packed;
   for (auto _ : state) packed = Pack(intervals, options);
   state.counters["ratio"] =

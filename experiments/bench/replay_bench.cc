@@ -1,4 +1,4 @@
-// Replaying allocation logs. An item is one event, an allocation or a free.
+// Measures the replay of allocation logs. An item is one event, an allocation or a free.
 
 #include <benchmark/benchmark.h>
 
@@ -12,8 +12,8 @@
 namespace spillway {
 namespace {
 
-// So many events, with about 1,000 blocks live; drawn anew in each walk, so that no list of events
-// is held.
+// A log of `events` events with about 1,000 live blocks. Each walk draws the events anew, so that
+// no list of events is held.
 class DrawnLog final : public MemoryLog {
  public:
   explicit DrawnLog(uint64_t events) : events_(events) {}
@@ -24,7 +24,7 @@ class DrawnLog final : public MemoryLog {
     constexpr uint32_t kLive = 1000;
     std::mt19937 random(1);
     std::vector<MemoryEvent> live;
-    uint32_t free = 0;  // the number of the block that was freed last
+    uint32_t free = 0;  // number of the block that was freed last
     for (uint64_t i = 0; i < events_; ++i) {
       MemoryEvent event;
       const bool frees = i >= kLive && i % 2 == 0;

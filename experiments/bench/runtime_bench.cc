@@ -1,5 +1,5 @@
-// Simulated ops per second: the runtime, a policy and the engine, all logs on. An item is one op of
-// the trace in one simulated iteration.
+// Measures simulated ops per second of the runtime, a policy and the engine, with all logs on. An
+// item is one op of the trace in one simulated iteration.
 
 #include <benchmark/benchmark.h>
 
@@ -16,7 +16,7 @@
 namespace spillway {
 namespace {
 
-// What a run needs, made once.
+// The inputs of a run, created once.
 struct Scenario {
   explicit Scenario(Trace lowered)
       : trace(std::move(lowered)), device(LoadDevice("titan_x_maxwell")), cost(device) {
@@ -37,7 +37,7 @@ Trace Lower(const char* network, int64_t batch) {
   return LowerNetwork(BuildNetwork(network), {batch, "torch", true});
 }
 
-// A line of /proc/self/status, in bytes.
+// Returns the value of a line of /proc/self/status in bytes, or 0 if there is no such line.
 int64_t ProcessMemory(const std::string& key) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -46,7 +46,8 @@ int64_t ProcessMemory(const std::string& key) {
   return 0;
 }
 
-// How far the resident memory of the process rises above its present state while `run` executes.
+// Returns by how many bytes the resident memory of the process rises above its present size while
+// `run` executes.
 template <typename Run>
 int64_t PeakRise(const Run& run) {
   std::ofstream("/proc/self/clear_refs") << "5";  // resets the peak
@@ -86,7 +87,8 @@ void BM_SimulateVgg16Liveness(benchmark::State& state) {
 }
 BENCHMARK(BM_SimulateVgg16Liveness);
 
-// Chains of 3x3 convolutions with about the given number of ops: how the time per op grows.
+// Simulates chains of 3x3 convolutions with about the given number of ops, to show how the time per
+// op grows.
 void BM_SimulateChain(benchmark::State& state) {
   Network net("chain", {16, 16, 16});
   LayerNode x = net.image();
@@ -101,7 +103,8 @@ BENCHMARK(BM_SimulateChain)
     ->Range(1000, 100000)
     ->Unit(benchmark::kMillisecond);
 
-// ResNet of 2498 units, 9168 layers with its forks: SuperNeurons, Table 4 and section 4.2.
+// Simulates a ResNet of 2498 units, which has 9168 layers with its forks (SuperNeurons, Table 4 and
+// section 4.2).
 void BM_SimulateResNet2500(benchmark::State& state, const char* policy) {
   Measure(state, Scenario(Lower("resnet(6,32,788,6)", 1)), policy);
 }
@@ -110,7 +113,8 @@ BENCHMARK_CAPTURE(BM_SimulateResNet2500, liveness, "liveness:algo=memory")
 BENCHMARK_CAPTURE(BM_SimulateResNet2500, vdnn_dyn, "vdnn-dyn")->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(BM_SimulateResNet2500, vdnnpp, "vdnnpp")->Unit(benchmark::kMillisecond);
 
-// A trial run as a policy makes it, of one that drops and rebuilds: an item is a trial.
+// Measures the trial runs that a policy makes of a policy that drops and rebuilds tensors. An item
+// is one trial.
 void BM_TrialOfResNet50(benchmark::State& state, const char* policy_name) {
   class Trying final : public Policy {
    public:

@@ -1,4 +1,5 @@
-// Building, lowering and reading traces. Bytes are those of the JSON text; an item is one op.
+// Measures building, lowering and reading traces. Bytes are bytes of the JSON text; an item is one
+// op.
 
 #include <benchmark/benchmark.h>
 
@@ -18,7 +19,7 @@ void BM_ParseTrace(benchmark::State& state, const char* network) {
 BENCHMARK_CAPTURE(BM_ParseTrace, vgg16, "vgg16");
 BENCHMARK_CAPTURE(BM_ParseTrace, vgg416, "vgg416");
 
-// A trace of many megabytes.
+// Parses a trace of many megabytes.
 void BM_ParseLongTrace(benchmark::State& state) {
   Network net("chain", {16, 16, 16});
   LayerNode x = net.image();
@@ -40,8 +41,9 @@ void BM_LowerVgg416(benchmark::State& state) {
 }
 BENCHMARK(BM_LowerVgg416);
 
-// Residual networks of about the given number of units, SuperNeurons' way of going deeper: from the
-// name to the liveness. An item is one op; the rate must not fall as the depth grows.
+// Prepares residual networks of about the given number of units, which SuperNeurons uses to go
+// deeper, from the name to the liveness. An item is one op. The rate must not fall as the depth
+// grows.
 void BM_PrepareResNet(benchmark::State& state) {
   const std::string name = "resnet(6,32," + std::to_string(state.range(0) / 3 - 44) + ",6)";
   size_t ops = 0;

@@ -157,10 +157,10 @@ class SavedTensorsTest(CommandTest):
 
     def test_wrong_exports(self):
         out = self.directory / "o.json"
-        self.assertIn("no trace of Spillway", self.export("save_on_cpu", self.write("e.json", {}), "-o", out, code=1))
+        self.assertIn("not a Spillway trace", self.export("save_on_cpu", self.write("e.json", {}), "-o", out, code=1))
         self.assertIn("no block 'three'", self.export("checkpoint", self.trace, "--block", "three", "-o", out, code=1))
         self.assertIn("--manifest", self.export("budget", self.trace, "-o", out, code=2))
-        self.assertIn("says of no values", self.export("budget", self.trace, "--manifest", self.write("n.json", {}), "-o",
+        self.assertIn("no saved values", self.export("budget", self.trace, "--manifest", self.write("n.json", {}), "-o",
                                                        out, code=1))
         self.assertFalse(out.exists())
 

@@ -313,9 +313,9 @@ class PlotTest(SweepTest):
                 (2, "did you mean 'batch'?", ("--x", "btch", "--y", "iteration_ms")),
                 (2, "several cells of 'liveness:algo=memory' at batch = 4", ("--x", "batch", "--y", "iteration_ms")),
                 (2, "(memory_request: 30%, 80%", ("--x", "batch", "--y", "slowdown", "--where", "network=alexnet")),
-                (2, "no cell has '3' (there: 4, 8)", ("--x", "batch", "--y", "slowdown", "--where", "batch=3")),
+                (2, "no cell has '3' (valid: 4, 8)", ("--x", "batch", "--y", "slowdown", "--where", "batch=3")),
                 (2, "expected COLUMN=VALUE", ("--x", "batch", "--y", "slowdown", "--where", "batch")),
-                (2, "--y policy: is no number", ("--x", "batch", "--y", "policy", "--where", "network=alexnet"))):
+                (2, "--y policy: is not a number", ("--x", "batch", "--y", "policy", "--where", "network=alexnet"))):
             with self.subTest(args):
                 result = self.plot(self.store, *args)
                 self.assertEqual(result.returncode, code)

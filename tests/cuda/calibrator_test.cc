@@ -62,7 +62,7 @@ TEST(CalibratorTest, NoGpuIsItsOwnPeer) {
   } catch (const EnvironmentError& error) {
     GTEST_SKIP() << error.what();
   } catch (const UsageError& error) {
-    EXPECT_STREQ(error.what(), "GPU 0 runs the kernels: it is no peer of its own");
+    EXPECT_STREQ(error.what(), "GPU 0 runs the kernels, so it cannot be the peer as well");
   }
 }
 
