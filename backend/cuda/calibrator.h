@@ -1,9 +1,9 @@
 // The calibrator, which measures how fast the GPU of this machine copies, launches and allocates.
 //
-// It returns raw measurements; experiments/tools/measure/calibration_fit.h fits laws to them. Every number
-// is the median of repeats after a warm-up. Times on the device exclude host gaps: all streams of a
-// measurement are held until everything is enqueued. call_timing.h times calls for memory and calls
-// of the convolution library. The header includes no CUDA.
+// It returns raw measurements; experiments/tools/measure/calibration_fit.h fits laws to them. Every
+// number is the median of repeats after a warm-up. Times on the device exclude host gaps: all
+// streams of a measurement are held until everything is enqueued. call_timing.h times calls for
+// memory and calls of the convolution library. The header includes no CUDA.
 
 #ifndef SPILLWAY_BACKEND_CUDA_CALIBRATOR_H_
 #define SPILLWAY_BACKEND_CUDA_CALIBRATOR_H_
