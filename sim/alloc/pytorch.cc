@@ -239,7 +239,7 @@ void PyTorch::AddRange(uint32_t pool, std::optional<Bytes> base) {
   const Bytes size = RoundUp(2 * std::min(capacity_, Bytes::GiB(int64_t{1} << 20)), kLargeSegment);
   if (!base) {
     const auto range = addresses_.Allocate(size, Hint::kLow);
-    if (!range) return;  // there are so many streams that addresses have run out
+    if (!range) return;  // there are too many streams for the addresses
     base = range->offset + (recorded_ ? kAboveRecorded : Bytes(0));
   } else {
     recorded_ = true;

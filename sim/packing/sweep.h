@@ -41,7 +41,7 @@ struct SweepOrder {
 };
 SweepOrder OrderOf(const Problem& problem, const SweepRule& rule, std::span<const uint32_t> blocks);
 
-// A block to be placed, which is live in [begin, end).
+// A block to be placed. It is live in [begin, end).
 struct Block {
   int64_t begin, end, size;
 };

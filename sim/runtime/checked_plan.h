@@ -1,7 +1,7 @@
 // The kernels that the policy chose for an op, checked, with their time and workspace.
 //
-// It calls nobody and remembers only the current op and the kernel before it. The runtime owns it
-// and reuses it for each op to save allocations.
+// It makes no call to the policy, and remembers only the current op and the kernel before it. The
+// runtime owns it and reuses it for each op to save allocations.
 
 #ifndef SPILLWAY_SIM_RUNTIME_CHECKED_PLAN_H_
 #define SPILLWAY_SIM_RUNTIME_CHECKED_PLAN_H_
@@ -42,8 +42,8 @@ class CheckedPlan {
   };
 
   void Add(OpId op, uint32_t slot, const Kernel& kernel);
-  // Returns true if the kernel finds its code and data in the caches, because the run before it was
-  // alike.
+  // Returns true if the kernel finds its code and data in the caches, because the run before it had
+  // the same algorithm and slot in the same op or an op that is `Alike`.
   bool IsWarm(const Taken& next) const;
 
   const Trace& trace_;

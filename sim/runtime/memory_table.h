@@ -162,8 +162,8 @@ class MemoryTable {
   // nullptr if there is none.
   const Reservation* ReservedWorkspace(OpId op, Bytes size) const;
   uint32_t AddReservation(Bytes size, std::string what);
-  // Allocates on the device. If no block is free, the policy is asked to make room. `what` names
-  // the request in a failure.
+  // Allocates on the device. If no block is free, the policy is asked to make room. A failure names
+  // the request by `what()`.
   template <typename What>
   Block AllocateOrFail(Bytes size, Hint hint, What what);
   // Asks the policy to make room once; returns false if it cannot.

@@ -4,7 +4,7 @@
 // An input that is already on the device may make room for other operands and is brought back
 // later. This is possible until its turn comes, and again while the outputs are placed if the op
 // does not write the input. If that fails because free memory is fragmented, the policy may remove
-// all inputs, and all operands are placed anew. The runtime owns the placer.
+// all inputs, and all operands are placed again from the start. The runtime owns the placer.
 
 #ifndef SPILLWAY_SIM_RUNTIME_OPERAND_PLACER_H_
 #define SPILLWAY_SIM_RUNTIME_OPERAND_PLACER_H_
