@@ -1,6 +1,7 @@
-// Best fit over one arena: the smallest free block that suffices, ties to the lowest offset.
+// Best fit in one arena: takes the smallest free block that is large enough; of equal sizes, the
+// block with the lowest offset.
 //
-// The free blocks are in bins by size. Every operation takes a few look-ups in contiguous memory.
+// Free blocks are kept in bins by size. Every operation takes a few look-ups in contiguous memory.
 
 #ifndef SPILLWAY_SIM_ALLOC_BEST_FIT_H_
 #define SPILLWAY_SIM_ALLOC_BEST_FIT_H_

@@ -1,9 +1,9 @@
 // CNMeM: best fit in a pool that grows by segments of exactly the size that failed.
 //
-// The pool begins with one segment; a request that no free block can serve gets a segment of its
-// own by cudaMalloc, as long as the device has memory. Segments never merge and are never given
-// back, so that growth itself fragments the pool (vDNN++, section III-B). Hints are ignored.
-// `reserved` is the sum of the segments.
+// The pool begins with one segment. A request that no free block can serve gets a new segment by
+// cudaMalloc, as long as the device has memory. Segments never merge and are never given back, so
+// growth itself fragments the pool (vDNN++, section III-B). Hints are ignored. `reserved` is the
+// sum of the segments.
 
 #ifndef SPILLWAY_SIM_ALLOC_CNMEM_H_
 #define SPILLWAY_SIM_ALLOC_CNMEM_H_
@@ -18,8 +18,8 @@ namespace spillway {
 
 class Cnmem final : public ChunkArena<SizeBins> {
  public:
-  // `initial` bytes, rounded up to the granularity, are the first segment, or the whole capacity if
-  // that is less. REQUIRES: granularity > 0, initial >= 0.
+  // The first segment has `initial` bytes, rounded up to the granularity, but at most the capacity.
+  // REQUIRES: granularity > 0, initial >= 0.
   Cnmem(Bytes capacity, Bytes granularity, Bytes initial)
       : ChunkArena(std::min(RoundUp(initial, granularity), capacity), granularity),
         capacity_(RoundDown(capacity, granularity)) {

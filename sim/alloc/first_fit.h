@@ -1,7 +1,7 @@
-// First fit over one arena: the lowest free block that suffices.
+// First fit in one arena: takes the lowest free block that is large enough.
 //
-// The block is always cut from the low end: address order is all there is to it, and hints are
-// ignored. SuperNeurons' pool is of this kind (section 3.1: blocks of 1 KB).
+// The block is always cut from the low end of the free block; hints are ignored. SuperNeurons' pool
+// is of this kind (section 3.1: blocks of 1 KB).
 
 #ifndef SPILLWAY_SIM_ALLOC_FIRST_FIT_H_
 #define SPILLWAY_SIM_ALLOC_FIRST_FIT_H_

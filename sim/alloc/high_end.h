@@ -1,10 +1,10 @@
 // vDNN++'s heuristic against fragmentation (section IV-B): requests with a high hint come from the
-// top of the arena, all others from the low end of the best fit.
+// top of the arena, all other requests from the low end of the best fit.
 //
-// Which tensors get the high hint is the policy's business; where the top is has two readings. The
-// paper's text: "the highest available address", so the highest free block that suffices. The
-// authors' code: the last free block in address order; if that one is too small the request fails,
-// even where another would do.
+// The policy decides which tensors get the high hint. There are two readings of "top". In the
+// paper's text it is "the highest available address", that is, the highest free block that is large
+// enough. In the authors' code it is the last free block in address order; if that block is too
+// small, the request fails, even if another block would be large enough.
 
 #ifndef SPILLWAY_SIM_ALLOC_HIGH_END_H_
 #define SPILLWAY_SIM_ALLOC_HIGH_END_H_
@@ -57,7 +57,7 @@ class HighEndBlocks {
   }
 
  private:
-  // The block that a request with a high hint looks at.
+  // Returns the only block that a request with a high hint may take.
   std::optional<FreeBlock> Highest(Bytes size) const {
     const auto at = by_address_.LastAtLeast(reading_ == Reading::kCode ? Bytes(0) : size);
     return at == by_address_.End() ? std::nullopt : std::optional(by_address_.At(at));

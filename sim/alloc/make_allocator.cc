@@ -25,7 +25,7 @@ namespace {
 
 constexpr int64_t kMostDivisions = int64_t{1} << 20;
 
-// What an allocator is made for.
+// The arena that an allocator is made for.
 struct Arena {
   Bytes capacity;
   Bytes granularity;
@@ -51,9 +51,10 @@ std::unique_ptr<ReplayableAllocator> MakeFirstFit(const Arena& arena, Params& pa
 
 std::unique_ptr<ReplayableAllocator> MakeHighEnd(const Arena& arena, Params& params) {
   const Bytes granularity = ReadGranularity(params, arena.granularity);
-  const bool code = params.Choice("reading", "code", {"code", "text"},
-                                  "a high hint means the last free block, as in the authors' code, "
-                                  "or the highest that suffices, as in the paper's text") == "code";
+  const bool code =
+      params.Choice("reading", "code", {"code", "text"},
+                    "a high hint takes the last free block, as in the authors' code, or the "
+                    "highest that is large enough, as in the paper's text") == "code";
   return std::make_unique<HighEnd>(arena.capacity, granularity,
                                    code ? HighEnd::Reading::kCode : HighEnd::Reading::kText);
 }
@@ -64,8 +65,9 @@ std::unique_ptr<ReplayableAllocator> MakeCnmem(const Arena& arena, Params& param
   return std::make_unique<Cnmem>(arena.capacity, granularity, initial);
 }
 
-// PyTorch's own notation: one number for all sizes, or a list of entries SIZE:DIVISIONS, the sizes
-// in MiB, in which the first counts below its size too and ">" for what is above the last.
+// Parses PyTorch's notation: one number for all sizes, or a list of entries SIZE:DIVISIONS with
+// sizes in MiB. The first entry also counts below its size; the size ">" stands for all sizes above
+// the last entry.
 std::array<int64_t, 16> ParseDivisions(std::string_view text) {
   std::array<int64_t, 16> divisions{};
   const std::string_view whole = text;
@@ -84,7 +86,7 @@ std::array<int64_t, 16> ParseDivisions(std::string_view text) {
   };
   const auto steps = [&](std::string_view number) {
     const auto value = power(number, kMostDivisions);
-    if (!value) fail(fmt::format("'{}' is no number of divisions", number));
+    if (!value) fail(fmt::format("'{}' is not a number of divisions", number));
     return *value;
   };
   if (!text.starts_with('[')) {
@@ -108,7 +110,7 @@ std::array<int64_t, 16> ParseDivisions(std::string_view text) {
       continue;
     }
     const auto mebibytes = power(size, int64_t{1} << (divisions.size() - 1));
-    if (!mebibytes || *mebibytes == 0) fail(fmt::format("'{}' is no size", size));
+    if (!mebibytes || *mebibytes == 0) fail(fmt::format("'{}' is not a size", size));
     const auto index = static_cast<size_t>(std::countr_zero(static_cast<uint64_t>(*mebibytes)));
     if (!last) std::fill_n(divisions.begin(), index, value);
     divisions[index] = value;
@@ -119,23 +121,24 @@ std::array<int64_t, 16> ParseDivisions(std::string_view text) {
 
 std::unique_ptr<ReplayableAllocator> MakePyTorch(const Arena& arena, Params& params) {
   PyTorch::Options options;
-  options.max_split_size = params.Size("max_split_size", options.max_split_size,
-                                       "larger cached blocks are not split; at least 20MiB");
+  options.max_split_size =
+      params.Size("max_split_size", options.max_split_size,
+                  "cached blocks of at least this size are not split; at least 20MiB");
   options.expandable_segments =
       params.Flag("expandable_segments", options.expandable_segments,
                   "map memory into one range of addresses per pool instead of taking segments");
   options.roundup_power2_divisions = ParseDivisions(params.Text(
       "roundup_power2_divisions", "integer|list", "0",
-      "round up to one of so many steps between powers of two; a power of two, or by size in MiB "
-      "as in [256:1,512:2,>:4]"));
+      "requests are rounded up to one of this many steps between powers of two; one power of two, "
+      "or a list by size in MiB as in [256:1,512:2,>:4]"));
   options.max_non_split_rounding = params.Size(
       "max_non_split_rounding", options.max_non_split_rounding,
-      "a block that is not split serves requests that are smaller by less than this; at "
+      "a block that is not split serves only requests that are smaller by less than this; at "
       "least 20MiB");
   options.garbage_collection_threshold = params.Share(
       "garbage_collection_threshold", options.garbage_collection_threshold,
-      "give old cached segments back before a new one is taken while more than this part of memory "
-      "is reserved; less than 1, 0: never");
+      "old cached segments are given back before a new one is taken, while more than this part of "
+      "memory is reserved; less than 1, and 0 means never");
   const auto at_least = [](const char* name, Bytes size) {
     if (size >= Bytes::MiB(20)) return;
     throw UsageError(
@@ -154,7 +157,8 @@ std::unique_ptr<ReplayableAllocator> MakeNative(const Arena& arena, Params&) {
 }
 
 std::unique_ptr<ReplayableAllocator> MakeStitched(const Arena& arena, Params& params) {
-  const Bytes page = params.Size("page", Bytes::MiB(2), "what is mapped at a time");
+  const Bytes page =
+      params.Size("page", Bytes::MiB(2), "size of the pages in which memory is mapped");
   if (page < Bytes::KiB(4) || page.count() % 4096 != 0 ||
       page.count() % arena.granularity.count() != 0) {
     throw UsageError(fmt::format(
@@ -164,13 +168,13 @@ std::unique_ptr<ReplayableAllocator> MakeStitched(const Arena& arena, Params& pa
   return std::make_unique<Stitched>(arena.capacity, arena.granularity, page);
 }
 
-// Steps of `PackingOptions`: of one core less than half a second, five seconds, and a minute and a
-// half, for a thousand blocks that are hard to place.
+// Returns a value for `PackingOptions::steps`. For a thousand blocks that are hard to place, the
+// values take less than half a second, five seconds, and a minute and a half on one core.
 int64_t ReadEffort(Params& params) {
   return params.Enum<int64_t>(
       "effort", "normal",
       {{"quick", 200'000'000}, {"normal", 4'000'000'000}, {"thorough", PackingOptions().steps}},
-      "how long a low plan is looked for, in steps and so alike everywhere");
+      "the number of steps spent on a plan, equal on every machine");
 }
 
 std::unique_ptr<ReplayableAllocator> MakePlanned(const Arena& arena, Params& params) {
@@ -179,7 +183,7 @@ std::unique_ptr<ReplayableAllocator> MakePlanned(const Arena& arena, Params& par
 }
 
 bool ReadByTime(Params& params) {
-  return params.Choice("by", "memory", {"memory", "time"}, "what is to be least") == "time";
+  return params.Choice("by", "memory", {"memory", "time"}, "the quantity to minimize") == "time";
 }
 
 std::unique_ptr<ReplayableAllocator> MakeAuto(const Arena& arena, Params& params) {
@@ -194,24 +198,29 @@ struct Entry {
 };
 
 const Entry kEntries[] = {
-    {"best-fit", "smallest free block that suffices, ties to the lowest offset", MakeBestFit},
-    {"first-fit", "lowest free block that suffices", MakeFirstFit},
-    {"high-end", "best fit, but what the policy hints at comes from the top (vDNN++)", MakeHighEnd},
-    {"cnmem", "best fit in a pool that grows by segments of the size wanted, never merged (CNMeM)",
+    {"best-fit", "takes the smallest free block that is large enough, of equal sizes the lowest",
+     MakeBestFit},
+    {"first-fit", "takes the lowest free block that is large enough", MakeFirstFit},
+    {"high-end", "best fit, but tensors with the policy's high hint come from the top (vDNN++)",
+     MakeHighEnd},
+    {"cnmem",
+     "best fit in a pool that grows by segments of the requested size, which never merge (CNMeM)",
      MakeCnmem},
-    {"pytorch", "PyTorch's caching allocator: segments from the driver, split and kept",
+    {"pytorch",
+     "PyTorch's caching allocator: takes segments from the driver, splits them and keeps them",
      MakePyTorch},
-    {"native", "cudaMalloc and cudaFree for each block: no external fragmentation, but slow",
+    {"native", "calls cudaMalloc and cudaFree for each block: no external fragmentation, but slow",
      MakeNative},
-    {"stitched", "pages mapped side by side wherever they lie: no external fragmentation",
+    {"stitched", "maps pages side by side wherever they lie: no external fragmentation",
      MakeStitched},
-    {"planned",
-     "offsets computed ahead of time for the blocks that the policy asks for; takes seconds",
+    {"planned", "computes all offsets in advance from a recorded run of the policy; takes seconds",
      MakePlanned},
-    {"auto", "the one of all these, and of the policy's orders, that needs the least", MakeAuto},
+    {"auto",
+     "tries all of these, with all of the policy's orders, and takes the best by memory or time",
+     MakeAuto},
 };
 
-// The granularity that parameters are described with.
+// The granularity for the descriptions of parameters.
 constexpr Arena kNominal{Bytes(0), Bytes(512)};
 
 }  // namespace

@@ -21,21 +21,22 @@ struct AllocatorInfo {
   std::vector<ParamInfo> parameters;
 };
 
-// All allocators, in the order in which they should be listed.
+// Returns all allocators in the order in which they should be listed.
 std::vector<AllocatorInfo> Allocators();
 
-// `planned` is made for the run that it records, `auto` as best-fit: what they stand for is the
-// business of experiments/run/resolve.h. `granularity` is what requests are rounded to where the
-// specification does not say otherwise: a device's alignment. Throws `UsageError` with a suggestion
-// and the valid names for an unknown name, parameter or value, and for a granularity that is not a
-// multiple of the device's.
+// Makes an allocator from its specification. `granularity` is the unit to which requests are
+// rounded up unless the specification sets another: a device's alignment. `planned` is made without
+// a plan, for the run that it records, and `auto` is made as best-fit; experiments/run/resolve.h
+// resolves the two. Throws `UsageError` with a suggestion and the valid names for an unknown name,
+// parameter or value, and for a granularity that is not a multiple of `granularity`.
 std::unique_ptr<ReplayableAllocator> MakeAllocator(std::string_view specification, Bytes capacity,
                                                    Bytes granularity);
 
-// How many steps `planned` is to spend on its plan. Throws as above.
+// Returns the number of steps that `planned` may spend on its plan. Throws like `MakeAllocator`.
 int64_t PlannedSteps(const Specification& specification);
 
-// Whether `auto` is told to look for the fastest run instead of the smallest. Throws as above.
+// Returns true if `auto` should look for the fastest run instead of the smallest. Throws like
+// `MakeAllocator`.
 bool AutoByTime(const Specification& specification);
 
 }  // namespace spillway

@@ -7,7 +7,7 @@
 namespace spillway {
 namespace {
 
-// Enough addresses that they never run out before memory does.
+// This many addresses never run out before memory does.
 constexpr Bytes kAddressSpace = Bytes::GiB(int64_t{1} << 24);
 
 }  // namespace

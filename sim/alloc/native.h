@@ -1,10 +1,9 @@
 // cudaMalloc and cudaFree as an allocator: every block comes from the driver and goes back to it.
 //
-// Memory is mapped in pages of 2 MiB. A request of more than half a page takes pages of its own;
-// smaller ones share pages, in which they are placed by best fit at the arena's granularity, and a
-// page without blocks is given back. Offsets are virtual addresses, so that free pages never need
-// to be next to each other: there is no external fragmentation, only rounding. `reserved` is the
-// sum of the pages held.
+// Memory is mapped in pages of 2 MiB. A request of more than half a page takes whole pages. Smaller
+// requests share pages, in which they are placed by best fit at the arena's granularity; a page
+// without blocks is given back. Offsets are virtual addresses, so free pages need not be adjacent:
+// there is no external fragmentation, only rounding. `reserved` is the sum of the pages held.
 
 #ifndef SPILLWAY_SIM_ALLOC_NATIVE_H_
 #define SPILLWAY_SIM_ALLOC_NATIVE_H_
@@ -21,7 +20,7 @@ class Native final : public ReplayableAllocator {
  public:
   static constexpr Bytes kPage = Bytes::MiB(2);
 
-  // REQUIRES: granularity > 0 divides the page.
+  // REQUIRES: granularity > 0, and the page is a multiple of the granularity.
   Native(Bytes capacity, Bytes granularity);
 
   std::string_view Name() const override { return "native"; }
@@ -40,7 +39,7 @@ class Native final : public ReplayableAllocator {
   const Bytes capacity_;
   BestFit addresses_;
   SharedPages shared_;
-  std::map<Bytes, Bytes> requested_of_;  // live blocks of their own pages: offset, bytes asked for
+  std::map<Bytes, Bytes> requested_of_;  // live blocks: offset, bytes requested
   Bytes requested_, allocated_, reserved_;
 };
 

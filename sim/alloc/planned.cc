@@ -9,8 +9,8 @@
 namespace spillway {
 namespace {
 
-// What a block is in the order of requests: its size, and how many requests are made before it
-// ends.
+// A block in the order of requests: its size, and the number of requests from its own until it is
+// freed.
 struct Request {
   Bytes size;
   size_t span = 0;
@@ -32,7 +32,8 @@ std::vector<Request> RequestsIn(const AllocationLog& log) {
   return requests;
 }
 
-// The first request of the first iteration from which on everything repeats; all if none does.
+// Returns the first request of the first iteration from which on everything repeats; the number of
+// requests if no iteration repeats.
 size_t FindRepeat(const std::vector<Request>& requests, size_t period) {
   if (period == 0 || period > requests.size()) return requests.size();
   size_t repeat = requests.size() - period;
@@ -54,8 +55,8 @@ AllocationPlan PlanAllocations(const AllocationLog& log, size_t period, Bytes me
   plan.repeat = FindRepeat(requests, period);
   const size_t planned = std::min(requests.size(), plan.repeat + period);
   std::vector<LiveInterval> intervals = IntervalsOf(log);
-  // What outlives the iterations planned lives to their end, and what began in the one that repeats
-  // is there when it begins again.
+  // A block that outlives the planned iterations lives to their end. If it began in the repeated
+  // iteration, it is also live when that iteration begins.
   const int64_t begin = planned > plan.repeat ? intervals[plan.repeat].begin : 0;
   const int64_t end = planned < requests.size() ? intervals[planned].begin
                                                 : static_cast<int64_t>(log.steps().size());

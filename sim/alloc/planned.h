@@ -1,11 +1,13 @@
-// Offsets computed ahead of time: the i-th request gets the i-th offset of a plan.
+// Offsets computed in advance: request i gets offset i of a plan.
 //
-// Whether a request is served depends on the sum of live blocks alone, so that a policy decides as
-// it did in the run that was recorded for the plan. Without a plan the allocator is good for that
-// recording: it stitches pages of one granule. A run with a plan may deviate from the recorded one:
-// from a request that the plan does not have, or whose place is taken, blocks lie where they fit
-// best among those that are live, and nothing moves. The plan is taken up again where its repeated
-// part begins: when as many blocks are live as then, and not elsewhere.
+// A request is served whenever the sum of live blocks allows it, so a policy decides as in the run
+// that was recorded for the plan. Without a plan, the allocator serves for that recording: it
+// stitches pages of one granule.
+//
+// A run with a plan may deviate from the recorded run: a request may not be in the plan, or its
+// place may be taken. From then on blocks are placed by best fit among the live blocks, and no
+// block moves. The plan is resumed at the beginning of its repeated part, when the number of live
+// blocks is the recorded one.
 
 #ifndef SPILLWAY_SIM_ALLOC_PLANNED_H_
 #define SPILLWAY_SIM_ALLOC_PLANNED_H_
@@ -23,25 +25,27 @@
 namespace spillway {
 
 struct AllocationPlan {
-  // By request. After the last one come those from `repeat` on again: a steady iteration.
+  // Entry i belongs to request i. After the last request, the requests from `repeat` on come again,
+  // as in a steady iteration.
   std::vector<Bytes> sizes;
   std::vector<Bytes> offsets;
-  std::vector<size_t> live;  // blocks that are live when it is made
-  size_t repeat = 0;         // equal to the number of requests if nothing repeats
-  Bytes memory;              // the live blocks may be that much together
-  Bytes height;              // the end of the highest block
-  Bytes bound;               // the largest sum of live blocks: no plan is lower
+  std::vector<size_t> live;  // number of live blocks before the request
+  size_t repeat = 0;         // equal to the number of requests if no part repeats
+  Bytes memory;              // limit for the sum of live blocks
+  Bytes height;              // end of the highest block
+  Bytes bound;               // largest sum of live blocks; no plan is lower
 };
 
-// Plans for a log of a whole run, in which `memory` may be live together. `period` is how many
-// requests one steady iteration makes; the repetition begins where all later requests, and when
-// they end, repeat.
+// Makes a plan for the log of a whole run in which up to `memory` bytes may be live. `period` is
+// the number of requests of one steady iteration. The repeated part begins at the earliest
+// iteration from which all requests and their lifetimes repeat.
 AllocationPlan PlanAllocations(const AllocationLog& log, size_t period, Bytes memory,
                                const PackingOptions& options);
 
 class Planned final : public ReplayableAllocator {
  public:
-  // REQUIRES: granularity > 0.
+  // Makes an allocator that records (with `capacity`), or one that follows a plan. REQUIRES:
+  // granularity > 0.
   Planned(Bytes capacity, Bytes granularity);
   Planned(std::shared_ptr<const AllocationPlan> plan, Bytes granularity);
 
@@ -61,22 +65,24 @@ class Planned final : public ReplayableAllocator {
     Bytes requested;
   };
 
-  // Which request of the plan the next one is; their number if it is none of them.
+  // Returns the number of the plan's request that comes next; the number of requests if the plan
+  // has none.
   size_t NextRequest() const;
 
-  // Free bytes in [0, the end of what the plan may use), by offset.
+  // A range of free bytes in [0, the end of the memory that the plan may use).
   struct Gap {
     Bytes offset, size;
   };
-  // The smallest of at least that size, the lowest of equals; the largest if none is large enough.
+  // Returns the smallest gap of at least `size` bytes, of equal sizes the lowest; the largest gap
+  // if none is large enough.
   Gap BestGap(Bytes size) const;
   bool IsFree(Bytes offset, Bytes size) const;
 
   const Bytes granularity_;
-  const std::unique_ptr<Stitched> recording_;  // null with a plan
+  const std::unique_ptr<Stitched> recording_;  // null if there is a plan
   const std::shared_ptr<const AllocationPlan> plan_;
-  size_t next_ = 0;             // request
-  bool deviates_ = false;       // from the plan
+  size_t next_ = 0;             // number of the next request
+  bool deviates_ = false;       // the last request was not placed by the plan
   std::map<Bytes, Live> live_;  // by offset
   Bytes requested_, allocated_, reserved_;
 };

@@ -13,10 +13,10 @@ constexpr Bytes kGranule(512);
 constexpr Bytes kLargestSmall = Bytes::MiB(1);
 constexpr Bytes kSmallSegment = Bytes::MiB(2);
 constexpr Bytes kLargeSegment = Bytes::MiB(20);
-constexpr Bytes kOwnSegment = Bytes::MiB(10);  // the smallest request that gets one
+constexpr Bytes kOwnSegment = Bytes::MiB(10);  // from this size on, each request gets a segment
 constexpr Bytes kPage = Bytes::MiB(2);
 constexpr uint64_t kFirstDivisions = uint64_t{1} << 20;  // the size of the first entry
-// Enough addresses that they never run out before memory does.
+// This many addresses never run out before memory does.
 constexpr Bytes kAddressSpace = Bytes::GiB(int64_t{1} << 24);
 constexpr Bytes kAboveRecorded(int64_t{1} << 61);
 
@@ -148,8 +148,8 @@ std::optional<std::vector<Block>> PyTorch::Adopt(const HeldSegment& segment) {
     if (const Bytes before = begin + held.offset - chunks_[rest].offset; before > Bytes(0)) {
       AddFree(CutLow(rest, before));
     }
-    // Up to the next block, if nothing else is known; what could not have been split off belongs to
-    // this one.
+    // If the size is unknown, the block reaches to the next block; a rest that could not have been
+    // split off belongs to this block.
     const Bytes next = i + 1 < segment.blocks.size() ? segment.blocks[i + 1].offset : segment.size;
     const Bytes size = held.taken > Bytes(0) ? held.taken : next - held.offset;
     const uint32_t chunk = size < chunks_[rest].size ? CutLow(rest, size) : rest;
@@ -204,7 +204,7 @@ std::optional<Bytes> PyTorch::TakeExpected(Bytes size) {
   for (auto at = expected_.begin(); at != expected_.end(); ++at) {
     if (at->size != size) continue;
     const Bytes address = at->offset;
-    expected_.erase(expected_.begin(), at + 1);  // what was before has not come
+    expected_.erase(expected_.begin(), at + 1);  // the segments expected before it will not come
     return address;
   }
   return std::nullopt;
@@ -235,11 +235,11 @@ uint32_t PyTorch::AddSegment(Bytes segment, uint32_t pool, std::optional<Bytes> 
 }
 
 void PyTorch::AddRange(uint32_t pool, std::optional<Bytes> base) {
-  // Twice the memory, so that addresses run out later than memory does.
+  // The range has twice the memory's size, so that memory runs out before addresses do.
   const Bytes size = RoundUp(2 * std::min(capacity_, Bytes::GiB(int64_t{1} << 20)), kLargeSegment);
   if (!base) {
     const auto range = addresses_.Allocate(size, Hint::kLow);
-    if (!range) return;  // so many streams that addresses have run out
+    if (!range) return;  // there are too many streams for the addresses
     base = range->offset + (recorded_ ? kAboveRecorded : Bytes(0));
   } else {
     recorded_ = true;
@@ -270,7 +270,7 @@ uint32_t PyTorch::MapAt(Bytes address, Bytes size, uint32_t index) {
   return mapped;
 }
 
-// The lowest run of free and unmapped chunks that is long enough and not all mapped.
+// Takes the lowest run of free and unmapped chunks that is long enough and not entirely mapped.
 uint32_t PyTorch::TakeExpanded(Bytes size, uint32_t index) {
   if (!pools_[index].base && capacity_ >= kSmallSegment) AddRange(index, std::nullopt);
   const AddressOrder& unmapped = pools_[index].unmapped;
@@ -362,7 +362,7 @@ void PyTorch::CollectGarbage() {
       ReleaseSegment(chunk);
       return true;
     });
-    SPILLWAY_CHECK(released > 0);  // the oldest is no younger than the mean
+    SPILLWAY_CHECK(released > 0);  // the oldest segment is no younger than the mean
   }
 }
 
@@ -440,7 +440,8 @@ void PyTorch::UnmapPages(uint32_t chunk) {
   pool.unmapped.Insert(chunks_.AsFree(chunk));
 }
 
-// A request finds what is cached, or what the driver has once everything idle has been given back.
+// A request can use cached memory, or the driver's memory after all idle memory has been given
+// back.
 MemoryStats PyTorch::Stats() const {
   const Pool& small = pools_[PoolFor(true)];
   const Pool& large = pools_[PoolFor(false)];
@@ -457,7 +458,7 @@ MemoryStats PyTorch::Stats() const {
   if (left >= kSmallSegment) largest = kLargestSmall;
   if (large.free.Largest() > kLargestSmall) largest = large.free.Largest();
   if (options_.expandable_segments) {
-    // New pages at the end, behind the part of a page that is free there.
+    // New pages at the end can be joined with the free part of a page before them.
     const uint32_t before = large.unmapped.empty()
                                 ? ChunkList::kNone
                                 : chunks_.FreePrevious(large.unmapped.Last().chunk);

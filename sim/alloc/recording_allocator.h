@@ -1,4 +1,4 @@
-// An allocator that notes the requests that another one serves.
+// An allocator that forwards requests to another one and logs the requests that succeed.
 
 #ifndef SPILLWAY_SIM_ALLOC_RECORDING_ALLOCATOR_H_
 #define SPILLWAY_SIM_ALLOC_RECORDING_ALLOCATOR_H_

@@ -1,5 +1,6 @@
-// Pages of memory that small blocks share, placed in them by best fit: the first page with room, by
-// number, then a new one. A page whose last block goes is given back.
+// Pages of memory that small blocks share. A block goes into the first page with room, by page
+// number, else into a new page; within a page it is placed by best fit. A page is given back with
+// its last block.
 
 #ifndef SPILLWAY_SIM_ALLOC_SHARED_PAGES_H_
 #define SPILLWAY_SIM_ALLOC_SHARED_PAGES_H_
@@ -25,13 +26,14 @@ class SharedPages {
     int64_t page = 0;
   };
 
-  // REQUIRES: granularity > 0 divides the page.
+  // REQUIRES: granularity > 0, and the page is a multiple of the granularity.
   SharedPages(Bytes page, Bytes granularity) : page_(page), granularity_(granularity) {}
 
-  // Larger requests get pages of their own.
+  // Returns true if a request of `size` bytes should share a page. Larger requests get whole pages.
   bool Serves(Bytes size) const { return size.count() <= page_.count() / 2; }
 
-  // REQUIRES: `Serves(size)`. `take` gets a new page: nullopt if there is none.
+  // Places a block. `take` returns a new page, or nullopt if there is none; in that case `Allocate`
+  // returns nullopt. REQUIRES: `Serves(size)`.
   template <typename TakePage>
   std::optional<Placed> Allocate(Bytes size, const TakePage& take) {
     auto at = rooms_.FirstAtLeast(std::max(size, Bytes(1)));
@@ -52,8 +54,8 @@ class SharedPages {
 
   bool Has(int64_t page) const { return pages_.contains(page); }
 
-  // Where the page was, if it holds nothing now and is no longer one of these. REQUIRES:
-  // `Has(page)`.
+  // Frees a block. If its page is now empty, removes the page and returns its range; otherwise
+  // returns nullopt. REQUIRES: `Has(page)`.
   std::optional<Block> Free(int64_t page, const Block& block) {
     const auto found = pages_.find(page);
     Shared& shared = found->second;
@@ -69,7 +71,7 @@ class SharedPages {
     return range;
   }
 
-  // The largest request that fits in one of the pages.
+  // Returns the largest request that fits in an existing page.
   Bytes Largest() const { return std::min(rooms_.Largest(), Bytes(page_.count() / 2)); }
 
  private:
@@ -96,7 +98,7 @@ class SharedPages {
   const Bytes page_;
   const Bytes granularity_;
   std::map<int64_t, Shared> pages_;
-  ChunkedSet<Room, LowerPage, LargestOf> rooms_;  // of all pages
+  ChunkedSet<Room, LowerPage, LargestOf> rooms_;  // one for each page
 };
 
 }  // namespace spillway

@@ -8,8 +8,8 @@
 namespace spillway {
 namespace {
 
-// Addresses that mean their own page, at most: more than any device has, and little enough that
-// stitched addresses after them can be had from an operating system.
+// The most addresses that stand for their own page: more memory than any device has, and few enough
+// that an operating system can also supply the stitched addresses behind them.
 constexpr Bytes kWindow = Bytes::GiB(256);
 constexpr Bytes kAddressSpace = Bytes::GiB(int64_t{1} << 16);
 

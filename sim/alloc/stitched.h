@@ -1,16 +1,20 @@
 // Virtual memory stitching: pages that lie apart are mapped side by side, so that no request fails
 // while enough pages are free.
 //
-// It is what vDNN++ wished for (section III-B) and what CUDA's virtual memory management offers.
-// Memory is taken in pages, 2 MiB by default. Page i is mapped at address i * page when it is first
-// used. A request of more than half a page takes whole pages: the smallest run of free pages below
-// the high-water mark that is long enough, else the lowest free pages wherever they are. Pages that
-// lie apart are mapped once more, at addresses of their own, which belong to that list of pages for
-// good: the same pages get the same addresses again, without a call. So nothing is ever unmapped
-// and nothing synchronises, and a steady iteration maps nothing; but two addresses may mean the
-// same memory, and hazards must follow the memory. Smaller requests share pages by best fit.
-// `reserved` is the high-water mark in pages: never more than the largest sum of live blocks plus a
-// page for each.
+// vDNN++ asked for such an allocator (section III-B), and CUDA's virtual memory management can
+// implement it. Memory is taken in pages, 2 MiB by default. Page i is mapped at address i * page
+// when it is first used. A request of more than half a page takes whole pages: the smallest run of
+// free pages below the high-water mark that is long enough, else the lowest free pages. Smaller
+// requests share pages by best fit.
+//
+// Pages that lie apart are mapped a second time, at new adjacent addresses. These addresses belong
+// to that list of pages for good: the same list gets the same addresses again without a driver
+// call. So no page is ever unmapped, the allocator never synchronizes, and a steady iteration maps
+// nothing. On the other hand, two addresses may mean the same memory, so hazards must follow the
+// memory.
+//
+// `reserved` is the high-water mark in pages. It never exceeds the largest sum of live blocks plus
+// a page for each block.
 
 #ifndef SPILLWAY_SIM_ALLOC_STITCHED_H_
 #define SPILLWAY_SIM_ALLOC_STITCHED_H_
@@ -27,7 +31,7 @@ namespace spillway {
 
 class Stitched final : public ReplayableAllocator {
  public:
-  // REQUIRES: granularity > 0 divides the page.
+  // REQUIRES: granularity > 0, and the page is a multiple of the granularity.
   Stitched(Bytes capacity, Bytes granularity, Bytes page = Bytes::MiB(2));
 
   std::string_view Name() const override { return "stitched"; }
@@ -46,34 +50,34 @@ class Stitched final : public ReplayableAllocator {
     auto operator<=>(const Run&) const = default;
     int64_t length() const { return end - begin; }
   };
-  using Pages = std::vector<Run>;  // in ascending order, none touches the next
+  using Pages = std::vector<Run>;  // ascending; no run touches the next
   struct Live {
-    Pages pages;  // of its own; empty for a block in a shared page
+    Pages pages;  // whole pages; empty for a block in a shared page
     Bytes requested;
     bool taken = false;
-    int64_t shared = -1;  // the shared page
-    Block inner;          // in it
+    int64_t shared = -1;  // number of the shared page, or -1
+    Block inner;          // the block within the shared page
   };
-  // nullopt if there are not that many free pages, or no addresses left.
+  // Takes `count` free pages. Returns nullopt if there are fewer.
   std::optional<Pages> TakePages(int64_t count);
   void GivePages(const Pages& pages);
-  // Joins the run with those beside it.
+  // Adds a run of free pages, joined with free neighbours.
   void AddFree(Run run);
   FreeBlock AsFree(const Run& run) const { return {page_ * run.begin, page_ * run.length()}; }
-  // Where the pages can be used in one piece.
+  // Returns the address at which the pages are adjacent. Maps them there if needed.
   Bytes AddressOf(const Pages& pages);
   void Create(int64_t end);
   std::optional<SharedPages::Page> TakeSharedPage();
   uint32_t NewLive();
 
   const Bytes page_;
-  const int64_t pages_;              // of the device
-  const int64_t window_;             // pages that have an address of their own: lower ones
-  int64_t created_ = 0;              // pages used so far: the lowest
+  const int64_t pages_;              // pages of the device
+  const int64_t window_;             // the lowest `window_` pages have an address each
+  int64_t created_ = 0;              // the lowest `created_` pages have been used so far
   int64_t used_ = 0;                 // pages in use now
-  ChunkedSet<Run> free_;             // created pages
-  SizeBins by_length_;               // the same
-  std::map<Pages, Bytes> stitched_;  // addresses of lists of pages
+  ChunkedSet<Run> free_;             // free pages among the created ones
+  SizeBins by_length_;               // the runs of `free_`
+  std::map<Pages, Bytes> stitched_;  // address of each list of pages
   Bytes next_address_;
   SharedPages shared_;
   std::vector<Live> live_;  // by handle

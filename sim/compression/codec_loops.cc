@@ -42,7 +42,7 @@ size_t PackScalar(const std::byte* words, size_t groups, std::byte* mask, std::b
   return count;
 }
 
-// Writes one group from `values`; returns how many it took.
+// Writes one group from `values`. Returns the number of values taken.
 size_t UnpackGroup(uint32_t bits, const std::byte* values, std::byte* words, ChunkSums& sums) {
   size_t count = 0;
   for (size_t i = 0; i < kGroup; ++i) {
@@ -84,24 +84,25 @@ constexpr CodecKernels kScalar{PackScalar, UnpackScalar, SumScalar, CountScalar,
 
 #ifdef SPILLWAY_X86
 
-// Input is asked for so far ahead, in the next chunk while this one is still being written out, and
-// across pages, where processors do not look by themselves.
+// Input is prefetched this many bytes ahead: into the next chunk while the current one is still
+// being written, and across pages, where processors do not prefetch by themselves.
 constexpr size_t kAhead = 4096;
 
-// Two lines; an address without memory does no harm.
+// Prefetches two lines. An address without memory does no harm.
 inline void Prefetch(const std::byte* at) {
   _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
   _mm_prefetch(reinterpret_cast<const char*>(at + 64), _MM_HINT_T0);
 }
 
-// The values of one group, and what the widest load reads behind them.
+// The values of one group, plus the bytes that the widest load reads behind them.
 constexpr ptrdiff_t kLookAhead = 4 * (kGroup + 16);
 
-// The last values of a chunk, once they are fewer than what loads may touch: a copy with room
-// behind it.
+// A copy of the last values of a chunk with room behind it, used once fewer values are left than
+// loads may read.
 class LastValues {
  public:
-  // Moves `values_end` too. Reads no more than is there.
+  // Copies the values and moves `values_end` to the end of the copy. Reads no byte beyond the
+  // values.
   const std::byte* Take(const std::byte* values, const std::byte*& values_end) {
     std::memcpy(room_, values, static_cast<size_t>(values_end - values));
     values_end = room_ + sizeof(room_);
@@ -109,7 +110,7 @@ class LastValues {
   }
 
  private:
-  // All values that are left fit in the first part; loads never leave the second.
+  // All values that are left fit in the first half. Loads never go beyond the second half.
   std::byte room_[2 * kLookAhead] = {};
 };
 
@@ -117,8 +118,8 @@ class LastValues {
 
 #define SPILLWAY_AVX2 __attribute__((target("avx2,popcnt,bmi")))
 
-// For each mask of eight bits: where the words that are set come from when they are packed, and
-// where each word comes from when they are spread; one byte each.
+// For each mask of eight bits, one byte per word: the source of each word when the set words are
+// packed, and when they are spread.
 struct Permutations {
   constexpr Permutations() {
     for (uint32_t bits = 0; bits < 256; ++bits) {
@@ -278,7 +279,8 @@ struct Sums16 {
   __m512i plain, weighted;
 };
 
-// Packs in a register and stores all of it: a compressing store is slow on some processors.
+// Packs in a register and stores the whole register, because a compressing store is slow on some
+// processors.
 SPILLWAY_AVX512 size_t PackAvx512(const std::byte* words, size_t groups, std::byte* mask,
                                   std::byte* values, ChunkSums& sums) {
   Sums16 running(sums);
@@ -303,7 +305,7 @@ SPILLWAY_AVX512 size_t PackAvx512(const std::byte* words, size_t groups, std::by
   return static_cast<size_t>(out - values) / 4;
 }
 
-// Loads all of a register and spreads it: an expanding load is slow on some processors.
+// Loads a whole register and spreads it, because an expanding load is slow on some processors.
 template <bool kStream>
 SPILLWAY_AVX512 size_t UnpackAvx512As(const std::byte* mask, const std::byte* values,
                                       const std::byte* values_end, size_t groups, std::byte* words,
@@ -388,7 +390,7 @@ const CodecKernels& KernelsOf(CodecPath path) {
       break;
 #endif
   }
-  SPILLWAY_CHECK(false);  // not a path of this machine
+  SPILLWAY_CHECK(false);  // the machine cannot run this path
   return kScalar;
 }
 

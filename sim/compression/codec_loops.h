@@ -1,8 +1,8 @@
-// The inner loops of the zero-value codec, one set for each kind of processor: words that are not
-// zero are packed together, and spread out again, as a bit mask says.
+// The inner loops of the zero-value codec, one set for each kind of processor. They pack the words
+// that are not zero, and spread them out again as a bit mask says.
 //
-// They check nothing: sizes and masks are verified before (zero_value.cc). All sets give the same
-// bytes. Words are 32 bits at any address, little-endian; zero means that all bits are zero.
+// The loops check nothing; zero_value.cc verifies sizes and masks first. All sets give the same
+// bytes. Words are 32 bits at any address, little-endian. A word is zero if all its bits are zero.
 
 #ifndef SPILLWAY_SIM_COMPRESSION_CODEC_LOOPS_H_
 #define SPILLWAY_SIM_COMPRESSION_CODEC_LOOPS_H_
@@ -15,18 +15,18 @@
 
 namespace spillway {
 
-// Which instructions the inner loops use. All give the same bytes.
+// The instructions that the inner loops use. All paths give the same bytes.
 enum class CodecPath : uint8_t { kScalar, kAvx2, kAvx512 };
 std::string_view Name(CodecPath path);
 
-// Those that this machine can run, the fastest last; never empty.
+// Returns the paths that this machine can run, the fastest last; never empty.
 std::vector<CodecPath> CodecPaths();
 
-// Words whose mask bits share a word of the mask.
+// Number of words whose mask bits form one word of the mask.
 inline constexpr size_t kGroup = 32;
 
-// Two running sums over the words of a chunk, in 16 lanes: word i belongs to lane i % 16. They tell
-// chunks apart that differ in a bit, or in the order of words of a lane.
+// Two running sums over the words of a chunk, in 16 lanes: word i belongs to lane i % 16. The sums
+// differ between chunks that differ in one bit, or in the order of words in a lane.
 struct ChunkSums {
   std::array<uint32_t, 16> plain{};
   std::array<uint32_t, 16> weighted{};
@@ -40,26 +40,27 @@ struct ChunkSums {
 };
 
 struct CodecKernels {
-  // Packs whole groups: `mask` gets a word for each group, `values` the words that are not zero,
-  // whose number is returned. `values` has room for 16 words more than the groups have.
+  // Packs whole groups. `mask` gets one word for each group, and `values` gets the words that are
+  // not zero; returns the number of values. `values` has room for 16 words more than the groups
+  // have.
   size_t (*pack)(const std::byte* words, size_t groups, std::byte* mask, std::byte* values,
                  ChunkSums& sums);
-  // The reverse; returns how many values were taken, and reads none beyond `values_end`. With
-  // `stream`, `words` is a multiple of 64 and is written past the caches.
+  // Reverses `pack`. Returns the number of values taken, and reads no value beyond `values_end`.
+  // With `stream`, `words` is a multiple of 64 and is written past the caches.
   size_t (*unpack)(const std::byte* mask, const std::byte* values, const std::byte* values_end,
                    size_t groups, std::byte* words, bool stream, ChunkSums& sums);
-  // Sums alone.
+  // Only adds the words to the sums.
   void (*sum)(const std::byte* words, size_t groups, ChunkSums& sums);
-  // Bits set in the words of a mask.
+  // Returns the number of bits set in the words of a mask.
   size_t (*count)(const std::byte* mask, size_t groups);
-  // Copies a multiple of 64 bytes past the caches. `to` is a multiple of 64.
+  // Copies `bytes`, a multiple of 64, past the caches. `to` is a multiple of 64.
   void (*stream)(const std::byte* from, size_t bytes, std::byte* to);
 };
 
-// REQUIRES: the path is one of `CodecPaths()`.
+// Returns the loops of a path. REQUIRES: the path is one of `CodecPaths()`.
 const CodecKernels& KernelsOf(CodecPath path);
 
-// The order of writes past the caches with all later ones.
+// Orders writes past the caches before all later writes.
 void FenceStreams();
 
 }  // namespace spillway

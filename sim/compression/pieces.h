@@ -1,4 +1,4 @@
-// The contents of a storage, compressed piece by piece as they crossed the link.
+// The contents of a storage, compressed in the pieces in which they crossed the link.
 
 #ifndef SPILLWAY_SIM_COMPRESSION_PIECES_H_
 #define SPILLWAY_SIM_COMPRESSION_PIECES_H_
@@ -14,11 +14,11 @@ namespace spillway {
 
 using CompressedPieces = std::vector<CompressedData>;
 
-// What is kept of the storage.
+// Returns the size and density of the compressed storage.
 StoredContents Describe(TensorId storage, const CompressedPieces& pieces);
 
-// Decompresses as much as `out` has room for, through a buffer that has room for any of the pieces.
-// Throws as `ZeroValueCodec::Decompress`.
+// Decompresses as many bytes as `out` has room for, through `buffer`, which has room for any piece.
+// Throws like `ZeroValueCodec::Decompress`.
 void Decompress(const CompressedPieces& pieces, ZeroValueCodec& codec, std::span<std::byte> buffer,
                 std::span<std::byte> out);
 

@@ -1,4 +1,4 @@
-// A few threads that share a list of tasks: what a codec's `threads` are.
+// A fixed number of threads that share a list of tasks, such as the threads of a codec.
 
 #ifndef SPILLWAY_SIM_COMPRESSION_WORKERS_H_
 #define SPILLWAY_SIM_COMPRESSION_WORKERS_H_
@@ -21,9 +21,9 @@ class Workers {
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
-  // Calls task(0) to task(count - 1), each once, in any order and on any of the threads; returns
-  // when all have returned, and throws what the first of them to throw has thrown. REQUIRES: no
-  // other `Run` is under way.
+  // Calls task(0) to task(count - 1), each once, in any order and on any thread. Returns when all
+  // tasks have returned. If tasks throw, throws the first exception. REQUIRES: no other `Run` is in
+  // progress.
   void Run(size_t count, const std::function<void(size_t)>& task);
 
  private:

@@ -15,25 +15,25 @@
 namespace spillway {
 namespace {
 
-constexpr size_t kLine = 64;  // chunks are padded to it
+constexpr size_t kLine = 64;  // chunks are padded to a multiple of this
 constexpr size_t kMaskBytes = kChunkWords / 8;
-// A packed chunk, with room for what kernels write behind its end.
+// A packed chunk, with room for the bytes that kernels write behind its end.
 constexpr size_t kScratchBytes = kMaskBytes + kChunkBytes + kLine;
-// From here on results are written past the caches: they would only push out what is in use.
+// From this size on, results are written past the caches, so that they do not push out data in use.
 constexpr size_t kStreamFrom = size_t{1} << 20;
 
 constexpr size_t RoundUpTo(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }
 
 size_t ChunkCount(size_t bytes) { return (bytes / 4 + kChunkWords - 1) / kChunkWords; }
 
-// Words of chunk `i` of so many words.
+// Returns the number of words of chunk `chunk`, if there are `words` in total.
 size_t WordsOf(size_t chunk, size_t words) {
   return std::min(kChunkWords, words - chunk * kChunkWords);
 }
 
 size_t GroupsOf(size_t words) { return (words + kGroup - 1) / kGroup; }
 
-// A group of which only the first words are there.
+// A group of which only the first words are used.
 struct PartialGroup {
   std::array<std::byte, 4 * kGroup> words{};
 };
@@ -46,8 +46,8 @@ struct Packed {
   size_t nonzero = 0;
 };
 
-// Packs a chunk into `scratch`, mask before values. Where that is no shorter, size is that of the
-// words themselves.
+// Packs a chunk into `scratch`, the mask before the values. If the result is not shorter than the
+// words, `size` is the size of the words.
 Packed PackChunk(const CodecKernels& kernels, const std::byte* words, size_t count,
                  std::byte* scratch) {
   ChunkSums sums;
@@ -69,7 +69,7 @@ Packed PackChunk(const CodecKernels& kernels, const std::byte* words, size_t cou
   return packed;
 }
 
-// Whether the mask of a chunk stored in `size` bytes agrees with it.
+// Returns true if the mask of a chunk stored in `size` bytes agrees with that size.
 bool MaskAgrees(const CodecKernels& kernels, const std::byte* record, size_t size, size_t count) {
   const size_t groups = GroupsOf(count);
   if (kernels.count(record, groups) != size / 4 - groups) return false;
@@ -79,8 +79,8 @@ bool MaskAgrees(const CodecKernels& kernels, const std::byte* record, size_t siz
   return last >> count % kGroup == 0;
 }
 
-// Unpacks a chunk; false if it is not what was packed. `words` has room for the chunk, and is a
-// multiple of 64 with `stream`.
+// Unpacks a chunk. Returns false if it differs from the packed chunk. `words` has room for the
+// chunk, and is a multiple of 64 with `stream`.
 bool UnpackChunk(const CodecKernels& kernels, const std::byte* record, size_t size, uint32_t digest,
                  size_t count, std::byte* words, bool stream) {
   ChunkSums sums;
@@ -124,7 +124,7 @@ Bytes CompressedSize(Bytes data, double density, const Growth& growth) {
   const auto words = static_cast<size_t>(data.count()) / 4;
   const size_t chunks = ChunkCount(4 * words);
   const Bytes block = growth.BlockSize(data);
-  // One chunk with this share of words that are not zero, padded.
+  // Returns the padded size of one chunk with this share of words that are not zero.
   const auto stored = [&](size_t count) {
     const auto nonzero = static_cast<size_t>(std::llround(density * static_cast<double>(count)));
     if (nonzero == 0) return size_t{0};
@@ -257,7 +257,7 @@ void ZeroValueCodec::CompressPart(std::span<const std::byte> data, CompressedDat
     out.chunks_[i] = {packed.size, packed.digest};
     part.nonzero += static_cast<int64_t>(packed.nonzero);
     if (packed.size == 4 * count) std::memcpy(scratch.data(), words, packed.size);
-    // Chunks go on in the next block where one is full; blocks are multiples of a line.
+    // A chunk continues in the next block if one is full. Blocks are multiples of a line.
     for (size_t left = RoundUpTo(packed.size, kLine), done = 0; left > 0;) {
       const size_t offset = part.used % block_size;
       if (offset == 0) part.blocks.push_back(out.pool_->Take(out.block_size_));

@@ -1,12 +1,11 @@
-// A lossless codec for data with many zeros, such as the outputs of ReLU: a bit mask that says
-// which words are not zero, and those words. vDNN++ (section IV-C) compresses offloaded feature
-// maps so.
+// A lossless codec for data with many zeros, such as the outputs of ReLU. It stores the words that
+// are not zero, and a bit mask that tells their positions. vDNN++ (section IV-C) compresses
+// offloaded feature maps in this way.
 //
-// A word is 32 bits, and zero only if all its bits are: negative zero, denormals and every payload
-// of a NaN come back as they were. Data is cut into chunks of 16 KiB that are independent of one
-// another, so that threads share the work; memory for the result is taken in blocks of a fixed
-// fraction of the data as it turns out to be needed, for counting zeros first would take as long
-// again.
+// A word is 32 bits and counts as zero only if all its bits are zero: negative zero, denormals and
+// every NaN payload are preserved. Data is cut into independent chunks of 16 KiB, so that threads
+// share the work. Memory for the result is taken when needed, in blocks of a fixed fraction of the
+// data, because counting zeros first would double the time.
 
 #ifndef SPILLWAY_SIM_COMPRESSION_ZERO_VALUE_H_
 #define SPILLWAY_SIM_COMPRESSION_ZERO_VALUE_H_
@@ -29,21 +28,22 @@ namespace spillway {
 inline constexpr size_t kChunkWords = 4096;
 inline constexpr size_t kChunkBytes = 4 * kChunkWords;
 
-// How compressed data grows: by blocks of 1 / (fraction * threads) of the data, each thread by its
-// own, and at least of 4 KiB. The authors of vDNN++ take 8 for the fraction; more waste less.
+// The growth of compressed data. Each thread takes its own blocks of 1 / (fraction * threads) of
+// the data, at least 4 KiB each. The authors of vDNN++ use 8 for the fraction; larger values waste
+// less memory.
 struct Growth {
   int fraction = 32;
   int threads = 1;
 
-  // The size of a block for so many bytes of data: a multiple of 4 KiB.
+  // Returns the size of a block for `data` bytes, a multiple of 4 KiB.
   Bytes BlockSize(Bytes data) const;
 };
 
-// The memory that data of this size takes compressed if `density` of its words, in [0, 1], are not
-// zero, evenly over all chunks: whole blocks.
+// Returns the memory, in whole blocks, that data of this size takes when compressed. `density` is
+// the share of its words, in [0, 1], that are not zero, evenly over all chunks.
 Bytes CompressedSize(Bytes data, double density, const Growth& growth);
 
-// Pageable memory for compressed data, in blocks that are kept for the next taker of their size.
+// Pageable memory for compressed data, in blocks that are kept for the next request of their size.
 // Safe to use from several threads.
 class BlockPool {
  public:
@@ -52,7 +52,7 @@ class BlockPool {
   };
   using Memory = std::unique_ptr<std::byte[], Free>;
 
-  // At a multiple of 64. Throws `std::bad_alloc`.
+  // Returns memory aligned to 64 bytes. Throws `std::bad_alloc`.
   Memory Take(Bytes size);
   void Give(Memory memory, Bytes size);
 
@@ -66,7 +66,7 @@ class BlockPool {
   Bytes in_use_, peak_;
 };
 
-// Data that was compressed, in blocks of a pool, which outlives it.
+// Compressed data in blocks of a pool. The pool outlives the data.
 class CompressedData {
  public:
   explicit CompressedData(BlockPool& pool) : pool_(&pool) {}
@@ -77,25 +77,26 @@ class CompressedData {
   CompressedData& operator=(const CompressedData&) = delete;
 
   Bytes original() const { return original_; }
-  // Bytes of memory held, in whole blocks.
+  // Returns the bytes of memory held, in whole blocks.
   Bytes held() const;
-  // Words that are not zero, and all words; a rest of up to three bytes counts as one of each.
+  // The number of words that are not zero, and of all words. A rest of up to three bytes counts as
+  // one word that is not zero.
   int64_t nonzero() const;
   int64_t words() const { return (original_.count() + 3) / 4; }
 
-  // Gives the blocks back.
+  // Gives the blocks back to the pool.
   void Clear();
 
  private:
   friend class ZeroValueCodec;
 
-  // One chunk. `size` says how it is stored: 0 for nothing but zeros, that of the chunk for the
-  // words as they are, else a mask and values.
+  // One chunk. `size` tells how it is stored: 0 for only zeros, the chunk's size for the words as
+  // they are, otherwise a mask and values.
   struct Chunk {
     uint32_t size = 0;
     uint32_t digest = 0;
   };
-  // What one thread wrote: consecutive chunks, each padded to a multiple of 64 bytes.
+  // The chunks written by one thread. They are consecutive, each padded to a multiple of 64 bytes.
   struct Part {
     size_t first_chunk = 0;
     size_t chunk_count = 0;
@@ -109,20 +110,20 @@ class CompressedData {
   Bytes block_size_;
   std::vector<Chunk> chunks_;
   std::vector<Part> parts_;
-  uint32_t rest_ = 0;  // the last one to three bytes, where the size is no multiple of four
+  uint32_t rest_ = 0;  // the last one to three bytes, if the size is not a multiple of four
 };
 
 class ZeroValueCodec {
  public:
-  // `path`: the fastest if not given; REQUIRES: one of `CodecPaths()`. REQUIRES: growth.threads and
-  // growth.fraction are at least 1.
+  // `path` is the fastest by default. REQUIRES: the path is one of `CodecPaths()`; growth.threads
+  // and growth.fraction are at least 1.
   explicit ZeroValueCodec(const Growth& growth, std::optional<CodecPath> path = std::nullopt);
 
-  // Replaces what `out` holds. Throws `std::bad_alloc`; then `out` is empty.
+  // Replaces the contents of `out`. Throws `std::bad_alloc`; then `out` is empty.
   void Compress(std::span<const std::byte> data, CompressedData& out);
 
-  // REQUIRES: `out` has data.original() bytes. Throws `Error` if the data has changed in memory
-  // since it was compressed; what `out` holds is undefined then.
+  // Decompresses `data`. REQUIRES: `out` has data.original() bytes. Throws `Error` if the data has
+  // changed in memory since it was compressed; then the contents of `out` are undefined.
   void Decompress(const CompressedData& data, std::span<std::byte> out);
 
  private:

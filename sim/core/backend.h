@@ -1,9 +1,9 @@
-// A backend executes commands; it does not manage memory and makes no decisions.
+// A backend executes commands. It does not manage memory and makes no decisions.
 //
-// The runtime issues kernels and copies in program order, each with the events it must wait for.
-// Commands of one stream run in the order issued; commands of different streams are ordered by
-// their waits alone. Implementations: `SimBackend` (predicts times), and real executors on a CPU or
-// a GPU.
+// The runtime issues kernels and copies in program order, each with the events that it must wait
+// for. Commands of one stream run in the order in which they were issued. Commands of different
+// streams are ordered only by their waits. `SimBackend` predicts times; other implementations
+// execute on a CPU or a GPU.
 
 #ifndef SPILLWAY_SIM_CORE_BACKEND_H_
 #define SPILLWAY_SIM_CORE_BACKEND_H_
@@ -22,7 +22,8 @@
 
 namespace spillway {
 
-// The kernels', and a pair for the copies of each pool outside the device, the host's first.
+// A queue of commands. There is one stream for kernels, and two for the copies of each pool outside
+// the device, one per direction. The streams of the host pool come first.
 enum class Stream : uint8_t { kCompute, kToDevice, kToHost };
 inline constexpr size_t kStreamCount = 1 + 2 * kMaxPools;
 
@@ -32,13 +33,13 @@ constexpr Stream StreamOf(PoolId pool, Direction direction) {
   return static_cast<Stream>(direction == Direction::kToDevice ? first : first + 1);
 }
 static_assert(StreamOf(PoolId::kHost, Direction::kToHost) == Stream::kToHost);
-// The pool whose copies run on the stream; the device for kernels.
+// Returns the pool whose copies run on the stream; for the kernels' stream, the device.
 constexpr PoolId PoolOf(Stream stream) { return static_cast<PoolId>((Index(stream) + 1) / 2); }
-// "compute", "h2d", "d2h"; of other pools "in2", "out2" and so on.
+// Returns "compute", "h2d" or "d2h"; for pools other than the host, "in2", "out2", "in3", "out3".
 std::string_view Name(Stream stream);
 
-// The completion of one command: the `sequence`-th on its stream since the iteration began, from 1.
-// A zero sequence is an event that has always happened.
+// The completion of one command: number `sequence` on its stream, counted from 1 since the
+// iteration began. An event with sequence 0 has always happened.
 struct Event {
   Stream stream = Stream::kCompute;
   uint32_t sequence = 0;
@@ -47,12 +48,12 @@ struct Event {
   bool operator==(const Event&) const = default;
 };
 
-// Why a command waits; the stalls of a report are broken down by it.
+// The reason for a wait. A report breaks its stalls down by it.
 enum class WaitCause : uint8_t {
-  kFetch,   // its own input is still on its way to the device
-  kFence,   // the policy asked for it
-  kMemory,  // the memory it writes is still in use by an earlier owner
-  kSource,  // a copy whose source is not written yet
+  kFetch,   // an input of the op is still on its way to the device
+  kFence,   // the policy asked for a fence
+  kMemory,  // the memory that the command writes is still in use by an earlier owner
+  kSource,  // the source of the copy has not been written yet
 };
 
 struct Wait {
@@ -60,8 +61,8 @@ struct Wait {
   WaitCause cause = WaitCause::kMemory;
 };
 
-// One part of a slot's work: kernel `kernel` of `CostModel::Kernels(op, slot, batch)` on `batch`
-// samples. The runs of a slot follow each other and their batches add up to the op's batch.
+// One part of a slot's work: kernel number `kernel` of `CostModel::Kernels(op, slot, batch)`, on
+// `batch` samples. The runs of one slot are adjacent, and their batches add up to the op's batch.
 struct KernelRun {
   uint32_t slot = 0;
   uint32_t kernel = 0;
@@ -72,23 +73,23 @@ struct KernelRun {
 
 // One op to execute. The spans live until the call returns.
 struct Launch {
-  OpId op{};  // of the trace that the backend was made for
+  OpId op{};  // in the trace that the backend was made for
   OpType type = OpType::kOther;
   bool recompute = false;
   std::span<const KernelRun> runs;
-  std::span<const Block> inputs;   // where each of op.inputs lies, in its order
-  std::span<const Block> outputs;  // likewise
-  std::span<const Block> scratch;  // likewise
-  Block workspace;                 // size 0 if none is needed
-  Duration time;                   // of `runs`, by the cost model, behind what ran before
-  Duration gap;                    // that the device takes besides
-  std::optional<Duration> host{};  // what the host takes until it has launched it, where recorded
-  Bytes traffic;                   // the op's least device-memory traffic
+  std::span<const Block> inputs;   // the location of each of op.inputs, in the same order
+  std::span<const Block> outputs;  // the location of each of op.outputs
+  std::span<const Block> scratch;  // the location of each of op.scratch
+  Block workspace;                 // size 0 if no workspace is needed
+  Duration time;                   // of `runs` by the cost model, given the run before
+  Duration gap;                    // recorded device time in addition to `time`
+  std::optional<Duration> host{};  // recorded host time until the op is launched, if known
+  Bytes traffic;                   // the least device-memory traffic of the op
 };
 
-// When one command ran, in time since the iteration began.
+// The times of one command, measured from the beginning of the iteration.
 struct Interval {
-  Duration issued;  // the host had enqueued it
+  Duration issued;  // the host has enqueued the command
   Duration start;
   Duration end;
   bool operator==(const Interval&) const = default;
@@ -103,40 +104,44 @@ class Backend {
 
   virtual std::string_view Name() const = 0;
 
-  // Issues one op on the compute stream.
+  // Issues one op on the compute stream. Returns the event of its completion.
   virtual Event Enqueue(const Launch& launch, std::span<const Wait> waits) = 0;
 
-  // Issues a copy between a device range and a range of a pool outside of the same size, `size`
-  // bytes of them, on the pool's stream.
+  // Issues a copy of `size` bytes between the device range and the range of the same size in
+  // `pool`, on the pool's stream for this direction. Returns the event of its completion.
   virtual Event Copy(PoolId pool, Direction direction, const Block& device, const Block& outside,
                      Bytes size, std::span<const Wait> waits) = 0;
 
-  // Returns when everything issued has completed.
+  // Returns when every issued command has completed.
   virtual void Synchronize() = 0;
 
-  // The times of all commands since the last call; the next command starts a new iteration at time
-  // 0 with sequence 1. REQUIRES: called after `Synchronize`.
+  // Returns the times of all commands since the last call. The next command starts a new iteration,
+  // at time 0 and with sequence 1. REQUIRES: `Synchronize` was called after the last command.
   virtual StreamTimes TakeTimeline() = 0;
 
-  // A block was taken from or given back to the device allocator. For allocators that go to the
-  // driver each time (`Backing::kBlocks`), a backend performs or charges the call here.
+  // Called when a block was taken from or given back to the device allocator. For an allocator that
+  // calls the driver for every block (`Backing::kBlocks`), a backend performs or charges the call
+  // here.
   virtual void OnAllocate(const Block&) {}
   virtual void OnFree(const Block&) {}
 
-  // The device allocator has made a call of the driver, before `OnAllocate` or after `OnFree` of
-  // the block that it was made for.
+  // Called when the device allocator has called the driver. A call made for an allocation is
+  // reported before `OnAllocate`; a call made for a free is reported after `OnFree`.
   virtual void OnDriverCall(const DriverCall&) {}
 
-  // What a range holds has been given up by the commands issued so far, without a block going back
-  // to the device allocator: a tensor or workspace has left a reserved block, or a copy outside was
-  // dropped. A backend that executes may overwrite it once those commands have run.
+  // Called when the contents of a range are no longer needed once the commands issued so far have
+  // run, although no block goes back to the device allocator. Either a tensor or workspace has left
+  // a reserved block, or a copy outside was dropped. A backend that executes may overwrite the
+  // range after these commands.
   virtual void OnAbandon(const Block&, PoolId) {}
 
-  // A storage has taken a block of a pool outside, where its contents will be copied to.
+  // Called when a storage has taken a block of a pool outside, to which its contents will be
+  // copied.
   virtual void OnOutsideBlock(TensorId, const Block&, PoolId) {}
 
-  // The contents of a tensor arrive, in a block on the device or in a pool outside: inputs before
-  // each iteration, parameters and optimizer state before the first. Nothing issued is pending.
+  // Called when the contents of a tensor arrive in a block on the device or in a pool outside: for
+  // inputs before each iteration, for parameters and optimizer state before the first one. No
+  // command is pending on the block.
   virtual void OnArrive(TensorId, const Block&, PoolId) {}
 };
 

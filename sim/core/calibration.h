@@ -1,8 +1,8 @@
-// What a calibration measures on one GPU and its host, as plain data: copies, kernels beside
+// The results of a calibration of one GPU and its host, as plain data: copies, kernels during
 // copies, driver calls and latencies.
 //
-// Raw medians only; the laws fitted to them are the business of
-// experiments/tools/measure/calibration_fit.h. All host memory is pinned.
+// They are raw medians. experiments/tools/measure/calibration_fit.h fits laws to them. All host memory is
+// pinned.
 
 #ifndef SPILLWAY_SIM_CORE_CALIBRATION_H_
 #define SPILLWAY_SIM_CORE_CALIBRATION_H_
@@ -15,7 +15,7 @@
 
 namespace spillway {
 
-// The repeats of one measurement. Without repeats it was not made.
+// The repeats of one measurement. A measurement with 0 repeats was not made.
 struct Timing {
   Duration median;
   double spread = 0;  // (90th percentile - 10th percentile) / median of the repeats
@@ -32,17 +32,17 @@ struct Machine {
   std::string cuda;    // "13.0"
   std::string date;    // ISO 8601, UTC
   std::string tool;    // "spillway 0.1.0"
-  Bytes memory;        // what the CUDA runtime calls total
+  Bytes memory;        // total memory by the CUDA runtime
   Bytes l2_cache;
   std::string compute_capability;  // "9.0"; empty if not recorded
-  int64_t flops = 0;  // peak fp32, of its multiprocessors at their highest clock; 0 if not known
+  int64_t flops = 0;  // peak fp32 rate of all multiprocessors at their highest clock; 0 if unknown
 
   bool operator==(const Machine&) const = default;
 };
 
-// Copies of `size` bytes between the device and memory outside, the host's or another GPU's, the
-// time of each; `h2d` is to the device. In a stream of its own, copies follow one another back to
-// back; `both` means that the other direction is kept busy alike.
+// The time of one copy of `size` bytes between the device and outside memory, on the host or on
+// another GPU. `h2d` is to the device and `d2h` from it, each in its own stream with copies back to
+// back. In the `both` values, the opposite direction is busy with the same copies.
 struct CopyTiming {
   Bytes size;
   Timing h2d;
@@ -55,7 +55,7 @@ struct CopyTiming {
   bool operator==(const CopyTiming&) const = default;
 };
 
-// cudaMemcpy within the device: `size` bytes read and as many written.
+// cudaMemcpy within the device, which reads `size` bytes and writes `size` bytes.
 struct DeviceCopyTiming {
   Bytes size;
   Timing time;
@@ -65,12 +65,12 @@ struct DeviceCopyTiming {
 
 enum class Load : uint8_t {
   kNone,
-  kDram,     // copies device memory, bound by its bandwidth
+  kDram,     // copies device memory; bound by its bandwidth
   kCompute,  // multiplies and adds in registers
 };
 
-// Lanes that run side by side, each kept busy while the others are timed: the time of one kernel
-// and of one copy. What takes no part has no repeats.
+// The times of one kernel and one copy when several lanes run side by side, each kept busy while
+// the others are timed. A lane that takes no part has 0 repeats.
 struct Overlap {
   Load load = Load::kNone;
   Timing kernel;
@@ -82,9 +82,9 @@ struct Overlap {
 
 struct Overlaps {
   Bytes kernel_traffic;         // of a kDram kernel, read plus written
-  int64_t kernel_flops = 0;     // of a kCompute kernel, a multiply-add counted as two
+  int64_t kernel_flops = 0;     // of a kCompute kernel; a multiply-add counts as two
   Bytes copy_size;              // of each copy
-  std::vector<Overlap> points;  // each combination of load and copies but the empty one
+  std::vector<Overlap> points;  // each combination of load and copies except the empty one
 
   bool operator==(const Overlaps&) const = default;
 };
@@ -96,19 +96,20 @@ struct Latencies {
   Timing enqueue_d2h;
   Timing record_event;
   Timing wait_event;
-  // On the device. "After" is from the time stamp of an event to that of one behind the kernel or
-  // copy; a "waiting" one runs on another stream than the event does and waits for it.
+  // Times on the device. The "after" values run from the time stamp of an event to the time stamp
+  // of an event behind the kernel or copy. In the "waiting" values the kernel or copy waits for an
+  // event on another stream.
   Timing kernel_period;       // of empty kernels back to back on one stream
   Timing kernel_gap;          // from the end of a tiny kernel to the start of the next
   Timing kernel_after_event;  // an empty kernel, same stream
   Timing kernel_waiting;      // an empty kernel that waits for an event behind a copy
   Timing copy_after_event;    // a copy of 4 KiB to the device, same stream
-  Timing copy_waiting;        // such a copy that waits for an event behind a kernel
+  Timing copy_waiting;  // a copy of 4 KiB to the device that waits for an event behind a kernel
   bool operator==(const Latencies&) const = default;
 };
 
-// One call for `size` bytes and the call that gives them back, on an idle device. Kernels have used
-// device memory before it goes.
+// The time to allocate `size` bytes and to give them back, one call each, on an idle device.
+// Kernels use device memory before it is given back.
 struct AllocationTiming {
   Bytes size;
   Timing allocate;
@@ -117,11 +118,12 @@ struct AllocationTiming {
   bool operator==(const AllocationTiming&) const = default;
 };
 
-// `size` bytes of 2 MiB pages, one call each, on an idle device; kernels have used them.
+// The time to map `size` bytes in pages of 2 MiB, one call each, on an idle device. Kernels have
+// used the pages.
 struct PageTiming {
   Bytes size;
-  Timing map;      // memory that there is, at further addresses: cuMemMap and cuMemSetAccess
-  Timing map_new;  // the same with cuMemCreate
+  Timing map;      // existing memory at further addresses: cuMemMap and cuMemSetAccess
+  Timing map_new;  // new memory: cuMemCreate, cuMemMap and cuMemSetAccess
   Timing unmap;    // of new pages: cuMemUnmap and cuMemRelease
 
   bool operator==(const PageTiming&) const = default;
@@ -138,13 +140,13 @@ struct LibraryCallTiming {
 struct Measurements {
   Machine machine;
   std::vector<CopyTiming> copies;       // of the host, by size
-  std::vector<CopyTiming> peer_copies;  // of another GPU, by size; empty if not asked for
+  std::vector<CopyTiming> peer_copies;  // of another GPU, by size; empty if not requested
   std::vector<DeviceCopyTiming> device_copies;
   Overlaps overlaps;
   Latencies latencies;
   std::vector<AllocationTiming> device_memory;  // cudaMalloc, cudaFree
-  std::vector<AllocationTiming> pinned_memory;  // cudaMallocHost, which touches it; cudaFreeHost
-  std::vector<PageTiming> page_memory;          // empty where pages cannot be mapped
+  std::vector<AllocationTiming> pinned_memory;  // cudaMallocHost (touches memory), cudaFreeHost
+  std::vector<PageTiming> page_memory;          // empty if pages cannot be mapped
   std::vector<LibraryCallTiming> library_calls;
 
   bool operator==(const Measurements&) const = default;

@@ -13,8 +13,8 @@
 namespace spillway {
 namespace {
 
-// Identifies contents: the op that wrote them last, or kInitial for what was there before the
-// iteration.
+// A version of a tensor's contents: the op that wrote it last, or kInitial for contents from before
+// the iteration.
 using Contents = int64_t;
 constexpr Contents kInitial = -1;
 
@@ -29,18 +29,18 @@ struct Access {
 bool Overlap(const Block& a, const Block& b) { return a.offset < b.end() && b.offset < a.end(); }
 bool Covers(const Block& a, const Block& b) { return a.offset <= b.offset && b.end() <= a.end(); }
 
-// A block that someone holds.
+// A block and the tensor that holds it.
 struct Holding {
   TensorId tensor = kNoTensor;
   Block block;
 };
 
-// One arena, as the placement log describes it.
+// One arena, as described by the placement log.
 struct Arena {
   std::vector<Holding> blocks;     // taken from the allocator
-  std::vector<Holding> occupants;  // of reserved blocks
+  std::vector<Holding> occupants;  // users of reserved blocks
   std::map<TensorId, Contents> contents;
-  std::vector<Access> accesses;  // those that a later access may conflict with
+  std::vector<Access> accesses;  // accesses that may conflict with a later access
 };
 
 class Checker {
@@ -90,8 +90,8 @@ class Checker {
     }
   }
 
-  // clock[s] of a command: how many commands of stream s are known to have ended when it starts;
-  // its own sequence for its own stream.
+  // Computes the clocks. clock[s] of a command is the number of commands of stream s that are known
+  // to have ended when the command starts; for its own stream it is the command's own sequence.
   void BuildClocks() {
     std::array<std::vector<size_t>, kStreamCount> by_stream;
     for (size_t i = 0; i < report_.timeline.size(); ++i) {
@@ -122,7 +122,8 @@ class Checker {
     }
   }
 
-  // What each input of each op must hold: the last write by an earlier op of the trace.
+  // Finds the contents that each operand of each op must hold: the last write by an earlier op of
+  // the trace.
   void FindExpectedContents() {
     std::vector<Contents> latest(trace_.tensors.size(), kInitial);
     expected_.resize(trace_.ops.size());
@@ -203,8 +204,8 @@ class Checker {
     }
   }
 
-  // Parameters and optimizer state hold their contents when the iteration begins. Inputs arrive in
-  // the first block that they get, on the device or outside.
+  // Gives a tensor its initial contents. Parameters and optimizer state have them when the
+  // iteration begins. Inputs arrive in the first block that they get, on the device or outside.
   void Arrive(const Placement& placement) {
     if (placement.tensor == kNoTensor) return;
     const TensorKind kind = trace_.tensor(placement.tensor).kind;
@@ -277,7 +278,8 @@ class Checker {
     NoteDeviceAccess({command, {begin, trace_.tensor(tensor).size}, write});
   }
 
-  // What an op leaves as it is of a storage that it writes a part of.
+  // Checks the rest of a storage of which the op writes only a part: it must hold the writes of
+  // earlier ops.
   void CheckRest(size_t command, TensorId output, Contents expected) {
     const TensorId storage = trace_.Root(output);
     if (expected == kInitial || trace_.tensor(output).size >= trace_.tensor(storage).size) return;
@@ -315,16 +317,16 @@ class Checker {
     return report_.timeline[access.command].event.stream;
   }
 
-  // Of the memory behind the addresses.
+  // Notes the access for the memory behind the addresses.
   void NoteDeviceAccess(const Access& access) {
     pages_.ForEach(access.block, [&](const Block& memory) {
       NoteAccess(device_, {access.command, memory, access.write});
     });
   }
 
-  // Compares with every earlier access of the same bytes. Accesses that a later write covers need
-  // not be kept: what is ordered after the write is ordered after them. The same holds for reads
-  // that a later read on their stream covers.
+  // Compares the access with every earlier access to the same bytes. An earlier access covered by a
+  // later write is dropped, because any command ordered after the write is ordered after it too.
+  // The same holds for a read that a later read on the same stream covers.
   void NoteAccess(Arena& arena, const Access& access) {
     if (access.block.size == Bytes(0)) return;
     for (const Access& earlier : arena.accesses) {
@@ -354,10 +356,10 @@ class Checker {
   const size_t limit_;
   std::vector<Clock> clocks_;                    // by command
   std::vector<std::vector<Contents>> expected_;  // by op and input
-  std::vector<std::vector<Contents>> added_to_;  // by op and output, what is there before
+  std::vector<std::vector<Contents>> added_to_;  // by op and output: the contents before the op
   size_t next_placement_ = 0;
   PageTable pages_;
-  std::set<TensorId> arrived_;  // inputs
+  std::set<TensorId> arrived_;  // inputs that have arrived
   Arena device_;
   std::array<Arena, kMaxPools> pools_;  // by number
   std::vector<std::string> violations_;

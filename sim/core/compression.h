@@ -1,12 +1,12 @@
-// How offloaded contents are kept on the host: as they are, in pinned memory, or compressed, in
-// pageable memory behind pinned staging buffers (vDNN++, section IV-C).
+// The compression of offloaded contents on the host. Without compression, contents lie unchanged in
+// pinned memory. With compression they lie in pageable memory behind pinned staging buffers
+// (vDNN++, section IV-C).
 //
-// A property of the run, like the allocator: it lies below the backend interface, so that no policy
-// sees it and decisions and placements are those of the run without it. An offloaded storage
-// crosses the link in pieces. A piece lands in a staging buffer, is compressed into the pageable
-// store by the host's threads, and only then is the buffer free for another piece; on the way back
-// pieces are decompressed into staging buffers of their own. Copies wait where the threads do not
-// keep up.
+// Compression is a property of the run, like the allocator. It lies below the backend interface: no
+// policy sees it, and decisions and placements are equal to a run without it. An offloaded storage
+// crosses the link in pieces. A piece lands in a staging buffer, and the host's threads compress it
+// into the pageable store; only then can the buffer take another piece. On the way back, pieces are
+// decompressed into separate staging buffers. Copies wait if the threads do not keep up.
 
 #ifndef SPILLWAY_SIM_CORE_COMPRESSION_H_
 #define SPILLWAY_SIM_CORE_COMPRESSION_H_
@@ -21,15 +21,15 @@
 namespace spillway {
 
 struct HostCompression {
-  std::vector<bool> kept;       // by tensor: whether the storage is kept compressed
-  Bytes piece = Bytes::MiB(8);  // of a staging buffer
-  int buffers = 4;              // for each direction
-  int threads = 8;              // that compress, and as many that decompress
-  int fraction = 32;            // memory grows by 1 / (fraction * threads) of a piece
+  std::vector<bool> kept;       // by tensor: true if the storage is kept compressed
+  Bytes piece = Bytes::MiB(8);  // size of a staging buffer
+  int buffers = 4;              // staging buffers for each direction
+  int threads = 8;              // threads that compress; the same number decompresses
+  int fraction = 32;            // memory grows in steps of 1 / (fraction * threads) of a piece
 
-  // For predictions: bytes of the original data per second, of all threads together.
+  // Used for predictions: original bytes per second, summed over all threads.
   Bandwidth compress, decompress;
-  Duration overhead;  // of each piece: until the threads know of it
+  Duration overhead;  // per piece: the time until the threads know that it has arrived
 
   bool Keeps(TensorId storage) const {
     return Index(storage) < kept.size() && kept[Index(storage)];
@@ -38,18 +38,18 @@ struct HostCompression {
   int64_t pieces(Bytes size) const {
     return std::max<int64_t>(1, (size.count() + piece.count() - 1) / piece.count());
   }
-  // The size of piece `i` of a storage.
+  // Returns the size of piece `i` of a storage of `size` bytes.
   Bytes PieceOf(Bytes size, int64_t i) const {
     const Bytes left = size - piece * i;
     return left < piece ? left : piece;
   }
 };
 
-// What compression cost in one iteration.
+// Time that compression took in one iteration.
 struct CompressionTimes {
-  Duration compress, decompress;  // the threads were at it
-  Duration staging;               // copies to the host waited for a staging buffer
-  Duration contents;              // copies to the device waited for decompressed contents
+  Duration compress, decompress;  // while the threads worked
+  Duration staging;               // while copies to the host waited for a staging buffer
+  Duration contents;              // while copies to the device waited for decompressed contents
 };
 
 }  // namespace spillway

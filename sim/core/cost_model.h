@@ -1,6 +1,7 @@
-// What kernels and copies cost on one device, as data: the same numbers for every backend.
+// The cost of kernels and copies on one device, as data. The numbers are the same for every
+// backend.
 //
-// A cost model knows nothing of contention or order; the engine adds those. Implementations are
+// A cost model knows nothing of contention or order; the engine adds both. Implementations are
 // `TableCostModel` (recorded on hardware) and `RooflineCostModel` (analytic), both in sim/cost.
 
 #ifndef SPILLWAY_SIM_CORE_COST_MODEL_H_
@@ -16,11 +17,12 @@
 
 namespace spillway {
 
-// The longest iteration that is simulated, eleven days: its kernels, each the slowest of its slot,
-// or its commands one after the other may add up to this. `Duration` then holds all sums of times.
+// The longest iteration that can be simulated, eleven days. The sum of an iteration's kernel times,
+// taking the slowest kernel of each slot, must not exceed this limit, nor must the sum of its
+// command times. With the limit, a `Duration` can hold any sum of times.
 inline constexpr Duration kLongestIteration = Duration::Milliseconds(1'000'000'000);
 
-// Of a copy: to the device, or away from it, to the host or another pool outside.
+// The direction of a copy: to the device, or from the device to the host or another pool outside.
 enum class Direction : uint8_t { kToDevice, kToHost };
 
 // One way to execute a slot.
@@ -29,8 +31,8 @@ struct Kernel {
   Duration time;          // with the device to itself
   Bytes workspace;
   bool deterministic = true;  // gives the same bits on every run
-  // Part of `time`, which it does not take right behind the same algorithm of the same slot in an
-  // op that is `Alike`, or in its own.
+  // The part of `time` that is saved when the kernel runs directly after a kernel with the same
+  // algorithm, in the same slot of the same op or of an op that is `Alike`.
   Duration in_sequence = {};
 
   bool operator==(const Kernel&) const = default;
@@ -40,29 +42,30 @@ class CostModel {
  public:
   virtual ~CostModel() = default;
 
-  // The batches that `Kernels` answers for, ascending; `op.batch` is the last of them. REQUIRES:
-  // slot < op.slots.size().
+  // Returns the batch sizes that `Kernels` accepts, in ascending order; the last one is `op.batch`.
+  // REQUIRES: slot < op.slots.size().
   virtual std::vector<int64_t> Batches(const Op& op, size_t slot) const = 0;
 
-  // The candidates for `op.slots[slot]` on `batch` samples, fastest first, ties by smaller
-  // workspace and then by name; never empty. The span lives as long as the model. Safe to call from
-  // several threads. REQUIRES: slot < op.slots.size(), 1 <= batch <= op.batch. Throws `InputError`
-  // if the model has no entry, naming signature and batch.
+  // Returns the candidates for `op.slots[slot]` on `batch` samples. The result is never empty and
+  // is sorted by time, then workspace, then name, each ascending. The span lives as long as the
+  // model. Safe to call from several threads. REQUIRES: slot < op.slots.size(), 1 <= batch <=
+  // op.batch. Throws `InputError` that names the signature and the batch if the model has no entry.
   virtual std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const = 0;
 
-  // A copy of `size` bytes between device and host with the link to itself. Those of other pools
-  // are the device's to say: `CopyTimeOf`.
+  // Returns the time of a copy of `size` bytes between device and host when nothing else uses the
+  // link. For other pools, see `CopyTimeOf` in sim/core/device.h.
   virtual Duration CopyTime(Direction direction, Bytes size) const = 0;
 
-  // Where the numbers come from, for people: "recorded on NVIDIA H200, cuDNN 9.14".
+  // Returns where the numbers come from, as text for people: "recorded on NVIDIA H200, cuDNN 9.14".
   virtual std::string Provenance() const = 0;
 };
 
-// Index of the kernel with the least workspace; the fastest of those. REQUIRES: kernels is not
-// empty.
+// Returns the index of the kernel with the smallest workspace; if several have it, the fastest one.
+// REQUIRES: kernels is not empty.
 uint32_t LeastWorkspace(std::span<const Kernel> kernels);
 
-// Index of the fastest kernel whose workspace is at most `limit`; `LeastWorkspace` if none is.
+// Returns the index of the fastest kernel whose workspace is at most `limit`; if there is none,
+// returns `LeastWorkspace(kernels)`.
 uint32_t FastestWithin(std::span<const Kernel> kernels, Bytes limit);
 
 }  // namespace spillway

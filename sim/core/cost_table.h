@@ -1,4 +1,4 @@
-// Recorded costs as plain data: what a recorder measures and a table cost model serves.
+// Recorded costs as plain data. A recorder measures them, and `TableCostModel` serves them.
 
 #ifndef SPILLWAY_SIM_CORE_COST_TABLE_H_
 #define SPILLWAY_SIM_CORE_COST_TABLE_H_
@@ -20,16 +20,17 @@ struct RecordedKernel {
   bool operator==(const RecordedKernel&) const = default;
 };
 
-// All the candidates of one operation at one batch size.
+// All candidates of one operation at one batch size.
 struct CostEntry {
-  std::string signature;  // as in `Slot::signature`
+  std::string signature;  // see `Slot::signature`
   int64_t batch = 1;
   std::vector<RecordedKernel> kernels;
 
   bool operator==(const CostEntry&) const = default;
 };
 
-// Where a table was recorded. Plain strings, except that a table is refused for another `math`.
+// The machine and time of a recording, as plain strings. Tables that differ in `gpu`, `cudnn` or
+// `math` cannot be combined in one cost model.
 struct Provenance {
   std::string gpu;
   std::string driver;
@@ -45,7 +46,8 @@ struct Provenance {
 struct CostTable {
   std::string workload;  // "vgg19:256"
   Provenance provenance;
-  // What a kernel takes in a sequence of different ones beyond its time alone; 0 if not measured.
+  // The time that a kernel takes in a sequence of different kernels in addition to its time alone;
+  // 0 if not measured.
   Duration in_sequence = {};
   std::vector<CostEntry> entries;  // sorted by signature, then batch
 

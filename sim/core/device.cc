@@ -18,17 +18,17 @@ namespace spillway {
 namespace {
 
 constexpr Bytes kMaxDeviceFile = Bytes::MiB(1);
-constexpr size_t kMaxDots = 1000;  // ten times those of the files that exist
+constexpr size_t kMaxDots = 1000;  // ten times the dots of the existing files
 constexpr double kMaxEfficiency = 4;
 
-// One table of the file. Keys are taken one by one; those left over, and then those missing, are
-// errors.
+// One table of the file. Keys are taken one by one; then unknown keys and missing keys are errors.
 class Section {
  public:
   Section(const toml::table& table, std::string name, std::string origin)
       : table_(table), name_(std::move(name)), origin_(std::move(origin)) {}
 
-  // The string of `key`. What is missing gets a value of no meaning until `ExpectNothingElse`.
+  // Returns the string of `key`. A missing key gives a meaningless value, and `ExpectNothingElse`
+  // reports it.
   std::string String(std::string_view key) {
     const toml::node* node = Take(key);
     if (node == nullptr) return {};
@@ -37,7 +37,7 @@ class Section {
     return text->get();
   }
 
-  // The strings of the array `key`; none if it is not there.
+  // Returns the strings of the array `key`; empty if the key is missing.
   std::vector<std::string> Strings(std::string_view key) {
     std::vector<std::string> strings;
     if (!Has(key)) return strings;
@@ -52,7 +52,7 @@ class Section {
     return strings;
   }
 
-  // The quantity in the string of `key`, as `parse` understands it, at least `least`.
+  // Returns the value of `key`, parsed with `parse`. Fails if it is less than `least`.
   template <typename Quantity>
   Quantity Get(std::string_view key, Quantity (*parse)(std::string_view), Quantity least,
                std::string_view least_name) {
@@ -85,7 +85,7 @@ class Section {
     return Get(key, ParseBandwidth, Device::kLeastBandwidth, "1 MB/s");
   }
 
-  // A whole number from 1 to `most`, in a string as all values are.
+  // Returns a whole number from 1 to `most`, written as a string like all values.
   int Count(std::string_view key, int most) {
     const std::string text = String(key);
     int count = 0;
@@ -107,13 +107,13 @@ class Section {
   }
 
   bool Has(std::string_view key) const { return table_.contains(key); }
-  // The same of a key that may stand there.
+  // Returns `Has(key)` and makes `key` a known optional key.
   bool May(std::string_view key) {
     if (!Has(key)) taken_.emplace_back(key);
     return Has(key);
   }
 
-  // The number of `key`, in (0, kMaxEfficiency].
+  // Returns the number of `key`, which must be in (0, kMaxEfficiency].
   double Efficiency(std::string_view key) {
     const toml::node* node = Take(key);
     if (node == nullptr) return kMaxEfficiency;
@@ -125,7 +125,7 @@ class Section {
     return *number;
   }
 
-  // All keys, put into `efficiencies` under `prefix` + key.
+  // Puts the numbers of all keys into `efficiencies`, under `prefix` + key.
   void ReadEfficiencies(const std::string& prefix, std::map<std::string, double>& efficiencies) {
     for (const auto& [key, node] : table_) {
       const std::string_view name = key.str();
@@ -155,8 +155,8 @@ class Section {
   const toml::node& Node(std::string_view key) const { return *table_.get(key); }
 
  private:
-  // The key's node, or null where it is missing. That is said when all keys have been asked for: it
-  // may stand there under a name that nobody asks for.
+  // Returns the key's node, or null if it is missing. The error waits until all keys have been
+  // taken: the key may have been misspelled, and an unknown key is the better message.
   const toml::node* Take(std::string_view key) {
     taken_.emplace_back(key);
     const toml::node* node = table_.get(key);
@@ -168,7 +168,7 @@ class Section {
   std::string name_;  // empty for the root
   std::string origin_;
   std::vector<std::string> taken_;
-  std::string missing_;  // the first key that was asked for and is not there
+  std::string missing_;  // the first key that was taken but is missing
 };
 
 Link ReadLink(Section& section, std::string_view direction) {
@@ -180,7 +180,7 @@ CostLaw ReadLaw(Section& section, std::string_view call) {
           section.Time(fmt::format("{}_per_mib", call))};
 }
 
-// The law of a call that need not be in the file; `other` if it is not.
+// Returns the law of an optional call; `other` if the file does not have it.
 CostLaw ReadLaw(Section& section, std::string_view call, const CostLaw& other) {
   const bool given =
       section.Has(fmt::format("{}_fixed", call)) || section.Has(fmt::format("{}_per_mib", call));
@@ -222,15 +222,17 @@ void ReadPools(Section& pools, Device& device) {
   pools.ExpectNothingElse();
 }
 
-// The parser recurses into dotted keys, "a.b.c", without a limit of its own.
+// Limits the number of dots, because the parser recurses into dotted keys like "a.b.c" without a
+// limit.
 void CheckDepth(std::string_view text, const std::string& origin) {
   size_t dots = 0;
   size_t line = 1;
   size_t column = 1;
   for (const char c : text) {
     if (c == '.' && ++dots > kMaxDots) {
-      throw InputError(fmt::format("{}:{}:{}: more than {} dots, which keys could nest as deep as",
-                                   origin, line, column, kMaxDots));
+      throw InputError(fmt::format(
+          "{}:{}:{}: the file has more than the {} dots that are allowed for nested keys", origin,
+          line, column, kMaxDots));
     }
     ++column;
     if (c == '\n') {
@@ -369,7 +371,7 @@ Device ParseDevice(std::string_view contents, const std::string& origin) {
   device.page_map = ReadLaw(driver, "map", device.device_malloc);
   device.page_map_new = ReadLaw(driver, "map_new", device.page_map);
   device.page_unmap = ReadLaw(driver, "unmap", device.device_free);
-  // After the laws of pages, none of which is small.
+  // Read after the page laws, which copy the malloc and free laws but have no `small`.
   if (driver.Has("malloc_small")) device.device_malloc.small = driver.Time("malloc_small");
   if (driver.Has("free_small")) device.device_free.small = driver.Time("free_small");
 

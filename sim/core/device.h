@@ -1,7 +1,7 @@
-// A GPU and its host as numbers: what the engine and the cost models know of a machine.
+// A GPU and its host as numbers, which the engine and the cost models use.
 //
-// One TOML file per device under sim/devices/, each number with its source. Not a model in itself:
-// how the numbers are used is written in sim/engine and sim/cost.
+// There is one TOML file per device in sim/devices/, which gives a source for each number. A device
+// is not a model: sim/engine and sim/cost document how the numbers are used.
 
 #ifndef SPILLWAY_SIM_CORE_DEVICE_H_
 #define SPILLWAY_SIM_CORE_DEVICE_H_
@@ -26,9 +26,9 @@ struct Link {
   Duration latency;
 };
 
-// The cost of a driver call that handles n bytes: fixed + per_mib * n / MiB, at most half of
-// `Duration::Max()`; `small` instead for less than 1 MiB, where it is known: the driver cuts such
-// blocks from pages that it has.
+// The cost of a driver call for n bytes: fixed + per_mib * n / MiB, at most half of
+// `Duration::Max()`. Below 1 MiB the cost is `small`, where known: the driver cuts such blocks from
+// pages that it already has.
 struct CostLaw {
   static constexpr Bytes kSmall = Bytes::MiB(1);
 
@@ -45,29 +45,29 @@ struct CostLaw {
   }
 };
 
-// Another memory than the device's and the host's that tensors may be copied to, over a link of its
-// own or over the host's.
+// Memory other than the device's and the host's to which tensors may be copied, over a separate
+// link or over the host's link.
 struct ExternalPool {
   enum class Kind : uint8_t {
     kPeer,    // memory of another GPU of the machine
-    kRemote,  // of another machine
+    kRemote,  // memory of another machine
     kNvme,
   };
 
   Kind kind = Kind::kPeer;
   Bytes size;
   Link in;                 // to the device
-  Link out;                // from it
+  Link out;                // from the device
   Bandwidth duplex;        // shared by both directions when they run at once
-  bool over_host = false;  // its copies share the host's link with the host's own
-  int gpu = 1;             // of a peer: CUDA's number, which is not that of the device
+  bool over_host = false;  // copies share the host's link with the copies of the host pool
+  int gpu = 1;             // for a peer: its CUDA device number, different from the device's
 };
 
-// "peer", "remote", "nvme".
+// Returns "peer", "remote" or "nvme".
 std::string_view Name(ExternalPool::Kind kind);
 
-// Processors of the host that compress what is offloaded; rates are those of one thread, in bytes
-// of the original data.
+// The host processors that compress offloaded contents. The rates are bytes of original data per
+// second of one thread.
 struct HostCodec {
   Bandwidth compress{10'000'000'000};
   Bandwidth decompress{10'000'000'000};
@@ -80,9 +80,9 @@ struct Device {
 
   std::string name;                // file name without extension: "h200"
   std::string description;         // "NVIDIA H200, PCIe 5 x16"
-  std::string library;             // convolution library whose algorithms `efficiency` lists
-  std::vector<std::string> gpus;   // names that drivers report for it: "NVIDIA H200"
-  std::string compute_capability;  // "9.0"; empty if not known
+  std::string library;             // the convolution library whose algorithms `efficiency` lists
+  std::vector<std::string> gpus;   // names that drivers report for the device: "NVIDIA H200"
+  std::string compute_capability;  // "9.0"; empty if unknown
 
   Bytes memory;
   Bytes alignment;  // granularity of the allocators
@@ -93,86 +93,89 @@ struct Device {
   Link h2d;
   Link d2h;
   Bandwidth duplex;  // shared by both directions when they run at once
-  // Pools outside besides the host's, at most `kMaxPools` - 1 and each kind once: the i-th of them,
-  // from 0, is `OutsidePool(i + 1)`.
+  // The pools outside other than the host's: at most `kMaxPools` - 1, each kind at most once. Entry
+  // i is the pool `OutsidePool(i + 1)`.
   std::vector<ExternalPool> pools;
-  std::vector<ExternalPool> known_pools;  // whose links are known, without a size
+  std::vector<ExternalPool> known_pools;  // pools with a known link but without a size
 
-  // From the end of a copy to the start of a kernel that waits for it.
+  // The time from the end of a copy to the start of a kernel that waits for it.
   Duration kernel_wait;
 
   Duration launch_overhead;  // host time to enqueue one kernel or copy
-  // Host time of a call of the convolution library (`Library` of the op table) that is made anew,
-  // not launched from a graph; as `launch_overhead` if not known.
+  // Host time of a direct call of the convolution library (`Library` of the op table), as opposed
+  // to a launch from a graph; `launch_overhead` if unknown.
   std::optional<Duration> library_call;
-  // The host stays between one and two times this many ops ahead of the GPU: what it enqueues later
-  // waits for that. 0: it may be any number ahead.
+  // The host stays between one and two times this many ops ahead of the GPU; a host further ahead
+  // waits before it enqueues the next command. 0 means that there is no bound.
   int launch_ahead = 0;
   HostCodec codec;
   CostLaw device_malloc;  // cudaMalloc
   CostLaw device_free;    // cudaFree
   CostLaw host_malloc;    // cudaMallocHost: pinned memory
-  CostLaw page_map;       // memory that there is, mapped at reserved addresses: cuMemMap and access
-  CostLaw page_map_new;   // likewise new memory: cuMemCreate besides
-  CostLaw page_unmap;     // new memory taken away again: cuMemUnmap and cuMemRelease
+  CostLaw page_map;       // maps existing memory at reserved addresses: cuMemMap and cuMemSetAccess
+  CostLaw page_map_new;   // maps new memory: cuMemCreate, cuMemMap and cuMemSetAccess
+  CostLaw page_unmap;     // unmaps and frees new memory: cuMemUnmap and cuMemRelease
 
-  // Achieved fraction of `flops_per_second`: "default" for whatever offers no choice, "linear.fwd"
-  // and "linear.bwd" where they differ from it, and "SLOT.ALGORITHM" ("fwd.fft") for the
-  // convolution algorithms. In the operations that the algorithm does from cuDNN 5 on
-  // (sim/cost/kernel_time.h); for other libraries in those of a direct computation, so that FFT or
-  // Winograd may exceed 1. An algorithm that is not listed does not exist there.
+  // The achieved fraction of `flops_per_second`, by key. "SLOT.ALGORITHM" ("fwd.fft") is for a
+  // convolution algorithm, "linear.fwd" and "linear.bwd" for linear layers if they differ from
+  // "default", and "default" for all other kernels. For cuDNN 5 and later, the operations counted
+  // are the ones that the algorithm does (sim/cost/kernel_time.h). For other libraries they are the
+  // operations of a direct computation, so FFT and Winograd may exceed 1. An algorithm that is not
+  // listed does not exist in the library.
   std::map<std::string, double> efficiency;
 };
 
-// The pools outside, the host's included, by the bandwidth of offloads, the fastest first; of equal
-// ones in their order.
+// Returns the pools outside, including the host's, by descending bandwidth of offloads; pools of
+// equal bandwidth in the order of their numbers.
 std::vector<PoolId> PoolsBySpeed(const Device& device);
 
-// Of a pool outside.
+// Properties of a pool outside the device: its links, its shared bandwidth, its size.
 const Link& LinkOf(const Device& device, PoolId pool, Direction direction);
 Bandwidth DuplexOf(const Device& device, PoolId pool);
 Bytes SizeOf(const Device& device, PoolId pool);
-// "host", "peer", "remote", "nvme".
+// Returns "host", "peer", "remote" or "nvme".
 std::string_view NameOf(const Device& device, PoolId pool);
 
-// A copy of `size` bytes between device and pool with the link to itself. That of the host is the
-// cost model's to say.
+// Returns the time of a copy of `size` bytes between device and pool when nothing else uses the
+// link. The cost model gives the time for the host pool, the device for other pools.
 Duration CopyTimeOf(const CostModel& cost, const Device& device, PoolId pool, Direction direction,
                     Bytes size);
 
-// Ten times the compute capability "9.0"; nothing for what is none.
+// Returns ten times the compute capability: 90 for "9.0". Returns nullopt if the text is not a
+// compute capability.
 std::optional<int> ParseCapability(std::string_view text);
 
-// Reads a device file; `name` is that of the file without its extension. All keys are required but
-// those of [host] and [driver] that say what stands in for them, and all values are strings with
-// units (see units.h) but `description`, `library`, `gpus` and the numbers of `efficiency`:
+// Reads a device file. The device's name is the file name without its extension. Values are strings
+// with units (see units.h), except `description`, `library`, `gpus` and the numbers of
+// `efficiency`. Every key is required unless a default or "optional" is given below:
 //   description  library
-//   gpus (an array of strings)  compute_capability; neither need be there
+//   gpus (an array of strings, optional)  compute_capability (optional)
 //   [memory]      size  alignment (a power of two)  host
 //   [compute]     flops  dram
 //   [link]        h2d  h2d_latency  d2h  d2h_latency  duplex
-//   [stream]      kernel_wait (0 if not given); the section need not be there
-//   [host]        launch_overhead  library_call (launch_overhead if not given)
-//                 compress  decompress (one thread; 10 GB/s if not given)
-//                 codec_threads ("8" if not given)  launch_ahead (no bound if not given)
+//   [stream]      optional section: kernel_wait (default 0)
+//   [host]        launch_overhead  library_call (default: launch_overhead)
+//                 compress  decompress (of one thread; default 10 GB/s)
+//                 codec_threads (default "8")  launch_ahead (default: no bound)
 //   [driver]      malloc_fixed  malloc_per_mib  free_fixed  free_per_mib  pinned_fixed
 //                 pinned_per_mib
-//                 malloc_small  free_small (below 1 MiB; as other sizes if not given)
-//                 map_fixed  map_per_mib (as malloc)  map_new_fixed  map_new_per_mib (as map)
-//                 unmap_fixed  unmap_per_mib (as free)
-//   [pool.peer], [pool.remote], [pool.nvme], at most two of them, none of which need be there:
+//                 malloc_small  free_small (below 1 MiB; default: as other sizes)
+//                 map_fixed  map_per_mib (default: as malloc)
+//                 map_new_fixed  map_new_per_mib (default: as map)
+//                 unmap_fixed  unmap_per_mib (default: as free)
+//   [pool.peer], [pool.remote], [pool.nvme], optional sections, of which two may have a size:
 //                 in  in_latency  out  out_latency  duplex
-//                 size (a pool without one is only known)
-//                 over ("host": the host's link, or "own"; as not given for a peer)
-//   [efficiency]  default, a number above 0, at most 4; "linear.fwd" and "linear.bwd" alike, which
-//                 need not be there; and the tables fwd, bwd_data and bwd_filter with one such
+//                 size (optional; a pool without a size is listed in `known_pools`)
+//                 over (the link used: "host" or "own"; default "own" for a peer, else "host")
+//   [efficiency]  default (a number above 0, at most 4)  "linear.fwd"  "linear.bwd" (the same
+//                 range, optional); and the tables fwd, bwd_data and bwd_filter, with one such
 //                 number per algorithm
-// Throws `InputError` of the form "path:line:column: message": unknown or missing key, wrong type,
-// wrong unit, value out of range, a time beyond 1000 s. A file has 1 MiB and 1000 dots at most,
-// comments included: dotted keys nest as deep as they have dots.
+// Throws `InputError` of the form "path:line:column: message" for an unknown or missing key, a
+// wrong type or unit, a value out of range, or a time beyond 1000 s. A file has at most 1 MiB and
+// 1000 dots, comments included: the number of dots limits the nesting of dotted keys.
 Device ReadDevice(const std::filesystem::path& path);
 
-// As `ReadDevice` on text in memory; `origin` stands for the path.
+// Parses the text of a device file like `ReadDevice`; `origin` stands for the path.
 Device ParseDevice(std::string_view text, const std::string& origin);
 
 }  // namespace spillway

@@ -1,5 +1,5 @@
-// An allocator that passes everything on to another one: what wrappers derive from, to change one
-// thing.
+// An allocator that forwards every call to another allocator. Wrappers derive from it and override
+// only the calls that they change.
 
 #ifndef SPILLWAY_SIM_CORE_FORWARDING_ALLOCATOR_H_
 #define SPILLWAY_SIM_CORE_FORWARDING_ALLOCATOR_H_

@@ -1,5 +1,5 @@
-// A backend that passes everything on to another one: what wrappers derive from, to change one
-// thing.
+// A backend that forwards every call to another backend. Wrappers derive from it and override only
+// the calls that they change.
 
 #ifndef SPILLWAY_SIM_CORE_FORWARDING_BACKEND_H_
 #define SPILLWAY_SIM_CORE_FORWARDING_BACKEND_H_

@@ -1,7 +1,8 @@
-// Which of the device's memory lies behind addresses, where an allocator maps pages itself.
+// A map from addresses to the device memory behind them, for allocators that map pages themselves.
 //
-// Without mappings every address is its own memory, which is so for all allocators but those that
-// map the same memory at several addresses. Mappings are never taken back.
+// An address without a mapping stands for the memory at the same offset. This holds for all
+// addresses of an allocator unless it maps the same memory at several addresses. A mapping is never
+// removed.
 
 #ifndef SPILLWAY_SIM_CORE_PAGE_TABLE_H_
 #define SPILLWAY_SIM_CORE_PAGE_TABLE_H_
@@ -16,7 +17,7 @@ namespace spillway {
 
 class PageTable {
  public:
-  // Notes what a call maps; of no effect if it does not say which memory.
+  // Adds the mapping that a call makes. Has no effect on a call that does not name the memory.
   void Note(const DriverCall& call) {
     if (call.kind != DriverCall::Kind::kMap || !call.physical) return;
     mapped_[call.range.offset] = {call.range.end(), *call.physical - call.range.offset};
@@ -44,7 +45,7 @@ class PageTable {
     if (at < addresses.end()) visit(Block{at, addresses.end() - at});
   }
 
-  // Whether two ranges of addresses share memory.
+  // Returns true iff two ranges of addresses share memory.
   bool Overlap(const Block& a, const Block& b) const {
     bool shared = false;
     ForEach(a, [&](const Block& one) {
@@ -57,10 +58,10 @@ class PageTable {
 
  private:
   struct Mapping {
-    Bytes end;    // of the addresses
-    Bytes shift;  // from an address to its memory
+    Bytes end;    // end of the addresses
+    Bytes shift;  // memory offset minus address
   };
-  std::map<Bytes, Mapping> mapped_;  // by first address; disjoint
+  std::map<Bytes, Mapping> mapped_;  // by first address; the ranges do not overlap
 };
 
 }  // namespace spillway

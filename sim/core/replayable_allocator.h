@@ -1,7 +1,8 @@
-// An allocator that a recorded log of allocations can be replayed on: besides blocks, a log has
-// streams, emptied caches, and segments that were held before it begins.
+// An allocator on which a recorded log of allocations can be replayed. In addition to blocks, a log
+// contains streams, emptied caches, and segments that were held before the log begins.
 //
-// No run of a policy asks for these. The defaults are for allocators that know none of them.
+// A run of a policy uses only the `Allocator` interface. The default implementations here are for
+// allocators without streams, caches and segments.
 
 #ifndef SPILLWAY_SIM_CORE_REPLAYABLE_ALLOCATOR_H_
 #define SPILLWAY_SIM_CORE_REPLAYABLE_ALLOCATOR_H_
@@ -13,44 +14,45 @@
 
 namespace spillway {
 
-// A segment of the driver's that an allocator holds before the first request, with the live blocks
-// in it by offset, which do not overlap. Of an expandable one, pages next to each other that have
-// memory; segments of one range of addresses are taken over in ascending order, and the first
-// begins where the range does, if need be with no bytes.
+// A driver segment that an allocator holds before the first request, with its live blocks by
+// offset; the blocks do not overlap. For an expandable segment, one `HeldSegment` is a run of
+// adjacent pages that have memory. The runs of one address range are adopted in ascending order.
+// The first run begins at the start of the address range and may be empty.
 struct HeldSegment {
   struct Held {
     Bytes offset;  // in the segment
     Bytes requested;
-    Bytes taken;  // with what could not be split off behind it; 0 if that is not known
+    Bytes taken;  // size including a rest that could not be split off; 0 if unknown
   };
 
-  Bytes address;  // the driver's
+  Bytes address;  // the driver's address
   Bytes size;
   uint64_t stream = 0;
-  bool small = false;  // it serves small requests, where an allocator tells them apart
+  bool small = false;  // serves small requests, if the allocator distinguishes them
   bool expandable = false;
   std::vector<Held> blocks;
 };
 
 class ReplayableAllocator : public Allocator {
  public:
-  // Says which stream the requests from now on are for; at first it is 0. What one stream has given
-  // back serves no other where an allocator caches per stream; others ignore it.
+  // Selects the stream of all further requests; initially it is 0. In an allocator that caches per
+  // stream, memory freed on one stream does not serve another. Other allocators ignore the stream.
   virtual void UseStream(uint64_t /*stream*/) {}
 
-  // Gives cached memory that holds no block back to the driver, as `torch.cuda.empty_cache()` does.
+  // Gives cached memory without blocks back to the driver, like `torch.cuda.empty_cache()`.
   virtual void EmptyCache() {}
 
-  // Says what the driver gave the recorded allocator, in order: a new segment of that size lies
-  // there. Others have addresses that are made up, above those recorded.
+  // Announces the next segment that the driver gave the recorded allocator. A new segment of this
+  // size is placed at this address. Segments that are not announced get made-up addresses above the
+  // recorded ones.
   virtual void ExpectSegment(const Block& /*range*/) {}
 
-  // Gives back what the recorded allocator gave back: the segment, or the pages mapped there. False
-  // if something in it is live or it is not there.
+  // Gives back the segment, or the mapped pages, that the recorded allocator gave back. Returns
+  // false if the range does not exist or contains a live block.
   virtual bool GiveBack(const Block& /*range*/) { return false; }
 
-  // Takes a segment over as it is and returns its blocks in order; nullopt if there is no memory
-  // for it, in which case blocks that were placed stay. Allocators that have no segments allocate
+  // Adopts a segment as it is and returns its blocks in order. Returns nullopt if there is no
+  // memory for it; blocks placed before the failure stay. An allocator without segments allocates
   // the blocks one by one.
   virtual std::optional<std::vector<Block>> Adopt(const HeldSegment& segment) {
     UseStream(segment.stream);

@@ -11,7 +11,7 @@
 namespace spillway {
 namespace {
 
-// Follows one arena through the placement log.
+// The bytes in use in one arena, computed from the placement log.
 class Usage {
  public:
   void Apply(const Placement& placement) {
@@ -40,7 +40,7 @@ class Usage {
   Bytes peak_requested_, peak_allocated_, peak_reserved_;
 };
 
-// Time-weighted sum of a byte count.
+// The time-weighted sum of a byte count.
 class Average {
  public:
   void Add(Bytes value, Duration time) {
@@ -66,8 +66,9 @@ Duration& StallOf(Stalls& stalls, WaitCause cause) {
   }
 }
 
-// Adds the compute stream's wait before `entry`, idle since `idle_from`, to the cause that ended
-// last; of causes that ended together, to the first in the order launch, waits as logged.
+// Adds the time in which the compute stream waited for `entry`, idle since `idle_from`, to the
+// cause that ended last. Of causes that ended at the same time, the launch counts first, then the
+// earlier logged wait.
 void AddStall(const Report& report, const TimelineEntry& entry, Duration idle_from,
               const std::array<std::vector<const TimelineEntry*>, kStreamCount>& by_stream,
               Stalls& stalls) {
@@ -185,7 +186,7 @@ Metrics ComputeMetrics(const Report& report) {
   };
 
   Duration idle_from;      // end of the last kernel
-  Duration counted_until;  // the averages cover the time up to here
+  Duration counted_until;  // the averages cover the time before this
   const auto& kernels = by_stream[Index(Stream::kCompute)];
   size_t next_kernel = 0;
   for (size_t i = 0; i < report.timeline.size(); ++i) {

@@ -1,7 +1,7 @@
-// What a run did and what it cost: three logs, and metrics that are pure functions of them.
+// The result of a run: three logs, and metrics that are pure functions of the logs.
 //
-// The logs describe one iteration, the last one run (the steady state where one was reached).
-// Equality of two decision logs and two placement logs is what "the backends agree" means.
+// The logs describe one iteration, the last one that was run (the steady state if one was reached).
+// Two backends agree if their decision logs are equal and their placement logs are equal.
 
 #ifndef SPILLWAY_SIM_CORE_REPORT_H_
 #define SPILLWAY_SIM_CORE_REPORT_H_
@@ -21,7 +21,7 @@
 
 namespace spillway {
 
-// Stands in a log for something that belongs to no tensor: a workspace.
+// Stands in a log entry that belongs to no tensor, for example a workspace.
 inline constexpr TensorId kNoTensor{0xffffffff};
 
 enum class Verb : uint8_t {
@@ -32,14 +32,14 @@ enum class Verb : uint8_t {
   kFence,
   kReserve,
   kReserveWorkspace,
-  kFetch,      // the runtime brought back an input that nobody had prefetched
+  kFetch,      // the runtime brought back an input that the policy had not prefetched
   kRecompute,  // the runtime ran an op again
-  kRun,        // one part of an op, with the kernel chosen
+  kRun,        // one part of an op ran with the chosen kernel
 };
 std::string_view Name(Verb verb);
 
-// A verb that was called, or an action of the runtime, at an op of the trace. Verbs that said false
-// are logged too, with `done` false.
+// A verb that the policy called, or an action of the runtime, at an op of the trace. Verbs that
+// returned false are logged too, with `done` false.
 struct Decision {
   OpId op{};
   Verb verb = Verb::kRun;
@@ -51,23 +51,23 @@ struct Decision {
 
 enum class PlacementKind : uint8_t {
   kAllocate,  // a block was taken from the allocator
-  kFree,      // and given back
-  kEnter,     // a tensor or workspace began to use a block that was reserved for the whole run
-  kLeave,     // and ended
+  kFree,      // a block was given back to the allocator
+  kEnter,     // a tensor or workspace began to use a block that is reserved for the whole run
+  kLeave,     // a tensor or workspace stopped using a reserved block
 };
 
-// A change of what lies where on the device or in a pool outside. The log of an iteration begins
-// with what is held from before: parameters, optimizer state, reservations.
+// A change in the blocks on the device or in a pool outside. The log of an iteration begins with
+// the blocks that are already held: parameters, optimizer state and reservations.
 struct Placement {
   PlacementKind kind = PlacementKind::kAllocate;
   PoolId pool = PoolId::kDevice;
   Hint hint = Hint::kLow;  // of the request for a device block
   OpId op{};
   TensorId tensor = kNoTensor;
-  uint32_t commands = 0;  // commands issued in this iteration before it
+  uint32_t commands = 0;  // number of commands issued in this iteration before the change
   Bytes requested;
   Block block;
-  Bytes reserved;  // the allocator's reserved bytes just after
+  Bytes reserved;  // the allocator's reserved bytes after the change
 
   bool on_device() const { return pool == PoolId::kDevice; }
   bool operator==(const Placement&) const = default;
@@ -75,25 +75,25 @@ struct Placement {
 
 enum class CommandKind : uint8_t { kKernel, kToDevice, kToHost };
 
-// One command that the runtime issued, with the time it took.
+// One command that the runtime issued, with its times.
 struct TimelineEntry {
   CommandKind kind = CommandKind::kKernel;
   bool recompute = false;
-  OpId op{};  // the op executed, or the op of the trace at which the copy was issued
-  TensorId tensor = kNoTensor;  // of a copy
+  OpId op{};  // the op that ran, or the op of the trace at which the copy was issued
+  TensorId tensor = kNoTensor;  // for copies
   Event event;
   uint32_t first_wait = 0;  // its waits are Report::waits[first_wait, first_wait + wait_count)
   uint32_t wait_count = 0;
   Bytes size;        // bytes of a copy, workspace of a kernel
   Block device;      // range of a copy, workspace of a kernel
   Block outside;     // range of a copy, in the pool of its stream
-  Duration nominal;  // the cost model's time
+  Duration nominal;  // the time by the cost model
   Interval interval;
 
   bool operator==(const TimelineEntry&) const = default;
 };
 
-// Why a workload does not fit: the request that failed.
+// The request that failed, for a workload that does not fit.
 struct OutOfMemory {
   OpId op{};
   std::string op_name;
@@ -108,11 +108,11 @@ struct OutOfMemory {
   };
   std::vector<Holder> holders;  // live blocks, largest first
 
-  // Two or three sentences for people, with the largest holders.
+  // Returns a message for people, which names the largest holders.
   std::string Message() const;
 };
 
-// Time that the compute stream spent waiting, by what it waited for last.
+// Time that the compute stream spent waiting, by the cause that ended last.
 struct Stalls {
   Duration fetch;
   Duration fence;
@@ -122,81 +122,82 @@ struct Stalls {
   Duration total() const { return fetch + fence + memory + launch + drain; }
 };
 
-// Bytes of one pool outside the device.
+// Use of one pool outside the device, in bytes.
 struct PoolUse {
-  Bytes peak;  // allocated
+  Bytes peak;  // of allocated bytes
   Bytes offloaded;
   Bytes prefetched;
 };
 
 struct Metrics {
-  Duration iteration;    // from the start of the iteration until everything issued has completed
-  Duration compute;      // the compute stream was running a kernel
-  Duration recompute;    // of that, ops run again
+  Duration iteration;    // from the start of the iteration until every issued command has completed
+  Duration compute;      // time in which a kernel ran
+  Duration recompute;    // the part of `compute` for ops that were run again
   Stalls stalls;         // iteration == compute + stalls.total()
-  Bytes peak_requested;  // of the device allocator, as are the next five
+  Bytes peak_requested;  // this and the next five: of the device allocator
   Bytes peak_allocated;
   Bytes peak_reserved;
-  Bytes average_requested;  // weighted by time, from each op's start to the next one's
+  Bytes average_requested;  // weighted by time, from the start of each op to the start of the next
   Bytes average_allocated;
   Bytes average_reserved;
   Bytes offloaded;
-  Bytes prefetched;                        // fetches included
-  Bytes pinned_peak;                       // of the host's pool
+  Bytes prefetched;                        // includes fetches
+  Bytes pinned_peak;                       // of the host pool
   std::array<PoolUse, kMaxPools> pools{};  // by number; their sums are `offloaded` and `prefetched`
   int64_t recomputed_ops = 0;
 
-  // 1 - peak allocated / peak reserved: the part of the arena lost between blocks at the worst
-  // moment.
+  // Returns 1 - peak_allocated / peak_reserved, the part of the reserved memory that was lost
+  // between blocks; 0 if nothing was reserved. The two peaks may occur at different times.
   double fragmentation() const;
 };
 
-// What no policy can beat on this trace.
+// Lower bounds for any policy that runs the same kernels and moves the same bytes.
 struct Bounds {
-  Duration compute;  // the kernels chosen, back to back
-  Duration copy;     // the bytes moved, over the links alone
+  Duration compute;  // the chosen kernels, back to back
+  Duration copy;     // the moved bytes, with the links to themselves
   Bytes layer;       // max(l_i): parameters and optimizer state plus the largest op's other tensors
 };
 
-// "device", "pinned host"; others by number.
+// Returns "device", "pinned host", "pool 2" or "pool 3".
 std::string_view Name(PoolId pool);
 
 struct Report {
-  std::vector<std::string> pools{"host"};  // names of those outside the device, by number
+  std::vector<std::string> pools{"host"};  // of the pools outside the device, by number
   std::vector<Decision> decisions;
   std::vector<Placement> placements;
   std::vector<TimelineEntry> timeline;
   std::vector<Wait> waits;
-  // The mappings of the arena's allocator that say which memory lies behind addresses: blocks on
-  // the device are addresses. Of all iterations.
+  // The driver calls of all iterations that map memory at addresses, if the arena's allocator
+  // chooses the memory. The blocks on the device are addresses.
   std::vector<DriverCall> mappings;
 
   std::optional<OutOfMemory>
-      out_of_memory;  // set: the logs end at the failure, times are not meaningful
+      out_of_memory;  // if set, the logs end at the failure and the times have no meaning
   Metrics metrics;
   Bounds bounds;
-  int iterations = 0;   // iterations run
-  bool steady = false;  // the last two agreed in decisions, placements and time
-  Duration shortest;    // over the iterations run; equal to `longest` where steady from the start
+  int iterations = 0;   // number of iterations run
+  bool steady = false;  // the last two iterations agreed in decisions, placements and times
+  Duration shortest;    // of all iterations run; equal to `longest` if the first was already steady
   Duration longest;
   Duration pinning;  // one-time cost of the pinned host pool, not part of any iteration
-  std::string plan;  // of the policy, if it has one: `Policy::ExportPlan`
+  std::string plan;  // the result of `Policy::ExportPlan`; empty if the policy has no plan
 
   bool fits() const { return !out_of_memory.has_value(); }
 };
 
-// max(l_i) of the trace: over its ops, the largest sum of distinct storages that one op uses, each
-// rounded up to `alignment`, plus all parameters and optimizer state. SuperNeurons, section 3,
-// gives the idea; parameters are added because they stay on the device, but for those that are
-// `outside` between the ops that use them.
+// Returns max(l_i) of the trace: the largest sum, over the ops, of the distinct storages that one
+// op uses, each rounded up to `alignment`, plus all parameters and optimizer state. The idea is
+// from SuperNeurons, section 3; parameters are added because they stay on the device. Parameters
+// for which `outside` returns true count only in the ops that use them.
 Bytes LayerBound(const Trace& trace, const Liveness& liveness, Bytes alignment,
                  const std::function<bool(TensorId)>& outside = {});
 Bytes LayerBound(const Trace& trace, Bytes alignment);
 
-// So many percent of the way from a floor to a peak, rounded up to `alignment`.
+// Returns the memory that lies `percent` percent of the way from `floor` to `peak`, rounded up to
+// `alignment`.
 Bytes MemoryAt(double percent, Bytes floor, Bytes peak, Bytes alignment);
 
-// The metrics of a run's logs. REQUIRES: the logs are complete (`report.fits()`).
+// Returns the metrics of a run's logs. REQUIRES: the logs are complete (`report.fits()`).
 Metrics ComputeMetrics(const Report& report);
 
 }  // namespace spillway

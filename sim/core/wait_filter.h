@@ -1,6 +1,6 @@
-// Which waits between queues of commands are left to make: each queue is in order, so that of
-// several waits for one the newest says all, and what a queue has waited for need not be said
-// again.
+// A filter that removes redundant waits between queues of commands. Each queue executes in order,
+// so a command only needs the newest wait for each other queue, and a queue need not repeat a wait
+// that it has already made.
 
 #ifndef SPILLWAY_SIM_CORE_WAIT_FILTER_H_
 #define SPILLWAY_SIM_CORE_WAIT_FILTER_H_
@@ -15,7 +15,8 @@ namespace spillway {
 template <size_t kQueues>
 class WaitFilter {
  public:
-  // One command's waits: the newest of each queue, by sequence from 1; 0 where there is none.
+  // The waits of one command: for each queue the newest sequence, counted from 1; 0 if the command
+  // does not wait for that queue.
   class Newest {
    public:
     void Add(size_t queue, uint32_t sequence) {
@@ -27,8 +28,8 @@ class WaitFilter {
     std::array<uint32_t, kQueues> sequences_{};
   };
 
-  // The next command of `waiting` has these waits: calls use(queue, sequence) for those that are
-  // left, in the order of the queues.
+  // Takes the waits of the next command of queue `waiting`. Calls use(queue, sequence) for each
+  // wait that is not redundant, in the order of the queues.
   template <typename Use>
   void Take(size_t waiting, const Newest& newest, const Use& use) {
     auto& known = known_[waiting];
@@ -40,7 +41,7 @@ class WaitFilter {
     }
   }
 
-  // Sequences begin again.
+  // Starts again: the next sequence of each queue is 1.
   void Clear() { known_ = {}; }
 
  private:

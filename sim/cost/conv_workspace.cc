@@ -12,18 +12,18 @@ namespace spillway {
 namespace {
 
 constexpr int64_t kMaxExtent = int64_t{1} << 31;
-// Limits on products, far above what any machine holds. The largest formulas are those of fft, with
-// six times kMaxElements planes of 2^18 bytes at most, and of gemm, with four bytes an element of a
-// lowered batch.
-constexpr double kMaxElements = 1LL << 40;  // of filters; of x and y at their common bounds
-constexpr double kMaxLowered = 1LL << 58;   // of a batch, each window copied out
+// Limits on products, far above the capacity of any machine. The largest formulas are for fft, with
+// at most six times kMaxElements planes of 2^18 bytes, and for gemm, with four bytes for each
+// element of a lowered batch.
+constexpr double kMaxElements = 1LL << 40;  // of filters, and of x and y at their common bounds
+constexpr double kMaxLowered = 1LL << 58;   // of a batch in which each window is copied out
 
 constexpr int64_t kElement = 4;  // fp32
 constexpr int64_t kTile = 32;    // side of a tile of fft_tiling
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Bytes of one real plane of n x n in the frequency domain.
+// Returns the bytes of one real plane of n x n in the frequency domain.
 int64_t SpectrumBytes(int64_t n) { return n * (n / 2 + 1) * 8; }
 
 int64_t PowerOfTwo(const ConvShape& conv) {
@@ -71,7 +71,7 @@ std::optional<Bytes> FftBytes9(const ConvShape& conv, std::string_view slot, int
 }
 
 std::optional<Bytes> FftTilingBytes9(const ConvShape& conv, int64_t batch) {
-  // A stride of 2 is fine, of 4 is not.
+  // A stride of 2 is supported, a stride of 4 is not.
   if (conv.r > kTile || conv.s > kTile || conv.h > 2 * conv.out_h + conv.r) return std::nullopt;
   const bool rows = conv.r == 1 && conv.s == 1;
   const int64_t across = CeilDiv(rows ? conv.w : conv.w + conv.s - 1, kTile);
@@ -79,20 +79,20 @@ std::optional<Bytes> FftTilingBytes9(const ConvShape& conv, int64_t batch) {
   return Bytes((pieces * batch * (conv.c + conv.k) + conv.c * conv.k) * TilesOf(conv).spectrum * 8);
 }
 
-// The filter gradient, summed in parts, and their flags.
+// Returns the size of the filter gradient, summed in parts, and of the flags of the parts.
 int64_t FilterGradientBytes(const ConvShape& conv) {
   const int64_t filter = conv.c * conv.k * conv.r * conv.s;
   return kElement * filter + filter / 128 + 16;
 }
 
-// Copies of x and y of all groups in another layout.
+// Returns the size of copies of x and y, of all groups, in another layout.
 int64_t CopiesOfOperands(const ConvShape& conv, int64_t batch) {
   const int64_t x = conv.c * conv.h * conv.w;
   const int64_t y = conv.k * conv.out_h * conv.out_w;
   return kElement * batch * conv.groups * (x + y);
 }
 
-// What one group needs, or all where there is one.
+// Returns the workspace of one group.
 std::optional<Bytes> GroupBytes9(const Op& op, const ConvShape& conv, std::string_view slot,
                                  std::string_view algorithm, int64_t batch) {
   if (algorithm == "fft") return FftBytes9(conv, slot, batch);
@@ -118,7 +118,7 @@ std::optional<Bytes> GroupBytes9(const Op& op, const ConvShape& conv, std::strin
   return ConvWorkspace(op, slot, algorithm, batch);
 }
 
-// Whether the groups of more than one sample are gathered first.
+// Returns true if the groups of more than one sample are gathered first.
 bool GathersGroups(std::string_view slot, std::string_view algorithm) {
   return algorithm == "fft" || algorithm == "fft_tiling" || algorithm == "implicit_precomp_gemm" ||
          (slot != "fwd" && algorithm == "algo_1");

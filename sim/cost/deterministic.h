@@ -16,8 +16,8 @@
 
 namespace spillway {
 
-// Serves what another model serves, in its order, but the kernels whose `deterministic` is false.
-// `Kernels` throws `InputError` where nothing is left. Safe to use from several threads.
+// Serves the kernels of another model, in the same order, except the kernels whose `deterministic`
+// is false. `Kernels` throws `InputError` if no kernel is left. Safe to use from several threads.
 class DeterministicCostModel final : public CostModel {
  public:
   explicit DeterministicCostModel(std::unique_ptr<const CostModel> model)
@@ -31,7 +31,7 @@ class DeterministicCostModel final : public CostModel {
  private:
   std::unique_ptr<const CostModel> model_;
   mutable std::mutex mutex_;
-  mutable std::map<const Kernel*, std::vector<Kernel>> kept_;  // by the first of all there are
+  mutable std::map<const Kernel*, std::vector<Kernel>> kept_;  // by the model's first kernel
 };
 
 }  // namespace spillway

@@ -9,7 +9,7 @@
 namespace spillway {
 namespace {
 
-// The point at `x` of the line through (x0, y0) and (x1, y1), rounded up.
+// Returns the point at `x` of the line through (x0, y0) and (x1, y1), rounded up, at least 0.
 int64_t OnLine(int64_t x, int64_t x0, int64_t y0, int64_t x1, int64_t y1) {
   const Int128 rise = Int128{y1 - y0} * (x - x0);
   const Int128 run = x1 - x0;

@@ -1,8 +1,9 @@
-// Kernel times at a batch between two that were recorded, of the same network on the same GPU.
+// Kernel times at a batch between two recorded batches, for the same network on the same GPU.
 //
-// A kernel takes what lies on the line between the nearest recorded batches below and above, among
-// them micro-batches; its workspace likewise. What only one of the two has is not offered. Good for
-// times, which are nearly linear; workspaces of FFT come out up to a third too large.
+// The time and the workspace of a kernel lie on the line between the nearest recorded batches below
+// and above, including micro-batches. A kernel that only one of the two batches has is not offered.
+// The times are good, because they are nearly linear; workspaces of FFT are up to a third too
+// large.
 
 #ifndef SPILLWAY_SIM_COST_INTERPOLATED_H_
 #define SPILLWAY_SIM_COST_INTERPOLATED_H_
@@ -21,22 +22,23 @@
 
 namespace spillway {
 
-// A table and the batch that it is of.
+// A table and the batch for which it was recorded.
 struct BatchTable {
   int64_t batch = 1;
   CostTable table;
 };
 
-// The table of a batch from those of a smaller and a larger one. What is recorded at that batch or
-// below stays as it is. nullopt if the tables differ in gpu, cudnn or math. REQUIRES: below.batch <
-// batch < above.batch.
+// Returns the table of a batch, made from the tables of a smaller and a larger batch. Entries
+// recorded at that batch or below are unchanged. Returns nullopt if the tables differ in gpu, cudnn
+// or math. REQUIRES: below.batch < batch < above.batch.
 std::optional<CostTable> Interpolate(const BatchTable& below, const BatchTable& above,
                                      int64_t batch);
 
-// Serves such a table, and says so. Immutable, so safe to use from several threads.
+// Serves an interpolated table and says so in its provenance. It is immutable, so safe to use from
+// several threads.
 class InterpolatedCostModel final : public CostModel {
  public:
-  // `note` stands before the provenance: "interpolated between the batches 64 and 128".
+  // `note` precedes the provenance: "interpolated between the batches 64 and 128".
   InterpolatedCostModel(CostTable table, const Device& device, std::string note)
       : model_(std::move(table), device), note_(std::move(note)) {}
 

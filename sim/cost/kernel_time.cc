@@ -10,15 +10,15 @@
 namespace spillway {
 namespace {
 
-// What a matrix product wastes in each dimension, and what starting it takes.
+// The waste of a matrix product in each dimension, and the time to start it.
 struct Product {
   std::string_view algorithm;
   double m, n, d;
   double start;  // seconds
 };
 
-// N is output channels forward, input channels in backward data. Backward filter has M = C R S,
-// N = K and the pixels of the batch as D, cut in as many parts as it takes to fill the device.
+// N is the output channels in forward, the input channels in backward data. Backward filter has M =
+// C R S, N = K and D = the pixels of the batch, which are cut into enough parts to fill the device.
 constexpr double kTileN = 32;
 constexpr std::array<Product, 4> kForward{{{"implicit_gemm", 0, 0, 64, 20e-6},
                                            {"implicit_precomp_gemm", 0, 0, 64, 20e-6},
@@ -29,21 +29,21 @@ constexpr std::array<Product, 2> kBackwardData{
 constexpr std::array<Product, 3> kBackwardFilter{{{"algo_0", 128, 64, 4096, 40e-6},
                                                   {"algo_1", 256, 128, 16384, 40e-6},
                                                   {"algo_3", 128, 32, 4096, 40e-6}}};
-// Algorithms that were never recorded; "winograd" counts the operations of a direct convolution.
+// Algorithms that were never recorded. "winograd" counts the operations of a direct convolution.
 constexpr Product kOther{"", 0, 0, 64, 20e-6};
 
-// Without a workspace "gemm" computes image by image, at this fraction of the rate.
+// Without a workspace, "gemm" computes image by image, at this fraction of the rate.
 constexpr double kLoopedGemm = 1.0 / 14;
 
-// What a transform wastes in each dimension of its product, the share of the DRAM bandwidth that
-// its transformations reach, and what starting its kernels takes.
+// The waste of a transform in each dimension of its product, the share of the DRAM bandwidth that
+// its transformations reach, and the time to start its kernels.
 struct Transform {
   std::string_view slot;
   std::string_view algorithm;
-  double tile;  // M and N are rounded up to it
+  double tile;  // M and N are rounded up to a multiple of this
   double m, n, d;
   double share;
-  double large;  // factor on planes beyond 32 x 32, which need several passes
+  double large;  // factor for planes beyond 32 x 32, which need several passes
   double start;  // seconds
 };
 constexpr std::array<Transform, 9> kTransforms{{
@@ -55,21 +55,21 @@ constexpr std::array<Transform, 9> kTransforms{{
     {"bwd_filter", "fft", 1, 32, 32, 0, 0.5, 1.5, 30e-6},
     {"fwd", "fft_tiling", 1, 0, 32, 32, 1.0, 1, 5e-6},
     {"bwd_data", "fft_tiling", 1, 0, 0, 64, 1.0, 1, 15e-6},
-    {"bwd_filter", "fft_tiling", 1, 32, 32, 0, 0.5, 1, 15e-6},  // never recorded; as fft
+    {"bwd_filter", "fft_tiling", 1, 32, 32, 0, 0.5, 1, 15e-6},  // never recorded; values of fft
 }};
 
-// A complex product in three real multiplications.
+// A complex product takes three real multiplications.
 constexpr double kComplexProduct = 6;
 
-// Linear layers read the weights first and multiply then. Backward wastes this much in each
+// Linear layers read the weights first and then multiply. Backward wastes this much in each
 // dimension of the weights.
 constexpr double kLinearStart = 15e-6;
 constexpr double kLinearBackward = 1024;
 
-constexpr int kSlowPooling = 8;           // major version of cuDNN
+constexpr int kSlowPooling = 8;           // from this major version of cuDNN on
 constexpr double kPlainStart = 1.7e-6;    // one small kernel
 constexpr double kUpdateStart = 3.7e-6;   // weights and biases
-constexpr double kConcatShare = 0.8;      // of the DRAM bandwidth: short rows
+constexpr double kConcatShare = 0.8;      // of the DRAM bandwidth, because rows are short
 constexpr double kSoftmaxStart = 6.5e-6;  // three small kernels
 
 double Dram(const Device& device) { return static_cast<double>(device.dram.bytes_per_second); }
@@ -115,7 +115,7 @@ double ProductSeconds(const Device& device, const ConvShape& conv, const Slot& s
 double TransformSeconds(const Device& device, const ConvShape& conv, const Transform& waste,
                         double batch, double bytes, double rate) {
   double tiles = batch;  // tiles that are transformed one by one
-  double points = 0;     // products in the other domain, each C K tiles
+  double points = 0;     // products in the other domain, each of C K tiles
   double operations = kComplexProduct;
   double element = 8;
   double penalty = 1;
@@ -151,8 +151,8 @@ double TransformSeconds(const Device& device, const ConvShape& conv, const Trans
          waste.start;
 }
 
-// cuDNN 9's pooling is far from DRAM-bound. As if it read its window again for each sample, the
-// more windows overlap the more often.
+// The pooling of cuDNN 9 is far from DRAM-bound. It behaves as if it read its window again for each
+// sample: the more the windows overlap, the more bytes it reads.
 double PoolBytes(const Op& op, double batch) {
   const auto extent = [&](const char* name) { return static_cast<double>(Extent(op, name)); };
   const double input = 4 * batch * extent("channels") * extent("in_height") * extent("in_width");
@@ -174,7 +174,7 @@ double EfficiencyOf(const Device& device, const std::string& key) {
 Duration TimeOfSeconds(double seconds) {
   constexpr Duration kLongest = Duration::Picoseconds(Duration::Max().picoseconds() / 2);
   const double picoseconds = seconds * 1e12;
-  // Written so that a NaN is long, too.
+  // The comparison is false for a NaN, which therefore gives the longest time, too.
   if (!(picoseconds < static_cast<double>(kLongest.picoseconds()))) return kLongest;
   return Duration::Picoseconds(std::max<int64_t>(0, std::llround(picoseconds)));
 }
@@ -219,7 +219,7 @@ Duration PlainTime(const Device& device, const Op& op, const Slot& slot, int64_t
       if (LibraryMajor(device.library) >= kSlowPooling) bytes = PoolBytes(op, samples);
       break;
     case OpType::kBatchNorm: {
-      // The sums over a channel take a pass of their own, over x and, backward, over dy.
+      // The sums over a channel take a separate pass over x and, in backward, over dy.
       const double elements = static_cast<double>(Extent(op, "channels")) *
                               static_cast<double>(Extent(op, "height")) *
                               static_cast<double>(Extent(op, "width"));

@@ -51,7 +51,7 @@ std::span<const Kernel> RecordedCostModel::Kernels(const Op& op, size_t slot, in
   Kernel kernel{"default", recorded.time, recorded.workspace};
   if (!timed_ || there_) {
     const Duration here = here_.Kernels(op, 0, batch)[0].time;
-    // Without a GPU, only what a policy has put in has a time of its own.
+    // In a recording without a GPU, only ops that a policy has inserted have a time.
     kernel.time = timed_ ? Scaled(recorded.time, here, there_->Kernels(op, 0, batch)[0].time)
                          : std::max(recorded.time, here);
   }

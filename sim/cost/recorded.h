@@ -1,8 +1,8 @@
-// The costs of a recorded trace: what its ops were measured to take where they ran.
+// The costs of a recorded trace: the measured times of its ops.
 //
-// On another GPU an op takes as many times longer as the rooflines of the two say. What was
-// recorded without a GPU has the roofline's times. An op is one kernel without choice, on its whole
-// batch.
+// On another GPU, the time of an op is scaled by the ratio of the rooflines of the two GPUs. A
+// trace recorded without a GPU gets the times of the roofline. An op has one kernel, without
+// choice, on its whole batch.
 
 #ifndef SPILLWAY_SIM_COST_RECORDED_H_
 #define SPILLWAY_SIM_COST_RECORDED_H_
@@ -22,7 +22,7 @@ namespace spillway {
 
 class RecordedCostModel final : public CostModel {
  public:
-  // `recorded_on`: the device of the recording, if it is known.
+  // `recorded_on` is the device of the recording, if it is known.
   RecordedCostModel(const Recording& recording, const Device& device,
                     const std::optional<Device>& recorded_on);
 
@@ -33,11 +33,11 @@ class RecordedCostModel final : public CostModel {
 
  private:
   const RooflineCostModel here_;
-  std::optional<RooflineCostModel> there_;  // to scale from; not the roofline's own times
-  bool timed_ = true;                       // whether the recording has times
+  std::optional<RooflineCostModel> there_;  // the recording's GPU; empty without scaling
+  bool timed_ = true;                       // true if the recording has times
   std::string provenance_;
   mutable std::mutex mutex_;
-  // By time and workspace. Node-based, so spans stay valid.
+  // By time and workspace. A map is node-based, so the spans stay valid.
   mutable std::map<std::pair<Duration, Bytes>, Kernel> known_;
 };
 

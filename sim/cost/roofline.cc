@@ -14,15 +14,16 @@
 namespace spillway {
 namespace {
 
-// The first major versions of cuDNN with kernels like those that kernel_time.h describes, and with
-// the workspaces of `ConvWorkspace9`.
+// The first major version of cuDNN with the kernels that kernel_time.h describes, and the first one
+// with the workspaces of `ConvWorkspace9`.
 constexpr int kFittedTimes = 5;
 constexpr int kNewWorkspaces = 8;
 
-// What starting a kernel costs on the device itself, apart from the host's enqueue.
+// The time to start a kernel on the device, in addition to the host's enqueue.
 constexpr Duration kStartUp = Duration::Microseconds(3);
 
-// Algorithms by slot, as cuDNN names them. A device offers those whose efficiency it lists.
+// Algorithms by slot, as named by cuDNN. A device offers the algorithms for which it lists an
+// efficiency.
 constexpr std::array<std::string_view, 8> kForward{
     "implicit_gemm", "implicit_precomp_gemm", "gemm", "direct", "fft", "fft_tiling",
     "winograd",      "winograd_nonfused"};
@@ -64,7 +65,7 @@ std::span<const Kernel> RooflineCostModel::Kernels(const Op& op, size_t slot, in
   Key key(asked.signature, asked.flops, asked.traffic, op.batch, batch);
   const auto found = known_.find(key);
   if (found != known_.end()) return found->second;
-  // Nothing is known of what is refused: it is refused again.
+  // `Candidates` may throw; then nothing is stored, and the next call throws again.
   return known_.emplace(std::move(key), Candidates(op, asked, batch)).first->second;
 }
 
@@ -100,7 +101,7 @@ std::vector<Kernel> RooflineCostModel::Candidates(const Op& op, const Slot& slot
 
 Duration RooflineCostModel::TimeOf(const Op& op, const Slot& slot, int64_t batch,
                                    const std::string& algorithm, Bytes workspace) const {
-  // Operands that share their storage leave nothing to do, and no kernel is launched.
+  // If operands share their storage, there is no work and no kernel is launched.
   if (slot.flops == 0 && slot.traffic == Bytes(0)) return Duration::Picoseconds(1);
   const bool convolution = RowOf(op.type).algorithms;
   const auto found =

@@ -1,12 +1,14 @@
 // An analytic cost model: each kernel is bound by arithmetic or by memory traffic.
 //
-// Three generations, by the device's `library`. From cuDNN 5 on, times are those of kernel_time.h,
-// whose efficiencies count the operations that an algorithm does. Before that, and for other names,
-// time = max(flops / (peak * efficiency of the algorithm), traffic / DRAM bandwidth) + a fixed
-// start-up, whose efficiencies count the operations of a direct computation. Workspaces are those
-// of conv_workspace.h, from cuDNN 8 on those of cuDNN 9. The convolution algorithms offered are
-// those that the device's library has and that apply to the geometry. For networks that nobody has
-// recorded and devices that nobody has; a recorded table is better.
+// There are three generations, selected by the device's `library`. From cuDNN 5 on, times follow
+// kernel_time.h, whose efficiencies count the operations that an algorithm does. For earlier
+// versions and other names, time = max(flops / (peak * efficiency of the algorithm), traffic / DRAM
+// bandwidth) + a fixed start-up, and efficiencies count the operations of a direct computation.
+// Workspaces follow conv_workspace.h; from cuDNN 8 on they are the workspaces of cuDNN 9.
+//
+// The model offers the convolution algorithms that the device's library has and that apply to the
+// geometry. It is meant for networks that have not been recorded and for devices that are not
+// available; a recorded table is better.
 
 #ifndef SPILLWAY_SIM_COST_ROOFLINE_H_
 #define SPILLWAY_SIM_COST_ROOFLINE_H_
@@ -36,20 +38,20 @@ class RooflineCostModel final : public CostModel {
 
  private:
   std::vector<Kernel> Candidates(const Op& op, const Slot& slot, int64_t batch) const;
-  // `algorithm` is "default" for all but convolutions.
+  // `algorithm` is "default" for every op but convolutions.
   Duration TimeOf(const Op& op, const Slot& slot, int64_t batch, const std::string& algorithm,
                   Bytes workspace) const;
   Duration DirectTime(const Op& op, const Slot& slot, int64_t batch, double efficiency,
                       Bytes workspace) const;
 
-  // What candidates depend on: signature, FLOPs and traffic of a slot, the batch of its op, and the
-  // batch. Slots of one signature differ in traffic where one of them accumulates.
+  // The values that determine the candidates: signature, FLOPs and traffic of a slot, the batch of
+  // its op, and the batch. Slots of one signature differ in traffic if one slot accumulates.
   using Key = std::tuple<std::string, int64_t, Bytes, int64_t, int64_t>;
 
   const Device device_;
-  const int library_;  // major version of cuDNN, 0 if it is something else
+  const int library_;  // major version of cuDNN; 0 for another library
   mutable std::mutex mutex_;
-  mutable std::map<Key, std::vector<Kernel>> known_;  // node-based, so spans stay valid
+  mutable std::map<Key, std::vector<Kernel>> known_;  // node-based, so the spans stay valid
 };
 
 }  // namespace spillway

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::string_view kFormat = "spillway-cost-table";
 constexpr int kVersion = 1;
-// 1000 seconds: leaves room to add up the times of 9000 kernels.
+// 1000 seconds, which leaves room to add the times of 9000 kernels.
 constexpr int64_t kMaxTime = 1'000'000'000'000'000;
 
 using Value = JsonDocument::Value;
@@ -178,8 +178,7 @@ std::string FormatCostTable(const CostTable& table) {
   json.Key("entries").BeginArray();
   for (const CostEntry& entry : sorted.entries) PutEntry(json, entry);
   std::string out = json.EndArray().EndObject().Take();
-  ParseCostTable(out,
-                 fmt::format("cost table '{}'", table.workload));  // throws what a reader would
+  ParseCostTable(out, fmt::format("cost table '{}'", table.workload));  // throws if a reader would
   return out;
 }
 

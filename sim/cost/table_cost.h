@@ -1,7 +1,7 @@
 // Cost tables on disk, and the cost model that serves them.
 //
-// A table holds what a recorder measured on one GPU with one library version; traces/FORMAT.md
-// describes the file.
+// A table holds the measurements of a recorder on one GPU with one library version;
+// traces/FORMAT.md describes the file.
 
 #ifndef SPILLWAY_SIM_COST_TABLE_COST_H_
 #define SPILLWAY_SIM_COST_TABLE_COST_H_
@@ -23,35 +23,35 @@
 
 namespace spillway {
 
-// Reads a table, Zstandard transparently. Entries come sorted by signature and batch, kernels by
-// time, workspace and name, whatever their order in the file. Throws `InputError` whose message
-// starts with "path:line:column: element": bad JSON, unsupported version, missing or unknown key,
-// wrong type, a time that is not positive or beyond 1000 s, an entry without kernels, or one that
-// stands twice.
+// Reads a table, which may be compressed with Zstandard. Entries are sorted by signature and batch,
+// kernels by time, workspace and name, whatever their order in the file. Throws `InputError` whose
+// message starts with "path:line:column: element". The reasons are bad JSON, an unsupported
+// version, a missing or unknown key, a wrong type, a time that is not positive or beyond 1000 s, an
+// entry without kernels, and a repeated entry.
 CostTable ReadCostTable(const std::filesystem::path& path);
 
-// As `ReadCostTable` on text in memory; `origin` stands for the path in messages.
+// Parses the text of a table like `ReadCostTable`; `origin` stands for the path in messages.
 CostTable ParseCostTable(std::string_view text, const std::string& origin);
 
-// The JSON text of `table`, in the order that `ReadCostTable` gives: the same contents give the
-// same bytes. Throws `InputError` for a table that could not be read back.
+// Returns the JSON text of `table`, in the order that `ReadCostTable` gives: equal contents give
+// equal bytes. Throws `InputError` for a table that could not be read back.
 std::string FormatCostTable(const CostTable& table);
 
 // Writes `FormatCostTable(table)`, compressed if `path` ends in ".zst". Throws `InputError`.
 void WriteCostTable(const CostTable& table, const std::filesystem::path& path);
 
-// Serves recorded tables: each kernel takes its own time and what its table says that it takes in a
-// sequence. A micro-batch is looked up like any batch: it must have been recorded.
-// Safe to use from several threads.
+// Serves recorded tables. The time of a kernel is its recorded time plus its table's `in_sequence`.
+// A micro-batch is looked up like any batch, so it must have been recorded. Safe to use from
+// several threads.
 class TableCostModel final : public CostModel {
  public:
-  // What the tables lack is an error, or takes what the roofline says: a policy may cut ops into
-  // slices of any size.
+  // The answer for an entry that the tables lack: an error, or the roofline's kernels. The roofline
+  // serves policies that cut ops into slices of any size.
   enum class Missing : uint8_t { kError, kRoofline };
 
-  // Of several tables with the same entry the first one counts. `device` gives the links, its
-  // lifetime does not matter. Throws `InputError` if there is no table, or if two differ in gpu,
-  // cudnn or math, for such times must not be mixed.
+  // If several tables have an entry, the first table counts. `device` supplies the links and need
+  // not outlive the model. Throws `InputError` if there is no table, or if two tables differ in
+  // gpu, cudnn or math, because such times must not be mixed.
   TableCostModel(std::vector<CostTable> tables, const Device& device,
                  Missing missing = Missing::kError);
   TableCostModel(CostTable table, const Device& device, Missing missing = Missing::kError);
@@ -64,7 +64,7 @@ class TableCostModel final : public CostModel {
  private:
   void Add(CostTable table);
 
-  // By signature and batch. Never iterated but over the batches of one signature.
+  // By signature and batch. Only the batches of one signature are iterated.
   std::unordered_map<std::string, std::map<int64_t, std::vector<Kernel>>> kernels_;
   ::spillway::Provenance provenance_;  // of the first table
   std::optional<RooflineCostModel> rest_;

@@ -10,7 +10,7 @@
 namespace spillway {
 namespace {
 
-// Commands that come after still end within what a `Duration` holds.
+// A `Duration` can still hold the end of commands issued after this time.
 constexpr Duration kLongestOnHost = Duration::Picoseconds(Duration::Max().picoseconds() / 2);
 
 }  // namespace
@@ -41,7 +41,7 @@ Event IssueQueue::Issue(Stream stream, Command command, std::span<const Wait> wa
   return Join(stream, Add(LaneOf(stream), command));
 }
 
-// Nothing that is played started before `drained_`: it was issued later.
+// Every command played now was issued later and so did not start before `drained_`.
 void IssueQueue::Keep(LaneTimes times) {
   for (size_t s = 0; s < kLaneCount; ++s) {
     played_[s] += static_cast<uint32_t>(times[s].size());

@@ -1,8 +1,9 @@
-// What the simulated host has issued in an iteration, by lane, and how far it has been played.
+// The commands that the simulated host has issued in an iteration, by lane, and how far they have
+// been played.
 //
-// It keeps the host's clock. Commands are collected and played in one go; those whose times are
-// known are no longer waited for. A command of a stream is one of the stream's lane, or a run of
-// several: events of streams and lanes are told apart here and nowhere else.
+// The queue keeps the host's clock. Commands are collected and played in one go. Waits for commands
+// with known times are dropped. A command of a stream is one command of the stream's lane, or a run
+// of several. Only this class distinguishes events of streams from events of lanes.
 
 #ifndef SPILLWAY_SIM_ENGINE_ISSUE_QUEUE_H_
 #define SPILLWAY_SIM_ENGINE_ISSUE_QUEUE_H_
@@ -22,25 +23,26 @@ namespace spillway {
 
 class IssueQueue {
  public:
-  // The device outlives the queue. Without `splits` no command of a stream is a run of several.
+  // Without `splits`, each command of a stream is one command of its lane. The device outlives the
+  // queue.
   IssueQueue(const Device& device, Duration kernel_wait, bool splits)
       : device_(device), links_(device), splits_(splits) {
     program_.kernel_wait = kernel_wait;
   }
 
-  // Of this iteration, by the host's clock. Nothing is issued before its first call.
+  // Returns the host's time in this iteration. It is 0 until the host makes its first call.
   Duration now() const { return now_; }
-  // The host is busy for so long. Throws `InputError` if that makes more than 53 days.
+  // Makes the host busy for `time`. Throws `InputError` if the host's time exceeds 53 days.
   void Spend(Duration time);
-  // The host waits until everything that was played has ended.
+  // Makes the host wait until every played command has ended.
   void Await() { now_ = std::max(now_, drained_); }
   // Holds up the lanes before an op if the host is too far ahead of the compute stream.
   void KeepClose();
 
-  // Has a command that is about to be added wait for an event. No other command is added meanwhile.
+  // Makes a command wait for an event. The command must be added before any other command.
   void WaitFor(const LaneEvent& event, Command& command) {
     const uint32_t played = played_[Index(event.lane)];
-    if (event.sequence <= played) return;  // has happened
+    if (event.sequence <= played) return;  // the event has happened
     if (command.wait_count++ == 0) {
       command.first_wait = static_cast<uint32_t>(program_.waits.size());
     }
@@ -50,22 +52,23 @@ class IssueQueue {
     for (const Wait& wait : waits) WaitFor(Locate(wait.event), command);
   }
   LaneEvent Add(Lane lane, Command& command) {
-    // The first command that a lane gets after a gate; others of the lane come later anyway.
+    // The first command of a lane after a gate waits for it; later commands of the lane follow
+    // anyway.
     if (std::exchange(gated_[Index(lane)], false)) WaitFor(gate_, command);
     program_.lanes[Index(lane)].push_back(command);
     return Latest(lane);
   }
-  // The command of the lane that was added last.
+  // Returns the event of the command added last to the lane.
   LaneEvent Latest(Lane lane) const {
     const size_t i = Index(lane);
     return {lane, played_[i] + static_cast<uint32_t>(program_.lanes[i].size())};
   }
 
-  // Adds a command of a stream for which the host makes `calls` library calls of this time each; it
-  // can start once the first has been made.
+  // Adds a command of a stream. The host makes `calls` library calls of `time` each for it. The
+  // command can start after the first call.
   Event Issue(Stream stream, Command command, std::span<const Wait> waits, size_t calls,
               Duration time);
-  // Makes a run of the stream's lane, its latest commands from `first` on, a command of the stream.
+  // Makes one command of the stream out of the latest commands of its lane, from `first` on.
   Event Join(Stream stream, const LaneEvent& first) {
     if (!splits_) return {stream, first.sequence};
     auto& runs = runs_[Index(stream)];
@@ -73,19 +76,19 @@ class IssueQueue {
     return {stream, static_cast<uint32_t>(runs.size())};
   }
 
-  // Plays what has been issued since the last time. `note` sees the program, its times and when all
-  // before it had ended.
+  // Plays the commands issued since the last call. `note` gets the program, its times, and the time
+  // at which all earlier commands had ended.
   template <typename Note>
   void Drain(const Note& note) {
     LaneTimes times = RunSchedule(program_, links_);
     note(program_, times, drained_);
     Keep(std::move(times));
   }
-  // The times of all commands of streams since the last call. Begins a new iteration.
+  // Returns the times of all commands of streams since the last call, and begins a new iteration.
   StreamTimes TakeTimes();
 
  private:
-  // The commands of a stream's lane that are one of the stream, by sequence.
+  // The commands of a lane, by sequence, that form one command of the stream.
   struct Run {
     uint32_t first = 0;
     uint32_t last = 0;
@@ -104,13 +107,13 @@ class IssueQueue {
   Program program_;
   LaneTimes times_;
   Duration now_;
-  // Commands of each lane whose times are known, and when the last of them ended.
+  // The number of commands of each lane with known times, and the end of the last one.
   std::array<uint32_t, kLaneCount> played_{};
   Duration drained_;
-  // The end of the op that the host waited for last, and the lanes that have had nothing since.
+  // The last op whose end the host waited for, and the lanes without a command since.
   LaneEvent gate_;
   std::array<bool, kLaneCount> gated_{};
-  std::array<std::vector<Run>, kStreamCount> runs_;  // if `splits_`
+  std::array<std::vector<Run>, kStreamCount> runs_;  // only with `splits`
 };
 
 }  // namespace spillway

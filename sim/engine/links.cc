@@ -10,7 +10,7 @@ namespace spillway {
 namespace {
 
 // Raises the rates of the streams together until `capacity` is used up or all are satisfied; ties
-// by stream. `rate` holds what each demands, and then what it gets.
+// go by stream. `rate` holds the demand of each stream and is replaced by its share.
 void ShareFairly(std::span<const size_t> streams, int64_t capacity, Rates& rate) {
   Int128 wanted = 0;
   for (const size_t stream : streams) wanted += rate[stream];

@@ -1,10 +1,11 @@
-// How running commands share the machine: max-min fair rates of a kernel and of the copies of each
-// pool.
+// The sharing of the machine by running commands: max-min fair rates of a kernel and of the copies
+// of each pool.
 //
-// A copy demands its own rate from its direction of its pool's link, both copies of a link together
-// at most its duplex limit, and everything that runs shares DRAM bandwidth. Pools that are reached
-// over the host's link share both with it. Rates are raised together until each is satisfied or
-// limited. Integer arithmetic: the same load gives the same speeds everywhere.
+// A copy demands its own rate from its direction of its pool's link. Both copies of a link together
+// get at most its duplex limit, and everything that runs shares the DRAM bandwidth. Pools that are
+// reached over the host's link share each direction and the duplex limit with it. Rates are raised
+// together until each is satisfied or limited. The arithmetic uses integers: the same load gives
+// the same speeds everywhere.
 
 #ifndef SPILLWAY_SIM_ENGINE_LINKS_H_
 #define SPILLWAY_SIM_ENGINE_LINKS_H_
@@ -17,11 +18,11 @@
 
 namespace spillway {
 
-// Bytes per second by stream: of DRAM for a kernel, over the link for a copy. 0 where a stream is
-// idle.
+// Bytes per second by stream: DRAM traffic of a kernel, link traffic of a copy. The rate of an idle
+// stream is 0.
 using Rates = std::array<int64_t, kStreamCount>;
 
-// Fractions of the speed that a command has alone, in units of 1 / kFullSpeed.
+// Fractions of the speed that a command has when it runs alone, in units of 1 / kFullSpeed.
 inline constexpr int64_t kFullSpeed = 1 << 16;
 using Speeds = std::array<int64_t, kStreamCount>;
 
@@ -29,24 +30,25 @@ class Links {
  public:
   explicit Links(const Device& device);
 
-  // Speeds of the streams under the given demands; `kFullSpeed` where the demand is 0.
-  // Each is at least 1, so that everything ends.
+  // Returns the speeds of the streams under the given demands; `kFullSpeed` for a demand of 0. Each
+  // speed is at least 1, so that every command ends.
   Speeds Share(const Rates& demand) const;
 
  private:
-  // Streams whose copies share a link.
+  // The streams whose copies share a link.
   struct Group {
     std::array<size_t, 2 * kMaxPools> streams{};
     size_t count = 0;
     int64_t duplex = 0;
-    // Of each direction, for links of several pools; the copies of one keep to it by themselves.
+    // The limits of each direction, for a link shared by several pools. The copies of a single pool
+    // do not exceed the limits.
     int64_t in = 0;
     int64_t out = 0;
   };
 
   std::array<Group, kMaxPools> groups_;
   size_t group_count_ = 0;
-  size_t stream_count_;  // those in use
+  size_t stream_count_;  // number of streams in use
   int64_t dram_;
 };
 

@@ -9,7 +9,7 @@
 namespace spillway {
 namespace {
 
-// Plays one program; all state is per lane.
+// The state of playing one program; all state is per lane.
 class Player {
  public:
   Player(const Program& program, const Links& links) : program_(program), links_(links) {
@@ -27,22 +27,22 @@ class Player {
       EndDone();
     }
     for (size_t s = 0; s < lanes_; ++s) {
-      SPILLWAY_CHECK(head_[s] == program_.lanes[s].size());  // otherwise: waits in a cycle
+      SPILLWAY_CHECK(head_[s] == program_.lanes[s].size());  // otherwise, commands wait in a cycle
     }
     return std::move(times_);
   }
 
  private:
-  // A command that runs. It ends at `end` if its speed stays as it is.
+  // A command that runs. It ends at `end` if its speed does not change.
   struct Running {
-    Int128 work = 0;  // left at `since`: picoseconds alone, times kFullSpeed
+    Int128 work = 0;  // work left at `since`: picoseconds alone, times kFullSpeed
     Duration since;
     Duration end;
     int64_t speed = kFullSpeed;
   };
 
-  // When the head of a lane may start as far as is known now: `Duration::Max()` while it waits for
-  // what has not ended.
+  // Returns the earliest start of the command at the head of a lane. Returns `Duration::Max()`
+  // while it waits for a command that has not ended.
   Duration ReadyAt(size_t s, const Command& command) const {
     Duration ready = command.issued;
     for (uint32_t i = 0; i < command.wait_count; ++i) {
@@ -55,7 +55,7 @@ class Player {
     return ready;
   }
 
-  // Starts what is ready. Returns when the next command ends or may start.
+  // Starts the commands that are ready. Returns when the next command ends or may start.
   Duration StartReady() {
     Duration next = Duration::Max();
     for (size_t s = 0; s < lanes_; ++s) {
@@ -82,7 +82,8 @@ class Player {
     return next;
   }
 
-  // In bytes per second; more than any link has where it is more than can be said.
+  // Returns the demand in bytes per second, limited to the largest int64_t, a rate above any
+  // link's.
   static int64_t Demand(const Command& command) {
     const int64_t time = command.nominal.picoseconds();
     if (time == 0) return 0;
@@ -90,7 +91,7 @@ class Player {
     return static_cast<int64_t>(std::min<Int128>(demand, std::numeric_limits<int64_t>::max()));
   }
 
-  // Speeds are those of now from now on.
+  // Applies the speeds of the current load from now on.
   void ShareLinks() {
     const Speeds speeds = links_.Share(demand_);
     for (size_t s = 0; s < std::min(lanes_, kStreamCount); ++s) {
@@ -120,8 +121,8 @@ class Player {
   const Links& links_;
   LaneTimes times_;
   Duration now_;
-  size_t lanes_ = 0;                       // those in use
-  std::array<size_t, kLaneCount> head_{};  // also the number of commands that have ended
+  size_t lanes_ = 0;                       // number of lanes in use
+  std::array<size_t, kLaneCount> head_{};  // number of ended commands
   std::array<bool, kLaneCount> is_running_{};
   std::array<Running, kLaneCount> running_{};
   Rates demand_{};

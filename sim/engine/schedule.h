@@ -1,10 +1,10 @@
-// The discrete-event core: when each of a list of commands runs, given lanes, waits and shared
-// links.
+// The discrete-event simulation: computes when each command of a list runs, given lanes, waits and
+// shared links.
 //
 // A command starts when the host has issued it, its predecessor on the lane has ended and all its
-// waits have happened; while it runs, its speed follows what else runs. At most one command per
-// lane runs, so the next event is the least of a few times and needs no heap. Simultaneous events:
-// ends before starts, lanes in their order.
+// waits have happened. Its speed depends on the other commands that run. At most one command per
+// lane runs, so the next event is the least of a few times and needs no heap. If events are
+// simultaneous, ends come before starts, and lanes follow their order.
 
 #ifndef SPILLWAY_SIM_ENGINE_SCHEDULE_H_
 #define SPILLWAY_SIM_ENGINE_SCHEDULE_H_
@@ -18,17 +18,18 @@
 
 namespace spillway {
 
-// What commands queue on: the streams of the seam, and the threads of the host that compress and
-// decompress, which move nothing over the links.
+// A queue of commands: a stream of the backend, or the threads of the host that compress or
+// decompress. The threads move nothing over the links.
 enum class Lane : uint8_t { kCompute, kToDevice, kToHost, kCompress = kStreamCount, kDecompress };
 inline constexpr size_t kLaneCount = kStreamCount + 2;
 
 constexpr size_t Index(Lane lane) { return static_cast<size_t>(lane); }
-// The lanes of the streams come first, in their order.
+// Returns the lane of a stream. The lanes of the streams come first, in the order of the streams.
 constexpr Lane LaneOf(Stream stream) { return static_cast<Lane>(Index(stream)); }
 static_assert(LaneOf(Stream::kToHost) == Lane::kToHost);
 
-// The completion of one command: the `sequence`-th on its lane, from 1. 0 has always happened.
+// The completion of one command: number `sequence` on its lane, counted from 1. An event with
+// sequence 0 has always happened.
 struct LaneEvent {
   Lane lane = Lane::kCompute;
   uint32_t sequence = 0;
@@ -39,22 +40,23 @@ using LaneTimes = std::array<std::vector<Interval>, kLaneCount>;
 
 struct Command {
   Duration issued;   // earliest start
-  Duration nominal;  // alone on the machine
-  Bytes traffic;     // bytes moved over the run, on DRAM or the link
+  Duration nominal;  // time when it runs alone on the machine
+  Bytes traffic;     // bytes moved in total, on DRAM or over the link
   uint32_t first_wait = 0;
   uint32_t wait_count = 0;
-  Duration least_end = {};  // not over before: the last of its kernels was issued late
-  Duration gap = {};  // part of `nominal`: it has its lane for so long before it is seen to start
+  Duration least_end = {};  // earliest end; its last kernel was issued late
+  Duration gap = {};  // part of `nominal` in which it holds its lane before its reported start
 };
 
-// Commands by lane, in issue order, and the events they wait for.
+// Commands by lane, in issue order, and the events that they wait for.
 struct Program {
   std::array<std::vector<Command>, kLaneCount> lanes;
   std::vector<LaneEvent> waits;
   Duration kernel_wait = {};  // from the end of a copy to the start of a kernel that waits for it
 };
 
-// Plays the program. REQUIRES: every wait names an event issued before the command that waits.
+// Computes the times of the program's commands. REQUIRES: every wait names an event issued before
+// the command that waits.
 LaneTimes RunSchedule(const Program& program, const Links& links);
 
 }  // namespace spillway

@@ -31,18 +31,20 @@ Event SimBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   command.gap = launch.gap;
   command.traffic = launch.traffic;
   const size_t calls = launch.runs.size();
-  if (launch.host) {  // was measured as a whole: what was faster than memory had its data in caches
+  if (launch.host) {
+    // The time was measured as a whole; an op faster than memory had its data in caches.
     const Int128 most = Int128{command.nominal.picoseconds()} * device_.dram.bytes_per_second;
     command.traffic =
         std::min(command.traffic, Bytes(static_cast<int64_t>(most / 1'000'000'000'000)));
     return queue_.Issue(Stream::kCompute, command, waits, 1, *launch.host);
   }
-  // Blocks of their own lie elsewhere in each iteration, so no graph of an earlier one serves.
+  // With a driver call per block, blocks lie elsewhere in each iteration, so the host cannot launch
+  // the graph of an earlier iteration.
   if (!charges_.driver || RowOf(launch.type).library != Library::kConvolution || calls == 0) {
     return queue_.Issue(Stream::kCompute, command, waits, calls, device_.launch_overhead);
   }
   const Duration time = device_.library_call.value_or(device_.launch_overhead);
-  // A GPU that has been drained waits for each of these calls, for the last one too.
+  // A GPU that has been drained waits for each of these calls, including the last one.
   const auto count = static_cast<int64_t>(calls);
   command.least_end =
       queue_.now() + time * count + Duration::Picoseconds(launch.time.picoseconds() / count);
@@ -72,7 +74,7 @@ void SimBackend::OnDriverCall(const DriverCall& call) {
 }
 
 void SimBackend::Charge(const DriverCall& call) {
-  if (queue_.now() == Duration()) return;  // no part of the iteration
+  if (queue_.now() == Duration()) return;  // not part of the iteration
   const Bytes size = call.range.size;
   if (call.kind == DriverCall::Kind::kFree || call.kind == DriverCall::Kind::kUnmap) {
     Drain();
@@ -86,7 +88,7 @@ void SimBackend::Charge(const DriverCall& call) {
       queue_.Spend(device_.device_free.At(size));
       return;
     case DriverCall::Kind::kMap:
-      // Memory that has a name is mapped many times and new but once.
+      // An allocator that chooses the memory maps it many times, and it is new only once.
       queue_.Spend((call.physical ? device_.page_map : device_.page_map_new).At(size));
       return;
     case DriverCall::Kind::kUnmap:

@@ -1,10 +1,11 @@
-// The simulator behind the seam: a backend that computes when each command would have run.
+// The simulator: a backend that computes when each command would have run.
 //
-// The host enqueues one library call at a time, `launch_overhead` each; those of the convolution
-// library take `library_call` where blocks are calls of the driver. Commands are collected until
-// `Synchronize`, which plays them in one go. Nothing is executed and no memory is touched.
-// Calls of the driver hold up the host; those that give memory back wait besides until everything
-// issued has ended: what follows is played on its own from there.
+// The host enqueues one library call at a time, which takes `launch_overhead`. A call of the
+// convolution library takes `library_call` if blocks are driver calls. Commands are collected until
+// `Synchronize`, which plays them in one go. No command is executed and no memory is touched.
+//
+// Driver calls hold up the host. A call that gives memory back also waits until every issued
+// command has ended, so later commands are played separately.
 
 #ifndef SPILLWAY_SIM_ENGINE_SIM_BACKEND_H_
 #define SPILLWAY_SIM_ENGINE_SIM_BACKEND_H_
@@ -20,27 +21,27 @@
 
 namespace spillway {
 
-// What only some runs are charged for.
+// The charges that apply to some runs only.
 struct SimCharges {
-  // Blocks are calls of the driver (`Backing::kBlocks`); those before an iteration's first command
-  // are not part of it.
+  // Each block is a driver call (`Backing::kBlocks`). Calls before the first command of an
+  // iteration are not charged to it.
   bool driver = false;
-  // `Device::kernel_wait`.
+  // Charges `Device::kernel_wait`.
   bool kernel_waits = false;
-  // Memory that the arena takes from the driver as it grows, which a steady iteration does not.
+  // Charges memory that the arena takes from the driver as it grows. A steady iteration takes none.
   bool growth = true;
 };
 
 class SimBackend final : public Backend {
  public:
-  // Device and cost model outlive the backend, as `compression` does; nullptr: the host pool is
-  // pinned memory.
+  // The device, the cost model and `compression` outlive the backend. If `compression` is nullptr,
+  // the host pool is pinned memory.
   SimBackend(const Device& device, const CostModel& cost, SimCharges charges = {},
              const HostCompression* compression = nullptr);
 
   std::string_view Name() const override { return "sim"; }
-  // These and `OnAllocate`, `OnFree` and `OnDriverCall` throw `InputError` if the host would be
-  // busy for more than 53 days in an iteration.
+  // `Enqueue`, `Copy`, `OnAllocate`, `OnFree` and `OnDriverCall` throw `InputError` if the host
+  // would be busy for more than 53 days in an iteration.
   Event Enqueue(const Launch& launch, std::span<const Wait> waits) override;
   Event Copy(PoolId pool, Direction direction, const Block& device, const Block& outside,
              Bytes size, std::span<const Wait> waits) override;
@@ -51,13 +52,13 @@ class SimBackend final : public Backend {
   void OnDriverCall(const DriverCall& call) override;
   void OnOutsideBlock(TensorId tensor, const Block& block, PoolId pool) override;
 
-  // Of the commands that `TakeTimeline` returned last.
+  // Returns the compression times of the commands that `TakeTimeline` returned last.
   const CompressionTimes& compression_times() const { return compression_times_; }
 
  private:
-  // Plays what has been issued since the last time.
+  // Plays the commands issued since the last call.
   void Drain();
-  // Holds up the host for a call of the driver.
+  // Holds up the host for a driver call.
   void Charge(const DriverCall& call);
 
   const Device& device_;

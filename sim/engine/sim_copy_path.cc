@@ -44,14 +44,14 @@ Command SimCompressedCopyPath::Piece(Direction direction, Bytes piece) const {
   return command;
 }
 
-// Each piece is copied into a buffer that an earlier one has left, and compressed out of it.
+// Copies each piece into a buffer that an earlier piece has left, and compresses it from there.
 Event SimCompressedCopyPath::CopyOut(const Block& host, Bytes size, std::span<const Wait> waits) {
   const auto buffers = static_cast<uint32_t>(compression_.buffers);
   stored_[host.offset] = queue_.Latest(Lane::kCompress).sequence + 1;
   LaneEvent first;
   for (int64_t i = 0; i < compression_.pieces(size); ++i) {
     const Bytes piece = compression_.PieceOf(size, i);
-    const uint32_t number = queue_.Latest(Lane::kCompress).sequence + 1;  // of all pieces
+    const uint32_t number = queue_.Latest(Lane::kCompress).sequence + 1;  // among all pieces
     Command copy = Piece(Direction::kToHost, piece);
     if (number > buffers) queue_.WaitFor({Lane::kCompress, number - buffers}, copy);
     if (i == 0) queue_.WaitFor(waits, copy);
@@ -64,14 +64,14 @@ Event SimCompressedCopyPath::CopyOut(const Block& host, Bytes size, std::span<co
   return queue_.Join(Stream::kToHost, first);
 }
 
-// Each piece is decompressed into a buffer that an earlier one has left, and copied out of it.
+// Decompresses each piece into a buffer that an earlier piece has left, and copies it from there.
 Event SimCompressedCopyPath::CopyIn(const Block& host, Bytes size, std::span<const Wait> waits) {
   const auto buffers = static_cast<uint32_t>(compression_.buffers);
   const uint32_t first_stored = stored_.at(host.offset);
   LaneEvent first;
   for (int64_t i = 0; i < compression_.pieces(size); ++i) {
     const Bytes piece = compression_.PieceOf(size, i);
-    const uint32_t number = queue_.Latest(Lane::kDecompress).sequence + 1;  // of all pieces
+    const uint32_t number = queue_.Latest(Lane::kDecompress).sequence + 1;  // among all pieces
     Command decompress = Work(piece, compression_.decompress);
     if (number > buffers) queue_.WaitFor(landed_[number - buffers - 1], decompress);
     if (first_stored > 0) {
@@ -92,7 +92,7 @@ void SimCompressedCopyPath::OnHostBlock(TensorId storage, const Block& host) {
   stored_.erase(host.offset);
 }
 
-// Copies that start later than everything but the host's threads would have let them.
+// Adds the delay of copies that only the host's threads kept from starting earlier.
 void SimCompressedCopyPath::NotePlayed(const Program& program, const LaneTimes& times,
                                        Duration from) {
   const auto note = [&](Lane link, Lane threads, Duration& busy, Duration& waited) {
@@ -118,7 +118,7 @@ void SimCompressedCopyPath::NotePlayed(const Program& program, const LaneTimes& 
 }
 
 CompressionTimes SimCompressedCopyPath::TakeTimes() {
-  for (auto& [offset, first] : stored_) first = 0;  // all of it has been compressed
+  for (auto& [offset, first] : stored_) first = 0;  // every piece has been compressed
   landed_.clear();
   return std::exchange(times_, {});
 }

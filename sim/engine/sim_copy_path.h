@@ -1,6 +1,6 @@
-// How the simulator plays a copy between the device and a pool outside: as one command of the link,
-// or, where the host keeps it compressed, in pieces that the host's threads compress and
-// decompress.
+// The simulation of a copy between the device and a pool outside. A copy is one command of the
+// link. If the host keeps the storage compressed, it is a sequence of pieces that the host's
+// threads compress or decompress.
 
 #ifndef SPILLWAY_SIM_ENGINE_SIM_COPY_PATH_H_
 #define SPILLWAY_SIM_ENGINE_SIM_COPY_PATH_H_
@@ -17,7 +17,7 @@
 
 namespace spillway {
 
-// Nothing is compressed.
+// A copy path without compression.
 class SimCopyPath {
  public:
   // The arguments outlive the path.
@@ -27,11 +27,11 @@ class SimCopyPath {
 
   virtual Event Copy(PoolId pool, Direction direction, const Block& outside, Bytes size,
                      std::span<const Wait> waits);
-  // A storage has taken a block of the host pool.
+  // Called when a storage has taken a block of the host pool.
   virtual void OnHostBlock(TensorId /*storage*/, const Block& /*host*/) {}
-  // Commands have been played, of which none began before `from`.
+  // Called when commands have been played. No command began before `from`.
   virtual void NotePlayed(const Program&, const LaneTimes&, Duration /*from*/) {}
-  // The iteration has ended: what compression cost in it.
+  // Called at the end of an iteration. Returns the time that compression took in it.
   virtual CompressionTimes TakeTimes() { return {}; }
 
  protected:
@@ -40,8 +40,8 @@ class SimCopyPath {
   IssueQueue& queue_;
 };
 
-// A copy of a storage that the host keeps compressed is played as many: each piece waits for a
-// staging buffer or for its contents. REQUIRES: the queue splits.
+// A copy path that plays a copy of a compressed storage as several commands. Each piece waits for a
+// staging buffer or for its contents. REQUIRES: the queue was made with `splits`.
 class SimCompressedCopyPath final : public SimCopyPath {
  public:
   SimCompressedCopyPath(const Device& device, const CostModel& cost, IssueQueue& queue,
@@ -57,16 +57,17 @@ class SimCompressedCopyPath final : public SimCopyPath {
  private:
   Event CopyOut(const Block& host, Bytes size, std::span<const Wait> waits);
   Event CopyIn(const Block& host, Bytes size, std::span<const Wait> waits);
-  // The thread's work on a piece, from now on.
+  // Returns the command for a thread's work on a piece, issued now.
   Command Work(Bytes piece, Bandwidth bandwidth) const;
-  // A piece's way over the link, from now on, once the host has enqueued it.
+  // Returns the command that moves a piece over the link. The host enqueues it now.
   Command Piece(Direction direction, Bytes piece) const;
 
   const HostCompression& compression_;
-  std::map<Bytes, TensorId> owners_;  // of blocks of the host pool, by offset
-  std::map<Bytes, uint32_t> stored_;  // blocks kept compressed, and the command of the first piece;
-                                      // 0 where an earlier iteration had it
-  std::vector<LaneEvent> landed_;     // copies of pieces that were decompressed
+  std::map<Bytes, TensorId> owners_;  // owners of the blocks of the host pool, by offset
+  // The compressed blocks, and the number of the command that compressed their first piece; 0 if
+  // an earlier iteration compressed it.
+  std::map<Bytes, uint32_t> stored_;
+  std::vector<LaneEvent> landed_;  // copies of decompressed pieces to the device
   CompressionTimes times_;
 };
 

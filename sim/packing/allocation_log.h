@@ -1,7 +1,7 @@
-// What a run asked of its allocator, in order: the requests without their answers.
+// The requests of a run to its allocator, in order, without the answers.
 //
-// It is what a fragmentation study replays on other allocators and other capacities: the requests
-// of a policy whose decisions do not depend on where blocks lie.
+// A fragmentation study replays the log on other allocators and capacities. The log must come from
+// a policy whose decisions do not depend on the offsets of blocks.
 
 #ifndef SPILLWAY_SIM_PACKING_ALLOCATION_LOG_H_
 #define SPILLWAY_SIM_PACKING_ALLOCATION_LOG_H_
@@ -16,12 +16,12 @@
 
 namespace spillway {
 
-// A request for a block, or its end. Blocks are numbered from 0 in the order of their requests.
+// The request for a block, or its end. Blocks are numbered from 0 in the order of their requests.
 struct AllocationStep {
   uint32_t block = 0;
   bool free = false;
   Bytes size;              // as requested
-  Hint hint = Hint::kLow;  // of a request
+  Hint hint = Hint::kLow;  // for requests only
   bool operator==(const AllocationStep&) const = default;
 };
 
@@ -35,8 +35,8 @@ class AllocationLog {
   const std::vector<AllocationStep>& steps() const { return steps_; }
   uint32_t blocks() const { return static_cast<uint32_t>(sizes_.size()); }
 
-  // The largest sum of live bytes, each block rounded up to the granularity: what no allocator of
-  // that granularity can do without.
+  // Returns the largest sum of live bytes, with each block rounded up to the granularity. No
+  // allocator of this granularity can need less.
   Bytes Peak(Bytes granularity) const;
 
  private:
@@ -44,13 +44,14 @@ class AllocationLog {
   std::vector<Bytes> sizes_;  // by block
 };
 
-// The device requests of the iteration that a report describes, beginning with what is held from
-// before. `counted` says which of them lie in the pool; nullptr for all. What is still held in the
-// end stays so.
+// Returns the device requests of the iteration that a report describes, beginning with the blocks
+// that are already held. Only placements for which `counted` returns true are included; nullptr
+// includes all. Blocks that are held at the end have no `Free` step.
 AllocationLog RequestsOf(const Report& report,
                          const std::function<bool(const Placement&)>& counted = nullptr);
 
-// The lifetime of each block of a log, in its steps; what is not given back lives to the end.
+// Returns the lifetime of each block of a log, in steps. A block without a `Free` step lives to the
+// end.
 std::vector<LiveInterval> IntervalsOf(const AllocationLog& log);
 
 // The request that an allocator could not serve.
@@ -60,8 +61,8 @@ struct ReplayFailure {
   Bytes largest_free;  // the largest request of the same hint that would have succeeded
 };
 
-// Plays the log on an allocator that holds nothing; nullopt if every request is served. In the end,
-// and after a failure, what is live stays in the allocator.
+// Replays the log on an allocator that holds nothing. Returns nullopt if every request is served.
+// Afterwards, or after a failure, live blocks stay in the allocator.
 std::optional<ReplayFailure> Replay(const AllocationLog& log, Allocator& allocator);
 
 }  // namespace spillway

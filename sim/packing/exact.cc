@@ -9,14 +9,14 @@
 namespace spillway::packing {
 namespace {
 
-constexpr size_t kLargest = 5000;               // blocks: the search is as deep as they are many
-constexpr int64_t kAttempt = 200'000;           // steps, at least
-constexpr int kPatience = 200;                  // repairs in a row that may bring nothing
-constexpr int64_t kNoFloor = int64_t{1} << 60;  // of a section whose blocks are all placed
+constexpr size_t kLargest = 5000;               // blocks; the recursion is as deep as their number
+constexpr int64_t kAttempt = 200'000;           // least number of steps
+constexpr int kPatience = 200;                  // repairs in a row without an improvement
+constexpr int64_t kNoFloor = int64_t{1} << 60;  // floor of a section whose blocks are all placed
 
 class ExactSearch {
  public:
-  // Looks for packings that end at `ceiling`. REQUIRES: `problem` is compressed.
+  // Looks for packings no higher than `ceiling`. REQUIRES: `problem` is compressed.
   ExactSearch(const Problem& problem, int64_t ceiling, const ExactParams& params, int64_t& steps)
       : problem_(problem), ceiling_(ceiling), params_(params), steps_(steps) {
     const auto sections =
@@ -31,9 +31,9 @@ class ExactSearch {
   Solution Run() {
     const auto size = static_cast<int64_t>(problem_.count() + floor_.size());
     const int64_t attempt = std::max(kAttempt, 2 * static_cast<int64_t>(problem_.count()) * size);
-    std::vector<Place> kept;  // what the next attempt begins with
-    int64_t least = 0;        // what that has left to do
-    int idle = 0;             // repairs since it came to that
+    std::vector<Place> kept;  // the blocks with which the next attempt begins
+    int64_t least = 0;        // the area that `kept` leaves unplaced
+    int idle = 0;             // repairs since the last improvement
     for (int64_t tries = 0, beginnings = 0; steps_ > 0; ++tries) {
       Sort(tries);
       const bool anew = kept.empty();
@@ -51,7 +51,7 @@ class ExactSearch {
       least_todo_ = std::numeric_limits<int64_t>::max();
       if (Descend()) return Found();
       Undo({});
-      if (!stopped_ && anew) break;  // there is none
+      if (!stopped_ && anew) break;  // there is no packing
       if (!params_.repair) continue;
       idle = least_todo_ < least ? 0 : idle + 1;
       if (least_todo_ <= least) {
@@ -68,19 +68,19 @@ class ExactSearch {
     uint32_t block;
     int64_t offset;
   };
-  // Sections [begin, end) of the same floor between higher ones.
+  // Sections [begin, end) with one floor, between higher sections.
   struct Valley {
     size_t begin = 0, end = 0;
     int64_t floor = 0;
-    int64_t wall = 0;  // the lower of these
+    int64_t wall = 0;  // the lower of the two higher sections
   };
   struct Corner {
     Valley valley;
     size_t section = 0;
-    std::vector<uint32_t> blocks;  // that may lie there
-    int64_t loss = 0;              // what it loses at least if none does; 0 if it cannot
-    size_t ways = 0;               // to go on; 0 if there is no corner
-    int64_t spare = 0;             // what the section can lose
+    std::vector<uint32_t> blocks;  // blocks that may lie in the corner
+    int64_t loss = 0;   // least loss if no block lies there; 0 if the section cannot lose it
+    size_t ways = 0;    // number of ways to continue; 0 if there is no corner
+    int64_t spare = 0;  // the height that the section can lose
   };
   enum class Outcome : uint8_t { kSame, kRaised, kContradiction };
   struct Change {
@@ -98,10 +98,10 @@ class ExactSearch {
   }
   int64_t FloorOf(size_t section) const { return left_[section] == 0 ? kNoFloor : floor_[section]; }
 
-  // The order in which blocks are tried: the largest first by one measure or another, which after
-  // the first time are distorted at random.
+  // Sets the order in which blocks are tried: the largest first by one of several measures. After
+  // the first attempt, the measures are distorted at random.
   void Sort(int64_t tries) {
-    steps_ -= static_cast<int64_t>(16 * problem_.count());  // about
+    steps_ -= static_cast<int64_t>(16 * problem_.count());  // approximately
     std::vector<double> key;
     for (uint32_t block = 0; block < problem_.count(); ++block) {
       const auto life = static_cast<double>(problem_.end[block] - problem_.begin[block]);
@@ -119,8 +119,8 @@ class ExactSearch {
     }
   }
 
-  // Places what lies beside or below a hole, which is cut into the best attempt where the
-  // last contradiction was, and is open above.
+  // Places the blocks of the best attempt again, except in a hole that is open above. The hole
+  // starts at a random height in the section of the last contradiction.
   void PutBack(const std::vector<Place>& kept) {
     int64_t top = 0;
     const auto meets = [&](const Place& one) {
@@ -142,7 +142,8 @@ class ExactSearch {
     }
   }
 
-  // Places all blocks, or nothing: there is no packing, unless it has been stopped.
+  // Places all remaining blocks and returns true, or places no block and returns false. If it
+  // returns false, there is no packing unless the attempt was stopped.
   bool Descend() {
     if (todo_ < least_todo_) {
       least_todo_ = todo_;
@@ -162,14 +163,16 @@ class ExactSearch {
         Undo(mark);
       }
       if (corner.loss == 0) break;
-      // It may be small: a valley can lose it a great many times, which must not be as deep.
+      // The loss may be small and occur many times in one valley, so it is handled by a loop and
+      // not by recursion.
       Set(corner.section, corner.valley.floor + corner.loss);
     }
     Undo(before);
     return false;
   }
 
-  // Raises valleys in which nothing fits; false if there is a contradiction. Chooses the corner.
+  // Raises valleys in which no block fits and chooses the corner. Returns false if there is a
+  // contradiction.
   bool Conclude(Corner& corner) {
     const size_t last = floor_.size();
     for (bool changed = true; changed;) {
@@ -202,7 +205,8 @@ class ExactSearch {
 
   Outcome Look(const Valley& valley, Corner& corner) {
     const auto [begin, end, floor, wall] = valley;
-    // Where nothing lies at the floor, what lies lowest rests on another section's block or wall.
+    // If no block lies at the floor of a section, its lowest block rests on the wall or at the top
+    // of another section's block.
     int64_t loss = wall - floor;
     bool fits = false;
     for (size_t s = begin; s < end; ++s) {
@@ -245,7 +249,8 @@ class ExactSearch {
     return Outcome::kSame;
   }
 
-  // Where little can be lost and few blocks suit, a mistake shows soon.
+  // The corner with little to lose and few fitting blocks comes first, because a mistake shows soon
+  // there.
   bool Precedes(const Corner& a, const Corner& b) const {
     if (!params_.fewest) return a.valley.floor < b.valley.floor;
     if (a.ways == 1 || b.ways == 1) return a.ways < b.ways;
@@ -257,7 +262,8 @@ class ExactSearch {
 
   bool CanLie(size_t section, int64_t floor) const { return floor + left_[section] <= ceiling_; }
 
-  // REQUIRES: the block begins in a valley, which ends at `end`.
+  // Returns true if the block can be placed in the valley. REQUIRES: the block begins in the
+  // valley, which ends at `end`.
   bool Fits(uint32_t block, size_t end) const { return !placed_[block] && EndOf(block) <= end; }
 
   void Set(size_t section, int64_t floor) {
@@ -303,24 +309,24 @@ class ExactSearch {
   const int64_t ceiling_;
   const ExactParams params_;
   int64_t& steps_;
-  int64_t stop_ = 0;  // an attempt stops at these
+  int64_t stop_ = 0;  // an attempt stops when `steps_` has fallen to this
   bool stopped_ = false;
   std::mt19937 random_{11};
-  std::vector<std::vector<uint32_t>> beginning_, ending_;  // by section, as they are tried
+  std::vector<std::vector<uint32_t>> beginning_, ending_;  // by section, in trial order
   // By section:
-  std::vector<int64_t> floor_;  // what is not placed lies above
-  std::vector<int64_t> left_;   // the sum of what is not placed
+  std::vector<int64_t> floor_;  // unplaced blocks lie above
+  std::vector<int64_t> left_;   // sum of the unplaced blocks
   // By block:
   std::vector<uint8_t> placed_;
   std::vector<int64_t> offset_;
-  // What was done, to be undone:
+  // The changes made, so that they can be undone:
   std::vector<uint32_t> stack_;
   std::vector<Change> changes_;
-  int64_t todo_ = 0;  // the area of what is not placed
+  int64_t todo_ = 0;  // area of the unplaced blocks
   int64_t least_todo_ = 0;
-  size_t contradiction_ = 0;      // the section of the last one
-  std::vector<Place> furthest_;   // what was placed then
-  std::vector<uint32_t> blocks_;  // of a corner
+  size_t contradiction_ = 0;      // section of the last contradiction
+  std::vector<Place> furthest_;   // the blocks placed when `todo_` was least
+  std::vector<uint32_t> blocks_;  // the blocks of one corner
 };
 
 }  // namespace

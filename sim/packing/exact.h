@@ -9,25 +9,24 @@
 
 namespace spillway::packing {
 
-// What the search concludes and how it chooses; each can be switched off to see what it is worth.
+// The rules of the search. Each can be switched off to measure its effect.
 struct ExactParams {
-  bool fewest = true;  // the corner with little to lose and few ways to go on comes first, else the
-                       // lowest
-  bool even = true;    // first come blocks as high as the valley's wall or as long as its floor
-  bool right = true;   // right corners of valleys are looked at, not only left ones
-  bool repair = true;  // between new beginnings, parts of the best attempt are built again
+  bool fewest = true;  // first the corner with little to lose and few ways, else the lowest
+  bool even = true;    // first blocks as high as the valley's wall or as long as its floor
+  bool right = true;   // look at right corners of valleys, not only at left ones
+  bool repair = true;  // rebuild parts of the best attempt between new beginnings
 };
 
-// Depth first over packings that are built from below, each block on top of another or on the
-// ground. A valley is a stretch of sections of time that lie lower than those beside it: at its
-// left (or right) corner either a block starts (ends) at the floor, or that section loses some of
-// what it can lose, which is the height less the sum of its blocks. Where memory is full all the
-// time nothing can be lost, and few blocks suit a corner. No order of the blocks suits all
-// problems: attempts are limited, and repeated with others.
+// Searches depth first over packings that are built from below, each block on top of another or on
+// the ground. A valley is a stretch of sections of time that are lower than the sections on both
+// sides. At its left (right) corner, either a block starts (ends) at the floor, or the corner's
+// section loses height. A section can lose the height of the packing less the sum of its blocks. If
+// memory is full all the time, no section can lose height, and few blocks fit a corner. No order of
+// the blocks suits all problems, so attempts are limited and repeated with other orders.
 //
-// Returns a packing that is lower than `height`; of the largest height there is, if none was found.
-// None exists if `steps`, from which the comparisons made are taken, have not run out then. For
-// more than 5,000 blocks they have. REQUIRES: sizes are larger than 0.
+// Returns a packing lower than `height`, or a `Solution` with height INT64_MAX if none was found.
+// If steps remain in that case, none exists. Subtracts the comparisons made from `steps`; sets
+// `steps` to 0 for more than 5,000 blocks. REQUIRES: sizes are larger than 0.
 Solution SearchExactly(const Problem& problem, int64_t height, int64_t& steps,
                        const ExactParams& params = {});
 

@@ -14,17 +14,17 @@
 namespace spillway::packing {
 namespace {
 
-constexpr int64_t kLarge = 2500;         // parts of the bound
-constexpr size_t kRaces = 16;            // at a time, at most
-constexpr int64_t kSteps = 100'000'000;  // each of these gets at least, where there are two
+constexpr int64_t kLarge = 2500;         // a block is large from this fraction of the bound on
+constexpr size_t kRaces = 16;            // most races at a time
+constexpr int64_t kSteps = 100'000'000;  // least number of steps for each of several races
 constexpr size_t kRunners = 8;           // in a race
-constexpr int kSweeps = 30;              // to begin with
-constexpr int kMoves = 500;              // of a runner until the first comparison
-constexpr int kPatience = 8000;          // moves in a row of the last one that may bring nothing
+constexpr int kSweeps = 30;              // at the beginning
+constexpr int kMoves = 500;              // moves of a runner until the first comparison
+constexpr int kPatience = 8000;          // moves of the last runner without an improvement
 
 }  // namespace
 
-// The large blocks, some of them placed below a height.
+// The large blocks, some placed below a height.
 class NeighbourhoodSearch::Arena {
  public:
   Arena(const NeighbourhoodSearch& search, int64_t height, std::mt19937& random, int64_t& steps)
@@ -35,7 +35,7 @@ class NeighbourhoodSearch::Arena {
         steps_(steps),
         offset_(reduced_.count(), -1) {}
 
-  // The best of some sweeps.
+  // Begins with the best of several sweeps.
   void Begin() {
     std::vector<int64_t> best;
     double least = std::numeric_limits<double>::max();
@@ -50,7 +50,7 @@ class NeighbourhoodSearch::Arena {
     Resume(best);
   }
 
-  // With these offsets, -1 for homeless.
+  // Continues with these offsets; -1 means homeless.
   void Resume(const std::vector<int64_t>& offsets) {
     Clear();
     for (uint32_t block = 0; block < offsets.size(); ++block) {
@@ -62,7 +62,7 @@ class NeighbourhoodSearch::Arena {
     FindHomeless();
   }
 
-  // REQUIRES: something is homeless.
+  // Takes blocks out and places them again. REQUIRES: there is a homeless block.
   void Move() {
     const uint32_t block = homeless_[random_() % homeless_.size()];
     const Window window = DrawWindow(block);
@@ -86,7 +86,7 @@ class NeighbourhoodSearch::Arena {
 
   bool complete() const { return homeless_.empty(); }
   double missing() const { return missing_; }
-  // By block, -1 for homeless.
+  // by block; -1 means homeless
   const std::vector<int64_t>& offsets() const { return offset_; }
 
  private:
@@ -103,7 +103,8 @@ class NeighbourhoodSearch::Arena {
     return static_cast<int64_t>(random_() % static_cast<uint64_t>(count));
   }
 
-  // Leaves what is placed at its time in `met_`.
+  // Draws a window around the block's lifetime. Leaves the blocks that are placed at that time in
+  // `met_`.
   Window DrawWindow(uint32_t block) {
     const int64_t around = int64_t{1} << Draw(6);
     int64_t begin = reduced_.begin[block], end = reduced_.end[block];
@@ -121,7 +122,8 @@ class NeighbourhoodSearch::Arena {
     return window;
   }
 
-  // Leaves those that live in [begin, end) in `met_`. Most do not, and which is hard to predict.
+  // Leaves the placed blocks that live in [begin, end) in `met_`. Most blocks do not, and it is
+  // hard to predict which do, so the loop has no branch.
   void Meet(const std::vector<Placed>& placed, int64_t begin, int64_t end) {
     met_.resize(placed.size());
     size_t count = 0;
@@ -133,7 +135,7 @@ class NeighbourhoodSearch::Arena {
     steps_ -= static_cast<int64_t>(placed.size());
   }
 
-  // Somewhere within, or at one of the ends.
+  // Draws a moment in the window or just outside one of its ends.
   int64_t DrawPivot(const Window& window) {
     const int64_t where = Draw(8);
     return where == 0   ? window.begin - 1
@@ -141,13 +143,13 @@ class NeighbourhoodSearch::Arena {
                         : window.begin + Draw(window.end - window.begin);
   }
 
-  // Leaves what lay in the window, and what is homeless at its time, in `taken_`, and the others
-  // that these meet in `local_`; returns what the homeless weigh. REQUIRES: `met_` is as
-  // `DrawWindow` left it.
+  // Takes out the blocks in the window, and the homeless blocks of its time, and leaves them in
+  // `taken_`. Leaves the other placed blocks that are live at the same time in `local_`. Returns
+  // the weight of the homeless blocks taken. REQUIRES: `met_` is as `DrawWindow` left it.
   double TakeOut(const Window& window) {
     taken_.clear();
     double homeless = 0;
-    int64_t begin = window.begin, end = window.end;  // of all that is taken
+    int64_t begin = window.begin, end = window.end;  // of all blocks taken
     const auto take = [&](uint32_t block) {
       taken_.push_back({block, offset_[block]});
       offset_[block] = -1;
@@ -171,12 +173,12 @@ class NeighbourhoodSearch::Arena {
     return homeless;
   }
 
-  // Places what it can of the blocks in `local_`; returns the weight of the others, or what is
-  // above `limit` when it gave up.
+  // Places as many of the blocks into `local_` as it can. Returns the weight of the blocks without
+  // a place; gives up once the weight exceeds `limit`.
   double Sweep(const Order& blocks, const SweepRule& rule, double limit) {
     const SweepOrder order = OrderOf(reduced_, rule, blocks);
-    // Where nothing else is placed the two directions do not meet, and what the sweep has left
-    // behind is in nobody's way.
+    // If no other block is placed, the two directions do not meet. Blocks that the sweep has passed
+    // can then be removed, because no later block meets them.
     const bool alone = placed_.empty();
     double missing = 0;
     const auto place = [&](const Order& some, bool forward) {
@@ -198,7 +200,8 @@ class NeighbourhoodSearch::Arena {
     return missing;
   }
 
-  // False if there is no free place in `local_`. `forward`: it is placed in the order of time.
+  // Places a block in `local_`; returns false if there is no free place. `forward` means that
+  // blocks are placed in the order of time.
   bool Place(uint32_t block, const SweepRule& rule, bool forward) {
     Meet(local_, reduced_.begin[block], reduced_.end[block]);
     const Block wanted{reduced_.begin[block], reduced_.end[block], reduced_.size[block]};
@@ -242,24 +245,24 @@ class NeighbourhoodSearch::Arena {
   const int64_t height_;
   std::mt19937& random_;
   int64_t& steps_;
-  std::vector<int64_t> offset_;  // by block, -1 without a place
+  std::vector<int64_t> offset_;  // by block; -1 means homeless
   std::vector<Placed> placed_;   // by offset
-  std::vector<Placed> local_;    // some of them, and what a move places; by offset
-  std::vector<Placed> stack_;    // what was placed first when nothing else was
+  std::vector<Placed> local_;    // placed near the window or by the current move; by offset
+  std::vector<Placed> stack_;    // the blocks live at the pivot, when no other block was placed
   std::vector<uint32_t> homeless_;
-  double missing_ = 0;  // what these weigh
+  double missing_ = 0;  // weight of the homeless blocks
   std::vector<const Placed*> met_;
   std::vector<Taken> taken_;
   std::vector<uint32_t> again_;
 };
 
-// One race after the other, until one of them leads to a packing below a height.
+// Runs races until one leads to a packing below a height.
 class NeighbourhoodSearch::Races {
  public:
   Races(const NeighbourhoodSearch& search, int64_t height, uint32_t seed, int64_t& steps)
       : steps_(steps), random_(seed), arena_(search, height, random_, steps) {}
 
-  // The offsets of the large blocks; none when the steps run out or `stop()`.
+  // Returns the offsets of the large blocks; empty if the steps run out or `stop()` returns true.
   template <typename Stop>
   std::vector<int64_t> Run(const Stop& stop) {
     while (steps_ > 0 && !stop()) {
@@ -274,7 +277,7 @@ class NeighbourhoodSearch::Races {
     std::vector<int64_t> offsets;
   };
 
-  // True when a runner has a place for everything: it is in the arena.
+  // Returns true if a runner has a place for every block; its offsets are then in the arena.
   template <typename Stop>
   bool Race(const Stop& stop) {
     std::vector<Runner> runners;
@@ -283,13 +286,14 @@ class NeighbourhoodSearch::Races {
       if (arena_.complete()) return true;
       runners.push_back({arena_.missing(), arena_.offsets()});
     }
-    // Twice the moves for the better half, again and again; the last runs until it is tired.
+    // The better half gets twice the moves, again and again. The last runner continues until it
+    // makes no more progress.
     for (int moves = kMoves; !runners.empty(); moves *= 2) {
       const bool last = runners.size() == 1;
       for (Runner& runner : runners) {
         arena_.Resume(runner.offsets);
         double least = arena_.missing();
-        int idle = 0;  // moves since it came to that
+        int idle = 0;  // moves since the last improvement
         for (int i = 0; last ? idle < kPatience : i < moves; ++i, ++idle) {
           if (steps_ <= 0 || stop()) return false;
           arena_.Move();
@@ -338,14 +342,14 @@ Solution NeighbourhoodSearch::Run(int64_t height, int64_t& steps) {
   if (steps <= 0 || large_.empty()) return {};
   struct Outcome {
     std::vector<int64_t> offsets;
-    int64_t steps;  // that are left
+    int64_t steps;  // steps left
   };
   const size_t count = std::clamp<size_t>(static_cast<size_t>(steps / kSteps), 1, kRaces);
   const int64_t share = steps / static_cast<int64_t>(count) + 1;
   std::vector<Outcome> outcomes(count, {{}, share});
   const uint32_t seed = static_cast<uint32_t>(random_());
-  // The first in their order that succeeds counts, whichever is done first: so they begin in that
-  // order, and those after it are stopped.
+  // The first race in their order that succeeds counts, whichever ends first. So races begin in
+  // that order, and later races are stopped when an earlier one has succeeded.
   std::atomic<size_t> next = 0, first = count;
   tbb::this_task_arena::isolate([&] {
     tbb::parallel_for(size_t{0}, count, [&](size_t) {

@@ -1,19 +1,19 @@
 // Packing by taking a part out and placing it again: the search for problems in which memory is
 // full all the time.
 //
-// Large neighbourhood search (Shaw 1998). It begins with the best of some sweeps over time
-// (`sweep.h`), in which what finds no place below the height stays homeless. Then it takes
-// out what lies around the lifetime of a homeless block, mostly within a band of offsets, and
-// sweeps over that and the homeless again. The outcome stays if what is homeless weighs no more
-// than before; else all is as it was.
+// This is large neighbourhood search (Shaw 1998). It begins with the best of several sweeps over
+// time (`sweep.h`). A block without a place below the height is homeless. Each move takes out the
+// blocks around the lifetime of a homeless block, mostly within a band of offsets, and places them
+// and the homeless blocks in a new sweep. The result is kept if the homeless blocks weigh no more
+// than before; otherwise the move is undone.
 //
-// That is for large blocks alone. Small ones go into the gaps in the end: they are many, but for
-// all of them a sliver of memory is enough.
+// The search places only large blocks. The many small blocks go into the gaps at the end; a sliver
+// of memory is enough for all of the small blocks.
 //
-// How far that leads depends on the beginning. So many beginnings race: the better half goes on,
-// again and again, until one is left (successive halving, Jamieson and Talwalkar 2016). Everything
-// is drawn at random, from fixed seeds. Races run on all cores, and the outcome does not depend on
-// how many there are.
+// The result depends on the beginning. Several beginnings race: the better half continues, again
+// and again, until one is left (successive halving, Jamieson and Talwalkar 2016). All random
+// numbers come from fixed seeds. Races run on all cores, and the result does not depend on the
+// number of cores.
 
 #ifndef SPILLWAY_SIM_PACKING_NEIGHBOURHOOD_H_
 #define SPILLWAY_SIM_PACKING_NEIGHBOURHOOD_H_
@@ -28,11 +28,12 @@ namespace spillway::packing {
 
 class NeighbourhoodSearch {
  public:
-  // `problem` outlives this; `bound` is its bound.
+  // `bound` is the bound of `problem`. `problem` outlives the search.
   NeighbourhoodSearch(const Problem& problem, int64_t bound);
 
-  // A packing that is no higher than `height`, seldom a little higher, or of the largest height
-  // there is when the steps run out or no block is large. Takes the comparisons made off `steps`.
+  // Returns a packing that is no higher than `height`, rarely a little higher. If the steps run out
+  // or no block is large, returns a `Solution` with height INT64_MAX. Subtracts the comparisons
+  // made from `steps`.
   Solution Run(int64_t height, int64_t& steps);
 
  private:
@@ -40,11 +41,11 @@ class NeighbourhoodSearch {
   class Races;
 
   const Problem& problem_;
-  int64_t sliver_ = 0;  // of memory is kept for the small ones
-  Order large_;         // the largest first
-  Problem reduced_;     // these, in compressed time
-  // By large block, when it is homeless: large ones are hard to place, long-lived ones in less than
-  // proportion to their life.
+  int64_t sliver_ = 0;  // memory kept for the small blocks
+  Order large_;         // the large blocks, the largest first
+  Problem reduced_;     // the large blocks in compressed time
+  // The weight of each large block while it is homeless. Large blocks are hard to place. Long-lived
+  // blocks are too, but the weight grows more slowly than their lifetime.
   std::vector<double> weight_;
   std::vector<int64_t> pivots_;  // moments at which memory is almost full
   std::mt19937 random_;

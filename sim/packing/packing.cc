@@ -17,10 +17,12 @@ void Keep(Solution& best, Solution found) {
   if (found.height < best.height) best = std::move(found);
 }
 
-// Of the heuristics together: all of tens of thousands of blocks, some of hundreds of thousands.
+// The steps of all heuristics together. They suffice for all heuristics on tens of thousands of
+// blocks, and for some heuristics on hundreds of thousands.
 constexpr int64_t kConstructing = 4'000'000'000;
 
-// The best of the heuristics, until `enough`. They are for free.
+// Returns the best result of the heuristics. Stops at a packing no higher than `enough`. The steps
+// do not count.
 Solution Construct(const Problem& problem, int64_t enough) {
   Solution best;
   int64_t steps = kConstructing;
@@ -33,29 +35,31 @@ Solution Construct(const Problem& problem, int64_t enough) {
   return best;
 }
 
-// Looks for a packing that is no higher than `enough`, and puts most of the effort where it is
-// higher than `near`.
+// Looks for a packing that is no higher than `enough`. Spends most of the effort if the best
+// packing is higher than `near`.
 Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& steps) {
   const int64_t bound = BoundOf(problem);
   const int64_t all = steps;
   Solution best = Construct(problem, enough);
-  // Runs a search with a part of the steps, takes off what it used, and returns what is left of it.
+  // Runs a search with `part` of the steps, subtracts the steps that it used, and returns the rest
+  // of the part.
   const auto spend = [&](int64_t part, const auto& search) {
     int64_t left = part;
     Keep(best, search(left));
     steps -= part - left;
     return left;
   };
-  // Few blocks are packed for good: as low as the bound, or lower again and again.
+  // Small problems are solved for good: the search finds the bound, or lowers the height again and
+  // again.
   for (int64_t height = bound + 1; best.height > enough && steps > 0; height = best.height) {
     const int64_t before = best.height;
     const int64_t left =
         spend(all / 2048, [&](int64_t& part) { return SearchExactly(problem, height, part); });
     if (left <= 0) break;
-    if (height == before && best.height == before) return best;  // nothing is lower
+    if (height == before && best.height == before) return best;  // no packing is lower
   }
-  // Where memory is full all the time, exactly the bound is easier to find than a little more, and
-  // nothing else finds it.
+  // If memory is full all the time, a packing at exactly the bound is easier to find than one a
+  // little higher, and only this search finds it.
   for (const int64_t height : {bound, enough}) {
     if (best.height <= enough) break;
     const int64_t part = height > bound ? 256 : enough > bound ? 64 : 4;
@@ -68,8 +72,8 @@ Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& st
     spend(part, [&](int64_t& left) { return neighbourhoods.Run(height, left); });
     return best.height <= height;
   };
-  // Looks for a packing that is no higher than `goal`, or else half as far from there as the best,
-  // and so on; again with twice the steps, up to `most`.
+  // Looks for a packing that is no higher than `goal`; if that fails, looks halfway between the
+  // goal and the best packing, and so on. Repeats this with twice the steps, up to `most`.
   const auto approach = [&](int64_t goal, int64_t most) {
     for (int64_t part = std::max<int64_t>(1, most / 16); best.height > goal && part <= most;
          part *= 2) {
@@ -125,7 +129,7 @@ Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& opti
   std::stable_sort(others.begin(), others.end(),
                    [&](size_t a, size_t b) { return intervals[a].begin < intervals[b].begin; });
   struct Part {
-    size_t begin;  // in `others`
+    size_t begin;  // index in `others`
     packing::Problem problem;
   };
   std::vector<Part> parts;
@@ -145,7 +149,7 @@ Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& opti
     parts.push_back(std::move(part));
   }
   packing.bound = bound * options.granularity;
-  // The slack is that of the whole, whatever lies at the bottom.
+  // The slack is measured by the height of the whole packing, including the blocks at the bottom.
   const int64_t memory = std::max(bound, options.memory.count() / options.granularity.count());
   const int64_t enough = std::min(memory, bound + bound * options.tolerance / 1000) - bottom;
   const int64_t near = std::max(enough, bound + bound / 100 - bottom);

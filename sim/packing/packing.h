@@ -1,11 +1,11 @@
 // Offline placement: offsets for blocks whose sizes and lifetimes are known in advance, in as
 // little memory as can be found.
 //
-// The problem (dynamic storage allocation) is NP-hard. A packing is the best of several heuristics,
-// of an exact search (`exact.h`), and of packing a part again while the rest stays
-// (`neighbourhood.h`), limited by the steps that they take; there is no clock,
-// so the same intervals give the same offsets. Blocks that meet all others lie at the bottom, and
-// stretches of time that no other block connects are packed apart: neither costs anything.
+// The problem (dynamic storage allocation) is NP-hard. A packing is the best result of several
+// heuristics, of an exact search (`exact.h`), and of packing parts again while the rest stays
+// (`neighbourhood.h`). The searches are limited by steps, not by a clock, so the same intervals
+// give the same offsets. Blocks that overlap all others in time lie at the bottom. Stretches of
+// time that no remaining block connects are packed separately. Neither rule raises a packing.
 
 #ifndef SPILLWAY_SIM_PACKING_PACKING_H_
 #define SPILLWAY_SIM_PACKING_PACKING_H_
@@ -27,23 +27,25 @@ struct LiveInterval {
 
 struct Packing {
   std::vector<Bytes> offsets;  // by interval
-  Bytes height;                // the end of the highest block
-  Bytes bound;                 // the largest sum of live sizes: no packing is lower
+  Bytes height;                // end of the highest block
+  Bytes bound;                 // largest sum of live sizes; no packing is lower
 };
 
 struct PackingOptions {
-  Bytes granularity = Bytes(512);  // sizes are rounded up to a multiple of it
-  // How far above the bound is good enough, in thousandths of it, if that is within the memory.
+  Bytes granularity = Bytes(512);  // sizes are rounded up to a multiple of the granularity
+  // The search stops at a packing that is at most this many thousandths above the bound, and no
+  // higher than `memory` or the bound, whichever is larger.
   int64_t tolerance = 5;
   Bytes memory = Bytes::Unlimited();
-  // The effort: about so many comparisons of two blocks or of a block with a section of time. Where
-  // the heuristics miss one percent, most is for packing parts again, to come within one percent or
-  // nearer to it; where not the least slack is allowed, a quarter is for the exact search. With 0
-  // the heuristics are on their own.
+  // The effort: the approximate number of comparisons of two blocks, or of a block with a section
+  // of time. If the heuristics are more than one percent above the bound, most steps are for
+  // packing parts again, to come within one percent or as close as possible. If no slack is
+  // allowed, a quarter of the steps is for the exact search. With 0 steps, only the heuristics run.
   int64_t steps = 64'000'000'000;
 };
 
-// REQUIRES: begin < end and size >= 0 in each interval, granularity > 0.
+// Returns the best packing that the searches find. REQUIRES: begin < end and size >= 0 in each
+// interval, granularity > 0.
 Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& options = {});
 
 }  // namespace spillway

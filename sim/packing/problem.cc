@@ -9,7 +9,7 @@
 namespace spillway::packing {
 
 Problem Compress(const Problem& problem) {
-  std::vector<std::tuple<int64_t, bool, size_t>> changes;  // ends before beginnings, by block
+  std::vector<std::tuple<int64_t, bool, size_t>> changes;  // time, true for a beginning, block
   for (size_t i = 0; i < problem.count(); ++i) {
     changes.emplace_back(problem.begin[i], true, i);
     changes.emplace_back(problem.end[i], false, i);
@@ -17,7 +17,7 @@ Problem Compress(const Problem& problem) {
   std::sort(changes.begin(), changes.end());
   Problem compressed = problem;
   int64_t moment = 0;
-  bool ended = false;  // something has, since the last beginning
+  bool ended = false;  // true if a block has ended since the last beginning
   for (const auto& [at, begins, block] : changes) {
     if (begins && ended) ++moment;
     ended = !begins;
@@ -60,8 +60,8 @@ struct Placed {
   int64_t offset, top, begin, end;
 };
 
-// Placed blocks among many, which are found by their lifetimes: a tree over all blocks in the order
-// in which they begin, with the latest end of what is placed in each subtree.
+// The placed blocks, which can be found by their lifetimes. It is a tree over all blocks in the
+// order in which they begin, with the latest end of the placed blocks in each subtree.
 class Lifetimes {
  public:
   explicit Lifetimes(const Problem& problem)
@@ -84,7 +84,8 @@ class Lifetimes {
     }
   }
 
-  // What lives in [begin, end), by offset. Takes the nodes that it looks at off `steps`.
+  // Finds the placed blocks that live in [begin, end), by offset. Subtracts the visited nodes from
+  // `steps`.
   void Find(int64_t begin, int64_t end, std::vector<Placed>& met, int64_t& steps) const {
     const auto last =
         static_cast<size_t>(std::lower_bound(begin_.begin(), begin_.end(), end) - begin_.begin());
@@ -110,7 +111,7 @@ class Lifetimes {
   }
 
   size_t blocks_, leaves_;
-  std::vector<int64_t> latest_;  // by node; kNever if nothing is placed
+  std::vector<int64_t> latest_;  // by node; kNever if no block is placed there
   std::vector<size_t> leaf_;     // by block
   std::vector<int64_t> begin_;   // by leaf
   std::vector<Placed> placed_;
@@ -122,7 +123,7 @@ Solution Place(const Problem& problem, const Order& order, Gap rule, int64_t& st
                const std::vector<int64_t>& fixed) {
   Solution solution{std::vector<int64_t>(problem.count(), 0), 0};
   Lifetimes lifetimes(problem);
-  std::vector<Placed> met;  // what the block meets, by offset
+  std::vector<Placed> met;  // placed blocks that are live at the block's time, by offset
   for (const uint32_t block : order) {
     const int64_t begin = problem.begin[block], end = problem.end[block];
     const int64_t size = problem.size[block];
@@ -158,7 +159,7 @@ std::vector<Order> Orders(const Problem& problem) {
       OrderBy(problem, [&](uint32_t i) { return static_cast<Int128>(size[i]) * life(i); }),
       OrderBy(problem, [&](uint32_t i) { return std::pair(-begin[i], size[i]); }),
       OrderBy(problem, [&](uint32_t i) { return std::pair(end[i], size[i]); })};
-  // Long-lived blocks nest in each other, the others are best placed by size.
+  // Long-lived blocks nest in each other; the others are best placed by size.
   const int64_t first = *std::min_element(begin.begin(), begin.end());
   const int64_t last = *std::max_element(end.begin(), end.end());
   for (const int64_t part : {2, 4, 8, 16, 32, 64}) {

@@ -8,7 +8,7 @@
 namespace spillway::packing {
 namespace {
 
-constexpr double kGap = 3;  // how much worse it is to leave a gap than to fill one
+constexpr double kGap = 3;  // the additional cost if a block does not fill its gap
 
 template <typename T, size_t kSize>
 T Pick(const std::array<T, kSize>& values, std::mt19937& random) {
@@ -65,7 +65,7 @@ int64_t BestGap(std::span<const Placed* const> met, int64_t height, const Block&
   const auto difference = [&](int64_t a, int64_t b) {
     return std::min(static_cast<double>(a < b ? b - a : a - b), rule.farthest);
   };
-  // How ill a neighbour suits; null is an end of the arena.
+  // Returns how badly a neighbour fits. A null neighbour is an end of the arena.
   const auto distance = [&](const Placed* other) {
     if (other == nullptr) return (1 + rule.origin) * rule.farthest;
     const double begins = difference(other->begin, block.begin);

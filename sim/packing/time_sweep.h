@@ -1,10 +1,11 @@
 // Placing blocks in the order of time.
 //
-// Where a policy keeps the arena full, a block's place is one that others have just left, and a
-// large block fits only where blocks that end together lie together. So blocks are placed outwards
-// from a moment, those that are live then first, each beside the block whose life ends (towards the
-// past: begins) most nearly when its own does, first where it fills a gap. Moments, orders and
-// weights are drawn at random: neighbourhood search (`neighbourhood.h`) makes many sweeps.
+// If a policy keeps the arena full, a block's place is one that other blocks have just left. A
+// large block fits only if blocks that end together lie together. So a sweep starts at a moment,
+// the pivot, and first places the blocks that are live then. It then places the other blocks
+// outwards from the pivot. Each block goes beside the block whose end is closest in time to its own
+// end (towards the past: whose beginning is closest), and preferably where it fills a gap. Pivots,
+// orders and weights are random: neighbourhood search (`neighbourhood.h`) makes many sweeps.
 
 #ifndef SPILLWAY_SIM_PACKING_TIME_SWEEP_H_
 #define SPILLWAY_SIM_PACKING_TIME_SWEEP_H_
@@ -18,42 +19,43 @@
 
 namespace spillway::packing {
 
-// How a sweep decides; drawn at random.
+// The random parameters of a sweep.
 struct SweepRule {
   enum class Stack : uint8_t { kLongest, kOldest, kFirstToEnd, kYoungest };
 
-  int64_t pivot = 0;              // the moment
-  Stack stack = Stack::kLongest;  // what lies lowest of the blocks that are live then
-  double farthest = 0;            // differences of time beyond this are equal
+  int64_t pivot = 0;              // the moment at which the sweep starts
+  Stack stack = Stack::kLongest;  // which of the blocks live at the pivot lies lowest
+  double farthest = 0;            // larger differences of time count as this one
   double origin = 0;              // the weight of the difference of the other ends
-  double noise = 0;               // part of a choice that is chance
+  double noise = 0;               // the random part of a choice
 };
 
-// REQUIRES: `pivots` is not empty.
+// Draws the parameters of a sweep. REQUIRES: `pivots` is not empty.
 SweepRule DrawRule(const std::vector<int64_t>& pivots, std::mt19937& random);
 
-// Blocks in the order in which they are placed.
+// The blocks in the order in which they are placed.
 struct SweepOrder {
-  Order stack;  // those that are live at the pivot, the lowest first
+  Order stack;  // blocks that are live at the pivot, the lowest first
   Order later;
   Order earlier;  // against the order of time
 };
 SweepOrder OrderOf(const Problem& problem, const SweepRule& rule, std::span<const uint32_t> blocks);
 
-// A block to be placed; live in [begin, end).
+// A block to be placed. It is live in [begin, end).
 struct Block {
   int64_t begin, end, size;
 };
 
-// A block that has a place.
+// A block that has been placed.
 struct Placed {
   int64_t offset, top, begin, end;
   uint32_t block;
 };
 
-// The offset of the gap below `height` whose neighbours suit a block best, by the
-// rule; -1 if none is large enough. `met`: what it meets, by offset. `forward`: in the order of
-// time, in which what ends together belongs together; else what begins together does.
+// Returns the offset of the gap below `height` whose neighbours fit `block` best by the rule; -1 if
+// no gap is large enough. `met` are the placed blocks that are live at its time, by offset. If
+// `forward`, blocks are placed in the order of time, and blocks that end together belong together;
+// otherwise blocks that begin together do.
 int64_t BestGap(std::span<const Placed* const> met, int64_t height, const Block& block,
                 bool forward, const SweepRule& rule, std::mt19937& random);
 

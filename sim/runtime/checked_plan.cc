@@ -35,13 +35,14 @@ void CheckedPlan::Take(OpId op_id, KernelPlan plan) {
     }
     if (run.batch != op.batch && Holds(op, StepOf(op).whole_batch)) {
       throw PolicyError(
-          fmt::format("ChooseKernels({}): the batch of such an op cannot be split", op.name));
+          fmt::format("ChooseKernels({}): the batch of this op cannot be split", op.name));
     }
     const auto candidates = run.batch == op.batch ? ops_.kernels(op_id, run.slot)
                                                   : cost_.Kernels(op, run.slot, run.batch);
     if (run.kernel >= candidates.size()) {
-      throw PolicyError(fmt::format("ChooseKernels({}): kernel {} of slot {}, which has {}",
-                                    op.name, run.kernel, op.slots[slot].name, candidates.size()));
+      throw PolicyError(fmt::format(
+          "ChooseKernels({}): there is no kernel {} in slot {}, which has {} (numbered from 0)",
+          op.name, run.kernel, op.slots[slot].name, candidates.size()));
     }
     left -= run.batch;
     Add(op_id, run.slot, candidates[run.kernel]);

@@ -1,8 +1,7 @@
-// How an op is about to run: the kernels that the policy chose, checked, with their time and
-// workspace.
+// The kernels that the policy chose for an op, checked, with their time and workspace.
 //
-// It asks nobody and remembers one op and the kernel before. Owned by the runtime, which keeps it
-// from op to op to save allocations.
+// It makes no call to the policy, and remembers only the current op and the kernel before it. The
+// runtime owns it and reuses it for each op to save allocations.
 
 #ifndef SPILLWAY_SIM_RUNTIME_CHECKED_PLAN_H_
 #define SPILLWAY_SIM_RUNTIME_CHECKED_PLAN_H_
@@ -18,21 +17,21 @@ namespace spillway {
 
 class CheckedPlan {
  public:
-  // The arguments outlive the choice.
+  // The arguments outlive the plan.
   CheckedPlan(const Trace& trace, const Liveness& liveness, const OpTable& ops,
               const CostModel& cost)
       : trace_(trace), liveness_(liveness), ops_(ops), cost_(cost) {}
 
-  // Takes a policy's plan for an op; an empty one stands for the fastest kernel of each slot on the
-  // whole batch. Throws `PolicyError` unless the plan covers each slot, in order, with the whole
-  // batch.
+  // Takes a policy's plan for an op. An empty plan stands for the fastest kernel of each slot on
+  // the whole batch. Throws `PolicyError` unless the plan covers every slot, in order, with the
+  // whole batch.
   void Take(OpId op, KernelPlan plan);
 
-  // What is taken next comes behind nothing.
+  // Forgets the last kernel: the next kernel is the first one of an iteration.
   void BeginIteration() { last_ = {}; }
 
   std::span<const KernelRun> runs() const { return runs_; }
-  Duration time() const { return time_; }         // of all runs, one after the other
+  Duration time() const { return time_; }         // sum of all runs
   Bytes workspace() const { return workspace_; }  // the largest of all runs
 
  private:
@@ -43,7 +42,8 @@ class CheckedPlan {
   };
 
   void Add(OpId op, uint32_t slot, const Kernel& kernel);
-  // Whether what comes behind the last run finds its code and data in the caches.
+  // Returns true if the kernel finds its code and data in the caches, because the run before it had
+  // the same algorithm and slot in the same op or an op that is `Alike`.
   bool IsWarm(const Taken& next) const;
 
   const Trace& trace_;
@@ -53,7 +53,7 @@ class CheckedPlan {
   KernelPlan runs_;
   Duration time_;
   Bytes workspace_;
-  Taken last_;  // the run before, if any
+  Taken last_;  // the run before; its kernel is null at the start of an iteration
 };
 
 }  // namespace spillway

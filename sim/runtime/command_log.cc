@@ -23,8 +23,7 @@ void CommandLog::Begin(TimelineEntry& entry) {
   if (entry.nominal > kLongestIteration - total_) {
     throw InputError(fmt::format(
         "op '{}': a {} takes {}, after {} of kernels and copies before it; an iteration may take "
-        "{} "
-        "in all",
+        "{} in all",
         trace_.op(entry.op).name, entry.kind == CommandKind::kKernel ? "kernel" : "copy",
         FormatDuration(entry.nominal), FormatDuration(total_), FormatDuration(kLongestIteration)));
   }
@@ -50,7 +49,7 @@ void CommandLog::AddFence(TimelineEntry& entry) {
 
 void CommandLog::Commit(TimelineEntry& entry) {
   newest_.Add(entry.event);
-  // The times of the last iteration stand in until this one's are known.
+  // The entry has the times of the last iteration until this iteration's times are known.
   if (const TimelineEntry* last = timeline_.Replaced()) entry.interval = last->interval;
   timeline_.Append(entry);
 }

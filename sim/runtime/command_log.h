@@ -1,7 +1,7 @@
-// The commands of an iteration as they are issued: their waits, and in the end their times.
+// The commands of an iteration, with their waits and finally their times.
 //
-// It leaves out waits that a stream has made already, holds the fence that a policy asked for until
-// the next kernel, and is where the timeline of a report is written. Owned by the runtime.
+// The log omits waits that a stream has already made, holds a fence that the policy asked for until
+// the next kernel, and writes the timeline of the report. The runtime owns it.
 
 #ifndef SPILLWAY_SIM_RUNTIME_COMMAND_LOG_H_
 #define SPILLWAY_SIM_RUNTIME_COMMAND_LOG_H_
@@ -18,23 +18,24 @@ namespace spillway {
 
 class CommandLog {
  public:
-  // Writes `report.timeline` and `report.waits`. The trace and the report outlive the log.
+  // The log writes `report.timeline` and `report.waits`. The trace and the report outlive the log.
   CommandLog(const Trace& trace, Report& report)
       : trace_(trace), report_(report), timeline_(report.timeline) {}
 
   void BeginIteration();
 
-  // Commands issued in this iteration.
+  // Returns the number of commands issued in this iteration.
   size_t issued() const { return timeline_.written(); }
 
-  // The next kernel will wait for everything issued so far.
+  // Makes the next kernel wait for every command issued so far.
   void Fence() { fence_ = newest_; }
 
-  // For each command: `Begin`, then `AddWaits` any number of times, then `Commit`. Throws
-  // `InputError` with the op if the commands of the iteration add up to more than
-  // `kLongestIteration`.
+  // Adds a command: first `Begin`, then `AddWaits` any number of times, then `Commit`. `Begin`
+  // throws `InputError` that names the op if the nominal times of the iteration's commands add up
+  // to more than `kLongestIteration`.
   void Begin(TimelineEntry& entry);
-  // Makes the entry, on `stream`, wait for a set of events; `stream`'s own order needs no waits.
+  // Makes the entry, a command on `stream`, wait for a set of events. Events on `stream` itself
+  // need no wait, because its commands run in order.
   void AddWaits(Stream stream, const WaitSet& set, WaitCause cause, TimelineEntry& entry);
   void AddFence(TimelineEntry& entry);
   std::span<const Wait> WaitsOf(const TimelineEntry& entry) const {
@@ -42,20 +43,20 @@ class CommandLog {
   }
   void Commit(TimelineEntry& entry);
 
-  // Puts the backend's times into the timeline. True if the commands and their times equal those of
-  // the last iteration.
+  // Puts the backend's times into the timeline. Returns true iff the commands and their times equal
+  // the last iteration's.
   bool EndIteration(StreamTimes times);
-  // Ends the log of an iteration that did not come to its end.
+  // Ends the log of an iteration that was not completed.
   void Abandon() { timeline_.End(); }
 
  private:
   const Trace& trace_;
   Report& report_;
   RepeatedLog<TimelineEntry> timeline_;
-  Duration total_;  // of the commands of this iteration, each alone
-  WaitSet newest_;  // last command of each stream
+  Duration total_;  // sum of the nominal times of this iteration's commands
+  WaitSet newest_;  // the last command of each stream
   WaitSet fence_;
-  // synced_[s][t]: the newest command of stream t that stream s has waited for.
+  // synced_[s][t] is the newest command of stream t that stream s has waited for.
   std::array<std::array<uint32_t, kStreamCount>, kStreamCount> synced_{};
   StreamTimes times_;  // of the last iteration
 };

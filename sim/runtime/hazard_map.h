@@ -1,10 +1,10 @@
-// What must an access wait for? The hazards of a block while it has an owner, and of memory between
-// two owners.
+// The events that an access to memory must wait for: the hazards of a block while it has an owner,
+// and of memory between two owners.
 //
 // Each owner keeps its last write and, per stream, the newest command that touched its block. A
-// reader waits for the write; a writer waits for everything. When a block is given back its hazards
-// stay with the bytes, in the `HazardMap`, until the next owner inherits them. Two readers never
-// wait for each other. Ranges are half-open.
+// reader waits for the last write; a writer waits for every command. When a block is given back,
+// its hazards stay with its bytes in the `HazardMap` until the next owner inherits them. Two
+// readers never wait for each other. Ranges are half-open.
 
 #ifndef SPILLWAY_SIM_RUNTIME_HAZARD_MAP_H_
 #define SPILLWAY_SIM_RUNTIME_HAZARD_MAP_H_
@@ -18,8 +18,8 @@
 
 namespace spillway {
 
-// The newest event of each stream in a set: waiting for these is waiting for all, for streams are
-// FIFO.
+// A set of events, reduced to the newest event of each stream. Streams are FIFO, so waiting for the
+// newest events means waiting for all events.
 class WaitSet {
  public:
   void Add(Event event) {
@@ -40,10 +40,10 @@ class WaitSet {
 class Hazards {
  public:
   Hazards() = default;
-  // Of a new owner; `inherited` is what its first writer waits for.
+  // The hazards of a block with a new owner, whose first writer waits for `inherited`.
   explicit Hazards(const WaitSet& inherited) : touched_(inherited) {}
 
-  // What a reader, or a writer, must wait for.
+  // Returns the events that a reader, or a writer, must wait for.
   Event ForRead() const { return write_; }
   const WaitSet& ForWrite() const { return touched_; }
 
@@ -61,13 +61,14 @@ class Hazards {
 // The hazards of memory that has no owner.
 class HazardMap {
  public:
-  // The owner of `block` gives it back; its last accesses are `touched`.
+  // The owner of `block` gives it back. `touched` are the block's newest accesses.
   void Leave(const Block& block, const WaitSet& touched);
 
-  // What the new owner of `block` inherits: everything that touched any of its bytes.
+  // Returns the hazards that the new owner of `block` inherits: every access to any of its bytes.
+  // Removes them from the map.
   WaitSet Take(const Block& block);
 
-  // Everything issued so far has completed.
+  // Forgets all hazards, because every issued command has completed.
   void Clear() { ranges_.Clear(); }
 
  private:
@@ -79,7 +80,7 @@ class HazardMap {
     bool operator()(const Range& a, const Range& b) const { return a.begin < b.begin; }
   };
 
-  // Disjoint. Bytes in no range were never touched, or have an owner.
+  // The ranges do not overlap. Bytes in no range were never touched, or have an owner.
   ChunkedSet<Range, BeginsBefore> ranges_;
 };
 

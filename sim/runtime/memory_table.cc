@@ -18,7 +18,8 @@ MemoryTable::MemoryTable(const RuntimeParts& parts, const Liveness& liveness,
       storages_(parts.trace->tensors.size()),
       by_speed_(PoolsBySpeed(*parts.device)),
       mappings_(report.mappings) {
-  // What an arena that served another run has mapped before. The backend is new to it all.
+  // The arena may have served another run and mapped memory. The backend does not know these calls
+  // yet.
   PassDriverCalls();
   const std::vector<bool> wholes = parts.trace->Wholes();
   for (size_t i = 0; i < storages_.size(); ++i) {
@@ -200,7 +201,7 @@ void MemoryTable::DropOutsideCopy(TensorId id) {
   if (storage.lives_outside && storage.persistent) {
     storage.residency =
         storage.residency == Residency::kBoth ? Residency::kDevice : Residency::kNone;
-    return;  // it comes back
+    return;  // the block outside is kept
   }
   storage.holds_outside = false;
   PoolAt(storage.pool).Free(storage.outside);
@@ -307,8 +308,8 @@ bool MemoryTable::MakeRoom(Bytes size) {
   if (!callbacks_.make_room(size)) return false;
   if (blocks_given_ == given) {
     throw PolicyError(
-        fmt::format("OnAllocFailure said true at op '{}' without having released or "
-                    "evicted anything ({} bytes wanted)",
+        fmt::format("OnAllocFailure returned true at op '{}' but has not released or evicted "
+                    "anything ({} bytes wanted)",
                     OpName(), size.count()));
   }
   return true;

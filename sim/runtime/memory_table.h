@@ -1,8 +1,9 @@
-// Who holds which bytes: the storages of a run with their blocks on the device and in the pools
+// The owner of every block: the storages of a run with their blocks on the device and in the pools
 // outside, and the placement log.
 //
-// It moves no data and issues no commands; it takes and gives back blocks, keeps the hazards that
-// pass from owner to owner, and asks for room where none is free. Owned by the runtime.
+// The table moves no data and issues no commands. It takes blocks and gives them back, passes
+// hazards from owner to owner, and asks the policy for room if no block is free. The runtime owns
+// it.
 
 #ifndef SPILLWAY_SIM_RUNTIME_MEMORY_TABLE_H_
 #define SPILLWAY_SIM_RUNTIME_MEMORY_TABLE_H_
@@ -34,43 +35,43 @@ inline bool Outside(Residency residency) {
   return residency == Residency::kOutside || residency == Residency::kBoth;
 }
 
-// What a run knows of one storage. `device` and `outside` are meaningful as `residency` says.
+// The state of one storage in a run. `residency` tells whether `device` and `outside` are valid.
 struct Storage {
   static constexpr uint32_t kNotReserved = 0xffffffff;
 
   Bytes size;
   Residency residency = Residency::kNone;
   bool persistent = false;     // lives across iterations
-  bool lives_outside = false;  // as `Policy::LivesOutside`; if persistent, `outside` stays its own
-  uint32_t pins = 0;           // ops that need it where it is
-  uint32_t issued_uses = 0;    // uses by ops of the trace issued in this iteration
+  bool lives_outside = false;  // see `Policy::LivesOutside`; keeps `outside` if persistent
+  uint32_t pins = 0;           // number of ops that need it where it is
+  uint32_t issued_uses = 0;    // uses in this iteration by issued ops of the trace
   uint32_t reservation = kNotReserved;
-  bool holds_device = false;   // `device` is a block of the arena, not a part of a reserved one
+  bool holds_device = false;   // `device` is a block of the arena, not a part of a reserved block
   bool holds_outside = false;  // `outside` is a block of `pool`
   Block device;
-  Hint hint = Hint::kLow;  // that `device` was asked for with
+  Hint hint = Hint::kLow;  // with which `device` was requested
   PoolId pool = PoolId::kHost;
   Block outside;
   Hazards device_hazards;
   Hazards outside_hazards;
 };
 
-// The workspace of one op; all zero if it needs none.
+// The workspace of one op; all zero if the op needs none.
 struct Workspace {
   Block block;
   Bytes requested;
-  WaitSet inherited;      // what its first writer waits for
-  bool reserved = false;  // in a block that stays
+  WaitSet inherited;      // the events that its first writer waits for
+  bool reserved = false;  // lies in a block that stays reserved
 };
 
-// Unwinds a run whose workload does not fit.
+// The exception that ends a run whose workload does not fit.
 struct DoesNotFit {
   OutOfMemory reason;
 };
 
 class MemoryTable {
  public:
-  // Answers for the policy.
+  // The calls of the policy that the table makes.
   struct Callbacks {
     std::function<Hint(TensorId)> hint;
     std::function<bool(Bytes)> make_room;  // OnAllocFailure
@@ -79,7 +80,8 @@ class MemoryTable {
   // The arguments outlive the table.
   MemoryTable(const RuntimeParts& parts, const Liveness& liveness, const CommandLog& commands,
               Report& report, Callbacks callbacks);
-  // Gives back to arena and pools whatever is still held. The backend is not told.
+  // Gives every block that is still held back to the arena and the pools. Does not inform the
+  // backend.
   ~MemoryTable();
   MemoryTable(const MemoryTable&) = delete;
   MemoryTable& operator=(const MemoryTable&) = delete;
@@ -87,51 +89,54 @@ class MemoryTable {
   Storage& At(TensorId id) { return storages_[Index(id)]; }
   const Storage& At(TensorId id) const { return storages_[Index(id)]; }
 
-  // The op of the trace that log entries and failures name from now on.
+  // Sets the op of the trace that log entries and failures name from now on.
   void SetOp(OpId op) {
     op_ = op;
     started_ = true;
   }
 
-  // Everything issued has completed; a new placement log begins with the blocks that are held.
+  // Begins a new placement log with the blocks that are held. REQUIRES: every issued command has
+  // completed.
   void BeginIteration();
-  // True if the placement log equals that of the last iteration.
+  // Returns true iff the placement log equals the last iteration's.
   bool EndIteration() { return placements_.End(); }
 
-  // A device block for a storage whose contents are about to be written, or have arrived. All
-  // methods that take device blocks throw `DoesNotFit` if none can be had.
+  // Takes a device block for a storage whose contents are about to be written or have arrived. All
+  // functions that take device blocks throw `DoesNotFit` if there is none.
   void TakeDeviceBlock(TensorId id);
-  // The same without a change of residency: a copy will fill it.
+  // Takes a device block that a copy will fill. Does not change the residency.
   void PlaceOnDevice(TensorId id);
-  // The same, but false if no block is free, also after the policy has made room if it is asked to.
+  // Like `PlaceOnDevice`, but returns false if no block is free. If `ask` is true, it returns false
+  // only after the policy could not make room.
   bool TryPlaceOnDevice(TensorId id, bool ask = false);
-  // Has the policy make room until so many bytes are free in one piece, or it cannot.
+  // Asks the policy to make room until `size` bytes are free in one piece or it cannot.
   void MakeRoomFor(Bytes size);
   void GiveDeviceBlock(TensorId id);
 
-  // A block in the pool named, or else in the fastest that has room; false if there is none.
+  // Takes a block in `pool`, or by default in the fastest pool with room. Returns false if there is
+  // none.
   bool TakeOutsideBlock(TensorId id, std::optional<PoolId> pool = std::nullopt);
-  // Forgets the copy outside, if there is one: it is stale, or no longer needed.
+  // Drops the copy outside, if there is one, because it is stale or no longer needed.
   void DropOutsideCopy(TensorId id);
-  // Ends a storage's life: everything that it holds is given back.
+  // Ends the life of a storage: gives back all its blocks.
   void Drop(TensorId id);
 
   Workspace TakeWorkspace(OpId op, Bytes size);
-  // Gives it back after the op that `issued` stands for.
+  // Gives the workspace back. `issued` is the op that used it.
   void GiveWorkspace(const Workspace& workspace, Event issued);
 
-  // One block for the whole run that the storages share. REQUIRES: none of them has a block.
+  // Reserves one block that the storages share for the whole run. REQUIRES: none has a block.
   void Reserve(std::span<const TensorId> storages, Bytes size);
-  // False if there is a reserved workspace already.
+  // Reserves a workspace for all ops. Returns false if there is one already.
   bool ReserveWorkspace(Bytes size);
-  // Likewise for this op.
+  // Reserves a workspace for this op only. Returns false if there is one already.
   bool ReserveWorkspaceFor(OpId op, Bytes size);
 
-  // No block outside is free for it; `pool` is the one that is named.
+  // Ends the run because no block outside is free for the storage. `pool` is named in the failure.
   [[noreturn]] void FailOutside(TensorId id, PoolId pool) const;
 
  private:
-  // A block that one or several storages, or workspaces, use in turn for the whole run.
+  // A block that storages or workspaces use one after the other, for the whole run.
   struct Reservation {
     Block block;
     Bytes requested;
@@ -141,26 +146,27 @@ class MemoryTable {
 
   Allocator& PoolAt(PoolId pool) const { return *parts_.pools[NumberOf(pool)]; }
   const std::string& NameOf(TensorId id) const { return parts_.trace->tensor(id).name; }
-  // Tells the backend of the driver calls that the arena has made since the last time.
+  // Tells the backend about the arena's new driver calls.
   void PassDriverCalls();
-  // Hazards between owners, which follow the memory behind a block's addresses.
+  // Take or leave the hazards between owners. Hazards follow the memory behind a block's addresses.
   WaitSet TakeHazards(const Block& block);
   void LeaveHazards(const Block& block, const WaitSet& touched);
-  // Notes that the storage has a new block.
+  // Makes `block` the device block of the storage.
   void Own(TensorId id, const Block& block, Hint hint);
   void Enter(TensorId id, Reservation& reservation);
   void NoteAllocated(TensorId id, Bytes requested, const Block& block, Hint hint);
   void GiveBlock(TensorId id, Bytes requested, const Block& block);
   // Ends the use of a block that stays reserved.
   void LeaveReserved(TensorId id, Bytes requested, const Block& block);
-  // The reservation in which a workspace of the op has room: its own before that of all.
+  // Returns a reservation in which the op's workspace fits: the op's own, else the one for all ops;
+  // nullptr if there is none.
   const Reservation* ReservedWorkspace(OpId op, Bytes size) const;
   uint32_t AddReservation(Bytes size, std::string what);
-  // Allocates on the device; where no block is free the policy is asked to make room. `what` names
-  // the request in a failure.
+  // Allocates on the device. If no block is free, the policy is asked to make room. A failure names
+  // the request by `what()`.
   template <typename What>
   Block AllocateOrFail(Bytes size, Hint hint, What what);
-  // Has the policy make room once; false if it cannot.
+  // Asks the policy to make room once; returns false if it cannot.
   bool MakeRoom(Bytes size);
   OutOfMemory Describe(Bytes wanted, std::string what) const;
   std::string OpName() const;
@@ -181,11 +187,11 @@ class MemoryTable {
   std::optional<Block> workspace_;  // a block of the arena, held by the op being prepared
   HazardMap device_hazards_;
   const std::vector<PoolId> by_speed_;
-  std::array<HazardMap, kMaxPools> outside_hazards_;  // by number
+  std::array<HazardMap, kMaxPools> outside_hazards_;  // by number of the pool
   uint64_t blocks_given_ = 0;
   PageTable pages_;
   std::vector<DriverCall>& mappings_;
-  size_t driver_calls_ = 0;  // of the arena, that the backend has been told of
+  size_t driver_calls_ = 0;  // number of the arena's calls that the backend knows of
 };
 
 }  // namespace spillway

@@ -25,7 +25,7 @@ OpTable::OpTable(const Trace& trace, const Liveness& liveness, const CostModel& 
     }
     return static_cast<uint32_t>(operands_.size());
   };
-  // Adds those of the op's storages that `choose` says to the list, and gives where they end.
+  // Appends the storages of the op for which `choose` returns true, and returns where they end.
   const auto list = [&](OpId op, const auto& choose) {
     std::ranges::copy_if(liveness.Storages(op), std::back_inserter(listed_), choose);
     return static_cast<uint32_t>(listed_.size());
@@ -47,8 +47,7 @@ OpTable::OpTable(const Trace& trace, const Liveness& liveness, const CostModel& 
       if (slowest > kLongestIteration - total) {
         throw InputError(
             fmt::format("op '{}': slot '{}' takes up to {}, after {} of the ops before it; an "
-                        "iteration of '{}' "
-                        "may take {} in all",
+                        "iteration of '{}' may take {} in all",
                         op.name, op.slots[slot].name, FormatDuration(slowest),
                         FormatDuration(total), trace.name, FormatDuration(kLongestIteration)));
       }
@@ -57,7 +56,7 @@ OpTable::OpTable(const Trace& trace, const Liveness& liveness, const CostModel& 
     entry.end_slot = static_cast<uint32_t>(kernels_.size());
     entries_.push_back(entry);
     const auto id = static_cast<OpId>(entries_.size() - 1);
-    // What an op writes a part of has to keep what earlier ops have written.
+    // An op that writes only a part of a storage must keep the writes of earlier ops.
     const auto is_added_to = [&](TensorId storage) {
       return std::ranges::any_of(Outputs(id), [&](const Touched& output) {
         return output.storage == storage && output.size < trace.tensor(storage).size &&

@@ -1,8 +1,8 @@
-// What the runtime asks of each op in every iteration, side by side in memory.
+// The facts of each op that the runtime needs in every iteration, side by side in memory.
 //
-// A `Trace` is made to be read by people and by many tools; walking it once per iteration would
-// touch far more memory than is needed. Immutable, and a function of trace and cost model alone:
-// runs of one trace share it.
+// A `Trace` is made for people and many tools, and walking it in every iteration would touch far
+// more memory than needed. The table is immutable and depends only on the trace and the cost model,
+// so runs of one trace share it.
 
 #ifndef SPILLWAY_SIM_RUNTIME_OP_FACTS_H_
 #define SPILLWAY_SIM_RUNTIME_OP_FACTS_H_
@@ -16,7 +16,7 @@
 
 namespace spillway {
 
-// A storage that an op reads or writes (touches), and which bytes of it.
+// A range of bytes that an op reads or writes (touches) in a storage.
 struct Touched {
   TensorId storage{};
   Bytes offset;
@@ -25,8 +25,9 @@ struct Touched {
 
 class OpTable {
  public:
-  // Throws `InputError` if the cost model lacks an entry, and one that names the op with which the
-  // slowest kernels add up to more than `kLongestIteration`. The model outlives the table.
+  // Throws `InputError` if the cost model lacks an entry. Also throws `InputError`, naming the op,
+  // if the slowest kernels of all slots up to that op take longer than `kLongestIteration`
+  // together. The cost model outlives the table.
   OpTable(const Trace& trace, const Liveness& liveness, const CostModel& cost);
 
   int64_t batch(OpId op) const { return At(op).batch; }
@@ -35,16 +36,17 @@ class OpTable {
   std::span<const Touched> Inputs(OpId op) const { return Part(At(op).inputs, At(op).outputs); }
   std::span<const Touched> Outputs(OpId op) const { return Part(At(op).outputs, At(op).scratch); }
   std::span<const Touched> Scratch(OpId op) const { return Part(At(op).scratch, At(op).end); }
-  // Outputs, then scratch.
+  // Returns the outputs, followed by the scratch tensors.
   std::span<const Touched> Written(OpId op) const { return Part(At(op).outputs, At(op).end); }
 
-  // The inputs, each storage once, in the op's order: all, with what it writes a part of if there
-  // is something in it, and those that it does not write.
+  // Storages that must hold contents before the op runs, each once, in the op's order. `Needed`
+  // returns all inputs, and outputs of which the op writes only a part if earlier ops have written
+  // to them. `Kept` returns the inputs that the op does not write.
   std::span<const TensorId> Needed(OpId op) const { return List(At(op).needed, At(op).kept); }
   std::span<const TensorId> Kept(OpId op) const { return List(At(op).kept, At(op).end_kept); }
 
   uint32_t slots(OpId op) const { return At(op).end_slot - At(op).first_slot; }
-  // The candidates of a slot on the op's whole batch, fastest first.
+  // Returns the candidates of a slot on the op's whole batch, fastest first.
   std::span<const Kernel> kernels(OpId op, size_t slot) const {
     return kernels_[At(op).first_slot + slot];
   }
@@ -53,10 +55,11 @@ class OpTable {
   struct Entry {
     int64_t batch = 1;
     Bytes traffic;
-    // Operands are operands_[inputs, outputs), then outputs until scratch, then scratch until end.
+    // Operands are operands_[inputs, outputs) for inputs, [outputs, scratch) for outputs, and
+    // [scratch, end) for scratch tensors.
     uint32_t inputs = 0, outputs = 0, scratch = 0, end = 0;
-    uint32_t needed = 0, kept = 0, end_kept = 0;  // in listed_
-    uint32_t first_slot = 0, end_slot = 0;        // in kernels_
+    uint32_t needed = 0, kept = 0, end_kept = 0;  // indices into listed_
+    uint32_t first_slot = 0, end_slot = 0;        // indices into kernels_
     OpType type = OpType::kOther;
   };
 

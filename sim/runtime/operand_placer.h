@@ -1,10 +1,10 @@
-// Gets what an op needs onto the device: its inputs fetched or rebuilt, its outputs and scratch
-// allocated.
+// Brings the operands of an op onto the device: inputs are fetched or rebuilt, outputs and scratch
+// tensors get blocks.
 //
-// What is where it belongs can still make room for the rest, and is brought back: an input until it
-// is its turn, and once more while the outputs are placed, unless the op writes it, too. Where that
-// fails, for blocks lie apart, everything goes that can, and what the op needs is placed anew.
-// Owned by the runtime.
+// An input that is already on the device may make room for other operands and is brought back
+// later. This is possible until its turn comes, and again while the outputs are placed if the op
+// does not write the input. If that fails because free memory is fragmented, the policy may remove
+// all inputs, and all operands are placed again from the start. The runtime owns the placer.
 
 #ifndef SPILLWAY_SIM_RUNTIME_OPERAND_PLACER_H_
 #define SPILLWAY_SIM_RUNTIME_OPERAND_PLACER_H_
@@ -22,30 +22,32 @@ namespace spillway {
 
 class OperandPlacer {
  public:
-  // Fetches or rebuilds a storage if it is not on the device. False if no block could be had and
-  // none must be; throws `DoesNotFit` if one must.
+  // Fetches or rebuilds a storage if it is not on the device. If there is no block for it, throws
+  // `DoesNotFit` if `must` is true, and returns false otherwise.
   using Bring = std::function<bool(TensorId storage, bool must)>;
 
   // The arguments outlive the placer.
   OperandPlacer(const Liveness& liveness, const OpTable& ops, MemoryTable& memory, Bring bring)
       : liveness_(liveness), ops_(ops), memory_(memory), bring_(std::move(bring)) {}
 
-  // Both throw `DoesNotFit`. REQUIRES: the caller has pinned the op's storages.
+  // Places the operands of an op of the trace. Both functions throw `DoesNotFit`. REQUIRES: the
+  // caller has pinned the op's storages.
   void Place(OpId op);
-  // For an op that is run again: one operand after the other, of which none makes room.
+  // Places the operands of an op that is run again, one after the other. No operand makes room for
+  // another.
   void PlaceAgain(OpId op);
 
-  // Whether an output of the op being placed has lost contents that it had elsewhere: no input of
-  // the op can be rebuilt from them any more.
+  // Returns true if an output of the op being placed has lost its previous contents. Then no input
+  // of the op can be rebuilt from these contents.
   bool overwrites() const { return overwrites_; }
 
  private:
-  // False if a block could not be had that need not be; then outputs that got one have given it
-  // back.
+  // Returns false if no block was free and `must` is false. In that case, outputs that had got a
+  // block have given it back.
   bool TryPlace(OpId op, bool must);
   bool TryPlaceOutputs(OpId op, bool must);
-  // Brings storages that are pinned once: the first that is missing, then the first that is missing
-  // now, and so on. Those that are there stay from their turn on.
+  // Brings storages that are pinned once. Each step brings the first storage that is missing at
+  // that moment, because an earlier step may have removed others. A storage that was brought stays.
   bool BringAll(std::span<const TensorId> storages, bool must);
   bool BringMissing(std::span<const TensorId> storages, bool must);
   std::span<const TensorId>::iterator FirstMissing(std::span<const TensorId> storages) const;

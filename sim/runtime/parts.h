@@ -1,4 +1,4 @@
-// The parts that a run is put together from, and its options.
+// The parts of a run, and its options.
 
 #ifndef SPILLWAY_SIM_RUNTIME_PARTS_H_
 #define SPILLWAY_SIM_RUNTIME_PARTS_H_
@@ -16,30 +16,32 @@
 
 namespace spillway {
 
-// Predicts a run of `policy` on the same device, memory and cost model, from the trace that no
-// policy has rewritten: `PolicyContext::WhatIf`. Injected: the core depends on no simulator.
+// Predicts a run of `policy` on the same device, memory and cost model, from the trace before any
+// `Rewrite`: `PolicyContext::WhatIf`. It is passed in because the runtime does not depend on a
+// simulator.
 using Trial = std::function<Report(Policy& policy, const TrialOptions& options)>;
 
 struct RuntimeOptions {
-  // Iterations stop when two in a row agree in decisions, placements and times, or at this number.
+  // The run ends when two iterations in a row agree in decisions, placements and times, or after
+  // this many iterations.
   int max_iterations = 8;
-  // If positive: exactly this many, steady or not.
+  // If positive, exactly this many iterations are run, steady or not.
   int iterations = 0;
-  // Copy the inputs to the device in each iteration and charge for it; otherwise they arrive
-  // before.
+  // If true, the inputs are copied to the device in each iteration, and the time is charged; if
+  // false, the inputs are there before the iteration.
   bool charge_input = false;
 };
 
-// The parts of a run. All of them outlive the runtime and serve no other run meanwhile.
+// The parts of a run. All parts outlive the runtime and serve no other run at the same time.
 struct RuntimeParts {
   const Trace* trace = nullptr;    // validated
   const Device* device = nullptr;  // its memory is the budget of the run
   const CostModel* cost = nullptr;
   Allocator* arena = nullptr;
-  std::array<Allocator*, kMaxPools> pools{};  // outside, by number; nullptr where there is none
+  std::array<Allocator*, kMaxPools> pools{};  // outside, by number; may be nullptr
   Backend* backend = nullptr;
   Policy* policy = nullptr;
-  Trial trial;  // may be empty: then `WhatIf` throws `PolicyError`
+  Trial trial;  // may be empty; then `WhatIf` throws `PolicyError`
 };
 
 }  // namespace spillway

@@ -1,4 +1,4 @@
-// Pins for a scope: verbs of the policy on a storage that is pinned say false.
+// Pins for the duration of a scope. The policy's verbs return false on a storage that is pinned.
 
 #ifndef SPILLWAY_SIM_RUNTIME_PINS_H_
 #define SPILLWAY_SIM_RUNTIME_PINS_H_
@@ -13,7 +13,7 @@ namespace spillway {
 template <int kPins>
 class PinScope {
  public:
-  // Table and list outlive the scope.
+  // The table and the list outlive the scope.
   PinScope(MemoryTable& memory, std::span<const TensorId> storages)
       : memory_(memory), storages_(storages) {
     Add(kPins);
@@ -31,9 +31,9 @@ class PinScope {
   const std::span<const TensorId> storages_;
 };
 
-// Something needs the storages where they are.
+// Pins the storages: they must stay where they are.
 using ScopedPins = PinScope<1>;
-// One of those that do lets go of them for a while.
+// Removes one pin of each storage for a while, on behalf of the owner of the pin.
 using ScopedUnpins = PinScope<-1>;
 
 }  // namespace spillway

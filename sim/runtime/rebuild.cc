@@ -44,7 +44,8 @@ std::optional<std::vector<OpId>> RebuildPlanner::Plan(TensorId storage, OpId at,
   std::vector<TensorId> open{storage};
   for (;;) {
     if (open.empty()) {
-      // What the ops overwrite and others still need comes back to its present version with them.
+      // A storage that the ops overwrite and that is still needed is brought back to its present
+      // version by further ops.
       std::sort(ops.begin(), ops.end());
       const std::optional<TensorId> stale = LeftStale(ops, at, live);
       if (!stale) break;

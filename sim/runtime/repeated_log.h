@@ -1,5 +1,4 @@
-// A log that is written anew in each iteration over that of the one before, and knows whether the
-// two are equal.
+// A log that is rewritten in each iteration and compared with the log of the iteration before.
 
 #ifndef SPILLWAY_SIM_RUNTIME_REPEATED_LOG_H_
 #define SPILLWAY_SIM_RUNTIME_REPEATED_LOG_H_
@@ -9,7 +8,8 @@
 
 namespace spillway {
 
-// Compares as it overwrites, so that no second copy is needed. The vector outlives the log.
+// Entries are compared as they are overwritten, so no second copy is needed. The vector outlives
+// the log.
 template <typename Entry>
 class RepeatedLog {
  public:
@@ -31,16 +31,17 @@ class RepeatedLog {
     ++written_;
   }
 
-  // Cuts off what is left of a longer log. True if this log equals the last one.
+  // Removes the entries that remain of a longer last log. Returns true iff this log equals the last
+  // log.
   bool End() {
     same_ = same_ && written_ == entries_.size();
     entries_.resize(written_);
     return same_;
   }
 
-  // Entries appended since `Begin`.
+  // Returns the number of entries appended since `Begin`.
   size_t written() const { return written_; }
-  // The last log's entry at the place of the next one; nullptr if it was shorter.
+  // Returns the last log's entry that the next `Append` will replace; nullptr if there is none.
   const Entry* Replaced() const {
     return written_ < entries_.size() ? &entries_[written_] : nullptr;
   }

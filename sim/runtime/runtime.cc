@@ -110,7 +110,8 @@ class Runtime final : public PolicyContext {
         return false;
       }
       if (placer_.overwrites() && *next == op_) return false;
-      // What was evicted before and is needed sooner can then be rebuilt without it.
+      // With this check, storages that were evicted earlier and are used sooner stay rebuildable
+      // without this one.
       if (!CanRebuild(id, *next)) return false;
       memory_.DropOutsideCopy(id);
       memory_.GiveDeviceBlock(id);
@@ -185,7 +186,7 @@ class Runtime final : public PolicyContext {
   Storage& At(TensorId id) { return memory_.At(id); }
   const Storage& At(TensorId id) const { return memory_.At(id); }
 
-  // Runs a verb and logs its outcome.
+  // Runs a verb and logs its result.
   template <typename Action>
   bool Log(Verb verb, TensorId tensor, Action action) {
     const bool done = action();
@@ -204,7 +205,8 @@ class Runtime final : public PolicyContext {
       if (At(id).persistent) Arrive(id);
     }
     arriving_ = false;
-    // Room for the logs of a policy that moves most activations; memory is used only as it fills.
+    // Reserves room for the logs of a policy that moves most activations. Memory is used only as
+    // the logs fill.
     report_.decisions.reserve(4 * trace_.ops.size());
     report_.placements.reserve(6 * trace_.ops.size());
     report_.timeline.reserve(2 * trace_.ops.size());
@@ -215,7 +217,7 @@ class Runtime final : public PolicyContext {
     decisions_.End();
     planned_ = report_.decisions;
     if (commands_.issued() == 0) return;
-    // What the plan moved has arrived before the first iteration begins.
+    // Copies issued by the plan complete before the first iteration begins.
     Synchronize();
     parts_.backend->TakeTimeline();
   }
@@ -248,7 +250,7 @@ class Runtime final : public PolicyContext {
                           : Duration();
   }
 
-  // True if the iteration was like the one before in decisions, placements and times.
+  // Returns true iff the iteration equals the one before in decisions, placements and times.
   bool RunIteration() {
     decisions_.Begin();
     for (const Decision& decision : planned_) decisions_.Append(decision);
@@ -272,7 +274,7 @@ class Runtime final : public PolicyContext {
     memory_.SetOp(op);
   }
 
-  // Contents come from elsewhere, to where they start.
+  // Makes contents arrive from elsewhere, at the place where they start.
   void Arrive(TensorId id) {
     if (!At(id).lives_outside) {
       memory_.TakeDeviceBlock(id);
@@ -284,14 +286,14 @@ class Runtime final : public PolicyContext {
     parts_.backend->OnArrive(id, At(id).outside, At(id).pool);
   }
 
-  // What lives outside goes back there after an op, unless the next one uses it, too.
+  // Sends a storage that lives outside back there after an op, unless the next op uses it, too.
   void GoBack(TensorId id) {
     Storage& storage = At(id);
     const std::optional<OpId> next = NextUse(id);
     if (!storage.lives_outside || storage.pins > 0 || !OnDevice(storage.residency)) return;
     if (next && Index(*next) <= Index(op_) + 1) return;
     if (storage.residency == Residency::kDevice) {
-      // An input that was written has lost its block.
+      // An input that was written has no block outside any more.
       if (!storage.holds_outside && !memory_.TakeOutsideBlock(id)) return;
       CopyOut(id);
       Log(Verb::kOffload, id, [] { return true; });
@@ -301,8 +303,9 @@ class Runtime final : public PolicyContext {
     Log(Verb::kRelease, id, [] { return true; });
   }
 
-  // Backends put the inputs where they belong at once, so that nothing issued may touch those
-  // bytes: a policy that has to make room here can give back copies that it has, but start none.
+  // Places the inputs of an iteration. Backends write the inputs at once, so no issued command may
+  // touch their bytes. A policy that has to make room here can release storages with a copy
+  // outside, but cannot start a copy.
   void ArriveInputs() {
     arriving_ = true;
     std::deque<ScopedPins> arrived;
@@ -320,7 +323,7 @@ class Runtime final : public PolicyContext {
     arriving_ = false;
   }
 
-  // Runs one op: an op of the trace, or one that runs again to rebuild something.
+  // Runs one op: an op of the trace, or one that runs again to rebuild a storage.
   void Step(OpId op_id, bool again) {
     const auto storages = liveness_.Storages(op_id);
     {
@@ -400,7 +403,7 @@ class Runtime final : public PolicyContext {
     return entry.event;
   }
 
-  // Where the operands lie on the device.
+  // Finds the blocks of the operands on the device.
   void Locate(std::span<const Touched> operands, std::vector<Block>& blocks) const {
     blocks.clear();
     for (const Touched& operand : operands) {
@@ -410,7 +413,7 @@ class Runtime final : public PolicyContext {
 
   // --- Residency --------------------------------------------------------------------------------
 
-  // True if the storage will hold its contents when `at` is reached, without running anything
+  // Returns true if the storage will hold its contents when `at` is reached, without running any op
   // again.
   bool AvailableAt(TensorId id, OpId at) const {
     const Storage& storage = At(id);
@@ -421,17 +424,17 @@ class Runtime final : public PolicyContext {
     return storage.persistent || (!uses.empty() && uses.back() >= at);
   }
 
-  // True if the storage's contents matter from here on.
+  // Returns true if the storage's contents are needed from here on.
   bool Live(TensorId id) const { return At(id).persistent || NextUse(id).has_value(); }
 
-  // True if the storage can be rebuilt when `at` is reached.
+  // Returns true if the storage can be rebuilt when `at` is reached.
   bool CanRebuild(TensorId id, OpId at) {
     const auto available = [&](TensorId other) { return other != id && AvailableAt(other, at); };
     return planner_.Plan(id, at, available, [&](TensorId other) { return Live(other); })
         .has_value();
   }
 
-  // Fetches or rebuilds what is not on the device, as the placer asks.
+  // Fetches or rebuilds a storage that is not on the device; see `OperandPlacer::Bring`.
   bool Bring(TensorId id, bool must) {
     switch (At(id).residency) {
       case Residency::kDevice:
@@ -466,7 +469,7 @@ class Runtime final : public PolicyContext {
                                     trace_.tensor(target).name, trace_.op(at).name));
     }
     const std::optional<OpId> outer = std::exchange(recomputing_, at);
-    // Whatever the ops need stays until the last of them that needs it has been issued.
+    // A storage that the ops need stays until the last op that needs it has been issued.
     std::deque<ScopedPins> needed;
     for (const OpId op : *plan) needed.emplace_back(memory_, liveness_.Storages(op));
     for (const OpId op : *plan) {
@@ -478,7 +481,8 @@ class Runtime final : public PolicyContext {
 
   // --- Copies, waits and times ------------------------------------------------------------------
 
-  // REQUIRES: the storage has a device block and one outside.
+  // Issues the copy out of the device. REQUIRES: the storage has a block on the device and one
+  // outside.
   void CopyOut(TensorId id) {
     Storage& storage = At(id);
     WaitSet source;
@@ -489,7 +493,7 @@ class Runtime final : public PolicyContext {
     storage.residency = Residency::kBoth;
   }
 
-  // REQUIRES: the storage has a device block and one outside.
+  // Issues the copy to the device. REQUIRES: the storage has a block on the device and one outside.
   void CopyToDevice(TensorId id) {
     Storage& storage = At(id);
     WaitSet source;
@@ -564,8 +568,8 @@ class Runtime final : public PolicyContext {
   OpId op_{};  // the op of the trace being prepared or just issued
   std::optional<OpId> recomputing_;
   bool planning_ = false;
-  bool arriving_ = false;          // parameters, or the inputs of an iteration, are being placed
-  std::vector<Decision> planned_;  // verbs called in Plan; they open each decision log
+  bool arriving_ = false;          // parameters or the inputs of an iteration are being placed
+  std::vector<Decision> planned_;  // verbs called in Plan; each decision log begins with them
   Report report_;
   RepeatedLog<Decision> decisions_{report_.decisions};
   CommandLog commands_;
@@ -573,7 +577,7 @@ class Runtime final : public PolicyContext {
   OperandPlacer placer_;
   std::vector<TensorId> arrivals_;  // inputs that arrive before each iteration
 
-  // Of the op being prepared; kept between ops to save allocations.
+  // State of the op being prepared, kept between ops to save allocations.
   CheckedPlan choice_{trace_, liveness_, ops_, *parts_.cost};
   std::vector<Block> inputs_, outputs_, scratch_;
 };

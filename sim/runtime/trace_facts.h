@@ -1,4 +1,5 @@
-// What runs of one trace with one cost model share, so that trials need not find it out again.
+// The facts that runs of one trace with one cost model share, so that trials need not recompute
+// them.
 
 #ifndef SPILLWAY_SIM_RUNTIME_TRACE_FACTS_H_
 #define SPILLWAY_SIM_RUNTIME_TRACE_FACTS_H_
@@ -11,7 +12,7 @@
 namespace spillway {
 
 struct TraceFacts {
-  // Throws as `OpTable`. The arguments outlive the facts.
+  // Throws like the constructor of `OpTable`. The arguments outlive the facts.
   TraceFacts(const Trace& trace, const CostModel& cost)
       : liveness(trace), ops(trace, liveness, cost) {}
 
@@ -19,7 +20,8 @@ struct TraceFacts {
   const OpTable ops;
 };
 
-// As `Run` of runtime.h. REQUIRES: they are of the parts' trace and cost model.
+// Runs like `Run` in runtime.h. REQUIRES: `facts` were computed from the trace and the cost model
+// of `parts`.
 Report Run(const RuntimeParts& parts, const TraceFacts& facts, const RuntimeOptions& options);
 
 }  // namespace spillway

@@ -114,7 +114,7 @@ class ReportTest(CommandTest):
         for name, text, message in (("none.csv", None, "none.csv"), ("a.csv", "x\n1\n", "a.csv:1: no CSV file"),
                                     ("b.csv", "x,y\n1\n", "b.csv:2: 1 fields under 2 columns"),
                                     ("c.json", '{"schema": "spillway.results/v1"}', "c.json: has neither rows nor a row"),
-                                    ("d.sqlite", "nonsense" * 200, "is no sweep store")):
+                                    ("d.sqlite", "nonsense" * 200, "is not a sweep store")):
             with self.subTest(name):
                 path = self.directory / name
                 if text is not None:

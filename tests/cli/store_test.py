@@ -66,12 +66,12 @@ class StoreTest(CommandTest):
         self.fill("alexnet-128")
         before = self.store.read_bytes()
         h100 = RECORDED / "h100" / "alexnet-128.json.zst"
-        self.fails(3, "s.sqlite: holds what was measured on NVIDIA H200, this is of NVIDIA H100",
+        self.fails(3, "s.sqlite: holds measurements of NVIDIA H200, not of NVIDIA H100",
                    "store", "import", self.store, h100)
         self.fails(3, "a store is of one GPU", "store", "import", self.directory / "new.sqlite",
                    H200 / "alexnet-128.json.zst", h100)
         self.assertFalse((self.directory / "new.sqlite").exists())
-        self.fails(3, "is no benchmark store", "store", "list", h100)
+        self.fails(3, "is not a benchmark store", "store", "list", h100)
         self.fails(3, "no such benchmark store", "store", "list", self.directory / "no.sqlite")
         self.assertEqual(self.store.read_bytes(), before)
         self.store.write_bytes(before[:len(before) // 2])
@@ -81,7 +81,7 @@ class StoreTest(CommandTest):
         self.fill("alexnet-128")
         holder = sqlite3.connect(self.store, isolation_level=None)
         holder.execute("BEGIN EXCLUSIVE")
-        self.fails(3, "s.sqlite: another process has held it for 10", "store", "list", self.store)
+        self.fails(3, "s.sqlite: another process has held the file for 10", "store", "list", self.store)
         holder.execute("ROLLBACK")
         holder.close()
         self.assertIn("NVIDIA H200, cuDNN 9.14.0, fp32: ", self.ok("store", "list", self.store))

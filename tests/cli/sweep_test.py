@@ -260,8 +260,8 @@ class StoreTest(SweepTest):
             database.execute("CREATE TABLE t (x)")
         database.close()
         for text, path, contents in (
-                ("is a database of another program, no sweep store", benchmarks, benchmarks.read_bytes()),
-                ("is no sweep store", self.directory / "text", b"no database at all" * 100),
+                ("is a database of another program, not a sweep store", benchmarks, benchmarks.read_bytes()),
+                ("is not a sweep store", self.directory / "text", b"no database at all" * 100),
                 ("is damaged", self.directory / "torn", whole[:len(whole) // 2]),
                 ("is a sweep store of version 9 (valid: 1)", self.directory / "new",
                  whole[:60] + (9).to_bytes(4, "big") + whole[64:])):

@@ -249,7 +249,8 @@ class OutOfTreeTest(unittest.TestCase):
                    "./throws.so:lies:how=itself")
         self.fails(4, "LimitMemory(alexnet:4) gave", "./throws.so:lies:how=memory")
         self.fails(4, "Rewrite(alexnet:4) made an invalid trace", "./throws.so:lies:how=trace")
-        self.fails(4, "OnAllocFailure said true", "./throws.so:lies:how=room", "--memory", "0%")
+        self.fails(4, "OnAllocFailure returned true", "./throws.so:lies:how=room",
+                   "--memory", "0%")
         stdout = self.ok("run", "alexnet:4", "--policy", "./throws.so:lies:how=reserve", "--format",
                          "json", code=1)
         self.assertIn("the reserved workspace", json.loads(stdout)["rows"][0]["reason"])

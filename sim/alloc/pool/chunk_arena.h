@@ -1,14 +1,16 @@
-// One arena cut into chunks: what allocators share that differ only in which free block they take.
+// One arena cut into chunks: the common part of allocators that differ only in which free block
+// they take.
 //
-// Requests are rounded up to a granularity; freed blocks merge with free neighbours at once. A
+// Requests are rounded up to a granularity. Freed blocks merge with free neighbours at once. A
 // block is cut from the low or the high end of the free block, as the hint says. `reserved` is the
 // high-water mark: the end of the highest block ever handed out. The arena is a list of chunks in
-// address order, whose numbers blocks carry as their handles; the free ones are in an index as
-// well.
+// address order. Blocks carry the chunk numbers as their handles, and free chunks are also in an
+// index.
 //
-// An `Index` is the placement rule. It has `Insert(FreeBlock)`, `Erase(FreeBlock)`, `Largest()`,
-// `Replace(block, by)`, where nothing free lies between the two, and `Take(size, hint, cut)`, which
-// replaces the free block for a request by what `cut` leaves of it; false if there is none.
+// An `Index` is the placement rule. It has the functions `Insert(FreeBlock)`, `Erase(FreeBlock)`,
+// `Largest()`, `Replace(block, by)` and `Take(size, hint, cut)`. `Replace` requires that no free
+// block lies between the two. `Take` chooses the free block for a request and replaces it by the
+// rest that `cut` returns; it returns false if no block is large enough.
 
 #ifndef SPILLWAY_SIM_ALLOC_POOL_CHUNK_ARENA_H_
 #define SPILLWAY_SIM_ALLOC_POOL_CHUNK_ARENA_H_
@@ -77,7 +79,7 @@ class ChunkArena : public ReplayableAllocator {
   Bytes Reserved() const override { return reserved_; }
 
  protected:
-  // A new chunk of just that size, which is in no index, for an arena that grows; else kNone.
+  // Returns a new chunk of this size that is in no index, if the arena can grow; else kNone.
   virtual uint32_t Grow(Bytes /*rounded*/) { return ChunkList::kNone; }
 
   const Bytes granularity_;

@@ -1,7 +1,8 @@
-// The pieces that tile an allocator's segments, free or taken, with their neighbours by address.
+// The chunks that tile an allocator's segments. A chunk is free or taken and knows its neighbours
+// by address.
 //
-// It knows no placement rule: allocators keep the free chunks in whatever index their rule needs. A
-// chunk's number is stable while the chunk exists and serves as `Block::handle`.
+// The list has no placement rule: each allocator keeps the free chunks in an index of its choice. A
+// chunk's number does not change while the chunk exists and serves as `Block::handle`.
 
 #ifndef SPILLWAY_SIM_ALLOC_POOL_CHUNK_LIST_H_
 #define SPILLWAY_SIM_ALLOC_POOL_CHUNK_LIST_H_
@@ -20,12 +21,12 @@ class ChunkList {
   static constexpr uint32_t kNone = 0xffffffff;
   static constexpr int64_t kFree = -1;
   static constexpr int64_t kUnmapped = -2;  // addresses without memory behind them
-  static constexpr int64_t kGone = -3;      // a number that stands for no chunk now
+  static constexpr int64_t kGone = -3;      // no chunk has this number now
 
   struct Chunk {
     Bytes offset;
     Bytes size;
-    int64_t requested = kFree;  // bytes asked for, or one of the above
+    int64_t requested = kFree;  // bytes requested, or kFree, kUnmapped or kGone
     uint32_t previous = kNone;  // neighbours by address in the same segment
     uint32_t next = kNone;
     bool free() const { return requested == kFree; }
@@ -39,7 +40,7 @@ class ChunkList {
     return {chunks_[chunk].offset, chunks_[chunk].size, chunk};
   }
 
-  // A segment of its own: one free chunk.
+  // Adds a segment that consists of one free chunk. Returns the chunk.
   uint32_t AddSegment(Bytes offset, Bytes size) {
     const uint32_t chunk = New();
     chunks_[chunk].offset = offset;
@@ -49,10 +50,10 @@ class ChunkList {
   // REQUIRES: the chunk is a whole segment.
   void RemoveSegment(uint32_t chunk) { Recycle(chunk); }
 
-  // One more than the largest number in use.
+  // Returns one more than the largest number that was ever used.
   uint32_t end() const { return static_cast<uint32_t>(chunks_.size()); }
 
-  // Cuts `size` bytes off the low end, as a new chunk before it that is free. Returns the new
+  // Cuts `size` bytes off the low end. They become a new free chunk before `chunk`. Returns the new
   // chunk.
   uint32_t CutLow(uint32_t chunk, Bytes size) {
     const uint32_t low = New();
@@ -65,7 +66,7 @@ class ChunkList {
     return low;
   }
 
-  // Joins a chunk with its next neighbour, whose number is no longer valid.
+  // Joins a chunk with its next neighbour. The neighbour's number is no longer valid.
   void JoinNext(uint32_t chunk) {
     const uint32_t gone = chunks_[chunk].next;
     chunks_[chunk].size += chunks_[gone].size;
@@ -74,12 +75,12 @@ class ChunkList {
     Recycle(gone);
   }
 
-  // The neighbour if it exists and is free, else kNone.
+  // Returns the neighbour if it exists and is free, else kNone.
   uint32_t FreeNext(uint32_t chunk) const { return IfFree(chunks_[chunk].next); }
   uint32_t FreePrevious(uint32_t chunk) const { return IfFree(chunks_[chunk].previous); }
 
-  // Joins a chunk with those of its neighbours that are free; `remove` is told each of them before
-  // it goes. Returns the joined chunk.
+  // Joins a chunk with its free neighbours. Calls `remove` with each neighbour before it is joined.
+  // Returns the joined chunk.
   template <typename Remove>
   uint32_t JoinFree(uint32_t chunk, const Remove& remove) {
     if (const uint32_t next = FreeNext(chunk); next != kNone) {
@@ -93,7 +94,7 @@ class ChunkList {
     return previous;
   }
 
-  // Aborts if the block is not one of the taken chunks.
+  // Aborts if the block is not a taken chunk.
   void CheckTaken(const Block& block) const {
     SPILLWAY_CHECK(block.handle < chunks_.size());
     const Chunk& chunk = chunks_[block.handle];
@@ -122,7 +123,7 @@ class ChunkList {
   }
 
   std::vector<Chunk> chunks_;
-  std::vector<uint32_t> unused_;  // recycled indices into chunks_
+  std::vector<uint32_t> unused_;  // numbers that are free for new chunks
 };
 
 }  // namespace spillway

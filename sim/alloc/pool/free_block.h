@@ -1,4 +1,4 @@
-// A free block of an arena, as the indices that find blocks for requests know it.
+// A free block of an arena, as stored in the indices in which allocators look for blocks.
 
 #ifndef SPILLWAY_SIM_ALLOC_POOL_FREE_BLOCK_H_
 #define SPILLWAY_SIM_ALLOC_POOL_FREE_BLOCK_H_
@@ -13,7 +13,7 @@ namespace spillway {
 struct FreeBlock {
   Bytes offset;
   Bytes size;
-  uint32_t chunk = 0;  // the owner's own number of the block
+  uint32_t chunk = 0;  // the owner's number of the block
 };
 
 struct LiesLower {
@@ -22,7 +22,8 @@ struct LiesLower {
 struct SizeOfBlock {
   Bytes operator()(const FreeBlock& block) const { return block.size; }
 };
-// Free blocks by address: finds the lowest, or the highest, that suffices in a few steps.
+// Free blocks by address. Finds the lowest or the highest block that is large enough in a few
+// steps.
 using AddressOrder = ChunkedSet<FreeBlock, LiesLower, SizeOfBlock>;
 
 }  // namespace spillway

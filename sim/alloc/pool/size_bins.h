@@ -1,8 +1,9 @@
-// Free blocks by size: finds the smallest that suffices, ties to the lowest offset, in a few steps.
+// Free blocks by size. Finds the smallest block that is large enough, of equal sizes the one with
+// the lowest offset, in a few steps.
 //
-// Sizes fall into bins, sixteen to each power of two, each sorted by size and offset; a bitmap
-// tells which bins hold anything. Most bins hold a handful of blocks, so most steps touch one cache
-// line; a bin with very many blocks is still a sorted set.
+// There are sixteen bins for each power of two, each sorted by size and offset. A bitmap shows
+// which bins are not empty. Most bins hold a handful of blocks, so most steps touch one cache line;
+// a bin with very many blocks is still a sorted set.
 
 #ifndef SPILLWAY_SIM_ALLOC_POOL_SIZE_BINS_H_
 #define SPILLWAY_SIM_ALLOC_POOL_SIZE_BINS_H_
@@ -31,7 +32,7 @@ class SizeBins {
     filled_[bin / 64] |= uint64_t{1} << (bin % 64);
   }
 
-  // REQUIRES: the entry is present; only size and offset count.
+  // REQUIRES: a block with this size and offset is present. The chunk number is ignored.
   void Erase(const FreeBlock& entry) {
     const size_t bin = BinOf(entry.size);
     EraseAt(bin, bins_[bin].LowerBound(entry));
@@ -42,8 +43,8 @@ class SizeBins {
     Insert(by);
   }
 
-  // Replaces the best fit for `size`, if there is one, by what `cut` leaves of it: an optional
-  // block. Hints do not matter.
+  // Removes the best fit for `size` and inserts the rest that `cut` returns, if any. Returns false
+  // if no block is large enough. Hints are ignored.
   template <typename Cut>
   bool Take(Bytes size, Hint, const Cut& cut) {
     const auto [bin, fit] = Find(size);
@@ -51,15 +52,15 @@ class SizeBins {
     if (const auto rest = cut(EraseAt(bin, fit))) Insert(*rest);
     return true;
   }
-  // The best fit for `size`, or nullopt if nothing is large enough. Of blocks of just that size,
-  // the lowest from `offset` on.
+  // Returns the best fit for `size`, or nullopt if no block is large enough. Blocks of exactly this
+  // size are considered only from `offset` on.
   std::optional<FreeBlock> BestFit(Bytes size, Bytes offset = Bytes(0)) const {
     const auto [bin, fit] = Find(size, offset);
     if (bin == kBins) return std::nullopt;
     return bins_[bin].At(fit);
   }
 
-  // The size of the largest block; 0 if there is none.
+  // Returns the size of the largest block; 0 if there is none.
   Bytes Largest() const {
     for (size_t word = filled_.size(); word-- > 0;) {
       if (filled_[word] == 0) continue;
@@ -73,14 +74,15 @@ class SizeBins {
 
   struct SmallerThenLower {
     bool operator()(const FreeBlock& a, const FreeBlock& b) const {
-      // Without a branch: which of the two decides cannot be predicted.
+      // This comparison has no branch, because its result cannot be predicted.
       const int smaller = a.size < b.size, equal = a.size == b.size, lower = a.offset < b.offset;
       return (smaller | (equal & lower)) != 0;
     }
   };
   using Bin = ChunkedSet<FreeBlock, SmallerThenLower>;
 
-  // Monotone in the size: the exponent, then the four bits below the leading one.
+  // Returns the bin of a size, which grows with the size: the exponent, then the four bits below
+  // the leading bit.
   static size_t BinOf(Bytes size) {
     const auto value = static_cast<uint64_t>(size.count());
     if (value < 16) return static_cast<size_t>(value);
@@ -88,7 +90,7 @@ class SizeBins {
     return static_cast<size_t>(exponent - 3) * 16 + ((value >> (exponent - 4)) & 15);
   }
 
-  // The first filled bin from `bin` on, or kBins.
+  // Returns the first bin from `bin` on that is not empty, or kBins.
   size_t NextFilled(size_t bin) const {
     for (size_t word = bin / 64; word < filled_.size(); ++word) {
       uint64_t bits = filled_[word];
@@ -98,7 +100,7 @@ class SizeBins {
     return kBins;
   }
 
-  // Bin and place of the best fit; kBins if nothing is large enough.
+  // Returns the bin and the place of the best fit; the bin is kBins if no block is large enough.
   std::pair<size_t, Bin::Position> Find(Bytes size, Bytes offset = Bytes(0)) const {
     size_t bin = BinOf(size);
     if (bin < bins_.size()) {

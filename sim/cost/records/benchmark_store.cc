@@ -12,8 +12,8 @@
 namespace spillway {
 namespace {
 
-constexpr int kApplication = 0x53706c77;  // "Splw", in the file's header
-constexpr int kVersion = 1;               // the user version there
+constexpr int kApplication = 0x53706c77;  // "Splw", the application id in the file's header
+constexpr int kVersion = 1;               // the user version in the file's header
 
 constexpr const char* kSchema = R"(
   CREATE TABLE gpu (name TEXT NOT NULL, one INTEGER PRIMARY KEY CHECK (one = 1)) STRICT;
@@ -64,10 +64,8 @@ std::optional<std::string> BenchmarkStore::Gpu() const {
 void BenchmarkStore::RequireGpu(std::string_view gpu) const {
   const std::optional<std::string> own = Gpu();
   if (own && *own != gpu) {
-    throw InputError(
-        fmt::format("{}: holds what was measured on {}, this is of {}; name another "
-                    "store",
-                    path_.string(), *own, gpu));
+    throw InputError(fmt::format("{}: holds measurements of {}, not of {}; name another store",
+                                 path_.string(), *own, gpu));
   }
 }
 

@@ -1,13 +1,14 @@
-// The benchmark store: what was measured on one GPU, in one file for all networks and runs.
+// The benchmark store: the measurements of one GPU, in one file for all networks and runs.
 //
-// A SQLite database, described in traces/FORMAT.md. An entry is found by its signature, which holds
-// the whole geometry with groups, its batch, and the library: arithmetic and cuDNN version. The GPU
-// is the file's; entries of another one are refused. Several processes may use one store at once:
-// each call is one transaction, and of an entry that two have measured the first one stays. Only
-// `Put` writes. A file that is no store, is damaged or is held by another program is left as it is.
+// It is a SQLite database, described in traces/FORMAT.md. The key of an entry is its signature,
+// which holds the whole geometry with groups, its batch, and the library: arithmetic and cuDNN
+// version. The file belongs to one GPU, and entries of another GPU are refused. Several processes
+// may use one store at the same time: each call is one transaction. If two processes have measured
+// an entry, the first one stays. Only `Put` writes. A file that is not a store, is damaged or is
+// held by another program is left unchanged.
 //
-// Every method may throw `InputError` that begins with the path: a file that cannot be opened, read
-// or written, that is damaged, or that another process holds for longer than `patience`.
+// Every method may throw `InputError` that begins with the path: if the file cannot be opened, read
+// or written, is damaged, or is held by another process for longer than `patience`.
 
 #ifndef SPILLWAY_SIM_COST_RECORDS_BENCHMARK_STORE_H_
 #define SPILLWAY_SIM_COST_RECORDS_BENCHMARK_STORE_H_
@@ -25,10 +26,10 @@
 
 namespace spillway {
 
-// What times depend on besides the GPU. The layout is NCHW everywhere.
+// The values, in addition to the GPU, on which times depend. The layout is always NCHW.
 struct KernelLibrary {
-  std::string math;   // as in `Provenance`
-  std::string cudnn;  // as in `Provenance`
+  std::string math;   // see `Provenance`
+  std::string cudnn;  // see `Provenance`
 
   auto operator<=>(const KernelLibrary&) const = default;
 };
@@ -38,34 +39,34 @@ KernelLibrary LibraryOf(const Provenance& provenance);
 class BenchmarkStore {
  public:
   struct Options {
-    bool create = true;  // where there is no file; otherwise that is an `InputError`
+    bool create = true;  // creates a missing file; if false, a missing file is an `InputError`
     Duration patience = Duration::Milliseconds(10'000);
   };
 
-  // How many entries and kernels there are of a library.
+  // The number of entries and kernels of one library.
   struct Holding {
     KernelLibrary library;
     int64_t entries = 0;
     int64_t kernels = 0;
   };
 
-  // Also throws `InputError` for a database of another program or of a later version.
+  // Throws `InputError` for a database of another program or version.
   explicit BenchmarkStore(std::filesystem::path path, const Options& options);
   explicit BenchmarkStore(std::filesystem::path path);
   ~BenchmarkStore();
 
   const std::filesystem::path& path() const { return path_; }
 
-  // Of all entries; nullopt as long as there is none.
+  // Returns the GPU of all entries; nullopt if there is no entry.
   std::optional<std::string> Gpu() const;
 
-  // Throws `InputError` if the store is of another GPU.
+  // Throws `InputError` if the store belongs to another GPU.
   void RequireGpu(std::string_view gpu) const;
 
-  // Sorted by library.
+  // Returns the holdings, sorted by library.
   std::vector<Holding> Holdings() const;
 
-  // The batches that are there of a signature, ascending.
+  // Returns the batches of a signature, ascending.
   std::vector<int64_t> Batches(const KernelLibrary& library, std::string_view signature) const;
 
   struct Found {
@@ -75,11 +76,12 @@ class BenchmarkStore {
   std::optional<Found> Find(const KernelLibrary& library, std::string_view signature,
                             int64_t batch) const;
 
-  // `CostTable::in_sequence` of a workload, if it was put.
+  // Returns `CostTable::in_sequence` of a workload; nullopt if it was never put.
   std::optional<Duration> InSequence(const KernelLibrary& library, std::string_view workload) const;
 
-  // Adds the entries of the table that are not there yet, and its `in_sequence` unless it is 0, all
-  // or nothing. How many entries were added. Throws `InputError` if the store is of another GPU.
+  // Adds the entries of the table that are not in the store, and its `in_sequence` unless it is 0.
+  // Adds all or nothing. Returns the number of entries added. Throws `InputError` if the store
+  // belongs to another GPU.
   int64_t Put(const CostTable& table);
 
  private:

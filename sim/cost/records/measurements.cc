@@ -133,7 +133,8 @@ class MeasurementsReader {
     return timing;
   }
 
-  // Fields whose keys stand in a table. Those that `other` does not take either are errors.
+  // Reads the fields whose keys are in a table. A field that `other` does not take either is an
+  // error.
   template <typename Struct, size_t kCount, typename Other>
   void ReadKeys(Value value, Struct& target, const Key<Struct, Timing> (&keys)[kCount],
                 bool all_required, const Other& other) {
@@ -257,7 +258,7 @@ class MeasurementsReader {
   Measurements result_;
 };
 
-// The timings that were made, each on a line of its own.
+// Writes the timings that were made, each on its own line.
 template <typename Struct, size_t kCount>
 void PutTimings(JsonWriter& json, const Struct& source, const Key<Struct, Timing> (&keys)[kCount]) {
   for (const auto& [name, member] : keys) {

@@ -11,18 +11,19 @@
 
 namespace spillway {
 
-// Reads a file of measurements, Zstandard transparently. Throws `InputError` whose message starts
-// with "path:line:column: element": bad JSON, unsupported version, missing or unknown key, wrong
-// type, a size that is not positive, a negative time.
+// Reads a file of measurements, which may be compressed with Zstandard. Throws `InputError` whose
+// message starts with "path:line:column: element" for bad JSON, an unsupported version, a missing
+// or unknown key, a wrong type, a size that is not positive, or a negative time.
 Measurements ReadMeasurements(const std::filesystem::path& path);
 
-// As `ReadMeasurements` on text in memory; `origin` stands for the path in messages.
+// Parses the text of measurements like `ReadMeasurements`; `origin` stands for the path in
+// messages.
 Measurements ParseMeasurements(std::string_view text, const std::string& origin);
 
-// The JSON text of `measurements`: the same contents give the same bytes.
+// Returns the JSON text of `measurements`: equal contents give equal bytes.
 std::string FormatMeasurements(const Measurements& measurements);
 
-// "none", "dram" or "compute".
+// Returns "none", "dram" or "compute".
 std::string_view Name(Load load);
 
 }  // namespace spillway

@@ -11,19 +11,19 @@
 namespace spillway {
 namespace {
 
-// What went wrong, in words; `reason` is SQLite's.
+// Explains an error in words; `reason` is SQLite's message.
 std::string Explain(int code, std::string_view reason, const std::string& kind, Duration patience) {
   switch (code) {
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
-      return fmt::format("another process has held it for {}; nothing was changed",
+      return fmt::format("another process has held the file for {}; nothing was changed",
                          FormatDuration(patience));
     case SQLITE_NOTADB:
-      return fmt::format("is no {}, and was left as it is", kind);
+      return fmt::format("is not a {} and was left unchanged", kind);
     case SQLITE_CORRUPT:
-      return fmt::format("is damaged, and was left as it is ({})", reason);
+      return fmt::format("is damaged and was left unchanged ({})", reason);
     case SQLITE_FULL:
-      return fmt::format("the disk is full ({}); what was written before is there", reason);
+      return fmt::format("the disk is full ({}); earlier writes are kept", reason);
     default:
       return std::string(reason);
   }
@@ -55,7 +55,7 @@ int SqliteFile::Pragma(const char* name) {
 
 void SqliteFile::Prepare() {
   if (Pragma("application_id") != kind_.application) {
-    // Another process may be about to do the same.
+    // Another process may create the tables at the same time.
     SQLite::Transaction transaction(*database_, SQLite::TransactionBehavior::IMMEDIATE);
     if (Pragma("application_id") == 0 && Pragma("schema_version") == 0) {
       database_->exec(kind_.schema);
@@ -65,8 +65,9 @@ void SqliteFile::Prepare() {
     }
   }
   if (Pragma("application_id") != kind_.application) {
-    throw InputError(fmt::format(
-        "{}: is a database of another program, no {}, and was left as it is", path_, kind_.name));
+    throw InputError(
+        fmt::format("{}: is a database of another program, not a {}, and was left unchanged", path_,
+                    kind_.name));
   }
   const int version = Pragma("user_version");
   if (version != kind_.version) {

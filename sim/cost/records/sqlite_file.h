@@ -1,7 +1,7 @@
-// A SQLite file of one kind: what all stores of this program share.
+// A SQLite file of one kind: the common part of all stores of this program.
 //
-// A file that is of another kind, is damaged or is held by another program is left as it is.
-// Several processes may use one at once.
+// A file of another kind, a damaged file and a file held by another program are left unchanged.
+// Several processes may use one file at the same time.
 
 #ifndef SPILLWAY_SIM_COST_RECORDS_SQLITE_FILE_H_
 #define SPILLWAY_SIM_COST_RECORDS_SQLITE_FILE_H_
@@ -21,21 +21,22 @@ class SqliteFile {
  public:
   struct Kind {
     std::string name;  // "benchmark store"
-    int application;   // in the file's header
-    int version;       // the user version there
+    int application;   // application id in the file's header
+    int version;       // user version in the file's header
     std::string schema;
-    bool wal = false;  // readers and a writer do not wait for each other
+    bool wal = false;  // if true, readers and a writer do not wait for each other
   };
   struct Options {
-    bool create = true;  // where there is no file; otherwise that is an `InputError`
+    bool create = true;  // creates a missing file; if false, a missing file is an `InputError`
     Duration patience = Duration::Milliseconds(10'000);
   };
 
-  // Makes the tables in an empty file. Throws `InputError` that begins with the path: a file that
-  // cannot be opened, of another program or of another version.
+  // Makes the tables in an empty file. Throws `InputError` that begins with the path if the file
+  // cannot be opened or belongs to another program or version.
   SqliteFile(const std::filesystem::path& path, Kind kind, const Options& options);
 
-  // The result of `action()`. What SQLite throws becomes an `InputError` that begins with the path.
+  // Returns the result of `action()`. An exception of SQLite becomes an `InputError` that begins
+  // with the path.
   template <typename Action>
   std::invoke_result_t<Action> Run(const Action& action) const {
     try {

@@ -135,7 +135,7 @@ TEST_F(CheckedPlanTest, RefusesAPlanThatDoesNotCoverTheOp) {
   EXPECT_THAT(ErrorOf({{0, 0, 5}}), HasSubstr("slot 0 with batch 5 does not continue slot 0"));
   EXPECT_THAT(ErrorOf({{0, 0, 0}}), HasSubstr("slot 0 with batch 0"));
   EXPECT_THAT(ErrorOf({{0, 0, 3}, {1, 0, 4}}), HasSubstr("with 1 samples left"));
-  EXPECT_THAT(ErrorOf({{0, 2, 4}}), HasSubstr("kernel 2 of slot a, which has 2"));
+  EXPECT_THAT(ErrorOf({{0, 2, 4}}), HasSubstr("no kernel 2 in slot a, which has 2"));
   EXPECT_THAT(ErrorOf({{0, 0, 4}}), HasSubstr("the plan ends in slot 0 of 2 with 0 samples left"));
   EXPECT_THAT(ErrorOf({{0, 0, 4}, {1, 0, 4}, {2, 0, 4}}), HasSubstr("slot 2 with batch 4"));
 }

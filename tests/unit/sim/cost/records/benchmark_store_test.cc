@@ -85,7 +85,7 @@ TEST(BenchmarkStoreTest, AnotherGpuIsRefusedAndChangesNothing) {
   CostTable other = SomeTable(3);
   other.provenance.gpu = "Umbrella";
   EXPECT_THAT(InputErrorOf([&] { store.Put(other); }),
-              HasSubstr("s.sqlite: holds what was measured on ACME, this is of Umbrella"));
+              HasSubstr("s.sqlite: holds measurements of ACME, not of Umbrella"));
   EXPECT_EQ(store.Holdings()[0].entries, 1);
 }
 
@@ -119,7 +119,7 @@ TEST(BenchmarkStoreTest, WhatIsHeldByAnotherProcessIsSaid) {
   SQLite::Database other(path.string(), SQLite::OPEN_READWRITE);
   other.exec("BEGIN EXCLUSIVE");
   EXPECT_THAT(InputErrorOf([&] { store.Put(SomeTable(1)); }),
-              HasSubstr("s.sqlite: another process has held it for 20"));
+              HasSubstr("s.sqlite: another process has held the file for 20"));
   other.exec("COMMIT");
   EXPECT_EQ(store.Put(SomeTable(1)), 1);
 }
@@ -133,7 +133,7 @@ TEST(BenchmarkStoreTest, OtherFilesAreRefusedAndLeftAsTheyAre) {
     EXPECT_EQ(testing::ReadRaw(path), before);
   };
   testing::WriteRaw(path, std::string(2000, '{'));
-  refused("is no benchmark store");
+  refused("is not a benchmark store");
   std::filesystem::remove(path);
   SQLite::Database(path.string(), SQLite::OPEN_READWRITE | SQLite::OPEN_CREATE)
       .exec("CREATE TABLE other (x)");
@@ -165,9 +165,9 @@ TEST(BenchmarkStoreTest, DamageIsSaid) {
   std::string overwritten = whole;
   std::fill(overwritten.begin() + 4096, overwritten.end(), '\x7f');
   testing::WriteRaw(path, overwritten);
-  EXPECT_THAT(InputErrorOf(read_all), HasSubstr("s.sqlite: is damaged, and was left as it is"));
+  EXPECT_THAT(InputErrorOf(read_all), HasSubstr("s.sqlite: is damaged and was left unchanged"));
   testing::WriteRaw(path, whole.substr(0, whole.size() / 2));
-  EXPECT_THAT(InputErrorOf(read_all), HasSubstr("s.sqlite: is damaged, and was left as it is"));
+  EXPECT_THAT(InputErrorOf(read_all), HasSubstr("s.sqlite: is damaged and was left unchanged"));
   EXPECT_EQ(testing::ReadRaw(path), whole.substr(0, whole.size() / 2));
 }
 
