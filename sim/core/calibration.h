@@ -1,8 +1,8 @@
 // The results of a calibration of one GPU and its host, as plain data: copies, kernels during
 // copies, driver calls and latencies.
 //
-// They are raw medians. experiments/tools/measure/calibration_fit.h fits laws to them. All host memory is
-// pinned.
+// They are raw medians. experiments/tools/measure/calibration_fit.h fits laws to them. All host
+// memory is pinned.
 
 #ifndef SPILLWAY_SIM_CORE_CALIBRATION_H_
 #define SPILLWAY_SIM_CORE_CALIBRATION_H_

@@ -62,8 +62,8 @@ std::optional<Bytes> ConvWorkspace(const Op& op, std::string_view slot, std::str
                                    int64_t batch);
 
 // Returns the workspace in cuDNN 9, or nullopt as `ConvWorkspace` does. The rules were inferred
-// from tables recorded with 9.14; experiments/evidence/roofline/README.md gives the number of entries that
-// each rule reproduces. In bytes:
+// from tables recorded with 9.14; experiments/evidence/roofline/README.md gives the number of
+// entries that each rule reproduces. In bytes:
 //   winograd_nonfused      as in `ConvWorkspace`, with N at least 16 except for bwd_filter
 //   fft                    2 max(A, B) P + 4 * extra, n at least 16; A holds the transformed
 //                          operands, B the transformed result, extra is a filter or a copy of dy:
