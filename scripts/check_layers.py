@@ -61,7 +61,7 @@ LIBRARIES = {
     r"Eigen/": ["backend/cpu", "experiments/tools/measure"],
     r"(cuda|cublas|curand|cupti|nvtx)": ["backend/cuda", "tests/cuda"],
     r"cudnn": ["backend/cuda"],
-    r"CLI/": ["experiments/cli", "experiments/tools", "experiments/papers"],
+    r"CLI/": ["experiments/cli/frame"],
     r"benchmark/": ["experiments/bench"],
     r"simdjson": ["traces/base", "traces/import"],
     r"zstd": ["traces/base"],

@@ -1,8 +1,6 @@
 // spillway compare: several policies on one workload or several, side by side.
 
 #include <fmt/format.h>
-#include <tbb/parallel_for.h>
-#include <tbb/task_arena.h>
 
 #include <algorithm>
 #include <deque>
@@ -78,7 +76,6 @@ std::string Brief(const RunResult& result) {
 }
 
 int Execute(const CompareOptions& options, Session& session) {
-  if (PrintHelpValues(options.machine, options.policies.given)) return kOk;
   const Scenarios loaded = Load(options, session);
   const bool recorded = std::ranges::all_of(loaded.named, [](const NamedScenario& named) {
     return named.scenario->setup().trace->recording.has_value();
@@ -97,20 +94,16 @@ int Execute(const CompareOptions& options, Session& session) {
   const size_t total = loaded.named.size() * policies.size();
   std::optional<FinishedRows<Row>> rows;
   rows.emplace(session, total, options.output.empty() ? format : FinishedRows<Row>::Format());
-  tbb::task_arena arena(options.policies.jobs > 0 ? options.policies.jobs
-                                                  : tbb::task_arena::automatic);
-  arena.execute([&] {
-    tbb::parallel_for(size_t{0}, total, [&](size_t i) {
-      const std::string& policy = policies[i % policies.size()];
-      const auto& [workload, scenario] = loaded.named[i / policies.size()];
-      Row row{i / policies.size(), PlayForRow(*scenario, policy)};
-      std::string name = policy;
-      if (loaded.named.size() > 1) {
-        name = fmt::format("{} {} {}", workload, scenario->setup().memory_request, policy);
-      }
-      const std::string brief = Brief(row.result);
-      rows->Finish(i, std::move(row), name, brief);
-    });
+  options.policies.ForEach(total, [&](size_t i) {
+    const std::string& policy = policies[i % policies.size()];
+    const auto& [workload, scenario] = loaded.named[i / policies.size()];
+    Row row{i / policies.size(), PlayForRow(*scenario, policy)};
+    std::string name = policy;
+    if (loaded.named.size() > 1) {
+      name = fmt::format("{} {} {}", workload, scenario->setup().memory_request, policy);
+    }
+    const std::string brief = Brief(row.result);
+    rows->Finish(i, std::move(row), name, brief);
   });
   const std::vector<Row> results = rows->Take();
   rows.reset();
@@ -132,24 +125,24 @@ int Execute(const CompareOptions& options, Session& session) {
 
 }  // namespace
 
-void AddCompare(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddCompare(Command& program, Session& session) {
+  Command& verb = program.Add(
       "compare",
-      "Simulate several policies, all in the same memory; exit code 1 if none fits, 4 if one "
-      "failed, which costs its own row only");
-  auto options = std::make_shared<CompareOptions>();
-  verb->add_option("workloads", options->workloads,
-                   "NETWORK:BATCH (vgg16:256) or a trace file (.json, .json.zst), one or more")
-      ->required();
-  options->lowering.AddLowering(*verb);
-  options->machine.AddAllButMemory(*verb);
-  verb->add_option("--memory", options->memories,
-                   std::string(kMemoryHelp) + "; several separated by commas (30%,50%)")
-      ->check(MemoryGiven());
-  options->format.Add(*verb);
-  options->policies.Add(*verb);
-  AddOutput(*verb, options->output, options->format);
-  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+      "Simulate several policies in the same memory; exit code 1 if none fits, 4 if one failed, "
+      "which costs only its own row");
+  auto& options = verb.Runs(Execute, session);
+  verb.Texts("workloads", options.workloads,
+             "NETWORK:BATCH (vgg16:256) or a trace file (.json, .json.zst), one or more")
+      .Required();
+  options.lowering.AddLowering(verb);
+  options.machine.Add(verb);
+  verb.Remove("--memory");
+  verb.Texts("--memory", options.memories,
+             std::string(kMemoryHelp) + "; several separated by commas (30%,50%)")
+      .NotEmpty(kNoMemory);
+  options.format.Add(verb);
+  options.policies.Add(verb);
+  AddOutput(verb, options.output, options.format);
 }
 
 }  // namespace spillway::cli

@@ -140,7 +140,7 @@ void LookForMatplotlib(std::vector<Finding>& findings) {
   }
 }
 
-int Execute(const FormatOption& format, const Session& session) {
+int Execute(const FormatOption& format, Session& session) {
   using enum Finding::Status;
   std::vector<Finding> findings{{"spillway", kPresent, SPILLWAY_VERSION},
                                 {"compiler", kPresent, CompilerVersion()}};
@@ -172,14 +172,13 @@ int Execute(const FormatOption& format, const Session& session) {
 
 }  // namespace
 
-void AddDoctor(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddDoctor(Command& program, Session& session) {
+  Command& verb = program.Add(
       "doctor",
       "Say what is compiled in, what this machine can run and what is missing; exit code 1 if "
       "something that every verb needs is broken");
-  auto format = std::make_shared<FormatOption>();
-  format->Add(*verb);
-  verb->callback([format, &exit_code, &session] { exit_code = Execute(*format, session); });
+  auto& format = verb.Runs(Execute, session);
+  format.Add(verb);
 }
 
 }  // namespace spillway::cli

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <memory>
 
 #include "experiments/cli/frame/options.h"
 #include "experiments/cli/frame/session.h"
@@ -106,13 +105,21 @@ Columns<OpTypeStep> OpColumns() {
   };
 }
 
-// For people the first columns alone.
-void AddOps(CLI::App& list, int& exit_code, Session& session) {
-  CLI::App* verb = list.add_subcommand(
-      "ops", "List the op types of traces: operands, and in CSV and JSON all else that is known");
-  auto format = std::make_shared<FormatOption>();
-  format->Add(*verb);
-  verb->callback([format, &exit_code, &session] {
+// Prints the rows: a table shows the columns `shown`, CSV and JSON have all.
+template <typename Row, typename Rows>
+int Print(const FormatOption& format, const Columns<Row>& columns, const Rows& rows,
+          std::span<const std::string_view> shown, std::string_view schema, Session& session) {
+  return session.Finish(FormatAs(format.format(), columns, rows, schema,
+                                 [&] { return FormatTable(columns, shown, rows); }),
+                        kOk);
+}
+
+void AddOps(Command& list, Session& session) {
+  Command& verb = list.Add(
+      "ops", "List the op types of traces: their operands, and in CSV and JSON all their columns");
+  auto& format = verb.Keep<FormatOption>();
+  format.Add(verb);
+  verb.Runs([&format, &session] {
     std::vector<OpTypeStep> steps;
     for (const OpRow& row : kOpTable) {
       for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kUpdate}) {
@@ -120,19 +127,16 @@ void AddOps(CLI::App& list, int& exit_code, Session& session) {
       }
     }
     constexpr std::string_view kShown[] = {"type", "phase", "inputs", "outputs", "slots"};
-    const Columns<OpTypeStep> columns = OpColumns();
-    exit_code = session.Finish(FormatAs(format->format(), columns, steps, "spillway.ops/v1",
-                                        [&] { return FormatTable(columns, kShown, steps); }),
-                               kOk);
+    return Print(format, OpColumns(), steps, kShown, "spillway.ops/v1", session);
   });
 }
 
-// What the rows of `run` and `compare` are made of.
-void AddColumns(CLI::App& list, int& exit_code, Session& session) {
-  CLI::App* verb = list.add_subcommand("columns", "The columns of results, with unit and meaning");
-  auto format = std::make_shared<FormatOption>();
-  format->Add(*verb);
-  verb->callback([format, &exit_code, &session] {
+// The columns of the results of `run` and `compare`.
+void AddColumns(Command& list, Session& session) {
+  Command& verb = list.Add("columns", "List the columns of results, with unit and meaning");
+  auto& format = verb.Keep<FormatOption>();
+  format.Add(verb);
+  verb.Runs([&format, &session] {
     using Result = Column<RunResult>;
     const Columns<Result> columns{
         {"name", "", "in CSV and JSON", &Result::name, "column"},
@@ -141,37 +145,33 @@ void AddColumns(CLI::App& list, int& exit_code, Session& session) {
         {"help", "", "what it means", &Result::help, "meaning"},
     };
     constexpr std::string_view kShown[] = {"name", "unit", "help"};
-    const Columns<RunResult> results = ResultColumns();
-    exit_code = session.Finish(FormatAs(format->format(), columns, results, "spillway.columns/v1",
-                                        [&] { return FormatTable(columns, kShown, results); }),
-                               kOk);
+    return Print(format, columns, ResultColumns(), kShown, "spillway.columns/v1", session);
   });
 }
 
 }  // namespace
 
-void AddList(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand("list", "List networks, policies, devices and more");
-  auto what = std::make_shared<std::string>("all");
-  verb->add_option("what", *what, "What to list")
-      ->check(CLI::IsMember({"all", "networks", "presets", "policies", "devices", "allocators"}))
-      ->capture_default_str();
-  verb->callback([what, verb, &exit_code] {
-    if (!verb->get_subcommands().empty()) return;
-    const auto print = [&](const char* name, std::string (*describe)()) {
-      if (*what != "all" && *what != name) return;
-      if (*what == "all") fmt::print("== {} ==\n", name);
-      fmt::print("{}{}", describe(), *what == "all" ? "\n" : "");
+void AddList(Command& program, Session& session) {
+  Command& verb = program.Add("list", "List networks, policies, devices and more");
+  auto& what = verb.Keep<std::string>();
+  what = "all";
+  verb.Choice("what", what, {"all", "networks", "presets", "policies", "devices", "allocators"},
+              "Kind of names to list");
+  verb.Runs([&what, &session] {
+    std::string text;
+    const auto add = [&](const char* name, std::string (*describe)()) {
+      if (what == name) text = describe();
+      if (what == "all") text += fmt::format("== {} ==\n{}\n", name, describe());
     };
-    print("networks", DescribeNetworks);
-    print("presets", DescribePresets);
-    print("policies", DescribePolicies);
-    print("devices", DescribeDevices);
-    print("allocators", DescribeAllocators);
-    exit_code = kOk;
+    add("networks", DescribeNetworks);
+    add("presets", DescribePresets);
+    add("policies", DescribePolicies);
+    add("devices", DescribeDevices);
+    add("allocators", DescribeAllocators);
+    return session.Finish(text, kOk);
   });
-  AddOps(*verb, exit_code, session);
-  AddColumns(*verb, exit_code, session);
+  AddOps(verb, session);
+  AddColumns(verb, session);
 }
 
 }  // namespace spillway::cli

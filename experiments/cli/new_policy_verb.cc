@@ -193,12 +193,11 @@ int Execute(const std::string& name, Session& session) {
 
 }  // namespace
 
-void AddNewPolicy(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddNewPolicy(Command& program, Session& session) {
+  Command& verb = program.Add(
       "new-policy", "Write a commented policy plugin to start from: NAME/NAME.cc and its build");
-  auto name = std::make_shared<std::string>();
-  verb->add_option("name", *name, "Name of the policy and of the new directory")->required();
-  verb->callback([name, &exit_code, &session] { exit_code = Execute(*name, session); });
+  auto& name = verb.Runs(Execute, session);
+  verb.Text("name", name, "Name of the policy and of the new directory").Required();
 }
 
 }  // namespace spillway::cli

@@ -84,8 +84,7 @@ void WriteAgain(const std::vector<OutputFile>& files, const std::filesystem::pat
   for (const OutputFile& file : files) WriteFile(directory / name_of(file), file.contents);
 }
 
-int Execute(const ReplayOptions& options, Session& session,
-            const std::function<int(Session&)>& run) {
+int Execute(const ReplayOptions& options, Session& session) {
   const Manifest manifest = ReadManifest(options.manifest);
   CheckVerb(manifest, options.manifest);
   VerifyInputs(manifest);
@@ -96,7 +95,7 @@ int Execute(const ReplayOptions& options, Session& session,
   }
   std::vector<OutputFile> files;
   Session replayed(manifest.arguments, session.interrupts(), &files);
-  const int exit_code = run(replayed);
+  const int exit_code = RunSession(replayed);
   bool same = exit_code == manifest.exit_code;
   if (!same) {
     session.Remark(
@@ -127,23 +126,18 @@ int Execute(const ReplayOptions& options, Session& session,
 
 }  // namespace
 
-void AddReplayRun(CLI::App& app, int& exit_code, Session& session,
-                  std::function<int(Session&)> run) {
-  CLI::App* verb = app.add_subcommand(
+void AddReplayRun(Command& program, Session& session) {
+  Command& verb = program.Add(
       "replay-run",
       "Make an exported result again from its manifest and compare the bytes; exit code 1 if they "
       "differ, 3 if an input has changed");
-  auto options = std::make_shared<ReplayOptions>();
-  verb->add_option("manifest", options->manifest, "FILE.manifest.json, as written beside a result")
-      ->required();
-  verb->add_option(
-          "--output-dir", options->output_dir,
-          "Also write the files that were made again, under their names, to this directory")
-      ->type_name("DIR");
-  options->format.Add(*verb);
-  verb->callback([options, run = std::move(run), &exit_code, &session] {
-    exit_code = Execute(*options, session, run);
-  });
+  auto& options = verb.Runs(Execute, session);
+  verb.Text("manifest", options.manifest, "FILE.manifest.json, as written beside a result")
+      .Required();
+  verb.Text("--output-dir", options.output_dir,
+            "Also write the files that were made again, under their names, to this directory")
+      .Type("DIR");
+  options.format.Add(verb);
 }
 
 }  // namespace spillway::cli

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,14 +41,7 @@ struct RunOptions {
   std::string policy = "liveness";
   bool explain = false;
   std::string output;
-  std::string export_trace;
-  std::string export_memory;
-  std::string export_schedule;
-  std::string export_rewritten;
-  std::string export_decisions;
-  std::string export_snapshot;
-  std::string export_plan;
-  std::string export_densities;
+  std::map<std::string, std::string> exports;  // the path by the option; empty: not asked for
   std::string kernels_from;
   std::string math = "fp32";
   std::string against;
@@ -56,8 +50,6 @@ struct RunOptions {
   uint64_t seed = 1;
   std::optional<uint64_t> drain_seed;
   int iterations = 1;
-  // Options that were given and have a meaning on some backends only, with these.
-  std::vector<std::pair<std::string, std::vector<std::string>>> of_backends;
 };
 
 // How many stalls a table explains, and of how many remedies are simulated.
@@ -162,18 +154,18 @@ void Describe(const RunOptions& options, const Scenario& scenario, Manifest& man
 }
 
 Export DecisionsFile(const Scenario& scenario, const RunOptions& options, const Outcome& outcome) {
-  return {"--export-decisions", options.export_decisions, [&](const Manifest&) {
+  return {"--export-decisions", options.exports.at("--export-decisions"), [&](const Manifest&) {
             return FormatDecisions(*outcome.trace, outcome.report, *scenario.setup().cost);
           }};
 }
 
 // Throws `UsageError` if the plan is asked for and the policy has none.
 Export PlanFile(const RunOptions& options, const Outcome& outcome) {
-  if (!options.export_plan.empty() && outcome.report.plan.empty()) {
+  if (!options.exports.at("--export-plan").empty() && outcome.report.plan.empty()) {
     throw UsageError(fmt::format("--export-plan: the policy '{}' has no plan; joint and plan have",
                                  PolicyName(options)));
   }
-  return {"--export-plan", options.export_plan,
+  return {"--export-plan", options.exports.at("--export-plan"),
           [&](const Manifest&) { return outcome.report.plan; }};
 }
 
@@ -247,12 +239,7 @@ std::string Compare(const RunOptions& options, const BackendFactories& backends,
 
 // On real bytes: what fits, loss and digest; the times of a GPU are exported from `validate`.
 int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session& session) {
-  if (options.explain || !options.export_trace.empty() || !options.export_memory.empty() ||
-      !options.export_schedule.empty() || !options.export_rewritten.empty() ||
-      !options.export_snapshot.empty()) {
-    throw UsageError("--explain and the exports show predicted times: use them with --backend sim");
-  }
-  if (!options.export_densities.empty() && options.machine.compress.empty()) {
+  if (!options.exports.at("--export-densities").empty() && options.machine.compress.empty()) {
     throw UsageError("--export-densities needs --compress all: densities are counted there");
   }
   const BackendFactories backends = BackendsOf(options, *scenario.setup().trace);
@@ -277,7 +264,7 @@ int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session&
   if (result.fits()) {
     files = {DecisionsFile(scenario, options, outcome),
              PlanFile(options, outcome),
-             {"--export-densities", options.export_densities, [&](const Manifest&) {
+             {"--export-densities", options.exports.at("--export-densities"), [&](const Manifest&) {
                 return FormatDensities(*outcome.trace, outcome.compression->stored);
               }}};
   }
@@ -286,23 +273,9 @@ int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session&
                         [&](Manifest& manifest) { Describe(options, scenario, manifest); });
 }
 
-void CheckBackend(const RunOptions& options) {
-  for (const auto& [option, backends] : options.of_backends) {
-    if (std::find(backends.begin(), backends.end(), options.machine.backend) != backends.end())
-      continue;
-    throw UsageError(fmt::format("{} has no meaning with --backend {}, only with --backend {}",
-                                 option, options.machine.backend, fmt::join(backends, " or ")));
-  }
-}
-
 int Execute(const RunOptions& options, Session& session) {
-  if (PrintHelpValues(options.machine, {options.policy})) return kOk;
-  CheckBackend(options);
   const Scenario scenario(options.workload.Load(), MachineOf(options));
   if (options.machine.backend != kSimulator) return ExecuteForReal(options, scenario, session);
-  if (!options.export_densities.empty()) {
-    throw UsageError("--export-densities needs real bytes: use it with --backend cpu or cuda");
-  }
   const std::string policy = PolicyName(options);
   const std::vector<PolicyMaker> makers = MakersOf(options, scenario);
   const Outcome outcome = scenario.Play(policy, makers);
@@ -314,20 +287,20 @@ int Execute(const RunOptions& options, Session& session) {
                                                  makers[outcome.policy], session.progress())
                                : FormatResults({{{&scenario, {result}}}}, options.format);
   const std::vector<Export> exports{
-      {"--export-trace", options.export_trace,
+      {"--export-trace", options.exports.at("--export-trace"),
        [&](const Manifest& manifest) {
          return FormatChromeTrace(trace, report, *scenario.setup().cost,
                                   OriginOf(scenario, policy, manifest));
        }},
-      {"--export-memory", options.export_memory,
+      {"--export-memory", options.exports.at("--export-memory"),
        [&](const Manifest&) { return FormatMemoryCsv(trace, report); }},
-      {"--export-schedule", options.export_schedule,
+      {"--export-schedule", options.exports.at("--export-schedule"),
        [&](const Manifest&) { return FormatScheduleCsv(trace, report); }},
-      {"--export-rewritten", options.export_rewritten,
+      {"--export-rewritten", options.exports.at("--export-rewritten"),
        [&](const Manifest&) { return FormatTrace(trace); }},
       DecisionsFile(scenario, options, outcome),
       PlanFile(options, outcome),
-      {"--export-snapshot", options.export_snapshot,
+      {"--export-snapshot", options.exports.at("--export-snapshot"),
        [&](const Manifest&) { return FormatSnapshot(trace, report); }}};
   if (options.machine.check) session.Remark(CheckedRemark("the report"));
   const int exit_code =
@@ -343,87 +316,71 @@ int Execute(const RunOptions& options, Session& session) {
 
 }  // namespace
 
-void AddRun(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand("run", "Simulate one policy; exit code 1 if it does not fit");
-  auto options = std::make_shared<RunOptions>();
-  options->workload.Add(*verb);
-  options->machine.Add(*verb);
-  options->format.Add(*verb);
-  CLI::Option* const policy = verb->add_option(
-      "--policy", options->policy, "NAME or PLUGIN.so:NAME, then :key=value,...; or help");
-  policy->capture_default_str();
-  verb->add_option("--backend", options->machine.backend,
-                   "sim predicts; cpu and cuda execute on real bytes, with synthetic data")
-      ->check(CLI::IsMember({"sim", "cpu", "cuda"}))
-      ->capture_default_str();
-  const auto only_on = [raw = options.get()](CLI::Option* option,
-                                             std::vector<std::string> backends) {
-    option->each([raw, name = option->get_name(), backends](const std::string&) {
-      raw->of_backends.emplace_back(name, backends);
-    });
+void AddRun(Command& program, Session& session) {
+  Command& verb = program.Add("run", "Simulate one policy; exit code 1 if it does not fit");
+  auto& options = verb.Runs(Execute, session);
+  options.workload.Add(verb);
+  options.machine.Add(verb);
+  options.format.Add(verb);
+  const Option& policy =
+      verb.Text("--policy", options.policy, "NAME or PLUGIN.so:NAME, then :key=value,...; or help");
+  const Option& backend =
+      verb.Choice("--backend", options.machine.backend, {"sim", "cpu", "cuda"},
+                  "sim predicts; cpu and cuda execute on real bytes, with synthetic data");
+  const std::vector<std::string> real{"cpu", "cuda"};
+  verb.Number("--seed", options.seed, {}, "seed of parameters, data and dropout")
+      .OnlyFor(backend, real);
+  verb.Number("--drain-seed", options.drain_seed, {},
+              "execute in a legal order drawn from this seed instead of as issued")
+      .OnlyFor(backend, {"cpu"});
+  verb.Number("--iterations", options.iterations, {1, 1000000}, "training steps")
+      .OnlyFor(backend, real);
+  verb.Choice("--math", options.math, {"fp32", "tf32"}, "arithmetic of convolutions and products")
+      .OnlyFor(backend, {"cuda"});
+  verb.Text("--against", options.against,
+            "execute this policy too, in all of the device's memory, and compare loss and "
+            "weights; exit code 1 if they differ")
+      .OnlyFor(backend, real);
+  verb.File("--weights", options.weights,
+            "parameters of an inference, from a safetensors file with the names and shapes that "
+            "spillway trace build writes")
+      .OnlyFor(backend, real);
+  verb.File("--images", options.images,
+            "images of an inference, from a safetensors file with one tensor; prints the class "
+            "that the network finds most probable for each")
+      .OnlyFor(backend, real);
+  AddOutput(verb, options.output, options.format);
+  const std::vector<std::string> predicted{"sim"};
+  verb.Flag("--explain", options.explain,
+            "for each stall, say what waited for what and what simulation says would shorten the "
+            "iteration; for each storage that leaves the device, say when, and how long the "
+            "iteration is if it stays; and say who holds the memory at its peak")
+      .OnlyFor(backend, predicted);
+  const auto add = [&](const char* name, const auto& backends, const char* help) {
+    verb.File(name, options.exports[name], help).OnlyFor(backend, backends);
   };
-  only_on(
-      verb->add_option("--seed", options->seed, "cpu, cuda: seed of parameters, data and dropout")
-          ->check(NotNegative())
-          ->capture_default_str(),
-      {"cpu", "cuda"});
-  only_on(verb->add_option("--drain-seed", options->drain_seed,
-                           "cpu: execute in a legal order drawn from this seed instead of as "
-                           "issued")
-              ->check(NotNegative()),
-          {"cpu"});
-  only_on(verb->add_option("--iterations", options->iterations, "cpu, cuda: training steps")
-              ->check(CLI::Range(1, 1000000))
-              ->capture_default_str(),
-          {"cpu", "cuda"});
-  only_on(verb->add_option("--math", options->math, "cuda: arithmetic of convolutions and products")
-              ->check(CLI::IsMember({"fp32", "tf32"}))
-              ->capture_default_str(),
-          {"cuda"});
-  only_on(verb->add_option("--against", options->against,
-                           "cpu, cuda: execute this policy too, in all of the device's memory, and "
-                           "compare loss and weights; exit code 1 if they differ"),
-          {"cpu", "cuda"});
-  only_on(
-      AddFile(
-          *verb, "--weights", options->weights,
-          "cpu, cuda: the parameters of an inference from a safetensors file, with the names and "
-          "shapes of spillway trace build"),
-      {"cpu", "cuda"});
-  only_on(AddFile(*verb, "--images", options->images,
-                  "cpu, cuda: the images of an inference from a safetensors file with one tensor; "
-                  "prints the class of each that the network finds most probable"),
-          {"cpu", "cuda"});
-  verb->add_flag(
-      "--explain", options->explain,
-      "Say for each stall what waited for what, and what simulation says would shorten the "
-      "iteration; for each storage that leaves the device when, and the iteration if it stayed; "
-      "and who holds the memory at its peak");
-  AddOutput(*verb, options->output, options->format);
-  AddFile(*verb, "--export-trace", options->export_trace,
-          "Write the iteration as Chrome/Perfetto JSON, for ui.perfetto.dev");
-  AddFile(*verb, "--export-memory", options->export_memory,
-          "Write the memory over the iteration as CSV, one line per change");
-  AddFile(
-      *verb, "--export-schedule", options->export_schedule,
-      "Write the iteration layer by layer as CSV: parts, prefetches, memory, transfers, stalls");
-  AddFile(*verb, "--export-rewritten", options->export_rewritten,
-          "Write the trace that ran, as the policy rewrote it, for record");
-  AddFile(*verb, "--export-decisions", options->export_decisions,
-          "Write every decision and placement as JSON");
-  AddFile(*verb, "--export-plan", options->export_plan,
-          "Write what joint has planned as JSON, for --policy plan:file=FILE");
-  AddFile(*verb, "--export-snapshot", options->export_snapshot,
-          "Write the memory over the iteration as a PyTorch memory snapshot (a pickle), "
-          "for pytorch.org/memory_viz");
-  AddFile(*verb, "--export-densities", options->export_densities,
-          "cpu, cuda, with --compress: write the share of words that are not zero of each "
-          "feature map as CSV, which --compress takes as density=FILE");
-  AddFile(*verb, "--kernels-from", options->kernels_from,
-          "Stay in-core, with the kernels of a run that was written by "
-          "--export-decisions: the reference for its bits")
-      ->excludes(policy);
-  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+  add("--export-trace", predicted,
+      "write the iteration as Chrome/Perfetto JSON, for ui.perfetto.dev");
+  add("--export-memory", predicted,
+      "write the memory over the iteration as CSV, one line per change");
+  add("--export-schedule", predicted,
+      "write the iteration as CSV, layer by layer: parts, prefetches, memory, transfers, stalls");
+  add("--export-rewritten", predicted,
+      "write the trace that ran, as the policy rewrote it, for record");
+  add("--export-snapshot", predicted,
+      "write the memory over the iteration as a PyTorch memory snapshot (a pickle), for "
+      "pytorch.org/memory_viz");
+  add("--export-densities", real,
+      "with --compress: write the share of words that are not zero of each feature map as CSV, "
+      "which --compress takes as density=FILE");
+  verb.File("--export-decisions", options.exports["--export-decisions"],
+            "Write every decision and placement as JSON");
+  verb.File("--export-plan", options.exports["--export-plan"],
+            "Write the plan of joint as JSON, for --policy plan:file=FILE");
+  verb.File("--kernels-from", options.kernels_from,
+            "Stay in-core, with the kernels of a run that --export-decisions wrote: the reference "
+            "for its bits")
+      .Excludes(policy);
 }
 
 }  // namespace spillway::cli

@@ -83,25 +83,25 @@ std::string FormatInfo(const Trace& trace) {
   return text;
 }
 
-void AddBuild(CLI::App& trace, Session& session) {
+void AddBuild(Command& trace, Session& session) {
   struct Options {
     WorkloadOption workload;
     std::string output = "-";
   };
-  CLI::App* verb = trace.add_subcommand("build", "Lower a network and write its trace");
-  auto options = std::make_shared<Options>();
-  options->workload.Add(*verb);
-  verb->add_option("-o,--output", options->output,
-                   "File to write, compressed if it ends in .zst; - for standard output")
-      ->capture_default_str();
-  verb->callback([options, &session] {
-    const Trace built = options->workload.Load();
-    if (options->output == "-") {
+  Command& verb = trace.Add("build", "Lower a network and write its trace");
+  auto& options = verb.Keep<Options>();
+  options.workload.Add(verb);
+  verb.Text("-o,--output", options.output,
+            "File to write, compressed if it ends in .zst; - for standard output");
+  verb.Runs([&options, &session] {
+    const Trace built = options.workload.Load();
+    if (options.output == "-") {
       fmt::print("{}", FormatTrace(built));
     } else {
       const auto guard = session.interrupts().Hold();
-      WriteTrace(built, options->output);
+      WriteTrace(built, options.output);
     }
+    return kOk;
   });
 }
 
@@ -198,15 +198,15 @@ ImportRow RunAsRecorded(ImportedStep step, const MachineText& machine,
   return row;
 }
 
-void AddImport(CLI::App& trace, Session& session) {
+void AddImport(Command& trace, Session& session) {
   struct Options {
     std::string manifest, kineto, execution_trace, snapshot, network, step, output;
     int64_t batch = 0;
     FormatOption format;
   };
-  CLI::App* verb = trace.add_subcommand(
-      "import", "Make a trace of a training step that PyTorch's profiler recorded");
-  verb->footer(
+  Command& verb =
+      trace.Add("import", "Make a trace of a training step that PyTorch's profiler recorded");
+  verb.footer =
       "The files are those of torch.profiler (profile_memory=True, record_shapes=True) and of its\n"
       "ExecutionTraceObserver for one and the same step; scripts/record_pytorch.py makes them, "
       "with a\n"
@@ -214,39 +214,38 @@ void AddImport(CLI::App& trace, Session& session) {
       "  spillway trace import gpt2.manifest.json -o gpt2.json.zst\n"
       "  spillway trace import --kineto gpt2.kineto.json.gz --execution-trace gpt2.et.json.gz \\\n"
       "    --batch 4 -o gpt2.json.zst\n"
-      "  spillway compare gpt2.json.zst --memory 4GiB");
-  auto options = std::make_shared<Options>();
-  verb->add_option("manifest", options->manifest, "Manifest of scripts/record_pytorch.py")
-      ->type_name("FILE");
-  AddFile(*verb, "--kineto", options->kineto, "Trace of torch.profiler");
-  AddFile(*verb, "--execution-trace", options->execution_trace, "Execution trace of the same step");
-  AddFile(*verb, "--snapshot", options->snapshot,
-          "Memory snapshot of the same program, whose peaks are set beside the trace's");
-  verb->add_option("--network", options->network, "Name of the network; default: of the file");
-  verb->add_option("--batch", options->batch, "Samples of a step; default: the manifest's, or 1")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  verb->add_option("--step-time", options->step,
-                   "Time of a step without the profiler (52.05ms); default: the manifest's");
-  verb->add_option("-o,--output", options->output, "Trace to write, compressed if it ends in .zst")
-      ->required();
-  options->format.Add(*verb);
-  verb->callback([options, &session] {
+      "  spillway compare gpt2.json.zst --memory 4GiB";
+  auto& options = verb.Keep<Options>();
+  verb.File("manifest", options.manifest, "Manifest of scripts/record_pytorch.py");
+  verb.File("--kineto", options.kineto, "Trace of torch.profiler");
+  verb.File("--execution-trace", options.execution_trace, "Execution trace of the same step");
+  verb.File("--snapshot", options.snapshot,
+            "Memory snapshot of the same program, whose peaks are set beside the trace's");
+  verb.Text("--network", options.network, "Name of the network; default: the file's");
+  verb.Number("--batch", options.batch, {1, int64_t{1} << 40},
+              "Samples of a step; default: the manifest's, or 1");
+  verb.Text("--step-time", options.step,
+            "Time of a step without the profiler (52.05ms); default: the manifest's");
+  verb.Text("-o,--output", options.output, "Trace to write, compressed if it ends in .zst")
+      .Required();
+  options.format.Add(verb);
+  verb.Runs([&options, &session] {
     PyTorchRecording files;
-    if (!options->manifest.empty()) files = ReadRecordingManifest(options->manifest);
-    if (!options->kineto.empty()) files.kineto = options->kineto;
-    if (!options->execution_trace.empty()) files.execution_trace = options->execution_trace;
-    if (!options->snapshot.empty()) files.snapshot = options->snapshot;
-    if (options->batch > 0) files.batch = options->batch;
-    if (!options->step.empty()) files.plain_step = ParseDuration(options->step);
+    if (!options.manifest.empty()) files = ReadRecordingManifest(options.manifest);
+    if (!options.kineto.empty()) files.kineto = options.kineto;
+    if (!options.execution_trace.empty()) files.execution_trace = options.execution_trace;
+    if (!options.snapshot.empty()) files.snapshot = options.snapshot;
+    if (options.batch > 0) files.batch = options.batch;
+    if (!options.step.empty()) files.plain_step = ParseDuration(options.step);
     if (files.kineto.empty() || files.execution_trace.empty()) {
       throw UsageError(
           "trace import: give a manifest, or both --kineto and --execution-trace: the one knows "
           "kernels and memory, the other operands");
     }
     ImportOptions import;
-    import.network = !options->network.empty() ? options->network
-                     : !files.name.empty()     ? files.name
-                                               : NetworkOf(files.kineto);
+    import.network = !options.network.empty() ? options.network
+                     : !files.name.empty()    ? files.name
+                                              : NetworkOf(files.kineto);
     import.batch = files.batch;
     import.framework = files.framework;
     import.plain_step = files.plain_step;
@@ -270,51 +269,51 @@ void AddImport(CLI::App& trace, Session& session) {
     if (const auto device = DeviceOf(step.trace.recording->device)) machine.device = device->name;
     const ImportRow row = RunAsRecorded(std::move(step), machine, snapshot);
     const auto guard = session.interrupts().Hold();
-    WriteTrace(row.trace, options->output);
-    session.Print(FormatAs(options->format.format(), ImportColumns(), {&row, 1},
+    WriteTrace(row.trace, options.output);
+    session.Print(FormatAs(options.format.format(), ImportColumns(), {&row, 1},
                            "spillway.trace-import/v1", [&] { return FormatImport(row); }));
+    return kOk;
   });
 }
 
-void AddInfo(CLI::App& trace, Session& session) {
+void AddInfo(Command& trace, Session& session) {
   struct Options {
     WorkloadOption workload;
     FormatOption format;
   };
-  CLI::App* verb = trace.add_subcommand("info", "Count tensors, ops, bytes and operations");
-  auto options = std::make_shared<Options>();
-  options->workload.Add(*verb);
-  options->format.Add(*verb);
-  verb->callback([options, &session] {
-    const Trace loaded = options->workload.Load();
-    session.Print(FormatAs(options->format.format(), InfoColumns(), {&loaded, 1},
-                           "spillway.trace-info/v1", [&] { return FormatInfo(loaded); }));
+  Command& verb = trace.Add("info", "Count tensors, ops, bytes and operations");
+  auto& options = verb.Keep<Options>();
+  options.workload.Add(verb);
+  options.format.Add(verb);
+  verb.Runs([&options, &session] {
+    const Trace loaded = options.workload.Load();
+    return session.Finish(FormatAs(options.format.format(), InfoColumns(), {&loaded, 1},
+                                   "spillway.trace-info/v1", [&] { return FormatInfo(loaded); }),
+                          kOk);
   });
 }
 
-void AddValidate(CLI::App& trace) {
-  CLI::App* verb =
-      trace.add_subcommand("validate", "Check trace files; exit code 3 at the first bad one");
-  auto paths = std::make_shared<std::vector<std::string>>();
-  verb->add_option("files", *paths, "Trace files")->required();
-  verb->callback([paths] {
-    for (const std::string& path : *paths) {
+void AddValidate(Command& trace) {
+  Command& verb = trace.Add("validate", "Check trace files; exit code 3 at the first bad one");
+  auto& paths = verb.Keep<std::vector<std::string>>();
+  verb.Texts("files", paths, "Trace files").Required();
+  verb.Runs([&paths] {
+    for (const std::string& path : paths) {
       const Trace valid = ReadTrace(path);
       fmt::print("{}: ok, {} tensors, {} ops\n", path, valid.tensors.size(), valid.ops.size());
     }
+    return kOk;
   });
 }
 
 }  // namespace
 
-void AddTrace(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand("trace", "Build, import, inspect and validate trace files");
-  verb->require_subcommand(1);
-  AddBuild(*verb, session);
-  AddImport(*verb, session);
-  AddInfo(*verb, session);
-  AddValidate(*verb);
-  verb->callback([&exit_code] { exit_code = kOk; });
+void AddTrace(Command& program, Session& session) {
+  Command& verb = program.Add("trace", "Build, import, inspect and validate trace files");
+  AddBuild(verb, session);
+  AddImport(verb, session);
+  AddInfo(verb, session);
+  AddValidate(verb);
 }
 
 }  // namespace spillway::cli

@@ -202,10 +202,10 @@ int Execute(const ReproduceOptions& options, Session& session) {
 
 }  // namespace
 
-void AddReproduce(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddReproduce(Command& program, Session& session) {
+  Command& verb = program.Add(
       "reproduce", "Compute a paper's printed numbers; exit code 1 if one is out of tolerance");
-  auto options = std::make_shared<ReproduceOptions>();
+  auto& options = verb.Runs(Execute, session);
   std::vector<std::string_view> computed, printed;
   for (const Paper& paper : Papers()) {
     (paper.tables != nullptr ? computed : printed).push_back(paper.name);
@@ -214,27 +214,24 @@ void AddReproduce(CLI::App& app, int& exit_code, Session& session) {
   if (!printed.empty()) {
     papers += fmt::format("; of {} only what is printed", fmt::join(printed, " and "));
   }
-  verb->add_option("item", options->item,
-                   fmt::format("all, a paper ({}), a table or figure (superneurons-Tab2), or an "
-                               "item such as 'base VGG-16(256) GB'",
-                               papers))
-      ->required();
-  verb->add_option(
-          "--figures", options->figures,
-          "Also write the tables and figures that are asked for (all, those of a paper, or "
-          "one) into this directory: each as CSV, and figures as PDF and PNG by matplotlib")
-      ->type_name("DIRECTORY");
-  CLI::Option* device = verb->add_option(
-      "--device", options->device,
-      "Another GPU than the paper's, which judges nothing: built-in name or .toml file");
-  verb->add_option("--cost", options->cost,
-                   "Kernel times of that GPU: auto (a recorded table where one has all kernels, "
-                   "else roofline), roofline, or a cost table file")
-      ->needs(device)
-      ->capture_default_str();
-  options->format.Add(*verb);
-  AddOutput(*verb, options->output, options->format);
-  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+  verb.Text("item", options.item,
+            fmt::format("all, a paper ({}), a table or figure (superneurons-Tab2), or an item such "
+                        "as 'base VGG-16(256) GB'",
+                        papers))
+      .Required();
+  verb.Text("--figures", options.figures,
+            "Also write the tables and figures that are asked for (all, those of a paper, or one) "
+            "into this directory: each as CSV, and figures as PDF and PNG by matplotlib")
+      .Type("DIRECTORY");
+  const Option& device =
+      verb.Text("--device", options.device,
+                "Another GPU than the paper's, which judges nothing: built-in name or .toml file");
+  verb.Text("--cost", options.cost,
+            "Kernel times of that GPU: auto (a recorded table if one has all kernels, else "
+            "roofline), roofline, or a cost table file")
+      .Needs(device);
+  options.format.Add(verb);
+  AddOutput(verb, options.output, options.format);
 }
 
 }  // namespace spillway::cli

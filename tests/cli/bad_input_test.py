@@ -230,7 +230,8 @@ class BadArgumentTest(BadInputTest):
                        "run", "alexnet:1", option, value)
         self.fails(2, "--math", "run", "alexnet:1", "--backend", "cpu", "--math", "tf32")
         for option in ("--seed", "--drain-seed"):
-            self.fails(2, "-1 is negative", "run", "alexnet:1", "--backend", "cpu", option, "-1")
+            self.fails(2, f"{option}: '-1' is not a whole number from 0", "run", "alexnet:1",
+                       "--backend", "cpu", option, "-1")
 
     def test_what_is_different_on_a_device(self):
         for change, message in (("lnik=2", "did you mean 'link'?"),

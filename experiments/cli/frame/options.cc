@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,11 +23,9 @@
 
 namespace spillway::cli {
 
-void FormatOption::Add(CLI::App& verb) {
-  option = verb.add_option("--format", text, "Form of the output")
-               ->check(CLI::IsMember({"table", "csv", "json"}))
-               ->capture_default_str();
-  verb.add_flag("--wide", wide, "Tables with all columns and rows, whatever the terminal's width");
+void FormatOption::Add(Command& verb) {
+  option = &verb.Choice("--format", text, {"table", "csv", "json"}, "Form of the output");
+  verb.Flag("--wide", wide, "Tables with all columns and rows, whatever the terminal's width");
 }
 
 void FormatOption::Follow(const std::string& output) {
@@ -34,7 +34,7 @@ void FormatOption::Follow(const std::string& output) {
   if (path.extension() == ".zst") path = path.stem();
   for (const char* named : {"csv", "json"}) {
     if (path.extension() != fmt::format(".{}", named)) continue;
-    if (option->count() > 0 && text != named) {
+    if (option->given && text != named) {
       throw UsageError(
           fmt::format("--output '{}' names a {} file, --format says {}", output, named, text));
     }
@@ -52,81 +52,50 @@ Format FormatOption::format() const {
   return text == "csv" ? Format::kCsv : text == "json" ? Format::kJson : Format::kTable;
 }
 
-void PoliciesOption::Add(CLI::App& verb) {
-  verb.add_option("--policy", given,
-                  "NAME or PLUGIN.so:NAME, then :key=value,...; or help; repeat for more (default: "
-                  "all of the mode but joint)");
-  verb.add_option("--jobs", jobs,
-                  "Threads; any number gives the same output (default: one per core)")
-      ->check(CLI::Range(1, 1024));
+void PoliciesOption::Add(Command& verb) {
+  verb.Texts("--policy", given,
+             "NAME or PLUGIN.so:NAME, then :key=value,...; or help; repeat for more (default: "
+             "all of the mode but joint)");
+  verb.Number("--jobs", jobs, {1, 1024},
+              "Threads; any number gives the same output (default: one per core)");
 }
 
 std::vector<std::string> PoliciesOption::policies(std::string_view mode) const {
   return given.empty() ? AllPolicies(mode) : given;
 }
 
-CLI::Validator NotNegative() {
-  const auto check = [](const std::string& text) {
-    return text.starts_with('-') ? fmt::format("{} is negative", text) : std::string();
-  };
-  return CLI::Validator(check, "");
+void PoliciesOption::ForEach(size_t count, const std::function<void(size_t)>& work) const {
+  tbb::task_arena arena(jobs > 0 ? jobs : tbb::task_arena::automatic);
+  arena.execute([&] { tbb::parallel_for(size_t{0}, count, work); });
 }
 
-CLI::Option* AddFile(CLI::App& verb, const std::string& names, std::string& path,
-                     const std::string& help) {
-  const auto check = [](const std::string& text) {
-    return text.empty()  ? std::string("the name of the file is empty")
-           : text == "-" ? std::string("only --output takes - for standard output")
-                         : std::string();
-  };
-  return verb.add_option(names, path, help)->type_name("FILE")->check(CLI::Validator(check, ""));
-}
-
-void AddOutput(CLI::App& verb, std::string& path, FormatOption& format, const std::string& remark) {
-  const auto check = [](const std::string& text) {
-    return text.empty() ? std::string("the name of the file is empty") : std::string();
-  };
-  verb.add_option("-o,--output", path,
-                  "Write the results to FILE, with a manifest beside it, instead of printing them, "
-                  "as - does; .csv and .json imply the format" +
-                      remark)
-      ->type_name("FILE")
-      ->check(CLI::Validator(check, ""));
-  verb.parse_complete_callback([&path, &format] {
-    if (path == "-") path.clear();
+void AddOutput(Command& verb, std::string& path, FormatOption& format, const std::string& remark) {
+  const auto set = [&path, &format](const std::string& text) {
+    path = text == "-" ? "" : text;
     format.Follow(path);
     if (!path.empty()) CheckWritable(path);
-  });
-}
-
-CLI::Validator MemoryGiven() {
-  const auto check = [](const std::string& text) {
-    return text.empty() ? std::string("no size; leave --memory out for all of the device's")
-                        : std::string();
   };
-  return CLI::Validator(check, "");
+  verb.Setting("-o,--output", "", set,
+               "Write the results to FILE, with a manifest beside it, instead of printing them, "
+               "as - does; .csv and .json imply the format" +
+                   remark)
+      .Type("FILE")
+      .NotEmpty("the name of the file is empty");
 }
 
-void WorkloadOption::Add(CLI::App& verb) {
-  verb.add_option("workload", text, "NETWORK:BATCH (vgg16:256) or a trace file (.json, .json.zst)")
-      ->required();
+void WorkloadOption::Add(Command& verb) {
+  verb.Text("workload", text, "NETWORK:BATCH (vgg16:256) or a trace file (.json, .json.zst)")
+      .Required();
   AddLowering(verb);
 }
 
-void WorkloadOption::AddLowering(CLI::App& verb) {
-  verb.add_option("--preset", preset,
-                  "Memory accounting of the lowering; see spillway list presets")
-      ->each([this](const std::string&) { preset_given = true; })
-      ->capture_default_str();
-  verb.add_option("--mode", mode, "What one iteration is")
-      ->each([this](const std::string&) { mode_given = true; })
-      ->check(CLI::IsMember({"training", "inference"}))
-      ->capture_default_str();
-  verb.add_option("--host", host,
-                  "Of a recorded trace, the host's time before each launch: plain (without the "
-                  "profiler), recorded, or none")
-      ->check(CLI::IsMember({"plain", "recorded", "none"}))
-      ->capture_default_str();
+void WorkloadOption::AddLowering(Command& verb) {
+  preset_option = &verb.Text("--preset", preset,
+                             "Memory accounting of the lowering; see spillway list presets");
+  mode_option = &verb.Choice("--mode", mode, {"training", "inference"}, "What one iteration is");
+  verb.Choice("--host", host, {"plain", "recorded", "none"},
+              "Of a recorded trace, the host's time before each launch: plain (without the "
+              "profiler), recorded, or none");
 }
 
 Trace WorkloadOption::Load() const {
@@ -134,16 +103,15 @@ Trace WorkloadOption::Load() const {
                                     host == "recorded" ? HostTimes::kRecorded
                                     : host == "none"   ? HostTimes::kNone
                                                        : HostTimes::kPlain});
-  const auto expect = [&](bool given, const char* option, std::string_view wanted,
-                          std::string_view found) {
-    if (!given || wanted == found) return;
+  const auto expect = [&](const Option& option, std::string_view wanted, std::string_view found) {
+    if (!option.given || wanted == found) return;
     throw UsageError(
         fmt::format("{} {}: '{}' is a trace that was lowered with {} {}; build another "
                     "one with spillway trace build",
-                    option, wanted, text, option, found));
+                    option.name(), wanted, text, option.name(), found));
   };
-  expect(preset_given, "--preset", preset, trace.preset);
-  expect(mode_given, "--mode", mode, trace.training ? "training" : "inference");
+  expect(*preset_option, preset, trace.preset);
+  expect(*mode_option, mode, trace.training ? "training" : "inference");
   return trace;
 }
 
@@ -152,34 +120,34 @@ const char* const kMemoryHelp =
     "policy needs (0%) to the in-core peak (100%), or a built-in policy (vdnn-conv): what that one "
     "needs; default: the device's, in a single run of a static vdnnpp what vDNN needs";
 
-void MachineOption::Add(CLI::App& verb) {
-  AddAllButMemory(verb);
-  verb.add_option("--memory", memory, kMemoryHelp)->check(MemoryGiven());
+void MachineOption::Add(Command& verb) {
+  verb.Text("--device", device,
+            "A device name or a device file (.toml), then :key=value,... for what is "
+            "different (h200:link=2 has a link twice as fast); or help");
+  verb.Texts("--pool", pools,
+             "Memory outside the device: peer (another GPU), remote, nvme or host, then "
+             ":size=SIZE and what the device does not say of its link (in=RATE,out=RATE,...); "
+             "repeat for more; or help")
+      .NotEmpty("no pool");
+  verb.Text("--allocator", allocator, "Device allocator, or help");
+  verb.Text("--compress", compress,
+            "Keep offloaded feature maps compressed on the host: all, or hidden (where it "
+            "costs no time), then :key=value,...; or help");
+  verb.Text("--cost", cost,
+            "Kernel times: auto (recorded if a table has all, else between the recorded "
+            "batches around, else roofline), roofline, or a cost table file");
+  verb.Flag("--deterministic", deterministic, "Only kernels that give the same bits on every run");
+  verb.Flag("--charge-input", charge_input, "Copy the inputs to the device in each iteration");
+  verb.Flag("--check", check, "Verify every report with the independent checker");
+  verb.Text("--memory", memory, kMemoryHelp).NotEmpty(kNoMemory);
 }
 
-void MachineOption::AddAllButMemory(CLI::App& verb) {
-  verb.add_option("--device", device,
-                  "A device name or a device file (.toml), then :key=value,... for what is "
-                  "different (h200:link=2 has a link twice as fast); or help")
-      ->capture_default_str();
-  verb.add_option("--pool", pools,
-                  "Memory outside the device: peer (another GPU), remote, nvme or host, then "
-                  ":size=SIZE and what the device does not say of its link (in=RATE,out=RATE,...); "
-                  "repeat for more; or help")
-      ->check(CLI::Validator([](const std::string& text) { return text.empty() ? "no pool" : ""; },
-                             ""));
-  verb.add_option("--allocator", allocator, "Device allocator, or help")->capture_default_str();
-  verb.add_option("--compress", compress,
-                  "Keep offloaded feature maps compressed on the host: all, or hidden (where it "
-                  "costs no time), then :key=value,...; or help");
-  verb.add_option("--cost", cost,
-                  "Kernel times: auto (recorded if a table has all, else between the recorded "
-                  "batches around, else roofline), roofline, or a cost table file")
-      ->capture_default_str();
-  verb.add_flag("--deterministic", deterministic,
-                "Only kernels that give the same bits on every run");
-  verb.add_flag("--charge-input", charge_input, "Copy the inputs to the device in each iteration");
-  verb.add_flag("--check", check, "Verify every report with the independent checker");
+Bytes ParseSize(std::string_view option, const std::string& text, std::string_view remark) {
+  try {
+    return ParseBytes(text);
+  } catch (const InputError& error) {
+    throw UsageError(fmt::format("{}: {}{}", option, error.what(), remark));
+  }
 }
 
 std::string CheckedRemark(std::string_view what) {
@@ -288,6 +256,19 @@ std::vector<std::string> AllPolicies(std::string_view mode) {
   return specifications;
 }
 
+namespace {
+
+std::string FormatParameters(const std::vector<ParamInfo>& parameters) {
+  std::string text;
+  for (const ParamInfo& param : parameters) {
+    text += fmt::format("    {}={} (default {}): {}\n", param.name, param.type, param.initial,
+                        param.help);
+  }
+  return text;
+}
+
+}  // namespace
+
 std::string DescribePolicies() { return DescribePolicies("help"); }
 
 std::string DescribePolicies(const std::string& specification) {
@@ -301,10 +282,7 @@ std::string DescribePolicies(const std::string& specification) {
   for (const PolicyRegistry::Entry& entry : registry.entries()) {
     if (!spec.policy.empty() && spec.policy != entry.name) continue;
     text += fmt::format("{}\n    {}\n", entry.name, entry.description);
-    for (const ParamInfo& param : library.Parameters(spec, entry.name)) {
-      text += fmt::format("    {}={} (default {}): {}\n", param.name, param.type, param.initial,
-                          param.help);
-    }
+    text += FormatParameters(library.Parameters(spec, entry.name));
   }
   return text;
 }
@@ -316,11 +294,7 @@ std::string DescribeDevices() {
     cells.push_back({name, FormatBytes(device.memory), device.description});
   }
   std::string text = FormatTable(cells) + "\nwhat can be different, NAME:key=value,...\n";
-  for (const ParamInfo& param : DeviceParameters()) {
-    text += fmt::format("    {}={} (default {}): {}\n", param.name, param.type, param.initial,
-                        param.help);
-  }
-  return text;
+  return text + FormatParameters(DeviceParameters());
 }
 
 std::string DescribePools() {
@@ -340,10 +314,7 @@ std::string DescribeAllocators() {
   std::string text;
   for (const AllocatorInfo& info : Allocators()) {
     text += fmt::format("{}\n    {}\n", info.name, info.description);
-    for (const ParamInfo& param : info.parameters) {
-      text += fmt::format("    {}={} (default {}): {}\n", param.name, param.type, param.initial,
-                          param.help);
-    }
+    text += FormatParameters(info.parameters);
   }
   return text;
 }
@@ -361,22 +332,17 @@ std::string DescribePresets() {
   return FormatTable(cells);
 }
 
-bool PrintHelpValues(const MachineOption& machine, const std::vector<std::string>& policies) {
-  bool printed = false;
-  for (const std::string& policy : policies) {
-    if (policy != "help" && !policy.ends_with(":help")) continue;
-    fmt::print("{}", Printable(DescribePolicies(policy)));
-    printed = true;
+std::function<std::string(const std::string&)> DescriptionOf(std::string_view option) {
+  if (option == "--policy") return [](const auto& value) { return DescribePolicies(value); };
+  const std::initializer_list<std::pair<std::string_view, std::string (*)()>> others{
+      {"--device", DescribeDevices},
+      {"--pool", DescribePools},
+      {"--allocator", DescribeAllocators},
+      {"--compress", DescribeCompression}};
+  for (const auto& [name, describe] : others) {
+    if (name == option) return [describe](const auto&) { return describe(); };
   }
-  const auto print = [&](bool wanted, std::string (*describe)()) {
-    if (wanted) fmt::print("{}", describe());
-    printed |= wanted;
-  };
-  print(machine.device == "help", DescribeDevices);
-  print(std::ranges::count(machine.pools, "help") > 0, DescribePools);
-  print(machine.allocator == "help", DescribeAllocators);
-  print(machine.compress == "help", DescribeCompression);
-  return printed;
+  return {};
 }
 
 }  // namespace spillway::cli

@@ -3,14 +3,13 @@
 #ifndef SPILLWAY_EXPERIMENTS_CLI_FRAME_OPTIONS_H_
 #define SPILLWAY_EXPERIMENTS_CLI_FRAME_OPTIONS_H_
 
-#include <CLI/CLI.hpp>
 #include <functional>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "experiments/cli/frame/arguments.h"
 #include "experiments/output/run_result.h"
 #include "experiments/run/catalogue.h"
 #include "experiments/run/scenario.h"
@@ -21,10 +20,10 @@ namespace spillway::cli {
 struct FormatOption {
   std::string text = "table";
   bool wide = false;
-  const CLI::Option* option = nullptr;
+  const Option* option = nullptr;
   bool to_file = false;
 
-  void Add(CLI::App& verb);
+  void Add(Command& verb);
   // Results go to the file `output`, where it is not empty, in the format that its name says.
   // Throws `UsageError` if another one was given.
   void Follow(const std::string& output);
@@ -39,25 +38,17 @@ struct PoliciesOption {
   std::vector<std::string> given;
   int jobs = 0;  // threads; 0: one per core
 
-  void Add(CLI::App& verb);
-  // All of the mode, as `--mode` names it, where none is given.
+  void Add(Command& verb);
+  // Returns the given policies, or all of the mode, as `--mode` names it, if none is given.
   std::vector<std::string> policies(std::string_view mode) const;
+  // Calls `work` for each number below `count`, on as many threads as --jobs says.
+  void ForEach(size_t count, const std::function<void(size_t)>& work) const;
 };
-
-// The check of an option that takes an unsigned number: CLI11 would wrap -1 around.
-CLI::Validator NotNegative();
-
-// An option that takes the path of a file, which is not empty.
-CLI::Option* AddFile(CLI::App& verb, const std::string& names, std::string& path,
-                     const std::string& help);
 
 // -o, --output of a verb that prints its results otherwise, as with "-", which leaves the path
 // empty. `format` follows it. REQUIRES: both live as long as the verb's callback.
-void AddOutput(CLI::App& verb, std::string& path, FormatOption& format,
+void AddOutput(Command& verb, std::string& path, FormatOption& format,
                const std::string& remark = "");
-
-// The check of --memory, which is not empty.
-CLI::Validator MemoryGiven();
 
 // What is run: WORKLOAD --preset --mode --host.
 struct WorkloadOption {
@@ -65,11 +56,11 @@ struct WorkloadOption {
   std::string preset = "torch";
   std::string mode = "training";
   std::string host = "plain";
-  bool preset_given = false;
-  bool mode_given = false;
+  const Option* preset_option = nullptr;
+  const Option* mode_option = nullptr;
 
-  void Add(CLI::App& verb);
-  void AddLowering(CLI::App& verb);  // --preset, --mode and --host alone
+  void Add(Command& verb);
+  void AddLowering(Command& verb);  // --preset, --mode and --host alone
   // Throws `UsageError` if a preset or mode was given and a trace file says another one.
   Trace Load() const;
 };
@@ -77,12 +68,15 @@ struct WorkloadOption {
 // Where it is run: --device --memory --allocator --compress --cost
 // --deterministic --charge-input --check.
 struct MachineOption : MachineText {
-  void Add(CLI::App& verb);
-  void AddAllButMemory(CLI::App& verb);
+  void Add(Command& verb);
 };
 
-// The help of --memory.
+// The help of --memory, and its problem with an empty value.
 extern const char* const kMemoryHelp;
+inline constexpr const char* kNoMemory = "no size; leave --memory out for all of the device's";
+
+// Returns the size that the text of an option says. Throws `UsageError` with `remark` at its end.
+Bytes ParseSize(std::string_view option, const std::string& text, std::string_view remark = "");
 
 // What --check says on standard error when `what` has no violation.
 std::string CheckedRemark(std::string_view what);
@@ -109,8 +103,8 @@ std::string DescribeAllocators();
 std::string DescribeNetworks();
 std::string DescribePresets();
 
-// If an option was given as "help", prints its description and returns true.
-bool PrintHelpValues(const MachineOption& machine, const std::vector<std::string>& policies);
+// Returns the `Option::describe` of the option of that name, which is empty if it has none.
+std::function<std::string(const std::string&)> DescriptionOf(std::string_view option);
 
 }  // namespace spillway::cli
 

@@ -260,7 +260,7 @@ Settings LibraryVersions() {
     versions.emplace_back(one.substr(0, blank), one.substr(blank + 1));
   }
   versions.emplace_back("oneTBB", fmt::format("{}.{}", TBB_VERSION_MAJOR, TBB_VERSION_MINOR));
-  versions.emplace_back("CLI11", CLI11_VERSION);
+  versions.emplace_back("CLI11", ParserVersion());
   return versions;
 }
 

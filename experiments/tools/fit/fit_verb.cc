@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "experiments/cli/frame/options.h"
@@ -30,14 +29,6 @@ struct FitVerbOptions {
   PoliciesOption policies;
   std::string output;
 };
-
-Bytes OutsideOf(const FitVerbOptions& options) {
-  try {
-    return ParseBytes(options.outside);
-  } catch (const InputError& error) {
-    throw UsageError(fmt::format("outside: {}", error.what()));
-  }
-}
 
 void Describe(const FitVerbOptions& options, const std::vector<std::string>& devices,
               const std::vector<std::string>& policies, Manifest& manifest) {
@@ -67,17 +58,12 @@ void Describe(const FitVerbOptions& options, const std::vector<std::string>& dev
 }
 
 int Execute(const FitVerbOptions& options, Session& session) {
-  MachineOption asked;
-  for (const std::string& device : options.devices) {
-    if (device == "help") asked.device = device;
-  }
-  if (PrintHelpValues(asked, options.policies.given)) return kOk;
   const std::vector<std::string> policies = options.policies.policies(options.lowering.mode);
   for (const std::string& policy : policies) PolicyLibrary().Make(policy);  // bad names fail early
   const std::vector<std::string> devices =
       options.devices.empty() ? DeviceNames() : SplitSpecifications(options.devices);
   for (const std::string& device : devices) LoadDevice(device);  // likewise
-  const FitOptions search{policies, OutsideOf(options), options.policies.jobs};
+  const FitOptions search{policies, ParseSize("outside", options.outside), options.policies.jobs};
 
   std::vector<FitWorkload> workloads;
   for (const std::string& workload : options.workloads) {
@@ -103,32 +89,30 @@ int Execute(const FitVerbOptions& options, Session& session) {
 
 }  // namespace
 
-void AddFit(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddFit(Command& program, Session& session) {
+  Command& verb = program.Add(
       "fit",
       "Whether a workload fits under PyTorch's allocator, and what makes it fit; exit code 1 if "
       "none fits on any of the devices as it is");
-  auto options = std::make_shared<FitVerbOptions>();
-  verb->add_option("workloads", options->workloads,
-                   "A trace file (.json, .json.zst) or NETWORK:BATCH, one or more: those of one "
-                   "network with a smaller batch are a change that may make another fit")
-      ->required();
-  options->lowering.AddLowering(*verb);
-  verb->add_option("--device", options->devices,
-                   "NAME or FILE.toml; or help; several separated by commas (default: every device "
-                   "that comes with the program)");
-  verb->add_option("--outside", options->outside,
-                   "Device memory that is held beside the allocator: contexts, libraries, other "
-                   "processes")
-      ->capture_default_str();
-  options->format.Add(*verb);
-  options->policies.Add(*verb);
-  verb->get_option("--policy")
-      ->description(
-          "What to try where the workload does not fit as it is: NAME or PLUGIN.so:NAME, then "
+  auto& options = verb.Runs(Execute, session);
+  verb.Texts("workloads", options.workloads,
+             "A trace file (.json, .json.zst) or NETWORK:BATCH, one or more: a network with a "
+             "smaller batch is a change that may make the one with a larger batch fit")
+      .Required();
+  options.lowering.AddLowering(verb);
+  verb.Texts("--device", options.devices,
+             "NAME or FILE.toml; or help; several separated by commas (default: every device "
+             "that comes with the program)");
+  verb.Text("--outside", options.outside,
+            "Device memory that is held beside the allocator: contexts, libraries, other "
+            "processes");
+  options.format.Add(verb);
+  options.policies.Add(verb);
+  verb.Declared("--policy")
+      .Help(
+          "Policies to try if the workload does not fit as it is: NAME or PLUGIN.so:NAME, then "
           ":key=value,...; or help; repeat for more (default: all of the mode but joint)");
-  AddOutput(*verb, options->output, options->format);
-  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+  AddOutput(verb, options.output, options.format);
 }
 
 }  // namespace spillway::cli

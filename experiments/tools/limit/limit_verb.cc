@@ -3,8 +3,6 @@
 #include "experiments/tools/limit/limit.h"
 
 #include <fmt/format.h>
-#include <tbb/parallel_for.h>
-#include <tbb/task_arena.h>
 
 #include <algorithm>
 #include <optional>
@@ -31,17 +29,6 @@ struct LimitOptions {
   std::string output;
 };
 
-// Only a size: the others of `ParseMemory` depend on the workload, which is what is looked for.
-Bytes MemoryOf(const MachineOption& machine, const Device& device) {
-  if (machine.memory.empty()) return device.memory;
-  try {
-    return ParseBytes(machine.memory);
-  } catch (const InputError& error) {
-    throw UsageError(
-        fmt::format("memory: {}; a limit is looked for in a fixed size", error.what()));
-  }
-}
-
 LimitSetup SetupOf(const LimitOptions& options) {
   const MachineOption& machine = options.machine;
   LimitSetup setup{options.vary == "batch" ? WorkloadFamily::OfBatches(options.network)
@@ -49,7 +36,10 @@ LimitSetup SetupOf(const LimitOptions& options) {
   setup.preset = FindPreset(options.lowering.preset).name;
   setup.training = options.lowering.mode == "training";
   setup.run = LoadMachine(machine);
-  setup.run.memory = MemoryOf(machine, setup.run.device);
+  // The other requests that `ParseMemory` takes depend on the workload.
+  setup.run.memory = machine.memory.empty() ? setup.run.device.memory
+                                            : ParseSize("memory", machine.memory,
+                                                        "; a limit is looked for in a fixed size");
   setup.cost = machine.cost;
   setup.deterministic = machine.deterministic;
   setup.check = machine.check;
@@ -118,7 +108,6 @@ void Describe(const LimitOptions& options, const LimitSetup& setup,
 }
 
 int Execute(const LimitOptions& options, Session& session) {
-  if (PrintHelpValues(options.machine, options.policies.given)) return kOk;
   const LimitSetup setup = SetupOf(options);
   const std::vector<std::string> policies = options.policies.policies(options.lowering.mode);
   for (const std::string& policy : policies) PolicyLibrary().Make(policy);  // bad names fail early
@@ -129,17 +118,13 @@ int Execute(const LimitOptions& options, Session& session) {
   std::optional<FinishedRows<LimitResult>> rows;
   rows.emplace(session, policies.size(),
                options.output.empty() ? format : FinishedRows<LimitResult>::Format());
-  tbb::task_arena arena(options.policies.jobs > 0 ? options.policies.jobs
-                                                  : tbb::task_arena::automatic);
-  arena.execute([&] {
-    tbb::parallel_for(size_t{0}, policies.size(), [&](size_t i) {
-      LimitResult result = FindLimit(setup, policies[i], [&](int64_t value) {
-        session.progress().Say(fmt::format("{} at {}", policies[i], value));
-      });
-      const int64_t largest = result.limit.largest;
-      rows->Finish(i, std::move(result), policies[i],
-                   largest > 0 ? fmt::format("{}", largest) : "nothing fits");
+  options.policies.ForEach(policies.size(), [&](size_t i) {
+    LimitResult result = FindLimit(setup, policies[i], [&](int64_t value) {
+      session.progress().Say(fmt::format("{} at {}", policies[i], value));
     });
+    const int64_t largest = result.limit.largest;
+    rows->Finish(i, std::move(result), policies[i],
+                 largest > 0 ? fmt::format("{}", largest) : "nothing fits");
   });
   const std::vector<LimitResult> results = rows->Take();
   rows.reset();
@@ -154,34 +139,28 @@ int Execute(const LimitOptions& options, Session& session) {
 
 }  // namespace
 
-void AddLimit(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddLimit(Command& program, Session& session) {
+  Command& verb = program.Add(
       "limit", "Find the largest batch or depth that fits; exit code 1 if nothing does");
-  auto options = std::make_shared<LimitOptions>();
-  options->machine.cost = "roofline";  // tables are recorded for few batches
-  verb->add_option("network", options->network,
-                   "batch: a network (vgg16); depth: one with a name in the place of a number, and "
-                   "its batch, resnet(6,32,n3,6):16")
-      ->required();
-  verb->add_option("--vary", options->vary, "What grows: the batch, or the number that has a name")
-      ->check(CLI::IsMember({"batch", "depth"}))
-      ->capture_default_str();
-  options->lowering.AddLowering(*verb);
-  options->machine.AddAllButMemory(*verb);
-  verb->remove_option(verb->get_option("--compress"));  // it changes nothing of what fits
-  verb->get_option("--check")->description(
+  auto& options = verb.Runs(Execute, session);
+  options.machine.cost = "roofline";  // tables are recorded for few batches
+  verb.Text("network", options.network,
+            "batch: a network (vgg16); depth: one with a name in the place of a number, and "
+            "its batch, resnet(6,32,n3,6):16")
+      .Required();
+  verb.Choice("--vary", options.vary, {"batch", "depth"},
+              "What grows: the batch, or the number that has a name");
+  options.lowering.AddLowering(verb);
+  options.machine.Add(verb);
+  verb.Remove("--compress");  // it does not change what fits
+  verb.Declared("--check").Help(
       "Verify the runs at the limit and at the next value with the independent checker");
-  verb->add_option("--memory", options->machine.memory,
-                   "Device memory: a size (12GiB); default: the device's")
-      ->check(MemoryGiven());
-  options->format.Add(*verb);
-  options->policies.Add(*verb);
-  verb->add_option("--scan", options->scan,
-                   "How many values above the limit must not fit: fitting is not monotone")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  AddOutput(*verb, options->output, options->format);
-  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+  verb.Declared("--memory").Help("Device memory: a size (12GiB); default: the device's");
+  options.format.Add(verb);
+  options.policies.Add(verb);
+  verb.Number("--scan", options.scan, {1, 100000},
+              "How many values above the limit must not fit: fitting is not monotone");
+  AddOutput(verb, options.output, options.format);
 }
 
 }  // namespace spillway::cli

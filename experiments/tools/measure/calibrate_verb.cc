@@ -5,7 +5,6 @@
 
 #include <cstdio>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -238,33 +237,29 @@ int Execute(const CalibrateCommand& command, Session& session) {
 
 }  // namespace
 
-void AddCalibrate(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddCalibrate(Command& program, Session& session) {
+  Command& verb = program.Add(
       "calibrate",
       "Measure copies, launches and allocations on this machine's GPU and write a device file; "
       "exit code 5 without one");
-  auto command = std::make_shared<CalibrateCommand>();
-  verb->add_option("-o,--output", command->output, "Device file to write (.toml)")->required();
-  verb->add_option("--from", command->from,
-                   "Device name or file that gives what cannot be measured: peak FLOP/s, host "
-                   "memory, efficiencies; default: the one that describes this GPU, else the "
-                   "nearest by compute capability");
-  auto* raw = verb->add_option("--raw", command->raw,
-                               "File for all raw measurements (.json, .json.zst); default: beside "
-                               "the device file, NAME.calibration.json");
-  verb->add_option("--refit", command->refit,
-                   "Fit the raw measurements of this file instead of measuring; needs no GPU")
-      ->excludes(raw);
-  verb->add_option("--gpu", command->device, "CUDA's number of the GPU")
-      ->check(CLI::Range(0, 1 << 16))
-      ->capture_default_str();
-  verb->add_option("--peer", command->peer,
-                   "Also measure the link to the memory of another GPU, by CUDA's number, for "
-                   "--pool peer")
-      ->check(CLI::Range(0, 1 << 16));
-  verb->add_flag("--quick", command->quick, "Fewer repeats and smaller sizes");
-  command->format.Add(*verb);
-  verb->callback([command, &exit_code, &session] { exit_code = Execute(*command, session); });
+  auto& command = verb.Runs(Execute, session);
+  verb.Text("-o,--output", command.output, "Device file to write (.toml)").Required();
+  verb.Text("--from", command.from,
+            "Device name or file that gives what cannot be measured: peak FLOP/s, host "
+            "memory, efficiencies; default: the one that describes this GPU, else the "
+            "nearest by compute capability");
+  const Option& raw = verb.Text("--raw", command.raw,
+                                "File for all raw measurements (.json, .json.zst); default: beside "
+                                "the device file, NAME.calibration.json");
+  verb.Text("--refit", command.refit,
+            "Fit the raw measurements of this file instead of measuring; needs no GPU")
+      .Excludes(raw);
+  verb.Number("--gpu", command.device, {0, 1 << 16}, "CUDA's number of the GPU");
+  verb.Number("--peer", command.peer, {0, 1 << 16},
+              "Also measure the link to the memory of another GPU, by CUDA's number, for "
+              "--pool peer");
+  verb.Flag("--quick", command.quick, "Fewer repeats and smaller sizes");
+  command.format.Add(verb);
 }
 
 }  // namespace spillway::cli

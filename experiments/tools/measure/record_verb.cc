@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -91,32 +90,24 @@ int Execute(RecordCommand command, Session& session) {
 
 }  // namespace
 
-void AddRecord(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddRecord(Command& program, Session& session) {
+  Command& verb = program.Add(
       "record", "Measure the kernels of networks on this machine's GPU; exit code 5 without one");
-  auto command = std::make_shared<RecordCommand>();
-  verb->add_option("workloads", command->workloads, "NETWORK:BATCH or a trace file, one or more")
-      ->required();
-  verb->add_option("--mode", command->mode,
-                   "training or inference, of networks; with --add both fit in one table")
-      ->check(CLI::IsMember({"training", "inference"}))
-      ->capture_default_str();
-  verb->add_option(
-          "-o,--output", command->output,
-          "Directory for NETWORK-BATCH.json.zst, which --cost reads; a table that is there is "
-          "replaced")
-      ->capture_default_str();
-  command->recording.Add(*verb);
-  verb->add_option("--min-repeats", command->recording.record.min_repeats,
-                   "Least repeats of each kernel")
-      ->check(CLI::Range(5, 10000))
-      ->capture_default_str();
-  verb->add_option("--seed", command->recording.record.seed, "Seed of the random operands")
-      ->check(NotNegative())
-      ->capture_default_str();
-  verb->add_flag("--add", command->add,
-                 "Keep what the tables in the directory hold and record only what they lack");
-  verb->callback([command, &exit_code, &session] { exit_code = Execute(*command, session); });
+  auto& command = verb.Keep<RecordCommand>();
+  verb.Texts("workloads", command.workloads, "NETWORK:BATCH or a trace file, one or more")
+      .Required();
+  verb.Choice("--mode", command.mode, {"training", "inference"},
+              "What one iteration of a network is; with --add both fit in one table");
+  verb.Text("-o,--output", command.output,
+            "Directory for NETWORK-BATCH.json.zst, which --cost reads; a table that is there is "
+            "replaced");
+  command.recording.Add(verb);
+  verb.Number("--min-repeats", command.recording.record.min_repeats, {5, 10000},
+              "Least repeats of each kernel");
+  verb.Number("--seed", command.recording.record.seed, {}, "Seed of the random operands");
+  verb.Flag("--add", command.add,
+            "Keep what the tables in the directory hold and record only what they lack");
+  verb.Runs([&command, &session] { return Execute(command, session); });
 }
 
 }  // namespace spillway::cli

@@ -23,28 +23,23 @@ std::string TimeProblem(const std::string& text) {
 
 }  // namespace
 
-void RecordingOption::Add(CLI::App& verb) {
-  verb.add_option("--math", record.math, "Arithmetic of convolutions and products")
-      ->check(CLI::IsMember({"fp32", "tf32"}))
-      ->capture_default_str();
-  verb.add_option("--micro-batch", micro_batches,
-                  "Also record convolutions at smaller batches: powerOfTwo (1, 2, 4 and so on), "
-                  "all, undivided (none), or a number; repeat for more")
-      ->check(CLI::Validator([](const std::string& text) { return MicroBatchProblem(text); },
-                             "powerOfTwo|all|undivided|BATCH"));
-  verb.add_option_function<std::string>(
-          "--min-time", [this](const std::string& text) { record.min_time = ParseDuration(text); },
-          "Least time of each kernel's repeats together, 200 at most; less is quicker where "
+void RecordingOption::Add(Command& verb) {
+  verb.Choice("--math", record.math, {"fp32", "tf32"}, "Arithmetic of convolutions and products");
+  verb.Texts("--micro-batch", micro_batches,
+             "Also record convolutions at smaller batches: powerOfTwo (1, 2, 4 and so on), all, "
+             "undivided (none), or a number; repeat for more")
+      .Type("powerOfTwo|all|undivided|BATCH")
+      .Check(MicroBatchProblem);
+  verb.Setting(
+          "--min-time", FormatDuration(record.min_time),
+          [this](const std::string& text) { record.min_time = ParseDuration(text); },
+          "Least time of each kernel's repeats together, 200 repeats at most; less is quicker if "
           "there are many kernels")
-      ->check(CLI::Validator(TimeProblem, ""))
-      ->default_str(FormatDuration(record.min_time));
-  AddFile(verb, "--store", store,
-          "Benchmark store (SQLite): what it holds is not measured, what is measured is added");
-  verb.add_option("--devices", devices,
-                  "GPUs of one kind that measure at the same time, by CUDA's numbers: 0,1")
-      ->delimiter(',')
-      ->check(CLI::Range(0, 1023))
-      ->capture_default_str();
+      .Check(TimeProblem);
+  verb.File("--store", store,
+            "Benchmark store (SQLite): what it holds is not measured, what is measured is added");
+  verb.Numbers("--devices", devices, {0, 1023},
+               "GPUs of one kind that measure at the same time, by CUDA's numbers: 0,1");
 }
 
 void RecordingOption::Check() const {

@@ -3,7 +3,6 @@
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_MEASURE_RECORDING_OPTION_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_MEASURE_RECORDING_OPTION_H_
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <optional>
 #include <span>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "backend/cuda/recorder.h"
+#include "experiments/cli/frame/arguments.h"
 #include "experiments/cli/frame/progress.h"
 #include "experiments/run/assembler.h"
 #include "experiments/run/execute.h"
@@ -24,7 +24,7 @@ struct RecordingOption {
   std::vector<int> devices{0};
   std::string store;
 
-  void Add(CLI::App& verb);
+  void Add(Command& verb);
 
   // What can be said without a GPU. Throws `UsageError`.
   void Check() const;

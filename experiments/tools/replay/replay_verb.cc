@@ -33,7 +33,7 @@ constexpr uint64_t kMostPlanned = 2'000'000;  // events, above which a plan is n
 
 struct ReplayOptions {
   std::string log;
-  std::vector<std::string> allocators;
+  std::vector<std::string> allocators{"pytorch", kExpandable, "best-fit", kPlanned};
   std::string memory = "unlimited";
   std::optional<int> device;
   FormatOption format;
@@ -47,15 +47,6 @@ int64_t Nanoseconds() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
-}
-
-Bytes MemoryOf(const ReplayOptions& options) {
-  if (options.memory == "unlimited") return Bytes::Unlimited();
-  try {
-    return std::min(ParseBytes(options.memory), Bytes::Unlimited());
-  } catch (const InputError& error) {
-    throw UsageError(fmt::format("memory: {}; also accepted: unlimited", error.what()));
-  }
 }
 
 bool CollectsGarbage(const MemoryLog& log) {
@@ -157,13 +148,11 @@ void SkipPlan(const MemoryLog& log, std::vector<std::string>& specifications, Se
 }
 
 int Execute(const ReplayOptions& options, Session& session) {
-  if (std::find(options.allocators.begin(), options.allocators.end(), "help") !=
-      options.allocators.end()) {
-    session.Print(DescribeAllocators());
-    return kOk;
-  }
   std::vector<std::string> specifications = SplitSpecifications(options.allocators);
-  const Bytes memory = MemoryOf(options);
+  const Bytes memory = options.memory == "unlimited"
+                           ? Bytes::Unlimited()
+                           : std::min(Bytes::Unlimited(), ParseSize("memory", options.memory,
+                                                                    "; also accepted: unlimited"));
   for (const std::string& specification : specifications) Verify(specification);
   const auto log = OpenMemoryLog(options.log, options.device);
   RemarkSettings(*log, memory, session);
@@ -222,37 +211,30 @@ int Execute(const ReplayOptions& options, Session& session) {
 
 }  // namespace
 
-void AddReplay(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddReplay(Command& program, Session& session) {
+  Command& verb = program.Add(
       "replay",
       "Replay an allocation log on other allocators; exit code 1 if one of them does not serve it");
-  auto options = std::make_shared<ReplayOptions>();
-  verb->add_option("log", options->log,
-                   "A PyTorch memory snapshot (.pickle, .pickle.gz; one with a request that failed "
-                   "is reported: "
-                   "who held the memory, what would have served it), an RMM log, CSV with "
-                   "id,lower,upper,size, "
-                   "or a file of spillway run --export-decisions")
-      ->required();
-  verb->add_option("--allocator", options->allocators,
-                   "NAME or NAME:key=value,..., several separated by commas; planned knows the log "
-                   "in advance (planned:effort=thorough for lower plans, in minutes); or help")
-      ->default_val(std::vector<std::string>{"pytorch", kExpandable, "best-fit", kPlanned});
-  verb->add_option("--memory", options->memory,
-                   "What each allocator has: a size (12GiB), unlimited")
-      ->capture_default_str();
-  verb->add_option("--trace-device", options->device,
-                   "Which device of a snapshot, if several have events")
-      ->check(CLI::Range(0, 1 << 16));
-  options->format.Add(*verb);
-  verb->add_flag("--out-of-memory-report", options->out_of_memory_report,
-                 "Say at the failing request who holds the memory, how much is free but scattered, "
-                 "and what would have served it");
-  AddOutput(*verb, options->output, options->format, "; operations per second are left out of it");
-  AddFile(*verb, "--export-trace", options->export_trace,
-          "Write the memory over the log as Chrome/Perfetto counters");
-  AddFile(*verb, "--export-memory", options->export_memory, "Write the memory over the log as CSV");
-  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+  auto& options = verb.Runs(Execute, session);
+  verb.Text("log", options.log,
+            "A PyTorch memory snapshot (.pickle, .pickle.gz; one with a request that failed is "
+            "reported: who held the memory, what would have served it), an RMM log, CSV with "
+            "id,lower,upper,size, or a file of spillway run --export-decisions")
+      .Required();
+  verb.Texts("--allocator", options.allocators,
+             "NAME or NAME:key=value,..., several separated by commas; planned knows the log in "
+             "advance (planned:effort=thorough for lower plans, in minutes); or help");
+  verb.Text("--memory", options.memory, "Memory of each allocator: a size (12GiB), or unlimited");
+  verb.Number("--trace-device", options.device, {0, 1 << 16},
+              "Which device of a snapshot, if several have events");
+  options.format.Add(verb);
+  verb.Flag("--out-of-memory-report", options.out_of_memory_report,
+            "Say at the failing request who holds the memory, how much is free but scattered, "
+            "and what would have served it");
+  AddOutput(verb, options.output, options.format, "; operations per second are left out of it");
+  verb.File("--export-trace", options.export_trace,
+            "Write the memory over the log as Chrome/Perfetto counters");
+  verb.File("--export-memory", options.export_memory, "Write the memory over the log as CSV");
 }
 
 }  // namespace spillway::cli

@@ -1,10 +1,7 @@
 // spillway report: one HTML file for runs, comparisons, sweeps and validations.
 
 #include <fmt/format.h>
-#include <tbb/parallel_for.h>
-#include <tbb/task_arena.h>
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -49,15 +46,11 @@ void AddRuns(const std::string& workload, const ReportOptions& options, Session&
   const std::vector<std::string> policies = options.policies.policies(options.lowering.mode);
   std::vector<RunResult> results(policies.size());
   std::vector<std::optional<std::string>> timelines(policies.size());
-  tbb::task_arena arena(options.policies.jobs > 0 ? options.policies.jobs
-                                                  : tbb::task_arena::automatic);
-  arena.execute([&] {
-    tbb::parallel_for(size_t{0}, policies.size(), [&](size_t i) {
-      results[i] = PlayForRow(scenario, policies[i], [&](const Outcome& outcome) {
-        if (outcome.report.fits()) timelines[i] = TimelineJson(outcome, scenario.setup().memory);
-      });
-      session.progress().Advance(policies[i]);
+  options.policies.ForEach(policies.size(), [&](size_t i) {
+    results[i] = PlayForRow(scenario, policies[i], [&](const Outcome& outcome) {
+      if (outcome.report.fits()) timelines[i] = TimelineJson(outcome, scenario.setup().memory);
     });
+    session.progress().Advance(policies[i]);
   });
   Cell cell{workload, lowering.preset, lowering.mode, options.machine, ""};
   std::string command = fmt::format("spillway compare {}", CommandOf(cell));
@@ -75,7 +68,6 @@ void AddRuns(const std::string& workload, const ReportOptions& options, Session&
 }
 
 int Execute(const ReportOptions& options, Session& session) {
-  if (PrintHelpValues(options.machine, options.policies.given)) return kOk;
   std::vector<ReportSection> sections;
   std::vector<std::string> files;
   for (const std::string& source : options.sources) {
@@ -97,24 +89,23 @@ int Execute(const ReportOptions& options, Session& session) {
 
 }  // namespace
 
-void AddReport(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddReport(Command& program, Session& session) {
+  Command& verb = program.Add(
       "report",
       "Write one HTML file that needs no network: tables, plots, and for workloads each run's "
       "streams, stalls and memory over time");
-  auto options = std::make_shared<ReportOptions>();
-  verb->add_option("sources", options->sources,
-                   "Stores of sweeps (.sqlite), rows that other verbs wrote (.csv, .json), and "
-                   "workloads to simulate (vgg16:64, or trace files), one or more")
-      ->required();
-  options->lowering.AddLowering(*verb);
-  options->machine.Add(*verb);
-  options->policies.Add(*verb);
-  verb->add_option("--title", options->title, "Heading of the page")->capture_default_str();
-  verb->add_option("-o,--output", options->output, "HTML file, with a manifest beside it")
-      ->type_name("FILE")
-      ->required();
-  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+  auto& options = verb.Runs(Execute, session);
+  verb.Texts("sources", options.sources,
+             "Stores of sweeps (.sqlite), rows that other verbs wrote (.csv, .json), and "
+             "workloads to simulate (vgg16:64, or trace files), one or more")
+      .Required();
+  options.lowering.AddLowering(verb);
+  options.machine.Add(verb);
+  options.policies.Add(verb);
+  verb.Text("--title", options.title, "Heading of the page");
+  verb.Text("-o,--output", options.output, "HTML file, with a manifest beside it")
+      .Type("FILE")
+      .Required();
 }
 
 }  // namespace spillway::cli

@@ -2,27 +2,25 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "traces/base/error.h"
 
 namespace spillway::cli {
 
-void GridOption::Add(CLI::App& verb) {
-  verb.add_option("grid", given,
-                  "NETWORK:BATCH with alternatives in braces ('resnet50:{16,32,64..256..32}'), "
-                  "trace files, or an experiment file (.toml)");
+void GridOption::Add(Command& verb) {
+  verb.Texts("grid", given,
+             "NETWORK:BATCH with alternatives in braces ('resnet50:{16,32,64..256..32}'), "
+             "trace files, or an experiment file (.toml)");
   for (const ExperimentList& list : ExperimentLists()) {
     if (list.values == &Experiment::workloads) continue;
     const std::string more = list.commas ? "; several by commas or given again" : "";
-    verb.add_option(fmt::format("--{}", list.name), options.*list.values, list.help + more)
-        ->allow_extra_args(false);
+    verb.Texts(fmt::format("--{}", list.name), options.*list.values, list.help + more).OneEach();
   }
   for (const ExperimentFlag& flag : ExperimentFlags()) {
-    verb.add_flag(fmt::format("--{}", flag.name), options.*flag.value, flag.help);
+    verb.Flag(fmt::format("--{}", flag.name), options.*flag.value, flag.help);
   }
-  verb.add_option("--shard", shard, "i/n: one of n parts of the cells")->capture_default_str();
+  verb.Text("--shard", shard, "i/n: one of n parts of the cells");
 }
 
 Experiment GridOption::Load() const {
@@ -46,18 +44,6 @@ Experiment GridOption::Load() const {
   }
   if (!options.output.empty()) experiment.output = options.output;
   return experiment;
-}
-
-bool GridOption::PrintHelp() const {
-  const auto asked = [](const std::vector<std::string>& values) {
-    return std::ranges::count(values, "help") > 0;
-  };
-  MachineOption machine;
-  if (asked(options.devices)) machine.device = "help";
-  if (asked(options.allocators)) machine.allocator = "help";
-  if (asked(options.compress)) machine.compress = "help";
-  machine.pools = options.pools;
-  return PrintHelpValues(machine, options.policies);
 }
 
 std::string FormatRows(const StoreKind& kind, const std::vector<ResultRow>& rows,

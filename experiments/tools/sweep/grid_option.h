@@ -4,7 +4,6 @@
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_GRID_OPTION_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_GRID_OPTION_H_
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
@@ -20,11 +19,9 @@ struct GridOption {
   std::string shard = "1/1";
 
   // All but -o.
-  void Add(CLI::App& verb);
+  void Add(Command& verb);
   // With what the file says where an option does not.
   Experiment Load() const;
-  // As `PrintHelpValues`.
-  bool PrintHelp() const;
 };
 
 // Rows of a store in the chosen format.

@@ -33,7 +33,7 @@ namespace {
 
 struct ValidateOptions : GridOption {
   FormatOption format;
-  int iterations = 0;
+  int iterations = 25;
   std::string tolerance = "5%";
   RecordingOption recording;  // of what there is no table for
   std::string kernels = "real";
@@ -201,7 +201,6 @@ std::string OptionsOf(const ValidateOptions& options) {
 }
 
 int Execute(const ValidateOptions& options, Session& session) {
-  if (options.PrintHelp()) return kOk;
   const double tolerance = ParseTolerance(options.tolerance);
   options.recording.Check();
   const Experiment experiment = options.Load();
@@ -260,44 +259,33 @@ int Execute(const ValidateOptions& options, Session& session) {
 
 }  // namespace
 
-void AddValidate(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddValidate(Command& program, Session& session) {
+  Command& verb = program.Add(
       "validate",
       "Check predictions on this machine's GPU, of one case or of the cells of a grid; exit code 1 "
       "out of tolerance, 4 if a policy failed, which costs its own cells only, 5 without a GPU");
-  auto options = std::make_shared<ValidateOptions>();
-  options->Add(*verb);
-  verb->remove_option(verb->get_option("--backend"));
-  options->format.Add(*verb);
-  verb->add_option("--tolerance", options->tolerance, "Largest error of the iteration time")
-      ->capture_default_str();
-  verb->add_option("--iterations", options->iterations,
-                   "Iterations per case: three to warm up, the last to stamp each command, the "
-                   "others timed")
-      ->check(CLI::Range(kWarmUp + 2, 1000000))
-      ->default_val(25);
-  options->recording.Add(*verb);
-  verb->add_option("--kernels", options->kernels,
-                   "real, or spin: busy waits of the predicted times, for any trace")
-      ->check(CLI::IsMember({"real", "spin"}))
-      ->capture_default_str();
-  verb->add_option("--timeline", options->timeline,
-                   "Where measured times of kernels and copies come from: events around them, or "
-                   "cupti, which leaves out what the GPU takes to begin and end them")
-      ->check(CLI::IsMember({"events", "cupti"}))
-      ->capture_default_str();
-  verb->add_flag("--any-table", options->any_table,
-                 "Accept a cost table of another GPU, cuDNN or arithmetic");
-  verb->add_option("--seed", options->seed, "Seed of parameters, data and dropout")
-      ->check(NotNegative())
-      ->capture_default_str();
-  AddOutput(
-      *verb, options->options.output, options->format,
-      ". A .sqlite file is a store: each case is in it as soon as it is measured, and what it "
-      "has is not measured again; spillway sweep export reads it");
-  AddFile(*verb, "--export-commands", options->commands,
-          "Write every kernel and copy of what is measured now, predicted and measured, as CSV");
-  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+  auto& options = verb.Runs(Execute, session);
+  options.Add(verb);
+  verb.Remove("--backend");
+  options.format.Add(verb);
+  verb.Text("--tolerance", options.tolerance, "Largest error of the iteration time");
+  verb.Number("--iterations", options.iterations, {kWarmUp + 2, 1000000},
+              "Iterations per case: three to warm up, the last to stamp each command, the "
+              "others timed");
+  options.recording.Add(verb);
+  verb.Choice("--kernels", options.kernels, {"real", "spin"},
+              "real, or spin: busy waits of the predicted times, for any trace");
+  verb.Choice("--timeline", options.timeline, {"events", "cupti"},
+              "Source of the measured times of kernels and copies: events around them, or cupti, "
+              "which leaves out what the GPU takes to begin and end them");
+  verb.Flag("--any-table", options.any_table,
+            "Accept a cost table of another GPU, cuDNN or arithmetic");
+  verb.Number("--seed", options.seed, {}, "Seed of parameters, data and dropout");
+  AddOutput(verb, options.options.output, options.format,
+            ". A .sqlite file is a store: each case is in it as soon as it is measured, and a case "
+            "that is there is not measured again; spillway sweep export reads it");
+  verb.File("--export-commands", options.commands,
+            "Write every kernel and copy that is measured now, predicted and measured, as CSV");
 }
 
 }  // namespace spillway::cli
