@@ -26,13 +26,13 @@ struct CompareOptions {
   std::string output;
 };
 
-// A result, and which scenario it is of.
+// A result with the number of its scenario.
 struct Row {
   size_t scenario;
   RunResult result;
 };
 
-// Each workload in each memory, in the order given.
+// A scenario for each workload in each memory, in the order given.
 struct Scenarios {
   std::deque<Scenario> scenarios;
   std::vector<NamedScenario> named;
@@ -67,7 +67,7 @@ std::string Format(const std::vector<NamedScenario>& scenarios, const std::vecto
   return FormatResults(groups, format);
 }
 
-// A finished row in a few words.
+// Returns a finished row in a few words.
 std::string Brief(const RunResult& result) {
   if (!result.failure.empty()) return "failed";
   if (!result.fits()) return "out of memory";
@@ -84,8 +84,8 @@ int Execute(const CompareOptions& options, Session& session) {
       options.policies.policies(recorded ? "recorded" : std::string_view(options.lowering.mode));
   for (const std::string& policy : policies) {
     try {
-      PolicyLibrary().Make(policy);  // wrong names and files that are no plugins fail early
-    } catch (const PolicyError&) {   // its row will say so
+      PolicyLibrary().Make(policy);  // names and plugins that are wrong fail early
+    } catch (const PolicyError&) {   // the row of the policy says why
     }
   }
   const auto format = [&](const std::vector<Row>& rows) {

@@ -1,8 +1,8 @@
 // spillway completion: scripts that complete verbs, options and values in bash, zsh and fish.
 //
-// The scripts are generated from the command line's own declaration, so they know what it knows.
-// Names of networks, policies and the like are asked for when a user presses the key: the scripts
-// call `spillway completion networks`.
+// The scripts are made from the declared options. For names of networks, policies, devices and
+// allocators a script calls the program when a user presses the key: `spillway completion
+// networks`.
 
 #include <fmt/format.h>
 
@@ -20,10 +20,10 @@
 namespace spillway::cli {
 namespace {
 
-// An option or argument whose values are names that the program knows.
+// An option or argument whose values are names that `spillway completion` prints.
 struct NamedValues {
   std::string_view option;
-  std::string_view names;  // an argument of this verb
+  std::string_view names;  // the argument of `spillway completion`
 };
 constexpr std::array kNamedValues{
     NamedValues{"--policy", "policies"},      NamedValues{"--device", "devices"},
@@ -54,11 +54,11 @@ std::vector<std::string> Names(const std::string& what, const Command& program) 
   return names;
 }
 
-// How the value of an option or argument is completed.
+// The completion of the value of an option or argument: choices, else names, and files.
 struct Values {
   std::vector<std::string> choices;  // the values, if they are declared
-  std::string_view names;            // or what to ask the program for
-  bool files = false;                // or files
+  std::string_view names;            // the argument of `spillway completion`; may be empty
+  bool files = false;                // the value may be the path of a file
 };
 
 Values ValuesOf(const Option& option) {
@@ -71,7 +71,7 @@ Values ValuesOf(const Option& option) {
   return values;
 }
 
-// A command by the words that name it: "/run" or "/trace/build", "" for the program itself.
+// A command with the path of words that name it: "/run" or "/trace/build", "" for the program.
 struct Node {
   std::string path;
   const Command* command;
@@ -89,7 +89,7 @@ void Walk(const Command& command, const std::string& path, std::vector<Node>& no
 
 // --- bash and zsh: one function with two ends ---------------------------------------------------
 
-// The words that a shell offers, as an expression in its own language.
+// Returns the words that a shell offers, as an expression of bash and zsh.
 std::string ShellWords(const Values& values) {
   if (!values.choices.empty()) return fmt::format("{}", fmt::join(values.choices, " "));
   if (values.names.empty()) return {};
@@ -101,7 +101,8 @@ std::string ShellCase(const std::string& pattern, const Values& values) {
                      values.files ? 1 : 0);
 }
 
-// Sets `offer` and `files` from the variables `at` (the path of verbs), `cur` and `prev`.
+// Returns shell code that sets `offer` and `files` from the variables `at` (the path of verbs),
+// `cur` and `prev`.
 std::string ShellCases(const std::vector<Node>& nodes) {
   std::string values, rest;
   for (const Node& node : nodes) {
@@ -129,7 +130,8 @@ std::string ShellCases(const std::vector<Node>& nodes) {
       values, rest);
 }
 
-// The path of verbs among the words before the cursor: `COMP_WORDS[1..COMP_CWORD)`.
+// Returns shell code that sets `at` to the path of verbs in `COMP_WORDS[1..COMP_CWORD)`, the words
+// before the cursor.
 std::string ShellPath(const std::vector<Node>& nodes) {
   std::string patterns;
   for (const Node& node : nodes) {
@@ -205,7 +207,7 @@ std::string FishScript(const std::vector<Node>& nodes) {
       "# fish completion of spillway; use: spillway completion fish | source\n"
       "complete -c spillway -f\n";
   for (const Node& node : nodes) {
-    // The condition: every verb of the path has been typed, and none below it.
+    // The condition is that the user has typed every verb of the path.
     std::string condition;
     for (size_t at = 0; at < node.path.size();) {
       const size_t end = std::min(node.path.find('/', at + 1), node.path.size());

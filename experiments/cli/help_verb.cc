@@ -1,4 +1,4 @@
-// spillway help: help on a verb, and the manual page, both from the declarations of the verbs.
+// spillway help: prints help on a verb, or the manual page, from the declared options.
 
 #include <fmt/format.h>
 
@@ -12,7 +12,7 @@
 namespace spillway::cli {
 namespace {
 
-// Text as roff reads it: no line of it is a request.
+// Returns the text with escapes for roff, so that no line of the text is a request.
 std::string Roff(std::string_view text) {
   std::string escaped;
   for (const char c : text) {

@@ -1,4 +1,4 @@
-// spillway list: what there is to name.
+// spillway list: prints the names that options take.
 
 #include <fmt/format.h>
 
@@ -13,7 +13,7 @@
 namespace spillway::cli {
 namespace {
 
-// "x weight bias?fused_update&bias", with dots behind what repeats.
+// Returns the operands as "x weight bias?fused_update&bias", with " ..." at the end if they repeat.
 std::string Spell(const OperandList& list) {
   std::string text;
   for (const Operand& operand : list.span()) {
@@ -33,7 +33,7 @@ std::string Spell(Rules rules) {
   return fmt::format("{}", fmt::join(names, " "));
 }
 
-// What forward has made or used and backward reads again.
+// Returns the operands of forward that backward reads, without operands under a condition.
 std::string SavedBy(const OpRow& row) {
   std::vector<std::string_view> saved;
   for (const Operand& operand : row.backward.inputs.span()) {
@@ -44,7 +44,7 @@ std::string SavedBy(const OpRow& row) {
   return fmt::format("{}", fmt::join(saved, " "));
 }
 
-// One step of an op type.
+// A step of an op type.
 struct OpTypeStep {
   const OpRow* row;
   Phase phase;
@@ -81,27 +81,31 @@ Columns<OpTypeStep> OpColumns() {
   return {
       {"type", "", "as in trace files", [](const S& of) { return Name(of.row->type); }, "type"},
       {"phase", "", "of the step", [](const S& of) { return Name(of.phase); }, "phase"},
-      {"inputs", "", "what the step reads", [](const S& of) { return Spell(of.step().inputs); },
-       "inputs"},
-      {"outputs", "", "what it writes", [](const S& of) { return Spell(of.step().outputs); },
-       "outputs"},
-      {"slots", "", "its library calls", SlotsOf, "slots"},
+      {"inputs", "", "operands that the step reads",
+       [](const S& of) { return Spell(of.step().inputs); }, "inputs"},
+      {"outputs", "", "operands that the step writes",
+       [](const S& of) { return Spell(of.step().outputs); }, "outputs"},
+      {"slots", "", "library calls of the step", SlotsOf, "slots"},
       {"attributes", "", "of the op", AttributesOf},
       {"geometry", "", "of its signature", [](const S& of) { return of.row->geometry; }},
-      {"saved", "", "what of forward backward reads", [](const S& of) { return SavedBy(*of.row); }},
+      {"saved", "", "operands of forward that backward reads",
+       [](const S& of) { return SavedBy(*of.row); }},
       {"library", "", "that launches it", library},
-      {"algorithms", "", "whether the library offers a choice",
+      {"algorithms", "", "true if the library offers several algorithms",
        [](const S& of) { return of.row->algorithms; }},
       {"deterministic", "", "gives the same bits on every run",
        [](const S& of) { return of.row->deterministic; }},
       {"cheap", "", "to rebuild", [](const S& of) { return of.row->cheap; }},
-      {"whole_batch", "", "when the batch cannot be split",
+      {"whole_batch", "", "condition under which the batch cannot be split",
        [when](const S& of) { return when(of.step().whole_batch); }},
-      {"overwrites_x", "", "rules under which it does",
+      {"overwrites_x", "", "rules under which the op overwrites x",
        [](const S& of) { return Spell(of.row->overwrites_x); }},
-      {"overwrites_dy", "", "likewise", [](const S& of) { return Spell(of.row->overwrites_dy); }},
-      {"holds_x", "", "likewise", [](const S& of) { return Spell(of.row->holds_x); }},
-      {"holds_y", "", "likewise", [](const S& of) { return Spell(of.row->holds_y); }},
+      {"overwrites_dy", "", "rules under which the op overwrites dy",
+       [](const S& of) { return Spell(of.row->overwrites_dy); }},
+      {"holds_x", "", "rules under which the op holds x",
+       [](const S& of) { return Spell(of.row->holds_x); }},
+      {"holds_y", "", "rules under which the op holds y",
+       [](const S& of) { return Spell(of.row->holds_y); }},
   };
 }
 
@@ -142,7 +146,7 @@ void AddColumns(Command& list, Session& session) {
         {"name", "", "in CSV and JSON", &Result::name, "column"},
         {"unit", "", "ms or B; 1 for ratios and counts", &Result::unit, "unit"},
         {"type", "", "in JSON", &Result::type},
-        {"help", "", "what it means", &Result::help, "meaning"},
+        {"help", "", "meaning of the column", &Result::help, "meaning"},
     };
     constexpr std::string_view kShown[] = {"name", "unit", "help"};
     return Print(format, columns, ResultColumns(), kShown, "spillway.columns/v1", session);

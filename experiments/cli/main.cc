@@ -1,4 +1,4 @@
-// spillway: the command line. Parses, dispatches to a verb and maps errors to exit codes.
+// spillway: the program. Runs a verb and maps errors to exit codes.
 
 #include <fmt/format.h>
 
@@ -72,8 +72,8 @@ int RunSession(Session& session) {
     return Fail(kPolicyFailure, error);
   } catch (const EnvironmentError& error) {
     return Fail(kMissingEnvironment, error);
-  } catch (const std::exception& error) {  // other errors, and memory that ran out here
-    // Of long output fmt notices at once that it cannot be written.
+  } catch (const std::exception& error) {  // other errors, such as no memory on this machine
+    // fmt throws if standard output cannot be written; the message for it follows below.
     if (std::ferror(stdout) == 0) return Fail(kPolicyFailure, error);
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
@@ -85,8 +85,8 @@ int RunSession(Session& session) {
 }  // namespace spillway::cli
 
 int main(int argc, char** argv) {
-  // A run takes and gives back much memory many times: the system need not fill it with zeros each
-  // time.
+  // A run allocates and frees much memory many times. With these thresholds the memory stays with
+  // the process, and the system need not fill it with zeros each time.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   spillway::NameCrashes();

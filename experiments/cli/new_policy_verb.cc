@@ -50,13 +50,13 @@ class @class@ final : public Policy {
   // Once, before the first iteration: look at the whole trace and decide what can be decided then.
   void Plan(PolicyContext&) override {}
 
-  // Before an op: the place to ask for what later ops need, with context.Prefetch(tensor). The
-  // runtime fetches what is missing then, and the op waits for it. A next step for this policy:
+  // Before an op: call context.Prefetch(tensor) here for tensors that later ops need. If a tensor of
+  // this op is missing, the runtime fetches it and the op waits for it. A next step for this policy:
   // find out here which activation will be needed soon.
   void BeforeOp(PolicyContext&, OpId) override {}
 
-  // The op has been issued; on the device it may not have run yet. Verbs may be called all the
-  // same: the runtime lets the device wait where that is needed.
+  // The op has been issued; on the device it may not have run yet. Verbs may be called anyway: the
+  // runtime lets the device wait if it must.
   void AfterOp(PolicyContext& context, OpId op_id) override {
     const Trace& trace = context.trace();
     const Op& op = trace.op(op_id);
@@ -80,8 +80,8 @@ class @class@ final : public Policy {
   const Bytes at_least_;
 };
 
-// Each parameter is named, defaulted, documented and read in one expression; this is also what
-// `--policy ./build/@name@.so:help` prints.
+// Each parameter is named, defaulted, documented and read in one expression.
+// `--policy ./build/@name@.so:help` prints the parameters.
 std::unique_ptr<Policy> Make(Params& params) {
   const Bytes at_least =
       params.Size("at_least", Bytes::MiB(1), "the smallest activation to offload");
@@ -111,11 +111,11 @@ find_package(spillway @version@ REQUIRED)
 spillway_add_policy(@name@ @name@.cc)
 )";
 
-// Letters, digits and single hyphens, a letter first: at once a policy's name, a CMake target and
-// a directory.
+// Returns true iff the name consists of lower-case letters, digits and single hyphens and begins
+// with a letter. Such a name is valid for a policy, a CMake target and a directory.
 bool IsValidName(std::string_view name) {
   for (const char* reserved : {"all", "clean", "help", "install", "package", "test"}) {
-    if (name == reserved) return false;  // targets of CMake's own
+    if (name == reserved) return false;  // CMake has targets of these names
   }
   for (size_t i = 0; i < name.size(); ++i) {
     const bool letter = name[i] >= 'a' && name[i] <= 'z';
@@ -126,7 +126,8 @@ bool IsValidName(std::string_view name) {
   return !name.empty();
 }
 
-// "lru" to "LruPolicy": the suffix keeps it apart from the library's own names.
+// Returns the name of the class, "LruPolicy" for "lru". The suffix keeps it apart from the names of
+// the library.
 std::string ClassName(std::string_view name) {
   std::string result;
   bool start = true;
@@ -154,8 +155,8 @@ std::string Fill(std::string_view text, const std::string& name) {
 int Execute(const std::string& name, Session& session) {
   if (!IsValidName(name)) {
     throw UsageError(
-        fmt::format("'{}' is no name for a policy: lower-case letters, digits and "
-                    "single hyphens between them, a letter first, and not a word that CMake "
+        fmt::format("'{}' is not a valid name for a policy: use lower-case letters, digits and "
+                    "single hyphens between them, begin with a letter, and use no word that CMake "
                     "reserves",
                     name));
   }
@@ -172,7 +173,7 @@ int Execute(const std::string& name, Session& session) {
     WriteFile(directory / (name + ".cc"), Fill(kSource, name));
     WriteFile(directory / "CMakeLists.txt", Fill(kBuild, name));
   } catch (...) {
-    fs::remove_all(directory, error);  // made by this call: all or nothing
+    fs::remove_all(directory, error);  // this call created it
     throw;
   }
   const auto prefix = InstallPrefix();

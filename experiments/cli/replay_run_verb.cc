@@ -17,17 +17,18 @@
 namespace spillway::cli {
 namespace {
 
-// A file of the manifest, and what became of it now.
+// A file of the manifest with the hash of the file that was made again.
 struct ReplayedOutput {
   const ManifestOutput* recorded;
-  std::optional<std::string> sha256;  // nullopt: it was not made
+  std::optional<std::string> sha256;  // nullopt if it was not made
 
   bool same() const { return sha256 == recorded->sha256; }
 };
 
 Columns<ReplayedOutput> OutputColumns() {
   return {
-      {"option", "", "that asked for it", [](auto& output) { return output.recorded->option; }},
+      {"option", "", "option that asked for the file",
+       [](auto& output) { return output.recorded->option; }},
       {"path", "", "as given", [](auto& output) { return output.recorded->path; }},
       {"sha256", "", "as recorded", [](auto& output) { return output.recorded->sha256; }},
       {"replayed_sha256", "", "as made again", &ReplayedOutput::sha256},
@@ -41,7 +42,7 @@ struct ReplayOptions {
   FormatOption format;
 };
 
-// Throws `InputError` unless the verb is one that makes manifests: replaying must not write files.
+// Throws `InputError` unless the verb of the manifest can be replayed without writing files.
 void CheckVerb(const Manifest& manifest, const std::string& path) {
   const std::string verb = manifest.arguments.empty() ? std::string() : manifest.arguments.front();
   for (const char* valid : {"run", "compare", "limit", "fit", "replay", "reproduce"}) {
@@ -53,7 +54,7 @@ void CheckVerb(const Manifest& manifest, const std::string& path) {
                   path, verb));
 }
 
-// Throws `InputError` that names the first input that is not what it was.
+// Throws an `InputError` that names the first input that has changed.
 void VerifyInputs(const Manifest& manifest) {
   for (const ManifestInput& input : manifest.inputs) {
     const auto now = HashInput(input, manifest.configuration);
@@ -66,7 +67,8 @@ void VerifyInputs(const Manifest& manifest) {
   }
 }
 
-// Writes the files under their own names. Throws `InputError` if two of them have the same.
+// Writes the files into the directory under their names. Throws `InputError` if two names are
+// equal.
 void WriteAgain(const std::vector<OutputFile>& files, const std::filesystem::path& directory,
                 Session& session) {
   const auto name_of = [](const OutputFile& file) {

@@ -1,4 +1,4 @@
-// spillway run: one policy on one workload, explained and exported where asked for.
+// spillway run: runs one policy on one workload, and explains and exports the run.
 
 #include <fmt/format.h>
 
@@ -41,7 +41,7 @@ struct RunOptions {
   std::string policy = "liveness";
   bool explain = false;
   std::string output;
-  std::map<std::string, std::string> exports;  // the path by the option; empty: not asked for
+  std::map<std::string, std::string> exports;  // path by option; empty if not given
   std::string kernels_from;
   std::string math = "fp32";
   std::string against;
@@ -52,14 +52,15 @@ struct RunOptions {
   int iterations = 1;
 };
 
-// How many stalls a table explains, and of how many remedies are simulated.
+// The number of stalls that a table explains and whose remedies are simulated.
 constexpr size_t kShownStalls = 10;
-// Likewise of storages that leave the device.
+// The number of storages that leave the device that a table explains and whose stay is simulated.
 constexpr size_t kShownAbsences = 10;
-// How many holders of memory at its peak a table shows.
+// The number of holders of memory at the peak that a table shows.
 constexpr size_t kShownHolders = 10;
 
-// Simulates remedies of a run on the simulator. What has been planned stays as it was planned.
+// Returns a trial that simulates a remedy of a run and returns the time of the iteration, or
+// nullopt if the policy fails. A run that followed a plan is simulated with the same plan.
 RemedyTrial TrialOf(const Scenario& scenario, const Outcome& outcome, const PolicyMaker& make,
                     ProgressBar& progress) {
   Setup setup = scenario.setup();
@@ -73,7 +74,7 @@ RemedyTrial TrialOf(const Scenario& scenario, const Outcome& outcome, const Poli
     try {
       return SimulateRemedy(setup, again, remedy);
     } catch (const PolicyError&) {
-      return std::nullopt;  // a policy of another's making need not cope with what it did not do
+      return std::nullopt;  // a plugin need not cope with a changed run
     }
   };
 }
@@ -88,8 +89,7 @@ std::string FormatExplained(const Scenario& scenario, const RunOptions& options,
   std::vector<Absence> absences;
   if (report.fits()) {
     const RemedyTrial trial = TrialOf(scenario, outcome, make, progress);
-    // With the allocator `planned` each trial would have its blocks planned anew, which may take
-    // minutes.
+    // The allocator `planned` would plan the blocks of each trial again, which may take minutes.
     const bool tries = ParseSpecification("allocator", outcome.allocator).name != "planned";
     stalls = ExplainStalls(trace, report, trial, tries ? kShownStalls : 0);
     absences = ExplainAbsences(trace, report, trial, tries ? kShownAbsences : 0);
@@ -127,7 +127,7 @@ ChromeTraceOrigin OriginOf(const Scenario& scenario, const std::string& policy,
           RunSha256(manifest)};
 }
 
-// The policy asked for, or the in-core run with another run's kernels.
+// Returns the makers of the policy, or of an in-core run with the kernels of --kernels-from.
 std::vector<PolicyMaker> MakersOf(const RunOptions& options, const Scenario& scenario) {
   if (options.kernels_from.empty()) return spillway::MakersOf(scenario.setup(), options.policy);
   return {[records = ReadKernelRecords(options.kernels_from)] {
@@ -139,7 +139,7 @@ std::string PolicyName(const RunOptions& options) {
   return options.kernels_from.empty() ? options.policy : "kernels-from:" + options.kernels_from;
 }
 
-// Those that a manifest describes.
+// Returns the policies for the manifest; --kernels-from has none.
 std::vector<std::string> PoliciesOf(const RunOptions& options) {
   return options.kernels_from.empty() ? std::vector{options.policy} : std::vector<std::string>();
 }
@@ -159,7 +159,8 @@ Export DecisionsFile(const Scenario& scenario, const RunOptions& options, const 
           }};
 }
 
-// Throws `UsageError` if the plan is asked for and the policy has none.
+// Returns the export of the plan. Throws `UsageError` if --export-plan was given and the policy has
+// no plan.
 Export PlanFile(const RunOptions& options, const Outcome& outcome) {
   if (!options.exports.at("--export-plan").empty() && outcome.report.plan.empty()) {
     throw UsageError(fmt::format("--export-plan: the policy '{}' has no plan; joint and plan have",
@@ -169,7 +170,7 @@ Export PlanFile(const RunOptions& options, const Outcome& outcome) {
           [&](const Manifest&) { return outcome.report.plan; }};
 }
 
-// What the host kept compressed in the end.
+// Returns a table of the contents that the host kept compressed at the end, or an empty text.
 std::string FormatStored(const Trace& trace, const CompressionSummary& summary) {
   std::vector<std::vector<std::string>> cells{{"compressed", "density", "bytes", "held"}};
   for (const StoredContents& contents : summary.stored) {
@@ -179,7 +180,7 @@ std::string FormatStored(const Trace& trace, const CompressionSummary& summary) 
   return cells.size() == 1 ? std::string() : "\n" + FormatTable(cells);
 }
 
-// The backends, with the one that executes opened if it is asked for.
+// Returns the factories of backends. Opens the GPU for --backend cuda.
 BackendFactories BackendsOf(const RunOptions& options, const Trace& trace) {
   BackendFactories backends;
   std::shared_ptr<const GivenContents> given;
@@ -196,7 +197,8 @@ BackendFactories BackendsOf(const RunOptions& options, const Trace& trace) {
   return backends;
 }
 
-// With the memory that the policy gets unless another is asked for.
+// Returns the machine. Without --memory, some policies have a memory that differs from the
+// device's.
 MachineOption MachineOf(const RunOptions& options) {
   MachineOption machine = options.machine;
   if (machine.backend != kSimulator) machine.iterations = options.iterations;
@@ -206,8 +208,8 @@ MachineOption MachineOf(const RunOptions& options) {
   return machine;
 }
 
-// Executes the policy of --against too, in all of the device's memory, and compares. What there is
-// to say of it.
+// Executes the policy of --against in all of the device's memory and stores in `result` whether
+// loss and weights have the same bits. Returns a text that says so.
 std::string Compare(const RunOptions& options, const BackendFactories& backends,
                     RunResult& result) {
   RunOptions other = options;
@@ -232,12 +234,12 @@ std::string Compare(const RunOptions& options, const BackendFactories& backends,
   if (*result.same_bits) return fmt::format("{}same bits as {}\n", classes, result.against);
   return classes + fmt::format(
                        "other bits than {}: loss {}, weights {}; other kernels round differently "
-                       "(--kernels-from "
-                       "runs in core with those of another run)\n",
+                       "(--kernels-from runs in core with the kernels of another run)\n",
                        result.against, reference.loss.value_or(0), reference.weights_digest);
 }
 
-// On real bytes: what fits, loss and digest; the times of a GPU are exported from `validate`.
+// Executes the run on real bytes. The output has loss and digest but no times: `validate` measures
+// the times of a GPU.
 int ExecuteForReal(const RunOptions& options, const Scenario& scenario, Session& session) {
   if (!options.exports.at("--export-densities").empty() && options.machine.compress.empty()) {
     throw UsageError("--export-densities needs --compress all: densities are counted there");
@@ -352,7 +354,7 @@ void AddRun(Command& program, Session& session) {
   AddOutput(verb, options.output, options.format);
   const std::vector<std::string> predicted{"sim"};
   verb.Flag("--explain", options.explain,
-            "for each stall, say what waited for what and what simulation says would shorten the "
+            "for each stall, say which commands waited, and which changes shorten the simulated "
             "iteration; for each storage that leaves the device, say when, and how long the "
             "iteration is if it stays; and say who holds the memory at its peak")
       .OnlyFor(backend, predicted);

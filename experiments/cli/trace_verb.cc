@@ -1,4 +1,4 @@
-// spillway trace build|import|info|validate: trace files.
+// spillway trace build|import|info|validate: makes and checks trace files.
 
 #include <fmt/format.h>
 
@@ -22,7 +22,7 @@
 namespace spillway::cli {
 namespace {
 
-// "gpt2" of "recordings/gpt2.kineto.json.gz".
+// Returns "gpt2" for "recordings/gpt2.kineto.json.gz".
 std::string NetworkOf(const std::filesystem::path& file) {
   const std::string name = file.filename();
   return name.substr(0, name.find('.'));
@@ -45,9 +45,9 @@ Columns<Trace> InfoColumns() {
       {"layers", "1", "of the network", [](auto& trace) { return trace.layers.size(); }},
       {"tensors", "1", "aliases included", [](auto& trace) { return trace.tensors.size(); }},
       {"ops", "1", "of one iteration", [](auto& trace) { return trace.ops.size(); }},
-      {"forward_ops", "1", "of these", ops_in(Phase::kForward)},
-      {"backward_ops", "1", "of these", ops_in(Phase::kBackward)},
-      {"update_ops", "1", "of these", ops_in(Phase::kUpdate)},
+      {"forward_ops", "1", "ops of the forward phase", ops_in(Phase::kForward)},
+      {"backward_ops", "1", "ops of the backward phase", ops_in(Phase::kBackward)},
+      {"update_ops", "1", "ops of the update phase", ops_in(Phase::kUpdate)},
       {"gflops", "1e9", "operations of one iteration",
        [](auto& trace) {
          int64_t flops = 0;
@@ -105,13 +105,13 @@ void AddBuild(Command& trace, Session& session) {
   });
 }
 
-// What came of an import, and how it runs as it was recorded.
+// An imported trace with a simulation of it under the policy as-recorded.
 struct ImportRow {
   Trace trace;
   ImportReport report;
   std::optional<SnapshotPeaks> snapshot;
-  Metrics as_recorded;  // with the profiler's times of the host
-  Duration plain;       // an iteration without them
+  Metrics as_recorded;  // with the host times of the profiler
+  Duration plain;       // an iteration with the host times without the profiler
 };
 
 Columns<ImportRow> ImportColumns() {
@@ -123,7 +123,7 @@ Columns<ImportRow> ImportColumns() {
   };
   return {
       {"workload", "", "network and batch", [](auto& row) { return row.trace.name; }},
-      {"gpu", "", "that it was recorded on",
+      {"gpu", "", "GPU of the recording",
        [=](auto& row) {
          const std::string& gpu = recording(row).device;
          return gpu.empty() ? std::nullopt : std::optional(gpu);
@@ -135,23 +135,24 @@ Columns<ImportRow> ImportColumns() {
       {"saved_tensors", "1", "storages of forward that backward reads",
        [](auto& row) { return row.report.saved; }},
       {"operators", "1", "in the profile", [](auto& row) { return row.report.operators; }},
-      {"joined_operators", "1", "of these, in the execution trace too",
+      {"joined_operators", "1", "operators that the execution trace has, too",
        [](auto& row) { return row.report.joined; }},
-      {"broken_nodes", "1", "of the execution trace, left out",
+      {"broken_nodes", "1", "nodes of the execution trace that are left out",
        [](auto& row) { return row.report.broken_nodes; }},
-      {"broken_events", "1", "of the profile, left out",
+      {"broken_events", "1", "events of the profile that are left out",
        [](auto& row) { return row.report.broken_events; }},
       {"kernels_ms", "ms", "the times of all kernels and copies on the GPU",
        [](auto& row) { return row.report.kernels; }},
-      {"unjoined_ms", "ms", "of these, of no operator",
+      {"unjoined_ms", "ms", "times of kernels and copies that belong to no operator",
        [](auto& row) { return row.report.unjoined; }},
       {"recorded_step_ms", "ms", "the step under the profiler",
        [=](auto& row) { return known(recording(row).step); }},
-      {"iteration_ms", "ms", "the same, simulated with the recorded times of the host",
+      {"iteration_ms", "ms", "the step, simulated with the recorded host times",
        [](auto& row) { return row.as_recorded.iteration; }},
       {"recorded_plain_step_ms", "ms", "the step without the profiler",
        [=](auto& row) { return known(recording(row).plain_step); }},
-      {"plain_iteration_ms", "ms", "the same, simulated", [](auto& row) { return row.plain; }},
+      {"plain_iteration_ms", "ms", "the step without the profiler, simulated",
+       [](auto& row) { return row.plain; }},
       {"recorded_peak_allocated_bytes", "B",
        "the most that PyTorch's allocator gave out in the step",
        [](auto& row) { return row.report.peak_allocated; }},
@@ -160,16 +161,17 @@ Columns<ImportRow> ImportColumns() {
          if (!row.snapshot) return std::nullopt;
          return row.snapshot->last_requested;
        }},
-      {"peak_requested_bytes", "B", "the same, simulated under as-recorded",
+      {"peak_requested_bytes", "B", "the most requested, simulated under as-recorded",
        [](auto& row) { return row.as_recorded.peak_requested; }},
       {"recorded_peak_reserved_bytes", "B",
        "the most that PyTorch's allocator held, in the snapshot's first steps too",
        [=](auto& row) { return recording(row).reserved; }},
-      {"unused_bytes", "B", "held all the time and used by no operator",
+      {"unused_bytes", "B", "memory that is held all the time and used by no operator",
        [](auto& row) { return row.report.unnamed_before; }},
-      {"unnamed_bytes", "B", "given out in the step, held over ops, and of no tensor known",
+      {"unnamed_bytes", "B",
+       "memory given out in the step and held over ops, but of no known tensor",
        [](auto& row) { return row.report.unnamed; }},
-      {"unplaced_bytes", "B", "of tensors for which no memory was seen to be given out",
+      {"unplaced_bytes", "B", "memory of tensors whose allocation was not recorded",
        [](auto& row) { return row.report.unplaced; }},
   };
 }
@@ -185,7 +187,7 @@ std::string FormatImport(const ImportRow& row) {
   return text;
 }
 
-// Predicted on the device that it was recorded on if that is known, else on the default.
+// Simulates the step on the machine with both kinds of host times.
 ImportRow RunAsRecorded(ImportedStep step, const MachineText& machine,
                         std::optional<SnapshotPeaks> snapshot) {
   ImportRow row{std::move(step.trace), step.report, snapshot, {}, {}};
@@ -239,8 +241,8 @@ void AddImport(Command& trace, Session& session) {
     if (!options.step.empty()) files.plain_step = ParseDuration(options.step);
     if (files.kineto.empty() || files.execution_trace.empty()) {
       throw UsageError(
-          "trace import: give a manifest, or both --kineto and --execution-trace: the one knows "
-          "kernels and memory, the other operands");
+          "trace import: give a manifest, or both --kineto, for kernels and memory, and "
+          "--execution-trace, for operands");
     }
     ImportOptions import;
     import.network = !options.network.empty() ? options.network

@@ -148,7 +148,7 @@ class ImportTest(CommandTest):
         cut.write_bytes(gzip.compress(json.dumps(kineto).encode())[:-5000])
         self.refused(3, "cut.json.gz: the gzip data end too early", "--kineto", cut, "--execution-trace", execution)
         self.refused(3, "No such file", "--kineto", self.directory / "none.json", "--execution-trace", execution)
-        self.refused(2, "both --kineto and --execution-trace", "--kineto", two)
+        self.refused(2, "both --kineto, for kernels and memory", "--kineto", two)
         self.refused(3, "is not a duration", *self.files(name), "--step-time", "fast")
 
         class Bad:

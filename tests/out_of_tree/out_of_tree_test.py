@@ -275,7 +275,7 @@ class OutOfTreeTest(unittest.TestCase):
         for name in ("A", "a b", "../x", "", "9a", "a-", "a--b", "a_b", "help"):
             result = self.run_spillway("new-policy", "--", name)
             self.assertEqual(result.returncode, 2, name)
-            self.assertIn("is no name for a policy", result.stderr)
+            self.assertIn("is not a valid name for a policy", result.stderr)
         before = {path: path.read_bytes() for path in project.glob("*.*")}
         result = self.run_spillway("new-policy", "my-first")
         self.assertEqual(result.returncode, 2)

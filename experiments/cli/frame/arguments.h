@@ -92,7 +92,8 @@ struct Command {
   // Declares --version, which prints the text.
   void Version(std::string text);
 
-  // Each of these declares an option. REQUIRES: the variable lives as long as the command.
+  // Each of these declares an option; `text` is its help. REQUIRES: the variable lives as long as
+  // the command.
   Option& Text(const std::string& names, std::string& value, const std::string& text);
   Option& Texts(const std::string& names, std::vector<std::string>& values,
                 const std::string& text);
@@ -110,11 +111,11 @@ struct Command {
   // Numbers with commas or blanks between them. REQUIRES: `values` holds one.
   Option& Numbers(const std::string& names, std::vector<int>& values, Range range,
                   const std::string& text);
-  // Calls `set` with the text that is given. The parse throws what `set` throws.
+  // Calls `set` with the text that is given. The parse passes exceptions of `set` on.
   Option& Setting(const std::string& names, std::string initial,
                   std::function<void(const std::string&)> set, const std::string& text);
 
-  // Returns the option of that `Option::name`. REQUIRES: it was declared.
+  // Returns or removes the option of that `Option::name`. REQUIRES: it was declared.
   Option& Declared(std::string_view option);
   void Remove(std::string_view option);
 
@@ -131,7 +132,7 @@ struct Command {
 
   // Parses the arguments of the program, stores the values that they give and runs the verb that
   // they name, or prints help, version or descriptions on standard output. Returns the exit code.
-  // Throws `UsageError`, and what the verb throws.
+  // Throws `UsageError` for bad arguments, and passes exceptions of the verb on.
   int Execute(const std::vector<std::string>& arguments);
 
  private:

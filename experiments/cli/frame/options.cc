@@ -76,8 +76,8 @@ void AddOutput(Command& verb, std::string& path, FormatOption& format, const std
     if (!path.empty()) CheckWritable(path);
   };
   verb.Setting("-o,--output", "", set,
-               "Write the results to FILE, with a manifest beside it, instead of printing them, "
-               "as - does; .csv and .json imply the format" +
+               "Write the results to FILE, with a manifest beside it, instead of printing them; "
+               "- prints them; .csv and .json imply the format" +
                    remark)
       .Type("FILE")
       .NotEmpty("the name of the file is empty");
@@ -92,10 +92,10 @@ void WorkloadOption::Add(Command& verb) {
 void WorkloadOption::AddLowering(Command& verb) {
   preset_option = &verb.Text("--preset", preset,
                              "Memory accounting of the lowering; see spillway list presets");
-  mode_option = &verb.Choice("--mode", mode, {"training", "inference"}, "What one iteration is");
+  mode_option = &verb.Choice("--mode", mode, {"training", "inference"}, "Kind of iteration");
   verb.Choice("--host", host, {"plain", "recorded", "none"},
-              "Of a recorded trace, the host's time before each launch: plain (without the "
-              "profiler), recorded, or none");
+              "Host time before each launch of a recorded trace: plain (without the profiler), "
+              "recorded (with it), or none");
 }
 
 Trace WorkloadOption::Load() const {
@@ -116,27 +116,30 @@ Trace WorkloadOption::Load() const {
 }
 
 const char* const kMemoryHelp =
-    "Device memory: a size (12GiB), unlimited, N%: that far from the least that any layer-wise "
-    "policy needs (0%) to the in-core peak (100%), or a built-in policy (vdnn-conv): what that one "
-    "needs; default: the device's, in a single run of a static vdnnpp what vDNN needs";
+    "Device memory: a size (12GiB), unlimited, N% (0% is the least that any layer-wise policy "
+    "needs, 100% the in-core peak), or a built-in policy (vdnn-conv) for the memory that it needs; "
+    "default: all of the device's, or in a single run of a static vdnnpp the memory that vDNN "
+    "needs";
 
 void MachineOption::Add(Command& verb) {
   verb.Text("--device", device,
-            "A device name or a device file (.toml), then :key=value,... for what is "
-            "different (h200:link=2 has a link twice as fast); or help");
+            "A device name or a device file (.toml), then :key=value,... for changes "
+            "(h200:link=2 has a link twice as fast); or help");
   verb.Texts("--pool", pools,
              "Memory outside the device: peer (another GPU), remote, nvme or host, then "
-             ":size=SIZE and what the device does not say of its link (in=RATE,out=RATE,...); "
+             ":size=SIZE and the properties of its link that the device file lacks "
+             "(in=RATE,out=RATE,...); "
              "repeat for more; or help")
-      .NotEmpty("no pool");
+      .NotEmpty("no pool is given");
   verb.Text("--allocator", allocator, "Device allocator, or help");
   verb.Text("--compress", compress,
             "Keep offloaded feature maps compressed on the host: all, or hidden (where it "
             "costs no time), then :key=value,...; or help");
   verb.Text("--cost", cost,
-            "Kernel times: auto (recorded if a table has all, else between the recorded "
-            "batches around, else roofline), roofline, or a cost table file");
-  verb.Flag("--deterministic", deterministic, "Only kernels that give the same bits on every run");
+            "Kernel times: auto (a recorded table if it has all kernels, else interpolation "
+            "between recorded batches, else roofline), roofline, or a cost table file");
+  verb.Flag("--deterministic", deterministic,
+            "Use only kernels that give the same bits on every run");
   verb.Flag("--charge-input", charge_input, "Copy the inputs to the device in each iteration");
   verb.Flag("--check", check, "Verify every report with the independent checker");
   verb.Text("--memory", memory, kMemoryHelp).NotEmpty(kNoMemory);
@@ -160,7 +163,7 @@ std::string CheckedRemark(std::string_view what) {
 
 namespace {
 
-// For people: workload, device, memory and where the costs come from.
+// Returns the title of a table: workload, device, memory and the source of kernel times.
 std::string Title(const Scenario& scenario) {
   const Setup& setup = scenario.setup();
   const bool limited = setup.memory != Bytes::Unlimited();
@@ -176,7 +179,7 @@ std::string Title(const Scenario& scenario) {
       FormatBytes(scenario.ideal().metrics.peak_reserved), setup.cost->Provenance());
 }
 
-// Why a policy does not fit.
+// Returns a line that says why a policy does not fit. `alone` says that the table has one row.
 std::string FormatMisfit(const RunResult& result, bool alone, size_t width) {
   // Among several policies one sentence is enough; a single run also says who holds the memory.
   std::string reason = result.Reason();
@@ -186,7 +189,8 @@ std::string FormatMisfit(const RunResult& result, bool alone, size_t width) {
   return line + "\n";
 }
 
-// How much a better plan could gain; empty where the bound does not hold.
+// Returns a line that says how much a better plan could gain, or an empty text if the bound does
+// not hold for the policy.
 std::string FormatGap(const RunResult& result) {
   const std::string policy = ParsePolicySpec(result.policy).policy;
   if (!result.bound_joint || !DecidesByPlan(policy) || IsForRecordings(policy)) return {};
@@ -272,7 +276,7 @@ std::string FormatParameters(const std::vector<ParamInfo>& parameters) {
 std::string DescribePolicies() { return DescribePolicies("help"); }
 
 std::string DescribePolicies(const std::string& specification) {
-  // What stands before "help" chooses: nothing, a plugin, or one policy.
+  // The words before "help" choose all built-in policies, the policies of a plugin, or one policy.
   PolicySpec spec = ParsePolicySpec(specification);
   if (spec.policy == "help") spec.policy.clear();
   PolicyLibrary library;
@@ -293,7 +297,7 @@ std::string DescribeDevices() {
     const Device device = LoadDevice(name);
     cells.push_back({name, FormatBytes(device.memory), device.description});
   }
-  std::string text = FormatTable(cells) + "\nwhat can be different, NAME:key=value,...\n";
+  std::string text = FormatTable(cells) + "\nvalues that NAME:key=value,... changes\n";
   return text + FormatParameters(DeviceParameters());
 }
 
@@ -303,7 +307,7 @@ std::string DescribePools() {
       "peer     memory of another GPU of the machine\n"
       "remote   memory of another machine; simulated only\n"
       "nvme     a disk; simulated only\n"
-      "\nwhat can be given, POOL:key=value,... (what is not is as the device file says)\n";
+      "\nvalues that POOL:key=value,... changes (the device file gives the others)\n";
   for (const ParamInfo& param : PoolParameters()) {
     text += fmt::format("    {}={}: {}\n", param.name, param.type, param.help);
   }

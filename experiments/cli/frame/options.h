@@ -24,16 +24,16 @@ struct FormatOption {
   bool to_file = false;
 
   void Add(Command& verb);
-  // Results go to the file `output`, where it is not empty, in the format that its name says.
-  // Throws `UsageError` if another one was given.
+  // Chooses the format that the name of the file `output` implies; an empty name stands for
+  // standard output. Throws `UsageError` if --format was given and says another one.
   void Follow(const std::string& output);
   Format format() const;
-  // Of a table: the columns of the terminal that standard output is; 0 where it is none, or with
-  // --wide: as wide as it gets.
+  // Returns the largest width of a table: the columns of the terminal, or 0 (no limit) if standard
+  // output is no terminal or --wide was given.
   size_t width() const;
 };
 
-// Several policies at once: --policy --jobs.
+// Options for several policies: --policy --jobs.
 struct PoliciesOption {
   std::vector<std::string> given;
   int jobs = 0;  // threads; 0: one per core
@@ -45,12 +45,13 @@ struct PoliciesOption {
   void ForEach(size_t count, const std::function<void(size_t)>& work) const;
 };
 
-// -o, --output of a verb that prints its results otherwise, as with "-", which leaves the path
-// empty. `format` follows it. REQUIRES: both live as long as the verb's callback.
+// Declares -o, --output of a verb that prints its results if the path is empty or "-". The parse
+// leaves `path` empty for "-", calls `format.Follow` and checks that the file can be written.
+// REQUIRES: `path` and `format` live as long as the verb.
 void AddOutput(Command& verb, std::string& path, FormatOption& format,
                const std::string& remark = "");
 
-// What is run: WORKLOAD --preset --mode --host.
+// The workload of a run: WORKLOAD --preset --mode --host.
 struct WorkloadOption {
   std::string text;
   std::string preset = "torch";
@@ -60,25 +61,28 @@ struct WorkloadOption {
   const Option* mode_option = nullptr;
 
   void Add(Command& verb);
-  void AddLowering(Command& verb);  // --preset, --mode and --host alone
-  // Throws `UsageError` if a preset or mode was given and a trace file says another one.
+  void AddLowering(Command& verb);  // without WORKLOAD
+  // Returns the trace of the workload. Throws `UsageError` if --preset or --mode was given and the
+  // trace file says another one. REQUIRES: the options were declared.
   Trace Load() const;
 };
 
-// Where it is run: --device --memory --allocator --compress --cost
-// --deterministic --charge-input --check.
+// The machine of a run: --device --pool --allocator --compress --cost --deterministic
+// --charge-input --check --memory.
 struct MachineOption : MachineText {
   void Add(Command& verb);
 };
 
 // The help of --memory, and its problem with an empty value.
 extern const char* const kMemoryHelp;
-inline constexpr const char* kNoMemory = "no size; leave --memory out for all of the device's";
+inline constexpr const char* kNoMemory =
+    "no size is given; leave --memory out to use all memory of the device";
 
-// Returns the size that the text of an option says. Throws `UsageError` with `remark` at its end.
+// Returns the size that `text`, the value of `option`, says. Throws `UsageError`, with `remark` at
+// the end of the message, if the text is no size.
 Bytes ParseSize(std::string_view option, const std::string& text, std::string_view remark = "");
 
-// What --check says on standard error when `what` has no violation.
+// Returns the remark of --check if the checker found no violation in `what`.
 std::string CheckedRemark(std::string_view what);
 
 // Results of policies in one scenario.
@@ -87,16 +91,19 @@ struct ScenarioResults {
   std::vector<RunResult> results;
 };
 
-// The results in the chosen format. The table of each scenario stands for itself.
+// Returns the results in the chosen format. A table format has one table for each scenario.
 std::string FormatResults(std::span<const ScenarioResults> groups, const FormatOption& format);
 
-// Every built-in policy, in both variants where it has the parameter `algo` and does not choose by
-// itself; those for inference, and for recordings, only where the mode says so ("recorded").
+// Returns the specification of every built-in policy that does not decide by a plan. A policy whose
+// parameter `algo` is not "auto" by default stands twice, with `algo=memory` and
+// `algo=performance`. Policies for inference are there if the mode is "inference", policies for
+// recordings if the mode is "recorded".
 std::vector<std::string> AllPolicies(std::string_view mode);
 
-// The texts behind `--policy help`, `--device help` and `--allocator help`, and `spillway list`.
+// Return the texts of `spillway list`, and of options whose value is "help".
 std::string DescribePolicies();
-// Those that a specification ending in "help" asks for: "help", "./mine.so:help", "vdnn-all:help".
+// Returns the description of the policies that a specification ending in "help" asks for: "help",
+// "./mine.so:help", "vdnn-all:help".
 std::string DescribePolicies(const std::string& specification);
 std::string DescribeDevices();
 std::string DescribeAllocators();

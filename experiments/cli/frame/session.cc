@@ -26,8 +26,8 @@ namespace {
 
 constexpr const char* kManifestSuffix = ".manifest.json";
 
-// Throws `UsageError` if two files, or the manifest of one and another file, are the same, however
-// they are spelled, or if one of them is an input.
+// Throws `UsageError` if two of the files, their manifests and the inputs are the same file,
+// however their paths are spelled.
 void CheckPlaces(const std::vector<OutputFile>& files, const std::vector<ManifestInput>& inputs) {
   const auto place = [](const std::string& path) {
     std::error_code ignored;
@@ -50,15 +50,15 @@ void CheckPlaces(const std::vector<OutputFile>& files, const std::vector<Manifes
   }
 }
 
-// Locks directories against other sessions that write there. A file system without locks does
-// without.
+// Locks directories against sessions of other processes that write there. If the file system has no
+// locks, nothing is locked.
 class DirectoryLocks {
  public:
-  // In the order of the set, which is the same for all, so that nobody waits in a circle.
+  // All sessions lock in the order of the set, so that they cannot wait for each other in a circle.
   explicit DirectoryLocks(const std::set<std::filesystem::path>& directories) {
     for (const std::filesystem::path& directory : directories) {
       const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-      if (fd < 0) continue;  // writing there will say why
+      if (fd < 0) continue;  // the error follows when a file is written there
       while (::flock(fd, LOCK_EX) != 0 && errno == EINTR) {
       }
       locked_.push_back(fd);
@@ -74,7 +74,7 @@ class DirectoryLocks {
   std::vector<int> locked_;
 };
 
-// What a person calls the command: its words before the first option, at most two.
+// Returns the name of the command for people: its words before the first option, at most two.
 std::string CommandOf(const std::vector<std::string>& arguments) {
   std::string command;
   for (size_t i = 0; i < std::min<size_t>(arguments.size(), 2); ++i) {
@@ -178,7 +178,7 @@ void DescribeRun(const std::vector<NamedScenario>& scenarios, const MachineOptio
   const auto is_file = [](const NamedScenario& named) {
     return named.workload.ends_with(".json") || named.workload.ends_with(".zst");
   };
-  // What each scenario says, once where several say the same.
+  // Joins the text that `say` returns for each scenario; equal texts stand once.
   const auto all = [&](const auto& say) {
     std::vector<std::string> said;
     for (const NamedScenario& named : scenarios) {
@@ -251,7 +251,7 @@ std::string CompilerVersion() {
 
 Settings LibraryVersions() {
   Settings versions;
-  // "fmt 9.1.0,simdjson 3.0.1,..." from the build.
+  // The build defines the text "fmt 9.1.0,simdjson 3.0.1,...".
   std::string_view left = SPILLWAY_LIBRARIES;
   while (!left.empty()) {
     const std::string_view one = left.substr(0, left.find(','));

@@ -1,8 +1,7 @@
 // The verbs of the command line, one file each.
 //
-// Each function adds its subcommand to the application; running it sets the exit code: 0 ok, 1 a
-// negative answer, and by exception 2 usage, 3 bad input, 4 policy or invariant failure, 5 missing
-// environment.
+// Each function declares its verb. A verb returns 0 if all is well and 1 for a negative answer; the
+// other exit codes come from exceptions.
 
 #ifndef SPILLWAY_EXPERIMENTS_CLI_FRAME_VERBS_H_
 #define SPILLWAY_EXPERIMENTS_CLI_FRAME_VERBS_H_
