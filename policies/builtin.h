@@ -36,9 +36,6 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params);
 std::unique_ptr<Policy> MakePlanPolicy(Params& params);
 std::unique_ptr<Policy> MakeSavedTensorsPolicy(Params& params);
 
-// What `plan` does with such a file; `origin` stands for its path in messages.
-std::unique_ptr<Policy> FollowPlan(std::string text, std::string origin);
-
 // Whether it is `joint`, which takes longer than all others together, or `plan` or `saved-tensors`,
 // which need a file: they are left out where all policies are tried.
 bool DecidesByPlan(std::string_view policy);

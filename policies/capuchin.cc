@@ -361,7 +361,8 @@ class CapuchinPolicy final : public ForwardingPolicy {
   CapuchinPolicy(int64_t feedback, const KernelChooser& chooser)
       : feedback_(feedback), chooser_(chooser) {}
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel&,
+                      const TrialRun& trial, const std::string&) override {
     chosen_ = std::make_unique<CapuchinRun>(chooser_);
     FactsProbe probe;
     trial(probe, Bytes::Unlimited(), {1});
@@ -382,7 +383,7 @@ class CapuchinPolicy final : public ForwardingPolicy {
     if (measured.fits() && (!shortest || measured.metrics.iteration <= *shortest)) {
       chosen_ = std::make_unique<CapuchinRun>(chooser_);
     }
-    return device.memory;
+    return {device.memory};
   }
 
  private:

@@ -218,13 +218,14 @@ class CheckmatePolicy final : public ForwardingPolicy {
   CheckmatePolicy(size_t units, size_t searched, int64_t nodes, const KernelChooser& chooser)
       : units_(units), searched_(searched), nodes_(nodes), chooser_(chooser) {}
 
-  Bytes LimitMemory(const Trace&, const Device& device, const TrialRun& trial) override {
+  Preparation Prepare(const Trace&, const Device& device, const CostModel&, const TrialRun& trial,
+                      const std::string&) override {
     FactsProbe probe;
     const Duration in_core = trial(probe, Bytes::Unlimited(), {1}).metrics.iteration;
     CheckmateRun keeping(chooser_);
     const Report kept_all = trial(keeping, device.memory, {1});
     chosen_ = std::make_unique<CheckmateRun>(chooser_);
-    if (kept_all.fits() && kept_all.metrics.iteration <= in_core) return device.memory;
+    if (kept_all.fits() && kept_all.metrics.iteration <= in_core) return {device.memory};
     Duration shortest = kept_all.fits() ? kept_all.metrics.iteration : Duration::Max();
     const Units units(*probe.facts, units_);
     for (const bool fastest : {true, false}) {
@@ -239,7 +240,7 @@ class CheckmatePolicy final : public ForwardingPolicy {
       shortest = report.metrics.iteration;
       chosen_ = std::make_unique<CheckmateRun>(chooser_, drops);
     }
-    return device.memory;
+    return {device.memory};
   }
 
  private:

@@ -49,61 +49,46 @@ struct Effort {
   }
 };
 
-// Follows a plan, which is all that its decisions depend on.
+// Follows a plan, on which all of its decisions depend.
 class PlannedPolicy : public ForwardingPolicy {
- public:
-  void ImportPlan(const std::string& plan) override {
-    text_ = plan;
-    origin_ = "the plan of the run before";
-  }
-
-  std::string ExportPlan() const override { return plan_ ? FormatPlan(*facts_, *plan_) : ""; }
-
-  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
-                               const CostModel& cost) override {
-    if (reordered_ && plan_ && plan_->policy.empty()) return *reordered_;
-    return ForwardingPolicy::Rewrite(trace, device, cost);
-  }
-
  protected:
-  // Returns how much of the memory the plan uses.
-  Bytes Follow(std::shared_ptr<const JointFacts> facts, JointPlan plan,
-               const KernelChooser& chooser, const Trace& trace, Device device,
-               const TrialRun& trial) {
+  Preparation Follow(std::shared_ptr<const JointFacts> facts, JointPlan plan,
+                     const KernelChooser& chooser, const Trace& trace, Device device,
+                     const CostModel& cost, const TrialRun& trial) {
     device.memory = std::min(device.memory, plan.memory);
-    facts_ = std::move(facts);
-    plan_ = std::move(plan);
-    plan_->early_updates = reordered_ != nullptr;
-    if (plan_->policy.empty()) {
-      chosen_ = std::make_unique<PlanExecutor>(facts_, *plan_, chooser);
+    plan.early_updates = reordered_ != nullptr;
+    std::string text = FormatPlan(*facts, plan);
+    const bool is_own = plan.policy.empty();
+    if (is_own) {
+      chosen_ = std::make_unique<PlanExecutor>(std::move(facts), std::move(plan), chooser);
     } else {
       PolicyRegistry registry;
       RegisterBuiltinPolicies(registry);
-      chosen_ = registry.Make(plan_->policy);
+      chosen_ = registry.Make(plan.policy);
     }
-    return chosen_->LimitMemory(trace, device, trial);
+    Preparation prepared = chosen_->Prepare(trace, device, cost, trial, {});
+    if (is_own && reordered_) prepared.trace = *reordered_;
+    prepared.plan = std::move(text);
+    return prepared;
   }
 
-  // Likewise the plan that is in `text_`.
-  Bytes FollowText(const Trace& trace, const Device& device, const TrialRun& trial) {
-    if (HasEarlyUpdates(text_, origin_)) {
+  // Follows the plan that `text` is; `origin` stands for its path in messages.
+  Preparation FollowText(const std::string& text, const std::string& origin, const Trace& trace,
+                         const Device& device, const CostModel& cost, const TrialRun& trial) {
+    if (HasEarlyUpdates(text, origin)) {
       reordered_ = std::make_shared<const Trace>(WithEarlyUpdates(trace));
     }
     FactsProbe probe;
     trial(probe, Bytes::Unlimited(), {1, 1, reordered_});
-    JointPlan plan = ParsePlan(text_, origin_, *probe.facts);
+    JointPlan plan = ParsePlan(text, origin, *probe.facts);
     const KernelChooser chooser = plan.micro ? KernelChooser(*plan.micro) : KernelChooser();
-    return Follow(probe.facts, std::move(plan), chooser, trace, device, trial);
+    return Follow(probe.facts, std::move(plan), chooser, trace, device, cost, trial);
   }
 
-  std::string text_;                        // a plan as a document; empty if there is none
-  std::string origin_;                      // stands for its path in messages
-  std::shared_ptr<const Trace> reordered_;  // if updates are early; the facts are of it then
-
- private:
-  std::shared_ptr<const JointFacts> facts_;
-  std::optional<JointPlan> plan_;
+  std::shared_ptr<const Trace> reordered_;  // if updates are early; the facts are of this trace
 };
+
+constexpr const char* kImported = "the plan of the run before";  // its origin in messages
 
 // What takes so many percent of the time of what there is, if its stalls are not counted, is run no
 // further.
@@ -119,9 +104,6 @@ class Limited final : public ForwardingPolicy {
     chosen_ = std::move(policy);
   }
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
-    return chosen_->LimitMemory(trace, device, trial);
-  }
   void BeforeOp(PolicyContext& context, OpId op) override {
     if (op == OpId{0} && !context.recomputing()) {
       expected_ = {};
@@ -153,8 +135,9 @@ class JointPolicy final : public PlannedPolicy {
   JointPolicy(const SearchOptions& options, const Effort& effort, bool early_updates)
       : options_(options), effort_(effort), early_updates_(early_updates) {}
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
-    if (!text_.empty()) return FollowText(trace, device, trial);
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
+                      const TrialRun& trial, const std::string& plan) override {
+    if (!plan.empty()) return FollowText(plan, kImported, trace, device, cost, trial);
     options_.trials = effort_.TrialsOf(trace);
     if (early_updates_) {
       reordered_ = std::make_shared<const Trace>(WithEarlyUpdates(trace));
@@ -167,17 +150,17 @@ class JointPolicy final : public PlannedPolicy {
     // By two iterations where the one after the first differs from it, as an allocator may have it.
     for (const int iterations : {1, 2}) {
       options_.iterations = iterations;
-      auto plan = SearchPlan(probe.facts, trial, device.memory, in_core, options_);
-      if (!plan) break;
+      auto found = SearchPlan(probe.facts, trial, device.memory, in_core, options_);
+      if (!found) break;
       const auto judge = [&](int count) {
         return Judge(options_, {count, 1, reordered_}, [&](const TrialOptions& options) {
-          PlanExecutor executor(probe.facts, *plan, options_.chooser);
-          return trial(executor, std::min(device.memory, plan->memory), options);
+          PlanExecutor executor(probe.facts, *found, options_.chooser);
+          return trial(executor, std::min(device.memory, found->memory), options);
         });
       };
       const auto steady = judge(0);
       if (steady && (!shortest || steady->time < *shortest)) {
-        best = *plan;
+        best = *found;
         shortest = steady->time;
       }
       if (steady && steady->time * kAlike <= judge(1)->time * (kAlike + 1)) break;
@@ -185,7 +168,7 @@ class JointPolicy final : public PlannedPolicy {
     if (!shortest || *shortest > in_core) TryOthers(device.memory, trial, best, shortest);
     best.micro = options_.chooser.batches();
     best.memory = std::min(device.memory, best.memory);
-    return Follow(probe.facts, std::move(best), options_.chooser, trace, device, trial);
+    return Follow(probe.facts, std::move(best), options_.chooser, trace, device, cost, trial);
   }
 
  private:
@@ -221,18 +204,20 @@ class JointPolicy final : public PlannedPolicy {
   const bool early_updates_;
 };
 
-class PlanTextPolicy final : public PlannedPolicy {
+class PlanFilePolicy final : public PlannedPolicy {
  public:
-  // Without an origin there is no plan.
-  PlanTextPolicy(std::string text, std::string origin) {
-    text_ = std::move(text);
-    origin_ = std::move(origin);
+  PlanFilePolicy(std::string path, std::string text)
+      : path_(std::move(path)), text_(std::move(text)) {}
+
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
+                      const TrialRun& trial, const std::string& plan) override {
+    if (!plan.empty()) return FollowText(plan, kImported, trace, device, cost, trial);
+    if (path_.empty()) throw UsageError("policy 'plan' needs a plan: plan:file=PATH");
+    return FollowText(text_, path_, trace, device, cost, trial);
   }
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
-    if (origin_.empty()) throw UsageError("policy 'plan' needs a plan: plan:file=PATH");
-    return FollowText(trace, device, trial);
-  }
+ private:
+  const std::string path_, text_;
 };
 
 Effort ReadEffort(Params& params) {
@@ -299,11 +284,7 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
 std::unique_ptr<Policy> MakePlanPolicy(Params& params) {
   const std::string path =
       params.Text("file", "PATH", "", "a plan that `run --export-plan` has written");
-  return FollowPlan(path.empty() ? std::string() : ReadFile(path), path);
-}
-
-std::unique_ptr<Policy> FollowPlan(std::string text, std::string origin) {
-  return std::make_unique<PlanTextPolicy>(std::move(text), std::move(origin));
+  return std::make_unique<PlanFilePolicy>(path, path.empty() ? std::string() : ReadFile(path));
 }
 
 }  // namespace spillway

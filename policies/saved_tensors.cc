@@ -8,8 +8,8 @@
 #include <set>
 #include <utility>
 
+#include "policies/as_recorded.h"
 #include "policies/builtin.h"
-#include "policies/parts/forwarding_policy.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/base/json.h"
@@ -286,16 +286,13 @@ class Rewriter {
   std::set<std::string> tensor_names_, op_names_;
 };
 
-class SavedTensorsPolicy final : public ForwardingPolicy {
+class SavedTensorsPolicy final : public Policy {
  public:
   SavedTensorsPolicy(std::string path, std::string text)
-      : path_(std::move(path)), text_(std::move(text)) {
-    Params none("policy 'as-recorded'", {});
-    chosen_ = MakeAsRecordedPolicy(none);
-  }
+      : path_(std::move(path)), text_(std::move(text)) {}
 
-  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
-                               const CostModel& cost) override {
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
+                      const TrialRun&, const std::string&) override {
     if (path_.empty()) {
       throw UsageError("policy 'saved-tensors' needs a list: saved-tensors:file=PATH");
     }
@@ -305,9 +302,8 @@ class SavedTensorsPolicy final : public ForwardingPolicy {
                       "import' makes traces that were",
                       trace.name));
     }
-    const Trace planned = ApplySavedTensors(trace, ParseSavedTensors(text_, path_, trace), cost);
-    auto held = chosen_->Rewrite(planned, device, cost);
-    return held ? std::move(held) : planned;
+    return {device.memory,
+            HeldAsRecorded(ApplySavedTensors(trace, ParseSavedTensors(text_, path_, trace), cost))};
   }
 
  private:

@@ -88,7 +88,8 @@ class VdnnDynPolicy final : public ForwardingPolicy {
 
   VdnnDynPolicy(Adopt adopt, const KernelChooser& chooser) : adopt_(adopt), chooser_(chooser) {}
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel&,
+                      const TrialRun& trial, const std::string&) override {
     Fastest choice{kPasses.size() - 1, device.memory};
     if (adopt_ == Adopt::kFirst) {
       choice.candidate = ChooseFirst(device, trial);
@@ -97,7 +98,7 @@ class VdnnDynPolicy final : public ForwardingPolicy {
                              {kPasses.size(), [this](size_t pass) { return Make(pass); }, 0});
     }
     chosen_ = Make(choice.candidate);
-    return choice.memory;
+    return {choice.memory};
   }
 
  private:

@@ -161,7 +161,8 @@ class ChoosingPolicy final : public ForwardingPolicy {
   // In the order of preference where two are equally fast. REQUIRES: not empty.
   explicit ChoosingPolicy(std::vector<Config> candidates) : candidates_(std::move(candidates)) {}
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel&,
+                      const TrialRun& trial, const std::string&) override {
     const auto in_core = std::find_if(candidates_.begin(), candidates_.end(), [](const Config& c) {
       return c.set == OffloadSet::kNone && c.kernels == KernelChoice::kPerformance;
     });
@@ -171,7 +172,7 @@ class ChoosingPolicy final : public ForwardingPolicy {
                        [this](size_t i) { return std::make_unique<StaticPolicy>(candidates_[i]); },
                        static_cast<size_t>(in_core - candidates_.begin())});
     chosen_ = std::make_unique<StaticPolicy>(candidates_[fastest.candidate]);
-    return fastest.memory;
+    return {fastest.memory};
   }
 
  private:

@@ -116,12 +116,13 @@ void BM_TrialOfResNet50(benchmark::State& state, const char* policy_name) {
    public:
     Trying(benchmark::State& state, const Scenario& scenario, const char* policy)
         : state_(state), scenario_(scenario), policy_(policy) {}
-    Bytes LimitMemory(const Trace&, const Device& device, const TrialRun& trial) override {
+    Preparation Prepare(const Trace&, const Device& device, const CostModel&, const TrialRun& trial,
+                        const std::string&) override {
       for (auto _ : state_) {
         const auto tried = scenario_.registry.Make(policy_);
         benchmark::DoNotOptimize(trial(*tried, device.memory, {1}).metrics.iteration);
       }
-      return device.memory;
+      return {device.memory};
     }
 
    private:

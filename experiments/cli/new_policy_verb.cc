@@ -30,6 +30,7 @@ constexpr std::string_view kSource =
 // The interface, each hook and each verb with its contract, is in "sim/core/policy.h".
 
 #include <memory>
+#include <string>
 
 #include "traces/base/params.h"
 #include "policies/plugin/plugin.h"
@@ -44,19 +45,26 @@ class @class@ final : public Policy {
  public:
   explicit @class@(Bytes at_least) : at_least_(at_least) {}
 
-  // Every hook has a default that does nothing: keep only those that you need. In the order in
-  // which they are called:
+  // Every hook has a default: keep only the hooks that you need. They stand here in the order in
+  // which they are called.
 
-  // Once, before the first iteration: look at the whole trace and decide what can be decided then.
+  // Called first. It may make trial runs of other policies, return another trace to run, or use less
+  // memory than there is; this policy uses all of it.
+  Preparation Prepare(const Trace&, const Device& device, const CostModel&, const TrialRun&,
+                      const std::string&) override {
+    return {device.memory};
+  }
+
+  // Called once, before the first iteration: the place for decisions that need the whole trace.
   void Plan(PolicyContext&) override {}
 
-  // Before an op: the place to ask for what later ops need, with context.Prefetch(tensor). The
-  // runtime fetches what is missing then, and the op waits for it. A next step for this policy:
-  // find out here which activation will be needed soon.
+  // Called before an op: the place to ask for inputs of later ops, with context.Prefetch(tensor).
+  // After it the runtime fetches the inputs of this op that are missing, and the op waits for them.
+  // A next step for this policy: find out here which activation will be needed soon.
   void BeforeOp(PolicyContext&, OpId) override {}
 
-  // The op has been issued; on the device it may not have run yet. Verbs may be called all the
-  // same: the runtime lets the device wait where that is needed.
+  // Called when the op has been issued. On the device it may not have run yet. Verbs may be called
+  // all the same: the runtime makes the device wait where it has to.
   void AfterOp(PolicyContext& context, OpId op_id) override {
     const Trace& trace = context.trace();
     const Op& op = trace.op(op_id);
@@ -67,13 +75,14 @@ class @class@ final : public Policy {
       // Is the next op that uses it a backward op? Then forward is done with it.
       const auto next = context.NextUse(input);
       if (!next || trace.op(*next).phase == Phase::kForward) continue;
-      // A verb that says false has changed nothing: here, the pinned host memory is full.
+      // A verb that returns false has changed nothing. Here, false means that the pinned host memory
+      // is full.
       if (context.Offload(input)) context.Release(input);
     }
   }
 
-  // No block of this size is free. Make room with Release or Evict and return true to try again;
-  // false means that the workload does not fit.
+  // Called when no block of this size is free. Make room with Release or Evict and return true to
+  // try again; false means that the workload does not fit.
   bool OnAllocFailure(PolicyContext&, Bytes) override { return false; }
 
  private:

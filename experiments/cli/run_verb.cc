@@ -72,14 +72,11 @@ RemedyTrial TrialOf(const Scenario& scenario, const Outcome& outcome, const Poli
                     ProgressBar& progress) {
   Setup setup = scenario.setup();
   setup.allocator = outcome.allocator;
-  PolicyMaker again = make;
-  if (const std::string& plan = outcome.report.plan; !plan.empty()) {
-    again = [plan] { return FollowPlan(plan, "the run's plan"); };
-  }
-  return [setup, again, &progress](const StallRemedy& remedy) -> std::optional<Duration> {
+  setup.policy_plan = outcome.report.plan;
+  return [setup, make, &progress](const StallRemedy& remedy) -> std::optional<Duration> {
     progress.Say(fmt::format("simulating remedies: {}", Name(remedy.kind)));
     try {
-      return SimulateRemedy(setup, again, remedy);
+      return SimulateRemedy(setup, make, remedy);
     } catch (const PolicyError&) {
       return std::nullopt;  // a policy of another's making need not cope with what it did not do
     }

@@ -149,18 +149,11 @@ class SharedFacts {
   std::map<std::shared_ptr<const Trace>, std::unique_ptr<const TraceFacts>> facts_;
 };
 
-std::shared_ptr<const Trace> Rewritten(const Setup& setup, Policy& policy) {
-  auto rewritten = policy.Rewrite(*setup.trace, setup.device, *setup.cost);
-  if (!rewritten) return setup.trace;
-  rewritten->Validate();
-  return std::make_shared<const Trace>(*std::move(rewritten));
-}
-
 Outcome Assemble(Setup setup, Policy& policy, const BackendFactories& backends,
                  const ArenaMaker& given, int depth, SharedFacts& facts) {
   if (depth > kDeepestTrial) {
     throw PolicyError(
-        fmt::format("WhatIf: more than {} trial runs within one another; does the "
+        fmt::format("Prepare: more than {} trial runs within one another; does the "
                     "policy try itself?",
                     kDeepestTrial));
   }
@@ -173,11 +166,16 @@ Outcome Assemble(Setup setup, Policy& policy, const BackendFactories& backends,
     if (options.link != 1) tried = WithSlowerLinks(std::move(tried), options.link);
     return Assemble(std::move(tried), other, backends, {}, depth + 1, facts).report;
   });
-  if (!setup.policy_plan.empty()) policy.ImportPlan(setup.policy_plan);
-  setup.device.memory = policy.LimitMemory(*setup.trace, setup.device, trial);
+  Preparation prepared =
+      policy.Prepare(*setup.trace, setup.device, *setup.cost, trial, setup.policy_plan);
+  setup.device.memory = prepared.memory;
   Outcome outcome;
   outcome.allocator = setup.allocator;
-  outcome.trace = Rewritten(setup, policy);
+  outcome.trace = setup.trace;
+  if (prepared.trace) {
+    prepared.trace->Validate();
+    outcome.trace = std::make_shared<const Trace>(*std::move(prepared.trace));
+  }
   const Trace& trace = *outcome.trace;
   std::unique_ptr<Allocator> own;
   if (!given) own = MakeArena(setup, setup.device.memory);
@@ -199,12 +197,10 @@ Outcome Assemble(Setup setup, Policy& policy, const BackendFactories& backends,
   for (size_t i = 0; i < kMaxPools; ++i) parts.pools[i] = pools[i].get();
   parts.backend = made.backend.get();
   parts.policy = &policy;
-  parts.trial = [&](Policy& other, const TrialOptions& options) {
-    return trial(other, setup.device.memory, options);
-  };
   Report& report = outcome.report;
   report = outcome.trace == setup.trace ? Run(parts, facts.Of(setup), setup.options)
                                         : Run(parts, setup.options);
+  if (report.plan.empty()) report.plan = std::move(prepared.plan);
   if (!report.fits()) return outcome;
   if (compression) {
     outcome.compression = SummaryOf(made, setup, *compression, trace, report);

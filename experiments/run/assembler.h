@@ -63,9 +63,9 @@ class BackendFactories {
 using ArenaMaker = std::function<Allocator&(Bytes capacity)>;
 
 // Runs a policy on the backend that the setup names, in as much of its memory as the policy wants.
-// `PolicyContext::WhatIf` runs another one on the simulator, from the setup's trace and without
-// plan and compression, to its steady state. `planned`, `auto` and compression are to be resolved
-// before (resolve.h). Throws `PolicyError` if the policy breaks its contract, and what the
+// A trial run of `Policy::Prepare` runs another policy on the simulator, from the setup's trace and
+// without plan and compression. `planned`, `auto` and compression are to be resolved before
+// (resolve.h). Throws `PolicyError` if the policy breaks its contract, and what the
 // backend throws.
 Outcome RunPolicy(const Setup& setup, Policy& policy, const BackendFactories& backends = {},
                   const ArenaMaker& arena = {});

@@ -43,12 +43,9 @@ class RemediedPolicy final : public Policy {
   RemediedPolicy(std::unique_ptr<Policy> policy, const StallRemedy& remedy)
       : policy_(std::move(policy)), remedy_(remedy) {}
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
-    return policy_->LimitMemory(trace, device, trial);
-  }
-  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
-                               const CostModel& cost) override {
-    return policy_->Rewrite(trace, device, cost);
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
+                      const TrialRun& trial, const std::string& plan) override {
+    return policy_->Prepare(trace, device, cost, trial, plan);
   }
   bool LivesOutside(const Trace& trace, TensorId tensor) override {
     return !(Kept() && *Kept() == tensor) && policy_->LivesOutside(trace, tensor);

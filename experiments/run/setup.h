@@ -44,7 +44,7 @@ struct Setup {
   std::shared_ptr<const CompressionPlan> compression = nullptr;
   std::string backend = kSimulator;                   // see assembler.h
   std::optional<Footprint> footprint = std::nullopt;  // for backends that need it: see resolve.h
-  // What the policy decided when it ran so before (`Policy::ExportPlan`); empty if it did not.
+  // The policy's plan of an earlier run (`Report::plan`); empty if there is none.
   std::string policy_plan = {};
   std::string memory_request = {};  // what `memory` was resolved from; empty: all of the device's
 };

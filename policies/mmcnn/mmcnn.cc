@@ -39,7 +39,8 @@ class MmcnnPolicy final : public Policy {
  public:
   explicit MmcnnPolicy(const MmcnnOptions& options) : options_(options) {}
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel&,
+                      const TrialRun& trial, const std::string&) override {
     const bool divide = CanDivide(trace);
     if (!FitsMmcnn(trace, options_.limit, device.alignment, divide)) {
       const LeastMemory least = LeastMmcnnMemory(trace, device.alignment, divide);
@@ -53,19 +54,13 @@ class MmcnnPolicy final : public Policy {
     if (options_.may_be_normal) {
       Normal normal;
       normal_ = trial(normal, memory).fits();
+      if (normal_) return {memory};
     }
-    return memory;
-  }
-
-  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
-                               const CostModel&) override {
-    if (normal_) return std::nullopt;
     MmcnnRule rule = options_.rule;
-    rule.divide = CanDivide(trace);
-    DividedInference divided =
-        DivideForMmcnn(trace, std::min(device.memory, options_.limit), device.alignment, rule);
+    rule.divide = divide;
+    DividedInference divided = DivideForMmcnn(trace, memory, device.alignment, rule);
     prefetch_from_ = std::move(divided.prefetch_from);
-    return std::move(divided.trace);
+    return {memory, std::move(divided.trace)};
   }
 
   bool LivesOutside(const Trace& trace, TensorId tensor) override {

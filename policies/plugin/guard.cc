@@ -125,49 +125,28 @@ auto GuardedPolicy::Call(const char* hook_name, PolicyContext& context, Hook hoo
   }
 }
 
-void GuardedPolicy::ImportPlan(const std::string& plan) {
-  const InHook record(name_.c_str(), "ImportPlan");
+Preparation GuardedPolicy::Prepare(const Trace& trace, const Device& device, const CostModel& cost,
+                                   const TrialRun& trial, const std::string& plan) {
+  const InHook record(name_.c_str(), "Prepare");
+  const std::string where = fmt::format("policy '{}', Prepare({})", name_, trace.name);
+  Preparation prepared;
   try {
-    policy_->ImportPlan(plan);
-  } catch (...) {
-    RethrowAsOwn(fmt::format("policy '{}', ImportPlan", name_));
-  }
-}
-
-Bytes GuardedPolicy::LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) {
-  const InHook record(name_.c_str(), "LimitMemory");
-  const std::string where = fmt::format("policy '{}', LimitMemory({})", name_, trace.name);
-  Bytes limit;
-  try {
-    limit = policy_->LimitMemory(trace, device, trial);
+    prepared = policy_->Prepare(trace, device, cost, trial, plan);
   } catch (...) {
     RethrowAsOwn(where);
   }
-  if (limit <= Bytes(0) || limit > device.memory) {
-    throw PolicyError(fmt::format("{} gave {} bytes: 1 to {} are valid", where, limit.count(),
-                                  device.memory.count()));
+  if (prepared.memory <= Bytes(0) || prepared.memory > device.memory) {
+    throw PolicyError(fmt::format("{} gave {} bytes of memory: 1 to {} are valid", where,
+                                  prepared.memory.count(), device.memory.count()));
   }
-  return limit;
-}
-
-std::optional<Trace> GuardedPolicy::Rewrite(const Trace& trace, const Device& device,
-                                            const CostModel& cost) {
-  const InHook record(name_.c_str(), "Rewrite");
-  const std::string where = fmt::format("policy '{}', Rewrite({})", name_, trace.name);
-  std::optional<Trace> rewritten;
-  try {
-    rewritten = policy_->Rewrite(trace, device, cost);
-  } catch (...) {
-    RethrowAsOwn(where);
-  }
-  if (rewritten) {
+  if (prepared.trace) {
     try {
-      rewritten->Validate();
+      prepared.trace->Validate();
     } catch (const InputError& error) {
       throw PolicyError(fmt::format("{} made an invalid trace: {}", where, error.what()));
     }
   }
-  return rewritten;
+  return prepared;
 }
 
 bool GuardedPolicy::LivesOutside(const Trace& trace, TensorId tensor) {

@@ -16,7 +16,6 @@
 #define SPILLWAY_POLICIES_PLUGIN_GUARD_H_
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,10 +30,8 @@ class GuardedPolicy final : public Policy {
   GuardedPolicy(std::string name, std::unique_ptr<Policy> policy,
                 std::shared_ptr<const void> keep = nullptr);
 
-  void ImportPlan(const std::string& plan) override;
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override;
-  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
-                               const CostModel& cost) override;
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
+                      const TrialRun& trial, const std::string& plan) override;
   bool LivesOutside(const Trace& trace, TensorId tensor) override;
   void Plan(PolicyContext& context) override;
   void BeforeOp(PolicyContext& context, OpId op) override;

@@ -180,7 +180,7 @@ struct Report {
   Duration shortest;    // over the iterations run; equal to `longest` where steady from the start
   Duration longest;
   Duration pinning;  // one-time cost of the pinned host pool, not part of any iteration
-  std::string plan;  // of the policy, if it has one: `Policy::ExportPlan`
+  std::string plan;  // of the policy, if it has one: `Preparation::plan`, `Policy::ExportPlan`
 
   bool fits() const { return !out_of_memory.has_value(); }
 };

@@ -4,7 +4,6 @@
 #define SPILLWAY_SIM_RUNTIME_PARTS_H_
 
 #include <array>
-#include <functional>
 
 #include "sim/core/allocator.h"
 #include "sim/core/backend.h"
@@ -15,10 +14,6 @@
 #include "traces/trace.h"
 
 namespace spillway {
-
-// Predicts a run of `policy` on the same device, memory and cost model, from the trace that no
-// policy has rewritten: `PolicyContext::WhatIf`. Injected: the core depends on no simulator.
-using Trial = std::function<Report(Policy& policy, const TrialOptions& options)>;
 
 struct RuntimeOptions {
   // Iterations stop when two in a row agree in decisions, placements and times, or at this number.
@@ -39,7 +34,6 @@ struct RuntimeParts {
   std::array<Allocator*, kMaxPools> pools{};  // outside, by number; nullptr where there is none
   Backend* backend = nullptr;
   Policy* policy = nullptr;
-  Trial trial;  // may be empty: then `WhatIf` throws `PolicyError`
 };
 
 }  // namespace spillway

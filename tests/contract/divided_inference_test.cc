@@ -342,14 +342,11 @@ class Mistaken final : public Policy {
   Mistaken(std::unique_ptr<Policy> sound, void (*mistake)(Trace&))
       : sound_(std::move(sound)), mistake_(mistake) {}
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
-    return sound_->LimitMemory(trace, device, trial);
-  }
-  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
-                               const CostModel& cost) override {
-    std::optional<Trace> divided = sound_->Rewrite(trace, device, cost);
-    if (divided) mistake_(*divided);
-    return divided;
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
+                      const TrialRun& trial, const std::string& plan) override {
+    Preparation prepared = sound_->Prepare(trace, device, cost, trial, plan);
+    if (prepared.trace) mistake_(*prepared.trace);
+    return prepared;
   }
   bool LivesOutside(const Trace& trace, TensorId id) override {
     return sound_->LivesOutside(trace, id);

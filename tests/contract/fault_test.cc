@@ -86,10 +86,7 @@ class Rig {
     const TrialRun trial([&](Policy& other, Bytes memory, const TrialOptions&) {
       return Simulate({Borrow(trace_), device_, Borrow(cost_), memory}, other).report;
     });
-    parts.trial = [&](Policy& other, const TrialOptions& options) {
-      return trial(other, device_.memory, options);
-    };
-    EXPECT_EQ(policy->LimitMemory(trace_, device_, trial), device_.memory);
+    EXPECT_EQ(policy->Prepare(trace_, device_, cost_, trial, {}).memory, device_.memory);
     RuntimeOptions options;
     options.iterations = 2;
     Result result;

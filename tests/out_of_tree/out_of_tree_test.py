@@ -20,7 +20,7 @@ import unittest
 BUILD, CMAKE, GENERATOR, COMPILER, LAUNCHER = "", "cmake", "Ninja", "c++", ""
 SOURCE = pathlib.Path(__file__).resolve().parent
 
-HOOKS = ("LimitMemory", "Rewrite", "LivesOutside", "Plan", "BeforeOp", "ChooseKernels", "BeforeLaunch",
+HOOKS = ("Prepare", "LivesOutside", "Plan", "BeforeOp", "ChooseKernels", "BeforeLaunch",
          "AfterOp", "PlacementHint", "OnAllocFailure")
 
 
@@ -244,10 +244,10 @@ class OutOfTreeTest(unittest.TestCase):
         self.fails(4, "ReserveWorkspaceFor: op", "./throws.so:lies:how=op")
         self.fails(4, "policy './throws.so:lies:how=late': Reserve was called outside Plan",
                    "./throws.so:lies:how=late")
-        self.fails(4, "WhatIf: more than 16 trial runs within one another",
+        self.fails(4, "Prepare: more than 16 trial runs within one another",
                    "./throws.so:lies:how=itself")
-        self.fails(4, "LimitMemory(alexnet:4) gave", "./throws.so:lies:how=memory")
-        self.fails(4, "Rewrite(alexnet:4) made an invalid trace", "./throws.so:lies:how=trace")
+        self.fails(4, "Prepare(alexnet:4) gave", "./throws.so:lies:how=memory")
+        self.fails(4, "Prepare(alexnet:4) made an invalid trace", "./throws.so:lies:how=trace")
         self.fails(4, "OnAllocFailure said true", "./throws.so:lies:how=room", "--memory", "0%")
         stdout = self.ok("run", "alexnet:4", "--policy", "./throws.so:lies:how=reserve", "--format",
                          "json", code=1)

@@ -138,20 +138,26 @@ class Measuring {
                                     backends_);
   }
 
-  // Records what the policy makes of the trace: slices of its ops have kernels of their own.
+  // Records the kernels of the trace that the policy runs instead: slices of its ops have kernels
+  // of their own.
   void AddRewritten(const Trace& trace, const MachineText& text, const std::string& policy) {
-    Device device = LoadDevice(text.device);
-    device.memory =
-        Scenario(trace, text, std::make_unique<TableCostModel>(table_, device)).setup().memory;
-    std::optional<Trace> rewritten;
+    Setup setup =
+        Scenario(trace, text, std::make_unique<TableCostModel>(table_, LoadDevice(text.device)))
+            .setup();
+    setup.device.memory = setup.memory;
+    const TrialRun trial([&](Policy& other, Bytes memory, const TrialOptions&) {
+      Setup tried = setup;
+      tried.memory = memory;
+      return Simulate(tried, other).report;
+    });
+    Preparation prepared;
     try {
-      rewritten =
-          PolicyLibrary().Make(policy)->Rewrite(trace, device, TableCostModel(table_, device));
+      prepared = PolicyLibrary().Make(policy)->Prepare(trace, setup.device, *setup.cost, trial, {});
     } catch (const Error&) {  // its row will say so
     }
-    if (!rewritten) return;
+    if (!prepared.trace) return;
     recording_->Keep(table_, fmt::format("the table of {}", trace.name));
-    AddMissing(recording_->Table(trace.name, {&*rewritten, 1}, {}), table_);
+    AddMissing(recording_->Table(trace.name, {&*prepared.trace, 1}, {}), table_);
   }
 
   ValidateOptions options_;

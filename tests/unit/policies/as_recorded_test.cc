@@ -53,9 +53,8 @@ TEST(AsRecordedTest, RefusesWhatWasNotRecorded) {
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
   const auto policy = registry.Make("as-recorded");
-  const testing::FixedCost cost;
   try {
-    policy->Rewrite(testing::ChainTrace(), testing::RoundDevice(), cost);
+    testing::RunSim(testing::ChainTrace(), testing::FixedCost(), *policy);
     FAIL() << "expected a UsageError";
   } catch (const UsageError& error) {
     EXPECT_THAT(error.what(), HasSubstr("runs traces of recorded programs only"));

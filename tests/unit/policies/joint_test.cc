@@ -173,7 +173,8 @@ TEST_P(JointTest, APlanIsTheSameRunInMoreMemory) {
 TEST_P(JointTest, TrialsThatAreSkippedWouldNotHaveHelped) {
   class Searcher final : public Policy {
    public:
-    Bytes LimitMemory(const Trace&, const Device& device, const TrialRun& trial) override {
+    Preparation Prepare(const Trace&, const Device& device, const CostModel&, const TrialRun& trial,
+                        const std::string&) override {
       FactsProbe probe;
       const Duration in_core = trial(probe, Bytes::Unlimited(), {1}).metrics.iteration;
       for (const bool skip : {false, true}) {
@@ -186,7 +187,7 @@ TEST_P(JointTest, TrialsThatAreSkippedWouldNotHaveHelped) {
             SearchPlan(probe.facts, counted, device.memory, in_core, {.trials = 600, .skip = skip});
         plans.push_back(FormatPlan(*probe.facts, *plan));
       }
-      return device.memory;
+      return {device.memory};
     }
     std::atomic<int> all = 0, few = 0;
     std::vector<std::string> plans;
@@ -211,11 +212,12 @@ class Planner final : public Policy {
   Planner(std::unique_ptr<Policy> joint, Trial trial)
       : joint_(std::move(joint)), trial_(std::move(trial)) {}
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& run) override {
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
+                      const TrialRun& run, const std::string& plan) override {
     const TrialRun watched([&](Policy& policy, Bytes memory, const TrialOptions& options) {
       return trial_(policy, [&] { return run(policy, memory, options); });
     });
-    return joint_->LimitMemory(trace, device, watched);
+    return {joint_->Prepare(trace, device, cost, watched, plan).memory};
   }
 
  private:

@@ -49,19 +49,17 @@ TEST(RegistryTest, SpecificationsAreParsedStrictly) {
   EXPECT_THAT(UsageErrorOf("vdnn-dyn:algo=memory"), HasSubstr("valid: adopt"));
 }
 
-// As `spillway validate` asks, to measure the kernels of divided traces.
-TEST(RegistryTest, WhatPoliciesMakeOfATraceCanBeAskedWithoutARun) {
+TEST(RegistryTest, OnlyMmcnnDividesOps) {
   const Trace trace = LowerNetwork(BuildNetwork("alexnet"), {1, "torch", false});
   Device device;
-  device.memory = Bytes::MiB(20);
   device.alignment = Bytes(512);
   const RooflineCostModel cost(device);
   const PolicyRegistry registry = Builtin();
   for (const PolicyRegistry::Entry& entry : registry.entries()) {
-    if (IsForRecordings(entry.name)) continue;  // this trace is not recorded
-    const auto rewritten = registry.Make(entry.name)->Rewrite(trace, device, cost);
-    EXPECT_EQ(rewritten && rewritten->ops.size() > trace.ops.size(), entry.name == "mmcnn")
-        << entry.name;
+    if (DecidesByPlan(entry.name) || IsForRecordings(entry.name)) continue;
+    const Outcome outcome =
+        Simulate({Borrow(trace), device, Borrow(cost), Bytes::MiB(20)}, *registry.Make(entry.name));
+    EXPECT_EQ(outcome.trace->ops.size() > trace.ops.size(), entry.name == "mmcnn") << entry.name;
   }
 }
 

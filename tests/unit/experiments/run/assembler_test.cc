@@ -22,23 +22,21 @@
 namespace spillway {
 namespace {
 
-// Gives the first op one more scratch tensor, of some size; then tries another policy, if any.
+// Tries another policy, if any; then gives the first op one more scratch tensor, of some size.
 class Widening final : public Policy {
  public:
   explicit Widening(Bytes size, Policy* other = nullptr) : size_(size), other_(other) {}
 
-  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
-                               const CostModel&) override {
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel&,
+                      const TrialRun& trial, const std::string&) override {
     budget = device.memory;
+    if (other_ != nullptr) tried = trial(*other_, device.memory);
     Trace wider = trace;
     Op& op = wider.ops.front();
     op.scratch.push_back(static_cast<TensorId>(wider.tensors.size()));
     wider.tensors.push_back(
         {"wider", TensorKind::kScratch, {size_.count() / 4}, size_, std::nullopt});
-    return wider;
-  }
-  void Plan(PolicyContext& context) override {
-    if (other_ != nullptr) tried = context.WhatIf(*other_);
+    return {device.memory, wider};
   }
 
   Bytes budget;
@@ -79,10 +77,12 @@ TEST_F(AssemblerTest, ATrialStartsFromTheOriginalTraceAndIsRewritten) {
 TEST_F(AssemblerTest, ATrialMakesAsManyIterationsAsItIsAskedFor) {
   class Trying final : public Policy {
    public:
-    void Plan(PolicyContext& context) override {
+    Preparation Prepare(const Trace&, const Device& device, const CostModel&, const TrialRun& trial,
+                        const std::string&) override {
       Policy other;
-      steady = context.WhatIf(other);
-      once = context.WhatIf(other, {1});
+      steady = trial(other, device.memory);
+      once = trial(other, device.memory, {1});
+      return {device.memory};
     }
     Report steady, once;
   };
@@ -104,7 +104,7 @@ TEST_F(AssemblerTest, ATrialMakesAsManyIterationsAsItIsAskedFor) {
   }
 }
 
-TEST_F(AssemblerTest, RewriteGetsTheMemoryOfTheRun) {
+TEST_F(AssemblerTest, PoliciesPrepareForTheMemoryOfTheRun) {
   Widening other(Bytes::MiB(1)), policy(Bytes::MiB(1), &other);
   Simulate(setup_, policy);
   EXPECT_EQ(policy.budget, setup_.memory);
@@ -115,28 +115,42 @@ TEST_F(AssemblerTest, RewriteGetsTheMemoryOfTheRun) {
 TEST_F(AssemblerTest, APolicyMayUseLessMemoryThanThereIs) {
   class Modest final : public Policy {
    public:
-    Bytes LimitMemory(const Trace&, const Device& device, const TrialRun& trial) override {
+    Preparation Prepare(const Trace&, const Device& device, const CostModel&, const TrialRun& trial,
+                        const std::string&) override {
       Policy other;
       tried = trial(other, Bytes::KiB(1));
-      return device.memory - Bytes::MiB(32);
-    }
-    std::optional<Trace> Rewrite(const Trace&, const Device& device, const CostModel&) override {
-      budget = device.memory;
-      return std::nullopt;
+      return {device.memory - Bytes::MiB(32)};
     }
     void Plan(PolicyContext& context) override {
       EXPECT_EQ(context.device().memory, Bytes::MiB(32));
       context.ReserveWorkspace(Bytes::MiB(33));  // ends the run
     }
 
-    Bytes budget;
     std::optional<Report> tried;
   };
   Modest policy;
   EXPECT_FALSE(RunPolicy(setup_, policy).report.fits());
-  EXPECT_EQ(policy.budget, Bytes::MiB(32));
   ASSERT_TRUE(policy.tried);
   EXPECT_FALSE(policy.tried->fits());
+}
+
+TEST_F(AssemblerTest, ThePlanIsWhatThePolicyPreparedOrExports) {
+  class Planning final : public Policy {
+   public:
+    explicit Planning(std::string exported) : exported_(std::move(exported)) {}
+    Preparation Prepare(const Trace&, const Device& device, const CostModel&, const TrialRun&,
+                        const std::string& plan) override {
+      return {device.memory, std::nullopt, plan + " again"};
+    }
+    std::string ExportPlan() const override { return exported_; }
+
+   private:
+    const std::string exported_;
+  };
+  setup_.policy_plan = "this";
+  Planning ahead(""), while_it_runs("that");
+  EXPECT_EQ(Simulate(setup_, ahead).report.plan, "this again");
+  EXPECT_EQ(Simulate(setup_, while_it_runs).report.plan, "that");
 }
 
 TEST_F(AssemblerTest, WhatKernelsWaitIsChargedOfInferences) {

@@ -93,16 +93,14 @@ class Searcher final : public Policy {
  public:
   explicit Searcher(int& searches) : searches_(searches) {}
 
-  void ImportPlan(const std::string& plan) override { found_ = plan; }
-  Bytes LimitMemory(const Trace&, const Device& device, const TrialRun&) override {
-    if (found_.empty()) found_ = "search " + std::to_string(++searches_);
-    return device.memory;
+  Preparation Prepare(const Trace&, const Device& device, const CostModel&, const TrialRun&,
+                      const std::string& plan) override {
+    const std::string found = plan.empty() ? "search " + std::to_string(++searches_) : plan;
+    return {device.memory, std::nullopt, found};
   }
-  std::string ExportPlan() const override { return found_; }
 
  private:
   int& searches_;
-  std::string found_;
 };
 
 class SearcherTest : public ::testing::Test {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "experiments/run/catalogue.h"
+#include "sim/core/report.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
@@ -21,7 +22,11 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 class TriesItself final : public Policy {
-  void Plan(PolicyContext& context) override { context.WhatIf(*this); }
+  Preparation Prepare(const Trace&, const Device& device, const CostModel&, const TrialRun& trial,
+                      const std::string&) override {
+    trial(*this, device.memory);
+    return {device.memory};
+  }
 };
 
 class ScenarioTest : public ::testing::Test {
@@ -62,7 +67,7 @@ TEST_F(ScenarioTest, ErrorsSayWhosePolicyFailed) {
     Scenario(trace_, machine_).Play("mine", makers);
     FAIL() << "no error";
   } catch (const PolicyError& error) {
-    EXPECT_THAT(error.what(), StartsWith("policy 'mine': WhatIf: more than 16 trial runs"));
+    EXPECT_THAT(error.what(), StartsWith("policy 'mine': Prepare: more than 16 trial runs"));
   }
 }
 

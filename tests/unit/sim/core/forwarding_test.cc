@@ -222,11 +222,6 @@ class NotingContext final : public PolicyContext {
   bool ReserveWorkspaceFor(OpId op, Bytes size) override {
     return op == OpId{3} && size == Bytes(5) && Note("ReserveWorkspaceFor");
   }
-  Report WhatIf(Policy&, const TrialOptions&) const override {
-    Report report;
-    report.iterations = Note("WhatIf") ? 5 : 0;
-    return report;
-  }
   Residency Where(TensorId tensor) const override {
     return Note("Where", tensor) ? Residency::kBoth : Residency::kNone;
   }
@@ -293,7 +288,6 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(ContextWrappers, PassEveryMethodOn) {
   NotingContext target;
-  Policy other;
   GetParam().with(target, [&](PolicyContext& context) {
     const TensorId id{1};
     EXPECT_TRUE(context.Offload(id, PoolId::kHost) && context.Release(id) && context.Prefetch(id));
@@ -302,7 +296,6 @@ TEST_P(ContextWrappers, PassEveryMethodOn) {
     EXPECT_TRUE(context.Reserve(std::span(&id, 1), Bytes(3)));
     EXPECT_TRUE(context.ReserveWorkspace(Bytes(4)));
     EXPECT_TRUE(context.ReserveWorkspaceFor(OpId{3}, Bytes(5)));
-    EXPECT_EQ(context.WhatIf(other).iterations, 5);
     EXPECT_EQ(context.Where(id), Residency::kBoth);
     EXPECT_EQ(context.NextUse(id), OpId{2});
     EXPECT_EQ(context.kernels(OpId{0}, 0).size(), 1u);
