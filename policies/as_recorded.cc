@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "policies/as_recorded.h"
-#include "policies/builtin.h"
+#include "policies/registry.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -32,14 +32,16 @@ class AsRecordedPolicy final : public Policy {
   }
 };
 
-}  // namespace
-
-bool IsForRecordings(std::string_view policy) {
-  return policy == "as-recorded" || policy == "saved-tensors";
-}
-
 std::unique_ptr<Policy> MakeAsRecordedPolicy(Params&) {
   return std::make_unique<AsRecordedPolicy>();
+}
+
+}  // namespace
+
+void RegisterAsRecorded(PolicyRegistry& registry) {
+  registry.Add("as-recorded",
+               "tensors held for as long as the recorded program held them, nothing moved",
+               MakeAsRecordedPolicy, {.for_recordings = true});
 }
 
 }  // namespace spillway

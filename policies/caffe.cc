@@ -17,8 +17,8 @@
 #include <memory>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
+#include "policies/registry.h"
 #include "traces/ops/op_table.h"
 
 namespace spillway {
@@ -88,11 +88,18 @@ class CaffePolicy final : public Policy {
   const KernelChooser chooser_;
 };
 
-}  // namespace
-
 std::unique_ptr<Policy> MakeCaffePolicy(Params& params) {
   const Bytes workspace = params.Size("workspace", Bytes::MiB(8), "the most workspace of a call");
   return std::make_unique<CaffePolicy>(workspace, ReadKernelChooser(params));
+}
+
+}  // namespace
+
+void RegisterCaffe(PolicyRegistry& registry) {
+  registry.Add("caffe",
+               "data and gradient of every blob for the whole run, a workspace for each "
+               "convolution (Caffe, as SuperNeurons compares with it)",
+               MakeCaffePolicy);
 }
 
 }  // namespace spillway

@@ -28,10 +28,10 @@
 #include <utility>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/forwarding_policy.h"
 #include "policies/plan/facts.h"
+#include "policies/registry.h"
 #include "sim/core/report.h"
 
 namespace spillway {
@@ -422,12 +422,19 @@ class CapuchinPolicy final : public ForwardingPolicy {
   const KernelChooser chooser_;
 };
 
-}  // namespace
-
 std::unique_ptr<Policy> MakeCapuchinPolicy(Params& params) {
   const int64_t feedback = params.Integer(
       "feedback", 20, 0, 1000, "iterations in which what came too late is asked for earlier");
   return std::make_unique<CapuchinPolicy>(feedback, ReadKernelChooser(params));
+}
+
+}  // namespace
+
+void RegisterCapuchin(PolicyRegistry& registry) {
+  registry.Add("capuchin",
+               "one measured iteration, then swaps that hide behind kernels, and recomputation "
+               "where they do not (Capuchin, section 4)",
+               MakeCapuchinPolicy);
 }
 
 }  // namespace spillway

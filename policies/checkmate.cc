@@ -16,11 +16,11 @@
 #include <utility>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/forwarding_policy.h"
 #include "policies/parts/rematerialization.h"
 #include "policies/plan/facts.h"
+#include "policies/registry.h"
 #include "sim/core/report.h"
 #include "traces/base/error.h"
 
@@ -249,8 +249,6 @@ class CheckmatePolicy final : public ForwardingPolicy {
   const KernelChooser chooser_;
 };
 
-}  // namespace
-
 std::unique_ptr<Policy> MakeCheckmatePolicy(Params& params) {
   const int64_t units =
       params.Integer("units", 60, 2, 1000, "the most units that ops are merged into");
@@ -265,6 +263,15 @@ std::unique_ptr<Policy> MakeCheckmatePolicy(Params& params) {
 #endif
   return std::make_unique<CheckmatePolicy>(
       static_cast<size_t>(units), static_cast<size_t>(searched), nodes, ReadKernelChooser(params));
+}
+
+}  // namespace
+
+void RegisterCheckmate(PolicyRegistry& registry) {
+  registry.Add("checkmate",
+               "what to keep and what to compute again, by an integer program; nothing moved "
+               "(Checkmate, section 4)",
+               MakeCheckmatePolicy);
 }
 
 }  // namespace spillway

@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
+#include "policies/registry.h"
 
 namespace spillway {
 namespace {
@@ -263,8 +263,6 @@ class DtrPolicy final : public Policy {
   Duration now_;
 };
 
-}  // namespace
-
 std::unique_ptr<Policy> MakeDtrPolicy(Params& params) {
   const Heuristic heuristic = params.Enum<Heuristic>("heuristic", "dtr",
                                                      {{"dtr", Heuristic::kDtr},
@@ -275,6 +273,15 @@ std::unique_ptr<Policy> MakeDtrPolicy(Params& params) {
                                                       {"size", Heuristic::kSize}},
                                                      "what is dropped first: the least of it");
   return std::make_unique<DtrPolicy>(heuristic, ReadKernelChooser(params));
+}
+
+}  // namespace
+
+void RegisterDtr(PolicyRegistry& registry) {
+  registry.Add("dtr",
+               "nothing planned: what is cheap to rebuild, large and long unused is dropped when "
+               "memory runs out (DTR, section 4)",
+               MakeDtrPolicy);
 }
 
 }  // namespace spillway

@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/forwarding_policy.h"
 #include "policies/plan/early_updates.h"
@@ -178,7 +177,8 @@ class JointPolicy final : public PlannedPolicy {
     RegisterBuiltinPolicies(registry);
     std::vector<std::string> others;
     for (const PolicyRegistry::Entry& entry : registry.entries()) {
-      if (!DecidesByPlan(entry.name) && !IsForRecordings(entry.name)) others.push_back(entry.name);
+      const PolicyTraits& traits = entry.traits;
+      if (traits.tried_by_default && !traits.for_recordings) others.push_back(entry.name);
     }
     const Duration limit = shortest
                                ? Duration::Picoseconds(shortest->picoseconds() / 100 * kFarBeyond)
@@ -255,12 +255,6 @@ double ReadSlowerLink(Params& params) {
   return share;
 }
 
-}  // namespace
-
-bool DecidesByPlan(std::string_view policy) {
-  return policy == "joint" || policy == "plan" || policy == "saved-tensors";
-}
-
 std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
   SearchOptions options;
   const Effort effort = ReadEffort(params);
@@ -285,6 +279,17 @@ std::unique_ptr<Policy> MakePlanPolicy(Params& params) {
   const std::string path =
       params.Text("file", "PATH", "", "a plan that `run --export-plan` has written");
   return std::make_unique<PlanFilePolicy>(path, path.empty() ? std::string() : ReadFile(path));
+}
+
+}  // namespace
+
+void RegisterJoint(PolicyRegistry& registry) {
+  registry.Add(
+      "joint",
+      "offloading, recomputation and algorithms decided together, by a search with trial runs",
+      MakeJointPolicy, {.tried_by_default = false});
+  registry.Add("plan", "what `joint` has planned before, from a file; nothing is searched for",
+               MakePlanPolicy, {.tried_by_default = false});
 }
 
 }  // namespace spillway

@@ -3,9 +3,9 @@
 
 #include <memory>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/streamed_parameters.h"
+#include "policies/registry.h"
 
 namespace spillway {
 namespace {
@@ -36,12 +36,16 @@ class LivenessPolicy final : public Policy {
   StreamedParameters parameters_;
 };
 
-}  // namespace
-
 std::unique_ptr<Policy> MakeLivenessPolicy(Params& params) {
   const KernelChoice kernels = ReadKernelChoice(params);
   const KernelChooser chooser = ReadKernelChooser(params);
   return std::make_unique<LivenessPolicy>(kernels, chooser, ReadStreamedParameters(params));
+}
+
+}  // namespace
+
+void RegisterLiveness(PolicyRegistry& registry) {
+  registry.Add("liveness", "tensors freed after their last use, nothing moved", MakeLivenessPolicy);
 }
 
 }  // namespace spillway

@@ -18,8 +18,8 @@
 #include <optional>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
+#include "policies/registry.h"
 
 namespace spillway {
 namespace {
@@ -159,13 +159,20 @@ class MxnetPolicy final : public Policy {
   std::vector<std::vector<TensorId>> drops_;  // after each op
 };
 
-}  // namespace
-
 std::unique_ptr<Policy> MakeMxnetPolicy(Params& params) {
   const bool recompute =
       params.Flag("recompute", true, "drop what segments compute and compute it again");
   const Bytes workspace = params.Size("workspace", Bytes::GiB(1), "the most workspace of a call");
   return std::make_unique<MxnetPolicy>(recompute, workspace, ReadKernelChooser(params));
+}
+
+}  // namespace
+
+void RegisterMxnet(PolicyRegistry& registry) {
+  registry.Add("mxnet",
+               "liveness, and segments of about sqrt(N) layers computed again in backward (Chen et "
+               "al. 2016)",
+               MakeMxnetPolicy);
 }
 
 }  // namespace spillway

@@ -8,9 +8,9 @@
 #include <memory>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/lifetimes.h"
+#include "policies/registry.h"
 
 namespace spillway {
 namespace {
@@ -39,11 +39,18 @@ class NetworkWidePolicy final : public Policy {
   const KernelChooser chooser_;
 };
 
-}  // namespace
-
 std::unique_ptr<Policy> MakeNetworkWidePolicy(Params& params) {
   const KernelChoice kernels = ReadFixedKernelChoice(params);
   return std::make_unique<NetworkWidePolicy>(kernels, ReadKernelChooser(params));
+}
+
+}  // namespace
+
+void RegisterNetworkWide(PolicyRegistry& registry) {
+  registry.Add(
+      "network-wide",
+      "everything allocated up front, gradient buffers reused (the baseline of vDNN, section IV-A)",
+      MakeNetworkWidePolicy);
 }
 
 }  // namespace spillway

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "policies/as_recorded.h"
-#include "policies/builtin.h"
+#include "policies/registry.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/base/json.h"
@@ -310,6 +310,13 @@ class SavedTensorsPolicy final : public Policy {
   const std::string path_, text_;
 };
 
+std::unique_ptr<Policy> MakeSavedTensorsPolicy(Params& params) {
+  const std::string path =
+      params.Text("file", "PATH", "",
+                  "what to do with each tensor that backward reads; see policies/README.md");
+  return std::make_unique<SavedTensorsPolicy>(path, path.empty() ? std::string() : ReadFile(path));
+}
+
 }  // namespace
 
 SavedTensorsPlan ParseSavedTensors(std::string_view text, const std::string& origin,
@@ -382,11 +389,11 @@ Trace ApplySavedTensors(const Trace& trace, const SavedTensorsPlan& plan, const 
   return Rewriter(trace, plan, cost).Rewrite();
 }
 
-std::unique_ptr<Policy> MakeSavedTensorsPolicy(Params& params) {
-  const std::string path =
-      params.Text("file", "PATH", "",
-                  "what to do with each tensor that backward reads; see policies/README.md");
-  return std::make_unique<SavedTensorsPolicy>(path, path.empty() ? std::string() : ReadFile(path));
+void RegisterSavedTensors(PolicyRegistry& registry) {
+  registry.Add("saved-tensors",
+               "as-recorded, but for what a list keeps, computes again or offloads of what "
+               "backward reads, as PyTorch does it",
+               MakeSavedTensorsPolicy, {.tried_by_default = false, .for_recordings = true});
 }
 
 }  // namespace spillway

@@ -41,9 +41,9 @@
 #include <tuple>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/superneurons_steps.h"
+#include "policies/registry.h"
 
 namespace spillway {
 namespace {
@@ -229,8 +229,6 @@ class SuperNeuronsPolicy final : public Policy {
   OpId current_{};  // of the trace
 };
 
-}  // namespace
-
 std::unique_ptr<Policy> MakeSuperNeuronsPolicy(Params& params) {
   Config config;
   config.offload = params.Enum<SuperNeuronsOffload>(
@@ -265,6 +263,15 @@ std::unique_ptr<Policy> MakeSuperNeuronsPolicy(Params& params) {
       "use, or the fastest that fits at each step");
   config.chooser = ReadKernelChooser(params);
   return std::make_unique<SuperNeuronsPolicy>(config);
+}
+
+}  // namespace
+
+void RegisterSuperNeurons(PolicyRegistry& registry) {
+  registry.Add("superneurons",
+               "a tensor cache that moves data when memory is short, recomputation of cheap "
+               "layers, workspaces from what is free (SuperNeurons, section 3)",
+               MakeSuperNeuronsPolicy);
 }
 
 }  // namespace spillway

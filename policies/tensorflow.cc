@@ -25,8 +25,8 @@
 #include <memory>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
+#include "policies/registry.h"
 
 namespace spillway {
 namespace {
@@ -196,8 +196,6 @@ class TensorFlowPolicy final : public Policy {
   std::vector<std::vector<TensorId>> out_, release_, in_;  // after each op
 };
 
-}  // namespace
-
 std::unique_ptr<Policy> MakeTensorFlowPolicy(Params& params) {
   const int64_t target =
       params.Integer("target", 85, 1, 100, "per cent of the memory that swapping aims at");
@@ -206,6 +204,15 @@ std::unique_ptr<Policy> MakeTensorFlowPolicy(Params& params) {
   const Bytes workspace = params.Size("workspace", Bytes::GiB(4), "the most workspace of a call");
   return std::make_unique<TensorFlowPolicy>(target, Duration::Microseconds(life), workspace,
                                             ReadKernelChooser(params));
+}
+
+}  // namespace
+
+void RegisterTensorFlow(PolicyRegistry& registry) {
+  registry.Add("tensorflow",
+               "liveness, and tensors that live long over the peak swapped to the host "
+               "(TensorFlow's memory optimizer)",
+               MakeTensorFlowPolicy);
 }
 
 }  // namespace spillway

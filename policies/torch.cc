@@ -15,9 +15,9 @@
 #include <memory>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/lifetimes.h"
+#include "policies/registry.h"
 
 namespace spillway {
 namespace {
@@ -47,11 +47,18 @@ class TorchPolicy final : public Policy {
   const KernelChooser chooser_;
 };
 
-}  // namespace
-
 std::unique_ptr<Policy> MakeTorchPolicy(Params& params) {
   const Bytes workspace = params.Size("workspace", Bytes(0), "the most workspace of a call");
   return std::make_unique<TorchPolicy>(workspace, ReadKernelChooser(params));
+}
+
+}  // namespace
+
+void RegisterTorch(PolicyRegistry& registry) {
+  registry.Add("torch",
+               "outputs for the whole run, gradients in shared buffers (Torch 7, as SuperNeurons "
+               "compares with it)",
+               MakeTorchPolicy);
 }
 
 }  // namespace spillway

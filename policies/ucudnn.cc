@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/micro_batch.h"
 #include "policies/kernels/workspace_division.h"
+#include "policies/registry.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -94,8 +94,6 @@ class UcudnnPolicy final : public Policy {
   std::vector<KernelPlan> plans_;  // by op; empty where there is no choice
 };
 
-}  // namespace
-
 std::unique_ptr<Policy> MakeUcudnnPolicy(Params& params) {
   const Mode mode = params.Enum<Mode>(
       "mode", "wr", {{"wr", Mode::kReuse}, {"wd", Mode::kDivision}},
@@ -109,6 +107,15 @@ std::unique_ptr<Policy> MakeUcudnnPolicy(Params& params) {
     throw UsageError("policy 'ucudnn': workspace: 0 is not valid; valid: 1B or more");
   }
   return std::make_unique<UcudnnPolicy>(mode, batches, workspace);
+}
+
+}  // namespace
+
+void RegisterUcudnn(PolicyRegistry& registry) {
+  registry.Add("ucudnn",
+               "nothing moved, convolutions in micro-batches within a limit of workspace (u-cuDNN, "
+               "section III)",
+               MakeUcudnnPolicy);
 }
 
 }  // namespace spillway

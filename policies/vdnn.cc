@@ -22,11 +22,11 @@
 #include <memory>
 #include <utility>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/fastest.h"
 #include "policies/parts/forwarding_policy.h"
 #include "policies/parts/vdnn_layers.h"
+#include "policies/registry.h"
 #include "sim/core/report.h"
 
 namespace spillway {
@@ -145,8 +145,6 @@ std::unique_ptr<Policy> MakeStatic(OffloadSet set, Params& params) {
   return std::make_unique<VdnnPolicy>(set, kernels, ReadKernelChooser(params), order);
 }
 
-}  // namespace
-
 std::unique_ptr<Policy> MakeVdnnAllPolicy(Params& params) {
   return MakeStatic(OffloadSet::kAll, params);
 }
@@ -165,6 +163,21 @@ std::unique_ptr<Policy> MakeVdnnDynPolicy(Params& params) {
       "adopt", "first", {{"first", Adopt::kFirst}, {"fastest", Adopt::kFastest}},
       "of the profiling passes that fit: the first, as in the paper, or the fastest");
   return std::make_unique<VdnnDynPolicy>(adopt, ReadKernelChooser(params));
+}
+
+}  // namespace
+
+void RegisterVdnn(PolicyRegistry& registry) {
+  registry.Add("vdnn-all",
+               "offload the inputs of all feature extraction layers (vDNN, section III-C)",
+               MakeVdnnAllPolicy, {.candidates = PlacementOrders()});
+  registry.Add("vdnn-conv", "offload the inputs of convolutions only (vDNN, section III-C)",
+               MakeVdnnConvPolicy, {.candidates = PlacementOrders()});
+  registry.Add("vdnn-aconv", "offload the inputs of every other convolution (vDNN++, section II-B)",
+               MakeVdnnAlternateConvPolicy, {.candidates = PlacementOrders()});
+  registry.Add("vdnn-dyn",
+               "profiling passes choose offloading and algorithms (dynamic vDNN, section III-C)",
+               MakeVdnnDynPolicy);
 }
 
 }  // namespace spillway

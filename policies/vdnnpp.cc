@@ -29,12 +29,12 @@
 #include <utility>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/fastest.h"
 #include "policies/parts/forwarding_policy.h"
 #include "policies/parts/streamed_parameters.h"
 #include "policies/parts/vdnn_layers.h"
+#include "policies/registry.h"
 
 namespace spillway {
 namespace {
@@ -199,9 +199,8 @@ std::string ReadAlgorithms(Params& params) {
                        "fastest in trial runs, which also try the fastest that fit");
 }
 
-}  // namespace
-
-std::string MemoryOfVdnnpp(Params& params) {
+// The vDNN of the same mode. None for `offload=dyn`, which adapts to the memory that it gets.
+std::string MemoryOf(Params& params) {
   const std::string offload = ReadOffload(params);
   const std::string algo = ReadAlgorithms(params);
   if (offload == "dyn") return {};
@@ -247,6 +246,15 @@ std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params) {
   }
   if (candidates.size() == 1) return std::make_unique<StaticPolicy>(candidates.front());
   return std::make_unique<ChoosingPolicy>(std::move(candidates));
+}
+
+}  // namespace
+
+void RegisterVdnnpp(PolicyRegistry& registry) {
+  registry.Add("vdnnpp",
+               "vDNN whose computation waits for a copy only where it lacks memory or its own "
+               "input (vDNN++, section IV)",
+               MakeVdnnppPolicy, {.memory_of = MemoryOf, .candidates = PlacementOrders()});
 }
 
 }  // namespace spillway

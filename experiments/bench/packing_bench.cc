@@ -13,7 +13,6 @@
 #include "experiments/run/catalogue.h"
 #include "experiments/run/resolve.h"
 #include "experiments/run/simulate.h"
-#include "policies/builtin.h"
 #include "policies/registry.h"
 #include "sim/cost/roofline.h"
 #include "sim/packing/exact.h"

@@ -23,8 +23,6 @@
 #include "experiments/output/peak.h"
 #include "experiments/output/snapshot_export.h"
 #include "experiments/run/execute.h"
-#include "policies/builtin.h"
-#include "policies/mmcnn/layer_split.h"
 #include "policies/plugin/library.h"
 #include "traces/base/error.h"
 #include "traces/base/params.h"
@@ -110,10 +108,11 @@ std::string FormatExplained(const Scenario& scenario, const RunOptions& options,
     text += FormatAbsences(trace, report, absences, kShownAbsences);
     text += "\n" + FormatPeak(FindPeak(trace, report), kShownHolders);
   }
-  if (ParsePolicySpec(options.policy).policy == "mmcnn") {
+  PolicyLibrary library;
+  if (const auto& least_memory = library.Traits(options.policy).least_memory) {
     const Setup& setup = scenario.setup();
-    const LeastMemory least = LeastMmcnnMemory(*setup.trace, setup.device.alignment);
-    text += fmt::format("\nmmcnn needs at least {} ({} bytes), for layer '{}'\n",
+    const LeastMemory least = least_memory(*setup.trace, setup.device.alignment);
+    text += fmt::format("\n{} needs at least {} ({} bytes), for layer '{}'\n", options.policy,
                         FormatBytes(least.size), least.size.count(), least.layer);
   }
   return text;

@@ -210,6 +210,7 @@ RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Ou
   result.report.shortest = report.shortest;
   result.report.longest = report.longest;
   result.iteration = report.metrics.iteration;
+  result.planned = !report.plan.empty();
   result.memory_request = setup.memory_request;
   result.floor = ideal.bounds.layer;
   result.in_core_peak = ideal.metrics.peak_reserved;

@@ -39,6 +39,7 @@ struct RunResult : RunFacts {
   Bytes floor = {}, in_core_peak = {};  // 0 % and 100 % of a percentage
   Duration ideal = {};                  // of `SimulateIdeal`
   std::optional<Duration> bound_joint;  // `JointBound`, where it holds of the run
+  bool planned = false;                 // the run has a `Report::plan`
   Bytes pinned_peak = {};               // of the host, with compression if there is any
   Duration pinning = {};
   bool timed = true;  // false: places in an order of execution take the place of times

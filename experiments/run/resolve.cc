@@ -251,22 +251,7 @@ std::vector<PolicyMaker> MakersOf(const Setup& setup, const std::string& policy)
 }
 
 std::vector<std::string> OrdersOf(const std::string& policy) {
-  const PolicySpec spec = ParsePolicySpec(policy);
-  PolicyLibrary library;
-  if (spec.policy.empty()) return {policy};
-  std::vector<std::string> orders;
-  for (const ParamInfo& param : library.Parameters(spec, spec.policy)) {
-    const auto given = ParseSpecification("policy", ":" + spec.parameters).values;
-    if (param.name != "order" || given.contains("order")) continue;
-    std::string_view rest = param.type;
-    while (!rest.empty()) {
-      const std::string_view value = rest.substr(0, rest.find('|'));
-      rest.remove_prefix(std::min(rest.size(), value.size() + 1));
-      orders.push_back(
-          fmt::format("{}{}order={}", policy, spec.parameters.empty() ? ":" : ",", value));
-    }
-  }
-  return orders.empty() ? std::vector{policy} : orders;
+  return PolicyLibrary().Candidates(policy);
 }
 
 }  // namespace spillway

@@ -65,8 +65,8 @@ Outcome Play(const Setup& setup, std::span<const PolicyMaker> policies,
 // allocator `auto` one for each of `OrdersOf`.
 std::vector<PolicyMaker> MakersOf(const Setup& setup, const std::string& policy);
 
-// The specifications that `auto` tries in place of a policy's: the same with each value of its
-// parameter `order`, the given one alone if there is no such parameter or it has a value.
+// Returns the specifications that `auto` tries in place of a policy's: see
+// `PolicyLibrary::Candidates`.
 std::vector<std::string> OrdersOf(const std::string& policy);
 
 }  // namespace spillway

@@ -10,23 +10,20 @@
 #define SPILLWAY_POLICIES_MMCNN_LAYER_SPLIT_H_
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
+#include "policies/registry.h"
 #include "traces/trace.h"
 
 namespace spillway {
 
-// What the device has to hold at least, all parameters being outside between the ops that use them,
-// and the layer that needs it. Blocks are rounded up to `alignment`; workspaces are not counted.
-struct LeastMemory {
-  Bytes size;
-  std::string layer;
-};
-// Each op divided as finely as it can be, or, with `divide` false, not at all. Throws `InputError`
-// if attributes and shapes of an op do not agree, as the next one.
+// Returns the least memory that the device must have when all parameters are outside between the
+// ops that use them. Each op is divided as finely as it can be, or not divided if `divide` is
+// false. Blocks are rounded up to `alignment`; workspaces are not counted. Throws `InputError` if
+// attributes and shapes of an op do not agree.
 LeastMemory LeastMmcnnMemory(const Trace& trace, Bytes alignment, bool divide = true);
-// Whether it is no more than `limit`, as a rule much faster.
+// Returns true if that least memory is at most `limit`. As a rule it is much faster than computing
+// the least memory. Throws as `LeastMmcnnMemory`.
 bool FitsMmcnn(const Trace& trace, Bytes limit, Bytes alignment, bool divide);
 
 struct DividedInference {

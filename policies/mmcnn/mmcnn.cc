@@ -19,10 +19,10 @@
 #include <utility>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/mmcnn/layer_split.h"
 #include "policies/mmcnn/slice_ops.h"
+#include "policies/registry.h"
 #include "sim/core/report.h"
 #include "traces/base/error.h"
 
@@ -194,12 +194,6 @@ class InferenceNormalPolicy final : public Policy {
   }
 };
 
-}  // namespace
-
-bool IsForInference(std::string_view policy) {
-  return policy == "mmcnn" || policy == "inference-normal" || policy == "inference-vdnn";
-}
-
 std::unique_ptr<Policy> MakeMmcnnPolicy(Params& params) {
   MmcnnOptions options;
   options.limit = params.Size("limit", Bytes::Unlimited(),
@@ -224,6 +218,27 @@ std::unique_ptr<Policy> MakeInferenceVdnnPolicy(Params&) {
   options.rule.divide = false;
   options.may_be_normal = false;
   return std::make_unique<MmcnnPolicy>(options);
+}
+
+}  // namespace
+
+void RegisterMmcnn(PolicyRegistry& registry) {
+  registry.Add("mmcnn",
+               "inference in little memory: layers in slices, weights through the link while "
+               "earlier layers run (mmCNN, section 3)",
+               MakeMmcnnPolicy,
+               {.for_inference = true,
+                .divides_ops = true,
+                .least_memory = [](const Trace& trace, Bytes alignment) {
+                  return LeastMmcnnMemory(trace, alignment);
+                }});
+  registry.Add(
+      "inference-normal",
+      "everything on the device from beginning to end (the normal mode that mmCNN compares with)",
+      MakeInferenceNormalPolicy, {.for_inference = true});
+  registry.Add("inference-vdnn",
+               "weights fetched layer by layer, each as a whole (vDNN, as mmCNN compares with it)",
+               MakeInferenceVdnnPolicy, {.for_inference = true});
 }
 
 }  // namespace spillway

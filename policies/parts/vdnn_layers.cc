@@ -41,6 +41,10 @@ PlacementOrder ReadPlacementOrder(Params& params) {
       "what is placed first: the tensors of a backward step, or the X it prefetches");
 }
 
+std::vector<Params::Values> PlacementOrders() {
+  return {{{"order", "derivative-first"}}, {{"order", "prefetch-first"}}};
+}
+
 void VdnnLayers::Plan(const Trace& trace, const Liveness& liveness, OffloadSet set) {
   for (const spillway::Layer& layer : trace.layers) {
     layers_.push_back({.is_conv = RowOf(layer.type).convolves,

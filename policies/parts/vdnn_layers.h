@@ -31,6 +31,8 @@ enum class PlacementOrder : uint8_t { kPrefetchFirst, kDerivativeFirst };
 
 // Declares the parameter "order"; both papers leave it open, vDNN++ studies it.
 PlacementOrder ReadPlacementOrder(Params& params);
+// Returns each value of that parameter, as `PolicyTraits::candidates`.
+std::vector<Params::Values> PlacementOrders();
 
 class VdnnLayers {
  public:

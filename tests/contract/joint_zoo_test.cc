@@ -15,7 +15,6 @@
 
 #include "experiments/run/catalogue.h"
 #include "experiments/run/scenario.h"
-#include "policies/builtin.h"
 #include "policies/registry.h"
 #include "traces/zoo/zoo.h"
 
@@ -49,7 +48,7 @@ TEST(JointOnTheZoo, IsNeverSlowerThanAnotherPolicyInTheSameMemory) {
       const auto joint = IterationOf(scenario, "joint:effort=quick");
       std::optional<Duration> fastest;
       for (const PolicyRegistry::Entry& entry : registry.entries()) {
-        if (DecidesByPlan(entry.name) || IsForRecordings(entry.name)) continue;
+        if (!entry.traits.tried_by_default || entry.traits.for_recordings) continue;
         const auto other = IterationOf(scenario, entry.name);
         if (!other) continue;
         ASSERT_TRUE(joint) << entry.name << " fits " << workload << " at " << memory;

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "experiments/run/assembler.h"
-#include "policies/builtin.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/recorded.h"

@@ -14,7 +14,6 @@
 #include "experiments/run/catalogue.h"
 #include "experiments/run/resolve.h"
 #include "experiments/run/simulate.h"
-#include "policies/builtin.h"
 #include "policies/registry.h"
 #include "sim/alloc/planned.h"
 #include "sim/cost/roofline.h"
@@ -48,9 +47,8 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
     const Trace trace = LoadWorkload(GetParam(), {preset.name, true});
     const bool own = preset.name == "superneurons";
     for (const PolicyRegistry::Entry& entry : registry.entries()) {
-      if (DecidesByPlan(entry.name) || IsForInference(entry.name) || IsForRecordings(entry.name)) {
-        continue;
-      }
+      const PolicyTraits& traits = entry.traits;
+      if (!traits.tried_by_default || traits.for_inference || traits.for_recordings) continue;
       if (own && entry.name != "superneurons") continue;
       for (const std::string& policy : OrdersOf(entry.name)) {
         const PolicyMaker make = [&] { return registry.Make(policy); };

@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <utility>
 
-#include "policies/builtin.h"
 #include "policies/plugin/library.h"
 #include "policies/registry.h"
 #include "sim/alloc/make_allocator.h"
@@ -220,8 +219,7 @@ std::string FormatMisfit(const RunResult& result, bool alone, size_t width) {
 
 // How much a better plan could gain; empty where the bound does not hold.
 std::string FormatGap(const RunResult& result) {
-  const std::string policy = ParsePolicySpec(result.policy).policy;
-  if (!result.bound_joint || !DecidesByPlan(policy) || IsForRecordings(policy)) return {};
+  if (!result.bound_joint || !result.planned) return {};
   const double time = result.iteration.milliseconds(), bound = result.bound_joint->milliseconds();
   return fmt::format(
       "{}: {:.1f} ms are {:.1f} % over {:.1f} ms, which no run in this memory beats\n",
@@ -271,9 +269,9 @@ std::vector<std::string> AllPolicies(std::string_view mode) {
   RegisterBuiltinPolicies(registry);
   std::vector<std::string> specifications;
   for (const PolicyRegistry::Entry& entry : registry.entries()) {
-    if (DecidesByPlan(entry.name)) continue;
-    if (mode != "inference" && IsForInference(entry.name)) continue;
-    if (mode != "recorded" && IsForRecordings(entry.name)) continue;
+    if (!entry.traits.tried_by_default) continue;
+    if (mode != "inference" && entry.traits.for_inference) continue;
+    if (mode != "recorded" && entry.traits.for_recordings) continue;
     const std::vector<ParamInfo> params = registry.Parameters(entry.name);
     const bool has_algo = std::any_of(params.begin(), params.end(), [](const ParamInfo& param) {
       return param.name == "algo" && param.initial != "auto";

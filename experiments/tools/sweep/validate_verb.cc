@@ -141,6 +141,8 @@ class Measuring {
   // Records the kernels of the trace that the policy runs instead: slices of its ops have kernels
   // of their own.
   void AddRewritten(const Trace& trace, const MachineText& text, const std::string& policy) {
+    PolicyLibrary library;
+    if (!library.Traits(policy).divides_ops) return;
     Setup setup =
         Scenario(trace, text, std::make_unique<TableCostModel>(table_, LoadDevice(text.device)))
             .setup();
@@ -152,7 +154,7 @@ class Measuring {
     });
     Preparation prepared;
     try {
-      prepared = PolicyLibrary().Make(policy)->Prepare(trace, setup.device, *setup.cost, trial, {});
+      prepared = library.Make(policy)->Prepare(trace, setup.device, *setup.cost, trial, {});
     } catch (const Error&) {  // its row will say so
     }
     if (!prepared.trace) return;

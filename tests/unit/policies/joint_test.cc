@@ -17,7 +17,6 @@
 
 #include "experiments/run/other_links.h"
 #include "experiments/run/simulate.h"
-#include "policies/builtin.h"
 #include "policies/plan/facts.h"
 #include "policies/plan/plan.h"
 #include "policies/plan/plan_executor.h"
@@ -91,7 +90,7 @@ TEST_P(JointTest, IsNeverSlowerThanAnotherPolicyInTheSameMemory) {
     const Report joint = Run(trace, memory, "joint:effort=300");
     std::optional<Duration> fastest;
     for (const PolicyRegistry::Entry& entry : registry_.entries()) {
-      if (DecidesByPlan(entry.name) || IsForRecordings(entry.name)) continue;
+      if (!entry.traits.tried_by_default || entry.traits.for_recordings) continue;
       const Report other = Run(trace, memory, entry.name);
       if (!other.fits()) continue;
       ASSERT_TRUE(joint.fits()) << entry.name << " at " << percent << " %";
@@ -275,7 +274,7 @@ TEST_F(JointTest, WhatTakesFarTooLongIsRunNoFurther) {
   };
   int fit = 0;
   for (const PolicyRegistry::Entry& entry : registry_.entries()) {
-    if (DecidesByPlan(entry.name) || IsForRecordings(entry.name)) continue;
+    if (!entry.traits.tried_by_default || entry.traits.for_recordings) continue;
     fit += Run(trace, memory, entry.name).fits() ? 1 : 0;
   }
   EXPECT_EQ(others_that_fit(1), fit);

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "experiments/run/simulate.h"
-#include "policies/builtin.h"
 #include "policies/registry.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/fixtures.h"
@@ -49,17 +48,17 @@ TEST(RegistryTest, SpecificationsAreParsedStrictly) {
   EXPECT_THAT(UsageErrorOf("vdnn-dyn:algo=memory"), HasSubstr("valid: adopt"));
 }
 
-TEST(RegistryTest, OnlyMmcnnDividesOps) {
+TEST(RegistryTest, OnlyPoliciesThatSaySoDivideOps) {
   const Trace trace = LowerNetwork(BuildNetwork("alexnet"), {1, "torch", false});
   Device device;
   device.alignment = Bytes(512);
   const RooflineCostModel cost(device);
   const PolicyRegistry registry = Builtin();
   for (const PolicyRegistry::Entry& entry : registry.entries()) {
-    if (DecidesByPlan(entry.name) || IsForRecordings(entry.name)) continue;
+    if (!entry.traits.tried_by_default || entry.traits.for_recordings) continue;
     const Outcome outcome =
         Simulate({Borrow(trace), device, Borrow(cost), Bytes::MiB(20)}, *registry.Make(entry.name));
-    EXPECT_EQ(outcome.trace->ops.size() > trace.ops.size(), entry.name == "mmcnn") << entry.name;
+    EXPECT_EQ(outcome.trace->ops.size() > trace.ops.size(), entry.traits.divides_ops) << entry.name;
   }
 }
 

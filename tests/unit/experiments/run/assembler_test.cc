@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "experiments/run/resolve.h"
-#include "policies/builtin.h"
 #include "policies/registry.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/execute.h"

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "experiments/run/simulate.h"
-#include "policies/builtin.h"
 #include "policies/plan/bound.h"
 #include "policies/plan/facts.h"
 #include "policies/plan/plan.h"
@@ -42,8 +41,8 @@ TEST(JointBoundTest, NoPolicyIsFaster) {
                                 in_core.metrics.peak_reserved, device.alignment);
         const Duration bound = JointBound(trace, cost, setup.memory);
         for (const PolicyRegistry::Entry& entry : registry.entries()) {
-          if (entry.name == "plan" || IsForRecordings(entry.name)) continue;
-          const bool searches = DecidesByPlan(entry.name);
+          if (entry.name == "plan" || entry.traits.for_recordings) continue;
+          const bool searches = !entry.traits.tried_by_default;
           const Outcome run =
               Simulate(setup, *registry.Make(searches ? "joint:effort=300" : entry.name));
           if (!run.report.fits() || !JointBoundHolds(trace, device.alignment, run.report)) continue;
