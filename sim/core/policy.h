@@ -59,7 +59,7 @@ struct TrialOptions {
 // A function that predicts a run of a policy in `memory` bytes of device memory and returns its
 // report. The run has the cost model, the allocator and the trace that `Policy::Prepare` was called
 // with, and no imported plan. The report is deterministic. Several threads may make trials at the
-// same time, each of a policy object of its own.
+// same time, each with its own policy object.
 class TrialRun {
  public:
   using Function = std::function<Report(Policy&, Bytes memory, const TrialOptions&)>;
@@ -72,11 +72,11 @@ class TrialRun {
   Function run_;
 };
 
-// The result of `Policy::Prepare`: what to run, and in how much memory.
+// The result of `Policy::Prepare`: the trace and the memory for the run.
 struct Preparation {
-  // How much of the device's memory to use, more than 0. The run is then the same as on a device
-  // that has no more. Less memory can be faster: with more, blocks lie elsewhere, which may make
-  // other copies wait.
+  // How much of the device's memory to use, more than 0. The run then cannot be told from a run on
+  // a device that has no more. Less memory can be faster: with more, blocks lie elsewhere, which
+  // may make other copies wait.
   Bytes memory;
   // The trace to run instead of the given one. nullopt keeps the given one.
   std::optional<Trace> trace = std::nullopt;
@@ -85,7 +85,7 @@ struct Preparation {
   std::string plan = {};
 };
 
-// Where the current contents of a tensor's storage are. A storage that is on the device may also
+// The place of the current contents of a tensor's storage. A storage that is on the device may also
 // have a copy outside, in the host's memory or in another pool.
 enum class Residency : uint8_t {
   kNone,     // not written yet in this iteration, or no longer needed
@@ -106,16 +106,15 @@ using KernelPlan = std::vector<KernelRun>;
 // storage is pinned:
 //
 // - From `BeforeOp` until the op is issued, the storages that the op uses are pinned.
-// - `OnAllocFailure` may find some of them unpinned. While the runtime brings the op's inputs to
-// the
-//   device and allocates its outputs, an input that is on the device can leave to make room, and
-//   the runtime brings it back before the op. An input that the op also writes can leave only until
-//   the first output is allocated. If an operand still finds no block, the runtime asks
-//   `OnAllocFailure` for as many bytes as all operands need together, while every input can leave,
-//   and then places all operands anew. The inputs of an op that runs again stay pinned.
-// - While parameters and inputs arrive, before the first op, `OnAllocFailure` can release storages
-//   that have a copy outside. All other verbs return false: a backend writes what arrives at once,
-//   so no command that was issued may touch those bytes.
+// - `OnAllocFailure` may find an input of the op unpinned while the runtime brings the inputs to
+//   the device and allocates the outputs. The input can then leave to make room, and the runtime
+//   brings it back before the op. An input that the op also writes can leave only until the outputs
+//   are allocated. If an operand still finds no block, the runtime asks `OnAllocFailure` for as
+//   many bytes as all operands need together, while every input can leave, and then places all
+//   operands anew. The inputs of an op that runs again stay pinned.
+// - While parameters and inputs arrive, before the first op of an iteration, `OnAllocFailure` can
+//   release storages that have a copy outside, but start no copy. A backend writes the arriving
+//   contents at once, so no issued command may touch their bytes.
 class PolicyContext {
  public:
   virtual ~PolicyContext() = default;
@@ -143,9 +142,9 @@ class PolicyContext {
   virtual void Fence() = 0;
 
   // Takes one block for the whole run, which the listed storages share. The storages must not be
-  // live at the same time. The block is as large as the largest of them, and at least `at_least`.
-  // Returns false if one of them has a block already. If no block is free, the run ends as out of
-  // memory. Throws `PolicyError` outside `Plan`.
+  // live at the same time. The block is as large as the largest storage, and at least `at_least`.
+  // Returns false if one of the storages has a block already. If no block is free, the run ends as
+  // out of memory. Throws `PolicyError` outside `Plan`.
   virtual bool Reserve(std::span<const TensorId> tensors, Bytes at_least = Bytes(0)) = 0;
 
   // Takes one workspace for the whole run, which every kernel uses that fits in it. Returns false
@@ -170,7 +169,7 @@ class PolicyContext {
   virtual const Liveness& liveness() const = 0;
   virtual const Device& device() const = 0;
   virtual const CostModel& cost() const = 0;
-  // Returns `cost().Kernels(op, slot, op.batch)`, which is looked up once per run.
+  // Returns `cost().Kernels(op, slot, op.batch)`. The runtime looks it up once per run.
   virtual std::span<const Kernel> kernels(OpId op, size_t slot) const = 0;
   // While an op runs again: the op of the trace whose input is being rebuilt. Otherwise nullopt.
   virtual std::optional<OpId> recomputing() const = 0;
