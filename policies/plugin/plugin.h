@@ -6,7 +6,7 @@
 //
 //   namespace {
 //   void RegisterPolicies(spillway::PolicyRegistry& registry) {
-//     registry.Add("my-policy", "what it does, in one sentence", MakeMyPolicy);
+//     registry.Add("my-policy", "a description in one sentence", MakeMyPolicy);
 //   }
 //   constexpr spillway::PolicyPlugin kPlugin{.register_policies = RegisterPolicies};
 //   }  // namespace
@@ -15,7 +15,7 @@
 //
 // C++ objects cross the boundary, so both sides must agree on their layout. This header fills in
 // `api_version` and `build_tag`. The loader compares them with its own before it calls anything
-// else, and refuses a plugin that differs in one of them. `spillway new-policy NAME` writes a
+// else, and refuses a plugin if one differs. `spillway new-policy NAME` writes a
 // plugin to start from; the CMake function `spillway_add_policy` builds one.
 
 #ifndef SPILLWAY_POLICIES_PLUGIN_PLUGIN_H_
