@@ -1,5 +1,6 @@
-// Runs a recorded trace as the framework ran it: moves nothing, and keeps each tensor for as long
-// as the program held it, not only until its last use. What it needs is what the framework needed.
+// A policy that runs a recorded trace as the framework ran it. It moves nothing, and keeps each
+// tensor for as long as the program held it, not only until its last use. So it needs as much
+// memory as the framework did.
 
 #include <memory>
 #include <string_view>

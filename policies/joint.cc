@@ -1,9 +1,9 @@
-// The joint planner: offloading, recomputation and algorithms decided together, by a search with
-// trial runs, and by nothing that a trial run does not confirm.
+// The joint planner. It decides offloading, recomputation and algorithms together, by a search with
+// trial runs; a trial run has confirmed every decision.
 //
 // Every other built-in policy is a candidate with its defaults, so that none is faster in the same
-// memory. `plan` follows a plan that an earlier search has found (`run --export-plan`), without
-// searching.
+// memory. The policy `plan` follows a plan that an earlier search has found (`run --export-plan`),
+// without searching.
 
 #include <algorithm>
 #include <array>
@@ -32,10 +32,11 @@
 namespace spillway {
 namespace {
 
-// In trials. A trial of ResNet-50 takes about a millisecond of two cores.
+// The named efforts, in trials. A trial of ResNet-50 takes about a millisecond on two cores.
 constexpr std::array<std::pair<std::string_view, int64_t>, 3> kEfforts{
     {{"quick", 500}, {"default", 6000}, {"thorough", 30000}}};
-// Of traces with more ops, as many times fewer: a trial takes as many times longer.
+// A trace with n times more ops than this gets n times fewer trials, because a trial takes n times
+// longer.
 constexpr int64_t kManyOps = 5000;
 
 struct Effort {
@@ -71,7 +72,7 @@ class PlannedPolicy : public ForwardingPolicy {
     return prepared;
   }
 
-  // Follows the plan that `text` is; `origin` stands for its path in messages.
+  // Follows the plan in the document `text`; `origin` is its path in messages.
   Preparation FollowText(const std::string& text, const std::string& origin, const Trace& trace,
                          const Device& device, const CostModel& cost, const TrialRun& trial) {
     if (HasEarlyUpdates(text, origin)) {
@@ -89,14 +90,14 @@ class PlannedPolicy : public ForwardingPolicy {
 
 constexpr const char* kImported = "the plan of the run before";  // its origin in messages
 
-// What takes so many percent of the time of what there is, if its stalls are not counted, is run no
-// further.
+// Another policy is run no further when its kernels alone take this many percent of the best time
+// so far.
 constexpr int64_t kFarBeyond = 150;
-// The first iteration stands for the others where these take at most so small a part of it longer.
+// The first iteration represents the others if these take longer by at most one part in this many.
 constexpr int64_t kAlike = 500;
 
-// Another policy, which gives up where the kernels of an iteration will take longer than `limit`:
-// it may be running the same ops again and again.
+// A policy that acts as another one, but makes no room any more when the kernels of an iteration
+// will take longer than `limit`. The other policy may be running the same ops again and again.
 class Limited final : public ForwardingPolicy {
  public:
   Limited(std::unique_ptr<Policy> policy, Duration limit) : limit_(limit) {
@@ -126,7 +127,8 @@ class Limited final : public ForwardingPolicy {
   }
 
   const Duration limit_;
-  Duration expected_;  // of each op of the iteration, and of those that ran again: the fastest
+  Duration
+      expected_;  // of the fastest kernels, for all ops of the iteration and all that ran again
 };
 
 class JointPolicy final : public PlannedPolicy {
@@ -146,7 +148,8 @@ class JointPolicy final : public PlannedPolicy {
     const Duration in_core = trial(probe, Bytes::Unlimited(), {1, 1, reordered_}).metrics.iteration;
     JointPlan best(trace);
     std::optional<Duration> shortest;
-    // By two iterations where the one after the first differs from it, as an allocator may have it.
+    // If later iterations differ from the first, which can be due to the allocator, the search is
+    // repeated with two iterations per trial.
     for (const int iterations : {1, 2}) {
       options_.iterations = iterations;
       auto found = SearchPlan(probe.facts, trial, device.memory, in_core, options_);
@@ -223,7 +226,7 @@ class PlanFilePolicy final : public PlannedPolicy {
 Effort ReadEffort(Params& params) {
   const std::string text =
       params.Text("effort", "quick|default|thorough|TRIALS", "default",
-                  "how many trial runs the search makes, besides one of each other policy");
+                  "how many trial runs the search makes, in addition to one of each other policy");
   for (const auto& [name, trials] : kEfforts) {
     if (text == name) return {trials, /*named=*/true};
   }
@@ -241,8 +244,8 @@ double ReadSlowerLink(Params& params) {
   constexpr std::string_view kLink = "link:";
   const std::string text =
       params.Text("robust", "off|link:SHARE", "off",
-                  "judges plans by the mean of their times with the link as it is and with this "
-                  "share of its bandwidth; either is a trial");
+                  "judges plans by the mean of their times with the whole link and with this "
+                  "share of its bandwidth; each of the two is a trial");
   if (text == "off") return 1;
   double share = 0;
   const char* const end = text.data() + text.size();
@@ -262,11 +265,11 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
   options.recompute = params.Flag("recompute", true, "storages may be dropped and rebuilt");
   options.kernels = params.Flag("kernels", true,
                                 "kernels are searched for; otherwise each op has the fastest "
-                                "that fits when its turn comes");
+                                "kernels that fit when it runs");
   options.chooser = ReadKernelChooser(params);
   options.slower_link = ReadSlowerLink(params);
-  options.seed = static_cast<uint64_t>(
-      params.Integer("seed", 1, 0, std::numeric_limits<int64_t>::max(), "of the walk at the end"));
+  options.seed = static_cast<uint64_t>(params.Integer(
+      "seed", 1, 0, std::numeric_limits<int64_t>::max(), "the seed of the walk at the end"));
   const bool early_updates =
       params.Choice("updates", "early", {"early", "late"},
                     "whether each parameter is updated as soon as nothing reads it any more, so "

@@ -1,5 +1,5 @@
-// Frees every tensor after its last use and moves nothing: what the runtime does by itself. With
-// `parameters=outside` it streams parameters and optimizer state from a pool outside.
+// A policy that moves nothing. The runtime frees every tensor after its last use. With
+// `parameters=outside`, the policy streams parameters and optimizer state from a pool outside.
 
 #include <memory>
 

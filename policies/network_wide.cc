@@ -1,8 +1,8 @@
 // The baseline of vDNN (section IV-A): every tensor has its block for the whole run.
 //
-// Activations, inputs and parameter gradients get one block each. Gradients of activations share
-// the least number of blocks that their lifetimes allow (two for a chain: dX and dY), each as large
-// as the largest gradient. One workspace serves all kernels.
+// Each activation, input and parameter gradient gets a block. The gradients of activations share as
+// few blocks as their lifetimes allow (two for a chain: dX and dY), and each of these blocks is as
+// large as the largest gradient. One workspace serves all kernels.
 
 #include <algorithm>
 #include <memory>

@@ -140,7 +140,7 @@ class SavedTensorsTest(CommandTest):
             self.fails(code, text, "run", self.trace, "--device", "h200", "--policy", f"saved-tensors:file={path}")
 
         refused(3, "unknown tensor 'hh'; did you mean 'h'?", self.list_of([("hh", "save")]))
-        refused(3, "listed before", self.list_of([("h", "save"), ("h", "offload")]))
+        refused(3, "the tensor is listed twice", self.list_of([("h", "save"), ("h", "offload")]))
         refused(3, "the list is for three:1, and this is two:1", self.write("other.json", {
             "format": "spillway-saved-tensors", "version": 1, "workload": "three:1", "tensors": []}))
         refused(3, 'expected "save", "recompute" or "offload"', self.write("fate.json", {
