@@ -34,7 +34,7 @@ struct PolicyTraits {
   bool for_inference = false;
   // The policy runs recorded traces only.
   bool for_recordings = false;
-  // `Prepare` may return a trace whose ops have kernels that the given trace does not have.
+  // `Prepare` may return a trace whose ops have other kernels; `validate` records these, too.
   bool divides_ops = false;
   // Returns the specification of the policy whose memory a single run of this one gets by default;
   // empty for all of the device's memory. Reads only the parameters that it needs.

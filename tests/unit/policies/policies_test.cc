@@ -50,8 +50,7 @@ TEST(RegistryTest, SpecificationsAreParsedStrictly) {
 
 TEST(RegistryTest, OnlyPoliciesThatSaySoDivideOps) {
   const Trace trace = LowerNetwork(BuildNetwork("alexnet"), {1, "torch", false});
-  Device device;
-  device.alignment = Bytes(512);
+  const Device device = testing::NarrowDevice();
   const RooflineCostModel cost(device);
   const PolicyRegistry registry = Builtin();
   for (const PolicyRegistry::Entry& entry : registry.entries()) {
