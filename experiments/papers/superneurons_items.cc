@@ -175,7 +175,7 @@ double LayerCount(const Workload& workload) {
 // Convolutions and linear layers on the longest path.
 double Depth(const Workload& workload) {
   const Network network = BuildNetwork(workload.network);
-  std::vector<int> depth(boost::num_vertices(network.graph()));
+  std::vector<int> depth(network.size());
   for (LayerNode node = 0; node < depth.size(); ++node) {
     for (const LayerNode input : network.Inputs(node)) {
       depth[node] = std::max(depth[node], depth[input]);

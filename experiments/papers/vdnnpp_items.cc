@@ -175,9 +175,8 @@ double TableTwo(const PaperRow& row, const Mode& mode) {
 
 // True if the layer's output, perhaps normalised, is consumed by a sum that another operand holds.
 bool EndsInASum(const Network& network, LayerNode node) {
-  while (boost::out_degree(node, network.graph()) == 1) {
-    const LayerNode next =
-        boost::target(*boost::out_edges(node, network.graph()).first, network.graph());
+  while (network.Consumers(node).size() == 1) {
+    const LayerNode next = network.Consumers(node).front();
     const OpType type = network.layer(next).type;
     if (type == OpType::kAdd) return network.Inputs(next).front() != node;
     if (type != OpType::kBatchNorm && type != OpType::kRelu) return false;
@@ -191,7 +190,7 @@ bool EndsInASum(const Network& network, LayerNode node) {
 double Pinned(const Workload& workload) {
   const Network network = BuildNetwork(workload.network);
   int64_t elements = 0;
-  for (LayerNode node = 0; node < boost::num_vertices(network.graph()); ++node) {
+  for (LayerNode node = 0; node < network.size(); ++node) {
     const OpType type = network.layer(node).type;
     const bool counts = type == OpType::kInput || type == OpType::kConv2d ||
                         type == OpType::kMaxPool2d || type == OpType::kAvgPool2d;
@@ -303,7 +302,7 @@ PaperTable TableThree() {
   const auto output = [](int64_t Shape::*part) {
     return [=](const PaperRow& row) -> std::optional<double> {
       const Network network = BuildNetwork(row.workload.network);
-      for (LayerNode node = 0; node < boost::num_vertices(network.graph()); ++node) {
+      for (LayerNode node = 0; node < network.size(); ++node) {
         const LayerSpec& layer = network.layer(node);
         if (layer.name == row.layer) return static_cast<double>(layer.output.*part);
       }
@@ -347,7 +346,7 @@ PaperTable TableOfLayers() {
   }
   const Workload vgg{"vgg16", 64};
   const Network network = BuildNetwork(vgg.network);
-  for (LayerNode node = 1; node < boost::num_vertices(network.graph()); ++node) {
+  for (LayerNode node = 1; node < network.size(); ++node) {
     const LayerSpec& layer = network.layer(node);
     const bool shown = layer.type == OpType::kConv2d || layer.type == OpType::kMaxPool2d;
     if (shown) table.rows.push_back({vgg, 0, layer.name});

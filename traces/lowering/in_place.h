@@ -34,7 +34,7 @@ class InPlaceRules {
 
  private:
   OpType type(LayerNode node) const { return network_.layer(node).type; }
-  size_t ConsumerCount(LayerNode node) const { return boost::out_degree(node, network_.graph()); }
+  size_t ConsumerCount(LayerNode node) const { return network_.Consumers(node).size(); }
   // True if a consumer of the node may overwrite its output: it is the only one, backward does not
   // read it, and it is no image.
   bool MayBeOverwritten(LayerNode node) const;
