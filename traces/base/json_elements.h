@@ -7,8 +7,7 @@
 #ifndef SPILLWAY_TRACES_BASE_JSON_ELEMENTS_H_
 #define SPILLWAY_TRACES_BASE_JSON_ELEMENTS_H_
 
-#include <simdjson.h>
-
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -20,6 +19,8 @@ namespace spillway {
 
 class JsonElements {
  public:
+  static constexpr size_t kPadding = 64;  // as much as the parser of an object may need
+
   // The array under `array`, whose objects begin with `first_key`. `stream` outlives this. Throws
   // `InputError` if the document is no object or has no such array.
   JsonElements(TextStream& stream, std::string_view array, std::string_view first_key);
@@ -27,10 +28,10 @@ class JsonElements {
   // The root object's text before the array, closed: `{"schema": "1.1"}`.
   const std::string& header() const { return header_; }
 
-  // The next object, as text that has `simdjson::SIMDJSON_PADDING` bytes behind it and stays until
-  // the next call; nullopt at the end of the array. Throws `InputError` with the place if the text
+  // The next object; nullopt at the end of the array. Its text stays until the next call, and has
+  // `kPadding` bytes behind it that may be read. Throws `InputError` with the place if the text
   // ends within the array, or an object is larger than 256 MiB.
-  std::optional<simdjson::padded_string_view> Next();
+  std::optional<std::string_view> Next();
 
   // Objects so far that were cut off.
   int64_t cut_off() const { return cut_off_; }
