@@ -32,7 +32,7 @@ class PolicyRegistry;
 
 // Counts the incompatible changes of what a plugin compiles against: `Policy`, `PolicyContext`,
 // `Params`, `PolicyRegistry` and what they use.
-inline constexpr uint32_t kPluginApiVersion = 12;
+inline constexpr uint32_t kPluginApiVersion = 13;
 
 #define SPILLWAY_TEXT_OF_VALUE(value) #value
 #define SPILLWAY_TEXT_OF(macro) SPILLWAY_TEXT_OF_VALUE(macro)

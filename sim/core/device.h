@@ -7,7 +7,6 @@
 #define SPILLWAY_SIM_CORE_DEVICE_H_
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
@@ -170,7 +169,7 @@ std::optional<int> ParseCapability(std::string_view text);
 // Throws `InputError` of the form "path:line:column: message": unknown or missing key, wrong type,
 // wrong unit, value out of range, a time beyond 1000 s. A file has 1 MiB and 1000 dots at most,
 // comments included: dotted keys nest as deep as they have dots.
-Device ReadDevice(const std::filesystem::path& path);
+Device ReadDevice(const std::string& path);
 
 // As `ReadDevice` on text in memory; `origin` stands for the path.
 Device ParseDevice(std::string_view text, const std::string& origin);

@@ -6,9 +6,9 @@
 
 #include <functional>
 #include <memory>
-#include <regex>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "policies/plugin/guard.h"
 #include "sim/alloc/recording_allocator.h"
@@ -32,10 +32,12 @@ Names MethodsOf(const std::string& header, const std::string& interface) {
   std::string text = testing::ReadRaw(testing::InSource(header));
   text.erase(0, text.find("class " + interface + " {"));
   text.erase(text.find("\n};"));
-  const std::regex method(R"(\n  virtual [^~;{]*?(\w+)\()");
+  constexpr std::string_view kVirtual = "\n  virtual ";
   Names names;
-  for (std::sregex_iterator match(text.begin(), text.end(), method), end; match != end; ++match) {
-    names.insert((*match)[1]);
+  for (size_t at = text.find(kVirtual); at != text.npos; at = text.find(kVirtual, at + 1)) {
+    const std::string declared = text.substr(at, text.find('(', at) - at);
+    if (declared.find('~') == declared.npos)
+      names.insert(declared.substr(declared.find_last_of(" *&") + 1));
   }
   return names;
 }
