@@ -70,6 +70,9 @@ LIBRARIES = {
     r"(tbb|oneapi)/": ["experiments", "sim/packing", "tests"],
 }
 
+# Libraries so large that no header may include them: all who include it would pay for them.
+HIDDEN = r"boost/|simdjson|regex$"
+
 # Modules whose names several backends share, one in each.
 MIRRORED = {"copy_path", "kernels", "pooling"}
 
@@ -152,6 +155,8 @@ class Tree:
         for pattern, homes in LIBRARIES.items():
             if re.match(pattern, header) and not any(path.startswith(home + "/") for home in homes):
                 return f"<{header}> belongs to {', '.join(homes)}"
+        if path.endswith(".h") and re.match(HIDDEN, header):
+            return f"<{header}> belongs in sources, not in headers"
         return None
 
     def layer(self, own: str, header: str):

@@ -56,6 +56,9 @@ class CheckLayersTest(unittest.TestCase):
     def test_a_library_away_from_home(self):
         self.assertIn("<simdjson.h> belongs to traces/base", self.planted("sim/cost/table_cost.h", "<simdjson.h>"))
 
+    def test_a_large_library_in_a_header(self):
+        self.assertIn("<simdjson.h> belongs in sources", self.planted("traces/base/json.h", "<simdjson.h>"))
+
     def test_two_types_of_one_name(self):
         two = "namespace spillway {\nstruct Bounds {\n};\n}  // namespace spillway"
         self.assertRegex(self.with_line("policies/dtr.cc", two),
