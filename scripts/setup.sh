@@ -29,3 +29,4 @@ SPILLWAY_COMPILER_LAUNCHER=$(command -v ccache || true)
 export SPILLWAY_COMPILER_LAUNCHER
 # Paths are hashed as they are seen from the clone: any other clone finds what this one has compiled.
 export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
+export CCACHE_SLOPPINESS=pch_defines,time_macros  # without which it caches nothing that has a precompiled header

@@ -31,14 +31,8 @@ struct Case {
   size_t pools = 0;  // besides the host's, the first of them small and fast
 };
 
-// What a framework keeps for backward. Under sanitizers one: presets differ in traces, not in who
-// touches which memory.
-constexpr const char* kPresets[] =
-#ifdef __SANITIZE_ADDRESS__
-    {"torch"};
-#else
-    {"torch", "vdnn", "vdnnpp", "superneurons"};
-#endif
+// The presets say what a framework keeps for backward.
+constexpr const char* kPresets[] = {"torch", "vdnn", "vdnnpp", "superneurons"};
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
