@@ -3,8 +3,8 @@
 
 usage: experiments/papers/page.py [-o FILE]
 
-Made from the numbers in figures/, as `spillway reproduce all --figures` writes them, and from the sentences in
-items.toml, where [[ITEM]] stands for ours and [[h200 ITEM]] for ours on an H200. Without -o it is printed.
+The numbers are those of the CSVs in figures/, which `spillway reproduce all --figures` writes. The sentences are those of
+items.toml, in which [[ITEM]] stands for our number of that item. Without -o the page is printed.
 """
 
 import csv
@@ -15,12 +15,11 @@ import tomllib
 
 HERE = pathlib.Path(__file__).resolve().parent
 FIGURES = HERE / "figures"
-OTHERS = {"h200": "H200"}  # machines besides the papers', by the folder of their figures
 LONGEST = 40  # rows of a table that is shown whole
 
 
-def rows_of(directory, sheet):
-    with open(directory / f"{sheet}.csv", newline="", encoding="utf-8") as stream:
+def rows_of(sheet):
+    with open(FIGURES / f"{sheet}.csv", newline="", encoding="utf-8") as stream:
         return list(csv.DictReader(stream))
 
 
@@ -58,27 +57,13 @@ def tally(printed):
         (f", {others} are shown and not judged." if others else ".")
 
 
-def pictures(sheet, alt):
-    """That of the paper's GPU, and those of the others beside it."""
-    found = [(name, folder) for name, folder in [("the paper's GPU", ""), *((n, f"{f}/") for f, n in OTHERS.items())]
-             if (FIGURES / folder / f"{sheet}.png").exists()]
-    images = [f"![{alt}](figures/{folder}{sheet}.png)" for _, folder in found]
-    if len(found) < 2:
-        return images
-    return ["| " + " | ".join(name for name, _ in found) + " |", "|---" * len(found) + "|",
-            "| " + " | ".join(images) + " |"]
-
-
 class Numbers:
     """Ours, by the names of items, for the sentences."""
 
     def __init__(self, paper):
         self.paper = paper
-        self.known = {}
-        for folder in ("", *OTHERS):
-            for path in sorted((FIGURES / folder).glob(f"{paper}-*.csv")):
-                for row in rows_of(path.parent, path.stem):
-                    self.known[f"{folder} {row['item']}".strip()] = row["ours"]
+        self.known = {row["item"]: row["ours"] for path in sorted(FIGURES.glob(f"{paper}-*.csv"))
+                      for row in rows_of(path.stem)}
 
     def filled(self, sentence):
         def ours(match):
@@ -106,8 +91,8 @@ def page():
             sheets.remove(sheet)
             lines += [f"### {item['title']}", "", f"`spillway reproduce {sheet}` ([CSV](figures/{sheet}.csv)). "
                       + numbers.filled(item["differs"]), ""]
-            drawn = pictures(sheet, item["title"])
-            shown = table(rows_of(FIGURES, sheet))
+            drawn = [f"![{item['title']}](figures/{sheet}.png)"] if (FIGURES / f"{sheet}.png").exists() else []
+            shown = table(rows_of(sheet))
             for block in (drawn, shown if not drawn or shown[:1] and "printed" in shown[0] else []):
                 lines += [*block, ""] if block else []
     if sheets:

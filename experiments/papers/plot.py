@@ -517,7 +517,7 @@ def limited(figstyle, read):
 
 def measured_limits():
     """Limits in MB, as Fig. 9 names them, and what the policy took in each on an H200."""
-    with open(HERE.parent / "validation" / "mmcnn-h200.csv", newline="", encoding="utf-8") as stream:
+    with open(HERE.parent / "evidence" / "validation" / "mmcnn-h200.csv", newline="", encoding="utf-8") as stream:
         found = ((re.fullmatch(r"mmcnn:limit=(\d+)MiB", row["policy"]), row) for row in csv.DictReader(stream))
         return [(limit[1], float(row["measured_iteration_ms"])) for limit, row in found if limit]
 

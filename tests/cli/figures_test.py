@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tables and figures of the papers: CSVs and page are the committed ones, and all figures can be drawn.
+"""Tests that the papers' CSVs and page are the committed ones, and that all figures can be drawn.
 
 usage: figures_test.py PATH_OF_SPILLWAY
 """
@@ -16,10 +16,10 @@ import unittest
 
 from harness import CommandTest, ROOT, main
 
-REPRODUCE = ROOT / "experiments" / "reproduce"
-FIGURES = REPRODUCE / "figures"
-PLOT = REPRODUCE / "plot.py"
-PAGE = REPRODUCE / "page.py"
+PAPERS = ROOT / "experiments" / "papers"
+FIGURES = PAPERS / "figures"
+PLOT = PAPERS / "plot.py"
+PAGE = PAPERS / "page.py"
 
 
 def plot(directory):
@@ -37,7 +37,7 @@ class FiguresTest(CommandTest):
         self.directory = pathlib.Path(directory.name)
 
     def compare(self, kept_in, *arguments):
-        """What the command makes in an empty directory is what is kept, numbers by their bytes and pictures by their names."""
+        """Runs the command in an empty directory: it makes exactly the committed CSVs, and every picture as PDF and PNG."""
         document = self.ok("reproduce", "all", *arguments, "--figures", self.directory, "--format", "json", env=ENVIRONMENT)
         made = {path.name: path.read_bytes() for path in self.directory.glob("*.csv")}
         kept = {path.name: path.read_bytes() for path in kept_in.glob("*.csv")}
@@ -45,8 +45,9 @@ class FiguresTest(CommandTest):
         command = " ".join(("spillway reproduce all", *arguments, "--figures", str(kept_in)))
         for name, contents in kept.items():
             self.assertEqual(made[name], contents, f"{name} differs: {command}")
-        self.assertEqual({path.name for path in self.directory.glob("*.png")},
-                         {path.name for path in kept_in.glob("*.png")})
+        pictures = {path.stem for path in FIGURES.glob("*.png")} & {pathlib.Path(name).stem for name in kept}
+        for ending in ("pdf", "png"):
+            self.assertEqual({path.stem for path in self.directory.glob(f"*.{ending}")}, pictures)
         return json.loads(document)
 
     def test_the_numbers_are_the_committed_ones(self):
@@ -68,9 +69,9 @@ class FiguresTest(CommandTest):
 
     def test_the_page_is_what_its_generator_makes(self):
         page = subprocess.run([sys.executable, PAGE], capture_output=True, text=True, check=True).stdout
-        self.assertEqual(page, (REPRODUCE / "README.md").read_text("utf-8"), f"{PAGE} -o {REPRODUCE / 'README.md'}")
-        for path in re.findall(r"\]\((figures/[^)]*)\)", page):
-            self.assertTrue((REPRODUCE / path).exists(), path)
+        self.assertEqual(page, (PAPERS / "README.md").read_text("utf-8"), f"{PAGE} -o {PAPERS / 'README.md'}")
+        shown = set(re.findall(r"\]\((figures/[^)]*)\)", page))
+        self.assertEqual(shown, {f"figures/{path.name}" for path in FIGURES.iterdir() if path.suffix in (".csv", ".png")})
 
     def test_another_gpu_judges_nothing(self):
         arguments = ("--device", "h200", "--format", "json")
