@@ -137,22 +137,23 @@ std::optional<Chain> ChainOf(const Workload& workload, const TableCounting& coun
 
 double Mebibytes(double bytes) { return bytes / static_cast<double>(Bytes::MiB(1).count()); }
 
-// What the schedule says of layer `row.layer`, from 1, within `row.number` MB.
+// Items count layers from 1.
+size_t LayerOf(const PaperRow& row) { return static_cast<size_t>(row.step) - 1; }
+
+// What the schedule says of a layer within `row.number` MB.
 template <typename Part>
 auto OfStep(TableCounting counting, Part part) {
-  return [=](const PaperRow& row) -> std::optional<double> {
+  return [=](const PaperRow& row) -> Computed {
     const auto chain = ChainOf(row.workload, counting);
-    const auto layer = ReadNumber(row.layer);
-    if (!chain || !layer || row.number <= 0) return std::nullopt;
-    if (*layer < 1 || *layer > static_cast<double>(chain->layers().size())) return std::nullopt;
+    if (!chain || row.number <= 0 || LayerOf(row) >= chain->layers().size()) return std::nullopt;
     const double limit = row.number * static_cast<double>(Bytes::MiB(1).count());
-    return part(ScheduleMmcnn(chain->layers(), limit)[static_cast<size_t>(*layer) - 1]);
+    return part(ScheduleMmcnn(chain->layers(), limit)[LayerOf(row)]);
   };
 }
 
 // "Normal" in Table 2: all weights, and all maps twice, as Caffe has them with room for gradients;
 // of AlexNet the weights alone, which is what the paper prints there.
-std::optional<double> Normal(const PaperRow& row) {
+Computed Normal(const PaperRow& row) {
   const auto chain = ChainOf(row.workload, {});
   if (!chain) return std::nullopt;
   const bool alone = row.workload.network.starts_with("alexnet");
@@ -160,7 +161,7 @@ std::optional<double> Normal(const PaperRow& row) {
 }
 
 // "vDNN" in Table 2: the largest weights of a layer.
-std::optional<double> LargestWeights(const PaperRow& row) {
+Computed LargestWeights(const PaperRow& row) {
   const auto chain = ChainOf(row.workload, {});
   if (!chain) return std::nullopt;
   double largest = 0;
@@ -168,13 +169,10 @@ std::optional<double> LargestWeights(const PaperRow& row) {
   return Mebibytes(largest);
 }
 
-std::optional<double> WeightsOfLayer(const PaperRow& row) {
+Computed WeightsOfLayer(const PaperRow& row) {
   const auto chain = ChainOf(row.workload, {});
-  const auto layer = ReadNumber(row.layer);
-  if (!chain || !layer || *layer < 1) return std::nullopt;
-  const auto index = static_cast<size_t>(*layer) - 1;
-  if (index >= chain->layers().size()) return std::nullopt;
-  return Mebibytes(chain->layers()[index].weights);
+  if (!chain || LayerOf(row) >= chain->layers().size()) return std::nullopt;
+  return Mebibytes(chain->layers()[LayerOf(row)].weights);
 }
 
 // The policy within `row.number` MB.
@@ -185,12 +183,12 @@ Report RunWithin(const PaperRow& row) {
   return scene.Run(fmt::format("mmcnn:limit={}B", limit.count()));
 }
 
-std::optional<double> Milliseconds(const PaperRow& row) {
+Computed Milliseconds(const PaperRow& row) {
   return RunWithin(row).metrics.iteration.milliseconds();
 }
 
 // Each copy between host and device.
-std::optional<double> Transfers(const PaperRow& row) {
+Computed Transfers(const PaperRow& row) {
   const Report report = RunWithin(row);
   return static_cast<double>(std::ranges::count_if(report.timeline, [](const TimelineEntry& entry) {
     return entry.kind != CommandKind::kKernel;
@@ -200,7 +198,7 @@ std::optional<double> Transfers(const PaperRow& row) {
 constexpr double kLeastLimit = 5;  // MB: the smallest of the paper's
 
 // In per cent. The paper prints one decimal, and all three networks agree with rounding up.
-std::optional<double> Saved(const PaperRow& row) {
+Computed Saved(const PaperRow& row) {
   const auto normal = Normal(row);
   if (!normal) return std::nullopt;
   return std::ceil(1000 * (1 - kLeastLimit / *normal)) / 10;
@@ -212,12 +210,13 @@ PaperNames Names() {
       .batch = 1};
 }
 
-// Each layer of a network within each of the paper's limits.
-std::vector<PaperRow> LayersOf(const Workload& workload, int64_t layers) {
+// Each layer of a network within each of the limits.
+std::vector<PaperRow> LayersOf(const Workload& workload, int64_t layers,
+                               const std::vector<double>& limits = {200, 100, 50, 10, 5}) {
   std::vector<PaperRow> rows;
-  for (const double limit : {200, 100, 50, 10, 5}) {
+  for (const double limit : limits) {
     for (int64_t layer = 1; layer <= layers; ++layer) {
-      rows.push_back({workload, limit, std::to_string(layer)});
+      rows.push_back({.workload = workload, .number = limit, .step = layer});
     }
   }
   return rows;
@@ -233,7 +232,7 @@ std::vector<PaperTable> MmcnnTables(const PaperValues&) {
     tables.push_back(
         {std::move(name), Names(), std::move(rows), std::move(columns), PaperRequest::kPaperName});
   };
-  add("Tab2", {{alexnet}, {vgg_s}, {vgg19}},
+  add("Tab2", Rows({alexnet, vgg_s, vgg19}),
       {{"Tab2 normal {workload} MB", "MB", Normal},
        {"Tab2 vDNN {workload} MB", "MB", LargestWeights},
        {"Tab2 save % {workload}", "%", Saved}});
@@ -244,7 +243,7 @@ std::vector<PaperTable> MmcnnTables(const PaperValues&) {
   const auto table = [&](const std::string& name, const Workload& workload, int64_t layers,
                          const TableCounting& counting) {
     add(name, LayersOf(workload, layers),
-        {{name + " {workload} layer {layer} @{number} MB", "MB", OfStep(counting, memory)}});
+        {{name + " {workload} layer {step} @{number} MB", "MB", OfStep(counting, memory)}});
   };
   const auto parts = [](const MmcnnStep& step) { return static_cast<double>(step.parts); };
   const auto prefetched = [](const MmcnnStep& step) {
@@ -252,24 +251,17 @@ std::vector<PaperTable> MmcnnTables(const PaperValues&) {
   };
   const auto schedule = [&](const std::string& name, const Workload& workload, int64_t layers,
                             const TableCounting& counting) {
-    const std::string item = name + " {workload} layer {layer} @{number} MB ";
+    const std::string item = name + " {workload} layer {step} @{number} MB ";
     add(name, LayersOf(workload, layers),
         {{item + "sn", "count", OfStep(counting, parts)},
          {item + "cn", "count", OfStep(counting, prefetched)}});
   };
   // Fig. 6: weights alone, layer by layer.
   for (const auto& [workload, layers] : {std::pair(alexnet, 21), {vgg_s, 20}, {vgg19, 43}}) {
-    std::vector<PaperRow> rows;
-    for (int layer = 1; layer <= layers; ++layer) {
-      rows.push_back({workload, 0, std::to_string(layer)});
-    }
-    add("Fig6", rows, {{"Fig6 {workload} layer {layer} weights", "MB", WeightsOfLayer}});
+    add("Fig6", LayersOf(workload, layers, {0}),
+        {{"Fig6 {workload} layer {step} weights", "MB", WeightsOfLayer}});
   }
-  std::vector<PaperRow> limits;
-  for (const Workload& workload : {alexnet, vgg_s, vgg19}) {
-    for (const double limit : {200, 100, 50, 20, 10, 5}) limits.push_back({workload, limit});
-  }
-  add("Fig9", limits,
+  add("Fig9", Rows({alexnet, vgg_s, vgg19}, {200, 100, 50, 20, 10, 5}),
       {{"Fig9 {workload} @{number} MB ms", "ms", Milliseconds},
        {"Fig9 {workload} @{number} MB transfers", "count", Transfers}});
   tables.back().device = "titan_x_maxwell";

@@ -2,16 +2,19 @@
 //
 // The items of a table are its rows times its columns. A column's pattern names them; rows fill its
 // holes: {workload}, a network and its batch as the paper writes them; {batch}, a batch alone;
-// {number}; {layer}, a word; {device}, the GPU. The same pattern tells what is asked for by a name
-// that no row has: the same of another workload, number or layer. What the paper prints stands in
-// paper-values.csv. A table has a GPU, that of the paper, and can be computed for another one.
+// {number}; {step}, a count; {layer}, a word; {device}, the GPU. The same pattern tells what is
+// asked for by a name that no row has: the same of another workload, number or layer. What the
+// paper prints stands in paper-values.csv. A table has a GPU, that of the paper, and can be
+// computed for another one.
 
 #ifndef SPILLWAY_EXPERIMENTS_PAPERS_PAPER_H_
 #define SPILLWAY_EXPERIMENTS_PAPERS_PAPER_H_
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,6 +23,8 @@
 
 namespace spillway {
 
+using Computed = std::optional<double>;
+
 // A printed number. `evidence`: "=" must agree to the printed digits, "c" within 1 %, "~" within 2
 // %; "f" (a fit) and "x" (not explained) are shown and not judged.
 struct PaperValue {
@@ -27,17 +32,21 @@ struct PaperValue {
   std::string item;
   std::string workload;
   std::string unit;
-  std::string printed;  // as printed, "4.8"; empty if the paper does not print it
+  Computed printed;  // nullopt if the paper does not print it
+  int decimals = 0;  // printed digits after the decimal point
   std::string evidence;
 };
 using PaperValues = std::vector<PaperValue>;
 
 // All of the text as a number; nullopt if it is none.
-std::optional<double> ReadNumber(std::string_view text);
+Computed ReadNumber(std::string_view text);
+
+// nullptr if the list does not have the item.
+const PaperValue* FindValue(const PaperValues& values, std::string_view paper,
+                            std::string_view item);
 
 // nullopt if the paper does not print the item.
-std::optional<double> PrintedNumber(const PaperValues& values, std::string_view paper,
-                                    std::string_view item);
+Computed PrintedNumber(const PaperValues& values, std::string_view paper, std::string_view item);
 
 // How a paper writes workloads: "VGG-16(256)", or "AlexNet" where it has a usual batch.
 struct PaperNames {
@@ -71,13 +80,19 @@ struct PaperRow {
   double number = 0;
   std::string layer = {};
   PaperMachine machine = {};  // in a table's rows: none, the table's
+  int64_t step = 0;
 };
+
+// Each workload with each number and layer.
+std::vector<PaperRow> Rows(const std::vector<Workload>& workloads,
+                           const std::vector<double>& numbers = {0},
+                           const std::vector<std::string>& layers = {""});
 
 struct PaperColumn {
   std::string pattern;  // "Tab5 {workload} conv(m) aggregate"
   std::string unit;
   // nullopt where the workload does not fit on the paper's GPU, or does not have the layer.
-  std::function<std::optional<double>(const PaperRow&)> compute;
+  std::function<Computed(const PaperRow&)> compute;
   bool round_down = false;    // as the paper prints it; else rounded
   std::string evidence = {};  // of what is not printed: "x" where it rests on what is not said
   std::function<bool(const PaperRow&)> accepts = {};  // rows besides the table's; empty: all
@@ -92,6 +107,31 @@ auto OfWorkload(Function function, Arguments... arguments) {
 template <typename Function, typename... Arguments>
 auto OfRow(Function function, Arguments... arguments) {
   return [=](const PaperRow& row) { return function(row, arguments...); };
+}
+
+// A column for each mode of a paper's policies, whose name fills {mode}.
+template <typename Mode>
+struct ModeColumn {
+  std::string pattern;  // "Fig11 {workload} {mode} max MB"
+  std::string unit;
+  std::function<Computed(const PaperRow&, const Mode&)> compute;
+  bool round_down = false;
+};
+
+// All columns of the first mode, then those of the next.
+template <typename Mode>
+std::vector<PaperColumn> ForModes(std::span<const Mode> modes,
+                                  const std::vector<ModeColumn<Mode>>& columns) {
+  constexpr std::string_view kHole = "{mode}";
+  std::vector<PaperColumn> all;
+  for (const Mode& mode : modes) {
+    for (const ModeColumn<Mode>& column : columns) {
+      std::string pattern = column.pattern;
+      pattern.replace(pattern.find(kHole), kHole.size(), mode.Name());
+      all.push_back({pattern, column.unit, OfRow(column.compute, mode), column.round_down});
+    }
+  }
+  return all;
 }
 
 // How a table is asked for.
@@ -111,15 +151,28 @@ struct PaperTable {
   std::string preset = {};  // how memory is counted; empty: there is no run
 };
 
-std::string ItemName(const PaperTable& table, const PaperColumn& column, const PaperRow& row);
+// Identifies an item: a column of a table of a paper, and a row. The machine is part of it.
+struct PaperKey {
+  std::string_view paper;
+  std::shared_ptr<const PaperTable> table;
+  const PaperColumn* column;  // of the table
+  PaperRow row;
 
-// The row for which the column has an item of that name; nullopt if there is none.
+  // As users and paper-values.csv name it: "Tab5 AlexNet(256) conv(m) aggregate".
+  std::string Format() const;
+  // False: nothing is printed of it.
+  bool OnPapersGpu() const;
+  Computed Compute() const { return column->compute(row); }
+};
+
+// The row for which the column has an item that a user or paper-values.csv names so; nullopt if
+// there is none.
 std::optional<PaperRow> RowOf(const PaperTable& table, const PaperColumn& column,
                               std::string_view item);
 
 struct Paper {
   std::string_view name;
-  // nullptr: nothing is computed. What the paper prints may say which tables there are.
+  // What the paper prints may say which tables there are.
   std::vector<PaperTable> (*tables)(const PaperValues& printed);
 };
 

@@ -21,20 +21,16 @@ namespace spillway {
 
 struct PaperItem {
   PaperValue value;
-  PaperMachine machine = {};  // no device: nothing depends on that
-  bool elsewhere = false;     // not the paper's machine
-  std::string preset = {};
-  bool round_down = false;
-  std::function<std::optional<double>()> compute = {};  // empty: no table has it
+  std::optional<PaperKey> key = std::nullopt;  // nullopt: no table has it
 };
 
 struct Reproduction {
   PaperItem item;
   // Rounded as the paper prints it; unrounded where it prints nothing. nullopt: not computed by
   // this version.
-  std::optional<double> ours;
-  std::optional<double> ours_exact;  // before rounding
-  std::optional<double> rel_error;   // (ours - printed) / printed
+  Computed ours;
+  Computed ours_exact;  // before rounding
+  Computed rel_error;   // (ours - printed) / printed
   bool judged = false;
   bool passes = true;
 };

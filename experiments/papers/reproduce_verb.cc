@@ -58,12 +58,13 @@ std::string FormatReproductions(const std::vector<Reproduction>& results, size_t
   };
   for (const Reproduction& result : results) {
     const PaperValue& value = result.item.value;
-    const char* verdict = !result.item.compute ? "not computed yet"
-                          : !result.ours       ? "does not fit"
-                          : !result.judged     ? "shown"
-                          : result.passes      ? "ok"
-                                               : "MISS";
-    cells.push_back({value.paper, value.item, verdict, value.printed.empty() ? "-" : value.printed,
+    const char* verdict = !result.item.key ? "not computed yet"
+                          : !result.ours   ? "does not fit"
+                          : !result.judged ? "shown"
+                          : result.passes  ? "ok"
+                                           : "MISS";
+    cells.push_back({value.paper, value.item, verdict,
+                     value.printed ? fmt::format("{:.{}f}", *value.printed, value.decimals) : "-",
                      number(result.ours), value.unit, value.evidence, value.workload,
                      number(result.ours_exact)});
   }
@@ -206,18 +207,12 @@ void AddReproduce(CLI::App& app, int& exit_code, Session& session) {
   CLI::App* verb = app.add_subcommand(
       "reproduce", "Compute a paper's printed numbers; exit code 1 if one is out of tolerance");
   auto options = std::make_shared<ReproduceOptions>();
-  std::vector<std::string_view> computed, printed;
-  for (const Paper& paper : Papers()) {
-    (paper.tables != nullptr ? computed : printed).push_back(paper.name);
-  }
-  std::string papers = fmt::format("{}", fmt::join(computed, ", "));
-  if (!printed.empty()) {
-    papers += fmt::format("; of {} only what is printed", fmt::join(printed, " and "));
-  }
+  std::vector<std::string_view> papers;
+  for (const Paper& paper : Papers()) papers.push_back(paper.name);
   verb->add_option("item", options->item,
                    fmt::format("all, a paper ({}), a table or figure (superneurons-Tab2), or an "
                                "item such as 'base VGG-16(256) GB'",
-                               papers))
+                               fmt::join(papers, ", ")))
       ->required();
   verb->add_option(
           "--figures", options->figures,

@@ -187,7 +187,7 @@ double Depth(const Workload& workload) {
 }
 
 // The mean of SuperNeurons' batch over the second largest, of the printed Table 5.
-std::optional<double> WiderOnAverage(const PaperValues& printed) {
+Computed WiderOnAverage(const PaperValues& printed) {
   double sum = 0;
   for (const char* network : kNetworks) {
     double ours = 0, next = 0;
@@ -216,7 +216,7 @@ Bytes HeldThroughout(const Trace& trace, const Report& report) {
 }
 
 // In hundredths of max(l_i), each tensor counted once; at most four times max(l_i).
-std::optional<double> Floor(const Workload& workload, const std::string& allocator) {
+Computed Floor(const Workload& workload, const std::string& allocator) {
   const Scene scene = SceneOf(workload);
   const Bytes fixed =
       HeldThroughout(scene.trace, scene.Run(std::string(kPaper), Bytes::Unlimited(), allocator));
@@ -296,19 +296,28 @@ std::vector<PaperTable> TableOne() {
 }
 
 // What is held at each step of AlexNet(200), forward and then backward.
-PaperTable FigureTen() {
-  PaperTable table{"Fig10", Names(), {{Figure10()}}, {}};
+std::vector<PaperTable> FigureTen() {
+  constexpr int64_t kSteps = 46;
+  const auto has_step = [](const PaperRow& row) { return row.step <= kSteps; };
+  std::vector<PaperTable> tables;
   for (const char* technique : {"liveness", "offload", "recompute"}) {
-    for (size_t step = 1; step <= 46; ++step) {
-      const auto memory = [=] { return StepsOf(technique).at(step - 1); };
-      const std::string name = fmt::format("Fig10 {} step {}", technique, step);
-      table.columns.push_back(
-          {name + " MB", "MB", [=](const PaperRow&) { return memory().held.mib(); }});
-      table.columns.push_back(
-          {name + " tensors", "count", [=](const PaperRow&) { return memory().tensors; }});
+    const auto memory = [=](const PaperRow& row) {
+      return StepsOf(technique).at(static_cast<size_t>(row.step) - 1);
+    };
+    const std::string step = fmt::format("Fig10 {} step {{step}} ", technique);
+    PaperTable& table = tables.emplace_back(
+        PaperTable{"Fig10",
+                   Names(),
+                   {},
+                   {{step + "MB", "MB", [=](auto& row) { return memory(row).held.mib(); }, false,
+                     "", has_step},
+                    {step + "tensors", "count", [=](auto& row) { return memory(row).tensors; },
+                     false, "", has_step}}});
+    for (int64_t i = 1; i <= kSteps; ++i) {
+      table.rows.push_back({.workload = Figure10(), .step = i});
     }
   }
-  return table;
+  return tables;
 }
 
 // Least memory that a run with everything on fits in, as a multiple of max(l_i), parameters, their
@@ -341,7 +350,7 @@ std::vector<PaperTable> LayerTables() {
 
 std::vector<PaperTable> SuperNeuronsTables(const PaperValues& printed) {
   std::vector<PaperTable> tables = TableOne();
-  for (const auto& more : {std::vector{TextItems(printed), FigureTen(), FloorTable()},
+  for (const auto& more : {std::vector{TextItems(printed), FloorTable()}, FigureTen(),
                            LayerTables(), SpeedTables(printed), LimitTables(printed)}) {
     tables.insert(tables.end(), more.begin(), more.end());
   }

@@ -19,8 +19,6 @@
 namespace spillway::superneurons {
 namespace {
 
-using Computed = std::optional<double>;
-
 // --- Runs ---------------------------------------------------------------------------------------
 
 // Everything fits and nothing is rebuilt: what is left of the techniques is liveness.
@@ -79,15 +77,13 @@ Computed Copied(const PaperRow& row, const char* policy) {
 }
 
 PaperTable TableThree() {
-  PaperTable table{"Tab3",
-                   Names(),
-                   {},
-                   {{"Tab3 {workload} without GB", "GB", OfRow(Copied, kUncached)},
-                    {"Tab3 {workload} cache GB", "GB", OfRow(Copied, kCached)}}};
-  for (const int batch : {256, 384, 512, 640, 896, 1024}) {
-    table.rows.push_back({{"alexnet-227", batch}});
-  }
-  return table;
+  std::vector<Workload> alexnet;
+  for (const int batch : {256, 384, 512, 640, 896, 1024}) alexnet.push_back({"alexnet-227", batch});
+  return {"Tab3",
+          Names(),
+          Rows(alexnet),
+          {{"Tab3 {workload} without GB", "GB", OfRow(Copied, kUncached)},
+           {"Tab3 {workload} cache GB", "GB", OfRow(Copied, kCached)}}};
 }
 
 // --- Figs. 2 and 13: the memory of whole networks -----------------------------------------------
@@ -255,8 +251,10 @@ std::vector<PaperTable> FigureTwelve() {
   const auto is_pool = [](const PaperRow& row) {
     return row.number >= 1 && row.number <= 1000 && row.number == std::floor(row.number);
   };
-  const auto workspaces = [&](const std::string& phase, const std::string& suffix) {
-    PaperTable table{"Fig12", Names(), {}, {}};
+  const std::vector<std::string> layers{"conv1", "conv2", "conv3", "conv4", "conv5"};
+  const auto workspaces = [&](const PaperRow& setup, const std::string& phase,
+                              const std::string& suffix) {
+    PaperTable table{"Fig12", Names(), Rows({setup.workload}, {setup.number}, layers), {}};
     for (const bool fastest : {false, true}) {
       table.columns.push_back({fmt::format("Fig12 {{workload}} {{number}}GB {{layer}}.{} {}", phase,
                                            fastest ? "fastest" : "assigned"),
@@ -272,12 +270,8 @@ std::vector<PaperTable> FigureTwelve() {
   for (const PaperRow& setup :
        {PaperRow{{"alexnet-227", 100}, 3}, PaperRow{{"alexnet-227", 300}, 3},
         PaperRow{{"alexnet-227", 300}, 5}}) {
-    for (PaperTable table : {workspaces("f", ".fwd"), workspaces("b", ".bwd")}) {
-      for (const char* layer : {"conv1", "conv2", "conv3", "conv4", "conv5"}) {
-        table.rows.push_back({setup.workload, setup.number, layer});
-      }
-      tables.push_back(table);
-    }
+    tables.push_back(workspaces(setup, "f", ".fwd"));
+    tables.push_back(workspaces(setup, "b", ".bwd"));
     tables.push_back({"Fig12",
                       Names(),
                       {setup},

@@ -27,10 +27,6 @@ constexpr const char* kGpu = "p100";
 // A gradient of the image is computed, too: five convolutions have fifteen kernels (section IV-D).
 constexpr const char* kPreset = "superneurons";
 
-double Mebibytes(Bytes size) {
-  return static_cast<double>(size.count()) / static_cast<double>(Bytes::MiB(1).count());
-}
-
 Bytes MebibytesOf(double number) {
   return Bytes(static_cast<int64_t>(std::llround(number * (1 << 20))));
 }
@@ -83,13 +79,13 @@ double TotalWorkspace(const PaperRow& row) {
 }
 
 // Of the forward kernel on a batch of `number`.
-std::optional<double> FftWorkspace(const PaperRow& row) {
+Computed FftWorkspace(const PaperRow& row) {
   const Scene scene({row.workload.network, static_cast<int64_t>(row.number)}, kPreset,
                     {kGpu, kModelled});
   for (const Op& op : scene.trace.ops) {
     if (op.name != row.layer + ".fwd" || op.type != OpType::kConv2d) continue;
     const auto workspace = ConvWorkspace(op, "fwd", "fft", op.batch);
-    if (workspace) return Mebibytes(*workspace);
+    if (workspace) return workspace->mib();
   }
   return std::nullopt;
 }
@@ -107,7 +103,7 @@ bool IsBatch(const PaperRow& row) {
 // --- What the figures plot ----------------------------------------------------------------------
 
 // Of the fastest undivided kernel, or of the fastest that needs at least one byte less.
-std::optional<double> Undivided(const PaperRow& row, bool byte_less) {
+Computed Undivided(const PaperRow& row, bool byte_less) {
   const Convolutions convolutions(row, MicroBatches::kUndivided);
   const auto front = convolutions.Find(row.layer + ".fwd");
   if (!front) return std::nullopt;
@@ -115,7 +111,7 @@ std::optional<double> Undivided(const PaperRow& row, bool byte_less) {
   return (*front)[front->size() - slower].time.milliseconds();
 }
 
-std::optional<double> Divided(const PaperRow& row, MicroBatches batches, Bytes limit) {
+Computed Divided(const PaperRow& row, MicroBatches batches, Bytes limit) {
   const Convolutions convolutions(row, batches);
   const auto front = convolutions.Find(row.layer + ".fwd");
   if (!front) return std::nullopt;
@@ -137,7 +133,7 @@ double EqualShares(const PaperRow& row, MicroBatches batches) {
   return convolutions.TimeWithin(MebibytesOf(row.number / kernels)).milliseconds();
 }
 
-std::optional<double> Segments(const PaperRow& row) {
+Computed Segments(const PaperRow& row) {
   const Convolutions convolutions(row, MicroBatches::kPowerOfTwo);
   const SegmentChoice choice = DivideByIlp(convolutions.fronts, MebibytesOf(row.number));
   if (!choice) return std::nullopt;
@@ -147,18 +143,18 @@ std::optional<double> Segments(const PaperRow& row) {
 }
 
 // The segment of the kernel `layer`, "conv2.bwd_data".
-std::optional<double> Segment(const PaperRow& row) {
+Computed Segment(const PaperRow& row) {
   const Convolutions convolutions(row, MicroBatches::kPowerOfTwo);
   const SegmentChoice choice = DivideByIlp(convolutions.fronts, MebibytesOf(row.number));
   for (size_t k = 0; choice && k < choice->size(); ++k) {
     if (convolutions.names[k] != row.layer) continue;
-    return Mebibytes(convolutions.fronts[k][(*choice)[k]].workspace);
+    return convolutions.fronts[k][(*choice)[k]].workspace.mib();
   }
   return std::nullopt;
 }
 
 // Input, output and parameters of a layer in forward, and its workspace with `limit` for it.
-std::optional<double> LayerMemory(const PaperRow& row, MicroBatches batches, Bytes limit) {
+Computed LayerMemory(const PaperRow& row, MicroBatches batches, Bytes limit) {
   const Convolutions convolutions(row, batches);
   const auto front = convolutions.Find(row.layer + ".fwd");
   const Bytes workspace = front ? Convolutions::Within(*front, limit).workspace : Bytes(0);
@@ -169,7 +165,7 @@ std::optional<double> LayerMemory(const PaperRow& row, MicroBatches batches, Byt
     for (const auto& operands : {op.inputs, op.outputs}) {
       for (const TensorId id : operands) size += scene.trace.tensor(id).size;
     }
-    return Mebibytes(size);
+    return size.mib();
   }
   return std::nullopt;
 }
@@ -203,15 +199,6 @@ PaperNames Names() {
           .ignored = "- "};
 }
 
-std::vector<PaperRow> Rows(const Workload& workload, const std::vector<double>& numbers,
-                           std::vector<std::string> layers = {""}) {
-  std::vector<PaperRow> rows;
-  for (const double number : numbers) {
-    for (const std::string& layer : layers) rows.push_back({workload, number, layer});
-  }
-  return rows;
-}
-
 }  // namespace
 
 std::vector<PaperTable> UcudnnTables(const PaperValues&) {
@@ -229,20 +216,19 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
   };
 
   const PaperColumn total{"{workload} total WS at {number} MiB/kernel", "MiB", TotalWorkspace};
-  add("Text", Rows(alexnet, {8, 64, 512}), {total});
-  add("Text", Rows(resnet, {8, 16, 32}), {total});
-  add("Text", Rows(alexnet, {256}, {"conv2"}),
-      {{"{workload} {layer} FFT WS, batch {number} MiB", "MiB", FftWorkspace, false, "", IsBatch}},
-      "");
-  add("Text", Rows(alexnet, {32}, {"conv2"}),
-      {{"{workload} {layer} FFT WS, micro-batch {number} MiB", "MiB", FftWorkspace, false, "",
-        IsBatch}},
-      "");
-  add("Text", Rows({}, {256}),
-      {{"powerOfTwo batch sizes for B={number}", "count", CandidateBatches, false, "", IsBatch}},
-      "");
+  add("Text", Rows({alexnet}, {8, 64, 512}), {total});
+  add("Text", Rows({resnet}, {8, 16, 32}), {total});
+  const auto of_batch = [&](std::vector<PaperRow> rows, const char* pattern, const char* unit,
+                            auto compute) {
+    add("Text", std::move(rows), {{pattern, unit, compute, false, "", IsBatch}}, "");
+  };
+  of_batch(Rows({alexnet}, {256}, {"conv2"}), "{workload} {layer} FFT WS, batch {number} MiB",
+           "MiB", FftWorkspace);
+  of_batch(Rows({alexnet}, {32}, {"conv2"}), "{workload} {layer} FFT WS, micro-batch {number} MiB",
+           "MiB", FftWorkspace);
+  of_batch(Rows({{}}, {256}), "powerOfTwo batch sizes for B={number}", "count", CandidateBatches);
 
-  add("Fig1", Rows(single, {0}, layers),
+  add("Fig1", Rows({single}, {0}, layers),
       {plotted("Fig1 {workload} {layer} best", "ms",
                [](const PaperRow& row) { return Undivided(row, false); }),
        plotted("Fig1 {workload} {layer} -1 byte", "ms",
@@ -252,8 +238,7 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
     std::once_flag once;
     std::optional<Convolutions> convolutions;
   };
-  const auto front = [known =
-                          std::make_shared<Known>()](const PaperRow& row) -> std::optional<double> {
+  const auto front = [known = std::make_shared<Known>()](const PaperRow& row) -> Computed {
     std::call_once(known->once, [&] { known->convolutions.emplace(row, MicroBatches::kAll); });
     const auto found = known->convolutions->Find(row.layer + ".fwd");
     if (!found) return std::nullopt;
@@ -261,7 +246,7 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
   };
   std::vector<double> limits(61);
   for (size_t i = 0; i < limits.size(); ++i) limits[i] = static_cast<double>(2 * i);
-  add("Fig8", Rows(alexnet, limits, {"conv2"}),
+  add("Fig8", Rows({alexnet}, limits, {"conv2"}),
       {plotted("Fig8 {workload} {layer} within {number}MiB", "ms", front)});
   std::vector<PaperColumn> options, speedups;
   for (const auto& [option, batches] :
@@ -277,21 +262,18 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
         plotted(fmt::format("Fig10 {{workload}} {{number}}MiB {{device}} {} speedup", option), "x",
                 OfRow(Speedup, batches)));
   }
-  add("Fig9", Rows(alexnet, {64}, {"conv2"}), options);
-  add("Fig10", Rows(alexnet, {8, 64, 512}), speedups, "k80");
-  add("Fig10", Rows(alexnet, {8, 64, 512}), speedups, "p100");
-  for (const Workload& workload :
-       {Workload{"alexnet-caffe", 256}, Workload{"resnet50", 64}, Workload{"densenet40", 256}}) {
-    add("Fig11", Rows(workload, {8, 64, 512}),
-        {plotted("Fig11 {workload} {number}MiB powerOfTwo speedup", "x",
-                 OfRow(Speedup, MicroBatches::kPowerOfTwo))});
-  }
-  add("Fig10", Rows({"alexnet-caffe", 1024}, {8, 64, 512}),
+  add("Fig9", Rows({alexnet}, {64}, {"conv2"}), options);
+  add("Fig10", Rows({alexnet}, {8, 64, 512}), speedups, "k80");
+  add("Fig10", Rows({alexnet}, {8, 64, 512}), speedups, "p100");
+  add("Fig11", Rows({alexnet, {"resnet50", 64}, {"densenet40", 256}}, {8, 64, 512}),
+      {plotted("Fig11 {workload} {number}MiB powerOfTwo speedup", "x",
+               OfRow(Speedup, MicroBatches::kPowerOfTwo))});
+  add("Fig10", Rows({{"alexnet-caffe", 1024}}, {8, 64, 512}),
       {plotted("Fig10 {workload} {number}MiB {device} powerOfTwo speedup", "x",
                OfRow(Speedup, MicroBatches::kPowerOfTwo))},
       "v100");
   for (const Workload& workload : {alexnet, Workload{"resnet18", 128}}) {
-    add("Fig12", Rows(workload, {0}, UniqueLayers(workload)),
+    add("Fig12", Rows({workload}, {0}, UniqueLayers(workload)),
         {plotted("Fig12 {workload} {layer} undivided within 512MiB", "MiB",
                  [](const PaperRow& row) {
                    return LayerMemory(row, MicroBatches::kUndivided, Bytes::MiB(512));
@@ -307,13 +289,13 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
               [](const PaperRow& row) { return EqualShares(row, MicroBatches::kPowerOfTwo); }),
       plotted("Fig13 {workload} {number}MiB WD", "ms", Segments),
       plotted("Fig13 {workload} {number}MiB variables", "count", Variables)};
-  add("Fig13", Rows(alexnet, {120, 960, 7680}), totals);
-  add("Fig13", Rows(resnet, {1272, 2544, 5088}), totals);
+  add("Fig13", Rows({alexnet}, {120, 960, 7680}), totals);
+  add("Fig13", Rows({resnet}, {1272, 2544, 5088}), totals);
   std::vector<std::string> kernels;
   for (const std::string& layer : layers) {
     for (const char* slot : {".fwd", ".bwd_data", ".bwd_filter"}) kernels.push_back(layer + slot);
   }
-  add("Fig14", Rows(alexnet, {120}, kernels),
+  add("Fig14", Rows({alexnet}, {120}, kernels),
       {plotted("Fig14 {workload} {number}MiB {layer} segment", "MiB", Segment)});
   return tables;
 }

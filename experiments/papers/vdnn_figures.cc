@@ -11,6 +11,7 @@
 #include <array>
 #include <numeric>
 #include <set>
+#include <span>
 
 #include "experiments/papers/vdnn_setup.h"
 #include "traces/base/error.h"
@@ -19,19 +20,21 @@ namespace spillway::vdnn {
 namespace {
 
 struct Mode {
-  const char* name;
+  std::string_view name;
   const char* policy;
+  std::string Name() const { return std::string(name); }
 };
+using Measure = Computed (*)(const Scene&, const Mode&);
+
+constexpr Mode kAllLean{"all(m)", "vdnn-all:algo=memory"};
+constexpr Mode kConvLean{"conv(m)", "vdnn-conv:algo=memory"};
+constexpr Mode kDynamic{"dyn", "vdnn-dyn"};
 constexpr Mode kBaseFast{"base(p)", "network-wide"};
-constexpr std::array kModes{
-    Mode{"all(m)", "vdnn-all:algo=memory"},
-    Mode{"all(p)", "vdnn-all"},
-    Mode{"conv(m)", "vdnn-conv:algo=memory"},
-    Mode{"conv(p)", "vdnn-conv"},
-    Mode{"dyn", "vdnn-dyn"},
-    Mode{"base(m)", "network-wide:algo=memory"},
-    kBaseFast,
-};
+constexpr std::array kPolicies{kAllLean, Mode{"all(p)", "vdnn-all"}, kConvLean,
+                               Mode{"conv(p)", "vdnn-conv"}, kDynamic};
+constexpr std::array kModes{kPolicies[0], kPolicies[1], kPolicies[2],
+                            kPolicies[3], kPolicies[4], Mode{"base(m)", "network-wide:algo=memory"},
+                            kBaseFast};
 
 std::vector<Workload> Conventional() {
   return {{"alexnet", 128}, {"overfeat", 128}, {"googlenet", 128},
@@ -41,29 +44,9 @@ std::vector<Workload> VeryDeep() {
   return {{"vgg116", 32}, {"vgg216", 32}, {"vgg316", 32}, {"vgg416", 32}};
 }
 
-std::vector<PaperRow> RowsOf(const std::vector<Workload>& workloads) {
-  std::vector<PaperRow> rows;
-  for (const Workload& workload : workloads) rows.push_back({workload});
-  return rows;
-}
-
-std::vector<PaperRow> RowsOf(const std::vector<Workload>& workloads,
-                             const std::vector<std::string>& words) {
-  std::vector<PaperRow> rows;
-  for (const Workload& workload : workloads) {
-    for (const std::string& word : words) rows.push_back({workload, 0, word});
-  }
-  return rows;
-}
-
-const Mode* FindMode(std::string_view name) {
-  const auto mode = std::ranges::find(kModes, name, &Mode::name);
-  return mode == kModes.end() ? nullptr : &*mode;
-}
-
 // A run of a mode; nullopt if it does not fit.
 std::optional<Report> RunMode(const Scene& scene, const Mode& mode) {
-  const bool dynamic = std::string_view(mode.name) == "dyn";
+  const bool dynamic = mode.name == kDynamic.name;
   Report report = scene.Run(mode.policy, dynamic ? scene.device.memory : Bytes::Unlimited());
   if (!report.fits()) return std::nullopt;
   return report;
@@ -142,7 +125,7 @@ PaperTable FigureOne() {
   workloads.insert(workloads.end(), deep.begin(), deep.end());
   return {"Fig1",
           Names(),
-          RowsOf(workloads),
+          Rows(workloads),
           {{"Fig1 {workload} baseline MB", "MB",
             [](const PaperRow& row) { return SplitOf(SceneOf(row)).total().mib(); }},
            {"Fig1 {workload} layer %", "%",
@@ -151,7 +134,7 @@ PaperTable FigureOne() {
 }
 
 PaperTable FigureFour() {
-  PaperTable table{"Fig4", Names(), RowsOf(Conventional()), {}, PaperRequest::kPaperName};
+  PaperTable table{"Fig4", Names(), Rows(Conventional()), {}, PaperRequest::kPaperName};
   const auto add = [&](const char* name, Bytes Functions::*part) {
     table.columns.push_back(
         {fmt::format("Fig4 {{workload}} {} MB", name), "MB",
@@ -205,7 +188,7 @@ auto OfLayer(const Compute& compute) {
 
 PaperTable OfLayers(const char* name, int64_t batch, std::vector<PaperColumn> columns) {
   const Workload vgg{"vgg19", batch};
-  return {name, Names(), RowsOf({vgg}, LayersWithWeights(vgg)), std::move(columns),
+  return {name, Names(), Rows({vgg}, {0}, LayersWithWeights(vgg)), std::move(columns),
           PaperRequest::kPaperName};
 }
 
@@ -261,7 +244,7 @@ std::vector<PaperTable> FigureSix() {
   return {OfLayers("Fig6", 64, columns),
           {"Fig6",
            Names(),
-           RowsOf({{"alexnet", 128}}, {"conv1"}),
+           Rows({{"alexnet", 128}}, {0}, {"conv1"}),
            {columns.front()},
            PaperRequest::kPaperName}};
 }
@@ -285,34 +268,26 @@ PaperTable FigureThirteen() {
 
 // --- Policies ------------------------------------------------------------------------------------
 
-Computed OfMode(const PaperRow& row, Computed (*measure)(const Scene&, const Mode&)) {
-  const Mode* mode = FindMode(row.layer);
-  return mode == nullptr ? std::nullopt : measure(SceneOf(row), *mode);
-}
-
 // With the baseline's workspace as the paper counts it, as in `base ... GB`.
 Bytes BaseMemory(const Scene& scene) { return SplitOf(scene).total(); }
 
-Computed MostMemory(const Scene& scene, const Mode& mode) {
-  if (std::string_view(mode.name) == kBaseFast.name) return BaseMemory(scene).mib();
+Computed Memory(const Scene& scene, const Mode& mode, Bytes Metrics::*metric) {
+  if (mode.name == kBaseFast.name) return BaseMemory(scene).mib();
   const auto report = RunMode(scene, mode);
-  return report ? Computed(report->metrics.peak_requested.mib()) : std::nullopt;
+  return report ? Computed((report->metrics.*metric).mib()) : std::nullopt;
 }
-
+Computed MostMemory(const Scene& scene, const Mode& mode) {
+  return Memory(scene, mode, &Metrics::peak_requested);
+}
 Computed AverageMemory(const Scene& scene, const Mode& mode) {
-  if (std::string_view(mode.name) == kBaseFast.name) return BaseMemory(scene).mib();
-  const auto report = RunMode(scene, mode);
-  return report ? Computed(report->metrics.average_requested.mib()) : std::nullopt;
+  return Memory(scene, mode, &Metrics::average_requested);
 }
 
 // In percent of the baseline's.
-Computed MostSaved(const Scene& scene, const Mode& mode) {
-  const Computed most = MostMemory(scene, mode);
-  return most ? Computed(100 * (1 - *most / BaseMemory(scene).mib())) : std::nullopt;
-}
-Computed AverageSaved(const Scene& scene, const Mode& mode) {
-  const Computed average = AverageMemory(scene, mode);
-  return average ? Computed(100 * (1 - *average / BaseMemory(scene).mib())) : std::nullopt;
+template <Measure kMemory>
+Computed Saved(const Scene& scene, const Mode& mode) {
+  const Computed memory = kMemory(scene, mode);
+  return memory ? Computed(100 * (1 - *memory / BaseMemory(scene).mib())) : std::nullopt;
 }
 
 // Until the classifier begins, and from its end on: the layers that policies treat differently.
@@ -341,25 +316,21 @@ Computed Lost(const Scene& scene, const Mode& mode) {
   return performance ? Computed(100 * (1 - *performance)) : std::nullopt;
 }
 
-std::vector<std::string> ModeNames(size_t count) {
-  std::vector<std::string> names;
-  for (size_t i = 0; i < count; ++i) names.emplace_back(kModes[i].name);
-  return names;
+ModeColumn<Mode> OfModes(const char* pattern, const char* unit, Measure measure) {
+  return {pattern, unit,
+          [=](const PaperRow& row, const Mode& mode) { return measure(SceneOf(row), mode); }};
 }
 
-PaperColumn OfModes(const char* pattern, const char* unit,
-                    Computed (*measure)(const Scene&, const Mode&)) {
-  return {pattern, unit, [=](const PaperRow& row) { return OfMode(row, measure); }};
+PaperTable ConventionalTable(const char* name, std::span<const Mode> modes,
+                             const std::vector<ModeColumn<Mode>>& columns) {
+  return {name, Names(), Rows(Conventional()), ForModes(modes, columns), PaperRequest::kPaperName};
 }
 
 PaperTable FigureEleven() {
-  return {"Fig11",
-          Names(),
-          RowsOf(Conventional(), ModeNames(kModes.size())),
-          {OfModes("Fig11 {workload} {layer} max MB", "MB", MostMemory),
-           OfModes("Fig11 {workload} {layer} avg MB", "MB", AverageMemory),
-           OfModes("Fig11 {workload} {layer} saved %", "%", AverageSaved)},
-          PaperRequest::kPaperName};
+  return ConventionalTable("Fig11", kModes,
+                           {OfModes("Fig11 {workload} {mode} max MB", "MB", MostMemory),
+                            OfModes("Fig11 {workload} {mode} avg MB", "MB", AverageMemory),
+                            OfModes("Fig11 {workload} {mode} saved %", "%", Saved<AverageMemory>)});
 }
 
 Computed Offloaded(const Scene& scene, const Mode& mode) {
@@ -368,11 +339,8 @@ Computed Offloaded(const Scene& scene, const Mode& mode) {
 }
 
 PaperTable FigureTwelve() {
-  return {"Fig12",
-          Names(),
-          RowsOf(Conventional(), {"all(m)", "conv(m)"}),
-          {OfModes("Fig12 {workload} {layer} offloaded MB", "MB", Offloaded)},
-          PaperRequest::kPaperName};
+  return ConventionalTable("Fig12", std::array{kAllLean, kConvLean},
+                           {OfModes("Fig12 {workload} {mode} offloaded MB", "MB", Offloaded)});
 }
 
 // 1 if the GPU has the memory; the others run in unlimited memory.
@@ -382,12 +350,9 @@ Computed Fits(const Scene& scene, const Mode& mode) {
 }
 
 PaperTable FigureFourteen() {
-  return {"Fig14",
-          Names(),
-          RowsOf(Conventional(), ModeNames(kModes.size())),
-          {OfModes("Fig14 {workload} {layer} performance", "x", Performance),
-           OfModes("Fig14 {workload} {layer} fits", "1", Fits)},
-          PaperRequest::kPaperName};
+  return ConventionalTable("Fig14", kModes,
+                           {OfModes("Fig14 {workload} {mode} performance", "x", Performance),
+                            OfModes("Fig14 {workload} {mode} fits", "1", Fits)});
 }
 
 PaperTable FigureFifteen() {
@@ -396,13 +361,13 @@ PaperTable FigureFifteen() {
   const auto dynamic = [](Bytes Metrics::*bytes) {
     return [=](const PaperRow& row) -> Computed {
       const Scene scene = SceneOf(row);
-      const auto report = RunMode(scene, *FindMode("dyn"));
+      const auto report = RunMode(scene, kDynamic);
       return report ? Computed(InUnits(report->metrics.*bytes)) : std::nullopt;
     };
   };
   return {"Fig15",
           Names(),
-          RowsOf(workloads),
+          Rows(workloads),
           {{"Fig15 {workload} baseline GB", "GB",
             [](const PaperRow& row) { return InUnits(BaseMemory(SceneOf(row))); }},
            {"Fig15 {workload} dyn GPU GB", "GB", dynamic(&Metrics::peak_requested)},
@@ -414,25 +379,20 @@ PaperTable FigureFifteen() {
 
 // Time that offloading and prefetching all inputs takes where pages are migrated one by one, at the
 // bandwidth of the row in MB/s, over the baseline's iteration; and by DMA over the device's link.
-std::vector<PaperColumn> MigrationColumns() {
-  const auto over_iteration = [](const PaperRow& row, double bytes_per_second) -> Computed {
+PaperTable Migration() {
+  const auto over_iteration = [](const PaperRow& row) {
     const Scene scene = SceneOf(row);
-    const Report all = scene.Run(FindMode("all(m)")->policy);
+    const Report all = scene.Run(kAllLean.policy);
     const auto moved =
         static_cast<double>((all.metrics.offloaded + all.metrics.prefetched).count());
     const Duration iteration = scene.Run(kBaseFast.policy).metrics.iteration;
-    return moved / bytes_per_second / iteration.seconds();
+    return moved / (row.number * 1e6) / iteration.seconds();
   };
-  return {{"Migration {workload} at {number} MB/s", "x",
-           [=](const PaperRow& row) { return over_iteration(row, row.number * 1e6); }}};
-}
-
-PaperTable Migration() {
-  PaperTable table{"Migration", Names(), {}, MigrationColumns(), PaperRequest::kPaperName};
-  for (const Workload& workload : Conventional()) {
-    for (const double rate : {80, 200, 12800}) table.rows.push_back({workload, rate});
-  }
-  return table;
+  return {"Migration",
+          Names(),
+          Rows(Conventional(), {80, 200, 12800}),
+          {{"Migration {workload} at {number} MB/s", "x", over_iteration}},
+          PaperRequest::kPaperName};
 }
 
 using Fold = double (*)(const std::vector<double>&);
@@ -443,13 +403,11 @@ double Least(const std::vector<double>& values) { return std::ranges::min(values
 double Most(const std::vector<double>& values) { return std::ranges::max(values); }
 
 // Over the six networks of Figs. 11 and 14.
-PaperColumn Claim(const char* pattern, Computed (*measure)(const Scene&, const Mode&), Fold fold) {
-  return {pattern, "%", [=](const PaperRow& row) -> Computed {
-            const Mode* mode = FindMode(row.layer);
-            if (mode == nullptr) return std::nullopt;
+ModeColumn<Mode> Claim(const char* pattern, Measure measure, Fold fold) {
+  return {pattern, "%", [=](const PaperRow& row, const Mode& mode) -> Computed {
             std::vector<double> values;
             for (const Workload& workload : Conventional()) {
-              const Computed value = measure(SceneOf({workload, 0, "", row.machine}), *mode);
+              const Computed value = measure(SceneOf({workload, 0, "", row.machine}), mode);
               if (!value) return std::nullopt;
               values.push_back(*value);
             }
@@ -457,34 +415,32 @@ PaperColumn Claim(const char* pattern, Computed (*measure)(const Scene&, const M
           }};
 }
 
-PaperTable Claims() {
-  PaperTable table{"Claims", Names(), {}, {}, PaperRequest::kPaperName};
-  for (const std::string& mode : ModeNames(5)) table.rows.emplace_back().layer = mode;
-  table.columns = {Claim("mean saving of max {layer} %", MostSaved, Mean),
-                   Claim("mean saving of average {layer} %", AverageSaved, Mean),
-                   Claim("mean loss {layer} %", Lost, Mean),
-                   Claim("worst loss {layer} %", Lost, Most)};
-  return table;
+// What of the baseline's allocation no layer uses at a time, over the ten networks of Fig. 1.
+PaperColumn UnusedClaim(const char* pattern, Fold fold) {
+  return {pattern, "%", [=](const PaperRow& row) {
+            std::vector<double> values;
+            for (PaperRow& each : FigureOne().rows) {
+              each.machine = row.machine;
+              values.push_back(100 * (1 - LargestLayerShare(SceneOf(each))));
+            }
+            return fold(values);
+          }};
 }
 
-// What of the baseline's allocation no layer uses at a time, over the ten networks of Fig. 1.
-PaperTable UnusedClaim() {
-  const auto unused = [](Fold fold) {
-    return [=](const PaperRow& row) -> Computed {
-      std::vector<double> values;
-      for (PaperRow& each : FigureOne().rows) {
-        each.machine = row.machine;
-        values.push_back(100 * (1 - LargestLayerShare(SceneOf(each))));
-      }
-      return fold(values);
-    };
-  };
-  return {"Claims",
-          Names(),
-          {{}},
-          {{"least unused by a layer %", "%", unused(Least)},
-           {"most unused by a layer %", "%", unused(Most)}},
-          PaperRequest::kPaperName};
+PaperTable Claims() {
+  PaperTable table{
+      "Claims",
+      Names(),
+      {{}},
+      ForModes<Mode>(
+          kPolicies,
+          {Claim("mean saving of max {mode} %", Saved<MostMemory>, Mean),
+           Claim("mean saving of average {mode} %", Saved<AverageMemory>, Mean),
+           Claim("mean loss {mode} %", Lost, Mean), Claim("worst loss {mode} %", Lost, Most)}),
+      PaperRequest::kPaperName};
+  table.columns.push_back(UnusedClaim("least unused by a layer %", Least));
+  table.columns.push_back(UnusedClaim("most unused by a layer %", Most));
+  return table;
 }
 
 }  // namespace
@@ -493,7 +449,7 @@ std::vector<PaperTable> Figures() {
   std::vector<PaperTable> tables = FigureSix();
   for (const PaperTable& table :
        {FigureOne(), FigureFour(), FigureFive(), FigureEleven(), FigureTwelve(), FigureThirteen(),
-        FigureFourteen(), FigureFifteen(), Migration(), Claims(), UnusedClaim()}) {
+        FigureFourteen(), FigureFifteen(), Migration(), Claims()}) {
     tables.push_back(table);
   }
   return tables;

@@ -4,7 +4,6 @@
 #ifndef SPILLWAY_EXPERIMENTS_PAPERS_VDNN_SETUP_H_
 #define SPILLWAY_EXPERIMENTS_PAPERS_VDNN_SETUP_H_
 
-#include <optional>
 #include <vector>
 
 #include "experiments/papers/paper.h"
@@ -12,8 +11,6 @@
 #include "traces/lowering/lowering.h"
 
 namespace spillway::vdnn {
-
-using Computed = std::optional<double>;
 
 // Its VGG-16 is configuration E.
 inline PaperNames Names() {

@@ -71,7 +71,7 @@ double Saving(const std::vector<const Tensor*>& tensors,
 
 // The density of all maps that would explain a saving in percent, to a thousandth; nullopt if none
 // does.
-std::optional<double> DensityFor(const std::vector<const Tensor*>& tensors, double saving) {
+Computed DensityFor(const std::vector<const Tensor*>& tensors, double saving) {
   for (int thousandths = 1000; thousandths >= 0; --thousandths) {
     const double density = thousandths / 1000.0;
     if (Saving(tensors, [&](const Tensor&) { return density; }) >= saving) return density;
@@ -87,14 +87,13 @@ double Time(Bytes size, Bandwidth thread) {
 // Of each layer's output that leaves, with the density of the authors' test where that has the
 // network. A ratio is compressed size over size: at that density, or at 25, 50 and 75 %.
 PaperTable FigureTen() {
-  using Number = std::optional<double>;
-  PaperTable table{"Fig10", Names(), {}, {}};
-  const Workload alexnet{"alexnet-plain", 128};
-  for (const char* layer : {"conv1", "pool1", "conv2", "pool2", "conv3", "conv4", "conv5"}) {
-    table.rows.push_back({alexnet, 0, layer});
-  }
+  PaperTable table{"Fig10",
+                   Names(),
+                   Rows({{"alexnet-plain", 128}}, {0},
+                        {"conv1", "pool1", "conv2", "pool2", "conv3", "conv4", "conv5"}),
+                   {}};
   const auto add = [&](const std::string& name, const char* unit, auto compute) {
-    const auto of_layer = [=](const PaperRow& row) -> Number {
+    const auto of_layer = [=](const PaperRow& row) -> Computed {
       const Scene scene = SceneOf(row);
       const LayerDensities* densities = DocumentedDensities(row.workload.network);
       for (const Tensor* tensor : OffloadedByAll(scene)) {
@@ -110,9 +109,9 @@ PaperTable FigureTen() {
   add("compress", "ms", [](auto& codec, Bytes size, auto) { return Time(size, codec.compress); });
   add("decompress", "ms",
       [](auto& codec, Bytes size, auto) { return Time(size, codec.decompress); });
-  add("density", "%", [](auto&, Bytes, std::optional<int> percent) { return Number(percent); });
+  add("density", "%", [](auto&, Bytes, std::optional<int> percent) { return Computed(percent); });
   add("ratio", "x", [](auto&, Bytes, std::optional<int> percent) {
-    return percent ? Number(CompressedShare(*percent / 100.0)) : std::nullopt;
+    return percent ? Computed(CompressedShare(*percent / 100.0)) : std::nullopt;
   });
   for (const int at : {25, 50, 75}) {
     add(fmt::format("ratio{}", at), "x",
@@ -123,7 +122,7 @@ PaperTable FigureTen() {
 }
 
 // Of all feature maps at the densities of the test.
-std::optional<double> SavingInTest(const PaperRow& row) {
+Computed SavingInTest(const PaperRow& row) {
   const Scene scene = SceneOf(row.workload);
   const LayerDensities& densities = *DocumentedDensities(row.workload.network);
   return Saving(OffloadedByAll(scene),

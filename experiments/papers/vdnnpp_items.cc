@@ -124,8 +124,8 @@ AllocationLog PoolRequests(const Trace& trace, const Report& report, bool image_
 
 // A cell of Table V, by the paper's search from the aggregate up. `heuristic` is best-fit or
 // high-end, which is where tensors that stay go.
-std::optional<double> TableFive(const PaperRow& row, const Mode& mode, std::string_view order,
-                                const std::string& heuristic) {
+Computed TableFive(const PaperRow& row, const Mode& mode, std::string_view order,
+                   const std::string& heuristic) {
   const Scene scene = SceneOf(row);
   const Report report = EagerRun(scene, mode, order, heuristic == "high-end" ? "kept" : "none");
   const auto pool = SearchPool(PoolRequests(scene.trace, report, true), heuristic,
@@ -135,7 +135,7 @@ std::optional<double> TableFive(const PaperRow& row, const Mode& mode, std::stri
 
 // What `auto` makes of the row: the least that any allocator reserves with any of the orders and
 // hints, weights counted as in the other cells.
-std::optional<double> TableFiveAuto(const PaperRow& row, const Mode& mode) {
+Computed TableFiveAuto(const PaperRow& row, const Mode& mode) {
   const Scene scene = SceneOf(row);
   const auto cost = CostOf(scene, mode);
   PolicyRegistry registry;
@@ -205,14 +205,13 @@ double BaseMemory(const Workload& workload) {
 }
 
 // In milliseconds; nullopt if it does not fit.
-std::optional<double> IterationTime(const Setup& setup, const std::string& policy) {
+Computed IterationTime(const Setup& setup, const std::string& policy) {
   const Report report = Play(setup, policy);
   if (!report.fits()) return std::nullopt;
   return report.metrics.iteration.milliseconds();
 }
 
-std::optional<double> TableFour(const PaperRow& row, const Mode& mode,
-                                std::string (Mode::*policy)() const) {
+Computed TableFour(const PaperRow& row, const Mode& mode, std::string (Mode::*policy)() const) {
   const Scene scene = SceneOf(row);
   return IterationTime(scene.In(scene.device.memory), (mode.*policy)());
 }
@@ -236,13 +235,13 @@ std::optional<Times> TimesOf(const PaperRow& row, const Mode& mode, const std::s
 }
 
 // Over the time of the base with the fastest algorithms.
-std::optional<double> FigureNine(const PaperRow& row, const Mode& mode, double Times::*policy) {
+Computed FigureNine(const PaperRow& row, const Mode& mode, double Times::*policy) {
   const auto times = TimesOf(row, mode, "performance");
   return times ? std::optional((*times).*policy / times->base) : std::nullopt;
 }
 
 // How much less vDNN++ adds than vDNN does to the base with the same algorithms, in percent.
-std::optional<double> Improvement(const PaperRow& row, const Mode& mode) {
+Computed Improvement(const PaperRow& row, const Mode& mode) {
   const auto times = TimesOf(row, mode, mode.algo());
   if (!times || times->vdnn <= times->base) return std::nullopt;
   return 100 * (times->vdnn - times->vdnnpp) / (times->vdnn - times->base);
@@ -301,7 +300,7 @@ PaperTable TableOne() {
 // The network that the paper constructs (Table III), by its layers' outputs.
 PaperTable TableThree() {
   const auto output = [](int64_t Shape::*part) {
-    return [=](const PaperRow& row) -> std::optional<double> {
+    return [=](const PaperRow& row) -> Computed {
       const Network network = BuildNetwork(row.workload.network);
       for (LayerNode node = 0; node < boost::num_vertices(network.graph()); ++node) {
         const LayerSpec& layer = network.layer(node);
@@ -310,21 +309,17 @@ PaperTable TableThree() {
       return std::nullopt;
     };
   };
-  PaperTable table{"Tab3",
-                   Names(),
-                   {},
-                   {{"Tab3 {workload} {layer} side", "count", output(&Shape::height)},
-                    {"Tab3 {workload} {layer} channels", "count", output(&Shape::channels)}},
-                   PaperRequest::kPaperName};
-  const Workload constructed{"constructed(5)", 256};
-  for (const char* layer : {"conv1", "conv2_5.1x1", "conv2_5.5x5", "pool1", "conv3", "fc1"}) {
-    table.rows.push_back({constructed, 0, layer});
-  }
-  return table;
+  return {"Tab3",
+          Names(),
+          Rows({{"constructed(5)", 256}}, {0},
+               {"conv1", "conv2_5.1x1", "conv2_5.5x5", "pool1", "conv3", "fc1"}),
+          {{"Tab3 {workload} {layer} side", "count", output(&Shape::height)},
+           {"Tab3 {workload} {layer} channels", "count", output(&Shape::channels)}},
+          PaperRequest::kPaperName};
 }
 
 // Time of a layer's forward step, or of the copy of its input, in milliseconds.
-std::optional<double> FigureSix(const PaperRow& row, bool transfer) {
+Computed FigureSix(const PaperRow& row, bool transfer) {
   const Scene scene = SceneOf(row);
   for (const Op& op : scene.trace.ops) {
     if (op.phase != Phase::kForward || scene.trace.layer(op.layer).name != row.layer) continue;
@@ -355,24 +350,11 @@ PaperTable TableOfLayers() {
   return table;
 }
 
-struct ModeColumn {
-  std::string name;
-  std::function<std::optional<double>(const PaperRow&, const Mode&)> compute;
-};
-
 // Items "TABLE NET(BATCH) MODE COLUMN". Memory is cut off, times are rounded.
-PaperTable TableOfModes(const std::string& name, std::vector<PaperRow> rows,
-                        std::span<const Mode> modes, const std::string& unit,
-                        const std::vector<ModeColumn>& columns,
+PaperTable TableOfModes(const std::string& name, const std::vector<Workload>& workloads,
+                        std::span<const Mode> modes, const std::vector<ModeColumn<Mode>>& columns,
                         PaperRequest request = PaperRequest::kName) {
-  PaperTable table{name, Names(), std::move(rows), {}, request};
-  for (const Mode& mode : modes) {
-    for (const ModeColumn& column : columns) {
-      table.columns.push_back({fmt::format("{} {{workload}} {} {}", name, mode.Name(), column.name),
-                               unit, OfRow(column.compute, mode), unit == "MB"});
-    }
-  }
-  return table;
+  return {name, Names(), Rows(workloads), ForModes(modes, columns), request};
 }
 
 }  // namespace
@@ -398,52 +380,56 @@ std::vector<PaperTable> VdnnppTables(const PaperValues& printed) {
        PaperRequest::kPaperName},
       "");
   add(TableOne(), kLargeGpu);
-  add(TableOfModes("Tab2", {{{"alexnet-plain", 128}}, {{"vgg16", 16}}}, kModes, "MB",
-                   {{"expected", Aggregate}, {"actual", TableTwo}}, PaperRequest::kPaperName),
+  add(TableOfModes("Tab2", {{"alexnet-plain", 128}, {"vgg16", 16}}, kModes,
+                   {{"Tab2 {workload} {mode} expected", "MB", Aggregate, true},
+                    {"Tab2 {workload} {mode} actual", "MB", TableTwo, true}},
+                   PaperRequest::kPaperName),
       kSmallGpu);
   add(TableThree(), "");
 
-  const auto both = [](auto compute, auto vdnn, auto vdnnpp) -> std::vector<ModeColumn> {
-    return {{"vDNN", [=](auto& row, auto& mode) { return compute(row, mode, vdnn); }},
-            {"vDNN++", [=](auto& row, auto& mode) { return compute(row, mode, vdnnpp); }}};
+  using Columns = std::vector<ModeColumn<Mode>>;
+  const auto both = [](const std::string& pattern, const char* unit, auto compute, auto vdnn,
+                       auto vdnnpp) -> Columns {
+    return {
+        {pattern + "vDNN", unit, [=](auto& row, auto& mode) { return compute(row, mode, vdnn); }},
+        {pattern + "vDNN++", unit,
+         [=](auto& row, auto& mode) { return compute(row, mode, vdnnpp); }}};
   };
-  const auto iterations = both(TableFour, &Mode::Vdnn, &Mode::Vdnnpp);
+  const Columns iterations =
+      both("Tab4 {workload} {mode} ", "ms", TableFour, &Mode::Vdnn, &Mode::Vdnnpp);
   constexpr std::array kPrinted{Mode{"dyn"}, Mode{"conv"}, Mode{"all"}, Mode{"aconv"}};
-  add(TableOfModes("Tab4", {{{"vgg116-d", 32}}, {{"vgg191-d", 32}}}, kPrinted, "ms", iterations),
-      kLargeGpu);
-  add(TableOfModes("Tab4", {}, kModes, "ms", iterations), kLargeGpu);
+  add(TableOfModes("Tab4", {{"vgg116-d", 32}, {"vgg191-d", 32}}, kPrinted, iterations), kLargeGpu);
+  add(TableOfModes("Tab4", {}, kModes, iterations), kLargeGpu);
 
-  std::vector<ModeColumn> heuristics{{"aggregate", Aggregate}};
+  Columns heuristics{{"Tab5 {workload} {mode} aggregate", "MB", Aggregate, true}};
   for (const char* heuristic : {"best-fit", "high-end"}) {
     for (const char* order : kOrders) {
-      heuristics.push_back({fmt::format("{} {}", order, heuristic), [=](auto& row, auto& mode) {
-                              return TableFive(row, mode, order, heuristic);
-                            }});
+      heuristics.push_back(
+          {fmt::format("Tab5 {{workload}} {{mode}} {} {}", order, heuristic), "MB",
+           [=](auto& row, auto& mode) { return TableFive(row, mode, order, heuristic); }, true});
     }
   }
-  heuristics.push_back({"auto", TableFiveAuto});
-  add(TableOfModes("Tab5", {{{"alexnet-plain", 256}}}, kModes, "MB", heuristics,
-                   PaperRequest::kPaperName),
+  heuristics.push_back({"Tab5 {workload} {mode} auto", "MB", TableFiveAuto, true});
+  add(TableOfModes("Tab5", {{"alexnet-plain", 256}}, kModes, heuristics, PaperRequest::kPaperName),
       kLargeGpu);
 
   const auto peak = [](Bytes PhasePeaks::*phase) {
     return [=](auto& row, auto& mode) { return FigureFive(row, mode, phase); };
   };
-  add(TableOfModes(
-          "Fig5", {{{"alexnet-plain", 256}}}, kModes, "MB",
-          {{"forward", peak(&PhasePeaks::forward)}, {"backward", peak(&PhasePeaks::backward)}}),
+  add(TableOfModes("Fig5", {{"alexnet-plain", 256}}, kModes,
+                   {{"Fig5 {workload} {mode} forward", "MB", peak(&PhasePeaks::forward), true},
+                    {"Fig5 {workload} {mode} backward", "MB", peak(&PhasePeaks::backward), true}}),
       kLargeGpu);
   add(TableOfLayers(), kLargeGpu);
-  const auto relative = both(FigureNine, &Times::vdnn, &Times::vdnnpp);
-  add(TableOfModes("Fig9", {{{"alexnet-plain", 256}}, {{"vgg16", 64}}}, kModes, "x", relative),
-      kLargeGpu);
-  add(TableOfModes("Fig9", {{{"alexnet-plain", 128}}, {{"vgg16", 16}}}, kModes, "x", relative),
-      kSmallGpu);
+  const Columns relative =
+      both("Fig9 {workload} {mode} ", "x", FigureNine, &Times::vdnn, &Times::vdnnpp);
+  add(TableOfModes("Fig9", {{"alexnet-plain", 256}, {"vgg16", 64}}, kModes, relative), kLargeGpu);
+  add(TableOfModes("Fig9", {{"alexnet-plain", 128}, {"vgg16", 16}}, kModes, relative), kSmallGpu);
 
   // Section V-A.
   constexpr Mode kConstructed{"conv", false};
   const auto absolute = [=](double Times::*time) {
-    return [=](const PaperRow& row) -> std::optional<double> {
+    return [=](const PaperRow& row) -> Computed {
       const auto times = TimesOf(row, kConstructed, kConstructed.algo());
       return times ? std::optional((*times).*time) : std::nullopt;
     };

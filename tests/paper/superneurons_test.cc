@@ -239,7 +239,7 @@ TEST(SuperNeuronsPaperTest, ItemsOfTablesAndFiguresAreSelectedByName) {
       EXPECT_EQ(item.value.paper, "superneurons") << item.value.item;
     }
   }
-  EXPECT_EQ(Select("superneurons-Tab2").front().value.printed, "359.4");
+  EXPECT_EQ(Select("superneurons-Tab2").front().value.printed, 359.4);
   for (const char* item : {"Tab2 AlexNet ours", "Tab2 AlexNet overhead", "Tab3 AlexNet(0) cache GB",
                            "Tab3 cache GB", "Fig8 AlexNet RNN time %", "Fig8 AlexNet CONV time",
                            "Fig11 AlexNet with", "Fig12 AlexNet(100) 0GB img/s",

@@ -48,7 +48,7 @@ TEST(VdnnppPaperTest, AutoIsNeverWorseThanTheBestCellOfItsRow) {
     size_t end = value.item.find(' ', 5);
     end = value.item.find(' ', end + 1);
     const std::string row = value.item.substr(0, end);
-    const double printed = std::stod(value.printed);
+    const double printed = value.printed.value();
     const auto [at, fresh] = best.emplace(row, printed);
     if (!fresh) at->second = std::min(at->second, printed);
   }
@@ -102,7 +102,9 @@ TEST(VdnnppPaperTest, FiguresAreListsOfItems) {
 
 // An item whose row a table has is that table's: these are on the smaller GPU.
 TEST(VdnnppPaperTest, FigureNineHasTwoGpus) {
-  const auto device = [](const std::string& item) { return Select(item).at(0).machine.device; };
+  const auto device = [](const std::string& item) {
+    return Select(item).at(0).key->row.machine.device;
+  };
   EXPECT_EQ(device("Fig9 AlexNet(256) all(m) vDNN"), "gtx_1080ti");
   EXPECT_EQ(device("Fig9 AlexNet(128) all(m) vDNN"), "gtx_970");
   EXPECT_EQ(device("Fig9 AlexNet(64) all(m) vDNN"), "gtx_1080ti");
@@ -128,8 +130,8 @@ TEST(VdnnppPaperTest, SavingsOfCompressionAreThoseOfTheAuthorsDensities) {
     const Reproduction result = Reproduce(item);
     ASSERT_TRUE(result.ours) << value.item;
     EXPECT_FALSE(result.judged && value.item.starts_with("saving"));
-    if (!value.printed.empty()) {
-      EXPECT_EQ(fmt::format("{}", *result.ours), value.printed) << value.item;
+    if (value.printed) {
+      EXPECT_EQ(*result.ours, *value.printed) << value.item;
     }
     const bool derived = value.item.ends_with("size");
     EXPECT_EQ(value.evidence, derived ? "" : "x") << value.item;
