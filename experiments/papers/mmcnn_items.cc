@@ -1,9 +1,9 @@
-// mmCNN (Li et al. 2020): what its Tables 2 to 6 count, for inference of one image, and what its
-// policy takes on the model of its GPU (Fig. 9).
+// mmCNN (Li et al. 2020): Tables 2 to 6, which count memory for inference of one image, and Fig. 9,
+// the time of its policy on the model of its GPU.
 //
-// Its feature maps are as large as the convolution arithmetic says, without rounding (VGG-S has
-// maps of 109.5 x 109.5), and its fully connected layers are convolutions over what is left.
-// Weights and maps are counted in MiB; workspaces are not.
+// The paper's feature maps have the size that convolution arithmetic gives without rounding (VGG-S
+// has maps of 109.5 x 109.5), and its fully connected layers are convolutions over the whole map.
+// Weights and maps are counted in MiB; workspaces are not counted.
 
 #include <fmt/format.h>
 
@@ -27,9 +27,9 @@ namespace {
 
 constexpr double kElement = 4;  // fp32
 
-// How the paper's tables count a network.
+// The rules by which the paper's tables count a network.
 struct TableCounting {
-  int64_t classes = 0;  // of the last layer; 0: as the network has them
+  int64_t classes = 0;  // outputs of the last layer; 0: the network's own
   // The weights of the second convolution are counted as if it read the image: the paper's Table 6
   // does so with conv1_2 of VGG, which has 12.26 MB there instead of 12.39.
   bool second_reads_image = false;
@@ -38,7 +38,7 @@ struct TableCounting {
 // A chain of layers with the real-valued sizes of the paper.
 class Chain {
  public:
-  // Where the next layer's map comes from.
+  // Begins with an image of `side` x `side`.
   Chain(double side, double channels) : side_(side), channels_(channels), image_(channels) {
     layers_.push_back({Map(), 0});
     outputs_.push_back(Map());
@@ -83,10 +83,10 @@ class Chain {
   const double image_;
   int weighted_ = 0;
   std::vector<MmcnnLayer> layers_;
-  std::vector<double> outputs_;  // bytes of each layer's
+  std::vector<double> outputs_;  // bytes of each layer's output
 };
 
-// nullopt for a network that is no such chain.
+// Returns the network as a chain; nullopt if it branches or has other layers than the paper's.
 std::optional<Chain> ChainOf(const Workload& workload, const TableCounting& counting) {
   const Trace trace = LowerNetwork(BuildNetwork(workload.network), {1, "torch", false});
   const auto number = [](const Op& op, std::string_view name) {
@@ -127,7 +127,7 @@ std::optional<Chain> ChainOf(const Workload& workload, const TableCounting& coun
         break;
       case OpType::kDropout:
       case OpType::kSoftmaxLoss:
-        break;  // no rows of the tables
+        break;  // the tables have no such rows
       default:
         return std::nullopt;
     }
@@ -137,10 +137,11 @@ std::optional<Chain> ChainOf(const Workload& workload, const TableCounting& coun
 
 double Mebibytes(double bytes) { return bytes / static_cast<double>(Bytes::MiB(1).count()); }
 
-// Items count layers from 1.
+// Returns the index of the row's layer. Items count layers from 1; 0 gives the largest index.
 size_t LayerOf(const PaperRow& row) { return static_cast<size_t>(row.step) - 1; }
 
-// What the schedule says of a layer within `row.number` MB.
+// Returns a column's function that calls `part(step)` with the schedule's step of the row's layer
+// within `row.number` MB. It returns nullopt if there is no such layer.
 template <typename Part>
 auto OfStep(TableCounting counting, Part part) {
   return [=](const PaperRow& row) -> Computed {
@@ -151,8 +152,8 @@ auto OfStep(TableCounting counting, Part part) {
   };
 }
 
-// "Normal" in Table 2: all weights, and all maps twice, as Caffe has them with room for gradients;
-// of AlexNet the weights alone, which is what the paper prints there.
+// Returns "normal" of Table 2: all weights and twice all maps, as Caffe holds them with room for
+// gradients. For AlexNet it is the weights alone, as the paper prints it.
 Computed Normal(const PaperRow& row) {
   const auto chain = ChainOf(row.workload, {});
   if (!chain) return std::nullopt;
@@ -160,7 +161,7 @@ Computed Normal(const PaperRow& row) {
   return Mebibytes(chain->weights() + (alone ? 0 : 2 * chain->outputs()));
 }
 
-// "vDNN" in Table 2: the largest weights of a layer.
+// Returns "vDNN" of Table 2: the largest weights of a layer.
 Computed LargestWeights(const PaperRow& row) {
   const auto chain = ChainOf(row.workload, {});
   if (!chain) return std::nullopt;
@@ -175,7 +176,7 @@ Computed WeightsOfLayer(const PaperRow& row) {
   return Mebibytes(chain->layers()[LayerOf(row)].weights);
 }
 
-// The policy within `row.number` MB.
+// Returns the report of the policy within `row.number` MB.
 Report RunWithin(const PaperRow& row) {
   const Scene scene(row.workload, "torch", row.machine, /*training=*/false);
   const auto limit =
@@ -187,7 +188,7 @@ Computed Milliseconds(const PaperRow& row) {
   return RunWithin(row).metrics.iteration.milliseconds();
 }
 
-// Each copy between host and device.
+// Returns the number of copies between host and device.
 Computed Transfers(const PaperRow& row) {
   const Report report = RunWithin(row);
   return static_cast<double>(std::ranges::count_if(report.timeline, [](const TimelineEntry& entry) {
@@ -195,9 +196,9 @@ Computed Transfers(const PaperRow& row) {
   }));
 }
 
-constexpr double kLeastLimit = 5;  // MB: the smallest of the paper's
+constexpr double kLeastLimit = 5;  // the paper's smallest limit, in MB
 
-// In per cent. The paper prints one decimal, and all three networks agree with rounding up.
+// Returns the saved memory in per cent. The paper prints one decimal, rounded up for all networks.
 Computed Saved(const PaperRow& row) {
   const auto normal = Normal(row);
   if (!normal) return std::nullopt;
@@ -210,7 +211,7 @@ PaperNames Names() {
       .batch = 1};
 }
 
-// Each layer of a network within each of the limits.
+// Returns a row for each limit in MB and each layer of a network.
 std::vector<PaperRow> LayersOf(const Workload& workload, int64_t layers,
                                const std::vector<double>& limits = {200, 100, 50, 10, 5}) {
   std::vector<PaperRow> rows;
@@ -237,7 +238,7 @@ std::vector<PaperTable> MmcnnTables(const PaperValues&) {
        {"Tab2 vDNN {workload} MB", "MB", LargestWeights},
        {"Tab2 save % {workload}", "%", Saved}});
 
-  // AlexNet has the ten classes of CIFAR-10 there, the others a thousand.
+  // In these tables AlexNet has the ten classes of CIFAR-10 and the other networks have a thousand.
   constexpr TableCounting kTen{.classes = 10}, kVgg{.second_reads_image = true};
   const auto memory = [](const MmcnnStep& step) { return Mebibytes(step.memory); };
   const auto table = [&](const std::string& name, const Workload& workload, int64_t layers,

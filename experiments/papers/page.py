@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The page of the papers: each table and figure, its picture, ours beside what is printed, and what differs and why.
+"""Makes the page of the papers: each table and figure with its picture, and our numbers beside the printed ones.
 
 usage: experiments/papers/page.py [-o FILE]
 
-The numbers are those of the CSVs in figures/, which `spillway reproduce all --figures` writes. The sentences are those of
+The numbers come from the CSVs in figures/, which `spillway reproduce all --figures` writes. The sentences come from
 items.toml, in which [[ITEM]] stands for our number of that item. Without -o the page is printed.
 """
 
@@ -24,7 +24,7 @@ def rows_of(sheet):
 
 
 def number(text):
-    """As people write it: whole numbers whole, others to three digits."""
+    """Formats a number for people: whole numbers and those from 1000 on without decimals, others to three digits."""
     if not text:
         return "-"
     value = float(text)
@@ -36,7 +36,7 @@ def verdict(row):
 
 
 def table(rows):
-    """Ours, beside what is printed where anything is."""
+    """The lines of a table of our numbers, with the printed ones if there are any; a sum if the table is long."""
     printed = [row for row in rows if row["printed"]]
     shown = printed or rows
     if len(shown) > LONGEST:
@@ -58,7 +58,7 @@ def tally(printed):
 
 
 class Numbers:
-    """Ours, by the names of items, for the sentences."""
+    """Our numbers of a paper by the names of items, for the sentences of items.toml."""
 
     def __init__(self, paper):
         self.paper = paper
@@ -78,7 +78,7 @@ class Numbers:
 def page():
     with open(HERE / "items.toml", "rb") as stream:
         texts = tomllib.load(stream)
-    lines = ["<!-- Made by experiments/papers/page.py from items.toml and figures/*.csv: edit those. -->",
+    lines = ["<!-- Made by experiments/papers/page.py from items.toml and figures/*.csv: edit these files. -->",
              "# The papers' tables and figures, computed again", "", texts["page"].strip(), ""]
     sheets = {path.stem for path in FIGURES.glob("*.csv")}
     for paper, text in texts["paper"].items():
@@ -87,7 +87,7 @@ def page():
         for name, item in text["item"].items():
             sheet = f"{paper}-{name}"
             if sheet not in sheets:
-                sys.exit(f"page: items.toml has {sheet}, figures/ does not")
+                sys.exit(f"page: items.toml has {sheet}, but figures/ has no CSV of it")
             sheets.remove(sheet)
             lines += [f"### {item['title']}", "", f"`spillway reproduce {sheet}` ([CSV](figures/{sheet}.csv)). "
                       + numbers.filled(item["differs"]), ""]
@@ -96,7 +96,7 @@ def page():
             for block in (drawn, shown if not drawn or shown[:1] and "printed" in shown[0] else []):
                 lines += [*block, ""] if block else []
     if sheets:
-        sys.exit(f"page: items.toml says nothing of {', '.join(sorted(sheets))}")
+        sys.exit(f"page: items.toml has no entry for {', '.join(sorted(sheets))}")
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -12,7 +12,7 @@
 namespace spillway {
 namespace {
 
-// In lower case, without the characters that are ignored.
+// Returns the text in lower case, without the ignored characters.
 std::string Plain(std::string_view text, std::string_view ignored) {
   std::string plain;
   for (const char c : text) {
@@ -27,7 +27,8 @@ struct Filling {
   std::string_view text;
 };
 
-// Whether the pattern makes the text, and with what in its holes. Only a workload has blanks.
+// Returns true if the pattern can make the text, and then appends the text in each of its holes.
+// Only the text of a workload may have blanks.
 bool Match(std::string_view pattern, std::string_view text, std::vector<Filling>& fillings) {
   const size_t open = pattern.find('{');
   if (open == std::string_view::npos) return pattern == text;
@@ -44,12 +45,13 @@ bool Match(std::string_view pattern, std::string_view text, std::vector<Filling>
   return false;
 }
 
-// A count from 1; 0 if the number is none.
+// Returns the number as a count in [1, kLargestBatch]; 0 if it is none.
 int64_t CountOf(double number) {
   const bool counts = number == std::floor(number) && number >= 1 && number <= kLargestBatch;
   return counts ? static_cast<int64_t>(number) : 0;
 }
 
+// Sets the row's value for a hole. Returns false if the text is no such value.
 bool Fill(const PaperNames& names, const Filling& filling, PaperRow& row) {
   if (filling.hole == "{workload}") {
     const auto workload = names.Read(filling.text);
@@ -98,7 +100,7 @@ int64_t PaperNames::UsualBatch(std::string_view network) const {
 }
 
 std::optional<Workload> PaperNames::Read(std::string_view text) const {
-  // A batch, but not the blocks of resnet(3,4,6,3).
+  // A number in parentheses is a batch; the blocks of resnet(3,4,6,3) are not a number.
   std::optional<double> own;
   const size_t open = text.rfind('(');
   if (open != std::string_view::npos && text.ends_with(')')) {

@@ -18,7 +18,7 @@ namespace {
 
 // --- Requests -----------------------------------------------------------------------------------
 
-// The tables of all papers, on the papers' GPUs or on another machine, and the items of their rows.
+// The tables of all papers, on the papers' GPUs or on another machine, and the keys of their items.
 class Shelf {
  public:
   Shelf(const PaperValues& printed, const std::optional<PaperMachine>& machine)
@@ -36,7 +36,8 @@ class Shelf {
     }
   }
 
-  // The paper's item of that name: that of a row of its tables, else the first that a column has.
+  // Returns the paper's item of that name: the item of a table's row, otherwise the item of the
+  // first column whose pattern gives a row. nullopt if there is none.
   std::optional<PaperKey> Find(std::string_view paper, const std::string& name) const {
     const auto listed = index_.find({paper, name});
     if (listed != index_.end()) return keys_[listed->second];
@@ -50,7 +51,7 @@ class Shelf {
     return std::nullopt;
   }
 
-  // The items of the tables that a request means, as "Tab2" or "superneurons-Tab2".
+  // Returns the items of the tables that the request names, "Tab2" or "superneurons-Tab2".
   std::vector<PaperItem> ItemsOf(std::string_view request) const {
     std::vector<PaperItem> items;
     for (const PaperKey& key : keys_) {
@@ -59,7 +60,7 @@ class Shelf {
     return items;
   }
 
-  // The tables that a request means, those of one name together.
+  // Returns the tables that the request names. Tables of the same name make one sheet.
   std::vector<PaperSheet> SheetsOf(std::string_view request) const {
     std::vector<PaperSheet> sheets;
     for (const PaperKey& key : keys_) {
@@ -73,7 +74,7 @@ class Shelf {
     return sheets;
   }
 
-  // With what the list says of it, if it does. It says nothing of other machines.
+  // Returns the item with its printed number, if the list has one for that name and machine.
   PaperItem ItemOf(const PaperKey& key, const std::string& name) const {
     const PaperValue* listed = key.OnPapersGpu() ? FindValue(printed_, key.paper, name) : nullptr;
     if (listed) return {*listed, key};
@@ -83,7 +84,7 @@ class Shelf {
             key};
   }
 
-  // For a request that means nothing here.
+  // Returns the message for a request that names no item or table, with the names that exist.
   std::string Unknown(const std::string& kind, const std::string& request) const {
     std::vector<std::string> names{"all"};
     for (const Paper& paper : Papers()) names.emplace_back(paper.name);
@@ -112,7 +113,7 @@ class Shelf {
     return {paper, table, &column, std::move(row)};
   }
 
-  // Tables that differ in the GPU alone are one on another machine.
+  // On another machine, tables that differ only in the GPU have the same items: the first is kept.
   void Add(const PaperKey& key) {
     const bool added = index_.emplace(std::pair(key.paper, key.Format()), keys_.size()).second;
     if (added) keys_.push_back(key);
@@ -124,6 +125,10 @@ class Shelf {
   std::vector<PaperKey> keys_;                                        // of their rows
   std::map<std::pair<std::string_view, std::string>, size_t> index_;  // paper and name
 };
+
+UsageError NotOfDevice(const std::string& request) {
+  return UsageError(fmt::format("{}: no number of that depends on the device", request));
+}
 
 // --- Judging -------------------------------------------------------------------------------------
 
@@ -201,8 +206,8 @@ std::vector<PaperItem> SelectItems(const PaperValues& printed, const std::string
     if (key) items.push_back(shelf.ItemOf(*key, request));
   }
   if (!items.empty()) return items;
-  if (machine) SelectItems(printed, request);  // throws if there is no such item at all
-  if (machine) throw UsageError(fmt::format("{}: nothing there depends on the device", request));
+  if (machine) SelectItems(printed, request);  // throws if no machine has such an item
+  if (machine) throw NotOfDevice(request);
   throw UsageError(shelf.Unknown("item", request) +
                    "; also an item name such as 'base VGG-16(256) GB', for any network and batch");
 }
@@ -213,7 +218,7 @@ std::vector<PaperSheet> SelectSheets(const PaperValues& printed, const std::stri
   std::vector<PaperSheet> sheets = shelf.SheetsOf(request);
   if (!sheets.empty()) return sheets;
   if (machine) SelectSheets(printed, request);
-  if (machine) throw UsageError(fmt::format("{}: nothing there depends on the device", request));
+  if (machine) throw NotOfDevice(request);
   throw UsageError(shelf.Unknown("table or figure", request));
 }
 
@@ -245,24 +250,25 @@ Columns<Reproduction> ReproductionColumns() {
   };
   return {
       {"paper", "", "the paper", [](auto& r) { return r.item.value.paper; }},
-      {"item", "", "what it prints", [](auto& r) { return r.item.value.item; }},
-      {"workload", "", "of what", [](auto& r) { return r.item.value.workload; }},
-      {"printed", "", "in the paper", [](auto& r) { return r.item.value.printed; }},
-      {"ours", "", "rounded as the paper does", &R::ours},
+      {"item", "", "the name of the number", [](auto& r) { return r.item.value.item; }},
+      {"workload", "", "network and batch", [](auto& r) { return r.item.value.workload; }},
+      {"printed", "", "the number in the paper", [](auto& r) { return r.item.value.printed; }},
+      {"ours", "", "our number, rounded as the paper rounds", &R::ours},
       {"rel_error", "1", "(ours - printed) / printed", &R::rel_error},
-      {"unit", "", "of both", [](auto& r) { return r.item.value.unit; }},
-      {"evidence", "", "how the printed number is known",
+      {"unit", "", "the unit of printed and ours", [](auto& r) { return r.item.value.unit; }},
+      {"evidence", "", "the strength of the evidence for the printed number",
        [](auto& r) { return IfAny(r.item.value.evidence); }},
-      {"ours_exact", "", "before rounding", &R::ours_exact},
-      {"judged", "", "whether the number has to agree", &R::judged},
-      {"passes", "", "whether it does", [](auto& r) { return When(r.judged, r.passes); }},
-      {"device", "", "on the model of which GPU, where that matters",
+      {"ours_exact", "", "our number before rounding", &R::ours_exact},
+      {"judged", "", "true if the number has to agree", &R::judged},
+      {"passes", "", "true if it agrees", [](auto& r) { return When(r.judged, r.passes); }},
+      {"device", "", "the GPU, if the number depends on it",
        [=](auto& r) { return IfAny(machine(r).device); }},
-      {"cost", "", "where the times of its kernels come from",
+      {"cost", "", "the source of its kernels' times",
        [=](auto& r) { return When(!machine(r).device.empty(), machine(r).cost); }},
-      {"preset", "", "how memory is counted",
+      {"preset", "", "the preset that counts memory",
        [](auto& r) { return IfAny(r.item.key ? r.item.key->table->preset : ""); }},
-      {"command", "", "what computes it alone", [](auto& r) { return CommandOf(r.item); }},
+      {"command", "", "the command that computes the item alone",
+       [](auto& r) { return CommandOf(r.item); }},
   };
 }
 
@@ -285,10 +291,10 @@ std::vector<PaperTotal> TotalsOf(const std::vector<Reproduction>& results) {
 Columns<PaperTotal> TotalColumns() {
   return {
       {"paper", "", "the paper", &PaperTotal::paper},
-      {"evidence", "", "how the printed numbers are known",
+      {"evidence", "", "the strength of the evidence for the printed numbers",
        [](auto& total) { return IfAny(total.evidence); }},
-      {"agree", "1", "items that have to and do", &PaperTotal::agree},
-      {"miss", "1", "items that have to and do not", &PaperTotal::miss},
+      {"agree", "1", "items that have to agree and do", &PaperTotal::agree},
+      {"miss", "1", "items that have to agree and do not", &PaperTotal::miss},
       {"shown", "1", "items that are not judged", &PaperTotal::shown},
       {"not_computed", "1", "items that this version does not compute", &PaperTotal::not_computed},
   };

@@ -8,7 +8,8 @@
 namespace spillway {
 namespace {
 
-// The preset of a paper has kernels that a table recorded under another preset lacks.
+// Returns the cost model of `source`. With "auto", a recorded table that lacks a kernel of the
+// trace is not used: a paper's preset may have kernels that the table's preset lacks.
 std::unique_ptr<const CostModel> CostFor(const std::string& source, const Trace& trace,
                                          const Device& device) {
   std::unique_ptr<const CostModel> cost = LoadCost(source, trace, device);

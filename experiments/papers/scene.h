@@ -1,4 +1,4 @@
-// A workload as a paper's preset lowers it, on a GPU: the paper's, or another.
+// A workload as a paper's preset lowers it, on the paper's GPU or on another one.
 
 #ifndef SPILLWAY_EXPERIMENTS_PAPERS_SCENE_H_
 #define SPILLWAY_EXPERIMENTS_PAPERS_SCENE_H_
@@ -20,7 +20,7 @@ struct Scene {
   Scene(const Workload& workload, const std::string& preset, const PaperMachine& machine,
         bool training = true);
 
-  // Refers to this scene.
+  // Returns a setup that refers to this scene.
   Setup In(Bytes memory, const std::string& allocator = "best-fit") const;
   Report Run(const std::string& policy, Bytes memory = Bytes::Unlimited(),
              const std::string& allocator = "best-fit") const;
@@ -31,7 +31,7 @@ struct Scene {
   const CostModel& cost = *model;
 };
 
-// A simulated iteration under a policy of this program.
+// Simulates an iteration under a built-in policy.
 Report Play(const Setup& setup, const std::string& policy);
 
 }  // namespace spillway

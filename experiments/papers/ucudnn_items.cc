@@ -1,5 +1,5 @@
-// u-cuDNN (Oyama et al., CLUSTER 2018): workspaces that its text gives, and what its figures plot,
-// by the analytic model of its GPUs. Convolutions alone, each kernel's own time.
+// u-cuDNN (Oyama et al., CLUSTER 2018): workspaces of its text, and the times of its figures by the
+// analytic models of its GPUs. Only convolutions count, each with its kernel's own time.
 
 #include <fmt/format.h>
 
@@ -24,14 +24,15 @@ namespace {
 
 constexpr const char* kGpu = "p100";
 
-// A gradient of the image is computed, too: five convolutions have fifteen kernels (section IV-D).
+// The preset also computes the gradient of the image: the paper counts fifteen kernels for five
+// convolutions (section IV-D).
 constexpr const char* kPreset = "superneurons";
 
 Bytes MebibytesOf(double number) {
   return Bytes(static_cast<int64_t>(std::llround(number * (1 << 20))));
 }
 
-// All kernels of a workload's convolutions with their desirable divisions.
+// All kernels of a workload's convolutions, each with the front of its desirable divisions.
 class Convolutions {
  public:
   Convolutions(const PaperRow& row, MicroBatches batches)
@@ -44,19 +45,21 @@ class Convolutions {
     }
   }
 
-  // With at most `limit` of workspace for each kernel.
+  // Returns the time of all kernels with at most `limit` of workspace for each.
   Duration TimeWithin(Bytes limit) const {
     Duration time;
     for (const Front front : fronts) time += Within(front, limit).time;
     return time;
   }
 
+  // Returns the fastest division within the limit, or the one with the least workspace if none
+  // fits.
   static const Division& Within(Front front, Bytes limit) {
     const Division* division = FastestWithin(front, limit);
     return division == nullptr ? front.front() : *division;
   }
 
-  // The front of a kernel, "conv2.fwd"; nullopt if there is none.
+  // Returns the front of a kernel, "conv2.fwd"; nullopt if there is none.
   std::optional<Front> Find(const std::string& name) const {
     const auto found = std::ranges::find(names, name);
     if (found == names.end()) return std::nullopt;
@@ -64,21 +67,21 @@ class Convolutions {
   }
 
   std::vector<Front> fronts;
-  std::vector<std::string> names;  // of each of them
+  std::vector<std::string> names;  // the kernel's name of each front
 
  private:
   const Scene scene_;
   DivisionFronts divisions_;
 };
 
-// --- What the text says -------------------------------------------------------------------------
+// --- Numbers of the text ------------------------------------------------------------------------
 
 double TotalWorkspace(const PaperRow& row) {
   const Convolutions convolutions(row, MicroBatches::kUndivided);
   return row.number * static_cast<double>(convolutions.fronts.size());
 }
 
-// Of the forward kernel on a batch of `number`.
+// Returns the MiB of workspace of FFT forward on a batch of `row.number`.
 Computed FftWorkspace(const PaperRow& row) {
   const Scene scene({row.workload.network, static_cast<int64_t>(row.number)}, kPreset,
                     {kGpu, kModelled});
@@ -100,9 +103,10 @@ bool IsBatch(const PaperRow& row) {
   return row.number >= 1 && row.number <= 4096 && row.number == std::floor(row.number);
 }
 
-// --- What the figures plot ----------------------------------------------------------------------
+// --- Figures ------------------------------------------------------------------------------------
 
-// Of the fastest undivided kernel, or of the fastest that needs at least one byte less.
+// Returns the time of the fastest undivided kernel, or of the fastest kernel that needs at least
+// one byte less of workspace.
 Computed Undivided(const PaperRow& row, bool byte_less) {
   const Convolutions convolutions(row, MicroBatches::kUndivided);
   const auto front = convolutions.Find(row.layer + ".fwd");
@@ -118,7 +122,7 @@ Computed Divided(const PaperRow& row, MicroBatches batches, Bytes limit) {
   return Convolutions::Within(*front, limit).time.milliseconds();
 }
 
-// How much faster the convolutions are than undivided in as much workspace.
+// Returns the time of undivided convolutions over the time of divided ones in as much workspace.
 double Speedup(const PaperRow& row, MicroBatches batches) {
   const Bytes limit = MebibytesOf(row.number);
   const Convolutions undivided(row, MicroBatches::kUndivided);
@@ -126,13 +130,14 @@ double Speedup(const PaperRow& row, MicroBatches batches) {
   return undivided.TimeWithin(limit).seconds() / divided.TimeWithin(limit).seconds();
 }
 
-// Convolutions with `number` in total: an equal share of it for each kernel, or segments.
+// Returns the time of convolutions if each kernel has an equal share of `row.number` MiB.
 double EqualShares(const PaperRow& row, MicroBatches batches) {
   const Convolutions convolutions(row, batches);
   const auto kernels = static_cast<double>(convolutions.fronts.size());
   return convolutions.TimeWithin(MebibytesOf(row.number / kernels)).milliseconds();
 }
 
+// Returns the time of convolutions if segments of `row.number` MiB are divided among the kernels.
 Computed Segments(const PaperRow& row) {
   const Convolutions convolutions(row, MicroBatches::kPowerOfTwo);
   const SegmentChoice choice = DivideByIlp(convolutions.fronts, MebibytesOf(row.number));
@@ -142,7 +147,7 @@ Computed Segments(const PaperRow& row) {
   return time.milliseconds();
 }
 
-// The segment of the kernel `layer`, "conv2.bwd_data".
+// Returns the MiB of the segment of the kernel `row.layer`, "conv2.bwd_data".
 Computed Segment(const PaperRow& row) {
   const Convolutions convolutions(row, MicroBatches::kPowerOfTwo);
   const SegmentChoice choice = DivideByIlp(convolutions.fronts, MebibytesOf(row.number));
@@ -153,7 +158,8 @@ Computed Segment(const PaperRow& row) {
   return std::nullopt;
 }
 
-// Input, output and parameters of a layer in forward, and its workspace with `limit` for it.
+// Returns the MiB of a layer's inputs, outputs, parameters and workspace in forward, if its
+// workspace may take `limit`.
 Computed LayerMemory(const PaperRow& row, MicroBatches batches, Bytes limit) {
   const Convolutions convolutions(row, batches);
   const auto front = convolutions.Find(row.layer + ".fwd");
@@ -170,7 +176,7 @@ Computed LayerMemory(const PaperRow& row, MicroBatches batches, Bytes limit) {
   return std::nullopt;
 }
 
-// The layers with parameters, of several that are alike the first (Fig. 12).
+// Returns the convolutions and linear layers, of identical ones only the first (Fig. 12).
 std::vector<std::string> UniqueLayers(const Workload& workload) {
   const Scene scene(workload, kPreset, {kGpu, kModelled});
   std::vector<std::string> layers;
@@ -210,7 +216,7 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
     tables.push_back({std::move(name), Names(), std::move(rows), std::move(columns),
                       PaperRequest::kPaperName, "", device, kPreset});
   };
-  // A column of a figure: what the model says of times that the paper only plots.
+  // A column of a figure, whose numbers the paper plots without printing them.
   const auto plotted = [](std::string pattern, std::string unit, auto compute) {
     return PaperColumn{std::move(pattern), std::move(unit), compute, false, "x"};
   };
@@ -233,7 +239,7 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
                [](const PaperRow& row) { return Undivided(row, false); }),
        plotted("Fig1 {workload} {layer} -1 byte", "ms",
                [](const PaperRow& row) { return Undivided(row, true); })});
-  // One front serves all points, and is found when the first is asked for.
+  // All points share one front, which the first point computes.
   struct Known {
     std::once_flag once;
     std::optional<Convolutions> convolutions;
