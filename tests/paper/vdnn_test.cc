@@ -40,7 +40,7 @@ TEST(VdnnPaperTest, OtherBatchesAreComputedToo) {
 }
 
 TEST(VdnnPaperTest, ItemsOfOtherSystemsAreListedWithoutAnAnswer) {
-  const Reproduction result = Reproduce({{"nobody", "Tab1", "vgg16:64", "MB", "1", "="}});
+  const Reproduction result = Reproduce({{"nobody", "Tab1", "vgg16:64", "MB", 1, 0, "="}});
   EXPECT_FALSE(result.ours);
   EXPECT_FALSE(result.judged);
 }
