@@ -1,40 +1,48 @@
-// Runs a recorded trace as the framework ran it: moves nothing, and keeps each tensor for as long
-// as the program held it, not only until its last use. What it needs is what the framework needed.
+// A policy that runs a recorded trace as the framework ran it. It moves nothing, and keeps each
+// tensor for as long as the program held it, not only until its last use. So it needs as much
+// memory as the framework did.
 
 #include <memory>
 #include <string_view>
 
-#include "policies/builtin.h"
+#include "policies/as_recorded.h"
+#include "policies/registry.h"
 #include "traces/base/error.h"
 
 namespace spillway {
+
+Trace HeldAsRecorded(Trace trace) {
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    const std::optional<OpId> until = trace.tensors[i].held_until;
+    if (until) trace.ops[Index(*until)].inputs.push_back(static_cast<TensorId>(i));
+  }
+  return trace;
+}
+
 namespace {
 
 class AsRecordedPolicy final : public Policy {
  public:
-  // The op after which a storage was given back is made to use it: until then it has to stay.
-  std::optional<Trace> Rewrite(const Trace& trace, const Device&, const CostModel&) override {
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel&, const TrialRun&,
+                      const std::string&) override {
     if (!trace.recording) {
       throw UsageError("policy 'as-recorded' runs traces of recorded programs only, and '" +
                        trace.name + "' is none: see `spillway trace import --help`");
     }
-    Trace held = trace;
-    for (size_t i = 0; i < held.tensors.size(); ++i) {
-      const std::optional<OpId> until = held.tensors[i].held_until;
-      if (until) held.ops[Index(*until)].inputs.push_back(static_cast<TensorId>(i));
-    }
-    return held;
+    return {device.memory, HeldAsRecorded(trace)};
   }
 };
 
-}  // namespace
-
-bool IsForRecordings(std::string_view policy) {
-  return policy == "as-recorded" || policy == "saved-tensors";
-}
-
 std::unique_ptr<Policy> MakeAsRecordedPolicy(Params&) {
   return std::make_unique<AsRecordedPolicy>();
+}
+
+}  // namespace
+
+void RegisterAsRecorded(PolicyRegistry& registry) {
+  registry.Add("as-recorded",
+               "tensors held for as long as the recorded program held them, nothing moved",
+               MakeAsRecordedPolicy, {.for_recordings = true});
 }
 
 }  // namespace spillway

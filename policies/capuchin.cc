@@ -1,22 +1,24 @@
 // Tensor access driven memory management (Peng et al., ASPLOS 2020): one measured iteration, then
-// guided ones.
+// guided iterations.
 //
-// - Measured execution (section 4.2): nothing is planned. Where a request finds no room, what was
-//   accessed longest ago is swapped out, and comes back when it is accessed again (passive mode).
-// - The policy (section 4.4): as many bytes as that run swapped out are to be saved, by storages
-//   whose longest stretch without an access lies over an op at which memory ran out. First
-//   those whose copies hide, the longest *free time* first: the time from the end of the copy out
-//   to the latest begin of the copy back, on a link that carries one copy in each direction. Then
-//   those that save most bytes per second of recomputation, as by then other storages are dropped,
-//   each swapped or recomputed, whichever exposes less.
-// - A swap-in begins with the *in-trigger*, the last op that begins early enough. Where it ends too
-//   late all the same, feedback moves it ahead by 5 % of the time of its copy (section 4.4.1).
-// - A swapped-out storage is given back where a request finds no room, oldest first; passive mode
-//   stays as the last resort in guided execution.
+// - Measured execution (section 4.2): nothing is planned. When a request finds no room, the storage
+//   that was accessed longest ago is swapped out. It comes back when it is accessed again. This is
+//   the passive mode.
+// - The policy (section 4.4): as many bytes are to be saved as the measured run swapped out. Only
+//   storages count whose longest stretch without an access lies over an op at which memory ran out.
+//   Storages whose copies hide are swapped first, in the order of their *free time*. That is the
+//   time from the end of the copy out to the latest begin of the copy back, on a link that carries
+//   one copy in each direction. The others follow by the bytes that they save per second of
+//   recomputation, given the storages that are dropped already. Each of these is swapped or
+//   recomputed, whichever exposes less time.
+// - A swap-in begins at the *in-trigger*, the last op that begins early enough. If the copy still
+//   ends too late, feedback moves it ahead by 5 % of its time (section 4.4.1).
+// - A swapped-out storage is released when a request finds no room, the oldest first. Guided
+//   execution falls back on passive mode.
 //
-// Accesses are ops, and their times the sums of kernel times before them: the paper, too, takes
-// the stalls of passive mode out. Here the measured iteration and those in which feedback settles
-// are trial runs, because decisions may not depend on a clock; the fastest of these runs is kept. A
+// An access is an op. Its time is the sum of the kernel times before it; the paper, too, removes
+// the stalls of passive mode. The measured iteration and the iterations of feedback are trial runs
+// here, because decisions may not depend on a clock. The fastest of these runs is kept. A
 // convolution takes the fastest algorithm that fits when it runs. Parameters are not swapped.
 
 #include <algorithm>
@@ -28,10 +30,10 @@
 #include <utility>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/forwarding_policy.h"
 #include "policies/plan/facts.h"
+#include "policies/registry.h"
 #include "sim/core/report.h"
 
 namespace spillway {
@@ -41,10 +43,10 @@ enum class Treatment : uint8_t { kNone, kSwap, kRecompute };
 
 struct Decided {
   Treatment treatment = Treatment::kNone;
-  Duration swap_in;  // kSwap: when its copy back is to begin
+  Duration swap_in;  // for kSwap: when the copy back is to begin
 };
 
-// Passive mode, and what is decided before it; by default nothing is.
+// Executes decisions, with passive mode as the last resort. Without decisions it is passive mode.
 class CapuchinRun final : public Policy {
  public:
   CapuchinRun(const KernelChooser& chooser, std::shared_ptr<const JointFacts> facts = nullptr,
@@ -91,7 +93,7 @@ class CapuchinRun final : public Policy {
   void BeforeLaunch(PolicyContext& context, OpId op) override {
     if (context.recomputing()) return;
     coming_.insert(coming_.end(), triggered_[Index(op)].begin(), triggered_[Index(op)].end());
-    // What finds no room waits for it, and what was triggered after it, too.
+    // A storage that finds no room waits, and all that were triggered after it wait, too.
     while (!coming_.empty()) {
       const TensorId next = coming_.front();
       const bool outside = context.Where(next) == Residency::kOutside;
@@ -125,7 +127,7 @@ class CapuchinRun final : public Policy {
       leaving_.erase(oldest);
       return true;
     }
-    // What else cannot leave now has another access before it can.
+    // Every other storage that cannot leave now has another access before it can.
     for (const OpId op : preparing_) {
       for (const TensorId id : context.liveness().Storages(op)) Consider(id);
     }
@@ -147,10 +149,11 @@ class CapuchinRun final : public Policy {
     accesses_.push_back(id);
   }
 
-  // The storage may leave.
+  // Moves `oldest_` back so that it is not behind the last access of the storage.
   void Consider(TensorId id) { oldest_ = std::min(oldest_, last_access_[Index(id)]); }
 
-  // Whether the access is the last of a storage that is there, may go, and is used again.
+  // Returns true if the access is the last one of its storage, and the storage is on the device,
+  // not pinned, and used again.
   bool MayLeave(const PolicyContext& context, size_t access) const {
     const TensorId id = accesses_[access];
     if (last_access_[Index(id)] != access || context.Pinned(id)) return false;
@@ -158,7 +161,7 @@ class CapuchinRun final : public Policy {
     return (where == Residency::kDevice || where == Residency::kBoth) && context.NextUse(id);
   }
 
-  // The last op in its gap that starts early enough, or else the first.
+  // Returns the last op in the gap that starts early enough, or the first op in it if none does.
   OpId TriggerOf(TensorId id) const {
     const Gap& gap = *facts_->GapOf(id);
     auto op = Index(gap.needed) - 1;
@@ -173,13 +176,14 @@ class CapuchinRun final : public Policy {
   std::vector<Decided> decided_;                          // by tensor
   std::vector<std::vector<TensorId>> leave_, triggered_;  // by op
   std::vector<TensorId> leaving_, coming_;                // oldest first
-  std::vector<OpId> preparing_;  // an op, and those that run again for it; their operands may leave
-  std::vector<TensorId> accesses_;   // of this iteration; first the inputs, which arrive
-  std::vector<size_t> last_access_;  // by tensor: which of them
-  size_t oldest_ = 0;                // of them by which something may leave, or earlier
+  std::vector<OpId>
+      preparing_;  // an op, and the ops that run again for it; their operands may leave
+  std::vector<TensorId> accesses_;   // of this iteration; the inputs, which arrive, come first
+  std::vector<size_t> last_access_;  // by tensor: the index in `accesses_`
+  size_t oldest_ = 0;  // no earlier access is the last one of a storage that may leave
 };
 
-// Decides from the measured run.
+// Makes the decisions from the measured run.
 class PolicyMaker {
  public:
   PolicyMaker(const JointFacts& facts, const Report& measured)
@@ -197,7 +201,7 @@ class PolicyMaker {
     }
   }
 
-  // By tensor.
+  // Returns the decisions by tensor.
   std::vector<Decided> Make() {
     FindCandidates();
     SwapWhatHides();
@@ -233,8 +237,8 @@ class PolicyMaker {
     std::ranges::stable_sort(by_needed_, std::greater(), [&](TensorId id) { return NeededAt(id); });
   }
 
-  // Has the copies of what is swapped go as early out and as late back as the others allow. Returns
-  // by how much the latest copy back is too late.
+  // Schedules the copies of all swapped storages: out as early and back as late as the other copies
+  // allow. Returns the time by which the latest copy back is too late.
   Duration Travel() {
     Duration exposed, free;
     for (const TensorId id : by_left_) {
@@ -252,7 +256,7 @@ class PolicyMaker {
     return exposed;
   }
 
-  // By how much more copies would be late if this one were swapped, too.
+  // Returns the time by which copies would be later if this storage were swapped, too.
   Duration SwapOverhead(TensorId id) {
     Of(id) = Treatment::kSwap;
     const Duration after = Travel();
@@ -271,9 +275,10 @@ class PolicyMaker {
     }
   }
 
-  // Of the ops that write it before it is needed, and of those that write what they read and is
-  // dropped or has ended by then; nullopt if one of them cannot run again. Counts what it relies on
-  // in `relied_on_` if asked to.
+  // Returns the time of the ops that write the storage before it is needed, and of the ops that
+  // write their inputs if these are dropped or have ended by then. Returns nullopt if one of these
+  // ops cannot run again. With `count`, adds one in `relied_on_` for each storage that it relies
+  // on.
   std::optional<Duration> RecomputeTime(TensorId storage, bool count = false) {
     const Liveness& liveness = facts_.liveness();
     const OpId at = facts_.GapOf(storage)->needed;
@@ -305,14 +310,16 @@ class PolicyMaker {
     return time;
   }
 
-  // Also for those that have been dropped and are recomputed from it.
+  // Returns the time to recompute the storage, once for itself and once for each dropped storage
+  // that is recomputed from it.
   std::optional<Duration> TimeAgain(TensorId id) {
     const std::optional<Duration> once = RecomputeTime(id);
     if (!once) return std::nullopt;
     return *once * (1 + relied_on_[Index(id)]);
   }
 
-  // The most bytes per second first. What others have been dropped for only makes it longer.
+  // Takes the storages that save most bytes per second of recomputation first. Dropping other
+  // storages only makes a recomputation longer.
   void TakeCheapest() {
     using Entry = std::pair<double, TensorId>;  // seconds per byte
     std::priority_queue<Entry, std::vector<Entry>, std::greater<>> open;
@@ -350,10 +357,10 @@ class PolicyMaker {
   std::vector<OpId> short_at_;  // ops at which memory ran out, ascending
   Bytes wanted_, saved_;
   std::vector<Decided> decided_;
-  std::vector<int64_t> relied_on_;  // by tensor: how many recomputations read it
+  std::vector<int64_t> relied_on_;  // by tensor: the number of recomputations that read it
   std::vector<TensorId> candidates_, by_left_, by_needed_;
   std::vector<Duration> landed_;  // by tensor
-  Duration exposed_;              // by what is swapped so far
+  Duration exposed_;              // by the storages that are swapped so far
 };
 
 class CapuchinPolicy final : public ForwardingPolicy {
@@ -361,7 +368,8 @@ class CapuchinPolicy final : public ForwardingPolicy {
   CapuchinPolicy(int64_t feedback, const KernelChooser& chooser)
       : feedback_(feedback), chooser_(chooser) {}
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel&,
+                      const TrialRun& trial, const std::string&) override {
     chosen_ = std::make_unique<CapuchinRun>(chooser_);
     FactsProbe probe;
     trial(probe, Bytes::Unlimited(), {1});
@@ -382,11 +390,11 @@ class CapuchinPolicy final : public ForwardingPolicy {
     if (measured.fits() && (!shortest || measured.metrics.iteration <= *shortest)) {
       chosen_ = std::make_unique<CapuchinRun>(chooser_);
     }
-    return device.memory;
+    return {device.memory};
   }
 
  private:
-  // Has copies that kernels waited for begin earlier; false if there was none.
+  // Makes the copies begin earlier that kernels waited for. Returns false if there were none.
   static bool MoveAhead(const Trace& trace, const JointFacts& facts, const Report& report,
                         std::vector<Decided>& decided) {
     constexpr int64_t kStep = 20;  // the part of a copy's time, 5 %
@@ -421,12 +429,20 @@ class CapuchinPolicy final : public ForwardingPolicy {
   const KernelChooser chooser_;
 };
 
+std::unique_ptr<Policy> MakeCapuchinPolicy(Params& params) {
+  const int64_t feedback =
+      params.Integer("feedback", 20, 0, 1000,
+                     "iterations after which the copies that came too late begin earlier");
+  return std::make_unique<CapuchinPolicy>(feedback, ReadKernelChooser(params));
+}
+
 }  // namespace
 
-std::unique_ptr<Policy> MakeCapuchinPolicy(Params& params) {
-  const int64_t feedback = params.Integer(
-      "feedback", 20, 0, 1000, "iterations in which what came too late is asked for earlier");
-  return std::make_unique<CapuchinPolicy>(feedback, ReadKernelChooser(params));
+void RegisterCapuchin(PolicyRegistry& registry) {
+  registry.Add("capuchin",
+               "one measured iteration, then swaps that hide behind kernels, and recomputation "
+               "where they do not (Capuchin, section 4)",
+               MakeCapuchinPolicy);
 }
 
 }  // namespace spillway

@@ -1,14 +1,13 @@
-// Optimal rematerialisation alone (Jain et al., MLSys 2020): nothing is copied out; which values
-// stay until when, and which are computed again, follows from an integer program
-// (rematerialization.h).
+// Optimal rematerialisation alone (Jain et al., MLSys 2020): nothing is copied out. An integer
+// program (rematerialization.h) decides which values stay until when, and which are computed again.
 //
-// The units of the program are ops, with those that work in place on what the one before wrote;
-// while there are more than wanted, the two neighbours that take the least time together become
-// one. A program of few units is searched, one of more is relaxed and rounded. The program is
-// made twice, with the workspaces of the fastest kernels and with the least, and what a trial run
-// finds to be faster is taken. It counts bytes and no addresses: where blocks leave holes, what is
-// needed last is dropped, too. Where no schedule is found, nothing is dropped, and the run is out
-// of memory.
+// A unit of the program is an op, together with the ops after it that work in place on its results.
+// While there are more units than wanted, the two neighbours that take the least time together
+// become one. A program of few units is solved by a search; a larger one is relaxed and rounded.
+// There are two programs, one with the workspaces of the fastest kernels and one with the least
+// workspaces, and the schedule that is faster in a trial run is taken. The program counts bytes and
+// no addresses: if blocks leave holes, the storage that is needed last is dropped, too. If no
+// schedule is found, nothing is dropped, and the run is out of memory.
 
 #include <algorithm>
 #include <memory>
@@ -16,11 +15,11 @@
 #include <utility>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/forwarding_policy.h"
 #include "policies/parts/rematerialization.h"
 #include "policies/plan/facts.h"
+#include "policies/registry.h"
 #include "sim/core/report.h"
 #include "traces/base/error.h"
 
@@ -31,7 +30,7 @@ using Drops = std::vector<std::vector<TensorId>>;  // by op
 
 class CheckmateRun final : public Policy {
  public:
-  // Without drops everything is kept, or does not fit.
+  // Without drops, everything is kept, or the run does not fit.
   explicit CheckmateRun(const KernelChooser& chooser, Drops drops = {})
       : chooser_(chooser), drops_(std::move(drops)) {}
 
@@ -64,7 +63,7 @@ class CheckmateRun final : public Policy {
   const Drops drops_;
 };
 
-// A trace as units, and schedules of them as what is dropped after which op.
+// Turns a trace into units, and a schedule of units into the storages to drop after each op.
 class Units {
  public:
   Units(const JointFacts& facts, size_t most)
@@ -83,11 +82,12 @@ class Units {
     }
   }
 
-  // With the workspaces of the fastest kernels, or with the least.
+  // Returns the problem with the workspaces of the fastest kernels, or with the least workspaces.
   RematerializationProblem Problem(bool fastest) const {
     const Trace& trace = facts_.trace();
     RematerializationProblem problem(again_.size());
-    // What is alive at each op, but for values: all of it, and what does not outlive its unit.
+    // Changes of the bytes alive at each op, without values: of all storages, and of the storages
+    // that do not outlive their unit.
     std::vector<Bytes> fixed(trace.ops.size() + 1), inner(fixed.size());
     for (size_t i = 0; i < owners_.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
@@ -132,7 +132,8 @@ class Units {
     return problem;
   }
 
-  // Values that are there when a unit ends and not when the next one begins.
+  // Returns, by op, the values that are there when the op's unit ends and not when the next one
+  // begins.
   Drops DropsOf(const Retention& kept) const {
     Drops drops(unit_of_.size());
     for (size_t i = 0; i < owners_.size(); ++i) {
@@ -195,7 +196,7 @@ class Units {
     }
   }
 
-  // Kernels of a slot run one after the other.
+  // Returns the workspace of an op. Its slots run one after the other.
   Bytes WorkspaceAt(const Op& op, bool fastest) const {
     Bytes workspace;
     for (size_t slot = 0; slot < op.slots.size(); ++slot) {
@@ -209,7 +210,7 @@ class Units {
   const JointFacts& facts_;
   std::vector<size_t> unit_of_;                // by op
   std::vector<bool> again_;                    // by unit: all of its ops can run again
-  std::vector<std::optional<size_t>> owners_;  // by storage: the unit that makes it, if that can
+  std::vector<std::optional<size_t>> owners_;  // by storage: its unit, if that can run again
   std::vector<bool> shared_;                   // by storage: it has an owner and outlives it
 };
 
@@ -218,13 +219,14 @@ class CheckmatePolicy final : public ForwardingPolicy {
   CheckmatePolicy(size_t units, size_t searched, int64_t nodes, const KernelChooser& chooser)
       : units_(units), searched_(searched), nodes_(nodes), chooser_(chooser) {}
 
-  Bytes LimitMemory(const Trace&, const Device& device, const TrialRun& trial) override {
+  Preparation Prepare(const Trace&, const Device& device, const CostModel&, const TrialRun& trial,
+                      const std::string&) override {
     FactsProbe probe;
     const Duration in_core = trial(probe, Bytes::Unlimited(), {1}).metrics.iteration;
     CheckmateRun keeping(chooser_);
     const Report kept_all = trial(keeping, device.memory, {1});
     chosen_ = std::make_unique<CheckmateRun>(chooser_);
-    if (kept_all.fits() && kept_all.metrics.iteration <= in_core) return device.memory;
+    if (kept_all.fits() && kept_all.metrics.iteration <= in_core) return {device.memory};
     Duration shortest = kept_all.fits() ? kept_all.metrics.iteration : Duration::Max();
     const Units units(*probe.facts, units_);
     for (const bool fastest : {true, false}) {
@@ -239,7 +241,7 @@ class CheckmatePolicy final : public ForwardingPolicy {
       shortest = report.metrics.iteration;
       chosen_ = std::make_unique<CheckmateRun>(chooser_, drops);
     }
-    return device.memory;
+    return {device.memory};
   }
 
  private:
@@ -248,22 +250,29 @@ class CheckmatePolicy final : public ForwardingPolicy {
   const KernelChooser chooser_;
 };
 
-}  // namespace
-
 std::unique_ptr<Policy> MakeCheckmatePolicy(Params& params) {
   const int64_t units =
       params.Integer("units", 60, 2, 1000, "the most units that ops are merged into");
   const int64_t searched =
       params.Integer("searched", 24, 0, 60,
-                     "the most units for which an integer program is solved; with more it is "
-                     "relaxed, and rounded");
-  const int64_t nodes =
-      params.Integer("nodes", 1000, 1, 1'000'000, "the most nodes of the search of such a program");
+                     "the most units for which the integer program is solved; with more units "
+                     "it is relaxed and rounded");
+  const int64_t nodes = params.Integer(
+      "nodes", 1000, 1, 1'000'000, "the most nodes that the search of an integer program visits");
 #if !defined(SPILLWAY_HAVE_CBC) || !defined(SPILLWAY_HAVE_CLP)
-  throw EnvironmentError("policy 'checkmate' needs CBC and Clp, which this build is without");
+  throw EnvironmentError("policy 'checkmate' needs CBC and Clp, and this build has not found them");
 #endif
   return std::make_unique<CheckmatePolicy>(
       static_cast<size_t>(units), static_cast<size_t>(searched), nodes, ReadKernelChooser(params));
+}
+
+}  // namespace
+
+void RegisterCheckmate(PolicyRegistry& registry) {
+  registry.Add("checkmate",
+               "what to keep and what to compute again, by an integer program; nothing moved "
+               "(Checkmate, section 4)",
+               MakeCheckmatePolicy);
 }
 
 }  // namespace spillway

@@ -1,13 +1,19 @@
 // Dynamic tensor rematerialization (Kirisame et al., ICLR 2021): nothing is planned. When memory
-// runs out, the storage with the least heuristic value is dropped; what is needed again is rebuilt,
-// which drops others in turn.
+// runs out, the storage with the least heuristic value is dropped. A storage that is needed again
+// is rebuilt, which may drop other storages.
 //
-// The heuristics are those of its section 4.1 and appendix: `dtr`, the cost of rebuilding a
-// storage, its evicted ancestors and its evicted descendants, over its size and the time since its
-// last use; `dtr-eq`, likewise with all evicted ones that hang together with it, which the paper
-// keeps in sets that are quick to update; `dtr-local`, its own cost alone; `msps` (Peng et al.,
-// ASPLOS 2020), cost with evicted ancestors over size; `lru`, time alone; `size`, size alone. Times
-// are sums of kernel times, the fastest that fit when an op runs.
+// The heuristics are from section 4.1 and the appendix of the paper:
+//
+//   dtr        the cost of rebuilding a storage, its evicted ancestors and its evicted descendants,
+//              over its size and the time since its last use
+//   dtr-eq     as dtr, but with all evicted storages that are connected with it through evicted
+//              storages; the paper keeps them in sets that are quick to update
+//   dtr-local  as dtr, but with the cost of the storage alone
+//   msps       the cost with evicted ancestors, over the size (Peng et al., ASPLOS 2020)
+//   lru        the time since the last use alone
+//   size       the size alone
+//
+// Times are sums of the times of the fastest kernels. An op runs the fastest kernels that fit.
 
 #include <algorithm>
 #include <compare>
@@ -18,8 +24,8 @@
 #include <utility>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
+#include "policies/registry.h"
 
 namespace spillway {
 namespace {
@@ -99,7 +105,7 @@ class DtrPolicy final : public Policy {
       std::ranges::pop_heap(ranking_, std::greater());
       Victim& first = ranking_.back();
       Storage& storage = storages_[Index(first.id)];
-      if (!storage.known) {  // it has become more
+      if (!storage.known) {  // the value has grown
         first.value = ValueOf(first.id);
         std::ranges::push_heap(ranking_, std::greater());
         continue;
@@ -113,13 +119,13 @@ class DtrPolicy final : public Policy {
         pinned.push_back(victim);
         continue;
       }
-      // What cannot be rebuilt now cannot be before the next op either.
+      // A storage that cannot be rebuilt now cannot be rebuilt before the next op either.
       done = context.Evict(id);
       if (!done) continue;
       storage.gone = storage.evicted = true;
       Forget(id);
     }
-    for (const Victim& victim : pinned) {  // by the next request it may not be
+    for (const Victim& victim : pinned) {  // may not be pinned at the next request
       ranking_.push_back(victim);
       std::ranges::push_heap(ranking_, std::greater());
     }
@@ -130,14 +136,14 @@ class DtrPolicy final : public Policy {
   struct Storage {
     double size = 0;                          // in bytes
     Duration cost;                            // of all ops that write it
-    std::vector<TensorId> parents, children;  // what they read; what is made from it
-    Duration used;                            // last, by `now_`
-    Duration whole;                           // its cost with what is evicted beside it
-    bool known = false;                       // that it is `whole`
-    bool listed = false;                      // in `made_`
-    bool gone = false;                        // dropped, for good or not
+    std::vector<TensorId> parents, children;  // read to make it; made from it
+    Duration used;                            // the time of its last use, by `now_`
+    Duration whole;                           // its cost by the heuristic
+    bool known = false;                       // `whole` is up to date
+    bool listed = false;                      // it is in `made_`
+    bool gone = false;                        // it is not on the device
     bool evicted = false;
-    uint64_t seen = 0;  // by the last search so far
+    uint64_t seen = 0;  // the last search that has found it
   };
 
   struct Victim {
@@ -158,7 +164,7 @@ class DtrPolicy final : public Policy {
     std::ranges::make_heap(ranking_, std::greater());
   }
 
-  // What the op writes is there again, if it was evicted.
+  // Notes that evicted storages of the op have been rebuilt.
   void NoteRebuilt(const PolicyContext& context, OpId op) {
     for (const TensorId id : context.liveness().Storages(op)) {
       Storage& storage = storages_[Index(id)];
@@ -169,7 +175,7 @@ class DtrPolicy final : public Policy {
     }
   }
 
-  // The storage is there.
+  // Notes that the storage is on the device.
   void List(TensorId id) {
     Storage& storage = storages_[Index(id)];
     storage.gone = false;
@@ -209,14 +215,14 @@ class DtrPolicy final : public Policy {
 
   enum Direction : unsigned { kAncestors = 1, kDescendants = 2, kBoth = 3 };
 
-  // Of the storage and the evicted ones that are reached from it.
+  // Returns the cost of the storage and of the evicted storages that are reached from it.
   Duration CostWithEvicted(TensorId id, unsigned directions) {
     Duration cost;
     for (const TensorId found : Reach(id, directions)) cost += storages_[Index(found)].cost;
     return cost;
   }
 
-  // A storage has been evicted, or is there again: what it is evicted beside costs something else.
+  // Notes that a storage has been evicted or rebuilt: the costs of the storages around it change.
   void Forget(TensorId id) {
     const bool mixed = heuristic_ == Heuristic::kEq;
     for (const unsigned directions : {mixed ? kBoth : kAncestors, mixed ? kBoth : kDescendants}) {
@@ -230,8 +236,8 @@ class DtrPolicy final : public Policy {
     }
   }
 
-  // The storage and the evicted ones that are reached from it in these directions, through evicted
-  // ones alone; valid until the next call.
+  // Returns the storage and the evicted storages that are reached from it in these directions
+  // through evicted storages alone. The result is valid until the next call.
   std::span<const TensorId> Reach(TensorId id, unsigned directions) {
     found_.assign(1, id);
     storages_[Index(id)].seen = ++searches_;
@@ -252,29 +258,37 @@ class DtrPolicy final : public Policy {
 
   const Heuristic heuristic_;
   const KernelChooser chooser_;
-  std::vector<Duration> times_;    // of each op, with its fastest kernels
+  std::vector<Duration> times_;    // by op, with its fastest kernels
   std::vector<Storage> storages_;  // by tensor
-  std::vector<TensorId> made_;     // by ops of this iteration; some of them may have gone
-  std::vector<Victim> ranking_;    // a heap, the least first; what is evicted only raises values
-  bool ranked_ = false;            // since the op before
-  std::vector<OpId> preparing_;    // an op, and those that run again for it
-  std::vector<TensorId> found_;    // by `Reach`
-  uint64_t searches_ = 0;          // its calls
-  Duration now_;
+  std::vector<TensorId> made_;     // made by ops of this iteration; some may have gone
+  std::vector<Victim> ranking_;    // a heap, the least first; an eviction only raises values
+  bool ranked_ = false;            // `ranking_` is of the current op
+  std::vector<OpId> preparing_;    // an op, and the ops that run again for it
+  std::vector<TensorId> found_;    // the result of `Reach`
+  uint64_t searches_ = 0;          // the number of calls of `Reach`
+  Duration now_;                   // the sum of the times of the ops issued in this iteration
 };
+
+std::unique_ptr<Policy> MakeDtrPolicy(Params& params) {
+  const Heuristic heuristic =
+      params.Enum<Heuristic>("heuristic", "dtr",
+                             {{"dtr", Heuristic::kDtr},
+                              {"dtr-eq", Heuristic::kEq},
+                              {"dtr-local", Heuristic::kLocal},
+                              {"msps", Heuristic::kMsps},
+                              {"lru", Heuristic::kLru},
+                              {"size", Heuristic::kSize}},
+                             "the value by which storages are dropped, the least first");
+  return std::make_unique<DtrPolicy>(heuristic, ReadKernelChooser(params));
+}
 
 }  // namespace
 
-std::unique_ptr<Policy> MakeDtrPolicy(Params& params) {
-  const Heuristic heuristic = params.Enum<Heuristic>("heuristic", "dtr",
-                                                     {{"dtr", Heuristic::kDtr},
-                                                      {"dtr-eq", Heuristic::kEq},
-                                                      {"dtr-local", Heuristic::kLocal},
-                                                      {"msps", Heuristic::kMsps},
-                                                      {"lru", Heuristic::kLru},
-                                                      {"size", Heuristic::kSize}},
-                                                     "what is dropped first: the least of it");
-  return std::make_unique<DtrPolicy>(heuristic, ReadKernelChooser(params));
+void RegisterDtr(PolicyRegistry& registry) {
+  registry.Add("dtr",
+               "nothing planned: what is cheap to rebuild, large and long unused is dropped when "
+               "memory runs out (DTR, section 4)",
+               MakeDtrPolicy);
 }
 
 }  // namespace spillway

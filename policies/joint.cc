@@ -1,9 +1,9 @@
-// The joint planner: offloading, recomputation and algorithms decided together, by a search with
-// trial runs, and by nothing that a trial run does not confirm.
+// The joint planner. It decides offloading, recomputation and algorithms together, by a search with
+// trial runs; a trial run has confirmed every decision.
 //
 // Every other built-in policy is a candidate with its defaults, so that none is faster in the same
-// memory. `plan` follows a plan that an earlier search has found (`run --export-plan`), without
-// searching.
+// memory. The policy `plan` follows a plan that an earlier search has found (`run --export-plan`),
+// without searching.
 
 #include <algorithm>
 #include <array>
@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/forwarding_policy.h"
 #include "policies/plan/early_updates.h"
@@ -33,10 +32,11 @@
 namespace spillway {
 namespace {
 
-// In trials. A trial of ResNet-50 takes about a millisecond of two cores.
+// The named efforts, in trials. A trial of ResNet-50 takes about a millisecond on two cores.
 constexpr std::array<std::pair<std::string_view, int64_t>, 3> kEfforts{
     {{"quick", 500}, {"default", 6000}, {"thorough", 30000}}};
-// Of traces with more ops, as many times fewer: a trial takes as many times longer.
+// A trace with n times more ops than this gets n times fewer trials, because a trial takes n times
+// longer.
 constexpr int64_t kManyOps = 5000;
 
 struct Effort {
@@ -49,79 +49,61 @@ struct Effort {
   }
 };
 
-// Follows a plan, which is all that its decisions depend on.
+// Follows a plan, on which all of its decisions depend.
 class PlannedPolicy : public ForwardingPolicy {
- public:
-  void ImportPlan(const std::string& plan) override {
-    text_ = plan;
-    origin_ = "the plan of the run before";
-  }
-
-  std::string ExportPlan() const override { return plan_ ? FormatPlan(*facts_, *plan_) : ""; }
-
-  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
-                               const CostModel& cost) override {
-    if (reordered_ && plan_ && plan_->policy.empty()) return *reordered_;
-    return ForwardingPolicy::Rewrite(trace, device, cost);
-  }
-
  protected:
-  // Returns how much of the memory the plan uses.
-  Bytes Follow(std::shared_ptr<const JointFacts> facts, JointPlan plan,
-               const KernelChooser& chooser, const Trace& trace, Device device,
-               const TrialRun& trial) {
+  Preparation Follow(std::shared_ptr<const JointFacts> facts, JointPlan plan,
+                     const KernelChooser& chooser, const Trace& trace, Device device,
+                     const CostModel& cost, const TrialRun& trial) {
     device.memory = std::min(device.memory, plan.memory);
-    facts_ = std::move(facts);
-    plan_ = std::move(plan);
-    plan_->early_updates = reordered_ != nullptr;
-    if (plan_->policy.empty()) {
-      chosen_ = std::make_unique<PlanExecutor>(facts_, *plan_, chooser);
+    plan.early_updates = reordered_ != nullptr;
+    std::string text = FormatPlan(*facts, plan);
+    const bool is_own = plan.policy.empty();
+    if (is_own) {
+      chosen_ = std::make_unique<PlanExecutor>(std::move(facts), std::move(plan), chooser);
     } else {
       PolicyRegistry registry;
       RegisterBuiltinPolicies(registry);
-      chosen_ = registry.Make(plan_->policy);
+      chosen_ = registry.Make(plan.policy);
     }
-    return chosen_->LimitMemory(trace, device, trial);
+    Preparation prepared = chosen_->Prepare(trace, device, cost, trial, {});
+    if (is_own && reordered_) prepared.trace = *reordered_;
+    prepared.plan = std::move(text);
+    return prepared;
   }
 
-  // Likewise the plan that is in `text_`.
-  Bytes FollowText(const Trace& trace, const Device& device, const TrialRun& trial) {
-    if (HasEarlyUpdates(text_, origin_)) {
+  // Follows the plan in the document `text`; `origin` is its path in messages.
+  Preparation FollowText(const std::string& text, const std::string& origin, const Trace& trace,
+                         const Device& device, const CostModel& cost, const TrialRun& trial) {
+    if (HasEarlyUpdates(text, origin)) {
       reordered_ = std::make_shared<const Trace>(WithEarlyUpdates(trace));
     }
     FactsProbe probe;
     trial(probe, Bytes::Unlimited(), {1, 1, reordered_});
-    JointPlan plan = ParsePlan(text_, origin_, *probe.facts);
+    JointPlan plan = ParsePlan(text, origin, *probe.facts);
     const KernelChooser chooser = plan.micro ? KernelChooser(*plan.micro) : KernelChooser();
-    return Follow(probe.facts, std::move(plan), chooser, trace, device, trial);
+    return Follow(probe.facts, std::move(plan), chooser, trace, device, cost, trial);
   }
 
-  std::string text_;                        // a plan as a document; empty if there is none
-  std::string origin_;                      // stands for its path in messages
-  std::shared_ptr<const Trace> reordered_;  // if updates are early; the facts are of it then
-
- private:
-  std::shared_ptr<const JointFacts> facts_;
-  std::optional<JointPlan> plan_;
+  std::shared_ptr<const Trace> reordered_;  // if updates are early; the facts are of this trace
 };
 
-// What takes so many percent of the time of what there is, if its stalls are not counted, is run no
-// further.
+constexpr const char* kImported = "the plan of the run before";  // its origin in messages
+
+// Another policy is run no further when its kernels alone take this many percent of the best time
+// so far.
 constexpr int64_t kFarBeyond = 150;
-// The first iteration stands for the others where these take at most so small a part of it longer.
+// The first iteration represents the others if these take longer by at most one part in this many.
 constexpr int64_t kAlike = 500;
 
-// Another policy, which gives up where the kernels of an iteration will take longer than `limit`:
-// it may be running the same ops again and again.
+// A policy that acts as another one, but makes no room any more when the kernels of an iteration
+// will take longer than `limit`. The other policy may be running the same ops again and again.
 class Limited final : public ForwardingPolicy {
  public:
   Limited(std::unique_ptr<Policy> policy, Duration limit) : limit_(limit) {
     chosen_ = std::move(policy);
   }
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
-    return chosen_->LimitMemory(trace, device, trial);
-  }
   void BeforeOp(PolicyContext& context, OpId op) override {
     if (op == OpId{0} && !context.recomputing()) {
       expected_ = {};
@@ -145,7 +127,8 @@ class Limited final : public ForwardingPolicy {
   }
 
   const Duration limit_;
-  Duration expected_;  // of each op of the iteration, and of those that ran again: the fastest
+  Duration
+      expected_;  // of the fastest kernels, for all ops of the iteration and all that ran again
 };
 
 class JointPolicy final : public PlannedPolicy {
@@ -153,8 +136,9 @@ class JointPolicy final : public PlannedPolicy {
   JointPolicy(const SearchOptions& options, const Effort& effort, bool early_updates)
       : options_(options), effort_(effort), early_updates_(early_updates) {}
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
-    if (!text_.empty()) return FollowText(trace, device, trial);
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
+                      const TrialRun& trial, const std::string& plan) override {
+    if (!plan.empty()) return FollowText(plan, kImported, trace, device, cost, trial);
     options_.trials = effort_.TrialsOf(trace);
     if (early_updates_) {
       reordered_ = std::make_shared<const Trace>(WithEarlyUpdates(trace));
@@ -164,20 +148,21 @@ class JointPolicy final : public PlannedPolicy {
     const Duration in_core = trial(probe, Bytes::Unlimited(), {1, 1, reordered_}).metrics.iteration;
     JointPlan best(trace);
     std::optional<Duration> shortest;
-    // By two iterations where the one after the first differs from it, as an allocator may have it.
+    // If later iterations differ from the first, which can be due to the allocator, the search is
+    // repeated with two iterations per trial.
     for (const int iterations : {1, 2}) {
       options_.iterations = iterations;
-      auto plan = SearchPlan(probe.facts, trial, device.memory, in_core, options_);
-      if (!plan) break;
+      auto found = SearchPlan(probe.facts, trial, device.memory, in_core, options_);
+      if (!found) break;
       const auto judge = [&](int count) {
         return Judge(options_, {count, 1, reordered_}, [&](const TrialOptions& options) {
-          PlanExecutor executor(probe.facts, *plan, options_.chooser);
-          return trial(executor, std::min(device.memory, plan->memory), options);
+          PlanExecutor executor(probe.facts, *found, options_.chooser);
+          return trial(executor, std::min(device.memory, found->memory), options);
         });
       };
       const auto steady = judge(0);
       if (steady && (!shortest || steady->time < *shortest)) {
-        best = *plan;
+        best = *found;
         shortest = steady->time;
       }
       if (steady && steady->time * kAlike <= judge(1)->time * (kAlike + 1)) break;
@@ -185,7 +170,7 @@ class JointPolicy final : public PlannedPolicy {
     if (!shortest || *shortest > in_core) TryOthers(device.memory, trial, best, shortest);
     best.micro = options_.chooser.batches();
     best.memory = std::min(device.memory, best.memory);
-    return Follow(probe.facts, std::move(best), options_.chooser, trace, device, trial);
+    return Follow(probe.facts, std::move(best), options_.chooser, trace, device, cost, trial);
   }
 
  private:
@@ -195,7 +180,8 @@ class JointPolicy final : public PlannedPolicy {
     RegisterBuiltinPolicies(registry);
     std::vector<std::string> others;
     for (const PolicyRegistry::Entry& entry : registry.entries()) {
-      if (!DecidesByPlan(entry.name) && !IsForRecordings(entry.name)) others.push_back(entry.name);
+      const PolicyTraits& traits = entry.traits;
+      if (traits.tried_by_default && !traits.for_recordings) others.push_back(entry.name);
     }
     const Duration limit = shortest
                                ? Duration::Picoseconds(shortest->picoseconds() / 100 * kFarBeyond)
@@ -221,24 +207,26 @@ class JointPolicy final : public PlannedPolicy {
   const bool early_updates_;
 };
 
-class PlanTextPolicy final : public PlannedPolicy {
+class PlanFilePolicy final : public PlannedPolicy {
  public:
-  // Without an origin there is no plan.
-  PlanTextPolicy(std::string text, std::string origin) {
-    text_ = std::move(text);
-    origin_ = std::move(origin);
+  PlanFilePolicy(std::string path, std::string text)
+      : path_(std::move(path)), text_(std::move(text)) {}
+
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
+                      const TrialRun& trial, const std::string& plan) override {
+    if (!plan.empty()) return FollowText(plan, kImported, trace, device, cost, trial);
+    if (path_.empty()) throw UsageError("policy 'plan' needs a plan: plan:file=PATH");
+    return FollowText(text_, path_, trace, device, cost, trial);
   }
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
-    if (origin_.empty()) throw UsageError("policy 'plan' needs a plan: plan:file=PATH");
-    return FollowText(trace, device, trial);
-  }
+ private:
+  const std::string path_, text_;
 };
 
 Effort ReadEffort(Params& params) {
   const std::string text =
       params.Text("effort", "quick|default|thorough|TRIALS", "default",
-                  "how many trial runs the search makes, besides one of each other policy");
+                  "how many trial runs the search makes, in addition to one of each other policy");
   for (const auto& [name, trials] : kEfforts) {
     if (text == name) return {trials, /*named=*/true};
   }
@@ -256,8 +244,8 @@ double ReadSlowerLink(Params& params) {
   constexpr std::string_view kLink = "link:";
   const std::string text =
       params.Text("robust", "off|link:SHARE", "off",
-                  "judges plans by the mean of their times with the link as it is and with this "
-                  "share of its bandwidth; either is a trial");
+                  "judges plans by the mean of their times with the whole link and with this "
+                  "share of its bandwidth; each of the two is a trial");
   if (text == "off") return 1;
   double share = 0;
   const char* const end = text.data() + text.size();
@@ -270,12 +258,6 @@ double ReadSlowerLink(Params& params) {
   return share;
 }
 
-}  // namespace
-
-bool DecidesByPlan(std::string_view policy) {
-  return policy == "joint" || policy == "plan" || policy == "saved-tensors";
-}
-
 std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
   SearchOptions options;
   const Effort effort = ReadEffort(params);
@@ -283,11 +265,11 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
   options.recompute = params.Flag("recompute", true, "storages may be dropped and rebuilt");
   options.kernels = params.Flag("kernels", true,
                                 "kernels are searched for; otherwise each op has the fastest "
-                                "that fits when its turn comes");
+                                "kernels that fit when it runs");
   options.chooser = ReadKernelChooser(params);
   options.slower_link = ReadSlowerLink(params);
-  options.seed = static_cast<uint64_t>(
-      params.Integer("seed", 1, 0, std::numeric_limits<int64_t>::max(), "of the walk at the end"));
+  options.seed = static_cast<uint64_t>(params.Integer(
+      "seed", 1, 0, std::numeric_limits<int64_t>::max(), "the seed of the walk at the end"));
   const bool early_updates =
       params.Choice("updates", "early", {"early", "late"},
                     "whether each parameter is updated as soon as nothing reads it any more, so "
@@ -299,11 +281,18 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
 std::unique_ptr<Policy> MakePlanPolicy(Params& params) {
   const std::string path =
       params.Text("file", "PATH", "", "a plan that `run --export-plan` has written");
-  return FollowPlan(path.empty() ? std::string() : ReadFile(path), path);
+  return std::make_unique<PlanFilePolicy>(path, path.empty() ? std::string() : ReadFile(path));
 }
 
-std::unique_ptr<Policy> FollowPlan(std::string text, std::string origin) {
-  return std::make_unique<PlanTextPolicy>(std::move(text), std::move(origin));
+}  // namespace
+
+void RegisterJoint(PolicyRegistry& registry) {
+  registry.Add(
+      "joint",
+      "offloading, recomputation and algorithms decided together, by a search with trial runs",
+      MakeJointPolicy, {.tried_by_default = false});
+  registry.Add("plan", "what `joint` has planned before, from a file; nothing is searched for",
+               MakePlanPolicy, {.tried_by_default = false});
 }
 
 }  // namespace spillway

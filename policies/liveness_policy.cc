@@ -1,11 +1,11 @@
-// Frees every tensor after its last use and moves nothing: what the runtime does by itself. With
-// `parameters=outside` it streams parameters and optimizer state from a pool outside.
+// A policy that moves nothing. The runtime frees every tensor after its last use. With
+// `parameters=outside`, the policy streams parameters and optimizer state from a pool outside.
 
 #include <memory>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/streamed_parameters.h"
+#include "policies/registry.h"
 
 namespace spillway {
 namespace {
@@ -36,12 +36,16 @@ class LivenessPolicy final : public Policy {
   StreamedParameters parameters_;
 };
 
-}  // namespace
-
 std::unique_ptr<Policy> MakeLivenessPolicy(Params& params) {
   const KernelChoice kernels = ReadKernelChoice(params);
   const KernelChooser chooser = ReadKernelChooser(params);
   return std::make_unique<LivenessPolicy>(kernels, chooser, ReadStreamedParameters(params));
+}
+
+}  // namespace
+
+void RegisterLiveness(PolicyRegistry& registry) {
+  registry.Add("liveness", "tensors freed after their last use, nothing moved", MakeLivenessPolicy);
 }
 
 }  // namespace spillway

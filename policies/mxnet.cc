@@ -1,15 +1,17 @@
-// The memory rules of MXNet, as SuperNeurons (Wang et al., PPoPP 2018, section 2.2) compares with
-// it.
+// The memory rules of MXNet, with which SuperNeurons (Wang et al., PPoPP 2018, section 2.2)
+// compares.
 //
-// - A tensor is freed after its last use; what can work in place does (Chen et al. 2016, "Training
-//   Deep Nets with Sublinear Memory Cost", section 3). The runtime and the preset do this.
-// - The forward pass is cut into segments where one activation alone is handed on. That one is
-//   kept; what a segment computes is dropped when the forward pass is done with it, and computed
-//   again, once for the whole segment, when backward first needs something of it (section 4.1). The
-//   last segment, which backward needs at once, is kept.
-// - Segments are as large as a budget allows: one ends at the first possible cut after more than
-//   the budget has been computed in it (section 4.2, Algorithm 3). Budgets are tried for the least
-//   sum of what is kept and the largest segment; on a uniform chain that gives sqrt(N) segments.
+// - A tensor is freed after its last use, and ops work in place where they can (Chen et al. 2016,
+//   "Training Deep Nets with Sublinear Memory Cost", section 3). The runtime and the preset do
+//   this.
+// - The forward pass is cut into segments at ops after which only one activation is handed on. This
+//   activation is kept. The other results of a segment are dropped when the forward pass no longer
+//   needs them. When backward first needs a dropped result, the whole segment is computed again,
+//   once (section 4.1). The last segment is kept, because backward needs it at once.
+// - Segments are as large as a budget allows: a segment ends at the first possible cut after more
+//   than the budget has been computed in it (section 4.2, Algorithm 3). Of all budgets tried, the
+//   one with the least sum of the kept bytes and the largest segment is taken. On a uniform chain
+//   this gives sqrt(N) segments.
 // - A convolution takes the fastest algorithm that needs at most 1 GiB of workspace (the parameter
 //   `workspace` of MXNet's Convolution, 1024 MB).
 
@@ -18,26 +20,27 @@
 #include <optional>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
+#include "policies/registry.h"
 
 namespace spillway {
 namespace {
 
-// The forward pass as the search for budgets sees it, by op.
+// The facts about the forward pass from which the budget is chosen.
 struct ForwardPass {
+  // An op.
   struct Step {
-    Bytes computed;                // of what backward needs
-    std::optional<TensorId> last;  // the activation that alone is handed on: a cut is possible
-    Bytes handed_on;
+    Bytes computed;                // the bytes it writes that backward needs
+    std::optional<TensorId> last;  // the only activation handed on after it, if a cut is possible
+    Bytes handed_on;               // the size of `last`
   };
   std::vector<Step> steps;
   Bytes total;
 };
 
 struct Storage {
-  size_t first = 0, last = 0;  // op that writes it, last op of the forward pass that uses it
-  bool needed = false;         // in backward
+  size_t first = 0, last = 0;  // the op that writes it; the last op of forward that uses it
+  bool needed = false;         // backward uses it
 };
 
 class MxnetPolicy final : public Policy {
@@ -56,7 +59,7 @@ class MxnetPolicy final : public Policy {
 
   void AfterOp(PolicyContext& context, OpId op) override {
     if (context.recomputing()) return;
-    // False for what cannot be computed again: it stays.
+    // A storage that cannot be computed again stays: Evict returns false.
     for (const TensorId storage : drops_[Index(op)]) context.Evict(storage);
   }
 
@@ -71,7 +74,7 @@ class MxnetPolicy final : public Policy {
     ForwardPass pass;
     pass.steps.resize(end);
     std::vector<std::optional<Storage>> storages(trace.tensors.size());
-    std::vector<int> handed_on(end + 1);  // changes of the number of activations handed on
+    std::vector<int> handed_on(end + 1);  // changes of the number of activations that are handed on
     for (size_t i = 0; i < trace.tensors.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
       if (liveness.Root(id) != id || trace.tensor(id).kind != TensorKind::kActivation) continue;
@@ -108,7 +111,7 @@ class MxnetPolicy final : public Policy {
     for (size_t i = 0; i < pass.steps.size(); ++i) {
       crossing += handed_on[i];
       if (crossing != 1) continue;
-      // If one alone is handed on, the op has written it, or an earlier op could have been the cut.
+      // If this op has not written the only activation, an earlier op has been a possible cut.
       for (const TensorId output : trace.ops[i].outputs) {
         const TensorId id = liveness.Root(output);
         const auto& storage = storages[Index(id)];
@@ -119,7 +122,7 @@ class MxnetPolicy final : public Policy {
     }
   }
 
-  // The ops after which a segment ends.
+  // Returns the ops after which a segment ends.
   static std::vector<size_t> Cut(const ForwardPass& pass, Bytes budget) {
     std::vector<size_t> cuts;
     Bytes computed;
@@ -156,16 +159,23 @@ class MxnetPolicy final : public Policy {
   const bool recompute_;
   const Bytes workspace_;
   const KernelChooser chooser_;
-  std::vector<std::vector<TensorId>> drops_;  // after each op
+  std::vector<std::vector<TensorId>> drops_;  // by op: the storages to drop after it
 };
-
-}  // namespace
 
 std::unique_ptr<Policy> MakeMxnetPolicy(Params& params) {
   const bool recompute =
-      params.Flag("recompute", true, "drop what segments compute and compute it again");
+      params.Flag("recompute", true, "drop the results of segments, and compute them again");
   const Bytes workspace = params.Size("workspace", Bytes::GiB(1), "the most workspace of a call");
   return std::make_unique<MxnetPolicy>(recompute, workspace, ReadKernelChooser(params));
+}
+
+}  // namespace
+
+void RegisterMxnet(PolicyRegistry& registry) {
+  registry.Add("mxnet",
+               "liveness, and segments of about sqrt(N) layers computed again in backward (Chen et "
+               "al. 2016)",
+               MakeMxnetPolicy);
 }
 
 }  // namespace spillway

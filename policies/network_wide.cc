@@ -1,16 +1,16 @@
 // The baseline of vDNN (section IV-A): every tensor has its block for the whole run.
 //
-// Activations, inputs and parameter gradients get one block each. Gradients of activations share
-// the least number of blocks that their lifetimes allow (two for a chain: dX and dY), each as large
-// as the largest gradient. One workspace serves all kernels.
+// Each activation, input and parameter gradient gets a block. The gradients of activations share as
+// few blocks as their lifetimes allow (two for a chain: dX and dY), and each of these blocks is as
+// large as the largest gradient. One workspace serves all kernels.
 
 #include <algorithm>
 #include <memory>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/lifetimes.h"
+#include "policies/registry.h"
 
 namespace spillway {
 namespace {
@@ -39,11 +39,18 @@ class NetworkWidePolicy final : public Policy {
   const KernelChooser chooser_;
 };
 
-}  // namespace
-
 std::unique_ptr<Policy> MakeNetworkWidePolicy(Params& params) {
   const KernelChoice kernels = ReadFixedKernelChoice(params);
   return std::make_unique<NetworkWidePolicy>(kernels, ReadKernelChooser(params));
+}
+
+}  // namespace
+
+void RegisterNetworkWide(PolicyRegistry& registry) {
+  registry.Add(
+      "network-wide",
+      "everything allocated up front, gradient buffers reused (the baseline of vDNN, section IV-A)",
+      MakeNetworkWidePolicy);
 }
 
 }  // namespace spillway

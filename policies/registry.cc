@@ -9,12 +9,12 @@
 namespace spillway {
 
 void PolicyRegistry::Add(std::string name, std::string description, Factory factory,
-                         MemoryOf memory_of) {
+                         PolicyTraits traits) {
   for (const Entry& entry : entries_) {
     if (entry.name == name) throw InputError(fmt::format("policy '{}' is registered twice", name));
   }
   entries_.push_back(
-      {std::move(name), std::move(description), std::move(factory), std::move(memory_of)});
+      {std::move(name), std::move(description), std::move(factory), std::move(traits)});
 }
 
 const PolicyRegistry::Entry& PolicyRegistry::Find(std::string_view name) const {
@@ -38,9 +38,9 @@ std::unique_ptr<Policy> PolicyRegistry::Make(std::string_view specification) con
 std::string PolicyRegistry::MemoryPolicy(std::string_view specification) const {
   Specification parsed = ParseSpecification("policy", specification);
   const Entry& entry = Find(parsed.name);
-  if (!entry.memory_of) return {};
+  if (!entry.traits.memory_of) return {};
   Params params(fmt::format("policy '{}'", entry.name), std::move(parsed.values));
-  return entry.memory_of(params);
+  return entry.traits.memory_of(params);
 }
 
 std::vector<ParamInfo> PolicyRegistry::Parameters(std::string_view name) const {

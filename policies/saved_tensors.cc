@@ -8,8 +8,8 @@
 #include <set>
 #include <utility>
 
-#include "policies/builtin.h"
-#include "policies/parts/forwarding_policy.h"
+#include "policies/as_recorded.h"
+#include "policies/registry.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/base/json.h"
@@ -20,9 +20,9 @@ namespace {
 
 constexpr std::string_view kFormat = "spillway-saved-tensors";
 constexpr int64_t kVersion = 1;
-// PyTorch waits for a copy to the host. For so long the GPU then has nothing to do, until the host
-// has launched the next op: 60 to 100 us on four networks and two GPUs, of which this is within 5 %
-// of all steps (experiments/evidence/pytorch/README.md).
+// PyTorch waits for a copy to the host. Then the GPU has nothing to do for this long, until the
+// host has launched the next op. On four networks and two GPUs it took 60 to 100 us; with this
+// value, all steps are predicted within 5 % (experiments/evidence/pytorch/README.md).
 constexpr Duration kBlockingCopy = Duration::Microseconds(70);
 
 bool IsPersistent(const Tensor& tensor) {
@@ -30,7 +30,7 @@ bool IsPersistent(const Tensor& tensor) {
          tensor.kind == TensorKind::kInput;
 }
 
-// Writes the new trace op by op. Tensors keep their ids, new ones stand behind them.
+// Writes the new trace op by op. Tensors keep their ids, and new tensors follow them.
 class Rewriter {
  public:
   Rewriter(const Trace& trace, const SavedTensorsPlan& plan, const CostModel& cost)
@@ -66,14 +66,15 @@ class Rewriter {
   }
 
  private:
-  // What the list says of a view, else of its storage.
+  // Returns the entry of the list for the tensor, or for its storage if the tensor is not listed.
   const SavedTensor& Planned(TensorId id) const {
     const SavedTensor& own = plan_.tensors[Index(id)];
     return own.fate ? own : plan_.tensors[Index(liveness_.Root(id))];
   }
   std::optional<SavedFate> FateOf(TensorId id) const { return Planned(id).fate; }
 
-  // Whether the op is one of backward that reads what forward has left, and leaves it as it is.
+  // Returns true if the op is a backward op that reads a tensor which has to come back, and no
+  // backward op writes the tensor's storage.
   bool IsReader(OpId op, TensorId input) const {
     const auto fate = FateOf(input);
     return fate && *fate != SavedFate::kSave && from_.op(op).phase == Phase::kBackward &&
@@ -105,7 +106,7 @@ class Rewriter {
     }
   }
 
-  // After the last op of forward that uses a tensor, its copies are made.
+  // Adds the copies of the tensors that this op is the last in forward to use.
   void CopyOut(OpId op) {
     for (const TensorId id : leaving_[Index(op)]) {
       for (int64_t copy = 0; copy < (plan_.each_reader ? readers_[Index(id)] : 1); ++copy) {
@@ -122,14 +123,14 @@ class Rewriter {
     op.layer = layer;
     op.phase = phase;
     op.batch = from_.batch;
-    // Without traffic it takes the same time on whatever GPU the rest was recorded.
+    // Without traffic, a copy takes the same time whatever GPU the trace was recorded on.
     op.slots = {{"op", fmt::format("copy {}", out ? "to_host" : "to_device"), 0, Bytes(0)}};
     op.recorded = {cost_.CopyTime(direction, tensor.size), out ? kBlockingCopy : Duration(),
                    Duration(), Bytes(0)};
     return to_.ops.emplace_back(std::move(op));
   }
 
-  // `wanted`, with a number behind it if there is one already.
+  // Returns `wanted`, with a number behind it if the name exists already.
   static std::string NewName(const std::string& wanted, std::set<std::string>& names) {
     std::string name = wanted;
     for (int number = 1; !names.insert(name).second; ++number) {
@@ -138,7 +139,8 @@ class Rewriter {
     return name;
   }
 
-  // What an op of backward reads instead of a tensor: puts what brings it back before the op.
+  // Returns the tensor that a backward op reads instead of `id`, and adds the ops that bring it
+  // back.
   TensorId ComesBack(TensorId id, const Op& reader) {
     if (FateOf(id) == SavedFate::kOffload) {
       std::optional<TensorId>& back = came_back_[Index(id)];
@@ -151,7 +153,7 @@ class Rewriter {
     return *came_back_[Index(id)];
   }
 
-  // A tensor that holds what another one held.
+  // Adds a tensor for the contents of another one.
   TensorId AddTensor(TensorId of) {
     Tensor tensor = from_.tensor(of);
     tensor.name = NewName(tensor.name + ".again", tensor_names_);
@@ -163,7 +165,7 @@ class Rewriter {
     return static_cast<TensorId>(to_.tensors.size() - 1);
   }
 
-  // Runs again what has made the tensor, and those that come back with it.
+  // Adds the ops that make the tensor again, and the tensors of its group.
   void Recompute(TensorId id) {
     std::set<OpId> again;
     std::vector<TensorId> open{id};
@@ -192,7 +194,7 @@ class Rewriter {
         }
       }
     }
-    std::map<TensorId, TensorId> made;  // by what it stands for
+    std::map<TensorId, TensorId> made;  // the new tensor, by the tensor that it replaces
     for (const OpId old : again) {
       Op op = from_.op(old);
       op.name = NewName(op.name + ".again", op_names_);
@@ -208,13 +210,14 @@ class Rewriter {
             fmt::format("tensor '{}' cannot be computed again: no op of forward makes it",
                         from_.tensor(wanted).name));
       }
-      Made(wanted, made);  // it may be another view than those that were written
+      Made(wanted, made);  // it may be a view that no op has written
     }
     for (const auto& [old, now] : made) came_back_[Index(old)] = now;
   }
 
-  // Whether an op gives the same again. One that works in place does where all of its storage is
-  // made anew; none does that changes what lasts, or brings in the data of the step.
+  // Returns true if the op gives the same result when it runs again. An op that works in place
+  // does, because all of its storage is made anew. An op that writes a parameter, optimizer state
+  // or an input does not.
   bool MakesAgain(OpId op) const {
     const auto lasts = [&](TensorId output) {
       return IsPersistent(from_.tensor(liveness_.Root(output)));
@@ -222,7 +225,7 @@ class Rewriter {
     return std::ranges::none_of(from_.op(op).outputs, lasts);
   }
 
-  // Whether nothing holds the tensor any longer when backward begins.
+  // Returns true if nothing holds the tensor any longer when backward begins.
   bool IsGone(TensorId id) const {
     const TensorId root = liveness_.Root(id);
     if (IsPersistent(from_.tensor(root)) || came_back_[Index(id)]) return false;
@@ -239,7 +242,8 @@ class Rewriter {
     return made.contains(root) ? Made(id, made) : id;
   }
 
-  // What an op that runs again writes: the storage anew, or a view of what it has made of it.
+  // Returns the tensor that an op writes instead of `id` when it runs again: a new storage, or a
+  // view of the new storage.
   TensorId Made(TensorId id, std::map<TensorId, TensorId>& made) {
     if (const auto found = made.find(id); found != made.end()) return found->second;
     const TensorId root = liveness_.Root(id);
@@ -253,7 +257,8 @@ class Rewriter {
     return view;
   }
 
-  // Autograd no longer holds what comes back; what the program held longer, it still does.
+  // Sets how long the program holds each tensor. Autograd no longer holds a tensor that comes back.
+  // A tensor that the program held longer is still held.
   void Hold() {
     const Liveness now(to_);
     for (size_t i = 0; i < from_.tensors.size(); ++i) {
@@ -263,7 +268,8 @@ class Rewriter {
       const auto before = liveness_.LastUse(id);
       const auto after = now.LastUse(id);
       const OpId held = *tensor.held_until;
-      // Until the autograd node that read it last was done, which may be several ops.
+      // True if it was held until the autograd node that read it last was done; a node may have
+      // several ops.
       const bool by_autograd =
           before && from_.op(*before).phase == Phase::kBackward &&
           (Index(held) <= Index(*before) + 1 || from_.op(held).layer == from_.op(*before).layer);
@@ -278,24 +284,21 @@ class Rewriter {
   const CostModel& cost_;
   const Liveness liveness_;
   Trace to_;
-  std::vector<int64_t> readers_;                    // by tensor: ops of backward that read it
-  std::vector<bool> written_later_;                 // by storage: by backward
-  std::vector<std::vector<TensorId>> leaving_;      // by op: copied out behind it
-  std::vector<OpId> new_place_;                     // by op of the trace as it was
-  std::vector<std::optional<TensorId>> came_back_;  // by tensor: what stands for it now
+  std::vector<int64_t> readers_;                    // by tensor: the backward ops that read it
+  std::vector<bool> written_later_;                 // by storage: backward writes it
+  std::vector<std::vector<TensorId>> leaving_;      // by op: tensors that are copied out after it
+  std::vector<OpId> new_place_;                     // by op of the given trace
+  std::vector<std::optional<TensorId>> came_back_;  // by tensor: the tensor that replaces it
   std::set<std::string> tensor_names_, op_names_;
 };
 
-class SavedTensorsPolicy final : public ForwardingPolicy {
+class SavedTensorsPolicy final : public Policy {
  public:
   SavedTensorsPolicy(std::string path, std::string text)
-      : path_(std::move(path)), text_(std::move(text)) {
-    Params none("policy 'as-recorded'", {});
-    chosen_ = MakeAsRecordedPolicy(none);
-  }
+      : path_(std::move(path)), text_(std::move(text)) {}
 
-  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
-                               const CostModel& cost) override {
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
+                      const TrialRun&, const std::string&) override {
     if (path_.empty()) {
       throw UsageError("policy 'saved-tensors' needs a list: saved-tensors:file=PATH");
     }
@@ -305,14 +308,20 @@ class SavedTensorsPolicy final : public ForwardingPolicy {
                       "import' makes traces that were",
                       trace.name));
     }
-    const Trace planned = ApplySavedTensors(trace, ParseSavedTensors(text_, path_, trace), cost);
-    auto held = chosen_->Rewrite(planned, device, cost);
-    return held ? std::move(held) : planned;
+    return {device.memory,
+            HeldAsRecorded(ApplySavedTensors(trace, ParseSavedTensors(text_, path_, trace), cost))};
   }
 
  private:
   const std::string path_, text_;
 };
+
+std::unique_ptr<Policy> MakeSavedTensorsPolicy(Params& params) {
+  const std::string path = params.Text(
+      "file", "PATH", "",
+      "the list of what becomes of each tensor that backward reads; see policies/README.md");
+  return std::make_unique<SavedTensorsPolicy>(path, path.empty() ? std::string() : ReadFile(path));
+}
 
 }  // namespace
 
@@ -341,7 +350,7 @@ SavedTensorsPlan ParseSavedTensors(std::string_view text, const std::string& ori
         Required("tensor",
                  [&](Value name) {
                    id = find(document.ReadString(name));
-                   if (plan.tensors[*id].fate) document.Fail("listed before");
+                   if (plan.tensors[*id].fate) document.Fail("the tensor is listed twice");
                  }),
         Required("fate",
                  [&](Value fate) {
@@ -355,7 +364,7 @@ SavedTensorsPlan ParseSavedTensors(std::string_view text, const std::string& ori
                  }),
         Optional("group", [&](Value name) { tensor.group = document.ReadString(name); }));
     if (!tensor.group.empty() && tensor.fate != SavedFate::kRecompute) {
-      document.Fail("\"group\" is of tensors that are computed again");
+      document.Fail("only a tensor that is computed again has a \"group\"");
     }
     plan.tensors[*id] = std::move(tensor);
   };
@@ -386,11 +395,11 @@ Trace ApplySavedTensors(const Trace& trace, const SavedTensorsPlan& plan, const 
   return Rewriter(trace, plan, cost).Rewrite();
 }
 
-std::unique_ptr<Policy> MakeSavedTensorsPolicy(Params& params) {
-  const std::string path =
-      params.Text("file", "PATH", "",
-                  "what to do with each tensor that backward reads; see policies/README.md");
-  return std::make_unique<SavedTensorsPolicy>(path, path.empty() ? std::string() : ReadFile(path));
+void RegisterSavedTensors(PolicyRegistry& registry) {
+  registry.Add("saved-tensors",
+               "as-recorded, but for what a list keeps, computes again or offloads of what "
+               "backward reads, as PyTorch does it",
+               MakeSavedTensorsPolicy, {.tried_by_default = false, .for_recordings = true});
 }
 
 }  // namespace spillway

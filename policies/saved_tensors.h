@@ -1,9 +1,10 @@
-// What a list says of each tensor that backward reads, done to a trace as PyTorch's autograd does
-// it: kept, computed again, or copied to the host and back, all in the order of one stream.
+// A list gives each tensor that backward reads a fate: it is kept, computed again, or copied to the
+// host and back. These functions apply such a list to a trace as PyTorch's autograd would, in the
+// order of one stream.
 //
-// What comes back is a tensor of its own, as `torch.autograd.graph.save_on_cpu` and
+// A tensor that comes back is a new tensor, as `torch.autograd.graph.save_on_cpu` and
 // `torch.utils.checkpoint` make it. Copies and recomputation are ops of the trace, so that a copy
-// takes its time between the ops around it: that is how PyTorch runs them.
+// takes its time between the ops around it. That is how PyTorch runs them.
 
 #ifndef SPILLWAY_POLICIES_SAVED_TENSORS_H_
 #define SPILLWAY_POLICIES_SAVED_TENSORS_H_
@@ -22,24 +23,25 @@ namespace spillway {
 enum class SavedFate : uint8_t { kSave, kRecompute, kOffload };
 
 struct SavedTensor {
-  std::optional<SavedFate> fate;  // nullopt: kept if backward reads it, else of no interest
-  std::string group;              // kRecompute: all of a group come back together; may be empty
+  std::optional<SavedFate> fate;  // nullopt: not listed; kept if backward reads it
+  std::string group;  // for kRecompute: tensors of a group come back together; may be empty
 };
 
 struct SavedTensorsPlan {
-  std::vector<SavedTensor> tensors;  // by id; of a view that is not listed, its storage's counts
-  // kOffload: whether each op of backward that reads a tensor has a copy of its own, made where it
-  // was saved and brought back before that op.
+  std::vector<SavedTensor> tensors;  // by id; a view that is not listed has its storage's fate
+  // For kOffload: each op of backward that reads a tensor has its own copy. The copy is made where
+  // the tensor was saved, and brought back before that op.
   bool each_reader = false;
 };
 
-// Reads such a list, experiments/schemas/saved-tensors.json. `origin` stands for its path in
-// messages. Throws `InputError` with the place: malformed, of another workload, a tensor that the
-// trace does not have.
+// Reads such a list (experiments/schemas/saved-tensors.json); `origin` is its path in messages.
+// Throws `InputError` with the place of the error if the list is malformed, for another workload,
+// or names a tensor that the trace does not have.
 SavedTensorsPlan ParseSavedTensors(std::string_view text, const std::string& origin,
                                    const Trace& trace);
 
-// The trace with the plan carried out. Throws `InputError` if a tensor cannot be computed again.
+// Returns the trace with the plan applied. Throws `InputError` if a tensor cannot be computed
+// again.
 Trace ApplySavedTensors(const Trace& trace, const SavedTensorsPlan& plan, const CostModel& cost);
 
 }  // namespace spillway

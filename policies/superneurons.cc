@@ -1,35 +1,37 @@
 // SuperNeurons (Wang et al., PPoPP 2018): liveness, a unified tensor pool with a tensor cache,
-// cost-aware recomputation and dynamic workspaces, each a parameter, so that its part can be seen.
+// cost-aware recomputation and dynamic workspaces. Each technique but liveness is a parameter, so
+// that its effect can be seen.
 //
-// Liveness is the runtime's (section 3.2). What the paper's DATA, CONV, FC, FORK, JOIN, CONCAT and
-// SOFTMAX layers put out are checkpoints (superneurons_steps.h).
+// The runtime does liveness (section 3.2). The outputs of the paper's DATA, CONV, FC, FORK, JOIN,
+// CONCAT and SOFTMAX layers are checkpoints (superneurons_steps.h).
 //
-// `offload` says which tensors travel: `conv` those of section 3.3.1, `checkpoints` also the
-// outputs of joins, concatenations and forks, and the image, without which a network with branches
-// does not come down to max(l_i). With `cache=none` they leave as soon as they are written and are
-// given back after their last use in forward, as in section 3.3.1. With a cache nothing leaves
-// until a request finds no room (section 3.3.2, Alg. 2): then the least recently used tensor that
-// is not locked goes, one at a time; `belady` takes the one that is needed last, by liveness and
-// counting what it takes to rebuild what was dropped, `fifo` the one that came first. Only when
-// nothing of the set is left, other data goes, too: gradients, and what recomputation does not
-// cover; and at last statistics, which are small but lie between free blocks that are large enough
-// only together. A tensor with a host copy is not copied again. In either case backward of a
-// convolution or a linear layer prefetches what is needed until the convolution below it, as far as
-// there is room (section 3.3.1).
+// `offload` says which tensors travel: `conv` the tensors of section 3.3.1, and `checkpoints` also
+// the outputs of joins, concatenations and forks, and the image. Without these, a network with
+// branches does not come down to max(l_i). With `cache=none`, the tensors leave as soon as they are
+// written, and are released after their last use in forward, as in section 3.3.1. With a cache,
+// nothing leaves until a request finds no room (section 3.3.2, Alg. 2). Then tensors that are not
+// locked leave one at a time. With `lru` the least recently used leaves first, and with `fifo` the
+// one that came first. With `belady` the one that is needed last leaves first, by liveness; the
+// rebuilding of dropped tensors counts as a need. When no tensor of the set is left, other data
+// leaves: gradients, and data that recomputation does not cover. At last statistics leave, which
+// are small but may lie between two free blocks that are large enough only together. A tensor with
+// a host copy is not copied again. Backward of a convolution or a linear layer prefetches the
+// tensors that are needed until the convolution below it, as far as there is room (section 3.3.1).
 //
-// `recompute` says what is rebuilt: the outputs of POOL, ACT, LRN, BN and DROPOUT are dropped after
-// their last use in forward and rebuilt from the checkpoint before where backward reads one
-// (section 3.4). `speed` keeps what is rebuilt. `memory` drops what a rebuilding step has read
-// unless the step served reads it. `cost-aware` does that in the segments whose layers' inputs and
-// outputs sum up to more than max(l_i), counted as in the released code. Under pressure, what can
-// be rebuilt is dropped again instead of travelling, but for operands of the op at hand.
+// `recompute` says which tensors are rebuilt: the outputs of POOL, ACT, LRN, BN and DROPOUT are
+// dropped after their last use in forward, and rebuilt from the checkpoint before them when
+// backward reads one (section 3.4). `speed` keeps rebuilt tensors. `memory` drops the tensors that
+// a rebuilding step has read, unless the backward step reads them, too. `cost-aware` does the same
+// in segments whose layers' inputs and outputs sum up to more than max(l_i), counted as in the
+// released code. When memory is short, a tensor that can be rebuilt is dropped again instead of
+// travelling, unless the current op uses it.
 //
-// `workspace=dynamic` takes at each step the fastest algorithm whose workspace is free then
-// (section 3.5), `static` chooses likewise at the first use of each step and stays with it, as the
-// released code does, `none` takes the least workspace.
+// `workspace=dynamic` takes at each step the fastest algorithm whose workspace is free
+// (section 3.5). `static` chooses in the same way at the first use of each step and keeps the
+// choice, as the released code does. `none` takes the least workspace.
 //
-// The gradients of parameters get blocks of their own for the whole run, as in the released code:
-// the paper counts neither them nor the parameters.
+// Each gradient of a parameter has a block for the whole run, as in the released code. The paper
+// counts neither these gradients nor the parameters.
 
 #include <algorithm>
 #include <cstdint>
@@ -41,9 +43,9 @@
 #include <tuple>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/superneurons_steps.h"
+#include "policies/registry.h"
 
 namespace spillway {
 namespace {
@@ -131,7 +133,7 @@ class SuperNeuronsPolicy final : public Policy {
 
   bool OnAllocFailure(PolicyContext& context, Bytes) override {
     if (ranks_.empty()) return false;  // before the plan: parameters find no room
-    // What has been brought back for the op can go again while its other operands are placed.
+    // An operand that has been brought back for the op can leave again while others are placed.
     for (const TensorId storage : context.liveness().Storages(current_)) {
       if (MayGo(storage) && !ranks_[Index(storage)]) Touch(context, storage, current_);
     }
@@ -150,8 +152,8 @@ class SuperNeuronsPolicy final : public Policy {
   }
 
  private:
-  // Ascending: the first to go comes first. Members of the offload set, then other data, then
-  // statistics; of these by the cache's rule.
+  // The storage with the least rank leaves first: members of the offload set, then other data, then
+  // statistics, and within each class by the rule of the cache.
   using Rank = std::tuple<int, int64_t, TensorId>;
 
   bool MayGo(TensorId storage) const {
@@ -200,12 +202,12 @@ class SuperNeuronsPolicy final : public Policy {
       if (context.Where(storage) == Residency::kBoth) return context.Release(storage);
       return travels && context.Offload(storage) && context.Release(storage);
     };
-    // What the op at hand names is set aside for it: rebuilding that between the op's other
-    // operands would take more room than the op itself.
+    // An operand of the current op is copied out rather than dropped: rebuilding it between the
+    // other operands would take more room than the op itself.
     return travels && Names(context, current_, storage) ? send() || drop() : drop() || send();
   }
 
-  // After a step that ran again: what it has read goes, unless the step served needs it.
+  // Evicts the storages that a step has read when it ran again, unless the step `served` uses them.
   void DropInputs(PolicyContext& context, OpId op, OpId served) {
     const auto needed = context.liveness().Storages(served);
     for (const TensorId input : context.trace().op(op).inputs) {
@@ -221,15 +223,13 @@ class SuperNeuronsPolicy final : public Policy {
 
   const Config config_;
   SuperNeuronsSteps steps_;
-  std::vector<KernelPlan> chosen_;  // by op, of workspace=static
-  // What is on the device and may go; what the runtime has freed since is still in it.
+  std::vector<KernelPlan> chosen_;  // by op, for workspace=static
+  // The storages on the device that may leave. Some may have been freed by the runtime meanwhile.
   std::set<Rank> order_;
   std::vector<std::optional<Rank>> ranks_;  // by tensor: its entry in `order_`
   int64_t clock_ = 0;
   OpId current_{};  // of the trace
 };
-
-}  // namespace
 
 std::unique_ptr<Policy> MakeSuperNeuronsPolicy(Params& params) {
   Config config;
@@ -238,24 +238,24 @@ std::unique_ptr<Policy> MakeSuperNeuronsPolicy(Params& params) {
       {{"none", SuperNeuronsOffload::kNone},
        {"conv", SuperNeuronsOffload::kConv},
        {"checkpoints", SuperNeuronsOffload::kCheckpoints}},
-      "what goes to the host first: outputs of convolutions, also of joins, concatenations and "
-      "forks, or nothing");
+      "which tensors leave first: none, outputs of convolutions, or also outputs of joins, "
+      "concatenations and forks, and the image");
   config.cache = params.Enum<Cache>(
       "cache", "lru",
       {{"lru", Cache::kLru},
        {"belady", Cache::kBelady},
        {"fifo", Cache::kFifo},
        {"none", Cache::kNone}},
-      "what leaves when memory is short: the least recently used, the one needed last, the oldest; "
-      "or all leave at once");
+      "which tensor leaves when memory is short: the least recently used, the one needed last, or "
+      "the oldest; with none, all leave as soon as they are written");
   config.recompute = params.Enum<SuperNeuronsRecompute>(
       "recompute", "cost-aware",
       {{"none", SuperNeuronsRecompute::kNone},
        {"speed", SuperNeuronsRecompute::kSpeed},
        {"memory", SuperNeuronsRecompute::kMemory},
        {"cost-aware", SuperNeuronsRecompute::kCostAware}},
-      "outputs of cheap layers are dropped and rebuilt once, for each step anew, or "
-      "whichever keeps to the largest layer's memory");
+      "whether outputs of cheap layers are dropped, and how often they are rebuilt: speed once, "
+      "memory for each step anew, cost-aware whichever stays within the largest layer's memory");
   config.workspace = params.Enum<WorkspaceChoice>(
       "workspace", "dynamic",
       {{"none", WorkspaceChoice::kNone},
@@ -265,6 +265,15 @@ std::unique_ptr<Policy> MakeSuperNeuronsPolicy(Params& params) {
       "use, or the fastest that fits at each step");
   config.chooser = ReadKernelChooser(params);
   return std::make_unique<SuperNeuronsPolicy>(config);
+}
+
+}  // namespace
+
+void RegisterSuperNeurons(PolicyRegistry& registry) {
+  registry.Add("superneurons",
+               "a tensor cache that moves data when memory is short, recomputation of cheap "
+               "layers, workspaces from what is free (SuperNeurons, section 3)",
+               MakeSuperNeuronsPolicy);
 }
 
 }  // namespace spillway

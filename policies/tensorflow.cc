@@ -1,32 +1,31 @@
-// The memory rules of TensorFlow 1.x, as SuperNeurons (Wang et al., PPoPP 2018, section 2.2)
-// compares with it.
+// The memory rules of TensorFlow 1.x, with which SuperNeurons (Wang et al., PPoPP 2018,
+// section 2.2) compares.
 //
-// - A tensor is freed after its last use, which the runtime does.
+// - A tensor is freed after its last use. The runtime does this.
 // - Long-lived tensors are swapped to the host, by the heuristics of the graph optimizer
-//   (grappler's memory optimizer, swapping heuristics): while the estimated peak is over the
-//   memory, at most 25 times, tensors that are alive at the peak and used after it are chosen until
-//   the peak is estimated to fit. Not chosen are tensors of up to 1 KiB, those that live for 1 ms
-//   or less, and parameters. First come those that were written long before the peak and are used
-//   long after it.
-// - The copy out is made at once, and the next op waits for it. The copy back begins after the last
-//   op that leaves it enough time at 16 GB/s.
-// - The estimate knows tensors and neither workspaces nor the holes between blocks. So the aim is
-//   `target` per cent of the memory, as with per_process_gpu_memory_fraction; with all of it, what
-//   is estimated to fit may not.
-// - A convolution takes the fastest algorithm whose
-//   workspace is at most 4 GiB and can be had just then (autotuning passes over the others;
-//   TF_CUDNN_WORKSPACE_LIMIT_IN_MB).
+//   (grappler's memory optimizer, swapping heuristics). While the estimated peak is over the
+//   memory, but at most 25 times, tensors are chosen that are alive at the peak and used after
+//   it, until the peak is estimated to fit. Tensors of up to 1 KiB, tensors that live for 1 ms or
+//   less, and parameters are not chosen. Tensors that were written long before the peak and are
+//   used long after it come first.
+// - The copy out starts at once, and the next op waits for it. The copy back begins after the
+//   last op that leaves it enough time at 16 GB/s.
+// - The estimate counts tensors, but no workspaces and no holes between blocks. So swapping aims
+//   at `target` percent of the memory, as with per_process_gpu_memory_fraction. A run that is
+//   estimated to fit in all of the memory may not fit.
+// - A convolution takes the fastest algorithm whose workspace is at most 4 GiB and fits in the
+//   largest free block (autotuning skips the others; TF_CUDNN_WORKSPACE_LIMIT_IN_MB).
 //
-// Not modelled: the copies go through pageable memory, at half the speed (SuperNeurons, section
-// 2.2). The optimizer may choose a tensor that the peak's own op reads; here it is passed over, for
-// that frees nothing at the peak.
+// Two things differ from TensorFlow. There, copies go through pageable memory, at half the speed
+// (SuperNeurons, section 2.2). And its optimizer may choose a tensor that the op at the peak reads;
+// here such a tensor is skipped, because swapping it frees nothing at the peak.
 
 #include <algorithm>
 #include <memory>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
+#include "policies/registry.h"
 
 namespace spillway {
 namespace {
@@ -38,9 +37,9 @@ constexpr Bandwidth kAssumedLink{16'000'000'000};
 // A storage that is on the host between two of its uses.
 struct Swap {
   TensorId storage{};
-  size_t written = 0;  // op after which the copy out begins
-  size_t used = 0;     // op after which the storage leaves
-  size_t trigger = 0;  // op after which it comes back
+  size_t written = 0;  // the op after which the copy out begins
+  size_t used = 0;     // the op after which the storage leaves
+  size_t trigger = 0;  // the op after which the copy back begins
 };
 
 class TensorFlowPolicy final : public Policy {
@@ -71,15 +70,16 @@ class TensorFlowPolicy final : public Policy {
     for (const TensorId storage : out_[Index(op)]) copied |= context.Offload(storage);
     if (copied) context.Fence();
     for (const TensorId storage : release_[Index(op)]) context.Release(storage);
-    // False if there is no room: then the op that needs it brings it back.
+    // If there is no room, Prefetch returns false, and the op that needs the storage brings it
+    // back.
     for (const TensorId storage : in_[Index(op)]) context.Prefetch(storage);
   }
 
  private:
-  // What the optimizer knows of the run.
+  // The facts about the run that the optimizer has.
   struct Estimate {
-    std::vector<Duration> start;  // of each op
-    std::vector<Bytes> used;      // by tensors, at each op
+    std::vector<Duration> start;  // by op: when it starts
+    std::vector<Bytes> used;      // by op: the bytes of the tensors that are alive
     Duration TimeBetween(size_t from, size_t to) const { return start[to] - start[from]; }
   };
 
@@ -94,7 +94,7 @@ class TensorFlowPolicy final : public Policy {
         now += context.kernels(static_cast<OpId>(i), slot).front().time;
       }
     }
-    // Changes first, then their sums.
+    // `used` holds the changes first, and then their sums.
     estimate.used.assign(trace.ops.size() + 1, Bytes(0));
     for (size_t i = 0; i < trace.tensors.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
@@ -140,7 +140,7 @@ class TensorFlowPolicy final : public Policy {
     return swaps;
   }
 
-  // Those that can leave over the op at the peak, best first.
+  // Returns the swaps of storages that can be outside during the op at the peak, the best first.
   std::vector<Swap> Candidates(const PolicyContext& context, const Estimate& estimate,
                                size_t peak) const {
     struct Candidate {
@@ -170,7 +170,7 @@ class TensorFlowPolicy final : public Policy {
       const Duration back = estimate.start[next] - TransferTime(tensor.size, kAssumedLink);
       const auto trigger =
           std::lower_bound(estimate.start.begin(), estimate.start.begin() + next, back);
-      // The op before it has ended by then.
+      // The trigger is an op that has ended by then.
       const auto ended = static_cast<size_t>(trigger - estimate.start.begin());
       swap.trigger = ended < 2 ? 0 : ended - 2;
       const auto milliseconds = [&](size_t from, size_t to) {
@@ -190,22 +190,30 @@ class TensorFlowPolicy final : public Policy {
   }
 
   const int64_t target_;  // per cent of the memory
-  const Duration life_;   // swapped is only what lives longer
+  const Duration life_;   // only tensors that live longer are swapped
   const Bytes workspace_;
   const KernelChooser chooser_;
-  std::vector<std::vector<TensorId>> out_, release_, in_;  // after each op
+  std::vector<std::vector<TensorId>> out_, release_, in_;  // by op, for after it
 };
-
-}  // namespace
 
 std::unique_ptr<Policy> MakeTensorFlowPolicy(Params& params) {
   const int64_t target =
-      params.Integer("target", 85, 1, 100, "per cent of the memory that swapping aims at");
+      params.Integer("target", 85, 1, 100, "the percentage of the memory that swapping aims at");
   const int64_t life =
-      params.Integer("life", 1000, 0, 1'000'000'000, "microseconds that a tensor must live longer");
+      params.Integer("life", 1000, 0, 1'000'000'000,
+                     "only tensors that live longer than this many microseconds are swapped");
   const Bytes workspace = params.Size("workspace", Bytes::GiB(4), "the most workspace of a call");
   return std::make_unique<TensorFlowPolicy>(target, Duration::Microseconds(life), workspace,
                                             ReadKernelChooser(params));
+}
+
+}  // namespace
+
+void RegisterTensorFlow(PolicyRegistry& registry) {
+  registry.Add("tensorflow",
+               "liveness, and tensors that live long over the peak swapped to the host "
+               "(TensorFlow's memory optimizer)",
+               MakeTensorFlowPolicy);
 }
 
 }  // namespace spillway

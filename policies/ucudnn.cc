@@ -1,15 +1,15 @@
-// u-cuDNN (Oyama et al., CLUSTER 2018): convolutions divided into micro-batches, so that faster
-// algorithms keep to a limit of workspace. Nothing leaves the device.
+// u-cuDNN (Oyama et al., CLUSTER 2018): convolutions are divided into micro-batches, so that faster
+// algorithms stay within a workspace limit. Nothing leaves the device.
 //
-// `mode=wr`, workspace reuse (section III-B): each kernel takes the fastest division that needs at
-// most `workspace`, from a dynamic program over its batch. `mode=wd`, workspace division (section
-// III-C): all kernels together get `workspace`, each a segment of it for the whole run, and an
-// integer program decides how much each.
+// `mode=wr`, workspace reuse (section III-B): a dynamic program over the batch finds for each
+// kernel the fastest division that needs at most `workspace`. `mode=wd`, workspace division
+// (section III-C): all kernels together get `workspace`. Each has a segment for the whole run, and
+// an integer program decides the size of each segment.
 //
-// Here one compute stream runs the kernels one after the other, so that with `wr` one workspace of
-// the limit serves them all: it is never slower than `wd` with as much in total. Division matters
-// where each layer keeps its workspace, as in the frameworks that the paper patches, and where
-// kernels run at the same time.
+// Here one compute stream runs the kernels one after the other, so with `wr` one workspace of the
+// limit serves all kernels, and `wr` is never slower than `wd` with the same total. Division
+// matters where each layer keeps its workspace, as in the frameworks that the paper patches, and
+// where kernels run at the same time.
 
 #include <fmt/format.h>
 
@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/micro_batch.h"
 #include "policies/kernels/workspace_division.h"
+#include "policies/registry.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -76,7 +76,7 @@ class UcudnnPolicy final : public Policy {
           "bytes) or more",
           FormatBytes(workspace_), FormatBytes(least), least.count()));
     }
-    std::vector<Bytes> segments(plans_.size());  // of the kernels of each op
+    std::vector<Bytes> segments(plans_.size());  // by op
     for (size_t k = 0; k < network_.kernels.size(); ++k) {
       const Division& division = network_.fronts[k][(*choice)[k]];
       Take(k, division);
@@ -94,21 +94,29 @@ class UcudnnPolicy final : public Policy {
   std::vector<KernelPlan> plans_;  // by op; empty where there is no choice
 };
 
-}  // namespace
-
 std::unique_ptr<Policy> MakeUcudnnPolicy(Params& params) {
   const Mode mode = params.Enum<Mode>(
       "mode", "wr", {{"wr", Mode::kReuse}, {"wd", Mode::kDivision}},
-      "each kernel has all of the workspace (reuse), or a segment of its own (division)");
+      "whether each kernel has all of the workspace (wr, reuse) or a segment of it (wd, division)");
   const auto batches =
       params.Enum<MicroBatches>("batch-size", "powerOfTwo", kMicroBatchNames,
                                 "the batches that a convolution may be divided into");
   const Bytes workspace =
-      params.Size("workspace", Bytes::MiB(64), "the most workspace of a kernel, of all with wd");
+      params.Size("workspace", Bytes::MiB(64),
+                  "the most workspace of a kernel; with wd, of all kernels together");
   if (workspace == Bytes(0)) {
     throw UsageError("policy 'ucudnn': workspace: 0 is not valid; valid: 1B or more");
   }
   return std::make_unique<UcudnnPolicy>(mode, batches, workspace);
+}
+
+}  // namespace
+
+void RegisterUcudnn(PolicyRegistry& registry) {
+  registry.Add("ucudnn",
+               "nothing moved, convolutions in micro-batches within a limit of workspace (u-cuDNN, "
+               "section III)",
+               MakeUcudnnPolicy);
 }
 
 }  // namespace spillway

@@ -1,32 +1,32 @@
-// vDNN (Rhu et al., MICRO 2016): offload the inputs of layers in forward, prefetch them in
+// vDNN (Rhu et al., MICRO 2016): the inputs of layers are offloaded in forward and prefetched in
 // backward.
 //
-// Static policies (section III-C): `vdnn-conv` offloads the inputs X of convolutions, `vdnn-all`
-// those of all feature extraction layers (convolution, pooling, normalisation, concatenation,
-// dropout; activations work in place and classifier layers are left alone). X is offloaded by its
-// last consumer in forward, while that layer computes, and released at its end; the compute stream
-// waits for the copy there. At each backward step the search of Fig. 10 finds at most one layer
-// whose X to prefetch; the copy overlaps the step and the compute stream waits for it at its end.
-// The paper leaves open whether X or the step's own tensors are placed first. By default the step's
-// come first: a prefetch that finds no room is tried again at the next step, whereas a step that
-// finds none ends the run.
+// Static policies (section III-C): `vdnn-conv` offloads the inputs X of convolutions, and
+// `vdnn-all` the inputs X of all feature extraction layers (convolution, pooling, normalisation,
+// concatenation, dropout, but not activations, which work in place, and classifier layers). The
+// last layer that reads X in forward offloads it while the layer computes, and releases it at its
+// end, where the compute stream waits for the copy. At each backward step, the search of Fig. 10
+// finds at most one layer whose X to prefetch. The copy overlaps the step, and the compute stream
+// waits for it at the end of the step. The paper leaves open whether X or the step's own tensors
+// are placed first. By default the step's tensors come first: a prefetch that finds no room is
+// tried again at the next step, whereas a step that finds no room ends the run.
 //
-// `vdnn-aconv` offloads the inputs of every other convolution: vDNN++ (Shriram et al., IPDPS 2019,
-// section II-B) adds it to vDNN's two.
+// `vdnn-aconv` offloads the inputs of every other convolution. vDNN++ (Shriram et al., IPDPS 2019,
+// section II-B) adds it to vDNN's two policies.
 //
-// `vdnn-dyn` tries configurations with profiling passes and keeps the first that fits, as in the
-// paper, which takes more offloading to be slower than less. Where layers branch that need not
-// hold: `adopt=fastest` tries them all.
+// `vdnn-dyn` tries configurations in profiling passes and keeps the first that fits, as in the
+// paper, which assumes that more offloading is slower. That need not hold where layers branch:
+// `adopt=fastest` tries all passes.
 
 #include <array>
 #include <memory>
 #include <utility>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/fastest.h"
 #include "policies/parts/forwarding_policy.h"
 #include "policies/parts/vdnn_layers.h"
+#include "policies/registry.h"
 #include "sim/core/report.h"
 
 namespace spillway {
@@ -81,14 +81,15 @@ class VdnnPolicy final : public Policy {
   bool fence_ = false;  // a copy was issued for the current step
 };
 
-// Chooses a static configuration by profiling passes and then acts as that.
+// Chooses a static configuration by profiling passes, and then acts as it.
 class VdnnDynPolicy final : public ForwardingPolicy {
  public:
   enum class Adopt : uint8_t { kFirst, kFastest };
 
   VdnnDynPolicy(Adopt adopt, const KernelChooser& chooser) : adopt_(adopt), chooser_(chooser) {}
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel&,
+                      const TrialRun& trial, const std::string&) override {
     Fastest choice{kPasses.size() - 1, device.memory};
     if (adopt_ == Adopt::kFirst) {
       choice.candidate = ChooseFirst(device, trial);
@@ -97,7 +98,7 @@ class VdnnDynPolicy final : public ForwardingPolicy {
                              {kPasses.size(), [this](size_t pass) { return Make(pass); }, 0});
     }
     chosen_ = Make(choice.candidate);
-    return choice.memory;
+    return {choice.memory};
   }
 
  private:
@@ -106,9 +107,9 @@ class VdnnDynPolicy final : public ForwardingPolicy {
     KernelChoice kernels;
   };
 
-  // The paper's order: nothing offloaded, then more and more, with the fastest algorithms; then the
-  // greedy downgrade of each layer that would not fit. The last is the pass that comes first in the
-  // paper, for what has to be known to work.
+  // The passes in the paper's order: first with the fastest algorithms, offloading nothing and then
+  // more and more; then with a greedy downgrade of each layer that would not fit. The last pass
+  // comes first in the paper, where it shows whether the network can be trained.
   static constexpr std::array kPasses{
       Config{OffloadSet::kNone, KernelChoice::kPerformance},
       Config{OffloadSet::kConv, KernelChoice::kPerformance},
@@ -122,7 +123,8 @@ class VdnnDynPolicy final : public ForwardingPolicy {
     return std::make_unique<VdnnPolicy>(kPasses[pass].set, kPasses[pass].kernels, chooser_);
   }
 
-  // The first pass that fits, but none that is slower than the last, which is known to work.
+  // Returns the first pass that fits and is not slower than the last one, or the last one if there
+  // is none.
   size_t ChooseFirst(const Device& device, const TrialRun& trial) const {
     constexpr size_t kLast = kPasses.size() - 1;
     const Report baseline = trial(*Make(kLast), device.memory);
@@ -144,8 +146,6 @@ std::unique_ptr<Policy> MakeStatic(OffloadSet set, Params& params) {
   return std::make_unique<VdnnPolicy>(set, kernels, ReadKernelChooser(params), order);
 }
 
-}  // namespace
-
 std::unique_ptr<Policy> MakeVdnnAllPolicy(Params& params) {
   return MakeStatic(OffloadSet::kAll, params);
 }
@@ -162,8 +162,23 @@ std::unique_ptr<Policy> MakeVdnnDynPolicy(Params& params) {
   using Adopt = VdnnDynPolicy::Adopt;
   const auto adopt = params.Enum<Adopt>(
       "adopt", "first", {{"first", Adopt::kFirst}, {"fastest", Adopt::kFastest}},
-      "of the profiling passes that fit: the first, as in the paper, or the fastest");
+      "which of the profiling passes that fit is kept: the first, as in the paper, or the fastest");
   return std::make_unique<VdnnDynPolicy>(adopt, ReadKernelChooser(params));
+}
+
+}  // namespace
+
+void RegisterVdnn(PolicyRegistry& registry) {
+  registry.Add("vdnn-all",
+               "offload the inputs of all feature extraction layers (vDNN, section III-C)",
+               MakeVdnnAllPolicy, {.candidates = PlacementOrders()});
+  registry.Add("vdnn-conv", "offload the inputs of convolutions only (vDNN, section III-C)",
+               MakeVdnnConvPolicy, {.candidates = PlacementOrders()});
+  registry.Add("vdnn-aconv", "offload the inputs of every other convolution (vDNN++, section II-B)",
+               MakeVdnnAlternateConvPolicy, {.candidates = PlacementOrders()});
+  registry.Add("vdnn-dyn",
+               "profiling passes choose offloading and algorithms (dynamic vDNN, section III-C)",
+               MakeVdnnDynPolicy);
 }
 
 }  // namespace spillway

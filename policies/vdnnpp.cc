@@ -1,27 +1,27 @@
-// vDNN++ (Shriram et al., IPDPS 2019): vDNN whose computation never waits for a copy as such.
+// vDNN++ (Shriram et al., IPDPS 2019): vDNN without waiting for every copy.
 //
-// What is offloaded and when it is prefetched is vDNN's (section II-B; vdnn_layers.h), `offload`
-// says of which layers. Nothing is fenced (section IV-A): an op waits for a copy only where the
-// copy brings its own input, or where its memory is still being copied from.
+// Tensors are offloaded and prefetched as in vDNN (section II-B; vdnn_layers.h); `offload` says of
+// which layers. There are no fences (section IV-A): an op waits for a copy only if the copy brings
+// the op's input, or if the op's memory is still being copied from.
 //
-// `release=eager` gives X back with the step that offloads it, as vDNN does: in issue order, which
-// is the sequence of requests that the paper's Tables II and V count. `release=lazy` keeps X until
-// a request finds no room, then gives back the oldest first, and the rest at the end of forward; so
-// memory that is there is used before memory that is still being copied from. But what is kept
-// meanwhile leaves holes, so that lazy release may not fit where eager release does (the paper's
-// VGG-16(64) aconv(p)). `release=landed` is lazy, too, and besides gives X back as soon as its copy
-// has landed by the cost model, as the paper's waiting threads do by the clock.
+// `release=eager` releases X with the step that offloads it, as vDNN does. That is the sequence of
+// requests that the paper's Tables II and V count. `release=lazy` keeps X until a request finds no
+// room, and then releases the oldest first; the others are released at the end of forward. So free
+// memory is used before memory that is still being copied from. But the tensors that are kept
+// meanwhile leave holes, so that lazy release may not fit where eager release does (the paper's
+// VGG-16(64) aconv(p)). `release=landed` is lazy, and also releases X as soon as its copy has
+// landed by the cost model, as the paper's waiting threads do by the clock.
 //
-// `release=auto` tries all of them and acts as the fastest that fits, the laziest of equals
-// (fastest.h: in less memory, too).
-// Likewise `algo=auto` tries the fastest algorithms, the fastest that fit at each step, and those
-// with the least workspace, and `offload=dyn` tries nothing, every other convolution, all
-// convolutions and all feature extraction layers. vDNN adopts the first of such passes that fits;
-// here it is the fastest.
+// `release=auto` tries all three and acts as the fastest that fits; of equals, the laziest.
+// `algo=auto` tries the fastest algorithms, the fastest that fit at each step, and the ones with
+// the least workspace. `offload=dyn` tries to offload nothing, the inputs of every other
+// convolution, of all convolutions, and of all feature extraction layers. All are also tried in
+// less memory (fastest.h). vDNN adopts the first such pass that fits; this policy adopts the
+// fastest.
 //
-// `order` is the paper's prefetch-first or derivative-first and `hint` its high-end allocation
+// `order` is the paper's prefetch-first or derivative-first, and `hint` its high-end allocation
 // (section IV-B). The paper's text sends tensors that leave to the high end of the arena
-// (`offloaded`), its code and Table V those that stay (`kept`).
+// (`offloaded`); its code and Table V send tensors that stay there (`kept`).
 
 #include <algorithm>
 #include <memory>
@@ -29,12 +29,12 @@
 #include <utility>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/fastest.h"
 #include "policies/parts/forwarding_policy.h"
 #include "policies/parts/streamed_parameters.h"
 #include "policies/parts/vdnn_layers.h"
+#include "policies/registry.h"
 
 namespace spillway {
 namespace {
@@ -150,18 +150,19 @@ class StaticPolicy final : public Policy {
   VdnnLayers layers_;
   OpId last_forward_{};
   std::vector<Offloaded> unreleased_;  // still on the device, oldest first
-  // By the cost model, without any waiting: when the op being issued starts, when it ends, and when
-  // all copies to the host so far have ended.
+  // By the cost model, without any waiting: when the op being issued starts and ends, and when all
+  // copies to the host so far have ended.
   Duration started_, computed_, copied_;
 };
 
-// Tries out static configurations and then acts as the fastest that fits.
+// Tries static configurations, and then acts as the fastest that fits.
 class ChoosingPolicy final : public ForwardingPolicy {
  public:
-  // In the order of preference where two are equally fast. REQUIRES: not empty.
+  // The first of two equally fast candidates is preferred. REQUIRES: not empty.
   explicit ChoosingPolicy(std::vector<Config> candidates) : candidates_(std::move(candidates)) {}
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel&,
+                      const TrialRun& trial, const std::string&) override {
     const auto in_core = std::find_if(candidates_.begin(), candidates_.end(), [](const Config& c) {
       return c.set == OffloadSet::kNone && c.kernels == KernelChoice::kPerformance;
     });
@@ -171,7 +172,7 @@ class ChoosingPolicy final : public ForwardingPolicy {
                        [this](size_t i) { return std::make_unique<StaticPolicy>(candidates_[i]); },
                        static_cast<size_t>(in_core - candidates_.begin())});
     chosen_ = std::make_unique<StaticPolicy>(candidates_[fastest.candidate]);
-    return fastest.memory;
+    return {fastest.memory};
   }
 
  private:
@@ -187,20 +188,20 @@ HighEnd ReadHint(Params& params) {
 }
 
 std::string ReadOffload(Params& params) {
-  return params.Choice("offload", "dyn", {"all", "conv", "aconv", "dyn"},
-                       "whose inputs leave: all feature extraction layers, convolutions, every "
-                       "other convolution, or what is fastest in trial runs");
+  return params.Choice(
+      "offload", "dyn", {"all", "conv", "aconv", "dyn"},
+      "the layers whose inputs leave: all feature extraction layers, convolutions, "
+      "every other convolution, or whichever are fastest in trial runs");
 }
 
 std::string ReadAlgorithms(Params& params) {
   return params.Choice("algo", "auto", {"auto", "memory", "performance"},
-                       "convolution algorithms: the least workspace, the fastest, or what is "
+                       "convolution algorithms: the least workspace, the fastest, or whichever are "
                        "fastest in trial runs, which also try the fastest that fit");
 }
 
-}  // namespace
-
-std::string MemoryOfVdnnpp(Params& params) {
+// Returns the vDNN policy of the same mode; empty for `offload=dyn`, which adapts to its memory.
+std::string MemoryOf(Params& params) {
   const std::string offload = ReadOffload(params);
   const std::string algo = ReadAlgorithms(params);
   if (offload == "dyn") return {};
@@ -217,9 +218,9 @@ std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params) {
        {"lazy", {ReleaseTime::kLazy}},
        {"landed", {ReleaseTime::kLanded}},
        {"eager", {ReleaseTime::kEager}}},
-      "when an offloaded X is given back: where memory is short and at the end of forward, also "
-      "when by the cost model its copy has landed, at the end of its step, or what is fastest in "
-      "trial runs");
+      "when an offloaded X is released: lazy, when memory is short and at the end of forward; "
+      "landed, also when its copy has landed by the cost model; eager, at the end of its step; "
+      "auto, whichever is fastest in trial runs");
   const PlacementOrder order = ReadPlacementOrder(params);
   const HighEnd high_end = ReadHint(params);
   const KernelChooser chooser = ReadKernelChooser(params);
@@ -246,6 +247,15 @@ std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params) {
   }
   if (candidates.size() == 1) return std::make_unique<StaticPolicy>(candidates.front());
   return std::make_unique<ChoosingPolicy>(std::move(candidates));
+}
+
+}  // namespace
+
+void RegisterVdnnpp(PolicyRegistry& registry) {
+  registry.Add("vdnnpp",
+               "vDNN whose computation waits for a copy only where it lacks memory or its own "
+               "input (vDNN++, section IV)",
+               MakeVdnnppPolicy, {.memory_of = MemoryOf, .candidates = PlacementOrders()});
 }
 
 }  // namespace spillway

@@ -61,7 +61,7 @@ LIBRARIES = {
     r"Eigen/": ["backend/cpu", "experiments/tools/measure"],
     r"(cuda|cublas|curand|cupti|nvtx)": ["backend/cuda", "tests/cuda"],
     r"cudnn": ["backend/cuda"],
-    r"CLI/": ["experiments/cli", "experiments/tools", "experiments/papers"],
+    r"CLI/": ["experiments/cli/frame"],
     r"benchmark/": ["experiments/bench"],
     r"simdjson": ["traces/base", "traces/import"],
     r"zstd": ["traces/base"],
@@ -69,6 +69,9 @@ LIBRARIES = {
     r"(SQLiteCpp/|sqlite3)": ["sim/cost/records", "experiments/tools/sweep", "tests/unit"],
     r"(tbb|oneapi)/": ["experiments", "sim/packing", "tests"],
 }
+
+# Libraries so large that no header may include them: all who include it would pay for them.
+HIDDEN = r"boost/|simdjson|regex$"
 
 # Modules whose names several backends share, one in each.
 MIRRORED = {"copy_path", "kernels", "pooling"}
@@ -118,7 +121,7 @@ class Tree:
                 spaces.pop()
             elif space:
                 spaces.append(space[1])
-            elif kind and "" not in spaces and not path.startswith("tests/"):
+            elif kind and "" not in spaces and not path.startswith(("tests/fuzz/", "tests/out_of_tree/")):
                 self.types.setdefault((*spaces, kind[1]), []).append(f"{path}:{number}")
 
     def duplicates(self):
@@ -152,6 +155,8 @@ class Tree:
         for pattern, homes in LIBRARIES.items():
             if re.match(pattern, header) and not any(path.startswith(home + "/") for home in homes):
                 return f"<{header}> belongs to {', '.join(homes)}"
+        if path.endswith(".h") and re.match(HIDDEN, header):
+            return f"<{header}> belongs in sources, not in headers"
         return None
 
     def layer(self, own: str, header: str):

@@ -18,7 +18,11 @@ def check(root: pathlib.Path) -> subprocess.CompletedProcess:
 
 class CheckLayersTest(unittest.TestCase):
     def planted(self, path: str, include: str) -> str:
-        """Appends an include to a file in a copy of the repository. Returns the output of the check, which fails."""
+        """Appends an include to a file in a copy of the repository. Returns the output of the check."""
+        return self.with_line(path, f"#include {include}")
+
+    def with_line(self, path: str, line: str) -> str:
+        """Appends a line to a file in a copy of the repository. Returns the output of the check."""
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             for top in ("traces", "sim", "policies", "backend", "experiments", "tests/testing"):
@@ -43,7 +47,7 @@ class CheckLayersTest(unittest.TestCase):
     def test_an_arrow_through_an_inner_wall(self):
         self.assertIn("traces/base must not include", self.planted("traces/base/units.h", '"traces/trace.h"'))
         self.assertIn("experiments/run must not include",
-                      self.planted("experiments/run/setup.h", '"experiments/output/manifest.h"'))
+                      self.planted("experiments/run/case.h", '"experiments/output/manifest.h"'))
 
     def test_a_circle(self):
         self.assertIn("a circle of modules: traces/logs/memory_log traces/logs/snapshot_records",
@@ -51,6 +55,9 @@ class CheckLayersTest(unittest.TestCase):
 
     def test_a_library_away_from_home(self):
         self.assertIn("<simdjson.h> belongs to traces/base", self.planted("sim/cost/table_cost.h", "<simdjson.h>"))
+
+    def test_a_large_library_in_a_header(self):
+        self.assertIn("<simdjson.h> belongs in sources", self.planted("traces/base/json.h", "<simdjson.h>"))
 
     def test_two_types_of_one_name(self):
         two = "namespace spillway {\nstruct Bounds {\n};\n}  // namespace spillway"

@@ -37,8 +37,10 @@ install(DIRECTORY experiments/run experiments/output DESTINATION ${header_dir}/e
 # The paths below are the paths that experiments/run/catalogue.cc looks for.
 install(DIRECTORY sim/devices DESTINATION ${data_dir}/sim)
 install(DIRECTORY traces/recorded DESTINATION ${data_dir}/traces)
-install(DIRECTORY experiments/papers DESTINATION ${data_dir}/experiments
-  PATTERN "*.h" EXCLUDE PATTERN "*.cc" EXCLUDE)
+install(FILES experiments/papers/paper-values.csv experiments/papers/plot.py
+  DESTINATION ${data_dir}/experiments/papers)
+install(FILES experiments/evidence/validation/mmcnn-h200.csv  # plot.py draws it
+  DESTINATION ${data_dir}/experiments/evidence/validation)
 install(FILES scripts/figstyle.py DESTINATION ${data_dir}/scripts)
 install(DIRECTORY experiments/schemas DESTINATION ${data_dir}/experiments)
 install(DIRECTORY experiments/tools/report/page DESTINATION ${data_dir}/experiments/tools/report)

@@ -30,3 +30,4 @@ SPILLWAY_COMPILER_LAUNCHER=$(command -v ccache || true)
 export SPILLWAY_COMPILER_LAUNCHER
 # ccache hashes paths relative to this clone, so any other clone finds the results of this one.
 export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
+export CCACHE_SLOPPINESS=pch_defines,time_macros  # without which it caches nothing that has a precompiled header

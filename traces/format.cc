@@ -399,7 +399,7 @@ Trace ParseTrace(std::string_view json, const std::string& origin) {
 std::string FormatTrace(const Trace& trace) {
   trace.Validate();
   std::string text = TraceWriter(trace).Write();
-  if (!simdjson::validate_utf8(text)) {
+  if (!IsUtf8(text)) {
     throw InputError(fmt::format("trace '{}': a name is not valid UTF-8", trace.name));
   }
   return text;

@@ -11,9 +11,10 @@
 #include <vector>
 
 #include "experiments/run/catalogue.h"
-#include "experiments/run/resolve.h"
-#include "experiments/run/simulate.h"
-#include "policies/builtin.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/memory_budget.h"
+#include "experiments/run/prepare.h"
+#include "experiments/run/run.h"
 #include "policies/registry.h"
 #include "sim/cost/roofline.h"
 #include "sim/packing/exact.h"
@@ -102,16 +103,15 @@ void BM_PackZoo(benchmark::State& state, const char* effort) {
                                                              {"resnet152:32", "vdnnpp"}}};
   const Device device = LoadDevice("gtx_1080ti");
   const RooflineCostModel cost(device);
-  PolicyRegistry registry;
-  RegisterBuiltinPolicies(registry);
   double sum = 0, worst = 0;
   for (auto _ : state) {
     for (const auto& [workload, policy] : kRuns) {
-      const Trace trace = LoadWorkload(workload, {"torch", true});
-      Setup setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited(),
-                  std::string("planned:effort=") + effort};
-      setup.memory = ParseMemory("30%", setup);
-      const AllocationPlan plan = PlanFor(setup, [&] { return registry.Make(policy); });
+      const Trace trace = LoadTrace({workload, "torch", true});
+      const AllocatorChoice planned(std::string("planned:effort=") + effort);
+      Prepared run{Borrow(trace),       device, Borrow(cost), Bytes::Unlimited(),
+                   planned.Undecided(), policy};
+      run.memory = MemoryBudget("30%").In(run);
+      const AllocationPlan plan = PlanFor(run, *planned.planned());
       const double ratio =
           static_cast<double>(plan.height.count()) / static_cast<double>(plan.bound.count());
       sum += ratio;

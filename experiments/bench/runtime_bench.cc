@@ -7,9 +7,10 @@
 #include <string>
 
 #include "experiments/run/catalogue.h"
-#include "experiments/run/simulate.h"
+#include "experiments/run/run.h"
 #include "policies/registry.h"
 #include "sim/cost/roofline.h"
+#include "tests/testing/runs.h"
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
@@ -24,7 +25,8 @@ struct Scenario {
   }
 
   Report Run(const std::string& policy, Bytes memory) const {
-    return Simulate({Borrow(trace), device, Borrow(cost), memory}, *registry.Make(policy)).report;
+    return testing::Simulate({Borrow(trace), device, Borrow(cost), memory}, *registry.Make(policy))
+        .report;
   }
 
   Trace trace;
@@ -120,12 +122,13 @@ void BM_TrialOfResNet50(benchmark::State& state, const char* policy_name) {
    public:
     Trying(benchmark::State& state, const Scenario& scenario, const char* policy)
         : state_(state), scenario_(scenario), policy_(policy) {}
-    Bytes LimitMemory(const Trace&, const Device& device, const TrialRun& trial) override {
+    Preparation Prepare(const Trace&, const Device& device, const CostModel&, const TrialRun& trial,
+                        const std::string&) override {
       for (auto _ : state_) {
         const auto tried = scenario_.registry.Make(policy_);
         benchmark::DoNotOptimize(trial(*tried, device.memory, {1}).metrics.iteration);
       }
-      return device.memory;
+      return {device.memory};
     }
 
    private:
@@ -135,7 +138,8 @@ void BM_TrialOfResNet50(benchmark::State& state, const char* policy_name) {
   };
   const Scenario scenario(Lower("resnet50", 64));
   Trying policy(state, scenario, policy_name);
-  Simulate({Borrow(scenario.trace), scenario.device, Borrow(scenario.cost), Bytes::GiB(3)}, policy);
+  testing::Simulate({Borrow(scenario.trace), scenario.device, Borrow(scenario.cost), Bytes::GiB(3)},
+                    policy);
   state.SetItemsProcessed(state.iterations());
 }
 BENCHMARK_CAPTURE(BM_TrialOfResNet50, liveness, "liveness")->Unit(benchmark::kMillisecond);

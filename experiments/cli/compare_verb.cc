@@ -1,11 +1,9 @@
 // spillway compare: several policies on one workload or several, side by side.
 
 #include <fmt/format.h>
-#include <tbb/parallel_for.h>
-#include <tbb/task_arena.h>
 
 #include <algorithm>
-#include <deque>
+#include <memory>
 #include <optional>
 
 #include "experiments/cli/frame/finished_rows.h"
@@ -20,56 +18,51 @@ namespace {
 
 struct CompareOptions {
   std::vector<std::string> workloads;
-  WorkloadOption lowering;
-  MachineOption machine;
+  Case asked;
   std::vector<std::string> memories;
   FormatOption format;
   PoliciesOption policies;
   std::string output;
 };
 
-// A result, and which scenario it is of.
+// A result with the number of its group.
 struct Row {
-  size_t scenario;
+  size_t group;
   RunResult result;
 };
 
-// Each workload in each memory, in the order given.
-struct Scenarios {
-  std::deque<Scenario> scenarios;
-  std::vector<NamedScenario> named;
-};
-
-Scenarios Load(CompareOptions options, Session& session) {
-  Scenarios loaded;
-  std::vector<std::string> memories = SplitSpecifications(options.memories);
-  if (memories.empty()) memories.emplace_back();
+// Returns a case for each workload in each memory, in the order given.
+std::vector<LoadedCase> Load(const CompareOptions& options, Session& session) {
+  std::vector<LoadedCase> loaded;
+  const std::vector<std::string> memories = SplitSpecifications(options.memories);
   for (const std::string& workload : options.workloads) {
-    options.lowering.text = workload;
+    Case asked = options.asked;
+    asked.workload = workload;
     session.progress().Say(workload);
-    const Trace trace = options.lowering.Load();
+    const auto inputs = std::make_shared<const Inputs>(asked);
+    if (memories.empty()) loaded.push_back({asked, inputs});
     for (const std::string& memory : memories) {
-      if (memory.empty() && !options.memories.empty()) {
+      if (memory.empty()) {
         throw UsageError(fmt::format("--memory: '{}' has an empty place in its list",
                                      fmt::join(options.memories, " ")));
       }
-      options.machine.memory = memory;
-      loaded.scenarios.emplace_back(trace, options.machine);
-      loaded.named.push_back({workload, &loaded.scenarios.back()});
+      asked.memory = memory;
+      inputs->MemoryOf(asked);  // a bad budget fails early
+      loaded.push_back({asked, inputs});
     }
   }
   return loaded;
 }
 
-std::string Format(const std::vector<NamedScenario>& scenarios, const std::vector<Row>& rows,
+std::string Format(const std::vector<LoadedCase>& groups, const std::vector<Row>& rows,
                    const FormatOption& format) {
-  std::vector<ScenarioResults> groups;
-  for (const NamedScenario& named : scenarios) groups.push_back({named.scenario, {}});
-  for (const Row& row : rows) groups[row.scenario].results.push_back(row.result);
-  return FormatResults(groups, format);
+  std::vector<CaseResults> results;
+  for (const LoadedCase& group : groups) results.push_back({group, {}});
+  for (const Row& row : rows) results[row.group].results.push_back(row.result);
+  return FormatResults(results, format);
 }
 
-// A finished row in a few words.
+// Returns a finished row in a few words.
 std::string Brief(const RunResult& result) {
   if (!result.failure.empty()) return "failed";
   if (!result.fits()) return "out of memory";
@@ -78,78 +71,77 @@ std::string Brief(const RunResult& result) {
 }
 
 int Execute(const CompareOptions& options, Session& session) {
-  if (PrintHelpValues(options.machine, options.policies.given)) return kOk;
-  const Scenarios loaded = Load(options, session);
-  const bool recorded = std::ranges::all_of(loaded.named, [](const NamedScenario& named) {
-    return named.scenario->setup().trace->recording.has_value();
-  });
+  const std::vector<LoadedCase> groups = Load(options, session);
+  const bool recorded = std::ranges::all_of(
+      groups, [](const LoadedCase& group) { return group.inputs->trace()->recording.has_value(); });
   const std::vector<std::string> policies =
-      options.policies.policies(recorded ? "recorded" : std::string_view(options.lowering.mode));
+      options.policies.policies(recorded ? "recorded" : ModeOf(options.asked));
+  std::vector<LoadedCase> cases;
+  for (const LoadedCase& group : groups) {
+    for (const std::string& policy : policies) {
+      cases.push_back(group);
+      cases.back().asked.policy = policy;
+    }
+  }
   for (const std::string& policy : policies) {
     try {
-      PolicyLibrary().Make(policy);  // wrong names and files that are no plugins fail early
-    } catch (const PolicyError&) {   // its row will say so
+      PolicyLibrary().Make(policy);  // names and plugins that are wrong fail early
+    } catch (const PolicyError&) {   // the row of the policy says why
     }
   }
   const auto format = [&](const std::vector<Row>& rows) {
-    return Format(loaded.named, rows, options.format);
+    return Format(groups, rows, options.format);
   };
-  const size_t total = loaded.named.size() * policies.size();
   std::optional<FinishedRows<Row>> rows;
-  rows.emplace(session, total, options.output.empty() ? format : FinishedRows<Row>::Format());
-  tbb::task_arena arena(options.policies.jobs > 0 ? options.policies.jobs
-                                                  : tbb::task_arena::automatic);
-  arena.execute([&] {
-    tbb::parallel_for(size_t{0}, total, [&](size_t i) {
-      const std::string& policy = policies[i % policies.size()];
-      const auto& [workload, scenario] = loaded.named[i / policies.size()];
-      Row row{i / policies.size(), PlayForRow(*scenario, policy)};
-      std::string name = policy;
-      if (loaded.named.size() > 1) {
-        name = fmt::format("{} {} {}", workload, scenario->setup().memory_request, policy);
-      }
-      const std::string brief = Brief(row.result);
-      rows->Finish(i, std::move(row), name, brief);
-    });
+  rows.emplace(session, cases.size(),
+               options.output.empty() ? format : FinishedRows<Row>::Format());
+  options.policies.ForEach(cases.size(), [&](size_t i) {
+    const auto& [asked, inputs] = cases[i];
+    Row row{i / policies.size(), RunForRow(asked, *inputs)};
+    std::string name = asked.policy.name();
+    if (groups.size() > 1) {
+      name = fmt::format("{} {} {}", asked.workload, row.result.memory_request, name);
+    }
+    const std::string brief = Brief(row.result);
+    rows->Finish(i, std::move(row), name, brief);
   });
   const std::vector<Row> results = rows->Take();
   rows.reset();
   const auto any = [&](auto is) { return std::any_of(results.begin(), results.end(), is); };
   const bool any_fits = any([](const Row& row) { return row.result.fits(); });
   const bool failed = any([](const Row& row) { return !row.result.failure.empty(); });
-  if (options.machine.check) {
+  if (options.asked.check) {
     const auto checked = std::count_if(results.begin(), results.end(),
                                        [](const Row& row) { return row.result.failure.empty(); });
-    session.Remark(CheckedRemark(fmt::format("{} of {} reports", checked, total)));
+    session.Remark(CheckedRemark(fmt::format("{} of {} reports", checked, cases.size())));
   }
-  return session.Finish(
-      format(results), options.output, {},
-      failed     ? kPolicyFailure
-      : any_fits ? kOk
-                 : kNegative,
-      [&](Manifest& manifest) { DescribeRun(loaded.named, options.machine, policies, manifest); });
+  return session.Finish(format(results), options.output, {},
+                        failed     ? kPolicyFailure
+                        : any_fits ? kOk
+                                   : kNegative,
+                        [&](Manifest& manifest) { DescribeCases(cases, manifest); });
 }
 
 }  // namespace
 
-void AddCompare(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddCompare(Command& program, Session& session) {
+  Command& verb = program.Add(
       "compare",
-      "Simulate several policies, all in the same memory; exit code 1 if none fits, 4 if one "
-      "failed, which costs its own row only");
-  auto options = std::make_shared<CompareOptions>();
-  verb->add_option("workloads", options->workloads,
-                   "NETWORK:BATCH (vgg16:256) or a trace file (.json, .json.zst), one or more")
-      ->required();
-  options->lowering.AddLowering(*verb);
-  options->machine.AddAllButMemory(*verb);
-  verb->add_option("--memory", options->memories,
-                   std::string(kMemoryHelp) + "; several separated by commas (30%,50%)")
-      ->check(MemoryGiven());
-  options->format.Add(*verb);
-  options->policies.Add(*verb);
-  AddOutput(*verb, options->output, options->format);
-  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+      "Simulate several policies in the same memory; exit code 1 if none fits, 4 if one failed, "
+      "which costs only its own row");
+  auto& options = verb.Runs(Execute, session);
+  verb.Texts("workloads", options.workloads,
+             "NETWORK:BATCH (vgg16:256) or a trace file (.json, .json.zst), one or more")
+      .Required();
+  AddCaseOptions(verb, kLoweringKeys, options.asked);
+  AddCaseOptions(verb, kMachineKeys, options.asked);
+  const CaseKey& memory = CaseKeyOf("memory");
+  verb.Texts("--memory", options.memories,
+             std::string(memory.help) + "; several separated by commas (30%,50%)")
+      .NotEmpty(memory.empty);
+  options.format.Add(verb);
+  options.policies.Add(verb);
+  AddOutput(verb, options.output, options.format);
 }
 
 }  // namespace spillway::cli

@@ -1,8 +1,8 @@
 // spillway completion: scripts that complete verbs, options and values in bash, zsh and fish.
 //
-// The scripts are generated from the command line's own declaration, so they know what it knows.
-// Names of networks, policies and the like are asked for when a user presses the key: the scripts
-// call `spillway completion networks`.
+// The scripts are made from the declared options. For names of networks, policies, devices and
+// allocators a script calls the program when a user presses the key: `spillway completion
+// networks`.
 
 #include <fmt/format.h>
 
@@ -10,19 +10,20 @@
 #include <array>
 
 #include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
+#include "experiments/run/allocator_choice.h"
 #include "policies/registry.h"
-#include "sim/alloc/make_allocator.h"
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway::cli {
 namespace {
 
-// An option or argument whose values are names that the program knows.
+// An option or argument whose values are names that `spillway completion` prints.
 struct NamedValues {
   std::string_view option;
-  std::string_view names;  // an argument of this verb
+  std::string_view names;  // the argument of `spillway completion`
 };
 constexpr std::array kNamedValues{
     NamedValues{"--policy", "policies"},      NamedValues{"--device", "devices"},
@@ -31,7 +32,7 @@ constexpr std::array kNamedValues{
     NamedValues{"network", "families"},       NamedValues{"verb", "verbs"},
 };
 
-std::vector<std::string> Names(const std::string& what) {
+std::vector<std::string> Names(const std::string& what, const Command& program) {
   std::vector<std::string> names;
   if (what == "networks") {
     for (const ZooEntry& entry : Zoo()) names.push_back(entry.name + ":");
@@ -44,114 +45,82 @@ std::vector<std::string> Names(const std::string& what) {
   } else if (what == "devices") {
     names = DeviceNames();
   } else if (what == "allocators") {
-    for (const AllocatorInfo& info : Allocators()) names.push_back(info.name);
+    for (const AllocatorInfo& info : AllocatorChoices()) names.push_back(info.name);
   } else if (what == "presets") {
     for (const Preset& preset : Presets()) names.push_back(preset.name);
+  } else if (what == "verbs") {
+    for (const Command& verb : program.verbs) names.push_back(verb.name);
   }
   return names;
 }
 
-// How an option or argument is completed.
-struct Completed {
-  std::vector<std::string> spellings;  // "--format"; empty for an argument
-  std::string help;
-  bool takes_value = true;
-  std::vector<std::string> choices;  // the values, where they are declared
-  std::string names;                 // or what to ask the program for
-  bool files = false;                // or files
+// The completion of the value of an option or argument: choices, else names, and files.
+struct Values {
+  std::vector<std::string> choices;  // the values, if they are declared
+  std::string_view names;            // the argument of `spillway completion`; may be empty
+  bool files = false;                // the value may be the path of a file
 };
 
-// One (sub)command: `path` is "/run" or "/trace/build", "" for the program itself.
+Values ValuesOf(const Option& option) {
+  Values values{option.choices, "", false};
+  for (const NamedValues& known : kNamedValues) {
+    if (known.option == option.name()) values.names = known.names;
+  }
+  values.files = values.choices.empty() &&
+                 (values.names.empty() || values.names == "networks" || values.names == "devices");
+  return values;
+}
+
+// A command with the path of words that name it: "/run" or "/trace/build", "" for the program.
 struct Node {
   std::string path;
-  std::string help;
-  std::vector<Completed> options;
-  std::vector<Completed> arguments;
-  std::vector<std::pair<std::string, std::string>> verbs;  // name and help
+  const Command* command;
+
+  const Option* argument() const {
+    const auto found = std::ranges::find_if(command->options, &Option::is_argument);
+    return found == command->options.end() ? nullptr : &*found;
+  }
 };
 
-// "TEXT:{table,csv,json}" declares its values between the braces.
-std::vector<std::string> Choices(const std::string& type) {
-  std::vector<std::string> choices;
-  const size_t open = type.find('{'), close = type.find('}');
-  if (open == std::string::npos || close == std::string::npos) return choices;
-  for (size_t at = open + 1; at < close;) {
-    const size_t end = std::min(type.find(',', at), close);
-    choices.push_back(type.substr(at, end - at));
-    at = end + 1;
-  }
-  return choices;
-}
-
-Completed Describe(const CLI::Option& option) {
-  Completed completed;
-  for (const std::string& name : option.get_lnames()) completed.spellings.push_back("--" + name);
-  for (const std::string& name : option.get_snames()) completed.spellings.push_back("-" + name);
-  completed.help = option.get_description();
-  completed.takes_value = option.get_items_expected_max() > 0;
-  completed.choices = Choices(option.get_type_name());
-  const std::string name =
-      completed.spellings.empty() ? option.get_name(true) : completed.spellings.front();
-  for (const NamedValues& known : kNamedValues) {
-    if (known.option == name) completed.names = known.names;
-  }
-  completed.files =
-      completed.choices.empty() &&
-      (completed.names.empty() || completed.names == "networks" || completed.names == "devices");
-  return completed;
-}
-
-void Walk(const CLI::App& app, const std::string& path, std::vector<Node>& nodes) {
-  Node node;
-  node.path = path;
-  node.help = app.get_description();
-  for (const CLI::Option* option : app.get_options()) {
-    Completed completed = Describe(*option);
-    (completed.spellings.empty() ? node.arguments : node.options).push_back(std::move(completed));
-  }
-  const auto verbs = app.get_subcommands([](const CLI::App*) { return true; });
-  for (const CLI::App* verb : verbs) {
-    node.verbs.emplace_back(verb->get_name(), verb->get_description());
-  }
-  nodes.push_back(std::move(node));
-  for (const CLI::App* verb : verbs) Walk(*verb, path + "/" + verb->get_name(), nodes);
+void Walk(const Command& command, const std::string& path, std::vector<Node>& nodes) {
+  nodes.push_back({path, &command});
+  for (const Command& verb : command.verbs) Walk(verb, path + "/" + verb.name, nodes);
 }
 
 // --- bash and zsh: one function with two ends ---------------------------------------------------
 
-// The words that a shell offers, as an expression in its own language.
-std::string ShellWords(const Completed& completed) {
-  if (!completed.choices.empty()) return fmt::format("{}", fmt::join(completed.choices, " "));
-  if (!completed.names.empty()) {
-    return fmt::format("$(\"${{COMP_WORDS[0]:-spillway}}\" completion {} 2>/dev/null)",
-                       completed.names);
-  }
-  return {};
+// Returns the words that a shell offers, as an expression of bash and zsh.
+std::string ShellWords(const Values& values) {
+  if (!values.choices.empty()) return fmt::format("{}", fmt::join(values.choices, " "));
+  if (values.names.empty()) return {};
+  return fmt::format("$(\"${{COMP_WORDS[0]:-spillway}}\" completion {} 2>/dev/null)", values.names);
 }
 
-std::string ShellCase(const std::string& pattern, const Completed& completed) {
-  return fmt::format("    {}) offer=\"{}\"; files={} ;;\n", pattern, ShellWords(completed),
-                     completed.files ? 1 : 0);
+std::string ShellCase(const std::string& pattern, const Values& values) {
+  return fmt::format("    {}) offer=\"{}\"; files={} ;;\n", pattern, ShellWords(values),
+                     values.files ? 1 : 0);
 }
 
-// Sets `offer` and `files` from the variables `at` (the path of verbs), `cur` and `prev`.
+// Returns shell code that sets `offer` and `files` from the variables `at` (the path of verbs),
+// `cur` and `prev`.
 std::string ShellCases(const std::vector<Node>& nodes) {
   std::string values, rest;
   for (const Node& node : nodes) {
     std::vector<std::string> spellings;
-    for (const Completed& option : node.options) {
-      spellings.insert(spellings.end(), option.spellings.begin(), option.spellings.end());
-      if (!option.takes_value) continue;
+    for (const Option& option : node.command->options) {
+      if (option.is_argument()) continue;
       std::string pattern;
-      for (const std::string& spelling : option.spellings) {
+      for (const std::string& spelling : option.names) {
+        spellings.push_back(spelling);
         pattern += fmt::format("{}\"{} {}\"", pattern.empty() ? "" : "|", node.path, spelling);
       }
-      values += ShellCase(pattern, option);
+      if (!option.type.empty()) values += ShellCase(pattern, ValuesOf(option));
     }
     rest += fmt::format("    \"{} -\") offer=\"{}\" ;;\n", node.path, fmt::join(spellings, " "));
-    if (node.verbs.empty() && node.arguments.empty()) continue;
-    Completed next = node.arguments.empty() ? Completed() : node.arguments.front();
-    for (const auto& [name, help] : node.verbs) next.choices.push_back(name);
+    const Option* argument = node.argument();
+    if (node.command->verbs.empty() && argument == nullptr) continue;
+    Values next = argument == nullptr ? Values() : ValuesOf(*argument);
+    for (const Command& verb : node.command->verbs) next.choices.push_back(verb.name);
     rest += ShellCase(fmt::format("\"{} \"", node.path), next);
   }
   return fmt::format(
@@ -161,7 +130,8 @@ std::string ShellCases(const std::vector<Node>& nodes) {
       values, rest);
 }
 
-// The path of verbs among the words before the cursor: `COMP_WORDS[1..COMP_CWORD)`.
+// Returns shell code that sets `at` to the path of verbs in `COMP_WORDS[1..COMP_CWORD)`, the words
+// before the cursor.
 std::string ShellPath(const std::vector<Node>& nodes) {
   std::string patterns;
   for (const Node& node : nodes) {
@@ -226,14 +196,10 @@ std::string FishQuote(const std::string& text) {
   return quoted + "'";
 }
 
-std::string FishWords(const Completed& completed) {
-  if (!completed.choices.empty()) {
-    return fmt::format(" -a '{}'", fmt::join(completed.choices, " "));
-  }
-  if (!completed.names.empty()) {
-    return fmt::format(" -a '(spillway completion {} 2>/dev/null)'", completed.names);
-  }
-  return {};
+std::string FishWords(const Values& values) {
+  if (!values.choices.empty()) return fmt::format(" -a '{}'", fmt::join(values.choices, " "));
+  if (values.names.empty()) return {};
+  return fmt::format(" -a '(spillway completion {} 2>/dev/null)'", values.names);
 }
 
 std::string FishScript(const std::vector<Node>& nodes) {
@@ -241,7 +207,7 @@ std::string FishScript(const std::vector<Node>& nodes) {
       "# fish completion of spillway; use: spillway completion fish | source\n"
       "complete -c spillway -f\n";
   for (const Node& node : nodes) {
-    // The condition: every verb of the path has been typed, and none below it.
+    // The condition is that the user has typed every verb of the path.
     std::string condition;
     for (size_t at = 0; at < node.path.size();) {
       const size_t end = std::min(node.path.find('/', at + 1), node.path.size());
@@ -252,27 +218,29 @@ std::string FishScript(const std::vector<Node>& nodes) {
     }
     if (condition.empty()) condition = "__fish_use_subcommand";
     const std::string prefix = fmt::format("complete -c spillway -n '{}'", condition);
-    for (const auto& [name, help] : node.verbs) {
+    for (const Command& verb : node.command->verbs) {
       std::string below = condition;
       if (!node.path.empty()) {
         below += "; and not __fish_seen_subcommand_from";
-        for (const auto& [other, ignored] : node.verbs) below += " " + other;
+        for (const Command& other : node.command->verbs) below += " " + other.name;
       }
-      text +=
-          fmt::format("complete -c spillway -n '{}' -a {} -d {}\n", below, name, FishQuote(help));
+      text += fmt::format("complete -c spillway -n '{}' -a {} -d {}\n", below, verb.name,
+                          FishQuote(verb.help));
     }
-    for (const Completed& option : node.options) {
+    for (const Option& option : node.command->options) {
+      if (option.is_argument()) continue;
+      const Values values = ValuesOf(option);
       text += prefix;
-      for (const std::string& spelling : option.spellings) {
+      for (const std::string& spelling : option.names) {
         text +=
             spelling.starts_with("--") ? " -l " + spelling.substr(2) : " -s " + spelling.substr(1);
       }
-      if (option.takes_value) text += option.files ? " -r -F" : " -x";
-      text += FishWords(option) + " -d " + FishQuote(option.help) + "\n";
+      if (!option.type.empty()) text += (values.files ? " -r -F" : " -x") + FishWords(values);
+      text += " -d " + FishQuote(option.help) + "\n";
     }
-    if (!node.arguments.empty()) {
-      const Completed& argument = node.arguments.front();
-      text += prefix + (argument.files ? " -F" : "") + FishWords(argument) + "\n";
+    if (const Option* argument = node.argument()) {
+      const Values values = ValuesOf(*argument);
+      text += prefix + (values.files ? " -F" : "") + FishWords(values) + "\n";
     }
   }
   return text;
@@ -280,29 +248,22 @@ std::string FishScript(const std::vector<Node>& nodes) {
 
 }  // namespace
 
-void AddCompletion(CLI::App& app, int& exit_code) {
-  CLI::App* verb = app.add_subcommand(
+void AddCompletion(Command& program, Session& session) {
+  Command& verb = program.Add(
       "completion", "Print a completion script for a shell, or the names that it completes");
-  auto what = std::make_shared<std::string>();
-  verb->add_option("what", *what, "A shell, or a kind of names")
-      ->required()
-      ->check(CLI::IsMember({"bash", "zsh", "fish", "networks", "families", "policies", "devices",
-                             "allocators", "presets", "verbs"}));
-  verb->callback([what, &app, &exit_code] {
+  auto& what = verb.Keep<std::string>();
+  verb.Choice("what", what,
+              {"bash", "zsh", "fish", "networks", "families", "policies", "devices", "allocators",
+               "presets", "verbs"},
+              "A shell, or a kind of names")
+      .Required();
+  verb.Runs([&what, &program, &session] {
     std::vector<Node> nodes;
-    Walk(app, "", nodes);
-    if (*what == "bash") {
-      fmt::print("{}", BashScript(nodes));
-    } else if (*what == "zsh") {
-      fmt::print("{}", ZshScript(nodes));
-    } else if (*what == "fish") {
-      fmt::print("{}", FishScript(nodes));
-    } else if (*what == "verbs") {
-      for (const auto& [name, help] : nodes.front().verbs) fmt::print("{}\n", name);
-    } else {
-      for (const std::string& name : Names(*what)) fmt::print("{}\n", name);
-    }
-    exit_code = kOk;
+    Walk(program, "", nodes);
+    if (what == "bash") return session.Finish(BashScript(nodes), kOk);
+    if (what == "zsh") return session.Finish(ZshScript(nodes), kOk);
+    if (what == "fish") return session.Finish(FishScript(nodes), kOk);
+    return session.Finish(fmt::format("{}\n", fmt::join(Names(what, program), "\n")), kOk);
   });
 }
 

@@ -1,4 +1,5 @@
-// spillway doctor: what is compiled in, what this machine can run, and how to get what is missing.
+// spillway doctor: says which parts the program has, which this machine can run, and how to get the
+// missing ones.
 
 #include <fmt/format.h>
 
@@ -24,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What the doctor found; `remedy` is empty where nothing is to be done.
+// An item that the doctor looked for; `remedy` is empty if nothing is to be done.
 struct Finding {
   std::string item;
   enum class Status : uint8_t { kPresent, kMissing, kBroken } status = Status::kPresent;
@@ -39,14 +40,14 @@ std::string_view Name(Finding::Status status) {
 
 Columns<Finding> FindingColumns() {
   return {
-      {"item", "", "what was looked for", &Finding::item, "item"},
+      {"item", "", "name of the item", &Finding::item, "item"},
       {"status", "", "ok, missing or broken", [](auto& f) { return Name(f.status); }, "status"},
-      {"value", "", "what was found", &Finding::value, "value"},
+      {"value", "", "version, path or reason", &Finding::value, "value"},
       {"remedy", "", "how to get it", [](auto& f) { return IfAny(f.remedy); }},
   };
 }
 
-// Simulation needs data files; a GPU is needed for recording alone.
+// Looks for the data files that simulation needs.
 void LookAtData(std::vector<Finding>& findings) {
   using enum Finding::Status;
   const char* chosen = std::getenv("SPILLWAY_DATA");
@@ -123,7 +124,7 @@ void LookForGpu(std::vector<Finding>& findings) {
   }
 }
 
-// What scripts/plot.py draws with.
+// Looks for matplotlib, which scripts/plot.py needs.
 void LookForMatplotlib(std::vector<Finding>& findings) {
   using enum Finding::Status;
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(
@@ -140,7 +141,7 @@ void LookForMatplotlib(std::vector<Finding>& findings) {
   }
 }
 
-int Execute(const FormatOption& format, const Session& session) {
+int Execute(const FormatOption& format, Session& session) {
   using enum Finding::Status;
   std::vector<Finding> findings{{"spillway", kPresent, SPILLWAY_VERSION},
                                 {"compiler", kPresent, CompilerVersion()}};
@@ -172,14 +173,13 @@ int Execute(const FormatOption& format, const Session& session) {
 
 }  // namespace
 
-void AddDoctor(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddDoctor(Command& program, Session& session) {
+  Command& verb = program.Add(
       "doctor",
-      "Say what is compiled in, what this machine can run and what is missing; exit code 1 if "
-      "something that every verb needs is broken");
-  auto format = std::make_shared<FormatOption>();
-  format->Add(*verb);
-  verb->callback([format, &exit_code, &session] { exit_code = Execute(*format, session); });
+      "List the parts of the program, and say which are missing on this machine and how to get "
+      "them; exit code 1 if a part that every verb needs is broken");
+  auto& format = verb.Runs(Execute, session);
+  format.Add(verb);
 }
 
 }  // namespace spillway::cli

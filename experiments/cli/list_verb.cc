@@ -1,9 +1,8 @@
-// spillway list: what there is to name.
+// spillway list: prints the names that options take.
 
 #include <fmt/format.h>
 
 #include <array>
-#include <memory>
 
 #include "experiments/cli/frame/options.h"
 #include "experiments/cli/frame/session.h"
@@ -14,7 +13,7 @@
 namespace spillway::cli {
 namespace {
 
-// "x weight bias?fused_update&bias", with dots behind what repeats.
+// Returns the operands as "x weight bias?fused_update&bias", with " ..." at the end if they repeat.
 std::string Spell(const OperandList& list) {
   std::string text;
   for (const Operand& operand : list.span()) {
@@ -34,7 +33,7 @@ std::string Spell(Rules rules) {
   return fmt::format("{}", fmt::join(names, " "));
 }
 
-// What forward has made or used and backward reads again.
+// Returns the operands of forward that backward reads, without operands under a condition.
 std::string SavedBy(const OpRow& row) {
   std::vector<std::string_view> saved;
   for (const Operand& operand : row.backward.inputs.span()) {
@@ -45,7 +44,7 @@ std::string SavedBy(const OpRow& row) {
   return fmt::format("{}", fmt::join(saved, " "));
 }
 
-// One step of an op type.
+// A step of an op type.
 struct OpTypeStep {
   const OpRow* row;
   Phase phase;
@@ -82,37 +81,49 @@ Columns<OpTypeStep> OpColumns() {
   return {
       {"type", "", "as in trace files", [](const S& of) { return Name(of.row->type); }, "type"},
       {"phase", "", "of the step", [](const S& of) { return Name(of.phase); }, "phase"},
-      {"inputs", "", "what the step reads", [](const S& of) { return Spell(of.step().inputs); },
-       "inputs"},
-      {"outputs", "", "what it writes", [](const S& of) { return Spell(of.step().outputs); },
-       "outputs"},
-      {"slots", "", "its library calls", SlotsOf, "slots"},
+      {"inputs", "", "operands that the step reads",
+       [](const S& of) { return Spell(of.step().inputs); }, "inputs"},
+      {"outputs", "", "operands that the step writes",
+       [](const S& of) { return Spell(of.step().outputs); }, "outputs"},
+      {"slots", "", "library calls of the step", SlotsOf, "slots"},
       {"attributes", "", "of the op", AttributesOf},
       {"geometry", "", "of its signature", [](const S& of) { return of.row->geometry; }},
-      {"saved", "", "what of forward backward reads", [](const S& of) { return SavedBy(*of.row); }},
+      {"saved", "", "operands of forward that backward reads",
+       [](const S& of) { return SavedBy(*of.row); }},
       {"library", "", "that launches it", library},
-      {"algorithms", "", "whether the library offers a choice",
+      {"algorithms", "", "true if the library offers several algorithms",
        [](const S& of) { return of.row->algorithms; }},
       {"deterministic", "", "gives the same bits on every run",
        [](const S& of) { return of.row->deterministic; }},
       {"cheap", "", "to rebuild", [](const S& of) { return of.row->cheap; }},
-      {"whole_batch", "", "when the batch cannot be split",
+      {"whole_batch", "", "condition under which the batch cannot be split",
        [when](const S& of) { return when(of.step().whole_batch); }},
-      {"overwrites_x", "", "rules under which it does",
+      {"overwrites_x", "", "rules under which the op overwrites x",
        [](const S& of) { return Spell(of.row->overwrites_x); }},
-      {"overwrites_dy", "", "likewise", [](const S& of) { return Spell(of.row->overwrites_dy); }},
-      {"holds_x", "", "likewise", [](const S& of) { return Spell(of.row->holds_x); }},
-      {"holds_y", "", "likewise", [](const S& of) { return Spell(of.row->holds_y); }},
+      {"overwrites_dy", "", "rules under which the op overwrites dy",
+       [](const S& of) { return Spell(of.row->overwrites_dy); }},
+      {"holds_x", "", "rules under which the op holds x",
+       [](const S& of) { return Spell(of.row->holds_x); }},
+      {"holds_y", "", "rules under which the op holds y",
+       [](const S& of) { return Spell(of.row->holds_y); }},
   };
 }
 
-// For people the first columns alone.
-void AddOps(CLI::App& list, int& exit_code, Session& session) {
-  CLI::App* verb = list.add_subcommand(
-      "ops", "List the op types of traces: operands, and in CSV and JSON all else that is known");
-  auto format = std::make_shared<FormatOption>();
-  format->Add(*verb);
-  verb->callback([format, &exit_code, &session] {
+// Prints the rows: a table shows the columns `shown`, CSV and JSON have all.
+template <typename Row, typename Rows>
+int Print(const FormatOption& format, const Columns<Row>& columns, const Rows& rows,
+          std::span<const std::string_view> shown, std::string_view schema, Session& session) {
+  return session.Finish(FormatAs(format.format(), columns, rows, schema,
+                                 [&] { return FormatTable(columns, shown, rows); }),
+                        kOk);
+}
+
+void AddOps(Command& list, Session& session) {
+  Command& verb = list.Add(
+      "ops", "List the op types of traces: their operands, and in CSV and JSON all their columns");
+  auto& format = verb.Keep<FormatOption>();
+  format.Add(verb);
+  verb.Runs([&format, &session] {
     std::vector<OpTypeStep> steps;
     for (const OpRow& row : kOpTable) {
       for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kUpdate}) {
@@ -120,58 +131,51 @@ void AddOps(CLI::App& list, int& exit_code, Session& session) {
       }
     }
     constexpr std::string_view kShown[] = {"type", "phase", "inputs", "outputs", "slots"};
-    const Columns<OpTypeStep> columns = OpColumns();
-    exit_code = session.Finish(FormatAs(format->format(), columns, steps, "spillway.ops/v1",
-                                        [&] { return FormatTable(columns, kShown, steps); }),
-                               kOk);
+    return Print(format, OpColumns(), steps, kShown, "spillway.ops/v1", session);
   });
 }
 
-// What the rows of `run` and `compare` are made of.
-void AddColumns(CLI::App& list, int& exit_code, Session& session) {
-  CLI::App* verb = list.add_subcommand("columns", "The columns of results, with unit and meaning");
-  auto format = std::make_shared<FormatOption>();
-  format->Add(*verb);
-  verb->callback([format, &exit_code, &session] {
+// The columns of the results of `run` and `compare`.
+void AddColumns(Command& list, Session& session) {
+  Command& verb = list.Add("columns", "List the columns of results, with unit and meaning");
+  auto& format = verb.Keep<FormatOption>();
+  format.Add(verb);
+  verb.Runs([&format, &session] {
     using Result = Column<RunResult>;
     const Columns<Result> columns{
         {"name", "", "in CSV and JSON", &Result::name, "column"},
         {"unit", "", "ms or B; 1 for ratios and counts", &Result::unit, "unit"},
         {"type", "", "in JSON", &Result::type},
-        {"help", "", "what it means", &Result::help, "meaning"},
+        {"help", "", "meaning of the column", &Result::help, "meaning"},
     };
     constexpr std::string_view kShown[] = {"name", "unit", "help"};
-    const Columns<RunResult> results = ResultColumns();
-    exit_code = session.Finish(FormatAs(format->format(), columns, results, "spillway.columns/v1",
-                                        [&] { return FormatTable(columns, kShown, results); }),
-                               kOk);
+    return Print(format, columns, ResultColumns(), kShown, "spillway.columns/v1", session);
   });
 }
 
 }  // namespace
 
-void AddList(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand("list", "List networks, policies, devices and more");
-  auto what = std::make_shared<std::string>("all");
-  verb->add_option("what", *what, "What to list")
-      ->check(CLI::IsMember({"all", "networks", "presets", "policies", "devices", "allocators"}))
-      ->capture_default_str();
-  verb->callback([what, verb, &exit_code] {
-    if (!verb->get_subcommands().empty()) return;
-    const auto print = [&](const char* name, std::string (*describe)()) {
-      if (*what != "all" && *what != name) return;
-      if (*what == "all") fmt::print("== {} ==\n", name);
-      fmt::print("{}{}", describe(), *what == "all" ? "\n" : "");
+void AddList(Command& program, Session& session) {
+  Command& verb = program.Add("list", "List networks, policies, devices and more");
+  auto& what = verb.Keep<std::string>();
+  what = "all";
+  verb.Choice("what", what, {"all", "networks", "presets", "policies", "devices", "allocators"},
+              "Kind of names to list");
+  verb.Runs([&what, &session] {
+    std::string text;
+    const auto add = [&](const char* name, std::string (*describe)()) {
+      if (what == name) text = describe();
+      if (what == "all") text += fmt::format("== {} ==\n{}\n", name, describe());
     };
-    print("networks", DescribeNetworks);
-    print("presets", DescribePresets);
-    print("policies", DescribePolicies);
-    print("devices", DescribeDevices);
-    print("allocators", DescribeAllocators);
-    exit_code = kOk;
+    add("networks", DescribeNetworks);
+    add("presets", DescribePresets);
+    add("policies", DescribePolicies);
+    add("devices", DescribeDevices);
+    add("allocators", DescribeAllocators);
+    return session.Finish(text, kOk);
   });
-  AddOps(*verb, exit_code, session);
-  AddColumns(*verb, exit_code, session);
+  AddOps(verb, session);
+  AddColumns(verb, session);
 }
 
 }  // namespace spillway::cli

@@ -30,6 +30,7 @@ constexpr std::string_view kSource =
 // The interface, each hook and each verb with its contract, is in "sim/core/policy.h".
 
 #include <memory>
+#include <string>
 
 #include "traces/base/params.h"
 #include "policies/plugin/plugin.h"
@@ -44,19 +45,26 @@ class @class@ final : public Policy {
  public:
   explicit @class@(Bytes at_least) : at_least_(at_least) {}
 
-  // Every hook has a default that does nothing: keep only those that you need. In the order in
-  // which they are called:
+  // Every hook has a default: keep only the hooks that you need. They stand here in the order in
+  // which they are called.
 
-  // Once, before the first iteration: look at the whole trace and decide what can be decided then.
+  // Called first. It may make trial runs of other policies, return another trace to run, or use less
+  // memory than there is; this policy uses all of it.
+  Preparation Prepare(const Trace&, const Device& device, const CostModel&, const TrialRun&,
+                      const std::string&) override {
+    return {device.memory};
+  }
+
+  // Called once, before the first iteration: the place for decisions that need the whole trace.
   void Plan(PolicyContext&) override {}
 
-  // Before an op: the place to ask for what later ops need, with context.Prefetch(tensor). The
-  // runtime fetches what is missing then, and the op waits for it. A next step for this policy:
-  // find out here which activation will be needed soon.
+  // Called before an op: the place to ask for inputs of later ops, with context.Prefetch(tensor).
+  // After it the runtime fetches the inputs of this op that are missing, and the op waits for them.
+  // A next step for this policy: find out here which activation will be needed soon.
   void BeforeOp(PolicyContext&, OpId) override {}
 
-  // The op has been issued; on the device it may not have run yet. Verbs may be called all the
-  // same: the runtime lets the device wait where that is needed.
+  // Called when the op has been issued. On the device it may not have run yet. Verbs may be called
+  // all the same: the runtime makes the device wait where it has to.
   void AfterOp(PolicyContext& context, OpId op_id) override {
     const Trace& trace = context.trace();
     const Op& op = trace.op(op_id);
@@ -67,21 +75,22 @@ class @class@ final : public Policy {
       // Is the next op that uses it a backward op? Then forward is done with it.
       const auto next = context.NextUse(input);
       if (!next || trace.op(*next).phase == Phase::kForward) continue;
-      // A verb that says false has changed nothing: here, the pinned host memory is full.
+      // A verb that returns false has changed nothing. Here, false means that the pinned host memory
+      // is full.
       if (context.Offload(input)) context.Release(input);
     }
   }
 
-  // No block of this size is free. Make room with Release or Evict and return true to try again;
-  // false means that the workload does not fit.
+  // Called when no block of this size is free. Make room with Release or Evict and return true to
+  // try again; false means that the workload does not fit.
   bool OnAllocFailure(PolicyContext&, Bytes) override { return false; }
 
  private:
   const Bytes at_least_;
 };
 
-// Each parameter is named, defaulted, documented and read in one expression; this is also what
-// `--policy ./build/@name@.so:help` prints.
+// Each parameter is named, defaulted, documented and read in one expression.
+// `--policy ./build/@name@.so:help` prints the parameters.
 std::unique_ptr<Policy> Make(Params& params) {
   const Bytes at_least =
       params.Size("at_least", Bytes::MiB(1), "the smallest activation to offload");
@@ -111,11 +120,11 @@ find_package(spillway @version@ REQUIRED)
 spillway_add_policy(@name@ @name@.cc)
 )";
 
-// Letters, digits and single hyphens, a letter first: at once a policy's name, a CMake target and
-// a directory.
+// Returns true iff the name consists of lower-case letters, digits and single hyphens and begins
+// with a letter. Such a name is valid for a policy, a CMake target and a directory.
 bool IsValidName(std::string_view name) {
   for (const char* reserved : {"all", "clean", "help", "install", "package", "test"}) {
-    if (name == reserved) return false;  // targets of CMake's own
+    if (name == reserved) return false;  // CMake has targets of these names
   }
   for (size_t i = 0; i < name.size(); ++i) {
     const bool letter = name[i] >= 'a' && name[i] <= 'z';
@@ -126,7 +135,8 @@ bool IsValidName(std::string_view name) {
   return !name.empty();
 }
 
-// "lru" to "LruPolicy": the suffix keeps it apart from the library's own names.
+// Returns the name of the class, "LruPolicy" for "lru". The suffix keeps it apart from the names of
+// the library.
 std::string ClassName(std::string_view name) {
   std::string result;
   bool start = true;
@@ -154,8 +164,8 @@ std::string Fill(std::string_view text, const std::string& name) {
 int Execute(const std::string& name, Session& session) {
   if (!IsValidName(name)) {
     throw UsageError(
-        fmt::format("'{}' is no name for a policy: lower-case letters, digits and "
-                    "single hyphens between them, a letter first, and not a word that CMake "
+        fmt::format("'{}' is not a valid name for a policy: use lower-case letters, digits and "
+                    "single hyphens between them, begin with a letter, and use no word that CMake "
                     "reserves",
                     name));
   }
@@ -172,7 +182,7 @@ int Execute(const std::string& name, Session& session) {
     WriteFile(directory / (name + ".cc"), Fill(kSource, name));
     WriteFile(directory / "CMakeLists.txt", Fill(kBuild, name));
   } catch (...) {
-    fs::remove_all(directory, error);  // made by this call: all or nothing
+    fs::remove_all(directory, error);  // this call created it
     throw;
   }
   const auto prefix = InstallPrefix();
@@ -193,12 +203,11 @@ int Execute(const std::string& name, Session& session) {
 
 }  // namespace
 
-void AddNewPolicy(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddNewPolicy(Command& program, Session& session) {
+  Command& verb = program.Add(
       "new-policy", "Write a commented policy plugin to start from: NAME/NAME.cc and its build");
-  auto name = std::make_shared<std::string>();
-  verb->add_option("name", *name, "Name of the policy and of the new directory")->required();
-  verb->callback([name, &exit_code, &session] { exit_code = Execute(*name, session); });
+  auto& name = verb.Runs(Execute, session);
+  verb.Text("name", name, "Name of the policy and of the new directory").Required();
 }
 
 }  // namespace spillway::cli

@@ -17,17 +17,18 @@
 namespace spillway::cli {
 namespace {
 
-// A file of the manifest, and what became of it now.
+// A file of the manifest with the hash of the file that was made again.
 struct ReplayedOutput {
   const ManifestOutput* recorded;
-  std::optional<std::string> sha256;  // nullopt: it was not made
+  std::optional<std::string> sha256;  // nullopt if it was not made
 
   bool same() const { return sha256 == recorded->sha256; }
 };
 
 Columns<ReplayedOutput> OutputColumns() {
   return {
-      {"option", "", "that asked for it", [](auto& output) { return output.recorded->option; }},
+      {"option", "", "option that asked for the file",
+       [](auto& output) { return output.recorded->option; }},
       {"path", "", "as given", [](auto& output) { return output.recorded->path; }},
       {"sha256", "", "as recorded", [](auto& output) { return output.recorded->sha256; }},
       {"replayed_sha256", "", "as made again", &ReplayedOutput::sha256},
@@ -41,7 +42,7 @@ struct ReplayOptions {
   FormatOption format;
 };
 
-// Throws `InputError` unless the verb is one that makes manifests: replaying must not write files.
+// Throws `InputError` unless the verb of the manifest can be replayed without writing files.
 void CheckVerb(const Manifest& manifest, const std::string& path) {
   const std::string verb = manifest.arguments.empty() ? std::string() : manifest.arguments.front();
   for (const char* valid : {"run", "compare", "limit", "fit", "replay", "reproduce"}) {
@@ -53,7 +54,7 @@ void CheckVerb(const Manifest& manifest, const std::string& path) {
                   path, verb));
 }
 
-// Throws `InputError` that names the first input that is not what it was.
+// Throws an `InputError` that names the first input that has changed.
 void VerifyInputs(const Manifest& manifest) {
   for (const ManifestInput& input : manifest.inputs) {
     const auto now = HashInput(input, manifest.configuration);
@@ -66,7 +67,8 @@ void VerifyInputs(const Manifest& manifest) {
   }
 }
 
-// Writes the files under their own names. Throws `InputError` if two of them have the same.
+// Writes the files into the directory under their names. Throws `InputError` if two names are
+// equal.
 void WriteAgain(const std::vector<OutputFile>& files, const std::filesystem::path& directory,
                 Session& session) {
   const auto name_of = [](const OutputFile& file) {
@@ -84,8 +86,7 @@ void WriteAgain(const std::vector<OutputFile>& files, const std::filesystem::pat
   for (const OutputFile& file : files) WriteFile(directory / name_of(file), file.contents);
 }
 
-int Execute(const ReplayOptions& options, Session& session,
-            const std::function<int(Session&)>& run) {
+int Execute(const ReplayOptions& options, Session& session) {
   const Manifest manifest = ReadManifest(options.manifest);
   CheckVerb(manifest, options.manifest);
   VerifyInputs(manifest);
@@ -96,7 +97,7 @@ int Execute(const ReplayOptions& options, Session& session,
   }
   std::vector<OutputFile> files;
   Session replayed(manifest.arguments, session.interrupts(), &files);
-  const int exit_code = run(replayed);
+  const int exit_code = RunSession(replayed);
   bool same = exit_code == manifest.exit_code;
   if (!same) {
     session.Remark(
@@ -127,23 +128,18 @@ int Execute(const ReplayOptions& options, Session& session,
 
 }  // namespace
 
-void AddReplayRun(CLI::App& app, int& exit_code, Session& session,
-                  std::function<int(Session&)> run) {
-  CLI::App* verb = app.add_subcommand(
+void AddReplayRun(Command& program, Session& session) {
+  Command& verb = program.Add(
       "replay-run",
       "Make an exported result again from its manifest and compare the bytes; exit code 1 if they "
       "differ, 3 if an input has changed");
-  auto options = std::make_shared<ReplayOptions>();
-  verb->add_option("manifest", options->manifest, "FILE.manifest.json, as written beside a result")
-      ->required();
-  verb->add_option(
-          "--output-dir", options->output_dir,
-          "Also write the files that were made again, under their names, to this directory")
-      ->type_name("DIR");
-  options->format.Add(*verb);
-  verb->callback([options, run = std::move(run), &exit_code, &session] {
-    exit_code = Execute(*options, session, run);
-  });
+  auto& options = verb.Runs(Execute, session);
+  verb.Text("manifest", options.manifest, "FILE.manifest.json, as written beside a result")
+      .Required();
+  verb.Text("--output-dir", options.output_dir,
+            "Also write the files that were made again, under their names, to this directory")
+      .Type("DIR");
+  options.format.Add(verb);
 }
 
 }  // namespace spillway::cli

@@ -1,4 +1,4 @@
-// spillway trace build|import|info|validate: trace files.
+// spillway trace build|import|info|validate: makes and checks trace files.
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/output/columns.h"
 #include "experiments/run/catalogue.h"
-#include "experiments/run/scenario.h"
+#include "experiments/run/prepare.h"
 #include "sim/core/report.h"
 #include "traces/base/error.h"
 #include "traces/base/text_stream.h"
@@ -22,7 +22,7 @@
 namespace spillway::cli {
 namespace {
 
-// "gpt2" of "recordings/gpt2.kineto.json.gz".
+// Returns "gpt2" for "recordings/gpt2.kineto.json.gz".
 std::string NetworkOf(const std::filesystem::path& file) {
   const std::string name = file.filename();
   return name.substr(0, name.find('.'));
@@ -45,9 +45,9 @@ Columns<Trace> InfoColumns() {
       {"layers", "1", "of the network", [](auto& trace) { return trace.layers.size(); }},
       {"tensors", "1", "aliases included", [](auto& trace) { return trace.tensors.size(); }},
       {"ops", "1", "of one iteration", [](auto& trace) { return trace.ops.size(); }},
-      {"forward_ops", "1", "of these", ops_in(Phase::kForward)},
-      {"backward_ops", "1", "of these", ops_in(Phase::kBackward)},
-      {"update_ops", "1", "of these", ops_in(Phase::kUpdate)},
+      {"forward_ops", "1", "ops of the forward phase", ops_in(Phase::kForward)},
+      {"backward_ops", "1", "ops of the backward phase", ops_in(Phase::kBackward)},
+      {"update_ops", "1", "ops of the update phase", ops_in(Phase::kUpdate)},
       {"gflops", "1e9", "operations of one iteration",
        [](auto& trace) {
          int64_t flops = 0;
@@ -83,35 +83,36 @@ std::string FormatInfo(const Trace& trace) {
   return text;
 }
 
-void AddBuild(CLI::App& trace, Session& session) {
+void AddBuild(Command& trace, Session& session) {
   struct Options {
-    WorkloadOption workload;
+    Case asked;
     std::string output = "-";
   };
-  CLI::App* verb = trace.add_subcommand("build", "Lower a network and write its trace");
-  auto options = std::make_shared<Options>();
-  options->workload.Add(*verb);
-  verb->add_option("-o,--output", options->output,
-                   "File to write, compressed if it ends in .zst; - for standard output")
-      ->capture_default_str();
-  verb->callback([options, &session] {
-    const Trace built = options->workload.Load();
-    if (options->output == "-") {
+  Command& verb = trace.Add("build", "Lower a network and write its trace");
+  auto& options = verb.Keep<Options>();
+  AddCaseOptions(verb, {"workload"}, options.asked);
+  AddCaseOptions(verb, kLoweringKeys, options.asked);
+  verb.Text("-o,--output", options.output,
+            "File to write, compressed if it ends in .zst; - for standard output");
+  verb.Runs([&options, &session] {
+    const Trace built = LoadTrace(options.asked);
+    if (options.output == "-") {
       fmt::print("{}", FormatTrace(built));
     } else {
       const auto guard = session.interrupts().Hold();
-      WriteTrace(built, options->output);
+      WriteTrace(built, options.output);
     }
+    return kOk;
   });
 }
 
-// What came of an import, and how it runs as it was recorded.
+// An imported trace with a simulation of it under the policy as-recorded.
 struct ImportRow {
   Trace trace;
   ImportReport report;
   std::optional<SnapshotPeaks> snapshot;
-  Metrics as_recorded;  // with the profiler's times of the host
-  Duration plain;       // an iteration without them
+  Metrics as_recorded;  // with the host times of the profiler
+  Duration plain;       // an iteration with the host times without the profiler
 };
 
 Columns<ImportRow> ImportColumns() {
@@ -123,7 +124,7 @@ Columns<ImportRow> ImportColumns() {
   };
   return {
       {"workload", "", "network and batch", [](auto& row) { return row.trace.name; }},
-      {"gpu", "", "that it was recorded on",
+      {"gpu", "", "GPU of the recording",
        [=](auto& row) {
          const std::string& gpu = recording(row).device;
          return gpu.empty() ? std::nullopt : std::optional(gpu);
@@ -135,23 +136,24 @@ Columns<ImportRow> ImportColumns() {
       {"saved_tensors", "1", "storages of forward that backward reads",
        [](auto& row) { return row.report.saved; }},
       {"operators", "1", "in the profile", [](auto& row) { return row.report.operators; }},
-      {"joined_operators", "1", "of these, in the execution trace too",
+      {"joined_operators", "1", "operators that the execution trace has, too",
        [](auto& row) { return row.report.joined; }},
-      {"broken_nodes", "1", "of the execution trace, left out",
+      {"broken_nodes", "1", "nodes of the execution trace that are left out",
        [](auto& row) { return row.report.broken_nodes; }},
-      {"broken_events", "1", "of the profile, left out",
+      {"broken_events", "1", "events of the profile that are left out",
        [](auto& row) { return row.report.broken_events; }},
       {"kernels_ms", "ms", "the times of all kernels and copies on the GPU",
        [](auto& row) { return row.report.kernels; }},
-      {"unjoined_ms", "ms", "of these, of no operator",
+      {"unjoined_ms", "ms", "times of kernels and copies that belong to no operator",
        [](auto& row) { return row.report.unjoined; }},
       {"recorded_step_ms", "ms", "the step under the profiler",
        [=](auto& row) { return known(recording(row).step); }},
-      {"iteration_ms", "ms", "the same, simulated with the recorded times of the host",
+      {"iteration_ms", "ms", "the step, simulated with the recorded host times",
        [](auto& row) { return row.as_recorded.iteration; }},
       {"recorded_plain_step_ms", "ms", "the step without the profiler",
        [=](auto& row) { return known(recording(row).plain_step); }},
-      {"plain_iteration_ms", "ms", "the same, simulated", [](auto& row) { return row.plain; }},
+      {"plain_iteration_ms", "ms", "the step without the profiler, simulated",
+       [](auto& row) { return row.plain; }},
       {"recorded_peak_allocated_bytes", "B",
        "the most that PyTorch's allocator gave out in the step",
        [](auto& row) { return row.report.peak_allocated; }},
@@ -160,16 +162,17 @@ Columns<ImportRow> ImportColumns() {
          if (!row.snapshot) return std::nullopt;
          return row.snapshot->last_requested;
        }},
-      {"peak_requested_bytes", "B", "the same, simulated under as-recorded",
+      {"peak_requested_bytes", "B", "the most requested, simulated under as-recorded",
        [](auto& row) { return row.as_recorded.peak_requested; }},
       {"recorded_peak_reserved_bytes", "B",
        "the most that PyTorch's allocator held, in the snapshot's first steps too",
        [=](auto& row) { return recording(row).reserved; }},
-      {"unused_bytes", "B", "held all the time and used by no operator",
+      {"unused_bytes", "B", "memory that is held all the time and used by no operator",
        [](auto& row) { return row.report.unnamed_before; }},
-      {"unnamed_bytes", "B", "given out in the step, held over ops, and of no tensor known",
+      {"unnamed_bytes", "B",
+       "memory given out in the step and held over ops, but of no known tensor",
        [](auto& row) { return row.report.unnamed; }},
-      {"unplaced_bytes", "B", "of tensors for which no memory was seen to be given out",
+      {"unplaced_bytes", "B", "memory of tensors whose allocation was not recorded",
        [](auto& row) { return row.report.unplaced; }},
   };
 }
@@ -185,28 +188,28 @@ std::string FormatImport(const ImportRow& row) {
   return text;
 }
 
-// Predicted on the device that it was recorded on if that is known, else on the default.
-ImportRow RunAsRecorded(ImportedStep step, const MachineText& machine,
-                        std::optional<SnapshotPeaks> snapshot) {
+// Simulates the step on the machine with both kinds of host times.
+ImportRow RunAsRecorded(ImportedStep step, Case asked, std::optional<SnapshotPeaks> snapshot) {
+  asked.policy = "as-recorded";
   ImportRow row{std::move(step.trace), step.report, snapshot, {}, {}};
   const auto run = [&](HostTimes host) {
-    const Scenario scenario(WithHostTimes(row.trace, host), machine);
-    return scenario.Play("as-recorded").report.metrics;
+    const Inputs inputs(asked, std::make_shared<const Trace>(WithHostTimes(row.trace, host)));
+    return RunCase(asked, inputs).report.metrics;
   };
   row.as_recorded = run(HostTimes::kRecorded);
   row.plain = run(HostTimes::kPlain).iteration;
   return row;
 }
 
-void AddImport(CLI::App& trace, Session& session) {
+void AddImport(Command& trace, Session& session) {
   struct Options {
     std::string manifest, kineto, execution_trace, snapshot, network, step, output;
     int64_t batch = 0;
     FormatOption format;
   };
-  CLI::App* verb = trace.add_subcommand(
-      "import", "Make a trace of a training step that PyTorch's profiler recorded");
-  verb->footer(
+  Command& verb =
+      trace.Add("import", "Make a trace of a training step that PyTorch's profiler recorded");
+  verb.footer =
       "The files are those of torch.profiler (profile_memory=True, record_shapes=True) and of its\n"
       "ExecutionTraceObserver for one and the same step; scripts/record_pytorch.py makes them, "
       "with a\n"
@@ -214,39 +217,38 @@ void AddImport(CLI::App& trace, Session& session) {
       "  spillway trace import gpt2.manifest.json -o gpt2.json.zst\n"
       "  spillway trace import --kineto gpt2.kineto.json.gz --execution-trace gpt2.et.json.gz \\\n"
       "    --batch 4 -o gpt2.json.zst\n"
-      "  spillway compare gpt2.json.zst --memory 4GiB");
-  auto options = std::make_shared<Options>();
-  verb->add_option("manifest", options->manifest, "Manifest of scripts/record_pytorch.py")
-      ->type_name("FILE");
-  AddFile(*verb, "--kineto", options->kineto, "Trace of torch.profiler");
-  AddFile(*verb, "--execution-trace", options->execution_trace, "Execution trace of the same step");
-  AddFile(*verb, "--snapshot", options->snapshot,
-          "Memory snapshot of the same program, whose peaks are set beside the trace's");
-  verb->add_option("--network", options->network, "Name of the network; default: of the file");
-  verb->add_option("--batch", options->batch, "Samples of a step; default: the manifest's, or 1")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  verb->add_option("--step-time", options->step,
-                   "Time of a step without the profiler (52.05ms); default: the manifest's");
-  verb->add_option("-o,--output", options->output, "Trace to write, compressed if it ends in .zst")
-      ->required();
-  options->format.Add(*verb);
-  verb->callback([options, &session] {
+      "  spillway compare gpt2.json.zst --memory 4GiB";
+  auto& options = verb.Keep<Options>();
+  verb.File("manifest", options.manifest, "Manifest of scripts/record_pytorch.py");
+  verb.File("--kineto", options.kineto, "Trace of torch.profiler");
+  verb.File("--execution-trace", options.execution_trace, "Execution trace of the same step");
+  verb.File("--snapshot", options.snapshot,
+            "Memory snapshot of the same program, whose peaks are set beside the trace's");
+  verb.Text("--network", options.network, "Name of the network; default: the file's");
+  verb.Number("--batch", options.batch, {1, int64_t{1} << 40},
+              "Samples of a step; default: the manifest's, or 1");
+  verb.Text("--step-time", options.step,
+            "Time of a step without the profiler (52.05ms); default: the manifest's");
+  verb.Text("-o,--output", options.output, "Trace to write, compressed if it ends in .zst")
+      .Required();
+  options.format.Add(verb);
+  verb.Runs([&options, &session] {
     PyTorchRecording files;
-    if (!options->manifest.empty()) files = ReadRecordingManifest(options->manifest);
-    if (!options->kineto.empty()) files.kineto = options->kineto;
-    if (!options->execution_trace.empty()) files.execution_trace = options->execution_trace;
-    if (!options->snapshot.empty()) files.snapshot = options->snapshot;
-    if (options->batch > 0) files.batch = options->batch;
-    if (!options->step.empty()) files.plain_step = ParseDuration(options->step);
+    if (!options.manifest.empty()) files = ReadRecordingManifest(options.manifest);
+    if (!options.kineto.empty()) files.kineto = options.kineto;
+    if (!options.execution_trace.empty()) files.execution_trace = options.execution_trace;
+    if (!options.snapshot.empty()) files.snapshot = options.snapshot;
+    if (options.batch > 0) files.batch = options.batch;
+    if (!options.step.empty()) files.plain_step = ParseDuration(options.step);
     if (files.kineto.empty() || files.execution_trace.empty()) {
       throw UsageError(
-          "trace import: give a manifest, or both --kineto and --execution-trace: the one knows "
-          "kernels and memory, the other operands");
+          "trace import: give a manifest, or both --kineto, for kernels and memory, and "
+          "--execution-trace, for operands");
     }
     ImportOptions import;
-    import.network = !options->network.empty() ? options->network
-                     : !files.name.empty()     ? files.name
-                                               : NetworkOf(files.kineto);
+    import.network = !options.network.empty() ? options.network
+                     : !files.name.empty()    ? files.name
+                                              : NetworkOf(files.kineto);
     import.batch = files.batch;
     import.framework = files.framework;
     import.plain_step = files.plain_step;
@@ -266,55 +268,56 @@ void AddImport(CLI::App& trace, Session& session) {
       Bytes& reserved = step.trace.recording->reserved;
       reserved = std::max(reserved, snapshot->reserved);
     }
-    MachineText machine;
-    if (const auto device = DeviceOf(step.trace.recording->device)) machine.device = device->name;
-    const ImportRow row = RunAsRecorded(std::move(step), machine, snapshot);
+    Case asked;
+    if (const auto device = DeviceOf(step.trace.recording->device)) asked.device = device->name;
+    const ImportRow row = RunAsRecorded(std::move(step), asked, snapshot);
     const auto guard = session.interrupts().Hold();
-    WriteTrace(row.trace, options->output);
-    session.Print(FormatAs(options->format.format(), ImportColumns(), {&row, 1},
+    WriteTrace(row.trace, options.output);
+    session.Print(FormatAs(options.format.format(), ImportColumns(), {&row, 1},
                            "spillway.trace-import/v1", [&] { return FormatImport(row); }));
+    return kOk;
   });
 }
 
-void AddInfo(CLI::App& trace, Session& session) {
+void AddInfo(Command& trace, Session& session) {
   struct Options {
-    WorkloadOption workload;
+    Case asked;
     FormatOption format;
   };
-  CLI::App* verb = trace.add_subcommand("info", "Count tensors, ops, bytes and operations");
-  auto options = std::make_shared<Options>();
-  options->workload.Add(*verb);
-  options->format.Add(*verb);
-  verb->callback([options, &session] {
-    const Trace loaded = options->workload.Load();
-    session.Print(FormatAs(options->format.format(), InfoColumns(), {&loaded, 1},
-                           "spillway.trace-info/v1", [&] { return FormatInfo(loaded); }));
+  Command& verb = trace.Add("info", "Count tensors, ops, bytes and operations");
+  auto& options = verb.Keep<Options>();
+  AddCaseOptions(verb, {"workload"}, options.asked);
+  AddCaseOptions(verb, kLoweringKeys, options.asked);
+  options.format.Add(verb);
+  verb.Runs([&options, &session] {
+    const Trace loaded = LoadTrace(options.asked);
+    return session.Finish(FormatAs(options.format.format(), InfoColumns(), {&loaded, 1},
+                                   "spillway.trace-info/v1", [&] { return FormatInfo(loaded); }),
+                          kOk);
   });
 }
 
-void AddValidate(CLI::App& trace) {
-  CLI::App* verb =
-      trace.add_subcommand("validate", "Check trace files; exit code 3 at the first bad one");
-  auto paths = std::make_shared<std::vector<std::string>>();
-  verb->add_option("files", *paths, "Trace files")->required();
-  verb->callback([paths] {
-    for (const std::string& path : *paths) {
+void AddValidate(Command& trace) {
+  Command& verb = trace.Add("validate", "Check trace files; exit code 3 at the first bad one");
+  auto& paths = verb.Keep<std::vector<std::string>>();
+  verb.Texts("files", paths, "Trace files").Required();
+  verb.Runs([&paths] {
+    for (const std::string& path : paths) {
       const Trace valid = ReadTrace(path);
       fmt::print("{}: ok, {} tensors, {} ops\n", path, valid.tensors.size(), valid.ops.size());
     }
+    return kOk;
   });
 }
 
 }  // namespace
 
-void AddTrace(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand("trace", "Build, import, inspect and validate trace files");
-  verb->require_subcommand(1);
-  AddBuild(*verb, session);
-  AddImport(*verb, session);
-  AddInfo(*verb, session);
-  AddValidate(*verb);
-  verb->callback([&exit_code] { exit_code = kOk; });
+void AddTrace(Command& program, Session& session) {
+  Command& verb = program.Add("trace", "Build, import, inspect and validate trace files");
+  AddBuild(verb, session);
+  AddImport(verb, session);
+  AddInfo(verb, session);
+  AddValidate(verb);
 }
 
 }  // namespace spillway::cli

@@ -19,7 +19,8 @@ bool IsTaken(PlacementKind kind) {
   return kind == PlacementKind::kAllocate || kind == PlacementKind::kEnter;
 }
 
-// When a storage that left at an op had a block again, from its placements on the device.
+// Returns the op at which a storage that left at the op `left` had a block again, or nullopt if it
+// did not return. `placements` are its placements on the device.
 std::optional<OpId> FindReturn(std::span<const Placement* const> placements, OpId left) {
   for (size_t i = 0; i + 1 < placements.size(); ++i) {
     const bool leaves = !IsTaken(placements[i]->kind) && placements[i]->op == left;
@@ -28,7 +29,7 @@ std::optional<OpId> FindReturn(std::span<const Placement* const> placements, OpI
   return std::nullopt;
 }
 
-// In the order in which they leave, with nothing that took time.
+// Returns the absences in the order in which the storages leave. Their times are not set.
 std::vector<Absence> FindAbsences(const Trace& trace, const Report& report,
                                   const Liveness& liveness) {
   std::map<TensorId, std::vector<const Placement*>> placements;
@@ -52,7 +53,7 @@ std::vector<Absence> FindAbsences(const Trace& trace, const Report& report,
       if (decision.verb == Verb::kFetch) absence.way = WayBack::kFetch;
     } else if (leaves) {
       const std::optional<OpId> returned = FindReturn(placements[id], decision.op);
-      if (!returned) continue;  // what was written back for the next iteration
+      if (!returned) continue;  // the storage was written back for the next iteration
       known.emplace(id, absences.size());
       const auto uses = liveness.Uses(id);
       const auto next = std::ranges::lower_bound(uses, *returned);

@@ -1,8 +1,8 @@
-// Says of each storage that leaves the device why: how long it is gone, how it comes back, and what
-// the iteration would be if it alone had stayed.
+// Explains each absence of a storage from the device: when it leaves and returns, how it comes
+// back, and how long the iteration would take if only this storage stayed.
 //
-// That a storage is gone follows from the report's logs, whoever decided it. What it is good for
-// does not: keeping it may cost nothing, or push out others. So it is simulated.
+// The absences follow from the report's logs, for every policy. Their benefit does not: keeping a
+// storage may cost nothing, or may push out other storages. So the run that keeps it is simulated.
 
 #ifndef SPILLWAY_EXPERIMENTS_OUTPUT_ABSENCE_H_
 #define SPILLWAY_EXPERIMENTS_OUTPUT_ABSENCE_H_
@@ -19,39 +19,43 @@
 
 namespace spillway {
 
+// The way in which a storage comes back to the device.
 enum class WayBack : uint8_t {
-  kPrefetch,  // a copy, as the policy asked for
-  kFetch,     // a copy, when an op needed it
-  kRebuild,   // ops ran again
+  kPrefetch,  // by a copy that the policy asked for
+  kFetch,     // by a copy that the runtime made when an op needed the storage
+  kRebuild,   // by ops that ran again
 };
 std::string_view Name(WayBack way);
 
+// A storage that leaves the device and comes back during the iteration.
 struct Absence {
   TensorId storage{};
   Bytes size;
-  int64_t times = 0;  // that it left
+  int64_t times = 0;  // number of times that the storage left
   OpId left{};        // the op at which it left first
-  OpId returned{};    // at which it had a block again
+  OpId returned{};    // the op at which it had a block again after leaving first
   WayBack way = WayBack::kRebuild;
-  OpId needed{};                    // its first use of the trace from then on
-  std::optional<OpId> copied = {};  // at which its first copy out was issued; nullopt: none was
-  Duration copy_time = {};          // of its copies, in both directions
-  Duration rebuild_time = {};       // of the ops that have written it again
-  bool simulated = false;           // whether the next is known
-  std::optional<Duration> if_kept = {};  // the iteration; nullopt: it does not fit so
+  OpId needed{};                         // the first op from `returned` on that uses it
+  std::optional<OpId> copied = {};       // the op at which its first copy out was issued, if any
+  Duration copy_time = {};               // total time of its copies, in both directions
+  Duration rebuild_time = {};            // total time of the ops that wrote it again
+  bool simulated = false;                // true if `if_kept` is known
+  std::optional<Duration> if_kept = {};  // iteration if it stays; nullopt: the run does not fit
 };
 
-// The storages that leave and come back, the largest first; of equal ones in the order in which
-// they leave. With one of the first `limit` kept the run is tried out by `simulate`. REQUIRES: the
-// logs are complete (`report.fits()`) and belong to `trace`.
+// Returns the storages that leave and come back, the largest first. Storages of equal size are in
+// the order in which they leave. For each of the first `limit` storages, `simulate` predicts the
+// iteration if that storage stays. REQUIRES: the logs are complete (`report.fits()`) and belong to
+// `trace`.
 std::vector<Absence> ExplainAbsences(const Trace& trace, const Report& report,
                                      const RemedyTrial& simulate = {}, size_t limit = 0);
 
-// The first `limit` for people, and a line on the others; empty if there is none.
+// Returns the first `limit` absences as a table for people, with a line that counts the other
+// absences. Returns an empty text if there are no absences.
 std::string FormatAbsences(const Trace& trace, const Report& report,
                            const std::vector<Absence>& absences, size_t limit);
 
-// Of the rows in JSON. Trace and report outlive them.
+// Returns the columns of absences in JSON. REQUIRES: trace and report outlive the columns.
 Columns<Absence> AbsenceColumns(const Trace& trace, const Report& report);
 
 }  // namespace spillway

@@ -20,16 +20,17 @@ namespace {
 
 constexpr int kProcess = 1;
 
-// Streams are numbered from 1: Perfetto takes thread 0 for the idle thread.
+// Returns the thread of a stream, counted from 1 because Perfetto takes thread 0 for the idle
+// thread.
 int Thread(Stream stream) { return static_cast<int>(Index(stream)) + 1; }
 
-// "12.345678": microseconds, exact.
+// Returns the exact number of microseconds: "12.345678".
 std::string Microseconds(Duration time) {
   const int64_t picoseconds = time.picoseconds();
   return fmt::format("{}.{:06}", picoseconds / 1'000'000, picoseconds % 1'000'000);
 }
 
-// One event, with what it is sorted by: time, then the order in which it was added.
+// An event. Events are sorted by time; events at the same time stay in the order of their addition.
 struct Record {
   Duration time;
   std::string text;  // a JSON object on one line
@@ -77,7 +78,7 @@ class Writer {
     }
   }
 
-  // An event with the fields that all kinds share; `fill` adds the others.
+  // Adds an event with the fields that all kinds of events share. `fill` adds the other fields.
   template <typename Fill>
   void Add(const char* phase, std::string_view category, std::string_view name, Duration time,
            std::optional<Stream> stream, Fill fill) {
@@ -130,8 +131,9 @@ class Writer {
     }
   }
 
-  // "fwd: winograd, ..." of the next kernel in issue order: its runs are logged before it, slot by
-  // slot, until each slot has had the whole batch.
+  // Returns the algorithms of the next kernel in issue order: "fwd: winograd, ...". Its decisions
+  // from index `next` on name one slot after the other, until each slot has run the whole batch.
+  // Moves `next` past them.
   std::string Algorithms(OpId id, size_t& next) const {
     const Op& op = trace_.op(id);
     std::string text;
@@ -156,7 +158,7 @@ class Writer {
   }
 
   void AddFlows() {
-    std::map<TensorId, size_t> offloads;  // the newest of each tensor, by its index
+    std::map<TensorId, size_t> offloads;  // index of the latest offload of each tensor
     std::map<TensorId, size_t> arrivals;  // copies to the device that no kernel has read yet
     for (size_t i = 0; i < report_.timeline.size(); ++i) {
       const TimelineEntry& entry = report_.timeline[i];
@@ -177,7 +179,8 @@ class Writer {
     }
   }
 
-  // Each end lies at the start of its slice: a time that no other slice of the track covers.
+  // Adds a flow between two commands. Each end is at the start of its command, a time that no other
+  // command of the stream covers.
   void AddFlow(std::string_view name, size_t from, size_t to) {
     const int64_t id = ++flows_;
     const auto end = [&](const char* phase, const TimelineEntry& entry) {

@@ -1,11 +1,11 @@
-// A simulated iteration as a trace file of the Chrome/Perfetto JSON format, to look at in
+// Writes a simulated iteration as a trace file in the Chrome/Perfetto JSON format, for
 // ui.perfetto.dev.
 //
-// One process is the machine; one thread is a stream (compute, h2d, d2h), whose commands never
-// overlap. Kernels and copies are complete events ("X") with their details as arguments; memory is
-// drawn by counters ("C") at the times of `MemoryTimeline`; flows ("s", "f") lead from an offload
-// to each copy that brings the tensor back, and from that copy to the kernel that reads it. Times
-// are microseconds with six decimals: exact picoseconds.
+// The process is the machine. Each thread is a stream (compute, h2d, d2h), whose commands never
+// overlap. Kernels and copies are complete events ("X") with their details as arguments. Counters
+// ("C") show the memory at the times of `MemoryTimeline`. Flows ("s", "f") lead from an offload to
+// each copy that brings the tensor back, and from that copy to the kernel that reads the tensor.
+// Times are microseconds with six decimals, which are exact picoseconds.
 
 #ifndef SPILLWAY_EXPERIMENTS_OUTPUT_CHROME_TRACE_H_
 #define SPILLWAY_EXPERIMENTS_OUTPUT_CHROME_TRACE_H_
@@ -19,10 +19,10 @@
 
 namespace spillway {
 
-// What the file says about its origin.
+// The origin of a trace file, which the file names.
 struct ChromeTraceOrigin {
   std::string machine;  // names the process: "NVIDIA H200, PCIe 5 x16 (simulated)"
-  std::string version;  // this and what follows goes to "otherData"
+  std::string version;  // goes to "otherData", with all fields below
   std::string workload;
   std::string policy;
   std::string device;
@@ -31,12 +31,13 @@ struct ChromeTraceOrigin {
   std::string run_sha256;
 };
 
-// The document. The same report gives the same bytes. `cost` is the model that the run used; it
-// names the algorithms. REQUIRES: the logs are complete (`report.fits()`) and belong to `trace`.
+// Returns the trace file. Equal reports give equal bytes. `cost` is the model that the run used,
+// which names the algorithms. REQUIRES: the logs are complete (`report.fits()`) and belong to
+// `trace`.
 std::string FormatChromeTrace(const Trace& trace, const Report& report, const CostModel& cost,
                               const ChromeTraceOrigin& origin);
 
-// "h2d (copies to the device)".
+// Returns a name of the stream for people: "h2d (copies to the device)".
 std::string StreamName(Stream stream, const Report& report);
 
 }  // namespace spillway

@@ -67,7 +67,7 @@ std::string FormatTable(std::vector<std::vector<std::string>> cells, size_t widt
         continue;
       }
       if (!dashes) {
-        used = width;  // nothing behind it
+        used = width;  // no later column fits
         ++left_out;
       }
       for (auto& row : cells) row.erase(row.begin() + static_cast<std::ptrdiff_t>(i));

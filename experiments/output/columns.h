@@ -1,9 +1,11 @@
-// Results as rows of columns. One table per kind of result says of each column what it is called,
-// what it means and how to get it from an item; rows in CSV, JSON and tables for people, and the
-// list of columns, are made from that table.
+// Writes results as rows of columns.
 //
-// The names of the columns are part of the program's interface: flag, TOML key and column share one
-// name each. JSON carries a schema version; CSV follows RFC 4180.
+// Each kind of result has one table of columns. The table gives the name of each column, its
+// meaning, and a function that gets its value from an item. CSV, JSON, tables for people and the
+// list of columns are made from that table.
+//
+// The names of the columns are part of the program's interface: a flag, its TOML key and its column
+// have the same name. JSON has a schema version; CSV follows RFC 4180.
 
 #ifndef SPILLWAY_EXPERIMENTS_OUTPUT_COLUMNS_H_
 #define SPILLWAY_EXPERIMENTS_OUTPUT_COLUMNS_H_
@@ -28,16 +30,17 @@ namespace spillway {
 
 enum class Format : uint8_t { kTable, kCsv, kJson };
 
-// A value that only documents have, on one line: CSV and tables leave its column out.
+// A JSON value on one line, which only JSON documents show. CSV leaves its column out.
 struct Nested {
   std::string json;
   bool operator==(const Nested&) const = default;
 };
 
-// One value of a row. Absent ones print as an empty CSV field, null in JSON and a dash in tables.
+// One value of a row. An absent value (`std::monostate`) is an empty field in CSV, null in JSON and
+// a dash in tables.
 using Value = std::variant<std::monostate, int64_t, double, bool, std::string, Nested>;
 
-// Durations are milliseconds.
+// Converts a value. Durations become milliseconds, sizes become bytes.
 template <typename T>
 Value ToValue(const T& value) {
   if constexpr (std::same_as<T, Bytes>) {
@@ -59,7 +62,7 @@ Value ToValue(const std::optional<T>& value) {
   return value ? ToValue(*value) : Value();
 }
 
-// Values that only some items have.
+// Returns the value if `known` is true; otherwise nullopt.
 template <typename T>
 std::optional<T> When(bool known, const T& value) {
   return known ? std::optional<T>(value) : std::nullopt;
@@ -71,7 +74,7 @@ inline std::optional<Bytes> IfLimited(Bytes memory) {
   return When(memory != Bytes::Unlimited(), memory);
 }
 
-// The JSON type of such values: "integer", "number or null".
+// Returns the JSON type of the values of a column: "integer", "number or null".
 template <typename T>
 std::string TypeOf(std::type_identity<T>) {
   if constexpr (std::convertible_to<T, std::string_view>) {
@@ -86,9 +89,11 @@ std::string TypeOf(std::type_identity<std::optional<T>>) {
   return TypeOf(std::type_identity<T>()) + " or null";
 }
 
+// One column of a table whose items are of type T.
 template <typename T>
 struct Column {
-  // `get_from(item)` is a number, truth, text, `Bytes`, `Duration` or `Nested`, or an optional one.
+  // `get_from(item)` returns a number, bool, text, `Bytes`, `Duration` or `Nested`, or a
+  // `std::optional` with one of them.
   template <typename Get>
   Column(std::string name_of, std::string_view unit_of, std::string_view help_on, Get get_from,
          std::string_view header_of = {}, int digits_of = 0)
@@ -103,16 +108,16 @@ struct Column {
   bool IsIn(const T& item) const { return !present || present(item); }
 
   std::string name;
-  std::string_view unit;  // "ms", "B"; "1" for ratios and counts; empty for what is no number
+  std::string_view unit;  // "ms", "B"; "1" for ratios and counts; empty unless values are numbers
   std::string_view help;
   std::string type;
   std::function<Value(const T&)> get;
-  std::string_view header;                     // in a table for people
-  int digits;                                  // there, of numbers, behind the point
-  std::function<bool(const T&)> present = {};  // empty: in all rows
+  std::string_view header;                     // header in tables for people
+  int digits;                                  // number of decimals in tables for people
+  std::function<bool(const T&)> present = {};  // empty: every row has the column
 };
 
-// The table of the columns of a `T`.
+// The columns of all values of a `T`.
 template <typename T>
 using Columns = std::vector<Column<T>>;
 
@@ -121,15 +126,16 @@ using Items = std::type_identity_t<std::span<const T>>;
 
 void PutValue(JsonWriter& json, const Value& value);
 void AppendCsv(std::string& line, const Value& value);
-// The cell of a table: a number of bytes in GiB.
+// Returns the text of a table's cell. Values with the unit "B" are shown in GiB.
 std::string FormatCell(const Value& value, std::string_view unit, int digits);
 
-// Cells in aligned columns; the first row is the header. Numbers are aligned to the right. With a
-// width, columns of dashes alone are left out, then those to the right that do not fit, and a last
-// line says how many.
+// Returns a table with aligned columns, whose first row is the header. Columns of numbers are
+// aligned to the right. A `width` above 0 limits the table to as many characters: columns that have
+// only dashes are left out, then the columns from the first that does not fit on. The last line
+// counts the columns that did not fit.
 std::string FormatTable(std::vector<std::vector<std::string>> cells, size_t width = 0);
 
-// The item as one object.
+// Writes an item as a JSON object.
 template <typename T>
 void PutRow(JsonWriter& json, const Columns<T>& columns, const std::type_identity_t<T>& item) {
   json.BeginObject();
@@ -139,7 +145,7 @@ void PutRow(JsonWriter& json, const Columns<T>& columns, const std::type_identit
   json.EndObject();
 }
 
-// An array of them.
+// Writes items as a JSON array of objects.
 template <typename T>
 void PutRows(JsonWriter& json, const Columns<T>& columns, Items<T> items) {
   json.BeginArray();
@@ -147,6 +153,7 @@ void PutRows(JsonWriter& json, const Columns<T>& columns, Items<T> items) {
   json.EndArray();
 }
 
+// Returns the items as a value of a column in another table.
 template <typename T>
 Nested NestRows(const Columns<T>& columns, Items<T> items) {
   JsonWriter json(0);
@@ -156,7 +163,7 @@ Nested NestRows(const Columns<T>& columns, Items<T> items) {
   return rows;
 }
 
-// {"schema": schema, "rows": [...]}
+// Returns the JSON document {"schema": schema, "rows": [...]}.
 template <typename T>
 std::string FormatJson(const Columns<T>& columns, Items<T> items, std::string_view schema) {
   JsonWriter json(3);
@@ -165,8 +172,8 @@ std::string FormatJson(const Columns<T>& columns, Items<T> items, std::string_vi
   return json.EndObject().Take();
 }
 
-// A header and a line for each item; nothing where there are none. The first says which columns
-// there are.
+// Returns a CSV document with a header and a line for each item, or an empty text if there are no
+// items. The first item decides which columns the document has.
 template <typename T>
 std::string FormatCsv(const Columns<T>& columns, Items<T> items) {
   std::string text;
@@ -187,7 +194,7 @@ std::string FormatCsv(const Columns<T>& columns, Items<T> items) {
   return text;
 }
 
-// For people: the columns named, in that order.
+// Returns a table for people with the columns called `names`, in that order.
 template <typename T>
 std::string FormatTable(const Columns<T>& columns, std::span<const std::string_view> names,
                         Items<T> items, size_t width = 0) {
@@ -204,7 +211,7 @@ std::string FormatTable(const Columns<T>& columns, std::span<const std::string_v
   return FormatTable(std::move(cells), width);
 }
 
-// The items in the format asked for; `table()` is the text for people.
+// Returns the items in the format asked for. `table()` makes the text for people.
 template <typename T, typename Table>
 std::string FormatAs(Format format, const Columns<T>& columns, Items<T> items,
                      std::string_view schema, const Table& table) {

@@ -71,7 +71,7 @@ KernelRecords ParseKernelRecords(std::string_view text, const std::string& origi
   json.ReadHeader(kFormat, kVersion);
   KernelRecords records;
   std::string current;  // the op whose parts are being read
-  bool again = false;   // it has been read before: run again
+  bool again = false;   // true if `current` ran before: its kernels are already in `records`
   const auto read_decision = [&](JsonValue value) {
     std::string op, verb;
     KernelRecord record;
@@ -87,7 +87,7 @@ KernelRecords ParseKernelRecords(std::string_view text, const std::string& origi
       return;
     }
     if (record.slot.empty() || record.algorithm.empty() || record.batch == 0) {
-      json.Fail("a run needs slot, algorithm and batch");
+      json.Fail("a decision with the verb run needs slot, algorithm and batch");
     }
     if (op != current) again = records.contains(op);
     current = op;

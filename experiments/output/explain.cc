@@ -26,17 +26,18 @@ StallCause CauseOf(WaitCause cause) {
   }
 }
 
-// Three significant digits, or the whole part where it is longer.
+// Returns a rate in GB/s with three significant digits, or as a whole number from 1000 GB/s on.
 std::string FormatRate(Bandwidth rate) {
   const double gigabytes = static_cast<double>(rate.bytes_per_second) / 1e9;
   return gigabytes < 999.5 ? fmt::format("{:.3g} GB/s", gigabytes)
                            : fmt::format("{:.0f} GB/s", gigabytes);
 }
 
-// No link is as fast.
+// A rate that no link reaches.
 constexpr Bandwidth kLinkLimit{1'000'000'000'000'000};
 
-// The rate that moves `size` in `time`, rounded up, at most `kLinkLimit`. REQUIRES: time > 0.
+// Returns the rate that moves `size` in `time`, rounded up, at most `kLinkLimit`. REQUIRES: time >
+// 0.
 Bandwidth RateOf(Bytes size, Duration time) {
   const Int128 numerator = Int128{size.count()} * 1'000'000'000'000;
   const Int128 rate = (numerator + time.picoseconds() - 1) / time.picoseconds();
@@ -49,7 +50,7 @@ Bytes Overlap(const Block& a, const Block& b) {
 
 class Explainer {
  public:
-  // With `suggests` it also says what might remove each stall.
+  // If `suggests` is true, each stall gets the remedies that might remove it.
   Explainer(const Trace& trace, const Report& report, bool suggests)
       : trace_(trace),
         report_(report),
@@ -87,7 +88,7 @@ class Explainer {
   const std::string& TensorName(size_t copy) const { return trace_.tensor(At(copy).tensor).name; }
   const std::string& OpName(size_t command) const { return trace_.op(At(command).op).name; }
 
-  // Keeps `live_` at the device blocks of tensors when command `i` is issued.
+  // Updates `live_` to the device blocks of tensors at the time when command `i` is issued.
   void FollowPlacements(size_t i) {
     for (; next_placement_ < report_.placements.size() &&
            report_.placements[next_placement_].commands <= i;
@@ -104,8 +105,8 @@ class Explainer {
     }
   }
 
-  // The wait before kernel `i`. Of causes that ended together the first in the order launch, waits
-  // as logged counts, as in `ComputeMetrics`.
+  // Adds the wait before kernel `i`. Among causes that ended at the same time the first one counts.
+  // The launch comes before the logged waits in that order, as in `ComputeMetrics`.
   void ExplainKernel(size_t i, Duration idle_from) {
     const TimelineEntry& entry = At(i);
     StallExplanation stall;
@@ -195,7 +196,7 @@ class Explainer {
     }
   }
 
-  // The command before `i` on its stream.
+  // Returns the command before command `i` on its stream; nullopt if `i` is the first.
   std::optional<size_t> Predecessor(size_t i) const {
     const Event event = At(i).event;
     if (event.sequence < 2) return std::nullopt;
@@ -228,7 +229,7 @@ class Explainer {
     return Duration();
   }
 
-  // The kernel that runs, or ran last, at `time`.
+  // Returns the last kernel that started at or before `time`; nullopt if none did.
   std::optional<size_t> KernelAt(Duration time) const {
     const auto& kernels = by_stream_[Index(Stream::kCompute)];
     const auto after =
@@ -272,7 +273,8 @@ class Explainer {
             fmt::format("with {} more device memory, as much as {}", FormatBytes(memory), use));
   }
 
-  // Bytes of what kernel `i` writes, workspace included, that lie in `range`.
+  // Returns the total size of the blocks that kernel `i` writes and that overlap `range`, including
+  // its workspace.
   Bytes BytesInTheWay(size_t i, const Block& range) const {
     const TimelineEntry& kernel = At(i);
     Bytes bytes = kernel.size > Bytes(0) && Overlap(kernel.device, range) > Bytes(0)
@@ -295,9 +297,9 @@ class Explainer {
     return bytes;
   }
 
-  // By how much the peak of allocated bytes would be higher if the tensor that copy `i` brings back
-  // had stayed on the device; 0 if it lies in a block that is reserved for the whole run, or came
-  // from outside.
+  // Returns how many bytes higher the peak of allocated bytes would be if the tensor that copy `i`
+  // brings back had stayed on the device. Returns 0 if the tensor lies in a block that is reserved
+  // for the whole run, or if it did not leave the device before the copy.
   Bytes MoreIfKept(size_t i) const {
     const TensorId tensor = At(i).tensor;
     std::optional<size_t> released, returned;
@@ -319,10 +321,11 @@ class Explainer {
     return peak - report_.metrics.peak_allocated;
   }
 
-  // Copies that follow each other without a gap would all have to be faster.
+  // Suggests a link so fast that the awaited copy would end when the wait began. All copies before
+  // it without a gap between them would be faster too.
   void SuggestLink(StallExplanation& stall) const {
     const size_t last = *stall.awaited;
-    // Remedies can change the host's link, and no other.
+    // A remedy can change only the host's link.
     if (PoolOf(At(last).event.stream) != PoolId::kHost) return;
     size_t first = last;
     Bytes moved = At(last).size;
@@ -382,7 +385,8 @@ Columns<Suggestion> SuggestionColumns(const Trace& trace) {
   };
 }
 
-// `stalls` are those that the rows are made of.
+// Returns the columns of stalls. REQUIRES: `stalls` are the items of all rows, and outlive the
+// columns.
 Columns<StallExplanation> StallColumns(const Trace& trace, const Report& report,
                                        const std::vector<StallExplanation>& stalls) {
   using Stall = StallExplanation;
@@ -444,8 +448,8 @@ std::string_view Name(CopyReason reason) {
   return kNames[static_cast<size_t>(reason)];
 }
 
-// The n-th copy of a tensor to the device belongs to its n-th decision to make one, counted from
-// the end: an input arrives before all decisions, and what `Plan` moved was moved before the
+// The n-th copy of a tensor to the device belongs to the n-th decision to copy it, both counted
+// from the end. For an input arrives before all decisions, and `Plan` moves tensors before the
 // iteration.
 std::vector<CopyReason> CopyReasons(const Report& report) {
   std::map<TensorId, std::vector<CopyReason>> decided;

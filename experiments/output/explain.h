@@ -1,10 +1,9 @@
-// Says why an iteration was slower than its kernels: each wait of the compute stream, what it was
-// for, and what would have made the iteration shorter.
+// Explains why an iteration took longer than its kernels. It lists each wait of the compute stream,
+// the command that the stream waited for, and remedies that make the iteration shorter.
 //
-// The stalls are those of `Metrics::stalls`, one by one, from the report's logs alone: their
-// lengths add up to the same picosecond. From the logs follows, too, what might remove a stall with
-// all else unchanged. But then another op may wait longer, so each such remedy is simulated, and
-// only those that shorten the iteration are suggested.
+// The stalls are found in the report's logs. Their lengths add up exactly to `Metrics::stalls`. The
+// logs also show which remedies might remove a stall. But a remedy may make another op wait longer,
+// so each remedy is simulated, and only remedies that shorten the iteration are suggested.
 
 #ifndef SPILLWAY_EXPERIMENTS_OUTPUT_EXPLAIN_H_
 #define SPILLWAY_EXPERIMENTS_OUTPUT_EXPLAIN_H_
@@ -22,53 +21,57 @@
 
 namespace spillway {
 
-// Why a copy was made: a verb of the policy, the runtime's fetch, or an input that arrives during
-// the iteration.
+// The reason of a copy: a verb of the policy (offload, prefetch), a fetch by the runtime, or an
+// input that arrives during the iteration.
 enum class CopyReason : uint8_t { kOffload, kPrefetch, kFetch, kInput };
 std::string_view Name(CopyReason reason);
 
-// The reason of each command of the timeline; meaningless for kernels.
+// Returns the reason of each command of the timeline. The entries of kernels have no meaning.
 std::vector<CopyReason> CopyReasons(const Report& report);
 
 enum class StallCause : uint8_t { kFetch, kFence, kMemory, kLaunch, kDrain };  // as in `Stalls`
 std::string_view Name(StallCause cause);
 
+// A remedy that makes the iteration shorter.
 struct Suggestion {
   StallRemedy remedy;
-  Duration iteration;  // as simulated with the remedy
-  Duration gain;       // by so much shorter than without, more than 0
+  Duration iteration;  // the iteration as simulated with the remedy
+  Duration gain;       // the time that the remedy saves, more than 0
   std::string text;    // "without the fence before f2: 30 ns per iteration, 20 ns less"
 };
 
+// One wait of the compute stream.
 struct StallExplanation {
   StallCause cause = StallCause::kFetch;
   std::optional<size_t> command;  // the kernel that waited, in Report::timeline; none for the drain
-  std::optional<size_t> awaited;  // what it waited for, likewise; none where the host was late
+  std::optional<size_t> awaited;  // the command waited for, in Report::timeline; none for kLaunch
   OpId op{};                      // the op that waited; the last op for the drain
   Duration since;
   Duration length;
   std::string waited_for;               // "prefetch of x (10 MiB, issued at b2, 1.2 ms)"
-  std::string why_late;                 // a sentence on what held that command up; may be empty
+  std::string why_late;                 // a sentence on what delayed that command; may be empty
   std::vector<Suggestion> suggestions;  // the largest gain first
 };
 
-// All stalls, longest first; of equal ones the earliest first. What might remove one of the first
-// `limit` is tried out by `simulate`, and suggested if the iteration is shorter with it. REQUIRES:
-// the logs are complete (`report.fits()`) and belong to `trace`.
+// Returns all stalls, the longest first. Stalls of equal length are in the order of their times.
+// For each of the first `limit` stalls, `simulate` predicts the iteration with each possible
+// remedy, and remedies that shorten it are suggested. REQUIRES: the logs are complete
+// (`report.fits()`) and belong to `trace`.
 std::vector<StallExplanation> ExplainStalls(const Trace& trace, const Report& report,
                                             const RemedyTrial& simulate = {}, size_t limit = 0);
 
-// The longest stalls for people, at most `limit` of them, and a line on the others.
+// Returns a text for people about the `limit` longest stalls, with a line that counts the other
+// stalls.
 std::string FormatExplanation(const Trace& trace, const Report& report,
                               const std::vector<StallExplanation>& stalls, size_t limit);
 
-// One row per stall.
+// Returns a CSV document with one row per stall.
 std::string FormatExplanationCsv(const Trace& trace, const Report& report,
                                  const std::vector<StallExplanation>& stalls);
 
-// {"schema": "spillway.explain/v1", "row": the result, "stalls": [rows, each with its
-// "suggestions"], "storages": [rows], "peak": {"op", "requested_bytes", "holders": [rows]}}. A run
-// that does not fit has no stalls and no storages, and nothing at its peak.
+// Returns the JSON document {"schema": "spillway.explain/v1", "row": the result, "stalls": [rows,
+// each with its "suggestions"], "storages": [rows], "peak": {"op", "requested_bytes", "holders":
+// [rows]}}. A run that does not fit has no stalls, no storages and an empty peak.
 std::string FormatExplanationJson(const Trace& trace, const Report& report, const RunResult& result,
                                   const std::vector<StallExplanation>& stalls,
                                   const std::vector<Absence>& absences);

@@ -30,7 +30,7 @@ class Schedules {
  private:
   LayerSchedule& At(OpId op) { return layers_[Index(trace_.op(op).layer)]; }
 
-  // The layer that something is brought to the device for, at `op`.
+  // Returns the layer that uses the tensor next when it is brought to the device at `op`.
   LayerSchedule& UserOf(TensorId tensor, OpId op) {
     const auto uses = liveness_.Uses(liveness_.Root(tensor));
     const auto next = std::ranges::lower_bound(uses, op);
@@ -63,7 +63,8 @@ class Schedules {
     }
   }
 
-  // What is held when an op begins, and each change during it.
+  // Sets the memory of each layer, from the bytes held when an op begins and each change during the
+  // op.
   void AddMemory() {
     const std::vector<MemorySample> samples = MemoryTimeline(report_);
     Bytes held;

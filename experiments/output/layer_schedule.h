@@ -1,5 +1,5 @@
-// An iteration layer by layer: in how many ops it runs, from where on what it needs is fetched,
-// what it takes and what it waits for.
+// Summarizes an iteration layer by layer: the number of ops, the prefetches, the memory, and the
+// times of computing and waiting.
 
 #ifndef SPILLWAY_EXPERIMENTS_OUTPUT_LAYER_SCHEDULE_H_
 #define SPILLWAY_EXPERIMENTS_OUTPUT_LAYER_SCHEDULE_H_
@@ -13,22 +13,23 @@
 
 namespace spillway {
 
+// The summary of one layer.
 struct LayerSchedule {
   LayerId layer{};
-  int64_t ops = 0;                    // that were run; with mmCNN's slices its sn
-  int64_t prefetches = 0;             // copies to the device that the policy asked for ahead
-  std::optional<OpId> prefetch_from;  // the op at which the first of them was issued
-  Bytes memory;                       // the most that is allocated from its first op to its last
-  Bytes in, out;                      // copied for it to the device, and away from it meanwhile
+  int64_t ops = 0;                    // ops that ran; with mmCNN's slices, its number sn
+  int64_t prefetches = 0;             // prefetches of storages that the layer uses next
+  std::optional<OpId> prefetch_from;  // the op at which the first prefetch was issued
+  Bytes memory;                       // the most bytes allocated during the ops of the layer
+  Bytes in, out;  // copied to the device for the layer, and to the host during its ops
   Duration compute;
-  Duration stall;  // the compute stream's, before its kernels
+  Duration stall;  // time that the compute stream waited before kernels of the layer
 };
 
-// The layers that have ops, in the order of their first. REQUIRES: the logs are complete
+// Returns the layers that ran ops, in the order of their first ops. REQUIRES: the logs are complete
 // (`report.fits()`).
 std::vector<LayerSchedule> ScheduleOf(const Trace& trace, const Report& report);
 
-// As CSV (RFC 4180), a line for each layer.
+// Returns the schedule as CSV (RFC 4180), with a line for each layer.
 std::string FormatScheduleCsv(const Trace& trace, const Report& report);
 
 }  // namespace spillway

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "experiments/run/catalogue.h"
+#include "experiments/run/inputs.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/base/json.h"
@@ -154,8 +155,8 @@ Manifest ParseManifest(std::string_view text, const std::string& origin) {
 
 std::optional<std::string> HashInput(const ManifestInput& input, const Settings& configuration) {
   if (input.source == "generated") {
-    const Trace trace = LoadWorkload(input.name, {Setting(configuration, "preset"),
-                                                  Setting(configuration, "mode") == "training"});
+    const Trace trace = LoadTrace({input.name, Setting(configuration, "preset"),
+                                   Setting(configuration, "mode") == "training"});
     return Sha256(FormatTrace(trace));
   }
   std::filesystem::path path = input.name;

@@ -1,10 +1,10 @@
-// What a result was made from: enough to make the same bytes again, and to notice if something has
-// changed.
+// A manifest describes how a result was made, so that the same bytes can be made again and that
+// changes are noticed.
 //
-// A manifest is a JSON file beside each exported result, FILE.manifest.json. It names the command,
-// the resolved configuration, every input and every output with a SHA-256. Hashes are those of the
-// contents: of a file that is compressed with Zstandard, decompressed. It holds no time and no host
-// name: the same run gives the same manifest.
+// It is a JSON file beside each exported result, FILE.manifest.json. It names the command, the
+// resolved configuration, and every input and output with a SHA-256 of its contents. A file that is
+// compressed with Zstandard is decompressed before it is hashed. A manifest has no time and no host
+// name, so equal runs give equal manifests.
 
 #ifndef SPILLWAY_EXPERIMENTS_OUTPUT_MANIFEST_H_
 #define SPILLWAY_EXPERIMENTS_OUTPUT_MANIFEST_H_
@@ -20,20 +20,21 @@
 
 namespace spillway {
 
-// Name and value, in the order of the document.
+// Pairs of name and value, in the order of the document.
 using Settings = std::vector<std::pair<std::string, std::string>>;
 
-// Something that the result depends on.
+// A file or generated trace that the result depends on.
 struct ManifestInput {
   std::string role;    // "trace", "log", "device", "cost_table", "policy", "paper_values"
   std::string source;  // "file", "data" (comes with the program) or "generated" (NETWORK:BATCH)
   std::string name;    // path as given, path below a data directory, or NETWORK:BATCH
-  // nullopt: there was no such file, and the run would have used one.
+  // nullopt: the file did not exist, but the run would have used it.
   std::optional<std::string> sha256;
 };
 
+// A file that the command wrote.
 struct ManifestOutput {
-  std::string option;  // that asked for it: "--output"
+  std::string option;  // the option that asked for the file: "--output"
   std::string path;    // as given
   std::string sha256;
   int64_t bytes = 0;
@@ -41,8 +42,8 @@ struct ManifestOutput {
 
 struct Manifest {
   std::string version;                 // of the program
-  std::string commit;                  // that it was built from, or "unknown"
-  std::string compiler;                // that built it
+  std::string commit;                  // the commit of the program, or "unknown"
+  std::string compiler;                // the compiler of the program
   Settings libraries;                  // name and version
   std::vector<std::string> arguments;  // the command line, without the program's name
   Settings configuration;              // resolved: option and value
@@ -50,26 +51,27 @@ struct Manifest {
   std::vector<ManifestOutput> outputs;
   int exit_code = 0;
 
-  // Adds an input that is not there yet, as it is now. Uses the configuration; throws as
-  // `HashInput`.
+  // Adds an input with its present hash, unless the manifest has an input of that role and name.
+  // REQUIRES: `configuration` is set. Throws the errors of `HashInput`.
   void AddInput(std::string_view role, std::string_view source, std::string name);
 };
 
-// Names a run by configuration, inputs and program version; it does not depend on where results
-// were put. Exported files carry it.
+// Returns a hash that identifies a run by its configuration, its inputs and the program's version.
+// It does not depend on the paths of outputs. Exported files contain it.
 std::string RunSha256(const Manifest& manifest);
 
-// The document ("schema": "spillway.manifest/v1").
+// Returns the JSON document ("schema": "spillway.manifest/v1").
 std::string FormatManifest(const Manifest& manifest);
 
-// Throws `InputError` with path and place: unreadable, bad JSON, another schema, a missing or
-// unknown key.
+// Reads a manifest. Throws `InputError` with path and place if the file cannot be read, is not
+// valid JSON, has another schema, or lacks a key or has an unknown key.
 Manifest ReadManifest(const std::filesystem::path& path);
-// The same of text in memory; `origin` stands for the path in messages.
+// Parses the text of a manifest. `origin` stands for the path in error messages.
 Manifest ParseManifest(std::string_view text, const std::string& origin);
 
-// SHA-256 of the input as it is now; nullopt if there is no such file. `configuration` gives preset
-// and mode of a generated trace. Throws `InputError` if the file is there and cannot be read.
+// Returns the SHA-256 of the input's present contents, or nullopt if the file does not exist.
+// `configuration` gives preset and mode of a generated trace. Throws `InputError` if the file
+// exists and cannot be read.
 std::optional<std::string> HashInput(const ManifestInput& input, const Settings& configuration);
 
 }  // namespace spillway

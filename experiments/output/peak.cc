@@ -16,7 +16,7 @@ MemoryPeak FindPeak(const Trace& trace, const Report& report) {
   };
   MemoryPeak peak;
   Bytes held;
-  size_t at = 0;  // placements up to the peak
+  size_t at = 0;  // number of placements up to the peak
   for (size_t i = 0; i < report.placements.size(); ++i) {
     const Placement& change = report.placements[i];
     if (!holds(change)) continue;
@@ -30,7 +30,7 @@ MemoryPeak FindPeak(const Trace& trace, const Report& report) {
     at = i + 1;
   }
   if (at > 0) peak.op = trace.op(report.placements[at - 1].op).name;
-  std::map<Bytes, const Placement*> live;  // by where the block begins
+  std::map<Bytes, const Placement*> live;  // by the offset of the block
   for (size_t i = 0; i < at; ++i) {
     const Placement& change = report.placements[i];
     if (!holds(change)) continue;

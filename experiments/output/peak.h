@@ -1,4 +1,4 @@
-// Who holds the device memory at its worst moment: that of the most bytes requested.
+// Finds the tensors that hold the device memory when the most bytes are requested.
 
 #ifndef SPILLWAY_EXPERIMENTS_OUTPUT_PEAK_H_
 #define SPILLWAY_EXPERIMENTS_OUTPUT_PEAK_H_
@@ -12,22 +12,24 @@
 
 namespace spillway {
 
+// A tensor or workspace that is on the device at the peak.
 struct PeakHolder {
-  std::string name;  // of a tensor, or "workspace"
-  std::string kind;  // of the tensor; "workspace"
+  std::string name;  // the name of a tensor, or "workspace"
+  std::string kind;  // the kind of the tensor, or "workspace"
   Bytes requested;
 };
 
+// The moment at which the most bytes are requested.
 struct MemoryPeak {
-  std::string op;  // of the trace, at which it is reached first
+  std::string op;  // name of the op at which the peak is reached first
   Bytes requested;
   std::vector<PeakHolder> holders;  // most bytes first, then by name
 };
 
-// REQUIRES: the logs are complete (`report.fits()`) and belong to `trace`.
+// Returns the peak. REQUIRES: the logs are complete (`report.fits()`) and belong to `trace`.
 MemoryPeak FindPeak(const Trace& trace, const Report& report);
 
-// A paragraph for people: the bytes of each kind, and the `most` largest holders.
+// Returns a text for people with the bytes of each kind and the `most` largest holders.
 std::string FormatPeak(const MemoryPeak& peak, size_t most);
 
 Columns<PeakHolder> PeakColumns();

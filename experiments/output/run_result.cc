@@ -4,12 +4,13 @@
 #include <functional>
 #include <iterator>
 
+#include "experiments/run/prepare.h"
 #include "policies/plan/bound.h"
 
 namespace spillway {
 namespace {
 
-// The part of a result that has the member.
+// Each returns the part of a result that has members of the given type.
 const RunResult& PartOf(const RunResult& result, const RunResult*) { return result; }
 const Report& PartOf(const RunResult& result, const Report*) { return result.report; }
 const Metrics& PartOf(const RunResult& result, const Metrics*) { return result.report.metrics; }
@@ -18,7 +19,8 @@ const Stalls& PartOf(const RunResult& result, const Stalls*) {
 }
 const Bounds& PartOf(const RunResult& result, const Bounds*) { return result.report.bounds; }
 
-// Getters of members, and of what they return, that have something to say of some runs only.
+// The following functions make getters that return a member's value for some runs, and nullopt for
+// the others.
 template <typename Part, typename T>
 auto IfFits(T Part::*member) {
   return [member](const RunResult& result) {
@@ -78,7 +80,7 @@ Nested OffloadedStorages(const RunResult& result) {
   return NestRows(columns, rows);
 }
 
-// With --compress.
+// Returns the columns of runs with --compress.
 Columns<RunResult> CompressionColumns() {
   using Summary = CompressionSummary;
   return {
@@ -109,7 +111,7 @@ Columns<RunResult> CompressionColumns() {
   };
 }
 
-// With --pool, and on devices that have such a pool.
+// Returns the columns of runs on devices that have a pool outside other than the host's.
 Columns<RunResult> PoolColumns() {
   struct Part {
     const char* pool;
@@ -155,7 +157,7 @@ Columns<RunResult> PoolColumns() {
   return columns;
 }
 
-// With --backend cpu or cuda.
+// Returns the columns of runs with --backend cpu or cuda.
 Columns<RunResult> ExecutionColumns() {
   return {
       {"loss", "1", "of the last iteration", &RunResult::loss},
@@ -168,39 +170,43 @@ Columns<RunResult> ExecutionColumns() {
   };
 }
 
-// Where the assumptions of the bound hold.
-std::optional<Duration> BoundOf(const Scenario& scenario, const Outcome& outcome) {
-  const Setup& setup = scenario.setup();
+// Returns the bound of the joint problem, or nullopt if its assumptions do not hold for the run.
+std::optional<Duration> BoundOf(const Case& asked, const Inputs& inputs, const Outcome& outcome) {
   const Report& report = outcome.report;
   const Trace& trace = *outcome.trace;
   const bool holds =
-      report.fits() && !setup.compression && JointBoundHolds(trace, setup.device.alignment, report);
+      report.fits() && !asked.compress && JointBoundHolds(trace, inputs.device().alignment, report);
   if (!holds) return std::nullopt;
   // Blocks that were placed ahead may lie higher than the memory that they were planned for.
-  const Bytes memory = std::max(setup.memory, report.metrics.peak_reserved);
-  return outcome.trace == setup.trace && memory == setup.memory
-             ? scenario.joint_bound()
-             : JointBound(trace, *setup.cost, memory);
+  const Bytes memory = std::max(inputs.MemoryOf(asked), report.metrics.peak_reserved);
+  return outcome.trace == inputs.trace() && memory == inputs.MemoryOf(asked)
+             ? inputs.JointBoundIn(memory)
+             : JointBound(trace, *inputs.cost(), memory);
 }
 
 }  // namespace
 
-RunFacts FactsOf(const Setup& setup, const Trace& trace, std::string_view policy) {
-  return {trace.name,         trace.network,     trace.preset, trace.batch,
-          trace.training,     setup.device.name, setup.memory, setup.cost->Provenance(),
-          std::string(policy)};
-}
+RowCase::RowCase(const Case& asked, const Inputs& inputs, const Trace& trace)
+    : workload(trace.name),
+      network(trace.network),
+      preset(trace.preset),
+      batch(trace.batch),
+      training(trace.training),
+      device(inputs.device().name),
+      memory(inputs.MemoryOf(asked)),
+      memory_request(asked.memory ? asked.memory->text() : std::string()),
+      cost(inputs.cost()->Provenance()),
+      policy(asked.policy.name()) {}
 
-RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome,
+RunResult ResultOf(const Case& asked, const Inputs& inputs, const Outcome& outcome,
                    Certificate certificate) {
-  const Setup& setup = scenario.setup();
-  const Report& ideal = scenario.ideal();
+  const Report& ideal = inputs.ideal();
   const Trace& trace = *outcome.trace;
   const Report& report = outcome.report;
   RunResult result;
-  static_cast<RunFacts&>(result) = FactsOf(setup, trace, policy);
+  static_cast<RowCase&>(result) = RowCase(asked, inputs, trace);
   result.allocator = outcome.allocator;
-  result.backend = setup.backend;
+  result.backend = asked.backend;
   result.report.pools = report.pools;
   result.report.out_of_memory = report.out_of_memory;
   result.report.metrics = report.metrics;
@@ -210,25 +216,25 @@ RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Ou
   result.report.shortest = report.shortest;
   result.report.longest = report.longest;
   result.iteration = report.metrics.iteration;
-  result.memory_request = setup.memory_request;
+  result.planned = !report.plan.empty();
   result.floor = ideal.bounds.layer;
   result.in_core_peak = ideal.metrics.peak_reserved;
   result.ideal = ideal.metrics.iteration;
   result.pinned_peak = report.metrics.pinned_peak;
   result.pinning = report.pinning;
-  result.compresses = setup.compression != nullptr;
+  result.compresses = asked.compress.has_value();
   if (result.compresses && outcome.compression) {
     result.compression = outcome.compression;
-    // What is pinned is less than the host pool then.
+    // Compressed storages are not pinned, so fewer bytes are pinned than the host pool holds.
     result.pinned_peak = outcome.compression->pinned_peak;
-    result.pinning = setup.device.host_malloc.At(result.pinned_peak);
+    result.pinning = inputs.device().host_malloc.At(result.pinned_peak);
     for (const OffloadedStorage& storage : outcome.compression->offloaded) {
       result.offloaded.push_back(trace.tensor(storage.storage).name);
     }
   }
-  result.executed = setup.backend != kSimulator;
+  result.executed = asked.backend != kSimulator;
   if (!result.executed) {
-    if (certificate == Certificate::kBound) result.bound_joint = BoundOf(scenario, outcome);
+    if (certificate == Certificate::kBound) result.bound_joint = BoundOf(asked, inputs, outcome);
     return result;
   }
   const Execution execution = outcome.execution.value_or(Execution());
@@ -239,19 +245,19 @@ RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Ou
   return result;
 }
 
-RunResult PlayForRow(const Scenario& scenario, const std::string& policy,
-                     const std::function<void(const Outcome&)>& look, Certificate certificate,
-                     const BackendFactories& backends) {
+RunResult RunForRow(const Case& asked, const Inputs& inputs,
+                    const std::function<void(const Outcome&)>& look, Certificate certificate,
+                    const BackendFactories& backends) {
   try {
-    const Outcome outcome = scenario.Play(policy, backends);
+    const Outcome outcome = RunCase(asked, inputs, backends);
     if (look) look(outcome);
-    return ResultOf(scenario, policy, outcome, certificate);
+    return ResultOf(asked, inputs, outcome, certificate);
   } catch (const Error& error) {
     Outcome nothing;
-    nothing.trace = scenario.setup().trace;
-    nothing.allocator = scenario.setup().allocator;
-    nothing.report.bounds.layer = scenario.ideal().bounds.layer;
-    RunResult result = ResultOf(scenario, policy, nothing);
+    nothing.trace = inputs.trace();
+    nothing.allocator = asked.allocator.name();
+    nothing.report.bounds.layer = inputs.ideal().bounds.layer;
+    RunResult result = ResultOf(asked, inputs, nothing);
     result.failure = error.what();
     return result;
   }

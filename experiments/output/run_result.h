@@ -1,4 +1,5 @@
-// What one run comes to, as plain values, and the table of its columns.
+// A `RunResult` holds the result of one run as plain values. `ResultColumns` is the table of their
+// columns.
 
 #ifndef SPILLWAY_EXPERIMENTS_OUTPUT_RUN_RESULT_H_
 #define SPILLWAY_EXPERIMENTS_OUTPUT_RUN_RESULT_H_
@@ -12,79 +13,89 @@
 #include <vector>
 
 #include "experiments/output/columns.h"
-#include "experiments/run/scenario.h"
-#include "experiments/run/setup.h"
+#include "experiments/run/case.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/run.h"
 #include "sim/core/report.h"
 
 namespace spillway {
 
-// What was run.
-struct RunFacts {
+// The case of a row, with the values that its names stand for.
+struct RowCase {
+  RowCase() = default;
+  // `trace` is the trace that ran.
+  RowCase(const Case& asked, const Inputs& inputs, const Trace& trace);
+
   std::string workload, network, preset;
   int64_t batch = 0;
   bool training = true;
   std::string device;
   Bytes memory = {};
-  std::string cost;  // where kernel times come from
+  std::string memory_request;  // the text of the request; empty: all memory of the device
+  std::string cost;            // the source of kernel times
   std::string policy;
 };
 
-RunFacts FactsOf(const Setup& setup, const Trace& trace, std::string_view policy);
-
-struct RunResult : RunFacts {
+// The result of one run.
+struct RunResult : RowCase {
   std::string allocator, backend;
   Report report;            // without its logs
-  Duration iteration = {};  // on a GPU: typical, as the one in the report is slowed by time stamps
-  std::string memory_request;
-  Bytes floor = {}, in_core_peak = {};  // 0 % and 100 % of a percentage
-  Duration ideal = {};                  // of `SimulateIdeal`
-  std::optional<Duration> bound_joint;  // `JointBound`, where it holds of the run
-  Bytes pinned_peak = {};               // of the host, with compression if there is any
+  Duration iteration = {};  // on a GPU the typical one: time stamps slow the one in the report
+  Bytes floor = {}, in_core_peak = {};  // the memory of 0 % and of 100 %
+  Duration ideal = {};                  // iteration of the ideal run (`Inputs::ideal`)
+  std::optional<Duration> bound_joint;  // `JointBound`, if it holds for the run
+  bool planned = false;                 // true if the run has a `Report::plan`
+  Bytes pinned_peak = {};               // most pinned host memory, after compression
   Duration pinning = {};
-  bool timed = true;  // false: places in an order of execution take the place of times
+  bool timed = true;  // false: the times are places in an order of execution
 
-  bool compresses = false;  // where the setup asks for it
+  bool compresses = false;  // true if the case asks for compression
   std::optional<CompressionSummary> compression;
   std::vector<std::string> offloaded;  // names of `compression->offloaded`
 
-  bool executed = false;  // on real bytes
+  bool executed = false;  // true if the run was on real bytes
   std::optional<double> loss;
   std::string weights_digest;     // may be empty
-  std::string against;            // another policy that was executed as well; empty: none was
-  std::optional<bool> same_bits;  // whether loss and weights are equal; nullopt if one does not fit
+  std::string against;            // another policy that was executed too; empty: none was
+  std::optional<bool> same_bits;  // loss and weights are equal; nullopt if a run does not fit
 
-  std::string failure;  // of a policy that did not finish its run; the report is empty then
+  std::string failure;  // the error of a run that did not finish; then the report is empty
 
-  // Why it does not fit, or the failure. REQUIRES: !fits().
+  // Returns the reason why the run does not fit, or the failure. REQUIRES: !fits().
   std::string Reason() const { return failure.empty() ? report.out_of_memory->Message() : failure; }
   bool fits() const { return failure.empty() && report.fits(); }
 };
 
-// Whether the result is to have its `bound_joint`.
+// kBound sets `bound_joint` in the result.
 enum class Certificate : uint8_t { kNone, kBound };
 
-RunResult ResultOf(const Scenario& scenario, const std::string& policy, const Outcome& outcome,
+// Returns the result of a run.
+RunResult ResultOf(const Case& asked, const Inputs& inputs, const Outcome& outcome,
                    Certificate certificate = Certificate::kBound);
 
-// Of one run of several: an error of the policy ends in the result and leaves the others alone.
-// `look` may see the outcome of a run that came to its end.
-RunResult PlayForRow(const Scenario& scenario, const std::string& policy,
-                     const std::function<void(const Outcome&)>& look = {},
-                     Certificate certificate = Certificate::kBound,
-                     const BackendFactories& backends = {});
+// Runs a case that is one row of several. An error becomes the `failure` of the result, so that the
+// other rows still run. `look`, if given, is called with the outcome of a run that finished.
+RunResult RunForRow(const Case& asked, const Inputs& inputs,
+                    const std::function<void(const Outcome&)>& look = {},
+                    Certificate certificate = Certificate::kBound,
+                    const BackendFactories& backends = {});
 
-// Of `spillway run` and `compare`; experiments/schemas/results.json describes their rows.
+// Returns the columns of `spillway run` and `compare`. experiments/schemas/results.json describes
+// their rows.
 Columns<RunResult> ResultColumns();
 
-// The comparison of policies for people: times, memory, traffic, stalls by cause, distance to the
-// bounds. With a width it is for a terminal of that many columns, and shows only what fits; empty
-// if nothing does.
+// Returns a table for people that compares policies: times, memory, traffic, stalls by cause, and
+// distance to the bounds. A `width` above 0 is that of a terminal: the table then has only the
+// columns that fit the terminal, and only runs that fit the memory. Returns an empty text if there
+// are no rows.
 std::string FormatComparison(std::span<const RunResult> results, size_t width = 0);
 
-// What each pool outside held and moved, likewise; empty where there is the host alone.
+// Returns a table for people with the bytes that each pool outside held and moved. Returns an empty
+// text if no run that fits has a pool other than the host's.
 std::string FormatPools(std::span<const RunResult> results);
 
-// What compression saves and costs, likewise; empty for runs without it.
+// Returns a table for people with the memory that compression saves and the time that it takes.
+// Returns an empty text if no run compresses.
 std::string FormatCompression(std::span<const RunResult> results);
 
 }  // namespace spillway

@@ -11,16 +11,16 @@
 namespace spillway {
 namespace {
 
-// Items in a batch of a list, as Python's pickler has it. The viewer hands a batch over as
-// arguments of one call, of which browsers take no more than some ten thousand.
+// The number of items in a batch of a list, as in Python's pickler. The viewer passes a batch as
+// arguments of one call, and browsers accept only some ten thousand arguments.
 constexpr size_t kBatch = 1000;
 
-// Addresses look like those of a GPU.
+// The first address, chosen to look like an address of a GPU.
 constexpr int64_t kBase = int64_t{0x7f00} << 32;
 
 int64_t AddressOf(Bytes offset) { return kBase + offset.count(); }
 
-// The ranges that blocks ever lay in, joined where they touch.
+// Returns the ranges of all blocks of the run, with ranges joined that overlap or touch.
 std::vector<Block> SegmentsOf(const Report& report) {
   std::vector<Block> ranges;
   for (const Placement& placement : report.placements) {
@@ -92,7 +92,8 @@ class SnapshotWriter {
     EndEvent();
   }
 
-  // With the keys that PyTorch adds to every event, as it fills them where there is nothing to say.
+  // Ends an event with the keys that PyTorch adds to every event, with the values that PyTorch uses
+  // for unknown data.
   void EndEvent() {
     pickle_.PutString("compile_context").PutString("N/A");
     pickle_.PutString("user_metadata").PutString("").EndDict();

@@ -1,9 +1,9 @@
-// A simulated run as a PyTorch memory snapshot, for the viewer at pytorch.org/memory_viz and for
-// whatever else reads them.
+// Writes a simulated run as a PyTorch memory snapshot, for the viewer at pytorch.org/memory_viz and
+// for other programs that read snapshots.
 //
-// Stack frames say what a block is for: the innermost is the tensor, the outer one the op at which
-// it was placed, with its step as the line. A segment is a range of addresses without a hole that
-// no block ever used.
+// The stack frames of a block name its tensor (the inner frame) and the op at which it was placed
+// (the outer frame). The line of both is the step of the op. A segment is a range of addresses of
+// which every byte was in a block at some time.
 
 #ifndef SPILLWAY_EXPERIMENTS_OUTPUT_SNAPSHOT_EXPORT_H_
 #define SPILLWAY_EXPERIMENTS_OUTPUT_SNAPSHOT_EXPORT_H_
@@ -15,9 +15,9 @@
 
 namespace spillway {
 
-// The pickle (protocol 4): keys segments, device_traces and external_annotations, as
-// `torch.cuda.memory._dump_snapshot` writes them. It has no allocator_settings, for they are those
-// of PyTorch's allocator. What is held from before the iteration is allocated at its beginning.
+// Returns a pickle (protocol 4) with the keys segments, device_traces and external_annotations of
+// `torch.cuda.memory._dump_snapshot`. It has no allocator_settings, because these are settings of
+// PyTorch's allocator. Blocks held from before the iteration are allocated at its beginning.
 // REQUIRES: the logs are complete (`report.fits()`) and belong to `trace`.
 std::string FormatSnapshot(const Trace& trace, const Report& report);
 

@@ -1,9 +1,9 @@
-// mmCNN (Li et al. 2020): what its Tables 2 to 6 count, for inference of one image, and what its
-// policy takes on the model of its GPU (Fig. 9).
+// mmCNN (Li et al. 2020): Tables 2 to 6, which count memory for inference of one image, and Fig. 9,
+// the time of its policy on the model of its GPU.
 //
-// Its feature maps are as large as the convolution arithmetic says, without rounding (VGG-S has
-// maps of 109.5 x 109.5), and its fully connected layers are convolutions over what is left.
-// Weights and maps are counted in MiB; workspaces are not.
+// The paper's feature maps have the size that convolution arithmetic gives without rounding (VGG-S
+// has maps of 109.5 x 109.5), and its fully connected layers are convolutions over the whole map.
+// Weights and maps are counted in MiB; workspaces are not counted.
 
 #include <fmt/format.h>
 
@@ -27,9 +27,9 @@ namespace {
 
 constexpr double kElement = 4;  // fp32
 
-// How the paper's tables count a network.
+// The rules by which the paper's tables count a network.
 struct TableCounting {
-  int64_t classes = 0;  // of the last layer; 0: as the network has them
+  int64_t classes = 0;  // outputs of the last layer; 0: the network's own
   // The weights of the second convolution are counted as if it read the image: the paper's Table 6
   // does so with conv1_2 of VGG, which has 12.26 MB there instead of 12.39.
   bool second_reads_image = false;
@@ -38,7 +38,7 @@ struct TableCounting {
 // A chain of layers with the real-valued sizes of the paper.
 class Chain {
  public:
-  // Where the next layer's map comes from.
+  // Begins with an image of `side` x `side`.
   Chain(double side, double channels) : side_(side), channels_(channels), image_(channels) {
     layers_.push_back({Map(), 0});
     outputs_.push_back(Map());
@@ -83,10 +83,10 @@ class Chain {
   const double image_;
   int weighted_ = 0;
   std::vector<MmcnnLayer> layers_;
-  std::vector<double> outputs_;  // bytes of each layer's
+  std::vector<double> outputs_;  // bytes of each layer's output
 };
 
-// nullopt for a network that is no such chain.
+// Returns the network as a chain; nullopt if it branches or has other layers than the paper's.
 std::optional<Chain> ChainOf(const Workload& workload, const TableCounting& counting) {
   const Trace trace = LowerNetwork(BuildNetwork(workload.network), {1, "torch", false});
   const auto number = [](const Op& op, std::string_view name) {
@@ -127,7 +127,7 @@ std::optional<Chain> ChainOf(const Workload& workload, const TableCounting& coun
         break;
       case OpType::kDropout:
       case OpType::kSoftmaxLoss:
-        break;  // no rows of the tables
+        break;  // the tables have no such rows
       default:
         return std::nullopt;
     }
@@ -137,30 +137,32 @@ std::optional<Chain> ChainOf(const Workload& workload, const TableCounting& coun
 
 double Mebibytes(double bytes) { return bytes / static_cast<double>(Bytes::MiB(1).count()); }
 
-// What the schedule says of layer `row.layer`, from 1, within `row.number` MB.
+// Returns the index of the row's layer. Items count layers from 1; 0 gives the largest index.
+size_t LayerOf(const PaperRow& row) { return static_cast<size_t>(row.step) - 1; }
+
+// Returns a column's function that calls `part(step)` with the schedule's step of the row's layer
+// within `row.number` MB. It returns nullopt if there is no such layer.
 template <typename Part>
 auto OfStep(TableCounting counting, Part part) {
-  return [=](const PaperRow& row) -> std::optional<double> {
+  return [=](const PaperRow& row) -> Computed {
     const auto chain = ChainOf(row.workload, counting);
-    const auto layer = ReadNumber(row.layer);
-    if (!chain || !layer || row.number <= 0) return std::nullopt;
-    if (*layer < 1 || *layer > static_cast<double>(chain->layers().size())) return std::nullopt;
+    if (!chain || row.number <= 0 || LayerOf(row) >= chain->layers().size()) return std::nullopt;
     const double limit = row.number * static_cast<double>(Bytes::MiB(1).count());
-    return part(ScheduleMmcnn(chain->layers(), limit)[static_cast<size_t>(*layer) - 1]);
+    return part(ScheduleMmcnn(chain->layers(), limit)[LayerOf(row)]);
   };
 }
 
-// "Normal" in Table 2: all weights, and all maps twice, as Caffe has them with room for gradients;
-// of AlexNet the weights alone, which is what the paper prints there.
-std::optional<double> Normal(const PaperRow& row) {
+// Returns "normal" of Table 2: all weights and twice all maps, as Caffe holds them with room for
+// gradients. For AlexNet it is the weights alone, as the paper prints it.
+Computed Normal(const PaperRow& row) {
   const auto chain = ChainOf(row.workload, {});
   if (!chain) return std::nullopt;
   const bool alone = row.workload.network.starts_with("alexnet");
   return Mebibytes(chain->weights() + (alone ? 0 : 2 * chain->outputs()));
 }
 
-// "vDNN" in Table 2: the largest weights of a layer.
-std::optional<double> LargestWeights(const PaperRow& row) {
+// Returns "vDNN" of Table 2: the largest weights of a layer.
+Computed LargestWeights(const PaperRow& row) {
   const auto chain = ChainOf(row.workload, {});
   if (!chain) return std::nullopt;
   double largest = 0;
@@ -168,16 +170,13 @@ std::optional<double> LargestWeights(const PaperRow& row) {
   return Mebibytes(largest);
 }
 
-std::optional<double> WeightsOfLayer(const PaperRow& row) {
+Computed WeightsOfLayer(const PaperRow& row) {
   const auto chain = ChainOf(row.workload, {});
-  const auto layer = ReadNumber(row.layer);
-  if (!chain || !layer || *layer < 1) return std::nullopt;
-  const auto index = static_cast<size_t>(*layer) - 1;
-  if (index >= chain->layers().size()) return std::nullopt;
-  return Mebibytes(chain->layers()[index].weights);
+  if (!chain || LayerOf(row) >= chain->layers().size()) return std::nullopt;
+  return Mebibytes(chain->layers()[LayerOf(row)].weights);
 }
 
-// The policy within `row.number` MB.
+// Returns the report of the policy within `row.number` MB.
 Report RunWithin(const PaperRow& row) {
   const Scene scene(row.workload, "torch", row.machine, /*training=*/false);
   const auto limit =
@@ -185,22 +184,22 @@ Report RunWithin(const PaperRow& row) {
   return scene.Run(fmt::format("mmcnn:limit={}B", limit.count()));
 }
 
-std::optional<double> Milliseconds(const PaperRow& row) {
+Computed Milliseconds(const PaperRow& row) {
   return RunWithin(row).metrics.iteration.milliseconds();
 }
 
-// Each copy between host and device.
-std::optional<double> Transfers(const PaperRow& row) {
+// Returns the number of copies between host and device.
+Computed Transfers(const PaperRow& row) {
   const Report report = RunWithin(row);
   return static_cast<double>(std::ranges::count_if(report.timeline, [](const TimelineEntry& entry) {
     return entry.kind != CommandKind::kKernel;
   }));
 }
 
-constexpr double kLeastLimit = 5;  // MB: the smallest of the paper's
+constexpr double kLeastLimit = 5;  // the paper's smallest limit, in MB
 
-// In per cent. The paper prints one decimal, and all three networks agree with rounding up.
-std::optional<double> Saved(const PaperRow& row) {
+// Returns the saved memory in per cent. The paper prints one decimal, rounded up for all networks.
+Computed Saved(const PaperRow& row) {
   const auto normal = Normal(row);
   if (!normal) return std::nullopt;
   return std::ceil(1000 * (1 - kLeastLimit / *normal)) / 10;
@@ -212,12 +211,13 @@ PaperNames Names() {
       .batch = 1};
 }
 
-// Each layer of a network within each of the paper's limits.
-std::vector<PaperRow> LayersOf(const Workload& workload, int64_t layers) {
+// Returns a row for each limit in MB and each layer of a network.
+std::vector<PaperRow> LayersOf(const Workload& workload, int64_t layers,
+                               const std::vector<double>& limits = {200, 100, 50, 10, 5}) {
   std::vector<PaperRow> rows;
-  for (const double limit : {200, 100, 50, 10, 5}) {
+  for (const double limit : limits) {
     for (int64_t layer = 1; layer <= layers; ++layer) {
-      rows.push_back({workload, limit, std::to_string(layer)});
+      rows.push_back({.workload = workload, .number = limit, .step = layer});
     }
   }
   return rows;
@@ -233,18 +233,18 @@ std::vector<PaperTable> MmcnnTables(const PaperValues&) {
     tables.push_back(
         {std::move(name), Names(), std::move(rows), std::move(columns), PaperRequest::kPaperName});
   };
-  add("Tab2", {{alexnet}, {vgg_s}, {vgg19}},
+  add("Tab2", Rows({alexnet, vgg_s, vgg19}),
       {{"Tab2 normal {workload} MB", "MB", Normal},
        {"Tab2 vDNN {workload} MB", "MB", LargestWeights},
        {"Tab2 save % {workload}", "%", Saved}});
 
-  // AlexNet has the ten classes of CIFAR-10 there, the others a thousand.
+  // In these tables AlexNet has the ten classes of CIFAR-10 and the other networks have a thousand.
   constexpr TableCounting kTen{.classes = 10}, kVgg{.second_reads_image = true};
   const auto memory = [](const MmcnnStep& step) { return Mebibytes(step.memory); };
   const auto table = [&](const std::string& name, const Workload& workload, int64_t layers,
                          const TableCounting& counting) {
     add(name, LayersOf(workload, layers),
-        {{name + " {workload} layer {layer} @{number} MB", "MB", OfStep(counting, memory)}});
+        {{name + " {workload} layer {step} @{number} MB", "MB", OfStep(counting, memory)}});
   };
   const auto parts = [](const MmcnnStep& step) { return static_cast<double>(step.parts); };
   const auto prefetched = [](const MmcnnStep& step) {
@@ -252,24 +252,17 @@ std::vector<PaperTable> MmcnnTables(const PaperValues&) {
   };
   const auto schedule = [&](const std::string& name, const Workload& workload, int64_t layers,
                             const TableCounting& counting) {
-    const std::string item = name + " {workload} layer {layer} @{number} MB ";
+    const std::string item = name + " {workload} layer {step} @{number} MB ";
     add(name, LayersOf(workload, layers),
         {{item + "sn", "count", OfStep(counting, parts)},
          {item + "cn", "count", OfStep(counting, prefetched)}});
   };
   // Fig. 6: weights alone, layer by layer.
   for (const auto& [workload, layers] : {std::pair(alexnet, 21), {vgg_s, 20}, {vgg19, 43}}) {
-    std::vector<PaperRow> rows;
-    for (int layer = 1; layer <= layers; ++layer) {
-      rows.push_back({workload, 0, std::to_string(layer)});
-    }
-    add("Fig6", rows, {{"Fig6 {workload} layer {layer} weights", "MB", WeightsOfLayer}});
+    add("Fig6", LayersOf(workload, layers, {0}),
+        {{"Fig6 {workload} layer {step} weights", "MB", WeightsOfLayer}});
   }
-  std::vector<PaperRow> limits;
-  for (const Workload& workload : {alexnet, vgg_s, vgg19}) {
-    for (const double limit : {200, 100, 50, 20, 10, 5}) limits.push_back({workload, limit});
-  }
-  add("Fig9", limits,
+  add("Fig9", Rows({alexnet, vgg_s, vgg19}, {200, 100, 50, 20, 10, 5}),
       {{"Fig9 {workload} @{number} MB ms", "ms", Milliseconds},
        {"Fig9 {workload} @{number} MB transfers", "count", Transfers}});
   tables.back().device = "titan_x_maxwell";

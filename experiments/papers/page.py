@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The page of the papers: each table and figure, its picture, ours beside what is printed, and what differs and why.
+"""Makes the page of the papers: each table and figure with its picture, and our numbers beside the printed ones.
 
 usage: experiments/papers/page.py [-o FILE]
 
-Made from the numbers in figures/, as `spillway reproduce all --figures` writes them, and from the sentences in
-items.toml, where [[ITEM]] stands for ours and [[h200 ITEM]] for ours on an H200. Without -o it is printed.
+The numbers come from the CSVs in figures/, which `spillway reproduce all --figures` writes. The sentences come from
+items.toml, in which [[ITEM]] stands for our number of that item. Without -o the page is printed.
 """
 
 import csv
@@ -15,17 +15,16 @@ import tomllib
 
 HERE = pathlib.Path(__file__).resolve().parent
 FIGURES = HERE / "figures"
-OTHERS = {"h200": "H200"}  # machines besides the papers', by the folder of their figures
 LONGEST = 40  # rows of a table that is shown whole
 
 
-def rows_of(directory, sheet):
-    with open(directory / f"{sheet}.csv", newline="", encoding="utf-8") as stream:
+def rows_of(sheet):
+    with open(FIGURES / f"{sheet}.csv", newline="", encoding="utf-8") as stream:
         return list(csv.DictReader(stream))
 
 
 def number(text):
-    """As people write it: whole numbers whole, others to three digits."""
+    """Formats a number for people: whole numbers and those from 1000 on without decimals, others to three digits."""
     if not text:
         return "-"
     value = float(text)
@@ -37,7 +36,7 @@ def verdict(row):
 
 
 def table(rows):
-    """Ours, beside what is printed where anything is."""
+    """The lines of a table of our numbers, with the printed ones if there are any; a sum if the table is long."""
     printed = [row for row in rows if row["printed"]]
     shown = printed or rows
     if len(shown) > LONGEST:
@@ -58,27 +57,13 @@ def tally(printed):
         (f", {others} are shown and not judged." if others else ".")
 
 
-def pictures(sheet, alt):
-    """That of the paper's GPU, and those of the others beside it."""
-    found = [(name, folder) for name, folder in [("the paper's GPU", ""), *((n, f"{f}/") for f, n in OTHERS.items())]
-             if (FIGURES / folder / f"{sheet}.png").exists()]
-    images = [f"![{alt}](figures/{folder}{sheet}.png)" for _, folder in found]
-    if len(found) < 2:
-        return images
-    return ["| " + " | ".join(name for name, _ in found) + " |", "|---" * len(found) + "|",
-            "| " + " | ".join(images) + " |"]
-
-
 class Numbers:
-    """Ours, by the names of items, for the sentences."""
+    """Our numbers of a paper by the names of items, for the sentences of items.toml."""
 
     def __init__(self, paper):
         self.paper = paper
-        self.known = {}
-        for folder in ("", *OTHERS):
-            for path in sorted((FIGURES / folder).glob(f"{paper}-*.csv")):
-                for row in rows_of(path.parent, path.stem):
-                    self.known[f"{folder} {row['item']}".strip()] = row["ours"]
+        self.known = {row["item"]: row["ours"] for path in sorted(FIGURES.glob(f"{paper}-*.csv"))
+                      for row in rows_of(path.stem)}
 
     def filled(self, sentence):
         def ours(match):
@@ -93,7 +78,7 @@ class Numbers:
 def page():
     with open(HERE / "items.toml", "rb") as stream:
         texts = tomllib.load(stream)
-    lines = ["<!-- Made by experiments/papers/page.py from items.toml and figures/*.csv: edit those. -->",
+    lines = ["<!-- Made by experiments/papers/page.py from items.toml and figures/*.csv: edit these files. -->",
              "# The papers' tables and figures, computed again", "", texts["page"].strip(), ""]
     sheets = {path.stem for path in FIGURES.glob("*.csv")}
     for paper, text in texts["paper"].items():
@@ -102,16 +87,16 @@ def page():
         for name, item in text["item"].items():
             sheet = f"{paper}-{name}"
             if sheet not in sheets:
-                sys.exit(f"page: items.toml has {sheet}, figures/ does not")
+                sys.exit(f"page: items.toml has {sheet}, but figures/ has no CSV of it")
             sheets.remove(sheet)
             lines += [f"### {item['title']}", "", f"`spillway reproduce {sheet}` ([CSV](figures/{sheet}.csv)). "
                       + numbers.filled(item["differs"]), ""]
-            drawn = pictures(sheet, item["title"])
-            shown = table(rows_of(FIGURES, sheet))
+            drawn = [f"![{item['title']}](figures/{sheet}.png)"] if (FIGURES / f"{sheet}.png").exists() else []
+            shown = table(rows_of(sheet))
             for block in (drawn, shown if not drawn or shown[:1] and "printed" in shown[0] else []):
                 lines += [*block, ""] if block else []
     if sheets:
-        sys.exit(f"page: items.toml says nothing of {', '.join(sorted(sheets))}")
+        sys.exit(f"page: items.toml has no entry for {', '.join(sorted(sheets))}")
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -12,7 +12,7 @@
 namespace spillway {
 namespace {
 
-// In lower case, without the characters that are ignored.
+// Returns the text in lower case, without the ignored characters.
 std::string Plain(std::string_view text, std::string_view ignored) {
   std::string plain;
   for (const char c : text) {
@@ -22,14 +22,13 @@ std::string Plain(std::string_view text, std::string_view ignored) {
   return plain;
 }
 
-bool IsWhole(double number) { return number == std::floor(number); }
-
 struct Filling {
   std::string_view hole;  // "{workload}"
   std::string_view text;
 };
 
-// Whether the pattern makes the text, and with what in its holes. Only a workload has blanks.
+// Returns true if the pattern can make the text, and then appends the text in each of its holes.
+// Only the text of a workload may have blanks.
 bool Match(std::string_view pattern, std::string_view text, std::vector<Filling>& fillings) {
   const size_t open = pattern.find('{');
   if (open == std::string_view::npos) return pattern == text;
@@ -46,6 +45,13 @@ bool Match(std::string_view pattern, std::string_view text, std::vector<Filling>
   return false;
 }
 
+// Returns the number as a count in [1, kLargestBatch]; 0 if it is none.
+int64_t CountOf(double number) {
+  const bool counts = number == std::floor(number) && number >= 1 && number <= kLargestBatch;
+  return counts ? static_cast<int64_t>(number) : 0;
+}
+
+// Sets the row's value for a hole. Returns false if the text is no such value.
 bool Fill(const PaperNames& names, const Filling& filling, PaperRow& row) {
   if (filling.hole == "{workload}") {
     const auto workload = names.Read(filling.text);
@@ -58,29 +64,32 @@ bool Fill(const PaperNames& names, const Filling& filling, PaperRow& row) {
   }
   const auto number = ReadNumber(filling.text);
   if (!number) return false;
-  if (filling.hole == "{batch}") {
-    if (!IsWhole(*number) || *number < 1 || *number > kLargestBatch) return false;
-    row.workload.batch = static_cast<int64_t>(*number);
-  }
   row.number = *number;
-  return true;
+  if (filling.hole == "{number}") return true;
+  int64_t& count = filling.hole == "{batch}" ? row.workload.batch : row.step;
+  count = CountOf(*number);
+  return count > 0;
 }
 
 }  // namespace
 
-std::optional<double> ReadNumber(std::string_view text) {
+Computed ReadNumber(std::string_view text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
   return value;
 }
 
-std::optional<double> PrintedNumber(const PaperValues& values, std::string_view paper,
-                                    std::string_view item) {
-  for (const PaperValue& value : values) {
-    if (value.paper == paper && value.item == item) return ReadNumber(value.printed);
-  }
-  return std::nullopt;
+const PaperValue* FindValue(const PaperValues& values, std::string_view paper,
+                            std::string_view item) {
+  const auto found = std::ranges::find_if(
+      values, [&](const PaperValue& value) { return value.paper == paper && value.item == item; });
+  return found == values.end() ? nullptr : &*found;
+}
+
+Computed PrintedNumber(const PaperValues& values, std::string_view paper, std::string_view item) {
+  const PaperValue* value = FindValue(values, paper, item);
+  return value ? value->printed : std::nullopt;
 }
 
 int64_t PaperNames::UsualBatch(std::string_view network) const {
@@ -91,7 +100,7 @@ int64_t PaperNames::UsualBatch(std::string_view network) const {
 }
 
 std::optional<Workload> PaperNames::Read(std::string_view text) const {
-  // A batch, but not the blocks of resnet(3,4,6,3).
+  // A number in parentheses is a batch; the blocks of resnet(3,4,6,3) are not a number.
   std::optional<double> own;
   const size_t open = text.rfind('(');
   if (open != std::string_view::npos && text.ends_with(')')) {
@@ -123,11 +132,28 @@ std::string PaperNames::Write(const Workload& workload) const {
              : fmt::format("{}({})", network, workload.batch);
 }
 
-std::string ItemName(const PaperTable& table, const PaperColumn& column, const PaperRow& row) {
-  return fmt::format(fmt::runtime(column.pattern),
-                     fmt::arg("workload", table.names.Write(row.workload)),
+std::vector<PaperRow> Rows(const std::vector<Workload>& workloads,
+                           const std::vector<double>& numbers,
+                           const std::vector<std::string>& layers) {
+  std::vector<PaperRow> rows;
+  for (const Workload& workload : workloads) {
+    for (const double number : numbers) {
+      for (const std::string& layer : layers) rows.push_back({workload, number, layer});
+    }
+  }
+  return rows;
+}
+
+std::string PaperKey::Format() const {
+  return fmt::format(fmt::runtime(column->pattern),
+                     fmt::arg("workload", table->names.Write(row.workload)),
                      fmt::arg("batch", row.workload.batch), fmt::arg("number", row.number),
-                     fmt::arg("layer", row.layer), fmt::arg("device", row.machine.device));
+                     fmt::arg("step", row.step), fmt::arg("layer", row.layer),
+                     fmt::arg("device", row.machine.device));
+}
+
+bool PaperKey::OnPapersGpu() const {
+  return row.machine.device == table->device && row.machine.cost == kModelled;
 }
 
 std::optional<PaperRow> RowOf(const PaperTable& table, const PaperColumn& column,

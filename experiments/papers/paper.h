@@ -1,17 +1,20 @@
 // A paper as tables whose cells this program computes.
 //
-// The items of a table are its rows times its columns. A column's pattern names them; rows fill its
-// holes: {workload}, a network and its batch as the paper writes them; {batch}, a batch alone;
-// {number}; {layer}, a word; {device}, the GPU. The same pattern tells what is asked for by a name
-// that no row has: the same of another workload, number or layer. What the paper prints stands in
-// paper-values.csv. A table has a GPU, that of the paper, and can be computed for another one.
+// A table has an item for each of its rows and columns. The column's pattern names the item, and
+// the row fills the holes of the pattern: {workload}, a network and its batch as the paper writes
+// them; {batch}, a batch alone; {number}; {step}, a count from 1; {layer}, a word; {device}, a GPU.
+// A user may name an item that no row has, such as one of another workload: the pattern then gives
+// the row. The numbers that the papers print are in paper-values.csv. A table is computed on the
+// GPU of its paper or on another one.
 
 #ifndef SPILLWAY_EXPERIMENTS_PAPERS_PAPER_H_
 #define SPILLWAY_EXPERIMENTS_PAPERS_PAPER_H_
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,110 +23,163 @@
 
 namespace spillway {
 
-// A printed number. `evidence`: "=" must agree to the printed digits, "c" within 1 %, "~" within 2
-// %; "f" (a fit) and "x" (not explained) are shown and not judged.
+using Computed = std::optional<double>;
+
+// A number that a paper prints, or an item of which it prints none. `evidence` says how it is
+// judged: an item with "=" must agree to the printed digits, with "c" within 1 %, with "~" within
+// 2 %; "f" (a fit) and "x" (not explained) are shown and not judged.
 struct PaperValue {
   std::string paper;
   std::string item;
   std::string workload;
   std::string unit;
-  std::string printed;  // as printed, "4.8"; empty if the paper does not print it
+  Computed printed;  // nullopt if the paper does not print it
+  int decimals = 0;  // printed digits after the decimal point
   std::string evidence;
 };
 using PaperValues = std::vector<PaperValue>;
 
-// All of the text as a number; nullopt if it is none.
-std::optional<double> ReadNumber(std::string_view text);
+// Returns the number that the whole text is; nullopt if it is none.
+Computed ReadNumber(std::string_view text);
 
-// nullopt if the paper does not print the item.
-std::optional<double> PrintedNumber(const PaperValues& values, std::string_view paper,
-                                    std::string_view item);
+// Returns the value of a paper's item; nullptr if the list lacks the item.
+const PaperValue* FindValue(const PaperValues& values, std::string_view paper,
+                            std::string_view item);
+
+// Returns the number that a paper prints for an item; nullopt if it prints none.
+Computed PrintedNumber(const PaperValues& values, std::string_view paper, std::string_view item);
 
 // How a paper writes workloads: "VGG-16(256)", or "AlexNet" where it has a usual batch.
 struct PaperNames {
   struct Network {
-    std::string_view paper;  // the first of several is written
-    std::string_view zoo;
-    int64_t batch = 0;  // its usual one, if it differs
+    std::string_view paper;  // the paper's name; the first name of a network is written
+    std::string_view zoo;    // the zoo's name
+    int64_t batch = 0;       // its usual batch; 0: the paper's usual batch
   };
-  std::vector<Network> networks;  // that the zoo calls otherwise or whose case differs
-  int64_t batch = 0;              // the usual one; 0: there is none
-  std::string_view ignored = {};  // characters of a network's name that make no difference
+  std::vector<Network> networks;  // networks that paper and zoo name differently
+  int64_t batch = 0;              // the paper's usual batch; 0: it has none
+  std::string_view ignored = {};  // characters that do not distinguish two names
 
-  // The paper's usual batch of a network of the zoo.
+  // Returns the paper's usual batch of a network of the zoo; 0 if there is none.
   int64_t UsualBatch(std::string_view network) const;
-  // nullopt if the text, in any case, is no workload of the paper's or the zoo's networks.
+  // Returns the workload that the text names, in upper or lower case; nullopt if neither the paper
+  // nor the zoo has the network, or if the text lacks a batch and no batch is usual.
   std::optional<Workload> Read(std::string_view text) const;
   std::string Write(const Workload& workload) const;
 };
 
-// A GPU, and where the times of its kernels come from: as for `LoadDevice` and `LoadCost`, but that
-// "auto" takes no recorded table that lacks a kernel.
+// A GPU and the source of its kernels' times, as `LoadDevice` and `LoadCost` take them. Unlike in
+// `LoadCost`, "auto" takes a recorded table only if the table has every kernel.
 struct PaperMachine {
   std::string device = {};
   std::string cost = {};
 };
 inline constexpr const char* kModelled = "roofline";  // the cost on a paper's own GPU
 
-// What fills the holes of a pattern, and where it is computed.
+// The values for the holes of a pattern, and the machine on which the item is computed.
 struct PaperRow {
   Workload workload = {};
   double number = 0;
   std::string layer = {};
-  PaperMachine machine = {};  // in a table's rows: none, the table's
+  PaperMachine machine = {};  // empty in a table's rows, which are for any machine
+  int64_t step = 0;
 };
+
+// Returns a row for each workload, number and layer, the last of these changing fastest.
+std::vector<PaperRow> Rows(const std::vector<Workload>& workloads,
+                           const std::vector<double>& numbers = {0},
+                           const std::vector<std::string>& layers = {""});
 
 struct PaperColumn {
   std::string pattern;  // "Tab5 {workload} conv(m) aggregate"
   std::string unit;
-  // nullopt where the workload does not fit on the paper's GPU, or does not have the layer.
-  std::function<std::optional<double>(const PaperRow&)> compute;
-  bool round_down = false;    // as the paper prints it; else rounded
-  std::string evidence = {};  // of what is not printed: "x" where it rests on what is not said
-  std::function<bool(const PaperRow&)> accepts = {};  // rows besides the table's; empty: all
+  // Returns nullopt if the workload does not fit on the GPU or lacks the layer.
+  std::function<Computed(const PaperRow&)> compute;
+  bool round_down = false;    // the paper cuts the number off; otherwise it rounds
+  std::string evidence = {};  // of items without a printed number; "x" if the paper leaves a choice
+  std::function<bool(const PaperRow&)> accepts = {};  // whether a user may ask; empty: always
 };
 
-// What a column computes from the row's workload alone: `function(workload, arguments...)`.
+// Returns a column's function that calls `function(workload, arguments...)`.
 template <typename Function, typename... Arguments>
 auto OfWorkload(Function function, Arguments... arguments) {
   return [=](const PaperRow& row) { return function(row.workload, arguments...); };
 }
-// Likewise with its machine: `function(row, arguments...)`.
+// Returns a column's function that calls `function(row, arguments...)`.
 template <typename Function, typename... Arguments>
 auto OfRow(Function function, Arguments... arguments) {
   return [=](const PaperRow& row) { return function(row, arguments...); };
 }
 
-// How a table is asked for.
+// A column for each mode of a paper's policies, whose name fills {mode}.
+template <typename Mode>
+struct ModeColumn {
+  std::string pattern;  // "Fig11 {workload} {mode} max MB"
+  std::string unit;
+  std::function<Computed(const PaperRow&, const Mode&)> compute;
+  bool round_down = false;
+};
+
+// Returns the columns of each mode, mode by mode.
+template <typename Mode>
+std::vector<PaperColumn> ForModes(std::span<const Mode> modes,
+                                  const std::vector<ModeColumn<Mode>>& columns) {
+  constexpr std::string_view kHole = "{mode}";
+  std::vector<PaperColumn> all;
+  for (const Mode& mode : modes) {
+    for (const ModeColumn<Mode>& column : columns) {
+      std::string pattern = column.pattern;
+      pattern.replace(pattern.find(kHole), kHole.size(), mode.Name());
+      all.push_back({pattern, column.unit, OfRow(column.compute, mode), column.round_down});
+    }
+  }
+  return all;
+}
+
+// The names by which a user may ask for a table.
 enum class PaperRequest : uint8_t {
-  kName,       // "Tab2", or "superneurons-Tab2"
-  kPaperName,  // not by "Tab2", which means another paper's
+  kName,       // "Tab2" and "superneurons-Tab2"
+  kPaperName,  // "vdnnpp-Tab2" alone, since "Tab2" means another paper's table
 };
 
 struct PaperTable {
-  std::string name;  // "Tab2"; empty: its items are asked for one by one, and with their paper
+  std::string name;  // "Tab2"; empty: a user asks for its items or for the whole paper
   PaperNames names;
-  std::vector<PaperRow> rows;  // one where patterns have no holes
+  std::vector<PaperRow> rows;  // a single row if patterns have no holes
   std::vector<PaperColumn> columns;
   PaperRequest request = PaperRequest::kName;
-  std::string group = {};   // a name of several tables of the paper
-  std::string device = {};  // its GPU; empty: nothing depends on that
-  std::string preset = {};  // how memory is counted; empty: there is no run
+  std::string group = {};   // another name, which several tables of the paper share
+  std::string device = {};  // the paper's GPU; empty: no number depends on the GPU
+  std::string preset = {};  // the preset that counts memory; empty: nothing is run
 };
 
-std::string ItemName(const PaperTable& table, const PaperColumn& column, const PaperRow& row);
+// The key of an item: a paper, one of its tables, a column of the table, and a row, which holds the
+// machine.
+struct PaperKey {
+  std::string_view paper;
+  std::shared_ptr<const PaperTable> table;
+  const PaperColumn* column;  // of the table
+  PaperRow row;
 
-// The row for which the column has an item of that name; nullopt if there is none.
+  // Returns the item's name in paper-values.csv, "Tab5 AlexNet(256) conv(m) aggregate".
+  std::string Format() const;
+  // Returns false on another machine, about which the paper prints nothing.
+  bool OnPapersGpu() const;
+  Computed Compute() const { return column->compute(row); }
+};
+
+// Returns the row of the column's item to which a user or paper-values.csv gives the name `item`;
+// nullopt if the column has no such item.
 std::optional<PaperRow> RowOf(const PaperTable& table, const PaperColumn& column,
                               std::string_view item);
 
 struct Paper {
   std::string_view name;
-  // nullptr: nothing is computed. What the paper prints may say which tables there are.
+  // Returns the paper's tables. Some tables depend on the printed numbers.
   std::vector<PaperTable> (*tables)(const PaperValues& printed);
 };
 
-// All papers, in the order in which they are asked: papers.cc.
+// Returns all papers, in the order in which a request is looked up (papers.cc).
 const std::vector<Paper>& Papers();
 
 std::vector<PaperTable> VdnnTables(const PaperValues& printed);

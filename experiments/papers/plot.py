@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Figures of the papers, from their numbers alone.
+"""Draws the figures of the papers from their numbers.
 
 usage: experiments/papers/plot.py DIRECTORY
 
-Draws each figure whose CSV is in DIRECTORY (`spillway reproduce all --figures DIRECTORY` writes them, and runs this) as
-PDF and PNG beside it. Exit code 5 without matplotlib.
+Draws each figure whose CSV is in DIRECTORY as PDF and PNG beside the CSV. `spillway reproduce all --figures DIRECTORY`
+writes the CSVs and runs this script. The exit code is 3 if a figure has a problem and 5 without matplotlib.
 """
 
 import csv
@@ -34,14 +34,14 @@ class Sheets:
         return self.known[sheet]
 
     def __call__(self, sheet):
-        """The words of each item's name after the figure's, and its value."""
+        """Pairs of the words in an item's name after the figure's name, and the item's value."""
         return [(row["item"].split()[1:], float(row["ours"])) for row in self.rows(sheet) if row["ours"]]
 
     def device(self, sheet):
         return self.rows(sheet)[0]["device"]
 
     def gpu(self, sheet):
-        """For a label: "Titan X model", or "H200" where recorded times are taken."""
+        """The GPU for a label: "Titan X model", or "H200" if its times are recorded ones."""
         row = self.rows(sheet)[0]
         return gpu_name(row["device"]) + (" model" if row["cost"] == "roofline" else "")
 
@@ -51,12 +51,12 @@ def gpu_name(device):
 
 
 def above(axes):
-    """The legend in one line over the axes, where it hides nothing."""
+    """Puts the legend in one line over the axes."""
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncol=3)
 
 
 def above_both(axes, right, ncol):
-    """The legend of axes and of those that share their x axis, over them; the right one has no grid."""
+    """Puts the legend of two axes with the same x axis over them, and removes the grid of the right one."""
     right.spines["right"].set_visible(True)
     right.grid(visible=False)
     handles = [h + r for h, r in zip(axes.get_legend_handles_labels(),
@@ -65,13 +65,13 @@ def above_both(axes, right, ncol):
 
 
 def above_all(fig, axes, ncol):
-    """The legend of one of several axes in one line over the figure."""
+    """Puts the legend of one of several axes in one line over the figure."""
     fig.get_layout_engine().set(rect=(0, 0, 1, 0.9))
     fig.legend(*axes.get_legend_handles_labels(), loc="upper center", ncol=ncol)
 
 
 def grouped(axes, labels, series):
-    """Bars side by side: `series` maps a name to one value per label."""
+    """Draws bars side by side: `series` maps a name to one value per label."""
     width = 0.8 / len(series)
     for i, (name, values) in enumerate(series.items()):
         axes.bar([x + (i - (len(series) - 1) / 2) * width for x in range(len(labels))], values,
@@ -82,11 +82,21 @@ def grouped(axes, labels, series):
 
 
 def bars(axes, rows):
-    """Rows of (label, series, value) in order, every series with every label."""
+    """Draws bars of rows (label, series, value) in order. REQUIRES: every series has every label."""
     labels = list(dict.fromkeys(label for label, _, _ in rows))
     series = dict.fromkeys(name for _, name, _ in rows)
     value = {(label, name): v for label, name, v in rows}
     grouped(axes, labels, {name: [value[label, name] for label in labels] for name in series})
+
+
+def stacks(axes, labels, series):
+    """Draws a stack of bars for each label: `series` maps a name to one value per label."""
+    bottom = [0.0] * len(labels)
+    for name, values in series.items():
+        axes.bar(labels, values, 0.7, bottom=bottom, label=name, zorder=2)
+        bottom = [b + v for b, v in zip(bottom, values)]
+    axes.tick_params(axis="x", rotation=30)
+    axes.grid(axis="x", visible=False)
 
 
 def peaks(figstyle, read):
@@ -122,7 +132,7 @@ def performance(figstyle, read):
 
 
 def compression(figstyle, read):
-    """Times by layer, and on an axis of its own the density and what is left of the bytes."""
+    """Times by layer, and on a right axis the density and the compressed size."""
     rows = [words[1:] + [value] for words, value in read("vdnnpp-Fig10")
             if len(words) == 3]
     fig, axes = figstyle.figure(4.6, 2.8)
@@ -169,7 +179,7 @@ def network_memory(figstyle, read):
 
 
 def shares(figstyle, read):
-    """One stack for each network; what the paper does not name and what is too thin to see, as others."""
+    """A stack for each network. Types that the paper does not name or that are too thin to see are "others"."""
     share = {}
     for (network, kind, column, _), percent in read("superneurons-Fig8"):
         share.setdefault(column, {}).setdefault(network, {})[kind] = percent
@@ -177,16 +187,10 @@ def shares(figstyle, read):
     fig, panels = figstyle.figure(7.0, 2.8, ncols=2)
     for axes, column, label in zip(panels, ["time", "memory"],
                                    ["of the kernels' time (%)", "of the counted tensors (%)"]):
-        networks = list(share[column])
-        bottom = [0.0] * len(networks)
-        for kind in shown + ["others"]:
-            values = [parts[kind] if kind in parts else
-                      sum(v for k, v in parts.items() if k not in shown)
-                      for parts in share[column].values()]
-            axes.bar(networks, values, 0.7, bottom=bottom, label=kind, zorder=2)
-            bottom = [b + v for b, v in zip(bottom, values)]
-        axes.tick_params(axis="x", rotation=30)
-        axes.grid(axis="x", visible=False)
+        parts = share[column].values()
+        series = {kind: [part[kind] for part in parts] for kind in shown}
+        series["others"] = [sum(v for k, v in part.items() if k not in shown) for part in parts]
+        stacks(axes, list(share[column]), series)
         axes.set(ylabel=label, ylim=(0, 100))
     above_all(fig, panels[0], 7)
     return fig
@@ -252,7 +256,7 @@ def front(figstyle, read):
 
 
 def divided(figstyle, read):
-    """Figures 10 and 11: a bar for each GPU or network, and limit of a kernel's workspace."""
+    """u-cuDNN, Figs. 10 and 11: a bar for each GPU or network and each limit of a kernel's workspace."""
     fig, panels = figstyle.figure(7.0, 2.4, ncols=2, sharey=True)
     speedups = [(f"{gpu_name(gpu)}, {option}", limit, x)
                 for (network, limit, gpu, option, _), x in read("ucudnn-Fig10") if network == "AlexNet"]
@@ -304,7 +308,7 @@ def segments(figstyle, read):
 
 
 def shares_of_layers(figstyle, read):
-    """vDNN, Fig. 1: the whole allocation, and what the largest layer uses of it."""
+    """vDNN, Fig. 1: the whole allocation, and the percentage that the largest layer uses."""
     rows = read("vdnn-Fig1")
     fig, axes = figstyle.figure(4.6, 2.6)
     bars(axes, [(words[0], "network-wide allocation", mb) for words, mb in rows if words[-1] == "MB"])
@@ -318,27 +322,21 @@ def shares_of_layers(figstyle, read):
 
 
 def functions(figstyle, read):
-    """vDNN, Fig. 4: the allocation by what it is for, as stacks."""
+    """vDNN, Fig. 4: the allocation by function, as stacks."""
     part = {}
     for (network, kind, _), mb in read("vdnn-Fig4"):
         part.setdefault(kind, {})[network] = mb
     networks = list(part["weights"])
     fig, axes = figstyle.figure(4.6, 2.6)
-    bottom = [0.0] * len(networks)
     names = {"weights": "weights", "features": "feature maps", "gradients": "gradient maps", "workspace": "workspace"}
-    for kind, name in names.items():
-        values = [part[kind][network] for network in networks]
-        axes.bar(networks, values, 0.7, bottom=bottom, label=name, zorder=2)
-        bottom = [b + v for b, v in zip(bottom, values)]
-    axes.tick_params(axis="x", rotation=30)
-    axes.grid(axis="x", visible=False)
+    stacks(axes, networks, {name: [part[kind][network] for network in networks] for kind, name in names.items()})
     axes.set(ylabel="memory (MiB)")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncol=4)
     return fig
 
 
 def layer_use(figstyle, read):
-    """vDNN, Fig. 5: maps and workspace of each layer, weights on an axis of their own."""
+    """vDNN, Fig. 5: maps and workspace of each layer, and weights on the right axis."""
     rows = [(layer, what, mb) for (_, layer, what, _), mb in read("vdnn-Fig5")]
     names = {"features": "feature maps", "workspace": "workspace"}
     fig, axes = figstyle.figure(4.6, 2.8)
@@ -353,7 +351,7 @@ def layer_use(figstyle, read):
 
 
 def reuse(figstyle, read):
-    """vDNN, Fig. 6: time of each layer, and how long its input waits for backward."""
+    """vDNN, Fig. 6: time of each layer, and the time for which its input waits for backward."""
     rows = [(layer, what, ms) for (network, layer, what, _), ms in read("vdnn-Fig6") if network == "VGG-16(64)"]
     fig, axes = figstyle.figure(4.6, 2.8)
     bars(axes, [row for row in rows if row[1] != "reuse"])
@@ -399,7 +397,7 @@ def offloaded(figstyle, read):
 
 
 def bandwidth(figstyle, read):
-    """vDNN, Fig. 13: the least traffic over the time, not what counters would see."""
+    """vDNN, Fig. 13: the least traffic over the time. Hardware counters would show more."""
     fig, axes = figstyle.figure(4.6, 2.6)
     bars(axes, [(layer, what, rate) for (_, layer, what, _), rate in read("vdnn-Fig13")])
     if read.device("vdnn-Fig13") in DRAM:
@@ -409,7 +407,7 @@ def bandwidth(figstyle, read):
 
 
 def modes_speed(figstyle, read):
-    """vDNN, Fig. 14, with a star over what does not fit in the GPU's memory."""
+    """vDNN, Fig. 14, with a star over bars that do not fit in the GPU's memory."""
     value = {tuple(words): x for words, x in read("vdnn-Fig14")}
     rows = [(network, mode, "performance", x) for (network, mode, what), x in value.items()
             if what == "performance"]
@@ -425,7 +423,7 @@ def modes_speed(figstyle, read):
 
 
 def very_deep(figstyle, read):
-    """vDNN, Fig. 15: the baseline beside what dyn has on the GPU and on the host."""
+    """vDNN, Fig. 15: the memory of the baseline, and of dyn on the GPU and on the host."""
     value = {tuple(words): gb for words, gb in read("vdnn-Fig15")}
     networks = list(dict.fromkeys(words[0] for words in value))
     fig, axes = figstyle.figure(4.6, 2.6)
@@ -443,7 +441,7 @@ def very_deep(figstyle, read):
 
 
 def missed(figstyle, read):
-    """u-cuDNN, Fig. 1: the fastest algorithm, and the fastest with a byte less workspace than it needs."""
+    """u-cuDNN, Fig. 1: the fastest algorithm, and the fastest that needs at least a byte less workspace."""
     rows = [(words[-2] if words[-1] == "best" else words[-3], "fastest" if words[-1] == "best" else "with one byte less", ms)
             for words, ms in read("ucudnn-Fig1")]
     fig, axes = figstyle.figure(4.6, 2.4)
@@ -464,7 +462,7 @@ def options(figstyle, read):
 
 
 def layer_weights(figstyle, read):
-    """mmCNN, Fig. 6: weights of each layer of a chain; layers without are left out."""
+    """mmCNN, Fig. 6: weights of each layer of a chain. Layers without weights are left out."""
     rows = [(words[0], words[2], mb) for words, mb in read("mmcnn-Fig6") if mb > 0]
     networks = list(dict.fromkeys(network for network, *_ in rows))
     fig, panels = figstyle.figure(7.0, 2.2, ncols=len(networks), squeeze=False)
@@ -478,7 +476,7 @@ def layer_weights(figstyle, read):
 
 
 def slices(name):
-    """mmCNN, Figs. 7 and 8: parts of each layer, and of the weights that its segment prefetches, by limit."""
+    """mmCNN, Figs. 7 and 8: by limit, the parts of each layer and the parts of weights that its segment prefetches."""
     def drawing(figstyle, read):
         curves = {}
         for (_, _, layer, limit, _, what), count in read(name):
@@ -496,7 +494,7 @@ def slices(name):
 
 
 def limited(figstyle, read):
-    """mmCNN, Fig. 9: time and transfers by limit, and on an H200 the times that were measured."""
+    """mmCNN, Fig. 9: time and transfers by limit, and on an H200 the measured times."""
     curves = {}
     measured = measured_limits() if read.device("mmcnn-Fig9") == "h200" else []
     for (network, limit, _, what), value in read("mmcnn-Fig9"):
@@ -516,14 +514,14 @@ def limited(figstyle, read):
 
 
 def measured_limits():
-    """Limits in MB, as Fig. 9 names them, and what the policy took in each on an H200."""
-    with open(HERE.parent / "validation" / "mmcnn-h200.csv", newline="", encoding="utf-8") as stream:
+    """Pairs of a limit in MB, as Fig. 9 names it, and the measured milliseconds of the policy on an H200."""
+    with open(HERE.parent / "evidence" / "validation" / "mmcnn-h200.csv", newline="", encoding="utf-8") as stream:
         found = ((re.fullmatch(r"mmcnn:limit=(\d+)MiB", row["policy"]), row) for row in csv.DictReader(stream))
         return [(limit[1], float(row["measured_iteration_ms"])) for limit, row in found if limit]
 
 
 def speed_by_batch(figstyle, read):
-    """SuperNeurons, Fig. 14: a line of each framework ends where the next batch does not fit."""
+    """SuperNeurons, Fig. 14: the line of a framework ends if the next batch does not fit."""
     curves = {}
     for (workload, framework, _), speed in read("superneurons-Fig14"):
         network, batch = workload.rstrip(")").split("(")
@@ -544,7 +542,7 @@ def speed_by_batch(figstyle, read):
 
 
 def pools(figstyle, read):
-    """SuperNeurons, section 3.3: where outputs of convolutions leave to, over the host's speed."""
+    """SuperNeurons, section 3.3: the speed with each pool for outputs of convolutions, over the speed with the host."""
     value = {tuple(words): speed for words, speed in read("superneurons-Pools")}
     fig, axes = figstyle.figure(4.6, 2.4)
     bars(axes, [(network, pool, speed / value[network, "host"]) for (network, pool), speed in value.items()])
@@ -589,7 +587,7 @@ DRAWINGS = {
 }
 
 
-NEEDS = {"ucudnn-Fig10": ["ucudnn-Fig11"]}  # drawn with another one's numbers
+NEEDS = {"ucudnn-Fig10": ["ucudnn-Fig11"]}  # other CSVs that the drawing reads
 
 
 def draw(figstyle, directory, name):

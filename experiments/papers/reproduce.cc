@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <memory>
 #include <utility>
 
 #include "traces/base/csv.h"
@@ -16,159 +18,119 @@ namespace {
 
 // --- Requests -----------------------------------------------------------------------------------
 
-struct Cell {
-  std::string_view paper;
-  const PaperTable* table;
-  const PaperColumn* column;
-  PaperRow row;
-};
-
-// The tables of all papers, on the papers' GPUs or on another machine.
+// The tables of all papers, on the papers' GPUs or on another machine, and the keys of their items.
 class Shelf {
  public:
   Shelf(const PaperValues& printed, const std::optional<PaperMachine>& machine)
-      : machine_(machine) {
+      : printed_(printed), machine_(machine) {
     for (const Paper& paper : Papers()) {
-      if (paper.tables == nullptr) continue;
-      for (PaperTable& table : paper.tables(printed)) {
-        if (machine && table.device.empty()) continue;
-        tables_.emplace_back(paper.name, std::move(table));
-      }
-    }
-  }
-
-  // The cell of that name in each paper, or in the one that is wanted: that of a row that its table
-  // has, else the first.
-  std::vector<Cell> Find(std::string_view item, std::string_view wanted = "") const {
-    std::vector<Cell> cells;
-    for (const Paper& paper : Papers()) {
-      if (!wanted.empty() && wanted != paper.name) continue;
-      std::vector<Cell> found;
-      for (const auto& [of, table] : tables_) {
-        if (of != paper.name) continue;
-        for (const PaperColumn& column : table.columns) {
-          const auto row = RowOf(table, column, item);
-          if (row) found.push_back({of, &table, &column, InPlace(table, *row)});
+      for (PaperTable& made : paper.tables(printed)) {
+        if (machine && made.device.empty()) continue;
+        const auto table = std::make_shared<const PaperTable>(std::move(made));
+        tables_.emplace_back(paper.name, table);
+        for (const PaperRow& row : table->rows) {
+          for (const PaperColumn& column : table->columns)
+            Add(KeyOf(paper.name, table, column, row));
         }
       }
-      const auto listed = [&](const Cell& cell) {
-        return std::ranges::any_of(cell.table->rows, [&](const PaperRow& row) {
-          return ItemName(*cell.table, *cell.column, InPlace(*cell.table, row)) == item;
-        });
-      };
-      if (found.empty()) continue;
-      const auto own = found.size() == 1 ? found.begin() : std::ranges::find_if(found, listed);
-      cells.push_back(own == found.end() ? found.front() : *own);
     }
-    return cells;
   }
 
-  // The cells of the tables that a request means, as "Tab2" or "superneurons-Tab2".
-  std::vector<Cell> CellsOf(std::string_view request) const {
-    std::vector<Cell> cells;
-    for (const auto& [paper, table] : tables_) {
-      if (Means(request, paper, table)) AddCells(paper, table, cells);
+  // Returns the paper's item of that name: the item of a table's row, otherwise the item of the
+  // first column whose pattern gives a row. nullopt if there is none.
+  std::optional<PaperKey> Find(std::string_view paper, const std::string& name) const {
+    const auto listed = index_.find({paper, name});
+    if (listed != index_.end()) return keys_[listed->second];
+    for (const auto& [of, table] : tables_) {
+      if (of != paper) continue;
+      for (const PaperColumn& column : table->columns) {
+        const auto row = RowOf(*table, column, name);
+        if (row) return KeyOf(paper, table, column, *row);
+      }
     }
-    return cells;
+    return std::nullopt;
   }
 
-  struct Sheet {
-    std::string name;
-    std::vector<Cell> cells;
-  };
+  // Returns the items of the tables that the request names, "Tab2" or "superneurons-Tab2".
+  std::vector<PaperItem> ItemsOf(std::string_view request) const {
+    std::vector<PaperItem> items;
+    for (const PaperKey& key : keys_) {
+      if (Means(request, key)) items.push_back(ItemOf(key, key.Format()));
+    }
+    return items;
+  }
 
-  // The tables with rows that a request means, those of one name together.
-  std::vector<Sheet> SheetsOf(std::string_view request) const {
-    std::vector<Sheet> sheets;
-    for (const auto& [paper, table] : tables_) {
-      const std::string name = FullName(paper, table.name);
-      if (table.name.empty() || table.rows.empty()) continue;
-      if (request != "all" && request != paper && !Means(request, paper, table)) continue;
-      auto sheet = std::find_if(sheets.begin(), sheets.end(),
-                                [&](const Sheet& known) { return known.name == name; });
+  // Returns the tables that the request names. Tables of the same name make one sheet.
+  std::vector<PaperSheet> SheetsOf(std::string_view request) const {
+    std::vector<PaperSheet> sheets;
+    for (const PaperKey& key : keys_) {
+      const bool all = request == "all" || request == key.paper;
+      if (key.table->name.empty() || (!all && !Means(request, key))) continue;
+      const std::string name = FullName(key, key.table->name);
+      auto sheet = std::ranges::find(sheets, name, &PaperSheet::name);
       if (sheet == sheets.end()) sheet = sheets.insert(sheet, {name, {}});
-      AddCells(paper, table, sheet->cells);
+      sheet->items.push_back(ItemOf(key, key.Format()));
     }
     return sheets;
   }
 
-  // The full names of the tables with rows.
-  std::vector<std::string> Names() const {
-    std::vector<std::string> names;
-    for (const auto& [paper, table] : tables_) {
-      const std::string name = FullName(paper, table.name);
-      const bool known = std::find(names.begin(), names.end(), name) != names.end();
-      if (!table.name.empty() && !table.rows.empty() && !known) names.push_back(name);
-    }
-    return names;
+  // Returns the item with its printed number, if the list has one for that name and machine.
+  PaperItem ItemOf(const PaperKey& key, const std::string& name) const {
+    const PaperValue* listed = key.OnPapersGpu() ? FindValue(printed_, key.paper, name) : nullptr;
+    if (listed) return {*listed, key};
+    const PaperColumn& column = *key.column;
+    return {{std::string(key.paper), name, key.row.workload.Name(), column.unit, std::nullopt, 0,
+             column.evidence},
+            key};
+  }
+
+  // Returns the message for a request that names no item or table, with the names that exist.
+  std::string Unknown(const std::string& kind, const std::string& request) const {
+    std::vector<std::string> names{"all"};
+    for (const Paper& paper : Papers()) names.emplace_back(paper.name);
+    for (const PaperSheet& sheet : SheetsOf("all")) names.push_back(sheet.name);
+    return UnknownName(kind, request, names);
   }
 
  private:
-  static bool Means(std::string_view request, std::string_view paper, const PaperTable& table) {
+  static bool Means(std::string_view request, const PaperKey& key) {
+    const PaperTable& table = *key.table;
     if (table.name.empty()) return false;
     return (table.request == PaperRequest::kName && request == table.name) ||
-           request == FullName(paper, table.name) ||
-           (!table.group.empty() && request == FullName(paper, table.group));
+           request == FullName(key, table.name) ||
+           (!table.group.empty() && request == FullName(key, table.group));
   }
 
-  PaperRow InPlace(const PaperTable& table, PaperRow row) const {
-    PaperMachine machine = machine_.value_or(PaperMachine{table.device, kModelled});
+  static std::string FullName(const PaperKey& key, std::string_view table) {
+    return fmt::format("{}-{}", key.paper, table);
+  }
+
+  PaperKey KeyOf(std::string_view paper, const std::shared_ptr<const PaperTable>& table,
+                 const PaperColumn& column, PaperRow row) const {
+    PaperMachine machine = machine_.value_or(PaperMachine{table->device, kModelled});
     if (!row.machine.device.empty()) machine.device = row.machine.device;  // by the item's name
     row.machine = std::move(machine);
-    return row;
+    return {paper, table, &column, std::move(row)};
   }
 
-  // Tables that differ in the GPU alone are one on another machine.
-  void AddCells(std::string_view paper, const PaperTable& table, std::vector<Cell>& cells) const {
-    const std::vector<Cell> before = cells;
-    const auto known = [&](const std::string& item) {
-      return std::ranges::any_of(before, [&](const Cell& cell) {
-        return ItemName(*cell.table, *cell.column, cell.row) == item;
-      });
-    };
-    for (const PaperRow& listed : table.rows) {
-      const PaperRow row = InPlace(table, listed);
-      for (const PaperColumn& column : table.columns) {
-        if (machine_ && known(ItemName(table, column, row))) continue;
-        cells.push_back({paper, &table, &column, row});
-      }
-    }
+  // On another machine, tables that differ only in the GPU have the same items: the first is kept.
+  void Add(const PaperKey& key) {
+    const bool added = index_.emplace(std::pair(key.paper, key.Format()), keys_.size()).second;
+    if (added) keys_.push_back(key);
   }
 
-  static std::string FullName(std::string_view paper, std::string_view table) {
-    return fmt::format("{}-{}", paper, table);
-  }
-
+  const PaperValues& printed_;
   const std::optional<PaperMachine> machine_;
-  std::vector<std::pair<std::string_view, PaperTable>> tables_;
+  std::vector<std::pair<std::string_view, std::shared_ptr<const PaperTable>>> tables_;
+  std::vector<PaperKey> keys_;                                        // of their rows
+  std::map<std::pair<std::string_view, std::string>, size_t> index_;  // paper and name
 };
 
-// With what the list says of it, if it does. It says nothing of other machines.
-PaperItem MakeItem(const PaperValues& printed, const std::string& name, const Cell& cell) {
-  const PaperMachine& machine = cell.row.machine;
-  const auto listed = std::find_if(printed.begin(), printed.end(), [&](const PaperValue& value) {
-    return value.paper == cell.paper && value.item == name;
-  });
-  const PaperColumn& column = *cell.column;
-  const bool elsewhere = machine.device != cell.table->device || machine.cost != kModelled;
-  return {listed != printed.end() && !elsewhere
-              ? *listed
-              : PaperValue{std::string(cell.paper), name, cell.row.workload.Name(), column.unit, "",
-                           column.evidence},
-          machine,
-          elsewhere,
-          cell.table->preset,
-          column.round_down,
-          [compute = column.compute, row = cell.row] { return compute(row); }};
+UsageError NotOfDevice(const std::string& request) {
+  return UsageError(fmt::format("{}: no number of that depends on the device", request));
 }
 
 // --- Judging -------------------------------------------------------------------------------------
-
-// Digits after the decimal point of a printed number.
-int Decimals(std::string_view printed) {
-  const size_t point = printed.find('.');
-  return point == std::string_view::npos ? 0 : static_cast<int>(printed.size() - point - 1);
-}
 
 double RoundTo(double value, int decimals, bool down) {
   const double scale = std::pow(10.0, decimals);
@@ -177,7 +139,7 @@ double RoundTo(double value, int decimals, bool down) {
 }
 
 void Judge(Reproduction& result) {
-  const std::optional<double> printed = ReadNumber(result.item.value.printed);
+  const Computed printed = result.item.value.printed;
   if (!printed || !result.ours) return;
   if (*printed != 0) result.rel_error = (*result.ours - *printed) / *printed;
   const std::string& evidence = result.item.value.evidence;
@@ -188,9 +150,9 @@ void Judge(Reproduction& result) {
 }
 
 std::string CommandOf(const PaperItem& item) {
-  const PaperMachine& machine = item.machine;
   std::string command = fmt::format("spillway reproduce '{}'", item.value.item);
-  if (item.elsewhere) {
+  if (item.key && !item.key->OnPapersGpu()) {
+    const PaperMachine& machine = item.key->row.machine;
     command += fmt::format(" --device {} --cost {}", machine.device, machine.cost);
   }
   return command;
@@ -212,7 +174,15 @@ PaperValues ReadPaperValues(const std::filesystem::path& path) {
       throw InputError(
           fmt::format("{}:{}: {} fields, expected 6", path.string(), line_number, fields.size()));
     }
-    values.push_back({fields[0], fields[1], fields[2], fields[3], fields[4], fields[5]});
+    const std::string& printed = fields[4];
+    const Computed number = ReadNumber(printed);
+    if (!number && !printed.empty()) {
+      throw InputError(
+          fmt::format("{}:{}: '{}' is not a number", path.string(), line_number, printed));
+    }
+    const size_t point = std::min(printed.find('.') + 1, printed.size());
+    values.push_back({fields[0], fields[1], fields[2], fields[3], number,
+                      point > 0 ? static_cast<int>(printed.size() - point) : 0, fields[5]});
   }
   return values;
 }
@@ -221,61 +191,43 @@ std::vector<PaperItem> SelectItems(const PaperValues& printed, const std::string
                                    const std::optional<PaperMachine>& machine) {
   const Shelf shelf(printed, machine);
   std::vector<PaperItem> items;
-  std::vector<std::string> names{"all"};
-  for (const Paper& paper : Papers()) names.emplace_back(paper.name);
   for (const PaperValue& value : printed) {
     if (request != "all" && request != value.paper && request != value.item) continue;
-    const auto cells = shelf.Find(value.item, value.paper);
-    if (!cells.empty()) {
-      items.push_back(MakeItem(printed, value.item, cells[0]));
+    if (const auto key = shelf.Find(value.paper, value.item)) {
+      items.push_back(shelf.ItemOf(*key, value.item));
     } else if (!machine) {
       items.push_back({value});
     }
   }
+  if (items.empty()) items = shelf.ItemsOf(request);
   if (!items.empty()) return items;
-  for (const Cell& cell : shelf.CellsOf(request)) {
-    items.push_back(MakeItem(printed, ItemName(*cell.table, *cell.column, cell.row), cell));
+  for (const Paper& paper : Papers()) {
+    const auto key = shelf.Find(paper.name, request);
+    if (key) items.push_back(shelf.ItemOf(*key, request));
   }
   if (!items.empty()) return items;
-  for (const Cell& cell : shelf.Find(request)) items.push_back(MakeItem(printed, request, cell));
-  if (!items.empty()) return items;
-  if (machine) SelectItems(printed, request);  // throws if there is no such item at all
-  if (machine) throw UsageError(fmt::format("{}: nothing there depends on the device", request));
-  const std::vector<std::string> tables = shelf.Names();
-  names.insert(names.end(), tables.begin(), tables.end());
-  throw UsageError(
-      fmt::format("{}; also an item name such as 'base VGG-16(256) GB', for any network and batch",
-                  UnknownName("item", request, names)));
+  if (machine) SelectItems(printed, request);  // throws if no machine has such an item
+  if (machine) throw NotOfDevice(request);
+  throw UsageError(shelf.Unknown("item", request) +
+                   "; also an item name such as 'base VGG-16(256) GB', for any network and batch");
 }
 
 std::vector<PaperSheet> SelectSheets(const PaperValues& printed, const std::string& request,
                                      const std::optional<PaperMachine>& machine) {
   const Shelf shelf(printed, machine);
-  std::vector<PaperSheet> sheets;
-  for (const Shelf::Sheet& sheet : shelf.SheetsOf(request)) {
-    PaperSheet& selected = sheets.emplace_back(PaperSheet{sheet.name, {}});
-    for (const Cell& cell : sheet.cells) {
-      selected.items.push_back(
-          MakeItem(printed, ItemName(*cell.table, *cell.column, cell.row), cell));
-    }
-  }
+  std::vector<PaperSheet> sheets = shelf.SheetsOf(request);
   if (!sheets.empty()) return sheets;
   if (machine) SelectSheets(printed, request);
-  if (machine) throw UsageError(fmt::format("{}: nothing there depends on the device", request));
-  std::vector<std::string> names{"all"};
-  for (const Paper& paper : Papers()) names.emplace_back(paper.name);
-  const std::vector<std::string> tables = shelf.Names();
-  names.insert(names.end(), tables.begin(), tables.end());
-  throw UsageError(UnknownName("table or figure", request, names));
+  if (machine) throw NotOfDevice(request);
+  throw UsageError(shelf.Unknown("table or figure", request));
 }
 
 Reproduction Reproduce(const PaperItem& item) {
   Reproduction result;
   result.item = item;
-  if (item.compute) result.ours = result.ours_exact = item.compute();
-  const std::string& printed = item.value.printed;
-  if (result.ours && !printed.empty()) {
-    result.ours = RoundTo(*result.ours, Decimals(printed), item.round_down);
+  if (item.key) result.ours = result.ours_exact = item.key->Compute();
+  if (result.ours && item.value.printed) {
+    result.ours = RoundTo(*result.ours, item.value.decimals, item.key->column->round_down);
   }
   Judge(result);
   return result;
@@ -293,25 +245,30 @@ std::vector<Reproduction> Reproduce(const std::vector<PaperItem>& items,
 
 Columns<Reproduction> ReproductionColumns() {
   using R = Reproduction;
+  const auto machine = [](const R& r) {
+    return r.item.key ? r.item.key->row.machine : PaperMachine{};
+  };
   return {
       {"paper", "", "the paper", [](auto& r) { return r.item.value.paper; }},
-      {"item", "", "what it prints", [](auto& r) { return r.item.value.item; }},
-      {"workload", "", "of what", [](auto& r) { return r.item.value.workload; }},
-      {"printed", "", "in the paper", [](auto& r) { return ReadNumber(r.item.value.printed); }},
-      {"ours", "", "rounded as the paper does", &R::ours},
+      {"item", "", "the name of the number", [](auto& r) { return r.item.value.item; }},
+      {"workload", "", "network and batch", [](auto& r) { return r.item.value.workload; }},
+      {"printed", "", "the number in the paper", [](auto& r) { return r.item.value.printed; }},
+      {"ours", "", "our number, rounded as the paper rounds", &R::ours},
       {"rel_error", "1", "(ours - printed) / printed", &R::rel_error},
-      {"unit", "", "of both", [](auto& r) { return r.item.value.unit; }},
-      {"evidence", "", "how the printed number is known",
+      {"unit", "", "the unit of printed and ours", [](auto& r) { return r.item.value.unit; }},
+      {"evidence", "", "the strength of the evidence for the printed number",
        [](auto& r) { return IfAny(r.item.value.evidence); }},
-      {"ours_exact", "", "before rounding", &R::ours_exact},
-      {"judged", "", "whether the number has to agree", &R::judged},
-      {"passes", "", "whether it does", [](auto& r) { return When(r.judged, r.passes); }},
-      {"device", "", "on the model of which GPU, where that matters",
-       [](auto& r) { return IfAny(r.item.machine.device); }},
-      {"cost", "", "where the times of its kernels come from",
-       [](auto& r) { return When(!r.item.machine.device.empty(), r.item.machine.cost); }},
-      {"preset", "", "how memory is counted", [](auto& r) { return IfAny(r.item.preset); }},
-      {"command", "", "what computes it alone", [](auto& r) { return CommandOf(r.item); }},
+      {"ours_exact", "", "our number before rounding", &R::ours_exact},
+      {"judged", "", "true if the number has to agree", &R::judged},
+      {"passes", "", "true if it agrees", [](auto& r) { return When(r.judged, r.passes); }},
+      {"device", "", "the GPU, if the number depends on it",
+       [=](auto& r) { return IfAny(machine(r).device); }},
+      {"cost", "", "the source of its kernels' times",
+       [=](auto& r) { return When(!machine(r).device.empty(), machine(r).cost); }},
+      {"preset", "", "the preset that counts memory",
+       [](auto& r) { return IfAny(r.item.key ? r.item.key->table->preset : ""); }},
+      {"command", "", "the command that computes the item alone",
+       [](auto& r) { return CommandOf(r.item); }},
   };
 }
 
@@ -334,10 +291,10 @@ std::vector<PaperTotal> TotalsOf(const std::vector<Reproduction>& results) {
 Columns<PaperTotal> TotalColumns() {
   return {
       {"paper", "", "the paper", &PaperTotal::paper},
-      {"evidence", "", "how the printed numbers are known",
+      {"evidence", "", "the strength of the evidence for the printed numbers",
        [](auto& total) { return IfAny(total.evidence); }},
-      {"agree", "1", "items that have to and do", &PaperTotal::agree},
-      {"miss", "1", "items that have to and do not", &PaperTotal::miss},
+      {"agree", "1", "items that have to agree and do", &PaperTotal::agree},
+      {"miss", "1", "items that have to agree and do not", &PaperTotal::miss},
       {"shown", "1", "items that are not judged", &PaperTotal::shown},
       {"not_computed", "1", "items that this version does not compute", &PaperTotal::not_computed},
   };

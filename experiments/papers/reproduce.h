@@ -1,9 +1,9 @@
-// The papers' printed numbers, computed again by running the policies that they describe.
+// The papers' printed numbers, computed again by running the policies that the papers describe.
 //
-// An item is named as in experiments/papers/paper-values.csv, which holds what was printed and
-// how strong the evidence is; the papers' tables (paper.h) name and compute it. Nothing is fitted
-// to an item: one preset per paper gives all of its numbers, and the same kind of item for a
-// network or batch that the paper does not print is computed likewise.
+// experiments/papers/paper-values.csv names the items and holds the printed numbers and the
+// strength of their evidence; the papers' tables (paper.h) compute the items. Nothing is fitted to
+// an item: one preset per paper gives all of its numbers. Items of networks and batches that the
+// paper does not print are computed by the same functions.
 
 #ifndef SPILLWAY_EXPERIMENTS_PAPERS_REPRODUCE_H_
 #define SPILLWAY_EXPERIMENTS_PAPERS_REPRODUCE_H_
@@ -21,65 +21,65 @@ namespace spillway {
 
 struct PaperItem {
   PaperValue value;
-  PaperMachine machine = {};  // no device: nothing depends on that
-  bool elsewhere = false;     // not the paper's machine
-  std::string preset = {};
-  bool round_down = false;
-  std::function<std::optional<double>()> compute = {};  // empty: no table has it
+  std::optional<PaperKey> key = std::nullopt;  // nullopt: no table has the item
 };
 
 struct Reproduction {
   PaperItem item;
-  // Rounded as the paper prints it; unrounded where it prints nothing. nullopt: not computed by
-  // this version.
-  std::optional<double> ours;
-  std::optional<double> ours_exact;  // before rounding
-  std::optional<double> rel_error;   // (ours - printed) / printed
+  // Our number, rounded as the paper prints it, or unrounded if it prints none. nullopt: not
+  // computed, or the workload does not fit.
+  Computed ours;
+  Computed ours_exact;  // before rounding
+  Computed rel_error;   // (ours - printed) / printed; nullopt if the paper prints none or 0
   bool judged = false;
   bool passes = true;
 };
 
-// Reads the list of printed values (CSV with the header paper,item,workload,unit,printed,evidence).
-// Throws `InputError` with path and line.
+// Reads the list of printed values, a CSV with the header
+// paper,item,workload,unit,printed,evidence. Throws `InputError`, with path and line, if a line
+// lacks a field or `printed` is not a number.
 PaperValues ReadPaperValues(const std::filesystem::path& path);
 
-// What `request` names: "all", a paper, a table or figure ("Tab2", "superneurons-Tab2"), an item,
-// or one of a table's kind that is not in the list, such as "base VGG-16(32) GB". Throws
-// `UsageError` if it is none of these. On another `machine` than the papers' these are other items,
-// of which nothing is printed, and those that do not depend on it are left out.
+// Returns the items that `request` names: "all", a paper, a table or figure ("Tab2",
+// "superneurons-Tab2"), an item of the list, or an item that a table can compute although the list
+// lacks it, such as "base VGG-16(32) GB". With a `machine` the items are computed on it; no paper
+// prints their numbers, and items that do not depend on the machine are left out. Throws
+// `UsageError` if `request` names nothing, or nothing that depends on the machine.
 std::vector<PaperItem> SelectItems(const PaperValues& printed, const std::string& request,
                                    const std::optional<PaperMachine>& machine = std::nullopt);
 
-// A table or figure of a paper, as it is asked for: "vdnn-Fig1".
+// A table or figure of a paper.
 struct PaperSheet {
-  std::string name;
+  std::string name;  // "vdnn-Fig1"
   std::vector<PaperItem> items;
 };
 
-// The tables and figures that `request` names: "all", a paper, or one of them. Otherwise as
-// `SelectItems`.
+// Returns the tables and figures that `request` names: "all", a paper, or a table or figure.
+// `machine` and errors are as in `SelectItems`.
 std::vector<PaperSheet> SelectSheets(const PaperValues& printed, const std::string& request,
                                      const std::optional<PaperMachine>& machine = std::nullopt);
 
+// Computes and judges an item.
 Reproduction Reproduce(const PaperItem& item);
 
-// All of them at once, in their order. `done` is told each, from several threads.
+// Computes all items in parallel and returns them in their order. Several threads call `done` with
+// each item that is computed.
 std::vector<Reproduction> Reproduce(const std::vector<PaperItem>& items,
                                     const std::function<void(const PaperItem&)>& done);
 
 Columns<Reproduction> ReproductionColumns();
 
-// What became of the items of one paper and strength of evidence.
+// Numbers of items of one paper and strength of evidence, by outcome.
 struct PaperTotal {
   std::string paper;
-  std::string evidence;  // empty: of what the paper does not print
+  std::string evidence;  // empty: the paper does not print the items
   int64_t agree = 0;
   int64_t miss = 0;
   int64_t shown = 0;  // not judged
   int64_t not_computed = 0;
 };
 
-// In the order of their first items.
+// Returns the totals in the order in which their first items appear.
 std::vector<PaperTotal> TotalsOf(const std::vector<Reproduction>& results);
 
 Columns<PaperTotal> TotalColumns();

@@ -34,7 +34,7 @@ struct ReproduceOptions {
   }
 };
 
-// How the printed numbers are known, and what became of them.
+// Returns the totals of all items, and the meaning of the letters of evidence.
 std::string FormatLegend(const std::vector<Reproduction>& results) {
   PaperTotal all;
   for (const PaperTotal& total : TotalsOf(results)) {
@@ -45,8 +45,8 @@ std::string FormatLegend(const std::vector<Reproduction>& results) {
   }
   return fmt::format(
       "\n{} items: {} agree, {} miss, {} shown and not judged, {} not computed\n"
-      "evidence: = has to agree to the printed digits, c within 1 %, ~ within 2 %;\n"
-      "f (a fit) and x (not explained) are shown and not judged\n",
+      "Evidence: an item with = has to agree to the printed digits, with c within 1 %, with ~\n"
+      "within 2 %. Items with f (a fit) or x (not explained) are shown and not judged.\n",
       results.size(), all.agree, all.miss, all.shown, all.not_computed);
 }
 
@@ -58,19 +58,20 @@ std::string FormatReproductions(const std::vector<Reproduction>& results, size_t
   };
   for (const Reproduction& result : results) {
     const PaperValue& value = result.item.value;
-    const char* verdict = !result.item.compute ? "not computed yet"
-                          : !result.ours       ? "does not fit"
-                          : !result.judged     ? "shown"
-                          : result.passes      ? "ok"
-                                               : "MISS";
-    cells.push_back({value.paper, value.item, verdict, value.printed.empty() ? "-" : value.printed,
+    const char* verdict = !result.item.key ? "not computed yet"
+                          : !result.ours   ? "does not fit"
+                          : !result.judged ? "shown"
+                          : result.passes  ? "ok"
+                                           : "MISS";
+    cells.push_back({value.paper, value.item, verdict,
+                     value.printed ? fmt::format("{:.{}f}", *value.printed, value.decimals) : "-",
                      number(result.ours), value.unit, value.evidence, value.workload,
                      number(result.ours_exact)});
   }
   return FormatTable(std::move(cells), width) + FormatLegend(results);
 }
 
-// {"schema": "spillway.reproduce/v1", "rows": [...], "totals": [by paper and evidence]}
+// Returns {"schema": "spillway.reproduce/v1", "rows": [...], "totals": [by paper and evidence]}.
 std::string FormatJson(const std::vector<Reproduction>& results) {
   JsonWriter json(3);
   json.BeginObject().Put("schema", "spillway.reproduce/v1");
@@ -79,7 +80,8 @@ std::string FormatJson(const std::vector<Reproduction>& results) {
   return json.EndObject().Take();
 }
 
-// Throws `EnvironmentError` if Python or matplotlib is missing, `Error` if the script fails.
+// Runs the script that draws the figures whose CSVs are in the directory. Throws
+// `EnvironmentError` if Python or matplotlib is missing, and `Error` if the script fails.
 void DrawFigures(const std::string& script, const std::string& directory) {
   std::string python = "python3", path = script, folder = directory;
   char* const arguments[] = {python.data(), path.data(), folder.data(), nullptr};
@@ -90,13 +92,13 @@ void DrawFigures(const std::string& script, const std::string& directory) {
   const int code = ended ? WEXITSTATUS(status) : kMissingEnvironment;
   if (code == kOk) return;
   const std::string message =
-      fmt::format("the figures were not drawn; their numbers are in '{}'", directory);
+      fmt::format("the figures were not drawn, but their numbers are in '{}'", directory);
   if (code == kMissingEnvironment)
-    throw EnvironmentError(message + "; python3 and python3-matplotlib draw them");
+    throw EnvironmentError(message + "; to draw them, install python3 and python3-matplotlib");
   throw Error(message);
 }
 
-// Results of items, each computed once whoever asks for it.
+// The results of items. An item that is added several times is computed once.
 class Results {
  public:
   void Add(const std::vector<PaperItem>& items) {
@@ -125,7 +127,7 @@ class Results {
   std::vector<Reproduction> results_;
 };
 
-// The script that draws figures.
+// Returns the script that draws figures. Throws `InputError` if it is missing.
 std::filesystem::path FigureScript() {
   const std::string script = "experiments/papers/plot.py";
   const auto path = FindDataFile(script);
@@ -133,7 +135,8 @@ std::filesystem::path FigureScript() {
   return *path;
 }
 
-// What another GPU's numbers depend on: of recorded tables all that there are of it.
+// Adds the inputs on which another GPU's numbers depend. With cost "auto" these are all recorded
+// tables of the GPU.
 void AddMachine(const ReproduceOptions& options, Manifest& manifest) {
   manifest.configuration.emplace_back("device", options.device);
   manifest.configuration.emplace_back("cost", options.cost);
@@ -202,39 +205,32 @@ int Execute(const ReproduceOptions& options, Session& session) {
 
 }  // namespace
 
-void AddReproduce(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
-      "reproduce", "Compute a paper's printed numbers; exit code 1 if one is out of tolerance");
-  auto options = std::make_shared<ReproduceOptions>();
-  std::vector<std::string_view> computed, printed;
-  for (const Paper& paper : Papers()) {
-    (paper.tables != nullptr ? computed : printed).push_back(paper.name);
-  }
-  std::string papers = fmt::format("{}", fmt::join(computed, ", "));
-  if (!printed.empty()) {
-    papers += fmt::format("; of {} only what is printed", fmt::join(printed, " and "));
-  }
-  verb->add_option("item", options->item,
-                   fmt::format("all, a paper ({}), a table or figure (superneurons-Tab2), or an "
-                               "item such as 'base VGG-16(256) GB'",
-                               papers))
-      ->required();
-  verb->add_option(
-          "--figures", options->figures,
-          "Also write the tables and figures that are asked for (all, those of a paper, or "
-          "one) into this directory: each as CSV, and figures as PDF and PNG by matplotlib")
-      ->type_name("DIRECTORY");
-  CLI::Option* device = verb->add_option(
-      "--device", options->device,
-      "Another GPU than the paper's, which judges nothing: built-in name or .toml file");
-  verb->add_option("--cost", options->cost,
-                   "Kernel times of that GPU: auto (a recorded table where one has all kernels, "
-                   "else roofline), roofline, or a cost table file")
-      ->needs(device)
-      ->capture_default_str();
-  options->format.Add(*verb);
-  AddOutput(*verb, options->output, options->format);
-  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+void AddReproduce(Command& program, Session& session) {
+  Command& verb = program.Add(
+      "reproduce",
+      "Compute the numbers that a paper prints; exit code 1 if one is out of tolerance");
+  auto& options = verb.Runs(Execute, session);
+  std::vector<std::string_view> papers;
+  for (const Paper& paper : Papers()) papers.push_back(paper.name);
+  verb.Text("item", options.item,
+            fmt::format("all, a paper ({}), a table or figure (superneurons-Tab2), or an item such "
+                        "as 'base VGG-16(256) GB'",
+                        fmt::join(papers, ", ")))
+      .Required();
+  verb.Text("--figures", options.figures,
+            "Also write the named tables and figures (all, a paper's, or a single one) into this "
+            "directory: each as CSV, and figures as PDF and PNG, which matplotlib draws")
+      .Type("DIRECTORY");
+  const Option& device =
+      verb.Text("--device", options.device,
+                "Compute the items for this GPU (built-in name or .toml file) instead of the "
+                "paper's; nothing is judged then");
+  verb.Text("--cost", options.cost,
+            "Kernel times of that GPU: auto (a recorded table if one has all kernels, otherwise "
+            "roofline), roofline, or a cost table file")
+      .Needs(device);
+  options.format.Add(verb);
+  AddOutput(verb, options.output, options.format);
 }
 
 }  // namespace spillway::cli

@@ -1,24 +1,24 @@
 #include "experiments/papers/scene.h"
 
 #include "experiments/run/catalogue.h"
-#include "policies/registry.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
 namespace spillway {
 namespace {
 
-// The preset of a paper has kernels that a table recorded under another preset lacks.
+// Returns the cost model of `source`. With "auto", a recorded table that lacks a kernel of the
+// trace is not used: a paper's preset may have kernels that the table's preset lacks.
 std::unique_ptr<const CostModel> CostFor(const std::string& source, const Trace& trace,
                                          const Device& device) {
-  std::unique_ptr<const CostModel> cost = LoadCost(source, trace, device);
+  std::unique_ptr<const CostModel> cost = LoadCost(source, trace, device).model;
   try {
     for (const Op& op : trace.ops) {
       for (size_t slot = 0; slot < op.slots.size(); ++slot) cost->Kernels(op, slot, op.batch);
     }
   } catch (const InputError&) {
     if (source != "auto") throw;
-    return LoadCost("roofline", trace, device);
+    return LoadCost("roofline", trace, device).model;
   }
   return cost;
 }
@@ -31,7 +31,7 @@ Scene::Scene(const Workload& workload, const std::string& preset, const PaperMac
       device(LoadDevice(machine.device)),
       model(CostFor(machine.cost, trace, device)) {}
 
-Setup Scene::In(Bytes memory, const std::string& allocator) const {
+Prepared Scene::In(Bytes memory, const std::string& allocator) const {
   return {Borrow(trace), device, Borrow(cost), memory, allocator};
 }
 
@@ -39,10 +39,9 @@ Report Scene::Run(const std::string& policy, Bytes memory, const std::string& al
   return Play(In(memory, allocator), policy);
 }
 
-Report Play(const Setup& setup, const std::string& policy) {
-  PolicyRegistry registry;
-  RegisterBuiltinPolicies(registry);
-  return Simulate(setup, *registry.Make(policy)).report;
+Report Play(Prepared run, const std::string& policy) {
+  run.policy = policy;
+  return spillway::Run(run).report;
 }
 
 }  // namespace spillway

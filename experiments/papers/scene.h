@@ -1,4 +1,4 @@
-// A workload as a paper's preset lowers it, on a GPU: the paper's, or another.
+// A workload as a paper's preset lowers it, on the paper's GPU or on another one.
 
 #ifndef SPILLWAY_EXPERIMENTS_PAPERS_SCENE_H_
 #define SPILLWAY_EXPERIMENTS_PAPERS_SCENE_H_
@@ -7,7 +7,7 @@
 #include <string>
 
 #include "experiments/papers/paper.h"
-#include "experiments/run/simulate.h"
+#include "experiments/run/run.h"
 #include "sim/core/cost_model.h"
 #include "sim/core/device.h"
 #include "sim/core/report.h"
@@ -20,8 +20,8 @@ struct Scene {
   Scene(const Workload& workload, const std::string& preset, const PaperMachine& machine,
         bool training = true);
 
-  // Refers to this scene.
-  Setup In(Bytes memory, const std::string& allocator = "best-fit") const;
+  // Returns a run that refers to this scene.
+  Prepared In(Bytes memory, const std::string& allocator = "best-fit") const;
   Report Run(const std::string& policy, Bytes memory = Bytes::Unlimited(),
              const std::string& allocator = "best-fit") const;
 
@@ -31,8 +31,8 @@ struct Scene {
   const CostModel& cost = *model;
 };
 
-// A simulated iteration under a policy of this program.
-Report Play(const Setup& setup, const std::string& policy);
+// Simulates an iteration under a built-in policy.
+Report Play(Prepared run, const std::string& policy);
 
 }  // namespace spillway
 

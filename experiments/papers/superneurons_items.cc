@@ -1,4 +1,4 @@
-// The memory of SuperNeurons (Wang et al., PPoPP 2018): Table 1, Fig. 10, and what its text says.
+// The memory of SuperNeurons (Wang et al., PPoPP 2018): Table 1, Fig. 10, and numbers of its text.
 
 #include <fmt/format.h>
 
@@ -22,14 +22,15 @@ constexpr std::array kResidual{"resnet50@227", "resnet101@227"};
 
 // --- Runs ---------------------------------------------------------------------------------------
 
-// What is held at one step of a run.
+// The counted tensors on the device during one step of a run.
 struct StepMemory {
-  Bytes held;       // counted tensors, at the step's worst moment
-  int tensors = 0;  // how many at that moment
-  Bytes needed;     // of these, what the step names and what rebuilding that begins with
+  Bytes held;       // bytes at the moment that holds most
+  int tensors = 0;  // tensors at that moment
+  Bytes needed;     // most bytes of the tensors that the step names or that rebuilding them reads
 };
 
-// One entry for each forward and backward op, in the order of the trace. REQUIRES: the report fits.
+// Returns an entry for each forward and backward op, in the order of the trace. REQUIRES: the
+// report fits.
 std::vector<StepMemory> StepMemories(const Trace& trace, const Report& report) {
   SPILLWAY_CHECK(report.fits());
   const Liveness liveness(trace);
@@ -45,7 +46,7 @@ std::vector<StepMemory> StepMemories(const Trace& trace, const Report& report) {
   std::vector<StepMemory> steps(count);
   std::vector<bool> held(counted.size());
   StepMemory now;
-  size_t next = 0;  // placement
+  size_t next = 0;  // index of the next placement
   std::vector<TensorId> needs;
   for (size_t i = 0; i < count; ++i) {
     const auto op = static_cast<OpId>(i);
@@ -79,7 +80,8 @@ std::vector<StepMemory> StepMemories(const Trace& trace, const Report& report) {
   return steps;
 }
 
-// The paper's techniques, each on top of those before it; every offload at once, nothing cached.
+// Returns the policy of a technique of the paper: "liveness", "offload" with liveness, or
+// "recompute" with both. Tensors are offloaded at once and nothing is cached.
 std::string PolicyOf(std::string_view technique, std::string_view recompute = "cost-aware") {
   const bool offloads = technique != "liveness";
   return fmt::format("superneurons:offload={},cache=none,recompute={},workspace=none",
@@ -96,7 +98,7 @@ size_t PeakStep(const std::vector<StepMemory>& steps) {
   return static_cast<size_t>(std::max_element(steps.begin(), steps.end(), less) - steps.begin());
 }
 
-// Distinct counted storages that an op names.
+// Returns the bytes of the distinct counted storages that an op names.
 Bytes OperandBytes(const Trace& trace, const Op& op) {
   const std::vector<bool> counted = SuperNeuronsCounted(trace);
   std::vector<TensorId> storages;
@@ -112,7 +114,7 @@ Bytes OperandBytes(const Trace& trace, const Op& op) {
   return bytes;
 }
 
-// In MB, of a layer of AlexNet(200).
+// Returns the bytes of the output of a layer of AlexNet(200) in MiB.
 double OutputOf(const std::string& layer) {
   const Trace trace = SceneOf(Figure10()).trace;
   for (const Op& op : trace.ops) {
@@ -121,7 +123,7 @@ double OutputOf(const std::string& layer) {
   throw InputError("no layer " + layer);
 }
 
-// The steps of AlexNet(200).
+// Returns the steps of AlexNet(200).
 std::vector<StepMemory> StepsOf(const char* technique) {
   return Profile(Figure10(), PolicyOf(technique));
 }
@@ -133,12 +135,13 @@ double PeakMib(const char* technique) {
 
 Total Baseline() { return CountedStorages(SceneOf(Figure10()).trace); }
 
-// 1 - peak / baseline, in percent.
+// Returns 1 - peak / baseline in percent.
 double Saving(const char* technique) {
   return 100 * (1 - PeakMib(technique) / Baseline().bytes.mib());
 }
 
-// What the peak step of the liveness run names itself, or what is held besides.
+// Returns, for the peak step of the liveness run, the MiB that the step names if `own`, otherwise
+// the MiB that other steps hold.
 double PeakPart(bool own) {
   const Scene scene = SceneOf(Figure10());
   const auto steps = StepMemories(scene.trace, scene.Run(PolicyOf("liveness")));
@@ -147,14 +150,14 @@ double PeakPart(bool own) {
   return (own ? operands : steps[peak].held - operands).mib();
 }
 
-// The sum that the paper prints: the liveness peak without the outputs of CONV1 to CONV3.
+// Returns the sum that the paper prints: the liveness peak without the outputs of CONV1 to CONV3.
 double PoolAfterOffload() {
   double sum = PeakMib("liveness");
   for (const char* conv : {"conv1", "conv2", "conv3"}) sum -= OutputOf(conv);
   return sum;
 }
 
-// Most bytes that a step needs where everything else has been offloaded.
+// Returns the most MiB that a step needs if all other tensors have been offloaded.
 double NeededPeak(const Workload& workload, const std::string& mode) {
   Bytes peak;
   for (const StepMemory& step : Profile(workload, PolicyOf("recompute", mode))) {
@@ -172,10 +175,10 @@ double LayerCount(const Workload& workload) {
   return static_cast<double>(SceneOf(workload).trace.layers.size());
 }
 
-// Convolutions and linear layers on the longest path.
+// Returns the number of convolutions and linear layers on the longest path.
 double Depth(const Workload& workload) {
   const Network network = BuildNetwork(workload.network);
-  std::vector<int> depth(boost::num_vertices(network.graph()));
+  std::vector<int> depth(network.size());
   for (LayerNode node = 0; node < depth.size(); ++node) {
     for (const LayerNode input : network.Inputs(node)) {
       depth[node] = std::max(depth[node], depth[input]);
@@ -186,8 +189,8 @@ double Depth(const Workload& workload) {
   return *std::max_element(depth.begin(), depth.end());
 }
 
-// The mean of SuperNeurons' batch over the second largest, of the printed Table 5.
-std::optional<double> WiderOnAverage(const PaperValues& printed) {
+// Returns the mean, over the printed Table 5, of SuperNeurons' batch over the second largest batch.
+Computed WiderOnAverage(const PaperValues& printed) {
   double sum = 0;
   for (const char* network : kNetworks) {
     double ours = 0, next = 0;
@@ -201,7 +204,7 @@ std::optional<double> WiderOnAverage(const PaperValues& printed) {
   return sum / static_cast<double>(kNetworks.size());
 }
 
-// What parameters, optimizer state and reserved blocks take of the arena.
+// Returns the bytes of the arena that parameters, optimizer state and reserved blocks take.
 Bytes HeldThroughout(const Trace& trace, const Report& report) {
   Bytes held;
   for (const Placement& placement : report.placements) {
@@ -215,8 +218,9 @@ Bytes HeldThroughout(const Trace& trace, const Report& report) {
   return held;
 }
 
-// In hundredths of max(l_i), each tensor counted once; at most four times max(l_i).
-std::optional<double> Floor(const Workload& workload, const std::string& allocator) {
+// Returns the least memory without parameters that fits, as a multiple of max(l_i) in hundredths;
+// nullopt if four times max(l_i) does not fit. Each tensor of a layer counts once.
+Computed Floor(const Workload& workload, const std::string& allocator) {
   const Scene scene = SceneOf(workload);
   const Bytes fixed =
       HeldThroughout(scene.trace, scene.Run(std::string(kPaper), Bytes::Unlimited(), allocator));
@@ -241,7 +245,7 @@ std::optional<double> Floor(const Workload& workload, const std::string& allocat
 
 // --- Tables -------------------------------------------------------------------------------------
 
-// What the text and Fig. 10 say of AlexNet(200), and the text of Table 5.
+// Returns the numbers of the text and Fig. 10 about AlexNet(200), and of the text about Table 5.
 PaperTable TextItems(const PaperValues& printed) {
   const auto of = [](auto compute) { return [=](const PaperRow&) { return compute(); }; };
   const auto output = [&](const char* layer) { return of([=] { return OutputOf(layer); }); };
@@ -276,8 +280,8 @@ PaperTable TextItems(const PaperValues& printed) {
       PaperRequest::kPaperName};
 }
 
-// Steps that are run again, and most bytes that a step needs with what rebuilding begins with. The
-// text has the strategies by shorter names, too.
+// Returns the steps that are run again and the most bytes that a step needs. The paper's text has
+// shorter names of the strategies, which are the columns of a second table without rows.
 std::vector<PaperTable> TableOne() {
   PaperTable table{"Tab1", Names(), RowsOf(Names(), kResidual), {}};
   table.rows.insert(table.rows.begin(), {Figure10()});
@@ -295,24 +299,34 @@ std::vector<PaperTable> TableOne() {
   return {table, shorter};
 }
 
-// What is held at each step of AlexNet(200), forward and then backward.
-PaperTable FigureTen() {
-  PaperTable table{"Fig10", Names(), {{Figure10()}}, {}};
+// Returns the bytes and tensors that are held at each step of AlexNet(200). Steps count from 1,
+// first forward and then backward.
+std::vector<PaperTable> FigureTen() {
+  constexpr int64_t kSteps = 46;
+  const auto has_step = [](const PaperRow& row) { return row.step <= kSteps; };
+  std::vector<PaperTable> tables;
   for (const char* technique : {"liveness", "offload", "recompute"}) {
-    for (size_t step = 1; step <= 46; ++step) {
-      const auto memory = [=] { return StepsOf(technique).at(step - 1); };
-      const std::string name = fmt::format("Fig10 {} step {}", technique, step);
-      table.columns.push_back(
-          {name + " MB", "MB", [=](const PaperRow&) { return memory().held.mib(); }});
-      table.columns.push_back(
-          {name + " tensors", "count", [=](const PaperRow&) { return memory().tensors; }});
+    const auto memory = [=](const PaperRow& row) {
+      return StepsOf(technique).at(static_cast<size_t>(row.step) - 1);
+    };
+    const std::string step = fmt::format("Fig10 {} step {{step}} ", technique);
+    PaperTable& table = tables.emplace_back(
+        PaperTable{"Fig10",
+                   Names(),
+                   {},
+                   {{step + "MB", "MB", [=](auto& row) { return memory(row).held.mib(); }, false,
+                     "", has_step},
+                    {step + "tensors", "count", [=](auto& row) { return memory(row).tensors; },
+                     false, "", has_step}}});
+    for (int64_t i = 1; i <= kSteps; ++i) {
+      table.rows.push_back({.workload = Figure10(), .step = i});
     }
   }
-  return table;
+  return tables;
 }
 
-// Least memory that a run with everything on fits in, as a multiple of max(l_i), parameters, their
-// gradients and optimizer state apart.
+// Returns the least memory in which a run with all techniques fits, as a multiple of max(l_i). The
+// parameters, their gradients and optimizer state do not count.
 PaperTable FloorTable() {
   constexpr std::array kShown{"alexnet-227",   "vgg16@227",    "resnet50@227", "resnet101@227",
                               "resnet152@227", "inception-v4", "densenet121"};
@@ -323,7 +337,8 @@ PaperTable FloorTable() {
            {"Floor {workload} stitched", "x", OfWorkload(Floor, "stitched")}}};
 }
 
-// Of the graph, with the released code's second data layer or without, and on its longest path.
+// Returns the numbers of layers of the graph and on its longest path. The first table counts the
+// second data layer of the released code, too.
 std::vector<PaperTable> LayerTables() {
   const auto table = [](std::vector<PaperRow> rows, std::vector<PaperColumn> columns) {
     return PaperTable{"Text", Names(), std::move(rows), std::move(columns),
@@ -341,7 +356,7 @@ std::vector<PaperTable> LayerTables() {
 
 std::vector<PaperTable> SuperNeuronsTables(const PaperValues& printed) {
   std::vector<PaperTable> tables = TableOne();
-  for (const auto& more : {std::vector{TextItems(printed), FigureTen(), FloorTable()},
+  for (const auto& more : {std::vector{TextItems(printed), FloorTable()}, FigureTen(),
                            LayerTables(), SpeedTables(printed), LimitTables(printed)}) {
     tables.insert(tables.end(), more.begin(), more.end());
   }

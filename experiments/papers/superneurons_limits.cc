@@ -1,11 +1,11 @@
-// The limits that SuperNeurons (Wang et al., PPoPP 2018) prints for it and for the frameworks that
-// it compares with, found again: Table 4, the deepest ResNet, 3 (n1 + n2 + n3 + n4) + 2 layers of
-// resnet(6,32,n3,6) at batch 16, and Table 5, the largest batch, on a K40 with 12 GiB.
+// The limits that SuperNeurons (Wang et al., PPoPP 2018) prints for itself and for four frameworks,
+// on a K40 with 12 GiB: Table 4, the deepest ResNet, 3 (n1 + n2 + n3 + n4) + 2 layers of
+// resnet(6,32,n3,6) at batch 16, and Table 5, the largest batch.
 //
 // A framework's column depends on versions and allocators that no rule here knows, so it is shown
-// and not judged. The order is: pairs of frameworks that stand in the paper's order, of those for
-// which it prints different numbers. On AlexNet it does not follow from the frameworks' rules:
-// MXNet ends before Torch, though it frees what Torch keeps.
+// and not judged. The order is judged: it is the number of pairs of frameworks with different
+// printed numbers that are in the paper's order. On AlexNet the paper's order does not follow from
+// the frameworks' rules: MXNet ends before Torch, though MXNet frees tensors that Torch keeps.
 
 #include <fmt/format.h>
 
@@ -19,23 +19,21 @@
 namespace spillway::superneurons {
 namespace {
 
-// As the paper counts it.
+// Returns the largest depth in layers or the largest batch that fits; 0 if none does.
 double LimitOf(const WorkloadFamily& family, const Framework& framework,
                const PaperMachine& machine) {
-  LimitSetup setup{family};
-  setup.preset = framework.preset;
-  setup.run.device = LoadDevice(machine.device);
-  setup.run.memory = setup.run.device.memory;
-  setup.cost = machine.cost;
-  setup.scan = 1;
-  const int64_t largest =
-      FindLimit(setup, std::string(framework.policy), [](int64_t) {}).limit.largest;
+  Case asked;
+  asked.preset = framework.preset;
+  asked.device = machine.device;
+  asked.cost = machine.cost;
+  const LimitSearch search{family, asked, LoadDevice(machine.device), /*scan=*/1};
+  const int64_t largest = FindLimit(search, framework.policy, [](int64_t) {}).limit.largest;
   if (largest == 0) return 0;
   const Workload workload = family.At(largest);
   return static_cast<double>(family.deepens() ? *ResNetDepth(workload.network) : workload.batch);
 }
 
-// A limit that two items need: found when the first asks for it.
+// A limit that two items need. The first item that asks for it computes it.
 class KnownLimit {
  public:
   KnownLimit(Framework framework, double printed) : framework_(framework), printed_(printed) {}
@@ -55,7 +53,7 @@ class KnownLimit {
 };
 using KnownLimits = std::vector<std::shared_ptr<KnownLimit>>;
 
-// How many pairs of the paper's frameworks are in its order. Its own column is none of them.
+// Returns the number of pairs of frameworks, without SuperNeurons, that are in the paper's order.
 double InOrder(const WorkloadFamily& family, const KnownLimits& limits,
                const PaperMachine& machine) {
   int pairs = 0;
@@ -69,7 +67,7 @@ double InOrder(const WorkloadFamily& family, const KnownLimits& limits,
   return pairs;
 }
 
-// Of one line, without what the paper has as "N/A".
+// Returns the items of one line of the table, without items that the paper prints as "N/A".
 PaperTable TableOf(const PaperValues& printed, const std::string& table, const std::string& line,
                    const std::string& unit, const WorkloadFamily& family) {
   PaperTable limits{table, Names(), {{}}, {}, PaperRequest::kPaperName, "limits", kGpu};

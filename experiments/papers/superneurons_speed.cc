@@ -1,9 +1,9 @@
 // The tables and figures of SuperNeurons (Wang et al., PPoPP 2018) that are about time, copies and
 // workspaces: Tables 2 and 3, Figs. 2, 8 and 11 to 14, and the pools of section 3.3.2.
 //
-// Times and algorithms are those of the model of a K40c with 12 GiB, of Fig. 14 a TITAN Xp. The
-// paper names the K40 for its Tables 4 and 5 only, and nobody here has measured one: all of this is
-// shown, not judged. The pool is first fit of 1 KiB unless an item says otherwise.
+// The model of a K40c with 12 GiB gives times and algorithms, in Fig. 14 the model of a TITAN Xp.
+// The paper names the K40 for its Tables 4 and 5 only, and nobody here has measured one, so all
+// items are shown, not judged. The pool is first fit of 1 KiB unless an item says otherwise.
 
 #include <fmt/format.h>
 
@@ -19,13 +19,11 @@
 namespace spillway::superneurons {
 namespace {
 
-using Computed = std::optional<double>;
-
 // --- Runs ---------------------------------------------------------------------------------------
 
-// Everything fits and nothing is rebuilt: what is left of the techniques is liveness.
+// Liveness alone: nothing is offloaded or rebuilt.
 constexpr const char* kLiveness = "superneurons:offload=none,recompute=none";
-// All techniques, with the paper's set of tensors that leave; with the cache, and without.
+// All techniques, offloading outputs of convolutions as the paper does, with and without the cache.
 constexpr const char* kCached = "superneurons:offload=conv";
 constexpr const char* kUncached = "superneurons:offload=conv,cache=none";
 
@@ -34,7 +32,7 @@ Report RunOnGpu(const Scene& scene, const std::string& policy,
   return scene.Run(policy, scene.device.memory, allocator);
 }
 
-// Images per second; nullopt if it does not fit.
+// Returns images per second; nullopt if the run does not fit.
 Computed Speed(const Scene& scene, const Report& report) {
   if (!report.fits()) return std::nullopt;
   return static_cast<double>(scene.trace.batch) / report.metrics.iteration.seconds();
@@ -49,8 +47,8 @@ Computed PoolSpeed(const PaperRow& row, const std::string& allocator) {
   return Speed(scene, RunOnGpu(scene, kLiveness, allocator));
 }
 
-// Images per second under liveness, with cudaMalloc and cudaFree or with the pool; `overhead` is
-// the part of the former's time that the pool saves.
+// Returns images per second under liveness, with cudaMalloc and cudaFree and with the pool.
+// `overhead` is the percentage of the time with cudaMalloc that the pool saves.
 std::vector<PaperTable> TableTwo() {
   const PaperNames names = Names(128, 16);
   const auto gain = [](const PaperRow& row) {
@@ -70,7 +68,7 @@ std::vector<PaperTable> TableTwo() {
       {"Tab2", names, {{{"resnet50@227", 16}}}, {{"Tab2 {workload} overhead %", "%", overhead}}}};
 }
 
-// Copied in both directions where outputs of convolutions leave, in 10^9 bytes.
+// Returns the bytes copied in both directions, in 10^9 bytes; nullopt if the run does not fit.
 Computed Copied(const PaperRow& row, const char* policy) {
   const Scene scene = SceneOf(row);
   const Report report = RunOnGpu(scene, policy);
@@ -79,20 +77,18 @@ Computed Copied(const PaperRow& row, const char* policy) {
 }
 
 PaperTable TableThree() {
-  PaperTable table{"Tab3",
-                   Names(),
-                   {},
-                   {{"Tab3 {workload} without GB", "GB", OfRow(Copied, kUncached)},
-                    {"Tab3 {workload} cache GB", "GB", OfRow(Copied, kCached)}}};
-  for (const int batch : {256, 384, 512, 640, 896, 1024}) {
-    table.rows.push_back({{"alexnet-227", batch}});
-  }
-  return table;
+  std::vector<Workload> alexnet;
+  for (const int batch : {256, 384, 512, 640, 896, 1024}) alexnet.push_back({"alexnet-227", batch});
+  return {"Tab3",
+          Names(),
+          Rows(alexnet),
+          {{"Tab3 {workload} without GB", "GB", OfRow(Copied, kUncached)},
+           {"Tab3 {workload} cache GB", "GB", OfRow(Copied, kCached)}}};
 }
 
 // --- Figs. 2 and 13: the memory of whole networks -----------------------------------------------
 
-// The workspaces of the fastest algorithms, each step's apart.
+// Returns the sum, over all ops, of the workspace of the op's fastest algorithms.
 Bytes Workspaces(const Scene& scene) {
   Bytes sum;
   for (const Op& op : scene.trace.ops) {
@@ -105,13 +101,14 @@ Bytes Workspaces(const Scene& scene) {
   return sum;
 }
 
-// All tensors and three copies of the parameters.
+// Returns the GiB of all layers together, with or without workspaces.
 double TotalMemory(const PaperRow& row, bool workspaces) {
   const Scene scene = SceneOf(row);
   return (NetworkMemory(scene.trace) + (workspaces ? Workspaces(scene) : Bytes(0))).gib();
 }
 
-// In unlimited memory: the paper's K40 would not hold all of these networks.
+// Returns the speed with workspaces over the speed without. Memory is unlimited, since the paper's
+// K40 would not hold all of these networks.
 Computed WorkspaceSpeedup(const PaperRow& row) {
   const Scene scene = SceneOf(row);
   const std::string policy = std::string(kLiveness) + ",workspace=";
@@ -128,7 +125,7 @@ PaperTable FigureTwo() {
            {"Fig2 {workload} B={batch} speedup x", "x", WorkspaceSpeedup}}};
 }
 
-// With workspaces, at the batches that Table 5 prints, and over Caffe's.
+// Returns the memory with workspaces at the batches that Table 5 prints, and its ratio to Caffe's.
 std::vector<PaperTable> FigureThirteen(const PaperValues& printed) {
   std::vector<PaperTable> tables;
   for (const char* network : kNetworks) {
@@ -153,8 +150,8 @@ std::vector<PaperTable> FigureThirteen(const PaperValues& printed) {
 
 // --- Fig. 8: where time and memory go -----------------------------------------------------------
 
-// The part, in percent, of what `amount` gives for each op that is not an update; of the types'
-// ops, in forward only or in both passes.
+// Returns the percentage that ops of the types have in the sum of `amount(op)` over all forward and
+// backward ops. With `forward_only`, only forward ops of the types are added to their part.
 template <typename Amount>
 double ShareOf(const Trace& trace, const std::vector<OpType>& types, bool forward_only,
                Amount amount) {
@@ -170,7 +167,7 @@ double ShareOf(const Trace& trace, const std::vector<OpType>& types, bool forwar
   return 100 * own / all;
 }
 
-// Of the kernels' time, with the fastest algorithms.
+// Returns the types' percentage of the kernels' time with the fastest algorithms.
 double TimeShare(const PaperRow& row, const std::vector<OpType>& types, bool forward_only) {
   const Scene scene = SceneOf(row);
   return ShareOf(scene.trace, types, forward_only, [&](OpId id) {
@@ -183,7 +180,8 @@ double TimeShare(const PaperRow& row, const std::vector<OpType>& types, bool for
   });
 }
 
-// Of the tensors that the paper counts, each with the step that writes it first.
+// Returns the types' percentage of the bytes of the tensors that the paper counts. Each tensor
+// belongs to the op that writes it first.
 double MemoryShare(const PaperRow& row, const std::vector<OpType>& types) {
   const Trace trace = SceneOf(row).trace;
   const Liveness liveness(trace);
@@ -235,7 +233,8 @@ PaperTable FigureEleven() {
             }}}};
 }
 
-// The workspace that a step is given in a pool, or would have for its fastest algorithm, in MB.
+// Returns the workspace in MiB that an op is given in the pool, or that its fastest algorithm
+// takes; nullopt if the run does not fit or lacks the op.
 Computed Workspace(const PaperRow& row, Bytes pool, const std::string& op_name, bool fastest) {
   const Scene scene = SceneOf(row);
   const Report report = scene.Run(kCached, fastest ? Bytes::Unlimited() : pool, kPool);
@@ -247,16 +246,19 @@ Computed Workspace(const PaperRow& row, Bytes pool, const std::string& op_name, 
   return std::nullopt;
 }
 
-// "3GB": the released code's pool is one of 3 x 1000 MiB.
+// Returns the bytes of the row's pool: the released code's pool of "3GB" has 3 x 1000 MiB.
 Bytes PoolOf(const PaperRow& row) { return Bytes::MiB(1000 * static_cast<int64_t>(row.number)); }
 
-// Workspaces of convolutions, forward (f) and backward (b), for each of the paper's setups.
+// Returns the workspaces of convolutions, forward (f) and backward (b), and the speed, for each
+// batch and pool of the paper.
 std::vector<PaperTable> FigureTwelve() {
   const auto is_pool = [](const PaperRow& row) {
     return row.number >= 1 && row.number <= 1000 && row.number == std::floor(row.number);
   };
-  const auto workspaces = [&](const std::string& phase, const std::string& suffix) {
-    PaperTable table{"Fig12", Names(), {}, {}};
+  const std::vector<std::string> layers{"conv1", "conv2", "conv3", "conv4", "conv5"};
+  const auto workspaces = [&](const PaperRow& setup, const std::string& phase,
+                              const std::string& suffix) {
+    PaperTable table{"Fig12", Names(), Rows({setup.workload}, {setup.number}, layers), {}};
     for (const bool fastest : {false, true}) {
       table.columns.push_back({fmt::format("Fig12 {{workload}} {{number}}GB {{layer}}.{} {}", phase,
                                            fastest ? "fastest" : "assigned"),
@@ -272,12 +274,8 @@ std::vector<PaperTable> FigureTwelve() {
   for (const PaperRow& setup :
        {PaperRow{{"alexnet-227", 100}, 3}, PaperRow{{"alexnet-227", 300}, 3},
         PaperRow{{"alexnet-227", 300}, 5}}) {
-    for (PaperTable table : {workspaces("f", ".fwd"), workspaces("b", ".bwd")}) {
-      for (const char* layer : {"conv1", "conv2", "conv3", "conv4", "conv5"}) {
-        table.rows.push_back({setup.workload, setup.number, layer});
-      }
-      tables.push_back(table);
-    }
+    tables.push_back(workspaces(setup, "f", ".fwd"));
+    tables.push_back(workspaces(setup, "b", ".bwd"));
     tables.push_back({"Fig12",
                       Names(),
                       {setup},
@@ -293,7 +291,8 @@ std::vector<PaperTable> FigureTwelve() {
 
 // --- Fig. 14 and the pools -----------------------------------------------------------------------
 
-// In the GPU's memory, up to the batches that Table 5 has on a GPU with as much.
+// Returns images per second in the GPU's memory by batch and framework. The batches go up to the
+// batches that Table 5 prints for a GPU with as much memory.
 PaperTable FigureFourteen() {
   PaperTable table{"Fig14", Names(200, 0), {}, {}, PaperRequest::kPaperName};
   for (const char* network : kNetworks) {
@@ -313,8 +312,8 @@ PaperTable FigureFourteen() {
   return table;
 }
 
-// Outputs of convolutions leave for one pool of the three, each at the rate of section 3.3.2, and
-// nothing is cached: images per second.
+// Returns images per second if outputs of convolutions are offloaded to one of three external
+// pools, each at the rate of section 3.3.2, without the cache.
 PaperTable PoolTable() {
   const PaperNames names = Names(128, 32);
   PaperTable table{"Pools", names, RowsOf(names, kNetworks), {}};
@@ -325,12 +324,12 @@ PaperTable PoolTable() {
         {fmt::format("Pools {{workload}} {}", pool), "img/s",
          [specification = std::string(specification)](const PaperRow& row) -> Computed {
            const Scene scene = SceneOf(row);
-           Setup setup = scene.In(scene.device.memory, kPool);
+           Prepared run = scene.In(scene.device.memory, kPool);
            if (!specification.empty()) {
-             AddPool(setup.device, "host:size=1B");  // too small for any tensor
-             AddPool(setup.device, specification);
+             AddPool(run.device, "host:size=1B");  // too small for any tensor
+             AddPool(run.device, specification);
            }
-           return Speed(scene, Play(setup, kUncached));
+           return Speed(scene, Play(std::move(run), kUncached));
          }});
   }
   return table;

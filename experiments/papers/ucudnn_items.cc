@@ -1,5 +1,5 @@
-// u-cuDNN (Oyama et al., CLUSTER 2018): workspaces that its text gives, and what its figures plot,
-// by the analytic model of its GPUs. Convolutions alone, each kernel's own time.
+// u-cuDNN (Oyama et al., CLUSTER 2018): workspaces of its text, and the times of its figures by the
+// analytic models of its GPUs. Only convolutions count, each with its kernel's own time.
 
 #include <fmt/format.h>
 
@@ -24,18 +24,15 @@ namespace {
 
 constexpr const char* kGpu = "p100";
 
-// A gradient of the image is computed, too: five convolutions have fifteen kernels (section IV-D).
+// The preset also computes the gradient of the image: the paper counts fifteen kernels for five
+// convolutions (section IV-D).
 constexpr const char* kPreset = "superneurons";
-
-double Mebibytes(Bytes size) {
-  return static_cast<double>(size.count()) / static_cast<double>(Bytes::MiB(1).count());
-}
 
 Bytes MebibytesOf(double number) {
   return Bytes(static_cast<int64_t>(std::llround(number * (1 << 20))));
 }
 
-// All kernels of a workload's convolutions with their desirable divisions.
+// All kernels of a workload's convolutions, each with the front of its desirable divisions.
 class Convolutions {
  public:
   Convolutions(const PaperRow& row, MicroBatches batches)
@@ -48,19 +45,21 @@ class Convolutions {
     }
   }
 
-  // With at most `limit` of workspace for each kernel.
+  // Returns the time of all kernels with at most `limit` of workspace for each.
   Duration TimeWithin(Bytes limit) const {
     Duration time;
     for (const Front front : fronts) time += Within(front, limit).time;
     return time;
   }
 
+  // Returns the fastest division within the limit, or the one with the least workspace if none
+  // fits.
   static const Division& Within(Front front, Bytes limit) {
     const Division* division = FastestWithin(front, limit);
     return division == nullptr ? front.front() : *division;
   }
 
-  // The front of a kernel, "conv2.fwd"; nullopt if there is none.
+  // Returns the front of a kernel, "conv2.fwd"; nullopt if there is none.
   std::optional<Front> Find(const std::string& name) const {
     const auto found = std::ranges::find(names, name);
     if (found == names.end()) return std::nullopt;
@@ -68,28 +67,28 @@ class Convolutions {
   }
 
   std::vector<Front> fronts;
-  std::vector<std::string> names;  // of each of them
+  std::vector<std::string> names;  // the kernel's name of each front
 
  private:
   const Scene scene_;
   DivisionFronts divisions_;
 };
 
-// --- What the text says -------------------------------------------------------------------------
+// --- Numbers of the text ------------------------------------------------------------------------
 
 double TotalWorkspace(const PaperRow& row) {
   const Convolutions convolutions(row, MicroBatches::kUndivided);
   return row.number * static_cast<double>(convolutions.fronts.size());
 }
 
-// Of the forward kernel on a batch of `number`.
-std::optional<double> FftWorkspace(const PaperRow& row) {
+// Returns the MiB of workspace of FFT forward on a batch of `row.number`.
+Computed FftWorkspace(const PaperRow& row) {
   const Scene scene({row.workload.network, static_cast<int64_t>(row.number)}, kPreset,
                     {kGpu, kModelled});
   for (const Op& op : scene.trace.ops) {
     if (op.name != row.layer + ".fwd" || op.type != OpType::kConv2d) continue;
     const auto workspace = ConvWorkspace(op, "fwd", "fft", op.batch);
-    if (workspace) return Mebibytes(*workspace);
+    if (workspace) return workspace->mib();
   }
   return std::nullopt;
 }
@@ -104,10 +103,11 @@ bool IsBatch(const PaperRow& row) {
   return row.number >= 1 && row.number <= 4096 && row.number == std::floor(row.number);
 }
 
-// --- What the figures plot ----------------------------------------------------------------------
+// --- Figures ------------------------------------------------------------------------------------
 
-// Of the fastest undivided kernel, or of the fastest that needs at least one byte less.
-std::optional<double> Undivided(const PaperRow& row, bool byte_less) {
+// Returns the time of the fastest undivided kernel, or of the fastest kernel that needs at least
+// one byte less of workspace.
+Computed Undivided(const PaperRow& row, bool byte_less) {
   const Convolutions convolutions(row, MicroBatches::kUndivided);
   const auto front = convolutions.Find(row.layer + ".fwd");
   if (!front) return std::nullopt;
@@ -115,14 +115,14 @@ std::optional<double> Undivided(const PaperRow& row, bool byte_less) {
   return (*front)[front->size() - slower].time.milliseconds();
 }
 
-std::optional<double> Divided(const PaperRow& row, MicroBatches batches, Bytes limit) {
+Computed Divided(const PaperRow& row, MicroBatches batches, Bytes limit) {
   const Convolutions convolutions(row, batches);
   const auto front = convolutions.Find(row.layer + ".fwd");
   if (!front) return std::nullopt;
   return Convolutions::Within(*front, limit).time.milliseconds();
 }
 
-// How much faster the convolutions are than undivided in as much workspace.
+// Returns the time of undivided convolutions over the time of divided ones in as much workspace.
 double Speedup(const PaperRow& row, MicroBatches batches) {
   const Bytes limit = MebibytesOf(row.number);
   const Convolutions undivided(row, MicroBatches::kUndivided);
@@ -130,14 +130,15 @@ double Speedup(const PaperRow& row, MicroBatches batches) {
   return undivided.TimeWithin(limit).seconds() / divided.TimeWithin(limit).seconds();
 }
 
-// Convolutions with `number` in total: an equal share of it for each kernel, or segments.
+// Returns the time of convolutions if each kernel has an equal share of `row.number` MiB.
 double EqualShares(const PaperRow& row, MicroBatches batches) {
   const Convolutions convolutions(row, batches);
   const auto kernels = static_cast<double>(convolutions.fronts.size());
   return convolutions.TimeWithin(MebibytesOf(row.number / kernels)).milliseconds();
 }
 
-std::optional<double> Segments(const PaperRow& row) {
+// Returns the time of convolutions if segments of `row.number` MiB are divided among the kernels.
+Computed Segments(const PaperRow& row) {
   const Convolutions convolutions(row, MicroBatches::kPowerOfTwo);
   const SegmentChoice choice = DivideByIlp(convolutions.fronts, MebibytesOf(row.number));
   if (!choice) return std::nullopt;
@@ -146,19 +147,20 @@ std::optional<double> Segments(const PaperRow& row) {
   return time.milliseconds();
 }
 
-// The segment of the kernel `layer`, "conv2.bwd_data".
-std::optional<double> Segment(const PaperRow& row) {
+// Returns the MiB of the segment of the kernel `row.layer`, "conv2.bwd_data".
+Computed Segment(const PaperRow& row) {
   const Convolutions convolutions(row, MicroBatches::kPowerOfTwo);
   const SegmentChoice choice = DivideByIlp(convolutions.fronts, MebibytesOf(row.number));
   for (size_t k = 0; choice && k < choice->size(); ++k) {
     if (convolutions.names[k] != row.layer) continue;
-    return Mebibytes(convolutions.fronts[k][(*choice)[k]].workspace);
+    return convolutions.fronts[k][(*choice)[k]].workspace.mib();
   }
   return std::nullopt;
 }
 
-// Input, output and parameters of a layer in forward, and its workspace with `limit` for it.
-std::optional<double> LayerMemory(const PaperRow& row, MicroBatches batches, Bytes limit) {
+// Returns the MiB of a layer's inputs, outputs, parameters and workspace in forward, if its
+// workspace may take `limit`.
+Computed LayerMemory(const PaperRow& row, MicroBatches batches, Bytes limit) {
   const Convolutions convolutions(row, batches);
   const auto front = convolutions.Find(row.layer + ".fwd");
   const Bytes workspace = front ? Convolutions::Within(*front, limit).workspace : Bytes(0);
@@ -169,12 +171,12 @@ std::optional<double> LayerMemory(const PaperRow& row, MicroBatches batches, Byt
     for (const auto& operands : {op.inputs, op.outputs}) {
       for (const TensorId id : operands) size += scene.trace.tensor(id).size;
     }
-    return Mebibytes(size);
+    return size.mib();
   }
   return std::nullopt;
 }
 
-// The layers with parameters, of several that are alike the first (Fig. 12).
+// Returns the convolutions and linear layers, of identical ones only the first (Fig. 12).
 std::vector<std::string> UniqueLayers(const Workload& workload) {
   const Scene scene(workload, kPreset, {kGpu, kModelled});
   std::vector<std::string> layers;
@@ -203,15 +205,6 @@ PaperNames Names() {
           .ignored = "- "};
 }
 
-std::vector<PaperRow> Rows(const Workload& workload, const std::vector<double>& numbers,
-                           std::vector<std::string> layers = {""}) {
-  std::vector<PaperRow> rows;
-  for (const double number : numbers) {
-    for (const std::string& layer : layers) rows.push_back({workload, number, layer});
-  }
-  return rows;
-}
-
 }  // namespace
 
 std::vector<PaperTable> UcudnnTables(const PaperValues&) {
@@ -223,37 +216,35 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
     tables.push_back({std::move(name), Names(), std::move(rows), std::move(columns),
                       PaperRequest::kPaperName, "", device, kPreset});
   };
-  // A column of a figure: what the model says of times that the paper only plots.
+  // A column of a figure, whose numbers the paper plots without printing them.
   const auto plotted = [](std::string pattern, std::string unit, auto compute) {
     return PaperColumn{std::move(pattern), std::move(unit), compute, false, "x"};
   };
 
   const PaperColumn total{"{workload} total WS at {number} MiB/kernel", "MiB", TotalWorkspace};
-  add("Text", Rows(alexnet, {8, 64, 512}), {total});
-  add("Text", Rows(resnet, {8, 16, 32}), {total});
-  add("Text", Rows(alexnet, {256}, {"conv2"}),
-      {{"{workload} {layer} FFT WS, batch {number} MiB", "MiB", FftWorkspace, false, "", IsBatch}},
-      "");
-  add("Text", Rows(alexnet, {32}, {"conv2"}),
-      {{"{workload} {layer} FFT WS, micro-batch {number} MiB", "MiB", FftWorkspace, false, "",
-        IsBatch}},
-      "");
-  add("Text", Rows({}, {256}),
-      {{"powerOfTwo batch sizes for B={number}", "count", CandidateBatches, false, "", IsBatch}},
-      "");
+  add("Text", Rows({alexnet}, {8, 64, 512}), {total});
+  add("Text", Rows({resnet}, {8, 16, 32}), {total});
+  const auto of_batch = [&](std::vector<PaperRow> rows, const char* pattern, const char* unit,
+                            auto compute) {
+    add("Text", std::move(rows), {{pattern, unit, compute, false, "", IsBatch}}, "");
+  };
+  of_batch(Rows({alexnet}, {256}, {"conv2"}), "{workload} {layer} FFT WS, batch {number} MiB",
+           "MiB", FftWorkspace);
+  of_batch(Rows({alexnet}, {32}, {"conv2"}), "{workload} {layer} FFT WS, micro-batch {number} MiB",
+           "MiB", FftWorkspace);
+  of_batch(Rows({{}}, {256}), "powerOfTwo batch sizes for B={number}", "count", CandidateBatches);
 
-  add("Fig1", Rows(single, {0}, layers),
+  add("Fig1", Rows({single}, {0}, layers),
       {plotted("Fig1 {workload} {layer} best", "ms",
                [](const PaperRow& row) { return Undivided(row, false); }),
        plotted("Fig1 {workload} {layer} -1 byte", "ms",
                [](const PaperRow& row) { return Undivided(row, true); })});
-  // One front serves all points, and is found when the first is asked for.
+  // All points share one front, which the first point computes.
   struct Known {
     std::once_flag once;
     std::optional<Convolutions> convolutions;
   };
-  const auto front = [known =
-                          std::make_shared<Known>()](const PaperRow& row) -> std::optional<double> {
+  const auto front = [known = std::make_shared<Known>()](const PaperRow& row) -> Computed {
     std::call_once(known->once, [&] { known->convolutions.emplace(row, MicroBatches::kAll); });
     const auto found = known->convolutions->Find(row.layer + ".fwd");
     if (!found) return std::nullopt;
@@ -261,7 +252,7 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
   };
   std::vector<double> limits(61);
   for (size_t i = 0; i < limits.size(); ++i) limits[i] = static_cast<double>(2 * i);
-  add("Fig8", Rows(alexnet, limits, {"conv2"}),
+  add("Fig8", Rows({alexnet}, limits, {"conv2"}),
       {plotted("Fig8 {workload} {layer} within {number}MiB", "ms", front)});
   std::vector<PaperColumn> options, speedups;
   for (const auto& [option, batches] :
@@ -277,21 +268,18 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
         plotted(fmt::format("Fig10 {{workload}} {{number}}MiB {{device}} {} speedup", option), "x",
                 OfRow(Speedup, batches)));
   }
-  add("Fig9", Rows(alexnet, {64}, {"conv2"}), options);
-  add("Fig10", Rows(alexnet, {8, 64, 512}), speedups, "k80");
-  add("Fig10", Rows(alexnet, {8, 64, 512}), speedups, "p100");
-  for (const Workload& workload :
-       {Workload{"alexnet-caffe", 256}, Workload{"resnet50", 64}, Workload{"densenet40", 256}}) {
-    add("Fig11", Rows(workload, {8, 64, 512}),
-        {plotted("Fig11 {workload} {number}MiB powerOfTwo speedup", "x",
-                 OfRow(Speedup, MicroBatches::kPowerOfTwo))});
-  }
-  add("Fig10", Rows({"alexnet-caffe", 1024}, {8, 64, 512}),
+  add("Fig9", Rows({alexnet}, {64}, {"conv2"}), options);
+  add("Fig10", Rows({alexnet}, {8, 64, 512}), speedups, "k80");
+  add("Fig10", Rows({alexnet}, {8, 64, 512}), speedups, "p100");
+  add("Fig11", Rows({alexnet, {"resnet50", 64}, {"densenet40", 256}}, {8, 64, 512}),
+      {plotted("Fig11 {workload} {number}MiB powerOfTwo speedup", "x",
+               OfRow(Speedup, MicroBatches::kPowerOfTwo))});
+  add("Fig10", Rows({{"alexnet-caffe", 1024}}, {8, 64, 512}),
       {plotted("Fig10 {workload} {number}MiB {device} powerOfTwo speedup", "x",
                OfRow(Speedup, MicroBatches::kPowerOfTwo))},
       "v100");
   for (const Workload& workload : {alexnet, Workload{"resnet18", 128}}) {
-    add("Fig12", Rows(workload, {0}, UniqueLayers(workload)),
+    add("Fig12", Rows({workload}, {0}, UniqueLayers(workload)),
         {plotted("Fig12 {workload} {layer} undivided within 512MiB", "MiB",
                  [](const PaperRow& row) {
                    return LayerMemory(row, MicroBatches::kUndivided, Bytes::MiB(512));
@@ -307,13 +295,13 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
               [](const PaperRow& row) { return EqualShares(row, MicroBatches::kPowerOfTwo); }),
       plotted("Fig13 {workload} {number}MiB WD", "ms", Segments),
       plotted("Fig13 {workload} {number}MiB variables", "count", Variables)};
-  add("Fig13", Rows(alexnet, {120, 960, 7680}), totals);
-  add("Fig13", Rows(resnet, {1272, 2544, 5088}), totals);
+  add("Fig13", Rows({alexnet}, {120, 960, 7680}), totals);
+  add("Fig13", Rows({resnet}, {1272, 2544, 5088}), totals);
   std::vector<std::string> kernels;
   for (const std::string& layer : layers) {
     for (const char* slot : {".fwd", ".bwd_data", ".bwd_filter"}) kernels.push_back(layer + slot);
   }
-  add("Fig14", Rows(alexnet, {120}, kernels),
+  add("Fig14", Rows({alexnet}, {120}, kernels),
       {plotted("Fig14 {workload} {number}MiB {layer} segment", "MiB", Segment)});
   return tables;
 }

@@ -1,10 +1,8 @@
-// What the tables of vDNN (Rhu et al., MICRO 2016) have in common: the paper's names of networks,
-// its GPU and its unit. Private to vdnn*.cc.
+// The names of networks and the unit of vDNN (Rhu et al., MICRO 2016). Private to vdnn*.cc.
 
 #ifndef SPILLWAY_EXPERIMENTS_PAPERS_VDNN_SETUP_H_
 #define SPILLWAY_EXPERIMENTS_PAPERS_VDNN_SETUP_H_
 
-#include <optional>
 #include <vector>
 
 #include "experiments/papers/paper.h"
@@ -13,9 +11,7 @@
 
 namespace spillway::vdnn {
 
-using Computed = std::optional<double>;
-
-// Its VGG-16 is configuration E.
+// The paper's VGG-16 is configuration E, the zoo's vgg19.
 inline PaperNames Names() {
   return {.networks = {{"AlexNet", "alexnet"},
                        {"OverFeat", "overfeat"},
@@ -30,13 +26,13 @@ inline PaperNames Names() {
 
 inline Scene SceneOf(const PaperRow& row) { return {row.workload, "vdnn", row.machine}; }
 
-// In the paper's GB of 1000 MiB.
+// Returns the bytes in the paper's GB of 1000 MiB.
 inline double InUnits(Bytes bytes) {
   return static_cast<double>(bytes.count()) /
          static_cast<double>(FindPreset("vdnn").counting.bytes_per_unit.count());
 }
 
-// The figures and the claims of the text.
+// Returns the tables of the figures and of the text's claims.
 std::vector<PaperTable> Figures();
 
 }  // namespace spillway::vdnn

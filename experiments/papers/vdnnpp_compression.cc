@@ -11,12 +11,12 @@
 namespace spillway::vdnnpp {
 namespace {
 
-// Percent of the words that are not zero, by layer: what the authors' stand-alone test fills its
-// feature maps with, at random (their public code, compression_test/general_compression). The paper
-// prints none.
+// The percentage of words that are not zero, by layer. With these densities the authors'
+// stand-alone test fills its feature maps at random (compression_test/general_compression of their
+// public code). The paper does not print them.
 using LayerDensities = std::map<std::string_view, int>;
 
-// nullptr if the test does not have the network.
+// Returns the densities of a network; nullptr if the authors' test lacks it.
 const LayerDensities* DocumentedDensities(std::string_view network) {
   static const LayerDensities alexnet{{"conv1", 50}, {"pool1", 80}, {"conv2", 40}, {"pool2", 60},
                                       {"conv3", 70}, {"conv4", 70}, {"conv5", 30}, {"pool5", 60}};
@@ -32,8 +32,8 @@ std::string_view LayerOf(const Tensor& tensor) {
   return std::string_view(tensor.name).substr(0, tensor.name.find('.'));
 }
 
-// The feature maps that all(m) offloads. The image, which it offloads too, has no zeros to speak
-// of.
+// Returns the feature maps that all(m) offloads. The image, which all(m) also offloads, has few
+// zeros and is left out.
 std::vector<const Tensor*> OffloadedByAll(const Scene& scene) {
   const Report report = EagerRun(scene, {"all", false});
   std::vector<const Tensor*> tensors;
@@ -46,9 +46,10 @@ std::vector<const Tensor*> OffloadedByAll(const Scene& scene) {
   return tensors;
 }
 
-// What is left of a feature map, as a share (section IV-C): a mask of one bit per word, and what is
-// not zero, for which each of eight threads takes eighths of its part. Zeros lie at random: where
-// the rest would fill its eighths exactly, every second thread needs one more.
+// Returns the compressed size of a feature map over its size (section IV-C). The compressed map is
+// a mask of one bit per word and the words that are not zero, for which each of eight threads takes
+// eighths of its part. Zeros lie at random: if the words would fill the eighths exactly, every
+// second thread needs one more eighth.
 constexpr int kThreads = 8;
 constexpr int kFraction = 8;
 double CompressedShare(double density) {
@@ -57,8 +58,8 @@ double CompressedShare(double density) {
   return 1.0 / 32 + (std::ceil(blocks) + (exact ? 0.5 : 0)) / kFraction;
 }
 
-// The share of the feature maps' bytes that compression saves, in percent. Mask and rounding can
-// take more than zeros save.
+// Returns the percentage of the feature maps' bytes that compression saves. It is negative if mask
+// and rounding take more than zeros save.
 double Saving(const std::vector<const Tensor*>& tensors,
               const std::function<double(const Tensor&)>& density) {
   double plain = 0, compressed = 0;
@@ -69,9 +70,9 @@ double Saving(const std::vector<const Tensor*>& tensors,
   return 100 * (1 - compressed / plain);
 }
 
-// The density of all maps that would explain a saving in percent, to a thousandth; nullopt if none
-// does.
-std::optional<double> DensityFor(const std::vector<const Tensor*>& tensors, double saving) {
+// Returns the largest density, in thousandths, at which all maps together save `saving` percent;
+// nullopt if no density saves as much.
+Computed DensityFor(const std::vector<const Tensor*>& tensors, double saving) {
   for (int thousandths = 1000; thousandths >= 0; --thousandths) {
     const double density = thousandths / 1000.0;
     if (Saving(tensors, [&](const Tensor&) { return density; }) >= saving) return density;
@@ -79,22 +80,22 @@ std::optional<double> DensityFor(const std::vector<const Tensor*>& tensors, doub
   return std::nullopt;
 }
 
-// In milliseconds, of eight threads at the device file's rate of one.
+// Returns the milliseconds of eight threads, each at the rate that the device file gives for one.
 double Time(Bytes size, Bandwidth thread) {
   return TransferTime(size, {thread.bytes_per_second * kThreads}).milliseconds();
 }
 
-// Of each layer's output that leaves, with the density of the authors' test where that has the
-// network. A ratio is compressed size over size: at that density, or at 25, 50 and 75 %.
+// Returns the compression of each layer's output that is offloaded. `density` is taken from the
+// authors' test, if the test has the network. `ratio` is the compressed size over the size at this
+// density, and `ratio25`, `ratio50` and `ratio75` are this ratio at 25, 50 and 75 %.
 PaperTable FigureTen() {
-  using Number = std::optional<double>;
-  PaperTable table{"Fig10", Names(), {}, {}};
-  const Workload alexnet{"alexnet-plain", 128};
-  for (const char* layer : {"conv1", "pool1", "conv2", "pool2", "conv3", "conv4", "conv5"}) {
-    table.rows.push_back({alexnet, 0, layer});
-  }
+  PaperTable table{"Fig10",
+                   Names(),
+                   Rows({{"alexnet-plain", 128}}, {0},
+                        {"conv1", "pool1", "conv2", "pool2", "conv3", "conv4", "conv5"}),
+                   {}};
   const auto add = [&](const std::string& name, const char* unit, auto compute) {
-    const auto of_layer = [=](const PaperRow& row) -> Number {
+    const auto of_layer = [=](const PaperRow& row) -> Computed {
       const Scene scene = SceneOf(row);
       const LayerDensities* densities = DocumentedDensities(row.workload.network);
       for (const Tensor* tensor : OffloadedByAll(scene)) {
@@ -110,9 +111,9 @@ PaperTable FigureTen() {
   add("compress", "ms", [](auto& codec, Bytes size, auto) { return Time(size, codec.compress); });
   add("decompress", "ms",
       [](auto& codec, Bytes size, auto) { return Time(size, codec.decompress); });
-  add("density", "%", [](auto&, Bytes, std::optional<int> percent) { return Number(percent); });
+  add("density", "%", [](auto&, Bytes, std::optional<int> percent) { return Computed(percent); });
   add("ratio", "x", [](auto&, Bytes, std::optional<int> percent) {
-    return percent ? Number(CompressedShare(*percent / 100.0)) : std::nullopt;
+    return percent ? Computed(CompressedShare(*percent / 100.0)) : std::nullopt;
   });
   for (const int at : {25, 50, 75}) {
     add(fmt::format("ratio{}", at), "x",
@@ -122,8 +123,8 @@ PaperTable FigureTen() {
   return table;
 }
 
-// Of all feature maps at the densities of the test.
-std::optional<double> SavingInTest(const PaperRow& row) {
+// Returns the saving of all feature maps at the densities of the authors' test.
+Computed SavingInTest(const PaperRow& row) {
   const Scene scene = SceneOf(row.workload);
   const LayerDensities& densities = *DocumentedDensities(row.workload.network);
   return Saving(OffloadedByAll(scene),
@@ -160,13 +161,13 @@ std::vector<PaperTable> CompressionTables(const PaperValues& printed) {
   savings.columns = {
       {"saving {workload} %", "%", SavingInTest, true, "x",
        [](const PaperRow& row) { return DocumentedDensities(row.workload.network) != nullptr; }},
-      // The density that would explain a saving.
+      // The density that explains a saving.
       {"density {workload} at {number}", "share",
        [](const PaperRow& row) {
          return DensityFor(OffloadedByAll(SceneOf(row.workload)), row.number);
        },
        false, "x", [](const PaperRow& row) { return row.number >= 0 && row.number <= 100; }}};
-  // If every map has that density.
+  // The saving if every map has the density `number`.
   PaperTable uniform{"Fig10", Names(), {}, {}};
   uniform.columns = {{"saving {workload} at {number} %", "%",
                       [](const PaperRow& row) {

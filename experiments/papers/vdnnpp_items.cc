@@ -1,8 +1,8 @@
 // The tables of vDNN++ (Shriram et al., IPDPS 2019).
 //
-// Tables II and V and Fig. 5 count the requests of a run that releases as vDNN does
-// (`release=eager`), with what no trace holds added as the preset's accounting says (README.md in
-// experiments/papers). Times are those of the model of the GTX 1080 Ti.
+// Tables II and V and Fig. 5 count the requests of a run that releases when vDNN does
+// (`release=eager`), and memory that no trace holds, by the rules of
+// experiments/papers/counting.md. The GPUs' models give the times.
 
 #include <fmt/format.h>
 
@@ -13,8 +13,9 @@
 
 #include "experiments/papers/vdnnpp_setup.h"
 #include "experiments/run/catalogue.h"
+#include "experiments/run/memory_budget.h"
 #include "experiments/run/pool_search.h"
-#include "experiments/run/resolve.h"
+#include "experiments/run/prepare.h"
 #include "policies/registry.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/cost/roofline.h"
@@ -33,9 +34,9 @@ constexpr std::array kOrders{"prefetch-first", "derivative-first"};
 
 // --- Requests -----------------------------------------------------------------------------------
 
-// Memory for weights, which lie outside the pool, each an allocation of the driver. On the 1080 Ti
-// the driver gives large ones whole pages of 2 MiB and packs small ones; the context adds one more.
-// On the GTX 970 the sum is rounded up instead.
+// Returns the memory for weights, which lie outside the pool. Each is an allocation of the driver.
+// On the 1080 Ti the driver gives large allocations whole pages of 2 MiB and packs small ones. On
+// the GTX 970 it packs all. The context adds one page.
 Bytes WeightsFootprint(const Trace& trace, std::string_view device) {
   const Bytes page = Bytes::MiB(2);
   Bytes large, small;
@@ -45,12 +46,13 @@ Bytes WeightsFootprint(const Trace& trace, std::string_view device) {
     (packed ? small : large) += packed ? tensor.size : RoundUp(tensor.size, page);
   }
   const Bytes footprint = large + RoundUp(small, page) + page;
-  // 0.12 MiB of VGG-16's are unexplained; without them three of its (m) cells print one less.
+  // 0.12 MiB of VGG-16 are unexplained; without them three of its (m) cells would be one less.
   const bool unexplained = trace.network == "vgg16" && device == kLargeGpu;
   return unexplained ? footprint + Bytes::KiB(123) : footprint;
 }
 
-// Whether the block lies in the paper's pool: weights, labels and the loss do not.
+// Returns, for each tensor, whether its block lies in the paper's pool. Blocks of weights, labels
+// and the loss do not.
 std::vector<bool> InPool(const Trace& trace) {
   std::vector<bool> in_pool(trace.tensors.size());
   for (size_t i = 0; i < in_pool.size(); ++i) {
@@ -64,7 +66,7 @@ std::vector<bool> InPool(const Trace& trace) {
   return in_pool;
 }
 
-// Most bytes of the pool held at once, up to each op's phase.
+// The most bytes of the pool that are held at once, by phase.
 struct PhasePeaks {
   Bytes forward, backward;
   Bytes both() const { return std::max(forward, backward); }
@@ -85,7 +87,7 @@ PhasePeaks PoolPeaks(const Trace& trace, const Report& report) {
   return peaks;
 }
 
-// In MB, with the weights.
+// Returns the MiB of the pool and the weights.
 double Footprint(const Scene& scene, Bytes pool) {
   return (pool + WeightsFootprint(scene.trace, scene.device.name)).mib();
 }
@@ -95,8 +97,8 @@ double Aggregate(const PaperRow& row, const Mode& mode) {
   return Footprint(scene, PoolPeaks(scene.trace, EagerRun(scene, mode)).both());
 }
 
-// The requests to the pool. In the runs of Table V the image is never given back in forward, though
-// backward requests it again: `image_leaks`.
+// Returns the requests to the pool. With `image_leaks`, as in the runs of Table V, the image is
+// never freed in forward, though backward requests it again.
 AllocationLog PoolRequests(const Trace& trace, const Report& report, bool image_leaks) {
   const std::vector<bool> in_pool = InPool(trace);
   const TensorId image = trace.op(OpId{0}).inputs.front();
@@ -122,10 +124,10 @@ AllocationLog PoolRequests(const Trace& trace, const Report& report, bool image_
   return log;
 }
 
-// A cell of Table V, by the paper's search from the aggregate up. `heuristic` is best-fit or
-// high-end, which is where tensors that stay go.
-std::optional<double> TableFive(const PaperRow& row, const Mode& mode, std::string_view order,
-                                const std::string& heuristic) {
+// Returns a cell of Table V by the paper's search from the aggregate up; nullopt if no pool is
+// found. `heuristic` is best-fit, or high-end, which places tensors that stay at the high end.
+Computed TableFive(const PaperRow& row, const Mode& mode, std::string_view order,
+                   const std::string& heuristic) {
   const Scene scene = SceneOf(row);
   const Report report = EagerRun(scene, mode, order, heuristic == "high-end" ? "kept" : "none");
   const auto pool = SearchPool(PoolRequests(scene.trace, report, true), heuristic,
@@ -133,22 +135,24 @@ std::optional<double> TableFive(const PaperRow& row, const Mode& mode, std::stri
   return pool ? std::optional(Footprint(scene, *pool)) : std::nullopt;
 }
 
-// What `auto` makes of the row: the least that any allocator reserves with any of the orders and
-// hints, weights counted as in the other cells.
-std::optional<double> TableFiveAuto(const PaperRow& row, const Mode& mode) {
+// Returns the least memory that any allocator reserves with any order and hint, which is the choice
+// of the allocator `auto`. Weights count as in the other cells.
+Computed TableFiveAuto(const PaperRow& row, const Mode& mode) {
   const Scene scene = SceneOf(row);
   const auto cost = CostOf(scene, mode);
-  PolicyRegistry registry;
-  RegisterBuiltinPolicies(registry);
-  std::vector<PolicyMaker> policies;
+  std::vector<PolicyChoice> policies;
   for (const char* order : kOrders) {
-    for (const char* hint : {"none", "kept"}) {
-      policies.push_back([&, order, hint] { return registry.Make(mode.Eager(order, hint)); });
-    }
+    for (const char* hint : {"none", "kept"}) policies.emplace_back(mode.Eager(order, hint));
   }
-  const Resolved resolved = ResolveAllocator(
-      {Borrow(scene.trace), scene.device, Borrow(*cost), Bytes::Unlimited(), "auto"}, policies);
-  const Report report = Simulate(resolved.setup, *policies[resolved.policy]()).report;
+  Case asked;
+  asked.allocator = "auto";
+  const Prepared run{Borrow(scene.trace),
+                     scene.device,
+                     Borrow(*cost),
+                     Bytes::Unlimited(),
+                     asked.allocator.Undecided(),
+                     PolicyChoice::OneOf(std::move(policies))};
+  const Report report = Run(Decide(asked, run)).report;
   if (!report.fits()) return std::nullopt;
   Bytes weights;
   for (const Tensor& tensor : scene.trace.tensors) {
@@ -158,9 +162,11 @@ std::optional<double> TableFiveAuto(const PaperRow& row, const Mode& mode) {
   return Footprint(scene, report.metrics.peak_reserved - weights);
 }
 
-// A cell of Table II: a pool of the aggregate's size that grows where it fails.
+// Returns a cell of Table II: CNMeM begins with a pool of the aggregate's size, and grows it if a
+// request fails.
 double TableTwo(const PaperRow& row, const Mode& mode) {
-  // The driver's own on the GTX 970: what all ten cells have beyond the pool and weights.
+  // The driver's own memory on the GTX 970, which all ten cells have in addition to pool and
+  // weights.
   constexpr double kContextMiB = 177.9;
   const Scene scene = SceneOf(row);
   const Report report = EagerRun(scene, mode);
@@ -173,11 +179,11 @@ double TableTwo(const PaperRow& row, const Mode& mode) {
 
 // --- Items --------------------------------------------------------------------------------------
 
-// True if the layer's output, perhaps normalised, is consumed by a sum that another operand holds.
+// Returns true if only a sum reads the layer's output, perhaps normalised, and the sum works in
+// place of another operand.
 bool EndsInASum(const Network& network, LayerNode node) {
-  while (boost::out_degree(node, network.graph()) == 1) {
-    const LayerNode next =
-        boost::target(*boost::out_edges(node, network.graph()).first, network.graph());
+  while (network.Consumers(node).size() == 1) {
+    const LayerNode next = network.Consumers(node).front();
     const OpType type = network.layer(next).type;
     if (type == OpType::kAdd) return network.Inputs(next).front() != node;
     if (type != OpType::kBatchNorm && type != OpType::kRelu) return false;
@@ -186,12 +192,13 @@ bool EndsInASum(const Network& network, LayerNode node) {
   return false;
 }
 
-// Everything that can leave: the image and the outputs of convolutions and pools; the others work
-// in place on those. Projections of shortcuts end in a sum.
+// Returns the MiB of all tensors that can be offloaded: the image and the outputs of convolutions
+// and pools. Other layers work in place on these outputs, and projections of shortcuts end in a
+// sum.
 double Pinned(const Workload& workload) {
   const Network network = BuildNetwork(workload.network);
   int64_t elements = 0;
-  for (LayerNode node = 0; node < boost::num_vertices(network.graph()); ++node) {
+  for (LayerNode node = 0; node < network.size(); ++node) {
     const OpType type = network.layer(node).type;
     const bool counts = type == OpType::kInput || type == OpType::kConv2d ||
                         type == OpType::kMaxPool2d || type == OpType::kAvgPool2d;
@@ -204,63 +211,66 @@ double BaseMemory(const Workload& workload) {
   return SceneOf(workload).Run("network-wide:algo=memory").metrics.peak_requested.gib();
 }
 
-// In milliseconds; nullopt if it does not fit.
-std::optional<double> IterationTime(const Setup& setup, const std::string& policy) {
-  const Report report = Play(setup, policy);
+// Returns the milliseconds of an iteration; nullopt if it does not fit.
+Computed IterationTime(const Prepared& run, const std::string& policy) {
+  const Report report = Play(run, policy);
   if (!report.fits()) return std::nullopt;
   return report.metrics.iteration.milliseconds();
 }
 
-std::optional<double> TableFour(const PaperRow& row, const Mode& mode,
-                                std::string (Mode::*policy)() const) {
+Computed TableFour(const PaperRow& row, const Mode& mode, std::string (Mode::*policy)() const) {
   const Scene scene = SceneOf(row);
   return IterationTime(scene.In(scene.device.memory), (mode.*policy)());
 }
 
-// Iterations in unlimited memory, and in what vDNN needs, however much; the host's is unlimited.
+// Milliseconds of iterations: the base's in unlimited memory, the policies' in the memory that vDNN
+// needs, or in the GPU's for dyn. The host's memory is unlimited.
 struct Times {
   double base, vdnn, vdnnpp;
 };
 
-// The base with the algorithms of its own. nullopt if something does not fit.
+// Returns the times of a mode, the base with the algorithms `base_algo`; nullopt if one of the
+// three runs does not fit.
 std::optional<Times> TimesOf(const PaperRow& row, const Mode& mode, const std::string& base_algo) {
   const Scene scene = SceneOf(row);
-  Setup setup = scene.In(Bytes::Unlimited());
-  setup.device.memory = setup.device.host_memory = Bytes::Unlimited();
-  const auto base = IterationTime(setup, "network-wide:algo=" + base_algo);
-  setup.memory = mode.dynamic() ? scene.device.memory : ParseMemory(mode.Vdnn(), setup);
-  const auto vdnn = IterationTime(setup, mode.Vdnn());
-  const auto vdnnpp = IterationTime(setup, mode.Vdnnpp());
+  Prepared run = scene.In(Bytes::Unlimited());
+  run.device.memory = run.device.host_memory = Bytes::Unlimited();
+  const auto base = IterationTime(run, "network-wide:algo=" + base_algo);
+  run.memory = mode.dynamic() ? scene.device.memory : MemoryBudget(mode.Vdnn()).In(run);
+  const auto vdnn = IterationTime(run, mode.Vdnn());
+  const auto vdnnpp = IterationTime(run, mode.Vdnnpp());
   if (!base || !vdnn || !vdnnpp) return std::nullopt;
   return Times{*base, *vdnn, *vdnnpp};
 }
 
-// Over the time of the base with the fastest algorithms.
-std::optional<double> FigureNine(const PaperRow& row, const Mode& mode, double Times::*policy) {
+// Returns a policy's time over the time of the base with the fastest algorithms.
+Computed FigureNine(const PaperRow& row, const Mode& mode, double Times::*policy) {
   const auto times = TimesOf(row, mode, "performance");
   return times ? std::optional((*times).*policy / times->base) : std::nullopt;
 }
 
-// How much less vDNN++ adds than vDNN does to the base with the same algorithms, in percent.
-std::optional<double> Improvement(const PaperRow& row, const Mode& mode) {
+// Returns the percentage of the time that vDNN adds to the base with the same algorithms and vDNN++
+// does not add; nullopt if vDNN adds none.
+Computed Improvement(const PaperRow& row, const Mode& mode) {
   const auto times = TimesOf(row, mode, mode.algo());
   if (!times || times->vdnn <= times->base) return std::nullopt;
   return 100 * (times->vdnn - times->vdnnpp) / (times->vdnn - times->base);
 }
 
-// Most bytes held in the phase.
+// Returns the most MiB of the pool that are held in the phase.
 double FigureFive(const PaperRow& row, const Mode& mode, Bytes PhasePeaks::*phase) {
   const Scene scene = SceneOf(row);
   return (PoolPeaks(scene.trace, EagerRun(scene, mode)).*phase).mib();
 }
 
-// A layer on 64 channels of 112 x 112 at batch 128, forward and backward, by the fastest algorithms
-// without a workspace: pooling where the filter is 0.
+// Returns the milliseconds, forward and backward, of a layer on 64 channels of 112 x 112 at batch
+// 128 with the algorithms of least workspace. The layer is a convolution, or pooling if `filter` is
+// 0.
 double TableOneLayer(const PaperRow& row, int64_t filter) {
   const Device device = LoadDevice(row.machine.device);
   const auto cost = RooflineCostModel(device);
   Network net("n", {64, 112, 112});
-  // Something below, so that the layer has to compute the gradient of its input.
+  // With a convolution below, the layer has to compute the gradient of its input.
   const LayerNode below = net.Conv("below", net.image(), ConvSpec::Square(64, 1));
   const LayerNode x = filter == 0
                           ? net.MaxPool("layer", below, {2, 2})
@@ -278,7 +288,7 @@ double TableOneLayer(const PaperRow& row, int64_t filter) {
   return time.milliseconds();
 }
 
-// Its input there and back.
+// Returns the milliseconds of copying that layer's input to the host and back.
 double TableOneTransfer(const PaperRow& row) {
   const RooflineCostModel cost(LoadDevice(row.machine.device));
   const Bytes input(int64_t{128} * 64 * 112 * 112 * 4);
@@ -298,33 +308,30 @@ PaperTable TableOne() {
   return table;
 }
 
-// The network that the paper constructs (Table III), by its layers' outputs.
+// Returns the sizes of the layers' outputs of the network that the paper constructs (Table III).
 PaperTable TableThree() {
   const auto output = [](int64_t Shape::*part) {
-    return [=](const PaperRow& row) -> std::optional<double> {
+    return [=](const PaperRow& row) -> Computed {
       const Network network = BuildNetwork(row.workload.network);
-      for (LayerNode node = 0; node < boost::num_vertices(network.graph()); ++node) {
+      for (LayerNode node = 0; node < network.size(); ++node) {
         const LayerSpec& layer = network.layer(node);
         if (layer.name == row.layer) return static_cast<double>(layer.output.*part);
       }
       return std::nullopt;
     };
   };
-  PaperTable table{"Tab3",
-                   Names(),
-                   {},
-                   {{"Tab3 {workload} {layer} side", "count", output(&Shape::height)},
-                    {"Tab3 {workload} {layer} channels", "count", output(&Shape::channels)}},
-                   PaperRequest::kPaperName};
-  const Workload constructed{"constructed(5)", 256};
-  for (const char* layer : {"conv1", "conv2_5.1x1", "conv2_5.5x5", "pool1", "conv3", "fc1"}) {
-    table.rows.push_back({constructed, 0, layer});
-  }
-  return table;
+  return {"Tab3",
+          Names(),
+          Rows({{"constructed(5)", 256}}, {0},
+               {"conv1", "conv2_5.1x1", "conv2_5.5x5", "pool1", "conv3", "fc1"}),
+          {{"Tab3 {workload} {layer} side", "count", output(&Shape::height)},
+           {"Tab3 {workload} {layer} channels", "count", output(&Shape::channels)}},
+          PaperRequest::kPaperName};
 }
 
-// Time of a layer's forward step, or of the copy of its input, in milliseconds.
-std::optional<double> FigureSix(const PaperRow& row, bool transfer) {
+// Returns the milliseconds of a layer's forward step or of the copy of its input to the host;
+// nullopt if the network has no such layer.
+Computed FigureSix(const PaperRow& row, bool transfer) {
   const Scene scene = SceneOf(row);
   for (const Op& op : scene.trace.ops) {
     if (op.phase != Phase::kForward || scene.trace.layer(op.layer).name != row.layer) continue;
@@ -347,7 +354,7 @@ PaperTable TableOfLayers() {
   }
   const Workload vgg{"vgg16", 64};
   const Network network = BuildNetwork(vgg.network);
-  for (LayerNode node = 1; node < boost::num_vertices(network.graph()); ++node) {
+  for (LayerNode node = 1; node < network.size(); ++node) {
     const LayerSpec& layer = network.layer(node);
     const bool shown = layer.type == OpType::kConv2d || layer.type == OpType::kMaxPool2d;
     if (shown) table.rows.push_back({vgg, 0, layer.name});
@@ -355,24 +362,11 @@ PaperTable TableOfLayers() {
   return table;
 }
 
-struct ModeColumn {
-  std::string name;
-  std::function<std::optional<double>(const PaperRow&, const Mode&)> compute;
-};
-
-// Items "TABLE NET(BATCH) MODE COLUMN". Memory is cut off, times are rounded.
-PaperTable TableOfModes(const std::string& name, std::vector<PaperRow> rows,
-                        std::span<const Mode> modes, const std::string& unit,
-                        const std::vector<ModeColumn>& columns,
+// Returns a table whose columns are for each mode.
+PaperTable TableOfModes(const std::string& name, const std::vector<Workload>& workloads,
+                        std::span<const Mode> modes, const std::vector<ModeColumn<Mode>>& columns,
                         PaperRequest request = PaperRequest::kName) {
-  PaperTable table{name, Names(), std::move(rows), {}, request};
-  for (const Mode& mode : modes) {
-    for (const ModeColumn& column : columns) {
-      table.columns.push_back({fmt::format("{} {{workload}} {} {}", name, mode.Name(), column.name),
-                               unit, OfRow(column.compute, mode), unit == "MB"});
-    }
-  }
-  return table;
+  return {name, Names(), Rows(workloads), ForModes(modes, columns), request};
 }
 
 }  // namespace
@@ -383,8 +377,8 @@ std::vector<PaperTable> VdnnppTables(const PaperValues& printed) {
     table.device = device;
     tables.push_back(std::move(table));
   };
-  // Host memory for everything that can leave (section III-C); what the base memory manager needs
-  // (section V-A).
+  // Host memory for all tensors that can be offloaded (section III-C), and the memory that the base
+  // memory manager needs (section V-A).
   add({"Text",
        Names(),
        {{{"alexnet-plain", 128}}, {{"vgg16", 128}}, {{"resnet152", 128}}},
@@ -398,52 +392,56 @@ std::vector<PaperTable> VdnnppTables(const PaperValues& printed) {
        PaperRequest::kPaperName},
       "");
   add(TableOne(), kLargeGpu);
-  add(TableOfModes("Tab2", {{{"alexnet-plain", 128}}, {{"vgg16", 16}}}, kModes, "MB",
-                   {{"expected", Aggregate}, {"actual", TableTwo}}, PaperRequest::kPaperName),
+  add(TableOfModes("Tab2", {{"alexnet-plain", 128}, {"vgg16", 16}}, kModes,
+                   {{"Tab2 {workload} {mode} expected", "MB", Aggregate, true},
+                    {"Tab2 {workload} {mode} actual", "MB", TableTwo, true}},
+                   PaperRequest::kPaperName),
       kSmallGpu);
   add(TableThree(), "");
 
-  const auto both = [](auto compute, auto vdnn, auto vdnnpp) -> std::vector<ModeColumn> {
-    return {{"vDNN", [=](auto& row, auto& mode) { return compute(row, mode, vdnn); }},
-            {"vDNN++", [=](auto& row, auto& mode) { return compute(row, mode, vdnnpp); }}};
+  using Columns = std::vector<ModeColumn<Mode>>;
+  const auto both = [](const std::string& pattern, const char* unit, auto compute, auto vdnn,
+                       auto vdnnpp) -> Columns {
+    return {
+        {pattern + "vDNN", unit, [=](auto& row, auto& mode) { return compute(row, mode, vdnn); }},
+        {pattern + "vDNN++", unit,
+         [=](auto& row, auto& mode) { return compute(row, mode, vdnnpp); }}};
   };
-  const auto iterations = both(TableFour, &Mode::Vdnn, &Mode::Vdnnpp);
+  const Columns iterations =
+      both("Tab4 {workload} {mode} ", "ms", TableFour, &Mode::Vdnn, &Mode::Vdnnpp);
   constexpr std::array kPrinted{Mode{"dyn"}, Mode{"conv"}, Mode{"all"}, Mode{"aconv"}};
-  add(TableOfModes("Tab4", {{{"vgg116-d", 32}}, {{"vgg191-d", 32}}}, kPrinted, "ms", iterations),
-      kLargeGpu);
-  add(TableOfModes("Tab4", {}, kModes, "ms", iterations), kLargeGpu);
+  add(TableOfModes("Tab4", {{"vgg116-d", 32}, {"vgg191-d", 32}}, kPrinted, iterations), kLargeGpu);
+  add(TableOfModes("Tab4", {}, kModes, iterations), kLargeGpu);
 
-  std::vector<ModeColumn> heuristics{{"aggregate", Aggregate}};
+  Columns heuristics{{"Tab5 {workload} {mode} aggregate", "MB", Aggregate, true}};
   for (const char* heuristic : {"best-fit", "high-end"}) {
     for (const char* order : kOrders) {
-      heuristics.push_back({fmt::format("{} {}", order, heuristic), [=](auto& row, auto& mode) {
-                              return TableFive(row, mode, order, heuristic);
-                            }});
+      heuristics.push_back(
+          {fmt::format("Tab5 {{workload}} {{mode}} {} {}", order, heuristic), "MB",
+           [=](auto& row, auto& mode) { return TableFive(row, mode, order, heuristic); }, true});
     }
   }
-  heuristics.push_back({"auto", TableFiveAuto});
-  add(TableOfModes("Tab5", {{{"alexnet-plain", 256}}}, kModes, "MB", heuristics,
-                   PaperRequest::kPaperName),
+  heuristics.push_back({"Tab5 {workload} {mode} auto", "MB", TableFiveAuto, true});
+  add(TableOfModes("Tab5", {{"alexnet-plain", 256}}, kModes, heuristics, PaperRequest::kPaperName),
       kLargeGpu);
 
   const auto peak = [](Bytes PhasePeaks::*phase) {
     return [=](auto& row, auto& mode) { return FigureFive(row, mode, phase); };
   };
-  add(TableOfModes(
-          "Fig5", {{{"alexnet-plain", 256}}}, kModes, "MB",
-          {{"forward", peak(&PhasePeaks::forward)}, {"backward", peak(&PhasePeaks::backward)}}),
+  add(TableOfModes("Fig5", {{"alexnet-plain", 256}}, kModes,
+                   {{"Fig5 {workload} {mode} forward", "MB", peak(&PhasePeaks::forward), true},
+                    {"Fig5 {workload} {mode} backward", "MB", peak(&PhasePeaks::backward), true}}),
       kLargeGpu);
   add(TableOfLayers(), kLargeGpu);
-  const auto relative = both(FigureNine, &Times::vdnn, &Times::vdnnpp);
-  add(TableOfModes("Fig9", {{{"alexnet-plain", 256}}, {{"vgg16", 64}}}, kModes, "x", relative),
-      kLargeGpu);
-  add(TableOfModes("Fig9", {{{"alexnet-plain", 128}}, {{"vgg16", 16}}}, kModes, "x", relative),
-      kSmallGpu);
+  const Columns relative =
+      both("Fig9 {workload} {mode} ", "x", FigureNine, &Times::vdnn, &Times::vdnnpp);
+  add(TableOfModes("Fig9", {{"alexnet-plain", 256}, {"vgg16", 64}}, kModes, relative), kLargeGpu);
+  add(TableOfModes("Fig9", {{"alexnet-plain", 128}, {"vgg16", 16}}, kModes, relative), kSmallGpu);
 
-  // Section V-A.
+  // Claims of section V-A.
   constexpr Mode kConstructed{"conv", false};
   const auto absolute = [=](double Times::*time) {
-    return [=](const PaperRow& row) -> std::optional<double> {
+    return [=](const PaperRow& row) -> Computed {
       const auto times = TimesOf(row, kConstructed, kConstructed.algo());
       return times ? std::optional((*times).*time) : std::nullopt;
     };

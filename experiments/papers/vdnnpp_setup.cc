@@ -7,13 +7,12 @@
 namespace spillway::vdnnpp {
 namespace {
 
-// Convolution algorithms whose workspaces the totals of Tables II and V contain, by layer; those
-// that are not named need none. The paper does not print them: the library's search chose them on
-// its GPUs. Of other networks the cost model's fastest are taken.
+// The convolution algorithms whose workspaces the totals of Tables II and V contain. The paper does
+// not print them: cuDNN's search chose them on the paper's GPUs.
 struct DocumentedAlgorithms {
   std::string_view network;
   std::string_view device;
-  std::string_view everywhere;  // the algorithm of layers that are not named
+  std::string_view everywhere;  // the algorithm of layers that `layers` lacks; empty: no workspace
   std::map<std::string_view, std::string_view> layers;
 };
 
@@ -30,7 +29,9 @@ const std::vector<DocumentedAlgorithms>& Documented() {
   return documented;
 }
 
-// Offers, for convolutions, the documented algorithm alone, if there are such.
+// A cost model that has one kernel for each slot of a convolution: the documented algorithm, or the
+// kernel with the least workspace if the model lacks the algorithm. Without documented algorithms
+// it has the kernels of the other model.
 class PaperCostModel final : public CostModel {
  public:
   PaperCostModel(const CostModel& model, const DocumentedAlgorithms* documented)

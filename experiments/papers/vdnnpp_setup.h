@@ -1,6 +1,5 @@
-// What the tables of vDNN++ (Shriram et al., IPDPS 2019) have in common: the paper's names of
-// networks and modes, its GPUs and algorithms, and the run whose requests it counts. Private to
-// vdnnpp*.cc.
+// The names of networks and modes, GPUs and algorithms of vDNN++ (Shriram et al., IPDPS 2019), and
+// the run whose requests the paper counts. Private to vdnnpp*.cc.
 
 #ifndef SPILLWAY_EXPERIMENTS_PAPERS_VDNNPP_SETUP_H_
 #define SPILLWAY_EXPERIMENTS_PAPERS_VDNNPP_SETUP_H_
@@ -19,41 +18,42 @@ namespace spillway::vdnnpp {
 inline constexpr const char* kLargeGpu = "gtx_1080ti";
 inline constexpr const char* kSmallGpu = "gtx_970";
 
-// AlexNet, VGG-16, VGG-116 and VGG-191 mean the paper's variants.
+// Returns the paper's names of networks. AlexNet, VGG-16, VGG-116 and VGG-191 are its own variants.
 PaperNames Names();
 
-// What leaves and by which algorithms.
+// A mode of the paper: which tensors are offloaded, and which algorithms run.
 struct Mode {
-  std::string_view offload;  // as the policies name it
-  bool fastest = true;       // (p); else (m)
+  std::string_view offload;  // as in the policies' parameter `offload`
+  bool fastest = true;       // the fastest algorithms, (p); otherwise the least workspace, (m)
 
   bool dynamic() const { return offload == "dyn"; }
   std::string algo() const { return fastest ? "performance" : "memory"; }
   std::string Name() const;  // "all(m)", "conv(p)" or "dyn"
-  std::string Vdnn() const;  // the policies
+  std::string Vdnn() const;  // the policy of vDNN
   std::string Vdnnpp() const;
-  // vDNN++ that releases as vDNN does.
+  // Returns the policy of vDNN++ that releases when vDNN does.
   std::string Eager(std::string_view order, std::string_view hint) const;
 };
 
-// Where the GPU does not matter: on the larger one.
+// Returns the workload on the larger GPU, for numbers that do not depend on the GPU.
 Scene SceneOf(const Workload& workload);
-// Where it does.
+// Returns the row's workload on the row's machine.
 Scene SceneOf(const PaperRow& row);
 
-// The algorithms that the paper's totals contain where they are documented and the mode wants the
-// fastest, else the model's. Refers to the scene.
+// Returns a cost model with only the documented algorithms, if the mode wants the fastest
+// algorithms and some are documented for network and GPU; otherwise a model with the scene's
+// kernels. The result refers to the scene.
 std::unique_ptr<const CostModel> CostOf(const Scene& scene, const Mode& mode);
 
-// The run whose requests Tables II and V count, in unlimited memory.
+// Returns the run whose requests Tables II and V count. Memory is unlimited.
 Report EagerRun(const Scene& scene, const Mode& mode, std::string_view order = "prefetch-first",
                 std::string_view hint = "none");
 
-// What threads of the host would take to compress in forward, and to decompress in backward, all
-// feature maps that all(m) offloads, in percent of one core over the phase's time.
+// Returns the time that a thread of the host takes to compress in forward, and to decompress in
+// backward, all feature maps that all(m) offloads, in percent of the phase's time.
 std::array<double, 2> CompressionCpu(const PaperRow& row);
 
-// Compression: Fig. 10 and the savings.
+// Returns Fig. 10 and the savings of compression.
 std::vector<PaperTable> CompressionTables(const PaperValues& printed);
 
 }  // namespace spillway::vdnnpp

@@ -14,9 +14,6 @@
 #include "sim/cost/roofline.h"
 #include "sim/cost/table_cost.h"
 #include "traces/base/error.h"
-#include "traces/format.h"
-#include "traces/lowering/lowering.h"
-#include "traces/zoo/zoo.h"
 
 namespace spillway {
 
@@ -27,7 +24,8 @@ namespace {
 constexpr const char* kItsOwn = "as it is";
 constexpr const char* kPool = "pool";
 
-// Sets a quantity to what the parameter says, if it is given; `range` names its limits.
+// Sets `quantity` to the value of the parameter `name`, if that was given. Throws `UsageError`,
+// which names the limits as `range`, if the value is not from `least` to `greatest`.
 template <typename Quantity>
 void ChangeTo(Quantity& quantity, Quantity least, Quantity greatest, const char* range,
               Quantity (*parse)(std::string_view), Params& params, const std::string& name,
@@ -45,7 +43,8 @@ void ChangeTo(Quantity& quantity, Quantity least, Quantity greatest, const char*
   }
 }
 
-// How many times as fast the link is.
+// Reads the factor by which the link is faster. Throws `UsageError` unless it is from 0.001 to
+// 1000.
 double LinkFactor(Params& params) {
   const std::string text = params.Text("link", "number", "1",
                                        "how many times as fast the link is, in each direction and "
@@ -60,7 +59,7 @@ double LinkFactor(Params& params) {
   return factor;
 }
 
-// Changes a device as the parameters say.
+// Applies the parameters to the device.
 void Change(Device& device, Params& params) {
   const double factor = LinkFactor(params);
   const auto change_rate = [&](Bandwidth& rate, const char* name, const char* help) {
@@ -77,7 +76,7 @@ void Change(Device& device, Params& params) {
            "host", "size", "host memory");
 }
 
-// What is the device's besides. REQUIRES: no other pool of the kind is there.
+// Returns the pool `known` with the changes that the parameters give.
 ExternalPool ReadPool(const ExternalPool& known, Params& params) {
   ExternalPool pool = known;
   ChangeTo(pool.size, Bytes(1), Bytes::Unlimited(), "at least 1 B", ParseBytes, params, "size",
@@ -109,7 +108,8 @@ ExternalPool ReadPool(const ExternalPool& known, Params& params) {
   return pool;
 }
 
-// Where the shared library that holds this code was loaded from: an installed tree can be moved.
+// Returns the directory that the shared library with this code was loaded from, or an empty path if
+// it is unknown. The path is found at run time because an installed tree can be moved.
 fs::path LibraryDirectory() {
   static const char here = 0;  // lies in that library
   Dl_info info{};
@@ -265,42 +265,6 @@ std::vector<ParamInfo> DeviceParameters() {
   return params.declared();
 }
 
-namespace {
-
-Duration HostTime(const Op& op, HostTimes host) {
-  const Duration recorded = op.recorded->host;
-  switch (host) {
-    case HostTimes::kRecorded:
-      return recorded;
-    case HostTimes::kNone:
-      return Duration();
-    case HostTimes::kPlain:
-      break;
-  }
-  // What is no whole number of operators takes the recorded time.
-  const double operators = op.FindAttribute("operators").value_or(-1);
-  if (operators < 0 || operators > 1e6) return recorded;
-  return std::min(recorded, kOperatorTime * static_cast<int64_t>(operators));
-}
-
-}  // namespace
-
-Trace WithHostTimes(Trace trace, HostTimes host) {
-  for (Op& op : trace.ops) {
-    if (op.recorded) op.recorded->host = HostTime(op, host);
-  }
-  return trace;
-}
-
-Trace LoadWorkload(const std::string& text, const WorkloadOptions& options) {
-  if (text.ends_with(".json") || text.ends_with(".zst")) {
-    return WithHostTimes(ReadTrace(text), options.host);
-  }
-  const Workload workload = ParseWorkload(text);
-  return LowerNetwork(BuildNetwork(workload.network),
-                      {workload.batch, options.preset, options.training});
-}
-
 std::string RecordedTableName(std::string_view network, int64_t batch) {
   return fmt::format("{}-{}.json.zst", network, batch);
 }
@@ -313,6 +277,15 @@ fs::path RecordedTablePath(const std::string& device, const Trace& trace) {
   return RecordedTablePath(device, trace.network, trace.batch);
 }
 
+namespace {
+
+// The nearest smaller and the nearest larger batch that have a recorded table.
+struct BatchesAround {
+  int64_t below, above;
+};
+
+// Returns the nearest batches that have tables of the network on the device. Returns nullopt if
+// either of them does not exist, or if the batch itself has a table.
 std::optional<BatchesAround> FindBatchesAround(const std::string& network, int64_t batch,
                                                const std::string& device) {
   BatchesAround around{0, std::numeric_limits<int64_t>::max()};
@@ -338,8 +311,6 @@ std::optional<BatchesAround> FindBatchesAround(const std::string& network, int64
   return around;
 }
 
-namespace {
-
 bool Covers(const CostModel& cost, const Trace& trace) {
   try {
     for (const Op& op : trace.ops) {
@@ -363,7 +334,8 @@ std::optional<CostTable> FindRecordedTable(const Trace& trace, const Device& dev
 
 namespace {
 
-// nullptr if there are no batches around, or their tables do not cover the trace.
+// Returns a cost model that interpolates between the nearest batches. Returns nullptr if there are
+// no such batches, or if their tables do not cover the trace.
 std::unique_ptr<CostModel> InterpolatedCost(const Trace& trace, const Device& device) {
   const auto around = FindBatchesAround(trace.network, trace.batch, device.name);
   if (!around) return nullptr;
@@ -390,30 +362,56 @@ std::optional<Device> DeviceOf(const std::string& gpu) {
   return std::nullopt;
 }
 
-std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trace,
-                                    const Device& device) {
-  if (source == "roofline") return std::make_unique<RooflineCostModel>(device);
-  if (source != "auto") {
-    std::error_code ignored;
-    const bool is_path = source.find_first_of("./") != std::string::npos;
-    if (!is_path && !fs::exists(source, ignored)) {
-      throw UsageError(UnknownName("cost", source, {"auto", "roofline"}) +
-                       ", or the path of a cost table");
-    }
-    return std::make_unique<TableCostModel>(ReadCostTable(source), device);
+std::vector<fs::path> TablesOf(const std::string& network, int64_t batch,
+                               const std::string& device) {
+  std::vector<fs::path> paths{RecordedTablePath(device, network, batch)};
+  if (const auto around = FindBatchesAround(network, batch, device)) {
+    paths.push_back(RecordedTablePath(device, network, around->below));
+    paths.push_back(RecordedTablePath(device, network, around->above));
   }
+  return paths;
+}
+
+namespace {
+
+std::unique_ptr<const CostModel> FindCost(const Trace& trace, const Device& device) {
   if (trace.recording) {
     return std::make_unique<RecordedCostModel>(*trace.recording, device,
                                                DeviceOf(trace.recording->device));
   }
   if (auto table = FindRecordedTable(trace, device)) {
-    // Policies slice the ops of inferences alone.
+    // Policies slice ops only in inferences.
     return std::make_unique<TableCostModel>(
         std::move(*table), device,
         trace.training ? TableCostModel::Missing::kError : TableCostModel::Missing::kRoofline);
   }
   if (auto between = InterpolatedCost(trace, device)) return between;
   return std::make_unique<RooflineCostModel>(device);
+}
+
+}  // namespace
+
+LoadedCost LoadCost(const CostSource& source, const Trace& trace, const Device& device) {
+  LoadedCost loaded;
+  if (source.roofline()) {
+    loaded.model = std::make_unique<RooflineCostModel>(device);
+  } else if (source.automatic()) {
+    loaded.model = FindCost(trace, device);
+    for (const fs::path& path : TablesOf(trace.network, trace.batch, device.name)) {
+      loaded.read.push_back({"cost_table", "data", path});
+    }
+  } else {
+    const std::string& path = source.text();
+    std::error_code ignored;
+    const bool is_path = path.find_first_of("./") != std::string::npos;
+    if (!is_path && !fs::exists(path, ignored)) {
+      throw UsageError(UnknownName("cost", path, {"auto", "roofline"}) +
+                       ", or the path of a cost table");
+    }
+    loaded.model = std::make_unique<TableCostModel>(ReadCostTable(path), device);
+    loaded.read.push_back({"cost_table", "file", path});
+  }
+  return loaded;
 }
 
 }  // namespace spillway

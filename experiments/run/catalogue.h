@@ -1,8 +1,9 @@
-// Finds what a command names: workloads, devices, recorded cost tables and memory budgets.
+// Finds the devices, pools, data files and cost tables that a command names.
 //
-// Data files come with the program. They are looked for in the directory named by the environment
-// variable SPILLWAY_DATA, then in the tree that the program is installed in, wherever that was
-// moved to; a program that is not installed finds them in the source tree that it was built from.
+// The program comes with data files. It looks for them first in the directory named by the
+// environment variable SPILLWAY_DATA. An installed program then looks in the tree that it is
+// installed in, even if that tree was moved; any other program looks in the source tree that it was
+// built from.
 
 #ifndef SPILLWAY_EXPERIMENTS_RUN_CATALOGUE_H_
 #define SPILLWAY_EXPERIMENTS_RUN_CATALOGUE_H_
@@ -22,97 +23,111 @@
 
 namespace spillway {
 
-// "a,b:x=1,y=[2,3],c": a comma separates specifications, and also the parameters of one.
+// Splits texts such as "a,b:x=1,y=[2,3],c" into specifications: "a", "b:x=1,y=[2,3]" and "c". A
+// comma separates specifications, and also the parameters of one specification.
 std::vector<std::string> SplitSpecifications(const std::vector<std::string>& texts);
 
-// The directory that this program is installed under; nullopt if it runs from a build tree.
+// Returns the directory that this program is installed under, or nullopt if it runs from a build
+// tree.
 std::optional<std::filesystem::path> InstallPrefix();
 
-// Where data files are looked for, in that order; they need not exist.
+// Returns the directories that are searched for data files, in the order of the search. They need
+// not exist.
 std::vector<std::filesystem::path> DataDirectories();
 
-// A data file by its path under sim/devices, traces/recorded or experiments; nullopt if no data
-// directory has it.
+// Returns the path of a data file, or nullopt if no data directory has it. `relative` is its path
+// below a data directory: under sim/devices, traces/recorded or experiments.
 std::optional<std::filesystem::path> FindDataFile(const std::filesystem::path& relative);
 
-// The device whose drivers report this name; nullopt if there is no file of it.
+// Returns the device that comes with the program and whose driver reports the name `gpu`; nullopt
+// if there is none.
 std::optional<Device> DeviceOf(const std::string& gpu);
 
-// Names of the devices that come with the program, sorted.
+// Returns the names of the devices that come with the program, sorted.
 std::vector<std::string> DeviceNames();
 
-// `name` is one of `DeviceNames` or the path of a device file (it ends in ".toml"). Throws
-// `UsageError` with a suggestion for an unknown name.
+// Returns the path of the device file for `name`, which is one of `DeviceNames` or itself a path
+// that ends in ".toml". Throws `UsageError` with a suggestion for an unknown name.
 std::filesystem::path DevicePath(const std::string& name);
 
-// A name or path as for `DevicePath`, without a colon, and what is to be different there:
-// "h200:link=2,host=64GiB". The device is then named and described with it. Only what no kernel
-// time depends on can be changed, so that recorded times stay valid. Throws `UsageError`.
+// Loads a device. The specification is a name or path as for `DevicePath`, without a colon, and
+// may go on with changes: "h200:link=2,host=64GiB". The changes become part of the device's name
+// and description. Only properties that no kernel time depends on can be changed, so that recorded
+// times stay valid. Throws `UsageError` if the specification is invalid.
 Device LoadDevice(const std::string& specification);
-// What can be changed, of any device.
+// Returns the properties of a device that a specification can change.
 std::vector<ParamInfo> DeviceParameters();
-// Gives the device memory outside, or changes what it has: "peer:size=40GiB" or "host:size=64GiB".
-// What is not given of a link is as the device file says. The device is then named with it. Throws
-// `UsageError`.
+// Adds a pool outside the device, or changes one that the device has: "peer:size=40GiB" or
+// "host:size=64GiB". Properties of the link that are not given are those of the device file. The
+// pool becomes part of the device's name and description. Throws `UsageError` if the specification
+// is invalid.
 void AddPool(Device& device, const std::string& specification);
-// What can be given.
+// Returns the parameters that the specification of a pool can give.
 std::vector<ParamInfo> PoolParameters();
-// The name or path alone.
+// Returns the part of a device's specification before the first colon: its name or path.
 std::string DeviceBase(const std::string& specification);
 
-// What the host takes before each launch, of a recorded trace.
-enum class HostTimes : uint8_t {
-  kPlain,     // without the profiler that recorded it: at most `kOperatorTime` for each operator
-  kRecorded,  // with it
-  kNone,      // nothing: the GPU never waits for the host
-};
-
-// What PyTorch takes on the host for an operator that nobody watches; under its profiler, with
-// shapes and memory, it is three to eight times as much. Chosen on the plain steps of ten
-// recordings on an H100 and two H200 (experiments/evidence/pytorch/README.md).
-inline constexpr Duration kOperatorTime = Duration::Microseconds(7);
-
-// A recorded trace, as it was imported, with the host's times changed so; others stay as they are.
-Trace WithHostTimes(Trace trace, HostTimes host);
-
-struct WorkloadOptions {
-  std::string preset = "torch";
-  bool training = true;
-  HostTimes host = HostTimes::kPlain;
-};
-
-// `text` is NETWORK:BATCH, or the path of a trace file (it ends in ".json" or ".zst"), for which
-// preset and mode do not matter. Throws `UsageError` or `InputError`.
-Trace LoadWorkload(const std::string& text, const WorkloadOptions& options);
-
-// The table that "auto" finds for the workload on the device; nullopt if none was recorded that
+// Returns the table that "auto" finds for the workload on the device; nullopt if no recorded table
 // covers the trace.
 std::optional<CostTable> FindRecordedTable(const Trace& trace, const Device& device);
 
-// The nearest batches below and above of which there are tables of the network on the device;
-// nullopt unless there are both, or if there is one of this batch.
-struct BatchesAround {
-  int64_t below, above;
+// A file or generated trace that a run depends on.
+struct InputFile {
+  std::string role;    // "trace", "device", "cost_table", "densities", "policy"
+  std::string source;  // "file", "data" (comes with the program) or "generated" (NETWORK:BATCH)
+  std::string name;    // path as given, path below a data directory, or NETWORK:BATCH
 };
-std::optional<BatchesAround> FindBatchesAround(const std::string& network, int64_t batch,
-                                               const std::string& device);
 
-// `source` is "auto" (of a recorded trace what was recorded with it; else the table recorded for
-// this workload on this device (`FindRecordedTable`), and the roofline for slices that a policy
-// makes and the table lacks; else between those of the nearest batches, if there are
-// such and they cover the trace; else the roofline), "roofline", or the path of a cost table.
-std::unique_ptr<CostModel> LoadCost(const std::string& source, const Trace& trace,
-                                    const Device& device);
+// A source of kernel times as a user names it.
+class CostSource {
+ public:
+  // `text` is "auto", "roofline" or the path of a cost table. "auto" takes the first source that
+  // exists:
+  // 1. the times recorded with the trace;
+  // 2. the table recorded for this workload on this device (`FindRecordedTable`); for an inference,
+  //    slices that a policy makes and the table lacks get roofline times;
+  // 3. times interpolated between the nearest batches, if their tables cover the trace;
+  // 4. the roofline.
+  CostSource(std::string text) : text_(std::move(text)) {}  // NOLINT(google-explicit-constructor)
+  CostSource(const char* text) : text_(text) {}             // NOLINT(google-explicit-constructor)
 
-// "NETWORK-BATCH.json.zst", of a cost table.
+  // Returns the text that the constructor was given.
+  const std::string& text() const { return text_; }
+  bool automatic() const { return text_ == "auto"; }
+  bool roofline() const { return text_ == "roofline"; }
+  bool table() const { return !automatic() && !roofline(); }
+
+  bool operator==(const CostSource&) const = default;
+
+ private:
+  std::string text_;
+};
+
+// Returns the tables that "auto" reads for a network and batch on a device, as paths below a data
+// directory. The first is the table of this batch. If that table does not exist, and tables of a
+// smaller and a larger batch do, the tables of the nearest batch below and above follow.
+std::vector<std::filesystem::path> TablesOf(const std::string& network, int64_t batch,
+                                            const std::string& device);
+
+// A cost model and the files that it depends on.
+struct LoadedCost {
+  std::unique_ptr<const CostModel> model;
+  std::vector<InputFile> read;  // includes tables that "auto" looked for and that do not exist
+};
+
+// Makes the cost model for a source. Throws `UsageError` if the source is neither a known name nor
+// a file, and `InputError` for a bad table.
+LoadedCost LoadCost(const CostSource& source, const Trace& trace, const Device& device);
+
+// Returns the file name of a recorded cost table: "NETWORK-BATCH.json.zst".
 std::string RecordedTableName(std::string_view network, int64_t batch);
 
-// The data file of such a table.
+// Returns the path, below a data directory, of the recorded cost table of a network and batch.
+// `spillway record` writes the table there, and "auto" looks for it there. The path is under
+// traces/recorded/DEVICE, where DEVICE is `DeviceBase(device)`.
 std::filesystem::path RecordedTablePath(const std::string& device, std::string_view network,
                                         int64_t batch);
-
-// Where `spillway record` puts, and "auto" looks for, the table of a workload: under
-// traces/recorded/DEVICE, whatever is different on the device.
+// Returns the path of the table of the trace's network and batch.
 std::filesystem::path RecordedTablePath(const std::string& device, const Trace& trace);
 
 }  // namespace spillway

@@ -16,7 +16,7 @@ namespace {
 
 constexpr Bytes kMaxDensitiesFile = Bytes::MiB(16);
 
-// An estimate: threads that sleep until a copy has landed are woken so late.
+// An estimate of the time until a thread that waits for a copy wakes after the copy has landed.
 constexpr Duration kOverhead = Duration::Microseconds(20);
 
 std::optional<double> ParseShare(std::string_view text) {
@@ -34,7 +34,7 @@ Growth GrowthOf(const HostCompression& compression) {
   return {compression.fraction, compression.threads};
 }
 
-// What a storage takes in the compressed store.
+// Returns the bytes that a storage takes in the compressed store.
 Bytes StoredSize(const HostCompression& compression, Bytes size, double density) {
   Bytes total;
   for (int64_t i = 0; i < compression.pieces(size); ++i) {
@@ -48,22 +48,23 @@ bool SavesEnough(const CompressionPlan& plan, Bytes size, double density) {
   return static_cast<double>(saved.count()) >= plan.saving * static_cast<double>(size.count());
 }
 
-// The keys, read into a plan; `values` lacks density, saving and slower, which are shares.
-Params ReadKeys(Params::Values values, const Device& device, CompressionPlan& plan) {
+// Reads the keys of a request, except density, saving and slower, which `values` does not have.
+// Throws `UsageError` for an invalid value.
+Params ReadKeys(Params::Values values, CompressionRequest& request) {
   Params params("compression", std::move(values));
-  HostCompression& machine = plan.machine;
+  HostCompression& machine = request.machine;
   const auto integer = [&](const char* name, int initial, int most, const char* help) {
     return static_cast<int>(params.Integer(name, initial, 1, most, help));
   };
-  machine.threads = integer("threads", device.codec.threads, 1024,
-                            "threads of the host that compress, and as many that decompress; the "
-                            "device file's unless given");
+  machine.threads = integer("threads", 0, 1024,
+                            "threads of the host that compress; the same number decompresses; "
+                            "without it, the number in the device file");
   machine.piece = params.Size("piece", machine.piece, "size of a staging buffer");
   machine.buffers = integer("buffers", machine.buffers, 1024, "staging buffers in each direction");
   machine.fraction = integer("fraction", machine.fraction, 4096,
                              "the compressed store grows by 1 / (fraction * threads) of a piece");
   if (machine.piece < Bytes::KiB(4) || machine.piece > Bytes::GiB(4)) {
-    throw UsageError("compression: piece is to be from 4KiB to 4GiB");
+    throw UsageError("compression: piece must be from 4KiB to 4GiB");
   }
   machine.piece = RoundUp(machine.piece, Bytes::KiB(4));
   params.Finish();
@@ -78,7 +79,7 @@ std::optional<std::string> Take(Params::Values& values, std::string_view key) {
   return value;
 }
 
-// The storages that have been on the host during the iteration.
+// Returns the storages that were copied to the host during the iteration.
 std::set<TensorId> Offloaded(const Report& report) {
   std::set<TensorId> offloaded;
   for (const TimelineEntry& entry : report.timeline) {
@@ -152,14 +153,15 @@ bool CompressionPlan::Hides(Duration iteration) const {
 
 // --- The specification --------------------------------------------------------------------------
 
-CompressionPlan ParseCompression(std::string_view text, const Device& device) {
+CompressionRequest ParseCompression(std::string_view text) {
   Specification specification = ParseSpecification("compression", text);
   const std::vector<std::string> modes{"all", "hidden"};
   if (std::find(modes.begin(), modes.end(), specification.name) == modes.end()) {
     throw UsageError(UnknownName("compression", specification.name, modes));
   }
-  CompressionPlan plan;
-  plan.only_hidden = specification.name == "hidden";
+  CompressionRequest request;
+  request.text = text;
+  request.only_hidden = specification.name == "hidden";
   const auto take_share = [&](const char* key, double& share) {
     const auto given = Take(specification.values, key);
     if (!given) return;
@@ -169,28 +171,33 @@ CompressionPlan ParseCompression(std::string_view text, const Device& device) {
     }
     share = *parsed;
   };
-  take_share("saving", plan.saving);
-  take_share("slower", plan.slower);
+  take_share("saving", request.saving);
+  take_share("slower", request.slower);
   const auto density = Take(specification.values, "density");
-  ReadKeys(std::move(specification.values), device, plan);
-  plan.machine.compress = {device.codec.compress.bytes_per_second * plan.machine.threads};
-  plan.machine.decompress = {device.codec.decompress.bytes_per_second * plan.machine.threads};
-  plan.machine.overhead = kOverhead;
-  if (!density) return plan;
-  plan.density = ParseShare(*density);
-  if (plan.density) return plan;
+  ReadKeys(std::move(specification.values), request);
+  if (!density) return request;
+  request.density = ParseShare(*density);
+  if (request.density) return request;
   const bool number = density->find_first_not_of("0123456789.-+eE") == std::string::npos;
   if (number) {
     throw UsageError(fmt::format("compression: density='{}' is not a share from 0 to 1", *density));
   }
-  plan.densities = ReadDensities(*density);
-  plan.densities_file = *density;
-  return plan;
+  request.densities_file = *density;
+  return request;
+}
+
+CompressionPlan::CompressionPlan(const CompressionRequest& request, const Device& device)
+    : CompressionRequest(request) {
+  if (machine.threads == 0) machine.threads = device.codec.threads;
+  machine.compress = {device.codec.compress.bytes_per_second * machine.threads};
+  machine.decompress = {device.codec.decompress.bytes_per_second * machine.threads};
+  machine.overhead = kOverhead;
+  if (!densities_file.empty()) densities = ReadDensities(densities_file);
 }
 
 std::string DescribeCompression() {
-  CompressionPlan plan;
-  const Params params = ReadKeys({}, Device(), plan);
+  CompressionRequest request;
+  const Params params = ReadKeys({}, request);
   std::string text =
       "all\n    every offloaded feature map that saves enough\n"
       "hidden\n    of those as many, the sparsest first, as make the iteration no longer\n"
@@ -239,7 +246,7 @@ CompressionSummary Summarize(const CompressionPlan& plan, const HostCompression&
   for (const TensorId id : Offloaded(report)) {
     const Tensor& tensor = trace.tensor(id);
     OffloadedStorage storage{id, tensor.size, plan.DensityOf(tensor), compression.Keeps(id), {}};
-    if (!IsFeatureMap(tensor)) storage.density.reset();  // the plan's is that of feature maps
+    if (!IsFeatureMap(tensor)) storage.density.reset();  // the plan's density is for feature maps
     if (storage.compressed) {
       ++summary.storages;
       if (storage.density) storage.held = StoredSize(compression, tensor.size, *storage.density);

@@ -1,9 +1,10 @@
-// Compressed offload as a property of a run: which storages the host keeps compressed, what that
-// saves, and what it costs (sim/core/compression.h says how it works).
+// Plans the compressed offload of a run: which storages the host keeps compressed, how much memory
+// that saves, and how much time it costs. sim/core/compression.h explains compressed offload.
 //
-// Which storages is decided before the run, from their densities: the shares of their 32-bit words
-// that are not zero, as a run on real bytes has measured them. Decisions and placements are those
-// of the run without compression, and trial runs of policies do not see it either.
+// The storages are chosen before the run, from their densities. A density is the share of a
+// storage's 32-bit words that are not zero, as measured by a run on real bytes. Decisions and
+// placements of a run are the same with and without compression, and trial runs of policies do not
+// compress.
 
 #ifndef SPILLWAY_EXPERIMENTS_RUN_COMPRESSION_PLAN_H_
 #define SPILLWAY_EXPERIMENTS_RUN_COMPRESSION_PLAN_H_
@@ -25,52 +26,64 @@
 
 namespace spillway {
 
-// By the name of a tensor; each in [0, 1].
+// Densities by the name of a tensor, each in [0, 1].
 using Densities = std::map<std::string, double>;
 
-// Reads a CSV file whose first columns are tensor,density; further ones are not read. Throws
+// Reads a CSV file whose first two columns are tensor,density; other columns are ignored. Throws
 // `InputError` with path and line.
 Densities ReadDensities(const std::filesystem::path& path);
+// Parses the text of such a file. `origin` stands for the path in error messages.
 Densities ParseDensities(std::string_view text, const std::string& origin);
 
-// What is wanted, and once it is resolved, what is done.
-struct CompressionPlan {
-  bool only_hidden = false;       // not what would make the iteration longer
-  std::optional<double> density;  // of every feature map
-  std::optional<Densities> densities;
-  double saving = 0.1;      // the least share of a storage's bytes that is worth it
-  double slower = 0;        // by this share longer still counts as hidden
-  HostCompression machine;  // all but `kept`
-  std::string densities_file;
-
-  // Names of the storages. Not set: every feature map, which needs no densities on real bytes.
-  std::optional<std::set<std::string>> chosen;
-  std::optional<Duration> baseline;  // of an iteration without compression, as predicted
-
-  // Whether an iteration is as short as without compression. REQUIRES: `baseline` is set.
-  bool Hides(Duration iteration) const;
-
-  // nullopt if it is not known.
-  std::optional<double> DensityOf(const Tensor& tensor) const;
+// Compression as a user asks for it.
+struct CompressionRequest {
+  std::string text;               // as given
+  bool only_hidden = false;       // compress only storages that do not make the iteration longer
+  std::optional<double> density;  // the density of every feature map, if given
+  std::string densities_file;     // empty: no file is given
+  double saving = 0.1;            // a storage is compressed if this share of its bytes is saved
+  double slower = 0;              // an iteration longer by this share still counts as hidden
+  // The parameters of the host's compression. `kept` is not set; `threads` may be 0 and the rates
+  // are not set until the device is known.
+  HostCompression machine;
 };
 
-// "all" or "hidden", then ":key=value,..."; DescribeCompression lists the keys. Rates and threads
-// that are not given are the device's. Throws `UsageError`, and `InputError` for the file of
-// densities.
-CompressionPlan ParseCompression(std::string_view text, const Device& device);
+// Parses "all" or "hidden", then ":key=value,...". Throws `UsageError` if the text is invalid.
+CompressionRequest ParseCompression(std::string_view text);
+// Returns a description of the modes and keys for people.
 std::string DescribeCompression();
 
-// The plan applied to a trace, the one that runs.
+// Compression on a device, with the storages that the host keeps compressed.
+struct CompressionPlan : CompressionRequest {
+  // The rates are those of the device; so is the number of threads if the request does not give it.
+  // Throws `InputError` for a bad file of densities.
+  CompressionPlan(const CompressionRequest& request, const Device& device);
+
+  std::optional<Densities> densities;  // from the file, if there is one
+  // Names of the storages to compress. nullopt: every feature map is compressed, for which a run on
+  // real bytes needs no densities.
+  std::optional<std::set<std::string>> chosen;
+  std::optional<Duration> baseline;  // predicted iteration without compression
+
+  // Returns the density of a tensor, or nullopt if it is unknown.
+  std::optional<double> DensityOf(const Tensor& tensor) const;
+
+  // Returns true if the iteration is at most `baseline`, plus its share `slower`. Returns false if
+  // `baseline` is not set.
+  bool Hides(Duration iteration) const;
+};
+
+// Returns the host's compression for `trace`, the trace that runs.
 HostCompression CompressionOf(const CompressionPlan& plan, const Trace& trace);
 
-// A storage that compression may keep.
+// A storage that the host may keep compressed.
 struct FeatureMap {
   std::string name;
   double density = 1;
 };
 
-// The feature maps of a run that left the device and save enough, by storage. Those of unknown
-// density do not count.
+// Returns the feature maps that left the device in a run and whose compression saves enough,
+// ordered by storage. Feature maps of unknown density are left out.
 std::vector<FeatureMap> WorthKeeping(const CompressionPlan& plan, const Trace& trace,
                                      const Report& report);
 
@@ -78,34 +91,37 @@ std::vector<FeatureMap> WorthKeeping(const CompressionPlan& plan, const Trace& t
 struct OffloadedStorage {
   TensorId storage{};
   Bytes size;
-  std::optional<double> density;  // as measured, else as the plan has it; nullopt: not known
+  std::optional<double> density;  // measured, otherwise from the plan; nullopt: unknown
   bool compressed = false;
-  std::optional<Bytes> held;  // in the compressed store: as measured, else as predicted
+  std::optional<Bytes> held;  // bytes in the compressed store: measured, otherwise predicted
 };
 
-// What became of it.
+// The memory and time that compression took in a run.
 struct CompressionSummary {
-  int64_t storages = 0;                     // that went to the host and are kept compressed there
-  Bytes staging;                            // pinned: all staging buffers
-  Bytes pinned_peak;                        // those, and what is kept as it is
+  int64_t storages = 0;                     // number of storages kept compressed on the host
+  Bytes staging;                            // pinned bytes of all staging buffers
+  Bytes pinned_peak;                        // staging buffers and storages kept uncompressed
   Bytes pageable_peak;                      // most bytes of the compressed store at once
   Bytes plain_peak;                         // pinned memory of the same run without compression
-  std::optional<Duration> baseline;         // of an iteration without compression, as predicted
-  std::optional<bool> hides;                // of simulated runs with a baseline
-  std::optional<CompressionTimes> times;    // of simulated runs
-  std::vector<OffloadedStorage> offloaded;  // by storage
-  std::vector<StoredContents> stored;       // of runs on real bytes
+  std::optional<Duration> baseline;         // predicted iteration without compression
+  std::optional<bool> hides;                // set for simulated runs with a baseline
+  std::optional<CompressionTimes> times;    // set for simulated runs
+  std::vector<OffloadedStorage> offloaded;  // ordered by storage
+  std::vector<StoredContents> stored;       // measured by a run on real bytes
 
-  // Takes over what a run on real bytes has measured.
+  // Replaces predictions by the measurements of a run on real bytes: the contents of the compressed
+  // store, and its largest size in bytes.
   void Measured(std::vector<StoredContents> contents, Bytes peak);
+  // Returns the bytes of host memory that compression saves, which may be negative.
   Bytes saved() const { return plain_peak - pinned_peak - pageable_peak; }
 };
 
-// Of a run that fits, whose host runs `compression`.
+// Summarizes a run that fits and whose host runs `compression`.
 CompressionSummary Summarize(const CompressionPlan& plan, const HostCompression& compression,
                              const Trace& trace, const Report& report);
 
-// tensor,density,bytes,compressed_bytes: what `ReadDensities` takes.
+// Returns a CSV file with the columns tensor,density,bytes,compressed_bytes, which `ReadDensities`
+// can read.
 std::string FormatDensities(const Trace& trace, const std::vector<StoredContents>& stored);
 
 }  // namespace spillway

@@ -12,21 +12,23 @@
 namespace spillway {
 namespace {
 
-// The peer's part of a footprint on the GPU. Throws `UsageError` for pools that only simulate.
-std::optional<CudaPeer> PeerOf(const Setup& setup) {
+// Returns the memory that the run needs on a peer GPU; nullopt if it has no peer. Throws
+// `UsageError` for a pool that can only be simulated.
+std::optional<CudaPeer> PeerOf(const Prepared& prepared) {
   std::optional<CudaPeer> peer;
-  for (size_t i = 0; i < setup.device.pools.size(); ++i) {
-    const ExternalPool& pool = setup.device.pools[i];
+  for (size_t i = 0; i < prepared.device.pools.size(); ++i) {
+    const ExternalPool& pool = prepared.device.pools[i];
     if (pool.kind != ExternalPool::Kind::kPeer) {
       throw UsageError(
           fmt::format("backend 'cuda' has no pool '{}' (valid: host, peer)", Name(pool.kind)));
     }
-    peer = CudaPeer{OutsidePool(i + 1), pool.gpu, setup.footprint->outside[i + 1]};
+    peer = CudaPeer{OutsidePool(i + 1), pool.gpu, prepared.footprint->outside[i + 1]};
   }
   return peer;
 }
 
-// REQUIRES: the trace outlives it.
+// Returns a function that fills tensors with the given contents; nullptr if none are given.
+// REQUIRES: the trace outlives the function.
 GivenData GivenDataOf(const std::shared_ptr<const GivenContents>& given, const Trace& trace) {
   if (!given) return nullptr;
   return [given, &trace](TensorId id, std::span<std::byte> bytes) {
@@ -45,9 +47,9 @@ RunBackend Executing(std::unique_ptr<Executor> executor) {
 
 BackendFactory CpuFactory(const CpuRun& options) {
   return {[options](const BackendRequest& request) {
-    // Addresses are no memory until they are touched, and an allocator with segments may use more
-    // of them than there is memory.
-    const Device& device = request.setup.device;
+    // An address takes memory only when it is touched, and an allocator with segments may use more
+    // addresses than there is memory. So the range of addresses has no limit.
+    const Device& device = request.run.device;
     std::array<Bytes, kMaxPools> pools;
     for (const PoolId pool : PoolsBySpeed(device)) pools[NumberOf(pool)] = SizeOf(device, pool);
     CpuOptions cpu{Bytes::Unlimited(), pools, options.seed, options.drain_seed,
@@ -59,24 +61,24 @@ BackendFactory CpuFactory(const CpuRun& options) {
 
 BackendFactory CudaFactory(std::shared_ptr<CudaMachine> machine, const CudaRun& options) {
   const auto make = [machine = std::move(machine), options](const BackendRequest& request) {
-    const Setup& setup = request.setup;
-    SPILLWAY_CHECK(setup.footprint && setup.options.iterations > 0);
+    const Prepared& prepared = request.run;
+    SPILLWAY_CHECK(prepared.footprint && prepared.options.iterations > 0);
     CudaRunOptions run;
-    run.memory = setup.footprint->device;
-    run.host_memory = setup.footprint->outside[NumberOf(PoolId::kHost)];
-    run.peer = PeerOf(setup);
+    run.memory = prepared.footprint->device;
+    run.host_memory = prepared.footprint->outside[NumberOf(PoolId::kHost)];
+    run.peer = PeerOf(prepared);
     run.work = options.work;
     run.backing = request.backing;
     run.timeline = options.timeline;
-    if (setup.device.launch_ahead > 0) run.launch_ahead = setup.device.launch_ahead;
-    run.stamped_iteration = setup.options.iterations;
+    if (prepared.device.launch_ahead > 0) run.launch_ahead = prepared.device.launch_ahead;
+    run.stamped_iteration = prepared.options.iterations;
     run.seed = options.seed;
     run.given = GivenDataOf(options.given, request.trace);
     run.compression = request.compression;
-    RunBackend made = Executing(machine->Open(request.trace, *setup.cost, run));
+    RunBackend made = Executing(machine->Open(request.trace, *prepared.cost, run));
     made.digest = options.digest && options.work == CudaWork::kKernels;
     made.complete = [pinned = run.host_memory](CompressionSummary& summary) {
-      summary.pinned_peak = pinned + summary.staging;  // that was really pinned
+      summary.pinned_peak = pinned + summary.staging;  // the bytes that were really pinned
     };
     return made;
   };

@@ -1,4 +1,4 @@
-// The backends that execute on real bytes, for programs that link them.
+// Makes the backends that execute on real bytes, for programs that link them.
 
 #ifndef SPILLWAY_EXPERIMENTS_RUN_EXECUTE_H_
 #define SPILLWAY_EXPERIMENTS_RUN_EXECUTE_H_
@@ -8,32 +8,34 @@
 #include <optional>
 
 #include "backend/cuda/cuda_backend.h"
-#include "experiments/run/assembler.h"
 #include "experiments/run/given_contents.h"
+#include "experiments/run/run.h"
 
 namespace spillway {
 
+// Options of a run on the CPU.
 struct CpuRun {
   uint64_t seed = 1;                   // of parameters and data
-  std::optional<uint64_t> drain_seed;  // draws a legal order of execution; as issued if not given
-  std::shared_ptr<const GivenContents> given = nullptr;  // instead of synthetic data
+  std::optional<uint64_t> drain_seed;  // draws a legal order of execution; nullopt: order of issue
+  std::shared_ptr<const GivenContents> given = nullptr;  // replaces synthetic data
 };
 
+// Options of a run on a GPU.
 struct CudaRun {
   uint64_t seed = 1;  // of parameters and data
   CudaWork work = CudaWork::kKernels;
   CudaTimeline timeline = CudaTimeline::kEvents;
-  bool digest = true;  // whether `weights_digest` is wanted of kernels; it takes time
-  std::shared_ptr<const GivenContents> given = nullptr;  // instead of synthetic data
+  bool digest = true;  // computes `weights_digest` if kernels run, which takes time
+  std::shared_ptr<const GivenContents> given = nullptr;  // replaces synthetic data
 };
 
-// Trains, or infers, on synthetic data. A run throws `InputError` for an op that the CPU cannot
-// execute.
+// Returns a factory of backends that train or infer on the CPU, on synthetic or given data. A run
+// throws `InputError` for an op that the CPU cannot execute.
 BackendFactory CpuFactory(const CpuRun& options = {});
 
-// As above on a GPU, one run after the other; the last iteration is stamped. A run throws `Error`
-// also if the GPU or the host has not as much memory left as the footprint says. REQUIRES: the
-// setup has a footprint and a number of iterations.
+// Returns a factory of backends that train or infer on a GPU, one run after the other. The last
+// iteration of a run has time stamps. A run throws `Error` if the GPU or the host has less memory
+// left than the footprint says. REQUIRES: the run has a footprint and a number of iterations.
 BackendFactory CudaFactory(std::shared_ptr<CudaMachine> machine, const CudaRun& options);
 
 }  // namespace spillway

@@ -15,7 +15,7 @@ namespace {
 bool IsWeight(const Tensor& tensor) {
   return tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState;
 }
-// Labels are one number for each sample.
+// Returns true for images. Labels, the other inputs, have one number for each sample.
 bool IsImage(const Tensor& tensor) {
   return tensor.kind == TensorKind::kInput && tensor.shape.size() > 1;
 }

@@ -1,4 +1,4 @@
-// Weights and images from files, in place of synthetic ones.
+// Reads weights and images from files, which replace synthetic data.
 
 #ifndef SPILLWAY_EXPERIMENTS_RUN_GIVEN_CONTENTS_H_
 #define SPILLWAY_EXPERIMENTS_RUN_GIVEN_CONTENTS_H_
@@ -12,17 +12,20 @@
 
 namespace spillway {
 
-// Files in the format safetensors, all of F32. `weights` has each parameter and the running
-// statistics of an inference, named and shaped as the trace has them ("conv1.weight"), and nothing
-// else; `images` has one tensor, of any name, shaped as the trace's image with its batch.
+// Weights and images from files in the safetensors format, all of type F32. The weights file has
+// exactly the parameters, optimizer state and running statistics of the trace, with the names and
+// shapes that the trace gives them ("conv1.weight"). The images file has one tensor of any name,
+// with the shape of the trace's image including the batch.
 class GivenContents {
  public:
-  // An empty path: nothing of that is given. Throws `InputError` as `SafetensorsFile`, and one that
-  // names file, tensor and shapes if the files are of another network or batch.
+  // Reads the files. An empty path means that no such file is given. Throws the errors of
+  // `SafetensorsFile`. Throws an `InputError` that names file, tensor and shapes if a file belongs
+  // to another network or batch.
   GivenContents(const std::string& weights, const std::string& images, const Trace& trace);
 
-  // Writes what a tensor starts with, if it is given; of a part, its bytes of the whole. `trace`
-  // may be one that a policy made of that of the constructor.
+  // Writes the given initial contents of a tensor to `bytes` and returns true. Returns false if
+  // they are not given. A part of a tensor gets its bytes of the whole tensor. `trace` may be a
+  // trace that a policy made from the constructor's trace.
   bool Fill(const Trace& trace, TensorId id, std::span<std::byte> bytes) const;
 
  private:

@@ -11,7 +11,7 @@
 namespace spillway {
 namespace {
 
-// Another model with copies as over these links.
+// A cost model with the copy times of the given links and all other times of another model.
 class OtherLinks final : public CostModel {
  public:
   OtherLinks(std::shared_ptr<const CostModel> model, const Link& h2d, const Link& d2h)
@@ -35,10 +35,10 @@ class OtherLinks final : public CostModel {
   const Link d2h_;
 };
 
-Setup WithCostOfLinks(Setup setup) {
-  setup.cost =
-      std::make_shared<const OtherLinks>(std::move(setup.cost), setup.device.h2d, setup.device.d2h);
-  return setup;
+Prepared WithCostOfLinks(Prepared run) {
+  run.cost =
+      std::make_shared<const OtherLinks>(std::move(run.cost), run.device.h2d, run.device.d2h);
+  return run;
 }
 
 }  // namespace
@@ -49,19 +49,19 @@ Bandwidth Scaled(Bandwidth rate, double factor) {
   return std::max(Bandwidth{std::llround(std::min(scaled, most))}, Device::kLeastBandwidth);
 }
 
-Setup WithLink(Setup setup, Direction direction, Bandwidth rate) {
-  Device& device = setup.device;
+Prepared WithLink(Prepared run, Direction direction, Bandwidth rate) {
+  Device& device = run.device;
   (direction == Direction::kToDevice ? device.h2d : device.d2h).bandwidth = rate;
   device.duplex.bytes_per_second += rate.bytes_per_second;
-  return WithCostOfLinks(std::move(setup));
+  return WithCostOfLinks(std::move(run));
 }
 
-Setup WithSlowerLinks(Setup setup, double share) {
-  Device& device = setup.device;
+Prepared WithSlowerLinks(Prepared run, double share) {
+  Device& device = run.device;
   for (Bandwidth* const rate : {&device.h2d.bandwidth, &device.d2h.bandwidth, &device.duplex}) {
     *rate = Scaled(*rate, share);
   }
-  return WithCostOfLinks(std::move(setup));
+  return WithCostOfLinks(std::move(run));
 }
 
 }  // namespace spillway

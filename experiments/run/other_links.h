@@ -1,24 +1,26 @@
-// A setup whose copies between device and host run at other rates: the device's links and the cost
-// model's times alike.
+// Changes the rates at which a run copies between device and host, both in the device's links and
+// in the times of the cost model.
 
 #ifndef SPILLWAY_EXPERIMENTS_RUN_OTHER_LINKS_H_
 #define SPILLWAY_EXPERIMENTS_RUN_OTHER_LINKS_H_
 
-#include "experiments/run/setup.h"
+#include "experiments/run/prepared.h"
 #include "sim/core/cost_model.h"
 #include "traces/base/units.h"
 
 namespace spillway {
 
-// At most `kFastestLink`, and at least what any device has.
 inline constexpr Bandwidth kFastestLink{1'000'000'000'000'000'000};
+// Returns `rate * factor`, but at least `Device::kLeastBandwidth` and at most `kFastestLink`.
 Bandwidth Scaled(Bandwidth rate, double factor);
 
-// With copies in that direction at this rate, which the limit on both directions leaves them.
-Setup WithLink(Setup setup, Direction direction, Bandwidth rate);
+// Returns the run with copies in the direction at `rate`. The limit on both directions together
+// grows by `rate`, so that it does not slow these copies.
+Prepared WithLink(Prepared run, Direction direction, Bandwidth rate);
 
-// With this share of the bandwidth, in both directions and together.
-Setup WithSlowerLinks(Setup setup, double share);
+// Returns the run with its bandwidths multiplied by `share`: that of each direction and the limit
+// on both directions together.
+Prepared WithSlowerLinks(Prepared run, double share);
 
 }  // namespace spillway
 

@@ -16,8 +16,8 @@ std::optional<Bytes> SearchPool(Bytes start,
 
 std::optional<Bytes> SearchPool(const AllocationLog& log, const std::string& allocator,
                                 Bytes alignment, Bytes start) {
-  // Twice the sum of all requests: what blocks and the gaps between them do not take is larger than
-  // any of them, so that more of it changes no decision.
+  // `enough` is twice the sum of all requests. The space of that size that blocks and the gaps
+  // between them leave free is larger than any request, so more space changes no decision.
   Bytes enough;
   for (const AllocationStep& step : log.steps()) {
     if (!step.free) enough += RoundUp(step.size, alignment) * 2;

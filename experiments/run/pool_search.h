@@ -1,6 +1,8 @@
-// The search of vDNN++ (section IV-B) for the memory that requests need: from a size up by what the
-// request that fails lacked, until all are served. It may jump over smaller sizes that would do: a
-// sequence of requests may be served by 9 units and not by 11.
+// Searches for the pool size that a sequence of requests needs, as vDNN++ does (section IV-B).
+//
+// The search adds the bytes that the failed request lacked until all requests are served. It may
+// skip smaller sizes that would do, because a pool of 9 units can serve requests that a pool of 11
+// units cannot.
 
 #ifndef SPILLWAY_EXPERIMENTS_RUN_POOL_SEARCH_H_
 #define SPILLWAY_EXPERIMENTS_RUN_POOL_SEARCH_H_
@@ -14,14 +16,16 @@
 
 namespace spillway {
 
-// `lacking` tries a size: 0 bytes if it does, else what the request that failed lacked, more than
-// 0; nullopt if no size does, and then so is the result.
+// Returns the first size from `start` on that serves all requests. `lacking` tries a size. It
+// returns 0 bytes if the size is enough, otherwise the positive number of bytes that the failed
+// request lacked. It returns nullopt if no size is enough; then the result is nullopt too.
 std::optional<Bytes> SearchPool(Bytes start,
                                 const std::function<std::optional<Bytes>(Bytes size)>& lacking);
 
-// For the requests of a log on the allocator of that specification, one that decides by comparing
-// sizes and addresses in one arena. nullopt if no larger pool does either: high-end as its authors
-// wrote it fails at any size where a high hint meets a small hole near the top.
+// Searches for the pool size that the requests of a log need with `allocator`, the specification of
+// an allocator that decides by comparing sizes and addresses in one arena. Returns nullopt if no
+// pool size is enough. high-end as its authors wrote it can fail at any size, when a high hint
+// meets a small hole near the top.
 std::optional<Bytes> SearchPool(const AllocationLog& log, const std::string& allocator,
                                 Bytes alignment, Bytes start);
 

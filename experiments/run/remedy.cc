@@ -8,15 +8,17 @@
 #include <vector>
 
 #include "experiments/run/other_links.h"
+#include "experiments/run/prepare.h"
 #include "sim/core/forwarding_policy_context.h"
 #include "sim/core/policy.h"
 
 namespace spillway {
 namespace {
 
+// A context that may ignore fences, and that may refuse to move one storage off the device.
 class RemediedContext final : public ForwardingPolicyContext {
  public:
-  // Without fences, or with a storage that stays where it is.
+  // Ignores fences unless `fences` is true. Refuses to offload or evict the storage `kept`.
   RemediedContext(PolicyContext& context, bool fences, std::optional<TensorId> kept)
       : ForwardingPolicyContext(context), fences_(fences), kept_(kept) {}
 
@@ -37,18 +39,16 @@ class RemediedContext final : public ForwardingPolicyContext {
   const std::optional<TensorId> kept_;
 };
 
-// Acts as another policy, but for the one step or storage that the remedy is about.
+// A policy that decides like another policy, except for the one step or storage that the remedy
+// changes.
 class RemediedPolicy final : public Policy {
  public:
   RemediedPolicy(std::unique_ptr<Policy> policy, const StallRemedy& remedy)
       : policy_(std::move(policy)), remedy_(remedy) {}
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
-    return policy_->LimitMemory(trace, device, trial);
-  }
-  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
-                               const CostModel& cost) override {
-    return policy_->Rewrite(trace, device, cost);
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
+                      const TrialRun& trial, const std::string& plan) override {
+    return policy_->Prepare(trace, device, cost, trial, plan);
   }
   bool LivesOutside(const Trace& trace, TensorId tensor) override {
     return !(Kept() && *Kept() == tensor) && policy_->LivesOutside(trace, tensor);
@@ -74,7 +74,7 @@ class RemediedPolicy final : public Policy {
     }
   }
   void AfterOp(PolicyContext& context, OpId op) override {
-    // The op may be the one that writes it. The copy waits for that alone.
+    // The copy waits only for the op that writes the tensor, which may be this op.
     if (StartsAt(context, op) && remedy_.direction == Direction::kToHost) {
       context.Offload(remedy_.tensor);
     }
@@ -98,7 +98,7 @@ class RemediedPolicy final : public Policy {
     return remedy_.kind == RemedyKind::kKeep ? std::optional(remedy_.tensor) : std::nullopt;
   }
 
-  // For a hook whose fences are before `next`.
+  // Returns the context for a hook whose fences come before the op `next`.
   RemediedContext Within(PolicyContext& context, std::optional<OpId> next = std::nullopt) const {
     const bool fences = remedy_.kind != RemedyKind::kNoFence || next != remedy_.op ||
                         context.recomputing().has_value();
@@ -109,16 +109,16 @@ class RemediedPolicy final : public Policy {
   const StallRemedy remedy_;
 };
 
-Setup ChangedBy(const StallRemedy& remedy, Setup setup) {
-  if (remedy.kind == RemedyKind::kMoreMemory && setup.memory != Bytes::Unlimited()) {
-    setup.memory += remedy.memory;
+Prepared ChangedBy(const StallRemedy& remedy, Prepared run) {
+  if (remedy.kind == RemedyKind::kMoreMemory && run.memory != Bytes::Unlimited()) {
+    run.memory += remedy.memory;
   } else if (remedy.kind == RemedyKind::kFasterLink) {
-    return WithLink(std::move(setup), remedy.direction, remedy.link);
+    return WithLink(std::move(run), remedy.direction, remedy.link);
   } else if (remedy.kind == RemedyKind::kFasterHost) {
-    setup.device.launch_overhead = Duration();
-    setup.device.library_call = Duration();
+    run.device.launch_overhead = Duration();
+    run.device.library_call = Duration();
   }
-  return setup;
+  return run;
 }
 
 }  // namespace
@@ -129,13 +129,13 @@ std::string_view Name(RemedyKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-std::optional<Duration> SimulateRemedy(const Setup& setup, const PolicyMaker& make,
+std::optional<Duration> SimulateRemedy(const Case& asked, const Prepared& undecided,
                                        const StallRemedy& remedy) {
-  Setup changed = ChangedBy(remedy, setup);
-  changed.backend = kSimulator;
-  const std::array<PolicyMaker, 1> makers{
-      [&] { return std::make_unique<RemediedPolicy>(make(), remedy); }};
-  const Report report = Play(changed, makers).report;
+  Prepared run = ChangedBy(remedy, undecided.Prediction());
+  run.policy = {undecided.policy.name(), [policy = undecided.policy, remedy] {
+                  return std::make_unique<RemediedPolicy>(policy.Make(), remedy);
+                }};
+  const Report report = Run(Decide(asked, std::move(run))).report;
   if (!report.fits()) return std::nullopt;
   return report.metrics.iteration;
 }

@@ -1,6 +1,6 @@
-// A change to a run that may remove one of its waits, or one of its policy's decisions, and what
-// becomes of the iteration with it: the whole run is simulated anew, so that the next obstacle
-// counts.
+// Predicts how long an iteration takes with a remedy. A remedy is a change to a run that may remove
+// one of its waits, or one decision of its policy. The whole run is simulated anew, so that waits
+// that the remedy causes count.
 
 #ifndef SPILLWAY_EXPERIMENTS_RUN_REMEDY_H_
 #define SPILLWAY_EXPERIMENTS_RUN_REMEDY_H_
@@ -10,8 +10,8 @@
 #include <optional>
 #include <string_view>
 
-#include "experiments/run/resolve.h"
-#include "experiments/run/setup.h"
+#include "experiments/run/case.h"
+#include "experiments/run/prepared.h"
 #include "sim/core/cost_model.h"
 #include "traces/base/units.h"
 #include "traces/trace.h"
@@ -19,16 +19,16 @@
 namespace spillway {
 
 enum class RemedyKind : uint8_t {
-  kStartEarlier,  // `tensor`, `direction`, `op`: the copy starts at that op's launch
-  kMoreMemory,    // `memory`: so much more device memory
-  kFasterLink,    // `direction`, `link`: copies in that direction at this rate
-  kNoFence,       // `op`: fences since the op before it are left out
-  kFasterHost,    // the host issues without taking time
-  kKeep,          // `tensor`: it stays on the device; verbs that copy it out or drop it say false
+  kStartEarlier,  // the copy of `tensor` in `direction` starts at the launch of `op`
+  kMoreMemory,    // the run has `memory` more bytes of device memory
+  kFasterLink,    // copies in `direction` run at the rate `link`
+  kNoFence,       // fences after the op before `op`, and before `op`, are left out
+  kFasterHost,    // the host issues commands without taking time
+  kKeep,          // `tensor` stays on the device; offloading or evicting it returns false
 };
 std::string_view Name(RemedyKind kind);
 
-// Fields that its kind does not name have no meaning.
+// One remedy. Fields that the comment on its kind does not name have no meaning.
 struct StallRemedy {
   RemedyKind kind = RemedyKind::kMoreMemory;
   OpId op{};
@@ -38,12 +38,14 @@ struct StallRemedy {
   Bandwidth link = {};
 };
 
-// What the iteration takes with a remedy, by simulation; nullopt if it cannot run so.
+// A function that simulates the iteration with a remedy and returns how long it takes, or nullopt
+// if the run does not fit with the remedy.
 using RemedyTrial = std::function<std::optional<Duration>(const StallRemedy&)>;
 
-// The predicted iteration of the setup with the policy and the remedy; nullopt if it does not fit.
-// The setup is resolved anew. Throws as `Play`.
-std::optional<Duration> SimulateRemedy(const Setup& setup, const PolicyMaker& make,
+// Returns the predicted time of the iteration with the remedy, or nullopt if the run does not fit.
+// `asked` and `undecided` are passed to `Decide`, which makes all choices anew. Throws the errors
+// of `Run`.
+std::optional<Duration> SimulateRemedy(const Case& asked, const Prepared& undecided,
                                        const StallRemedy& remedy);
 
 }  // namespace spillway

@@ -9,10 +9,10 @@
 
 namespace spillway {
 
-// The least cost of variables that are 0 at least, some of them integers, under rows of bounds on
-// weighted sums. Entries stand by variable.
+// An integer program: variables of the least cost, each at least 0 and some declared to be
+// integers. Each row bounds a weighted sum of the variables. The matrix is stored by variable.
 struct IntegerProgram {
-  std::vector<int> starts;  // of each variable's entries, and the end of the last's
+  std::vector<int> starts;  // where the entries of each variable begin, and where the last end
   std::vector<int> rows;
   std::vector<double> factors;
   std::vector<double> most, costs;  // by variable
@@ -20,10 +20,10 @@ struct IntegerProgram {
   std::vector<double> row_least, row_most;
 };
 
-// The best values that are found, in at most so many nodes of the search if that is said; empty if
-// there are none. Safe to use from several threads, but one solves at a time: CBC reads its
-// settings through strings that are shared by all of its models. REQUIRES: a build with
-// SPILLWAY_HAVE_CBC.
+// Returns the best values found, or empty if none were found. The search visits at most `nodes`
+// nodes; nullopt sets no limit. Several threads may call this, but only one thread solves at a
+// time, because all models of CBC share the strings through which CBC reads its settings. REQUIRES:
+// a build with SPILLWAY_HAVE_CBC.
 std::vector<double> SolveByCbc(const IntegerProgram& program,
                                std::optional<int64_t> nodes = std::nullopt);
 

@@ -15,49 +15,52 @@ namespace spillway {
 
 enum class KernelChoice : uint8_t {
   kPerformance,  // the fastest, whatever workspace it needs
-  kMemory,       // the least workspace; of those, the fastest
+  kMemory,       // the one with the least workspace; of several, the fastest
   kGreedy,       // the fastest whose workspace fits in the largest free block right now
 };
 
 // Declares the parameter "algo" with the values memory, performance and greedy.
 KernelChoice ReadKernelChoice(Params& params);
 
-// Likewise without greedy, for a policy that must know each workspace before the iteration.
+// Declares the parameter "algo" with the values memory and performance, for a policy that must know
+// each workspace before the iteration.
 KernelChoice ReadFixedKernelChoice(Params& params);
 
-// Chooses kernels for ops, on the whole batch or on micro-batches. Copies share what has been found
-// out. For one run, or several with the same cost model.
+// A `KernelChooser` chooses kernels for ops, on the whole batch or on micro-batches. Copies of a
+// chooser share a cache. REQUIRES: all calls have the same cost model.
 class KernelChooser {
  public:
-  // On the whole batch.
+  // Chooses kernels on the whole batch.
   KernelChooser() = default;
   explicit KernelChooser(MicroBatches batches)
       : fronts_(std::make_shared<DivisionFronts>(batches)) {}
 
-  // nullopt: on the whole batch.
+  // Returns nullopt if kernels run on the whole batch.
   std::optional<MicroBatches> batches() const {
     return fronts_ ? std::optional(fronts_->batches()) : std::nullopt;
   }
 
-  // For each slot of the op what the rule says. Micro-batches are divided with the workspace that
-  // the rule grants: any; that of the kernel with the least on the whole batch; what is free.
+  // Returns the kernel of each slot by the rule. Micro-batches are chosen within the workspace that
+  // the rule grants: any for kPerformance, the least of any kernel on the whole batch for kMemory,
+  // and the largest free block for kGreedy.
   KernelPlan ByRule(KernelChoice rule, const PolicyContext& context, OpId op) const;
 
-  // For each slot of the op the fastest way whose workspace is at most `limit`; the one with the
-  // least workspace where none is.
+  // Returns for each slot of the op the fastest way to run it whose workspace is at most `limit`,
+  // or the way with the least workspace if none is within the limit.
   KernelPlan Within(Bytes limit, const PolicyContext& context, OpId op) const;
 
-  // Every way to run an op that is faster than all that need no more workspace, by workspace.
+  // Returns the ways to run an op in the order of their workspaces. Each way is faster than all
+  // ways that need no more workspace.
   std::vector<KernelPlan> Ways(const CostModel& cost, const Op& op) const;
 
  private:
-  std::shared_ptr<DivisionFronts> fronts_;  // nullptr: on the whole batch
+  std::shared_ptr<DivisionFronts> fronts_;  // nullptr: kernels run on the whole batch
 };
 
 // Declares the parameter "micro" with the values off, undivided, powerOfTwo and all.
 KernelChooser ReadKernelChooser(Params& params);
 
-// The workspace and the time of a plan for the op.
+// Return the workspace and the time of a plan for the op.
 Bytes WorkspaceOf(const KernelPlan& plan, const PolicyContext& context, OpId op);
 Duration TimeOf(const KernelPlan& plan, const PolicyContext& context, OpId op);
 

@@ -19,7 +19,7 @@ namespace {
 struct Size {
   int64_t batch = 0;
   std::span<const Kernel> kernels;
-  std::optional<uint32_t> fastest;  // of those within the workspace at hand
+  std::optional<uint32_t> fastest;  // of the kernels within the current workspace
 };
 
 bool MaySplit(const Op& op) {
@@ -37,7 +37,7 @@ std::vector<Size> SizesOf(const CostModel& cost, const Op& op, uint32_t slot,
   return sizes;
 }
 
-// The dynamic program of section III-B, for one workspace after the other.
+// The dynamic program of section III-B, for one workspace after another in ascending order.
 class Divider {
  public:
   Divider(std::vector<Size> sizes, uint32_t slot)
@@ -63,7 +63,7 @@ class Divider {
   }
 
  private:
-  // T(b) and the size of the first part of c(b).
+  // T(b), and the index of the first part of c(b) in `sizes_`.
   struct Step {
     bool reachable = false;
     Duration time;
@@ -73,8 +73,8 @@ class Divider {
 
   static size_t Count(int64_t batch) { return static_cast<size_t>(batch); }
 
-  // Kernels that need so much may be used from here on. The smallest batch that this makes faster,
-  // nullopt if there is none.
+  // Admits the kernels that need exactly this workspace. Returns the smallest batch that becomes
+  // faster, or nullopt if none does.
   std::optional<size_t> Admit(Bytes workspace) {
     std::optional<size_t> changed;
     for (Size& size : sizes_) {
@@ -89,7 +89,8 @@ class Divider {
     return changed;
   }
 
-  // Of equally fast divisions that with the fewest parts.
+  // Solves for all batches that are at least `from`. Of equally fast divisions, the one with the
+  // fewest parts is taken.
   void Solve(size_t from) {
     for (size_t b = from; b < best_.size(); ++b) {
       Step& best = best_[b];

@@ -23,15 +23,15 @@ Bytes Sum(std::span<const Front> fronts, const std::vector<size_t>& choice) {
 struct Gain {
   size_t kernel = 0;
   size_t to = 0;
-  Bytes workspace;  // more
-  Duration time;    // less
+  Bytes workspace;  // how much more it needs
+  Duration time;    // how much less it takes
 
   double slope() const {
     return static_cast<double>(time.picoseconds()) / static_cast<double>(workspace.count());
   }
 };
 
-// The steepest first.
+// Returns the gains of all kernels, the steepest first.
 std::vector<Gain> HullGains(std::span<const Front> fronts) {
   std::vector<Gain> gains;
   for (size_t k = 0; k < fronts.size(); ++k) {
@@ -50,8 +50,8 @@ std::vector<Gain> HullGains(std::span<const Front> fronts) {
   return gains;
 }
 
-// How much time the kernels from some kernel on can save with some workspace beyond the least, if
-// divisions can be mixed: the linear relaxation.
+// The linear relaxation: how much time the kernels from some kernel on can save with a workspace
+// beyond the least, if divisions can be mixed.
 class Relaxation {
  public:
   Relaxation(std::span<const Gain> gains, size_t from) {
@@ -76,7 +76,7 @@ class Relaxation {
   std::vector<double> time_{0};
 };
 
-// Takes whatever fits, the steepest first.
+// Returns the time of all kernels if every gain is taken that fits, the steepest first.
 Duration TimeOfGreedy(std::span<const Front> fronts, std::span<const Gain> gains, Bytes spare) {
   std::vector<size_t> choice(fronts.size(), 0);
   for (const Gain& gain : gains) {
@@ -92,19 +92,19 @@ Duration TimeOfGreedy(std::span<const Front> fronts, std::span<const Gain> gains
   return time;
 }
 
-// What the kernels so far take together.
+// The sums over the kernels so far.
 struct State {
   Bytes workspace;
   Duration time;
-  uint32_t before = 0;    // the state that it continues, among those of the kernel before
-  uint32_t division = 0;  // of the last kernel
+  uint32_t before = 0;    // the state of the kernel before that it continues
+  uint32_t division = 0;  // the division of the last kernel
 };
 
 }  // namespace
 
 SegmentChoice DivideExactly(std::span<const Front> fronts, Bytes total) {
-  std::vector<Bytes> least(fronts.size() + 1);       // of the kernels from each on
-  std::vector<Duration> slowest(fronts.size() + 1);  // with that
+  std::vector<Bytes> least(fronts.size() + 1);       // the least workspace from each kernel on
+  std::vector<Duration> slowest(fronts.size() + 1);  // the time with `least`
   for (size_t k = fronts.size(); k-- > 0;) {
     SPILLWAY_CHECK(!fronts[k].empty());
     least[k] = least[k + 1] + fronts[k].front().workspace;
@@ -125,7 +125,7 @@ SegmentChoice DivideExactly(std::span<const Front> fronts, Bytes total) {
         const State state{states[k][s].workspace + fronts[k][d].workspace,
                           states[k][s].time + fronts[k][d].time, s, d};
         const Bytes spare = total - state.workspace - least[k + 1];
-        if (spare < Bytes(0)) break;  // those that follow need more
+        if (spare < Bytes(0)) break;  // later divisions need more
         const Duration bound = state.time + slowest[k + 1];
         if (static_cast<double>(bound.picoseconds()) - rest.Saved(spare) > limit) continue;
         next.push_back(state);
@@ -156,8 +156,8 @@ SegmentChoice DivideByIlp(std::span<const Front> fronts, Bytes total) {
   std::vector<size_t> choice(fronts.size());
   const Bytes least = Sum(fronts, choice);
   if (least > total) return std::nullopt;
-  // Kernels of one front are alike: how many of them take a division is one variable, without which
-  // the search would try all their permutations.
+  // Kernels with the same front are equal. The program has one variable for the number of equal
+  // kernels that take a division; otherwise the search would try all permutations.
   std::vector<std::pair<Front, std::vector<size_t>>> classes;
   for (size_t k = 0; k < fronts.size(); ++k) {
     const auto known = std::ranges::find_if(
@@ -168,11 +168,11 @@ SegmentChoice DivideByIlp(std::span<const Front> fronts, Bytes total) {
       known->second.push_back(k);
     }
   }
-  // Columns: the divisions of each class in turn. Rows: the kernels of each class; the workspace
-  // beyond the least, as a share of what there is of it.
+  // Columns: the divisions of each class. Rows: the number of kernels of each class, and the
+  // workspace beyond the least, as a share of the spare workspace.
   const Bytes spare = total - least;
   const double share = 1 / std::max(1.0, static_cast<double>(spare.count()));
-  Duration most;  // that a division saves
+  Duration most;  // the most time that a division saves
   for (const auto& [front, members] : classes) {
     most = std::max(most, front.front().time - front.back().time);
   }

@@ -1,5 +1,6 @@
-// Workspace division (u-cuDNN, section III-C): which division of its batch each kernel gets, so
-// that all segments of one workspace together keep to a limit and the kernels take the least time.
+// Workspace division (u-cuDNN, section III-C): each kernel gets a segment of one workspace, and a
+// division of its batch that fits in the segment. The segments together stay within a limit, and
+// the kernels take the least time.
 
 #ifndef SPILLWAY_POLICIES_KERNELS_WORKSPACE_DIVISION_H_
 #define SPILLWAY_POLICIES_KERNELS_WORKSPACE_DIVISION_H_
@@ -14,15 +15,18 @@
 
 namespace spillway {
 
-// By kernel, which division of its front. nullopt if not even the least workspaces fit in `total`.
+// The index of the chosen division in the front of each kernel. nullopt if not even the smallest
+// workspaces fit in the limit.
 using SegmentChoice = std::optional<std::vector<size_t>>;
 
-// Of least time, exactly: a dynamic program over the kernels that keeps the desirable sums, without
-// those that the linear relaxation of what follows cannot bring below a known solution.
+// Returns a choice of the least time within `total`. A dynamic program over the kernels keeps the
+// desirable sums. It drops a sum if the linear relaxation of the remaining kernels cannot bring it
+// below the time of a known solution.
 SegmentChoice DivideExactly(std::span<const Front> fronts, Bytes total);
 
-// By CBC: equations 1 to 4 as an integer linear program, where kernels alike are counted together.
-// Exactly where CBC is not linked, or its solution exceeds the total by a rounding.
+// Returns a choice of the least time within `total`, by CBC: equations 1 to 4 are an integer linear
+// program, in which equal kernels are counted together. Calls `DivideExactly` if CBC is not linked,
+// finds nothing, or exceeds the total by a rounding.
 SegmentChoice DivideByIlp(std::span<const Front> fronts, Bytes total);
 
 }  // namespace spillway

@@ -15,8 +15,8 @@
 namespace spillway {
 namespace {
 
-// The largest band is this share of the limit: what an op needs are some bands before it, what is
-// gathered from them, its own band, and weights.
+// The largest band takes this part of the limit. The rest is for the bands that an op reads, the
+// rows gathered from them, and weights.
 constexpr int64_t kShare = 10;
 
 constexpr int64_t kElementSize = sizeof(float);
@@ -30,16 +30,16 @@ struct Band {
 // How rows of an op's output depend on rows of its inputs.
 struct RowWindow {
   int64_t kernel = 1, stride = 1, pad = 0;
-  bool single = true;  // element by element
+  bool single = true;  // the op works element by element
 
-  // The input rows [from, to) for the output rows of `band`, some of them in the padding.
+  // Returns the input rows [from, to) that the output rows of `band` need. Some may be padding.
   std::pair<int64_t, int64_t> Inputs(const Band& band, int64_t height) const {
     const int64_t last = (band.to - 1) * stride - pad + kernel;
     return {band.from * stride - pad, std::min(last, height + pad)};
   }
 };
 
-// nullopt for an op that cannot be divided by rows.
+// Returns nullopt for an op that cannot be divided by rows.
 std::optional<RowWindow> RowWindowOf(const Op& op) {
   if (op.batch != 1 || op.phase != Phase::kForward || op.inputs.empty()) return std::nullopt;
   switch (op.type) {
@@ -76,7 +76,7 @@ class BandDivider {
         Whole(from_.ops[i++]);
         continue;
       }
-      // What follows on the op element by element goes with each of its bands.
+      // Ops that follow element by element run after each band of this op.
       const std::vector<Band> bands = Partition(from_.ops[i]);
       size_t end = i + 1;
       while (end < from_.ops.size() && FollowsOn(end, from_.ops[end - 1].outputs[0], bands)) ++end;
@@ -114,7 +114,7 @@ class BandDivider {
       return false;
     }
     if (needs_.LeastOf(static_cast<OpId>(i)) > limit_) return true;
-    return std::ranges::any_of(op.inputs, [&](TensorId input) {  // to be gathered
+    return std::ranges::any_of(op.inputs, [&](TensorId input) {  // would be gathered
       const std::vector<Band>& bands = bands_[Index(input)];
       Bytes size = needs_.Rounded(from_.tensor(input).size);
       for (const Band& band : bands) size += RowsOf(input, band.to - band.from);
@@ -122,8 +122,8 @@ class BandDivider {
     });
   }
 
-  // An image that leaves no room beside itself for a row of what reads it: each channel is a part
-  // that starts outside.
+  // Divides an image that, on the device, leaves no room for a row of an op that reads it: each
+  // channel becomes a part that starts outside.
   void DivideInput(TensorId image) {
     const Tensor& tensor = from_.tensor(image);
     if (from_.training || tensor.kind != TensorKind::kInput || tensor.shape.size() != 4) return;
@@ -149,21 +149,21 @@ class BandDivider {
     const Op& op = from_.ops[i];
     const auto window = RowWindowOf(op);
     if (!window || !window->single || op.inputs[0] != map) return false;
-    // The map would be in bands by now.
+    // The map is in bands by then.
     bands_[Index(map)] = bands;
     const bool banded = IsBanded(i);
     bands_[Index(map)].clear();
     return banded;
   }
 
-  // The bands of the op's output, without tensors.
+  // Returns the bands of the op's output, without tensors.
   std::vector<Band> Partition(const Op& op) const {
     const RowWindow window = RowWindowOf(op).value();
     if (window.single) {
       for (const TensorId input : op.inputs) {
         const std::vector<Band>& bands = bands_[Index(input)];
         if (bands.empty()) continue;
-        const int64_t rows = bands.back().to - bands.back().from;  // the most
+        const int64_t rows = bands.back().to - bands.back().from;  // of the largest band
         if (NeedOf(op, window, rows) <= limit_) return bands;
       }
     }
@@ -180,7 +180,7 @@ class BandDivider {
     return bands;
   }
 
-  // About what a band of so many rows needs, weights aside.
+  // Returns about how much memory a band of `rows` rows needs, without weights.
   Bytes NeedOf(const Op& op, const RowWindow& window, int64_t rows) const {
     Bytes gathered, most;
     for (const TensorId input : op.inputs) {
@@ -200,7 +200,7 @@ class BandDivider {
     return std::max(most, gathered + RowsOf(op.outputs[0], rows));
   }
 
-  // An op as it is. Inputs in bands are gathered, and are whole from then on.
+  // Adds an op as it is. Inputs in bands are gathered first, and are whole from then on.
   void Whole(const Op& op) {
     const bool is_whole = bands_[Index(op.inputs.empty() ? op.outputs[0] : op.inputs[0])].empty();
     if (!is_whole && PoolInChannels(op, 0, HeightOf(op.inputs[0]), op.outputs[0])) return;
@@ -212,7 +212,7 @@ class BandDivider {
     to_.ops.push_back(op);
   }
 
-  // What rows [from, to) of a map are gathered from: its bands, or the whole.
+  // Returns the sources of rows [from, to) of a map: its bands with such rows, or the whole map.
   std::vector<Band> SourcesOf(TensorId map, int64_t from, int64_t to) const {
     std::vector<Band> sources = bands_[Index(map)];
     if (sources.empty()) sources = {{0, HeightOf(map), map}};
@@ -220,15 +220,16 @@ class BandDivider {
     return sources;
   }
 
-  // Of these sources together.
+  // Returns the bytes of these sources together.
   Bytes HeldFor(TensorId map, int64_t from, int64_t to) const {
     Bytes held;
     for (const Band& band : SourcesOf(map, from, to)) held += RowsOf(map, band.to - band.from);
     return held;
   }
 
-  // A pool over rows [from, to) of its input, slice by slice of the channels if these rows do not
-  // fit beside what they are gathered from. False, and nothing added, if it is not that.
+  // Adds a pool over rows [from, to) of its input in slices of channels, if these rows and the
+  // sources that they are gathered from do not fit together. Returns false, and adds nothing, if
+  // they fit or the op is no pool.
   bool PoolInChannels(const Op& op, int64_t from, int64_t to, TensorId y) {
     if (op.type != OpType::kAvgPool2d && op.type != OpType::kMaxPool2d) return false;
     const TensorId map = op.inputs[0];
@@ -261,8 +262,8 @@ class BandDivider {
     return true;
   }
 
-  // The slices of its input channels that a convolution in these bands adds up: 1 where what it
-  // takes for one output channel fits, or where no number of slices would.
+  // Returns the number of slices of input channels that a convolution in these bands adds up. It is
+  // 1 if the operands of one output channel fit, and if no number of slices would make them fit.
   int64_t TermsOf(const Op& op, const std::vector<Band>& bands) const {
     if (op.type != OpType::kConv2d || op.IntAttribute("groups", 1) != 1) return 1;
     const TensorId map = op.inputs[0];
@@ -290,8 +291,9 @@ class BandDivider {
     return terms;
   }
 
-  // A convolution's band as the sum over `terms` slices of its input channels, output channel by
-  // output channel, for these have weights side by side. The last term brings the bias.
+  // Adds a convolution's band as the sum over `terms` slices of its input channels, one output
+  // channel after the other, because the weights of an output channel lie side by side. The last
+  // term adds the bias.
   void AddTerms(const Op& op, const Op& whole, std::pair<int64_t, int64_t> rows, TensorId y,
                 int64_t terms) {
     const TensorId map = whole.inputs[0];
@@ -328,7 +330,7 @@ class BandDivider {
     }
   }
 
-  // Of one output channel's parameters some input channels.
+  // Returns the part of an output channel's parameters for some input channels.
   TensorId AddPart(TensorId of, int64_t output, int64_t outputs, Slice inputs, int64_t channels) {
     Tensor part = from_.tensor(of);
     const Bytes channel(part.size.count() / outputs / channels);
@@ -345,7 +347,7 @@ class BandDivider {
     return known->second;
   }
 
-  // A view of some channels; one for all that read a band.
+  // Returns a view of some channels. All readers of a band share one view.
   TensorId AddChannels(TensorId of, int64_t from, int64_t to) {
     Tensor view = to_.tensor(of);
     const Bytes channel(view.size.count() / view.shape[1]);
@@ -361,7 +363,7 @@ class BandDivider {
     return known->second;
   }
 
-  // Of all channels unless it is said of how many.
+  // Adds a map with `rows` rows and `channels` channels, or all channels, otherwise like `like`.
   TensorId AddMap(std::string name, TensorId like, int64_t rows,
                   std::optional<int64_t> channels = std::nullopt) {
     Tensor map = from_.tensor(like);
@@ -379,7 +381,8 @@ class BandDivider {
     return static_cast<TensorId>(to_.tensors.size() - 1);
   }
 
-  // Rows [from, to) of a map for `user`, all channels or those given, put together in `into`.
+  // Adds ops that gather rows [from, to) of a map for `user` in `into`: of all channels, or of the
+  // channels `of`.
   void AddGather(const Op& user, TensorId map, int64_t from, int64_t to, TensorId into,
                  std::optional<Slice> of = std::nullopt) {
     const std::vector<TensorId>& channels = channels_[Index(map)];
@@ -416,7 +419,7 @@ class BandDivider {
     gather.outputs = {into};
     gather.recomputable = true;
     gather.slots = {ForwardSlot(to_, gather)};
-    gather.slots[0].traffic = 2 * to_.tensor(into).size;  // of what is read, only these rows
+    gather.slots[0].traffic = 2 * to_.tensor(into).size;  // only these rows are read
     to_.ops.push_back(std::move(gather));
   }
 
@@ -451,7 +454,8 @@ class BandDivider {
     to_.ops.push_back(std::move(part));
   }
 
-  // The tensor that has just the rows [from, to) of a map, whole or a band, if there is one.
+  // Returns the tensor that has exactly the rows [from, to) of a map, the map itself or a band, or
+  // nullopt if there is none.
   std::optional<TensorId> Having(TensorId map, int64_t from, int64_t to) const {
     const bool is_whole = bands_[Index(map)].empty() && channels_[Index(map)].empty();
     if (is_whole && from == 0 && to == HeightOf(map)) return map;
@@ -461,7 +465,8 @@ class BandDivider {
     return std::nullopt;
   }
 
-  // As above of an input of the op, gathered if there is none.
+  // Returns a tensor that has exactly the rows [from, to) of an input of the op. If there is none,
+  // adds one and gathers the rows.
   TensorId RowsFor(const Op& op, size_t input, int64_t from, int64_t to) {
     const TensorId map = op.inputs[input];
     if (const auto rows = Having(map, from, to)) return *rows;
@@ -476,10 +481,10 @@ class BandDivider {
   const Bytes limit_;
   const Terms terms_;
   Trace to_;
-  // By tensor of the undivided trace; both empty: it is whole.
+  // By tensor of the undivided trace. A tensor for which both are empty is whole.
   std::vector<std::vector<Band>> bands_;
-  std::vector<std::vector<TensorId>> channels_;  // of an image
-  std::map<std::string, TensorId> views_;        // of channels, by name
+  std::vector<std::vector<TensorId>> channels_;  // the channels of an image
+  std::map<std::string, TensorId> views_;        // views of channels, and parts, by name
 };
 
 }  // namespace
@@ -490,7 +495,7 @@ std::optional<Bytes> LeastInBands(const Trace& trace, const Op& op) {
   Bytes least;
   for (const TensorId input : op.inputs) {
     const Tensor& map = trace.tensor(input);
-    // An image may come channel by channel.
+    // An image is not counted, because it may come channel by channel.
     if (map.kind != TensorKind::kActivation || map.shape.size() != 4) continue;
     const int64_t height = std::max<int64_t>(map.shape[2], 1);
     const int64_t rows = std::clamp<int64_t>(window->kernel - window->pad, 1, height);

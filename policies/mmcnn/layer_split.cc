@@ -16,7 +16,7 @@
 namespace spillway {
 namespace {
 
-// Writes the divided trace op by op. Tensors keep their numbers, new ones stand behind them.
+// Writes the divided trace op by op. Tensors keep their numbers, and new tensors follow them.
 class Divider {
  public:
   explicit Divider(const Trace& trace) : from_(trace), to_(trace) { to_.ops.clear(); }
@@ -59,7 +59,7 @@ class Divider {
     return fmt::format("[{}:{}]", slice.from, slice.to);
   }
 
-  // Some channels of a tensor: a view of it, or a part.
+  // Returns some channels of a tensor, as a view or as a part of the tensor.
   TensorId Piece(TensorId of, const Slice& slice, int64_t channels, bool view) {
     Tensor piece = from_.tensor(of);
     piece.name += Suffix(slice);
@@ -67,7 +67,7 @@ class Divider {
         pieces_.try_emplace(piece.name, static_cast<TensorId>(to_.tensors.size()));
     if (!is_new) return known->second;
     const Bytes channel(piece.size.count() / channels);
-    // An activation's channels stand behind the samples, of which there is one.
+    // The channels of an activation are its second dimension, after the only sample.
     const size_t dimension = view ? 1 : 0;
     if (piece.shape.size() <= dimension || piece.shape[dimension] != channels) {
       throw InputError(fmt::format("tensor '{}': expected a shape with {} channels",
@@ -87,7 +87,8 @@ class Divider {
   std::map<std::string, TensorId> pieces_;  // by name
 };
 
-// The most that an op of the trace needs, parameters in the finest slices unless they stay whole.
+// Returns the largest need of an op of the trace. With `divide`, parameters are in the finest
+// slices.
 LeastMemory LargestNeed(const Trace& trace, Bytes alignment, bool divide) {
   const OpNeeds needs(trace, alignment);
   LeastMemory largest;
@@ -100,13 +101,13 @@ LeastMemory LargestNeed(const Trace& trace, Bytes alignment, bool divide) {
   return largest;
 }
 
-// The most that an op of the trace needs when it is divided for the limit.
+// Returns the largest need of an op after the trace has been divided for the limit.
 LeastMemory NeedInBands(const Trace& trace, Bytes limit, Bytes alignment) {
   return LargestNeed(DivideIntoBands(trace, limit, alignment, Terms::kOfOneOutput), alignment,
                      /*divide=*/true);
 }
 
-// What is needed however the trace is divided.
+// Returns the memory that is needed however finely the trace is divided into bands.
 LeastMemory NeedWithoutBands(const Trace& trace, Bytes alignment) {
   const OpNeeds needs(trace, alignment);
   LeastMemory largest;
@@ -124,7 +125,7 @@ LeastMemory NeedWithoutBands(const Trace& trace, Bytes alignment) {
 LeastMemory LeastMmcnnMemory(const Trace& trace, Bytes alignment, bool divide) {
   if (!divide) return LargestNeed(trace, alignment, divide);
   const auto divided_for = [&](Bytes limit) { return NeedInBands(trace, limit, alignment); };
-  // Small limits make many ops of a network, so that nothing below this is tried.
+  // A small limit makes many ops, so no limit below this floor is tried.
   const LeastMemory floor = NeedWithoutBands(trace, alignment);
   if (floor.size > Bytes(0) && divided_for(floor.size).size <= floor.size) return floor;
   const auto narrow = [&](LeastMemory enough) {
@@ -142,7 +143,7 @@ LeastMemory LeastMmcnnMemory(const Trace& trace, Bytes alignment, bool divide) {
     return enough;
   };
   LeastMemory least = narrow(LargestNeed(trace, alignment, divide));
-  // Finer bands are not better everywhere: below what is too little, something may be enough again.
+  // Finer bands are not always better: a smaller limit may be enough even if a larger one is not.
   for (int64_t eighths = 7; eighths > 3; --eighths) {
     const Bytes lower = RoundDown(Bytes(least.size.count() / 8 * eighths), alignment);
     if (lower < floor.size) break;
@@ -179,7 +180,7 @@ DividedInference DivideForMmcnn(const Trace& undivided, Bytes limit, Bytes align
     return ChannelAxisOf(trace.ops[i]) && FindInput(trace.ops[i], Role::kWeight) &&
            layers[i].weights > 0;
   };
-  // The bands of one convolution share their weights, and so have the same slices.
+  // The bands of a convolution share its weights, so all bands have the same slices.
   std::map<TensorId, int64_t> counts;  // by weight
   for (size_t i = 0; i < trace.ops.size() && rule.divide; ++i) {
     if (!divisible(i)) continue;
@@ -188,16 +189,16 @@ DividedInference DivideForMmcnn(const Trace& undivided, Bytes limit, Bytes align
   }
   const auto ahead = static_cast<size_t>(rule.ahead);
   Divider divider(trace);
-  std::vector<OpId> first;          // of each undivided op
-  std::vector<size_t> head;         // and the undivided op from which on its parameters are fetched
-  std::vector<size_t> segments{0};  // where each begins
+  std::vector<OpId> first;          // by undivided op: its first op in the divided trace
+  std::vector<size_t> head;         // by undivided op: the one at which its parameters are fetched
+  std::vector<size_t> segments{0};  // the undivided op at which each segment begins
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     const Op& op = trace.ops[i];
     first.push_back(static_cast<OpId>(divider.ops()));
     const size_t segment = segments[segments.size() - std::min(segments.size(), ahead)];
     const bool prefetched =
         steps[segments.back()].prefetched > 0 || !rule.divide || segment < segments.back();
-    // What a segment's other layers have is small, and needed at once.
+    // The parameters of a segment's other layers are small, and needed at once.
     head.push_back(!divisible(i) ? std::max<size_t>(segment, 1) - 1 : prefetched ? segment : i);
     const int64_t count = rule.divide && divisible(i) ? counts[*FindInput(op, Role::kWeight)] : 1;
     if (count > 1) {

@@ -1,12 +1,15 @@
-// mmCNN (Li et al. 2020) and what it compares with: inference in little memory.
+// mmCNN (Li et al. 2020), inference in little memory, and the policies that the paper compares it
+// with.
 //
 // Parameters live outside and come through the link while earlier layers run (section 3.2,
-// Algorithm 1). `mmcnn` divides what does not fit into slices (mmcnn_split.h), `inference-vdnn`
-// leaves every layer whole, as vDNN does. Where memory runs out all the same, what was prefetched
-// last goes first, then the feature map that is needed last is sent outside: so any network runs
-// where its largest op fits. Where everything fits in core (normal mode), nothing is done.
+// Algorithm 1). `mmcnn` divides layers that do not fit into slices (layer_split.h);
+// `inference-vdnn` leaves every layer whole, as vDNN does. If memory still runs out, the parameter
+// that was prefetched last is released first, and then the feature map that is needed last is
+// copied out. So any network runs where its largest op fits. If everything fits in core (normal
+// mode), nothing is done.
 //
-// A training iteration, and one of more than one image, is streamed in the same way, undivided.
+// A training iteration, and an inference of more than one image, is streamed in the same way but
+// not divided.
 
 #include <fmt/format.h>
 
@@ -19,10 +22,10 @@
 #include <utility>
 #include <vector>
 
-#include "policies/builtin.h"
 #include "policies/kernels/kernel_choice.h"
 #include "policies/mmcnn/layer_split.h"
 #include "policies/mmcnn/slice_ops.h"
+#include "policies/registry.h"
 #include "sim/core/report.h"
 #include "traces/base/error.h"
 
@@ -39,7 +42,8 @@ class MmcnnPolicy final : public Policy {
  public:
   explicit MmcnnPolicy(const MmcnnOptions& options) : options_(options) {}
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel&,
+                      const TrialRun& trial, const std::string&) override {
     const bool divide = CanDivide(trace);
     if (!FitsMmcnn(trace, options_.limit, device.alignment, divide)) {
       const LeastMemory least = LeastMmcnnMemory(trace, device.alignment, divide);
@@ -53,23 +57,17 @@ class MmcnnPolicy final : public Policy {
     if (options_.may_be_normal) {
       Normal normal;
       normal_ = trial(normal, memory).fits();
+      if (normal_) return {memory};
     }
-    return memory;
-  }
-
-  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
-                               const CostModel&) override {
-    if (normal_) return std::nullopt;
     MmcnnRule rule = options_.rule;
-    rule.divide = CanDivide(trace);
-    DividedInference divided =
-        DivideForMmcnn(trace, std::min(device.memory, options_.limit), device.alignment, rule);
+    rule.divide = divide;
+    DividedInference divided = DivideForMmcnn(trace, memory, device.alignment, rule);
     prefetch_from_ = std::move(divided.prefetch_from);
-    return std::move(divided.trace);
+    return {memory, std::move(divided.trace)};
   }
 
   bool LivesOutside(const Trace& trace, TensorId tensor) override {
-    const Tensor& stored = trace.tensor(tensor);  // the image, if it has parts
+    const Tensor& stored = trace.tensor(tensor);  // parts that are no parameters are of an image
     return !normal_ && (IsParameter(stored) || stored.part_of);
   }
 
@@ -122,21 +120,22 @@ class MmcnnPolicy final : public Policy {
   }
 
  private:
-  // In core with what is free as the workspace.
+  // The normal mode: everything stays on the device, and free memory is the workspace.
   class Normal final : public Policy {
     KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
       return KernelChooser().ByRule(KernelChoice::kGreedy, context, op);
     }
   };
 
-  // What has parts has been divided already.
+  // Returns true if the trace can be divided. A trace with parts has been divided already.
   bool CanDivide(const Trace& trace) const {
     const bool is_divided = std::ranges::any_of(
         trace.tensors, [](const Tensor& tensor) { return tensor.part_of.has_value(); });
     return options_.rule.divide && !trace.training && !is_divided;
   }
 
-  // Of the storages that can leave, the one that is needed last.
+  // Copies out, of the storages that can leave, the one that is needed last. Returns false if none
+  // can.
   bool SendOneOutside(PolicyContext& context) {
     AddCurrentOp(context);
     std::erase_if(present_, [&](TensorId id) { return !IsPresent(context, id); });
@@ -161,7 +160,7 @@ class MmcnnPolicy final : public Policy {
     }
   }
 
-  // While its operands are placed they come and go.
+  // Adds the operands of the current op, which come and go while they are placed.
   void AddCurrentOp(PolicyContext& context) {
     const auto storages = context.liveness().Storages(current_);
     present_.insert(storages.begin(), storages.end());
@@ -174,14 +173,15 @@ class MmcnnPolicy final : public Policy {
 
   const MmcnnOptions options_;
   bool normal_ = false;
-  std::vector<OpId> prefetch_from_;                                   // by tensor
-  std::vector<std::pair<TensorId, std::optional<OpId>>> prefetched_;  // for that use; in its order
+  std::vector<OpId> prefetch_from_;  // by tensor
+  std::vector<std::pair<TensorId, std::optional<OpId>>>
+      prefetched_;  // with the use that each is for, in the order of prefetching
   OpId current_{};
-  size_t ahead_ = 0;            // the first op after it that may name something to be prefetched
-  std::set<TensorId> present_;  // all storages on the device but the current op's, and some others
+  size_t ahead_ = 0;            // the first op that may use a parameter that is still outside
+  std::set<TensorId> present_;  // has all storages on the device but the current op's
 };
 
-// Everything on the device from beginning to end.
+// Everything is on the device for the whole run.
 class InferenceNormalPolicy final : public Policy {
  public:
   void Plan(PolicyContext& context) override {
@@ -198,12 +198,6 @@ class InferenceNormalPolicy final : public Policy {
     return KernelChooser().ByRule(KernelChoice::kGreedy, context, op);
   }
 };
-
-}  // namespace
-
-bool IsForInference(std::string_view policy) {
-  return policy == "mmcnn" || policy == "inference-normal" || policy == "inference-vdnn";
-}
 
 std::unique_ptr<Policy> MakeMmcnnPolicy(Params& params) {
   MmcnnOptions options;
@@ -229,6 +223,27 @@ std::unique_ptr<Policy> MakeInferenceVdnnPolicy(Params&) {
   options.rule.divide = false;
   options.may_be_normal = false;
   return std::make_unique<MmcnnPolicy>(options);
+}
+
+}  // namespace
+
+void RegisterMmcnn(PolicyRegistry& registry) {
+  registry.Add("mmcnn",
+               "inference in little memory: layers in slices, weights through the link while "
+               "earlier layers run (mmCNN, section 3)",
+               MakeMmcnnPolicy,
+               {.for_inference = true,
+                .divides_ops = true,
+                .least_memory = [](const Trace& trace, Bytes alignment) {
+                  return LeastMmcnnMemory(trace, alignment);
+                }});
+  registry.Add(
+      "inference-normal",
+      "everything on the device from beginning to end (the normal mode that mmCNN compares with)",
+      MakeInferenceNormalPolicy, {.for_inference = true});
+  registry.Add("inference-vdnn",
+               "weights fetched layer by layer, each as a whole (vDNN, as mmCNN compares with it)",
+               MakeInferenceVdnnPolicy, {.for_inference = true});
 }
 
 }  // namespace spillway

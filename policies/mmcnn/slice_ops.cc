@@ -7,13 +7,15 @@
 namespace spillway {
 namespace {
 
-// For operands that do not begin at a multiple of so many bytes cuDNN has other kernels, several
-// times slower.
+// If an operand does not begin at a multiple of this many bytes, cuDNN runs kernels that are
+// several times slower.
 constexpr int64_t kAligned = 16;
-// Channels by which slices begin, where there are enough: views are aligned then.
+// Slices begin at multiples of this many channels if there are enough channels. Then views are
+// aligned.
 constexpr int64_t kStep = kAligned / static_cast<int64_t>(sizeof(float));
 
-// `count` slices of `channels` from `begin` on; by steps if none is empty then.
+// Adds `count` slices of `channels` channels that begin at `begin`. Slices begin at multiples of
+// `kStep` if that leaves none empty.
 void AddEven(int64_t begin, int64_t channels, int64_t count, std::vector<Slice>& slices) {
   const int64_t step = count * kStep <= channels ? kStep : 1;
   const int64_t steps = channels / step;

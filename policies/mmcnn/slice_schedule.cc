@@ -10,7 +10,7 @@ int64_t PartsWithin(double bytes, double limit) {
   return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(bytes / limit)));
 }
 
-// The last of the layers has the weights.
+// Schedules a segment. Only the last layer has weights.
 void ScheduleSegment(std::span<const MmcnnLayer> layers, double limit, int64_t most_parts,
                      std::span<MmcnnStep> steps) {
   double largest = 0;

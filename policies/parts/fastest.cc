@@ -11,10 +11,10 @@ namespace {
 
 constexpr int kStep = 10;  // percent
 
-// The largest first.
+// Returns the memories to try that are smaller than the device's, the largest first.
 std::vector<Bytes> LesserMemories(const Trace& trace, const Device& device, const TrialRun& trial) {
   if (device.memory == Bytes::Unlimited()) return {};
-  Policy in_core;  // keeps everything, with the fastest kernels
+  Policy in_core;  // keeps everything and runs the fastest kernels
   const Bytes peak = trial(in_core, Bytes::Unlimited()).metrics.peak_reserved;
   const Bytes floor = LayerBound(trace, device.alignment);
   std::vector<Bytes> memories;

@@ -1,4 +1,4 @@
-// The choice of policies that claim to be the fastest: trial runs of all that they could be.
+// The choice of the fastest of several policies, by trial runs.
 
 #ifndef SPILLWAY_POLICIES_PARTS_FASTEST_H_
 #define SPILLWAY_POLICIES_PARTS_FASTEST_H_
@@ -14,21 +14,23 @@
 
 namespace spillway {
 
+// The candidates, by index. The first of two equally fast candidates is preferred.
 struct Candidates {
-  size_t count = 0;  // in the order of preference where two are equally fast; more than 0
+  size_t count = 0;  // more than 0
   std::function<std::unique_ptr<Policy>(size_t candidate)> make;
-  size_t in_core = 0;  // moves nothing, with the fastest kernels; `count` if there is none
+  size_t in_core = 0;  // moves nothing and runs the fastest kernels; `count` if there is none
 };
 
 struct Fastest {
   size_t candidate = 0;
-  Bytes memory;  // in which it is the fastest
+  Bytes memory;  // the memory in which it is the fastest
 };
 
-// Tries each candidate in the device's memory and in whatever there is less of 0 %, 10 %, ... 100 %
-// of the way from the floor of layer-wise policies to the in-core peak: so no device is slower than
-// one that has as much as one of these and less memory. Nothing else is tried where the candidate
-// in core fits. The last candidate in all of the memory if none fits.
+// Returns the fastest candidate and the memory in which it is the fastest. Each candidate is tried
+// in the device's memory, and in each smaller memory that is 0 %, 10 %, ... 100 % of the way from
+// the floor of layer-wise policies to the in-core peak. So a device with more memory is never
+// slower than one with such a smaller memory. If the candidate in core fits, nothing else is tried.
+// If nothing fits, returns the last candidate in all of the device's memory.
 Fastest ChooseFastest(const Trace& trace, const Device& device, const TrialRun& trial,
                       const Candidates& candidates);
 

@@ -1,11 +1,11 @@
-// A policy that acts as another one, which it may choose as late as in `LimitMemory`: what policies
-// that choose derive from.
+// A policy that passes every hook on to another policy, `chosen_`. A policy that chooses among
+// others derives from it and overrides `Prepare`.
 
 #ifndef SPILLWAY_POLICIES_PARTS_FORWARDING_POLICY_H_
 #define SPILLWAY_POLICIES_PARTS_FORWARDING_POLICY_H_
 
 #include <memory>
-#include <optional>
+#include <string>
 
 #include "sim/core/policy.h"
 
@@ -13,9 +13,9 @@ namespace spillway {
 
 class ForwardingPolicy : public Policy {
  public:
-  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
-                               const CostModel& cost) override {
-    return chosen_ ? chosen_->Rewrite(trace, device, cost) : std::nullopt;
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
+                      const TrialRun& trial, const std::string& plan) override {
+    return chosen_->Prepare(trace, device, cost, trial, plan);
   }
   bool LivesOutside(const Trace& trace, TensorId tensor) override {
     return chosen_->LivesOutside(trace, tensor);
@@ -35,10 +35,10 @@ class ForwardingPolicy : public Policy {
   bool OnAllocFailure(PolicyContext& context, Bytes size) override {
     return chosen_->OnAllocFailure(context, size);
   }
+  std::string ExportPlan() const override { return chosen_->ExportPlan(); }
 
  protected:
-  // Set by `LimitMemory`, before a run calls any other hook. Until then, asked what it would make
-  // of a trace, the policy leaves it alone.
+  // Set by the constructor or by `Prepare` of the derived class.
   std::unique_ptr<Policy> chosen_;
 };
 

@@ -38,7 +38,7 @@ void ReserveWithSharedGradients(PolicyContext& context, bool one_size) {
       gradients.push_back(id);
       if (one_size) least = std::max(least, tensor.size);
     } else {
-      context.Reserve({&id, 1});  // says no to parameters, which have a block already
+      context.Reserve({&id, 1});  // false for parameters, which have a block already
     }
   }
   for (const auto& colour : ColourLifetimes(gradients, liveness)) context.Reserve(colour, least);

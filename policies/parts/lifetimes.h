@@ -11,14 +11,15 @@
 
 namespace spillway {
 
-// Colours the lifetimes so that no two of one colour overlap, with the fewest colours: each
-// interval, in order of its start, takes the first colour that is free. REQUIRES: roots that are
-// used.
+// Returns the storages by colour, such that no two lifetimes of one colour overlap and the colours
+// are as few as possible: each interval, in the order of their starts, takes the first colour that
+// is free. REQUIRES: the storages are roots that are used.
 std::vector<std::vector<TensorId>> ColourLifetimes(const std::vector<TensorId>& storages,
                                                    const Liveness& liveness);
 
-// Reserves a block for the whole run for each storage that is used and no gradient, and one for
-// each colour of the gradients; with `one_size` each of those is as large as the largest gradient.
+// Reserves a block for the whole run for each used storage that is not a gradient, and a block for
+// each colour of the gradients. With `one_size`, each block for gradients is as large as the
+// largest gradient.
 void ReserveWithSharedGradients(PolicyContext& context, bool one_size);
 
 }  // namespace spillway

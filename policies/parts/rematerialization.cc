@@ -15,17 +15,19 @@
 namespace spillway {
 namespace {
 
-// Of the budget; where what has been rounded does not fit, the relaxation gets so much less.
+// In percent of the budget. If no rounding fits, the relaxation gets `kStep` less, as long as it
+// has `kLeastPercent`.
 [[maybe_unused]] constexpr int64_t kStep = 5;
 [[maybe_unused]] constexpr int64_t kLeastPercent = 50;
 
-// The first unit that cannot run again.
+// Returns the first unit that cannot run again.
 size_t FirstFixed(const RematerializationProblem& problem) {
   const auto first = std::ranges::find(problem, false, &RematerializedUnit::again);
   return static_cast<size_t>(first - problem.begin());
 }
 
-// By unit: the last that reads its value, among those before `end`; itself if there is none.
+// Returns, by unit, the last unit before `end` that reads its value, or the unit itself if none
+// does.
 std::vector<size_t> LastReaders(const RematerializationProblem& problem, size_t end) {
   std::vector<size_t> last(problem.size());
   for (size_t i = 0; i < problem.size(); ++i) {
@@ -52,7 +54,7 @@ class RowByRow {
     columns_.emplace_back();
     return static_cast<int>(columns_.size()) - 1;
   }
-  // The sum over the terms is at least `least` and at most `most`.
+  // Adds a row: the sum over the terms is at least `least` and at most `most`.
   void Row(const Terms& terms, double least, double most) {
     for (const auto& [variable, factor] : terms) {
       columns_[static_cast<size_t>(variable)].emplace_back(
@@ -62,8 +64,8 @@ class RowByRow {
     program_.row_most.push_back(most);
   }
 
-  // The values of the variables at the least cost that `nodes` nodes find, or with 0 those of the
-  // relaxation; empty if none are found.
+  // Returns the values of the variables at the least cost that a search of `nodes` nodes finds;
+  // with 0 nodes, the values of the relaxation. Returns an empty vector if none are found.
   std::vector<double> Solve(int64_t nodes) const {
     IntegerProgram program = program_;
     for (const auto& column : columns_) {
@@ -93,13 +95,13 @@ class RowByRow {
     return {values, values + program.costs.size()};
   }
 
-  IntegerProgram program_;      // but for the entries
-  std::vector<Terms> columns_;  // {row, factor} of each variable
+  IntegerProgram program_;      // without its entries
+  std::vector<Terms> columns_;  // by variable: {row, factor}
 };
 
-// The integer program of section 4: R, S and FREE of the paper are `again`, `kept` and `free`; U is
-// `used`, in shares of the budget. Which of them are integers follows: with integers for what is
-// kept, the least that has to run again is one too, and so is what can leave.
+// The integer program of section 4. The paper's R, S and FREE are `again`, `kept` and `free`; U is
+// `used`, in shares of the budget. Only `kept` is declared to be an integer: then the least values
+// of `again` and the largest values of `free` are integers, too.
 class Formulation {
  public:
   Formulation(const RematerializationProblem& problem, Bytes budget)
@@ -118,7 +120,7 @@ class Formulation {
     for (size_t stage = first_; stage < problem.size(); ++stage) AddStage(stage);
   }
 
-  // How much of each value is kept; empty if nothing satisfies the program.
+  // Returns how much of each value is kept, or empty if nothing satisfies the program.
   std::vector<std::vector<double>> Solve(int64_t nodes) const {
     const std::vector<double> values = program_.Solve(nodes);
     if (values.empty()) return {};
@@ -164,7 +166,8 @@ class Formulation {
                           static_cast<double>(std::max<int64_t>(1, time_.picoseconds()));
       again[i] = program_.Variable(1, false, time * 1000);
     }
-    const auto is_there = [&](size_t i, Terms terms, double least) {  // sum of terms <= there
+    const auto is_there = [&](size_t i, Terms terms,
+                              double least) {  // the sum of the terms <= `kept` + `again`
       for (auto& [variable, factor] : terms) factor = -factor;
       if (kept[i] != kNothing) terms.emplace_back(kept[i], 1);
       terms.emplace_back(again[i], 1);
@@ -192,7 +195,7 @@ class Formulation {
     for (size_t i = 0; i < stage; ++i) {
       if (kept[i] != kNothing) all.emplace_back(kept[i], Share(problem_[i].value));
     }
-    // The values that are there after those before, and with each unit's.
+    // The bytes of the values that are there: before each unit, and after it.
     int used = program_.Variable(kInfinity, false);
     all.emplace_back(used, -1);
     program_.Row(all, 0, 0);
@@ -233,7 +236,9 @@ class Formulation {
   std::vector<std::vector<int>> kept_;  // variables, by stage and unit
 };
 
-// What is kept to more than the threshold, and before `first` what is used or kept at it.
+// Returns the schedule that keeps the values kept to more than the threshold. Before the first unit
+// that cannot run again, it keeps the values that are used before that unit, and the values that
+// are kept when it runs.
 Retention RoundAt(double threshold, const std::vector<std::vector<double>>& kept,
                   const RematerializationProblem& problem) {
   const size_t first = FirstFixed(problem);
@@ -257,7 +262,7 @@ std::optional<RematerializationCost> CostOf(const RematerializationProblem& prob
   RematerializationCost cost;
   for (size_t stage = 0; stage < problem.size(); ++stage) {
     const RematerializedUnit& unit = problem[stage];
-    // Units to run, from the last to the first.
+    // The units to run are found from the last to the first.
     std::vector<bool> runs(stage), there(stage);
     std::vector<size_t> last_reader(stage, stage);
     for (size_t i = 0; i < stage; ++i) there[i] = problem[i].again && kept[stage][i];

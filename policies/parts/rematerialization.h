@@ -1,12 +1,12 @@
-// Optimal rematerialisation (Jain et al., MLSys 2020, section 4) as a problem of its own: which
-// values of a program are kept from unit to unit, and which are computed again, so that it takes
-// the least time in so much memory. It knows no trace; `checkmate` makes it of one.
+// Optimal rematerialisation (Jain et al., MLSys 2020, section 4): which values of a program are
+// kept from unit to unit, and which are computed again, so that the program takes the least time
+// within a memory budget. The problem is stated without a trace; `checkmate` derives it from one.
 //
-// Units run in their order; stage t ends with the first run of unit t. Before that, units whose
-// values it needs and that are not there run again, in their order, and a value leaves with its
-// last use in the stage unless the next one keeps it. Nothing runs again before the first unit that
-// cannot, which is where backward begins: up to there a value stays while units up to there use it,
-// and longer if the schedule says so.
+// Units run in their order, and stage t ends with the first run of unit t. Earlier in the stage,
+// the units run again whose values are needed and absent, in their order. A value leaves with its
+// last use in the stage unless the next stage keeps it. Nothing runs again before the first unit
+// that cannot run again, because backward begins there. Until then a value stays while units before
+// that point use it, and longer if the schedule keeps it.
 
 #ifndef SPILLWAY_POLICIES_PARTS_REMATERIALIZATION_H_
 #define SPILLWAY_POLICIES_PARTS_REMATERIALIZATION_H_
@@ -21,33 +21,34 @@ namespace spillway {
 
 struct RematerializedUnit {
   Duration time;
-  bool again = false;         // can run again; only of those the value is decided on
-  Bytes value;                // that later units read
-  Bytes extra;                // while it runs again, besides what it reads and its value
-  Bytes fixed;                // on the device whatever is decided, while it runs for the first time
-  std::vector<size_t> reads;  // units before it, ascending
+  bool again = false;  // can run again; only such values are decided on
+  Bytes value;         // the bytes that later units read
+  Bytes extra;         // needed while it runs again, in addition to the values it reads and writes
+  Bytes fixed;  // on the device while it runs for the first time, whatever the schedule keeps
+  std::vector<size_t> reads;  // the earlier units whose values it reads, ascending
 };
 
 using RematerializationProblem = std::vector<RematerializedUnit>;
 
-// kept[t][i]: the value of unit i < t is there when stage t begins; by stage, one more than there
-// are units.
+// A schedule: kept[t][i] says that the value of unit i < t is there when stage t begins. It has one
+// more stage than there are units.
 using Retention = std::vector<std::vector<bool>>;
 
 struct RematerializationCost {
-  Duration time;  // of all runs
+  Duration time;  // the sum over all runs
   Bytes peak;
 };
 
-// Of a schedule, which may not keep what was neither kept nor made before: that runs again. Nullopt
-// if a value is wanted of a unit that cannot.
+// Returns the cost of a schedule. If a stage keeps a value that was neither kept nor made before,
+// the value's unit runs again. Returns nullopt if a unit would have to run again before the first
+// unit that cannot.
 std::optional<RematerializationCost> CostOf(const RematerializationProblem& problem,
                                             const Retention& kept);
 
-// The fastest schedule within the budget: by an integer program, as long as its search takes no
-// more than so many nodes; and by the rounding of its linear relaxation, whose values are kept from
-// a threshold on, which is all that is done for 0 nodes. The best that was found; nullopt if
-// nothing was, as always without CBC and Clp.
+// Returns the fastest schedule found within the budget, or nullopt if none was found. It is the
+// best of two kinds: solutions of the integer program, whose search visits at most `nodes` nodes,
+// and roundings of its linear relaxation, which keep a value from some threshold on. With 0 nodes,
+// only roundings are tried. Without CBC and Clp nothing is found.
 std::optional<Retention> Rematerialize(const RematerializationProblem& problem, Bytes budget,
                                        int64_t nodes);
 

@@ -5,7 +5,7 @@
 namespace spillway {
 namespace {
 
-// How many ops that use something from outside are prepared for.
+// The number of ops with streamed parameters for which parameters are prefetched.
 constexpr int kAhead = 4;
 
 }  // namespace

@@ -1,8 +1,8 @@
-// Parameters and optimizer state that live outside the device, shared by the policies that stream
-// them: which they are, and when they are prefetched.
+// Parameters and optimizer state that live outside the device, for the policies that stream them:
+// which tensors they are, and when they are prefetched.
 //
-// While an op runs, what the next ops use is on its way, as far as memory is free that the op has
-// not taken. What turns out to be in the way goes back, the furthest first.
+// While an op runs, the parameters of the next ops are on their way, as far as the op leaves memory
+// free. If they turn out to be in the way, they are released, the one that is needed last first.
 
 #ifndef SPILLWAY_POLICIES_PARTS_STREAMED_PARAMETERS_H_
 #define SPILLWAY_POLICIES_PARTS_STREAMED_PARAMETERS_H_
@@ -16,15 +16,15 @@ namespace spillway {
 
 class StreamedParameters {
  public:
-  // Without `outside` nothing is streamed.
+  // If `outside` is false, nothing is streamed.
   explicit StreamedParameters(bool outside = false) : outside_(outside) {}
 
   bool LivesOutside(const Trace& trace, TensorId tensor) const;
 
-  // For `Policy::BeforeLaunch`.
+  // Prefetches for the ops after this one. To be called in `Policy::BeforeLaunch`.
   void PrefetchAfter(PolicyContext& context, OpId op);
 
-  // For `Policy::OnAllocFailure`: true if something that was prefetched has been released.
+  // Returns true if it has released a prefetched storage. To be called in `Policy::OnAllocFailure`.
   bool MakeRoom(PolicyContext& context);
 
  private:
@@ -32,7 +32,7 @@ class StreamedParameters {
   std::vector<TensorId> prefetched_;  // in the order of use
 };
 
-// The parameter `parameters=inside|outside`.
+// Declares the parameter "parameters" with the values inside and outside.
 StreamedParameters ReadStreamedParameters(Params& params);
 
 }  // namespace spillway

@@ -7,12 +7,13 @@
 namespace spillway {
 namespace {
 
-// Whether output `i` of the op is a layer's result: not a statistic of the batch, not the loss.
+// Returns true if output `i` of the op is a layer's result: no statistic of the batch and no loss.
 bool IsResult(const Op& op, size_t i) {
   return op.phase == Phase::kForward && (!StepOf(op).exists() || OutputRole(op, i) == Role::kY);
 }
 
-// Bytes of the flagged tensors that the op names, those that share a storage counted apart.
+// Returns the bytes of the counted tensors that the op uses. Tensors that share a storage count
+// separately.
 Bytes Sum(const Trace& trace, const std::vector<bool>& counted, const Op& op) {
   Bytes sum;
   for (const auto* list : {&op.inputs, &op.outputs}) {
@@ -70,14 +71,14 @@ void SuperNeuronsSteps::FindRoles(const Trace& trace, const Liveness& liveness,
   const bool checkpoints = offload == SuperNeuronsOffload::kCheckpoints;
   for (const Op& op : trace.ops) {
     if (op.phase != Phase::kForward) continue;
-    // Labels are no first input of anything.
+    // An op's first input is never the labels.
     if (!op.inputs.empty() && trace.tensor(op.inputs.front()).kind == TensorKind::kInput) {
       Role& image = roles_[Index(liveness.Root(op.inputs.front()))];
       image.data = true;
       image.leaves = checkpoints;
     }
     const bool is_conv = RowOf(op.type).convolves && offload != SuperNeuronsOffload::kNone;
-    const OpStep& step = StepOf(op);  // a join, a concatenation or a fork has several x or y
+    const OpStep& step = StepOf(op);  // joins, concatenations and forks have several x or y
     const bool is_other = checkpoints && (step.inputs.repeats || step.outputs.repeats);
     for (size_t i = 0; i < op.outputs.size(); ++i) {
       const TensorId storage = liveness.Root(op.outputs[i]);
@@ -117,7 +118,7 @@ void SuperNeuronsSteps::FindLastForward(const Trace& trace, const Liveness& live
       if (trace.op(writer).phase == Phase::kForward) written = writer;
     }
     used_last_[Index(*used)].push_back(id);
-    // The image is there from the start; it is sent with the first op.
+    // The image is there from the start, so it leaves with the first op.
     written_last_[written ? Index(*written) : Index(*liveness.FirstUse(id))].push_back(id);
   }
 }
@@ -131,7 +132,7 @@ void SuperNeuronsSteps::FindSegments(const Trace& trace, const Liveness& livenes
   constexpr uint32_t kNoSegment = 0xffffffff;
   std::vector<uint32_t> segment_of_op(trace.ops.size(), kNoSegment);
   std::vector<uint32_t> segment_of_storage(trace.tensors.size(), kNoSegment);
-  std::vector<Bytes> cost;  // by segment: inputs and outputs of its layers
+  std::vector<Bytes> cost;  // by segment: the inputs and outputs of its layers
   const std::vector<bool> counted = SuperNeuronsCounted(trace);
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     const Op& op = trace.ops[i];

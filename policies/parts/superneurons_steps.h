@@ -1,10 +1,10 @@
-// A trace as SuperNeurons sees it: which tensors may leave, which are dropped and rebuilt, in which
-// segments, and what each backward step needs of them. Static facts; decides nothing about when
-// memory is short.
+// The facts about a trace that SuperNeurons uses: which tensors may leave, which are dropped and
+// rebuilt, in which segments, and which data each backward step needs. These facts do not depend on
+// how much memory is free.
 //
-// Checkpoints are CONV, FC, FORK, JOIN, CONCAT, DATA and SOFTMAX layers, and everything else that
-// is not cheap (section 3.4): what the op table does not call so. The layers between two
-// checkpoints form a segment; their outputs are dropped after their last use in forward.
+// Checkpoints (section 3.4) are CONV, FC, FORK, JOIN, CONCAT, DATA and SOFTMAX layers, and every
+// other layer that the op table does not call cheap. The layers between two checkpoints form a
+// segment. Their outputs are dropped after their last use in forward.
 
 #ifndef SPILLWAY_POLICIES_PARTS_SUPERNEURONS_STEPS_H_
 #define SPILLWAY_POLICIES_PARTS_SUPERNEURONS_STEPS_H_
@@ -19,17 +19,17 @@
 
 namespace spillway {
 
-// Which outputs may be sent to the host.
+// The outputs that may be offloaded.
 enum class SuperNeuronsOffload : uint8_t {
   kNone,
-  kConv,         // of convolutions (section 3.3.1)
-  kCheckpoints,  // also of joins, concatenations and forks, and the image
+  kConv,         // outputs of convolutions (section 3.3.1)
+  kCheckpoints,  // also outputs of joins, concatenations and forks, and the image
 };
 
 enum class SuperNeuronsRecompute : uint8_t {
   kNone,
-  kSpeed,      // what is rebuilt stays until its last use
-  kMemory,     // what a rebuilding step has read is dropped again
+  kSpeed,      // a rebuilt storage stays until its last use
+  kMemory,     // the storages that a rebuilding step has read are dropped again
   kCostAware,  // as kMemory in the segments that need more than max(l_i), else as kSpeed
 };
 
@@ -39,31 +39,33 @@ class SuperNeuronsSteps {
   void Plan(const Trace& trace, const Liveness& liveness, SuperNeuronsOffload offload,
             SuperNeuronsRecompute recompute);
 
-  // Whether the storage is a layer's data: an activation, a gradient or the image, and not a
-  // parameter, a statistic, a loss or a label.
+  // Returns true if the storage is a layer's data: an activation, a gradient or the image, but not
+  // a parameter, a statistic, a loss or a label.
   bool IsData(TensorId storage) const { return roles_[Index(storage)].data; }
-  // Whether it is another result of a forward step: the statistics of a batch, the loss. They are
-  // small and no data, but lie between data until backward.
+  // Returns true for other results of a forward step: the statistics of a batch and the loss. They
+  // are small and no data, but they lie between data until backward.
   bool IsStatistic(TensorId storage) const { return roles_[Index(storage)].statistic; }
-  // Whether the storage is of the kind that is sent to the host.
+  // Returns true if the storage is in the set that is offloaded.
   bool Leaves(TensorId storage) const { return roles_[Index(storage)].leaves; }
-  // Whether the storage is dropped after its last use in forward.
+  // Returns true if the storage is dropped after its last use in forward.
   bool IsDropped(TensorId storage) const { return roles_[Index(storage)].dropped; }
 
-  // What the op is the last in forward to write, or to use, and backward uses again.
+  // Return the data that backward uses again and that this op is the last in forward to write, or
+  // to use.
   std::span<const TensorId> WrittenLast(OpId op) const { return written_last_[Index(op)]; }
   std::span<const TensorId> UsedLast(OpId op) const { return used_last_[Index(op)]; }
 
-  // Whether a step that runs again drops what it has read.
+  // Returns true if the op drops the storages that it has read when it runs again.
   bool DropsWhatItReads(OpId op) const { return drops_[Index(op)]; }
 
-  // The data that the op reads, and for what of it is dropped the data that rebuilding begins with.
+  // Returns the data that the op reads. For data that has been dropped, it also returns the data
+  // from which it is rebuilt.
   std::span<const TensorId> Needs(OpId op) const { return needs_[Index(op)]; }
-  // The first op after `op` that needs the storage in this sense; nullopt if none does.
+  // Returns the first op after `op` whose `Needs` has the storage, or nullopt if there is none.
   std::optional<OpId> NextNeed(TensorId storage, OpId op) const;
 
-  // For backward of a convolution or a linear layer: backward of the nearest convolution below it,
-  // or the last backward op. nullopt for other ops.
+  // For the backward op of a convolution or a linear layer, returns the backward op of the nearest
+  // convolution below it, or the last backward op if there is none. Returns nullopt for other ops.
   std::optional<OpId> PreviousConv(OpId op) const { return previous_conv_[Index(op)]; }
 
  private:
@@ -81,7 +83,7 @@ class SuperNeuronsSteps {
   void FindNeeds(const Trace& trace, const Liveness& liveness);
   void FindPreviousConvs(const Trace& trace);
 
-  std::vector<Role> roles_;                                      // by tensor; of roots
+  std::vector<Role> roles_;                                      // by tensor; only roots have one
   std::vector<std::vector<TensorId>> written_last_, used_last_;  // by op
   std::vector<std::vector<TensorId>> needs_;                     // by op
   std::vector<std::vector<OpId>> needed_by_;                     // by tensor, ascending
@@ -89,12 +91,12 @@ class SuperNeuronsSteps {
   std::vector<bool> drops_;                                      // by op
 };
 
-// The tensors that the paper counts, by id: outputs of layers and gradients of activations; no
-// image, labels, loss, statistics or parameters.
+// Returns, by id, which tensors the paper counts: outputs of layers and gradients of activations,
+// but no image, labels, loss, statistics or parameters.
 std::vector<bool> SuperNeuronsCounted(const Trace& trace);
 
-// max(l_i) as the paper has it: the largest sum of the counted tensors that one backward op names,
-// a tensor counted twice where one is made in place of the other (released code; section 3.4).
+// Returns the paper's max(l_i): the largest sum of the counted tensors that a backward op uses. If
+// the op works in place, both tensors of the storage are counted (released code; section 3.4).
 Bytes SuperNeuronsLayerPeak(const Trace& trace);
 
 }  // namespace spillway

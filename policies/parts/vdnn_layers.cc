@@ -7,7 +7,8 @@
 namespace spillway {
 namespace {
 
-// Whether the set holds the inputs of a layer; `ordinal` counts convolutions from 0.
+// Returns true if the set has the inputs of a layer of this type. `ordinal` is the number of
+// convolutions before it.
 bool IsOffloadLayer(OffloadSet set, OpType type, size_t ordinal) {
   if (!RowOf(type).convolves) {
     return set == OffloadSet::kAll && RowOf(type).group == LayerGroup::kFeature;
@@ -15,7 +16,8 @@ bool IsOffloadLayer(OffloadSet set, OpType type, size_t ordinal) {
   return set == OffloadSet::kAlternateConv ? ordinal % 2 == 0 : set != OffloadSet::kNone;
 }
 
-// The last forward op that uses an activation or the image, if a later phase uses it again.
+// Returns the last forward op that uses the storage if it is an activation or the image and a later
+// phase uses it again; otherwise nullopt.
 std::optional<OpId> LastForwardUse(const Trace& trace, const Liveness& liveness, TensorId storage) {
   const TensorKind kind = trace.tensor(storage).kind;
   if (kind != TensorKind::kActivation && kind != TensorKind::kInput) return std::nullopt;
@@ -39,6 +41,10 @@ PlacementOrder ReadPlacementOrder(Params& params) {
       {{"derivative-first", PlacementOrder::kDerivativeFirst},
        {"prefetch-first", PlacementOrder::kPrefetchFirst}},
       "what is placed first: the tensors of a backward step, or the X it prefetches");
+}
+
+std::vector<Params::Values> PlacementOrders() {
+  return {{{"order", "derivative-first"}}, {{"order", "prefetch-first"}}};
 }
 
 void VdnnLayers::Plan(const Trace& trace, const Liveness& liveness, OffloadSet set) {

@@ -1,9 +1,9 @@
-// The layers of a trace as vDNN and vDNN++ see them: whose inputs X leave the device, after which
-// step, and at which step they come back.
+// The layers of a trace for vDNN and vDNN++: the layers whose inputs X leave the device, the step
+// after which they leave, and the step at which they come back.
 //
-// X leaves with the forward step of its last consumer. In backward the search of vDNN's Fig. 10
-// says, step by step, of which layer to prefetch X. This decides nothing about waiting or
-// releasing, which is where the two systems differ.
+// X leaves with the forward step of its last consumer. At each backward step, the search of vDNN's
+// Fig. 10 finds the layer whose X to prefetch. When computation waits and when X is released is not
+// decided here, because the two systems differ in that.
 
 #ifndef SPILLWAY_POLICIES_PARTS_VDNN_LAYERS_H_
 #define SPILLWAY_POLICIES_PARTS_VDNN_LAYERS_H_
@@ -22,15 +22,18 @@ namespace spillway {
 enum class OffloadSet : uint8_t {
   kNone,
   kConv,           // inputs of convolutions (vDNN, section III-C)
-  kAlternateConv,  // of every other convolution, beginning with the first (vDNN++, section II-B)
-  kAll,  // of all feature extraction layers: activations work in place, classifiers are left alone
+  kAlternateConv,  // inputs of every other convolution, from the first on (vDNN++, section II-B)
+  kAll,            // inputs of all feature extraction layers, but not of activations, which work in
+                   // place, and classifiers
 };
 
-// Which of a prefetched X and the tensors of the step that it overlaps is placed first.
+// Says whether a prefetched X or the tensors of the step that it overlaps are placed first.
 enum class PlacementOrder : uint8_t { kPrefetchFirst, kDerivativeFirst };
 
-// Declares the parameter "order"; both papers leave it open, vDNN++ studies it.
+// Declares the parameter "order". Both papers leave the order open, and vDNN++ studies it.
 PlacementOrder ReadPlacementOrder(Params& params);
+// Returns each value of that parameter, as `PolicyTraits::candidates`.
+std::vector<Params::Values> PlacementOrders();
 
 class VdnnLayers {
  public:
@@ -39,7 +42,7 @@ class VdnnLayers {
     bool is_conv = false;
     bool is_step = true;      // false: works in place and is a part of the layer before it
     bool offloaded = false;   // in this iteration
-    bool prefetched = false;  // likewise
+    bool prefetched = false;  // in this iteration
   };
 
   // To be called once, before anything else.
@@ -47,23 +50,23 @@ class VdnnLayers {
 
   void BeginIteration();
 
-  // The layer whose inputs leave with this op; nullptr for a backward step.
+  // Returns the layer whose inputs leave with this op, or nullptr for a backward step.
   Layer* OffloadedWith(OpId op);
 
-  // Fig. 10: the nearest layer below that of `op` that is offloaded and not yet prefetched, looking
-  // no further than the next convolution. nullptr if there is none, for a forward step, and for a
-  // ReLU or a loss, which overlap nothing.
+  // Returns the layer of Fig. 10: the nearest layer below the op's that is offloaded and not yet
+  // prefetched, but none further down than the next convolution. Returns nullptr if there is none,
+  // for a forward step, and for a ReLU or a loss, which overlap nothing.
   Layer* FindPrefetchLayer(OpId op);
 
-  // Prefetches X of a layer, as far as there is room. True if a copy was issued; the layer counts
-  // as prefetched if nothing of it was left behind.
+  // Prefetches X of a layer, as far as there is room. Returns true if a copy was issued. The layer
+  // counts as prefetched if no input was left outside.
   static bool Prefetch(PolicyContext& context, Layer& layer);
 
-  // Whether the storage leaves the device.
+  // Returns true if the storage leaves the device.
   bool IsOffloaded(TensorId storage) const { return leaves_[Index(storage)]; }
 
  private:
-  // What every hook asks of an op.
+  // The facts about an op that every hook needs.
   struct Step {
     Phase phase = Phase::kForward;
     uint32_t layer = 0;

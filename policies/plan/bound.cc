@@ -18,7 +18,7 @@
 namespace spillway {
 namespace {
 
-// At so many ops at most the bound looks.
+// The most ops for which a linear program is solved.
 constexpr size_t kMoments = 6;
 
 #ifdef SPILLWAY_HAVE_CLP
@@ -28,14 +28,14 @@ class LinearProgram {
  public:
   static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-  // A variable in [least, most], and its index.
+  // Adds a variable in [least, most] and returns its index.
   int Variable(double least, double most, double cost = 0) {
     least_.push_back(least);
     most_.push_back(most);
     costs_.push_back(cost);
     return static_cast<int>(costs_.size()) - 1;
   }
-  // The sum over the terms, {variable, factor}, is at least `least` and at most `most`.
+  // Adds a row: the sum over the terms, {variable, factor}, is at least `least` and at most `most`.
   void Row(const std::vector<std::pair<int, double>>& terms, double least,
            double most = kInfinity) {
     for (const auto& [variable, factor] : terms) {
@@ -47,7 +47,7 @@ class LinearProgram {
     row_most_.push_back(most);
   }
 
-  // The least cost; nullopt if nothing satisfies all rows.
+  // Returns the least cost, or nullopt if nothing satisfies all rows.
   std::optional<double> Solve() const {
     const std::unique_ptr<Clp_Simplex, decltype(&Clp_deleteModel)> model(Clp_newModel(),
                                                                          &Clp_deleteModel);
@@ -103,7 +103,7 @@ class Moments {
   }
 
  private:
-  // Whatever runs before it.
+  // Returns the least time of the kernel, whatever runs before it.
   Duration LeastTime(OpId op, const Kernel& kernel) const {
     if (kernel.in_sequence == Duration()) return kernel.time;
     const auto may_be_warm = [&](TensorId storage) {
@@ -116,10 +116,10 @@ class Moments {
   }
 
 #ifdef SPILLWAY_HAVE_CLP
-  // What the op names, and what is alive besides: written before and read after.
+  // The storages that are alive at an op.
   struct Alive {
-    Bytes used;
-    std::vector<TensorId> idle;
+    Bytes used;                  // of storages that the op uses or that stay on the device
+    std::vector<TensorId> idle;  // written before the op and read after it
   };
 
   Alive AliveAt(OpId op) const {
@@ -140,7 +140,8 @@ class Moments {
     return alive;
   }
 
-  // Ops at which the most is alive, each the fullest among those near it.
+  // Returns the ops at which the most bytes are alive. Of ops near each other, only the fullest
+  // counts.
   std::vector<OpId> Fullest() const {
     std::vector<Bytes> changes(trace_.ops.size() + 1);
     for (size_t i = 0; i < trace_.tensors.size(); ++i) {
@@ -170,8 +171,8 @@ class Moments {
     return fullest;
   }
 
-  // The ops that must run again after `op` where a storage is dropped before it; empty if one of
-  // them cannot.
+  // Returns the ops that must run again after `op` if a storage is dropped before it, or an empty
+  // vector if one of these ops cannot run again.
   std::vector<OpId> Rebuilders(TensorId storage, OpId op) const {
     std::vector<OpId> ops;
     std::vector<TensorId> open{storage};
@@ -190,7 +191,8 @@ class Moments {
     return ops;
   }
 
-  // In shares of the kernels' time and of what is alive.
+  // Returns the bound from the linear program at this op, or nullopt if nothing satisfies it. The
+  // program counts times in shares of the kernels' time, and bytes in shares of the bytes alive.
   std::optional<Duration> At(OpId id) const {
     const Op& op = trace_.op(id);
     const Alive alive = AliveAt(id);
@@ -223,7 +225,7 @@ class Moments {
       lacking += size;
       const int copied = program.Variable(0, 1);
       room.emplace_back(copied, size);
-      // What arrives with the iteration may have started outside.
+      // An input may have started outside, so it need not be copied out.
       if (trace_.tensor(storage).kind != TensorKind::kInput) {
         out.emplace_back(copied, -copy(Direction::kToHost, storage));
       }
@@ -268,7 +270,8 @@ class Moments {
   const Liveness liveness_;
   const CostModel& cost_;
   const Bytes memory_;
-  std::vector<Duration> times_;   // of the fastest kernels that fit beside what the op names
+  std::vector<Duration>
+      times_;  // by op, with the fastest kernels that fit in the rest of the memory
   std::vector<Duration> starts_;  // sums of `times_`
 };
 

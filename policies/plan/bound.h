@@ -1,17 +1,17 @@
-// A certificate: a time that no run of a trace in so much device memory can beat, whatever its
-// policy decides.
+// A time that no run of a trace in the given device memory can beat, whatever its policy decides.
 //
-// It looks at the moment in which some op starts. What ops before it have written and ops after it
-// read is then on the device, or has been copied out since the iteration began and has yet to be
-// copied in, or has been dropped and has yet to be rebuilt by all ops that had written it, and by
-// those that had written what these read and nothing keeps. A linear program over how much of each
-// storage is which, when the op starts, and which kernels run it gives the shortest iteration; the
-// bound is the largest over a few ops at which much is alive. Kernels of other ops are the fastest
-// that fit beside what the op names, copies are never slowed down, and blocks leave no holes.
+// The bound looks at the moment when some op starts. A storage that an earlier op has written and a
+// later op reads is then in one of three states. It is on the device; or it was copied out in this
+// iteration and has yet to be copied in; or it was dropped and has yet to be rebuilt. A rebuild
+// runs again all ops that had written the storage, and all ops that had written their inputs if
+// nothing keeps these inputs. A linear program gives the shortest iteration over the share of each
+// storage in each state, the start of the op and the op's kernels. The bound is the largest such
+// time over a few ops at which much is alive. All other ops run the fastest kernels for which their
+// operands leave room, copies are never slowed down, and blocks leave no holes.
 //
-// It assumes what holds of runs that take the trace as it is: parameters and optimizer state stay
-// on the device, no op is divided into micro-batches, and the host's pool, uncompressed, is the
-// only one outside.
+// The bound holds for runs of the trace as it is in which parameters and optimizer state stay on
+// the device, no op is divided into micro-batches, and the only pool outside is the host's,
+// uncompressed.
 
 #ifndef SPILLWAY_POLICIES_PLAN_BOUND_H_
 #define SPILLWAY_POLICIES_PLAN_BOUND_H_
@@ -23,11 +23,11 @@
 
 namespace spillway {
 
-// Of an iteration in `memory`. Without Clp it is the time of those kernels back to back. Says
-// nothing of memory in which nothing fits.
+// Returns the bound on the time of an iteration in `memory`. Without Clp, it is the time of the
+// fastest kernels that fit, back to back. The result has no meaning if nothing fits in `memory`.
 Duration JointBound(const Trace& trace, const CostModel& cost, Bytes memory);
 
-// Whether the report is of a run of the trace that the bound holds of.
+// Returns true if the report is of a run for which the bound of the trace holds.
 bool JointBoundHolds(const Trace& trace, Bytes alignment, const Report& report);
 
 }  // namespace spillway

@@ -9,7 +9,7 @@ namespace spillway {
 
 Trace WithEarlyUpdates(const Trace& trace) {
   const Liveness liveness(trace);
-  // By op: the one behind which it comes, itself unless it is an update.
+  // By op: the op behind which it comes. For ops that are no updates, the op itself.
   std::vector<size_t> behind(trace.ops.size());
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     behind[i] = i;
@@ -18,7 +18,7 @@ Trace WithEarlyUpdates(const Trace& trace) {
     for (const TensorId storage : liveness.Storages(static_cast<OpId>(i))) {
       for (const OpId use : liveness.Uses(storage)) {
         const size_t op = Index(use);
-        // Updates that share a storage stay in order.
+        // Updates that share a storage keep their order.
         if (op < i) last = std::max(last, behind[op]);
         if (op > i && trace.ops[op].phase != Phase::kUpdate) last = i;
       }

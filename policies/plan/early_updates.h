@@ -1,5 +1,6 @@
-// Parameters updated as soon as nothing reads them any more, instead of after the backward pass:
-// their gradients leave the device then, and the largest feature maps of a network are needed last.
+// An order of a trace's ops in which each parameter is updated as soon as nothing reads it any
+// more, instead of after the backward pass. The gradients then leave the device early. This helps
+// because the backward pass needs the largest feature maps of a network last.
 
 #ifndef SPILLWAY_POLICIES_PLAN_EARLY_UPDATES_H_
 #define SPILLWAY_POLICIES_PLAN_EARLY_UPDATES_H_
@@ -8,8 +9,8 @@
 
 namespace spillway {
 
-// The trace with each update behind the last op of another phase that names one of its storages.
-// Ops of the same place keep their order.
+// Returns the trace with each update moved behind the last op of another phase that uses one of the
+// update's storages. Ops with the same place keep their order.
 Trace WithEarlyUpdates(const Trace& trace);
 
 }  // namespace spillway

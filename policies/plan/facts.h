@@ -1,6 +1,5 @@
-// What the joint planner knows of a trace before it decides anything: how long each op takes, and
-// for each storage the one stretch of the iteration in which nothing uses it that is worth giving
-// its bytes to others.
+// The facts about a trace from which the joint planner decides: how long each op takes, and for
+// each storage the stretch of the iteration in which its bytes can best serve other storages.
 
 #ifndef SPILLWAY_POLICIES_PLAN_FACTS_H_
 #define SPILLWAY_POLICIES_PLAN_FACTS_H_
@@ -18,21 +17,21 @@
 
 namespace spillway {
 
-// Of tensors that no plan moves.
+// Returns true for the kinds of tensors that no plan moves.
 inline bool StaysOnDevice(TensorKind kind) {
   return kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
 }
 
 // The longest stretch between two uses of a storage, by the time of the ops between them.
 struct Gap {
-  OpId written{};  // the op after which its contents of the gap are there
-  OpId left{};     // its last use before
-  OpId needed{};   // its first use after
+  OpId written{};  // the op that wrote the contents that the storage has in the gap
+  OpId left{};     // the last use before the gap
+  OpId needed{};   // the first use after the gap
 };
 
 // An op's use of a storage that may leave the device.
 struct Use {
-  bool big = false;  // the storage, of 64 KiB or more
+  bool big = false;  // the storage has 64 KiB or more
   OpId op{};
   TensorId storage{};
 
@@ -41,7 +40,7 @@ struct Use {
 
 class JointFacts {
  public:
-  // Trace and cost model of the context outlive the facts.
+  // REQUIRES: the trace and the cost model of the context outlive the facts.
   explicit JointFacts(const PolicyContext& context);
 
   const Trace& trace() const { return *trace_; }
@@ -49,23 +48,24 @@ class JointFacts {
   const CostModel& cost() const { return *cost_; }
   const Liveness& liveness() const { return liveness_; }
 
-  // nullopt of what stays where it is: parameters and optimizer state, and what is used once, or by
-  // ops next to one another only.
+  // Returns nullopt for a storage that stays where it is: parameters and optimizer state, and a
+  // storage that is used once or only by ops next to one another.
   const std::optional<Gap>& GapOf(TensorId storage) const { return gaps_[Index(storage)]; }
   // Storages with a gap, in the order of `Gap::written`, then by id.
   const std::vector<TensorId>& movable() const { return movable_; }
-  // Descending: what an op uses late comes before what is used early, the small ones last.
+  // All uses in descending order: uses of big storages first, and of these the latest first.
   const std::vector<Use>& uses() const { return uses_; }
-  // Before this one of them, the uses are not of a storage as big, or of later ops; their number if
-  // the storage may not leave.
+  // Returns the index in `uses()` at which the uses by `op` of storages of this size class begin.
+  // The uses before it are by later ops or of big storages. Returns the number of uses if the
+  // storage may not leave the device.
   size_t RankOf(TensorId storage, OpId op) const;
 
-  // With the fastest kernels, behind the op before.
+  // Returns the time of the op with the fastest kernels, right after the op before it.
   Duration TimeOf(OpId op) const { return times_[Index(op)]; }
-  // The sum of the times of the ops before.
+  // Returns the sum of the times of all ops before this one.
   Duration StartOf(OpId op) const { return starts_[Index(op)]; }
-  // Of the ops that had written a storage when its gap begins; nullopt if one of them cannot run
-  // again.
+  // Returns the time of all ops that have written the storage when its gap begins, or nullopt if
+  // one of these ops cannot run again. REQUIRES: the storage has a gap.
   std::optional<Duration> RebuildTime(TensorId storage) const;
 
  private:
@@ -84,7 +84,7 @@ class JointFacts {
   std::array<std::vector<size_t>, 2> ranks_;  // of small and of big storages, by op
 };
 
-// Keeps everything, with the fastest kernels, and takes down the facts of its run.
+// A policy that keeps everything, runs the fastest kernels, and stores the facts of its run.
 class FactsProbe final : public Policy {
  public:
   void Plan(PolicyContext& context) override { facts = std::make_shared<JointFacts>(context); }

@@ -1,4 +1,4 @@
-// Independent pieces of work on all cores, for the search and the other policies beside it.
+// A loop whose iterations are independent, on all cores.
 
 #ifndef SPILLWAY_POLICIES_PLAN_IN_PARALLEL_H_
 #define SPILLWAY_POLICIES_PLAN_IN_PARALLEL_H_
@@ -8,8 +8,8 @@
 
 namespace spillway {
 
-// Calls `work(i)` for all i < count on as many threads as there are cores. Throws what the first of
-// them, by i, has thrown, after all have ended.
+// Calls `work(i)` for all i < count, on as many threads as there are cores. If calls throw, all
+// calls still end; then the exception of the smallest i is thrown.
 void InParallel(size_t count, const std::function<void(size_t)>& work);
 
 }  // namespace spillway

@@ -21,7 +21,7 @@ constexpr int64_t kVersion = 1;
 
 std::string DigestOf(const Trace& trace) { return Sha256(FormatTrace(trace)); }
 
-// Reads the parts of a plan that name things of the trace.
+// Reads the parts of a plan that name tensors and ops of the trace.
 class PlanReader {
  public:
   PlanReader(JsonDocument& document, const JointFacts& facts)
@@ -92,10 +92,10 @@ class PlanReader {
                  [&](Value name) {
                    storage = Find("tensor", tensors_, name);
                    if (!facts_.GapOf(*storage)) {
-                     document_.Fail("a storage that is never idle: nothing can be planned");
+                     document_.Fail("the storage is never idle, so it can have no plan");
                    }
                    if (plan_.storages[Index(*storage)].fate != Fate::kKeep) {
-                     document_.Fail("planned before");
+                     document_.Fail("the storage is listed twice");
                    }
                  }),
         Required("fate",
@@ -110,15 +110,15 @@ class PlanReader {
         Optional("again", [&](Value flag) { again = document_.ReadBool(flag); }));
     const Gap& gap = *facts_.GapOf(*storage);
     if (prefetch.has_value() != (plan.fate == Fate::kOffload)) {
-      document_.Fail("\"prefetch\" belongs to every storage that is offloaded and to no other");
+      document_.Fail("an offloaded storage needs \"prefetch\", and no other storage has it");
     }
     if (prefetch && (*prefetch <= gap.left || *prefetch > gap.needed)) {
-      document_.Fail(fmt::format("\"prefetch\" is not after '{}' and at most '{}'",
+      document_.Fail(fmt::format("\"prefetch\" must be an op after '{}' and not after '{}'",
                                  facts_.trace().op(gap.left).name,
                                  facts_.trace().op(gap.needed).name));
     }
     if (again && plan.fate != Fate::kEvict) {
-      document_.Fail("\"again\" is of storages that are evicted");
+      document_.Fail("only an evicted storage has \"again\"");
     }
     plan.prefetch = prefetch.value_or(OpId{});
     plan.again = again;
@@ -130,7 +130,7 @@ class PlanReader {
     KernelPlan runs;
     document_.ReadObject(value, Required("op", [&](Value name) { op = Find("op", ops_, name); }),
                          Required("runs", [&](Value list) {
-                           if (!op) document_.Fail("\"op\" has to stand before it");
+                           if (!op) document_.Fail("\"op\" must stand before \"runs\"");
                            document_.ReadArray(
                                list, [&](Value run) { runs.push_back(ReadRun(*op, run)); });
                          }));
@@ -139,8 +139,8 @@ class PlanReader {
       int64_t samples = 0;
       for (const KernelRun& run : runs) samples += run.slot == slot ? run.batch : 0;
       if (samples == known.batch) continue;
-      document_.Fail(fmt::format("slot '{}' runs on {} samples of {}", known.slots[slot].name,
-                                 samples, known.batch));
+      document_.Fail(fmt::format("slot '{}' runs on {} samples, but the batch has {}",
+                                 known.slots[slot].name, samples, known.batch));
     }
     plan_.kernels[Index(*op)] = std::move(runs);
   }
@@ -201,7 +201,7 @@ std::vector<OpId> NeedsOf(const JointFacts& facts, const JointPlan& plan) {
   std::vector<TensorId> open;
   for (const TensorId first : evicted) {
     const OpId at = facts.GapOf(first)->needed;
-    if (needs[Index(first)] < at) continue;  // it is back by then
+    if (needs[Index(first)] < at) continue;  // it has been rebuilt by then
     open.push_back(first);
     while (!open.empty()) {
       const TensorId wanted = open.back();
@@ -267,7 +267,7 @@ std::string FormatPlan(const JointFacts& facts, const JointPlan& plan) {
 
 namespace {
 
-// What a plan is for.
+// The trace that a plan is for.
 struct Subject {
   std::string workload, digest;
   JsonDocument::Place place;
@@ -315,8 +315,8 @@ JointPlan ParsePlan(std::string_view text, const std::string& origin, const Join
     document.Fail(place, fmt::format("the plan is for {}, and this is {}", workload, trace.name));
   }
   if (digest != DigestOf(trace)) {
-    document.Fail(place, fmt::format("the plan is for another trace of the name {}: of another "
-                                     "preset or mode, or older; plan anew",
+    document.Fail(place, fmt::format("the plan is for another trace of the name {}: its preset or "
+                                     "mode differs, or it is older; make a new plan",
                                      workload));
   }
   return PlanReader(document, facts).Read();

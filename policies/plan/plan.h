@@ -1,5 +1,5 @@
-// A plan of the joint planner, as data: what becomes of each storage in its gap, and the kernels of
-// each op. It says nothing of addresses or times, and any backend can follow it.
+// A plan of the joint planner, as data: the fate of each storage in its gap, and the kernels of
+// each op. A plan has no addresses and no times, and any backend can follow it.
 
 #ifndef SPILLWAY_POLICIES_PLAN_PLAN_H_
 #define SPILLWAY_POLICIES_PLAN_PLAN_H_
@@ -18,15 +18,15 @@ namespace spillway {
 
 enum class Fate : uint8_t {
   kKeep,     // stays on the device
-  kOffload,  // copied out as soon as it is written, given back where memory is short, prefetched
-  kEvict,    // dropped with its last use before the gap, rebuilt where it is needed
+  kOffload,  // copied out as soon as it is written, released when memory is short, prefetched
+  kEvict,    // dropped after its last use before the gap, rebuilt when it is needed
 };
 
 struct StoragePlan {
   Fate fate = Fate::kKeep;
-  // kOffload: the copy back starts before this op, or as soon after as there is room.
+  // For kOffload: the copy back starts before this op, or as soon after it as there is room.
   OpId prefetch{};
-  // kEvict: once rebuilt, it is dropped again whenever the next op does not use it.
+  // For kEvict: after a rebuild, the storage is dropped again whenever the next op does not use it.
   bool again = false;
 
   bool operator==(const StoragePlan&) const = default;
@@ -36,38 +36,40 @@ struct JointPlan {
   explicit JointPlan(const Trace& trace)
       : storages(trace.tensors.size()), kernels(trace.ops.size()) {}
 
-  // It is followed in no more than this, however much there is.
+  // The run uses at most this much memory, however much the device has.
   Bytes memory = Bytes::Unlimited();
-  // It is one of `WithEarlyUpdates`, which is what runs, but where another policy decides.
+  // The plan is for the trace `WithEarlyUpdates`, which runs unless `policy` decides.
   bool early_updates = false;
-  // The built-in policy that decides instead, by its specification; empty: the rest does.
+  // The specification of the built-in policy that decides instead of the plan; empty for none.
   std::string policy;
-  // What has to give way against the plan is dropped where that costs less than copies.
+  // A storage that has to leave against the plan is dropped if that costs less than copies.
   bool drops = false;
-  // What is not kept lies at the high end of the arena, so that it leaves no holes between what is.
+  // Storages that are not kept lie at the high end of the arena, so that they leave no holes
+  // between the storages that are kept.
   bool apart = false;
-  std::vector<StoragePlan> storages;  // by tensor; of roots
-  std::vector<KernelPlan> kernels;    // by op; empty: the fastest that fit in what is free then
-  // Into which batches these may divide theirs; nullopt: none.
+  std::vector<StoragePlan> storages;  // by tensor; only roots have one
+  std::vector<KernelPlan> kernels;    // by op; empty: the fastest that fit when the op runs
+  // The batches into which kernels may divide theirs; nullopt: none.
   std::optional<MicroBatches> micro;
 
   bool operator==(const JointPlan&) const = default;
 };
 
-// By tensor: the op for which a storage that is not kept is needed first after its gap has begun,
-// directly or to rebuild another.
+// Returns, by tensor, the op that first needs a storage that is not kept after its gap has begun:
+// because the op uses the storage, or because it uses another one that is rebuilt from it.
 std::vector<OpId> NeedsOf(const JointFacts& facts, const JointPlan& plan);
 
-// As a JSON document, which names the trace with a digest of all of it.
+// Returns the plan as a JSON document, which names its trace and has a digest of the whole trace.
 std::string FormatPlan(const JointFacts& facts, const JointPlan& plan);
 
-// Whether such a document has early updates: of the facts that `ParsePlan` needs. Throws
-// `InputError` if it is malformed.
+// Returns `JointPlan::early_updates` of such a document: whether `ParsePlan` needs the facts of the
+// trace with early updates. Throws `InputError` if the document is malformed.
 bool HasEarlyUpdates(std::string_view text, const std::string& origin);
 
-// Reads such a document. `origin` stands for its path in messages. Throws `InputError` with the
-// place: the document is malformed, or of another trace; a tensor has no gap; an op does not lie in
-// it; an algorithm is not one that the cost model knows for the slot and the batch.
+// Reads such a document; `origin` is its path in messages. Throws `InputError` with the place of
+// the error if the document is malformed or for another trace, or if a tensor has no gap. It also
+// throws if an op does not lie in the gap, or if the cost model does not know an algorithm for the
+// slot and the batch.
 JointPlan ParsePlan(std::string_view text, const std::string& origin, const JointFacts& facts);
 
 }  // namespace spillway

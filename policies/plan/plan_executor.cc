@@ -8,7 +8,7 @@
 namespace spillway {
 namespace {
 
-// What was given up starts to come back so much before it has to.
+// The copy back of a storage that was given up starts this long before it has to.
 constexpr Duration kSlack = Duration::Microseconds(500);
 
 bool IsOnDevice(const PolicyContext& context, TensorId storage) {

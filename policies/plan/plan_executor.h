@@ -1,10 +1,10 @@
-// Follows a plan of the joint planner.
+// A policy that follows a plan of the joint planner.
 //
-// Copies out start with the op that has written the storage; its block is given back where a
-// request finds no room, what was copied first before the rest, since that has landed first.
-// Prefetches start before the ops that the plan names, in the order of their needs, or as soon
-// after as there is room. Where nothing of the plan is left to give back, what is needed last goes:
-// nearly every plan fits.
+// The copy of an offloaded storage starts when the op that writes it has been issued. Its block is
+// released when a request finds no room; the oldest copy goes first, since it has landed first. A
+// prefetch starts before the op that the plan names, or as soon after it as there is room, and
+// prefetches keep the order in which the storages are needed. If the plan leaves nothing to
+// release, the storage that is needed last leaves. So nearly every plan fits.
 
 #ifndef SPILLWAY_POLICIES_PLAN_PLAN_EXECUTOR_H_
 #define SPILLWAY_POLICIES_PLAN_PLAN_EXECUTOR_H_
@@ -21,7 +21,7 @@ namespace spillway {
 
 class PlanExecutor final : public Policy {
  public:
-  // The facts are of the trace that runs.
+  // REQUIRES: the facts are about the trace that runs.
   PlanExecutor(std::shared_ptr<const JointFacts> facts, JointPlan plan, KernelChooser chooser);
 
   void BeforeOp(PolicyContext& context, OpId op) override;
@@ -32,26 +32,28 @@ class PlanExecutor final : public Policy {
   bool OnAllocFailure(PolicyContext& context, Bytes size) override;
 
  private:
-  // Outside alone, against the plan, unless it has come back since.
+  // A storage that was copied out against the plan.
   struct GivenUp {
     TensorId storage{};
-    OpId next{};       // its next use then
-    Duration refetch;  // from when on it may come back
+    OpId next{};       // its next use when it left
+    Duration refetch;  // the earliest time at which it comes back
   };
 
   const StoragePlan& Of(TensorId storage) const { return plan_.storages[Index(storage)]; }
-  // Gives back the offloaded storage that was copied first and is not yet wanted again.
+  // Releases the offloaded storage that was copied first and that no prefetch is due for yet.
+  // Returns false if there is none.
   bool ReleaseOldest(PolicyContext& context);
-  // Gives back what is needed last: drops it where that is better, or else copies it out.
+  // Makes the storage leave that is needed last: evicts it if that is better, or else copies it
+  // out. Returns false if none can leave.
   bool GiveUpFarthest(PolicyContext& context);
-  // Whether it takes less time to rebuild a storage for the op than to copy it back: from what is
-  // there then by the plan.
+  // Returns true if the plan evicts the storage, or if rebuilding it for the op, from storages that
+  // the plan has on the device then, takes less time than copying it back.
   bool RebuiltSooner(TensorId storage, OpId at) const;
-  // Has `farthest_` come before what is there, or will be used later, from now on.
+  // Moves `farthest_` back so that it is not behind the next use of the storage.
   void Consider(const PolicyContext& context, TensorId storage);
-  // Takes down what has been copied out against the plan.
+  // Notes that a storage has been copied out against the plan.
   void GiveUp(TensorId storage, OpId next);
-  // Has what was given up come back before its next use, if there is room.
+  // Prefetches the storages in `given_up_` whose time has come, if there is room.
   void Refetch(PolicyContext& context, OpId op);
 
   const std::shared_ptr<const JointFacts> facts_;
@@ -59,15 +61,15 @@ class PlanExecutor final : public Policy {
   const KernelChooser chooser_;
   const std::vector<OpId> needs_;
   std::vector<std::vector<TensorId>> copied_at_, dropped_at_;  // by op
-  std::vector<TensorId> queue_;                                // to be prefetched, in order
+  std::vector<TensorId> queue_;                                // to prefetch, in this order
 
   OpId current_{};
-  std::vector<OpId> preparing_;  // it, and those that run again for it
+  std::vector<OpId> preparing_;  // `current_`, and the ops that run again for it
   std::vector<GivenUp> given_up_;
   std::vector<TensorId> unreleased_;  // copied, oldest first
-  size_t prefetched_ = 0;             // of the queue
-  size_t farthest_ = 0;               // of the facts' uses: those before it are no next uses of
-                                      // what may leave
+  size_t prefetched_ = 0;             // how many storages of the queue
+  size_t farthest_ = 0;  // no use before this index in the facts' uses is the next use of a
+                         // storage that may leave
 };
 
 }  // namespace spillway

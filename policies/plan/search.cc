@@ -20,39 +20,40 @@
 namespace spillway {
 namespace {
 
-// Plans that are tried at the same time; not the number of cores, on which nothing may depend.
+// The number of plans that are tried at the same time. It is not the number of cores, because the
+// result must not depend on that.
 constexpr size_t kBatch = 4;
-// What is planned on starts so much before it has to.
+// A prefetch is planned to start this long before it has to.
 constexpr Duration kSlack = Duration::Milliseconds(2);
-// This part of the memory is left to holes between blocks when prefetches are planned.
+// One part in this many of the memory is left to holes between blocks when prefetches are planned.
 constexpr int64_t kMargin = 100;
-// How much slower than the plan before a step of the walk may be at its begin.
+// The share by which the walk, at its begin, may step to a slower plan.
 constexpr double kHeat = 0.002;
-// How far apart in the list of moves are those that are made at once.
+// Moves that the walk makes at once are less than this far apart in the list of moves.
 constexpr size_t kNear = 16;
 constexpr int kEvictSteps = 12;
 constexpr size_t kClose = 16;  // points of the grid that are tried twice
-// Parts of the memory, in percent, that a plan may leave it at: blocks that begin elsewhere leave
-// other holes, and may leave fewer.
+// The shares of the memory, in percent, in which the best plans are tried again: blocks that begin
+// elsewhere leave other holes, and may leave fewer.
 constexpr std::array<int64_t, 5> kParts{99, 98, 97, 96, 95};
-// So much of it is lost to holes at least where that is tried.
+// Less memory is tried if at least this share of the memory is lost to holes.
 constexpr double kHoles = 0.005;
 constexpr int kOffloadSteps = 8;
 constexpr Duration kNever = Duration::Max();
 constexpr size_t kLongestRebuild = 100;  // storages
-// Storages smaller than this part of the largest are left alone.
+// A storage is decided on if its size is at least one part in this many of the largest's.
 constexpr int64_t kSmallest = 256;
 
-// By op: the most that is needed on the device while it is prepared and issued, without what could
-// be given back for it.
+// By op: the most bytes that are needed on the device while the op is prepared and issued. Storages
+// that could be released for it do not count.
 using Profile = std::vector<Bytes>;
 
 struct Scored {
   JointPlan plan;
-  Duration time = kNever;  // where it does not fit
-  Profile profile = {};    // by which it is scheduled, and what comes of it
-  Profile own = {};        // of its trial
-  bool by_own = false;     // the latter takes the place of the former
+  Duration time = kNever;  // kNever if it does not fit
+  Profile profile = {};    // by which it, and the plans derived from it, are scheduled
+  Profile own = {};        // the profile of its trial
+  bool by_own = false;     // after the trial, `own` replaces `profile`
   double fragmentation = 0;
 };
 
@@ -70,7 +71,7 @@ class Search {
   std::optional<JointPlan> Run() {
     FindChoices();
     moves_ = Moves();
-    // With both `drops`, if that leaves trials for more.
+    // Both values of `drops` are tried if enough trials are left.
     std::vector<Scored> beginnings;
     for (const bool drops : {true, false}) {
       const bool few = left_ * 4 < options_.trials * 3;
@@ -110,7 +111,7 @@ class Search {
     left_ = options_.trials;
   }
 
-  // Of a run that keeps everything, with the fastest kernels.
+  // Returns the profile of a run that keeps everything and runs the fastest kernels.
   Profile KeepAll() const {
     Profile profile(trace().ops.size() + 1);
     for (size_t i = 0; i < trace().tensors.size(); ++i) {
@@ -137,7 +138,7 @@ class Search {
     return profile;
   }
 
-  // What the profile of one plan becomes with the fates of another.
+  // Changes the profile of plan `from` into the profile with the fates of plan `to`.
   void Adjust(Profile& profile, const JointPlan& from, const JointPlan& to) const {
     Profile changes(profile.size() + 1);
     for (const TensorId id : choices_) {
@@ -156,7 +157,8 @@ class Search {
     }
   }
 
-  // Has each prefetch start as early as the profile allows, the first needed before the rest.
+  // Makes each prefetch start as early as the profile allows, in the order in which the storages
+  // are needed.
   void Schedule(JointPlan& plan, Profile profile) const {
     const std::vector<OpId> needs = NeedsOf(*facts_, plan);
     std::vector<TensorId> queue;
@@ -164,7 +166,7 @@ class Search {
       if (plan.storages[Index(id)].fate == Fate::kOffload) queue.push_back(id);
     }
     std::ranges::stable_sort(queue, {}, [&](TensorId id) { return needs[Index(id)]; });
-    // When at the latest each copy has to start for none to be late.
+    // The latest time at which each copy has to start so that no copy is late.
     std::vector<Duration> latest(queue.size());
     Duration next = Duration::Max();
     for (size_t i = queue.size(); i-- > 0;) {
@@ -190,14 +192,14 @@ class Search {
     }
   }
 
-  // From a trial's placements.
+  // Returns the profile of a trial, from its placements.
   Profile ProfileOf(const JointPlan& plan, const Report& report) const {
     Profile profile(trace().ops.size());
     const std::vector<OpId> needs = NeedsOf(*facts_, plan);
     Bytes needed;
     std::vector<bool> held(trace().tensors.size());
     OpId op{};
-    // What is offloaded and there all the same could go, between its last use and its next.
+    // An offloaded storage that is still there between its last use and its next could be released.
     std::vector<std::vector<TensorId>> leave(trace().ops.size()), wanted(trace().ops.size());
     std::vector<bool> idle(trace().tensors.size());
     for (const TensorId id : choices_) {
@@ -234,7 +236,7 @@ class Search {
     return profile;
   }
 
-  // With its fastest kernels, on micro-batches where these may be.
+  // Returns the time of the op with its fastest kernels, on micro-batches if these are allowed.
   Duration LeastTimeOf(OpId op) const {
     if (!options_.chooser.batches()) return facts_->TimeOf(op);
     const Op& of = trace().op(op);
@@ -242,7 +244,7 @@ class Search {
     return ways.empty() ? facts_->TimeOf(op) : TimeOf(of, ways.back());
   }
 
-  // The least, whatever comes before.
+  // Returns the least time of these kernels, whatever runs before the op.
   Duration TimeOf(const Op& op, const KernelPlan& kernels) const {
     Duration time;
     for (size_t i = 0; i < kernels.size(); ++i) {
@@ -254,7 +256,8 @@ class Search {
     return time;
   }
 
-  // The time of the plan's kernels if what is evicted is rebuilt once, from what is there.
+  // Returns the time of the plan's kernels if each evicted storage is rebuilt once, and everything
+  // that this reads is there.
   Duration LeastTimeOf(const JointPlan& plan) const {
     std::vector<int> runs(trace().ops.size(), 1);
     for (const TensorId id : choices_) {
@@ -271,8 +274,8 @@ class Search {
     return time;
   }
 
-  // Runs the plans, scheduled by the profiles that they come with, but for those that cannot take
-  // less than `limit`; all of them count as trials.
+  // Schedules the plans by their profiles and runs them. Plans that cannot take less than `limit`
+  // are not run, but all plans count as trials.
   void Score(std::span<Scored> plans, Duration limit = kNever) {
     left_ -= TrialsOf(plans.size());
     InParallel(plans.size(), [&](size_t i) {
@@ -304,9 +307,9 @@ class Search {
     return true;
   }
 
-  // How long it takes to rebuild a storage where it is needed, without those that `plan` evicts and
-  // those that have ended by then; counts the storages that this relies on in `relied_on`, if
-  // given.
+  // Returns the time to rebuild a storage when it is needed, if storages that `plan` evicts, and
+  // storages that have ended by then, are not there. Returns kNever if it cannot be rebuilt. Adds
+  // one in `relied_on`, if given, for each storage that the rebuild relies on.
   Duration RebuildCost(TensorId storage, const JointPlan& plan,
                        std::vector<int64_t>* relied_on = nullptr) const {
     const OpId at = facts_->GapOf(storage)->needed;
@@ -338,8 +341,9 @@ class Search {
     return cost;
   }
 
-  // What can be rebuilt, the cheapest for its bytes first, each after those before it have been
-  // evicted: whatever was to be rebuilt from it takes longer, too.
+  // Returns the storages that can be rebuilt, the cheapest per byte first. The cost of each counts
+  // with all storages before it evicted. It includes the time by which rebuilding other storages
+  // from it becomes longer.
   std::vector<TensorId> EvictionOrder(JointPlan plan) const {
     std::vector<int64_t> relied_on(trace().tensors.size());
     using Entry = std::pair<double, TensorId>;
@@ -369,8 +373,8 @@ class Search {
     return order;
   }
 
-  // The best point with this `drops`, and the best in less memory if that is faster; empty if none
-  // fits.
+  // Returns the best point of the grid with this `drops`, and also the best one in less memory if
+  // that is faster. Returns an empty vector if none fits.
   std::vector<Scored> Grid(bool drops) {
     JointPlan keep(trace());
     keep.drops = drops;
@@ -419,8 +423,9 @@ class Search {
       }
     }
     Score(points);
-    // Those that are close once more, by their own profiles, with what leaves among the rest or
-    // apart. By the other profile a good plan can be a bad one: what comes of it keeps to its own.
+    // The best points are tried again by their own profiles, with and without `apart`. A plan that
+    // is good by its own profile can be bad by another one, so plans derived from it keep that
+    // profile.
     std::ranges::stable_sort(points, {}, &Scored::time);
     if (points.size() > kClose) points.erase(points.begin() + kClose, points.end());
     const size_t close = points.size();
@@ -436,7 +441,7 @@ class Search {
     std::ranges::stable_sort(points, {}, &Scored::time);
     if (points[0].time == kNever) return {};
     if (points[0].fragmentation < kHoles) return {points[0]};
-    // The best of these in less memory, as far as few trials go.
+    // The best points are tried in less memory, with at most a few of the trials.
     const size_t best = std::min(close, static_cast<size_t>(std::max<int64_t>(0, left_ / 100)));
     std::vector<Scored> less;
     for (size_t i = 0; i < best && points[i].time != kNever; ++i) {
@@ -452,7 +457,7 @@ class Search {
     return {points[0], *fastest};
   }
 
-  // All changes of a single decision.
+  // Returns all changes of a single decision.
   std::vector<Move> Moves() const {
     std::vector<Move> moves;
     if (!choices_.empty()) moves.push_back([](JointPlan& plan) { plan.apart = !plan.apart; });
@@ -468,7 +473,7 @@ class Search {
       }
     }
     for (size_t i = 0; i < trace().ops.size(); ++i) {
-      // Also has the chooser know all that it will be asked for, by several threads.
+      // This also fills the chooser's cache, which several threads will read.
       const std::vector<KernelPlan> ways = options_.chooser.Ways(facts_->cost(), trace().ops[i]);
       if (!options_.kernels || ways.size() < 2) continue;
       moves.push_back([i](JointPlan& plan) { plan.kernels[i].clear(); });
@@ -479,7 +484,7 @@ class Search {
     return moves;
   }
 
-  // `from` after some moves, to be scored; nullopt if they change nothing.
+  // Returns `from` after some moves, to be scored, or nullopt if they change nothing.
   std::optional<Scored> After(const Scored& from, std::span<const size_t> moves) const {
     Scored next = from;
     for (const size_t move : moves) moves_[move](next.plan);
@@ -488,7 +493,7 @@ class Search {
     return next;
   }
 
-  // Tries every move, again as long as one helps and so many trials last.
+  // Tries every move, and repeats that while a move helped, for at most `trials` trials.
   void Sweep(int64_t trials) {
     const int64_t rest = left_ - trials;
     left_ = trials;
@@ -497,7 +502,7 @@ class Search {
     left_ += rest;
   }
 
-  // False if no move helped.
+  // Tries every move once. Returns false if no move helped.
   bool SweepOnce() {
     bool improved = false;
     for (size_t first = 0; first < moves_.size() && left_ > 0;) {
@@ -512,7 +517,7 @@ class Search {
     return improved;
   }
 
-  // Walks from the best plan to neighbours that need not be better, by less and less.
+  // Walks from the best plan to neighbours, which may be slower by a share that falls to 0.
   void Walk() {
     Scored at = best_;
     const int64_t all = std::max<int64_t>(left_, 1);
@@ -520,7 +525,7 @@ class Search {
     while (left_ > 0) {
       std::vector<Scored> batch;
       for (int tries = 0; batch.size() < kBatch && tries < 100; ++tries) {
-        // Of storages, and of kernels, that stand near each other.
+        // The moves are of storages, or of kernels, that are near each other.
         std::vector<size_t> moves(1 + random() % 3);
         const size_t near = random() % moves_.size();
         for (size_t& move : moves) {
@@ -554,10 +559,10 @@ class Search {
   const Bytes memory_;
   const Duration in_core_;
   const SearchOptions options_;
-  std::vector<TensorId> choices_;  // storages that are decided on, in the order of their contents
+  std::vector<TensorId> choices_;      // the storages to decide on, in the order of `Gap::written`
   std::vector<Duration> least_times_;  // by op
   std::vector<Move> moves_;
-  int64_t left_ = 0;  // trials
+  int64_t left_ = 0;  // the trials that are left
   Scored best_;
 };
 

@@ -1,5 +1,6 @@
-// The search of the joint planner, with the simulator in its loop: a grid over how much is evicted
-// and how much is offloaded, then sweeps over single decisions, as many as there are trials for.
+// The search of the joint planner, with the simulator in its loop. It tries a grid over how much is
+// evicted and how much is offloaded, then sweeps over single decisions and walks at random, as long
+// as there are trials left.
 
 #ifndef SPILLWAY_POLICIES_PLAN_SEARCH_H_
 #define SPILLWAY_POLICIES_PLAN_SEARCH_H_
@@ -21,29 +22,30 @@ struct SearchOptions {
   int64_t trials = 1000;
   bool offload = true;
   bool recompute = true;
-  bool kernels = true;  // sweeps over kernels, too
+  bool kernels = true;  // the sweeps also change kernels
   KernelChooser chooser = {};
   uint64_t seed = 1;
-  // Trials of plans whose kernels alone take too long are not run; they count, so that the plan
-  // that is found is the same.
+  // Trials of plans whose kernels alone take too long are not run. They count as trials, so that
+  // the search finds the same plan.
   bool skip = true;
-  int iterations = 1;      // of each trial, the last of which counts
-  double slower_link = 1;  // less than 1: plans have to be good with this share of the link, too
+  int iterations = 1;      // of each trial; the last one is measured
+  double slower_link = 1;  // if less than 1, plans are also tried with this share of the link
   std::shared_ptr<const Trace> reordered = nullptr;  // as in `TrialOptions`
 };
 
 struct Judged {
-  Report report;  // of the run with the link as it is
-  Duration time;  // by which runs are compared
+  Report report;  // of the run with the whole link
+  Duration time;  // the time by which runs are compared
 };
 
-// The time is that of the iteration or, with a slower link, the mean of it and of that there. `run`
-// makes a trial. nullopt: it does not fit.
+// Calls `run` to make a trial, and another one with the slower link if the search has one. The time
+// is the iteration's, or the mean of both iterations. Returns nullopt if a trial does not fit.
 std::optional<Judged> Judge(const SearchOptions& search, TrialOptions options,
                             const std::function<Report(const TrialOptions&)>& run);
 
-// The best plan found that fits in the memory; nullopt if none does. `in_core`: nothing faster
-// is looked for. The same for any number of cores.
+// Returns the best plan found that fits in the memory, or nullopt if none does. The search ends
+// early when it has a plan that takes no longer than `in_core`. The result does not depend on the
+// number of cores.
 std::optional<JointPlan> SearchPlan(std::shared_ptr<const JointFacts> facts, const TrialRun& trial,
                                     Bytes memory, Duration in_core, const SearchOptions& options);
 

@@ -19,11 +19,12 @@ constexpr std::array kCrashes{Crash{SIGSEGV, "SIGSEGV"}, Crash{SIGBUS, "SIGBUS"}
                               Crash{SIGFPE, "SIGFPE"}, Crash{SIGILL, "SIGILL"},
                               Crash{SIGABRT, "SIGABRT"}};
 
-// Read in each hook: found without a call, as little as this module has of such memory.
+// Every hook reads this, so it must be found without a call. The model allows that for the small
+// amount of such memory in this module.
 [[gnu::tls_model("initial-exec")]] thread_local const InHook* innermost = nullptr;
 std::atomic<bool> naming = false;
 
-// Room for the handler where a policy has used up its stack. Each thread needs its own.
+// A stack for the handler, in case a policy has used up its own. Each thread needs one.
 struct HandlerStack {
   HandlerStack() {
     stack_t stack{};
@@ -40,7 +41,7 @@ struct HandlerStack {
   const std::unique_ptr<char[]> room = std::make_unique<char[]>(kRoom);
 };
 
-// Calls nothing but what a signal handler may call.
+// Writes the text to standard error. It only calls functions that a signal handler may call.
 void Say(const char* text) {
   if (::write(STDERR_FILENO, text, std::strlen(text)) < 0) ::_exit(128);
 }
@@ -59,7 +60,7 @@ void OnCrash(int signal) {
     }
     Say("\n");
   }
-  ::raise(signal);  // taken when this returns: SA_RESETHAND has put back the default
+  ::raise(signal);  // takes effect when this returns: SA_RESETHAND has restored the default
 }
 
 }  // namespace

@@ -1,15 +1,15 @@
-// Which hook of which policy a thread is in, for whoever has to explain a crash.
+// A record of the hook that a thread is in, and of its policy, to explain a crash.
 //
-// A signal handler can read the record: it is made of pointers alone. The library only keeps it;
-// a program that wants crashes named asks for that once.
+// A signal handler can read the record, because it consists of pointers. The library only keeps the
+// record; a program that wants crashes to be named calls `NameCrashes` once.
 
 #ifndef SPILLWAY_POLICIES_PLUGIN_CRASH_H_
 #define SPILLWAY_POLICIES_PLUGIN_CRASH_H_
 
 namespace spillway {
 
-// While it lives, the calling thread is in the hook `hook` of `policy`. Calls nest, as trial runs
-// do. REQUIRES: both texts outlive it.
+// While an `InHook` lives, the calling thread is in the hook `hook` of `policy`. Objects nest, as
+// trial runs do. REQUIRES: both texts outlive the object.
 class InHook {
  public:
   InHook(const char* policy, const char* hook);
@@ -24,9 +24,10 @@ class InHook {
   const InHook* const outer_;
 };
 
-// From now on SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT inside a hook write "spillway: policy 'x'
-// crashed in its Plan (SIGSEGV)" on standard error; then the program ends of the signal, as it
-// would have. A signal that has a handler already, such as a sanitizer's, is left to it.
+// Makes SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT inside a hook write "spillway: policy 'x'
+// crashed in its Plan (SIGSEGV)" to standard error. Then the signal ends the program as it would
+// have done without this. A signal that has a handler already, such as a sanitizer's, keeps that
+// handler.
 void NameCrashes();
 
 }  // namespace spillway

@@ -12,13 +12,13 @@
 namespace spillway {
 namespace {
 
-// The context that a guarded policy sees: checks ids, and remembers an exception with which the
-// runtime unwinds the run through the policy.
+// The context of a guarded policy. It checks ids, and remembers the exception by which the runtime
+// ends the run through the policy.
 class GuardedContext final : public ForwardingPolicyContext {
  public:
   using ForwardingPolicyContext::ForwardingPolicyContext;
 
-  // True inside a handler of the exception that the runtime threw through the policy.
+  // Returns true inside a handler of the exception that the runtime threw through the policy.
   bool IsUnwinding() const {
     return unwinding_ != nullptr && unwinding_ == std::current_exception();
   }
@@ -68,8 +68,8 @@ class GuardedContext final : public ForwardingPolicyContext {
     return tensor;
   }
 
-  // Runs a verb that allocates. A run that does not fit ends with an exception of the runtime's
-  // own, which is nobody's error.
+  // Runs a verb that allocates. If the run does not fit, the runtime ends it with an exception that
+  // is no `Error`; this remembers it.
   template <typename Verb>
   bool Remembering(Verb verb) {
     try {
@@ -112,7 +112,7 @@ GuardedPolicy::GuardedPolicy(std::string name, std::unique_ptr<Policy> policy,
   SPILLWAY_CHECK(policy_ != nullptr);
 }
 
-// Calls `hook` with a context of its own; `place` says for which op, if it throws.
+// Calls `hook` with a `GuardedContext`. If it throws, `place` says for which op it was called.
 template <typename Hook, typename Place>
 auto GuardedPolicy::Call(const char* hook_name, PolicyContext& context, Hook hook, Place place) {
   const InHook record(name_.c_str(), hook_name);
@@ -125,49 +125,28 @@ auto GuardedPolicy::Call(const char* hook_name, PolicyContext& context, Hook hoo
   }
 }
 
-void GuardedPolicy::ImportPlan(const std::string& plan) {
-  const InHook record(name_.c_str(), "ImportPlan");
+Preparation GuardedPolicy::Prepare(const Trace& trace, const Device& device, const CostModel& cost,
+                                   const TrialRun& trial, const std::string& plan) {
+  const InHook record(name_.c_str(), "Prepare");
+  const std::string where = fmt::format("policy '{}', Prepare({})", name_, trace.name);
+  Preparation prepared;
   try {
-    policy_->ImportPlan(plan);
-  } catch (...) {
-    RethrowAsOwn(fmt::format("policy '{}', ImportPlan", name_));
-  }
-}
-
-Bytes GuardedPolicy::LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) {
-  const InHook record(name_.c_str(), "LimitMemory");
-  const std::string where = fmt::format("policy '{}', LimitMemory({})", name_, trace.name);
-  Bytes limit;
-  try {
-    limit = policy_->LimitMemory(trace, device, trial);
+    prepared = policy_->Prepare(trace, device, cost, trial, plan);
   } catch (...) {
     RethrowAsOwn(where);
   }
-  if (limit <= Bytes(0) || limit > device.memory) {
-    throw PolicyError(fmt::format("{} gave {} bytes: 1 to {} are valid", where, limit.count(),
-                                  device.memory.count()));
+  if (prepared.memory <= Bytes(0) || prepared.memory > device.memory) {
+    throw PolicyError(fmt::format("{} gave {} bytes of memory: 1 to {} are valid", where,
+                                  prepared.memory.count(), device.memory.count()));
   }
-  return limit;
-}
-
-std::optional<Trace> GuardedPolicy::Rewrite(const Trace& trace, const Device& device,
-                                            const CostModel& cost) {
-  const InHook record(name_.c_str(), "Rewrite");
-  const std::string where = fmt::format("policy '{}', Rewrite({})", name_, trace.name);
-  std::optional<Trace> rewritten;
-  try {
-    rewritten = policy_->Rewrite(trace, device, cost);
-  } catch (...) {
-    RethrowAsOwn(where);
-  }
-  if (rewritten) {
+  if (prepared.trace) {
     try {
-      rewritten->Validate();
+      prepared.trace->Validate();
     } catch (const InputError& error) {
       throw PolicyError(fmt::format("{} made an invalid trace: {}", where, error.what()));
     }
   }
-  return rewritten;
+  return prepared;
 }
 
 bool GuardedPolicy::LivesOutside(const Trace& trace, TensorId tensor) {
@@ -213,7 +192,7 @@ void GuardedPolicy::AfterOp(PolicyContext& context, OpId op) {
 }
 
 Hint GuardedPolicy::PlacementHint(const PolicyContext& context, TensorId tensor) {
-  // The hook gets it back as const, so that no verb can be called.
+  // The hook gets the context as const, so that it cannot call a verb.
   return Call(
       "PlacementHint", const_cast<PolicyContext&>(context),
       [&](const PolicyContext& guarded) { return policy_->PlacementHint(guarded, tensor); },

@@ -1,22 +1,21 @@
-// A policy around another one that turns whatever leaves its hooks by exception into one of
-// Spillway's own errors, and catches ids that the trace does not have.
+// A policy that passes its hooks on to another policy. It turns exceptions that leave a hook into
+// one of Spillway's own errors, and rejects ids that the trace does not have.
 //
-// The command line runs every policy inside one, so that a bug in a plugin ends in a message that
-// names policy, hook and op, with exit code 4, and never in a crash. It decides nothing: the run is
-// the same with and without it.
+// The command line runs every policy inside a guard. A bug in a plugin then ends in a message that
+// names policy, hook and op, with exit code 4, and never in a crash. The guard decides nothing: the
+// run is the same without it.
 //
-//   thrown by the hook                          becomes
-//   UsageError, InputError, PolicyError,        an equal error, made here: an object of a plugin's
-//     EnvironmentError                          own must not outlive the plugin
-//   anything else                               PolicyError naming policy, hook and op
-//   what the runtime ends a run with that       passes as it is
-//     does not fit, out of `Reserve`
+//   the hook throws                             the guard throws
+//   UsageError, InputError, PolicyError,        an equal error that the guard has made, because an
+//     EnvironmentError                          object of a plugin must not outlive the plugin
+//   the exception by which the runtime ends a   the same exception
+//     run that does not fit, from `Reserve`
+//   any other exception                         a PolicyError that names policy, hook and op
 
 #ifndef SPILLWAY_POLICIES_PLUGIN_GUARD_H_
 #define SPILLWAY_POLICIES_PLUGIN_GUARD_H_
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,15 +25,13 @@ namespace spillway {
 
 class GuardedPolicy final : public Policy {
  public:
-  // `name` stands in messages. `keep` is held until after the policy is gone: the plugin whose code
-  // it runs. REQUIRES: policy is not null.
+  // `name` is the policy's name in messages. `keep` is the plugin whose code the policy runs; it is
+  // held until the policy has been destroyed. REQUIRES: policy is not null.
   GuardedPolicy(std::string name, std::unique_ptr<Policy> policy,
                 std::shared_ptr<const void> keep = nullptr);
 
-  void ImportPlan(const std::string& plan) override;
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override;
-  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
-                               const CostModel& cost) override;
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
+                      const TrialRun& trial, const std::string& plan) override;
   bool LivesOutside(const Trace& trace, TensorId tensor) override;
   void Plan(PolicyContext& context) override;
   void BeforeOp(PolicyContext& context, OpId op) override;
@@ -54,11 +51,12 @@ class GuardedPolicy final : public Policy {
   const std::string name_;
   const std::shared_ptr<const void> keep_;  // declared before the policy: destroyed after it
   const std::unique_ptr<Policy> policy_;
-  std::vector<OpId> current_;  // between BeforeOp and AfterOp, innermost last
+  std::vector<OpId> current_;  // the ops between BeforeOp and AfterOp, the innermost last
 };
 
-// Inside a handler of code that belongs to a policy: throws the current exception again as one of
-// Spillway's own, as above. `where` says what was called: "policy 'x', Plan".
+// Throws the current exception again as one of Spillway's own errors, by the table above. `where`
+// is the call in words, for example "policy 'x', Plan". REQUIRES: the caller is a handler of an
+// exception that code of a policy has thrown.
 [[noreturn]] void RethrowAsOwn(const std::string& where);
 
 }  // namespace spillway

@@ -13,7 +13,7 @@
 namespace spillway {
 namespace {
 
-// Takes off and returns the text up to the next colon, and takes off the colon.
+// Removes the text up to the next colon, and the colon, and returns that text without the colon.
 std::string_view TakeField(std::string_view& text) {
   const size_t colon = std::min(text.find(':'), text.size());
   const std::string_view field = text.substr(0, colon);
@@ -21,9 +21,9 @@ std::string_view TakeField(std::string_view& text) {
   return field;
 }
 
-// The plugin's policy that a specification means.
+// Returns the name of the policy that a specification means.
 std::string ChosenPolicy(const PolicySpec& spec, const PolicyRegistry& registry) {
-  if (!spec.policy.empty()) return spec.policy;
+  if (!spec.policy.empty() || spec.plugin.empty()) return spec.policy;
   const auto& entries = registry.entries();
   if (entries.size() == 1) return entries.front().name;
   std::vector<std::string> names;
@@ -59,7 +59,7 @@ PolicyLibrary::PolicyLibrary() { RegisterBuiltinPolicies(builtin_); }
 std::unique_ptr<Policy> PolicyLibrary::Make(std::string_view specification) {
   const PolicySpec spec = ParsePolicySpec(specification);
   const PolicyRegistry& registry = Registry(spec);
-  const std::string name = spec.plugin.empty() ? spec.policy : ChosenPolicy(spec, registry);
+  const std::string name = ChosenPolicy(spec, registry);
   const std::shared_ptr<const Plugin> plugin = spec.plugin.empty() ? nullptr : Load(spec.plugin);
   std::unique_ptr<Policy> policy;
   const InHook record(name.c_str(), "factory");
@@ -75,6 +75,32 @@ std::unique_ptr<Policy> PolicyLibrary::Make(std::string_view specification) {
 std::string PolicyLibrary::MemoryPolicy(std::string_view specification) const {
   return ParsePolicySpec(specification).plugin.empty() ? builtin_.MemoryPolicy(specification)
                                                        : std::string();
+}
+
+const PolicyTraits& PolicyLibrary::Traits(std::string_view specification) {
+  const PolicySpec spec = ParsePolicySpec(specification);
+  const PolicyRegistry& registry = Registry(spec);
+  return registry.Traits(ChosenPolicy(spec, registry));
+}
+
+std::vector<std::string> PolicyLibrary::Candidates(std::string_view specification) {
+  const PolicySpec spec = ParsePolicySpec(specification);
+  const std::string name = ChosenPolicy(spec, Registry(spec));
+  const Params::Values given = ParseSpecification("policy", ":" + spec.parameters).values;
+  std::vector<std::string> candidates;
+  for (Params::Values values : Traits(specification).candidates) {
+    const size_t chosen = values.size();
+    values.insert(given.begin(), given.end());
+    if (values.size() != chosen + given.size()) return {std::string(specification)};
+    std::string text = spec.plugin.empty() ? name : spec.plugin + ":" + name;
+    char separator = ':';
+    for (const auto& [key, value] : values) {
+      text += fmt::format("{}{}={}", std::exchange(separator, ','), key, value);
+    }
+    candidates.push_back(std::move(text));
+  }
+  if (candidates.empty()) candidates.emplace_back(specification);
+  return candidates;
 }
 
 const PolicyRegistry& PolicyLibrary::Registry(const PolicySpec& spec) {

@@ -1,14 +1,14 @@
-// The policies that can be named in a specification: the built-in ones, and those of plugins, which
-// are loaded when they are first named.
+// The policies that a specification can name: the built-in policies, and the policies of plugins. A
+// plugin is loaded when it is first named.
 //
 //   vdnn-all                          a built-in policy
-//   vdnn-all:algo=memory              with parameters
-//   ./mine.so:my-policy:depth=2       of a plugin: a path with a slash, or a file ending in ".so"
-//   /opt/policies/mine.so             a plugin's only policy needs no name
-//   mine.so:depth=2                   and may have parameters all the same
+//   vdnn-all:algo=memory              a built-in policy with parameters
+//   ./mine.so:my-policy:depth=2       a policy of a plugin: the path has a slash or ends in ".so"
+//   /opt/policies/mine.so             the only policy of a plugin needs no name
+//   mine.so:depth=2                   the only policy of a plugin, with parameters
 //
-// Not thread-safe; threads that make policies have a library each. The policies themselves outlive
-// the library freely.
+// A library is not thread-safe: each thread that makes policies has its own. A policy may outlive
+// the library that made it.
 
 #ifndef SPILLWAY_POLICIES_PLUGIN_LIBRARY_H_
 #define SPILLWAY_POLICIES_PLUGIN_LIBRARY_H_
@@ -25,34 +25,43 @@
 
 namespace spillway {
 
-// A specification, taken apart. What is not given is empty.
+// The parts of a specification. A part that is not given is empty.
 struct PolicySpec {
   std::string plugin;      // path
   std::string policy;      // name
   std::string parameters;  // key=value,...
 };
 
-// Looks at the spelling only; never fails. A path must not contain a colon.
+// Returns the parts of a specification by its spelling alone; never fails. A path must not contain
+// a colon.
 PolicySpec ParsePolicySpec(std::string_view specification);
 
 class PolicyLibrary {
  public:
   PolicyLibrary();
 
-  // The policy, guarded: see `GuardedPolicy`. Throws `UsageError` as `PolicyRegistry::Make`, also
-  // for a plugin with several policies none of which is named, `InputError` as `Plugin::Load`, and
-  // `PolicyError` if the policy cannot be made.
+  // Makes the policy, within a `GuardedPolicy`. Throws `UsageError` as `PolicyRegistry::Make`, and
+  // if a plugin has several policies and the specification names none; `InputError` as
+  // `Plugin::Load`; `PolicyError` if the policy cannot be made.
   std::unique_ptr<Policy> Make(std::string_view specification);
 
-  // The built-in policy whose memory this one gets by default, or empty: see
-  // `PolicyRegistry::MemoryOf`. Empty for policies of plugins. Throws as `PolicyRegistry::Make`.
+  // Returns the specification of the policy whose memory this one gets by default: see
+  // `PolicyTraits::memory_of`. Empty for policies of plugins. Throws as `PolicyRegistry::Make`.
   std::string MemoryPolicy(std::string_view specification) const;
 
-  // The registry that a specification chooses from: of its plugin, or the built-in one. Lives as
-  // long as the library. Throws `InputError` as `Plugin::Load`.
+  // Returns the traits of the policy, which live as long as the library. Throws as `Make`.
+  const PolicyTraits& Traits(std::string_view specification);
+
+  // Returns the specifications that the allocator `auto` tries for this one: one with each of the
+  // policy's `PolicyTraits::candidates`, or this one alone if the policy has none or the
+  // specification already gives one of their parameters. Throws as `Make`.
+  std::vector<std::string> Candidates(std::string_view specification);
+
+  // Returns the registry that a specification chooses from: the plugin's, or the built-in one. It
+  // lives as long as the library. Throws `InputError` as `Plugin::Load`.
   const PolicyRegistry& Registry(const PolicySpec& spec);
 
-  // The parameters of the policy `name` in `Registry(spec)`. Throws as `Make`.
+  // Returns the parameters of the policy `name` in `Registry(spec)`. Throws as `Make`.
   std::vector<ParamInfo> Parameters(const PolicySpec& spec, const std::string& name);
 
  private:

@@ -24,14 +24,14 @@ constexpr const char* kEntryPoint = "SpillwayPolicyPlugin";
   throw InputError(fmt::format("{}: {}", path, reason));
 }
 
-// The newest error of the dynamic linker without the path that it begins with.
+// Returns the newest error of the dynamic linker, without the path that it begins with.
 std::string LinkerError(const std::string& absolute) {
   const char* text = dlerror();
   std::string_view reason = text != nullptr ? text : "unknown error";
   const std::string prefix = absolute + ": ";
   if (reason.starts_with(prefix)) reason.remove_prefix(prefix.size());
   std::string message(reason);
-  // The types in its name may be those of another build.
+  // The symbol's name may have types of another build.
   if (reason.find("undefined symbol") != std::string_view::npos) {
     message += fmt::format(
         "; was it built with another compiler, C++ library or version of Spillway? This program "
@@ -41,8 +41,9 @@ std::string LinkerError(const std::string& absolute) {
   return message;
 }
 
-// The linker maps a file as its header says and is killed where a truncated one ends. What is not
-// an ELF file of this machine's kind is left to the linker to name.
+// Throws `InputError` if the file is truncated: the linker maps a file as its header says, and
+// would be killed at the end of a truncated one. The linker itself rejects files that are not ELF
+// files of this machine.
 void CheckComplete(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   Elf64_Ehdr header;
@@ -62,7 +63,8 @@ void CheckComplete(const std::string& path) {
   }
 }
 
-// Reads nothing behind the first two fields before they agree.
+// Throws `InputError` if a version differs. It only reads the first two fields, which every version
+// has.
 void CheckVersions(const std::string& path, const PolicyPlugin& plugin) {
   if (plugin.api_version != kPluginApiVersion) {
     Fail(path, fmt::format("the plugin was built with plugin API version {}, this program with {}; "
@@ -77,7 +79,7 @@ void CheckVersions(const std::string& path, const PolicyPlugin& plugin) {
   }
 }
 
-// Names must be spelled without quotes in a specification, and differ from "help".
+// Returns true if a specification can have the name without quotes, and the name is not "help".
 bool IsPolicyName(std::string_view name) {
   if (name.empty() || name == "help") return false;
   for (const char c : name) {
@@ -104,7 +106,7 @@ std::shared_ptr<const Plugin> Plugin::Load(const std::string& path) {
 }
 
 Plugin::Plugin(const std::string& path) : path_(path) {
-  // An absolute path: the linker must not look for the name in its own directories.
+  // With an absolute path, the linker does not look for the name in its own directories.
   const std::string absolute = std::filesystem::absolute(path);
   CheckComplete(path);
   void* object = dlopen(absolute.c_str(), RTLD_NOW | RTLD_LOCAL);

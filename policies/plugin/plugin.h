@@ -1,22 +1,22 @@
-// How a shared object gives its policies to Spillway: one function with a fixed name, which the
-// object defines and the loader calls.
+// The entry point of a plugin: a shared object gives its policies to Spillway by one function with
+// a fixed name, which the object defines and the loader calls.
 //
 //   #include "policies/plugin/plugin.h"
 //   #include "policies/registry.h"
 //
 //   namespace {
 //   void RegisterPolicies(spillway::PolicyRegistry& registry) {
-//     registry.Add("my-policy", "what it does, in one sentence", MakeMyPolicy);
+//     registry.Add("my-policy", "a description in one sentence", MakeMyPolicy);
 //   }
 //   constexpr spillway::PolicyPlugin kPlugin{.register_policies = RegisterPolicies};
 //   }  // namespace
 //
 //   const spillway::PolicyPlugin* SpillwayPolicyPlugin() { return &kPlugin; }
 //
-// C++ objects cross the boundary, so both sides must agree on their layout. The loader compares
-// `api_version` and `build_tag`, which this header fills in, with its own before it calls anything
-// else, and refuses a plugin that differs in either. `spillway new-policy NAME` writes a plugin to
-// start from; the CMake function `spillway_add_policy` builds one.
+// C++ objects cross the boundary, so both sides must agree on their layout. This header fills in
+// `api_version` and `build_tag`. The loader compares them with its own before it calls anything
+// else, and refuses a plugin if one differs. `spillway new-policy NAME` writes a
+// plugin to start from; the CMake function `spillway_add_policy` builds one.
 
 #ifndef SPILLWAY_POLICIES_PLUGIN_PLUGIN_H_
 #define SPILLWAY_POLICIES_PLUGIN_PLUGIN_H_
@@ -30,16 +30,16 @@ namespace spillway {
 
 class PolicyRegistry;
 
-// Counts the incompatible changes of what a plugin compiles against: `Policy`, `PolicyContext`,
-// `Params`, `PolicyRegistry` and what they use.
-inline constexpr uint32_t kPluginApiVersion = 12;
+// The number of incompatible changes so far to the headers that a plugin compiles against:
+// `Policy`, `PolicyContext`, `Params`, `PolicyRegistry` and everything that these include.
+inline constexpr uint32_t kPluginApiVersion = 14;
 
 #define SPILLWAY_TEXT_OF_VALUE(value) #value
 #define SPILLWAY_TEXT_OF(macro) SPILLWAY_TEXT_OF_VALUE(macro)
 
-// What else must agree: compiler, ABI of the C++ library, version of Spillway. For example
-// "g++ 12, libstdc++ with C++11 ABI, Spillway 0.1.0". Hidden, so that the linker does not put the
-// program's own in the place of the plugin's.
+// The compiler, the ABI of the C++ library and the version of Spillway, which must agree, too. For
+// example "g++ 12, libstdc++ with C++11 ABI, Spillway 0.1.0". The symbol is hidden, so that the
+// linker does not replace the plugin's tag by the program's.
 [[gnu::visibility("hidden")]] inline constexpr char kBuildTag[] =
 #if defined(__clang__)
     "clang++ " SPILLWAY_TEXT_OF(__clang_major__)
@@ -65,20 +65,21 @@ inline constexpr uint32_t kPluginApiVersion = 12;
 #undef SPILLWAY_TEXT_OF
 #undef SPILLWAY_TEXT_OF_VALUE
 
-// What the loader learns from a plugin. The first two fields keep place and type in all versions.
+// The descriptor by which the loader knows a plugin. The first two fields keep their place and type
+// in all versions.
 struct PolicyPlugin {
   uint32_t api_version = kPluginApiVersion;
   const char* build_tag = kBuildTag;
-  // Adds the plugin's policies to a registry that is its own and empty. The factories are called
-  // from several threads, each for policies of its own.
+  // Adds the plugin's policies to a registry that is empty and belongs to the plugin. Several
+  // threads call the factories, each to make policies for itself.
   void (*register_policies)(PolicyRegistry&) = nullptr;
 };
 
 }  // namespace spillway
 
-// Defined by the plugin, never by Spillway. This declaration gives the definition its C name and
-// keeps it visible where a plugin is compiled with hidden symbols. The descriptor that it returns
-// lives as long as the plugin is loaded.
+// Returns the plugin's descriptor, which lives as long as the plugin is loaded. The plugin defines
+// this function, never Spillway. The declaration gives the definition its C name and keeps it
+// visible where a plugin is compiled with hidden symbols.
 extern "C" [[gnu::visibility("default")]] const spillway::PolicyPlugin* SpillwayPolicyPlugin();
 
 #endif  // SPILLWAY_POLICIES_PLUGIN_PLUGIN_H_

@@ -14,10 +14,8 @@
 #include "sim/alloc/first_fit.h"
 #include "sim/alloc/high_end.h"
 #include "sim/alloc/native.h"
-#include "sim/alloc/planned.h"
 #include "sim/alloc/pytorch.h"
 #include "sim/alloc/stitched.h"
-#include "sim/packing/packing.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -168,29 +166,6 @@ std::unique_ptr<ReplayableAllocator> MakeStitched(const Arena& arena, Params& pa
   return std::make_unique<Stitched>(arena.capacity, arena.granularity, page);
 }
 
-// Returns a value for `PackingOptions::steps`. For a thousand blocks that are hard to place, the
-// values take less than half a second, five seconds, and a minute and a half on one core.
-int64_t ReadEffort(Params& params) {
-  return params.Enum<int64_t>(
-      "effort", "normal",
-      {{"quick", 200'000'000}, {"normal", 4'000'000'000}, {"thorough", PackingOptions().steps}},
-      "the number of steps spent on a plan, equal on every machine");
-}
-
-std::unique_ptr<ReplayableAllocator> MakePlanned(const Arena& arena, Params& params) {
-  ReadEffort(params);
-  return std::make_unique<Planned>(arena.capacity, arena.granularity);
-}
-
-bool ReadByTime(Params& params) {
-  return params.Choice("by", "memory", {"memory", "time"}, "the quantity to minimize") == "time";
-}
-
-std::unique_ptr<ReplayableAllocator> MakeAuto(const Arena& arena, Params& params) {
-  ReadByTime(params);
-  return std::make_unique<BestFit>(arena.capacity, arena.granularity);
-}
-
 struct Entry {
   const char* name;
   const char* description;
@@ -213,11 +188,6 @@ const Entry kEntries[] = {
      MakeNative},
     {"stitched", "maps pages side by side wherever they lie: no external fragmentation",
      MakeStitched},
-    {"planned", "computes all offsets in advance from a recorded run of the policy; takes seconds",
-     MakePlanned},
-    {"auto",
-     "tries all of these, with all of the policy's orders, and takes the best by memory or time",
-     MakeAuto},
 };
 
 // The granularity for the descriptions of parameters.
@@ -235,33 +205,27 @@ std::vector<AllocatorInfo> Allocators() {
   return infos;
 }
 
-std::unique_ptr<ReplayableAllocator> MakeAllocator(std::string_view specification, Bytes capacity,
-                                                   Bytes granularity) {
-  Specification parsed = ParseSpecification("allocator", specification);
+bool IsAllocator(std::string_view name) {
+  return std::ranges::any_of(kEntries, [&](const Entry& entry) { return name == entry.name; });
+}
+
+std::unique_ptr<ReplayableAllocator> MakeAllocator(const Specification& specification,
+                                                   Bytes capacity, Bytes granularity) {
   std::vector<std::string> names;
   for (const Entry& entry : kEntries) {
     names.push_back(entry.name);
-    if (parsed.name != entry.name) continue;
-    Params params(fmt::format("allocator '{}'", entry.name), std::move(parsed.values));
+    if (specification.name != entry.name) continue;
+    Params params(fmt::format("allocator '{}'", entry.name), specification.values);
     auto allocator = entry.make({capacity, granularity}, params);
     params.Finish();
     return allocator;
   }
-  throw UsageError(UnknownName("allocator", parsed.name, names));
+  throw UsageError(UnknownName("allocator", specification.name, names));
 }
 
-int64_t PlannedSteps(const Specification& specification) {
-  Params params("allocator 'planned'", specification.values);
-  const int64_t steps = ReadEffort(params);
-  params.Finish();
-  return steps;
-}
-
-bool AutoByTime(const Specification& specification) {
-  Params params("allocator 'auto'", specification.values);
-  const bool by_time = ReadByTime(params);
-  params.Finish();
-  return by_time;
+std::unique_ptr<ReplayableAllocator> MakeAllocator(std::string_view specification, Bytes capacity,
+                                                   Bytes granularity) {
+  return MakeAllocator(ParseSpecification("allocator", specification), capacity, granularity);
 }
 
 }  // namespace spillway

@@ -23,21 +23,16 @@ struct AllocatorInfo {
 
 // Returns all allocators in the order in which they should be listed.
 std::vector<AllocatorInfo> Allocators();
+bool IsAllocator(std::string_view name);
 
 // Makes an allocator from its specification. `granularity` is the unit to which requests are
-// rounded up unless the specification sets another: a device's alignment. `planned` is made without
-// a plan, for the run that it records, and `auto` is made as best-fit; experiments/run/resolve.h
-// resolves the two. Throws `UsageError` with a suggestion and the valid names for an unknown name,
-// parameter or value, and for a granularity that is not a multiple of `granularity`.
+// rounded up unless the specification sets another: a device's alignment. Throws `UsageError` with
+// a suggestion and the valid names for an unknown name, parameter or value, and for a granularity
+// that is not a multiple of `granularity`.
+std::unique_ptr<ReplayableAllocator> MakeAllocator(const Specification& specification,
+                                                   Bytes capacity, Bytes granularity);
 std::unique_ptr<ReplayableAllocator> MakeAllocator(std::string_view specification, Bytes capacity,
                                                    Bytes granularity);
-
-// Returns the number of steps that `planned` may spend on its plan. Throws like `MakeAllocator`.
-int64_t PlannedSteps(const Specification& specification);
-
-// Returns true if `auto` should look for the fastest run instead of the smallest. Throws like
-// `MakeAllocator`.
-bool AutoByTime(const Specification& specification);
 
 }  // namespace spillway
 

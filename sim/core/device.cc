@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <filesystem>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -299,8 +300,8 @@ std::optional<int> ParseCapability(std::string_view text) {
   return 10 * major + minor;
 }
 
-Device ReadDevice(const std::filesystem::path& path) {
-  return ParseDevice(ReadFile(path, kMaxDeviceFile), path.string());
+Device ReadDevice(const std::string& path) {
+  return ParseDevice(ReadFile(path, kMaxDeviceFile), path);
 }
 
 Device ParseDevice(std::string_view contents, const std::string& origin) {

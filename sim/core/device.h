@@ -7,7 +7,6 @@
 #define SPILLWAY_SIM_CORE_DEVICE_H_
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
@@ -173,7 +172,7 @@ std::optional<int> ParseCapability(std::string_view text);
 // Throws `InputError` of the form "path:line:column: message" for an unknown or missing key, a
 // wrong type or unit, a value out of range, or a time beyond 1000 s. A file has at most 1 MiB and
 // 1000 dots, comments included: the number of dots limits the nesting of dotted keys.
-Device ReadDevice(const std::filesystem::path& path);
+Device ReadDevice(const std::string& path);
 
 // Parses the text of a device file like `ReadDevice`; `origin` stands for the path.
 Device ParseDevice(std::string_view text, const std::string& origin);

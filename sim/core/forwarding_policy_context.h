@@ -1,17 +1,16 @@
-// What a policy may do and know, passed on to another context: what wrappers derive from, to change
-// one thing.
+// A policy context that passes every call on to another context. A wrapper derives from it and
+// overrides the calls that it changes.
 
 #ifndef SPILLWAY_SIM_CORE_FORWARDING_POLICY_CONTEXT_H_
 #define SPILLWAY_SIM_CORE_FORWARDING_POLICY_CONTEXT_H_
 
 #include "sim/core/policy.h"
-#include "sim/core/report.h"
 
 namespace spillway {
 
 class ForwardingPolicyContext : public PolicyContext {
  public:
-  // `context` outlives the wrapper.
+  // REQUIRES: `context` outlives the wrapper.
   explicit ForwardingPolicyContext(PolicyContext& context) : context_(context) {}
 
   bool Offload(TensorId tensor, std::optional<PoolId> pool) override {
@@ -27,9 +26,6 @@ class ForwardingPolicyContext : public PolicyContext {
   bool ReserveWorkspace(Bytes size) override { return context_.ReserveWorkspace(size); }
   bool ReserveWorkspaceFor(OpId op, Bytes size) override {
     return context_.ReserveWorkspaceFor(op, size);
-  }
-  Report WhatIf(Policy& policy, const TrialOptions& options) const override {
-    return context_.WhatIf(policy, options);
   }
   Residency Where(TensorId tensor) const override { return context_.Where(tensor); }
   bool Pinned(TensorId tensor) const override { return context_.Pinned(tensor); }

@@ -1,20 +1,23 @@
-// A policy decides what lives in device memory and when it moves. This is the interface to write
-// one.
+// A policy decides which tensors are in device memory and when they move. This header is the
+// interface that a policy implements.
 //
 // A policy sees the trace, the device, the cost model and its own past decisions. It sees no clock
-// and no completions, and cannot tell whether a simulator or a GPU executes it: the same object
-// gives the same decisions on both. Every hook has a default that does nothing, so a policy states
-// only what is special about it. One object serves one run; hooks are called from one thread.
+// and no completion of a command, and it cannot tell whether a simulator or a GPU executes the run:
+// the same object makes the same decisions on both. Every hook has a default, so a policy overrides
+// only the hooks that it needs. An object serves one run, and one thread calls its hooks.
 //
-// For each op the runtime calls, in this order:
+// `Prepare`, `LivesOutside` and `Plan` are called before the first iteration. In each iteration the
+// runtime then takes these steps for each op, in this order:
 //
-//   BeforeOp        then fetches or rebuilds the op's inputs, allocates its outputs and scratch
-//   ChooseKernels   then allocates the workspace
-//   BeforeLaunch    then issues the op, frees the workspace and whatever has no further use
-//   AfterOp         the op is issued; it has not necessarily run
+//   BeforeOp        Then the runtime fetches or rebuilds the op's inputs, and allocates its outputs
+//                   and scratch.
+//   ChooseKernels   Then the runtime allocates the workspace.
+//   BeforeLaunch    Then the runtime issues the op, and frees the workspace and every storage that
+//                   has no further use.
+//   AfterOp         The op has been issued. It may not have run yet.
 //
-// Ops that run again to rebuild an evicted tensor get the same calls; `PolicyContext::recomputing`
-// tells them apart.
+// An op that runs again to rebuild an evicted storage gets the same calls;
+// `PolicyContext::recomputing` tells the two apart.
 
 #ifndef SPILLWAY_SIM_CORE_POLICY_H_
 #define SPILLWAY_SIM_CORE_POLICY_H_
@@ -41,20 +44,22 @@ namespace spillway {
 struct Report;
 class Policy;
 
-// How a trial run is to be made.
+// The options of a trial run.
 struct TrialOptions {
-  // As many iterations; 0: until two in a row agree, which takes at least two. One alone stands for
-  // those that repeat it, as they do where a policy starts each iteration afresh: what the
-  // allocator takes from the driver as it grows costs nothing then.
+  // The number of iterations. 0 repeats the iteration until two in a row agree, which takes at
+  // least two. One is enough for a policy that starts each iteration afresh; a trial of one does
+  // not charge for memory that the allocator takes from the driver as it grows.
   int iterations = 0;
-  // With this share of the bandwidth between device and host, in both directions.
+  // The trial has this share of the bandwidth between device and host, in both directions.
   double link = 1;
-  // Of the trace with its ops in another order, as a `Rewrite` would have them; nullptr: as it is.
+  // The trace to run instead: the ops of the run's trace in another order. nullptr keeps the trace.
   std::shared_ptr<const Trace> reordered = nullptr;
 };
 
-// A predicted run of another policy in so much device memory, with the run's cost model, allocator
-// and trace, as it is before `Rewrite`. Deterministic, and safe to call from several threads.
+// A function that predicts a run of a policy in `memory` bytes of device memory and returns its
+// report. The run has the cost model, the allocator and the trace that `Policy::Prepare` was called
+// with, and no imported plan. The report is deterministic. Several threads may make trials at the
+// same time, each with its own policy object.
 class TrialRun {
  public:
   using Function = std::function<Report(Policy&, Bytes memory, const TrialOptions&)>;
@@ -67,91 +72,106 @@ class TrialRun {
   Function run_;
 };
 
-// Where the current contents of a tensor's storage are. A storage that is on the device may have a
-// copy outside too, in the host's memory or another pool.
+// The result of `Policy::Prepare`: the trace and the memory for the run.
+struct Preparation {
+  // How much of the device's memory to use, more than 0. The run then cannot be told from a run on
+  // a device that has no more. Less memory can be faster: with more, blocks lie elsewhere, which
+  // may make other copies wait.
+  Bytes memory;
+  // The trace to run instead of the given one. nullopt keeps the given one.
+  std::optional<Trace> trace = std::nullopt;
+  // The decisions as a text from which `Prepare` of an equal policy decides the same without a
+  // search, given the same trace, device and memory. Empty if the policy has no such text.
+  std::string plan = {};
+};
+
+// The place of the current contents of a tensor's storage. A storage that is on the device may also
+// have a copy outside, in the host's memory or in another pool.
 enum class Residency : uint8_t {
   kNone,     // not written yet in this iteration, or no longer needed
-  kDevice,   // on the device
+  kDevice,   // on the device only
   kBoth,     // on the device, with a copy outside that has landed or is in flight
-  kOutside,  // released: outside only
+  kOutside,  // outside only, after a release
   kEvicted,  // dropped; the runtime recomputes it at its next use
 };
 
-// How the parts of an op's slots are run. Empty means the fastest kernel of each slot on the whole
-// batch.
+// How the slots of an op run: a list of kernels, each with its part of the batch. An empty plan
+// runs each slot with its fastest kernel on the whole batch.
 using KernelPlan = std::vector<KernelRun>;
 
-// What a policy may do and know. Tensor arguments stand for their whole storage (the root of
-// `alias_of`). A verb returns false if it is not possible now, and then nothing has changed.
+// The verbs by which a policy acts, and the facts that it may read. A tensor argument stands for
+// its whole storage, the root of `alias_of`. A verb that returns false has changed nothing.
 //
-//   when                           verbs say false on
-//   from `BeforeOp` to the issue   every storage that the op uses
-//   `OnAllocFailure` in between    the same, but for inputs that are there already: they can make
-//                                  room and are brought back in their turn; one that the op writes,
-//                                  too, only until outputs are placed. Where free blocks lie apart,
-//                                  the hook is asked once for as much as the op needs, with all
-//                                  inputs free to go, and everything is placed anew
-//   `OnAllocFailure` before the    everything but what has a copy outside, which can be released:
-//     first op, for parameters     no copy can be started yet, for what arrives is written at once,
-//     and inputs                   and nothing that was issued may touch
-//                                  its bytes
+// Each verb says below when it returns false. All verbs on a storage also return false while the
+// storage is pinned:
+//
+// - From `BeforeOp` until the op is issued, the storages that the op uses are pinned.
+// - `OnAllocFailure` may find an input of the op unpinned while the runtime brings the inputs to
+//   the device and allocates the outputs. The input can then leave to make room, and the runtime
+//   brings it back before the op. An input that the op also writes can leave only until the outputs
+//   are allocated. If an operand still finds no block, the runtime asks `OnAllocFailure` for as
+//   many bytes as all operands need together, while every input can leave, and then places all
+//   operands anew. The inputs of an op that runs again stay pinned.
+// - While parameters and inputs arrive, before the first op of an iteration, `OnAllocFailure` can
+//   release storages that have a copy outside, but start no copy. A backend writes the arriving
+//   contents at once, so no issued command may touch their bytes.
 class PolicyContext {
  public:
   virtual ~PolicyContext() = default;
 
-  // Starts the copy out of the device, to the pool named or else to the fastest with room; the
-  // device copy stays. True if there is a copy outside already. False if the storage is not on the
-  // device, or the pool is full or does not exist.
+  // Starts a copy out of the device; the device copy stays. The copy goes to `pool`, or without one
+  // to the fastest pool that has room. Returns true also if a copy outside exists already. Returns
+  // false if the storage is not on the device, or if the pool is full or does not exist.
   virtual bool Offload(TensorId tensor, std::optional<PoolId> pool = std::nullopt) = 0;
 
-  // Gives the device block back at once; its next owner waits, on the device, until the copy has
-  // landed and every reader is done. Needs a copy outside, landed or in flight.
+  // Gives the device block back at once. The block's next owner waits, on the device, until the
+  // copy has landed and every reader is done. Returns false if the storage is not on the device or
+  // has no copy outside; a copy in flight is enough.
   virtual bool Release(TensorId tensor) = 0;
 
-  // Takes a device block and starts the copy from outside. False if the storage is not outside only
-  // or no block is free; `OnAllocFailure` is not called.
+  // Takes a device block and starts the copy from outside. Returns false if the storage is not
+  // `kOutside` or no block is free; `OnAllocFailure` is not called.
   virtual bool Prefetch(TensorId tensor) = 0;
 
-  // Drops the storage; the runtime recomputes it at its next use. False if it cannot be rebuilt
-  // then: an op that writes it is not recomputable, or an input of one will be gone or overwritten.
+  // Drops the storage, on the device and outside; the runtime recomputes it at its next use.
+  // Returns false if the storage has no next use or cannot be rebuilt then: an op that writes it is
+  // not recomputable, or an input of such an op will be gone or overwritten.
   virtual bool Evict(TensorId tensor) = 0;
 
   // Makes the compute stream wait, before the next op, for every copy issued so far.
   virtual void Fence() = 0;
 
-  // Only in `Plan`. One block for the whole run that the listed storages share; they must not be
-  // live at the same time. The block is as large as the largest of them and at least `at_least`.
-  // False if one of them has a block already; if no block is free, the run ends as for any
-  // allocation that fails.
+  // Takes one block for the whole run, which the listed storages share. The storages must not be
+  // live at the same time. The block is as large as the largest storage, and at least `at_least`.
+  // Returns false if one of the storages has a block already. If no block is free, the run ends as
+  // out of memory. Throws `PolicyError` outside `Plan`.
   virtual bool Reserve(std::span<const TensorId> tensors, Bytes at_least = Bytes(0)) = 0;
 
-  // Only in `Plan`. One workspace for the whole run, used by every kernel that fits in it.
+  // Takes one workspace for the whole run, which every kernel uses that fits in it. Returns false
+  // if there is one already. Throws `PolicyError` outside `Plan`.
   virtual bool ReserveWorkspace(Bytes size) = 0;
 
-  // Likewise one that the kernels of this op alone use. False if it has one already.
+  // Takes a workspace for the whole run that only the kernels of `op` use. Returns false if the op
+  // has one already. Throws `PolicyError` outside `Plan`.
   virtual bool ReserveWorkspaceFor(OpId op, Bytes size) = 0;
 
-  // A predicted trial run of another policy with the same memory and cost model, from the trace as
-  // it was before `Rewrite`. Deterministic, and safe to call from several threads.
-  virtual Report WhatIf(Policy& policy, const TrialOptions& options = {}) const = 0;
-
   virtual Residency Where(TensorId tensor) const = 0;
-  // True if an op that is being prepared or rebuilt for needs the storage where it is: verbs on it
-  // say false.
+  // Returns true if the storage must stay where it is, because an op that uses it is being prepared
+  // or a rebuild needs it. All verbs on it return false.
   virtual bool Pinned(TensorId tensor) const = 0;
-  // The next op of the trace that uses the storage: the one being prepared counts, the one just
-  // issued does not. nullopt after its last use. Ops that are run again do not count.
+  // Returns the next op of the trace that uses the storage. The op being prepared counts; the op
+  // just issued and ops that run again do not. Returns nullopt after the last use.
   virtual std::optional<OpId> NextUse(TensorId tensor) const = 0;
   virtual MemoryStats Stats() const = 0;
 
   virtual const Trace& trace() const = 0;
-  // Which ops use and write which storage.
+  // Says which ops use and write which storage.
   virtual const Liveness& liveness() const = 0;
   virtual const Device& device() const = 0;
   virtual const CostModel& cost() const = 0;
-  // `cost().Kernels(op, slot, op.batch)`, looked up once per run.
+  // Returns `cost().Kernels(op, slot, op.batch)`. The runtime looks it up once per run.
   virtual std::span<const Kernel> kernels(OpId op, size_t slot) const = 0;
-  // While an op is run again: the op of the trace whose input is being rebuilt.
+  // While an op runs again: the op of the trace whose input is being rebuilt. Otherwise nullopt.
   virtual std::optional<OpId> recomputing() const = 0;
 };
 
@@ -159,30 +179,25 @@ class Policy {
  public:
   virtual ~Policy() = default;
 
-  // Called before all else, if at all: what `ExportPlan` gave after a run with the same trace,
-  // device and memory of a policy that was made alike. One that searches has nothing to search for
-  // then.
-  virtual void ImportPlan(const std::string&) {}
-
-  // Called first: how much of the run's memory, `device.memory`, to use, more than 0. The run is
-  // then as on a device that has no more. More memory places blocks elsewhere, which may make other
-  // copies wait, so that less may be faster.
-  virtual Bytes LimitMemory(const Trace&, const Device& device, const TrialRun&) {
-    return device.memory;
+  // Called first. Decides how much of `device.memory` the run uses and which trace it runs. This is
+  // the place for trial runs, and for splitting or reordering ops and tensors. `plan` is the plan
+  // of an earlier run (`Report::plan`) of an equal policy with the same trace, device and memory,
+  // or empty; a policy that searches can follow it instead of searching again.
+  virtual Preparation Prepare(const Trace& /*trace*/, const Device& device,
+                              const CostModel& /*cost*/, const TrialRun& /*trial*/,
+                              const std::string& /*plan*/) {
+    return {device.memory};
   }
 
-  // May split ops and tensors, for a device with the run's memory. nullopt leaves the trace alone.
-  virtual std::optional<Trace> Rewrite(const Trace&, const Device&, const CostModel&) {
-    return std::nullopt;
-  }
-
-  // Called for each storage of the trace that is a parameter, optimizer state or an input, before
-  // anything is placed. True: it starts, and lives between the ops that use it, in the fastest pool
-  // outside that has room. The runtime fetches it where nobody has prefetched it, writes it back if
-  // an op wrote it, and gives its device block back after an op unless the next one uses it, too.
+  // Called before anything is placed, for each storage that is a parameter, optimizer state or an
+  // input. If it returns true, the storage starts in the fastest pool outside that has room, and
+  // lives there between the ops that use it. The runtime fetches the storage if nobody has
+  // prefetched it, copies it out if an op wrote it, and gives its device block back after an op
+  // unless the next op uses it.
   virtual bool LivesOutside(const Trace&, TensorId) { return false; }
 
-  // Called once, with parameters and optimizer state where they start and nothing else.
+  // Called once, when parameters and optimizer state are where they start and nothing else is
+  // placed.
   virtual void Plan(PolicyContext&) {}
 
   virtual void BeforeOp(PolicyContext&, OpId) {}
@@ -190,16 +205,17 @@ class Policy {
   virtual void BeforeLaunch(PolicyContext&, OpId) {}
   virtual void AfterOp(PolicyContext&, OpId) {}
 
-  // At which end of the arena the tensor's block should go.
+  // Returns the end of the arena at which the tensor's block should lie.
   virtual Hint PlacementHint(const PolicyContext&, TensorId) { return Hint::kLow; }
 
-  // No block of `size` bytes is free. Make room and return true to have the request tried again;
-  // true without a release or an eviction since the last call is a `PolicyError`. False ends the
-  // run: the workload does not fit under this policy.
+  // Called when no block of this many bytes is free. Returns true if the policy has made room; the
+  // request is then tried again. It is a `PolicyError` to return true without having released or
+  // evicted anything in the call. Returns false if the policy can make no room. The run then ends
+  // as out of memory, unless placing all operands of the op anew succeeds.
   virtual bool OnAllocFailure(PolicyContext&, Bytes) { return false; }
 
-  // Called after the last iteration: what it has decided, as a text from which another run can be
-  // made to decide the same (`Report::plan`, `ImportPlan`). Empty if there is no such text.
+  // Called after the last iteration. Returns the plan for `Report::plan` if the policy made its
+  // decisions while it ran; empty keeps the plan of `Preparation`.
   virtual std::string ExportPlan() const { return {}; }
 };
 

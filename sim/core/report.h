@@ -180,7 +180,8 @@ struct Report {
   Duration shortest;    // of all iterations run; equal to `longest` if the first was already steady
   Duration longest;
   Duration pinning;  // one-time cost of the pinned host pool, not part of any iteration
-  std::string plan;  // the result of `Policy::ExportPlan`; empty if the policy has no plan
+  // The plan of the policy, from `Preparation::plan` or `Policy::ExportPlan`; empty if it has none.
+  std::string plan;
 
   bool fits() const { return !out_of_memory.has_value(); }
 };

@@ -4,7 +4,6 @@
 #define SPILLWAY_SIM_RUNTIME_PARTS_H_
 
 #include <array>
-#include <functional>
 
 #include "sim/core/allocator.h"
 #include "sim/core/backend.h"
@@ -15,11 +14,6 @@
 #include "traces/trace.h"
 
 namespace spillway {
-
-// Predicts a run of `policy` on the same device, memory and cost model, from the trace before any
-// `Rewrite`: `PolicyContext::WhatIf`. It is passed in because the runtime does not depend on a
-// simulator.
-using Trial = std::function<Report(Policy& policy, const TrialOptions& options)>;
 
 struct RuntimeOptions {
   // The run ends when two iterations in a row agree in decisions, placements and times, or after
@@ -41,7 +35,6 @@ struct RuntimeParts {
   std::array<Allocator*, kMaxPools> pools{};  // outside, by number; may be nullptr
   Backend* backend = nullptr;
   Policy* policy = nullptr;
-  Trial trial;  // may be empty; then `WhatIf` throws `PolicyError`
 };
 
 }  // namespace spillway

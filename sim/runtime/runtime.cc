@@ -157,11 +157,6 @@ class Runtime final : public PolicyContext {
                [&] { return size > Bytes(0) && memory_.ReserveWorkspaceFor(op, size); });
   }
 
-  Report WhatIf(Policy& policy, const TrialOptions& options) const override {
-    if (!parts_.trial) throw PolicyError("WhatIf is not available in this run");
-    return parts_.trial(policy, options);
-  }
-
   // --- PolicyContext: facts ---------------------------------------------------------------------
 
   Residency Where(TensorId tensor) const override { return At(liveness_.Root(tensor)).residency; }

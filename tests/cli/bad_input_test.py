@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Wrong input of every kind: a clear message, the right exit code, and nothing half-written.
+"""Tests that every kind of wrong input gets a clear message and the right exit code, and leaves no partial file.
 
 usage: bad_input_test.py PATH_OF_SPILLWAY
 """
@@ -20,7 +20,7 @@ from harness import CommandTest, ROOT, Spillway, main, run
 
 @contextlib.contextmanager
 def mounted(directory, options):
-    """A tmpfs on `directory`; skips the test loudly where mounting is not allowed."""
+    """Mounts a tmpfs on `directory`. Skips the test with a message if mounting is not allowed."""
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", directory],
                           capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -46,11 +46,11 @@ class BadInputTest(CommandTest):
         return path
 
     def trace(self):
-        """The trace of a small network as a Python object."""
+        """Returns the trace of a small network as a Python object."""
         return json.loads(self.ok("trace", "build", "alexnet:1"))
 
     def fails_everywhere(self, text, path):
-        """A bad trace file is refused by every verb that reads one."""
+        """Checks that every verb that reads a trace file refuses this bad one."""
         for verb in (("run",), ("compare",), ("trace", "info"), ("trace", "validate")):
             message = self.fails(3, text, *verb, path)
             self.assertIn(str(path), message)
@@ -230,7 +230,8 @@ class BadArgumentTest(BadInputTest):
                        "run", "alexnet:1", option, value)
         self.fails(2, "--math", "run", "alexnet:1", "--backend", "cpu", "--math", "tf32")
         for option in ("--seed", "--drain-seed"):
-            self.fails(2, "-1 is negative", "run", "alexnet:1", "--backend", "cpu", option, "-1")
+            self.fails(2, f"{option}: '-1' is not a whole number from 0", "run", "alexnet:1",
+                       "--backend", "cpu", option, "-1")
 
     def test_what_is_different_on_a_device(self):
         for change, message in (("lnik=2", "did you mean 'link'?"),

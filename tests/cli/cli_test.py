@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The command line's contract: outputs, exit codes, determinism, and clear words for wrong input.
+"""Tests the command line's contract: outputs, exit codes, determinism, and clear messages for wrong input.
 
 usage: cli_test.py PATH_OF_SPILLWAY
 """
@@ -29,7 +29,7 @@ def run(*args, **options):
 
 
 def measurements():
-    """The raw measurements of a machine that follows its laws exactly, as traces/FORMAT.md has them."""
+    """Returns the raw measurements of a machine that follows its laws exactly, in the format of traces/FORMAT.md."""
     def timing(seconds):
         return {"median_ps": round(seconds * 1e12), "spread": 0.01, "repeats": 20}
 
@@ -96,7 +96,7 @@ class CliTest(unittest.TestCase):
         self.assertIn("largest free block", row["reason"])
 
     def test_compare_covers_every_policy(self):
-        """Those for inference where that is the mode."""
+        """The policies for inference are covered in the mode inference."""
         training = {"network-wide", "liveness", "vdnn-all", "vdnn-conv", "vdnn-aconv", "vdnn-dyn", "vdnnpp", "caffe",
                     "torch", "mxnet", "tensorflow", "superneurons", "dtr", "capuchin", "checkmate", "ucudnn"}
         inference = training | {"mmcnn", "inference-normal", "inference-vdnn"}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compressed offload: measured on real bytes, predicted from what was measured, and wrong requests.
+"""Tests compressed offload: measurements on real bytes, predictions from them, and wrong requests.
 
 usage: compression_test.py PATH_OF_SPILLWAY
 """
@@ -83,7 +83,7 @@ class CompressionTest(CommandTest):
         self.fails(2, "density=FILE", *RUN, "--compress", "all")
         self.fails(2, "did you mean 'hidden'?", *RUN, "--compress", "hiden")
         self.fails(2, "density='2'", *RUN, "--compress", "all:density=2")
-        self.fails(2, "needs real bytes", *RUN, "--compress", "all:density=1",
+        self.fails(2, "only with --backend cpu or cuda", *RUN, "--compress", "all:density=1",
                    "--export-densities", self.densities)
         self.fails(2, "needs --compress", *RUN, "--backend", "cpu",
                    "--export-densities", self.densities)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Exported traces, memory curves, explanations and manifests.
+"""Tests exported traces, memory curves, explanations and manifests.
 
 usage: exports_test.py PATH_OF_SPILLWAY
 """
@@ -22,7 +22,7 @@ RUN = ("run", "vgg16:64", "--policy", "vdnn-dyn", "--memory", "30%")
 
 
 def trace_errors(document, text):
-    """The rules of the Chrome/Perfetto JSON format that a viewer depends on."""
+    """Returns the violations of the rules of the Chrome/Perfetto JSON format that a viewer depends on."""
     events = document["traceEvents"]
     exact = json.loads(text, parse_float=Decimal, parse_int=Decimal)["traceEvents"]
     named = {(e["pid"], e.get("tid")) for e in events if e["ph"] == "M"
@@ -238,12 +238,12 @@ class ExportsTest(CommandTest):
             if storage["fits_if_kept"]:
                 self.assertAlmostEqual(storage["iteration_if_kept_ms"],
                                        found["row"]["iteration_ms"] + storage["cost_of_keeping_ms"])
-        # A run of the plan follows it and does not plan anew, so it explains the same.
+        # A run with the exported plan follows it and does not plan anew, so its explanation is the same.
         again = json.loads(self.ok("run", "alexnet:32", *memory, "--policy", f"plan:file={plan}", *explain))
         self.assertEqual(again["storages"], storages)
         text = self.ok("run", "alexnet:32", *memory, "--policy", f"plan:file={plan}", "--explain")
         self.assertIn(f"{len(storages)} storages leave the device and come back", text)
-        # In core no storage leaves.
+        # In an in-core run no storage leaves the device.
         self.assertEqual(json.loads(self.ok("run", "alexnet:32", *explain))["storages"], [])
 
     def test_a_schedule_adds_up_to_the_run(self):
@@ -393,11 +393,11 @@ class ExportsTest(CommandTest):
         args = ("resnet50:64", "--policy", "liveness", "--memory", "5.1GiB")
         self.assertEqual(self.row("run", *args, "--allocator", "best-fit")["allocator"], "best-fit")
         row = self.row("run", *args, "--allocator", "auto")
-        self.assertEqual(row["allocator"], "planned")  # it reserves the least
+        self.assertEqual(row["allocator"], "planned")  # this allocator reserves the least
         self.assertIn("liveness: allocator planned\n", self.ok("run", *args, "--allocator", "auto"))
         self.assertEqual(self.row("compare", *args, "--allocator", "auto")["allocator"], "planned")
         named = self.row("run", *args, "--allocator", "planned")
-        for one in (named, row):  # without a limit auto is best-fit
+        for one in (named, row):  # without a limit auto chooses best-fit
             del one["in_core_peak_bytes"]
         self.assertEqual(named, row)
 

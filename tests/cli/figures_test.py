@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tables and figures of the papers: CSVs and page are the committed ones, and all figures can be drawn.
+"""Tests that the papers' CSVs and page are the committed ones, and that all figures can be drawn.
 
 usage: figures_test.py PATH_OF_SPILLWAY
 """
@@ -16,10 +16,10 @@ import unittest
 
 from harness import CommandTest, ROOT, main
 
-REPRODUCE = ROOT / "experiments" / "reproduce"
-FIGURES = REPRODUCE / "figures"
-PLOT = REPRODUCE / "plot.py"
-PAGE = REPRODUCE / "page.py"
+PAPERS = ROOT / "experiments" / "papers"
+FIGURES = PAPERS / "figures"
+PLOT = PAPERS / "plot.py"
+PAGE = PAPERS / "page.py"
 
 
 def plot(directory):
@@ -37,7 +37,7 @@ class FiguresTest(CommandTest):
         self.directory = pathlib.Path(directory.name)
 
     def compare(self, kept_in, *arguments):
-        """What the command makes in an empty directory is what is kept, numbers by their bytes and pictures by their names."""
+        """Runs the command in an empty directory: it must make exactly the committed CSVs, and every picture as PDF and PNG."""
         document = self.ok("reproduce", "all", *arguments, "--figures", self.directory, "--format", "json", env=ENVIRONMENT)
         made = {path.name: path.read_bytes() for path in self.directory.glob("*.csv")}
         kept = {path.name: path.read_bytes() for path in kept_in.glob("*.csv")}
@@ -45,12 +45,13 @@ class FiguresTest(CommandTest):
         command = " ".join(("spillway reproduce all", *arguments, "--figures", str(kept_in)))
         for name, contents in kept.items():
             self.assertEqual(made[name], contents, f"{name} differs: {command}")
-        self.assertEqual({path.name for path in self.directory.glob("*.png")},
-                         {path.name for path in kept_in.glob("*.png")})
+        pictures = {path.stem for path in FIGURES.glob("*.png")} & {pathlib.Path(name).stem for name in kept}
+        for ending in ("pdf", "png"):
+            self.assertEqual({path.stem for path in self.directory.glob(f"*.{ending}")}, pictures)
         return json.loads(document)
 
     def test_the_numbers_are_the_committed_ones(self):
-        """And the README has the totals by paper: agree by evidence, miss, shown, not computed."""
+        """The evidence page gives each paper's totals: agree by evidence, miss, shown, not computed. README gives their sum."""
         lines = {}
         for total in self.compare(FIGURES)["totals"]:
             line = lines.setdefault(total["paper"], dict.fromkeys(("=", "c", "~", "miss", "shown", "not_computed"), 0))
@@ -58,9 +59,11 @@ class FiguresTest(CommandTest):
                 line[total["evidence"]] += total["agree"]
             for name in ("miss", "shown", "not_computed"):
                 line[name] += total[name]
-        readme = (ROOT / "README.md").read_text("utf-8")
+        evidence = (ROOT / "experiments" / "evidence" / "README.md").read_text("utf-8")
         for paper, line in lines.items():
-            self.assertIn(f"| {paper} | " + " | ".join(map(str, line.values())) + " |\n", readme)
+            self.assertIn(f"| {paper} | " + " | ".join(map(str, line.values())) + " |\n", evidence)
+        judged = sum(line[name] for line in lines.values() for name in ("=", "c", "~", "miss"))
+        self.assertIn(f"{judged} of the papers' printed numbers are judged", (ROOT / "README.md").read_text("utf-8"))
 
     @unittest.skipUnless("SPILLWAY_OTHER_GPUS" in os.environ, "takes minutes: ctest -R cli_figures_h200")
     def test_those_of_another_gpu_too(self):
@@ -68,9 +71,9 @@ class FiguresTest(CommandTest):
 
     def test_the_page_is_what_its_generator_makes(self):
         page = subprocess.run([sys.executable, PAGE], capture_output=True, text=True, check=True).stdout
-        self.assertEqual(page, (REPRODUCE / "README.md").read_text("utf-8"), f"{PAGE} -o {REPRODUCE / 'README.md'}")
-        for path in re.findall(r"\]\((figures/[^)]*)\)", page):
-            self.assertTrue((REPRODUCE / path).exists(), path)
+        self.assertEqual(page, (PAPERS / "README.md").read_text("utf-8"), f"{PAGE} -o {PAPERS / 'README.md'}")
+        shown = set(re.findall(r"\]\((figures/[^)]*)\)", page))
+        self.assertEqual(shown, {f"figures/{path.name}" for path in FIGURES.iterdir() if path.suffix in (".csv", ".png")})
 
     def test_another_gpu_judges_nothing(self):
         arguments = ("--device", "h200", "--format", "json")
@@ -85,7 +88,7 @@ class FiguresTest(CommandTest):
         gpus = [row["item"] for row in json.loads(self.ok("reproduce", "ucudnn-Fig10", *arguments))["rows"]]
         self.assertEqual(len(gpus), len(set(gpus)))
         self.assertTrue(all(" h200 " in item for item in gpus), gpus)
-        self.fails(2, "nothing there depends on the device", "reproduce", "mmcnn-Tab6", "--device", "h200")
+        self.fails(2, "no number of that depends on the device", "reproduce", "mmcnn-Tab6", "--device", "h200")
         self.fails(2, "did you mean 'h200'", "reproduce", "vdnn-Fig1", "--device", "h20")
         self.fails(2, "did you mean 'auto'", "reproduce", "vdnn-Fig6", "--device", "h200", "--cost", "aut")
         self.fails(2, "unknown item", "reproduce", "vdnn-Fig99", "--device", "h200")
@@ -109,7 +112,7 @@ class FiguresTest(CommandTest):
         self.assertIn("KeyError", result.stderr)
 
     def test_a_line_that_is_missing_is_an_error(self):
-        """In one panel of several with one legend."""
+        """A line is missing in one of several panels that share a legend."""
         lines = (FIGURES / "superneurons-Fig14.csv").read_text("utf-8").splitlines(keepends=True)
         kept = [x for x in lines if "VGG16(" not in x or " Torch " not in x]
         (self.directory / "superneurons-Fig14.csv").write_text("".join(kept), "utf-8")

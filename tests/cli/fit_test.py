@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""spillway fit: verdicts that `run` agrees with, changes that were seen to fit, and clear words for wrong input.
+"""Tests spillway fit: its verdicts agree with `run`, its changes make the run fit, and wrong input gets clear messages.
 
 usage: fit_test.py PATH_OF_SPILLWAY
 """

@@ -1,4 +1,4 @@
-"""What the tests of the command line share: running it, and checking documents against their schemas."""
+"""Helpers for tests of the command line: they run it, and check documents against their schemas."""
 
 import json
 import pathlib
@@ -14,7 +14,7 @@ RECORDED = ROOT / "traces" / "recorded"
 
 
 class Spillway:
-    """The program under test: the first argument of the test."""
+    """A test case for the program under test, which is the first argument of the test."""
 
     path = None
 
@@ -30,13 +30,13 @@ def run(*args, **options):
 
 class CommandTest(unittest.TestCase):
     def ok(self, *args, code=0, **options):
-        """Runs a command that is to succeed and returns its standard output."""
+        """Runs a command that must succeed, and returns its standard output."""
         result = run(*args, **options)
         self.assertEqual(result.returncode, code, result.stderr)
         return result.stdout
 
     def fails(self, code, text, *args, **options):
-        """Runs a command that is to fail with a message that contains `text`, and says nothing else."""
+        """Runs a command that must fail with a message that contains `text`, and must print no other text."""
         result = run(*args, **options)
         self.assertEqual(result.returncode, code, result.stderr + result.stdout)
         self.assertIn(text, result.stderr)
@@ -45,7 +45,7 @@ class CommandTest(unittest.TestCase):
         return result.stderr
 
     def skip(self, why):
-        """Skips a test, and says so where nobody asked."""
+        """Skips a test, and prints a message about it."""
         print(f"SKIPPED {self.id()}: {why}", file=sys.stderr)
         self.skipTest(why)
 
@@ -62,7 +62,7 @@ def load_schema(name):
 
 
 def schema_errors(document, schema):
-    """Where a document breaks a schema, in the words of a stock validator that has no other file."""
+    """Returns the errors of a document against a schema, found by a stock validator that sees no other file."""
     jsonschema.Draft202012Validator.check_schema(schema)
     return [f"{'/'.join(map(str, e.absolute_path))}: {e.message}"
             for e in jsonschema.Draft202012Validator(schema).iter_errors(document)]

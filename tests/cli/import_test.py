@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""spillway trace import: PyTorch's recordings become traces that every verb takes, and wrong files are named.
+"""Tests spillway trace import: PyTorch's recordings become traces that every verb accepts, and errors name wrong files.
 
 usage: import_test.py PATH_OF_SPILLWAY
 """
@@ -20,7 +20,7 @@ DEVICE = ("--device", "h200")
 
 
 def read(name):
-    """The document in a recording."""
+    """Returns the document in a recording."""
     data = subprocess.run(["zstd", "-dc", RECORDINGS / name], stdout=subprocess.PIPE, check=True).stdout
     return json.loads(data)
 
@@ -40,7 +40,7 @@ class ImportTest(CommandTest):
         return ("--kineto", RECORDINGS / f"{name}.kineto.json.zst", "--execution-trace", RECORDINGS / f"{name}.et.json.zst")
 
     def make(self, name, *args):
-        """The trace of a recording, and what the import says of it."""
+        """Returns the trace of a recording, and the messages of the import."""
         trace = self.directory / f"{name}.json.zst"
         text = self.ok("trace", "import", *self.files(name), *args, "-o", trace, "--format", "json")
         return trace, self.conforms(text, "trace-import")["rows"][0]
@@ -150,7 +150,7 @@ class ImportTest(CommandTest):
         cut.write_bytes(gzip.compress(json.dumps(kineto).encode())[:-5000])
         self.refused(3, "cut.json.gz: the gzip data end too early", "--kineto", cut, "--execution-trace", execution)
         self.refused(3, "No such file", "--kineto", self.directory / "none.json", "--execution-trace", execution)
-        self.refused(2, "both --kineto and --execution-trace", "--kineto", two)
+        self.refused(2, "both --kineto, for kernels and memory", "--kineto", two)
         self.refused(3, "is not a duration", *self.files(name), "--step-time", "fast")
 
         class Bad:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""spillway limit: what fits and what does not, the proof of both, and clear words for wrong input.
+"""Tests spillway limit: the largest size that fits, runs that confirm it, and clear messages for wrong input.
 
 usage: limit_test.py PATH_OF_SPILLWAY
 """

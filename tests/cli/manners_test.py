@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The command line's manners: schemas, completion, progress, quiet, interrupts, and the doctor.
+"""Tests the command line's manners: schemas, completion, progress, quiet, interrupts, and the doctor.
 
 usage: manners_test.py PATH_OF_SPILLWAY
 """
@@ -92,7 +92,7 @@ class SchemaTest(CommandTest):
 
 class CompletionTest(CommandTest):
     def complete_in_bash(self, *words):
-        """What bash offers for the last of the words."""
+        """Returns the completions that bash offers for the last word."""
         script = """
             PATH="$1:$PATH"; shift
             source <(spillway completion bash)
@@ -231,7 +231,7 @@ class TalkTest(CommandTest):
 
 class TableTest(CommandTest):
     def table(self, width, *args):
-        """What a command prints on a terminal of that width."""
+        """Returns the text that a command prints on a terminal of the given width."""
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
         subprocess.run([Spillway.path, *args], stdout=slave, check=True)
@@ -270,7 +270,7 @@ class TableTest(CommandTest):
     def test_reproduce_explains_its_table(self):
         text = self.ok("reproduce", "vdnnpp")
         self.assertRegex(text, r"\d+ items: \d+ agree, 0 miss, \d+ shown and not judged, "
-                               r"(\d+) not computed\nevidence: = has to agree")
+                               r"(\d+) not computed\nEvidence: an item with = has to agree")
         self.assertIn(f" {text.count('not computed yet')} not computed\n", text)
 
 

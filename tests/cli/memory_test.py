@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""--memory: what it says, what it comes to, and several sizes and workloads at once.
+"""Tests --memory: its messages, the sizes that it gives, and several sizes and workloads at once.
 
 usage: memory_test.py PATH_OF_SPILLWAY
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""-o and the files it writes: formats by name, standard output, links, and two runs at a time.
+"""Tests -o and the files that it writes: formats by name, standard output, links, and two runs at a time.
 
 usage: output_test.py PATH_OF_SPILLWAY
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""--pool: memory outside the device besides the host's, in results, exports and messages.
+"""Tests --pool, which adds memory outside the device and the host, in results, exports and messages.
 
 usage: pool_test.py PATH_OF_SPILLWAY
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/compare_pytorch.py as far as it goes without PyTorch: its blocks, and what it would call."""
+"""Tests the parts of scripts/compare_pytorch.py that need no PyTorch: its blocks, and the calls that it makes."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ import compare_pytorch  # noqa: E402
 
 
 class Recorder:
-    """Stands for torch: a value is the text of how it was computed."""
+    """Stands in for torch: a value is a text that shows how it was computed."""
 
     class Value(str):
         def flatten(self, _):

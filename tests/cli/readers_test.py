@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What readers say of files that they cannot take: where the fault is, and what the file is instead.
+"""Tests the messages about files that readers refuse: they name the place of the fault, or the actual kind of the file.
 
 usage: readers_test.py PATH_OF_SPILLWAY
 """

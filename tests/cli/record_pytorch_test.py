@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/record_pytorch.py on a stand-in for PyTorch, and, where there is one, on PyTorch without a GPU."""
+"""Tests scripts/record_pytorch.py on a stand-in for PyTorch and, if PyTorch is installed, on PyTorch without a GPU."""
 
 import contextlib
 import gzip

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Replays of allocation logs, and snapshots of simulated runs.
+"""Tests replays of allocation logs, and snapshots of simulated runs.
 
 usage: replay_test.py PATH_OF_SPILLWAY
 """
@@ -141,7 +141,7 @@ class ReplayTest(LogTest):
         result = run(*args)
         (row,) = json.loads(result.stdout)["rows"]
         self.assertEqual((row["peak_reserved_bytes"], row["as_recorded"]), (68 * MIB, True))
-        self.assertIn("give it as --memory", result.stderr)
+        self.assertIn("give the limit as --memory", result.stderr)
 
     def test_ties_go_to_the_lowest_recorded_address(self):
         # Two segments of 12 MiB are cached, and the first one lies higher. The lower one serves the
@@ -341,7 +341,7 @@ VIEWER_OPCODES = {
 
 
 class Batches(pickle._Unpickler):  # pylint: disable=protected-access
-    """Notes how many values are put into a container at once."""
+    """Records how many values each opcode adds to a container."""
 
     largest = 0
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Reports: one file that a browser shows without a word on its console, and what is refused.
+"""Tests reports: each is one file that a browser shows without console messages. Wrong input is refused.
 
 usage: report_test.py PATH_OF_SPILLWAY
 
-Where chromium is not installed, what needs a browser says that it is skipped.
+If chromium is not installed, tests that need a browser are skipped with a message.
 """
 
 import base64
@@ -22,7 +22,7 @@ POLICIES = ("--policy", "network-wide:algo=memory", "--policy", "vdnn-all:algo=m
 
 
 class Page(html.parser.HTMLParser):
-    """What a page refers to, its data and headings."""
+    """Collects the references, the data and the headings of a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -58,10 +58,10 @@ class ReportTest(CommandTest):
         self.ok("sweep", "alexnet:{16,32}", "--memory", "1GiB,2GiB", "--policy", "torch,mxnet", "-o", store, "--quiet")
         rows = self.directory / "c.json"
         self.ok("compare", "alexnet:16", "--policy", "torch", "-o", rows, "--quiet")
-        return store, rows, ROOT / "experiments" / "validation" / "h200.csv"
+        return store, rows, ROOT / "experiments" / "evidence" / "validation" / "h200.csv"
 
     def documents(self):
-        """Those with more than rows."""
+        """Tests documents that have more than rows."""
         decisions, replay, explained = (self.directory / name for name in ("d.json", "replay.json", "explain.json"))
         self.ok("run", "alexnet:16", "--export-decisions", decisions, "--quiet")
         self.ok("replay", decisions, "--allocator", "best-fit,first-fit", "--memory", "800MiB", "--out-of-memory-report",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The policy saved-tensors and scripts/export_saved_tensors.py on a recorded iteration of two layers.
+"""Tests the policy saved-tensors and scripts/export_saved_tensors.py on a recorded iteration of two layers.
 
     x --a--> h --b--> y --loss--> l      backward of the loss reads y, of b reads h and w, of a reads x
 
@@ -64,7 +64,7 @@ class SavedTensorsTest(CommandTest):
         return self.write("list.json", document)
 
     def judge(self, path, device="h200"):
-        """(ms, peak MiB, names of the ops that run)"""
+        """Returns (ms, peak MiB, names of the ops that run)."""
         rewritten = self.directory / "rewritten.json"
         text = self.ok("run", self.trace, "--device", device, "--policy", f"saved-tensors:file={path}", "--check",
                        "--export-rewritten", rewritten, "--format", "json")
@@ -141,7 +141,7 @@ class SavedTensorsTest(CommandTest):
             self.fails(code, text, "run", self.trace, "--device", "h200", "--policy", f"saved-tensors:file={path}")
 
         refused(3, "unknown tensor 'hh'; did you mean 'h'?", self.list_of([("hh", "save")]))
-        refused(3, "listed before", self.list_of([("h", "save"), ("h", "offload")]))
+        refused(3, "the tensor is listed twice", self.list_of([("h", "save"), ("h", "offload")]))
         refused(3, "the list is for three:1, and this is two:1", self.write("other.json", {
             "format": "spillway-saved-tensors", "version": 1, "workload": "three:1", "tensors": []}))
         refused(3, 'expected "save", "recompute" or "offload"', self.write("fate.json", {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One real document of every type, against its schema, with the stock validator that users have.
+"""Checks one real document of every type against its schema, with the stock validator that users have.
 
 usage: schemas_test.py PATH_OF_SPILLWAY
 """
@@ -26,7 +26,7 @@ class SchemasTest(CommandTest):
         return path
 
     def documents(self):
-        """(schema, document) of every type that needs no GPU."""
+        """Returns (schema, document) for every type that needs no GPU."""
         yield "results", self.ok("run", *WORKLOAD, *JSON)
         yield "results", self.ok("compare", *WORKLOAD, "--policy", "liveness", *JSON)
         yield "explain", self.ok("run", *WORKLOAD, "--explain", *JSON)

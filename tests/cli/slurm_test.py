@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A sweep on a real Slurm: its controller and one node, on this machine, for this test alone.
+"""Tests a sweep on a real Slurm, whose controller and one node run on this machine only for this test.
 
 usage: slurm_test.py PATH_OF_SPILLWAY
 
-Needs slurmctld, slurmd, slurm-client and munge (Debian), and ports 16817 and 16818; without them it says that it
-is skipped.
+Needs slurmctld, slurmd, slurm-client and munge (Debian), and ports 16817 and 16818. Without them
+the test is skipped with a message.
 """
 
 import getpass
@@ -55,7 +55,7 @@ PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 class Slurm:
-    """A controller and a node in a directory of their own."""
+    """A controller and a node that keep their files in one directory."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -104,7 +104,7 @@ def wait_for(condition, seconds=60):
 
 
 def process_of(store):
-    """The spillway whose checkpoint is that file."""
+    """Returns the process of the spillway whose checkpoint is the given file."""
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
@@ -172,7 +172,7 @@ class ScriptTest(CommandTest):
                        "--tasks", "2", "--dry-run")
 
     def test_the_array_script_is_run_without_slurm(self):
-        """As Slurm would run it: a task that is stopped writes its checkpoint."""
+        """Runs the script as Slurm does: a task that is stopped writes its checkpoint."""
         with tempfile.TemporaryDirectory() as name:
             directory = pathlib.Path(name)
             text = self.ok("sweep", "submit", "resnet152:{1..400}", "--device", "a100", "--policy", "vdnn-dyn,vdnnpp",

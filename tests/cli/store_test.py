@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Benchmark stores: what goes in comes out, for every network that it covers, and what is refused.
+"""Tests benchmark stores: stored tables come out unchanged for every network that a store covers; bad stores are refused.
 
 usage: store_test.py PATH_OF_SPILLWAY
 """
@@ -29,7 +29,7 @@ class StoreTest(CommandTest):
         return self.ok("store", "import", self.store, *(H200 / f"{n}.json.zst" for n in names))
 
     def test_tables_come_out_as_they_went_in(self):
-        """Micro-batches and the time in sequence included."""
+        """The tables include micro-batches and the time in sequence."""
         self.fill("alexnet-256", "vgg16-64", "resnet18-128")
         output = self.directory / "out"
         self.ok("store", "export", self.store, "alexnet:256", "resnet18:128", "-o", output)
@@ -38,7 +38,7 @@ class StoreTest(CommandTest):
                              contents(H200 / f"{name}.json.zst"))
 
     def test_networks_share_what_was_measured(self):
-        """VGG-19 has the layers of VGG-16, more often."""
+        """VGG-19 has the same layers as VGG-16, but more of each."""
         self.assertIn(": 233 of 233 entries are new", self.fill("vgg16-64"))
         self.assertIn(": 0 of 233 entries are new", self.fill("vgg16-64"))
         self.ok("store", "export", self.store, "vgg19:64", "-o", self.directory)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sweeps: grids, stores, resuming, shards, merging, and what is refused.
+"""Tests sweeps: grids, stores, resuming, shards, merging, and refused input.
 
 usage: sweep_test.py PATH_OF_SPILLWAY
 """
@@ -39,7 +39,7 @@ class SweepTest(CommandTest):
         return self.ok("sweep", "export", store or self.store, "--format", form)
 
     def cells(self):
-        """How many there are, while others write."""
+        """Returns the number of cells in a store that other processes may be writing."""
         if not self.store.exists():
             return 0
         try:
@@ -53,7 +53,7 @@ class SweepTest(CommandTest):
 
 
 def rows_but_bound(text):
-    """The rows of a CSV, sorted, without the bound that sweeps do not have."""
+    """Returns the rows of a CSV, sorted, without the column of the joint bound, which sweeps lack."""
     rows = [{**row, "bound_joint_ms": ""} for row in csv.DictReader(io.StringIO(text))]
     return sorted(tuple(row.items()) for row in rows)
 
@@ -164,7 +164,7 @@ class GridTest(SweepTest):
         self.assertEqual((row["cells"], row["present"]), (CELLS, CELLS // 2))
 
     def test_a_million_cells_are_planned_in_little_memory(self):
-        """More than their keys alone would take."""
+        """The limit is lower than the memory that the keys of all cells would take."""
         limit = 400 << 20
 
         def small():
@@ -187,7 +187,7 @@ class StoreTest(SweepTest):
         self.assertEqual({row["policy"]: row["cells"] for row in status["rows"]}["tensorflow"], 12)
 
     def test_an_export_depends_on_the_cells_alone(self):
-        """Not on threads, shards, or the order in which they came."""
+        """It does not depend on threads, shards, or the order in which cells were computed."""
         self.sweep("--jobs", "1")
         expected = self.export()
         self.assertEqual(len(expected.splitlines()), CELLS + 1)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""run --weights and --images: an inference of what files hold, with and without a policy that divides it.
+"""Tests run --weights and --images: inferences on the contents of files, with and without a policy that slices ops.
 
-usage: weights_test.py PATH_OF_SPILLWAY [OnTheGpu]     OnTheGpu: what needs one
+usage: weights_test.py PATH_OF_SPILLWAY [OnTheGpu]     OnTheGpu: tests that need a GPU
 """
 
 import array
@@ -21,7 +21,7 @@ CPU = ("--backend", "cpu")
 
 
 def write_safetensors(path, tensors):
-    """Writes {name: (shape, floats)}."""
+    """Writes the tensors {name: (shape, floats)} to a safetensors file."""
     header, data = {}, b""
     for name, (shape, values) in tensors.items():
         floats = array.array("f", values).tobytes()
@@ -61,7 +61,7 @@ class Files(CommandTest):
         return re.search(r"^top-1 ([\d ]+)$", text, re.MULTILINE).group(1).split()
 
     def prefer(self, wanted):
-        """Makes the last layer find a class whatever the image."""
+        """Makes the last layer choose one class for every image."""
         bias = next(name for name in reversed(self.weights) if name.endswith(".bias"))
         shape, values = self.weights[bias]
         self.weights[bias] = (shape, [1e30 if i == wanted else 0.0 for i in range(len(values))])

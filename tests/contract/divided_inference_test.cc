@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "backend/cpu/cpu_backend.h"
-#include "experiments/run/assembler.h"
+#include "experiments/run/run.h"
 #include "policies/mmcnn/layer_split.h"
 #include "policies/mmcnn/slice_ops.h"
 #include "policies/registry.h"
@@ -26,6 +26,7 @@
 #include "sim/cost/roofline.h"
 #include "tests/testing/files.h"
 #include "tests/testing/networks.h"
+#include "tests/testing/runs.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
@@ -112,10 +113,10 @@ class DividedInference : public ::testing::Test {
                    made.backend = std::move(cpu);
                    return made;
                  }});
-    spillway::Setup setup{Borrow(trace), device_, Borrow(cost_), memory};
+    Prepared setup{Borrow(trace), device_, Borrow(cost_), memory};
     setup.backend = "cpu";
     setup.options.iterations = 1;
-    Outcome outcome = RunPolicy(setup, policy, backends);
+    Outcome outcome = testing::RunPolicy(setup, policy, backends);
     return {std::move(outcome), std::move(maps)};
   }
 
@@ -144,8 +145,8 @@ class DividedInference : public ::testing::Test {
   std::vector<Bytes> Limits(const Trace& trace, int drawn) const {
     Policy in_core;
     const Bytes least = LeastMmcnnMemory(trace, device_.alignment).size;
-    const spillway::Setup setup{Borrow(trace), device_, Borrow(cost_), Bytes::GiB(64)};
-    const Bytes most = RunPolicy(setup, in_core).report.metrics.peak_allocated;
+    const Prepared setup{Borrow(trace), device_, Borrow(cost_), Bytes::GiB(64)};
+    const Bytes most = testing::RunPolicy(setup, in_core).report.metrics.peak_allocated;
     std::vector<Bytes> limits{least, std::max(least, most)};
     std::mt19937_64 random(trace.ops.size());
     for (int i = 0; i < drawn; ++i) {  // most amounts are close to the least
@@ -193,7 +194,8 @@ TEST_F(DividedInference, TheLeastMemoryIsTight) {
     const Trace trace = Lower(network());
     const LeastMemory least = LeastMmcnnMemory(trace, device_.alignment);
     const auto fits = [&](Bytes memory) {
-      return RunPolicy({Borrow(trace), device_, Borrow(cost_), memory}, *registry_.Make("mmcnn"))
+      return testing::RunPolicy({Borrow(trace), device_, Borrow(cost_), memory},
+                                *registry_.Make("mmcnn"))
           .report.fits();
     };
     EXPECT_TRUE(fits(least.size)) << least.layer;
@@ -292,7 +294,7 @@ TEST_F(DividedInference, ALimitUnderTheLeastIsAnError) {
   const auto policy =
       registry_.Make("mmcnn:limit=" + std::to_string((least.size - Bytes(1)).count()) + "B");
   try {
-    RunPolicy({Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)}, *policy);
+    testing::RunPolicy({Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)}, *policy);
     FAIL() << "expected a UsageError";
   } catch (const UsageError& error) {
     const Bytes limit = least.size - Bytes(1);
@@ -307,7 +309,7 @@ TEST_F(DividedInference, NothingIsDividedOrFetchedWhereAllFits) {
   const Trace trace = Lower(testing::Normalized());
   const auto policy = registry_.Make("mmcnn");
   const Outcome outcome =
-      RunPolicy({Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)}, *policy);
+      testing::RunPolicy({Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)}, *policy);
   EXPECT_EQ(*outcome.trace, trace);
   EXPECT_EQ(outcome.report.metrics.prefetched, Bytes(0));
 }
@@ -346,14 +348,11 @@ class Mistaken final : public Policy {
   Mistaken(std::unique_ptr<Policy> sound, void (*mistake)(Trace&))
       : sound_(std::move(sound)), mistake_(mistake) {}
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& trial) override {
-    return sound_->LimitMemory(trace, device, trial);
-  }
-  std::optional<Trace> Rewrite(const Trace& trace, const Device& device,
-                               const CostModel& cost) override {
-    std::optional<Trace> divided = sound_->Rewrite(trace, device, cost);
-    if (divided) mistake_(*divided);
-    return divided;
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
+                      const TrialRun& trial, const std::string& plan) override {
+    Preparation prepared = sound_->Prepare(trace, device, cost, trial, plan);
+    if (prepared.trace) mistake_(*prepared.trace);
+    return prepared;
   }
   bool LivesOutside(const Trace& trace, TensorId id) override {
     return sound_->LivesOutside(trace, id);

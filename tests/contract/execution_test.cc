@@ -9,12 +9,13 @@
 #include <cmath>
 #include <random>
 
-#include "experiments/run/resolve.h"
+#include "experiments/run/prepare.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/execute.h"
 #include "tests/testing/networks.h"
+#include "tests/testing/runs.h"
 #include "traces/lowering/lowering.h"
 
 namespace spillway {
@@ -31,14 +32,8 @@ struct Case {
   size_t pools = 0;  // outside pools in addition to the host's; the first is small and fast
 };
 
-// A preset determines the tensors that a framework keeps for backward. Under sanitizers one preset
-// is enough: presets differ in traces, not in who touches which memory.
-constexpr const char* kPresets[] =
-#ifdef __SANITIZE_ADDRESS__
-    {"torch"};
-#else
-    {"torch", "vdnn", "vdnnpp", "superneurons"};
-#endif
+// A preset determines the tensors that a framework keeps for backward.
+constexpr const char* kPresets[] = {"torch", "vdnn", "vdnnpp", "superneurons"};
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
@@ -142,9 +137,7 @@ class ExecutionContract : public ::testing::TestWithParam<Case> {
     }
   }
 
-  spillway::Setup SetupFor(Bytes memory) const {
-    return {Borrow(trace_), device_, Borrow(cost_), memory, GetParam().allocator};
-  }
+  Prepared SetupFor(Bytes memory) const { return {Borrow(trace_), device_, Borrow(cost_), memory}; }
 
   Device device_;
   RooflineCostModel cost_;
@@ -174,15 +167,18 @@ TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {
   PoolUse beside;  // the sum over all pools except the host's
   for (const double factor : {1.0, 1.2, 1.5, 2.0, 4.0, 50.0}) {
     const Bytes memory(static_cast<int64_t>(static_cast<double>(bound.count()) * factor));
-    spillway::Setup named = SetupFor(memory);
+    spillway::Case asked;
+    asked.allocator = GetParam().allocator;
+    Prepared named = SetupFor(memory);
+    named.arena = asked.allocator.Undecided();
+    named.policy = GetParam().policy;
     named.options.iterations = 3;
-    const spillway::Setup setup =
-        ResolveAllocator(named, [&] { return registry_.Make(GetParam().policy); });
-    const Report predicted = RunPolicy(setup, *registry_.Make(GetParam().policy)).report;
-    spillway::Setup compressed = setup;
+    const Prepared setup = Decide(asked, named);
+    const Report predicted = testing::RunPolicy(setup, *registry_.Make(GetParam().policy)).report;
+    Prepared compressed = setup;
     if (!GetParam().compression.empty()) {
       compressed.compression = std::make_shared<const CompressionPlan>(
-          ParseCompression(GetParam().compression, device_));
+          ParseCompression(GetParam().compression), device_);
     }
     for (const std::optional<uint64_t> drain_seed :
          {std::optional<uint64_t>(), std::optional<uint64_t>(1), std::optional<uint64_t>(2)}) {
@@ -241,13 +237,13 @@ TEST(MicroBatchTest, AnyDivisionOfTheBatchGivesTheSameBits) {
   const RooflineCostModel cost(device);
   for (const auto network : {testing::Chain, testing::ForkJoin, testing::Normalized}) {
     const Trace trace = LowerNetwork(network(), {5, "torch", true});
-    spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(1)};
+    Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(1)};
     setup.options.iterations = 3;
     Policy whole;
     RandomMicroBatches divided, again;
     const Execution want = *testing::RunOnCpu(setup, whole, 3).execution;
     const Outcome got = testing::RunOnCpu(setup, divided, 3);
-    const Report predicted = RunPolicy(setup, again).report;
+    const Report predicted = testing::RunPolicy(setup, again).report;
     EXPECT_GT(divided.divided, 10);
     EXPECT_EQ(got.execution->loss, want.loss);
     EXPECT_EQ(got.execution->weights_digest, want.weights_digest);

@@ -17,15 +17,17 @@
 #include <vector>
 
 #include "backend/cpu/cpu_backend.h"
-#include "experiments/run/simulate.h"
+#include "experiments/run/run.h"
 #include "policies/registry.h"
 #include "sim/alloc/best_fit.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
+#include "sim/runtime/runtime.h"
 #include "tests/testing/faults.h"
 #include "tests/testing/mixing.h"
 #include "tests/testing/networks.h"
 #include "tests/testing/random_policy.h"
+#include "tests/testing/runs.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
@@ -84,17 +86,14 @@ class Rig {
     parts.backend = &backend;
     parts.policy = policy.get();
     const TrialRun trial([&](Policy& other, Bytes memory, const TrialOptions&) {
-      return Simulate({Borrow(trace_), device_, Borrow(cost_), memory}, other).report;
+      return testing::Simulate({Borrow(trace_), device_, Borrow(cost_), memory}, other).report;
     });
-    parts.trial = [&](Policy& other, const TrialOptions& options) {
-      return trial(other, device_.memory, options);
-    };
-    EXPECT_EQ(policy->LimitMemory(trace_, device_, trial), device_.memory);
+    EXPECT_EQ(policy->Prepare(trace_, device_, cost_, trial, {}).memory, device_.memory);
     RuntimeOptions options;
     options.iterations = 2;
     Result result;
     try {
-      result.report = Run(parts, options);
+      result.report = spillway::Run(parts, options);
     } catch (const EnvironmentError& error) {
       result.error = error.what();
     }
@@ -146,7 +145,8 @@ Bytes TightMemory(const Network& network) {
   for (int64_t steps = 64; steps < 256; ++steps) {
     const Bytes memory(bound * steps / 64);
     const Report report =
-        Simulate({Borrow(trace), device, Borrow(cost), memory}, *registry.Make("vdnn-dyn")).report;
+        testing::Simulate({Borrow(trace), device, Borrow(cost), memory}, *registry.Make("vdnn-dyn"))
+            .report;
     if (report.fits() && report.metrics.offloaded > Bytes(0)) return memory;
   }
   return kMemory;

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "experiments/run/catalogue.h"
-#include "experiments/run/scenario.h"
-#include "policies/builtin.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/prepare.h"
 #include "policies/registry.h"
 #include "traces/zoo/zoo.h"
 
@@ -32,8 +32,12 @@ std::vector<std::string> Workloads() {
 }
 
 // Returns the iteration time, or nullopt if the run does not fit.
-std::optional<Duration> IterationOf(const Scenario& scenario, const std::string& policy) {
-  const Report report = scenario.Play(policy).report;
+std::optional<Duration> IterationOf(const Inputs& inputs, const std::string& memory,
+                                    const std::string& policy) {
+  Case asked;
+  asked.memory = memory;
+  asked.policy = policy;
+  const Report report = RunCase(asked, inputs).report;
   return report.fits() ? std::optional(report.metrics.iteration) : std::nullopt;
 }
 
@@ -43,14 +47,13 @@ TEST(JointOnTheZoo, IsNeverSlowerThanAnotherPolicyInTheSameMemory) {
   double logarithms = 0;
   int compared = 0;
   for (const std::string& workload : Workloads()) {
-    const Scenario unlimited(LoadWorkload(workload, {"torch", true}), MachineText());
+    const Inputs inputs(Case{workload});
     for (const char* memory : {"10%", "30%", "50%", "70%"}) {
-      const Scenario scenario = unlimited.WithMemory(memory);
-      const auto joint = IterationOf(scenario, "joint:effort=quick");
+      const auto joint = IterationOf(inputs, memory, "joint:effort=quick");
       std::optional<Duration> fastest;
       for (const PolicyRegistry::Entry& entry : registry.entries()) {
-        if (DecidesByPlan(entry.name) || IsForRecordings(entry.name)) continue;
-        const auto other = IterationOf(scenario, entry.name);
+        if (!entry.traits.tried_by_default || entry.traits.for_recordings) continue;
+        const auto other = IterationOf(inputs, memory, entry.name);
         if (!other) continue;
         ASSERT_TRUE(joint) << entry.name << " fits " << workload << " at " << memory;
         EXPECT_LE(*joint, *other) << entry.name << ", " << workload << " at " << memory;
@@ -84,9 +87,9 @@ TEST(JointOnRecordings, TakesLittleLongerThanInCore) {
     }
   }
   for (const auto& [workload, memory, policy, most] : cases) {
-    const Scenario unlimited(LoadWorkload(workload, {"torch", true}), MachineText());
-    const double in_core = IterationOf(unlimited, "liveness")->milliseconds();
-    const auto joint = IterationOf(unlimited.WithMemory(memory), policy);
+    const Inputs inputs(spillway::Case{workload});
+    const double in_core = IterationOf(inputs, "unlimited", "liveness")->milliseconds();
+    const auto joint = IterationOf(inputs, memory, policy);
     ASSERT_TRUE(joint) << workload << " in " << memory;
     EXPECT_LE(joint->milliseconds() / in_core, most) << workload << " in " << memory;
   }
@@ -95,12 +98,10 @@ TEST(JointOnRecordings, TakesLittleLongerThanInCore) {
 // If segments are taken and given back in each iteration, the first iteration tells little about
 // the others.
 TEST(JointOnPytorch, PlansAreJudgedByTheirSteadyIterations) {
-  const Trace trace = LoadWorkload("resnet18:16", {"torch", true});
   const auto iteration = [&](const std::string& allocator) {
-    MachineText machine;
-    machine.memory = "10%";
-    machine.allocator = allocator;
-    return IterationOf(Scenario(trace, machine), "joint:effort=quick").value();
+    Case asked{"resnet18:16"};
+    asked.allocator = allocator;
+    return IterationOf(Inputs(asked), "10%", "joint:effort=quick").value();
   };
   EXPECT_LE(iteration("pytorch").milliseconds(), iteration("best-fit").milliseconds() * 1.1);
 }

@@ -13,8 +13,10 @@
 #include <vector>
 
 #include "experiments/run/catalogue.h"
-#include "experiments/run/scenario.h"
-#include "experiments/run/simulate.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/memory_budget.h"
+#include "experiments/run/prepare.h"
+#include "experiments/run/run.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway {
@@ -51,22 +53,22 @@ INSTANTIATE_TEST_SUITE_P(All, MoreMemoryTest, ::testing::ValuesIn(Cases()), [](c
 });
 
 TEST_P(MoreMemoryTest, IsNoSlower) {
-  MachineText machine;
-  machine.device = GetParam().device;
-  const Scenario scenario(LoadWorkload(GetParam().workload, {"torch", true}), machine);
+  spillway::Case asked{GetParam().workload};
+  asked.device = GetParam().device;
+  const Inputs inputs(asked);
   for (const char* policy : {"vdnnpp", "vdnn-dyn:adopt=fastest"}) {
     std::optional<Duration> fastest;
     for (int percent = 0; percent <= 110; percent += 10) {
-      auto setup = scenario.setup();
-      setup.memory = ParseMemory(fmt::format("{}%", percent), setup);
-      const Report report = Play(setup, MakersOf(setup, policy)).report;
+      asked.memory = fmt::format("{}%", percent);
+      asked.policy = policy;
+      const Report report = RunCase(asked, inputs).report;
       EXPECT_TRUE(report.fits() || !fastest) << policy << " at " << percent << " %";
       if (!report.fits()) continue;
       const Duration iteration = report.metrics.iteration;
       EXPECT_LE(iteration * 1000, fastest.value_or(iteration) * 1005)
           << policy << " at " << percent << " %";
       fastest = std::min(iteration, fastest.value_or(iteration));
-      EXPECT_LE(report.metrics.peak_reserved, setup.memory);
+      EXPECT_LE(report.metrics.peak_reserved, inputs.MemoryOf(asked));
     }
     EXPECT_TRUE(fastest) << policy;
   }

@@ -6,11 +6,12 @@
 
 #include <algorithm>
 
-#include "experiments/run/simulate.h"
+#include "experiments/run/run.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/networks.h"
+#include "tests/testing/runs.h"
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
@@ -94,8 +95,8 @@ class PolicyContract : public ::testing::TestWithParam<Case> {
 
   Outcome Run(const Trace& trace, Bytes memory) const {
     const RooflineCostModel cost(device_);
-    return Simulate({Borrow(trace), device_, Borrow(cost), memory},
-                    *registry_.Make(GetParam().policy));
+    return testing::Simulate({Borrow(trace), device_, Borrow(cost), memory},
+                             *registry_.Make(GetParam().policy));
   }
 
   Device device_;

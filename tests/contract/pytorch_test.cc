@@ -142,7 +142,7 @@ TEST(PyTorchTest, RefusesSettingsThatPyTorchRefuses) {
   EXPECT_THAT(message(divisions + "3"),
               HasSubstr("'3' is not a number of divisions (valid: 0 or a"));
   EXPECT_THAT(message(divisions + "[256:3]"), HasSubstr("'3' is not a number of divisions"));
-  EXPECT_THAT(message(divisions + "-4"), HasSubstr("'-4' is no number"));
+  EXPECT_THAT(message(divisions + "-4"), HasSubstr("'-4' is not a number of divisions"));
   EXPECT_THAT(message(divisions + "[100:4]"), HasSubstr("'100' is not a size"));
   EXPECT_THAT(message(divisions + "[0:4]"), HasSubstr("'0' is not a size"));
   EXPECT_THAT(message(divisions + "[65536:4]"), HasSubstr("powers of two from 1 to 32768"));

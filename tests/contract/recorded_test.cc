@@ -15,14 +15,14 @@
 #include <string_view>
 #include <vector>
 
-#include "experiments/run/assembler.h"
-#include "policies/builtin.h"
+#include "experiments/run/run.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/recorded.h"
 #include "tests/testing/execute.h"
 #include "tests/testing/files.h"
 #include "tests/testing/networks.h"
+#include "tests/testing/runs.h"
 #include "traces/base/text_stream.h"
 #include "traces/import/execution_trace.h"
 #include "traces/import/kineto.h"
@@ -104,10 +104,9 @@ TEST_P(RecordedContract, SameBitsDecisionsAndPlacements) {
         {Borrow(trace), device_, Borrow(cost), Bytes::GiB(1)}, *registry_.Make("liveness"), 2);
     const Bytes peak = reference.report.metrics.peak_reserved;
     for (const int percent : {110, 60}) {
-      spillway::Setup setup{Borrow(trace), device_, Borrow(cost),
-                            Bytes(peak.count() * percent / 100)};
+      Prepared setup{Borrow(trace), device_, Borrow(cost), Bytes(peak.count() * percent / 100)};
       setup.options.iterations = 2;
-      const Report predicted = RunPolicy(setup, *registry_.Make(GetParam())).report;
+      const Report predicted = testing::RunPolicy(setup, *registry_.Make(GetParam())).report;
       for (const std::optional<uint64_t> drain_seed :
            {std::optional<uint64_t>(), std::optional<uint64_t>(1)}) {
         const Outcome executed =

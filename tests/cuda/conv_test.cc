@@ -34,7 +34,7 @@ class ConvTest : public KernelsTest, public testing::WithParamInterface<referenc
   // Runs the case, whole and in parts, with every candidate of each slot. The other slots use their
   // first candidate. An algorithm that cuDNN refuses at launch is noted. The test fails only if no
   // algorithm of a slot passes.
-  void CheckAllCandidates(const Case& test, const std::vector<Array>& want) {
+  void CheckAllCandidates(const KernelCase& test, const std::vector<Array>& want) {
     std::vector<std::vector<int64_t>> splits{{test.op.batch}};
     if (test.op.batch > 1) splits.push_back({test.op.batch - 1, 1});
     for (const std::vector<int64_t>& parts : splits) {
@@ -85,7 +85,7 @@ class ConvTest : public KernelsTest, public testing::WithParamInterface<referenc
 TEST_P(ConvTest, ForwardMatchesReference) {
   const reference::Conv& c = GetParam();
   for (const bool bias : {false, true}) {
-    Case test;
+    KernelCase test;
     test.op = MakeOp(OpType::kConv2d, Phase::kForward, c.batch, Attributes(c, bias));
     test.inputs = {Random(c.batch * c.in_size()), Random(c.weight_size())};
     if (bias) test.inputs.push_back(Random(c.out_channels));

@@ -15,6 +15,7 @@
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/recorder.h"
 #include "experiments/run/execute.h"
+#include "experiments/run/prepare.h"
 #include "experiments/tools/measure/kernel_recording.h"
 #include "experiments/tools/measure/validation.h"
 #include "policies/mmcnn/layer_split.h"
@@ -61,18 +62,20 @@ class CudaExecution : public ::testing::TestWithParam<Network (*)()> {
         std::make_unique<TableCostModel>(std::move(table), device_));
   }
 
-  spillway::Setup SetupFor(Bytes memory, std::string allocator = "best-fit") const {
-    return {Borrow(trace_), device_, Borrow(*cost_), memory, std::move(allocator)};
+  Prepared SetupFor(Bytes memory, const AllocatorChoice& allocator = "best-fit") const {
+    return {Borrow(trace_), device_, Borrow(*cost_), memory, allocator.Undecided()};
   }
 
-  Validation Run(spillway::Setup setup, const std::string& policy, CudaRun run = {}) const {
+  Validation Run(Prepared setup, const std::string& policy, CudaRun run = {}) const {
     run.seed = kSeed;
     BackendFactories backends;
     backends.Add("cuda", CudaFactory(machine_, run));
     setup.backend = "cuda";
     setup.options.iterations = 3;
-    return Validate(
-        setup, [&] { return registry_.Make(policy); }, backends);
+    setup.policy = policy;
+    Case asked;
+    asked.allocator = setup.arena.name();
+    return Validate(DecidePlacement(asked, std::move(setup), backends), backends);
   }
 
   static constexpr uint64_t kSeed = 7;
@@ -164,12 +167,12 @@ TEST_P(CudaExecution, TimelineOfCuptiIsInOrder) {
 // CPU backend's up to differences in arithmetic.
 TEST_P(CudaExecution, SameBitsWithCompression) {
   const char* const policy = "vdnn-all:algo=performance";
-  const spillway::Setup plain = SetupFor(Bytes::GiB(1));
+  const Prepared plain = SetupFor(Bytes::GiB(1));
   const Validation reference = Run(plain, policy);
   for (const char* text : {"all:piece=4KiB,buffers=1,threads=1",
                            "all:piece=4KiB,buffers=3,threads=2", "all:threads=4"}) {
-    spillway::Setup setup = plain;
-    setup.compression = std::make_shared<const CompressionPlan>(ParseCompression(text, device_));
+    Prepared setup = plain;
+    setup.compression = std::make_shared<const CompressionPlan>(ParseCompression(text), device_);
     const Validation validation = Run(setup, policy);
     EXPECT_TRUE(validation.parity()) << text;
     EXPECT_THAT(validation.violations, IsEmpty()) << text;
@@ -188,7 +191,7 @@ TEST_P(CudaExecution, SameBitsWithCompression) {
 }
 
 TEST_P(CudaExecution, LosesAsTheCpuBackendDoes) {
-  const spillway::Setup setup = SetupFor(Bytes::GiB(1));
+  const Prepared setup = SetupFor(Bytes::GiB(1));
   const Validation validation = Run(setup, "liveness");
   const Outcome cpu = testing::RunOnCpu(setup, *registry_.Make("liveness"), 3);
   ASSERT_TRUE(cpu.execution->loss && validation.measured.execution->loss);

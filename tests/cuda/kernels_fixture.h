@@ -46,7 +46,7 @@ class KernelsTest : public testing::Test {
 
   // Executes the op and returns its outputs, which start as NaN. `parts` are the batches into which
   // each slot is split. `algorithms` maps slot names to algorithms other than "default".
-  std::vector<Values> Run(const Case& test, const std::vector<int64_t>& parts,
+  std::vector<Values> Run(const KernelCase& test, const std::vector<int64_t>& parts,
                           const std::map<std::string, std::string>& algorithms = {}) {
     std::vector<DeviceBuffer> buffers;
     std::vector<DeviceRange> inputs, outputs;
@@ -57,7 +57,7 @@ class KernelsTest : public testing::Test {
                                     values.size() * sizeof(float), cudaMemcpyHostToDevice));
       inputs.push_back(buffers.back().range());
     }
-    for (const Case::Output& output : test.outputs) {
+    for (const KernelCase::Output& output : test.outputs) {
       if (output.input >= 0) {
         outputs.push_back(inputs.at(output.input));
         continue;
@@ -116,7 +116,7 @@ class KernelsTest : public testing::Test {
   }
 
   // Runs the case whole and, if it has more than one sample, in two parts.
-  void Check(const Case& test, const std::vector<Array>& want, bool divisible = true) {
+  void Check(const KernelCase& test, const std::vector<Array>& want, bool divisible = true) {
     std::vector<std::vector<int64_t>> splits{{test.op.batch}};
     if (divisible && test.op.batch > 1) splits.push_back({1, test.op.batch - 1});
     for (const std::vector<int64_t>& parts : splits) {

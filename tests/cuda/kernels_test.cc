@@ -35,7 +35,7 @@ TEST_F(KernelsTest, Linear) {
             dweight[o * in + i] += static_cast<double>(dy[n * out + o]) * x[n * in + i];
           }
       if (has_bias) reference::AddBias(y, ToDouble(bias), 1);
-      Case forward;
+      KernelCase forward;
       forward.op = MakeOp(OpType::kLinear, Phase::kForward, batch, attributes);
       forward.inputs = {x, weight};
       if (has_bias) forward.inputs.push_back(bias);
@@ -101,7 +101,7 @@ TEST_F(KernelsTest, Pooling) {
       attributes.push_back({"accumulate", 1});
       inputs.push_back(old_dx);
       const int last = static_cast<int>(inputs.size()) - 1;
-      Case accumulate{
+      KernelCase accumulate{
           MakeOp(type, Phase::kBackward, kBatch, attributes), inputs, {{dx.size(), last}}};
       Check(accumulate, {dx + ToDouble(old_dx)});
     }
@@ -365,7 +365,7 @@ TEST_F(KernelsTest, SoftmaxLoss) {
 }
 
 TEST_F(KernelsTest, Sgd) {
-  Case test;
+  KernelCase test;
   test.op = MakeOp(
       OpType::kSgd, Phase::kUpdate, 1,
       {{"elements", 37 + 8}, {"learning_rate", 0.1}, {"momentum", 0.9}, {"weight_decay", 0.01}});

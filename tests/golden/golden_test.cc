@@ -7,12 +7,13 @@
 #include <cstdlib>
 #include <string>
 
-#include "experiments/run/simulate.h"
+#include "experiments/run/run.h"
 #include "policies/registry.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/files.h"
 #include "tests/testing/fixtures.h"
 #include "tests/testing/networks.h"
+#include "tests/testing/runs.h"
 #include "traces/base/file.h"
 #include "traces/lowering/lowering.h"
 
@@ -65,9 +66,9 @@ TEST_P(GoldenTest, ReportIsAsRecorded) {
                            : Bytes(static_cast<int64_t>(bound * GetParam().memory));
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
-  const Report report =
-      Simulate({Borrow(trace), device, Borrow(cost), memory}, *registry.Make(GetParam().policy))
-          .report;
+  const Report report = testing::Simulate({Borrow(trace), device, Borrow(cost), memory},
+                                          *registry.Make(GetParam().policy))
+                            .report;
   ASSERT_TRUE(report.fits()) << report.out_of_memory->Message();
   const std::string text = fmt::format(
       "== timeline (start and end in ns, stream, what)\n{}== decisions\n{}== placements (commands "

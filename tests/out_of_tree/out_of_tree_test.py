@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Installs Spillway, builds a stranger's plugins against the installed tree alone, and runs them.
+"""Installs Spillway, builds plugins against only the installed tree, and runs them.
 
 usage: out_of_tree_test.py BUILD_DIRECTORY CMAKE GENERATOR CXX_COMPILER [LAUNCHER]
 """
@@ -20,7 +20,7 @@ import unittest
 BUILD, CMAKE, GENERATOR, COMPILER, LAUNCHER = "", "cmake", "Ninja", "c++", ""
 SOURCE = pathlib.Path(__file__).resolve().parent
 
-HOOKS = ("LimitMemory", "Rewrite", "LivesOutside", "Plan", "BeforeOp", "ChooseKernels", "BeforeLaunch",
+HOOKS = ("Prepare", "LivesOutside", "Plan", "BeforeOp", "ChooseKernels", "BeforeLaunch",
          "AfterOp", "PlacementHint", "OnAllocFailure")
 
 
@@ -245,10 +245,10 @@ class OutOfTreeTest(unittest.TestCase):
         self.fails(4, "ReserveWorkspaceFor: op", "./throws.so:lies:how=op")
         self.fails(4, "policy './throws.so:lies:how=late': Reserve was called outside Plan",
                    "./throws.so:lies:how=late")
-        self.fails(4, "WhatIf: more than 16 trial runs within one another",
+        self.fails(4, "Prepare: more than 16 trial runs within one another",
                    "./throws.so:lies:how=itself")
-        self.fails(4, "LimitMemory(alexnet:4) gave", "./throws.so:lies:how=memory")
-        self.fails(4, "Rewrite(alexnet:4) made an invalid trace", "./throws.so:lies:how=trace")
+        self.fails(4, "Prepare(alexnet:4) gave", "./throws.so:lies:how=memory")
+        self.fails(4, "Prepare(alexnet:4) made an invalid trace", "./throws.so:lies:how=trace")
         self.fails(4, "OnAllocFailure returned true", "./throws.so:lies:how=room",
                    "--memory", "0%")
         stdout = self.ok("run", "alexnet:4", "--policy", "./throws.so:lies:how=reserve", "--format",
@@ -277,7 +277,7 @@ class OutOfTreeTest(unittest.TestCase):
         for name in ("A", "a b", "../x", "", "9a", "a-", "a--b", "a_b", "help"):
             result = self.run_spillway("new-policy", "--", name)
             self.assertEqual(result.returncode, 2, name)
-            self.assertIn("is no name for a policy", result.stderr)
+            self.assertIn("is not a valid name for a policy", result.stderr)
         before = {path: path.read_bytes() for path in project.glob("*.*")}
         result = self.run_spillway("new-policy", "my-first")
         self.assertEqual(result.returncode, 2)
@@ -285,7 +285,7 @@ class OutOfTreeTest(unittest.TestCase):
         self.assertEqual(before, {path: path.read_bytes() for path in project.glob("*.*")})
 
     def follow_the_readme(self, source):
-        """Makes the changes of "A policy in ten minutes" in what new-policy wrote."""
+        """Makes the changes of "A policy in ten minutes" in the files that new-policy wrote."""
         readme = (SOURCE.parents[1] / "policies" / "README.md").read_text(encoding="utf-8")
         send, before_op, members, on_failure = re.findall(r"```cpp\n(.*?)```", readme, re.S)[:4]
         text = source.read_text(encoding="utf-8")

@@ -3,9 +3,10 @@
 #include <cstdio>
 
 #include "experiments/run/catalogue.h"
+#include "experiments/run/inputs.h"
 
 int main() {
-  const spillway::Trace trace = spillway::LoadWorkload("alexnet:4", {});
+  const spillway::Trace trace = spillway::LoadTrace({"alexnet:4"});
   const spillway::Device device = spillway::LoadDevice("h200");
   std::printf("%zu ops, %lld bytes\n", trace.ops.size(),
               static_cast<long long>(device.memory.count()));

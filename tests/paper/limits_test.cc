@@ -20,10 +20,10 @@ TEST(LimitItemsTest, AreAskedForByTheirNames) {
   EXPECT_EQ(table5.size(), 6u * (5 + 1) - 2);  // two cells are "N/A"
   EXPECT_EQ(Select("superneurons-limits").size(), table4.size() + table5.size());
   EXPECT_EQ(table4[0].value.item, "Tab4 Caffe");
-  EXPECT_EQ(table4[0].value.printed, "148");
+  EXPECT_EQ(table4[0].value.printed, 148);
   const auto one = Select("Tab5 ResNet152 TensorFlow");
   ASSERT_EQ(one.size(), 1u);
-  EXPECT_EQ(one[0].value.printed, "48");
+  EXPECT_EQ(one[0].value.printed, 48);
   EXPECT_EQ(one[0].value.workload, "resnet152@227");
   for (const PaperItem& item : Select("Tab4")) EXPECT_EQ(item.value.paper, "vdnnpp");
   for (const char* other :

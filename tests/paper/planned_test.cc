@@ -12,12 +12,14 @@
 #include <vector>
 
 #include "experiments/run/catalogue.h"
-#include "experiments/run/resolve.h"
-#include "experiments/run/simulate.h"
-#include "policies/builtin.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/memory_budget.h"
+#include "experiments/run/prepare.h"
+#include "experiments/run/run.h"
 #include "policies/registry.h"
 #include "sim/alloc/planned.h"
 #include "sim/cost/roofline.h"
+#include "tests/testing/runs.h"
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
@@ -45,25 +47,27 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
   for (const Preset& preset : Presets()) {
-    const Trace trace = LoadWorkload(GetParam(), {preset.name, true});
+    const Trace trace = LoadTrace({GetParam(), preset.name, true});
     const bool own = preset.name == "superneurons";
     for (const PolicyRegistry::Entry& entry : registry.entries()) {
-      if (DecidesByPlan(entry.name) || IsForInference(entry.name) || IsForRecordings(entry.name)) {
-        continue;
-      }
+      const PolicyTraits& traits = entry.traits;
+      if (!traits.tried_by_default || traits.for_inference || traits.for_recordings) continue;
       if (own && entry.name != "superneurons") continue;
-      for (const std::string& policy : OrdersOf(entry.name)) {
-        const PolicyMaker make = [&] { return registry.Make(policy); };
-        spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited(), "planned"};
+      for (const PolicyChoice& policy : PolicyChoice(entry.name).Candidates()) {
+        Case asked;
+        asked.allocator = "planned";
+        Prepared run{
+            Borrow(trace), device, Borrow(cost), Bytes::Unlimited(), asked.allocator.Undecided(),
+            policy};
         for (const char* memory : {"unlimited", "30%"}) {
           // These policies react to free memory, so they fill whatever memory a plan leaves them.
           const bool reacts =
               entry.name == "dtr" || entry.name == "capuchin" || entry.name == "checkmate";
           if (reacts && memory != std::string_view("unlimited")) continue;
-          setup.memory = ParseMemory(memory, setup);
-          const AllocationPlan plan = PlanFor(setup, make);
+          run.memory = MemoryBudget(memory).In(run);
+          const AllocationPlan plan = PlanFor(run, *asked.allocator.planned());
           const std::string what =
-              fmt::format("{}, {}, {}, {}", GetParam(), preset.name, policy, memory);
+              fmt::format("{}, {}, {}, {}", GetParam(), preset.name, policy.name(), memory);
           // Known gaps: policies that keep memory full, on networks with forks
           // (sim/alloc/README.md).
           const int percent = WholeZoo() ? 107 : 101;
@@ -74,21 +78,21 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
                 static_cast<double>(plan.height.count()) / static_cast<double>(plan.bound.count()),
                 what);
           }
-          const bool fits = plan.height <= setup.memory;
+          const bool fits = plan.height <= run.memory;
           // A plan near the bound must also fit into the memory.
           if (!WholeZoo() && plan.height.count() * 1000 <= plan.bound.count() * 1001) {
-            EXPECT_LE(plan.height, setup.memory) << what;
+            EXPECT_LE(plan.height, run.memory) << what;
           }
           // A plan that does not fit is computed again for less memory, which takes minutes if it
           // fails.
           if (!fits && WholeZoo()) continue;
-          spillway::Setup with_plan = setup;
-          with_plan.plan = std::make_shared<const AllocationPlan>(plan);
-          const spillway::Setup resolved = fits ? with_plan : ResolveAllocator(setup, make);
-          const Report report = Simulate(resolved, *make()).report;
+          Prepared decided = run;
+          decided.arena = Arena::Planned("planned", std::make_shared<const AllocationPlan>(plan));
+          if (!fits) decided = Decide(asked, run);
+          const Report report = spillway::Run(decided).report;
           if (!report.fits()) continue;
-          EXPECT_LE(report.metrics.peak_reserved, resolved.plan->height) << what;
-          EXPECT_EQ(report.metrics.peak_allocated, resolved.plan->bound) << what;
+          EXPECT_LE(report.metrics.peak_reserved, decided.arena.plan()->height) << what;
+          EXPECT_EQ(report.metrics.peak_allocated, decided.arena.plan()->bound) << what;
         }
       }
     }

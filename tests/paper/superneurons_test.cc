@@ -12,12 +12,14 @@
 #include <utility>
 
 #include "experiments/run/catalogue.h"
-#include "experiments/run/simulate.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/run.h"
 #include "policies/parts/superneurons_steps.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/papers.h"
+#include "tests/testing/runs.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -170,10 +172,11 @@ TEST(SuperNeuronsPaperTest, TimeByLayerTypeIsThatOfASimulatedIteration) {
   RegisterBuiltinPolicies(registry);
   for (const auto& [network, workload] :
        {std::pair{"AlexNet(16)", "alexnet-227:16"}, {"ResNet50(4)", "resnet50@227:4"}}) {
-    const Trace trace = LoadWorkload(workload, {"superneurons", true});
+    const Trace trace = LoadTrace({workload, "superneurons", true});
     const auto policy = registry.Make("liveness:algo=performance");
     const Report report =
-        Simulate({Borrow(trace), device, Borrow(cost), Bytes::Unlimited(), "stitched"}, *policy)
+        testing::Simulate({Borrow(trace), device, Borrow(cost), Bytes::Unlimited(), "stitched"},
+                          *policy)
             .report;
     std::map<OpType, double> time;
     double all = 0;
@@ -241,7 +244,7 @@ TEST(SuperNeuronsPaperTest, ItemsOfTablesAndFiguresAreSelectedByName) {
       EXPECT_EQ(item.value.paper, "superneurons") << item.value.item;
     }
   }
-  EXPECT_EQ(Select("superneurons-Tab2").front().value.printed, "359.4");
+  EXPECT_EQ(Select("superneurons-Tab2").front().value.printed, 359.4);
   for (const char* item : {"Tab2 AlexNet ours", "Tab2 AlexNet overhead", "Tab3 AlexNet(0) cache GB",
                            "Tab3 cache GB", "Fig8 AlexNet RNN time %", "Fig8 AlexNet CONV time",
                            "Fig11 AlexNet with", "Fig12 AlexNet(100) 0GB img/s",
@@ -256,9 +259,10 @@ class K40Test : public ::testing::Test {
 
   Report Run(const Trace& trace, const std::string& policy, Bytes memory,
              const std::string& allocator = "best-fit") const {
-    const Report report = Simulate({Borrow(trace), device_, Borrow(cost_), memory, allocator},
-                                   *registry_.Make(policy))
-                              .report;
+    const Report report =
+        testing::Simulate({Borrow(trace), device_, Borrow(cost_), memory, allocator},
+                          *registry_.Make(policy))
+            .report;
     EXPECT_THAT(Check(trace, report), IsEmpty()) << trace.name << " " << policy;
     return report;
   }
@@ -282,7 +286,7 @@ TEST_F(K40Test, EverythingOnComesDownToTheLargestLayer) {
 // into pieces, and an op's own inputs must not be evicted and rebuilt beside its outputs.
 TEST_F(K40Test, WhatFitsInLittleMemoryFitsInMore) {
   for (const char* workload : {"vgg16@227:32", "resnet50@227:32", "densenet121:32"}) {
-    const Trace trace = LoadWorkload(workload, {"superneurons", true});
+    const Trace trace = LoadTrace({workload, "superneurons", true});
     Bytes kept, gradients;
     for (const Tensor& tensor : trace.tensors) {
       const bool persists =
@@ -304,7 +308,7 @@ TEST_F(K40Test, WhatFitsInLittleMemoryFitsInMore) {
 // Table 3: "offloading is unnecessary if a network can fit into the GPU DRAM".
 TEST_F(K40Test, TheCacheMovesNothingWhileTheNetworkFits) {
   for (const char* workload : {"alexnet-227:200", "resnet50@227:16", "googlenet:32"}) {
-    const Trace trace = LoadWorkload(workload, {"superneurons", true});
+    const Trace trace = LoadTrace({workload, "superneurons", true});
     for (const char* policy : {"superneurons", "superneurons:cache=belady,offload=conv",
                                "superneurons:cache=fifo,recompute=none"}) {
       const Metrics cached = Run(trace, policy, device_.memory).metrics;
@@ -318,7 +322,7 @@ TEST_F(K40Test, TheCacheMovesNothingWhileTheNetworkFits) {
 
 // Under pressure a cache moves less than a policy that offloads everything at once.
 TEST_F(K40Test, TheCacheMovesLessThanEagerOffloading) {
-  const Trace trace = LoadWorkload("alexnet-227:200", {"superneurons", true});
+  const Trace trace = LoadTrace({"alexnet-227:200", "superneurons", true});
   const Bytes eager =
       Run(trace, "superneurons:cache=none,workspace=none", Bytes::GiB(2)).metrics.offloaded;
   for (const char* cache : {"lru", "belady", "fifo"}) {
@@ -332,7 +336,7 @@ TEST_F(K40Test, TheCacheMovesLessThanEagerOffloading) {
 
 // Section 3.5: if less memory is free, workspaces shrink and kernels become slower.
 TEST_F(K40Test, DynamicWorkspacesUseWhatIsFree) {
-  const Trace trace = LoadWorkload("alexnet-227:200", {"superneurons", true});
+  const Trace trace = LoadTrace({"alexnet-227:200", "superneurons", true});
   const auto compute = [&](const std::string& policy, Bytes memory) {
     const Report report = Run(trace, policy, memory);
     EXPECT_TRUE(report.fits()) << policy;

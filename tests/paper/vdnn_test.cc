@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include "experiments/run/catalogue.h"
-#include "experiments/run/simulate.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/run.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/papers.h"
+#include "tests/testing/runs.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -40,7 +42,7 @@ TEST(VdnnPaperTest, OtherBatchesAreComputedToo) {
 }
 
 TEST(VdnnPaperTest, ItemsOfOtherSystemsAreListedWithoutAnAnswer) {
-  const Reproduction result = Reproduce({{"nobody", "Tab1", "vgg16:64", "MB", "1", "="}});
+  const Reproduction result = Reproduce({{"nobody", "Tab1", "vgg16:64", "MB", 1, 0, "="}});
   EXPECT_FALSE(result.ours);
   EXPECT_FALSE(result.judged);
 }
@@ -52,10 +54,10 @@ class TitanXTest : public ::testing::Test {
   }
 
   Report Run(const std::string& workload, const std::string& policy) const {
-    const Trace trace = LoadWorkload(workload, {"vdnn", true});
-    const Report report =
-        Simulate({Borrow(trace), device_, Borrow(cost_), device_.memory}, *registry_.Make(policy))
-            .report;
+    const Trace trace = LoadTrace({workload, "vdnn", true});
+    const Report report = testing::Simulate({Borrow(trace), device_, Borrow(cost_), device_.memory},
+                                            *registry_.Make(policy))
+                              .report;
     EXPECT_THAT(Check(trace, report), IsEmpty()) << workload << " " << policy;
     return report;
   }

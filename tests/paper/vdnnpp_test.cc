@@ -11,11 +11,14 @@
 #include <string>
 
 #include "experiments/run/catalogue.h"
-#include "experiments/run/simulate.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/memory_budget.h"
+#include "experiments/run/run.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/papers.h"
+#include "tests/testing/runs.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -48,7 +51,7 @@ TEST(VdnnppPaperTest, AutoIsNeverWorseThanTheBestCellOfItsRow) {
     size_t end = value.item.find(' ', 5);
     end = value.item.find(' ', end + 1);
     const std::string row = value.item.substr(0, end);
-    const double printed = std::stod(value.printed);
+    const double printed = value.printed.value();
     const auto [at, fresh] = best.emplace(row, printed);
     if (!fresh) at->second = std::min(at->second, printed);
   }
@@ -103,7 +106,9 @@ TEST(VdnnppPaperTest, FiguresAreListsOfItems) {
 // An item that is a row of a table uses the table's GPU. The row of AlexNet(128) is on the smaller
 // GPU.
 TEST(VdnnppPaperTest, FigureNineHasTwoGpus) {
-  const auto device = [](const std::string& item) { return Select(item).at(0).machine.device; };
+  const auto device = [](const std::string& item) {
+    return Select(item).at(0).key->row.machine.device;
+  };
   EXPECT_EQ(device("Fig9 AlexNet(256) all(m) vDNN"), "gtx_1080ti");
   EXPECT_EQ(device("Fig9 AlexNet(128) all(m) vDNN"), "gtx_970");
   EXPECT_EQ(device("Fig9 AlexNet(64) all(m) vDNN"), "gtx_1080ti");
@@ -129,8 +134,8 @@ TEST(VdnnppPaperTest, SavingsOfCompressionAreThoseOfTheAuthorsDensities) {
     const Reproduction result = Reproduce(item);
     ASSERT_TRUE(result.ours) << value.item;
     EXPECT_FALSE(result.judged && value.item.starts_with("saving"));
-    if (!value.printed.empty()) {
-      EXPECT_EQ(fmt::format("{}", *result.ours), value.printed) << value.item;
+    if (value.printed) {
+      EXPECT_EQ(*result.ours, *value.printed) << value.item;
     }
     const bool derived = value.item.ends_with("size");
     EXPECT_EQ(value.evidence, derived ? "" : "x") << value.item;
@@ -172,13 +177,14 @@ class Gtx1080TiTest : public ::testing::Test {
 
   Report Run(const Trace& trace, const std::string& policy, Bytes memory) const {
     const Report report =
-        Simulate({Borrow(trace), device_, Borrow(cost_), memory}, *registry_.Make(policy)).report;
+        testing::Simulate({Borrow(trace), device_, Borrow(cost_), memory}, *registry_.Make(policy))
+            .report;
     EXPECT_THAT(Check(trace, report), IsEmpty()) << trace.name << " " << policy;
     return report;
   }
 
   Bytes MemoryOf(const Trace& trace, const std::string& policy) const {
-    return ParseMemory(policy, {Borrow(trace), device_, Borrow(cost_), Bytes::Unlimited()});
+    return MemoryBudget(policy).In({Borrow(trace), device_, Borrow(cost_), Bytes::Unlimited()});
   }
 
   // Returns the iteration time in milliseconds.
@@ -210,7 +216,7 @@ constexpr std::array kModes{Mode{"conv", "memory"},  Mode{"conv", "performance"}
 TEST_F(Gtx1080TiTest, NeverSlowerThanVdnnInItsMemory) {
   for (const char* workload : {"alexnet-plain:128", "alexnet-plain:256", "vgg16:16", "vgg16:64",
                                "constructed(5):32", "vgg116-d:8", "googlenet:64", "resnet50:16"}) {
-    const Trace trace = LoadWorkload(workload, {"vdnnpp", true});
+    const Trace trace = LoadTrace({workload, "vdnnpp", true});
     for (const Mode& mode : kModes) {
       const Bytes memory = MemoryOf(trace, mode.Vdnn());
       const double vdnn = Time(trace, mode.Vdnn(), memory);
@@ -223,7 +229,7 @@ TEST_F(Gtx1080TiTest, NeverSlowerThanVdnnInItsMemory) {
 // Section V-A: "the best improvement can be seen in case of ALL offload due to the POOL layers".
 TEST_F(Gtx1080TiTest, FasterWhereFastAndLongLayersAlternate) {
   for (const char* workload : {"alexnet-plain:128", "alexnet-plain:256", "vgg16:16", "vgg16:64"}) {
-    const Trace trace = LoadWorkload(workload, {"vdnnpp", true});
+    const Trace trace = LoadTrace({workload, "vdnnpp", true});
     for (const Mode& mode : {kModes[2], kModes[3]}) {
       const Bytes memory = MemoryOf(trace, mode.Vdnn());
       EXPECT_LT(Time(trace, mode.Vdnnpp(), memory), 0.99 * Time(trace, mode.Vdnn(), memory))
@@ -237,7 +243,7 @@ TEST_F(Gtx1080TiTest, FasterWhereFastAndLongLayersAlternate) {
 TEST_F(Gtx1080TiTest, TheGainGrowsWithTheConstructedNetwork) {
   double last = 0;
   for (const char* workload : {"constructed(2):32", "constructed(5):32", "constructed(8):32"}) {
-    const Trace trace = LoadWorkload(workload, {"vdnnpp", true});
+    const Trace trace = LoadTrace({workload, "vdnnpp", true});
     const Bytes memory = MemoryOf(trace, kModes[0].Vdnn());
     const double gain =
         Time(trace, kModes[0].Vdnn(), memory) - Time(trace, kModes[0].Vdnnpp(), memory);
@@ -249,7 +255,7 @@ TEST_F(Gtx1080TiTest, TheGainGrowsWithTheConstructedNetwork) {
 // Table IV: aconv(p) is the fastest mode of VGG-116, and there vDNN++ gains by far the most, 9.2 %
 // of the time. conv(p) comes next and all(p) last, with gains of 1.2 % and 1.3 %.
 TEST_F(Gtx1080TiTest, VeryDeepNetworksGainAsInTableFour) {
-  const Trace trace = LoadWorkload("vgg116-d:32", {"vdnnpp", true});
+  const Trace trace = LoadTrace({"vgg116-d:32", "vdnnpp", true});
   const auto both = [&](const Mode& mode) {
     return std::pair(Time(trace, mode.Vdnn(), device_.memory),
                      Time(trace, mode.Vdnnpp(), device_.memory));
@@ -272,7 +278,7 @@ TEST_F(Gtx1080TiTest, VeryDeepNetworksGainAsInTableFour) {
 // not fit if only every other convolution offloads (Table IV, "Out of Memory").
 TEST_F(Gtx1080TiTest, VeryDeepNetworksNeedOffloading) {
   for (const char* workload : {"vgg116-d:32", "vgg191-d:32"}) {
-    const Trace trace = LoadWorkload(workload, {"vdnnpp", true});
+    const Trace trace = LoadTrace({workload, "vdnnpp", true});
     EXPECT_FALSE(Run(trace, "liveness:algo=memory", device_.memory).fits()) << workload;
     EXPECT_TRUE(Run(trace, "vdnnpp", device_.memory).fits()) << workload;
     EXPECT_EQ(Run(trace, "vdnnpp:offload=aconv", device_.memory).fits(),

@@ -7,18 +7,19 @@
 #include <optional>
 
 #include "experiments/run/execute.h"
+#include "tests/testing/runs.h"
 
 namespace spillway::testing {
 
 // Runs `iterations` iterations on the CPU with seed 7. `drain_seed` draws the order of execution;
 // without it, commands execute in the order of issue.
-inline Outcome RunOnCpu(spillway::Setup setup, Policy& policy, int iterations,
+inline Outcome RunOnCpu(Prepared run, Policy& policy, int iterations,
                         std::optional<uint64_t> drain_seed = std::nullopt) {
   BackendFactories backends;
   backends.Add("cpu", CpuFactory({7, drain_seed}));
-  setup.backend = "cpu";
-  setup.options.iterations = iterations;
-  return RunPolicy(setup, policy, backends);
+  run.backend = "cpu";
+  run.options.iterations = iterations;
+  return RunPolicy(run, policy, backends);
 }
 
 }  // namespace spillway::testing

@@ -112,12 +112,14 @@ RunResult RunSim(const Trace& trace, const CostModel& cost, Policy& policy,
     tried.options.iterations = options.iterations;
     return RunSim(trace, cost, other, tried).report;
   });
-  device.memory = policy.LimitMemory(trace, device, trial);
+  const Preparation prepared = policy.Prepare(trace, device, cost, trial, {});
+  const Trace& ran = prepared.trace ? *prepared.trace : trace;
+  device.memory = prepared.memory;
   BestFit arena(device.memory, device.alignment);
   std::vector<std::unique_ptr<BestFit>> pools;
   SimBackend backend(device, cost);
   RuntimeParts parts;
-  parts.trace = &trace;
+  parts.trace = &ran;
   parts.device = &device;
   parts.cost = &cost;
   parts.arena = &arena;
@@ -127,12 +129,9 @@ RunResult RunSim(const Trace& trace, const CostModel& cost, Policy& policy,
   }
   parts.backend = &backend;
   parts.policy = &policy;
-  parts.trial = [&](Policy& other, const TrialOptions& options) {
-    return trial(other, device.memory, options);
-  };
   RunResult result;
   result.report = Run(parts, settings.options);
-  result.violations = Check(trace, result.report);
+  result.violations = Check(ran, result.report);
   return result;
 }
 

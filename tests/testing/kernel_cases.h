@@ -21,7 +21,7 @@ inline constexpr double kLearningRate = 0.25;  // large, so that a wrong update 
 inline constexpr uint64_t kSeed = 11;
 
 // An op with its operands on the host.
-struct Case {
+struct KernelCase {
   struct Output {
     size_t elements = 0;
     int input = -1;  // the input whose memory this output shares, or -1
@@ -77,7 +77,7 @@ inline std::vector<Attribute> With(std::vector<Attribute> attributes, const Back
 // Operands and expected outputs in the order of the op's contract. The step is a backward step
 // unless the function that makes the case says otherwise.
 struct BackwardCase {
-  Case test;
+  KernelCase test;
   std::vector<Array> want;
 };
 
@@ -86,7 +86,7 @@ inline BackwardCase MakeBackward(Op op, const BackwardMode& mode, const Values& 
                                  const Values& old_dx, const Array& dx, const Array& dweight,
                                  const Array& dbias) {
   BackwardCase result;
-  Case& test = result.test;
+  KernelCase& test = result.test;
   test.op = std::move(op);
   test.inputs = {x, weight, dy};
   const bool has_bias = !bias.empty();
@@ -161,7 +161,7 @@ inline BackwardCase BatchNormBackward(const BatchNormShape& shape, const Backwar
   const Array x = ToDouble(v.x), mean = norm.Mean(x), variance = norm.Variance(x);
   const auto gradients = norm.Backward(x, ToDouble(v.weight), ToDouble(v.dy));
   BackwardCase made;
-  Case& test = made.test;
+  KernelCase& test = made.test;
   test.op =
       MakeOp(OpType::kBatchNorm, Phase::kBackward, shape.batch, With(shape.Attributes(), mode));
   test.inputs = {

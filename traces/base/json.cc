@@ -1,14 +1,35 @@
 #include "traces/base/json.h"
 
 #include <fmt/format.h>
+#include <simdjson.h>
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
+#include <utility>
+#include <vector>
 
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 
 namespace spillway {
+
+struct JsonNode {
+  simdjson::ondemand::value value;
+};
+
+struct JsonDocument::Object {
+  simdjson::ondemand::object object;
+};
+
+struct JsonDocument::Parser {
+  explicit Parser(std::string_view plain) : text(plain) {}
+
+  simdjson::padded_string text;
+  simdjson::ondemand::parser parser;
+  simdjson::ondemand::document document;
+};
+
 namespace {
 
 constexpr size_t kMaxQuoted = 60;  // bytes of the document that a message repeats
@@ -39,7 +60,7 @@ size_t FirstFault(std::string_view text) {
   for (size_t at = 0; at < text.size();) {
     const auto byte = static_cast<unsigned char>(text[at]);
     const size_t length = byte < 0x80 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
-    if (length > 1 && !simdjson::validate_utf8(text.substr(at, length))) return at;
+    if (length > 1 && !IsUtf8(text.substr(at, length))) return at;
     if (opened != std::string_view::npos && byte < 0x20) return byte == '\n' ? opened : at;
     if (byte == '"') opened = opened == std::string_view::npos ? at : std::string_view::npos;
     at += length + (byte == '\\' && opened != std::string_view::npos ? 1 : 0);
@@ -47,8 +68,12 @@ size_t FirstFault(std::string_view text) {
   return opened != std::string_view::npos ? opened : text.size();
 }
 
-// Describes a JSON document of another program by a key of its root. Returns an empty string for an
-// unknown key.
+std::string Message(int error) {
+  return fmt::format("bad JSON: {}",
+                     simdjson::error_message(static_cast<simdjson::error_code>(error)));
+}
+
+// What a JSON document of another program is, by a key of its root.
 std::string_view KnownDocument(std::string_view key) {
   if (key == "traceEvents") return "a Chrome trace, such as torch.profiler (Kineto) writes";
   if (key == "nodes") return "an execution trace, such as PyTorch writes for Chakra";
@@ -77,81 +102,171 @@ std::string JsonExcerpt(std::string_view text) {
   return out;
 }
 
+bool IsUtf8(std::string_view text) { return simdjson::validate_utf8(text); }
+
 JsonDocument::JsonDocument(std::string_view text, std::string origin)
-    : origin_(std::move(origin)), text_(PlainText(text, origin_)) {
-  if (text_.size() == 0 && text.size() > 3) Fail("there is not enough memory to read this file");
-  if (const auto error = parser_.iterate(text_).get(document_)) {
+    : origin_(std::move(origin)), parser_(std::make_unique<Parser>(PlainText(text, origin_))) {
+  Parser& parser = *parser_;
+  if (parser.text.size() == 0 && text.size() > 3) {
+    Fail("there is not enough memory to read this file");
+  }
+  if (const auto error = parser.parser.iterate(parser.text).get(parser.document)) {
     if (error == simdjson::EMPTY) Fail("the file is empty");
-    const std::string what = fmt::format("bad JSON: {}", simdjson::error_message(error));
+    const std::string what = Message(error);
     if (error == simdjson::CAPACITY || error == simdjson::MEMALLOC) Fail(what);
-    Fail({FirstFault({text_.data(), text_.size()}), {}}, what);
+    Fail({FirstFault(this->text()), {}}, what);
   }
 }
 
+JsonDocument::~JsonDocument() = default;
+
+std::string_view JsonDocument::text() const { return {parser_->text.data(), parser_->text.size()}; }
+
+size_t JsonDocument::Offset(const JsonNode& node) const {
+  auto value = node.value;
+  return static_cast<size_t>(value.raw_json_token().data() - parser_->text.data());
+}
+
 int64_t JsonDocument::ReadHeader(std::string_view format, int64_t newest, int64_t oldest) {
-  Value value = Find("format", [&] {
-    document_.rewind();
-    for (auto field : Root()) {
-      std::string_view key;
-      if (field.unescaped_key().get(key)) break;
-      if (const auto known = KnownDocument(key); !known.empty()) {
-        Fail(fmt::format("expected the format \"{}\", this is {}", format, known));
-      }
-    }
-  });
-  Enter("format", 0, Offset(value));
-  if (const std::string_view found = ReadString(value); found != format) {
+  JsonNode node = Find("format", format);
+  Enter("format", 0, Offset(node));
+  if (const std::string_view found = ReadString(&node); found != format) {
     Fail(fmt::format("expected \"{}\", got \"{}\"", format, JsonExcerpt(found)));
   }
   Leave();
-  value = Find("version");
-  Enter("version", 0, Offset(value));
+  node = Find("version");
+  Enter("version", 0, Offset(node));
   const int64_t found =
-      ReadInteger(value, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max());
+      ReadInteger(&node, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max());
   if (found < oldest || found > newest) {
     Fail(fmt::format(
         "unsupported version {}; this program reads version {}", found,
         oldest == newest ? fmt::format("{}", newest) : fmt::format("{} to {}", oldest, newest)));
   }
   Leave();
-  document_.rewind();
+  parser_->document.rewind();
   return found;
 }
 
+void JsonDocument::ReadRootFields(std::span<const JsonField> fields) {
+  ReadFields(Root(), fields);
+  EndRoot();
+}
+
+void JsonDocument::ReadRootMap(JsonFunction<std::string_view, Value> read) {
+  ReadFieldsAs(Root(), read);
+  EndRoot();
+}
+
+void JsonDocument::ReadFromRoot(std::string_view key, JsonFunction<Value> read) {
+  JsonNode node = Find(key);
+  Enter(key, 0, Offset(node));
+  read(&node);
+  Leave();
+}
+
+void JsonDocument::ReadObjectFields(Value value, std::span<const JsonField> fields) {
+  ReadFields(ObjectOf(value), fields);
+}
+
+void JsonDocument::ReadMap(Value value, JsonFunction<std::string_view, Value> read) {
+  ReadFieldsAs(ObjectOf(value), read);
+}
+
+void JsonDocument::ReadArray(Value value, JsonFunction<Value> read) {
+  simdjson::ondemand::array array;
+  if (const auto error = value->value.get_array().get(array)) FailValue(error, "an array");
+  size_t index = 0;
+  for (auto result : array) {
+    JsonNode element;
+    Check(std::move(result).get(element.value));
+    Enter({}, index++, Offset(element));
+    read(&element);
+    Leave();
+  }
+}
+
+template <typename Visit>
+void JsonDocument::ForEachField(Object object, const Visit& visit) {
+  for (auto result : object.object) {
+    simdjson::ondemand::field field;
+    Check(std::move(result).get(field));
+    // The key in the text, unless it has escapes.
+    const char* const start = field.key().raw();
+    const char* end = start;
+    while (*end != '"' && *end != '\\') ++end;
+    std::string_view key(start, end);
+    if (*end != '"') {
+      Check(field.unescaped_key().get(key));
+      key = unescaped_.emplace_back(key);
+    }
+    JsonNode node{field.value()};
+    visit(key, start, node);
+  }
+}
+
+void JsonDocument::ReadFieldsAs(Object object, JsonFunction<std::string_view, Value> read) {
+  ForEachField(object, [&](std::string_view key, const char*, JsonNode& node) {
+    Enter(key, 0, Offset(node));
+    read(key, &node);
+    Leave();
+  });
+}
+
+void JsonDocument::ReadFields(Object object, std::span<const JsonField> fields) {
+  SPILLWAY_CHECK(fields.size() <= 32);
+  uint32_t seen = 0;
+  ForEachField(object, [&](std::string_view key, const char* start, JsonNode& node) {
+    // Keys mostly come in the order of the fields: those that were there need no comparison.
+    for (size_t i = 0; i < fields.size(); ++i) {
+      if ((seen >> i & 1) != 0 || fields[i].key != key) continue;
+      seen |= uint32_t{1} << i;
+      Enter(fields[i].key, 0, Offset(node));
+      fields[i].read(&node);
+      Leave();
+      return;
+    }
+    FailKey(key, static_cast<size_t>(start - 1 - text().data()), Offset(node), fields);
+  });
+  for (size_t i = 0; i < fields.size(); ++i) {
+    if (fields[i].required && (seen >> i & 1) == 0) FailMissing(fields[i].key);
+  }
+}
+
 std::string_view JsonDocument::ReadString(Value value) {
-  const std::string_view token = value.raw_json_token();  // includes the blanks that follow
+  const std::string_view token = value->value.raw_json_token();  // with the blanks that follow
   if (token.starts_with('"') && token.find('\\') == std::string_view::npos) {
     simdjson::ondemand::raw_json_string in_place;
-    Check(value.get_raw_json_string().get(in_place));
+    Check(value->value.get_raw_json_string().get(in_place));
     return {in_place.raw(), token.rfind('"') - 1};
   }
   std::string_view text;
-  if (const auto error = value.get_string().get(text)) FailValue(error, "a string");
+  if (const auto error = value->value.get_string().get(text)) FailValue(error, "a string");
   return unescaped_.emplace_back(text);
 }
 
 std::optional<std::string_view> JsonDocument::ReadStringOrNull(Value value) {
   bool null = false;
-  if (const auto error = value.is_null().get(null)) FailValue(error, "a string or null");
+  if (const auto error = value->value.is_null().get(null)) FailValue(error, "a string or null");
   if (null) return std::nullopt;
   return ReadString(value);
 }
 
 bool JsonDocument::ReadBool(Value value) {
   bool truth = false;
-  if (const auto error = value.get_bool().get(truth)) FailValue(error, "true or false");
+  if (const auto error = value->value.get_bool().get(truth)) FailValue(error, "true or false");
   return truth;
 }
 
 double JsonDocument::ReadNumber(Value value) {
   double number = 0;
-  if (const auto error = value.get_double().get(number)) FailValue(error, "a finite number");
+  if (const auto error = value->value.get_double().get(number)) FailValue(error, "a finite number");
   return number;
 }
 
 int64_t JsonDocument::ReadInteger(Value value, int64_t min, int64_t max) {
   int64_t number = 0;
-  const auto error = value.get_int64().get(number);
+  const auto error = value->value.get_int64().get(number);
   if (error != simdjson::SUCCESS || number < min || number > max) {
     FailValue(error, fmt::format("an integer from {} to {}", min, max));
   }
@@ -173,72 +288,93 @@ JsonDocument::Place JsonDocument::Here() const {
 void JsonDocument::Fail(std::string_view what) const { Fail(Here(), what); }
 
 void JsonDocument::Fail(const Place& place, std::string_view what) const {
-  const std::string_view before =
-      std::string_view(text_.data(), text_.size()).substr(0, place.offset);
+  const std::string_view before = text().substr(0, place.offset);
   const auto line = std::count(before.begin(), before.end(), '\n') + 1;
   const size_t column = before.size() - (before.rfind('\n') + 1) + 1;  // npos + 1 is 0
   throw InputError(fmt::format("{}:{}:{}: {}{}{}", origin_, line, column, place.element,
                                place.element.empty() ? "" : ": ", what));
 }
 
-simdjson::ondemand::object JsonDocument::Root() {
-  simdjson::ondemand::object object;
-  if (const auto error = document_.get_object().get(object)) {
+JsonDocument::Object JsonDocument::Root() {
+  Object root;
+  if (const auto error = parser_->document.get_object().get(root.object)) {
     if (error == simdjson::INCORRECT_TYPE) Fail("expected an object");
     FailSyntax(error);
+  }
+  return root;
+}
+
+JsonDocument::Object JsonDocument::ObjectOf(Value value) {
+  Object object;
+  if (const auto error = value->value.get_object().get(object.object)) {
+    FailValue(error, "an object");
   }
   return object;
 }
 
-JsonDocument::Value JsonDocument::Find(std::string_view key,
-                                       const std::function<void()>& if_missing) {
-  Value value;
-  const auto error = document_.find_field_unordered(key).get(value);
+JsonNode JsonDocument::Find(std::string_view key, std::string_view format) {
+  JsonNode node;
+  const auto error = parser_->document.find_field_unordered(key).get(node.value);
   if (error == simdjson::NO_SUCH_FIELD) {
-    if (if_missing) if_missing();
+    if (!format.empty()) FailIfKnown(format);
     FailMissing(key);
   }
   if (error == simdjson::INCORRECT_TYPE) Fail("expected an object");
   Check(error);
-  return value;
+  return node;
 }
 
-void JsonDocument::CheckEnd() {
+void JsonDocument::FailIfKnown(std::string_view format) {
+  parser_->document.rewind();
+  for (auto field : Root().object) {
+    std::string_view key;
+    if (field.unescaped_key().get(key)) return;
+    if (const auto known = KnownDocument(key); !known.empty()) {
+      Fail(fmt::format("expected the format \"{}\", this is {}", format, known));
+    }
+  }
+}
+
+void JsonDocument::EndRoot() {
   const char* location = nullptr;
-  if (document_.current_location().get(location)) return;
-  Fail({static_cast<size_t>(location - text_.data()), {}}, "unexpected text after the last '}'");
+  if (!parser_->document.current_location().get(location)) {
+    Fail({static_cast<size_t>(location - text().data()), {}}, "unexpected text after the last '}'");
+  }
+  parser_->document.rewind();
 }
 
-void JsonDocument::FailSyntax(simdjson::error_code error) {
+void JsonDocument::FailSyntax(Error error) {
   Place place = Here();
   const char* location = nullptr;
   if (error != simdjson::INCOMPLETE_ARRAY_OR_OBJECT &&
-      document_.current_location().get(location) == simdjson::SUCCESS) {
-    place.offset = static_cast<size_t>(location - text_.data());
+      parser_->document.current_location().get(location) == simdjson::SUCCESS) {
+    place.offset = static_cast<size_t>(location - text().data());
   } else {
-    place.offset = text_.size();
+    place.offset = text().size();
   }
-  Fail(place, fmt::format("bad JSON: {}", simdjson::error_message(error)));
+  Fail(place, Message(error));
 }
 
-void JsonDocument::FailValue(simdjson::error_code error, std::string_view expected) const {
+void JsonDocument::FailValue(Error error, std::string_view expected) const {
   if (error != simdjson::SUCCESS && error != simdjson::INCORRECT_TYPE &&
       error != simdjson::NUMBER_ERROR) {
-    Fail(fmt::format("bad JSON: {}", simdjson::error_message(error)));
+    Fail(Message(error));
   }
-  const auto rest = std::string_view(text_.data(), text_.size()).substr(steps_[depth_].offset);
+  const std::string_view rest = text().substr(steps_[depth_].offset);
   Fail(fmt::format("expected {}, got {}", expected, Describe(rest)));
 }
 
 void JsonDocument::FailKey(std::string_view key, size_t offset, size_t value,
-                           std::span<const std::string_view> valid) {
+                           std::span<const JsonField> fields) {
+  std::vector<std::string> valid;
+  for (const JsonField& field : fields) valid.emplace_back(field.key);
   if (std::find(valid.begin(), valid.end(), key) != valid.end()) {
     Enter(key, 0, value);
     Fail("this key occurs twice in its object");
   }
   Place place = Here();
   place.offset = offset;
-  Fail(place, UnknownName("key", JsonExcerpt(key), {valid.begin(), valid.end()}));
+  Fail(place, UnknownName("key", JsonExcerpt(key), valid));
 }
 
 void JsonDocument::FailMissing(std::string_view key) const {

@@ -1,56 +1,68 @@
 // Reads JSON documents, with errors that name the place, and makes excerpts of JSON for messages.
 //
-// Only the file formats include this header, which exposes simdjson. Documents are read on demand,
-// field by field, into the caller's types, without a tree in between. The caller decides how deep
-// reading goes, never the document. Everything in a document must be expected. An unknown, repeated
-// or missing key, a wrong type and a number out of range all end in an `InputError` of the form
+// Internal to the file formats. Documents are read on demand, field by field, into the caller's
+// types; nothing is built in between. The format decides how deep reading goes, never the document.
+// Everything in a document must be expected: an unknown, repeated or missing key, a wrong type and
+// a number out of range all end in an `InputError` of the form
 //   path:line:column: tensors[12].size: expected an integer from 0 to 9, got "twelve"
 
 #ifndef SPILLWAY_TRACES_BASE_JSON_H_
 #define SPILLWAY_TRACES_BASE_JSON_H_
 
-#include <simdjson.h>
-
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
-#include <limits>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "traces/base/error.h"
 
 namespace spillway {
 
+struct JsonNode;  // a value of a document, as the parser sees it
+
+// A function of the caller's, which outlives this.
+template <typename... Args>
+class JsonFunction {
+ public:
+  template <typename Function>
+  JsonFunction(const Function& function)  // NOLINT: converts, so that a lambda can be given
+      : function_(&function), call_([](const void* target, Args... args) {
+          (*static_cast<const Function*>(target))(args...);
+        }) {}
+
+  void operator()(Args... args) const { call_(function_, args...); }
+
+ private:
+  const void* function_;
+  void (*call_)(const void*, Args...);
+};
+
 // One key of an object and the function that reads its value.
-template <typename Read>
 struct JsonField {
   std::string_view key;  // a literal, which outlives the document
   bool required;
-  Read read;  // void(simdjson::ondemand::value)
+  JsonFunction<JsonNode*> read;
 };
 
-template <typename Read>
-JsonField<Read> Required(std::string_view key, Read read) {
-  return {key, true, std::move(read)};
+inline JsonField Required(std::string_view key, JsonFunction<JsonNode*> read) {
+  return {key, true, read};
 }
 
-template <typename Read>
-JsonField<Read> Optional(std::string_view key, Read read) {
-  return {key, false, std::move(read)};
+inline JsonField Optional(std::string_view key, JsonFunction<JsonNode*> read) {
+  return {key, false, read};
 }
 
-// A document being read. Call `ReadHeader` first, then `ReadRoot`, then `ReadFromRoot` for the keys
-// that `ReadRoot` skipped. Each value is read once. A `string_view` into the document lives as long
-// as the document.
+// A document being read: first `ReadHeader`, then `ReadRoot`, then `ReadFromRoot` for what
+// `ReadRoot` skipped. A `string_view` that comes from the document lives as long as the document.
 class JsonDocument {
  public:
-  using Value = simdjson::ondemand::value;
+  // The argument of a function that reads a value. The function reads it once, before it returns.
+  using Value = JsonNode*;
 
   // A place in the document, kept for a later error message.
   struct Place {
@@ -60,6 +72,7 @@ class JsonDocument {
 
   // Copies `text`. `origin` takes the place of the path in messages.
   JsonDocument(std::string_view text, std::string origin);
+  ~JsonDocument();
   JsonDocument(const JsonDocument&) = delete;
   JsonDocument& operator=(const JsonDocument&) = delete;
 
@@ -70,61 +83,29 @@ class JsonDocument {
     return ReadHeader(format, version, version);
   }
 
-  // Reads the root object and checks that nothing follows it.
-  template <typename... Reads>
-  void ReadRoot(const JsonField<Reads>&... fields) {
-    ReadFields(Root(), fields...);
-    CheckEnd();
-    document_.rewind();
+  // Reads the root object, and checks that nothing follows it.
+  template <typename... Fields>
+  void ReadRoot(const Fields&... fields) {
+    ReadRootFields(std::array<JsonField, sizeof...(fields)>{fields...});
   }
 
-  // Calls `read(key, value)` for each field of the root object and checks that nothing follows it.
-  template <typename Read>
-  void ReadRootMap(const Read& read) {
-    ReadFieldsAs(Root(), read);
-    CheckEnd();
-    document_.rewind();
-  }
+  // Calls `read(key, value)` for each field of the root object, and checks that nothing follows it.
+  void ReadRootMap(JsonFunction<std::string_view, Value> read);
 
-  // Reads the value of one key of the root object. Throws `InputError` if the key is missing. Use
-  // it for a value that can only be read after another key's value, whatever their order.
-  template <typename Read>
-  void ReadFromRoot(std::string_view key, const Read& read) {
-    const Value value = Find(key);
-    Enter(key, 0, Offset(value));
-    read(value);
-    Leave();
-  }
+  // Reads one key of the root object, which must be there: for values that need those of another
+  // key first, in whatever order they stand.
+  void ReadFromRoot(std::string_view key, JsonFunction<Value> read);
 
-  template <typename... Reads>
-  void ReadObject(Value value, const JsonField<Reads>&... fields) {
-    simdjson::ondemand::object object;
-    if (const auto error = value.get_object().get(object)) FailValue(error, "an object");
-    ReadFields(object, fields...);
+  template <typename... Fields>
+  void ReadObject(Value value, const Fields&... fields) {
+    ReadObjectFields(value, std::array<JsonField, sizeof...(fields)>{fields...});
   }
 
   // Calls `read(key, value)` for each field of an object with arbitrary keys.
-  template <typename Read>
-  void ReadMap(Value value, const Read& read) {
-    simdjson::ondemand::object object;
-    if (const auto error = value.get_object().get(object)) FailValue(error, "an object");
-    ReadFieldsAs(object, read);
-  }
+  void ReadMap(Value value, JsonFunction<std::string_view, Value> read);
 
   // Calls `read(element)` for each element.
-  template <typename Read>
-  void ReadArray(Value value, const Read& read) {
-    simdjson::ondemand::array array;
-    if (const auto error = value.get_array().get(array)) FailValue(error, "an array");
-    size_t index = 0;
-    for (auto result : array) {
-      Value element;
-      Check(std::move(result).get(element));
-      Enter({}, index++, Offset(element));
-      read(element);
-      Leave();
-    }
-  }
+  void ReadArray(Value value, JsonFunction<Value> read);
 
   std::string_view ReadString(Value value);
   // Returns nullopt for null.
@@ -142,107 +123,66 @@ class JsonDocument {
   [[noreturn]] void Fail(const Place& place, std::string_view what) const;
 
  private:
+  struct Parser;
+  struct Object;
+  using Error = int;  // the parser's code; 0 is none
+
   struct Step {
     std::string_view key;  // of an object's field; null for an element of an array
     size_t index = 0;      // in the array
     size_t offset = 0;
   };
 
-  template <typename Read>
-  void ReadFieldsAs(simdjson::ondemand::object object, const Read& read) {
-    for (auto result : object) {
-      simdjson::ondemand::field field;
-      Check(std::move(result).get(field));
-      const std::string_view key = Key(field);
-      Enter(key, 0, Offset(field.value()));
-      read(key, field.value());
-      Leave();
-    }
-  }
-
-  template <typename... Reads>
-  void ReadFields(simdjson::ondemand::object object, const JsonField<Reads>&... fields) {
-    static_assert(sizeof...(Reads) <= 32);
-    uint32_t seen = 0;
-    for (auto result : object) {
-      simdjson::ondemand::field field;
-      Check(std::move(result).get(field));
-      const char* const start = field.key().raw() - 1;  // its quote
-      const std::string_view key = Key(field);
-      uint32_t bit = 1;
-      // Keys mostly come in the order of `fields`. A field that was read already is skipped without
-      // comparing its key.
-      const auto take = [&](const auto& candidate) {
-        if ((seen & bit) != 0 || candidate.key != key) return bit <<= 1, false;
-        seen |= bit;
-        Enter(candidate.key, 0, Offset(field.value()));
-        candidate.read(field.value());
-        Leave();
-        return true;
-      };
-      if (!(take(fields) || ...)) {
-        FailKey(key, static_cast<size_t>(start - text_.data()), Offset(field.value()),
-                std::array<std::string_view, sizeof...(fields)>{fields.key...});
-      }
-    }
-    uint32_t bit = 1;
-    const auto check = [&](const auto& field) {
-      if (field.required && (seen & bit) == 0) FailMissing(field.key);
-      bit <<= 1;
-    };
-    (check(fields), ...);
-  }
-
-  // Returns the key of a field. The key points into the text unless it has escapes.
-  std::string_view Key(simdjson::ondemand::field& field) {
-    const char* const start = field.key().raw();
-    const char* end = start;
-    while (*end != '"' && *end != '\\') ++end;
-    if (*end == '"') return {start, end};
-    std::string_view key;
-    Check(field.unescaped_key().get(key));
-    return unescaped_.emplace_back(key);
-  }
+  void ReadRootFields(std::span<const JsonField> fields);
+  void ReadObjectFields(Value value, std::span<const JsonField> fields);
+  void ReadFields(Object object, std::span<const JsonField> fields);
+  void ReadFieldsAs(Object object, JsonFunction<std::string_view, Value> read);
+  // Calls `visit(key, start of the key's text, value)` for each field.
+  template <typename Visit>
+  void ForEachField(Object object, const Visit& visit);
 
   void Enter(std::string_view key, size_t index, size_t offset) {
     SPILLWAY_CHECK(depth_ + 1 < steps_.size());
     steps_[++depth_] = {key, index, offset};
   }
   void Leave() { --depth_; }
-  void Check(simdjson::error_code error) {
-    if (error != simdjson::SUCCESS) [[unlikely]]
+  void Check(Error error) {
+    if (error != 0) [[unlikely]]
       FailSyntax(error);
   }
-  size_t Offset(Value value) const {
-    return static_cast<size_t>(value.raw_json_token().data() - text_.data());
-  }
+  std::string_view text() const;
+  size_t Offset(const JsonNode& node) const;
 
-  simdjson::ondemand::object Root();
-  // `if_missing` may throw a more specific error if the document has no such key.
-  Value Find(std::string_view key, const std::function<void()>& if_missing = nullptr);
-  void CheckEnd();
-  [[noreturn]] void FailSyntax(simdjson::error_code error);
-  [[noreturn]] void FailValue(simdjson::error_code error, std::string_view expected) const;
+  Object Root();
+  Object ObjectOf(Value value);
+  // A value of the root object. Throws if there is none, with more to say of the documents of other
+  // programs if the caller tells the `format` that it expects.
+  JsonNode Find(std::string_view key, std::string_view format = {});
+  void FailIfKnown(std::string_view format);
+  // Checks that nothing follows the root object, and goes back to its start.
+  void EndRoot();
+  [[noreturn]] void FailSyntax(Error error);
+  [[noreturn]] void FailValue(Error error, std::string_view expected) const;
   [[noreturn]] void FailKey(std::string_view key, size_t offset, size_t value,
-                            std::span<const std::string_view> valid);
+                            std::span<const JsonField> fields);
   [[noreturn]] void FailMissing(std::string_view key) const;
 
   std::string origin_;
-  simdjson::padded_string text_;
-  simdjson::ondemand::parser parser_;
-  simdjson::ondemand::document document_;
-  // The path from the root (step 0) to the value being read (step `depth_`).
+  std::unique_ptr<Parser> parser_;
+  // From the root, which is the first, to the value being read, at `depth_`.
   std::array<Step, 16> steps_;
   size_t depth_ = 0;
   std::deque<std::string> unescaped_;  // strings that had escapes, decoded
 };
 
-// A reader for `ReadRoot` that accepts any value and ignores it.
-inline void SkipJson(JsonDocument::Value) {}
+// Accepts any value and reads nothing of it.
+inline constexpr auto SkipJson = [](JsonDocument::Value) {};
 
 // Returns the start of `text`, at most 60 bytes, for a message. Control characters are spelled as
 // escapes.
 std::string JsonExcerpt(std::string_view text);
+
+bool IsUtf8(std::string_view text);
 
 }  // namespace spillway
 

@@ -105,7 +105,7 @@ bool JsonElements::BeginsElement(size_t at) const {
   return key != text_.npos && text_.compare(key, first_key_.size(), first_key_) == 0;
 }
 
-std::optional<simdjson::padded_string_view> JsonElements::Next() {
+std::optional<std::string_view> JsonElements::Next() {
   constexpr size_t kLookahead = 256;  // for `BeginsElement`
   if (truncated_) return std::nullopt;
   size_t at = begin_;
@@ -175,8 +175,8 @@ std::optional<simdjson::padded_string_view> JsonElements::Next() {
   const size_t start = begin_;
   const size_t size = at + 1 - begin_;
   begin_ = at + 1;
-  text_.reserve(start + size + simdjson::SIMDJSON_PADDING);
-  return simdjson::padded_string_view(text_.data() + start, size, text_.capacity() - start);
+  text_.reserve(start + size + kPadding);
+  return std::string_view(text_).substr(start, size);
 }
 
 }  // namespace spillway

@@ -7,8 +7,7 @@
 #ifndef SPILLWAY_TRACES_BASE_JSON_ELEMENTS_H_
 #define SPILLWAY_TRACES_BASE_JSON_ELEMENTS_H_
 
-#include <simdjson.h>
-
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -20,20 +19,20 @@ namespace spillway {
 
 class JsonElements {
  public:
-  // Reads the array under the key `array`, whose objects begin with the key `first_key`. `stream`
-  // outlives this object. Throws `InputError` if the document is not an object or has no such
-  // array.
+  static constexpr size_t kPadding = 64;  // as much as the parser of an object may need
+
+  // The array under `array`, whose objects begin with `first_key`. `stream` outlives this. Throws
+  // `InputError` if the document is no object or has no such array.
   JsonElements(TextStream& stream, std::string_view array, std::string_view first_key);
 
   // Returns the text of the root object before the array, with a closing brace: `{"schema":
   // "1.1"}`.
   const std::string& header() const { return header_; }
 
-  // Returns the next object, or nullopt at the end of the array. The text has
-  // `simdjson::SIMDJSON_PADDING` bytes behind it and stays valid until the next call. If the
-  // document ends within the array, returns nullopt and sets `truncated()`. Throws `InputError`
-  // with the place if an object is larger than 256 MiB.
-  std::optional<simdjson::padded_string_view> Next();
+  // The next object; nullopt at the end of the array. Its text stays until the next call, and has
+  // `kPadding` bytes behind it that may be read. Throws `InputError` with the place if the text
+  // ends within the array, or an object is larger than 256 MiB.
+  std::optional<std::string_view> Next();
 
   // Returns the number of objects so far that were cut off.
   int64_t cut_off() const { return cut_off_; }

@@ -30,11 +30,13 @@ constexpr size_t kTensorIntegers = 5;
 
 class NodeReader {
  public:
-  // Reads one node. Returns false if the node is broken or has impossible values.
-  bool Read(simdjson::padded_string_view text, ExecutionTrace::Node& node) {
+  // False if a node is broken or says what cannot be.
+  bool Read(std::string_view text, ExecutionTrace::Node& node) {
     simdjson::ondemand::document document;
     object root;
-    if (parser_.iterate(text).get(document) != simdjson::SUCCESS) return false;
+    if (parser_.iterate(text, text.size() + JsonElements::kPadding).get(document) !=
+        simdjson::SUCCESS)
+      return false;
     if (document.get_object().get(root) != simdjson::SUCCESS) return false;
     bool has_id = false;
     for (auto result : root) {

@@ -151,10 +151,12 @@ class Reader {
     return true;
   }
 
-  bool ReadEvent(simdjson::padded_string_view text) {
+  bool ReadEvent(std::string_view text) {
     simdjson::ondemand::document document;
     object root;
-    if (parser_.iterate(text).get(document) != simdjson::SUCCESS) return false;
+    if (parser_.iterate(text, text.size() + JsonElements::kPadding).get(document) !=
+        simdjson::SUCCESS)
+      return false;
     if (document.get_object().get(root) != simdjson::SUCCESS) return false;
     Event event;
     for (auto result : root) {

@@ -37,35 +37,28 @@ Network::Network(std::string name, Shape image) : name_(std::move(name)) {
 }
 
 LayerNode Network::AddLayer(LayerSpec spec, std::span<const LayerNode> inputs) {
-  const LayerNode node = boost::add_vertex(std::move(spec), graph_);
-  for (const LayerNode input : inputs) boost::add_edge(input, node, graph_);
+  const LayerNode node = nodes_.size();
+  for (const LayerNode input : inputs) nodes_[input].consumers.push_back(node);
+  nodes_.push_back({std::move(spec), {inputs.begin(), inputs.end()}, {}});
   return node;
 }
 
-std::vector<LayerNode> Network::Inputs(LayerNode node) const {
-  std::vector<LayerNode> inputs;
-  for (const auto& edge : boost::make_iterator_range(boost::in_edges(node, graph_))) {
-    inputs.push_back(boost::source(edge, graph_));
-  }
-  return inputs;
-}
-
 Network Network::InOrder(std::span<const LayerNode> order) const {
-  SPILLWAY_CHECK(order.size() == boost::num_vertices(graph_) && order.front() == image());
-  Network reordered(name_, graph_[image()].output);
+  SPILLWAY_CHECK(order.size() == size() && order.front() == image());
+  Network reordered(name_, layer(image()).output);
   std::vector<LayerNode> moved(order.size());
   for (const LayerNode node : order.subspan(1)) {
     std::vector<LayerNode> inputs = Inputs(node);
     for (LayerNode& input : inputs) {
       input = moved[input];
     }
-    moved[node] = reordered.AddLayer(graph_[node], inputs);
+    moved[node] = reordered.AddLayer(layer(node), inputs);
   }
   return reordered;
 }
 
 LayerNode Network::Conv(std::string name, LayerNode x, const ConvSpec& spec) {
-  const Shape in = graph_[x].output;
+  const Shape in = layer(x).output;
   if (spec.groups < 1 || in.channels % spec.groups != 0 || spec.channels % spec.groups != 0) {
     throw InputError(fmt::format("layer '{}': {} and {} channels do not divide into {} groups",
                                  name, in.channels, spec.channels, spec.groups));
@@ -97,7 +90,7 @@ LayerNode Network::Conv(std::string name, LayerNode x, const ConvSpec& spec) {
 }
 
 LayerNode Network::Linear(std::string name, LayerNode x, int64_t features) {
-  const int64_t in = graph_[x].output.elements();
+  const int64_t in = layer(x).output.elements();
   LayerSpec layer{.name = std::move(name),
                   .type = OpType::kLinear,
                   .output = {features},
@@ -110,7 +103,7 @@ LayerNode Network::Linear(std::string name, LayerNode x, int64_t features) {
 }
 
 LayerNode Network::Pool(OpType type, std::string name, LayerNode x, const PoolSpec& spec) {
-  const Shape in = graph_[x].output;
+  const Shape in = layer(x).output;
   const Shape out{in.channels,
                   WindowExtent(name, in.height, spec.kernel, spec.stride, spec.pad, spec.ceil),
                   WindowExtent(name, in.width, spec.kernel, spec.stride, spec.pad, spec.ceil)};
@@ -140,7 +133,7 @@ LayerNode Network::AvgPool(std::string name, LayerNode x, const PoolSpec& spec) 
 }
 
 LayerNode Network::Activation(OpType type, std::string name, LayerNode x) {
-  const Shape shape = graph_[x].output;
+  const Shape shape = layer(x).output;
   return AddLayer({.name = std::move(name),
                    .type = type,
                    .output = shape,
@@ -149,7 +142,7 @@ LayerNode Network::Activation(OpType type, std::string name, LayerNode x) {
 }
 
 LayerNode Network::Lrn(std::string name, LayerNode x, const LrnSpec& spec) {
-  const Shape shape = graph_[x].output;
+  const Shape shape = layer(x).output;
   if (spec.size < 1) {
     throw InputError(fmt::format("layer '{}': a window of {} channels is empty", name, spec.size));
   }
@@ -167,7 +160,7 @@ LayerNode Network::Lrn(std::string name, LayerNode x, const LrnSpec& spec) {
 }
 
 LayerNode Network::BatchNorm(std::string name, LayerNode x) {
-  const Shape shape = graph_[x].output;
+  const Shape shape = layer(x).output;
   return AddLayer({.name = std::move(name),
                    .type = OpType::kBatchNorm,
                    .output = shape,
@@ -185,7 +178,7 @@ LayerNode Network::Dropout(std::string name, LayerNode x, double ratio) {
   if (!(ratio >= 0 && ratio < 1)) {
     throw InputError(fmt::format("layer '{}': the ratio {} is not in [0, 1)", name, ratio));
   }
-  const Shape shape = graph_[x].output;
+  const Shape shape = layer(x).output;
   return AddLayer({.name = std::move(name),
                    .type = OpType::kDropout,
                    .output = shape,
@@ -194,12 +187,12 @@ LayerNode Network::Dropout(std::string name, LayerNode x, double ratio) {
 }
 
 LayerNode Network::Add(std::string name, LayerNode a, LayerNode b) {
-  const Shape shape = graph_[a].output;
-  const Shape other = graph_[b].output;
+  const Shape shape = layer(a).output;
+  const Shape other = layer(b).output;
   if (shape != other) {
     throw InputError(fmt::format("layer '{}': '{}' is {}x{}x{}, '{}' is {}x{}x{}", name,
-                                 graph_[a].name, shape.channels, shape.height, shape.width,
-                                 graph_[b].name, other.channels, other.height, other.width));
+                                 layer(a).name, shape.channels, shape.height, shape.width,
+                                 layer(b).name, other.channels, other.height, other.width));
   }
   return AddLayer({.name = std::move(name),
                    .type = OpType::kAdd,
@@ -210,31 +203,31 @@ LayerNode Network::Add(std::string name, LayerNode a, LayerNode b) {
 
 LayerNode Network::Concat(std::string name, std::span<const LayerNode> parts) {
   if (parts.empty()) throw InputError(fmt::format("layer '{}' has nothing to concatenate", name));
-  Shape out = graph_[parts.front()].output;
+  Shape out = layer(parts.front()).output;
   out.channels = 0;
-  LayerSpec layer{.name = std::move(name), .type = OpType::kConcat};
+  LayerSpec spec{.name = std::move(name), .type = OpType::kConcat};
   for (const LayerNode part : parts) {
-    const Shape shape = graph_[part].output;
+    const Shape shape = layer(part).output;
     if (shape.height != out.height || shape.width != out.width) {
-      throw InputError(fmt::format("layer '{}': '{}' is {}x{}, the first operand {}x{}", layer.name,
-                                   graph_[part].name, shape.height, shape.width, out.height,
+      throw InputError(fmt::format("layer '{}': '{}' is {}x{}, the first operand {}x{}", spec.name,
+                                   layer(part).name, shape.height, shape.width, out.height,
                                    out.width));
     }
     out.channels += shape.channels;
   }
-  layer.output = out;
-  layer.attributes = {{"parts", Number(static_cast<int64_t>(parts.size()))},
-                      {"height", Number(out.height)},
-                      {"width", Number(out.width)}};
+  spec.output = out;
+  spec.attributes = {{"parts", Number(static_cast<int64_t>(parts.size()))},
+                     {"height", Number(out.height)},
+                     {"width", Number(out.width)}};
   for (size_t i = 0; i < parts.size(); ++i) {
-    layer.attributes.push_back(
-        {fmt::format("channels_{}", i), Number(graph_[parts[i]].output.channels)});
+    spec.attributes.push_back(
+        {fmt::format("channels_{}", i), Number(layer(parts[i]).output.channels)});
   }
-  return AddLayer(std::move(layer), parts);
+  return AddLayer(std::move(spec), parts);
 }
 
 LayerNode Network::SoftmaxLoss(std::string name, LayerNode x) {
-  const Shape shape = graph_[x].output;
+  const Shape shape = layer(x).output;
   return AddLayer({.name = std::move(name),
                    .type = OpType::kSoftmaxLoss,
                    .output = shape,

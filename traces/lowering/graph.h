@@ -6,7 +6,7 @@
 #ifndef SPILLWAY_TRACES_LOWERING_GRAPH_H_
 #define SPILLWAY_TRACES_LOWERING_GRAPH_H_
 
-#include <boost/graph/adjacency_list.hpp>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -38,10 +38,7 @@ struct LayerSpec {
   int64_t bias_elements = 0;
 };
 
-// The in-edges of a node are in operand order.
-using LayerGraph =
-    boost::adjacency_list<boost::vecS, boost::vecS, boost::bidirectionalS, LayerSpec>;
-using LayerNode = LayerGraph::vertex_descriptor;
+using LayerNode = size_t;
 
 struct ConvSpec {
   int64_t channels = 0;  // of the output
@@ -106,20 +103,29 @@ class Network {
   LayerNode ConvNormRelu(const std::string& name, LayerNode x, const ConvSpec& spec);
 
   const std::string& name() const { return name_; }
-  const LayerGraph& graph() const { return graph_; }
-  const LayerSpec& layer(LayerNode node) const { return graph_[node]; }
-  std::vector<LayerNode> Inputs(LayerNode node) const;
+  size_t size() const { return nodes_.size(); }
+  const LayerSpec& layer(LayerNode node) const { return nodes_[node].layer; }
+  // Operands, in their order.
+  const std::vector<LayerNode>& Inputs(LayerNode node) const { return nodes_[node].inputs; }
+  // In order of construction; a layer that reads the output twice stands there twice.
+  const std::vector<LayerNode>& Consumers(LayerNode node) const { return nodes_[node].consumers; }
 
   // Returns a network of the same layers, built in another order. REQUIRES: `order` names each
   // layer once, inputs before consumers.
   Network InOrder(std::span<const LayerNode> order) const;
 
  private:
+  struct Node {
+    LayerSpec layer;
+    std::vector<LayerNode> inputs;
+    std::vector<LayerNode> consumers;
+  };
+
   LayerNode AddLayer(LayerSpec spec, std::span<const LayerNode> inputs);
   LayerNode Pool(OpType type, std::string name, LayerNode x, const PoolSpec& spec);
 
   std::string name_;
-  LayerGraph graph_;
+  std::vector<Node> nodes_;
 };
 
 }  // namespace spillway

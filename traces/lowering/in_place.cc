@@ -64,8 +64,8 @@ bool InPlaceRules::MayShareOneGradient(const std::vector<LayerNode>& operands) c
     return false;
   }
   int after = 0;  // consumers of the earlier layer whose backward runs before the later layer's
-  for (const auto& edge : boost::make_iterator_range(boost::out_edges(earlier, network_.graph()))) {
-    if (boost::target(edge, network_.graph()) >= later) ++after;
+  for (const LayerNode consumer : network_.Consumers(earlier)) {
+    if (consumer >= later) ++after;
   }
   return after == 1;  // only the sum
 }

@@ -36,9 +36,9 @@ class InPlaceRules {
 
  private:
   OpType type(LayerNode node) const { return network_.layer(node).type; }
-  size_t ConsumerCount(LayerNode node) const { return boost::out_degree(node, network_.graph()); }
-  // Returns true iff a consumer of the node may overwrite the node's output: the node is not the
-  // image, has only this consumer, and its backward op does not read the output.
+  size_t ConsumerCount(LayerNode node) const { return network_.Consumers(node).size(); }
+  // True if a consumer of the node may overwrite its output: it is the only one, backward does not
+  // read it, and it is no image.
   bool MayBeOverwritten(LayerNode node) const;
   // Returns true iff backward of the layer may overwrite the incoming gradient. Its result must be
   // the whole gradient of the layer's only input.

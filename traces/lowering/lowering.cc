@@ -45,7 +45,7 @@ class Lowering {
       : network_(network),
         preset_(preset),
         in_place_(network, preset, options.training),
-        nodes_(boost::num_vertices(network.graph())) {
+        nodes_(network.size()) {
     trace_.network = network.name();
     trace_.batch = options.batch;
     trace_.name = fmt::format("{}:{}", network.name(), options.batch);
@@ -93,7 +93,7 @@ class Lowering {
   };
 
   const LayerSpec& layer(LayerNode node) const { return network_.layer(node); }
-  size_t ConsumerCount(LayerNode node) const { return boost::out_degree(node, network_.graph()); }
+  size_t ConsumerCount(LayerNode node) const { return network_.Consumers(node).size(); }
   const Value& InputValue(LayerNode node, size_t i) const {
     return values_[nodes_[node].inputs[i]];
   }

@@ -1,36 +1,34 @@
 #include "traces/lowering/order.h"
 
+#include <boost/graph/adjacency_list.hpp>
+#include <boost/graph/topological_sort.hpp>
+#include <iterator>
 #include <numeric>
-
-#include "traces/base/error.h"
 
 namespace spillway {
 namespace {
 
-std::vector<LayerNode> DepthFirst(const LayerGraph& graph) {
-  std::vector<size_t> arrived(boost::num_vertices(graph));  // number of inputs that have run
-  std::vector<LayerNode> order;
-  order.reserve(arrived.size());
-  std::vector<LayerNode> arrivals{0};  // layers still to visit, the next one at the end
-  while (!arrivals.empty()) {
-    const LayerNode node = arrivals.back();
-    arrivals.pop_back();
-    if (++arrived[node] < boost::in_degree(node, graph)) continue;  // a join waits
-    order.push_back(node);
-    const auto [first, end] = boost::out_edges(node, graph);
-    if (first == end) continue;
-    arrivals.push_back(boost::target(*first, graph));
-    for (auto edge = end; --edge != first;) arrivals.push_back(boost::target(*edge, graph));
+// Boost.Graph's order is the reverse of that in which its search leaves the layers, so that what
+// the search visits last runs first.
+std::vector<LayerNode> DepthFirst(const Network& network) {
+  boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS> graph(network.size());
+  for (LayerNode node = 0; node < network.size(); ++node) {
+    const std::vector<LayerNode>& consumers = network.Consumers(node);
+    if (consumers.empty()) continue;
+    boost::add_edge(node, consumers.front(), graph);
+    for (size_t i = consumers.size(); --i > 0;) boost::add_edge(node, consumers[i], graph);
   }
-  SPILLWAY_CHECK(order.size() == arrived.size());  // every layer is reached from the image
-  return order;
+  std::vector<LayerNode> reversed;
+  reversed.reserve(network.size());
+  boost::topological_sort(graph, std::back_inserter(reversed));
+  return {reversed.rbegin(), reversed.rend()};
 }
 
 }  // namespace
 
 std::vector<LayerNode> ExecutionOrder(const Network& network, Order order) {
-  if (order == Order::kDepthFirst) return DepthFirst(network.graph());
-  std::vector<LayerNode> nodes(boost::num_vertices(network.graph()));
+  if (order == Order::kDepthFirst) return DepthFirst(network);
+  std::vector<LayerNode> nodes(network.size());
   std::iota(nodes.begin(), nodes.end(), LayerNode{0});
   return nodes;
 }

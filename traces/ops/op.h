@@ -62,8 +62,8 @@ struct Op {
   Phase phase = Phase::kForward;
   int64_t batch = 1;  // number of samples per execution; micro-batching splits it
   // A tensor that is updated in place (an accumulated gradient, a parameter in its update) is in
-  // both lists. The order of operands is part of the contract of each op type; ops/table.h finds an
-  // operand by its role.
+  // both lists. The order of operands is part of the contract of each op type; ops/op_table.h finds
+  // an operand by its role.
   std::vector<TensorId> inputs;
   std::vector<TensorId> outputs;
   std::vector<TensorId> scratch;

@@ -10,7 +10,7 @@
 
 namespace spillway {
 
-// The function that a layer or an op computes; ops/table.h has a row for each. The last four are
+// The function that a layer or an op computes; ops/op_table.h has a row for each. The last four are
 // for ops of imported traces, which have recorded costs but no implementation in the backends.
 enum class OpType : uint8_t {
   kInput,

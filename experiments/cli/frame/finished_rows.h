@@ -1,8 +1,8 @@
 // Rows of a table that finish one by one, in any order.
 //
-// On a terminal each is announced on standard error as it finishes. The table comes at the end; an
-// interrupt prints it with the rows that are finished, in the order asked for. Safe to use from
-// several threads.
+// A terminal shows a line on standard error for each row as it finishes. The caller prints the
+// table at the end; an interrupt prints a table of the finished rows, in the order of their
+// numbers. All methods can be called from several threads.
 
 #ifndef SPILLWAY_EXPERIMENTS_CLI_FRAME_FINISHED_ROWS_H_
 #define SPILLWAY_EXPERIMENTS_CLI_FRAME_FINISHED_ROWS_H_
@@ -28,8 +28,9 @@ class FinishedRows {
  public:
   using Format = std::function<std::string(const std::vector<T>& finished)>;
 
-  // `format` makes the text that an interrupt prints; empty: nothing, as where results go to a
-  // file. Session and what `format` refers to outlive the rows.
+  // `format` returns the text that an interrupt prints. If it is empty, because results go to a
+  // file, an interrupt prints nothing. REQUIRES: the session, and all that `format` refers to,
+  // outlive the rows.
   FinishedRows(Session& session, size_t total, Format format)
       : session_(session), rows_(total), format_(std::move(format)) {
     session_.progress().Start(total);
@@ -42,7 +43,7 @@ class FinishedRows {
     session_.progress().Wipe();
   }
 
-  // Row `i` is finished; `line` says so to a person.
+  // Stores row `i` and shows "name: line".
   void Finish(size_t i, T row, std::string_view name, std::string_view line) {
     {
       const std::lock_guard lock(mutex_);
@@ -52,7 +53,7 @@ class FinishedRows {
     session_.progress().Advance(name);
   }
 
-  // All rows. REQUIRES: all are finished.
+  // Returns all rows. REQUIRES: all are finished.
   std::vector<T> Take() {
     const std::lock_guard lock(mutex_);
     std::vector<T> all;

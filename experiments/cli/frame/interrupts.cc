@@ -43,12 +43,12 @@ void Interrupts::Watch() {
   const std::lock_guard lock(writing_);
   try {
     if (before_end_) before_end_();
-  } catch (...) {  // the program ends all the same
+  } catch (...) {  // an error must not keep the program from ending
   }
   constexpr std::string_view kMessage = "spillway: interrupted\n";
   const bool terminal = ::isatty(STDERR_FILENO) == 1;
   if (terminal && ::write(STDERR_FILENO, "\n", 1) != 1) ::_exit(128 + signal);
-  // The exit code says the same; nothing can be done if the message cannot be written.
+  // If the message cannot be written, the exit code alone tells of the interrupt.
   if (::write(STDERR_FILENO, kMessage.data(), kMessage.size()) < 0) ::_exit(128 + signal);
   ::_exit(128 + signal);
 }

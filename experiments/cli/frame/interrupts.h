@@ -1,9 +1,9 @@
 // Ends the program on Ctrl-C at a moment when no file is half-written.
 //
-// While an object lives, SIGINT and SIGTERM are taken by a thread of its own, which exits with 128
-// plus the signal's number (130 for SIGINT). It waits for whoever holds `Hold`, so files that are
-// written under a temporary name and renamed leave nothing behind. A command that has finished a
-// part of its work may print it then.
+// While an object lives, its thread takes SIGINT and SIGTERM and exits with 128 plus the signal's
+// number (130 for SIGINT). The thread waits for the lock of `Hold`, so that files that are written
+// under a temporary name and renamed leave nothing behind. A verb that has finished a part of its
+// work can print the part before the program ends.
 
 #ifndef SPILLWAY_EXPERIMENTS_CLI_FRAME_INTERRUPTS_H_
 #define SPILLWAY_EXPERIMENTS_CLI_FRAME_INTERRUPTS_H_
@@ -24,11 +24,11 @@ class Interrupts {
   Interrupts& operator=(const Interrupts&) = delete;
   ~Interrupts();
 
-  // An interrupt waits while the lock lives. Not recursive.
+  // Returns a lock. An interrupt waits while the lock lives. The lock is not recursive.
   [[nodiscard]] std::unique_lock<std::mutex> Hold() { return std::unique_lock(writing_); }
 
-  // What an interrupt does before it ends the program; empty: nothing. Called on the thread that
-  // took the signal, while `Hold` is held.
+  // Sets the function that an interrupt calls before it ends the program; an empty function is not
+  // called. The call happens on the thread that took the signal, with the lock of `Hold`.
   void BeforeEnd(std::function<void()> action) {
     const auto guard = Hold();
     before_end_ = std::move(action);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,7 +11,6 @@
 #include <filesystem>
 #include <utility>
 
-#include "policies/builtin.h"
 #include "policies/plugin/library.h"
 #include "policies/registry.h"
 #include "sim/alloc/make_allocator.h"
@@ -21,11 +22,9 @@
 
 namespace spillway::cli {
 
-void FormatOption::Add(CLI::App& verb) {
-  option = verb.add_option("--format", text, "Form of the output")
-               ->check(CLI::IsMember({"table", "csv", "json"}))
-               ->capture_default_str();
-  verb.add_flag("--wide", wide, "Tables with all columns and rows, whatever the terminal's width");
+void FormatOption::Add(Command& verb) {
+  option = &verb.Choice("--format", text, {"table", "csv", "json"}, "Form of the output");
+  verb.Flag("--wide", wide, "Tables with all columns and rows, whatever the terminal's width");
 }
 
 void FormatOption::Follow(const std::string& output) {
@@ -34,7 +33,7 @@ void FormatOption::Follow(const std::string& output) {
   if (path.extension() == ".zst") path = path.stem();
   for (const char* named : {"csv", "json"}) {
     if (path.extension() != fmt::format(".{}", named)) continue;
-    if (option->count() > 0 && text != named) {
+    if (option->given && text != named) {
       throw UsageError(
           fmt::format("--output '{}' names a {} file, --format says {}", output, named, text));
     }
@@ -52,134 +51,86 @@ Format FormatOption::format() const {
   return text == "csv" ? Format::kCsv : text == "json" ? Format::kJson : Format::kTable;
 }
 
-void PoliciesOption::Add(CLI::App& verb) {
-  verb.add_option("--policy", given,
-                  "NAME or PLUGIN.so:NAME, then :key=value,...; or help; repeat for more (default: "
-                  "all of the mode but joint)");
-  verb.add_option("--jobs", jobs,
-                  "Threads; any number gives the same output (default: one per core)")
-      ->check(CLI::Range(1, 1024));
+void PoliciesOption::Add(Command& verb) {
+  verb.Texts("--policy", given,
+             "NAME or PLUGIN.so:NAME, then :key=value,...; or help; repeat for more (default: "
+             "all of the mode but joint)");
+  verb.Number("--jobs", jobs, {1, 1024},
+              "Threads; any number gives the same output (default: one per core)");
 }
 
 std::vector<std::string> PoliciesOption::policies(std::string_view mode) const {
   return given.empty() ? AllPolicies(mode) : given;
 }
 
-CLI::Validator NotNegative() {
-  const auto check = [](const std::string& text) {
-    return text.starts_with('-') ? fmt::format("{} is negative", text) : std::string();
-  };
-  return CLI::Validator(check, "");
+void PoliciesOption::ForEach(size_t count, const std::function<void(size_t)>& work) const {
+  tbb::task_arena arena(jobs > 0 ? jobs : tbb::task_arena::automatic);
+  arena.execute([&] { tbb::parallel_for(size_t{0}, count, work); });
 }
 
-CLI::Option* AddFile(CLI::App& verb, const std::string& names, std::string& path,
-                     const std::string& help) {
-  const auto check = [](const std::string& text) {
-    return text.empty()  ? std::string("the name of the file is empty")
-           : text == "-" ? std::string("only --output takes - for standard output")
-                         : std::string();
-  };
-  return verb.add_option(names, path, help)->type_name("FILE")->check(CLI::Validator(check, ""));
-}
-
-void AddOutput(CLI::App& verb, std::string& path, FormatOption& format, const std::string& remark) {
-  const auto check = [](const std::string& text) {
-    return text.empty() ? std::string("the name of the file is empty") : std::string();
-  };
-  verb.add_option("-o,--output", path,
-                  "Write the results to FILE, with a manifest beside it, instead of printing them, "
-                  "as - does; .csv and .json imply the format" +
-                      remark)
-      ->type_name("FILE")
-      ->check(CLI::Validator(check, ""));
-  verb.parse_complete_callback([&path, &format] {
-    if (path == "-") path.clear();
+void AddOutput(Command& verb, std::string& path, FormatOption& format, const std::string& remark) {
+  const auto set = [&path, &format](const std::string& text) {
+    path = text == "-" ? "" : text;
     format.Follow(path);
     if (!path.empty()) CheckWritable(path);
-  });
-}
-
-CLI::Validator MemoryGiven() {
-  const auto check = [](const std::string& text) {
-    return text.empty() ? std::string("no size; leave --memory out for all of the device's")
-                        : std::string();
   };
-  return CLI::Validator(check, "");
+  verb.Setting("-o,--output", "", set,
+               "Write the results to FILE, with a manifest beside it, instead of printing them; "
+               "- prints them; .csv and .json imply the format" +
+                   remark)
+      .Type("FILE")
+      .NotEmpty("the name of the file is empty");
 }
 
-void WorkloadOption::Add(CLI::App& verb) {
-  verb.add_option("workload", text, "NETWORK:BATCH (vgg16:256) or a trace file (.json, .json.zst)")
-      ->required();
-  AddLowering(verb);
+namespace {
+
+std::vector<std::string> Choices(const char* values) {
+  std::vector<std::string> choices;
+  for (std::string_view rest = values; !rest.empty();) {
+    const std::string_view one = rest.substr(0, rest.find('|'));
+    choices.emplace_back(one);
+    rest.remove_prefix(std::min(rest.size(), one.size() + 1));
+  }
+  return choices;
 }
 
-void WorkloadOption::AddLowering(CLI::App& verb) {
-  verb.add_option("--preset", preset,
-                  "Memory accounting of the lowering; see spillway list presets")
-      ->each([this](const std::string&) { preset_given = true; })
-      ->capture_default_str();
-  verb.add_option("--mode", mode, "What one iteration is")
-      ->each([this](const std::string&) { mode_given = true; })
-      ->check(CLI::IsMember({"training", "inference"}))
-      ->capture_default_str();
-  verb.add_option("--host", host,
-                  "Of a recorded trace, the host's time before each launch: plain (without the "
-                  "profiler), recorded, or none")
-      ->check(CLI::IsMember({"plain", "recorded", "none"}))
-      ->capture_default_str();
+}  // namespace
+
+void AddCaseOptions(Command& verb, std::initializer_list<std::string_view> keys, Case& asked) {
+  AddCaseOptions(verb, std::span(keys.begin(), keys.size()), asked);
 }
 
-Trace WorkloadOption::Load() const {
-  Trace trace = LoadWorkload(text, {preset, mode == "training",
-                                    host == "recorded" ? HostTimes::kRecorded
-                                    : host == "none"   ? HostTimes::kNone
-                                                       : HostTimes::kPlain});
-  const auto expect = [&](bool given, const char* option, std::string_view wanted,
-                          std::string_view found) {
-    if (!given || wanted == found) return;
-    throw UsageError(
-        fmt::format("{} {}: '{}' is a trace that was lowered with {} {}; build another "
-                    "one with spillway trace build",
-                    option, wanted, text, option, found));
-  };
-  expect(preset_given, "--preset", preset, trace.preset);
-  expect(mode_given, "--mode", mode, trace.training ? "training" : "inference");
-  return trace;
+void AddCaseOptions(Command& verb, std::span<const std::string_view> keys, Case& asked) {
+  for (const std::string_view name : keys) {
+    const CaseKey& key = CaseKeyOf(name);
+    const bool is_argument = name == "workload";
+    const auto set = [&asked, &key](const std::string& text) { key.set(asked, text); };
+    Option& option = verb.Setting(is_argument ? key.name : fmt::format("--{}", name), key.initial,
+                                  set, key.help);
+    if (is_argument) option.Required();
+    if (key.kind == CaseKey::Kind::kFlag) {
+      option.Type("");
+      continue;
+    }
+    option.NotEmpty(key.empty);
+    if (key.values != nullptr) option.Choices(Choices(key.values));
+    if (key.kind == CaseKey::Kind::kTexts) {
+      option.several = true;
+      option.store = [set](const Option::Texts& texts) { std::ranges::for_each(texts, set); };
+    }
+  }
 }
 
-const char* const kMemoryHelp =
-    "Device memory: a size (12GiB), unlimited, N%: that far from the least that any layer-wise "
-    "policy needs (0%) to the in-core peak (100%), or a built-in policy (vdnn-conv): what that one "
-    "needs; default: the device's, in a single run of a static vdnnpp what vDNN needs";
-
-void MachineOption::Add(CLI::App& verb) {
-  AddAllButMemory(verb);
-  verb.add_option("--memory", memory, kMemoryHelp)->check(MemoryGiven());
+std::string_view ModeOf(const Case& asked) {
+  return asked.training.value_or(true) ? "training" : "inference";
 }
 
-void MachineOption::AddAllButMemory(CLI::App& verb) {
-  verb.add_option("--device", device,
-                  "A device name or a device file (.toml), then :key=value,... for what is "
-                  "different (h200:link=2 has a link twice as fast); or help")
-      ->capture_default_str();
-  verb.add_option("--pool", pools,
-                  "Memory outside the device: peer (another GPU), remote, nvme or host, then "
-                  ":size=SIZE and what the device does not say of its link (in=RATE,out=RATE,...); "
-                  "repeat for more; or help")
-      ->check(CLI::Validator([](const std::string& text) { return text.empty() ? "no pool" : ""; },
-                             ""));
-  verb.add_option("--allocator", allocator, "Device allocator, or help")->capture_default_str();
-  verb.add_option("--compress", compress,
-                  "Keep offloaded feature maps compressed on the host: all, or hidden (where it "
-                  "costs no time), then :key=value,...; or help");
-  verb.add_option("--cost", cost,
-                  "Kernel times: auto (recorded if a table has all, else between the recorded "
-                  "batches around, else roofline), roofline, or a cost table file")
-      ->capture_default_str();
-  verb.add_flag("--deterministic", deterministic,
-                "Only kernels that give the same bits on every run");
-  verb.add_flag("--charge-input", charge_input, "Copy the inputs to the device in each iteration");
-  verb.add_flag("--check", check, "Verify every report with the independent checker");
+Bytes ParseSize(std::string_view option, const std::string& text, std::string_view remark) {
+  try {
+    return ParseBytes(text);
+  } catch (const InputError& error) {
+    throw UsageError(fmt::format("{}: {}{}", option, error.what(), remark));
+  }
 }
 
 std::string CheckedRemark(std::string_view what) {
@@ -192,23 +143,24 @@ std::string CheckedRemark(std::string_view what) {
 
 namespace {
 
-// For people: workload, device, memory and where the costs come from.
-std::string Title(const Scenario& scenario) {
-  const Setup& setup = scenario.setup();
-  const bool limited = setup.memory != Bytes::Unlimited();
-  const std::string memory = limited ? FormatBytes(setup.memory) : "unlimited memory";
-  const std::string& request = setup.memory_request;
+// Returns the title of a table: workload, device, memory and the source of kernel times.
+std::string Title(const LoadedCase& loaded) {
+  const Inputs& inputs = *loaded.inputs;
+  const Trace& trace = *inputs.trace();
+  const Bytes memory = inputs.MemoryOf(loaded.asked);
   return fmt::format(
       "{} ({}, {}) on {} with {}\nmemory: {}; floor (0%) {}, in-core peak (100%) {}\n"
       "kernel times: {}\n",
-      setup.trace->name, setup.trace->preset, setup.trace->training ? "training" : "inference",
-      setup.device.description, memory,
-      !request.empty() ? fmt::format("{} was asked for", request) : "all of the device",
-      FormatBytes(scenario.ideal().bounds.layer),
-      FormatBytes(scenario.ideal().metrics.peak_reserved), setup.cost->Provenance());
+      trace.name, trace.preset, trace.training ? "training" : "inference",
+      inputs.device().description,
+      memory != Bytes::Unlimited() ? FormatBytes(memory) : "unlimited memory",
+      loaded.asked.memory ? fmt::format("{} was asked for", loaded.asked.memory->text())
+                          : "all of the device",
+      FormatBytes(inputs.ideal().bounds.layer), FormatBytes(inputs.ideal().metrics.peak_reserved),
+      inputs.cost()->Provenance());
 }
 
-// Why a policy does not fit.
+// Returns a line that says why a policy does not fit. `alone` says that the table has one row.
 std::string FormatMisfit(const RunResult& result, bool alone, size_t width) {
   // Among several policies one sentence is enough; a single run also says who holds the memory.
   std::string reason = result.Reason();
@@ -218,19 +170,19 @@ std::string FormatMisfit(const RunResult& result, bool alone, size_t width) {
   return line + "\n";
 }
 
-// How much a better plan could gain; empty where the bound does not hold.
+// Returns a line that says how much a better plan could gain, or an empty text if the bound does
+// not hold for the policy.
 std::string FormatGap(const RunResult& result) {
-  const std::string policy = ParsePolicySpec(result.policy).policy;
-  if (!result.bound_joint || !DecidesByPlan(policy) || IsForRecordings(policy)) return {};
+  if (!result.bound_joint || !result.planned) return {};
   const double time = result.iteration.milliseconds(), bound = result.bound_joint->milliseconds();
   return fmt::format(
       "{}: {:.1f} ms are {:.1f} % over {:.1f} ms, which no run in this memory beats\n",
       result.policy, time, 100 * (time / bound - 1), bound);
 }
 
-std::string FormatScenario(const Scenario& scenario, std::span<const RunResult> results,
-                           size_t width) {
-  std::string text = Title(scenario) + "\n";
+std::string FormatGroup(const CaseResults& group, size_t width) {
+  const std::vector<RunResult>& results = group.results;
+  std::string text = Title(group.loaded) + "\n";
   if (const std::string table = FormatComparison(results, width); !table.empty()) {
     text += table + "\n";
   }
@@ -239,7 +191,7 @@ std::string FormatScenario(const Scenario& scenario, std::span<const RunResult> 
     text += compression + "\n";
   }
   for (const RunResult& result : results) {
-    if (scenario.setup().allocator != result.allocator) {
+    if (group.loaded.asked.allocator.name() != result.allocator) {
       text += fmt::format("{}: allocator {}\n", result.policy, result.allocator);
     }
     text += FormatGap(result);
@@ -250,17 +202,17 @@ std::string FormatScenario(const Scenario& scenario, std::span<const RunResult> 
 
 }  // namespace
 
-std::string FormatResults(std::span<const ScenarioResults> groups, const FormatOption& format) {
+std::string FormatResults(std::span<const CaseResults> groups, const FormatOption& format) {
   std::vector<RunResult> all;
-  for (const ScenarioResults& group : groups) {
+  for (const CaseResults& group : groups) {
     all.insert(all.end(), group.results.begin(), group.results.end());
   }
   return FormatAs(format.format(), ResultColumns(), all, "spillway.results/v1", [&] {
     std::string text;
-    for (const ScenarioResults& group : groups) {
+    for (const CaseResults& group : groups) {
       if (group.results.empty()) continue;
       text += text.empty() ? "" : "\n";
-      text += FormatScenario(*group.scenario, group.results, format.width());
+      text += FormatGroup(group, format.width());
     }
     return text;
   });
@@ -271,9 +223,9 @@ std::vector<std::string> AllPolicies(std::string_view mode) {
   RegisterBuiltinPolicies(registry);
   std::vector<std::string> specifications;
   for (const PolicyRegistry::Entry& entry : registry.entries()) {
-    if (DecidesByPlan(entry.name)) continue;
-    if (mode != "inference" && IsForInference(entry.name)) continue;
-    if (mode != "recorded" && IsForRecordings(entry.name)) continue;
+    if (!entry.traits.tried_by_default) continue;
+    if (mode != "inference" && entry.traits.for_inference) continue;
+    if (mode != "recorded" && entry.traits.for_recordings) continue;
     const std::vector<ParamInfo> params = registry.Parameters(entry.name);
     const bool has_algo = std::any_of(params.begin(), params.end(), [](const ParamInfo& param) {
       return param.name == "algo" && param.initial != "auto";
@@ -288,10 +240,23 @@ std::vector<std::string> AllPolicies(std::string_view mode) {
   return specifications;
 }
 
+namespace {
+
+std::string FormatParameters(const std::vector<ParamInfo>& parameters) {
+  std::string text;
+  for (const ParamInfo& param : parameters) {
+    text += fmt::format("    {}={} (default {}): {}\n", param.name, param.type, param.initial,
+                        param.help);
+  }
+  return text;
+}
+
+}  // namespace
+
 std::string DescribePolicies() { return DescribePolicies("help"); }
 
 std::string DescribePolicies(const std::string& specification) {
-  // What stands before "help" chooses: nothing, a plugin, or one policy.
+  // The words before "help" choose all built-in policies, the policies of a plugin, or one policy.
   PolicySpec spec = ParsePolicySpec(specification);
   if (spec.policy == "help") spec.policy.clear();
   PolicyLibrary library;
@@ -301,10 +266,7 @@ std::string DescribePolicies(const std::string& specification) {
   for (const PolicyRegistry::Entry& entry : registry.entries()) {
     if (!spec.policy.empty() && spec.policy != entry.name) continue;
     text += fmt::format("{}\n    {}\n", entry.name, entry.description);
-    for (const ParamInfo& param : library.Parameters(spec, entry.name)) {
-      text += fmt::format("    {}={} (default {}): {}\n", param.name, param.type, param.initial,
-                          param.help);
-    }
+    text += FormatParameters(library.Parameters(spec, entry.name));
   }
   return text;
 }
@@ -315,12 +277,8 @@ std::string DescribeDevices() {
     const Device device = LoadDevice(name);
     cells.push_back({name, FormatBytes(device.memory), device.description});
   }
-  std::string text = FormatTable(cells) + "\nwhat can be different, NAME:key=value,...\n";
-  for (const ParamInfo& param : DeviceParameters()) {
-    text += fmt::format("    {}={} (default {}): {}\n", param.name, param.type, param.initial,
-                        param.help);
-  }
-  return text;
+  std::string text = FormatTable(cells) + "\nvalues that NAME:key=value,... changes\n";
+  return text + FormatParameters(DeviceParameters());
 }
 
 std::string DescribePools() {
@@ -329,7 +287,7 @@ std::string DescribePools() {
       "peer     memory of another GPU of the machine\n"
       "remote   memory of another machine; simulated only\n"
       "nvme     a disk; simulated only\n"
-      "\nwhat can be given, POOL:key=value,... (what is not is as the device file says)\n";
+      "\nvalues that POOL:key=value,... changes (the device file gives the others)\n";
   for (const ParamInfo& param : PoolParameters()) {
     text += fmt::format("    {}={}: {}\n", param.name, param.type, param.help);
   }
@@ -338,12 +296,9 @@ std::string DescribePools() {
 
 std::string DescribeAllocators() {
   std::string text;
-  for (const AllocatorInfo& info : Allocators()) {
+  for (const AllocatorInfo& info : AllocatorChoices()) {
     text += fmt::format("{}\n    {}\n", info.name, info.description);
-    for (const ParamInfo& param : info.parameters) {
-      text += fmt::format("    {}={} (default {}): {}\n", param.name, param.type, param.initial,
-                          param.help);
-    }
+    text += FormatParameters(info.parameters);
   }
   return text;
 }
@@ -361,22 +316,17 @@ std::string DescribePresets() {
   return FormatTable(cells);
 }
 
-bool PrintHelpValues(const MachineOption& machine, const std::vector<std::string>& policies) {
-  bool printed = false;
-  for (const std::string& policy : policies) {
-    if (policy != "help" && !policy.ends_with(":help")) continue;
-    fmt::print("{}", Printable(DescribePolicies(policy)));
-    printed = true;
+std::function<std::string(const std::string&)> DescriptionOf(std::string_view option) {
+  if (option == "--policy") return [](const auto& value) { return DescribePolicies(value); };
+  const std::initializer_list<std::pair<std::string_view, std::string (*)()>> others{
+      {"--device", DescribeDevices},
+      {"--pool", DescribePools},
+      {"--allocator", DescribeAllocators},
+      {"--compress", DescribeCompression}};
+  for (const auto& [name, describe] : others) {
+    if (name == option) return [describe](const auto&) { return describe(); };
   }
-  const auto print = [&](bool wanted, std::string (*describe)()) {
-    if (wanted) fmt::print("{}", describe());
-    printed |= wanted;
-  };
-  print(machine.device == "help", DescribeDevices);
-  print(std::ranges::count(machine.pools, "help") > 0, DescribePools);
-  print(machine.allocator == "help", DescribeAllocators);
-  print(machine.compress == "help", DescribeCompression);
-  return printed;
+  return {};
 }
 
 }  // namespace spillway::cli

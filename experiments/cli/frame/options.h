@@ -3,17 +3,18 @@
 #ifndef SPILLWAY_EXPERIMENTS_CLI_FRAME_OPTIONS_H_
 #define SPILLWAY_EXPERIMENTS_CLI_FRAME_OPTIONS_H_
 
-#include <CLI/CLI.hpp>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "experiments/cli/frame/arguments.h"
 #include "experiments/output/run_result.h"
-#include "experiments/run/catalogue.h"
-#include "experiments/run/scenario.h"
+#include "experiments/run/case.h"
+#include "experiments/run/inputs.h"
 
 namespace spillway::cli {
 
@@ -21,96 +22,91 @@ namespace spillway::cli {
 struct FormatOption {
   std::string text = "table";
   bool wide = false;
-  const CLI::Option* option = nullptr;
+  const Option* option = nullptr;
   bool to_file = false;
 
-  void Add(CLI::App& verb);
-  // Results go to the file `output`, where it is not empty, in the format that its name says.
-  // Throws `UsageError` if another one was given.
+  void Add(Command& verb);
+  // Chooses the format that the name of the file `output` implies; an empty name stands for
+  // standard output. Throws `UsageError` if --format was given and says another one.
   void Follow(const std::string& output);
   Format format() const;
-  // Of a table: the columns of the terminal that standard output is; 0 where it is none, or with
-  // --wide: as wide as it gets.
+  // Returns the largest width of a table: the columns of the terminal, or 0 (no limit) if standard
+  // output is no terminal or --wide was given.
   size_t width() const;
 };
 
-// Several policies at once: --policy --jobs.
+// Options for several policies: --policy --jobs.
 struct PoliciesOption {
   std::vector<std::string> given;
   int jobs = 0;  // threads; 0: one per core
 
-  void Add(CLI::App& verb);
-  // All of the mode, as `--mode` names it, where none is given.
+  void Add(Command& verb);
+  // Returns the given policies, or all of the mode, as `--mode` names it, if none is given.
   std::vector<std::string> policies(std::string_view mode) const;
+  // Calls `work` for each number below `count`, on as many threads as --jobs says.
+  void ForEach(size_t count, const std::function<void(size_t)>& work) const;
 };
 
-// The check of an option that takes an unsigned number: CLI11 would wrap -1 around.
-CLI::Validator NotNegative();
-
-// An option that takes the path of a file, which is not empty.
-CLI::Option* AddFile(CLI::App& verb, const std::string& names, std::string& path,
-                     const std::string& help);
-
-// -o, --output of a verb that prints its results otherwise, as with "-", which leaves the path
-// empty. `format` follows it. REQUIRES: both live as long as the verb's callback.
-void AddOutput(CLI::App& verb, std::string& path, FormatOption& format,
+// Declares -o, --output of a verb that prints its results if the path is empty or "-". The parse
+// leaves `path` empty for "-", calls `format.Follow` and checks that the file can be written.
+// REQUIRES: `path` and `format` live as long as the verb.
+void AddOutput(Command& verb, std::string& path, FormatOption& format,
                const std::string& remark = "");
 
-// The check of --memory, which is not empty.
-CLI::Validator MemoryGiven();
+// The keys of a case that say how a network is lowered, and where the case runs.
+inline constexpr std::string_view kLoweringKeys[] = {"preset", "mode", "host"};
+inline constexpr std::string_view kMachineKeys[] = {
+    "device", "pool", "allocator", "compress", "cost", "deterministic", "charge-input", "check"};
 
-// What is run: WORKLOAD --preset --mode --host.
-struct WorkloadOption {
-  std::string text;
-  std::string preset = "torch";
-  std::string mode = "training";
-  std::string host = "plain";
-  bool preset_given = false;
-  bool mode_given = false;
+// Declares an option for each of these keys of a case, as `CaseKeys` describes them; "workload" is
+// an argument and required. The parse sets the values that are given. REQUIRES: `asked` lives as
+// long as the verb.
+void AddCaseOptions(Command& verb, std::span<const std::string_view> keys, Case& asked);
+void AddCaseOptions(Command& verb, std::initializer_list<std::string_view> keys, Case& asked);
 
-  void Add(CLI::App& verb);
-  void AddLowering(CLI::App& verb);  // --preset, --mode and --host alone
-  // Throws `UsageError` if a preset or mode was given and a trace file says another one.
-  Trace Load() const;
-};
+// Returns "training" or "inference".
+std::string_view ModeOf(const Case& asked);
 
-// Where it is run: --device --memory --allocator --compress --cost
-// --deterministic --charge-input --check.
-struct MachineOption : MachineText {
-  void Add(CLI::App& verb);
-  void AddAllButMemory(CLI::App& verb);
-};
+// Returns the size that `text`, the value of `option`, says. Throws `UsageError`, with `remark` at
+// the end of the message, if the text is no size.
+Bytes ParseSize(std::string_view option, const std::string& text, std::string_view remark = "");
 
-// The help of --memory.
-extern const char* const kMemoryHelp;
-
-// What --check says on standard error when `what` has no violation.
+// Returns the remark of --check if the checker found no violation in `what`.
 std::string CheckedRemark(std::string_view what);
 
-// Results of policies in one scenario.
-struct ScenarioResults {
-  const Scenario* scenario;
+// A case with its inputs.
+struct LoadedCase {
+  Case asked;
+  std::shared_ptr<const Inputs> inputs;
+};
+
+// Results of policies for one case, whose own policy does not matter.
+struct CaseResults {
+  LoadedCase loaded;
   std::vector<RunResult> results;
 };
 
-// The results in the chosen format. The table of each scenario stands for itself.
-std::string FormatResults(std::span<const ScenarioResults> groups, const FormatOption& format);
+// Returns the results in the chosen format. A table format has one table for each case.
+std::string FormatResults(std::span<const CaseResults> groups, const FormatOption& format);
 
-// Every built-in policy, in both variants where it has the parameter `algo` and does not choose by
-// itself; those for inference, and for recordings, only where the mode says so ("recorded").
+// Returns the specification of every built-in policy that does not decide by a plan. A policy whose
+// parameter `algo` is not "auto" by default stands twice, with `algo=memory` and
+// `algo=performance`. Policies for inference are there if the mode is "inference", policies for
+// recordings if the mode is "recorded".
 std::vector<std::string> AllPolicies(std::string_view mode);
 
-// The texts behind `--policy help`, `--device help` and `--allocator help`, and `spillway list`.
+// Return the texts of `spillway list`, and of options whose value is "help".
 std::string DescribePolicies();
-// Those that a specification ending in "help" asks for: "help", "./mine.so:help", "vdnn-all:help".
+// Returns the description of the policies that a specification ending in "help" asks for: "help",
+// "./mine.so:help", "vdnn-all:help".
 std::string DescribePolicies(const std::string& specification);
 std::string DescribeDevices();
 std::string DescribeAllocators();
 std::string DescribeNetworks();
 std::string DescribePresets();
 
-// If an option was given as "help", prints its description and returns true.
-bool PrintHelpValues(const MachineOption& machine, const std::vector<std::string>& policies);
+// Returns the `Option::describe` of the option of that name, which is empty if it has none.
+std::function<std::string(const std::string&)> DescriptionOf(std::string_view option);
 
 }  // namespace spillway::cli
 

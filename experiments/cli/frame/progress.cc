@@ -102,7 +102,7 @@ void ProgressBar::Wipe() {
   what_.clear();
 }
 
-// A line where nothing has been said for long.
+// Writes a line whenever nothing was written for `kSilence`.
 void ProgressBar::Watch() {
   std::unique_lock lock(mutex_);
   while (!stop_.wait_until(lock, said_ + kSilence, [&] { return stopping_; })) {

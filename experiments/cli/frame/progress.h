@@ -1,9 +1,9 @@
-// What a command is doing, on standard error.
+// The progress of a command on standard error.
 //
-// On a terminal a bar with the time left, redrawn in place and wiped at the end. Elsewhere, and
-// where a command has no bar, a line whenever nothing was said for `kSilence`. Nothing if quiet. No
-// colours are used, so there is nothing for NO_COLOR to switch off. Safe to use from several
-// threads.
+// A terminal shows a bar with the time left, which is redrawn in place and wiped at the end. If
+// standard error is no terminal, or the command has no bar, a line appears whenever nothing was
+// written for `kSilence`. Nothing appears if quiet. No colours are used, so NO_COLOR changes
+// nothing. All methods can be called from several threads.
 
 #ifndef SPILLWAY_EXPERIMENTS_CLI_FRAME_PROGRESS_H_
 #define SPILLWAY_EXPERIMENTS_CLI_FRAME_PROGRESS_H_
@@ -17,33 +17,34 @@
 
 namespace spillway::cli {
 
-// "[#####...............] 2/8 vdnn-all, 6 s left": the time left assumes that each step takes as
-// long as those done; it is left out before the first.
+// Returns "[#####...............] 2/8 vdnn-all, 6 s left". The time left assumes that the remaining
+// steps take as long on average as the finished ones; the text leaves it out before the first step
+// is done and after the last.
 std::string FormatProgress(size_t done, size_t total, double seconds, std::string_view what);
 
 class ProgressBar {
  public:
   static constexpr std::chrono::seconds kSilence{4};
 
-  // `command` is what a line says until a step is known.
+  // A line shows `command` until the number of steps is known.
   ProgressBar(std::string command, bool quiet);
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
   ~ProgressBar();
 
-  // From here on there are `total` steps; with 0 their number is not known yet.
+  // Starts a count of `total` steps; 0 means that the number is not known yet.
   void Start(size_t total);
-  // `done` of `total` steps are done, `what` is the step at hand.
+  // Says that `done` of `total` steps are done and that `what` is the present step.
   void Set(size_t done, size_t total, std::string_view what);
-  // The step at hand, or a part of it.
+  // Says that `what` is the present step or a part of it.
   void Say(std::string_view what);
-  // One more step is done.
+  // Says that one more step is done, and that it was `what`.
   void Advance(std::string_view what);
-  // A line that stays, also where the bar is not shown, unless quiet.
+  // Writes a line that stays, with or without a bar, unless quiet.
   void Note(std::string_view line);
-  // The same on a terminal only.
+  // Writes a line that stays if standard error is a terminal, unless quiet.
   void NoteOnTerminal(std::string_view line);
-  // The bar is done with.
+  // Removes the bar and forgets the steps.
   void Wipe();
 
  private:

@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "experiments/cli/frame/commit.h"
-#include "policies/plugin/library.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/base/sha256.h"
@@ -26,8 +25,8 @@ namespace {
 
 constexpr const char* kManifestSuffix = ".manifest.json";
 
-// Throws `UsageError` if two files, or the manifest of one and another file, are the same, however
-// they are spelled, or if one of them is an input.
+// Throws `UsageError` if two of the files, their manifests and the inputs are the same file,
+// however their paths are spelled.
 void CheckPlaces(const std::vector<OutputFile>& files, const std::vector<ManifestInput>& inputs) {
   const auto place = [](const std::string& path) {
     std::error_code ignored;
@@ -50,15 +49,15 @@ void CheckPlaces(const std::vector<OutputFile>& files, const std::vector<Manifes
   }
 }
 
-// Locks directories against other sessions that write there. A file system without locks does
-// without.
+// Locks directories against sessions of other processes that write there. If the file system has no
+// locks, nothing is locked.
 class DirectoryLocks {
  public:
-  // In the order of the set, which is the same for all, so that nobody waits in a circle.
+  // All sessions lock in the order of the set, so that they cannot wait for each other in a circle.
   explicit DirectoryLocks(const std::set<std::filesystem::path>& directories) {
     for (const std::filesystem::path& directory : directories) {
       const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-      if (fd < 0) continue;  // writing there will say why
+      if (fd < 0) continue;  // the error follows when a file is written there
       while (::flock(fd, LOCK_EX) != 0 && errno == EINTR) {
       }
       locked_.push_back(fd);
@@ -74,7 +73,7 @@ class DirectoryLocks {
   std::vector<int> locked_;
 };
 
-// What a person calls the command: its words before the first option, at most two.
+// Returns the name of the command for people: its words before the first option, at most two.
 std::string CommandOf(const std::vector<std::string>& arguments) {
   std::string command;
   for (size_t i = 0; i < std::min<size_t>(arguments.size(), 2); ++i) {
@@ -173,71 +172,62 @@ void CreateDirectory(const std::filesystem::path& path) {
   }
 }
 
-void DescribeRun(const std::vector<NamedScenario>& scenarios, const MachineOption& machine,
-                 const std::vector<std::string>& policies, Manifest& manifest) {
-  const auto is_file = [](const NamedScenario& named) {
-    return named.workload.ends_with(".json") || named.workload.ends_with(".zst");
-  };
-  // What each scenario says, once where several say the same.
-  const auto all = [&](const auto& say) {
-    std::vector<std::string> said;
-    for (const NamedScenario& named : scenarios) {
-      const std::string one = say(named);
-      if (std::find(said.begin(), said.end(), one) == said.end()) said.push_back(one);
-    }
-    return fmt::format("{}", fmt::join(said, " "));
-  };
+namespace {
+
+// Returns the value of a key in a manifest: resolved if it stands for something else.
+std::string Resolved(const CaseKey& key, const LoadedCase& loaded) {
+  const std::string_view name = key.name;
+  const Inputs& inputs = *loaded.inputs;
+  if (name == "preset") return inputs.trace()->preset;
+  if (name == "mode") return inputs.trace()->training ? "training" : "inference";
+  if (name == "cost") return inputs.cost()->Provenance();
+  if (name == "memory") {
+    const Bytes memory = inputs.MemoryOf(loaded.asked);
+    return memory == Bytes::Unlimited() ? "unlimited" : fmt::format("{} B", memory.count());
+  }
+  const std::string value = key.get(loaded.asked);
+  return key.kind == CaseKey::Kind::kFlag && value.empty() ? "false" : value;
+}
+
+}  // namespace
+
+Settings SettingsOf(const Case& asked) {
+  Settings settings;
+  for (const CaseKey& key : CaseKeys()) {
+    std::string value = key.get(asked);
+    if (value.empty()) value = key.kind == CaseKey::Kind::kFlag ? "false" : key.initial;
+    if (!value.empty()) settings.emplace_back(key.name, std::move(value));
+  }
+  return settings;
+}
+
+void DescribeCases(const std::vector<LoadedCase>& cases, Manifest& manifest) {
   // Generated traces have one preset and mode; files may have others.
-  const auto generated = std::find_if_not(scenarios.begin(), scenarios.end(), is_file);
-  const Setup& setup =
-      (generated == scenarios.end() ? scenarios.begin() : generated)->scenario->setup();
-  const auto flag = [](bool value) { return std::string(value ? "true" : "false"); };
-  manifest.configuration = {
-      {"workload", all([](auto& named) { return named.workload; })},
-      {"preset", setup.trace->preset},
-      {"mode", setup.trace->training ? "training" : "inference"},
-      {"device", machine.device},
-      {"memory", all([](auto& named) {
-         const Bytes memory = named.scenario->setup().memory;
-         return memory == Bytes::Unlimited() ? "unlimited" : fmt::format("{} B", memory.count());
-       })},
-      {"allocator", setup.allocator},
-      {"cost", all([](auto& named) { return named.scenario->setup().cost->Provenance(); })},
-      {"charge-input", flag(machine.charge_input)},
-      {"check", flag(machine.check)},
-      {"policy", fmt::format("{}", fmt::join(policies, " "))},
-  };
-  if (setup.compression) manifest.configuration.emplace_back("compress", machine.compress);
-  for (const NamedScenario& named : scenarios) {
-    manifest.AddInput("trace", is_file(named) ? "file" : "generated", named.workload);
+  const auto generated = std::ranges::find_if_not(
+      cases, [](const LoadedCase& loaded) { return IsTraceFile(loaded.asked.workload); });
+  for (const CaseKey& key : CaseKeys()) {
+    const std::string_view name = key.name;
+    std::vector<std::string> values;  // equal values stand once
+    for (const LoadedCase& loaded : cases) {
+      std::string value = Resolved(key, loaded);
+      if (std::ranges::count(values, value) == 0) values.push_back(std::move(value));
+    }
+    if (name == "preset" || name == "mode") {
+      values = {Resolved(key, generated == cases.end() ? cases.front() : *generated)};
+    }
+    const std::string joined = fmt::format("{}", fmt::join(values, " "));
+    if (!joined.empty()) manifest.configuration.emplace_back(key.name, joined);
   }
-  const std::string device = DeviceBase(machine.device);
-  if (device.ends_with(".toml")) {
-    manifest.AddInput("device", "file", device);
-  } else {
-    manifest.AddInput("device", "data", fmt::format("sim/devices/{}.toml", device));
-  }
-  if (machine.cost == "auto") {
-    for (const NamedScenario& named : scenarios) {
-      const Trace& trace = *named.scenario->setup().trace;
-      manifest.AddInput("cost_table", "data", RecordedTablePath(setup.device.name, trace));
-      const auto around = FindBatchesAround(trace.network, trace.batch, setup.device.name);
-      if (!around) continue;
-      for (const int64_t batch : {around->below, around->above}) {
-        manifest.AddInput("cost_table", "data",
-                          RecordedTablePath(setup.device.name, trace.network, batch));
+  for (const char* role : {"trace", "device", "cost_table", "densities"}) {
+    for (const LoadedCase& loaded : cases) {
+      for (const InputFile& file : loaded.inputs->read()) {
+        if (file.role == role) manifest.AddInput(file.role, file.source, file.name);
       }
     }
-  } else if (machine.cost != "roofline") {
-    manifest.AddInput("cost_table", "file", machine.cost);
   }
-  if (setup.compression && setup.compression->densities) {
-    manifest.AddInput("densities", "file", setup.compression->densities_file);
-  }
-  for (const std::string& policy : policies) {
-    if (const std::string plugin = ParsePolicySpec(policy).plugin; !plugin.empty()) {
-      manifest.AddInput("policy", "file", plugin);
-    }
+  for (const LoadedCase& loaded : cases) {
+    const std::string& plugin = loaded.asked.policy.spec().plugin;
+    if (!plugin.empty()) manifest.AddInput("policy", "file", plugin);
   }
 }
 
@@ -251,7 +241,7 @@ std::string CompilerVersion() {
 
 Settings LibraryVersions() {
   Settings versions;
-  // "fmt 9.1.0,simdjson 3.0.1,..." from the build.
+  // The build defines the text "fmt 9.1.0,simdjson 3.0.1,...".
   std::string_view left = SPILLWAY_LIBRARIES;
   while (!left.empty()) {
     const std::string_view one = left.substr(0, left.find(','));
@@ -260,7 +250,7 @@ Settings LibraryVersions() {
     versions.emplace_back(one.substr(0, blank), one.substr(blank + 1));
   }
   versions.emplace_back("oneTBB", fmt::format("{}.{}", TBB_VERSION_MAJOR, TBB_VERSION_MINOR));
-  versions.emplace_back("CLI11", CLI11_VERSION);
+  versions.emplace_back("CLI11", ParserVersion());
   return versions;
 }
 

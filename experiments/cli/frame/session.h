@@ -1,8 +1,8 @@
-// One invocation of the command line: its arguments, where its output goes, and the files it
+// One invocation of the command line: its arguments, the place of its output, and the files that it
 // writes.
 //
-// Verbs hand over whole texts; a session prints them or writes them, each file with its manifest
-// beside it. Under `spillway replay-run` a session keeps the files in memory instead and prints
+// Verbs hand over whole texts. A session prints them or writes them to files, each with its
+// manifest beside it. Under `spillway replay-run` a session keeps the files in memory and prints
 // nothing.
 
 #ifndef SPILLWAY_EXPERIMENTS_CLI_FRAME_SESSION_H_
@@ -21,14 +21,14 @@
 
 namespace spillway::cli {
 
-// A file that a verb can be asked for, by an option.
+// A file that an option of a verb asks for.
 struct Export {
   std::string option;  // "--export-trace"
   std::string path;    // empty: not asked for
   std::function<std::string(const Manifest&)> contents;
 };
 
-// A file that a verb was asked for.
+// A file with its contents.
 struct OutputFile {
   std::string option;  // "--output"
   std::string path;
@@ -37,7 +37,7 @@ struct OutputFile {
 
 class Session {
  public:
-  // `captured` takes the files of a replayed run; nullptr in an ordinary one.
+  // `captured` takes the files of a replayed run; it is nullptr in an ordinary run.
   Session(std::vector<std::string> arguments, Interrupts& interrupts,
           std::vector<OutputFile>* captured = nullptr);
 
@@ -45,23 +45,24 @@ class Session {
   Interrupts& interrupts() { return interrupts_; }
   ProgressBar& progress() { return progress_; }
 
-  // Prints data on standard output, as `Printable`.
+  // Prints `Printable(text)` on standard output.
   void Print(std::string_view text) const;
   // Prints a remark on standard error, unless --quiet is given.
   void Remark(std::string_view line) const;
 
-  // A manifest of this invocation, without configuration and inputs.
+  // Returns a manifest of this invocation without configuration and inputs.
   Manifest NewManifest() const;
 
-  // The end of a verb: writes the exports, and its results to the file `output`, or prints them
-  // where that is empty. Each file is written whole, then its manifest, which `describe` has
-  // completed with configuration and inputs. Where the path is a symbolic link, the file that it
-  // names is written, and has its manifest beside it. Nobody else's session writes to the same
-  // directories meanwhile, so that a file and its manifest are of one run. Returns `exit_code`.
-  // Throws `InputError` if a file cannot be written, or if two have one path.
+  // Ends a verb: writes the exports that have a path, and writes the results to the file `output`
+  // or prints them if `output` is empty. Each file is written whole, then its manifest, which
+  // `describe` completes with configuration and inputs. If the path is a symbolic link, the file
+  // that the link names is written and has its manifest beside it. Sessions of other processes do
+  // not write to the same directories meanwhile, so that a file and its manifest belong to one run.
+  // Returns `exit_code`. Throws `InputError` if a file cannot be written, and `UsageError` if two
+  // files have the same path.
   int Finish(std::string results, const std::string& output, const std::vector<Export>& exports,
              int exit_code, const std::function<void(Manifest&)>& describe);
-  // Of a verb that writes no files.
+  // Ends a verb that writes no files: prints the results and returns `exit_code`.
   int Finish(std::string_view results, int exit_code) const;
 
  private:
@@ -77,18 +78,14 @@ class Session {
 // Creates the directory and those above it. Throws `InputError` if that fails.
 void CreateDirectory(const std::filesystem::path& path);
 
-// A workload that was loaded, by the text that named it.
-struct NamedScenario {
-  std::string workload;
-  const Scenario* scenario;
-};
+// Returns the values of all keys of the case, as they were asked for.
+Settings SettingsOf(const Case& asked);
 
-// Notes what runs of policies on workloads depend on. REQUIRES: all are on the same machine but for
-// its memory.
-void DescribeRun(const std::vector<NamedScenario>& scenarios, const MachineOption& machine,
-                 const std::vector<std::string>& policies, Manifest& manifest);
+// Adds configuration and inputs of the cases to the manifest: for each key its values, with what
+// presets, modes, memories and costs stand for.
+void DescribeCases(const std::vector<LoadedCase>& cases, Manifest& manifest);
 
-// The compiler that built the program, and the libraries that it was built with.
+// Return the compiler that built the program, and the libraries that the program was built with.
 std::string CompilerVersion();
 Settings LibraryVersions();
 

@@ -1,17 +1,14 @@
 // The verbs of the command line, one file each.
 //
-// Each function adds its subcommand to the application; running it sets the exit code: 0 ok, 1 a
-// negative answer, and by exception 2 usage, 3 bad input, 4 policy or invariant failure, 5 missing
-// environment.
+// Each function declares its verb. A verb returns 0 if all is well and 1 for a negative answer; the
+// other exit codes come from exceptions.
 
 #ifndef SPILLWAY_EXPERIMENTS_CLI_FRAME_VERBS_H_
 #define SPILLWAY_EXPERIMENTS_CLI_FRAME_VERBS_H_
 
-#include <CLI/CLI.hpp>
-#include <functional>
-
 namespace spillway::cli {
 
+class Command;
 class Session;
 
 inline constexpr int kOk = 0;
@@ -21,27 +18,29 @@ inline constexpr int kBadInput = 3;
 inline constexpr int kPolicyFailure = 4;
 inline constexpr int kMissingEnvironment = 5;
 
-void AddRun(CLI::App& app, int& exit_code, Session& session);
-void AddCompare(CLI::App& app, int& exit_code, Session& session);
-void AddLimit(CLI::App& app, int& exit_code, Session& session);
-void AddFit(CLI::App& app, int& exit_code, Session& session);
-void AddList(CLI::App& app, int& exit_code, Session& session);
-void AddTrace(CLI::App& app, int& exit_code, Session& session);
-void AddRecord(CLI::App& app, int& exit_code, Session& session);
-void AddStore(CLI::App& app, int& exit_code, Session& session);
-void AddSweep(CLI::App& app, int& exit_code, Session& session);
-void AddValidate(CLI::App& app, int& exit_code, Session& session);
-void AddCalibrate(CLI::App& app, int& exit_code, Session& session);
-void AddReproduce(CLI::App& app, int& exit_code, Session& session);
-void AddReport(CLI::App& app, int& exit_code, Session& session);
-void AddReplay(CLI::App& app, int& exit_code, Session& session);
-void AddNewPolicy(CLI::App& app, int& exit_code, Session& session);
-// `run` executes another session's arguments as a command line of its own.
-void AddReplayRun(CLI::App& app, int& exit_code, Session& session,
-                  std::function<int(Session& other)> run);
-void AddDoctor(CLI::App& app, int& exit_code, Session& session);
-void AddCompletion(CLI::App& app, int& exit_code);
-void AddHelp(CLI::App& app, int& exit_code, Session& session);
+void AddRun(Command& program, Session& session);
+void AddCompare(Command& program, Session& session);
+void AddLimit(Command& program, Session& session);
+void AddFit(Command& program, Session& session);
+void AddList(Command& program, Session& session);
+void AddTrace(Command& program, Session& session);
+void AddRecord(Command& program, Session& session);
+void AddStore(Command& program, Session& session);
+void AddSweep(Command& program, Session& session);
+void AddValidate(Command& program, Session& session);
+void AddCalibrate(Command& program, Session& session);
+void AddReproduce(Command& program, Session& session);
+void AddReport(Command& program, Session& session);
+void AddReplay(Command& program, Session& session);
+void AddNewPolicy(Command& program, Session& session);
+void AddReplayRun(Command& program, Session& session);
+void AddDoctor(Command& program, Session& session);
+void AddCompletion(Command& program, Session& session);
+void AddHelp(Command& program, Session& session);
+
+// Executes the arguments of a session as a command line. Returns the exit code; errors are printed
+// on standard error.
+int RunSession(Session& session);
 
 }  // namespace spillway::cli
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws frontier.csv: for each network, the time of each policy over that in core, against the memory.
+"""Draws frontier.csv: for each network, the time of each policy relative to the time in core, against the memory.
 
 usage: plot.py [FRONTIER.csv [FIGURE.png]]
 """
@@ -11,11 +11,11 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[2] / "scripts"))
 
-HIGHEST = 3  # times in core; what is slower is left out
+HIGHEST = 3  # slower runs, relative to the time in core, are left out
 
 
 def draw(rows, path):
-    import figstyle  # it needs matplotlib, which the table does not
+    import figstyle  # imported here because only the figure needs matplotlib
 
     colours = [colour for colour in figstyle.COLOURS if colour != "#000000"]
     networks = list(dict.fromkeys(row["workload"] for row in rows))

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "experiments/run/catalogue.h"
+#include "experiments/run/inputs.h"
 #include "sim/cost/roofline.h"
 #include "sim/cost/table_cost.h"
 #include "traces/base/error.h"
@@ -20,7 +21,7 @@
 namespace spillway {
 namespace {
 
-// Every form in which an operation can have been recorded.
+// The presets under which operations are recorded.
 constexpr std::array kPresets{"torch", "vdnn"};
 
 double Quantile(std::vector<double> values, double share) {
@@ -57,7 +58,7 @@ std::string ErrorKeyOf(const Op& op, size_t slot, const std::string& algorithm) 
 }
 
 std::vector<std::string> RecordedWorkloads(const std::string& device) {
-  // Any table will do to find the directory that holds them all.
+  // The path of the device file leads to the directory of the tables.
   std::vector<std::string> names;
   const auto directory = FindDataFile(std::filesystem::path("sim/devices") / (device + ".toml"));
   if (!directory) return names;
@@ -82,7 +83,7 @@ std::vector<Sample> RecordedSamples(const std::vector<std::string>& workloads,
   for (const std::string& workload : workloads) {
     std::map<std::pair<std::string, int64_t>, CostEntry> entries;
     for (const char* preset : kPresets) {
-      const Trace trace = LoadWorkload(workload, {preset, true});
+      const Trace trace = LoadTrace({workload, preset, true});
       if (entries.empty()) {
         const auto path = FindDataFile(RecordedTablePath(device, trace));
         if (!path) {
@@ -173,7 +174,7 @@ Device FitEfficiencies(const Device& device, const std::vector<Sample>& samples)
     for (int step = 0; step <= kSteps; ++step) {
       const double candidate =
           std::stod(fmt::format("{:.3g}", kLeast * std::pow(kMost / kLeast, 1.0 * step / kSteps)));
-      // The other algorithms do not matter to this one.
+      // The other efficiencies do not affect the kernels of this key.
       Device trial = device;
       trial.efficiency[key] = candidate;
       const double error = MeanTimeError(found->second, RooflineCostModel(trial));

@@ -1,5 +1,5 @@
-// How far the analytic cost model is from recorded tables: the errors per algorithm and per
-// iteration, and the efficiencies that make them least.
+// Measures the errors of the analytic cost model against recorded tables, per algorithm and per
+// iteration. Also finds the efficiencies that minimise the errors.
 
 #ifndef SPILLWAY_EXPERIMENTS_EVIDENCE_ROOFLINE_ERRORS_H_
 #define SPILLWAY_EXPERIMENTS_EVIDENCE_ROOFLINE_ERRORS_H_
@@ -15,50 +15,55 @@
 
 namespace spillway {
 
-// One recorded kernel and the operation that it executes.
+// A `Sample` is one recorded kernel and the operation that it executes.
 struct Sample {
   Op op;
   size_t slot = 0;
   int64_t batch = 1;
-  std::string key;  // an `Device::efficiency` key: "fwd.fft", "linear.fwd"; see `EfficiencyKeyOf`
+  std::string
+      key;  // from `ErrorKeyOf`; may be a key of `Device::efficiency`: "fwd.fft", "linear.fwd"
   Kernel recorded;
 };
 
-// The key under which the error of a kernel is reported: SLOT.ALGORITHM for a convolution, else the
-// operation's name in its signature ("relu.bwd").
+// Returns the key under which the error of a kernel is reported: SLOT.ALGORITHM for a convolution,
+// else the operation's name in its signature ("relu.bwd").
 std::string ErrorKeyOf(const Op& op, size_t slot, const std::string& algorithm);
 
-// The kernels in the tables of `workloads` for `device`, each signature, batch and algorithm once,
-// in the order of the workloads. Throws `InputError` for a workload without a table.
+// Returns the kernels in the tables of `workloads` for `device`, in the order of the workloads.
+// Each signature, batch and algorithm occurs once. Throws `InputError` if a workload has no table.
 std::vector<Sample> RecordedSamples(const std::vector<std::string>& workloads,
                                     const std::string& device);
 
-// Workloads with a table for `device`, sorted by name: "vgg16:64". Not of batch 1: those are of
-// inferences, and mostly of slices that take microseconds.
+// Returns the workloads with a table for `device`, such as "vgg16:64", sorted by name. Tables of
+// batch 1 are left out: they are for inference, and most of their entries are slices that take
+// microseconds.
 std::vector<std::string> RecordedWorkloads(const std::string& device);
 
-// Absolute logarithms of predicted over recorded: 0.1 is a tenth too much or too little.
+// An `ErrorSummary` holds quantiles of errors. An error is the absolute logarithm of predicted over
+// recorded; 0.1 means about 10 % too much or too little.
 struct ErrorSummary {
-  size_t samples = 0;
-  size_t missing = 0;  // recorded but not offered by the model
+  size_t samples = 0;  // kernels that the model offers
+  size_t missing = 0;  // recorded kernels that the model does not offer
   double time_median = 0;
   double time_p90 = 0;
-  // Of the samples with a recorded or predicted workspace of at least 1 MiB, each taken as at least
-  // 1 MiB.
+  // The number of samples whose recorded or predicted workspace is at least 1 MiB. Errors of
+  // workspaces are of these samples, with smaller workspaces counted as 1 MiB.
   size_t workspaces = 0;
-  size_t exact = 0;  // workspaces, of all samples, that are equal to the byte
+  size_t exact = 0;  // samples whose predicted workspace equals the recorded one to the byte
   double workspace_median = 0;
   double workspace_p90 = 0;
 };
 
+// Returns the summary of the errors of the model for each key of the samples.
 std::map<std::string, ErrorSummary> SummarizeErrors(const std::vector<Sample>& samples,
                                                     const CostModel& model);
 
-// Compute time of one iteration with the fastest algorithms, unlimited memory and nothing moved.
+// Returns the compute time of one iteration with the fastest algorithms, unlimited memory and no
+// copies.
 Duration FastestIteration(const Trace& trace, const CostModel& cost);
 
-// `device` with the efficiency of each key in `samples` that it lists set to the one whose mean
-// absolute log error of time is least, to three digits.
+// Returns `device` with fitted efficiencies. For each key that occurs in `device` and in `samples`,
+// the efficiency is the one with the least mean absolute log error of time, to three digits.
 Device FitEfficiencies(const Device& device, const std::vector<Sample>& samples);
 
 }  // namespace spillway

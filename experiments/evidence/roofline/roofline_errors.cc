@@ -1,9 +1,9 @@
-// Prints how far the analytic model of a device is from its recorded tables, as CSV.
+// Prints the errors of the analytic model of a device against its recorded tables, as CSV.
 //
 //   roofline_errors [--fit | --hold-out NETWORK] [DEVICE]
 //
-// --fit prints the efficiencies that fit best instead; --hold-out fits them on all other networks
-// and prints the errors on this one. DEVICE is h200 by default.
+// --fit prints the efficiencies that fit best instead. --hold-out fits the efficiencies on all
+// other networks and prints the errors for NETWORK. DEVICE is h200 by default.
 
 #include <fmt/format.h>
 
@@ -15,6 +15,7 @@
 
 #include "experiments/evidence/roofline/errors.h"
 #include "experiments/run/catalogue.h"
+#include "experiments/run/inputs.h"
 #include "sim/cost/roofline.h"
 #include "sim/cost/table_cost.h"
 #include "traces/base/error.h"
@@ -35,8 +36,8 @@ void PrintErrors(const std::vector<std::string>& workloads, const std::vector<Sa
   }
   fmt::print("\nworkload,recorded_ms,predicted_ms,ratio\n");
   for (const std::string& workload : workloads) {
-    const Trace trace = LoadWorkload(workload, {"torch", true});
-    const auto recorded = LoadCost("auto", trace, device);
+    const Trace trace = LoadTrace({workload, "torch", true});
+    const auto recorded = LoadCost("auto", trace, device).model;
     const double truth = FastestIteration(trace, *recorded).seconds() * 1e3;
     const double ours = FastestIteration(trace, model).seconds() * 1e3;
     fmt::print("{},{:.2f},{:.2f},{:.3f}\n", workload, truth, ours, ours / truth);
@@ -66,7 +67,7 @@ int Main(const std::vector<std::string>& args) {
     const bool held = workload.substr(0, workload.find(':')) == held_out;
     (held_out.empty() || held ? judged : others).push_back(std::move(workload));
   }
-  if (judged.empty()) throw UsageError(fmt::format("nothing of it is recorded for '{}'", name));
+  if (judged.empty()) throw UsageError(fmt::format("no such workload is recorded for '{}'", name));
   const std::vector<Sample> samples = RecordedSamples(judged, device.name);
   if (!held_out.empty()) device = FitEfficiencies(device, RecordedSamples(others, device.name));
   if (!fit) {

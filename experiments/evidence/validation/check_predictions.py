@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Predicts every case of the recorded validations again, without a GPU, and compares with what the CSVs say.
+"""Predicts every case of the recorded validations again, without a GPU, and compares them with the CSVs.
 
 usage: experiments/evidence/validation/check_predictions.py SPILLWAY [CSV...]
 
-CSV: those of FILES below, beside this file, unless given. Prints each cell that
-differs and exits with 1 if there is any.
+CSV defaults to the files of FILES below, in the directory of this file. Prints each
+cell that differs. The exit code is 1 if any cell differs.
 """
 
 import csv

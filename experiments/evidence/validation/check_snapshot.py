@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Opens a memory snapshot with what PyTorch has for that, and prints a line of totals for each.
+"""Opens memory snapshots with the functions that PyTorch has for them, and prints a line of totals for each.
 
 usage: check_snapshot.py SNAPSHOT.pickle...        needs PyTorch, no GPU
 
-Exit code 1 if one of the functions fails, or if they do not agree with the snapshot.
+The exit code is 1 if one of the functions fails, or if they do not agree with the snapshot.
 """
 
 import base64
@@ -18,12 +18,12 @@ from torch.cuda import _memory_viz as viz
 
 
 def flamegraph_bytes(text):
-    """The sum over the lines of a flame graph: "frame;frame;... BYTES"."""
+    """Returns the sum over the lines of a flame graph: "frame;frame;... BYTES"."""
     return sum(int(line.rsplit(" ", 1)[1]) for line in text.splitlines())
 
 
 def plotted(html):
-    """The snapshot inside a page that plots it."""
+    """Returns the snapshot inside a page that plots it."""
     (files,) = re.findall(r"const local_files = (\[.*\])", html)
     return pickle.loads(base64.b64decode(json.loads(files)[0]["base64"]))
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Predicted against measured iteration times, and a summary of the errors.
+"""Plots predicted against measured iteration times, and prints a summary of the errors.
 
 usage: experiments/evidence/validation/plot.py [CSV...]     (default: h200.csv beside this script)
 
-Writes FIGURE.pdf and FIGURE.png beside the first file and prints the summary on standard output.
+Writes FIGURE.pdf and FIGURE.png beside the first file, and the summary on standard output.
 """
 
 import csv
@@ -27,7 +27,7 @@ def family(policy):
 
 
 def is_copy_bound(row):
-    """Whether copies alone take longer than the kernels."""
+    """Returns true if the copies alone take longer than the kernels."""
     return float(row["predicted_copy_ms"]) > float(row["predicted_compute_ms"])
 
 
@@ -59,7 +59,7 @@ def plot(rows, path):
     for i, name in enumerate(families):
         mine = [r for r in rows if family(r["policy"]) == name]
         measured = [float(r["measured_iteration_ms"]) for r in mine]
-        # After eight families the colours come again, with other markers.
+        # After eight families the colours repeat with other markers.
         style = {"s": 12, "marker": figstyle.MARKERS[(i + i // 8) % 8], "color": figstyle.COLOURS[i % 8],
                  "alpha": 0.8, "linewidths": 0, "zorder": 2}
         left.scatter(measured, [float(r["predicted_iteration_ms"]) for r in mine], label=name, **style)

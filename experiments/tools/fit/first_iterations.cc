@@ -35,7 +35,8 @@ class Recorder {
   static bool Stays(TensorKind kind) {
     return kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
   }
-  // Momentum and the like, which an update uses before any other op.
+  // Returns true iff the tensor is optimizer state, such as momentum, whose first use is an op of
+  // the update phase.
   bool IsMadeByOptimizer(TensorId id) const {
     const std::optional<OpId> first = liveness_.FirstUse(id);
     return trace_.tensor(id).kind == TensorKind::kOptimizerState && first &&
@@ -63,7 +64,7 @@ class Recorder {
 
   const Trace& trace_;
   const Liveness liveness_;
-  std::vector<std::vector<TensorId>> ends_;      // by op
+  std::vector<std::vector<TensorId>> ends_;      // storages freed after each op
   std::vector<std::optional<uint32_t>> blocks_;  // by storage
   AllocationLog log_;
 };

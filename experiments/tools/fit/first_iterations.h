@@ -1,8 +1,8 @@
-// What PyTorch asks of its allocator in the first iterations of a recorded program.
+// The allocation requests that PyTorch makes in the first iterations of a recorded program.
 //
-// The optimizer makes its state at its first step, when forward and backward have left their
-// segments behind; what it takes of them, the next iteration lacks. So a program holds more memory
-// than one whose state had been there from the beginning.
+// The optimizer allocates its state at its first step, from segments that the forward and backward
+// pass have left cached. The next iteration needs new segments in place of these. A program
+// therefore reserves more memory than if the optimizer state had existed from the beginning.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_FIT_FIRST_ITERATIONS_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_FIT_FIRST_ITERATIONS_H_
@@ -12,8 +12,8 @@
 
 namespace spillway {
 
-// The requests of so many iterations: storages, each until it was given back, and the workspaces of
-// ops. REQUIRES: the trace has a recording.
+// Returns the requests of the first `iterations` iterations: each storage, allocated until the
+// recorded program freed it, and the workspace of each op. REQUIRES: the trace has a recording.
 AllocationLog RequestsOfFirst(const Trace& trace, int iterations);
 
 }  // namespace spillway

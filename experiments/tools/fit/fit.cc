@@ -8,7 +8,7 @@
 #include <set>
 #include <utility>
 
-#include "experiments/run/scenario.h"
+#include "experiments/run/inputs.h"
 #include "experiments/tools/fit/first_iterations.h"
 #include "sim/alloc/make_allocator.h"
 #include "traces/base/error.h"
@@ -17,10 +17,11 @@ namespace spillway {
 namespace {
 
 constexpr const char* kAllocators[] = {"pytorch", "pytorch:expandable_segments=true"};
-// Changes that a table shows of each workload.
+// The number of changes that the table of a workload shows.
 constexpr size_t kShownChanges = 8;
 constexpr size_t kShownHolders = 5;
-// The optimizer makes its state in the first; the next two settle where everything lies.
+// The optimizer allocates its state in the first iteration. After two more iterations the placement
+// of blocks no longer changes.
 constexpr int kFirstIterations = 3;
 
 std::string_view Name(FitStatus status) {
@@ -28,42 +29,41 @@ std::string_view Name(FitStatus status) {
   return kNames[static_cast<size_t>(status)];
 }
 
-// The workload as it is.
+// Returns the policy that runs the workload unchanged.
 std::string PolicyOf(const Trace& trace) { return trace.recording ? "as-recorded" : "liveness"; }
 
-// A workload on a device under each of the allocators.
-class Case {
+// A `Question` runs one workload on one device under each allocator in `kAllocators`.
+class Question {
  public:
-  Case(const FitWorkload& workload, const std::string& device, const FitOptions& options) {
-    MachineText machine;
-    machine.device = device;
+  Question(const FitWorkload& workload, const std::string& device, const FitOptions& options) {
+    asked_.workload = workload.name;
+    asked_.device = device;
     for (const char* allocator : kAllocators) {
-      machine.allocator = allocator;
-      scenarios_.emplace_back(workload.trace, machine);
+      asked_.allocator = allocator;
+      inputs_.push_back(std::make_unique<const Inputs>(asked_, workload.trace));
     }
-    const Setup& setup = scenarios_.front().setup();
+    const Trace& trace = *workload.trace;
     row_.workload = workload.name;
-    row_.network = setup.trace->network;
-    row_.batch = setup.trace->batch;
-    if (setup.trace->recording) row_.recorded_reserved = setup.trace->recording->reserved;
-    row_.device = setup.device.name;
-    row_.memory = setup.device.memory;
+    row_.network = trace.network;
+    row_.batch = trace.batch;
+    if (trace.recording) row_.recorded_reserved = trace.recording->reserved;
+    row_.device = inputs_[0]->device().name;
+    row_.memory = inputs_[0]->device().memory;
     row_.outside = options.outside;
     if (row_.outside >= row_.memory) {
-      throw UsageError(fmt::format("outside: {} leaves nothing of the {} of '{}'",
+      throw UsageError(fmt::format("outside: {} leaves nothing of the {} of memory of '{}'",
                                    FormatBytes(row_.outside), FormatBytes(row_.memory), device));
     }
   }
 
-  // In the memory that there is.
-  FitRow Try(const std::string& change, const std::string& policy, size_t allocator) const {
-    const Scenario& scenario = scenarios_[allocator];
+  // Returns the result of a run in the available memory. `allocator` is an index into
+  // `kAllocators`.
+  FitRow Try(const std::string& change, const PolicyChoice& policy, size_t allocator) const {
     const RunResult result =
-        PlayForRow(scenario.WithMemory(fmt::format("{}B", row_.available().count())), policy, {},
-                   Certificate::kNone);
+        RunIn(fmt::format("{}B", row_.available().count()), policy, allocator, {});
     FitRow row = row_;
     row.change = change;
-    row.policy = policy;
+    row.policy = policy.name();
     row.allocator = kAllocators[allocator];
     row.metrics = result.report.metrics;
     row.status = result.fits() ? FitStatus::kFits : FitStatus::kNot;
@@ -72,16 +72,16 @@ class Case {
   }
 
   Fit AsItIs() const {
-    const std::string policy = PolicyOf(*scenarios_[0].setup().trace);
+    const Trace& trace = *inputs_[0]->trace();
+    const PolicyChoice policy = PolicyOf(trace);
     Fit fit{Try("none", policy, 0), {}, {}};
     FitRow& row = fit.as_it_is;
-    const RunResult unlimited = PlayForRow(
-        scenarios_[0].WithMemory("unlimited"), policy,
-        [&](const Outcome& outcome) { fit.peak = FindPeak(*outcome.trace, outcome.report); },
-        Certificate::kNone);
+    const RunResult unlimited = RunIn("unlimited", policy, 0, [&](const Outcome& outcome) {
+      fit.peak = FindPeak(*outcome.trace, outcome.report);
+    });
     if (!unlimited.fits()) throw PolicyError(unlimited.Reason());
     row.metrics = unlimited.report.metrics;
-    if (scenarios_[0].setup().trace->recording) BeginAsRecorded(row);
+    if (trace.recording) BeginAsRecorded(row);
     if (row.status == FitStatus::kFits && row.metrics.peak_reserved > row.available()) {
       row.status = FitStatus::kReclaims;
     }
@@ -89,12 +89,13 @@ class Case {
   }
 
  private:
-  // The first iterations hold more than those that are alike.
+  // Raises the peak of reserved memory of `row` to that of the first iterations, which reserve more
+  // than later ones, and sets its status if they do not fit.
   void BeginAsRecorded(FitRow& row) const {
-    const Setup& setup = scenarios_[0].setup();
-    const AllocationLog log = RequestsOfFirst(*setup.trace, kFirstIterations);
+    const AllocationLog log = RequestsOfFirst(*inputs_[0]->trace(), kFirstIterations);
     const auto replay = [&](Bytes capacity, Bytes& reserved) {
-      const auto allocator = MakeAllocator(kAllocators[0], capacity, setup.device.alignment);
+      const auto allocator =
+          MakeAllocator(kAllocators[0], capacity, inputs_[0]->device().alignment);
       const auto failure = Replay(log, *allocator);
       reserved = allocator->Stats().reserved;
       return failure;
@@ -112,7 +113,17 @@ class Case {
     }
   }
 
-  std::vector<Scenario> scenarios_;
+  RunResult RunIn(const std::string& memory, const PolicyChoice& policy, size_t allocator,
+                  const std::function<void(const Outcome&)>& look) const {
+    Case asked = asked_;
+    asked.allocator = kAllocators[allocator];
+    asked.memory = memory;
+    asked.policy = policy;
+    return RunForRow(asked, *inputs_[allocator], look, Certificate::kNone);
+  }
+
+  Case asked_;
+  std::vector<std::unique_ptr<const Inputs>> inputs_;  // by allocator
   FitRow row_;
 };
 
@@ -120,15 +131,15 @@ double TimePerSample(const FitRow& row) {
   return row.metrics.iteration.milliseconds() / static_cast<double>(row.batch);
 }
 
-void FindChanges(const Case& one, const FitOptions& options, Fit& fit) {
+void FindChanges(const Question& one, const FitOptions& options, Fit& fit) {
   const std::string& as_it_is = fit.as_it_is.policy;
-  std::vector<std::string> policies{as_it_is};
-  for (const std::string& policy : options.policies) {
-    if (policy != as_it_is) policies.push_back(policy);
+  std::vector<PolicyChoice> policies{as_it_is};
+  for (const PolicyChoice& policy : options.policies) {
+    if (policy.name() != as_it_is) policies.push_back(policy);
   }
   std::vector<FitRow> found(policies.size());
   tbb::parallel_for(size_t{0}, policies.size(), [&](size_t i) {
-    const bool same = policies[i] == as_it_is;
+    const bool same = policies[i].name() == as_it_is;
     if (!same) found[i] = one.Try("policy", policies[i], 0);
     if (found[i].status == FitStatus::kFits) return;
     found[i] = one.Try(same ? "allocator" : "policy and allocator", policies[i], 1);
@@ -148,7 +159,7 @@ std::vector<Fit> FindFits(const std::vector<FitWorkload>& workloads, const std::
   arena.execute([&] {
     for (size_t i = 0; i < workloads.size(); ++i) {
       progress(fmt::format("{} on {}", workloads[i].name, device));
-      const Case one(workloads[i], device, options);
+      const Question one(workloads[i], device, options);
       fits[i] = one.AsItIs();
       if (fits[i].as_it_is.status == FitStatus::kNot) FindChanges(one, options, fits[i]);
     }
@@ -254,7 +265,7 @@ std::string FormatFits(const std::vector<Fit>& fits, size_t width) {
                             : std::string());
     text += FormatTable(FitColumns(), kChange, std::span(fit.changes).first(shown), width);
   }
-  std::set<std::string_view> told;  // of all devices alike
+  std::set<std::string_view> told;  // workloads; the peak is the same on all devices
   for (const Fit& fit : fits) {
     const std::string& workload = fit.as_it_is.workload;
     if (!told.insert(workload).second) continue;

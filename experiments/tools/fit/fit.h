@@ -1,9 +1,10 @@
-// Whether a workload fits on a device under PyTorch's allocator, and what would make it fit.
+// Finds out if a workload fits on a device under PyTorch's allocator, and which changes make it
+// fit.
 //
-// A workload is first run as it is: as recorded, or with each tensor until its last use. What the
-// allocator reserves then with unlimited memory is its peak; the verdict comes from another run in
-// the memory that there is. What would make it fit is run likewise, and only what was seen to fit
-// is listed.
+// A workload is first run unchanged: with the recorded lifetimes if the trace has a recording, else
+// with each tensor held until its last use. A run with unlimited memory gives the peak of reserved
+// memory. A second run in the available memory gives the verdict. Each change is run in the
+// available memory, too, and only the changes with which the workload fits are listed.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_FIT_FIT_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_FIT_FIT_H_
@@ -22,57 +23,61 @@
 namespace spillway {
 
 struct FitWorkload {
-  std::string name;  // as given
+  std::string name;  // as the user gave it
   std::shared_ptr<const Trace> trace;
 };
 
 enum class FitStatus : uint8_t {
   kFits,
-  kReclaims,  // only because the allocator gives cached memory back to the driver
-  kNot,
+  kReclaims,  // fits only because the allocator gives cached memory back to the driver
+  kNot,       // does not fit
 };
 
-// A workload as it is on a device, or with a change that makes it fit.
+// The result of a workload on a device, either unchanged or with a change that makes it fit.
 struct FitRow {
   std::string workload, network, device;
   int64_t batch = 0;
-  Bytes memory;             // of the device
-  Bytes outside;            // of that, what is held beside the allocator
-  Bytes recorded_reserved;  // what PyTorch held where it was recorded; 0: not known
+  Bytes memory;             // device memory
+  Bytes outside;            // the part of `memory` that is used outside the allocator
+  Bytes recorded_reserved;  // peak reserved by PyTorch during the recording; 0 if unknown
   std::string change;       // "none", "allocator", "policy", "policy and allocator", "batch"
   std::string policy, allocator;
   FitStatus status = FitStatus::kNot;
-  Metrics metrics;      // change "none": with unlimited memory; else as it fits
-  double slowdown = 1;  // per sample, over the workload as it is with unlimited memory
-  std::string reason;   // why it does not fit
+  // For the changes "none" and "batch": of the run with unlimited memory. For other changes: of the
+  // run in the available memory.
+  Metrics metrics;
+  double slowdown = 1;  // time per sample over that of the unchanged run with unlimited memory
+  std::string reason;   // why it does not fit; empty if it fits
 
   Bytes available() const { return memory - outside; }
 };
 
 struct FitOptions {
-  std::vector<std::string> policies;  // to be tried where it does not fit as it is
-  Bytes outside;
-  int jobs = 0;  // threads; 0: one per core. Any number gives the same rows
+  std::vector<PolicyChoice> policies;  // tried if the unchanged workload does not fit
+  Bytes outside;                       // device memory that is used outside the allocator
+  int jobs = 0;  // threads; 0 means one per core. The rows do not depend on it.
 };
 
 struct Fit {
-  FitRow as_it_is;
-  MemoryPeak peak;              // of it
-  std::vector<FitRow> changes;  // least slowdown first; none where it fits as it is
+  FitRow as_it_is;              // the unchanged workload
+  MemoryPeak peak;              // the memory peak of the unchanged run with unlimited memory
+  std::vector<FitRow> changes;  // least slowdown first; empty if the unchanged workload fits
 };
 
-// The workloads on a device, each beside smaller batches of its network among them. `progress` is
-// told what is finished. Throws `UsageError` for an unknown device or policy, and if the device has
-// no more memory than is outside.
+// Returns one `Fit` for each workload on the device. A smaller batch of the same network in
+// `workloads` counts as a change. Calls `progress` before each workload starts. Throws `UsageError`
+// if the device or a policy is unknown, or if the device has no more memory than
+// `options.outside`. Throws `PolicyError` if a workload does not run in unlimited memory.
 std::vector<Fit> FindFits(const std::vector<FitWorkload>& workloads, const std::string& device,
                           const FitOptions& options,
                           const std::function<void(const std::string& what)>& progress);
 
-// One row per workload and device, each followed by its changes.
+// Returns one row per workload and device, each followed by the rows of its changes.
 std::vector<FitRow> RowsOf(const std::vector<Fit>& fits);
 Columns<FitRow> FitColumns();
 
-// For people: the verdicts, then what would help where one is negative.
+// Returns a text for people: a table of the verdicts, then the changes for each workload that does
+// not fit, then the memory peak of each workload.
 std::string FormatFits(const std::vector<Fit>& fits, size_t width);
 
 }  // namespace spillway

@@ -1,5 +1,5 @@
-// spillway fit: whether a workload fits under PyTorch's allocator, device by device, and what would
-// make it fit.
+// The verb `spillway fit` tells for each device if a workload fits under PyTorch's allocator, and
+// which changes make it fit.
 
 #include "experiments/tools/fit/fit.h"
 
@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "experiments/cli/frame/options.h"
@@ -23,7 +22,7 @@ namespace {
 
 struct FitVerbOptions {
   std::vector<std::string> workloads;
-  WorkloadOption lowering;
+  Case asked;
   std::vector<std::string> devices;
   std::string outside = "0B";
   FormatOption format;
@@ -31,59 +30,53 @@ struct FitVerbOptions {
   std::string output;
 };
 
-Bytes OutsideOf(const FitVerbOptions& options) {
-  try {
-    return ParseBytes(options.outside);
-  } catch (const InputError& error) {
-    throw UsageError(fmt::format("outside: {}", error.what()));
-  }
-}
-
 void Describe(const FitVerbOptions& options, const std::vector<std::string>& devices,
               const std::vector<std::string>& policies, Manifest& manifest) {
-  manifest.configuration = {
-      {"workload", fmt::format("{}", fmt::join(options.workloads, " "))},
-      {"preset", options.lowering.preset},
-      {"mode", options.lowering.mode},
-      {"device", fmt::format("{}", fmt::join(devices, " "))},
-      {"outside", options.outside},
-      {"policy", fmt::format("{}", fmt::join(policies, " "))},
+  const auto joined = [](const std::vector<std::string>& texts) {
+    return fmt::format("{}", fmt::join(texts, " "));
   };
-  for (const std::string& workload : options.workloads) {
-    const bool file = workload.ends_with(".json") || workload.ends_with(".zst");
-    manifest.AddInput("trace", file ? "file" : "generated", workload);
+  for (auto& [key, value] : SettingsOf(options.asked)) {
+    if (key == "device") value = joined(devices);
+    if (key == "policy") value = joined(policies);
+    if (key != "allocator") manifest.configuration.emplace_back(key, std::move(value));
   }
-  for (const std::string& device : devices) {
-    const std::string base = DeviceBase(device);
-    const bool file = base.ends_with(".toml");
-    manifest.AddInput("device", file ? "file" : "data",
-                      file ? base : fmt::format("sim/devices/{}.toml", base));
+  manifest.configuration.emplace_back("workload", joined(options.workloads));
+  manifest.configuration.emplace_back("outside", options.outside);
+  for (const char* role : {"trace", "device", "cost_table"}) {
+    for (const std::string& workload : options.workloads) {
+      for (const std::string& device : devices) {
+        Case asked = options.asked;
+        asked.workload = workload;
+        asked.device = device;
+        const Inputs inputs(asked);
+        for (const InputFile& file : inputs.read()) {
+          if (file.role == role) manifest.AddInput(file.role, file.source, file.name);
+        }
+      }
+    }
   }
   for (const std::string& policy : policies) {
-    if (const std::string plugin = ParsePolicySpec(policy).plugin; !plugin.empty()) {
-      manifest.AddInput("policy", "file", plugin);
-    }
+    const std::string plugin = PolicyChoice(policy).spec().plugin;
+    if (!plugin.empty()) manifest.AddInput("policy", "file", plugin);
   }
 }
 
 int Execute(const FitVerbOptions& options, Session& session) {
-  MachineOption asked;
-  for (const std::string& device : options.devices) {
-    if (device == "help") asked.device = device;
-  }
-  if (PrintHelpValues(asked, options.policies.given)) return kOk;
-  const std::vector<std::string> policies = options.policies.policies(options.lowering.mode);
-  for (const std::string& policy : policies) PolicyLibrary().Make(policy);  // bad names fail early
+  const std::vector<std::string> policies = options.policies.policies(ModeOf(options.asked));
+  for (const std::string& policy : policies)
+    PolicyLibrary().Make(policy);  // unknown names fail before any run
   const std::vector<std::string> devices =
       options.devices.empty() ? DeviceNames() : SplitSpecifications(options.devices);
-  for (const std::string& device : devices) LoadDevice(device);  // likewise
-  const FitOptions search{policies, OutsideOf(options), options.policies.jobs};
+  for (const std::string& device : devices) LoadDevice(device);
+  const FitOptions search{{policies.begin(), policies.end()},
+                          ParseSize("outside", options.outside),
+                          options.policies.jobs};
 
   std::vector<FitWorkload> workloads;
   for (const std::string& workload : options.workloads) {
-    WorkloadOption one = options.lowering;
-    one.text = workload;
-    workloads.push_back({workload, std::make_shared<const Trace>(one.Load())});
+    Case asked = options.asked;
+    asked.workload = workload;
+    workloads.push_back({workload, std::make_shared<const Trace>(LoadTrace(asked))});
   }
   std::vector<Fit> fits;
   for (const std::string& device : devices) {
@@ -103,32 +96,30 @@ int Execute(const FitVerbOptions& options, Session& session) {
 
 }  // namespace
 
-void AddFit(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
-      "fit",
-      "Whether a workload fits under PyTorch's allocator, and what makes it fit; exit code 1 if "
-      "none fits on any of the devices as it is");
-  auto options = std::make_shared<FitVerbOptions>();
-  verb->add_option("workloads", options->workloads,
-                   "A trace file (.json, .json.zst) or NETWORK:BATCH, one or more: those of one "
-                   "network with a smaller batch are a change that may make another fit")
-      ->required();
-  options->lowering.AddLowering(*verb);
-  verb->add_option("--device", options->devices,
-                   "NAME or FILE.toml; or help; several separated by commas (default: every device "
-                   "that comes with the program)");
-  verb->add_option("--outside", options->outside,
-                   "Device memory that is held beside the allocator: contexts, libraries, other "
-                   "processes")
-      ->capture_default_str();
-  options->format.Add(*verb);
-  options->policies.Add(*verb);
-  verb->get_option("--policy")
-      ->description(
-          "What to try where the workload does not fit as it is: NAME or PLUGIN.so:NAME, then "
+void AddFit(Command& program, Session& session) {
+  Command& verb = program.Add("fit",
+                              "Tell if a workload fits under PyTorch's allocator, and which "
+                              "changes make it fit; exit code 1 if no unchanged workload fits "
+                              "on any device");
+  auto& options = verb.Runs(Execute, session);
+  verb.Texts("workloads", options.workloads,
+             "A trace file (.json, .json.zst) or NETWORK:BATCH, one or more: a network with a "
+             "smaller batch is a change that may make the one with a larger batch fit")
+      .Required();
+  AddCaseOptions(verb, kLoweringKeys, options.asked);
+  verb.Texts("--device", options.devices,
+             "NAME or FILE.toml; or help; several separated by commas (default: every device "
+             "that comes with the program)");
+  verb.Text("--outside", options.outside,
+            "Device memory that is used outside the allocator, by contexts, libraries and other "
+            "processes");
+  options.format.Add(verb);
+  options.policies.Add(verb);
+  verb.Declared("--policy")
+      .Help(
+          "Policies to try if the workload does not fit as it is: NAME or PLUGIN.so:NAME, then "
           ":key=value,...; or help; repeat for more (default: all of the mode but joint)");
-  AddOutput(*verb, options->output, options->format);
-  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+  AddOutput(verb, options.output, options.format);
 }
 
 }  // namespace spillway::cli

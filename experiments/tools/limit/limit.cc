@@ -9,32 +9,30 @@
 #include <set>
 #include <utility>
 
-#include "experiments/run/catalogue.h"
-#include "experiments/run/resolve.h"
-#include "experiments/run/scenario.h"
-#include "sim/cost/deterministic.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/prepare.h"
 #include "traces/base/error.h"
-#include "traces/lowering/lowering.h"
 
 namespace spillway {
 namespace {
 
-// A name that stands for a number: n, or n and a digit.
+// Returns true iff the text is a name that stands for a number: n, or n followed by a digit from 1
+// to 9.
 bool IsVariable(std::string_view text) {
   return text == "n" || (text.size() == 2 && text[0] == 'n' && text[1] >= '1' && text[1] <= '9');
 }
 
-// One trial: the workload at a value, simulated and, where asked for, verified.
-Report Try(const LimitSetup& setup, const std::string& policy, int64_t value, bool check) {
-  const Workload workload = setup.family.At(value);
-  Setup run = setup.run;
-  run.trace = std::make_shared<const Trace>(
-      LowerNetwork(BuildNetwork(workload.network), {workload.batch, setup.preset, setup.training}));
-  std::unique_ptr<const CostModel> cost = LoadCost(setup.cost, *run.trace, run.device);
-  if (setup.deterministic) cost = std::make_unique<DeterministicCostModel>(std::move(cost));
-  run.cost = std::move(cost);
-  Outcome outcome = Play(run, MakersOf(run, policy));
-  if (check) Verify(fmt::format("policy '{}' on {}", policy, workload.Name()), outcome);
+// Returns the report of a simulation of the workload at `value`. If `check` is set, verifies the
+// run.
+Report Try(const LimitSearch& search, const PolicyChoice& policy, int64_t value, bool check) {
+  Case asked = search.asked;
+  asked.workload = search.family.At(value).Name();
+  asked.policy = policy;
+  const Inputs inputs(asked);
+  Outcome outcome = Run(Prepare(asked, inputs));
+  if (check) {
+    Verify(fmt::format("policy '{}' on {}", policy.name(), asked.workload), outcome);
+  }
   return std::move(outcome.report);
 }
 
@@ -43,15 +41,15 @@ Report Try(const LimitSetup& setup, const std::string& policy, int64_t value, bo
 WorkloadFamily WorkloadFamily::OfBatches(std::string_view network) {
   if (network.ends_with(".json") || network.ends_with(".zst")) {
     throw UsageError(fmt::format(
-        "'{}' is a trace of one batch, and the largest batch is looked for: spillway fit "
-        "tells what it needs, spillway compare --memory how it runs in less",
+        "'{}' is a trace of one batch, but limit searches for the largest batch: spillway fit "
+        "tells how much memory the trace needs, spillway compare --memory how it runs in less",
         network));
   }
   if (const size_t colon = network.rfind(':'); colon != std::string_view::npos) {
-    throw UsageError(
-        fmt::format("'{}': the batch is what is looked for, expected a network alone, '{}'; a "
-                    "depth is looked for with --vary depth",
-                    network, network.substr(0, colon)));
+    throw UsageError(fmt::format(
+        "'{}' has a batch, but limit searches for the largest batch: expected a network "
+        "alone, '{}'; --vary depth searches for the largest depth",
+        network, network.substr(0, colon)));
   }
   WorkloadFamily family(network, network, 0, kLargestBatch);
   ParseWorkload(family.At(1).Name());
@@ -75,7 +73,7 @@ WorkloadFamily WorkloadFamily::OfDepths(std::string_view workload) {
                     workload));
   }
   const auto [begin, end] = variables[0];
-  // The batch, and all of the name, are parsed with a number put in.
+  // A number in place of the name lets `ParseWorkload` check the network and its batch.
   const Workload least =
       ParseWorkload(fmt::format("{}1{}", workload.substr(0, begin), workload.substr(end)));
   WorkloadFamily family(workload, workload.substr(0, begin), least.batch, kMostBlocks);
@@ -141,15 +139,15 @@ Limit FindLimit(int64_t most, int64_t scan, const std::function<bool(int64_t)>& 
   return limit;
 }
 
-LimitResult FindLimit(const LimitSetup& setup, const std::string& policy,
+LimitResult FindLimit(const LimitSearch& search, const PolicyChoice& policy,
                       const std::function<void(int64_t)>& progress) {
   LimitResult result;
-  result.policy = policy;
+  result.policy = policy.name();
   std::map<int64_t, std::string> reasons;
   int64_t largest = 0;
-  result.limit = FindLimit(setup.family.most(), setup.scan, [&](int64_t value) {
+  result.limit = FindLimit(search.family.most(), search.scan, [&](int64_t value) {
     progress(value);
-    const Report report = Try(setup, policy, value, false);
+    const Report report = Try(search, policy, value, false);
     if (!report.fits()) {
       reasons[value] = report.out_of_memory->Message();
     } else if (value > largest) {
@@ -158,9 +156,9 @@ LimitResult FindLimit(const LimitSetup& setup, const std::string& policy,
     }
     return report.fits();
   });
-  if (setup.check) {
+  if (search.asked.check) {
     for (const int64_t value : {largest, largest + 1}) {
-      if (value >= 1 && value <= setup.family.most()) Try(setup, policy, value, true);
+      if (value >= 1 && value <= search.family.most()) Try(search, policy, value, true);
     }
   }
   const auto next = reasons.find(result.limit.largest + 1);
@@ -168,8 +166,8 @@ LimitResult FindLimit(const LimitSetup& setup, const std::string& policy,
   return result;
 }
 
-Columns<LimitResult> LimitColumns(const LimitSetup& setup) {
-  const auto bounded = [most = setup.family.most()](const LimitResult& result) {
+Columns<LimitResult> LimitColumns(const LimitSearch& search) {
+  const auto bounded = [most = search.family.most()](const LimitResult& result) {
     return result.limit.largest == most;
   };
   const auto if_any = [](auto get) {
@@ -179,19 +177,20 @@ Columns<LimitResult> LimitColumns(const LimitSetup& setup) {
     return if_any(
         [member](const LimitResult& result) { return result.metrics.value_or(Metrics()).*member; });
   };
-  const auto workload = [&setup](const LimitResult& result) {
-    return setup.family.At(std::max<int64_t>(result.limit.largest, 1));
+  const auto workload = [&search](const LimitResult& result) {
+    return search.family.At(std::max<int64_t>(result.limit.largest, 1));
   };
   return {
-      {"network", "", "as given", [&](auto&) { return setup.family.text(); }},
+      {"network", "", "as given", [&](auto&) { return search.family.text(); }},
       {"vary", "", "batch or depth",
-       [&](auto&) { return setup.family.deepens() ? "depth" : "batch"; }},
-      {"preset", "", "how memory is counted", [&](auto&) { return setup.preset; }},
+       [&](auto&) { return search.family.deepens() ? "depth" : "batch"; }},
+      {"preset", "", "how memory is counted",
+       [&](auto&) { return search.asked.preset.value_or("torch"); }},
       {"mode", "", "training or inference",
-       [&](auto&) { return setup.training ? "training" : "inference"; }},
-      {"device", "", "name of the GPU", [&](auto&) { return setup.run.device.name; }},
-      {"memory_bytes", "B", "device memory", [&](auto&) { return setup.run.memory; }},
-      {"allocator", "", "as given", [&](auto&) { return setup.run.allocator; }},
+       [&](auto&) { return search.asked.training.value_or(true) ? "training" : "inference"; }},
+      {"device", "", "name of the GPU", [&](auto&) { return search.device.name; }},
+      {"memory_bytes", "B", "device memory", [&](auto&) { return search.memory(); }},
+      {"allocator", "", "as given", [&](auto&) { return search.asked.allocator.name(); }},
       {"policy", "", "as given", &LimitResult::policy, "policy"},
       {"status", "", "ok, none (nothing fits) or bounded (all that was allowed fits)",
        [=](auto& r) { return bounded(r)            ? "bounded"
@@ -220,7 +219,7 @@ Columns<LimitResult> LimitColumns(const LimitSetup& setup) {
          return misfits.empty() ? std::nullopt : std::optional(misfits.front());
        }},
       {"trials", "1", "runs", [](auto& r) { return r.limit.trials; }, "trials"},
-      {"checked", "", "with the independent checker", [&](auto&) { return setup.check; }},
+      {"checked", "", "with the independent checker", [&](auto&) { return search.asked.check; }},
       {"iteration_ms", "ms", "at the limit, as are the next ones", metric(&Metrics::iteration),
        "time ms", 1},
       {"peak_requested_bytes", "B", "most bytes asked for at once",

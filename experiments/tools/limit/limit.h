@@ -1,8 +1,8 @@
-// The largest batch, or the deepest network, that fits under a policy.
+// Searches for the largest batch, or the deepest network, that fits under a policy.
 //
-// Fitting is not monotone: a larger tensor may land better in a fragmented pool, and a policy may
-// choose otherwise. So an answer is a value that was seen to fit, the proof that the next one does
-// not, and how far above it nothing fits either. Nothing is claimed of what lies beyond.
+// Fitting is not monotone: a larger tensor may find a better place in a fragmented pool, or make a
+// policy decide differently. A `Limit` is therefore a value that fits in a run, while no value from
+// the next one up to `scanned_to` fits. It says nothing about values above `scanned_to`.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_LIMIT_LIMIT_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_LIMIT_LIMIT_H_
@@ -15,25 +15,29 @@
 #include <vector>
 
 #include "experiments/output/columns.h"
-#include "experiments/run/setup.h"
+#include "experiments/run/case.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway {
 
-// Workloads that differ in one number.
+// A `WorkloadFamily` is a set of workloads that differ in one number: the batch or the depth.
 class WorkloadFamily {
  public:
-  // Of all batches: `network` is a name, "vgg16". Throws `UsageError`.
+  // Returns the family of all batches of a network, for example "vgg16". Throws `UsageError` if
+  // `network` is a trace file, has a batch, or is unknown.
   static WorkloadFamily OfBatches(std::string_view network);
-  // Of all depths: a network and its batch with a name in the place of one number, as SuperNeurons
-  // writes it, "resnet(6,32,n3,6):16". The name is n, or n and a digit. Throws `UsageError`.
+  // Returns the family of all depths of a network. In `workload` a name replaces one number, as in
+  // the SuperNeurons paper: "resnet(6,32,n3,6):16". The name is n, or n followed by a digit from 1
+  // to 9. Throws `UsageError` if there is not exactly one name, or if there is no batch.
   static WorkloadFamily OfDepths(std::string_view workload);
 
-  // REQUIRES: value is in [1, most()].
+  // Returns the workload whose batch or depth is `value`. REQUIRES: value is in [1, most()].
   Workload At(int64_t value) const;
+  // Returns the largest value of the family.
   int64_t most() const { return most_; }
-  // As given: "vgg16", "resnet(6,32,n3,6):16".
+  // Returns the text that the family was made from: "vgg16", "resnet(6,32,n3,6):16".
   const std::string& text() const { return text_; }
+  // Returns true iff the depth varies; otherwise the batch varies.
   bool deepens() const { return batch_ > 0; }
 
  private:
@@ -41,58 +45,60 @@ class WorkloadFamily {
       : text_(text), before_(network), batch_(batch), most_(most) {}
 
   std::string text_;
-  std::string before_, after_;  // of the number, in the network's name
-  int64_t batch_;               // 0: what varies
+  std::string before_, after_;  // the network's name before and after the number that varies
+  int64_t batch_;               // 0 if the batch varies
   int64_t most_;
 };
 
-// SuperNeurons' depth of a residual network "resnet(n1,n2,n3,n4)": 3 (n1 + n2 + n3 + n4) + 2.
-// nullopt for other names.
+// Returns the depth of a residual network "resnet(n1,n2,n3,n4)" as the SuperNeurons paper counts
+// it: 3 (n1 + n2 + n3 + n4) + 2 layers. Returns nullopt for other networks.
 std::optional<int64_t> ResNetDepth(std::string_view network);
 
 struct Limit {
-  int64_t largest = 0;  // seen to fit; 0 if nothing was
-  // From largest + 1 to here nothing fits. Equal to `largest` if no more was allowed.
+  int64_t largest = 0;  // the largest value that fits in a run; 0 if none does
+  // No value in [largest + 1, scanned_to] fits. Equal to `largest` if that is the largest allowed
+  // value.
   int64_t scanned_to = 0;
-  std::vector<int64_t> misfits;  // all values seen not to fit, ascending
-  int trials = 0;
+  std::vector<int64_t> misfits;  // all values that were tried and do not fit, ascending
+  int trials = 0;                // the number of values that were tried
 
-  // Something that is smaller than what fits does not.
+  // Returns true iff every value that was tried and does not fit is larger than `largest`.
   bool monotone() const { return misfits.empty() || misfits.front() > largest; }
 };
 
-// Doubling steps up from the largest value that fits to one that does not, then bisection between
-// the two, then every one of the `scan` values above; from one that fits there it goes on likewise.
-// `fits` is called for each value at most once. REQUIRES: most >= 1, scan >= 1.
+// Returns the limit among the values in [1, most]. The search first doubles its steps up from the
+// largest value that fits until a value does not fit. It then bisects between the two. It then
+// tries each of the `scan` values above the result, and starts over from the first of them that
+// fits. `fits` is called at most once for each value. REQUIRES: most >= 1, scan >= 1.
 Limit FindLimit(int64_t most, int64_t scan, const std::function<bool(int64_t)>& fits);
 
-// Where a search takes place, all but the policy.
-struct LimitSetup {
+// A `LimitSearch` describes a search for the limit of a case whose workload is one of a family.
+struct LimitSearch {
   WorkloadFamily family;
-  std::string preset = "torch";
-  bool training = true;
-  Setup run = {};                 // all but trace and cost model, which are the workload's
-  std::string cost = "roofline";  // as for `LoadCost`
-  bool deterministic = false;
-  bool check = false;  // verify the runs at the limit and above it with the independent checker
+  Case asked;     // its workload is not used; `memory`, if given, is a size
+  Device device;  // the device of `asked`
   int64_t scan = 16;
+
+  // Returns the device memory of the runs.
+  Bytes memory() const { return asked.memory ? *asked.memory->bytes() : device.memory; }
 };
 
 struct LimitResult {
   std::string policy;
   Limit limit;
-  std::optional<Metrics> metrics;  // of the largest that fits
-  std::string next_reason;         // why the next one does not
+  std::optional<Metrics> metrics;  // of the run at the limit; nullopt if nothing fits
+  std::string next_reason;         // why limit.largest + 1 does not fit
 };
 
-// The limit of one policy. `progress` is told each value before it is tried. Throws `PolicyError`
-// if a check finds a violation, else as `Simulate` and `LoadCost`. Safe to call from several
-// threads.
-LimitResult FindLimit(const LimitSetup& setup, const std::string& policy,
+// Returns the limit of one policy. Calls `progress` with each value before it is tried. If
+// `search.asked.check` is set, verifies the runs at the limit and at the next value. Throws
+// `PolicyError` if a check finds a violation, and everything that `Inputs` and `Run` throw. Safe to
+// call from several threads.
+LimitResult FindLimit(const LimitSearch& search, const PolicyChoice& policy,
                       const std::function<void(int64_t value)>& progress);
 
-// `setup` outlives them.
-Columns<LimitResult> LimitColumns(const LimitSetup& setup);
+// Returns the columns of a result. REQUIRES: `search` outlives the columns.
+Columns<LimitResult> LimitColumns(const LimitSearch& search);
 
 }  // namespace spillway
 

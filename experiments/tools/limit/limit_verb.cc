@@ -1,10 +1,8 @@
-// spillway limit: the largest batch, or the deepest network, that fits.
+// The verb `spillway limit` finds the largest batch, or the deepest network, that fits.
 
 #include "experiments/tools/limit/limit.h"
 
 #include <fmt/format.h>
-#include <tbb/parallel_for.h>
-#include <tbb/task_arena.h>
 
 #include <algorithm>
 #include <optional>
@@ -23,51 +21,35 @@ namespace {
 struct LimitOptions {
   std::string network;
   std::string vary = "batch";
-  WorkloadOption lowering;
-  MachineOption machine;
+  Case asked;
   FormatOption format;
   PoliciesOption policies;
   int64_t scan = 16;
   std::string output;
 };
 
-// Only a size: the others of `ParseMemory` depend on the workload, which is what is looked for.
-Bytes MemoryOf(const MachineOption& machine, const Device& device) {
-  if (machine.memory.empty()) return device.memory;
-  try {
-    return ParseBytes(machine.memory);
-  } catch (const InputError& error) {
-    throw UsageError(
-        fmt::format("memory: {}; a limit is looked for in a fixed size", error.what()));
+LimitSearch SearchOf(const LimitOptions& options) {
+  LimitSearch search{options.vary == "batch" ? WorkloadFamily::OfBatches(options.network)
+                                             : WorkloadFamily::OfDepths(options.network),
+                     options.asked, LoadMachine(options.asked), options.scan};
+  search.asked.preset = FindPreset(options.asked.preset.value_or("torch")).name;
+  // Budgets other than a size depend on the workload or do not limit memory.
+  if (search.asked.memory) {
+    ParseSize("memory", search.asked.memory->text(), "; limit needs a fixed size of memory");
   }
+  return search;
 }
 
-LimitSetup SetupOf(const LimitOptions& options) {
-  const MachineOption& machine = options.machine;
-  LimitSetup setup{options.vary == "batch" ? WorkloadFamily::OfBatches(options.network)
-                                           : WorkloadFamily::OfDepths(options.network)};
-  setup.preset = FindPreset(options.lowering.preset).name;
-  setup.training = options.lowering.mode == "training";
-  setup.run = LoadMachine(machine);
-  setup.run.memory = MemoryOf(machine, setup.run.device);
-  setup.cost = machine.cost;
-  setup.deterministic = machine.deterministic;
-  setup.check = machine.check;
-  setup.scan = options.scan;
-  return setup;
-}
-
-std::string FormatLimits(const LimitSetup& setup, const std::vector<LimitResult>& results,
+std::string FormatLimits(const LimitSearch& search, const std::vector<LimitResult>& results,
                          size_t width) {
-  const std::string what = setup.family.deepens() ? "depth" : "batch";
+  const std::string what = search.family.deepens() ? "depth" : "batch";
   constexpr std::string_view kShown[] = {
       "policy",     "status",   "limit",  "depth",        "next",
       "scanned_to", "monotone", "trials", "iteration_ms", "peak_allocated_bytes"};
-  std::string out =
-      fmt::format("{} ({}, {}) on {} with {}: the largest {} that fits\n\n{}\n",
-                  setup.family.text(), setup.preset, setup.training ? "training" : "inference",
-                  setup.run.device.description, FormatBytes(setup.run.memory), what,
-                  FormatTable(LimitColumns(setup), kShown, results, width));
+  std::string out = fmt::format("{} ({}, {}) on {} with {}: the largest {} that fits\n\n{}\n",
+                                search.family.text(), *search.asked.preset, ModeOf(search.asked),
+                                search.device.description, FormatBytes(search.memory()), what,
+                                FormatTable(LimitColumns(search), kShown, results, width));
   for (const LimitResult& result : results) {
     if (result.next_reason.empty()) continue;
     std::string reason = result.next_reason;
@@ -75,113 +57,92 @@ std::string FormatLimits(const LimitSetup& setup, const std::vector<LimitResult>
     out += fmt::format("{} at {}: {}\n", result.policy, result.limit.largest + 1, reason);
   }
   out +=
-      "\nFitting is not monotone. Each limit was seen to fit; the next value, and all up to \"none "
-      "to\",\nwere seen not to. Where \"monotone\" is no, a smaller value does not fit either.\n";
+      "\nFitting is not monotone. Each limit fits in a run; no value from the next one up to "
+      "\"none to\"\nfits. If \"monotone\" is no, a value below the limit does not fit either.\n";
   return out;
 }
 
-void Describe(const LimitOptions& options, const LimitSetup& setup,
+void Describe(const LimitOptions& options, const LimitSearch& search,
               const std::vector<LimitResult>& results, Manifest& manifest) {
-  const auto flag = [](bool value) { return std::string(value ? "true" : "false"); };
   std::vector<std::string> policies;
   for (const LimitResult& result : results) policies.push_back(result.policy);
-  manifest.configuration = {
-      {"network", options.network},
-      {"vary", options.vary},
-      {"preset", setup.preset},
-      {"mode", options.lowering.mode},
-      {"device", options.machine.device},
-      {"memory", fmt::format("{} B", setup.run.memory.count())},
-      {"allocator", setup.run.allocator},
-      {"cost", setup.cost},
-      {"deterministic", flag(setup.deterministic)},
-      {"charge-input", flag(setup.run.options.charge_input)},
-      {"check", flag(setup.check)},
-      {"scan", fmt::format("{}", setup.scan)},
-      {"policy", fmt::format("{}", fmt::join(policies, " "))},
-  };
+  manifest.configuration = {{"network", options.network}, {"vary", options.vary}};
+  for (auto& [key, value] : SettingsOf(search.asked)) {
+    if (key == "policy") value = fmt::format("{}", fmt::join(policies, " "));
+    if (key != "memory") manifest.configuration.emplace_back(key, std::move(value));
+  }
+  manifest.configuration.emplace_back("memory", fmt::format("{} B", search.memory().count()));
+  manifest.configuration.emplace_back("scan", fmt::format("{}", search.scan));
   for (const LimitResult& result : results) {
     if (result.limit.largest == 0) continue;
-    manifest.AddInput("trace", "generated", setup.family.At(result.limit.largest).Name());
-  }
-  const std::string device = DeviceBase(options.machine.device);
-  const bool file = device.ends_with(".toml");
-  manifest.AddInput("device", file ? "file" : "data",
-                    file ? device : fmt::format("sim/devices/{}.toml", device));
-  if (setup.cost != "auto" && setup.cost != "roofline")
-    manifest.AddInput("cost_table", "file", setup.cost);
-  for (const std::string& policy : policies) {
-    if (const std::string plugin = ParsePolicySpec(policy).plugin; !plugin.empty()) {
-      manifest.AddInput("policy", "file", plugin);
+    Case asked = search.asked;
+    asked.workload = search.family.At(result.limit.largest).Name();
+    const Inputs inputs(asked);
+    for (const InputFile& file : inputs.read()) {
+      manifest.AddInput(file.role, file.source, file.name);
     }
+    const std::string plugin = PolicyChoice(result.policy).spec().plugin;
+    if (!plugin.empty()) manifest.AddInput("policy", "file", plugin);
   }
 }
 
 int Execute(const LimitOptions& options, Session& session) {
-  if (PrintHelpValues(options.machine, options.policies.given)) return kOk;
-  const LimitSetup setup = SetupOf(options);
-  const std::vector<std::string> policies = options.policies.policies(options.lowering.mode);
-  for (const std::string& policy : policies) PolicyLibrary().Make(policy);  // bad names fail early
+  const LimitSearch search = SearchOf(options);
+  const std::vector<std::string> policies = options.policies.policies(ModeOf(options.asked));
+  for (const std::string& policy : policies)
+    PolicyLibrary().Make(policy);  // unknown names fail before any run
   const auto format = [&](const std::vector<LimitResult>& results) {
-    return FormatAs(options.format.format(), LimitColumns(setup), results, "spillway.limit/v1",
-                    [&] { return FormatLimits(setup, results, options.format.width()); });
+    return FormatAs(options.format.format(), LimitColumns(search), results, "spillway.limit/v1",
+                    [&] { return FormatLimits(search, results, options.format.width()); });
   };
   std::optional<FinishedRows<LimitResult>> rows;
   rows.emplace(session, policies.size(),
                options.output.empty() ? format : FinishedRows<LimitResult>::Format());
-  tbb::task_arena arena(options.policies.jobs > 0 ? options.policies.jobs
-                                                  : tbb::task_arena::automatic);
-  arena.execute([&] {
-    tbb::parallel_for(size_t{0}, policies.size(), [&](size_t i) {
-      LimitResult result = FindLimit(setup, policies[i], [&](int64_t value) {
-        session.progress().Say(fmt::format("{} at {}", policies[i], value));
-      });
-      const int64_t largest = result.limit.largest;
-      rows->Finish(i, std::move(result), policies[i],
-                   largest > 0 ? fmt::format("{}", largest) : "nothing fits");
+  options.policies.ForEach(policies.size(), [&](size_t i) {
+    LimitResult result = FindLimit(search, policies[i], [&](int64_t value) {
+      session.progress().Say(fmt::format("{} at {}", policies[i], value));
     });
+    const int64_t largest = result.limit.largest;
+    rows->Finish(i, std::move(result), policies[i],
+                 largest > 0 ? fmt::format("{}", largest) : "nothing fits");
   });
   const std::vector<LimitResult> results = rows->Take();
   rows.reset();
   const bool any = std::any_of(results.begin(), results.end(),
                                [](const LimitResult& result) { return result.limit.largest > 0; });
-  if (setup.check) {
+  if (search.asked.check) {
     session.Remark(CheckedRemark("the reports at each limit and at the value behind it"));
   }
   return session.Finish(format(results), options.output, {}, any ? kOk : kNegative,
-                        [&](Manifest& manifest) { Describe(options, setup, results, manifest); });
+                        [&](Manifest& manifest) { Describe(options, search, results, manifest); });
 }
 
 }  // namespace
 
-void AddLimit(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddLimit(Command& program, Session& session) {
+  Command& verb = program.Add(
       "limit", "Find the largest batch or depth that fits; exit code 1 if nothing does");
-  auto options = std::make_shared<LimitOptions>();
-  options->machine.cost = "roofline";  // tables are recorded for few batches
-  verb->add_option("network", options->network,
-                   "batch: a network (vgg16); depth: one with a name in the place of a number, and "
-                   "its batch, resnet(6,32,n3,6):16")
-      ->required();
-  verb->add_option("--vary", options->vary, "What grows: the batch, or the number that has a name")
-      ->check(CLI::IsMember({"batch", "depth"}))
-      ->capture_default_str();
-  options->lowering.AddLowering(*verb);
-  options->machine.AddAllButMemory(*verb);
-  verb->remove_option(verb->get_option("--compress"));  // it changes nothing of what fits
-  verb->get_option("--check")->description(
+  auto& options = verb.Runs(Execute, session);
+  options.asked.cost = "roofline";  // cost tables exist for few batches
+  verb.Text("network", options.network,
+            "A network (vgg16), or with --vary depth a network with a name in place of one number, "
+            "and its batch (resnet(6,32,n3,6):16)")
+      .Required();
+  verb.Choice("--vary", options.vary, {"batch", "depth"},
+              "The number that grows: the batch, or the named number of the network");
+  AddCaseOptions(verb, kLoweringKeys, options.asked);
+  AddCaseOptions(verb, kMachineKeys, options.asked);
+  AddCaseOptions(verb, {"memory"}, options.asked);
+  verb.Declared("--cost").initial = "roofline";
+  verb.Remove("--compress");  // compression does not change which values fit
+  verb.Declared("--check").Help(
       "Verify the runs at the limit and at the next value with the independent checker");
-  verb->add_option("--memory", options->machine.memory,
-                   "Device memory: a size (12GiB); default: the device's")
-      ->check(MemoryGiven());
-  options->format.Add(*verb);
-  options->policies.Add(*verb);
-  verb->add_option("--scan", options->scan,
-                   "How many values above the limit must not fit: fitting is not monotone")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  AddOutput(*verb, options->output, options->format);
-  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+  verb.Declared("--memory").Help("Device memory: a size (12GiB); default: the device's");
+  options.format.Add(verb);
+  options.policies.Add(verb);
+  verb.Number("--scan", options.scan, {1, 100000},
+              "How many values above the limit must not fit: fitting is not monotone");
+  AddOutput(verb, options.output, options.format);
 }
 
 }  // namespace spillway::cli

@@ -1,11 +1,10 @@
-// spillway calibrate: measure this machine's GPU and write a device file.
+// The verb `spillway calibrate` measures this machine's GPU and writes a device file.
 
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -52,7 +51,8 @@ CalibrateOptions MakeOptions(const CalibrateCommand& command) {
   return options;
 }
 
-// Late failures would cost the measurements.
+// Throws `InputError` if `path` cannot be written. The check comes before the measurements, because
+// a later failure would lose them.
 void CheckFolder(const fs::path& path) {
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   std::error_code ignored;
@@ -65,7 +65,8 @@ void CheckFolder(const fs::path& path) {
   }
 }
 
-// Of the device files that come with the program, the one to start from.
+// Returns the path of the device file from which a calibration of the machine starts, among the
+// device files that come with the program. Throws `UsageError` if `NearestDevice` finds none.
 fs::path FindBase(const Machine& machine) {
   const std::vector<std::string> names = DeviceNames();
   std::vector<Device> devices;
@@ -80,7 +81,7 @@ fs::path FindBase(const Machine& machine) {
 
 std::string Cell(double rate) { return fmt::format("{:.2f}", rate / 1e9); }
 
-// For people: bandwidths by size.
+// Returns a table for people of bandwidths by size.
 std::string CopyTable(const std::vector<CopyTiming>& copies) {
   std::vector<std::vector<std::string>> cells{{"size", "h2d GB/s", "d2h GB/s", "h2d both GB/s",
                                                "d2h both GB/s", "sum GB/s", "h2d us", "d2h us",
@@ -101,13 +102,14 @@ std::string CopyTable(const std::vector<CopyTiming>& copies) {
   return FormatTable(cells);
 }
 
-// For people: the link to another GPU, h2d from it.
+// Returns a table for people of the link to another GPU; h2d means from that GPU. The table is
+// empty if the link was not measured.
 std::string PeerTable(const Measurements& measurements) {
   if (measurements.peer_copies.empty()) return {};
   return "from and to the peer\n" + CopyTable(measurements.peer_copies) + "\n";
 }
 
-// For people: driver calls by size.
+// Returns a table for people of driver calls by size.
 std::string AllocationTable(const Measurements& measurements) {
   std::vector<std::vector<std::string>> cells{
       {"size", "allocate us", "spread", "release us", "spread"}};
@@ -138,7 +140,8 @@ std::string AllocationTable(const Measurements& measurements) {
   return FormatTable(cells);
 }
 
-// For people: the host's time of calls of the convolution library.
+// Returns a table for people of the host time of calls to the convolution library. The table is
+// empty if none was measured.
 std::string LibraryTable(const Measurements& measurements) {
   if (measurements.library_calls.empty()) return {};
   std::vector<std::vector<std::string>> cells{{"library call", "us", "spread"}};
@@ -238,33 +241,29 @@ int Execute(const CalibrateCommand& command, Session& session) {
 
 }  // namespace
 
-void AddCalibrate(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddCalibrate(Command& program, Session& session) {
+  Command& verb = program.Add(
       "calibrate",
       "Measure copies, launches and allocations on this machine's GPU and write a device file; "
       "exit code 5 without one");
-  auto command = std::make_shared<CalibrateCommand>();
-  verb->add_option("-o,--output", command->output, "Device file to write (.toml)")->required();
-  verb->add_option("--from", command->from,
-                   "Device name or file that gives what cannot be measured: peak FLOP/s, host "
-                   "memory, efficiencies; default: the one that describes this GPU, else the "
-                   "nearest by compute capability");
-  auto* raw = verb->add_option("--raw", command->raw,
-                               "File for all raw measurements (.json, .json.zst); default: beside "
-                               "the device file, NAME.calibration.json");
-  verb->add_option("--refit", command->refit,
-                   "Fit the raw measurements of this file instead of measuring; needs no GPU")
-      ->excludes(raw);
-  verb->add_option("--gpu", command->device, "CUDA's number of the GPU")
-      ->check(CLI::Range(0, 1 << 16))
-      ->capture_default_str();
-  verb->add_option("--peer", command->peer,
-                   "Also measure the link to the memory of another GPU, by CUDA's number, for "
-                   "--pool peer")
-      ->check(CLI::Range(0, 1 << 16));
-  verb->add_flag("--quick", command->quick, "Fewer repeats and smaller sizes");
-  command->format.Add(*verb);
-  verb->callback([command, &exit_code, &session] { exit_code = Execute(*command, session); });
+  auto& command = verb.Runs(Execute, session);
+  verb.Text("-o,--output", command.output, "Device file to write (.toml)").Required();
+  verb.Text("--from", command.from,
+            "Device name or file that gives what cannot be measured: peak FLOP/s, host "
+            "memory, efficiencies; default: the one that describes this GPU, else the "
+            "nearest by compute capability");
+  const Option& raw = verb.Text("--raw", command.raw,
+                                "File for all raw measurements (.json, .json.zst); default: beside "
+                                "the device file, NAME.calibration.json");
+  verb.Text("--refit", command.refit,
+            "Fit the raw measurements of this file instead of measuring; needs no GPU")
+      .Excludes(raw);
+  verb.Number("--gpu", command.device, {0, 1 << 16}, "CUDA's number of the GPU");
+  verb.Number("--peer", command.peer, {0, 1 << 16},
+              "Also measure the link to the memory of another GPU, by CUDA's number, for "
+              "--pool peer");
+  verb.Flag("--quick", command.quick, "Fewer repeats and smaller sizes");
+  command.format.Add(verb);
 }
 
 }  // namespace spillway::cli

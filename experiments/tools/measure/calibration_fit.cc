@@ -18,7 +18,7 @@ namespace spillway {
 namespace {
 
 constexpr double kMebibyte = 1 << 20;
-// cudaMalloc cuts smaller blocks from one of this size.
+// cudaMalloc cuts smaller blocks from a block of this size.
 constexpr Bytes kDriverGranularity = Bytes::MiB(2);
 constexpr double kLargestRate = 1e15;  // bytes per second; no memory is that fast
 
@@ -105,7 +105,7 @@ class Fitter {
     return 1 / fit.slope;
   }
 
-  // Keys of a link in a device file, its directions to and from the device.
+  // The keys of a link in a device file: to the device, from the device, and both directions.
   struct LinkKeys {
     std::string in;
     std::string out;
@@ -128,7 +128,8 @@ class Fitter {
     Add(OfFit(keys.in + "_latency", in.intercept, Unit::kSeconds, in));
     Add(OfFit(keys.out, out_rate, Unit::kBytesPerSecond, out));
     Add(OfFit(keys.out + "_latency", out.intercept, Unit::kSeconds, out));
-    // Both together carry no less than one alone and no more than each by itself would.
+    // Both directions together carry at least the rate of the faster direction alone, and at most
+    // the sum of both rates.
     LinearFit both;
     both.points = in_both.points + out_both.points;
     both.mean_error = (in_both.mean_error + out_both.mean_error) / 2;
@@ -145,7 +146,8 @@ class Fitter {
         OfFit(keys.out + "_single_latency", out_single.intercept, Unit::kSeconds, out_single));
   }
 
-  // One number for several calls: the median of their medians, as a fit with its errors.
+  // Adds one quantity for several calls: the median of `times`, with the relative errors of using
+  // it for each call. Adds nothing if `times` is empty.
   void AddTypical(const std::string& name, std::vector<double> times) {
     if (times.empty()) return;
     std::sort(times.begin(), times.end());
@@ -168,7 +170,7 @@ class Fitter {
     AddTypical("host.library_call", std::move(times));
   }
 
-  // Of calls for at least `least` bytes.
+  // Returns the fit of time over size in MiB, for the calls of at least `least` bytes.
   template <typename Call>
   static LinearFit FitCalls(const std::vector<Call>& calls, Timing Call::*member, Bytes least,
                             std::string_view what) {
@@ -229,7 +231,8 @@ class Fitter {
     AddDelay("stream.copy_wait", l.copy_waiting, l.copy_after_event);
   }
 
-  // How much later a kernel or copy ends because its event is on another stream.
+  // Adds the time by which a kernel or copy ends later because it waits for an event of another
+  // stream.
   void AddDelay(const std::string& name, const Timing& waiting, const Timing& same_stream) {
     Require(same_stream, name);
     Quantity delay = OfTiming(name, waiting);
@@ -278,7 +281,7 @@ class Fitter {
     Add(std::move(rate));
   }
 
-  // The time beside others over the time alone.
+  // Adds the ratio of the time during other work to the time alone.
   void AddSlowdown(const std::string& name, const Timing& timing, const Overlap* alone,
                    Timing Overlap::*member) {
     if (timing.repeats == 0 || alone == nullptr) return;
@@ -305,7 +308,8 @@ constexpr std::array kRates{NamedScale{"MB/s", 1e6}, NamedScale{"GB/s", 1e9},
                             NamedScale{"TB/s", 1e12}};
 constexpr std::array kFlops{NamedScale{"GFLOP/s", 1e9}, NamedScale{"TFLOP/s", 1e12}};
 
-// Four significant digits, in the largest unit that leaves at least one of it when rounded.
+// Returns the value with four significant digits, in the largest unit in which the rounded number
+// is at least 1.
 std::string SpellScaled(double value, std::span<const NamedScale> units) {
   const NamedScale* unit = &units.front();
   for (const NamedScale& candidate : units) {
@@ -321,12 +325,12 @@ std::string SpellScaled(double value, std::span<const NamedScale> units) {
   return text + std::string(unit->name);
 }
 
-// One line of a device file: "key = value", comment, either or neither.
+// A `Line` is one line of a device file. It has "key = value", a comment, both or neither.
 struct Line {
   std::string code;
-  std::string comment;  // from its '#'
-  std::string table;    // where it stands; empty at the top
-  std::string key;      // empty for other lines
+  std::string comment;  // begins with '#'; may be empty
+  std::string table;    // the table of the key; empty at the top level
+  std::string key;      // empty for a line without a key
 
   std::string Name() const { return table.empty() ? key : fmt::format("{}.{}", table, key); }
 };
@@ -337,7 +341,7 @@ std::string_view Trim(std::string_view text) {
   return text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
 }
 
-// The offset of the comment, or the size where there is none.
+// Returns the offset of the comment, or the size of the line if it has none.
 size_t FindComment(std::string_view line) {
   bool quoted = false;
   for (size_t i = 0; i < line.size(); ++i) {
@@ -370,7 +374,7 @@ std::vector<Line> SplitLines(std::string_view text) {
   return lines;
 }
 
-// The lines as text, with the comments of each table aligned.
+// Returns the lines as text, with the comments of each table aligned.
 std::string JoinLines(const std::vector<Line>& lines) {
   std::map<std::string, size_t> widths;
   for (const Line& line : lines) {
@@ -390,7 +394,7 @@ std::string JoinLines(const std::vector<Line>& lines) {
   return out;
 }
 
-// Lines of comment that together hold `text`, broken at blanks.
+// Returns `text` as comment lines that are broken at blanks.
 std::string CommentLines(std::string_view text) {
   constexpr size_t kWidth = 98;
   std::string out;
@@ -462,7 +466,7 @@ const Device* NearestDevice(std::span<const Device> devices, const Machine& mach
   }
   const std::optional<int> capability = ParseCapability(machine.compute_capability);
   if (!capability) return nullptr;
-  // Less is nearer.
+  // A smaller distance means a nearer device.
   const auto distance = [&](const Device& device) {
     const int above = *ParseCapability(device.compute_capability) - *capability;
     const int64_t memory = (device.memory - machine.memory).count();
@@ -485,8 +489,8 @@ std::string MergeDevice(std::string_view base, const std::string& base_name,
   const auto first =
       std::find_if(lines.begin(), lines.end(), [](const Line& line) { return !line.code.empty(); });
   lines.erase(lines.begin(), first);
-  // The line of a key. One that is missing follows the others of its table: files need not have all
-  // keys.
+  // Returns the line of a key. Inserts a missing key behind the other keys of its table, because
+  // device files need not have all keys.
   const auto find = [&](const std::string& name) -> Line& {
     size_t next = 0;
     const size_t dot = name.rfind('.');
@@ -541,7 +545,8 @@ std::string MergeDevice(std::string_view base, const std::string& base_name,
       machine.gpu, machine.cuda, machine.link.empty() ? "" : ", link ", machine.link,
       machine.host.empty() ? "" : ", host ", machine.host, machine.tool, day, raw_name, base_name));
   out += "\n" + JoinLines(lines);
-  ParseDevice(out, fmt::format("{} with measurements", base_name));  // throws what a reader would
+  ParseDevice(out,
+              fmt::format("{} with measurements", base_name));  // throws if the result is invalid
   return out;
 }
 

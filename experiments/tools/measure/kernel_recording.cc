@@ -18,7 +18,7 @@
 namespace spillway {
 namespace {
 
-// The named way to choose micro-batches; nullopt if the text is no such name.
+// Returns the way to choose micro-batches that has this name, or nullopt if none has.
 std::optional<MicroBatches> NamedMicroBatches(const std::string& text) {
   for (const auto& [name, batches] : kMicroBatchNames) {
     if (name == text) return batches;
@@ -26,7 +26,7 @@ std::optional<MicroBatches> NamedMicroBatches(const std::string& text) {
   return std::nullopt;
 }
 
-// Entries in the order of their keys, of the latest date.
+// Returns a table with the entries in the given order and the provenance of the latest entry.
 CostTable MakeTable(std::string_view workload, std::span<const BenchmarkStore::Found> found) {
   CostTable table;
   table.workload = workload;
@@ -158,7 +158,7 @@ void CostRecording::Measure(const Trace& trace, const std::set<EntryKey>& wanted
     running.push_back(std::async(
         std::launch::async, [&, i] { measure_(trace, shares[i], options_.devices[i], done); }));
   }
-  for (std::future<void>& each : running) each.wait();  // what one throws ends none of the others
+  for (std::future<void>& each : running) each.wait();  // all finish even if one throws
   for (std::future<void>& each : running) each.get();
 }
 
@@ -168,7 +168,7 @@ void CostRecording::Add(const Provenance& provenance, CostEntry entry) {
   BenchmarkStore::Found found{std::move(entry), provenance};
   if (options_.store) {
     options_.store->Put({"", provenance, {}, {found.entry}});
-    // Another process may have been faster: one store, one answer.
+    // If another process has already put this entry, use its measurement.
     found = options_.store->Find(options_.library, key.first, key.second).value();
   }
   known_.insert_or_assign(std::move(key), std::move(found));

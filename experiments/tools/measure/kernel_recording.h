@@ -1,7 +1,7 @@
-// A recording: the kernels that networks need, each measured once on the GPUs of this machine.
+// Records the kernels that networks need. Each kernel is measured once on the GPUs of this machine.
 //
-// What is known from before, from a table or from a benchmark store, is not measured again; what is
-// measured goes to the store at once, so that nothing is lost if a later kernel fails.
+// Entries that a table or a benchmark store already holds are not measured again. Each new entry
+// goes to the store immediately, so that it is not lost if a later kernel fails.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_MEASURE_KERNEL_RECORDING_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_MEASURE_KERNEL_RECORDING_H_
@@ -24,54 +24,60 @@
 
 namespace spillway {
 
-// A signature and a batch.
+// The signature and the batch of an entry.
 using EntryKey = std::pair<std::string, int64_t>;
 
-// The batches that `texts` stand for where the mini-batch has `batch` samples, ascending: each is
-// "powerOfTwo", "all", "undivided" or a number. REQUIRES: `MicroBatchProblem` finds none.
+// Returns the micro-batches that `texts` stand for, ascending, for a mini-batch of `batch` samples.
+// Each text is "powerOfTwo", "all", "undivided" or a number. REQUIRES: `MicroBatchProblem` returns
+// an empty string for each text.
 std::vector<int64_t> MicroBatchesOf(std::span<const std::string> texts, int64_t batch);
 
-// What is wrong with such a text; empty if nothing is.
+// Returns an error message if the text of a micro-batch is invalid, otherwise an empty string.
 std::string MicroBatchProblem(const std::string& text);
 
-// What the traces' slots need: each at the op's batch, and convolutions at those smaller ones of
-// `micro_batches` besides.
+// Returns the entries that the slots of the traces need. Each slot needs an entry at the batch of
+// its op. A slot of a convolution also needs one at each of the `micro_batches` below that batch.
 std::set<EntryKey> NeededEntries(std::span<const Trace> traces,
                                  std::span<const int64_t> micro_batches);
 
-// The network at this batch under each preset: what a table for all of them needs.
+// Returns the traces of the network at this batch, one for each preset. A table made from them
+// serves every preset.
 std::vector<Trace> LowerForAllPresets(const std::string& network, int64_t batch,
                                       bool training = true);
 
-// Adds what `table` lacks of another one of the same GPU and library.
+// Adds to `table` the entries of `other` that it lacks. REQUIRES: both tables are of the same GPU
+// and library.
 void AddMissing(const CostTable& other, CostTable& table);
 
-// Measures the `wanted` entries of `trace`, all of which it has, on the GPU with CUDA's number
-// `device`, and hands each one over as soon as it is known. Throws as `Record` of the CUDA backend.
+// Measures the `wanted` entries of `trace` on the GPU with the CUDA number `device`. Calls `done`
+// with each entry as soon as it is measured. REQUIRES: the trace has all `wanted` entries. Throws
+// the errors of `Record` of the CUDA backend.
 using MeasureKernels =
     std::function<void(const Trace& trace, const std::set<EntryKey>& wanted, int device,
                        const std::function<void(const Provenance&, CostEntry)>& done)>;
 
+// A `CostRecording` makes cost tables. It measures the entries that it does not know yet.
 class CostRecording {
  public:
   struct Options {
-    std::string gpu;  // of this machine: that of all `devices`
+    std::string gpu;  // the name of the GPU; the same for all `devices`
     KernelLibrary library;
-    // Each measures its share of the entries, at the same time as the others. Not empty.
+    // The CUDA numbers of the GPUs, which measure their shares of the entries at the same time. Not
+    // empty.
     std::vector<int> devices{0};
     std::shared_ptr<BenchmarkStore> store;  // may be null
   };
 
-  // Throws `InputError` if the store is of another GPU.
+  // Throws `InputError` if the store holds measurements of another GPU.
   CostRecording(Options options, MeasureKernels measure);
 
-  // What is in the table counts as measured. Throws `InputError` that begins with `origin` if it is
-  // of another GPU, cuDNN or arithmetic.
+  // Marks the entries of `table` as known, so that they are not measured. Throws an `InputError`
+  // that begins with `origin` if the table was recorded with another GPU, cuDNN or arithmetic.
   void Keep(const CostTable& table, std::string_view origin);
 
-  // The table of all that the traces need. Its provenance is the latest of its entries'; nothing
-  // is in sequence. Throws as `measure`, and as the store's methods; what had been measured then is
-  // kept.
+  // Returns the table of all entries that the traces need, and measures the unknown ones. Its
+  // provenance is that of its latest entry, and its `in_sequence` is 0. Throws the errors of
+  // `measure` and of the store. Entries measured before an error remain known.
   CostTable Table(std::string_view workload, std::span<const Trace> traces,
                   std::span<const int64_t> micro_batches);
 
@@ -81,12 +87,13 @@ class CostRecording {
 
   Options options_;
   MeasureKernels measure_;
-  std::mutex mutex_;  // of what follows and the store, while several GPUs measure
+  std::mutex mutex_;  // protects `known_` and the store while several GPUs measure
   std::map<EntryKey, BenchmarkStore::Found> known_;
 };
 
-// The table that a recording would give if it knew nothing but the store, with every smaller batch
-// of a convolution that is there. Throws `InputError` that says what is missing.
+// Returns the table of the entries that the traces need, taken from the store alone. It includes
+// every smaller batch of a convolution that the store holds. Throws an `InputError` that says which
+// entries are missing.
 CostTable TableFromStore(const BenchmarkStore& store, const KernelLibrary& library,
                          std::string_view workload, std::span<const Trace> traces);
 

@@ -44,13 +44,14 @@ double WeightedLoss(const Eigen::MatrixXd& rows, const Eigen::VectorXd& weights,
       .sum();
 }
 
-// Minimises sum of weight * (row * solution - 1)^2 over solutions that are not negative.
+// Returns the solution without negative coefficients that minimises the sum of
+// weight * (row * solution - 1)^2.
 Eigen::Vector2d Solve(const Eigen::MatrixXd& rows, const Eigen::VectorXd& weights) {
   const Eigen::VectorXd roots = weights.cwiseSqrt();
   const Eigen::MatrixXd scaled = roots.asDiagonal() * rows;
   const Eigen::Vector2d free = scaled.colPivHouseholderQr().solve(roots);
   if ((free.array() >= 0).all()) return free;
-  // The problem is convex: its solution has one coefficient at 0.
+  // The problem is convex, so one coefficient of the solution is 0.
   Eigen::Vector2d best = Eigen::Vector2d::Zero();
   double least = std::numeric_limits<double>::infinity();
   for (Eigen::Index i = 0; i < 2; ++i) {
@@ -76,7 +77,7 @@ double Median(Eigen::VectorXd values) {
 LinearFit FitLine(std::span<const Point> points, std::string_view what) {
   Validate(points, what);
   const auto count = static_cast<Eigen::Index>(points.size());
-  // Columns of like size: x may be bytes and y seconds.
+  // Scaling x gives both columns a similar size, although x may be in bytes and y in seconds.
   double scale = 0;
   for (const Point& point : points) scale = std::max(scale, point.x);
   Eigen::MatrixXd rows(count, 2);

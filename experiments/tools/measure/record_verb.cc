@@ -1,10 +1,9 @@
-// spillway record: measure a network's kernels on the GPU of this machine.
+// The verb `spillway record` measures the kernels of networks on the GPU of this machine.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,8 +30,9 @@ struct RecordCommand {
   bool add = false;
 };
 
-// What an in-core iteration is predicted for: of the GPU's device file, if there is one, no kernel
-// time depends on.
+// Returns the device for which an in-core iteration is predicted. The device file that
+// describes the GPU gives it; without such a file it is the H200. The times of recorded kernels do
+// not depend on it.
 Device DeviceOf(const CudaMachine& machine) {
   Device device = LoadDevice("h200");
   for (const std::string& name : DeviceNames()) {
@@ -43,7 +43,8 @@ Device DeviceOf(const CudaMachine& machine) {
   return device;
 }
 
-// What a table is for: a network under all presets, or the trace of a file.
+// Returns the traces for which a table is made: a network under all presets, or the trace in a
+// file.
 std::vector<Trace> TracesOf(const std::string& text, bool training) {
   if (text.ends_with(".json") || text.ends_with(".zst")) return {ReadTrace(text)};
   const Workload workload = ParseWorkload(text);
@@ -51,7 +52,7 @@ std::vector<Trace> TracesOf(const std::string& text, bool training) {
 }
 
 int Execute(RecordCommand command, Session& session) {
-  // What is misspelt is said before the GPU is opened.
+  // Wrong arguments fail before the GPU is opened.
   std::vector<std::vector<Trace>> workloads;
   for (const std::string& text : command.workloads) {
     workloads.push_back(TracesOf(text, command.mode == "training"));
@@ -61,7 +62,7 @@ int Execute(RecordCommand command, Session& session) {
   const auto machine =
       Cuda().open({option.devices.front(), option.record.math, option.record.seed});
   const auto recording = option.Open(*machine, session.progress());
-  CreateDirectory(command.output);  // without a GPU nothing is left behind
+  CreateDirectory(command.output);  // only if there is a GPU
   CudaRun run;
   run.digest = false;
   BackendFactories backends;
@@ -91,32 +92,24 @@ int Execute(RecordCommand command, Session& session) {
 
 }  // namespace
 
-void AddRecord(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddRecord(Command& program, Session& session) {
+  Command& verb = program.Add(
       "record", "Measure the kernels of networks on this machine's GPU; exit code 5 without one");
-  auto command = std::make_shared<RecordCommand>();
-  verb->add_option("workloads", command->workloads, "NETWORK:BATCH or a trace file, one or more")
-      ->required();
-  verb->add_option("--mode", command->mode,
-                   "training or inference, of networks; with --add both fit in one table")
-      ->check(CLI::IsMember({"training", "inference"}))
-      ->capture_default_str();
-  verb->add_option(
-          "-o,--output", command->output,
-          "Directory for NETWORK-BATCH.json.zst, which --cost reads; a table that is there is "
-          "replaced")
-      ->capture_default_str();
-  command->recording.Add(*verb);
-  verb->add_option("--min-repeats", command->recording.record.min_repeats,
-                   "Least repeats of each kernel")
-      ->check(CLI::Range(5, 10000))
-      ->capture_default_str();
-  verb->add_option("--seed", command->recording.record.seed, "Seed of the random operands")
-      ->check(NotNegative())
-      ->capture_default_str();
-  verb->add_flag("--add", command->add,
-                 "Keep what the tables in the directory hold and record only what they lack");
-  verb->callback([command, &exit_code, &session] { exit_code = Execute(*command, session); });
+  auto& command = verb.Keep<RecordCommand>();
+  verb.Texts("workloads", command.workloads, "NETWORK:BATCH or a trace file, one or more")
+      .Required();
+  verb.Choice("--mode", command.mode, {"training", "inference"},
+              "What one iteration of a network is; with --add both fit in one table");
+  verb.Text("-o,--output", command.output,
+            "Directory for NETWORK-BATCH.json.zst, which --cost reads; a table that is there is "
+            "replaced");
+  command.recording.Add(verb);
+  verb.Number("--min-repeats", command.recording.record.min_repeats, {5, 10000},
+              "Least repeats of each kernel");
+  verb.Number("--seed", command.recording.record.seed, {}, "Seed of the random operands");
+  verb.Flag("--add", command.add,
+            "Keep what the tables in the directory hold and record only what they lack");
+  verb.Runs([&command, &session] { return Execute(command, session); });
 }
 
 }  // namespace spillway::cli

@@ -12,7 +12,7 @@
 namespace spillway::cli {
 namespace {
 
-// Why the text is no time to measure for; empty if it is one.
+// Returns why the text is no valid time to measure for, or an empty string if it is valid.
 std::string TimeProblem(const std::string& text) {
   try {
     return ParseDuration(text) > Duration() ? "" : "expected more than 0";
@@ -23,28 +23,23 @@ std::string TimeProblem(const std::string& text) {
 
 }  // namespace
 
-void RecordingOption::Add(CLI::App& verb) {
-  verb.add_option("--math", record.math, "Arithmetic of convolutions and products")
-      ->check(CLI::IsMember({"fp32", "tf32"}))
-      ->capture_default_str();
-  verb.add_option("--micro-batch", micro_batches,
-                  "Also record convolutions at smaller batches: powerOfTwo (1, 2, 4 and so on), "
-                  "all, undivided (none), or a number; repeat for more")
-      ->check(CLI::Validator([](const std::string& text) { return MicroBatchProblem(text); },
-                             "powerOfTwo|all|undivided|BATCH"));
-  verb.add_option_function<std::string>(
-          "--min-time", [this](const std::string& text) { record.min_time = ParseDuration(text); },
-          "Least time of each kernel's repeats together, 200 at most; less is quicker where "
+void RecordingOption::Add(Command& verb) {
+  verb.Choice("--math", record.math, {"fp32", "tf32"}, "Arithmetic of convolutions and products");
+  verb.Texts("--micro-batch", micro_batches,
+             "Also record convolutions at smaller batches: powerOfTwo (1, 2, 4 and so on), all, "
+             "undivided (none), or a number; repeat for more")
+      .Type("powerOfTwo|all|undivided|BATCH")
+      .Check(MicroBatchProblem);
+  verb.Setting(
+          "--min-time", FormatDuration(record.min_time),
+          [this](const std::string& text) { record.min_time = ParseDuration(text); },
+          "Least time of each kernel's repeats together, 200 repeats at most; less is quicker if "
           "there are many kernels")
-      ->check(CLI::Validator(TimeProblem, ""))
-      ->default_str(FormatDuration(record.min_time));
-  AddFile(verb, "--store", store,
-          "Benchmark store (SQLite): what it holds is not measured, what is measured is added");
-  verb.add_option("--devices", devices,
-                  "GPUs of one kind that measure at the same time, by CUDA's numbers: 0,1")
-      ->delimiter(',')
-      ->check(CLI::Range(0, 1023))
-      ->capture_default_str();
+      .Check(TimeProblem);
+  verb.File("--store", store,
+            "Benchmark store (SQLite): its entries are not measured again, new ones are added");
+  verb.Numbers("--devices", devices, {0, 1023},
+               "GPUs of one kind that measure at the same time, by CUDA's numbers: 0,1");
 }
 
 void RecordingOption::Check() const {
@@ -60,8 +55,9 @@ std::unique_ptr<CostRecording> RecordingOption::Open(const CudaMachine& machine,
   for (const int device : devices) {
     const std::string other = Cuda().describe(device);
     if (other != first) {
-      throw InputError(fmt::format("--devices: GPU {} is {}, GPU {} is {}: record them apart",
-                                   devices.front(), first, device, other));
+      throw InputError(
+          fmt::format("--devices: GPU {} is {}, but GPU {} is {}: record different GPUs separately",
+                      devices.front(), first, device, other));
     }
   }
   if (!store.empty()) opened_ = std::make_shared<BenchmarkStore>(store);

@@ -1,9 +1,9 @@
-// How a verb measures kernels: --micro-batch, --min-time, --store, --devices and --math.
+// The options with which a verb measures kernels: --micro-batch, --min-time, --store, --devices and
+// --math.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_MEASURE_RECORDING_OPTION_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_MEASURE_RECORDING_OPTION_H_
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <optional>
 #include <span>
@@ -11,31 +11,34 @@
 #include <vector>
 
 #include "backend/cuda/recorder.h"
+#include "experiments/cli/frame/arguments.h"
 #include "experiments/cli/frame/progress.h"
-#include "experiments/run/assembler.h"
 #include "experiments/run/execute.h"
 #include "experiments/tools/measure/kernel_recording.h"
 
 namespace spillway::cli {
 
 struct RecordingOption {
-  RecordOptions record;  // of every kernel
+  RecordOptions record;  // apply to every kernel
   std::vector<std::string> micro_batches;
   std::vector<int> devices{0};
   std::string store;
 
-  void Add(CLI::App& verb);
+  void Add(Command& verb);
 
-  // What can be said without a GPU. Throws `UsageError`.
+  // Checks the options that need no GPU to be checked. Throws `UsageError` if a device is given
+  // twice.
   void Check() const;
 
-  // A recording on the GPUs, the first of which is the machine's, that shows its progress. Throws
-  // `EnvironmentError` if there is no such GPU, `InputError` if they differ, and as the store does.
-  // REQUIRES: this and the bar outlive it.
+  // Returns a recording on the GPUs `devices` that shows its progress in `bar`. Throws
+  // `EnvironmentError` if a GPU does not exist, `InputError` if the GPUs differ, and the errors
+  // of the store. REQUIRES: the first GPU is that of `machine`; this object and `bar` outlive the
+  // recording.
   std::unique_ptr<CostRecording> Open(const CudaMachine& machine, ProgressBar& bar);
 
-  // The table of what the traces need, with what the first of them takes in sequence: `in_sequence`
-  // if it is given, as the store knows it, or measured now by the backend "cuda".
+  // Returns the table of the entries that the traces need. Its `in_sequence` is the argument if
+  // given, else the value in the store. If the store has none, it is measured for the first trace
+  // by the backend "cuda". Adds the value to the store.
   CostTable Table(CostRecording& recording, const std::string& workload,
                   std::span<const Trace> traces, std::optional<Duration> in_sequence,
                   const Device& device, const BackendFactories& backends) const;

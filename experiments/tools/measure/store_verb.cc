@@ -1,9 +1,9 @@
-// spillway store list|import|export: benchmark stores, and the cost tables that go in and come out.
+// The verb `spillway store list|import|export` lists benchmark stores, and imports and exports cost
+// tables.
 
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -27,8 +27,8 @@ BenchmarkStore OpenStore(const std::string& path) {
   return BenchmarkStore(path, {.create = false});
 }
 
-void AddStorePath(CLI::App& verb, std::string& path) {
-  verb.add_option("store", path, "Benchmark store, a SQLite file")->required();
+void AddStorePath(Command& verb, std::string& path) {
+  verb.Text("store", path, "Benchmark store, a SQLite file").Required();
 }
 
 struct HoldingRow : BenchmarkStore::Holding {
@@ -56,56 +56,58 @@ std::string FormatHoldings(const std::vector<HoldingRow>& rows) {
   return text;
 }
 
-void AddList(CLI::App& store, Session& session) {
+void AddHoldings(Command& store, Session& session) {
   struct Options {
     std::string path;
     FormatOption format;
   };
-  CLI::App* verb = store.add_subcommand("list", "Say what a store holds");
-  auto options = std::make_shared<Options>();
-  AddStorePath(*verb, options->path);
-  options->format.Add(*verb);
-  verb->callback([options, &session] {
-    const BenchmarkStore opened = OpenStore(options->path);
+  Command& verb = store.Add("list", "List the contents of a store");
+  auto& options = verb.Keep<Options>();
+  AddStorePath(verb, options.path);
+  options.format.Add(verb);
+  verb.Runs([&options, &session] {
+    const BenchmarkStore opened = OpenStore(options.path);
     std::vector<HoldingRow> rows;
     for (BenchmarkStore::Holding& holding : opened.Holdings()) {
       rows.push_back({std::move(holding), opened.Gpu().value_or("")});
     }
-    session.Print(FormatAs(options->format.format(), HoldingColumns(), rows, "spillway.store/v1",
-                           [&] { return FormatHoldings(rows); }));
+    return session.Finish(FormatAs(options.format.format(), HoldingColumns(), rows,
+                                   "spillway.store/v1", [&] { return FormatHoldings(rows); }),
+                          kOk);
   });
 }
 
-void AddImport(CLI::App& store) {
+void AddImport(Command& store) {
   struct Options {
     std::string path;
     std::vector<std::string> tables;
   };
-  CLI::App* verb = store.add_subcommand(
-      "import", "Add cost tables of one GPU to a store, which is made if there is none");
-  auto options = std::make_shared<Options>();
-  AddStorePath(*verb, options->path);
-  verb->add_option("tables", options->tables, "Cost tables, as spillway record writes them")
-      ->required();
-  verb->callback([options] {
+  Command& verb =
+      store.Add("import", "Add cost tables of one GPU to a store, which is made if there is none");
+  auto& options = verb.Keep<Options>();
+  AddStorePath(verb, options.path);
+  verb.Texts("tables", options.tables, "Cost tables, as spillway record writes them").Required();
+  verb.Runs([&options] {
     std::vector<CostTable> tables;
-    for (const std::string& path : options->tables) tables.push_back(ReadCostTable(path));
+    for (const std::string& path : options.tables) tables.push_back(ReadCostTable(path));
     for (size_t i = 0; i < tables.size(); ++i) {
       if (tables[i].provenance.gpu != tables[0].provenance.gpu) {
         throw InputError(fmt::format("{}: recorded on {}, but {} on {}: a store is of one GPU",
-                                     options->tables[i], tables[i].provenance.gpu,
-                                     options->tables[0], tables[0].provenance.gpu));
+                                     options.tables[i], tables[i].provenance.gpu, options.tables[0],
+                                     tables[0].provenance.gpu));
       }
     }
-    BenchmarkStore opened(options->path);
+    BenchmarkStore opened(options.path);
     for (size_t i = 0; i < tables.size(); ++i) {
-      fmt::print("{}: {} of {} entries are new\n", options->tables[i], opened.Put(tables[i]),
+      fmt::print("{}: {} of {} entries are new\n", options.tables[i], opened.Put(tables[i]),
                  tables[i].entries.size());
     }
+    return kOk;
   });
 }
 
-// The library that is asked for by what is given of it, which must be one.
+// Returns the only library in the store with this arithmetic and cuDNN version. An empty text
+// matches any. Throws `UsageError` if none or several match.
 KernelLibrary ChooseLibrary(const BenchmarkStore& store, const std::string& math,
                             const std::string& cudnn) {
   std::vector<KernelLibrary> fitting;
@@ -120,56 +122,54 @@ KernelLibrary ChooseLibrary(const BenchmarkStore& store, const std::string& math
   if (fitting.size() == 1) return fitting[0];
   throw UsageError(fmt::format(
       "{}: {} (valid: {})", store.path().string(),
-      fitting.empty() ? "holds nothing of the kind" : "say which",
+      fitting.empty() ? "no library matches" : "several libraries match, say which",
       names.empty() ? "nothing, it is empty" : fmt::format("{}", fmt::join(names, ", "))));
 }
 
-void AddExport(CLI::App& store, Session& session) {
+void AddExport(Command& store, Session& session) {
   struct Options {
     std::string path, output = ".", math, cudnn;
     std::vector<std::string> workloads;
   };
-  CLI::App* verb =
-      store.add_subcommand("export", "Write the cost tables of workloads, as spillway record does");
-  auto options = std::make_shared<Options>();
-  AddStorePath(*verb, options->path);
-  verb->add_option("workloads", options->workloads, "NETWORK:BATCH, one or more")->required();
-  verb->add_option("-o,--output", options->output, "Directory for NETWORK-BATCH.json.zst")
-      ->capture_default_str();
-  verb->add_option("--math", options->math, "Arithmetic, where the store holds several");
-  verb->add_option("--cudnn", options->cudnn, "Version of cuDNN, where the store holds several");
-  verb->callback([options, &session] {
+  Command& verb =
+      store.Add("export", "Write the cost tables of workloads, as spillway record does");
+  auto& options = verb.Keep<Options>();
+  AddStorePath(verb, options.path);
+  verb.Texts("workloads", options.workloads, "NETWORK:BATCH, one or more").Required();
+  verb.Text("-o,--output", options.output, "Directory for NETWORK-BATCH.json.zst");
+  verb.Text("--math", options.math, "Arithmetic, if the store holds several");
+  verb.Text("--cudnn", options.cudnn, "Version of cuDNN, if the store holds several");
+  verb.Runs([&options, &session] {
     std::vector<Workload> workloads;
-    for (const std::string& text : options->workloads) workloads.push_back(ParseWorkload(text));
-    const BenchmarkStore opened = OpenStore(options->path);
-    const KernelLibrary library = ChooseLibrary(opened, options->math, options->cudnn);
+    for (const std::string& text : options.workloads) workloads.push_back(ParseWorkload(text));
+    const BenchmarkStore opened = OpenStore(options.path);
+    const KernelLibrary library = ChooseLibrary(opened, options.math, options.cudnn);
     std::vector<CostTable> tables;
     for (const Workload& workload : workloads) {
       tables.push_back(TableFromStore(opened, library, workload.Name(),
                                       LowerForAllPresets(workload.network, workload.batch)));
     }
-    CreateDirectory(options->output);
+    CreateDirectory(options.output);
     for (size_t i = 0; i < tables.size(); ++i) {
       const std::filesystem::path path =
-          std::filesystem::path(options->output) /
+          std::filesystem::path(options.output) /
           RecordedTableName(workloads[i].network, workloads[i].batch);
       const auto guard = session.interrupts().Hold();
       WriteCostTable(tables[i], path);
       fmt::print("{}: {} entries\n", path.string(), tables[i].entries.size());
     }
+    return kOk;
   });
 }
 
 }  // namespace
 
-void AddStore(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
-      "store", "List, fill and read benchmark stores, which spillway record --store shares");
-  verb->require_subcommand(1);
-  AddList(*verb, session);
-  AddImport(*verb);
-  AddExport(*verb, session);
-  verb->callback([&exit_code] { exit_code = kOk; });
+void AddStore(Command& program, Session& session) {
+  Command& verb = program.Add(
+      "store", "List, fill and read the benchmark stores that spillway record --store uses");
+  AddHoldings(verb, session);
+  AddImport(verb);
+  AddExport(verb, session);
 }
 
 }  // namespace spillway::cli

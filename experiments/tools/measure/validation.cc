@@ -7,7 +7,7 @@
 #include <functional>
 #include <utility>
 
-#include "policies/plugin/library.h"
+#include "experiments/run/prepare.h"
 #include "sim/core/check.h"
 #include "sim/cost/table_cost.h"
 #include "traces/base/error.h"
@@ -18,7 +18,7 @@ namespace {
 
 Duration LengthOf(const Interval& interval) { return interval.end - interval.start; }
 
-// Time that copies ran, the sum over both directions.
+// Returns the time that copies ran, summed over both directions.
 Duration CopyTime(const Report& report) {
   Duration time;
   for (const TimelineEntry& entry : report.timeline) {
@@ -27,7 +27,7 @@ Duration CopyTime(const Report& report) {
   return time;
 }
 
-// Of the iterations that were timed, ascending. REQUIRES: validation.fits().
+// Returns the times of the timed iterations, ascending. REQUIRES: validation.fits().
 std::vector<Duration> TimesOf(const Validation& validation) {
   std::vector<Duration> times = validation.measured.execution->iteration_times;
   if (times.size() > static_cast<size_t>(kWarmUp) + 1) {
@@ -57,23 +57,22 @@ double Validation::error() const {
   return predicted.report.metrics.iteration.milliseconds() / measured_ms - 1;
 }
 
-Validation Validate(const Setup& setup, const PolicyMaker& make, const BackendFactories& backends) {
-  Setup resolved = Resolve(setup, {&make, 1}).setup;
+Validation Validate(Prepared run, const BackendFactories& backends) {
   Validation validation;
-  validation.predicted = Simulate(resolved, *make());
-  resolved.policy_plan = validation.predicted.report.plan;
+  validation.predicted = Run(run.Prediction());
+  run.policy_plan = validation.predicted.report.plan;
   if (validation.predicted.report.fits() && !validation.predicted.report.steady) {
-    Setup as_often = resolved;  // iterations differ, so compare the same one
+    Prepared as_often = run;  // iterations differ: predict the one that is measured
     as_often.backend = kSimulator;
-    validation.predicted = RunPolicy(as_often, *make());
+    validation.predicted = Run(as_often);
   }
   const Report& predicted = validation.predicted.report;
   if (!predicted.fits()) {
     validation.measured = validation.predicted;  // nothing was run
     return validation;
   }
-  resolved.footprint = FootprintOf(resolved, validation.predicted);
-  validation.measured = RunPolicy(resolved, *make(), backends);
+  run.footprint = FootprintOf(run, validation.predicted);
+  validation.measured = Run(run, backends);
   const Report& measured = validation.measured.report;
   validation.decisions_equal = measured.decisions == predicted.decisions;
   validation.placements_equal = measured.placements == predicted.placements;
@@ -106,15 +105,14 @@ Duration MeasureInSequence(const CostTable& table, const Trace& trace, const Dev
   constexpr int kTimed = 12;
   CostTable alone = table;
   alone.in_sequence = Duration();
-  Setup setup;
-  setup.trace = std::make_shared<const Trace>(trace);
-  setup.device = device;
-  setup.cost = std::make_shared<const TableCostModel>(std::move(alone), device);
-  setup.memory = device.memory;
-  setup.backend = "cuda";
-  setup.options.iterations = kWarmUp + kTimed + 1;
-  return InSequence(Validate(
-      setup, [] { return PolicyLibrary().Make("liveness"); }, backends));
+  Prepared run;
+  run.trace = std::make_shared<const Trace>(trace);
+  run.device = device;
+  run.cost = std::make_shared<const TableCostModel>(std::move(alone), device);
+  run.memory = device.memory;
+  run.backend = "cuda";
+  run.options.iterations = kWarmUp + kTimed + 1;
+  return InSequence(Validate(std::move(run), backends));
 }
 
 std::optional<std::string> ValidationResult::Reason() const {
@@ -123,29 +121,31 @@ std::optional<std::string> ValidationResult::Reason() const {
   return out_of_memory ? std::optional(out_of_memory->Message()) : std::nullopt;
 }
 
-ValidationResult MakeValidationResult(const Setup& setup, std::string_view policy,
+ValidationResult MakeValidationResult(const Case& asked, const Inputs& inputs,
                                       Validation validation) {
   const auto& ran = validation.predicted.trace;
-  return {FactsOf(setup, ran ? *ran : *setup.trace, policy),
-          setup.allocator,
-          setup.memory_request,
+  return {RowCase(asked, inputs, ran ? *ran : *inputs.trace()),
+          asked.allocator.name(),
           std::move(validation),
           {}};
 }
 
-ValidationResult ValidateForRow(const Setup& setup, const std::string& policy,
-                                const BackendFactories& backends) {
-  PolicyLibrary library;
-  const auto make = [&] { return library.Make(policy); };
+ValidationResult ValidateForRow(const Case& asked, const Inputs& inputs,
+                                const BackendFactories& backends,
+                                const std::function<void(Device&)>& change) {
   std::string failure;
   try {
-    return MakeValidationResult(setup, policy, Validate(setup, make, backends));
+    Prepared run = inputs.Undecided(asked);
+    if (change) change(run.device);
+    run = DecidePlacement(asked, std::move(run), backends);
+    run = DecideCompression(asked, std::move(run), backends);
+    return MakeValidationResult(asked, inputs, Validate(std::move(run), backends));
   } catch (const PolicyError& error) {
     failure = error.what();
-  } catch (const UsageError& error) {  // a parameter that does not go with the workload
+  } catch (const UsageError& error) {  // a parameter does not suit the workload
     failure = error.what();
   }
-  ValidationResult result = MakeValidationResult(setup, policy, {});
+  ValidationResult result = MakeValidationResult(asked, inputs, {});
   result.failure = std::move(failure);
   return result;
 }
@@ -172,7 +172,7 @@ Columns<ValidationResult> ValidationColumns() {
                        },
                        header, digits});
   };
-  // As predicted and as measured; `get` takes a report.
+  // Adds a predicted and a measured column. `get` takes a report.
   const auto add_pair = [&](const std::string& name, std::string_view unit, std::string_view help,
                             auto get, std::string_view header = {}, int digits = 0) {
     add(

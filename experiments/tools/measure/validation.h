@@ -1,4 +1,4 @@
-// Prediction against measurement: one policy on the simulator and on the GPU, side by side.
+// Compares a prediction with a measurement: the same policy runs on the simulator and on the GPU.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_MEASURE_VALIDATION_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_MEASURE_VALIDATION_H_
@@ -10,75 +10,81 @@
 #include <vector>
 
 #include "experiments/output/run_result.h"
-#include "experiments/run/resolve.h"
+#include "experiments/run/run.h"
 #include "sim/core/cost_table.h"
 
 namespace spillway {
 
 struct Validation {
   Outcome predicted;
-  Outcome measured;  // the prediction where that does not fit
+  Outcome measured;  // a copy of `predicted` if the prediction does not fit
   bool decisions_equal = false;
   bool placements_equal = false;
-  std::vector<std::string> violations;  // what the checker says of the measured order
+  std::vector<std::string> violations;  // found by the checker in the measured order
 
   bool fits() const { return predicted.report.fits() && measured.report.fits(); }
-  // Decisions, placements and so bytes and peaks agree, and nothing ran out of order.
+  // Returns true iff decisions and placements agree, and nothing ran out of order. Copied bytes and
+  // memory peaks then agree, too.
   bool parity() const { return decisions_equal && placements_equal && violations.empty(); }
-  // (predicted - measured) / measured iteration time. REQUIRES: fits().
+  // Returns (predicted - measured) / measured iteration time. REQUIRES: fits().
   double error() const;
 };
 
-// Simulates, then executes with another policy object of the same kind on the setup's backend, and
-// as many iterations as it says. Throws as `RunPolicy` does.
-Validation Validate(const Setup& setup, const PolicyMaker& make, const BackendFactories& backends);
+// Simulates the run, then executes it on its backend with a new policy object, for as many
+// iterations as `run.options` says. Sets the footprint of the run from the prediction. Throws the
+// errors of `Run`.
+Validation Validate(Prepared run, const BackendFactories& backends);
 
-// What each kernel of an in-core iteration took beyond its time alone, where the same kernel had
-// run before it and left caches warm, as it also has behind an op that is `Alike`: those do not
-// count. At most what can lie between two kernels. 0 if it does not fit.
+// Returns the mean time by which a kernel of an in-core iteration exceeds its time alone. Measured
+// alone, a kernel follows itself and finds warm caches. It also finds them warm behind an op that
+// is `Alike`, so that the kernels of such ops do not count. The result is between 0 and 5 us, the
+// longest time that can lie between two kernels. Returns 0 if the validation does not fit.
 Duration InSequence(const Validation& in_core);
 
-// `InSequence` of kernels with the times of the table, executed by the backend "cuda". Throws as
-// `RunPolicy` does.
+// Returns `InSequence` for the trace, predicted with the times of the table and executed by the
+// backend "cuda". Throws the errors of `Run`.
 Duration MeasureInSequence(const CostTable& table, const Trace& trace, const Device& device,
                            const BackendFactories& backends);
 
-struct ValidationResult : RunFacts {
-  std::string allocator, memory_request;
+struct ValidationResult : RowCase {
+  std::string allocator;
   Validation validation;
-  std::string failure;  // of a policy that did not finish its run; there is no validation then
+  std::string failure;  // why the policy failed; if not empty, `validation` is not set
 
   bool fits() const { return failure.empty() && validation.fits(); }
-  // Why it does not fit, or the failure; nullopt where it fits, or was predicted to.
+  // Returns the failure, or why the prediction does not fit; nullopt if the prediction fits.
   std::optional<std::string> Reason() const;
 };
 
-ValidationResult MakeValidationResult(const Setup& setup, std::string_view policy,
+ValidationResult MakeValidationResult(const Case& asked, const Inputs& inputs,
                                       Validation validation);
 
-// `Validate` of the policy that is named; an error of it ends in the result.
-ValidationResult ValidateForRow(const Setup& setup, const std::string& policy,
-                                const BackendFactories& backends);
+// Validates the case on its backend. If `change` is given, it first modifies the device. A
+// `PolicyError` or `UsageError` does not propagate: the result has its text as `failure`.
+ValidationResult ValidateForRow(const Case& asked, const Inputs& inputs,
+                                const BackendFactories& backends,
+                                const std::function<void(Device&)>& change = {});
 
-// Of `spillway validate`, and those of them that a table for people has.
+// Returns the columns of `spillway validate`.
 Columns<ValidationResult> ValidationColumns();
+// Returns the names of the columns that a table for people shows.
 std::vector<std::string_view> ShownOfValidations();
 
-// One op or copy of the iteration.
+// A `ValidatedCommand` is one op or copy of the iteration.
 struct ValidatedCommand {
-  std::string workload, policy, memory;  // left to the caller
+  std::string workload, policy, memory;  // set by the caller
   std::string op;
   std::optional<std::string> tensor;
   TimelineEntry predicted, measured;
 };
 
-// In issue order. REQUIRES: validation.fits() and validation.parity().
+// Returns the commands in issue order. REQUIRES: validation.fits() and validation.parity().
 std::vector<ValidatedCommand> CommandsOf(const Validation& validation);
 
 Columns<ValidatedCommand> CommandColumns();
 
-// Throws `InputError` that says what differs if the table was recorded on another GPU, with another
-// cuDNN or in other arithmetic than runs here.
+// Checks that a table was recorded with the GPU, the cuDNN version and the arithmetic of this
+// machine. Throws an `InputError` that names the first difference.
 void CheckProvenance(const Provenance& provenance, std::string_view gpu, std::string_view cudnn,
                      std::string_view math);
 

@@ -11,9 +11,9 @@ namespace {
 
 constexpr size_t kShownHolders = 12;
 constexpr Bytes kStep = Bytes::MiB(2);
-constexpr uint64_t kMostOperations = 20'000'000;  // in all trials: a few seconds
+constexpr uint64_t kMostOperations = 20'000'000;  // in all trials together: a few seconds
 
-// A log up to and including the request that failed.
+// An `UpToFailure` is the part of a log up to and including the event `event`, a failed request.
 class UpToFailure final : public MemoryLog {
  public:
   UpToFailure(const MemoryLog& log, uint64_t event) : log_(log), event_(event) {}
@@ -34,7 +34,8 @@ class UpToFailure final : public MemoryLog {
   const uint64_t event_;
 };
 
-// As PyTorch sizes what it asks the driver for; of expandable segments it may have a part already.
+// Returns the size that PyTorch requests from the driver for an allocation of `size`. With
+// expandable segments, a part of this memory may be mapped already.
 Bytes SegmentFor(Bytes size, bool expandable) {
   if (size <= Bytes::MiB(1)) return Bytes::MiB(2);
   if (expandable) return RoundUp(size, Bytes::MiB(20));
@@ -82,8 +83,8 @@ std::optional<RecordedFailure> FindRecordedFailure(const MemoryLog& log,
   failure.upper = failure.reserved + failure.segment;
   const UpToFailure part(log, failure.request.event);
 
-  // The recorded allocator in just the memory that it had reserved fails there, and says how it
-  // stood.
+  // Given only the memory that it had reserved, the recorded allocator fails at the same event. Its
+  // state at that point completes `failure.request`.
   const auto recorded = make("pytorch", log, std::min(failure.lower, failure.upper - Bytes(1)));
   const Replayed as_recorded = ReplayLog(part, {{"pytorch", recorded.get(), true}});
   failure.bound = as_recorded.summary.lower_bound;
@@ -92,7 +93,8 @@ std::optional<RecordedFailure> FindRecordedFailure(const MemoryLog& log,
     failure.request = *failed;
   }
 
-  // What each needs: by halving between what cannot do and what it takes in unlimited memory.
+  // Bisect the memory that each allocator needs, between a size that does not suffice and the size
+  // that it reserves in unlimited memory.
   std::vector<Bytes> serves(names.size()), fails(names.size(), failure.bound - kStep);
   const auto unlimited =
       Try(part, names, std::vector<Bytes>(names.size(), Bytes::Unlimited()), make);
@@ -111,7 +113,8 @@ std::optional<RecordedFailure> FindRecordedFailure(const MemoryLog& log,
       const Bytes half = RoundDown(Bytes((fails[i] + serves[i]).count() / 2), kStep);
       tried.push_back(names[i]);
       which.push_back(i);
-      // What it takes in unlimited memory may be too little where a limit changes its choices.
+      // The size reserved in unlimited memory may not suffice, because a limit changes the choices
+      // of an allocator.
       memories.push_back(round == 0 ? serves[i] : std::max(half, fails[i] + Bytes(1)));
     }
     if (tried.empty()) break;

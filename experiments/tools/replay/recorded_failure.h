@@ -1,5 +1,5 @@
-// The request that ran out of memory when a log was recorded: who held what, and what would have
-// served the log up to and including it.
+// Analyses the request that ran out of memory when a log was recorded: which blocks held the
+// memory, and which allocators would have served the log up to and including that request.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_REPLAY_RECORDED_FAILURE_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_REPLAY_RECORDED_FAILURE_H_
@@ -16,33 +16,35 @@
 namespace spillway {
 
 struct RecordedFailure {
-  FailedRequest request;  // as the recorded allocator stood then
-  uint64_t failures = 1;  // in the log; this is the last
-  std::optional<Bytes> device_free;
-  Bytes segment;   // that the driver was asked for
-  Bytes reserved;  // then
-  Bytes lower;     // the least that the capacity can have been: the most ever reserved
-  Bytes upper;     // it was less than this: reserved and the segment
-  Bytes bound;     // what any allocator needs up to there
+  FailedRequest request;  // with the state of the recorded allocator at the failure
+  uint64_t failures = 1;  // the number of failed requests in the log; this is the last one
+  std::optional<Bytes> device_free;  // free device memory at the failure, if recorded
+  Bytes segment;                     // the size that the allocator requested from the driver
+  Bytes reserved;                    // reserved memory at the failure
+  Bytes lower;  // lower bound of the capacity: the most memory that was ever reserved
+  Bytes upper;  // the capacity was less than this: `reserved` + `segment`
+  Bytes bound;  // no allocator serves the log up to the failure in less memory
   struct Trial {
     std::string allocator;
-    std::optional<Bytes> needed;  // serves the log in this; nullopt if in no memory tried
+    std::optional<Bytes> needed;  // a memory that suffices; nullopt if none that was tried does
   };
-  std::vector<Trial> trials;  // by need
+  std::vector<Trial> trials;  // ascending by `needed`; nullopt last
 };
 
-// Makes an allocator of this name for a log with so much memory.
+// Returns a new allocator with this name for the log, limited to `memory`.
 using AllocatorFactory = std::function<std::unique_ptr<ReplayableAllocator>(
     const std::string& name, const MemoryLog& log, Bytes memory)>;
 
-// The last request that failed when the log was recorded; nullopt if none did or the log records no
-// segments. Each of `names` is tried in several memories.
+// Returns the last request that failed when the log was recorded. Returns nullopt if no request
+// failed or the log records no segments. Tries each allocator of `names` with several sizes of
+// memory.
 std::optional<RecordedFailure> FindRecordedFailure(const MemoryLog& log,
                                                    const std::vector<std::string>& names,
                                                    const AllocatorFactory& make);
 
-// For people, and as the member "recorded_failure" of an object.
+// Returns the failure as a text for people.
 std::string FormatRecordedFailure(const RecordedFailure& failure);
+// Adds the failure as the member "recorded_failure" of the object that `json` is writing.
 void PutRecordedFailure(JsonWriter& json, const RecordedFailure& failure);
 
 }  // namespace spillway

@@ -17,7 +17,7 @@ using Kind = MemoryEvent::Kind;
 constexpr Bytes kGranule(512);
 constexpr size_t kBatch = 4096;
 
-// A live block of the log, by its number.
+// A `LiveBlock` is the block with a certain number in the log.
 struct LiveBlock {
   Bytes size;
   uint64_t event = 0;
@@ -31,7 +31,8 @@ Element& At(std::vector<Element>& elements, uint32_t index) {
   return elements[index];
 }
 
-// The divisions recorded, for every size that PyTorch tells apart.
+// Returns the recorded roundup_power2_divisions, with an entry for every power of two from 1 MiB to
+// 32 GiB.
 std::string DivisionsOf(const PyTorchSettings& settings) {
   constexpr int64_t kLargest = 32768;  // MiB
   std::vector<std::string> entries;
@@ -45,7 +46,7 @@ std::string DivisionsOf(const PyTorchSettings& settings) {
   return fmt::format("[{}]", fmt::join(entries, ","));
 }
 
-// One allocator on its way through the log.
+// A `Player` replays the log on one allocator.
 class Player {
  public:
   Player(const ReplayedAllocator& subject, const MemoryLogStart& start, size_t samples)
@@ -91,7 +92,7 @@ class Player {
       }
       for (const StartSegment& segment : start.segments) recorded_ += segment.size;
     }
-    allocator_.UseStream(stream_);  // whichever streams the start was on
+    allocator_.UseStream(stream_);  // the blocks of the start may be on other streams
     Grow();
     calls_ = allocator_.driver_calls().size();
   }
@@ -142,7 +143,7 @@ class Player {
     if (most_samples_ > 0) Sample(event);
   }
 
-  // A request that failed when it was recorded, and nothing came after it.
+  // Tries a request that failed when it was recorded, and that no allocation follows.
   void Try(const MemoryEvent& event) {
     Use(event.stream);
     const auto block = allocator_.Allocate(event.size, Hint::kLow);
@@ -193,8 +194,8 @@ class Player {
 
   static Bytes AddressOf(uint64_t address) { return Bytes(static_cast<int64_t>(address)); }
 
-  // Whether segments, reserved memory and the block are where they were recorded, after a request
-  // or a free.
+  // Compares the segments, the reserved memory and the address of the block with the log after a
+  // request or a free. Records the first event at which they differ.
   void Compare(const MemoryEvent& event, const Block* block) {
     if (!compares_) return;
     const auto calls = allocator_.driver_calls();
@@ -221,7 +222,7 @@ class Player {
 
   void CloseWindow() {
     window_ = 0;
-    // Asked for once per window only, for it may be slow: as it is at the window's end.
+    // `Stats` may be slow, so that it is called only once, at the end of the window.
     best_.largest_free = allocator_.Stats().largest_free;
     result_.samples.push_back(best_);
     if (result_.samples.size() < most_samples_) return;
@@ -237,23 +238,23 @@ class Player {
 
   ReplayableAllocator& allocator_;
   ReplayResult result_;
-  std::vector<Block> blocks_;        // by number
-  std::vector<Bytes> requested_of_;  // likewise
+  std::vector<Block> blocks_;        // by block number
+  std::vector<Bytes> requested_of_;  // by block number
   Bytes requested_, allocated_;
   uint64_t stream_ = 0;
 
   const bool compares_, follows_;
-  size_t calls_ = 0;             // driver calls seen
-  Bytes recorded_;               // reserved, as recorded
-  std::vector<Block> segments_;  // recorded since the last request
+  size_t calls_ = 0;             // the number of driver calls already compared
+  Bytes recorded_;               // reserved memory according to the log
+  std::vector<Block> segments_;  // segments recorded since the last request
 
   const size_t most_samples_;
-  uint64_t per_sample_ = 1;  // events
-  uint64_t window_ = 0;      // events in the sample at hand
-  ReplaySample best_;        // of them
+  uint64_t per_sample_ = 1;  // events per sample
+  uint64_t window_ = 0;      // events in the current sample
+  ReplaySample best_;        // the event with the most requested bytes in the current sample
 };
 
-// The log itself: what is live, and what that adds up to.
+// A `Ledger` tracks the live blocks of the log and their sums.
 class Ledger {
  public:
   explicit Ledger(const MemoryLogStart& start) {
@@ -301,7 +302,7 @@ class Ledger {
     }
   }
 
-  // A request that nothing follows.
+  // Accounts for a failed request that no allocation follows.
   void Try(const MemoryEvent& event) {
     ++summary_.events;
     ++summary_.allocations;
@@ -309,7 +310,7 @@ class Ledger {
     summary_.peak_requested = std::max(summary_.peak_requested, requested_ + event.size);
   }
 
-  // Who holds the memory now.
+  // Returns the groups of blocks that are live now, most bytes first.
   std::vector<FailedRequest::Holder> Holders(const MemoryLog& log) const {
     std::map<std::pair<std::string, Bytes>, FailedRequest::Holder> groups;
     for (uint32_t number = 0; number < blocks_.size(); ++number) {
@@ -359,7 +360,7 @@ class Ledger {
   uint64_t count_ = 0;
 };
 
-// Places given in advance, one for each request in order.
+// A `PlannedPlaces` allocator gives each request, in order, a place that was planned in advance.
 class PlannedPlaces final : public ReplayableAllocator {
  public:
   PlannedPlaces(std::vector<Block> places, Bytes capacity)
@@ -381,7 +382,7 @@ class PlannedPlaces final : public ReplayableAllocator {
     requested_ -= requested_of_[block.handle];
     allocated_ -= block.size;
   }
-  // No request but the one that was planned will succeed.
+  // The largest free piece is the place of the next request, because no other request can succeed.
   MemoryStats Stats() const override {
     const bool fits = next_ < places_.size() && places_[next_].end() <= capacity_;
     return {requested_, allocated_, reserved_, fits ? places_[next_].size : Bytes(0)};
@@ -408,7 +409,7 @@ std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capa
     intervals.push_back({now, -1, size});
   };
   for (const StartBlock& held : log.start().blocks) begin(held.block, held.size);
-  std::optional<Bytes> pending;  // a failed request that nothing has followed so far
+  std::optional<Bytes> pending;  // a failed request that no allocation has followed yet
   log.Walk([&](const MemoryEvent& event) {
     ++now;
     if (event.kind == Kind::kAllocate) begin(event.block, event.size);
@@ -470,8 +471,8 @@ Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& a
 
   std::vector<MemoryEvent> batch;
   batch.reserve(kBatch);
-  // Runs a stretch of events on each allocator that is still in it, then on the ledger. An
-  // allocator that fails in the middle is told who holds the memory by playing the ledger to there.
+  // Runs a batch of events on each allocator that has not failed, then on the ledger. If an
+  // allocator fails within the batch, its failure gets the holders from the ledger at that event.
   const auto play = [&] {
     std::vector<std::pair<size_t, Player*>> failures;  // position in the batch
     for (Player& player : players) {
@@ -495,7 +496,7 @@ Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& a
     batch.clear();
   };
 
-  std::optional<MemoryEvent> pending;  // a failed request that nothing has followed so far
+  std::optional<MemoryEvent> pending;  // a failed request that no allocation has followed yet
   log.Walk([&](const MemoryEvent& event) {
     if (event.kind == Kind::kFailed) {
       pending = event;

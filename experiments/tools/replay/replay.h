@@ -1,8 +1,8 @@
-// Replays an allocation log on allocators: which of them serve it in how much memory, where the
-// others fail, and whether reserved memory goes as it was recorded.
+// Replays an allocation log on allocators. The result says how much memory each allocator needs,
+// where an allocator fails, and if reserved memory develops as it was recorded.
 //
-// The log is walked once, however many allocators there are; what is kept grows with the live
-// blocks and with a bounded number of samples.
+// The log is walked once for all allocators. The memory of a replay grows with the number of live
+// blocks; the number of samples is bounded.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_REPLAY_REPLAY_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_REPLAY_REPLAY_H_
@@ -19,20 +19,21 @@
 
 namespace spillway {
 
-// What the log asks for, whoever serves it.
+// A `LogSummary` describes the requests of a log, independent of the allocator.
 struct LogSummary {
   uint64_t events = 0;   // allocations, frees and emptied caches
-  uint64_t records = 0;  // up to the last that says something; events are numbered by them
+  uint64_t records = 0;  // 1 + the largest index of an event; event numbers are record indices
   uint64_t allocations = 0;
   uint64_t peak_blocks = 0;
   Bytes peak_requested;
-  // The largest sum of live bytes, each block rounded up to 512: what no allocator of that
-  // granularity can do without.
+  // The largest sum of live bytes, with each block rounded up to a multiple of 512. No allocator
+  // with that granularity can serve the log in less memory.
   Bytes lower_bound;
-  std::optional<Bytes> recorded_peak_reserved;  // where the log records segments
+  std::optional<Bytes> recorded_peak_reserved;  // set if the log records segments
 };
 
-// The state of an allocator after an event.
+// A `ReplaySample` holds the state of an allocator after an event. `largest_free` is taken at the
+// end of the window of events that the sample represents.
 struct ReplaySample {
   uint64_t event = 0;  // MemoryEvent::index
   int64_t time = 0;    // MemoryEvent::time
@@ -43,44 +44,44 @@ struct ReplaySample {
   bool operator==(const ReplaySample&) const = default;
 };
 
-// A request that an allocator could not serve.
+// A `FailedRequest` is a request that an allocator could not serve.
 struct FailedRequest {
-  uint64_t event = 0;  // 0 also if a block of the start does not fit
-  bool at_start = false;
+  uint64_t event = 0;     // 0 if `at_start`
+  bool at_start = false;  // a block that was live before the first event does not fit
   Bytes wanted;
   uint64_t stream = 0;
   MemoryStats stats;  // after the failure
+  // A group of live blocks with the same size and frame.
   struct Holder {
-    std::string frame;         // that asked for them, where the log says so
-    Bytes size;                // as requested
-    uint64_t blocks = 0;       // of this size, from this frame
-    uint64_t from_start = 0;   // of these, live before the first event
-    uint64_t first_event = 0;  // that allocated one of the others
-    uint64_t last_event = 0;
+    std::string frame;         // the frame that requested the blocks; empty if not recorded
+    Bytes size;                // the requested size of each block
+    uint64_t blocks = 0;       // the number of blocks
+    uint64_t from_start = 0;   // the number of blocks that were live before the first event
+    uint64_t first_event = 0;  // the first event that allocated another block of the group
+    uint64_t last_event = 0;   // the last event that allocated another block of the group
   };
-  std::vector<Holder> holders;  // of requested bytes, most bytes first, then larger blocks
+  std::vector<Holder> holders;  // most requested bytes first, then larger blocks
 };
 
 struct ReplayResult {
   std::string allocator;
-  std::optional<FailedRequest> failure;  // nullopt: everything was served
-  // Until the failure, if there is one.
+  std::optional<FailedRequest> failure;  // nullopt if every request was served
+  // The peaks and operations up to the failure, if there is one.
   Bytes peak_requested;
   Bytes peak_allocated;
   Bytes peak_reserved;
   uint64_t operations = 0;
-  std::optional<int64_t> nanoseconds;  // spent in them, where a clock was given
+  std::optional<int64_t> nanoseconds;  // time of the operations, if a clock was given
   std::vector<ReplaySample> samples;
 
-  // Where the log records segments and a comparison was asked for: the first event at which
-  // reserved memory, the segments taken for a request, or the address of a block differ from what
-  // was recorded.
-  bool compared = false;
+  bool compared = false;  // a comparison was requested, and the log records segments
+  // If `compared`: the first event at which reserved memory, the segments taken for a request, or
+  // the address of a block differ from the log, or a segment cannot be given back as recorded.
   std::optional<uint64_t> deviates_at;
-  uint64_t segments = 0;  // taken during the log
+  uint64_t segments = 0;  // if `compared`: the number of segments taken during the log
 
   bool fits() const { return !failure.has_value(); }
-  // The part of reserved memory that is lost between blocks at the worst moment.
+  // Returns 1 - peak allocated / peak reserved memory: the part of reserved memory outside blocks.
   double fragmentation() const {
     return peak_reserved == Bytes(0) ? 0
                                      : 1 - static_cast<double>(peak_allocated.count()) /
@@ -89,20 +90,21 @@ struct ReplayResult {
 };
 
 struct ReplayOptions {
-  // At most this many samples per allocator, spread over the log: of each stretch that one stands
-  // for, the one with the most bytes requested. 0 for none.
+  // The maximum number of samples per allocator; 0 for none. Each sample stands for a window of
+  // events and is taken at the event of the window with the most requested bytes.
   size_t samples = 0;
-  // Nanoseconds on some clock, to time operations with; without it nothing is timed.
+  // Returns nanoseconds on some clock. If null, operations are not timed.
   std::function<int64_t()> clock;
 };
 
 struct ReplayedAllocator {
   std::string name;
   ReplayableAllocator* allocator = nullptr;  // holds nothing yet
-  // It is set up like the allocator that was recorded: it gets the addresses that the driver gave
-  // that one, and what it takes from the driver and where its blocks lie is compared.
+  // The allocator is set up like the recorded one. It gets the segment addresses that the driver
+  // gave to the recorded allocator. The replay compares its segments and block addresses with the
+  // log.
   bool compare = false;
-  // What went back to the driver is predicted; else it goes as recorded.
+  // The allocator decides which segments go back to the driver; otherwise they go back as recorded.
   bool predict_frees = false;
 };
 
@@ -111,20 +113,21 @@ struct Replayed {
   std::vector<ReplayResult> results;  // one per allocator, in their order
 };
 
-// What was live at the start is taken over first, segment by segment
-// (`ReplayableAllocator::Adopt`) where the log records them, else block by block in the order of
-// addresses. A request that failed when it was recorded is tried, and given back, if no other
-// follows it: the program went on without those that others follow. Throws what reading the log
-// throws, and `InputError` for a log that holds more than 1 EiB.
+// Replays the log on the allocators. Blocks that are live at the start come first: segment by
+// segment (`ReplayableAllocator::Adopt`) if the log records segments, else block by block in the
+// order of addresses. A request that failed when it was recorded is tried, and freed, only if no
+// allocation follows it; otherwise the program continued without it. Throws the errors of reading
+// the log, and `InputError` if more than 1 EiB is live.
 Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& allocators,
                    const ReplayOptions& options = {});
 
-// PyTorch's allocator with the settings that the log recorded, for `MakeAllocator`.
+// Returns the specification of PyTorch's allocator with the settings that the log recorded, for
+// `MakeAllocator`.
 std::string PyTorchAsRecorded(const MemoryLog& log);
 
-// An allocator that knows the log in advance: offsets packed offline (`sim/packing/packing.h`).
-// Unlike a replay its memory grows with the log. A request whose place ends beyond `capacity`
-// fails. `steps` limits the effort.
+// Returns an allocator that knows the log in advance, with offsets that are packed offline
+// (`sim/packing/packing.h`). Its own memory grows with the length of the log. A request whose block
+// ends beyond `capacity` fails. `steps` limits the effort of the packing.
 std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capacity,
                                                 std::optional<int64_t> steps = std::nullopt);
 

@@ -28,7 +28,7 @@ std::optional<double> OverBound(const ReplayResult& result, Bytes bound) {
   return static_cast<double>(result.peak_reserved.count()) / static_cast<double>(bound.count());
 }
 
-// What is free in `memory` when the request fails, in whole and in one piece.
+// Returns the bytes of `memory` that are free when the request fails.
 Bytes Free(const FailedRequest& failure, Bytes memory) { return memory - failure.stats.allocated; }
 
 std::string Place(const FailedRequest& failure) {
@@ -37,7 +37,7 @@ std::string Place(const FailedRequest& failure) {
 
 std::string Percent(double part) { return fmt::format("{:.1f}%", 100 * part); }
 
-// What is known of the youngest of the blocks, or of the request.
+// Returns the description of the block or request of an event, or nullopt if the log has none.
 std::optional<std::string> NameOrNull(const MemoryLog& log, uint64_t event) {
   return IfAny(log.Describe(event));
 }

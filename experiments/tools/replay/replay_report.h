@@ -1,4 +1,4 @@
-// What a replay found, as rows, tables, JSON, CSV and counters over time.
+// Formats the results of a replay as rows, tables, JSON, CSV and counters over time.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_REPLAY_REPLAY_REPORT_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_REPLAY_REPLAY_REPORT_H_
@@ -13,38 +13,39 @@
 
 namespace spillway {
 
-// What would have served a request that failed, found by trying.
+// A `Remedy` holds alternatives for an allocator that failed. They were found by trial replays.
 struct Remedy {
-  std::string allocator;            // that failed
+  std::string allocator;            // the allocator that failed
   std::vector<std::string> others;  // allocators that serve the whole log in the same memory
-  std::optional<Bytes> memory;      // that this allocator serves the log in; not always the least
+  std::optional<Bytes> memory;  // a memory in which `allocator` serves the log; may not be minimal
 };
 
-// One row per allocator.
+// Returns the columns of a table with one row per allocator.
 Columns<ReplayResult> ReplayColumns(const Replayed& replayed);
 
-// {"schema": "spillway.replay/v1", "log": .., "rows": [..], "out_of_memory": [..]}; the last only
-// with remedies.
+// Returns {"schema": "spillway.replay/v1", "log": .., "rows": [..], "out_of_memory": [..]}. The
+// member "out_of_memory" exists only if `remedies` is given.
 std::string FormatReplayJson(const MemoryLog& log, const Replayed& replayed,
                              const std::optional<std::vector<Remedy>>& remedies,
                              const std::optional<RecordedFailure>& recorded = std::nullopt);
-// For people.
+// Returns the results as a text for people.
 std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed);
-// For each allocator that failed: who holds the memory, how much is free but scattered, what would
-// have served the request. `memory` is what the allocators had.
+// Returns a text for people about each allocator that failed. It says which blocks hold the memory,
+// how much memory is free but scattered, and which alternatives serve the request. `memory` is the
+// memory that the allocators had.
 std::string FormatOutOfMemory(const MemoryLog& log, const Replayed& replayed,
                               const std::vector<Remedy>& remedies, Bytes memory);
 
-// allocator,event,time_us,requested_bytes,allocated_bytes,reserved_bytes,largest_free_bytes,
-// fragmentation in one line: a line per sample.
+// Returns CSV with one line per sample. The columns are allocator, event, time_us, requested_bytes,
+// allocated_bytes, reserved_bytes, largest_free_bytes and fragmentation.
 std::string FormatReplayCsv(const Replayed& replayed);
 
-// What the file says about its origin.
+// A `ReplayTraceOrigin` holds the origin that a trace file states.
 struct ReplayTraceOrigin {
   std::string version, log, run_sha256;
 };
 
-// The samples as counters in the Chrome/Perfetto format, one process per allocator.
+// Returns the samples as counters in the Chrome/Perfetto format, with one process per allocator.
 std::string FormatReplayTrace(const Replayed& replayed, const ReplayTraceOrigin& origin);
 
 }  // namespace spillway

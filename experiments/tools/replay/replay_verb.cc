@@ -1,4 +1,4 @@
-// spillway replay: an allocation log on one allocator after the other.
+// The verb `spillway replay` replays an allocation log on several allocators.
 
 #include <fmt/format.h>
 
@@ -9,6 +9,7 @@
 #include "experiments/cli/frame/options.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
+#include "experiments/run/allocator_choice.h"
 #include "experiments/tools/replay/replay.h"
 #include "experiments/tools/replay/replay_report.h"
 #include "sim/alloc/make_allocator.h"
@@ -20,20 +21,20 @@ namespace spillway::cli {
 namespace {
 
 constexpr Bytes kGranularity(512);
-// Of one allocator, in exports.
+// The maximum number of samples per allocator in exports.
 constexpr size_t kSamples = 16384;
 constexpr const char* kPlanned = "planned";
 constexpr const char* kExpandable = "pytorch:expandable_segments=true";
-// What is tried where a recorded request failed, besides every allocator.
+// Specifications that are tried for a recorded request that failed, in addition to every allocator.
 constexpr const char* kSettings[] = {kExpandable, "pytorch:max_split_size=128MiB",
                                      "pytorch:max_split_size=512MiB"};
 
-constexpr const char* kFullyPlanned = "planned:effort=thorough";  // minutes
-constexpr uint64_t kMostPlanned = 2'000'000;  // events, above which a plan is not quick
+constexpr const char* kFullyPlanned = "planned:effort=thorough";  // takes minutes
+constexpr uint64_t kMostPlanned = 2'000'000;  // a log with more events is not planned by default
 
 struct ReplayOptions {
   std::string log;
-  std::vector<std::string> allocators;
+  std::vector<std::string> allocators{"pytorch", kExpandable, "best-fit", kPlanned};
   std::string memory = "unlimited";
   std::optional<int> device;
   FormatOption format;
@@ -49,39 +50,31 @@ int64_t Nanoseconds() {
       .count();
 }
 
-Bytes MemoryOf(const ReplayOptions& options) {
-  if (options.memory == "unlimited") return Bytes::Unlimited();
-  try {
-    return std::min(ParseBytes(options.memory), Bytes::Unlimited());
-  } catch (const InputError& error) {
-    throw UsageError(fmt::format("memory: {}; also accepted: unlimited", error.what()));
-  }
-}
-
 bool CollectsGarbage(const MemoryLog& log) {
   return log.start().pytorch && log.start().pytorch->garbage_collection_threshold > 0;
 }
 
-// Throws `UsageError` for what is no allocator, or none for a log.
+// Throws `UsageError` if the text names no allocator, or an allocator on which no log can be
+// replayed.
 void Verify(const std::string& specification) {
-  MakeAllocator(specification, Bytes::MiB(2), kGranularity);
-  const std::string name = specification.substr(0, specification.find(':'));
-  if (name == "auto") {
-    throw UsageError("allocator 'auto' chooses for a run; for a log, name those to compare");
+  const AllocatorChoice choice(specification);
+  if (choice.automatic() != nullptr) {
+    throw UsageError("allocator 'auto' is valid for runs only; for a log, name those to compare");
   }
+  choice.Undecided().Make(Bytes::MiB(2), kGranularity);  // throws if a parameter is invalid
 }
 
 std::unique_ptr<ReplayableAllocator> Make(const std::string& specification, const MemoryLog& log,
                                           Bytes memory) {
-  const auto allocator = ParseSpecification("allocator", specification);
-  if (allocator.name == kPlanned) return PlannedFor(log, memory, PlannedSteps(allocator));
+  const AllocatorChoice choice(specification);
+  if (const auto* planned = choice.planned()) return PlannedFor(log, memory, planned->steps);
   return MakeAllocator(specification == "pytorch" ? PyTorchAsRecorded(log) : specification, memory,
                        kGranularity);
 }
 
-// Whether it is set up as the recorded one was: with all the memory it wanted, where what went back
-// follows the recording, or with what it was allowed, of which a collection of garbage keeps a part
-// free.
+// Returns true iff the specification sets the allocator up like the recorded one. It then has
+// unlimited memory, so that segments go back to the driver as recorded. If the recorded allocator
+// collected garbage, it may also have a limit, because the threshold is a part of that limit.
 bool IsRecorded(const std::string& specification, const MemoryLog& log, Bytes memory) {
   return specification == "pytorch" && log.start().pytorch &&
          (CollectsGarbage(log) || memory == Bytes::Unlimited());
@@ -101,14 +94,12 @@ Replayed Replay(const MemoryLog& log, const std::vector<std::string>& specificat
 
 std::vector<std::string> EveryAllocator() {
   std::vector<std::string> names;
-  for (const AllocatorInfo& info : Allocators()) {
-    if (info.name != kPlanned && info.name != "auto") names.push_back(info.name);
-  }
+  for (const AllocatorInfo& info : Allocators()) names.push_back(info.name);
   names.push_back(kPlanned);
   return names;
 }
 
-// Tries what would have served the requests that failed.
+// Returns a remedy for each allocator that failed, found by trial replays.
 std::vector<Remedy> FindRemedies(const MemoryLog& log, const Replayed& replayed, Bytes memory) {
   std::vector<std::string> others;
   for (const ReplayResult& result : Replay(log, EveryAllocator(), memory, {}).results) {
@@ -121,7 +112,8 @@ std::vector<Remedy> FindRemedies(const MemoryLog& log, const Replayed& replayed,
     const auto serves = [&](Bytes size) {
       return Replay(log, {failed.allocator}, size, {}).results.front();
     };
-    // What it reserves when nothing limits it, or a little more where a limit changes its choices.
+    // The allocator may need more than it reserves in unlimited memory, because a limit changes its
+    // choices. Up to 150 % are tried.
     const ReplayResult unlimited = serves(Bytes::Unlimited());
     for (int64_t percent = 100; unlimited.fits() && percent <= 150 && !remedy.memory;
          percent += 10) {
@@ -134,16 +126,16 @@ std::vector<Remedy> FindRemedies(const MemoryLog& log, const Replayed& replayed,
   return remedies;
 }
 
-// What was recorded and cannot be followed.
+// Warns if the recorded settings cannot be followed: a garbage collection threshold needs a limit.
 void RemarkSettings(const MemoryLog& log, Bytes memory, Session& session) {
   if (!CollectsGarbage(log) || memory != Bytes::Unlimited()) return;
   session.Remark(fmt::format(
-      "the recorded garbage_collection_threshold, {}, is a part of the memory that was allowed, "
-      "which the snapshot does not say: give it as --memory, else nothing is collected",
+      "the recorded garbage_collection_threshold, {}, is a fraction of a memory limit that the "
+      "snapshot does not record: give the limit as --memory, else no garbage is collected",
       log.start().pytorch->garbage_collection_threshold));
 }
 
-// A plan of very many blocks is not quick.
+// Removes "planned" from the specifications if the log has too many events for a quick plan.
 void SkipPlan(const MemoryLog& log, std::vector<std::string>& specifications, Session& session) {
   if (std::ranges::find(specifications, kPlanned) == specifications.end()) return;
   uint64_t events = 0;
@@ -151,19 +143,17 @@ void SkipPlan(const MemoryLog& log, std::vector<std::string>& specifications, Se
   if (events <= kMostPlanned) return;
   std::erase(specifications, kPlanned);
   session.Remark(
-      fmt::format("planned is skipped, for the log has more than {} events: --allocator "
+      fmt::format("planned is skipped because the log has more than {} events: --allocator "
                   "{} plans it, which may take minutes",
                   kMostPlanned, kFullyPlanned));
 }
 
 int Execute(const ReplayOptions& options, Session& session) {
-  if (std::find(options.allocators.begin(), options.allocators.end(), "help") !=
-      options.allocators.end()) {
-    session.Print(DescribeAllocators());
-    return kOk;
-  }
   std::vector<std::string> specifications = SplitSpecifications(options.allocators);
-  const Bytes memory = MemoryOf(options);
+  const Bytes memory = options.memory == "unlimited"
+                           ? Bytes::Unlimited()
+                           : std::min(Bytes::Unlimited(), ParseSize("memory", options.memory,
+                                                                    "; also accepted: unlimited"));
   for (const std::string& specification : specifications) Verify(specification);
   const auto log = OpenMemoryLog(options.log, options.device);
   RemarkSettings(*log, memory, session);
@@ -171,7 +161,7 @@ int Execute(const ReplayOptions& options, Session& session) {
 
   const bool exports = !options.export_trace.empty() || !options.export_memory.empty();
   spillway::ReplayOptions replay;
-  // A file is a function of its inputs: it holds no measured time.
+  // An output file must depend on its inputs only, so that it holds no measured time.
   if (options.output.empty()) replay.clock = Nanoseconds;
   if (exports) replay.samples = kSamples;
   const Replayed replayed = WithContext(
@@ -179,7 +169,7 @@ int Execute(const ReplayOptions& options, Session& session) {
 
   std::optional<std::vector<Remedy>> remedies;
   if (options.out_of_memory_report) remedies = FindRemedies(*log, replayed, memory);
-  // The bound says what a plan could do.
+  // "planned" is not tried, because `RecordedFailure::bound` is a lower bound for every plan.
   std::vector<std::string> settings = EveryAllocator();
   std::erase(settings, kPlanned);
   for (const char* more : kSettings) settings.push_back(more);
@@ -222,37 +212,30 @@ int Execute(const ReplayOptions& options, Session& session) {
 
 }  // namespace
 
-void AddReplay(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddReplay(Command& program, Session& session) {
+  Command& verb = program.Add(
       "replay",
       "Replay an allocation log on other allocators; exit code 1 if one of them does not serve it");
-  auto options = std::make_shared<ReplayOptions>();
-  verb->add_option("log", options->log,
-                   "A PyTorch memory snapshot (.pickle, .pickle.gz; one with a request that failed "
-                   "is reported: "
-                   "who held the memory, what would have served it), an RMM log, CSV with "
-                   "id,lower,upper,size, "
-                   "or a file of spillway run --export-decisions")
-      ->required();
-  verb->add_option("--allocator", options->allocators,
-                   "NAME or NAME:key=value,..., several separated by commas; planned knows the log "
-                   "in advance (planned:effort=thorough for lower plans, in minutes); or help")
-      ->default_val(std::vector<std::string>{"pytorch", kExpandable, "best-fit", kPlanned});
-  verb->add_option("--memory", options->memory,
-                   "What each allocator has: a size (12GiB), unlimited")
-      ->capture_default_str();
-  verb->add_option("--trace-device", options->device,
-                   "Which device of a snapshot, if several have events")
-      ->check(CLI::Range(0, 1 << 16));
-  options->format.Add(*verb);
-  verb->add_flag("--out-of-memory-report", options->out_of_memory_report,
-                 "Say at the failing request who holds the memory, how much is free but scattered, "
-                 "and what would have served it");
-  AddOutput(*verb, options->output, options->format, "; operations per second are left out of it");
-  AddFile(*verb, "--export-trace", options->export_trace,
-          "Write the memory over the log as Chrome/Perfetto counters");
-  AddFile(*verb, "--export-memory", options->export_memory, "Write the memory over the log as CSV");
-  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+  auto& options = verb.Runs(Execute, session);
+  verb.Text("log", options.log,
+            "A PyTorch memory snapshot (.pickle, .pickle.gz; one with a request that failed is "
+            "reported: who held the memory, what would have served it), an RMM log, CSV with "
+            "id,lower,upper,size, or a file of spillway run --export-decisions")
+      .Required();
+  verb.Texts("--allocator", options.allocators,
+             "NAME or NAME:key=value,..., several separated by commas; planned knows the log in "
+             "advance (planned:effort=thorough for lower plans, in minutes); or help");
+  verb.Text("--memory", options.memory, "Memory of each allocator: a size (12GiB), or unlimited");
+  verb.Number("--trace-device", options.device, {0, 1 << 16},
+              "Which device of a snapshot, if several have events");
+  options.format.Add(verb);
+  verb.Flag("--out-of-memory-report", options.out_of_memory_report,
+            "Report for a failing request which blocks hold the memory, how much is free but "
+            "scattered, and which alternatives would have served it");
+  AddOutput(verb, options.output, options.format, "; operations per second are left out of it");
+  verb.File("--export-trace", options.export_trace,
+            "Write the memory over the log as Chrome/Perfetto counters");
+  verb.File("--export-memory", options.export_memory, "Write the memory over the log as CSV");
 }
 
 }  // namespace spillway::cli

@@ -28,8 +28,8 @@ std::string Escaped(std::string_view text) {
   return escaped;
 }
 
-// JSON has this character within strings alone, where it can be written so: nothing in it ends a
-// script.
+// Returns the JSON with each '<' escaped, so that the JSON cannot end a script element. JSON has
+// this character only within strings, where the escape is valid.
 std::string ForScript(std::string_view json) {
   std::string text;
   text.reserve(json.size());
@@ -68,7 +68,7 @@ std::string_view Name(ReportSection::Kind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-// What the columns of results mean, for headings.
+// Returns a JSON object with the description of each result column, for headings.
 std::string ColumnsJson() {
   JsonWriter json(0);
   json.BeginObject();

@@ -1,4 +1,4 @@
-// The page of a report: one HTML file that needs nothing else.
+// Makes the page of a report: one HTML file that needs no other file.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_REPORT_PAGE_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_REPORT_PAGE_H_
@@ -8,21 +8,22 @@
 
 namespace spillway {
 
+// A `ReportSection` is a part of the page with its data.
 struct ReportSection {
   enum class Kind : uint8_t {
     kResults,     // an array of rows with the columns of `ResultColumns`
-    kValidation,  // of rows that predicted and measured an iteration
-    kTable,       // of other rows
-    kTimeline,    // `TimelineJson`
+    kValidation,  // rows with a predicted and a measured iteration
+    kTable,       // other rows
+    kTimeline,    // an object of `TimelineJson`
   };
   Kind kind = Kind::kResults;
   std::string title;
-  std::string command;  // that gives it; may be empty
+  std::string command;  // the command that produces the data; may be empty
   std::string json;
 };
 
-// Throws `EnvironmentError` if the plotting library is not there, `InputError` if a file of the
-// page cannot be read.
+// Returns the page as HTML. Throws `EnvironmentError` if the plotting library is missing, and
+// `InputError` if a file of the page cannot be read.
 std::string FormatReport(const std::string& title, const std::vector<ReportSection>& sections);
 
 }  // namespace spillway

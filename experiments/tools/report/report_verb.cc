@@ -1,10 +1,7 @@
-// spillway report: one HTML file for runs, comparisons, sweeps and validations.
+// The verb `spillway report` writes one HTML file for runs, comparisons, sweeps and validations.
 
 #include <fmt/format.h>
-#include <tbb/parallel_for.h>
-#include <tbb/task_arena.h>
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -25,8 +22,7 @@ namespace {
 
 struct ReportOptions {
   std::vector<std::string> sources;
-  WorkloadOption lowering;
-  MachineOption machine;
+  Case asked;
   PoliciesOption policies;
   std::string title = "Spillway";
   std::string output;
@@ -39,43 +35,40 @@ bool IsResult(const std::string& source) {
   return text.substr(0, 200).find("\"schema\": \"spillway.") != std::string::npos;
 }
 
-// The comparison of the policies, and a timeline of each that fits.
+// Runs the workload under each policy. Adds a section with the comparison, and a timeline for each
+// policy under which the workload fits.
 void AddRuns(const std::string& workload, const ReportOptions& options, Session& session,
              std::vector<ReportSection>& sections) {
-  WorkloadOption lowering = options.lowering;
-  lowering.text = workload;
+  Case asked = options.asked;
+  asked.workload = workload;
   session.progress().Say(workload);
-  const Scenario scenario(lowering.Load(), options.machine);
-  const std::vector<std::string> policies = options.policies.policies(options.lowering.mode);
+  const Inputs inputs(asked);
+  const std::vector<std::string> policies = options.policies.policies(ModeOf(asked));
   std::vector<RunResult> results(policies.size());
   std::vector<std::optional<std::string>> timelines(policies.size());
-  tbb::task_arena arena(options.policies.jobs > 0 ? options.policies.jobs
-                                                  : tbb::task_arena::automatic);
-  arena.execute([&] {
-    tbb::parallel_for(size_t{0}, policies.size(), [&](size_t i) {
-      results[i] = PlayForRow(scenario, policies[i], [&](const Outcome& outcome) {
-        if (outcome.report.fits()) timelines[i] = TimelineJson(outcome, scenario.setup().memory);
-      });
-      session.progress().Advance(policies[i]);
+  options.policies.ForEach(policies.size(), [&](size_t i) {
+    Case one = asked;
+    one.policy = policies[i];
+    results[i] = RunForRow(one, inputs, [&](const Outcome& outcome) {
+      if (outcome.report.fits()) timelines[i] = TimelineJson(outcome, inputs.MemoryOf(one));
     });
+    session.progress().Advance(policies[i]);
   });
-  Cell cell{workload, lowering.preset, lowering.mode, options.machine, ""};
-  std::string command = fmt::format("spillway compare {}", CommandOf(cell));
-  for (const std::string& policy : options.policies.given) command += " --policy " + policy;
+  std::string command =
+      fmt::format("spillway compare {}", CommandOf(asked, options.policies.given));
   sections.push_back({ReportSection::Kind::kResults,
-                      fmt::format("{} on {}", workload, scenario.setup().device.description),
-                      command, NestRows(ResultColumns(), results).json});
+                      fmt::format("{} on {}", workload, inputs.device().description), command,
+                      NestRows(ResultColumns(), results).json});
   for (size_t i = 0; i < policies.size(); ++i) {
     if (!timelines[i]) continue;
-    cell.policy = policies[i];
-    sections.push_back(
-        {ReportSection::Kind::kTimeline, fmt::format("{} under {}", workload, policies[i]),
-         fmt::format("spillway run {} --explain", CommandOf(cell)), *std::move(timelines[i])});
+    sections.push_back({ReportSection::Kind::kTimeline,
+                        fmt::format("{} under {}", workload, policies[i]),
+                        fmt::format("spillway run {} --explain", CommandOf(asked, {policies[i]})),
+                        *std::move(timelines[i])});
   }
 }
 
 int Execute(const ReportOptions& options, Session& session) {
-  if (PrintHelpValues(options.machine, options.policies.given)) return kOk;
   std::vector<ReportSection> sections;
   std::vector<std::string> files;
   for (const std::string& source : options.sources) {
@@ -97,24 +90,24 @@ int Execute(const ReportOptions& options, Session& session) {
 
 }  // namespace
 
-void AddReport(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddReport(Command& program, Session& session) {
+  Command& verb = program.Add(
       "report",
       "Write one HTML file that needs no network: tables, plots, and for workloads each run's "
       "streams, stalls and memory over time");
-  auto options = std::make_shared<ReportOptions>();
-  verb->add_option("sources", options->sources,
-                   "Stores of sweeps (.sqlite), rows that other verbs wrote (.csv, .json), and "
-                   "workloads to simulate (vgg16:64, or trace files), one or more")
-      ->required();
-  options->lowering.AddLowering(*verb);
-  options->machine.Add(*verb);
-  options->policies.Add(*verb);
-  verb->add_option("--title", options->title, "Heading of the page")->capture_default_str();
-  verb->add_option("-o,--output", options->output, "HTML file, with a manifest beside it")
-      ->type_name("FILE")
-      ->required();
-  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+  auto& options = verb.Runs(Execute, session);
+  verb.Texts("sources", options.sources,
+             "Stores of sweeps (.sqlite), rows that other verbs wrote (.csv, .json), and "
+             "workloads to simulate (vgg16:64, or trace files), one or more")
+      .Required();
+  AddCaseOptions(verb, kLoweringKeys, options.asked);
+  AddCaseOptions(verb, kMachineKeys, options.asked);
+  AddCaseOptions(verb, {"memory"}, options.asked);
+  options.policies.Add(verb);
+  verb.Text("--title", options.title, "Heading of the page");
+  verb.Text("-o,--output", options.output, "HTML file, with a manifest beside it")
+      .Type("FILE")
+      .Required();
 }
 
 }  // namespace spillway::cli

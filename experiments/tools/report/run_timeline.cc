@@ -39,7 +39,7 @@ std::string Base64(std::string_view bytes) {
   return text;
 }
 
-// Little-endian numbers.
+// Returns the numbers as little-endian bytes in base64.
 template <typename T>
 std::string Packed(const std::vector<T>& numbers) {
   std::string bytes;
@@ -157,7 +157,7 @@ class Timeline {
 
   void AddBlocks() {
     const std::vector<Duration> times = PlacementTimes(report_);
-    // By offset: blocks of the allocator, and what uses reserved ones.
+    // Both maps are by offset: blocks of the allocator, and blocks nested in reserved blocks.
     std::map<Bytes, Held> blocks, nested;
     for (size_t i = 0; i < report_.placements.size(); ++i) {
       const Placement& placement = report_.placements[i];
@@ -182,7 +182,8 @@ class Timeline {
     blocks_.push_back({start, Ticks(until) - start, held.placement, nested});
   }
 
-  // Those that are seen best, where there are many.
+  // Packs the blocks. If there are more than `kMostBlocks`, keeps the blocks with the largest
+  // products of size and length.
   void PackBlocks() {
     const auto area = [](const Block& block) {
       return static_cast<double>(block.placement->block.size.count()) * (1.0 + block.length);

@@ -1,26 +1,27 @@
-// One iteration as a report draws it: what each stream did and when, why kernels waited, and which
-// tensor held which block of device memory.
+// Describes one iteration for a report: the events of each stream over time, the reasons why
+// kernels waited, and the tensor in each block of device memory.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_REPORT_RUN_TIMELINE_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_REPORT_RUN_TIMELINE_H_
 
 #include <string>
 
-#include "experiments/run/setup.h"
+#include "experiments/run/prepared.h"
 
 namespace spillway {
 
-// A JSON object on one line. Lists are arrays of little-endian numbers in base64, about 18 bytes of
-// text for an event. Times are in 2^-32 of `iteration_ms`:
+// Returns a JSON object on one line. Lists are arrays of little-endian numbers in base64; an event
+// takes about 18 bytes of text. Times are in units of 2^-32 of `iteration_ms`:
 //   iteration_ms  capacity (bytes; null if unlimited)  streams (texts)  causes (texts)
-//   names: a text, a line for each: a character that is so far behind "0" as the name shares
-//          characters with the one before, then the others
-//   events: count  start  length  name (index)  what: the stream, and 16 times the kind (0 kernel,
-//           1 run again, 2 offload, 3 prefetch, 4 fetch, 5 input)
+//   names: a text with one line for each name. The first character encodes the number of leading
+//          characters that the name shares with the previous name, as the distance of the character
+//          from "0". The other characters of the name follow.
+//   events: count  start  length  name (index)  what: the stream plus 16 times the kind (0 kernel,
+//           1 recomputed kernel, 2 offload, 3 prefetch, 4 fetch, 5 input)
 //   stalls: count  event (index, ascending)  length  cause (index)  awaited (an event; 2^32 - 1 for
 //           the host)
-//   blocks: omitted (the smallest, where there are more than a hundred thousand)  count  start
-//           length  offset  size (KiB)  name (index)  nested (of a reserved block)
+//   blocks: omitted (how many were left out, smallest first, above a hundred thousand)  count start
+//           length  offset  size (KiB)  name (index)  nested (1 within a reserved block)
 // REQUIRES: the run fits.
 std::string TimelineJson(const Outcome& outcome, Bytes memory);
 

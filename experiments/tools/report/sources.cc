@@ -92,7 +92,7 @@ ReportSection ReadJson(const std::string& path) {
                 Optional("recorded_failure", SkipJson), Optional("totals", SkipJson),
                 Optional("storages", SkipJson), Optional("peak", SkipJson));
   if (!has_table) throw InputError(fmt::format("{}: has neither rows nor a row", path));
-  // The page reads the document; what was checked here is that it is one.
+  // The page parses the document. The code above only checks that it is valid.
   section.json = text;
   return section;
 }

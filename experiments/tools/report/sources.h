@@ -1,4 +1,4 @@
-// What a report is made from, as far as it lies in files: results of sweeps and of other commands.
+// Reads the files that a report is made from: results of sweeps and of other commands.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_REPORT_SOURCES_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_REPORT_SOURCES_H_
@@ -9,9 +9,9 @@
 
 namespace spillway {
 
-// The section of a file that spillway wrote: the store of a sweep (.sqlite), or rows as CSV or JSON
-// (.csv, .json) of run, compare, sweep export, validate or replay. What it holds is known by its
-// contents. Throws `InputError` that begins with the path for anything else.
+// Returns the section for a file that spillway wrote: the store of a sweep (.sqlite), or rows as
+// CSV or JSON (.csv, .json) of run, compare, sweep export, validate or replay. The contents decide
+// the kind of the section. Throws an `InputError` that begins with the path for any other file.
 ReportSection ReadSource(const std::string& path);
 
 }  // namespace spillway

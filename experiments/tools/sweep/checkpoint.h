@@ -1,8 +1,8 @@
-// Copies of a store at a place that outlives the machine: a directory that machines share.
+// Copies a store to a place that outlives the machine: a directory that machines share.
 //
-// SQLite's locks and shared memory are not for network file systems, so that a store is worked on
-// where the process runs, and copied: under another name, then renamed. A copy is never half
-// there, and a process that ends at any moment loses a minute at most.
+// SQLite's locks and shared memory do not work on network file systems. A process therefore works
+// on a store on its own machine, and copies it to another name that is then renamed. A copy is
+// never incomplete, and a process that ends at any moment loses at most the results of one minute.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_CHECKPOINT_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_CHECKPOINT_H_
@@ -16,19 +16,21 @@
 
 namespace spillway {
 
+// A `Checkpoint` keeps a copy of a store up to date.
 class Checkpoint {
  public:
-  // Copies the store every minute as long as the object lives. A copy that fails is tried again a
-  // minute later; `Write` says why. REQUIRES: the store outlives the object.
+  // Copies the store every minute while the object lives. A copy that fails is tried again a minute
+  // later; only `Write` reports the reason. REQUIRES: the store outlives the object.
   Checkpoint(const SweepStore& store, std::filesystem::path path);
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
   ~Checkpoint();
 
-  // Copies it now. Throws `InputError`.
+  // Copies the store now. Throws `InputError` if the copy fails.
   void Write();
 
-  // Where there is a copy and no store, the store begins with it. Throws `InputError`.
+  // Copies `copy` to `store` if `copy` exists and `store` does not. Throws `InputError` if `copy`
+  // is no valid store or cannot be copied.
   static void Restore(const std::filesystem::path& copy, const std::filesystem::path& store);
 
  private:

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "experiments/run/catalogue.h"
-#include "policies/plugin/library.h"
+#include "experiments/run/inputs.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/lowering/preset.h"
@@ -18,60 +18,41 @@ namespace {
 
 constexpr uint64_t kMostCells = uint64_t{1} << 40;
 
-// Of lists that are empty.
-struct Default {
-  std::vector<std::string> Experiment::*values;
-  const char* text;
-};
-constexpr Default kDefaults[] = {
-    {&Experiment::presets, "torch"},       {&Experiment::modes, "training"},
-    {&Experiment::devices, "h200"},        {&Experiment::costs, "auto"},
-    {&Experiment::allocators, "best-fit"}, {&Experiment::compress, ""},
-    {&Experiment::backends, kSimulator},   {&Experiment::memories, ""},
-};
-
-std::vector<std::string> Split(const ExperimentList& list, const Experiment& experiment) {
-  const std::vector<std::string>& given = experiment.*list.values;
-  std::vector<std::string> values = list.commas ? SplitSpecifications(given) : given;
-  if (std::find(values.begin(), values.end(), "") != values.end()) {
-    throw UsageError(
-        fmt::format("{}: '{}' has an empty place in its list", list.name, fmt::join(given, " ")));
+// Returns the split values of a key, or its default. Returns an empty list if the key has neither.
+// Throws `UsageError` if a list has an empty place.
+std::vector<std::string> ValuesOf(const CaseKey& key, const Experiment& experiment) {
+  const auto found = experiment.values.find(key.name);
+  if (found == experiment.values.end()) {
+    return *key.initial != 0 && key.name != std::string_view("policy")
+               ? std::vector<std::string>{key.initial}
+               : std::vector<std::string>();
   }
-  for (const Default& other : kDefaults) {
-    if (other.values == list.values && values.empty()) values.emplace_back(other.text);
+  const std::vector<std::string>& given = found->second;
+  std::vector<std::string> values = key.commas ? SplitSpecifications(given) : given;
+  if (std::ranges::count(values, "") > 0) {
+    throw UsageError(
+        fmt::format("{}: '{}' has an empty place in its list", key.name, fmt::join(given, " ")));
   }
   return values;
 }
 
-bool IsTraceFile(std::string_view workload) {
-  return workload.ends_with(".json") || workload.ends_with(".zst");
-}
-
-// One key of an experiment file.
+// An `ExperimentReader` reads the keys of an experiment file.
 class ExperimentReader {
  public:
   ExperimentReader(std::string origin, Experiment& experiment)
       : origin_(std::move(origin)), experiment_(experiment) {}
 
-  void Read(std::string_view key, const toml::node& node) {
-    for (const ExperimentList& list : ExperimentLists()) {
-      if (key == list.name) return ReadList(key, node, experiment_.*list.values);
-    }
-    for (const ExperimentFlag& flag : ExperimentFlags()) {
-      if (key != flag.name) continue;
-      const toml::value<bool>* truth = node.as_boolean();
-      if (truth == nullptr) Fail(node, fmt::format("{} is true or false", key));
-      experiment_.*flag.value = truth->get();
+  void Read(std::string_view name, const toml::node& node) {
+    std::vector<std::string> names{"output"};
+    if (name == "output") {
+      experiment_.output = Text(name, node);
       return;
     }
-    if (key == "output") {
-      experiment_.output = Text(key, node);
-      return;
+    for (const CaseKey& key : CaseKeys()) {
+      if (key.name == name) return ReadValues(key, node, experiment_.values[key.name]);
+      names.emplace_back(key.name);
     }
-    std::vector<std::string> keys{"output"};
-    for (const ExperimentList& list : ExperimentLists()) keys.emplace_back(list.name);
-    for (const ExperimentFlag& flag : ExperimentFlags()) keys.emplace_back(flag.name);
-    Fail(node, UnknownName("key", key, keys));
+    Fail(node, UnknownName("key", name, names));
   }
 
  private:
@@ -87,10 +68,15 @@ class ExperimentReader {
     return text->get();
   }
 
-  void ReadList(std::string_view key, const toml::node& node, std::vector<std::string>& values) {
+  void ReadValues(const CaseKey& key, const toml::node& node, std::vector<std::string>& values) {
+    if (key.kind == CaseKey::Kind::kFlag) {
+      const toml::value<bool>* truth = node.as_boolean();
+      if (truth == nullptr) Fail(node, fmt::format("{} is true or false", key.name));
+      return values.emplace_back(truth->get() ? "true" : "false"), void();
+    }
     const toml::array* array = node.as_array();
-    if (array == nullptr) return values.push_back(Text(key, node));
-    for (const toml::node& element : *array) values.push_back(Text(key, element));
+    if (array == nullptr) return values.push_back(Text(key.name, node));
+    for (const toml::node& element : *array) values.push_back(Text(key.name, element));
   }
 
   const std::string origin_;
@@ -98,39 +84,6 @@ class ExperimentReader {
 };
 
 }  // namespace
-
-const std::vector<ExperimentList>& ExperimentLists() {
-  static const std::vector<ExperimentList> lists{
-      {"workload", &Experiment::workloads, false,
-       "NETWORK:BATCH or trace files; braces vary network, depth, image and batch"},
-      {"preset", &Experiment::presets, true, "Memory accounting; see spillway list presets"},
-      {"mode", &Experiment::modes, true, "training, inference"},
-      {"device", &Experiment::devices, true,
-       "Device names or files, then :key=value,... for what is different (h200:link={1,2,4})"},
-      {"pool", &Experiment::pools, false,
-       "Memory outside the device, as for compare; each --pool is one, braces vary it"},
-      {"cost", &Experiment::costs, true, "Kernel times: auto, roofline, or cost table files"},
-      {"allocator", &Experiment::allocators, true, "Device allocators"},
-      {"compress", &Experiment::compress, true, "Compression of offloaded feature maps"},
-      {"backend", &Experiment::backends, true,
-       "sim predicts; cpu executes one iteration on real bytes, with synthetic data"},
-      {"memory", &Experiment::memories, true, "Device memory, as for compare (30%,50%,12GiB)"},
-      {"policy", &Experiment::policies, true,
-       "NAME or PLUGIN.so:NAME, then :key=value,...; all where none is given"},
-  };
-  return lists;
-}
-
-const std::vector<ExperimentFlag>& ExperimentFlags() {
-  static const std::vector<ExperimentFlag> flags{
-      {"deterministic", &Experiment::deterministic,
-       "Only kernels that give the same bits on every run"},
-      {"charge-input", &Experiment::charge_input,
-       "Copy the inputs to the device in each iteration"},
-      {"check", &Experiment::check, "Verify every report with the independent checker"},
-  };
-  return flags;
-}
 
 Experiment ReadExperiment(const std::filesystem::path& path) {
   const std::string origin = path.string();
@@ -148,132 +101,69 @@ Experiment ReadExperiment(const std::filesystem::path& path) {
   return experiment;
 }
 
-std::string Quoted(const std::string& text) {
-  constexpr std::string_view kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-";
-  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) return text;
-  std::string quoted = "'";
-  for (const char c : text) quoted += c == '\'' ? "'\\''" : std::string(1, c);
-  return quoted + "'";
-}
-
-std::string CommandOf(const Cell& cell) {
-  std::string command = Quoted(cell.workload);
-  const auto add = [&](std::string_view option, const std::string& value,
-                       std::string_view initial) {
-    if (!value.empty() && value != initial)
-      command += fmt::format(" --{} {}", option, Quoted(value));
-  };
-  const MachineText& machine = cell.machine;
-  add("preset", cell.preset, "torch");
-  add("mode", cell.mode, "training");
-  add("device", machine.device, "h200");
-  for (const std::string& pool : machine.pools) add("pool", pool, "");
-  add("cost", machine.cost, "auto");
-  add("allocator", machine.allocator, "best-fit");
-  add("compress", machine.compress, "");
-  add("backend", machine.backend, kSimulator);
-  add("memory", machine.memory, "");
-  if (machine.deterministic) command += " --deterministic";
-  if (machine.charge_input) command += " --charge-input";
-  if (machine.check) command += " --check";
-  add("policy", cell.policy, "");
-  return command;
-}
-
-Grid::Grid(const Experiment& experiment, const std::vector<std::string>& all_policies)
-    : deterministic_(experiment.deterministic),
-      charge_input_(experiment.charge_input),
-      check_(experiment.check) {
-  struct Target {
-    std::vector<std::string> Experiment::*values;
-    std::string Cell::*text;
-    std::string MachineText::*machine;
-  };
-  constexpr Target kTargets[] = {
-      {&Experiment::workloads, &Cell::workload, nullptr},
-      {&Experiment::presets, &Cell::preset, nullptr},
-      {&Experiment::modes, &Cell::mode, nullptr},
-      {&Experiment::devices, nullptr, &MachineText::device},
-      {&Experiment::costs, nullptr, &MachineText::cost},
-      {&Experiment::allocators, nullptr, &MachineText::allocator},
-      {&Experiment::compress, nullptr, &MachineText::compress},
-      {&Experiment::backends, nullptr, &MachineText::backend},
-      {&Experiment::memories, nullptr, &MachineText::memory},
-      {&Experiment::policies, &Cell::policy, nullptr},
-  };
-  if (experiment.workloads.empty()) {
+Grid::Grid(const Experiment& experiment, const std::vector<std::string>& all_policies) {
+  if (!experiment.values.contains("workload")) {
     throw UsageError("no workload: give NETWORK:BATCH, such as 'resnet50:{16,32,64}'");
   }
-  for (const ExperimentList& list : ExperimentLists()) {
-    std::vector<std::string> values = Split(list, experiment);
-    if (list.values == &Experiment::pools) {
-      for (const std::string& pool : values) {
-        axes_.push_back({nullptr, nullptr, Patterns({pool})});
-      }
+  for (const CaseKey& key : CaseKeys()) {
+    std::vector<std::string> values = ValuesOf(key, experiment);
+    if (key.kind == CaseKey::Kind::kTexts) {
+      for (const std::string& value : values) axes_.push_back({&key, Patterns({value})});
       continue;
     }
-    if (list.values == &Experiment::policies && values.empty()) values = all_policies;
-    const auto target = std::ranges::find(kTargets, list.values, &Target::values);
-    axes_.push_back({target->text, target->machine, Patterns(values)});
+    if (key.name == std::string_view("policy") && values.empty()) values = all_policies;
+    if (!values.empty()) axes_.push_back({&key, Patterns(values)});
   }
   for (const Axis& axis : axes_) {
     if (axis.values.size() > kMostCells / size_) {
       throw UsageError("the grid has too many cells, more than 2^40");
     }
     size_ *= axis.values.size();
+    const std::string_view name = axis.key->name;
+    if (name == "memory" || name == "policy") group_ *= axis.values.size();
   }
-  group_ = axes_[axes_.size() - 1].values.size() * axes_[axes_.size() - 2].values.size();
 }
 
-Cell Grid::at(uint64_t i) const {
-  Cell cell;
-  cell.machine.deterministic = deterministic_;
-  cell.machine.charge_input = charge_input_;
-  cell.machine.check = check_;
+Case Grid::at(uint64_t i) const {
+  Case cell;
+  std::vector<std::pair<const CaseKey*, std::string>> values;
   for (auto axis = axes_.rbegin(); axis != axes_.rend(); ++axis) {
-    std::string value = axis->values.at(i % axis->values.size());
+    values.emplace_back(axis->key, axis->values.at(i % axis->values.size()));
     i /= axis->values.size();
-    if (axis->text != nullptr) {
-      cell.*axis->text = std::move(value);
-    } else if (axis->machine != nullptr) {
-      cell.machine.*axis->machine = std::move(value);
-    } else {
-      cell.machine.pools.insert(cell.machine.pools.begin(), std::move(value));
-    }
   }
-  if (cell.machine.backend != kSimulator) cell.machine.iterations = 1;
-  if (IsTraceFile(cell.workload)) cell.preset = cell.mode = "";  // the file says
+  for (auto value = values.rbegin(); value != values.rend(); ++value) {
+    value->first->set(cell, value->second);
+  }
+  if (cell.backend != kSimulator) cell.iterations = 1;
+  if (IsTraceFile(cell.workload)) {  // the trace file determines preset and mode
+    cell.preset = std::nullopt;
+    cell.training = std::nullopt;
+  }
   return cell;
 }
 
 void Grid::Check() const {
-  MachineText plain;
   for (const Axis& axis : axes_) {
+    const std::string_view name = axis.key->name;
     for (uint64_t i = 0; i < axis.values.size(); ++i) {
       const std::string value = axis.values.at(i);
-      if (axis.text == &Cell::workload) {
+      Case cell;
+      axis.key->set(cell, value);
+      if (name == "workload") {
         if (!IsTraceFile(value)) ParseWorkload(value);
-      } else if (axis.text == &Cell::preset) {
+      } else if (name == "preset") {
         FindPreset(value);
-      } else if (axis.text == &Cell::mode) {
-        if (value != "training" && value != "inference") {
-          throw UsageError(UnknownName("mode", value, {"training", "inference"}));
-        }
-      } else if (axis.machine == &MachineText::backend) {
-        if (value != kSimulator && value != "cpu") {
-          throw UsageError(UnknownName("backend", value, {kSimulator, "cpu"}));
-        }
-      } else if (axis.text == &Cell::policy) {
+      } else if (name == "backend" && value != kSimulator && value != "cpu") {
+        throw UsageError(UnknownName("backend", value, {kSimulator, "cpu"}));
+      } else if (name == "policy") {
         try {
-          PolicyLibrary().Make(value);
-        } catch (const PolicyError&) {  // its row will say so
+          cell.policy.Make();
+        } catch (const PolicyError&) {  // the row of the cell will report the error
         }
-      } else if (axis.machine != nullptr && axis.machine != &MachineText::memory &&
-                 axis.machine != &MachineText::cost) {
-        MachineText machine = plain;
-        machine.*axis.machine = value;
-        LoadMachine(machine);
+      } else if (name == "device" || name == "pool" || name == "allocator") {
+        LoadMachine(cell);
+      } else if (cell.compress) {
+        CompressionPlan(*cell.compress, Device());
       }
     }
   }

@@ -1,92 +1,66 @@
-// What a sweep runs: lists of what to vary, and the cells that they span.
+// Describes the runs of a sweep: a list of values for each setting, and the cells that the lists
+// span.
 //
-// A list is named alike as option, as key of an experiment file and as what it stands for in
-// `spillway compare`. Each value may have braces (pattern.h).
+// A list has the same name as an option, as a key of an experiment file, and as the setting in
+// `spillway compare`. Each value may contain braces (pattern.h).
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_GRID_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_GRID_H_
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "experiments/run/scenario.h"
+#include "experiments/run/case.h"
 #include "experiments/tools/sweep/pattern.h"
 
 namespace spillway {
 
-// Lists as given, before they are split and expanded. What is empty is as `spillway compare` has
-// it, but for the workloads.
+// An `Experiment` holds the values of each key of `CaseKeys` as the user gave them, before they are
+// split and expanded. A key without values has its default. Workloads have no default and are
+// required; without policies, all policies run.
 struct Experiment {
-  std::vector<std::string> workloads, presets, modes, devices, pools, costs, allocators, compress,
-      backends, memories, policies;
-  bool deterministic = false, charge_input = false, check = false;
-  std::string output;  // the store
+  std::map<std::string, std::vector<std::string>, std::less<>> values;
+  std::string output;  // the path of the store
 };
 
-// Names of the lists of an experiment, in the order in which they vary, the first one slowest.
-struct ExperimentList {
-  const char* name;
-  std::vector<std::string> Experiment::*values;
-  bool commas;  // separate values
-  const char* help;
-};
-const std::vector<ExperimentList>& ExperimentLists();
-
-struct ExperimentFlag {
-  const char* name;
-  bool Experiment::*value;
-  const char* help;
-};
-const std::vector<ExperimentFlag>& ExperimentFlags();
-
-// Reads a TOML file: a key for each list (a text or an array of texts) and flag (true or false),
-// and `output`. Throws `InputError` of the form "path:line:column: message" for what is no such
-// file, an unknown key or a value of another type.
+// Reads a TOML file. The value of a key of `CaseKeys` is a string or an array of strings, or true
+// or false for a flag. The value of `output` is a string. Throws an `InputError` of the form
+// "path:line:column: message" if the file is invalid, a key is unknown or a value has another type.
 Experiment ReadExperiment(const std::filesystem::path& path);
 
-// One run. What is empty in `machine` is the default.
-struct Cell {
-  std::string workload, preset, mode;  // of a trace file what it says: empty
-  MachineText machine;
-  std::string policy;
-};
-
-// The text as one word of a shell.
-std::string Quoted(const std::string& text);
-
-// The arguments of `spillway compare`, or `run` where the backend executes, that give the cell's
-// row, quoted for a shell.
-std::string CommandOf(const Cell& cell);
-
-// The cells of an experiment, each by its number. Takes no memory for them.
+// A `Grid` gives access to the cells of an experiment by number. It does not store the cells.
 class Grid {
  public:
-  // `all_policies` are those of an experiment that names none. Throws `UsageError`: no workload, an
-  // empty place in a list, bad braces, more than 2^40 cells.
+  // `all_policies` are the policies of an experiment that names none. Throws `UsageError` if there
+  // is no workload, a list has an empty place, braces are invalid, or there are more than 2^40
+  // cells.
   Grid(const Experiment& experiment, const std::vector<std::string>& all_policies);
 
+  // Returns the number of cells.
   uint64_t size() const { return size_; }
-  // So many cells in a row differ in memory and policy alone: a group.
+  // Returns the number of cells in a group. The cells of a group have consecutive numbers and
+  // differ only in memory and policy.
   uint64_t group() const { return group_; }
-  // REQUIRES: i < size().
-  Cell at(uint64_t i) const;
+  // Returns the cell with number i. REQUIRES: i < size().
+  Case at(uint64_t i) const;
 
-  // Throws `UsageError` or `InputError` for a name that is not known: all that can be said of the
-  // values without running a cell. What a policy has to complain of its row will say.
+  // Checks the values as far as possible without running a cell. Throws `UsageError` or
+  // `InputError` if a name is unknown. A `PolicyError` is ignored here: the row of the cell will
+  // report it.
   void Check() const;
 
  private:
   struct Axis {
-    std::string Cell::*text;            // or
-    std::string MachineText::*machine;  // or a pool
+    const CaseKey* key;
     Patterns values;
   };
 
   std::vector<Axis> axes_;  // the first varies slowest
-  bool deterministic_, charge_input_, check_;
   uint64_t size_ = 1;
   uint64_t group_ = 1;
 };

@@ -2,27 +2,35 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "traces/base/error.h"
 
 namespace spillway::cli {
 
-void GridOption::Add(CLI::App& verb) {
-  verb.add_option("grid", given,
-                  "NETWORK:BATCH with alternatives in braces ('resnet50:{16,32,64..256..32}'), "
-                  "trace files, or an experiment file (.toml)");
-  for (const ExperimentList& list : ExperimentLists()) {
-    if (list.values == &Experiment::workloads) continue;
-    const std::string more = list.commas ? "; several by commas or given again" : "";
-    verb.add_option(fmt::format("--{}", list.name), options.*list.values, list.help + more)
-        ->allow_extra_args(false);
+void GridOption::Add(Command& verb) {
+  verb.Texts("grid", given,
+             "NETWORK:BATCH with alternatives in braces ('resnet50:{16,32,64..256..32}'), "
+             "trace files, or an experiment file (.toml)");
+  for (const CaseKey& key : CaseKeys()) {
+    const std::string name = key.name;
+    if (name == "workload") continue;
+    if (key.kind == CaseKey::Kind::kFlag) {
+      verb.Setting(
+              "--" + name, "",
+              [this, name](const std::string& text) { options.values[name] = {text}; }, key.help)
+          .Type("");
+      continue;
+    }
+    std::string help = key.help;
+    if (name == "policy") help += "; all if none is given";
+    help += key.commas ? "; separate several by commas or repeat the option"
+                       : "; repeat or use braces for several";
+    Option& option = verb.Setting("--" + name, "", {}, help).OneEach();
+    option.several = true;
+    option.store = [this, name](const Option::Texts& texts) { options.values[name] = texts; };
   }
-  for (const ExperimentFlag& flag : ExperimentFlags()) {
-    verb.add_flag(fmt::format("--{}", flag.name), options.*flag.value, flag.help);
-  }
-  verb.add_option("--shard", shard, "i/n: one of n parts of the cells")->capture_default_str();
+  verb.Text("--shard", shard, "i/n: one of n parts of the cells");
 }
 
 Experiment GridOption::Load() const {
@@ -37,27 +45,10 @@ Experiment GridOption::Load() const {
     if (std::exchange(has_file, true)) throw UsageError("a sweep has one experiment file");
     experiment = ReadExperiment(text);
   }
-  if (!workloads.empty()) experiment.workloads = workloads;
-  for (const ExperimentList& list : ExperimentLists()) {
-    if (!(options.*list.values).empty()) experiment.*list.values = options.*list.values;
-  }
-  for (const ExperimentFlag& flag : ExperimentFlags()) {
-    experiment.*flag.value = experiment.*flag.value || options.*flag.value;
-  }
+  if (!workloads.empty()) experiment.values["workload"] = workloads;
+  for (const auto& [key, values] : options.values) experiment.values[key] = values;
   if (!options.output.empty()) experiment.output = options.output;
   return experiment;
-}
-
-bool GridOption::PrintHelp() const {
-  const auto asked = [](const std::vector<std::string>& values) {
-    return std::ranges::count(values, "help") > 0;
-  };
-  MachineOption machine;
-  if (asked(options.devices)) machine.device = "help";
-  if (asked(options.allocators)) machine.allocator = "help";
-  if (asked(options.compress)) machine.compress = "help";
-  machine.pools = options.pools;
-  return PrintHelpValues(machine, options.policies);
 }
 
 std::string FormatRows(const StoreKind& kind, const std::vector<ResultRow>& rows,

@@ -1,10 +1,9 @@
-// GRID... of a verb that runs the cells of a grid, with an option for each list and flag of an
-// experiment, and the table of their rows.
+// The arguments of a verb that runs the cells of a grid: GRID... and an option for each list and
+// flag of an experiment. Also formats the rows of the cells.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_GRID_OPTION_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_GRID_OPTION_H_
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
@@ -15,19 +14,18 @@
 namespace spillway::cli {
 
 struct GridOption {
-  std::vector<std::string> given;  // workloads, and an experiment file at most
+  std::vector<std::string> given;  // workloads, and at most one experiment file
   Experiment options;
   std::string shard = "1/1";
 
-  // All but -o.
-  void Add(CLI::App& verb);
-  // With what the file says where an option does not.
+  // Adds all arguments except -o.
+  void Add(Command& verb);
+  // Returns the experiment. Options take precedence over the experiment file. Throws `UsageError`
+  // if several files are given, and the errors of `ReadExperiment`.
   Experiment Load() const;
-  // As `PrintHelpValues`.
-  bool PrintHelp() const;
 };
 
-// Rows of a store in the chosen format.
+// Returns the rows of a store in the chosen format.
 std::string FormatRows(const StoreKind& kind, const std::vector<ResultRow>& rows,
                        const FormatOption& format);
 

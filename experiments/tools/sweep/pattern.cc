@@ -31,7 +31,7 @@ void CheckCount(std::string_view text, uint64_t count) {
   Fail(text, fmt::format("more than {} values in one place", kMostAlternatives));
 }
 
-// "64..256..32" or "1..8", added to the values.
+// Adds the numbers of a range, such as "64..256..32" or "1..8", to the values.
 void AddRange(std::string_view text, std::string_view range, std::vector<std::string>& values) {
   const size_t dots = range.find("..");
   const size_t more = range.find("..", dots + 2);
@@ -50,7 +50,8 @@ void AddRange(std::string_view text, std::string_view range, std::vector<std::st
   }
 }
 
-// Where the brace that opens there is closed; the size of the text if it is not.
+// Returns the position of the brace that closes the one at `open`, or the size of the text if there
+// is none.
 size_t FindClose(std::string_view text, size_t open) {
   int depth = 0;
   for (size_t at = open; at < text.size(); ++at) {

@@ -1,9 +1,10 @@
-// A text with alternatives in braces, which stands for many texts: "resnet(3,4,{4..36..4},3):32".
+// A pattern is a text with alternatives in braces. It stands for many texts, for example
+// "resnet(3,4,{4..36..4},3):32".
 //
-// Between braces stand values separated by commas; FIRST..LAST and FIRST..LAST..STEP are whole
-// numbers, the last included where a step ends there. A value may have braces of its own; commas
-// within other brackets belong to it. The alternatives of the last braces vary fastest. What a
-// pattern holds grows with the sum of its alternatives, not with their product.
+// Braces enclose values separated by commas. FIRST..LAST and FIRST..LAST..STEP are ranges of whole
+// numbers; a range includes LAST if a step ends there. A value may contain braces. Commas within
+// other brackets do not separate values. The alternatives of the last braces vary fastest. The
+// memory of a pattern grows with the sum of the numbers of alternatives, not with their product.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_PATTERN_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_PATTERN_H_
@@ -17,21 +18,22 @@ namespace spillway {
 
 class Pattern {
  public:
-  // Throws `UsageError`: braces that are empty or open, a bad range, more than a million
-  // alternatives in one place, or 2^40 texts.
+  // Throws `UsageError` if braces are empty or not closed, a range is invalid, one place has more
+  // than a million alternatives, or the pattern stands for more than 2^40 texts.
   explicit Pattern(std::string_view text);
 
+  // Returns the number of texts.
   uint64_t size() const { return size_; }
-  // REQUIRES: i < size().
+  // Returns text i. REQUIRES: i < size().
   std::string at(uint64_t i) const;
 
  private:
-  std::vector<std::string> between_;  // before, between and behind the braces
+  std::vector<std::string> between_;  // the texts before, between and behind the braces
   std::vector<std::vector<std::string>> alternatives_;
   uint64_t size_ = 1;
 };
 
-// Several patterns, one behind the other.
+// A `Patterns` object is the concatenation of the texts of several patterns.
 class Patterns {
  public:
   explicit Patterns(const std::vector<std::string>& texts);

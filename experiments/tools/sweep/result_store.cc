@@ -35,7 +35,7 @@ std::string SqlTypeOf(const Column<ResultRow>& column) {
                                                                     : "TEXT";
 }
 
-// The columns of a table of results as those of rows.
+// Returns columns for rows that correspond to the columns of a table of results.
 template <typename T>
 Columns<ResultRow> Stored(const Columns<T>& originals) {
   Columns<ResultRow> columns;
@@ -113,7 +113,7 @@ Value ReadValue(const SQLite::Column& column, std::string_view type) {
   return column.getString();
 }
 
-// The result columns of a row, which stand behind another one.
+// Returns the result columns of a queried row. They follow one other column.
 ResultRow ReadRow(SQLite::Statement& query, const StoreKind& kind) {
   ResultRow row;
   row.reserve(kind.columns.size());
@@ -208,7 +208,7 @@ class SweepStore::Connection {
     writer_.join();
   }
 
-  // The result of `action()`, while no other thread uses the database.
+  // Returns the result of `action()`. No other thread uses the database during the call.
   template <typename Action>
   std::invoke_result_t<Action> Run(const Action& action) {
     const std::lock_guard lock(database_mutex_);
@@ -250,7 +250,7 @@ class SweepStore::Connection {
     }
   }
 
-  // The id of an input, added if it is new.
+  // Returns the id of an input. Adds the input if it is new.
   int64_t IdOf(const char* role, const CellInput& input) {
     const auto [known, is_new] = ids_.try_emplace({role, input.name, input.sha256});
     if (!is_new) return known->second;
@@ -265,7 +265,7 @@ class SweepStore::Connection {
     return known->second = find.getColumn(0).getInt64();
   }
 
-  // In one transaction.
+  // Adds the cells in one transaction.
   void Add(const std::vector<Pending>& cells) {
     if (cells.empty()) return;
     const std::lock_guard lock(database_mutex_);
@@ -324,7 +324,7 @@ class SweepStore::Connection {
     }
   }
 
-  // Ids that a transaction gave are gone with it.
+  // A `Rollback` forgets the cached ids unless the transaction that may have created them succeeds.
   struct Rollback {
     using Ids = std::map<std::tuple<std::string, std::string, std::string>, int64_t>;
     Ids& ids;
@@ -362,7 +362,7 @@ std::optional<std::string> SweepStore::StatusOf(std::string_view key) const {
     find.bind(1, std::string(key));
     std::optional<std::string> status;
     if (find.executeStep()) status = find.getColumn(0).getString();
-    find.reset();  // a read that is not over keeps others from writing
+    find.reset();  // an unfinished read would block writers
     return status;
   });
 }

@@ -31,7 +31,8 @@ std::string Head(const SlurmJob& job, const std::string& name, const std::string
                      Quoted(job.work.string()));
 }
 
-// What a command prints, without the end of its last line.
+// Returns the output of a command without trailing newlines. Throws `EnvironmentError` if the
+// command fails.
 std::string OutputOf(const std::string& command) {
   FILE* const pipe = ::popen((command + " 2>&1").c_str(), "re");
   if (pipe == nullptr) throw EnvironmentError(fmt::format("cannot run {}", command));
@@ -53,14 +54,17 @@ std::string OutputOf(const std::string& command) {
 
 std::string ArgumentsOf(const Experiment& experiment) {
   std::string text;
-  for (const ExperimentList& list : ExperimentLists()) {
-    for (const std::string& value : experiment.*list.values) {
-      const bool named = list.values != &Experiment::workloads;
-      text += named ? fmt::format(" --{} {}", list.name, Quoted(value)) : " " + Quoted(value);
+  for (const CaseKey& key : CaseKeys()) {
+    const auto found = experiment.values.find(key.name);
+    if (found == experiment.values.end()) continue;
+    for (const std::string& value : found->second) {
+      if (key.kind == CaseKey::Kind::kFlag) {
+        if (value == "true") text += fmt::format(" --{}", key.name);
+        continue;
+      }
+      const bool named = key.name != std::string_view("workload");
+      text += named ? fmt::format(" --{} {}", key.name, Quoted(value)) : " " + Quoted(value);
     }
-  }
-  for (const ExperimentFlag& flag : ExperimentFlags()) {
-    if (experiment.*flag.value) text += fmt::format(" --{}", flag.name);
   }
   return text.substr(1);
 }

@@ -1,7 +1,8 @@
-// A sweep on a cluster that Slurm runs: an array job, a shard for each task, and a job that merges.
+// Runs a sweep on a Slurm cluster: an array job with one shard per task, and a job that merges the
+// results.
 //
-// A task works on a store of its own on the machine that it runs on, with a checkpoint in the
-// shared directory, and begins with that. A task whose process is killed tries again.
+// Each task works on its own store on the local disk of its machine. It keeps a checkpoint in the
+// shared directory and starts from it if it exists. A task whose process is killed is retried.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_SLURM_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_SLURM_H_
@@ -15,30 +16,31 @@
 namespace spillway {
 
 struct SlurmJob {
-  std::filesystem::path program;    // absolute, as the nodes see it
-  std::filesystem::path work;       // where relative paths begin
-  std::filesystem::path directory;  // shared, for scripts, logs and the stores of shards
-  std::filesystem::path store;      // of all, absolute
+  std::filesystem::path program;    // absolute path of spillway on the nodes
+  std::filesystem::path work;       // the directory to which relative paths refer
+  std::filesystem::path directory;  // shared directory for scripts, logs and the stores of shards
+  std::filesystem::path store;      // absolute path of the merged store
   int tasks = 1;
-  int cpus = 1;                      // of a task
-  std::string time = "1:00:00";      // of a task, as sbatch takes it
-  std::string memory = "4G";         // likewise
-  std::vector<std::string> options;  // more of sbatch: "--partition=long"
+  int cpus = 1;                      // CPUs per task
+  std::string time = "1:00:00";      // time limit per task, in the format of sbatch
+  std::string memory = "4G";         // memory per task, in the format of sbatch
+  std::vector<std::string> options;  // further options of sbatch: "--partition=long"
 };
 
-// The arguments of `spillway sweep` that span the same grid, quoted for a shell, without the store.
+// Returns the arguments of `spillway sweep` that span the grid of the experiment, quoted for a
+// shell. The store is not included.
 std::string ArgumentsOf(const Experiment& experiment);
 
-// The scripts for sbatch.
+// Return the sbatch scripts of the array job and of the merge job.
 std::string ArrayScript(const SlurmJob& job, const Experiment& experiment);
 std::string MergeScript(const SlurmJob& job);
 
-// Writes both scripts into the directory and submits them. The numbers of the array job and of the
-// merge job, which depends on it. Throws `EnvironmentError` if there is no sbatch, or what it says
-// if it refuses.
+// The numbers of the array job and of the merge job, which depends on the array job.
 struct SubmittedJobs {
   std::string array, merge;
 };
+// Writes both scripts into `job.directory` and submits them. Throws `EnvironmentError` if sbatch
+// cannot be run, or with the output of sbatch if it refuses a job.
 SubmittedJobs Submit(const SlurmJob& job, const Experiment& experiment);
 
 }  // namespace spillway

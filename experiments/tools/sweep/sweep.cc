@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "experiments/run/catalogue.h"
-#include "policies/plugin/library.h"
+#include "experiments/run/inputs.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/base/params.h"
@@ -28,9 +28,9 @@
 namespace spillway {
 namespace {
 
-// Cells that a thread takes at once, so that it shares little with the others, and how many such
-// portions each should get.
+// The maximum number of cells that a thread takes together. Large portions reduce contention.
 constexpr uint64_t kLargestPortion = 32;
+// The number of portions that each thread should get.
 constexpr uint64_t kPortions = 8;
 
 int ThreadsOf(int jobs) {
@@ -42,69 +42,23 @@ bool IsFile(const std::string& path) {
   return std::filesystem::is_regular_file(path, ignored);
 }
 
-// Made by the first thread that asks. Throws again for the others what making it threw.
-template <typename T>
-class Lazy {
- public:
-  explicit Lazy(std::function<T()> make) : make_(std::move(make)) {}
-
-  const T& Get() {
-    std::call_once(once_, [&] { value_.emplace(make_()); });
-    return *value_;
-  }
-
- private:
-  std::function<T()> make_;
-  std::once_flag once_;
-  std::optional<T> value_;
-};
-
-// What the cells of a group share.
-struct Loaded {
-  std::shared_ptr<const Trace> trace;
-  std::string sha256;  // of the trace as a file
-};
-using LazyTrace = std::shared_ptr<Lazy<Loaded>>;
-using LazyScenario = std::shared_ptr<Lazy<Scenario>>;
-
-LazyTrace TraceOf(const Cell& cell) {
-  return std::make_shared<Lazy<Loaded>>([cell] {
-    Trace trace = LoadWorkload(cell.workload, {cell.preset, cell.mode == "training"});
-    std::string sha256 = Sha256(FormatTrace(trace));
-    return Loaded{std::make_shared<const Trace>(std::move(trace)), std::move(sha256)};
-  });
-}
-
-// In no memory yet.
-LazyScenario ScenarioOf(const Cell& cell, const LazyTrace& trace) {
-  return std::make_shared<Lazy<Scenario>>([cell, trace] {
-    MachineText machine = cell.machine;
-    machine.memory.clear();
-    return Scenario(trace->Get().trace, machine);
-  });
-}
-
-LazyScenario ScenarioIn(const Cell& cell, const LazyScenario& scenario) {
-  return std::make_shared<Lazy<Scenario>>(
-      [memory = cell.machine.memory, scenario] { return scenario->Get().WithMemory(memory); });
-}
-
-// A cell to be computed.
+// A `Job` is a cell that must be computed.
 struct Job {
-  Cell cell;
+  Case cell;
   std::string key;
   CellProvenance provenance;
-  LazyTrace trace;
-  LazyScenario scenario;
+  std::shared_ptr<Lazy<Inputs>> inputs;
+  std::shared_ptr<Lazy<std::string>> sha256;  // hash of the trace in its file format
 };
 
-// Walks over the cells of a shard and lets those that follow one another share what they can.
+// A `Walk` visits the cells of a shard in order. Consecutive cells share inputs where possible.
 class Walk {
  public:
   Walk(const Grid& grid, const Shard& shard, const SweepStore* store)
       : grid_(grid), shard_(shard), store_(store) {}
 
-  // The next cell that is missing; nullopt after the last. `counts` takes the others.
+  // Returns the next cell that the store lacks, or nullopt after the last. Adds every visited cell
+  // to `counts`, with the status of each cell that the store has.
   std::optional<Job> Next(SweepCounts& counts) {
     while (at_ < grid_.size()) {
       const uint64_t i = at_++;
@@ -118,7 +72,7 @@ class Walk {
       job.provenance.policy = fingerprints_.PolicyInput(job.cell.policy);
       job.key = fingerprints_.KeyOf(job.cell, job.provenance);
       const auto status = store_ != nullptr ? store_->StatusOf(job.key) : std::nullopt;
-      if (!status) return Share(std::move(job), i / grid_.group());
+      if (!status) return Share(std::move(job));
       ++counts.present;
       Count(*status, counts);
     }
@@ -130,22 +84,15 @@ class Walk {
   }
 
  private:
-  Job Share(Job job, uint64_t group) {
-    const Cell& cell = job.cell;
-    if (group != group_) {
-      const bool same = trace_ && cell.workload == last_.workload && cell.preset == last_.preset &&
-                        cell.mode == last_.mode;
-      if (!same) trace_ = TraceOf(cell);
-      plain_ = ScenarioOf(cell, trace_);
-      scenario_ = nullptr;
-      group_ = group;
+  Job Share(Job job) {
+    job.inputs = cache_.Of(job.cell);
+    if (job.inputs != inputs_) {
+      inputs_ = job.inputs;
+      sha256_ = std::make_shared<Lazy<std::string>>([inputs = inputs_] {
+        return std::make_shared<const std::string>(Sha256(FormatTrace(*inputs->Get()->trace())));
+      });
     }
-    if (!scenario_ || cell.machine.memory != last_.machine.memory) {
-      scenario_ = ScenarioIn(cell, plain_);
-    }
-    last_ = cell;
-    job.trace = trace_;
-    job.scenario = scenario_;
+    job.sha256 = sha256_;
     return job;
   }
 
@@ -154,18 +101,16 @@ class Walk {
   const SweepStore* store_;
   Fingerprints fingerprints_;
   uint64_t at_ = 0;
-  uint64_t group_ = ~uint64_t{0}, fingerprinted_ = ~uint64_t{0};
-  CellProvenance provenance_;  // of the group `fingerprinted_`
-  Cell last_;
-  LazyTrace trace_;
-  LazyScenario plain_, scenario_;
+  uint64_t fingerprinted_ = ~uint64_t{0};
+  CellProvenance provenance_;  // inputs of the group `fingerprinted_`
+  InputCache cache_;
+  std::shared_ptr<Lazy<Inputs>> inputs_;
+  std::shared_ptr<Lazy<std::string>> sha256_;
 };
 
 RunResult Compute(Job& job, const BackendFactories& backends) {
   return WithContext(
-      [&] {
-        return PlayForRow(job.scenario->Get(), job.cell.policy, {}, Certificate::kNone, backends);
-      },
+      [&] { return RunForRow(job.cell, *job.inputs->Get(), {}, Certificate::kNone, backends); },
       [&] { return CommandOf(job.cell); });
 }
 
@@ -219,67 +164,63 @@ CellInput Fingerprints::DataInput(const std::string& relative) {
   return {relative, known->second};
 }
 
-CellProvenance Fingerprints::ProvenanceOf(const Cell& cell) {
+CellProvenance Fingerprints::ProvenanceOf(const Case& cell) {
   CellProvenance from;
   from.model = kModelVersion;
-  const bool generated = !cell.preset.empty();
+  const bool generated = !IsTraceFile(cell.workload);
   from.trace = {cell.workload, generated ? "" : HashOf(cell.workload)};
-  if (generated) from.trace.name += fmt::format(" {} {}", cell.preset, cell.mode);
-  const MachineText& machine = cell.machine;
-  const std::string device = DeviceBase(machine.device);
+  if (generated) {
+    from.trace.name += fmt::format(" {} {}", cell.preset.value_or("torch"),
+                                   cell.training.value_or(true) ? "training" : "inference");
+  }
+  const std::string device = DeviceBase(cell.device);
   from.device = device.ends_with(".toml") ? CellInput{device, HashOf(device)}
                                           : DataInput(fmt::format("sim/devices/{}.toml", device));
-  from.cost_table = {machine.cost, ""};
-  if (machine.cost == "auto") {
+  from.cost_table = {cell.cost.text(), ""};
+  if (cell.cost.automatic()) {
     Workload workload;
     if (generated) {
       workload = ParseWorkload(cell.workload);
     } else {
       const auto [known, is_new] = workloads_.try_emplace(cell.workload);
       if (is_new) {
-        const Trace trace = LoadWorkload(cell.workload, {});
+        const Trace trace = LoadTrace({cell.workload});
         known->second = {trace.network, trace.batch};
       }
       workload = known->second;
     }
     const std::string name = std::filesystem::path(device).stem();
-    const auto recorded = [&](int64_t batch) {
-      return DataInput(RecordedTablePath(name, workload.network, batch).string());
-    };
-    const CellInput own = recorded(workload.batch);
-    const auto around = FindBatchesAround(workload.network, workload.batch, name);
-    if (!own.sha256.empty()) {
-      from.cost_table = own;
-    } else if (around) {
-      const CellInput below = recorded(around->below), above = recorded(around->above);
-      from.cost_table = {fmt::format("{} {}", below.name, above.name),
-                         Sha256(below.sha256 + above.sha256)};
+    std::vector<CellInput> tables;
+    for (const auto& path : TablesOf(workload.network, workload.batch, name)) {
+      tables.push_back(DataInput(path.string()));
     }
-  } else if (machine.cost != "roofline") {
-    from.cost_table.sha256 = HashOf(machine.cost);
+    if (tables.size() == 3) {  // there is no table for this batch
+      from.cost_table = {fmt::format("{} {}", tables[1].name, tables[2].name),
+                         Sha256(tables[1].sha256 + tables[2].sha256)};
+    } else if (!tables[0].sha256.empty()) {
+      from.cost_table = tables[0];
+    }
+  } else if (cell.cost.table()) {
+    from.cost_table.sha256 = HashOf(cell.cost.text());
   }
   from.policy = PolicyInput(cell.policy);
   return from;
 }
 
-CellInput Fingerprints::PolicyInput(const std::string& policy) {
-  const std::string plugin = ParsePolicySpec(policy).plugin;
-  return {policy, plugin.empty() ? "" : HashOf(plugin)};
+CellInput Fingerprints::PolicyInput(const PolicyChoice& policy) {
+  const std::string& plugin = policy.spec().plugin;
+  return {policy.name(), plugin.empty() ? "" : HashOf(plugin)};
 }
 
-std::string Fingerprints::KeyOf(const Cell& cell, const CellProvenance& provenance,
+std::string Fingerprints::KeyOf(const Case& cell, const CellProvenance& provenance,
                                 const std::string& more) const {
   std::string text = fmt::format("{}\n{}\n{}", kModelVersion, CommandOf(cell), more);
   for (const CellInput* input :
        {&provenance.trace, &provenance.device, &provenance.cost_table, &provenance.policy}) {
     text += fmt::format("{} {}\n", input->name, input->sha256);
   }
-  if (!cell.machine.compress.empty()) {
-    const auto values = ParseSpecification("compress", cell.machine.compress).values;
-    const auto density = values.find("density");
-    if (density != values.end() && IsFile(density->second)) {
-      text += Sha256(ReadFile(density->second));
-    }
+  if (cell.compress && IsFile(cell.compress->densities_file)) {
+    text += Sha256(ReadFile(cell.compress->densities_file));
   }
   return Sha256(text).substr(0, 32);
 }
@@ -310,7 +251,7 @@ SweepCounts RunSweep(const Grid& grid, const Shard& shard, SweepStore& store,
   const auto take = [&](tbb::flow_control& control) {
     std::vector<Job> taken;
     while (next && taken.size() < portion) {
-      const bool other_group = !taken.empty() && taken[0].trace != next->trace;
+      const bool other_group = !taken.empty() && taken[0].inputs != next->inputs;
       if (other_group) break;
       taken.push_back(std::move(*next));
       const std::lock_guard lock(counts_mutex);
@@ -323,7 +264,7 @@ SweepCounts RunSweep(const Grid& grid, const Shard& shard, SweepStore& store,
     for (Job& job : taken) {
       const RunResult result = Compute(job, backends);
       job.provenance.program = program;
-      job.provenance.trace.sha256 = job.trace->Get().sha256;
+      job.provenance.trace.sha256 = *job.sha256->Get();
       store.Put(std::move(job.key), CommandOf(job.cell), RowOf(result), std::move(job.provenance));
       {
         const std::lock_guard lock(counts_mutex);
@@ -351,18 +292,18 @@ double EstimateSweep(const Grid& grid, uint64_t cells, int jobs, double patience
   const uint64_t samples = std::min(kSamples, grid.size());
   double loading = 0, playing = 0;
   uint64_t done = 0;
-  // Spread over the grid; a step that shares no factor with the grid's size meets all policies.
+  // The sample is spread over the grid. The step is coprime to the size of the grid, so that the
+  // sample includes all policies.
   uint64_t step = grid.size() / samples;
   while (std::gcd(step, grid.size()) != 1) ++step;
   for (uint64_t s = 0; s < samples && (s == 0 || SecondsSince(start) < patience); ++s) {
-    const Cell cell = grid.at(s * step % grid.size());
+    const Case cell = grid.at(s * step % grid.size());
     const auto load = std::chrono::steady_clock::now();
-    const LazyTrace trace = TraceOf(cell);
-    const LazyScenario scenario = ScenarioIn(cell, ScenarioOf(cell, trace));
-    scenario->Get();
+    const Inputs inputs(cell);
+    inputs.ideal();
     loading += SecondsSince(load);
     const auto play = std::chrono::steady_clock::now();
-    PlayForRow(scenario->Get(), cell.policy, {}, Certificate::kNone, backends);
+    RunForRow(cell, inputs, {}, Certificate::kNone, backends);
     playing += SecondsSince(play);
     ++done;
   }

@@ -16,68 +16,73 @@
 
 namespace spillway {
 
-// Rises with every change after which a result may be another one: of networks and their lowering,
-// of the analytic times, of the engine, the runtime, the allocators or the policies. Cells of
-// another model are computed anew. tests/cli/sweep_test.py notices changes.
+// The version of the model. It must be incremented with every change that may change a result: in
+// networks and their lowering, the analytic times, the engine, the runtime, the allocators or the
+// policies. Cells of another version are computed again. tests/cli/sweep_test.py detects changes.
 inline constexpr int kModelVersion = 3;
 
-// Cells `index`, `index` + `count`, ... from 1 of the grid, by groups where there are enough.
+// A `Shard` is one of `count` parts of a grid. It holds the cells `index`, `index` + `count`, ...,
+// counted from 1. If there are at least four groups per shard, it holds groups of cells instead.
 struct Shard {
-  int index = 1;
+  int index = 1;  // from 1 to `count`
   int count = 1;
 
-  // "2/8". Throws `UsageError`.
+  // Parses "index/count", such as "2/8". Throws `UsageError` if the text is invalid.
   static Shard Parse(std::string_view text);
+  // Returns true iff the shard has the cell with this number.
   bool Has(const Grid& grid, uint64_t cell) const;
-  // How many cells of the grid it has.
+  // Returns the number of cells of the grid that the shard has.
   uint64_t Size(const Grid& grid) const;
 };
 
-// Says what cells depend on. A key is a SHA-256 over the request, the model version and the
-// contents of all files: trace, device, cost table, densities, plugin. A generated trace is a
-// function of its name, preset and mode and of the model version. Contents are read once each.
+// A `Fingerprints` object finds the inputs of cells. The key of a cell is a SHA-256 over the
+// request, the model version and the contents of all files: trace, device, cost table, densities
+// and plugin. A generated trace depends only on its name, preset, mode and the model version. Each
+// file is read once.
 class Fingerprints {
  public:
-  // Throws `InputError` if a file is there and cannot be read.
-  CellProvenance ProvenanceOf(const Cell& cell);
-  CellInput PolicyInput(const std::string& policy);
-  // `more`: what else it depends on.
-  std::string KeyOf(const Cell& cell, const CellProvenance& provenance,
+  // Returns the inputs of the cell. Throws `InputError` if a file exists and cannot be read.
+  CellProvenance ProvenanceOf(const Case& cell);
+  CellInput PolicyInput(const PolicyChoice& policy);
+  // Returns the key of the cell. `more` is a text on which the key also depends.
+  std::string KeyOf(const Case& cell, const CellProvenance& provenance,
                     const std::string& more = {}) const;
 
  private:
-  // Of the file's contents; empty if there is no such file.
+  // Returns the hash of the file's contents, or an empty string if there is no such file.
   const std::string& HashOf(const std::string& path);
   CellInput DataInput(const std::string& relative);
 
   std::map<std::string, std::string> hashes_;  // by path
-  std::map<std::string, Workload> workloads_;  // of trace files, by path
+  std::map<std::string, Workload> workloads_;  // workloads of trace files, by path
 };
 
 struct SweepProgress {
-  // Called from any thread.
-  std::function<void(const Cell& cell, const RunResult& result)> finished;
+  // Called after each computed cell, from any thread. May be null.
+  std::function<void(const Case& cell, const RunResult& result)> finished;
 };
 
 struct SweepCounts {
-  uint64_t cells = 0;    // of the shard
-  uint64_t present = 0;  // of them, that the store had
-  uint64_t ok = 0, oom = 0, failed = 0;
+  uint64_t cells = 0;                    // cells of the shard
+  uint64_t present = 0;                  // cells that the store already had
+  uint64_t ok = 0, oom = 0, failed = 0;  // cells with a result, by status
 };
 
-// Which cells of a shard are there: nothing is computed.
+// Counts the cells of a shard and those already in the store. Computes no cells. `store` may be
+// null.
 SweepCounts CountCells(const Grid& grid, const Shard& shard, const SweepStore* store);
 
-// Computes what is missing, `before` says how much, on `jobs` threads, 0: one per core. Cells of a
-// group share the trace, the costs and the run in unlimited memory. Memory does not grow with the
-// number of cells. An error of a policy is a row. Throws what a cell throws besides, with the cell;
-// what has been computed is in the store then.
+// Computes the cells of the shard that the store lacks, and returns the counts. `before` holds the
+// counts of `CountCells`. `jobs` is the number of threads; 0 means one per core. Cells of a group
+// share the trace, the costs and the run in unlimited memory. Memory use does not grow with the
+// number of cells. If a policy fails, the row reports the error. Other errors of a cell are thrown
+// with the command of the cell; the store then keeps the cells that were computed before.
 SweepCounts RunSweep(const Grid& grid, const Shard& shard, SweepStore& store,
                      const SweepCounts& before, int jobs, const std::string& program,
                      const SweepProgress& progress, const BackendFactories& backends = {});
 
-// Seconds that so many cells of a grid take on `jobs` threads, from runs of a few that are spread
-// over it, in about `patience` seconds.
+// Returns the estimated number of seconds for `cells` cells of the grid on `jobs` threads. The
+// estimate runs a sample of cells spread over the grid, for about `patience` seconds.
 double EstimateSweep(const Grid& grid, uint64_t cells, int jobs, double patience,
                      const BackendFactories& backends = {});
 

@@ -1,12 +1,11 @@
-// spillway sweep [plan|status|export|merge|submit]: the cells of a grid, computed into a store.
+// The verb `spillway sweep [plan|status|export|merge|submit]` computes the cells of a grid into a
+// store.
 
 #include <fmt/format.h>
 #include <sys/resource.h>
 
-#include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -29,20 +28,19 @@
 namespace spillway::cli {
 namespace {
 
-// With -o and --jobs.
+// A `SimulatedGrid` adds the options -o and --jobs to a `GridOption`.
 struct SimulatedGrid : GridOption {
   int jobs = 0;
 
-  void Add(CLI::App& verb) {
+  void Add(Command& verb) {
     GridOption::Add(verb);
-    verb.add_option("-o,--output", options.output, "Store, a SQLite file")->type_name("STORE");
-    verb.add_option("--jobs", jobs,
-                    "Threads; any number gives the same results (default: one per core)")
-        ->check(CLI::Range(1, 1024));
+    verb.Text("-o,--output", options.output, "Store, a SQLite file").Type("STORE");
+    verb.Number("--jobs", jobs, {1, 1024},
+                "Threads; any number gives the same results (default: one per core)");
   }
 };
 
-// Those of --backend.
+// Returns the backends that --backend can choose in addition to the simulator.
 BackendFactories Backends() {
   BackendFactories backends;
   backends.Add("cpu", CpuFactory());
@@ -64,7 +62,6 @@ struct SweepOptions : SimulatedGrid {
 };
 
 int Sweep(const SweepOptions& options, Session& session) {
-  if (options.PrintHelp()) return kOk;
   const Experiment experiment = options.Load();
   const Shard shard = Shard::Parse(options.shard);
   const Grid grid(experiment, AllPolicies("training"));
@@ -89,8 +86,8 @@ int Sweep(const SweepOptions& options, Session& session) {
   const std::string program = fmt::format("spillway {} ({})", SPILLWAY_VERSION, kCommit);
   session.progress().Start(before.cells - before.present);
   SweepProgress progress;
-  progress.finished = [&](const Cell& cell, const RunResult&) {
-    session.progress().Advance(fmt::format("{} {}", cell.workload, cell.policy));
+  progress.finished = [&](const Case& cell, const RunResult&) {
+    session.progress().Advance(fmt::format("{} {}", cell.workload, cell.policy.name()));
   };
   std::optional<SweepCounts> counts;
   try {
@@ -127,18 +124,18 @@ Columns<Plan> PlanColumns() {
   };
 }
 
-void AddPlan(CLI::App& sweep, int& exit_code, Session& session) {
+void AddPlan(Command& sweep, Session& session) {
   struct Options : SimulatedGrid {
     FormatOption format;
   };
-  CLI::App* verb = sweep.add_subcommand(
+  Command& verb = sweep.Add(
       "plan", "Say how many cells a sweep has, how many are there, and about how long it takes");
-  auto options = std::make_shared<Options>();
-  options->Add(*verb);
-  options->format.Add(*verb);
-  verb->callback([options, &exit_code, &session] {
-    const Experiment experiment = options->Load();
-    const Shard shard = Shard::Parse(options->shard);
+  auto& options = verb.Keep<Options>();
+  options.Add(verb);
+  options.format.Add(verb);
+  verb.Runs([&options, &session] {
+    const Experiment experiment = options.Load();
+    const Shard shard = Shard::Parse(options.shard);
     const Grid grid(experiment, AllPolicies("training"));
     grid.Check();
     std::optional<SweepStore> store;
@@ -148,10 +145,10 @@ void AddPlan(CLI::App& sweep, int& exit_code, Session& session) {
     }
     const SweepStore* there = store ? &*store : nullptr;
     Plan plan{CountCells(grid, shard, there)};
-    plan.seconds = EstimateSweep(grid, plan.cells - plan.present, options->jobs, 3, Backends());
-    exit_code = session.Finish(
+    plan.seconds = EstimateSweep(grid, plan.cells - plan.present, options.jobs, 3, Backends());
+    return session.Finish(
         FormatAs<Plan>(
-            options->format.format(), PlanColumns(), std::span(&plan, 1), "spillway.sweep-plan/v1",
+            options.format.format(), PlanColumns(), std::span(&plan, 1), "spillway.sweep-plan/v1",
             [&] {
               return fmt::format("{} cells: {} are there, {} to compute, about {:.1f} s\n",
                                  plan.cells, plan.present, plan.cells - plan.present, plan.seconds);
@@ -171,25 +168,25 @@ Columns<SweepStore::Holding> HoldingColumns() {
   };
 }
 
-void AddStorePath(CLI::App& verb, std::string& path) {
-  verb.add_option("store", path, "Store of a sweep or of validate, a SQLite file")->required();
+void AddStorePath(Command& verb, std::string& path) {
+  verb.Text("store", path, "Store of a sweep or of validate, a SQLite file").Required();
 }
 
-void AddStatus(CLI::App& sweep, int& exit_code, Session& session) {
+void AddStatus(Command& sweep, Session& session) {
   struct Options {
     std::string path;
     FormatOption format;
   };
-  CLI::App* verb = sweep.add_subcommand("status", "Say what a store holds, policy by policy");
-  auto options = std::make_shared<Options>();
-  AddStorePath(*verb, options->path);
-  options->format.Add(*verb);
-  verb->callback([options, &exit_code, &session] {
-    const SweepStore store(options->path, SweepStore::Open::kExisting, StoreKindOf(options->path));
+  Command& verb = sweep.Add("status", "Count the cells of a store by policy");
+  auto& options = verb.Keep<Options>();
+  AddStorePath(verb, options.path);
+  options.format.Add(verb);
+  verb.Runs([&options, &session] {
+    const SweepStore store(options.path, SweepStore::Open::kExisting, StoreKindOf(options.path));
     const std::vector<SweepStore::Holding> rows = store.Holdings();
     constexpr std::string_view kShown[] = {"policy", "cells", "ok", "oom", "failed"};
-    exit_code = session.Finish(
-        FormatAs(options->format.format(), HoldingColumns(), rows, "spillway.sweep-status/v1",
+    return session.Finish(
+        FormatAs(options.format.format(), HoldingColumns(), rows, "spillway.sweep-status/v1",
                  [&] {
                    return rows.empty() ? std::string("nothing yet\n")
                                        : FormatTable(HoldingColumns(), kShown, rows);
@@ -198,107 +195,100 @@ void AddStatus(CLI::App& sweep, int& exit_code, Session& session) {
   });
 }
 
-void AddExport(CLI::App& sweep, int& exit_code, Session& session) {
+void AddExport(Command& sweep, Session& session) {
   struct Options {
     std::string path, output;
     FormatOption format;
   };
-  CLI::App* verb = sweep.add_subcommand(
+  Command& verb = sweep.Add(
       "export",
       "Write the results of a store, with the columns of compare, or validate; the same cells give "
       "the same bytes, however they were computed");
-  auto options = std::make_shared<Options>();
-  AddStorePath(*verb, options->path);
-  options->format.Add(*verb);
-  AddOutput(*verb, options->output, options->format);
-  verb->callback([options, &exit_code, &session] {
-    const StoreKind& kind = StoreKindOf(options->path);
-    const SweepStore store(options->path, SweepStore::Open::kExisting, kind);
+  auto& options = verb.Keep<Options>();
+  AddStorePath(verb, options.path);
+  options.format.Add(verb);
+  AddOutput(verb, options.output, options.format);
+  verb.Runs([&options, &session] {
+    const StoreKind& kind = StoreKindOf(options.path);
+    const SweepStore store(options.path, SweepStore::Open::kExisting, kind);
     std::vector<ResultRow> rows;
     for (SweepStore::Entry& entry : store.Read()) rows.push_back(std::move(entry.row));
-    exit_code = session.Finish(
-        FormatRows(kind, rows, options->format), options->output, {}, kOk,
-        [&](Manifest& manifest) { manifest.AddInput("store", "file", options->path); });
+    return session.Finish(
+        FormatRows(kind, rows, options.format), options.output, {}, kOk,
+        [&](Manifest& manifest) { manifest.AddInput("store", "file", options.path); });
   });
 }
 
-void AddMerge(CLI::App& sweep) {
+void AddMerge(Command& sweep) {
   struct Options {
     std::string path;
     std::vector<std::string> others;
   };
-  CLI::App* verb = sweep.add_subcommand(
+  Command& verb = sweep.Add(
       "merge", "Add the cells of other stores to a store, which is made if there is none");
-  auto options = std::make_shared<Options>();
-  AddStorePath(*verb, options->path);
-  verb->add_option("others", options->others, "Stores to read, one or more")->required();
-  verb->callback([options] {
-    const StoreKind& kind = StoreKindOf(options->others.front());
-    for (const std::string& other : options->others) {
+  auto& options = verb.Keep<Options>();
+  AddStorePath(verb, options.path);
+  verb.Texts("others", options.others, "Stores to read, one or more").Required();
+  verb.Runs([&options] {
+    const StoreKind& kind = StoreKindOf(options.others.front());
+    for (const std::string& other : options.others) {
       std::error_code ignored;
-      if (std::filesystem::equivalent(other, options->path, ignored)) {
+      if (std::filesystem::equivalent(other, options.path, ignored)) {
         throw UsageError(fmt::format("'{}' is merged into itself", other));
       }
-      SweepStore(other, SweepStore::Open::kExisting, kind);  // before the first is changed
+      SweepStore(other, SweepStore::Open::kExisting, kind);  // fails before any change
     }
-    SweepStore store(options->path, SweepStore::Open::kCreate, kind);
-    for (const std::string& other : options->others) {
+    SweepStore store(options.path, SweepStore::Open::kCreate, kind);
+    for (const std::string& other : options.others) {
       const int64_t added = store.Merge(other);
       fmt::print("{}: {} cells are new\n", other, added);
     }
+    return kOk;
   });
 }
 
-void AddSubmit(CLI::App& sweep, int& exit_code, Session& session) {
+void AddSubmit(Command& sweep, Session& session) {
   struct Options : SimulatedGrid {
     SlurmJob job;
     std::string directory;
     bool slurm = false, dry_run = false;
   };
-  CLI::App* verb = sweep.add_subcommand(
+  Command& verb = sweep.Add(
       "submit",
       "Run a sweep on a cluster: an array job, a shard for each task, and a job that merges them");
-  auto options = std::make_shared<Options>();
-  options->Add(*verb);
-  verb->remove_option(verb->get_option("--shard"));
-  verb->remove_option(verb->get_option("--jobs"));
-  SlurmJob& job = options->job;
-  verb->add_flag("--slurm", options->slurm, "With Slurm's sbatch")->required();
-  verb->add_option("--tasks", job.tasks, "Tasks of the array, a shard each")
-      ->check(CLI::Range(1, 100'000))
-      ->required();
-  verb->add_option("--cpus", job.cpus, "Processors, and threads, of a task")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  verb->add_option("--time", job.time, "Limit of a task, as sbatch takes it")
-      ->capture_default_str();
-  verb->add_option("--mem", job.memory, "Memory of a task, as sbatch takes it")
-      ->capture_default_str();
-  verb->add_option("--slurm-option", job.options,
-                   "Another option of sbatch (--slurm-option=--partition=long); repeat for more")
-      ->allow_extra_args(false);
-  verb->add_option("--directory", options->directory,
-                   "Shared directory of scripts, logs and shards (default: STORE.shards)");
-  verb->add_flag("--dry-run", options->dry_run, "Print the scripts, submit nothing");
-  verb->callback([options, &exit_code, &session] {
-    const Experiment experiment = options->Load();
+  auto& options = verb.Keep<Options>();
+  options.Add(verb);
+  verb.Remove("--shard");
+  verb.Remove("--jobs");
+  SlurmJob& job = options.job;
+  verb.Flag("--slurm", options.slurm, "With Slurm's sbatch").Required();
+  verb.Number("--tasks", job.tasks, {1, 100'000}, "Tasks of the array, a shard each").Required();
+  verb.Number("--cpus", job.cpus, {1, 1024}, "Processors, and threads, of a task");
+  verb.Text("--time", job.time, "Limit of a task, as sbatch takes it");
+  verb.Text("--mem", job.memory, "Memory of a task, as sbatch takes it");
+  verb.Texts("--slurm-option", job.options,
+             "Another option of sbatch (--slurm-option=--partition=long); repeat for more")
+      .OneEach();
+  verb.Text("--directory", options.directory,
+            "Shared directory of scripts, logs and shards (default: STORE.shards)");
+  verb.Flag("--dry-run", options.dry_run, "Print the scripts, submit nothing");
+  verb.Runs([&options, &session] {
+    const Experiment experiment = options.Load();
     const Grid grid(experiment, AllPolicies("training"));
     grid.Check();
     if (experiment.output.empty()) throw UsageError("no store: give -o STORE");
-    SlurmJob prepared = options->job;
+    SlurmJob prepared = options.job;
     prepared.program = std::filesystem::read_symlink("/proc/self/exe");
     prepared.work = std::filesystem::current_path();
     prepared.store = std::filesystem::absolute(experiment.output);
-    prepared.directory = options->directory.empty()
+    prepared.directory = options.directory.empty()
                              ? prepared.store.string() + ".shards"
-                             : std::filesystem::absolute(options->directory).string();
-    if (options->dry_run) {
-      exit_code =
-          session.Finish(ArrayScript(prepared, experiment) + "\n" + MergeScript(prepared), kOk);
-      return;
+                             : std::filesystem::absolute(options.directory).string();
+    if (options.dry_run) {
+      return session.Finish(ArrayScript(prepared, experiment) + "\n" + MergeScript(prepared), kOk);
     }
     const SubmittedJobs jobs = Submit(prepared, experiment);
-    exit_code = session.Finish(
+    return session.Finish(
         fmt::format("{} cells in {} tasks: job {}, then job {} merges them into {}\n", grid.size(),
                     prepared.tasks, jobs.array, jobs.merge, prepared.store.string()),
         kOk);
@@ -307,24 +297,22 @@ void AddSubmit(CLI::App& sweep, int& exit_code, Session& session) {
 
 }  // namespace
 
-void AddSweep(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddSweep(Command& program, Session& session) {
+  Command& verb = program.Add(
       "sweep",
-      "Simulate every cell of a grid into a store; what is there already is not computed again. "
-      "Exit code 4 if a policy failed, which costs its own cells only");
-  auto options = std::make_shared<SweepOptions>();
-  options->Add(*verb);
-  AddFile(*verb, "--checkpoint", options->checkpoint,
-          "Copy the store here every minute, at the end and when interrupted, whole or not at all; "
-          "where the store is not there it begins with this");
-  AddPlan(*verb, exit_code, session);
-  AddStatus(*verb, exit_code, session);
-  AddExport(*verb, exit_code, session);
-  AddMerge(*verb);
-  AddSubmit(*verb, exit_code, session);
-  verb->callback([verb, options, &exit_code, &session] {
-    if (verb->get_subcommands().empty()) exit_code = Sweep(*options, session);
-  });
+      "Simulate every cell of a grid into a store; cells in the store are not computed again. "
+      "Exit code 4 if a policy failed, which affects only its own cells");
+  auto& options = verb.Runs(Sweep, session);
+  options.Add(verb);
+  verb.File(
+      "--checkpoint", options.checkpoint,
+      "Copy the store here every minute, at the end and when interrupted, whole or not at all; "
+      "where the store is not there it begins with this");
+  AddPlan(verb, session);
+  AddStatus(verb, session);
+  AddExport(verb, session);
+  AddMerge(verb);
+  AddSubmit(verb, session);
 }
 
 }  // namespace spillway::cli

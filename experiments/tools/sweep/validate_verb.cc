@@ -1,4 +1,4 @@
-// spillway validate: predictions checked against the GPU of this machine.
+// The verb `spillway validate` checks predictions against the GPU of this machine.
 
 #include <fmt/format.h>
 
@@ -33,9 +33,9 @@ namespace {
 
 struct ValidateOptions : GridOption {
   FormatOption format;
-  int iterations = 0;
+  int iterations = 25;
   std::string tolerance = "5%";
-  RecordingOption recording;  // of what there is no table for
+  RecordingOption recording;  // for traces without a cost table
   std::string kernels = "real";
   std::string timeline = "events";
   bool any_table = false;
@@ -45,7 +45,7 @@ struct ValidateOptions : GridOption {
   bool spin() const { return kernels == "spin"; }
 };
 
-// "5%" as 0.05. Throws `UsageError`.
+// Returns the fraction for a percentage: 0.05 for "5%". Throws `UsageError` if the text is invalid.
 double ParseTolerance(const std::string& text) {
   try {
     size_t used = 0;
@@ -56,16 +56,16 @@ double ParseTolerance(const std::string& text) {
   throw UsageError(fmt::format("--tolerance: '{}' is no percentage such as 5%", text));
 }
 
-// Measures one cell after the other on the GPU of this machine.
+// A `Measuring` object validates one cell after the other on the GPU of this machine.
 class Measuring {
  public:
-  // With the cell that is measured first, after which the machine is chosen.
-  Measuring(const ValidateOptions& options, const Cell& first, Session& session)
+  // `first` is the first cell to be measured. Its mode determines how the machine is opened.
+  Measuring(const ValidateOptions& options, const Case& first, Session& session)
       : options_(options),
         session_(session),
         machine_(Cuda().open({options.recording.devices.front(), options.recording.record.math,
                               options.seed,
-                              /*short_copies=*/first.mode == "inference"})),
+                              /*short_copies=*/ModeOf(first) == "inference"})),
         recording_(options_.recording.Open(*machine_, session.progress())) {
     CudaRun run{options.seed, options.spin() ? CudaWork::kSpin : CudaWork::kKernels};
     if (options.timeline == "cupti") run.timeline = CudaTimeline::kActivity;
@@ -73,17 +73,17 @@ class Measuring {
     backends_.Add("cuda", CudaFactory(machine_, run));
   }
 
-  // What measures, as far as results depend on it.
+  // Returns the parts of the machine on which results depend: the GPU and the cuDNN version.
   std::string machine() const {
     return fmt::format("{}, cuDNN {}", machine_->gpu(), machine_->cudnn());
   }
 
   const std::vector<ValidatedCommand>& commands() const { return commands_; }
 
-  ValidationResult Measure(const Cell& cell, const std::shared_ptr<const Trace>& trace) {
-    MachineText text = cell.machine;
-    text.backend = "cuda";
-    text.iterations = options_.iterations;
+  ValidationResult Measure(const Case& cell, const std::shared_ptr<const Trace>& trace) {
+    Case asked = cell;
+    asked.backend = "cuda";
+    asked.iterations = options_.iterations;
     std::unique_ptr<const CostModel> cost;
     if (trace->recording && !options_.spin()) {
       throw UsageError(fmt::format(
@@ -92,26 +92,29 @@ class Measuring {
           cell.workload));
     }
     if (!options_.spin()) {
-      if (trace != trace_ || text.device != device_ || text.cost != cost_) {
-        table_ = TableFor(*trace, text);
+      if (trace != trace_ || asked.device != device_ || asked.cost != cost_) {
+        table_ = TableFor(*trace, asked);
         trace_ = trace;
-        device_ = text.device;
-        cost_ = text.cost;
+        device_ = asked.device;
+        cost_ = asked.cost;
       }
-      AddRewritten(*trace, text, cell.policy);
-      cost = std::make_unique<TableCostModel>(table_, LoadDevice(text.device));
+      AddRewritten(trace, asked);
+      cost = std::make_unique<TableCostModel>(table_, LoadDevice(asked.device));
     }
-    Setup setup = Scenario(trace, text, std::move(cost)).setup();
-    if (options_.spin()) setup.device.library_call.reset();  // busy waits call no library
-    ValidationResult result = ValidateForRow(setup, cell.policy, backends_);
+    const Inputs inputs(asked, trace, std::move(cost));
+    // Busy-wait kernels make no library calls.
+    const auto change = [spin = options_.spin()](Device& device) {
+      if (spin) device.library_call.reset();
+    };
+    ValidationResult result = ValidateForRow(asked, inputs, backends_, change);
     for (const std::string& violation : result.validation.violations) {
       session_.Remark(fmt::format("{}: {}", CommandOf(cell), violation));
     }
     if (!options_.commands.empty() && result.fits() && result.validation.parity()) {
       for (ValidatedCommand& command : CommandsOf(result.validation)) {
         command.workload = cell.workload;
-        command.policy = cell.policy;
-        command.memory = text.memory.empty() ? "all" : text.memory;
+        command.policy = cell.policy.name();
+        command.memory = cell.memory ? cell.memory->text() : "all";
         commands_.push_back(std::move(command));
       }
     }
@@ -119,12 +122,13 @@ class Measuring {
   }
 
  private:
-  // The costs that the prediction is made with: the table given or found, which must be of this
-  // machine, else one recorded now.
-  CostTable TableFor(const Trace& trace, const MachineText& text) {
-    const Device device = LoadDevice(text.device);
-    std::optional<CostTable> table =
-        text.cost == "auto" ? FindRecordedTable(trace, device) : ReadCostTable(text.cost);
+  // Returns the cost table for the prediction: the given table or the one found for the trace. If
+  // there is none, records it now. Unless --any-table is given, throws `InputError` if the table is
+  // of another machine.
+  CostTable TableFor(const Trace& trace, const Case& asked) {
+    const Device device = LoadDevice(asked.device);
+    std::optional<CostTable> table = asked.cost.automatic() ? FindRecordedTable(trace, device)
+                                                            : ReadCostTable(asked.cost.text());
     if (table) {
       if (!options_.any_table) {
         CheckProvenance(table->provenance, machine_->gpu(), machine_->cudnn(),
@@ -138,20 +142,20 @@ class Measuring {
                                     backends_);
   }
 
-  // Records what the policy makes of the trace: slices of its ops have kernels of their own.
-  void AddRewritten(const Trace& trace, const MachineText& text, const std::string& policy) {
-    Device device = LoadDevice(text.device);
-    device.memory =
-        Scenario(trace, text, std::make_unique<TableCostModel>(table_, device)).setup().memory;
+  // Records the kernels of the rewritten trace if the policy divides ops, because slices of ops
+  // need other kernels than the ops.
+  void AddRewritten(const std::shared_ptr<const Trace>& trace, const Case& asked) {
+    if (!PolicyLibrary().Traits(asked.policy.name()).divides_ops) return;
+    const Inputs inputs(asked, trace,
+                        std::make_unique<TableCostModel>(table_, LoadDevice(asked.device)));
     std::optional<Trace> rewritten;
     try {
-      rewritten =
-          PolicyLibrary().Make(policy)->Rewrite(trace, device, TableCostModel(table_, device));
-    } catch (const Error&) {  // its row will say so
+      rewritten = RewrittenTrace(inputs.Undecided(asked).Prediction());
+    } catch (const Error&) {  // the row of the cell will report the error
     }
     if (!rewritten) return;
-    recording_->Keep(table_, fmt::format("the table of {}", trace.name));
-    AddMissing(recording_->Table(trace.name, {&*rewritten, 1}, {}), table_);
+    recording_->Keep(table_, fmt::format("the table of {}", trace->name));
+    AddMissing(recording_->Table(trace->name, {&*rewritten, 1}, {}), table_);
   }
 
   ValidateOptions options_;
@@ -159,31 +163,29 @@ class Measuring {
   std::shared_ptr<CudaMachine> machine_;
   std::unique_ptr<CostRecording> recording_;
   BackendFactories backends_;
-  std::shared_ptr<const Trace> trace_;  // that `table_` is of, with these
-  std::string device_, cost_;
+  std::shared_ptr<const Trace> trace_;  // `table_` is for this trace, device and cost
+  std::string device_;
+  CostSource cost_ = "auto";
   CostTable table_;
   std::vector<ValidatedCommand> commands_;
 };
 
-// What is misspelt is said before the GPU is opened.
+// Checks the grid and the options before the GPU is opened.
 void CheckGrid(const Grid& grid, const Experiment& experiment, const ValidateOptions& options) {
   grid.Check();
-  if (!experiment.backends.empty()) {
+  if (experiment.values.contains("backend")) {
     throw UsageError("backend: a validation runs on sim and cuda; leave it out");
   }
-  if (!options.spin() &&
-      std::ranges::count(SplitSpecifications(experiment.costs), "roofline") > 0) {
+  const Inputs inputs(grid.at(0));
+  for (uint64_t i = 0; i < grid.group(); ++i) inputs.MemoryOf(grid.at(i));
+  const auto costs = experiment.values.find("cost");
+  if (options.spin() || costs == experiment.values.end()) return;
+  if (std::ranges::count(SplitSpecifications(costs->second), "roofline") > 0) {
     throw UsageError("--cost roofline: a measured run needs kernels by name; give auto or a table");
   }
-  const Cell first = grid.at(0);
-  MachineText machine = first.machine;
-  machine.memory.clear();
-  const Scenario scenario(LoadWorkload(first.workload, {first.preset, first.mode == "training"}),
-                          machine);
-  for (uint64_t i = 0; i < grid.group(); ++i) scenario.WithMemory(grid.at(i).machine.memory);
 }
 
-// What measurements depend on besides the cell, as arguments.
+// Returns the options on which measurements depend, in addition to the cell, as arguments.
 std::string OptionsOf(const ValidateOptions& options) {
   std::string text = fmt::format(" --iterations {}", options.iterations);
   const auto add = [&](const char* name, const auto& value, const auto& initial) {
@@ -201,7 +203,6 @@ std::string OptionsOf(const ValidateOptions& options) {
 }
 
 int Execute(const ValidateOptions& options, Session& session) {
-  if (options.PrintHelp()) return kOk;
   const double tolerance = ParseTolerance(options.tolerance);
   options.recording.Check();
   const Experiment experiment = options.Load();
@@ -228,8 +229,8 @@ int Execute(const ValidateOptions& options, Session& session) {
   run.options = OptionsOf(options);
   run.machine = measuring.machine();
   run.program = fmt::format("spillway {} ({})", SPILLWAY_VERSION, kCommit);
-  run.measure = [&](const Cell& cell, const auto& trace) { return measuring.Measure(cell, trace); };
-  run.finished = [&](const Cell& cell, const ResultRow& row, bool was_there) {
+  run.measure = [&](const Case& cell, const auto& trace) { return measuring.Measure(cell, trace); };
+  run.finished = [&](const Case& cell, const ResultRow& row, bool was_there) {
     found += was_there ? 1 : 0;
     finished->Finish(next++, row, CommandOf(cell),
                      was_there                ? "was there"
@@ -260,44 +261,33 @@ int Execute(const ValidateOptions& options, Session& session) {
 
 }  // namespace
 
-void AddValidate(CLI::App& app, int& exit_code, Session& session) {
-  CLI::App* verb = app.add_subcommand(
+void AddValidate(Command& program, Session& session) {
+  Command& verb = program.Add(
       "validate",
-      "Check predictions on this machine's GPU, of one case or of the cells of a grid; exit code 1 "
-      "out of tolerance, 4 if a policy failed, which costs its own cells only, 5 without a GPU");
-  auto options = std::make_shared<ValidateOptions>();
-  options->Add(*verb);
-  verb->remove_option(verb->get_option("--backend"));
-  options->format.Add(*verb);
-  verb->add_option("--tolerance", options->tolerance, "Largest error of the iteration time")
-      ->capture_default_str();
-  verb->add_option("--iterations", options->iterations,
-                   "Iterations per case: three to warm up, the last to stamp each command, the "
-                   "others timed")
-      ->check(CLI::Range(kWarmUp + 2, 1000000))
-      ->default_val(25);
-  options->recording.Add(*verb);
-  verb->add_option("--kernels", options->kernels,
-                   "real, or spin: busy waits of the predicted times, for any trace")
-      ->check(CLI::IsMember({"real", "spin"}))
-      ->capture_default_str();
-  verb->add_option("--timeline", options->timeline,
-                   "Where measured times of kernels and copies come from: events around them, or "
-                   "cupti, which leaves out what the GPU takes to begin and end them")
-      ->check(CLI::IsMember({"events", "cupti"}))
-      ->capture_default_str();
-  verb->add_flag("--any-table", options->any_table,
-                 "Accept a cost table of another GPU, cuDNN or arithmetic");
-  verb->add_option("--seed", options->seed, "Seed of parameters, data and dropout")
-      ->check(NotNegative())
-      ->capture_default_str();
-  AddOutput(
-      *verb, options->options.output, options->format,
-      ". A .sqlite file is a store: each case is in it as soon as it is measured, and what it "
-      "has is not measured again; spillway sweep export reads it");
-  AddFile(*verb, "--export-commands", options->commands,
-          "Write every kernel and copy of what is measured now, predicted and measured, as CSV");
-  verb->callback([options, &exit_code, &session] { exit_code = Execute(*options, session); });
+      "Check predictions for one case or the cells of a grid on this machine's GPU; exit code 1 if "
+      "out of tolerance, 4 if a policy failed, which affects only its own cells, 5 without a GPU");
+  auto& options = verb.Runs(Execute, session);
+  options.Add(verb);
+  verb.Remove("--backend");
+  options.format.Add(verb);
+  verb.Text("--tolerance", options.tolerance, "Largest error of the iteration time");
+  verb.Number("--iterations", options.iterations, {kWarmUp + 2, 1000000},
+              "Iterations per case: three to warm up, the last to stamp each command, the "
+              "others timed");
+  options.recording.Add(verb);
+  verb.Choice("--kernels", options.kernels, {"real", "spin"},
+              "real, or spin: busy waits of the predicted times, for any trace");
+  verb.Choice("--timeline", options.timeline, {"events", "cupti"},
+              "Source of the measured times of kernels and copies: events around them, or cupti, "
+              "which leaves out what the GPU takes to begin and end them");
+  verb.Flag("--any-table", options.any_table,
+            "Accept a cost table of another GPU, cuDNN or arithmetic");
+  verb.Number("--seed", options.seed, {}, "Seed of parameters, data and dropout");
+  AddOutput(verb, options.options.output, options.format,
+            ". A .sqlite file is a store: each case is in it as soon as it is measured, and a case "
+            "that is there is not measured again; spillway sweep export reads it");
+  verb.File("--export-commands", options.commands,
+            "Write every kernel and copy that is measured now, predicted and measured, as CSV");
 }
 
 }  // namespace spillway::cli

@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "experiments/run/catalogue.h"
+#include "experiments/run/inputs.h"
 #include "traces/base/error.h"
 #include "traces/base/sha256.h"
 #include "traces/format.h"
@@ -27,11 +27,11 @@ void RunValidations(const Grid& grid, const Shard& shard, SweepStore* store,
                     const ValidationRun& run) {
   Fingerprints fingerprints;
   std::shared_ptr<const Trace> trace;
-  std::string sha256;  // of the trace as a file
-  Cell last;
+  std::string sha256;  // hash of the trace in its file format
+  std::string last;    // the workload of `trace`, with preset and mode
   for (uint64_t i = 0; i < grid.size(); ++i) {
     if (!shard.Has(grid, i)) continue;
-    const Cell cell = grid.at(i);
+    const Case cell = grid.at(i);
     CellProvenance from = fingerprints.ProvenanceOf(cell);
     const std::string key = fingerprints.KeyOf(cell, from, run.options + "\n" + run.machine);
     if (const auto row = store != nullptr ? store->RowOf(key) : std::nullopt) {
@@ -40,12 +40,10 @@ void RunValidations(const Grid& grid, const Shard& shard, SweepStore* store,
     }
     const ResultRow row = RowOf(WithContext(
         [&] {
-          if (!trace || cell.workload != last.workload || cell.preset != last.preset ||
-              cell.mode != last.mode) {
-            trace = std::make_shared<const Trace>(
-                LoadWorkload(cell.workload, {cell.preset, cell.mode == "training"}));
+          if (const std::string workload = from.trace.name; !trace || workload != last) {
+            trace = std::make_shared<const Trace>(LoadTrace(cell));
             sha256 = Sha256(FormatTrace(*trace));
-            last = cell;
+            last = workload;
           }
           return run.measure(cell, trace);
         },

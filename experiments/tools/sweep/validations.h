@@ -1,4 +1,4 @@
-// Validations of the cells of a grid: each predicted and measured, one after the other.
+// Validates the cells of a grid one after the other: predicts and measures each cell.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_VALIDATIONS_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_VALIDATIONS_H_
@@ -16,26 +16,29 @@
 namespace spillway {
 
 struct ValidationRun {
-  std::string options;  // of all cells, as arguments of `spillway validate`
-  std::string machine;  // that measures: another one measures everything anew
+  std::string options;  // the options of all cells, as arguments of `spillway validate`
+  std::string machine;  // the machine; results of another machine are not reused
   std::string program;  // version and commit
-  // `trace` is the same object as long as the workload is.
-  std::function<ValidationResult(const Cell& cell, const std::shared_ptr<const Trace>& trace)>
+  // Measures a cell. Consecutive cells of the same workload get the same `trace` object.
+  std::function<ValidationResult(const Case& cell, const std::shared_ptr<const Trace>& trace)>
       measure;
-  // A row is known: measured now, or found in the store.
-  std::function<void(const Cell& cell, const ResultRow& row, bool found)> finished;
+  // Called with each row. `found` is true if the row was in the store, false if it was measured
+  // now.
+  std::function<void(const Case& cell, const ResultRow& row, bool found)> finished;
 };
 
-// The rows of a shard of the grid. With a store, what that has is not measured, and what is
-// measured is in it before the next cell begins. Throws as `measure`, with the cell; what has been
-// measured is in the store then. REQUIRES: the store, if any, is of `ValidationKind`.
+// Validates the cells of a shard of the grid. `store` may be null. Cells that the store has are not
+// measured. Each new row is in the store before the next cell begins, and remains there after an
+// error. Throws the errors of `measure` with the command of the cell. REQUIRES: the store, if any,
+// is of `ValidationKind`.
 void RunValidations(const Grid& grid, const Shard& shard, SweepStore* store,
                     const ValidationRun& run);
 
-// True if a row of `ValidationKind` says that the times agree within `tolerance` (0.05 is 5 %) and
-// that decisions, placements and order do, or that the workload was predicted not to fit.
+// Returns true iff the prediction in a row of `ValidationKind` agrees with the measurement: times
+// within `tolerance` (0.05 is 5 %), decisions, placements and order. Also returns true if the
+// workload was predicted not to fit.
 bool Agrees(const ResultRow& row, double tolerance);
-// True if it says that the policy broke down.
+// Returns true iff the row says that the policy failed.
 bool HasFailed(const ResultRow& row);
 
 }  // namespace spillway

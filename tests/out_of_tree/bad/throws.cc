@@ -30,15 +30,11 @@ class Throws final : public spillway::Policy {
  public:
   Throws(std::string hook, std::string what) : hook_(std::move(hook)), what_(std::move(what)) {}
 
-  spillway::Bytes LimitMemory(const spillway::Trace&, const spillway::Device& device,
-                              const spillway::TrialRun&) override {
-    At("LimitMemory");
-    return device.memory;
-  }
-  std::optional<spillway::Trace> Rewrite(const spillway::Trace&, const spillway::Device&,
-                                         const spillway::CostModel&) override {
-    At("Rewrite");
-    return std::nullopt;
+  spillway::Preparation Prepare(const spillway::Trace&, const spillway::Device& device,
+                                const spillway::CostModel&, const spillway::TrialRun&,
+                                const std::string&) override {
+    At("Prepare");
+    return {device.memory};
   }
   bool LivesOutside(const spillway::Trace&, spillway::TensorId) override {
     At("LivesOutside");
@@ -86,20 +82,18 @@ class Lies final : public spillway::Policy {
  public:
   explicit Lies(std::string how) : how_(std::move(how)) {}
 
-  spillway::Bytes LimitMemory(const spillway::Trace&, const spillway::Device& device,
-                              const spillway::TrialRun&) override {
-    return how_ == "memory" ? device.memory + spillway::Bytes(1) : device.memory;
-  }
-  std::optional<spillway::Trace> Rewrite(const spillway::Trace& trace, const spillway::Device&,
-                                         const spillway::CostModel&) override {
-    if (how_ != "trace") return std::nullopt;
+  spillway::Preparation Prepare(const spillway::Trace& trace, const spillway::Device& device,
+                                const spillway::CostModel&, const spillway::TrialRun& trial,
+                                const std::string&) override {
+    if (how_ == "itself") trial(*this, device.memory);
+    if (how_ == "memory") return {device.memory + spillway::Bytes(1)};
+    if (how_ != "trace") return {device.memory};
     spillway::Trace broken = trace;
     broken.ops.front().slots.clear();
-    return broken;
+    return {device.memory, broken};
   }
   // "reserve" asks for far more memory than any device has. A run that does not fit is no error.
   void Plan(PolicyContext& context) override {
-    if (how_ == "itself") context.WhatIf(*this);
     if (how_ == "op") {
       const auto beyond = static_cast<OpId>(context.trace().ops.size());
       context.ReserveWorkspaceFor(beyond, spillway::Bytes(1));
@@ -117,11 +111,11 @@ class Lies final : public spillway::Policy {
 };
 
 std::unique_ptr<spillway::Policy> MakeThrows(spillway::Params& params) {
-  std::string hook = params.Choice(
-      "hook", "Plan",
-      {"LimitMemory", "Rewrite", "LivesOutside", "Plan", "BeforeOp", "ChooseKernels",
-       "BeforeLaunch", "AfterOp", "PlacementHint", "OnAllocFailure", "factory", "no-policy"},
-      "where it throws");
+  std::string hook =
+      params.Choice("hook", "Plan",
+                    {"Prepare", "LivesOutside", "Plan", "BeforeOp", "ChooseKernels", "BeforeLaunch",
+                     "AfterOp", "PlacementHint", "OnAllocFailure", "factory", "no-policy"},
+                    "where it throws");
   std::string what =
       params.Choice("what", "exception",
                     {"exception", "number", "policy-error", "colour", "crash", "abort", "stack"},

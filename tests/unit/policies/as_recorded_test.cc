@@ -3,9 +3,10 @@
 
 #include <string>
 
-#include "experiments/run/simulate.h"
+#include "experiments/run/run.h"
 #include "policies/registry.h"
 #include "tests/testing/fixtures.h"
+#include "tests/testing/runs.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -39,10 +40,10 @@ Bytes PeakOf(const std::string& policy) {
   RegisterBuiltinPolicies(registry);
   const testing::FixedCost cost;
   const Trace trace = Recorded();
-  const spillway::Setup setup{Borrow(trace), testing::RoundDevice(), Borrow<CostModel>(cost),
-                              Bytes::Unlimited()};
+  const Prepared setup{Borrow(trace), testing::RoundDevice(), Borrow<CostModel>(cost),
+                       Bytes::Unlimited()};
   const auto made = registry.Make(policy);
-  return Simulate(setup, *made).report.metrics.peak_requested;
+  return testing::Simulate(setup, *made).report.metrics.peak_requested;
 }
 
 TEST(AsRecordedTest, HoldsTensorsForAsLongAsTheProgramDid) {
@@ -54,9 +55,8 @@ TEST(AsRecordedTest, RefusesWhatWasNotRecorded) {
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
   const auto policy = registry.Make("as-recorded");
-  const testing::FixedCost cost;
   try {
-    policy->Rewrite(testing::ChainTrace(), testing::RoundDevice(), cost);
+    testing::RunSim(testing::ChainTrace(), testing::FixedCost(), *policy);
     FAIL() << "expected a UsageError";
   } catch (const UsageError& error) {
     EXPECT_THAT(error.what(), HasSubstr("runs traces of recorded programs only"));

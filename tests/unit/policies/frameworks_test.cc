@@ -8,12 +8,13 @@
 #include <functional>
 #include <set>
 
-#include "experiments/run/simulate.h"
+#include "experiments/run/run.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/files.h"
 #include "tests/testing/networks.h"
+#include "tests/testing/runs.h"
 #include "traces/liveness.h"
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
@@ -37,8 +38,8 @@ class FrameworksTest : public ::testing::Test {
   }
 
   Report Run(const Trace& trace, const std::string& policy, Bytes memory = Bytes::Unlimited()) {
-    const spillway::Setup setup{Borrow(trace), device_, Borrow(cost_), memory};
-    Report report = Simulate(setup, *registry_.Make(policy)).report;
+    const Prepared setup{Borrow(trace), device_, Borrow(cost_), memory};
+    Report report = testing::Simulate(setup, *registry_.Make(policy)).report;
     EXPECT_THAT(Check(trace, report), IsEmpty()) << policy;
     return report;
   }
@@ -210,7 +211,8 @@ TEST_F(FrameworksTest, DtrDropsWhatIsCheapToRebuild) {
   const RooflineCostModel cost(device);
   const auto rebuilt = [&](const std::string& policy, Bytes memory) {
     const Report report =
-        Simulate({Borrow(trace), device, Borrow<CostModel>(cost), memory}, *registry_.Make(policy))
+        testing::Simulate({Borrow(trace), device, Borrow<CostModel>(cost), memory},
+                          *registry_.Make(policy))
             .report;
     EXPECT_TRUE(report.fits()) << policy;
     EXPECT_THAT(Check(trace, report), IsEmpty()) << policy;
@@ -237,7 +239,8 @@ TEST_F(FrameworksTest, CapuchinSwapsWhatHidesAndRecomputesTheRest) {
     device.h2d.bandwidth = device.d2h.bandwidth = {link * 1'000'000'000};
     const RooflineCostModel cost(device);
     const Report report =
-        Simulate({Borrow(trace), device, Borrow<CostModel>(cost), memory}, *registry_.Make(policy))
+        testing::Simulate({Borrow(trace), device, Borrow<CostModel>(cost), memory},
+                          *registry_.Make(policy))
             .report;
     EXPECT_TRUE(report.fits()) << policy;
     EXPECT_THAT(Check(trace, report), IsEmpty()) << policy;

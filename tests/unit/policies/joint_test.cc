@@ -16,8 +16,7 @@
 #include <vector>
 
 #include "experiments/run/other_links.h"
-#include "experiments/run/simulate.h"
-#include "policies/builtin.h"
+#include "experiments/run/run.h"
 #include "policies/plan/facts.h"
 #include "policies/plan/plan.h"
 #include "policies/plan/plan_executor.h"
@@ -28,6 +27,7 @@
 #include "tests/testing/files.h"
 #include "tests/testing/fixtures.h"
 #include "tests/testing/networks.h"
+#include "tests/testing/runs.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/lowering/lowering.h"
@@ -46,7 +46,8 @@ class JointTest : public ::testing::TestWithParam<Network (*)()> {
   }
 
   Outcome Play(const Trace& trace, Bytes memory, const std::string& policy) const {
-    return Simulate({Borrow(trace), device_, Borrow(cost_), memory}, *registry_.Make(policy));
+    return testing::Simulate({Borrow(trace), device_, Borrow(cost_), memory},
+                             *registry_.Make(policy));
   }
   Report Run(const Trace& trace, Bytes memory, const std::string& policy) const {
     return Play(trace, memory, policy).report;
@@ -54,10 +55,10 @@ class JointTest : public ::testing::TestWithParam<Network (*)()> {
 
   // Returns the sum of the iteration times at full link bandwidth and at `share` of the bandwidth.
   Duration OnBothLinks(const Trace& trace, Bytes memory, const std::string& policy, double share) {
-    const spillway::Setup setup{Borrow(trace), device_, Borrow(cost_), memory};
-    const spillway::Setup slower = WithSlowerLinks(setup, share);
-    return Simulate(setup, *registry_.Make(policy)).report.metrics.iteration +
-           Simulate(slower, *registry_.Make(policy)).report.metrics.iteration;
+    const Prepared setup{Borrow(trace), device_, Borrow(cost_), memory};
+    const Prepared slower = WithSlowerLinks(setup, share);
+    return testing::Simulate(setup, *registry_.Make(policy)).report.metrics.iteration +
+           testing::Simulate(slower, *registry_.Make(policy)).report.metrics.iteration;
   }
 
   // Returns the memory that lies `percent` of the way from the floor to the in-core peak.
@@ -91,7 +92,7 @@ TEST_P(JointTest, IsNeverSlowerThanAnotherPolicyInTheSameMemory) {
     const Report joint = Run(trace, memory, "joint:effort=300");
     std::optional<Duration> fastest;
     for (const PolicyRegistry::Entry& entry : registry_.entries()) {
-      if (DecidesByPlan(entry.name) || IsForRecordings(entry.name)) continue;
+      if (!entry.traits.tried_by_default || entry.traits.for_recordings) continue;
       const Report other = Run(trace, memory, entry.name);
       if (!other.fits()) continue;
       ASSERT_TRUE(joint.fits()) << entry.name << " at " << percent << " %";
@@ -127,9 +128,10 @@ TEST_P(JointTest, APlanThatIsImportedIsFollowedWithoutASearch) {
   const Trace trace = LowerNetwork(GetParam()(), {8, "torch", true});
   const Bytes memory = Memory(trace, 30);
   const Report found = Run(trace, memory, "joint:effort=300");
-  spillway::Setup setup{Borrow(trace), device_, Borrow(cost_), memory};
+  Prepared setup{Borrow(trace), device_, Borrow(cost_), memory};
   setup.policy_plan = found.plan;
-  const Report again = Simulate(setup, *registry_.Make("joint:effort=1,updates=late")).report;
+  const Report again =
+      testing::Simulate(setup, *registry_.Make("joint:effort=1,updates=late")).report;
   EXPECT_EQ(again.decisions, found.decisions);
   EXPECT_EQ(again.timeline, found.timeline);
   EXPECT_EQ(again.plan, found.plan);
@@ -174,7 +176,8 @@ TEST_P(JointTest, APlanIsTheSameRunInMoreMemory) {
 TEST_P(JointTest, TrialsThatAreSkippedWouldNotHaveHelped) {
   class Searcher final : public Policy {
    public:
-    Bytes LimitMemory(const Trace&, const Device& device, const TrialRun& trial) override {
+    Preparation Prepare(const Trace&, const Device& device, const CostModel&, const TrialRun& trial,
+                        const std::string&) override {
       FactsProbe probe;
       const Duration in_core = trial(probe, Bytes::Unlimited(), {1}).metrics.iteration;
       for (const bool skip : {false, true}) {
@@ -187,7 +190,7 @@ TEST_P(JointTest, TrialsThatAreSkippedWouldNotHaveHelped) {
             SearchPlan(probe.facts, counted, device.memory, in_core, {.trials = 600, .skip = skip});
         plans.push_back(FormatPlan(*probe.facts, *plan));
       }
-      return device.memory;
+      return {device.memory};
     }
     std::atomic<int> all = 0, few = 0;
     std::vector<std::string> plans;
@@ -196,7 +199,7 @@ TEST_P(JointTest, TrialsThatAreSkippedWouldNotHaveHelped) {
   int few = 0, all = 0;
   for (const double percent : {50, 80, 95}) {
     Searcher searcher;
-    Simulate({Borrow(trace), device_, Borrow(cost_), Memory(trace, percent)}, searcher);
+    testing::Simulate({Borrow(trace), device_, Borrow(cost_), Memory(trace, percent)}, searcher);
     EXPECT_EQ(searcher.plans[0], searcher.plans[1]) << percent << " %";
     few += searcher.few;
     all += searcher.all;
@@ -213,11 +216,12 @@ class Planner final : public Policy {
   Planner(std::unique_ptr<Policy> joint, Trial trial)
       : joint_(std::move(joint)), trial_(std::move(trial)) {}
 
-  Bytes LimitMemory(const Trace& trace, const Device& device, const TrialRun& run) override {
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
+                      const TrialRun& run, const std::string& plan) override {
     const TrialRun watched([&](Policy& policy, Bytes memory, const TrialOptions& options) {
       return trial_(policy, [&] { return run(policy, memory, options); });
     });
-    return joint_->LimitMemory(trace, device, watched);
+    return {joint_->Prepare(trace, device, cost, watched, plan).memory};
   }
 
  private:
@@ -245,7 +249,7 @@ TEST_F(JointTest, NamedEffortsTryFewerPlansOfLongTraces) {
                       slow.metrics.iteration = Duration::Milliseconds(1000);
                       return slow;
                     });
-    Simulate({Borrow(trace), device_, Borrow(cost_), Bytes::MiB(1)}, planner);
+    testing::Simulate({Borrow(trace), device_, Borrow(cost_), Bytes::MiB(1)}, planner);
     return plans.load();
   };
   const int of_long = plans_of(10000, "quick");
@@ -271,12 +275,12 @@ TEST_F(JointTest, WhatTakesFarTooLongIsRunNoFurther) {
           }
           return report;
         });
-    Simulate({Borrow(trace), device_, Borrow(cost_), memory}, planner);
+    testing::Simulate({Borrow(trace), device_, Borrow(cost_), memory}, planner);
     return fit.load();
   };
   int fit = 0;
   for (const PolicyRegistry::Entry& entry : registry_.entries()) {
-    if (DecidesByPlan(entry.name) || IsForRecordings(entry.name)) continue;
+    if (!entry.traits.tried_by_default || entry.traits.for_recordings) continue;
     fit += Run(trace, memory, entry.name).fits() ? 1 : 0;
   }
   EXPECT_EQ(others_that_fit(1), fit);
@@ -363,11 +367,11 @@ TEST_P(JointTest, SearchesOnTheAllocatorOfTheRun) {
   Duration own, foreign;
   for (const double percent : {20, 40, 60}) {
     const Bytes memory = Memory(trace, percent);
-    spillway::Setup setup{Borrow(trace), device_, Borrow(cost_), memory};
+    Prepared setup{Borrow(trace), device_, Borrow(cost_), memory};
     const std::string other = PolicyOf(Run(trace, memory, "joint:effort=1000").plan);
-    setup.allocator = "stitched:page=4KiB";
-    own += Simulate(setup, *registry_.Make("joint:effort=1000")).report.metrics.iteration;
-    foreign += Simulate(setup, *registry_.Make(other)).report.metrics.iteration;
+    setup.arena = "stitched:page=4KiB";
+    own += testing::Simulate(setup, *registry_.Make("joint:effort=1000")).report.metrics.iteration;
+    foreign += testing::Simulate(setup, *registry_.Make(other)).report.metrics.iteration;
   }
   EXPECT_LE(own * 1000, foreign * 1005);
 }
@@ -377,7 +381,7 @@ TEST_P(JointTest, SearchesOnTheAllocatorOfTheRun) {
 TEST_F(JointTest, WhatIsGivenUpComesBackEarly) {
   const Trace trace = LowerNetwork(testing::Residual(), {8, "torch", true});
   FactsProbe probe;
-  RunPolicy({Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)}, probe);
+  testing::RunPolicy({Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)}, probe);
   const std::string policy = PolicyOf(FormatPlan(*probe.facts, JointPlan(trace)));
   int fetched = 0, early = 0;
   for (const double percent : {20, 40, 60, 80}) {
@@ -397,7 +401,7 @@ TEST_F(JointTest, WhatIsGivenUpComesBackEarly) {
 TEST_F(JointTest, WhatGivesWayIsDroppedWhereThatCostsLess) {
   const Trace trace = LowerNetwork(testing::Residual(), {8, "torch", true});
   FactsProbe probe;
-  RunPolicy({Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)}, probe);
+  testing::RunPolicy({Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)}, probe);
   JointPlan plan(trace);
   const std::string copying = FormatPlan(*probe.facts, plan);
   plan.drops = true;
@@ -416,7 +420,7 @@ TEST_F(JointTest, WhatGivesWayIsDroppedWhereThatCostsLess) {
 TEST_F(JointTest, WhatLeavesLiesApartIfThePlanSaysSo) {
   const Trace trace = LowerNetwork(testing::Residual(), {8, "torch", true});
   FactsProbe probe;
-  RunPolicy({Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)}, probe);
+  testing::RunPolicy({Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)}, probe);
   JointPlan plan(trace);
   plan.apart = true;
   std::map<TensorId, Hint> high;
@@ -469,7 +473,7 @@ TEST_F(JointTest, WhatARebuildReadsIsNeededForIt) {
     int tried = 0;
   };
   Reader reader;
-  Simulate({Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)}, reader);
+  testing::Simulate({Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)}, reader);
   EXPECT_GT(reader.tried, 2);
 }
 

@@ -4,12 +4,12 @@
 #include <utility>
 #include <vector>
 
-#include "experiments/run/simulate.h"
-#include "policies/builtin.h"
+#include "experiments/run/run.h"
 #include "policies/registry.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/fixtures.h"
 #include "tests/testing/networks.h"
+#include "tests/testing/runs.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
@@ -49,19 +49,16 @@ TEST(RegistryTest, SpecificationsAreParsedStrictly) {
   EXPECT_THAT(UsageErrorOf("vdnn-dyn:algo=memory"), HasSubstr("valid: adopt"));
 }
 
-// `spillway validate` calls Rewrite without a run to measure the kernels of divided traces.
-TEST(RegistryTest, WhatPoliciesMakeOfATraceCanBeAskedWithoutARun) {
+TEST(RegistryTest, OnlyPoliciesThatSaySoDivideOps) {
   const Trace trace = LowerNetwork(BuildNetwork("alexnet"), {1, "torch", false});
-  Device device;
-  device.memory = Bytes::MiB(20);
-  device.alignment = Bytes(512);
+  const Device device = testing::NarrowDevice();
   const RooflineCostModel cost(device);
   const PolicyRegistry registry = Builtin();
   for (const PolicyRegistry::Entry& entry : registry.entries()) {
-    if (IsForRecordings(entry.name)) continue;  // this trace is not recorded
-    const auto rewritten = registry.Make(entry.name)->Rewrite(trace, device, cost);
-    EXPECT_EQ(rewritten && rewritten->ops.size() > trace.ops.size(), entry.name == "mmcnn")
-        << entry.name;
+    if (!entry.traits.tried_by_default || entry.traits.for_recordings) continue;
+    const Outcome outcome = testing::Simulate({Borrow(trace), device, Borrow(cost), Bytes::MiB(20)},
+                                              *registry.Make(entry.name));
+    EXPECT_EQ(outcome.trace->ops.size() > trace.ops.size(), entry.traits.divides_ops) << entry.name;
   }
 }
 
@@ -238,8 +235,8 @@ TEST(MmcnnTest, WhatHasGoneOutsideIsPrefetchedAgain) {
                           .Build();
   const Device device = testing::NarrowDevice();
   const RooflineCostModel cost(device);
-  const Outcome outcome = Simulate({Borrow(trace), device, Borrow(cost), Bytes::MiB(1)},
-                                   *Builtin().Make("inference-vdnn"));
+  const Outcome outcome = testing::Simulate({Borrow(trace), device, Borrow(cost), Bytes::MiB(1)},
+                                            *Builtin().Make("inference-vdnn"));
   std::vector<std::pair<OpId, Verb>> of_w;
   for (const Decision& decision : outcome.report.decisions) {
     if (decision.tensor == TensorId{1}) of_w.emplace_back(decision.op, decision.verb);

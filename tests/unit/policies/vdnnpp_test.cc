@@ -3,12 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "experiments/run/simulate.h"
+#include "experiments/run/memory_budget.h"
+#include "experiments/run/run.h"
 #include "policies/plugin/library.h"
 #include "policies/registry.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/fixtures.h"
 #include "tests/testing/networks.h"
+#include "tests/testing/runs.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
@@ -207,27 +209,26 @@ TEST(VdnnppTest, NeededMemoryIsEnough) {
   const RooflineCostModel cost(device);
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
-  spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited()};
-  const auto make = [&] { return registry.Make("vdnn-all"); };
-  const Bytes peak = Simulate(setup, *make()).report.metrics.peak_allocated;
-  const auto needed = NeededMemory(setup, make);
+  Prepared run{Borrow(trace), device, Borrow(cost), Bytes::Unlimited(), "best-fit", "vdnn-all"};
+  const Bytes peak = spillway::Run(run).report.metrics.peak_allocated;
+  const auto needed = NeededMemory(run);
   ASSERT_TRUE(needed);
   EXPECT_GE(*needed, peak);
-  setup.memory = *needed;
-  EXPECT_TRUE(Simulate(setup, *make()).report.fits());
+  run.memory = *needed;
+  EXPECT_TRUE(spillway::Run(run).report.fits());
   // The needed memory is limited to the memory of the device.
   Device small = device;
   small.memory = *needed - device.alignment;
-  EXPECT_EQ(ParseMemory("vdnn-all", {Borrow(trace), small, Borrow(cost), Bytes::Unlimited()}),
+  EXPECT_EQ(MemoryBudget("vdnn-all").In({Borrow(trace), small, Borrow(cost), Bytes::Unlimited()}),
             small.memory);
   small.memory = *needed + Bytes::MiB(1);
-  EXPECT_EQ(ParseMemory("vdnn-all", {Borrow(trace), small, Borrow(cost), Bytes::Unlimited()}),
+  EXPECT_EQ(MemoryBudget("vdnn-all").In({Borrow(trace), small, Borrow(cost), Bytes::Unlimited()}),
             *needed);
   // Without host memory the inputs cannot be fetched.
   small.host_memory = Bytes(0);
-  spillway::Setup charged{Borrow(trace), small, Borrow(cost), Bytes::Unlimited()};
+  Prepared charged{Borrow(trace), small, Borrow(cost), Bytes::Unlimited(), "best-fit", "vdnn-all"};
   charged.options.charge_input = true;
-  EXPECT_EQ(NeededMemory(charged, make), std::nullopt);
+  EXPECT_EQ(NeededMemory(charged), std::nullopt);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 "use strict";
-// Fills the sections of a report. Data stand in the page as JSON; nothing is loaded.
+// Fills the sections of a report. The page contains all data as JSON; nothing is loaded.
 
 const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#7F5FBF", "#888888"];
 const MEANING = JSON.parse(document.getElementById("columns").textContent);
-const redraws = [];  // what depends on the theme
+const redraws = [];  // functions that redraw the parts that depend on the theme
 
 function element(parent, name, attributes = {}, text = "") {
   const made = document.createElement(name);
@@ -32,9 +32,9 @@ function cell(name, value) {
 
 // ---- tables
 
-const SHOWN = 500;  // rows at once
+const SHOWN = 500;  // rows that are shown at once
 const FIRST = ["workload", "device", "memory_request", "policy", "status", "iteration_ms", "predicted_iteration_ms", "measured_iteration_ms", "error",
-               "slowdown", "peak_allocated_bytes", "offloaded_bytes", "stall_ms"];  // columns, where they are
+               "slowdown", "peak_allocated_bytes", "offloaded_bytes", "stall_ms"];  // columns that are shown if present
 
 function table(parent, rows, title) {
   const names = [...new Set([...FIRST, ...rows.flatMap((row) => Object.keys(row))])]
@@ -94,7 +94,7 @@ function depth(row) {
   return inner ? inner[1].split(",").reduce((sum, part) => sum + Number(part), 0) : null;
 }
 
-// A line of each series over x; `lost` are values of x at which a series is out of memory.
+// Draws a line for each series over x. `lost` holds the values of x at which a series is out of memory.
 function graph(parent, label, xLabel, yLabel, series, options = {}) {
   const plot = element(parent, "div", { class: "plot", role: "img", "aria-label": label });
   const legend = element(parent, "div", { class: "legend", role: "status" });
@@ -109,7 +109,7 @@ function graph(parent, label, xLabel, yLabel, series, options = {}) {
     drawPoints: true, pointSize: 3, strokeWidth: 1.5, highlightCircleSize: 5, includeZero: true, axisLineColor: ink("--faint"),
     gridLineColor: ink("--line"), dateWindow: [xs[0] - span * 0.03, xs[xs.length - 1] + span * 0.03], ...options,
     axes: { x: { axisLabelFormatter: (x) => String(Number(x.toPrecision(4))), valueFormatter: (x) => String(x) } },
-    underlayCallback: (context, area, self) => {  // crosses, a row for each series
+    underlayCallback: (context, area, self) => {  // draws a row of crosses for each series
       let row = 0;
       names.forEach((name, i) => {
         const lost = series.get(name).lost;
@@ -220,9 +220,9 @@ function unpack(text, Type) {
 const KINDS = ["kernel", "kernel, run again", "offload", "prefetch", "fetch", "input"];
 const KIND_COLOURS = ["#0072B2", "#CC79A7", "#D55E00", "#009E73", "#E69F00", "#56B4E9"];
 const STALL_COLOUR = "#C00000";
-const WHOLE = 2 ** 32;  // ticks of an iteration
+const WHOLE = 2 ** 32;  // ticks per iteration
 
-// Each line begins with how much it shares with the one before.
+// Returns the names. The first character of a line encodes how many characters it shares with the previous name.
 function names(text) {
   let before = "";
   return text.split("\n").slice(0, -1).map((line) => (before = before.slice(0, line.charCodeAt(0) - 48) + line.slice(1)));
@@ -239,7 +239,7 @@ class Timeline {
                     awaited: unpack(stalls.awaited, Uint32Array) };
     this.blocks = { start: unpack(blocks.start, Uint32Array), length: unpack(blocks.length, Uint32Array), offset: unpack(blocks.offset, Uint32Array),
                     size: unpack(blocks.size, Uint32Array), name: unpack(blocks.name, Uint32Array), nested: unpack(blocks.nested, Uint8Array) };
-    this.lanes = data.streams.map(() => []);  // events of each stream, in the order of their starts
+    this.lanes = data.streams.map(() => []);  // events of each stream by start time
     for (let i = 0; i < events.count; ++i) this.lanes[this.events.stream[i]].push(i);
     this.lanes = this.lanes.map((lane) => Uint32Array.from(lane).sort((a, b) => this.events.start[a] - this.events.start[b]));
     this.used = data.streams.map((_, s) => s).filter((s) => this.lanes[s].length > 0);
@@ -321,7 +321,7 @@ class Timeline {
 
   milliseconds(ticks) { return (ticks / WHOLE * this.data.iteration_ms).toPrecision(5) + " ms"; }
 
-  // The first of a lane whose end is beyond a time.
+  // Returns the position of the first event in the lane that ends after `time`.
   firstAfter(lane, time) {
     let low = 0, high = lane.length;
     while (low < high) {
@@ -438,7 +438,7 @@ class Timeline {
         context.fillStyle = "#ffffff";
         context.fillText(this.data.names[e.name[i]], Math.max(left, 0) + 3, top + 22, Math.min(long, width) - 6);
       }
-      // What ends within the same pixel is not seen.
+      // Skip events that end within the same pixel.
       k = long >= 1 ? k + 1 : Math.max(k + 1, this.firstAfter(lane, e.start[i] + pixel * 0.5));
     }
   }

@@ -37,7 +37,7 @@ struct Buffer {
 // Runs the op in `Scalar` and returns its outputs. Labels are passed as numbers.
 template <typename Scalar>
 std::vector<Array> Execute(const Op& op, const std::vector<Array>& inputs,
-                           const std::vector<Case::Output>& outputs, size_t skip = 0) {
+                           const std::vector<KernelCase::Output>& outputs, size_t skip = 0) {
   std::vector<Buffer> buffers;
   std::vector<std::span<std::byte>> in, out;
   for (const Array& values : inputs) {
@@ -52,7 +52,7 @@ std::vector<Array> Execute(const Op& op, const std::vector<Array>& inputs,
       }
     }
   }
-  for (const Case::Output& output : outputs) {
+  for (const KernelCase::Output& output : outputs) {
     if (output.input < 0) buffers.emplace_back(output.elements * sizeof(Scalar), skip);
     out.push_back(output.input < 0 ? buffers.back().span : in.at(output.input));
   }
@@ -85,7 +85,7 @@ inline std::vector<Array> AllToDouble(const std::vector<Values>& inputs) {
 }
 
 // Runs the case in double and in float and compares the outputs with `want`.
-inline void Check(const Case& test, const std::vector<Array>& want) {
+inline void Check(const KernelCase& test, const std::vector<Array>& want) {
   const std::vector<Array> inputs = AllToDouble(test.inputs);
   const std::vector<Array> exact = Execute<double>(test.op, inputs, test.outputs);
   const std::vector<Array> rounded = Execute<float>(test.op, inputs, test.outputs);
@@ -117,8 +117,8 @@ inline void CheckGradient(const std::function<double(const Array&)>& loss, const
 // of the op). `others` describes the outputs after the first.
 inline void CheckInputGradient(const Op& forward, const std::vector<Array>& inputs, size_t i,
                                const Array& weights, const Array& gradient,
-                               const std::vector<Case::Output>& others = {}) {
-  std::vector<Case::Output> outputs{{weights.size(), -1}};
+                               const std::vector<KernelCase::Output>& others = {}) {
+  std::vector<KernelCase::Output> outputs{{weights.size(), -1}};
   outputs.insert(outputs.end(), others.begin(), others.end());
   const auto loss = [&](const Array& value) {
     std::vector<Array> moved = inputs;

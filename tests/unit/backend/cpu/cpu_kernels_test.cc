@@ -131,7 +131,7 @@ TEST_F(CpuKernelsTest, Add) {
 }
 
 TEST_F(CpuKernelsTest, Sgd) {
-  Case test;
+  KernelCase test;
   test.op = MakeOp(
       OpType::kSgd, Phase::kUpdate, 1,
       {{"elements", 37 + 8}, {"learning_rate", 0.1}, {"momentum", 0.9}, {"weight_decay", 0.01}});
@@ -195,7 +195,7 @@ class WeightLayerTest : public CpuKernelsTest {
     if (has_bias) reference::AddBias(y, ToDouble(bias), plane);
     const Array dbias = reference::BiasGradient(ToDouble(dy), c.out_channels, plane);
 
-    Case forward;
+    KernelCase forward;
     forward.op = MakeOp(layer.type, Phase::kForward, c.batch, layer.attributes);
     forward.inputs = {x, weight};
     if (has_bias) forward.inputs.push_back(bias);
@@ -483,7 +483,7 @@ TEST_F(CpuKernelsTest, TheSameBitsWhereverOperandsLie) {
     const Op forward = MakeOp(type, Phase::kForward, shape.batch, attributes);
     const Op backward =
         MakeOp(type, Phase::kBackward, shape.batch, With(attributes, {true, false, false}));
-    const std::vector<Case::Output> gradients{{in, -1}, {weights, -1}, {channels, -1}};
+    const std::vector<KernelCase::Output> gradients{{in, -1}, {weights, -1}, {channels, -1}};
     const auto y = Execute<float>(forward, {x, weight, bias}, {{out, -1}});
     const auto d = Execute<float>(backward, {x, weight, dy}, gradients);
     for (const size_t skip : {1, 2, 3, 7, 64}) {

@@ -46,8 +46,8 @@ TEST_F(BatchNormTest, GradientsAreThoseOfForward) {
     if (shape.batch * shape.height * shape.width == 1) continue;
     const BatchNormOperands v = RandomOperands(shape);
     const size_t channels = shape.channels;
-    const Case forward = BatchNormTraining(shape, v).test;
-    const Case backward = BatchNormBackward(shape, kModes[0], v).test;
+    const KernelCase forward = BatchNormTraining(shape, v).test;
+    const KernelCase backward = BatchNormBackward(shape, kModes[0], v).test;
     std::vector<Array> inputs = AllToDouble(forward.inputs);
     const std::vector<Array> outputs = Execute<double>(forward.op, inputs, forward.outputs);
     std::vector<Array> operands = AllToDouble(backward.inputs);
@@ -98,7 +98,7 @@ TEST_F(BatchNormTest, Drawn) {
 TEST_F(BatchNormTest, RunningForwardAgainChangesNothing) {
   const BatchNormShape shape{4, 37, 9, 1};
   const BatchNormOperands v = RandomOperands(shape);
-  const Case forward = BatchNormTraining(shape, v).test;
+  const KernelCase forward = BatchNormTraining(shape, v).test;
   const std::vector<Array> inputs = AllToDouble(forward.inputs);
   const std::vector<Array> first = Execute<float>(forward.op, inputs, forward.outputs);
   for (const size_t skip : {1, 3}) {
@@ -109,7 +109,7 @@ TEST_F(BatchNormTest, RunningForwardAgainChangesNothing) {
 TEST_F(BatchNormTest, BadOperandsAreNamed) {
   const BatchNormShape shape{2, 3, 4, 5};
   const BatchNormOperands v = RandomOperands(shape);
-  Case test = BatchNormTraining(shape, v).test;
+  KernelCase test = BatchNormTraining(shape, v).test;
   const auto run = [&] { return Execute<float>(test.op, AllToDouble(test.inputs), test.outputs); };
   test.outputs.pop_back();
   EXPECT_THROW(run(), InputError);

@@ -9,8 +9,9 @@
 #include <string>
 
 #include "experiments/run/remedy.h"
-#include "experiments/run/simulate.h"
+#include "experiments/run/run.h"
 #include "tests/testing/fixtures.h"
+#include "tests/testing/runs.h"
 
 namespace spillway {
 namespace {
@@ -47,12 +48,12 @@ struct Explained {
 Explained Explain(const Trace& trace, bool drops, Bytes memory, size_t limit = 10) {
   const FixedCost cost;
   const testing::RunSettings settings;
-  const Setup setup{Borrow(trace), settings.device, Borrow(cost), memory};
-  const auto make = [&] { return std::make_unique<LeavingPolicy>(drops); };
-  Explained explained{Simulate(setup, *make()).report, {}};
+  const PolicyChoice policy("leaving", [=] { return std::make_unique<LeavingPolicy>(drops); });
+  const Prepared run{Borrow(trace), settings.device, Borrow(cost), memory, "best-fit", policy};
+  Explained explained{Run(run.Prediction()).report, {}};
   explained.absences = ExplainAbsences(
       trace, explained.report,
-      [&](const StallRemedy& remedy) { return SimulateRemedy(setup, make, remedy); }, limit);
+      [&](const StallRemedy& remedy) { return SimulateRemedy({}, run, remedy); }, limit);
   return explained;
 }
 

@@ -10,11 +10,12 @@
 
 #include "experiments/output/chrome_trace.h"
 #include "experiments/output/memory_timeline.h"
-#include "experiments/run/simulate.h"
+#include "experiments/run/run.h"
 #include "policies/registry.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/fixtures.h"
 #include "tests/testing/networks.h"
+#include "tests/testing/runs.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
@@ -65,12 +66,12 @@ struct Explained {
 
 Explained Explain(const Trace& trace, const CostModel& cost, const PolicyMaker& make,
                   const RunSettings& settings = {}, size_t limit = 10) {
-  const Setup setup{Borrow(trace),   settings.device, Borrow(cost),
-                    settings.memory, "best-fit",      settings.options};
-  Explained explained{Simulate(setup, *make()).report, {}};
+  const Prepared run{Borrow(trace), settings.device, Borrow(cost),    settings.memory,
+                     "best-fit",    {"mine", make},  settings.options};
+  Explained explained{Run(run.Prediction()).report, {}};
   explained.stalls = ExplainStalls(
       trace, explained.report,
-      [&](const StallRemedy& remedy) { return SimulateRemedy(setup, make, remedy); }, limit);
+      [&](const StallRemedy& remedy) { return SimulateRemedy({}, run, remedy); }, limit);
   return explained;
 }
 
@@ -299,8 +300,8 @@ class EveryReportTest : public ::testing::TestWithParam<Case> {
                              : Bytes(static_cast<int64_t>(bound * GetParam().memory));
     PolicyRegistry registry;
     RegisterBuiltinPolicies(registry);
-    report_ = Simulate({Borrow(trace_), device_, Borrow(cost_), memory},
-                       *registry.Make(GetParam().policy))
+    report_ = testing::Simulate({Borrow(trace_), device_, Borrow(cost_), memory},
+                                *registry.Make(GetParam().policy))
                   .report;
   }
 

@@ -51,19 +51,24 @@ TEST(PaperTableTest, APatternNamesItsRowsAndRecognisesOthers) {
   printed.workload = {"alexnet-227", 200};
   printed.number = 3;
   printed.layer = "conv1";
-  const PaperTable table{"Tab9",
-                         kNames,
-                         {printed},
-                         {{"Tab9 {workload} {number}GB {layer}.f", "MB", compute, false, "",
-                           [](const PaperRow& row) { return row.number < 10; }},
-                          {"Tab9 {workload} B={batch} all", "MB", compute},
-                          {"Tab9 all", "MB", compute}}};
+  printed.step = 4;
+  const auto shared = std::make_shared<const PaperTable>(
+      PaperTable{"Tab9",
+                 kNames,
+                 {printed},
+                 {{"Tab9 {workload} {number}GB {layer}.f", "MB", compute, false, "",
+                   [](const PaperRow& row) { return row.number < 10; }},
+                  {"Tab9 {workload} B={batch} all", "MB", compute},
+                  {"Tab9 all", "MB", compute},
+                  {"Tab9 step {step}", "MB", compute}}});
+  const PaperTable& table = *shared;
   const auto name = [&](size_t column) {
-    return ItemName(table, table.columns[column], table.rows[0]);
+    return PaperKey{"paper", shared, &table.columns[column], table.rows[0]}.Format();
   };
   EXPECT_EQ(name(0), "Tab9 AlexNet 3GB conv1.f");
   EXPECT_EQ(name(1), "Tab9 AlexNet B=200 all");
   EXPECT_EQ(name(2), "Tab9 all");
+  EXPECT_EQ(name(3), "Tab9 step 4");
   const auto other = RowOf(table, table.columns[0], "Tab9 Inception v4(8) 2.5GB conv1.a.f");
   ASSERT_TRUE(other);
   EXPECT_EQ(other->workload.Name(), "inception-v4:8");
@@ -71,11 +76,12 @@ TEST(PaperTableTest, APatternNamesItsRowsAndRecognisesOthers) {
   EXPECT_EQ(other->layer, "conv1.a");
   EXPECT_EQ(RowOf(table, table.columns[1], "Tab9 AlexNet B=7 all")->workload.batch, 7);
   EXPECT_EQ(RowOf(table, table.columns[2], "Tab9 all")->layer, "conv1");
+  EXPECT_EQ(RowOf(table, table.columns[3], "Tab9 step 46")->step, 46);
   for (const char* item :
        {"Tab9 AlexNet 3GB conv1.b", "Tab9 AlexNet 10GB conv1.f", "Tab9 AlexNet xGB conv1.f",
         "Tab9 AlexNet 3GB .f", "Tab9 LexNet 3GB conv1.f", "Tab9 AlexNet 3GB conv 1.f",
         "Tab9 AlexNet B=0 all", "Tab9 AlexNet B=99999 all", "Tab9 AlexNet B=1.5 all",
-        "Tab9 AlexNet B=7 alls", "Tab9 ", ""}) {
+        "Tab9 AlexNet B=7 alls", "Tab9 step 0", "Tab9 step 1.5", "Tab9 step x", "Tab9 ", ""}) {
     for (const PaperColumn& column : table.columns) {
       EXPECT_FALSE(RowOf(table, column, item)) << column.pattern << ": " << item;
     }
@@ -85,23 +91,25 @@ TEST(PaperTableTest, APatternNamesItsRowsAndRecognisesOthers) {
 // Selecting an item by its name finds its table, its cell and its printed value.
 TEST(PapersTest, ItemsHaveNamesOfTheirOwn) {
   for (const Paper& paper : Papers()) {
-    if (paper.tables == nullptr) continue;
     std::set<std::string> names;
-    for (const PaperTable& table : paper.tables(testing::Printed())) {
-      for (PaperRow row : table.rows) {
-        row.machine.device = table.device;
-        for (const PaperColumn& column : table.columns) {
-          const std::string name = ItemName(table, column, row);
+    for (const PaperTable& made : paper.tables(testing::Printed())) {
+      const auto table = std::make_shared<const PaperTable>(made);
+      for (PaperRow row : table->rows) {
+        row.machine.device = table->device;
+        for (const PaperColumn& column : table->columns) {
+          const std::string name = PaperKey{paper.name, table, &column, row}.Format();
           EXPECT_TRUE(names.insert(name).second) << name;
-          const auto found = RowOf(table, column, name);
+          const auto found = RowOf(*table, column, name);
           ASSERT_TRUE(found) << name;
-          EXPECT_EQ(found->workload.Name(), row.workload.Name()) << name;
+          if (column.pattern.find("{workload}") != std::string::npos) {
+            EXPECT_EQ(found->workload.Name(), row.workload.Name()) << name;
+          }
           EXPECT_EQ(testing::Select(name).size(), 1u) << name;
         }
       }
     }
     for (const PaperItem& item : testing::Select(std::string(paper.name))) {
-      EXPECT_TRUE(item.compute) << item.value.item;
+      EXPECT_TRUE(item.key) << item.value.item;
     }
   }
 }
@@ -131,9 +139,9 @@ TEST(PapersTest, ItemsCanBeOfAnotherMachine) {
     return SelectItems(testing::Printed(), request, h200);
   };
   for (const PaperItem& item : select("all")) {
-    EXPECT_EQ(item.machine.device, "h200") << item.value.item;
-    EXPECT_EQ(item.value.printed, "") << item.value.item;
-    EXPECT_TRUE(item.elsewhere) << item.value.item;
+    EXPECT_EQ(item.key->row.machine.device, "h200") << item.value.item;
+    EXPECT_FALSE(item.value.printed) << item.value.item;
+    EXPECT_FALSE(item.key->OnPapersGpu()) << item.value.item;
   }
   EXPECT_EQ(testing::Select("ucudnn-Fig10").size(), 3u * (2 + 2 + 1));
   EXPECT_EQ(select("ucudnn-Fig10").size(), 3u * (2 + 1));
@@ -141,7 +149,7 @@ TEST(PapersTest, ItemsCanBeOfAnotherMachine) {
   EXPECT_THROW(select("vdnn-Fig99"), UsageError);
   const std::string item = "Fig14 VGG-16(64) conv(m) performance";
   const double titan = testing::ReproduceOne(item).ours.value();
-  EXPECT_EQ(testing::Select(item).at(0).machine.device, "titan_x_maxwell");
+  EXPECT_EQ(testing::Select(item).at(0).key->row.machine.device, "titan_x_maxwell");
   EXPECT_NE(Reproduce(select(item).at(0)).ours.value(), titan);
 }
 

@@ -11,8 +11,8 @@
 #include <set>
 #include <string>
 
-#include "experiments/run/resolve.h"
-#include "experiments/run/simulate.h"
+#include "experiments/run/prepare.h"
+#include "experiments/run/run.h"
 #include "policies/registry.h"
 #include "sim/compression/zero_value.h"
 #include "sim/core/check.h"
@@ -20,6 +20,7 @@
 #include "sim/engine/sim_backend.h"
 #include "tests/testing/fixtures.h"
 #include "tests/testing/networks.h"
+#include "tests/testing/runs.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
@@ -121,12 +122,11 @@ class CompressedRuns : public ::testing::Test {
   std::unique_ptr<Policy> Make() const { return registry_.Make(policy_); }
 
   Outcome Run(const std::string& compression) const {
-    spillway::Setup setup{Borrow(trace_), device_, Borrow(cost_), Bytes::GiB(1)};
-    if (!compression.empty()) {
-      setup.compression =
-          std::make_shared<const CompressionPlan>(ParseCompression(compression, device_));
-    }
-    return Simulate(ResolveCompression(setup, [&] { return Make(); }), *Make());
+    Case asked;
+    if (!compression.empty()) asked.compress = ParseCompression(compression);
+    const PolicyChoice policy(policy_, [this] { return Make(); });
+    return spillway::Run(
+        Decide(asked, {Borrow(trace_), device_, Borrow(cost_), Bytes::GiB(1), "best-fit", policy}));
   }
 
   std::string policy_ = "vdnn-all";
@@ -242,7 +242,7 @@ std::string MessageOf(const Action& action) {
 TEST(CompressionSpecification, RefusesWhatItDoesNotKnow) {
   const Device device = testing::RoundDevice();
   const auto message = [&](const char* text) {
-    return MessageOf<UsageError>([&] { ParseCompression(text, device); });
+    return MessageOf<UsageError>([&] { ParseCompression(text); });
   };
   EXPECT_THAT(message("hiden"), HasSubstr("did you mean 'hidden'"));
   EXPECT_THAT(message("all:density=1.5"), HasSubstr("density='1.5'"));
@@ -252,9 +252,10 @@ TEST(CompressionSpecification, RefusesWhatItDoesNotKnow) {
   EXPECT_THAT(message("all:threads=0"), HasSubstr("threads='0'"));
   EXPECT_THAT(message("all:piece=1B"), HasSubstr("piece"));
   EXPECT_THAT(message("all:colour=red"), HasSubstr("colour"));
-  EXPECT_THROW(ParseCompression("all:density=/nowhere.csv", device), InputError);
-  EXPECT_EQ(ParseCompression("all:threads=3", device).machine.compress.bytes_per_second,
-            3 * device.codec.compress.bytes_per_second);
+  EXPECT_THROW(CompressionPlan(ParseCompression("all:density=/nowhere.csv"), device), InputError);
+  EXPECT_EQ(
+      CompressionPlan(ParseCompression("all:threads=3"), device).machine.compress.bytes_per_second,
+      3 * device.codec.compress.bytes_per_second);
 }
 
 TEST(CompressionDensities, AreReadAndWritten) {

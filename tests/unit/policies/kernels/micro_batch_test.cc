@@ -14,13 +14,15 @@
 #include <random>
 #include <vector>
 
-#include "experiments/run/assembler.h"
 #include "experiments/run/catalogue.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/run.h"
 #include "policies/kernels/workspace_division.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/fixtures.h"
+#include "tests/testing/runs.h"
 #include "traces/base/error.h"
 #include "traces/zoo/zoo.h"
 
@@ -240,7 +242,7 @@ TEST(WorkspaceDivisionTest, BothProgramsAgreeOnRandomFronts) {
 class RealFronts {
  public:
   RealFronts(const std::string& workload, MicroBatches batches)
-      : trace_(LoadWorkload(workload, {"superneurons", true})),
+      : trace_(LoadTrace({workload, "superneurons", true})),
         cost_(LoadDevice("p100")),
         divisions_(batches) {
     fronts = FrontsOf(trace_, cost_, divisions_).fronts;
@@ -302,14 +304,15 @@ TEST(UcudnnTest, TimesAreMonotone) {
 
 // Workspaces are segments that persist, and each op runs in its own segment.
 TEST(UcudnnTest, DivisionReservesASegmentForEachOp) {
-  const Trace trace = LoadWorkload("alexnet:64", {"torch", true});
+  const Trace trace = LoadTrace({"alexnet:64", "torch", true});
   const Device device = LoadDevice("p100");
   const RooflineCostModel cost(device);
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
-  const spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(4)};
-  const Report reuse = Simulate(setup, *registry.Make("ucudnn:workspace=64MiB")).report;
-  const Report division = Simulate(setup, *registry.Make("ucudnn:mode=wd,workspace=64MiB")).report;
+  const Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(4)};
+  const Report reuse = testing::Simulate(setup, *registry.Make("ucudnn:workspace=64MiB")).report;
+  const Report division =
+      testing::Simulate(setup, *registry.Make("ucudnn:mode=wd,workspace=64MiB")).report;
   ASSERT_TRUE(reuse.fits() && division.fits());
   EXPECT_LE(reuse.metrics.compute, division.metrics.compute);
   Bytes reserved;
@@ -325,7 +328,7 @@ TEST(UcudnnTest, DivisionReservesASegmentForEachOp) {
 
 // Policies pass their choice of kernels through the division into micro-batches.
 TEST(UcudnnTest, PoliciesDivideWhereTheirWorkspaceIsShort) {
-  const Trace trace = LoadWorkload("alexnet:256", {"torch", true});
+  const Trace trace = LoadTrace({"alexnet:256", "torch", true});
   const Device device = LoadDevice("p100");
   const RooflineCostModel cost(device);
   PolicyRegistry registry;
@@ -341,8 +344,8 @@ TEST(UcudnnTest, PoliciesDivideWhereTheirWorkspaceIsShort) {
         {"torch:workspace=64MiB,micro=powerOfTwo", ample},
         {"mxnet:workspace=64MiB,micro=powerOfTwo", ample},
         {"tensorflow:workspace=64MiB,micro=powerOfTwo", ample}}) {
-    const spillway::Setup setup{Borrow(trace), device, Borrow(cost), memory};
-    const Report report = Simulate(setup, *registry.Make(policy)).report;
+    const Prepared setup{Borrow(trace), device, Borrow(cost), memory};
+    const Report report = testing::Simulate(setup, *registry.Make(policy)).report;
     ASSERT_TRUE(report.fits()) << policy;
     const bool divided = std::ranges::any_of(report.decisions, [&](const Decision& decision) {
       return decision.verb == Verb::kRun && decision.run.batch < trace.op(decision.op).batch;
@@ -353,17 +356,17 @@ TEST(UcudnnTest, PoliciesDivideWhereTheirWorkspaceIsShort) {
 }
 
 TEST(UcudnnTest, ALimitBelowTheLeastIsAUsageError) {
-  const Trace trace = LoadWorkload("alexnet:64", {"torch", true});
+  const Trace trace = LoadTrace({"alexnet:64", "torch", true});
   const Device device = LoadDevice("p100");
   BatchCost cost;
   cost.Set(64, {{"k", Ns(10), Bytes::MiB(3), true}});
   cost.Set(BatchCost::kOther, {{"default", Ns(10), Bytes(0), true}});
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
-  const spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(4)};
+  const Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(4)};
   for (const char* policy : {"ucudnn:workspace=1MiB", "ucudnn:mode=wd,workspace=40MiB"}) {
     try {
-      Simulate(setup, *registry.Make(policy));
+      testing::Simulate(setup, *registry.Make(policy));
       ADD_FAILURE() << policy;
     } catch (const UsageError& error) {
       EXPECT_THAT(error.what(), HasSubstr("MiB"));

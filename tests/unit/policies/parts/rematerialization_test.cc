@@ -11,11 +11,13 @@
 #include <thread>
 #include <vector>
 
-#include "experiments/run/simulate.h"
+#include "experiments/run/memory_budget.h"
+#include "experiments/run/run.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/networks.h"
+#include "tests/testing/runs.h"
 #include "traces/lowering/lowering.h"
 
 namespace spillway {
@@ -171,16 +173,17 @@ TEST(RematerializationTest, JointWithoutCopiesIsAsGoodOnSmallNetworks) {
   int fitted = 0, rebuilt = 0;
   for (const auto network : {testing::Chain, testing::Residual, testing::Dense}) {
     const Trace trace = LowerNetwork(network(), {8, "torch", true});
-    spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited()};
-    const Bytes peak = SimulateIdeal(setup).metrics.peak_reserved;
+    Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited()};
+    const Bytes peak = spillway::Run(Ideal(setup)).report.metrics.peak_reserved;
     for (const double percent : {20, 40, 60, 80, 100}) {
       setup.memory = MemoryAt(percent, LayerBound(trace, device.alignment), peak, device.alignment);
-      const Report optimal = Simulate(setup, *registry.Make("checkmate")).report;
+      const Report optimal = testing::Simulate(setup, *registry.Make("checkmate")).report;
       if (!optimal.fits()) continue;
       EXPECT_TRUE(Check(trace, optimal).empty()) << trace.name << " " << percent;
       EXPECT_EQ(optimal.metrics.offloaded, Bytes(0));
       const Report joint =
-          Simulate(setup, *registry.Make("joint:effort=300,offload=false,kernels=false")).report;
+          testing::Simulate(setup, *registry.Make("joint:effort=300,offload=false,kernels=false"))
+              .report;
       ASSERT_TRUE(joint.fits());
       EXPECT_LE(joint.metrics.iteration * 100, optimal.metrics.iteration * 101)
           << trace.name << " " << percent;

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "experiments/run/simulate.h"
-#include "policies/builtin.h"
+#include "experiments/run/memory_budget.h"
+#include "experiments/run/run.h"
 #include "policies/plan/bound.h"
 #include "policies/plan/facts.h"
 #include "policies/plan/plan.h"
@@ -21,6 +21,7 @@
 #include "sim/cost/roofline.h"
 #include "tests/testing/fixtures.h"
 #include "tests/testing/networks.h"
+#include "tests/testing/runs.h"
 #include "traces/lowering/lowering.h"
 
 namespace spillway {
@@ -36,17 +37,17 @@ TEST(JointBoundTest, NoPolicyIsFaster) {
                              testing::Normalized, testing::Dense}) {
     for (const bool training : {true, false}) {
       const Trace trace = LowerNetwork(network(), {8, "torch", training});
-      spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited()};
-      const Report in_core = SimulateIdeal(setup);
+      Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited()};
+      const Report in_core = spillway::Run(Ideal(setup)).report;
       for (const double percent : {0, 10, 30, 60, 100}) {
         setup.memory = MemoryAt(percent, LayerBound(trace, device.alignment),
                                 in_core.metrics.peak_reserved, device.alignment);
         const Duration bound = JointBound(trace, cost, setup.memory);
         for (const PolicyRegistry::Entry& entry : registry.entries()) {
-          if (entry.name == "plan" || IsForRecordings(entry.name)) continue;
-          const bool searches = DecidesByPlan(entry.name);
+          if (entry.name == "plan" || entry.traits.for_recordings) continue;
+          const bool searches = !entry.traits.tried_by_default;
           const Outcome run =
-              Simulate(setup, *registry.Make(searches ? "joint:effort=300" : entry.name));
+              testing::Simulate(setup, *registry.Make(searches ? "joint:effort=300" : entry.name));
           if (!run.report.fits() || !JointBoundHolds(trace, device.alignment, run.report)) continue;
           EXPECT_GE(run.report.metrics.iteration, bound)
               << entry.name << " on " << trace.name << " at " << percent << " %";
@@ -65,8 +66,9 @@ TEST(JointBoundTest, HoldsOnlyOfWhatItAssumes) {
   RegisterBuiltinPolicies(registry);
   const Trace trace = LowerNetwork(testing::Chain(), {8, "torch", true});
   const auto holds = [&](const std::string& policy) {
-    const spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::MiB(8)};
-    return JointBoundHolds(trace, device.alignment, Simulate(setup, *registry.Make(policy)).report);
+    const Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::MiB(8)};
+    return JointBoundHolds(trace, device.alignment,
+                           testing::Simulate(setup, *registry.Make(policy)).report);
   };
   EXPECT_TRUE(holds("vdnnpp:offload=all"));
   EXPECT_FALSE(holds("vdnnpp:offload=all,parameters=outside"));
@@ -84,8 +86,8 @@ TEST(JointBoundTest, HoldsOnlyOfWhatItAssumes) {
     }
   };
   Halving halving;
-  const spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::MiB(64)};
-  EXPECT_FALSE(JointBoundHolds(trace, device.alignment, Simulate(setup, halving).report));
+  const Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::MiB(64)};
+  EXPECT_FALSE(JointBoundHolds(trace, device.alignment, testing::Simulate(setup, halving).report));
 }
 
 // A chain of forward ops f1, f2, ... and the backward ops of their outputs, with random sizes and

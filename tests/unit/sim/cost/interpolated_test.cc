@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "experiments/run/catalogue.h"
-#include "experiments/run/simulate.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/memory_budget.h"
+#include "experiments/run/run.h"
 #include "sim/cost/table_cost.h"
 #include "traces/base/error.h"
 
@@ -85,14 +87,13 @@ TEST(InterpolatedTest, ABatchLeftOutIsPredictedFromThoseAround) {
       return BatchTable{recorded,
                         ReadCostTable(*FindDataFile(RecordedTablePath("h200", network, recorded)))};
     };
-    spillway::Setup setup;
+    Prepared setup;
     setup.device = device;
     setup.memory = Bytes::Unlimited();
-    setup.trace =
-        std::make_shared<const Trace>(LoadWorkload(fmt::format("{}:{}", network, batch), {}));
+    setup.trace = std::make_shared<const Trace>(LoadTrace({fmt::format("{}:{}", network, batch)}));
     const auto iteration = [&](std::shared_ptr<const CostModel> cost) {
       setup.cost = std::move(cost);
-      return SimulateIdeal(setup).metrics.iteration.milliseconds();
+      return spillway::Run(Ideal(setup)).report.metrics.iteration.milliseconds();
     };
     const double exact = iteration(std::make_shared<TableCostModel>(read(batch).table, device));
     const double predicted = iteration(std::make_shared<InterpolatedCostModel>(
@@ -110,7 +111,7 @@ TEST(InterpolatedTest, ABatchLeftOutIsPredictedFromThoseAround) {
 TEST(InterpolatedTest, AutoInterpolatesWhereThereAreBatchesAroundAndSaysSo) {
   const Device device = LoadDevice("h200");
   const auto provenance = [&](const std::string& workload) {
-    return LoadCost("auto", LoadWorkload(workload, {}), device)->Provenance();
+    return LoadCost("auto", LoadTrace({workload}), device).model->Provenance();
   };
   EXPECT_EQ(provenance("vgg16:128").rfind("recorded on NVIDIA H200", 0), 0U);
   EXPECT_THAT(provenance("vgg16:96"),
@@ -123,9 +124,9 @@ TEST(InterpolatedTest, AutoInterpolatesWhereThereAreBatchesAroundAndSaysSo) {
 TEST(InterpolatedTest, AutoTakesATableThatCoversTheTraceAndTheRooflineForSlices) {
   const Device device = LoadDevice("h200");
   const auto provenance = [&](const std::string& workload, bool training) {
-    const Trace trace = LoadWorkload(workload, {.training = training});
+    const Trace trace = LoadTrace({.workload = workload, .training = training});
     EXPECT_EQ(FindRecordedTable(trace, device).has_value(), !training || workload != "resnet50:1");
-    return LoadCost("auto", trace, device)->Provenance();
+    return LoadCost("auto", trace, device).model->Provenance();
   };
   EXPECT_THAT(provenance("resnet50:1", false), HasSubstr(", and the roofline for other slices"));
   // The table has no backward ops.

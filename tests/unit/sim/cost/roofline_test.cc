@@ -8,6 +8,7 @@
 
 #include "experiments/evidence/roofline/errors.h"
 #include "experiments/run/catalogue.h"
+#include "experiments/run/inputs.h"
 #include "sim/cost/kernel_time.h"
 #include "tests/testing/files.h"
 #include "tests/testing/fixtures.h"
@@ -254,8 +255,8 @@ TEST(RooflineTest, IsCloseToTheRecordedTables) {
     }
   }
   for (const std::string& workload : workloads) {
-    const Trace trace = LoadWorkload(workload, {"torch", true});
-    const Duration recorded = FastestIteration(trace, *LoadCost("auto", trace, device));
+    const Trace trace = LoadTrace({workload, "torch", true});
+    const Duration recorded = FastestIteration(trace, *LoadCost("auto", trace, device).model);
     EXPECT_NEAR(FastestIteration(trace, model).seconds() / recorded.seconds(), 1, 0.2) << workload;
   }
 }

@@ -6,9 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "experiments/run/simulate.h"
+#include "experiments/run/run.h"
 #include "sim/engine/sim_backend.h"
 #include "tests/testing/fixtures.h"
+#include "tests/testing/runs.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -319,8 +320,8 @@ TEST(SimBackendTest, TheRuntimeSaysWhatKindOfOpItLaunches) {
   const auto iteration = [&](const char* allocator) {
     class Plain final : public Policy {
     } policy;
-    const spillway::Setup setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(1), allocator};
-    return Simulate(setup, policy).report.metrics.iteration;
+    const Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(1), allocator};
+    return testing::Simulate(setup, policy).report.metrics.iteration;
   };
   EXPECT_EQ(iteration("best-fit"), Duration::Nanoseconds(1 + 10 + 10));
   EXPECT_EQ(iteration("native"), Duration::Nanoseconds(1 + 10 + 700 + 10));

@@ -568,15 +568,6 @@ TEST(RuntimeTest, NoCopyStartsWhileInputsArrive) {
   EXPECT_EQ(calls, 1);
 }
 
-TEST(RuntimeTest, WhatIfPredictsAnotherPolicy) {
-  ScriptedPolicy policy;
-  policy.plan = [](PolicyContext& context, const std::string&) {
-    ScriptedPolicy other;
-    EXPECT_EQ(context.WhatIf(other).metrics.iteration, Duration::Nanoseconds(60));
-  };
-  RunSim(ChainTrace(), FixedCost(), policy);
-}
-
 TEST(RuntimeTest, ParametersStayAndTravel) {
   const Trace trace = TraceBuilder()
                           .Tensor("x", TensorKind::kInput, 10)

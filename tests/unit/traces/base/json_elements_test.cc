@@ -146,7 +146,8 @@ TEST(JsonElementsTest, TextIsPadded) {
   JsonElements elements(stream, "nodes", "id");
   const auto text = elements.Next();
   ASSERT_TRUE(text);
-  EXPECT_GE(text->padding(), simdjson::SIMDJSON_PADDING);
+  const volatile char last = text->data()[text->size() + JsonElements::kPadding - 1];
+  static_cast<void>(last);  // AddressSanitizer sees a read outside of the text's memory
 }
 
 TEST(JsonElementsTest, RefusesWhatHasNoSuchArray) {

@@ -177,8 +177,7 @@ TEST(ZooTest, EveryNetworkLowersUnderEveryPreset) {
         const auto forks =
             std::count_if(trace.layers.begin(), trace.layers.end(),
                           [](const Layer& layer) { return layer.type == OpType::kFork; });
-        EXPECT_EQ(trace.layers.size() - static_cast<size_t>(forks),
-                  boost::num_vertices(network.graph()));
+        EXPECT_EQ(trace.layers.size() - static_cast<size_t>(forks), network.size());
         EXPECT_TRUE(forks == 0 || preset.forks != Forks::kShare);
       }
     }
@@ -248,7 +247,7 @@ TEST(ZooTest, SizesAreThoseThatSuperNeuronsPrints) {
 TEST(ZooTest, ConstructedNetworkIsAsInItsTable) {
   const Network network = BuildNetwork("constructed(5)");
   std::vector<Shape> shapes;
-  for (LayerNode node = 1; node < boost::num_vertices(network.graph()); ++node) {
+  for (LayerNode node = 1; node < network.size(); ++node) {
     if (network.layer(node).type != OpType::kRelu) shapes.push_back(network.layer(node).output);
   }
   std::vector<Shape> expected(11, Shape{64, 224, 224});
@@ -260,7 +259,7 @@ TEST(ZooTest, ConstructedNetworkIsAsInItsTable) {
 TEST(ZooTest, PlainAlexNetHasTheMapsOfItsPaper) {
   const Network network = BuildNetwork("alexnet-plain");
   std::vector<int64_t> extents;
-  for (LayerNode node = 1; node < boost::num_vertices(network.graph()); ++node) {
+  for (LayerNode node = 1; node < network.size(); ++node) {
     const LayerSpec& layer = network.layer(node);
     if (layer.type == OpType::kConv2d || layer.type == OpType::kMaxPool2d) {
       extents.push_back(layer.output.height);
@@ -307,7 +306,7 @@ TEST(ZooTest, InceptionHasTheLayersThatSuperNeuronsCounts) {
 TEST(ZooTest, InceptionModulesHaveTheirPublishedSizes) {
   const Network network = BuildNetwork("inception-v4");
   std::map<std::string, Shape> shapes;
-  for (LayerNode node = 0; node < boost::num_vertices(network.graph()); ++node) {
+  for (LayerNode node = 0; node < network.size(); ++node) {
     shapes[network.layer(node).name] = network.layer(node).output;
   }
   EXPECT_EQ(shapes["stem.concat3"], (Shape{384, 35, 35}));
@@ -325,7 +324,7 @@ TEST(ZooTest, DenseNetsAreAsDeepAndWideAsTheirNames) {
   const auto depth_and_width = [](const char* name) {
     const Network network = BuildNetwork(name);
     std::pair<int64_t, int64_t> result{1, 0};  // the linear layer counts
-    for (LayerNode node = 0; node < boost::num_vertices(network.graph()); ++node) {
+    for (LayerNode node = 0; node < network.size(); ++node) {
       const LayerSpec& layer = network.layer(node);
       if (layer.type == OpType::kConv2d) ++result.first;
       if (layer.name == "norm") result.second = layer.output.channels;
@@ -346,7 +345,7 @@ TEST(ZooTest, ResNetsHalveEvenlyAtEitherSize) {
   for (const char* name : {"resnet18", "resnet18@227", "resnet50", "resnet50@227"}) {
     const Network network = BuildNetwork(name);
     std::set<int64_t> extents;
-    for (LayerNode node = 1; node < boost::num_vertices(network.graph()); ++node) {
+    for (LayerNode node = 1; node < network.size(); ++node) {
       if (network.layer(node).type == OpType::kAdd) {
         extents.insert(network.layer(node).output.height);
       }

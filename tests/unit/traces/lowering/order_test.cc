@@ -78,7 +78,7 @@ TEST(OrderTest, InputsComeFirstInEveryNetwork) {
   for (const std::string& name : names) {
     const Network network = BuildNetwork(name);
     for (const Order order : {Order::kConstruction, Order::kDepthFirst}) {
-      std::vector<size_t> position(boost::num_vertices(network.graph()));
+      std::vector<size_t> position(network.size());
       const std::vector<LayerNode> nodes = ExecutionOrder(network, order);
       ASSERT_EQ(nodes.size(), position.size());
       for (size_t i = 0; i < nodes.size(); ++i) position[nodes[i]] = i;
@@ -98,7 +98,7 @@ TEST(OrderTest, ReorderingKeepsTheNetwork) {
   const Network reordered = network.InOrder(ExecutionOrder(network, Order::kDepthFirst));
   const auto describe = [](const Network& net) {
     std::vector<std::string> lines;
-    for (LayerNode node = 0; node < boost::num_vertices(net.graph()); ++node) {
+    for (LayerNode node = 0; node < net.size(); ++node) {
       std::string line = net.layer(node).name;
       for (const LayerNode input : net.Inputs(node)) line += " " + net.layer(input).name;
       lines.push_back(line);

@@ -109,24 +109,23 @@ TEST(WorkloadFamilyTest, VariesTheNumberThatHasAName) {
 
 // Checks properties of the limits of two policies on a small device that hold for any numbers.
 TEST(LimitTest, OfPolicies) {
-  LimitSetup setup{WorkloadFamily::OfBatches("densenet(1,1,k=2)@16")};
-  setup.run.device = testing::NarrowDevice();
-  setup.run.memory = Bytes::MiB(1);
-  setup.check = true;
-  setup.scan = 5;
+  LimitSearch search{WorkloadFamily::OfBatches("densenet(1,1,k=2)@16"), {}, LoadDevice("h200"), 5};
+  search.asked.cost = "roofline";
+  search.asked.memory = "1MiB";
+  search.asked.check = true;
   int64_t last = 0;
   const LimitResult liveness =
-      FindLimit(setup, "liveness:algo=memory", [&](int64_t value) { last = value; });
+      FindLimit(search, "liveness:algo=memory", [&](int64_t value) { last = value; });
   EXPECT_GT(liveness.limit.largest, 1);
   EXPECT_EQ(last, liveness.limit.scanned_to);
   EXPECT_THAT(liveness.next_reason, HasSubstr("out of device memory"));
   ASSERT_TRUE(liveness.metrics);
-  EXPECT_LE(liveness.metrics->peak_allocated, setup.run.memory);
-  const LimitResult vdnn = FindLimit(setup, "vdnn-all:algo=memory", [](int64_t) {});
+  EXPECT_LE(liveness.metrics->peak_allocated, search.memory());
+  const LimitResult vdnn = FindLimit(search, "vdnn-all:algo=memory", [](int64_t) {});
   EXPECT_GE(vdnn.limit.largest, liveness.limit.largest);
 
   const auto value = [&](std::string_view name) {
-    for (const auto& column : LimitColumns(setup)) {
+    for (const auto& column : LimitColumns(search)) {
       if (column.name == name) return column.get(liveness);
     }
     return Value();
@@ -135,11 +134,11 @@ TEST(LimitTest, OfPolicies) {
   EXPECT_EQ(value("limit"), Value(liveness.limit.largest));
   EXPECT_EQ(value("next"), Value(liveness.limit.largest + 1));
 
-  setup.run.memory = Bytes(1);
-  const LimitResult none = FindLimit(setup, "liveness", [](int64_t) {});
+  search.asked.memory = "1B";
+  const LimitResult none = FindLimit(search, "liveness", [](int64_t) {});
   EXPECT_EQ(none.limit.largest, 0);
   EXPECT_FALSE(none.metrics);
-  EXPECT_THROW(FindLimit(setup, "livenes", [](int64_t) {}), UsageError);
+  EXPECT_THROW(FindLimit(search, "livenes", [](int64_t) {}), UsageError);
 }
 
 }  // namespace

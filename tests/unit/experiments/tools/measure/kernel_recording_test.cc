@@ -96,7 +96,7 @@ TEST(RecordingTest, WhatAStoreHoldsIsNotMeasured) {
   EXPECT_THAT(testing::InputErrorOf([&] {
                 CostRecording({"Umbrella", kLibrary, {0}, store}, second.Measure());
               }),
-              HasSubstr("measured on ACME, this is of Umbrella"));
+              HasSubstr("holds measurements of ACME, not of Umbrella"));
 }
 
 // The fourth kernel does not fit. The first three are in the store and are not measured again.

@@ -11,6 +11,7 @@
 #include "policies/registry.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/networks.h"
+#include "tests/testing/runs.h"
 #include "traces/lowering/lowering.h"
 
 namespace spillway {
@@ -24,16 +25,14 @@ class ValidationTest : public ::testing::Test {
         trace_(LowerNetwork(testing::Chain(), {3, "torch", true})) {
     PolicyRegistry registry;
     RegisterBuiltinPolicies(registry);
-    validation_.predicted = Simulate(SetupFor(), *registry.Make("vdnn-all"));
+    validation_.predicted = testing::Simulate(SetupFor(), *registry.Make("vdnn-all"));
     validation_.measured = validation_.predicted;
     validation_.measured.execution.emplace();
     validation_.decisions_equal = validation_.placements_equal = true;
     MeasureTimes(1.0);
   }
 
-  spillway::Setup SetupFor() const {
-    return {Borrow(trace_), device_, Borrow(cost_), Bytes::MiB(64)};
-  }
+  Prepared SetupFor() const { return {Borrow(trace_), device_, Borrow(cost_), Bytes::MiB(64)}; }
 
   // Makes the measured iterations take about `factor` times as long as predicted. Warm-up
   // iterations and the iteration with stamps take far longer.
@@ -47,7 +46,13 @@ class ValidationTest : public ::testing::Test {
     }
   }
 
-  ValidationResult Result() { return MakeValidationResult(SetupFor(), "vdnn-all", validation_); }
+  ValidationResult Result() {
+    Case asked;
+    asked.memory = "64MiB";
+    asked.policy = "vdnn-all";
+    const auto cost = [&] { return std::make_unique<RooflineCostModel>(device_); };
+    return MakeValidationResult(asked, Inputs(asked, Borrow(trace_), cost()), validation_);
+  }
 
   template <typename T>
   Value Find(const Columns<T>& columns, const T& item, const std::string& name) const {

@@ -12,11 +12,14 @@
 
 #include "experiments/output/snapshot_export.h"
 #include "experiments/run/catalogue.h"
-#include "experiments/run/simulate.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/memory_budget.h"
+#include "experiments/run/run.h"
 #include "policies/plugin/library.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/files.h"
+#include "tests/testing/runs.h"
 #include "tests/testing/snapshots.h"
 #include "traces/base/error.h"
 #include "traces/logs/open_log.h"
@@ -350,7 +353,7 @@ TEST(PyTorchReplayTest, WhatTheStartHasCachedServesItsStreamOnly) {
 // --- Snapshots of simulated runs ----------------------------------------------------------------
 
 TEST(SnapshotTest, ASimulatedRunReadsBackAsWhatItPlaced) {
-  const Trace trace = LoadWorkload("alexnet:8", {"torch", true});
+  const Trace trace = LoadTrace({"alexnet:8", "torch", true});
   const Device device = LoadDevice("h200");
   const RooflineCostModel cost(device);
   for (const char* name : {"liveness", "vdnn-all"}) {
@@ -358,7 +361,7 @@ TEST(SnapshotTest, ASimulatedRunReadsBackAsWhatItPlaced) {
     PolicyLibrary library;
     const auto policy = library.Make(name);
     const Outcome outcome =
-        Simulate({Borrow(trace), device, Borrow(cost), Bytes::Unlimited()}, *policy);
+        testing::Simulate({Borrow(trace), device, Borrow(cost), Bytes::Unlimited()}, *policy);
     const auto log = ParseMemoryLog(FormatSnapshot(trace, outcome.report), "log");
     EXPECT_FALSE(log->start().pytorch);
     EXPECT_TRUE(log->start().records_segments);

@@ -11,10 +11,12 @@
 #include <vector>
 
 #include "experiments/run/catalogue.h"
-#include "experiments/run/scenario.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/prepare.h"
 #include "experiments/tools/report/sources.h"
 #include "policies/plugin/library.h"
 #include "tests/testing/files.h"
+#include "tests/testing/runs.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -23,9 +25,9 @@ namespace {
 class ValidationsTest : public ::testing::Test {
  protected:
   ValidationsTest() {
-    experiment_.workloads = {"alexnet:{2,4}"};
-    experiment_.memories = {"2GiB,unlimited"};
-    experiment_.policies = {"liveness,vdnn-all:algo=memory"};
+    experiment_.values = {{"workload", {"alexnet:{2,4}"}},
+                          {"memory", {"2GiB,unlimited"}},
+                          {"policy", {"liveness,vdnn-all:algo=memory"}}};
   }
 
   // Validates the grid into the store and returns the command of each measured cell.
@@ -35,28 +37,28 @@ class ValidationsTest : public ::testing::Test {
     ValidationRun run;
     run.machine = machine;
     run.program = "spillway 0";
-    run.measure = [&](const Cell& cell, const std::shared_ptr<const Trace>& trace) {
+    run.measure = [&](const Case& cell, const std::shared_ptr<const Trace>& trace) {
       if (measured.size() == breaks_at_) throw EnvironmentError("the GPU is gone");
       measured.push_back(CommandOf(cell));
       return Measure(cell, trace);
     };
-    run.finished = [&](const Cell&, const ResultRow& row, bool) { rows_.push_back(row); };
+    run.finished = [&](const Case&, const ResultRow& row, bool) { rows_.push_back(row); };
     SweepStore store(Path(), SweepStore::Open::kCreate, ValidationKind());
     RunValidations(Grid(experiment_, {"liveness"}), shard_, &store, run);
     return measured;
   }
 
-  ValidationResult Measure(const Cell& cell, const std::shared_ptr<const Trace>& trace) const {
-    const Scenario scenario(trace, cell.machine);
+  ValidationResult Measure(const Case& cell, const std::shared_ptr<const Trace>& trace) const {
+    const Inputs inputs(cell, trace);
     Validation validation;
-    validation.predicted = Simulate(scenario.setup(), *PolicyLibrary().Make(cell.policy));
+    validation.predicted = spillway::Run(inputs.Undecided(cell));
     validation.measured = validation.predicted;
     validation.decisions_equal = validation.placements_equal = true;
     validation.measured.execution.emplace();
     validation.measured.execution->iteration_times = {Duration::Picoseconds(static_cast<int64_t>(
         static_cast<double>(validation.predicted.report.metrics.iteration.picoseconds()) *
         factor_))};
-    return MakeValidationResult(scenario.setup(), cell.policy, std::move(validation));
+    return MakeValidationResult(cell, inputs, std::move(validation));
   }
 
   std::filesystem::path Path() const { return directory_ / "v.sqlite"; }
@@ -91,7 +93,7 @@ TEST_F(ValidationsTest, WhatIsMeasuredIsKeptAndNotMeasuredAgain) {
 TEST_F(ValidationsTest, AnotherMachineOrAnotherFileIsMeasuredAnew) {
   EXPECT_EQ(Validate().size(), 8);
   EXPECT_EQ(Validate("another GPU").size(), 8);
-  experiment_.allocators = {"best-fit,first-fit"};
+  experiment_.values["allocator"] = {"best-fit,first-fit"};
   EXPECT_EQ(Validate().size(), 8);
 }
 
@@ -118,13 +120,15 @@ TEST_F(ValidationsTest, IsReportedAsAValidationAndIsNoSweep) {
     const SweepStore store(Path(), SweepStore::Open::kExisting);
     FAIL();
   } catch (const InputError& error) {
-    EXPECT_NE(std::string(error.what()).find("no sweep store"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("not a sweep store"), std::string::npos)
+        << error.what();
   }
 }
 
 TEST_F(ValidationsTest, APolicyThatFailsIsARow) {
-  const Scenario scenario(LoadWorkload("alexnet:2", {"torch", false}), {});
-  const ResultRow row = RowOf(ValidateForRow(scenario.setup(), "mmcnn:limit=1KiB", {}));
+  Case asked{"alexnet:2", "torch", false};
+  asked.policy = "mmcnn:limit=1KiB";
+  const ResultRow row = RowOf(ValidateForRow(asked, Inputs(asked), {}));
   EXPECT_TRUE(HasFailed(row));
   EXPECT_FALSE(Agrees(row, 1));
 }

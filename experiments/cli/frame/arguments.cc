@@ -1,0 +1,271 @@
+#include "experiments/cli/frame/arguments.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <map>
+
+#include "traces/base/error.h"
+
+namespace spillway::cli {
+namespace {
+
+constexpr const char* kHelpNames = "-h,--help";
+constexpr const char* kVersionName = "--version";
+
+UsageError Refusal(const std::string& message) {
+  return UsageError(message + "\nRun with --help for more information.");
+}
+
+std::string Join(const std::vector<std::string>& texts) {
+  return fmt::format("{}", fmt::join(texts, ","));
+}
+
+// Returns the number of the range that the text is, or nullopt.
+std::optional<uint64_t> ParseNumber(const std::string& text, Command::Range range) {
+  uint64_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [used, error] = std::from_chars(text.data(), end, number);
+  const bool good = error == std::errc() && used == end;
+  return good && range.low <= number && number <= range.high ? std::optional(number) : std::nullopt;
+}
+
+}  // namespace
+
+Option& Option::NotEmpty(std::string message) {
+  return Check([message](const std::string& text) { return text.empty() ? message : ""; });
+}
+
+Option& Option::Choices(Texts valid) {
+  choices = std::move(valid);
+  Type(fmt::format("{{{}}}", Join(choices)));
+  return Check([this](const std::string& text) {
+    return std::ranges::count(choices, text) > 0 ? "" : UnknownName("value", text, choices);
+  });
+}
+
+Option& Option::Excludes(const Option& other) {
+  conflict = [&other] { return other.given ? "cannot be given with " + other.name() : ""; };
+  return Help(fmt::format("{}; not with {}", help, other.name()));
+}
+
+Option& Option::Needs(const Option& other) {
+  conflict = [&other] { return other.given ? "" : "needs " + other.name(); };
+  return Help(fmt::format("{}; needs {}", help, other.name()));
+}
+
+Option& Option::OnlyFor(const Option& other, Texts values) {
+  Help(fmt::format("{}: {}", fmt::join(values, ", "), help));
+  conflict = [&other, values = std::move(values)] {
+    return std::ranges::count(values, other.value) > 0
+               ? std::string()
+               : fmt::format("has no meaning with {0} {1}, only with {0} {2}", other.name(),
+                             other.value, fmt::join(values, " or "));
+  };
+  return *this;
+}
+
+Command::Command(std::string own_name, std::string own_help)
+    : name(std::move(own_name)), help(std::move(own_help)) {
+  Flag(kHelpNames, Keep<bool>(), "Print this help and exit");
+}
+
+Command& Command::Add(const std::string& verb, const std::string& verb_help) {
+  return verbs.emplace_back(verb, verb_help);
+}
+
+void Command::Version(std::string text) {
+  version = std::move(text);
+  Flag(kVersionName, Keep<bool>(), "Print the version and exit");
+}
+
+Option& Command::Setting(const std::string& names, std::string initial,
+                         std::function<void(const std::string&)> set, const std::string& text) {
+  Option& option = options.emplace_back();
+  option.names = CLI::detail::split(names, ',');
+  option.help = text;
+  option.type = "TEXT";
+  option.initial = std::move(initial);
+  option.store = [set = std::move(set)](const Option::Texts& texts) { set(texts.back()); };
+  return option;
+}
+
+Option& Command::Text(const std::string& names, std::string& value, const std::string& text) {
+  return Setting(
+      names, value, [&value](const std::string& given) { value = given; }, text);
+}
+
+Option& Command::Texts(const std::string& names, std::vector<std::string>& values,
+                       const std::string& text) {
+  Option& option = Setting(names, Join(values), {}, text);
+  option.several = true;
+  option.store = [&values](const Option::Texts& texts) { values = texts; };
+  return option;
+}
+
+Option& Command::Choice(const std::string& names, std::string& value,
+                        std::vector<std::string> choices, const std::string& text) {
+  return Text(names, value, text).Choices(std::move(choices));
+}
+
+Option& Command::Flag(const std::string& names, bool& value, const std::string& text) {
+  return Setting(
+             names, "", [&value](const std::string& given) { value = given == "true"; }, text)
+      .Type("");
+}
+
+Option& Command::File(const std::string& names, std::string& value, const std::string& text) {
+  return Text(names, value, text).Type("FILE").Check([](const std::string& path) {
+    return path.empty()  ? "the name of the file is empty"
+           : path == "-" ? "only --output takes - for standard output"
+                         : "";
+  });
+}
+
+Option& Command::Whole(const std::string& names, std::optional<uint64_t> initial, Range range,
+                       std::function<void(uint64_t)> set, const std::string& text) {
+  const auto check = [range](const std::string& given) {
+    return ParseNumber(given, range) ? ""
+                                     : fmt::format("'{}' is not a whole number from {} to {}",
+                                                   given, range.low, range.high);
+  };
+  const auto parse = [range, set = std::move(set)](const std::string& given) {
+    set(*ParseNumber(given, range));
+  };
+  const std::string shown = initial ? fmt::to_string(*initial) : "";
+  return Setting(names, ParseNumber(shown, range) ? shown : "", parse, text)
+      .Type(range.high == UINT64_MAX ? "INT" : fmt::format("{}..{}", range.low, range.high))
+      .Check(check);
+}
+
+Option& Command::Numbers(const std::string& names, std::vector<int>& values, Range range,
+                         const std::string& text) {
+  Option& option = Whole(names, values.front(), range, {}, text);
+  option.several = true;
+  option.store = [&values](const Option::Texts& texts) {
+    values.clear();
+    for (const std::string& one : texts) values.push_back(std::stoi(one));
+  };
+  return option;
+}
+
+Option& Command::Declared(std::string_view option) {
+  return *std::ranges::find(options, option, &Option::name);
+}
+
+void Command::Remove(std::string_view option) {
+  std::erase_if(options, [&](const Option& one) { return one.name() == option; });
+}
+
+Command& Command::Find(const std::string& verb) {
+  const auto found = std::ranges::find(verbs, verb, &Command::name);
+  if (found != verbs.end()) return *found;
+  if (verbs.empty()) throw UsageError(fmt::format("'{}' has no verbs", name));
+  std::vector<std::string> names;
+  for (const Command& valid : verbs) names.push_back(valid.name);
+  throw UsageError(UnknownName("verb", verb, names));
+}
+
+// Declares commands to CLI11, which takes the arguments apart; the values are checked here.
+class Parser {
+ public:
+  void Declare(const Command& command, CLI::App& app) {
+    if (!command.footer.empty()) app.footer(command.footer);
+    app.require_subcommand(command.run ? 0 : 1, 1);
+    for (const Option& option : command.options) {
+      declared_[&option] = Declare(command, option, app)->required(option.required);
+    }
+    for (const Command& verb : command.verbs) {
+      Declare(verb, *app.add_subcommand(verb.name, verb.help));
+    }
+  }
+
+  // Stores the values that are given for options of the command.
+  void Store(Command& command) {
+    for (Option& option : command.options) {
+      const CLI::Option& parsed = *declared_.at(&option);
+      option.given = parsed.count() > 0;
+      option.value = option.given ? parsed.results().back() : option.initial;
+    }
+    for (Option& option : command.options) {
+      if (option.given) Store(option, *declared_.at(&option));
+    }
+  }
+  // The descriptions that the stored values ask for.
+  const std::string& descriptions() const { return descriptions_; }
+
+ private:
+  void Store(Option& option, const CLI::Option& parsed) {
+    const bool flag = option.type.empty();
+    const std::vector<std::string> texts =
+        flag ? std::vector<std::string>{parsed.as<bool>() ? "true" : "false"} : parsed.results();
+    for (const std::string& text : texts) {
+      const std::string problem = option.problem ? option.problem(text) : "";
+      if (!problem.empty()) throw Refusal(fmt::format("{}: {}", option.name(), problem));
+    }
+    const std::string conflict = option.conflict ? option.conflict() : "";
+    if (!conflict.empty()) throw Refusal(fmt::format("{} {}", option.name(), conflict));
+    const auto asks = [](const std::string& text) {
+      return text == "help" || text.ends_with(":help");
+    };
+    if (!option.describe || std::ranges::none_of(texts, asks)) return option.store(texts);
+    for (const std::string& text : texts) {
+      if (asks(text)) descriptions_ += option.describe(text);
+    }
+  }
+
+  static CLI::Option* Declare(const Command& command, const Option& option, CLI::App& app) {
+    const std::string names = Join(option.names);
+    if (names == kHelpNames) return app.set_help_flag(names, option.help);
+    if (names == kVersionName) return app.set_version_flag(names, command.version, option.help);
+    if (option.type.empty()) return app.add_flag(names, option.help);
+    CLI::Option* const declared = app.add_option(names, CLI::callback_t(), option.help);
+    if (option.several) declared->expected(CLI::detail::expected_max_vector_size);
+    if (option.one_each) declared->allow_extra_args(false);
+    if (option.several && option.type.find("..") != std::string::npos) declared->delimiter(',');
+    return declared->type_name(option.type)->default_str(option.initial);
+  }
+
+  std::map<const Option*, CLI::Option*> declared_;
+  std::string descriptions_;
+};
+
+int Command::Execute(const std::vector<std::string>& arguments) {
+  // CLI11 would say that a verb is missing if a word is not one.
+  Command* command = this;
+  for (const std::string& word : arguments) {
+    if (command->run || word.starts_with('-')) break;
+    command = &command->Find(word);
+  }
+  CLI::App program(help, name);
+  Parser parser;
+  parser.Declare(*this, program);
+  try {
+    // CLI11 takes a vector from its end.
+    program.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", program.help());
+    return 0;
+  } catch (const CLI::CallForVersion& call) {
+    fmt::print("{}\n", call.what());
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    throw Refusal(error.what());
+  }
+  command = this;
+  parser.Store(*command);
+  const CLI::App* app = &program;
+  while (!app->get_subcommands().empty()) {
+    app = app->get_subcommands().front();
+    command = &command->Find(app->get_name());
+    parser.Store(*command);
+  }
+  fmt::print("{}", Printable(parser.descriptions()));
+  return parser.descriptions().empty() ? command->run() : 0;
+}
+
+std::string ParserVersion() { return CLI11_VERSION; }
+
+}  // namespace spillway::cli

@@ -1,0 +1,160 @@
+#include "experiments/run/case.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "traces/base/error.h"
+
+namespace spillway {
+namespace {
+
+using Kind = CaseKey::Kind;
+
+constexpr std::pair<const char*, HostTimes> kHostTimes[] = {
+    {"plain", HostTimes::kPlain}, {"recorded", HostTimes::kRecorded}, {"none", HostTimes::kNone}};
+
+bool ReadFlag(const std::string& text) { return text == "true"; }
+std::string WriteFlag(bool value) { return value ? "true" : ""; }
+
+void SetMode(Case& asked, const std::string& text) {
+  if (text != "training" && text != "inference") {
+    throw UsageError(UnknownName("mode", text, {"training", "inference"}));
+  }
+  asked.training = text == "training";
+}
+
+void SetHost(Case& asked, const std::string& text) {
+  std::vector<std::string> names;
+  for (const auto& [name, host] : kHostTimes) {
+    names.emplace_back(name);
+    if (text == name) asked.host = host;
+  }
+  if (std::ranges::count(names, text) == 0) throw UsageError(UnknownName("host", text, names));
+}
+
+std::string HostOf(const Case& asked) {
+  return std::ranges::find(kHostTimes, asked.host, &std::pair<const char*, HostTimes>::second)
+      ->first;
+}
+
+constexpr CaseKey kKeys[] = {
+    {"workload", "workload", Kind::kText, "", nullptr, false,
+     "NETWORK:BATCH (vgg16:256) or a trace file (.json, .json.zst)",
+     [](Case& c, const std::string& text) { c.workload = text; },
+     [](const Case& c) { return c.workload; }},
+    {"preset", "preset", Kind::kText, "torch", nullptr, true,
+     "Memory accounting of the lowering; see spillway list presets",
+     [](Case& c, const std::string& text) { c.preset = text; },
+     [](const Case& c) { return c.preset.value_or(""); }},
+    {"mode", "mode", Kind::kText, "training", "training|inference", true, "Kind of iteration",
+     SetMode,
+     [](const Case& c) {
+       return std::string(!c.training ? "" : *c.training ? "training" : "inference");
+     }},
+    {"host", nullptr, Kind::kText, "plain", "plain|recorded|none", true,
+     "Host time before each launch of a recorded trace: plain (without the profiler), recorded "
+     "(with it), or none",
+     SetHost, HostOf},
+    {"device", "device", Kind::kText, "h200", nullptr, true,
+     "A device name or a device file (.toml), then :key=value,... for changes (h200:link=2 has a "
+     "link twice as fast); or help",
+     [](Case& c, const std::string& text) { c.device = text; },
+     [](const Case& c) { return c.device; }},
+    {"pool", nullptr, Kind::kTexts, "", nullptr, false,
+     "Memory outside the device: peer (another GPU), remote, nvme or host, then :size=SIZE and the "
+     "properties of its link that the device file lacks (in=RATE,out=RATE,...); repeat for more; "
+     "or help",
+     [](Case& c, const std::string& text) { c.pools.push_back(text); },
+     [](const Case& c) { return fmt::format("{}", fmt::join(c.pools, " ")); }, "no pool is given"},
+    {"cost", "cost", Kind::kText, "auto", nullptr, true,
+     "Kernel times: auto (a recorded table if it has all kernels, else interpolation between "
+     "recorded batches, else roofline), roofline, or a cost table file",
+     [](Case& c, const std::string& text) { c.cost = text; },
+     [](const Case& c) { return c.cost.text(); }},
+    {"allocator", "allocator", Kind::kText, "best-fit", nullptr, true, "Device allocator, or help",
+     [](Case& c, const std::string& text) { c.allocator = text; },
+     [](const Case& c) { return c.allocator.name(); }},
+    {"compress", nullptr, Kind::kText, "", nullptr, true,
+     "Keep offloaded feature maps compressed on the host: all, or hidden (where it costs no time), "
+     "then :key=value,...; or help",
+     [](Case& c, const std::string& text) { c.compress = ParseCompression(text); },
+     [](const Case& c) { return c.compress ? c.compress->text : std::string(); }},
+    {"backend", "backend", Kind::kText, kSimulator, "sim|cpu|cuda", true,
+     "sim predicts; cpu and cuda execute on real bytes, with synthetic data",
+     [](Case& c, const std::string& text) { c.backend = text; },
+     [](const Case& c) { return c.backend; }},
+    {"memory", "memory_request", Kind::kText, "", nullptr, true,
+     "Device memory: a size (12GiB), unlimited, N% (0% is the least that any layer-wise policy "
+     "needs, 100% the in-core peak), or a built-in policy (vdnn-conv) for the memory that it "
+     "needs; "
+     "default: all of the device's, or in a single run of a static vdnnpp the memory that vDNN "
+     "needs",
+     [](Case& c, const std::string& text) { c.memory = text; },
+     [](const Case& c) { return c.memory ? c.memory->text() : std::string(); },
+     "no size is given; leave --memory out to use all memory of the device"},
+    {"deterministic", nullptr, Kind::kFlag, "", nullptr, false,
+     "Use only kernels that give the same bits on every run",
+     [](Case& c, const std::string& text) { c.deterministic = ReadFlag(text); },
+     [](const Case& c) { return WriteFlag(c.deterministic); }},
+    {"charge-input", nullptr, Kind::kFlag, "", nullptr, false,
+     "Copy the inputs to the device in each iteration",
+     [](Case& c, const std::string& text) { c.charge_input = ReadFlag(text); },
+     [](const Case& c) { return WriteFlag(c.charge_input); }},
+    {"check", nullptr, Kind::kFlag, "", nullptr, false,
+     "Verify every report with the independent checker",
+     [](Case& c, const std::string& text) { c.check = ReadFlag(text); },
+     [](const Case& c) { return WriteFlag(c.check); }},
+    {"policy", "policy", Kind::kText, "liveness", nullptr, true,
+     "NAME or PLUGIN.so:NAME, then :key=value,...; or help",
+     [](Case& c, const std::string& text) { c.policy = text; },
+     [](const Case& c) { return c.policy.name(); }},
+};
+
+}  // namespace
+
+std::span<const CaseKey> CaseKeys() { return kKeys; }
+
+const CaseKey& CaseKeyOf(std::string_view name) {
+  const auto found = std::ranges::find(kKeys, name, &CaseKey::name);
+  SPILLWAY_CHECK(found != std::end(kKeys));
+  return *found;
+}
+
+std::string CommandOf(const Case& asked) { return CommandOf(asked, {asked.policy.name()}); }
+
+std::string CommandOf(const Case& asked, const std::vector<std::string>& policies) {
+  std::string command = Quoted(asked.workload);
+  const auto add = [&](const CaseKey& key, const std::string& value) {
+    command += fmt::format(" --{}", key.name);
+    if (key.kind != Kind::kFlag) command += " " + Quoted(value);
+  };
+  for (const CaseKey& key : kKeys) {
+    const std::string_view name = key.name;
+    const std::string value = key.get(asked);
+    if (key.kind == Kind::kTexts) {
+      for (const std::string& pool : asked.pools) add(key, pool);
+    } else if (name != "workload" && name != "policy" && !value.empty() && value != key.initial) {
+      add(key, value);
+    }
+  }
+  for (const std::string& policy : policies) add(CaseKeyOf("policy"), policy);
+  return command;
+}
+
+std::string Quoted(const std::string& text) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-";
+  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) return text;
+  std::string quoted = "'";
+  for (const char c : text) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+  return quoted + "'";
+}
+
+bool IsTraceFile(std::string_view workload) {
+  return workload.ends_with(".json") || workload.ends_with(".zst");
+}
+
+}  // namespace spillway

@@ -1,0 +1,93 @@
+// A `Case` holds what a user asks for: a workload, a machine and a policy, parsed once into types.
+//
+// A key of a case has the same name as command-line option, as key of an experiment file, as axis
+// of a sweep and in manifests. `CaseKeys` is the only table of these keys.
+
+#ifndef SPILLWAY_EXPERIMENTS_RUN_CASE_H_
+#define SPILLWAY_EXPERIMENTS_RUN_CASE_H_
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "experiments/run/allocator_choice.h"
+#include "experiments/run/catalogue.h"
+#include "experiments/run/compression_plan.h"
+#include "experiments/run/memory_budget.h"
+#include "experiments/run/prepared.h"
+
+namespace spillway {
+
+// The host's time before each launch of a recorded trace.
+enum class HostTimes : uint8_t {
+  kPlain,     // the time without a profiler: at most `kOperatorTime` for each operator
+  kRecorded,  // the recorded time, which includes that of the profiler
+  kNone,      // no time: the GPU never waits for the host
+};
+
+// One run, as a user asks for it.
+struct Case {
+  std::string workload;  // NETWORK:BATCH, or the path of a trace file
+  std::optional<std::string> preset =
+      std::nullopt;                             // nullopt: "torch", or the preset of the trace file
+  std::optional<bool> training = std::nullopt;  // nullopt: true, or the mode of the trace file
+  HostTimes host = HostTimes::kPlain;
+  std::string device = "h200";          // a specification for `LoadDevice`
+  std::vector<std::string> pools = {};  // specifications for `AddPool`
+  CostSource cost = "auto";
+  AllocatorChoice allocator = "best-fit";
+  std::optional<CompressionRequest> compress = std::nullopt;
+  std::string backend = kSimulator;
+  std::optional<MemoryBudget> memory = std::nullopt;  // nullopt: all memory of the device
+  bool deterministic = false;
+  bool charge_input = false;
+  bool check = false;
+  PolicyChoice policy = "liveness";
+  int iterations = 0;  // number of iterations of a backend that executes
+};
+
+// One key of a case: its name, its documentation, and how to read and write its value.
+struct CaseKey {
+  enum class Kind : uint8_t {
+    kText,
+    kTexts,  // may be given several times
+    kFlag,
+  };
+
+  const char* name;    // "charge-input"
+  const char* column;  // the column of result rows: "memory_request"; nullptr if there is none
+  Kind kind;
+  const char* initial;  // the default as text; empty if there is none
+  const char* values;   // "training|inference"; nullptr if any text may be given
+  bool commas;          // commas may separate values in commands that take several values
+  const char* help;
+  // Sets the value from a text, which is "true" or "false" for a flag. Throws `UsageError` if the
+  // text is invalid.
+  void (*set)(Case&, const std::string& text);
+  // Returns the value as text, which is empty if no value was given.
+  std::string (*get)(const Case&);
+  const char* empty = "no value is given";  // the error message for an empty text
+};
+
+// Returns all keys in the order in which a sweep varies them: the first key varies slowest.
+std::span<const CaseKey> CaseKeys();
+// Returns the key called `name`. REQUIRES: there is such a key.
+const CaseKey& CaseKeyOf(std::string_view name);
+
+// Returns the case as arguments of `spillway run` or `compare`, quoted for a shell. Options with
+// their default values are left out, except the policy. If `policies` are given, they replace the
+// policy of the case.
+std::string CommandOf(const Case& asked);
+std::string CommandOf(const Case& asked, const std::vector<std::string>& policies);
+// Returns `text` quoted so that a shell reads it as one word.
+std::string Quoted(const std::string& text);
+
+// Returns true iff `workload` is the path of a trace file, which ends in ".json" or ".zst".
+bool IsTraceFile(std::string_view workload);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_EXPERIMENTS_RUN_CASE_H_

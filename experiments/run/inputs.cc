@@ -1,0 +1,162 @@
+#include "experiments/run/inputs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "experiments/run/memory_budget.h"
+#include "experiments/run/run.h"
+#include "policies/plan/bound.h"
+#include "sim/cost/deterministic.h"
+#include "traces/base/error.h"
+#include "traces/format.h"
+#include "traces/lowering/lowering.h"
+#include "traces/zoo/zoo.h"
+
+namespace spillway {
+namespace {
+
+Duration HostTime(const Op& op, HostTimes host) {
+  const Duration recorded = op.recorded->host;
+  switch (host) {
+    case HostTimes::kRecorded:
+      return recorded;
+    case HostTimes::kNone:
+      return Duration();
+    case HostTimes::kPlain:
+      break;
+  }
+  // An op keeps the recorded time if its number of operators is unknown or more than a million.
+  const double operators = op.FindAttribute("operators").value_or(-1);
+  if (operators < 0 || operators > 1e6) return recorded;
+  return std::min(recorded, kOperatorTime * static_cast<int64_t>(operators));
+}
+
+std::string_view ModeName(bool training) { return training ? "training" : "inference"; }
+
+// Throws `UsageError` if the option's value in the case differs from the value in the trace file.
+void Expect(const Case& asked, const char* option, std::string_view wanted,
+            std::string_view found) {
+  if (wanted == found) return;
+  throw UsageError(fmt::format(
+      "{} {}: '{}' is a trace that was lowered with {} {}; build another one with spillway trace "
+      "build",
+      option, wanted, asked.workload, option, found));
+}
+
+// Returns the values of some keys as one text. Cases with equal texts can share the inputs that
+// depend only on these keys.
+std::string TextOf(const Case& asked, std::initializer_list<std::string_view> keys) {
+  std::string text;
+  for (const std::string_view key : keys) text += CaseKeyOf(key).get(asked) + "\n";
+  return text;
+}
+
+}  // namespace
+
+Trace WithHostTimes(Trace trace, HostTimes host) {
+  for (Op& op : trace.ops) {
+    if (op.recorded) op.recorded->host = HostTime(op, host);
+  }
+  return trace;
+}
+
+Trace LoadTrace(const Case& asked) {
+  if (IsTraceFile(asked.workload)) {
+    Trace trace = WithHostTimes(ReadTrace(asked.workload), asked.host);
+    if (asked.preset) Expect(asked, "--preset", *asked.preset, trace.preset);
+    if (asked.training) {
+      Expect(asked, "--mode", ModeName(*asked.training), ModeName(trace.training));
+    }
+    return trace;
+  }
+  const Workload workload = ParseWorkload(asked.workload);
+  return LowerNetwork(
+      BuildNetwork(workload.network),
+      {workload.batch, asked.preset.value_or("torch"), asked.training.value_or(true)});
+}
+
+Device LoadMachine(const Case& asked) {
+  Device device = LoadDevice(asked.device);
+  for (const std::string& pool : asked.pools) AddPool(device, pool);
+  asked.allocator.Undecided().Make(Bytes(0),
+                                   device.alignment);  // fails early if parameters are bad
+  return device;
+}
+
+Inputs::Inputs(const Case& asked, std::shared_ptr<const Trace> trace,
+               std::unique_ptr<const CostModel> cost) {
+  plain_.device = LoadMachine(asked);
+  plain_.memory = plain_.device.memory;
+  plain_.arena = asked.allocator.Undecided();
+  plain_.options.charge_input = asked.charge_input;
+  plain_.trace = trace ? std::move(trace) : std::make_shared<const Trace>(LoadTrace(asked));
+  read_.push_back({"trace", IsTraceFile(asked.workload) ? "file" : "generated", asked.workload});
+  const std::string base = DeviceBase(asked.device);
+  const bool is_file = base.ends_with(".toml");
+  read_.push_back({"device", is_file ? "file" : "data",
+                   is_file ? base : fmt::format("sim/devices/{}.toml", base)});
+  if (!cost) {
+    LoadedCost loaded = LoadCost(asked.cost, *plain_.trace, plain_.device);
+    cost = std::move(loaded.model);
+    std::ranges::move(loaded.read, std::back_inserter(read_));
+  }
+  if (asked.deterministic) cost = std::make_unique<DeterministicCostModel>(std::move(cost));
+  plain_.cost = std::move(cost);
+  if (asked.compress) {
+    const CompressionPlan plan(*asked.compress, plain_.device);  // fails early if the file is bad
+    if (plan.densities) read_.push_back({"densities", "file", plan.densities_file});
+  }
+}
+
+const Report& Inputs::ideal() const {
+  std::call_once(ideal_once_, [this] { ideal_ = Run(Ideal(plain_)).report; });
+  return ideal_;
+}
+
+Bytes Inputs::MemoryOf(const Case& asked) const {
+  if (!asked.memory) return device().memory;
+  if (const Bytes* size = asked.memory->bytes()) return *size;
+  const std::lock_guard lock(mutex_);
+  const auto [known, is_new] = memories_.try_emplace(asked.memory->text());
+  if (is_new) known->second = asked.memory->In(plain_, &ideal());
+  return known->second;
+}
+
+Duration Inputs::JointBoundIn(Bytes memory) const {
+  const std::lock_guard lock(mutex_);
+  const auto [known, is_new] = bounds_.try_emplace(memory);
+  if (is_new) known->second = JointBound(*trace(), *cost(), memory);
+  return known->second;
+}
+
+Prepared Inputs::Undecided(const Case& asked) const {
+  Prepared run = plain_;
+  run.memory = MemoryOf(asked);
+  run.policy = asked.policy;
+  run.backend = asked.backend;
+  run.options.iterations = asked.iterations;
+  return run;
+}
+
+std::shared_ptr<Lazy<Inputs>> InputCache::Of(const Case& asked) {
+  const std::string trace_key = TextOf(asked, {"workload", "preset", "mode", "host"});
+  const std::string inputs_key =
+      TextOf(asked, {"device", "pool", "cost", "allocator", "deterministic", "charge-input"});
+  if (!trace_ || trace_key != trace_key_) {
+    trace_ = std::make_shared<Lazy<Trace>>(
+        [asked] { return std::make_shared<const Trace>(LoadTrace(asked)); });
+    inputs_ = nullptr;
+  }
+  if (!inputs_ || inputs_key != inputs_key_) {
+    inputs_ = std::make_shared<Lazy<Inputs>>(
+        [asked, trace = trace_] { return std::make_shared<const Inputs>(asked, trace->Get()); });
+  }
+  trace_key_ = trace_key;
+  inputs_key_ = inputs_key;
+  return inputs_;
+}
+
+}  // namespace spillway

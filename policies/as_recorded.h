@@ -1,0 +1,16 @@
+// The lifetimes of a recorded program's tensors, as uses in its trace.
+
+#ifndef SPILLWAY_POLICIES_AS_RECORDED_H_
+#define SPILLWAY_POLICIES_AS_RECORDED_H_
+
+#include "traces/trace.h"
+
+namespace spillway {
+
+// Returns the trace with one more input for each op after which the program gave a tensor back
+// (`Tensor::held_until`): the tensor. So the tensor stays until then.
+Trace HeldAsRecorded(Trace trace);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_POLICIES_AS_RECORDED_H_

@@ -1,0 +1,142 @@
+// Tests of cases and their inputs: the values of keys, the files that are read, and what is shared.
+
+#include "experiments/run/inputs.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "experiments/run/catalogue.h"
+#include "experiments/run/prepare.h"
+#include "traces/base/error.h"
+#include "traces/lowering/lowering.h"
+#include "traces/zoo/zoo.h"
+
+namespace spillway {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+class InputsTest : public ::testing::Test {
+ protected:
+  const std::shared_ptr<const Trace> trace_ = std::make_shared<const Trace>(
+      LowerNetwork(BuildNetwork("constructed(2)"), {2, "torch", true}));
+  Case asked_;
+};
+
+TEST_F(InputsTest, TakesEverythingFromTheCase) {
+  for (const auto& [key, text] : {std::pair("device", "titan_x_maxwell"),
+                                  {"memory", "100%"},
+                                  {"allocator", "first-fit"},
+                                  {"cost", "roofline"},
+                                  {"compress", "all:density=0.5"},
+                                  {"deterministic", "true"},
+                                  {"charge-input", "true"}}) {
+    CaseKeyOf(key).set(asked_, text);
+    EXPECT_EQ(CaseKeyOf(key).get(asked_), text);
+  }
+  asked_.iterations = 3;
+  const Inputs inputs(asked_, trace_);
+  EXPECT_EQ(inputs.device().name, "titan_x_maxwell");
+  EXPECT_THAT(inputs.cost()->Provenance(), HasSubstr("deterministic"));
+  const Prepared undecided = inputs.Undecided(asked_);
+  EXPECT_EQ(undecided.memory,
+            RoundUp(inputs.ideal().metrics.peak_reserved, undecided.device.alignment));
+  EXPECT_EQ(undecided.arena.name(), "first-fit");
+  EXPECT_TRUE(undecided.options.charge_input);
+  EXPECT_EQ(undecided.options.iterations, 3);
+  EXPECT_EQ(undecided.compression, nullptr);
+  const Prepared prepared = Prepare(asked_, inputs);
+  EXPECT_EQ(prepared.compression->density, 0.5);
+  EXPECT_TRUE(spillway::Run(prepared).report.fits());
+}
+
+TEST_F(InputsTest, BadTextsAreUsageErrors) {
+  for (const char* key :
+       {"device", "pool", "memory", "allocator", "cost", "compress", "mode", "host"}) {
+    const auto load = [&] {
+      Case asked;
+      CaseKeyOf(key).set(asked, "nonsense");
+      const Inputs inputs(asked, trace_);
+    };
+    EXPECT_THROW(load(), UsageError) << key;
+  }
+}
+
+TEST_F(InputsTest, SayWhichFilesWereRead) {
+  asked_.workload = "vgg16:96";
+  std::vector<std::string> names;
+  const Inputs inputs(asked_);
+  for (const InputFile& file : inputs.read()) names.push_back(file.name);
+  EXPECT_THAT(names, ElementsAre("vgg16:96", "sim/devices/h200.toml",
+                                 "traces/recorded/h200/vgg16-96.json.zst",
+                                 "traces/recorded/h200/vgg16-64.json.zst",
+                                 "traces/recorded/h200/vgg16-128.json.zst"));
+}
+
+TEST_F(InputsTest, CasesThatFollowOneAnotherShareThem) {
+  InputCache cache;
+  Case asked{"alexnet:2"};
+  const auto first = cache.Of(asked);
+  asked.memory = "50%";
+  asked.policy = "vdnn-all";
+  EXPECT_EQ(cache.Of(asked), first);
+  asked.device = "k40c";
+  const auto other = cache.Of(asked);
+  EXPECT_NE(other, first);
+  EXPECT_EQ(other->Get()->trace(), first->Get()->trace());
+}
+
+TEST(CaseTest, ItsCommandHasWhatIsNotTheDefault) {
+  Case asked{"vgg16:64", "torch", true};
+  EXPECT_EQ(CommandOf(asked), "vgg16:64 --policy liveness");
+  for (const CaseKey& key : CaseKeys()) {
+    if (key.kind != CaseKey::Kind::kFlag && *key.initial != 0) key.set(asked, key.initial);
+  }
+  EXPECT_EQ(CommandOf(asked), "vgg16:64 --policy liveness");
+  asked.memory = "50%";
+  asked.pools = {"peer:size=1GiB", "nvme:size=1TiB"};
+  asked.check = true;
+  EXPECT_EQ(CommandOf(asked),
+            "vgg16:64 --pool peer:size=1GiB --pool nvme:size=1TiB --memory 50% --check --policy "
+            "liveness");
+}
+
+class TriesItself final : public Policy {
+  Preparation Prepare(const Trace&, const Device& device, const CostModel&, const TrialRun& trial,
+                      const std::string&) override {
+    trial(*this, device.memory);
+    return {device.memory};
+  }
+};
+
+TEST_F(InputsTest, ErrorsSayWhosePolicyFailed) {
+  asked_.policy = {"mine", [] { return std::make_unique<TriesItself>(); }};
+  try {
+    RunCase(asked_, Inputs(asked_, trace_));
+    FAIL() << "no error";
+  } catch (const PolicyError& error) {
+    EXPECT_THAT(error.what(), StartsWith("policy 'mine': Prepare: more than 16 trial runs"));
+  }
+}
+
+// The arena is full nearly all the time, with blocks from a granule to 100 MiB: the search for
+// places must not go as deep as it has choices.
+TEST_F(InputsTest, PlansOfLittleMemoryAreFound) {
+  Case asked{"resnet50:32"};
+  asked.memory = "50%";
+  asked.allocator = "planned";
+  asked.policy = "superneurons";
+  const Report report = RunCase(asked, Inputs(asked)).report;
+  ASSERT_TRUE(report.fits());
+  EXPECT_LE(report.metrics.peak_reserved.count() * 1000,
+            report.metrics.peak_allocated.count() * 1001);
+}
+
+}  // namespace
+}  // namespace spillway
