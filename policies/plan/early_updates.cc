@@ -1,6 +1,7 @@
 #include "policies/plan/early_updates.h"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "traces/liveness.h"
@@ -29,7 +30,21 @@ Trace WithEarlyUpdates(const Trace& trace) {
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::ranges::stable_sort(order, {}, [&](size_t i) { return behind[i]; });
   Trace early = trace;
-  for (size_t i = 0; i < order.size(); ++i) early.ops[i] = trace.ops[order[i]];
+  std::vector<size_t> place(order.size());  // by op of the given trace: its place in `early`
+  for (size_t i = 0; i < order.size(); ++i) {
+    early.ops[i] = trace.ops[order[i]];
+    place[order[i]] = i;
+  }
+  // A moved update may have been the end of a hold, and a user of the tensor may now come later.
+  for (size_t i = 0; i < early.tensors.size(); ++i) {
+    std::optional<OpId>& held = early.tensors[i].held_until;
+    if (!held) continue;
+    size_t last = place[Index(*held)];
+    for (const OpId use : liveness.Uses(static_cast<TensorId>(i))) {
+      last = std::max(last, place[Index(use)]);
+    }
+    held = static_cast<OpId>(last);
+  }
   return early;
 }
 

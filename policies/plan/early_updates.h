@@ -10,7 +10,9 @@
 namespace spillway {
 
 // Returns the trace with each update moved behind the last op of another phase that uses one of the
-// update's storages. Ops with the same place keep their order.
+// update's storages. Ops with the same place keep their order. A
+// tensor that the program holds (`Tensor::held_until`) is held until the same op, or until its last
+// use if that comes later now.
 Trace WithEarlyUpdates(const Trace& trace);
 
 }  // namespace spillway

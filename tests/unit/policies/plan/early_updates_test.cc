@@ -55,6 +55,25 @@ TEST(EarlyUpdates, KeepTheOrderOfUsesOfEveryStorage) {
   }
 }
 
+// The end of a hold moves with its op, but not before an op that uses the tensor.
+TEST(EarlyUpdates, KeepHoldsBehindTheirUses) {
+  Trace trace = LowerNetwork(testing::Chain(), {2, "torch", true});
+  const Liveness liveness(trace);
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    const auto id = static_cast<TensorId>(i);
+    if (liveness.Root(id) != id || liveness.Uses(id).empty()) continue;
+    trace.tensors[i].held_until = *liveness.LastUse(id);
+  }
+  trace.Validate();
+  const Trace early = WithEarlyUpdates(trace);
+  early.Validate();
+  const Liveness after(early);
+  for (size_t i = 0; i < early.tensors.size(); ++i) {
+    const auto& held = early.tensors[i].held_until;
+    if (held) EXPECT_EQ(*held, *after.LastUse(static_cast<TensorId>(i))) << early.tensors[i].name;
+  }
+}
+
 TEST(EarlyUpdates, LeaveATraceWithoutUpdatesAlone) {
   for (const char* preset : {"vdnn", "vdnnpp"}) {
     const Trace trace = LowerNetwork(testing::Chain(), {2, preset, true});
