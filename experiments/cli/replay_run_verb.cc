@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <string_view>
 
 #include "experiments/cli/frame/options.h"
 #include "experiments/cli/frame/session.h"
@@ -45,13 +46,10 @@ struct ReplayOptions {
 // Throws `InputError` unless the verb of the manifest can be replayed without writing files.
 void CheckVerb(const Manifest& manifest, const std::string& path) {
   const std::string verb = manifest.arguments.empty() ? std::string() : manifest.arguments.front();
-  for (const char* valid : {"run", "compare", "limit", "fit", "replay", "reproduce"}) {
-    if (verb == valid) return;
-  }
-  throw InputError(
-      fmt::format("{}: arguments: '{}' cannot be replayed (valid: run, compare, limit, replay, "
-                  "reproduce)",
-                  path, verb));
+  constexpr std::string_view kValid[] = {"run", "compare", "limit", "fit", "replay", "reproduce"};
+  if (std::ranges::count(kValid, verb) > 0) return;
+  throw InputError(fmt::format("{}: arguments: '{}' cannot be replayed (valid: {})", path, verb,
+                               fmt::join(kValid, ", ")));
 }
 
 // Throws an `InputError` that names the first input that has changed.

@@ -334,7 +334,8 @@ class ExportsTest(CommandTest):
         self.assertIn("DIFFERENT", self.ok("replay-run", manifest, code=1))
         document["arguments"] = ["trace", "build", "alexnet:1", "-o", str(self.directory / "new")]
         manifest.write_text(json.dumps(document), encoding="utf-8")
-        self.fails(3, "cannot be replayed", "replay-run", manifest)
+        self.fails(3, "cannot be replayed (valid: run, compare, limit, fit, replay, reproduce)",
+                   "replay-run", manifest)
         self.assertFalse((self.directory / "new").exists())
 
     def test_replay_names_an_input_that_has_changed(self):
