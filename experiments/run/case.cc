@@ -89,9 +89,8 @@ constexpr CaseKey kKeys[] = {
     {"memory", "memory_request", Kind::kText, "", nullptr, true,
      "Device memory: a size (12GiB), unlimited, N% (0% is the least that any layer-wise policy "
      "needs, 100% the in-core peak), or a built-in policy (vdnn-conv) for the memory that it "
-     "needs; "
-     "default: all of the device's, or in a single run of a static vdnnpp the memory that vDNN "
-     "needs",
+     "needs; default: all of the device's, or in a single run of a static vdnnpp the memory that "
+     "vDNN needs",
      [](Case& c, const std::string& text) { c.memory = text; },
      [](const Case& c) { return c.memory ? c.memory->text() : std::string(); },
      "no size is given; leave --memory out to use all memory of the device"},

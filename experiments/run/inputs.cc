@@ -143,8 +143,8 @@ Prepared Inputs::Undecided(const Case& asked) const {
 
 std::shared_ptr<Lazy<Inputs>> InputCache::Of(const Case& asked) {
   const std::string trace_key = TextOf(asked, {"workload", "preset", "mode", "host"});
-  const std::string inputs_key =
-      TextOf(asked, {"device", "pool", "cost", "allocator", "deterministic", "charge-input"});
+  const std::string inputs_key = TextOf(
+      asked, {"device", "pool", "cost", "allocator", "compress", "deterministic", "charge-input"});
   if (!trace_ || trace_key != trace_key_) {
     trace_ = std::make_shared<Lazy<Trace>>(
         [asked] { return std::make_shared<const Trace>(LoadTrace(asked)); });

@@ -186,9 +186,8 @@ Prepared DecideCompression(const Case& asked, Prepared run, const BackendFactori
     if (run.backend != kSimulator && !plan.only_hidden) return with_plan();
     throw UsageError(
         "compression: predictions need the densities of the feature maps: give density=FILE, a "
-        "file "
-        "that --export-densities of a run on real bytes wrote, or density=0.4 for all feature "
-        "maps");
+        "file that --export-densities of a run on real bytes wrote, or density=0.4 for all "
+        "feature maps");
   }
   const Outcome plain = Run(run.Prediction());
   const Trace& trace = *plain.trace;

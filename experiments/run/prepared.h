@@ -167,8 +167,7 @@ struct Execution {
 
 // The result of a run.
 struct Outcome {
-  Report
-      report;  // has the times of the last iteration; on the CPU, places in the order of execution
+  Report report;  // of the last iteration; on the CPU, times are places in the order of execution
   std::shared_ptr<const Trace> trace;             // the trace that ran, as the policy rewrote it
   std::optional<CompressionSummary> compression;  // if the run compresses and fits
   std::optional<Execution> execution;             // if the backend executes and the run fits

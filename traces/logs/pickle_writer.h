@@ -26,7 +26,6 @@ class PickleWriter {
   PickleWriter& NextBatch() { return Raw("e("); }
   PickleWriter& BeginTuple() { return Raw("("); }
   PickleWriter& EndTuple() { return Raw("t"); }
-  PickleWriter& PutNone() { return Raw("N"); }
   PickleWriter& PutBool(bool value) { return Raw(value ? "\x88" : "\x89"); }
   PickleWriter& PutInteger(int64_t value);
   PickleWriter& PutReal(double value);
