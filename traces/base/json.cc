@@ -73,7 +73,7 @@ std::string Message(int error) {
                      simdjson::error_message(static_cast<simdjson::error_code>(error)));
 }
 
-// What a JSON document of another program is, by a key of its root.
+// Returns a description of the other programs' documents whose root has the key, or an empty text.
 std::string_view KnownDocument(std::string_view key) {
   if (key == "traceEvents") return "a Chrome trace, such as torch.profiler (Kineto) writes";
   if (key == "nodes") return "an execution trace, such as PyTorch writes for Chakra";

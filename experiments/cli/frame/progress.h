@@ -34,7 +34,7 @@ class ProgressBar {
 
   // Starts a count of `total` steps; 0 means that the number is not known yet.
   void Start(size_t total);
-  // Says that `done` of `total` steps are done and that `what` is the present step.
+  // Shows that `done` of `total` steps are done and that `what` is the present step.
   void Set(size_t done, size_t total, std::string_view what);
   // Says that `what` is the present step or a part of it.
   void Say(std::string_view what);
