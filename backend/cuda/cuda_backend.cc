@@ -24,8 +24,8 @@
 #include "backend/cuda/dnn_library.h"
 #include "backend/cuda/elementwise.h"
 #include "backend/cuda/kernels.h"
-#include "backend/cuda/page_memory.h"
 #include "backend/cuda/peer_memory.h"
+#include "backend/cuda/run_memory.h"
 #include "backend/cuda/stream.h"
 #include "sim/core/wait_filter.h"
 #include "traces/base/error.h"
@@ -210,9 +210,9 @@ class CudaBackend final : public Executor {
              Bytes size, std::span<const Wait> waits) override;
   void Synchronize() override;
   StreamTimes TakeTimeline() override;
-  void OnAllocate(const Block& block) override;
-  void OnFree(const Block& block) override;
-  void OnDriverCall(const DriverCall& call) override;
+  void OnAllocate(const Block& block) override { memory_.OnAllocate(block); }
+  void OnFree(const Block& block) override { memory_.OnFree(block); }
+  void OnDriverCall(const DriverCall& call) override { memory_.OnDriverCall(call); }
   void OnAbandon(const Block& block, PoolId pool) override {
     if (pool == PoolId::kHost) copies_->Forget(block);
   }
@@ -229,9 +229,8 @@ class CudaBackend final : public Executor {
   Bytes stored_peak() const override { return copies_->stored_peak(); }
 
  private:
-  DeviceRange DeviceAt(const Block& block) const;
   int64_t DeviceAddress(const Block& block) const {
-    return static_cast<int64_t>(reinterpret_cast<intptr_t>(DeviceAt(block).data));
+    return static_cast<int64_t>(reinterpret_cast<intptr_t>(memory_.At(block).data));
   }
   void DeviceRanges(std::span<const Block> blocks, std::vector<DeviceRange>& ranges) const;
 
@@ -272,9 +271,7 @@ class CudaBackend final : public Executor {
   const CudaRunOptions options_;
   const SyntheticSource synthetic_;
   CudaMachine::Impl& machine_;
-  DeviceBuffer arena_;
-  std::map<Bytes, DeviceBuffer> segments_;  // by offset; one per block with `Backing::kBlocks`
-  std::optional<PageMemory> pages_;
+  RunMemory memory_;
   const std::unique_ptr<CudaCopyPath> copies_;  // for the host pool
   std::optional<PeerMemory> peer_;
   PinnedBuffer loss_landing_{Bytes(sizeof(float))};
@@ -311,10 +308,9 @@ CudaBackend::CudaBackend(const Trace& trace, const CostModel& cost, const CudaRu
       options_(options),
       synthetic_(trace, options.seed),
       machine_(machine),
-      arena_(options.backing == Backing::kArena ? options.memory : Bytes(0)),
+      memory_(options.backing, options.memory),
       copies_(MakeCopyPath(pinned, options.compression)),
       first_of_kind_(FirstOfKind(trace)) {
-  if (options.backing == Backing::kPages) pages_.emplace();
   if (options.peer) peer_.emplace(machine.device, options.peer->gpu, options.peer->memory);
 }
 
@@ -323,58 +319,12 @@ CudaBackend::~CudaBackend() {
   static_cast<void>(cudaDeviceSynchronize());
 }
 
-// --- Memory -------------------------------------------------------------------------------------
-
-DeviceRange CudaBackend::DeviceAt(const Block& block) const {
-  switch (options_.backing) {
-    case Backing::kArena:
-      SPILLWAY_CHECK(block.end() <= arena_.size());
-      return {arena_.data() + block.offset.count(), block.size};
-    case Backing::kPages:
-      return {pages_->At(block), block.size};
-    case Backing::kBlocks:
-    case Backing::kSegments:
-      break;
-  }
-  const auto after = segments_.upper_bound(block.offset);
-  SPILLWAY_CHECK(after != segments_.begin());
-  const auto& [offset, segment] = *std::prev(after);
-  SPILLWAY_CHECK(block.end() <= offset + segment.size());
-  return {segment.data() + (block.offset - offset).count(), block.size};
-}
+// --- Contents -----------------------------------------------------------------------------------
 
 void CudaBackend::DeviceRanges(std::span<const Block> blocks,
                                std::vector<DeviceRange>& ranges) const {
   ranges.clear();
-  for (const Block& block : blocks) ranges.push_back(DeviceAt(block));
-}
-
-void CudaBackend::OnAllocate(const Block& block) {
-  if (options_.backing != Backing::kBlocks) return;
-  segments_.insert_or_assign(block.offset, DeviceBuffer(block.size));
-}
-
-// cudaFree returns when the device is idle, so no command loses memory that it still reads.
-void CudaBackend::OnFree(const Block& block) {
-  if (options_.backing == Backing::kBlocks) segments_.erase(block.offset);
-}
-
-void CudaBackend::OnDriverCall(const DriverCall& call) {
-  switch (call.kind) {
-    case DriverCall::Kind::kMalloc:
-      if (options_.backing != Backing::kSegments) return;
-      segments_.insert_or_assign(call.range.offset, DeviceBuffer(call.range.size));
-      return;
-    case DriverCall::Kind::kFree:
-      if (options_.backing == Backing::kSegments) segments_.erase(call.range.offset);
-      return;
-    case DriverCall::Kind::kMap:
-      if (pages_) pages_->Map(call.range, call.physical);
-      return;
-    case DriverCall::Kind::kUnmap:
-      if (pages_) pages_->Unmap(call.range);
-      return;
-  }
+  for (const Block& block : blocks) ranges.push_back(memory_.At(block));
 }
 
 void CudaBackend::OnArrive(TensorId id, const Block& block, PoolId pool) {
@@ -393,7 +343,7 @@ void CudaBackend::OnArrive(TensorId id, const Block& block, PoolId pool) {
     Fill(data, bytes, first);
     return peer_->Write(contents, bytes);
   }
-  std::byte* const out = DeviceAt(contents).data;
+  std::byte* const out = memory_.At(contents).data;
   const int64_t count = tensor.size.count() / static_cast<int64_t>(sizeof(float));
   cudaStream_t const stream = machine_.streams[Index(Stream::kCompute)].stream.get();
   switch (data.kind) {
@@ -415,7 +365,7 @@ void CudaBackend::Write(const Block& block, PoolId pool, std::span<const std::by
   }
   if (pool != PoolId::kDevice) return peer_->Write(block, bytes);
   const CudaStream& compute = machine_.streams[Index(Stream::kCompute)].stream;
-  SPILLWAY_CUDA_CALL(cudaMemcpyAsync(DeviceAt(block).data, bytes.data(), bytes.size(),
+  SPILLWAY_CUDA_CALL(cudaMemcpyAsync(memory_.At(block).data, bytes.data(), bytes.size(),
                                      cudaMemcpyHostToDevice, compute.get()));
   compute.Synchronize();  // the caller may free `bytes` after the return
 }
@@ -425,7 +375,7 @@ void CudaBackend::Read(const Block& block, PoolId pool, std::span<std::byte> byt
   if (pool != PoolId::kDevice) return peer_->Read(block, bytes);
   const Block contents{block.offset, Bytes(static_cast<int64_t>(bytes.size()))};
   SPILLWAY_CUDA_CALL(
-      cudaMemcpy(bytes.data(), DeviceAt(contents).data, bytes.size(), cudaMemcpyDeviceToHost));
+      cudaMemcpy(bytes.data(), memory_.At(contents).data, bytes.size(), cudaMemcpyDeviceToHost));
 }
 
 // --- Issue --------------------------------------------------------------------------------------
@@ -564,7 +514,7 @@ void CudaBackend::RunSlots(const Op& op, const Launch& launch) {
   SlotLaunch part;
   part.inputs = inputs_;
   part.outputs = outputs_;
-  if (launch.workspace.size > Bytes(0)) part.workspace = DeviceAt(launch.workspace);
+  if (launch.workspace.size > Bytes(0)) part.workspace = memory_.At(launch.workspace);
   for (const KernelRun& run : launch.runs) {
     if (run.slot != part.slot) part.first = 0;
     part.slot = run.slot;
@@ -586,13 +536,13 @@ void CudaBackend::Throttle() const {
 void CudaBackend::TakeLoss(const Op& op, const Launch& launch) {
   const std::optional<size_t> loss = OutputIndex(op, Role::kLoss);
   if (!loss || *loss >= launch.outputs.size()) return;
-  SPILLWAY_CUDA_CALL(cudaMemcpyAsync(loss_landing_.data(), DeviceAt(launch.outputs[*loss]).data,
+  SPILLWAY_CUDA_CALL(cudaMemcpyAsync(loss_landing_.data(), memory_.At(launch.outputs[*loss]).data,
                                      sizeof(float), cudaMemcpyDeviceToHost,
                                      machine_.streams[Index(Stream::kCompute)].stream.get()),
                      {op.name, {}, {}});
   loss_pending_ = true;
   if (!options_.given) return;
-  const DeviceRange y = DeviceAt(launch.outputs[OutputIndex(op, Role::kY).value()]);
+  const DeviceRange y = memory_.At(launch.outputs[OutputIndex(op, Role::kY).value()]);
   classes_ = op.IntAttribute("elements");
   const Bytes size(op.batch * classes_ * static_cast<int64_t>(sizeof(float)));
   if (!probabilities_) probabilities_.emplace(size);
@@ -609,7 +559,7 @@ Event CudaBackend::CopyNow(PoolId pool, Direction direction, const Block& device
   const NvtxRange range(to_host ? "offload" : "prefetch");
   const Activity activity{to_host ? "copy out of the device" : "copy to the device", {}, {}};
   Begin(stream, waits, activity);
-  std::byte* const data = DeviceAt({device.offset, size}).data;
+  std::byte* const data = memory_.At({device.offset, size}).data;
   const Block block{outside.offset, size};
   cudaStream_t const queue = machine_.streams[Index(stream)].stream.get();
   if (pool == PoolId::kHost) {
