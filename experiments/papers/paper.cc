@@ -6,7 +6,9 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <utility>
 
+#include "experiments/run/run.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -59,7 +61,7 @@ bool Fill(const PaperNames& names, const Filling& filling, PaperRow& row) {
     return workload.has_value();
   }
   if (filling.hole == "{layer}" || filling.hole == "{device}") {
-    (filling.hole == "{layer}" ? row.layer : row.machine.device) = filling.text;
+    (filling.hole == "{layer}" ? row.layer : row.device) = filling.text;
     return true;
   }
   const auto number = ReadNumber(filling.text);
@@ -145,15 +147,35 @@ std::vector<PaperRow> Rows(const std::vector<Workload>& workloads,
 }
 
 std::string PaperKey::Format() const {
-  return fmt::format(fmt::runtime(column->pattern),
-                     fmt::arg("workload", table->names.Write(row.workload)),
-                     fmt::arg("batch", row.workload.batch), fmt::arg("number", row.number),
-                     fmt::arg("step", row.step), fmt::arg("layer", row.layer),
-                     fmt::arg("device", row.machine.device));
+  return fmt::format(
+      fmt::runtime(column->pattern), fmt::arg("workload", table->names.Write(row.workload)),
+      fmt::arg("batch", row.workload.batch), fmt::arg("number", row.number),
+      fmt::arg("step", row.step), fmt::arg("layer", row.layer), fmt::arg("device", row.device));
 }
 
 bool PaperKey::OnPapersGpu() const {
-  return row.machine.device == table->device && row.machine.cost == kModelled;
+  return row.device == table->device && row.asked.cost.roofline();
+}
+
+Bytes WorkspaceOf(const Inputs& inputs, const Op& op) {
+  Bytes workspace;
+  for (size_t slot = 0; slot < op.slots.size(); ++slot) {
+    workspace = std::max(workspace, inputs.cost()->Kernels(op, slot, op.batch).front().workspace);
+  }
+  return workspace;
+}
+
+Report ReportOf(Prepared run, const std::string& policy) {
+  run.policy = policy;
+  return Run(run).report;
+}
+
+Report ReportOf(const Inputs& inputs, const std::string& policy, Bytes memory,
+                const std::string& allocator) {
+  Prepared run = inputs.Undecided({});
+  run.memory = memory;
+  run.arena = allocator;
+  return ReportOf(std::move(run), policy);
 }
 
 std::optional<PaperRow> RowOf(const PaperTable& table, const PaperColumn& column,

@@ -19,6 +19,9 @@
 #include <string_view>
 #include <vector>
 
+#include "experiments/run/case.h"
+#include "experiments/run/inputs.h"
+#include "sim/core/report.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway {
@@ -68,21 +71,16 @@ struct PaperNames {
   std::string Write(const Workload& workload) const;
 };
 
-// A GPU and the source of its kernels' times, as `LoadDevice` and `LoadCost` take them. Unlike in
-// `LoadCost`, "auto" takes a recorded table only if the table has every kernel.
-struct PaperMachine {
-  std::string device = {};
-  std::string cost = {};
-};
-inline constexpr const char* kModelled = "roofline";  // the cost on a paper's own GPU
-
-// The values for the holes of a pattern, and the machine on which the item is computed.
+// The values for the holes of a pattern.
 struct PaperRow {
   Workload workload = {};
   double number = 0;
   std::string layer = {};
-  PaperMachine machine = {};  // empty in a table's rows, which are for any machine
   int64_t step = 0;
+  std::string device = {};  // empty: no number depends on the GPU
+  // The workload with the table's preset, on the device and with the kernel times of the item. Set,
+  // like `device`, only in the row of a `PaperKey`: a table's own rows are for any device.
+  Case asked = {};
 };
 
 // Returns a row for each workload, number and layer, the last of these changing fastest.
@@ -100,10 +98,10 @@ struct PaperColumn {
   std::function<bool(const PaperRow&)> accepts = {};  // whether a user may ask; empty: always
 };
 
-// Returns a column's function that calls `function(workload, arguments...)`.
+// Returns a column's function that calls `function(inputs, arguments...)` with the row's inputs.
 template <typename Function, typename... Arguments>
-auto OfWorkload(Function function, Arguments... arguments) {
-  return [=](const PaperRow& row) { return function(row.workload, arguments...); };
+auto OfInputs(Function function, Arguments... arguments) {
+  return [=](const PaperRow& row) { return function(Inputs(row.asked), arguments...); };
 }
 // Returns a column's function that calls `function(row, arguments...)`.
 template <typename Function, typename... Arguments>
@@ -153,8 +151,7 @@ struct PaperTable {
   std::string preset = {};  // the preset that counts memory; empty: nothing is run
 };
 
-// The key of an item: a paper, one of its tables, a column of the table, and a row, which holds the
-// machine.
+// The key of an item: a paper, one of its tables, a column of the table, and a row.
 struct PaperKey {
   std::string_view paper;
   std::shared_ptr<const PaperTable> table;
@@ -163,10 +160,19 @@ struct PaperKey {
 
   // Returns the item's name in paper-values.csv, "Tab5 AlexNet(256) conv(m) aggregate".
   std::string Format() const;
-  // Returns false on another machine, about which the paper prints nothing.
+  // Returns false on another GPU or with other kernel times, about which the paper prints nothing.
   bool OnPapersGpu() const;
   Computed Compute() const { return column->compute(row); }
 };
+
+// Returns the workspace of an op's fastest kernels, which is the largest of its slots.
+Bytes WorkspaceOf(const Inputs& inputs, const Op& op);
+
+// Returns the report of the run under a built-in policy.
+Report ReportOf(Prepared run, const std::string& policy);
+// Returns the report of a simulated iteration with these inputs under a built-in policy.
+Report ReportOf(const Inputs& inputs, const std::string& policy, Bytes memory = Bytes::Unlimited(),
+                const std::string& allocator = "best-fit");
 
 // Returns the row of the column's item to which a user or paper-values.csv gives the name `item`;
 // nullopt if the column has no such item.

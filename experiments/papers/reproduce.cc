@@ -18,14 +18,13 @@ namespace {
 
 // --- Requests -----------------------------------------------------------------------------------
 
-// The tables of all papers, on the papers' GPUs or on another machine, and the keys of their items.
+// The tables of all papers, on the papers' GPUs or on another GPU, and the keys of their items.
 class Shelf {
  public:
-  Shelf(const PaperValues& printed, const std::optional<PaperMachine>& machine)
-      : printed_(printed), machine_(machine) {
+  Shelf(const PaperValues& printed, const std::optional<Case>& on) : printed_(printed), on_(on) {
     for (const Paper& paper : Papers()) {
       for (PaperTable& made : paper.tables(printed)) {
-        if (machine && made.device.empty()) continue;
+        if (on && made.device.empty()) continue;
         const auto table = std::make_shared<const PaperTable>(std::move(made));
         tables_.emplace_back(paper.name, table);
         for (const PaperRow& row : table->rows) {
@@ -74,7 +73,7 @@ class Shelf {
     return sheets;
   }
 
-  // Returns the item with its printed number, if the list has one for that name and machine.
+  // Returns the item with its printed number, if the list has one for that name and GPU.
   PaperItem ItemOf(const PaperKey& key, const std::string& name) const {
     const PaperValue* listed = key.OnPapersGpu() ? FindValue(printed_, key.paper, name) : nullptr;
     if (listed) return {*listed, key};
@@ -107,20 +106,23 @@ class Shelf {
 
   PaperKey KeyOf(std::string_view paper, const std::shared_ptr<const PaperTable>& table,
                  const PaperColumn& column, PaperRow row) const {
-    PaperMachine machine = machine_.value_or(PaperMachine{table->device, kModelled});
-    if (!row.machine.device.empty()) machine.device = row.machine.device;  // by the item's name
-    row.machine = std::move(machine);
+    // The name of an item may have said the device.
+    if (row.device.empty()) row.device = on_ ? on_->device : table->device;
+    row.asked.workload = row.workload.Name();
+    row.asked.preset = table->preset;
+    if (!row.device.empty()) row.asked.device = row.device;
+    row.asked.cost = on_ ? on_->cost : "roofline";
     return {paper, table, &column, std::move(row)};
   }
 
-  // On another machine, tables that differ only in the GPU have the same items: the first is kept.
+  // On another GPU, tables that differ only in the GPU have the same items: the first is kept.
   void Add(const PaperKey& key) {
     const bool added = index_.emplace(std::pair(key.paper, key.Format()), keys_.size()).second;
     if (added) keys_.push_back(key);
   }
 
   const PaperValues& printed_;
-  const std::optional<PaperMachine> machine_;
+  const std::optional<Case> on_;
   std::vector<std::pair<std::string_view, std::shared_ptr<const PaperTable>>> tables_;
   std::vector<PaperKey> keys_;                                        // of their rows
   std::map<std::pair<std::string_view, std::string>, size_t> index_;  // paper and name
@@ -152,8 +154,8 @@ void Judge(Reproduction& result) {
 std::string CommandOf(const PaperItem& item) {
   std::string command = fmt::format("spillway reproduce '{}'", item.value.item);
   if (item.key && !item.key->OnPapersGpu()) {
-    const PaperMachine& machine = item.key->row.machine;
-    command += fmt::format(" --device {} --cost {}", machine.device, machine.cost);
+    const PaperRow& row = item.key->row;
+    command += fmt::format(" --device {} --cost {}", row.device, row.asked.cost.text());
   }
   return command;
 }
@@ -188,14 +190,14 @@ PaperValues ReadPaperValues(const std::filesystem::path& path) {
 }
 
 std::vector<PaperItem> SelectItems(const PaperValues& printed, const std::string& request,
-                                   const std::optional<PaperMachine>& machine) {
-  const Shelf shelf(printed, machine);
+                                   const std::optional<Case>& on) {
+  const Shelf shelf(printed, on);
   std::vector<PaperItem> items;
   for (const PaperValue& value : printed) {
     if (request != "all" && request != value.paper && request != value.item) continue;
     if (const auto key = shelf.Find(value.paper, value.item)) {
       items.push_back(shelf.ItemOf(*key, value.item));
-    } else if (!machine) {
+    } else if (!on) {
       items.push_back({value});
     }
   }
@@ -206,19 +208,19 @@ std::vector<PaperItem> SelectItems(const PaperValues& printed, const std::string
     if (key) items.push_back(shelf.ItemOf(*key, request));
   }
   if (!items.empty()) return items;
-  if (machine) SelectItems(printed, request);  // throws if no machine has such an item
-  if (machine) throw NotOfDevice(request);
+  if (on) SelectItems(printed, request);  // throws if no GPU has such an item
+  if (on) throw NotOfDevice(request);
   throw UsageError(shelf.Unknown("item", request) +
                    "; also an item name such as 'base VGG-16(256) GB', for any network and batch");
 }
 
 std::vector<PaperSheet> SelectSheets(const PaperValues& printed, const std::string& request,
-                                     const std::optional<PaperMachine>& machine) {
-  const Shelf shelf(printed, machine);
+                                     const std::optional<Case>& on) {
+  const Shelf shelf(printed, on);
   std::vector<PaperSheet> sheets = shelf.SheetsOf(request);
   if (!sheets.empty()) return sheets;
-  if (machine) SelectSheets(printed, request);
-  if (machine) throw NotOfDevice(request);
+  if (on) SelectSheets(printed, request);
+  if (on) throw NotOfDevice(request);
   throw UsageError(shelf.Unknown("table or figure", request));
 }
 
@@ -245,9 +247,7 @@ std::vector<Reproduction> Reproduce(const std::vector<PaperItem>& items,
 
 Columns<Reproduction> ReproductionColumns() {
   using R = Reproduction;
-  const auto machine = [](const R& r) {
-    return r.item.key ? r.item.key->row.machine : PaperMachine{};
-  };
+  const auto row = [](const R& r) { return r.item.key ? r.item.key->row : PaperRow(); };
   return {
       {"paper", "", "the paper", [](auto& r) { return r.item.value.paper; }},
       {"item", "", "the name of the number", [](auto& r) { return r.item.value.item; }},
@@ -262,9 +262,9 @@ Columns<Reproduction> ReproductionColumns() {
       {"judged", "", "true if the number has to agree", &R::judged},
       {"passes", "", "true if it agrees", [](auto& r) { return When(r.judged, r.passes); }},
       {"device", "", "the GPU, if the number depends on it",
-       [=](auto& r) { return IfAny(machine(r).device); }},
+       [=](auto& r) { return IfAny(row(r).device); }},
       {"cost", "", "the source of its kernels' times",
-       [=](auto& r) { return When(!machine(r).device.empty(), machine(r).cost); }},
+       [=](auto& r) { return When(!row(r).device.empty(), row(r).asked.cost.text()); }},
       {"preset", "", "the preset that counts memory",
        [](auto& r) { return IfAny(r.item.key ? r.item.key->table->preset : ""); }},
       {"command", "", "the command that computes the item alone",

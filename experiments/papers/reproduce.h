@@ -42,11 +42,11 @@ PaperValues ReadPaperValues(const std::filesystem::path& path);
 
 // Returns the items that `request` names: "all", a paper, a table or figure ("Tab2",
 // "superneurons-Tab2"), an item of the list, or an item that a table can compute although the list
-// lacks it, such as "base VGG-16(32) GB". With a `machine` the items are computed on it; no paper
-// prints their numbers, and items that do not depend on the machine are left out. Throws
-// `UsageError` if `request` names nothing, or nothing that depends on the machine.
+// lacks it, such as "base VGG-16(32) GB". With `on`, the items are computed on its device and with
+// its kernel times. No paper prints these numbers, and items that do not depend on the device are
+// left out. Throws `UsageError` if `request` names nothing, or nothing that depends on the device.
 std::vector<PaperItem> SelectItems(const PaperValues& printed, const std::string& request,
-                                   const std::optional<PaperMachine>& machine = std::nullopt);
+                                   const std::optional<Case>& on = std::nullopt);
 
 // A table or figure of a paper.
 struct PaperSheet {
@@ -55,9 +55,9 @@ struct PaperSheet {
 };
 
 // Returns the tables and figures that `request` names: "all", a paper, or a table or figure.
-// `machine` and errors are as in `SelectItems`.
+// `on` and errors are as in `SelectItems`.
 std::vector<PaperSheet> SelectSheets(const PaperValues& printed, const std::string& request,
-                                     const std::optional<PaperMachine>& machine = std::nullopt);
+                                     const std::optional<Case>& on = std::nullopt);
 
 // Computes and judges an item.
 Reproduction Reproduce(const PaperItem& item);

@@ -29,8 +29,9 @@ struct ReproduceOptions {
   std::string device;  // empty: the papers'
   std::string cost = "auto";
 
-  std::optional<PaperMachine> machine() const {
-    return device.empty() ? std::nullopt : std::optional(PaperMachine{device, cost});
+  std::optional<Case> on() const {
+    if (device.empty()) return std::nullopt;
+    return Case{.workload = "", .device = device, .cost = cost};
   }
 };
 
@@ -165,13 +166,13 @@ int Execute(const ReproduceOptions& options, Session& session) {
   const auto path = FindDataFile(list);
   if (!path) throw InputError(list + ": not found");
   const PaperValues printed = ReadPaperValues(*path);
-  if (options.machine()) LoadDevice(options.device);  // throws before the first item is computed
-  const std::vector<PaperItem> items = SelectItems(printed, options.item, options.machine());
+  if (options.on()) LoadDevice(options.device);  // throws before the first item is computed
+  const std::vector<PaperItem> items = SelectItems(printed, options.item, options.on());
   std::vector<PaperSheet> sheets;
   std::string script;
   if (!options.figures.empty()) {
     script = FigureScript();
-    sheets = SelectSheets(printed, options.item, options.machine());
+    sheets = SelectSheets(printed, options.item, options.on());
     CreateDirectory(options.figures);
   }
   Results computed;
@@ -199,7 +200,7 @@ int Execute(const ReproduceOptions& options, Session& session) {
         for (const std::string& device : DeviceNames()) {
           manifest.AddInput("device", "data", fmt::format("sim/devices/{}.toml", device));
         }
-        if (options.machine()) AddMachine(options, manifest);
+        if (options.on()) AddMachine(options, manifest);
       });
 }
 

@@ -88,14 +88,13 @@ std::string PolicyOf(std::string_view technique, std::string_view recompute = "c
                      offloads ? "conv" : "none", technique == "recompute" ? recompute : "none");
 }
 
-std::vector<StepMemory> Profile(const Workload& workload, const std::string& policy) {
-  const Scene scene = SceneOf(workload);
-  return StepMemories(scene.trace, scene.Run(policy));
+std::vector<StepMemory> Profile(const Inputs& inputs, const std::string& policy) {
+  return StepMemories(*inputs.trace(), ReportOf(inputs, policy));
 }
 
 size_t PeakStep(const std::vector<StepMemory>& steps) {
-  const auto less = [](const StepMemory& a, const StepMemory& b) { return a.held < b.held; };
-  return static_cast<size_t>(std::max_element(steps.begin(), steps.end(), less) - steps.begin());
+  return static_cast<size_t>(std::ranges::max_element(steps, {}, &StepMemory::held) -
+                             steps.begin());
 }
 
 // Returns the bytes of the distinct counted storages that an op names.
@@ -114,70 +113,70 @@ Bytes OperandBytes(const Trace& trace, const Op& op) {
   return bytes;
 }
 
-// Returns the bytes of the output of a layer of AlexNet(200) in MiB.
-double OutputOf(const std::string& layer) {
-  const Trace trace = SceneOf(Figure10()).trace;
-  for (const Op& op : trace.ops) {
-    if (op.name == layer + ".fwd") return trace.tensor(op.outputs.front()).size.mib();
+// Returns the bytes of the output of a layer in MiB.
+double OutputOf(const Inputs& inputs, const std::string& layer) {
+  for (const Op& op : inputs.trace()->ops) {
+    if (op.name == layer + ".fwd") return inputs.trace()->tensor(op.outputs.front()).size.mib();
   }
   throw InputError("no layer " + layer);
 }
 
-// Returns the steps of AlexNet(200).
-std::vector<StepMemory> StepsOf(const char* technique) {
-  return Profile(Figure10(), PolicyOf(technique));
+std::vector<StepMemory> StepsOf(const Inputs& inputs, const char* technique) {
+  return Profile(inputs, PolicyOf(technique));
 }
 
-double PeakMib(const char* technique) {
-  const auto steps = StepsOf(technique);
-  return steps[PeakStep(steps)].held.mib();
+StepMemory PeakOf(const Inputs& inputs, const char* technique) {
+  const auto steps = StepsOf(inputs, technique);
+  return steps[PeakStep(steps)];
 }
 
-Total Baseline() { return CountedStorages(SceneOf(Figure10()).trace); }
+double PeakMib(const Inputs& inputs, const char* technique) {
+  return PeakOf(inputs, technique).held.mib();
+}
+
+double BaselineMib(const Inputs& inputs) { return CountedStorages(*inputs.trace()).bytes.mib(); }
 
 // Returns 1 - peak / baseline in percent.
-double Saving(const char* technique) {
-  return 100 * (1 - PeakMib(technique) / Baseline().bytes.mib());
+double Saving(const Inputs& inputs, const char* technique) {
+  return 100 * (1 - PeakMib(inputs, technique) / BaselineMib(inputs));
 }
 
 // Returns, for the peak step of the liveness run, the MiB that the step names if `own`, otherwise
 // the MiB that other steps hold.
-double PeakPart(bool own) {
-  const Scene scene = SceneOf(Figure10());
-  const auto steps = StepMemories(scene.trace, scene.Run(PolicyOf("liveness")));
+double PeakPart(const Inputs& inputs, bool own) {
+  const auto steps = StepsOf(inputs, "liveness");
   const size_t peak = PeakStep(steps);
-  const Bytes operands = OperandBytes(scene.trace, scene.trace.ops[peak]);
+  const Bytes operands = OperandBytes(*inputs.trace(), inputs.trace()->ops[peak]);
   return (own ? operands : steps[peak].held - operands).mib();
 }
 
 // Returns the sum that the paper prints: the liveness peak without the outputs of CONV1 to CONV3.
-double PoolAfterOffload() {
-  double sum = PeakMib("liveness");
-  for (const char* conv : {"conv1", "conv2", "conv3"}) sum -= OutputOf(conv);
+double PoolAfterOffload(const Inputs& inputs) {
+  double sum = PeakMib(inputs, "liveness");
+  for (const char* conv : {"conv1", "conv2", "conv3"}) sum -= OutputOf(inputs, conv);
   return sum;
 }
 
 // Returns the most MiB that a step needs if all other tensors have been offloaded.
-double NeededPeak(const Workload& workload, const std::string& mode) {
+double NeededPeak(const Inputs& inputs, const std::string& mode) {
   Bytes peak;
-  for (const StepMemory& step : Profile(workload, PolicyOf("recompute", mode))) {
+  for (const StepMemory& step : Profile(inputs, PolicyOf("recompute", mode))) {
     peak = std::max(peak, step.needed);
   }
   return peak.mib();
 }
 
-double ExtraSteps(const Workload& workload, const std::string& mode) {
-  return static_cast<double>(
-      SceneOf(workload).Run(PolicyOf("recompute", mode)).metrics.recomputed_ops);
+double ExtraSteps(const Inputs& inputs, const std::string& mode) {
+  return static_cast<double>(ReportOf(inputs, PolicyOf("recompute", mode)).metrics.recomputed_ops);
 }
 
-double LayerCount(const Workload& workload) {
-  return static_cast<double>(SceneOf(workload).trace.layers.size());
+double LayerCount(const Inputs& inputs) {
+  return static_cast<double>(inputs.trace()->layers.size());
 }
 
 // Returns the number of convolutions and linear layers on the longest path.
-double Depth(const Workload& workload) {
-  const Network network = BuildNetwork(workload.network);
+double Depth(const PaperRow& row) {
+  const Network network = BuildNetwork(row.workload.network);
   std::vector<int> depth(network.size());
   for (LayerNode node = 0; node < depth.size(); ++node) {
     for (const LayerNode input : network.Inputs(node)) {
@@ -220,25 +219,24 @@ Bytes HeldThroughout(const Trace& trace, const Report& report) {
 
 // Returns the least memory without parameters that fits, as a multiple of max(l_i) in hundredths;
 // nullopt if four times max(l_i) does not fit. Each tensor of a layer counts once.
-Computed Floor(const Workload& workload, const std::string& allocator) {
-  const Scene scene = SceneOf(workload);
-  const Bytes fixed =
-      HeldThroughout(scene.trace, scene.Run(std::string(kPaper), Bytes::Unlimited(), allocator));
+Computed Floor(const Inputs& inputs, const std::string& allocator) {
+  const Bytes fixed = HeldThroughout(
+      *inputs.trace(), ReportOf(inputs, std::string(kPaper), Bytes::Unlimited(), allocator));
   Bytes layer;
-  const Liveness liveness(scene.trace);
-  for (size_t i = 0; i < scene.trace.ops.size(); ++i) {
+  const Liveness liveness(*inputs.trace());
+  for (size_t i = 0; i < inputs.trace()->ops.size(); ++i) {
     Bytes sum;
     for (const TensorId id : liveness.Storages(static_cast<OpId>(i))) {
-      const TensorKind kind = scene.trace.tensor(id).kind;
+      const TensorKind kind = inputs.trace()->tensor(id).kind;
       const bool data = kind == TensorKind::kInput || kind == TensorKind::kActivation ||
                         kind == TensorKind::kGradient;
-      if (data) sum += scene.trace.tensor(id).size;
+      if (data) sum += inputs.trace()->tensor(id).size;
     }
     layer = std::max(layer, sum);
   }
   for (int percent = 100; percent <= 400; ++percent) {
     const Bytes memory = fixed + Bytes(layer.count() * percent / 100);
-    if (scene.Run(std::string(kPaper), memory, allocator).fits()) return percent / 100.0;
+    if (ReportOf(inputs, std::string(kPaper), memory, allocator).fits()) return percent / 100.0;
   }
   return std::nullopt;
 }
@@ -247,37 +245,38 @@ Computed Floor(const Workload& workload, const std::string& allocator) {
 
 // Returns the numbers of the text and Fig. 10 about AlexNet(200), and of the text about Table 5.
 PaperTable TextItems(const PaperValues& printed) {
-  const auto of = [](auto compute) { return [=](const PaperRow&) { return compute(); }; };
-  const auto output = [&](const char* layer) { return of([=] { return OutputOf(layer); }); };
-  const auto peak = [&](const char* technique) { return of([=] { return PeakMib(technique); }); };
-  const auto saving = [&](const char* technique) { return of([=] { return Saving(technique); }); };
-  const auto peak_step = [] { return PeakStep(StepsOf("liveness")) + 1; };
-  return {
-      "Text",
-      Names(),
-      {{Figure10()}},
-      {{"Fig10 baseline tensors", "count", of([] { return Baseline().tensors; })},
-       {"Fig10 baseline MB", "MB", of([] { return Baseline().bytes.mib(); })},
-       {"Fig10a liveness peak MB", "MB", peak("liveness")},
-       {"Fig10a peak step", "count", of(peak_step)},
-       {"Fig10a tensors at peak", "count",
-        of([=] { return StepsOf("liveness")[peak_step() - 1].tensors; })},
-       {"Fig10a sum l_f before peak MB", "MB", of([] { return PeakPart(false); })},
-       {"Fig10a l_b POOL5 MB", "MB", of([] { return PeakPart(true); })},
-       {"Fig10 CONV1 output MB", "MB", output("conv1")},
-       {"Fig10 CONV2 output MB", "MB", output("conv2")},
-       {"Fig10 CONV3 output MB", "MB", output("conv3")},
-       {"Fig10 CONV4 output MB", "MB", output("conv4")},
-       {"Fig10b offload peak MB (step 39)", "MB", peak("offload")},
-       {"Fig10b tensors at step 39", "count", of([] { return StepsOf("offload")[38].tensors; })},
-       {"Fig10b POOL5 after offload MB", "MB", of(PoolAfterOffload)},
-       {"Fig10c max(l_i) LRN1 MB (step 44)", "MB",
-        of([] { return StepsOf("recompute")[43].held.mib(); })},
-       {"saving liveness %", "%", saving("liveness"), true},
-       {"saving offload %", "%", saving("offload"), true},
-       {"Tab5 \"1.8947x larger on average\"", "x",
-        of([average = WiderOnAverage(printed)] { return average; })}},
-      PaperRequest::kPaperName};
+  const auto of_step = [](const char* technique, size_t step, auto part) {
+    return OfInputs(
+        [=](const Inputs& inputs) { return part(StepsOf(inputs, technique).at(step - 1)); });
+  };
+  const auto tensors = [](const StepMemory& step) { return step.tensors; };
+  const auto held = [](const StepMemory& step) { return step.held.mib(); };
+  return {"Text",
+          Names(),
+          {{Figure10()}},
+          {{"Fig10 baseline tensors", "count",
+            OfInputs([](const Inputs& i) { return CountedStorages(*i.trace()).tensors; })},
+           {"Fig10 baseline MB", "MB", OfInputs(BaselineMib)},
+           {"Fig10a liveness peak MB", "MB", OfInputs(PeakMib, "liveness")},
+           {"Fig10a peak step", "count",
+            OfInputs([](const Inputs& i) { return PeakStep(StepsOf(i, "liveness")) + 1; })},
+           {"Fig10a tensors at peak", "count",
+            OfInputs([](const Inputs& i) { return PeakOf(i, "liveness").tensors; })},
+           {"Fig10a sum l_f before peak MB", "MB", OfInputs(PeakPart, false)},
+           {"Fig10a l_b POOL5 MB", "MB", OfInputs(PeakPart, true)},
+           {"Fig10 CONV1 output MB", "MB", OfInputs(OutputOf, "conv1")},
+           {"Fig10 CONV2 output MB", "MB", OfInputs(OutputOf, "conv2")},
+           {"Fig10 CONV3 output MB", "MB", OfInputs(OutputOf, "conv3")},
+           {"Fig10 CONV4 output MB", "MB", OfInputs(OutputOf, "conv4")},
+           {"Fig10b offload peak MB (step 39)", "MB", OfInputs(PeakMib, "offload")},
+           {"Fig10b tensors at step 39", "count", of_step("offload", 39, tensors)},
+           {"Fig10b POOL5 after offload MB", "MB", OfInputs(PoolAfterOffload)},
+           {"Fig10c max(l_i) LRN1 MB (step 44)", "MB", of_step("recompute", 44, held)},
+           {"saving liveness %", "%", OfInputs(Saving, "liveness"), true},
+           {"saving offload %", "%", OfInputs(Saving, "offload"), true},
+           {"Tab5 \"1.8947x larger on average\"", "x",
+            [average = WiderOnAverage(printed)](const PaperRow&) { return average; }}},
+          PaperRequest::kPaperName};
 }
 
 // Returns the steps that are run again and the most bytes that a step needs. The paper's text has
@@ -291,9 +290,9 @@ std::vector<PaperTable> TableOne() {
     for (PaperTable* of : {&table, &shorter}) {
       const char* centric = of == &table ? "-centric" : "";
       of->columns.push_back({fmt::format("Tab1 {{workload}} extra ({}{})", mode, centric), "count",
-                             OfWorkload(ExtraSteps, policy)});
+                             OfInputs(ExtraSteps, policy)});
       of->columns.push_back({fmt::format("Tab1 {{workload}} {}{} peak", mode, centric), "MB",
-                             OfWorkload(NeededPeak, policy)});
+                             OfInputs(NeededPeak, policy)});
     }
   }
   return {table, shorter};
@@ -307,7 +306,7 @@ std::vector<PaperTable> FigureTen() {
   std::vector<PaperTable> tables;
   for (const char* technique : {"liveness", "offload", "recompute"}) {
     const auto memory = [=](const PaperRow& row) {
-      return StepsOf(technique).at(static_cast<size_t>(row.step) - 1);
+      return StepsOf(Inputs(row.asked), technique).at(static_cast<size_t>(row.step) - 1);
     };
     const std::string step = fmt::format("Fig10 {} step {{step}} ", technique);
     PaperTable& table = tables.emplace_back(
@@ -333,8 +332,8 @@ PaperTable FloorTable() {
   return {"Floor",
           Names(),
           RowsOf(Names(), kShown),
-          {{"Floor {workload} first-fit", "x", OfWorkload(Floor, kPool)},
-           {"Floor {workload} stitched", "x", OfWorkload(Floor, "stitched")}}};
+          {{"Floor {workload} first-fit", "x", OfInputs(Floor, kPool)},
+           {"Floor {workload} stitched", "x", OfInputs(Floor, "stitched")}}};
 }
 
 // Returns the numbers of layers of the graph and on its longest path. The first table counts the
@@ -346,10 +345,10 @@ std::vector<PaperTable> LayerTables() {
   };
   return {table({{{"resnet152@227", 32}}, {{"inception-v4", 32}}},
                 {{"layers in {workload}", "count",
-                  [](const PaperRow& row) { return LayerCount(row.workload) + 1; }}}),
+                  OfInputs([](const Inputs& i) { return LayerCount(i) + 1; })}}),
           table({{{"resnet(6,32,788,6)", 1}}},
-                {{"{workload} depth", "count", OfWorkload(Depth)},
-                 {"{workload} basic layers (~1e4)", "count", OfWorkload(LayerCount)}})};
+                {{"{workload} depth", "count", OfRow(Depth)},
+                 {"{workload} basic layers (~1e4)", "count", OfInputs(LayerCount)}})};
 }
 
 }  // namespace

@@ -20,13 +20,9 @@ namespace spillway::superneurons {
 namespace {
 
 // Returns the largest depth in layers or the largest batch that fits; 0 if none does.
-double LimitOf(const WorkloadFamily& family, const Framework& framework,
-               const PaperMachine& machine) {
-  Case asked;
+double LimitOf(const WorkloadFamily& family, const Framework& framework, Case asked) {
   asked.preset = framework.preset;
-  asked.device = machine.device;
-  asked.cost = machine.cost;
-  const LimitSearch search{family, asked, LoadDevice(machine.device), /*scan=*/1};
+  const LimitSearch search{family, asked, LoadDevice(asked.device), /*scan=*/1};
   const int64_t largest = FindLimit(search, framework.policy, [](int64_t) {}).limit.largest;
   if (largest == 0) return 0;
   const Workload workload = family.At(largest);
@@ -38,8 +34,8 @@ class KnownLimit {
  public:
   KnownLimit(Framework framework, double printed) : framework_(framework), printed_(printed) {}
 
-  double Find(const WorkloadFamily& family, const PaperMachine& machine) {
-    std::call_once(once_, [&] { ours_ = LimitOf(family, framework_, machine); });
+  double Find(const WorkloadFamily& family, const Case& asked) {
+    std::call_once(once_, [&] { ours_ = LimitOf(family, framework_, asked); });
     return ours_;
   }
   const Framework& framework() const { return framework_; }
@@ -54,14 +50,13 @@ class KnownLimit {
 using KnownLimits = std::vector<std::shared_ptr<KnownLimit>>;
 
 // Returns the number of pairs of frameworks, without SuperNeurons, that are in the paper's order.
-double InOrder(const WorkloadFamily& family, const KnownLimits& limits,
-               const PaperMachine& machine) {
+double InOrder(const WorkloadFamily& family, const KnownLimits& limits, const Case& asked) {
   int pairs = 0;
   for (const auto& less : limits) {
     for (const auto& more : limits) {
       if (less->framework().policy == kPaper || more->framework().policy == kPaper) continue;
       if (less->printed() >= more->printed()) continue;
-      pairs += less->Find(family, machine) < more->Find(family, machine) ? 1 : 0;
+      pairs += less->Find(family, asked) < more->Find(family, asked) ? 1 : 0;
     }
   }
   return pairs;
@@ -78,11 +73,11 @@ PaperTable TableOf(const PaperValues& printed, const std::string& table, const s
     if (!limit) continue;
     known.push_back(std::make_shared<KnownLimit>(framework, *limit));
     limits.columns.push_back({item, unit, [=, found = known.back()](const PaperRow& row) {
-                                return found->Find(family, row.machine);
+                                return found->Find(family, row.asked);
                               }});
   }
   limits.columns.push_back({line + " order", "count", [=](const PaperRow& row) {
-                              return InOrder(family, known, row.machine);
+                              return InOrder(family, known, row.asked);
                             }});
   return limits;
 }

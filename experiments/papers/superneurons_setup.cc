@@ -38,11 +38,6 @@ std::optional<int64_t> PrintedBatch(const PaperValues& printed, std::string_view
   return batch ? std::optional(static_cast<int64_t>(*batch)) : std::nullopt;
 }
 
-Scene SceneOf(const Workload& workload) {
-  return {workload, std::string(kPaper), {kGpu, kModelled}};
-}
-Scene SceneOf(const PaperRow& row) { return {row.workload, std::string(kPaper), row.machine}; }
-
 Total CountedStorages(const Trace& trace) {
   const std::vector<bool> counted = SuperNeuronsCounted(trace);
   std::vector<bool> seen(trace.tensors.size());

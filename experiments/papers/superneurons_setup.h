@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "experiments/papers/paper.h"
-#include "experiments/papers/scene.h"
 
 namespace spillway::superneurons {
 
@@ -54,11 +53,6 @@ std::string NameOf(std::string_view network);
 // Returns the batch that Table 5 prints; nullopt if it prints "N/A".
 std::optional<int64_t> PrintedBatch(const PaperValues& printed, std::string_view network,
                                     const Framework& framework);
-
-// Returns the workload on the model of a K40c, for numbers that do not depend on the GPU.
-Scene SceneOf(const Workload& workload);
-// Returns the row's workload on the row's machine.
-Scene SceneOf(const PaperRow& row);
 
 // The number and bytes of tensors that the paper counts. Each storage counts once.
 struct Total {

@@ -12,7 +12,6 @@
 #include <cmath>
 
 #include "experiments/papers/superneurons_setup.h"
-#include "experiments/run/catalogue.h"
 #include "policies/parts/superneurons_steps.h"
 #include "traces/liveness.h"
 
@@ -27,51 +26,51 @@ constexpr const char* kLiveness = "superneurons:offload=none,recompute=none";
 constexpr const char* kCached = "superneurons:offload=conv";
 constexpr const char* kUncached = "superneurons:offload=conv,cache=none";
 
-Report RunOnGpu(const Scene& scene, const std::string& policy,
+Report RunOnGpu(const Inputs& inputs, const std::string& policy,
                 const std::string& allocator = kPool) {
-  return scene.Run(policy, scene.device.memory, allocator);
+  return ReportOf(inputs, policy, inputs.device().memory, allocator);
 }
 
 // Returns images per second; nullopt if the run does not fit.
-Computed Speed(const Scene& scene, const Report& report) {
+Computed Speed(const Inputs& inputs, const Report& report) {
   if (!report.fits()) return std::nullopt;
-  return static_cast<double>(scene.trace.batch) / report.metrics.iteration.seconds();
+  return static_cast<double>(inputs.trace()->batch) / report.metrics.iteration.seconds();
 }
 
 Computed Ratio(Computed a, Computed b) { return a && b ? std::optional(*a / *b) : std::nullopt; }
 
 // --- Tables 2 and 3 -----------------------------------------------------------------------------
 
-Computed PoolSpeed(const PaperRow& row, const std::string& allocator) {
-  const Scene scene = SceneOf(row);
-  return Speed(scene, RunOnGpu(scene, kLiveness, allocator));
+Computed PoolSpeed(const Inputs& inputs, const std::string& allocator) {
+  return Speed(inputs, RunOnGpu(inputs, kLiveness, allocator));
 }
 
 // Returns images per second under liveness, with cudaMalloc and cudaFree and with the pool.
 // `overhead` is the percentage of the time with cudaMalloc that the pool saves.
 std::vector<PaperTable> TableTwo() {
   const PaperNames names = Names(128, 16);
-  const auto gain = [](const PaperRow& row) {
-    return Ratio(PoolSpeed(row, kPool), PoolSpeed(row, "native"));
+  const auto gain = [](const Inputs& inputs) {
+    return Ratio(PoolSpeed(inputs, kPool), PoolSpeed(inputs, "native"));
   };
-  const auto overhead = [=](const PaperRow& row) -> Computed {
-    const Computed faster = gain(row);
+  const auto overhead = [=](const Inputs& inputs) -> Computed {
+    const Computed faster = gain(inputs);
     return faster ? std::optional(100 * (1 - 1 / *faster)) : std::nullopt;
   };
-  return {
-      {"Tab2",
-       names,
-       RowsOf(names, kNetworks),
-       {{"Tab2 {workload} CUDA", "img/s", OfRow(PoolSpeed, "native")},
-        {"Tab2 {workload} Ours", "img/s", OfRow(PoolSpeed, kPool)},
-        {"Tab2 {workload} speedup", "x", gain}}},
-      {"Tab2", names, {{{"resnet50@227", 16}}}, {{"Tab2 {workload} overhead %", "%", overhead}}}};
+  return {{"Tab2",
+           names,
+           RowsOf(names, kNetworks),
+           {{"Tab2 {workload} CUDA", "img/s", OfInputs(PoolSpeed, "native")},
+            {"Tab2 {workload} Ours", "img/s", OfInputs(PoolSpeed, kPool)},
+            {"Tab2 {workload} speedup", "x", OfInputs(gain)}}},
+          {"Tab2",
+           names,
+           {{{"resnet50@227", 16}}},
+           {{"Tab2 {workload} overhead %", "%", OfInputs(overhead)}}}};
 }
 
 // Returns the bytes copied in both directions, in 10^9 bytes; nullopt if the run does not fit.
-Computed Copied(const PaperRow& row, const char* policy) {
-  const Scene scene = SceneOf(row);
-  const Report report = RunOnGpu(scene, policy);
+Computed Copied(const Inputs& inputs, const char* policy) {
+  const Report report = RunOnGpu(inputs, policy);
   if (!report.fits()) return std::nullopt;
   return static_cast<double>((report.metrics.offloaded + report.metrics.prefetched).count()) / 1e9;
 }
@@ -82,47 +81,39 @@ PaperTable TableThree() {
   return {"Tab3",
           Names(),
           Rows(alexnet),
-          {{"Tab3 {workload} without GB", "GB", OfRow(Copied, kUncached)},
-           {"Tab3 {workload} cache GB", "GB", OfRow(Copied, kCached)}}};
+          {{"Tab3 {workload} without GB", "GB", OfInputs(Copied, kUncached)},
+           {"Tab3 {workload} cache GB", "GB", OfInputs(Copied, kCached)}}};
 }
 
 // --- Figs. 2 and 13: the memory of whole networks -----------------------------------------------
 
 // Returns the sum, over all ops, of the workspace of the op's fastest algorithms.
-Bytes Workspaces(const Scene& scene) {
+Bytes Workspaces(const Inputs& inputs) {
   Bytes sum;
-  for (const Op& op : scene.trace.ops) {
-    Bytes largest;
-    for (size_t slot = 0; slot < op.slots.size(); ++slot) {
-      largest = std::max(largest, scene.cost.Kernels(op, slot, op.batch).front().workspace);
-    }
-    sum += largest;
-  }
+  for (const Op& op : inputs.trace()->ops) sum += WorkspaceOf(inputs, op);
   return sum;
 }
 
 // Returns the GiB of all layers together, with or without workspaces.
-double TotalMemory(const PaperRow& row, bool workspaces) {
-  const Scene scene = SceneOf(row);
-  return (NetworkMemory(scene.trace) + (workspaces ? Workspaces(scene) : Bytes(0))).gib();
+double TotalMemory(const Inputs& inputs, bool workspaces) {
+  return (NetworkMemory(*inputs.trace()) + (workspaces ? Workspaces(inputs) : Bytes(0))).gib();
 }
 
 // Returns the speed with workspaces over the speed without. Memory is unlimited, since the paper's
 // K40 would not hold all of these networks.
-Computed WorkspaceSpeedup(const PaperRow& row) {
-  const Scene scene = SceneOf(row);
+Computed WorkspaceSpeedup(const Inputs& inputs) {
   const std::string policy = std::string(kLiveness) + ",workspace=";
-  return Ratio(Speed(scene, scene.Run(policy + "dynamic")),
-               Speed(scene, scene.Run(policy + "none")));
+  return Ratio(Speed(inputs, ReportOf(inputs, policy + "dynamic")),
+               Speed(inputs, ReportOf(inputs, policy + "none")));
 }
 
 PaperTable FigureTwo() {
   return {"Fig2",
           Names(),
           RowsOf(Names(), kNetworks),
-          {{"Fig2 {workload} B={batch} GB", "GB", OfRow(TotalMemory, false)},
-           {"Fig2 {workload} B={batch} workspaces GB", "GB", OfRow(TotalMemory, true)},
-           {"Fig2 {workload} B={batch} speedup x", "x", WorkspaceSpeedup}}};
+          {{"Fig2 {workload} B={batch} GB", "GB", OfInputs(TotalMemory, false)},
+           {"Fig2 {workload} B={batch} workspaces GB", "GB", OfInputs(TotalMemory, true)},
+           {"Fig2 {workload} B={batch} speedup x", "x", OfInputs(WorkspaceSpeedup)}}};
 }
 
 // Returns the memory with workspaces at the batches that Table 5 prints, and its ratio to Caffe's.
@@ -135,14 +126,15 @@ std::vector<PaperTable> FigureThirteen(const PaperValues& printed) {
       if (!batch || !smallest) continue;
       const std::string item = fmt::format("Fig13 {} {}", NameOf(network), framework.name);
       const auto ratio = [=](const PaperRow& row) {
-        const PaperRow least{{network, *smallest}, 0, "", row.machine};
-        return TotalMemory(row, true) / TotalMemory(least, true);
+        Case least = row.asked;
+        least.workload = Workload{network, *smallest}.Name();
+        return TotalMemory(Inputs(row.asked), true) / TotalMemory(Inputs(least), true);
       };
       tables.push_back(
           {"Fig13",
            Names(),
            {{{network, *batch}}},
-           {{item + " GB", "GB", OfRow(TotalMemory, true)}, {item + " x", "x", ratio}}});
+           {{item + " GB", "GB", OfInputs(TotalMemory, true)}, {item + " x", "x", ratio}}});
     }
   }
   return tables;
@@ -168,13 +160,12 @@ double ShareOf(const Trace& trace, const std::vector<OpType>& types, bool forwar
 }
 
 // Returns the types' percentage of the kernels' time with the fastest algorithms.
-double TimeShare(const PaperRow& row, const std::vector<OpType>& types, bool forward_only) {
-  const Scene scene = SceneOf(row);
-  return ShareOf(scene.trace, types, forward_only, [&](OpId id) {
-    const Op& op = scene.trace.op(id);
+double TimeShare(const Inputs& inputs, const std::vector<OpType>& types, bool forward_only) {
+  return ShareOf(*inputs.trace(), types, forward_only, [&](OpId id) {
+    const Op& op = inputs.trace()->op(id);
     double seconds = 0;
     for (size_t slot = 0; slot < op.slots.size(); ++slot) {
-      seconds += scene.cost.Kernels(op, slot, op.batch).front().time.seconds();
+      seconds += inputs.cost()->Kernels(op, slot, op.batch).front().time.seconds();
     }
     return seconds;
   });
@@ -182,8 +173,8 @@ double TimeShare(const PaperRow& row, const std::vector<OpType>& types, bool for
 
 // Returns the types' percentage of the bytes of the tensors that the paper counts. Each tensor
 // belongs to the op that writes it first.
-double MemoryShare(const PaperRow& row, const std::vector<OpType>& types) {
-  const Trace trace = SceneOf(row).trace;
+double MemoryShare(const Inputs& inputs, const std::vector<OpType>& types) {
+  const Trace& trace = *inputs.trace();
   const Liveness liveness(trace);
   const std::vector<bool> counted = SuperNeuronsCounted(trace);
   return ShareOf(trace, types, false, [&](OpId id) {
@@ -212,9 +203,9 @@ PaperTable FigureEight() {
   PaperTable table{"Fig8", Names(), RowsOf(Names(), kNetworks), {}};
   for (const auto& [name, of] : types) {
     const std::string item = fmt::format("Fig8 {{workload}} {} ", name);
-    table.columns.push_back({item + "time %", "%", OfRow(TimeShare, of, false)});
-    table.columns.push_back({item + "forward %", "%", OfRow(TimeShare, of, true)});
-    table.columns.push_back({item + "memory %", "%", OfRow(MemoryShare, of)});
+    table.columns.push_back({item + "time %", "%", OfInputs(TimeShare, of, false)});
+    table.columns.push_back({item + "forward %", "%", OfInputs(TimeShare, of, true)});
+    table.columns.push_back({item + "memory %", "%", OfInputs(MemoryShare, of)});
   }
   return table;
 }
@@ -226,22 +217,21 @@ PaperTable FigureEleven() {
   return {"Fig11",
           names,
           RowsOf(names, kNetworks),
-          {{"Fig11 {workload} without", "x", [](const PaperRow& row) {
-              const Scene scene = SceneOf(row);
-              return Ratio(Speed(scene, RunOnGpu(scene, kUncached)),
-                           Speed(scene, RunOnGpu(scene, kCached)));
-            }}}};
+          {{"Fig11 {workload} without", "x", OfInputs([](const Inputs& inputs) {
+              return Ratio(Speed(inputs, RunOnGpu(inputs, kUncached)),
+                           Speed(inputs, RunOnGpu(inputs, kCached)));
+            })}}};
 }
 
 // Returns the workspace in MiB that an op is given in the pool, or that its fastest algorithm
 // takes; nullopt if the run does not fit or lacks the op.
 Computed Workspace(const PaperRow& row, Bytes pool, const std::string& op_name, bool fastest) {
-  const Scene scene = SceneOf(row);
-  const Report report = scene.Run(kCached, fastest ? Bytes::Unlimited() : pool, kPool);
+  const Inputs inputs(row.asked);
+  const Report report = ReportOf(inputs, kCached, fastest ? Bytes::Unlimited() : pool, kPool);
   if (!report.fits()) return std::nullopt;
   for (const TimelineEntry& entry : report.timeline) {
     const bool runs = entry.kind == CommandKind::kKernel && !entry.recompute;
-    if (runs && scene.trace.op(entry.op).name == op_name) return entry.size.mib();
+    if (runs && inputs.trace()->op(entry.op).name == op_name) return entry.size.mib();
   }
   return std::nullopt;
 }
@@ -281,8 +271,8 @@ std::vector<PaperTable> FigureTwelve() {
                       {setup},
                       {{"Fig12 {workload} {number}GB img/s", "img/s",
                         [](const PaperRow& row) {
-                          const Scene scene = SceneOf(row);
-                          return Speed(scene, scene.Run(kCached, PoolOf(row), kPool));
+                          const Inputs inputs(row.asked);
+                          return Speed(inputs, ReportOf(inputs, kCached, PoolOf(row), kPool));
                         },
                         false, "", is_pool}}});
   }
@@ -302,12 +292,14 @@ PaperTable FigureFourteen() {
     }
   }
   for (const Framework& framework : kFrameworks) {
-    table.columns.push_back(
-        {fmt::format("Fig14 {{workload}} {} img/s", framework.name), "img/s",
-         [=](const PaperRow& row) {
-           const Scene scene(row.workload, std::string(framework.preset), row.machine);
-           return Speed(scene, scene.Run(std::string(framework.policy), scene.device.memory));
-         }});
+    table.columns.push_back({fmt::format("Fig14 {{workload}} {} img/s", framework.name), "img/s",
+                             [=](const PaperRow& row) {
+                               Case asked = row.asked;
+                               asked.preset = framework.preset;
+                               const Inputs inputs(asked);
+                               return Speed(inputs, ReportOf(inputs, std::string(framework.policy),
+                                                             inputs.device().memory));
+                             }});
   }
   return table;
 }
@@ -323,13 +315,11 @@ PaperTable PoolTable() {
     table.columns.push_back(
         {fmt::format("Pools {{workload}} {}", pool), "img/s",
          [specification = std::string(specification)](const PaperRow& row) -> Computed {
-           const Scene scene = SceneOf(row);
-           Prepared run = scene.In(scene.device.memory, kPool);
-           if (!specification.empty()) {
-             AddPool(run.device, "host:size=1B");  // too small for any tensor
-             AddPool(run.device, specification);
-           }
-           return Speed(scene, Play(std::move(run), kUncached));
+           Case asked = row.asked;
+           // The host is too small for any tensor.
+           if (!specification.empty()) asked.pools = {"host:size=1B", specification};
+           const Inputs inputs(asked);
+           return Speed(inputs, RunOnGpu(inputs, kUncached));
          }});
   }
   return table;

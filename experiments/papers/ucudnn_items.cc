@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "experiments/papers/paper.h"
-#include "experiments/papers/scene.h"
 #include "policies/kernels/micro_batch.h"
 #include "policies/kernels/workspace_division.h"
 #include "sim/cost/conv_workspace.h"
@@ -36,11 +35,11 @@ Bytes MebibytesOf(double number) {
 class Convolutions {
  public:
   Convolutions(const PaperRow& row, MicroBatches batches)
-      : scene_(row.workload, kPreset, row.machine), divisions_(batches) {
-    const KernelFronts network = FrontsOf(scene_.trace, scene_.cost, divisions_);
+      : inputs_(row.asked), divisions_(batches) {
+    const KernelFronts network = FrontsOf(*inputs_.trace(), *inputs_.cost(), divisions_);
     fronts = network.fronts;
     for (const auto& [id, slot] : network.kernels) {
-      const Op& op = scene_.trace.op(id);
+      const Op& op = inputs_.trace()->op(id);
       names.push_back(op.name.substr(0, op.name.rfind('.')) + "." + op.slots[slot].name);
     }
   }
@@ -70,7 +69,7 @@ class Convolutions {
   std::vector<std::string> names;  // the kernel's name of each front
 
  private:
-  const Scene scene_;
+  const Inputs inputs_;
   DivisionFronts divisions_;
 };
 
@@ -83,9 +82,10 @@ double TotalWorkspace(const PaperRow& row) {
 
 // Returns the MiB of workspace of FFT forward on a batch of `row.number`.
 Computed FftWorkspace(const PaperRow& row) {
-  const Scene scene({row.workload.network, static_cast<int64_t>(row.number)}, kPreset,
-                    {kGpu, kModelled});
-  for (const Op& op : scene.trace.ops) {
+  Case asked = row.asked;
+  asked.workload = Workload{row.workload.network, static_cast<int64_t>(row.number)}.Name();
+  const Trace trace = LoadTrace(asked);
+  for (const Op& op : trace.ops) {
     if (op.name != row.layer + ".fwd" || op.type != OpType::kConv2d) continue;
     const auto workspace = ConvWorkspace(op, "fwd", "fft", op.batch);
     if (workspace) return workspace->mib();
@@ -164,12 +164,12 @@ Computed LayerMemory(const PaperRow& row, MicroBatches batches, Bytes limit) {
   const Convolutions convolutions(row, batches);
   const auto front = convolutions.Find(row.layer + ".fwd");
   const Bytes workspace = front ? Convolutions::Within(*front, limit).workspace : Bytes(0);
-  const Scene scene(row.workload, kPreset, row.machine);
-  for (const Op& op : scene.trace.ops) {
+  const Trace trace = LoadTrace(row.asked);
+  for (const Op& op : trace.ops) {
     if (op.name != row.layer + ".fwd") continue;
     Bytes size = workspace;
     for (const auto& operands : {op.inputs, op.outputs}) {
-      for (const TensorId id : operands) size += scene.trace.tensor(id).size;
+      for (const TensorId id : operands) size += trace.tensor(id).size;
     }
     return size.mib();
   }
@@ -178,10 +178,10 @@ Computed LayerMemory(const PaperRow& row, MicroBatches batches, Bytes limit) {
 
 // Returns the convolutions and linear layers, of identical ones only the first (Fig. 12).
 std::vector<std::string> UniqueLayers(const Workload& workload) {
-  const Scene scene(workload, kPreset, {kGpu, kModelled});
+  const Trace trace = LoadTrace({.workload = workload.Name(), .preset = kPreset});
   std::vector<std::string> layers;
   std::set<std::string> seen;
-  for (const Op& op : scene.trace.ops) {
+  for (const Op& op : trace.ops) {
     const bool weighted = op.type == OpType::kConv2d || op.type == OpType::kLinear;
     if (op.phase != Phase::kForward || !weighted) continue;
     if (!seen.insert(op.slots[0].signature).second) continue;

@@ -24,7 +24,7 @@ struct Mode {
   const char* policy;
   std::string Name() const { return std::string(name); }
 };
-using Measure = Computed (*)(const Scene&, const Mode&);
+using Measure = Computed (*)(const Inputs&, const Mode&);
 
 constexpr Mode kAllLean{"all(m)", "vdnn-all:algo=memory"};
 constexpr Mode kConvLean{"conv(m)", "vdnn-conv:algo=memory"};
@@ -44,10 +44,17 @@ std::vector<Workload> VeryDeep() {
   return {{"vgg116", 32}, {"vgg216", 32}, {"vgg316", 32}, {"vgg416", 32}};
 }
 
+std::vector<Workload> Baselines() {
+  std::vector<Workload> workloads = Conventional();
+  std::ranges::copy(VeryDeep(), std::back_inserter(workloads));
+  return workloads;
+}
+
 // Returns the report of a run of the mode; nullopt if it does not fit.
-std::optional<Report> RunMode(const Scene& scene, const Mode& mode) {
+std::optional<Report> RunMode(const Inputs& inputs, const Mode& mode) {
   const bool dynamic = mode.name == kDynamic.name;
-  Report report = scene.Run(mode.policy, dynamic ? scene.device.memory : Bytes::Unlimited());
+  Report report =
+      ReportOf(inputs, mode.policy, dynamic ? inputs.device().memory : Bytes::Unlimited());
   if (!report.fits()) return std::nullopt;
   return report;
 }
@@ -60,35 +67,32 @@ struct Functions {
   Bytes features;  // inputs of layers, with the image
   Bytes gradients;
   Bytes workspace;
-  Bytes total() const { return weights + features + gradients + workspace; }
 };
 
-Functions SplitOf(const Scene& scene) {
+Functions SplitOf(const Inputs& inputs) {
   Functions split;
   std::set<TensorId> seen;
-  for (size_t i = 0; i < scene.trace.tensors.size(); ++i) {
-    const TensorId root = scene.trace.Root(static_cast<TensorId>(i));
+  for (size_t i = 0; i < inputs.trace()->tensors.size(); ++i) {
+    const TensorId root = inputs.trace()->Root(static_cast<TensorId>(i));
     if (!seen.insert(root).second) continue;
-    const Tensor& tensor = scene.trace.tensor(root);
+    const Tensor& tensor = inputs.trace()->tensor(root);
     if (tensor.kind == TensorKind::kParameter) split.weights += tensor.size;
     if (tensor.kind == TensorKind::kInput || tensor.kind == TensorKind::kActivation) {
       split.features += tensor.size;
     }
   }
-  const Report base = scene.Run("network-wide:algo=memory");
+  const Report base = ReportOf(inputs, "network-wide:algo=memory");
   SPILLWAY_CHECK(base.fits());  // memory is unlimited
   split.gradients = base.metrics.peak_requested - split.weights - split.features;
-  split.workspace = FftBaselineWorkspace(scene.trace);
+  split.workspace = FftBaselineWorkspace(*inputs.trace());
   return split;
 }
 
-// Returns the workspace of an op's fastest kernels.
-Bytes WorkspaceOf(const Scene& scene, const Op& op) {
-  Bytes workspace;
-  for (size_t slot = 0; slot < op.slots.size(); ++slot) {
-    workspace = std::max(workspace, scene.cost.Kernels(op, slot, op.batch).front().workspace);
-  }
-  return workspace;
+// Returns the bytes of the baseline with the workspace that the paper counts, as `base ... GB`
+// does.
+Bytes BaseMemory(const Inputs& inputs) {
+  const Functions split = SplitOf(inputs);
+  return split.weights + split.features + split.gradients + split.workspace;
 }
 
 // Returns the bytes of the distinct storages of these kinds that an op reads or writes.
@@ -106,30 +110,27 @@ Bytes OperandsOf(const Trace& trace, const Op& op, std::initializer_list<TensorK
 }
 
 // Returns the bytes of the layer that needs most, over the bytes of the whole allocation.
-double LargestLayerShare(const Scene& scene) {
-  const Bytes counted = FftBaselineWorkspace(scene.trace);  // the whole allocation's workspace
+double LargestLayerShare(const Inputs& inputs) {
+  const Bytes counted = FftBaselineWorkspace(*inputs.trace());  // the whole allocation's workspace
   Bytes largest;
-  for (const Op& op : scene.trace.ops) {
+  for (const Op& op : inputs.trace()->ops) {
     const Bytes operands =
-        OperandsOf(scene.trace, op,
+        OperandsOf(*inputs.trace(), op,
                    {TensorKind::kInput, TensorKind::kParameter, TensorKind::kActivation,
                     TensorKind::kGradient, TensorKind::kParameterGradient, TensorKind::kScratch});
-    largest = std::max(largest, operands + std::min(WorkspaceOf(scene, op), counted));
+    largest = std::max(largest, operands + std::min(WorkspaceOf(inputs, op), counted));
   }
-  return largest.mib() / SplitOf(scene).total().mib();
+  return largest.mib() / BaseMemory(inputs).mib();
 }
 
 PaperTable FigureOne() {
-  std::vector<Workload> workloads = Conventional();
-  const std::vector<Workload> deep = VeryDeep();
-  workloads.insert(workloads.end(), deep.begin(), deep.end());
   return {"Fig1",
           Names(),
-          Rows(workloads),
+          Rows(Baselines()),
           {{"Fig1 {workload} baseline MB", "MB",
-            [](const PaperRow& row) { return SplitOf(SceneOf(row)).total().mib(); }},
+            OfInputs([](const Inputs& inputs) { return BaseMemory(inputs).mib(); })},
            {"Fig1 {workload} layer %", "%",
-            [](const PaperRow& row) { return 100 * LargestLayerShare(SceneOf(row)); }}}};
+            OfInputs([](const Inputs& inputs) { return 100 * LargestLayerShare(inputs); })}}};
 }
 
 PaperTable FigureFour() {
@@ -137,7 +138,7 @@ PaperTable FigureFour() {
   const auto add = [&](const char* name, Bytes Functions::*part) {
     table.columns.push_back(
         {fmt::format("Fig4 {{workload}} {} MB", name), "MB",
-         [=](const PaperRow& row) { return (SplitOf(SceneOf(row)).*part).mib(); }});
+         OfInputs([=](const Inputs& inputs) { return (SplitOf(inputs).*part).mib(); })});
   };
   add("weights", &Functions::weights);
   add("features", &Functions::features);
@@ -174,15 +175,15 @@ std::vector<std::string> LayersWithWeights(const Workload& workload) {
   return names;
 }
 
-// Returns a column's function that calls `compute(scene, ops)` with the ops of the row's layer. It
+// Returns a column's function that calls `compute(inputs, ops)` with the ops of the row's layer. It
 // returns nullopt if the network has no such layer with weights.
 template <typename Compute>
 auto OfLayer(const Compute& compute) {
   return [=](const PaperRow& row) -> std::optional<double> {
-    const Scene scene = SceneOf(row);
-    const LayerOps ops = FindLayer(scene.trace, row.layer);
+    const Inputs inputs(row.asked);
+    const LayerOps ops = FindLayer(*inputs.trace(), row.layer);
     if (ops.forward == nullptr || ops.backward == nullptr) return std::nullopt;
-    return compute(scene, ops);
+    return compute(inputs, ops);
   };
 }
 
@@ -192,28 +193,29 @@ PaperTable OfLayers(const char* name, int64_t batch, std::vector<PaperColumn> co
 }
 
 PaperTable FigureFive() {
-  return OfLayers("Fig5", 256,
-                  {{"Fig5 {workload} {layer} features MB", "MB",
-                    OfLayer([](const Scene& scene, const LayerOps& ops) {
-                      return OperandsOf(scene.trace, *ops.forward,
-                                        {TensorKind::kInput, TensorKind::kActivation})
-                          .mib();
-                    })},
-                   {"Fig5 {workload} {layer} workspace MB", "MB",
-                    OfLayer([](const Scene& scene, const LayerOps& ops) {
-                      return WorkspaceOf(scene, *ops.forward).mib();
-                    })},
-                   {"Fig5 {workload} {layer} weights MB", "MB",
-                    OfLayer([](const Scene& scene, const LayerOps& ops) {
-                      return OperandsOf(scene.trace, *ops.forward, {TensorKind::kParameter}).mib();
-                    })}});
+  return OfLayers(
+      "Fig5", 256,
+      {{"Fig5 {workload} {layer} features MB", "MB",
+        OfLayer([](const Inputs& inputs, const LayerOps& ops) {
+          return OperandsOf(*inputs.trace(), *ops.forward,
+                            {TensorKind::kInput, TensorKind::kActivation})
+              .mib();
+        })},
+       {"Fig5 {workload} {layer} workspace MB", "MB",
+        OfLayer([](const Inputs& inputs, const LayerOps& ops) {
+          return WorkspaceOf(inputs, *ops.forward).mib();
+        })},
+       {"Fig5 {workload} {layer} weights MB", "MB",
+        OfLayer([](const Inputs& inputs, const LayerOps& ops) {
+          return OperandsOf(*inputs.trace(), *ops.forward, {TensorKind::kParameter}).mib();
+        })}});
 }
 
 // Returns the interval from the start of an op's first kernel to the end of its last.
-Interval IntervalOf(const Scene& scene, const Report& report, const Op& op) {
+Interval IntervalOf(const Inputs& inputs, const Report& report, const Op& op) {
   Interval whole{{}, Duration::Max(), {}};
   for (const TimelineEntry& entry : report.timeline) {
-    if (entry.kind != CommandKind::kKernel || &scene.trace.op(entry.op) != &op) continue;
+    if (entry.kind != CommandKind::kKernel || &inputs.trace()->op(entry.op) != &op) continue;
     whole.start = std::min(whole.start, entry.interval.start);
     whole.end = std::max(whole.end, entry.interval.end);
   }
@@ -222,10 +224,10 @@ Interval IntervalOf(const Scene& scene, const Report& report, const Op& op) {
 
 std::vector<PaperColumn> ReuseColumns() {
   const auto of = [](auto measure) {
-    return OfLayer([=](const Scene& scene, const LayerOps& ops) {
-      const Report report = scene.Run(kBaseFast.policy);
-      const Interval forward = IntervalOf(scene, report, *ops.forward);
-      return measure(forward, IntervalOf(scene, report, *ops.backward)).milliseconds();
+    return OfLayer([=](const Inputs& inputs, const LayerOps& ops) {
+      const Report report = ReportOf(inputs, kBaseFast.policy);
+      const Interval forward = IntervalOf(inputs, report, *ops.forward);
+      return measure(forward, IntervalOf(inputs, report, *ops.backward)).milliseconds();
     });
   };
   using I = const Interval&;
@@ -247,11 +249,11 @@ std::vector<PaperTable> FigureSix() {
 // The columns are the least traffic of a layer's fastest kernels over the kernels' time.
 PaperTable FigureThirteen() {
   const auto of = [](const Op* LayerOps::*phase) {
-    return OfLayer([=](const Scene& scene, const LayerOps& ops) {
+    return OfLayer([=](const Inputs& inputs, const LayerOps& ops) {
       const Op& op = *(ops.*phase);
       Duration time;
       for (size_t slot = 0; slot < op.slots.size(); ++slot) {
-        time += scene.cost.Kernels(op, slot, op.batch).front().time;
+        time += inputs.cost()->Kernels(op, slot, op.batch).front().time;
       }
       return static_cast<double>(op.traffic().count()) / 1e9 / time.seconds();
     });
@@ -263,37 +265,33 @@ PaperTable FigureThirteen() {
 
 // --- Policies ------------------------------------------------------------------------------------
 
-// Returns the bytes of the baseline with the workspace that the paper counts, as `base ... GB`
-// does.
-Bytes BaseMemory(const Scene& scene) { return SplitOf(scene).total(); }
-
 // Returns a metric of a run of the mode in MiB.
-Computed Memory(const Scene& scene, const Mode& mode, Bytes Metrics::*metric) {
-  if (mode.name == kBaseFast.name) return BaseMemory(scene).mib();
-  const auto report = RunMode(scene, mode);
+Computed Memory(const Inputs& inputs, const Mode& mode, Bytes Metrics::*metric) {
+  if (mode.name == kBaseFast.name) return BaseMemory(inputs).mib();
+  const auto report = RunMode(inputs, mode);
   return report ? Computed((report->metrics.*metric).mib()) : std::nullopt;
 }
-Computed MostMemory(const Scene& scene, const Mode& mode) {
-  return Memory(scene, mode, &Metrics::peak_requested);
+Computed MostMemory(const Inputs& inputs, const Mode& mode) {
+  return Memory(inputs, mode, &Metrics::peak_requested);
 }
-Computed AverageMemory(const Scene& scene, const Mode& mode) {
-  return Memory(scene, mode, &Metrics::average_requested);
+Computed AverageMemory(const Inputs& inputs, const Mode& mode) {
+  return Memory(inputs, mode, &Metrics::average_requested);
 }
 
 // Returns the saved memory in percent of the baseline.
 template <Measure kMemory>
-Computed Saved(const Scene& scene, const Mode& mode) {
-  const Computed memory = kMemory(scene, mode);
-  return memory ? Computed(100 * (1 - *memory / BaseMemory(scene).mib())) : std::nullopt;
+Computed Saved(const Inputs& inputs, const Mode& mode) {
+  const Computed memory = kMemory(inputs, mode);
+  return memory ? Computed(100 * (1 - *memory / BaseMemory(inputs).mib())) : std::nullopt;
 }
 
 // Returns the time before the classifier begins and after it ends, which is the time of the layers
 // that the policies treat differently.
-Duration FeatureExtraction(const Scene& scene, const Report& report) {
+Duration FeatureExtraction(const Inputs& inputs, const Report& report) {
   Duration begin = Duration::Max();
   Duration end;
   for (const TimelineEntry& entry : report.timeline) {
-    const Op& op = scene.trace.op(entry.op);
+    const Op& op = inputs.trace()->op(entry.op);
     if (entry.kind != CommandKind::kKernel || op.type != OpType::kLinear) continue;
     if (op.phase == Phase::kForward) begin = std::min(begin, entry.interval.start);
     if (op.phase == Phase::kBackward) end = std::max(end, entry.interval.end);
@@ -303,21 +301,21 @@ Duration FeatureExtraction(const Scene& scene, const Report& report) {
 
 // Returns the speed of feature extraction over the speed of the baseline with its fastest
 // algorithms.
-Computed Performance(const Scene& scene, const Mode& mode) {
-  const auto report = RunMode(scene, mode);
+Computed Performance(const Inputs& inputs, const Mode& mode) {
+  const auto report = RunMode(inputs, mode);
   if (!report) return std::nullopt;
-  return FeatureExtraction(scene, scene.Run(kBaseFast.policy)).seconds() /
-         FeatureExtraction(scene, *report).seconds();
+  return FeatureExtraction(inputs, ReportOf(inputs, kBaseFast.policy)).seconds() /
+         FeatureExtraction(inputs, *report).seconds();
 }
 
-Computed Lost(const Scene& scene, const Mode& mode) {
-  const Computed performance = Performance(scene, mode);
+Computed Lost(const Inputs& inputs, const Mode& mode) {
+  const Computed performance = Performance(inputs, mode);
   return performance ? Computed(100 * (1 - *performance)) : std::nullopt;
 }
 
 ModeColumn<Mode> OfModes(const char* pattern, const char* unit, Measure measure) {
   return {pattern, unit,
-          [=](const PaperRow& row, const Mode& mode) { return measure(SceneOf(row), mode); }};
+          [=](const PaperRow& row, const Mode& mode) { return measure(Inputs(row.asked), mode); }};
 }
 
 PaperTable ConventionalTable(const char* name, std::span<const Mode> modes,
@@ -332,8 +330,8 @@ PaperTable FigureEleven() {
                             OfModes("Fig11 {workload} {mode} saved %", "%", Saved<AverageMemory>)});
 }
 
-Computed Offloaded(const Scene& scene, const Mode& mode) {
-  return Memory(scene, mode, &Metrics::offloaded);
+Computed Offloaded(const Inputs& inputs, const Mode& mode) {
+  return Memory(inputs, mode, &Metrics::offloaded);
 }
 
 PaperTable FigureTwelve() {
@@ -342,9 +340,9 @@ PaperTable FigureTwelve() {
 }
 
 // Returns 1 if the GPU has the memory that the mode takes, otherwise 0.
-Computed Fits(const Scene& scene, const Mode& mode) {
-  const Computed most = MostMemory(scene, mode);
-  return most ? Computed(*most <= scene.device.memory.mib() ? 1 : 0) : std::nullopt;
+Computed Fits(const Inputs& inputs, const Mode& mode) {
+  const Computed most = MostMemory(inputs, mode);
+  return most ? Computed(*most <= inputs.device().memory.mib() ? 1 : 0) : std::nullopt;
 }
 
 PaperTable FigureFourteen() {
@@ -357,17 +355,16 @@ PaperTable FigureFifteen() {
   std::vector<Workload> workloads = VeryDeep();
   workloads.insert(workloads.begin(), Workload{"vgg19", 32});
   const auto dynamic = [](Bytes Metrics::*bytes) {
-    return [=](const PaperRow& row) -> Computed {
-      const Scene scene = SceneOf(row);
-      const auto report = RunMode(scene, kDynamic);
+    return OfInputs([=](const Inputs& inputs) -> Computed {
+      const auto report = RunMode(inputs, kDynamic);
       return report ? Computed(InUnits(report->metrics.*bytes)) : std::nullopt;
-    };
+    });
   };
   return {"Fig15",
           Names(),
           Rows(workloads),
           {{"Fig15 {workload} baseline GB", "GB",
-            [](const PaperRow& row) { return InUnits(BaseMemory(SceneOf(row))); }},
+            OfInputs([](const Inputs& inputs) { return InUnits(BaseMemory(inputs)); })},
            {"Fig15 {workload} dyn GPU GB", "GB", dynamic(&Metrics::peak_requested)},
            {"Fig15 {workload} dyn CPU GB", "GB", dynamic(&Metrics::pinned_peak)}}};
 }
@@ -379,11 +376,11 @@ PaperTable FigureFifteen() {
 // the device's link 12800 MB/s.
 PaperTable Migration() {
   const auto over_iteration = [](const PaperRow& row) {
-    const Scene scene = SceneOf(row);
-    const Report all = scene.Run(kAllLean.policy);
+    const Inputs inputs(row.asked);
+    const Report all = ReportOf(inputs, kAllLean.policy);
     const auto moved =
         static_cast<double>((all.metrics.offloaded + all.metrics.prefetched).count());
-    const Duration iteration = scene.Run(kBaseFast.policy).metrics.iteration;
+    const Duration iteration = ReportOf(inputs, kBaseFast.policy).metrics.iteration;
     return moved / (row.number * 1e6) / iteration.seconds();
   };
   return {"Migration",
@@ -399,12 +396,19 @@ double Mean(const std::vector<double>& values) {
 double Least(const std::vector<double>& values) { return std::ranges::min(values); }
 double Most(const std::vector<double>& values) { return std::ranges::max(values); }
 
+// Returns the row's case with each of the workloads.
+std::vector<Case> CasesOf(const std::vector<Workload>& workloads, const PaperRow& row) {
+  std::vector<Case> cases(workloads.size(), row.asked);
+  for (size_t i = 0; i < cases.size(); ++i) cases[i].workload = workloads[i].Name();
+  return cases;
+}
+
 // Returns a column that folds the measure over the six networks of Figs. 11 and 14.
 ModeColumn<Mode> Claim(const char* pattern, Measure measure, Fold fold) {
   return {pattern, "%", [=](const PaperRow& row, const Mode& mode) -> Computed {
             std::vector<double> values;
-            for (const Workload& workload : Conventional()) {
-              const Computed value = measure(SceneOf({workload, 0, "", row.machine}), mode);
+            for (const Case& asked : CasesOf(Conventional(), row)) {
+              const Computed value = measure(Inputs(asked), mode);
               if (!value) return std::nullopt;
               values.push_back(*value);
             }
@@ -417,9 +421,8 @@ ModeColumn<Mode> Claim(const char* pattern, Measure measure, Fold fold) {
 PaperColumn UnusedClaim(const char* pattern, Fold fold) {
   return {pattern, "%", [=](const PaperRow& row) {
             std::vector<double> values;
-            for (PaperRow& each : FigureOne().rows) {
-              each.machine = row.machine;
-              values.push_back(100 * (1 - LargestLayerShare(SceneOf(each))));
+            for (const Case& asked : CasesOf(Baselines(), row)) {
+              values.push_back(100 * (1 - LargestLayerShare(Inputs(asked))));
             }
             return fold(values);
           }};

@@ -16,10 +16,11 @@ std::vector<PaperTable> VdnnTables(const PaperValues&) {
   const auto add = [&](const char* what, const char* policy, Bytes Metrics::*metric,
                        Bytes (*besides)(const Trace&)) {
     const auto compute = [=](const PaperRow& row) {
-      const Scene scene = vdnn::SceneOf(row);
-      const Report report = scene.Run(policy);
+      const Inputs inputs(row.asked);
+      const Report report = ReportOf(inputs, policy);
       SPILLWAY_CHECK(report.fits());  // memory is unlimited
-      return vdnn::InUnits(report.metrics.*metric + (besides ? besides(scene.trace) : Bytes(0)));
+      return vdnn::InUnits(report.metrics.*metric +
+                           (besides ? besides(*inputs.trace()) : Bytes(0)));
     };
     table.columns.push_back({fmt::format("{} {{workload}} GB", what), "GB", compute, round_down});
   };

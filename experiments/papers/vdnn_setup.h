@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "experiments/papers/paper.h"
-#include "experiments/papers/scene.h"
 #include "traces/lowering/lowering.h"
 
 namespace spillway::vdnn {
@@ -23,8 +22,6 @@ inline PaperNames Names() {
                        {"VGG-416", "vgg416"}},
           .ignored = "- "};
 }
-
-inline Scene SceneOf(const PaperRow& row) { return {row.workload, "vdnn", row.machine}; }
 
 // Returns the bytes in the paper's GB of 1000 MiB.
 inline double InUnits(Bytes bytes) {

@@ -34,11 +34,11 @@ std::string_view LayerOf(const Tensor& tensor) {
 
 // Returns the feature maps that all(m) offloads. The image, which all(m) also offloads, has few
 // zeros and is left out.
-std::vector<const Tensor*> OffloadedByAll(const Scene& scene) {
-  const Report report = EagerRun(scene, {"all", false});
+std::vector<const Tensor*> OffloadedByAll(const Inputs& inputs) {
+  const Report report = EagerRun(inputs, {"all", false});
   std::vector<const Tensor*> tensors;
   for (const TimelineEntry& entry : report.timeline) {
-    const Tensor& tensor = scene.trace.tensor(entry.tensor);
+    const Tensor& tensor = inputs.trace()->tensor(entry.tensor);
     if (entry.kind == CommandKind::kToHost && tensor.kind == TensorKind::kActivation) {
       tensors.push_back(&tensor);
     }
@@ -96,12 +96,12 @@ PaperTable FigureTen() {
                    {}};
   const auto add = [&](const std::string& name, const char* unit, auto compute) {
     const auto of_layer = [=](const PaperRow& row) -> Computed {
-      const Scene scene = SceneOf(row);
+      const Inputs inputs(row.asked);
       const LayerDensities* densities = DocumentedDensities(row.workload.network);
-      for (const Tensor* tensor : OffloadedByAll(scene)) {
+      for (const Tensor* tensor : OffloadedByAll(inputs)) {
         if (LayerOf(*tensor) != row.layer) continue;
         const auto percent = densities ? std::optional(densities->at(row.layer)) : std::nullopt;
-        return compute(scene.device.codec, tensor->size, percent);
+        return compute(inputs.device().codec, tensor->size, percent);
       }
       return std::nullopt;
     };
@@ -125,31 +125,31 @@ PaperTable FigureTen() {
 
 // Returns the saving of all feature maps at the densities of the authors' test.
 Computed SavingInTest(const PaperRow& row) {
-  const Scene scene = SceneOf(row.workload);
+  const Inputs inputs(row.asked);
   const LayerDensities& densities = *DocumentedDensities(row.workload.network);
-  return Saving(OffloadedByAll(scene),
+  return Saving(OffloadedByAll(inputs),
                 [&](const Tensor& tensor) { return densities.at(LayerOf(tensor)) / 100.0; });
 }
 
 }  // namespace
 
 std::array<double, 2> CompressionCpu(const PaperRow& row) {
-  const Scene scene = SceneOf(row);
-  const Report report = Play(scene.In(Bytes::Unlimited()), Mode{"all", false}.Vdnnpp());
+  const Inputs inputs(row.asked);
+  const Report report = ReportOf(inputs, Mode{"all", false}.Vdnnpp());
   Duration forward;
   for (const TimelineEntry& entry : report.timeline) {
     const bool runs = entry.kind == CommandKind::kKernel;
-    if (runs && scene.trace.op(entry.op).phase == Phase::kForward) {
+    if (runs && inputs.trace()->op(entry.op).phase == Phase::kForward) {
       forward = std::max(forward, entry.interval.end);
     }
   }
   Bytes size;
-  for (const Tensor* tensor : OffloadedByAll(scene)) size += tensor->size;
+  for (const Tensor* tensor : OffloadedByAll(inputs)) size += tensor->size;
   const auto percent = [&](Bandwidth thread, Duration phase) {
     return 100 * TransferTime(size, thread).seconds() / phase.seconds();
   };
-  return {percent(scene.device.codec.compress, forward),
-          percent(scene.device.codec.decompress, report.metrics.iteration - forward)};
+  return {percent(inputs.device().codec.compress, forward),
+          percent(inputs.device().codec.decompress, report.metrics.iteration - forward)};
 }
 
 std::vector<PaperTable> CompressionTables(const PaperValues& printed) {
@@ -164,14 +164,14 @@ std::vector<PaperTable> CompressionTables(const PaperValues& printed) {
       // The density that explains a saving.
       {"density {workload} at {number}", "share",
        [](const PaperRow& row) {
-         return DensityFor(OffloadedByAll(SceneOf(row.workload)), row.number);
+         return DensityFor(OffloadedByAll(Inputs(row.asked)), row.number);
        },
        false, "x", [](const PaperRow& row) { return row.number >= 0 && row.number <= 100; }}};
   // The saving if every map has the density `number`.
   PaperTable uniform{"Fig10", Names(), {}, {}};
   uniform.columns = {{"saving {workload} at {number} %", "%",
                       [](const PaperRow& row) {
-                        return Saving(OffloadedByAll(SceneOf(row.workload)),
+                        return Saving(OffloadedByAll(Inputs(row.asked)),
                                       [&](const Tensor&) { return row.number; });
                       },
                       true, "x",

@@ -88,13 +88,13 @@ PhasePeaks PoolPeaks(const Trace& trace, const Report& report) {
 }
 
 // Returns the MiB of the pool and the weights.
-double Footprint(const Scene& scene, Bytes pool) {
-  return (pool + WeightsFootprint(scene.trace, scene.device.name)).mib();
+double Footprint(const Inputs& inputs, Bytes pool) {
+  return (pool + WeightsFootprint(*inputs.trace(), inputs.device().name)).mib();
 }
 
 double Aggregate(const PaperRow& row, const Mode& mode) {
-  const Scene scene = SceneOf(row);
-  return Footprint(scene, PoolPeaks(scene.trace, EagerRun(scene, mode)).both());
+  const Inputs inputs(row.asked);
+  return Footprint(inputs, PoolPeaks(*inputs.trace(), EagerRun(inputs, mode)).both());
 }
 
 // Returns the requests to the pool. With `image_leaks`, as in the runs of Table V, the image is
@@ -128,38 +128,35 @@ AllocationLog PoolRequests(const Trace& trace, const Report& report, bool image_
 // found. `heuristic` is best-fit, or high-end, which places tensors that stay at the high end.
 Computed TableFive(const PaperRow& row, const Mode& mode, std::string_view order,
                    const std::string& heuristic) {
-  const Scene scene = SceneOf(row);
-  const Report report = EagerRun(scene, mode, order, heuristic == "high-end" ? "kept" : "none");
-  const auto pool = SearchPool(PoolRequests(scene.trace, report, true), heuristic,
-                               scene.device.alignment, PoolPeaks(scene.trace, report).both());
-  return pool ? std::optional(Footprint(scene, *pool)) : std::nullopt;
+  const Inputs inputs(row.asked);
+  const Report report = EagerRun(inputs, mode, order, heuristic == "high-end" ? "kept" : "none");
+  const auto pool =
+      SearchPool(PoolRequests(*inputs.trace(), report, true), heuristic, inputs.device().alignment,
+                 PoolPeaks(*inputs.trace(), report).both());
+  return pool ? std::optional(Footprint(inputs, *pool)) : std::nullopt;
 }
 
 // Returns the least memory that any allocator reserves with any order and hint, which is the choice
 // of the allocator `auto`. Weights count as in the other cells.
 Computed TableFiveAuto(const PaperRow& row, const Mode& mode) {
-  const Scene scene = SceneOf(row);
-  const auto cost = CostOf(scene, mode);
+  const Inputs inputs(row.asked);
   std::vector<PolicyChoice> policies;
   for (const char* order : kOrders) {
     for (const char* hint : {"none", "kept"}) policies.emplace_back(mode.Eager(order, hint));
   }
   Case asked;
   asked.allocator = "auto";
-  const Prepared run{Borrow(scene.trace),
-                     scene.device,
-                     Borrow(*cost),
-                     Bytes::Unlimited(),
-                     asked.allocator.Undecided(),
-                     PolicyChoice::OneOf(std::move(policies))};
-  const Report report = Run(Decide(asked, run)).report;
+  Prepared run = CountedRun(inputs, mode);
+  run.arena = asked.allocator.Undecided();
+  run.policy = PolicyChoice::OneOf(std::move(policies));
+  const Report report = Run(Decide(asked, std::move(run))).report;
   if (!report.fits()) return std::nullopt;
   Bytes weights;
-  for (const Tensor& tensor : scene.trace.tensors) {
+  for (const Tensor& tensor : inputs.trace()->tensors) {
     if (tensor.kind != TensorKind::kParameter) continue;
-    weights += RoundUp(tensor.size, scene.device.alignment);
+    weights += RoundUp(tensor.size, inputs.device().alignment);
   }
-  return Footprint(scene, report.metrics.peak_reserved - weights);
+  return Footprint(inputs, report.metrics.peak_reserved - weights);
 }
 
 // Returns a cell of Table II: CNMeM begins with a pool of the aggregate's size, and grows it if a
@@ -168,13 +165,13 @@ double TableTwo(const PaperRow& row, const Mode& mode) {
   // The driver's own memory on the GTX 970, which all ten cells have in addition to pool and
   // weights.
   constexpr double kContextMiB = 177.9;
-  const Scene scene = SceneOf(row);
-  const Report report = EagerRun(scene, mode);
-  const auto pool =
-      MakeAllocator(fmt::format("cnmem:initial={}B", PoolPeaks(scene.trace, report).both().count()),
-                    Bytes::Unlimited(), scene.device.alignment);
-  SPILLWAY_CHECK(!Replay(PoolRequests(scene.trace, report, false), *pool));
-  return Footprint(scene, pool->Reserved()) + kContextMiB;
+  const Inputs inputs(row.asked);
+  const Report report = EagerRun(inputs, mode);
+  const auto pool = MakeAllocator(
+      fmt::format("cnmem:initial={}B", PoolPeaks(*inputs.trace(), report).both().count()),
+      Bytes::Unlimited(), inputs.device().alignment);
+  SPILLWAY_CHECK(!Replay(PoolRequests(*inputs.trace(), report, false), *pool));
+  return Footprint(inputs, pool->Reserved()) + kContextMiB;
 }
 
 // --- Items --------------------------------------------------------------------------------------
@@ -195,8 +192,8 @@ bool EndsInASum(const Network& network, LayerNode node) {
 // Returns the MiB of all tensors that can be offloaded: the image and the outputs of convolutions
 // and pools. Other layers work in place on these outputs, and projections of shortcuts end in a
 // sum.
-double Pinned(const Workload& workload) {
-  const Network network = BuildNetwork(workload.network);
+double Pinned(const PaperRow& row) {
+  const Network network = BuildNetwork(row.workload.network);
   int64_t elements = 0;
   for (LayerNode node = 0; node < network.size(); ++node) {
     const OpType type = network.layer(node).type;
@@ -204,23 +201,23 @@ double Pinned(const Workload& workload) {
                         type == OpType::kMaxPool2d || type == OpType::kAvgPool2d;
     if (counts && !EndsInASum(network, node)) elements += network.layer(node).output.elements();
   }
-  return Bytes(4 * workload.batch * elements).mib();
+  return Bytes(4 * row.workload.batch * elements).mib();
 }
 
-double BaseMemory(const Workload& workload) {
-  return SceneOf(workload).Run("network-wide:algo=memory").metrics.peak_requested.gib();
+double BaseMemory(const Inputs& inputs) {
+  return ReportOf(inputs, "network-wide:algo=memory").metrics.peak_requested.gib();
 }
 
 // Returns the milliseconds of an iteration; nullopt if it does not fit.
 Computed IterationTime(const Prepared& run, const std::string& policy) {
-  const Report report = Play(run, policy);
+  const Report report = ReportOf(run, policy);
   if (!report.fits()) return std::nullopt;
   return report.metrics.iteration.milliseconds();
 }
 
 Computed TableFour(const PaperRow& row, const Mode& mode, std::string (Mode::*policy)() const) {
-  const Scene scene = SceneOf(row);
-  return IterationTime(scene.In(scene.device.memory), (mode.*policy)());
+  const Inputs inputs(row.asked);
+  return IterationTime(inputs.Undecided({}), (mode.*policy)());
 }
 
 // Milliseconds of iterations: the base's in unlimited memory, the policies' in the memory that vDNN
@@ -232,11 +229,11 @@ struct Times {
 // Returns the times of a mode, the base with the algorithms `base_algo`; nullopt if one of the
 // three runs does not fit.
 std::optional<Times> TimesOf(const PaperRow& row, const Mode& mode, const std::string& base_algo) {
-  const Scene scene = SceneOf(row);
-  Prepared run = scene.In(Bytes::Unlimited());
-  run.device.memory = run.device.host_memory = Bytes::Unlimited();
+  const Inputs inputs(row.asked);
+  Prepared run = inputs.Undecided({});
+  run.memory = run.device.memory = run.device.host_memory = Bytes::Unlimited();
   const auto base = IterationTime(run, "network-wide:algo=" + base_algo);
-  run.memory = mode.dynamic() ? scene.device.memory : MemoryBudget(mode.Vdnn()).In(run);
+  run.memory = mode.dynamic() ? inputs.device().memory : MemoryBudget(mode.Vdnn()).In(run);
   const auto vdnn = IterationTime(run, mode.Vdnn());
   const auto vdnnpp = IterationTime(run, mode.Vdnnpp());
   if (!base || !vdnn || !vdnnpp) return std::nullopt;
@@ -259,15 +256,15 @@ Computed Improvement(const PaperRow& row, const Mode& mode) {
 
 // Returns the most MiB of the pool that are held in the phase.
 double FigureFive(const PaperRow& row, const Mode& mode, Bytes PhasePeaks::*phase) {
-  const Scene scene = SceneOf(row);
-  return (PoolPeaks(scene.trace, EagerRun(scene, mode)).*phase).mib();
+  const Inputs inputs(row.asked);
+  return (PoolPeaks(*inputs.trace(), EagerRun(inputs, mode)).*phase).mib();
 }
 
 // Returns the milliseconds, forward and backward, of a layer on 64 channels of 112 x 112 at batch
 // 128 with the algorithms of least workspace. The layer is a convolution, or pooling if `filter` is
 // 0.
 double TableOneLayer(const PaperRow& row, int64_t filter) {
-  const Device device = LoadDevice(row.machine.device);
+  const Device device = LoadDevice(row.asked.device);
   const auto cost = RooflineCostModel(device);
   Network net("n", {64, 112, 112});
   // With a convolution below, the layer has to compute the gradient of its input.
@@ -290,7 +287,7 @@ double TableOneLayer(const PaperRow& row, int64_t filter) {
 
 // Returns the milliseconds of copying that layer's input to the host and back.
 double TableOneTransfer(const PaperRow& row) {
-  const RooflineCostModel cost(LoadDevice(row.machine.device));
+  const RooflineCostModel cost(LoadDevice(row.asked.device));
   const Bytes input(int64_t{128} * 64 * 112 * 112 * 4);
   return (cost.CopyTime(Direction::kToHost, input) + cost.CopyTime(Direction::kToDevice, input))
       .milliseconds();
@@ -332,14 +329,15 @@ PaperTable TableThree() {
 // Returns the milliseconds of a layer's forward step or of the copy of its input to the host;
 // nullopt if the network has no such layer.
 Computed FigureSix(const PaperRow& row, bool transfer) {
-  const Scene scene = SceneOf(row);
-  for (const Op& op : scene.trace.ops) {
-    if (op.phase != Phase::kForward || scene.trace.layer(op.layer).name != row.layer) continue;
+  const Inputs inputs(row.asked);
+  for (const Op& op : inputs.trace()->ops) {
+    if (op.phase != Phase::kForward || inputs.trace()->layer(op.layer).name != row.layer) continue;
     if (transfer) {
-      return scene.cost.CopyTime(Direction::kToHost, scene.trace.tensor(op.inputs[0]).size)
+      return inputs.cost()
+          ->CopyTime(Direction::kToHost, inputs.trace()->tensor(op.inputs[0]).size)
           .milliseconds();
     }
-    const auto kernels = scene.cost.Kernels(op, 0, op.batch);
+    const auto kernels = inputs.cost()->Kernels(op, 0, op.batch);
     return kernels[LeastWorkspace(kernels)].time.milliseconds();
   }
   return std::nullopt;
@@ -382,13 +380,13 @@ std::vector<PaperTable> VdnnppTables(const PaperValues& printed) {
   add({"Text",
        Names(),
        {{{"alexnet-plain", 128}}, {{"vgg16", 128}}, {{"resnet152", 128}}},
-       {{"pinned {workload} MB", "MB", OfWorkload(Pinned)}},
+       {{"pinned {workload} MB", "MB", OfRow(Pinned)}},
        PaperRequest::kPaperName},
       "");
   add({"Text",
        Names(),
        {{{"vgg116-d", 32}}, {{"vgg191-d", 32}}},
-       {{"{workload} GB", "GB", OfWorkload(BaseMemory)}},
+       {{"{workload} GB", "GB", OfInputs(BaseMemory)}},
        PaperRequest::kPaperName},
       "");
   add(TableOne(), kLargeGpu);

@@ -30,33 +30,32 @@ const std::vector<DocumentedAlgorithms>& Documented() {
 }
 
 // A cost model that has one kernel for each slot of a convolution: the documented algorithm, or the
-// kernel with the least workspace if the model lacks the algorithm. Without documented algorithms
-// it has the kernels of the other model.
+// kernel with the least workspace if the model lacks the algorithm.
 class PaperCostModel final : public CostModel {
  public:
-  PaperCostModel(const CostModel& model, const DocumentedAlgorithms* documented)
-      : model_(model), documented_(documented) {}
+  PaperCostModel(std::shared_ptr<const CostModel> model, const DocumentedAlgorithms& documented)
+      : model_(std::move(model)), documented_(documented) {}
 
   std::vector<int64_t> Batches(const Op& op, size_t) const override { return {op.batch}; }
   std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override {
-    const auto kernels = model_.Kernels(op, slot, batch);
-    if (documented_ == nullptr || op.type != OpType::kConv2d) return kernels;
-    const auto named = documented_->layers.find(op.name.substr(0, op.name.find('.')));
+    const auto kernels = model_->Kernels(op, slot, batch);
+    if (op.type != OpType::kConv2d) return kernels;
+    const auto named = documented_.layers.find(op.name.substr(0, op.name.find('.')));
     const std::string_view algorithm =
-        named == documented_->layers.end() ? documented_->everywhere : named->second;
+        named == documented_.layers.end() ? documented_.everywhere : named->second;
     for (const Kernel& kernel : kernels) {
       if (kernel.algorithm == algorithm) return {&kernel, 1};
     }
     return kernels.subspan(LeastWorkspace(kernels), 1);
   }
   Duration CopyTime(Direction direction, Bytes size) const override {
-    return model_.CopyTime(direction, size);
+    return model_->CopyTime(direction, size);
   }
   std::string Provenance() const override { return "algorithms documented for vDNN++"; }
 
  private:
-  const CostModel& model_;
-  const DocumentedAlgorithms* const documented_;
+  const std::shared_ptr<const CostModel> model_;
+  const DocumentedAlgorithms& documented_;
 };
 
 }  // namespace
@@ -87,24 +86,22 @@ std::string Mode::Eager(std::string_view order, std::string_view hint) const {
                      order, hint);
 }
 
-Scene SceneOf(const Workload& workload) { return {workload, "vdnnpp", {kLargeGpu, kModelled}}; }
-Scene SceneOf(const PaperRow& row) { return {row.workload, "vdnnpp", row.machine}; }
-
-std::unique_ptr<const CostModel> CostOf(const Scene& scene, const Mode& mode) {
+Prepared CountedRun(const Inputs& inputs, const Mode& mode) {
   const DocumentedAlgorithms* of_totals = nullptr;
   for (const DocumentedAlgorithms& documented : Documented()) {
     const bool known =
-        documented.network == scene.trace.network && documented.device == scene.device.name;
+        documented.network == inputs.trace()->network && documented.device == inputs.device().name;
     if (mode.fastest && known) of_totals = &documented;
   }
-  return std::make_unique<PaperCostModel>(scene.cost, of_totals);
+  Prepared run = inputs.Undecided({});
+  run.memory = Bytes::Unlimited();
+  if (of_totals != nullptr) run.cost = std::make_shared<PaperCostModel>(run.cost, *of_totals);
+  return run;
 }
 
-Report EagerRun(const Scene& scene, const Mode& mode, std::string_view order,
+Report EagerRun(const Inputs& inputs, const Mode& mode, std::string_view order,
                 std::string_view hint) {
-  const auto cost = CostOf(scene, mode);
-  return Play({Borrow(scene.trace), scene.device, Borrow(*cost), Bytes::Unlimited()},
-              mode.Eager(order, hint));
+  return ReportOf(CountedRun(inputs, mode), mode.Eager(order, hint));
 }
 
 }  // namespace spillway::vdnnpp

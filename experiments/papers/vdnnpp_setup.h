@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "experiments/papers/paper.h"
-#include "experiments/papers/scene.h"
 
 namespace spillway::vdnnpp {
 
@@ -35,18 +34,13 @@ struct Mode {
   std::string Eager(std::string_view order, std::string_view hint) const;
 };
 
-// Returns the workload on the larger GPU, for numbers that do not depend on the GPU.
-Scene SceneOf(const Workload& workload);
-// Returns the row's workload on the row's machine.
-Scene SceneOf(const PaperRow& row);
+// Returns the run whose requests Tables II and V count, before its policy is chosen. Memory is
+// unlimited. The run has only the documented algorithms, if the mode wants the fastest algorithms
+// and some are documented for network and GPU; otherwise it has all algorithms.
+Prepared CountedRun(const Inputs& inputs, const Mode& mode);
 
-// Returns a cost model with only the documented algorithms, if the mode wants the fastest
-// algorithms and some are documented for network and GPU; otherwise a model with the scene's
-// kernels. The result refers to the scene.
-std::unique_ptr<const CostModel> CostOf(const Scene& scene, const Mode& mode);
-
-// Returns the run whose requests Tables II and V count. Memory is unlimited.
-Report EagerRun(const Scene& scene, const Mode& mode, std::string_view order = "prefetch-first",
+// Returns the report of that run under a policy of vDNN++ that releases when vDNN does.
+Report EagerRun(const Inputs& inputs, const Mode& mode, std::string_view order = "prefetch-first",
                 std::string_view hint = "none");
 
 // Returns the time that a thread of the host takes to compress in forward, and to decompress in

@@ -95,7 +95,7 @@ TEST(PapersTest, ItemsHaveNamesOfTheirOwn) {
     for (const PaperTable& made : paper.tables(testing::Printed())) {
       const auto table = std::make_shared<const PaperTable>(made);
       for (PaperRow row : table->rows) {
-        row.machine.device = table->device;
+        row.device = table->device;
         for (const PaperColumn& column : table->columns) {
           const std::string name = PaperKey{paper.name, table, &column, row}.Format();
           EXPECT_TRUE(names.insert(name).second) << name;
@@ -131,15 +131,15 @@ TEST(PapersTest, TablesAreAskedForByNameAndListedWhereAnItemIsUnknown) {
   }
 }
 
-// On another machine no printed value exists, items that do not depend on the machine are left out,
+// On another GPU no printed value exists, items that do not depend on the GPU are left out,
 // and tables that differ only in the GPU become one.
-TEST(PapersTest, ItemsCanBeOfAnotherMachine) {
-  const PaperMachine h200{"h200", "roofline"};
+TEST(PapersTest, ItemsCanBeOfAnotherGpu) {
+  const Case h200{.workload = "", .device = "h200", .cost = "roofline"};
   const auto select = [&](const std::string& request) {
     return SelectItems(testing::Printed(), request, h200);
   };
   for (const PaperItem& item : select("all")) {
-    EXPECT_EQ(item.key->row.machine.device, "h200") << item.value.item;
+    EXPECT_EQ(item.key->row.asked.device, "h200") << item.value.item;
     EXPECT_FALSE(item.value.printed) << item.value.item;
     EXPECT_FALSE(item.key->OnPapersGpu()) << item.value.item;
   }
@@ -149,7 +149,7 @@ TEST(PapersTest, ItemsCanBeOfAnotherMachine) {
   EXPECT_THROW(select("vdnn-Fig99"), UsageError);
   const std::string item = "Fig14 VGG-16(64) conv(m) performance";
   const double titan = testing::ReproduceOne(item).ours.value();
-  EXPECT_EQ(testing::Select(item).at(0).key->row.machine.device, "titan_x_maxwell");
+  EXPECT_EQ(testing::Select(item).at(0).key->row.asked.device, "titan_x_maxwell");
   EXPECT_NE(Reproduce(select(item).at(0)).ours.value(), titan);
 }
 
