@@ -8,7 +8,6 @@
 namespace spillway {
 
 std::vector<PaperTable> VdnnTables(const PaperValues&) {
-  const bool round_down = FindPreset("vdnn").counting.round_down;
   PaperTable table{"Text",
                    vdnn::Names(),
                    {{{"vgg19", 256}}, {{"vgg19", 128}}, {{"vgg19", 32}}, {{"alexnet", 128}}},
@@ -22,7 +21,7 @@ std::vector<PaperTable> VdnnTables(const PaperValues&) {
       return vdnn::InUnits(report.metrics.*metric +
                            (besides ? besides(*inputs.trace()) : Bytes(0)));
     };
-    table.columns.push_back({fmt::format("{} {{workload}} GB", what), "GB", compute, round_down});
+    table.columns.push_back({fmt::format("{} {{workload}} GB", what), "GB", compute});
   };
   // The baseline is all tensors of the network-wide run and the workspace that the paper counts.
   add("base", "network-wide:algo=memory", &Metrics::peak_requested, FftBaselineWorkspace);

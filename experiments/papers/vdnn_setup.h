@@ -24,10 +24,7 @@ inline PaperNames Names() {
 }
 
 // Returns the bytes in the paper's GB of 1000 MiB.
-inline double InUnits(Bytes bytes) {
-  return static_cast<double>(bytes.count()) /
-         static_cast<double>(FindPreset("vdnn").counting.bytes_per_unit.count());
-}
+inline double InUnits(Bytes bytes) { return bytes.mib() / 1000; }
 
 // Returns the tables of the figures and of the text's claims.
 std::vector<PaperTable> Figures();

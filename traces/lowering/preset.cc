@@ -20,15 +20,13 @@ const std::vector<Preset>& Presets() {
       {.name = "torch",
        .description =
            "a modern framework: ReLU and sums in place, gradients of parameters kept until an SGD "
-           "step with momentum after backward",
-       .counting = {"MiB", Bytes::MiB(1)}},
+           "step with momentum after backward"},
       {.name = "vdnn",
        .description =
            "vDNN's memory manager and its baseline: ReLU, sums and softmax in place, parameters "
            "updated inside backward (plain SGD); a GB is 1000 MiB",
        .softmax_in_place = true,
-       .update = Update::kFused,
-       .counting = {"GB", Bytes::MiB(1000), false, true}},
+       .update = Update::kFused},
       {.name = "vdnnpp",
        .description =
            "vDNN++'s memory manager: ReLU, sums and softmax in place, outputs held through the "
@@ -36,8 +34,7 @@ const std::vector<Preset>& Presets() {
            "cut off to whole MiB",
        .softmax_in_place = true,
        .holds_outputs = true,
-       .update = Update::kBuffered,
-       .counting = {"MB", Bytes::MiB(1), true}},
+       .update = Update::kBuffered},
       {.name = "superneurons",
        .description =
            "SuperNeurons' tensors: each layer has its own output and a fork copies; backward of a "
@@ -50,8 +47,7 @@ const std::vector<Preset>& Presets() {
        .sum_shares_gradient = true,
        .image_gradient = true,
        .forks = Forks::kCopy,
-       .order = Order::kDepthFirst,
-       .counting = {"MB", Bytes::MiB(1)}},
+       .order = Order::kDepthFirst},
   };
   return presets;
 }

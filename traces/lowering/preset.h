@@ -29,16 +29,6 @@ enum class Forks : uint8_t {
   kCopy,      // a fork op; each consumer gets a copy
 };
 
-// How a paper turns bytes into printed figures.
-struct Counting {
-  std::string unit;         // as printed: "GB", "MB"
-  Bytes bytes_per_unit;     // vDNN's GB is 1000 MiB
-  bool round_down = false;  // printed digits are cut off instead of rounded
-  // True if the paper's baseline counts a workspace on top of the tensors: the largest FFT
-  // workspace of the network's convolutions (`FftBaselineWorkspace`).
-  bool fft_workspace = false;
-};
-
 struct Preset {
   std::string name;
   std::string description;
@@ -63,7 +53,6 @@ struct Preset {
   Update update = Update::kSeparate;
   OpType update_rule = OpType::kSgd;   // row in the op table; fused: without its state
   Order order = Order::kConstruction;  // of the layers in forward; backward runs in reverse
-  Counting counting;
 
   // Returns true iff this preset has at least one of the given rules of the op table.
   bool HasAny(Rules rules) const;
