@@ -165,13 +165,8 @@ std::string CommandOf(const PaperItem& item) {
 PaperValues ReadPaperValues(const std::filesystem::path& path) {
   const std::string text = ReadFile(path);
   PaperValues values;
-  size_t line_number = 0;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    const auto fields = SplitCsv(std::string_view(text).substr(begin, end - begin));
-    begin = end + 1;
-    ++line_number;
-    if (line_number == 1) continue;  // header
+  ForEachCsvLine(text, path.string(), [&](size_t line_number, const auto& fields) {
+    if (line_number == 1) return;  // header
     if (fields.size() != 6) {
       throw InputError(
           fmt::format("{}:{}: {} fields, expected 6", path.string(), line_number, fields.size()));
@@ -185,7 +180,7 @@ PaperValues ReadPaperValues(const std::filesystem::path& path) {
     const size_t point = std::min(printed.find('.') + 1, printed.size());
     values.push_back({fields[0], fields[1], fields[2], fields[3], number,
                       point > 0 ? static_cast<int>(printed.size() - point) : 0, fields[5]});
-  }
+  });
   return values;
 }
 

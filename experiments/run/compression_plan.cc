@@ -97,24 +97,18 @@ Densities ReadDensities(const std::filesystem::path& path) {
 }
 
 Densities ParseDensities(std::string_view contents, const std::string& origin) {
-  std::string_view text = PlainText(contents, origin);
+  const std::string_view text = PlainText(contents, origin);
+  if (text.empty()) throw InputError(origin + ":1:1: the file is empty");
   Densities densities;
-  size_t line_number = 0;
-  const auto fail = [&](const std::string& what) {
-    throw InputError(fmt::format("{}:{}:1: {}", origin, line_number, what));
-  };
-  while (!text.empty()) {
-    const size_t end = std::min(text.find('\n'), text.size());
-    ++line_number;
-    const std::vector<std::string> fields =
-        WithContext([&] { return SplitCsv(text.substr(0, end)); },
-                    [&] { return fmt::format("{}:{}:1", origin, line_number); });
-    text.remove_prefix(std::min(end + 1, text.size()));
-    if (line_number == 1) {
+  ForEachCsvLine(text, origin, [&](size_t number, const auto& fields) {
+    const auto fail = [&](const std::string& what) {
+      throw InputError(fmt::format("{}:{}:1: {}", origin, number, what));
+    };
+    if (number == 1) {
       if (fields.size() < 2 || fields[0] != "tensor" || fields[1] != "density") {
         fail("expected a header that begins with tensor,density");
       }
-      continue;
+      return;
     }
     if (fields.size() < 2) fail("expected a tensor and its density");
     const std::optional<double> density = ParseShare(fields[1]);
@@ -122,11 +116,7 @@ Densities ParseDensities(std::string_view contents, const std::string& origin) {
     if (!densities.emplace(fields[0], *density).second) {
       fail(fmt::format("'{}' is there twice", fields[0]));
     }
-  }
-  if (line_number == 0) {
-    line_number = 1;
-    fail("the file is empty");
-  }
+  });
   return densities;
 }
 

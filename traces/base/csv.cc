@@ -1,7 +1,5 @@
 #include "traces/base/csv.h"
 
-#include "traces/base/error.h"
-
 namespace spillway {
 
 std::vector<std::string> SplitCsv(std::string_view line) {

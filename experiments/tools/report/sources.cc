@@ -48,20 +48,16 @@ Kind KindOf(const std::vector<std::string>& columns) {
 
 ReportSection ReadCsv(const std::string& path) {
   const std::string contents = ReadFile(path, Bytes::GiB(1));
-  std::string_view rest = PlainText(contents, path);
-  const auto line = [&] {
-    const size_t end = std::min(rest.find('\n'), rest.size());
-    std::vector<std::string> fields =
-        WithContext([&] { return SplitCsv(rest.substr(0, end)); }, [&] { return path; });
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-    return fields;
-  };
-  const std::vector<std::string> columns = line();
-  if (columns.size() < 2) throw InputError(fmt::format("{}:1: no CSV file with a header", path));
+  std::vector<std::string> columns;
   JsonWriter json(0);
   json.BeginArray();
-  for (size_t number = 2; !rest.empty(); ++number) {
-    const std::vector<std::string> fields = line();
+  const auto fail = [&] { throw InputError(fmt::format("{}:1: no CSV file with a header", path)); };
+  ForEachCsvLine(PlainText(contents, path), path, [&](size_t number, const auto& fields) {
+    if (number == 1) {
+      columns = fields;
+      if (columns.size() < 2) fail();
+      return;
+    }
     if (fields.size() != columns.size()) {
       throw InputError(fmt::format("{}:{}: {} fields under {} columns", path, number, fields.size(),
                                    columns.size()));
@@ -69,7 +65,8 @@ ReportSection ReadCsv(const std::string& path) {
     json.BeginObject();
     for (size_t i = 0; i < columns.size(); ++i) PutValue(json.Key(columns[i]), ValueOf(fields[i]));
     json.EndObject();
-  }
+  });
+  if (columns.empty()) fail();
   return {KindOf(columns), path, "", json.EndArray().Take()};
 }
 
