@@ -4,9 +4,7 @@
 // few blocks as their lifetimes allow (two for a chain: dX and dY), and each of these blocks is as
 // large as the largest gradient. One workspace serves all kernels.
 
-#include <algorithm>
 #include <memory>
-#include <vector>
 
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/lifetimes.h"
@@ -20,15 +18,7 @@ class NetworkWidePolicy final : public Policy {
   NetworkWidePolicy(KernelChoice kernels, const KernelChooser& chooser)
       : kernels_(kernels), chooser_(chooser) {}
 
-  void Plan(PolicyContext& context) override {
-    ReserveWithSharedGradients(context, /*one_size=*/true);
-    Bytes workspace;
-    for (size_t i = 0; i < context.trace().ops.size(); ++i) {
-      const auto op = static_cast<OpId>(i);
-      workspace = std::max(workspace, WorkspaceOf(ChooseKernels(context, op), context, op));
-    }
-    context.ReserveWorkspace(workspace);
-  }
+  void Plan(PolicyContext& context) override { ReserveUpFront(context, *this, /*one_size=*/true); }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
     return chooser_.ByRule(kernels_, context, op);

@@ -12,9 +12,7 @@
 //   that needs no workspace, as with cudnn.fastest and cudnn.benchmark off, unless `workspace`
 //   grants more.
 
-#include <algorithm>
 #include <memory>
-#include <vector>
 
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/lifetimes.h"
@@ -28,16 +26,7 @@ class TorchPolicy final : public Policy {
   TorchPolicy(Bytes workspace, const KernelChooser& chooser)
       : workspace_(workspace), chooser_(chooser) {}
 
-  void Plan(PolicyContext& context) override {
-    const Trace& trace = context.trace();
-    ReserveWithSharedGradients(context, /*one_size=*/false);
-    Bytes workspace;
-    for (size_t i = 0; i < trace.ops.size(); ++i) {
-      const auto op = static_cast<OpId>(i);
-      workspace = std::max(workspace, WorkspaceOf(ChooseKernels(context, op), context, op));
-    }
-    context.ReserveWorkspace(workspace);
-  }
+  void Plan(PolicyContext& context) override { ReserveUpFront(context, *this, /*one_size=*/false); }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
     return chooser_.Within(workspace_, context, op);

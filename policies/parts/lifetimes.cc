@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "policies/kernels/kernel_choice.h"
+
 namespace spillway {
 
 std::vector<std::vector<TensorId>> ColourLifetimes(const std::vector<TensorId>& storages,
@@ -25,7 +27,7 @@ std::vector<std::vector<TensorId>> ColourLifetimes(const std::vector<TensorId>& 
   return colours;
 }
 
-void ReserveWithSharedGradients(PolicyContext& context, bool one_size) {
+void ReserveUpFront(PolicyContext& context, Policy& policy, bool one_size) {
   const Trace& trace = context.trace();
   const Liveness& liveness = context.liveness();
   std::vector<TensorId> gradients;
@@ -42,6 +44,12 @@ void ReserveWithSharedGradients(PolicyContext& context, bool one_size) {
     }
   }
   for (const auto& colour : ColourLifetimes(gradients, liveness)) context.Reserve(colour, least);
+  Bytes workspace;
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    const auto op = static_cast<OpId>(i);
+    workspace = std::max(workspace, WorkspaceOf(policy.ChooseKernels(context, op), context, op));
+  }
+  context.ReserveWorkspace(workspace);
 }
 
 }  // namespace spillway

@@ -17,10 +17,10 @@ namespace spillway {
 std::vector<std::vector<TensorId>> ColourLifetimes(const std::vector<TensorId>& storages,
                                                    const Liveness& liveness);
 
-// Reserves a block for the whole run for each used storage that is not a gradient, and a block for
-// each colour of the gradients. With `one_size`, each block for gradients is as large as the
-// largest gradient.
-void ReserveWithSharedGradients(PolicyContext& context, bool one_size);
+// Reserves a block for the whole run for each used storage that is not a gradient, a block for each
+// colour of the gradients, and the workspace that `policy` needs. With `one_size`, each block for
+// gradients is as large as the largest gradient.
+void ReserveUpFront(PolicyContext& context, Policy& policy, bool one_size);
 
 }  // namespace spillway
 
