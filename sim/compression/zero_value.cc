@@ -176,11 +176,6 @@ Bytes BlockPool::peak() const {
   return peak_;
 }
 
-void BlockPool::ResetPeak() {
-  const std::lock_guard lock(mutex_);
-  peak_ = in_use_;
-}
-
 CompressedData& CompressedData::operator=(CompressedData&& other) noexcept {
   if (this == &other) return *this;
   Clear();

@@ -57,8 +57,7 @@ class BlockPool {
   void Give(Memory memory, Bytes size);
 
   Bytes in_use() const;
-  Bytes peak() const;  // most bytes in use at once since the last `ResetPeak`
-  void ResetPeak();
+  Bytes peak() const;  // most bytes in use at once
 
  private:
   mutable std::mutex mutex_;
