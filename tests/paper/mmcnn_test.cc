@@ -1,5 +1,4 @@
-// Tests the schedules and memory that the mmCNN paper prints, and the workspaces that u-cuDNN
-// prints.
+// Tests the schedules and memory that the mmCNN paper prints.
 
 #include <gtest/gtest.h>
 
@@ -8,20 +7,8 @@
 namespace spillway {
 namespace {
 
+using testing::Judged;
 using testing::Select;
-
-// Returns the number of judged items of a request. Each judged item has to agree.
-int Judged(const std::string& request) {
-  int judged = 0;
-  for (const PaperItem& item : Select(request)) {
-    const Reproduction result = Reproduce(item);
-    EXPECT_TRUE(result.ours) << item.value.item;
-    EXPECT_TRUE(result.passes || !result.judged)
-        << item.value.item << ": " << result.ours_exact.value_or(0);
-    judged += result.judged ? 1 : 0;
-  }
-  return judged;
-}
 
 TEST(MmcnnPaperTest, EveryPrintedNumberIsReproduced) {
   EXPECT_EQ(Judged("mmcnn-Tab3"), 344);
@@ -56,8 +43,6 @@ TEST(MmcnnPaperTest, LessMemoryTakesMoreTransfersAndTime) {
     }
   }
 }
-
-TEST(UcudnnPaperTest, EveryPrintedNumberIsReproduced) { EXPECT_EQ(Judged("ucudnn"), 9); }
 
 }  // namespace
 }  // namespace spillway
