@@ -30,9 +30,7 @@ class AllocatorContract : public ::testing::TestWithParam<std::string> {
 
 std::vector<std::string> AllNames() {
   std::vector<std::string> names;
-  for (const AllocatorInfo& info : Allocators()) {
-    if (info.name != "auto") names.push_back(info.name);  // it stands for one of the others
-  }
+  for (const AllocatorInfo& info : Allocators()) names.push_back(info.name);
   for (const char* other :
        {"first-fit:granularity=1KiB", "high-end:reading=text", "cnmem:initial=5MiB",
         "pytorch:max_split_size=20MiB", "pytorch:expandable_segments=true",

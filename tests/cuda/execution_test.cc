@@ -20,6 +20,7 @@
 #include "experiments/tools/measure/validation.h"
 #include "policies/mmcnn/layer_split.h"
 #include "policies/registry.h"
+#include "sim/alloc/make_allocator.h"
 #include "sim/core/check.h"
 #include "sim/cost/deterministic.h"
 #include "sim/cost/table_cost.h"
@@ -138,8 +139,9 @@ TEST_P(CudaExecution, SameBitsDecisionsAndPlacementsUnderEveryPolicy) {
 TEST_P(CudaExecution, SameBitsUnderEveryAllocator) {
   const char* const policy = "vdnn-all:algo=performance";
   const Validation reference = Run(SetupFor(Bytes::GiB(1)), policy);
-  for (const char* allocator : {"first-fit", "high-end", "cnmem", "native", "pytorch",
-                                "pytorch:expandable_segments=true", "stitched", "planned"}) {
+  std::vector<std::string> allocators{"pytorch:expandable_segments=true", "planned"};
+  for (const AllocatorInfo& info : Allocators()) allocators.push_back(info.name);
+  for (const std::string& allocator : allocators) {
     const Validation validation = Run(SetupFor(Bytes::GiB(1), allocator), policy);
     ASSERT_TRUE(validation.predicted.report.fits()) << allocator;
     EXPECT_TRUE(validation.parity()) << allocator;

@@ -40,21 +40,17 @@ struct Result {
   std::map<TensorId, uint64_t> left;        // hashes of the persistent tensors
 };
 
-// Returns the name of an allocator. PyTorch's allocators are scaled down
-// (tests/testing/small_pytorch.h).
+// Returns the specification of an allocator: one of all, or one with parameters. PyTorch's
+// allocators are scaled down (tests/testing/small_pytorch.h).
 std::string AllocatorName(uint8_t number) {
-  constexpr std::array<const char*, 11> kAllocators{"best-fit",
-                                                    "first-fit",
-                                                    "high-end",
-                                                    "high-end:reading=text",
-                                                    "cnmem",
-                                                    "native",
-                                                    "stitched:page=4KiB",
-                                                    "stitched:page=8KiB",
-                                                    "pytorch",
-                                                    "pytorch:max_split_size=20MiB",
-                                                    "pytorch:expandable_segments=true"};
-  return kAllocators[number % kAllocators.size()];
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> made{"high-end:reading=text", "stitched:page=4KiB",
+                                  "stitched:page=8KiB", "pytorch:max_split_size=20MiB",
+                                  "pytorch:expandable_segments=true"};
+    for (const AllocatorInfo& info : Allocators()) made.push_back(info.name);
+    return made;
+  }();
+  return names[number % names.size()];
 }
 
 // Returns the options in the name of one of PyTorch's allocators, or nullopt for other allocators.
