@@ -115,17 +115,28 @@ class Calibrator {
   }
 
   Measurements Run() {
-    std::vector<std::pair<const char*, void (Calibrator::*)()>> steps{
-        {"copies between host and device", &Calibrator::MeasureCopies},
-        {"copies within the device", &Calibrator::MeasureDeviceCopies},
-        {"kernels beside copies", &Calibrator::MeasureOverlaps},
-        {"launches and events", &Calibrator::MeasureLatencies},
-        {"cudaMalloc and cudaFree", &Calibrator::MeasureDeviceMemory},
-        {"mapping of pages", &Calibrator::MeasurePageMemory},
-        {"cudaMallocHost and cudaFreeHost", &Calibrator::MeasurePinnedMemory},
-        {"calls of the convolution library", &Calibrator::MeasureLibraryCalls},
+    const Bytes largest = options_.largest_allocation;
+    std::vector<std::pair<const char*, std::function<void()>>> steps{
+        {"copies between host and device", [&] { result_.copies = TimeCopies(); }},
+        {"copies within the device", [&] { MeasureDeviceCopies(); }},
+        {"kernels beside copies", [&] { MeasureOverlaps(); }},
+        {"launches and events", [&] { MeasureLatencies(); }},
+        {"cudaMalloc and cudaFree",
+         [&] { result_.device_memory = TimeDeviceMemory(largest, repeats_); }},
+        {"mapping of pages",
+         [&] { result_.page_memory = TimePageMemory(std::min(largest, kMostPages), repeats_); }},
+        {"cudaMallocHost and cudaFreeHost",
+         [&] { result_.pinned_memory = TimePinnedMemory(options_.largest_pinned, repeats_); }},
+        {"calls of the convolution library",
+         [&] { result_.library_calls = TimeLibraryCalls(repeats_); }},
     };
-    if (peer_) steps.emplace_back("copies to and from the peer", &Calibrator::MeasurePeerCopies);
+    if (peer_) {
+      steps.emplace_back("copies to and from the peer", [&] {
+        outside_is_peer_ = true;
+        result_.peer_copies = TimeCopies();
+        outside_is_peer_ = false;
+      });
+    }
     WarmUp(options_.clock_warmup);
     DescribeMachine();  // now that the link runs at full speed
     size_t index = 0;
@@ -133,7 +144,7 @@ class Calibrator {
       if (options_.progress) options_.progress({index, steps.size(), name});
       ++index;
       WarmUp(Duration::Milliseconds(100));
-      (this->*measure)();
+      measure();
     }
     return std::move(result_);
   }
@@ -166,26 +177,9 @@ class Calibrator {
   }
 
   std::vector<CopyTiming> TimeCopies();
-  void MeasureCopies() { result_.copies = TimeCopies(); }
-  void MeasurePeerCopies() {
-    outside_is_peer_ = true;
-    result_.peer_copies = TimeCopies();
-    outside_is_peer_ = false;
-  }
   void MeasureDeviceCopies();
   void MeasureOverlaps();
   void MeasureLatencies();
-  void MeasureDeviceMemory() {
-    result_.device_memory = TimeDeviceMemory(options_.largest_allocation, repeats_);
-  }
-  void MeasurePageMemory() {
-    result_.page_memory =
-        TimePageMemory(std::min(options_.largest_allocation, kMostPages), repeats_);
-  }
-  void MeasurePinnedMemory() {
-    result_.pinned_memory = TimePinnedMemory(options_.largest_pinned, repeats_);
-  }
-  void MeasureLibraryCalls() { result_.library_calls = TimeLibraryCalls(repeats_); }
 
   Lane& LaneOf(Direction direction) { return direction == Direction::kToDevice ? in_ : out_; }
 
