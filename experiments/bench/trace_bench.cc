@@ -41,11 +41,8 @@ void BM_LowerVgg416(benchmark::State& state) {
 }
 BENCHMARK(BM_LowerVgg416);
 
-// Prepares residual networks of about the given number of units, which SuperNeurons uses to go
-// deeper, from the name to the liveness. An item is one op. The rate must not fall as the depth
-// grows.
-void BM_PrepareResNet(benchmark::State& state) {
-  const std::string name = "resnet(6,32," + std::to_string(state.range(0) / 3 - 44) + ",6)";
+// Prepares the network, from the name to the liveness. An item is one op.
+void Prepare(benchmark::State& state, const std::string& name) {
   size_t ops = 0;
   for (auto _ : state) {
     const Trace trace = LowerNetwork(BuildNetwork(name), {1, "torch", true});
@@ -54,17 +51,16 @@ void BM_PrepareResNet(benchmark::State& state) {
   }
   state.SetItemsProcessed(static_cast<int64_t>(state.iterations() * ops));
 }
+
+// Prepares residual networks of about the given number of units, which SuperNeurons uses to go
+// deeper. The rate must not fall as the depth grows.
+void BM_PrepareResNet(benchmark::State& state) {
+  Prepare(state, "resnet(6,32," + std::to_string(state.range(0) / 3 - 44) + ",6)");
+}
 BENCHMARK(BM_PrepareResNet)->Arg(250)->Arg(2500)->Arg(25000)->Unit(benchmark::kMillisecond);
 
 void BM_PrepareDenseNet(benchmark::State& state) {
-  const std::string name = "densenet(" + std::to_string(state.range(0)) + ",k=4)@32";
-  size_t ops = 0;
-  for (auto _ : state) {
-    const Trace trace = LowerNetwork(BuildNetwork(name), {1, "torch", true});
-    benchmark::DoNotOptimize(Liveness(trace));
-    ops = trace.ops.size();
-  }
-  state.SetItemsProcessed(static_cast<int64_t>(state.iterations() * ops));
+  Prepare(state, "densenet(" + std::to_string(state.range(0)) + ",k=4)@32");
 }
 BENCHMARK(BM_PrepareDenseNet)->Arg(100)->Arg(1000)->Arg(10000)->Unit(benchmark::kMillisecond);
 
