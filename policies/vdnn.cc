@@ -140,22 +140,11 @@ class VdnnDynPolicy final : public ForwardingPolicy {
   const KernelChooser chooser_;
 };
 
-std::unique_ptr<Policy> MakeStatic(OffloadSet set, Params& params) {
+template <OffloadSet kSet>
+std::unique_ptr<Policy> MakeStatic(Params& params) {
   const KernelChoice kernels = ReadKernelChoice(params);
   const PlacementOrder order = ReadPlacementOrder(params);
-  return std::make_unique<VdnnPolicy>(set, kernels, ReadKernelChooser(params), order);
-}
-
-std::unique_ptr<Policy> MakeVdnnAllPolicy(Params& params) {
-  return MakeStatic(OffloadSet::kAll, params);
-}
-
-std::unique_ptr<Policy> MakeVdnnConvPolicy(Params& params) {
-  return MakeStatic(OffloadSet::kConv, params);
-}
-
-std::unique_ptr<Policy> MakeVdnnAlternateConvPolicy(Params& params) {
-  return MakeStatic(OffloadSet::kAlternateConv, params);
+  return std::make_unique<VdnnPolicy>(kSet, kernels, ReadKernelChooser(params), order);
 }
 
 std::unique_ptr<Policy> MakeVdnnDynPolicy(Params& params) {
@@ -171,11 +160,11 @@ std::unique_ptr<Policy> MakeVdnnDynPolicy(Params& params) {
 void RegisterVdnn(PolicyRegistry& registry) {
   registry.Add("vdnn-all",
                "offload the inputs of all feature extraction layers (vDNN, section III-C)",
-               MakeVdnnAllPolicy, {.candidates = PlacementOrders()});
+               MakeStatic<OffloadSet::kAll>, {.candidates = PlacementOrders()});
   registry.Add("vdnn-conv", "offload the inputs of convolutions only (vDNN, section III-C)",
-               MakeVdnnConvPolicy, {.candidates = PlacementOrders()});
+               MakeStatic<OffloadSet::kConv>, {.candidates = PlacementOrders()});
   registry.Add("vdnn-aconv", "offload the inputs of every other convolution (vDNN++, section II-B)",
-               MakeVdnnAlternateConvPolicy, {.candidates = PlacementOrders()});
+               MakeStatic<OffloadSet::kAlternateConv>, {.candidates = PlacementOrders()});
   registry.Add("vdnn-dyn",
                "profiling passes choose offloading and algorithms (dynamic vDNN, section III-C)",
                MakeVdnnDynPolicy);
