@@ -98,10 +98,13 @@ struct PaperColumn {
   std::function<bool(const PaperRow&)> accepts = {};  // whether a user may ask; empty: always
 };
 
-// Returns a column's function that calls `function(inputs, arguments...)` with the row's inputs.
+// Returns a column's function that calls `function(inputs, arguments...)` with the row's inputs. In
+// a column for modes (`ModeColumn`), it calls `function(inputs, mode, arguments...)`.
 template <typename Function, typename... Arguments>
 auto OfInputs(Function function, Arguments... arguments) {
-  return [=](const PaperRow& row) { return function(Inputs(row.asked), arguments...); };
+  return [=](const PaperRow& row, const auto&... mode) {
+    return function(Inputs(row.asked), mode..., arguments...);
+  };
 }
 // Returns a column's function that calls `function(row, arguments...)`.
 template <typename Function, typename... Arguments>

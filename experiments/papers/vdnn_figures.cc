@@ -313,21 +313,17 @@ Computed Lost(const Inputs& inputs, const Mode& mode) {
   return performance ? Computed(100 * (1 - *performance)) : std::nullopt;
 }
 
-ModeColumn<Mode> OfModes(const char* pattern, const char* unit, Measure measure) {
-  return {pattern, unit,
-          [=](const PaperRow& row, const Mode& mode) { return measure(Inputs(row.asked), mode); }};
-}
-
 PaperTable ConventionalTable(const char* name, std::span<const Mode> modes,
                              const std::vector<ModeColumn<Mode>>& columns) {
   return {name, Names(), Rows(Conventional()), ForModes(modes, columns)};
 }
 
 PaperTable FigureEleven() {
-  return ConventionalTable("Fig11", kModes,
-                           {OfModes("Fig11 {workload} {mode} max MB", "MB", MostMemory),
-                            OfModes("Fig11 {workload} {mode} avg MB", "MB", AverageMemory),
-                            OfModes("Fig11 {workload} {mode} saved %", "%", Saved<AverageMemory>)});
+  return ConventionalTable(
+      "Fig11", kModes,
+      {{"Fig11 {workload} {mode} max MB", "MB", OfInputs(MostMemory)},
+       {"Fig11 {workload} {mode} avg MB", "MB", OfInputs(AverageMemory)},
+       {"Fig11 {workload} {mode} saved %", "%", OfInputs(Saved<AverageMemory>)}});
 }
 
 Computed Offloaded(const Inputs& inputs, const Mode& mode) {
@@ -336,7 +332,7 @@ Computed Offloaded(const Inputs& inputs, const Mode& mode) {
 
 PaperTable FigureTwelve() {
   return ConventionalTable("Fig12", std::array{kAllLean, kConvLean},
-                           {OfModes("Fig12 {workload} {mode} offloaded MB", "MB", Offloaded)});
+                           {{"Fig12 {workload} {mode} offloaded MB", "MB", OfInputs(Offloaded)}});
 }
 
 // Returns 1 if the GPU has the memory that the mode takes, otherwise 0.
@@ -347,8 +343,8 @@ Computed Fits(const Inputs& inputs, const Mode& mode) {
 
 PaperTable FigureFourteen() {
   return ConventionalTable("Fig14", kModes,
-                           {OfModes("Fig14 {workload} {mode} performance", "x", Performance),
-                            OfModes("Fig14 {workload} {mode} fits", "1", Fits)});
+                           {{"Fig14 {workload} {mode} performance", "x", OfInputs(Performance)},
+                            {"Fig14 {workload} {mode} fits", "1", OfInputs(Fits)}});
 }
 
 PaperTable FigureFifteen() {

@@ -14,14 +14,13 @@ std::vector<PaperTable> VdnnTables(const PaperValues&) {
                    {}};
   const auto add = [&](const char* what, const char* policy, Bytes Metrics::*metric,
                        Bytes (*besides)(const Trace&)) {
-    const auto compute = [=](const PaperRow& row) {
-      const Inputs inputs(row.asked);
+    const auto compute = [=](const Inputs& inputs) {
       const Report report = ReportOf(inputs, policy);
       SPILLWAY_CHECK(report.fits());  // memory is unlimited
       return vdnn::InUnits(report.metrics.*metric +
                            (besides ? besides(*inputs.trace()) : Bytes(0)));
     };
-    table.columns.push_back({fmt::format("{} {{workload}} GB", what), "GB", compute});
+    table.columns.push_back({fmt::format("{} {{workload}} GB", what), "GB", OfInputs(compute)});
   };
   // The baseline is all tensors of the network-wide run and the workspace that the paper counts.
   add("base", "network-wide:algo=memory", &Metrics::peak_requested, FftBaselineWorkspace);

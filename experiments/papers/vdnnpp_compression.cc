@@ -133,8 +133,7 @@ Computed SavingInTest(const PaperRow& row) {
 
 }  // namespace
 
-std::array<double, 2> CompressionCpu(const PaperRow& row) {
-  const Inputs inputs(row.asked);
+std::array<double, 2> CompressionCpu(const Inputs& inputs) {
   const Report report = ReportOf(inputs, Mode{"all", false}.Vdnnpp());
   Duration forward;
   for (const TimelineEntry& entry : report.timeline) {

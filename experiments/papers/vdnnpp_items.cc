@@ -92,8 +92,7 @@ double Footprint(const Inputs& inputs, Bytes pool) {
   return (pool + WeightsFootprint(*inputs.trace(), inputs.device().name)).mib();
 }
 
-double Aggregate(const PaperRow& row, const Mode& mode) {
-  const Inputs inputs(row.asked);
+double Aggregate(const Inputs& inputs, const Mode& mode) {
   return Footprint(inputs, PoolPeaks(*inputs.trace(), EagerRun(inputs, mode)).both());
 }
 
@@ -126,9 +125,8 @@ AllocationLog PoolRequests(const Trace& trace, const Report& report, bool image_
 
 // Returns a cell of Table V by the paper's search from the aggregate up; nullopt if no pool is
 // found. `heuristic` is best-fit, or high-end, which places tensors that stay at the high end.
-Computed TableFive(const PaperRow& row, const Mode& mode, std::string_view order,
+Computed TableFive(const Inputs& inputs, const Mode& mode, std::string_view order,
                    const std::string& heuristic) {
-  const Inputs inputs(row.asked);
   const Report report = EagerRun(inputs, mode, order, heuristic == "high-end" ? "kept" : "none");
   const auto pool =
       SearchPool(PoolRequests(*inputs.trace(), report, true), heuristic, inputs.device().alignment,
@@ -138,8 +136,7 @@ Computed TableFive(const PaperRow& row, const Mode& mode, std::string_view order
 
 // Returns the least memory that any allocator reserves with any order and hint, which is the choice
 // of the allocator `auto`. Weights count as in the other cells.
-Computed TableFiveAuto(const PaperRow& row, const Mode& mode) {
-  const Inputs inputs(row.asked);
+Computed TableFiveAuto(const Inputs& inputs, const Mode& mode) {
   std::vector<PolicyChoice> policies;
   for (const char* order : kOrders) {
     for (const char* hint : {"none", "kept"}) policies.emplace_back(mode.Eager(order, hint));
@@ -161,11 +158,10 @@ Computed TableFiveAuto(const PaperRow& row, const Mode& mode) {
 
 // Returns a cell of Table II: CNMeM begins with a pool of the aggregate's size, and grows it if a
 // request fails.
-double TableTwo(const PaperRow& row, const Mode& mode) {
+double TableTwo(const Inputs& inputs, const Mode& mode) {
   // The driver's own memory on the GTX 970, which all ten cells have in addition to pool and
   // weights.
   constexpr double kContextMiB = 177.9;
-  const Inputs inputs(row.asked);
   const Report report = EagerRun(inputs, mode);
   const auto pool = MakeAllocator(
       fmt::format("cnmem:initial={}B", PoolPeaks(*inputs.trace(), report).both().count()),
@@ -215,8 +211,7 @@ Computed IterationTime(const Prepared& run, const std::string& policy) {
   return report.metrics.iteration.milliseconds();
 }
 
-Computed TableFour(const PaperRow& row, const Mode& mode, std::string (Mode::*policy)() const) {
-  const Inputs inputs(row.asked);
+Computed TableFour(const Inputs& inputs, const Mode& mode, std::string (Mode::*policy)() const) {
   return IterationTime(inputs.Undecided({}), (mode.*policy)());
 }
 
@@ -228,8 +223,7 @@ struct Times {
 
 // Returns the times of a mode, the base with the algorithms `base_algo`; nullopt if one of the
 // three runs does not fit.
-std::optional<Times> TimesOf(const PaperRow& row, const Mode& mode, const std::string& base_algo) {
-  const Inputs inputs(row.asked);
+std::optional<Times> TimesOf(const Inputs& inputs, const Mode& mode, const std::string& base_algo) {
   Prepared run = inputs.Undecided({});
   run.memory = run.device.memory = run.device.host_memory = Bytes::Unlimited();
   const auto base = IterationTime(run, "network-wide:algo=" + base_algo);
@@ -241,22 +235,21 @@ std::optional<Times> TimesOf(const PaperRow& row, const Mode& mode, const std::s
 }
 
 // Returns a policy's time over the time of the base with the fastest algorithms.
-Computed FigureNine(const PaperRow& row, const Mode& mode, double Times::*policy) {
-  const auto times = TimesOf(row, mode, "performance");
+Computed FigureNine(const Inputs& inputs, const Mode& mode, double Times::*policy) {
+  const auto times = TimesOf(inputs, mode, "performance");
   return times ? std::optional((*times).*policy / times->base) : std::nullopt;
 }
 
 // Returns the percentage of the time that vDNN adds to the base with the same algorithms and vDNN++
 // does not add; nullopt if vDNN adds none.
-Computed Improvement(const PaperRow& row, const Mode& mode) {
-  const auto times = TimesOf(row, mode, mode.algo());
+Computed Improvement(const Inputs& inputs, const Mode& mode) {
+  const auto times = TimesOf(inputs, mode, mode.algo());
   if (!times || times->vdnn <= times->base) return std::nullopt;
   return 100 * (times->vdnn - times->vdnnpp) / (times->vdnn - times->base);
 }
 
 // Returns the most MiB of the pool that are held in the phase.
-double FigureFive(const PaperRow& row, const Mode& mode, Bytes PhasePeaks::*phase) {
-  const Inputs inputs(row.asked);
+double FigureFive(const Inputs& inputs, const Mode& mode, Bytes PhasePeaks::*phase) {
   return (PoolPeaks(*inputs.trace(), EagerRun(inputs, mode)).*phase).mib();
 }
 
@@ -348,7 +341,7 @@ PaperTable TableOfLayers() {
   for (const bool transfer : {false, true}) {
     table.columns.push_back(
         {fmt::format("Fig6 {{workload}} {{layer}} {}", transfer ? "transfer" : "forward"), "ms",
-         [=](const PaperRow& row) { return FigureSix(row, transfer); }});
+         OfRow(FigureSix, transfer)});
   }
   const Workload vgg{"vgg16", 64};
   const Network network = BuildNetwork(vgg.network);
@@ -391,8 +384,8 @@ std::vector<PaperTable> VdnnppTables(const PaperValues& printed) {
       "");
   add(TableOne(), kLargeGpu);
   add(TableOfModes("Tab2", {{"alexnet-plain", 128}, {"vgg16", 16}}, kModes,
-                   {{"Tab2 {workload} {mode} expected", "MB", Aggregate, true},
-                    {"Tab2 {workload} {mode} actual", "MB", TableTwo, true}},
+                   {{"Tab2 {workload} {mode} expected", "MB", OfInputs(Aggregate), true},
+                    {"Tab2 {workload} {mode} actual", "MB", OfInputs(TableTwo), true}},
                    PaperRequest::kPaperName),
       kSmallGpu);
   add(TableThree(), "");
@@ -400,10 +393,8 @@ std::vector<PaperTable> VdnnppTables(const PaperValues& printed) {
   using Columns = std::vector<ModeColumn<Mode>>;
   const auto both = [](const std::string& pattern, const char* unit, auto compute, auto vdnn,
                        auto vdnnpp) -> Columns {
-    return {
-        {pattern + "vDNN", unit, [=](auto& row, auto& mode) { return compute(row, mode, vdnn); }},
-        {pattern + "vDNN++", unit,
-         [=](auto& row, auto& mode) { return compute(row, mode, vdnnpp); }}};
+    return {{pattern + "vDNN", unit, OfInputs(compute, vdnn)},
+            {pattern + "vDNN++", unit, OfInputs(compute, vdnnpp)}};
   };
   const Columns iterations =
       both("Tab4 {workload} {mode} ", "ms", TableFour, &Mode::Vdnn, &Mode::Vdnnpp);
@@ -411,24 +402,22 @@ std::vector<PaperTable> VdnnppTables(const PaperValues& printed) {
   add(TableOfModes("Tab4", {{"vgg116-d", 32}, {"vgg191-d", 32}}, kPrinted, iterations), kLargeGpu);
   add(TableOfModes("Tab4", {}, kModes, iterations), kLargeGpu);
 
-  Columns heuristics{{"Tab5 {workload} {mode} aggregate", "MB", Aggregate, true}};
+  Columns heuristics{{"Tab5 {workload} {mode} aggregate", "MB", OfInputs(Aggregate), true}};
   for (const char* heuristic : {"best-fit", "high-end"}) {
     for (const char* order : kOrders) {
-      heuristics.push_back(
-          {fmt::format("Tab5 {{workload}} {{mode}} {} {}", order, heuristic), "MB",
-           [=](auto& row, auto& mode) { return TableFive(row, mode, order, heuristic); }, true});
+      heuristics.push_back({fmt::format("Tab5 {{workload}} {{mode}} {} {}", order, heuristic), "MB",
+                            OfInputs(TableFive, order, heuristic), true});
     }
   }
-  heuristics.push_back({"Tab5 {workload} {mode} auto", "MB", TableFiveAuto, true});
+  heuristics.push_back({"Tab5 {workload} {mode} auto", "MB", OfInputs(TableFiveAuto), true});
   add(TableOfModes("Tab5", {{"alexnet-plain", 256}}, kModes, heuristics, PaperRequest::kPaperName),
       kLargeGpu);
 
-  const auto peak = [](Bytes PhasePeaks::*phase) {
-    return [=](auto& row, auto& mode) { return FigureFive(row, mode, phase); };
-  };
   add(TableOfModes("Fig5", {{"alexnet-plain", 256}}, kModes,
-                   {{"Fig5 {workload} {mode} forward", "MB", peak(&PhasePeaks::forward), true},
-                    {"Fig5 {workload} {mode} backward", "MB", peak(&PhasePeaks::backward), true}}),
+                   {{"Fig5 {workload} {mode} forward", "MB",
+                     OfInputs(FigureFive, &PhasePeaks::forward), true},
+                    {"Fig5 {workload} {mode} backward", "MB",
+                     OfInputs(FigureFive, &PhasePeaks::backward), true}}),
       kLargeGpu);
   add(TableOfLayers(), kLargeGpu);
   const Columns relative =
@@ -439,10 +428,10 @@ std::vector<PaperTable> VdnnppTables(const PaperValues& printed) {
   // Claims of section V-A.
   constexpr Mode kConstructed{"conv", false};
   const auto absolute = [=](double Times::*time) {
-    return [=](const PaperRow& row) -> Computed {
-      const auto times = TimesOf(row, kConstructed, kConstructed.algo());
+    return OfInputs([=](const Inputs& inputs) -> Computed {
+      const auto times = TimesOf(inputs, kConstructed, kConstructed.algo());
       return times ? std::optional((*times).*time) : std::nullopt;
-    };
+    });
   };
   add({"Claims",
        Names(),
@@ -455,22 +444,21 @@ std::vector<PaperTable> VdnnppTables(const PaperValues& printed) {
   add({"Claims",
        Names(),
        {{{"alexnet-plain", 256}}},
-       {{"improvement {workload} all(m) %", "%", OfRow(Improvement, Mode{"all", false})}},
+       {{"improvement {workload} all(m) %", "%", OfInputs(Improvement, Mode{"all", false})}},
        PaperRequest::kPaperName},
       kLargeGpu);
   add({"Claims",
        Names(),
        {{{"alexnet-plain", 128}}},
-       {{"improvement {workload} all(p) %", "%", OfRow(Improvement, Mode{"all"})},
-        {"{workload} all(m) vDNN++ ms", "ms",
-         [](const PaperRow& row) {
-           const auto times = TimesOf(row, {"all", false}, "memory");
+       {{"improvement {workload} all(p) %", "%", OfInputs(Improvement, Mode{"all"})},
+        {"{workload} all(m) vDNN++ ms", "ms", OfInputs([](const Inputs& inputs) {
+           const auto times = TimesOf(inputs, {"all", false}, "memory");
            return times ? std::optional(times->vdnnpp) : std::nullopt;
-         }},
+         })},
         {"CPU of compression {workload} least %", "%",
-         [](const PaperRow& row) { return std::ranges::min(CompressionCpu(row)); }},
+         OfInputs([](const Inputs& i) { return std::ranges::min(CompressionCpu(i)); })},
         {"CPU of compression {workload} most %", "%",
-         [](const PaperRow& row) { return std::ranges::max(CompressionCpu(row)); }}},
+         OfInputs([](const Inputs& i) { return std::ranges::max(CompressionCpu(i)); })}},
        PaperRequest::kPaperName},
       kSmallGpu);
   for (PaperTable& table : tables) table.preset = "vdnnpp";

@@ -45,7 +45,7 @@ Report EagerRun(const Inputs& inputs, const Mode& mode, std::string_view order =
 
 // Returns the time that a thread of the host takes to compress in forward, and to decompress in
 // backward, all feature maps that all(m) offloads, in percent of the phase's time.
-std::array<double, 2> CompressionCpu(const PaperRow& row);
+std::array<double, 2> CompressionCpu(const Inputs& inputs);
 
 // Returns Fig. 10 and the savings of compression.
 std::vector<PaperTable> CompressionTables(const PaperValues& printed);
