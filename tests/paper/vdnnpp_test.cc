@@ -107,7 +107,7 @@ TEST(VdnnppPaperTest, FiguresAreListsOfItems) {
 // GPU.
 TEST(VdnnppPaperTest, FigureNineHasTwoGpus) {
   const auto device = [](const std::string& item) {
-    return Select(item).at(0).key->row.machine.device;
+    return Select(item).at(0).key->row.asked.device;
   };
   EXPECT_EQ(device("Fig9 AlexNet(256) all(m) vDNN"), "gtx_1080ti");
   EXPECT_EQ(device("Fig9 AlexNet(128) all(m) vDNN"), "gtx_970");
