@@ -16,11 +16,10 @@ import resource
 import signal
 import sqlite3
 import subprocess
-import sys
 import tempfile
 import time
 
-from harness import CommandTest, ROOT, Spillway, main
+from harness import CommandTest, Spillway, main
 
 # 3 x 2 workloads, 2 budgets, 5 policies.
 GRID = ("{alexnet,resnet(1,1,{1,2},1)}:{4,8}", "--policy", "liveness:algo={memory,performance}",
@@ -289,41 +288,6 @@ class StoreTest(SweepTest):
         self.assertEqual(self.export(), before)
         self.sweep()
         self.assertEqual(len(self.export().splitlines()), CELLS + 1)
-
-
-class PlotTest(SweepTest):
-    def plot(self, *args):
-        return subprocess.run([sys.executable, ROOT / "scripts" / "plot.py", *map(str, args), "-o",
-                               self.directory / "fig.pdf"], capture_output=True, text=True, check=False)
-
-    def test_a_figure_of_a_store_is_that_of_its_export(self):
-        self.sweep()
-        axes = ("--x", "batch", "--y", "iteration_ms", "--where", "memory_request=80%", "--where", "network=alexnet")
-        self.assertEqual(self.plot(self.store, *axes).stderr, "")
-        figures = [(self.directory / f"fig.{kind}").read_bytes() for kind in ("pdf", "png")]
-        self.ok("sweep", "export", self.store, "-o", self.directory / "r.csv")
-        self.assertEqual(self.plot(self.directory / "r.csv", *axes).returncode, 0)
-        self.assertEqual([(self.directory / f"fig.{kind}").read_bytes() for kind in ("pdf", "png")], figures)
-        self.assertEqual(self.plot(self.store, "--x", "workload", "--y", "slowdown", "--by",
-                                   "policy,memory_request", "--log", "y").stderr, "")
-
-    def test_what_cannot_be_drawn(self):
-        self.sweep()
-        for code, text, args in (
-                (2, "did you mean 'batch'?", ("--x", "btch", "--y", "iteration_ms")),
-                (2, "several cells of 'liveness:algo=memory' at batch = 4", ("--x", "batch", "--y", "iteration_ms")),
-                (2, "(memory_request: 30%, 80%", ("--x", "batch", "--y", "slowdown", "--where", "network=alexnet")),
-                (2, "no cell has '3' (valid: 4, 8)", ("--x", "batch", "--y", "slowdown", "--where", "batch=3")),
-                (2, "expected COLUMN=VALUE", ("--x", "batch", "--y", "slowdown", "--where", "batch")),
-                (2, "--y policy: is not a number", ("--x", "batch", "--y", "policy", "--where", "network=alexnet"))):
-            with self.subTest(args):
-                result = self.plot(self.store, *args)
-                self.assertEqual(result.returncode, code)
-                self.assertIn(text, result.stderr)
-                self.assertFalse((self.directory / "fig.pdf").exists())
-        result = self.plot(self.directory / "none.sqlite", "--x", "batch", "--y", "slowdown")
-        self.assertEqual(result.returncode, 3)
-        self.assertIn("no such store", result.stderr)
 
 
 class ModelVersionTest(SweepTest):
