@@ -11,6 +11,8 @@ import csv
 import pathlib
 import re
 import sys
+import textwrap
+import tomllib
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "scripts"))
@@ -45,6 +47,24 @@ class Sheets:
         row = self.rows(sheet)[0]
         return gpu_name(row["device"]) + (" model" if row["cost"] == "roofline" else "")
 
+    def printed(self, sheet):
+        """Pairs as above of the values that the paper prints."""
+        return [(row["item"].split()[1:], float(row["printed"])) for row in self.rows(sheet) if row["printed"]]
+
+
+def caption(read, name):
+    """The words below a picture, so that it can stand alone: paper, figure, its title, the GPUs."""
+    with open(HERE / "items.toml", "rb") as stream:
+        paper = tomllib.load(stream)["paper"][name.partition("-")[0]]
+    title = paper["item"].get(name.partition("-")[2], {}).get("title", "")
+    words = [f"{paper['title'].partition(' (')[0]}, {title}"]
+    devices = list(dict.fromkeys(row["device"] for row in read.rows(name) if row["device"]))
+    if len(devices) == 1:
+        words.append(read.gpu(name) if read.rows(name)[0]["device"] else gpu_name(devices[0]))
+    elif devices:
+        words.append(", ".join(map(gpu_name, devices)))
+    return ". ".join(words)
+
 
 def gpu_name(device):
     return NAMES.get(device, device.upper())
@@ -70,13 +90,25 @@ def above_all(fig, axes, ncol):
     fig.legend(*axes.get_legend_handles_labels(), loc="upper center", ncol=ncol)
 
 
+def slanted(degrees):
+    """The options of labels that end below their places."""
+    return {"rotation": degrees, "ha": "right" if 0 < degrees < 90 else "center",
+            "rotation_mode": "anchor" if 0 < degrees < 90 else "default"}
+
+
+def plain(axes):
+    """Writes the labels of the x axis horizontally."""
+    for label in axes.get_xticklabels():
+        label.set(**slanted(0))
+
+
 def grouped(axes, labels, series):
     """Draws bars side by side: `series` maps a name to one value per label."""
     width = 0.8 / len(series)
     for i, (name, values) in enumerate(series.items()):
         axes.bar([x + (i - (len(series) - 1) / 2) * width for x in range(len(labels))], values,
                  width, label=name, zorder=2)
-    axes.set_xticks(range(len(labels)), labels, rotation=90 if len(labels) > 8 else 30)
+    axes.set_xticks(range(len(labels)), labels, **slanted(90 if len(labels) > 8 else 30))
     axes.grid(axis="x", visible=False)
     above(axes)
 
@@ -89,13 +121,19 @@ def bars(axes, rows):
     grouped(axes, labels, {name: [value[label, name] for label in labels] for name in series})
 
 
+def mark_printed(axes, places):
+    """Marks values that the paper prints."""
+    axes.plot(*zip(*places), linestyle="none", marker="D", markersize=4, color="#CC79A7", markeredgecolor="white",
+              label="printed in the paper", zorder=4)
+
+
 def stacks(axes, labels, series):
     """Draws a stack of bars for each label: `series` maps a name to one value per label."""
     bottom = [0.0] * len(labels)
     for name, values in series.items():
         axes.bar(labels, values, 0.7, bottom=bottom, label=name, zorder=2)
         bottom = [b + v for b, v in zip(bottom, values)]
-    axes.tick_params(axis="x", rotation=30)
+    axes.set_xticks(range(len(labels)), labels, **slanted(30))
     axes.grid(axis="x", visible=False)
 
 
@@ -109,7 +147,7 @@ def peaks(figstyle, read):
 def layers(figstyle, read):
     fig, axes = figstyle.figure(4.6, 2.6)
     bars(axes, [(layer, what, ms) for (_, layer, what), ms in read("vdnnpp-Fig6")])
-    axes.set(ylabel=f"VGG-16(64), {read.gpu('vdnnpp-Fig6')} (ms)")
+    axes.set(ylabel="VGG-16(64) (ms)")
     return fig
 
 
@@ -168,13 +206,15 @@ def network_memory(figstyle, read):
     names = {"": "all tensors", "workspaces": "and workspaces"}
     fig, axes = figstyle.figure(4.6, 2.6)
     bars(axes, [(network, names[what], gb) for network, what, gb in rows if what in names])
+    networks = list(dict.fromkeys(network for network, _, _ in rows))
+    mark_printed(axes, [(networks.index(words[0]) - 0.2, gb) for words, gb in read.printed("superneurons-Fig2")])
     axes.set(ylabel="memory (GiB)")
     right = axes.twinx()
     speedups = [x for _, what, x in rows if what == "speedup"]
     right.plot(range(len(speedups)), speedups, "kX", label="speedup", markersize=7,
                markeredgecolor="white")
     right.set(ylabel="speedup by workspaces", ylim=(0, 1.2 * max(speedups)))
-    above_both(axes, right, 3)
+    above_both(axes, right, 2)
     return fig
 
 
@@ -217,7 +257,8 @@ def workspaces(figstyle, read):
     for axes, (setup, rows) in zip(panels, panels_of.items()):
         names = {"assigned": "given", "fastest": "for the fastest algorithm"}
         bars(axes, [(step, names[column], mb) for step, column, mb in rows])
-        axes.tick_params(axis="x", rotation=0, labelsize=7)
+        plain(axes)
+        axes.tick_params(axis="x", labelsize=7)
         axes.get_legend().remove()
         axes.set(xlabel=f"{setup}: {speed[setup]:.0f} images/s")
     panels[0].set(ylabel="workspace (MiB)")
@@ -232,7 +273,7 @@ def wider(figstyle, read):
     fig, axes = figstyle.figure(7.0, 2.8)
     grouped(axes, networks, {framework: [value.get((network, framework, "GB"), 0)
                                          for network in networks] for framework in frameworks})
-    axes.tick_params(axis="x", rotation=0)
+    plain(axes)
     width = 0.8 / len(frameworks)
     for x, network in enumerate(networks):
         for i, framework in enumerate(frameworks):
@@ -240,8 +281,8 @@ def wider(figstyle, read):
                 continue
             axes.annotate(f"{value[network, framework, 'x']:.1f}x",
                           (x + (i - 2) * width, value[network, framework, "GB"]), (0, 2),
-                          textcoords="offset points", ha="center", fontsize=6)
-    axes.set(ylabel="memory (GiB), and over Caffe's,\nat the batch that Table 5 prints")
+                          textcoords="offset points", ha="center", va="bottom", fontsize=6, rotation=90)
+    axes.set(ylabel="memory at the batch of Table 5 (GiB)\nand its ratio to Caffe's")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncol=5)
     return fig
 
@@ -251,7 +292,7 @@ def front(figstyle, read):
               for (*_, limit), ms in read("ucudnn-Fig8")]
     fig, axes = figstyle.figure(3.4, 2.4)
     axes.step(*zip(*points), where="post")
-    axes.set(xlabel="workspace at most (MiB)", ylabel="conv2 forward, AlexNet(256) (ms)", ylim=(0, None))
+    axes.set(xlabel="workspace at most (MiB)", ylabel="conv2 forward,\nAlexNet(256) (ms)", ylim=(0, None))
     return fig
 
 
@@ -267,7 +308,7 @@ def divided(figstyle, read):
     panels[1].set(xlabel=f"{read.gpu('ucudnn-Fig11')}, powers of two, workspace for each kernel")
     for axes in panels:
         axes.axhline(1, color="#999999", linewidth=0.8, zorder=1)
-        axes.tick_params(axis="x", rotation=0)
+        plain(axes)
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncol=2)
     return fig
 
@@ -291,9 +332,9 @@ def totals(figstyle, read):
     fig, panels = figstyle.figure(7.0, 2.4, ncols=2)
     for axes, network in zip(panels, dict.fromkeys(row[0] for row in rows)):
         bars(axes, [row[1:] for row in rows if row[0] == network])
-        axes.tick_params(axis="x", rotation=0)
+        plain(axes)
         axes.get_legend().remove()
-        axes.set(xlabel=f"{network}, workspace in total", ylabel=f"convolutions, {read.gpu('ucudnn-Fig13')} (ms)")
+        axes.set(xlabel=f"{network}, workspace in total", ylabel="convolutions (ms)")
     above_all(fig, panels[0], 3)
     return fig
 
@@ -303,7 +344,7 @@ def segments(figstyle, read):
     fig, axes = figstyle.figure(4.6, 2.6)
     bars(axes, rows)
     axes.get_legend().remove()
-    axes.set(ylabel="segment of 120 MiB (MiB)")
+    axes.set(ylabel="segment (MiB)")
     return fig
 
 
@@ -345,7 +386,7 @@ def layer_use(figstyle, read):
     right = axes.twinx()
     weights = [mb for _, what, mb in rows if what == "weights"]
     right.plot(range(len(weights)), weights, "kX", label="weights", markersize=5)
-    right.set(ylabel="weights (MiB)")
+    right.set(ylabel="weights (MiB)", ylim=(0, None))
     above_both(axes, right, 3)
     return fig
 
@@ -359,6 +400,7 @@ def reuse(figstyle, read):
     right = axes.twinx()
     distance = [ms for _, what, ms in rows if what == "reuse"]
     right.plot(range(len(distance)), distance, "k.-", linewidth=0.8, label="reuse distance")
+    mark_printed(right, [(0, ms) for (network, *_), ms in read.printed("vdnn-Fig6") if network == "VGG-16(64)"])
     right.set(ylabel="reuse distance (ms)", ylim=(0, None))
     above_both(axes, right, 3)
     return fig
@@ -371,8 +413,7 @@ def by_mode(figstyle, rows, ylabel):
     for axes, network in zip(panels.flat, networks):
         bars(axes, [row[1:] for row in rows if row[0] == network])
         axes.get_legend().remove()
-        axes.tick_params(axis="x", rotation=45)
-        axes.set(xlabel=network)
+        axes.set_title(network, fontsize=8)
     for axes in panels[:, 0]:
         axes.set(ylabel=ylabel)
     return fig, panels
@@ -380,7 +421,7 @@ def by_mode(figstyle, rows, ylabel):
 
 def modes_memory(figstyle, read):
     """vDNN, Fig. 11."""
-    names = {"max": "most", "avg": "average"}
+    names = {"max": "peak", "avg": "average"}
     fig, panels = by_mode(figstyle, [(network, mode, names[what], mb)
                                      for (network, mode, what, _), mb in read("vdnn-Fig11") if what in names],
                           "memory (MiB)")
@@ -411,14 +452,16 @@ def modes_speed(figstyle, read):
     value = {tuple(words): x for words, x in read("vdnn-Fig14")}
     rows = [(network, mode, "performance", x) for (network, mode, what), x in value.items()
             if what == "performance"]
-    fig, panels = by_mode(figstyle, rows, "feature extraction,\nof the baseline's speed")
+    fig, panels = by_mode(figstyle, rows, "speed of feature extraction\nover that of the baseline")
     for axes in panels.flat:
-        network = axes.get_xlabel()
+        network = axes.get_title()
         own = [(mode, x) for n, mode, _, x in rows if n == network]
         for x, (mode, height) in enumerate(own):
             if not value[network, mode, "fits"]:
                 axes.annotate("*", (x, height), ha="center", va="bottom")
         axes.set(ylim=(0, 1.2))
+    fig.get_layout_engine().set(rect=(0, 0, 1, 0.95))
+    fig.text(0.5, 0.99, "* does not fit into the GPU's memory", ha="center", va="top")
     return fig
 
 
@@ -446,7 +489,7 @@ def missed(figstyle, read):
             for words, ms in read("ucudnn-Fig1")]
     fig, axes = figstyle.figure(4.6, 2.4)
     bars(axes, rows)
-    axes.tick_params(axis="x", rotation=0)
+    plain(axes)
     axes.set(ylabel="forward, AlexNet(256) (ms)")
     return fig
 
@@ -456,7 +499,7 @@ def options(figstyle, read):
     fig, axes = figstyle.figure(3.4, 2.4)
     bars(axes, [(words[2], "conv2", ms) for words, ms in read("ucudnn-Fig9")])
     axes.get_legend().remove()
-    axes.tick_params(axis="x", rotation=0)
+    plain(axes)
     axes.set(ylabel="conv2 forward in 64 MiB,\nAlexNet(256) (ms)")
     return fig
 
@@ -484,7 +527,7 @@ def slices(name):
         fig, panels = figstyle.figure(7.0, 2.4, ncols=2)
         for axes, what, label in zip(panels, ["sn", "cn"], ["parts of the layer", "parts of weights prefetched"]):
             for limit, points in curves[what].items():
-                axes.plot(*zip(*points), label=f"{limit[1:]} MB", linewidth=1.2)
+                axes.plot(*zip(*points), label=f"{limit[1:]} MB", linewidth=1.2, drawstyle="steps-mid")
             axes.set(xlabel="layer", ylabel=label)
             axes.locator_params(integer=True)
         panels[0].set(yscale="log")
@@ -592,6 +635,9 @@ NEEDS = {"ucudnn-Fig10": ["ucudnn-Fig11"]}  # other CSVs that the drawing reads
 
 def draw(figstyle, directory, name):
     fig = DRAWINGS[name](figstyle, Sheets(directory))
+    width = fig.get_size_inches()[0]
+    fig.supxlabel("\n".join(textwrap.wrap(caption(Sheets(directory), name), int(18 * width))), fontsize=7,
+                  color="#555555")
     problems = figstyle.problems(fig)
     figstyle.save(fig, directory / f"{name}.pdf", colours=64)
     return problems
