@@ -201,7 +201,6 @@ std::vector<OpId> NeedsOf(const JointFacts& facts, const JointPlan& plan) {
   std::vector<TensorId> open;
   for (const TensorId first : evicted) {
     const OpId at = facts.GapOf(first)->needed;
-    if (needs[Index(first)] < at) continue;  // it has been rebuilt by then
     open.push_back(first);
     while (!open.empty()) {
       const TensorId wanted = open.back();

@@ -67,7 +67,7 @@ void PlanExecutor::BeforeLaunch(PolicyContext& context, OpId op) {
   if (context.recomputing()) return;
   while (prefetched_ < queue_.size() && Of(queue_[prefetched_]).prefetch <= op) {
     const TensorId next = queue_[prefetched_];
-    if (context.Where(next) == Residency::kOutside && needs_[Index(next)] > op) {
+    if (context.Where(next) == Residency::kOutside) {
       if (!context.Prefetch(next)) return;
       Consider(context, next);
     }
