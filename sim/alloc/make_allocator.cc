@@ -133,14 +133,22 @@ std::unique_ptr<ReplayableAllocator> MakePyTorch(const Arena& arena, Params& par
       "max_non_split_rounding", options.max_non_split_rounding,
       "a block that is not split serves only requests that are smaller by less than this; at "
       "least 20MiB");
+  options.large_segment_size =
+      params.Size("large_segment_size", options.large_segment_size,
+                  "size of the segments that requests from 1MiB to 10MiB share; more than 10MiB");
   options.garbage_collection_threshold = params.Share(
       "garbage_collection_threshold", options.garbage_collection_threshold,
       "old cached segments are given back before a new one is taken, while more than this part of "
       "memory is reserved; less than 1, and 0 means never");
-  const auto at_least = [](const char* name, Bytes size) {
-    if (size >= Bytes::MiB(20)) return;
-    throw UsageError(
-        fmt::format("allocator 'pytorch': {}={}B is less than 20MiB", name, size.count()));
+  if (options.large_segment_size <= Bytes::MiB(10)) {
+    throw UsageError(fmt::format("allocator 'pytorch': large_segment_size={}B is not above 10MiB",
+                                 options.large_segment_size.count()));
+  }
+  const auto at_least = [&](const char* name, Bytes size) {
+    const Bytes least = std::min(Bytes::MiB(20), options.large_segment_size);
+    if (size >= least) return;
+    throw UsageError(fmt::format("allocator 'pytorch': {}={}B is less than {}MiB", name,
+                                 size.count(), least.count() >> 20));
   };
   at_least("max_split_size", options.max_split_size);
   at_least("max_non_split_rounding", options.max_non_split_rounding);

@@ -12,18 +12,12 @@ namespace {
 constexpr Bytes kGranule(512);
 constexpr Bytes kLargestSmall = Bytes::MiB(1);
 constexpr Bytes kSmallSegment = Bytes::MiB(2);
-constexpr Bytes kLargeSegment = Bytes::MiB(20);
 constexpr Bytes kOwnSegment = Bytes::MiB(10);  // from this size on, each request gets a segment
 constexpr Bytes kPage = Bytes::MiB(2);
 constexpr uint64_t kFirstDivisions = uint64_t{1} << 20;  // the size of the first entry
 // This many addresses never run out before memory does.
 constexpr Bytes kAddressSpace = Bytes::GiB(int64_t{1} << 24);
 constexpr Bytes kAboveRecorded(int64_t{1} << 61);
-
-Bytes SegmentFor(Bytes size) {
-  if (size <= kLargestSmall) return kSmallSegment;
-  return size < kOwnSegment ? kLargeSegment : RoundUp(size, kPage);
-}
 
 }  // namespace
 
@@ -35,8 +29,14 @@ PyTorch::PyTorch(Bytes capacity, const Options& options)
 
 void PyTorch::AddPools() {
   for (const bool small : {true, false}) {
-    pools_.emplace_back().page = small ? kSmallSegment : kLargeSegment;
+    pools_.emplace_back().page =
+        small ? kSmallSegment : RoundUp(options_.large_segment_size, kPage);
   }
+}
+
+Bytes PyTorch::SegmentFor(Bytes size) const {
+  if (size <= kLargestSmall) return kSmallSegment;
+  return size < kOwnSegment ? options_.large_segment_size : RoundUp(size, kPage);
 }
 
 void PyTorch::UseStream(uint64_t stream) {
@@ -236,7 +236,8 @@ uint32_t PyTorch::AddSegment(Bytes segment, uint32_t pool, std::optional<Bytes> 
 
 void PyTorch::AddRange(uint32_t pool, std::optional<Bytes> base) {
   // The range has twice the memory's size, so that memory runs out before addresses do.
-  const Bytes size = RoundUp(2 * std::min(capacity_, Bytes::GiB(int64_t{1} << 20)), kLargeSegment);
+  const Bytes size =
+      RoundUp(2 * std::min(capacity_, Bytes::GiB(int64_t{1} << 20)), pools_[pool].page);
   if (!base) {
     const auto range = addresses_.Allocate(size, Hint::kLow);
     if (!range) return;  // there are too many streams for the addresses
@@ -462,7 +463,7 @@ MemoryStats PyTorch::Stats() const {
     const uint32_t before = large.unmapped.empty()
                                 ? ChunkList::kNone
                                 : chunks_.FreePrevious(large.unmapped.Last().chunk);
-    Bytes there = RoundDown(left, kLargeSegment);
+    Bytes there = RoundDown(left, large.page);
     if (before != ChunkList::kNone) there += chunks_[before].size - WholePages(before).size;
     if (there > kLargestSmall) largest = std::max(largest, there);
   } else if (left >= kOwnSegment) {

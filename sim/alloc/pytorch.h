@@ -3,15 +3,15 @@
 //
 // The rules follow its documentation ("CUDA semantics: memory management") and its source as of
 // 2.4. Requests are rounded up to 512 bytes. A request of at most 1 MiB is served from small
-// segments of 2 MiB; a request below 10 MiB from large segments of 20 MiB; any other request gets a
-// segment of its size, rounded up to 2 MiB. Within its pool, a request takes the smallest free
-// block that is large enough, of equal sizes the lowest. The rest is split off if the block is
-// small and at least 512 bytes remain, or if the block is large, more than 1 MiB remains and the
-// request is below `max_split_size`. Blocks of `max_split_size` and more never serve smaller
-// requests, nor requests that they exceed by `max_non_split_rounding` (20 MiB) or more. Freed
-// blocks merge with free neighbours of their segment. If the driver has no memory left, cached
-// segments without live blocks are given back and the request is tried again: first with as few
-// oversized segments of the pool as are needed, then with all segments.
+// segments of 2 MiB; a request below 10 MiB from large segments of `large_segment_size` (20 MiB);
+// any other request gets a segment of its size, rounded up to 2 MiB. Within its pool, a request
+// takes the smallest free block that is large enough, of equal sizes the lowest. The rest is split
+// off if the block is small and at least 512 bytes remain, or if the block is large, more than 1
+// MiB remains and the request is below `max_split_size`. Blocks of `max_split_size` and more never
+// serve smaller requests, nor requests that they exceed by `max_non_split_rounding` (20 MiB) or
+// more. Freed blocks merge with free neighbours of their segment. If the driver has no memory left,
+// cached segments without live blocks are given back and the request is tried again: first with as
+// few oversized segments of the pool as are needed, then with all segments.
 //
 // With `garbage_collection_threshold`, a request of the large pools that finds no cached block
 // first gives old cached segments back, if more than that share of the capacity is reserved. The
@@ -22,10 +22,11 @@
 // at the threshold or no segment is left; a pass is always completed.
 //
 // With `expandable_segments`, each pool is one range of addresses, into which memory is mapped 2
-// MiB (small) or 20 MiB (large) at a time. Every remainder of at least 512 bytes is split off. Only
-// whole pages of free blocks are given back, and there is no garbage collection. A free block in
-// front of addresses without memory can grow. While the next larger block could grow to less than
-// the current choice could, the next larger block is chosen instead.
+// MiB (small) or `large_segment_size`, rounded up to 2 MiB (large), at a time. Every remainder of
+// at least 512 bytes is split off. Only whole pages of free blocks are given back, and there is no
+// garbage collection. A free block in front of addresses without memory can grow. While the next
+// larger block could grow to less than the current choice could, the next larger block is chosen
+// instead.
 //
 // With `roundup_power2_divisions`, the interval between two powers of two is divided into that many
 // equal steps, and requests above that many granules are rounded up to the next step. The number of
@@ -65,7 +66,8 @@ class PyTorch final : public ReplayableAllocator {
     // that size; the first entry is also for smaller requests, the last also for larger ones.
     std::array<int64_t, 16> roundup_power2_divisions{};
     Bytes max_non_split_rounding = Bytes::MiB(20);
-    double garbage_collection_threshold = 0;  // below 1; 0 means never
+    Bytes large_segment_size = Bytes::MiB(20);  // more than 10 MiB
+    double garbage_collection_threshold = 0;    // below 1; 0 means never
   };
 
   PyTorch(Bytes capacity, const Options& options);
@@ -84,7 +86,7 @@ class PyTorch final : public ReplayableAllocator {
   // not overlap.
   std::optional<std::vector<Block>> Adopt(const HeldSegment& segment) override;
   // A request of `largest_free` bytes would succeed, but a smaller request may fail: a request
-  // below 10 MiB takes a segment of 20 MiB, and divisions round up. With expandable segments,
+  // below 10 MiB takes a large segment, and divisions round up. With expandable segments,
   // `largest_free` is a lower bound, because holes in the middle may allow more.
   MemoryStats Stats() const override;
   Bytes Reserved() const override { return reserved_; }
@@ -107,6 +109,8 @@ class PyTorch final : public ReplayableAllocator {
   static bool IsSmall(uint32_t pool) { return pool % 2 == 0; }
   uint32_t PoolFor(bool small) const { return first_pool_ + (small ? 0 : 1); }
   void AddPools();
+  // Returns the size of the segment that a request takes.
+  Bytes SegmentFor(Bytes size) const;
   Pool& PoolOf(uint32_t chunk) { return pools_[pool_of_[chunk]]; }
   // Returns true if the chunk is a segment without live blocks.
   bool IsIdle(uint32_t chunk) const {

@@ -150,6 +150,9 @@ TEST(PyTorchTest, RefusesSettingsThatPyTorchRefuses) {
   EXPECT_THAT(message(divisions + "[1:4"),
               HasSubstr("a bracket or quote of 'roundup_power2_divisions=[1:4' is left open"));
   EXPECT_THAT(message("max_non_split_rounding=19MiB"), HasSubstr("less than 20MiB"));
+  EXPECT_THAT(message("large_segment_size=12MiB,max_split_size=11MiB"),
+              HasSubstr("less than 12MiB"));
+  EXPECT_THAT(message("large_segment_size=10MiB"), HasSubstr("is not above 10MiB"));
   for (const char* threshold : {"1.5", "-0.1", "nan", "half", ""}) {
     EXPECT_THAT(message(std::string("garbage_collection_threshold=") + threshold),
                 HasSubstr("is not a share from 0 to 1"));
@@ -249,7 +252,7 @@ class NaivePyTorch {
     BlockRef best = Find(rounded, small);
     if (best.segment == nullptr) {
       const Bytes wanted = small                      ? Bytes::MiB(2)
-                           : rounded < Bytes::MiB(10) ? Bytes::MiB(20)
+                           : rounded < Bytes::MiB(10) ? options_.large_segment_size
                                                       : RoundUp(rounded, Bytes::MiB(2));
       const auto lacks = [&] { return wanted > capacity_ - Reserved(); };
       if (options_.garbage_collection_threshold > 0) Collect();
@@ -400,6 +403,7 @@ TEST(PyTorchTest, AgreesWithANaiveModel) {
     if (round % 3 == 2) options.roundup_power2_divisions = {16, 0, 4, 1, 8, 2};
     if (round % 4 >= 2) options.max_non_split_rounding = Bytes::MiB(32);
     if (round % 5 >= 2) options.garbage_collection_threshold = 0.15 * (round % 5);
+    if (round % 7 >= 4) options.large_segment_size = Bytes::MiB(11 + round);
     PyTorch allocator(Bytes::MiB(300), options);
     NaivePyTorch model(Bytes::MiB(300), options);
     std::vector<std::pair<Block, int>> live;
