@@ -68,11 +68,13 @@ struct StartSegment {
 struct PyTorchSettings {
   std::optional<Bytes> max_split_size;  // nullopt: unlimited
   std::optional<Bytes> max_non_split_rounding;
+  std::optional<Bytes> large_segment_size;
   double garbage_collection_threshold = 0;  // from 0 to below 1
   bool expandable_segments = false;
   // (power in MiB, number of divisions). Both are powers of two; entries with 0 divisions are left
   // out.
   std::vector<std::pair<int64_t, int64_t>> roundup_power2_divisions;
+  std::vector<std::string> not_modelled;  // other settings in effect, such as "backend:NAME"
   bool operator==(const PyTorchSettings&) const = default;
 };
 

@@ -51,8 +51,12 @@ enum Opcode : uint8_t {
   kShortBinUnicode = 0x8c,
   kBinUnicode8 = 0x8d,
   kBinBytes8 = 0x8e,
+  kEmptySet = 0x8f,
+  kAddItems = 0x90,
+  kFrozenSet = 0x91,
   kMemoize = 0x94,
   kFrame = 0x95,
+  kByteArray8 = 0x96,
 };
 
 struct RefusedOpcode {
@@ -87,10 +91,6 @@ constexpr RefusedOpcode kRefused[] = {
     {'d', "DICT"},
     {'g', "GET"},
     {'p', "PUT"},
-    {0x8f, "EMPTY_SET"},
-    {0x90, "ADDITEMS"},
-    {0x91, "FROZENSET"},
-    {0x96, "BYTEARRAY8"},
     {0x97, "NEXT_BUFFER"},
     {0x98, "READONLY_BUFFER"},
 };
@@ -230,7 +230,12 @@ class Reader {
   }
 
   void Long(uint64_t length) {
-    if (length > 8) Fail(fmt::format("an integer of {} bytes (at most 8)", length));
+    if (length > 9) return Other(length);
+    if (length == 9) {  // an unsigned integer of 8 bytes has a ninth for its sign
+      const auto value = source_.TakeInteger<8>();
+      const bool is_unsigned = source_.TakeInteger<1>() == 0;
+      return is_unsigned ? Push(Kind::kInteger, static_cast<int64_t>(value)) : Push(Kind::kOther);
+    }
     uint64_t value = 0;
     if (length > 0) {
       value = source_.TakeInteger(length);
@@ -328,6 +333,7 @@ bool Reader::Step() {
       Other(source_.TakeInteger<4>());
       return true;
     case kBinBytes8:
+    case kByteArray8:
       Other(source_.TakeInteger<8>());
       return true;
     case kEmptyDict:
@@ -337,6 +343,7 @@ bool Reader::Step() {
       Push(Kind::kList, containers_++);
       return true;
     case kEmptyTuple:
+    case kEmptySet:
       Push(Kind::kOther);
       return true;
     case kTuple1:
@@ -348,11 +355,16 @@ bool Reader::Step() {
     case kTuple3:
       Tuple(3);
       return true;
-    case kTuple: {
+    case kTuple:
+    case kFrozenSet:
       stack_.resize(FindMark());
       Push(Kind::kOther);
       return true;
-    }
+    case kAddItems:
+      stack_.resize(FindMark());
+      if (stack_.empty() || stack_.back().kind != Kind::kOther)
+        Fail("adds to a value that is no set");
+      return true;
     case kAppend:
       if (stack_.size() < 2) Fail("there is no value to take");
       Append(stack_.size() - 1, stack_.size() - 1);

@@ -24,12 +24,14 @@ struct PickleValue {
     kDone,  // `number` dictionaries that the handler is done with
     kNone,
     kBool,     // `number` is 0 or 1
-    kInteger,  // `number`
+    kInteger,  // `number`; from 2^63 to 2^64 - 1 it is negative, as if it were signed
     kReal,     // `real`
     kString,   // `name` is the handler's number, or 0 if it does not know the string
     kList,     // `number` identifies the list
     kDict,     // `number` identifies the dictionary
-    kOther,    // bytes, tuples, and values referred to again: `number` is their reference
+    // Bytes, tuples, sets, larger integers, and values referred to again: `number` is their
+    // reference.
+    kOther,
   };
 
   Kind kind = Kind::kNone;

@@ -21,7 +21,6 @@ namespace {
 using Action = SnapshotAction;
 
 constexpr Bytes kSmallSegment = Bytes::MiB(2);
-constexpr Bytes kLargePage = Bytes::MiB(20);
 constexpr Bytes kLargestSmall = Bytes::MiB(1);
 constexpr int64_t kGranule = 512;  // PyTorch rounds blocks to a multiple of it
 
@@ -56,11 +55,12 @@ class StartPages {
     Touch(segment.address, segment.size, segment.stream, true);
   }
 
-  // Returns the segments, ordered by address within each range of addresses.
-  std::vector<StartSegment> Finish() {
+  // Returns the segments, ordered by address within each range of addresses. `large_page` is the
+  // size of the pages of large blocks.
+  std::vector<StartSegment> Finish(Bytes large_page) {
     std::map<std::pair<uint64_t, bool>, std::map<uint64_t, StartSegment>> ranges;
     for (StartSegment& piece : pieces_) {
-      piece.small = IsSmall(piece);
+      piece.small = IsSmall(piece, large_page);
       auto& range = ranges[{piece.stream, piece.small}];
       if (!piece.expandable) piece.size = Bytes(0);  // no memory at the start
       piece.expandable = true;
@@ -104,9 +104,9 @@ class StartPages {
 
   // Returns true iff the piece is in the pool for small blocks, like the nearest pages whose pool
   // is known: ranges of addresses are far apart. If no pool is known, a size that is not a multiple
-  // of 20 MiB means small.
-  bool IsSmall(const StartSegment& piece) const {
-    if (known_.empty()) return RoundDown(piece.size, kLargePage) != piece.size;
+  // of `large_page` means small.
+  bool IsSmall(const StartSegment& piece, Bytes large_page) const {
+    if (known_.empty()) return RoundDown(piece.size, large_page) != piece.size;
     const auto above = known_.lower_bound(piece.address);
     if (above == known_.begin()) return above->second;
     const auto below = std::prev(above);
@@ -184,7 +184,11 @@ class StartFinder {
         start_.blocks.push_back({0, block.requested, block.address, segment.stream, block.size});
       }
     }
-    for (const StartSegment& segment : pages_.Finish()) start_.segments.push_back(segment);
+    Bytes large_page = Bytes::MiB(20);
+    if (records.settings) large_page = records.settings->large_segment_size.value_or(large_page);
+    for (const StartSegment& segment : pages_.Finish(large_page)) {
+      start_.segments.push_back(segment);
+    }
     const auto by_address = [](const auto& a, const auto& b) { return a.address < b.address; };
     std::sort(start_.blocks.begin(), start_.blocks.end(), by_address);
     std::sort(start_.segments.begin(), start_.segments.end(), by_address);
@@ -372,14 +376,14 @@ class PyTorchSnapshot final : public MemoryLog {
     const SnapshotRecords records = ReadSnapshotRecords(*source, [&](const SnapshotEvent& event) {
       if (!device) device = event.device;
       if (devices.empty() || event.device != latest) devices.insert(latest = event.device);
-      if (event.device == *device) {
-        finder.Visit(event);
-      } else if (!chosen) {
-        source->Fail(event.offset, fmt::format("devices {} and {} both have events: choose one",
-                                               *device, event.device));
-      }
+      if (event.device == *device) finder.Visit(event);
       return true;
     });
+    if (!chosen && devices.size() > 1) {
+      throw InputError(
+          fmt::format("{}: {} devices have events: choose one with --trace-device (valid: {})",
+                      origin_, devices.size(), fmt::join(devices, ", ")));
+    }
     if (chosen && !devices.empty() && !devices.contains(*device)) {
       throw InputError(fmt::format("{}: device {} has no events (devices with events: {})", origin_,
                                    *device, fmt::join(devices, ", ")));

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "traces/base/error.h"
+#include "traces/base/json.h"
 #include "traces/logs/pickle.h"
 
 namespace spillway {
@@ -43,7 +44,9 @@ enum Key : uint32_t {
   kExpandableSegments,
   kRoundupDivisions,
   kAllocConf,
-  kSegments,
+  kFirstNotModelled,
+  kEndNotModelled = kFirstNotModelled + 8,
+  kSegments = kEndNotModelled,
   kDeviceTraces,
   kAllocatorSettings,
   kDeviceFree,
@@ -72,6 +75,14 @@ constexpr std::array<std::string_view, kKeyEnd> kKeys{"",
                                                       "expandable_segments",
                                                       "roundup_power2_divisions",
                                                       "PYTORCH_CUDA_ALLOC_CONF",
+                                                      "backend",
+                                                      "graph_capture_record_stream_reuse",
+                                                      "per_process_memory_fraction",
+                                                      "pinned_num_register_threads",
+                                                      "pinned_reserve_segment_size_mb",
+                                                      "pinned_use_background_threads",
+                                                      "pinned_use_cuda_host_register",
+                                                      "release_lock_on_cudamalloc",
                                                       "segments",
                                                       "device_traces",
                                                       "allocator_settings",
@@ -90,7 +101,7 @@ enum Word : uint32_t {
   kActivePendingFree,
   kActiveAwaitingFree,
   kInactive,
-  kConfiguration,  // a text that sets max_non_split_rounding_mb
+  kConfiguration,  // the text of all settings
   kFirstPower,     // "1", "2", "4", ...
 };
 constexpr std::array<std::string_view, 10> kActions{
@@ -107,8 +118,18 @@ constexpr int64_t kLargest = int64_t{1} << 60;
 constexpr int64_t kLargestBlock = int64_t{1} << 42;  // 4 TiB, so that sums do not overflow
 constexpr int64_t kMostDivisions = int64_t{1} << 20;
 
-// All settings are recorded one by one except this one, which only the text of all settings has.
-constexpr std::string_view kRoundingInConfiguration = "max_non_split_rounding_mb:";
+// Settings of `PYTORCH_CUDA_ALLOC_CONF` that a snapshot also records one by one.
+constexpr std::array<std::pair<std::string_view, Key>, 4> kOneByOne{
+    {{"max_split_size_mb", kMaxSplitSize},
+     {"garbage_collection_threshold", kGarbageCollectionThreshold},
+     {"roundup_power2_divisions", kRoundupDivisions},
+     {"expandable_segments", kExpandableSegments}}};
+
+std::string_view Trimmed(std::string_view text) {
+  while (text.starts_with(' ')) text.remove_prefix(1);
+  while (text.ends_with(' ')) text.remove_suffix(1);
+  return text;
+}
 
 class Handler final : public PickleHandler {
  public:
@@ -116,6 +137,15 @@ class Handler final : public PickleHandler {
       : source_(source), visit_(visit), wants_frames_(frames) {}
 
   uint32_t NameOf(std::string_view text) override {
+    const uint32_t name = KnownName(text);
+    const bool follows_key = std::exchange(expects_configuration_, name == kAllocConf);
+    if (name == kNoKey && follows_key) {
+      configuration_ = text;
+      return kConfiguration;
+    }
+    return name == kNoKey && wants_frames_ ? TextOf(text) : name;
+  }
+  static uint32_t KnownName(std::string_view text) {
     for (uint32_t key = 1; key < kKeys.size(); ++key) {
       if (kKeys[key] == text) return key;
     }
@@ -125,12 +155,7 @@ class Handler final : public PickleHandler {
     for (uint32_t i = 0; i < kWords.size(); ++i) {
       if (kWords[i] == text) return kSmall + i;
     }
-    if (const size_t at = text.find(kRoundingInConfiguration); at != std::string_view::npos) {
-      configuration_ = text.substr(at + kRoundingInConfiguration.size());
-      return kConfiguration;
-    }
-    const uint32_t power = PowerOf(text);
-    return power == kNoKey && wants_frames_ ? TextOf(text) : power;
+    return text == "PYTORCH_ALLOC_CONF" ? uint32_t{kAllocConf} : PowerOf(text);
   }
 
   bool OnItems(const PickleValue& dict, std::span<const PickleValue> items,
@@ -151,7 +176,7 @@ class Handler final : public PickleHandler {
     if (Has(kFilename)) return OnFrame(dict);
     if (Has(kState)) return OnBlock(below);
     if (Has(kBlocks)) return OnSegment(below);
-    if (Has(kMaxSplitSize) || Has(kExpandableSegments)) return OnSettings(dict);
+    if (Has(kMaxSplitSize) || Has(kExpandableSegments) || Has(kAllocConf)) return OnSettings(dict);
     if (Has(kSegments) || Has(kDeviceTraces) || Has(kAllocatorSettings)) return OnRoot(dict);
     return true;
   }
@@ -316,15 +341,18 @@ class Handler final : public PickleHandler {
     event.device = device_;
     event.index = index_++;
     event.offset = source_.offset();
-    event.time = IntegerOr(kTimeUs, 0);
+    const PickleValue& time = values_[kTimeUs];
+    const bool has_time = Has(kTimeUs) && time.kind == Kind::kInteger && time.number > 0;
+    event.time = has_time ? std::min(time.number, kLargest) : 0;
     event.stream = Stream();
     if (event.action != SnapshotAction::kSnapshot && event.action != SnapshotAction::kUserDefined) {
       event.size = Bytes(Integer(kSize, 0, kLargestBlock));
       if (event.action != SnapshotAction::kOutOfMemory) {
         event.address = static_cast<uint64_t>(Integer(kAddr));
+      } else if (Has(kDeviceFree)) {
+        event.device_free = Bytes(Integer(kDeviceFree));
       }
     }
-    if (Has(kDeviceFree)) event.device_free = Bytes(Integer(kDeviceFree));
     event.frame = FrameAtHand();
     wants_more_ = visit_(event);
     return true;
@@ -336,12 +364,15 @@ class Handler final : public PickleHandler {
     size_t at = below.size();
     int before = 0;
     if (at == 0) return false;
+    const auto is_list = [&](size_t i) {  // it may have been written before
+      return below[i].kind == Kind::kList || below[i].kind == Kind::kOther;
+    };
     if (below[at - 1].kind != Kind::kMark) {
-      while (at > 1 && below[at - 1].kind == Kind::kList && below[at - 2].kind == Kind::kList) {
+      while (at > 1 && is_list(at - 1) && is_list(at - 2)) {
         --at;
         ++before;
       }
-      if (at > 1 && below[at - 1].kind == Kind::kList && below[at - 2].kind == Kind::kMark) {
+      if (at > 1 && is_list(at - 1) && below[at - 2].kind == Kind::kMark) {
         --at;
         ++before;
       }
@@ -366,10 +397,12 @@ class Handler final : public PickleHandler {
     }
     SnapshotBlock block;
     block.size = Bytes(Integer(kSize, 0, kLargestBlock));
-    block.requested = Bytes(IntegerOr(kRequestedSize, block.size.count()));
     block.address = Has(kAddress) ? static_cast<uint64_t>(Integer(kAddress)) : 0;
     block.live = state.name != kInactive;
-    if (block.live) block.frame = FrameAtHand();
+    if (block.live) {
+      block.requested = Bytes(IntegerOr(kRequestedSize, block.size.count()));
+      block.frame = FrameAtHand();
+    }
     if (below[*list].number != blocks_list_) blocks_.clear();
     blocks_list_ = below[*list].number;
     blocks_.push_back(std::move(block));
@@ -418,12 +451,7 @@ class Handler final : public PickleHandler {
       const uint32_t name = items[i].kind == Kind::kString ? items[i].name : 0;
       if (name < kFirstPower || items[i + 1].kind != Kind::kInteger) return true;
       const int64_t number = items[i + 1].number;
-      if (number == 0) continue;
-      if (number < 0 || number > kMostDivisions || (number & (number - 1)) != 0) {
-        Fail(fmt::format("'roundup_power2_divisions': expected 0 or a power of two up to {}",
-                         kMostDivisions));
-      }
-      divisions_.emplace_back(int64_t{1} << (name - kFirstPower), number);
+      if (number != 0) divisions_.emplace_back(int64_t{1} << (name - kFirstPower), number);
     }
     divisions_dict_ = dict.number;
     return false;
@@ -438,34 +466,92 @@ class Handler final : public PickleHandler {
     }
     if (Has(kGarbageCollectionThreshold)) {
       const PickleValue& value = values_[kGarbageCollectionThreshold];
-      if (value.kind != Kind::kReal) Fail("'garbage_collection_threshold': expected a real number");
-      if (!(value.real >= 0 && value.real < 1)) {
+      const bool zero = value.kind == Kind::kInteger && value.number == 0;
+      if (!zero && !(value.kind == Kind::kReal && value.real >= 0 && value.real < 1)) {
         Fail("'garbage_collection_threshold': expected a number from 0 to less than 1");
       }
-      settings.garbage_collection_threshold = value.real;
+      if (!zero) settings.garbage_collection_threshold = value.real;
     }
     if (Has(kAllocConf) && values_[kAllocConf].kind == Kind::kString &&
         values_[kAllocConf].name == kConfiguration) {
-      settings.max_non_split_rounding = RoundingOf(configuration_);
+      ReadConfiguration(settings);
     }
+    ReadNotModelled(settings);
     settings.expandable_segments = BoolOr(kExpandableSegments, false);
     if (Has(kRoundupDivisions) && values_[kRoundupDivisions].kind == Kind::kDict &&
         values_[kRoundupDivisions].number == divisions_dict_) {
+      for (const auto& [power, number] : divisions_) {
+        if (number > 0 && number <= kMostDivisions && (number & (number - 1)) == 0) continue;
+        Fail(fmt::format("'roundup_power2_divisions': expected 0 or a power of two up to {}",
+                         kMostDivisions));
+      }
       settings.roundup_power2_divisions = divisions_;
     }
     return false;
   }
 
-  // Parses the text that follows `kRoundingInConfiguration`.
-  Bytes RoundingOf(std::string_view text) const {
-    constexpr int64_t kLeast = 20, kMost = kLargest >> 20;
+  // Reads the settings that only `configuration_` has: "key:value" between commas, where a list in
+  // brackets may contain more commas.
+  void ReadConfiguration(PyTorchSettings& settings) const {
+    std::string_view rest = configuration_;
+    while (!rest.empty()) {
+      size_t end = 0;
+      for (int depth = 0; end < rest.size() && (depth > 0 || rest[end] != ','); ++end) {
+        depth += rest[end] == '[' ? 1 : rest[end] == ']' ? -1 : 0;
+      }
+      const std::string_view entry = Trimmed(rest.substr(0, end));
+      rest.remove_prefix(std::min(end + 1, rest.size()));
+      const size_t colon = std::min(entry.find(':'), entry.size());
+      const std::string_view key = Trimmed(entry.substr(0, colon));
+      const std::string_view value = Trimmed(entry.substr(std::min(colon + 1, entry.size())));
+      if (key == "max_non_split_rounding_mb") {
+        settings.max_non_split_rounding = MebibytesOf(key, value, 20);
+      } else if (key == "large_segment_size_mb") {
+        settings.large_segment_size = MebibytesOf(key, value, 11);
+      } else if (std::ranges::none_of(kOneByOne, [&](const auto& one) {
+                   return one.first == key && Has(one.second);
+                 })) {
+        AddNotModelled(settings, key, value);
+      }
+    }
+  }
+
+  Bytes MebibytesOf(std::string_view key, std::string_view text, int64_t least) const {
+    constexpr int64_t kMost = kLargest >> 20;
     int64_t mebibytes = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), mebibytes);
-    if (error != std::errc() || mebibytes < kLeast || mebibytes > kMost) {
-      Fail(fmt::format("'max_non_split_rounding_mb': expected a whole number from {} to {}", kLeast,
-                       kMost));
+    if (error != std::errc() || end != text.data() + text.size() || mebibytes < least ||
+        mebibytes > kMost) {
+      Fail(fmt::format("'{}': expected a whole number from {} to {}", key, least, kMost));
     }
     return Bytes::MiB(mebibytes);
+  }
+
+  // Adds the settings that are not modelled and that are recorded one by one. PyTorch's defaults
+  // are false, 0 or 1.
+  void ReadNotModelled(PyTorchSettings& settings) const {
+    for (uint32_t key = kFirstNotModelled; key < kEndNotModelled; ++key) {
+      if (!Has(static_cast<Key>(key))) continue;
+      const PickleValue& value = values_[key];
+      if (value.kind == Kind::kBool && value.number == 1) {
+        AddNotModelled(settings, kKeys[key], "True");
+      } else if (value.kind == Kind::kInteger && value.number != 0 && value.number != 1) {
+        AddNotModelled(settings, kKeys[key], fmt::format("{}", value.number));
+      } else if (value.kind == Kind::kReal && value.real != 0 && value.real != 1) {
+        AddNotModelled(settings, kKeys[key], fmt::format("{}", value.real));
+      }
+    }
+  }
+
+  // Adds a setting, unless it has its default or its key is there already.
+  static void AddNotModelled(PyTorchSettings& settings, std::string_view key,
+                             std::string_view value) {
+    if (key.empty() || value == "False" || (key == "backend" && value == "native")) return;
+    const std::string start = fmt::format("{}:", JsonExcerpt(key));
+    const bool known = std::ranges::any_of(settings.not_modelled, [&](const std::string& setting) {
+      return setting.starts_with(start);
+    });
+    if (!known) settings.not_modelled.push_back(start + JsonExcerpt(value));
   }
 
   bool OnRoot(const PickleValue& dict) {
@@ -519,7 +605,8 @@ class Handler final : public PickleHandler {
   int64_t segments_of_ = -1;
   std::vector<SnapshotSegment> segments_;
 
-  std::string configuration_;
+  std::string configuration_;           // of all settings; see `kConfiguration`
+  bool expects_configuration_ = false;  // the last known string was the key of `configuration_`
   int64_t divisions_dict_ = -1;
   std::vector<std::pair<int64_t, int64_t>> divisions_;
   int64_t settings_dict_ = -1;

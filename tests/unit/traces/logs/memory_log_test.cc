@@ -142,6 +142,20 @@ TEST(PyTorchSnapshotTest, ReadsTheSettings) {
             Bytes::MiB(64));
   EXPECT_EQ(settings({.configuration = "max_split_size_mb:64"}).max_non_split_rounding,
             std::nullopt);
+  EXPECT_EQ(settings({}).large_segment_size, std::nullopt);
+  EXPECT_EQ(settings({.configuration = "large_segment_size_mb : 12"}).large_segment_size,
+            Bytes::MiB(12));
+  EXPECT_THAT(settings({.configuration = "max_split_size_mb:64,expandable_segments:True,"
+                                         "roundup_power2_divisions:[256:1,512:2,>:4],"
+                                         "garbage_collection_threshold:0.5,backend:native,"
+                                         "pinned_use_cuda_host_register:False"})
+                  .not_modelled,
+              ElementsAre());
+  EXPECT_THAT(settings({.configuration = "backend:cudaMallocAsync, new_setting : [1:2,3], x,"
+                                         "per_process_memory_fraction:0.5"})
+                  .not_modelled,
+              ElementsAre("backend:cudaMallocAsync", "new_setting:[1:2,3]",
+                          "x:", "per_process_memory_fraction:0.5"));
 
   const auto error = [](const testing::SnapshotSettingsText& text) {
     return ErrorOf(MakeSnapshot({}, {}, text));
@@ -158,6 +172,132 @@ TEST(PyTorchSnapshotTest, ReadsTheSettings) {
                            "max_non_split_rounding_mb:99999999999999999999"}) {
     EXPECT_THAT(error({.configuration = text}), HasSubstr("expected a whole number from 20 to"));
   }
+}
+
+TEST(PyTorchSnapshotTest, NamesSettingsThatAreRecordedOneByOne) {
+  const auto not_modelled = [](std::string_view configuration, const auto& put) {
+    PickleWriter w;
+    w.BeginDict().PutString("segments").BeginList().EndList().PutString("device_traces");
+    w.BeginList().EndList().PutString("allocator_settings").BeginDict();
+    w.PutString("PYTORCH_CUDA_ALLOC_CONF").PutString(configuration);
+    put(w);
+    return ParseMemoryLog(w.EndDict().EndDict().Take(), "log")->start().pytorch->not_modelled;
+  };
+  EXPECT_THAT(not_modelled("",
+                           [](PickleWriter& w) {
+                             w.PutString("pinned_num_register_threads").PutInteger(1);
+                             w.PutString("pinned_use_cuda_host_register").PutBool(false);
+                             w.PutString("per_process_memory_fraction").PutReal(1);
+                           }),
+              ElementsAre());
+  EXPECT_THAT(not_modelled("pinned_num_register_threads:8",
+                           [](PickleWriter& w) {
+                             w.PutString("release_lock_on_cudamalloc").PutBool(true);
+                             w.PutString("pinned_num_register_threads").PutInteger(8);
+                             w.PutString("per_process_memory_fraction").PutReal(0.5);
+                           }),
+              ElementsAre("pinned_num_register_threads:8", "per_process_memory_fraction:0.5",
+                          "release_lock_on_cudamalloc:True"));
+}
+
+// Returns a value of a random kind and size, as a pickle.
+std::string DrawnValue(std::mt19937& random, int depth = 0) {
+  const auto bytes = [&](size_t count) {
+    std::string text(count, '\0');
+    for (char& c : text) c = static_cast<char>(random());
+    return text;
+  };
+  const auto size = [](size_t count, size_t width) {  // little-endian
+    std::string text;
+    for (size_t i = 0; i < width; ++i) text += static_cast<char>(count >> (8 * i) & 0xff);
+    return text;
+  };
+  const size_t length = random() % 2 == 0 ? random() % 20 : random() % 3000;
+  switch (random() % (depth < 3 ? 12 : 8)) {
+    case 0:
+      return "\x8a" + size(length % 256, 1) + bytes(length % 256);
+    case 1:
+      return "\x8b" + size(length, 4) + bytes(length);
+    case 2:
+      return "G" + bytes(8);
+    case 3:
+      return "X" + size(length, 4) + std::string(length, 'x');
+    case 4:
+      return "B" + size(length, 4) + bytes(length);
+    case 5:
+      return "\x96" + size(length, 8) + bytes(length);
+    case 6:
+      return random() % 2 == 0 ? "N" : "\x88";
+    case 7:
+      return "J" + bytes(4);
+    case 8:
+      return "](" + DrawnValue(random, depth + 1) + DrawnValue(random, depth + 1) + "e";
+    case 9:
+      return "}(X" + size(3, 4) + "key" + DrawnValue(random, depth + 1) + "u";
+    case 10:
+      return "\x8f(" + DrawnValue(random, depth + 1) + "\x90";
+    default:
+      return "(" + DrawnValue(random, depth + 1) + DrawnValue(random, depth + 1) +
+             (random() % 2 == 0 ? "t" : "\x91");
+  }
+}
+
+// Fields without information about memory may hold anything.
+TEST(PyTorchSnapshotTest, SkipsWhatItDoesNotUse) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 300; ++round) {
+    PickleWriter w;
+    const auto unused = [&] {
+      for (size_t i = random() % 3; i > 0; --i) {
+        w.PutString(fmt::format("unused_{}", random() % 4)).Raw(DrawnValue(random));
+      }
+    };
+    const auto put = [&](std::string_view key, int64_t value) {
+      unused();
+      w.PutString(key).PutInteger(value);
+    };
+    const auto frames = [&] {
+      w.PutString("frames").BeginList().BeginDict();
+      unused();
+      w.PutString("line").Raw(DrawnValue(random)).PutString("filename").PutString("a.py").EndDict();
+      w.EndList();
+    };
+    w.BeginDict().PutString("segments").BeginList().BeginDict();
+    put("address", kBase);
+    put("total_size", 2 * kMiB);
+    w.PutString("blocks").BeginList().BeginDict();
+    put("size", 2 * kMiB);
+    w.PutString("requested_size").Raw(DrawnValue(random));
+    w.PutString("state").PutString("inactive");
+    frames();
+    w.EndDict().EndList();
+    frames();
+    w.EndDict().EndList().PutString("device_traces").BeginList().BeginList();
+    for (const char* action : {"alloc", "free_completed"}) {
+      w.BeginDict().PutString("action").PutString(action);
+      put("addr", kBase);
+      put("size", 700);
+      w.PutString("time_us").Raw(DrawnValue(random));
+      frames();
+      w.EndDict();
+    }
+    w.EndList().EndList();
+    unused();
+    const std::string contents = w.EndDict().Take();
+    const auto log = ParseMemoryLog(contents, "log");
+    EXPECT_THAT(Short(*log), ElementsAre("a0:700", "f0")) << round;
+    EXPECT_NE(log->Frame(0), "") << round;
+  }
+}
+
+TEST(PyTorchSnapshotTest, ReadsUnsignedIntegers) {
+  PickleWriter w;
+  w.BeginDict().PutString("segments").BeginList().EndList().PutString("device_traces").BeginList();
+  w.BeginList().BeginDict().PutString("action").PutString("alloc").PutString("addr");
+  w.PutInteger(kBase).PutString("size").PutInteger(512).PutString("stream");
+  w.Raw(std::string_view("\x8a\x09\xfe\xff\xff\xff\xff\xff\xff\xff\x00", 11));
+  const std::string contents = w.EndDict().EndList().EndList().EndDict().Take();
+  EXPECT_EQ(EventsOf(*ParseMemoryLog(contents, "log"))[0].stream, UINT64_MAX - 1);
 }
 
 // With garbage collection, the allocator itself freed the segments that are freed right before a
@@ -263,10 +403,15 @@ TEST(PyTorchSnapshotTest, RefusesHostileStructure) {
       {"t", "no mark"},
       {"}(u}(u\x86", "no error so far"},
       {"}(u(NNu", "not a dictionary"},
+      {"\x90", "no mark"},
+      {"\x91", "no mark"},
+      {"(\x90", "adds to a value that is no set"},
+      {"](N\x90", "adds to a value that is no set"},
       {std::string("\x8a\x09"
-                   "123456789"),
-       "an integer of 9 bytes (at most 8)"},
-      {std::string("\x8b\xff\xff\xff\x7f", 5), "an integer of 2147483647 bytes"},
+                   "12345678"),
+       "ends in the middle"},
+      {std::string("\x8b\xff\xff\xff\x7f", 5), "ends in the middle"},
+      {std::string("\x96\xff\xff\xff\xff\xff\xff\xff\xff", 9), "ends in the middle"},
       {std::string("X\xff\xff\xff\xff", 5), "ends in the middle"},
       {std::string("\x8d\xff\xff\xff\xff\xff\xff\xff\xff", 9), "ends in the middle"},
       {std::string("\x8e\xff\xff\xff\xff\xff\xff\xff\xff", 9), "ends in the middle"},
@@ -321,7 +466,8 @@ TEST(PyTorchSnapshotTest, TakesTracesInOnePieceAndOfSeveralDevices) {
     EXPECT_EQ(events.back().address,
               1024u * (1 + static_cast<uint64_t>(std::countr_zero(unsigned(with_events)))));
   }
-  EXPECT_THAT(ErrorOf(make(0b1010)), HasSubstr("devices 1 and 3 both have events: choose one"));
+  EXPECT_EQ(ErrorOf(make(0b1010)),
+            "log: 2 devices have events: choose one with --trace-device (valid: 1, 3)");
   const auto events = EventsOf(*ParseMemoryLog(make(0b1010), "log", 3));
   ASSERT_EQ(events.size(), 6000u);
   EXPECT_EQ(events[0].address, 4096u);
