@@ -11,6 +11,7 @@ import json
 import pathlib
 import pickle
 import pickletools
+import random
 import tempfile
 
 from harness import ROOT, CommandTest, main, run
@@ -77,7 +78,8 @@ class ReplayTest(LogTest):
         two = snapshot([])
         two["device_traces"] = [[], events, [], [dict(e) for e in events]]
         path = self.write("two.pickle", pickle.dumps(two))
-        self.fails(3, "devices 1 and 3 both have events: choose one", "replay", path)
+        self.fails(3, "2 devices have events: choose one with --trace-device (valid: 1, 3)",
+                   "replay", path)
         self.assertEqual(self.replay(path, "--trace-device", "3")["log"]["events"], 2)
         message = self.fails(3, "device 2 has no events (devices with events: 1, 3)", "replay", path,
                              "--trace-device", "2")
@@ -120,6 +122,113 @@ class ReplayTest(LogTest):
         path = self.write("s.pickle", pickle.dumps(
             snapshot(events, roundup_power2_divisions={"4": 3})))
         self.fails(3, "power of two", "replay", path)
+
+    def test_what_is_not_used_may_be_anything(self):
+        def anything(depth=0):
+            values = [2**64 - 1, 2**63, -2**64, 2**draw.randint(65, 2400), 0.5, None, True, b"x" * 300,
+                      "y" * draw.randint(0, 2000), bytearray(b"z"), "7"]
+            if depth < 3:
+                values += [[anything(depth + 1)], {"key": anything(depth + 1)}, (anything(depth + 1),),
+                           {1, "a"}, frozenset((2,))]
+            return draw.choice(values)
+
+        draw = random.Random(48)
+        for _ in range(25):
+            size = draw.randint(1, 9 * MIB)
+            frames = [{"filename": anything(), "line": anything(), "name": anything(), "more": anything()}]
+            segment = {"device": 0, "address": BASE, "total_size": 20 * MIB, "stream": 0,
+                       "segment_type": "large", "active_size": anything(), "segment_pool_id": anything(),
+                       "frames": frames, "blocks": [
+                           {"address": BASE, "size": 20 * MIB, "requested_size": anything(),
+                            "state": "inactive", "frames": anything()}]}
+            document = snapshot([event("segment_alloc", 0, 20 * MIB, frames=frames),
+                                 event("alloc", 0, size + MIB, time_us=anything(), frames=frames,
+                                       user_metadata=anything()),
+                                 event("free_completed", 0, size + MIB, compile_context=anything())])
+            document.update(segments=[segment], external_annotations=anything(), more=anything())
+            document["allocator_settings"]["more"] = anything()
+            path = self.write("s.pickle", pickle.dumps(document, 5))
+            row = self.replay(path, "--allocator", "pytorch")["rows"][0]
+            self.assertEqual((row["peak_requested_bytes"], row["as_recorded"]), (size + MIB, True))
+
+    def test_defaults_are_assumed_where_no_settings_are_recorded(self):
+        draw = random.Random(49)
+        for expandable in (False, True) * 3:
+            size = draw.randint(2 * MIB, 20 * MIB)
+            taken = 20 * MIB if expandable or size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
+            document = snapshot([event("segment_map" if expandable else "segment_alloc", 0, taken),
+                                 event("alloc", 0, size)])
+            document["allocator_settings"] = draw.choice((None, {}))
+            if document["allocator_settings"] is None:
+                del document["allocator_settings"]
+            path = self.write("s.pickle", pickle.dumps(document))
+            replayed = self.replay(path, "--allocator", "pytorch")
+            self.assertIs(replayed["log"]["records_settings"], False)
+            row = replayed["rows"][0]
+            self.assertEqual((row["peak_reserved_bytes"], row["as_recorded"]), (taken, True))
+            text = self.ok("replay", path)
+            self.assertIn("settings are not recorded: PyTorch's defaults are assumed", text)
+            self.assertRegex(text, r"pytorch .* yes\n")
+
+    def test_a_missing_verdict_has_a_reason(self):
+        events = [event("segment_alloc", 0, 20 * MIB), event("alloc", 0, 5 * MIB)]
+        recorded = self.write("s.pickle", pickle.dumps(snapshot(events)))
+        collects = self.write("gc.pickle", pickle.dumps(snapshot(events, garbage_collection_threshold=0.5)))
+        for path, args, code, reason in (
+                (recorded, ("--memory", "1GiB"), 0, "the recorded memory limit is not known"),
+                (collects, ("--memory", "5MiB"), 1, "the log is not served to its end"),
+                (self.write("gap.csv", GAP), (), 0, "the log does not tell which segments there were")):
+            row, other = self.replay(path, "--allocator", "pytorch,best-fit", *args, code=code)["rows"]
+            self.assertEqual((row["as_recorded"], row["not_compared"]), (None, reason))
+            self.assertIsNotNone(other["not_compared"])
+            self.assertIn(f"as recorded -: {reason}\n", self.ok("replay", path, *args, code=code))
+        row, other = self.replay(recorded, "--allocator", "pytorch,best-fit")["rows"]
+        self.assertEqual((row["as_recorded"], row["not_compared"]), (True, None))
+        self.assertEqual(other["not_compared"], "only pytorch without parameters has the recorded settings")
+
+    def test_the_recorded_size_of_large_segments_is_used(self):
+        draw = random.Random(50)
+        for expandable in (False, True) * 3:
+            mib = 2 * draw.randint(6, 100)
+            size = 512 * draw.randint(4096, 20479)  # from 2 MiB to less than 10 MiB
+            events, at, end = [], 0, 0
+            for _ in range(60):
+                if at + size > end:
+                    if not expandable:
+                        at = end = end + (1 << 30)
+                    events.append(event("segment_map" if expandable else "segment_alloc", end, mib * MIB))
+                    end += mib * MIB
+                events.append(event("alloc", at, size))
+                at += size
+            path = self.write("s.pickle", pickle.dumps(snapshot(
+                events, expandable_segments=expandable,
+                PYTORCH_CUDA_ALLOC_CONF=f"expandable_segments:{expandable},large_segment_size_mb:{mib}")))
+            document = self.replay(path, "--allocator", "pytorch")
+            self.assertEqual(document["log"]["settings_not_modelled"], [])
+            self.assertIs(document["rows"][0]["as_recorded"], True, (mib, expandable))
+        path = self.write("s.pickle", pickle.dumps(snapshot([], PYTORCH_CUDA_ALLOC_CONF="large_segment_size_mb:9")))
+        self.fails(3, "'large_segment_size_mb': expected a whole number from 11", "replay", path)
+
+    def test_settings_that_are_not_modelled_are_named(self):
+        draw = random.Random(51)
+        modelled = ["max_split_size_mb:64", "roundup_power2_divisions:[256:1,512:2,>:4]", "backend:native",
+                    "expandable_segments:False", "garbage_collection_threshold:0.8"]
+        others = ["backend:cudaMallocAsync", "pinned_use_cuda_host_register:True", "pinned_num_register_threads:8",
+                  "release_lock_on_cudamalloc:True", "graph_capture_record_stream_reuse:True",
+                  "per_process_memory_fraction:0.5", "pinned_reserve_segment_size_mb:64", "new_setting:[1:2,3]"]
+        events = [event("segment_alloc", 0, 20 * MIB), event("alloc", 0, 5 * MIB)]
+        for _ in range(8):
+            named = draw.sample(others, draw.randint(0, 3))
+            settings = named + draw.sample(modelled, 2)
+            draw.shuffle(settings)
+            text = draw.choice((",", " , ")).join(settings)
+            path = self.write("s.pickle", pickle.dumps(snapshot(events, PYTORCH_CUDA_ALLOC_CONF=text)))
+            document = self.replay(path, "--allocator", "pytorch")
+            self.assertEqual(sorted(document["log"]["settings_not_modelled"]), sorted(named))
+            table = self.ok("replay", path)
+            for setting in named:
+                self.assertRegex(table, f"settings that are not modelled: .*{setting}".replace("[", r"\["))
+            self.assertEqual("not modelled" in table, bool(named))
 
     def test_recorded_collections_of_garbage_are_predicted(self):
         # Half of the 100 MiB are in use, so 12, cached for two requests, is collected before 20 is
@@ -197,6 +306,17 @@ class ReplayTest(LogTest):
         self.assertIn("events in 875 records, which number them", text)
         self.assertIn("it had at least 4084 MiB and less than 4864 MiB", text)
         self.assertNotIn("undetermined", text)
+
+    def test_texts_may_begin_with_a_byte_order_mark(self):
+        rmm = "Thread,Time,Action,Pointer,Size,Stream\n1,\"10:30:05\",allocate,0x10,512,0\n1,12,free,0x10,512,0\n"
+        decisions = self.directory / "decisions.json"
+        self.ok("run", "alexnet:2", "--export-decisions", decisions)
+        for text in (GAP, GAP.replace("1,6", '"1","6"'), rmm, decisions.read_text("utf-8")):
+            rows = [self.replay(self.write("log", mark + text.encode()), "--allocator", "best-fit")["rows"][0]
+                    for mark in (b"", b"\xef\xbb\xbf")]
+            for row in rows:
+                del row["operations_per_second"]
+            self.assertEqual(rows[0], rows[1])
 
     def test_ties_are_undetermined_where_no_address_is_recorded(self):
         log = self.write("gap.csv", GAP)

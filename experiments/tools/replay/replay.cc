@@ -436,10 +436,16 @@ std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capa
 
 std::string PyTorchAsRecorded(const MemoryLog& log) {
   const auto& settings = log.start().pytorch;
-  if (!settings) return "pytorch";
+  if (!settings) {
+    const bool expandable = std::ranges::any_of(log.start().segments, &StartSegment::expandable);
+    return expandable ? "pytorch:expandable_segments=true" : "pytorch";
+  }
   std::vector<std::string> given;
   if (settings->max_split_size) {
     given.push_back(fmt::format("max_split_size={}B", settings->max_split_size->count()));
+  }
+  if (settings->large_segment_size) {
+    given.push_back(fmt::format("large_segment_size={}B", settings->large_segment_size->count()));
   }
   if (settings->expandable_segments) given.push_back("expandable_segments=true");
   if (!settings->roundup_power2_divisions.empty()) {

@@ -122,7 +122,8 @@ Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& a
                    const ReplayOptions& options = {});
 
 // Returns the specification of PyTorch's allocator with the settings that the log recorded, for
-// `MakeAllocator`.
+// `MakeAllocator`. If it recorded none, they are PyTorch's defaults, with expandable segments if
+// the log has some.
 std::string PyTorchAsRecorded(const MemoryLog& log);
 
 // Returns an allocator that knows the log in advance, with offsets that are packed offline

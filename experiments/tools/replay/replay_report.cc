@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 
 #include "traces/base/csv.h"
 #include "traces/base/json_writer.h"
@@ -26,6 +27,20 @@ std::optional<double> OperationsPerSecond(const ReplayResult& result) {
 std::optional<double> OverBound(const ReplayResult& result, Bytes bound) {
   if (!result.fits() || bound <= Bytes(0)) return std::nullopt;
   return static_cast<double>(result.peak_reserved.count()) / static_cast<double>(bound.count());
+}
+
+// Returns the reason why a replay has no verdict on what was recorded, or nullopt if it has one.
+std::optional<std::string> NotCompared(const ReplayResult& result, const LogSummary& summary) {
+  if (result.compared && result.fits()) return std::nullopt;
+  if (result.compared) return "the log is not served to its end";
+  if (!summary.recorded_peak_reserved) return "the log does not tell which segments there were";
+  if (result.allocator == "pytorch") return "the recorded memory limit is not known";
+  return "only pytorch without parameters has the recorded settings";
+}
+
+// Returns the recorded settings that no allocator has.
+std::vector<std::string> NotModelled(const MemoryLog& log) {
+  return log.start().pytorch ? log.start().pytorch->not_modelled : std::vector<std::string>();
 }
 
 // Returns the bytes of `memory` that are free when the request fails.
@@ -93,6 +108,8 @@ Columns<ReplayResult> ReplayColumns(const Replayed& replayed) {
       {"as_recorded", "", "it took from the driver what was recorded",
        [](auto& r) { return When(r.compared && r.fits(), !r.deviates_at.has_value()); }},
       {"deviates_at", "1", "the first event at which it did not", &ReplayResult::deviates_at},
+      {"not_compared", "", "the reason, if as_recorded is not known",
+       [summary = replayed.summary](auto& r) { return NotCompared(r, summary); }},
   };
 }
 
@@ -108,7 +125,11 @@ std::string FormatReplayJson(const MemoryLog& log, const Replayed& replayed,
   json.Put("peak_blocks", summary.peak_blocks);
   json.Put("peak_requested_bytes", summary.peak_requested);
   json.Put("lower_bound_bytes", summary.lower_bound);
-  json.Put("recorded_peak_reserved_bytes", summary.recorded_peak_reserved).EndObject();
+  json.Put("recorded_peak_reserved_bytes", summary.recorded_peak_reserved);
+  json.Put("records_settings", log.start().pytorch.has_value());
+  json.Key("settings_not_modelled").BeginArray();
+  for (const std::string& setting : NotModelled(log)) json.Put(setting);
+  json.EndArray().EndObject();
   PutRows(json.Key("rows"), ReplayColumns(replayed), replayed.results);
   if (remedies) {
     json.Key("out_of_memory").BeginArray();
@@ -151,14 +172,26 @@ std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed) {
     text += fmt::format("recorded: at most {} reserved\n",
                         FormatBytes(*summary.recorded_peak_reserved));
   }
+  if (log.Format() == "pytorch" && !log.start().pytorch) {
+    text += "settings are not recorded: PyTorch's defaults are assumed\n";
+  }
+  if (const auto settings = NotModelled(log); !settings.empty()) {
+    text += fmt::format("settings that are not modelled: {}\n", fmt::join(settings, ", "));
+  }
   std::vector<std::vector<std::string>> cells{{"allocator", "status", "requested", "allocated",
                                                "reserved", "over bound", "lost", "Mop/s",
                                                "as recorded"}};
+  std::set<std::string> reasons;
   for (const ReplayResult& result : replayed.results) {
     const auto over = OverBound(result, summary.lower_bound);
     const auto speed = OperationsPerSecond(result);
-    std::string recorded = result.compared && result.fits() ? "yes" : "";
-    if (result.deviates_at) recorded = fmt::format("until event {}", *result.deviates_at);
+    std::string recorded = "yes";
+    if (result.deviates_at) {
+      recorded = fmt::format("until event {}", *result.deviates_at);
+    } else if (const auto reason = NotCompared(result, summary)) {
+      recorded = "-";
+      reasons.insert(*reason);
+    }
     cells.push_back({result.allocator, result.fits() ? "ok" : "oom " + Place(*result.failure),
                      FormatBytes(result.peak_requested), FormatBytes(result.peak_allocated),
                      FormatBytes(result.peak_reserved), over ? fmt::format("{:.3f}x", *over) : "",
@@ -166,6 +199,7 @@ std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed) {
                      speed ? fmt::format("{:.1f}", *speed / 1e6) : "", recorded});
   }
   text += FormatTable(cells);
+  for (const std::string& reason : reasons) text += fmt::format("as recorded -: {}\n", reason);
   const bool has_pytorch = std::ranges::any_of(
       replayed.results, [](const ReplayResult& r) { return r.allocator.starts_with("pytorch"); });
   if (has_pytorch && !summary.recorded_peak_reserved) {

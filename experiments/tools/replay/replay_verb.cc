@@ -76,8 +76,7 @@ std::unique_ptr<ReplayableAllocator> Make(const std::string& specification, cons
 // unlimited memory, so that segments go back to the driver as recorded. If the recorded allocator
 // collected garbage, it may also have a limit, because the threshold is a part of that limit.
 bool IsRecorded(const std::string& specification, const MemoryLog& log, Bytes memory) {
-  return specification == "pytorch" && log.start().pytorch &&
-         (CollectsGarbage(log) || memory == Bytes::Unlimited());
+  return specification == "pytorch" && (CollectsGarbage(log) || memory == Bytes::Unlimited());
 }
 
 Replayed Replay(const MemoryLog& log, const std::vector<std::string>& specifications, Bytes memory,
