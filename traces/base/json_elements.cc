@@ -5,6 +5,7 @@
 #include <array>
 
 #include "traces/base/error.h"
+#include "traces/base/file.h"
 #include "traces/base/units.h"
 
 namespace spillway {
@@ -13,6 +14,7 @@ namespace {
 constexpr size_t kLargestElement = size_t{256} << 20;
 constexpr size_t kLargestHeader = size_t{16} << 20;
 constexpr std::string_view kBlanks = " \t\r\n";
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
 // The characters that the scanner must look at, outside and inside of strings.
 using Stops = std::array<bool, 256>;
@@ -48,6 +50,11 @@ void JsonElements::FindArray(std::string_view array) {
     throw InputError(fmt::format("{}: {}, expected a JSON object with an array '{}'",
                                  stream_.origin(), what, array));
   };
+  stream_.Read(text_);
+  if (text_.starts_with(kByteOrderMark)) {
+    offset_ = kByteOrderMark.size();
+    text_.erase(0, offset_);
+  }
   size_t at = 0, string_start = 0;
   int depth = 0;
   bool in_string = false;
@@ -58,7 +65,10 @@ void JsonElements::FindArray(std::string_view array) {
       fail(text_.empty() ? "the file is empty" : "there is no such array");
     }
     const char c = text_[at];
-    if (depth == 0 && c != '{' && kBlanks.find(c) == kBlanks.npos) fail("this is no JSON object");
+    if (depth == 0 && c != '{' && kBlanks.find(c) == kBlanks.npos) {
+      PlainText(text_, stream_.origin());  // may know what it is
+      fail("this is no JSON object");
+    }
     if (in_string) {
       if (c == '\\') ++at;
       if (c == '"') {

@@ -21,8 +21,9 @@ class JsonElements {
  public:
   static constexpr size_t kPadding = 64;  // as much as the parser of an object may need
 
-  // The array under `array`, whose objects begin with `first_key`. `stream` outlives this. Throws
-  // `InputError` if the document is no object or has no such array.
+  // The array under `array`, whose objects begin with `first_key`. `stream` outlives this. Skips a
+  // byte order mark. Throws `InputError` if the document is no object or has no such array, and
+  // names its kind if `PlainText` knows it.
   JsonElements(TextStream& stream, std::string_view array, std::string_view first_key);
 
   // Returns the text of the root object before the array, with a closing brace: `{"schema":

@@ -16,6 +16,7 @@ using ::spillway::testing::TemporaryDirectory;
 using ::spillway::testing::WriteRaw;
 using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 struct Read {
@@ -158,7 +159,7 @@ TEST(JsonElementsTest, RefusesWhatHasNoSuchArray) {
   for (const Case& test : {
            Case{"", "the file is empty"},
            Case{"[{\"nodes\": []}]", "this is no JSON object"},
-           Case{"\x80\x04\x95", "this is no JSON object"},
+           Case{"\xef\xbb\xbf[]", "this is no JSON object"},
            Case{"{\"a\": [\"nodes\", {\"nodes\": []}]}", "there is no such array"},
            Case{"{\"nodes\": {}}", "its value is no array"},
            Case{"{\"nodes\" ", "the text ends there"},
@@ -169,6 +170,19 @@ TEST(JsonElementsTest, RefusesWhatHasNoSuchArray) {
         std::string("t.json: ") + test.what + ", expected a JSON object with an array 'nodes'")
         << test.text;
   }
+}
+
+TEST(JsonElementsTest, NamesOtherKindsOfFiles) {
+  EXPECT_THAT(InputErrorOf([] { ReadText("\x80\x04\x95"); }),
+              HasSubstr("t.json: this is a Python pickle"));
+}
+
+TEST(JsonElementsTest, SkipsAByteOrderMark) {
+  TextStream stream("\xef\xbb\xbf{\"nodes\": [{\"id\": 1}, {\"id\": 2}]}", "t.json");
+  JsonElements elements(stream, "nodes", "id");
+  EXPECT_EQ(elements.Next(), "{\"id\": 1}");
+  EXPECT_EQ(elements.Next(), "{\"id\": 2}");
+  EXPECT_EQ(InputErrorOf([&] { elements.Fail("wrong"); }), "t.json: byte 25: wrong");
 }
 
 TEST(JsonElementsTest, ErrorsNameTheObject) {
