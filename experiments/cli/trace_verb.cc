@@ -15,6 +15,7 @@
 #include "traces/base/text_stream.h"
 #include "traces/format.h"
 #include "traces/import/execution_trace.h"
+#include "traces/import/how_to_record.h"
 #include "traces/import/kineto.h"
 #include "traces/import/pytorch_step.h"
 #include "traces/import/recording_manifest.h"
@@ -241,9 +242,10 @@ void AddImport(Command& trace, Session& session) {
     if (options.batch > 0) files.batch = options.batch;
     if (!options.step.empty()) files.plain_step = ParseDuration(options.step);
     if (files.kineto.empty() || files.execution_trace.empty()) {
-      throw UsageError(
+      throw UsageError(fmt::format(
           "trace import: give a manifest, or both --kineto, for kernels and memory, and "
-          "--execution-trace, for operands");
+          "--execution-trace, for operands{}",
+          kHowToRecord));
     }
     ImportOptions import;
     import.network = !options.network.empty() ? options.network
@@ -260,7 +262,7 @@ void AddImport(Command& trace, Session& session) {
     const ExecutionTrace execution = ReadExecutionTrace(execution_text);
     std::optional<SnapshotPeaks> snapshot;
     if (!files.snapshot.empty()) {
-      snapshot = PeaksOf(files.snapshot, RequestsOf(kineto));
+      snapshot = PeaksOf(files.snapshot, kineto);
       import.requested_before = snapshot->held_before_last;
     }
     ImportedStep step = ImportStep(kineto, execution, import);

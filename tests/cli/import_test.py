@@ -10,6 +10,7 @@ import io
 import json
 import pathlib
 import pickle
+import random
 import subprocess
 import tempfile
 
@@ -25,7 +26,7 @@ def read(name):
     return json.loads(data)
 
 
-class ImportTest(CommandTest):
+class ImportCase(CommandTest):
     def setUp(self):
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
@@ -36,6 +37,14 @@ class ImportTest(CommandTest):
         path.write_text(json.dumps(document), encoding="utf-8")
         return path
 
+    def refused(self, code, text, *args):
+        out = self.directory / "out.json"
+        message = self.fails(code, text, "trace", "import", *args, "-o", out)
+        self.assertFalse(out.exists())
+        return message
+
+
+class ImportTest(ImportCase):
     def files(self, name):
         return ("--kineto", RECORDINGS / f"{name}.kineto.json.zst", "--execution-trace", RECORDINGS / f"{name}.et.json.zst")
 
@@ -44,11 +53,6 @@ class ImportTest(CommandTest):
         trace = self.directory / f"{name}.json.zst"
         text = self.ok("trace", "import", *self.files(name), *args, "-o", trace, "--format", "json")
         return trace, self.conforms(text, "trace-import")["rows"][0]
-
-    def refused(self, code, text, *args):
-        out = self.directory / "out.json"
-        self.fails(code, text, "trace", "import", *args, "-o", out)
-        self.assertFalse(out.exists())
 
     def test_a_trace_is_what_was_recorded(self):
         # Values recorded with PyTorch 2.11 on an H200: ms of a step without the profiler, and the
@@ -175,6 +179,149 @@ class ImportTest(CommandTest):
         row = json.loads(text)["rows"][0]
         self.assertEqual(row["broken_nodes"], 3)
         self.assertEqual(row["operators"] - row["joined_operators"], 3)
+
+
+class Step:
+    """A step of drawn size, in which each of a row of operators reads the last tensor and makes another one."""
+
+    def __init__(self, draw):
+        self.operators = draw.randint(2, 9)
+        self.elements = draw.randint(1, 1 << 20)
+        self.pid = draw.randint(1, 1 << 22)
+        self.device = draw.choice((0, 0, 3))
+
+    def events(self, pid=None, device=None):
+        """Returns the events of the profiler."""
+        pid, device = (self.pid if pid is None else pid), (self.device if device is None else device)
+        size, events = 4 * self.elements, []
+        for i in range(self.operators):
+            at = {"ph": "X", "pid": pid, "tid": 5}
+            launch = {"External id": i + 1, "correlation": 70 + i}
+            events += [
+                {**at, "cat": "cpu_op", "name": f"aten::op{i}", "ts": 1000.0 + 100 * i, "dur": 50.5,
+                 "args": {"External id": i + 1, "Record function id": i + 1}},
+                {**at, "ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": 1005.0 + 100 * i,
+                 "args": {"Device Type": 1, "Device Id": device, "Addr": (i + 1) << 32, "Bytes": size,
+                          "Total Allocated": (i + 2) * size, "Total Reserved": 99 * size}},
+                {**at, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1020.0 + 100 * i, "dur": 5.0,
+                 "args": launch},
+                {"ph": "X", "cat": "kernel", "name": "kernel", "pid": device, "tid": 7, "ts": 1030.0 + 100 * i, "dur": 10.0,
+                 "args": {**launch, "device": device, "stream": 7}}]
+        return events
+
+    @staticmethod
+    def kineto(events):
+        return {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}], "traceEvents": events}
+
+    def execution_trace(self, old=False):
+        """Returns the execution trace of schema 1.1.1 or, if `old`, of schema 1.0.1."""
+        nodes = []
+        for i in range(self.operators):
+            tensors = [[[2 * n, 2 * n + 1, 0, self.elements, 4, f"cuda:{self.device}"]] for n in (i, i + 1)]
+            attributes = {"rf_id": i + 1, "seq_id": -1, "tid": 1, "op_schema": f"aten::op{i}(Tensor self) -> Tensor"}
+            shapes = [[self.elements]]
+            if old:
+                nodes.append({"name": f"aten::op{i}", "id": i + 3, "parent": 2, **attributes, "inputs": tensors[0],
+                              "input_shapes": shapes, "outputs": tensors[1], "output_shapes": shapes})
+            else:
+                nodes.append({"id": i + 3, "name": f"aten::op{i}", "ctrl_deps": 2,
+                              "inputs": {"values": tensors[0], "shapes": shapes},
+                              "outputs": {"values": tensors[1], "shapes": shapes},
+                              "attrs": [{"name": name, "value": value} for name, value in attributes.items()]})
+        return {"schema": "1.0.1" if old else "1.1.1-chakra.0.0.4", "pid": self.pid, "nodes": nodes}
+
+
+class DrawnStepTest(ImportCase):
+    """Drawn steps, recorded as people's files are."""
+
+    def steps(self, count=6):
+        draw = random.Random(self.id())
+        for _ in range(count):
+            yield draw, Step(draw)
+
+    def files(self, events, execution_trace):
+        return ("--kineto", self.write("k.json", Step.kineto(events)),
+                "--execution-trace", self.write("e.json", execution_trace))
+
+    def make(self, *files):
+        """Returns the trace of a step."""
+        trace = self.directory / "t.json"
+        row = json.loads(self.ok("trace", "import", *files, "-o", trace, "--network", "n", "--format", "json"))["rows"][0]
+        self.assertEqual(row["joined_operators"], row["operators"])
+        return json.loads(trace.read_text("utf-8"))
+
+    def test_both_schemas_of_execution_traces_are_read(self):
+        for _, step in self.steps():
+            traces = [self.make(*self.files(step.events(), step.execution_trace(old))) for old in (False, True)]
+            self.assertEqual(len(traces[0]["ops"]), step.operators)
+            self.assertEqual(traces[0], traces[1])
+
+    def test_other_schemas_are_named(self):
+        for draw, step in self.steps(3):
+            schema = f"{draw.randint(2, 9)}.{draw.randint(0, 9)}"
+            document = {"schema": schema, "nodes": [{"key": node["id"]} for node in step.execution_trace()["nodes"]]}
+            message = self.refused(3, f"e.json: no node of schema {schema} can be read", *self.files(step.events(), document))
+            self.assertIn("(schemas 1.0.1 to 1.1.1)", message)
+            self.assertIn("ExecutionTraceObserver()", message)
+
+    def test_marks_and_strings_are_read(self):
+        for draw, step in self.steps():
+            plain = self.make(*self.files(step.events(), step.execution_trace()))
+            events = step.events()
+            for event in events:
+                for key in draw.sample(("ts", "dur", "pid", "tid"), 2):
+                    if key in event:
+                        event[key] = str(event[key])
+                event["args"] = {key: draw.choice((value, str(value))) for key, value in event["args"].items()}
+            files = self.files(events, step.execution_trace())
+            for path in files[1::2]:
+                path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+            self.assertEqual(self.make(*files), plain)
+
+    def test_several_processes_are_refused(self):
+        for draw, step in self.steps():
+            pids = sorted(draw.sample(range(1, 1 << 22), draw.randint(2, 6)), key=str)
+            same = draw.random() < 0.5
+            events = [event for i, pid in enumerate(pids) for event in step.events(pid, step.device if same else i)]
+            if draw.random() < 0.5:
+                draw.shuffle(events)
+            message = self.refused(3, "k.json: operators of several processes", *self.files(events, step.execution_trace()))
+            self.assertIn(f"({', '.join(map(str, pids))})", message)
+
+    def test_profiles_without_a_part_say_what_to_record(self):
+        def without(event, key):
+            return {**event, "args": {name: value for name, value in event["args"].items() if name != key}}
+
+        for _, step in self.steps(3):
+            number = "Record function id"
+            events = step.events()
+            unnumbered = [without(event, number) for event in events]
+            for changed, texts in (
+                    (unnumbered, ("its operators have no 'Record function id'", "PyTorch 2.4")),
+                    ([{**event, "cat": {"cpu_op": "Operator", "kernel": "Kernel"}.get(event["cat"], event["cat"])}
+                      for event in unnumbered], ("its operators have no 'Record function id'",)),
+                    ([{**event, "args": {**event["args"], **({number: 0} if number in event["args"] else {})}}
+                      for event in events], ("recorded without an execution trace",)),
+                    ([event for event in events if event["cat"] != "kernel"], ("k.json: memory events of a GPU but no kernels",
+                                                                               "the activity CUDA")),
+                    ([event for event in events if event["name"] != "[memory]"], ("profile_memory=True",)),
+                    ([event for event in events if event["cat"] != "cpu_op"], ("no operators", "the activity CPU"))):
+                message = self.refused(3, "k.json: ", *self.files(changed, step.execution_trace()))
+                for text in (*texts, "execution_trace_observer=observer", "p.export_chrome_trace("):
+                    self.assertIn(text, message)
+                self.assertNotIn("different runs", message)
+
+    def test_the_snapshot_s_device_is_the_profile_s(self):
+        for _, step in self.steps(3):
+            size = 4 * step.elements
+            row = [{"action": "alloc", "addr": (i + 1) << 32, "size": size, "stream": 0} for i in range(step.operators)]
+            other = [{**event, "size": 1} for event in row]
+            snapshot = {"segments": [], "device_traces": [row if device == step.device else other for device in range(4)]}
+            path = self.directory / "s.pickle"
+            path.write_bytes(pickle.dumps(snapshot))
+            text = self.ok("trace", "import", *self.files(step.events(), step.execution_trace()), "--snapshot", path, "-o",
+                           self.directory / "t.json", "--format", "json")
+            self.assertEqual(json.loads(text)["rows"][0]["snapshot_peak_requested_bytes"], step.operators * size)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,10 @@
 #include <utility>
 
 #include "traces/base/error.h"
+#include "traces/base/json.h"
 #include "traces/base/json_elements.h"
 #include "traces/base/units.h"
+#include "traces/import/how_to_record.h"
 
 namespace spillway {
 namespace {
@@ -38,6 +40,8 @@ class NodeReader {
         simdjson::SUCCESS)
       return false;
     if (document.get_object().get(root) != simdjson::SUCCESS) return false;
+    inputs_ = {};
+    outputs_ = {};
     bool has_id = false;
     for (auto result : root) {
       simdjson::ondemand::field field;
@@ -48,20 +52,28 @@ class NodeReader {
       if (key == "id") {
         if (!Integer(content, node.id)) return false;
         has_id = true;
-      } else if (key == "ctrl_deps") {
+      } else if (key == "ctrl_deps" || key == "parent") {
         if (!Integer(content, node.parent)) return false;
       } else if (key == "name") {
         std::string_view name;
         if (content.get_string().get(name) != simdjson::SUCCESS) return false;
         node.name = name;
       } else if (key == "inputs") {
-        if (!ReadOperands(content, node.inputs)) return false;
+        if (!ReadOperands(content, inputs_)) return false;
       } else if (key == "outputs") {
-        if (!ReadOperands(content, node.outputs)) return false;
+        if (!ReadOperands(content, outputs_)) return false;
+      } else if (key == "input_shapes") {
+        if (!ReadList(content, false, inputs_)) return false;
+      } else if (key == "output_shapes") {
+        if (!ReadList(content, false, outputs_)) return false;
       } else if (key == "attrs") {
         if (!ReadAttributes(content, node)) return false;
+      } else if (!ReadAttribute(key, content, node)) {
+        return false;
       }
     }
+    node.inputs = WithShapes(inputs_);
+    node.outputs = WithShapes(outputs_);
     return has_id && !node.name.empty();
   }
 
@@ -78,52 +90,73 @@ class NodeReader {
       if (element.get_object().get(attribute) != simdjson::SUCCESS) return false;
       std::string_view name;
       if (attribute["name"].get_string().get(name) != simdjson::SUCCESS) return false;
-      int64_t* const target = name == "rf_id"    ? &node.record
-                              : name == "seq_id" ? &node.sequence
-                              : name == "tid"    ? &node.thread
-                                                 : nullptr;
-      if (target != nullptr) {
-        // An unsigned number of 2^63 or more means that there is none.
-        if (attribute["value"].get_int64().get(*target) != simdjson::SUCCESS) *target = -1;
-      } else if (name == "op_schema") {
-        std::string_view schema;
-        if (attribute["value"].get_string().get(schema) != simdjson::SUCCESS) return false;
-        node.schema = schema;
-      }
+      value held;
+      if (attribute["value"].get(held) != simdjson::SUCCESS) continue;
+      if (!ReadAttribute(name, held, node)) return false;
     }
     return true;
   }
 
-  bool ReadOperands(value content, std::vector<TensorRef>& refs) {
+  // Reads an attribute, which is a field of the node in schema 1.0.1. Returns false if its value is
+  // broken.
+  static bool ReadAttribute(std::string_view name, value content, ExecutionTrace::Node& node) {
+    int64_t* const target = name == "rf_id"    ? &node.record
+                            : name == "seq_id" ? &node.sequence
+                            : name == "tid"    ? &node.thread
+                                               : nullptr;
+    if (target != nullptr) {
+      // An unsigned number of 2^63 or more means that there is none.
+      if (!Integer(content, *target)) *target = -1;
+    } else if (name == "op_schema") {
+      std::string_view schema;
+      if (content.get_string().get(schema) != simdjson::SUCCESS) return false;
+      node.schema = schema;
+    }
+    return true;
+  }
+
+  // The operands of a node on one side. Their shapes may be read before them.
+  struct Operands {
+    std::vector<TensorRef> refs;
+    std::vector<std::pair<uint32_t, std::vector<int64_t>>> shapes;  // with their arguments
+  };
+
+  // Reads a list of values, or an object with lists of values and of shapes.
+  bool ReadOperands(value content, Operands& to) {
+    simdjson::ondemand::json_type type;
+    if (content.type().get(type) != simdjson::SUCCESS) return false;
+    if (type == simdjson::ondemand::json_type::array) return ReadList(content, true, to);
     object operands;
     if (content.get_object().get(operands) != simdjson::SUCCESS) return false;
-    refs_.clear();
-    shapes_.clear();
     for (auto result : operands) {
       simdjson::ondemand::field field;
       std::string_view key;
       if (std::move(result).get(field) != simdjson::SUCCESS) return false;
       if (field.unescaped_key().get(key) != simdjson::SUCCESS) return false;
       if (key != "values" && key != "shapes") continue;
-      array list;
-      if (field.value().get_array().get(list) != simdjson::SUCCESS) return false;
-      uint32_t argument = 0;
-      for (auto element : list) {
-        value one;
-        if (std::move(element).get(one) != simdjson::SUCCESS) return false;
-        if (key == "values" ? !ReadValue(one, argument, 0) : !ReadShapes(one, argument, 0)) {
-          return false;
-        }
-        ++argument;
-      }
+      if (!ReadList(field.value(), key == "values", to)) return false;
     }
-    GiveShapes();
-    refs = std::move(refs_);
+    return true;
+  }
+
+  // Reads a list of values, or one of shapes.
+  bool ReadList(value content, bool values, Operands& to) {
+    array list;
+    if (content.get_array().get(list) != simdjson::SUCCESS) return false;
+    uint32_t argument = 0;
+    for (auto element : list) {
+      value one;
+      if (std::move(element).get(one) != simdjson::SUCCESS) return false;
+      if (values ? !ReadValue(one, argument, 0, to) : !ReadShapes(one, argument, 0, to)) {
+        return false;
+      }
+      ++argument;
+    }
     return true;
   }
 
   // Collects the tensors of a value, which may be a tensor or nested lists of tensors.
-  bool ReadValue(value content, uint32_t argument, int depth) {
+  bool ReadValue(value content, uint32_t argument, int depth, Operands& to) {
     simdjson::ondemand::json_type type;
     if (content.type().get(type) != simdjson::SUCCESS) return false;
     if (type != simdjson::ondemand::json_type::array) return true;
@@ -139,7 +172,7 @@ class NodeReader {
       if (one.type().get(type) != simdjson::SUCCESS) return false;
       if (type == simdjson::ondemand::json_type::array) {
         is_tensor = false;
-        if (!ReadValue(one, argument, depth + 1)) return false;
+        if (!ReadValue(one, argument, depth + 1, to)) return false;
       } else if (is_tensor && count < kTensorIntegers) {
         is_tensor =
             type == simdjson::ondemand::json_type::number && Integer(one, integers[count++]);
@@ -148,7 +181,7 @@ class NodeReader {
         std::string_view device;
         is_tensor = type == simdjson::ondemand::json_type::string &&
                     one.get_string().get(device) == simdjson::SUCCESS;
-        if (is_tensor && !AddTensor(integers, device, argument)) return false;
+        if (is_tensor && !AddTensor(integers, device, argument, to)) return false;
       } else {
         is_tensor = false;
       }
@@ -159,7 +192,7 @@ class NodeReader {
   // `integers` are the ids of tensor and storage, the offset, the number of elements and the bytes
   // per element.
   bool AddTensor(const int64_t (&integers)[kTensorIntegers], std::string_view device,
-                 uint32_t argument) {
+                 uint32_t argument, Operands& to) {
     TensorRef ref;
     ref.storage = integers[1];
     ref.offset = integers[2];
@@ -182,12 +215,12 @@ class NodeReader {
     }
     if (ref.end() > kMostTotal - total_) return false;
     total_ += ref.end();
-    refs_.push_back(std::move(ref));
+    to.refs.push_back(std::move(ref));
     return true;
   }
 
   // Collects shapes. A tensor's shape is a list of integers; the shapes of other values are empty.
-  bool ReadShapes(value content, uint32_t argument, int depth) {
+  static bool ReadShapes(value content, uint32_t argument, int depth, Operands& to) {
     array list;
     if (content.get_array().get(list) != simdjson::SUCCESS) return true;
     if (depth == kDeepest) return false;
@@ -201,19 +234,20 @@ class NodeReader {
       if (one.type().get(type) != simdjson::SUCCESS) return false;
       if (type == simdjson::ondemand::json_type::array) {
         nested = true;
-        if (!ReadShapes(one, argument, depth + 1)) return false;
+        if (!ReadShapes(one, argument, depth + 1, to)) return false;
       } else if (Integer(one, extent)) {
         shape.push_back(extent);
       }
     }
-    if (!nested) shapes_.emplace_back(argument, std::move(shape));
+    if (!nested) to.shapes.emplace_back(argument, std::move(shape));
     return true;
   }
 
-  // Gives each tensor of an argument the next shape of that argument with as many elements.
-  void GiveShapes() {
-    auto shape = shapes_.begin();
-    for (TensorRef& ref : refs_) {
+  // Returns the tensors. Each tensor of an argument has the next shape of that argument with as
+  // many elements.
+  static std::vector<TensorRef> WithShapes(Operands& operands) {
+    auto shape = operands.shapes.begin();
+    for (TensorRef& ref : operands.refs) {
       const auto fits = [&](const auto& candidate) {
         if (candidate.first != ref.argument) return false;
         Int128 product = 1;
@@ -223,21 +257,34 @@ class NodeReader {
         }
         return product == ref.elements;
       };
-      const auto found = std::find_if(shape, shapes_.end(), fits);
-      if (found == shapes_.end()) {
+      const auto found = std::find_if(shape, operands.shapes.end(), fits);
+      if (found == operands.shapes.end()) {
         ref.shape = {ref.elements};
         continue;
       }
       ref.shape = std::move(found->second);
       shape = std::next(found);
     }
+    return std::move(operands.refs);
   }
 
   simdjson::ondemand::parser parser_;
-  int64_t total_ = 0;                                              // bytes of all operands so far
-  std::vector<TensorRef> refs_;                                    // operands being read
-  std::vector<std::pair<uint32_t, std::vector<int64_t>>> shapes_;  // shapes with their arguments
+  int64_t total_ = 0;          // bytes of all operands so far
+  Operands inputs_, outputs_;  // of the node being read
 };
+
+// Returns the schema that the text before the nodes names, or "?".
+std::string SchemaOf(const std::string& header) {
+  simdjson::padded_string text(header);
+  simdjson::ondemand::parser parser;
+  simdjson::ondemand::document document;
+  std::string_view schema;
+  if (parser.iterate(text).get(document) != simdjson::SUCCESS ||
+      document["schema"].get_string().get(schema) != simdjson::SUCCESS) {
+    return "?";
+  }
+  return JsonExcerpt(schema);
+}
 
 }  // namespace
 
@@ -256,8 +303,10 @@ ExecutionTrace ReadExecutionTrace(TextStream& stream) {
   trace.broken += elements.cut_off();
   if (elements.truncated() && elements.cut_off() == 0) ++trace.broken;
   if (trace.nodes.empty()) {
-    throw InputError(fmt::format("{}: no node can be read, expected an execution trace of PyTorch",
-                                 stream.origin()));
+    throw InputError(fmt::format(
+        "{}: no node of schema {} can be read, expected an execution trace of PyTorch (schemas "
+        "1.0.1 to 1.1.1){}",
+        stream.origin(), SchemaOf(elements.header()), kHowToRecord));
   }
   std::ranges::stable_sort(trace.nodes, {}, &ExecutionTrace::Node::id);
   return trace;

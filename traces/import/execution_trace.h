@@ -1,8 +1,9 @@
 // Reads the execution traces that PyTorch writes (`ExecutionTraceObserver`, Chakra's host trace).
 //
 // An execution trace lists each operator that ran with its input and output tensors, by storage. It
-// has no times. PyTorch's writer is known to produce broken JSON; nodes that cannot be read are
-// skipped and counted.
+// has no times. Nodes may be those of schema 1.0.1, which have fields such as `rf_id`, or those of
+// later schemas, which have `attrs`. PyTorch's writer is known to produce broken JSON; nodes that
+// cannot be read are skipped and counted.
 
 #ifndef SPILLWAY_TRACES_IMPORT_EXECUTION_TRACE_H_
 #define SPILLWAY_TRACES_IMPORT_EXECUTION_TRACE_H_

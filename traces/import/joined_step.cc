@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "traces/base/error.h"
+#include "traces/import/how_to_record.h"
 
 namespace spillway {
 namespace {
@@ -46,7 +47,8 @@ JoinedStep::JoinedStep(const KinetoTrace& kineto, const ExecutionTrace& executio
   PlaceStorages();
 }
 
-// Returns true iff there is a GPU. Throws `InputError` if there are several.
+// Returns true iff there is a GPU. Throws `InputError` if there are several, if the GPU has memory
+// events and no kernels, or if there are no memory events.
 bool JoinedStep::FindGpu() const {
   std::set<int64_t> devices;
   for (const auto& activity : kineto_.activities) devices.insert(activity.device);
@@ -58,11 +60,16 @@ bool JoinedStep::FindGpu() const {
         fmt::format("{}: activities of {} GPUs, expected one: record one process for each GPU",
                     kineto_file_, devices.size()));
   }
+  if (!devices.empty() && kineto_.activities.empty()) {
+    throw InputError(
+        fmt::format("{}: memory events of a GPU but no kernels; record with the activity CUDA{}",
+                    kineto_file_, kHowToRecord));
+  }
   if (std::ranges::none_of(kineto_.memory, [&](const auto& memory) {
         return (memory.device >= 0) == !devices.empty();
       })) {
-    throw InputError(
-        fmt::format("{}: no memory events; record with profile_memory=True", kineto_file_));
+    throw InputError(fmt::format("{}: no memory events; record with profile_memory=True{}",
+                                 kineto_file_, kHowToRecord));
   }
   return !devices.empty();
 }
@@ -70,7 +77,16 @@ bool JoinedStep::FindGpu() const {
 void JoinedStep::JoinNodes() {
   std::unordered_map<int64_t, const KinetoTrace::Operator*> by_record;
   for (const auto& op : kineto_.operators) {
-    if (op.record != 0) by_record.emplace(op.record, &op);
+    if (op.record > 0) by_record.emplace(op.record, &op);
+  }
+  if (by_record.empty()) {
+    const bool written =
+        std::ranges::any_of(kineto_.operators, [](const auto& op) { return op.record == 0; });
+    throw InputError(fmt::format(
+        "{}: {}, so that no operator can be found in {}{}", kineto_file_,
+        written ? "it was recorded without an execution trace ('Record function id' is 0)"
+                : "its operators have no 'Record function id', which PyTorch 2.4 introduced",
+        execution_file_, kHowToRecord));
   }
   std::unordered_map<int64_t, size_t> by_id;
   calls_.reserve(execution_.nodes.size());
@@ -89,8 +105,9 @@ void JoinedStep::JoinNodes() {
   }
   const auto known = static_cast<double>(kineto_.operators.size());
   if (static_cast<double>(joined_) < kLeastJoined * known) {
-    throw InputError(fmt::format("{} and {} are of different runs: {} of {} operators are in both",
-                                 kineto_file_, execution_file_, joined_, kineto_.operators.size()));
+    throw InputError(fmt::format(
+        "{} and {} are of different runs or steps: {} of {} operators are in both{}", kineto_file_,
+        execution_file_, joined_, kineto_.operators.size(), kHowToRecord));
   }
   // A parent has a lower number than its children, so it is complete before them.
   for (Call& call : calls_) {

@@ -48,8 +48,8 @@ class JoinedStep {
   };
 
   // Joins the two traces, which outlive this object. The file names are for messages. Throws
-  // `InputError` if the traces are of different runs, have no memory events, or are of several
-  // GPUs.
+  // `InputError` if the traces are of different runs, lack memory events or the GPU's kernels, or
+  // are of several GPUs.
   JoinedStep(const KinetoTrace& kineto, const ExecutionTrace& execution,
              const std::string& kineto_file, const std::string& execution_file);
   JoinedStep(const JoinedStep&) = delete;

@@ -6,12 +6,15 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <tuple>
 
 #include "traces/base/error.h"
+#include "traces/base/json.h"
 #include "traces/base/json_elements.h"
 #include "traces/base/units.h"
+#include "traces/import/how_to_record.h"
 
 namespace spillway {
 namespace {
@@ -24,10 +27,18 @@ constexpr int64_t kLatest = int64_t{1} << 62;  // nanoseconds; some traces count
 // activities together: 53 days.
 constexpr int64_t kLongest = (int64_t{1} << 62) / 1000;
 constexpr int64_t kMostBytes = int64_t{1} << 60;  // sum over all memory events
+constexpr size_t kNamedProcesses = 8;             // in a message
+
+// Returns the text of a number, which may stand in quotes.
+std::string_view Unquoted(std::string_view token) {
+  if (!token.starts_with('"')) return token;
+  return token.substr(1, token.find('"', 1) - 1);
+}
 
 // Converts microseconds such as "4322416607372.949" to nanoseconds. The result is exact, which a
 // double would not be. Digits below a nanosecond are cut off.
-std::optional<int64_t> Nanoseconds(std::string_view text) {
+std::optional<int64_t> Nanoseconds(std::string_view token) {
+  const std::string_view text = Unquoted(token);
   int64_t number = 0;
   size_t i = 0;
   const bool negative = text.starts_with('-');
@@ -42,7 +53,7 @@ std::optional<int64_t> Nanoseconds(std::string_view text) {
       if (number > kLatest / 16) return std::nullopt;
       number = number * 10 + (c - '0');
       if (decimals >= 0) ++decimals;
-    } else if (c == ' ' || c == '\n' || c == '\r' || c == '\t') {
+    } else if (text.find_first_not_of(" \t\r\n", i) == text.npos) {
       break;
     } else {
       return std::nullopt;
@@ -57,10 +68,10 @@ std::optional<int64_t> Nanoseconds(std::string_view text) {
 
 // The fields that are read from an event. All keys are optional.
 struct Event {
-  std::string_view phase, category, name;
+  std::string_view phase, category, name, process;
   std::optional<int64_t> begin, duration;
   int64_t thread = 0;
-  int64_t external_id = 0, record = 0, correlation = 0, device = 0, stream = 0, order = 0;
+  int64_t external_id = 0, record = -1, correlation = 0, device = 0, stream = 0, order = 0;
   int64_t device_type = -1, device_id = -1, bytes = 0, allocated = 0, reserved = 0;
   uint64_t address = 0;
 };
@@ -82,7 +93,16 @@ class Reader {
     }
     if (trace_.operators.empty()) {
       throw InputError(fmt::format(
-          "{}: no operators, expected a trace of torch.profiler with the activity CPU", origin_));
+          "{}: no operators, expected a trace of torch.profiler with the activity CPU{}", origin_,
+          kHowToRecord));
+    }
+    if (processes_.size() > 1) {
+      const bool more = processes_.size() > kNamedProcesses;
+      if (more) processes_.erase(std::prev(processes_.end()));
+      throw InputError(fmt::format(
+          "{}: operators of several processes ({}{}), expected one: import the profile that one "
+          "process wrote, before profiles are merged",
+          origin_, fmt::join(processes_, ", "), more ? ", and more" : ""));
     }
     CheckAmounts();
     Sort();
@@ -114,6 +134,13 @@ class Reader {
   static int64_t Integer(value number) {
     int64_t integer = 0;
     if (number.get_int64().get(integer) == simdjson::SUCCESS) return integer;
+    if (number.get_int64_in_string().get(integer) == simdjson::SUCCESS) return integer;
+    return 0;
+  }
+  static uint64_t Address(value number) {
+    uint64_t address = 0;
+    if (number.get_uint64().get(address) == simdjson::SUCCESS) return address;
+    if (number.get_uint64_in_string().get(address) == simdjson::SUCCESS) return address;
     return 0;
   }
 
@@ -145,8 +172,8 @@ class Reader {
         event.allocated = Integer(field.value());
       else if (key == "Total Reserved")
         event.reserved = Integer(field.value());
-      else if (key == "Addr" && field.value().get_uint64().get(event.address) != simdjson::SUCCESS)
-        event.address = 0;
+      else if (key == "Addr")
+        event.address = Address(field.value());
     }
     return true;
   }
@@ -171,6 +198,8 @@ class Reader {
         if (content.get_string().get(event.category) != simdjson::SUCCESS) return false;
       } else if (key == "name") {
         if (content.get_string().get(event.name) != simdjson::SUCCESS) return false;
+      } else if (key == "pid") {
+        event.process = Unquoted(content.raw_json_token());
       } else if (key == "tid") {
         event.thread = Integer(content);
       } else if (key == "ts") {
@@ -187,10 +216,19 @@ class Reader {
     return true;
   }
 
+  // Notes the process of an operator or a memory event. One more than a message names is enough.
+  void NoteProcess(std::string_view process) {
+    process = process.substr(0, process.find_last_not_of(" \t\r\n") + 1);
+    if (process.empty() || process == last_process_ || processes_.size() > kNamedProcesses) return;
+    last_process_ = process;
+    processes_.insert(JsonExcerpt(process));
+  }
+
   void Keep(const Event& event) {
     if (!event.begin) return;
     const int64_t begin = *event.begin;
     if (event.phase == "i" && event.name == "[memory]") {
+      NoteProcess(event.process);
       trace_.memory.push_back({event.order, begin, event.thread,
                                event.device_type == 1 ? event.device_id : -1, event.address,
                                event.bytes, event.allocated, event.reserved});
@@ -198,14 +236,15 @@ class Reader {
     }
     if (event.phase != "X" || !event.duration || *event.duration < 0) return;
     const int64_t end = begin + *event.duration;
-    if (event.category == "cpu_op") {
+    const auto is = [&](auto... names) { return ((event.category == names) || ...); };
+    if (is("cpu_op", "Operator")) {  // the latter before 2022, as below
+      NoteProcess(event.process);
       trace_.operators.push_back(
           {std::string(event.name), event.record, event.external_id, event.thread, begin, end});
-    } else if (event.category == "kernel" || event.category == "gpu_memcpy" ||
-               event.category == "gpu_memset") {
+    } else if (is("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset")) {
       trace_.activities.push_back(
           {event.external_id, event.correlation, event.device, event.stream, begin, end});
-    } else if (event.category == "cuda_runtime" || event.category == "cuda_driver") {
+    } else if (is("cuda_runtime", "cuda_driver")) {
       if (event.correlation != 0) trace_.launches.push_back({event.correlation, end});
     }
   }
@@ -269,6 +308,8 @@ class Reader {
   JsonElements elements_;
   simdjson::ondemand::parser parser_;
   KinetoTrace trace_;
+  std::set<std::string> processes_;
+  std::string last_process_;
 };
 
 }  // namespace

@@ -19,7 +19,9 @@ namespace spillway {
 struct KinetoTrace {
   struct Operator {
     std::string name;
-    int64_t record = 0;       // "Record function id", the operator's id in execution traces
+    // "Record function id", the operator's id in execution traces; 0: no execution trace was
+    // recorded; -1: not written.
+    int64_t record = -1;
     int64_t external_id = 0;  // the operator's id in activities
     int64_t thread = 0;
     int64_t begin = 0, end = 0;
@@ -54,7 +56,8 @@ struct KinetoTrace {
   int64_t broken = 0;                // number of events that are not valid JSON
 };
 
-// Throws `InputError` if the stream is not such a trace or has no operators.
+// Throws `InputError` if the stream is not such a trace, or has no operators or those of several
+// processes. Numbers and times may be strings.
 KinetoTrace ReadKineto(TextStream& stream);
 
 }  // namespace spillway

@@ -352,8 +352,13 @@ int64_t RequestsOf(const KinetoTrace& kineto) {
   });
 }
 
-SnapshotPeaks PeaksOf(const std::filesystem::path& snapshot, int64_t requests) {
-  const auto log = OpenMemoryLog(snapshot);
+SnapshotPeaks PeaksOf(const std::filesystem::path& snapshot, const KinetoTrace& kineto) {
+  const int64_t requests = RequestsOf(kineto);
+  std::optional<int> device;
+  for (const auto& memory : kineto.memory) {
+    if (memory.device >= 0) device = static_cast<int>(memory.device);
+  }
+  const auto log = OpenMemoryLog(snapshot, device);
   int64_t total = 0;
   log->Walk([&](const MemoryEvent& event) {
     total += event.kind == MemoryEvent::Kind::kAllocate ? 1 : 0;

@@ -60,17 +60,18 @@ ImportedStep ImportStep(const KinetoTrace& kineto, const ExecutionTrace& executi
                         const ImportOptions& options);
 
 // Facts from a memory snapshot of the same program. The last iteration is the one that made the
-// last `requests` requests (see `PeaksOf`).
+// last `RequestsOf` the profile.
 struct SnapshotPeaks {
   Bytes last_requested;    // peak requested bytes in the last iteration
   Bytes held_before_last;  // requested bytes held when the last iteration began
   Bytes reserved;          // peak bytes of the recorded segments
 };
-// Throws `InputError` if the snapshot cannot be read or has fewer than `requests` requests.
-SnapshotPeaks PeaksOf(const std::filesystem::path& snapshot, int64_t requests);
-
 // Returns the number of memory requests on GPUs in a step.
 int64_t RequestsOf(const KinetoTrace& kineto);
+
+// Returns the peaks on the GPU of the profile. Throws `InputError` if the snapshot cannot be read
+// or has fewer requests than the profile.
+SnapshotPeaks PeaksOf(const std::filesystem::path& snapshot, const KinetoTrace& kineto);
 
 }  // namespace spillway
 

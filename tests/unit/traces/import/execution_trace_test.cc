@@ -71,6 +71,30 @@ TEST(ExecutionTraceTest, ReadsEveryField) {
   EXPECT_FALSE(node.outputs[0].on_gpu);
 }
 
+// Nodes of schema 1.0.1 have the same contents in other fields.
+TEST(ExecutionTraceTest, ReadsFieldsOfTheOldSchema) {
+  const ExecutionTrace trace = ReadNodes(R"---({
+"name": "aten::cat", "id": 7, "rf_id": 2517, "parent": 1, "fw_parent": 3, "seq_id": 40, "scope": 0,
+"tid": 2, "fw_tid": 0, "op_schema": "aten::cat(Tensor[] tensors, int dim=0) -> Tensor",
+"input_shapes": [[[2,3],[3]],[]], "inputs": [[[1,10,0,6,4,"cuda:0"],[2,11,0,3,4,"cuda:0"]],0],
+"input_types": ["GenericList[Tensor(float),Tensor(float)]","Int"],
+"outputs": [[5,8,2,9,4,"cuda:0"]], "output_shapes": [[9]], "output_types": ["Tensor(float)"]})---");
+  EXPECT_EQ(trace.broken, 0);
+  ASSERT_THAT(trace.nodes, SizeIs(2));
+  const ExecutionTrace::Node& node = trace.nodes[1];
+  EXPECT_EQ(node.parent, 1);
+  EXPECT_EQ(node.record, 2517);
+  EXPECT_EQ(node.sequence, 40);
+  EXPECT_EQ(node.thread, 2);
+  EXPECT_EQ(node.schema, "aten::cat(Tensor[] tensors, int dim=0) -> Tensor");
+  ASSERT_THAT(node.inputs, SizeIs(2));
+  EXPECT_EQ(node.inputs[1].storage, 11);
+  EXPECT_EQ(node.inputs[1].argument, 0u);
+  EXPECT_THAT(node.inputs[0].shape, ElementsAre(2, 3));
+  ASSERT_THAT(node.outputs, SizeIs(1));
+  EXPECT_EQ(node.outputs[0].begin(), 8);
+}
+
 TEST(ExecutionTraceTest, OrderIsByNumber) {
   const ExecutionTrace trace = ReadNodes(R"({"id": 9, "name": "b"},{"id": 3, "name": "a"})");
   EXPECT_EQ(trace.nodes[1].name, "a");
@@ -129,7 +153,9 @@ TEST(ExecutionTraceTest, LeavesBrokenNodesOut) {
            std::string(R"({"id": "2", "name": "n"})"),
            std::string(R"({"id": 2})"),
            std::string(R"({"id": 2, "name": 5})"),
-           std::string(R"({"id": 2, "name": "n", "inputs": []})"),
+           std::string(R"({"id": 2, "name": "n", "inputs": 5})"),
+           std::string(R"({"id": 2, "name": "n", "input_shapes": {}})"),
+           std::string(R"({"id": 2, "name": "n", "op_schema": 5})"),
            std::string(R"({"id": 2, "name": "n", "attrs": [5]})"),
            std::string("{\"id\": 2, \"name\": \"n\", \"inputs\": {\"values\": [\n"),  // cut off
            with_values(R"([1,2,-3,4,5,"cuda:0"])"),
@@ -169,9 +195,12 @@ TEST(ExecutionTraceTest, EndsEarly) {
 TEST(ExecutionTraceTest, RefusesOthers) {
   EXPECT_THAT(InputErrorOf([] { Read("{}"); }), HasSubstr("e.json: there is no such array"));
   for (const char* text : {R"({"nodes": []})", R"({"nodes": [{"id": 1}]})"}) {
-    EXPECT_EQ(InputErrorOf([&] { Read(text); }),
-              "e.json: no node can be read, expected an execution trace of PyTorch");
+    EXPECT_THAT(InputErrorOf([&] { Read(text); }),
+                HasSubstr("e.json: no node of schema ? can be read, expected an execution trace"));
   }
+  EXPECT_THAT(InputErrorOf([&] { Read(R"({"schema": "7.1\n", "nodes": [{"number": 1}]})"); }),
+              HasSubstr("no node of schema 7.1\\x0a can be read, expected an execution trace of "
+                        "PyTorch (schemas 1.0.1 to 1.1.1)"));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "tests/testing/files.h"
+#include "traces/import/how_to_record.h"
 
 namespace spillway {
 namespace {
@@ -128,11 +129,66 @@ TEST(KinetoTest, TimesAreExact) {
   }
   // An event without a decimal time is ignored. So is an event that ends before it begins.
   for (const char* event :
-       {R"("ts": 1e3, "dur": 1)", R"("ts": "10", "dur": 1)", R"("dur": 1)", R"("ts": 10)",
+       {R"("ts": 1e3, "dur": 1)", R"("ts": "10 us", "dur": 1)", R"("dur": 1)", R"("ts": 10)",
         R"("ts": 10, "dur": -1)", R"("ts": 99999999999999999999, "dur": 1)"}) {
     const std::string kernel = fmt::format(R"(,{{"ph": "X", "cat": "kernel", {}}})", event);
     EXPECT_THAT(Read(WithEvents(kernel)).activities, IsEmpty()) << event;
   }
+}
+
+TEST(KinetoTest, NumbersAndTimesMayBeStrings) {
+  const std::string plain = WithEvents(R"(,
+{"ph": "X", "cat": "kernel", "ts": 16.949, "dur": 1.500,
+ "args": {"External id": 5, "correlation": 31, "device": 1, "stream": 7}},
+{"ph": "i", "name": "[memory]", "tid": 3, "ts": 17.949,
+ "args": {"Bytes": -512, "Device Id": 0, "Device Type": 1, "Addr": 18446744073709551615}})");
+  std::string quoted;
+  for (size_t i = 0; i < plain.size();) {
+    const bool number = plain.find_first_of("-0123456789", i) == i && plain[i - 1] == ' ';
+    const size_t end = number ? plain.find_first_not_of("-.0123456789", i) : i + 1;
+    quoted += number ? fmt::format("\"{}\"", plain.substr(i, end - i)) : plain.substr(i, 1);
+    i = end;
+  }
+  ASSERT_THAT(quoted, HasSubstr("\"ts\": \"16.949\""));
+  const KinetoTrace a = Read(plain), b = Read(quoted);
+  ASSERT_EQ(b.activities.size(), 1u);
+  EXPECT_EQ(b.activities[0].begin, a.activities[0].begin);
+  EXPECT_EQ(b.activities[0].end, a.activities[0].end);
+  EXPECT_EQ(b.activities[0].correlation, 31);
+  ASSERT_EQ(b.memory.size(), 1u);
+  EXPECT_EQ(b.memory[0].time, a.memory[0].time);
+  EXPECT_EQ(b.memory[0].bytes, -512);
+  EXPECT_EQ(b.memory[0].address, UINT64_MAX);
+}
+
+TEST(KinetoTest, RefusesSeveralProcesses) {
+  const auto with = [](int processes, std::string_view more = "") {
+    std::string events;
+    for (int i = 0; i < 3 * processes; ++i) {
+      events += fmt::format(
+          R"(,{{"ph": "X", "cat": "cpu_op", "name": "a", "pid": {}, "ts": 1, "dur": 1}})",
+          70 + i % processes);
+    }
+    return WithEvents(events + std::string(more));
+  };
+  const auto error = [](const std::string& text) { return InputErrorOf([&] { Read(text); }); };
+  // Kernels have the number of their GPU.
+  Read(with(1, R"(,{"ph": "X", "cat": "kernel", "pid": 0, "ts": 1, "dur": 1})"));
+  EXPECT_THAT(error(with(1, R"(,{"ph": "i", "name": "[memory]", "pid": "b", "ts": 1})")),
+              HasSubstr("k.json: operators of several processes (70, b), expected one"));
+  EXPECT_THAT(error(with(3)), HasSubstr("several processes (70, 71, 72), expected one"));
+  EXPECT_THAT(error(with(8)), HasSubstr("(70, 71, 72, 73, 74, 75, 76, 77)"));
+  EXPECT_THAT(error(with(100)), HasSubstr(", 77, and more)"));
+}
+
+// Before 2022 categories had other names.
+TEST(KinetoTest, ReadsOldCategories) {
+  const KinetoTrace trace = Read(R"({"traceEvents": [
+{"ph": "X", "cat": "Operator", "name": "a", "ts": 1, "dur": 1},
+{"ph": "X", "cat": "Kernel", "ts": 1, "dur": 1}, {"ph": "X", "cat": "Memcpy", "ts": 1, "dur": 1}]})");
+  ASSERT_EQ(trace.operators.size(), 1u);
+  EXPECT_EQ(trace.operators[0].record, -1);
+  EXPECT_EQ(trace.activities.size(), 2u);
 }
 
 TEST(KinetoTest, CountsBrokenEvents) {
@@ -187,7 +243,9 @@ TEST(KinetoTest, RefusesWhatIsTooMuch) {
 TEST(KinetoTest, RefusesOthers) {
   EXPECT_THAT(InputErrorOf([] { Read("{}"); }), HasSubstr("k.json: there is no such array"));
   EXPECT_EQ(InputErrorOf([] { Read(R"({"traceEvents": [{"ph": "M", "name": "a"}]})"); }),
-            "k.json: no operators, expected a trace of torch.profiler with the activity CPU");
+            fmt::format("k.json: no operators, expected a trace of torch.profiler with the "
+                        "activity CPU{}",
+                        kHowToRecord));
   std::string text = WithEvents("");
   text.resize(text.size() - 3);
   EXPECT_EQ(InputErrorOf([&] { Read(text); }),

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/testing/files.h"
+#include "traces/import/how_to_record.h"
 #include "traces/liveness.h"
 
 namespace spillway {
@@ -458,16 +459,33 @@ TEST(PyTorchImportTest, RefusesWhatIsNoStep) {
     change(step);
     return InputErrorOf([&] { step.Import(); });
   };
+  const auto how_to = [](std::string_view message) {
+    return fmt::format("{}{}", message, kHowToRecord);
+  };
+  const std::string different =
+      how_to("k.json and e.json are of different runs or steps: 0 of 10 operators are in both");
   EXPECT_EQ(error([](Step& step) {
               for (auto& op : step.kineto_.operators) op.record += 1000;
             }),
-            "k.json and e.json are of different runs: 0 of 10 operators are in both");
+            different);
   EXPECT_EQ(error([](Step& step) {
               for (auto& op : step.kineto_.operators) op.name += "!";
             }),
-            "k.json and e.json are of different runs: 0 of 10 operators are in both");
+            different);
+  EXPECT_EQ(error([](Step& step) {
+              for (auto& op : step.kineto_.operators) op.record = 0;
+            }),
+            how_to("k.json: it was recorded without an execution trace ('Record function id' is "
+                   "0), so that no operator can be found in e.json"));
+  EXPECT_EQ(error([](Step& step) {
+              for (auto& op : step.kineto_.operators) op.record = -1;
+            }),
+            how_to("k.json: its operators have no 'Record function id', which PyTorch 2.4 "
+                   "introduced, so that no operator can be found in e.json"));
   EXPECT_EQ(error([](Step& step) { step.kineto_.memory.clear(); }),
-            "k.json: no memory events; record with profile_memory=True");
+            how_to("k.json: no memory events; record with profile_memory=True"));
+  EXPECT_EQ(error([](Step& step) { step.kineto_.activities.clear(); }),
+            how_to("k.json: memory events of a GPU but no kernels; record with the activity CUDA"));
   EXPECT_EQ(error([](Step& step) { step.Kernel(1, 111, 126, 127, 1); }),
             "k.json: activities of 2 GPUs, expected one: record one process for each GPU");
   EXPECT_EQ(error(
