@@ -28,9 +28,10 @@ constexpr Stops kInString = StopsAt("\"\\\n");
 
 }  // namespace
 
-JsonElements::JsonElements(TextStream& stream, std::string_view array, std::string_view first_key)
+JsonElements::JsonElements(TextStream& stream, std::string_view array, std::string_view first_key,
+                           std::string_view document)
     : stream_(stream), first_key_(fmt::format("\"{}\"", first_key)) {
-  FindArray(array);
+  FindArray(array, document);
 }
 
 void JsonElements::Fail(std::string_view message) const {
@@ -44,11 +45,11 @@ bool JsonElements::More() {
   return stream_.Read(text_);
 }
 
-void JsonElements::FindArray(std::string_view array) {
+void JsonElements::FindArray(std::string_view array, std::string_view document) {
   const std::string key = fmt::format("\"{}\"", array);
   const auto fail = [&](std::string_view what) {
-    throw InputError(fmt::format("{}: {}, expected a JSON object with an array '{}'",
-                                 stream_.origin(), what, array));
+    throw InputError(fmt::format("{}: {}, expected {} with an array '{}'", stream_.origin(), what,
+                                 document, array));
   };
   stream_.Read(text_);
   if (text_.starts_with(kByteOrderMark)) {

@@ -23,8 +23,9 @@ class JsonElements {
 
   // The array under `array`, whose objects begin with `first_key`. `stream` outlives this. Skips a
   // byte order mark. Throws `InputError` if the document is no object or has no such array, and
-  // names its kind if `PlainText` knows it.
-  JsonElements(TextStream& stream, std::string_view array, std::string_view first_key);
+  // names its kind if `PlainText` knows it. `document` says in these errors what was expected.
+  JsonElements(TextStream& stream, std::string_view array, std::string_view first_key,
+               std::string_view document = "a JSON object");
 
   // Returns the text of the root object before the array, with a closing brace: `{"schema":
   // "1.1"}`.
@@ -48,7 +49,7 @@ class JsonElements {
   // Moves the text from `begin_` on to the front and appends the next piece. Returns false at the
   // end of the document.
   bool More();
-  void FindArray(std::string_view array);
+  void FindArray(std::string_view array, std::string_view document);
   bool BeginsElement(size_t at) const;
 
   TextStream& stream_;

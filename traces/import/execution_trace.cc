@@ -289,7 +289,7 @@ std::string SchemaOf(const std::string& header) {
 }  // namespace
 
 ExecutionTrace ReadExecutionTrace(TextStream& stream) {
-  JsonElements elements(stream, "nodes", "id");
+  JsonElements elements(stream, "nodes", "id", "an execution trace of PyTorch");
   ExecutionTrace trace;
   NodeReader reader;
   while (const auto text = elements.Next()) {

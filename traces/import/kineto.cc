@@ -79,7 +79,8 @@ struct Event {
 class Reader {
  public:
   explicit Reader(TextStream& stream)
-      : origin_(stream.origin()), elements_(stream, "traceEvents", "ph") {}
+      : origin_(stream.origin()),
+        elements_(stream, "traceEvents", "ph", "a trace of torch.profiler") {}
 
   KinetoTrace Read() {
     ReadHeader();

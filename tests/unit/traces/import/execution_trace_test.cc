@@ -193,7 +193,9 @@ TEST(ExecutionTraceTest, EndsEarly) {
 }
 
 TEST(ExecutionTraceTest, RefusesOthers) {
-  EXPECT_THAT(InputErrorOf([] { Read("{}"); }), HasSubstr("e.json: there is no such array"));
+  EXPECT_THAT(InputErrorOf([] { Read("{}"); }),
+              HasSubstr("e.json: there is no such array, expected an execution trace of PyTorch "
+                        "with an array 'nodes'"));
   for (const char* text : {R"({"nodes": []})", R"({"nodes": [{"id": 1}]})"}) {
     EXPECT_THAT(InputErrorOf([&] { Read(text); }),
                 HasSubstr("e.json: no node of schema ? can be read, expected an execution trace"));

@@ -241,7 +241,9 @@ TEST(KinetoTest, RefusesWhatIsTooMuch) {
 }
 
 TEST(KinetoTest, RefusesOthers) {
-  EXPECT_THAT(InputErrorOf([] { Read("{}"); }), HasSubstr("k.json: there is no such array"));
+  EXPECT_THAT(InputErrorOf([] { Read("{}"); }),
+              HasSubstr("k.json: there is no such array, expected a trace of torch.profiler with "
+                        "an array 'traceEvents'"));
   EXPECT_EQ(InputErrorOf([] { Read(R"({"traceEvents": [{"ph": "M", "name": "a"}]})"); }),
             fmt::format("k.json: no operators, expected a trace of torch.profiler with the "
                         "activity CPU{}",
