@@ -30,7 +30,8 @@ constexpr Stops kInString = StopsAt("\"\\\n");
 
 JsonElements::JsonElements(TextStream& stream, std::string_view array, std::string_view first_key,
                            std::string_view document)
-    : stream_(stream), first_key_(fmt::format("\"{}\"", first_key)) {
+    : stream_(stream) {
+  set_first_key(first_key);
   FindArray(array, document);
 }
 

@@ -31,6 +31,9 @@ class JsonElements {
   // "1.1"}`.
   const std::string& header() const { return header_; }
 
+  // Sets the key that objects begin with, if the header decides it. Call it before `Next`.
+  void set_first_key(std::string_view key) { first_key_ = '"' + std::string(key) + '"'; }
+
   // The next object; nullopt at the end of the array. Its text stays until the next call, and has
   // `kPadding` bytes behind it that may be read. Throws `InputError` with the place if the text
   // ends within the array, or an object is larger than 256 MiB.
@@ -53,7 +56,7 @@ class JsonElements {
   bool BeginsElement(size_t at) const;
 
   TextStream& stream_;
-  const std::string first_key_;  // with its quotes
+  std::string first_key_;  // with its quotes
   std::string header_;
   std::string text_;
   size_t begin_ = 0;      // the first byte of `text_` that no element has used

@@ -22,6 +22,7 @@ using simdjson::ondemand::object;
 using simdjson::ondemand::value;
 using TensorRef = ExecutionTrace::TensorRef;
 
+constexpr std::string_view kOldSchema = "1.0.1";  // its nodes begin with their name
 constexpr int kDeepest = 16;                      // depth of nested lists
 constexpr int64_t kMost = int64_t{1} << 58;       // bytes of a storage, extent of a shape
 constexpr int64_t kMostTotal = int64_t{1} << 60;  // bytes of all operands, so that no sum overflows
@@ -290,6 +291,8 @@ std::string SchemaOf(const std::string& header) {
 
 ExecutionTrace ReadExecutionTrace(TextStream& stream) {
   JsonElements elements(stream, "nodes", "id", "an execution trace of PyTorch");
+  const std::string schema = SchemaOf(elements.header());
+  if (schema == kOldSchema) elements.set_first_key("name");
   ExecutionTrace trace;
   NodeReader reader;
   while (const auto text = elements.Next()) {
@@ -306,7 +309,7 @@ ExecutionTrace ReadExecutionTrace(TextStream& stream) {
     throw InputError(fmt::format(
         "{}: no node of schema {} can be read, expected an execution trace of PyTorch (schemas "
         "1.0.1 to 1.1.1){}",
-        stream.origin(), SchemaOf(elements.header()), kHowToRecord));
+        stream.origin(), schema, kHowToRecord));
   }
   std::ranges::stable_sort(trace.nodes, {}, &ExecutionTrace::Node::id);
   return trace;

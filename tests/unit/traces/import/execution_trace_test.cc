@@ -183,6 +183,15 @@ TEST(ExecutionTraceTest, TotalOfOperands) {
   EXPECT_EQ(trace.broken, 4);
 }
 
+TEST(ExecutionTraceTest, LeavesBrokenNodesOfTheOldSchemaOut) {
+  const ExecutionTrace trace = Read(R"({"schema": "1.0.1", "nodes": [
+{"name": "a", "id": 1}, {"name": "b", "id": 2, "inputs": [[1,
+{"name": "c", "id": 3}]})");
+  EXPECT_EQ(trace.broken, 1);
+  ASSERT_THAT(trace.nodes, SizeIs(2));
+  EXPECT_EQ(trace.nodes[1].name, "c");
+}
+
 // A trace whose writer was stopped keeps its complete nodes.
 TEST(ExecutionTraceTest, EndsEarly) {
   for (const char* end : {"", ",\n", ",\n{\"id\": 2, \"name"}) {
