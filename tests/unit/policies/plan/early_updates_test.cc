@@ -70,7 +70,9 @@ TEST(EarlyUpdates, KeepHoldsBehindTheirUses) {
   const Liveness after(early);
   for (size_t i = 0; i < early.tensors.size(); ++i) {
     const auto& held = early.tensors[i].held_until;
-    if (held) EXPECT_EQ(*held, *after.LastUse(static_cast<TensorId>(i))) << early.tensors[i].name;
+    if (held) {
+      EXPECT_EQ(*held, *after.LastUse(static_cast<TensorId>(i))) << early.tensors[i].name;
+    }
   }
 }
 
