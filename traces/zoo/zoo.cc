@@ -275,6 +275,13 @@ Network BuildNetwork(std::string_view name) {
 std::string Workload::Name() const { return fmt::format("{}:{}", network, batch); }
 
 Workload ParseWorkload(std::string_view text) {
+  if (text.find(".pickle") != std::string_view::npos) {
+    throw UsageError(
+        fmt::format("'{0}' is a memory snapshot, not a workload: `spillway replay {0}` says who "
+                    "held the memory and what helps; its --format json -o FILE.json is a source "
+                    "of `spillway report`",
+                    text));
+  }
   const size_t colon = text.rfind(':');
   if (colon == std::string_view::npos) {
     throw UsageError(
