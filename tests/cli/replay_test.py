@@ -279,7 +279,7 @@ class ReplayTest(LogTest):
                   event("alloc", at[1], 12 * MIB, frames=list(frames)),
                   {**event("oom", 0, 18 * MIB), "device_free": 10 * MIB}]
         path = self.write("oom.pickle.gz", gzip.compress(pickle.dumps(snapshot(events))))
-        document = self.replay(path, code=0)
+        document = self.replay(path, code=1)
         failure = document["recorded_failure"]
         self.assertEqual([failure[key] // MIB for key in (
             "wanted_bytes", "allocated_bytes", "reserved_bytes", "capacity_at_least_bytes",
@@ -290,21 +290,21 @@ class ReplayTest(LogTest):
         trials = {trial["allocator"]: trial for trial in failure["trials"]}
         self.assertEqual(trials["pytorch"]["serves_in_bytes"], 50 * MIB)
         self.assertIs(trials["pytorch"]["fits"], False)
-        text = self.ok("replay", path)
+        text = self.ok("replay", path, code=1)
         self.assertIn("recorded out of memory at event 8: asked for 18 MiB", text)
-        self.assertIn("18 MiB free in 32 MiB reserved", text)
-        self.assertIn("at least 32 MiB and less than 50 MiB", text)
+        self.assertIn("18 MiB free in 32 MiB reserved", text.replace("\n", " "))
+        self.assertIn("at least 32 MiB and less than 50 MiB", text.replace("\n", " "))
         self.assertIn("model.py:7 forward", text)
-        self.assertRegex(text, "pytorch +does not fit: serves it in 50 MiB, 0 MiB to 18 MiB")
+        self.assertRegex(text, "pytorch +oom at event 8 +32 MiB +50 MiB")
 
     def test_expandable_segments_are_judged(self):
         log = RECORDINGS / "expandable-oom.snapshot.pickle.gz"
-        document = self.replay(log, "--allocator", "pytorch")
+        document = self.replay(log, "--allocator", "pytorch", code=1)
         self.assertIs(document["rows"][0]["as_recorded"], True)
         self.assertGreater(document["log"]["records"], document["log"]["events"])
-        text = self.ok("replay", log, "--allocator", "pytorch")
+        text = self.ok("replay", log, "--allocator", "pytorch", code=1)
         self.assertIn("events in 875 records, which number them", text)
-        self.assertIn("it had at least 4084 MiB and less than 4864 MiB", text)
+        self.assertIn("it had at least 4084 MiB and less than 4864 MiB", text.replace("\n", " "))
         self.assertNotIn("undetermined", text)
 
     def test_texts_may_begin_with_a_byte_order_mark(self):

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "traces/base/units.h"
+#include "traces/logs/stack.h"
 
 namespace spillway {
 
@@ -99,11 +100,19 @@ class MemoryLog {
   // string.
   virtual std::string Describe(uint64_t /*index*/) const { return {}; }
 
-  // Returns the "file:line function" that requested the block of record `index`, or an empty string
-  // if it was not recorded. The first call reads the log.
-  virtual std::string Frame(uint64_t /*index*/) const { return {}; }
-  // Returns the "file:line function" that requested a block of the start, by the block's number.
-  virtual std::string StartFrame(uint32_t /*block*/) const { return {}; }
+  // Returns the index of the last request that failed when it was recorded, or nullopt.
+  virtual std::optional<uint64_t> LastFailure() const { return std::nullopt; }
+
+  // Returns the number of the stack that made the request of record `index`. 0 means that none was
+  // recorded, and stands for an empty stack. The first call reads the log.
+  virtual uint32_t StackOf(uint64_t /*index*/) const { return 0; }
+  // Returns the number of the stack that requested a block of the start, by the block's number.
+  virtual uint32_t StackOfStart(uint32_t /*block*/) const { return 0; }
+  // Returns a stack by its number. Each stack of a log has one number.
+  virtual const Stack& stack(uint32_t /*number*/) const {
+    static const Stack kNone;
+    return kNone;
+  }
 
   // Calls `visit` for each event until it returns false. Throws `InputError` if the log is invalid.
   virtual void Walk(const std::function<bool(const MemoryEvent&)>& visit) const = 0;

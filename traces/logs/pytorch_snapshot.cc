@@ -376,7 +376,10 @@ class PyTorchSnapshot final : public MemoryLog {
     const SnapshotRecords records = ReadSnapshotRecords(*source, [&](const SnapshotEvent& event) {
       if (!device) device = event.device;
       if (devices.empty() || event.device != latest) devices.insert(latest = event.device);
-      if (event.device == *device) finder.Visit(event);
+      if (event.device == *device) {
+        finder.Visit(event);
+        if (event.action == Action::kOutOfMemory) last_failure_ = event.index;
+      }
       return true;
     });
     if (!chosen && devices.size() > 1) {
@@ -401,13 +404,19 @@ class PyTorchSnapshot final : public MemoryLog {
   std::string_view Format() const override { return "pytorch"; }
   const MemoryLogStart& start() const override { return start_; }
 
-  std::string Frame(uint64_t index) const override {
-    ReadFrames();
-    return NameIn(frame_of_, index);
+  std::optional<uint64_t> LastFailure() const override { return last_failure_; }
+
+  uint32_t StackOf(uint64_t index) const override {
+    ReadStacks();
+    return NumberIn(stack_of_, index);
   }
-  std::string StartFrame(uint32_t block) const override {
-    ReadFrames();
-    return NameIn(frame_of_start_, start_.blocks[block].address);
+  uint32_t StackOfStart(uint32_t block) const override {
+    ReadStacks();
+    return NumberIn(stack_of_start_, start_.blocks[block].address);
+  }
+  const Stack& stack(uint32_t number) const override {
+    ReadStacks();
+    return stacks_[number];
   }
 
   void Walk(const std::function<bool(const MemoryEvent&)>& visit) const override {
@@ -422,29 +431,18 @@ class PyTorchSnapshot final : public MemoryLog {
   }
 
  private:
-  using FrameNumbers = std::vector<std::pair<uint64_t, uint32_t>>;
+  using StackNumbers = std::vector<std::pair<uint64_t, uint32_t>>;
 
-  void ReadFrames() const {
-    if (frames_read_) return;
-    frames_read_ = true;
-    std::map<std::string, uint32_t, std::less<>> numbers;
-    const auto add = [&](FrameNumbers& to, uint64_t of, std::string_view frame) {
-      if (frame.empty()) return;
-      auto found = numbers.find(frame);
-      if (found == numbers.end()) {
-        found = numbers.emplace(frame, frames_.size()).first;
-        frames_.emplace_back(frame);
-      }
-      to.emplace_back(of, found->second);
-    };
+  void ReadStacks() const {
+    if (!stacks_.empty()) return;
     AddressTable<bool> later;  // blocks allocated after the start
     const auto source = Open();
-    const SnapshotRecords records = ReadSnapshotRecords(
+    SnapshotRecords records = ReadSnapshotRecords(
         *source,
         [&](const SnapshotEvent& event) {
           if (event.device != device_) return true;
+          if (event.stack != 0) stack_of_.emplace_back(event.index, event.stack);
           if (event.action == Action::kAlloc) {
-            add(frame_of_, event.index, event.frame);
             later.Insert(event.address, true);
           } else if (event.action == Action::kFreeCompleted &&
                      later.Find(event.address) != nullptr) {
@@ -453,22 +451,22 @@ class PyTorchSnapshot final : public MemoryLog {
           return true;
         },
         true);
-    // Adds the frames of blocks that are live from the start to the end.
+    // Adds the stacks of blocks that are live from the start to the end.
     for (const SnapshotSegment& segment : records.segments) {
       if (segment.device != device_) continue;
       for (const SnapshotBlock& block : segment.blocks) {
-        if (later.Find(block.address) == nullptr) {
-          add(frame_of_start_, block.address, block.frame);
+        if (block.stack != 0 && later.Find(block.address) == nullptr) {
+          stack_of_start_.emplace_back(block.address, block.stack);
         }
       }
     }
-    std::sort(frame_of_start_.begin(), frame_of_start_.end());
+    std::sort(stack_of_start_.begin(), stack_of_start_.end());
+    stacks_ = std::move(records.stacks);
   }
 
-  std::string NameIn(const FrameNumbers& frames, uint64_t of) const {
-    const auto found = std::lower_bound(frames.begin(), frames.end(), std::pair(of, 0u));
-    if (found == frames.end() || found->first != of) return {};
-    return frames_[found->second];
+  static uint32_t NumberIn(const StackNumbers& numbers, uint64_t of) {
+    const auto found = std::lower_bound(numbers.begin(), numbers.end(), std::pair(of, 0u));
+    return found == numbers.end() || found->first != of ? 0 : found->second;
   }
 
   std::unique_ptr<ByteSource> Open() const {
@@ -480,10 +478,10 @@ class PyTorchSnapshot final : public MemoryLog {
   std::optional<std::string> contents_;
   int device_ = 0;
   MemoryLogStart start_;
-  mutable bool frames_read_ = false;
-  mutable std::vector<std::string> frames_;
-  mutable FrameNumbers frame_of_;        // by index of the event
-  mutable FrameNumbers frame_of_start_;  // by address of the block
+  std::optional<uint64_t> last_failure_;
+  mutable std::vector<Stack> stacks_;    // empty until the stacks are read
+  mutable StackNumbers stack_of_;        // by index of the event
+  mutable StackNumbers stack_of_start_;  // by address of the block
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -202,7 +203,7 @@ class Handler final : public PickleHandler {
     if (!segments_.empty() && segments_of_ != segments_list_) Fail("segments outside 'segments'");
     if (outer_list_ >= 0 && outer_list_ != traces_list_) Fail("traces outside 'device_traces'");
     if (!has_settings_) settings_.reset();
-    return {std::move(segments_), settings_};
+    return {std::move(segments_), settings_, Stacks()};
   }
 
  private:
@@ -230,61 +231,66 @@ class Handler final : public PickleHandler {
     text_numbers_.emplace(text, number);
     return number;
   }
-  std::string_view Text(Key key) const {
+  std::string Text(Key key) const {
     const uint32_t name = values_[key].kind == Kind::kString ? values_[key].name : kNoKey;
-    return name < kFirstText ? std::string_view("?") : texts_[name - kFirstText];
+    if (name >= kFirstText) return texts_[name - kFirstText];
+    if (name == kNoKey || name >= kConfiguration) return "?";
+    return std::string(name < kKeyEnd  ? kKeys[name]
+                       : name < kSmall ? kActions[name - kFirstAction]
+                                       : kWords[name - kSmall]);
   }
 
   // Records a frame. A pickle may write a frame or a stack once and refer to it later.
   bool OnFrame(const PickleValue& dict) {
     if (!wants_frames_) return true;
-    const std::string_view file = Text(kFilename);
     const bool has_line = Has(kLine) && values_[kLine].kind == Kind::kInteger;
-    const std::string text =
-        fmt::format("{}:{} {}", file, has_line ? values_[kLine].number : 0, Text(kName));
-    const auto [at, added] =
-        frames_.emplace(text, Frame{file.find("/torch/") != std::string_view::npos});
-    const auto* const frame = &*at;
-    if (stored_dict_.number == dict.number) frame_of_.emplace(stored_dict_.reference, frame);
-    pending_.push_back(frame);
+    const StackFrame frame{Text(kFilename), has_line ? values_[kLine].number : 0, Text(kName)};
+    const StackFrame* const known = &*frames_.insert(frame).first;
+    if (stored_dict_.number == dict.number) frame_of_.emplace(stored_dict_.reference, known);
+    pending_.push_back(known);
     return true;
   }
 
-  // Chooses the frame of a stack that counts: the innermost frame outside of PyTorch's own library,
-  // or the innermost frame if there is none. The stack starts with the innermost frame.
+  // Records a stack, which is a list of frames.
   void OnStack(const PickleValue& list, std::span<const PickleValue> values) {
-    const NamedFrame* chosen = nullptr;
-    const auto consider = [&](const NamedFrame* frame) {
-      if (chosen == nullptr || (chosen->second.inside && !frame->second.inside)) chosen = frame;
-    };
+    std::vector<const StackFrame*> frames;
+    // A long list comes in several parts.
+    if (list.number == stack_.list) frames = *stack_.frames;
+    const size_t before = frames.size();
     size_t next = 0;
     for (const PickleValue& value : values) {
       if (value.kind == Kind::kDone) {
         for (int64_t i = 0; i < value.number && next < pending_.size(); ++i) {
-          consider(pending_[next++]);
+          frames.push_back(pending_[next++]);
         }
       } else if (value.kind == Kind::kOther) {
         const auto found = frame_of_.find(value.number);
-        if (found != frame_of_.end()) consider(found->second);
+        if (found != frame_of_.end()) frames.push_back(found->second);
       }
     }
     pending_.clear();
-    if (chosen == nullptr) return;
-    stack_ = {list.number, chosen};
-    if (stored_list_.number == list.number) stack_of_.emplace(stored_list_.reference, chosen);
+    if (frames.size() == before) return;
+    const auto [at, added] = stacks_.emplace(std::move(frames), stacks_.size() + 1);
+    stack_ = {list.number, at->second, &at->first};
+    if (stored_list_.number == list.number) stack_of_[stored_list_.reference] = at->second;
   }
 
-  // Returns the frame of the current event or block, or an empty string if it has none.
-  std::string_view FrameAtHand() const {
-    if (!wants_frames_ || !Has(kFrames)) return {};
+  // Returns the number of the stack of the current event or block, or 0 if it has none.
+  uint32_t StackAtHand() const {
+    if (!wants_frames_ || !Has(kFrames)) return 0;
     const PickleValue& frames = values_[kFrames];
-    if (frames.kind == Kind::kList) {
-      return frames.number == stack_.number ? std::string_view(stack_.frame->first)
-                                            : std::string_view();
-    }
+    if (frames.kind == Kind::kList) return frames.number == stack_.list ? stack_.number : 0;
     const auto found =
         frames.kind == Kind::kOther ? stack_of_.find(frames.number) : stack_of_.end();
-    return found == stack_of_.end() ? std::string_view() : std::string_view(found->second->first);
+    return found == stack_of_.end() ? 0 : found->second;
+  }
+
+  std::vector<Stack> Stacks() const {
+    std::vector<Stack> stacks(stacks_.size() + 1);
+    for (const auto& [frames, number] : stacks_) {
+      for (const StackFrame* const frame : frames) stacks[number].push_back(*frame);
+    }
+    return stacks;
   }
 
   bool Has(Key key) const { return (present_ >> key & 1) != 0; }
@@ -353,7 +359,7 @@ class Handler final : public PickleHandler {
         event.device_free = Bytes(Integer(kDeviceFree));
       }
     }
-    event.frame = FrameAtHand();
+    event.stack = StackAtHand();
     wants_more_ = visit_(event);
     return true;
   }
@@ -401,7 +407,7 @@ class Handler final : public PickleHandler {
     block.live = state.name != kInactive;
     if (block.live) {
       block.requested = Bytes(IntegerOr(kRequestedSize, block.size.count()));
-      block.frame = FrameAtHand();
+      block.stack = StackAtHand();
     }
     if (below[*list].number != blocks_list_) blocks_.clear();
     blocks_list_ = below[*list].number;
@@ -577,23 +583,21 @@ class Handler final : public PickleHandler {
   const bool wants_frames_;
   std::vector<std::string> texts_;
   std::map<std::string, uint32_t, std::less<>> text_numbers_;
-  struct Frame {
-    bool inside;  // in PyTorch's own library
-  };
-  using NamedFrame = std::pair<const std::string, Frame>;
-  std::map<std::string, Frame> frames_;
+  std::set<StackFrame> frames_;
   struct Stored {
     int64_t number = -1;
     int64_t reference = 0;
   };
   Stored stored_dict_, stored_list_;                         // the latest of each
-  std::vector<const NamedFrame*> pending_;                   // not in a list yet
-  std::unordered_map<int64_t, const NamedFrame*> frame_of_;  // by reference of the dictionary
-  std::unordered_map<int64_t, const NamedFrame*> stack_of_;  // by reference of the list
+  std::vector<const StackFrame*> pending_;                   // not in a list yet
+  std::unordered_map<int64_t, const StackFrame*> frame_of_;  // by reference of the dictionary
+  std::unordered_map<int64_t, uint32_t> stack_of_;           // by reference of the list
+  std::map<std::vector<const StackFrame*>, uint32_t> stacks_;
   struct {
-    int64_t number = -1;
-    const NamedFrame* frame = nullptr;
-  } stack_;  // the latest list of frames
+    int64_t list = -1;
+    uint32_t number = 0;
+    const std::vector<const StackFrame*>* frames = nullptr;
+  } stack_;  // of the latest list of frames
 
   int64_t trace_list_ = -1;  // the current trace
   int64_t outer_list_ = -1;  // the list of all traces

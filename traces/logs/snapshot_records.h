@@ -9,8 +9,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "traces/logs/byte_source.h"
@@ -42,7 +40,7 @@ struct SnapshotEvent {
   int64_t time = 0;
   uint64_t offset = 0;               // of the end of the record in the file
   std::optional<Bytes> device_free;  // kOutOfMemory, if recorded
-  std::string_view frame;            // "file:line function", if requested and recorded
+  uint32_t stack = 0;                // in `SnapshotRecords::stacks`
 };
 
 struct SnapshotBlock {
@@ -50,7 +48,7 @@ struct SnapshotBlock {
   Bytes size;
   Bytes requested;
   bool live = false;
-  std::string frame;  // like `SnapshotEvent::frame`
+  uint32_t stack = 0;  // in `SnapshotRecords::stacks`
 };
 
 struct SnapshotSegment {
@@ -66,11 +64,12 @@ struct SnapshotSegment {
 struct SnapshotRecords {
   std::vector<SnapshotSegment> segments;
   std::optional<PyTorchSettings> settings;  // nullopt: not recorded
+  std::vector<Stack> stacks;  // all different, if they were requested; the first one is empty
 };
 
 // Reads a snapshot and calls `visit` for each event of each device's trace until `visit` returns
-// false. The result is complete only if `visit` never returns false. With `frames`, events name the
-// innermost stack frame outside of PyTorch. Throws `InputError`.
+// false. The result is complete only if `visit` never returns false. With `frames`, events and
+// blocks have the stacks that requested them. Throws `InputError`.
 SnapshotRecords ReadSnapshotRecords(ByteSource& source,
                                     const std::function<bool(const SnapshotEvent&)>& visit,
                                     bool frames = false);

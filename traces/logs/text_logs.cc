@@ -174,6 +174,14 @@ class RmmLog final : public MemoryLog {
 
   std::string_view Format() const override { return "rmm"; }
   const MemoryLogStart& start() const override { return start_; }
+  std::optional<uint64_t> LastFailure() const override {
+    std::optional<uint64_t> last;
+    Walk([&](const MemoryEvent& event) {
+      if (event.kind == MemoryEvent::Kind::kFailed) last = event.index;
+      return true;
+    });
+    return last;
+  }
 
   void Walk(const std::function<bool(const MemoryEvent&)>& visit) const override {
     const auto [action, pointer, size, stream] = columns_;

@@ -19,10 +19,8 @@ constexpr size_t kBatch = 4096;
 
 // A `LiveBlock` is the block with a certain number in the log.
 struct LiveBlock {
-  Bytes size;
-  uint64_t event = 0;
+  HeldBlock block;
   bool live = false;
-  bool from_start = false;
 };
 
 template <typename Element>
@@ -49,13 +47,17 @@ std::string DivisionsOf(const PyTorchSettings& settings) {
 // A `Player` replays the log on one allocator.
 class Player {
  public:
-  Player(const ReplayedAllocator& subject, const MemoryLogStart& start, size_t samples)
+  // `last_failure` is the log's `LastFailure`.
+  Player(const ReplayedAllocator& subject, const MemoryLogStart& start,
+         std::optional<uint64_t> last_failure, size_t samples)
       : allocator_(*subject.allocator),
+        last_failure_(last_failure),
         compares_(subject.compare && start.records_segments),
         follows_(compares_ && !subject.predict_frees),
         most_samples_(samples) {
     result_.allocator = subject.name;
     result_.compared = compares_;
+    if (subject.memory != Bytes::Unlimited()) result_.memory = subject.memory;
   }
 
   bool failed() const { return result_.failure.has_value(); }
@@ -125,34 +127,21 @@ class Player {
         break;
       case Kind::kSegmentAllocate:
         recorded_ += event.size;
-        if (compares_) {
-          segments_.push_back({AddressOf(event.address), event.size});
-          allocator_.ExpectSegment(segments_.back());
-        }
+        if (result_.compared) allocator_.ExpectSegment({AddressOf(event.address), event.size});
+        if (compares_) segments_.push_back({AddressOf(event.address), event.size});
         return;
       case Kind::kSegmentFree:
         recorded_ -= event.size;
-        if (follows_ && !allocator_.GiveBack({AddressOf(event.address), event.size}) &&
+        if (follows_ && !allocator_.GiveBack({AddressOf(event.address), event.size}) && compares_ &&
             !result_.deviates_at) {
           result_.deviates_at = event.index;
         }
         return;
       case Kind::kFailed:
+        if (event.index == last_failure_) Try(event);
         return;
     }
     if (most_samples_ > 0) Sample(event);
-  }
-
-  // Tries a request that failed when it was recorded, and that no allocation follows.
-  void Try(const MemoryEvent& event) {
-    Use(event.stream);
-    const auto block = allocator_.Allocate(event.size, Hint::kLow);
-    ++result_.operations;
-    if (!block) return Fail(event, event.size);
-    Take(0xffff'ffff, *block, event.size);
-    Grow();
-    allocator_.Free(*block);
-    ++result_.operations;
   }
 
   void Finish() {
@@ -160,6 +149,29 @@ class Player {
   }
 
  private:
+  // Allocates and frees a request that failed when it was recorded.
+  void Try(const MemoryEvent& event) {
+    Use(event.stream);
+    const auto block = allocator_.Allocate(event.size, Hint::kLow);
+    ++result_.operations;
+    if (!block) {
+      Fail(event, event.size);
+      result_.failure->recorded = true;
+      return;
+    }
+    // With the recorded memory, the request should have failed.
+    if (follows_ && result_.memory && !result_.deviates_at) result_.deviates_at = event.index;
+    compares_ = false;
+    requested_ += event.size;
+    allocated_ += block->size;
+    Grow();
+    if (most_samples_ > 0) Sample(event);
+    requested_ -= event.size;
+    allocated_ -= block->size;
+    allocator_.Free(*block);
+    ++result_.operations;
+  }
+
   void Use(uint64_t stream) {
     if (stream == stream_) return;
     stream_ = stream;
@@ -169,7 +181,6 @@ class Player {
   void Take(uint32_t number, const Block& block, Bytes requested) {
     requested_ += requested;
     allocated_ += block.size;
-    if (number == 0xffff'ffff) return;
     At(blocks_, number) = block;
     At(requested_of_, number) = requested;
   }
@@ -189,7 +200,7 @@ class Player {
 
   void Fail(const MemoryEvent& event, Bytes wanted) {
     result_.failure =
-        FailedRequest{event.index, false, wanted, event.stream, allocator_.Stats(), {}};
+        FailedRequest{event.index, false, wanted, event.stream, allocator_.Stats(), {}, {}, false};
   }
 
   static Bytes AddressOf(uint64_t address) { return Bytes(static_cast<int64_t>(address)); }
@@ -215,7 +226,7 @@ class Player {
 
   void Sample(const MemoryEvent& event) {
     if (window_ == 0 || requested_ > best_.requested) {
-      best_ = {event.index, event.time, requested_, allocated_, allocator_.Reserved(), Bytes(0)};
+      best_ = {event.index, event.time, requested_, allocated_, allocator_.Reserved(), {}};
     }
     if (++window_ == per_sample_) CloseWindow();
   }
@@ -223,7 +234,7 @@ class Player {
   void CloseWindow() {
     window_ = 0;
     // `Stats` may be slow, so that it is called only once, at the end of the window.
-    best_.largest_free = allocator_.Stats().largest_free;
+    if (result_.memory) best_.largest_free = allocator_.Stats().largest_free;
     result_.samples.push_back(best_);
     if (result_.samples.size() < most_samples_) return;
     auto& samples = result_.samples;
@@ -243,7 +254,9 @@ class Player {
   Bytes requested_, allocated_;
   uint64_t stream_ = 0;
 
-  const bool compares_, follows_;
+  const std::optional<uint64_t> last_failure_;
+  bool compares_;
+  const bool follows_;
   size_t calls_ = 0;             // the number of driver calls already compared
   Bytes recorded_;               // reserved memory according to the log
   std::vector<Block> segments_;  // segments recorded since the last request
@@ -257,14 +270,18 @@ class Player {
 // A `Ledger` tracks the live blocks of the log and their sums.
 class Ledger {
  public:
-  explicit Ledger(const MemoryLogStart& start) {
-    for (const StartBlock& held : start.blocks) Add(held.block, {held.size, 0, true, true});
+  // With `holders`, the ledger keeps the blocks that are live at the last failure.
+  Ledger(const MemoryLog& log, std::optional<uint64_t> last_failure, bool holders)
+      : log_(log), last_failure_(last_failure), holders_(holders) {
+    const MemoryLogStart& start = log.start();
+    for (const StartBlock& held : start.blocks) Add(held.block, {held.size, 0, true, 0});
     if (!start.records_segments) return;
     for (const StartSegment& segment : start.segments) reserved_ += segment.size;
     summary_.recorded_peak_reserved = reserved_;
   }
 
   const LogSummary& summary() const { return summary_; }
+  std::vector<HeldBlock> TakeHeldAtFailure() { return std::move(held_at_failure_); }
 
   static Bytes Rounded(Bytes size) { return RoundUp(std::max(size, Bytes(1)), kGranule); }
 
@@ -274,14 +291,14 @@ class Ledger {
       case Kind::kAllocate:
         ++summary_.events;
         ++summary_.allocations;
-        Add(event.block, {event.size, event.index, true, false});
+        Add(event.block, {event.size, event.index, false, 0});
         break;
       case Kind::kFree: {
         ++summary_.events;
-        LiveBlock& block = blocks_[event.block];
-        block.live = false;
-        live_ -= Rounded(block.size);
-        requested_ -= block.size;
+        LiveBlock& freed = blocks_[event.block];
+        freed.live = false;
+        live_ -= Rounded(freed.block.size);
+        requested_ -= freed.block.size;
         --count_;
         break;
       }
@@ -298,27 +315,42 @@ class Ledger {
         reserved_ -= event.size;
         break;
       case Kind::kFailed:
+        if (event.index == last_failure_) Try(event);
         break;
     }
   }
 
-  // Accounts for a failed request that no allocation follows.
-  void Try(const MemoryEvent& event) {
-    ++summary_.events;
-    ++summary_.allocations;
-    summary_.lower_bound = std::max(summary_.lower_bound, live_ + Rounded(event.size));
-    summary_.peak_requested = std::max(summary_.peak_requested, requested_ + event.size);
+  // Returns the blocks that are live now, as `FailedRequest::held`.
+  std::vector<HeldBlock> Held() const {
+    std::vector<HeldBlock> all;
+    for (uint32_t number = 0; number < blocks_.size(); ++number) {
+      if (!blocks_[number].live) continue;
+      HeldBlock& held = all.emplace_back(blocks_[number].block);
+      held.stack = held.from_start ? log_.StackOfStart(number) : log_.StackOf(held.event);
+    }
+    std::ranges::stable_sort(
+        all, {}, [](const HeldBlock& held) { return std::pair(!held.from_start, held.event); });
+    return all;
   }
 
-  // Returns the groups of blocks that are live now, most bytes first.
-  std::vector<FailedRequest::Holder> Holders(const MemoryLog& log) const {
+  // Adds the blocks that are live now to the failure, if there is one and they are asked for.
+  void Describe(std::optional<FailedRequest>& failure) const {
+    if (!failure || !holders_) return;
+    failure->held = Held();
+    failure->holders = Holders(failure->held);
+  }
+
+ private:
+  // Returns groups of blocks, most bytes first.
+  std::vector<FailedRequest::Holder> Holders(const std::vector<HeldBlock>& held) const {
+    std::map<uint32_t, std::string> frames;  // by number of the stack
     std::map<std::pair<std::string, Bytes>, FailedRequest::Holder> groups;
-    for (uint32_t number = 0; number < blocks_.size(); ++number) {
-      const LiveBlock& block = blocks_[number];
-      if (!block.live) continue;
-      std::string frame = block.from_start ? log.StartFrame(number) : log.Frame(block.event);
-      FailedRequest::Holder& holder = groups[{frame, block.size}];
-      holder.frame = std::move(frame);
+    for (const HeldBlock& block : held) {
+      const auto [frame, added] = frames.try_emplace(block.stack);
+      const StackFrame* const requester = added ? RequesterOf(log_.stack(block.stack)) : nullptr;
+      if (requester != nullptr) frame->second = TextOf(*requester);
+      FailedRequest::Holder& holder = groups[{frame->second, block.size}];
+      holder.frame = frame->second;
       holder.size = block.size;
       ++holder.blocks;
       if (block.from_start) {
@@ -340,20 +372,39 @@ class Ledger {
     return holders;
   }
 
- private:
-  void Add(uint32_t number, const LiveBlock& block) {
-    At(blocks_, number) = block;
+  // Accounts for a request that failed when it was recorded.
+  void Try(const MemoryEvent& event) {
+    ++summary_.events;
+    ++summary_.allocations;
+    summary_.failed_event = event.index;
+    summary_.failed_size = event.size;
+    if (holders_) held_at_failure_ = Held();
+    CountPeak(event.size, event.index);
+  }
+
+  void Add(uint32_t number, const HeldBlock& block) {
+    At(blocks_, number) = {block, true};
+    CountPeak(block.size, block.event);
     live_ += Rounded(block.size);
     requested_ += block.size;
     ++count_;
-    if (live_ > Bytes::Unlimited()) {
-      throw InputError(fmt::format("event {}: more than 1 EiB is live", block.event));
-    }
-    summary_.lower_bound = std::max(summary_.lower_bound, live_);
-    summary_.peak_requested = std::max(summary_.peak_requested, requested_);
-    summary_.peak_blocks = std::max(summary_.peak_blocks, count_);
   }
 
+  // Raises the peaks to the live blocks and one more, which `event` allocates.
+  void CountPeak(Bytes size, uint64_t event) {
+    const Bytes live = live_ + Rounded(size);
+    if (live > Bytes::Unlimited()) {
+      throw InputError(fmt::format("event {}: more than 1 EiB is live", event));
+    }
+    summary_.lower_bound = std::max(summary_.lower_bound, live);
+    summary_.peak_requested = std::max(summary_.peak_requested, requested_ + size);
+    summary_.peak_blocks = std::max(summary_.peak_blocks, count_ + 1);
+  }
+
+  const MemoryLog& log_;
+  const std::optional<uint64_t> last_failure_;
+  const bool holders_;
+  std::vector<HeldBlock> held_at_failure_;
   LogSummary summary_;
   std::vector<LiveBlock> blocks_;
   Bytes live_, requested_, reserved_;
@@ -409,17 +460,17 @@ std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capa
     intervals.push_back({now, -1, size});
   };
   for (const StartBlock& held : log.start().blocks) begin(held.block, held.size);
-  std::optional<Bytes> pending;  // a failed request that no allocation has followed yet
+  const std::optional<uint64_t> last_failure = log.LastFailure();
   log.Walk([&](const MemoryEvent& event) {
     ++now;
     if (event.kind == Kind::kAllocate) begin(event.block, event.size);
     if (event.kind == Kind::kFree) intervals[interval_of[event.block]].end = now;
-    if (event.kind == Kind::kAllocate) pending.reset();
-    if (event.kind == Kind::kFailed) pending = event.size;
+    if (event.kind == Kind::kFailed && event.index == last_failure) {
+      intervals.push_back({now, now + 1, event.size});
+    }
     return true;
   });
   ++now;
-  if (pending) intervals.push_back({now, now + 1, *pending});
   for (LiveInterval& interval : intervals) {
     if (interval.end < 0) interval.end = now + 1;
   }
@@ -465,13 +516,14 @@ std::string PyTorchAsRecorded(const MemoryLog& log) {
 Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& allocators,
                    const ReplayOptions& options) {
   const MemoryLogStart& start = log.start();
-  Ledger ledger(start);
+  const std::optional<uint64_t> last_failure = log.LastFailure();
+  Ledger ledger(log, last_failure, options.holders);
   std::vector<Player> players;
   players.reserve(allocators.size());
   for (const ReplayedAllocator& subject : allocators) {
-    Player& player = players.emplace_back(subject, start, options.samples);
+    Player& player = players.emplace_back(subject, start, last_failure, options.samples);
     player.Begin(start);
-    if (player.failed()) player.result().failure->holders = ledger.Holders(log);
+    ledger.Describe(player.result().failure);
     if (options.clock) player.result().nanoseconds = 0;
   }
 
@@ -495,35 +547,22 @@ Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& a
     }
     for (size_t i = 0; i < batch.size(); ++i) {
       for (const auto& [at, player] : failures) {
-        if (at == i) player->result().failure->holders = ledger.Holders(log);
+        if (at == i) ledger.Describe(player->result().failure);
       }
       ledger.Play(batch[i]);
     }
     batch.clear();
   };
 
-  std::optional<MemoryEvent> pending;  // a failed request that no allocation has followed yet
   log.Walk([&](const MemoryEvent& event) {
-    if (event.kind == Kind::kFailed) {
-      pending = event;
-    } else if (event.kind == Kind::kAllocate) {
-      pending.reset();
-    }
     batch.push_back(event);
     if (batch.size() == kBatch) play();
     return true;
   });
   play();
-  for (Player& player : players) {
-    if (pending && !player.failed()) {
-      player.Try(*pending);
-      if (player.failed()) player.result().failure->holders = ledger.Holders(log);
-    }
-    player.Finish();
-  }
-  if (pending) ledger.Try(*pending);
+  for (Player& player : players) player.Finish();
 
-  Replayed replayed{ledger.summary(), {}};
+  Replayed replayed{ledger.summary(), {}, ledger.TakeHeldAtFailure()};
   for (Player& player : players) replayed.results.push_back(std::move(player.result()));
   return replayed;
 }

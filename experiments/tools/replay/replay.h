@@ -30,6 +30,9 @@ struct LogSummary {
   // with that granularity can serve the log in less memory.
   Bytes lower_bound;
   std::optional<Bytes> recorded_peak_reserved;  // set if the log records segments
+  // The last request that failed when the log was recorded.
+  std::optional<uint64_t> failed_event;
+  Bytes failed_size;
 };
 
 // A `ReplaySample` holds the state of an allocator after an event. `largest_free` is taken at the
@@ -40,8 +43,16 @@ struct ReplaySample {
   Bytes requested;
   Bytes allocated;
   Bytes reserved;
-  Bytes largest_free;
+  std::optional<Bytes> largest_free;  // nullopt: the memory is unlimited
   bool operator==(const ReplaySample&) const = default;
+};
+
+// A live block of the log.
+struct HeldBlock {
+  Bytes size;
+  uint64_t event = 0;       // that allocated it; 0 if `from_start`
+  bool from_start = false;  // it was live before the first event
+  uint32_t stack = 0;       // that requested it, as `MemoryLog::stack` numbers it
 };
 
 // A `FailedRequest` is a request that an allocator could not serve.
@@ -53,7 +64,7 @@ struct FailedRequest {
   MemoryStats stats;  // after the failure
   // A group of live blocks with the same size and frame.
   struct Holder {
-    std::string frame;         // the frame that requested the blocks; empty if not recorded
+    std::string frame;         // `RequesterOf` the blocks; empty if not recorded
     Bytes size;                // the requested size of each block
     uint64_t blocks = 0;       // the number of blocks
     uint64_t from_start = 0;   // the number of blocks that were live before the first event
@@ -61,6 +72,8 @@ struct FailedRequest {
     uint64_t last_event = 0;   // the last event that allocated another block of the group
   };
   std::vector<Holder> holders;  // most requested bytes first, then larger blocks
+  std::vector<HeldBlock> held;  // the blocks from the start first, then in the order of events
+  bool recorded = false;        // the request failed when the log was recorded, too
 };
 
 struct ReplayResult {
@@ -73,6 +86,7 @@ struct ReplayResult {
   uint64_t operations = 0;
   std::optional<int64_t> nanoseconds;  // time of the operations, if a clock was given
   std::vector<ReplaySample> samples;
+  std::optional<Bytes> memory;  // the limit of the allocator; nullopt: unlimited
 
   bool compared = false;  // a comparison was requested, and the log records segments
   // If `compared`: the first event at which reserved memory, the segments taken for a request, or
@@ -81,6 +95,12 @@ struct ReplayResult {
   uint64_t segments = 0;  // if `compared`: the number of segments taken during the log
 
   bool fits() const { return !failure.has_value(); }
+  // Returns whether the replay took what was recorded up to its end or to the request that failed
+  // when it was recorded; nullopt if that was not compared.
+  std::optional<bool> as_recorded() const {
+    if (!compared || (failure && !failure->recorded)) return std::nullopt;
+    return !deviates_at.has_value();
+  }
   // Returns 1 - peak allocated / peak reserved memory: the part of reserved memory outside blocks.
   double fragmentation() const {
     return peak_reserved == Bytes(0) ? 0
@@ -93,6 +113,7 @@ struct ReplayOptions {
   // The maximum number of samples per allocator; 0 for none. Each sample stands for a window of
   // events and is taken at the event of the window with the most requested bytes.
   size_t samples = 0;
+  bool holders = true;  // find the blocks that hold the memory at a failure
   // Returns nanoseconds on some clock. If null, operations are not timed.
   std::function<int64_t()> clock;
 };
@@ -106,18 +127,22 @@ struct ReplayedAllocator {
   bool compare = false;
   // The allocator decides which segments go back to the driver; otherwise they go back as recorded.
   bool predict_frees = false;
+  Bytes memory = Bytes::Unlimited();  // the limit of the allocator
 };
 
 struct Replayed {
   LogSummary summary;
   std::vector<ReplayResult> results;  // one per allocator, in their order
+  // The blocks that were live at the last request that failed when the log was recorded.
+  std::vector<HeldBlock> held_at_failure;
 };
 
 // Replays the log on the allocators. Blocks that are live at the start come first: segment by
 // segment (`ReplayableAllocator::Adopt`) if the log records segments, else block by block in the
-// order of addresses. A request that failed when it was recorded is tried, and freed, only if no
-// allocation follows it; otherwise the program continued without it. Throws the errors of reading
-// the log, and `InputError` if more than 1 EiB is live.
+// order of addresses. The last request that failed when the log was recorded is an event like the
+// others: it is allocated and freed in its place. The program continued without the failed requests
+// before it, which are skipped. A comparison with the log ends at the failed request. Throws the
+// errors of reading the log, and `InputError` if more than 1 EiB is live.
 Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& allocators,
                    const ReplayOptions& options = {});
 

@@ -31,16 +31,25 @@ std::optional<double> OverBound(const ReplayResult& result, Bytes bound) {
 
 // Returns the reason why a replay has no verdict on what was recorded, or nullopt if it has one.
 std::optional<std::string> NotCompared(const ReplayResult& result, const LogSummary& summary) {
-  if (result.compared && result.fits()) return std::nullopt;
+  if (result.as_recorded()) return std::nullopt;
   if (result.compared) return "the log is not served to its end";
   if (!summary.recorded_peak_reserved) return "the log does not tell which segments there were";
   if (result.allocator == "pytorch") return "the recorded memory limit is not known";
   return "only pytorch without parameters has the recorded settings";
 }
 
-// Returns the recorded settings that no allocator has.
-std::vector<std::string> NotModelled(const MemoryLog& log) {
-  return log.start().pytorch ? log.start().pytorch->not_modelled : std::vector<std::string>();
+// Returns lines on the recorded settings: those that are assumed, and those that no allocator has.
+std::string FormatSettings(const MemoryLog& log) {
+  if (log.Format() != "pytorch") return "";
+  if (!log.start().pytorch) return "settings are not recorded: PyTorch's defaults are assumed\n";
+  const auto& settings = log.start().pytorch->not_modelled;
+  if (settings.empty()) return "";
+  return fmt::format("settings that are not modelled: {}\n", fmt::join(settings, ", "));
+}
+
+std::optional<Bytes> ToSpare(const ReplayResult& result) {
+  if (!result.fits() || !result.memory) return std::nullopt;
+  return *result.memory - result.peak_reserved;
 }
 
 // Returns the bytes of `memory` that are free when the request fails.
@@ -50,11 +59,37 @@ std::string Place(const FailedRequest& failure) {
   return failure.at_start ? "at the start of the log" : fmt::format("at event {}", failure.event);
 }
 
+// Return the texts of two columns for people.
+std::string StatusOf(const ReplayResult& result) {
+  if (!result.fits()) return "oom " + Place(*result.failure);
+  const auto spare = ToSpare(result);
+  return spare ? fmt::format("fits, {} to spare", FormatBytes(*spare)) : "ok";
+}
+std::string AsRecorded(const ReplayResult& result) {
+  if (result.deviates_at) return fmt::format("until event {}", *result.deviates_at);
+  return result.as_recorded() == true ? "yes" : "";
+}
+
 std::string Percent(double part) { return fmt::format("{:.1f}%", 100 * part); }
 
 // Returns the description of the block or request of an event, or nullopt if the log has none.
 std::optional<std::string> NameOrNull(const MemoryLog& log, uint64_t event) {
   return IfAny(log.Describe(event));
+}
+
+// Returns the table for people of a log with a failure that was analysed.
+std::string FormatFailureTable(const Replayed& replayed, const FailureAnalysis& failure) {
+  const auto text = [](Bytes size) {
+    return size < Bytes::MiB(100'000) ? fmt::format("{:.0f} MiB", size.mib())
+                                      : fmt::format("{:.1f} GiB", size.mib() / 1024);
+  };
+  std::vector<std::vector<std::string>> cells{{"allocator", "status", "reserved", "needed"}};
+  for (const ReplayResult& result : replayed.results) {
+    const auto needed = failure.NeededBy(result.allocator);
+    cells.push_back({result.allocator, StatusOf(result), text(result.peak_reserved),
+                     needed ? text(*needed) : ""});
+  }
+  return FormatTable(std::move(cells));
 }
 
 Columns<FailedRequest::Holder> HolderColumns(const MemoryLog& log) {
@@ -81,7 +116,10 @@ Columns<FailedRequest::Holder> HolderColumns(const MemoryLog& log) {
 
 }  // namespace
 
-Columns<ReplayResult> ReplayColumns(const Replayed& replayed) {
+Columns<ReplayResult> ReplayColumns(const Replayed& replayed, const FailureAnalysis* failure) {
+  const LogSummary& summary = replayed.summary;
+  const HolderGroup* const holder =
+      failure == nullptr || failure->groups.empty() ? nullptr : &failure->groups.front();
   const Bytes bound = replayed.summary.lower_bound;
   return {
       {"allocator", "", "as given", &ReplayResult::allocator},
@@ -99,23 +137,42 @@ Columns<ReplayResult> ReplayColumns(const Replayed& replayed) {
       {"fragmentation", "1", "1 - peak allocated / peak reserved", &ReplayResult::fragmentation},
       {"over_lower_bound", "1", "peak reserved over the lower bound",
        [=](auto& r) { return OverBound(r, bound); }},
-      {"largest_free_bytes", "B", "at the failure, else at the last sample",
+      {"largest_free_bytes", "B", "at the failure, else at the last sample; absent if unlimited",
        [](auto& r) -> std::optional<Bytes> {
          if (!r.fits()) return r.failure->stats.largest_free;
          if (r.samples.empty()) return std::nullopt;
          return r.samples.back().largest_free;
        }},
-      {"as_recorded", "", "it took from the driver what was recorded",
-       [](auto& r) { return When(r.compared && r.fits(), !r.deviates_at.has_value()); }},
+      {"as_recorded", "", "it took from the driver what was recorded", &ReplayResult::as_recorded},
       {"deviates_at", "1", "the first event at which it did not", &ReplayResult::deviates_at},
       {"not_compared", "", "the reason, if as_recorded is not known",
        [summary = replayed.summary](auto& r) { return NotCompared(r, summary); }},
+      {"memory_bytes", "B", "of the allocator; absent if unlimited", &ReplayResult::memory},
+      {"to_spare_bytes", "B", "of the memory, if all requests were served", ToSpare},
+      {"wanted_bytes", "B", "by the request that could not be served",
+       [](auto& r) { return r.fits() ? std::nullopt : std::optional(r.failure->wanted); }},
+      {"recorded_failed_event", "1", "of the last request that failed when the log was recorded",
+       [=](auto&) { return summary.failed_event; }},
+      {"recorded_wanted_bytes", "B", "by that request",
+       [=](auto&) { return When(summary.failed_event.has_value(), summary.failed_size); }},
+      {"serves_in_bytes", "B", "a memory in which the log with that request is served",
+       [=](auto& r) { return failure ? failure->NeededBy(r.allocator) : std::nullopt; }},
+      {"largest_holder", "", "the code that held the most when that request failed",
+       [=](auto&) { return holder ? std::optional(NameOf(*holder)) : std::nullopt; }},
+      {"largest_holder_bytes", "B", "held by it",
+       [=](auto&) { return holder ? std::optional(holder->size) : std::nullopt; }},
+      {"remedy", "", "the cheapest that a replay has verified",
+       [=](auto&) {
+         return failure == nullptr || failure->remedies.empty()
+                    ? std::nullopt
+                    : std::optional(failure->remedies.front().text);
+       }},
   };
 }
 
 std::string FormatReplayJson(const MemoryLog& log, const Replayed& replayed,
                              const std::optional<std::vector<Remedy>>& remedies,
-                             const std::optional<RecordedFailure>& recorded) {
+                             const FailureAnalysis* failure) {
   const LogSummary& summary = replayed.summary;
   JsonWriter json(3);
   json.BeginObject().Put("schema", "spillway.replay/v1");
@@ -128,22 +185,24 @@ std::string FormatReplayJson(const MemoryLog& log, const Replayed& replayed,
   json.Put("recorded_peak_reserved_bytes", summary.recorded_peak_reserved);
   json.Put("records_settings", log.start().pytorch.has_value());
   json.Key("settings_not_modelled").BeginArray();
-  for (const std::string& setting : NotModelled(log)) json.Put(setting);
+  if (log.start().pytorch) {
+    for (const std::string& setting : log.start().pytorch->not_modelled) json.Put(setting);
+  }
   json.EndArray().EndObject();
-  PutRows(json.Key("rows"), ReplayColumns(replayed), replayed.results);
+  PutRows(json.Key("rows"), ReplayColumns(replayed, failure), replayed.results);
   if (remedies) {
     json.Key("out_of_memory").BeginArray();
     for (const ReplayResult& result : replayed.results) {
       if (result.fits()) continue;
-      const FailedRequest& failure = *result.failure;
+      const FailedRequest& request = *result.failure;
       json.BeginObject().Put("allocator", result.allocator).Put("event", EventOf(result));
-      json.Put("wanted", failure.at_start ? std::nullopt : NameOrNull(log, failure.event));
-      json.Put("wanted_bytes", failure.wanted);
-      json.Put("requested_bytes", failure.stats.requested);
-      json.Put("allocated_bytes", failure.stats.allocated);
-      json.Put("reserved_bytes", failure.stats.reserved);
-      json.Put("largest_free_bytes", failure.stats.largest_free);
-      PutRows(json.Key("holders"), HolderColumns(log), failure.holders);
+      json.Put("wanted", request.at_start ? std::nullopt : NameOrNull(log, request.event));
+      json.Put("wanted_bytes", request.wanted);
+      json.Put("requested_bytes", request.stats.requested);
+      json.Put("allocated_bytes", request.stats.allocated);
+      json.Put("reserved_bytes", request.stats.reserved);
+      json.Put("largest_free_bytes", request.stats.largest_free);
+      PutRows(json.Key("holders"), HolderColumns(log), request.holders);
       for (const Remedy& remedy : *remedies) {
         if (remedy.allocator != result.allocator) continue;
         json.Key("would_fit_with").BeginArray();
@@ -155,28 +214,42 @@ std::string FormatReplayJson(const MemoryLog& log, const Replayed& replayed,
     }
     json.EndArray();
   }
-  if (recorded) PutRecordedFailure(json, *recorded);
+  if (failure != nullptr) PutFailure(json, *failure);
   return json.EndObject().Take();
 }
 
-std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed) {
+std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed,
+                              const FailureAnalysis* failure) {
   const LogSummary& summary = replayed.summary;
   std::string text = fmt::format(
-      "{} log: {} events{}, {} blocks live at its start, at most {}; at least {} are needed\n",
-      log.Format(), summary.events,
+      "{} log: {} events{}, {} blocks live at its start, at most {}", log.Format(), summary.events,
       summary.records == summary.events
           ? ""
           : fmt::format(" in {} records, which number them", summary.records),
-      log.start().blocks.size(), summary.peak_blocks, FormatBytes(summary.lower_bound));
+      log.start().blocks.size(), summary.peak_blocks);
+  if (failure != nullptr) {
+    for (const ReplayResult& result : replayed.results) {
+      const std::string recorded = AsRecorded(result);
+      if (recorded.empty()) continue;
+      text += fmt::format("; {} as recorded: {}", result.allocator, recorded);
+    }
+    text = Wrap(text + ".") + "\n";
+    if (!failure->given) {
+      text += fmt::format("memory: {:.0f} MiB, which the process certainly had (or --memory)\n",
+                          failure->memory.mib());
+    }
+    return text + FormatSettings(log) + FormatFailureTable(replayed, *failure);
+  }
+  text += fmt::format("; at least {} are needed\n", FormatBytes(summary.lower_bound));
   if (summary.recorded_peak_reserved) {
     text += fmt::format("recorded: at most {} reserved\n",
                         FormatBytes(*summary.recorded_peak_reserved));
   }
-  if (log.Format() == "pytorch" && !log.start().pytorch) {
-    text += "settings are not recorded: PyTorch's defaults are assumed\n";
-  }
-  if (const auto settings = NotModelled(log); !settings.empty()) {
-    text += fmt::format("settings that are not modelled: {}\n", fmt::join(settings, ", "));
+  text += FormatSettings(log);
+  const bool limited = std::ranges::any_of(
+      replayed.results, [](const ReplayResult& result) { return result.memory.has_value(); });
+  if (summary.failed_event && !limited) {
+    text += "memory: unlimited, because the log does not say how much there was\n";
   }
   std::vector<std::vector<std::string>> cells{{"allocator", "status", "requested", "allocated",
                                                "reserved", "over bound", "lost", "Mop/s",
@@ -185,17 +258,14 @@ std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed) {
   for (const ReplayResult& result : replayed.results) {
     const auto over = OverBound(result, summary.lower_bound);
     const auto speed = OperationsPerSecond(result);
-    std::string recorded = "yes";
-    if (result.deviates_at) {
-      recorded = fmt::format("until event {}", *result.deviates_at);
-    } else if (const auto reason = NotCompared(result, summary)) {
+    std::string recorded = AsRecorded(result);
+    if (const auto reason = NotCompared(result, summary)) {
       recorded = "-";
       reasons.insert(*reason);
     }
-    cells.push_back({result.allocator, result.fits() ? "ok" : "oom " + Place(*result.failure),
-                     FormatBytes(result.peak_requested), FormatBytes(result.peak_allocated),
-                     FormatBytes(result.peak_reserved), over ? fmt::format("{:.3f}x", *over) : "",
-                     Percent(result.fragmentation()),
+    cells.push_back({result.allocator, StatusOf(result), FormatBytes(result.peak_requested),
+                     FormatBytes(result.peak_allocated), FormatBytes(result.peak_reserved),
+                     over ? fmt::format("{:.3f}x", *over) : "", Percent(result.fragmentation()),
                      speed ? fmt::format("{:.1f}", *speed / 1e6) : "", recorded});
   }
   text += FormatTable(cells);
@@ -235,6 +305,7 @@ std::string FormatOutOfMemory(const MemoryLog& log, const Replayed& replayed,
           fmt::format("    {:>10}  {} x {}",
                       FormatBytes(Bytes(holder.size.count() * static_cast<int64_t>(holder.blocks))),
                       holder.blocks, FormatBytes(holder.size));
+      if (!holder.frame.empty()) text += ", " + holder.frame;
       if (holder.from_start == holder.blocks) {
         text += ", from before the log\n";
         continue;
@@ -277,7 +348,8 @@ std::string FormatReplayCsv(const Replayed& replayed) {
                                                   static_cast<double>(reserved);
       text += fmt::format("{},{},{},{},{},{},{},{:.6f}\r\n", name, sample.event, sample.time,
                           sample.requested.count(), sample.allocated.count(), reserved,
-                          sample.largest_free.count(), lost);
+                          sample.largest_free ? fmt::to_string(sample.largest_free->count()) : "",
+                          lost);
     }
   }
   return text;

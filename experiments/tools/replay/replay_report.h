@@ -20,16 +20,19 @@ struct Remedy {
   std::optional<Bytes> memory;  // a memory in which `allocator` serves the log; may not be minimal
 };
 
-// Returns the columns of a table with one row per allocator.
-Columns<ReplayResult> ReplayColumns(const Replayed& replayed);
+// Returns the columns of a table with one row per allocator. `failure` is the analysis of a request
+// that failed when the log was recorded, or nullptr. The columns refer to both arguments.
+Columns<ReplayResult> ReplayColumns(const Replayed& replayed,
+                                    const FailureAnalysis* failure = nullptr);
 
 // Returns {"schema": "spillway.replay/v1", "log": .., "rows": [..], "out_of_memory": [..]}. The
 // member "out_of_memory" exists only if `remedies` is given.
 std::string FormatReplayJson(const MemoryLog& log, const Replayed& replayed,
                              const std::optional<std::vector<Remedy>>& remedies,
-                             const std::optional<RecordedFailure>& recorded = std::nullopt);
-// Returns the results as a text for people.
-std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed);
+                             const FailureAnalysis* failure = nullptr);
+// Returns the results as a text for people. With `failure`, it is at most 80 characters wide.
+std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed,
+                              const FailureAnalysis* failure = nullptr);
 // Returns a text for people about each allocator that failed. It says which blocks hold the memory,
 // how much memory is free but scattered, and which alternatives serve the request. `memory` is the
 // memory that the allocators had.

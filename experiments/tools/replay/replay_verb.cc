@@ -10,6 +10,7 @@
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/run/allocator_choice.h"
+#include "experiments/run/catalogue.h"
 #include "experiments/tools/replay/replay.h"
 #include "experiments/tools/replay/replay_report.h"
 #include "sim/alloc/make_allocator.h"
@@ -25,23 +26,20 @@ constexpr Bytes kGranularity(512);
 constexpr size_t kSamples = 16384;
 constexpr const char* kPlanned = "planned";
 constexpr const char* kExpandable = "pytorch:expandable_segments=true";
-// Specifications that are tried for a recorded request that failed, in addition to every allocator.
-constexpr const char* kSettings[] = {kExpandable, "pytorch:max_split_size=128MiB",
-                                     "pytorch:max_split_size=512MiB"};
-
 constexpr const char* kFullyPlanned = "planned:effort=thorough";  // takes minutes
 constexpr uint64_t kMostPlanned = 2'000'000;  // a log with more events is not planned by default
 
 struct ReplayOptions {
   std::string log;
   std::vector<std::string> allocators{"pytorch", kExpandable, "best-fit", kPlanned};
-  std::string memory = "unlimited";
+  std::string memory = "recorded";
   std::optional<int> device;
   FormatOption format;
   std::string output;
   std::string export_trace;
   std::string export_memory;
   bool out_of_memory_report = false;
+  bool frames = false;
 };
 
 int64_t Nanoseconds() {
@@ -72,21 +70,31 @@ std::unique_ptr<ReplayableAllocator> Make(const std::string& specification, cons
                        kGranularity);
 }
 
-// Returns true iff the specification sets the allocator up like the recorded one. It then has
-// unlimited memory, so that segments go back to the driver as recorded. If the recorded allocator
-// collected garbage, it may also have a limit, because the threshold is a part of that limit.
-bool IsRecorded(const std::string& specification, const MemoryLog& log, Bytes memory) {
-  return specification == "pytorch" && (CollectsGarbage(log) || memory == Bytes::Unlimited());
+// The memory of the allocators.
+struct Capacity {
+  Bytes memory;
+  bool given;  // by the user; otherwise it is what the log records, or unlimited
+};
+
+// Returns true iff the specification sets the allocator up like the recorded one. It then has the
+// recorded memory, or unlimited memory, so that segments go back to the driver as recorded. If the
+// recorded allocator collected garbage, it may also have a given limit, because the threshold is a
+// part of that limit.
+bool IsRecorded(const std::string& specification, const MemoryLog& log, const Capacity& capacity) {
+  return specification == "pytorch" &&
+         (CollectsGarbage(log) || !capacity.given || capacity.memory == Bytes::Unlimited());
 }
 
-Replayed Replay(const MemoryLog& log, const std::vector<std::string>& specifications, Bytes memory,
-                const spillway::ReplayOptions& options) {
+Replayed Replay(const MemoryLog& log, const std::vector<std::string>& specifications,
+                const Capacity& capacity, const spillway::ReplayOptions& options) {
   std::vector<std::unique_ptr<ReplayableAllocator>> allocators;
   std::vector<ReplayedAllocator> subjects;
   for (const std::string& specification : specifications) {
-    allocators.push_back(Make(specification, log, memory));
+    allocators.push_back(Make(specification, log, capacity.memory));
+    const bool predicts = capacity.given || CollectsGarbage(log);
     subjects.push_back({specification, allocators.back().get(),
-                        IsRecorded(specification, log, memory), memory != Bytes::Unlimited()});
+                        IsRecorded(specification, log, capacity),
+                        predicts && capacity.memory != Bytes::Unlimited(), capacity.memory});
   }
   return ReplayLog(log, subjects, options);
 }
@@ -101,7 +109,7 @@ std::vector<std::string> EveryAllocator() {
 // Returns a remedy for each allocator that failed, found by trial replays.
 std::vector<Remedy> FindRemedies(const MemoryLog& log, const Replayed& replayed, Bytes memory) {
   std::vector<std::string> others;
-  for (const ReplayResult& result : Replay(log, EveryAllocator(), memory, {}).results) {
+  for (const ReplayResult& result : Replay(log, EveryAllocator(), {memory, true}, {}).results) {
     if (result.fits()) others.push_back(result.allocator);
   }
   std::vector<Remedy> remedies;
@@ -109,7 +117,7 @@ std::vector<Remedy> FindRemedies(const MemoryLog& log, const Replayed& replayed,
     if (failed.fits()) continue;
     Remedy remedy{failed.allocator, others, std::nullopt};
     const auto serves = [&](Bytes size) {
-      return Replay(log, {failed.allocator}, size, {}).results.front();
+      return Replay(log, {failed.allocator}, {size, true}, {}).results.front();
     };
     // The allocator may need more than it reserves in unlimited memory, because a limit changes its
     // choices. Up to 150 % are tried.
@@ -126,12 +134,15 @@ std::vector<Remedy> FindRemedies(const MemoryLog& log, const Replayed& replayed,
 }
 
 // Warns if the recorded settings cannot be followed: a garbage collection threshold needs a limit.
+// `memory` is the one that takes its place.
 void RemarkSettings(const MemoryLog& log, Bytes memory, Session& session) {
-  if (!CollectsGarbage(log) || memory != Bytes::Unlimited()) return;
+  if (!CollectsGarbage(log)) return;
   session.Remark(fmt::format(
       "the recorded garbage_collection_threshold, {}, is a fraction of a memory limit that the "
-      "snapshot does not record: give the limit as --memory, else no garbage is collected",
-      log.start().pytorch->garbage_collection_threshold));
+      "snapshot does not record: give the limit as --memory, else {}",
+      log.start().pytorch->garbage_collection_threshold,
+      memory == Bytes::Unlimited() ? "no garbage is collected"
+                                   : fmt::format("{} takes its place", FormatBytes(memory))));
 }
 
 // Removes "planned" from the specifications if the log has too many events for a quick plan.
@@ -147,15 +158,41 @@ void SkipPlan(const MemoryLog& log, std::vector<std::string>& specifications, Se
                   kMostPlanned, kFullyPlanned));
 }
 
+// Returns the memory that the user gave, or nullopt for the recorded one.
+std::optional<Bytes> ParseMemory(const std::string& text) {
+  if (text == "recorded") return std::nullopt;
+  if (text == "unlimited") return Bytes::Unlimited();
+  return std::min(Bytes::Unlimited(),
+                  ParseSize("memory", text, "; also accepted: recorded, unlimited"));
+}
+
+std::vector<Card> Cards() {
+  std::vector<Card> cards;
+  for (const std::string& name : DeviceNames()) cards.push_back({name, LoadDevice(name).memory});
+  return cards;
+}
+
+// Analyses the request of the log that failed when it was recorded.
+std::optional<FailureAnalysis> Analyse(const MemoryLog& log,
+                                       const std::optional<RecordedFailure>& recorded,
+                                       std::optional<Bytes> memory,
+                                       const std::vector<std::string>& specifications) {
+  if (!recorded) return std::nullopt;
+  std::vector<std::string> names = EveryAllocator();
+  for (const AllocatorSetting& setting : kAllocatorSettings) names.emplace_back(setting.allocator);
+  for (const std::string& name : specifications) {
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+  }
+  // Plans are not tried, because `FailureAnalysis::bound` is a lower bound for every plan.
+  std::erase_if(names, [](const std::string& name) { return name.starts_with(kPlanned); });
+  return AnalyseFailure(log, *recorded, memory, names, Make, Cards());
+}
+
 int Execute(const ReplayOptions& options, Session& session) {
   std::vector<std::string> specifications = SplitSpecifications(options.allocators);
-  const Bytes memory = options.memory == "unlimited"
-                           ? Bytes::Unlimited()
-                           : std::min(Bytes::Unlimited(), ParseSize("memory", options.memory,
-                                                                    "; also accepted: unlimited"));
+  const std::optional<Bytes> given = ParseMemory(options.memory);
   for (const std::string& specification : specifications) Verify(specification);
   const auto log = OpenMemoryLog(options.log, options.device);
-  RemarkSettings(*log, memory, session);
   SkipPlan(*log, specifications, session);
 
   const bool exports = !options.export_trace.empty() || !options.export_memory.empty();
@@ -163,27 +200,29 @@ int Execute(const ReplayOptions& options, Session& session) {
   // An output file must depend on its inputs only, so that it holds no measured time.
   if (options.output.empty()) replay.clock = Nanoseconds;
   if (exports) replay.samples = kSamples;
+  const auto recorded =
+      WithContext([&] { return ReadRecordedFailure(*log); }, [&] { return options.log; });
+  const Bytes memory = given.value_or(recorded ? recorded->capacity() : Bytes::Unlimited());
+  if (!given || memory == Bytes::Unlimited()) RemarkSettings(*log, memory, session);
+  const Capacity capacity{memory, given.has_value()};
   const Replayed replayed = WithContext(
-      [&] { return Replay(*log, specifications, memory, replay); }, [&] { return options.log; });
+      [&] { return Replay(*log, specifications, capacity, replay); }, [&] { return options.log; });
 
   std::optional<std::vector<Remedy>> remedies;
   if (options.out_of_memory_report) remedies = FindRemedies(*log, replayed, memory);
-  // "planned" is not tried, because `RecordedFailure::bound` is a lower bound for every plan.
-  std::vector<std::string> settings = EveryAllocator();
-  std::erase(settings, kPlanned);
-  for (const char* more : kSettings) settings.push_back(more);
-  const auto recorded = FindRecordedFailure(*log, settings, Make);
+  const std::optional<FailureAnalysis> analysis = Analyse(*log, recorded, given, specifications);
+  const FailureAnalysis* const failure = analysis ? &*analysis : nullptr;
   std::string text;
   switch (options.format.format()) {
     case Format::kCsv:
-      text = FormatCsv(ReplayColumns(replayed), replayed.results);
+      text = FormatCsv(ReplayColumns(replayed, failure), replayed.results);
       break;
     case Format::kJson:
-      text = FormatReplayJson(*log, replayed, remedies, recorded);
+      text = FormatReplayJson(*log, replayed, remedies, failure);
       break;
     case Format::kTable:
-      text = FormatReplayTable(*log, replayed);
-      if (recorded) text += FormatRecordedFailure(*recorded);
+      text = FormatReplayTable(*log, replayed, failure);
+      if (failure != nullptr) text += FormatFailure(*failure, specifications, options.frames);
       if (remedies) text += FormatOutOfMemory(*log, replayed, *remedies, memory);
   }
 
@@ -224,13 +263,17 @@ void AddReplay(Command& program, Session& session) {
   verb.Texts("--allocator", options.allocators,
              "NAME or NAME:key=value,..., several separated by commas; planned knows the log in "
              "advance (planned:effort=thorough for lower plans, in minutes); or help");
-  verb.Text("--memory", options.memory, "Memory of each allocator: a size (12GiB), or unlimited");
+  verb.Text("--memory", options.memory,
+            "Memory of each allocator: a size (12GiB), unlimited, or recorded: what the process "
+            "certainly had if a request failed when the log was recorded, else unlimited");
   verb.Number("--trace-device", options.device, {0, 1 << 16},
               "Which device of a snapshot, if several have events");
   options.format.Add(verb);
   verb.Flag("--out-of-memory-report", options.out_of_memory_report,
             "Report for a failing request which blocks hold the memory, how much is free but "
             "scattered, and which alternatives would have served it");
+  verb.Flag("--frames", options.frames,
+            "Show for each holder of a recorded failure the calls that lead to it");
   AddOutput(verb, options.output, options.format, "; operations per second are left out of it");
   verb.File("--export-trace", options.export_trace,
             "Write the memory over the log as Chrome/Perfetto counters");

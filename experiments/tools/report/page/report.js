@@ -446,6 +446,17 @@ class Timeline {
 
 // ---- the page
 
+// Returns [title, rows] for each table of a part of a document: the part if it is an array, else its array of objects. If it has several
+// of them, its other members come first, as one row.
+function lists(name, part) {
+  if (Array.isArray(part)) return [[name, part]];
+  const arrays = Object.entries(part).filter(([, member]) => Array.isArray(member) && typeof member[0] === "object");
+  if (arrays.length === 0) return [[name, [part]]];
+  if (arrays.length === 1) return [[name, arrays[0][1]]];
+  const facts = Object.fromEntries(Object.entries(part).filter(([, member]) => !Array.isArray(member)));
+  return [[name, [facts]], ...arrays.map(([key, list]) => [`${name}: ${key}`, list])];
+}
+
 const nav = document.querySelector("nav");
 for (const section of document.querySelectorAll("section")) {
   const heading = section.querySelector("h2");
@@ -464,9 +475,10 @@ for (const section of document.querySelectorAll("section")) {
   table(section, rows, heading.textContent);
   for (const [name, part] of Object.entries(parts)) {
     if (["schema", "rows", "row"].includes(name) || part.length === 0) continue;
-    element(section, "h3", {}, name.replaceAll("_", " "));
-    const list = Array.isArray(part) ? part : Object.values(part).find(Array.isArray) ?? [part];
-    table(section, list, `${name.replaceAll("_", " ")} of ${heading.textContent}`);
+    for (const [title, list] of lists(name, part)) {
+      element(section, "h3", {}, title.replaceAll("_", " "));
+      table(section, list, `${title.replaceAll("_", " ")} of ${heading.textContent}`);
+    }
   }
 }
 

@@ -151,17 +151,35 @@ TEST(ReplayTest, TimesWithTheClockItIsGiven) {
   EXPECT_EQ(ReplayOn(*Static(kGap), "best-fit", Bytes::MiB(1), options).nanoseconds, 5);
 }
 
-TEST(ReplayTest, TriesAFailedRequestOnlyIfTheProgramDidNotGoOn) {
-  const std::vector<testing::SnapshotEventText> events{{"alloc", kBase, 512},
-                                                       {"oom", 0, 64 * kMiB}};
-  const auto ended = ParseMemoryLog(MakeSnapshot({}, events), "log");
-  EXPECT_EQ(ReplayOn(*ended, "best-fit", Bytes::MiB(2)).failure->event, 1u);
-  EXPECT_TRUE(ReplayOn(*ended, "best-fit", Bytes::MiB(65)).fits());
-  EXPECT_EQ(ReplayOn(*ended, "planned").peak_reserved, Bytes(64 * kMiB + 512));
-  auto on = events;
-  on.push_back({"alloc", kBase + 512, 512});
-  EXPECT_TRUE(
-      ReplayOn(*ParseMemoryLog(MakeSnapshot({}, on), "log"), "best-fit", Bytes::MiB(2)).fits());
+// The last failed request is an event in its place, whatever follows it. The program went on
+// without the failed requests before it.
+TEST(ReplayTest, TheLastFailedRequestCountsAsTheOthersDo) {
+  using Events = std::vector<testing::SnapshotEventText>;
+  const Events ended{{"alloc", kBase, 512}, {"oom", 0, 64 * kMiB}};
+  Events freed = ended, went_on = ended, earlier = ended;
+  freed.push_back({"free_completed", kBase, 512});
+  went_on.push_back({"alloc", kBase + 512, 512});
+  earlier.insert(earlier.begin(), {"oom", 0, 256 * kMiB});
+  for (const Events& events : {ended, freed, went_on, earlier}) {
+    const auto log = ParseMemoryLog(MakeSnapshot({}, events), "log");
+    const uint64_t at = events[0].action == "oom" ? 2 : 1;
+    EXPECT_EQ(log->LastFailure(), at);
+    for (const std::string allocator : {"best-fit", "planned", "pytorch"}) {
+      SCOPED_TRACE(allocator);
+      const ReplayResult failed = ReplayOn(*log, allocator, Bytes::MiB(64));
+      ASSERT_FALSE(failed.fits());
+      if (allocator != "planned") {
+        EXPECT_EQ(failed.failure->event, at);
+      }
+      EXPECT_TRUE(ReplayOn(*log, allocator, Bytes::MiB(67)).fits());
+    }
+    EXPECT_EQ(ReplayOn(*log, "planned").peak_allocated, Bytes(64 * kMiB + 512));
+    const auto best_fit = MakeAllocator("best-fit", Bytes::Unlimited(), Bytes(512));
+    const LogSummary summary = ReplayLog(*log, {{"best-fit", best_fit.get()}}).summary;
+    EXPECT_EQ(summary.lower_bound, Bytes(64 * kMiB + 512));
+    EXPECT_EQ(summary.failed_event, at);
+    EXPECT_EQ(summary.failed_size, Bytes(64 * kMiB));
+  }
 }
 
 TEST(ReplayTest, RefusesMoreThanCanBe) {
@@ -275,7 +293,7 @@ TEST(PyTorchReplayTest, WhatIsHeldFromTheStartKeepsItsFrame) {
       MakeSnapshot({{kBase, "large", {{20 * kMiB, 20 * kMiB, "active_allocated", "train.py"}}}},
                    {{"alloc", kBase + 64 * kMiB, 4 * kMiB}}),
       "log");
-  EXPECT_EQ(log->StartFrame(0), "train.py:7 train");
+  EXPECT_EQ(TextOf(log->stack(log->StackOfStart(0)).at(0)), "train.py:7 train");
   const ReplayResult result = ReplayOn(*log, "pytorch", Bytes::MiB(22));
   ASSERT_FALSE(result.fits());
   ASSERT_EQ(result.failure->holders.size(), 1u);
