@@ -64,9 +64,12 @@ class SavedTensorsTest(CommandTest):
         return self.write("list.json", document)
 
     def judge(self, path, device="h200"):
-        """Returns (ms, peak MiB, names of the ops that run)."""
+        """Returns (ms, peak MiB, names of the ops that run) of the list at `path`."""
+        return self.judge_policy(f"file={path}", device)
+
+    def judge_policy(self, parameters, device="h200"):
         rewritten = self.directory / "rewritten.json"
-        text = self.ok("run", self.trace, "--device", device, "--policy", f"saved-tensors:file={path}", "--check",
+        text = self.ok("run", self.trace, "--device", device, "--policy", f"saved-tensors:{parameters}", "--check",
                        "--export-rewritten", rewritten, "--format", "json")
         row = json.loads(text)["rows"][0]
         ops = [op["name"] for op in json.loads(rewritten.read_text("utf-8"))["ops"]]
@@ -120,6 +123,15 @@ class SavedTensorsTest(CommandTest):
         ops = self.judge(path)[2]
         self.assertEqual(ops, ["a", "b", "loss", "loss.bwd", "a.again", "b.bwd", "a.bwd", "step"])
 
+    def test_a_plan_is_its_exported_list(self):
+        path = self.directory / "list.json"
+        for model in ("gpt2", "resnet50"):
+            self.trace = ROOT / "traces" / "recorded" / "pytorch" / f"{model}-h200.json.zst"
+            for plan in ("checkpoint", "save_on_cpu"):
+                with self.subTest(model=model, plan=plan):
+                    self.export(plan, self.trace, "-o", path)
+                    self.assertEqual(self.judge_policy(f"plan={plan}"), self.judge(path))
+
     def test_a_budget_keeps_what_the_compiler_kept(self):
         manifest = self.write("m.json", {"saved_values": [[
             {"name": "primals_1", "input": True, "bytes": 4 * MIB}, {"name": "relu", "input": False, "bytes": 64 * MIB},
@@ -150,6 +162,14 @@ class SavedTensorsTest(CommandTest):
         refused(3, "missing.json", self.directory / "missing.json")
         self.fails(2, "needs a list", "run", self.trace, "--policy", "saved-tensors")
         self.fails(2, "recorded", "run", "alexnet:1", "--policy", f"saved-tensors:file={self.list_of([])}")
+        for parameters, text in (("plan=checkpoint,file=x.json", "not both"), ("plan=offload", "valid: "),
+                                 ("plan=checkpoint,blocks=3", "has 2 blocks"), ("plan=save_on_cpu,blocks=1", "belongs to")):
+            if "file" in parameters:
+                parameters = parameters.replace("x.json", str(self.list_of([])))
+            self.fails(2, text, "run", self.trace, "--policy", f"saved-tensors:{parameters}")
+        unnamed = json.loads(json.dumps(TRACE).replace("one/a", "a").replace("two/b", "b"))
+        self.fails(2, "name no blocks", "run", self.write("unnamed.json", unnamed), "--policy",
+                   "saved-tensors:plan=checkpoint")
         trace = json.loads(json.dumps(TRACE))
         trace["ops"][0]["outputs"].append("w")  # the op now changes a persistent tensor
         self.trace = self.write("changes.json", trace)

@@ -2,9 +2,9 @@
 // fit.
 //
 // A workload is first run unchanged: with the recorded lifetimes if the trace has a recording, else
-// with each tensor held until its last use. A run with unlimited memory gives the peak of reserved
-// memory. A second run in the available memory gives the verdict. Each change is run in the
-// available memory, too, and only the changes with which the workload fits are listed.
+// with each tensor held until its last use. A run with unlimited memory gives the peaks. A second
+// run in the available memory gives the verdict. A change that a user of PyTorch can make is
+// predicted in the same way. A policy of research is run in the available memory only.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_FIT_FIT_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_FIT_FIT_H_
@@ -18,6 +18,7 @@
 #include "experiments/output/columns.h"
 #include "experiments/output/peak.h"
 #include "experiments/output/run_result.h"
+#include "experiments/tools/fit/other_batch.h"
 #include "traces/trace.h"
 
 namespace spillway {
@@ -25,6 +26,7 @@ namespace spillway {
 struct FitWorkload {
   std::string name;  // as the user gave it
   std::shared_ptr<const Trace> trace;
+  BatchSource batch_source = BatchSource::kGiven;
 };
 
 enum class FitStatus : uint8_t {
@@ -33,23 +35,29 @@ enum class FitStatus : uint8_t {
   kNot,       // does not fit
 };
 
-// The result of a workload on a device, either unchanged or with a change that makes it fit.
+// The result of a workload on a device, either unchanged or with a change.
 struct FitRow {
   std::string workload, network, device;
   int64_t batch = 0;
+  BatchSource batch_source = BatchSource::kGiven;
   Bytes memory;             // device memory
   Bytes outside;            // the part of `memory` that is used outside the allocator
   Bytes recorded_reserved;  // peak reserved by PyTorch during the recording; 0 if unknown
-  std::string change;       // "none", "allocator", "policy", "policy and allocator", "batch"
+  // "none", "allocator", "checkpoint", "save_on_cpu", "batch", or of policies of research "policy"
+  // and "policy and allocator".
+  std::string change;
+  std::string remedy;  // the change in words, if a user of PyTorch can make it
+  std::string python;  // its code, one statement a line
   std::string policy, allocator;
   FitStatus status = FitStatus::kNot;
-  // For the changes "none" and "batch": of the run with unlimited memory. For other changes: of the
-  // run in the available memory.
+  // Of the run with unlimited memory, except for policies of research.
   Metrics metrics;
   double slowdown = 1;  // time per sample over that of the unchanged run with unlimited memory
   std::string reason;   // why it does not fit; empty if it fits
+  MemoryPeak peak;      // of the unchanged run with unlimited memory
 
   Bytes available() const { return memory - outside; }
+  bool runs_in_pytorch() const { return !remedy.empty(); }
 };
 
 struct FitOptions {
@@ -60,8 +68,10 @@ struct FitOptions {
 
 struct Fit {
   FitRow as_it_is;              // the unchanged workload
-  MemoryPeak peak;              // the memory peak of the unchanged run with unlimited memory
   std::vector<FitRow> changes;  // least slowdown first; empty if the unchanged workload fits
+  std::vector<FitRow> misses;   // changes in PyTorch that help, and with which it does not fit
+  bool recorded = false;        // the workload is a recorded step
+  bool has_blocks = false;      // whose layers' names tell the blocks
 };
 
 // Returns one `Fit` for each workload on the device. A smaller batch of the same network in
@@ -72,12 +82,13 @@ std::vector<Fit> FindFits(const std::vector<FitWorkload>& workloads, const std::
                           const FitOptions& options,
                           const std::function<void(const std::string& what)>& progress);
 
-// Returns one row per workload and device, each followed by the rows of its changes.
+// Returns one row per workload and device, each followed by the rows of its changes and misses.
 std::vector<FitRow> RowsOf(const std::vector<Fit>& fits);
 Columns<FitRow> FitColumns();
 
 // Returns a text for people: a table of the verdicts, then the changes for each workload that does
-// not fit, then the memory peak of each workload.
+// not fit, then the memory peak of each workload. Tables have at most `width` characters per line,
+// or any number if it is 0.
 std::string FormatFits(const std::vector<Fit>& fits, size_t width);
 
 }  // namespace spillway

@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,6 +27,7 @@ struct FitVerbOptions {
   Case asked;
   std::vector<std::string> devices;
   std::string outside = "0B";
+  std::string batch = "1x";
   FormatOption format;
   PoliciesOption policies;
   std::string output;
@@ -42,6 +45,7 @@ void Describe(const FitVerbOptions& options, const std::vector<std::string>& dev
   }
   manifest.configuration.emplace_back("workload", joined(options.workloads));
   manifest.configuration.emplace_back("outside", options.outside);
+  manifest.configuration.emplace_back("batch", options.batch);
   for (const char* role : {"trace", "device", "cost_table"}) {
     for (const std::string& workload : options.workloads) {
       for (const std::string& device : devices) {
@@ -61,6 +65,48 @@ void Describe(const FitVerbOptions& options, const std::vector<std::string>& dev
   }
 }
 
+// Returns the largest width of a table, 80 characters where no terminal says another; 0 if it has
+// no limit.
+size_t WidthOf(const FormatOption& format) {
+  constexpr size_t kUsual = 80;
+  if (format.wide) return 0;
+  return format.width() > 0 ? format.width() : kUsual;
+}
+
+// Returns the batch that `text` asks for, a number ("8") or a factor ("0.5x"), for a workload of
+// `batch`. Throws `UsageError` if the text is neither, or if the batch is not in [1, 65536].
+int64_t ParseBatch(const std::string& text, int64_t batch) {
+  constexpr double kMost = 65536;
+  const bool is_factor = text.ends_with('x');
+  double number = 0;
+  const char* const end = text.data() + text.size() - (is_factor ? 1 : 0);
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || rest != end) {
+    throw UsageError(fmt::format(
+        "batch: '{}' is neither a number of samples (8) nor a factor (2x, 0.5x)", text));
+  }
+  const double wanted = is_factor ? number * static_cast<double>(batch) : number;
+  if (!(wanted >= 1 && wanted <= kMost) || wanted != std::floor(wanted)) {
+    throw UsageError(fmt::format(
+        "batch: '{}' makes {:g} samples of {}; expected a whole number from 1 to {}", text, wanted,
+        batch, kMost));
+  }
+  return static_cast<int64_t>(wanted);
+}
+
+// Returns the workloads at the batch that `text` asks for.
+std::vector<FitWorkload> AtBatches(const std::vector<FitWorkload>& workloads,
+                                   const std::string& text) {
+  std::vector<std::shared_ptr<const Trace>> traces;
+  for (const FitWorkload& workload : workloads) traces.push_back(workload.trace);
+  std::vector<FitWorkload> others;
+  for (const auto& [name, trace, source] : workloads) {
+    const BatchTrace at = AtBatch(trace, traces, ParseBatch(text, trace->batch));
+    others.push_back({name, at.trace, at.source});
+  }
+  return others;
+}
+
 int Execute(const FitVerbOptions& options, Session& session) {
   const std::vector<std::string> policies = options.policies.policies(ModeOf(options.asked));
   for (const std::string& policy : policies)
@@ -78,6 +124,7 @@ int Execute(const FitVerbOptions& options, Session& session) {
     asked.workload = workload;
     workloads.push_back({workload, std::make_shared<const Trace>(LoadTrace(asked))});
   }
+  workloads = AtBatches(workloads, options.batch);
   std::vector<Fit> fits;
   for (const std::string& device : devices) {
     std::vector<Fit> found = FindFits(
@@ -89,7 +136,7 @@ int Execute(const FitVerbOptions& options, Session& session) {
       fits, [](const Fit& fit) { return fit.as_it_is.status != FitStatus::kNot; });
   return session.Finish(
       FormatAs(options.format.format(), FitColumns(), RowsOf(fits), "spillway.fit/v1",
-               [&] { return FormatFits(fits, options.format.width()); }),
+               [&] { return FormatFits(fits, WidthOf(options.format)); }),
       options.output, {}, any ? kOk : kNegative,
       [&](Manifest& manifest) { Describe(options, devices, policies, manifest); });
 }
@@ -113,6 +160,10 @@ void AddFit(Command& program, Session& session) {
   verb.Text("--outside", options.outside,
             "Device memory that is used outside the allocator, by contexts, libraries and other "
             "processes");
+  verb.Text("--batch", options.batch,
+            "Answer for another batch: a number of samples, or a factor such as 2x or 0.5x. Networks "
+            "are lowered at that batch. A recording is interpolated if two of different batches are "
+            "given, else what is proportional to the batch is scaled");
   options.format.Add(verb);
   options.policies.Add(verb);
   verb.Declared("--policy")

@@ -1,0 +1,334 @@
+#include "experiments/tools/fit/other_batch.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <set>
+#include <vector>
+
+#include "traces/base/error.h"
+#include "traces/liveness.h"
+#include "traces/lowering/lowering.h"
+#include "traces/lowering/preset.h"
+#include "traces/zoo/zoo.h"
+
+namespace spillway {
+namespace {
+
+bool Stays(TensorKind kind) {
+  return kind == TensorKind::kParameter || kind == TensorKind::kParameterGradient ||
+         kind == TensorKind::kOptimizerState;
+}
+
+int64_t Elements(const Tensor& tensor) {
+  return std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1}, std::multiplies());
+}
+
+// Sets the name and the batch of a trace, and forgets what was measured of the whole step.
+void SetBatch(Trace& trace, int64_t batch) {
+  for (Op& op : trace.ops) {
+    if (op.phase != Phase::kUpdate && op.batch == trace.batch) op.batch = batch;
+  }
+  trace.batch = batch;
+  trace.name = fmt::format("{}:{}", trace.network, batch);
+  if (!trace.recording) return;
+  trace.recording->step = trace.recording->plain_step = {};
+  trace.recording->allocated = trace.recording->reserved = {};
+}
+
+// Finds the tensors whose sizes are proportional to the batch.
+class Proportions {
+ public:
+  explicit Proportions(const Trace& trace)
+      : trace_(trace),
+        liveness_(trace),
+        depends_(trace.tensors.size()),
+        of_parameter_(trace.tensors.size()),
+        per_channel_(trace.tensors.size()) {
+    for (const Tensor& tensor : trace.tensors) {
+      if (tensor.kind == TensorKind::kParameter) parameters_.insert(Elements(tensor));
+    }
+    Follow();
+    FindGradientsOfParameters();
+  }
+
+  // Returns true iff the tensor is as many times as large at as many times the batch.
+  bool Scales(TensorId id) const {
+    const size_t root = Index(liveness_.Root(id));
+    return depends_[root] && !of_parameter_[root] && !per_channel_[Index(id)] && IsMultiple(id);
+  }
+
+  // Returns the index of the dimension that holds the batch. REQUIRES: `Scales(id)`.
+  size_t BatchDimension(TensorId id) const {
+    const std::vector<int64_t>& shape = trace_.tensor(id).shape;
+    auto found = std::ranges::find(shape, trace_.batch);
+    if (found == shape.end()) {
+      found = std::ranges::find_if(shape, [&](int64_t n) { return n % trace_.batch == 0; });
+    }
+    return static_cast<size_t>(found - shape.begin());
+  }
+
+ private:
+  bool IsMultiple(TensorId id) const {
+    const auto whole = [&](int64_t extent) { return extent > 0 && extent % trace_.batch == 0; };
+    return std::ranges::any_of(trace_.tensor(id).shape, whole);
+  }
+
+  // Marks the step's data, and the storages that ops of forward and backward compute from it.
+  void Follow() {
+    for (size_t i = 0; i < depends_.size(); ++i) {
+      depends_[i] = trace_.tensors[i].kind == TensorKind::kInput;
+    }
+    for (const Op& op : trace_.ops) {
+      if (op.phase == Phase::kUpdate) continue;
+      const auto depends = [&](TensorId id) { return depends_[Index(liveness_.Root(id))]; };
+      if (!MakesData(op) && !std::ranges::any_of(op.inputs, depends)) continue;
+      for (const auto* written : {&op.outputs, &op.scratch}) {
+        for (const TensorId id : *written) {
+          const TensorId root = liveness_.Root(id);
+          if (!Stays(trace_.tensor(root).kind)) depends_[Index(root)] = true;
+          per_channel_[Index(id)] = IsPerChannel(op, id);
+        }
+      }
+    }
+  }
+
+  // Returns true if the op reads nothing, and writes one row or more for each sample.
+  bool MakesData(const Op& op) const {
+    return trace_.batch > 1 && op.inputs.empty() &&
+           std::ranges::any_of(op.outputs, [&](TensorId id) {
+             const std::vector<int64_t>& shape = trace_.tensor(id).shape;
+             return !shape.empty() && shape.front() == trace_.batch;
+           });
+  }
+
+  // Returns true if the op has a parameter of one dimension with the shape of the tensor.
+  bool IsPerChannel(const Op& op, TensorId id) const {
+    const Tensor& tensor = trace_.tensor(id);
+    return tensor.shape.size() == 1 && std::ranges::any_of(op.inputs, [&](TensorId input) {
+             const Tensor& other = trace_.tensor(input);
+             return other.kind == TensorKind::kParameter && other.shape == tensor.shape;
+           });
+  }
+
+  // Marks what backward computes of the size of a parameter, and only to make the gradient of a
+  // parameter of it.
+  void FindGradientsOfParameters() {
+    for (size_t i = trace_.tensors.size(); i-- > 0;) {
+      of_parameter_[i] = Stays(trace_.tensors[i].kind);
+    }
+    for (size_t i = trace_.ops.size(); i-- > 0;) {
+      const Op& op = trace_.ops[i];
+      if (op.phase != Phase::kBackward) continue;
+      for (const TensorId output : op.outputs) {
+        const TensorId root = liveness_.Root(output);
+        if (!of_parameter_[Index(root)]) of_parameter_[Index(root)] = OnlyForParameters(root);
+      }
+    }
+  }
+  bool OnlyForParameters(TensorId root) const {
+    const int64_t elements = Elements(trace_.tensor(root));
+    if (!parameters_.contains(elements)) return false;
+    bool read = false;
+    for (const OpId use : liveness_.Uses(root)) {
+      const Op& op = trace_.op(use);
+      const auto is_root = [&](TensorId id) { return liveness_.Root(id) == root; };
+      if (std::ranges::none_of(op.inputs, is_root)) continue;
+      if (std::ranges::all_of(op.outputs, is_root)) continue;  // in place
+      const auto makes = [&](TensorId id) {
+        const TensorId made = liveness_.Root(id);
+        return of_parameter_[Index(made)] && Elements(trace_.tensor(made)) == elements;
+      };
+      if (op.phase != Phase::kUpdate && std::ranges::none_of(op.outputs, makes)) return false;
+      read = true;
+    }
+    return read;
+  }
+
+  const Trace& trace_;
+  const Liveness liveness_;
+  std::set<int64_t> parameters_;    // their numbers of elements
+  std::vector<bool> depends_;       // by storage: on the step's data
+  std::vector<bool> of_parameter_;  // by storage: a parameter, its state or its gradient
+  std::vector<bool> per_channel_;   // by tensor
+};
+
+// A factor by which quantities are multiplied: one batch over another.
+struct Factor {
+  int64_t batch, of;
+
+  int64_t Of(int64_t value) const {
+    return static_cast<int64_t>(static_cast<Int128>(value) * batch / of);
+  }
+  // Returns the value with only its `share` multiplied.
+  int64_t Of(int64_t value, double share) const {
+    const auto part = std::llround(static_cast<double>(value) * share);
+    return value - part + Of(part);
+  }
+};
+
+// Returns the share of the bytes of the op's operands that are proportional to the batch.
+double ShareOf(const Trace& trace, const Op& op, const Proportions& proportions) {
+  Bytes all, scaled;
+  for (const auto* operands : {&op.inputs, &op.outputs}) {
+    for (const TensorId id : *operands) {
+      all += trace.tensor(id).size;
+      if (proportions.Scales(id)) scaled += trace.tensor(id).size;
+    }
+  }
+  if (all == Bytes()) return 0;
+  return static_cast<double>(scaled.count()) / static_cast<double>(all.count());
+}
+
+void ScaleWork(const Trace& trace, const Proportions& proportions, Factor factor, Op& op) {
+  const double share = ShareOf(trace, op, proportions);
+  if (share == 0) return;
+  const bool computes = op.flops() > 0;
+  for (Slot& slot : op.slots) {
+    slot.flops = factor.Of(slot.flops);
+    slot.traffic = Bytes(factor.Of(slot.traffic.count(), share));
+  }
+  if (!op.recorded) return;
+  RecordedCost& recorded = *op.recorded;
+  recorded.time =
+      Duration::Picoseconds(factor.Of(recorded.time.picoseconds(), computes ? 1 : share));
+  recorded.workspace = Bytes(factor.Of(recorded.workspace.count()));
+}
+
+// Returns true iff the traces have the same ops, which use the same tensors.
+bool SameOps(const Trace& one, const Trace& other) {
+  const auto same_tensor = [](const Tensor& a, const Tensor& b) {
+    return a.kind == b.kind && a.alias_of == b.alias_of && a.part_of == b.part_of &&
+           a.shape.size() == b.shape.size();
+  };
+  const auto same_op = [](const Op& a, const Op& b) {
+    return a.name == b.name && a.layer == b.layer && a.phase == b.phase && a.inputs == b.inputs &&
+           a.outputs == b.outputs && a.scratch == b.scratch && a.slots.size() == b.slots.size();
+  };
+  return std::ranges::equal(one.tensors, other.tensors, same_tensor) &&
+         std::ranges::equal(one.ops, other.ops, same_op);
+}
+
+// A line through the values at two batches.
+struct Line {
+  int64_t one, other, batch;
+
+  // Returns the value at `batch`, rounded down and at least 0.
+  int64_t At(int64_t at_one, int64_t at_other) const {
+    const auto rise = static_cast<Int128>(at_other - at_one) * (batch - one);
+    const Int128 run = other - one;
+    Int128 change = rise / run;
+    if (rise % run != 0 && (rise < 0) != (run < 0)) --change;
+    return std::max<int64_t>(0, at_one + static_cast<int64_t>(change));
+  }
+  Bytes At(Bytes at_one, Bytes at_other) const { return Bytes(At(at_one.count(), at_other.count())); }
+  Duration At(Duration at_one, Duration at_other) const {
+    return Duration::Picoseconds(At(at_one.picoseconds(), at_other.picoseconds()));
+  }
+};
+
+// Makes views end within their storages, which the rounding of both may have prevented.
+void KeepViewsInside(Trace& trace) {
+  for (Tensor& tensor : trace.tensors) {
+    const auto& whole = tensor.alias_of ? tensor.alias_of : tensor.part_of;
+    if (!whole) continue;
+    const Bytes size = trace.tensor(*whole).size;
+    tensor.offset = std::min(tensor.offset, size);
+    tensor.size = std::min(tensor.size, size - tensor.offset);
+  }
+}
+
+// Returns true if the program would lower the network to this very trace.
+bool IsLowered(const Trace& trace) {
+  if (trace.recording) return false;
+  try {
+    return LowerNetwork(BuildNetwork(trace.network),
+                        {trace.batch, trace.preset, trace.training}) == trace;
+  } catch (const UsageError&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::string_view Name(BatchSource source) {
+  constexpr std::string_view kNames[] = {"given", "lowered", "interpolated", "scaled"};
+  return kNames[static_cast<size_t>(source)];
+}
+
+Trace ScaledToBatch(const Trace& trace, int64_t batch) {
+  const Proportions proportions(trace);
+  const Factor factor{batch, trace.batch};
+  Trace scaled = trace;
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    const auto id = static_cast<TensorId>(i);
+    if (!proportions.Scales(id)) continue;
+    Tensor& tensor = scaled.tensors[i];
+    int64_t& extent = tensor.shape[proportions.BatchDimension(id)];
+    extent = factor.Of(extent);
+    tensor.size = Bytes(factor.Of(tensor.size.count()));
+    if (tensor.alias_of) tensor.offset = Bytes(factor.Of(tensor.offset.count()));
+  }
+  KeepViewsInside(scaled);
+  for (Op& op : scaled.ops) ScaleWork(trace, proportions, factor, op);
+  SetBatch(scaled, batch);
+  scaled.Validate();
+  return scaled;
+}
+
+std::optional<Trace> InterpolatedToBatch(const Trace& one, const Trace& other, int64_t batch) {
+  if (!one.recording || !other.recording || one.recording->device != other.recording->device ||
+      one.network != other.network || one.batch == other.batch || !SameOps(one, other)) {
+    return std::nullopt;
+  }
+  const Line line{one.batch, other.batch, batch};
+  Trace trace = one;
+  for (size_t i = 0; i < one.tensors.size(); ++i) {
+    Tensor& tensor = trace.tensors[i];
+    const Tensor& far = other.tensors[i];
+    tensor.size = line.At(tensor.size, far.size);
+    tensor.offset = line.At(tensor.offset, far.offset);
+    for (size_t d = 0; d < tensor.shape.size(); ++d) {
+      tensor.shape[d] = line.At(tensor.shape[d], far.shape[d]);
+    }
+  }
+  KeepViewsInside(trace);
+  for (size_t i = 0; i < one.ops.size(); ++i) {
+    Op& op = trace.ops[i];
+    const Op& far = other.ops[i];
+    for (size_t s = 0; s < op.slots.size(); ++s) {
+      op.slots[s].flops = line.At(op.slots[s].flops, far.slots[s].flops);
+      op.slots[s].traffic = line.At(op.slots[s].traffic, far.slots[s].traffic);
+    }
+    RecordedCost& cost = *op.recorded;
+    cost = {line.At(cost.time, far.recorded->time), line.At(cost.gap, far.recorded->gap),
+            line.At(cost.host, far.recorded->host),
+            line.At(cost.workspace, far.recorded->workspace)};
+  }
+  SetBatch(trace, batch);
+  trace.Validate();
+  return trace;
+}
+
+BatchTrace AtBatch(const std::shared_ptr<const Trace>& trace,
+                   std::span<const std::shared_ptr<const Trace>> others, int64_t batch) {
+  if (batch == trace->batch) return {trace, BatchSource::kGiven};
+  const auto made = [](Trace of, BatchSource source) {
+    return BatchTrace{std::make_shared<const Trace>(std::move(of)), source};
+  };
+  if (IsLowered(*trace)) {
+    return made(LowerNetwork(BuildNetwork(trace->network), {batch, trace->preset, trace->training}),
+                BatchSource::kLowered);
+  }
+  for (const auto& other : others) {
+    if (auto between = InterpolatedToBatch(*trace, *other, batch)) {
+      return made(*std::move(between), BatchSource::kInterpolated);
+    }
+  }
+  return made(ScaledToBatch(*trace, batch), BatchSource::kScaled);
+}
+
+}  // namespace spillway

@@ -1,0 +1,89 @@
+#include "experiments/tools/fit/pytorch_remedies.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+#include <vector>
+
+#include "traces/blocks.h"
+
+namespace spillway {
+namespace {
+
+bool IsNumber(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
+}
+
+// Returns the Python expression of a module: "model.stages[0].blocks" for "stages.0.blocks".
+std::string Module(std::string_view name) {
+  std::string path = "model";
+  while (!name.empty()) {
+    const std::string_view part = name.substr(0, name.find('.'));
+    path += IsNumber(part) ? fmt::format("[{}]", part) : fmt::format(".{}", part);
+    name.remove_prefix(std::min(name.size(), part.size() + 1));
+  }
+  return path;
+}
+
+// Returns true iff the blocks are members 0, 1, 2, ... of one list: "h.0", "h.1", "h.2", ...
+bool AreFirstOfList(std::span<const std::string> blocks) {
+  const std::string_view list = StemOf(blocks[0]);
+  if (!list.ends_with('.')) return false;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i] != fmt::format("{}{}", list, i)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::string ModulesOf(std::span<const std::string> blocks, std::span<const std::string> all) {
+  std::vector<std::string> lists;
+  for (size_t begin = 0, end = 0; begin < blocks.size(); begin = end) {
+    const std::string_view list = StemOf(blocks[begin]);
+    while (end < blocks.size() && StemOf(blocks[end]) == list) ++end;
+    const auto members = blocks.subspan(begin, end - begin);
+    if (!AreFirstOfList(members)) {
+      return fmt::format("map(model.get_submodule, \"{}\".split())", fmt::join(blocks, " "));
+    }
+    const auto size = std::ranges::count(all, list, [](const std::string& b) { return StemOf(b); });
+    const bool whole = static_cast<size_t>(size) == members.size();
+    lists.push_back(Module(list.substr(0, list.size() - 1)) +
+                    (whole ? "" : fmt::format("[:{}]", members.size())));
+  }
+  if (lists.size() == 1) return lists[0];
+  return fmt::format("[*{}]", fmt::join(lists, ", *"));
+}
+
+PyTorchRemedy Checkpoint(std::span<const std::string> blocks, size_t count) {
+  const bool all = count == blocks.size();
+  return {"checkpoint",
+          all ? fmt::format("checkpoint all {} blocks", count)
+              : fmt::format("checkpoint {} of {} blocks", count, blocks.size()),
+          all ? "saved-tensors:plan=checkpoint"
+              : fmt::format("saved-tensors:plan=checkpoint,blocks={}", count),
+          fmt::format("for b in {}: b.forward = functools.partial(checkpoint, b.forward, "
+                      "use_reentrant=False)",
+                      ModulesOf(blocks.first(count), blocks))};
+}
+
+PyTorchRemedy SaveTensorsOnCpu() {
+  return {"save_on_cpu", "save_on_cpu", "saved-tensors:plan=save_on_cpu",
+          "with torch.autograd.graph.save_on_cpu(pin_memory=True): loss = forward()"};
+}
+
+PyTorchRemedy ExpandableSegments() {
+  return {"allocator", "expandable segments", "",
+          "os.environ[\"PYTORCH_CUDA_ALLOC_CONF\"] = \"expandable_segments:True\""};
+}
+
+PyTorchRemedy SmallerBatch(int64_t batch, BatchSource source) {
+  const bool made = source == BatchSource::kInterpolated || source == BatchSource::kScaled;
+  return {"batch",
+          fmt::format("batch {}{}", batch, made ? fmt::format(" ({})", Name(source)) : ""), "",
+          fmt::format("loader = DataLoader(dataset, batch_size={})", batch)};
+}
+
+}  // namespace spillway

@@ -1,0 +1,25 @@
+// PyTorch's own answers to too little memory, as lists for `ApplySavedTensors`.
+
+#ifndef SPILLWAY_POLICIES_PYTORCH_PLANS_H_
+#define SPILLWAY_POLICIES_PYTORCH_PLANS_H_
+
+#include <cstddef>
+
+#include "policies/saved_tensors.h"
+#include "traces/trace.h"
+
+namespace spillway {
+
+// `torch.autograd.graph.save_on_cpu` around forward: each operator copies each tensor that it saves
+// to the host, parameters included. A tensor of forward that an op of backward reads counts as
+// saved.
+SavedTensorsPlan SaveOnCpu(const Trace& trace);
+
+// `torch.utils.checkpoint` around each of the first `count` blocks that forward enters
+// (`BlocksInOrder`). The tensors that are made within a block are computed again when backward
+// reaches the block. Tensors that are read outside of the block are kept.
+SavedTensorsPlan CheckpointBlocks(const Trace& trace, size_t count);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_POLICIES_PYTORCH_PLANS_H_

@@ -1,0 +1,47 @@
+#include "experiments/tools/fit/pytorch_remedies.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace spillway {
+namespace {
+
+using Names = std::vector<std::string>;
+
+TEST(PyTorchRemediesTest, CodeReachesTheModules) {
+  struct {
+    Names all;
+    size_t count;
+    std::string code;
+  } const cases[] = {
+      {{"h.0", "h.1", "h.2"}, 3, "model.h"},
+      {{"h.0", "h.1", "h.2"}, 2, "model.h[:2]"},
+      {{"a.0.b.0", "a.0.b.1"}, 1, "model.a[0].b[:1]"},
+      {{"l1.0", "l1.1", "l2.0", "l2.1"}, 4, "[*model.l1, *model.l2]"},
+      {{"l1.0", "l1.1", "l2.0", "l2.1"}, 3, "[*model.l1, *model.l2[:1]]"},
+      {{"l1.0", "l1.1", "l2.0", "l2.1"}, 2, "model.l1"},
+      // Blocks that are no list, that begin at another number, or that run in another order.
+      {{"encoder", "decoder"}, 2, "map(model.get_submodule, \"encoder decoder\".split())"},
+      {{"h.1", "h.2"}, 2, "map(model.get_submodule, \"h.1 h.2\".split())"},
+      {{"h.1", "h.0"}, 1, "map(model.get_submodule, \"h.1\".split())"},
+      {{"res2_0", "res2_1"}, 1, "map(model.get_submodule, \"res2_0\".split())"},
+  };
+  for (const auto& [all, count, code] : cases) {
+    EXPECT_EQ(ModulesOf(std::span(all).first(count), all), code) << all[0];
+  }
+}
+
+TEST(PyTorchRemediesTest, TheTextSaysHowManyBlocks) {
+  const Names blocks = {"h.0", "h.1", "h.2"};
+  EXPECT_EQ(Checkpoint(blocks, 2).text, "checkpoint 2 of 3 blocks");
+  EXPECT_EQ(Checkpoint(blocks, 2).policy, "saved-tensors:plan=checkpoint,blocks=2");
+  EXPECT_EQ(Checkpoint(blocks, 3).text, "checkpoint all 3 blocks");
+  EXPECT_EQ(Checkpoint(blocks, 3).policy, "saved-tensors:plan=checkpoint");
+  EXPECT_EQ(SmallerBatch(3, BatchSource::kScaled).text, "batch 3 (scaled)");
+  EXPECT_EQ(SmallerBatch(3, BatchSource::kLowered).text, "batch 3");
+}
+
+}  // namespace
+}  // namespace spillway

@@ -1,0 +1,136 @@
+#include "policies/pytorch_plans.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "policies/as_recorded.h"
+#include "policies/saved_tensors.h"
+#include "tests/testing/fixtures.h"
+#include "traces/liveness.h"
+
+namespace spillway {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::Pair;
+
+// Two blocks of two ops each, and a loss. Each activation has 10 bytes, the loss 1:
+//
+//   x --h.0/a--> a --h.0/b--> b --h.1/c--> c --h.1/d--> d --loss--> l
+//
+// Backward of an op reads the op's input and makes the gradient of it; b also reads the weight w.
+Trace TwoBlocks() {
+  testing::TraceBuilder builder;
+  builder.Tensor("x", TensorKind::kInput, 10).Tensor("w", TensorKind::kParameter, 4);
+  for (const char* name : {"a", "b", "c", "d"}) {
+    builder.Tensor(name, TensorKind::kActivation, 10);
+    builder.Tensor(std::string("d") + name, TensorKind::kGradient, 10);
+  }
+  builder.Tensor("l", TensorKind::kActivation, 1);
+  const auto op = [&](const char* name, Phase phase, std::initializer_list<std::string> inputs,
+                      const char* output, const char* layer) {
+    builder.Op(name, phase, inputs, {output}, OpType::kOther, layer);
+  };
+  op("a", Phase::kForward, {"x"}, "a", "h.0/a");
+  op("b", Phase::kForward, {"a", "w"}, "b", "h.0/b");
+  op("c", Phase::kForward, {"b"}, "c", "h.1/c");
+  op("d", Phase::kForward, {"c"}, "d", "h.1/d");
+  op("loss", Phase::kForward, {"d"}, "l", "loss");
+  op("loss.bwd", Phase::kBackward, {"d"}, "dd", "loss");
+  op("d.bwd", Phase::kBackward, {"dd", "c"}, "dc", "h.1/d");
+  op("c.bwd", Phase::kBackward, {"dc", "b"}, "db", "h.1/c");
+  op("b.bwd", Phase::kBackward, {"db", "a", "w"}, "da", "h.0/b");
+  Trace trace = builder.Build();
+  trace.recording = {"PyTorch", "GPU", Duration(), Duration(), Bytes(), Bytes()};
+  for (Op& each : trace.ops) each.recorded.emplace();
+  trace.Validate();
+  return trace;
+}
+
+// Returns the tensors that the plan lists, with "save", "offload" or the group that comes back.
+std::map<std::string, std::string> TextOf(const Trace& trace, const SavedTensorsPlan& plan) {
+  std::map<std::string, std::string> listed;
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    const SavedTensor& tensor = plan.tensors[i];
+    if (!tensor.fate) continue;
+    listed[trace.tensors[i].name] = *tensor.fate == SavedFate::kSave      ? "save"
+                                    : *tensor.fate == SavedFate::kOffload ? "offload"
+                                                                          : tensor.group;
+  }
+  return listed;
+}
+
+// Returns the most bytes that are live at one op, without the input and the weight.
+int64_t PeakOf(const Trace& trace) {
+  const Liveness liveness(trace);
+  int64_t peak = 0;
+  for (size_t op = 0; op < trace.ops.size(); ++op) {
+    int64_t live = 0;
+    for (size_t i = 0; i < trace.tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      if (trace.tensors[i].kind == TensorKind::kInput ||
+          trace.tensors[i].kind == TensorKind::kParameter || !liveness.FirstUse(id)) {
+        continue;
+      }
+      if (Index(*liveness.FirstUse(id)) <= op && op <= Index(*liveness.LastUse(id))) {
+        live += trace.tensors[i].size.count();
+      }
+    }
+    peak = std::max(peak, live);
+  }
+  return peak;
+}
+
+// b and d leave their blocks, so they are kept. a and c are made again, each in its block.
+TEST(PyTorchPlansTest, CheckpointsKeepWhatLeavesABlock) {
+  const Trace trace = TwoBlocks();
+  EXPECT_THAT(TextOf(trace, CheckpointBlocks(trace, 2)),
+              ElementsAre(Pair("a", "h.0"), Pair("b", "save"), Pair("c", "h.1"), Pair("d", "save")));
+  EXPECT_THAT(TextOf(trace, CheckpointBlocks(trace, 1)),
+              ElementsAre(Pair("a", "h.0"), Pair("b", "save"), Pair("d", "save")));
+}
+
+// As recorded, the most is live at d.bwd: a, b, c, dd and dc. With both blocks checkpointed, b, d
+// and dd are live at the end of the loss, and then b, dd, dc and the new c: 40 bytes. With the first
+// alone, c is kept, and a is not there: b, c, dd and dc. The block whose backward runs brings back
+// all that it made.
+TEST(PyTorchPlansTest, CheckpointsLowerThePeakByWhatTheyDrop) {
+  const Trace trace = TwoBlocks();
+  const testing::FixedCost cost;
+  const auto peak = [&](const SavedTensorsPlan& plan) {
+    return PeakOf(HeldAsRecorded(ApplySavedTensors(trace, plan, cost)));
+  };
+  EXPECT_EQ(PeakOf(trace), 50);
+  EXPECT_EQ(peak(CheckpointBlocks(trace, 2)), 40);
+  EXPECT_EQ(peak(CheckpointBlocks(trace, 1)), 40);
+  EXPECT_EQ(peak(CheckpointBlocks(trace, 0)), 50);
+}
+
+TEST(PyTorchPlansTest, SaveOnCpuMovesAllThatBackwardReads) {
+  const Trace trace = TwoBlocks();
+  const SavedTensorsPlan plan = SaveOnCpu(trace);
+  EXPECT_TRUE(plan.each_reader);
+  EXPECT_THAT(TextOf(trace, plan),
+              ElementsAre(Pair("a", "offload"), Pair("b", "offload"), Pair("c", "offload"),
+                          Pair("d", "offload"), Pair("w", "offload")));
+}
+
+// What backward writes, and parameters that forward changes, never come back.
+TEST(PyTorchPlansTest, WhatCannotComeBackIsKept) {
+  testing::TraceBuilder builder;
+  builder.Tensor("x", TensorKind::kInput, 1)
+      .Tensor("mean", TensorKind::kOptimizerState, 1)
+      .Tensor("y", TensorKind::kActivation, 1)
+      .Tensor("z", TensorKind::kActivation, 1);
+  builder.Op("norm", Phase::kForward, {"x", "mean"}, {"y", "mean"}, OpType::kOther, "h.0/norm");
+  builder.Op("mul", Phase::kForward, {"y"}, {"z"}, OpType::kOther, "h.0/mul");
+  builder.Op("bwd", Phase::kBackward, {"y", "z", "mean"}, {"z"}, OpType::kOther, "h.0/mul");
+  const Trace trace = builder.Build();
+  EXPECT_THAT(TextOf(trace, CheckpointBlocks(trace, 1)), ElementsAre(Pair("y", "h.0")));
+}
+
+}  // namespace
+}  // namespace spillway
