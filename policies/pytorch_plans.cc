@@ -65,7 +65,12 @@ SavedTensorsPlan SaveOnCpu(const Trace& trace) {
   return plan;
 }
 
-SavedTensorsPlan CheckpointBlocks(const Trace& trace, size_t count) {
+bool IsCostly(const Op& op) {
+  return op.type == OpType::kMatmul || op.type == OpType::kConvolution ||
+         op.type == OpType::kAttention;
+}
+
+SavedTensorsPlan CheckpointBlocks(const Trace& trace, size_t count, Recomputed recomputed) {
   const std::vector<Storage> storages = FindStorages(trace);
   const std::vector<std::string> blocks = BlocksOf(trace);
   std::vector<std::string> chosen = BlocksInOrder(trace);
@@ -78,12 +83,14 @@ SavedTensorsPlan CheckpointBlocks(const Trace& trace, size_t count) {
     const Storage& storage = storages[i];
     if (!storage.maker || storage.from_outside) continue;
     const std::string& block = block_of(*storage.maker);
+    const bool is_chosen = std::ranges::find(chosen, block) != chosen.end();
     const bool leaves = std::ranges::any_of(
         storage.readers, [&](OpId reader) { return block_of(reader) != block; });
-    if (leaves) {
+    if (is_chosen && recomputed == Recomputed::kCheapOps && IsCostly(trace.op(*storage.maker))) {
+      plan.tensors[i] = {SavedFate::kSave, block};
+    } else if (leaves) {
       plan.tensors[i].fate = SavedFate::kSave;
-    } else if (storage.read_later && !storage.written_later &&
-               std::ranges::find(chosen, block) != chosen.end()) {
+    } else if (is_chosen && storage.read_later && !storage.written_later) {
       plan.tensors[i] = {SavedFate::kRecompute, block};
     }
   }

@@ -4,6 +4,7 @@
 #define SPILLWAY_POLICIES_PYTORCH_PLANS_H_
 
 #include <cstddef>
+#include <cstdint>
 
 #include "policies/saved_tensors.h"
 #include "traces/trace.h"
@@ -15,10 +16,21 @@ namespace spillway {
 // saved.
 SavedTensorsPlan SaveOnCpu(const Trace& trace);
 
+enum class Recomputed : uint8_t {
+  kAllOps,
+  // All but matrix products, convolutions and attention, whose outputs are kept until the block is
+  // back: `create_selective_checkpoint_contexts` with a list of these operators.
+  kCheapOps,
+};
+
 // `torch.utils.checkpoint` around each of the first `count` blocks that forward enters
 // (`BlocksInOrder`). The tensors that are made within a block are computed again when backward
 // reaches the block. Tensors that are read outside of the block are kept.
-SavedTensorsPlan CheckpointBlocks(const Trace& trace, size_t count);
+SavedTensorsPlan CheckpointBlocks(const Trace& trace, size_t count,
+                                  Recomputed recomputed = Recomputed::kAllOps);
+
+// Returns true iff `Recomputed::kCheapOps` leaves the op out.
+bool IsCostly(const Op& op);
 
 }  // namespace spillway
 

@@ -215,6 +215,7 @@ class Rewriter {
       Made(wanted, made);  // it may be a view that no op has written
     }
     for (const auto& [old, now] : made) came_back_[Index(old)] = now;
+    back_at_[Planned(id).group] = static_cast<OpId>(to_.ops.size() - 1);
   }
 
   // Returns true if the op gives the same result when it runs again. An op that works in place
@@ -279,6 +280,15 @@ class Rewriter {
       const bool released = by_autograd && after && *after < same;
       tensor.held_until = released ? *after : after ? std::max(same, *after) : same;
     }
+    for (size_t i = 0; i < from_.tensors.size(); ++i) {
+      const SavedTensor& planned = plan_.tensors[i];
+      const auto last = now.LastUse(static_cast<TensorId>(i));
+      if (planned.fate != SavedFate::kSave || planned.group.empty() || !last) continue;
+      if (const auto back = back_at_.find(planned.group); back != back_at_.end()) {
+        auto& held = to_.tensors[i].held_until;
+        held = std::max({held.value_or(*last), *last, back->second});
+      }
+    }
   }
 
   const Trace& from_;
@@ -291,10 +301,11 @@ class Rewriter {
   std::vector<std::vector<TensorId>> leaving_;      // by op: tensors that are copied out after it
   std::vector<OpId> new_place_;                     // by op of the given trace
   std::vector<std::optional<TensorId>> came_back_;  // by tensor: the tensor that replaces it
+  std::map<std::string, OpId> back_at_;  // by group: the op after which all of it is back
   std::set<std::string> tensor_names_, op_names_;
 };
 
-enum class PlanKind : uint8_t { kList, kCheckpoint, kSaveOnCpu };
+enum class PlanKind : uint8_t { kList, kCheckpoint, kSelective, kSaveOnCpu };
 
 class SavedTensorsPolicy final : public Policy {
  public:
@@ -307,10 +318,11 @@ class SavedTensorsPolicy final : public Policy {
     if ((kind_ == PlanKind::kList) == path_.empty()) {
       throw UsageError(
           "policy 'saved-tensors' needs a list or a plan, and not both: saved-tensors:file=PATH, "
-          "saved-tensors:plan=checkpoint or saved-tensors:plan=save_on_cpu");
+          "saved-tensors:plan=checkpoint, plan=selective or plan=save_on_cpu");
     }
-    if (blocks_ > 0 && kind_ != PlanKind::kCheckpoint) {
-      throw UsageError("policy 'saved-tensors': blocks=... belongs to plan=checkpoint");
+    if (blocks_ > 0 && kind_ != PlanKind::kCheckpoint && kind_ != PlanKind::kSelective) {
+      throw UsageError(
+          "policy 'saved-tensors': blocks=... belongs to plan=checkpoint and plan=selective");
     }
     if (!trace.recording) {
       throw UsageError(
@@ -336,7 +348,9 @@ class SavedTensorsPolicy final : public Policy {
       throw UsageError(fmt::format("policy 'saved-tensors': blocks={}, and {} has {} blocks",
                                    blocks_, trace.name, all));
     }
-    return CheckpointBlocks(trace, blocks_ > 0 ? static_cast<size_t>(blocks_) : all);
+    return CheckpointBlocks(
+        trace, blocks_ > 0 ? static_cast<size_t>(blocks_) : all,
+        kind_ == PlanKind::kSelective ? Recomputed::kCheapOps : Recomputed::kAllOps);
   }
 
   const PlanKind kind_;
@@ -348,12 +362,16 @@ std::unique_ptr<Policy> MakeSavedTensorsPolicy(Params& params) {
   const auto kind = params.Enum<PlanKind>("plan", "file",
                                           {{"file", PlanKind::kList},
                                            {"checkpoint", PlanKind::kCheckpoint},
+                                           {"selective", PlanKind::kSelective},
                                            {"save_on_cpu", PlanKind::kSaveOnCpu}},
                                           "the list in a file, torch.utils.checkpoint around "
-                                          "blocks, or torch.autograd.graph.save_on_cpu");
+                                          "blocks, the same without matrix products, "
+                                          "convolutions and attention, or "
+                                          "torch.autograd.graph.save_on_cpu");
   const int64_t blocks =
       params.Integer("blocks", 0, 0, 1000000,
-                     "for checkpoint: the first blocks of forward to checkpoint; 0 means all");
+                     "for checkpoint and selective: the number of blocks, the first of forward; 0 "
+                     "means all");
   const std::string path = params.Text(
       "file", "PATH", "",
       "the list of what becomes of each tensor that backward reads; see policies/README.md");

@@ -24,7 +24,9 @@ enum class SavedFate : uint8_t { kSave, kRecompute, kOffload };
 
 struct SavedTensor {
   std::optional<SavedFate> fate;  // nullopt: not listed; kept if backward reads it
-  std::string group;  // for kRecompute: tensors of a group come back together; may be empty
+  // Tensors of a group with kRecompute come back together. A tensor of a group with kSave is held
+  // at least until then. May be empty.
+  std::string group;
 };
 
 struct SavedTensorsPlan {

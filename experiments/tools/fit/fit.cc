@@ -228,6 +228,11 @@ void FindChanges(const Question& one, const FitWorkload& workload,
     const std::vector<std::string> blocks = BlocksInOrder(trace);
     fit.has_blocks = !blocks.empty();
     tries.emplace_back([&one, blocks] { return Checkpointed(one, blocks); });
+    if (fit.has_blocks) {
+      tries.emplace_back([&one, &trace, blocks] {
+        return std::vector{one.Remedied(SelectiveCheckpoint(blocks, trace))};
+      });
+    }
     tries.emplace_back([&] { return std::vector{one.Remedied(SaveTensorsOnCpu())}; });
   }
   for (const PolicyChoice& policy : options.policies) {
@@ -274,20 +279,23 @@ std::string Wrapped(std::string_view text, size_t indent = 0) {
   return wrapped + "\n";
 }
 
-// Returns lines of Python, with the body of a loop on a line of its own if it is long.
+// Returns lines of Python of at most `kTextWidth` characters. A longer line is broken behind the
+// head of its loop, and behind commas, which are all in brackets.
 std::string FormatPython(std::string_view python) {
-  constexpr std::string_view kIndent = "    ";
   std::string text;
   while (!python.empty()) {
-    const std::string_view line = python.substr(0, python.find('\n'));
+    std::string_view line = python.substr(0, python.find('\n'));
     python.remove_prefix(std::min(python.size(), line.size() + 1));
-    const size_t body = line.find(": ");
-    if (kIndent.size() + line.size() <= kTextWidth || body == line.npos) {
-      text += fmt::format("{}{}\n", kIndent, line);
-    } else {
-      text += fmt::format("{0}{1}\n{0} {2}\n", kIndent, line.substr(0, body + 1),
-                          line.substr(body + 2));
+    std::string indent(4, ' ');
+    while (indent.size() + line.size() > kTextWidth) {
+      size_t end = line.starts_with("for ") ? line.find(": ") : line.npos;
+      if (end == line.npos) end = line.rfind(", ", kTextWidth - indent.size() - 1);
+      if (end == line.npos) break;
+      text += fmt::format("{}{}\n", indent, line.substr(0, end + 1));
+      line.remove_prefix(end + 2);
+      indent.resize(indent.size() < 5 ? 5 : 9, ' ');
     }
+    text += fmt::format("{}{}\n", indent, line);
   }
   return text;
 }
@@ -306,6 +314,27 @@ std::string FormatRemedies(std::vector<FitRow> rows) {
     end = table.find('\n', begin) + 1;
     text += table.substr(begin, end - begin);
     if (line > 0) text += FormatPython(rows[line - 1].python);
+  }
+  return text;
+}
+
+// Returns sentences that explain the code and the numbers of the changes.
+std::string FormatRemarks(std::span<const FitRow> rows) {
+  const auto any = [&](const auto& holds) { return std::ranges::any_of(rows, holds); };
+  std::string text;
+  if (any([](const FitRow& row) { return row.change.ends_with("checkpoint"); })) {
+    text += Wrapped(
+        "Here model is your module; checkpoint and create_selective_checkpoint_contexts are in "
+        "torch.utils.checkpoint. Times hold if the host keeps up with the GPU.");
+  }
+  if (any([](const FitRow& row) { return row.batch_source == BatchSource::kScaled; })) {
+    text += Wrapped(
+        "A scaled batch is an estimate from one recording. Give a second recording of another "
+        "batch to interpolate.");
+  }
+  if (any([](const FitRow& row) { return row.status == FitStatus::kReclaims; })) {
+    text += Wrapped(
+        "A change with a negative margin fits because the allocator gives cached memory back.");
   }
   return text;
 }
@@ -347,8 +376,8 @@ std::string FormatChanges(const Fit& fit, size_t width) {
     (change.runs_in_pytorch() ? remedies : policies).push_back(change);
   }
   if (!remedies.empty()) {
-    text += fmt::format("What makes it fit in PyTorch, the cheapest first:\n\n{}\n",
-                        FormatRemedies(remedies));
+    text += fmt::format("What makes it fit in PyTorch, the cheapest first:\n\n{}\n{}",
+                        FormatRemedies(remedies), FormatRemarks(remedies));
   }
   text += FormatMisses(fit);
   const size_t shown = std::min(kShownPolicies, policies.size());
@@ -425,8 +454,8 @@ Columns<FitRow> FitColumns() {
       {"memory_bytes", "B", "device memory", &FitRow::memory, "memory", 2},
       {"outside_bytes", "B", "of that, held beside the allocator", &FitRow::outside, "outside", 2},
       {"change", "",
-       "none, or the change: allocator, checkpoint, save_on_cpu, batch, or of policies of research "
-       "policy, policy and allocator",
+       "none, or the change: allocator, checkpoint, selective checkpoint, save_on_cpu, batch, or of "
+       "policies of research policy, policy and allocator",
        &FitRow::change, "change"},
       {"policy", "", "that it runs under", &FitRow::policy, "policy"},
       {"allocator", "", "that serves it", &FitRow::allocator, "allocator"},

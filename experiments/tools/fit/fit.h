@@ -43,8 +43,8 @@ struct FitRow {
   Bytes memory;             // device memory
   Bytes outside;            // the part of `memory` that is used outside the allocator
   Bytes recorded_reserved;  // peak reserved by PyTorch during the recording; 0 if unknown
-  // "none", "allocator", "checkpoint", "save_on_cpu", "batch", or of policies of research "policy"
-  // and "policy and allocator".
+  // "none", "allocator", "checkpoint", "selective checkpoint", "save_on_cpu", "batch", or of
+  // policies of research "policy" and "policy and allocator".
   std::string change;
   std::string remedy;  // the change in words, if a user of PyTorch can make it
   std::string python;  // its code, one statement a line

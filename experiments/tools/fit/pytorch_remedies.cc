@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string_view>
 #include <vector>
 
+#include "policies/pytorch_plans.h"
 #include "traces/blocks.h"
 
 namespace spillway {
@@ -35,6 +37,27 @@ bool AreFirstOfList(std::span<const std::string> blocks) {
     if (blocks[i] != fmt::format("{}{}", list, i)) return false;
   }
   return true;
+}
+
+// Returns the operators of the trace that are costly to run again, as PyTorch dispatches them. A
+// recording names the operator that launched the work, which may be an inner one.
+std::set<std::string> CostlyOperators(const Trace& trace) {
+  const std::map<std::string_view, std::string_view> outer = {
+      {"_efficient_attention_forward", "_scaled_dot_product_efficient_attention"},
+      {"_flash_attention_forward", "_scaled_dot_product_flash_attention"},
+      {"_cudnn_attention_forward", "_scaled_dot_product_cudnn_attention"},
+      {"cudnn_convolution", "convolution"},
+  };
+  constexpr std::string_view kLibrary = "aten::";
+  std::set<std::string> operators;
+  for (const Op& op : trace.ops) {
+    std::string_view name = op.slots[0].signature;
+    if (op.phase != Phase::kForward || !IsCostly(op) || !name.starts_with(kLibrary)) continue;
+    name = name.substr(0, name.find(' ')).substr(kLibrary.size());
+    const auto found = outer.find(name);
+    operators.insert(fmt::format("aten.{}.default", found == outer.end() ? name : found->second));
+  }
+  return operators;
 }
 
 }  // namespace
@@ -67,6 +90,16 @@ PyTorchRemedy Checkpoint(std::span<const std::string> blocks, size_t count) {
           fmt::format("for b in {}: b.forward = functools.partial(checkpoint, b.forward, "
                       "use_reentrant=False)",
                       ModulesOf(blocks.first(count), blocks))};
+}
+
+PyTorchRemedy SelectiveCheckpoint(std::span<const std::string> blocks, const Trace& trace) {
+  return {"selective checkpoint", fmt::format("selective checkpoint {} blocks", blocks.size()),
+          "saved-tensors:plan=selective",
+          fmt::format("aten = torch.ops.aten\n"
+                      "keep = functools.partial(create_selective_checkpoint_contexts, [{}])\n"
+                      "for b in {}: b.forward = functools.partial(checkpoint, b.forward, "
+                      "use_reentrant=False, context_fn=keep)",
+                      fmt::join(CostlyOperators(trace), ", "), ModulesOf(blocks, blocks))};
 }
 
 PyTorchRemedy SaveTensorsOnCpu() {

@@ -10,21 +10,26 @@
 #include <string>
 
 #include "experiments/tools/fit/other_batch.h"
+#include "traces/trace.h"
 
 namespace spillway {
 
 struct PyTorchRemedy {
-  std::string change;  // "checkpoint", "save_on_cpu", "allocator" or "batch"
+  // "checkpoint", "selective checkpoint", "save_on_cpu", "allocator" or "batch"
+  std::string change;
   std::string text;    // "checkpoint 5 of 12 blocks"
   std::string policy;  // a specification; empty: the policy that runs the workload unchanged
-  // One line of Python. `model` is the user's module, and `checkpoint` is
-  // torch.utils.checkpoint.checkpoint.
+  // Statements of Python, one a line. `model` is the user's module. `checkpoint` and
+  // `create_selective_checkpoint_contexts` are those of torch.utils.checkpoint.
   std::string python;
 };
 
 // Returns the remedy of checkpoints around the first `count` of `blocks`, which are all blocks in
 // the order of forward. REQUIRES: 0 < count <= blocks.size().
 PyTorchRemedy Checkpoint(std::span<const std::string> blocks, size_t count);
+// Returns the remedy of checkpoints around all `blocks` that keep the results of matrix products,
+// convolutions and attention. `trace` tells which operators these are.
+PyTorchRemedy SelectiveCheckpoint(std::span<const std::string> blocks, const Trace& trace);
 PyTorchRemedy SaveTensorsOnCpu();
 PyTorchRemedy ExpandableSegments();
 // `source` says how the trace of the batch was made.

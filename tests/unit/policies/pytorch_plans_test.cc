@@ -109,6 +109,39 @@ TEST(PyTorchPlansTest, CheckpointsLowerThePeakByWhatTheyDrop) {
   EXPECT_EQ(peak(CheckpointBlocks(trace, 0)), 50);
 }
 
+// x --mm--> m --relu--> r --mm--> p --add--> y in one block; only r is read by backward. The results
+// of both products are kept until r is back, though nothing needs p again; y leaves the block.
+TEST(PyTorchPlansTest, SelectiveCheckpointsKeepCostlyResults) {
+  testing::TraceBuilder builder;
+  builder.Tensor("x", TensorKind::kInput, 1);
+  for (const char* name : {"m", "r", "p", "y", "l"}) {
+    builder.Tensor(name, TensorKind::kActivation, 1);
+  }
+  builder.Tensor("dr", TensorKind::kGradient, 1);
+  builder.Op("mm.1", Phase::kForward, {"x"}, {"m"}, OpType::kMatmul, "h.0/mm.1");
+  builder.Op("relu", Phase::kForward, {"m"}, {"r"}, OpType::kOther, "h.0/relu");
+  builder.Op("mm.2", Phase::kForward, {"r"}, {"p"}, OpType::kMatmul, "h.0/mm.2");
+  builder.Op("add", Phase::kForward, {"p", "x"}, {"y"}, OpType::kOther, "h.0/add");
+  builder.Op("loss", Phase::kForward, {"y"}, {"l"}, OpType::kOther, "loss");
+  builder.Op("mm.bwd", Phase::kBackward, {"l", "r"}, {"dr"}, OpType::kMatmul, "h.0/mm.2");
+  Trace trace = builder.Build();
+  trace.recording = {"PyTorch", "GPU", Duration(), Duration(), Bytes(), Bytes()};
+  for (Op& op : trace.ops) op.recorded.emplace();
+  const SavedTensorsPlan plan = CheckpointBlocks(trace, 1, Recomputed::kCheapOps);
+  EXPECT_THAT(TextOf(trace, plan), ElementsAre(Pair("m", "save"), Pair("p", "save"),
+                                               Pair("r", "h.0"), Pair("y", "save")));
+  const Trace ran = ApplySavedTensors(trace, plan, testing::FixedCost());
+  const auto held_by = [&](const char* name) {
+    const auto held = ran.tensor(builder.Id(name)).held_until;
+    return held ? ran.op(*held).name : "";
+  };
+  EXPECT_EQ(ran.ops[5].name, "relu.again");
+  EXPECT_EQ(ran.ops[5].inputs[0], builder.Id("m"));
+  EXPECT_EQ(held_by("m"), "relu.again");
+  EXPECT_EQ(held_by("p"), "relu.again");
+  EXPECT_EQ(held_by("y"), "");
+}
+
 TEST(PyTorchPlansTest, SaveOnCpuMovesAllThatBackwardReads) {
   const Trace trace = TwoBlocks();
   const SavedTensorsPlan plan = SaveOnCpu(trace);

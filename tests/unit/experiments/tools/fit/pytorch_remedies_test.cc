@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/fixtures.h"
+
 namespace spillway {
 namespace {
 
@@ -41,6 +43,32 @@ TEST(PyTorchRemediesTest, TheTextSaysHowManyBlocks) {
   EXPECT_EQ(Checkpoint(blocks, 3).policy, "saved-tensors:plan=checkpoint");
   EXPECT_EQ(SmallerBatch(3, BatchSource::kScaled).text, "batch 3 (scaled)");
   EXPECT_EQ(SmallerBatch(3, BatchSource::kLowered).text, "batch 3");
+}
+
+// The recording names inner operators; PyTorch's lists name those that a program calls.
+TEST(PyTorchRemediesTest, SelectiveCheckpointsNameTheOperators) {
+  testing::TraceBuilder builder;
+  builder.Tensor("x", TensorKind::kInput, 1);
+  const auto op = [&](const std::string& name, OpType type, Phase phase = Phase::kForward) {
+    builder.Tensor(name + ".y", TensorKind::kActivation, 1);
+    builder.Op(name, phase, {"x"}, {name + ".y"}, type);
+  };
+  op("aten::addmm 4x4", OpType::kMatmul);
+  op("aten::_flash_attention_forward 4x4", OpType::kAttention);
+  op("aten::cudnn_convolution 4x4", OpType::kConvolution);
+  op("aten::relu 4x4", OpType::kOther);
+  op("aten::mm 4x4", OpType::kMatmul, Phase::kBackward);
+  op("my_kernel", OpType::kMatmul);
+  Trace trace = builder.Build();
+  for (Op& each : trace.ops) each.slots[0].signature = each.name;
+  const Names blocks = {"h.0", "h.1"};
+  EXPECT_EQ(SelectiveCheckpoint(blocks, trace).python,
+            "aten = torch.ops.aten\n"
+            "keep = functools.partial(create_selective_checkpoint_contexts, "
+            "[aten._scaled_dot_product_flash_attention.default, aten.addmm.default, "
+            "aten.convolution.default])\n"
+            "for b in model.h: b.forward = functools.partial(checkpoint, b.forward, "
+            "use_reentrant=False, context_fn=keep)");
 }
 
 }  // namespace
