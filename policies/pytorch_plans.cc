@@ -14,11 +14,11 @@ namespace {
 
 // The use of one storage in forward and backward.
 struct Storage {
-  std::optional<OpId> maker;     // the first op of forward that writes it
-  std::vector<OpId> readers;     // ops of forward
-  bool read_later = false;       // by an op of backward
-  bool written_later = false;    // by an op of backward
-  bool from_outside = false;     // a parameter, optimizer state or input
+  std::optional<OpId> maker;   // the first op of forward that writes it
+  std::vector<OpId> readers;   // ops of forward
+  bool read_later = false;     // by an op of backward
+  bool written_later = false;  // by an op of backward
+  bool from_outside = false;   // a parameter, optimizer state or input
 };
 
 std::vector<Storage> FindStorages(const Trace& trace) {
@@ -56,8 +56,8 @@ SavedTensorsPlan SaveOnCpu(const Trace& trace) {
   for (size_t i = 0; i < storages.size(); ++i) {
     const Storage& storage = storages[i];
     const TensorKind kind = trace.tensors[i].kind;
-    const bool is_there = storage.maker || kind == TensorKind::kParameter ||
-                          kind == TensorKind::kInput;
+    const bool is_there =
+        storage.maker || kind == TensorKind::kParameter || kind == TensorKind::kInput;
     if (is_there && storage.read_later && !storage.written_later) {
       plan.tensors[i].fate = SavedFate::kOffload;
     }
@@ -84,8 +84,8 @@ SavedTensorsPlan CheckpointBlocks(const Trace& trace, size_t count, Recomputed r
     if (!storage.maker || storage.from_outside) continue;
     const std::string& block = block_of(*storage.maker);
     const bool is_chosen = std::ranges::find(chosen, block) != chosen.end();
-    const bool leaves = std::ranges::any_of(
-        storage.readers, [&](OpId reader) { return block_of(reader) != block; });
+    const bool leaves = std::ranges::any_of(storage.readers,
+                                            [&](OpId reader) { return block_of(reader) != block; });
     if (is_chosen && recomputed == Recomputed::kCheapOps && IsCostly(trace.op(*storage.maker))) {
       plan.tensors[i] = {SavedFate::kSave, block};
     } else if (leaves) {

@@ -16,8 +16,7 @@ namespace {
 // Finds the layer that each holder at the peak belongs to.
 class Owners {
  public:
-  explicit Owners(const Trace& trace)
-      : trace_(trace), liveness_(trace), blocks_(BlocksOf(trace)) {}
+  explicit Owners(const Trace& trace) : trace_(trace), liveness_(trace), blocks_(BlocksOf(trace)) {}
 
   void SetLayer(const Placement& placement, PeakHolder& holder) const {
     OpId op = placement.op;
@@ -80,7 +79,8 @@ std::string TitleOf(const PeakSum& sum) {
 
 std::string FormatBlocks(const MemoryPeak& peak) {
   const std::vector<PeakSum> blocks = BlockSums(peak);
-  const bool any = std::ranges::any_of(blocks, [](const PeakSum& sum) { return !sum.name.empty(); });
+  const bool any =
+      std::ranges::any_of(blocks, [](const PeakSum& sum) { return !sum.name.empty(); });
   if (!any) return "";
   std::map<std::string, std::vector<PeakSum>> alike;  // by the text of their stem
   for (const PeakSum& sum : blocks) {

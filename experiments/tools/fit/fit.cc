@@ -182,9 +182,8 @@ std::vector<FitRow> Checkpointed(const Question& one, const std::vector<std::str
   const auto row_of = [&](size_t count) { return one.Remedied(Checkpoint(blocks, count)); };
   std::vector<FitRow> rows{row_of(blocks.size())};
   if (rows[0].status == FitStatus::kNot) return rows;
-  const size_t count = LeastThat(1, blocks.size(), [&](size_t some) {
-    return row_of(some).status != FitStatus::kNot;
-  });
+  const size_t count = LeastThat(
+      1, blocks.size(), [&](size_t some) { return row_of(some).status != FitStatus::kNot; });
   if (count < blocks.size()) rows.push_back(row_of(count));
   return rows;
 }
@@ -303,9 +302,9 @@ std::string FormatPython(std::string_view python) {
 // Returns a table of changes in PyTorch, with the code of each below its row. The code tells if
 // a change goes with expandable segments.
 std::string FormatRemedies(std::vector<FitRow> rows) {
-  constexpr std::string_view kColumns[] = {"remedy",       "peak_allocated_bytes",
-                                           "peak_reserved_bytes", "margin_bytes",
-                                           "iteration_ms", "slowdown"};
+  constexpr std::string_view kColumns[] = {
+      "remedy",       "peak_allocated_bytes", "peak_reserved_bytes",
+      "margin_bytes", "iteration_ms",         "slowdown"};
   for (FitRow& row : rows) row.remedy.resize(std::min(row.remedy.size(), row.remedy.find(',')));
   const std::string table = FormatTable(FitColumns(), kColumns, rows);
   std::string text;
@@ -345,11 +344,10 @@ std::string FormatMisses(const Fit& fit) {
   std::string text;
   for (const FitRow& row : fit.misses) {
     const Bytes missing = row.metrics.peak_reserved - row.available();
-    text += Wrapped(fmt::format("It does not fit with {}, which reserves {}{}.", row.remedy,
-                                FormatBytes(row.metrics.peak_reserved),
-                                missing > Bytes()
-                                    ? fmt::format(", {} too much", FormatBytes(missing))
-                                    : std::string()));
+    text += Wrapped(fmt::format(
+        "It does not fit with {}, which reserves {}{}.", row.remedy,
+        FormatBytes(row.metrics.peak_reserved),
+        missing > Bytes() ? fmt::format(", {} too much", FormatBytes(missing)) : std::string()));
   }
   if (!fit.recorded) {
     text += Wrapped(
@@ -365,12 +363,12 @@ std::string FormatMisses(const Fit& fit) {
 
 // Returns a text on the changes of one workload that does not fit.
 std::string FormatChanges(const Fit& fit, size_t width) {
-  constexpr std::string_view kPolicy[] = {"policy",       "allocator", "peak_reserved_bytes",
-                                          "margin_bytes", "iteration_ms", "slowdown"};
+  constexpr std::string_view kPolicy[] = {
+      "policy", "peak_reserved_bytes", "margin_bytes", "iteration_ms", "slowdown", "allocator"};
   const FitRow& row = fit.as_it_is;
-  std::string text = fmt::format("\n{}\n", Wrapped(fmt::format("{} does not fit on {}: {}.",
-                                                              ShortName(row.workload), row.device,
-                                                              row.reason)));
+  std::string text =
+      fmt::format("\n{}\n", Wrapped(fmt::format("{} does not fit on {}: {}.",
+                                                ShortName(row.workload), row.device, row.reason)));
   std::vector<FitRow> remedies, policies;
   for (const FitRow& change : fit.changes) {
     (change.runs_in_pytorch() ? remedies : policies).push_back(change);
@@ -391,7 +389,6 @@ std::string FormatChanges(const Fit& fit, size_t width) {
   if (fit.changes.empty()) text += "Nothing that was tried makes it fit.\n";
   return text;
 }
-
 
 }  // namespace
 
@@ -454,7 +451,8 @@ Columns<FitRow> FitColumns() {
       {"memory_bytes", "B", "device memory", &FitRow::memory, "memory", 2},
       {"outside_bytes", "B", "of that, held beside the allocator", &FitRow::outside, "outside", 2},
       {"change", "",
-       "none, or the change: allocator, checkpoint, selective checkpoint, save_on_cpu, batch, or of "
+       "none, or the change: allocator, checkpoint, selective checkpoint, save_on_cpu, batch, or "
+       "of "
        "policies of research policy, policy and allocator",
        &FitRow::change, "change"},
       {"policy", "", "that it runs under", &FitRow::policy, "policy"},
@@ -496,7 +494,8 @@ Columns<FitRow> FitColumns() {
       {"peak_tensors", "", "the largest tensors",
        [](auto& row) {
          const auto& all = row.peak.holders;
-         return NestRows(PeakColumns(), std::span(all).first(std::min(kWrittenHolders, all.size())));
+         return NestRows(PeakColumns(),
+                         std::span(all).first(std::min(kWrittenHolders, all.size())));
        }},
   };
   for (Column<FitRow>& column : columns) {

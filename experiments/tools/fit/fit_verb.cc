@@ -87,9 +87,9 @@ int64_t ParseBatch(const std::string& text, int64_t batch) {
   }
   const double wanted = is_factor ? number * static_cast<double>(batch) : number;
   if (!(wanted >= 1 && wanted <= kMost) || wanted != std::floor(wanted)) {
-    throw UsageError(fmt::format(
-        "batch: '{}' makes {:g} samples of {}; expected a whole number from 1 to {}", text, wanted,
-        batch, kMost));
+    throw UsageError(
+        fmt::format("batch: '{}' makes {:g} samples of {}; expected a whole number from 1 to {}",
+                    text, wanted, batch, kMost));
   }
   return static_cast<int64_t>(wanted);
 }
@@ -160,10 +160,11 @@ void AddFit(Command& program, Session& session) {
   verb.Text("--outside", options.outside,
             "Device memory that is used outside the allocator, by contexts, libraries and other "
             "processes");
-  verb.Text("--batch", options.batch,
-            "Answer for another batch: a number of samples, or a factor such as 2x or 0.5x. Networks "
-            "are lowered at that batch. A recording is interpolated if two of different batches are "
-            "given, else what is proportional to the batch is scaled");
+  verb.Text(
+      "--batch", options.batch,
+      "Answer for another batch: a number of samples, or a factor such as 2x or 0.5x. Networks "
+      "are lowered at that batch. A recording is interpolated if two of different batches are "
+      "given, else what is proportional to the batch is scaled");
   options.format.Add(verb);
   options.policies.Add(verb);
   verb.Declared("--policy")

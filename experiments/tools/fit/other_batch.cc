@@ -224,7 +224,9 @@ struct Line {
     if (rise % run != 0 && (rise < 0) != (run < 0)) --change;
     return std::max<int64_t>(0, at_one + static_cast<int64_t>(change));
   }
-  Bytes At(Bytes at_one, Bytes at_other) const { return Bytes(At(at_one.count(), at_other.count())); }
+  Bytes At(Bytes at_one, Bytes at_other) const {
+    return Bytes(At(at_one.count(), at_other.count()));
+  }
   Duration At(Duration at_one, Duration at_other) const {
     return Duration::Picoseconds(At(at_one.picoseconds(), at_other.picoseconds()));
   }
@@ -245,8 +247,8 @@ void KeepViewsInside(Trace& trace) {
 bool IsLowered(const Trace& trace) {
   if (trace.recording) return false;
   try {
-    return LowerNetwork(BuildNetwork(trace.network),
-                        {trace.batch, trace.preset, trace.training}) == trace;
+    return LowerNetwork(BuildNetwork(trace.network), {trace.batch, trace.preset, trace.training}) ==
+           trace;
   } catch (const UsageError&) {
     return false;
   }

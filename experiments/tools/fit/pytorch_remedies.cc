@@ -114,9 +114,8 @@ PyTorchRemedy ExpandableSegments() {
 
 PyTorchRemedy SmallerBatch(int64_t batch, BatchSource source) {
   const bool made = source == BatchSource::kInterpolated || source == BatchSource::kScaled;
-  return {"batch",
-          fmt::format("batch {}{}", batch, made ? fmt::format(" ({})", Name(source)) : ""), "",
-          fmt::format("loader = DataLoader(dataset, batch_size={})", batch)};
+  return {"batch", fmt::format("batch {}{}", batch, made ? fmt::format(" ({})", Name(source)) : ""),
+          "", fmt::format("loader = DataLoader(dataset, batch_size={})", batch)};
 }
 
 }  // namespace spillway

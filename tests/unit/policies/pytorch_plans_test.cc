@@ -87,16 +87,17 @@ int64_t PeakOf(const Trace& trace) {
 // b and d leave their blocks, so they are kept. a and c are made again, each in its block.
 TEST(PyTorchPlansTest, CheckpointsKeepWhatLeavesABlock) {
   const Trace trace = TwoBlocks();
-  EXPECT_THAT(TextOf(trace, CheckpointBlocks(trace, 2)),
-              ElementsAre(Pair("a", "h.0"), Pair("b", "save"), Pair("c", "h.1"), Pair("d", "save")));
+  EXPECT_THAT(
+      TextOf(trace, CheckpointBlocks(trace, 2)),
+      ElementsAre(Pair("a", "h.0"), Pair("b", "save"), Pair("c", "h.1"), Pair("d", "save")));
   EXPECT_THAT(TextOf(trace, CheckpointBlocks(trace, 1)),
               ElementsAre(Pair("a", "h.0"), Pair("b", "save"), Pair("d", "save")));
 }
 
 // As recorded, the most is live at d.bwd: a, b, c, dd and dc. With both blocks checkpointed, b, d
-// and dd are live at the end of the loss, and then b, dd, dc and the new c: 40 bytes. With the first
-// alone, c is kept, and a is not there: b, c, dd and dc. The block whose backward runs brings back
-// all that it made.
+// and dd are live at the end of the loss, and then b, dd, dc and the new c: 40 bytes. With the
+// first alone, c is kept, and a is not there: b, c, dd and dc. The block whose backward runs brings
+// back all that it made.
 TEST(PyTorchPlansTest, CheckpointsLowerThePeakByWhatTheyDrop) {
   const Trace trace = TwoBlocks();
   const testing::FixedCost cost;
@@ -109,8 +110,9 @@ TEST(PyTorchPlansTest, CheckpointsLowerThePeakByWhatTheyDrop) {
   EXPECT_EQ(peak(CheckpointBlocks(trace, 0)), 50);
 }
 
-// x --mm--> m --relu--> r --mm--> p --add--> y in one block; only r is read by backward. The results
-// of both products are kept until r is back, though nothing needs p again; y leaves the block.
+// x --mm--> m --relu--> r --mm--> p --add--> y in one block; only r is read by backward. The
+// results of both products are kept until r is back, though nothing needs p again; y leaves the
+// block.
 TEST(PyTorchPlansTest, SelectiveCheckpointsKeepCostlyResults) {
   testing::TraceBuilder builder;
   builder.Tensor("x", TensorKind::kInput, 1);

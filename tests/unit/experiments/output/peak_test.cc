@@ -19,7 +19,8 @@ PeakHolder Holder(const std::string& layer, const std::string& block, int64_t mi
 }
 
 MemoryPeak Peak() {
-  MemoryPeak peak{"op", Bytes::MiB(109),
+  MemoryPeak peak{"op",
+                  Bytes::MiB(109),
                   {Holder("log_softmax.9", "", 40), Holder("exp_avg.12", "", 30, "optimizer_state"),
                    Holder("h.0/mul.1", "h.0", 10), Holder("h.1/mul.3", "h.1", 10),
                    Holder("h.0/mul.2", "h.0", 8), Holder("h.1/add.4", "h.1", 6),

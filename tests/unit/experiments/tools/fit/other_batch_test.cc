@@ -44,7 +44,8 @@ TEST(OtherBatchTest, AScaledNetworkIsTheNetworkAtThatBatch) {
   for (const std::string network : kNetworks) {
     for (const bool training : {true, false}) {
       SCOPED_TRACE(network);
-      ExpectAlike(ScaledToBatch(Lowered(network, 24, training), 48), Lowered(network, 48, training));
+      ExpectAlike(ScaledToBatch(Lowered(network, 24, training), 48),
+                  Lowered(network, 48, training));
       ExpectAlike(ScaledToBatch(Lowered(network, 48, training), 9), Lowered(network, 9, training));
     }
   }
@@ -175,7 +176,8 @@ TEST(OtherBatchTest, RecordingsOfOtherOpsAreNotInterpolated) {
   EXPECT_TRUE(changed([](Trace&) {}));
   EXPECT_FALSE(changed([](Trace& trace) { trace.ops.pop_back(); }));
   EXPECT_FALSE(changed([](Trace& trace) { trace.ops[3].name = "bmm"; }));
-  EXPECT_FALSE(changed([](Trace& trace) { std::swap(trace.ops[3].inputs[0], trace.ops[3].inputs[1]); }));
+  EXPECT_FALSE(
+      changed([](Trace& trace) { std::swap(trace.ops[3].inputs[0], trace.ops[3].inputs[1]); }));
   EXPECT_FALSE(changed([](Trace& trace) { trace.recording->device = "another GPU"; }));
   EXPECT_FALSE(changed([](Trace& trace) { trace.network = "another"; }));
 }
