@@ -88,6 +88,22 @@ class FitTest(CommandTest):
         self.assertNotIn(-1, places)
         self.assertEqual([line for line in page.splitlines() if len(line) > 80], [])
 
+    def test_what_cannot_be_predicted_is_said(self):
+        text = subprocess.run(["zstd", "-dc", GPT2], stdout=subprocess.PIPE, check=True).stdout.decode()
+        stuck = json.loads(text)
+        ops = [op for op in stuck["ops"] if op["name"].startswith("transformer.h.0/addmm")]
+        ops[0]["outputs"].append(ops[0]["inputs"][0])  # it changes a parameter
+        with tempfile.TemporaryDirectory() as directory:
+            path = pathlib.Path(directory) / "t.json"
+            path.write_text(json.dumps(stuck), encoding="utf-8")
+            page = self.ok("fit", path, *SMALL, "--policy", "network-wide", code=1)
+            self.assertIn("cannot be computed again", " ".join(page.split()))
+            self.assertIn("save_on_cpu", page)
+            path.write_text(text.replace("transformer.h.", "transformer_").replace('/', "-"), encoding="utf-8")
+            page = self.ok("fit", path, *SMALL, "--policy", "network-wide", code=1)
+            self.assertIn("does not name the model's blocks", " ".join(page.split()))
+            self.assertNotIn("by block", page)
+
     def test_sums_at_the_peak_are_complete(self):
         for workload in (GPT2, "resnet50:8"):
             row = self.rows(workload, "--device", "h200")[0]

@@ -223,23 +223,39 @@ void FindChanges(const Question& one, const FitWorkload& workload,
   std::vector<std::function<std::vector<FitRow>()>> tries;
   tries.emplace_back([&] { return std::vector{one.Remedied(ExpandableSegments())}; });
   tries.emplace_back([&] { return WithSmallerBatch(workload, all, device, options); });
-  if (trace.recording && trace.training) {
-    const std::vector<std::string> blocks = BlocksInOrder(trace);
-    fit.has_blocks = !blocks.empty();
-    tries.emplace_back([&one, blocks] { return Checkpointed(one, blocks); });
-    if (fit.has_blocks) {
-      tries.emplace_back([&one, &trace, blocks] {
-        return std::vector{one.Remedied(SelectiveCheckpoint(blocks, trace))};
-      });
-    }
+  const std::vector<std::string> blocks = BlocksInOrder(trace);
+  if (!trace.recording) {
+    fit.not_tried.emplace_back(
+        "Checkpoints and save_on_cpu are predicted for steps that were recorded from PyTorch: see "
+        "spillway trace import.");
+  } else if (trace.training) {
     tries.emplace_back([&] { return std::vector{one.Remedied(SaveTensorsOnCpu())}; });
+    if (!blocks.empty()) {
+      tries.emplace_back([&] { return Checkpointed(one, blocks); });
+      tries.emplace_back(
+          [&] { return std::vector{one.Remedied(SelectiveCheckpoint(blocks, trace))}; });
+    } else {
+      fit.not_tried.emplace_back(
+          "Checkpoints were not tried: the recording does not name the model's blocks. Record it "
+          "with model=..., see scripts/record_pytorch.py.");
+    }
   }
   for (const PolicyChoice& policy : options.policies) {
     if (policy.name() == fit.as_it_is.policy) continue;
     tries.emplace_back([&] { return WithPolicy(one, policy); });
   }
   std::vector<std::vector<FitRow>> found(tries.size());
-  tbb::parallel_for(size_t{0}, tries.size(), [&](size_t i) { found[i] = tries[i](); });
+  std::vector<std::string> failures(tries.size());
+  tbb::parallel_for(size_t{0}, tries.size(), [&](size_t i) {
+    try {
+      found[i] = tries[i]();
+    } catch (const PolicyError& error) {
+      failures[i] = fmt::format("A change could not be predicted: {}.", error.what());
+    }
+  });
+  for (std::string& failure : failures) {
+    if (!failure.empty()) fit.not_tried.push_back(std::move(failure));
+  }
   for (std::vector<FitRow>& rows : found) {
     for (FitRow& row : rows) {
       const bool helps = row.metrics.peak_reserved < fit.as_it_is.metrics.peak_reserved;
@@ -349,15 +365,7 @@ std::string FormatMisses(const Fit& fit) {
         FormatBytes(row.metrics.peak_reserved),
         missing > Bytes() ? fmt::format(", {} too much", FormatBytes(missing)) : std::string()));
   }
-  if (!fit.recorded) {
-    text += Wrapped(
-        "Checkpoints and save_on_cpu are predicted for steps that were recorded from PyTorch: "
-        "see spillway trace import.");
-  } else if (!fit.has_blocks) {
-    text += Wrapped(
-        "Checkpoints were not tried: the recording does not name the model's blocks. Record it "
-        "with model=..., see scripts/record_pytorch.py.");
-  }
+  for (const std::string& sentence : fit.not_tried) text += Wrapped(sentence);
   return text;
 }
 
@@ -403,7 +411,6 @@ std::vector<Fit> FindFits(const std::vector<FitWorkload>& workloads, const std::
       const Question one(workloads[i], device, options);
       fits[i].as_it_is = one.AsItIs();
       if (fits[i].as_it_is.status != FitStatus::kNot) continue;
-      fits[i].recorded = workloads[i].trace->recording.has_value();
       FindChanges(one, workloads[i], workloads, device, options, fits[i]);
     }
   });
@@ -485,7 +492,7 @@ Columns<FitRow> FitColumns() {
        "or scaled from one",
        [](auto& row) { return Name(row.batch_source); }},
       {"remedy", "", "the change in words, if a user of PyTorch can make it",
-       [](auto& row) { return IfAny(row.remedy); }},
+       [](auto& row) { return IfAny(row.remedy); }, "change"},
       {"python", "", "its code", [](auto& row) { return IfAny(row.python); }},
       {"peak_blocks", "", "who holds the memory at the peak, by block",
        [](auto& row) { return NestRows(PeakSumColumns(), BlockSums(row.peak)); }},

@@ -70,8 +70,7 @@ struct Fit {
   FitRow as_it_is;              // the unchanged workload
   std::vector<FitRow> changes;  // least slowdown first; empty if the unchanged workload fits
   std::vector<FitRow> misses;   // changes in PyTorch that help, and with which it does not fit
-  bool recorded = false;        // the workload is a recorded step
-  bool has_blocks = false;      // whose layers' names tell the blocks
+  std::vector<std::string> not_tried;  // sentences on changes that could not be predicted
 };
 
 // Returns one `Fit` for each workload on the device. A smaller batch of the same network in
