@@ -146,6 +146,9 @@ class FitTest(CommandTest):
                     tensor["size"] *= 2
             path.write_text(json.dumps(trace), encoding="utf-8")
             at = {batch: self.rows(GPT2, path, "--device", "h200", "--batch", batch)[0] for batch in (4, 8, 12)}
+            rows = self.rows(GPT2, path, *SMALL, *QUICK[:2], "--batch", "12", code=1)
+        smaller = next(row for row in rows if row["change"] == "batch")
+        self.assertIn((smaller["batch"], smaller["batch_source"]), [(n, "interpolated") for n in (1, 2, 3)])
         self.assertEqual([at[batch]["batch_source"] for batch in at], ["given", "interpolated", "interpolated"])
         self.assertEqual({row["batch"] for row in at.values()}, set(at))
         peaks = [at[batch]["peak_requested_bytes"] for batch in (4, 8, 12)]

@@ -196,10 +196,10 @@ std::vector<FitRow> WithSmallerBatch(const FitWorkload& workload,
   const int64_t batch = workload.trace->batch;
   if (batch == 1) return {};
   std::vector<std::shared_ptr<const Trace>> others;
-  for (const FitWorkload& other : all) others.push_back(other.trace);
+  for (const FitWorkload& other : all) others.push_back(other.given);
   const auto row_of = [&](int64_t smaller) {
-    const BatchTrace at = AtBatch(workload.trace, others, smaller);
-    return Question({workload.name, at.trace, at.source}, device, options)
+    const BatchTrace at = AtBatch(workload.given, others, smaller);
+    return Question({workload.name, at.trace, at.source, workload.given}, device, options)
         .Remedied(SmallerBatch(smaller, at.source));
   };
   const auto less = LeastThat(1, static_cast<size_t>(batch) - 1, [&](size_t samples_less) {

@@ -24,9 +24,10 @@
 namespace spillway {
 
 struct FitWorkload {
-  std::string name;  // as the user gave it
-  std::shared_ptr<const Trace> trace;
+  std::string name;                    // as the user gave it
+  std::shared_ptr<const Trace> trace;  // that is asked about
   BatchSource batch_source = BatchSource::kGiven;
+  std::shared_ptr<const Trace> given;  // from which `trace` was made
 };
 
 enum class FitStatus : uint8_t {

@@ -94,17 +94,16 @@ int64_t ParseBatch(const std::string& text, int64_t batch) {
   return static_cast<int64_t>(wanted);
 }
 
-// Returns the workloads at the batch that `text` asks for.
-std::vector<FitWorkload> AtBatches(const std::vector<FitWorkload>& workloads,
-                                   const std::string& text) {
-  std::vector<std::shared_ptr<const Trace>> traces;
-  for (const FitWorkload& workload : workloads) traces.push_back(workload.trace);
-  std::vector<FitWorkload> others;
-  for (const auto& [name, trace, source] : workloads) {
-    const BatchTrace at = AtBatch(trace, traces, ParseBatch(text, trace->batch));
-    others.push_back({name, at.trace, at.source});
+// Makes the traces of the workloads, which have the batches that were given, those of the batch
+// that `text` asks for.
+void SetBatch(const std::string& text, std::vector<FitWorkload>& workloads) {
+  std::vector<std::shared_ptr<const Trace>> given;
+  for (const FitWorkload& workload : workloads) given.push_back(workload.given);
+  for (FitWorkload& workload : workloads) {
+    const BatchTrace at = AtBatch(workload.given, given, ParseBatch(text, workload.given->batch));
+    workload.trace = at.trace;
+    workload.batch_source = at.source;
   }
-  return others;
 }
 
 int Execute(const FitVerbOptions& options, Session& session) {
@@ -122,9 +121,10 @@ int Execute(const FitVerbOptions& options, Session& session) {
   for (const std::string& workload : options.workloads) {
     Case asked = options.asked;
     asked.workload = workload;
-    workloads.push_back({workload, std::make_shared<const Trace>(LoadTrace(asked))});
+    const auto trace = std::make_shared<const Trace>(LoadTrace(asked));
+    workloads.push_back({workload, trace, BatchSource::kGiven, trace});
   }
-  workloads = AtBatches(workloads, options.batch);
+  SetBatch(options.batch, workloads);
   std::vector<Fit> fits;
   for (const std::string& device : devices) {
     std::vector<Fit> found = FindFits(
