@@ -1,0 +1,257 @@
+// The results of `FindFits` as rows of columns, and as a text for people.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "experiments/tools/fit/fit.h"
+
+namespace spillway {
+namespace {
+
+// The number of policies of research that the table of a workload shows.
+constexpr size_t kShownPolicies = 8;
+constexpr size_t kShownHolders = 5;
+constexpr size_t kWrittenHolders = 20;  // in JSON
+constexpr size_t kTextWidth = 80;       // of sentences
+
+std::string_view Name(FitStatus status) {
+  constexpr std::string_view kNames[] = {"fits", "reclaims", "no"};
+  return kNames[static_cast<size_t>(status)];
+}
+
+// Returns the name of the file, if the workload is the path of one.
+std::string_view ShortName(std::string_view workload) {
+  return workload.substr(workload.rfind('/') + 1);
+}
+
+// Returns the text in lines of at most `kTextWidth` characters, unless a word is longer.
+std::string Wrapped(std::string_view text) {
+  std::string wrapped;
+  size_t column = 0;
+  while (!text.empty()) {
+    const std::string_view word = text.substr(0, text.find(' '));
+    text.remove_prefix(std::min(text.size(), word.size() + 1));
+    if (column > 0 && column + 1 + word.size() > kTextWidth) {
+      wrapped += '\n';
+      column = 0;
+    } else if (column > 0) {
+      wrapped += ' ';
+      ++column;
+    }
+    wrapped += word;
+    column += word.size();
+  }
+  return wrapped + "\n";
+}
+
+// Returns lines of Python of at most `kTextWidth` characters. A longer line is broken behind the
+// head of its loop, and behind commas, which are all in brackets.
+std::string FormatPython(std::string_view python) {
+  std::string text;
+  while (!python.empty()) {
+    std::string_view line = python.substr(0, python.find('\n'));
+    python.remove_prefix(std::min(python.size(), line.size() + 1));
+    std::string indent(4, ' ');
+    while (indent.size() + line.size() > kTextWidth) {
+      size_t end = line.starts_with("for ") ? line.find(": ") : line.npos;
+      if (end == line.npos) end = line.rfind(", ", kTextWidth - indent.size() - 1);
+      if (end == line.npos) break;
+      text += fmt::format("{}{}\n", indent, line.substr(0, end + 1));
+      line.remove_prefix(end + 2);
+      indent.resize(indent.size() < 5 ? 5 : 9, ' ');
+    }
+    text += fmt::format("{}{}\n", indent, line);
+  }
+  return text;
+}
+
+// Returns a table of changes in PyTorch, with the code of each below its row. The code tells if
+// a change goes with expandable segments.
+std::string FormatRemedies(std::vector<FitRow> rows) {
+  constexpr std::string_view kColumns[] = {
+      "remedy",       "peak_allocated_bytes", "peak_reserved_bytes",
+      "margin_bytes", "iteration_ms",         "slowdown"};
+  for (FitRow& row : rows) row.remedy.resize(std::min(row.remedy.size(), row.remedy.find(',')));
+  const std::string table = FormatTable(FitColumns(), kColumns, rows);
+  std::string text;
+  size_t line = 0;  // of the table, whose first line is the header
+  for (size_t begin = 0, end = 0; begin < table.size(); begin = end, ++line) {
+    end = table.find('\n', begin) + 1;
+    text += table.substr(begin, end - begin);
+    if (line > 0) text += FormatPython(rows[line - 1].python);
+  }
+  return text;
+}
+
+// Returns sentences that explain the code and the numbers of the changes.
+std::string FormatRemarks(std::span<const FitRow> rows) {
+  const auto any = [&](const auto& holds) { return std::ranges::any_of(rows, holds); };
+  std::string text;
+  if (any([](const FitRow& row) { return row.change.ends_with("checkpoint"); })) {
+    text += Wrapped(
+        "Here model is your module; checkpoint and create_selective_checkpoint_contexts are in "
+        "torch.utils.checkpoint. Times hold if the host keeps up with the GPU.");
+  }
+  if (any([](const FitRow& row) { return row.batch_source == BatchSource::kScaled; })) {
+    text += Wrapped(
+        "A scaled batch is an estimate from one recording. Give a second recording of another "
+        "batch to interpolate.");
+  }
+  if (any([](const FitRow& row) { return row.status == FitStatus::kReclaims; })) {
+    text += Wrapped(
+        "A change with a negative margin fits because the allocator gives cached memory back.");
+  }
+  return text;
+}
+
+// Returns the changes in PyTorch with which the workload does not fit, and those that were not
+// tried.
+std::string FormatMisses(const Fit& fit) {
+  std::string text;
+  for (const FitRow& row : fit.misses) {
+    const Bytes missing = row.metrics.peak_reserved - row.available();
+    text += Wrapped(fmt::format(
+        "It does not fit with {}, which reserves {}{}.", row.remedy,
+        FormatBytes(row.metrics.peak_reserved),
+        missing > Bytes() ? fmt::format(", {} too much", FormatBytes(missing)) : std::string()));
+  }
+  for (const std::string& sentence : fit.not_tried) text += Wrapped(sentence);
+  return text;
+}
+
+// Returns a text on the changes of one workload that does not fit.
+std::string FormatChanges(const Fit& fit, size_t width) {
+  constexpr std::string_view kPolicy[] = {
+      "policy", "peak_reserved_bytes", "margin_bytes", "iteration_ms", "slowdown", "allocator"};
+  const FitRow& row = fit.as_it_is;
+  std::string text =
+      fmt::format("\n{}\n", Wrapped(fmt::format("{} does not fit on {}: {}.",
+                                                ShortName(row.workload), row.device, row.reason)));
+  std::vector<FitRow> remedies, policies;
+  for (const FitRow& change : fit.changes) {
+    (change.runs_in_pytorch() ? remedies : policies).push_back(change);
+  }
+  if (!remedies.empty()) {
+    text += fmt::format("What makes it fit in PyTorch, the cheapest first:\n\n{}\n{}",
+                        FormatRemedies(remedies), FormatRemarks(remedies));
+  }
+  text += FormatMisses(fit);
+  const size_t shown = std::min(kShownPolicies, policies.size());
+  if (shown > 0) {
+    text += fmt::format(
+        "\nPolicies of research that make it fit; your PyTorch does not run them{}:\n\n",
+        shown < policies.size() ? fmt::format(" ({} of {})", shown, policies.size())
+                                : std::string());
+    text += FormatTable(FitColumns(), kPolicy, std::span(policies).first(shown), width);
+  }
+  if (fit.changes.empty()) text += "Nothing that was tried makes it fit.\n";
+  return text;
+}
+
+}  // namespace
+
+Columns<FitRow> FitColumns() {
+  const auto metric = [](auto member) {
+    return [member](const FitRow& row) { return row.metrics.*member; };
+  };
+  Columns<FitRow> columns = {
+      {"workload", "", "as given", &FitRow::workload, "workload"},
+      {"network", "", "of it", &FitRow::network},
+      {"batch", "1", "samples per iteration", &FitRow::batch, "batch"},
+      {"device", "", "name of the GPU", &FitRow::device, "device"},
+      {"memory_bytes", "B", "device memory", &FitRow::memory, "memory", 2},
+      {"outside_bytes", "B", "of that, held beside the allocator", &FitRow::outside, "outside", 2},
+      {"change", "",
+       "none, or the change: allocator, checkpoint, selective checkpoint, save_on_cpu, batch, or "
+       "of "
+       "policies of research policy, policy and allocator",
+       &FitRow::change, "change"},
+      {"policy", "", "that it runs under", &FitRow::policy, "policy"},
+      {"allocator", "", "that serves it", &FitRow::allocator, "allocator"},
+      {"status", "", "fits, reclaims (only where the allocator gives cached memory back) or no",
+       [](auto& row) { return Name(row.status); }, "fits"},
+      {"peak_requested_bytes", "B",
+       "most bytes asked for at once; of change none, as are all "
+       "peaks and times of it, with unlimited memory",
+       metric(&Metrics::peak_requested), "requested", 3},
+      {"peak_allocated_bytes", "B", "most bytes in blocks at once",
+       metric(&Metrics::peak_allocated), "allocated", 3},
+      {"peak_reserved_bytes", "B", "most bytes taken from the device",
+       metric(&Metrics::peak_reserved), "reserved", 3},
+      {"recorded_reserved_bytes", "B",
+       "most that PyTorch took from the device where it was recorded, first iterations included",
+       [](auto& row) {
+         return row.recorded_reserved > Bytes(0) ? std::optional(row.recorded_reserved)
+                                                 : std::nullopt;
+       },
+       "recorded", 3},
+      {"margin_bytes", "B", "what is left of the memory beside both; negative if it is short",
+       [](auto& row) { return row.available().count() - row.metrics.peak_reserved.count(); },
+       "margin", 3},
+      {"iteration_ms", "ms", "predicted", metric(&Metrics::iteration), "time ms", 1},
+      {"slowdown", "1", "time per sample over change none", &FitRow::slowdown, "slowdown", 3},
+      {"reason", "", "why it does not fit", [](auto& row) { return IfAny(row.reason); }},
+      {"batch_source", "",
+       "how the trace of the batch was made: given, lowered, interpolated between two recordings, "
+       "or scaled from one",
+       [](auto& row) { return Name(row.batch_source); }},
+      {"remedy", "", "the change in words, if a user of PyTorch can make it",
+       [](auto& row) { return IfAny(row.remedy); }, "change"},
+      {"python", "", "its code", [](auto& row) { return IfAny(row.python); }},
+      {"peak_blocks", "", "who holds the memory at the peak, by block",
+       [](auto& row) { return NestRows(PeakSumColumns(), BlockSums(row.peak)); }},
+      {"peak_layers", "", "by layer; layers of blocks that are alike are one",
+       [](auto& row) { return NestRows(PeakSumColumns(), LayerSums(row.peak)); }},
+      {"peak_tensors", "", "the largest tensors",
+       [](auto& row) {
+         const auto& all = row.peak.holders;
+         return NestRows(PeakColumns(),
+                         std::span(all).first(std::min(kWrittenHolders, all.size())));
+       }},
+  };
+  for (Column<FitRow>& column : columns) {
+    if (!column.name.starts_with("peak_") || column.type != "array") continue;
+    column.present = [](const FitRow& row) { return row.change == "none"; };
+  }
+  return columns;
+}
+
+std::string FormatFits(const std::vector<Fit>& fits, size_t width) {
+  constexpr std::string_view kVerdict[] = {"workload",
+                                           "batch",
+                                           "device",
+                                           "status",
+                                           "margin_bytes",
+                                           "memory_bytes",
+                                           "peak_reserved_bytes",
+                                           "peak_allocated_bytes",
+                                           "iteration_ms",
+                                           "outside_bytes",
+                                           "recorded_reserved_bytes",
+                                           "peak_requested_bytes"};
+  std::vector<FitRow> verdicts;
+  for (const Fit& fit : fits) {
+    verdicts.push_back(fit.as_it_is);
+    verdicts.back().workload = ShortName(fit.as_it_is.workload);
+  }
+  std::string text = "Sizes are in GiB.\n\n" + FormatTable(FitColumns(), kVerdict, verdicts, width);
+  for (const Fit& fit : fits) {
+    if (fit.as_it_is.status == FitStatus::kNot) text += FormatChanges(fit, width);
+  }
+  std::set<std::string_view> told;  // workloads; the peak is the same on all devices
+  for (const Fit& fit : fits) {
+    const std::string& workload = fit.as_it_is.workload;
+    if (!told.insert(workload).second) continue;
+    text += fmt::format("\n{}, as it is\n{}", ShortName(workload),
+                        FormatPeakSums(fit.as_it_is.peak, kShownHolders));
+  }
+  return text;
+}
+
+}  // namespace spillway
