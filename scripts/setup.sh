@@ -1,9 +1,17 @@
 # Installs missing Debian packages and prepares the build. Other scripts source this file.
 #
+# With -h or --help, the script that sources this file prints its opening comment and exits.
+#
 # It is idempotent, asks no questions, and works as root or with sudo. It sets
 # SPILLWAY_COMPILER_LAUNCHER for the presets.
 
 set -euo pipefail
+case "${1:-}" in
+  -h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+    ;;
+esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 install_packages() {

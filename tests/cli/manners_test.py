@@ -18,7 +18,10 @@ import tempfile
 import termios
 import time
 
-from harness import CommandTest, SCHEMAS, Spillway, load_schema, main, schema_errors
+from harness import CommandTest, ROOT, SCHEMAS, Spillway, load_schema, main, schema_errors
+
+
+SCRIPTS = ROOT / "scripts"
 
 
 def on_a_terminal(*args, **variables):
@@ -175,6 +178,15 @@ class TalkTest(CommandTest):
         self.assertEqual(data.replace("\r\n", "\n"), self.ok(*self.ARGS))
         result = subprocess.run([Spillway.path, *self.ARGS], capture_output=True, check=True)
         self.assertEqual(result.stderr, b"")
+
+    def test_scripts_print_help_before_they_install_anything(self):
+        for script in ("demo", "test"):
+            for option in ("-h", "--help"):
+                result = subprocess.run([SCRIPTS / script, option], capture_output=True, text=True, check=True,
+                                        env={"PATH": "/usr/bin:/bin"})
+                self.assertIn(f"usage: scripts/{script} [--help", result.stdout)
+                self.assertNotRegex(result.stdout, r"(?m)^#|source")
+        self.assertEqual(subprocess.run([SCRIPTS / "demo", "--hlep"], capture_output=True, check=False).returncode, 2)
 
     def test_quiet_and_no_color_are_honoured(self):
         self.assertEqual(on_a_terminal(*self.ARGS, "--quiet")[2], "")
