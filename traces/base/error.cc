@@ -32,18 +32,62 @@ size_t EditDistance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+// Returns the words of a name: "--export-trace" has the words "export" and "trace".
+std::vector<std::string_view> Words(std::string_view name) {
+  std::vector<std::string_view> words;
+  for (size_t at = 0; (at = name.find_first_not_of("-_", at)) != std::string_view::npos;) {
+    words.push_back(name.substr(at, name.find_first_of("-_", at) - at));
+    at += words.back().size();
+  }
+  return words;
+}
+
+// Returns the name with its words in alphabetical order.
+std::string WithSortedWords(std::string_view name) {
+  std::vector<std::string_view> words = Words(name);
+  std::sort(words.begin(), words.end());
+  return fmt::format("{}", fmt::join(words, "-"));
+}
+
+// Returns the number of letters in which words of `name` begin as words of `candidate` do. A word
+// counts if one of the two is the beginning of the other and has three letters or more.
+size_t CommonLetters(std::string_view name, std::string_view candidate) {
+  size_t common = 0;
+  for (const std::string_view word : Words(name)) {
+    for (const std::string_view other : Words(candidate)) {
+      const size_t letters = std::min(word.size(), other.size());
+      if (letters >= 3 && word.substr(0, letters) == other.substr(0, letters)) common += letters;
+    }
+  }
+  return common;
+}
+
+// Returns the valid name that `name` is most likely meant to be, or nullptr if none is similar: the
+// one at the smallest edit distance, in which words may change places, or otherwise the one that
+// shares most letters of whole words, and of several the shortest.
+const std::string* MostSimilar(std::string_view name, const std::vector<std::string>& valid) {
+  const std::string *nearest = nullptr, *related = nullptr;
+  size_t least = std::max<size_t>(1, name.size() / 3) + 1, most = 0;
+  for (const std::string& candidate : valid) {
+    const size_t distance =
+        std::min(EditDistance(name, candidate),
+                 EditDistance(WithSortedWords(name), WithSortedWords(candidate)) + 1);
+    if (distance < least) nearest = &candidate, least = distance;
+    const size_t common = CommonLetters(name, candidate);
+    const bool shorter = related != nullptr && candidate.size() < related->size();
+    if (common > most || (common == most && shorter)) related = &candidate, most = common;
+  }
+  return nearest != nullptr ? nearest : related;
+}
+
 }  // namespace
 
 std::string UnknownName(std::string_view what, std::string_view name,
                         const std::vector<std::string>& valid) {
   std::string message = fmt::format("unknown {} '{}'", what, name);
-  const std::string* best = nullptr;
-  size_t best_distance = std::max<size_t>(1, name.size() / 3) + 1;
-  for (const std::string& candidate : valid) {
-    const size_t distance = EditDistance(name, candidate);
-    if (distance < best_distance) best = &candidate, best_distance = distance;
+  if (const std::string* similar = MostSimilar(name, valid)) {
+    message += fmt::format("; did you mean '{}'?", *similar);
   }
-  if (best != nullptr) message += fmt::format("; did you mean '{}'?", *best);
   if (valid.empty()) return message + " (there are none)";
   return message + fmt::format(" (valid: {})", fmt::join(valid, ", "));
 }

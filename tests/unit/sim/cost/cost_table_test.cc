@@ -137,8 +137,9 @@ TEST(CostTableTest, ErrorsNameFileAndElement) {
   EXPECT_THAT(ErrorOfEdit("\"time_ps\": 30", "\"time_ps\": -30"), HasSubstr("got '-30'"));
   EXPECT_THAT(ErrorOfEdit("\"time_ps\": 30", "\"time_ps\": 30.5"), HasSubstr("got '30.5'"));
   EXPECT_EQ(ErrorOfEdit("\"time_ps\": 30", "\"time\": 30"),
-            "t.json:7:24: entries[0].kernels[0]: unknown key 'time' (valid: algorithm, time_ps, "
-            "workspace, deterministic, repeats, spread)");
+            "t.json:7:24: entries[0].kernels[0]: unknown key 'time'; did you mean 'time_ps'? "
+            "(valid: algorithm, "
+            "time_ps, workspace, deterministic, repeats, spread)");
   EXPECT_EQ(ErrorOfEdit("\"spread\": 0.25", "\"spread\": -0.25"),
             "t.json:7:102: entries[0].kernels[0].spread: expected a number from 0, got a negative "
             "one");

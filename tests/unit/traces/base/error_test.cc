@@ -19,6 +19,23 @@ TEST(ErrorTest, SuggestsTheClosestName) {
             "vdnn-dyn)");
 }
 
+TEST(ErrorTest, WordsMayBeShortenedOrInAnotherOrder) {
+  const std::vector<std::string> options{"--export-memory", "--memory", "--export-trace",
+                                         "--policy"};
+  const auto suggests = [&](const char* name, const std::string& option) {
+    return UnknownName("option", name, options).find("did you mean '" + option + "'?") !=
+           std::string::npos;
+  };
+  EXPECT_TRUE(suggests("--mem-limit", "--memory"));
+  EXPECT_TRUE(suggests("--memory-limit", "--memory"));
+  EXPECT_TRUE(suggests("--memory-export", "--export-memory"));
+  EXPECT_TRUE(suggests("--export-mem", "--export-memory"));
+  EXPECT_TRUE(suggests("--trace_export", "--export-trace"));
+  EXPECT_TRUE(suggests("--export-traces", "--export-trace"));
+  EXPECT_TRUE(suggests("--plicy", "--policy"));
+  EXPECT_EQ(UnknownName("option", "--me", options).find("did you mean"), std::string::npos);
+}
+
 TEST(ErrorTest, SuggestsNothingFarAway) {
   EXPECT_EQ(UnknownName("policy", "lru", kPolicies),
             "unknown policy 'lru' (valid: none, vdnn-all, vdnn-conv, vdnn-dyn)");
