@@ -10,7 +10,6 @@
 #include "experiments/cli/frame/options.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
-#include "policies/plugin/library.h"
 #include "traces/base/error.h"
 
 namespace spillway::cli {
@@ -19,7 +18,7 @@ namespace {
 struct CompareOptions {
   std::vector<std::string> workloads;
   Case asked;
-  std::vector<std::string> memories;
+  std::vector<std::string> devices{"h200"}, memories;
   FormatOption format;
   PoliciesOption policies;
   std::string output;
@@ -31,24 +30,22 @@ struct Row {
   RunResult result;
 };
 
-// Returns a case for each workload in each memory, in the order given.
+// Returns a case for each workload on each device in each memory, in the order given.
 std::vector<LoadedCase> Load(const CompareOptions& options, Session& session) {
   std::vector<LoadedCase> loaded;
-  const std::vector<std::string> memories = SplitSpecifications(options.memories);
   for (const std::string& workload : options.workloads) {
-    Case asked = options.asked;
-    asked.workload = workload;
     session.progress().Say(workload);
-    const auto inputs = std::make_shared<const Inputs>(asked);
-    if (memories.empty()) loaded.push_back({asked, inputs});
-    for (const std::string& memory : memories) {
-      if (memory.empty()) {
-        throw UsageError(fmt::format("--memory: '{}' has an empty place in its list",
-                                     fmt::join(options.memories, " ")));
+    for (const std::string& device : options.devices) {
+      Case asked = options.asked;
+      asked.workload = workload;
+      asked.device = device;
+      const auto inputs = std::make_shared<const Inputs>(asked);
+      if (options.memories.empty()) loaded.push_back({asked, inputs});
+      for (const std::string& memory : options.memories) {
+        asked.memory = memory;
+        inputs->MemoryOf(asked);  // a bad budget fails early
+        loaded.push_back({asked, inputs});
       }
-      asked.memory = memory;
-      inputs->MemoryOf(asked);  // a bad budget fails early
-      loaded.push_back({asked, inputs});
     }
   }
   return loaded;
@@ -72,10 +69,10 @@ std::string Brief(const RunResult& result) {
 
 int Execute(const CompareOptions& options, Session& session) {
   const std::vector<LoadedCase> groups = Load(options, session);
-  const bool recorded = std::ranges::all_of(
-      groups, [](const LoadedCase& group) { return group.inputs->trace()->recording.has_value(); });
+  std::vector<std::shared_ptr<const Trace>> traces;
+  for (const LoadedCase& group : groups) traces.push_back(group.inputs->trace());
   const std::vector<std::string> policies =
-      options.policies.policies(recorded ? "recorded" : ModeOf(options.asked));
+      options.policies.policies(ModeOf(options.asked, traces));
   std::vector<LoadedCase> cases;
   for (const LoadedCase& group : groups) {
     for (const std::string& policy : policies) {
@@ -83,12 +80,8 @@ int Execute(const CompareOptions& options, Session& session) {
       cases.back().asked.policy = policy;
     }
   }
-  for (const std::string& policy : policies) {
-    try {
-      PolicyLibrary().Make(policy);  // names and plugins that are wrong fail early
-    } catch (const PolicyError&) {   // the row of the policy says why
-    }
-  }
+  CheckPolicies(policies, std::ranges::any_of(traces, [](auto& trace) { return trace->training; }),
+                session);
   const auto format = [&](const std::vector<Row>& rows) {
     return Format(groups, rows, options.format);
   };
@@ -100,7 +93,8 @@ int Execute(const CompareOptions& options, Session& session) {
     Row row{i / policies.size(), RunForRow(asked, *inputs)};
     std::string name = asked.policy.name();
     if (groups.size() > 1) {
-      name = fmt::format("{} {} {}", asked.workload, row.result.memory_request, name);
+      name =
+          fmt::format("{} {} {} {}", asked.workload, asked.device, row.result.memory_request, name);
     }
     const std::string brief = Brief(row.result);
     rows->Finish(i, std::move(row), name, brief);
@@ -135,9 +129,12 @@ void AddCompare(Command& program, Session& session) {
       .Required();
   AddCaseOptions(verb, kLoweringKeys, options.asked);
   AddCaseOptions(verb, kMachineKeys, options.asked);
+  const CaseKey& device = CaseKeyOf("device");
+  verb.Remove("--device");
+  verb.Texts("--device", options.devices, std::string(device.help) + "; one or more")
+      .NotEmpty(device.empty);
   const CaseKey& memory = CaseKeyOf("memory");
-  verb.Texts("--memory", options.memories,
-             std::string(memory.help) + "; several separated by commas (30%,50%)")
+  verb.Texts("--memory", options.memories, std::string(memory.help) + "; one or more (30%,50%)")
       .NotEmpty(memory.empty);
   options.format.Add(verb);
   options.policies.Add(verb);

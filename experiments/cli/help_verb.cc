@@ -63,7 +63,7 @@ void AddHelp(Command& program, Session& session) {
   Command& verb = program.Add("help", "Print help on a verb, or the manual page");
   auto& verbs = verb.Keep<std::vector<std::string>>();
   auto& manual = verb.Keep<bool>();
-  verb.Texts("verb", verbs, "A verb, then one of its own verbs if it has some");
+  verb.Texts("verb", verbs, "A verb, then one of its own verbs if it has some").Verbatim();
   verb.Flag("--man", manual, "Print the manual page, for man -l");
   verb.Runs([&program, &verbs, &manual, &session] {
     if (manual) return session.Finish(ManualPage(program), kOk);

@@ -62,7 +62,6 @@ struct CaseKey {
   Kind kind;
   const char* initial;  // the default as text; empty if there is none
   const char* values;   // "training|inference"; nullptr if any text may be given
-  bool commas;          // commas may separate values in commands that take several values
   const char* help;
   // Sets the value from a text, which is "true" or "false" for a flag. Throws `UsageError` if the
   // text is invalid.

@@ -72,8 +72,12 @@ void Change(Device& device, Params& params) {
   change_rate(device.duplex, "duplex", "of both directions together");
   ChangeTo(device.launch_overhead, Duration(), Device::kMaxTime, "at most 1000 s", ParseDuration,
            params, "launch_overhead", "time", "host time to enqueue a kernel or copy");
-  ChangeTo(device.host_memory, Bytes(1), Bytes::Unlimited(), "at least 1 B", ParseBytes, params,
-           "host", "size", "host memory");
+  const auto change_size = [&](Bytes& size, const char* name, const char* help) {
+    ChangeTo(size, Bytes(1), Bytes::Unlimited(), "at least 1 B", ParseBytes, params, name, "size",
+             help);
+  };
+  change_size(device.memory, "memory", "memory of the device");
+  change_size(device.host_memory, "host", "host memory");
 }
 
 // Returns the pool `known` with the changes that the parameters give.
@@ -129,26 +133,6 @@ std::vector<fs::path> DataDirectories() {
   directories.push_back(fs::is_directory(installed, ignored) ? installed.lexically_normal()
                                                              : fs::path(SPILLWAY_SOURCE_DATA));
   return directories;
-}
-
-std::vector<std::string> SplitSpecifications(const std::vector<std::string>& texts) {
-  std::vector<std::string> specifications;
-  for (const std::string& text : texts) {
-    bool has_parameters = false;
-    for (size_t at = 0; at <= text.size();) {
-      const size_t end = at + FindComma(std::string_view(text).substr(at));
-      const std::string piece = text.substr(at, end - at);
-      const bool is_parameter = has_parameters && at > 0 && piece.find('=') < piece.find(':');
-      if (is_parameter) {
-        specifications.back() += "," + piece;
-      } else {
-        specifications.push_back(piece);
-        has_parameters = piece.find(':') != std::string::npos;
-      }
-      at = end + 1;
-    }
-  }
-  return specifications;
 }
 
 std::optional<fs::path> InstallPrefix() {

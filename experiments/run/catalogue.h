@@ -23,10 +23,6 @@
 
 namespace spillway {
 
-// Splits texts such as "a,b:x=1,y=[2,3],c" into specifications: "a", "b:x=1,y=[2,3]" and "c". A
-// comma separates specifications, and also the parameters of one specification.
-std::vector<std::string> SplitSpecifications(const std::vector<std::string>& texts);
-
 // Returns the directory that this program is installed under, or nullopt if it runs from a build
 // tree.
 std::optional<std::filesystem::path> InstallPrefix();
@@ -51,7 +47,7 @@ std::vector<std::string> DeviceNames();
 std::filesystem::path DevicePath(const std::string& name);
 
 // Loads a device. The specification is a name or path as for `DevicePath`, without a colon, and
-// may go on with changes: "h200:link=2,host=64GiB". The changes become part of the device's name
+// may go on with changes: "h200:link=2,memory=24GiB". The changes become part of the device's name
 // and description. Only properties that no kernel time depends on can be changed, so that recorded
 // times stay valid. Throws `UsageError` if the specification is invalid.
 Device LoadDevice(const std::string& specification);

@@ -1,10 +1,13 @@
-#include "experiments/tools/sweep/pattern.h"
+#include "experiments/run/pattern.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
+#include <iterator>
 #include <optional>
+#include <utility>
 
 #include "traces/base/error.h"
 #include "traces/base/params.h"
@@ -13,6 +16,8 @@ namespace spillway {
 namespace {
 
 constexpr uint64_t kMostAlternatives = 1'000'000;
+constexpr std::string_view kKeyLetters =
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
 constexpr uint64_t kMostTexts = uint64_t{1} << 40;
 
 [[noreturn]] void Fail(std::string_view text, const std::string& why) {
@@ -61,11 +66,36 @@ size_t FindClose(std::string_view text, size_t open) {
   return text.size();
 }
 
+bool IsParameter(std::string_view part) {
+  const size_t equals = part.find_first_not_of(kKeyLetters);
+  return equals != std::string_view::npos && equals > 0 && part[equals] == '=';
+}
+
+// Returns the values that commas separate in the text.
+std::vector<std::string> Split(std::string_view text) {
+  std::vector<std::string> values;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = at + FindComma(text.substr(at));
+    const std::string_view part = text.substr(at, end - at);
+    if (!values.empty() && IsParameter(part) && !IsParameter(values.back())) {
+      const bool has_parameters = values.back().find('=') != std::string::npos;
+      values.back() += fmt::format("{}{}", has_parameters ? ',' : ':', part);
+    } else {
+      values.emplace_back(part);
+    }
+    at = end + 1;
+  }
+  return values;
+}
+
+bool IsFile(const std::string& text) {
+  std::error_code ignored;
+  return text.find_first_of(",{}") != std::string::npos && std::filesystem::exists(text, ignored);
+}
+
 std::vector<std::string> ParseAlternatives(std::string_view text, std::string_view inner) {
   std::vector<std::string> values;
-  for (size_t at = 0; at <= inner.size();) {
-    const size_t end = at + FindComma(inner.substr(at));
-    const std::string_view value = inner.substr(at, end - at);
+  for (const std::string& value : Split(inner)) {
     if (value.empty()) Fail(text, fmt::format("an empty place in {{{}}}", inner));
     if (value.find('{') != std::string_view::npos) {
       const Pattern nested(value);
@@ -74,14 +104,33 @@ std::vector<std::string> ParseAlternatives(std::string_view text, std::string_vi
     } else if (value.find("..") != std::string_view::npos) {
       AddRange(text, value, values);
     } else {
-      values.emplace_back(value);
+      values.push_back(value);
     }
-    at = end + 1;
   }
   return values;
 }
 
 }  // namespace
+
+std::vector<std::string> SplitSpecifications(const std::vector<std::string>& texts) {
+  std::vector<std::string> values;
+  for (const std::string& text : texts) {
+    std::vector<std::string> some = IsFile(text) ? std::vector{text} : Split(text);
+    if (some.size() > 1 && std::ranges::count(some, "") > 0) {
+      throw UsageError(fmt::format("'{}' has an empty place in its list", text));
+    }
+    std::ranges::move(some, std::back_inserter(values));
+  }
+  return values;
+}
+
+std::vector<std::string> ExpandSpecifications(const std::vector<std::string>& texts) {
+  const Patterns patterns(SplitSpecifications(texts));
+  CheckCount(fmt::format("{}", fmt::join(texts, " ")), patterns.size());
+  std::vector<std::string> values;
+  for (uint64_t i = 0; i < patterns.size(); ++i) values.push_back(patterns.at(i));
+  return values;
+}
 
 Pattern::Pattern(std::string_view text) {
   size_t at = 0;
@@ -99,6 +148,12 @@ Pattern::Pattern(std::string_view text) {
   }
 }
 
+Pattern Pattern::Literal(std::string text) {
+  Pattern pattern;
+  pattern.between_.push_back(std::move(text));
+  return pattern;
+}
+
 std::string Pattern::at(uint64_t i) const {
   std::string text = between_.back();
   for (size_t b = alternatives_.size(); b-- > 0;) {
@@ -111,7 +166,8 @@ std::string Pattern::at(uint64_t i) const {
 
 Patterns::Patterns(const std::vector<std::string>& texts) {
   for (const std::string& text : texts) {
-    size_ += patterns_.emplace_back(text).size();
+    patterns_.push_back(IsFile(text) ? Pattern::Literal(text) : Pattern(text));
+    size_ += patterns_.back().size();
   }
 }
 

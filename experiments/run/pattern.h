@@ -1,13 +1,18 @@
-// A pattern is a text with alternatives in braces. It stands for many texts, for example
-// "resnet(3,4,{4..36..4},3):32".
+// The grammar of options and arguments that take several values.
 //
-// Braces enclose values separated by commas. FIRST..LAST and FIRST..LAST..STEP are ranges of whole
-// numbers; a range includes LAST if a step ends there. A value may contain braces. Commas within
-// other brackets do not separate values. The alternatives of the last braces vary fastest. The
-// memory of a pattern grows with the sum of the numbers of alternatives, not with their product.
+// Commas separate values. A part of the form key=value belongs to the specification before it, so
+// that "a,b:x=1,y=2,c" has the values "a", "b:x=1,y=2" and "c"; after a specification without
+// parameters, a comma reads as the colon does. Commas within brackets do not separate.
+//
+// Braces stand for alternatives, for example in "resnet(3,4,{4..36..4},3):32". They enclose values
+// by the same rules. FIRST..LAST and FIRST..LAST..STEP are ranges of whole numbers; a range
+// includes LAST if a step ends there. A value may contain braces. The alternatives of the last
+// braces vary fastest.
+//
+// A text that is the path of a file is one value.
 
-#ifndef SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_PATTERN_H_
-#define SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_PATTERN_H_
+#ifndef SPILLWAY_EXPERIMENTS_RUN_PATTERN_H_
+#define SPILLWAY_EXPERIMENTS_RUN_PATTERN_H_
 
 #include <cstdint>
 #include <string>
@@ -16,11 +21,23 @@
 
 namespace spillway {
 
+// Returns the values of the texts in their order, with braces as they are. Throws `UsageError` if
+// there is nothing before, between or after commas. An empty text is an empty value.
+std::vector<std::string> SplitSpecifications(const std::vector<std::string>& texts);
+
+// Returns the values of the texts with the alternatives of braces in their place. Throws the errors
+// of `SplitSpecifications` and `Pattern`, and `UsageError` if there are more than a million values.
+std::vector<std::string> ExpandSpecifications(const std::vector<std::string>& texts);
+
+// A pattern is a text with braces. Its memory grows with the sum of the numbers of alternatives,
+// not with their product.
 class Pattern {
  public:
   // Throws `UsageError` if braces are empty or not closed, a range is invalid, one place has more
   // than a million alternatives, or the pattern stands for more than 2^40 texts.
   explicit Pattern(std::string_view text);
+  // Returns a pattern that stands for the text alone.
+  static Pattern Literal(std::string text);
 
   // Returns the number of texts.
   uint64_t size() const { return size_; }
@@ -28,6 +45,8 @@ class Pattern {
   std::string at(uint64_t i) const;
 
  private:
+  Pattern() = default;
+
   std::vector<std::string> between_;  // the texts before, between and behind the braces
   std::vector<std::vector<std::string>> alternatives_;
   uint64_t size_ = 1;
@@ -49,4 +68,4 @@ class Patterns {
 
 }  // namespace spillway
 
-#endif  // SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_PATTERN_H_
+#endif  // SPILLWAY_EXPERIMENTS_RUN_PATTERN_H_

@@ -18,7 +18,7 @@ import tempfile
 import termios
 import time
 
-from harness import CommandTest, ROOT, SCHEMAS, Spillway, load_schema, main, schema_errors
+from harness import CommandTest, ROOT, SCHEMAS, Spillway, load_schema, main, run, schema_errors
 
 
 SCRIPTS = ROOT / "scripts"
@@ -187,6 +187,42 @@ class TalkTest(CommandTest):
                 self.assertIn(f"usage: scripts/{script} [--help", result.stdout)
                 self.assertNotRegex(result.stdout, r"(?m)^#|source")
         self.assertEqual(subprocess.run([SCRIPTS / "demo", "--hlep"], capture_output=True, check=False).returncode, 2)
+
+    def test_progress_without_a_number_of_steps_shows_none(self):
+        _, _, talk = on_a_terminal("run", "alexnet:64", "--memory", "60%", "--policy", "vdnn-all:algo=memory", "--explain")
+        self.assertIn("run alexnet:64: simulating remedies", talk)
+        self.assertNotIn("0/0", talk)
+
+    def test_policies_for_inference_are_remarked_in_training(self):
+        mode = ("--mode", "inference")
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        for args in (("run", "alexnet:1", "--policy", "mmcnn"), ("fit", "alexnet:1", "--device", "h200", "--policy", "mmcnn"),
+                     ("compare", "alexnet:1", "--policy", "liveness,mmcnn"),
+                     ("limit", "alexnet", "--policy", "inference-vdnn", "--memory", "600MiB", "--scan", "1"),
+                     ("report", "alexnet:1", "--policy", "inference-normal", "-o", f"{folder.name}/r.html")):
+            with self.subTest(args):
+                told = run(*args).stderr
+                self.assertRegex(told, r"spillway: \S+: made for inference, and this is training; try --mode inference\n")
+                self.assertEqual(run(*args, "--quiet").stderr, "")
+                self.assertNotIn("made for", run(*args, *mode).stderr)
+        sweep = ("sweep", "alexnet:1", "--policy", "{liveness,mmcnn}", "-o", f"{folder.name}/s.sqlite")
+        self.assertIn("mmcnn: made for inference", run(*sweep, "--mode", "inference,training").stderr)
+        self.assertNotIn("made for inference", run(*sweep, *mode).stderr)
+        self.assertNotIn("mmcnn", self.ok("compare", "alexnet:1"))
+
+    def test_an_unknown_option_gets_the_most_similar_one(self):
+        for wrong, right in (("--mem-limit", "--memory"), ("--export-traces", "--export-trace"), ("--trace-export", "--export-trace"),
+                             ("--polcy", "--policy"), ("--export-mem", "--export-memory"), ("--check-all", "--check"),
+                             ("--drain_seed=3", "--drain-seed"), ("--devices", "--device")):
+            for args in ((wrong, "1"), ("--policy", "liveness", wrong)):
+                told = self.fails(2, f"unknown option '{wrong.partition('=')[0]}'; did you mean '{right}'?",
+                                  "run", "alexnet:8", *args)
+        self.assertIn("Run with --help", told)
+        self.assertNotIn("did you mean", self.fails(2, "unknown option '--zzz'", "run", "alexnet:8", "--zzz"))
+        self.fails(2, "unknown option '--file'", "trace", "info", "alexnet:8", "--file", "x")
+        self.fails(2, "unknown option '--stor'", "sweep", "status", "s.sqlite", "--stor")
+        self.fails(2, "'b' is one argument too many", "run", "alexnet:8", "b", "c")
 
     def test_quiet_and_no_color_are_honoured(self):
         self.assertEqual(on_a_terminal(*self.ARGS, "--quiet")[2], "")

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <map>
 
+#include "experiments/run/pattern.h"
 #include "traces/base/error.h"
 
 namespace spillway::cli {
@@ -30,6 +31,18 @@ std::optional<uint64_t> ParseNumber(const std::string& text, Command::Range rang
   const auto [used, error] = std::from_chars(text.data(), end, number);
   const bool good = error == std::errc() && used == end;
   return good && range.low <= number && number <= range.high ? std::optional(number) : std::nullopt;
+}
+
+// Returns a message about words that the command does not take.
+std::string Unexpected(const std::vector<std::string>& words, const Command& command) {
+  std::vector<std::string> names;
+  for (const Option& option : command.options) {
+    if (!option.is_argument()) names.insert(names.end(), option.names.begin(), option.names.end());
+  }
+  for (const std::string& word : words) {
+    if (word.starts_with('-')) return UnknownName("option", word.substr(0, word.find('=')), names);
+  }
+  return fmt::format("'{}' is one argument too many", words.front());
 }
 
 }  // namespace
@@ -199,8 +212,12 @@ class Parser {
  private:
   void Store(Option& option, const CLI::Option& parsed) {
     const bool flag = option.type.empty();
-    const std::vector<std::string> texts =
+    std::vector<std::string> texts =
         flag ? std::vector<std::string>{parsed.as<bool>() ? "true" : "false"} : parsed.results();
+    if (option.several && !option.verbatim) {
+      texts =
+          WithContext([&] { return ExpandSpecifications(texts); }, [&] { return option.name(); });
+    }
     for (const std::string& text : texts) {
       const std::string problem = option.problem ? option.problem(text) : "";
       if (!problem.empty()) throw Refusal(fmt::format("{}: {}", option.name(), problem));
@@ -224,7 +241,6 @@ class Parser {
     CLI::Option* const declared = app.add_option(names, CLI::callback_t(), option.help);
     if (option.several) declared->expected(CLI::detail::expected_max_vector_size);
     if (option.one_each) declared->allow_extra_args(false);
-    if (option.several && option.type.find("..") != std::string::npos) declared->delimiter(',');
     return declared->type_name(option.type)->default_str(option.initial);
   }
 
@@ -242,6 +258,15 @@ int Command::Execute(const std::vector<std::string>& arguments) {
   CLI::App program(help, name);
   Parser parser;
   parser.Declare(*this, program);
+  // The parsed verbs from the program down to the one that runs.
+  const auto chain = [&] {
+    std::vector<Command*> commands{this};
+    for (const CLI::App* app = &program; !app->get_subcommands().empty();) {
+      app = app->get_subcommands().front();
+      commands.push_back(&commands.back()->Find(app->get_name()));
+    }
+    return commands;
+  };
   try {
     // CLI11 takes a vector from its end.
     program.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
@@ -251,17 +276,12 @@ int Command::Execute(const std::vector<std::string>& arguments) {
   } catch (const CLI::CallForVersion& call) {
     fmt::print("{}\n", call.what());
     return 0;
+  } catch (const CLI::ExtrasError&) {
+    throw Refusal(Unexpected(program.remaining(true), *chain().back()));
   } catch (const CLI::ParseError& error) {
     throw Refusal(error.what());
   }
-  command = this;
-  parser.Store(*command);
-  const CLI::App* app = &program;
-  while (!app->get_subcommands().empty()) {
-    app = app->get_subcommands().front();
-    command = &command->Find(app->get_name());
-    parser.Store(*command);
-  }
+  for (Command* const parsed : chain()) parser.Store(*(command = parsed));
   fmt::print("{}", Printable(parser.descriptions()));
   return parser.descriptions().empty() ? command->run() : 0;
 }

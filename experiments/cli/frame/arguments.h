@@ -33,6 +33,7 @@ struct Option {
   bool required = false;
   bool several = false;   // takes several values
   bool one_each = false;  // takes one value for each time that it is given
+  bool verbatim = false;  // its several values are not split at commas and not expanded
   Problem problem;
   std::function<std::string()> conflict;  // the problem with other options
   // The text that the value "help", or one that ends in ":help", prints; empty for other options.
@@ -50,6 +51,7 @@ struct Option {
   Option& Type(std::string text) { return type = std::move(text), *this; }
   Option& Required() { return initial.clear(), required = true, *this; }
   Option& OneEach() { return one_each = true, *this; }
+  Option& Verbatim() { return verbatim = true, *this; }
   Option& Check(Problem check) { return problem = std::move(check), *this; }
   Option& NotEmpty(std::string message);
   // The value is one of these.
@@ -94,8 +96,8 @@ struct Command {
   // Declares --version, which prints the text.
   void Version(std::string text);
 
-  // Each of these declares an option; `text` is its help. REQUIRES: the variable lives as long as
-  // the command.
+  // Each of these declares an option; `text` is its help. Options with several values take them as
+  // experiments/run/pattern.h says. REQUIRES: the variable lives as long as the command.
   Option& Text(const std::string& names, std::string& value, const std::string& text);
   Option& Texts(const std::string& names, std::vector<std::string>& values,
                 const std::string& text);
@@ -110,7 +112,7 @@ struct Command {
     const auto set = [&value](uint64_t number) { value = static_cast<Value>(number); };
     return Whole(names, std::optional<uint64_t>(value), range, set, text);
   }
-  // Numbers with commas or blanks between them. REQUIRES: `values` holds one.
+  // REQUIRES: `values` holds one.
   Option& Numbers(const std::string& names, std::vector<int>& values, Range range,
                   const std::string& text);
   // Calls `set` with the text that is given. The parse passes exceptions of `set` on.

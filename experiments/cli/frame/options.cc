@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "experiments/run/pattern.h"
 #include "policies/plugin/library.h"
 #include "policies/registry.h"
 #include "sim/alloc/make_allocator.h"
@@ -53,8 +54,9 @@ Format FormatOption::format() const {
 
 void PoliciesOption::Add(Command& verb) {
   verb.Texts("--policy", given,
-             "NAME or PLUGIN.so:NAME, then :key=value,...; or help; repeat for more (default: "
-             "all of the mode but joint)");
+             "NAME or PLUGIN.so:NAME, then :key=value,...; or help; one or more (default: all of "
+             "the mode but joint)")
+      .NotEmpty("no policy is given");
   verb.Number("--jobs", jobs, {1, 1024},
               "Threads; any number gives the same output (default: one per core)");
 }
@@ -115,14 +117,22 @@ void AddCaseOptions(Command& verb, std::span<const std::string_view> keys, Case&
     option.NotEmpty(key.empty);
     if (key.values != nullptr) option.Choices(Choices(key.values));
     if (key.kind == CaseKey::Kind::kTexts) {
-      option.several = true;
-      option.store = [set](const Option::Texts& texts) { std::ranges::for_each(texts, set); };
+      // A run has all of them. Braces, which stand for alternatives, are left to sweeps.
+      option.Verbatim().several = true;
+      option.store = [set](const Option::Texts& texts) {
+        std::ranges::for_each(SplitSpecifications(texts), set);
+      };
     }
   }
 }
 
 std::string_view ModeOf(const Case& asked) {
   return asked.training.value_or(true) ? "training" : "inference";
+}
+
+std::string_view ModeOf(const Case& asked, std::span<const std::shared_ptr<const Trace>> traces) {
+  const auto is_recorded = [](const auto& trace) { return trace->recording.has_value(); };
+  return std::ranges::all_of(traces, is_recorded) ? "recorded" : ModeOf(asked);
 }
 
 Bytes ParseSize(std::string_view option, const std::string& text, std::string_view remark) {
@@ -227,9 +237,10 @@ std::vector<std::string> AllPolicies(std::string_view mode) {
     if (mode != "inference" && entry.traits.for_inference) continue;
     if (mode != "recorded" && entry.traits.for_recordings) continue;
     const std::vector<ParamInfo> params = registry.Parameters(entry.name);
-    const bool has_algo = std::any_of(params.begin(), params.end(), [](const ParamInfo& param) {
-      return param.name == "algo" && param.initial != "auto";
-    });
+    const bool has_algo =
+        mode != "recorded" && std::any_of(params.begin(), params.end(), [](const ParamInfo& param) {
+          return param.name == "algo" && param.initial != "auto";
+        });
     if (has_algo) {
       specifications.push_back(entry.name + ":algo=memory");
       specifications.push_back(entry.name + ":algo=performance");

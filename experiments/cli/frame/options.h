@@ -66,6 +66,8 @@ void AddCaseOptions(Command& verb, std::initializer_list<std::string_view> keys,
 
 // Returns "training" or "inference".
 std::string_view ModeOf(const Case& asked);
+// Returns "recorded" if all traces are recordings, otherwise `ModeOf(asked)`.
+std::string_view ModeOf(const Case& asked, std::span<const std::shared_ptr<const Trace>> traces);
 
 // Returns the size that `text`, the value of `option`, says. Throws `UsageError`, with `remark` at
 // the end of the message, if the text is no size.
@@ -91,8 +93,8 @@ std::string FormatResults(std::span<const CaseResults> groups, const FormatOptio
 
 // Returns the specification of every built-in policy that does not decide by a plan. A policy whose
 // parameter `algo` is not "auto" by default stands twice, with `algo=memory` and
-// `algo=performance`. Policies for inference are there if the mode is "inference", policies for
-// recordings if the mode is "recorded".
+// `algo=performance`, but once if the mode is "recorded": a recorded op has one kernel. Policies
+// for inference are there if the mode is "inference", policies for recordings if it is "recorded".
 std::vector<std::string> AllPolicies(std::string_view mode);
 
 // Return the texts of `spillway list`, and of options whose value is "help".

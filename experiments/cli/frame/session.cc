@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "experiments/cli/frame/commit.h"
+#include "policies/plugin/library.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/base/sha256.h"
@@ -161,6 +162,22 @@ void Session::Write(const std::vector<OutputFile>& files, Manifest manifest) {
     WriteFile(paths[i], files[i].contents);
     WriteFile(paths[i] + kManifestSuffix, text);
   }
+}
+
+void CheckPolicies(const std::vector<std::string>& policies, bool training,
+                   const Session& session) {
+  PolicyLibrary library;
+  std::vector<std::string> misused;
+  for (const std::string& policy : policies) {
+    try {
+      library.Make(policy);
+    } catch (const PolicyError&) {
+    }
+    if (training && library.Traits(policy).for_inference) misused.push_back(policy);
+  }
+  if (misused.empty()) return;
+  session.Remark(fmt::format("{}: made for inference, and this is training; try --mode inference",
+                             fmt::join(misused, ", ")));
 }
 
 void CreateDirectory(const std::filesystem::path& path) {

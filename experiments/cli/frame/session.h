@@ -44,6 +44,8 @@ class Session {
   const std::vector<std::string>& arguments() const { return arguments_; }
   Interrupts& interrupts() { return interrupts_; }
   ProgressBar& progress() { return progress_; }
+  // Returns false if files stay in memory.
+  bool writes() const { return captured_ == nullptr; }
 
   // Prints `Printable(text)` on standard output.
   void Print(std::string_view text) const;
@@ -74,6 +76,11 @@ class Session {
   const bool quiet_;
   ProgressBar progress_;
 };
+
+// Checks policies before any work: throws `UsageError` if a name, a parameter or a plugin is wrong.
+// A policy that cannot be made passes; its row will say so. Prints a remark if policies that are
+// made for inference get training.
+void CheckPolicies(const std::vector<std::string>& policies, bool training, const Session& session);
 
 // Creates the directory and those above it. Throws `InputError` if that fails.
 void CreateDirectory(const std::filesystem::path& path);

@@ -16,7 +16,6 @@
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/run/catalogue.h"
-#include "policies/plugin/library.h"
 #include "traces/base/error.h"
 
 namespace spillway::cli {
@@ -26,12 +25,25 @@ struct FitVerbOptions {
   std::vector<std::string> workloads;
   Case asked;
   std::vector<std::string> devices;
+  std::string memory;
   std::string outside = "0B";
   std::string batch = "1x";
   FormatOption format;
   PoliciesOption policies;
   std::string output;
 };
+
+// Returns the specifications of the devices, each with the memory that was asked for.
+std::vector<std::string> DevicesOf(const FitVerbOptions& options) {
+  if (options.memory.empty()) return options.devices.empty() ? DeviceNames() : options.devices;
+  ParseSize("memory", options.memory);  // a bad size fails early
+  std::vector<std::string> devices = options.devices;
+  if (devices.empty()) devices.push_back(options.asked.device);
+  for (std::string& device : devices) {
+    device += fmt::format("{}memory={}", device == DeviceBase(device) ? ':' : ',', options.memory);
+  }
+  return devices;
+}
 
 void Describe(const FitVerbOptions& options, const std::vector<std::string>& devices,
               const std::vector<std::string>& policies, Manifest& manifest) {
@@ -107,23 +119,24 @@ void SetBatch(const std::string& text, std::vector<FitWorkload>& workloads) {
 }
 
 int Execute(const FitVerbOptions& options, Session& session) {
-  const std::vector<std::string> policies = options.policies.policies(ModeOf(options.asked));
-  for (const std::string& policy : policies)
-    PolicyLibrary().Make(policy);  // unknown names fail before any run
-  const std::vector<std::string> devices =
-      options.devices.empty() ? DeviceNames() : SplitSpecifications(options.devices);
+  const std::vector<std::string> devices = DevicesOf(options);
   for (const std::string& device : devices) LoadDevice(device);
+  std::vector<FitWorkload> workloads;
+  std::vector<std::shared_ptr<const Trace>> traces;
+  for (const std::string& workload : options.workloads) {
+    Case asked = options.asked;
+    asked.workload = workload;
+    traces.push_back(std::make_shared<const Trace>(LoadTrace(asked)));
+    workloads.push_back({workload, traces.back(), BatchSource::kGiven, traces.back()});
+  }
+  const std::vector<std::string> policies =
+      options.policies.policies(ModeOf(options.asked, traces));
+  CheckPolicies(policies, std::ranges::any_of(traces, [](auto& trace) { return trace->training; }),
+                session);
   const FitOptions search{{policies.begin(), policies.end()},
                           ParseSize("outside", options.outside),
                           options.policies.jobs};
 
-  std::vector<FitWorkload> workloads;
-  for (const std::string& workload : options.workloads) {
-    Case asked = options.asked;
-    asked.workload = workload;
-    const auto trace = std::make_shared<const Trace>(LoadTrace(asked));
-    workloads.push_back({workload, trace, BatchSource::kGiven, trace});
-  }
   SetBatch(options.batch, workloads);
   std::vector<Fit> fits;
   for (const std::string& device : devices) {
@@ -155,8 +168,12 @@ void AddFit(Command& program, Session& session) {
       .Required();
   AddCaseOptions(verb, kLoweringKeys, options.asked);
   verb.Texts("--device", options.devices,
-             "NAME or FILE.toml; or help; several separated by commas (default: every device "
-             "that comes with the program)");
+             "NAME or FILE.toml, then :key=value,... for changes; or help; one or more (default: "
+             "every device that comes with the program)");
+  verb.Text("--memory", options.memory,
+            "Memory of the devices, a size (24GiB), in place of their own; the default device is "
+            "then h200")
+      .NotEmpty("no size is given");
   verb.Text("--outside", options.outside,
             "Device memory that is used outside the allocator, by contexts, libraries and other "
             "processes");
@@ -170,7 +187,7 @@ void AddFit(Command& program, Session& session) {
   verb.Declared("--policy")
       .Help(
           "Policies to try if the workload does not fit as it is: NAME or PLUGIN.so:NAME, then "
-          ":key=value,...; or help; repeat for more (default: all of the mode but joint)");
+          ":key=value,...; or help; one or more (default: all of the mode but joint)");
   AddOutput(verb, options.output, options.format);
 }
 

@@ -11,7 +11,6 @@
 #include "experiments/cli/frame/options.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
-#include "policies/plugin/library.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
@@ -89,8 +88,7 @@ void Describe(const LimitOptions& options, const LimitSearch& search,
 int Execute(const LimitOptions& options, Session& session) {
   const LimitSearch search = SearchOf(options);
   const std::vector<std::string> policies = options.policies.policies(ModeOf(options.asked));
-  for (const std::string& policy : policies)
-    PolicyLibrary().Make(policy);  // unknown names fail before any run
+  CheckPolicies(policies, options.asked.training.value_or(true), session);
   const auto format = [&](const std::vector<LimitResult>& results) {
     return FormatAs(options.format.format(), LimitColumns(search), results, "spillway.limit/v1",
                     [&] { return FormatLimits(search, results, options.format.width()); });

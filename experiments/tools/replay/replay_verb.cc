@@ -189,7 +189,7 @@ std::optional<FailureAnalysis> Analyse(const MemoryLog& log,
 }
 
 int Execute(const ReplayOptions& options, Session& session) {
-  std::vector<std::string> specifications = SplitSpecifications(options.allocators);
+  std::vector<std::string> specifications = options.allocators;
   const std::optional<Bytes> given = ParseMemory(options.memory);
   for (const std::string& specification : specifications) Verify(specification);
   const auto log = OpenMemoryLog(options.log, options.device);
@@ -261,7 +261,7 @@ void AddReplay(Command& program, Session& session) {
             "id,lower,upper,size, or a file of spillway run --export-decisions")
       .Required();
   verb.Texts("--allocator", options.allocators,
-             "NAME or NAME:key=value,..., several separated by commas; planned knows the log in "
+             "NAME or NAME:key=value,..., one or more; planned knows the log in "
              "advance (planned:effort=thorough for lower plans, in minutes); or help");
   verb.Text("--memory", options.memory,
             "Memory of each allocator: a size (12GiB), unlimited, or recorded: what the process "

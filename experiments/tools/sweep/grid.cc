@@ -27,11 +27,10 @@ std::vector<std::string> ValuesOf(const CaseKey& key, const Experiment& experime
                ? std::vector<std::string>{key.initial}
                : std::vector<std::string>();
   }
-  const std::vector<std::string>& given = found->second;
-  std::vector<std::string> values = key.commas ? SplitSpecifications(given) : given;
+  std::vector<std::string> values =
+      WithContext([&] { return SplitSpecifications(found->second); }, [&] { return key.name; });
   if (std::ranges::count(values, "") > 0) {
-    throw UsageError(
-        fmt::format("{}: '{}' has an empty place in its list", key.name, fmt::join(given, " ")));
+    throw UsageError(fmt::format("{}: {}", key.name, key.empty));
   }
   return values;
 }

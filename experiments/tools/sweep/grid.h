@@ -2,7 +2,7 @@
 // span.
 //
 // A list has the same name as an option, as a key of an experiment file, and as the setting in
-// `spillway compare`. Each value may contain braces (pattern.h).
+// `spillway compare`. Each value may contain braces (experiments/run/pattern.h).
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_GRID_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_GRID_H_
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "experiments/run/case.h"
-#include "experiments/tools/sweep/pattern.h"
+#include "experiments/run/pattern.h"
 
 namespace spillway {
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "traces/base/error.h"
@@ -11,7 +12,8 @@ namespace spillway::cli {
 void GridOption::Add(Command& verb) {
   verb.Texts("grid", given,
              "NETWORK:BATCH with alternatives in braces ('resnet50:{16,32,64..256..32}'), "
-             "trace files, or an experiment file (.toml)");
+             "trace files, or an experiment file (.toml)")
+      .Verbatim();
   for (const CaseKey& key : CaseKeys()) {
     const std::string name = key.name;
     if (name == "workload") continue;
@@ -24,9 +26,7 @@ void GridOption::Add(Command& verb) {
     }
     std::string help = key.help;
     if (name == "policy") help += "; all if none is given";
-    help += key.commas ? "; separate several by commas or repeat the option"
-                       : "; repeat or use braces for several";
-    Option& option = verb.Setting("--" + name, "", {}, help).OneEach();
+    Option& option = verb.Setting("--" + name, "", {}, help).OneEach().Verbatim();
     option.several = true;
     option.store = [this, name](const Option::Texts& texts) { options.values[name] = texts; };
   }
@@ -49,6 +49,14 @@ Experiment GridOption::Load() const {
   for (const auto& [key, values] : options.values) experiment.values[key] = values;
   if (!options.output.empty()) experiment.output = options.output;
   return experiment;
+}
+
+void CheckPolicies(const Experiment& experiment, const Session& session) {
+  const auto policies = experiment.values.find("policy"), modes = experiment.values.find("mode");
+  if (policies == experiment.values.end()) return;
+  const bool training = modes == experiment.values.end() ||
+                        std::ranges::count(ExpandSpecifications(modes->second), "training") > 0;
+  CheckPolicies(ExpandSpecifications(policies->second), training, session);
 }
 
 std::string FormatRows(const StoreKind& kind, const std::vector<ResultRow>& rows,

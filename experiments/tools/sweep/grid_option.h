@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/session.h"
 #include "experiments/tools/sweep/grid.h"
 #include "experiments/tools/sweep/result_store.h"
 
@@ -24,6 +25,9 @@ struct GridOption {
   // if several files are given, and the errors of `ReadExperiment`.
   Experiment Load() const;
 };
+
+// Checks the policies that the experiment names as the other `CheckPolicies` does.
+void CheckPolicies(const Experiment& experiment, const Session& session);
 
 // Returns the rows of a store in the chosen format.
 std::string FormatRows(const StoreKind& kind, const std::vector<ResultRow>& rows,

@@ -69,6 +69,7 @@ int Sweep(const SweepOptions& options, Session& session) {
     throw UsageError("no store: give -o STORE, a SQLite file that is made if there is none");
   }
   grid.Check();
+  CheckPolicies(experiment, session);
   const std::filesystem::path path = experiment.output;
   if (!options.checkpoint.empty()) Checkpoint::Restore(options.checkpoint, path);
   SweepStore store(path, SweepStore::Open::kCreate);
@@ -268,7 +269,8 @@ void AddSubmit(Command& sweep, Session& session) {
   verb.Text("--mem", job.memory, "Memory of a task, as sbatch takes it");
   verb.Texts("--slurm-option", job.options,
              "Another option of sbatch (--slurm-option=--partition=long); repeat for more")
-      .OneEach();
+      .OneEach()
+      .Verbatim();
   verb.Text("--directory", options.directory,
             "Shared directory of scripts, logs and shards (default: STORE.shards)");
   verb.Flag("--dry-run", options.dry_run, "Print the scripts, submit nothing");
