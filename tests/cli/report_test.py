@@ -110,6 +110,16 @@ class ReportTest(CommandTest):
         sources = ("alexnet:16", *self.sources(), *POLICIES)
         self.assertEqual(self.report(*sources, "--jobs", "1"), self.report(*sources, "--jobs", "4"))
 
+    def test_exit_codes(self):
+        self.fails(2, "did you mean 'liveness'?", "report", "alexnet:8", "--policy", "livenes", "-o", self.page)
+        self.fails(2, "unknown policy", "report", *self.sources()[:1], "--policy", "nopolicy", "-o", self.page)
+        self.assertFalse(self.page.exists())
+        # A policy that fails costs its own row.
+        self.ok("report", "alexnet:8", "--policy", "liveness,as-recorded", "-o", self.page, code=4)
+        self.assertIn('"failed"', self.page.read_text("utf-8"))
+        self.ok("report", "alexnet:8", "--policy", "liveness", "--memory", "1MiB", "-o", self.page, code=1)
+        self.ok("report", "alexnet:8", "--policy", "liveness", "--memory", "1GiB", "-o", self.page)
+
     def test_what_is_refused(self):
         for name, text, message in (("none.csv", None, "none.csv"), ("a.csv", "x\n1\n", "a.csv:1: no CSV file"),
                                     ("b.csv", "x,y\n1\n", "b.csv:2: 1 fields under 2 columns"),

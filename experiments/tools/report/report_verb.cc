@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,14 +39,16 @@ bool IsResult(const std::string& source) {
 }
 
 // Runs the workload under each policy. Adds a section with the comparison, and a timeline for each
-// policy under which the workload fits.
-void AddRuns(const std::string& workload, const ReportOptions& options, Session& session,
-             std::vector<ReportSection>& sections) {
+// policy under which the workload fits. Returns the results.
+std::vector<RunResult> AddRuns(const std::string& workload, const ReportOptions& options,
+                               Session& session, std::vector<ReportSection>& sections) {
   Case asked = options.asked;
   asked.workload = workload;
   session.progress().Say(workload);
   const Inputs inputs(asked);
-  const std::vector<std::string> policies = options.policies.policies(ModeOf(asked));
+  const std::vector<std::string> policies =
+      options.policies.policies(ModeOf(asked, std::span(&inputs.trace(), 1)));
+  CheckPolicies(policies, inputs.trace()->training, session);
   std::vector<RunResult> results(policies.size());
   std::vector<std::optional<std::string>> timelines(policies.size());
   options.policies.ForEach(policies.size(), [&](size_t i) {
@@ -66,21 +71,29 @@ void AddRuns(const std::string& workload, const ReportOptions& options, Session&
                         fmt::format("spillway run {} --explain", CommandOf(asked, {policies[i]})),
                         *std::move(timelines[i])});
   }
+  return results;
 }
 
 int Execute(const ReportOptions& options, Session& session) {
   std::vector<ReportSection> sections;
   std::vector<std::string> files;
+  std::vector<RunResult> results;
+  CheckPolicies(options.policies.given, false, session);  // a wrong name fails before any run
   for (const std::string& source : options.sources) {
     if (IsResult(source)) {
       sections.push_back(ReadSource(source));
       files.push_back(source);
     } else {
-      AddRuns(source, options, session, sections);
+      std::ranges::move(AddRuns(source, options, session, sections), std::back_inserter(results));
     }
   }
   session.progress().Wipe();
-  return session.Finish(FormatReport(options.title, sections), options.output, {}, kOk,
+  const bool failed = std::ranges::any_of(results, [](auto& one) { return !one.failure.empty(); });
+  const bool fits = results.empty() || std::ranges::any_of(results, &RunResult::fits);
+  return session.Finish(FormatReport(options.title, sections), options.output, {},
+                        failed ? kPolicyFailure
+                        : fits ? kOk
+                               : kNegative,
                         [&](Manifest& manifest) {
                           for (const std::string& file : files) {
                             manifest.AddInput("results", "file", file);
@@ -94,7 +107,8 @@ void AddReport(Command& program, Session& session) {
   Command& verb = program.Add(
       "report",
       "Write one HTML file that needs no network: tables, plots, and for workloads each run's "
-      "streams, stalls and memory over time");
+      "streams, stalls and memory over time; exit code 1 if no workload fits, 4 if a policy "
+      "failed");
   auto& options = verb.Runs(Execute, session);
   verb.Texts("sources", options.sources,
              "Stores of sweeps (.sqlite), rows that other verbs wrote (.csv, .json), and "
