@@ -1,4 +1,5 @@
-// spillway replay-run: makes an exported result again from its manifest, and compares the bytes.
+// spillway replay-run: makes an exported result again from its manifest, and compares the bytes of
+// the manifest, the file and the new run.
 
 #include <fmt/format.h>
 
@@ -18,13 +19,44 @@
 namespace spillway::cli {
 namespace {
 
-// A file of the manifest with the hash of the file that was made again.
+// A file of the manifest with two more hashes.
 struct ReplayedOutput {
   const ManifestOutput* recorded;
-  std::optional<std::string> sha256;  // nullopt if it was not made
+  std::optional<std::string> file;    // of the file as it is now; nullopt if there is none
+  std::optional<std::string> sha256;  // of the file that was made again; nullopt if it was not made
 
-  bool same() const { return sha256 == recorded->sha256; }
+  bool same() const { return sha256 == recorded->sha256 && file.value_or(*sha256) == *sha256; }
+  // Returns a word or sentence for people.
+  std::string Verdict() const {
+    if (same()) return file ? "same" : "same (there is no file to compare)";
+    if (!sha256) return "DIFFERENT: the new run does not write it";
+    if (sha256 == recorded->sha256) {
+      return "DIFFERENT: the file has changed; the new run gives what the manifest says";
+    }
+    if (file == recorded->sha256) {
+      return "DIFFERENT: the new run gives other bytes than the file and the manifest";
+    }
+    if (file == sha256) return "DIFFERENT: the file and the new run are not what the manifest says";
+    return "DIFFERENT: the new run gives other bytes than the manifest says";
+  }
 };
+
+// Returns the SHA-256 of the file of that name beside the manifest, if no other output has the
+// name; otherwise of the file at the output's path. Returns nullopt if there is no file.
+std::optional<std::string> HashFile(const ManifestOutput& output, const Manifest& manifest,
+                                    const std::string& manifest_path) {
+  namespace fs = std::filesystem;
+  const auto has_name = [name = fs::path(output.path).filename()](const ManifestOutput& other) {
+    return fs::path(other.path).filename() == name;
+  };
+  std::error_code ignored;
+  fs::path place = fs::path(manifest_path).parent_path() / fs::path(output.path).filename();
+  if (std::ranges::count_if(manifest.outputs, has_name) > 1 || !fs::exists(place, ignored)) {
+    place = output.path;
+  }
+  if (!fs::exists(place, ignored)) return std::nullopt;
+  return Sha256(ReadFile(place, Bytes::Unlimited()));
+}
 
 Columns<ReplayedOutput> OutputColumns() {
   return {
@@ -32,8 +64,9 @@ Columns<ReplayedOutput> OutputColumns() {
        [](auto& output) { return output.recorded->option; }},
       {"path", "", "as given", [](auto& output) { return output.recorded->path; }},
       {"sha256", "", "as recorded", [](auto& output) { return output.recorded->sha256; }},
+      {"file_sha256", "", "of the file as it is now", &ReplayedOutput::file},
       {"replayed_sha256", "", "as made again", &ReplayedOutput::sha256},
-      {"same", "", "both are equal", &ReplayedOutput::same},
+      {"same", "", "all are equal", &ReplayedOutput::same},
   };
 }
 
@@ -105,9 +138,9 @@ int Execute(const ReplayOptions& options, Session& session) {
   std::vector<ReplayedOutput> outputs;
   for (const ManifestOutput& output : manifest.outputs) {
     const auto file = std::find_if(files.begin(), files.end(), [&](const OutputFile& candidate) {
-      return candidate.option == output.option;
+      return candidate.option == output.option && candidate.path == output.path;
     });
-    outputs.push_back({&output, std::nullopt});
+    outputs.push_back({&output, HashFile(output, manifest, options.manifest), std::nullopt});
     if (file != files.end()) outputs.back().sha256 = Sha256(file->contents);
     same &= outputs.back().same();
   }
@@ -116,8 +149,7 @@ int Execute(const ReplayOptions& options, Session& session) {
       FormatAs(options.format.format(), OutputColumns(), outputs, "spillway.replay-run/v1", [&] {
         std::string lines;
         for (const ReplayedOutput& output : outputs) {
-          lines +=
-              fmt::format("{}: {}\n", output.recorded->path, output.same() ? "same" : "DIFFERENT");
+          lines += fmt::format("{}: {}\n", output.recorded->path, output.Verdict());
         }
         return lines;
       });
@@ -129,8 +161,8 @@ int Execute(const ReplayOptions& options, Session& session) {
 void AddReplayRun(Command& program, Session& session) {
   Command& verb = program.Add(
       "replay-run",
-      "Make an exported result again from its manifest and compare the bytes; exit code 1 if they "
-      "differ, 3 if an input has changed");
+      "Make an exported result again from its manifest and compare the bytes of the manifest, the "
+      "file and the new run; exit code 1 if they differ, 3 if an input has changed");
   auto& options = verb.Runs(Execute, session);
   verb.Text("manifest", options.manifest, "FILE.manifest.json, as written beside a result")
       .Required();

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -217,6 +218,14 @@ class ExportsTest(CommandTest):
         self.assertRegex(text, r"1\. .* ms \((fetch|fence)\): \S+ waited from .* for \w+ of \S+ ")
         self.assertRegex(text, r"with [\d.]+ GB/s to the (host|device) \(now .*\): .* per iteration, .* less")
         self.assertIn("without the fence before", text)
+        self.assertGreater(text.index("Most is requested at"), text.index("The compute stream ran kernels"))
+        # The fastest link that is sold moves 450 GB/s.
+        for rate in re.findall(r"with ([\d.]+) GB/s", text):
+            self.assertLessEqual(float(rate), 450)
+        # Without long waits, the explanation begins with the memory and names no wait.
+        text = self.ok("run", "alexnet:8", "--explain")
+        self.assertLess(text.index("Most is requested at"), text.index("The compute stream ran kernels"))
+        self.assertNotIn("  1. ", text)
         self.assertRegex(text, r"\d+ shorter waits")
         # Every wait is listed in JSON; a run that does not fit has none.
         document = self.conforms(self.ok("run", "vgg19:256", "--memory", "4GiB", "--explain",
@@ -337,6 +346,44 @@ class ExportsTest(CommandTest):
         self.fails(3, "cannot be replayed (valid: run, compare, limit, fit, replay, reproduce)",
                    "replay-run", manifest)
         self.assertFalse((self.directory / "new").exists())
+
+    def test_replay_compares_manifest_file_and_run(self):
+        path = self.directory / "r.csv"
+        self.ok("run", "alexnet:8", "-o", path)
+        manifest = pathlib.Path(f"{path}.manifest.json")
+        file, recorded = path.read_bytes(), json.loads(manifest.read_text("utf-8"))
+        other = file.replace(b"liveness", b"likeness")
+
+        def replay(contents, described):
+            """Replays with these contents of the file and with a manifest that describes contents; returns the line."""
+            if contents is None:
+                path.unlink()
+            else:
+                path.write_bytes(contents)
+            recorded["outputs"][0]["sha256"] = hashlib.sha256(described).hexdigest()
+            manifest.write_text(json.dumps(recorded), "utf-8")
+            same = described == file and contents in (file, None)
+            (row,) = json.loads(self.ok("replay-run", manifest, "--format", "json", code=0 if same else 1))["rows"]
+            self.assertEqual(row["same"], same)
+            self.assertEqual(row["file_sha256"], contents and hashlib.sha256(contents).hexdigest())
+            return self.ok("replay-run", manifest, code=0 if same else 1).partition(": ")[2]
+
+        self.assertEqual(replay(file, file), "same\n")
+        self.assertEqual(replay(other, file),
+                         "DIFFERENT: the file has changed; the new run gives what the manifest says\n")
+        self.assertEqual(replay(other, other),
+                         "DIFFERENT: the new run gives other bytes than the file and the manifest\n")
+        self.assertEqual(replay(file, other),
+                         "DIFFERENT: the file and the new run are not what the manifest says\n")
+        self.assertEqual(replay(b"x", other), "DIFFERENT: the new run gives other bytes than the manifest says\n")
+        self.assertEqual(replay(None, file), "same (there is no file to compare)\n")
+        # The file beside the manifest counts, not the one at the path of that time.
+        moved = self.directory / "moved"
+        moved.mkdir()
+        replay(file, file)
+        (moved / "r.csv.manifest.json").write_bytes(manifest.read_bytes())
+        (moved / "r.csv").write_bytes(other)
+        self.assertIn("the file has changed", self.ok("replay-run", moved / "r.csv.manifest.json", code=1))
 
     def test_replay_names_an_input_that_has_changed(self):
         trace, device = self.directory / "t.json.zst", self.directory / "gpu.toml"
