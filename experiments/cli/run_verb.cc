@@ -57,8 +57,12 @@ constexpr size_t kShownAbsences = 10;
 // The number of holders of memory at the peak that a table shows.
 constexpr size_t kShownHolders = 10;
 
+// The memory of the largest GPUs that are sold, NVIDIA's B300 and AMD's MI355X.
+constexpr Bytes kLargestMemory(288'000'000'000);
+
 // Returns a trial that simulates a remedy of a run and returns the time of the iteration, or
-// nullopt if the policy fails. A run that followed a plan is simulated with the same plan.
+// nullopt if the policy fails or no GPU has the memory. A run that followed a plan is simulated
+// with the same plan.
 RemedyTrial TrialOf(const LoadedCase& loaded, const Outcome& outcome, ProgressBar& progress) {
   Case asked = loaded.asked;
   asked.allocator = outcome.allocator;
@@ -66,6 +70,9 @@ RemedyTrial TrialOf(const LoadedCase& loaded, const Outcome& outcome, ProgressBa
   run.policy = outcome.policy;
   run.policy_plan = outcome.report.plan;
   return [asked, run, &progress](const StallRemedy& remedy) -> std::optional<Duration> {
+    if (remedy.kind == RemedyKind::kMoreMemory && run.memory + remedy.memory > kLargestMemory) {
+      return std::nullopt;
+    }
     progress.Say(fmt::format("simulating remedies: {}", Name(remedy.kind)));
     try {
       return SimulateRemedy(asked, run, remedy);
@@ -97,9 +104,11 @@ std::string FormatExplained(const LoadedCase& loaded, const RunOptions& options,
   if (format == Format::kCsv) return FormatExplanationCsv(trace, report, stalls);
   std::string text = FormatResults({{{loaded, {result}}}}, options.format);
   if (report.fits()) {
-    text += FormatExplanation(trace, report, stalls, kShownStalls);
+    const std::string peak = FormatPeak(FindPeak(trace, report), kShownHolders);
+    if (!HasLongStalls(report)) text += peak + "\n";
+    text += FormatExplanation(trace, report, stalls, HasLongStalls(report) ? kShownStalls : 0);
     text += FormatAbsences(trace, report, absences, kShownAbsences);
-    text += "\n" + FormatPeak(FindPeak(trace, report), kShownHolders);
+    if (HasLongStalls(report)) text += "\n" + peak;
   }
   const PolicyChoice& policy = loaded.asked.policy;
   PolicyLibrary library;
@@ -265,6 +274,9 @@ int ExecuteForReal(const RunOptions& options, const LoadedCase& loaded, Session&
 int Execute(const RunOptions& options, Session& session) {
   const Case asked = CaseOf(options);
   const LoadedCase loaded{asked, std::make_shared<const Inputs>(asked)};
+  if (options.kernels_from.empty()) {
+    CheckPolicies({asked.policy.name()}, loaded.inputs->trace()->training, session);
+  }
   if (asked.backend != kSimulator) return ExecuteForReal(options, loaded, session);
   const Outcome outcome = RunCase(asked, *loaded.inputs);
   const RunResult result = ResultOf(asked, *loaded.inputs, outcome);

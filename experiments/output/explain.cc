@@ -26,15 +26,14 @@ StallCause CauseOf(WaitCause cause) {
   }
 }
 
-// Returns a rate in GB/s with three significant digits, or as a whole number from 1000 GB/s on.
+// Returns a rate in GB/s with three significant digits.
 std::string FormatRate(Bandwidth rate) {
-  const double gigabytes = static_cast<double>(rate.bytes_per_second) / 1e9;
-  return gigabytes < 999.5 ? fmt::format("{:.3g} GB/s", gigabytes)
-                           : fmt::format("{:.0f} GB/s", gigabytes);
+  return fmt::format("{:.3g} GB/s", static_cast<double>(rate.bytes_per_second) / 1e9);
 }
 
-// A rate that no link reaches.
-constexpr Bandwidth kLinkLimit{1'000'000'000'000'000};
+// The rate in one direction of the fastest link between a host and a GPU that is sold, the
+// NVLink-C2C of NVIDIA's GH200 and GB200.
+constexpr Bandwidth kLinkLimit{450'000'000'000};
 
 // Returns the rate that moves `size` in `time`, rounded up, at most `kLinkLimit`. REQUIRES: time >
 // 0.
@@ -127,7 +126,8 @@ class Explainer {
     }
     if (!stall.awaited) {
       stall.waited_for = "the host, which had not issued it yet";
-      Suggest(stall, {.kind = RemedyKind::kFasterHost}, "with a host that issues without delay");
+      Suggest(stall, {.kind = RemedyKind::kFasterHost},
+              "if launches cost the host nothing, as in a CUDA graph");
     } else {
       Describe(stall);
       if (stall.cause == StallCause::kFence) {
@@ -321,8 +321,9 @@ class Explainer {
     return peak - report_.metrics.peak_allocated;
   }
 
-  // Suggests a link so fast that the awaited copy would end when the wait began. All copies before
-  // it without a gap between them would be faster too.
+  // Suggests a link so fast that the awaited copy would end when the wait began, or the fastest
+  // link that is sold if that is slower. All copies before it without a gap between them would be
+  // faster too.
   void SuggestLink(StallExplanation& stall) const {
     const size_t last = *stall.awaited;
     // A remedy can change only the host's link.
@@ -337,14 +338,14 @@ class Explainer {
     }
     const Duration taken = TimeOf(last).end - TimeOf(first).start;
     if (taken <= stall.length) return;
-    const StallRemedy remedy{.kind = RemedyKind::kFasterLink,
-                             .direction = DirectionOf(last),
-                             .link = RateOf(moved, taken - stall.length)};
-    if (remedy.link == kLinkLimit) return;
-    Suggest(stall, remedy,
-            fmt::format("with {} to the {} (now {})", FormatRate(remedy.link),
-                        remedy.direction == Direction::kToHost ? "host" : "device",
-                        FormatRate(RateOf(moved, taken))));
+    const Bandwidth now = RateOf(moved, taken), wanted = RateOf(moved, taken - stall.length);
+    if (now >= wanted) return;
+    const StallRemedy remedy{
+        .kind = RemedyKind::kFasterLink, .direction = DirectionOf(last), .link = wanted};
+    Suggest(
+        stall, remedy,
+        fmt::format("with {} to the {} (now {})", FormatRate(remedy.link),
+                    remedy.direction == Direction::kToHost ? "host" : "device", FormatRate(now)));
   }
 
   const Trace& trace_;
@@ -492,6 +493,11 @@ std::vector<StallExplanation> ExplainStalls(const Trace& trace, const Report& re
   return stalls;
 }
 
+bool HasLongStalls(const Report& report) {
+  return report.metrics.stalls.total().picoseconds() * 100 >=
+         report.metrics.iteration.picoseconds();
+}
+
 std::string FormatExplanation(const Trace& trace, const Report& report,
                               const std::vector<StallExplanation>& stalls, size_t limit) {
   const Duration iteration = report.metrics.iteration;
@@ -516,7 +522,9 @@ std::string FormatExplanation(const Trace& trace, const Report& report,
       text += fmt::format("     - {}\n", suggestion.text);
     }
   }
-  if (stalls.size() > limit) {
+  if (limit == 0 && !stalls.empty()) {
+    text += "--format json lists all waits.\n";
+  } else if (stalls.size() > limit) {
     text += fmt::format("\n{} shorter waits, {} together; --format json lists all.\n",
                         stalls.size() - limit, FormatDuration(total - shown));
   }

@@ -60,6 +60,9 @@ struct StallExplanation {
 std::vector<StallExplanation> ExplainStalls(const Trace& trace, const Report& report,
                                             const RemedyTrial& simulate = {}, size_t limit = 0);
 
+// Returns true iff the stalls last 1 % of the iteration or more together.
+bool HasLongStalls(const Report& report);
+
 // Returns a text for people about the `limit` longest stalls, with a line that counts the other
 // stalls.
 std::string FormatExplanation(const Trace& trace, const Report& report,

@@ -109,18 +109,21 @@ void ProgressBar::Watch() {
     if (Clock::now() < said_ + kSilence) continue;
     said_ = Clock::now();
     if (active_) continue;
-    const std::chrono::duration<double> elapsed = said_ - start_;
-    fmt::print(stderr, "spillway: {}\n",
-               total_ > 0 ? FormatProgress(done_, total_, elapsed.count(), what_)
-                          : fmt::format("{}: {} so far", command_, FormatSeconds(elapsed.count())));
+    fmt::print(stderr, "spillway: {}\n", Printable(Line()));
   }
+}
+
+// Returns the present state as a line for people.
+std::string ProgressBar::Line() const {
+  const std::chrono::duration<double> elapsed = Clock::now() - start_;
+  if (total_ > 0) return FormatProgress(done_, total_, elapsed.count(), what_);
+  return fmt::format("{}: {}{} so far", command_, what_.empty() ? "" : what_ + ", ",
+                     FormatSeconds(elapsed.count()));
 }
 
 void ProgressBar::Draw() {
   if (!terminal_) return;
-  const std::chrono::duration<double> elapsed = Clock::now() - start_;
-  fmt::print(stderr, "{}{}", kWipe,
-             Printable(FormatProgress(done_, total_, elapsed.count(), what_)));
+  fmt::print(stderr, "{}{}", kWipe, Printable(Line()));
   std::fflush(stderr);
   active_ = true;
 }

@@ -51,6 +51,7 @@ class ProgressBar {
   using Clock = std::chrono::steady_clock;
 
   void Watch();
+  std::string Line() const;
   void Draw();
 
   const std::string command_;
