@@ -21,6 +21,11 @@ constexpr int64_t kVersion = 1;
 // value, all steps are predicted within 5 % (experiments/evidence/pytorch/README.md).
 constexpr Duration kBlockingCopy = Duration::Microseconds(70);
 
+// Returns the signature of the slot of an op that copies.
+std::string CopySignature(Direction direction) {
+  return direction == Direction::kToHost ? "copy to_host" : "copy to_device";
+}
+
 bool IsPersistent(const Tensor& tensor) {
   return tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState ||
          tensor.kind == TensorKind::kInput;
@@ -120,7 +125,7 @@ class Rewriter {
     op.phase = phase;
     op.batch = from_.batch;
     // Without traffic, a copy takes the same time whatever GPU the trace was recorded on.
-    op.slots = {{"op", fmt::format("copy {}", out ? "to_host" : "to_device"), 0, Bytes(0)}};
+    op.slots = {{"op", CopySignature(direction), 0, Bytes(0)}};
     op.recorded = {cost_.CopyTime(direction, tensor.size), out ? kBlockingCopy : Duration(),
                    Duration(), Bytes(0)};
     return to_.ops.emplace_back(std::move(op));
@@ -369,6 +374,18 @@ SavedTensorsPlan ParseSavedTensors(std::string_view text, const std::string& ori
 
 Trace ApplySavedTensors(const Trace& trace, const SavedTensorsPlan& plan, const CostModel& cost) {
   return Rewriter(trace, plan, cost).Rewrite();
+}
+
+Bytes CopiedByOps(const Trace& trace, Direction direction) {
+  const std::string signature = CopySignature(direction);
+  Bytes copied;
+  for (const Op& op : trace.ops) {
+    if (op.slots.size() != 1 || op.slots[0].signature != signature) continue;
+    for (const TensorId tensor : direction == Direction::kToHost ? op.inputs : op.outputs) {
+      copied += trace.tensor(tensor).size;
+    }
+  }
+  return copied;
 }
 
 }  // namespace spillway

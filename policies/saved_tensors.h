@@ -46,6 +46,10 @@ SavedTensorsPlan ParseSavedTensors(std::string_view text, const std::string& ori
 // again.
 Trace ApplySavedTensors(const Trace& trace, const SavedTensorsPlan& plan, const CostModel& cost);
 
+// Returns how many bytes the ops that `ApplySavedTensors` added to the trace copy in the direction.
+// The logs of a run do not count them, because these copies are ops.
+Bytes CopiedByOps(const Trace& trace, Direction direction);
+
 }  // namespace spillway
 
 #endif  // SPILLWAY_POLICIES_SAVED_TENSORS_H_

@@ -6,6 +6,7 @@
 
 #include "experiments/run/prepare.h"
 #include "policies/plan/bound.h"
+#include "policies/saved_tensors.h"
 
 namespace spillway {
 namespace {
@@ -213,6 +214,8 @@ RunResult ResultOf(const Case& asked, const Inputs& inputs, const Outcome& outco
   result.report.pools = report.pools;
   result.report.out_of_memory = report.out_of_memory;
   result.report.metrics = report.metrics;
+  result.report.metrics.offloaded += CopiedByOps(trace, Direction::kToHost);
+  result.report.metrics.prefetched += CopiedByOps(trace, Direction::kToDevice);
   result.report.bounds = report.bounds;
   result.report.iterations = report.iterations;
   result.report.steady = report.steady;

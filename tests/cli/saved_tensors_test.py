@@ -109,6 +109,17 @@ class SavedTensorsTest(CommandTest):
         self.assertEqual([name for name in ops if "to_" in name], [
             "x.to_host", "w.to_host", "h.to_host", "y.to_host", "y.to_device", "h.to_device", "w.to_device",
             "x.to_device"])
+        sizes = {tensor["name"]: tensor["size"] for tensor in TRACE["tensors"]}
+        row, = json.loads(self.ok("run", self.trace, "--policy", f"saved-tensors:file={path}", "--format", "json"))["rows"]
+        self.assertEqual(row["offloaded_bytes"], sum(sizes[name] for name in "xwhy"))
+        self.assertEqual(row["prefetched_bytes"], row["offloaded_bytes"])
+
+    def test_a_comparison_of_a_recording_has_no_rows_of_algorithms(self):
+        rows = json.loads(self.ok("compare", self.trace, "--format", "json"))["rows"]
+        policies = [row["policy"] for row in rows]
+        self.assertIn("as-recorded", policies)
+        self.assertEqual([name for name in policies if ":" in name], [])
+        self.assertEqual(len(set(policies)), len(policies))
 
     def test_checkpoints_keep_what_leaves_a_block(self):
         trace = json.loads(json.dumps(TRACE))
