@@ -17,7 +17,7 @@
 // the least workspace. `offload=dyn` tries to offload nothing, the inputs of every other
 // convolution, of all convolutions, and of all feature extraction layers. All are also tried in
 // less memory (fastest.h). vDNN adopts the first such pass that fits; this policy adopts the
-// fastest.
+// fastest. With micro-batches, everything is also tried on whole batches.
 //
 // `order` is the paper's prefetch-first or derivative-first, and `hint` its high-end allocation
 // (section IV-B). The paper's text sends tensors that leave to the high end of the arena
@@ -223,7 +223,8 @@ std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params) {
       "auto, whichever is fastest in trial runs");
   const PlacementOrder order = ReadPlacementOrder(params);
   const HighEnd high_end = ReadHint(params);
-  const KernelChooser chooser = ReadKernelChooser(params);
+  std::vector<KernelChooser> choosers{ReadKernelChooser(params)};
+  if (choosers.front().batches()) choosers.emplace_back();
   const StreamedParameters parameters = ReadStreamedParameters(params);
 
   std::vector<OffloadSet> sets;
@@ -237,11 +238,13 @@ std::unique_ptr<Policy> MakeVdnnppPolicy(Params& params) {
   if (algo != "performance") kernels.push_back(KernelChoice::kMemory);
 
   std::vector<Config> candidates;
-  for (const KernelChoice choice : kernels) {
-    for (const OffloadSet set : sets) {
-      for (const ReleaseTime when : releases) {
-        candidates.push_back({set, choice, order, high_end, when, chooser, parameters});
-        if (set == OffloadSet::kNone) break;  // there is nothing to release
+  for (const KernelChooser& chooser : choosers) {
+    for (const KernelChoice choice : kernels) {
+      for (const OffloadSet set : sets) {
+        for (const ReleaseTime when : releases) {
+          candidates.push_back({set, choice, order, high_end, when, chooser, parameters});
+          if (set == OffloadSet::kNone) break;  // there is nothing to release
+        }
       }
     }
   }
