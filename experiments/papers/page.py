@@ -4,10 +4,15 @@
 usage: experiments/papers/page.py [-o FILE]
 
 The numbers come from the CSVs in figures/, which `spillway reproduce all --figures` writes. The sentences come from
-items.toml, in which [[ITEM]] stands for our number of that item. Without -o the page is printed.
+items.toml, in which [[ITEM]] stands for our number of that item, [[h200 ITEM]] for the one in figures/h200, [[off: A, B]] for
+the largest difference from a printed number, in percent, and [[computed: A, B]] for how many numbers there are, among the
+items whose names match the patterns A and B. An `order` says which policies need no more than others in the paper; the page
+says where ours do. Without -o the page is printed.
 """
 
 import csv
+import fnmatch
+import itertools
 import pathlib
 import re
 import sys
@@ -52,9 +57,27 @@ def table(rows):
 def tally(printed):
     judged = [row for row in printed if row["judged"] == "true"]
     agree = sum(row["passes"] == "true" for row in judged)
-    others = len(printed) - len(judged)
+    shown = [row for row in printed if row["judged"] != "true"]
+    far = sum(abs(float(row["rel_error"] or 0)) > 0.25 for row in shown)
     return f"{len(printed)} printed numbers: {agree} agree, {len(judged) - agree} miss" + \
-        (f", {others} are shown and not judged." if others else ".")
+        (f", {len(shown)} shown and not judged ({far} off by more than 25 %)." if shown else ".")
+
+
+def order_sentence(order, known):
+    """Says in which networks the policies are in the order that `order` gives, from the least, and what is not."""
+    pattern = re.escape(order["item"]).replace(re.escape("{network}"), r"(\S+)")
+    pattern = re.sub(r"\\{\w+\\}", r"\\S+", pattern)
+    networks = list(dict.fromkeys(match[1] for item in known if (match := re.fullmatch(pattern, item))))
+    wrong = {}
+    for network, chain, (measure, name) in itertools.product(networks, order["least_first"], order["measures"].items()):
+        numbers = [float(known[order["item"].format(network=network, policy=policy, measure=measure)]) for policy in chain]
+        for (less, smaller), (more, larger) in itertools.combinations(zip(chain, numbers), 2):
+            if smaller > larger:
+                wrong.setdefault(network, []).append(f"{less} {smaller / larger:.2f} times {more} ({name})")
+    chains = "; ".join(", ".join(chain) for chain in order["least_first"])
+    return f"The policies are in the paper's order, from the least memory {chains}, in {len(networks) - len(wrong)} of " \
+        f"{len(networks)} networks." + \
+        (f" Against it: {'; '.join(f'{network} has ' + ', '.join(items) for network, items in wrong.items())}." if wrong else "")
 
 
 class Numbers:
@@ -62,12 +85,22 @@ class Numbers:
 
     def __init__(self, paper):
         self.paper = paper
-        self.known = {row["item"]: row["ours"] for path in sorted(FIGURES.glob(f"{paper}-*.csv"))
-                      for row in rows_of(path.stem)}
+        self.rows = {row["item"]: row for path in sorted(FIGURES.glob(f"{paper}-*.csv")) for row in rows_of(path.stem)}
+        self.known = {item: row["ours"] for item, row in self.rows.items()}
+        for path in sorted(FIGURES.glob(f"h200/{paper}-*.csv")):
+            self.known.update({f"h200 {row['item']}": row["ours"] for row in rows_of(f"h200/{path.stem}")})
+
+    def matching(self, patterns):
+        rows = [self.rows[item] for pattern in patterns.split(",") for item in fnmatch.filter(self.rows, pattern.strip())]
+        return rows or sys.exit(f"page: {self.paper} has no item like '{patterns}'")
 
     def filled(self, sentence):
         def ours(match):
             item = " ".join(match[1].split())
+            if item.startswith("off: "):
+                return f"{max(abs(float(row['rel_error'])) for row in self.matching(item[5:]) if row['rel_error']):.0%}"[:-1]
+            if item.startswith("computed: "):
+                return str(sum(row["ours"] != "" for row in self.matching(item[10:])))
             if item not in self.known:
                 sys.exit(f"page: {self.paper} has no item '{item}'")
             return number(self.known[item])
@@ -90,9 +123,12 @@ def page():
                 sys.exit(f"page: items.toml has {sheet}, but figures/ has no CSV of it")
             sheets.remove(sheet)
             lines += [f"### {item['title']}", "", f"`spillway reproduce {sheet}` ([CSV](figures/{sheet}.csv)). "
-                      + numbers.filled(item["differs"]), ""]
+                      + " ".join([*([order_sentence(item["order"], numbers.known)] if "order" in item else []),
+                                  numbers.filled(item["differs"])]), ""]
             drawn = [f"![{item['title']}](figures/{sheet}.png)"] if (FIGURES / f"{sheet}.png").exists() else []
             shown = table(rows_of(sheet))
+            printed = [row for row in rows_of(sheet) if row["printed"]]
+            lines += [tally(printed), ""] if 0 < len(printed) <= LONGEST else []
             for block in (drawn, shown if not drawn or shown[:1] and "printed" in shown[0] else []):
                 lines += [*block, ""] if block else []
     if sheets:

@@ -275,6 +275,9 @@ std::vector<PaperTotal> TotalsOf(const std::vector<Reproduction>& results) {
       return known.paper == value.paper && known.evidence == value.evidence;
     });
     if (total == totals.end()) total = totals.insert(total, {value.paper, value.evidence});
+    constexpr double kFar = 0.25;
+    if (result.ours && !result.judged && std::abs(result.rel_error.value_or(0)) > kFar)
+      ++total->far;
     ++(!result.ours     ? total->not_computed
        : !result.judged ? total->shown
        : !result.passes ? total->miss
@@ -291,6 +294,8 @@ Columns<PaperTotal> TotalColumns() {
       {"agree", "1", "items that have to agree and do", &PaperTotal::agree},
       {"miss", "1", "items that have to agree and do not", &PaperTotal::miss},
       {"shown", "1", "items that are not judged", &PaperTotal::shown},
+      {"far", "1", "of the items that are not judged, those that are off by more than 25 %",
+       &PaperTotal::far},
       {"not_computed", "1", "items that this version does not compute", &PaperTotal::not_computed},
   };
 }

@@ -42,13 +42,15 @@ std::string FormatLegend(const std::vector<Reproduction>& results) {
     all.agree += total.agree;
     all.miss += total.miss;
     all.shown += total.shown;
+    all.far += total.far;
     all.not_computed += total.not_computed;
   }
   return fmt::format(
-      "\n{} items: {} agree, {} miss, {} shown and not judged, {} not computed\n"
+      "\n{} items: {} agree, {} miss, {} shown and not judged ({} off by more than 25 %), {} not "
+      "computed\n"
       "Evidence: an item with = has to agree to the printed digits, with c within 1 %, with ~\n"
       "within 2 %. Items with f (a fit) or x (not explained) are shown and not judged.\n",
-      results.size(), all.agree, all.miss, all.shown, all.not_computed);
+      results.size(), all.agree, all.miss, all.shown, all.far, all.not_computed);
 }
 
 std::string FormatReproductions(const std::vector<Reproduction>& results, size_t width) {
@@ -173,17 +175,20 @@ int Execute(const ReproduceOptions& options, Session& session) {
   if (!options.figures.empty()) {
     script = FigureScript();
     sheets = SelectSheets(printed, options.item, options.on());
-    CreateDirectory(options.figures);
+    if (session.writes()) CreateDirectory(options.figures);
   }
   Results computed;
   computed.Add(items);
   for (const PaperSheet& sheet : sheets) computed.Add(sheet.items);
   computed.Compute(session.progress());
+  std::vector<Export> files;
   for (const PaperSheet& sheet : sheets) {
-    WriteFile(std::filesystem::path(options.figures) / (sheet.name + ".csv"),
-              FormatCsv<Reproduction>(ReproductionColumns(), computed.Of(sheet.items)));
+    const auto file = std::filesystem::path(options.figures) / (sheet.name + ".csv");
+    files.push_back({"--figures", file.string(), [&computed, &sheet](const Manifest&) {
+                       return FormatCsv<Reproduction>(ReproductionColumns(),
+                                                      computed.Of(sheet.items));
+                     }});
   }
-  if (!sheets.empty()) DrawFigures(script, options.figures);
   const std::vector<Reproduction> results = computed.Of(items);
   const Format format = options.format.format();
   const std::string text = format == Format::kJson ? FormatJson(results)
@@ -193,8 +198,8 @@ int Execute(const ReproduceOptions& options, Session& session) {
   const bool all_pass = std::all_of(results.begin(), results.end(), [](const Reproduction& result) {
     return !result.judged || result.passes;
   });
-  return session.Finish(
-      text, options.output, {}, all_pass ? kOk : kNegative, [&](Manifest& manifest) {
+  const int exit_code = session.Finish(
+      text, options.output, files, all_pass ? kOk : kNegative, [&](Manifest& manifest) {
         manifest.configuration = {{"item", options.item}};
         manifest.AddInput("paper_values", "data", list);
         for (const std::string& device : DeviceNames()) {
@@ -202,6 +207,8 @@ int Execute(const ReproduceOptions& options, Session& session) {
         }
         if (options.on()) AddMachine(options, manifest);
       });
+  if (!sheets.empty() && session.writes()) DrawFigures(script, options.figures);
+  return exit_code;
 }
 
 }  // namespace
@@ -220,7 +227,8 @@ void AddReproduce(Command& program, Session& session) {
       .Required();
   verb.Text("--figures", options.figures,
             "Also write the named tables and figures (all, a paper's, or a single one) into this "
-            "directory: each as CSV, and figures as PDF and PNG, which matplotlib draws")
+            "directory: each as CSV with a manifest, and figures as PDF and PNG, which matplotlib "
+            "draws from the CSV")
       .Type("DIRECTORY");
   const Option& device =
       verb.Text("--device", options.device,

@@ -51,13 +51,13 @@ class FiguresTest(CommandTest):
         return json.loads(document)
 
     def test_the_numbers_are_the_committed_ones(self):
-        """The evidence page gives each paper's totals: agree by evidence, miss, shown, not computed. README gives their sum."""
+        """The evidence page gives each paper's totals: agree by evidence, miss, shown, far off, not computed. README gives their sum."""
         lines = {}
         for total in self.compare(FIGURES)["totals"]:
-            line = lines.setdefault(total["paper"], dict.fromkeys(("=", "c", "~", "miss", "shown", "not_computed"), 0))
+            line = lines.setdefault(total["paper"], dict.fromkeys(("=", "c", "~", "miss", "shown", "far", "not_computed"), 0))
             if total["agree"]:
                 line[total["evidence"]] += total["agree"]
-            for name in ("miss", "shown", "not_computed"):
+            for name in ("miss", "shown", "far", "not_computed"):
                 line[name] += total[name]
         evidence = (ROOT / "experiments" / "evidence" / "README.md").read_text("utf-8")
         for paper, line in lines.items():
@@ -137,7 +137,30 @@ class FiguresTest(CommandTest):
         self.fails(2, "unknown table or figure", "reproduce", "base VGG-16(256) GB", "--figures", self.directory)
         self.ok("reproduce", "ucudnn-Fig9", "--figures", self.directory / "new", env=ENVIRONMENT)
         self.assertEqual(sorted(path.name for path in (self.directory / "new").iterdir()),
-                         ["ucudnn-Fig9.csv", "ucudnn-Fig9.pdf", "ucudnn-Fig9.png"])
+                         ["ucudnn-Fig9.csv", "ucudnn-Fig9.csv.manifest.json", "ucudnn-Fig9.pdf", "ucudnn-Fig9.png"])
+
+    def test_a_table_replays_from_its_manifest(self):
+        table = self.directory / "ucudnn-Fig9.csv"
+        self.ok("reproduce", "ucudnn-Fig9", "--figures", self.directory, env=ENVIRONMENT)
+        (self.directory / "ucudnn-Fig9.png").unlink()
+        self.assertIn("ucudnn-Fig9.csv: same\n", self.ok("replay-run", f"{table}.manifest.json"))
+        self.assertFalse((self.directory / "ucudnn-Fig9.png").exists())  # a replayed run writes nothing
+        table.write_text(table.read_text("utf-8").replace("9", "8"), "utf-8")
+        self.assertIn("the file has changed", self.ok("replay-run", f"{table}.manifest.json", code=1))
+
+    def test_the_page_says_where_policies_leave_the_order_of_the_paper(self):
+        sys.path.insert(0, str(PAPERS))
+        import page
+        order = {"item": "F {network} {policy} {measure} MB", "measures": {"max": "most"}, "least_first": [["a(m)", "b(m)"], ["a(p)", "c"]]}
+        known = {"F X(1) a(m) max MB": "1", "F X(1) b(m) max MB": "1", "F X(1) a(p) max MB": "2", "F X(1) c max MB": "3",
+                 "F Y(1) a(m) max MB": "1", "F Y(1) b(m) max MB": "2", "F Y(1) a(p) max MB": "6", "F Y(1) c max MB": "3"}
+        self.assertEqual(page.order_sentence(order, known),
+                         "The policies are in the paper's order, from the least memory a(m), b(m); a(p), c, in 1 of 2 networks. "
+                         "Against it: Y(1) has a(p) 2.00 times c (most).")
+        rows = [{"judged": "true", "passes": "true"}, {"judged": "false", "rel_error": "-0.251"},
+                {"judged": "false", "rel_error": "0.25"}]
+        self.assertEqual(page.tally(rows), "3 printed numbers: 1 agree, 0 miss, 2 shown and not judged (1 off by more "
+                                           "than 25 %).")
 
 
 if __name__ == "__main__":
