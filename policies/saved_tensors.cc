@@ -381,9 +381,10 @@ Bytes CopiedByOps(const Trace& trace, Direction direction) {
   Bytes copied;
   for (const Op& op : trace.ops) {
     if (op.slots.size() != 1 || op.slots[0].signature != signature) continue;
-    for (const TensorId tensor : direction == Direction::kToHost ? op.inputs : op.outputs) {
-      copied += trace.tensor(tensor).size;
-    }
+    // `HeldAsRecorded` lists the tensors that are held behind the operand.
+    const std::vector<TensorId>& operands =
+        direction == Direction::kToHost ? op.inputs : op.outputs;
+    if (!operands.empty()) copied += trace.tensor(operands.front()).size;
   }
   return copied;
 }

@@ -209,6 +209,7 @@ int Execute(const ValidateOptions& options, Session& session) {
   const Shard shard = Shard::Parse(options.shard);
   const Grid grid(experiment, {"liveness"});
   CheckGrid(grid, experiment, options);
+  CheckPolicies(experiment, session);
   const StoreKind& kind = ValidationKind();
   Measuring measuring(options, grid.at(0), session);
   std::optional<SweepStore> store;
