@@ -317,8 +317,8 @@ class TableTest(CommandTest):
 
     def test_reproduce_explains_its_table(self):
         text = self.ok("reproduce", "vdnnpp")
-        self.assertRegex(text, r"\d+ items: \d+ agree, 0 miss, \d+ shown and not judged, "
-                               r"(\d+) not computed\nEvidence: an item with = has to agree")
+        self.assertRegex(text, r"\d+ items: \d+ agree, 0 miss, \d+ shown and not judged "
+                               r"\(\d+ off by more than 25 %\), (\d+) not computed\nEvidence: an item with = has to agree")
         self.assertIn(f" {text.count('not computed yet')} not computed\n", text)
 
 

@@ -27,7 +27,7 @@ void RecordingOption::Add(Command& verb) {
   verb.Choice("--math", record.math, {"fp32", "tf32"}, "Arithmetic of convolutions and products");
   verb.Texts("--micro-batch", micro_batches,
              "Also record convolutions at smaller batches: powerOfTwo (1, 2, 4 and so on), all, "
-             "undivided (none), or a number; repeat for more")
+             "undivided (none), or a number; one or more")
       .Type("powerOfTwo|all|undivided|BATCH")
       .Check(MicroBatchProblem);
   verb.Setting(
