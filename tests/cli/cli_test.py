@@ -81,6 +81,12 @@ class CliTest(unittest.TestCase):
         self.assertIn(text, result.stderr)
         self.assertEqual(result.stdout, "")
 
+    def test_micro_batches_do_not_slow_vdnnpp_down(self):
+        for case in (("resnet50:64", "--memory", "40%"), ("alexnet:64", "--memory", "50%")):
+            text = self.ok("compare", *case, "--policy", "vdnnpp,vdnnpp:micro=powerOfTwo", "--format", "json")
+            plain, divided = (row["iteration_ms"] for row in json.loads(text)["rows"])
+            self.assertLessEqual(divided, plain)
+
     def test_run_json_has_the_documented_fields(self):
         document = json.loads(self.ok("run", "alexnet:32", "--policy", "vdnn-all", "--format", "json"))
         self.assertEqual(document["schema"], "spillway.results/v1")
