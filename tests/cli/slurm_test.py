@@ -157,7 +157,7 @@ class ScriptTest(CommandTest):
                            "--slurm-option=--partition=long", "--dry-run", cwd=directory)
             self.assertEqual(list(directory.iterdir()), [])
             for part in ("#SBATCH --array=1-8\n", "#SBATCH --cpus-per-task=4\n", "#SBATCH --time=2:00:00\n",
-                         "#SBATCH --partition=long\n", "'resnet(3,4,{4..36..4},3):32' --policy torch,mxnet --check",
+                         "#SBATCH --partition=long\n", "'resnet(3,4,{4..36..4},3):32' --check --policy torch,mxnet",
                          f"--checkpoint {directory}/r.sqlite.shards/shard-\"$task\".sqlite"):
                 self.assertIn(part, text)
             self.assertEqual(text.count("#!/bin/bash\n"), 2)
