@@ -110,6 +110,7 @@ std::string FormatExplained(const LoadedCase& loaded, const RunOptions& options,
     text += FormatAbsences(trace, report, absences, kShownAbsences);
     if (HasLongStalls(report)) text += "\n" + peak;
   }
+  text += FormatRefused(report);
   const PolicyChoice& policy = loaded.asked.policy;
   PolicyLibrary library;
   if (policy.spec().policy.empty()) return text;

@@ -43,6 +43,7 @@ std::string FormatDecisions(const Trace& trace, const Report& report, const Cost
       json.Put("batch", run.batch);
     } else {
       json.Put("done", decision.done).Put("tensor", NameOrNull(trace, decision.tensor));
+      if (!decision.done) json.Put("refusal", Name(decision.refusal));
     }
     json.EndObject();
   }
@@ -81,7 +82,7 @@ KernelRecords ParseKernelRecords(std::string_view text, const std::string& origi
         Optional("slot", [&](JsonValue v) { record.slot = json.ReadString(v); }),
         Optional("algorithm", [&](JsonValue v) { record.algorithm = json.ReadString(v); }),
         Optional("batch", [&](JsonValue v) { record.batch = json.ReadInteger(v, 1, 1 << 30); }),
-        Optional("done", SkipJson), Optional("tensor", SkipJson));
+        Optional("done", SkipJson), Optional("tensor", SkipJson), Optional("refusal", SkipJson));
     if (verb != Name(Verb::kRun)) {
       current.clear();
       return;

@@ -536,6 +536,27 @@ std::string FormatExplanationCsv(const Trace& trace, const Report& report,
   return FormatCsv(StallColumns(trace, report, stalls), stalls);
 }
 
+std::vector<RefusedVerb> CountRefused(const Report& report) {
+  std::map<std::pair<Verb, Refusal>, int64_t> counts;
+  for (const Decision& decision : report.decisions) {
+    if (!decision.done) ++counts[{decision.verb, decision.refusal}];
+  }
+  std::vector<RefusedVerb> refused;
+  for (const auto& [what, count] : counts) refused.push_back({what.first, what.second, count});
+  return refused;
+}
+
+std::string FormatRefused(const Report& report) {
+  std::vector<std::string> parts;
+  for (const RefusedVerb& refused : CountRefused(report)) {
+    parts.push_back(
+        fmt::format("{} {} ({})", refused.count, Name(refused.verb), Name(refused.refusal)));
+  }
+  return parts.empty()
+             ? std::string()
+             : fmt::format("\nVerbs of the policy that were refused: {}\n", fmt::join(parts, ", "));
+}
+
 std::string FormatExplanationJson(const Trace& trace, const Report& report, const RunResult& result,
                                   const std::vector<StallExplanation>& stalls,
                                   const std::vector<Absence>& absences) {
@@ -547,7 +568,14 @@ std::string FormatExplanationJson(const Trace& trace, const Report& report, cons
   const MemoryPeak peak = report.fits() ? FindPeak(trace, report) : MemoryPeak();
   json.Key("peak").BeginObject().Put("op", IfAny(peak.op)).Put("requested_bytes", peak.requested);
   PutRows(json.Key("holders"), PeakColumns(), peak.holders);
-  return json.EndObject().EndObject().Take();
+  json.EndObject();
+  const Columns<RefusedVerb> refused{
+      {"verb", "", "", [](auto& row) { return Name(row.verb); }},
+      {"refusal", "", "", [](auto& row) { return Name(row.refusal); }},
+      {"count", "1", "", &RefusedVerb::count},
+  };
+  PutRows(json.Key("refused"), refused, CountRefused(report));
+  return json.EndObject().Take();
 }
 
 }  // namespace spillway

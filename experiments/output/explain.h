@@ -72,9 +72,22 @@ std::string FormatExplanation(const Trace& trace, const Report& report,
 std::string FormatExplanationCsv(const Trace& trace, const Report& report,
                                  const std::vector<StallExplanation>& stalls);
 
+// The number of times in an iteration that a verb was refused for a reason.
+struct RefusedVerb {
+  Verb verb;
+  Refusal refusal;
+  int64_t count = 0;
+};
+// Returns the refused verbs in the order of `Verb`, then of `Refusal`.
+std::vector<RefusedVerb> CountRefused(const Report& report);
+
+// Returns a line for people with the refused verbs, or an empty text if there are none.
+std::string FormatRefused(const Report& report);
+
 // Returns the JSON document {"schema": "spillway.explain/v1", "row": the result, "stalls": [rows,
 // each with its "suggestions"], "storages": [rows], "peak": {"op", "requested_bytes", "holders":
-// [rows]}}. A run that does not fit has no stalls, no storages and an empty peak.
+// [rows]}, "refused": [rows]}. A run that does not fit has no stalls, no storages and an empty
+// peak.
 std::string FormatExplanationJson(const Trace& trace, const Report& report, const RunResult& result,
                                   const std::vector<StallExplanation>& stalls,
                                   const std::vector<Absence>& absences);

@@ -96,6 +96,11 @@ std::string_view Name(Verb verb) {
   return kNames[static_cast<size_t>(verb)];
 }
 
+std::string_view Name(Refusal refusal) {
+  constexpr std::array<std::string_view, 4> kNames{"none", "pinned", "full", "unknown"};
+  return kNames[static_cast<size_t>(refusal)];
+}
+
 std::string_view Name(PoolId pool) {
   constexpr std::array<std::string_view, 1 + kMaxPools> kNames{"device", "pinned host", "pool 2",
                                                                "pool 3"};

@@ -38,6 +38,17 @@ enum class Verb : uint8_t {
 };
 std::string_view Name(Verb verb);
 
+// Why a verb returned false.
+enum class Refusal : uint8_t {
+  kNone,     // it did not
+  kPinned,   // the op that is being served uses the tensor
+  kFull,     // the device or the pool outside has no room
+  kUnknown,  // the runtime knows no contents to work on: the tensor is not where the verb needs it,
+             // or cannot be computed again; or the reservation is there already
+};
+// Returns "none", "pinned", "full" or "unknown".
+std::string_view Name(Refusal refusal);
+
 // A verb that the policy called, or an action of the runtime, at an op of the trace. Verbs that
 // returned false are logged too, with `done` false.
 struct Decision {
@@ -45,6 +56,7 @@ struct Decision {
   Verb verb = Verb::kRun;
   bool done = true;
   TensorId tensor = kNoTensor;
+  Refusal refusal = Refusal::kNone;
   KernelRun run;  // for kRun
   bool operator==(const Decision&) const = default;
 };

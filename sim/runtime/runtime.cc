@@ -69,60 +69,65 @@ class Runtime final : public PolicyContext {
   bool Offload(TensorId tensor, std::optional<PoolId> pool) override {
     const TensorId id = liveness_.Root(tensor);
     Storage& storage = At(id);
-    return Log(Verb::kOffload, id, [&] {
-      if (storage.pins > 0) return false;
-      if (storage.residency == Residency::kBoth) return true;
-      if (arriving_ || storage.residency != Residency::kDevice) return false;
-      if (!storage.holds_outside && !memory_.TakeOutsideBlock(id, pool)) return false;
+    const auto attempt = [&] {
+      if (storage.pins > 0) return Refusal::kPinned;
+      if (storage.residency == Residency::kBoth) return Refusal::kNone;
+      if (arriving_ || storage.residency != Residency::kDevice) return Refusal::kUnknown;
+      if (!storage.holds_outside && !memory_.TakeOutsideBlock(id, pool)) return Refusal::kFull;
       CopyOut(id);
-      return true;
-    });
+      return Refusal::kNone;
+    };
+    return Log(Verb::kOffload, id, attempt());
   }
 
   bool Release(TensorId tensor) override {
     const TensorId id = liveness_.Root(tensor);
-    return Log(Verb::kRelease, id, [&] {
+    const auto attempt = [&] {
       Storage& storage = At(id);
-      if (storage.pins > 0 || storage.residency != Residency::kBoth) return false;
+      if (storage.pins > 0) return Refusal::kPinned;
+      if (storage.residency != Residency::kBoth) return Refusal::kUnknown;
       memory_.GiveDeviceBlock(id);
       storage.residency = Residency::kOutside;
-      return true;
-    });
+      return Refusal::kNone;
+    };
+    return Log(Verb::kRelease, id, attempt());
   }
 
   bool Prefetch(TensorId tensor) override {
     const TensorId id = liveness_.Root(tensor);
-    return Log(Verb::kPrefetch, id, [&] {
+    const auto attempt = [&] {
       Storage& storage = At(id);
-      if (arriving_ || storage.pins > 0 || storage.residency != Residency::kOutside) return false;
-      if (!memory_.TryPlaceOnDevice(id)) return false;
+      if (storage.pins > 0) return Refusal::kPinned;
+      if (arriving_ || storage.residency != Residency::kOutside) return Refusal::kUnknown;
+      if (!memory_.TryPlaceOnDevice(id)) return Refusal::kFull;
       CopyToDevice(id);
-      return true;
-    });
+      return Refusal::kNone;
+    };
+    return Log(Verb::kPrefetch, id, attempt());
   }
 
   bool Evict(TensorId tensor) override {
     const TensorId id = liveness_.Root(tensor);
-    return Log(Verb::kEvict, id, [&] {
+    const auto attempt = [&] {
       Storage& storage = At(id);
       const std::optional<OpId> next = NextUse(id);
-      if (storage.pins > 0 || storage.persistent || !OnDevice(storage.residency) || !next) {
-        return false;
-      }
-      if (placer_.overwrites() && *next == op_) return false;
+      if (storage.pins > 0) return Refusal::kPinned;
+      if (storage.persistent || !OnDevice(storage.residency) || !next) return Refusal::kUnknown;
+      if (placer_.overwrites() && *next == op_) return Refusal::kPinned;
       // With this check, storages that were evicted earlier and are used sooner stay rebuildable
       // without this one.
-      if (!CanRebuild(id, *next)) return false;
+      if (!CanRebuild(id, *next)) return Refusal::kUnknown;
       memory_.DropOutsideCopy(id);
       memory_.GiveDeviceBlock(id);
       storage.residency = Residency::kEvicted;
-      return true;
-    });
+      return Refusal::kNone;
+    };
+    return Log(Verb::kEvict, id, attempt());
   }
 
   void Fence() override {
     commands_.Fence();
-    Log(Verb::kFence, kNoTensor, [] { return true; });
+    Log(Verb::kFence, kNoTensor);
   }
 
   bool Reserve(std::span<const TensorId> tensors, Bytes at_least) override {
@@ -135,26 +140,26 @@ class Runtime final : public PolicyContext {
       const Storage& storage = At(id);
       if (storage.persistent || storage.residency != Residency::kNone ||
           storage.reservation != Storage::kNotReserved) {
-        return Log(Verb::kReserve, id, [] { return false; });
+        return Log(Verb::kReserve, id, Refusal::kUnknown);
       }
       ids.push_back(id);
       size = std::max(size, storage.size);
     }
     memory_.Reserve(ids, size);
-    for (const TensorId id : ids) Log(Verb::kReserve, id, [] { return true; });
+    for (const TensorId id : ids) Log(Verb::kReserve, id);
     return true;
   }
 
   bool ReserveWorkspace(Bytes size) override {
     if (!planning_) throw PolicyError("ReserveWorkspace was called outside Plan");
-    return Log(Verb::kReserveWorkspace, kNoTensor,
-               [&] { return size > Bytes(0) && memory_.ReserveWorkspace(size); });
+    const bool done = size > Bytes(0) && memory_.ReserveWorkspace(size);
+    return Log(Verb::kReserveWorkspace, kNoTensor, done ? Refusal::kNone : Refusal::kUnknown);
   }
 
   bool ReserveWorkspaceFor(OpId op, Bytes size) override {
     if (!planning_) throw PolicyError("ReserveWorkspaceFor was called outside Plan");
-    return Log(Verb::kReserveWorkspace, kNoTensor,
-               [&] { return size > Bytes(0) && memory_.ReserveWorkspaceFor(op, size); });
+    const bool done = size > Bytes(0) && memory_.ReserveWorkspaceFor(op, size);
+    return Log(Verb::kReserveWorkspace, kNoTensor, done ? Refusal::kNone : Refusal::kUnknown);
   }
 
   // --- PolicyContext: facts ---------------------------------------------------------------------
@@ -181,11 +186,10 @@ class Runtime final : public PolicyContext {
   Storage& At(TensorId id) { return memory_.At(id); }
   const Storage& At(TensorId id) const { return memory_.At(id); }
 
-  // Runs a verb and logs its result.
-  template <typename Action>
-  bool Log(Verb verb, TensorId tensor, Action action) {
-    const bool done = action();
-    decisions_.Append({op_, verb, done, tensor, {}});
+  // Logs a verb. Returns true iff it was not refused.
+  bool Log(Verb verb, TensorId tensor, Refusal refusal = Refusal::kNone) {
+    const bool done = refusal == Refusal::kNone;
+    decisions_.Append({op_, verb, done, tensor, refusal, {}});
     return done;
   }
 
@@ -291,11 +295,11 @@ class Runtime final : public PolicyContext {
       // An input that was written has no block outside any more.
       if (!storage.holds_outside && !memory_.TakeOutsideBlock(id)) return;
       CopyOut(id);
-      Log(Verb::kOffload, id, [] { return true; });
+      Log(Verb::kOffload, id);
     }
     memory_.GiveDeviceBlock(id);
     storage.residency = Residency::kOutside;
-    Log(Verb::kRelease, id, [] { return true; });
+    Log(Verb::kRelease, id);
   }
 
   // Places the inputs of an iteration. Backends write the inputs at once, so no issued command may
@@ -361,9 +365,9 @@ class Runtime final : public PolicyContext {
     commands_.AddWaits(Stream::kCompute, fetch, WaitCause::kFetch, entry);
     commands_.AddWaits(Stream::kCompute, memory, WaitCause::kMemory, entry);
     commands_.AddFence(entry);
-    if (again) decisions_.Append({op_id, Verb::kRecompute, true, kNoTensor, {}});
+    if (again) decisions_.Append({op_id, Verb::kRecompute, true, kNoTensor, Refusal::kNone, {}});
     for (const KernelRun& run : choice_.runs()) {
-      decisions_.Append({op_id, Verb::kRun, true, kNoTensor, run});
+      decisions_.Append({op_id, Verb::kRun, true, kNoTensor, Refusal::kNone, run});
     }
 
     Locate(ops_.Inputs(op_id), inputs_);
@@ -441,7 +445,7 @@ class Runtime final : public PolicyContext {
         } else if (!memory_.TryPlaceOnDevice(id, /*ask=*/true)) {
           return false;
         }
-        Log(Verb::kFetch, id, [] { return true; });
+        Log(Verb::kFetch, id);
         CopyToDevice(id);
         return true;
       case Residency::kNone:

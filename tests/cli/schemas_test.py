@@ -4,6 +4,7 @@
 usage: schemas_test.py PATH_OF_SPILLWAY
 """
 
+import json
 import pathlib
 import subprocess
 import tempfile
@@ -65,6 +66,20 @@ class SchemasTest(CommandTest):
                 self.conforms(document, name)
                 seen.add(name)
         self.assertEqual(seen, {path.stem for path in SCHEMAS.glob("*.json")})
+
+    def test_refused_verbs_are_in_both_documents(self):
+        # An iteration in which superneurons asks for a prefetch that has no room.
+        run = ("run", "googlenet:32", "--memory", "20%", "--policy", "superneurons")
+        explained = self.ok(*run, "--explain", *JSON)
+        self.conforms(explained, "explain")
+        decisions = self.written("d.json", *run, "--export-decisions").read_text("utf-8")
+        self.conforms(decisions, "decisions")
+        refused = [(decision["verb"], decision["refusal"]) for decision in json.loads(decisions)["decisions"]
+                   if not decision.get("done", True)]
+        self.assertEqual(json.loads(explained)["refused"],
+                         [{"verb": verb, "refusal": refusal, "count": refused.count((verb, refusal))}
+                          for verb, refusal in dict.fromkeys(refused)])
+        self.assertEqual(refused, [("prefetch", "full")])
 
     def test_the_row_is_what_the_columns_say(self):
         updated = subprocess.run([ROOT / "scripts/update_schemas.py", Spillway.path, "--check"],

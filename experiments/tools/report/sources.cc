@@ -87,7 +87,8 @@ ReportSection ReadJson(const std::string& path) {
                 Optional("rows", table), Optional("row", table), Optional("stalls", SkipJson),
                 Optional("log", SkipJson), Optional("out_of_memory", SkipJson),
                 Optional("recorded_failure", SkipJson), Optional("totals", SkipJson),
-                Optional("storages", SkipJson), Optional("peak", SkipJson));
+                Optional("storages", SkipJson), Optional("peak", SkipJson),
+                Optional("refused", SkipJson));
   if (!has_table) throw InputError(fmt::format("{}: has neither rows nor a row", path));
   // The page parses the document. The code above only checks that it is valid.
   section.json = text;

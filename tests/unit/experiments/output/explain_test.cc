@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 
@@ -87,6 +88,36 @@ Explained FetchOnDemand(const Trace& trace, const RunSettings& settings = {}, si
     context.Release(Find(trace, "x"));
   };
   return Explain(trace, FixedCost(), After(hook), settings, limit);
+}
+
+// A policy that asks for what cannot be done, once for each reason.
+class Refused final : public Policy {
+ public:
+  void BeforeLaunch(PolicyContext& context, OpId op) override {
+    if (context.trace().op(op).name == "f2") context.Release(Find(context.trace(), "y1"));
+  }
+  void AfterOp(PolicyContext& context, OpId op) override {
+    const std::string& name = context.trace().op(op).name;
+    if (name == "f1") context.Release(Find(context.trace(), "x"));   // it has no copy
+    if (name == "f1") context.Prefetch(Find(context.trace(), "x"));  // it is there
+    if (name == "f2") context.Offload(Find(context.trace(), "x"));
+    if (name == "f3") context.Offload(Find(context.trace(), "y1"));  // no room outside
+    if (name == "b3") context.Offload(Find(context.trace(), "y1"));  // as before
+  }
+};
+
+TEST(RefusedVerbsTest, AreCountedByReason) {
+  RunSettings settings;
+  settings.device.host_memory = Bytes(16);
+  Refused policy;
+  const Report report = RunSim(ChainTrace(), FixedCost(), policy, settings).report;
+  EXPECT_EQ(FormatRefused(report),
+            "\nVerbs of the policy that were refused: 2 offload (full), 1 release (pinned), "
+            "1 release (unknown), 1 prefetch (unknown)\n");
+  int64_t count = 0;
+  for (const RefusedVerb& refused : CountRefused(report)) count += refused.count;
+  EXPECT_EQ(count, std::ranges::count(report.decisions, false, &Decision::done));
+  EXPECT_EQ(FormatRefused({}), "");
 }
 
 //   d2h      |x |
