@@ -80,8 +80,8 @@ int Execute(const CompareOptions& options, Session& session) {
       cases.back().asked.policy = policy;
     }
   }
-  CheckPolicies(policies, std::ranges::any_of(traces, [](auto& trace) { return trace->training; }),
-                session);
+  CheckPolicies(policies, options.asked,
+                std::ranges::any_of(traces, [](auto& trace) { return trace->training; }), session);
   const auto format = [&](const std::vector<Row>& rows) {
     return Format(groups, rows, options.format);
   };

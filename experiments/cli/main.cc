@@ -7,12 +7,14 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <vector>
 
 #include "experiments/cli/frame/arguments.h"
 #include "experiments/cli/frame/commit.h"
 #include "experiments/cli/frame/options.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
+#include "experiments/run/isolation.h"
 #include "policies/plugin/crash.h"
 #include "traces/base/error.h"
 
@@ -24,11 +26,6 @@ constexpr const char* kFooter =
     "input;\n"
     "4 policy or invariant failure; 5 missing environment (no GPU); 130 interrupted.\n"
     "Help on one verb: spillway help VERB";
-
-int Fail(int exit_code, const std::exception& error) {
-  fmt::print(stderr, "spillway: {}\n", Printable(error.what()));
-  return exit_code;
-}
 
 int CannotWrite() {
   fmt::print(stderr, "spillway: cannot write the output\n");
@@ -60,21 +57,22 @@ int RunSession(Session& session) {
         AddDoctor, AddCompletion, AddHelp}) {
     add(program, session);
   }
+  if (session.captures()) AddCase(program, session);
   Complete(program);
   int exit_code = kOk;
   try {
     exit_code = program.Execute(session.arguments());
   } catch (const UsageError& error) {
-    return Fail(kUsage, error);
+    return session.Fail(kUsage, error.what());
   } catch (const InputError& error) {
-    return Fail(kBadInput, error);
+    return session.Fail(kBadInput, error.what());
   } catch (const PolicyError& error) {
-    return Fail(kPolicyFailure, error);
+    return session.Fail(kPolicyFailure, error.what());
   } catch (const EnvironmentError& error) {
-    return Fail(kMissingEnvironment, error);
+    return session.Fail(kMissingEnvironment, error.what());
   } catch (const std::exception& error) {  // other errors, such as no memory on this machine
     // fmt throws if standard output cannot be written; the message for it follows below.
-    if (std::ferror(stdout) == 0) return Fail(kPolicyFailure, error);
+    if (std::ferror(stdout) == 0) return session.Fail(kPolicyFailure, error.what());
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     return CannotWrite();
@@ -89,8 +87,17 @@ int main(int argc, char** argv) {
   // the process, and the system need not fill it with zeros each time.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (const auto worker = spillway::Worker::OfThisProcess()) {
+    spillway::cli::Interrupts interrupts;
+    spillway::CommandResults results;
+    spillway::cli::Session session(arguments, interrupts, &results);
+    results.exit_code = spillway::cli::RunSession(session);
+    worker->Reply(results);
+  }
+  spillway::IsolatePlugins();
   spillway::NameCrashes();
   spillway::cli::Interrupts interrupts;
-  spillway::cli::Session session({argv + 1, argv + argc}, interrupts);
+  spillway::cli::Session session(arguments, interrupts);
   return spillway::cli::RunSession(session);
 }

@@ -126,9 +126,13 @@ int Execute(const ReplayOptions& options, Session& session) {
     session.Remark(fmt::format("the manifest was made by version {} ({}), this is version {} ({})",
                                manifest.version, manifest.compiler, ours.version, ours.compiler));
   }
-  std::vector<OutputFile> files;
-  Session replayed(manifest.arguments, session.interrupts(), &files);
+  std::vector<std::string> arguments = manifest.arguments;
+  arguments.push_back("--quiet");
+  CommandResults results;
+  Session replayed(arguments, session.interrupts(), &results);
   const int exit_code = RunSession(replayed);
+  if (!results.error.empty()) session.Fail(exit_code, results.error);
+  const std::vector<OutputFile>& files = results.files;
   bool same = exit_code == manifest.exit_code;
   if (!same) {
     session.Remark(

@@ -24,6 +24,7 @@
 #include "experiments/output/peak.h"
 #include "experiments/output/snapshot_export.h"
 #include "experiments/run/execute.h"
+#include "experiments/run/isolation.h"
 #include "experiments/run/prepare.h"
 #include "experiments/run/remedy.h"
 #include "policies/plugin/library.h"
@@ -274,9 +275,12 @@ int ExecuteForReal(const RunOptions& options, const LoadedCase& loaded, Session&
 
 int Execute(const RunOptions& options, Session& session) {
   const Case asked = CaseOf(options);
+  Case other = asked;
+  other.policy = options.against;
+  if (IsIsolated(asked) || IsIsolated(other)) return session.FinishIsolated(asked);
   const LoadedCase loaded{asked, std::make_shared<const Inputs>(asked)};
   if (options.kernels_from.empty()) {
-    CheckPolicies({asked.policy.name()}, loaded.inputs->trace()->training, session);
+    CheckPolicies({asked.policy.name()}, asked, loaded.inputs->trace()->training, session);
   }
   if (asked.backend != kSimulator) return ExecuteForReal(options, loaded, session);
   const Outcome outcome = RunCase(asked, *loaded.inputs);

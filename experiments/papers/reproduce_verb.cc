@@ -175,7 +175,7 @@ int Execute(const ReproduceOptions& options, Session& session) {
   if (!options.figures.empty()) {
     script = FigureScript();
     sheets = SelectSheets(printed, options.item, options.on());
-    if (session.writes()) CreateDirectory(options.figures);
+    if (!session.captures()) CreateDirectory(options.figures);
   }
   Results computed;
   computed.Add(items);
@@ -207,7 +207,7 @@ int Execute(const ReproduceOptions& options, Session& session) {
         }
         if (options.on()) AddMachine(options, manifest);
       });
-  if (!sheets.empty() && session.writes()) DrawFigures(script, options.figures);
+  if (!sheets.empty() && !session.captures()) DrawFigures(script, options.figures);
   return exit_code;
 }
 

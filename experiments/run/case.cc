@@ -35,6 +35,15 @@ void SetHost(Case& asked, const std::string& text) {
   if (std::ranges::count(names, text) == 0) throw UsageError(UnknownName("host", text, names));
 }
 
+void SetTimeout(Case& asked, const std::string& text) {
+  try {
+    asked.timeout = ParseDuration(text);
+  } catch (const InputError& error) {
+    throw UsageError(fmt::format("timeout: {}", error.what()));
+  }
+  if (asked.timeout <= Duration()) throw UsageError("timeout: the time is more than 0s");
+}
+
 std::string HostOf(const Case& asked) {
   return std::ranges::find(kHostTimes, asked.host, &std::pair<const char*, HostTimes>::second)
       ->first;
@@ -104,6 +113,17 @@ constexpr CaseKey kKeys[] = {
     {"check", nullptr, Kind::kFlag, "", nullptr, "Verify every report with the independent checker",
      [](Case& c, const std::string& text) { c.check = ReadFlag(text); },
      [](const Case& c) { return WriteFlag(c.check); }},
+    {"timeout", nullptr, Kind::kText, "600s", nullptr,
+     "Longest time of one run of a plugin's policy, which has a process of its own", SetTimeout,
+     [](const Case& c) {
+       return c.policy.spec().plugin.empty() ? std::string()
+                                             : fmt::format("{}s", c.timeout.seconds());
+     },
+     "no time is given", false},
+    {"in-process", nullptr, Kind::kFlag, "", nullptr,
+     "Run the policies of plugins in this process, for a debugger; then a crash ends it",
+     [](Case& c, const std::string& text) { c.in_process = ReadFlag(text); },
+     [](const Case&) { return std::string(); }, "", false},
     {"policy", "policy", Kind::kText, "liveness", nullptr,
      "NAME or PLUGIN.so:NAME, then :key=value,...; or help",
      [](Case& c, const std::string& text) { c.policy = text; },
@@ -120,13 +140,15 @@ const CaseKey& CaseKeyOf(std::string_view name) {
   return *found;
 }
 
-std::string CommandOf(const Case& asked) { return CommandOf(asked, {asked.policy.name()}); }
+std::vector<std::string> ArgumentsOf(const Case& asked) {
+  return ArgumentsOf(asked, {asked.policy.name()});
+}
 
-std::string CommandOf(const Case& asked, const std::vector<std::string>& policies) {
-  std::string command = Quoted(asked.workload);
+std::vector<std::string> ArgumentsOf(const Case& asked, const std::vector<std::string>& policies) {
+  std::vector<std::string> arguments{asked.workload};
   const auto add = [&](const CaseKey& key, const std::string& value) {
-    command += fmt::format(" --{}", key.name);
-    if (key.kind != Kind::kFlag) command += " " + Quoted(value);
+    arguments.push_back(fmt::format("--{}", key.name));
+    if (key.kind != Kind::kFlag) arguments.push_back(value);
   };
   for (const CaseKey& key : kKeys) {
     const std::string_view name = key.name;
@@ -138,6 +160,16 @@ std::string CommandOf(const Case& asked, const std::vector<std::string>& policie
     }
   }
   for (const std::string& policy : policies) add(CaseKeyOf("policy"), policy);
+  return arguments;
+}
+
+std::string CommandOf(const Case& asked) { return CommandOf(asked, {asked.policy.name()}); }
+
+std::string CommandOf(const Case& asked, const std::vector<std::string>& policies) {
+  std::string command;
+  for (const std::string& argument : ArgumentsOf(asked, policies)) {
+    command += (command.empty() ? "" : " ") + Quoted(argument);
+  }
   return command;
 }
 

@@ -46,6 +46,9 @@ struct Case {
   bool charge_input = false;
   bool check = false;
   PolicyChoice policy = "liveness";
+  // The limits of a run of a plugin's policy, which isolation.h explains.
+  Duration timeout = Duration::Milliseconds(600'000);
+  bool in_process = false;
   int iterations = 0;  // number of iterations of a backend that executes
 };
 
@@ -69,6 +72,7 @@ struct CaseKey {
   // Returns the value as text, which is empty if no value was given.
   std::string (*get)(const Case&);
   const char* empty = "no value is given";  // the error message for an empty text
+  bool described = true;  // false: no result depends on the key, and manifests leave it out
 };
 
 // Returns all keys in the order in which a sweep varies them: the first key varies slowest.
@@ -76,9 +80,11 @@ std::span<const CaseKey> CaseKeys();
 // Returns the key called `name`. REQUIRES: there is such a key.
 const CaseKey& CaseKeyOf(std::string_view name);
 
-// Returns the case as arguments of `spillway run` or `compare`, quoted for a shell. Options with
-// their default values are left out, except the policy. If `policies` are given, they replace the
-// policy of the case.
+// Returns the case as arguments of `spillway run` or `compare`. Options with their default values
+// are left out, except the policy. If `policies` are given, they replace the policy of the case.
+std::vector<std::string> ArgumentsOf(const Case& asked);
+std::vector<std::string> ArgumentsOf(const Case& asked, const std::vector<std::string>& policies);
+// Returns the arguments as one text, quoted for a shell.
 std::string CommandOf(const Case& asked);
 std::string CommandOf(const Case& asked, const std::vector<std::string>& policies);
 // Returns `text` quoted so that a shell reads it as one word.

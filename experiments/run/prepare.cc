@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "experiments/run/isolation.h"
 #include "sim/alloc/recording_allocator.h"
 #include "sim/core/check.h"
 #include "sim/core/forwarding_allocator.h"
@@ -233,6 +234,7 @@ Prepared Prepare(const Case& asked, const Inputs& inputs, const BackendFactories
 }
 
 Outcome RunCase(const Case& asked, const Inputs& inputs, const BackendFactories& backends) {
+  if (IsIsolated(asked)) return RunIsolated(asked, inputs);
   const std::string whose = fmt::format("policy '{}'", asked.policy.name());
   try {
     Outcome outcome = Run(Prepare(asked, inputs, backends), backends);

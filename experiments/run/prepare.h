@@ -51,7 +51,8 @@ Prepared Decide(const Case& asked, Prepared run, const BackendFactories& backend
 Prepared Prepare(const Case& asked, const Inputs& inputs, const BackendFactories& backends = {});
 
 // Runs the case, and verifies the report if the case asks for `check`. A `PolicyError` names the
-// policy.
+// policy. A policy of a plugin runs in a process of its own (isolation.h); `inputs` are then loaded
+// there again, and the process chooses the backend.
 Outcome RunCase(const Case& asked, const Inputs& inputs, const BackendFactories& backends = {});
 
 // Returns offsets for the blocks that the policy requests. In the recorded run only the sum of the

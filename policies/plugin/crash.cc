@@ -11,18 +11,26 @@
 namespace spillway {
 namespace {
 
-struct Crash {
-  int signal;
-  const char* name;
-};
-constexpr std::array kCrashes{Crash{SIGSEGV, "SIGSEGV"}, Crash{SIGBUS, "SIGBUS"},
-                              Crash{SIGFPE, "SIGFPE"}, Crash{SIGILL, "SIGILL"},
-                              Crash{SIGABRT, "SIGABRT"}};
+constexpr std::array kCrashes{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 
 // Every hook reads this, so it must be found without a call. The model allows that for the small
 // amount of such memory in this module.
 [[gnu::tls_model("initial-exec")]] thread_local const InHook* innermost = nullptr;
 std::atomic<bool> naming = false;
+HookRecord* record = nullptr;
+
+template <size_t size>
+void Copy(const char* text, char (&to)[size]) {
+  to[::strnlen(text, size - 1)] = 0;
+  std::memcpy(to, text, ::strnlen(text, size - 1));
+}
+
+void Record(const InHook& in) {
+  Copy(in.policy, record->policy);
+  Copy(in.hook, record->hook);
+  Copy(in.op != nullptr ? in.op : "", record->op);
+  record->inside = true;
+}
 
 // A stack for the handler, in case a policy has used up its own. Each thread needs one.
 struct HandlerStack {
@@ -52,36 +60,49 @@ void OnCrash(int signal) {
     Say(innermost->policy);
     Say("' crashed in its ");
     Say(innermost->hook);
-    for (const Crash& crash : kCrashes) {
-      if (crash.signal != signal) continue;
-      Say(" (");
-      Say(crash.name);
-      Say(")");
+    if (innermost->op != nullptr) {
+      Say(" at op ");
+      Say(innermost->op);
     }
-    Say("\n");
+    Say(" (SIG");
+    Say(::sigabbrev_np(signal));
+    Say(")\n");
   }
   ::raise(signal);  // takes effect when this returns: SA_RESETHAND has restored the default
 }
 
 }  // namespace
 
-InHook::InHook(const char* its_policy, const char* its_hook)
-    : policy(its_policy), hook(its_hook), outer_(innermost) {
+InHook::InHook(const char* its_policy, const char* its_hook, const char* its_op)
+    : policy(its_policy), hook(its_hook), op(its_op), outer_(innermost) {
   if (outer_ == nullptr && naming) thread_local const HandlerStack stack;
   innermost = this;
+  if (record != nullptr) Record(*this);
 }
 
-InHook::~InHook() { innermost = outer_; }
+InHook::~InHook() {
+  innermost = outer_;
+  if (record == nullptr) return;
+  record->inside = false;
+  if (outer_ != nullptr) Record(*outer_);
+}
 
 void NameCrashes() {
   naming = true;
-  for (const Crash& crash : kCrashes) {
+  for (const int crash : kCrashes) {
     struct sigaction action {};
-    if (::sigaction(crash.signal, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) continue;
+    if (::sigaction(crash, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) continue;
     action.sa_handler = OnCrash;
     action.sa_flags = static_cast<int>(SA_RESETHAND) | SA_ONSTACK;
-    ::sigaction(crash.signal, &action, nullptr);
+    ::sigaction(crash, &action, nullptr);
   }
+}
+
+void KeepHookRecord(HookRecord* kept) { record = kept; }
+
+std::string NameOfSignal(int signal) {
+  const char* name = ::sigabbrev_np(signal);
+  return name != nullptr ? std::string("SIG") + name : "signal " + std::to_string(signal);
 }
 
 }  // namespace spillway

@@ -112,10 +112,16 @@ GuardedPolicy::GuardedPolicy(std::string name, std::unique_ptr<Policy> policy,
   SPILLWAY_CHECK(policy_ != nullptr);
 }
 
+GuardedPolicy::~GuardedPolicy() {
+  const InHook record(name_.c_str(), "destructor");
+  policy_.reset();
+}
+
 // Calls `hook` with a `GuardedContext`. If it throws, `place` says for which op it was called.
 template <typename Hook, typename Place>
 auto GuardedPolicy::Call(const char* hook_name, PolicyContext& context, Hook hook, Place place) {
-  const InHook record(name_.c_str(), hook_name);
+  const char* op = current_.empty() ? nullptr : context.trace().op(current_.back()).name.c_str();
+  const InHook record(name_.c_str(), hook_name, op);
   GuardedContext guarded(context);
   try {
     return hook(guarded);
@@ -185,10 +191,10 @@ void GuardedPolicy::BeforeLaunch(PolicyContext& context, OpId op) {
 }
 
 void GuardedPolicy::AfterOp(PolicyContext& context, OpId op) {
-  current_.pop_back();
   Call(
       "AfterOp", context, [&](PolicyContext& guarded) { policy_->AfterOp(guarded, op); },
       [&] { return NameOf(context, op); });
+  current_.pop_back();
 }
 
 Hint GuardedPolicy::PlacementHint(const PolicyContext& context, TensorId tensor) {

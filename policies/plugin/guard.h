@@ -2,8 +2,9 @@
 // one of Spillway's own errors, and rejects ids that the trace does not have.
 //
 // The command line runs every policy inside a guard. A bug in a plugin then ends in a message that
-// names policy, hook and op, with exit code 4, and never in a crash. The guard decides nothing: the
-// run is the same without it.
+// names policy, hook and op, with exit code 4. Crashes and endless loops are no exceptions: a
+// plugin therefore runs in a process of its own (experiments/run/isolation.h). The guard decides
+// nothing: the run is the same without it.
 //
 //   the hook throws                             the guard throws
 //   UsageError, InputError, PolicyError,        an equal error that the guard has made, because an
@@ -29,6 +30,7 @@ class GuardedPolicy final : public Policy {
   // held until the policy has been destroyed. REQUIRES: policy is not null.
   GuardedPolicy(std::string name, std::unique_ptr<Policy> policy,
                 std::shared_ptr<const void> keep = nullptr);
+  ~GuardedPolicy() override;
 
   Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
                       const TrialRun& trial, const std::string& plan) override;
@@ -50,7 +52,7 @@ class GuardedPolicy final : public Policy {
 
   const std::string name_;
   const std::shared_ptr<const void> keep_;  // declared before the policy: destroyed after it
-  const std::unique_ptr<Policy> policy_;
+  std::unique_ptr<Policy> policy_;
   std::vector<OpId> current_;  // the ops between BeforeOp and AfterOp, the innermost last
 };
 

@@ -109,6 +109,7 @@ Plugin::Plugin(const std::string& path) : path_(path) {
   // With an absolute path, the linker does not look for the name in its own directories.
   const std::string absolute = std::filesystem::absolute(path);
   CheckComplete(path);
+  const InHook record(path.c_str(), "initialisation");
   void* object = dlopen(absolute.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (object == nullptr) Fail(path, "cannot load the plugin: " + LinkerError(absolute));
   handle_ = std::make_unique<Handle>(object);
@@ -123,7 +124,6 @@ Plugin::Plugin(const std::string& path) : path_(path) {
   if (plugin == nullptr) Fail(path, fmt::format("{} returned no descriptor", kEntryPoint));
   CheckVersions(path, *plugin);
   if (plugin->register_policies == nullptr) Fail(path, "the plugin has no register function");
-  const InHook record(path.c_str(), "register function");
   try {
     plugin->register_policies(registry_);
   } catch (const std::exception& error) {

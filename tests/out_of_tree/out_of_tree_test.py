@@ -21,7 +21,8 @@ BUILD, CMAKE, GENERATOR, COMPILER, LAUNCHER = "", "cmake", "Ninja", "c++", ""
 SOURCE = pathlib.Path(__file__).resolve().parent
 
 HOOKS = ("Prepare", "LivesOutside", "Plan", "BeforeOp", "ChooseKernels", "BeforeLaunch",
-         "AfterOp", "PlacementHint", "OnAllocFailure")
+         "AfterOp", "PlacementHint", "OnAllocFailure", "ExportPlan")
+OP_HOOKS = ("BeforeOp", "ChooseKernels", "BeforeLaunch", "AfterOp")
 
 
 class OutOfTreeTest(unittest.TestCase):
@@ -211,7 +212,7 @@ class OutOfTreeTest(unittest.TestCase):
         for hook in ("BeforeOp", "ChooseKernels", "BeforeLaunch", "AfterOp"):
             self.fails(4, f"{hook}(conv1.fwd)", f"./throws.so:throws:hook={hook}")
         specification = "./throws.so:throws:hook=Plan,what=policy-error"
-        self.fails(4, f"spillway: policy '{specification}': my own words\n", specification)
+        self.fails(4, f"spillway: alexnet:4: policy '{specification}': my own words\n", specification)
         self.fails(4, "policy 'throws', making it failed: boom", "./throws.so:throws:hook=factory")
         self.fails(4, "its factory made none", "./throws.so:throws:hook=no-policy")
 
@@ -230,15 +231,128 @@ class OutOfTreeTest(unittest.TestCase):
         self.assertNotIn("\x1b", table)
         self.fails(4, r"Plan failed: \x1b[31mred", "./throws.so:throws:what=colour")
 
-    def test_a_policy_that_crashes_is_named(self):
+    # --- Plugins that crash, exit or do not return ------------------------------------------------
+
+    ENDS = {"crash": "policy 'throws' crashed in its {} (SIGSEGV)",
+            "stack": "policy 'throws' crashed in its {} (SIGSEGV)",
+            "abort": "policy 'throws' crashed in its {} (SIGABRT)",
+            "kill": "policy 'throws' crashed in its {} (SIGKILL)",
+            "exit": "policy 'throws' ended the process with exit code 0 in its {}"}
+    BAD = "./throws.so:throws:hook=AfterOp,what=crash"
+    GOOD = "./offload-largest.so:count=3"
+
+    def rows(self, text):
+        return list(csv.DictReader(io.StringIO(text)))
+
+    def test_a_policy_that_ends_its_process_costs_its_own_row(self):
+        ends = [(hook, what) for hook in HOOKS for what in ("crash", "exit")]
+        ends += [("AfterOp", what) for what in self.ENDS] + [("factory", "crash")]
+        policies = [f"./throws.so:throws:hook={hook},what={what}" for hook, what in ends]
+        args = ["compare", "alexnet:4", "--memory", "0%", "--format", "csv"]
+        for policy in ("liveness", *policies, self.GOOD):
+            args += ["--policy", policy]
+        stdout = self.ok(*args, "--jobs", "1", code=4)
+        self.assertEqual(stdout, self.ok(*args, "--jobs", "4", code=4))
+        rows = self.rows(stdout)
+        self.assertNotEqual(rows[0]["status"], "failed")
+        self.assertNotEqual(rows[-1]["status"], "failed")
+        for (hook, what), row in zip(ends, rows[1:-1]):
+            self.assertEqual((row["workload"], row["status"]), ("alexnet:4", "failed"))
+            place, reason = hook, row["reason"]
+            if hook in OP_HOOKS:
+                place += " at op conv1.fwd"
+            else:  # placements and failures of allocations may belong to an op
+                reason = re.sub(r" at op \S+", "", reason)
+            self.assertEqual(reason, self.ENDS["abort" if hook == "factory" else what].format(place))
+
+    def test_a_policy_that_does_not_return_costs_its_own_row(self):
+        args = ["compare", "alexnet:4", "--memory", "0%", "--format", "csv", "--timeout", "0.3s"]
+        for policy in ("liveness", *(f"./throws.so:throws:hook={hook},what=loop" for hook in HOOKS)):
+            args += ["--policy", policy]
+        first, *others = self.rows(self.ok(*args, code=4))
+        self.assertNotEqual(first["status"], "failed")
+        for row in others:
+            self.assertEqual(row["status"], "failed")
+            self.assertIn("took longer than 300 ms (--timeout)", row["reason"])
+
+    def test_every_verb_survives_a_policy_that_crashes(self):
+        reason = "policy 'throws' crashed in its AfterOp at op conv1.fwd (SIGSEGV)"
+        self.assertEqual(self.fails(4, reason, self.BAD), f"spillway: alexnet:4: {reason}\n")
+        both = ("--policy", self.GOOD, "--policy", self.BAD)
+        row = self.rows(self.ok("limit", "alexnet", "--memory", "1GiB", *both, "--scan", "1", "--format",
+                                "csv", code=4))
+        self.assertEqual([one["status"] for one in row], ["ok", "failed"])
+        self.assertEqual(row[1]["next_reason"], f"alexnet:1: {reason}")
+        row = self.rows(self.ok("fit", "alexnet:4000", "--device", "k40c", *both, "--format", "csv", code=4))
+        self.assertEqual([one["reason"] for one in row if one["status"] == "failed"], [reason])
+        self.assertIn(f"{self.BAD} failed: {reason}", self.ok("fit", "alexnet:4000", "--device", "k40c", *both,
+                                                              code=4))
+        self.ok("report", "alexnet:4", *both, "-o", "page.html", code=4)
+        page = (self.plugins / "page.html").read_text(encoding="utf-8")
+        self.assertIn(reason, page)
+        self.assertIn(f"alexnet:4 under {self.GOOD}", page)
+        self.ok("compare", "alexnet:4", *both, "-o", "c.json", code=4)
+        self.ok("replay-run", "c.json.manifest.json")
+
+    def test_a_process_of_its_own_changes_no_byte(self):
+        exports = ("trace", "memory", "schedule", "rewritten", "decisions", "snapshot")
+        written = []
+        for mode in ([], ["--in-process"]):
+            files = [f"{'-'.join(['x', *mode])}.{name}" for name in exports]
+            args = ["run", "googlenet:16", "--memory", "2GiB", "--check", "--policy", self.GOOD, "--explain",
+                    "--format", "json", *mode]
+            for name, file in zip(exports, files):
+                args += [f"--export-{name}", file]
+            result = self.run_spillway(*args)
+            self.assertIn("no violation", result.stderr)
+            written.append([result.returncode, result.stdout,
+                            *((self.plugins / file).read_bytes() for file in files)])
+            rows = self.ok("compare", "googlenet:16", "--policy", self.GOOD, "--allocator", "auto",
+                           "--pool", "peer:size=1GiB", "--compress", "all:density=0.5", "--format", "json", *mode)
+            page = self.ok("report", "googlenet:16", "--policy", self.GOOD, "-o", "p.html", *mode)
+            written[-1] += [rows, page, (self.plugins / "p.html").read_bytes()]
+        for mine, other in zip(*written):
+            self.assertTrue(mine == other)
+        manifest = json.loads((self.plugins / "x.trace.manifest.json").read_text(encoding="utf-8"))
+        self.assertEqual(len(manifest["outputs"]), len(exports))
+        self.ok("replay-run", "x.trace.manifest.json")
+
+    def test_in_process_a_crash_is_a_crash_of_the_program(self):
         for what, number in (("crash", signal.SIGSEGV), ("stack", signal.SIGSEGV),
                              ("abort", signal.SIGABRT)):
             for verb in ("run", "compare"):
-                result = self.run_spillway(verb, "alexnet:4", "--policy",
+                result = self.run_spillway(verb, "alexnet:4", "--in-process", "--policy",
                                            f"./throws.so:throws:hook=AfterOp,what={what}")
                 self.assertEqual(result.returncode, -number, result.stderr)
-                self.assertEqual(result.stderr, "spillway: policy 'throws' crashed in its AfterOp "
-                                                f"({number.name})\n")
+                self.assertEqual(result.stderr, "spillway: policy 'throws' crashed in its AfterOp at op "
+                                                f"conv1.fwd ({number.name})\n")
+
+    def test_an_interrupt_ends_the_processes_of_plugins(self):
+        for verb in ("run", "compare"):
+            with subprocess.Popen([self.spillway, verb, "alexnet:4", "--policy",
+                                   "./throws.so:throws:what=loop"], cwd=self.plugins, text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                  env=self.environment()) as process:
+                children = pathlib.Path(f"/proc/{process.pid}/task/")
+                child = None
+                while child is None:  # until a process has the plugin
+                    for thread in children.glob("*/children"):
+                        try:
+                            for one in thread.read_text(encoding="utf-8").split():
+                                maps = pathlib.Path(f"/proc/{one}/maps").read_text(encoding="utf-8")
+                                child = one if "throws.so" in maps else child
+                        except OSError:
+                            pass  # the process or thread has ended
+                process.send_signal(signal.SIGINT)
+                self.assertEqual(process.wait(), 130)
+                while pathlib.Path(f"/proc/{child}").exists():  # it ends with its parent
+                    pass
+
+    def test_wrong_times_are_wrong_usage(self):
+        for text in ("0s", "5", "-1s", "soon", ""):
+            result = self.run_spillway("run", "alexnet:4", "--timeout", text)
+            self.assertEqual((result.returncode, result.stdout), (2, ""), text)
+            self.assertIn("time", result.stderr)
 
     def test_broken_rules_end_the_run_and_a_misfit_does_not(self):
         self.fails(4, "Offload: tensor", "./throws.so:lies:how=tensor")

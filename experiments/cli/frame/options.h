@@ -56,7 +56,8 @@ void AddOutput(Command& verb, std::string& path, FormatOption& format,
 // The keys of a case that say how a network is lowered, and where the case runs.
 inline constexpr std::string_view kLoweringKeys[] = {"preset", "mode", "host"};
 inline constexpr std::string_view kMachineKeys[] = {
-    "device", "pool", "allocator", "compress", "cost", "deterministic", "charge-input", "check"};
+    "device",        "pool",         "allocator", "compress", "cost",
+    "deterministic", "charge-input", "check",     "timeout",  "in-process"};
 
 // Declares an option for each of these keys of a case, as `CaseKeys` describes them; "workload" is
 // an argument and required. The parse sets the values that are given. REQUIRES: `asked` lives as

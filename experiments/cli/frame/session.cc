@@ -9,12 +9,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <set>
 #include <system_error>
 #include <utility>
 
 #include "experiments/cli/frame/commit.h"
+#include "experiments/run/isolation.h"
 #include "policies/plugin/library.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
@@ -87,16 +89,28 @@ std::string CommandOf(const std::vector<std::string>& arguments) {
 }  // namespace
 
 Session::Session(std::vector<std::string> arguments, Interrupts& interrupts,
-                 std::vector<OutputFile>* captured)
+                 CommandResults* captured)
     : arguments_(std::move(arguments)),
       interrupts_(interrupts),
       captured_(captured),
-      quiet_(captured != nullptr ||
-             std::find(arguments_.begin(), arguments_.end(), "--quiet") != arguments_.end()),
-      progress_(CommandOf(arguments_), quiet_) {}
+      quiet_(std::find(arguments_.begin(), arguments_.end(), "--quiet") != arguments_.end()),
+      progress_(CommandOf(arguments_), quiet_ || captured != nullptr) {}
 
 void Session::Print(std::string_view text) const {
-  if (captured_ == nullptr) fmt::print("{}", Printable(text));
+  if (captured_ != nullptr) {
+    captured_->text += text;
+  } else {
+    fmt::print("{}", Printable(text));
+  }
+}
+
+int Session::Fail(int exit_code, std::string_view message) const {
+  if (captured_ != nullptr) {
+    captured_->error = message;
+  } else {
+    fmt::print(stderr, "spillway: {}\n", Printable(message));
+  }
+  return exit_code;
 }
 
 void Session::Remark(std::string_view line) const {
@@ -127,7 +141,12 @@ int Session::Finish(std::string results, const std::string& output,
   for (const Export& file : exports) {
     if (!file.path.empty()) files.push_back({file.option, file.path, file.contents(manifest)});
   }
-  Write(files, std::move(manifest));
+  CheckPlaces(files, manifest.inputs);
+  for (const OutputFile& file : files) {
+    manifest.outputs.push_back({file.option, file.path, Sha256(file.contents),
+                                static_cast<int64_t>(file.contents.size())});
+  }
+  Write(files, FormatManifest(manifest));
   return output.empty() ? Finish(results, exit_code) : exit_code;
 }
 
@@ -136,17 +155,23 @@ int Session::Finish(std::string_view results, int exit_code) const {
   return exit_code;
 }
 
-void Session::Write(const std::vector<OutputFile>& files, Manifest manifest) {
-  CheckPlaces(files, manifest.inputs);
-  for (const OutputFile& file : files) {
-    manifest.outputs.push_back({file.option, file.path, Sha256(file.contents),
-                                static_cast<int64_t>(file.contents.size())});
+int Session::FinishIsolated(const Case& asked) {
+  CommandResults results;
+  try {
+    results = RunIsolated(asked, arguments_);
+  } catch (const PolicyError& error) {
+    throw PolicyError(fmt::format("{}: {}", asked.workload, error.what()));
   }
+  if (!results.files.empty()) Write(results.files, results.manifest);
+  return Finish(results.text, results.exit_code);
+}
+
+void Session::Write(const std::vector<OutputFile>& files, const std::string& manifest) {
   if (captured_ != nullptr) {
-    captured_->insert(captured_->end(), files.begin(), files.end());
+    captured_->files = files;
+    captured_->manifest = manifest;
     return;
   }
-  const std::string text = FormatManifest(manifest);
   std::vector<std::string> paths;
   std::set<std::filesystem::path> directories;
   for (const OutputFile& file : files) {
@@ -160,21 +185,26 @@ void Session::Write(const std::vector<OutputFile>& files, Manifest manifest) {
   const auto guard = interrupts_.Hold();
   for (size_t i = 0; i < files.size(); ++i) {
     WriteFile(paths[i], files[i].contents);
-    WriteFile(paths[i] + kManifestSuffix, text);
+    WriteFile(paths[i] + kManifestSuffix, manifest);
   }
 }
 
-void CheckPolicies(const std::vector<std::string>& policies, bool training,
+void CheckPolicies(const std::vector<std::string>& policies, const Case& asked, bool training,
                    const Session& session) {
-  PolicyLibrary library;
-  std::vector<std::string> misused;
   for (const std::string& policy : policies) {
-    try {
-      library.Make(policy);
-    } catch (const PolicyError&) {
-    }
-    if (training && library.Traits(policy).for_inference) misused.push_back(policy);
+    Case one = asked;
+    one.policy = policy;
+    CheckPolicy(one);
   }
+  if (training) RemarkTraining(policies, session);
+}
+
+void RemarkTraining(const std::vector<std::string>& policies, const Session& session) {
+  const PolicyLibrary library;
+  std::vector<std::string> misused;
+  std::ranges::copy_if(policies, std::back_inserter(misused), [&](const std::string& policy) {
+    return PolicyChoice(policy).spec().plugin.empty() && library.Traits(policy).for_inference;
+  });
   if (misused.empty()) return;
   session.Remark(fmt::format("{}: made for inference, and this is training; try --mode inference",
                              fmt::join(misused, ", ")));
@@ -211,6 +241,7 @@ std::string Resolved(const CaseKey& key, const LoadedCase& loaded) {
 Settings SettingsOf(const Case& asked) {
   Settings settings;
   for (const CaseKey& key : CaseKeys()) {
+    if (!key.described) continue;
     std::string value = key.get(asked);
     if (value.empty()) value = key.kind == CaseKey::Kind::kFlag ? "false" : key.initial;
     if (!value.empty()) settings.emplace_back(key.name, std::move(value));
@@ -223,6 +254,7 @@ void DescribeCases(const std::vector<LoadedCase>& cases, Manifest& manifest) {
   const auto generated = std::ranges::find_if_not(
       cases, [](const LoadedCase& loaded) { return IsTraceFile(loaded.asked.workload); });
   for (const CaseKey& key : CaseKeys()) {
+    if (!key.described) continue;
     const std::string_view name = key.name;
     std::vector<std::string> values;  // equal values stand once
     for (const LoadedCase& loaded : cases) {

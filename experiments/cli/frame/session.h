@@ -2,8 +2,8 @@
 // writes.
 //
 // Verbs hand over whole texts. A session prints them or writes them to files, each with its
-// manifest beside it. Under `spillway replay-run` a session keeps the files in memory and prints
-// nothing.
+// manifest beside it. Under `spillway replay-run` and in a worker a session keeps texts and files
+// in memory instead.
 
 #ifndef SPILLWAY_EXPERIMENTS_CLI_FRAME_SESSION_H_
 #define SPILLWAY_EXPERIMENTS_CLI_FRAME_SESSION_H_
@@ -18,6 +18,7 @@
 #include "experiments/cli/frame/options.h"
 #include "experiments/cli/frame/progress.h"
 #include "experiments/output/manifest.h"
+#include "experiments/run/isolation.h"
 
 namespace spillway::cli {
 
@@ -28,27 +29,23 @@ struct Export {
   std::function<std::string(const Manifest&)> contents;
 };
 
-// A file with its contents.
-struct OutputFile {
-  std::string option;  // "--output"
-  std::string path;
-  std::string contents;
-};
-
 class Session {
  public:
-  // `captured` takes the files of a replayed run; it is nullptr in an ordinary run.
+  // `captured` takes the results of a replayed run or of a worker; it is nullptr in an ordinary
+  // run.
   Session(std::vector<std::string> arguments, Interrupts& interrupts,
-          std::vector<OutputFile>* captured = nullptr);
+          CommandResults* captured = nullptr);
 
   const std::vector<std::string>& arguments() const { return arguments_; }
   Interrupts& interrupts() { return interrupts_; }
   ProgressBar& progress() { return progress_; }
-  // Returns false if files stay in memory.
-  bool writes() const { return captured_ == nullptr; }
+  // Returns true iff the results are kept in memory.
+  bool captures() const { return captured_ != nullptr; }
 
   // Prints `Printable(text)` on standard output.
   void Print(std::string_view text) const;
+  // Prints the message of the error that ends the verb on standard error. Returns `exit_code`.
+  int Fail(int exit_code, std::string_view message) const;
   // Prints a remark on standard error, unless --quiet is given.
   void Remark(std::string_view line) const;
 
@@ -66,21 +63,27 @@ class Session {
              int exit_code, const std::function<void(Manifest&)>& describe);
   // Ends a verb that writes no files: prints the results and returns `exit_code`.
   int Finish(std::string_view results, int exit_code) const;
+  // Runs the whole verb in a process of its own, writes and prints its results, and returns its
+  // exit code. Throws the errors of the verb; the message of a `PolicyError` begins with the
+  // workload. REQUIRES: `asked` is the case of the verb, and is isolated.
+  int FinishIsolated(const Case& asked);
 
  private:
-  void Write(const std::vector<OutputFile>& files, Manifest manifest);
+  void Write(const std::vector<OutputFile>& files, const std::string& manifest);
 
   std::vector<std::string> arguments_;
   Interrupts& interrupts_;
-  std::vector<OutputFile>* captured_;
+  CommandResults* captured_;
   const bool quiet_;
   ProgressBar progress_;
 };
 
-// Checks policies before any work: throws `UsageError` if a name, a parameter or a plugin is wrong.
-// A policy that cannot be made passes; its row will say so. Prints a remark if policies that are
-// made for inference get training.
-void CheckPolicies(const std::vector<std::string>& policies, bool training, const Session& session);
+// Calls `CheckPolicy` for the case with each of the policies, before any work, and for training
+// `RemarkTraining`.
+void CheckPolicies(const std::vector<std::string>& policies, const Case& asked, bool training,
+                   const Session& session);
+// Prints a remark if built-in policies that are made for inference are among the policies.
+void RemarkTraining(const std::vector<std::string>& policies, const Session& session);
 
 // Creates the directory and those above it. Throws `InputError` if that fails.
 void CreateDirectory(const std::filesystem::path& path);

@@ -37,6 +37,7 @@ void AddReplayRun(Command& program, Session& session);
 void AddDoctor(Command& program, Session& session);
 void AddCompletion(Command& program, Session& session);
 void AddHelp(Command& program, Session& session);
+void AddCase(Command& program, Session& session);  // only in a worker
 
 // Executes the arguments of a session as a command line. Returns the exit code; errors are printed
 // on standard error.

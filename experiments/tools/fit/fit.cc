@@ -30,7 +30,10 @@ std::string PolicyOf(const Trace& trace) { return trace.recording ? "as-recorded
 class Question {
  public:
   Question(const FitWorkload& workload, const std::string& device, const FitOptions& options) {
+    asked_ = workload.asked;
     asked_.workload = workload.name;
+    // A process of its own would load the trace that was given.
+    asked_.in_process = asked_.in_process || workload.trace != workload.given;
     asked_.device = device;
     for (const char* allocator : kAllocators) {
       asked_.allocator = allocator;
@@ -61,7 +64,9 @@ class Question {
     row.policy = policy.name();
     row.allocator = kAllocators[allocator];
     row.metrics = result.report.metrics;
-    row.status = result.fits() ? FitStatus::kFits : FitStatus::kNot;
+    row.status = result.fits()            ? FitStatus::kFits
+                 : result.failure.empty() ? FitStatus::kNot
+                                          : FitStatus::kFailed;
     if (!result.fits()) row.reason = result.Reason();
     return row;
   }
@@ -186,7 +191,8 @@ std::vector<FitRow> WithSmallerBatch(const FitWorkload& workload,
   for (const FitWorkload& other : all) others.push_back(other.given);
   const auto row_of = [&](int64_t smaller) {
     const BatchTrace at = AtBatch(workload.given, others, smaller);
-    return Question({workload.name, at.trace, at.source, workload.given}, device, options)
+    return Question({workload.name, at.trace, at.source, workload.given, workload.asked}, device,
+                    options)
         .Remedied(SmallerBatch(smaller, at.source));
   };
   const auto less = LeastThat(1, static_cast<size_t>(batch) - 1, [&](size_t samples_less) {
@@ -246,7 +252,9 @@ void FindChanges(const Question& one, const FitWorkload& workload,
   for (std::vector<FitRow>& rows : found) {
     for (FitRow& row : rows) {
       const bool helps = row.metrics.peak_reserved < fit.as_it_is.metrics.peak_reserved;
-      if (row.status != FitStatus::kNot) {
+      if (row.status == FitStatus::kFailed) {
+        fit.failures.push_back(std::move(row));
+      } else if (row.status != FitStatus::kNot) {
         fit.changes.push_back(std::move(row));
       } else if (helps) {
         fit.misses.push_back(std::move(row));
@@ -299,6 +307,7 @@ std::vector<FitRow> RowsOf(const std::vector<Fit>& fits) {
     rows.push_back(fit.as_it_is);
     rows.insert(rows.end(), fit.changes.begin(), fit.changes.end());
     rows.insert(rows.end(), fit.misses.begin(), fit.misses.end());
+    rows.insert(rows.end(), fit.failures.begin(), fit.failures.end());
   }
   return rows;
 }

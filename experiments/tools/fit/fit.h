@@ -28,12 +28,14 @@ struct FitWorkload {
   std::shared_ptr<const Trace> trace;  // that is asked about
   BatchSource batch_source = BatchSource::kGiven;
   std::shared_ptr<const Trace> given;  // from which `trace` was made
+  Case asked;                          // the case that `given` was loaded for
 };
 
 enum class FitStatus : uint8_t {
   kFits,
   kReclaims,  // fits only because the allocator gives cached memory back to the driver
   kNot,       // does not fit
+  kFailed,    // the policy failed
 };
 
 // The result of a workload on a device, either unchanged or with a change.
@@ -54,7 +56,7 @@ struct FitRow {
   // Of the run with unlimited memory, except for policies of research.
   Metrics metrics;
   double slowdown = 1;  // time per sample over that of the unchanged run with unlimited memory
-  std::string reason;   // why it does not fit; empty if it fits
+  std::string reason;   // why it does not fit, or how the policy failed; empty if it fits
   MemoryPeak peak;      // of the unchanged run with unlimited memory
 
   Bytes available() const { return memory - outside; }
@@ -68,9 +70,10 @@ struct FitOptions {
 };
 
 struct Fit {
-  FitRow as_it_is;              // the unchanged workload
-  std::vector<FitRow> changes;  // least slowdown first; empty if the unchanged workload fits
-  std::vector<FitRow> misses;   // changes in PyTorch that help, and with which it does not fit
+  FitRow as_it_is;               // the unchanged workload
+  std::vector<FitRow> changes;   // least slowdown first; empty if the unchanged workload fits
+  std::vector<FitRow> misses;    // changes in PyTorch that help, and with which it does not fit
+  std::vector<FitRow> failures;  // policies of research that failed
   std::vector<std::string> not_tried;  // sentences on changes that could not be predicted
 };
 
@@ -82,7 +85,8 @@ std::vector<Fit> FindFits(const std::vector<FitWorkload>& workloads, const std::
                           const FitOptions& options,
                           const std::function<void(const std::string& what)>& progress);
 
-// Returns one row per workload and device, each followed by the rows of its changes and misses.
+// Returns one row per workload and device, each followed by the rows of its changes, misses and
+// failures.
 std::vector<FitRow> RowsOf(const std::vector<Fit>& fits);
 Columns<FitRow> FitColumns();
 

@@ -21,7 +21,7 @@ constexpr size_t kWrittenHolders = 20;  // in JSON
 constexpr size_t kTextWidth = 80;       // of sentences
 
 std::string_view Name(FitStatus status) {
-  constexpr std::string_view kNames[] = {"fits", "reclaims", "no"};
+  constexpr std::string_view kNames[] = {"fits", "reclaims", "no", "failed"};
   return kNames[static_cast<size_t>(status)];
 }
 
@@ -121,6 +121,8 @@ std::string FormatMisses(const Fit& fit) {
         FormatBytes(row.metrics.peak_reserved),
         missing > Bytes() ? fmt::format(", {} too much", FormatBytes(missing)) : std::string()));
   }
+  for (const FitRow& row : fit.failures)
+    text += fmt::format("{} failed: {}\n", row.policy, row.reason);
   for (const std::string& sentence : fit.not_tried) text += Wrapped(sentence);
   return text;
 }
@@ -174,7 +176,9 @@ Columns<FitRow> FitColumns() {
        &FitRow::change, "change"},
       {"policy", "", "that it runs under", &FitRow::policy, "policy"},
       {"allocator", "", "that serves it", &FitRow::allocator, "allocator"},
-      {"status", "", "fits, reclaims (only where the allocator gives cached memory back) or no",
+      {"status", "",
+       "fits, reclaims (only where the allocator gives cached memory back), no, or failed if the "
+       "policy broke down",
        [](auto& row) { return Name(row.status); }, "fits"},
       {"peak_requested_bytes", "B",
        "most bytes asked for at once; of change none, as are all "
@@ -196,7 +200,8 @@ Columns<FitRow> FitColumns() {
        "margin", 3},
       {"iteration_ms", "ms", "predicted", metric(&Metrics::iteration), "time ms", 1},
       {"slowdown", "1", "time per sample over change none", &FitRow::slowdown, "slowdown", 3},
-      {"reason", "", "why it does not fit", [](auto& row) { return IfAny(row.reason); }},
+      {"reason", "", "why it does not fit, or how the policy failed",
+       [](auto& row) { return IfAny(row.reason); }},
       {"batch_source", "",
        "how the trace of the batch was made: given, lowered, interpolated between two recordings, "
        "or scaled from one",

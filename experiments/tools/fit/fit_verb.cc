@@ -127,12 +127,12 @@ int Execute(const FitVerbOptions& options, Session& session) {
     Case asked = options.asked;
     asked.workload = workload;
     traces.push_back(std::make_shared<const Trace>(LoadTrace(asked)));
-    workloads.push_back({workload, traces.back(), BatchSource::kGiven, traces.back()});
+    workloads.push_back({workload, traces.back(), BatchSource::kGiven, traces.back(), asked});
   }
   const std::vector<std::string> policies =
       options.policies.policies(ModeOf(options.asked, traces));
-  CheckPolicies(policies, std::ranges::any_of(traces, [](auto& trace) { return trace->training; }),
-                session);
+  CheckPolicies(policies, options.asked,
+                std::ranges::any_of(traces, [](auto& trace) { return trace->training; }), session);
   const FitOptions search{{policies.begin(), policies.end()},
                           ParseSize("outside", options.outside),
                           options.policies.jobs};
@@ -147,10 +147,15 @@ int Execute(const FitVerbOptions& options, Session& session) {
   session.progress().Wipe();
   const bool any = std::ranges::any_of(
       fits, [](const Fit& fit) { return fit.as_it_is.status != FitStatus::kNot; });
+  const bool failed =
+      std::ranges::any_of(fits, [](const Fit& fit) { return !fit.failures.empty(); });
   return session.Finish(
       FormatAs(options.format.format(), FitColumns(), RowsOf(fits), "spillway.fit/v1",
                [&] { return FormatFits(fits, WidthOf(options.format)); }),
-      options.output, {}, any ? kOk : kNegative,
+      options.output, {},
+      failed ? kPolicyFailure
+      : any  ? kOk
+             : kNegative,
       [&](Manifest& manifest) { Describe(options, devices, policies, manifest); });
 }
 
@@ -160,13 +165,14 @@ void AddFit(Command& program, Session& session) {
   Command& verb = program.Add("fit",
                               "Tell if a workload fits under PyTorch's allocator, and which "
                               "changes make it fit; exit code 1 if no unchanged workload fits "
-                              "on any device");
+                              "on any device, 4 if a policy failed, which costs only its own row");
   auto& options = verb.Runs(Execute, session);
   verb.Texts("workloads", options.workloads,
              "A trace file (.json, .json.zst) or NETWORK:BATCH, one or more: a network with a "
              "smaller batch is a change that may make the one with a larger batch fit")
       .Required();
   AddCaseOptions(verb, kLoweringKeys, options.asked);
+  AddCaseOptions(verb, {"timeout", "in-process"}, options.asked);
   verb.Texts("--device", options.devices,
              "NAME or FILE.toml, then :key=value,... for changes; or help; one or more (default: "
              "every device that comes with the program)");

@@ -28,12 +28,38 @@ Report Try(const LimitSearch& search, const PolicyChoice& policy, int64_t value,
   Case asked = search.asked;
   asked.workload = search.family.At(value).Name();
   asked.policy = policy;
-  const Inputs inputs(asked);
-  Outcome outcome = Run(Prepare(asked, inputs));
-  if (check) {
-    Verify(fmt::format("policy '{}' on {}", policy.name(), asked.workload), outcome);
+  asked.check = check;
+  try {
+    return RunCase(asked, Inputs(asked)).report;
+  } catch (const PolicyError& error) {
+    throw PolicyError(fmt::format("{}: {}", asked.workload, error.what()));
   }
-  return std::move(outcome.report);
+}
+
+LimitResult Search(const LimitSearch& search, const PolicyChoice& policy,
+                   const std::function<void(int64_t)>& progress) {
+  LimitResult result;
+  std::map<int64_t, std::string> reasons;
+  int64_t largest = 0;
+  result.limit = FindLimit(search.family.most(), search.scan, [&](int64_t value) {
+    progress(value);
+    const Report report = Try(search, policy, value, false);
+    if (!report.fits()) {
+      reasons[value] = report.out_of_memory->Message();
+    } else if (value > largest) {
+      largest = value;
+      result.metrics = report.metrics;
+    }
+    return report.fits();
+  });
+  if (search.asked.check) {
+    for (const int64_t value : {largest, largest + 1}) {
+      if (value >= 1 && value <= search.family.most()) Try(search, policy, value, true);
+    }
+  }
+  const auto next = reasons.find(result.limit.largest + 1);
+  if (next != reasons.end()) result.next_reason = next->second;
+  return result;
 }
 
 }  // namespace
@@ -142,27 +168,13 @@ Limit FindLimit(int64_t most, int64_t scan, const std::function<bool(int64_t)>& 
 LimitResult FindLimit(const LimitSearch& search, const PolicyChoice& policy,
                       const std::function<void(int64_t)>& progress) {
   LimitResult result;
-  result.policy = policy.name();
-  std::map<int64_t, std::string> reasons;
-  int64_t largest = 0;
-  result.limit = FindLimit(search.family.most(), search.scan, [&](int64_t value) {
-    progress(value);
-    const Report report = Try(search, policy, value, false);
-    if (!report.fits()) {
-      reasons[value] = report.out_of_memory->Message();
-    } else if (value > largest) {
-      largest = value;
-      result.metrics = report.metrics;
-    }
-    return report.fits();
-  });
-  if (search.asked.check) {
-    for (const int64_t value : {largest, largest + 1}) {
-      if (value >= 1 && value <= search.family.most()) Try(search, policy, value, true);
-    }
+  try {
+    result = Search(search, policy, progress);
+  } catch (const PolicyError& error) {
+    result.failed = true;
+    result.next_reason = error.what();
   }
-  const auto next = reasons.find(result.limit.largest + 1);
-  if (next != reasons.end()) result.next_reason = next->second;
+  result.policy = policy.name();
   return result;
 }
 
@@ -192,10 +204,12 @@ Columns<LimitResult> LimitColumns(const LimitSearch& search) {
       {"memory_bytes", "B", "device memory", [&](auto&) { return search.memory(); }},
       {"allocator", "", "as given", [&](auto&) { return search.asked.allocator.name(); }},
       {"policy", "", "as given", &LimitResult::policy, "policy"},
-      {"status", "", "ok, none (nothing fits) or bounded (all that was allowed fits)",
-       [=](auto& r) { return bounded(r)            ? "bounded"
-                             : r.limit.largest > 0 ? "ok"
-                                                   : "none"; },
+      {"status", "",
+       "ok, none (nothing fits), bounded (all that was allowed fits) or failed (the policy broke "
+       "down)",
+       [=](auto& r) {
+         return r.failed ? "failed" : bounded(r) ? "bounded" : r.limit.largest > 0 ? "ok" : "none";
+       },
        "status"},
       {"limit", "1", "the largest that was seen to fit",
        if_any([](auto& r) { return r.limit.largest; }), "limit"},
@@ -206,8 +220,8 @@ Columns<LimitResult> LimitColumns(const LimitSearch& search) {
        },
        "depth"},
       {"next", "1", "the next one, which does not fit",
-       [=](auto& r) { return When(!bounded(r), r.limit.largest + 1); }, "next"},
-      {"next_reason", "", "why it does not",
+       [=](auto& r) { return When(!bounded(r) && !r.failed, r.limit.largest + 1); }, "next"},
+      {"next_reason", "", "why it does not, or how the policy failed on which workload",
        [=](auto& r) { return When(!bounded(r), r.next_reason); }},
       {"scanned_to", "1", "nothing above the limit fits up to here",
        [](auto& r) { return r.limit.scanned_to; }, "none to"},

@@ -87,13 +87,14 @@ struct LimitResult {
   std::string policy;
   Limit limit;
   std::optional<Metrics> metrics;  // of the run at the limit; nullopt if nothing fits
-  std::string next_reason;         // why limit.largest + 1 does not fit
+  std::string next_reason;         // why limit.largest + 1 does not fit, or how the policy failed
+  bool failed = false;             // true if the policy failed; then `limit` is empty
 };
 
 // Returns the limit of one policy. Calls `progress` with each value before it is tried. If
-// `search.asked.check` is set, verifies the runs at the limit and at the next value. Throws
-// `PolicyError` if a check finds a violation, and everything that `Inputs` and `Run` throw. Safe to
-// call from several threads.
+// `search.asked.check` is set, verifies the runs at the limit and at the next value. If
+// the policy fails or a check finds a violation, the result has `failed`. Throws all errors of
+// `Inputs` and `Run` but `PolicyError`. Safe to call from several threads.
 LimitResult FindLimit(const LimitSearch& search, const PolicyChoice& policy,
                       const std::function<void(int64_t value)>& progress);
 

@@ -53,7 +53,9 @@ std::string FormatLimits(const LimitSearch& search, const std::vector<LimitResul
     if (result.next_reason.empty()) continue;
     std::string reason = result.next_reason;
     reason.resize(std::min(reason.find(". Largest"), reason.size()));
-    out += fmt::format("{} at {}: {}\n", result.policy, result.limit.largest + 1, reason);
+    out += result.failed
+               ? fmt::format("{} failed: {}\n", result.policy, reason)
+               : fmt::format("{} at {}: {}\n", result.policy, result.limit.largest + 1, reason);
   }
   out +=
       "\nFitting is not monotone. Each limit fits in a run; no value from the next one up to "
@@ -88,7 +90,7 @@ void Describe(const LimitOptions& options, const LimitSearch& search,
 int Execute(const LimitOptions& options, Session& session) {
   const LimitSearch search = SearchOf(options);
   const std::vector<std::string> policies = options.policies.policies(ModeOf(options.asked));
-  CheckPolicies(policies, options.asked.training.value_or(true), session);
+  CheckPolicies(policies, options.asked, options.asked.training.value_or(true), session);
   const auto format = [&](const std::vector<LimitResult>& results) {
     return FormatAs(options.format.format(), LimitColumns(search), results, "spillway.limit/v1",
                     [&] { return FormatLimits(search, results, options.format.width()); });
@@ -101,25 +103,34 @@ int Execute(const LimitOptions& options, Session& session) {
       session.progress().Say(fmt::format("{} at {}", policies[i], value));
     });
     const int64_t largest = result.limit.largest;
+    const bool failed = result.failed;
     rows->Finish(i, std::move(result), policies[i],
-                 largest > 0 ? fmt::format("{}", largest) : "nothing fits");
+                 failed        ? "failed"
+                 : largest > 0 ? fmt::format("{}", largest)
+                               : "nothing fits");
   });
   const std::vector<LimitResult> results = rows->Take();
   rows.reset();
   const bool any = std::any_of(results.begin(), results.end(),
                                [](const LimitResult& result) { return result.limit.largest > 0; });
-  if (search.asked.check) {
+  const bool failed = std::ranges::any_of(results, &LimitResult::failed);
+  if (search.asked.check && !failed) {
     session.Remark(CheckedRemark("the reports at each limit and at the value behind it"));
   }
-  return session.Finish(format(results), options.output, {}, any ? kOk : kNegative,
+  return session.Finish(format(results), options.output, {},
+                        failed ? kPolicyFailure
+                        : any  ? kOk
+                               : kNegative,
                         [&](Manifest& manifest) { Describe(options, search, results, manifest); });
 }
 
 }  // namespace
 
 void AddLimit(Command& program, Session& session) {
-  Command& verb = program.Add(
-      "limit", "Find the largest batch or depth that fits; exit code 1 if nothing does");
+  Command& verb = program.Add("limit",
+                              "Find the largest batch or depth that fits; exit code 1 if nothing "
+                              "does, 4 if a policy failed, "
+                              "which costs only its own row");
   auto& options = verb.Runs(Execute, session);
   options.asked.cost = "roofline";  // cost tables exist for few batches
   verb.Text("network", options.network,

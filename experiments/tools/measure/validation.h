@@ -3,6 +3,7 @@
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_MEASURE_VALIDATION_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_MEASURE_VALIDATION_H_
 
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -64,6 +65,12 @@ ValidationResult MakeValidationResult(const Case& asked, const Inputs& inputs,
 ValidationResult ValidateForRow(const Case& asked, const Inputs& inputs,
                                 const BackendFactories& backends,
                                 const std::function<void(Device&)>& change = {});
+
+// Returns the result as bytes for another process, and the result whose bytes these are. `given` is
+// the trace of its inputs.
+std::string SaveValidation(const ValidationResult& result,
+                           const std::shared_ptr<const Trace>& given);
+ValidationResult LoadValidation(std::string bytes, const std::shared_ptr<const Trace>& given);
 
 // Returns the columns of `spillway validate`.
 Columns<ValidationResult> ValidationColumns();

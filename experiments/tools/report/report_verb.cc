@@ -48,7 +48,7 @@ std::vector<RunResult> AddRuns(const std::string& workload, const ReportOptions&
   const Inputs inputs(asked);
   const std::vector<std::string> policies =
       options.policies.policies(ModeOf(asked, std::span(&inputs.trace(), 1)));
-  CheckPolicies(policies, inputs.trace()->training, session);
+  CheckPolicies(policies, asked, inputs.trace()->training, session);
   std::vector<RunResult> results(policies.size());
   std::vector<std::optional<std::string>> timelines(policies.size());
   options.policies.ForEach(policies.size(), [&](size_t i) {
@@ -78,7 +78,8 @@ int Execute(const ReportOptions& options, Session& session) {
   std::vector<ReportSection> sections;
   std::vector<std::string> files;
   std::vector<RunResult> results;
-  CheckPolicies(options.policies.given, false, session);  // a wrong name fails before any run
+  CheckPolicies(options.policies.given, options.asked, false,
+                session);  // a wrong name fails before any run
   for (const std::string& source : options.sources) {
     if (IsResult(source)) {
       sections.push_back(ReadSource(source));
@@ -108,7 +109,7 @@ void AddReport(Command& program, Session& session) {
       "report",
       "Write one HTML file that needs no network: tables, plots, and for workloads each run's "
       "streams, stalls and memory over time; exit code 1 if no workload fits, 4 if a policy "
-      "failed");
+      "failed, which costs only its own row");
   auto& options = verb.Runs(Execute, session);
   verb.Texts("sources", options.sources,
              "Stores of sweeps (.sqlite), rows that other verbs wrote (.csv, .json), and "

@@ -8,6 +8,7 @@
 
 #include "experiments/run/catalogue.h"
 #include "experiments/run/inputs.h"
+#include "experiments/run/isolation.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/lowering/preset.h"
@@ -155,10 +156,9 @@ void Grid::Check() const {
       } else if (name == "backend" && value != kSimulator && value != "cpu") {
         throw UsageError(UnknownName("backend", value, {kSimulator, "cpu"}));
       } else if (name == "policy") {
-        try {
-          cell.policy.Make();
-        } catch (const PolicyError&) {  // the row of the cell will report the error
-        }
+        cell.timeout = at(0).timeout;
+        cell.in_process = at(0).in_process;
+        CheckPolicy(cell);
       } else if (name == "device" || name == "pool" || name == "allocator") {
         LoadMachine(cell);
       } else if (cell.compress) {

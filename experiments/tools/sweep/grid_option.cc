@@ -51,12 +51,12 @@ Experiment GridOption::Load() const {
   return experiment;
 }
 
-void CheckPolicies(const Experiment& experiment, const Session& session) {
+void RemarkTraining(const Experiment& experiment, const Session& session) {
   const auto policies = experiment.values.find("policy"), modes = experiment.values.find("mode");
   if (policies == experiment.values.end()) return;
   const bool training = modes == experiment.values.end() ||
                         std::ranges::count(ExpandSpecifications(modes->second), "training") > 0;
-  CheckPolicies(ExpandSpecifications(policies->second), training, session);
+  if (training) RemarkTraining(ExpandSpecifications(policies->second), session);
 }
 
 std::string FormatRows(const StoreKind& kind, const std::vector<ResultRow>& rows,

@@ -26,8 +26,8 @@ struct GridOption {
   Experiment Load() const;
 };
 
-// Checks the policies that the experiment names as the other `CheckPolicies` does.
-void CheckPolicies(const Experiment& experiment, const Session& session);
+// Prints a remark if the experiment trains under policies that are made for inference.
+void RemarkTraining(const Experiment& experiment, const Session& session);
 
 // Returns the rows of a store in the chosen format.
 std::string FormatRows(const StoreKind& kind, const std::vector<ResultRow>& rows,

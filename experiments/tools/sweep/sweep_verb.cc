@@ -69,7 +69,7 @@ int Sweep(const SweepOptions& options, Session& session) {
     throw UsageError("no store: give -o STORE, a SQLite file that is made if there is none");
   }
   grid.Check();
-  CheckPolicies(experiment, session);
+  RemarkTraining(experiment, session);
   const std::filesystem::path path = experiment.output;
   if (!options.checkpoint.empty()) Checkpoint::Restore(options.checkpoint, path);
   SweepStore store(path, SweepStore::Open::kCreate);

@@ -20,6 +20,7 @@
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/run/catalogue.h"
 #include "experiments/run/execute.h"
+#include "experiments/run/isolation.h"
 #include "experiments/tools/measure/recording_option.h"
 #include "experiments/tools/measure/validation.h"
 #include "experiments/tools/sweep/grid_option.h"
@@ -41,6 +42,7 @@ struct ValidateOptions : GridOption {
   bool any_table = false;
   uint64_t seed = 1;
   std::string commands;
+  std::optional<uint64_t> cell;  // the only cell that a worker measures, by its number
 
   bool spin() const { return kernels == "spin"; }
 };
@@ -80,7 +82,27 @@ class Measuring {
 
   const std::vector<ValidatedCommand>& commands() const { return commands_; }
 
-  ValidationResult Measure(const Case& cell, const std::shared_ptr<const Trace>& trace) {
+  // Measures the cell with the number `i`, in a process of its own if it is isolated. Such a
+  // process opens the GPU again, and records kernels that neither a table nor the store has.
+  ValidationResult Measure(uint64_t i, const Case& cell,
+                           const std::shared_ptr<const Trace>& trace) {
+    ValidationResult result = IsIsolated(cell) ? Isolated(i, cell, trace) : Here(cell, trace);
+    for (const std::string& violation : result.validation.violations) {
+      session_.Remark(fmt::format("{}: {}", CommandOf(cell), violation));
+    }
+    if (!options_.commands.empty() && result.fits() && result.validation.parity()) {
+      for (ValidatedCommand& command : CommandsOf(result.validation)) {
+        command.workload = cell.workload;
+        command.policy = cell.policy.name();
+        command.memory = cell.memory ? cell.memory->text() : "all";
+        commands_.push_back(std::move(command));
+      }
+    }
+    return result;
+  }
+
+  // Measures the cell in this process.
+  ValidationResult Here(const Case& cell, const std::shared_ptr<const Trace>& trace) {
     Case asked = cell;
     asked.backend = "cuda";
     asked.iterations = options_.iterations;
@@ -106,22 +128,23 @@ class Measuring {
     const auto change = [spin = options_.spin()](Device& device) {
       if (spin) device.library_call.reset();
     };
-    ValidationResult result = ValidateForRow(asked, inputs, backends_, change);
-    for (const std::string& violation : result.validation.violations) {
-      session_.Remark(fmt::format("{}: {}", CommandOf(cell), violation));
-    }
-    if (!options_.commands.empty() && result.fits() && result.validation.parity()) {
-      for (ValidatedCommand& command : CommandsOf(result.validation)) {
-        command.workload = cell.workload;
-        command.policy = cell.policy.name();
-        command.memory = cell.memory ? cell.memory->text() : "all";
-        commands_.push_back(std::move(command));
-      }
-    }
-    return result;
+    return ValidateForRow(asked, inputs, backends_, change);
   }
 
  private:
+  ValidationResult Isolated(uint64_t i, const Case& cell,
+                            const std::shared_ptr<const Trace>& trace) {
+    std::vector<std::string> arguments = session_.arguments();
+    arguments.insert(arguments.end(), {"--cell", std::to_string(i)});
+    try {
+      return LoadValidation(RunIsolated(cell, arguments).text, trace);
+    } catch (const PolicyError& error) {
+      ValidationResult result = MakeValidationResult(cell, Inputs(cell, trace), {});
+      result.failure = error.what();
+      return result;
+    }
+  }
+
   // Returns the cost table for the prediction: the given table or the one found for the trace. If
   // there is none, records it now. Unless --any-table is given, throws `InputError` if the table is
   // of another machine.
@@ -209,9 +232,14 @@ int Execute(const ValidateOptions& options, Session& session) {
   const Shard shard = Shard::Parse(options.shard);
   const Grid grid(experiment, {"liveness"});
   CheckGrid(grid, experiment, options);
-  CheckPolicies(experiment, session);
+  RemarkTraining(experiment, session);
   const StoreKind& kind = ValidationKind();
   Measuring measuring(options, grid.at(0), session);
+  if (options.cell) {
+    const Case cell = grid.at(*options.cell);
+    const auto trace = std::make_shared<const Trace>(LoadTrace(cell));
+    return session.Finish(SaveValidation(measuring.Here(cell, trace), trace), kOk);
+  }
   std::optional<SweepStore> store;
   std::string output = experiment.output;
   FormatOption format = options.format;
@@ -230,7 +258,9 @@ int Execute(const ValidateOptions& options, Session& session) {
   run.options = OptionsOf(options);
   run.machine = measuring.machine();
   run.program = fmt::format("spillway {} ({})", SPILLWAY_VERSION, kCommit);
-  run.measure = [&](const Case& cell, const auto& trace) { return measuring.Measure(cell, trace); };
+  run.measure = [&](uint64_t i, const Case& cell, const auto& trace) {
+    return measuring.Measure(i, cell, trace);
+  };
   run.finished = [&](const Case& cell, const ResultRow& row, bool was_there) {
     found += was_there ? 1 : 0;
     finished->Finish(next++, row, CommandOf(cell),
@@ -284,6 +314,7 @@ void AddValidate(Command& program, Session& session) {
   verb.Flag("--any-table", options.any_table,
             "Accept a cost table of another GPU, cuDNN or arithmetic");
   verb.Number("--seed", options.seed, {}, "Seed of parameters, data and dropout");
+  if (session.captures()) verb.Number("--cell", options.cell, {}, "The cell to measure");
   AddOutput(verb, options.options.output, options.format,
             ". A .sqlite file is a store: each case is in it as soon as it is measured, and a case "
             "that is there is not measured again; spillway sweep export reads it");

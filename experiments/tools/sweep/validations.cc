@@ -45,7 +45,7 @@ void RunValidations(const Grid& grid, const Shard& shard, SweepStore* store,
             sha256 = Sha256(FormatTrace(*trace));
             last = workload;
           }
-          return run.measure(cell, trace);
+          return run.measure(i, cell, trace);
         },
         [&] { return CommandOf(cell); }));
     if (store != nullptr) {

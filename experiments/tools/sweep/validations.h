@@ -19,8 +19,10 @@ struct ValidationRun {
   std::string options;  // the options of all cells, as arguments of `spillway validate`
   std::string machine;  // the machine; results of another machine are not reused
   std::string program;  // version and commit
-  // Measures a cell. Consecutive cells of the same workload get the same `trace` object.
-  std::function<ValidationResult(const Case& cell, const std::shared_ptr<const Trace>& trace)>
+  // Measures the cell with the number `i` of the grid. Consecutive cells of the same workload get
+  // the same `trace` object.
+  std::function<ValidationResult(uint64_t i, const Case& cell,
+                                 const std::shared_ptr<const Trace>& trace)>
       measure;
   // Called with each row. `found` is true if the row was in the store, false if it was measured
   // now.

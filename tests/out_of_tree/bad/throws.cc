@@ -1,5 +1,5 @@
-// A plugin with two policies that fail at a place of the caller's choice: `throws` with exceptions,
-// `lies` by breaking the rules of the interface.
+// A plugin with two policies that fail at a place of the caller's choice: `throws` with exceptions
+// and by ending or holding up its process, `lies` by breaking the rules of the interface.
 
 #include <csignal>
 #include <cstdlib>
@@ -56,6 +56,10 @@ class Throws final : public spillway::Policy {
     At("OnAllocFailure");
     return false;
   }
+  std::string ExportPlan() const override {
+    At("ExportPlan");
+    return {};
+  }
 
  private:
   void At(const char* hook) const {
@@ -65,6 +69,10 @@ class Throws final : public spillway::Policy {
     if (what_ == "crash") std::raise(SIGSEGV);
     if (what_ == "abort") std::abort();
     if (what_ == "stack") Deeper(1);
+    if (what_ == "kill") std::raise(SIGKILL);
+    if (what_ == "exit") std::exit(0);
+    for (volatile bool on = what_ == "loop"; on;) {
+    }
     throw PrivateError(what_ == "colour" ? "\x1b[31mred\x1b[0m" : "boom");
   }
   // Exhausts the stack.
@@ -111,15 +119,16 @@ class Lies final : public spillway::Policy {
 };
 
 std::unique_ptr<spillway::Policy> MakeThrows(spillway::Params& params) {
-  std::string hook =
-      params.Choice("hook", "Plan",
-                    {"Prepare", "LivesOutside", "Plan", "BeforeOp", "ChooseKernels", "BeforeLaunch",
-                     "AfterOp", "PlacementHint", "OnAllocFailure", "factory", "no-policy"},
-                    "where it throws");
-  std::string what =
-      params.Choice("what", "exception",
-                    {"exception", "number", "policy-error", "colour", "crash", "abort", "stack"},
-                    "what it throws");
+  std::string hook = params.Choice(
+      "hook", "Plan",
+      {"Prepare", "LivesOutside", "Plan", "BeforeOp", "ChooseKernels", "BeforeLaunch", "AfterOp",
+       "PlacementHint", "OnAllocFailure", "ExportPlan", "factory", "no-policy"},
+      "where it throws");
+  std::string what = params.Choice("what", "exception",
+                                   {"exception", "number", "policy-error", "colour", "crash",
+                                    "abort", "stack", "kill", "exit", "loop"},
+                                   "what it throws, or how it ends");
+  if (hook == "factory" && what == "crash") std::abort();
   if (hook == "factory") throw PrivateError("boom");
   if (hook == "no-policy") return nullptr;
   return std::make_unique<Throws>(std::move(hook), std::move(what));

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
+#include <span>
 #include <string>
 
 #include "experiments/tools/sweep/validations.h"
@@ -129,6 +131,26 @@ TEST_F(ValidationTest, WhatFitsOnNeitherSideAgreesAndHasNoFigures) {
   validation_.predicted.report.out_of_memory.reset();
   validation_.measured.report.out_of_memory = OutOfMemory();
   EXPECT_FALSE(Agrees(RowOf(Result()), 0.05));
+}
+
+// Returns all values of a result and its commands as text.
+std::string TextOf(const ValidationResult& result) {
+  const bool fits = result.fits();
+  return FormatJson(ValidationColumns(), std::span(&result, 1), "") +
+         (fits ? FormatCsv(CommandColumns(), CommandsOf(result.validation)) : std::string());
+}
+
+TEST_F(ValidationTest, ResultsPassToAnotherProcess) {
+  validation_.violations = {"first", "second"};
+  ValidationResult failed = Result();
+  failed.failure = "the policy failed";
+  failed.validation = {};
+  for (const ValidationResult& result : {Result(), failed}) {
+    const auto given = std::make_shared<const Trace>(trace_);
+    for (const auto& own : {result.validation.predicted.trace, given}) {
+      EXPECT_EQ(TextOf(LoadValidation(SaveValidation(result, own), given)), TextOf(result));
+    }
+  }
 }
 
 TEST_F(ValidationTest, CommandsStandBesideEachOther) {

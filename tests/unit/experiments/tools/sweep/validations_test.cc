@@ -37,7 +37,7 @@ class ValidationsTest : public ::testing::Test {
     ValidationRun run;
     run.machine = machine;
     run.program = "spillway 0";
-    run.measure = [&](const Case& cell, const std::shared_ptr<const Trace>& trace) {
+    run.measure = [&](uint64_t, const Case& cell, const std::shared_ptr<const Trace>& trace) {
       if (measured.size() == breaks_at_) throw EnvironmentError("the GPU is gone");
       measured.push_back(CommandOf(cell));
       return Measure(cell, trace);
