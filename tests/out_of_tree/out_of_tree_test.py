@@ -294,6 +294,28 @@ class OutOfTreeTest(unittest.TestCase):
         self.ok("compare", "alexnet:4", *both, "-o", "c.json", code=4)
         self.ok("replay-run", "c.json.manifest.json")
 
+    def test_a_sweep_keeps_its_good_cells_and_says_why_others_failed(self):
+        policies = ("liveness", "network-wide", "vdnn-all", "vdnn-conv", "superneurons", "caffe", "torch",
+                    "mxnet", self.GOOD, self.BAD)
+        args = ["sweep", "alexnet:{1..10}", "--device", "k40c"]
+        for policy in policies:
+            args += ["--policy", policy]
+        stores = [f"{jobs}.sqlite" for jobs in (1, 3)]
+        for jobs, store in zip((1, 3), stores):
+            stdout = self.ok(*args, "--jobs", str(jobs), "-o", store, code=4)
+            self.assertIn("100 cells, 100 computed, 0 were there: 90 ok, 0 out of memory, 10 failed\n"
+                          "10 failed: policy 'throws' crashed in its AfterOp at op conv1.fwd (SIGSEGV)\n",
+                          stdout)
+        again = self.ok(*args, "-o", stores[0], code=4)
+        self.assertIn("0 computed, 100 were there: 90 ok, 0 out of memory, 10 failed\n10 failed: policy",
+                      again)
+        self.assertEqual(*(self.ok("sweep", "export", store, "--format", "csv") for store in stores))
+        self.assertIn("\n10 failed: policy 'throws' crashed", self.ok("sweep", "status", stores[0]))
+        status = json.loads(self.ok("sweep", "status", stores[0], "--format", "json"))["rows"]
+        self.assertEqual({row["policy"]: row["failures"] for row in status if row["failures"]},
+                         {self.BAD: [{"reason": "policy 'throws' crashed in its AfterOp at op conv1.fwd "
+                                                "(SIGSEGV)", "cells": 10}]})
+
     def test_a_process_of_its_own_changes_no_byte(self):
         exports = ("trace", "memory", "schedule", "rewritten", "decisions", "snapshot")
         written = []

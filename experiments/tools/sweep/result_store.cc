@@ -195,7 +195,7 @@ class SweepStore::Connection {
         file_(path, {kind.name, kind.application, kVersion, SchemaText(kind), true},
               {.create = open == Open::kCreate}) {
     Run([&] { CheckColumns(path); });
-    Run([&] { find_.emplace(file_.Query("SELECT status FROM cells WHERE key = ?")); });
+    Run([&] { find_.emplace(file_.Query("SELECT status, reason FROM cells WHERE key = ?")); });
     writer_ = std::thread([this] { Write(); });
   }
 
@@ -356,12 +356,14 @@ SweepStore::SweepStore(std::filesystem::path path, Open open, const StoreKind& k
 
 SweepStore::~SweepStore() = default;
 
-std::optional<std::string> SweepStore::StatusOf(std::string_view key) const {
-  return connection_->Run([&]() -> std::optional<std::string> {
+std::optional<SweepStore::Status> SweepStore::StatusOf(std::string_view key) const {
+  return connection_->Run([&] {
     SQLite::Statement& find = connection_->find();
     find.bind(1, std::string(key));
-    std::optional<std::string> status;
-    if (find.executeStep()) status = find.getColumn(0).getString();
+    std::optional<Status> status;
+    if (find.executeStep()) {
+      status = {find.getColumn(0).getString(), find.getColumn(1).getString()};
+    }
     find.reset();  // an unfinished read would block writers
     return status;
   });
@@ -441,13 +443,18 @@ std::vector<SweepStore::Entry> SweepStore::Read() const {
 std::vector<SweepStore::Holding> SweepStore::Holdings() const {
   return connection_->Run([&] {
     SQLite::Statement query = connection_->file().Query(
-        "SELECT policy, count(*), sum(status = 'ok'), sum(status = 'oom'), "
-        "sum(status = 'failed') FROM cells GROUP BY policy ORDER BY policy");
+        "SELECT policy, status, reason, count(*) FROM cells GROUP BY policy, status, reason "
+        "ORDER BY policy");
     std::vector<Holding> holdings;
     while (query.executeStep()) {
-      holdings.push_back({query.getColumn(0).getString(), query.getColumn(1).getInt64(),
-                          query.getColumn(2).getInt64(), query.getColumn(3).getInt64(),
-                          query.getColumn(4).getInt64()});
+      const std::string policy = query.getColumn(0).getString();
+      if (holdings.empty() || holdings.back().policy != policy) holdings.push_back({policy});
+      Holding& holding = holdings.back();
+      const std::string status = query.getColumn(1).getString();
+      const int64_t count = query.getColumn(3).getInt64();
+      holding.cells += count;
+      (status == "ok" ? holding.ok : status == "oom" ? holding.oom : holding.failed) += count;
+      if (status == "failed") holding.failures[query.getColumn(2).getString()] = count;
     }
     return holdings;
   });

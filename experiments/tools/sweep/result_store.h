@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -79,8 +80,12 @@ class SweepStore {
 
   const std::filesystem::path& path() const { return path_; }
 
-  // Returns "ok", "oom" or "failed", or nullopt if the store does not have the cell.
-  std::optional<std::string> StatusOf(std::string_view key) const;
+  struct Status {
+    std::string status;  // "ok", "oom" or "failed"
+    std::string reason;  // why the workload does not fit, or how the policy failed
+  };
+  // Returns the status of the cell, or nullopt if the store does not have the cell.
+  std::optional<Status> StatusOf(std::string_view key) const;
   // Returns the row of the cell, or nullopt if the store does not have the cell.
   std::optional<ResultRow> RowOf(std::string_view key) const;
   // Returns the number of cells.
@@ -106,6 +111,7 @@ class SweepStore {
   struct Holding {
     std::string policy;
     int64_t cells = 0, ok = 0, oom = 0, failed = 0;
+    std::map<std::string, int64_t> failures = {};  // numbers of failed cells by their reason
   };
   // Returns the holdings of each policy, sorted by policy.
   std::vector<Holding> Holdings() const;

@@ -74,13 +74,14 @@ class Walk {
       const auto status = store_ != nullptr ? store_->StatusOf(job.key) : std::nullopt;
       if (!status) return Share(std::move(job));
       ++counts.present;
-      Count(*status, counts);
+      Count(status->status, status->reason, counts);
     }
     return std::nullopt;
   }
 
-  static void Count(std::string_view status, SweepCounts& counts) {
+  static void Count(std::string_view status, const std::string& reason, SweepCounts& counts) {
     ++(status == "ok" ? counts.ok : status == "oom" ? counts.oom : counts.failed);
+    if (status == "failed") ++counts.failures[reason];
   }
 
  private:
@@ -268,7 +269,10 @@ SweepCounts RunSweep(const Grid& grid, const Shard& shard, SweepStore& store,
       store.Put(std::move(job.key), CommandOf(job.cell), RowOf(result), std::move(job.provenance));
       {
         const std::lock_guard lock(counts_mutex);
-        Walk::Count(result.fits() ? "ok" : result.failure.empty() ? "oom" : "failed", counts);
+        Walk::Count(result.fits()            ? "ok"
+                    : result.failure.empty() ? "oom"
+                                             : "failed",
+                    result.failure, counts);
       }
       if (progress.finished) progress.finished(job.cell, result);
     }

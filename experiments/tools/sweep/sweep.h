@@ -63,9 +63,10 @@ struct SweepProgress {
 };
 
 struct SweepCounts {
-  uint64_t cells = 0;                    // cells of the shard
-  uint64_t present = 0;                  // cells that the store already had
-  uint64_t ok = 0, oom = 0, failed = 0;  // cells with a result, by status
+  uint64_t cells = 0;                       // cells of the shard
+  uint64_t present = 0;                     // cells that the store already had
+  uint64_t ok = 0, oom = 0, failed = 0;     // cells with a result, by status
+  std::map<std::string, int64_t> failures;  // numbers of failed cells by their reason
 };
 
 // Counts the cells of a shard and those already in the store. Computes no cells. `store` may be

@@ -4,8 +4,11 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -57,6 +60,22 @@ std::string Summary(const SweepCounts& counts) {
   return fmt::format("{} ok, {} out of memory, {} failed", counts.ok, counts.oom, counts.failed);
 }
 
+// Returns a line for each of the reasons why cells failed, the most frequent first.
+std::string FormatFailures(const std::map<std::string, int64_t>& failures) {
+  constexpr size_t kShown = 20;
+  std::vector<std::pair<std::string, int64_t>> reasons(failures.begin(), failures.end());
+  std::ranges::stable_sort(reasons, std::greater(), &std::pair<std::string, int64_t>::second);
+  std::string text;
+  for (size_t i = 0; i < std::min(kShown, reasons.size()); ++i) {
+    text += fmt::format("{} failed: {}\n", reasons[i].second, reasons[i].first);
+  }
+  if (reasons.size() > kShown) {
+    text += fmt::format("{} more reasons are in the column reason of spillway sweep export\n",
+                        reasons.size() - kShown);
+  }
+  return text;
+}
+
 struct SweepOptions : SimulatedGrid {
   std::string checkpoint;
 };
@@ -106,9 +125,10 @@ int Sweep(const SweepOptions& options, Session& session) {
   const uint64_t computed = counts->cells - counts->present;
   session.Remark(fmt::format("{:.1f} s, {:.0f} cells per second, {:.0f} MiB at most", seconds,
                              static_cast<double>(computed) / seconds, PeakMemoryMiB()));
-  return session.Finish(fmt::format("{}: {} cells, {} computed, {} were there: {}\n", path.string(),
-                                    counts->cells, computed, counts->present, Summary(*counts)),
-                        counts->failed > 0 ? kPolicyFailure : kOk);
+  return session.Finish(
+      fmt::format("{}: {} cells, {} computed, {} were there: {}\n{}", path.string(), counts->cells,
+                  computed, counts->present, Summary(*counts), FormatFailures(counts->failures)),
+      counts->failed > 0 ? kPolicyFailure : kOk);
 }
 
 struct Plan : SweepCounts {
@@ -166,6 +186,14 @@ Columns<SweepStore::Holding> HoldingColumns() {
       {"ok", "1", "that fit", &Holding::ok, "ok"},
       {"oom", "1", "that do not fit", &Holding::oom, "oom"},
       {"failed", "1", "whose policy broke down", &Holding::failed, "failed"},
+      {"failures", "", "how it broke down, each reason with its number of cells: JSON only",
+       [](const Holding& holding) {
+         using Failure = std::pair<const std::string, int64_t>;
+         const Columns<Failure> columns{{"reason", "", "", &Failure::first},
+                                        {"cells", "1", "", &Failure::second}};
+         return NestRows(columns,
+                         std::vector<Failure>(holding.failures.begin(), holding.failures.end()));
+       }},
   };
 }
 
@@ -178,7 +206,8 @@ void AddStatus(Command& sweep, Session& session) {
     std::string path;
     FormatOption format;
   };
-  Command& verb = sweep.Add("status", "Count the cells of a store by policy");
+  Command& verb =
+      sweep.Add("status", "Count the cells of a store by policy, and failed cells by reason");
   auto& options = verb.Keep<Options>();
   AddStorePath(verb, options.path);
   options.format.Add(verb);
@@ -189,8 +218,13 @@ void AddStatus(Command& sweep, Session& session) {
     return session.Finish(
         FormatAs(options.format.format(), HoldingColumns(), rows, "spillway.sweep-status/v1",
                  [&] {
+                   std::map<std::string, int64_t> failures;
+                   for (const SweepStore::Holding& row : rows) {
+                     for (const auto& [reason, count] : row.failures) failures[reason] += count;
+                   }
                    return rows.empty() ? std::string("nothing yet\n")
-                                       : FormatTable(HoldingColumns(), kShown, rows);
+                                       : FormatTable(HoldingColumns(), kShown, rows) +
+                                             FormatFailures(failures);
                  }),
         kOk);
   });
