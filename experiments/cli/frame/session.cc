@@ -200,7 +200,7 @@ void CheckPolicies(const std::vector<std::string>& policies, const Case& asked, 
 }
 
 void RemarkTraining(const std::vector<std::string>& policies, const Session& session) {
-  const PolicyLibrary library;
+  PolicyLibrary library;
   std::vector<std::string> misused;
   std::ranges::copy_if(policies, std::back_inserter(misused), [&](const std::string& policy) {
     return PolicyChoice(policy).spec().plugin.empty() && library.Traits(policy).for_inference;
