@@ -9,14 +9,17 @@
 namespace spillway {
 namespace {
 
-// The efforts are values for `PackingOptions::steps`. For a thousand blocks that are hard to place
-// on one core, quick takes less than half a second, normal five seconds, and thorough a minute and
-// a half.
+// For a thousand blocks that are hard to place on one core, quick takes less than half a second,
+// normal five seconds, and thorough a minute and a half.
 AllocatorChoice::Planned ReadPlanned(Params& params) {
-  return {params.Enum<int64_t>(
+  const PackingOptions options;
+  return params.Enum<AllocatorChoice::Planned>(
       "effort", "normal",
-      {{"quick", 200'000'000}, {"normal", 4'000'000'000}, {"thorough", PackingOptions().steps}},
-      "the number of steps spent on a plan, equal on every machine")};
+      {{"quick", {200'000'000, options.tolerance}},
+       {"normal", {4'000'000'000, options.tolerance}},
+       {"thorough", {options.steps, 0}}},
+      "the number of steps spent on a plan, equal on every machine; thorough goes on until the "
+      "steps are spent or no plan is lower");
 }
 
 AllocatorChoice::Auto ReadAuto(Params& params) {

@@ -18,9 +18,10 @@ namespace spillway {
 
 class AllocatorChoice {
  public:
-  // Offsets are planned for the blocks of a recorded run. The search takes at most `steps` steps.
+  // Offsets are planned for the blocks of a recorded run, with these values of `PackingOptions`.
   struct Planned {
     int64_t steps = 0;
+    int64_t tolerance = 0;
   };
   // Every allocator is tried with every candidate of the policy. The run that needs the least
   // memory is taken, or the fastest run if `by_time` is true.

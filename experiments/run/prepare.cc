@@ -65,6 +65,7 @@ PackingOptions PackingFor(const Prepared& run, const AllocatorChoice::Planned& p
   options.granularity = run.device.alignment;
   options.memory = run.memory;
   options.steps = planned.steps;
+  options.tolerance = planned.tolerance;
   return options;
 }
 

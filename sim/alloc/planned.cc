@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <iterator>
+#include <tuple>
 #include <utility>
 
+#include "sim/alloc/make_allocator.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -46,7 +48,45 @@ size_t FindRepeat(const std::vector<Request>& requests, size_t period) {
   return repeat;
 }
 
+using Step = std::tuple<int64_t, bool, size_t>;  // time, true for a request, interval
+
+// Returns the offset that the allocator gives each interval; nothing if one is not served.
+std::vector<Bytes> OffsetsOn(Allocator& allocator, std::span<const LiveInterval> intervals,
+                             const std::vector<Step>& steps) {
+  std::vector<Block> blocks(intervals.size());
+  for (const auto& [time, begins, i] : steps) {
+    if (!begins) {
+      allocator.Free(blocks[i]);
+      continue;
+    }
+    const auto block = allocator.Allocate(intervals[i].size, Hint::kLow);
+    if (!block) return {};
+    blocks[i] = *block;
+  }
+  std::vector<Bytes> offsets;
+  for (const Block& block : blocks) offsets.push_back(block.offset);
+  return offsets;
+}
+
 }  // namespace
+
+std::vector<std::vector<Bytes>> OnlinePlacements(std::span<const LiveInterval> intervals,
+                                                 Bytes granularity) {
+  std::vector<Step> steps;
+  for (size_t i = 0; i < intervals.size(); ++i) {
+    steps.emplace_back(intervals[i].begin, true, i);
+    steps.emplace_back(intervals[i].end, false, i);
+  }
+  std::ranges::sort(steps);
+  std::vector<std::vector<Bytes>> placements;
+  for (const std::string_view name : {"best-fit", "first-fit", "cnmem", "pytorch"}) {
+    if (name == "pytorch" && 512 % granularity.count() != 0) continue;
+    const auto allocator = MakeAllocator(name, Bytes::Unlimited(), granularity);
+    std::vector<Bytes> offsets = OffsetsOn(*allocator, intervals, steps);
+    if (!offsets.empty()) placements.push_back(std::move(offsets));
+  }
+  return placements;
+}
 
 AllocationPlan PlanAllocations(const AllocationLog& log, size_t period, Bytes memory,
                                const PackingOptions& options) {
@@ -71,7 +111,7 @@ AllocationPlan PlanAllocations(const AllocationLog& log, size_t period, Bytes me
     if (!step.free && plan.live.size() < planned) plan.live.push_back(live);
     step.free ? --live : ++live;
   }
-  Packing packing = Pack(intervals, options);
+  Packing packing = Pack(intervals, options, OnlinePlacements(intervals, options.granularity));
   plan.offsets = std::move(packing.offsets);
   plan.height = packing.height;
   plan.bound = packing.bound;

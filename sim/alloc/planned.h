@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "sim/alloc/stitched.h"
@@ -35,6 +36,12 @@ struct AllocationPlan {
   Bytes height;              // end of the highest block
   Bytes bound;               // largest sum of live blocks; no plan is lower
 };
+
+// Returns packings of the intervals for `Pack`: where best fit, first fit, CNMeM's and PyTorch's
+// allocator place them as they come, in unlimited memory. PyTorch's allocator is left out if its
+// unit, 512 bytes, is not a multiple of the granularity.
+std::vector<std::vector<Bytes>> OnlinePlacements(std::span<const LiveInterval> intervals,
+                                                 Bytes granularity);
 
 // Makes a plan for the log of a whole run in which up to `memory` bytes may be live. `period` is
 // the number of requests of one steady iteration. The repeated part begins at the earliest

@@ -9,7 +9,6 @@
 namespace spillway::packing {
 namespace {
 
-constexpr size_t kLargest = 5000;               // blocks; the recursion is as deep as their number
 constexpr int64_t kAttempt = 200'000;           // least number of steps
 constexpr int kPatience = 200;                  // repairs in a row without an improvement
 constexpr int64_t kNoFloor = int64_t{1} << 60;  // floor of a section whose blocks are all placed
@@ -333,7 +332,6 @@ class ExactSearch {
 
 Solution SearchExactly(const Problem& problem, int64_t height, int64_t& steps,
                        const ExactParams& params) {
-  if (problem.count() > kLargest) steps = 0;
   if (problem.count() == 0 || steps <= 0) return {};
   const Problem compressed = Compress(problem);
   return ExactSearch(compressed, height - 1, params, steps).Run();

@@ -3,11 +3,15 @@
 #ifndef SPILLWAY_SIM_PACKING_EXACT_H_
 #define SPILLWAY_SIM_PACKING_EXACT_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "sim/packing/problem.h"
 
 namespace spillway::packing {
+
+// The most blocks of a search; the recursion is as deep as their number.
+inline constexpr size_t kLargestExact = 5000;
 
 // The rules of the search. Each can be switched off to measure its effect.
 struct ExactParams {
@@ -25,8 +29,8 @@ struct ExactParams {
 // the blocks suits all problems, so attempts are limited and repeated with other orders.
 //
 // Returns a packing lower than `height`, or a `Solution` with height INT64_MAX if none was found.
-// If steps remain in that case, none exists. Subtracts the comparisons made from `steps`; sets
-// `steps` to 0 for more than 5,000 blocks. REQUIRES: sizes are larger than 0.
+// If steps remain in that case, none exists. Subtracts the comparisons made from `steps`.
+// REQUIRES: sizes are larger than 0; at most `kLargestExact` blocks.
 Solution SearchExactly(const Problem& problem, int64_t height, int64_t& steps,
                        const ExactParams& params = {});
 

@@ -321,12 +321,9 @@ NeighbourhoodSearch::NeighbourhoodSearch(const Problem& problem, int64_t bound)
   for (const uint32_t block : OrderBy(problem, [&](uint32_t i) { return problem.size[i]; })) {
     if (problem.size[block] < bound / kLarge) break;
     large_.push_back(block);
-    reduced_.begin.push_back(problem.begin[block]);
-    reduced_.end.push_back(problem.end[block]);
-    reduced_.size.push_back(problem.size[block]);
   }
   if (large_.size() < problem.count()) sliver_ = bound / kLarge / 2;
-  reduced_ = Compress(reduced_);
+  reduced_ = Compress(Restrict(problem, large_));
   const std::vector<int64_t> loads = LoadsOf(reduced_);
   const int64_t most = std::ranges::max(loads);
   for (size_t moment = 0; moment + 1 < loads.size(); ++moment) {

@@ -1,7 +1,9 @@
 #include "sim/packing/packing.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include "sim/packing/exact.h"
@@ -35,130 +37,161 @@ Solution Construct(const Problem& problem, int64_t enough) {
   return best;
 }
 
-// Looks for a packing that is no higher than `enough`. Spends most of the effort if the best
-// packing is higher than `near`.
-Solution Solve(const Problem& problem, int64_t enough, int64_t near, int64_t& steps) {
-  const int64_t bound = BoundOf(problem);
-  const int64_t all = steps;
-  Solution best = Construct(problem, enough);
-  // Runs a search with `part` of the steps, subtracts the steps that it used, and returns the rest
-  // of the part.
-  const auto spend = [&](int64_t part, const auto& search) {
-    int64_t left = part;
-    Keep(best, search(left));
-    steps -= part - left;
-    return left;
-  };
-  // Small problems are solved for good: the search finds the bound, or lowers the height again and
-  // again.
-  for (int64_t height = bound + 1; best.height > enough && steps > 0; height = best.height) {
-    const int64_t before = best.height;
-    const int64_t left =
-        spend(all / 2048, [&](int64_t& part) { return SearchExactly(problem, height, part); });
-    if (left <= 0) break;
-    if (height == before && best.height == before) return best;  // no packing is lower
-  }
-  // If memory is full all the time, a packing at exactly the bound is easier to find than one a
-  // little higher, and only this search finds it.
-  for (const int64_t height : {bound, enough}) {
-    if (best.height <= enough) break;
-    const int64_t part = height > bound ? 256 : enough > bound ? 64 : 4;
-    spend(all / part, [&](int64_t& left) { return SearchExactly(problem, height + 1, left); });
-  }
-  if (best.height <= enough || steps <= 0) return best;
+// Heights of a part's packing, in granules.
+struct Goals {
+  int64_t memory = 0;              // above it, the search does not stop
+  int64_t tolerated = 0;           // enough at once
+  int64_t near = 0;                // enough after a few steps
+  std::array<int64_t, 2> rungs{};  // to be reached one after the other, the higher first
+};
 
-  NeighbourhoodSearch neighbourhoods(problem, bound);
-  const auto reach = [&](int64_t height, int64_t part) {
-    spend(part, [&](int64_t& left) { return neighbourhoods.Run(height, left); });
-    return best.height <= height;
+// Walks a ladder of searches: one round after another, each with twice the steps. No rung of the
+// ladder depends on `goals.memory`, which only says where the walk may end. So whatever fits into
+// some memory also fits into more memory. Returns the lowest packing found, `placed` if that is
+// lower.
+Solution Solve(const Problem& problem, const Solution& placed, const Goals& goals, int64_t steps) {
+  const int64_t few = steps / 64;
+  const int64_t all = steps;
+  const auto enough = [&] {
+    return std::min(goals.memory, all - steps <= few ? goals.tolerated : goals.near);
   };
-  // Looks for a packing that is no higher than `goal`; if that fails, looks halfway between the
-  // goal and the best packing, and so on. Repeats this with twice the steps, up to `most`.
-  const auto approach = [&](int64_t goal, int64_t most) {
-    for (int64_t part = std::max<int64_t>(1, most / 16); best.height > goal && part <= most;
-         part *= 2) {
-      if (reach(goal, part)) return;
-      int64_t missed = goal;
-      for (int i = 0; i < 3 && best.height > goal; ++i) {
-        const int64_t height = missed + (best.height - missed) / 2;
-        if (!reach(height, part / 2)) missed = height;
-      }
+  const int64_t bound = BoundOf(problem);
+  Solution best = Construct(problem, enough());
+  Keep(best, placed);
+  int64_t least = bound;  // no packing is lower
+  // Looks for a packing no higher than `goal`. After each failure, the next height is halfway
+  // between the failure and the best packing.
+  const auto approach = [&](int64_t goal, int64_t part, const auto& search) {
+    int64_t missed = goal - 1, height = goal;
+    for (int misses = 0; misses < 4 && steps > 0 && best.height > std::max(missed + 1, enough());
+         height = missed + (best.height - missed) / 2) {
+      const int64_t share = std::min(steps, misses == 0 ? part : part / 4);
+      int64_t left = share;
+      Keep(best, search(height, left));
+      steps -= share - left;
+      if (best.height <= height) continue;
+      missed = height;
+      if (least <= height) ++misses;  // otherwise the failure was a proof
     }
   };
-  approach(near, all / 8);
-  if (best.height <= near) approach(enough, all / 64);
+  const auto exact = [&](int64_t height, int64_t& left) {
+    Solution found = SearchExactly(problem, height + 1, left);
+    if (left > 0 && found.offset.empty()) least = std::max(least, height + 1);
+    return found;
+  };
+  NeighbourhoodSearch neighbourhoods(problem, bound);
+  const auto again = [&](int64_t height, int64_t& left) {
+    return neighbourhoods.Run(height, left);
+  };
+  for (int64_t part = all / 1024 + 1; part <= all && steps > 0; part *= 2) {
+    if (problem.count() <= kLargestExact) approach(least, part, exact);
+    if (best.height <= std::max(least, enough())) break;
+    const auto rung =
+        std::ranges::find_if(goals.rungs, [&](int64_t height) { return height < best.height; });
+    approach(rung == goals.rungs.end() ? least : std::max(least, *rung), part, again);
+  }
   return best;
+}
+
+// The blocks of a problem: those that are live all the time, and the others by stretches of time
+// that no other block connects.
+struct Division {
+  Order always;
+  std::vector<Order> parts;  // each in the order of beginnings
+};
+
+Division Divide(const Problem& problem) {
+  const Problem times = Compress(problem);
+  const int64_t last =
+      times.count() == 0 ? 0 : *std::max_element(times.end.begin(), times.end.end());
+  Division division;
+  int64_t reach = std::numeric_limits<int64_t>::min();
+  for (const uint32_t i : OrderBy(problem, [&](uint32_t block) { return -problem.begin[block]; })) {
+    if (times.begin[i] == 0 && times.end[i] == last) {
+      division.always.push_back(i);
+      continue;
+    }
+    if (problem.begin[i] >= reach) division.parts.emplace_back();
+    division.parts.back().push_back(i);
+    reach = std::max(reach, problem.end[i]);
+  }
+  std::ranges::sort(division.always);
+  return division;
+}
+
+// Takes the blocks `always` out of a packing: blocks above them move down.
+void TakeOut(const Problem& problem, const Order& always, std::vector<int64_t>& offsets) {
+  std::map<int64_t, int64_t> below;  // offset -> size of the blocks of `always` up to there
+  for (const uint32_t i : always) below[offsets[i]] = problem.size[i];
+  int64_t sum = 0;
+  for (auto& [offset, size] : below) size = sum += size;
+  for (int64_t& offset : offsets) {
+    const auto after = below.upper_bound(offset);
+    if (after != below.begin()) offset -= std::prev(after)->second;
+  }
 }
 
 }  // namespace
 }  // namespace packing
 
-Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& options) {
+Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& options,
+             const std::vector<std::vector<Bytes>>& placements) {
   SPILLWAY_CHECK(options.granularity > Bytes(0));
-  Packing packing;
-  packing.offsets.resize(intervals.size());
-  packing::Problem times;
+  const int64_t granule = options.granularity.count();
+  packing::Problem all;
   for (const LiveInterval& interval : intervals) {
     SPILLWAY_CHECK(interval.begin < interval.end && interval.size >= Bytes(0));
-    times.begin.push_back(interval.begin);
-    times.end.push_back(interval.end);
-    times.size.push_back(interval.size.count());
+    all.begin.push_back(interval.begin);
+    all.end.push_back(interval.end);
+    all.size.push_back(RoundUp(std::max(interval.size, Bytes(1)), options.granularity).count() /
+                       granule);
   }
-  times = packing::Compress(times);
-  const int64_t last =
-      intervals.empty() ? 0 : *std::max_element(times.end.begin(), times.end.end());
-  const auto granules = [&](size_t i) {
-    return RoundUp(std::max(intervals[i].size, Bytes(1)), options.granularity).count() /
-           options.granularity.count();
+  const packing::Division division = packing::Divide(all);
+  std::vector<std::vector<int64_t>> placed;
+  for (const std::vector<Bytes>& placement : placements) {
+    std::vector<int64_t>& offsets = placed.emplace_back();
+    for (const Bytes offset : placement) {
+      SPILLWAY_CHECK(offset.count() % granule == 0);
+      offsets.push_back(offset.count() / granule);
+    }
+    packing::TakeOut(all, division.always, offsets);
+  }
+  Packing packing;
+  packing.offsets.resize(intervals.size());
+  const auto place = [&](uint32_t block, int64_t offset) {
+    packing.offsets[block] = offset * options.granularity;
+    packing.height = std::max(packing.height, (offset + all.size[block]) * options.granularity);
   };
-  const auto place = [&](size_t i, int64_t offset) {
-    packing.offsets[i] = offset * options.granularity;
-    packing.height = std::max(packing.height, (offset + granules(i)) * options.granularity);
-  };
-
   int64_t bottom = 0;
-  std::vector<size_t> others;
-  for (size_t i = 0; i < intervals.size(); ++i) {
-    if (times.begin[i] == 0 && times.end[i] == last) {
-      place(i, bottom);
-      bottom += granules(i);
-    } else {
-      others.push_back(i);
-    }
+  for (const uint32_t block : division.always) {
+    place(block, bottom);
+    bottom += all.size[block];
   }
-  std::stable_sort(others.begin(), others.end(),
-                   [&](size_t a, size_t b) { return intervals[a].begin < intervals[b].begin; });
-  struct Part {
-    size_t begin;  // index in `others`
-    packing::Problem problem;
-  };
-  std::vector<Part> parts;
-  int64_t bound = bottom;
-  for (size_t next = 0; next < others.size();) {
-    Part part{next, {}};
-    int64_t reach = intervals[others[next]].end;
-    for (; next < others.size() && (next == part.begin || intervals[others[next]].begin < reach);
-         ++next) {
-      const LiveInterval& interval = intervals[others[next]];
-      reach = std::max(reach, interval.end);
-      part.problem.begin.push_back(interval.begin);
-      part.problem.end.push_back(interval.end);
-      part.problem.size.push_back(granules(others[next]));
-    }
-    bound = std::max(bound, bottom + packing::BoundOf(part.problem));
-    parts.push_back(std::move(part));
-  }
+  const int64_t bound = packing::BoundOf(all);
   packing.bound = bound * options.granularity;
   // The slack is measured by the height of the whole packing, including the blocks at the bottom.
-  const int64_t memory = std::max(bound, options.memory.count() / options.granularity.count());
-  const int64_t enough = std::min(memory, bound + bound * options.tolerance / 1000) - bottom;
-  const int64_t near = std::max(enough, bound + bound / 100 - bottom);
-  int64_t steps = options.steps;
-  for (const Part& part : parts) {
-    const packing::Solution solution = packing::Solve(part.problem, enough, near, steps);
-    for (size_t i = 0; i < part.problem.count(); ++i) {
-      place(others[part.begin + i], bottom + solution.offset[i]);
+  const auto above = [&](int64_t thousandths) {
+    return bound + bound * thousandths / 1000 - bottom;
+  };
+  const packing::Goals goals{std::max(bound, options.memory.count() / granule) - bottom,
+                             above(options.tolerance),
+                             above(2 * options.tolerance),
+                             {above(10), above(5)}};
+  const auto others = static_cast<int64_t>(intervals.size() - division.always.size());
+  for (const packing::Order& part : division.parts) {
+    const packing::Problem problem = packing::Restrict(all, part);
+    packing::Solution best;
+    for (const std::vector<int64_t>& offsets : placed) {
+      packing::Solution left{{}, 0};
+      for (size_t i = 0; i < part.size(); ++i) {
+        left.offset.push_back(offsets[part[i]]);
+        left.height = std::max(left.height, left.offset[i] + problem.size[i]);
+      }
+      packing::Keep(best, std::move(left));
     }
+    const Int128 share = Int128{options.steps} * static_cast<int64_t>(part.size()) / others;
+    best = packing::Solve(problem, std::move(best), goals, static_cast<int64_t>(share));
+    for (size_t i = 0; i < part.size(); ++i) place(part[i], bottom + best.offset[i]);
   }
   return packing;
 }

@@ -33,20 +33,24 @@ struct Packing {
 
 struct PackingOptions {
   Bytes granularity = Bytes(512);  // sizes are rounded up to a multiple of the granularity
-  // The search stops at a packing that is at most this many thousandths above the bound, and no
-  // higher than `memory` or the bound, whichever is larger.
+  // The search stops at a packing that is at most this many thousandths above the bound, or after a
+  // 64th of the steps twice as many, and no higher than `memory` or the bound, whichever is larger.
+  // Which packings it finds until then does not depend on `memory`: with more memory it stops at
+  // the same packing or at an earlier one, so a packing that fits is never lost.
   int64_t tolerance = 5;
   Bytes memory = Bytes::Unlimited();
   // The effort: the approximate number of comparisons of two blocks, or of a block with a section
-  // of time. If the heuristics are more than one percent above the bound, most steps are for
-  // packing parts again, to come within one percent or as close as possible. If no slack is
-  // allowed, a quarter of the steps is for the exact search. With 0 steps, only the heuristics run.
+  // of time. Each stretch of time gets the share of its blocks. With 0 steps, only the heuristics
+  // run.
   int64_t steps = 64'000'000'000;
 };
 
-// Returns the best packing that the searches find. REQUIRES: begin < end and size >= 0 in each
-// interval, granularity > 0.
-Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& options = {});
+// Returns the lowest of the packings that the searches find and of `placements`, packings of the
+// same intervals that somebody else has found; each has an offset for every interval. REQUIRES:
+// begin < end and size >= 0 in each interval, granularity > 0, and the offsets of `placements` are
+// multiples of it.
+Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& options = {},
+             const std::vector<std::vector<Bytes>>& placements = {});
 
 }  // namespace spillway
 

@@ -8,6 +8,16 @@
 
 namespace spillway::packing {
 
+Problem Restrict(const Problem& problem, const Order& blocks) {
+  Problem some;
+  for (const uint32_t block : blocks) {
+    some.begin.push_back(problem.begin[block]);
+    some.end.push_back(problem.end[block]);
+    some.size.push_back(problem.size[block]);
+  }
+  return some;
+}
+
 Problem Compress(const Problem& problem) {
   std::vector<std::tuple<int64_t, bool, size_t>> changes;  // time, true for a beginning, block
   for (size_t i = 0; i < problem.count(); ++i) {
@@ -148,15 +158,38 @@ Solution Place(const Problem& problem, const Order& order, Gap rule, int64_t& st
   return solution;
 }
 
+namespace {
+
+// Returns for each block the largest load of a moment at which it is live.
+std::vector<int64_t> PeaksOf(const Problem& problem) {
+  const Problem times = Compress(problem);
+  const std::vector<int64_t> loads = LoadsOf(times);
+  std::vector<int64_t> peaks(problem.count());
+  std::vector<int64_t> falling;  // moments before now, each with a larger load than all later ones
+  int64_t now = 0;
+  for (const uint32_t block : OrderBy(times, [&](uint32_t i) { return -times.end[i]; })) {
+    for (; now < times.end[block]; ++now) {
+      while (!falling.empty() && loads[falling.back()] <= loads[now]) falling.pop_back();
+      falling.push_back(now);
+    }
+    peaks[block] = loads[*std::ranges::lower_bound(falling, times.begin[block])];
+  }
+  return peaks;
+}
+
+}  // namespace
+
 std::vector<Order> Orders(const Problem& problem) {
   const auto& begin = problem.begin;
   const auto& end = problem.end;
   const auto& size = problem.size;
   const auto life = [&](uint32_t i) { return end[i] - begin[i]; };
+  const std::vector<int64_t> peaks = PeaksOf(problem);
   std::vector<Order> orders{
       OrderBy(problem, [&](uint32_t i) { return std::pair(size[i], life(i)); }),
       OrderBy(problem, [&](uint32_t i) { return std::pair(life(i), size[i]); }),
       OrderBy(problem, [&](uint32_t i) { return static_cast<Int128>(size[i]) * life(i); }),
+      OrderBy(problem, [&](uint32_t i) { return static_cast<Int128>(size[i]) * peaks[i]; }),
       OrderBy(problem, [&](uint32_t i) { return std::pair(-begin[i], size[i]); }),
       OrderBy(problem, [&](uint32_t i) { return std::pair(end[i], size[i]); })};
   // Long-lived blocks nest in each other; the others are best placed by size.

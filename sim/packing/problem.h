@@ -28,6 +28,9 @@ struct Solution {
   int64_t height = std::numeric_limits<int64_t>::max();
 };
 
+// Returns the problem of these blocks alone, in their order.
+Problem Restrict(const Problem& problem, const Order& blocks);
+
 // Returns the same problem with the fewest moments. Each moment stands for a largest set of blocks
 // that are live together; moments are numbered in order of time. A block that begins before the
 // first end is live from moment 0.

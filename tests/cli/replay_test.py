@@ -407,6 +407,21 @@ class ReplayTest(LogTest):
         for column in ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes"):
             self.assertEqual(replayed[column], row[column])
 
+    def test_sizes_are_rounded_up_to_a_unit(self):
+        path = self.write("ones.csv", "id,lower,upper,size\np,0,4,5\nq,4,10,5\nr,0,4,10\ns,4,10,10\n")
+        for unit, needed in ((None, 1024), ("1B", 15), ("4B", 20)):
+            args = ["replay", path, "--allocator", "planned,best-fit"] + (["--unit", unit] if unit else [])
+            document = self.replay(*args[1:], "--memory", f"{needed}B")
+            self.assertEqual(document["log"]["unit_bytes"], int((unit or "512B")[:-1]))
+            self.assertEqual(document["log"]["lower_bound_bytes"], needed)
+            self.assertEqual([row["status"] for row in document["rows"]], ["ok", "ok"])
+            self.assertIn(f"units of {unit or '512 B'}".replace("1B", "1 B").replace("4B", "4 B"),
+                          self.ok(*args))
+            self.replay(*args[1:], "--memory", f"{needed - 1}B", code=1)
+        for wrong in ("0B", "-1B", "2GiB"):
+            self.fails(2, "unit", "replay", path, "--unit", wrong)
+        self.fails(2, "accepted units", "replay", path, "--unit", "1")
+
     def test_wrong_usage_is_told(self):
         path = self.write("gap.csv", GAP)
         self.fails(2, "did you mean 'best-fit'", "replay", path, "--allocator", "best-fitt")

@@ -6,7 +6,7 @@
 #include <map>
 #include <utility>
 
-#include "sim/packing/packing.h"
+#include "sim/alloc/planned.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -14,7 +14,6 @@ namespace {
 
 using Kind = MemoryEvent::Kind;
 
-constexpr Bytes kGranule(512);
 constexpr size_t kBatch = 4096;
 
 // A `LiveBlock` is the block with a certain number in the log.
@@ -270,9 +269,10 @@ class Player {
 // A `Ledger` tracks the live blocks of the log and their sums.
 class Ledger {
  public:
-  // With `holders`, the ledger keeps the blocks that are live at the last failure.
-  Ledger(const MemoryLog& log, std::optional<uint64_t> last_failure, bool holders)
-      : log_(log), last_failure_(last_failure), holders_(holders) {
+  // With `options.holders`, the ledger keeps the blocks that are live at the last failure.
+  Ledger(const MemoryLog& log, std::optional<uint64_t> last_failure, const ReplayOptions& options)
+      : log_(log), last_failure_(last_failure), holders_(options.holders) {
+    summary_.unit = options.unit;
     const MemoryLogStart& start = log.start();
     for (const StartBlock& held : start.blocks) Add(held.block, {held.size, 0, true, 0});
     if (!start.records_segments) return;
@@ -282,8 +282,6 @@ class Ledger {
 
   const LogSummary& summary() const { return summary_; }
   std::vector<HeldBlock> TakeHeldAtFailure() { return std::move(held_at_failure_); }
-
-  static Bytes Rounded(Bytes size) { return RoundUp(std::max(size, Bytes(1)), kGranule); }
 
   void Play(const MemoryEvent& event) {
     summary_.records = std::max(summary_.records, event.index + 1);
@@ -372,6 +370,8 @@ class Ledger {
     return holders;
   }
 
+  Bytes Rounded(Bytes size) const { return RoundUp(std::max(size, Bytes(1)), summary_.unit); }
+
   // Accounts for a request that failed when it was recorded.
   void Try(const MemoryEvent& event) {
     ++summary_.events;
@@ -451,7 +451,7 @@ class PlannedPlaces final : public ReplayableAllocator {
 }  // namespace
 
 std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capacity,
-                                                std::optional<int64_t> steps) {
+                                                PackingOptions options) {
   std::vector<LiveInterval> intervals;
   std::vector<size_t> interval_of;  // by block number
   int64_t now = 0;
@@ -474,13 +474,13 @@ std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capa
   for (LiveInterval& interval : intervals) {
     if (interval.end < 0) interval.end = now + 1;
   }
-  PackingOptions options;
   options.memory = capacity;
-  if (steps) options.steps = *steps;
-  const Packing packing = Pack(intervals, options);
+  const Packing packing =
+      Pack(intervals, options, OnlinePlacements(intervals, options.granularity));
   std::vector<Block> places;
   for (size_t i = 0; i < intervals.size(); ++i) {
-    places.push_back({packing.offsets[i], Ledger::Rounded(intervals[i].size)});
+    places.push_back(
+        {packing.offsets[i], RoundUp(std::max(intervals[i].size, Bytes(1)), options.granularity)});
   }
   return std::make_unique<PlannedPlaces>(std::move(places), capacity);
 }
@@ -517,7 +517,7 @@ Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& a
                    const ReplayOptions& options) {
   const MemoryLogStart& start = log.start();
   const std::optional<uint64_t> last_failure = log.LastFailure();
-  Ledger ledger(log, last_failure, options.holders);
+  Ledger ledger(log, last_failure, options);
   std::vector<Player> players;
   players.reserve(allocators.size());
   for (const ReplayedAllocator& subject : allocators) {

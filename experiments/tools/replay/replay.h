@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "sim/core/replayable_allocator.h"
+#include "sim/packing/packing.h"
 #include "traces/logs/memory_log.h"
 
 namespace spillway {
@@ -26,8 +27,9 @@ struct LogSummary {
   uint64_t allocations = 0;
   uint64_t peak_blocks = 0;
   Bytes peak_requested;
-  // The largest sum of live bytes, with each block rounded up to a multiple of 512. No allocator
-  // with that granularity can serve the log in less memory.
+  Bytes unit;  // sizes are rounded up to a multiple of it
+  // The largest sum of live bytes, with each block rounded up. No allocator with that unit can
+  // serve the log in less memory.
   Bytes lower_bound;
   std::optional<Bytes> recorded_peak_reserved;  // set if the log records segments
   // The last request that failed when the log was recorded.
@@ -109,6 +111,9 @@ struct ReplayResult {
   }
 };
 
+// The unit of CUDA's allocators: they round sizes up to a multiple of it.
+inline constexpr Bytes kCudaUnit(512);
+
 struct ReplayOptions {
   // The maximum number of samples per allocator; 0 for none. Each sample stands for a window of
   // events and is taken at the event of the window with the most requested bytes.
@@ -116,6 +121,7 @@ struct ReplayOptions {
   bool holders = true;  // find the blocks that hold the memory at a failure
   // Returns nanoseconds on some clock. If null, operations are not timed.
   std::function<int64_t()> clock;
+  Bytes unit = kCudaUnit;  // of the lower bound, at least 1
 };
 
 struct ReplayedAllocator {
@@ -153,9 +159,11 @@ std::string PyTorchAsRecorded(const MemoryLog& log);
 
 // Returns an allocator that knows the log in advance, with offsets that are packed offline
 // (`sim/packing/packing.h`). Its own memory grows with the length of the log. A request whose block
-// ends beyond `capacity` fails. `steps` limits the effort of the packing.
+// ends beyond `capacity` fails. If all requests are served, they are served in more memory, too,
+// and in whatever best fit, first fit, CNMeM's or PyTorch's allocator takes in unlimited memory.
+// The options say all but the memory.
 std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capacity,
-                                                std::optional<int64_t> steps = std::nullopt);
+                                                PackingOptions options = {});
 
 }  // namespace spillway
 

@@ -181,7 +181,7 @@ std::string FormatReplayJson(const MemoryLog& log, const Replayed& replayed,
   json.Put("allocations", summary.allocations).Put("start_blocks", log.start().blocks.size());
   json.Put("peak_blocks", summary.peak_blocks);
   json.Put("peak_requested_bytes", summary.peak_requested);
-  json.Put("lower_bound_bytes", summary.lower_bound);
+  json.Put("unit_bytes", summary.unit).Put("lower_bound_bytes", summary.lower_bound);
   json.Put("recorded_peak_reserved_bytes", summary.recorded_peak_reserved);
   json.Put("records_settings", log.start().pytorch.has_value());
   json.Key("settings_not_modelled").BeginArray();
@@ -241,6 +241,7 @@ std::string FormatReplayTable(const MemoryLog& log, const Replayed& replayed,
     return text + FormatSettings(log) + FormatFailureTable(replayed, *failure);
   }
   text += fmt::format("; at least {} are needed\n", FormatBytes(summary.lower_bound));
+  text += fmt::format("sizes are rounded up to units of {} (--unit)\n", FormatBytes(summary.unit));
   if (summary.recorded_peak_reserved) {
     text += fmt::format("recorded: at most {} reserved\n",
                         FormatBytes(*summary.recorded_peak_reserved));

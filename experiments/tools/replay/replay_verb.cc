@@ -21,7 +21,6 @@
 namespace spillway::cli {
 namespace {
 
-constexpr Bytes kGranularity(512);
 // The maximum number of samples per allocator in exports.
 constexpr size_t kSamples = 16384;
 constexpr const char* kPlanned = "planned";
@@ -33,6 +32,7 @@ struct ReplayOptions {
   std::string log;
   std::vector<std::string> allocators{"pytorch", kExpandable, "best-fit", kPlanned};
   std::string memory = "recorded";
+  std::string unit = "512B";
   std::optional<int> device;
   FormatOption format;
   std::string output;
@@ -54,20 +54,26 @@ bool CollectsGarbage(const MemoryLog& log) {
 
 // Throws `UsageError` if the text names no allocator, or an allocator on which no log can be
 // replayed.
-void Verify(const std::string& specification) {
+void Verify(const std::string& specification, Bytes unit) {
   const AllocatorChoice choice(specification);
   if (choice.automatic() != nullptr) {
     throw UsageError("allocator 'auto' is valid for runs only; for a log, name those to compare");
   }
-  choice.Undecided().Make(Bytes::MiB(2), kGranularity);  // throws if a parameter is invalid
+  choice.Undecided().Make(Bytes::MiB(2), unit);  // throws if a parameter is invalid
 }
 
 std::unique_ptr<ReplayableAllocator> Make(const std::string& specification, const MemoryLog& log,
-                                          Bytes memory) {
+                                          Bytes memory, Bytes unit) {
   const AllocatorChoice choice(specification);
-  if (const auto* planned = choice.planned()) return PlannedFor(log, memory, planned->steps);
+  if (const auto* planned = choice.planned()) {
+    PackingOptions options;
+    options.granularity = unit;
+    options.steps = planned->steps;
+    options.tolerance = planned->tolerance;
+    return PlannedFor(log, memory, options);
+  }
   return MakeAllocator(specification == "pytorch" ? PyTorchAsRecorded(log) : specification, memory,
-                       kGranularity);
+                       unit);
 }
 
 // The memory of the allocators.
@@ -90,7 +96,7 @@ Replayed Replay(const MemoryLog& log, const std::vector<std::string>& specificat
   std::vector<std::unique_ptr<ReplayableAllocator>> allocators;
   std::vector<ReplayedAllocator> subjects;
   for (const std::string& specification : specifications) {
-    allocators.push_back(Make(specification, log, capacity.memory));
+    allocators.push_back(Make(specification, log, capacity.memory, options.unit));
     const bool predicts = capacity.given || CollectsGarbage(log);
     subjects.push_back({specification, allocators.back().get(),
                         IsRecorded(specification, log, capacity),
@@ -108,8 +114,11 @@ std::vector<std::string> EveryAllocator() {
 
 // Returns a remedy for each allocator that failed, found by trial replays.
 std::vector<Remedy> FindRemedies(const MemoryLog& log, const Replayed& replayed, Bytes memory) {
+  spillway::ReplayOptions options;
+  options.unit = replayed.summary.unit;
   std::vector<std::string> others;
-  for (const ReplayResult& result : Replay(log, EveryAllocator(), {memory, true}, {}).results) {
+  for (const ReplayResult& result :
+       Replay(log, EveryAllocator(), {memory, true}, options).results) {
     if (result.fits()) others.push_back(result.allocator);
   }
   std::vector<Remedy> remedies;
@@ -117,7 +126,7 @@ std::vector<Remedy> FindRemedies(const MemoryLog& log, const Replayed& replayed,
     if (failed.fits()) continue;
     Remedy remedy{failed.allocator, others, std::nullopt};
     const auto serves = [&](Bytes size) {
-      return Replay(log, {failed.allocator}, {size, true}, {}).results.front();
+      return Replay(log, {failed.allocator}, {size, true}, options).results.front();
     };
     // The allocator may need more than it reserves in unlimited memory, because a limit changes its
     // choices. Up to 150 % are tried.
@@ -176,7 +185,7 @@ std::vector<Card> Cards() {
 std::optional<FailureAnalysis> Analyse(const MemoryLog& log,
                                        const std::optional<RecordedFailure>& recorded,
                                        std::optional<Bytes> memory,
-                                       const std::vector<std::string>& specifications) {
+                                       const std::vector<std::string>& specifications, Bytes unit) {
   if (!recorded) return std::nullopt;
   std::vector<std::string> names = EveryAllocator();
   for (const AllocatorSetting& setting : kAllocatorSettings) names.emplace_back(setting.allocator);
@@ -185,13 +194,25 @@ std::optional<FailureAnalysis> Analyse(const MemoryLog& log,
   }
   // Plans are not tried, because `FailureAnalysis::bound` is a lower bound for every plan.
   std::erase_if(names, [](const std::string& name) { return name.starts_with(kPlanned); });
-  return AnalyseFailure(log, *recorded, memory, names, Make, Cards());
+  return AnalyseFailure(
+      log, *recorded, memory, names,
+      [&](const std::string& name, const MemoryLog& part, Bytes size) {
+        return Make(name, part, size, unit);
+      },
+      Cards());
+}
+
+Bytes ParseUnit(const std::string& text) {
+  const Bytes unit = ParseSize("unit", text);
+  if (unit > Bytes(0) && unit <= Bytes::GiB(1)) return unit;
+  throw UsageError(fmt::format("unit: {} is not a size from 1B to 1GiB", text));
 }
 
 int Execute(const ReplayOptions& options, Session& session) {
   std::vector<std::string> specifications = options.allocators;
   const std::optional<Bytes> given = ParseMemory(options.memory);
-  for (const std::string& specification : specifications) Verify(specification);
+  const Bytes unit = ParseUnit(options.unit);
+  for (const std::string& specification : specifications) Verify(specification, unit);
   const auto log = OpenMemoryLog(options.log, options.device);
   SkipPlan(*log, specifications, session);
 
@@ -200,6 +221,7 @@ int Execute(const ReplayOptions& options, Session& session) {
   // An output file must depend on its inputs only, so that it holds no measured time.
   if (options.output.empty()) replay.clock = Nanoseconds;
   if (exports) replay.samples = kSamples;
+  replay.unit = unit;
   const auto recorded =
       WithContext([&] { return ReadRecordedFailure(*log); }, [&] { return options.log; });
   const Bytes memory = given.value_or(recorded ? recorded->capacity() : Bytes::Unlimited());
@@ -210,7 +232,8 @@ int Execute(const ReplayOptions& options, Session& session) {
 
   std::optional<std::vector<Remedy>> remedies;
   if (options.out_of_memory_report) remedies = FindRemedies(*log, replayed, memory);
-  const std::optional<FailureAnalysis> analysis = Analyse(*log, recorded, given, specifications);
+  const std::optional<FailureAnalysis> analysis =
+      Analyse(*log, recorded, given, specifications, unit);
   const FailureAnalysis* const failure = analysis ? &*analysis : nullptr;
   std::string text;
   switch (options.format.format()) {
@@ -241,7 +264,8 @@ int Execute(const ReplayOptions& options, Session& session) {
             {"log", options.log},
             {"allocator", fmt::format("{}", fmt::join(specifications, " "))},
             {"memory",
-             memory == Bytes::Unlimited() ? "unlimited" : fmt::format("{} B", memory.count())}};
+             memory == Bytes::Unlimited() ? "unlimited" : fmt::format("{} B", memory.count())},
+            {"unit", fmt::format("{} B", unit.count())}};
         ManifestInput input{"log", "file", options.log, {}};
         input.sha256 = HashInput(input, manifest.configuration);
         manifest.inputs.push_back(std::move(input));
@@ -266,6 +290,9 @@ void AddReplay(Command& program, Session& session) {
   verb.Text("--memory", options.memory,
             "Memory of each allocator: a size (12GiB), unlimited, or recorded: what the process "
             "certainly had if a request failed when the log was recorded, else unlimited");
+  verb.Text("--unit", options.unit,
+            "The size of a block is rounded up to a multiple of this; pytorch rounds as it does "
+            "in PyTorch, to 512B at least");
   verb.Number("--trace-device", options.device, {0, 1 << 16},
               "Which device of a snapshot, if several have events");
   options.format.Add(verb);

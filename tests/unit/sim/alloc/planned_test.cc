@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "sim/alloc/make_allocator.h"
 #include "sim/packing/allocation_log.h"
 
 namespace spillway {
@@ -150,6 +151,65 @@ TEST(PlannedProperty, ServesWhatDeviatesAnywhere) {
       }
       for (const Block& block : blocks) give(block);
     }
+  }
+}
+
+// Returns a log with up to `most` blocks live, some of sizes that come again.
+AllocationLog DrawLog(std::mt19937& random, int requests, size_t most) {
+  AllocationLog log;
+  std::vector<uint32_t> live;
+  for (int i = 0; i < requests; ++i) {
+    while (live.size() >= most || (!live.empty() && random() % 3 == 0)) {
+      const size_t at = random() % live.size();
+      log.Free(live[at]);
+      live.erase(live.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+    const auto large = static_cast<int64_t>(random() % 40) << 18;
+    live.push_back(log.Allocate(Bytes(random() % 3 == 0 ? 1 + large / 512 : 1 + large)));
+  }
+  return log;
+}
+
+// A plan needs no more memory than each allocator that places blocks as they come, whatever the
+// effort, and fits wherever one of them serves the log.
+TEST(PlannedProperty, IsNeverAboveAnAllocator) {
+  std::mt19937 random(17);
+  for (int round = 0; round < 60; ++round) {
+    const AllocationLog log = DrawLog(random, 20 + round * 4, 3 + round / 2);
+    PackingOptions options;
+    options.granularity = kGranularity;
+    for (const char* name : {"best-fit", "first-fit", "cnmem", "pytorch"}) {
+      const auto allocator = MakeAllocator(name, Bytes::Unlimited(), kGranularity);
+      ASSERT_FALSE(Replay(log, *allocator));
+      const Bytes reserved = allocator->Stats().reserved;
+      for (const int64_t steps : {0, 1'000'000}) {
+        options.steps = steps;
+        options.memory = reserved;
+        const AllocationPlan plan = PlanAllocations(log, 0, reserved, options);
+        EXPECT_LE(plan.height, reserved) << name << ", round " << round;
+      }
+      for (int64_t part = 90; part < 100; part += 3) {
+        options.memory = Bytes(reserved.count() / 100 * part);
+        const auto limited = MakeAllocator(name, options.memory, kGranularity);
+        if (Replay(log, *limited)) continue;
+        EXPECT_LE(PlanAllocations(log, 0, options.memory, options).height, options.memory)
+            << name << ", round " << round << ", " << part << " %";
+      }
+    }
+  }
+}
+
+// PyTorch's allocator places in multiples of 512 bytes only.
+TEST(PlannedProperty, PlansInAnyUnit) {
+  std::mt19937 random(19);
+  for (const int64_t unit : {1, 3, 100, 512, 768, 4096}) {
+    const AllocationLog log = DrawLog(random, 60, 8);
+    PackingOptions options;
+    options.granularity = Bytes(unit);
+    options.steps = 100'000;
+    const AllocationPlan plan = PlanAllocations(log, 0, Bytes::Unlimited(), options);
+    EXPECT_EQ(plan.bound, log.Peak(Bytes(unit)));
+    EXPECT_GE(plan.height, plan.bound);
   }
 }
 

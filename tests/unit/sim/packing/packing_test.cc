@@ -149,6 +149,10 @@ TEST(PackingTest, EffortFindsWhatTheHeuristicsMiss) {
     only.steps = 0;
     const Packing with = Pack(intervals, searched), without = Pack(intervals, only);
     ASSERT_LE(with.height, without.height);
+    // A packing that somebody has found already is taken over.
+    const Packing taken = Pack(intervals, only, {without.offsets, with.offsets});
+    EXPECT_EQ(taken.height, with.height);
+    ExpectSound(intervals, taken, only.granularity);
     better += with.height < without.height ? 1 : 0;
   }
   EXPECT_GT(better, 3);
@@ -423,6 +427,52 @@ TEST(PackingTest, TheNumberOfCoresDoesNotMatter) {
     for (size_t i = 1; i < found.size(); ++i) {
       EXPECT_EQ(found[i].offset, found[0].offset) << slack;
       EXPECT_EQ(left[i], left[0]) << slack;
+    }
+  }
+}
+
+std::vector<LiveInterval> IntervalsOf(const packing::Problem& problem) {
+  std::vector<LiveInterval> intervals;
+  for (size_t i = 0; i < problem.count(); ++i) {
+    intervals.push_back({problem.begin[i], problem.end[i], Bytes(problem.size[i])});
+  }
+  return intervals;
+}
+
+// What fits into some memory fits into more.
+TEST(PackingProperty, MoreMemoryLosesNoPacking) {
+  std::mt19937 random(71);
+  for (int round = 0; round < 30; ++round) {
+    std::vector<LiveInterval> intervals;
+    switch (round % 4) {
+      case 0:
+        intervals = Draw(random, 60, 50, 5000);
+        break;
+      case 1:
+        intervals = Dissect(random, 80, 100, 20'000);
+        break;
+      case 2:
+        intervals = IntervalsOf(AlwaysFull(random, 20, 51'200));
+        break;
+      default:  // two stretches of time
+        intervals = IntervalsOf(Rooms(random, 12));
+        for (LiveInterval later : IntervalsOf(Rooms(random, 12))) {
+          later.begin += 100;
+          later.end += 100;
+          intervals.push_back(later);
+        }
+    }
+    PackingOptions options;
+    options.granularity = Bytes(1);
+    options.steps = 3'000'000;
+    options.memory = Bytes(0);
+    const Packing lowest = Pack(intervals, options);
+    const int64_t slack = (lowest.height - lowest.bound).count();
+    for (int64_t i = 0; i <= 24; ++i) {
+      options.memory = lowest.bound + Bytes(slack * i / 12);
+      const Bytes height = Pack(intervals, options).height;
+      EXPECT_EQ(height <= options.memory, lowest.height <= options.memory)
+          << "round " << round << ": " << height.count() << " in " << options.memory.count();
     }
   }
 }
