@@ -39,10 +39,9 @@ Solution Construct(const Problem& problem, int64_t enough) {
 
 // Heights of a part's packing, in granules.
 struct Goals {
-  int64_t memory = 0;              // above it, the search does not stop
-  int64_t tolerated = 0;           // enough at once
-  int64_t near = 0;                // enough after a few steps
-  std::array<int64_t, 2> rungs{};  // to be reached one after the other, the higher first
+  int64_t memory = 0;               // above it, the search does not stop
+  std::array<int64_t, 3> enough{};  // at once, after a 64th and after a quarter of the steps
+  std::array<int64_t, 2> rungs{};   // to be reached one after the other, the higher first
 };
 
 // Walks a ladder of searches: one round after another, each with twice the steps. No rung of the
@@ -50,10 +49,10 @@ struct Goals {
 // some memory also fits into more memory. Returns the lowest packing found, `placed` if that is
 // lower.
 Solution Solve(const Problem& problem, const Solution& placed, const Goals& goals, int64_t steps) {
-  const int64_t few = steps / 64;
   const int64_t all = steps;
   const auto enough = [&] {
-    return std::min(goals.memory, all - steps <= few ? goals.tolerated : goals.near);
+    const int64_t spent = all - steps;
+    return std::min(goals.memory, goals.enough[spent <= all / 64 ? 0 : spent <= all / 4 ? 1 : 2]);
   };
   const int64_t bound = BoundOf(problem);
   Solution best = Construct(problem, enough());
@@ -173,9 +172,11 @@ Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& opti
   const auto above = [&](int64_t thousandths) {
     return bound + bound * thousandths / 1000 - bottom;
   };
-  const packing::Goals goals{std::max(bound, options.memory.count() / granule) - bottom,
-                             above(options.tolerance),
-                             above(2 * options.tolerance),
+  const bool limited = options.memory < Bytes::Unlimited();
+  const int64_t memory = std::max(bound, options.memory.count() / granule) - bottom;
+  const packing::Goals goals{memory,
+                             {above(options.tolerance), above(2 * options.tolerance),
+                              limited ? memory : above(2 * options.tolerance)},
                              {above(10), above(5)}};
   const auto others = static_cast<int64_t>(intervals.size() - division.always.size());
   for (const packing::Order& part : division.parts) {

@@ -35,8 +35,9 @@ struct PackingOptions {
   Bytes granularity = Bytes(512);  // sizes are rounded up to a multiple of the granularity
   // The search stops at a packing that is at most this many thousandths above the bound, or after a
   // 64th of the steps twice as many, and no higher than `memory` or the bound, whichever is larger.
-  // Which packings it finds until then does not depend on `memory`: with more memory it stops at
-  // the same packing or at an earlier one, so a packing that fits is never lost.
+  // If the memory is limited, whatever fits is enough after a quarter of the steps. Which packings
+  // it finds until then does not depend on `memory`: with more memory it stops at the same packing
+  // or at an earlier one, so a packing that fits is never lost.
   int64_t tolerance = 5;
   Bytes memory = Bytes::Unlimited();
   // The effort: the approximate number of comparisons of two blocks, or of a block with a section
