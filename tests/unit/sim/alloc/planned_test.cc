@@ -174,8 +174,8 @@ AllocationLog DrawLog(std::mt19937& random, int requests, size_t most) {
 // effort, and fits wherever one of them serves the log.
 TEST(PlannedProperty, IsNeverAboveAnAllocator) {
   std::mt19937 random(17);
-  for (int round = 0; round < 60; ++round) {
-    const AllocationLog log = DrawLog(random, 20 + round * 4, 3 + round / 2);
+  for (int round = 0; round < 30; ++round) {
+    const AllocationLog log = DrawLog(random, 20 + round * 8, 3 + round);
     PackingOptions options;
     options.granularity = kGranularity;
     for (const char* name : {"best-fit", "first-fit", "cnmem", "pytorch"}) {
