@@ -452,7 +452,7 @@ TEST(PackingProperty, MoreMemoryLosesNoPacking) {
         intervals = Dissect(random, 80, 100, 20'000);
         break;
       case 2:
-        intervals = IntervalsOf(AlwaysFull(random, 20, 51'200));
+        intervals = IntervalsOf(AlwaysFull(random, 40, 51'200));
         break;
       default:  // two stretches of time
         intervals = IntervalsOf(Rooms(random, 12));
@@ -464,7 +464,7 @@ TEST(PackingProperty, MoreMemoryLosesNoPacking) {
     }
     PackingOptions options;
     options.granularity = Bytes(1);
-    options.steps = 3'000'000;
+    options.steps = 300'000;
     options.memory = Bytes(0);
     const Packing lowest = Pack(intervals, options);
     const int64_t slack = (lowest.height - lowest.bound).count();
