@@ -420,7 +420,7 @@ class ReplayTest(LogTest):
             self.replay(*args[1:], "--memory", f"{needed - 1}B", code=1)
         for wrong in ("0B", "-1B", "2GiB"):
             self.fails(2, "unit", "replay", path, "--unit", wrong)
-        self.fails(2, "accepted units", "replay", path, "--unit", "1")
+        self.fails(2, "the unit is missing", "replay", path, "--unit", "1")
 
     def test_wrong_usage_is_told(self):
         path = self.write("gap.csv", GAP)
