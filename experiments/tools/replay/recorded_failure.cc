@@ -250,7 +250,8 @@ std::optional<bool> FailureAnalysis::Fits(std::optional<Bytes> needed) const {
 
 FailureAnalysis AnalyseFailure(const MemoryLog& log, const RecordedFailure& recorded,
                                std::optional<Bytes> memory, const std::vector<std::string>& names,
-                               const AllocatorFactory& make, const std::vector<Card>& cards) {
+                               const AllocatorFactory& make, const std::vector<Card>& cards,
+                               Bytes unit) {
   FailureAnalysis failure;
   failure.recorded = recorded;
   failure.memory = memory.value_or(recorded.capacity());
@@ -259,8 +260,10 @@ FailureAnalysis AnalyseFailure(const MemoryLog& log, const RecordedFailure& reco
   const auto allocator = make("pytorch", log, recorded.capacity());
   const auto& settings = log.start().pytorch;
   const bool collects = settings && settings->garbage_collection_threshold > 0;
+  ReplayOptions options;
+  options.unit = unit;
   const Replayed replayed =
-      ReplayLog(log, {{"pytorch", allocator.get(), true, collects, recorded.capacity()}});
+      ReplayLog(log, {{"pytorch", allocator.get(), true, collects, recorded.capacity()}}, options);
   if (const auto& failed = replayed.results[0].failure; failed && failed->recorded) {
     failure.stats = failed->stats;
     failure.holders = failed->holders;

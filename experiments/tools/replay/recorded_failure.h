@@ -63,10 +63,12 @@ struct FailureAnalysis {
 };
 
 // Analyses a failure of the log for allocators with `memory`, or with the recorded capacity. Tries
-// each allocator of `names` with several sizes of memory. The log must outlive the result.
+// each allocator of `names` with several sizes of memory. The sizes of `FailureAnalysis::bound` are
+// rounded up to multiples of `unit`. The log must outlive the result.
 FailureAnalysis AnalyseFailure(const MemoryLog& log, const RecordedFailure& recorded,
                                std::optional<Bytes> memory, const std::vector<std::string>& names,
-                               const AllocatorFactory& make, const std::vector<Card>& cards);
+                               const AllocatorFactory& make, const std::vector<Card>& cards,
+                               Bytes unit);
 
 // Returns the analysis as a text for people, at most 80 characters wide. It leaves out what the
 // allocators `rows` need. With `frames`, each group of blocks is followed by the calls that led to

@@ -199,7 +199,7 @@ std::optional<FailureAnalysis> Analyse(const MemoryLog& log,
       [&](const std::string& name, const MemoryLog& part, Bytes size) {
         return Make(name, part, size, unit);
       },
-      Cards());
+      Cards(), unit);
 }
 
 Bytes ParseUnit(const std::string& text) {
