@@ -50,12 +50,14 @@ TEST_F(ReplayReportTest, Rows) {
       FormatCsv(ReplayColumns(replayed_), replayed_.results),
       "allocator,status,peak_requested_bytes,peak_allocated_bytes,peak_reserved_bytes,"
       "lower_bound_bytes,failed_event,operations_per_second,fragmentation,over_lower_bound,"
-      "largest_free_bytes,as_recorded,deviates_at,not_compared,memory_bytes,to_spare_bytes,wanted_bytes,"
+      "largest_free_bytes,as_recorded,deviates_at,not_compared,memory_bytes,to_spare_bytes,wanted_"
+      "bytes,"
       "recorded_failed_event,recorded_wanted_bytes,serves_in_bytes,largest_holder,"
       "largest_holder_bytes,remedy\r\n"
       "\"pytorch:max_split_size=2MiB,expandable_segments=true\",ok,1000,1024,2048,1000,,2000000,"
       "0.5,2.048,2048,false,1,,,,,,,,,,\r\n"
-      "best-fit,oom,0,0,0,1000,1,,0,,100,,,the log does not tell which segments there were,2000,,900,,,,,,\r\n");
+      "best-fit,oom,0,0,0,1000,1,,0,,100,,,the log does not tell which segments there "
+      "were,2000,,900,,,,,,\r\n");
 }
 
 TEST_F(ReplayReportTest, ARequestThatFailsAtTheStartHasNoEvent) {
