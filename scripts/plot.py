@@ -167,7 +167,10 @@ class Axis:
 # Lines and facets
 
 def telling_apart(rows, columns, args):
-    """Returns the settings that differ between cells and that neither x nor the facets tell."""
+    """Returns the settings that differ between cells and that neither x nor the facets tell.
+
+    Adds to `args.facet` the settings that depend on the facet alone.
+    """
     told = {args.x, *args.facet}
     for name in list(told):
         told.update(IMPLIED.get(name, ()))
@@ -176,7 +179,15 @@ def telling_apart(rows, columns, args):
     settings = [name for name in SETTINGS if name in columns]
     if "memory_request" not in columns and "memory_bytes" in columns:
         settings.append("memory_bytes")
-    return [name for name in settings if name not in told and len(values_of(rows, name)) > 1]
+    differ = [name for name in settings if name not in told and len(values_of(rows, name)) > 1]
+    if args.facet:  # what is the same in all cells of each facet belongs to the facet
+        groups = {}
+        for row in rows:
+            groups.setdefault(tuple(row[name] for name in args.facet), []).append(row)
+        same = [name for name in differ if all(len(values_of(group, name)) == 1 for group in groups.values())]
+        args.facet += same
+        differ = [name for name in differ if name not in same]
+    return differ
 
 
 def series_of(row, by, labels):
@@ -367,7 +378,9 @@ def draw(rows, args, columns):
         axes.set_xlabel(x.label)
         axes.set_ylabel(y.label)
         axes.set_title(title, fontsize=8, pad=6 + 72 * above)
-    extra = {"does not fit": {"marker": "x", "color": "#000000"}} if above else {}
+    failed = any(row[args.y] is None and row.get("status") == "failed" for row in rows)
+    missing = "does not fit, or its policy failed" if failed else "does not fit"
+    extra = {missing: {"marker": "x", "color": "#000000"}} if above else {}
     if args.kind == "frontier":
         extra["slower than another"] = {"marker": ".", "color": DIM}
     figstyle.key_beside(grid, {} if len(names) == 1 and not args.by else styles, extra, bars=args.kind == "bar")

@@ -133,12 +133,21 @@ class DrawnSweeps(CommandTest):
 
     def test_a_cell_that_does_not_fit_is_a_gap_with_a_cross(self):
         rows = drawn_sweep(random.Random(2), network=1, batch=3, device=1, memory_request=1, policy=1)
-        rows = [{**row, "iteration_ms": value} for row, value in zip(rows, (1.0, None, 3.0))]
+        rows = [{**row, "status": "ok", "iteration_ms": value} for row, value in zip(rows, (1.0, None, 3.0))]
         fig = figure_of(rows, "--x", "batch", "--y", "iteration_ms")
         line, crosses = fig.axes[0].lines
         self.assertEqual([str(value) for value in line.get_ydata()], ["1.0", "nan", "3.0"])
         self.assertEqual(list(crosses.get_xdata()), [16])
         self.assertEqual([text.get_text() for text in fig.axes[0].get_legend().get_texts()][-1], "does not fit")
+        fig = figure_of([{**row, "status": "failed"} for row in rows], "--x", "batch", "--y", "iteration_ms")
+        self.assertRegex(fig.axes[0].get_legend().get_texts()[-1].get_text(), "failed")
+
+    def test_what_depends_on_the_facet_alone_belongs_to_it(self):
+        rows = drawn_sweep(random.Random(4), network=2, batch=2, device=1, memory_request=2, policy=2)
+        rows = [row for row in rows if (row["batch"] == 8) == (row["network"] == "resnet(0,4,6,3)")]
+        by = arguments("--x", "policy", "--y", "iteration_ms", "--facet", "network")
+        plot.choose_facets(rows, list(rows[0]), by)
+        self.assertEqual((by.facet, by.by), (["network", "batch"], ["memory_request"]))
 
     def test_the_frontier_is_that_of_all_pairs(self):
         chance = random.Random(3)
