@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "experiments/run/isolation.h"
+#include "sim/alloc/make_allocator.h"
 #include "sim/alloc/recording_allocator.h"
 #include "sim/core/check.h"
 #include "sim/core/forwarding_allocator.h"
@@ -20,7 +21,7 @@ namespace spillway {
 namespace {
 
 // The largest number of times that a run is planned until its plan fits.
-constexpr int kAttempts = 4;
+constexpr int kAttempts = 6;
 // How far above its bound a plan after the first may be, in thousandths. The value is so large that
 // only the limit of the memory counts.
 constexpr int64_t kAnything = 1000;
@@ -79,11 +80,16 @@ Prepared PlanOffsets(const Prepared& run, const AllocatorChoice::Planned& planne
     decided.arena = Arena::Planned(run.arena.name(),
                                    std::make_shared<const AllocationPlan>(std::move(plans.blocks)));
     decided.policy_plan = std::move(plans.policy);
-    if (height <= run.memory) break;
+    if (height <= run.memory) return decided;
     recorded.memory -= height - run.memory;
     recorded.memory -= Bytes(run.memory.count() / kMargin * attempt);
     options.tolerance = kAnything;
   }
+  // No plan fits into the memory, so blocks are placed as they come.
+  decided.policy_plan = run.policy_plan;
+  decided.arena = Arena(run.arena.name(), [](Bytes capacity, Bytes alignment) {
+    return MakeAllocator("best-fit", capacity, alignment);
+  });
   return decided;
 }
 

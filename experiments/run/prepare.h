@@ -22,7 +22,8 @@ using Pass = Prepared (*)(const Case& asked, Prepared run, const BackendFactorie
 // Decides where the blocks of the run go; the allocator of the case says how:
 // - `planned`: The policy runs once, and the blocks that it requests get offsets. If the offsets
 //   need more than the run's memory, the policy runs again with less memory: less by the excess and
-//   by a margin that grows with each attempt. There are at most four attempts.
+//   by a margin that grows with each attempt. There are at most six attempts;
+//   then blocks are placed by best fit, as they come.
 // - `auto`: Every allocator is tried with every candidate of the policy. The run that needs the
 //   least memory is taken, or with `auto:by=time` the fastest run. Between equal runs the other
 //   number decides, then the order of the lists. If no run fits, the result has best-fit and the

@@ -53,7 +53,8 @@ SEVERAL = {
     **{f"sweep plan --{name}": (values, ("alexnet:2", *LIVENESS, *STORE)) for name, values in (
         ("preset", ("torch", "vdnn")), ("mode", ("training", "inference")), ("host", ("plain", "none")),
         ("device", DEVICES), ("pool", POOLS), ("cost", ("auto", "roofline")), ("allocator", ALLOCATORS),
-        ("compress", ("all:density=0.4,codec=csr", "hidden:density=0.4")), ("backend", ("sim", "cpu")), ("memory", MEMORIES))},
+        ("compress", ("all:density=0.4,codec=csr", "hidden:density=0.4")), ("backend", ("sim", "cpu")), ("memory", MEMORIES),
+        ("timeout", ("60s", "600s")))},
     "sweep plan --policy": (POLICIES, ("alexnet:2", *STORE)),
 }
 GRIDS = ("sweep", "sweep submit", "validate")
