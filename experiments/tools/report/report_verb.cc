@@ -74,7 +74,20 @@ std::vector<RunResult> AddRuns(const std::string& workload, const ReportOptions&
   return results;
 }
 
+// Throws the error of a source that is neither a result nor a workload, or `UsageError` because
+// there is no output.
+[[noreturn]] void ThrowForNoOutput(const ReportOptions& options) {
+  for (const std::string& source : options.sources) {
+    if (IsResult(source)) continue;
+    Case asked = options.asked;
+    asked.workload = source;
+    LoadTrace(asked);
+  }
+  throw UsageError("--output is required");
+}
+
 int Execute(const ReportOptions& options, Session& session) {
+  if (options.output.empty()) ThrowForNoOutput(options);
   std::vector<ReportSection> sections;
   std::vector<std::string> files;
   std::vector<RunResult> results;
@@ -120,9 +133,8 @@ void AddReport(Command& program, Session& session) {
   AddCaseOptions(verb, {"memory"}, options.asked);
   options.policies.Add(verb);
   verb.Text("--title", options.title, "Heading of the page");
-  verb.Text("-o,--output", options.output, "HTML file, with a manifest beside it")
-      .Type("FILE")
-      .Required();
+  verb.Text("-o,--output", options.output, "HTML file, with a manifest beside it; required")
+      .Type("FILE");
 }
 
 }  // namespace spillway::cli

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -273,7 +274,11 @@ int Execute(const ValidateOptions& options, Session& session) {
   finished.reset();
   const auto agree = static_cast<size_t>(
       std::ranges::count_if(rows, [&](const ResultRow& row) { return Agrees(row, tolerance); }));
-  const bool failed = std::ranges::any_of(rows, HasFailed);
+  std::set<std::string> failures;
+  for (const ResultRow& row : rows) {
+    if (auto failure = FailureOf(row)) failures.insert(*std::move(failure));
+  }
+  for (const std::string& failure : failures) session.Remark(failure);
   const std::string text =
       store
           ? fmt::format("{}: {} cells, {} measured, {} were there: {} agree within {}, {} do not\n",
@@ -284,7 +289,7 @@ int Execute(const ValidateOptions& options, Session& session) {
                           return FormatCsv(CommandColumns(), measuring.commands());
                         }};
   return session.Finish(text, output, {exported},
-                        failed                 ? kPolicyFailure
+                        !failures.empty()      ? kPolicyFailure
                         : agree == rows.size() ? kOk
                                                : kNegative,
                         [](Manifest&) {});

@@ -58,7 +58,11 @@ void RunValidations(const Grid& grid, const Shard& shard, SweepStore* store,
   }
 }
 
-bool HasFailed(const ResultRow& row) { return ValueIn(row, "status") == Value("failed"); }
+std::optional<std::string> FailureOf(const ResultRow& row) {
+  if (ValueIn(row, "status") != Value("failed")) return std::nullopt;
+  return fmt::format("{}: {}", std::get<std::string>(ValueIn(row, "workload")),
+                     std::get<std::string>(ValueIn(row, "reason")));
+}
 
 bool Agrees(const ResultRow& row, double tolerance) {
   const auto value = [&](std::string_view name) { return ValueIn(row, name); };

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,8 +41,8 @@ void RunValidations(const Grid& grid, const Shard& shard, SweepStore* store,
 // within `tolerance` (0.05 is 5 %), decisions, placements and order. Also returns true if the
 // workload was predicted not to fit.
 bool Agrees(const ResultRow& row, double tolerance);
-// Returns true iff the row says that the policy failed.
-bool HasFailed(const ResultRow& row);
+// Returns how the policy failed, "alexnet:8: policy 'x' crashed", or nullopt if it did not.
+std::optional<std::string> FailureOf(const ResultRow& row);
 
 }  // namespace spillway
 

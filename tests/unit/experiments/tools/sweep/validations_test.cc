@@ -129,7 +129,8 @@ TEST_F(ValidationsTest, APolicyThatFailsIsARow) {
   Case asked{"alexnet:2", "torch", false};
   asked.policy = "mmcnn:limit=1KiB";
   const ResultRow row = RowOf(ValidateForRow(asked, Inputs(asked), {}));
-  EXPECT_TRUE(HasFailed(row));
+  EXPECT_TRUE(FailureOf(row).value_or("").starts_with("alexnet:2: "))
+      << FailureOf(row).value_or("");
   EXPECT_FALSE(Agrees(row, 1));
 }
 
