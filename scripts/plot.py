@@ -29,7 +29,7 @@ import sys
 
 ENDINGS = (".pdf", ".png", ".svg")
 MOST_LINES = 8  # as many as there are colours
-# What a cell was asked for. Lines are told apart by these columns, and facets are made of them in this order.
+# The settings of a cell. Lines are told apart by these columns, and facets are made of them in this order.
 SETTINGS = ("network", "batch", "device", "memory_request", "preset", "mode", "allocator", "backend", "compress",
             "deterministic", "charge_input", "policy")
 FACETS = ("network", "device", "mode", "memory_request", "preset", "backend", "compress", "allocator", "batch")
@@ -166,6 +166,14 @@ class Axis:
 
 # Lines and facets
 
+def by_facet(rows, args):
+    """Returns the rows of each facet, by its values of the columns of `args.facet`."""
+    groups = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in args.facet), []).append(row)
+    return groups
+
+
 def telling_apart(rows, columns, args):
     """Returns the settings that differ between cells and that neither x nor the facets tell.
 
@@ -180,11 +188,9 @@ def telling_apart(rows, columns, args):
     if "memory_request" not in columns and "memory_bytes" in columns:
         settings.append("memory_bytes")
     differ = [name for name in settings if name not in told and len(values_of(rows, name)) > 1]
-    if args.facet:  # what is the same in all cells of each facet belongs to the facet
-        groups = {}
-        for row in rows:
-            groups.setdefault(tuple(row[name] for name in args.facet), []).append(row)
-        same = [name for name in differ if all(len(values_of(group, name)) == 1 for group in groups.values())]
+    if args.facet:  # a setting with one value in each facet belongs to the facet
+        groups = by_facet(rows, args).values()
+        same = [name for name in differ if all(len(values_of(group, name)) == 1 for group in groups)]
         args.facet += same
         differ = [name for name in differ if name not in same]
     return differ
@@ -269,10 +275,7 @@ def frontier_lines(rows, args, labels):
 
 def facets_of(rows, args, labels, ranks):
     """Returns title and rows of each facet; if there are no facets, one with an empty title."""
-    groups = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in args.facet), []).append(row)
-    ordered = sorted(groups.items(), key=lambda group: [ranks.get(str(value), len(ranks)) for value in group[0]])
+    ordered = sorted(by_facet(rows, args).items(), key=lambda group: [ranks.get(str(value), len(ranks)) for value in group[0]])
     return [(", ".join(labels.get(str(value), spoken(name, value)) for name, value in zip(args.facet, key)), group)
             for key, group in ordered]
 

@@ -18,7 +18,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "scripts"))
 
 
-NAMES = {"titan_x_maxwell": "Titan X", "gtx_1080ti": "1080 Ti", "gtx_970": "GTX 970", "titan_xp": "TITAN Xp"}
+NAMES = {"titan_x_maxwell": "Titan X", "gtx_1080ti": "1080 Ti", "gtx_970": "GTX 970", "titan_xp": "TITAN Xp", "k40c": "K40c"}
 DRAM = {"titan_x_maxwell": 336, "h200": 4800}  # GB/s, by the GPUs' specifications
 
 
@@ -282,7 +282,7 @@ def wider(figstyle, read):
             axes.annotate(f"{value[network, framework, 'x']:.1f}x",
                           (x + (i - 2) * width, value[network, framework, "GB"]), (0, 2),
                           textcoords="offset points", ha="center", va="bottom", fontsize=6, rotation=90)
-    axes.set(ylabel="memory at the batch of Table 5 (GiB)\nand its ratio to Caffe's")
+    axes.set(ylabel="memory at the batch of Table 5 (GiB)\nand its ratio to Caffe's", ylim=(0, 1.12 * max(value.values())))
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncol=5)
     return fig
 
@@ -525,7 +525,7 @@ def slices(name):
         for (_, _, layer, limit, _, what), count in read(name):
             curves.setdefault(what, {}).setdefault(limit, []).append((int(layer), count))
         fig, panels = figstyle.figure(7.0, 2.4, ncols=2)
-        for axes, what, label in zip(panels, ["sn", "cn"], ["parts of the layer", "parts of weights prefetched"]):
+        for axes, what, label in zip(panels, ["sn", "cn"], ["parts of the layer", "weight parts prefetched"]):
             for limit, points in curves[what].items():
                 axes.plot(*zip(*points), label=f"{limit[1:]} MB", linewidth=1.2, drawstyle="steps-mid")
             axes.set(xlabel="layer", ylabel=label)
