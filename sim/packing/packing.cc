@@ -180,7 +180,7 @@ Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& opti
                              {above(10), above(5)}};
   const auto others = static_cast<int64_t>(intervals.size() - division.always.size());
   for (const packing::Order& part : division.parts) {
-    const packing::Problem problem = packing::Restrict(all, part);
+    const packing::Problem problem = packing::Compress(packing::Restrict(all, part));
     packing::Solution best;
     for (const std::vector<int64_t>& offsets : placed) {
       packing::Solution left{{}, 0};

@@ -455,21 +455,37 @@ std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capa
   std::vector<LiveInterval> intervals;
   std::vector<size_t> interval_of;  // by block number
   int64_t now = 0;
+  Bytes live;
+  const auto rounded = [&](Bytes size) {
+    return RoundUp(std::max(size, Bytes(1)), options.granularity);
+  };
+  // Returns false if no plan can serve the request. Then the requests before it are planned.
   const auto begin = [&](uint32_t block, Bytes size) {
+    live += rounded(size);
+    if (live > capacity) return false;
     At(interval_of, block) = intervals.size();
     intervals.push_back({now, -1, size});
+    return true;
   };
-  for (const StartBlock& held : log.start().blocks) begin(held.block, held.size);
   const std::optional<uint64_t> last_failure = log.LastFailure();
-  log.Walk([&](const MemoryEvent& event) {
+  const auto play = [&](const MemoryEvent& event) {
     ++now;
-    if (event.kind == Kind::kAllocate) begin(event.block, event.size);
-    if (event.kind == Kind::kFree) intervals[interval_of[event.block]].end = now;
+    if (event.kind == Kind::kAllocate) return begin(event.block, event.size);
+    if (event.kind == Kind::kFree) {
+      LiveInterval& interval = intervals[interval_of[event.block]];
+      interval.end = now;
+      live -= rounded(interval.size);
+    }
     if (event.kind == Kind::kFailed && event.index == last_failure) {
+      if (live + rounded(event.size) > capacity) return false;
       intervals.push_back({now, now + 1, event.size});
     }
     return true;
-  });
+  };
+  if (std::ranges::all_of(log.start().blocks,
+                          [&](const StartBlock& held) { return begin(held.block, held.size); })) {
+    log.Walk(play);
+  }
   ++now;
   for (LiveInterval& interval : intervals) {
     if (interval.end < 0) interval.end = now + 1;
@@ -479,8 +495,7 @@ std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capa
       Pack(intervals, options, OnlinePlacements(intervals, options.granularity));
   std::vector<Block> places;
   for (size_t i = 0; i < intervals.size(); ++i) {
-    places.push_back(
-        {packing.offsets[i], RoundUp(std::max(intervals[i].size, Bytes(1)), options.granularity)});
+    places.push_back({packing.offsets[i], rounded(intervals[i].size)});
   }
   return std::make_unique<PlannedPlaces>(std::move(places), capacity);
 }

@@ -158,10 +158,11 @@ Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& a
 std::string PyTorchAsRecorded(const MemoryLog& log);
 
 // Returns an allocator that knows the log in advance, with offsets that are packed offline
-// (`sim/packing/packing.h`). Its own memory grows with the length of the log. A request whose block
-// ends beyond `capacity` fails. If all requests are served, they are served in more memory, too,
-// and in whatever best fit, first fit, CNMeM's or PyTorch's allocator takes in unlimited memory.
-// The options say all but the memory.
+// (`sim/packing/packing.h`). Its own memory grows with the length of the log. The plan ends before
+// the first request for which `capacity` does not suffice. A request that is not in the plan, or
+// whose block ends beyond `capacity`, fails. If all requests are served, they are served in more
+// memory, too, and in whatever best fit, first fit, CNMeM's or PyTorch's allocator takes in
+// unlimited memory. The options say all but the memory.
 std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capacity,
                                                 PackingOptions options = {});
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <random>
 
 #include "experiments/output/snapshot_export.h"
 #include "experiments/run/catalogue.h"
@@ -81,6 +82,26 @@ TEST(ReplayTest, PlansForTheMemoryThereIs) {
   EXPECT_EQ(result.peak_allocated, bound);
   EXPECT_GT(result.peak_reserved, bound);
   EXPECT_TRUE(ReplayOn(*log, "planned", bound).fits());
+}
+
+// Blocks of one size leave no gap that is too small, so the first request that fails is the first
+// one for which the memory does not suffice, with a plan as without.
+TEST(ReplayTest, APlanServesWhatTheMemorySufficesFor) {
+  std::mt19937 random(7);
+  for (int trial = 0; trial < 50; ++trial) {
+    std::string rows;
+    for (int block = 0; block < 40; ++block) {
+      const auto begin = random() % 60;
+      rows += fmt::format("{},{},{},512\n", block, begin, begin + 1 + random() % 20);
+    }
+    const auto log = Static(rows);
+    const Bytes memory = Bytes(512) * static_cast<int64_t>(1 + random() % 15);
+    const ReplayResult planned = ReplayOn(*log, "planned", memory);
+    const ReplayResult online = ReplayOn(*log, "best-fit", memory);
+    ASSERT_EQ(planned.fits(), online.fits()) << rows;
+    if (online.fits()) continue;
+    EXPECT_EQ(planned.failure->event, online.failure->event) << rows;
+  }
 }
 
 TEST(ReplayTest, SumsTheLogUpWhateverTheAllocatorsDo) {
