@@ -66,6 +66,9 @@ struct RunResult : RowCase {
   bool fits() const { return failure.empty() && report.fits(); }
 };
 
+// Returns the throughput, or nullopt if the iteration takes no time.
+std::optional<double> SamplesPerSecond(int64_t batch, Duration iteration);
+
 // kBound sets `bound_joint` in the result.
 enum class Certificate : uint8_t { kNone, kBound };
 
