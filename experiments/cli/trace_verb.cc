@@ -234,6 +234,7 @@ void AddImport(Command& trace, Session& session) {
       .Required();
   options.format.Add(verb);
   verb.Runs([&options, &session] {
+    CheckView(options.format.view(), ImportColumns());
     PyTorchRecording files;
     if (!options.manifest.empty()) files = ReadRecordingManifest(options.manifest);
     if (!options.kineto.empty()) files.kineto = options.kineto;
@@ -275,7 +276,7 @@ void AddImport(Command& trace, Session& session) {
     const ImportRow row = RunAsRecorded(std::move(step), asked, snapshot);
     const auto guard = session.interrupts().Hold();
     WriteTrace(row.trace, options.output);
-    session.Print(FormatAs(options.format.format(), ImportColumns(), {&row, 1},
+    session.Print(FormatAs(options.format.view(), ImportColumns(), {&row, 1},
                            "spillway.trace-import/v1", [&] { return FormatImport(row); }));
     return kOk;
   });
@@ -293,7 +294,7 @@ void AddInfo(Command& trace, Session& session) {
   options.format.Add(verb);
   verb.Runs([&options, &session] {
     const Trace loaded = LoadTrace(options.asked);
-    return session.Finish(FormatAs(options.format.format(), InfoColumns(), {&loaded, 1},
+    return session.Finish(FormatAs(options.format.view(), InfoColumns(), {&loaded, 1},
                                    "spillway.trace-info/v1", [&] { return FormatInfo(loaded); }),
                           kOk);
   });

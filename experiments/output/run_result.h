@@ -83,6 +83,12 @@ RunResult RunForRow(const Case& asked, const Inputs& inputs,
                     Certificate certificate = Certificate::kBound,
                     const BackendFactories& backends = {});
 
+// The columns of results in Markdown and LaTeX.
+inline constexpr std::string_view kUsualColumns[] = {"policy",          "status",
+                                                     "iteration_ms",    "samples_per_second",
+                                                     "slowdown",        "peak_allocated_bytes",
+                                                     "offloaded_bytes", "stall_ms"};
+
 // Returns the columns of `spillway run` and `compare`. experiments/schemas/results.json describes
 // their rows.
 Columns<RunResult> ResultColumns();

@@ -169,7 +169,7 @@ void AddPlan(Command& sweep, Session& session) {
     plan.seconds = EstimateSweep(grid, plan.cells - plan.present, options.jobs, 3, Backends());
     return session.Finish(
         FormatAs<Plan>(
-            options.format.format(), PlanColumns(), std::span(&plan, 1), "spillway.sweep-plan/v1",
+            options.format.view(), PlanColumns(), std::span(&plan, 1), "spillway.sweep-plan/v1",
             [&] {
               return fmt::format("{} cells: {} are there, {} to compute, about {:.1f} s\n",
                                  plan.cells, plan.present, plan.cells - plan.present, plan.seconds);
@@ -216,7 +216,7 @@ void AddStatus(Command& sweep, Session& session) {
     const std::vector<SweepStore::Holding> rows = store.Holdings();
     constexpr std::string_view kShown[] = {"policy", "cells", "ok", "oom", "failed"};
     return session.Finish(
-        FormatAs(options.format.format(), HoldingColumns(), rows, "spillway.sweep-status/v1",
+        FormatAs(options.format.view(), HoldingColumns(), rows, "spillway.sweep-status/v1",
                  [&] {
                    std::map<std::string, int64_t> failures;
                    for (const SweepStore::Holding& row : rows) {
@@ -242,6 +242,7 @@ void AddExport(Command& sweep, Session& session) {
   auto& options = verb.Keep<Options>();
   AddStorePath(verb, options.path);
   options.format.Add(verb);
+  options.format.AddPivot(verb);
   AddOutput(verb, options.output, options.format);
   verb.Runs([&options, &session] {
     const StoreKind& kind = StoreKindOf(options.path);
