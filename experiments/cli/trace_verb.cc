@@ -96,6 +96,7 @@ void AddBuild(Command& trace, Session& session) {
   verb.Text("-o,--output", options.output,
             "File to write, compressed if it ends in .zst; - for standard output");
   verb.Runs([&options, &session] {
+    CheckEnding(options.output, {".json"});
     const Trace built = LoadTrace(options.asked);
     if (options.output == "-") {
       fmt::print("{}", FormatTrace(built));
@@ -234,6 +235,7 @@ void AddImport(Command& trace, Session& session) {
       .Required();
   options.format.Add(verb);
   verb.Runs([&options, &session] {
+    CheckEnding(options.output, {".json"});
     CheckView(options.format.view(), ImportColumns());
     PyTorchRecording files;
     if (!options.manifest.empty()) files = ReadRecordingManifest(options.manifest);

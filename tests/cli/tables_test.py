@@ -193,6 +193,10 @@ class EndingTest(TablesTest):
                 (".tx", rows, ("reproduce", "vdnn")),
                 (".sqlite", rows, ("sweep", "export", "r.sqlite")),
                 (".db", "(valid: .txt, .csv, .json, .md, .tex, .sqlite)", ("validate", "alexnet:1")),
+                (".csv", "(valid: .sqlite)", ("sweep", "alexnet:1")),
+                (".db", "(valid: .sqlite)", ("sweep", "submit", "alexnet:1", "--slurm", "--tasks", "1", "--dry-run")),
+                (".csv", "(valid: .json)", ("trace", "build", "alexnet:1")),
+                (".pdf", "(valid: .html)", ("report", "alexnet:1")),
                 (".json", "must end in .toml", ("calibrate", "--refit", RAW))):
             with self.subTest(args[0]):
                 message = self.fails(2, valid, *args, "-o", self.directory / f"x{ending}")

@@ -87,6 +87,7 @@ int Sweep(const SweepOptions& options, Session& session) {
   if (experiment.output.empty()) {
     throw UsageError("no store: give -o STORE, a SQLite file that is made if there is none");
   }
+  CheckEnding(experiment.output, {".sqlite"});
   grid.Check();
   RemarkTraining(experiment, session);
   const std::filesystem::path path = experiment.output;
@@ -314,6 +315,7 @@ void AddSubmit(Command& sweep, Session& session) {
     const Grid grid(experiment, AllPolicies("training"));
     grid.Check();
     if (experiment.output.empty()) throw UsageError("no store: give -o STORE");
+    CheckEnding(experiment.output, {".sqlite"});
     SlurmJob prepared = options.job;
     prepared.program = std::filesystem::read_symlink("/proc/self/exe");
     prepared.work = std::filesystem::current_path();
