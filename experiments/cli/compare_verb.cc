@@ -59,6 +59,19 @@ std::string Format(const std::vector<LoadedCase>& groups, const std::vector<Row>
   return FormatResults(results, format);
 }
 
+// Throws `UsageError` if the results of the cases cannot be shown as asked for. The check comes
+// before the runs, because a later failure would lose them.
+void CheckViewOf(const std::vector<LoadedCase>& cases, const View& view) {
+  std::vector<RunResult> rows;
+  for (const auto& [asked, inputs] : cases) {
+    RunResult& row = rows.emplace_back();
+    static_cast<RowCase&>(row) = RowCase(asked, *inputs, *inputs->trace());
+    row.failure = "has not run";
+  }
+  const auto none = [] { return std::string(); };
+  FormatAs(view, ResultColumns(), rows, "", none);
+}
+
 // Returns a finished row in a few words.
 std::string Brief(const RunResult& result) {
   if (!result.failure.empty()) return "failed";
@@ -68,6 +81,7 @@ std::string Brief(const RunResult& result) {
 }
 
 int Execute(const CompareOptions& options, Session& session) {
+  CheckView(options.format.view(), ResultColumns());
   const std::vector<LoadedCase> groups = Load(options, session);
   std::vector<std::shared_ptr<const Trace>> traces;
   for (const LoadedCase& group : groups) traces.push_back(group.inputs->trace());
@@ -82,6 +96,7 @@ int Execute(const CompareOptions& options, Session& session) {
   }
   CheckPolicies(policies, options.asked,
                 std::ranges::any_of(traces, [](auto& trace) { return trace->training; }), session);
+  if (options.format.view().pivot) CheckViewOf(cases, options.format.view());
   const auto format = [&](const std::vector<Row>& rows) {
     return Format(groups, rows, options.format);
   };
@@ -137,6 +152,7 @@ void AddCompare(Command& program, Session& session) {
   verb.Texts("--memory", options.memories, std::string(memory.help) + "; one or more (30%,50%)")
       .NotEmpty(memory.empty);
   options.format.Add(verb);
+  options.format.AddPivot(verb);
   options.policies.Add(verb);
   AddOutput(verb, options.output, options.format);
 }

@@ -155,7 +155,7 @@ int Execute(const FormatOption& format, Session& session) {
   LookForMatplotlib(findings);
 
   const std::string text =
-      FormatAs(format.format(), FindingColumns(), findings, "spillway.doctor/v1", [&] {
+      FormatAs(format.view(), FindingColumns(), findings, "spillway.doctor/v1", [&] {
         constexpr std::string_view kShown[] = {"item", "status", "value"};
         std::string table = FormatTable(FindingColumns(), kShown, findings);
         std::string remedies;

@@ -113,7 +113,7 @@ Columns<OpTypeStep> OpColumns() {
 template <typename Row, typename Rows>
 int Print(const FormatOption& format, const Columns<Row>& columns, const Rows& rows,
           std::span<const std::string_view> shown, std::string_view schema, Session& session) {
-  return session.Finish(FormatAs(format.format(), columns, rows, schema,
+  return session.Finish(FormatAs(format.view(), columns, rows, schema,
                                  [&] { return FormatTable(columns, shown, rows); }),
                         kOk);
 }

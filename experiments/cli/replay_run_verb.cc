@@ -118,6 +118,7 @@ void WriteAgain(const std::vector<OutputFile>& files, const std::filesystem::pat
 }
 
 int Execute(const ReplayOptions& options, Session& session) {
+  CheckView(options.format.view(), OutputColumns());
   const Manifest manifest = ReadManifest(options.manifest);
   CheckVerb(manifest, options.manifest);
   VerifyInputs(manifest);
@@ -150,7 +151,7 @@ int Execute(const ReplayOptions& options, Session& session) {
   }
   if (!options.output_dir.empty()) WriteAgain(files, options.output_dir, session);
   const std::string text =
-      FormatAs(options.format.format(), OutputColumns(), outputs, "spillway.replay-run/v1", [&] {
+      FormatAs(options.format.view(), OutputColumns(), outputs, "spillway.replay-run/v1", [&] {
         std::string lines;
         for (const ReplayedOutput& output : outputs) {
           lines += fmt::format("{}: {}\n", output.recorded->path, output.Verdict());

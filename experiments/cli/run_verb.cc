@@ -88,7 +88,7 @@ std::string FormatExplained(const LoadedCase& loaded, const RunOptions& options,
                             ProgressBar& progress) {
   const Report& report = outcome.report;
   const Trace& trace = *outcome.trace;
-  const Format format = options.format.format();
+  const View view = options.format.view();
   std::vector<StallExplanation> stalls;
   std::vector<Absence> absences;
   if (report.fits()) {
@@ -99,10 +99,10 @@ std::string FormatExplained(const LoadedCase& loaded, const RunOptions& options,
     absences = ExplainAbsences(trace, report, trial, tries ? kShownAbsences : 0);
     progress.Wipe();
   }
-  if (format == Format::kJson) {
+  if (view.format == Format::kJson) {
     return FormatExplanationJson(trace, report, result, stalls, absences);
   }
-  if (format == Format::kCsv) return FormatExplanationCsv(trace, report, stalls);
+  if (!view.is_own_table()) return FormatStalls(view, trace, report, stalls);
   std::string text = FormatResults({{{loaded, {result}}}}, options.format);
   if (report.fits()) {
     const std::string peak = FormatPeak(FindPeak(trace, report), kShownHolders);
@@ -249,15 +249,16 @@ int ExecuteForReal(const RunOptions& options, const LoadedCase& loaded, Session&
   if (!options.against.empty()) comparison = Compare(options, backends, result);
   const bool good = result.fits() && (options.against.empty() || result.same_bits == true);
   std::string text = FormatResults({{{loaded, {result}}}}, options.format);
-  if (options.format.format() == Format::kTable && outcome.execution && outcome.execution->loss) {
+  const bool for_people = options.format.view().is_own_table();
+  if (for_people && outcome.execution && outcome.execution->loss) {
     text += fmt::format("loss {} after {} iteration(s), weights {}\n", *outcome.execution->loss,
                         options.iterations, outcome.execution->weights_digest);
   }
-  if (options.format.format() == Format::kTable && !options.images.empty() && outcome.execution) {
+  if (for_people && !options.images.empty() && outcome.execution) {
     text += fmt::format("top-1 {}\n", fmt::join(outcome.execution->top1, " "));
   }
-  if (options.format.format() == Format::kTable) text += comparison;
-  if (options.format.format() == Format::kTable && outcome.compression) {
+  if (for_people) text += comparison;
+  if (for_people && outcome.compression) {
     text += FormatStored(*outcome.trace, *outcome.compression);
   }
   std::vector<Export> files;
@@ -274,6 +275,7 @@ int ExecuteForReal(const RunOptions& options, const LoadedCase& loaded, Session&
 }
 
 int Execute(const RunOptions& options, Session& session) {
+  if (!options.explain) CheckView(options.format.view(), ResultColumns());
   const Case asked = CaseOf(options);
   Case other = asked;
   other.policy = options.against;

@@ -96,6 +96,7 @@ void AddBuild(Command& trace, Session& session) {
   verb.Text("-o,--output", options.output,
             "File to write, compressed if it ends in .zst; - for standard output");
   verb.Runs([&options, &session] {
+    CheckEnding(options.output, {".json"});
     const Trace built = LoadTrace(options.asked);
     if (options.output == "-") {
       fmt::print("{}", FormatTrace(built));
@@ -234,6 +235,8 @@ void AddImport(Command& trace, Session& session) {
       .Required();
   options.format.Add(verb);
   verb.Runs([&options, &session] {
+    CheckEnding(options.output, {".json"});
+    CheckView(options.format.view(), ImportColumns());
     PyTorchRecording files;
     if (!options.manifest.empty()) files = ReadRecordingManifest(options.manifest);
     if (!options.kineto.empty()) files.kineto = options.kineto;
@@ -275,7 +278,7 @@ void AddImport(Command& trace, Session& session) {
     const ImportRow row = RunAsRecorded(std::move(step), asked, snapshot);
     const auto guard = session.interrupts().Hold();
     WriteTrace(row.trace, options.output);
-    session.Print(FormatAs(options.format.format(), ImportColumns(), {&row, 1},
+    session.Print(FormatAs(options.format.view(), ImportColumns(), {&row, 1},
                            "spillway.trace-import/v1", [&] { return FormatImport(row); }));
     return kOk;
   });
@@ -293,7 +296,7 @@ void AddInfo(Command& trace, Session& session) {
   options.format.Add(verb);
   verb.Runs([&options, &session] {
     const Trace loaded = LoadTrace(options.asked);
-    return session.Finish(FormatAs(options.format.format(), InfoColumns(), {&loaded, 1},
+    return session.Finish(FormatAs(options.format.view(), InfoColumns(), {&loaded, 1},
                                    "spillway.trace-info/v1", [&] { return FormatInfo(loaded); }),
                           kOk);
   });

@@ -11,6 +11,7 @@
 #define SPILLWAY_EXPERIMENTS_OUTPUT_COLUMNS_H_
 
 #include <algorithm>
+#include <compare>
 #include <concepts>
 #include <functional>
 #include <optional>
@@ -28,12 +29,10 @@
 
 namespace spillway {
 
-enum class Format : uint8_t { kTable, kCsv, kJson };
-
 // A JSON value on one line, which only JSON documents show. CSV leaves its column out.
 struct Nested {
   std::string json;
-  bool operator==(const Nested&) const = default;
+  auto operator<=>(const Nested&) const = default;
 };
 
 // One value of a row. An absent value (`std::monostate`) is an empty field in CSV, null in JSON and
@@ -209,15 +208,6 @@ std::string FormatTable(const Columns<T>& columns, std::span<const std::string_v
     }
   }
   return FormatTable(std::move(cells), width);
-}
-
-// Returns the items in the format asked for. `table()` makes the text for people.
-template <typename T, typename Table>
-std::string FormatAs(Format format, const Columns<T>& columns, Items<T> items,
-                     std::string_view schema, const Table& table) {
-  if (format == Format::kCsv) return FormatCsv(columns, items);
-  if (format == Format::kJson) return FormatJson(columns, items, schema);
-  return table();
 }
 
 }  // namespace spillway

@@ -531,9 +531,10 @@ std::string FormatExplanation(const Trace& trace, const Report& report,
   return text;
 }
 
-std::string FormatExplanationCsv(const Trace& trace, const Report& report,
-                                 const std::vector<StallExplanation>& stalls) {
-  return FormatCsv(StallColumns(trace, report, stalls), stalls);
+std::string FormatStalls(const View& view, const Trace& trace, const Report& report,
+                         const std::vector<StallExplanation>& stalls) {
+  return FormatAs(view, StallColumns(trace, report, stalls), stalls, "spillway.explain/v1",
+                  [] { return std::string(); });
 }
 
 std::vector<RefusedVerb> CountRefused(const Report& report) {

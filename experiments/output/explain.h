@@ -15,6 +15,7 @@
 
 #include "experiments/output/absence.h"
 #include "experiments/output/run_result.h"
+#include "experiments/output/view.h"
 #include "experiments/run/remedy.h"
 #include "sim/core/report.h"
 #include "traces/trace.h"
@@ -68,9 +69,9 @@ bool HasLongStalls(const Report& report);
 std::string FormatExplanation(const Trace& trace, const Report& report,
                               const std::vector<StallExplanation>& stalls, size_t limit);
 
-// Returns a CSV document with one row per stall.
-std::string FormatExplanationCsv(const Trace& trace, const Report& report,
-                                 const std::vector<StallExplanation>& stalls);
+// Returns one row per stall, as the view says; an empty text if that is the verb's own table.
+std::string FormatStalls(const View& view, const Trace& trace, const Report& report,
+                         const std::vector<StallExplanation>& stalls);
 
 // The number of times in an iteration that a verb was refused for a reason.
 struct RefusedVerb {

@@ -61,6 +61,11 @@ std::optional<double> TimesOver(const RunResult& result, Duration reference) {
                reference.milliseconds());
 }
 
+std::optional<double> SamplesPerSecondOf(const RunResult& result) {
+  return result.fits() && result.timed ? SamplesPerSecond(result.batch, result.iteration)
+                                       : std::nullopt;
+}
+
 struct Offloaded {
   std::string_view tensor;
   const OffloadedStorage* storage;
@@ -189,6 +194,10 @@ std::optional<Duration> BoundOf(const Case& asked, const Inputs& inputs, const O
 }
 
 }  // namespace
+
+std::optional<double> SamplesPerSecond(int64_t batch, Duration iteration) {
+  return Ratio(true, static_cast<double>(batch), iteration.seconds());
+}
 
 RowCase::RowCase(const Case& asked, const Inputs& inputs, const Trace& trace)
     : workload(trace.name),
@@ -363,6 +372,7 @@ Columns<RunResult> ResultColumns() {
        "0% of --memory: the parameters and the most bytes that one op needs", &RunResult::floor},
       {"in_core_peak_bytes", "B", "100% of --memory: the memory of the run that moves nothing",
        &RunResult::in_core_peak},
+      {"samples_per_second", "1/s", "batch over iteration_ms", SamplesPerSecondOf, "samples/s", 1},
   };
   const auto append = [&](Columns<RunResult> others, bool RunResult::*present) {
     for (Column<RunResult>& column : others) {

@@ -66,6 +66,9 @@ struct RunResult : RowCase {
   bool fits() const { return failure.empty() && report.fits(); }
 };
 
+// Returns the throughput, or nullopt if the iteration takes no time.
+std::optional<double> SamplesPerSecond(int64_t batch, Duration iteration);
+
 // kBound sets `bound_joint` in the result.
 enum class Certificate : uint8_t { kNone, kBound };
 
@@ -79,6 +82,12 @@ RunResult RunForRow(const Case& asked, const Inputs& inputs,
                     const std::function<void(const Outcome&)>& look = {},
                     Certificate certificate = Certificate::kBound,
                     const BackendFactories& backends = {});
+
+// The columns of results in Markdown and LaTeX.
+inline constexpr std::string_view kUsualColumns[] = {"policy",          "status",
+                                                     "iteration_ms",    "samples_per_second",
+                                                     "slowdown",        "peak_allocated_bytes",
+                                                     "offloaded_bytes", "stall_ms"};
 
 // Returns the columns of `spillway run` and `compare`. experiments/schemas/results.json describes
 // their rows.

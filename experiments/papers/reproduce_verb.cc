@@ -164,6 +164,8 @@ void AddMachine(const ReproduceOptions& options, Manifest& manifest) {
 }
 
 int Execute(const ReproduceOptions& options, Session& session) {
+  const View view = options.format.view();
+  CheckView(view, ReproductionColumns());
   const std::string list = "experiments/papers/paper-values.csv";
   const auto path = FindDataFile(list);
   if (!path) throw InputError(list + ": not found");
@@ -190,11 +192,13 @@ int Execute(const ReproduceOptions& options, Session& session) {
                      }});
   }
   const std::vector<Reproduction> results = computed.Of(items);
-  const Format format = options.format.format();
-  const std::string text = format == Format::kJson ? FormatJson(results)
-                           : format == Format::kCsv
-                               ? FormatCsv<Reproduction>(ReproductionColumns(), results)
-                               : FormatReproductions(results, options.format.width());
+  constexpr std::string_view kUsual[] = {"item", "printed", "ours", "unit", "evidence"};
+  const std::string text =
+      view.format == Format::kJson
+          ? FormatJson(results)
+          : FormatAs<Reproduction>(
+                view, ReproductionColumns(), results, "spillway.reproduce/v1",
+                [&] { return FormatReproductions(results, view.width); }, kUsual);
   const bool all_pass = std::all_of(results.begin(), results.end(), [](const Reproduction& result) {
     return !result.judged || result.passes;
   });

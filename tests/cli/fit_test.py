@@ -30,7 +30,8 @@ class FitTest(CommandTest):
         self.assertEqual((row["change"], row["allocator"], row["status"], row["slowdown"]),
                          ("none", "pytorch", "fits", 1))
         run = self.run_row("alexnet:32", row, "unlimited")
-        for key in ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "iteration_ms"):
+        for key in ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "iteration_ms",
+                    "samples_per_second"):
             self.assertEqual(row[key], run[key], key)
         self.assertEqual(row["margin_bytes"], row["memory_bytes"] - row["peak_reserved_bytes"])
 

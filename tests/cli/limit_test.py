@@ -26,6 +26,7 @@ class LimitTest(CommandTest):
             self.assertEqual(row["next"], row["limit"] + 1)
             self.assertEqual(row["scanned_to"], row["limit"] + 16)
             self.assertTrue(row["checked"])
+            self.assertAlmostEqual(row["samples_per_second"] * row["iteration_ms"], 1000 * row["limit"])
             for batch, code in ((row["limit"], 0), (row["next"], 1), (row["scanned_to"], 1)):
                 self.ok("run", f"alexnet:{batch}", "--device", "k40c", "--memory", "1GiB",
                         "--cost", "roofline", "--policy", row["policy"], code=code)

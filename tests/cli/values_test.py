@@ -29,6 +29,8 @@ SEVERAL = {
     "compare --device": (DEVICES, ("alexnet:2", *LIVENESS)),
     "compare --memory": (MEMORIES, ("alexnet:2", *LIVENESS)),
     "compare --pool": (POOLS, ("alexnet:2", *LIVENESS)),
+    "compare --columns": (("policy", "status", "iteration_ms"), ("alexnet:2", *LIVENESS)),
+    "compare --pivot": (("policy", "workload", "device"), ("alexnet:2", *LIVENESS, "--by", "memory")),
     "run --pool": (POOLS, ("alexnet:2",)),
     "limit --policy": (POLICIES[:3], ("alexnet", *SMALL)),
     "limit --pool": (POOLS, ("alexnet", *SMALL, *LIVENESS)),
@@ -103,6 +105,7 @@ class ValuesTest(CommandTest):
                 for option in re.findall(r"(?m)^  (?:-\w,)?(--[\w-]+|\w+) \S+ \.\.\.", self.ok("help", *path)):
                     found.add(f"{' '.join(path)} {option}")
         shared = {f"{verb} {name.split()[-1]}" for verb in GRIDS for name in SEVERAL if name.startswith("sweep plan ")}
+        shared |= {name for name in found - set(SEVERAL) if name.endswith((" --columns", " --pivot"))}
         self.assertEqual(found - VERBATIM - shared, set(SEVERAL))
 
     def test_the_memory_of_a_device(self):

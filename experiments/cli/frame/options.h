@@ -3,6 +3,7 @@
 #ifndef SPILLWAY_EXPERIMENTS_CLI_FRAME_OPTIONS_H_
 #define SPILLWAY_EXPERIMENTS_CLI_FRAME_OPTIONS_H_
 
+#include <filesystem>
 #include <functional>
 #include <initializer_list>
 #include <memory>
@@ -13,23 +14,32 @@
 
 #include "experiments/cli/frame/arguments.h"
 #include "experiments/output/run_result.h"
+#include "experiments/output/view.h"
 #include "experiments/run/case.h"
 #include "experiments/run/inputs.h"
 
 namespace spillway::cli {
 
-// --format table|csv|json --wide
+// --format table|csv|json|markdown|latex --wide --columns, and --pivot --by --value where several
+// cases are rows
 struct FormatOption {
   std::string text = "table";
   bool wide = false;
+  std::vector<std::string> columns;
+  Pivot pivot;
   const Option* option = nullptr;
   bool to_file = false;
+  std::string other_ending;  // an ending of -o that implies no format
 
   void Add(Command& verb);
+  void AddPivot(Command& verb);
   // Chooses the format that the name of the file `output` implies; an empty name stands for
-  // standard output. Throws `UsageError` if --format was given and says another one.
+  // standard output. Throws `UsageError` if the name has an unknown ending, or if --format was
+  // given and says another one.
   void Follow(const std::string& output);
-  Format format() const;
+  // Throws `UsageError` if columns or a pivot are chosen for a format that has all columns, or both
+  // are chosen.
+  View view() const;
   // Returns the largest width of a table: the columns of the terminal, or 0 (no limit) if standard
   // output is no terminal or --wide was given.
   size_t width() const;
@@ -52,6 +62,10 @@ struct PoliciesOption {
 // REQUIRES: `path` and `format` live as long as the verb.
 void AddOutput(Command& verb, std::string& path, FormatOption& format,
                const std::string& remark = "");
+
+// Throws `UsageError` if the path has an ending that is not among `valid` (".json"), which may have
+// ".zst" behind it. A path without an ending is valid.
+void CheckEnding(const std::filesystem::path& path, const std::vector<std::string>& valid);
 
 // The keys of a case that say how a network is lowered, and where the case runs.
 inline constexpr std::string_view kLoweringKeys[] = {"preset", "mode", "host"};

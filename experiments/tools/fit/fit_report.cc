@@ -219,6 +219,9 @@ Columns<FitRow> FitColumns() {
          return NestRows(PeakColumns(),
                          std::span(all).first(std::min(kWrittenHolders, all.size())));
        }},
+      {"samples_per_second", "1/s", "batch over iteration_ms",
+       [](auto& row) { return SamplesPerSecond(row.batch, row.metrics.iteration); }, "samples/s",
+       1},
   };
   for (Column<FitRow>& column : columns) {
     if (!column.name.starts_with("peak_") || column.type != "array") continue;

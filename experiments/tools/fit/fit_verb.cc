@@ -119,6 +119,7 @@ void SetBatch(const std::string& text, std::vector<FitWorkload>& workloads) {
 }
 
 int Execute(const FitVerbOptions& options, Session& session) {
+  CheckView(options.format.view(), FitColumns());
   const std::vector<std::string> devices = DevicesOf(options);
   for (const std::string& device : devices) LoadDevice(device);
   std::vector<FitWorkload> workloads;
@@ -149,9 +150,13 @@ int Execute(const FitVerbOptions& options, Session& session) {
       fits, [](const Fit& fit) { return fit.as_it_is.status != FitStatus::kNot; });
   const bool failed =
       std::ranges::any_of(fits, [](const Fit& fit) { return !fit.failures.empty(); });
+  constexpr std::string_view kUsual[] = {
+      "policy",       "status",   "margin_bytes", "peak_reserved_bytes",
+      "iteration_ms", "slowdown", "remedy"};
   return session.Finish(
-      FormatAs(options.format.format(), FitColumns(), RowsOf(fits), "spillway.fit/v1",
-               [&] { return FormatFits(fits, WidthOf(options.format)); }),
+      FormatAs(
+          options.format.view(), FitColumns(), RowsOf(fits), "spillway.fit/v1",
+          [&] { return FormatFits(fits, WidthOf(options.format)); }, kUsual),
       options.output, {},
       failed ? kPolicyFailure
       : any  ? kOk
@@ -189,6 +194,7 @@ void AddFit(Command& program, Session& session) {
       "are lowered at that batch. A recording is interpolated if two of different batches are "
       "given, else what is proportional to the batch is scaled");
   options.format.Add(verb);
+  options.format.AddPivot(verb);
   options.policies.Add(verb);
   verb.Declared("--policy")
       .Help(

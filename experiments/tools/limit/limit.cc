@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "experiments/output/run_result.h"
 #include "experiments/run/inputs.h"
 #include "experiments/run/prepare.h"
 #include "traces/base/error.h"
@@ -242,6 +243,12 @@ Columns<LimitResult> LimitColumns(const LimitSearch& search) {
        metric(&Metrics::peak_allocated), "peak GiB", 2},
       {"offloaded_bytes", "B", "copied to the host", metric(&Metrics::offloaded)},
       {"recomputed_ops", "1", "ops that ran again", metric(&Metrics::recomputed_ops)},
+      {"samples_per_second", "1/s", "batch over iteration_ms",
+       [=](auto& r) {
+         return r.metrics ? SamplesPerSecond(workload(r).batch, r.metrics->iteration)
+                          : std::nullopt;
+       },
+       "samples/s", 1},
   };
 }
 

@@ -89,10 +89,11 @@ void Describe(const LimitOptions& options, const LimitSearch& search,
 
 int Execute(const LimitOptions& options, Session& session) {
   const LimitSearch search = SearchOf(options);
+  CheckView(options.format.view(), LimitColumns(search));
   const std::vector<std::string> policies = options.policies.policies(ModeOf(options.asked));
   CheckPolicies(policies, options.asked, options.asked.training.value_or(true), session);
   const auto format = [&](const std::vector<LimitResult>& results) {
-    return FormatAs(options.format.format(), LimitColumns(search), results, "spillway.limit/v1",
+    return FormatAs(options.format.view(), LimitColumns(search), results, "spillway.limit/v1",
                     [&] { return FormatLimits(search, results, options.format.width()); });
   };
   std::optional<FinishedRows<LimitResult>> rows;

@@ -162,24 +162,19 @@ std::string QuantityTable(const std::vector<Quantity>& quantities) {
 }
 
 void Print(const Measurements& measurements, const std::vector<Quantity>& quantities,
-           Format format) {
-  switch (format) {
-    case Format::kJson:
-      fmt::print("{}", FormatJson(CalibrationColumns(), quantities, "spillway.calibration/v1"));
-      break;
-    case Format::kCsv:
-      fmt::print("{}", FormatCsv(CalibrationColumns(), quantities));
-      break;
-    default:
-      fmt::print("{}, driver {}, CUDA {}, {}\n\n{}\n{}{}\n{}{}", measurements.machine.gpu,
-                 measurements.machine.driver, measurements.machine.cuda, measurements.machine.date,
-                 CopyTable(measurements.copies), PeerTable(measurements),
-                 AllocationTable(measurements), LibraryTable(measurements),
-                 QuantityTable(quantities));
-  }
+           const View& view) {
+  fmt::print("{}", FormatAs(view, CalibrationColumns(), quantities, "spillway.calibration/v1", [&] {
+               return fmt::format("{}, driver {}, CUDA {}, {}\n\n{}\n{}{}\n{}{}",
+                                  measurements.machine.gpu, measurements.machine.driver,
+                                  measurements.machine.cuda, measurements.machine.date,
+                                  CopyTable(measurements.copies), PeerTable(measurements),
+                                  AllocationTable(measurements), LibraryTable(measurements),
+                                  QuantityTable(quantities));
+             }));
 }
 
 int Execute(const CalibrateCommand& command, Session& session) {
+  CheckView(command.format.view(), CalibrationColumns());
   const fs::path output = command.output;
   if (output.extension() != ".toml") {
     throw UsageError(fmt::format("--output '{}' must end in .toml", command.output));
@@ -223,7 +218,7 @@ int Execute(const CalibrateCommand& command, Session& session) {
     const auto guard = session.interrupts().Hold();
     WriteFile(output, text);
   }
-  Print(measurements, quantities, command.format.format());
+  Print(measurements, quantities, command.format.view());
   if (!described) {
     session.progress().Note(fmt::format(
         "note: no device file describes '{}'{}: assumed host memory and efficiencies of {}, {}; "

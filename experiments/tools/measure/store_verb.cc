@@ -71,7 +71,7 @@ void AddHoldings(Command& store, Session& session) {
     for (BenchmarkStore::Holding& holding : opened.Holdings()) {
       rows.push_back({std::move(holding), opened.Gpu().value_or("")});
     }
-    return session.Finish(FormatAs(options.format.format(), HoldingColumns(), rows,
+    return session.Finish(FormatAs(options.format.view(), HoldingColumns(), rows,
                                    "spillway.store/v1", [&] { return FormatHoldings(rows); }),
                           kOk);
   });

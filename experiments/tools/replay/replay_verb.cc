@@ -209,6 +209,8 @@ Bytes ParseUnit(const std::string& text) {
 }
 
 int Execute(const ReplayOptions& options, Session& session) {
+  const View view = options.format.view();
+  CheckView(view, ReplayColumns(Replayed()));
   std::vector<std::string> specifications = options.allocators;
   const std::optional<Bytes> given = ParseMemory(options.memory);
   const Bytes unit = ParseUnit(options.unit);
@@ -236,17 +238,21 @@ int Execute(const ReplayOptions& options, Session& session) {
       Analyse(*log, recorded, given, specifications, unit);
   const FailureAnalysis* const failure = analysis ? &*analysis : nullptr;
   std::string text;
-  switch (options.format.format()) {
-    case Format::kCsv:
-      text = FormatCsv(ReplayColumns(replayed, failure), replayed.results);
-      break;
-    case Format::kJson:
-      text = FormatReplayJson(*log, replayed, remedies, failure);
-      break;
-    case Format::kTable:
-      text = FormatReplayTable(*log, replayed, failure);
-      if (failure != nullptr) text += FormatFailure(*failure, specifications, options.frames);
-      if (remedies) text += FormatOutOfMemory(*log, replayed, *remedies, memory);
+  constexpr std::string_view kUsual[] = {
+      "allocator",           "status",           "peak_requested_bytes", "peak_allocated_bytes",
+      "peak_reserved_bytes", "over_lower_bound", "fragmentation",        "serves_in_bytes"};
+  if (view.format == Format::kJson) {
+    text = FormatReplayJson(*log, replayed, remedies, failure);
+  } else {
+    text = FormatAs(
+        view, ReplayColumns(replayed, failure), replayed.results, "spillway.replay/v1",
+        [&] {
+          std::string table = FormatReplayTable(*log, replayed, failure);
+          if (failure != nullptr) table += FormatFailure(*failure, specifications, options.frames);
+          if (remedies) table += FormatOutOfMemory(*log, replayed, *remedies, memory);
+          return table;
+        },
+        kUsual);
   }
 
   const bool fits = std::all_of(replayed.results.begin(), replayed.results.end(),

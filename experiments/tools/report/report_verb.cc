@@ -88,6 +88,7 @@ std::vector<RunResult> AddRuns(const std::string& workload, const ReportOptions&
 
 int Execute(const ReportOptions& options, Session& session) {
   if (options.output.empty()) ThrowForNoOutput(options);
+  CheckEnding(options.output, {".html"});
   std::vector<ReportSection> sections;
   std::vector<std::string> files;
   std::vector<RunResult> results;

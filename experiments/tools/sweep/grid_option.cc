@@ -62,10 +62,13 @@ void RemarkTraining(const Experiment& experiment, const Session& session) {
 std::string FormatRows(const StoreKind& kind, const std::vector<ResultRow>& rows,
                        const FormatOption& format) {
   const Columns<ResultRow> columns = RowColumns(kind, rows);
-  return FormatAs(format.format(), columns, rows, kind.schema, [&] {
+  const auto table = [&] {
     return rows.empty() ? std::string("nothing yet\n")
                         : FormatTable(columns, kind.shown, rows, format.width());
-  });
+  };
+  const bool simulated = &kind == &SweepKind();
+  return FormatAs(format.view(), columns, rows, kind.schema, table,
+                  simulated ? std::span(kUsualColumns) : std::span(kind.shown));
 }
 
 }  // namespace spillway::cli

@@ -87,6 +87,7 @@ int Sweep(const SweepOptions& options, Session& session) {
   if (experiment.output.empty()) {
     throw UsageError("no store: give -o STORE, a SQLite file that is made if there is none");
   }
+  CheckEnding(experiment.output, {".sqlite"});
   grid.Check();
   RemarkTraining(experiment, session);
   const std::filesystem::path path = experiment.output;
@@ -169,7 +170,7 @@ void AddPlan(Command& sweep, Session& session) {
     plan.seconds = EstimateSweep(grid, plan.cells - plan.present, options.jobs, 3, Backends());
     return session.Finish(
         FormatAs<Plan>(
-            options.format.format(), PlanColumns(), std::span(&plan, 1), "spillway.sweep-plan/v1",
+            options.format.view(), PlanColumns(), std::span(&plan, 1), "spillway.sweep-plan/v1",
             [&] {
               return fmt::format("{} cells: {} are there, {} to compute, about {:.1f} s\n",
                                  plan.cells, plan.present, plan.cells - plan.present, plan.seconds);
@@ -216,7 +217,7 @@ void AddStatus(Command& sweep, Session& session) {
     const std::vector<SweepStore::Holding> rows = store.Holdings();
     constexpr std::string_view kShown[] = {"policy", "cells", "ok", "oom", "failed"};
     return session.Finish(
-        FormatAs(options.format.format(), HoldingColumns(), rows, "spillway.sweep-status/v1",
+        FormatAs(options.format.view(), HoldingColumns(), rows, "spillway.sweep-status/v1",
                  [&] {
                    std::map<std::string, int64_t> failures;
                    for (const SweepStore::Holding& row : rows) {
@@ -242,6 +243,7 @@ void AddExport(Command& sweep, Session& session) {
   auto& options = verb.Keep<Options>();
   AddStorePath(verb, options.path);
   options.format.Add(verb);
+  options.format.AddPivot(verb);
   AddOutput(verb, options.output, options.format);
   verb.Runs([&options, &session] {
     const StoreKind& kind = StoreKindOf(options.path);
@@ -313,6 +315,7 @@ void AddSubmit(Command& sweep, Session& session) {
     const Grid grid(experiment, AllPolicies("training"));
     grid.Check();
     if (experiment.output.empty()) throw UsageError("no store: give -o STORE");
+    CheckEnding(experiment.output, {".sqlite"});
     SlurmJob prepared = options.job;
     prepared.program = std::filesystem::read_symlink("/proc/self/exe");
     prepared.work = std::filesystem::current_path();

@@ -229,12 +229,13 @@ std::string OptionsOf(const ValidateOptions& options) {
 int Execute(const ValidateOptions& options, Session& session) {
   const double tolerance = ParseTolerance(options.tolerance);
   options.recording.Check();
+  const StoreKind& kind = ValidationKind();
+  CheckView(options.format.view(), kind.columns);
   const Experiment experiment = options.Load();
   const Shard shard = Shard::Parse(options.shard);
   const Grid grid(experiment, {"liveness"});
   CheckGrid(grid, experiment, options);
   RemarkTraining(experiment, session);
-  const StoreKind& kind = ValidationKind();
   Measuring measuring(options, grid.at(0), session);
   if (options.cell) {
     const Case cell = grid.at(*options.cell);
@@ -319,6 +320,7 @@ void AddValidate(Command& program, Session& session) {
   verb.Flag("--any-table", options.any_table,
             "Accept a cost table of another GPU, cuDNN or arithmetic");
   verb.Number("--seed", options.seed, {}, "Seed of parameters, data and dropout");
+  options.format.other_ending = ".sqlite";
   if (session.captures()) verb.Number("--cell", options.cell, {}, "The cell to measure");
   AddOutput(verb, options.options.output, options.format,
             ". A .sqlite file is a store: each case is in it as soon as it is measured, and a case "

@@ -2,7 +2,10 @@
 
 #include "experiments/output/columns.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "experiments/output/view.h"
 
 namespace spillway {
 namespace {
@@ -103,11 +106,13 @@ TEST(ColumnsTest, NestAndChooseFormats) {
   EXPECT_EQ(NestRows(columns, std::vector{kSaturn, kSaturn}).json,
             R"([{"name": "Saturn"}, {"name": "Saturn"}])");
   const auto in = [&](Format format) {
-    return FormatAs(format, columns, std::vector{kSaturn}, "s", [] { return "table"; });
+    return FormatAs({format}, columns, std::vector{kSaturn}, "s.word/v1", [] { return "table"; });
   };
   EXPECT_EQ(in(Format::kTable), "table");
   EXPECT_EQ(in(Format::kCsv), "name\r\nSaturn\r\n");
   EXPECT_EQ(in(Format::kJson).front(), '{');
+  EXPECT_EQ(in(Format::kMarkdown), "Word.\n\n| name   |\n| :----- |\n| Saturn |\n");
+  EXPECT_THAT(in(Format::kLatex), ::testing::HasSubstr("\\label{tab:word}"));
 }
 
 }  // namespace
