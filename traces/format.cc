@@ -19,7 +19,8 @@ namespace spillway {
 namespace {
 
 constexpr std::string_view kFormat = "spillway-trace";
-constexpr int kVersion = 3;
+constexpr int kVersion = 4;
+constexpr int kVersionWithoutTypes = 3;
 constexpr int kVersionWithoutRecording = 2;
 constexpr int kVersionWithoutViews = 1;
 constexpr int64_t kMaxCount = std::numeric_limits<int64_t>::max();
@@ -100,6 +101,11 @@ class TraceReader {
                             [&](Value extent) { return json_.ReadInteger(extent, 0, kMaxAmount); });
                  }),
         Required("size", To(tensor.size)),
+        Optional("dtype",
+                 [&](Value v) {
+                   NeedVersion(4, "dtype");
+                   tensor.dtype = ReadEnum(v, "dtype", ParseDataType, kDataTypeNames);
+                 }),
         Optional("alias_of", [&](Value v) { ReadName(v, index, &Tensor::alias_of); }),
         Optional("part_of",
                  [&](Value v) {
@@ -212,10 +218,13 @@ class TraceReader {
   }
 
   void ReadSlot(Value value, Slot& slot) {
-    json_.ReadObject(value, Required("name", To(slot.name)),
-                     Required("signature", To(slot.signature)),
-                     Required("flops", ToInteger(slot.flops, 0, kMaxAmount)),
-                     Required("traffic", To(slot.traffic)));
+    json_.ReadObject(
+        value, Required("name", To(slot.name)), Required("signature", To(slot.signature)),
+        Required("flops", ToInteger(slot.flops, 0, kMaxAmount)),
+        Required("traffic", To(slot.traffic)), Optional("arithmetic", [&](Value v) {
+          NeedVersion(4, "arithmetic");
+          slot.arithmetic = ReadEnum(v, "arithmetic", ParseArithmetic, kArithmeticNames);
+        }));
   }
 
   // Reads the name of the next element and adds it to `names`.
@@ -317,9 +326,18 @@ class TraceWriter {
 
  private:
   static bool IsHeld(const Tensor& tensor) { return tensor.held_until.has_value(); }
+  static bool IsTyped(const Tensor& tensor) { return tensor.dtype != DataType::kFloat32; }
+  static bool IsReduced(const Slot& slot) { return slot.arithmetic != Arithmetic::kFp32; }
 
   int VersionNeeded() const {
-    if (trace_.recording || std::ranges::any_of(trace_.tensors, &IsHeld)) return kVersion;
+    const auto is_reduced = [](const Op& op) { return std::ranges::any_of(op.slots, &IsReduced); };
+    if (std::ranges::any_of(trace_.tensors, &IsTyped) ||
+        std::ranges::any_of(trace_.ops, is_reduced)) {
+      return kVersion;
+    }
+    if (trace_.recording || std::ranges::any_of(trace_.tensors, &IsHeld)) {
+      return kVersionWithoutTypes;
+    }
     const auto is_view = [](const Tensor& tensor) {
       return tensor.part_of || tensor.offset > Bytes(0);
     };
@@ -331,6 +349,7 @@ class TraceWriter {
     json_.BeginObject().Put("name", tensor.name).Put("kind", Name(tensor.kind));
     List("shape", tensor.shape, [this](int64_t extent) { json_.Put(extent); });
     json_.Put("size", tensor.size);
+    if (IsTyped(tensor)) json_.Put("dtype", Name(tensor.dtype));
     if (tensor.alias_of) json_.Put("alias_of", trace_.tensor(*tensor.alias_of).name);
     if (tensor.part_of) json_.Put("part_of", trace_.tensor(*tensor.part_of).name);
     if (tensor.offset > Bytes(0)) json_.Put("offset", tensor.offset);
@@ -351,7 +370,9 @@ class TraceWriter {
     if (!op.scratch.empty()) List("scratch", op.scratch, tensor_name);
     List("slots", op.slots, [this](const Slot& slot) {
       json_.BeginObject().Put("name", slot.name).Put("signature", slot.signature);
-      json_.Put("flops", slot.flops).Put("traffic", slot.traffic).EndObject();
+      json_.Put("flops", slot.flops).Put("traffic", slot.traffic);
+      if (IsReduced(slot)) json_.Put("arithmetic", Name(slot.arithmetic));
+      json_.EndObject();
     });
     if (!op.attributes.empty()) {
       json_.Key("attributes").BeginObject();

@@ -9,6 +9,7 @@
 
 #include "traces/base/error.h"
 #include "traces/name_table.h"
+#include "traces/ops/op_table.h"
 #include "traces/validate.h"
 
 namespace spillway {
@@ -328,6 +329,26 @@ std::optional<OpType> ParseOpType(std::string_view name) {
 }
 std::optional<Phase> ParsePhase(std::string_view name) {
   return ParseEnum<Phase>(kPhaseNames, name);
+}
+std::optional<DataType> ParseDataType(std::string_view name) {
+  return ParseEnum<DataType>(kDataTypeNames, name);
+}
+std::optional<Arithmetic> ParseArithmetic(std::string_view name) {
+  return ParseEnum<Arithmetic>(kArithmeticNames, name);
+}
+
+std::string ArithmeticOf(const Trace& trace) {
+  std::array<bool, kArithmeticNames.size()> used{};
+  for (const Op& op : trace.ops) {
+    if (!RowOf(op.type).products) continue;
+    for (const Slot& slot : op.slots) used[static_cast<size_t>(slot.arithmetic)] = true;
+  }
+  std::vector<std::string_view> names;
+  for (size_t i = 0; i < used.size(); ++i) {
+    if (used[i]) names.push_back(kArithmeticNames[i]);
+  }
+  return names.empty() ? std::string(Name(Arithmetic::kFp32))
+                       : fmt::format("{}", fmt::join(names, "+"));
 }
 
 TensorId Trace::Root(TensorId id) const {

@@ -38,6 +38,8 @@ std::string_view Name(TensorKind kind);
 std::optional<TensorKind> ParseTensorKind(std::string_view name);
 std::optional<OpType> ParseOpType(std::string_view name);
 std::optional<Phase> ParsePhase(std::string_view name);
+std::optional<DataType> ParseDataType(std::string_view name);
+std::optional<Arithmetic> ParseArithmetic(std::string_view name);
 // Return all spellings in the order of the enumerators.
 std::span<const std::string_view> TensorKindNames();
 std::span<const std::string_view> OpTypeNames();
@@ -60,6 +62,7 @@ struct Tensor {
   // Set if a recorded program kept the storage beyond its last use: the op after which the program
   // released it. Only the policy `as-recorded` keeps the storage for as long.
   std::optional<OpId> held_until{};
+  DataType dtype = DataType::kFloat32;
 
   bool operator==(const Tensor&) const = default;
 };
@@ -120,6 +123,10 @@ struct Trace {
 
   bool operator==(const Trace&) const = default;
 };
+
+// Returns the arithmetic of the trace's matrix products, in the order of `Arithmetic`: "fp32", or
+// "fp32+bf16". Returns "fp32" if the trace has no products.
+std::string ArithmeticOf(const Trace& trace);
 
 }  // namespace spillway
 

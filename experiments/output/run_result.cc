@@ -209,6 +209,7 @@ RowCase::RowCase(const Case& asked, const Inputs& inputs, const Trace& trace)
       memory(inputs.MemoryOf(asked)),
       memory_request(asked.memory ? asked.memory->text() : std::string()),
       cost(inputs.cost()->Provenance()),
+      arithmetic(inputs.cost()->ArithmeticFor(trace)),
       policy(asked.policy.name()) {}
 
 RunResult ResultOf(const Case& asked, const Inputs& inputs, const Outcome& outcome,
@@ -364,6 +365,10 @@ Columns<RunResult> ResultColumns() {
       {"mode", "", "training or inference",
        [](auto& r) { return r.training ? "training" : "inference"; }},
       {"cost", "", "where kernel times come from", &RunResult::cost},
+      {"arithmetic", "",
+       "the arithmetic of the matrix products for which the times hold: fp32, tf32, bf16, fp16, "
+       "fp8",
+       &RunResult::arithmetic},
       {"reason", "", "why the workload does not fit, or how the policy failed",
        [](auto& r) { return IfAny(r.fits() ? "" : r.Reason()); }},
       {"memory_request", "", "the text of --memory; absent if the run has all memory of the device",

@@ -33,6 +33,7 @@ struct RowCase {
   Bytes memory = {};
   std::string memory_request;  // the text of the request; empty: all memory of the device
   std::string cost;            // the source of kernel times
+  std::string arithmetic;      // of the matrix products for which they hold
   std::string policy;
 };
 

@@ -28,6 +28,9 @@ class OtherLinks final : public CostModel {
     return link.latency + TransferTime(size, link.bandwidth);
   }
   std::string Provenance() const override { return model_->Provenance(); }
+  std::string ArithmeticFor(const Trace& trace) const override {
+    return model_->ArithmeticFor(trace);
+  }
 
  private:
   const std::shared_ptr<const CostModel> model_;

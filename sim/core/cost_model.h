@@ -58,6 +58,10 @@ class CostModel {
 
   // Returns where the numbers come from, as text for people: "recorded on NVIDIA H200, cuDNN 9.14".
   virtual std::string Provenance() const = 0;
+
+  // Returns the arithmetic of the matrix products for which the times hold, as `ArithmeticOf` does:
+  // by default that of the trace.
+  virtual std::string ArithmeticFor(const Trace& trace) const { return ArithmeticOf(trace); }
 };
 
 // Returns the index of the kernel with the smallest workspace; if several have it, the fastest one.

@@ -250,6 +250,11 @@ std::string_view Name(ExternalPool::Kind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
+int64_t MatrixRate(const Device& device, Arithmetic arithmetic) {
+  const auto found = device.matrix_flops_per_second.find(arithmetic);
+  return found == device.matrix_flops_per_second.end() ? device.flops_per_second : found->second;
+}
+
 std::vector<PoolId> PoolsBySpeed(const Device& device) {
   std::vector<PoolId> pools{PoolId::kHost};
   for (size_t i = 0; i < device.pools.size(); ++i) {
@@ -341,6 +346,12 @@ Device ParseDevice(std::string_view contents, const std::string& origin) {
   Section compute = top.Subsection("compute");
   device.flops_per_second = compute.Get<int64_t>("flops", ParseFlopRate, 1, "1 FLOP/s");
   device.dram = compute.Rate("dram");
+  for (const Arithmetic arithmetic :
+       {Arithmetic::kTf32, Arithmetic::kBf16, Arithmetic::kFp16, Arithmetic::kFp8}) {
+    if (!compute.May(Name(arithmetic))) continue;
+    device.matrix_flops_per_second[arithmetic] =
+        compute.Get<int64_t>(Name(arithmetic), ParseFlopRate, 1, "1 FLOP/s");
+  }
 
   Section link = top.Subsection("link");
   device.h2d = ReadLink(link, "h2d");

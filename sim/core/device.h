@@ -16,6 +16,7 @@
 #include "sim/core/allocator.h"
 #include "sim/core/cost_model.h"
 #include "traces/base/units.h"
+#include "traces/ops/data_type.h"
 
 namespace spillway {
 
@@ -87,6 +88,9 @@ struct Device {
   Bytes alignment;  // granularity of the allocators
   Bytes host_memory;
   int64_t flops_per_second = 0;  // fp32, fused multiply-add counted as two
+  // FLOP/s of dense matrix products with sums in fp32, for each arithmetic other than fp32 that the
+  // device has units for.
+  std::map<Arithmetic, int64_t> matrix_flops_per_second;
   Bandwidth dram;
 
   Link h2d;
@@ -124,6 +128,10 @@ struct Device {
   std::map<std::string, double> efficiency;
 };
 
+// Returns the FLOP/s of matrix products. An arithmetic for which the device has no units has the
+// rate of fp32: the library converts the operands.
+int64_t MatrixRate(const Device& device, Arithmetic arithmetic);
+
 // Returns the pools outside, including the host's, by descending bandwidth of offloads; pools of
 // equal bandwidth in the order of their numbers.
 std::vector<PoolId> PoolsBySpeed(const Device& device);
@@ -151,6 +159,7 @@ std::optional<int> ParseCapability(std::string_view text);
 //   gpus (an array of strings, optional)  compute_capability (optional)
 //   [memory]      size  alignment (a power of two)  host
 //   [compute]     flops  dram
+//                 tf32  bf16  fp16  fp8 (optional: FLOP/s of matrix products)
 //   [link]        h2d  h2d_latency  d2h  d2h_latency  duplex
 //   [stream]      optional section: kernel_wait (default 0)
 //   [host]        launch_overhead  library_call (default: launch_overhead)

@@ -27,6 +27,9 @@ class DeterministicCostModel final : public CostModel {
   std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override;
   Duration CopyTime(Direction direction, Bytes size) const override;
   std::string Provenance() const override;
+  std::string ArithmeticFor(const Trace& trace) const override {
+    return model_->ArithmeticFor(trace);
+  }
 
  private:
   std::unique_ptr<const CostModel> model_;

@@ -52,6 +52,9 @@ class InterpolatedCostModel final : public CostModel {
     return model_.CopyTime(direction, size);
   }
   std::string Provenance() const override { return note_ + ", " + model_.Provenance(); }
+  std::string ArithmeticFor(const Trace& trace) const override {
+    return model_.ArithmeticFor(trace);
+  }
 
  private:
   const TableCostModel model_;

@@ -73,7 +73,9 @@ constexpr double kConcatShare = 0.8;      // of the DRAM bandwidth, because rows
 constexpr double kSoftmaxStart = 6.5e-6;  // three small kernels
 
 double Dram(const Device& device) { return static_cast<double>(device.dram.bytes_per_second); }
-double Peak(const Device& device) { return static_cast<double>(device.flops_per_second); }
+double Peak(const Device& device, const Slot& slot) {
+  return static_cast<double>(MatrixRate(device, slot.arithmetic));
+}
 
 double RoundUp(double value, double tile) { return std::ceil(value / tile) * tile; }
 
@@ -185,7 +187,7 @@ Duration ConvTime(const Device& device, const Op& op, const Slot& slot, std::str
   const auto samples = static_cast<double>(batch);
   const double share = samples / static_cast<double>(op.batch);
   const double bytes = static_cast<double>(slot.traffic.count()) * share;
-  double rate = Peak(device) * efficiency;
+  double rate = Peak(device, slot) * efficiency;
   for (const Transform& transform : kTransforms) {
     if (transform.slot == slot.name && transform.algorithm == algorithm) {
       return TimeOfSeconds(TransformSeconds(device, conv, transform, samples, bytes, rate));
@@ -212,7 +214,7 @@ Duration PlainTime(const Device& device, const Op& op, const Slot& slot, int64_t
         operations *= 1 + kLinearBackward / static_cast<double>(Extent(op, "in_features"));
         operations *= 1 + kLinearBackward / static_cast<double>(Extent(op, "out_features"));
       }
-      const double rate = Peak(device) * EfficiencyOf(device, key);
+      const double rate = Peak(device, slot) * EfficiencyOf(device, key);
       return TimeOfSeconds(operations / rate + bytes / Dram(device) + kLinearStart);
     }
     case OpType::kMaxPool2d:
@@ -240,7 +242,7 @@ Duration PlainTime(const Device& device, const Op& op, const Slot& slot, int64_t
     default:
       break;
   }
-  const double rate = Peak(device) * EfficiencyOf(device, "default");
+  const double rate = Peak(device, slot) * EfficiencyOf(device, "default");
   return TimeOfSeconds(std::max(operations / rate, bytes / Dram(device)) + start);
 }
 

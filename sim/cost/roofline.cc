@@ -115,7 +115,7 @@ Duration RooflineCostModel::TimeOf(const Op& op, const Slot& slot, int64_t batch
 Duration RooflineCostModel::DirectTime(const Op& op, const Slot& slot, int64_t batch,
                                        double efficiency, Bytes workspace) const {
   const double share = static_cast<double>(batch) / static_cast<double>(op.batch);
-  const double rate = static_cast<double>(device_.flops_per_second) * efficiency;
+  const double rate = static_cast<double>(MatrixRate(device_, slot.arithmetic)) * efficiency;
   const double arithmetic = static_cast<double>(slot.flops) * share / rate;
   // A workspace is written once and read once.
   const double bytes = static_cast<double>(slot.traffic.count()) * share +

@@ -60,6 +60,7 @@ class TableCostModel final : public CostModel {
   std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override;
   Duration CopyTime(Direction direction, Bytes size) const override;
   std::string Provenance() const override;
+  std::string ArithmeticFor(const Trace&) const override { return provenance_.math; }
 
  private:
   void Add(CostTable table);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "traces/base/units.h"
+#include "traces/ops/data_type.h"
 #include "traces/ops/op_type.h"
 
 namespace spillway {
@@ -40,6 +41,7 @@ struct Slot {
   std::string signature;  // key of the cost table: operation and geometry, without the batch size
   int64_t flops = 0;      // of a direct computation; a multiply-add is two
   Bytes traffic;          // least device-memory traffic, with each operand read or written once
+  Arithmetic arithmetic = Arithmetic::kFp32;  // of its matrix products, if it has any
 
   bool operator==(const Slot&) const = default;
 };

@@ -136,6 +136,7 @@ struct OpRow {
   bool training_only = false;  // in inference the layer passes on its input
   LayerGroup group = LayerGroup::kNone;
   bool convolves = false;  // a convolution for policies that offload only convolutions
+  bool products = false;   // multiplies matrices, in the arithmetic of its slots
 
   // The rules under which forward writes y over x, backward writes dx over the incoming gradient,
   // and backward keeps x or y alive without reading it. Backward always keeps the tensors that it

@@ -218,6 +218,8 @@ std::string Title(const LoadedCase& loaded) {
   const Inputs& inputs = *loaded.inputs;
   const Trace& trace = *inputs.trace();
   const Bytes memory = inputs.MemoryOf(loaded.asked);
+  const std::string provenance = inputs.cost()->Provenance();
+  const std::string arithmetic = inputs.cost()->ArithmeticFor(trace);
   return fmt::format(
       "{} ({}, {}) on {} with {}\nmemory: {}; floor (0%) {}, in-core peak (100%) {}\n"
       "kernel times: {}\n",
@@ -227,7 +229,8 @@ std::string Title(const LoadedCase& loaded) {
       loaded.asked.memory ? fmt::format("{} was asked for", loaded.asked.memory->text())
                           : "all of the device",
       FormatBytes(inputs.ideal().bounds.layer), FormatBytes(inputs.ideal().metrics.peak_reserved),
-      inputs.cost()->Provenance());
+      provenance.ends_with(arithmetic) ? provenance
+                                       : fmt::format("{}, {}", provenance, arithmetic));
 }
 
 // Returns a line that says why a policy does not fit. `alone` says that the table has one row.

@@ -44,6 +44,7 @@ class Question {
     row_.network = trace.network;
     row_.batch = trace.batch;
     row_.batch_source = workload.batch_source;
+    row_.arithmetic = inputs_[0]->cost()->ArithmeticFor(trace);
     if (trace.recording) row_.recorded_reserved = trace.recording->reserved;
     row_.device = inputs_[0]->device().name;
     row_.memory = inputs_[0]->device().memory;

@@ -43,6 +43,7 @@ struct FitRow {
   std::string workload, network, device;
   int64_t batch = 0;
   BatchSource batch_source = BatchSource::kGiven;
+  std::string arithmetic;   // of the matrix products for which the times hold
   Bytes memory;             // device memory
   Bytes outside;            // the part of `memory` that is used outside the allocator
   Bytes recorded_reserved;  // peak reserved by PyTorch during the recording; 0 if unknown

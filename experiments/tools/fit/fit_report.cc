@@ -199,6 +199,8 @@ Columns<FitRow> FitColumns() {
        [](auto& row) { return row.available().count() - row.metrics.peak_reserved.count(); },
        "margin", 3},
       {"iteration_ms", "ms", "predicted", metric(&Metrics::iteration), "time ms", 1},
+      {"arithmetic", "", "of the matrix products for which the time holds: fp32, tf32, bf16, ...",
+       &FitRow::arithmetic, "arithmetic"},
       {"slowdown", "1", "time per sample over change none", &FitRow::slowdown, "slowdown", 3},
       {"reason", "", "why it does not fit, or how the policy failed",
        [](auto& row) { return IfAny(row.reason); }},

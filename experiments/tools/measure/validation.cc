@@ -155,21 +155,22 @@ ValidationResult ValidateForRow(const Case& asked, const Inputs& inputs,
 std::string SaveValidation(const ValidationResult& result,
                            const std::shared_ptr<const Trace>& given) {
   const auto& [workload, network, preset, batch, training, device, memory, memory_request, cost,
-               policy] = static_cast<const RowCase&>(result);
+               arithmetic, policy] = static_cast<const RowCase&>(result);
   const auto& [predicted, measured, decisions, placements, violations] = result.validation;
   return Archive::Save(workload, network, preset, batch, training, device, memory, memory_request,
-                       cost, policy, result.allocator, result.failure, decisions, placements,
-                       violations, SaveOutcome(predicted, given), SaveOutcome(measured, given));
+                       cost, arithmetic, policy, result.allocator, result.failure, decisions,
+                       placements, violations, SaveOutcome(predicted, given),
+                       SaveOutcome(measured, given));
 }
 
 ValidationResult LoadValidation(std::string bytes, const std::shared_ptr<const Trace>& given) {
   ValidationResult result;
-  auto& [workload, network, preset, batch, training, device, memory, memory_request, cost, policy] =
-      static_cast<RowCase&>(result);
+  auto& [workload, network, preset, batch, training, device, memory, memory_request, cost,
+         arithmetic, policy] = static_cast<RowCase&>(result);
   Validation& validation = result.validation;
   std::string predicted, measured;
   Archive::Load(std::move(bytes), workload, network, preset, batch, training, device, memory,
-                memory_request, cost, policy, result.allocator, result.failure,
+                memory_request, cost, arithmetic, policy, result.allocator, result.failure,
                 validation.decisions_equal, validation.placements_equal, validation.violations,
                 predicted, measured);
   validation.predicted = LoadOutcome(std::move(predicted), given);
@@ -248,6 +249,8 @@ Columns<ValidationResult> ValidationColumns() {
   columns.push_back({"preset", "", "how memory is counted", &R::preset});
   columns.push_back({"device", "", "name of the GPU", &R::device});
   columns.push_back({"cost", "", "where kernel times come from", &R::cost});
+  columns.push_back({"arithmetic", "", "the arithmetic of the matrix products for which they hold",
+                     &R::arithmetic});
   columns.push_back({"reason", "",
                      "why the workload is predicted not to fit, or how the policy failed",
                      &R::Reason});

@@ -176,6 +176,34 @@ TEST(FormatTest, ViewsAndPartsNeedVersion2) {
   EXPECT_THAT(FormatTrace(ParseTrace(kSmall, "t.json")), HasSubstr("\"version\": 1"));
 }
 
+TEST(FormatTest, TypesNeedVersion4) {
+  std::string text = Edited(R"("kind": "input", "shape": [2, 3], "size": 24)",
+                            R"("kind": "input", "shape": [2, 6], "size": 24, "dtype": "bfloat16")");
+  EXPECT_EQ(InputErrorOf([&] { ParseTrace(text, "t.json"); }),
+            "t.json:6:70: tensors[0].dtype: the key 'dtype' needs version 4 of the format");
+  text.replace(text.find("\"version\": 1"), 12, "\"version\": 4");
+  Trace trace = ParseTrace(text, "t.json");
+  EXPECT_EQ(trace.tensors[0].dtype, DataType::kBfloat16);
+  EXPECT_EQ(trace.tensors[1].dtype, DataType::kFloat32);
+  EXPECT_EQ(ParseTrace(FormatTrace(trace), "t.json"), trace);
+
+  // Only ops that multiply matrices have an arithmetic that matters.
+  EXPECT_EQ(ArithmeticOf(trace), "fp32");
+  trace.ops[0].slots[0].arithmetic = Arithmetic::kBf16;
+  EXPECT_EQ(ArithmeticOf(trace), "fp32");
+  trace.ops[0].type = OpType::kMatmul;
+  EXPECT_EQ(ArithmeticOf(trace), "bf16");
+  trace.ops[0].slots.push_back(trace.ops[0].slots[0]);
+  trace.ops[0].slots[1].arithmetic = Arithmetic::kFp32;
+  EXPECT_EQ(ArithmeticOf(trace), "fp32+bf16");
+  EXPECT_EQ(ParseTrace(FormatTrace(trace), "t.json"), trace);
+
+  text.replace(text.find("\"flops\": 6"), 10, "\"flops\": 6, \"arithmetic\": \"bf61\"");
+  EXPECT_THAT(InputErrorOf([&] { ParseTrace(text, "t.json"); }),
+              HasSubstr("unknown arithmetic 'bf61'; did you mean 'bf16'? (valid: fp32, tf32, "
+                        "bf16, fp16, fp8)"));
+}
+
 TEST(FormatTest, EscapesStrings) {
   Trace trace = ParseTrace(kSmall, "t.json");
   std::string all;
@@ -351,8 +379,8 @@ TEST(FormatErrorTest, Json) {
 TEST(FormatErrorTest, FormatAndVersion) {
   EXPECT_EQ(ErrorOfEdit("spillway-trace", "spillway-cost-table"),
             "t.json:2:11: format: expected \"spillway-trace\", got \"spillway-cost-table\"");
-  EXPECT_EQ(ErrorOfEdit("\"version\": 1", "\"version\": 4"),
-            "t.json:2:40: version: unsupported version 4; this program reads version 1 to 3");
+  EXPECT_EQ(ErrorOfEdit("\"version\": 1", "\"version\": 5"),
+            "t.json:2:40: version: unsupported version 5; this program reads version 1 to 4");
   EXPECT_EQ(ErrorOfEdit("\"format\": \"spillway-trace\", ", ""),
             "t.json:1:1: the key 'format' is missing");
   // The version is checked before any key that a later version may have added.
@@ -364,7 +392,7 @@ TEST(FormatErrorTest, Keys) {
   EXPECT_EQ(
       ErrorOfEdit("\"alias_of\"", "\"aliasof\""),
       "t.json:7:66: tensors[1]: unknown key 'aliasof'; did you mean 'alias_of'? (valid: name, "
-      "kind, shape, size, alias_of, part_of, offset, held_until)");
+      "kind, shape, size, dtype, alias_of, part_of, offset, held_until)");
   EXPECT_EQ(ErrorOfEdit("\"size\": 24, \"alias_of\"", "\"alias_of\""),
             "t.json:7:1: tensors[1]: the key 'size' is missing");
   EXPECT_EQ(ErrorOfEdit("\"size\": 24, \"alias_of\"", "\"size\": 24, \"size\": 24, \"alias_of\""),

@@ -100,6 +100,16 @@ TEST(DeviceTest, TheFileMaySayHowLongKernelsWait) {
   EXPECT_EQ(ParseDevice(text, "toy.toml").kernel_wait, Duration::Microseconds(6));
 }
 
+TEST(DeviceTest, TheFileMaySayTheRatesOfMatrixProducts) {
+  EXPECT_EQ(MatrixRate(ParseDevice(kToy, "toy.toml"), Arithmetic::kBf16), 2'000'000'000);
+  std::string text(kToy);
+  text.insert(text.find("[link]"), "bf16 = \"5GFLOP/s\"\n");
+  const Device device = ParseDevice(text, "toy.toml");
+  EXPECT_EQ(MatrixRate(device, Arithmetic::kBf16), 5'000'000'000);
+  EXPECT_EQ(MatrixRate(device, Arithmetic::kFp32), 2'000'000'000);
+  EXPECT_EQ(MatrixRate(device, Arithmetic::kFp8), 2'000'000'000);
+}
+
 // Returns the error of reading `kToy` with `from` replaced by `to`, without the directory.
 std::string ErrorOfEdit(std::string_view from, std::string_view to) {
   const TemporaryDirectory directory;

@@ -51,6 +51,21 @@ TEST(RecordedCostTest, OnTheSameGpuAsItWas) {
   EXPECT_EQ(cost.Provenance(), "recorded on " + h200.gpus[0] + ", PyTorch 2.11.0");
 }
 
+// A trace that was recorded without a GPU takes the time of the roofline in its arithmetic.
+TEST(RecordedCostTest, WithoutAGpuByTheRateOfTheArithmetic) {
+  Device device = DeviceOf("h200");
+  device.matrix_flops_per_second[Arithmetic::kBf16] = 10 * device.flops_per_second;
+  Trace trace = Recorded("");
+  for (Op& op : trace.ops) op.recorded = RecordedCost{};
+  const auto time = [&] {
+    const RecordedCostModel cost(*trace.recording, device, std::nullopt);
+    return KernelOf(cost, trace.ops[0]).time.milliseconds();
+  };
+  const double in_fp32 = time();
+  trace.ops[0].slots[0].arithmetic = Arithmetic::kBf16;
+  EXPECT_NEAR(in_fp32 / time(), 10, 0.1);
+}
+
 // Each op's time is scaled by the ratio of its roofline times on the two GPUs, whether arithmetic
 // or memory bounds the op.
 TEST(RecordedCostTest, OnAnotherGpuByTheRooflines) {
