@@ -1,0 +1,112 @@
+// The sentences at the top of a comparison, computed from its rows.
+
+function rivalOf(row, rivals) {
+  return rivals.length === 0 ? String(row.policy) : rivals.map((name) => spoken(name, row[name])).join(", ");
+}
+
+function percent(share) {
+  return `${digits(100 * share)} %`;
+}
+
+// Returns the rows that have a time, the fastest first.
+function timed(rows) {
+  return sorted(rows.filter((row) => typeof row.iteration_ms === "number"), "iteration_ms", true);
+}
+
+// Returns those of `timed(rows)` that are as fast as the first in the digits that people read.
+function winnersOf(fast) {
+  return fast.filter((row) => digits(row.iteration_ms) === digits(fast[0].iteration_ms));
+}
+
+function byHowMuch(row) {
+  return missing(row) === null ? "" : ` by ${bytes(missing(row))}`;
+}
+
+// Returns sentences on the rows that have no result.
+function losers(rows, nameOf, memory) {
+  const said = [];
+  const lost = sorted(rows.filter((row) => row.status === "oom"), "missing_bytes", true);
+  const known = lost.filter((row) => missing(row) !== null), farthest = known[known.length - 1];
+  if (lost.length > 3) {
+    said.push(`${lost.length} do not fit into ${memory}` + (known.length === 0 ? "." : `: ${nameOf(known[0])} misses${byHowMuch(known[0])}, and ${nameOf(farthest)}, the farthest off,${byHowMuch(farthest)}.`));
+  } else if (lost.length > 0) {
+    said.push(`${list(lost.map((row) => `${nameOf(row)} ${missing(row) === null ? "does not fit" : `misses${byHowMuch(row)}`}`))}.`);
+  }
+  const failed = rows.filter((row) => row.status === "failed").map(nameOf);
+  if (failed.length > 0) said.push(`${few(failed)} failed.`);
+  return said;
+}
+
+// Returns sentences on the rivals in one place.
+function verdict(rows, nameOf) {
+  const memory = typeof rows[0].memory_bytes === "number" ? bytes(rows[0].memory_bytes) : "the memory of the device";
+  const fast = timed(rows), fitting = rows.filter((row) => row.status === "ok");
+  const said = [];
+  if (fitting.length === 0 && rows.length > 1) said.push(`None of the ${rows.length} policies fits into ${memory}.`);
+  else if (fast.length === 0 && fitting.length > 0) said.push(`${fitting.length} of ${rows.length} policies fit into ${memory}.`);
+  if (fast.length > 0) {
+    const winners = winnersOf(fast), [best] = fast, next = fast[winners.length], slowest = fast[fast.length - 1];
+    const name = list(winners.map(nameOf)), time = `${milliseconds(best.iteration_ms)} per iteration`;
+    let text = fast.length === 1 && rows.length > 1 ? `Only ${name} fits into ${memory}: ${time}` : fast.length === 1 ? `${name} fits into ${memory}: ${time}`
+      : winners.length === 1 ? `${name} is the fastest in ${memory}: ${time}` : `${name} are equally fast in ${memory}: ${time}`;
+    if (next) text += `, ${percent(1 - best.iteration_ms / next.iteration_ms)} less than ${nameOf(next)}`;
+    if (next && slowest !== next) text += ` and ${percent(1 - best.iteration_ms / slowest.iteration_ms)} less than ${nameOf(slowest)}, the slowest`;
+    if (typeof best.slowdown === "number") text += `. With unlimited memory an iteration takes ${milliseconds(best.iteration_ms / best.slowdown)}`;
+    said.push(`${text}.`);
+  }
+  return [...said, ...losers(rows, nameOf, memory)];
+}
+
+function median(values) {
+  const order = [...values].sort((a, b) => a - b);
+  return (order[(order.length - 1) >> 1] + order[order.length >> 1]) / 2;
+}
+
+// Returns the names that have the longest list, and its length.
+function mostOften(lists) {
+  const most = Math.max(0, ...[...lists.values()].map((one) => one.length));
+  return [[...lists.keys()].filter((name) => lists.get(name).length === most), most];
+}
+
+// Returns the names, or their number if there are more than three.
+function few(names) {
+  return names.length > 3 ? `${names.length} policies` : list(names);
+}
+
+// Returns sentences on rivals in several places. A tie counts for each of the rivals that are fastest.
+function tally(places, apart, nameOf) {
+  const wins = new Map(), fits = new Map(), leads = new Map();
+  const add = (map, key, value) => map.set(key, [...(map.get(key) ?? []), value]);
+  const rows = places.flat(), rivals = new Set(rows.map(nameOf));
+  let nothing = 0;
+  for (const place of places) {
+    const fast = timed(place), winners = fast.length > 0 ? winnersOf(fast) : [];
+    if (!place.some((row) => row.status === "ok")) ++nothing;
+    for (const row of place) if (row.status === "ok") add(fits, nameOf(row), row);
+    for (const row of winners) add(wins, nameOf(row), row);
+    if (winners.length === 1 && fast.length > 1) add(leads, nameOf(fast[0]), 1 - fast[0].iteration_ms / fast[1].iteration_ms);
+  }
+  const where = `${places.length} combinations of ${list(apart.map((name) => wordsOf(name).words.replace(" request", "")))}`;
+  const said = [], [[first, ...others], won] = mostOften(wins);
+  if (rivals.size === 1) {
+    said.push(`${[...rivals][0]} fits in ${places.length - nothing} of ${where}.`);
+  } else if (won > 0) {
+    const lead = others.length === 0 && leads.has(first) ? `, with a median of ${percent(median(leads.get(first)))} less time than the next` : "";
+    said.push(`${list([first, ...others])} ${others.length > 0 ? "are each" : "is"} the fastest in ${won} of ${where}${lead}.`);
+  }
+  const [keepers, kept] = mostOften(fits);
+  if (rivals.size > keepers.length && kept > 0) said.push(`${few(keepers)} ${keepers.length > 1 ? "fit" : "fits"} in the most, ${kept}.`);
+  if (nothing > 0 && rivals.size > 1) said.push(nothing < places.length ? `In ${nothing} of them nothing fits.` : `Nothing fits in any of ${where}.`);
+  const short = rows.map(missing).filter((size) => size !== null), lost = rows.filter((row) => row.status === "oom").length;
+  if (lost > 0) said.push(`${lost} of ${rows.length} runs do not fit${short.length > 0 ? ` and miss by ${bytes(Math.min(...short))} to ${bytes(Math.max(...short))}` : ""}.`);
+  const failed = rows.filter((row) => row.status === "failed").length;
+  if (failed > 0) said.push(`${failed} failed.`);
+  return said;
+}
+
+function summary(parent, rows) {
+  if (rows.length === 0) return;
+  const apart = tellingApart(rows, PLACE), rivals = tellingApart(rows, RIVAL, apart), places = [...groupsOf(rows, apart).values()];
+  const nameOf = (row) => rivalOf(row, rivals);
+  element(parent, "p", { class: "summary" }, (places.length === 1 ? verdict(rows, nameOf) : tally(places, apart, nameOf)).join(" "));
+}
