@@ -45,7 +45,7 @@ std::string ForScript(std::string_view json) {
 }
 
 // The scripts of the page, in the order in which they use each other.
-constexpr std::array kScripts{"words.js", "table.js", "summary.js",
+constexpr std::array kScripts{"words.js", "table.js",    "summary.js",
                               "plot.js",  "timeline.js", "page.js"};
 
 std::string PageFile(const std::string& name) {
@@ -116,7 +116,8 @@ std::string FormatReport(const std::string& title, const std::vector<ReportSecti
       "<link rel=\"icon\" href=\"data:,\">\n<title>{0}</title>\n<style>\n{1}</style>\n</head>\n"
       "<body>\n<header><h1>{0}</h1>\n<nav aria-label=\"Sections\"></nav>\n"
       "<button id=\"theme\" type=\"button\">Dark or light</button></header>\n<main>\n{2}</main>\n"
-      "{3}<script type=\"application/json\" id=\"glossary\">{4}</script>\n<script>\n{5}\n</script>\n"
+      "{3}<script type=\"application/json\" "
+      "id=\"glossary\">{4}</script>\n<script>\n{5}\n</script>\n"
       "<script>\n{6}</script>\n</body>\n</html>\n",
       Escaped(title), PageFile("page.css"), body, data, ForScript(GlossaryJson()), Dygraphs(),
       scripts);

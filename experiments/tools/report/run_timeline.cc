@@ -219,9 +219,9 @@ class Timeline {
       const bool tensor = placement.tensor != kNoTensor;
       block_name_.push_back(NameOf(tensor ? trace_.tensor(placement.tensor).name
                                           : std::string("workspace or reserved block")));
-      block_kind_.push_back(static_cast<uint8_t>(
-          tensor ? static_cast<size_t>(trace_.tensor(placement.tensor).kind)
-                 : TensorKindNames().size()));
+      block_kind_.push_back(
+          static_cast<uint8_t>(tensor ? static_cast<size_t>(trace_.tensor(placement.tensor).kind)
+                                      : TensorKindNames().size()));
       block_nested_.push_back(block.nested ? 1 : 0);
     }
   }

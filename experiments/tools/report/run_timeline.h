@@ -23,7 +23,8 @@ namespace spillway {
 //   stalls: count  event (index, ascending)  length  cause (index)  awaited (an event; 2^32 - 1 for
 //           the host)
 //   blocks: omitted (how many were left out, smallest first, above a hundred thousand)  count start
-//           length  offset  size (KiB)  name (index)  kind (index)  nested (1 within a reserved block)
+//           length  offset  size (KiB)  name (index)  kind (index)  nested (1 within a reserved
+//           block)
 // REQUIRES: the run fits.
 std::string TimelineJson(const Outcome& outcome, Bytes memory);
 

@@ -32,10 +32,8 @@ function refit(graph) {
   graph.resize();
 }
 
-// Draws the lines of `names`: Map of { points: Map of y by x, lost: Set of x that have no y }. `style` gives the place of a name among colours and markers.
-function axes(parent, title, labels, lines, names, style, options) {
-  const box = element(parent, "figure");
-  if (title) element(box, "figcaption", {}, title);
+// Draws the lines of `names` in a box: Map of { points: Map of y by x, lost: Set of x that have no y }. `style` gives the place of a name among colours and markers.
+function axes(box, title, labels, lines, names, style, options) {
   const xs = [...new Set(names.flatMap((name) => [...lines.get(name).points.keys(), ...lines.get(name).lost]))].sort((a, b) => a - b);
   const most = Math.max(...names.flatMap((name) => [...lines.get(name).points.values()]));
   if (!names.some((name) => lines.get(name).points.size > 0)) return element(box, "p", { class: "hint" }, `No value for ${list(names)}.`);
@@ -94,10 +92,12 @@ function panels(parent, labels, drawn, { options = {}, lost = "does not fit" } =
     for (const name of some) mark(element(key, "span", { class: "series" }, name), MARKERS[style(name)], { fill: COLOURS[style(name)] });
     if (drawn.some(({ lines }) => some.some((name) => lines.get(name)?.lost.size > 0))) mark(element(key, "span", {}, lost), CROSS, { stroke: "currentColor" });
     const grid = element(parent, "div", { class: "facets" });
-    for (const { title, lines } of drawn) {
-      const here = some.filter((name) => lines.has(name));
-      if (here.length > 0) axes(grid, title, labels, lines, here, style, options);
-    }
+    const facets = drawn.map(({ title, lines }) => ({ title, lines, here: some.filter((name) => lines.has(name)) })).filter(({ here }) => here.length > 0);
+    const boxes = facets.map(() => element(grid, "figure"));  // all of them, since they share the width
+    facets.forEach(({ title, lines, here }, i) => {
+      if (title) element(boxes[i], "figcaption", {}, title);
+      axes(boxes[i], title, labels, lines, here, style, options);
+    });
   }
   if (never.length > 0) element(parent, "p", { class: "hint" }, `In no case is there a value for ${list(never)}.`);
 }

@@ -8,16 +8,6 @@ function percent(share) {
   return `${digits(100 * share)} %`;
 }
 
-// Returns the rows that have a time, the fastest first.
-function timed(rows) {
-  return sorted(rows.filter((row) => typeof row.iteration_ms === "number"), "iteration_ms", true);
-}
-
-// Returns those of `timed(rows)` that are as fast as the first in the digits that people read.
-function winnersOf(fast) {
-  return fast.filter((row) => digits(row.iteration_ms) === digits(fast[0].iteration_ms));
-}
-
 function byHowMuch(row) {
   return missing(row) === null ? "" : ` by ${bytes(missing(row))}`;
 }
@@ -91,11 +81,12 @@ function tally(places, apart, nameOf) {
   if (rivals.size === 1) {
     said.push(`${[...rivals][0]} fits in ${places.length - nothing} of ${where}.`);
   } else if (won > 0) {
-    const lead = others.length === 0 && leads.has(first) ? `, with a median of ${percent(median(leads.get(first)))} less time than the next` : "";
+    const ahead = [first, ...others].flatMap((name) => leads.get(name) ?? []);
+    const lead = ahead.length > 0 ? `, with ${percent(median(ahead))} less time than the next (median)` : "";
     said.push(`${list([first, ...others])} ${others.length > 0 ? "are each" : "is"} the fastest in ${won} of ${where}${lead}.`);
   }
   const [keepers, kept] = mostOften(fits);
-  if (rivals.size > keepers.length && kept > 0) said.push(`${few(keepers)} ${keepers.length > 1 ? "fit" : "fits"} in the most, ${kept}.`);
+  if (rivals.size > keepers.length && kept > 0) said.push(`${few(keepers)} ${keepers.length > 1 ? "fit" : "fits"} in ${kept === places.length ? "all" : `the most, ${kept}`}.`);
   if (nothing > 0 && rivals.size > 1) said.push(nothing < places.length ? `In ${nothing} of them nothing fits.` : `Nothing fits in any of ${where}.`);
   const short = rows.map(missing).filter((size) => size !== null), lost = rows.filter((row) => row.status === "oom").length;
   if (lost > 0) said.push(`${lost} of ${rows.length} runs do not fit${short.length > 0 ? ` and miss by ${bytes(Math.min(...short))} to ${bytes(Math.max(...short))}` : ""}.`);

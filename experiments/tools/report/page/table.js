@@ -41,6 +41,16 @@ function sorted(rows, by, up) {
   });
 }
 
+// Returns the rows that have a time, the fastest first.
+function timed(rows) {
+  return sorted(rows.filter((row) => typeof row.iteration_ms === "number"), "iteration_ms", true);
+}
+
+// Returns those of `timed(rows)` that are as fast as the first in the digits that people read.
+function winnersOf(fast) {
+  return fast.filter((row) => digits(row.iteration_ms) === digits(fast[0].iteration_ms));
+}
+
 // Adds a sentence with the settings that all rows share. Returns their names.
 function shared(parent, rows) {
   const names = ["workload", ...PLACE, "allocator"].filter((name, i, all) => all.indexOf(name) === i && valuesOf(rows, name).length === 1 && rows[0][name]);
@@ -56,14 +66,15 @@ function table(parent, rows, title, results = false) {
   const all = [...new Set([...(results ? MATTER : []), ...rows.flatMap((row) => Object.keys(row))])].filter((name) => rows.some((row) => (row[name] ?? null) !== null));
   const key = all.filter((name) => MATTER.includes(name) && !told.includes(name) && !(name === "workload" && all.includes("network")));
   const few = results ? key : all.slice(0, FEW);
-  const place = results ? groupsOf(rows, PLACE) : new Map();
-  const best = new Set([...place.values()].filter((group) => group.length > 1).flatMap((group) => {
-    const times = group.map((row) => row.iteration_ms).filter((time) => typeof time === "number");
-    return group.filter((row) => row.iteration_ms === Math.min(...times));
-  }));
+  const places = results ? [...groupsOf(rows, PLACE).values()] : [];
+  const best = new Set(), share = new Map();  // the fastest rows of each place, and each time as a share of the longest there
+  for (const fast of places.map(timed).filter((fast) => fast.length > 0)) {
+    if (rows.length > places.length) winnersOf(fast).forEach((row) => best.add(row));
+    fast.forEach((row) => share.set(row, row.iteration_ms / fast[fast.length - 1].iteration_ms));
+  }
   const largest = (name) => Math.max(...rows.map((row) => (typeof row[name] === "number" ? row[name] : 0)));
   const meaning = new Map(all.map((name) => [name, results ? wordsOf(name) : wordsOf(name, largest(name))]));
-  let whole = false, by = place.size === 1 && all.includes("iteration_ms") ? "iteration_ms" : null, up = true;
+  let whole = false, by = places.length === 1 && all.includes("iteration_ms") ? "iteration_ms" : null, up = true;
 
   const box = element(parent, "div", { class: rows.length > LONG ? "scroll long" : "scroll", tabindex: "0", role: "region", "aria-label": `Table of ${title}` });
   const made = element(box, "table");
@@ -89,9 +100,9 @@ function table(parent, rows, title, results = false) {
     for (const row of (by === null ? rows : sorted(rows, by, up)).slice(0, SHOWN)) {
       const line = element(body, "tr", { class: `${row.status ?? ""} ${best.has(row) ? "best" : ""}` });
       for (const name of names) {
-        const bar = results && name === "iteration_ms" && row[name] > 0;
+        const bar = name === "iteration_ms" && share.has(row);
         const made = element(line, "td", { class: `${numeric(name) ? "number" : "text"} ${bar ? "bar" : ""}` }, cell(name, row, meaning.get(name).size));
-        if (bar) made.style.setProperty("--share", `${(100 * row[name]) / largest(name)}%`);
+        if (bar) made.style.setProperty("--share", `${100 * share.get(row)}%`);
       }
       if (row.reason && !whole) element(element(body, "tr", { class: `reason ${row.status}` }), "td", { colspan: names.length, title: row.reason }, row.reason.split(/\. (?=[A-Z])/)[0]);
       if (results && row.policy) explained.add(String(row.policy).split(":")[0]);
