@@ -11,6 +11,12 @@ function lists(name, part) {
   return [[name, [facts]], ...arrays.map(([key, list]) => [`${name}: ${key}`, list])];
 }
 
+// Adds the workload and the device of all rows to a heading that does not name them.
+function nameWorkload(heading, rows) {
+  const [[workload, ...workloads], [device, ...devices]] = [valuesOf(rows, "workload"), valuesOf(rows, "device")];
+  if (workload && device && workloads.length + devices.length === 0 && !heading.textContent.includes(workload)) heading.append(`: ${workload} on ${device}`);
+}
+
 function fill(section, heading) {
   const from = document.getElementById(section.dataset.from);
   const parts = JSON.parse(from.textContent);
@@ -18,15 +24,16 @@ function fill(section, heading) {
   if (section.dataset.kind === "timeline") return void new Timeline(section, parts);
   const rows = Array.isArray(parts) ? parts : parts.rows ?? [parts.row];
   const results = section.dataset.kind === "results";
+  if (results) nameWorkload(heading, rows);
   if (results) summary(section, rows);
   if (section.dataset.kind === "validation") validationPlot(section, rows);
   if (results) sweepPlots(section, rows);
-  table(section, rows, heading, section.dataset.kind !== "table");
+  table(section, rows, heading.textContent, section.dataset.kind !== "table");
   for (const [name, part] of Array.isArray(parts) ? [] : Object.entries(parts)) {
     if (["schema", "rows", "row"].includes(name) || part.length === 0) continue;
     for (const [title, list] of lists(name, part)) {
       element(section, "h3", {}, title.replaceAll("_", " "));
-      table(section, list, `${title.replaceAll("_", " ")} of ${heading}`);
+      table(section, list, `${title.replaceAll("_", " ")} of ${heading.textContent}`);
     }
   }
 }
@@ -45,7 +52,7 @@ function addGlossary() {
   }
 }
 
-for (const section of document.querySelectorAll("section")) fill(section, section.querySelector("h2").textContent);
+for (const section of document.querySelectorAll("section")) fill(section, section.querySelector("h2"));
 for (const timeline of timelines) {
   timeline.start();
   timeline.scale.hidden = timelines.length === 1;

@@ -56,6 +56,7 @@ function shared(parent, rows) {
   const names = ["workload", ...PLACE, "allocator"].filter((name, i, all) => all.indexOf(name) === i && valuesOf(rows, name).length === 1 && rows[0][name]);
   const told = names.filter((name) => !(["network", "batch"].includes(name) && names.includes("workload")) && !(name === "memory_bytes" && names.includes("memory_request")));
   const facts = told.map((name) => `${wordsOf(name).words.replace(" request", "")} ${name === "memory_bytes" ? bytes(rows[0][name]) : rows[0][name]}`);
+  told.forEach((name) => explained.add(name));
   element(parent, "p", { class: "shared" }, rows.length > 1 ? `The same in all rows: ${facts.join(", ")}.` : `${facts.join(", ")}.`);
   return names;
 }
@@ -65,7 +66,7 @@ function table(parent, rows, title, results = false) {
   const told = results && rows.length > 0 ? shared(parent, rows) : [];
   const all = [...new Set([...(results ? MATTER : []), ...rows.flatMap((row) => Object.keys(row))])].filter((name) => rows.some((row) => (row[name] ?? null) !== null));
   const key = all.filter((name) => MATTER.includes(name) && !told.includes(name) && !(name === "workload" && all.includes("network")));
-  const few = results ? key : all.slice(0, FEW);
+  const few = results ? (key.at(-1) === "status" ? [...key, "reason"].filter((name) => all.includes(name)) : key) : all.slice(0, FEW);
   const places = results ? [...groupsOf(rows, PLACE).values()] : [];
   const best = new Set(), share = new Map();  // the fastest rows of each place, and each time as a share of the longest there
   for (const fast of places.map(timed).filter((fast) => fast.length > 0)) {
@@ -99,12 +100,15 @@ function table(parent, rows, title, results = false) {
     body.replaceChildren();
     for (const row of (by === null ? rows : sorted(rows, by, up)).slice(0, SHOWN)) {
       const line = element(body, "tr", { class: `${row.status ?? ""} ${best.has(row) ? "best" : ""}` });
-      for (const name of names) {
+      const reason = whole || !few.includes("status") ? "" : row.reason;  // stands in place of the values that the row lacks
+      for (const name of reason ? names.slice(0, names.indexOf("status") + 1) : names) {
         const bar = name === "iteration_ms" && share.has(row);
-        const made = element(line, "td", { class: `${numeric(name) ? "number" : "text"} ${bar ? "bar" : ""}` }, cell(name, row, meaning.get(name).size));
+        const made = element(line, "td", { class: `${numeric(name) ? "number" : "text"} ${bar ? "bar" : ""}` });
+        // Names such as vdnn-all:algo=memory break between their parts.
+        cell(name, row, meaning.get(name).size).split(/(?<=[:=,/])/).forEach((part) => made.append(part, document.createElement("wbr")));
         if (bar) made.style.setProperty("--share", `${100 * share.get(row)}%`);
       }
-      if (row.reason && !whole) element(element(body, "tr", { class: `reason ${row.status}` }), "td", { colspan: names.length, title: row.reason }, row.reason.split(/\. (?=[A-Z])/)[0]);
+      if (reason) element(line, "td", { class: "reason", colspan: Math.max(names.length - names.indexOf("status") - 1, 1), title: reason }, reason.split(/\. (?=[A-Z])/)[0]);
       if (results && row.policy) explained.add(String(row.policy).split(":")[0]);
     }
   };
