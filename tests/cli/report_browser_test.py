@@ -223,7 +223,7 @@ class ReportBrowserTest(CommandTest):
         self.check(self.report("alexnet:8", "--policy", "as-recorded", code=4))
         self.assertIn("as-recorded failed.", self.js("return document.querySelector('.summary').textContent"))
         self.check(self.report("alexnet:8", "--policy", "liveness", "--memory", "1MiB", code=1))
-        self.assertRegex(self.js("return document.querySelector('.summary').textContent"), "^liveness (misses by|does not fit)")
+        self.assertRegex(self.js("return document.querySelector('.summary').textContent"), "^liveness (misses by at least|does not fit)")
 
     def test_drawn_comparisons(self):
         for seed, policies in enumerate((1, 2, 9, 20)):
@@ -265,7 +265,7 @@ class ReportBrowserTest(CommandTest):
             short = [row["missing_bytes"] for row in rows if row["status"] == "oom"]
             for size in (min(short), max(short)) if short else ():
                 unit = 30 if size >= 2**30 else 20
-                self.assertIn(f"by {four_digits(size / 2**unit)} {'GiB' if unit == 30 else 'MiB'}", said)
+                self.assertIn(f"by at least {four_digits(size / 2**unit)} {'GiB' if unit == 30 else 'MiB'}", said)
             self.assertEqual("failed" in said, any(row["status"] == "failed" for row in rows))
 
     def sentence(self, rows):

@@ -9,7 +9,7 @@ function percent(share) {
 }
 
 function byHowMuch(row) {
-  return missing(row) === null ? "" : ` by ${bytes(missing(row))}`;
+  return missing(row) === null ? "" : ` by at least ${bytes(missing(row))}`;
 }
 
 // Returns sentences on the rows that have no result.
@@ -89,7 +89,7 @@ function tally(places, apart, nameOf) {
   if (rivals.size > keepers.length && kept > 0) said.push(`${few(keepers)} ${keepers.length > 1 ? "fit" : "fits"} in ${kept === places.length ? "all" : `the most, ${kept}`}.`);
   if (nothing > 0 && rivals.size > 1) said.push(nothing < places.length ? `In ${nothing} of them nothing fits.` : `Nothing fits in any of ${where}.`);
   const short = rows.map(missing).filter((size) => size !== null), lost = rows.filter((row) => row.status === "oom").length;
-  if (lost > 0) said.push(`${lost} of ${rows.length} runs do not fit${short.length > 0 ? ` and miss by ${bytes(Math.min(...short))} to ${bytes(Math.max(...short))}` : ""}.`);
+  if (lost > 0) said.push(`${lost} of ${rows.length} runs do not fit${short.length > 0 ? `, and miss by at least ${bytes(Math.min(...short))} to ${bytes(Math.max(...short))}` : ""}.`);
   const failed = rows.filter((row) => row.status === "failed").length;
   if (failed > 0) said.push(`${failed} failed.`);
   return said;
