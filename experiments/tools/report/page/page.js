@@ -28,12 +28,12 @@ function fill(section, heading) {
   if (results) summary(section, rows);
   if (section.dataset.kind === "validation") validationPlot(section, rows);
   if (results) sweepPlots(section, rows);
-  table(section, rows, heading.textContent, section.dataset.kind !== "table");
+  new Table(section, rows, heading.textContent, section.dataset.kind !== "table");
   for (const [name, part] of Array.isArray(parts) ? [] : Object.entries(parts)) {
     if (["schema", "rows", "row"].includes(name) || part.length === 0) continue;
     for (const [title, list] of lists(name, part)) {
       element(section, "h3", {}, title.replaceAll("_", " "));
-      table(section, list, `${title.replaceAll("_", " ")} of ${heading.textContent}`);
+      new Table(section, list, `${title.replaceAll("_", " ")} of ${heading.textContent}`);
     }
   }
 }

@@ -35,7 +35,7 @@ function refit(graph) {
 // Draws the lines of `names` in a box: Map of { points: Map of y by x, lost: Set of x that have no y }. `style` gives the place of a name among colours and markers.
 function axes(box, title, labels, lines, names, style, options) {
   const xs = [...new Set(names.flatMap((name) => [...lines.get(name).points.keys(), ...lines.get(name).lost]))].sort((a, b) => a - b);
-  const most = Math.max(...names.flatMap((name) => [...lines.get(name).points.values()]));
+  const [, most] = extent(names.flatMap((name) => [...lines.get(name).points.values()]));
   if (!names.some((name) => lines.get(name).points.size > 0)) return element(box, "p", { class: "hint" }, `No value for ${list(names)}.`);
   const crossed = names.filter((name) => lines.get(name).lost.size > 0);
   const span = xs[xs.length - 1] - xs[0] || xs[0] || 1;
@@ -56,7 +56,7 @@ function axes(box, title, labels, lines, names, style, options) {
     strokeWidth: 1.5, highlightCircleSize: 6, dateWindow: [xs[0] - span * 0.04, xs[xs.length - 1] + span * 0.04],
     valueRange: [0, (most * 1.06) / (1 - (CROSSES * crossed.length) / 190) || 1], axisLabelFontSize: 12, xLabelHeight: 18, yLabelWidth: 18,
     interactionModel: { ...Dygraph.defaultInteractionModel, touchstart: undefined, touchmove: undefined, touchend: undefined },  // a touch scrolls the page
-    axes: { x: { axisLabelFormatter: tickLabel, pixelsPerLabel: 45, axisLabelWidth: 44 }, y: { axisLabelFormatter: tickLabel, axisLabelWidth: 46 } },
+    axes: { x: { axisLabelFormatter: tickLabel, pixelsPerLabel: 50, axisLabelWidth: 56 }, y: { axisLabelFormatter: tickLabel, axisLabelWidth: 50 } },
     underlayCallback: (context, area, self) => crossed.forEach((name, row) => {
       context.strokeStyle = COLOURS[style(name)];
       context.lineWidth = 1.3;
@@ -172,7 +172,7 @@ function validationPlot(section, rows) {
   }
   if (errors.length > 0) {
     const mean = errors.reduce((sum, error) => sum + error, 0) / errors.length;
-    element(section, "p", { class: "summary" }, `In ${errors.length} cases the prediction is off by ${percent(mean)} on average, and by ${percent(Math.max(...errors))} at worst.`);
+    element(section, "p", { class: "summary" }, `In ${errors.length} ${errors.length === 1 ? "case" : "cases"} the prediction is off by ${percent(mean)} on average, and by ${percent(Math.max(...errors))} at worst.`);
   }
   if (lines.size === 0) return;
   element(section, "h3", {}, "Predicted against measured time");

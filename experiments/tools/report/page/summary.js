@@ -1,5 +1,6 @@
 // The sentences at the top of a comparison, computed from its rows.
 
+// Returns the name of a rival: its policy, or the settings that tell it from the others.
 function rivalOf(row, rivals) {
   return rivals.length === 0 ? String(row.policy) : rivals.map((name) => spoken(name, row[name])).join(", ");
 }
@@ -8,8 +9,14 @@ function percent(share) {
   return `${digits(100 * share)} %`;
 }
 
+// Returns the words on by how much a row misses; empty if that is not known.
 function byHowMuch(row) {
   return missing(row) === null ? "" : ` by at least ${bytes(missing(row))}`;
+}
+
+// Returns the names, or their number if there are more than three.
+function few(names) {
+  return names.length > 3 ? `${names.length} policies` : list(names);
 }
 
 // Returns sentences on the rows that have no result.
@@ -36,7 +43,7 @@ function verdict(rows, nameOf) {
   else if (fast.length === 0 && fitting.length > 0) said.push(`${fitting.length} of ${rows.length} policies fit into ${memory}.`);
   if (fast.length > 0) {
     const winners = winnersOf(fast), [best] = fast, next = fast[winners.length], slowest = fast[fast.length - 1];
-    const name = list(winners.map(nameOf)), time = `${milliseconds(best.iteration_ms)} per iteration`;
+    const name = few(winners.map(nameOf)), time = `${milliseconds(best.iteration_ms)} per iteration`;
     let text = fast.length === 1 && rows.length > 1 ? `Only ${name} fits into ${memory}: ${time}` : fast.length === 1 ? `${name} fits into ${memory}: ${time}`
       : winners.length === 1 ? `${name} is the fastest in ${memory}: ${time}` : `${name} are equally fast in ${memory}: ${time}`;
     if (next) text += `, ${percent(1 - best.iteration_ms / next.iteration_ms)} less than ${nameOf(next)}`;
@@ -52,49 +59,36 @@ function median(values) {
   return (order[(order.length - 1) >> 1] + order[order.length >> 1]) / 2;
 }
 
-// Returns the names that have the longest list, and its length.
-function mostOften(lists) {
-  const most = Math.max(0, ...[...lists.values()].map((one) => one.length));
-  return [[...lists.keys()].filter((name) => lists.get(name).length === most), most];
-}
-
-// Returns the names, or their number if there are more than three.
-function few(names) {
-  return names.length > 3 ? `${names.length} policies` : list(names);
+// Returns the names of the largest groups, and their size.
+function mostOften(groups) {
+  const most = Math.max(0, ...[...groups.values()].map((group) => group.length));
+  return [[...groups.keys()].filter((name) => groups.get(name).length === most), most];
 }
 
 // Returns sentences on rivals in several places. A tie counts for each of the rivals that are fastest.
 function tally(places, apart, nameOf) {
-  const wins = new Map(), fits = new Map(), leads = new Map();
-  const add = (map, key, value) => map.set(key, [...(map.get(key) ?? []), value]);
-  const rows = places.flat(), rivals = new Set(rows.map(nameOf));
-  let nothing = 0;
-  for (const place of places) {
-    const fast = timed(place), winners = fast.length > 0 ? winnersOf(fast) : [];
-    if (!place.some((row) => row.status === "ok")) ++nothing;
-    for (const row of place) if (row.status === "ok") add(fits, nameOf(row), row);
-    for (const row of winners) add(wins, nameOf(row), row);
-    if (winners.length === 1 && fast.length > 1) add(leads, nameOf(fast[0]), 1 - fast[0].iteration_ms / fast[1].iteration_ms);
-  }
-  const where = `${places.length} combinations of ${list(apart.map((name) => wordsOf(name).words.replace(" request", "")))}`;
-  const said = [], [[first, ...others], won] = mostOften(wins);
-  if (rivals.size === 1) {
-    said.push(`${[...rivals][0]} fits in ${places.length - nothing} of ${where}.`);
+  const rows = places.flat(), fitting = rows.filter((row) => row.status === "ok"), rivals = [...groupsBy(rows, nameOf).keys()];
+  const nothing = places.filter((place) => !place.some((row) => row.status === "ok")).length;
+  const where = `${places.length} ${apart.length > 1 ? "combinations" : "values"} of ${list(apart.map((name) => wordsOf(name).words.replace(" request", "")))}`;
+  const said = [], races = places.map(timed).filter((fast) => fast.length > 0), [leaders, won] = mostOften(groupsBy(races.flatMap(winnersOf), nameOf));
+  if (rivals.length === 1) {
+    said.push(`${rivals[0]} fits in ${places.length - nothing} of ${where}.`);
   } else if (won > 0) {
-    const ahead = [first, ...others].flatMap((name) => leads.get(name) ?? []);
-    const lead = ahead.length > 0 ? `, with ${percent(median(ahead))} less time than the next (median)` : "";
-    said.push(`${list([first, ...others])} ${others.length > 0 ? "are each" : "is"} the fastest in ${won} of ${where}${lead}.`);
+    const leads = races.filter((fast) => fast.length > 1 && winnersOf(fast).length === 1 && leaders.includes(nameOf(fast[0]))).map(([first, next]) => 1 - first.iteration_ms / next.iteration_ms);
+    said.push(`${few(leaders)} ${leaders.length > 1 ? "are each" : "is"} the fastest in ${won} of ${where}` + (leads.length > 0 ? `, with ${percent(median(leads))} less time than the next (median).` : "."));
   }
-  const [keepers, kept] = mostOften(fits);
-  if (rivals.size > keepers.length && kept > 0) said.push(`${few(keepers)} ${keepers.length > 1 ? "fit" : "fits"} in ${kept === places.length ? "all" : `the most, ${kept}`}.`);
-  if (nothing > 0 && rivals.size > 1) said.push(nothing < places.length ? `In ${nothing} of them nothing fits.` : `Nothing fits in any of ${where}.`);
+  const [keepers, kept] = mostOften(groupsBy(fitting, nameOf));
+  if (rivals.length > keepers.length && kept > 0) said.push(`${few(keepers)} ${keepers.length > 1 ? "fit" : "fits"} in ${kept === places.length ? "all" : `the most, ${kept}`}.`);
+  if (nothing > 0 && rivals.length > 1) said.push(nothing < places.length ? `In ${nothing} of them nothing fits.` : `Nothing fits in any of ${where}.`);
   const short = rows.map(missing).filter((size) => size !== null), lost = rows.filter((row) => row.status === "oom").length;
-  if (lost > 0) said.push(`${lost} of ${rows.length} runs do not fit${short.length > 0 ? `, and miss by at least ${bytes(Math.min(...short))} to ${bytes(Math.max(...short))}` : ""}.`);
+  const range = [...new Set(extent(short).map(bytes))].join(" to ");
+  if (lost > 0) said.push(`${lost} of ${rows.length} runs do not fit${short.length > 0 ? `, and miss by at least ${range}` : ""}.`);
   const failed = rows.filter((row) => row.status === "failed").length;
   if (failed > 0) said.push(`${failed} failed.`);
   return said;
 }
 
+// Adds the sentences on a comparison.
 function summary(parent, rows) {
   if (rows.length === 0) return;
   const apart = tellingApart(rows, PLACE), rivals = tellingApart(rows, RIVAL, apart), places = [...groupsOf(rows, apart).values()];

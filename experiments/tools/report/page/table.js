@@ -18,11 +18,9 @@ function statusOf(row) {
   return missing(row) === null ? "does not fit" : `misses by ${bytes(missing(row))}`;
 }
 
-// Returns the text of a value, whose column has units of the given size.
-function cell(name, row, size) {
-  const value = row[name];
+// Returns the text of a value, in units of the given size.
+function cell(value, size) {
   if (value === null || value === undefined) return "–";
-  if (name === "status") return statusOf(row);
   if (Array.isArray(value) && typeof (value[0] ?? {}) === "object") return `${value.length} entries`;
   if (typeof value === "object") return JSON.stringify(value);
   if (typeof value === "boolean") return value ? "yes" : "no";
@@ -61,66 +59,95 @@ function shared(parent, rows) {
   return names;
 }
 
-// Adds a table. `results`: the rows are results, whose shared settings stand above the table.
-function table(parent, rows, title, results = false) {
-  const told = results && rows.length > 0 ? shared(parent, rows) : [];
-  const all = [...new Set([...(results ? MATTER : []), ...rows.flatMap((row) => Object.keys(row))])].filter((name) => rows.some((row) => (row[name] ?? null) !== null));
-  const key = all.filter((name) => MATTER.includes(name) && !told.includes(name) && !(name === "workload" && all.includes("network")));
-  const few = results ? (key.at(-1) === "status" ? [...key, "reason"].filter((name) => all.includes(name)) : key) : all.slice(0, FEW);
-  const places = results ? [...groupsOf(rows, PLACE).values()] : [];
-  const best = new Set(), share = new Map();  // the fastest rows of each place, and each time as a share of the longest there
-  for (const fast of places.map(timed).filter((fast) => fast.length > 0)) {
-    if (rows.length > places.length) winnersOf(fast).forEach((row) => best.add(row));
-    fast.forEach((row) => share.set(row, row.iteration_ms / fast[fast.length - 1].iteration_ms));
+// A table. The rows of `results` are results, whose shared settings stand above the table.
+class Table {
+  constructor(parent, rows, title, results = false) {
+    this.rows = rows;
+    this.results = results;
+    this.all = [...new Set([...(results ? MATTER : []), ...rows.flatMap((row) => Object.keys(row))])].filter((name) => rows.some((row) => (row[name] ?? null) !== null));
+    this.few = results ? this.mattering(rows.length > 0 ? shared(parent, rows) : []) : this.all.slice(0, FEW);
+    this.whole = false;
+    this.numeric = new Set(this.all.filter((name) => rows.some((row) => typeof row[name] === "number")));
+    const largest = (name) => extent(rows.map((row) => row[name]).filter((value) => typeof value === "number"))[1];
+    this.meaning = new Map(this.all.map((name) => [name, results ? wordsOf(name) : wordsOf(name, largest(name))]));
+    const places = results ? [...groupsOf(rows, PLACE).values()] : [];
+    this.rank(places);
+    this.by = places.length === 1 && this.all.includes("iteration_ms") ? "iteration_ms" : null;
+    this.up = true;
+
+    const box = element(parent, "div", { class: rows.length > LONG ? "scroll long" : "scroll", tabindex: "0", role: "region", "aria-label": `Table of ${title}` });
+    this.table = element(box, "table");
+    element(this.table, "caption", {}, rows.length > SHOWN ? `The first ${SHOWN} of ${rows.length} rows, as sorted` : `${rows.length} ${rows.length === 1 ? "row" : "rows"}`);
+    this.head = element(element(this.table, "thead"), "tr");
+    this.body = element(this.table, "tbody");
+    this.fill();
+    if (this.few.length < this.all.length) this.addSwitch(parent);
+    if (!results) return;
+    for (const name of [...this.few, ...valuesOf(rows, "policy").map((policy) => String(policy).split(":")[0])]) explained.add(name);
   }
-  const largest = (name) => Math.max(...rows.map((row) => (typeof row[name] === "number" ? row[name] : 0)));
-  const meaning = new Map(all.map((name) => [name, results ? wordsOf(name) : wordsOf(name, largest(name))]));
-  let whole = false, by = places.length === 1 && all.includes("iteration_ms") ? "iteration_ms" : null, up = true;
 
-  const box = element(parent, "div", { class: rows.length > LONG ? "scroll long" : "scroll", tabindex: "0", role: "region", "aria-label": `Table of ${title}` });
-  const made = element(box, "table");
-  element(made, "caption", {}, rows.length > SHOWN ? `The first ${SHOWN} of ${rows.length} rows, as sorted` : `${rows.length} ${rows.length === 1 ? "row" : "rows"}`);
-  const head = element(element(made, "thead"), "tr");
-  const body = element(made, "tbody");
+  // Returns the columns of results that matter and are not among those told already.
+  mattering(told) {
+    const names = this.all.filter((name) => MATTER.includes(name) && !told.includes(name) && !(name === "workload" && this.all.includes("network")));
+    return names.at(-1) === "status" && this.all.includes("reason") ? [...names, "reason"] : names;
+  }
 
-  const fill = () => {
-    const names = whole ? all : few, numeric = (name) => rows.some((row) => typeof row[name] === "number");
-    made.className = whole || !results ? "" : "few";
-    head.replaceChildren();
-    for (const name of names) {
-      const { words, unit } = meaning.get(name);
-      const heading = element(head, "th", { scope: "col", class: numeric(name) ? "number" : "", "aria-sort": by !== name ? "none" : up ? "ascending" : "descending", title: GLOSSARY.columns[name]?.help ?? "" });
-      element(heading, "button", { type: "button" }, unit ? `${words} ${unit}` : words).addEventListener("click", () => {
-        [up, by] = [by === name ? !up : true, name];
-        fill();
-        head.children[names.indexOf(name)].firstChild.focus();
-      });
-      if (results) explained.add(name);
+  // Finds the fastest rows of each place, and each time as a share of the longest there.
+  rank(places) {
+    this.best = new Set();
+    this.share = new Map();
+    for (const fast of places.map(timed).filter((fast) => fast.length > 0)) {
+      if (this.rows.length > places.length) winnersOf(fast).forEach((row) => this.best.add(row));
+      fast.forEach((row) => this.share.set(row, row.iteration_ms / fast[fast.length - 1].iteration_ms));
     }
-    body.replaceChildren();
-    for (const row of (by === null ? rows : sorted(rows, by, up)).slice(0, SHOWN)) {
-      const line = element(body, "tr", { class: `${row.status ?? ""} ${best.has(row) ? "best" : ""}` });
-      const reason = whole || !few.includes("status") ? "" : row.reason;  // stands in place of the values that the row lacks
-      for (const name of reason ? names.slice(0, names.indexOf("status") + 1) : names) {
-        const bar = name === "iteration_ms" && share.has(row);
-        const made = element(line, "td", { class: `${numeric(name) ? "number" : "text"} ${bar ? "bar" : ""}` });
-        // Names such as vdnn-all:algo=memory break between their parts.
-        cell(name, row, meaning.get(name).size).split(/(?<=[:=,/])/).forEach((part) => made.append(part, document.createElement("wbr")));
-        if (bar) made.style.setProperty("--share", `${100 * share.get(row)}%`);
-      }
-      if (reason) element(line, "td", { class: "reason", colspan: Math.max(names.length - names.indexOf("status") - 1, 1), title: reason }, reason.split(/\. (?=[A-Z])/)[0]);
-      if (results && row.policy) explained.add(String(row.policy).split(":")[0]);
-    }
-  };
-  fill();
-  if (few.length === all.length) return;
-  const switches = element(parent, "div", { class: "controls" });
-  const button = element(switches, "button", { type: "button", "aria-pressed": "false" }, `All ${all.length} columns`);
-  const show = (every) => {
-    whole = every;
-    button.setAttribute("aria-pressed", String(whole));
-    fill();
-  };
-  button.addEventListener("click", () => show(!whole));
-  redraws.push((paper) => paper && whole && show(false));  // all columns are wider than paper
+  }
+
+  addSwitch(parent) {
+    const button = element(element(parent, "div", { class: "controls" }), "button", { type: "button", "aria-pressed": "false" }, `All ${this.all.length} columns`);
+    const show = (whole) => {
+      this.whole = whole;
+      button.setAttribute("aria-pressed", String(whole));
+      this.fill();
+    };
+    button.addEventListener("click", () => show(!this.whole));
+    redraws.push((paper) => paper && this.whole && show(false));  // all columns are wider than paper
+  }
+
+  get names() { return this.whole ? this.all : this.few; }
+
+  fill() {
+    this.table.className = this.whole || !this.results ? "" : "few";
+    this.head.replaceChildren();
+    this.names.forEach((name) => this.addHeading(name));
+    this.body.replaceChildren();
+    const rows = this.by === null ? this.rows : sorted(this.rows, this.by, this.up);
+    rows.slice(0, SHOWN).forEach((row) => this.addRow(row));
+  }
+
+  addHeading(name) {
+    const { words, unit } = this.meaning.get(name), order = this.by !== name ? "none" : this.up ? "ascending" : "descending";
+    const heading = element(this.head, "th", { scope: "col", class: this.numeric.has(name) ? "number" : "", "aria-sort": order, title: GLOSSARY.columns[name]?.help ?? "" });
+    element(heading, "button", { type: "button" }, unit ? `${words} ${unit}` : words).addEventListener("click", () => {
+      [this.up, this.by] = [this.by === name ? !this.up : true, name];
+      this.fill();
+      this.head.children[this.names.indexOf(name)].firstChild.focus();
+    });
+  }
+
+  // The reason of a failure stands in place of the values that the row lacks.
+  addRow(row) {
+    const line = element(this.body, "tr", { class: `${row.status ?? ""} ${this.best.has(row) ? "best" : ""}` });
+    const known = this.names.indexOf("status") + 1, reason = !this.whole && known > 0 && row.reason;
+    for (const name of reason ? this.names.slice(0, known) : this.names) this.addCell(line, row, name);
+    if (reason) element(line, "td", { class: "reason", colspan: Math.max(this.names.length - known, 1), title: reason }, reason.split(/\. (?=[A-Z])/)[0]);
+  }
+
+  addCell(line, row, name) {
+    const text = this.results && name === "status" ? statusOf(row) : cell(row[name], this.meaning.get(name).size);
+    const made = element(line, "td", { class: this.numeric.has(name) ? "number" : "text" });
+    text.split(/(?<=[:=,/])/).forEach((part) => made.append(part, document.createElement("wbr")));  // names such as vdnn-all:algo=memory break between their parts
+    if (name !== "iteration_ms" || !this.share.has(row)) return;
+    made.classList.add("bar");
+    made.style.setProperty("--share", `${100 * this.share.get(row)}%`);
+  }
 }

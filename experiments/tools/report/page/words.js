@@ -41,6 +41,11 @@ function milliseconds(value) {
   return `${digits(value)} ms`;
 }
 
+// Returns the smallest and the largest of the values.
+function extent(values) {
+  return values.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [Infinity, -Infinity]);
+}
+
 // Returns "a", "a and b", or "a, b and c".
 function list(texts) {
   return texts.length < 2 ? texts.join("") : `${texts.slice(0, -1).join(", ")} and ${texts[texts.length - 1]}`;
@@ -71,15 +76,20 @@ function valuesOf(rows, name) {
   return [...new Set(rows.map((row) => row[name] ?? null))];
 }
 
-// Returns the rows of each combination of values, by a text of these values.
-function groupsOf(rows, names) {
+// Returns the rows of each key, by key.
+function groupsBy(rows, keyOf) {
   const groups = new Map();
   for (const row of rows) {
-    const key = JSON.stringify(names.map((name) => row[name] ?? null));
+    const key = keyOf(row);
     if (groups.has(key)) groups.get(key).push(row);
     else groups.set(key, [row]);
   }
   return groups;
+}
+
+// Returns the rows of each combination of values, by a text of these values.
+function groupsOf(rows, names) {
+  return groupsBy(rows, (row) => JSON.stringify(names.map((name) => row[name] ?? null)));
 }
 
 // Returns those of `names` that tell rows apart which `known` does not. A setting that follows from settings before it is not among them.
