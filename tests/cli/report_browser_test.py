@@ -239,6 +239,9 @@ class ReportBrowserTest(CommandTest):
             with self.subTest(size=size):
                 self.check(self.report_of(rows), ways=((1280, "dark"), (480, "light")))
                 self.assertTrue(self.check_series(rows))
+                for event in ("touchstart", "touchmove", "touchend", "mousemove", "mousedown", "mouseup", "dblclick"):
+                    self.js("document.querySelectorAll('.plot canvas').forEach((canvas) => canvas.dispatchEvent(new MouseEvent(arguments[0], { bubbles: true })))", event)
+                self.assertEqual(self.browser.get_log("browser"), [])
 
     def test_nothing_of_a_sweep_fits(self):
         rows = drawn_sweep(random.Random(1), 2, 2, 2, 3, failing=1)

@@ -14,7 +14,8 @@ function lists(name, part) {
 // Adds the workload and the device of all rows to a heading that does not name them.
 function nameWorkload(heading, rows) {
   const [[workload, ...workloads], [device, ...devices]] = [valuesOf(rows, "workload"), valuesOf(rows, "device")];
-  if (workload && device && workloads.length + devices.length === 0 && !heading.textContent.includes(workload)) heading.append(`: ${workload} on ${device}`);
+  const same = workload && device && workloads.length + devices.length === 0;
+  if (same && !heading.textContent.includes(workload)) heading.append(`: ${workload} on ${device}`);
 }
 
 function fill(section, heading) {
@@ -40,7 +41,8 @@ function fill(section, heading) {
 
 // Adds a section with the meaning of the columns and policies that the page shows.
 function addGlossary() {
-  const meanings = [...explained].map((name) => [wordsOf(name).words, GLOSSARY.columns[name]?.help ?? GLOSSARY.policies[name]]).filter(([, meaning]) => meaning);
+  const meanings = [...explained].map((name) => [wordsOf(name).words, GLOSSARY.columns[name]?.help ?? GLOSSARY.policies[name]])
+    .filter(([, meaning]) => meaning);
   if (meanings.length === 0) return;
   const section = element(document.querySelector("main"), "section", { "aria-labelledby": "title-words" });
   element(section, "h2", { id: "title-words" }, "What the words mean");

@@ -2,8 +2,8 @@
 
 const SHOWN = 500;  // rows that are shown at once
 const LONG = 60;  // rows from which on a table scrolls
-const MATTER = ["network", "batch", "workload", "device", "memory_request", "policy", "status", "iteration_ms", "predicted_iteration_ms", "measured_iteration_ms",
-                "error", "slowdown", "samples_per_second", "peak_allocated_bytes", "offloaded_bytes", "recompute_ms", "stall_ms"];
+const MATTER = ["network", "batch", "workload", "device", "memory_request", "policy", "status", "iteration_ms", "predicted_iteration_ms",
+                "measured_iteration_ms", "error", "slowdown", "samples_per_second", "peak_allocated_bytes", "offloaded_bytes", "recompute_ms", "stall_ms"];
 const FEW = 10;  // columns that are shown first in a table that has none of these
 const explained = new Set();  // the columns and policies that the page shows and the glossary knows
 
@@ -51,9 +51,10 @@ function winnersOf(fast) {
 
 // Adds a sentence with the settings that all rows share. Returns their names.
 function shared(parent, rows) {
-  const names = ["workload", ...PLACE, "allocator"].filter((name, i, all) => all.indexOf(name) === i && valuesOf(rows, name).length === 1 && rows[0][name]);
-  const told = names.filter((name) => !(["network", "batch"].includes(name) && names.includes("workload")) && !(name === "memory_bytes" && names.includes("memory_request")));
-  const facts = told.map((name) => `${wordsOf(name).words.replace(" request", "")} ${name === "memory_bytes" ? bytes(rows[0][name]) : rows[0][name]}`);
+  const names = [...new Set(["workload", ...PLACE, "allocator"])].filter((name) => rows[0][name] && valuesOf(rows, name).length === 1);
+  const without = { network: "workload", batch: "workload", memory_bytes: "memory_request" };  // those that others tell, too
+  const told = names.filter((name) => !names.includes(without[name]));
+  const facts = told.map((name) => `${wordsOf(name).words} ${name === "memory_bytes" ? bytes(rows[0][name]) : rows[0][name]}`);
   told.forEach((name) => explained.add(name));
   element(parent, "p", { class: "shared" }, rows.length > 1 ? `The same in all rows: ${facts.join(", ")}.` : `${facts.join(", ")}.`);
   return names;
@@ -64,7 +65,8 @@ class Table {
   constructor(parent, rows, title, results = false) {
     this.rows = rows;
     this.results = results;
-    this.all = [...new Set([...(results ? MATTER : []), ...rows.flatMap((row) => Object.keys(row))])].filter((name) => rows.some((row) => (row[name] ?? null) !== null));
+    this.all = [...new Set([...(results ? MATTER : []), ...rows.flatMap((row) => Object.keys(row))])]
+      .filter((name) => rows.some((row) => (row[name] ?? null) !== null));
     this.few = results ? this.mattering(rows.length > 0 ? shared(parent, rows) : []) : this.all.slice(0, FEW);
     this.whole = false;
     this.numeric = new Set(this.all.filter((name) => rows.some((row) => typeof row[name] === "number")));
@@ -75,9 +77,10 @@ class Table {
     this.by = places.length === 1 && this.all.includes("iteration_ms") ? "iteration_ms" : null;
     this.up = true;
 
-    const box = element(parent, "div", { class: rows.length > LONG ? "scroll long" : "scroll", tabindex: "0", role: "region", "aria-label": `Table of ${title}` });
+    const box = element(parent, "div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Table of ${title}` });
+    box.classList.toggle("long", rows.length > LONG);
     this.table = element(box, "table");
-    element(this.table, "caption", {}, rows.length > SHOWN ? `The first ${SHOWN} of ${rows.length} rows, as sorted` : `${rows.length} ${rows.length === 1 ? "row" : "rows"}`);
+    element(this.table, "caption", {}, `${rows.length > SHOWN ? `The first ${SHOWN}, as sorted, of ` : ""}${count(rows.length, "row")}`);
     this.head = element(element(this.table, "thead"), "tr");
     this.body = element(this.table, "tbody");
     this.fill();
@@ -103,7 +106,8 @@ class Table {
   }
 
   addSwitch(parent) {
-    const button = element(element(parent, "div", { class: "controls" }), "button", { type: "button", "aria-pressed": "false" }, `All ${this.all.length} columns`);
+    const controls = element(parent, "div", { class: "controls" });
+    const button = element(controls, "button", { type: "button", "aria-pressed": "false" }, `All ${this.all.length} columns`);
     const show = (whole) => {
       this.whole = whole;
       button.setAttribute("aria-pressed", String(whole));
@@ -126,7 +130,8 @@ class Table {
 
   addHeading(name) {
     const { words, unit } = this.meaning.get(name), order = this.by !== name ? "none" : this.up ? "ascending" : "descending";
-    const heading = element(this.head, "th", { scope: "col", class: this.numeric.has(name) ? "number" : "", "aria-sort": order, title: GLOSSARY.columns[name]?.help ?? "" });
+    const heading = element(this.head, "th", { scope: "col", class: this.numeric.has(name) ? "number" : "", "aria-sort": order });
+    heading.title = GLOSSARY.columns[name]?.help ?? "";
     element(heading, "button", { type: "button" }, unit ? `${words} ${unit}` : words).addEventListener("click", () => {
       [this.up, this.by] = [this.by === name ? !this.up : true, name];
       this.fill();
@@ -139,13 +144,16 @@ class Table {
     const line = element(this.body, "tr", { class: `${row.status ?? ""} ${this.best.has(row) ? "best" : ""}` });
     const known = this.names.indexOf("status") + 1, reason = !this.whole && known > 0 && row.reason;
     for (const name of reason ? this.names.slice(0, known) : this.names) this.addCell(line, row, name);
-    if (reason) element(line, "td", { class: "reason", colspan: Math.max(this.names.length - known, 1), title: reason }, reason.split(/\. (?=[A-Z])/)[0]);
+    if (!reason) return;
+    const [sentence] = reason.split(/\. (?=[A-Z])/);
+    element(line, "td", { class: "reason", colspan: Math.max(this.names.length - known, 1), title: reason }, sentence);
   }
 
   addCell(line, row, name) {
     const text = this.results && name === "status" ? statusOf(row) : cell(row[name], this.meaning.get(name).size);
     const made = element(line, "td", { class: this.numeric.has(name) ? "number" : "text" });
-    text.split(/(?<=[:=,/])/).forEach((part) => made.append(part, document.createElement("wbr")));  // names such as vdnn-all:algo=memory break between their parts
+    // Names such as vdnn-all:algo=memory break between their parts.
+    text.split(/(?<=[:=,/])/).forEach((part) => made.append(part, document.createElement("wbr")));
     if (name !== "iteration_ms" || !this.share.has(row)) return;
     made.classList.add("bar");
     made.style.setProperty("--share", `${100 * this.share.get(row)}%`);

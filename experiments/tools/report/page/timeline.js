@@ -43,7 +43,8 @@ class Timeline {
     const of = (group, types) => Object.fromEntries(Object.entries(types).map(([key, Type]) => [key, unpack(data[group][key], Type)]));
     this.events = of("events", { start: Uint32Array, length: Uint32Array, name: Uint32Array, what: Uint8Array });
     this.stalls = of("stalls", { event: Uint32Array, length: Uint32Array, cause: Uint8Array, awaited: Uint32Array });
-    this.blocks = of("blocks", { start: Uint32Array, length: Uint32Array, offset: Uint32Array, size: Uint32Array, name: Uint32Array, kind: Uint8Array, nested: Uint8Array });
+    this.blocks = of("blocks", { start: Uint32Array, length: Uint32Array, offset: Uint32Array, size: Uint32Array, name: Uint32Array, kind: Uint8Array,
+      nested: Uint8Array });
     this.lanes = data.streams.map(() => []);  // events of each stream by start time
     this.events.what.forEach((what, i) => this.lanes[what & 15].push(i));
     this.lanes = this.lanes.map((lane) => Uint32Array.from(lane).sort((a, b) => this.events.start[a] - this.events.start[b]));
@@ -63,7 +64,8 @@ class Timeline {
     this.key(section);
     element(section, "div", { class: "axis" }, `addresses of device memory (${this.unit[0]})`);
     this.box = element(section, "div", { class: "plot timeline", tabindex: "0", role: "application", "aria-roledescription": "timeline",
-      "aria-label": `Timeline of one iteration of ${milliseconds(data.iteration_ms)}: ${data.events.count} events, ${data.stalls.count} stalls, ${data.blocks.count} blocks of memory` });
+      "aria-label": `Timeline of one iteration of ${milliseconds(data.iteration_ms)}: ${count(data.events.count, "event")}, ` +
+        `${count(data.stalls.count, "stall")}, ${count(data.blocks.count, "block")} of memory` });
     this.said = element(section, "div", { class: "said", role: "status" }, "Point at a block or an event to read about it.");
   }
 
@@ -72,11 +74,13 @@ class Timeline {
     const height = PHASES + MAP + this.used.length * LANE;
     this.box.style.height = `${height + 40}px`;
     this.end = Math.max(...timelines.map((timeline) => timeline.data.iteration_ms));
-    const ticks = (from, to, pixels, option, graph) => Dygraph.numericTicks(0, this.top / this.unit[1], MAP, option, graph)
-      .filter(({ v }) => v <= this.top / this.unit[1]).map(({ v, label }) => ({ v: height - PHASES - MAP + (v * this.unit[1] / this.top) * MAP, label }));
+    const top = this.top / this.unit[1];
+    const ticks = (from, to, pixels, option, graph) => Dygraph.numericTicks(0, top, MAP, option, graph)
+      .filter(({ v }) => v <= top).map(({ v, label }) => ({ v: height - PHASES - MAP + (v / top) * MAP, label }));
     this.graph = new Dygraph(this.box, [[0, 0], [this.end, 0]], {
-      labels: ["time", "nothing"], xlabel: "time (ms)", legend: "never", strokeWidth: 0, highlightCircleSize: 0, axisLabelFontSize: 12, interactionModel: {},
-      valueRange: [0, height], dateWindow: [0, this.end], axes: { x: { axisLabelFormatter: tickLabel }, y: { ticker: ticks, axisLabelFormatter: tickLabel, axisLabelWidth: 40, drawGrid: false } },
+      labels: ["time", "nothing"], xlabel: "time (ms)", legend: "never", strokeWidth: 0, highlightCircleSize: 0, axisLabelFontSize: 12,
+      interactionModel: {}, valueRange: [0, height], dateWindow: [0, this.end],
+      axes: { x: { axisLabelFormatter: tickLabel }, y: { ticker: ticks, axisLabelFormatter: tickLabel, axisLabelWidth: 40, drawGrid: false } },
       underlayCallback: (context, area, graph) => this.draw(context, area, graph), ...axisColours(),
     });
     this.listen();
@@ -106,8 +110,8 @@ class Timeline {
       this.together = own.checked;
       this.show(0, Infinity);
     });
-    element(section, "p", { class: "hint" }, "A click chooses a block or an event, and zooming keeps it in place. Keys, and the wheel, work once the timeline is clicked or reached with Tab: " +
-            "those above, the arrows to move, ] and [ for the next and the previous event. Dragging moves, too.");
+    element(section, "p", { class: "hint" }, "A click chooses a block or an event, and zooming keeps it in place. Keys, and the wheel, work once the " +
+            "timeline is clicked or reached with Tab: those above, the arrows to move, ] and [ for the next and the previous event. Dragging moves, too.");
   }
 
   key(section) {
@@ -254,7 +258,8 @@ class Timeline {
     const { start, length } = this.span(what), when = `from ${milliseconds(start)} for ${milliseconds(length)}`;
     if (what.block !== undefined) {
       const b = this.blocks, i = what.block;
-      this.said.textContent = `${this.names[b.name[i]]} (${this.data.kinds[b.kind[i]]}): ${bytes(b.size[i] * 1024)} at ${bytes(b.offset[i] * 1024)}, ${when}`;
+      const [name, kind, size, offset] = [this.names[b.name[i]], this.data.kinds[b.kind[i]], b.size[i] * 1024, b.offset[i] * 1024];
+      this.said.textContent = `${name} (${kind}): ${bytes(size)} at ${bytes(offset)}, ${when}`;
       return;
     }
     const e = this.events, title = (i) => `${STREAM_KINDS[e.what[i] >> 4]} ${this.names[e.name[i]]}`, stall = this.stallOf.get(what.event);
@@ -275,7 +280,7 @@ class Timeline {
     context.clip();
     context.font = "11px system-ui, sans-serif";
     this.drawMap(context, area, x);
-    this.used.forEach((s, row) => this.drawLane(context, area, this.lanes[s], this.data.streams[s], area.y + PHASES + MAP + row * LANE, x, scale, from / this.ms));
+    this.used.forEach((s, row) => this.drawLane(context, area, s, area.y + PHASES + MAP + row * LANE, x, scale, from / this.ms));
     this.drawPhases(context, area, x);
     context.restore();
   }
@@ -325,7 +330,8 @@ class Timeline {
 
   drawLimit(context, area, bottom, unit) {
     if (this.data.capacity === null) return;
-    const text = `memory limit ${bytes(this.data.capacity)}${this.limit === null ? ", above this picture" : ""}`, y = this.limit === null ? bottom - MAP + 14 : bottom - this.limit * unit;
+    const text = `memory limit ${bytes(this.data.capacity)}${this.limit === null ? ", above this picture" : ""}`;
+    const y = this.limit === null ? bottom - MAP + 14 : bottom - this.limit * unit;
     context.fillStyle = context.strokeStyle = ink("--warn");
     this.write(context, text, area.x + area.w - context.measureText(text).width - 4, y - 3, area.w);
     if (this.limit === null) return;
@@ -338,10 +344,10 @@ class Timeline {
     context.setLineDash([]);
   }
 
-  drawLane(context, area, lane, name, top, x, scale, from) {
-    const e = this.events, right = area.x + area.w;
+  drawLane(context, area, s, top, x, scale, from) {
+    const e = this.events, lane = this.lanes[s], right = area.x + area.w;
     context.fillStyle = ink("--faint");
-    this.write(context, name, area.x + 3, top + 9, area.w);
+    this.write(context, this.data.streams[s], area.x + 3, top + 9, area.w);
     for (let k = this.firstAfter(lane, from); k < lane.length;) {
       const i = lane[k], left = x(e.start[i]);
       if (left > right) break;

@@ -4,6 +4,7 @@
 
 const GLOSSARY = JSON.parse(document.getElementById("glossary").textContent);
 GLOSSARY.columns.cost.header = "kernel times";
+GLOSSARY.columns.memory_request.header = "memory";
 GLOSSARY.columns.policy.help = "the rules by which tensors leave the device memory, come back, or are computed again";
 GLOSSARY.columns.status.help = "whether the workload fits into the memory, or by how much it misses at the first request that fails";
 const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#7F5FBF", "#888888"];
@@ -44,6 +45,11 @@ function milliseconds(value) {
 // Returns the smallest and the largest of the values.
 function extent(values) {
   return values.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [Infinity, -Infinity]);
+}
+
+// Returns "1 row" or "2 rows".
+function count(number, noun) {
+  return `${number} ${noun}${number === 1 ? "" : "s"}`;
 }
 
 // Returns "a", "a and b", or "a, b and c".
@@ -106,7 +112,7 @@ function tellingApart(rows, names, known = []) {
 
 // Returns the value of a setting as it stands in a sentence: with the words of its column where the value alone says nothing.
 function spoken(name, value) {
-  if (value === null || value === undefined) return `all ${wordsOf(name).words.replace(" request", "")}`;
+  if (value === null || value === undefined) return `all ${wordsOf(name).words}`;
   if (name === "memory_bytes") return bytes(value);
   return typeof value === "string" && !["preset", "mode", "compress"].includes(name) ? value : `${wordsOf(name).words} ${value}`;
 }
