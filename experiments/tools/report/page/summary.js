@@ -29,7 +29,8 @@ function losers(rows, nameOf, memory) {
     const range = known.length > 0 ? `: ${nameOf(nearest)} misses ${short(nearest)}, and ${nameOf(farthest)}, the farthest off, ${short(farthest)}` : "";
     said.push(`${lost.length} do not fit into ${memory}${range}.`);
   } else if (lost.length > 0) {
-    said.push(`${list(lost.map((row) => `${nameOf(row)} ${known.includes(row) ? `misses ${short(row)}` : "does not fit"}`))}.`);
+    const others = lost.filter((row) => missing(row) === null).map(nameOf), rest = `${list(others)} ${others.length > 1 ? "do" : "does"} not fit`;
+    said.push(`${list([...known.map((row) => `${nameOf(row)} misses ${short(row)}`), ...(others.length > 0 ? [rest] : [])])}.`);
   }
   if (failed.length > 0) said.push(`${few(failed)} failed.`);
   return said;
