@@ -239,6 +239,9 @@ class ReportBrowserTest(CommandTest):
             with self.subTest(size=size):
                 self.check(self.report_of(rows), ways=((1280, "dark"), (480, "light")))
                 self.assertTrue(self.check_series(rows))
+                self.show(self.directory / "report.html", 480)
+                seen = self.js("return [...document.querySelectorAll('th')].filter((each) => each.checkVisibility()).map((each) => each.textContent)")
+                self.assertLessEqual({"policy", "status", "time ms"}, set(seen))
                 for event in ("touchstart", "touchmove", "touchend", "mousemove", "mousedown", "mouseup", "dblclick"):
                     self.js("document.querySelectorAll('.plot canvas').forEach((canvas) => canvas.dispatchEvent(new MouseEvent(arguments[0], { bubbles: true })))", event)
                 self.assertEqual(self.browser.get_log("browser"), [])

@@ -117,6 +117,12 @@ class Table {
     redraws.push((paper) => paper && this.whole && show(false));  // all columns are wider than paper
   }
 
+  // Returns the class of a column's cells. A narrow page shows the first columns, up to the time.
+  classOf(name) {
+    const wide = this.few.indexOf(name) >= Math.max(5, this.few.indexOf("iteration_ms") + 1);
+    return `${this.numeric.has(name) ? "number" : "text"} ${wide ? "wide" : ""}`;
+  }
+
   get names() { return this.whole ? this.all : this.few; }
 
   fill() {
@@ -130,7 +136,7 @@ class Table {
 
   addHeading(name) {
     const { words, unit } = this.meaning.get(name), order = this.by !== name ? "none" : this.up ? "ascending" : "descending";
-    const heading = element(this.head, "th", { scope: "col", class: this.numeric.has(name) ? "number" : "", "aria-sort": order });
+    const heading = element(this.head, "th", { scope: "col", class: this.classOf(name), "aria-sort": order });
     heading.title = GLOSSARY.columns[name]?.help ?? "";
     element(heading, "button", { type: "button" }, unit ? `${words} ${unit}` : words).addEventListener("click", () => {
       [this.up, this.by] = [this.by === name ? !this.up : true, name];
@@ -139,19 +145,20 @@ class Table {
     });
   }
 
-  // The reason of a failure stands in place of the values that the row lacks.
+  // The reason of a failure stands in place of the values that the row lacks, or below the row if many columns stand before them.
   addRow(row) {
-    const line = element(this.body, "tr", { class: `${row.status ?? ""} ${this.best.has(row) ? "best" : ""}` });
-    const known = this.names.indexOf("status") + 1, reason = !this.whole && known > 0 && row.reason;
-    for (const name of reason ? this.names.slice(0, known) : this.names) this.addCell(line, row, name);
+    const kind = `${row.status ?? ""} ${this.best.has(row) ? "best" : ""}`, line = element(this.body, "tr", { class: kind });
+    const known = this.names.indexOf("status") + 1, reason = !this.whole && known > 0 && row.reason, below = known > 3;
+    for (const name of reason && !below ? this.names.slice(0, known) : this.names) this.addCell(line, row, name);
     if (!reason) return;
+    const place = below ? element(this.body, "tr", { class: kind }) : line, free = this.names.length - (below ? 0 : known);
     const [sentence] = reason.split(/\. (?=[A-Z])/);
-    element(line, "td", { class: "reason", colspan: Math.max(this.names.length - known, 1), title: reason }, sentence);
+    element(place, "td", { class: "reason", colspan: Math.max(free, 1), title: reason }, sentence);
   }
 
   addCell(line, row, name) {
     const text = this.results && name === "status" ? statusOf(row) : cell(row[name], this.meaning.get(name).size);
-    const made = element(line, "td", { class: this.numeric.has(name) ? "number" : "text" });
+    const made = element(line, "td", { class: this.classOf(name) });
     // Names such as vdnn-all:algo=memory break between their parts.
     text.split(/(?<=[:=,/])/).forEach((part) => made.append(part, document.createElement("wbr")));
     if (name !== "iteration_ms" || !this.share.has(row)) return;
