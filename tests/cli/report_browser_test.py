@@ -34,7 +34,8 @@ const problems = [], lines = [];
 const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (walker.nextNode()) {
   const node = walker.currentNode, parent = node.parentElement;
-  if (!node.data.trim() || parent.closest("script, option") || !parent.checkVisibility({ visibilityProperty: true })) continue;
+  if (!node.data.trim() || parent.closest("script, option")) continue;
+  if (!parent.checkVisibility({ visibilityProperty: true })) continue;
   const range = document.createRange();
   range.selectNodeContents(node);
   for (const box of range.getClientRects()) {
@@ -43,8 +44,10 @@ while (walker.nextNode()) {
     if (!scrolls && (box.left < 0 || box.right > innerWidth)) problems.push(`outside the page: ${text}`);
     for (let clip = parent; clip !== document.body; clip = clip.parentElement) {
       const style = getComputedStyle(clip), outer = clip.getBoundingClientRect();
-      if (style.overflowX === "hidden" && (box.left < outer.left - 1 || box.right > outer.right + 1)) problems.push(`cut: ${text}`);
-      if (style.overflowY === "hidden" && (box.top < outer.top - 3 || box.bottom > outer.bottom + 3)) problems.push(`cut below: ${text}`);
+      const beside = box.left < outer.left - 1 || box.right > outer.right + 1;
+      const below = box.top < outer.top - 3 || box.bottom > outer.bottom + 3;
+      if (style.overflowX === "hidden" && beside) problems.push(`cut: ${text}`);
+      if (style.overflowY === "hidden" && below) problems.push(`cut below: ${text}`);
     }
     if (!scrolls) lines.push({ text, box, node });
   }
@@ -53,7 +56,8 @@ lines.sort((a, b) => a.box.top - b.box.top);
 lines.forEach((a, i) => {
   for (let k = i + 1; k < lines.length && lines[k].box.top < a.box.bottom - 2; ++k) {
     const b = lines[k];
-    if (a.node !== b.node && a.box.left < b.box.right - 2 && b.box.left < a.box.right - 2) problems.push(`overlap: ${a.text} and ${b.text}`);
+    if (a.node === b.node || a.box.left >= b.box.right - 2 || b.box.left >= a.box.right - 2) continue;
+    problems.push(`overlap: ${a.text} and ${b.text}`);
   }
 });
 if (document.documentElement.scrollWidth > innerWidth) problems.push("the page scrolls sideways");
@@ -64,19 +68,26 @@ for (const plot of document.querySelectorAll(".plot")) {
   const canvas = plot.querySelector("canvas"), name = plot.getAttribute("aria-label");
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   let coloured = false;
-  for (let i = 0; i < data.length && !coloured; i += 4) coloured = data[i + 3] > 100 && Math.max(data[i], data[i + 1], data[i + 2]) - Math.min(data[i], data[i + 1], data[i + 2]) > 40;
+  for (let i = 0; i < data.length && !coloured; i += 4) {
+    const [red, green, blue, opaque] = data.subarray(i, i + 4);
+    coloured = opaque > 100 && Math.max(red, green, blue) - Math.min(red, green, blue) > 40;
+  }
   if (!coloured) problems.push(`nothing is drawn in ${name}`);
-  for (const axis of ["x", "y"]) if (plot.querySelectorAll(`.dygraph-axis-label-${axis}`).length < 2) problems.push(`no ticks at axis ${axis} of ${name}`);
-  if (!/\\((ms|GiB|MiB|x|images|samples\\/s)\\)/.test(plot.querySelector(".dygraph-xlabel").textContent + plot.textContent)) problems.push(`no unit in ${name}`);
+  for (const axis of ["x", "y"]) {
+    if (plot.querySelectorAll(`.dygraph-axis-label-${axis}`).length < 2) problems.push(`no ticks at ${axis} of ${name}`);
+  }
+  if (!/\\((ms|GiB|images|blocks)\\)$/.test(plot.querySelector(".dygraph-xlabel").textContent)) problems.push(`no unit in ${name}`);
 }
 return problems;
 """
 
 # Returns the colour and marker of each series, and the titles of the axes, for each key.
 KEYS = """
-return [...document.querySelectorAll(".key:has(.series)")].map((key) => ({
-  series: [...key.querySelectorAll(".series")].map((entry) => [entry.textContent, entry.querySelector("path").getAttribute("fill"), entry.querySelector("path").getAttribute("d")]),
-  axes: [...key.nextElementSibling.querySelectorAll("figure:has(.plot)")].map((figure) => figure.querySelector("figcaption")?.textContent ?? ""),
+const all = (place, selector, get) => [...place.querySelectorAll(selector)].map(get);
+const look = (path) => [path.getAttribute("fill"), path.getAttribute("d")];
+return all(document, ".key:has(.series)", (key) => ({
+  series: all(key, ".series", (entry) => [entry.textContent, ...look(entry.querySelector("path"))]),
+  axes: all(key.nextElementSibling, "figure:has(.plot)", (figure) => figure.querySelector("figcaption")?.textContent ?? ""),
 }));
 """
 
@@ -125,6 +136,13 @@ class ReportBrowserTest(CommandTest):
     def js(self, script, *args):
         return self.browser.execute_script(script, *args)
 
+    def all(self, selector, get):
+        """Returns a property of all elements that match."""
+        return self.js(f"return [...document.querySelectorAll(arguments[0])].map((each) => each.{get})", selector)
+
+    def text(self, selector):
+        return self.all(selector, "textContent")[0]
+
     def show(self, page, width=1280, theme="light", media=""):
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {
             "media": media, "features": [{"name": "prefers-color-scheme", "value": theme}]})
@@ -150,12 +168,13 @@ class ReportBrowserTest(CommandTest):
                 self.show(page, width, theme)
                 self.assertEqual(self.js(LAYOUT), [])
                 self.assertEqual(self.browser.get_log("browser"), [])
-        self.assertEqual(self.js("return [...document.querySelectorAll('a')].filter((link) => !document.querySelector(link.getAttribute('href'))).map(String)"), [])
+        self.assertEqual([href for href in self.all("a", "getAttribute('href')")
+                          if self.js("return document.querySelector(arguments[0]) === null", href)], [])
         with self.subTest("paper"):
             self.show(page, 700, "dark", media="print")
             self.js("dispatchEvent(new Event('beforeprint'))")
             self.assertEqual(self.js(LAYOUT), [])
-            self.assertEqual(self.js("return [...document.querySelectorAll('button, select, input')].filter((each) => !each.closest('th') && each.checkVisibility()).length"), 0)
+            self.assertNotIn(True, self.all("button:not(th *), select, input", "checkVisibility()"))
 
     def check_series(self, rows):
         """Checks that no two series of one axis look alike, and that each policy that fits is drawn."""
@@ -171,10 +190,11 @@ class ReportBrowserTest(CommandTest):
         return drawn
 
     def test_a_comparison_with_timelines(self):
-        page = self.report("alexnet:64", "--memory", "80%", "--policy", "network-wide:algo=memory,vdnn-all:algo=memory,mxnet,vdnn-dyn,as-recorded", code=4)
+        policies = "network-wide:algo=memory,vdnn-all:algo=memory,mxnet,vdnn-dyn,as-recorded"
+        page = self.report("alexnet:64", "--memory", "80%", "--policy", policies, code=4)
         self.check(page, ((1280, "light"), (480, "dark"), (480, "light"), (1280, "dark")))
-        self.assertIn("as-recorded failed", self.js("return document.querySelector('.summary').textContent"))
-        self.assertIn("runs traces of recorded programs only", self.js("return document.querySelector('tr.failed .reason').textContent"))
+        self.assertIn("as-recorded failed", self.text(".summary"))
+        self.assertIn("runs traces of recorded programs only", self.text("tr.failed .reason"))
         self.show(page)
         self.check_timelines()
 
@@ -206,7 +226,8 @@ class ReportBrowserTest(CommandTest):
         self.assertTrue(all("It waited" in text for text in said), said)
 
         def place():  # of what is chosen, as a share of the part in sight
-            return self.js("const t = timelines[arguments[0]], { start, length } = t.span(t.chosen); return (start + length / 2 - t.view.from) / t.view.span", waiting)
+            return self.js("const t = timelines[arguments[0]], { start, length } = t.span(t.chosen);"
+                           "return (start + length / 2 - t.view.from) / t.view.span", waiting)
         before = place()
         press("++++")
         self.assertAlmostEqual(place(), before, delta=0.01)
@@ -221,17 +242,17 @@ class ReportBrowserTest(CommandTest):
     def test_a_single_run_and_a_failed_one(self):
         self.check(self.report("alexnet:16"))
         self.check(self.report("alexnet:8", "--policy", "as-recorded", code=4))
-        self.assertIn("as-recorded failed.", self.js("return document.querySelector('.summary').textContent"))
+        self.assertIn("as-recorded failed.", self.text(".summary"))
         self.check(self.report("alexnet:8", "--policy", "liveness", "--memory", "1MiB", code=1))
-        self.assertRegex(self.js("return document.querySelector('.summary').textContent"), "^liveness (misses by at least|does not fit)")
+        self.assertRegex(self.text(".summary"), "^liveness (misses by at least|does not fit)")
 
     def test_drawn_comparisons(self):
         for seed, policies in enumerate((1, 2, 9, 20)):
             rows = drawn_sweep(random.Random(seed), 1, 1, 1, policies, failing=(0, 0.4)[seed % 2], holes=0)
             with self.subTest(policies=policies):
                 self.check(self.report_of(rows))
-                self.assertEqual(self.js("return document.querySelectorAll('tbody tr').length"), policies)
-                self.assertEqual(self.js("return document.querySelectorAll('td.reason').length"), sum(row["status"] != "ok" for row in rows))
+                self.assertEqual(len(self.all("tbody tr", "className")), policies)
+                self.assertEqual(len(self.all("td.reason", "className")), sum(row["status"] != "ok" for row in rows))
 
     def test_drawn_sweeps(self):
         for seed, size in enumerate(((1, 1, 3, 5), (1, 3, 2, 20), (5, 2, 3, 9), (3, 4, 1, 12))):
@@ -240,16 +261,16 @@ class ReportBrowserTest(CommandTest):
                 self.check(self.report_of(rows), ways=((1280, "dark"), (480, "light")))
                 self.assertTrue(self.check_series(rows))
                 self.show(self.directory / "report.html", 480)
-                seen = self.js("return [...document.querySelectorAll('th')].filter((each) => each.checkVisibility()).map((each) => each.textContent)")
-                self.assertLessEqual({"policy", "status", "time ms"}, set(seen))
+                seen = dict(zip(self.all("th", "textContent"), self.all("th", "checkVisibility()")))
+                self.assertTrue(seen["policy"] and seen["status"] and seen["time ms"], seen)
                 for event in ("touchstart", "touchmove", "touchend", "mousemove", "mousedown", "mouseup", "dblclick"):
-                    self.js("document.querySelectorAll('.plot canvas').forEach((canvas) => canvas.dispatchEvent(new MouseEvent(arguments[0], { bubbles: true })))", event)
+                    self.all(".plot canvas", f"dispatchEvent(new MouseEvent('{event}', {{ bubbles: true }}))")
                 self.assertEqual(self.browser.get_log("browser"), [])
 
     def test_nothing_of_a_sweep_fits(self):
         rows = drawn_sweep(random.Random(1), 2, 2, 2, 3, failing=1)
         self.check(self.report_of(rows))
-        self.assertIn("Nothing fits in any of 8 combinations", self.js("return document.querySelector('.summary').textContent"))
+        self.assertIn("Nothing fits in any of 8 combinations", self.text(".summary"))
 
     def test_the_sentence_agrees_with_the_rows(self):
         """Compares the sentence of drawn comparisons with one that is found here in another way."""
@@ -278,12 +299,14 @@ class ReportBrowserTest(CommandTest):
     def sentence(self, rows):
         if not re.match("file:", self.browser.current_url):
             self.show(self.report_of(rows))
-        return self.js("const place = document.createElement('div'); summary(place, arguments[0]); return place.textContent", rows)
+        return self.js("const place = document.createElement('div'); summary(place, arguments[0]);"
+                       "return place.textContent", rows)
 
     def test_other_documents(self):
         decisions, replay = self.directory / "d.json", self.directory / "replay.json"
         self.ok("run", "alexnet:16", "--export-decisions", decisions, "--quiet")
-        self.ok("replay", decisions, "--allocator", "best-fit,first-fit", "--memory", "800MiB", "--out-of-memory-report", "-o", replay, "--quiet", code=1)
+        self.ok("replay", decisions, "--allocator", "best-fit,first-fit", "--memory", "800MiB", "--out-of-memory-report",
+                "-o", replay, "--quiet", code=1)
         self.check(self.report(replay, ROOT / "experiments" / "evidence" / "validation" / "h200.csv"))
         self.js("document.querySelector('main .controls button').click()")
         self.assertEqual(self.browser.get_log("browser"), [])

@@ -3,6 +3,7 @@
 // loaded.
 
 const GLOSSARY = JSON.parse(document.getElementById("glossary").textContent);
+// For readers who do not know the command line.
 GLOSSARY.columns.cost.header = "kernel times";
 GLOSSARY.columns.memory_request.header = "memory";
 GLOSSARY.columns.policy.help = "the rules by which tensors leave the device memory, come back, or are computed again";
@@ -65,7 +66,7 @@ function wordsOf(name, largest = 2 ** 30) {
   return { words: header.replace(/ (GiB|ms)$/, ""), unit, size };
 }
 
-const UNITS = { slowdown: "x", batch: "images", samples_per_second: "samples/s" };  // of columns whose names do not end with their unit
+const UNITS = { slowdown: "x", batch: "images", samples_per_second: "samples/s", depth: "blocks" };  // of columns whose names do not end with their unit
 
 function axisName(name) {
   const { words, unit } = wordsOf(name);
