@@ -1,19 +1,16 @@
 #!/usr/bin/env python3
-"""Tests reports: each is one file that a browser shows without console messages. Wrong input is refused.
+"""Tests reports: each is one file that holds its sources. Wrong input is refused.
 
 usage: report_test.py PATH_OF_SPILLWAY
 
-If chromium is not installed, tests that need a browser are skipped with a message.
+report_browser_test.py tests how they look.
 """
 
 import base64
 import html.parser
 import json
 import pathlib
-import re
-import shutil
 import struct
-import subprocess
 import tempfile
 
 from harness import CommandTest, ROOT, main
@@ -105,6 +102,14 @@ class ReportTest(CommandTest):
             listed.append((listed[-1] if listed else "")[:ord(line[0]) - 48] + line[1:])
         names = {listed[i] for i, in numbers("blocks", "name")}
         self.assertLessEqual({"conv1.y", "conv1.weight", "conv1.relu.dy"}, names)
+        kinds = base64.b64decode(timeline["blocks"]["kind"])
+        of = {listed[i]: timeline["kinds"][kind] for (i,), kind in zip(numbers("blocks", "name"), kinds)}
+        self.assertEqual((of["conv1.y"], of["conv1.weight"], of["conv1.relu.dy"]), ("activation", "parameter", "gradient"))
+        kernels = [e for e in events if e["cat"] == "kernel"]
+        for phase in timeline["phases"]:
+            first = min(e["ts"] for e in kernels if e["args"]["phase"] == phase["name"])
+            self.assertAlmostEqual(phase["start"] * tick, first, delta=2 * tick)
+        self.assertEqual([phase["name"] for phase in timeline["phases"]], ["forward", "backward", "update"])
 
     def test_the_same_sources_give_the_same_bytes(self):
         sources = ("alexnet:16", *self.sources(), *POLICIES)
@@ -133,22 +138,6 @@ class ReportTest(CommandTest):
                 self.assertFalse(self.page.exists())
         self.fails(2, "did you mean 'alexnet'?", "report", "alxnet:1", "-o", self.page)
         self.fails(2, "--output", "report", "alexnet:1")
-
-    def test_a_browser_shows_it(self):
-        chromium = shutil.which("chromium")
-        if chromium is None:
-            self.skip("no chromium (apt-get install chromium)")
-        self.report("alexnet:64", *self.sources(), *self.documents(), "--memory", "80%", *POLICIES)
-        result = subprocess.run([chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-                                 f"--user-data-dir={self.directory}/profile", "--virtual-time-budget=5000", "--dump-dom",
-                                 self.page.as_uri()], capture_output=True, text=True, check=False, timeout=120)
-        self.assertEqual([line for line in result.stderr.splitlines() if "CONSOLE" in line], [])
-        self.assertIn("data-ready=", result.stdout)
-        self.assertGreaterEqual(len(re.findall("<canvas", result.stdout)), 4)
-        self.assertRegex(result.stdout, r'aria-label="Timeline of one iteration of [\d.]+ milliseconds, \d+ events')
-        self.assertIn("<caption>8 rows</caption>", result.stdout)
-        # The headings belong to the documents log, out of memory, stalls and peak.
-        self.assertEqual(result.stdout.count("<h3>"), 3 + 4)
 
 
 if __name__ == "__main__":

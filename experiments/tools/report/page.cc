@@ -9,6 +9,7 @@
 
 #include "experiments/output/run_result.h"
 #include "experiments/run/catalogue.h"
+#include "policies/registry.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/base/json_writer.h"
@@ -43,6 +44,10 @@ std::string ForScript(std::string_view json) {
   return text;
 }
 
+// The scripts of the page, in the order in which they use each other.
+constexpr std::array kScripts{"words.js", "table.js",    "summary.js",
+                              "plot.js",  "timeline.js", "page.js"};
+
 std::string PageFile(const std::string& name) {
   const auto path = FindDataFile(std::filesystem::path("experiments/tools/report/page") / name);
   if (!path)
@@ -68,12 +73,22 @@ std::string_view Name(ReportSection::Kind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-// Returns a JSON object with the description of each result column, for headings.
-std::string ColumnsJson() {
+// Returns a JSON object with the meaning of each result column and of each policy, and with the
+// columns' headers.
+std::string GlossaryJson() {
   JsonWriter json(0);
-  json.BeginObject();
-  for (const Column<RunResult>& column : ResultColumns()) json.Put(column.name, column.help);
-  return json.EndObject().Take();
+  json.BeginObject().Key("columns").BeginObject();
+  for (const Column<RunResult>& column : ResultColumns()) {
+    json.Key(column.name).BeginObject().Put("header", column.header).Put("help", column.help);
+    json.EndObject();
+  }
+  json.EndObject().Key("policies").BeginObject();
+  PolicyRegistry policies;
+  RegisterBuiltinPolicies(policies);
+  for (const PolicyRegistry::Entry& policy : policies.entries()) {
+    json.Put(policy.name, policy.description);
+  }
+  return json.EndObject().EndObject().Take();
 }
 
 }  // namespace
@@ -93,16 +108,19 @@ std::string FormatReport(const std::string& title, const std::vector<ReportSecti
     data += fmt::format("<script type=\"application/json\" id=\"data-{}\">{}</script>\n", i,
                         ForScript(section.json));
   }
+  std::string scripts;
+  for (const char* script : kScripts) scripts += PageFile(script);
   return fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
       "<link rel=\"icon\" href=\"data:,\">\n<title>{0}</title>\n<style>\n{1}</style>\n</head>\n"
       "<body>\n<header><h1>{0}</h1>\n<nav aria-label=\"Sections\"></nav>\n"
       "<button id=\"theme\" type=\"button\">Dark or light</button></header>\n<main>\n{2}</main>\n"
-      "{3}<script type=\"application/json\" id=\"columns\">{4}</script>\n<script>\n{5}\n</script>\n"
+      "{3}<script type=\"application/json\" "
+      "id=\"glossary\">{4}</script>\n<script>\n{5}\n</script>\n"
       "<script>\n{6}</script>\n</body>\n</html>\n",
-      Escaped(title), PageFile("report.css"), body, data, ForScript(ColumnsJson()), Dygraphs(),
-      PageFile("report.js"));
+      Escaped(title), PageFile("page.css"), body, data, ForScript(GlossaryJson()), Dygraphs(),
+      scripts);
 }
 
 }  // namespace spillway

@@ -59,15 +59,16 @@ std::vector<RunResult> AddRuns(const std::string& workload, const ReportOptions&
     });
     session.progress().Advance(policies[i]);
   });
+  const std::string& name = inputs.trace()->name;
   std::string command =
       fmt::format("spillway compare {}", CommandOf(asked, options.policies.given));
   sections.push_back({ReportSection::Kind::kResults,
-                      fmt::format("{} on {}", workload, inputs.device().description), command,
+                      fmt::format("{} on {}", name, inputs.device().description), command,
                       NestRows(ResultColumns(), results).json});
   for (size_t i = 0; i < policies.size(); ++i) {
     if (!timelines[i]) continue;
     sections.push_back({ReportSection::Kind::kTimeline,
-                        fmt::format("{} under {}", workload, policies[i]),
+                        fmt::format("{} under {}", name, policies[i]),
                         fmt::format("spillway run {} --explain", CommandOf(asked, {policies[i]})),
                         *std::move(timelines[i])});
   }

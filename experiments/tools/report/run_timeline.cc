@@ -81,6 +81,16 @@ class Timeline {
       causes.push_back(Name(cause));
     }
     list("causes", causes);
+    std::vector<std::string> kinds;
+    for (const std::string_view kind : TensorKindNames()) kinds.emplace_back(kind);
+    kinds.emplace_back("workspace or reserved block");
+    for (std::string& kind : kinds) std::ranges::replace(kind, '_', ' ');
+    list("kinds", kinds);
+    json.Key("phases").BeginArray();
+    for (const auto& [phase, start] : phases_) {
+      json.BeginObject().Put("name", Name(phase)).Put("start", start).EndObject();
+    }
+    json.EndArray();
     json.Key("events").BeginObject().Put("count", start_.size());
     json.Put("start", Packed(start_)).Put("length", Packed(length_)).Put("name", Packed(name_));
     json.Put("what", Packed(what_)).EndObject();
@@ -90,7 +100,8 @@ class Timeline {
     json.Key("blocks").BeginObject().Put("omitted", omitted_).Put("count", block_start_.size());
     json.Put("start", Packed(block_start_)).Put("length", Packed(block_length_));
     json.Put("offset", Packed(block_offset_)).Put("size", Packed(block_size_));
-    json.Put("name", Packed(block_name_)).Put("nested", Packed(block_nested_)).EndObject();
+    json.Put("name", Packed(block_name_)).Put("kind", Packed(block_kind_));
+    json.Put("nested", Packed(block_nested_)).EndObject();
     std::string text = json.EndObject().Take();
     text.pop_back();  // the newline
     return text;
@@ -138,6 +149,11 @@ class Timeline {
       name_.push_back(NameOf(kernel ? trace_.op(entry.op).name : trace_.tensor(entry.tensor).name));
       const int kind = kernel ? (entry.recompute ? 1 : 0) : 2 + static_cast<int>(reasons[i]);
       what_.push_back(static_cast<uint8_t>(Index(entry.event.stream) + 16 * kind));
+      if (!kernel || entry.recompute) continue;
+      const Phase phase = trace_.op(entry.op).phase;
+      if (phases_.empty() || phases_.back().first != phase) {
+        phases_.emplace_back(phase, start_.back());
+      }
     }
     std::vector<StallExplanation> stalls = ExplainStalls(trace_, report_);
     std::erase_if(stalls, [](const StallExplanation& stall) { return !stall.command; });
@@ -200,9 +216,12 @@ class Timeline {
       block_length_.push_back(block.length);
       block_offset_.push_back(static_cast<uint32_t>(placement.block.offset.count() / 1024));
       block_size_.push_back(static_cast<uint32_t>((placement.block.size.count() + 1023) / 1024));
-      block_name_.push_back(NameOf(placement.tensor == kNoTensor
-                                       ? std::string("workspace or reserved block")
-                                       : trace_.tensor(placement.tensor).name));
+      const bool tensor = placement.tensor != kNoTensor;
+      block_name_.push_back(NameOf(tensor ? trace_.tensor(placement.tensor).name
+                                          : std::string("workspace or reserved block")));
+      block_kind_.push_back(
+          static_cast<uint8_t>(tensor ? static_cast<size_t>(trace_.tensor(placement.tensor).kind)
+                                      : TensorKindNames().size()));
       block_nested_.push_back(block.nested ? 1 : 0);
     }
   }
@@ -220,11 +239,12 @@ class Timeline {
   std::unordered_map<std::string, uint32_t> numbers_;
   std::vector<uint32_t> start_, length_, name_;
   std::vector<uint8_t> what_;
+  std::vector<std::pair<Phase, uint32_t>> phases_;
   std::vector<uint32_t> stall_event_, stall_length_, stall_awaited_;
 
   std::vector<uint8_t> stall_cause_;
   std::vector<uint32_t> block_start_, block_length_, block_offset_, block_size_, block_name_;
-  std::vector<uint8_t> block_nested_;
+  std::vector<uint8_t> block_kind_, block_nested_;
   std::vector<Block> blocks_;
   size_t omitted_ = 0;
 };

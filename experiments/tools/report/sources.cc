@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -21,13 +22,21 @@ namespace {
 
 using Kind = ReportSection::Kind;
 
+// Returns a heading such as "Results in r.sqlite".
+std::string HeadingOf(Kind kind, const std::string& path) {
+  const std::string_view contents = kind == Kind::kResults      ? "Results"
+                                    : kind == Kind::kValidation ? "Predictions and measurements"
+                                                                : "Rows";
+  return fmt::format("{} in {}", contents, std::filesystem::path(path).filename().string());
+}
+
 ReportSection ReadStore(const std::string& path) {
   const StoreKind& kind = StoreKindOf(path);
   const SweepStore store(path, SweepStore::Open::kExisting, kind);
   std::vector<ResultRow> rows;
   for (SweepStore::Entry& entry : store.Read()) rows.push_back(std::move(entry.row));
-  return {&kind == &ValidationKind() ? Kind::kValidation : Kind::kResults, path,
-          fmt::format("spillway sweep export {}", path),
+  const Kind holds = &kind == &ValidationKind() ? Kind::kValidation : Kind::kResults;
+  return {holds, HeadingOf(holds, path), fmt::format("spillway sweep export {}", path),
           NestRows(RowColumns(kind, rows), rows).json};
 }
 
@@ -67,13 +76,14 @@ ReportSection ReadCsv(const std::string& path) {
     json.EndObject();
   });
   if (columns.empty()) fail();
-  return {KindOf(columns), path, "", json.EndArray().Take()};
+  const Kind kind = KindOf(columns);
+  return {kind, HeadingOf(kind, path), "", json.EndArray().Take()};
 }
 
 ReportSection ReadJson(const std::string& path) {
   const std::string text = ReadFile(path, Bytes::GiB(1));
   JsonDocument json(text, path);
-  ReportSection section{Kind::kTable, path, "", ""};
+  ReportSection section{Kind::kTable, "", "", ""};
   bool has_table = false;
   const auto table = [&](JsonDocument::Value) { has_table = true; };
   json.ReadRoot(Required("schema",
@@ -91,6 +101,7 @@ ReportSection ReadJson(const std::string& path) {
                 Optional("refused", SkipJson));
   if (!has_table) throw InputError(fmt::format("{}: has neither rows nor a row", path));
   // The page parses the document. The code above only checks that it is valid.
+  section.title = HeadingOf(section.kind, path);
   section.json = text;
   return section;
 }
