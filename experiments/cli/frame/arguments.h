@@ -45,6 +45,8 @@ struct Option {
 
   const std::string& name() const { return names.back(); }
   bool is_argument() const { return !names.front().starts_with('-'); }
+  // Returns `help` with the choices that it does not name.
+  std::string Description() const;
 
   // Each of these changes the option and returns it.
   Option& Help(std::string text) { return help = std::move(text), *this; }
@@ -72,8 +74,10 @@ struct Command {
   };
 
   std::string name, help;
-  std::string footer;   // the end of the help, also for the verbs below that have no other
-  std::string version;  // text of --version
+  std::string heading;  // the verbs from this one on stand under it in the help; may be empty
+  std::vector<std::string> examples;  // commands without the name of the program
+  std::string footer;                 // the end of the help, also of the verbs without one
+  std::string version;                // text of --version
   std::list<Option> options;
   std::list<Command> verbs;
   std::function<int()> run;  // does the work and returns the exit code
@@ -136,7 +140,8 @@ struct Command {
 
   // Parses the arguments of the program, stores the values that they give and runs the verb that
   // they name, or prints help, version or descriptions on standard output. Returns the exit code.
-  // Throws `UsageError` for bad arguments, and passes exceptions of the verb on.
+  // Throws `UsageError` for bad arguments, with a message of one line that says which values are
+  // valid, and passes exceptions of the verb on.
   int Execute(const std::vector<std::string>& arguments);
 
  private:

@@ -131,6 +131,8 @@ void AddLimit(Command& program, Session& session) {
                               "Find the largest batch or depth that fits; exit code 1 if nothing "
                               "does, 4 if a policy failed, "
                               "which costs only its own row");
+  verb.examples = {"limit vgg16 --device titan_xp --policy liveness,mxnet",
+                   "limit 'resnet(2,2,n3,2):8' --vary depth --policy liveness --memory 1GiB"};
   auto& options = verb.Runs(Execute, session);
   options.asked.cost = "roofline";  // cost tables exist for few batches
   verb.Text("network", options.network,
