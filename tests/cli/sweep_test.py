@@ -327,6 +327,7 @@ class ModelVersionTest(SweepTest):
         self.assertEqual(len(rows), 1512)
         hashes = {row["policy"]: hashlib.sha256() for row in rows}
         for row in rows:
+            row.pop("missing_bytes")  # is in the reason
             hashes[row["policy"]].update(repr(row).encode())
         self.assertEqual({policy: digest.hexdigest()[:8] for policy, digest in hashes.items()}, self.EXPECTED,
                          list(rows[0]))

@@ -30,8 +30,8 @@ struct FormatOption {
   // standard output. Throws `UsageError` if --format was given and says another one.
   void Follow(const std::string& output);
   Format format() const;
-  // Returns the largest width of a table: the columns of the terminal, or 0 (no limit) if standard
-  // output is no terminal or --wide was given.
+  // Returns the largest width of a table: `TerminalWidth`, or 0 (no limit) for a file and with
+  // --wide.
   size_t width() const;
 };
 
