@@ -12,6 +12,7 @@
 
 #include "experiments/cli/frame/arguments.h"
 #include "experiments/cli/frame/commit.h"
+#include "experiments/cli/frame/help_text.h"
 #include "experiments/cli/frame/options.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
@@ -63,6 +64,7 @@ int RunSession(Session& session) {
       "Spillway: under this memory policy, on this GPU, does this network fit, how fast is it, and "
       "why?");
   program.Version(fmt::format("spillway {} (commit {})", SPILLWAY_VERSION, kCommit));
+  program.help_text = HelpText;
   program.footer = kFooter;
   program.examples = {"fit vgg16:128 --device titan_xp", "help compare"};
   for (const VerbGroup& group : kVerbs) {

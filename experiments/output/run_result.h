@@ -69,8 +69,8 @@ struct RunResult : RowCase {
 
 // Returns how much larger the request is than the largest free block.
 Bytes MissingOf(const OutOfMemory& request);
-// Returns the request, and the largest free block, in half a line: "conv1_2.bwd: the workspace needs
-// 2.48 GiB, finds 2.27 GiB".
+// Returns the request, and the largest free block, in half a line: "conv1_2.bwd: the workspace
+// needs 2.48 GiB, finds 2.27 GiB".
 std::string Brief(const OutOfMemory& request);
 
 // Returns the standing of a result by its time.

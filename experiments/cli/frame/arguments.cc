@@ -8,7 +8,6 @@
 #include <map>
 #include <string>
 
-#include "experiments/cli/frame/help_text.h"
 #include "experiments/run/pattern.h"
 #include "traces/base/error.h"
 
@@ -314,7 +313,7 @@ int Command::Execute(const std::vector<std::string>& arguments) {
     // CLI11 takes a vector from its end.
     program.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", HelpText(chain()));
+    fmt::print("{}", help_text(chain()));
     return 0;
   } catch (const CLI::CallForVersion& call) {
     fmt::print("{}\n", call.what());
@@ -335,6 +334,12 @@ int Command::Execute(const std::vector<std::string>& arguments) {
   }
   fmt::print("{}", Printable(parser.descriptions()));
   return parser.descriptions().empty() ? command->run() : 0;
+}
+
+std::string PathOf(const std::vector<Command*>& chain) {
+  std::string path;
+  for (const Command* one : chain) path += (path.empty() ? "" : " ") + one->name;
+  return path;
 }
 
 std::string ParserVersion() { return CLI11_VERSION; }

@@ -81,6 +81,9 @@ struct Command {
   std::list<Option> options;
   std::list<Command> verbs;
   std::function<int()> run;  // does the work and returns the exit code
+  // Of the program: returns the help on the last of the commands, each of which is a verb of the
+  // one before it.
+  std::function<std::string(const std::vector<Command*>& chain)> help_text;
   std::vector<std::shared_ptr<void>> kept;
 
   Command(std::string own_name, std::string own_help);
@@ -148,6 +151,10 @@ struct Command {
   Option& Whole(const std::string& names, std::optional<uint64_t> initial, Range range,
                 std::function<void(uint64_t)> set, const std::string& text);
 };
+
+// Returns the names of commands, each of which is a verb of the one before it: "spillway trace
+// build".
+std::string PathOf(const std::vector<Command*>& chain);
 
 // The version of the library that parses.
 std::string ParserVersion();

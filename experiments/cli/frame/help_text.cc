@@ -73,12 +73,6 @@ std::string Usage(const std::vector<Command*>& chain) {
 
 }  // namespace
 
-std::string PathOf(const std::vector<Command*>& chain) {
-  std::string path;
-  for (const Command* one : chain) path += (path.empty() ? "" : " ") + one->name;
-  return path;
-}
-
 std::string HelpText(const std::vector<Command*>& chain) {
   const Command& command = *chain.back();
   const size_t terminal = TerminalWidth(), width = terminal > 0 ? terminal : kTextWidth;

@@ -10,10 +10,6 @@
 
 namespace spillway::cli {
 
-// Returns the names of commands, each of which is a verb of the one before it: "spillway trace
-// build".
-std::string PathOf(const std::vector<Command*>& chain);
-
 // Returns the help on the last of the commands, each of which is a verb of the one before it. Lines
 // are as long as the terminal allows, or 80 characters if there is none.
 std::string HelpText(const std::vector<Command*>& chain);
